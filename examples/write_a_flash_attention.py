@@ -100,13 +100,13 @@ class FlashAttention:
 
     @cute.jit
     def __call__(self, q: cute.Tensor, k: cute.Tensor, v: cute.Tensor, o: cute.Tensor, scale: Float32,
-                 counter: cute.Tensor, processors: Int32, stream: cuda.CUstream):
+                 counter: cute.Tensor, num_sms: Int32, stream: cuda.CUstream):
         # (batch, row, head, col) to (row, col, head, batch)
         q, k, v, o = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0])) for x in (q, k, v, o)]
         tasks = cute.ceil_div(q.shape[0], 128) * q.shape[2] * q.shape[3]
         g = Globals(*[tk.gl.load(x, self.tile) for x in (q, k, v)], o,
                     tk.Schedule(tasks, "dynamic", counter=counter), scale * tk.LOG2E)
-        self.kernel(g).launch(grid=[tk.blocks_for("dynamic", tasks, processors), 1, 1], block=[384, 1, 1],
+        self.kernel(g).launch(grid=[tk.blocks_for("dynamic", tasks, num_sms), 1, 1], block=[384, 1, 1],
                               stream=stream, min_blocks_per_mp=1)
 
     @cute.kernel
@@ -139,7 +139,7 @@ class FlashAttention:
     @cute.jit
     def consumer(self, g, mail, wg, q, k, v):
         c = Registers(tk.rt_fl(128), tk.rt_bf(128), tk.rt_fl(128), tk.rv(), tk.rv(), tk.rv())
-        take, turns = mail.ring(), tk.Turns(2, wg, self.turns)
+        take, turns = mail.ring(), tk.PingPong(2, wg, self.turns)
         turns.start()
         batch, head, tile, blocks = mail.take(take)
         while blocks > 0:
@@ -210,7 +210,7 @@ def flash_attention(q, k, v, causal=False):
     """o = softmax(q @ k.T / sqrt(128)) @ v. q, o: (B, S, H, 128) bf16; k, v: (B, S, Hk, 128), Hk a divisor of H."""
     o = torch.empty_like(q)
     kernel, counter = runtime.function(RECIPES[causal]), counters.counter(q.get_device())
-    kernel(q, k, v, o, 128**-0.5, counter, arch.processors(q.device))
+    kernel(q, k, v, o, 128**-0.5, counter, arch.num_sms(q.device))
     return o
 
 

@@ -88,7 +88,7 @@ def gemm(a, b):
     """(M, K) and (N, K) bf16 to (M, N); K and N multiples of 8."""
     c = torch.empty(a.shape[0], b.shape[0], dtype=a.dtype, device=a.device)
     tasks = -(-a.shape[0] // 128) * -(-b.shape[0] // 256)
-    rounds = -(-tasks // arch.processors(a.device))
+    rounds = -(-tasks // arch.num_sms(a.device))
     runtime.function(RECIPE)(a, b, c, -(-tasks // rounds))  # the fewest CTAs with the same number of waves
     return c
 

@@ -39,12 +39,12 @@ class Linear(tk.LCF):
         self.gate = GATES[activation]
 
     @cute.jit
-    def __call__(self, a: cute.Tensor, b: cute.Tensor, bias: cute.Tensor, c: cute.Tensor, processors: cutlass.Int32,
+    def __call__(self, a: cute.Tensor, b: cute.Tensor, bias: cute.Tensor, c: cute.Tensor, num_sms: cutlass.Int32,
                  stream: cuda.CUstream):
         rows, cols = cute.ceil_div(c.shape[0], 128), cute.ceil_div(c.shape[1], 256)
         g = Globals(tk.gl.load(a, self.a), tk.gl.load(b, self.b), tk.gl.store(c, self.c), bias,
                     tk.Schedule(rows * cols), rows)
-        grid = tk.blocks_for("static", rows * cols, processors)
+        grid = tk.blocks_for("static", rows * cols, num_sms)
         self.kernel(g).launch(grid=[grid, 1, 1], block=[384, 1, 1], stream=stream, min_blocks_per_mp=1)
 
     @cute.kernel
@@ -95,7 +95,7 @@ def build(activation):
 def linear(a, b, bias, activation):
     """(M, K), (N, K), (N,) bf16 to (M, N); K and N multiples of 8."""
     c = torch.empty(a.shape[0], b.shape[0], dtype=a.dtype, device=a.device)
-    runtime.function(RECIPES[activation])(a, b, bias, c, arch.processors(a.device))
+    runtime.function(RECIPES[activation])(a, b, bias, c, arch.num_sms(a.device))
     return c
 
 

@@ -42,7 +42,8 @@ class ReductionBase:
         return geometry.num_threads(self.N)
 
     def _set_cluster_n(self) -> None:
-        """One block to a row. Who can share rows overrides it: self.cluster_n = geometry.cluster(N, width)."""
+        """One block to a row. Override it where a cluster may share a row: self.cluster_n = geometry.cluster(N,
+        width)."""
         self.cluster_n = 1
 
     # ---- geometry -------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def _quack_heads() -> Callable:
     return lambda x, weight: rmsnorm(x, weight, eps=RMS_EPS)
 
 
-def _heads_backward(dy, x, weight, rstd):
+def _per_head_backward(dy, x, weight, rstd):
     hat = x.float() * rstd.view(*x.shape[:-1], 1)
     g = dy.float() * weight.float()
     dx = (g - hat * (g * hat).mean(-1, keepdim=True)) * rstd.view(*x.shape[:-1], 1)
@@ -133,7 +133,7 @@ PEERS: dict[str, dict[str, Callable[..., Callable]]] = liger_cute.added_to({
     },
     "rmsnorm heads backward": {
         "add": lambda: lambda dy, x, weight, rstd: torch.add(dy, x),
-        "torch.compile": lambda: _compiled(_heads_backward),
+        "torch.compile": lambda: _compiled(_per_head_backward),
     },
 })
 LIGER = {"rmsnorm": _liger_rmsnorm, "layernorm": _liger_layernorm}

@@ -26,10 +26,10 @@ from bench.peers.common import find
 from bench.tune.common import precompile
 from tkq.attention.arguments import Lengths, Options
 from tkq.attention.common.operands import Operands
-from tkq.attention.forward.config import AttentionConfig, HalvesConfig
+from tkq.attention.forward.config import AttentionConfig, WindowConfig
 from tkq.attention.forward.plan import length_class, plan
-from tkq.attention.forward.spec import FAR, AttentionSpec
-from tkq.attention.forward.window_plan import builder_of, halves_plan
+from tkq.attention.forward.spec import LONG_WINDOW, AttentionSpec
+from tkq.attention.forward.window_plan import builder_of, window_plan
 from tkq.runtime import Recipe
 
 # What each name changes of the plan; a name of several words changes all of it.
@@ -38,40 +38,43 @@ CHANGES = {
     "kv128": dict(kv=128), "kv144": dict(kv=144), "kv160": dict(kv=160), "kv176": dict(kv=176), "kv192": dict(kv=192),
     "1wg": dict(consumers=1), "2wg": dict(consumers=2), "3wg": dict(consumers=3), "1stage": dict(stages=1),
     "2stages": dict(stages=2), "3stages": dict(stages=3), "4stages": dict(stages=4), "static": dict(schedule="static"),
-    "dynamic": dict(schedule="dynamic", cluster=1), "single": dict(schedule="single", bridge=False),
+    "dynamic": dict(schedule="dynamic", cluster=1), "single": dict(schedule="single", overlap_tasks=False),
     "pairs": dict(schedule="static", cluster=2), "fetch": dict(schedule="dynamic"),
-    "bridge": dict(bridge=True, q_stages=2), "alone": dict(bridge=False), "turns": dict(turns=True),
-    "free": dict(turns=False), "q1": dict(q_stages=1, bridge=False),
-    "panels2": dict(o_panels=2), "panels3": dict(o_panels=3), "panels4": dict(o_panels=4), "panels1": dict(o_panels=1),
-    "over_q": dict(o_over_q=True, o_direct=False, o_panels=1, q_stages=1, bridge=False),
-    "own_o": dict(o_over_q=False, o_direct=False),
-    "direct": dict(o_over_q=False, o_direct=True, o_panels=1),
-    **{f"mb{n}": dict(section_mb=n) for n in (8, 16, 20, 24, 32, 40, 48, 64)},
-    "halves": {},  # of a HalvesConfig
+    "overlap_tasks": dict(overlap_tasks=True, q_stages=2), "alone": dict(overlap_tasks=False),
+    "ping_pong": dict(ping_pong=True),
+    "free": dict(ping_pong=False), "q1": dict(q_stages=1, overlap_tasks=False),
+    "store_steps2": dict(o_store_steps=2), "store_steps3": dict(o_store_steps=3), "store_steps4": dict(o_store_steps=4),
+    "store_steps1": dict(o_store_steps=1),
+    "reuses_q": dict(o_reuses_q_smem=True, o_from_registers=False, o_store_steps=1, q_stages=1, overlap_tasks=False),
+    "own_o": dict(o_reuses_q_smem=False, o_from_registers=False),
+    "direct": dict(o_reuses_q_smem=False, o_from_registers=True, o_store_steps=1),
+    **{f"mb{n}": dict(l2_section_mb=n) for n in (8, 16, 20, 24, 32, 40, 48, 64)},
+    "half_tiles": {},  # of a WindowConfig
 }
 
-WINDOW = ("plan", "tasks", "halves", "halves free", "bridge", "free")
+WINDOW = ("plan", "tasks", "half_tiles", "half_tiles free", "overlap_tasks", "free")
 VARIANTS = {
-    64: ("plan", "alone", "turns", "free", "2wg bridge 2stages", "2wg alone 3stages",
+    64: ("plan", "alone", "ping_pong", "free", "2wg overlap_tasks 2stages", "2wg alone 3stages",
          "3wg alone 2stages",
-         "3wg kv112 alone", "2wg kv176 alone", "2wg kv160 bridge", "static", "pairs alone", "mb32", "mb8"),
-    96: ("plan", "alone", "free", "3wg kv112 alone q1", "2wg kv160 alone", "2wg kv144 bridge", "pairs alone"),
-    128: ("plan", "alone turns", "alone free", "bridge turns", "bridge free",
-          "kv176 q1 panels2 free pairs", "kv176 q1 panels2 free pairs fetch", "pairs fetch alone free",
-          "kv176 q1 panels2 turns dynamic", "kv160 q1 panels2 free dynamic", "kv144 alone q1 free", "pairs alone free",
+         "3wg kv112 alone", "2wg kv176 alone", "2wg kv160 overlap_tasks", "static", "pairs alone", "mb32", "mb8"),
+    96: ("plan", "alone", "free", "3wg kv112 alone q1", "2wg kv160 alone", "2wg kv144 overlap_tasks", "pairs alone"),
+    128: ("plan", "alone ping_pong", "alone free", "overlap_tasks ping_pong", "overlap_tasks free",
+          "kv176 q1 store_steps2 free pairs", "kv176 q1 store_steps2 free pairs fetch", "pairs fetch alone free",
+          "kv176 q1 store_steps2 ping_pong dynamic", "kv160 q1 store_steps2 free dynamic", "kv144 alone q1 free",
+          "pairs alone free",
           "mb8", "mb32", "mb64"),
-    192: ("plan", "own_o panels2", "turns", "kv112", "kv96 own_o panels2", "kv96 over_q",
-          "kv80 own_o bridge panels2", "pairs", "static", "mb20", "mb32", "mb40"),
-    256: ("plan", "turns", "own_o panels4", "over_q", "pairs",
-          "kv64 own_o panels4", "kv64 own_o panels4 turns", "static", "mb16", "mb24", "mb48", "mb64"),
+    192: ("plan", "own_o store_steps2", "ping_pong", "kv112", "kv96 own_o store_steps2", "kv96 reuses_q",
+          "kv80 own_o overlap_tasks store_steps2", "pairs", "static", "mb20", "mb32", "mb40"),
+    256: ("plan", "ping_pong", "own_o store_steps4", "reuses_q", "pairs",
+          "kv64 own_o store_steps4", "kv64 own_o store_steps4 ping_pong", "static", "mb16", "mb24", "mb48", "mb64"),
 }
 
 
 def config_of(name: str, planned: AttentionConfig) -> AttentionConfig:
     """The plan with the changes that the name's words say; with "halves" among them, the window kernel's."""
     changes, words = {}, name.split()
-    if "halves" in words:
-        planned = HalvesConfig()
+    if "half_tiles" in words:
+        planned = WindowConfig()
     for word in words:
         changes.update(CHANGES[word])
     return replace(planned, **changes)
@@ -87,9 +90,9 @@ def candidates(spec: AttentionSpec, length: str, only=()) -> dict[str, Attention
     """By name, the configurations that can run; one that is another's double is left out."""
     kernel, planned, found = spec.kernel(), plan(spec, length), {}
     for name in only or (WINDOW if spec.left else VARIANTS[max(kernel.head_dim, kernel.head_dim_v)]):
-        config = (halves_plan(kernel, length) if name == "plan" else None) or config_of(name, planned)
+        config = (window_plan(kernel, length) if name == "plan" else None) or config_of(name, planned)
         if not kernel.longest_first:  # sections do not matter to the others
-            config = replace(config, section_mb=planned.section_mb)
+            config = replace(config, l2_section_mb=planned.l2_section_mb)
         try:
             config.check(kernel.head_dim, kernel.head_dim_v)
         except ValueError as problem:
@@ -128,7 +131,7 @@ class Case:
     @property
     def spec(self):
         return AttentionSpec("bf16", self.dim, self.causal, False, self.dim_v, self.left >= 0, varlen=self.varlen,
-                             far=self.left >= FAR)
+                             long_window=self.left >= LONG_WINDOW)
 
     @property
     def call(self):

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 from bench.tune.common import precompile
 from tkq.attention.backward.config import BackwardConfig
-from tkq.attention.backward.fuse_preprocess_config import SeamlessConfig
-from tkq.attention.backward.gqa_config import GroupedConfig
+from tkq.attention.backward.fuse_preprocess_config import FusePreprocessConfig
+from tkq.attention.backward.gqa_config import GqaConfig
 from tkq.attention.backward.plan import SINGLE, packed_class, plan, recipe
 from tkq.attention.backward.spec import BackwardSpec
 from tkq.attention.forward.plan import length_class
@@ -31,53 +31,54 @@ from tkq.attention.forward.plan import length_class
 CASES = "128:1024,4096,16384:full,causal;64:1024,8192:full,causal;256:8192:full,causal"
 
 # What differs from ``SINGLE``, blocks that have one task, and for which head_dims and masks it makes sense.
-_STAYS = {"direct": True, "persistent": True}
-_LATE = {"late": True}
-_BEHIND = {**_STAYS, "background": True, "registers": (32, 64, 208), "section_mb": 8}
-_BY_HEADS = {**_BEHIND, **_LATE, "turns": True, "rounds": 1}  # a GroupedConfig
-_SEAMLESS = {**_BEHIND, "turns": True}  # a SeamlessConfig
-_CHAIN = {**_STAYS, **_LATE, "turns": True, "chain": True, "section_mb": 4}
-_BULK = {"dq_add": "bulk", "dq_cols": 64, "ds_stages": 1, "p_stages": 1, "registers": (24, 72, 208, 208)}
-_WIDE_BEHIND = {**_BEHIND, "dq_cols": 64, "registers": (32, 64, 208, 208)}
+_PERSISTENT = {"store_from_registers": True, "persistent": True}
+_OVERLAP_DK = {"overlap_dk": True}
+_HELPER_WARPS = {**_PERSISTENT, "helper_warps": True, "registers": (32, 64, 208), "l2_section_mb": 8}
+_GQA = {**_HELPER_WARPS, **_OVERLAP_DK, "ping_pong": True, "tail_waves": 1}  # a GqaConfig
+_FUSE_PREPROCESS = {**_HELPER_WARPS, "ping_pong": True}  # a FusePreprocessConfig
+_DQ_SERIAL = {**_PERSISTENT, **_OVERLAP_DK, "ping_pong": True, "dq_serial": True, "l2_section_mb": 4}
+_BULK = {"dq_reduce": "bulk", "dq_cols": 64, "ds_stages": 1, "p_stages": 1, "registers": (24, 72, 208, 208)}
+_WIDE_BEHIND = {**_HELPER_WARPS, "dq_cols": 64, "registers": (32, 64, 208, 208)}
 VARIANTS = {
     "single": {},
-    "red": {"dq_add": "red"},
-    "turns": {"turns": True},
-    "no turns": {"turns": False},
-    "not late": {"late": False},
-    "late": _LATE,
-    "persistent": {**_STAYS, "late": False},
-    "persistent turns": {**_STAYS, "late": False, "turns": True},
-    "late persistent": {**_STAYS, **_LATE},
-    "late persistent turns": {**_STAYS, **_LATE, "turns": True},
-    "background": {**_BEHIND, "late": False, "turns": True},
-    "late background": {**_BEHIND, **_LATE, "turns": True},
-    "late background no turns": {**_BEHIND, **_LATE, "turns": False},
-    "late background sections of 4 MB": {**_BEHIND, **_LATE, "turns": True, "section_mb": 4},
-    "late background sections of 24 MB": {**_BEHIND, **_LATE, "turns": True, "section_mb": 24},
-    "seamless": _SEAMLESS,
-    "seamless sections of 24 MB": {**_SEAMLESS, "section_mb": 24},
-    "seamless red": {**_SEAMLESS, "dq_add": "red", "ds_stages": 3},
-    "seamless red 4 stages of dS": {**_SEAMLESS, "dq_add": "red", "ds_stages": 4},
-    "chain": _CHAIN,
-    "chain, sections of 1 MB": {**_CHAIN, "section_mb": 1},
-    "chain, not late": {**_CHAIN, "late": False},
-    "chain of 2 stages": {**_CHAIN, "late": False, "stages": 2},
-    "by query heads": {**_BY_HEADS, "section_mb": 8},
-    "by query heads of 24 MB": {**_BY_HEADS, "section_mb": 24},
-    "by query heads split": {**_BY_HEADS, "split": 1},
-    "by query heads split in 2s": {**_BY_HEADS, "split": 2},
-    "by query heads split in 2s with 2 rounds": {**_BY_HEADS, "split": 2, "rounds": 2},
-    "wide background": _WIDE_BEHIND,
-    "wide bulk background": {**_BULK, **_WIDE_BEHIND},
+    "atomic": {"dq_reduce": "atomic"},
+    "ping_pong": {"ping_pong": True},
+    "no ping_pong": {"ping_pong": False},
+    "not overlap_dk": {"overlap_dk": False},
+    "overlap_dk": _OVERLAP_DK,
+    "persistent": {**_PERSISTENT, "overlap_dk": False},
+    "persistent ping_pong": {**_PERSISTENT, "overlap_dk": False, "ping_pong": True},
+    "overlap_dk persistent": {**_PERSISTENT, **_OVERLAP_DK},
+    "overlap_dk persistent ping_pong": {**_PERSISTENT, **_OVERLAP_DK, "ping_pong": True},
+    "helper_warps": {**_HELPER_WARPS, "overlap_dk": False, "ping_pong": True},
+    "overlap_dk helper_warps": {**_HELPER_WARPS, **_OVERLAP_DK, "ping_pong": True},
+    "overlap_dk helper_warps no ping_pong": {**_HELPER_WARPS, **_OVERLAP_DK, "ping_pong": False},
+    "overlap_dk helper_warps sections of 4 MB": {**_HELPER_WARPS, **_OVERLAP_DK, "ping_pong": True, "l2_section_mb": 4},
+    "overlap_dk helper_warps sections of 24 MB": {**_HELPER_WARPS, **_OVERLAP_DK, "ping_pong": True,
+                                                  "l2_section_mb": 24},
+    "fuse_preprocess": _FUSE_PREPROCESS,
+    "fuse_preprocess sections of 24 MB": {**_FUSE_PREPROCESS, "l2_section_mb": 24},
+    "fuse_preprocess red": {**_FUSE_PREPROCESS, "dq_reduce": "atomic", "ds_stages": 3},
+    "fuse_preprocess red 4 stages of dS": {**_FUSE_PREPROCESS, "dq_reduce": "atomic", "ds_stages": 4},
+    "dq_serial": _DQ_SERIAL,
+    "dq_serial, sections of 1 MB": {**_DQ_SERIAL, "l2_section_mb": 1},
+    "dq_serial, not overlap_dk": {**_DQ_SERIAL, "overlap_dk": False},
+    "dq_serial of 2 stages": {**_DQ_SERIAL, "overlap_dk": False, "stages": 2},
+    "by query heads": {**_GQA, "l2_section_mb": 8},
+    "by query heads of 24 MB": {**_GQA, "l2_section_mb": 24},
+    "by query heads split": {**_GQA, "heads_per_task": 1},
+    "by query heads split in 2s": {**_GQA, "heads_per_task": 2},
+    "by query heads split in 2s with 2 rounds": {**_GQA, "heads_per_task": 2, "tail_waves": 2},
+    "wide helper_warps": _WIDE_BEHIND,
+    "wide bulk helper_warps": {**_BULK, **_WIDE_BEHIND},
     "2 stages": {"stages": 2},
     "3 dS stages": {"ds_stages": 3},
     "tile 64": {"tile": 64},
-    "sections of 8 MB": {"section_mb": 8},
-    "sections of 64 MB": {"section_mb": 64},
+    "sections of 8 MB": {"l2_section_mb": 8},
+    "sections of 64 MB": {"l2_section_mb": 64},
     "head by head": {"longest_first": False},
     "bulk": _BULK,
-    "bulk persistent": {**_BULK, **_STAYS},
+    "bulk persistent": {**_BULK, **_PERSISTENT},
     "1 stage of dS": {"ds_stages": 1},
     "wide dQ": {"dq_cols": 128, "registers": (24, 96, 192, 200)},
 }
@@ -111,11 +112,12 @@ def variants(dim: int, causal: bool, length: int | str = 4096) -> dict[str, Back
     for name, change in VARIANTS.items():
         if name.startswith(("sections", "head by")) and not causal:
             continue
-        make = (GroupedConfig.of if "rounds" in change else SeamlessConfig.of if name.startswith("seamless") else
+        make = (GqaConfig.of if "tail_waves" in change else FusePreprocessConfig.of
+                if name.startswith("fuse_preprocess") else
                 dataclasses.replace)
         config = make(SINGLE[dim], **change)
         try:
-            if isinstance(config, GroupedConfig) and spec.varlen:
+            if isinstance(config, GqaConfig) and spec.varlen:
                 continue
             config.check(dim)
         except ValueError:
@@ -133,7 +135,7 @@ def model(dim: int, c: BackwardConfig) -> tuple[float, float]:
     products = halves * (2 * (64 + c.tile) + 2 * c.tile) * dim * 2  # S and dP from shared memory, dV and dK half so
     dq = rows * cols * (64 + c.dq_cols) * c.block * 2
     moved = 2 * c.tile * dim * 2 + c.block * c.tile * 2  # Q and dO in, dS
-    moved += 2 * c.tile * dim * 4 if c.dq_add == "bulk" else 0
+    moved += 2 * c.tile * dim * 4 if c.dq_reduce == "bulk" else 0
     moved += 2 * c.block * c.tile * 2 if dim > 128 else 0  # P from one warpgroup to the other
     return (products + dq + moved) / 128 / clocks, c.tile * dim * 4 / clocks
 

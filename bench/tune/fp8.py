@@ -15,143 +15,149 @@ from dataclasses import replace
 from bench.tune.common import Turns, add_turns, blocks_of, has_gpu, precompile, size
 from tkq.gemm.dense import small_m_plan
 from tkq.gemm.dense.small_m_config import SLOT_BYTES, WIDTHS
-from tkq.gemm.fp8.config import Fp8Config, PacedFp8Config
-from tkq.gemm.fp8.plan import best_tile, fitted, launch
-from tkq.gemm.fp8.small_m_config import NarrowFp8Config
+from tkq.gemm.fp8.config import Fp8Config, WaveSyncFp8Config
+from tkq.gemm.fp8.plan import best_tile, fit_to_spec, launch
+from tkq.gemm.fp8.small_m_config import SmallMFp8Config
 from tkq.gemm.fp8.spec import Fp8Spec
 
-TALL = Fp8Config(m=256, n=128, across=True, lag=0)
-ROLLING = Fp8Config(n=192, stages=4, split=2, panel_bytes=64, pdl=True, rolling=8)
-FIVE = replace(ROLLING, stages=5)
-FEW = Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, lead=0, pdl=True)
-QUARTERS = Fp8Config(split=4, stages=4, panel_bytes=64, pdl=True, rolling=4)
+TALL = Fp8Config(m=256, n=128, cluster_along_n=True, wgmma_in_flight=0)
+PIPELINED = Fp8Config(n=192, stages=4, split=2, store_row_bytes=64, pdl=True, promotion_unroll=8)
+FIVE = replace(PIPELINED, stages=5)
+FEW = Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, stagger_stages=0, pdl=True)
+QUARTERS = Fp8Config(split=4, stages=4, store_row_bytes=64, pdl=True, promotion_unroll=4)
 FAST = {  # "NAME on 132": as many blocks, instead of the even number that the plan takes
     "128x256": Fp8Config(),
-    "lag 0": Fp8Config(lag=0),
-    "lead 1": Fp8Config(lead=1),
-    "lead 1 lag 0": Fp8Config(lead=1, lag=0),
-    "lead 3": Fp8Config(lead=3),
-    "lead 0": Fp8Config(lead=0),
-    "group 4": Fp8Config(group=4),
-    "group 16": Fp8Config(group=16),
-    "across": Fp8Config(across=True),
+    "in flight 0": Fp8Config(wgmma_in_flight=0),
+    "stagger 1": Fp8Config(stagger_stages=1),
+    "stagger 1 in flight 0": Fp8Config(stagger_stages=1, wgmma_in_flight=0),
+    "stagger 3": Fp8Config(stagger_stages=3),
+    "stagger 0": Fp8Config(stagger_stages=0),
+    "group 4": Fp8Config(raster_group=4),
+    "group 16": Fp8Config(raster_group=16),
+    "along n": Fp8Config(cluster_along_n=True),
     "alone": Fp8Config(cluster=1),
-    "256x128 across": Fp8Config(m=256, n=128, across=True),
-    "256x128 across lag 0": Fp8Config(m=256, n=128, across=True, lag=0),
+    "256x128 along n": Fp8Config(m=256, n=128, cluster_along_n=True),
+    "256x128 along n in flight 0": Fp8Config(m=256, n=128, cluster_along_n=True, wgmma_in_flight=0),
     "256x128": Fp8Config(m=256, n=128),
-    "256x192 across": Fp8Config(m=256, n=192, across=True, stages=3, lead=1),
+    "256x192 along n": Fp8Config(m=256, n=192, cluster_along_n=True, stages=3, stagger_stages=1),
     "128x192": Fp8Config(n=192, stages=4),
     "128x128": Fp8Config(n=128, stages=6),
     "tall": TALL,
     "tall pdl": replace(TALL, pdl=True),
-    "tall spread": replace(TALL, spread=1),
-    "tall spread 2": replace(TALL, spread=2),
-    "tall spread 2 pdl": replace(TALL, spread=2, pdl=True),
-    "tall spread pdl": replace(TALL, spread=1, pdl=True),
-    "tall spread 4 pdl": replace(TALL, spread=4, pdl=True),
-    "tall spread lead 1 pdl": replace(TALL, spread=1, lead=1, pdl=True),
-    "tall spread lead 0 pdl": replace(TALL, spread=1, lead=0, pdl=True),
-    "128x256 spread pdl": Fp8Config(lag=0, spread=1, pdl=True),
-    "128x256 spread": Fp8Config(lag=0, spread=1),
-    "128x256 spread 2 pdl": Fp8Config(lag=0, spread=2, pdl=True),
-    "128x256 spread 4 lead 1 pdl": Fp8Config(lag=0, spread=4, lead=1, pdl=True),
-    "128x256 spread 4 lead 3 pdl": Fp8Config(lag=0, spread=4, lead=3, pdl=True),
-    "128x256 spread 4 pdl": Fp8Config(lag=0, spread=4, pdl=True),
-    "128x256 spread group 16 pdl": Fp8Config(lag=0, spread=1, group=16, pdl=True),
-    "128x256 spread lead 1 pdl": Fp8Config(lag=0, spread=1, lead=1, pdl=True),
-    "tall lead 1 pdl": replace(TALL, lead=1, pdl=True),
-    "tall lead 3 pdl": replace(TALL, lead=3, pdl=True),
-    "tall group 4 pdl": replace(TALL, group=4, pdl=True),
-    "tall group 16 pdl": replace(TALL, group=16, pdl=True),
+    "tall overlap": replace(TALL, overlap_epilogue=1),
+    "tall overlap 2": replace(TALL, overlap_epilogue=2),
+    "tall overlap 2 pdl": replace(TALL, overlap_epilogue=2, pdl=True),
+    "tall overlap pdl": replace(TALL, overlap_epilogue=1, pdl=True),
+    "tall overlap 4 pdl": replace(TALL, overlap_epilogue=4, pdl=True),
+    "tall overlap stagger 1 pdl": replace(TALL, overlap_epilogue=1, stagger_stages=1, pdl=True),
+    "tall overlap stagger 0 pdl": replace(TALL, overlap_epilogue=1, stagger_stages=0, pdl=True),
+    "128x256 overlap pdl": Fp8Config(wgmma_in_flight=0, overlap_epilogue=1, pdl=True),
+    "128x256 overlap": Fp8Config(wgmma_in_flight=0, overlap_epilogue=1),
+    "128x256 overlap 2 pdl": Fp8Config(wgmma_in_flight=0, overlap_epilogue=2, pdl=True),
+    "128x256 overlap 4 stagger 1 pdl": Fp8Config(wgmma_in_flight=0, overlap_epilogue=4, stagger_stages=1, pdl=True),
+    "128x256 overlap 4 stagger 3 pdl": Fp8Config(wgmma_in_flight=0, overlap_epilogue=4, stagger_stages=3, pdl=True),
+    "128x256 overlap 4 pdl": Fp8Config(wgmma_in_flight=0, overlap_epilogue=4, pdl=True),
+    "128x256 overlap group 16 pdl": Fp8Config(wgmma_in_flight=0, overlap_epilogue=1, raster_group=16, pdl=True),
+    "128x256 overlap stagger 1 pdl": Fp8Config(wgmma_in_flight=0, overlap_epilogue=1, stagger_stages=1, pdl=True),
+    "tall stagger 1 pdl": replace(TALL, stagger_stages=1, pdl=True),
+    "tall stagger 3 pdl": replace(TALL, stagger_stages=3, pdl=True),
+    "tall group 4 pdl": replace(TALL, raster_group=4, pdl=True),
+    "tall group 16 pdl": replace(TALL, raster_group=16, pdl=True),
     "tall alone pdl": replace(TALL, cluster=1, pdl=True),
-    "tall half panels pdl": replace(TALL, panel_bytes=64, panels=4, pdl=True),
-    "128x256 lag 0 pdl": Fp8Config(lag=0, pdl=True),
-    "128x128 across": Fp8Config(n=128, stages=6, across=True),
+    "tall half panels pdl": replace(TALL, store_row_bytes=64, store_buffers=4, pdl=True),
+    "128x256 in flight 0 pdl": Fp8Config(wgmma_in_flight=0, pdl=True),
+    "128x128 along n": Fp8Config(n=128, stages=6, cluster_along_n=True),
     "128x128 alone": Fp8Config(n=128, stages=6, cluster=1),
     "128x128 pdl": Fp8Config(n=128, stages=6, pdl=True),
-    "128x128 across pdl": Fp8Config(n=128, stages=6, across=True, pdl=True),
+    "128x128 along n pdl": Fp8Config(n=128, stages=6, cluster_along_n=True, pdl=True),
     "128x64": Fp8Config(n=64, stages=7),
-    "128x64 across": Fp8Config(n=64, stages=7, across=True),
+    "128x64 along n": Fp8Config(n=64, stages=7, cluster_along_n=True),
     "128x64 alone": Fp8Config(n=64, stages=7, cluster=1),
 }
 PROMOTED = {
-    "256x128 across": Fp8Config(m=256, n=128, stages=3, across=True),
-    "256x128 across lead 1": Fp8Config(m=256, n=128, stages=3, across=True, lead=1),
-    "256x128 across panels 1": Fp8Config(m=256, n=128, stages=4, across=True, panels=1),
-    "256x128 across group 4": Fp8Config(m=256, n=128, stages=3, across=True, group=4),
+    "256x128 along n": Fp8Config(m=256, n=128, stages=3, cluster_along_n=True),
+    "256x128 along n stagger 1": Fp8Config(m=256, n=128, stages=3, cluster_along_n=True, stagger_stages=1),
+    "256x128 along n panels 1": Fp8Config(m=256, n=128, stages=4, cluster_along_n=True, store_buffers=1),
+    "256x128 along n group 4": Fp8Config(m=256, n=128, stages=3, cluster_along_n=True, raster_group=4),
     "256x128 alone": Fp8Config(m=256, n=128, stages=3, cluster=1),
-    "128x192 panels 1": Fp8Config(n=192, stages=5, panels=1),
-    "128x192 panels 1 lead 1": Fp8Config(n=192, stages=5, panels=1, lead=1),
-    "128x192 panels 1 lead 3": Fp8Config(n=192, stages=5, panels=1, lead=3),
-    "128x192 across": Fp8Config(n=192, stages=5, panels=1, across=True),
+    "128x192 panels 1": Fp8Config(n=192, stages=5, store_buffers=1),
+    "128x192 panels 1 stagger 1": Fp8Config(n=192, stages=5, store_buffers=1, stagger_stages=1),
+    "128x192 panels 1 stagger 3": Fp8Config(n=192, stages=5, store_buffers=1, stagger_stages=3),
+    "128x192 along n": Fp8Config(n=192, stages=5, store_buffers=1, cluster_along_n=True),
     "128x192 4 stages": Fp8Config(n=192, stages=4),
-    "128x256 split 2": Fp8Config(split=2, stages=4, panels=1),
+    "128x256 split 2": Fp8Config(split=2, stages=4, store_buffers=1),
     "128x160": Fp8Config(n=160, stages=5),
     "128x128": Fp8Config(n=128, stages=5),
-    "tall": Fp8Config(m=256, n=128, stages=4, across=True, panel_bytes=64),
-    "tall pdl": Fp8Config(m=256, n=128, stages=4, across=True, panel_bytes=64, pdl=True),
-    "tall alone pdl": Fp8Config(m=256, n=128, stages=4, cluster=1, panel_bytes=64, pdl=True),
-    "tall alone lead 1 pdl": Fp8Config(m=256, n=128, stages=4, cluster=1, panel_bytes=64, lead=1, pdl=True),
-    "tall cluster pdl": Fp8Config(m=256, n=128, stages=4, panel_bytes=64, pdl=True),
-    "split 2": Fp8Config(split=2, stages=4, panel_bytes=64),
-    "split 2 pdl": Fp8Config(split=2, stages=4, panel_bytes=64, pdl=True),
-    "split 2 lead 1 pdl": Fp8Config(split=2, stages=4, panel_bytes=64, lead=1, pdl=True),
-    "split 2 alone pdl": Fp8Config(split=2, stages=4, cluster=1, panel_bytes=64, pdl=True),
-    "split 2 across pdl": Fp8Config(split=2, stages=4, across=True, panel_bytes=64, pdl=True),
+    "tall": Fp8Config(m=256, n=128, stages=4, cluster_along_n=True, store_row_bytes=64),
+    "tall pdl": Fp8Config(m=256, n=128, stages=4, cluster_along_n=True, store_row_bytes=64, pdl=True),
+    "tall alone pdl": Fp8Config(m=256, n=128, stages=4, cluster=1, store_row_bytes=64, pdl=True),
+    "tall alone stagger 1 pdl": Fp8Config(m=256, n=128, stages=4, cluster=1, store_row_bytes=64, stagger_stages=1,
+                                          pdl=True),
+    "tall cluster pdl": Fp8Config(m=256, n=128, stages=4, store_row_bytes=64, pdl=True),
+    "split 2": Fp8Config(split=2, stages=4, store_row_bytes=64),
+    "split 2 pdl": Fp8Config(split=2, stages=4, store_row_bytes=64, pdl=True),
+    "split 2 stagger 1 pdl": Fp8Config(split=2, stages=4, store_row_bytes=64, stagger_stages=1, pdl=True),
+    "split 2 alone pdl": Fp8Config(split=2, stages=4, cluster=1, store_row_bytes=64, pdl=True),
+    "split 2 along n pdl": Fp8Config(split=2, stages=4, cluster_along_n=True, store_row_bytes=64, pdl=True),
     "192 pdl": Fp8Config(n=192, stages=4, pdl=True),
-    "192 rolling 2 pdl": replace(ROLLING, rolling=2),
-    "192 rolling 4 pdl": replace(ROLLING, rolling=4),
-    "192 rolling 8 pdl": ROLLING,
-    "192 rolling 16 pdl": replace(ROLLING, rolling=16),
-    "192 rolling 8 five pdl": FIVE,
-    "192 rolling 8 five lead 3 pdl": replace(FIVE, lead=3),
-    "192 rolling 16 five pdl": replace(FIVE, rolling=16),
-    "192 rolling 8 five lead 1 pdl": replace(FIVE, lead=1),
-    "192 rolling 8 group 4 pdl": replace(ROLLING, group=4),
-    "192 rolling 8 group 6 pdl": replace(ROLLING, group=6),
-    "192 rolling 8 group 12 pdl": replace(ROLLING, group=12),
-    "192 rolling 8 group 16 pdl": replace(ROLLING, group=16),
-    "256 rolling 4 pdl": QUARTERS,
-    "256 rolling 8 pdl": replace(QUARTERS, rolling=8),
-    "256 rolling 4 alone pdl": replace(QUARTERS, cluster=1),
-    "256 rolling 8 lead 0 pdl": replace(QUARTERS, rolling=8, lead=0),
-    "256 rolling 4 lead 0 pdl": replace(QUARTERS, lead=0),
-    "256 rolling 4 wide panels pdl": replace(QUARTERS, panel_bytes=128),
-    "256 rolling 4 one wide panel pdl": replace(QUARTERS, panel_bytes=128, panels=1),
-    "256 rolling 4 lead 3 pdl": replace(QUARTERS, lead=3),
-    "256 rolling 2 pdl": replace(QUARTERS, rolling=2),
-    "256 rolling 4 lead 1 pdl": replace(QUARTERS, lead=1),
-    "192 rolling 8 lead 1 pdl": replace(ROLLING, lead=1),
-    "192 rolling 8 lead 3 pdl": replace(ROLLING, lead=3),
-    "192 rolling 4 lead 0 pdl": replace(ROLLING, rolling=4, lead=0),
-    "192 5 stages pdl": Fp8Config(n=192, stages=5, panel_bytes=64, pdl=True),
+    "192 pipelined 2 pdl": replace(PIPELINED, promotion_unroll=2),
+    "192 pipelined 4 pdl": replace(PIPELINED, promotion_unroll=4),
+    "192 pipelined 8 pdl": PIPELINED,
+    "192 pipelined 16 pdl": replace(PIPELINED, promotion_unroll=16),
+    "192 pipelined 8 five pdl": FIVE,
+    "192 pipelined 8 five stagger 3 pdl": replace(FIVE, stagger_stages=3),
+    "192 pipelined 16 five pdl": replace(FIVE, promotion_unroll=16),
+    "192 pipelined 8 five stagger 1 pdl": replace(FIVE, stagger_stages=1),
+    "192 pipelined 8 group 4 pdl": replace(PIPELINED, raster_group=4),
+    "192 pipelined 8 group 6 pdl": replace(PIPELINED, raster_group=6),
+    "192 pipelined 8 group 12 pdl": replace(PIPELINED, raster_group=12),
+    "192 pipelined 8 group 16 pdl": replace(PIPELINED, raster_group=16),
+    "256 pipelined 4 pdl": QUARTERS,
+    "256 pipelined 8 pdl": replace(QUARTERS, promotion_unroll=8),
+    "256 pipelined 4 alone pdl": replace(QUARTERS, cluster=1),
+    "256 pipelined 8 stagger 0 pdl": replace(QUARTERS, promotion_unroll=8, stagger_stages=0),
+    "256 pipelined 4 stagger 0 pdl": replace(QUARTERS, stagger_stages=0),
+    "256 pipelined 4 wide panels pdl": replace(QUARTERS, store_row_bytes=128),
+    "256 pipelined 4 one wide panel pdl": replace(QUARTERS, store_row_bytes=128, store_buffers=1),
+    "256 pipelined 4 stagger 3 pdl": replace(QUARTERS, stagger_stages=3),
+    "256 pipelined 2 pdl": replace(QUARTERS, promotion_unroll=2),
+    "256 pipelined 4 stagger 1 pdl": replace(QUARTERS, stagger_stages=1),
+    "192 pipelined 8 stagger 1 pdl": replace(PIPELINED, stagger_stages=1),
+    "192 pipelined 8 stagger 3 pdl": replace(PIPELINED, stagger_stages=3),
+    "192 pipelined 4 stagger 0 pdl": replace(PIPELINED, promotion_unroll=4, stagger_stages=0),
+    "192 5 stages pdl": Fp8Config(n=192, stages=5, store_row_bytes=64, pdl=True),
     "192 alone pdl": Fp8Config(n=192, stages=4, cluster=1, pdl=True),
-    "192 lead 1 pdl": Fp8Config(n=192, stages=4, lead=1, pdl=True),
-    "192 lead 0 pdl": Fp8Config(n=192, stages=4, lead=0, pdl=True),
+    "192 stagger 1 pdl": Fp8Config(n=192, stages=4, stagger_stages=1, pdl=True),
+    "192 stagger 0 pdl": Fp8Config(n=192, stages=4, stagger_stages=0, pdl=True),
 }
-FAST |= {f"128x256 paced {pace}": PacedFp8Config.of(Fp8Config(lag=0, spread=1, pdl=True), pace)
-         for pace in (4, 8, 16, 32)}
-PROMOTED |= {f"256 rolling 4 spread {n} pdl": replace(QUARTERS, spread=n) for n in (2, 4, 5, 6, 7, 8)}
-PROMOTED |= {f"192 rolling 8 spread {n} pdl": replace(ROLLING, spread=n) for n in (2, 4, 5, 6)}
-PROMOTED |= {"256 rolling 4 3 stages spread 6 pdl": replace(QUARTERS, stages=3, spread=6),
-             "256 rolling 4 panels 3 spread 6 pdl": replace(QUARTERS, panels=3, spread=6),
-             **{f"256 rolling 4 lead {n} spread 6 pdl": replace(QUARTERS, lead=n, spread=6) for n in (0, 1, 3)}}
-PROMOTED |= {name.replace(" pdl", " by warp pdl"): replace(config, by_warp=True) for name, config in PROMOTED.items()
-             if "rolling" in name and "pdl" in name}
-FAST |= {name.replace(" pdl", " by warp pdl"): replace(config, by_warp=True) for name, config in FAST.items()
-         if "spread" in name and "pdl" in name}
-PROMOTED |= {f"{name} paced {pace}": PacedFp8Config.of(config, pace) for pace in (4, 8, 16, 32) for name, config in (
-    ("192", ROLLING), ("192 group 10", replace(ROLLING, group=10)), ("192 five", FIVE), ("256", QUARTERS))}
+FAST |= {f"128x256 wave sync {wave_sync}": WaveSyncFp8Config.of(Fp8Config(wgmma_in_flight=0, overlap_epilogue=1,
+                                                                          pdl=True), wave_sync)
+         for wave_sync in (4, 8, 16, 32)}
+PROMOTED |= {f"256 pipelined 4 overlap {n} pdl": replace(QUARTERS, overlap_epilogue=n) for n in (2, 4, 5, 6, 7, 8)}
+PROMOTED |= {f"192 pipelined 8 overlap {n} pdl": replace(PIPELINED, overlap_epilogue=n) for n in (2, 4, 5, 6)}
+PROMOTED |= {"256 pipelined 4 3 stages overlap 6 pdl": replace(QUARTERS, stages=3, overlap_epilogue=6),
+             "256 pipelined 4 panels 3 overlap 6 pdl": replace(QUARTERS, store_buffers=3, overlap_epilogue=6),
+             **{f"256 pipelined 4 stagger {n} overlap 6 pdl": replace(QUARTERS, stagger_stages=n, overlap_epilogue=6)
+                for n in (0, 1, 3)}}
+PROMOTED |= {name.replace(" pdl", " per warp pdl"): replace(config, store_per_warp=True) for name,
+             config in PROMOTED.items()
+             if "pipelined" in name and "pdl" in name}
+FAST |= {name.replace(" pdl", " per warp pdl"): replace(config, store_per_warp=True) for name, config in FAST.items()
+         if "overlap" in name and "pdl" in name}
+PROMOTED |= {f"{name} wave sync {wave_sync}": WaveSyncFp8Config.of(config, wave_sync) for wave_sync in (4, 8, 16, 32)
+             for name, config in (
+    ("192", PIPELINED), ("192 group 10", replace(PIPELINED, raster_group=10)), ("192 five", FIVE), ("256", QUARTERS))}
 SMALL = {
-    "64x64 across": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=2, across=True, lead=0),
-    "64x64 alone": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, lead=0),
-    "64x64 across 4": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=4, across=True, lead=0),
-    "64x64 lag 0": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, lead=0, lag=0),
-    "64x32 alone": Fp8Config(m=64, n=32, stages=14, consumers=1, cluster=1, lead=0),
-    "64x128 alone": Fp8Config(m=64, n=128, stages=8, consumers=1, cluster=1, lead=0),
-    "64x64 alone pdl": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, lead=0, pdl=True),
-    "64x64 across pdl": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=2, across=True, lead=0, pdl=True),
-    "64x64 rolling 4 pdl": replace(FEW, split=2, rolling=4),
+    "64x64 along n": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=2, cluster_along_n=True, stagger_stages=0),
+    "64x64 alone": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, stagger_stages=0),
+    "64x64 along n 4": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=4, cluster_along_n=True, stagger_stages=0),
+    "64x64 in flight 0": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, stagger_stages=0, wgmma_in_flight=0),
+    "64x32 alone": Fp8Config(m=64, n=32, stages=14, consumers=1, cluster=1, stagger_stages=0),
+    "64x128 alone": Fp8Config(m=64, n=128, stages=8, consumers=1, cluster=1, stagger_stages=0),
+    "64x64 alone pdl": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, stagger_stages=0, pdl=True),
+    "64x64 along n pdl": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=2, cluster_along_n=True,
+                                   stagger_stages=0, pdl=True),
+    "64x64 pipelined 4 pdl": replace(FEW, split=2, promotion_unroll=4),
 }
 SIZES = "4096,8192,16384,8192x28672x8192,8192x8192x28672"
 EMPTY = "1x8192x8192,16x8192x8192,64x8192x8192"
@@ -166,13 +172,13 @@ def variants(kind: str, few=None) -> dict[str, Fp8Config]:
     return best | (SMALL if few[0] <= 64 else {}) | sharing(kind, few)
 
 
-def sharing(kind: str, few) -> dict[str, NarrowFp8Config]:
+def sharing(kind: str, few) -> dict[str, SmallMFp8Config]:
     """Of blocks that share K: "so many x columns of a block", which has its processor alone or for two of them."""
-    config, found = NarrowFp8Config(next((m for m in WIDTHS if m >= few[0]), WIDTHS[-1]), pdl=True), {}
+    config, found = SmallMFp8Config(next((m for m in WIDTHS if m >= few[0]), WIDTHS[-1]), pdl=True), {}
     for rows, split, places in itertools.product((64, 128), (1, 2, 4, 8), (1, 2)):
         with suppress(ValueError):
             name, one = f"{split} x {rows}" + " two" * (places == 2), replace(config, rows=rows, split=split)
-            found[name] = small_m_plan.fitted(one, spec(kind), places)
+            found[name] = small_m_plan.fit_to_spec(one, spec(kind), places)
             if found[name].shared_bytes(spec(kind)) > 2 // places * SLOT_BYTES:
                 del found[name]
     return found
@@ -196,7 +202,7 @@ def activation(name: str) -> str | None:
 
 
 def config(kind: str, few, name: str) -> Fp8Config:
-    return fitted(variants(kind, few)[parts(name)[0]], spec(kind, name))
+    return fit_to_spec(variants(kind, few)[parts(name)[0]], spec(kind, name))
 
 
 def arguments(argv=None):

@@ -16,43 +16,44 @@ from bench.tune.common import Turns, add_turns, blocks_of, has_gpu, precompile, 
 from tkq.gemm.dense import small_m_plan
 from tkq.gemm.dense.config import Config
 from tkq.gemm.dense.plan import recipe
-from tkq.gemm.dense.small_m_config import WIDTHS, NarrowConfig
+from tkq.gemm.dense.small_m_config import WIDTHS, SmallMConfig
 from tkq.gemm.dense.spec import GemmSpec
-from tkq.gemm.dense.wave_sync_config import PacedConfig
+from tkq.gemm.dense.wave_sync_config import WaveSyncConfig
 from tkq.gemm.epilogue.spec import ACTIVATIONS, GATED, Epilogue
 
 VARIANTS = {  # "NAME on 132": as many blocks, instead of the even number that the plan takes
     "cluster": Config(),
-    "cluster no hold": Config(hold=False),
-    "cluster spread": Config(spread=1),
-    "cluster spread pdl": Config(spread=1, pdl=True),
+    "cluster no hold": Config(hold_in_registers=False),
+    "cluster overlap": Config(overlap_epilogue=1),
+    "cluster overlap pdl": Config(overlap_epilogue=1, pdl=True),
     "cluster pdl": Config(pdl=True),
-    "cluster spread group 4 pdl": Config(spread=1, group=4, pdl=True),
-    "cluster spread group 6 pdl": Config(spread=1, group=6, pdl=True),
-    "cluster spread group 12 pdl": Config(spread=1, group=12, pdl=True),
-    "cluster spread group 16 pdl": Config(spread=1, group=16, pdl=True),
-    "cluster latest pdl": Config(spread=4, late=True, pdl=True),
-    "cluster later pdl": Config(spread=2, late=True, pdl=True),
-    "cluster late": Config(spread=1, late=True),
-    "cluster later": Config(spread=2, late=True),
-    "cluster latest": Config(spread=4, late=True),
-    "cluster spread group 16": Config(spread=1, group=16),
-    "cluster spread group 32": Config(spread=1, group=32),
-    "cluster spread group 4": Config(spread=1, group=4),
-    "cluster group 4": Config(group=4),
-    "cluster group 16": Config(group=16),
+    "cluster overlap group 4 pdl": Config(overlap_epilogue=1, raster_group=4, pdl=True),
+    "cluster overlap group 6 pdl": Config(overlap_epilogue=1, raster_group=6, pdl=True),
+    "cluster overlap group 12 pdl": Config(overlap_epilogue=1, raster_group=12, pdl=True),
+    "cluster overlap group 16 pdl": Config(overlap_epilogue=1, raster_group=16, pdl=True),
+    "cluster defer 4 pdl": Config(overlap_epilogue=4, defer_activation=True, pdl=True),
+    "cluster defer 2 pdl": Config(overlap_epilogue=2, defer_activation=True, pdl=True),
+    "cluster defer": Config(overlap_epilogue=1, defer_activation=True),
+    "cluster defer 2": Config(overlap_epilogue=2, defer_activation=True),
+    "cluster defer 4": Config(overlap_epilogue=4, defer_activation=True),
+    "cluster overlap group 16": Config(overlap_epilogue=1, raster_group=16),
+    "cluster overlap group 32": Config(overlap_epilogue=1, raster_group=32),
+    "cluster overlap group 4": Config(overlap_epilogue=1, raster_group=4),
+    "cluster group 4": Config(raster_group=4),
+    "cluster group 16": Config(raster_group=16),
     "alone": Config(cluster=1),
-    "alone no hold": Config(cluster=1, hold=False),
-    "alone group 16": Config(cluster=1, group=16),
+    "alone no hold": Config(cluster=1, hold_in_registers=False),
+    "alone group 16": Config(cluster=1, raster_group=16),
     "128x128 cluster": Config(n=128, stages=6),
-    "128x128 cluster no hold": Config(n=128, stages=6, hold=False),
+    "128x128 cluster no hold": Config(n=128, stages=6, hold_in_registers=False),
     "128x128 alone": Config(n=128, stages=6, cluster=1),
     "64x128 cluster": Config(m=64, n=128, stages=8),
     "64x128 alone": Config(m=64, n=128, stages=8, cluster=1),
 }
-VARIANTS |= {f"paced {pace}": PacedConfig(spread=1, pdl=True, pace=pace) for pace in (4, 8, 16, 32, 64)}
+VARIANTS |= {f"wave sync {wave_sync}": WaveSyncConfig(overlap_epilogue=1, pdl=True, wave_sync=wave_sync)
+             for wave_sync in (4, 8, 16, 32, 64)}
 # few rows: "narrow ROWS xSPLIT" with as many stages as leave room for two blocks, "deep" with as many as fit in one
-VARIANTS |= {f"narrow {rows} x{split}{deep}": (rows, split, deep)
+VARIANTS |= {f"small M {rows} x{split}{deep}": (rows, split, deep)
              for rows in (64, 128) for split in (1, 2, 4, 8) for deep in ("", " deep")}
 DEFAULT = "cluster,cluster on 132,cluster no hold,cluster group 4,cluster group 16,alone,alone on 132,alone no hold"
 SIZES = ("4096", "8192", "16384x4096x4096", "2048")
@@ -138,18 +139,18 @@ def parts(name: str) -> tuple[str, str]:
     return blocks_of(name)[0], epilogue
 
 
-def config(name: str, shape) -> Config | NarrowConfig:
+def config(name: str, shape) -> Config | SmallMConfig:
     found = VARIANTS[parts(name)[0]]
     if not isinstance(found, tuple):
         return found
     rows, split, deep = found
-    few = NarrowConfig(next(m for m in WIDTHS if m >= shape[0]), rows, split)
-    return small_m_plan.fitted(few, GemmSpec(), **({"places": 1} if deep else {}))
+    few = SmallMConfig(next(m for m in WIDTHS if m >= shape[0]), rows, split)
+    return small_m_plan.fit_to_spec(few, GemmSpec(), **({"places": 1} if deep else {}))
 
 
 def suits(name: str, shape) -> bool:
     """Narrow variants are for few rows, where of the others only the smallest tile is of interest."""
-    found, few = VARIANTS[parts(name)[0]], shape[0] <= small_m_plan.MOST_ROWS
+    found, few = VARIANTS[parts(name)[0]], shape[0] <= small_m_plan.MOST_M
     return few if isinstance(found, tuple) else not few or found.m == 64
 
 

@@ -38,11 +38,11 @@ def ways(p: Product, a, b, out) -> dict:
     if not load:
         elements = dtype, out_dtype, (*majors, False, False, False), *rest
         copied = launch.copied(x, y, out, majors, Around(not fits.a, not fits.b), launch.PLAIN)
-        kinds = {"elements": (None, elements), "copy": copied}
+        kinds = {"direct": (None, elements), "copy": copied}
     found = {}
     for name, (copies, kind) in kinds.items():
         spec, sizes, batches = launch.spec_of(*kind[:-1])
-        for store in dict.fromkeys((spec.store, "elements")):
+        for store in dict.fromkeys((spec.store, "direct")):
             recipe, blocks = plan.launch(replace(spec, store=store), *sizes, PROCESSORS, None, batches)
             if all(recipe != other for _, other, _ in found.values()) or copies is not None:
                 found[name if store == spec.store else f"{name}, out by elements"] = copies, recipe, blocks
@@ -74,7 +74,7 @@ def _candidates(p: Product, a, b, out) -> dict:
     found = {}
     for name, (copies, recipe, blocks) in ways(p, a, b, out).items():
         kernel = function(recipe)
-        kernel = launch.Paced(kernel) if recipe.module == "tkq.gemm.dense.wave_sync_kernel" else kernel
+        kernel = launch.WaveSyncLaunch(kernel) if recipe.module == "tkq.gemm.dense.wave_sync_kernel" else kernel
         if copies is not None:
             kernel = realigned.Realigned(kernel, copies)
 

@@ -11,27 +11,29 @@ from dataclasses import replace
 
 from bench.tune.common import Turns, add_turns, blocks_of, has_gpu, precompile, size
 from tkq.gemm.fp8.config import Fp8Config
-from tkq.gemm.grouped.spec import GroupedSpec, fitted, recipe
+from tkq.gemm.grouped.spec import GroupedSpec, fit_to_spec, recipe
 
-WIDE, TALL = Fp8Config(group=16, panel_bytes=64), Fp8Config(m=256, n=128, across=True, lag=0, group=16, panel_bytes=64)
+WIDE, TALL = Fp8Config(raster_group=16, store_row_bytes=64), Fp8Config(m=256, n=128, cluster_along_n=True,
+                                                                       wgmma_in_flight=0, raster_group=16,
+                                                                       store_row_bytes=64)
 VARIANTS = {
-    "across 3 stages": Fp8Config(across=True, group=16),
-    "across": replace(WIDE, across=True),
-    "across lag 0": replace(WIDE, across=True, lag=0),
+    "along n 3 stages": Fp8Config(cluster_along_n=True, raster_group=16),
+    "along n": replace(WIDE, cluster_along_n=True),
+    "along n in flight 0": replace(WIDE, cluster_along_n=True, wgmma_in_flight=0),
     "cluster": WIDE,
-    "cluster lag 0": replace(WIDE, lag=0),
-    "cluster lead 1": replace(WIDE, lead=1),
+    "cluster in flight 0": replace(WIDE, wgmma_in_flight=0),
+    "cluster stagger 1": replace(WIDE, stagger_stages=1),
     "alone": replace(WIDE, cluster=1),
     "tall": TALL,
-    "cluster spread": replace(WIDE, lag=0, spread=1),
-    "cluster spread pdl": replace(WIDE, lag=0, spread=1, pdl=True),
-    "cluster spread lead 1 pdl": replace(WIDE, lag=0, spread=1, lead=1, pdl=True),
-    "tall spread pdl": replace(TALL, spread=1, pdl=True),
-    "cluster spread lead 0": replace(WIDE, lag=0, spread=1, lead=0),
-    "tall spread": replace(TALL, spread=1),
-    "across spread": replace(WIDE, across=True, lag=0, spread=1),
+    "cluster overlap": replace(WIDE, wgmma_in_flight=0, overlap_epilogue=1),
+    "cluster overlap pdl": replace(WIDE, wgmma_in_flight=0, overlap_epilogue=1, pdl=True),
+    "cluster overlap stagger 1 pdl": replace(WIDE, wgmma_in_flight=0, overlap_epilogue=1, stagger_stages=1, pdl=True),
+    "tall overlap pdl": replace(TALL, overlap_epilogue=1, pdl=True),
+    "cluster overlap stagger 0": replace(WIDE, wgmma_in_flight=0, overlap_epilogue=1, stagger_stages=0),
+    "tall overlap": replace(TALL, overlap_epilogue=1),
+    "along n overlap": replace(WIDE, cluster_along_n=True, wgmma_in_flight=0, overlap_epilogue=1),
     "tall alone": replace(TALL, cluster=1),
-    "across group 4": replace(WIDE, across=True, group=4),
+    "along n group 4": replace(WIDE, cluster_along_n=True, raster_group=4),
 }
 SPECS = {"bf16": GroupedSpec(), "row": GroupedSpec("m", "e4m3", "e4m3", "bf16", "row")}
 
@@ -58,7 +60,7 @@ def main() -> None:
 
 
 def made(kind, name):
-    return recipe(SPECS[kind], fitted(VARIANTS[blocks_of(name)[0]], SPECS[kind]))
+    return recipe(SPECS[kind], fit_to_spec(VARIANTS[blocks_of(name)[0]], SPECS[kind]))
 
 
 def measure(turns, kind, shape, skewed, names) -> None:
@@ -92,9 +94,9 @@ def call(kind, name):
     from tkq.runtime import function
     from tkq.runtime.device import arch
 
-    kernel, processors = function(made(kind, name)), arch.processors("cuda")
+    kernel, num_sms = function(made(kind, name)), arch.num_sms("cuda")
     plain, blocks = blocks_of(name)
-    blocks = (blocks or processors) // VARIANTS[plain].cluster * VARIANTS[plain].cluster
+    blocks = (blocks or num_sms) // VARIANTS[plain].cluster * VARIANTS[plain].cluster
 
     def f(a, b, offsets, sa=None, sb=None):
         c = torch.empty(a.shape[0], b.shape[2], dtype=torch.bfloat16, device=a.device)

@@ -18,7 +18,7 @@ from bench.core.shapes import NORM_SHAPES
 from bench.tune import common
 from tkq.norms import fp8_persistent_plan, persistent_plan
 from tkq.norms.launch import recipe
-from tkq.norms.long_rows_config import LongConfig
+from tkq.norms.long_rows_config import Fp8LongRowsConfig
 from tkq.norms.long_rows_plan import plan
 from tkq.norms.long_rows_plan import variants as long_variants
 from tkq.norms.plan import variants
@@ -79,11 +79,11 @@ def _recipe(spec: NormSpec, c):
 
 def label(c) -> str:
     if isinstance(c, RowPlan):
-        return f"kept {c.cluster}x{c.warps} warps {c.stages} stages r{c.resident}"
+        return f"kept {c.cluster}x{c.warps} warps {c.stages} stages r{c.min_blocks_per_sm}"
     words = [f"{c.threads_per_row}/{c.threads}", f"c{c.cluster}", c.load[:3]]
-    words += ["late"] if not c.early else []
-    words += [f"x{c.rows_each}"] if c.rows_each > 1 else []
-    words += [f"r{c.resident}"] if isinstance(c, LongConfig) else []
+    words += ["late"] if not c.prefetch_weight else []
+    words += [f"x{c.rows_per_thread}"] if c.rows_per_thread > 1 else []
+    words += [f"r{c.min_blocks_per_sm}"] if isinstance(c, Fp8LongRowsConfig) else []
     return " ".join(words)
 
 
@@ -101,7 +101,7 @@ def _candidate(spec: NormSpec, config):
     run, units = runtime.function(_recipe(spec, config)), ()
     if isinstance(config, RowPlan):
         device = torch.device("cuda", torch.cuda.current_device())
-        units = (config.resident * clusters.resident(device, config.cluster, config.block),)
+        units = (config.min_blocks_per_sm * clusters.resident(device, config.cluster, config.block),)
     if spec.plain:
         def call(x, weight, bias, residual):
             out = torch.empty_like(x)

@@ -17,7 +17,7 @@ from pathlib import Path
 from bench.core.shapes import NORM_SHAPES
 from bench.tune import common
 from tkq.losses import plan as losses
-from tkq.losses.plan import WalkConfig
+from tkq.losses.plan import StreamingConfig
 from tkq.losses.spec import CrossEntropySpec
 from tkq.rows.one_pass.plan import RowConfig
 from tkq.softmax import plan as softmax
@@ -50,10 +50,10 @@ def recipe(kind: str, N: int, config: RowConfig):
 
 def label(c) -> str:
     walk = ""
-    if isinstance(c, WalkConfig):
+    if isinstance(c, StreamingConfig):
         walk = f" walk{c.vectors}" + (f"x{c.stages}" if c.load == "shared" else "")
-    resident = f" r{c.resident}" * (c.resident > 0)
-    return f"{c.threads_per_row}/{c.threads} c{c.cluster} {c.load[:3]}{walk}{resident}"
+    min_blocks_per_sm = f" r{c.min_blocks_per_sm}" * (c.min_blocks_per_sm > 0)
+    return f"{c.threads_per_row}/{c.threads} c{c.cluster} {c.load[:3]}{walk}{min_blocks_per_sm}"
 
 
 # ---- timing ----------------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def spec_of(kind: str, n: int) -> RowSpec:
 def name_of(p: rows.RowPlan) -> str:
     flags = (" evict" * p.evict_first + " streaming" * p.streaming + " no pdl" * (not p.pdl)
              + " held" * p.held + " past L1" * p.past_l1)
-    return f"c{p.cluster} w{p.warps} e{p.per_thread} s{p.stages} r{p.resident}{flags}"
+    return f"c{p.cluster} w{p.warps} e{p.per_thread} s{p.stages} r{p.min_blocks_per_sm}{flags}"
 
 
 def _stages(shape, p, most: int) -> int:
@@ -64,7 +64,8 @@ def candidates(kind: str, n: int) -> dict:
             found[name_of(p)] = p
         return p
 
-    for (warps, resident), per_thread in itertools.product(BLOCKS, (16, 32, 64) if kind == "scaled" else (32, 64)):
+    for (warps, min_blocks_per_sm), per_thread in itertools.product(BLOCKS, (16, 32, 64) if kind == "scaled"
+                                                                    else (32, 64)):
         cluster = 1
         while cluster < 16 and cluster * warps * 32 * per_thread < n:
             cluster *= 2
@@ -74,17 +75,19 @@ def candidates(kind: str, n: int) -> dict:
             base = rows.plan(shape, cluster=cluster, per_thread=per_thread, warps=warps)
         except ValueError:
             continue
-        base = dataclasses.replace(base, resident=resident)
+        base = dataclasses.replace(base, min_blocks_per_sm=min_blocks_per_sm)
         for most in MOST_STAGES[kind]:
             stages = _stages(shape, base, most)
             if stages > len(shape.sums):
-                add(cluster=cluster, per_thread=per_thread, warps=warps, stages=stages, resident=resident)
+                add(cluster=cluster, per_thread=per_thread, warps=warps, stages=stages,
+                    min_blocks_per_sm=min_blocks_per_sm)
     for warps, per_thread in HELD:
         cluster = max(1, 1 << (-(-n // (warps * 32 * per_thread)) - 1).bit_length())
         if cluster > 8 or n < 32 * per_thread:
             continue
-        resident = 65536 // (warps * 32) // (per_thread * 3 // 4 + 24)  # as `rows.plan` counts registers
-        add(held=True, past_l1=True, cluster=cluster, warps=warps, per_thread=per_thread, resident=resident)
+        min_blocks_per_sm = 65536 // (warps * 32) // (per_thread * 3 // 4 + 24)  # as `rows.plan` counts registers
+        add(held=True, past_l1=True, cluster=cluster, warps=warps, per_thread=per_thread,
+            min_blocks_per_sm=min_blocks_per_sm)
     for choices in dict(past_l1=not planned.past_l1), dict(pdl=False), dict(evict_first=True):
         if planned.held == ("evict_first" not in choices):
             found.setdefault(f"planned, but {choices}", dataclasses.replace(planned, **choices))

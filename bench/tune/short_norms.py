@@ -58,7 +58,7 @@ class Way(NamedTuple):
     def words(self) -> str:
         c = self.config
         if isinstance(c, RowPlan):
-            return f"{c.per_thread} a thread, {c.warps} warps, {c.stages} stages, {c.resident} blocks"
+            return f"{c.per_thread} a thread, {c.warps} warps, {c.stages} stages, {c.min_blocks_per_sm} blocks"
         return label(c) + f" v{self.spec.vector}" * (self.spec.vector < self.spec.widest)
 
 
@@ -67,12 +67,12 @@ def ways(case: str, N: int) -> dict[str, Way]:
     spec = spec_of(case, N)
     planned = plan(spec)
     threads, block = planned.threads_per_row, planned.threads
-    other, swapped = "late" if planned.early else "early", dict(early=not planned.early)
+    other, swapped = "late" if planned.prefetch_weight else "early", dict(prefetch_weight=not planned.prefetch_weight)
     others = {
         "threads / 2": dict(threads_per_row=threads // 2),
         "rows x 2": dict(threads=block * 2),
         other: swapped,
-        "two rows a thread": dict(rows_each=2),
+        "two rows a thread": dict(rows_per_thread=2),
         "shared": dict(load="shared"),
     }
     if threads * 2 * spec.vector <= N:  # all of them have elements
@@ -92,9 +92,10 @@ def _kept_spec(spec: NormSpec) -> RowSpec:
                    streams(y=spec.x, total=spec.total), streams(weight=spec.weight))
 
 
-def _kept_plan(spec: NormSpec, per_thread: int, warps: int, stages: int, resident: int) -> RowPlan:
+def _kept_plan(spec: NormSpec, per_thread: int, warps: int, stages: int, min_blocks_per_sm: int) -> RowPlan:
     shape = persistent_plan.shape(spec) if spec.kind == "layernorm" else _kept_spec(spec).shape
-    return rows.plan(shape, cluster=1, per_thread=per_thread, warps=warps, stages=stages, resident=resident)
+    return rows.plan(shape, cluster=1, per_thread=per_thread, warps=warps, stages=stages,
+                     min_blocks_per_sm=min_blocks_per_sm)
 
 
 # ---- timing ----------------------------------------------------------------------------------------------------------
@@ -122,7 +123,7 @@ def _call(way: Way):
     units = ()
     if kept:
         device = torch.device("cuda", torch.cuda.current_device())
-        units = (way.config.resident * clusters.resident(device, way.config.cluster, way.config.block),)
+        units = (way.config.min_blocks_per_sm * clusters.resident(device, way.config.cluster, way.config.block),)
 
     def norm(x, weight, bias):
         out = torch.empty_like(x)

@@ -58,7 +58,7 @@ def taken(make: Callable, candidates: Iterable) -> list:
 
 def page() -> str:
     """All of it."""
-    return "\n\n".join((HEAD.strip(), overview(), attention(), norms(), products(), rest())) + "\n"
+    return "\n\n".join((HEAD.strip(), overview(), attention(), norms(), products(), nanosleep())) + "\n"
 
 
 # ---- the overview ----------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def _gemm_tile(m, n, k):
     spec = GemmSpec()
     recipe, _ = gemm_plan.launch(spec, m, n, k, PROCESSORS)
     config = recipe.args[1]
-    if isinstance(config, small_m_config.NarrowConfig):
+    if isinstance(config, small_m_config.SmallMConfig):
         return "small-M kernel"
     shared = f", clusters of {config.cluster}" if config.cluster > 1 else ""
     return f"tiles of {config.m} x {config.n}, {config.stages} stages{shared}"
@@ -268,14 +268,14 @@ def _grouped_table():
 # ---- what is left ------------------------------------------------------------------------------------------------
 
 
-def rest() -> str:
+def nanosleep() -> str:
     """Losses, gates, rotary embeddings, quantisation."""
     targets = taken(lambda t: CrossEntropySpec("forward", 8, "bf16", t), ("uint8", "int16", "int32", "int64"))
     reductions = taken(lambda r: CrossEntropySpec("forward", 8, "bf16", reduction=r), ("none", "mean", "sum", "max"))
     options = dict(weight="fp32", smoothing=True, softcap=True)
     together = takes(lambda: CrossEntropySpec("forward", 8, "bf16", **options))
     together = " Class weights, label smoothing and softcap combine." * together
-    packings = taken(lambda p: GatedSpec("swiglu", "bf16", p), ("apart", "split", "interleaved", "other"))
+    packings = taken(lambda p: GatedSpec("swiglu", "bf16", p), ("apart", "heads_per_task", "interleaved", "other"))
     tables = taken(lambda t: RopeSpec("bf16", t, 64), TYPES)
     index = taken(lambda t: RopeSpec("bf16", "fp32", 64, positions="ids", index=t), ("int16", "int32", "int64"))
     rows = []

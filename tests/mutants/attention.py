@@ -14,30 +14,30 @@ MUTANTS = (
         # A block of its own loads Q behind K, and TMA brings both in that order: of two, each brings half of K.
         ("no_wait_for_k_of_a_task", """
             s.k_pipe.wait(c.k)
-            tk.mm_ABt(c.att, s.q[self.q_at(c)], s.k[c.k.stage])
+            tk.mm_ABt(c.s, s.q[self.q_at(c)], s.k[c.k.stage])
             tk.mma_wait()
          """, """
-            tk.mm_ABt(c.att, s.q[self.q_at(c)], s.k[c.k.stage])
+            tk.mm_ABt(c.s, s.q[self.q_at(c)], s.k[c.k.stage])
             tk.mma_wait()
          """, CLUSTER_LOADS),
         ("no_wait_for_k", """
             s.k_pipe.wait(c.k)
-            c.turns.take()
-         """, "c.turns.take()", LOADS),
+            c.ping_pong.take()
+         """, "c.ping_pong.take()", LOADS),
         ("no_wait_for_v", """
             s.v_pipe.wait(c.v)
-            tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage])
-            c.turns.give()
+            tk.mma_AB(c.o, c.p, s.v[c.v.stage])
+            c.ping_pong.give()
          """, """
-            tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage])
-            c.turns.give()
+            tk.mma_AB(c.o, c.p, s.v[c.v.stage])
+            c.ping_pong.give()
          """, LOADS),
         ("no_wait_for_the_last_v", """
             s.v_pipe.wait(c.v)
-            tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage])
+            tk.mma_AB(c.o, c.p, s.v[c.v.stage])
             self.keep_statistics(c)
          """, """
-            tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage])
+            tk.mma_AB(c.o, c.p, s.v[c.v.stage])
             self.keep_statistics(c)
          """, LOADS),
         ("k_freed_before_its_product", """
@@ -50,22 +50,22 @@ MUTANTS = (
         ("v_freed_before_its_product", """
             tk.mma_wait(0)
             self.release(s.v_pipe, c.v)
-            tk.copy(c.att_mma, c.att)
+            tk.copy(c.p, c.s)
             self.correct_if(c, moved)
          """, """
             self.release(s.v_pipe, c.v)
             tk.mma_wait(0)
-            tk.copy(c.att_mma, c.att)
+            tk.copy(c.p, c.s)
             self.correct_if(c, moved)
          """, READS),
         ("no_wait_for_q", "tk.wait(s.q_full[i], c.q.phase)", "", LOADS),
         # One stage of Q: of two, K's and V's stages keep the producer from the next but one.
         ("q_freed_before_its_products", """
             self.steps(g, s, c)
-            if const_expr(not config.o_over_q):
+            if const_expr(not config.o_reuses_q_smem):
                 tk.arrive(s.q_empty[self.q_at(c)])
          """, """
-            if const_expr(not config.o_over_q):
+            if const_expr(not config.o_reuses_q_smem):
                 tk.arrive(s.q_empty[self.q_at(c)])
             self.steps(g, s, c)
          """, CLUSTER_READS),
@@ -99,17 +99,18 @@ MUTANTS = (
         ("keys_past_the_end", "return first, None if e.right is None else own + e.right + 1 - start, e.rows_k - start",
          "return first, None if e.right is None else own + e.right + 1 - start, e.rows_k - start + 1",
          BRIDGE),
-        ("one_mask_too_few", "masked = most(end - whole, 1)", "masked = most(end - whole - 1, 1)", NAPS),
+        ("one_mask_too_few", "n_masked_right = most(end - whole, 1)", "n_masked_right = most(end - whole - 1, 1)",
+         NAPS),
         ("left_off_by_one", "first = None if e.left is None else own - e.left - start",
          "first = None if e.left is None else own - e.left + 1 - start", WINDOW)),
     *family(
         "window", FOLDER + "forward/window.py",
         ("no_wait_for_k", """
             s.k_pipe.wait(c.k)
-            c.turns.take()
+            c.ping_pong.take()
             self.scores(s, c, seen)
          """, """
-            c.turns.take()
+            c.ping_pong.take()
             self.scores(s, c, seen)
          """, WINDOW_LOADS),
         ("no_wait_for_v", """

@@ -70,9 +70,9 @@ MUTANTS = (
     *family(
         "backward", FOLDER + "backward/dkv.py",
         ("no_wait_for_q", """
-            def whole_step(self, g, s, t, c, m, masked: Constexpr[bool]):
+            def plain_step(self, g, s, t, c, m, masked: Constexpr[bool]):
                 s.q_pipe.wait(c.ring)
-         """, "def whole_step(self, g, s, t, c, m, masked: Constexpr[bool]):", WHOLE),
+         """, "def plain_step(self, g, s, t, c, m, masked: Constexpr[bool]):", WHOLE),
         ("no_wait_for_do", """
             s.do_pipe.wait(c.ring)
             self.multiply_dp(s, c)
@@ -130,51 +130,51 @@ MUTANTS = (
         ("dk_written_over_k_that_is_read", """
             if const_expr(self.spec.adds_dq):
                 self.wait_for_dq(s, c)
-            self.send(piece(g.places, g.dk, t.rows_k), s.k[c.wg], c.dk, at, barrier)
-         """, "self.send(piece(g.places, g.dk, t.rows_k), s.k[c.wg], c.dk, at, barrier)", WHOLE),
+            self.send(piece(g.layout, g.dk, t.rows_k), s.k[c.wg], c.dk, at, barrier)
+         """, "self.send(piece(g.layout, g.dk, t.rows_k), s.k[c.wg], c.dk, at, barrier)", WHOLE),
         ("late_no_wait_for_q", """
             s.q_pipe.wait(c.ring)
-            c.turns.take()
+            c.ping_pong.take()
             tk.mm_ABt(c.s, s.k[c.wg], s.q[c.ring.stage])
-            tk.mma_AB(c.dk, c.kept, s.q[c.before.stage])
+            tk.mma_AB(c.dk, c.ds_prev, s.q[c.q_prev.stage])
          """, """
-            c.turns.take()
+            c.ping_pong.take()
             tk.mm_ABt(c.s, s.k[c.wg], s.q[c.ring.stage])
-            tk.mma_AB(c.dk, c.kept, s.q[c.before.stage])
+            tk.mma_AB(c.dk, c.ds_prev, s.q[c.q_prev.stage])
          """, LATE_LOADS),
         ("late_do_freed_before_dv", """
             tk.mma_wait(0)  # dV
-            self.keep(g, c)
+            self.save_ds(g, c)
             s.do_pipe.release(c.ring)
          """, """
             s.do_pipe.release(c.ring)
             tk.mma_wait(0)  # dV
-            self.keep(g, c)
+            self.save_ds(g, c)
          """, LATE_READS, (DO_FIRST,)),
-        ("late_q_freed_a_tile_too_early", "self.done_with_queries(s, c)\ns.do_pipe.wait(c.ring)", """
+        ("late_q_freed_a_tile_too_early", "self.release_q_prev(s, c)\ns.do_pipe.wait(c.ring)", """
             s.do_pipe.wait(c.ring)
             s.q_pipe.release(c.ring)
          """, LATE_READS),
-        ("late_last_dk_left_out", "tk.mma_AB(c.dk, c.kept, s.q[c.before.stage])\ntk.mma_wait(0)\n"
-         "s.q_pipe.release(c.before)", "s.q_pipe.release(c.before)", LATE),
+        ("late_last_dk_left_out", "tk.mma_AB(c.dk, c.ds_prev, s.q[c.q_prev.stage])\ntk.mma_wait(0)\n"
+         "s.q_pipe.release(c.q_prev)", "s.q_pipe.release(c.q_prev)", LATE),
         ("no_wait_for_keys", """
             for i in cutlass.range_constexpr(2):
                 tk.wait(s.kv_full[i], kv.phase)
-            if const_expr(self.config.late):
-         """, "if const_expr(self.config.late):", LATE)),
+            if const_expr(self.config.overlap_dk):
+         """, "if const_expr(self.config.overlap_dk):", LATE)),
     *family(
         "backward", FOLDER + "backward/kernel.py",
         ("k_loaded_over_k_that_is_read", """
             tk.wait(s.kv_empty[0], kv.phase ^ 1)
-            self.load_keys(g, s, t, 0)
-         """, "self.load_keys(g, s, t, 0)", LATE_ROLES),
+            self.load_kv(g, s, t, 0)
+         """, "self.load_kv(g, s, t, 0)", LATE_ROLES),
         ("v_loaded_over_v_that_is_read", """
             tk.wait(s.kv_empty[1], kv.phase ^ 1)
-            self.load_keys(g, s, t, 1)
-            self.load_queries(g, s, t, ring, kv)
+            self.load_kv(g, s, t, 1)
+            self.load_q_do(g, s, t, ring, kv)
          """, """
-            self.load_keys(g, s, t, 1)
-            self.load_queries(g, s, t, ring, kv)
+            self.load_kv(g, s, t, 1)
+            self.load_q_do(g, s, t, ring, kv)
          """, LATE_READS),
         ("statistics_of_another_tile",
          "g.stats.iterator.toint() + number * self.stats_bytes, self.stats_bytes, sem.ptr.toint())",
@@ -207,12 +207,12 @@ MUTANTS = (
     *family(
         "backward", FOLDER + "backward/helper_warps.py",
         ("dq_read_before_all_was_added",
-         "await_count(counters.added, head, 4 * self.blocks(at.rows_k))", "", LATE),
+         "wait_count(counters.added, head, 4 * self.blocks(at.rows_k))", "", LATE),
         ("dq_added_before_it_is_zero",
-         "await_count(g.background.counters.ready, t.sequence * g.kv_heads + t.head, self.tiles_of(g, t.rows_q))", "",
+         "wait_count(g.helper_warps.counters.ready, t.sequence * g.kv_heads + t.head, self.tiles_of(g, t.rows_q))", "",
          LATE),
-        ("dq_signed_off_too_often", "await_count(counters.added, head, 4 * self.blocks(at.rows_k))",
-         "await_count(counters.added, head, 3 * self.blocks(at.rows_k))", LATE)),
+        ("dq_signed_off_too_often", "wait_count(counters.added, head, 4 * self.blocks(at.rows_k))",
+         "wait_count(counters.added, head, 3 * self.blocks(at.rows_k))", LATE)),
     *family(
         "backward", FOLDER + "backward/dq_first_store.py",
         ("dq_announced_before_it_left", """
@@ -221,7 +221,7 @@ MUTANTS = (
          """, "if first:", FIRSTS),
         ("dq_added_to_what_is_not_there", """
             if owner(found) != mine:
-                await_count(words_of(g), number, THERE)
+                wait_count(words_of(g), number, THERE)
          """, "", FIRSTS)),
     *family(
         "backward", FOLDER + "backward/dq_serial.py",
@@ -229,7 +229,7 @@ MUTANTS = (
             tk.store_wait(but * rows * cols, read=False)
             cute.arch.sync_warp()
          """, "cute.arch.sync_warp()", CHAIN),
-        ("dq_out_of_turn", "self.await_turn(g, t, c, m, at)", "put(c.ready, Int32(1))", CHAIN),
+        ("dq_out_of_turn", "self.wait_turn(g, t, c, m, at)", "put(c.ready, Int32(1))", CHAIN),
         ("dq_sums_not_awaited", "tk.wait(s.dq_full[warp], c.sums.phase)", "cute.arch.sync_warp()", CHAIN)),
     *family(
         "backward", FOLDER + "backward/dq_kernel.py",
@@ -288,8 +288,8 @@ MUTANTS = (
           """, "c.p_ring.advance()"),)),
         ("wide_no_wait_for_do", """
             s.do_pipe.wait(c.ring)
-            self.keep(c.dv, c.p, do)
-         """, "self.keep(c.dv, c.p, do)", WIDE_LOADS),
+            self.accumulate(c.dv, c.p, do)
+         """, "self.accumulate(c.dv, c.p, do)", WIDE_LOADS),
         ("wide_do_freed_before_dv", """
             tk.mma_wait(0)
             s.do_pipe.release(c.ring)
@@ -307,7 +307,7 @@ MUTANTS = (
     *family(
         "backward", FOLDER + "backward/gqa_split.py",
         ("sums_of_parts_not_awaited", """
-            await_count(handed.counts, at, head)
+            wait_count(dkv_partials.counts, at, head)
             for i in cutlass.range_constexpr(len(tiles)):
                 _add(tiles[i], sums, i, warp)
          """, """

@@ -4,7 +4,7 @@ from .mutant import family, pressed
 NAPS, LONG, SPREAD, CLUSTER, PACED, FEW, FP8, PROMOTED, BLOCKS, FP8_FEW, GROUPED = (pressed(x) for x in (
     "naps-gemm", "reads-gemm_long", "reads-gemm", "naps-gemm_cluster", "naps-gemm_paced", "naps-gemm_few_rows",
     "naps-fp8", "naps-fp8_promoted", "naps-fp8_blocks", "naps-fp8_few_rows", "naps-grouped"))
-SPLITS = ("tests/gpu/gemm/test_gemm_few_rows.py::test_every_split[narrow64x128_split8]",)
+SPLITS = ("tests/gpu/gemm/test_gemm_few_rows.py::test_every_split[small_m64x128_split8]",)
 FOLDER = "tkq/gemm/"
 
 MUTANTS = (
@@ -26,11 +26,11 @@ MUTANTS = (
         ("last_stage_freed_too_early", """
             tk.mma_wait(0)
             self.release(s, u)
-            if const_expr(x.hold):
+            if const_expr(x.hold_in_registers):
          """, """
             self.release(s, u)
             tk.mma_wait(0)
-            if const_expr(x.hold):
+            if const_expr(x.hold_in_registers):
          """, SPREAD),
         ("loads_into_a_stage_in_use", """
             sem = s.pipe.acquire(r)
@@ -41,7 +41,7 @@ MUTANTS = (
             a_t, b_t = self.spec.transposed
          """, NAPS),
         ("panel_written_over_before_it_left", """
-            tk.store_wait(0 if self.panels % BUFFERS else BUFFERS - 1)
+            tk.store_wait(0 if self.n_stores % BUFFERS else BUFFERS - 1)
             tk.sync(OUTPUT_BARRIER + wg, tk.WARPGROUP)
             tk.store(buffer, part)
          """, "tk.store(buffer, part)", NAPS),
@@ -58,11 +58,11 @@ MUTANTS = (
         ("no_wait_for_the_last_product", """
             tk.mma_wait(0)
             self.release(s, u)
-            if const_expr(x.hold):
+            if const_expr(x.hold_in_registers):
                 self.finish(g, u, t, wg)
          """, """
             self.release(s, u)
-            if const_expr(x.hold):
+            if const_expr(x.hold_in_registers):
                 self.finish(g, u, t, wg)
          """, SPREAD),
         ("written_as_the_next_tile", """
@@ -82,8 +82,8 @@ MUTANTS = (
          ("tests/gpu/gemm/test_gemm_epilogue.py::test_linear_forms_are_exact[None]",))),
     *family(
         "gemm", FOLDER + "wave_sync.py",
-        ("paced_counter_not_back", "count_up(self.counter(g), Uint32((rounds + 1) * cute.arch.grid_dim()[0] - 1))",
-         "count_up(self.counter(g), Uint32((rounds + 2) * cute.arch.grid_dim()[0] - 1))",
+        ("paced_counter_not_back", "count_up(self.counter(g), Uint32((waves + 1) * cute.arch.grid_dim()[0] - 1))",
+         "count_up(self.counter(g), Uint32((waves + 2) * cute.arch.grid_dim()[0] - 1))",
          ("tests/gpu/gemm/test_gemm_paced.py::test_rounds[6]",))),
     *family(
         "few", FOLDER + "dense/small_m_kernel.py",
@@ -111,11 +111,11 @@ MUTANTS = (
         "fp8", FOLDER + "fp8/kernel.py",
         ("no_wait_for_a_stage", "s.pipe.wait(u.full)", "", FP8),
         ("stage_freed_too_early", """
-            tk.mma_wait(x.waves * x.lag)
+            tk.mma_wait(x.m_subtiles * x.wgmma_in_flight)
             self.release(s, u)
          """, """
             self.release(s, u)
-            tk.mma_wait(x.waves * x.lag)
+            tk.mma_wait(x.m_subtiles * x.wgmma_in_flight)
          """, pressed("reads-fp8_not_spread")),
         ("promoted_stage_freed_too_early", """
             tk.mma_wait(0)
@@ -186,6 +186,6 @@ MUTANTS = (
             u.full.advance()
             self.release(s, u)
          """, pressed("naps-grouped_long")),
-        ("a_group_s_end_written_over", "tk.store_async(g.c.part(t.size), panel, (t.first + t.size, 0, *at))",
-         "tk.store_async(g.c.part(t.size + 1), panel, (t.first + t.size + 1, 0, *at))", GROUPED)),
+        ("a_group_s_end_written_over", "tk.store_async(g.c.part(t.size), subtile, (t.first + t.size, 0, *at))",
+         "tk.store_async(g.c.part(t.size + 1), subtile, (t.first + t.size + 1, 0, *at))", GROUPED)),
 )

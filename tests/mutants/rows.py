@@ -159,7 +159,7 @@ MUTANTS = (
                     _count(found)
             else:
          """, pressed("barriers-quantize_claimed_few")),
-        ("half_not_cleared", "self.clear_half(room, 1 - second, number * THREADS + t, tiles * THREADS)", "",
+        ("half_not_cleared", "self.clear_half(workspace, 1 - second, number * THREADS + t, tiles * THREADS)", "",
          CLAIMED)),
     *family(
         "quantize", "tkq/quantize/two_phase_cooperative.py",
@@ -172,7 +172,7 @@ MUTANTS = (
             if t == 0:
                 _count(found)
          """, pressed("barriers-quantize_few")),
-        ("kept_half_not_cleared", "self.clear_half(room, 1 - second, number * THREADS + t, tiles * THREADS)", "",
+        ("kept_half_not_cleared", "self.clear_half(workspace, 1 - second, number * THREADS + t, tiles * THREADS)", "",
          QUANTIZE)),
     *family(
         "quantize", "tkq/quantize/tiles.py",

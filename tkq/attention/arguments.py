@@ -132,15 +132,15 @@ def check_layouts(op, **tensors: Any):
 def check_sequences(op, q, lengths: Lengths):
     """cu_seqlens (B + 1,) and seqused (B,) or None, int32 on q's device. Their values are looked at on the CPU only: a
     GPU's would have to be waited for."""
-    cu_q, cu_k, used_q, used_k, max_q, max_k = lengths
-    _lengths(cu_q, cu_k, used_q, used_k)
+    cu_q, cu_k, seqused_q, seqused_k, max_q, max_k = lengths
+    _lengths(cu_q, cu_k, seqused_q, seqused_k)
     cu = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
     for name, x in cu.items():
         check.rank(name, x, 1)
     if not cu_q.shape[0] or cu_q.shape != cu_k.shape:
         raise ValueError(f"{op}: cu_seqlens_q has {cu_q.shape[0]} numbers, cu_seqlens_k {cu_k.shape[0]}; allowed is "
                          "one more than sequences, for both the same")
-    used = {"seqused_q": used_q, "seqused_k": used_k}
+    used = {"seqused_q": seqused_q, "seqused_k": seqused_k}
     for name, x in used.items():
         if x is not None:
             check.shape(name, x, (cu_q.shape[0] - 1,))

@@ -23,18 +23,18 @@ from tkq.attention.arguments import (
 )
 from tkq.attention.common.operands import Operands
 from tkq.attention.forward.plan import LONG, SHORT, length_class, pack_of, plan
-from tkq.attention.forward.spec import FAR, AttentionSpec
-from tkq.attention.forward.window_plan import builder_of, halves_plan
+from tkq.attention.forward.spec import LONG_WINDOW, AttentionSpec
+from tkq.attention.forward.window_plan import builder_of, window_plan
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import alloc, autocast, check, counters, dtypes, ops
-from tkq.runtime.call.replay import Again
+from tkq.runtime.call.replay import CallCache
 from tkq.runtime.device import arch
 
 # (all that the spec and the plan are made of, device, config) -> (kernel, processors, scale): as many as kinds of call
 _launchers: dict = {}
 # What the kernel cannot see, and what is made for it -> (kernel, its numbers, what o and lse are made from)
-_known = ops.Known()
-_again = Again(by_stream=True)  # of `forward`
+_launch_cache = ops.LaunchCache()
+_call_cache = CallCache(by_stream=True)  # of `forward`
 
 
 def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax_scale: Optional[float] = None,
@@ -93,7 +93,7 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
     if traced or autocast.on():
         q, k, v, sinks = lowered(q, k, v, sinks)
     if not traced:
-        found = _again.take(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse)
+        found = _call_cache.take(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse)
         if found is not None:
             return found if return_lse else found[0]
     softmax_scale, softcap = numbers["flash_attn"](softmax_scale, softcap)
@@ -119,7 +119,7 @@ def _recorded(ctx, q, k, v, sinks, how):
     """The eager function: forward, with what the gradients need kept. An lse that nobody asked for is no result: each
     costs autograd a microsecond."""
     options, deterministic, return_lse = how
-    found = _again.take(q, k, v, sinks, *options, True)
+    found = _call_cache.take(q, k, v, sinks, *options, True)
     o, lse = found or (forward if q.is_cuda else _cpu)(q, k, v, sinks, options, True)
     autograd.keep(ctx, (q, k, v, sinks, o, lse), options, deterministic)
     return autograd.both(ctx, o, lse) if return_lse else o
@@ -136,14 +136,14 @@ def forward(q, k, v, sinks, options, return_lse):
     try:
         index = q.get_device()
         key = index, q.dtype, q.shape, v.shape, sinks is None or sinks.dtype, options, return_lse
-        known = _known.get(key)
+        known = _launch_cache.get(key)
         if known is not None:
             kernel, numbers, of_o, of_lse = known
             o, lse = alloc.empty(index, *of_o), alloc.empty(index, *of_lse) if return_lse else None
             counter = counters.counter(index)
             arguments = (q, k, v, o, lse, sinks), None, counter, numbers
             kernel(*arguments)
-            _again.add((q, k, v, sinks, *options, return_lse), kernel, arguments, (o, lse), kept=(counter,))
+            _call_cache.add((q, k, v, sinks, *options, return_lse), kernel, arguments, (o, lse), kept=(counter,))
             return o, lse
         batch, rows, heads, head_dim = q.shape
         _, keys, kv_heads, head_dim_v = v.shape
@@ -158,7 +158,7 @@ def forward(q, k, v, sinks, options, return_lse):
         o, lse = alloc.empty(index, *of_o), alloc.empty(index, *of_lse) if return_lse else None
         sizes = rows, heads, head_dim, keys, kv_heads, head_dim_v
         kernel, numbers = _launch((q, k, v, o, lse, sinks), sizes, options, index)
-        _known.add(key, (kernel, numbers, of_o, of_lse))
+        _launch_cache.add(key, (kernel, numbers, of_o, of_lse))
     except Exception:
         # The compiled function checks every dtype, shape, stride and address before it launches; the words for a user
         # are found only when something is wrong.
@@ -202,21 +202,21 @@ def _launch(operands, sizes, options, index, config=None):
         causal = causal or right == 0
         left, right = -1 if left >= keys - 1 else left, -1 if causal or right >= rows - 1 else right
     pack = 1 if heads == kv_heads else pack_of(rows, heads // kv_heads)
-    short, long, far = keys < SHORT, keys >= LONG, left >= FAR
+    short, long, long_window = keys < SHORT, keys >= LONG, left >= LONG_WINDOW
     key = (q.dtype, head_dim, head_dim_v, causal, left < 0, right < 0, softcap == 0.0, sinks is None or sinks.dtype,
-           pack, lse is None, short, long, far, far and rows <= keys, index, config)
+           pack, lse is None, short, long, long_window, long_window and rows <= keys, index, config)
     launcher = _launchers.get(key)
     if launcher is None:
         spec = AttentionSpec(
             dtypes.name_of(q.dtype), head_dim, causal, lse is not None, head_dim_v, left >= 0, right >= 0,
-            softcap > 0, sinks if sinks is None else dtypes.name_of(sinks.dtype), pack=pack, far=far)
+            softcap > 0, sinks if sinks is None else dtypes.name_of(sinks.dtype), pack=pack, long_window=long_window)
         length = length_class(keys)
         if config is None and rows <= keys:
-            config = halves_plan(spec.kernel(), length)
+            config = window_plan(spec.kernel(), length)
         launcher = _launchers[key] = launcher_of(q.device, spec, length, config)
-    kernel, processors, scale = launcher
+    kernel, num_sms, scale = launcher
     scale = scale if softmax_scale is None else softmax_scale
-    numbers = scale, softcap, left, right, processors  # a Numbers
+    numbers = scale, softcap, left, right, num_sms  # a Scalars
     kernel(operands, None, counters.counter(index), numbers)
     return kernel, numbers
 
@@ -225,7 +225,7 @@ def launcher_of(device, spec, length, config=None):
     """(the compiled kernel, how many multiprocessors the device has, the softmax scale where none is given)"""
     arch.require_hopper(device)
     config = config or plan(spec, length)
-    return function(Recipe(builder_of(config), (spec.kernel(), config))), arch.processors(device), spec.head_dim**-0.5
+    return function(Recipe(builder_of(config), (spec.kernel(), config))), arch.num_sms(device), spec.head_dim**-0.5
 
 
 def _cpu(q, k, v, sinks, options, return_lse):
@@ -242,7 +242,7 @@ def _cpu(q, k, v, sinks, options, return_lse):
 def _op_cuda(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], causal: bool, softmax_scale: Optional[float],
              left: int, right: int, softcap: float, return_lse: bool, deterministic: bool) -> tuple[Tensor, Tensor]:
     options = causal, softmax_scale, left, right, softcap
-    o, lse = _again.take(q, k, v, sinks, *options, return_lse) or forward(q, k, v, sinks, options, return_lse)
+    o, lse = _call_cache.take(q, k, v, sinks, *options, return_lse) or forward(q, k, v, sinks, options, return_lse)
     return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 

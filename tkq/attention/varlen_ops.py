@@ -26,14 +26,14 @@ from tkq.attention.arguments import (
 )
 from tkq.attention.common.operands import Operands
 from tkq.attention.forward.plan import LONG, SHORT, length_class, pack_of
-from tkq.attention.forward.spec import FAR, AttentionSpec
+from tkq.attention.forward.spec import LONG_WINDOW, AttentionSpec
 from tkq.attention.ops import launcher_of, nothing_seen
 from tkq.runtime.call import alloc, autocast, check, counters, dtypes, ops
-from tkq.runtime.call.replay import Again
+from tkq.runtime.call.replay import CallCache
 
 _launchers: dict = {}  # as ops._launchers
-_known = ops.Known()  # as ops._known, where all rows are in use
-_again = Again(by_stream=True)  # of `forward`, likewise
+_launch_cache = ops.LaunchCache()  # as ops._known, where all rows are in use
+_call_cache = CallCache(by_stream=True)  # of `forward`, likewise
 
 
 def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
@@ -94,7 +94,7 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
         q, k, v, sinks = lowered(q, k, v, sinks)
     lengths = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
     if not traced:
-        found = _again.take(q, k, v, sinks, *lengths, causal, softmax_scale, left, right, softcap, return_lse)
+        found = _call_cache.take(q, k, v, sinks, *lengths, causal, softmax_scale, left, right, softcap, return_lse)
         if found is not None:
             return found if return_lse else found[0]
     longest(max_seqlen_q, max_seqlen_k)
@@ -120,7 +120,7 @@ def _traced(q, k, v, sinks, lengths, options, return_lse, deterministic):
 def _recorded(ctx, q, k, v, sinks, how):
     """The eager function: forward, with what the gradients need kept."""
     lengths, options, deterministic, return_lse = how
-    found = _again.take(q, k, v, sinks, *lengths, *options, True)
+    found = _call_cache.take(q, k, v, sinks, *lengths, *options, True)
     o, lse = found or (forward if q.is_cuda else _cpu)(q, k, v, sinks, lengths, options, True)
     autograd.keep(ctx, (q, k, v, sinks, o, lse), options, deterministic, lengths)
     return autograd.both(ctx, o, lse) if return_lse else o
@@ -141,17 +141,18 @@ def forward(q, k, v, sinks, lengths, options, return_lse):
     """(o, lse or None), of CUDA tensors."""
     try:
         index = q.get_device()
-        cu_q, cu_k, used_q, used_k, max_q, max_k = lengths
-        key = (index, q.dtype, q.shape, v.shape, cu_q.shape, used_k is None or used_k.shape, max_q, max_k,
+        cu_q, cu_k, seqused_q, seqused_k, max_q, max_k = lengths
+        key = (index, q.dtype, q.shape, v.shape, cu_q.shape, seqused_k is None or seqused_k.shape, max_q, max_k,
                sinks is None or sinks.dtype, options, return_lse)
-        known = _known.get(key) if used_q is None else None
+        known = _launch_cache.get(key) if seqused_q is None else None
         if known is not None:
             kernel, numbers, of_o, of_lse = known
             o, lse = alloc.empty(index, *of_o), alloc.empty(index, *of_lse) if return_lse else None
             counter = counters.counter(index)
-            arguments = (q, k, v, o, lse, sinks), (cu_q, cu_k, None, used_k), counter, numbers
+            arguments = (q, k, v, o, lse, sinks), (cu_q, cu_k, None, seqused_k), counter, numbers
             kernel(*arguments)
-            _again.add((q, k, v, sinks, *lengths, *options, return_lse), kernel, arguments, (o, lse), kept=(counter,))
+            _call_cache.add((q, k, v, sinks, *lengths, *options, return_lse), kernel, arguments, (o, lse),
+                            kept=(counter,))
             return o, lse
         total, heads, head_dim = q.shape
         keys, kv_heads, head_dim_v = v.shape
@@ -160,12 +161,12 @@ def forward(q, k, v, sinks, lengths, options, return_lse):
             _check(q, k, v, sinks, lengths, options)
             lse = nothing_seen((heads, total), sinks, q.device) if return_lse else None
             return q.new_zeros(total, heads, head_dim_v), lse
-        if (heads % kv_heads or max_q < 0 or max_k < 0 or (used_q is not None and used_q.shape[0] != number)
-                or (used_k is not None and used_k.shape[0] != number)):
+        if (heads % kv_heads or max_q < 0 or max_k < 0 or (seqused_q is not None and seqused_q.shape[0] != number)
+                or (seqused_k is not None and seqused_k.shape[0] != number)):
             raise ValueError  # _check has the words
         of_o = (total, heads, head_dim_v), (heads * head_dim_v, head_dim_v, 1), q.dtype
         of_lse = (heads, total), (total, 1), torch.float32
-        if used_q is None:
+        if seqused_q is None:
             o, lse = alloc.empty(index, *of_o), alloc.empty(index, *of_lse) if return_lse else None
         else:  # rows that are not in use are nobody's task
             _check(q, k, v, sinks, lengths, options)
@@ -174,8 +175,8 @@ def forward(q, k, v, sinks, lengths, options, return_lse):
             lse = nothing_seen((heads, total), sinks, q.device) if return_lse else None
         sizes = heads, head_dim, kv_heads, head_dim_v
         kernel, numbers = _launch((q, k, v, o, lse, sinks), sizes, lengths, options, index)
-        if used_q is None:
-            _known.add(key, (kernel, numbers, of_o, of_lse))
+        if seqused_q is None:
+            _launch_cache.add(key, (kernel, numbers, of_o, of_lse))
     except Exception:  # the words for a user are found only when something is wrong
         _check(q, k, v, sinks, lengths, options)
         _check_layouts(q, k, v, sinks, lengths)
@@ -202,24 +203,24 @@ def _launch(operands, sizes, lengths, options, index, config=None):
         refuse_out_of_range(softmax_scale, softcap)
     if left != -1 or right != -1:
         refuse_limits(left, right)
-    cu_q, cu_k, used_q, used_k, max_q, max_k = lengths
+    cu_q, cu_k, seqused_q, seqused_k, max_q, max_k = lengths
     causal = causal or right == 0
     right = -1 if causal else right
     pack = 1 if heads == kv_heads else pack_of(max_q, heads // kv_heads)
     short, long = max_k < SHORT, max_k >= LONG
     key = (q.dtype, head_dim, head_dim_v, causal, left < 0, right <= 0, softcap == 0.0, sinks is None or sinks.dtype,
-           used_q is None, used_k is None, pack, lse is None, short, long, left >= FAR, index, config)
+           seqused_q is None, seqused_k is None, pack, lse is None, short, long, left >= LONG_WINDOW, index, config)
     launcher = _launchers.get(key)
     if launcher is None:
         spec = AttentionSpec(
             dtypes.name_of(q.dtype), head_dim, causal, lse is not None, head_dim_v, left >= 0, right > 0,
-            softcap > 0, sinks if sinks is None else dtypes.name_of(sinks.dtype), True, used_q is not None,
-            used_k is not None, pack, left >= FAR)
+            softcap > 0, sinks if sinks is None else dtypes.name_of(sinks.dtype), True, seqused_q is not None,
+            seqused_k is not None, pack, left >= LONG_WINDOW)
         launcher = _launchers[key] = launcher_of(q.device, spec, length_class(max_k), config)
-    kernel, processors, scale = launcher
+    kernel, num_sms, scale = launcher
     scale = scale if softmax_scale is None else softmax_scale
-    numbers = scale, softcap, left, right, processors  # a Numbers
-    kernel(operands, (cu_q, cu_k, used_q, used_k), counters.counter(index), numbers)
+    numbers = scale, softcap, left, right, num_sms  # a Scalars
+    kernel(operands, (cu_q, cu_k, seqused_q, seqused_k), counters.counter(index), numbers)
     return kernel, numbers
 
 
@@ -244,7 +245,7 @@ def _op_cuda(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], cu_seqlen
              return_lse: bool, deterministic: bool) -> tuple[Tensor, Tensor]:
     lengths = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
     options = causal, softmax_scale, left, right, softcap
-    o, lse = (_again.take(q, k, v, sinks, *lengths, *options, return_lse)
+    o, lse = (_call_cache.take(q, k, v, sinks, *lengths, *options, return_lse)
               or forward(q, k, v, sinks, lengths, options, return_lse))
     return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 

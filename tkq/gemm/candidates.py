@@ -6,90 +6,92 @@ from dataclasses import replace
 from .dense import plan
 from .dense import small_m_plan as narrow_plan
 from .dense.config import Config
-from .dense.small_m_config import SLOT_BYTES, WIDTHS, NarrowConfig, takes
-from .dense.wave_sync_config import PacedConfig
+from .dense.small_m_config import SLOT_BYTES, WIDTHS, SmallMConfig, takes
+from .dense.wave_sync_config import WaveSyncConfig
 from .fp8 import plan as fp8_plan
 from .fp8 import small_m_plan
-from .fp8.config import Fp8Config, PacedFp8Config
-from .fp8.small_m_config import NarrowFp8Config
+from .fp8.config import Fp8Config, WaveSyncFp8Config
+from .fp8.small_m_config import SmallMFp8Config
 from .grouped import spec as grouped_spec
 
-CLASSES = {"gemm": {"Config": Config, "NarrowConfig": NarrowConfig, "PacedConfig": PacedConfig},
-           "fp8_gemm": {x.__name__: x for x in (Fp8Config, NarrowFp8Config, PacedFp8Config)},
+CLASSES = {"gemm": {"Config": Config, "SmallMConfig": SmallMConfig, "WaveSyncConfig": WaveSyncConfig},
+           "fp8_gemm": {x.__name__: x for x in (Fp8Config, SmallMFp8Config, WaveSyncFp8Config)},
            "grouped_gemm": {"Fp8Config": Fp8Config}}
-_FITTED = {"gemm": lambda config, spec: config if isinstance(config, NarrowConfig) else plan.fitted(config, spec),
-           "fp8_gemm": fp8_plan.fitted, "grouped_gemm": grouped_spec.fitted}
+_FIT_TO_SPEC = {"gemm": lambda config, spec: config if isinstance(config, SmallMConfig)
+                else plan.fit_to_spec(config, spec),
+                "fp8_gemm": fp8_plan.fit_to_spec, "grouped_gemm": grouped_spec.fit_to_spec}
 GROUPS = (4, 8, 16)  # columns of tiles to a band of the tile order
-FEW_ROUNDS = 16  # of tiles: blocks that take no more keep pace by themselves
+FEW_WAVES = 16  # blocks with no more of them stay in step by themselves
 SLACK = 1.5  # tiles that the plan's model says take longer than so many times the best are not tried
 
 
-def of_gemm(spec, M: int, N: int, K: int, processors: int, batches: int = 1) -> list:
+def of_gemm(spec, M: int, N: int, K: int, num_sms: int, batches: int = 1) -> list:
     """For ``tkq.gemm``: one alone where operands come in element by element."""
-    if spec.load == "elements":
+    if spec.load == "direct":
         return []
-    planned = plan.launch(spec, M, N, K, processors, batches=batches)[0].args[1]
-    few = M <= narrow_plan.MOST_ROWS and takes(spec)
+    planned = plan.launch(spec, M, N, K, num_sms, batches=batches)[0].args[1]
+    few = M <= narrow_plan.MOST_M and takes(spec)
     parts = 2 if spec.epilogue.gate else 1
-    found = [planned, *(_narrow(spec, M, NarrowConfig(parts=parts)) if few else ())]
+    found = [planned, *(_small_m(spec, M, SmallMConfig(parts=parts)) if few else ())]
     table = plan.TILES[-1:] if few else [x for x in plan.TILES if x.m * (x.cluster - 1) < M]
-    tiles = _worth(table, lambda x: plan.cycles(x, M, N, K, processors, batches))
+    tiles = _worth(table, lambda x: plan.cycles(x, M, N, K, num_sms, batches))
     for tile in tiles:
-        for group in GROUPS:
-            found.append(replace(plan.with_epilogue(tile, spec), group=group))
-    best = replace(plan.with_epilogue(tiles[0], spec), group=tiles[0].group)
-    found += [replace(best, hold=False, spread=0, late=False), replace(best, spread=0, late=False)]
-    found += [replace(best, spread=1), replace(best, spread=2), replace(best, pdl=not best.pdl)]
-    return _fitting(found, lambda x: _FITTED["gemm"](x, spec))
+        for raster_group in GROUPS:
+            found.append(replace(plan.configure_epilogue(tile, spec), raster_group=raster_group))
+    best = replace(plan.configure_epilogue(tiles[0], spec), raster_group=tiles[0].raster_group)
+    found += [replace(best, hold_in_registers=False, overlap_epilogue=0, defer_activation=False),
+              replace(best, overlap_epilogue=0, defer_activation=False)]
+    found += [replace(best, overlap_epilogue=1), replace(best, overlap_epilogue=2), replace(best, pdl=not best.pdl)]
+    return _fitting(found, lambda x: _FIT_TO_SPEC["gemm"](x, spec))
 
 
-def _narrow(spec, M, config):
+def _small_m(spec, M, config):
     """Like a configuration, of every height of B and number of parts of K; with room for two blocks on a processor, and
     for one."""
     m = next((width for width in WIDTHS if width >= M), WIDTHS[-1])
     for rows, split, places in itertools.product((64, 128), (1, 2, 4, 8), (2, 1)):
         with suppress(ValueError):
-            found = narrow_plan.fitted(replace(config, m=m, rows=rows, split=split), spec, places)
+            found = narrow_plan.fit_to_spec(replace(config, m=m, rows=rows, split=split), spec, places)
             if found.shared_bytes(spec) <= 2 // places * SLOT_BYTES:
                 yield found
 
 
-def of_fp8_gemm(spec, M: int, N: int, K: int, processors: int) -> list:
+def of_fp8_gemm(spec, M: int, N: int, K: int, num_sms: int) -> list:
     """For ``tkq.fp8_gemm``."""
-    planned = fp8_plan.plan(spec, M, N, K, processors)
+    planned = fp8_plan.plan(spec, M, N, K, num_sms)
     table = (*(fp8_plan.SMALL if M <= 64 else ()), *fp8_plan.table(spec))
-    tiles = _worth([x for x in table if fp8_plan.of_use(x, M, N)],
-                   lambda x: fp8_plan.cycles(x, M, N, K, processors, spec.promote))
-    few = M <= narrow_plan.MOST_ROWS or small_m_plan.tiles(M, N, 128) <= processors
-    found = [planned, *(_narrow(spec, M, NarrowFp8Config(pdl=True)) if few else ())]
-    tiles = [fp8_plan.with_epilogue(tile, spec) for tile in tiles]
-    found += [replace(tile, group=group) for tile in tiles for group in GROUPS]
+    tiles = _worth([x for x in table if fp8_plan.cluster_is_useful(x, M, N)],
+                   lambda x: fp8_plan.cycles(x, M, N, K, num_sms, spec.promote))
+    few = M <= narrow_plan.MOST_M or small_m_plan.tiles(M, N, 128) <= num_sms
+    found = [planned, *(_small_m(spec, M, SmallMFp8Config(pdl=True)) if few else ())]
+    tiles = [fp8_plan.configure_epilogue(tile, spec) for tile in tiles]
+    found += [replace(tile, raster_group=raster_group) for tile in tiles for raster_group in GROUPS]
     if not spec.promote:
         found += [x for x in fp8_plan.SHARING
-                  if fp8_plan.of_use(x, M, N) and fp8_plan.rounds(x, M, N, processors) == 1]
+                  if fp8_plan.cluster_is_useful(x, M, N) and fp8_plan.waves(x, M, N, num_sms) == 1]
     best = tiles[0]
-    found += [replace(best, pdl=not best.pdl), replace(best, spread=0, by_warp=False)]
+    found += [replace(best, pdl=not best.pdl), replace(best, overlap_epilogue=0, store_per_warp=False)]
     if not spec.promote:
-        found.append(replace(best, lag=1 - best.lag, spread=0))
-    found += [replace(best, lead=lead) for lead in (0, 1, 3) if best.consumers == 2]
-    if best.cluster > 1 and fp8_plan.rounds(best, M, N, processors) > FEW_ROUNDS:
-        found += [fp8_plan.with_epilogue(PacedFp8Config.of(best, pace), spec) for pace in (8, 16)]
-    return _fitting(found, lambda x: fp8_plan.fitted(x, spec))
+        found.append(replace(best, wgmma_in_flight=1 - best.wgmma_in_flight, overlap_epilogue=0))
+    found += [replace(best, stagger_stages=stagger_stages) for stagger_stages in (0, 1, 3) if best.consumers == 2]
+    if best.cluster > 1 and fp8_plan.waves(best, M, N, num_sms) > FEW_WAVES:
+        found += [fp8_plan.configure_epilogue(WaveSyncFp8Config.of(best, wave_sync), spec) for wave_sync in (8, 16)]
+    return _fitting(found, lambda x: fp8_plan.fit_to_spec(x, spec))
 
 
-def of_grouped_gemm(spec, M: int, N: int, groups: int, processors: int) -> list:
+def of_grouped_gemm(spec, M: int, N: int, groups: int, num_sms: int) -> list:
     """For ``tkq.grouped_gemm``."""
-    planned = grouped_spec.plan(spec, M, N, groups, processors)
+    planned = grouped_spec.plan(spec, M, N, groups, num_sms)
     table = grouped_spec.PROMOTED if spec.promote else grouped_spec.FAST
-    found = [planned, *(replace(tile, group=group) for tile in table for group in GROUPS)]
-    return _fitting(found, lambda x: grouped_spec.fitted(x, spec))
+    found = [planned, *(replace(tile, raster_group=raster_group) for tile in table for raster_group in GROUPS)]
+    return _fitting(found, lambda x: grouped_spec.fit_to_spec(x, spec))
 
 
 def fits(op: str, config, spec, M: int) -> bool:
     """Can a kernel take a configuration as it is, for M rows? It may be anything of the op's classes."""
     try:
-        few = isinstance(config, NarrowConfig) and not config.tiled
-        return _FITTED[op](config, spec) == config and not (few and config.m < M)
+        few = isinstance(config, SmallMConfig) and not config.tiled
+        return _FIT_TO_SPEC[op](config, spec) == config and not (few and config.m < M)
     except (ValueError, ArithmeticError):
         return False
 
@@ -100,10 +102,10 @@ def _worth(table, cycles) -> list:
     return [x for x in ranked if cycles(x) <= SLACK * cycles(ranked[0])]
 
 
-def _fitting(found, fitted) -> list:
+def _fitting(found, fit_to_spec) -> list:
     """Each once, as it fits a spec, without those that do not."""
     kept = {}
     for x in found:
         with suppress(ValueError):
-            kept[fitted(x)] = None
+            kept[fit_to_spec(x)] = None
     return list(kept)

@@ -20,7 +20,7 @@ class Tunable(NamedTuple):
     inputs: tuple
     result: Tensor
     call: Callable
-    forget: Callable
+    clear: Callable
     defined: Callable = lambda result: result
 
 

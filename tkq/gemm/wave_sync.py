@@ -1,5 +1,5 @@
-"""Blocks that keep pace, round of tiles for round, so that what they share is read once: of the 16-bit GEMM and of the
-float8 one."""
+"""Wave sync: a block starts wave i + 1 only when all have started wave i, so that A and B tiles are shared in L2. For
+the 16-bit and the float8 GEMM."""
 import cutlass
 import cutlass.cute as cute
 from cutlass import Constexpr, Int32, Int64, Uint32
@@ -11,22 +11,22 @@ from ..tile.bulk import _asm, count_up
 PATIENCE = 512  # looks at the counter, of a quarter of a microsecond or so
 
 
-class Pace:
-    """In front of a GEMM with one producer warp: a block's producer waits in each round of tiles, after 1 / pace of its
-    own, until all blocks have begun theirs.
+class WaveSync:
+    """In front of a GEMM with one producer warp: a block's producer waits in each wave, after 1 / wave_sync of its own
+    tile, until all blocks have begun theirs.
 
-    A round's tiles, 8 by 8 clusters of them, read the same rows of A and columns of B at the same time, if they are at
-    the same step of K. Left alone they drift apart, each round a little more; where a round's A and B are more than L2
-    holds, what one has read is gone when the next one comes for it, and is read from HBM again, which costs the power
-    that the tensor cores are then short of.
+    A wave's tiles, 8 by 8 clusters, read the same rows of A and columns of B at the same time as long as they are at
+    the same step of K. Without sync blocks drift apart a little more in each wave; where a wave's A and B exceed L2,
+    data are evicted before the next block reads them and come from HBM again, which costs power that the tensor cores
+    need.
 
-      block 0   |round 0      |begin|1/16|wait|..      |begin|1/16|wait|..
-      block 1     |round 0      |begin|1/16| ..          |begin|1/16| ..      the last one to begin waits for nobody
+      block 0   |wave 0       |begin|1/16|wait|..      |begin|1/16|wait|..
+      block 1     |wave 0       |begin|1/16| ..          |begin|1/16| ..      the last one to begin does not wait
 
-    counter, int32, zero before and after: how often blocks have begun a round in which all have a tile, and at last,
-    ended: that arrival of the last block takes it back to zero. Whoever waits has not ended, so nobody waits for a
-    counter that is back already. It is a matter of speed alone: a block that has waited long (others have no processor
-    yet, as another kernel runs there) waits no more.
+    counter, int32, zero before and after: how often blocks have begun a wave in which all have a tile, and at last,
+    ended: that arrival of the last block resets it. A waiting block has not ended, so no block waits for a counter that
+    was reset. The sync affects speed alone: a block that has waited long (others have no SM yet, as another kernel runs
+    there) goes on.
 
     A GEMM says what its producer does (``order_of``, ``tile_of``, ``load_stage``) and where the counter is
     (``counter``, its address).
@@ -34,32 +34,32 @@ class Pace:
 
     @cute.jit
     def produce(self, g, s: Constexpr):
-        order, r, head = self.order_of(g, s), s.pipe.ring(), g.steps // self.config.pace
-        number, begun, patient, rounds = order.first(), Int32(0), Int32(1), order.tasks // order.workers()
+        order, r, head = self.order_of(g, s), s.pipe.ring(), g.steps // self.config.wave_sync
+        number, begun, patient, waves = order.first(), Int32(0), Int32(1), order.tasks // order.workers()
         while number < order.tasks:
             t = self.tile_of(g, s, order, number)
-            if begun < rounds:
-                self.arrive(g, rounds)
+            if begun < waves:
+                self.arrive(g, waves)
             for k in cutlass.range(g.steps, unroll=1):
-                if (k == head) & (begun < rounds) & (patient == 1):
+                if (k == head) & (begun < waves) & (patient == 1):
                     patient = _reached(self.counter(g), (begun + 1) * cute.arch.grid_dim()[0])
                 self.load_stage(g, s, t, k, r)
                 r.advance()
             number = order.following(number)
             begun += 1
-        self.arrive(g, rounds)
+        self.arrive(g, waves)
 
     @cute.jit
-    def arrive(self, g: Constexpr, rounds: Int32):
+    def arrive(self, g: Constexpr, waves: Int32):
         if tk.lane_id() == 0:
-            count_up(self.counter(g), Uint32((rounds + 1) * cute.arch.grid_dim()[0] - 1))
+            count_up(self.counter(g), Uint32((waves + 1) * cute.arch.grid_dim()[0] - 1))
 
 
 @dsl_user_op
 def _reached(counter, least, *, loc=None, ip=None):
-    """1 when the counter has come so far, 0 if it does not for long. A warp, whose lanes look together and are told the
-    same: of a lane by itself the compiler would not know that the warp is whole again, and would keep nothing that all
-    lanes share in their common registers: twice the instructions a step."""
+    """1 when the counter has come so far, 0 if it does not for long. A warp, whose lanes poll together: after a poll by
+    one lane the compiler would not know that the warp has reconverged, and would keep no uniform values in uniform
+    registers: twice the instructions a step."""
     return Int32(_asm(
         [Int64(counter), Uint32(least)],
         "{ .reg .pred p; .reg .b32 v, n; mov.u32 n, 0; mov.u32 $0, 1; LOOK: ld.relaxed.gpu.global.u32 v, [$1]; "

@@ -124,4 +124,4 @@ def unpatch(model: nn.Module) -> None:
         original = modules.original(type(module))
         if original is not None:
             module.__class__ = original
-            modules.forget(module)
+            modules.clear(module)

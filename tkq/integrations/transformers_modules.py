@@ -298,7 +298,7 @@ def replace_linears(layer, what, keep_weight, report):
             report.left[f"Linear: {why}"] += 1
             continue
         module.__class__ = nn.Linear
-        forget(module)
+        clear(module)
         if fp8 is not None:
             module.recipe = fp8
         module.__class__ = made
@@ -314,7 +314,7 @@ def _refuses(linear, what):
     return "in_features that are no multiple of 8" if linear.in_features % 8 else None
 
 
-def forget(module):
+def clear(module):
     """What `replace_linears` has put into a module."""
     if type(module) is nn.Linear:
         module.__dict__.pop("recipe", None)

@@ -8,13 +8,13 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int64
 
 from .. import tile as tk
-from ..rows.one_pass.kernel import RowPass
+from ..rows.one_pass.kernel import OnePassRows
 from ..softmax.online import exp
 from .class_rows import ClassRows, Kept, Options
 
 
-class ElementPass(RowPass):
-    """A RowPass without an exchange. Blocks go along the rows, `cluster` of them to each, and know nothing of each
+class ElementPass(OnePassRows):
+    """A OnePassRows without an exchange. Blocks go along the rows, `cluster` of them to each, and know nothing of each
     other."""
 
     def __init__(self, spec, config):

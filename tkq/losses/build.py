@@ -5,10 +5,10 @@ from .. import tile as tk
 from ..runtime.compile import fake
 from .backward import CrossEntropyBackward, Scale
 from .forward import CrossEntropy
-from .plan import WalkConfig
+from .plan import StreamingConfig
 from .reduce import Total
-from .single_launch import CrossEntropyOnce, CrossEntropyWalkOnce
-from .streaming import CrossEntropyWalk
+from .single_launch import CrossEntropySingleLaunch, CrossEntropyStreamingSingleLaunch
+from .streaming import CrossEntropyStreaming
 
 
 def build(spec, config):
@@ -27,10 +27,10 @@ def build(spec, config):
         kept = kept[0], fake.tensor("int32", (fake.sym(),), (1,), align=16)
     gradient = None if spec.kind == "forward" else matrix()
     kernel = CrossEntropyBackward if spec.kind == "backward" else CrossEntropy
-    if isinstance(config, WalkConfig):
-        kernel = CrossEntropyWalkOnce if spec.once else CrossEntropyWalk
+    if isinstance(config, StreamingConfig):
+        kernel = CrossEntropyStreamingSingleLaunch if spec.once else CrossEntropyStreaming
     elif spec.once:
-        kernel = CrossEntropyOnce
+        kernel = CrossEntropySingleLaunch
     numbers = (Int64(0), Float32(0), Float32(0), Float32(0))
     return kernel(spec, config), (logits, target, weight, loss, *kept, gradient, *numbers)
 

@@ -2,9 +2,9 @@
 from .. import runtime
 from ..rows.one_pass import plan as row_plan
 from ..runtime.compile.expectation import Expectation
-from .launch import recipe, scale_recipe, total_recipe
-from .plan import WalkConfig, plan, smem_bytes
-from .spec import KINDS, CrossEntropySpec, ScaleSpec, TotalSpec
+from .launch import recipe, reduce_recipe, scale_recipe
+from .plan import StreamingConfig, plan, smem_bytes
+from .spec import KINDS, CrossEntropySpec, ReduceSpec, ScaleSpec
 
 SIZES = (1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
 EVERYTHING = dict(weight="fp32", smoothing=True, softcap=True)
@@ -33,8 +33,9 @@ def shipped() -> list:
     quick |= {(kind, 50257, "none", None) for kind in KINDS}
     found = [runtime.Shipped(_name(s), recipe(s), expectation(s),
                              s.x == "bf16" and (s.kind, s.N, s.reduction, s.weight) in quick) for s in specs]
-    totals = [TotalSpec(True), TotalSpec(True, False), TotalSpec(False), TotalSpec(True, True, "int32", "bf16")]
-    found += [runtime.Shipped(_total_name(s), total_recipe(s), Expectation(instructions=("STAS", "ACQBULK"), smem=4096))
+    totals = [ReduceSpec(True), ReduceSpec(True, False), ReduceSpec(False), ReduceSpec(True, True, "int32", "bf16")]
+    found += [runtime.Shipped(_total_name(s), reduce_recipe(s),
+                              Expectation(instructions=("STAS", "ACQBULK"), smem=4096))
               for s in totals]
     found += [runtime.Shipped(f"scale-{s.x}-n{s.N}", scale_recipe(s), Expectation(instructions=("LDG.E.128",)))
               for s in (ScaleSpec(4096, "bf16", 8), ScaleSpec(4096, "fp16", 8))]
@@ -48,7 +49,7 @@ def _name(s: CrossEntropySpec) -> str:
     return "-".join(["cross_entropy_" + s.kind, s.x, f"n{s.N}", s.reduction, *filter(None, options)])
 
 
-def _total_name(s: TotalSpec) -> str:
+def _total_name(s: ReduceSpec) -> str:
     return "-".join(["total", "mean" if s.mean else "sum", "losses" if s.losses else "weights", s.target,
                      s.weight or "unweighted"])
 
@@ -61,7 +62,7 @@ def expectation(spec: CrossEntropySpec) -> Expectation:
     t, wide = row_plan.tile(spec, config), []
     if spec.vector * spec.width == 128:
         # a ring's copies go through L1: at N 32768 and 131072 0.997 and 0.993 of QuACK, past it 0.993 and 0.995
-        through = "LDGSTS.E.LTC128B.128" if isinstance(config, WalkConfig) else "LDGSTS.E.128"
+        through = "LDGSTS.E.LTC128B.128" if isinstance(config, StreamingConfig) else "LDGSTS.E.128"
         held = "LDG.E.NA.128" if spec.kind == "forward" else "LDG.E.128"  # rows that are only read go past L1
         wide += [held if config.load == "registers" else through]
         if spec.kind != "forward":

@@ -72,7 +72,7 @@ class Kept(NamedTuple):
 
 
 class ClassRows:
-    """Mixed into a RowPass with a CrossEntropySpec in `spec`."""
+    """Mixed into a OnePassRows with a CrossEntropySpec in `spec`."""
 
     # ---- logits -----------------------------------------------------------------------------------------------------
 

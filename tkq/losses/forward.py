@@ -13,7 +13,7 @@ from ..softmax.online import OnlineRow, exp, finite, log, reciprocal
 from .class_rows import ClassRows, Kept, Options, Slope
 from .plan import TotalConfig
 from .reduce import Total
-from .spec import TotalSpec
+from .spec import ReduceSpec
 
 
 class CrossEntropy(ClassRows, OnlineRow):
@@ -26,7 +26,7 @@ class CrossEntropy(ClassRows, OnlineRow):
         self.spec = spec
         self.holds = config.load == "registers"
         mean = spec.reduction == "mean"
-        total = TotalSpec(mean, True, *((spec.target, spec.weight) if mean else ()))
+        total = ReduceSpec(mean, True, *((spec.target, spec.weight) if mean else ()))
         self.finish = None if spec.reduction == "none" else Total(total, TotalConfig())
 
     @cute.jit

@@ -11,30 +11,31 @@ from ..rows.one_pass import plan as row_plan
 from ..runtime.call import alloc, counters, dtypes
 from ..runtime.call.debug import enabled
 from ..runtime.call.dispatch import Shapes, added
-from ..runtime.call.replay import Again
+from ..runtime.call.replay import CallCache
 from ..runtime.device import arch
 from .checks import check_call, check_targets
-from .plan import ONCE_ROWS, TotalConfig, once, plan, scale
-from .spec import MAX_ROWS, CrossEntropySpec, ScaleSpec, TotalSpec
+from .plan import SINGLE_LAUNCH_ROWS, TotalConfig, plan, scale, single_launch
+from .spec import MAX_ROWS, CrossEntropySpec, ReduceSpec, ScaleSpec
 
 # What a call looks like, addresses aside -> its launcher, if that takes whole 16-byte accesses. It refuses what it
 # cannot take, so that a hit needs no check of its own. Of forwards, by what a chooser does not look at, choosers too.
-_known: dict = {}
-again = Again(by_stream=True)  # of `forward`, past `enabled`
+_launch_cache: dict = {}
+call_cache = CallCache(by_stream=True)  # of `forward`, past `enabled`
 _launchers: dict = {}  # with addresses -> any launcher
-_ROOM = 4 + ONCE_ROWS  # where a launch that makes the total has a counter and, at 16 bytes, its losses: `once.Once`
+# where a launch that makes the total has a counter and, at 16 bytes, its losses: `once.Once`
+_ROOM = 4 + SINGLE_LAUNCH_ROWS
 
 
 def forward(logits: Tensor, target: Tensor, terms: tuple, keep: bool = True) -> tuple:
     """(loss, what a backward needs: see rows.Kept), with as little Python as it takes. terms: the fields of a Terms.
-    Not keep: nobody asks for the second one, which is None or room that the reduction needed."""
+    Not keep: the second one is not needed: None, or memory that the reduction took."""
     weight, ignore_index, reduction, smoothing, z_loss, softcap = terms
     each = reduction == "none"
     try:
         shape = logits.shape
         M = shape[0] if len(shape) == 2 else math.prod(shape[:-1])
-        one = not each and once(M, shape[-1], reduction)
-        run = _known[reduction, smoothing != 0, softcap != 0, keep or not (each or one), one]
+        one = not each and single_launch(M, shape[-1], reduction)
+        run = _launch_cache[reduction, smoothing != 0, softcap != 0, keep or not (each or one), one]
         if M <= MAX_ROWS and 0 <= smoothing <= 1 and not enabled():
             index = logits.get_device()
             make, saved, room = alloc.maker(index), None, None
@@ -51,7 +52,7 @@ def forward(logits: Tensor, target: Tensor, terms: tuple, keep: bool = True) -> 
                     room = counters.room(index, _ROOM)
             arguments = logits, target, weight, loss, saved, room, None, ignore_index, smoothing, z_loss, softcap
             run(*arguments)
-            again.add((logits, target, *terms, keep), run, arguments, (loss, saved), kept=(room,))
+            call_cache.add((logits, target, *terms, keep), run, arguments, (loss, saved), kept=(room,))
             return loss, saved
     except Exception:  # nothing is known, or it was refused
         pass
@@ -64,7 +65,7 @@ def _carefully(logits, target, terms, keep):
     if enabled():
         check_targets(target, x.shape[1], terms.ignore_index)
     M, each, like = x.shape[0], terms.reduction == "none", dict(dtype=torch.float32, device=x.device)
-    one = once(*x.shape, terms.reduction)
+    one = single_launch(*x.shape, terms.reduction)
     keep = keep or not (each or one)
     saved = torch.empty(saved_size(M, terms.reduction), **like) if keep else None
     if not M:
@@ -73,9 +74,9 @@ def _carefully(logits, target, terms, keep):
     run = launcher("forward", x, index, terms, terms.reduction, keep=keep, one=one)
     room = counters.room(x.get_device(), _ROOM) if one else None
     given = x, index, terms.weight, flat(loss) if each else loss, saved, room, None, *terms[1:2], *terms[3:]
-    if _known.get(_key("forward", x, index, terms, terms.reduction, keep, one)) is run:
+    if _launch_cache.get(_key("forward", x, index, terms, terms.reduction, keep, one)) is run:
         place = terms.reduction, terms.label_smoothing != 0, terms.softcap != 0, keep, one
-        _known[place] = added(_known.get(place), run, given, Shapes({0: 1, 1: 0}, {3: 0} if each else {}))
+        _launch_cache[place] = added(_launch_cache.get(place), run, given, Shapes({0: 1, 1: 0}, {3: 0} if each else {}))
     run(*given)
     return loss, saved
 
@@ -93,8 +94,8 @@ def backward(logits: Tensor, target: Tensor, dloss: Tensor, saved: Tensor, terms
     try:
         index, dtype = logits.get_device(), logits.dtype
         M, N = logits.shape
-        run = _known[index, "backward", dtype, N, target.dtype, weight is not None and weight.dtype, reduction,
-                     smoothing != 0, softcap != 0, True, False]
+        run = _launch_cache[index, "backward", dtype, N, target.dtype, weight is not None and weight.dtype, reduction,
+                            smoothing != 0, softcap != 0, True, False]
         if M and logits.is_contiguous():
             to = logits if inplace else alloc.empty(index, (M, N), (N, 1), dtype)
             run(logits, target, weight, dloss, saved, None, to, ignore_index, smoothing, z_loss, softcap)
@@ -155,7 +156,7 @@ def launcher(kind: str, x: Tensor, target: Tensor, terms: Terms, reduction: str,
         spec = _spec(kind_of_call, x, given, part)
         run = _launchers[key] = runtime.function(recipe(spec))
         if spec.vector * spec.width == 128 and not spec.shifted and not part:
-            _known[kind_of_call] = run
+            _launch_cache[kind_of_call] = run
     return run
 
 
@@ -201,7 +202,7 @@ def both(logits: Tensor, target: Tensor, terms: Terms, inplace: bool) -> tuple:
     if inplace and x.data_ptr() != logits.data_ptr():  # logits that had to be copied to be rows
         logits.copy_(x.view(logits.shape))
     elif inplace:
-        torch.autograd.graph.increment_version(logits)  # whoever saved them for a backward learns of it
+        torch.autograd.graph.increment_version(logits)  # a backward that saved them raises
     return loss, gradient
 
 
@@ -217,13 +218,13 @@ def total(losses, target: Tensor, terms: Terms, loss, all) -> None:
     if run is None:
         arch.require_hopper(target.device)
         weight = None if terms.weight is None else dtypes.name_of(terms.weight.dtype)
-        spec = TotalSpec(mean, losses is not None, *((dtypes.name_of(target.dtype), weight) if mean else ()))
-        run = _launchers[key] = runtime.function(total_recipe(spec))
+        spec = ReduceSpec(mean, losses is not None, *((dtypes.name_of(target.dtype), weight) if mean else ()))
+        run = _launchers[key] = runtime.function(reduce_recipe(spec))
     run(losses, target if mean else None, terms.weight if mean else None, loss, all if mean else None,
         terms.ignore_index)
 
 
-def total_recipe(spec: TotalSpec, config=None):
+def reduce_recipe(spec: ReduceSpec, config=None):
     """The recipe of a reduction over rows."""
     return runtime.Recipe("tkq.losses.build:total", (spec, config or TotalConfig()))
 

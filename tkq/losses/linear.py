@@ -24,7 +24,8 @@ class Layer(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """kept, all: see rows.Kept. dx, dweight: the gradients, empty where none was asked for; times what `owed` says."""
+    """kept, all: see rows.Kept. dx, dweight: the gradients, empty where none was asked for; to be multiplied by
+    `gradient_factor`."""
 
     loss: Tensor
     kept: Tensor
@@ -75,11 +76,11 @@ def backward(layer: Layer, terms: Terms, dloss: Tensor, kept: Tensor, all: Tenso
 
 def folds(terms: Terms, x: Tensor) -> bool:
     """Is a mean's division part of the gradients that a forward computes? fp16 could not hold them: 1e-8 of a
-    probability of 1e-4 among 1e4 rows is nothing there. So those stay undivided, and are owed the division."""
+    probability of 1e-4 among 1e4 rows is nothing there. So those stay undivided, and the division comes last."""
     return terms.reduction == "mean" and x.dtype != torch.float16
 
 
-def owed(terms: Terms, x: Tensor, dloss: Tensor, all: Tensor) -> Tensor:
+def gradient_factor(terms: Terms, x: Tensor, dloss: Tensor, all: Tensor) -> Tensor:
     """What the gradients of a forward have to be multiplied by. Where the weights' sum is 0, or NaN, they are what they
     are to be: 0 in rows that are ignored, which 0 * inf would not leave."""
     if terms.reduction != "mean" or folds(terms, x):

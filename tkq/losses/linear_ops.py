@@ -125,7 +125,8 @@ def _cpu(x, weight, target, class_weight, ignore_index, reduction, label_smoothi
         nothing.zero_()
     if reduction != "none" and (grad_x or grad_weight):
         one = torch.ones((), device=x.device)
-        owes = 1.0 if reduction == "sum" else 1 / linear.owed(terms, x, one, _inverse(weight, target, terms)[None])
+        owes = 1.0 if reduction == "sum" else 1 / linear.gradient_factor(terms, x, one,
+                                                                         _inverse(weight, target, terms)[None])
         gradients = reference.linear_cross_entropy_backward(x, weight, target, one * owes, terms)
         for to, gradient in zip(found[3:], gradients):
             if to.numel():
@@ -180,9 +181,9 @@ def _backward(ctx, dloss, *_):
         dx, dweight = _anew(x, weight, target, dloss, kept, all, terms, needs_x, needs_weight)
     elif ops.route(x, weight, target, dloss) != "op":
         ctx.handed_out = True  # from here on these are the caller's, and what is saved is no longer what it was
-        dx, dweight = _multiplied(dx, dweight, linear.owed(terms, x, dloss, all), weight)
+        dx, dweight = _multiplied(dx, dweight, linear.gradient_factor(terms, x, dloss, all), weight)
     else:
-        factor = linear.owed(terms, x, dloss, all)
+        factor = linear.gradient_factor(terms, x, dloss, all)
         dx, dweight = (linear.times(g, factor).to(t.dtype) for g, t in ((dx, x), (dweight, weight)))
     return (dx.view(x.shape) if needs_x else None, dweight if needs_weight else None, *[None] * 9)
 

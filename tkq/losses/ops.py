@@ -77,8 +77,9 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
     """
     softcap = 0.0 if softcap is None else cap("cross_entropy", softcap)
     if inplace_backward is False and not (ops.traced() or debug.enabled()):
-        found = launch.again.take(logits, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap,
-                                  False)
+        found = launch.call_cache.take(logits, target, weight, ignore_index, reduction, label_smoothing, z_loss,
+                                       softcap,
+                                       False)
         if found is not None:
             return found[0]
     ignore_index, reduction, label_smoothing, z_loss, inplace_backward = _OPTIONS(
@@ -170,12 +171,12 @@ def _cuda(logits: Tensor, target: Tensor, weight: Optional[Tensor], ignore_index
           label_smoothing: float, z_loss: float, softcap: float, inplace: bool) -> tuple[Tensor, Tensor]:
     loss, saved = _launched(logits, target, Terms(weight, ignore_index, reduction, label_smoothing, z_loss, softcap))
     if reduction == "none":
-        saved[-2:].zero_()  # a reduction's: what nobody writes there would differ from call to call
+        saved[-2:].zero_()  # a reduction's: what stays unwritten there would differ from call to call
     return loss, saved
 
 
 def _launched(logits, target, terms):
-    found = None if debug.enabled() else launch.again.take(logits, target, *terms, True)
+    found = None if debug.enabled() else launch.call_cache.take(logits, target, *terms, True)
     return found or launch.forward(logits, target, terms)
 
 
@@ -218,7 +219,7 @@ def _recorded_backward(ctx, dloss):
     elif logits.is_cuda:
         dlogits = launch.backward(logits, target, dloss, saved, ctx.terms, ctx.inplace)
         if ctx.inplace:
-            torch.autograd.graph.increment_version(logits)  # whoever else saved them learns of it
+            torch.autograd.graph.increment_version(logits)  # any other backward that saved them raises
     else:
         dlogits = _cpu_backward(logits, target, dloss, saved, *ctx.terms)
     return dlogits, None, None, None

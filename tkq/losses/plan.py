@@ -28,7 +28,7 @@ _FORWARD = (
 
 
 @dataclass(frozen=True)
-class WalkConfig(RowConfig):
+class StreamingConfig(RowConfig):
     """For a forward that keeps nothing of a row: its threads walk along it, in steps of `vectors` accesses.
 
     load: "shared": a ring of `stages` steps, of which one is read while the copies of the others are on their way;
@@ -45,7 +45,7 @@ class WalkConfig(RowConfig):
 # fewer rows are walked along at a time, the better: blocks of 256 and 128 threads are slower. A row that is held in
 # several (as above, where smoothing needs two passes over it) has nothing on its way while they exchange.
 _WALK_FROM, _LONG_WALK_FROM = 49152, 131072  # bytes
-_WALK, _LONG_WALK = WalkConfig(512, 512, vectors=2, stages=4), WalkConfig(1024, 1024, vectors=2, stages=6)
+_WALK, _LONG_WALK = StreamingConfig(512, 512, vectors=2, stages=4), StreamingConfig(1024, 1024, vectors=2, stages=6)
 
 _FUSED_HELD = 262144  # bytes of a row that stay in registers at most
 
@@ -85,13 +85,13 @@ def check(spec: CrossEntropySpec, config: RowConfig) -> None:
         if row_plan.tile(spec, config).threads != config.threads:
             raise ValueError(f"threads: {config}")
         return
-    if isinstance(config, WalkConfig):
-        _check_walk(spec, config)
+    if isinstance(config, StreamingConfig):
+        _check_streaming(spec, config)
     else:
         row_plan.check(spec, config, spec.exchanges, WORDS)
 
 
-def _check_walk(spec, config):
+def _check_streaming(spec, config):
     if spec.kind != "forward" or spec.smoothing:
         raise ValueError(f"a walk keeps nothing of a row: got {spec.kind}, label smoothing {spec.smoothing}, allowed "
                          "is a forward without")
@@ -108,7 +108,7 @@ def smem_bytes(spec: CrossEntropySpec, config: RowConfig) -> int:
     """Shared memory of a block."""
     if spec.kind == "backward":
         return 0
-    if not isinstance(config, WalkConfig) or config.load != "shared":
+    if not isinstance(config, StreamingConfig) or config.load != "shared":
         return row_plan.smem_bytes(spec, config, spec.exchanges)
     ring = config.threads * config.vectors * config.stages * spec.vector * spec.width // 8
     return ring + row_plan.smem_bytes(spec, replace(config, load="registers"), spec.exchanges)
@@ -147,7 +147,7 @@ def variants(spec: CrossEntropySpec) -> list[RowConfig]:
                 loads = ("registers",) if spec.kind == "backward" else ("registers", "shared")
                 found += [c for load in loads if _worth(spec, c := RowConfig(row_threads, threads, cluster, load))]
     if spec.kind == "forward" and spec.N * spec.width // 8 > 24576:
-        found += [c for c in WALKS if _serves(spec, c)]
+        found += [c for c in STREAMING if _serves(spec, c)]
     return list(dict.fromkeys(found))
 
 
@@ -156,10 +156,10 @@ def variants(spec: CrossEntropySpec) -> list[RowConfig]:
 _RINGS = ((512, 1, 2, 4), (512, 1, 4, 3), (512, 1, 2, 6), (512, 2, 2, 4), (512, 4, 2, 4), (512, 8, 2, 4),
           (256, 4, 2, 6), (1024, 1, 2, 6), (1024, 1, 2, 3, 2), (1024, 1, 1, 6, 2))
 _LOADS = ((256, 5, 4), (512, 2, 4))
-WALKS = [WalkConfig(threads, threads, cluster, "shared", *rest, vectors=vectors, stages=stages)
-         for threads, cluster, vectors, stages, *rest in _RINGS]
-WALKS += [WalkConfig(threads, threads, 1, "registers", resident, vectors=vectors)
-          for threads, resident, vectors in _LOADS]
+STREAMING = [StreamingConfig(threads, threads, cluster, "shared", *rest, vectors=vectors, stages=stages)
+             for threads, cluster, vectors, stages, *rest in _RINGS]
+STREAMING += [StreamingConfig(threads, threads, 1, "registers", min_blocks_per_sm, vectors=vectors)
+              for threads, min_blocks_per_sm, vectors in _LOADS]
 
 
 def _serves(spec, config):
@@ -179,12 +179,12 @@ def _worth(spec, config):
 
 # So few rows, and logits in all, take their mean or sum in one launch (`once`): a call's CPU time is what counts there.
 # Each of its blocks ends with a fence and a ticket, more than a microsecond that a second launch does not have.
-ONCE_ROWS, ONCE_LOGITS = 1024, 1 << 23
+SINGLE_LAUNCH_ROWS, ONCE_LOGITS = 1024, 1 << 23
 
 
-def once(rows: int, classes: int, reduction: str) -> bool:
+def single_launch(rows: int, classes: int, reduction: str) -> bool:
     """Is the total made by the forward's own launch?"""
-    return reduction != "none" and rows <= ONCE_ROWS and rows * classes <= ONCE_LOGITS
+    return reduction != "none" and rows <= SINGLE_LAUNCH_ROWS and rows * classes <= ONCE_LOGITS
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ AHEAD = 8  # rows of a thread whose loads are under way together
 
 
 class Total(ReductionBase):
-    """loss = sum(losses) / sum(weights of the targets), inverse = 1 / that sum; a part of it, by TotalSpec.
+    """loss = sum(losses) / sum(weights of the targets), inverse = 1 / that sum; a part of it, by ReduceSpec.
 
     Thread i of the cluster's n takes rows i, i + n, ..; then warps, then blocks exchange their two sums. All of it
     starts when the kernel before it has ended: its launch lies under that one's end.

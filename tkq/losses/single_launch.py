@@ -12,12 +12,12 @@ from .class_rows import Kept, Options
 from .forward import CrossEntropy
 from .plan import TotalConfig
 from .reduce import Total
-from .streaming import CrossEntropyWalk
+from .streaming import CrossEntropyStreaming
 
 AHEAD = 4  # numbers of the room before its losses: they begin at 16 bytes
 
 
-class Once:
+class SingleLaunch:
     """Mixed in before a CrossEntropy without a launch of its own for the total.
 
       every block    losses of its rows -> room | block's barrier | thread 0: a ticket (release, acquire) | barrier
@@ -56,7 +56,7 @@ class Once:
             self._add_up(here, mine, parts, mLoss, self.inverse_of(mSaved, mX.shape[0]))
 
     def inverse_of(self, mSaved, rows):
-        """Where 1 / the sum of the weights goes; None where nobody needs it."""
+        """Where 1 / the sum of the weights goes; None where it is not needed."""
         return Kept.of(mSaved, None, rows).all if mSaved is not None and self.last.spec.mean else None
 
     @cute.jit
@@ -89,9 +89,9 @@ def losses_of(room, rows):
     return cute.make_tensor(cute.recast_ptr(room.iterator, dtype=Float32) + AHEAD, cute.make_layout(rows))
 
 
-class CrossEntropyOnce(Once, CrossEntropy):
+class CrossEntropySingleLaunch(SingleLaunch, CrossEntropy):
     pass
 
 
-class CrossEntropyWalkOnce(Once, CrossEntropyWalk):
+class CrossEntropyStreamingSingleLaunch(SingleLaunch, CrossEntropyStreaming):
     pass

@@ -76,7 +76,7 @@ class CrossEntropySpec:
 
 
 @dataclass(frozen=True)
-class TotalSpec:
+class ReduceSpec:
     """The reduction over rows: their losses to one, the rows' weights to one over their sum.
 
     mean: divide by the sum of the weights of the targets (1 each, where weight is None); without it, nothing is asked

@@ -25,14 +25,14 @@ class Way(NamedTuple):
     place: tuple
 
 
-class CrossEntropyWalk(CrossEntropy):
+class CrossEntropyStreaming(CrossEntropy):
     """A forward needs of a row only lse and the target's logit, so nothing of the row is kept: a thread goes over it
     in steps of a few vectors, with the largest value so far and the sum of the exponentials below it. Rows are
     exchanged once, at their end, and a block's bytes on their way do not depend on how many registers it has:
 
       step            0          1          2          3 ...
       copies under    0 1        1 2        2 3        3 4          a ring of 3 stages; a thread copies (cp.async)
-      way at its end                                                what it reads itself, so nobody waits for others
+      way at its end what it reads itself: no waits between threads
       reads           0          1          2          3
 
     With load = "registers" there is no ring: a step's loads wait for memory, and the other blocks of the
@@ -67,7 +67,7 @@ class CrossEntropyWalk(CrossEntropy):
     def work(self, here, mX, mT, mW, mLoss, mSaved, mAll, mD, o: Options):
         """One thread's."""
         place, kept = self._place(here, mX), Kept.of(mSaved, mAll, mX.shape[0])
-        given = mT[place.there]  # nobody asks for it before the row's end: it has the whole walk to arrive
+        given = mT[place.there]  # not needed before the row's end: the load has the whole walk to arrive
         top, total = self.over_row(self._way(mX, place), o)
         target, first = self.known_target(Int64(given), mW, o), place.col <= 0
         z = self.at_target(mX, place, target, first, o)

@@ -5,10 +5,10 @@ from ..rows.persistent import plan as rows
 from ..runtime.compile.expectation import Expectation
 from . import fp8_persistent_config, fp8_persistent_plan, persistent_plan
 from .backward import per_head_ops, per_head_plan
-from .backward.per_head_plan import HeadsSpec
+from .backward.per_head_plan import PerHeadSpec
 from .config import Config, smem_bytes
 from .launch import recipe
-from .long_rows_config import LongConfig
+from .long_rows_config import Fp8LongRowsConfig
 from .long_rows_plan import plan
 from .spec import OUT_WIDTH, NormSpec
 
@@ -17,7 +17,7 @@ KINDS = ("rmsnorm", "layernorm")
 
 
 def shipped() -> list:
-    return [*map(_shipped, (*plain(), *with_options(), *quantised())), *_heads_backward()]
+    return [*map(_shipped, (*plain(), *with_options(), *quantised())), *_per_head_backward()]
 
 
 def _shipped(s: NormSpec):
@@ -25,12 +25,12 @@ def _shipped(s: NormSpec):
     for way in (persistent_plan, fp8_persistent_plan):
         kept = way.planned(s)
         if kept is not None:
-            return runtime.Shipped(name, way.recipe(s, kept), kept_expectation(s, kept),
+            return runtime.Shipped(name, way.recipe(s, kept), persistent_expectation(s, kept),
                                    quick=name in QUICK)
     return runtime.Shipped(name, recipe(s), expectation(s, plan(s)), quick=name in QUICK)
 
 
-def kept_expectation(spec: NormSpec, kept) -> Expectation:
+def persistent_expectation(spec: NormSpec, kept) -> Expectation:
     """Of blocks that stay: bulk copies in, whole vectors from shared memory, an exchange through the cluster if one
     is there, no register too many."""
     exchange = ("STAS",) if kept.cluster > 1 else ("SHFL",)
@@ -127,28 +127,29 @@ def expectation(spec: NormSpec, config: Config) -> Expectation:
     exchange = ("STAS", "UCGABAR_ARV") if t.cluster > 1 else ("SHFL",)
     convert = ("F2FP.SATFINITE.E4M3",) if spec.scale else ()
     # 2048 threads on an SM; a quarter of them must fit at once to cover the latency of memory, a block at least
-    resident = config.resident if isinstance(config, LongConfig) else 1
-    registers = min(128, 65536 // (resident * t.threads) // 8 * 8)
+    min_blocks_per_sm = config.min_blocks_per_sm if isinstance(config, Fp8LongRowsConfig) else 1
+    registers = min(128, 65536 // (min_blocks_per_sm * t.threads) // 8 * 8)
     return Expectation(instructions=(*wide, *exchange, *convert), registers=registers,
                        smem=smem_bytes(spec, config) + 2048)
 
 
-def _heads_backward() -> list:
+def _per_head_backward() -> list:
     """Heads of usual sizes with the weight trained and frozen, every other option, the longest, and an odd one."""
     usual = ("bf16", "bf16", "bf16", "bf16", None, None)
     rms, layer = KINDS
-    specs = [HeadsSpec(rms, D, *usual, dweight, None, False, 8) for D in (64, 128, 256) for dweight in ("bf16", None)]
-    specs += [HeadsSpec(layer, D, *usual, dweight, dweight, False, 8) for D, dweight in ((64, "bf16"), (128, "bf16"),
+    specs = [PerHeadSpec(rms, D, *usual, dweight, None, False, 8) for D in (64, 128, 256) for dweight in ("bf16", None)]
+    specs += [PerHeadSpec(layer, D, *usual, dweight, dweight, False, 8) for D, dweight in ((64, "bf16"), (128, "bf16"),
                                                                                         (128, None), (256, "bf16"))]
     specs += [s for kind in KINDS for s in (
-        HeadsSpec(kind, 128, "fp16", "bf16", "fp32", "bf16", "fp32", "fp32", "fp32", "fp32", True, 4),
-        HeadsSpec(kind, per_head_plan.MAX_D, *usual, "bf16", "bf16", False, 8),
-        HeadsSpec(kind, per_head_plan.MAX_D, *["fp32"] * 8, True, 4),
-        HeadsSpec(kind, 33, *usual, "bf16", None, False, 1))]
+        PerHeadSpec(kind, 128, "fp16", "bf16", "fp32", "bf16", "fp32", "fp32", "fp32", "fp32", True, 4),
+        PerHeadSpec(kind, per_head_plan.MAX_D, *usual, "bf16", "bf16", False, 8),
+        PerHeadSpec(kind, per_head_plan.MAX_D, *["fp32"] * 8, True, 4),
+        PerHeadSpec(kind, 33, *usual, "bf16", None, False, 1))]
     found = []
     for s in specs:
         given = "".join(f"-{n}{t}" for n, t in (("r", s.dresidual), ("dw", s.dweight), ("db", s.dbias)) if t)
         wanted = Expectation(instructions=("LDG.E", "STG.E"), registers=128, smem=4096)  # of two kernels alike
-        found.append(runtime.Shipped(f"{s.kind}_heads_backward-{s.x}-d{s.D}{given}-v{s.vector}", per_head_ops.recipe(s),
+        found.append(runtime.Shipped(f"{s.kind}_per_head_backward-{s.x}-d{s.D}{given}-v{s.vector}",
+                                     per_head_ops.recipe(s),
                                      wanted, quick=s.kind == rms and s.D == 128 and s.dweight == "bf16"))
     return found

@@ -15,16 +15,16 @@ class Config:
 
     load: "registers" (which hold x over the exchange) or "shared" (by cp.async; a thread reads what it copied itself,
     once for each pass, and so needs few registers).
-    early: load weight and bias before the reduction, or else where they are used.
-    rows_each: rows that a thread holds at once; they share one load of weight and bias.
+    prefetch_weight: load weight and bias before the reduction, or else where they are used.
+    rows_per_thread: rows that a thread holds at once; they share one load of weight and bias.
     """
 
     threads_per_row: int
     threads: int
     cluster: int = 1
     load: str = "registers"
-    early: bool = True
-    rows_each: int = 1
+    prefetch_weight: bool = True
+    rows_per_thread: int = 1
 
     @property
     def split(self) -> bool:
@@ -33,7 +33,7 @@ class Config:
         rmsnorm of (4096, 262144) in bf16 on an H100: 3022 GB/s so, 3012 if each result is stored when it is there,
         2811 past L1. Where weight and bias come late, stores at the end made layernorm up to 1.7 times as slow.
         """
-        return self.load == "shared" and self.early
+        return self.load == "shared" and self.prefetch_weight
 
     def tile(self, spec: NormSpec) -> geometry.Tile:
         return geometry.tile(spec.N, spec.vector, self.threads_per_row, self.threads, self.cluster)
@@ -45,23 +45,24 @@ def smem_bytes(spec: NormSpec, config: Config) -> int:
     t = config.tile(spec)
     x = t.rows * t.cols * spec.loaded // 8 if config.load == "shared" else 0
     met = t.threads // 32 * t.blocks * 4 if spec.scale == "block" and t.vector < 4 else 0
-    return config.rows_each * (x + spec.exchanges * (t.threads // 32 * t.cluster * 8 + 16) + met)
+    return config.rows_per_thread * (x + spec.exchanges * (t.threads // 32 * t.cluster * 8 + 16) + met)
 
 
 def packed_words(spec: NormSpec, config: Config) -> int:
     """Registers that a thread needs to hold x (and residual), and weight and bias if they come early, as they lie in
     memory."""
-    bits = 0 if config.load == "shared" else spec.loaded * config.rows_each
-    if config.early:
+    bits = 0 if config.load == "shared" else spec.loaded * config.rows_per_thread
+    if config.prefetch_weight:
         bits += sum(WIDTH[d] for d in (spec.weight, spec.bias) if d)
     per = config.tile(spec).per_thread
     return -(-per * bits // 32)
 
 
 def waits_together(spec: NormSpec, config: Config) -> bool:
-    """Do a thread's rows wait for their cluster together (`several.LayerNormSeveral`), or one after the other?"""
+    """Do a thread's rows wait for their cluster together (`several.LayerNormMultiRow`), or one after the other?"""
     t = config.tile(spec)
-    return (spec.kind == "layernorm" and not spec.scale and config.rows_each > 1 and t.cluster > 1 and t.even(spec.N))
+    return (spec.kind == "layernorm" and not spec.scale and config.rows_per_thread > 1 and t.cluster > 1
+            and t.even(spec.N))
 
 
 def check(spec: NormSpec, config: Config) -> None:
@@ -74,8 +75,8 @@ def check(spec: NormSpec, config: Config) -> None:
         raise ValueError(f"load: cp.async copies at least 4 bytes, got a vector of {spec.vector} {spec.x}")
     if config.load == "shared" and spec.scale:
         raise ValueError("load: results that wait for their scale are held in registers, got 'shared'")
-    if config.rows_each < 1:
-        raise ValueError(f"rows_each: got {config.rows_each}, allowed are 1 and more")
+    if config.rows_per_thread < 1:
+        raise ValueError(f"rows_per_thread: got {config.rows_per_thread}, allowed are 1 and more")
     if t.per_thread > PER_THREAD:
         raise ValueError(f"{t.per_thread} elements a thread, allowed are {PER_THREAD}")
     if t.cluster > geometry.MAX_CLUSTER or smem_bytes(spec, config) > geometry.SMEM_BYTES:

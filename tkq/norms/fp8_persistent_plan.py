@@ -75,13 +75,13 @@ def variants(spec: NormSpec) -> list[RowPlan]:
 def _plan(spec, geometry) -> Optional[RowPlan]:
     """None where vectors would not stay in registers, which is what it is for, where no row would be on its way while
     others are worked on, or where anything else does not fit."""
-    cluster, warps, stages, resident = geometry
+    cluster, warps, stages, min_blocks_per_sm = geometry
     if stages < len(shape(spec).sums) + 2:
         return None
     cols = _cols(spec, cluster)
     try:
         found = rows.plan(shape(spec), cluster=cluster, per_thread=-(-cols // (warps * rows.WARP)), warps=warps,
-                          stages=stages, resident=resident, cols=cols, vectors="float")
+                          stages=stages, min_blocks_per_sm=min_blocks_per_sm, cols=cols, vectors="float")
     except ValueError:
         return None
     held = found.per_thread * len(shape(spec).vectors)

@@ -15,19 +15,19 @@ from .. import runtime
 from ..runtime.call import alloc, check, dtypes
 from ..runtime.call.alignment import vector
 from ..runtime.call.dispatch import Ended, Shapes, added
-from ..runtime.call.replay import Again
+from ..runtime.call.replay import CallCache
 from ..runtime.device import arch, clusters
 from . import checks, fp8_persistent_plan, persistent_plan
 from .config import waits_together
-from .long_rows_config import LongConfig
+from .long_rows_config import Fp8LongRowsConfig
 from .long_rows_plan import plan
 from .spec import GROUP, NormSpec
 
 _END = check.FLOAT32_END
 _MAX_ROWS = 1 << 30  # of one launch: the kernel counts rows in 32 bits
 
-_known: dict = {}  # what is called -> choosers of launchers for whole accesses; see `plain` and `norm`
-_again = Again()  # of `again`
+_launch_cache: dict = {}  # what is called -> choosers of launchers for whole accesses; see `plain` and `norm`
+_call_cache = CallCache()  # of `again`
 _launchers: dict = {}  # what a call looks like, and the elements of an access -> its launcher, whether without options
 # The arguments of `plain`'s choosers are those of a launcher without options. One for heads has all of `norm`'s.
 _OF_PLAIN, _OF_NORM = (0, 1, 2, 3, None, None, None, None, None, 4, None), (0, 1, 2, 3, 9)
@@ -62,8 +62,8 @@ def recipe(spec: NormSpec, config=None):
     """The recipe of a spec, with its planned config or another one."""
     config = config or plan(spec)
     several = "layernorm_multi_row" if waits_together(spec, config) else "build"
-    return runtime.Recipe(f"tkq.norms.forward.{'fp8_long_rows' if isinstance(config, LongConfig) else several}:build",
-                          (spec, config))
+    module = "fp8_long_rows" if isinstance(config, Fp8LongRowsConfig) else several
+    return runtime.Recipe(f"tkq.norms.forward.{module}:build", (spec, config))
 
 
 def compiled(spec: NormSpec, device):
@@ -71,7 +71,7 @@ def compiled(spec: NormSpec, device):
     for way in (persistent_plan, fp8_persistent_plan):
         kept = way.planned(spec)
         if kept is not None:
-            units = kept.resident * clusters.resident(device, kept.cluster, kept.block)
+            units = kept.min_blocks_per_sm * clusters.resident(device, kept.cluster, kept.block)
             return Ended(runtime.function(way.recipe(spec, kept)), units)
     return runtime.function(recipe(spec))
 
@@ -82,7 +82,7 @@ def compiled(spec: NormSpec, device):
 def plain(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float,
           out: Optional[Tensor] = None) -> Tensor:
     """y alone, without options: as `norm` below, with as little Python as it takes. out: a contiguous tensor like x to
-    write to, for whoever owns the memory."""
+    write to, for the owner of the memory."""
     y = out
     try:
         if y is None:
@@ -90,7 +90,7 @@ def plain(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]
             stride = (shape[1], 1) if len(shape) == 2 else x.stride() if x.is_contiguous() else alloc.strides(shape)
             y = alloc.empty(x.get_device(), shape, stride, x.dtype)
         if 0.0 <= eps < _END:  # a NaN is not
-            _known[kind](x, weight, bias, y, eps)
+            _launch_cache[kind](x, weight, bias, y, eps)
             return y
     except Exception:  # nothing is known, or it was refused
         pass
@@ -111,7 +111,7 @@ def norm(call: tuple, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor
                 h = make(shape, stride, total)
             if stats or scale is not None:
                 rstd, mean, scales = _of_rows(call, make, shape)
-            _known[kind, scale](x, weight, bias, y, residual, h, rstd, mean, scales, eps, offset or None)
+            _launch_cache[kind, scale](x, weight, bias, y, residual, h, rstd, mean, scales, eps, offset or None)
             return y, h, rstd, mean, scales
     except Exception:  # nothing is known, or it was refused
         pass
@@ -119,13 +119,13 @@ def norm(call: tuple, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor
     return _carefully(Call(*call), x, weight, bias, residual)
 
 
-def again(call: tuple, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
-          residual: Optional[Tensor]) -> Results:
+def replayed(call: tuple, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
+             residual: Optional[Tensor]) -> Results:
     """The same, for eager calls of which autograd keeps the results."""
-    found = _again.take(x, weight, bias, residual, *call)
+    found = _call_cache.take(x, weight, bias, residual, *call)
     if found is None:
         found = norm(call, x, weight, bias, residual)
-        _again.add((x, weight, bias, residual, *call), *launched(call, x, weight, bias, residual, found), found)
+        _call_cache.add((x, weight, bias, residual, *call), *launched(call, x, weight, bias, residual, found), found)
     return found
 
 
@@ -137,7 +137,7 @@ def launched(call: tuple, x, weight, bias, residual, found: Results) -> tuple:
 
 def known(*place):
     """The chooser of `plain`'s launchers (kind) or `norm`'s (kind, scale); None where there is none yet."""
-    return _known.get(place if len(place) == 2 else place[0])
+    return _launch_cache.get(place if len(place) == 2 else place[0])
 
 
 def _heads(x, residual, weight):
@@ -247,10 +247,10 @@ def _remember(spec, run, arguments):
     # rows that are one matrix are not for a kernel of heads, or what a call runs would depend on those before it
     fewest = spec.heads == "rows"
     shapes = Shapes({0: kept, 4: kept}, {3: 1, 5: 1}, takes=_OF_NORM if spec.plain else None, fewest=fewest)
-    _known[place] = added(_known.get(place), run, arguments, shapes)
+    _launch_cache[place] = added(_launch_cache.get(place), run, arguments, shapes)
     if spec.out is None and not spec.offset and all(t is None for t in arguments[4:9]):
         shapes = Shapes({0: kept}, {3: 1}, takes=None if spec.plain else _OF_PLAIN, fewest=fewest)
-        _known[spec.kind] = added(_known.get(spec.kind), run, (*arguments[:4], arguments[9]), shapes)
+        _launch_cache[spec.kind] = added(_launch_cache.get(spec.kind), run, (*arguments[:4], arguments[9]), shapes)
 
 
 def _spec(call, heads, arguments, width):

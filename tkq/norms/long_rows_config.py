@@ -1,12 +1,12 @@
-"""A config with one number more, apart from the plan that chooses: which is chosen makes no kernel anew."""
+"""The config of a float8 norm of long rows."""
 from dataclasses import dataclass
 
 from .config import Config
 
 
 @dataclass(frozen=True)
-class LongConfig(Config):
-    """Of `fp8_long_rows`. resident: blocks for which a multiprocessor is to have registers."""
+class Fp8LongRowsConfig(Config):
+    """Of `fp8_long_rows`. min_blocks_per_sm: blocks for which a multiprocessor is to have registers."""
 
     load: str = "shared"
-    resident: int = 1
+    min_blocks_per_sm: int = 1

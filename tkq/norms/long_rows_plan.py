@@ -7,7 +7,7 @@ from typing import Optional
 from ..dtypes import WIDTH
 from . import plan as every
 from .config import Config, smem_bytes
-from .long_rows_config import LongConfig
+from .long_rows_config import Fp8LongRowsConfig
 from .spec import NormSpec
 
 FROM_BYTES = 131072  # of a row
@@ -20,12 +20,13 @@ SMEM_BYTES, REGISTERS = 227 * 1024, 65536  # of a multiprocessor, of which a blo
 # layernorm: N
 # 131072 (M 8192) 1.120 of 1.415; 262144 (M 4096) with a residual 2.505 of 3.062.
 _TABLES = {
-    "row": ((262144, LongConfig(128, 128, 16, rows_each=2, resident=5)),),
-    "sum": ((262144, None), (524288, LongConfig(512, 512, 16, "registers", early=False, resident=2))),
+    "row": ((262144, Fp8LongRowsConfig(128, 128, 16, rows_per_thread=2, min_blocks_per_sm=5)),),
+    "sum": ((262144, None),
+            (524288, Fp8LongRowsConfig(512, 512, 16, "registers", prefetch_weight=False, min_blocks_per_sm=2))),
     None: ((262144, Config(128, 128, 16, "shared")),),
 }
 # in place of the first, where its blocks would not have as many columns each: asking what is inside takes registers
-_UNEVEN = LongConfig(256, 256, 8, early=False, rows_each=2, resident=3)
+_UNEVEN = Fp8LongRowsConfig(256, 256, 8, prefetch_weight=False, rows_per_thread=2, min_blocks_per_sm=3)
 
 
 def plan(spec: NormSpec) -> Config:
@@ -46,7 +47,7 @@ def planned(spec: NormSpec) -> Optional[Config]:
     return _UNEVEN if scale == "row" and config and not config.tile(spec).even(spec.N) else config
 
 
-def check(spec: NormSpec, config: LongConfig) -> None:
+def check(spec: NormSpec, config: Fp8LongRowsConfig) -> None:
     """Raises ValueError where a config cannot serve the spec."""
     t = config.tile(spec)
     if spec.kind != "layernorm" or not spec.scale or spec.heads:
@@ -55,11 +56,11 @@ def check(spec: NormSpec, config: LongConfig) -> None:
         raise ValueError(f"a row for a cluster of blocks, got {t}")
     if config.load == "shared" and spec.scale != "row":
         raise ValueError(f"load: scales of 128 columns have their results in registers, got {config.load!r}")
-    if config.load == "registers" and config.rows_each > 1:
-        raise ValueError(f"rows_each: got {config.rows_each}, in registers one is allowed")
-    room = config.resident * (smem_bytes(spec, config) + 2048)
-    if room > SMEM_BYTES or config.resident * t.threads * 32 > REGISTERS:
-        raise ValueError(f"{config.resident} blocks of {t.threads} threads, {room} bytes of shared memory: too much")
+    if config.load == "registers" and config.rows_per_thread > 1:
+        raise ValueError(f"rows_per_thread: got {config.rows_per_thread}, in registers one is allowed")
+    room = config.min_blocks_per_sm * (smem_bytes(spec, config) + 2048)
+    if room > SMEM_BYTES or config.min_blocks_per_sm * t.threads * 32 > REGISTERS:
+        raise ValueError(f"{config.min_blocks_per_sm} blocks of {t.threads} threads, {room} bytes of smem: too much")
 
 
 # (blocks of a cluster, threads, rows at once, blocks on a multiprocessor)
@@ -69,11 +70,13 @@ _GEOMETRIES = ((16, 256, 2, 3), (16, 256, 2, 4), (16, 256, 1, 3), (16, 256, 1, 4
 
 def variants(spec: NormSpec) -> list[Config]:
     """Those worth timing, the planned one first."""
-    found = [planned(spec)] if isinstance(planned(spec), LongConfig) else []
-    for cluster, threads, rows, resident in _GEOMETRIES:
-        found += [LongConfig(threads, threads, cluster, "shared", early, rows, resident) for early in (True, False)]
+    found = [planned(spec)] if isinstance(planned(spec), Fp8LongRowsConfig) else []
+    for cluster, threads, rows, min_blocks_per_sm in _GEOMETRIES:
+        found += [Fp8LongRowsConfig(threads, threads, cluster, "shared", prefetch_weight, rows, min_blocks_per_sm)
+                  for prefetch_weight in (True, False)]
     for cluster in (8, 16):
-        found += [LongConfig(512, 512, cluster, "registers", early, 1, 2) for early in (True, False)]
+        found += [Fp8LongRowsConfig(512, 512, cluster, "registers", prefetch_weight, 1, 2)
+                  for prefetch_weight in (True, False)]
     return list(dict.fromkeys(c for c in found if _serves(spec, c)))
 
 

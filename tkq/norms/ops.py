@@ -7,13 +7,13 @@ from torch import Tensor
 from ..reference import norms
 from ..runtime import arguments
 from ..runtime.call import check, ops
-from ..runtime.call.replay import Again
+from ..runtime.call.replay import CallCache
 from . import autograd, checks, launch
 from .launch import Call, recipe
 
 __all__ = ["layernorm", "recipe", "rmsnorm"]
 
-_again, _again_plain = Again(), Again()  # without gradients; those of no options
+_call_cache, _call_cache_plain = CallCache(), CallCache()  # without gradients; those of no options
 _OPTIONS = {kind: arguments.checker(kind, "eps", "prenorm", "weight_offset", "out_dtype", "residual_dtype")
             for kind in ("rmsnorm", "layernorm")}
 
@@ -121,14 +121,14 @@ def layernorm(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor]
 def _plain(kind, x, weight, bias, eps):
     """Without options: the shortest way to the kernel."""
     if not ops.traced():
-        found = _again_plain.take(x, weight, bias, eps, kind)
+        found = _call_cache_plain.take(x, weight, bias, eps, kind)
         if found is not None:
             return found
     eps = checks.EPS[kind](eps)
     way = ops.route(x, weight, bias)
     if way == "direct" and x.is_cuda:
         y = launch.plain(kind, x, weight, bias, eps)
-        _again_plain.add((x, weight, bias, eps, kind), launch.known(kind), (x, weight, bias, y, eps), y)
+        _call_cache_plain.add((x, weight, bias, eps, kind), launch.known(kind), (x, weight, bias, y, eps), y)
         return y
     if way == "record" and x.is_cuda:
         return _RecordedPlain.apply(x, weight, bias, (kind, eps))
@@ -137,7 +137,7 @@ def _plain(kind, x, weight, bias, eps):
 
 def _norm(kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, residual_dtype):
     if not ops.traced():
-        found = _again.take(x, weight, bias, residual, kind, eps, prenorm, offset, out_dtype, residual_dtype)
+        found = _call_cache.take(x, weight, bias, residual, kind, eps, prenorm, offset, out_dtype, residual_dtype)
         if found is not None:
             return found
     eps, prenorm, offset, out_dtype, residual_dtype = _OPTIONS[kind](eps, prenorm, offset, out_dtype, residual_dtype)
@@ -150,7 +150,7 @@ def _norm(kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, resi
         call = kind, eps, offset, out_dtype, total, False, None
         made = launch.norm(call, x, weight, bias, residual)
         found = (made[0], x if total is None else made[1]) if prenorm else made[0]
-        _again.add(given, *launch.launched(call, x, weight, bias, residual, made), found)
+        _call_cache.add(given, *launch.launched(call, x, weight, bias, residual, made), found)
         return found
     return _routed(way, kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, residual_dtype)
 
@@ -197,7 +197,7 @@ def _forward(call: tuple, x, weight, bias, residual) -> launch.Results:
 
 def _recorded(ctx, x, weight, bias, residual, how):
     call, prenorm = how
-    y, h, rstd, mean, _ = (launch.again if x.is_cuda else _forward)(call, x, weight, bias, residual)
+    y, h, rstd, mean, _ = (launch.replayed if x.is_cuda else _forward)(call, x, weight, bias, residual)
     autograd.remember_quickly(ctx, call, (x, weight, bias, residual), h, (rstd, mean))
     if not prenorm and residual is None:
         return y
@@ -211,7 +211,7 @@ def _recorded(ctx, x, weight, bias, residual, how):
 def _recorded_plain(ctx, x, weight, bias, how):
     kind, eps = how
     call = kind, eps, 0.0, None, None, True, None
-    y, _, rstd, mean, _ = launch.again(call, x, weight, bias, None)
+    y, _, rstd, mean, _ = launch.replayed(call, x, weight, bias, None)
     autograd.remember_quickly(ctx, call, (x, weight, bias, None), None, (rstd, mean))
     return y
 
@@ -246,7 +246,7 @@ def _op(kind):
             weight_offset: float, out_dtype: Optional[torch.dtype], total_dtype: Optional[torch.dtype],
             save: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # a default would be compared with: see ops._schema
         call = kind, eps, weight_offset, out_dtype, total_dtype, save, None
-        found = (launch.again if x.is_cuda else _forward)(call, x, weight, bias, residual)
+        found = (launch.replayed if x.is_cuda else _forward)(call, x, weight, bias, residual)
         return tuple(x.new_empty(0) if t is None else t for t in found[:4])
 
     def fake(x, weight, bias, eps, residual, weight_offset, out_dtype, total_dtype, save):

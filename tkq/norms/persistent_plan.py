@@ -1,4 +1,4 @@
-"""Which rows `kept.KeptLayerNorm` normalises, and how. No torch, no DSL; bench/tune/norms.py times it."""
+"""Which rows `kept.PersistentLayerNorm` normalises, and how. No torch, no DSL; bench/tune/norms.py times it."""
 from dataclasses import replace
 from typing import Optional
 
@@ -56,10 +56,10 @@ def variants(spec: NormSpec) -> list[RowPlan]:
 
 def _plan(spec, geometry) -> Optional[RowPlan]:
     """None where vectors would not stay in registers, which is what it is for, or anything else does not fit."""
-    cluster, warps, stages, resident = geometry
+    cluster, warps, stages, min_blocks_per_sm = geometry
     try:
         p = rows.plan(shape(spec), cluster=cluster, per_thread=-(-spec.N // (cluster * warps * rows.WARP)), warps=warps,
-                      stages=stages, resident=resident)
+                      stages=stages, min_blocks_per_sm=min_blocks_per_sm)
     except ValueError:
         return None
     held = p.per_thread * len(shape(spec).vectors)

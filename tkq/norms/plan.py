@@ -24,14 +24,14 @@ _LIGHT = tuple((limit, Config(*shape)) for limit, *shape in (
     (2097152, 512, 512, 16),
 ))
 # where they are more, their way from L2 is what counts: they stay out of the registers, or several rows share one load
-_LATE = (*((limit, Config(*shape, early=False)) for limit, *shape in row_plan.SHORT),
-         (49152, Config(512, 512, early=False)))
+_LATE = (*((limit, Config(*shape, prefetch_weight=False)) for limit, *shape in row_plan.SHORT),
+         (49152, Config(512, 512, prefetch_weight=False)))
 _HEAVY = (
     *_LATE,
-    (65536, Config(128, 128, 8, load="shared", early=False, rows_each=4)),
-    (131072, Config(256, 256, 8, load="shared", early=False, rows_each=3)),
-    (262144, Config(256, 256, 8, load="shared", early=False, rows_each=2)),
-    (2097152, Config(512, 512, 16, early=False)),
+    (65536, Config(128, 128, 8, load="shared", prefetch_weight=False, rows_per_thread=4)),
+    (131072, Config(256, 256, 8, load="shared", prefetch_weight=False, rows_per_thread=3)),
+    (262144, Config(256, 256, 8, load="shared", prefetch_weight=False, rows_per_thread=2)),
+    (2097152, Config(512, 512, 16, prefetch_weight=False)),
 )
 # up to twice the bytes of x and residual (layernorm with a float32 weight and no bias): many small blocks share a row,
 # x waits in their shared memory and the weight in registers. 65536: 3040 GB/s so, 2827 as _HEAVY; 131072: 3021 and
@@ -42,10 +42,10 @@ _MEDIUM = (
     (131072, Config(128, 128, 8, load="shared")),
     (262144, Config(128, 128, 16, load="shared")),
     (524288, Config(256, 256, 16, load="shared")),
-    (2097152, Config(512, 512, 16, early=False)),
+    (2097152, Config(512, 512, 16, prefetch_weight=False)),
 )
 # results that wait for their scale do so in registers, 32 of a thread where that can be
-_QUANTISED = tuple((limit, Config(*shape)) for limit, *shape in (
+_FP8 = tuple((limit, Config(*shape)) for limit, *shape in (
     *row_plan.SHORT,
     (65536, 512, 512, 2),
     (131072, 512, 512, 4),
@@ -72,16 +72,16 @@ def _spread(spec: NormSpec, config: Config) -> Config:
 def _vectored(spec: NormSpec) -> Config:
     vectors = sum(WIDTH[dtype] for dtype in (spec.weight, spec.bias) if dtype)
     light = vectors <= spec.loaded
-    table = _QUANTISED if spec.scale else _LIGHT if light else _MEDIUM if vectors <= 2 * spec.loaded else _HEAVY
+    table = _FP8 if spec.scale else _LIGHT if light else _MEDIUM if vectors <= 2 * spec.loaded else _HEAVY
     config = _spread(spec, next(config for limit, config in table if spec.N * spec.loaded // 8 <= limit))
-    return replace(config, early=False) if spec.scale and not light else config
+    return replace(config, prefetch_weight=False) if spec.scale and not light else config
 
 
 def _narrow(spec: NormSpec) -> Config:
     """Rows whose alignment allows less than 16 bytes an access: more threads of fewer elements, no shared memory."""
     most, blocks = (512, 16) if spec.scale else (1024, 8)  # results that wait in registers need many of them
     found = row_plan.narrow(spec, most, blocks)
-    return Config(found.threads_per_row, found.threads, found.cluster, early=False)
+    return Config(found.threads_per_row, found.threads, found.cluster, prefetch_weight=False)
 
 
 def plan(spec: NormSpec) -> Config:
@@ -89,9 +89,9 @@ def plan(spec: NormSpec) -> Config:
     return _vectored(spec) if spec.access == 128 else _narrow(spec)
 
 
-_PATHS = (dict(early=True), dict(early=False), dict(early=True, rows_each=2),
-          dict(load="shared", early=True), dict(load="shared", early=False),
-          dict(load="shared", early=False, rows_each=2))
+_PATHS = (dict(prefetch_weight=True), dict(prefetch_weight=False), dict(prefetch_weight=True, rows_per_thread=2),
+          dict(load="shared", prefetch_weight=True), dict(load="shared", prefetch_weight=False),
+          dict(load="shared", prefetch_weight=False, rows_per_thread=2))
 
 
 def variants(spec: NormSpec) -> list[Config]:
@@ -110,7 +110,7 @@ def _worth(spec: NormSpec, config: Config) -> bool:
     except ValueError:
         return False
     t = config.tile(spec)
-    held = t.cols * spec.loaded // 8 * t.rows * config.rows_each
+    held = t.cols * spec.loaded // 8 * t.rows * config.rows_per_thread
     shared_well = t.cluster == 1 or (t.rows == 1 and t.cols * spec.width >= 8 * 16384)
     fits = t.cluster == config.cluster and held <= 65536 and packed_words(spec, config) <= PACKED_WORDS
     return shared_well and fits and t.per_thread >= 16

@@ -7,13 +7,13 @@ from torch import Tensor
 from ..reference import norms
 from ..runtime import arguments
 from ..runtime.call import check, ops
-from ..runtime.call.replay import Again
+from ..runtime.call.replay import CallCache
 from . import checks, launch
 from .launch import Call
 from .spec import GROUP
 
 _E4M3 = torch.float8_e4m3fn
-_again = Again()
+_call_cache = CallCache()
 _OPTIONS = {kind: arguments.checker(f"{kind}_quant", "eps", "prenorm", "weight_offset", "residual_dtype", "granularity")
             for kind in ("rmsnorm", "layernorm")}
 
@@ -111,7 +111,7 @@ def layernorm_quant(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[T
 
 def _quant(kind, x, weight, bias, eps, residual, prenorm, offset, residual_dtype, granularity):
     if not ops.traced():
-        found = _again.take(x, weight, bias, residual, kind, eps, prenorm, offset, residual_dtype, granularity)
+        found = _call_cache.take(x, weight, bias, residual, kind, eps, prenorm, offset, residual_dtype, granularity)
         if found is not None:
             return found
     eps, prenorm, offset, residual_dtype, granularity = _OPTIONS[kind](eps, prenorm, offset, residual_dtype,
@@ -132,7 +132,7 @@ def _quant(kind, x, weight, bias, eps, residual, prenorm, offset, residual_dtype
         q, scale, h = _OPS[kind](x, weight, bias, eps, residual, offset, total, granularity)
     found = (q, scale, x if total is None else h) if prenorm else (q, scale)
     if way == "direct" and x.is_cuda:
-        _again.add(given, *launch.launched(call, x, weight, bias, residual, made), found)
+        _call_cache.add(given, *launch.launched(call, x, weight, bias, residual, made), found)
     return found
 
 
@@ -158,7 +158,7 @@ def _op(kind):
             weight_offset: float, total_dtype: Optional[torch.dtype],
             granularity: str) -> tuple[Tensor, Tensor, Tensor]:
         call = kind, eps, weight_offset, _E4M3, total_dtype, False, granularity
-        q, h, _, _, scale = (launch.again if x.is_cuda else _on_cpu)(call, x, weight, bias, residual)
+        q, h, _, _, scale = (launch.replayed if x.is_cuda else _on_cpu)(call, x, weight, bias, residual)
         return q, scale, x.new_empty(0) if h is None else h
 
     def fake(x, weight, bias, eps, residual, weight_offset, total_dtype, granularity):

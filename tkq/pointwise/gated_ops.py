@@ -9,7 +9,7 @@ from ..reference import pointwise as reference
 from ..runtime import arguments
 from ..runtime.call import alloc, check, dtypes, ops
 from ..runtime.call.dispatch import Shapes, added
-from ..runtime.call.replay import Again
+from ..runtime.call.replay import CallCache
 from ..runtime.device import arch
 from .plan import MAX_UNITS, plan_gated
 from .spec import GatedSpec, widest_gated
@@ -21,8 +21,8 @@ _LAYOUTS = ("split", "interleaved")
 # Launchers by what a call looks like; as many as there are kinds of call. What varies within a kind, the kernel checks.
 _launchers: dict = {}
 # Choosers of launchers for whole accesses, which refuse what they cannot take: by kind and packing.
-_known: dict = {}
-_again = Again()
+_launch_cache: dict = {}
+_call_cache = CallCache()
 _tensors, _layout = ({op: arguments.checker(op, *names) for op in ("swiglu", "geglu")}
                      for names in (("gate", "up"), ("layout",)))
 _approximate = arguments.checker("geglu", "approximate")
@@ -101,7 +101,7 @@ def _gated(kind, gate, up, layout):
         layout = _layout[_op_of(kind)](layout)
     packing = layout if up is None else "apart"
     if not ops.traced():
-        found = _again.take(gate, up, kind, packing)
+        found = _call_cache.take(gate, up, kind, packing)
         if found is not None:
             return found
     way = ops.route(gate, up)
@@ -130,12 +130,12 @@ def _plain(gate: Tensor, up: Optional[Tensor], kind: str, packing: str) -> Tenso
     """The forward, with as little Python as it takes."""
     out = None
     try:
-        known, shape = _known[kind, packing], tuple(gate.shape)
+        known, shape = _launch_cache[kind, packing], tuple(gate.shape)
         if packing != "apart":
             shape = *shape[:-1], shape[-1] // 2
         out = alloc.contiguous(gate.get_device(), shape, gate.dtype)
         known(gate, up, None, out, None)
-        _again.add((gate, up, kind, packing), known, (gate, up, None, out, None), out)
+        _call_cache.add((gate, up, kind, packing), known, (gate, up, None, out, None), out)
         return out
     except Exception:  # nothing is known, or it was refused
         pass
@@ -245,7 +245,7 @@ def _launch_with_care(vector, tensors, kind, packing, gradients, config):
         run = _launcher(x, kind, packing, vector, gradients, config)
         if vector == widest_gated(dtypes.name_of(x.dtype), packing) and gradients is None and config is None:
             kept = x.dim() - 1
-            _known[kind, packing] = added(_known.get((kind, packing)), run, tensors,
+            _launch_cache[kind, packing] = added(_launch_cache.get((kind, packing)), run, tensors,
                                             Shapes({0: kept, 1: kept}, {3: kept}, columns=()))
         run(*tensors)
         return
@@ -353,7 +353,7 @@ def _record(ctx, gate, up, kind, packing):
 
 
 def _op_forward(gate: Tensor, up: Optional[Tensor], kind: str, packing: str) -> Tensor:
-    found = _again.take(gate, up, kind, packing)
+    found = _call_cache.take(gate, up, kind, packing)
     return _forward(gate, up, kind, packing) if found is None else found
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from .. import runtime
 from ..runtime.call import alloc, dtypes
 from ..runtime.call.dispatch import Shapes, added
-from ..runtime.call.replay import Again
+from ..runtime.call.replay import CallCache
 from ..runtime.device import arch
 from .plan import MAX_UNITS, RopeConfig, columns, plan_rope
 from .rope_check import Turn, check_call
@@ -15,8 +15,8 @@ from .spec import RopeSpec
 _launchers: dict = {}
 # Of calls with positions from an integer, choosers of launchers for whole accesses, which refuse what they cannot take:
 # by what a chooser does not look at, which are heads and the kind of pairs.
-_known: dict = {}
-again = Again()  # of `launch_simple`: x, x2, cos, sin, offset, interleaved, inverse, in_place
+_launch_cache: dict = {}
+call_cache = CallCache()  # of `launch_simple`: x, x2, cos, sin, offset, interleaved, inverse, in_place
 
 
 def launch_simple(turn, x, x2=None, in_place=False):
@@ -29,7 +29,7 @@ def launch_simple(turn, x, x2=None, in_place=False):
         rows, half = cos.shape
         heads2 = 0 if x2 is None else x2.shape[2]
         most = heads if heads > heads2 else heads2
-        known = _known[interleaved, most if most < 8 else 8]
+        known = _launch_cache[interleaved, most if most < 8 else 8]
         if (0 <= offset <= rows - length and 2 * batch * length * most * width <= MAX_UNITS
                 and offsets is ids is starts is None):
             make, pitch, dtype, out2 = alloc.maker(x.get_device()), heads * width, x.dtype, None
@@ -48,7 +48,7 @@ def launch_simple(turn, x, x2=None, in_place=False):
             return None
     except Exception:  # nothing is known, or it was refused
         return None
-    again.add((x, x2, cos, sin, offset, interleaved, inverse, in_place), known, arguments, (out, out2))
+    call_cache.add((x, x2, cos, sin, offset, interleaved, inverse, in_place), known, arguments, (out, out2))
     return out, out2
 
 
@@ -97,7 +97,7 @@ def _run(turn, x, out, x2, out2, config):
         given = x, out, x2, out2, cos, sin, positions, starts, offset, -1.0 if inverse else 1.0
         if kind == "offset" and len(tokens) == 2 and vector * size == 16 and config is None:  # the plan's own config
             place = bool(interleaved), min(8, heads)
-            _known[place] = added(_known.get(place), kernel.run, given, Shapes({}, {}, columns=(0, 4)))
+            _launch_cache[place] = added(_launch_cache.get(place), kernel.run, given, Shapes({}, {}, columns=(0, 4)))
         kernel.run(*given)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from ..reference import pointwise as reference
 from ..runtime.call import alloc, check, ops
 from .rope_check import Turn, check_call, check_longest, offsets, options
-from .rope_launch import again, launch, launch_simple
+from .rope_launch import call_cache, launch, launch_simple
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, seqlen_offsets: int | Tensor = 0,
@@ -61,7 +61,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, seql
     if position_ids is cu_seqlens is max_seqlen is None and type(seqlen_offsets) is int:  # most calls
         cos, sin = _rows_of_all(x, cos, sin, seqlen_offsets)
         if not ops.traced():
-            found = again.take(x, None, cos, sin, seqlen_offsets, interleaved, False, inplace)
+            found = call_cache.take(x, None, cos, sin, seqlen_offsets, interleaved, False, inplace)
             if found is not None:
                 if inplace:
                     torch.autograd.graph.increment_version(x)
@@ -117,7 +117,7 @@ def rope_qk(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool
     if position_ids is cu_seqlens is max_seqlen is None is not k and type(seqlen_offsets) is int:
         cos, sin = _rows_of_all(q, cos, sin, seqlen_offsets)
         if not ops.traced():
-            found = again.take(q, k, cos, sin, seqlen_offsets, interleaved, False, False)
+            found = call_cache.take(q, k, cos, sin, seqlen_offsets, interleaved, False, False)
             if found is not None:
                 return found
         interleaved = options["rope_qk"](interleaved)
@@ -165,11 +165,11 @@ def _empty(x):
     return alloc.like(x, x.get_device(), x.dtype)
 
 
-def _again(x, x2, turn):
+def _replayed(x, x2, turn):
     """(out, out2) of a call of the simple kind that came before; or None."""
     cos, sin, offset, offsets, ids, starts, interleaved, inverse = turn
     simple = offsets is ids is starts is None
-    return again.take(x, x2, cos, sin, offset, interleaved, inverse, False) if simple else None
+    return call_cache.take(x, x2, cos, sin, offset, interleaved, inverse, False) if simple else None
 
 
 def _forward(x, turn):
@@ -299,7 +299,7 @@ def _op_forward(x: Tensor, cos: Tensor, sin: Tensor, offset: int, offsets: Optio
                 position_ids: Optional[Tensor], cu_seqlens: Optional[Tensor], interleaved: bool,
                 inverse: bool) -> Tensor:
     turn = cos, sin, offset, offsets, position_ids, cu_seqlens, interleaved, inverse
-    found = _again(x, None, turn)
+    found = _replayed(x, None, turn)
     return _forward(x, turn) if found is None else found[0]
 
 
@@ -307,7 +307,7 @@ def _op_forward_qk(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, offset: int, 
                    position_ids: Optional[Tensor], cu_seqlens: Optional[Tensor], interleaved: bool,
                    inverse: bool) -> tuple[Tensor, Tensor]:
     turn = cos, sin, offset, offsets, position_ids, cu_seqlens, interleaved, inverse
-    return _again(q, k, turn) or _forward_qk(q, k, turn)
+    return _replayed(q, k, turn) or _forward_qk(q, k, turn)
 
 
 def _fake(x, *turn):

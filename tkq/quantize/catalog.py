@@ -15,22 +15,22 @@ def rows_recipe(spec: NormSpec) -> Recipe:
     return Recipe("tkq.quantize.rowwise:build", (spec, plan(spec)))
 
 
-def way(spec: TileSpec, tiles: int, processors: int) -> str:
+def way(spec: TileSpec, tiles: int, num_sms: int) -> str:
     """How so many tiles are quantised, see ``_MODULES``."""
     if spec.granularity not in TWICE:
         return "blocks" if spec.granularity == "block" and not spec.transpose else "tiles"
-    if not by_claims(spec.granularity, spec.transpose):
+    if not is_ticketed(spec.granularity, spec.transpose):
         return "twice"
-    return "kept" if tiles <= kept_tiles(spec) * processors else "claimed"
+    return "kept" if tiles <= cooperative_tiles(spec) * num_sms else "claimed"
 
 
-def kept_tiles(spec: TileSpec) -> int:
+def cooperative_tiles(spec: TileSpec) -> int:
     """Tiles a processor that `kept` takes: half of what fits by its registers, so that kernels on other streams seldom
     keep it waiting."""
     return 2 if spec.x in ("bf16", "fp16") and spec.wide and spec.wide_t else 1
 
 
-def by_claims(granularity: str, transpose: bool) -> bool:
+def is_ticketed(granularity: str, transpose: bool) -> bool:
     """Is x read twice because of what was asked for, and not because rows are longer than a kernel can hold?"""
     return granularity == "tensor" or (granularity == "row" and bool(transpose))
 

@@ -5,10 +5,10 @@ import cuda.bindings.driver as cuda
 import cutlass.cute as cute
 
 from .spec import EDGE, VECTOR, TileSpec
-from .tiles import SIDE, THREADS, Operands, Tiles, operands
+from .tiles import SIDE, THREADS, Operands, Tilewise, operands
 
 
-class Blocks(Tiles):
+class Group128(Tilewise):
     """As Tiles, but 16 lanes take 8 rows of 128 columns, the next 16 the 128 columns beside them, and after the last
     ones the next 8 rows: a block reads up to 4 KB of a row in a stretch, where a tile's has 256 bytes.
 
@@ -33,4 +33,4 @@ class Blocks(Tiles):
 
 def build(spec: TileSpec):
     """(kernel, fake arguments)."""
-    return Blocks(spec), operands(spec)
+    return Group128(spec), operands(spec)

@@ -6,16 +6,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tkq.norms.spec import MAX_N, NormSpec
-from tkq.quantize.catalog import TWICE, by_claims, rows_recipe, tiles_recipe, way
+from tkq.quantize.catalog import TWICE, is_ticketed, rows_recipe, tiles_recipe, way
 from tkq.quantize.spec import BLOCKS, EDGE, GRANULARITIES, VECTOR, TileSpec
-from tkq.quantize.workspace import room_size
+from tkq.quantize.workspace import workspace_size
 from tkq.reference import fp8
 from tkq.runtime import arguments, function
 from tkq.runtime.call import alloc, check, counters, dtypes, ops
-from tkq.runtime.call.replay import Again
+from tkq.runtime.call.replay import CallCache
 from tkq.runtime.device import arch
 
-_again = {False: Again(), True: Again(by_stream=True)}  # True: of calls `by_claims`, whose kernels may take counters
+# True: of calls `is_ticketed`, whose kernels may take counters
+_call_cache = {False: CallCache(), True: CallCache(by_stream=True)}
 _tensor = arguments.checker("quantize_fp8", "x")
 _ways, _options = (arguments.checker("quantize_fp8", "granularity", name) for name in ("transpose", "dtype"))
 OWN_SCALES = ("row", "block")  # whose transpose has other scales than x
@@ -68,7 +69,8 @@ def quantize_fp8(x: Tensor, granularity: str = "row", dtype: torch.dtype = torch
     """
     if type(transpose) is not bool or type(granularity) is not str:  # what is asked below takes all that is equal
         granularity, transpose = _ways(granularity, transpose)
-    found = None if ops.traced() else _again[by_claims(granularity, transpose)].take(x, granularity, dtype, transpose)
+    found = None if ops.traced() else _call_cache[is_ticketed(granularity, transpose)].take(x, granularity, dtype,
+                                                                                            transpose)
     if found is None:
         _options(granularity, dtype)
     if found is not None:
@@ -118,7 +120,7 @@ def _check(x, granularity, dtype, transpose):
 def _cuda(x: Tensor, granularity: str, dtype: torch.dtype, transpose: bool,
           unit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     x = _padded(x, unit)
-    found = (_again[by_claims(granularity, transpose)].take(x, granularity, dtype, transpose)
+    found = (_call_cache[is_ticketed(granularity, transpose)].take(x, granularity, dtype, transpose)
              or _launched(x, granularity, dtype, transpose))
     return tuple(x.new_empty(0) if t is None else t for t in found[:4])
 
@@ -132,7 +134,7 @@ def _launched(x, granularity, dtype, transpose):
         run, largest, claims = _runs(granularity, x.dtype, m, n, x.stride(), aligned, dtype, transpose, index)
         q = alloc.empty(index, (m, n), (n, 1), dtype)
         scale = alloc.empty(index, *_scales(granularity, m, n), torch.float32)
-        qt = scale_t = amax = room = None
+        qt = scale_t = amax = workspace = None
         if largest is None:
             arguments = x, None, None, q, None, None, None, None, scale, 0.0, None
         else:
@@ -141,14 +143,14 @@ def _launched(x, granularity, dtype, transpose):
                 if granularity in OWN_SCALES:
                     scale_t = alloc.empty(index, *_scales(granularity, n, m), torch.float32)
             if claims:
-                room = counters.kept(index, room_size(largest))
+                workspace = counters.kept(index, workspace_size(largest))
             elif largest:
                 amax = alloc.empty(index, (largest,), (1,), torch.int32)
-            arguments = x, q, scale, qt, scale_t, room if claims else amax
+            arguments = x, q, scale, qt, scale_t, workspace if claims else amax
         run(*arguments)
         found = q, scale, qt, scale_t, amax
-        _again[by_claims(granularity, transpose)].add((x, granularity, dtype, transpose), run, arguments, found,
-                                                      kept=() if room is None else (room,))
+        _call_cache[is_ticketed(granularity, transpose)].add((x, granularity, dtype, transpose), run, arguments, found,
+                                                             kept=() if workspace is None else (workspace,))
         return found
     except Exception:
         # What a launch stumbles over; the words for a user are found only when something is wrong.
@@ -174,7 +176,7 @@ def _scales(granularity, m, n):
     return ((1,), (1,)) if granularity == "tensor" else ((-(-m // EDGE), columns), (columns, 1))
 
 
-def _room(granularity, m, n, device):
+def _scale_buffer(granularity, m, n, device):
     """The scales of (m, n), where torch's dispatcher is to see how they are made."""
     return torch.empty_strided(*_scales(granularity, m, n), dtype=torch.float32, device=device)
 
@@ -197,9 +199,9 @@ def _runs(granularity, x, m, n, strides, aligned, out, transpose, index):
         return function(rows_recipe(norm)), None, False
     wide = not (n % VECTOR or (m > 1 and strides[0] % VECTOR) or aligned)
     spec = TileSpec(granularity, *names, transpose, wide, m % VECTOR == 0 or not transpose)
-    module = way(spec, -(-m // EDGE) * -(-n // EDGE), arch.processors(arch.device(index)))
+    module = way(spec, -(-m // EDGE) * -(-n // EDGE), arch.num_sms(arch.device(index)))
     largest = _largest_of(granularity, m, n, transpose) if granularity in TWICE else 0
-    return function(tiles_recipe(spec, module)), largest, by_claims(granularity, transpose)
+    return function(tiles_recipe(spec, module)), largest, is_ticketed(granularity, transpose)
 
 
 def _cpu(x: Tensor, granularity: str, dtype: torch.dtype,
@@ -207,12 +209,12 @@ def _cpu(x: Tensor, granularity: str, dtype: torch.dtype,
     _check(x, granularity, dtype, transpose)
     block = BLOCKS[granularity]
     q, found = fp8.quantize_fp8(x, block, dtype)
-    scale = _room(granularity, *x.shape, x.device).copy_(found.view(-1) if granularity == "tensor" else found)
+    scale = _scale_buffer(granularity, *x.shape, x.device).copy_(found.view(-1) if granularity == "tensor" else found)
     if not transpose:
         return q, scale, x.new_empty(0), x.new_empty(0)
     qt, found = fp8.quantize_fp8(x.t(), block, dtype)
     own = granularity in OWN_SCALES
-    scale_t = _room(granularity, *reversed(x.shape), x.device).copy_(found) if own else x.new_empty(0)
+    scale_t = _scale_buffer(granularity, *reversed(x.shape), x.device).copy_(found) if own else x.new_empty(0)
     return q, scale, qt.contiguous(), scale_t
 
 
@@ -224,9 +226,9 @@ def _fake(x: Tensor, granularity: str, dtype: torch.dtype, transpose: bool,
           unit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     m, n = x.shape
     m = -(-m // unit) * unit if unit > 1 else m
-    return (x.new_empty((m, n), dtype=dtype), _room(granularity, m, n, x.device),
+    return (x.new_empty((m, n), dtype=dtype), _scale_buffer(granularity, m, n, x.device),
             x.new_empty((n, m), dtype=dtype) if transpose else x.new_empty(0),
-            _room(granularity, n, m, x.device) if transpose and granularity in OWN_SCALES else x.new_empty(0))
+            _scale_buffer(granularity, n, m, x.device) if transpose and granularity in OWN_SCALES else x.new_empty(0))
 
 
 _op = ops.torch_op("quantize_fp8", cuda=_cuda, cpu=_op_cpu, fake=_fake)

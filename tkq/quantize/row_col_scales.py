@@ -6,10 +6,10 @@ from .. import tile as tk
 from ..tile import vectors
 from . import amax as maxima
 from .spec import EDGE, VECTOR, TileSpec
-from .tiles import SIDE, WARPS, Tiles, _inverse, _red_max, operands
+from .tiles import SIDE, WARPS, Tilewise, _inverse, _red_max, operands
 
 
-class Lines(Tiles):
+class RowColScales(Tilewise):
     """Two launches, each of which reads x; a tile's blocks and threads as in `Tiles`.
 
       "amax"      of a tile's rows across 16 lanes by shuffles, of its columns across 2 lanes and the 8 warps; each row
@@ -63,4 +63,4 @@ class Lines(Tiles):
 
 def build(spec: TileSpec):
     """(kernel, fake arguments)."""
-    return Lines(spec), operands(spec)
+    return RowColScales(spec), operands(spec)

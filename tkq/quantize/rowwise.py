@@ -1,12 +1,12 @@
 """A scale for each row: the norms' quantising kernel, without a norm."""
 from .. import tile as tk
 from ..norms.forward.build import _arguments
-from ..norms.forward.fp8_output import Quantised
+from ..norms.forward.fp8_output import Fp8Output
 from ..norms.forward.row_norm import RowNorm
 from ..norms.spec import NormSpec
 
 
-class Rows(Quantised, RowNorm):
+class Rowwise(Fp8Output, RowNorm):
     """A row passes through the chip once: its amax is exchanged between its threads, its elements wait in registers."""
 
     def statistics(self, row, eps, first):
@@ -21,4 +21,4 @@ class Rows(Quantised, RowNorm):
 
 def build(spec: NormSpec, config):
     """(kernel, fake arguments): as the norms' builder, for a spec without weight or bias."""
-    return Rows(spec, config), _arguments(spec)
+    return Rowwise(spec, config), _arguments(spec)

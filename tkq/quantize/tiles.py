@@ -35,7 +35,7 @@ class Operands:
     amax: Optional[cute.Tensor]
 
 
-class Tiles:
+class Tilewise:
     """A block takes a tile of 128 x 128; a thread 8 x 8 of it: loads 8 vectors, all before it uses any.
 
       thread t      rows 8 * (t // 16) ..  columns 8 * (t % 16) ..
@@ -261,7 +261,7 @@ def _red_max(address, bits, *, loc=None, ip=None):
 
 def build(spec: TileSpec):
     """(kernel, fake arguments)."""
-    return Tiles(spec), operands(spec)
+    return Tilewise(spec), operands(spec)
 
 
 def operands(spec: TileSpec):

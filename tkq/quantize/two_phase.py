@@ -11,30 +11,31 @@ from .. import tile as tk
 from ..tile.bulk import _asm
 from .spec import EDGE, TileSpec
 from .tiles import THREADS, Operands, _same, operands
-from .two_phase_launches import Twice
+from .two_phase_launches import SeparateLaunches
 from .workspace import LINE, first_of, half_of
 
 SECOND = -(1 << 31)  # added to the tickets of a launch that has the second half
 
 
-class Claimed(Twice):
-    """What `Twice` does in three launches: of n tiles there are 2 n tasks and as many blocks, each of which claims one
-    by a ticket when it begins.
+class Ticketed(SeparateLaunches):
+    """What `SeparateLaunches` does in three launches, in one: of n tiles there are 2 n tasks and as many blocks, each
+    of which claims a task by an atomic ticket when it begins.
 
       tickets 0 .. n - 1      x to amax, from the first tile to the last
       tickets n .. 2 n - 1    load x; wait until all of these are done; x and amax to q .., from the last tile to the
                               first: of what was read last, much is in L2 still
 
-    Tickets and not the blocks' numbers: so those that are waited for run, and wait for nobody. It ends, then, however
-    many blocks other kernels leave room for, and in whatever order they begin: the launch need not be cooperative.
+    Work is claimed by atomic ticket, not by blockIdx: phase-1 tickets are always resident before phase-2 tickets wait,
+    so no cooperative launch is needed.
 
-    room: int32, zeros at first. Kernels that follow each other share it, of whatever sizes, and leave it to each other:
+    workspace: int32, zeros at first. Kernels that follow each other share it, of whatever sizes, and leave it to each
+    other:
 
       | tickets | half 0: tiles whose amax is found | amax | half 1: the same |     each but amax a line of its own
 
-    A launch has one half, which is zeros, and while it finds amax makes zeros of the other, which was the launch's
-    before: so nobody need know when the last block has read. The last ticket makes zero of the tickets again, and with
-    their highest bit hands the other half to the next launch.
+    A launch has one half, which is zeros, and while it finds amax makes zeros of the other, which was the previous
+    launch's: no count of its readers is needed. The last ticket makes zero of the tickets again, and with their highest
+    bit hands the other half to the next launch.
     """
 
     cooperative = False
@@ -45,10 +46,10 @@ class Claimed(Twice):
 
     @cute.jit
     def __call__(self, x: cute.Tensor, q: cute.Tensor, scale: cute.Tensor, qt: Optional[cute.Tensor],
-                 scale_t: Optional[cute.Tensor], room: cute.Tensor, stream: cuda.CUstream):
+                 scale_t: Optional[cute.Tensor], workspace: cute.Tensor, stream: cuda.CUstream):
         down, across = cute.ceil_div(x.shape[0], EDGE), cute.ceil_div(x.shape[1], EDGE)
         tiles = down * across
-        self.kernel(x, q, scale, qt, scale_t, room, across, tiles).launch(
+        self.kernel(x, q, scale, qt, scale_t, workspace, across, tiles).launch(
             grid=[self.blocks(tiles), 1, 1], block=[THREADS, 1, 1], stream=stream, cooperative=self.cooperative)
 
     def blocks(self, tiles):
@@ -56,21 +57,21 @@ class Claimed(Twice):
 
     @cute.kernel
     def kernel(self, x: cute.Tensor, q: cute.Tensor, scale: cute.Tensor, qt: Optional[cute.Tensor],
-               scale_t: Optional[cute.Tensor], room: cute.Tensor, across: Int32, tiles: Int32):
+               scale_t: Optional[cute.Tensor], workspace: cute.Tensor, across: Int32, tiles: Int32):
         al, t = tk.SharedAllocator(), cute.arch.thread_idx()[0]
         told = al.vector(1, dtype=Int32)
         if t == 0:
-            told[0] = Int32(cute.arch.atomic_add(room.iterator, Int32(1), sem="relaxed", scope="gpu"))
+            told[0] = Int32(cute.arch.atomic_add(workspace.iterator, Int32(1), sem="relaxed", scope="gpu"))
         tk.sync_block()
         ticket = told[0]
         second = Int32(ticket < 0)
         number = ticket - second * SECOND
-        found, amax = self.half(room, x, second)
+        found, amax = self.half(workspace, x, second)
         g = Operands(x, q, scale, qt, scale_t, amax)
         if number < tiles:
             tile = number // across, number % across
             held = self.find.held(g, t, tile)
-            self.clear_half(room, 1 - second, number * THREADS + t, tiles * THREADS)
+            self.clear_half(workspace, 1 - second, number * THREADS + t, tiles * THREADS)
             self.find.finish(g, al, t, tile, held)
             tk.sync_block()
             if t == 0:
@@ -81,25 +82,25 @@ class Claimed(Twice):
             held = self.write.held(g, t, tile)  # before it waits
             if t == 0:
                 if place == 0:
-                    room[0] = (1 - second) * SECOND
+                    workspace[0] = (1 - second) * SECOND
                 _wait_for(found, tiles)
             tk.sync_block()
             place = Int32(_same(place))  # so that nothing else is kept over the wait
             self.write.finish(g, al, t, (place // across, place % across), held)
 
-    def half(self, room, x, number):
+    def half(self, workspace, x, number):
         """(the address of its count, its amax)"""
         of_all = const_expr(self.spec.granularity == "tensor")
         size = 1 if of_all else sum(cute.ceil_div(n, EDGE) * EDGE for n in x.shape)
-        begin = room.iterator.toint() + 4 * Int64(first_of(room.shape[0], number))
+        begin = workspace.iterator.toint() + 4 * Int64(first_of(workspace.shape[0], number))
         at = cute.make_ptr(Int32, begin + 4 * LINE, cute.AddressSpace.gmem, assumed_align=16)
         return begin, cute.make_tensor(at, cute.make_layout((size,)))
 
     @cute.jit
-    def clear_half(self, room: cute.Tensor, number: Int32, i: Int32, step: Int32):
-        first = first_of(room.shape[0], number)
-        for j in cutlass.range(i, half_of(room.shape[0]), step, unroll=1):
-            room[first + j] = Int32(0)
+    def clear_half(self, workspace: cute.Tensor, number: Int32, i: Int32, step: Int32):
+        first = first_of(workspace.shape[0], number)
+        for j in cutlass.range(i, half_of(workspace.shape[0]), step, unroll=1):
+            workspace[first + j] = Int32(0)
 
 
 @dsl_user_op
@@ -120,4 +121,4 @@ def build(spec: TileSpec):
     """(kernel, fake arguments): as ``twice.build``, with the room in the place of amax."""
     from ..runtime.compile import fake
 
-    return Claimed(spec), (*operands(spec)[:-1], fake.tensor("int32", (fake.sym(),), (1,), align=16))
+    return Ticketed(spec), (*operands(spec)[:-1], fake.tensor("int32", (fake.sym(),), (1,), align=16))

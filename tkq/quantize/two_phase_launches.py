@@ -6,12 +6,12 @@ import cuda.bindings.driver as cuda
 import cutlass.cute as cute
 from cutlass import Int32
 
-from .row_col_scales import Lines
+from .row_col_scales import RowColScales
 from .spec import TileSpec
-from .tiles import THREADS, Tiles, operands
+from .tiles import THREADS, Tilewise, operands
 
 
-class Twice:
+class SeparateLaunches:
     """Three launches, each of which needs all of the one before:
 
       clear       zeros to amax
@@ -22,7 +22,7 @@ class Twice:
     """
 
     def __init__(self, spec: TileSpec):
-        kernel, columns_too = (Lines, spec.transpose) if spec.granularity == "row" else (Tiles, False)
+        kernel, columns_too = (RowColScales, spec.transpose) if spec.granularity == "row" else (Tilewise, False)
         self.find, self.write = kernel(replace(spec, step="amax", transpose=columns_too)), kernel(spec)
 
     @cute.jit
@@ -42,4 +42,4 @@ class Twice:
 
 def build(spec: TileSpec):
     """(kernel, fake arguments)."""
-    return Twice(spec), operands(spec)
+    return SeparateLaunches(spec), operands(spec)

@@ -3,7 +3,7 @@
 LINE = 32  # numbers in a cache line: the tickets have one, and so has each half's count
 
 
-def room_size(largest: int) -> int:
+def workspace_size(largest: int) -> int:
     """Numbers of a room at the least, where so many are found to be the largest."""
     return LINE + 2 * (LINE + largest)
 

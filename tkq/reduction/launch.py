@@ -158,7 +158,7 @@ def build(spec: ReductionSpec):
 
 
 def _with_stream(cls, arguments) -> tuple:
-    """The arguments of `__call__`, torch's current stream among them: who calls the compiled kernel leaves it out."""
+    """The arguments of `__call__`, torch's current stream among them: a caller of the compiled kernel leaves it out."""
     import cutlass.cute as cute
 
     for i, p in enumerate(list(inspect.signature(cls.__call__).parameters.values())[1:]):

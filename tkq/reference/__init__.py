@@ -11,7 +11,7 @@ from torch import Tensor
 from tkq import names as _names
 from tkq.reference.attention import flash_attn, flash_attn_varlen, visible
 from tkq.reference.dense import gemm
-from tkq.reference.precision import _wide
+from tkq.reference.precision import _upcast
 
 _OF_OTHERS = {"fp8_gemm": "tkq.reference.fp8", "quantize_fp8": "tkq.reference.fp8",
               "grouped_gemm": "tkq.reference.grouped"}
@@ -21,7 +21,7 @@ _MODULES = ("losses", "norms", "pointwise")
 
 
 def __getattr__(name):
-    if name in _OF_OTHERS:  # with its first use: whoever wants a norm does not wait for float8
+    if name in _OF_OTHERS:  # with its first use: a norm does not wait for float8
         return getattr(importlib.import_module(_OF_OTHERS[name]), name)
     if name in _MODULES:
         return importlib.import_module(f"tkq.reference.{name}")
@@ -34,7 +34,7 @@ def __dir__():
 
 def rmsnorm(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor] = None, eps: float = 1e-6) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight + bias over the last dimension (Zhang and Sennrich, 2019)."""
-    w = _wide(x)
+    w = _upcast(x)
     y = w * torch.rsqrt(w.square().mean(-1, keepdim=True) + eps)
     return _affine(y, weight, bias).to(x.dtype)
 
@@ -42,7 +42,7 @@ def rmsnorm(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor] =
 def layernorm(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor] = None, eps: float = 1e-5) -> Tensor:
     """(x - mean) / sqrt(var + eps) * weight + bias over the last dimension, var the mean of (x - mean)^2 (Ba et al.,
     2016)."""
-    w = _wide(x)
+    w = _upcast(x)
     mean = w.mean(-1, keepdim=True)
     mean = mean + (w - mean).mean(-1, keepdim=True)  # what rounding left in it: see norms
     centred = w - mean

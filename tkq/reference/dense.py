@@ -18,7 +18,7 @@ def gemm(a: Tensor, b: Tensor, out_dtype: Optional[torch.dtype] = None, *, bias:
 
     activation: "", "relu", "silu", "gelu", "gelu_tanh", or gated: "swiglu", "geglu", "geglu_tanh" of the columns
     (gate | up), the same with "_interleaved" of (gate 0, up 0, gate 1, ..)."""
-    x = _wide(a) @ _wide(b)
+    x = _upcast(a) @ _upcast(b)
     x = x if alpha == 1.0 else x * alpha
     x = x if c is None else x + beta * c.to(x.dtype)
     x = x if bias is None else x + bias.to(x.dtype)
@@ -40,5 +40,5 @@ def activate(x: Tensor, activation: str) -> Tensor:
     return gated(name, x, None, "interleaved" if interleaved else "split")
 
 
-def _wide(x: Tensor) -> Tensor:
+def _upcast(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()

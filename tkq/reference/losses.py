@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 from ..runtime.call import autocast
-from .precision import _wide
+from .precision import _upcast
 
 
 def softmax(x: Tensor, scale: float = 1.0, log: bool = False) -> Tensor:
     """softmax(scale * x) over the last dimension, or its logarithm."""
-    z = _wide(x) * scale
+    z = _upcast(x) * scale
     return (torch.log_softmax(z, -1) if log else torch.softmax(z, -1)).to(x.dtype)
 
 
 def softmax_backward(y: Tensor, dy: Tensor, scale: float = 1.0, log: bool = False) -> Tensor:
     """The gradient of x, from the output and its gradient."""
-    w, g = _wide(y), _wide(dy)
+    w, g = _upcast(y), _upcast(dy)
     dx = g - w.exp() * g.sum(-1, keepdim=True) if log else w * (g - (g * w).sum(-1, keepdim=True))
     return (dx * scale).to(y.dtype)
 
@@ -39,7 +39,7 @@ class Terms(NamedTuple):
 
 
 def _capped(x, terms):
-    z = _wide(x)
+    z = _upcast(x)
     return terms.softcap * torch.tanh(z / terms.softcap) if terms.softcap else z
 
 
@@ -117,7 +117,7 @@ def cross_entropy_backward(logits: Tensor, target: Tensor, dloss: Tensor, terms:
 @autocast.apart
 def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, terms: Terms = NO_TERMS) -> Tensor:
     """The loss of the logits x @ weight.T, which are rounded to x's type."""
-    logits = (_wide(x) @ _wide(weight).t()).to(x.dtype)
+    logits = (_upcast(x) @ _upcast(weight).t()).to(x.dtype)
     return cross_entropy(logits, target, terms)
 
 
@@ -126,7 +126,7 @@ def linear_cross_entropy_backward(x: Tensor, weight: Tensor, target: Tensor, dlo
                                   terms: Terms = NO_TERMS) -> tuple[Tensor, Tensor]:
     """The gradients of x and weight; that of the logits is rounded to x's type."""
     rows = x.reshape(-1, x.shape[-1])
-    logits = (_wide(rows) @ _wide(weight).t()).to(x.dtype)
-    dlogits = _wide(cross_entropy_backward(logits, target.reshape(-1), dloss, terms))
-    dx, dweight = dlogits @ _wide(weight), dlogits.t() @ _wide(rows)
+    logits = (_upcast(rows) @ _upcast(weight).t()).to(x.dtype)
+    dlogits = _upcast(cross_entropy_backward(logits, target.reshape(-1), dloss, terms))
+    dx, dweight = dlogits @ _upcast(weight), dlogits.t() @ _upcast(rows)
     return dx.to(x.dtype).view(x.shape), dweight.to(weight.dtype)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import norms_backward
-from .precision import _wide
+from .precision import _upcast
 
 E4M3_LARGEST = 448.0
 SMALLEST_SCALE = 2.0**-126  # the smallest normal float32
@@ -21,7 +21,7 @@ def norm(kind: str, x: Tensor, weight: Optional[Tensor] = None, bias: Optional[T
     """(y, h, rstd, mean), all wide: y = (h - mean) * rstd * (weight + weight_offset) + bias for h = x + residual.
 
     kind: "rmsnorm" (mean is None) or "layernorm". weight: (N,), or (H, N) for x (..., H, N). rstd, mean: (rows,)."""
-    h = _wide(x) if residual is None else _wide(x) + _wide(residual)
+    h = _upcast(x) if residual is None else _upcast(x) + _upcast(residual)
     rstd, mean = _statistics(kind, h, eps)
     y = (h if mean is None else h - mean) * rstd
     if weight is not None:
@@ -34,7 +34,7 @@ def norm(kind: str, x: Tensor, weight: Optional[Tensor] = None, bias: Optional[T
 def statistics(kind: str, h: Tensor, eps: float):
     """(rstd, mean) of the rows of h, (rows,); mean is None for rmsnorm. `norm_backward` takes those of h as it reads h:
     where a sum is kept rounded, they are not those of `norm`, which has the sum itself."""
-    rstd, mean = _statistics(kind, _wide(h), eps)
+    rstd, mean = _statistics(kind, _upcast(h), eps)
     return rstd.reshape(-1), None if mean is None else mean.reshape(-1)
 
 
@@ -69,7 +69,7 @@ def quantise(y: Tensor, granularity: str):
     M, N = y.shape
     groups = 1 if granularity == "row" else -(-N // GROUP)
     width = N if granularity == "row" else GROUP
-    padded = torch.nn.functional.pad(_wide(y), (0, groups * width - N)).view(M, groups, width)
+    padded = torch.nn.functional.pad(_upcast(y), (0, groups * width - N)).view(M, groups, width)
     scale = (padded.abs().amax(-1, keepdim=True) / E4M3_LARGEST).clamp_min(SMALLEST_SCALE)
     q = (padded / scale).clamp(-E4M3_LARGEST, E4M3_LARGEST).to(torch.float8_e4m3fn)
     return q.view(M, groups * width)[:, :N].contiguous(), scale.view(M, groups).float()

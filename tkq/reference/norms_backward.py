@@ -6,7 +6,7 @@ from typing import Optional
 
 from torch import Tensor
 
-from .precision import _wide
+from .precision import _upcast
 
 
 def norm_backward(kind: str, dy: Tensor, x: Tensor, weight: Optional[Tensor], rstd: Tensor,
@@ -17,16 +17,16 @@ def norm_backward(kind: str, dy: Tensor, x: Tensor, weight: Optional[Tensor], rs
     kind: "rmsnorm" or "layernorm". dy, x, dresidual_out: (..., N). weight: (N,), or (H, N) where x is (..., H, N); the
     sums for dweight and dbias have its shape. rstd, mean: one number a row, what the forward divided by and
     subtracted."""
-    dy, wide, rows = _wide(dy), _wide(x), (*x.shape[:-1], 1)
+    dy, wide, rows = _upcast(dy), _upcast(x), (*x.shape[:-1], 1)
     rstd = rstd.to(wide.dtype).view(rows)
     hat = (wide - mean.to(wide.dtype).view(rows) if kind == "layernorm" else wide) * rstd
-    g = dy if weight is None else dy * (_wide(weight) + weight_offset)
+    g = dy if weight is None else dy * (_upcast(weight) + weight_offset)
     dx = g - hat * (g * hat).mean(-1, keepdim=True)
     if kind == "layernorm":
         dx = dx - g.mean(-1, keepdim=True)
     dx = dx * rstd
     if dresidual_out is not None:
-        dx = dx + _wide(dresidual_out)
+        dx = dx + _upcast(dresidual_out)
     summed = tuple(range(x.dim() - (1 if weight is None else weight.dim())))
     return dx, _sum(dy * hat, summed), _sum(dy, summed)
 

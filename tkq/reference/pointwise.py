@@ -8,7 +8,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from .precision import _wide
+from .precision import _upcast
 
 
 def pair(gate: Tensor, up: Optional[Tensor], packing: str) -> tuple[Tensor, Tensor]:
@@ -42,8 +42,8 @@ def gated(kind: str, gate: Tensor, up: Optional[Tensor] = None, packing: str = "
     """act(gate) * up: act is silu for kind "swiglu" (Shazeer, 2020), gelu for "geglu", gelu's tanh form for
     "geglu_tanh" (Hendrycks and Gimpel, 2016)."""
     gate, up = pair(gate, up, packing)
-    g = _wide(gate)
-    return (g * weight_and_slope(kind, g)[0] * _wide(up)).to(gate.dtype)
+    g = _upcast(gate)
+    return (g * weight_and_slope(kind, g)[0] * _upcast(up)).to(gate.dtype)
 
 
 def gated_backward(kind: str, dy: Tensor, gate: Tensor, up: Optional[Tensor] = None,
@@ -51,9 +51,9 @@ def gated_backward(kind: str, dy: Tensor, gate: Tensor, up: Optional[Tensor] = N
     """(dgate, dup), or (the packed gradient, None) where up is None."""
     alone = up is None
     gate, up = pair(gate, up, packing)
-    g, d = _wide(gate), _wide(dy)
+    g, d = _upcast(gate), _upcast(dy)
     w, slope = weight_and_slope(kind, g)
-    dgate, dup = (d * _wide(up) * slope).to(gate.dtype), (d * g * w).to(gate.dtype)
+    dgate, dup = (d * _upcast(up) * slope).to(gate.dtype), (d * g * w).to(gate.dtype)
     return (packed(dgate, dup, packing), None) if alone else (dgate, dup)
 
 
@@ -92,7 +92,7 @@ def last_begun(starts: Tensor, places: Tensor) -> Tensor:
 def _taken(table, rows):
     """The rows of a table (S, R / 2), with a dimension for the heads; NaN for a row that it does not have."""
     inside = (rows >= 0) & (rows < table.shape[0])
-    taken = _wide(table)[rows.clamp(0, max(table.shape[0] - 1, 0))]
+    taken = _upcast(table)[rows.clamp(0, max(table.shape[0] - 1, 0))]
     return taken.masked_fill(~inside[..., None], math.nan)[..., None, :]
 
 
@@ -107,12 +107,12 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, offset: int = 0, offsets: Optional
     half = cos.shape[-1]
     if cos.dim() == 3:
         turns = None
-        c, s = (_wide(t)[:, :, None].reshape(-1, *x.shape[1:-2], 1, half) for t in (cos, sin))
+        c, s = (_upcast(t)[:, :, None].reshape(-1, *x.shape[1:-2], 1, half) for t in (cos, sin))
     else:
         rows, turns = rope_rows(x.shape[:-2], cos.shape[0], offset, offsets, position_ids, cu_seqlens, x.device)
         c, s = _taken(cos, rows), _taken(sin, rows)
     s = -s if inverse else s
-    front, rest = _wide(x[..., :2 * half]), x[..., 2 * half:]
+    front, rest = _upcast(x[..., :2 * half]), x[..., 2 * half:]
     a, b = (front[..., ::2], front[..., 1::2]) if interleaved else front.chunk(2, -1)
     turned = a * c.to(a.dtype) - b * s.to(a.dtype), b * c.to(a.dtype) + a * s.to(a.dtype)
     turned = (torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)).to(x.dtype)

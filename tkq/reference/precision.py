@@ -3,5 +3,5 @@ import torch
 from torch import Tensor
 
 
-def _wide(x: Tensor) -> Tensor:
+def _upcast(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()

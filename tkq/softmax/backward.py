@@ -4,12 +4,12 @@ import cutlass.cute as cute
 from cutlass import Float32
 
 from .. import tile as tk
-from ..rows.one_pass.kernel import RowPass
+from ..rows.one_pass.kernel import OnePassRows
 from ..utils import row_reduce
 from .online import exp
 
 
-class SoftmaxBackward(RowPass):
+class SoftmaxBackward(OnePassRows):
     """dx = scale * y * (dy - sum(dy * y)), of log-softmax dx = scale * (dy - exp(y) * sum(dy)), row by row.
 
     Both rows lie in registers over the exchange of the sum.

@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int64
 
 from .. import tile as tk
-from ..rows.one_pass.kernel import Row, RowPass
+from ..rows.one_pass.kernel import OnePassRows, Row
 from ..utils import WARP, collect, lanes_used, pack_f32x2, publish, unpack_f32x2, warp_reduce
 
 INF = Float32.inf
@@ -45,8 +45,8 @@ def finite(top):
     return cutlass.select_(top == -INF, Float32(0), top)
 
 
-class OnlineRow(RowPass):
-    """A RowPass with that reduction. A subclass may change what a value is (`value`)."""
+class OnlineRow(OnePassRows):
+    """A OnePassRows with that reduction. A subclass may change what a value is (`value`)."""
 
     def __init__(self, dtype, N, vector, config, stage=1, shifted=False):
         super().__init__(dtype, N, vector, config, stage, Int64, shifted)  # a warp's two numbers travel together

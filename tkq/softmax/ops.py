@@ -8,7 +8,7 @@ from ..rows.one_pass import plan as row_plan
 from ..runtime import arguments
 from ..runtime.call import alloc, check, dtypes, ops
 from ..runtime.call.dispatch import Shapes, added
-from ..runtime.call.replay import Again
+from ..runtime.call.replay import CallCache
 from ..runtime.device import arch
 from .plan import plan
 from .spec import MAX_N, SoftmaxSpec
@@ -18,8 +18,8 @@ _MAX_ROWS = 1 << 30  # of one launch: the kernel counts rows in 32 bits
 
 # For a forward, log -> a chooser of launchers; for a backward, what a call looks like -> its launcher. They take whole
 # 16-byte accesses, and refuse what they cannot take, so that a hit needs no check of its own.
-_known: dict = {}
-_again = Again()
+_launch_cache: dict = {}
+_call_cache = CallCache()
 _NAMES = "softmax", "log_softmax"
 _TENSORS, _SCALE = ({name: arguments.checker(name, argument) for name in _NAMES} for argument in ("x", "scale"))
 _OPTIONS = {name: arguments.checker(name, "dim", "scale") for name in _NAMES}
@@ -96,7 +96,7 @@ def log_softmax(x: Tensor, *, dim: int = -1, scale: float = 1.0) -> Tensor:
 
 def _softmax(x, dim, scale, log):
     if dim is _LAST and not ops.traced():
-        found = _again.take(x, scale, log)
+        found = _call_cache.take(x, scale, log)
         if found is not None:
             return found
     dim, scale = _OPTIONS[_name(log)](dim, scale)
@@ -136,9 +136,9 @@ def _launch(x: Tensor, scale: float, log: bool) -> Tensor:
         if x.is_contiguous():
             shape = tuple(x.shape)
             y = alloc.empty(x.get_device(), shape, (shape[1], 1) if len(shape) == 2 else x.stride(), x.dtype)
-            run = _known[log]
+            run = _launch_cache[log]
             run(x, y, scale)
-            _again.add((x, scale, log), run, (x, y, scale), y)
+            _call_cache.add((x, scale, log), run, (x, y, scale), y)
             return y
     except Exception:  # nothing is known, or it was refused
         pass
@@ -151,7 +151,7 @@ def _launch_backward(y: Tensor, dy: Tensor, scale: float, log: bool) -> Tensor:
     try:
         index, dtype = y.get_device(), y.dtype
         M, N = y.shape  # other shapes are not so frequent
-        run = _known[log, index, dtype, N]
+        run = _launch_cache[log, index, dtype, N]
         if y.is_contiguous() and 0 < M <= _MAX_ROWS:
             dx = alloc.empty(index, (M, N), (N, 1), dtype)
             run(y, dy, dx, scale)
@@ -218,9 +218,9 @@ def _launcher(x, tensors, scale, log, backward):
 def _remember(run, given, log, backward):
     if backward:
         x = given[0]
-        _known[log, x.get_device(), x.dtype, x.shape[1]] = run
+        _launch_cache[log, x.get_device(), x.dtype, x.shape[1]] = run
     else:
-        _known[log] = added(_known.get(log), run, given, Shapes({0: 1}, {1: 1}))
+        _launch_cache[log] = added(_launch_cache.get(log), run, given, Shapes({0: 1}, {1: 1}))
 
 
 def recipe(spec: SoftmaxSpec, config=None):
@@ -255,7 +255,7 @@ def _on_cpu_backward(y: Tensor, dy: Tensor, scale: float, log: bool) -> Tensor:
 
 
 def _cuda(x: Tensor, scale: float, log: bool) -> Tensor:
-    y = _again.take(x, scale, log)
+    y = _call_cache.take(x, scale, log)
     return _launch(x, scale, log) if y is None else y
 
 

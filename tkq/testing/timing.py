@@ -210,9 +210,9 @@ class Gpu:
         return torch.cuda.mem_get_info()[0]
 
     def clear_cache(self) -> None:
-        """Leave nobody's inputs in the L2 cache: queue writes to other memory, a tenth of a millisecond of them. Lines
-        that somebody read to keep them (`evict_last`, as torch.compile does where it reads rows twice) would outlast
-        them, and whoever has the next turn would find them at each of its calls: they become lines like others first.
+        """Leave no candidate's inputs in the L2 cache: queue writes to other memory, a tenth of a millisecond of them.
+        Lines that somebody read to keep them (`evict_last`, as torch.compile does where it reads rows twice) would
+        outlast them, and the next candidate would find them at each of its calls: they become lines like others first.
         """
         torch.cuda.synchronize()
         driver.ask("cuCtxResetPersistingL2Cache")

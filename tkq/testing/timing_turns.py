@@ -10,8 +10,8 @@ BATCH_SECONDS = 0.01  # of calls that are queued at once, where a turn is no sho
 
 
 def turn_order(names: Sequence[str], round_: int) -> list[str]:
-    """Who goes when in a round: rotated every round, and of three or more every second round backwards. So neighbours
-    change from round to round: at the power limit a turn behind one that draws more power is slower."""
+    """The order of candidates in a round: rotated every round, and of three or more every second round backwards. So
+    neighbours change from round to round: at the power limit a turn behind one that draws more power is slower."""
     n = len(names)
     if not n:
         return []

@@ -1,4 +1,4 @@
-"""A block and its roles: who am I, starting up, and giving warpgroups different work and registers."""
+"""A block and its roles: thread indices, initialisation, warp specialization and register allocation."""
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -60,7 +60,7 @@ def bulk_send(dst, src, bytes, sem, block, *, loc=None, ip=None):
     """shared dst of the cluster's block ``block`` = shared src, counted in bytes by its semaphore at address ``sem``.
 
     dst, sem: this block's own addresses of the place and the semaphore, which the other block has at the same offset.
-    After ``publish`` by who wrote src. src may be overwritten when the receiver says so."""
+    After ``publish`` by the threads that wrote src. src may be overwritten when the receiver says so."""
     _size("bulk_send", bytes)
     nap("store")
     _asm([Int32(dst), Int32(src), Int32(bytes), Int32(sem), Int32(block)],

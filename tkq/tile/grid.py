@@ -28,7 +28,7 @@ def grid_wait(counter, blocks, *, loc=None, ip=None):
 @dsl_user_op
 def grid_ticket(counter, blocks, *, loc=None, ip=None):
     """How many of ``blocks`` blocks came before this one: the one with blocks - 1 is the last, sees what the others'
-    threads released here, and has set the counter to 0 again. One thread of each block; nobody waits for others.
+    threads released here, and has set the counter to 0 again. One thread of each block; no thread waits.
 
     counter: as in ``grid_arrive``, and not the same in one launch."""
     return Uint32(_asm([Int64(counter), Uint32(blocks) - Uint32(1)],

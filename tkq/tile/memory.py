@@ -31,7 +31,8 @@ class gl:
 
     Loads fill the tile's elements past the tensor's end with zeros. Stores and adds leave alone what is past it, but
     for up to 15 bytes behind each row, to the next multiple of 16 bytes: either the columns are a multiple of 16 bytes,
-    or the padding of the rows is scratch, nobody else's data. A number of columns known when compiled is checked.
+    or the padding of the rows is scratch, which holds no other data. A number of columns known when compiled is
+    checked.
     """
 
     atom: cute.CopyAtom

@@ -26,8 +26,8 @@ KINDS = ("single", "static", "dynamic")
 class Schedule:
     """Numbers 0 .. tasks - 1, dealt out to the blocks (or clusters) of the grid.
 
-    counter: dynamic's, one int32 that is 0; it is back at 0 when the last task has been fetched, so nobody resets it.
-    It belongs to one launch at a time: one counter a device and stream. Of a cluster, its first block fetches."""
+    counter: dynamic's, one int32 that is 0; it is back at 0 when the last task has been fetched, without a reset. It
+    belongs to one launch at a time: one counter a device and stream. Of a cluster, its first block fetches."""
 
     tasks: Int32
     kind: Constexpr[str] = "static"
@@ -78,6 +78,6 @@ class Schedule:
         return self.tasks + 0
 
 
-def blocks_for(kind: str, tasks, processors, cluster=1):
+def blocks_for(kind: str, tasks, num_sms, cluster=1):
     """How many blocks to launch: all of them, or as many as the processors hold at one each. In the host function."""
-    return tasks * cluster if kind == "single" else cutlass.min(tasks * cluster, processors // cluster * cluster)
+    return tasks * cluster if kind == "single" else cutlass.min(tasks * cluster, num_sms // cluster * cluster)

@@ -1,4 +1,4 @@
-"""Who waits for whom: semaphores, rings, pipes, mailboxes, turns; barriers of a block and of a cluster."""
+"""Synchronisation: semaphores, rings, pipes, mailboxes, ping-pong; barriers of a block and of a cluster."""
 from dataclasses import dataclass
 
 import cutlass.cute as cute
@@ -349,8 +349,8 @@ class Mailbox:
 
 
 @dataclass(frozen=True)
-class Turns:
-    """Warpgroups take turns to issue their tensor-core work, so that one's softmax runs under another's products.
+class PingPong:
+    """Ping-pong: warpgroups issue their tensor-core work in turns, so that one's softmax overlaps another's products.
 
     groups: how many take part; me: which one this is. Named barriers ``barrier`` .. ``barrier + groups - 1`` are
     used. ``start`` once, then ``take`` .. ``give`` around each issue."""
@@ -362,7 +362,7 @@ class Turns:
 
     def __post_init__(self):
         if self.groups < 1 or not 1 <= self.barrier <= 16 - self.groups:
-            raise ValueError(f"Turns: groups is {self.groups} from barrier {self.barrier}, allowed are 1 to 15")
+            raise ValueError(f"PingPong: groups is {self.groups} from barrier {self.barrier}, allowed are 1 to 15")
 
     @cute.jit
     def start(self):

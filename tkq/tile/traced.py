@@ -1,8 +1,8 @@
 """What a trace knows of a kernel that would compile and hang: the launch's block and cluster, which semaphores were
 initialised, and the bytes that are loaded into a stage. Nothing of this is in the machine code.
 
-A check raises where the kernel hangs, or is told otherwise than it is launched. What depends on run-time branches, or
-goes by an address of its own (``sem.ptr``), is not judged.
+A check raises where the kernel hangs, or is declared otherwise than it is launched. What depends on run-time branches,
+or goes by an address of its own (``sem.ptr``), is not judged.
 """
 from __future__ import annotations
 

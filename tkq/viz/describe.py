@@ -10,8 +10,7 @@ def pipeline(kernel) -> Pipeline:
             in fp8, grouped too, any subclass of ``tkq.RowKernel`` or ``tkq.tile.LCF``; or of a class of one's own with
             a method ``describe()`` that returns a ``Pipeline``; or a ``Recipe`` of one of these.
     Raises:
-        NotImplementedError: a kernel that nobody has described.
-        TypeError: a class.
+        NotImplementedError: a kernel without a description. TypeError: a class.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""A block's roles and pipes: what ``pipeline`` draws, and who says so for which kernel."""
+"""A block's roles and pipes: what ``pipeline`` draws, and which module describes which kernel."""
 import collections
 from dataclasses import dataclass
 

@@ -205,7 +205,7 @@ def _tried(work):
 
 
 class Progress:
-    """What is told on the way: on a terminal a bar, elsewhere a line for each kernel."""
+    """Progress: on a terminal a bar, elsewhere a line for each kernel."""
 
     def __init__(self, total: int, out=None):
         self.total, self.out = total, out or sys.stdout

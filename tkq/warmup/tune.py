@@ -94,8 +94,8 @@ def tune(function, *args, effort: timing.Effort = EFFORT, again: bool = False, *
         found = None if again else _known(tunable)
         if found is None:
             found = _measured(tunable, effort)
-    tuned.forget()  # of what was found by another process, too
-    tunable.forget()
+    tuned.clear()  # of what was found by another process, too
+    tunable.clear()
     return found
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tkq.attention.backward import catalog
 from tkq.attention.backward import plan as backward_plan
 from tkq.attention.backward.dq_first_store import STORED, THERE, owner
-from tkq.attention.backward.dq_first_store_config import FirstConfig
+from tkq.attention.backward.dq_first_store_config import DqFirstStoreConfig
 from tkq.attention.backward.plan import plan, recipe
 from tkq.attention.backward.spec import BackwardSpec
 
@@ -39,18 +39,18 @@ class Machine:
                     self.seen_by[head, m].append(block)
 
     def warp(self, i, warp):
-        """``FirstStores.queries``."""
+        """``DqFirstStore.queries``."""
         flight = []
         for heads, tiles, block in self.orders[i]:
             for h, head in enumerate(heads):
                 for m in tiles:
                     yield from self.store_or_add_tile((head, m), block, warp, flight)
                     if h > 0 and m == tiles[0]:
-                        yield from self.sign_off_head(flight, heads[h - 1], PARTS * (1 + (self.wrong == "but")))
+                        yield from self.signal_head_added(flight, heads[h - 1], PARTS * (1 + (self.wrong == "but")))
                 if h > 0 and not tiles and self.wrong != "empty":
-                    yield from self.sign_off_head(flight, heads[h - 1])
-            yield from self.sign_off_head(flight, heads[-1], PARTS * (self.wrong == "last"))
-        yield from self.background()
+                    yield from self.signal_head_added(flight, heads[h - 1])
+            yield from self.signal_head_added(flight, heads[-1], PARTS * (self.wrong == "last"))
+        yield from self.helper_warps()
 
     def store_or_add_tile(self, tile, block, warp, flight):
         at, mine = self.word(tile, warp), block + 1
@@ -70,7 +70,7 @@ class Machine:
         if first:
             yield from self.wait_and_tell(flight, 0, self.words, at, STORED, self.wrong == "store")
 
-    def sign_off_head(self, flight, head, but=0):
+    def signal_head_added(self, flight, head, but=0):
         yield from self.wait_and_tell(flight, but, self.added, head, 1, self.wrong == "sign-off")
 
     def wait_and_tell(self, flight, but, counts, i, n, reverse):
@@ -83,8 +83,8 @@ class Machine:
                 assert first == (rows not in self.acc), "stored twice, or onto what has been added"
                 self.acc.setdefault(rows, []).append(block)
 
-    def background(self):
-        """``FinishesTiles.run``."""
+    def helper_warps(self):
+        """``ConvertHelperWarps.run``."""
         for tile in self.tiles:
             yield lambda head=tile[0]: self.added[head] >= 4 * len(self.blocks[head])
             there = self.words[self.word(tile, 0)] > 0 or self.wrong == "nobody's"
@@ -95,7 +95,7 @@ class Machine:
 
     def run(self, choose):
         warps = [self.warp(i, warp) for i in range(len(self.orders)) for warp in range(4)]
-        waits = {w: (lambda: True) for w in (*warps, *(self.background() for _ in self.orders))}
+        waits = {w: (lambda: True) for w in (*warps, *(self.helper_warps() for _ in self.orders))}
         while waits:
             can = [w for w in waits if waits[w]()]
             assert can, "all wait"
@@ -106,13 +106,13 @@ class Machine:
                 del waits[w]
 
 
-def run(rng, processors, kv_heads, group, tiles, blocks, meet=True, wrong=""):
+def run(rng, num_sms, kv_heads, group, tiles, blocks, meet=True, wrong=""):
     """Whatever order the tiles of a task have, and the tasks, and whichever tiles a block of keys is seen by."""
     tasks = [(range(group * kv, group * kv + group), rng.sample(range(tiles), rng.randint(0, tiles)), block)
              for kv in range(kv_heads) for block in range(blocks)]
     rng.shuffle(tasks)
     every = {(head, m) for head in range(kv_heads * group) for m in range(tiles)}
-    machine = Machine([tasks[i::processors] for i in range(processors)], meet, tiles=sorted(every), wrong=wrong)
+    machine = Machine([tasks[i::num_sms] for i in range(num_sms)], meet, tiles=sorted(every), wrong=wrong)
     machine.run(rng.choice)
     assert machine.finished == every
     for tile in every:
@@ -123,9 +123,9 @@ def run(rng, processors, kv_heads, group, tiles, blocks, meet=True, wrong=""):
 
 @given(st.integers(1, 4), st.integers(1, 2), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.booleans(),
        st.randoms(use_true_random=True))  # with the other kind hypothesis drops the longer runs
-def test_tiles_are_stored_once_and_finished_when_all_is_there(processors, kv_heads, group, tiles, blocks, meet, rng):
+def test_tiles_are_stored_once_and_finished_when_all_is_there(num_sms, kv_heads, group, tiles, blocks, meet, rng):
     """And nobody waits for ever."""
-    run(rng, processors, kv_heads, group, tiles, blocks, meet)
+    run(rng, num_sms, kv_heads, group, tiles, blocks, meet)
 
 
 @pytest.mark.parametrize("wrong, why", (
@@ -161,12 +161,12 @@ def test_where_it_is_planned(dtype):
             (False, replace(spec, width=64), "short", 4), (False, replace(spec, varlen=True), "short", 4),
             (False, replace(spec, varlen=True), "brief", 4)):
         found = plan(which, length, group)
-        assert isinstance(found, FirstConfig) == wanted, (which, length, group)
+        assert isinstance(found, DqFirstStoreConfig) == wanted, (which, length, group)
         module = {"bf16": "packed_ds", "fp16": "dq_first_store"}[dtype]
         assert not wanted or recipe(which, found.check(128)).module == f"tkq.attention.backward.{module}"
 
 
 def test_it_is_shipped():
     for kernels in (backward_plan.shipped(), catalog.shipped()):
-        found = [k for k in kernels if isinstance(k.recipe.args[1], FirstConfig)]
+        found = [k for k in kernels if isinstance(k.recipe.args[1], DqFirstStoreConfig)]
         assert {k.recipe.args[0].dtype for k in found} == {"bf16", "fp16"}

@@ -3,51 +3,53 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tkq.attention.backward.gqa_config import GroupedConfig, part_of_turn
-from tkq.attention.backward.plan import _BEHIND, plan
+from tkq.attention.backward.gqa_config import GqaConfig, part_in_order
+from tkq.attention.backward.plan import _HELPER_WARPS, plan
 from tkq.attention.backward.spec import WIDTHS, BackwardSpec
-from tkq.attention.common.query_mask import place
-from tkq.attention.common.tile_order import lead_of
+from tkq.attention.common.query_mask import tile_of_task
+from tkq.attention.common.tile_order import zero_ahead_of
 from tkq.attention.forward.plan import LENGTHS
 
 
-def tasks_of(kv_heads, share, blocks, section, tail, rounds=1):
+def tasks_of(kv_heads, splits_per_kv_head, blocks, l2_section, tail_heads, tail_waves=1):
     """(part, block), as blocks claim them."""
-    parts = kv_heads * share
-    order = [place(i, blocks, parts, section, True, tail * rounds) for i in range(parts * blocks)]
-    return [(part_of_turn(head, parts, share, section, tail), block) for head, block in order]
+    parts = kv_heads * splits_per_kv_head
+    order = [tile_of_task(i, blocks, parts, l2_section, True, tail_heads * tail_waves) for i in range(parts * blocks)]
+    return [(part_in_order(head, parts, splits_per_kv_head, l2_section, tail_heads), block) for head, block in order]
 
 
-SIZES = dict(kv_heads=st.integers(1, 7), share=st.integers(1, 4), blocks=st.integers(1, 5), section=st.integers(1, 9),
-             tail=st.integers(1, 12))
+SIZES = dict(kv_heads=st.integers(1, 7), splits_per_kv_head=st.integers(1, 4), blocks=st.integers(1, 5),
+             l2_section=st.integers(1, 9),
+             tail_heads=st.integers(1, 12))
 
 
 @given(**SIZES)
-def test_parts_come_one_after_the_other(kv_heads, share, blocks, section, tail):
+def test_parts_come_one_after_the_other(kv_heads, splits_per_kv_head, blocks, l2_section, tail_heads):
     """So a task may wait for the parts before it: they have been claimed."""
-    heads = kv_heads * share
-    order = tasks_of(kv_heads, share, blocks, min(section, heads), tail)
+    heads = kv_heads * splits_per_kv_head
+    order = tasks_of(kv_heads, splits_per_kv_head, blocks, min(l2_section, heads), tail_heads)
     assert sorted(order) == [(head, block) for head in range(heads) for block in range(blocks)]
     begun = {task: i for i, task in enumerate(order)}
-    assert all(begun[head - 1, block] < begun[head, block] for head, block in order if head % share)
+    assert all(begun[head - 1, block] < begun[head, block] for head, block in order if head % splits_per_kv_head)
 
 
 def test_the_first_parts_of_some_heads_come_before_their_second_ones():
-    order = [part_of_turn(i, 10, 2, 1, 3) for i in range(10)]
+    order = [part_in_order(i, 10, 2, 1, 3) for i in range(10)]
     assert order == [0, 2, 1, 3, 4, 6, 5, 7, 8, 9]
 
 
 class Machine:
-    """Blocks that claim tasks, and beside each a warp that zeroes and finishes tiles, as ``GroupedBackward`` has them.
+    """Blocks that claim tasks, and beside each a warp that zeroes and finishes tiles, as ``GqaBackward`` has them.
     Each is a generator that yields what it waits for."""
 
-    def __init__(self, order, share, of_part, tiles, lead):
-        self.order, self.share, self.of_part, self.tiles, self.lead = order, share, of_part, tiles, lead
+    def __init__(self, order, splits_per_kv_head, of_part, tiles, zero_ahead):
+        self.order, self.splits_per_kv_head, self.of_part = order, splits_per_kv_head, of_part
+        self.tiles, self.zero_ahead = tiles, zero_ahead
         self.blocks = 1 + max(block for _, block in order)
         self.parts = 1 + max(part for part, _ in order)
         self.claimed, self.zeroed, self.finishing, self.finished = 0, 0, 0, 0
         self.ready, self.added = ([0] * (self.parts * of_part) for _ in range(2))
-        self.handed = {}
+        self.dkv_partials = {}
         seen = list(dict.fromkeys(part for part, _ in order))
         assert sorted(seen) == list(range(self.parts))
 
@@ -63,10 +65,10 @@ class Machine:
                     yield
                 self.added[head] += 1
                 yield None
-            kv_head, number = divmod(part, self.share)
-            while self.handed.get((kv_head, block), 0) < number:
+            kv_head, number = divmod(part, self.splits_per_kv_head)
+            while self.dkv_partials.get((kv_head, block), 0) < number:
                 yield
-            self.handed[kv_head, block] = number + 1
+            self.dkv_partials[kv_head, block] = number + 1
         yield from self.behind(heads)
 
     def behind(self, heads):
@@ -74,7 +76,7 @@ class Machine:
         while self.finishing < end:
             n = self.finishing
             self.finishing += 1
-            goal = min(n + self.lead, end)
+            goal = min(n + self.zero_ahead, end)
             while zeroed < goal:
                 zeroed, self.zeroed = self.zeroed, self.zeroed + 1
                 if zeroed < end:
@@ -87,12 +89,12 @@ class Machine:
                 yield
             self.finished += 1
 
-    def run(self, processors, heads, turns):
+    def run(self, num_sms, heads, turns):
         """turns: who goes on, of those that can; the rest take it in order."""
-        going = [work for _ in range(processors) for work in (self.block(heads), self.behind(heads))]
+        going = [work for _ in range(num_sms) for work in (self.block(heads), self.behind(heads))]
         for step in range(100000):
             before = self.claimed, self.zeroed, self.finishing, self.finished, sum(self.added), sum(
-                self.handed.values()), len(going)
+                self.dkv_partials.values()), len(going)
             first = turns[step % len(turns)] % len(going)
             for work in going[first:] + going[:first]:
                 try:
@@ -102,19 +104,22 @@ class Machine:
             if not going:
                 return
             after = self.claimed, self.zeroed, self.finishing, self.finished, sum(self.added), sum(
-                self.handed.values()), len(going)
+                self.dkv_partials.values()), len(going)
             assert after != before, "all wait"
 
 
-@given(**SIZES, of_part=st.integers(1, 3), tiles=st.integers(1, 3), processors=st.integers(1, 6),
-       rounds=st.integers(1, 2), turns=st.lists(st.integers(0, 20), min_size=1, max_size=8))
+@given(**SIZES, of_part=st.integers(1, 3), tiles=st.integers(1, 3), num_sms=st.integers(1, 6),
+       tail_waves=st.integers(1, 2), turns=st.lists(st.integers(0, 20), min_size=1, max_size=8))
 @settings(max_examples=80)
-def test_nobody_waits_for_ever(kv_heads, share, blocks, section, tail, of_part, tiles, processors, rounds, turns):
-    section = min(section, kv_heads * share)
-    order = tasks_of(kv_heads, share, blocks, section, tail, rounds)
-    machine = Machine(order, share, of_part, tiles, lead_of(section, tail, of_part * tiles) * rounds)
-    heads = machine.heads_in_order(lambda i: part_of_turn(i, kv_heads * share, share, section, tail))
-    machine.run(processors, heads, turns)
+def test_nobody_waits_for_ever(kv_heads, splits_per_kv_head, blocks, l2_section, tail_heads, of_part, tiles, num_sms,
+                               tail_waves, turns):
+    l2_section = min(l2_section, kv_heads * splits_per_kv_head)
+    order = tasks_of(kv_heads, splits_per_kv_head, blocks, l2_section, tail_heads, tail_waves)
+    machine = Machine(order, splits_per_kv_head, of_part, tiles,
+                      zero_ahead_of(l2_section, tail_heads, of_part * tiles) * tail_waves)
+    heads = machine.heads_in_order(lambda i: part_in_order(i, kv_heads * splits_per_kv_head, splits_per_kv_head,
+                                                           l2_section, tail_heads))
+    machine.run(num_sms, heads, turns)
     assert machine.finished == len(heads) * tiles
 
 
@@ -129,19 +134,20 @@ def test_a_model_that_hangs_is_found():
 @given(length=st.sampled_from(LENGTHS), group=st.integers(1, 9), varlen=st.booleans(), width=st.sampled_from(WIDTHS),
        right=st.booleans(), left=st.booleans(), softcap=st.booleans(), deterministic=st.booleans())
 def test_planned_for_shared_heads_alone(length, group, **options):
-    """Of sequences that are not packed, and with what ``GroupedBackward`` takes."""
+    """Of sequences that are not packed, and with what ``GqaBackward`` takes."""
     spec = BackwardSpec(**options)
     config = plan(spec, length, group)
-    if isinstance(config, GroupedConfig):
+    if isinstance(config, GqaConfig):
         assert group > 1 and not (spec.varlen or spec.left or spec.softcap or spec.deterministic)
-        assert not config.split or (group % config.split == 0 and group > config.split and spec.right)
+        assert not config.heads_per_task or (group % config.heads_per_task == 0 and group > config.heads_per_task
+                                             and spec.right)
 
 
 @given(st.integers(1, 100_000), st.integers(1, 9))
 def test_the_workspace_has_room_for_the_counters(rows, heads):
     """Behind the accumulator, which begins at a multiple of 16 bytes: two of as many query heads as there are tiles,
     and one more; and the kernel before, which clears 8 for each tile, clears them all."""
-    config, spec = GroupedConfig.of(_BEHIND[128]), BackwardSpec(right=True)
+    config, spec = GqaConfig.of(_HELPER_WARPS[128]), BackwardSpec(right=True)
     tiles = heads * -(-rows // config.tile)
     end = -(-(tiles * 2 * config.tile) // 4) * 4 + tiles * config.tile * spec.width
     assert end + 3 + 2 * (tiles + 1) <= heads * config.workspace_floats(spec, rows)
@@ -149,11 +155,11 @@ def test_the_workspace_has_room_for_the_counters(rows, heads):
 
 
 def test_what_cannot_run_is_refused():
-    GroupedConfig.of(_BEHIND[128], split=2).check(128)
-    for wrong in ({"background": False}, {"rounds": 0}, {"dq_add": "red"}):
+    GqaConfig.of(_HELPER_WARPS[128], heads_per_task=2).check(128)
+    for wrong in ({"helper_warps": False}, {"tail_waves": 0}, {"dq_reduce": "atomic"}):
         with pytest.raises(ValueError, match="share a K/V head"):
-            GroupedConfig.of(_BEHIND[128], **wrong).check(128)
+            GqaConfig.of(_HELPER_WARPS[128], **wrong).check(128)
     with pytest.raises(ValueError, match="share a K/V head"):
-        GroupedConfig.of(_BEHIND[128]).check(256)
+        GqaConfig.of(_HELPER_WARPS[128]).check(256)
     with pytest.raises(ValueError, match="persistent"):
-        GroupedConfig.of(_BEHIND[128], persistent=False).check(128)
+        GqaConfig.of(_HELPER_WARPS[128], persistent=False).check(128)

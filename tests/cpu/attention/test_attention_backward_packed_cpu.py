@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from tests.helpers.emulation.warp import Memory, instead_of_the_dsl
 from tkq.attention.backward import helper_warps, tile_scheduler
 from tkq.attention.backward.config import BackwardConfig
-from tkq.attention.backward.helper_warps import BackwardBackground
+from tkq.attention.backward.helper_warps import HelperWarps
 from tkq.attention.backward.spec import BackwardSpec
 from tkq.attention.backward.tile_scheduler import BackwardTasks
 from tkq.attention.common import bounds, sequences
 from tkq.attention.common.integers import ceil_div
 from tkq.attention.common.operands import Sequences
-from tkq.attention.common.sequences import Ragged
+from tkq.attention.common.sequences import VarlenBatch
 
 SIZES = st.sampled_from((0, 0, 1, 5, 63, 64, 65, 127, 128, 129, 300, 1000))
 LENGTHS = st.one_of(st.lists(st.tuples(SIZES, SIZES), min_size=1, max_size=6),
@@ -27,16 +27,16 @@ LENGTHS = st.one_of(st.lists(st.tuples(SIZES, SIZES), min_size=1, max_size=6),
 SLOWLY = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-class Simulated(Ragged):
+class Simulated(VarlenBatch):
     """The functions that cute.jit decorates, as they are written. What is asked for again is not worked out again."""
 
     @lru_cache(None)  # noqa: B019  (as many as examples)
     def sequence_of(self, of_keys, size, slot):
-        return Ragged.sequence_of.__wrapped__(self, of_keys, size, slot)
+        return VarlenBatch.sequence_of.__wrapped__(self, of_keys, size, slot)
 
     @lru_cache(None)  # noqa: B019
     def longest_first(self, of_keys, size, slot):
-        return Ragged.longest_first.__wrapped__(self, of_keys, size, slot)
+        return VarlenBatch.longest_first.__wrapped__(self, of_keys, size, slot)
 
 
 @pytest.fixture(autouse=True)
@@ -68,22 +68,22 @@ class Problem:
         self.config = BackwardConfig(tile=tile)
         self.spec = BackwardSpec(varlen=True, right=causal)
         given = cu if disturbed is None else [disturb(c, n, disturbed) for c, n in zip(cu, totals)]
-        self.places = Simulated(Sequences(*map(Memory, given), *used), *totals)
+        self.layout = Simulated(Sequences(*map(Memory, given), *used), *totals)
         self.g = SimpleNamespace(
-            places=self.places, heads=heads, kv_heads=kv_heads, heads_per_kv=heads // kv_heads, left=None, right=0,
-            tail=0, section=128 * 8 * min(heads // kv_heads, 16), tiles=self.places.slots(False, tile),
-            background=SimpleNamespace(lead=2 * ceil_div(self.config.block, tile)))
+            layout=self.layout, heads=heads, kv_heads=kv_heads, heads_per_kv=heads // kv_heads, left=None, right=0,
+            tail_heads=0, l2_section=128 * 8 * min(heads // kv_heads, 16), tiles=self.layout.slots(False, tile),
+            helper_warps=SimpleNamespace(zero_ahead=2 * ceil_div(self.config.block, tile)))
 
     def tasks(self):
         """In their order."""
         kernel = BackwardTasks()
         kernel.spec, kernel.config = self.spec, self.config
-        blocks = self.places.slots(True, self.config.block)
+        blocks = self.layout.slots(True, self.config.block)
         return [kernel.find_task.__wrapped__(kernel, self.g, i) for i in range(blocks * self.g.kv_heads)]
 
     def tiles(self):
         """Likewise, of all query heads."""
-        kernel = BackwardBackground(self.spec, self.config)
+        kernel = HelperWarps(self.spec, self.config)
         return [kernel.tile(self.g, n) for n in range(self.g.tiles * self.g.heads)]
 
 
@@ -122,7 +122,7 @@ def test_each_tile_of_each_sequence_comes_once_and_has_a_place_of_its_own(proble
               for i in range(ceil_div(rows, tile))}
     assert set(found) == wanted and set(found.values()) <= {1}
     assert all(at.start_q == problem.starts[0][min(at.sequence, count)] for at in tiles)
-    places = [problem.places.first_tile(at, tile, problem.g.heads, problem.g.tiles) + at.head * problem.g.tiles
+    places = [problem.layout.first_tile(at, tile, problem.g.heads, problem.g.tiles) + at.head * problem.g.tiles
               + at.number for at in tiles]
     assert sorted(places) == list(range(problem.g.tiles * problem.g.heads))
 
@@ -147,7 +147,7 @@ def test_no_task_waits_for_what_waits_for_it(problem):
     """dQ of a tile is written when all tasks of its head are done. Tasks are begun in their order, each when all of its
     head's tiles are zero; so tiles are zeroed ahead at least up to what the tasks before the head's last one need."""
     g, config = problem.g, problem.config
-    kernel, tiles = BackwardBackground(problem.spec, config), problem.tiles()
+    kernel, tiles = HelperWarps(problem.spec, config), problem.tiles()
     of_head = lambda at: (at.sequence, at.head // g.heads_per_kv)
     last_tile = {of_head(at): n for n, at in enumerate(tiles) if at.number * config.tile < at.rows_q}
     needed, most = {}, -1
@@ -157,4 +157,4 @@ def test_no_task_waits_for_what_waits_for_it(problem):
             needed[t.sequence, t.head] = most
     for n, at in enumerate(tiles):
         if at.number * config.tile < at.rows_q and of_head(at) in needed:
-            assert n + kernel.lead(g, at) > needed[of_head(at)]
+            assert n + kernel.zero_ahead(g, at) > needed[of_head(at)]

@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from tkq.attention.backward.fuse_preprocess_config import SeamlessConfig
-from tkq.attention.backward.gqa_config import GroupedConfig
+from tkq.attention.backward.fuse_preprocess_config import FusePreprocessConfig
+from tkq.attention.backward.gqa_config import GqaConfig
 from tkq.attention.backward.packed_ds import (
-    PairsBackward,
-    PairsChained,
-    PairsFirst,
-    PairsGrouped,
-    PairsSeamless,
+    PackedDsBackward,
+    PackedDsFirstStore,
+    PackedDsFusePreprocess,
+    PackedDsGqa,
+    PackedDsSerial,
     build,
 )
-from tkq.attention.backward.plan import _BEHIND, _CHAIN, _FIRST, in_pairs, plan, recipe
+from tkq.attention.backward.plan import _DQ_FIRST_STORE, _DQ_SERIAL, _HELPER_WARPS, packed_ds, plan, recipe
 from tkq.attention.backward.spec import BackwardSpec
 from tkq.testing import sass
 
@@ -25,17 +25,18 @@ USUAL = BackwardSpec("bf16", 128)
 
 def test_what_is_built_so():
     for spec in (USUAL, replace(USUAL, width=64, varlen=True, right=True, dlse=True)):
-        assert in_pairs(spec, plan(spec))
+        assert packed_ds(spec, plan(spec))
     brief = replace(USUAL, varlen=True)
-    assert not in_pairs(brief, plan(brief, "brief")) and in_pairs(replace(brief, right=True), _CHAIN[128])
+    assert not packed_ds(brief, plan(brief, "brief")) and packed_ds(replace(brief, right=True), _DQ_SERIAL[128])
     for other in (dict(dtype="fp16"), dict(width=256), dict(softcap=True), dict(deterministic=True), dict(dq=False)):
         spec = replace(USUAL, **other)
-        assert not in_pairs(spec, plan(spec)) and not recipe(spec, plan(spec)).module.endswith(".packed_ds")
+        assert not packed_ds(spec, plan(spec)) and not recipe(spec, plan(spec)).module.endswith(".packed_ds")
 
 
 @pytest.mark.parametrize("config, kind", [
-    (_BEHIND[128], PairsBackward), (_CHAIN[128], PairsChained), (_FIRST, PairsFirst),
-    (GroupedConfig.of(_BEHIND[128]), PairsGrouped), (SeamlessConfig.of(_BEHIND[128]), PairsSeamless)],
+    (_HELPER_WARPS[128], PackedDsBackward), (_DQ_SERIAL[128], PackedDsSerial), (_DQ_FIRST_STORE, PackedDsFirstStore),
+    (GqaConfig.of(_HELPER_WARPS[128]), PackedDsGqa),
+    (FusePreprocessConfig.of(_HELPER_WARPS[128]), PackedDsFusePreprocess)],
     ids=lambda x: x.__name__ if isinstance(x, type) else "")
 def test_every_form_has_it(config, kind):
     assert recipe(USUAL, config).module.endswith(".packed_ds")

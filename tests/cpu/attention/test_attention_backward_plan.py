@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bench.tune.attention_backward import VARIANTS, variants
 from tkq.attention.backward.config import SHARED_BYTES, BackwardConfig
-from tkq.attention.backward.gqa_config import GroupedConfig
+from tkq.attention.backward.gqa_config import GqaConfig
 from tkq.attention.backward.plan import PACKED_LENGTHS, packed_class, plan, shipped
 from tkq.attention.backward.spec import WIDTHS, BackwardSpec, width
 from tkq.attention.forward.plan import length_class
@@ -28,14 +28,14 @@ def test_what_is_planned_can_run(spec, varlen, length, group):
 
 
 @given(SPECS, st.integers(1, 100_000), st.integers(1, 9), st.booleans())
-def test_the_workspace_has_room_for_what_is_laid_into_it(spec, rows, heads, chain):
+def test_the_workspace_has_room_for_what_is_laid_into_it(spec, rows, heads, dq_serial):
     """As the kernels lay it out: of all tiles the statistics, the accumulator from 16 bytes on, the counters."""
-    config = dataclasses.replace(plan(spec), chain=chain)
+    config = dataclasses.replace(plan(spec), dq_serial=dq_serial)
     tiles = heads * -(-rows // config.tile)
     end = tiles * 2 * config.tile
     if spec.dq and not spec.deterministic:
         end = -(-end // 4) * 4 + tiles * config.tile * spec.width
-    end += 1 + 4 * tiles if chain else 3 + 2 * heads
+    end += 1 + 4 * tiles if dq_serial else 3 + 2 * heads
     assert end <= heads * config.workspace_floats(spec, rows) <= end + heads * 16 + 6 * tiles
 
 
@@ -46,8 +46,8 @@ def test_the_workspace_has_room_for_what_is_handed_on(keys, heads):
     halves = 2 * heads * -(-keys // 128)
     for at in range(4):
         counters = at + 4 * halves
-        assert -(-counters // 4) * 4 + halves * 2 * 64 * 128 - at <= heads * config.handed_floats(spec, keys)
-    assert plan(spec, "long").handed_floats(spec, keys) == 0
+        assert -(-counters // 4) * 4 + halves * 2 * 64 * 128 - at <= heads * config.dkv_partial_floats(spec, keys)
+    assert plan(spec, "long").dkv_partial_floats(spec, keys) == 0
 
 
 @pytest.mark.parametrize("change, words", [
@@ -55,14 +55,15 @@ def test_the_workspace_has_room_for_what_is_handed_on(keys, heads):
     ({"dq_cols": 48}, "dq_cols divide"),
     ({"block": 192}, "block be 128"),
     ({"stages": 5}, "bytes of shared memory at"),
-    ({"kv": 256}, "bytes of shared memory for dQ alone"),
-    ({"dq_add": "push"}, "dq_add is red or bulk"),
+    ({"dq_kernel_kv": 256}, "bytes of shared memory for dQ alone"),
+    ({"dq_reduce": "push"}, "dq_reduce is atomic or bulk"),
     ({"registers": (24, 72, 208, 208)}, "registers of 3 roles"),
     ({"registers": (24, 72, 216)}, "512 for a thread"),
-    ({"persistent": True}, "persistent needs direct"),
-    ({"background": True}, "background needs persistent"),
-    ({"chain": True}, "chain needs persistent"),
-    ({"chain": True, "persistent": True, "direct": True}, "chain needs persistent and dq_add bulk"),
+    ({"persistent": True}, "persistent needs store_from_registers"),
+    ({"helper_warps": True}, "helper_warps needs persistent"),
+    ({"dq_serial": True}, "dq_serial needs persistent"),
+    ({"dq_serial": True, "persistent": True, "store_from_registers": True},
+     "dq_serial needs persistent and dq_reduce bulk"),
 ])
 def test_what_cannot_run_is_refused(change, words):
     with pytest.raises(ValueError, match=words):
@@ -96,13 +97,13 @@ def test_forms_with_limits_stay_where_they_are_tested(spec, length, varlen, grou
     parts or more, as workspace is taken for them."""
     config = plan(dataclasses.replace(spec, varlen=varlen), length, group)
     if spec.left or spec.softcap or not spec.adds_dq:
-        assert not (config.persistent or config.background)
-    assert not (config.background and group > 1 and varlen)
-    split = config.split if isinstance(config, GroupedConfig) else 0
-    assert not split or (group in (4, 6, 8) and split == 2 and not varlen and spec.right)
-    assert not config.chain or (varlen and length == "brief" and (spec.width == 128 or spec.right))
+        assert not (config.persistent or config.helper_warps)
+    assert not (config.helper_warps and group > 1 and varlen)
+    heads_per_task = config.heads_per_task if isinstance(config, GqaConfig) else 0
+    assert not heads_per_task or (group in (4, 6, 8) and heads_per_task == 2 and not varlen and spec.right)
+    assert not config.dq_serial or (varlen and length == "brief" and (spec.width == 128 or spec.right))
     if spec == BackwardSpec(spec.dtype, 128, right=True) and length == "short" and not varlen and group in (2, 3, 5, 7):
-        assert config.persistent and not split
+        assert config.persistent and not heads_per_task
 
 
 @given(st.integers(1, 20_000))

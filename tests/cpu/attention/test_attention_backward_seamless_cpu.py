@@ -10,10 +10,10 @@ from hypothesis import given
 from tests.cpu.attention.test_attention_backward_packed_cpu import SLOWLY, problems, warp  # noqa: F401  (warp: of all tests)
 from tkq.attention.backward import fuse_preprocess_warps
 from tkq.attention.backward import plan as backward_plan
-from tkq.attention.backward.fuse_preprocess_config import SeamlessConfig
-from tkq.attention.backward.fuse_preprocess_warps import PreparesTiles
-from tkq.attention.backward.plan import _BEHIND, plan, recipe
-from tkq.attention.backward.preprocess import BackwardPre, tile_in_order
+from tkq.attention.backward.fuse_preprocess_config import FusePreprocessConfig
+from tkq.attention.backward.fuse_preprocess_warps import PreprocessHelperWarps
+from tkq.attention.backward.plan import _HELPER_WARPS, plan, recipe
+from tkq.attention.backward.preprocess import BackwardPreprocess, tile_by_number
 from tkq.attention.backward.spec import BackwardSpec
 
 
@@ -22,7 +22,7 @@ from tkq.attention.backward.spec import BackwardSpec
 def test_the_kernel_before_begins_with_the_tiles_that_the_background_begins_with(problem):
     """What is left out by one, as the other makes it, must be the same tiles."""
     g, tile = problem.g, problem.config.tile
-    found = [tile_in_order(problem.places, tile, n, g.heads, True) for n in range(min(g.tiles * g.heads, 40))]
+    found = [tile_by_number(problem.layout, tile, n, g.heads, True) for n in range(min(g.tiles * g.heads, 40))]
     assert found == problem.tiles()[:40]
 
 
@@ -46,7 +46,7 @@ def test_each_row_of_a_tile_is_read_and_written_by_a_lane(monkeypatch, width, ti
     monkeypatch.setattr(fuse_preprocess_warps, "Float32", float)
     monkeypatch.setattr(fuse_preprocess_warps, "in_sequences", lambda places, at: at.rows_q)
     spec = BackwardSpec(width=width, varlen=True)
-    kernel = PreparesTiles(spec, SeamlessConfig.of(_BEHIND[width]))
+    kernel = PreprocessHelperWarps(spec, FusePreprocessConfig.of(_HELPER_WARPS[width]))
     assert kernel.config.tile == tile
 
     def row_sum(x, y, counts):
@@ -66,9 +66,9 @@ def test_each_row_of_a_tile_is_read_and_written_by_a_lane(monkeypatch, width, ti
     kernel.number = lambda g, at: 0
     number = 960 // tile
     at = SimpleNamespace(batch=0, head=0, start_q=1000 - 40 - number * tile, number=number, rows_q=number * tile + 40)
-    g = SimpleNamespace(background=SimpleNamespace(rows=SimpleNamespace(o=Rows(), do=Rows())), places=None,
+    g = SimpleNamespace(helper_warps=SimpleNamespace(rows=SimpleNamespace(o=Rows(), do=Rows())), layout=None,
                         stats=numpy.zeros((1, 1)))
-    PreparesTiles.statistics.__wrapped__(kernel, g, at)
+    PreprocessHelperWarps.statistics.__wrapped__(kernel, g, at)
     assert sorted(written) == list(range(tile))
 
 
@@ -77,22 +77,22 @@ def test_long_packed_sequences_are_planned_so(width):
     for causal in (False, True):
         spec = BackwardSpec(width=width, right=causal, varlen=True)
         config = plan(spec, "long")
-        assert isinstance(config, SeamlessConfig)
+        assert isinstance(config, FusePreprocessConfig)
         assert recipe(dataclasses.replace(spec, dtype="fp16"), config).module.endswith(".fuse_preprocess")
         dense = dataclasses.replace(spec, varlen=False)
         for other in (plan(spec, "medium"), plan(spec, "long", 4), plan(dense, "long")):
-            assert not isinstance(other, SeamlessConfig)
+            assert not isinstance(other, FusePreprocessConfig)
 
 
 @pytest.mark.parametrize("change, words", [
-    ({"background": False}, "needs background"),
+    ({"helper_warps": False}, "needs helper_warps"),
     ({"ds_stages": 4}, "bytes of shared memory at"),
-    ({"persistent": False}, "background needs persistent"),
+    ({"persistent": False}, "helper_warps needs persistent"),
 ])
 def test_what_cannot_run_is_refused(change, words):
     with pytest.raises(ValueError, match=words):
-        SeamlessConfig.of(_BEHIND[128], **change).check(128)
-    with pytest.raises(ValueError, match="two warpgroups"):
-        SeamlessConfig.of(backward_plan.SINGLE[256], persistent=True, direct=True).check(256)
-    assert SeamlessConfig.of(_BEHIND[128]).check(128)
-    assert BackwardPre(BackwardSpec(), _BEHIND[128]).lanes == 16
+        FusePreprocessConfig.of(_HELPER_WARPS[128], **change).check(128)
+    with pytest.raises(ValueError, match="two dK/dV warpgroups"):
+        FusePreprocessConfig.of(backward_plan.SINGLE[256], persistent=True, store_from_registers=True).check(256)
+    assert FusePreprocessConfig.of(_HELPER_WARPS[128]).check(128)
+    assert BackwardPreprocess(BackwardSpec(), _HELPER_WARPS[128]).lanes == 16

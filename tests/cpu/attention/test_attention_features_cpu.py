@@ -76,13 +76,13 @@ def test_varlen_is_each_sequence_by_itself(options, used):
     q, k, v, cu_q, cu_k = varlen(torch.float64, dim_v=8)
     sinks = torch.linspace(-1, 2, 4) if options.get("sinks") else None
     options = {**options, "sinks": sinks}
-    used_q, used_k = (torch.tensor(n, dtype=torch.int32) if used else None
-                      for n in ([4, 0, 2, 1, 0, 9], [3, 3, 0, 0, 0, 1]))
-    o, lse = reference.flash_attn_varlen(q, k, v, cu_q, cu_k, used_q, used_k, **options)
+    seqused_q, seqused_k = (torch.tensor(n, dtype=torch.int32) if used else None
+                            for n in ([4, 0, 2, 1, 0, 9], [3, 3, 0, 0, 0, 1]))
+    o, lse = reference.flash_attn_varlen(q, k, v, cu_q, cu_k, seqused_q, seqused_k, **options)
     nothing = torch.full((4,), -math.inf) if sinks is None else sinks
     inside = torch.zeros(q.shape[0], dtype=torch.bool)
     for s, (rows, keys) in enumerate(LENGTHS):
-        rows, keys = (rows, keys) if not used else (min(rows, int(used_q[s])), min(keys, int(used_k[s])))
+        rows, keys = (rows, keys) if not used else (min(rows, int(seqused_q[s])), min(keys, int(seqused_k[s])))
         a, c = int(cu_q[s]), int(cu_k[s])
         want = reference.flash_attn(q[None, a:a + rows], k[None, c:c + keys], v[None, c:c + keys], **options)
         assert torch.equal(o[a:a + rows], want[0][0]) and torch.equal(lse[:, a:a + rows], want[1][0])

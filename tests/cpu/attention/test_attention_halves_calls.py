@@ -11,13 +11,14 @@ def test_which_calls_take_it(monkeypatch):
     taken = []
     monkeypatch.setattr(ops, "function", lambda recipe: lambda *given: taken.append(recipe.module))
     monkeypatch.setattr(ops.arch, "require_hopper", lambda device: None)
-    monkeypatch.setattr(ops.arch, "processors", lambda device: 132)
+    monkeypatch.setattr(ops.arch, "num_sms", lambda device: 132)
     monkeypatch.setattr(ops.counters, "counter", lambda index: None)
     monkeypatch.setattr(ops, "_launchers", {})
     S, q = ops.SHORT, torch.empty(0, dtype=torch.bfloat16)
     for wanted, rows, keys, left, right in (
             (True, S, S, 1023, 0), (False, S + 1, S, 1023, 0), (False, S - 1, S - 1, 1023, 0),
-            (False, S, S, ops.FAR - 1, 0), (True, S, S, ops.FAR, 0), (False, S, S, S - 1, 0), (False, S, S, 1023, -1),
+            (False, S, S, ops.LONG_WINDOW - 1, 0), (True, S, S, ops.LONG_WINDOW, 0), (False, S, S, S - 1, 0),
+        (False, S, S, 1023, -1),
             (True, S, S, 1023, 63), (False, S, S, 1023, S - 1), (True, 1, S, 1023, 0),
             (True, ops.LONG, ops.LONG, 1023, 0), (False, S, S, -1, 0)):
         options = False, None, left, right, 0.0

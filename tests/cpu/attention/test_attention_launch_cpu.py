@@ -8,7 +8,7 @@ from tkq.attention import ops, varlen_ops
 from tkq.attention.arguments import Lengths, Options
 from tkq.attention.backward import ops as backward_ops
 from tkq.attention.backward import varlen_ops as backward_varlen_ops
-from tkq.runtime.call.ops import Known
+from tkq.runtime.call.ops import LaunchCache
 
 BF16, INT = torch.bfloat16, torch.int32
 FLAGS = "causal", "deterministic", "return_lse"
@@ -26,7 +26,7 @@ def launched(monkeypatch):
         monkeypatch.setattr(module, "launcher_of", launcher_of)
         monkeypatch.setattr(module, "_cpu", module.forward)
         monkeypatch.setattr(module, "_launchers", {})
-        monkeypatch.setattr(module, "_known", Known())
+        monkeypatch.setattr(module, "_launch_cache", LaunchCache())
     monkeypatch.setattr(ops.counters, "counter", lambda index: None)
     monkeypatch.setattr(ops.alloc, "empty", lambda index, shape, strides, dtype: torch.empty(shape, dtype=dtype))
     return calls
@@ -86,7 +86,7 @@ def test_longest_lengths_are_numbers(bad, error, name, launched):
     for _ in range(2):
         with pytest.raises(error, match=f"max_seqlen_{name[-1]}: got"):
             packed(**{name: bad})
-    assert len(launched) == 2 == len(varlen_ops._known) and len(varlen_ops._launchers) == 1
+    assert len(launched) == 2 == len(varlen_ops._launch_cache) and len(varlen_ops._launchers) == 1
 
 
 def test_what_is_not_in_use_is_filled_after_the_checks(launched, monkeypatch):

@@ -8,9 +8,9 @@ from tkq.attention.backward import catalog
 from tkq.attention.backward import ops as backward_ops
 from tkq.attention.backward import varlen_ops as backward_varlen_ops
 from tkq.attention.forward import catalog as shipped
-from tkq.runtime.call.ops import Known
+from tkq.runtime.call.ops import LaunchCache
 
-LEFT = {"near": 127, "far": 4095, None: None}
+LEFT = {"near": 127, "long_window": 4095, None: None}
 LAYERS = [(name, left) for name, model in shipped.MODELS.items() for left in dict.fromkeys((None, model.left))]
 RECIPES = {kernel.recipe for module in (shipped, catalog) for kernel in module.shipped()}
 
@@ -22,13 +22,13 @@ def asked(monkeypatch):
     for module in (ops, backward_ops):
         monkeypatch.setattr(module, "function", lambda recipe: recipes.append(recipe) or (lambda *a: None))
         monkeypatch.setattr(module.arch, "require_hopper", lambda device: None)
-        monkeypatch.setattr(module.arch, "processors", lambda device: 132)
+        monkeypatch.setattr(module.arch, "num_sms", lambda device: 132)
     for module, name in ((ops, "forward"), (varlen_ops, "forward"), (backward_ops, "_cuda"),
                          (backward_varlen_ops, "_cuda")):
         monkeypatch.setattr(module, "_cpu", getattr(module, name))
         monkeypatch.setattr(module, "_launchers", {})
     for module in (ops, varlen_ops):
-        monkeypatch.setattr(module, "_known", Known())
+        monkeypatch.setattr(module, "_launch_cache", LaunchCache())
     monkeypatch.setattr(ops.counters, "counter", lambda index: None)
     monkeypatch.setattr(ops.alloc, "empty", lambda index, shape, strides, dtype: torch.empty(shape, dtype=dtype))
     return recipes

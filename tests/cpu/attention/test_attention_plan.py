@@ -60,8 +60,8 @@ def test_one_query_packs_all_it_can():
 
 
 @pytest.mark.parametrize("bad", (
-    dict(kv=512), dict(cluster=4), dict(bridge=True, schedule="single"), dict(q_stages=4),
-    dict(bridge=True, q_stages=1), dict(kv=240, q_stages=1), dict(o_over_q=True), dict(kv=240),
+    dict(kv=512), dict(cluster=4), dict(overlap_tasks=True, schedule="single"), dict(q_stages=4),
+    dict(overlap_tasks=True, q_stages=1), dict(kv=240, q_stages=1), dict(o_reuses_q_smem=True), dict(kv=240),
     dict(consumers=3, kv=176, q_stages=1, stages=1)))
 def test_impossible_configurations_are_refused(bad):
     with pytest.raises(ValueError):
@@ -78,7 +78,9 @@ def test_unsupported_specs_are_named(bad):
     assert str(value) in str(caught.value) and (name in str(caught.value) or name == "dtype")
 
 
-@pytest.mark.parametrize("bad", (dict(causal=True, right=True), dict(used_q=True), dict(used_k=True), dict(far=True)))
+@pytest.mark.parametrize("bad",
+                         (dict(causal=True, right=True), dict(seqused_q=True), dict(seqused_k=True),
+                          dict(long_window=True)))
 def test_contradictions_are_refused(bad):
     with pytest.raises(ValueError):
         AttentionSpec(**bad)
@@ -92,7 +94,7 @@ def test_shipped_covers_what_plan_chooses():
         for seqlen in (1, 128, 512, 1024, 2048, 4096, 8192, 16384, 65536):
             spec = AttentionSpec(dtype, dim, causal)
             assert (spec, plan(spec, length_class(seqlen))) in args
-    for name in ("left", "far", "right", "softcap", "sinks", "varlen", "used_q", "used_k"):
+    for name in ("left", "long_window", "right", "softcap", "sinks", "varlen", "seqused_q", "seqused_k"):
         assert {bool(getattr(spec, name)) for spec, _ in args} == {False, True}
     assert {spec.pack > 1 for spec, _ in args} == {False, True}
 
@@ -101,5 +103,5 @@ def test_specs_are_told_apart_by_the_compile_key():
     """repr is the key: every field is in it."""
     assert len({repr(AttentionSpec(**one)) for one in (
         {}, dict(causal=True), dict(lse=False), dict(left=True), dict(right=True), dict(softcap=True),
-        dict(sinks="fp32"), dict(varlen=True), dict(varlen=True, used_q=True), dict(varlen=True, used_k=True),
-        dict(pack=2), dict(head_dim_v=64), dict(left=True, far=True))}) == 13
+        dict(sinks="fp32"), dict(varlen=True), dict(varlen=True, seqused_q=True), dict(varlen=True, seqused_k=True),
+        dict(pack=2), dict(head_dim_v=64), dict(left=True, long_window=True))}) == 13

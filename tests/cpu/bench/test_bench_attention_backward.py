@@ -59,4 +59,4 @@ def test_the_model_of_a_step():
     shared, added = tune.model(128, BackwardConfig())
     assert shared == pytest.approx((64 + 64 + 32 + 32 + 64 + 16 + 32) * 1024 / 128 / 2560)
     assert added == pytest.approx(32 * 1024 / 2560)
-    assert tune.model(128, BackwardConfig(dq_add="bulk"))[0] == pytest.approx(shared + 64 * 1024 / 128 / 2560)
+    assert tune.model(128, BackwardConfig(dq_reduce="bulk"))[0] == pytest.approx(shared + 64 * 1024 / 128 / 2560)

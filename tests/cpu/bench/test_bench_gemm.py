@@ -58,9 +58,9 @@ def test_judge():
 def test_variants_are_kernels():
     for name, shape in ((n, s) for n in tune_gemm.VARIANTS for s in ((4096,) * 3, (16, 8192, 8192), (128, 8192, 8192))):
         if tune_gemm.suits(name, shape):
-            epilogue = " + silu" if " late" in name else ""
+            epilogue = " + silu" if " defer" in name else ""
             made = recipe(tune_gemm.spec(name + epilogue, "cols"), *shape, 132, tune_gemm.config(name, shape))
-            assert isinstance(made.args[1], Config) == (not name.startswith("narrow"))
+            assert isinstance(made.args[1], Config) == (not name.startswith("small M"))
     assert tune_gemm.parts("alone on 128 + gelu") == ("alone", "gelu")
 
 

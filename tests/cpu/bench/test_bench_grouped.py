@@ -1,6 +1,6 @@
 """bench.tune.grouped_gemm where no GPU is needed."""
 from bench.tune import grouped_gemm
-from tkq.gemm.grouped.spec import FAST, GroupedSpec, fitted
+from tkq.gemm.grouped.spec import FAST, GroupedSpec, fit_to_spec
 
 
 def test_variants_are_kernels():
@@ -9,4 +9,4 @@ def test_variants_are_kernels():
 
 
 def test_the_table_of_groups_leaves_room_for_four_stages():
-    assert fitted(FAST[0], GroupedSpec()).stages == FAST[0].stages == 4
+    assert fit_to_spec(FAST[0], GroupedSpec()).stages == FAST[0].stages == 4

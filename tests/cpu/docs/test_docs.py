@@ -305,12 +305,12 @@ def test_pages_have_what_kernels_of_your_own_take():
     """The runtime's modules, and of base classes what a subclass calls and overrides."""
     pages = api.pages()
     for said in ("tkq.runtime.compile.fake.tensor(dtype_name, shape", "tkq.runtime.compile.fake.sym(",
-                 "tkq.runtime.device.arch.processors(",
+                 "tkq.runtime.device.arch.num_sms(",
                  "tkq.runtime.call.counters.counter(", "tkq.runtime.call.counters.kept("):
         assert said in pages["api/runtime.md"], said
     for said in ("ReductionBase._set_cluster_n(self)", "ReductionBase._calculate_threads_per_row(self)",
                  "ReductionBase._get_num_threads(self)", "ReductionBase._get_tv_layout(self",
-                 "ReductionBase._initialize_cluster(self", "### RowPass", "RowPass._layout(self)",
+                 "ReductionBase._initialize_cluster(self", "### OnePassRows", "OnePassRows._layout(self)",
                  "tkq.reduction.geometry.cluster("):
         assert said in pages["api/kernels.md"], said
     assert "_whole" not in pages["api/tile.md"] and "__init__" not in pages["api/kernels.md"]

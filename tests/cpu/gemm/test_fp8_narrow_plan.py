@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from tkq.gemm import candidates
 from tkq.gemm.dense.small_m_config import SLOT_BYTES
-from tkq.gemm.dense.small_m_plan import FEWEST_STEPS, fitted, parts_of_k
+from tkq.gemm.dense.small_m_plan import FEWEST_STEPS, fit_to_spec, parts_of_k
 from tkq.gemm.fp8 import plan as fp8_plan
-from tkq.gemm.fp8.small_m_config import NarrowFp8Config
+from tkq.gemm.fp8.small_m_config import SmallMFp8Config
 from tkq.gemm.fp8.small_m_plan import (
     ROWS,
     SHAPES,
@@ -31,17 +31,17 @@ many_rows, columns = st.one_of(rows, st.integers(129, 9000)), st.one_of(sizes, s
 
 
 @given(st.sampled_from(SPECS), rows, sizes, steps, st.integers(1, 264))
-def test_a_plan_fits(spec, M, N, k, processors):
-    config = plan(spec, M, N, 16 * k, processors)
+def test_a_plan_fits(spec, M, N, k, num_sms):
+    config = plan(spec, M, N, 16 * k, num_sms)
     if config is None:
         assert M > 32
         return
     blocks = -(-N // ROWS) * config.split
     assert config.check(spec) is config and config.m >= M and (config.m == 16 or config.m // 2 < M)
     assert config.split == 1 or -(-16 * k // 128) // config.split >= FEWEST_STEPS
-    assert config.split == 1 or blocks <= processors or config.shared_bytes(spec) <= SLOT_BYTES
+    assert config.split == 1 or blocks <= num_sms or config.shared_bytes(spec) <= SLOT_BYTES
     assert all(end > first for first, end in parts_of_k(8 * k, config.split))
-    assert fp8_plan.plan(spec, M, N, 16 * k, processors) == config
+    assert fp8_plan.plan(spec, M, N, 16 * k, num_sms) == config
 
 
 EPILOGUES = ((None, None), ("bf16", None), ("fp32", "relu"), ("fp16", "silu"), (None, "gelu_tanh"))
@@ -56,19 +56,19 @@ def test_each_pair_of_what_it_chooses_is_shipped(spec, out, epilogue, M, N, k):
 
 
 @given(st.sampled_from(SPECS), st.integers(129, 9000), st.integers(1, 9000), steps, st.integers(1, 264))
-def test_a_plan_of_tiles_fits(spec, M, N, k, processors):
+def test_a_plan_of_tiles_fits(spec, M, N, k, num_sms):
     """Half of the processors have no tile of 64 columns, and most of them have a block now."""
-    config, steps = of_tiles(spec, M, N, 16 * k, processors), -(-16 * k // 128)
+    config, steps = of_tiles(spec, M, N, 16 * k, num_sms), -(-16 * k // 128)
     alone = tiles(M, N, ROWS)
     if config is None:
-        assert steps < TILES_STEPS or 2 * alone > processors
+        assert steps < TILES_STEPS or 2 * alone > num_sms
         return
     assert config.check(spec) is config and config.tiled and config.split > 1 and steps >= TILES_STEPS
-    assert 2 * alone <= processors and tiles(M, N, config.rows) * config.split <= processors
-    assert config.split in (2, 8) or tiles(M, N, config.rows) * config.split <= processors // 2
+    assert 2 * alone <= num_sms and tiles(M, N, config.rows) * config.split <= num_sms
+    assert config.split in (2, 8) or tiles(M, N, config.rows) * config.split <= num_sms // 2
     assert config.rows == ROWS or spec.promote
     assert all(end > first for first, end in parts_of_k(8 * k, config.split))
-    assert fp8_plan.plan(spec, M, N, 16 * k, processors) == config
+    assert fp8_plan.plan(spec, M, N, 16 * k, num_sms) == config
 
 
 
@@ -77,7 +77,7 @@ def test_what_it_chooses_is_shipped(spec, M, N, k):
     config = plan(spec, M, N, 16 * k, 132)
     if config:
         assert (config.m, config.rows, config.split, 2 if config.shared_bytes(spec) <= SLOT_BYTES else 1) in SHAPES
-        assert (replace(spec, store="elements"), config) in {kernel.recipe.args for kernel in shipped()}
+        assert (replace(spec, store="direct"), config) in {kernel.recipe.args for kernel in shipped()}
 
 
 # On an H100 (docs/attempts/gemm.md): how many blocks share K; None: a tile was as fast
@@ -96,25 +96,25 @@ def test_what_was_measured(spec, measured):
     for problem, split in measured.items():
         config = plan(spec, *problem, 132)
         assert (config and config.split) == split, (problem, config)
-    assert fp8_plan.plan(spec, 64, 8192, 8192, 132) == fp8_plan.fitted(fp8_plan.SMALL[0], spec)
+    assert fp8_plan.plan(spec, 64, 8192, 8192, 132) == fp8_plan.fit_to_spec(fp8_plan.SMALL[0], spec)
 
 
 @given(st.floats(10, 150), st.integers(1, 2000), steps, st.integers(2, 264))
-def test_blocks_that_share_k(rate, tiles, steps, processors):
-    split = splits(rate, tiles, steps, processors)
-    assert split == 1 or (steps // split >= FEWEST_STEPS and tiles * split <= processors)
-    assert split in (1, 2) or tiles * split <= processors // 2
-    assert splits(rate, tiles, steps + 1, processors) >= split  # more of K is never shared by fewer
-    assert splits(rate, tiles + 1, steps, processors) <= split  # nor fewer columns
-    assert splits(rate / 2, tiles, steps, processors) >= split  # nor what is read more slowly
+def test_blocks_that_share_k(rate, tiles, steps, num_sms):
+    split = splits(rate, tiles, steps, num_sms)
+    assert split == 1 or (steps // split >= FEWEST_STEPS and tiles * split <= num_sms)
+    assert split in (1, 2) or tiles * split <= num_sms // 2
+    assert splits(rate, tiles, steps + 1, num_sms) >= split  # more of K is never shared by fewer
+    assert splits(rate, tiles + 1, steps, num_sms) <= split  # nor fewer columns
+    assert splits(rate / 2, tiles, steps, num_sms) >= split  # nor what is read more slowly
 
 
 @given(st.sampled_from(SPECS), rows, sizes, steps)
 def test_launch(spec, M, N, k):
     recipe, blocks = fp8_plan.launch(spec, M, N, 16 * k, 132)
     few = recipe.builder == "tkq.gemm.fp8.small_m_kernel:build"
-    assert few == isinstance(fp8_plan.plan(spec, M, N, 16 * k, 132), NarrowFp8Config)
-    assert (blocks == 0 and recipe.args[0].store == "elements") if few else blocks > 0
+    assert few == isinstance(fp8_plan.plan(spec, M, N, 16 * k, 132), SmallMFp8Config)
+    assert (blocks == 0 and recipe.args[0].store == "direct") if few else blocks > 0
     tile = fp8_plan.best_tile(spec, M, N, 16 * k, 132)
     assert fp8_plan.launch(spec, M, N, 16 * k, 132, tile)[0].builder == "tkq.gemm.fp8.kernel:build"
 
@@ -138,7 +138,7 @@ def test_what_was_measured_of_more_rows(spec, measured):
 
 @pytest.mark.parametrize("M, most", ((1, 16), (40, 64), (128, 128), (129, 128), (2048, 128), (2049, 0)))
 def test_tune_tries_every_way(M, most):
-    found = [c for c in candidates.of_fp8_gemm(SPEC, M, 1024, 8192, 132) if isinstance(c, NarrowFp8Config)]
+    found = [c for c in candidates.of_fp8_gemm(SPEC, M, 1024, 8192, 132) if isinstance(c, SmallMFp8Config)]
     assert {c.m for c in found} == ({most} if most else set())
     assert {(c.rows, c.split) for c in found} == (set(itertools.product((64, 128), (1, 2, 4, 8))) if most else set())
     assert all(candidates.fits("fp8_gemm", c, SPEC, M) for c in found)
@@ -147,7 +147,7 @@ def test_tune_tries_every_way(M, most):
 
 @pytest.mark.parametrize("change", (dict(m=24), dict(rows=96), dict(split=3), dict(stages=1), dict(parts=2)))
 def test_a_config_that_does_not_fit_is_named(change):
-    good = fitted(NarrowFp8Config(), SPEC)
+    good = fit_to_spec(SmallMFp8Config(), SPEC)
     with pytest.raises(ValueError, match=f"fp8_gemm: {next(iter(change))} does not fit"):
         replace(good, **change).check(SPEC)
     with pytest.raises(ValueError, match="bytes of shared memory"):

@@ -10,7 +10,7 @@ from tkq.gemm import candidates
 from tkq.gemm.dense.config import SHARED_BYTES
 from tkq.gemm.fp8 import plan as fp8_plan
 from tkq.gemm.fp8 import small_m_plan
-from tkq.gemm.fp8.config import Fp8Config, PacedFp8Config
+from tkq.gemm.fp8.config import Fp8Config, WaveSyncFp8Config
 from tkq.gemm.fp8.plan import (
     BLOCKS,
     FAST,
@@ -18,7 +18,7 @@ from tkq.gemm.fp8.plan import (
     SMALL,
     best_tile,
     cycles,
-    fitted,
+    fit_to_spec,
     launch,
     plan,
     shipped,
@@ -31,20 +31,20 @@ from tkq.gemm.grouped.spec import GroupedSpec
 from tkq.gemm.raster import raster
 
 SPECS = [Fp8Spec(out=out, scales=s, promote=p, store=store) for out in OUT for s in SCALES
-         for p in ((True,) if s in ("block", "line") else (False, True)) for store in ("tma", "elements")]
+         for p in ((True,) if s in ("block", "line") else (False, True)) for store in ("tma", "direct")]
 
 
 @settings(max_examples=300)
 @given(st.sampled_from(SPECS), st.integers(1, 20000), st.integers(1, 40000), st.integers(1, 2000),
        st.sampled_from((1, 2, 78, 132)))
-def test_a_plan_fits(spec, m, n, k, processors):
-    config = best_tile(spec, m, n, 16 * k, processors)
+def test_a_plan_fits(spec, m, n, k, num_sms):
+    config = best_tile(spec, m, n, 16 * k, num_sms)
     assert config.check(spec) is config and config.shared_bytes(spec) <= SHARED_BYTES
-    few = small_m_plan.plan(spec, m, n, 16 * k, processors)  # tests/cpu/gemm/test_fp8_narrow_plan.py
-    assert plan(spec, m, n, 16 * k, processors) == (few or config)
-    recipe, blocks = launch(spec, m, n, 16 * k, processors, config)
+    few = small_m_plan.plan(spec, m, n, 16 * k, num_sms)  # tests/cpu/gemm/test_fp8_narrow_plan.py
+    assert plan(spec, m, n, 16 * k, num_sms) == (few or config)
+    recipe, blocks = launch(spec, m, n, 16 * k, num_sms, config)
     rows, cols = tiles(config, m, n)
-    assert blocks % config.cluster == 0 and 0 < blocks <= max(processors, config.cluster)
+    assert blocks % config.cluster == 0 and 0 < blocks <= max(num_sms, config.cluster)
     assert rows * cols * config.cluster >= blocks and recipe.args == (spec, config)
 
 
@@ -52,92 +52,99 @@ def test_a_plan_fits(spec, m, n, k, processors):
 @given(st.sampled_from(FAST + BLOCKS + PROMOTED + SMALL), st.integers(1, 3000), st.integers(1, 3000))
 def test_every_tile_once(config, m, n):
     rows, cols = tiles(config, m, n)
-    seen = [raster(i, rows, cols, config.group) for i in range(rows * cols)]
+    seen = [raster(i, rows, cols, config.raster_group) for i in range(rows * cols)]
     assert sorted(seen) == [(r, c) for r in range(rows) for c in range(cols)]
-    down, right = (1, config.cluster) if config.across else (config.cluster, 1)
+    down, right = (1, config.cluster) if config.cluster_along_n else (config.cluster, 1)
     assert rows * down * config.m >= m and cols * right * config.n >= n
 
 
 @pytest.mark.parametrize("config", FAST + BLOCKS + PROMOTED + SMALL, ids=lambda x: x.name)
 def test_panels_cover_a_part(config):
     for out in OUT:
-        panel = config.panel(out)
+        panel = config.store_n(out)
         assert panel == 0 or (config.part % panel == 0 and 32 <= panel * BYTES[out] <= 128)
 
 
 @given(st.sampled_from((32, 64, 96, 128, 192, 256)), st.sampled_from((1, 2)), st.integers(1, 5), st.sampled_from(OUT))
-def test_a_buffer_is_written_when_its_store_has_read_it(n, waves, panels, out):
+def test_a_buffer_is_written_when_its_store_has_read_it(n, m_subtiles, panels, out):
     """Panels go out in their order, tile after tile; a thread waits until so many of its stores may be under way."""
-    config = Fp8Config(m=128 * waves, n=n, panels=panels)
-    order = [i for _ in range(4) for i in range(config.count(out))]
+    config = Fp8Config(m=128 * m_subtiles, n=n, store_buffers=panels)
+    order = [i for _ in range(4) for i in range(config.n_stores(out))]
     for at, i in enumerate(order):
         mine = [j for j in range(at) if order[j] % panels == i % panels]
-        assert 0 <= config.under_way(i, out) < panels
-        assert not mine or at - 1 - mine[-1] >= config.under_way(i, out)
-        if len(order) > 3 * panels and config.count(out) % panels == 0:
-            assert config.under_way(i, out) == panels - 1  # no more is waited for than must be
+        assert 0 <= config.stores_in_flight(i, out) < panels
+        assert not mine or at - 1 - mine[-1] >= config.stores_in_flight(i, out)
+        if len(order) > 3 * panels and config.n_stores(out) % panels == 0:
+            assert config.stores_in_flight(i, out) == panels - 1  # no more is waited for than must be
 
 
-@pytest.mark.parametrize("config", (BLOCKS[0], PROMOTED[1], replace(BLOCKS[0], panel_bytes=128, panels=1), Fp8Config(
-    m=256, n=128, stages=3, split=2, rolling=4, panel_bytes=64)), ids=lambda x: f"{x.name}_{x.panel_bytes}")
+@pytest.mark.parametrize("config",
+                         (BLOCKS[0], PROMOTED[1], replace(BLOCKS[0], store_row_bytes=128, store_buffers=1), Fp8Config(
+    m=256, n=128, stages=3, split=2, promotion_unroll=4, store_row_bytes=64)),
+                         ids=lambda x: f"{x.name}_{x.store_row_bytes}")
 def test_what_waits_is_written_before_its_sums_begin(config):
-    parts = config.waves * config.split
+    parts = config.m_subtiles * config.split
     for out in ("bf16", "fp32"):
-        for n in range(config.count(out) + 1):
-            some = replace(config, spread=n)
-            under = [some.panels_under(i, out) for i in range(parts)]
-            assert list(itertools.chain(*under)) == list(range(config.count(out) - n, config.count(out)))  # in order
-            assert all(j * config.panel(out) // config.part >= i for i in range(parts) for j in under[i])
-            assert some.panels_first(out) or max(map(len, under)) - min(map(len, under)) <= 1
-            assert some.check(Fp8Spec(out=out, scales="block", promote=True)).spread == n
-        with pytest.raises(ValueError, match="fp8_gemm: spread does not fit"):
-            replace(config, spread=config.count(out) + 1).check(Fp8Spec(out=out, scales="block", promote=True))
+        for n in range(config.n_stores(out) + 1):
+            some = replace(config, overlap_epilogue=n)
+            under = [some.stores_under_part(i, out) for i in range(parts)]
+            # in order
+            assert list(itertools.chain(*under)) == list(range(config.n_stores(out) - n, config.n_stores(out)))
+            assert all(j * config.store_n(out) // config.part >= i for i in range(parts) for j in under[i])
+            assert some.stores_before_product(out) or max(map(len, under)) - min(map(len, under)) <= 1
+            assert some.check(Fp8Spec(out=out, scales="block", promote=True)).overlap_epilogue == n
+        with pytest.raises(ValueError, match="fp8_gemm: overlap_epilogue does not fit"):
+            replace(config,
+                    overlap_epilogue=config.n_stores(out) + 1).check(Fp8Spec(out=out, scales="block", promote=True))
 
 
 def test_quarters_are_written_early():
     """Most under the first product, beside which there are registers."""
-    waits = {n: [len(replace(BLOCKS[0], spread=n).panels_under(i, "bf16")) for i in range(4)] for n in (7, 6, 1)}
+    waits = {n: [len(replace(BLOCKS[0], overlap_epilogue=n).stores_under_part(i, "bf16")) for i in range(4)]
+             for n in (7, 6, 1)}
     assert waits == {7: [3, 2, 1, 1], 6: [2, 2, 1, 1], 1: [0, 0, 0, 1]}
-    assert BLOCKS[0].panels_first("bf16")
-    assert not BLOCKS[0].panels_first("fp32") and not PROMOTED[1].panels_first("bf16")
+    assert BLOCKS[0].stores_before_product("bf16")
+    assert not BLOCKS[0].stores_before_product("fp32") and not PROMOTED[1].stores_before_product("bf16")
 
 
 def test_what_waits():
     """Panels that their own warps store, of sums that are promoted and of curved activations."""
     block, row = Fp8Spec(scales="block", promote=True), Fp8Spec(scales="row")
     for activation in (None, "relu", "gelu"):
-        for size, out, spread in ((4096, "bf16", 7), (4096, "fp16", 7), (4096, "fp32", 8),
-                                  (8192, "bf16", 4), (8192, "fp32", 6)):
+        for size, out, overlap_epilogue in ((4096, "bf16", 7), (4096, "fp16", 7), (4096, "fp32", 8),
+                                            (8192, "bf16", 4), (8192, "fp32", 6)):
             found = plan(replace(block, activation=activation, out=out), size, size, size, 132)
-            assert (found.spread, found.by_warp) == (spread, True)
+            assert (found.overlap_epilogue, found.store_per_warp) == (overlap_epilogue, True)
         found = plan(replace(row, activation=activation), 4096, 4096, 4096, 132)
-        assert (found.spread, found.by_warp) == ((4, True) if activation == "gelu" else (1, False))
+        assert (found.overlap_epilogue, found.store_per_warp) == ((4, True) if activation == "gelu" else (1, False))
     silu = [plan(replace(block, activation="silu", out=out), size, size, size, 132)
             for size, out in ((4096, "bf16"), (4096, "fp16"), (8192, "bf16"))]
-    assert [(x.spread, x.by_warp) for x in silu] == [(6, True), (0, True), (4, True)]
-    for out, store in (("e4m3", "tma"), ("bf16", "elements")):
+    assert [(x.overlap_epilogue, x.store_per_warp) for x in silu] == [(6, True), (0, True), (4, True)]
+    for out, store in (("e4m3", "tma"), ("bf16", "direct")):
         for spec in (block, row):
             found = plan(replace(spec, activation="gelu", out=out, store=store), 4096, 4096, 4096, 132)
-            assert not (found.spread or found.by_warp)
+            assert not (found.overlap_epilogue or found.store_per_warp)
     found = plan(block, 16384, 16384, 16384, 132)
-    assert isinstance(found, PacedFp8Config) and not (found.spread or found.by_warp)
-    with pytest.raises(ValueError, match="fp8_gemm: pace does not fit"):
-        PacedFp8Config.of(replace(BLOCKS[0], spread=1)).check(block)
+    assert isinstance(found, WaveSyncFp8Config) and not (found.overlap_epilogue or found.store_per_warp)
+    with pytest.raises(ValueError, match="fp8_gemm: wave_sync does not fit"):
+        WaveSyncFp8Config.of(replace(BLOCKS[0], overlap_epilogue=1)).check(block)
 
 
 def test_what_cannot_wait():
     """Nothing that another kernel would take for something else: sums of groups do not roll."""
     grouped, lines = GroupedSpec("m", "e4m3", "e4m3", "bf16", "block"), Fp8Spec(scales="line", promote=True)
-    rolls = replace(PROMOTED[1], panels=1, spread=1)
-    for spec, config in ((grouped, rolls), (grouped, replace(rolls, spread=0)), (lines, rolls),
-                         (Fp8Spec(scales="block", promote=True), Fp8Config(m=256, n=24, rolling=4, spread=1)),
-                         (grouped, Fp8Config(split=2, panel_bytes=64, spread=1, lag=0))):
-        with pytest.raises(ValueError, match="fp8_gemm: (spread|rolling|n) does not fit"):
+    rolls = replace(PROMOTED[1], store_buffers=1, overlap_epilogue=1)
+    for spec, config in ((grouped, rolls), (grouped, replace(rolls, overlap_epilogue=0)), (lines, rolls),
+                         (Fp8Spec(scales="block", promote=True),
+                          Fp8Config(m=256, n=24, promotion_unroll=4, overlap_epilogue=1)),
+                         (grouped, Fp8Config(split=2, store_row_bytes=64, overlap_epilogue=1, wgmma_in_flight=0))):
+        with pytest.raises(ValueError, match="fp8_gemm: (overlap_epilogue|promotion_unroll|n) does not fit"):
             config.check(spec)
     assert not candidates.fits("grouped_gemm", rolls, grouped, 256)
     gelu = Fp8Spec(scales="block", promote=True, activation="gelu")
-    tried = [x for x in candidates.of_fp8_gemm(gelu, 4096, 4096, 4096, 132) if x.rolling == 4]
-    assert {x.spread for x in tried} == {0, 7} and {x.group for x in tried if x.spread} >= {4, 16}
+    tried = [x for x in candidates.of_fp8_gemm(gelu, 4096, 4096, 4096, 132) if x.promotion_unroll == 4]
+    assert {x.overlap_epilogue for x in tried} == {0, 7} and {x.raster_group for x in tried
+                                                              if x.overlap_epilogue} >= {4, 16}
 
 
 EPILOGUES = ((None, None), ("bf16", None), ("fp32", "relu"), ("fp16", "silu"), (None, "gelu_tanh"))
@@ -162,13 +169,13 @@ def test_what_a_plan_chooses_is_shipped(epilogue):
 
 def test_what_it_chooses():
     row, block = Fp8Spec(scales="row"), Fp8Spec(scales="block", promote=True)
-    assert plan(row, 8192, 8192, 8192, 132).name == "128x256_cluster2_spread1_pdl"
-    assert plan(block, 4096, 4096, 4096, 132).name == "128x256_cluster2_spread7_pdl_split4_rolling4_by_warp"
-    assert plan(block, 8192, 8192, 8192, 132).name == "128x192_cluster2_spread4_pdl_split2_rolling8_by_warp"
+    assert plan(row, 8192, 8192, 8192, 132).name == "128x256_cluster2_overlap1_pdl"
+    assert plan(block, 4096, 4096, 4096, 132).name == "128x256_cluster2_overlap7_pdl_split4_promotion4_store_per_warp"
+    assert plan(block, 8192, 8192, 8192, 132).name == "128x192_cluster2_overlap4_pdl_split2_promotion8_store_per_warp"
     for m, n, k in ((16384,) * 3, (8192, 28672, 8192), (8192, 8192, 28672)):
-        assert plan(block, m, n, k, 132).name == "128x192_cluster2_pdl_split2_rolling8_paced"
-    for activation, spread in ((None, 1), ("relu", 1), ("gelu", 4)):
-        assert plan(replace(row, activation=activation), 4096, 4096, 4096, 132).spread == spread
+        assert plan(block, m, n, k, 132).name == "128x192_cluster2_pdl_split2_promotion8_wave_sync"
+    for activation, overlap_epilogue in ((None, 1), ("relu", 1), ("gelu", 4)):
+        assert plan(replace(row, activation=activation), 4096, 4096, 4096, 132).overlap_epilogue == overlap_epilogue
     assert plan(row, 1, 8192, 8192, 132).m == 16 and plan(block, 64, 8192, 8192, 132).m == 64
     assert best_tile(row, 1, 16, 16, 132).cluster == 1
 
@@ -181,17 +188,18 @@ def test_which_products_keep_pace():
              (4096, 4096, 131072): True}
     for spec, (size, keeps) in itertools.product((block, row, Fp8Spec()), sizes.items()):
         config, (recipe, _) = plan(spec, *size, 132), launch(spec, *size, 132)
-        assert isinstance(config, PacedFp8Config) == keeps and recipe.args == (spec, config)
+        assert isinstance(config, WaveSyncFp8Config) == keeps and recipe.args == (spec, config)
         assert recipe.module == "tkq.gemm.fp8." + "wave_sync_" * keeps + "kernel" and not traits(spec, config) - COVERED
         if keeps:
             best = min((c for c in table(spec)), key=lambda c: cycles(c, *size, 132, spec.promote))
             assert (config.m, config.n) == (best.m, best.n)
-            assert config.pace == (8 if spec is block else 16) and config.group == (10 if config.n == 192 else 8)
+            assert config.wave_sync == (8 if spec is block else 16) and config.raster_group == (10 if config.n == 192
+                                                                                                else 8)
     for other in (Fp8Spec(scales="line", promote=True), Fp8Spec(scales="row", promote=True), Fp8Spec(out="fp32")):
-        assert not isinstance(plan(other, 16384, 16384, 16384, 132), PacedFp8Config)
-    for pace, other in ((0, block), (8, Fp8Spec(scales="line", promote=True))):
-        with pytest.raises(ValueError, match="fp8_gemm: pace does not fit"):
-            fitted(PacedFp8Config.of(PROMOTED[1], pace), other)
+        assert not isinstance(plan(other, 16384, 16384, 16384, 132), WaveSyncFp8Config)
+    for wave_sync, other in ((0, block), (8, Fp8Spec(scales="line", promote=True))):
+        with pytest.raises(ValueError, match="fp8_gemm: wave_sync does not fit"):
+            fit_to_spec(WaveSyncFp8Config.of(PROMOTED[1], wave_sync), other)
 
 
 def test_kernels_that_keep_pace_are_shipped_as_planned():
@@ -205,14 +213,14 @@ def test_what_a_round_reads():
                                      (BLOCKS[0], (8192,) * 3, (9 * 256 + 8 * 256) * 8192),
                                      (FAST[1], (8192, 300, 128), (33 * 256 + 300) * 128),
                                      (PROMOTED[1], (256, 192, 128), (256 + 192) * 128)):
-        assert fp8_plan.round_bytes(config, m, n, k, 132) == min(reads, (m + n) * k)
+        assert fp8_plan.wave_bytes(config, m, n, k, 132) == min(reads, (m + n) * k)
 
 
 def test_tune_tries_it_where_rounds_are_many():
     spec = Fp8Spec(scales="row")
     for size, paces in (((16384,) * 3, {8, 16}), ((4096,) * 3, set())):
         found = candidates.of_fp8_gemm(spec, *size, 132)
-        assert {x.pace for x in found if isinstance(x, PacedFp8Config)} == paces
+        assert {x.wave_sync for x in found if isinstance(x, WaveSyncFp8Config)} == paces
         assert all(candidates.fits("fp8_gemm", x, spec, size[0]) for x in found)
 
 
@@ -220,7 +228,7 @@ def test_tune_tries_tiles_that_share_where_there_is_one_round():
     for promote in (False, True):
         for size, tried in (((1024, 1024, 4096), True), ((2048, 1024, 16384), True), ((16384,) * 3, False)):
             spec = Fp8Spec(promote=promote)
-            found = {fitted(x, spec) for x in fp8_plan.SHARING} & set(candidates.of_fp8_gemm(spec, *size, 132))
+            found = {fit_to_spec(x, spec) for x in fp8_plan.SHARING} & set(candidates.of_fp8_gemm(spec, *size, 132))
             assert bool(found) == (tried and not promote)
 
 
@@ -232,8 +240,10 @@ def test_the_model_grows_with_the_problem():
 
 @pytest.mark.parametrize("change, field", (
     (dict(m=96), "m"), (dict(n=24), "n"), (dict(stages=1), "stages"), (dict(cluster=3), "cluster"),
-    (dict(consumers=3), "consumers"), (dict(lead=4), "lead"), (dict(lag=2), "lag"), (dict(split=2), "split"),
-    (dict(rolling=2), "rolling"), (dict(panels=0), "panels"), (dict(panel_bytes=16), "panel_bytes")))
+    (dict(consumers=3), "consumers"), (dict(stagger_stages=4), "stagger_stages"),
+    (dict(wgmma_in_flight=2), "wgmma_in_flight"), (dict(split=2), "split"),
+    (dict(promotion_unroll=2), "promotion_unroll"), (dict(store_buffers=0), "store_buffers"),
+    (dict(store_row_bytes=16), "store_row_bytes")))
 def test_what_does_not_fit_is_named(change, field):
     with pytest.raises(ValueError, match=f"fp8_gemm: {field} does not fit"):
         Fp8Config(**change).check(Fp8Spec())
@@ -244,7 +254,7 @@ def test_what_does_not_fit_is_named(change, field):
 def test_fitted_keeps_within_shared_memory():
     for spec in SPECS:
         for config in table(spec) + SMALL:
-            assert fitted(config, spec).shared_bytes(spec) <= SHARED_BYTES
+            assert fit_to_spec(config, spec).shared_bytes(spec) <= SHARED_BYTES
 
 
 def test_specs():

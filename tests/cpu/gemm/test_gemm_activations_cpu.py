@@ -112,21 +112,21 @@ def check_special(f, values, rtol=1e-6):
     assert torch.allclose(got, want, equal_nan=True, rtol=rtol, atol=0)
 
 
-@pytest.mark.parametrize("out, crowded, exact",
+@pytest.mark.parametrize("out, few_special, exact",
                          ((BFloat16, True, False), (BFloat16, False, True), (Float16, True, True)))
-def test_which_silu_a_float8_result_gets(monkeypatch, out, crowded, exact):
+def test_which_silu_a_float8_result_gets(monkeypatch, out, few_special, exact):
     used = []
     monkeypatch.setattr(epilogue.tk, "apply", lambda dst, f, x: used.append(f))
-    epilogue.activate(None, "silu", out, crowded)
+    epilogue.activate(None, "silu", out, few_special)
     assert used == [activations.silu if exact else epilogue.silu_in_8_bits]
 
 
 def test_which_kernels_are_crowded():
     """Of the kernels that are planned: quarters that wait."""
-    for out, config, crowded in (("bf16", replace(BLOCKS[0], spread=6), True), ("fp16", BLOCKS[0], False),
-                                 ("bf16", replace(PROMOTED[1], spread=4), False)):
+    for out, config, few_special in (("bf16", replace(BLOCKS[0], overlap_epilogue=6), True), ("fp16", BLOCKS[0], False),
+                                     ("bf16", replace(PROMOTED[1], overlap_epilogue=4), False)):
         spec = Fp8Spec(out=out, scales="block", promote=True, activation="silu")
-        assert kernel.form(config)(spec, config).crowded is crowded
+        assert kernel.form(config)(spec, config).few_special is few_special
 
 
 def test_which_gelu_a_result_gets():

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 import tkq
 from tkq.gemm.dense import launch as call
 from tkq.gemm.dense import ops, realign_plan
-from tkq.gemm.dense.config import Config, can_hold
-from tkq.gemm.dense.plan import fitted, launch, plan, with_epilogue
+from tkq.gemm.dense.config import Config, can_hold_in_registers
+from tkq.gemm.dense.plan import configure_epilogue, fit_to_spec, launch, plan
 from tkq.gemm.dense.spec import GemmSpec
 from tkq.gemm.epilogue.spec import ACTIVATIONS, GATED, Epilogue, is_located, name_of, sources
 from tkq.runtime.call import check
@@ -138,7 +138,7 @@ def test_the_short_way_to_out():
             call.remember_into(key, (lambda *args: calls.append(args), 6), out, a, b, extra)
         return key is None
 
-    call.forget()
+    call.clear()
     other = torch.zeros(5, 8, dtype=BF16), a.clone(), b.clone()
     assert [written(out), written(out), written(*other)] == [False, True, True]
     assert calls[0][2] is out and calls[0][-1] == 6
@@ -155,10 +155,10 @@ def test_the_short_way_to_out():
     long = torch.zeros(6, 8, dtype=BF16)
     assert not written(long[1:], c=long[:-1], beta=1.0), "c a row further"
     call.remember_into("views", None, out, a, b, call.PLAIN)
-    assert "views" not in call._known_into
-    call.forget()
+    assert "views" not in call._launch_cache_into
+    call.clear()
     assert not written(out)
-    call.forget()
+    call.clear()
 
 
 @pytest.mark.parametrize("alpha, beta", [(1e39, 0.5), (2.0, -1e39), (float("nan"), 0.5),
@@ -168,11 +168,11 @@ def test_numbers_that_no_launch_may_have(alpha, beta):
     refused = functools.partial(pytest.raises, ValueError, match="(alpha|beta): got")
     a, b = operands()
     c, out, launched = torch.zeros(5, 8).to(BF16), torch.zeros(5, 8).to(BF16), []
-    call.forget()
+    call.clear()
     _, key = call.quick(a, b, None, "", c, 2.0, 0.5, None)
-    call._known.add(key, (lambda *given: launched.append(given[5:7]), 1, (5, 8), (8, 1), BF16))
+    call._launch_cache.add(key, (lambda *given: launched.append(given[5:7]), 1, (5, 8), (8, 1), BF16))
     key = call.quick_into(out, a, b, None, call.Extra(c=c, alpha=2.0, beta=0.5))
-    call._known_into.add(key, (lambda *given: launched.append(given[5:7]), 1, 0, 0, 0, 0, 80))
+    call._launch_cache_into.add(key, (lambda *given: launched.append(given[5:7]), 1, 0, 0, 0, 0, 80))
     try:
         for x, y, expected in ((3.0, 0.25, contextlib.nullcontext), (alpha, beta, refused)):
             with expected():
@@ -181,7 +181,7 @@ def test_numbers_that_no_launch_may_have(alpha, beta):
                 ops._launch_into(out, a, b, None, call.Extra(c=c, alpha=x, beta=y), "direct")
         assert launched == [(3.0, 0.25)] * 2
     finally:
-        call.forget()
+        call.clear()
 
 
 BAD = (
@@ -264,21 +264,22 @@ def test_combinations_that_no_kernel_takes_are_named():
         GemmSpec(batch="c")
 
 
-@pytest.mark.parametrize("activation, spread", (("", 1), ("relu", 1), ("silu", 4), ("swiglu", 2)))
-def test_an_activation_is_computed_under_the_next_tile(activation, spread):
+@pytest.mark.parametrize("activation, overlap_epilogue", (("", 1), ("relu", 1), ("silu", 4), ("swiglu", 2)))
+def test_an_activation_is_computed_under_the_next_tile(activation, overlap_epilogue):
     spec = GemmSpec(b_major="k", epilogue=Epilogue(activation, bias="bf16"))
     config = plan(spec, 4096, 4096, 4096, 132)
-    assert config.hold and config.late is (spread > 1) and config.spread == spread
-    assert not plan(GemmSpec(out="fp32", b_major="k", epilogue=spec.epilogue), 4096, 4096, 4096, 132).late
-    assert with_epilogue(Config(hold=False), spec).late is False
+    assert (config.hold_in_registers and config.defer_activation is (overlap_epilogue > 1)
+            and config.overlap_epilogue == overlap_epilogue)
+    assert not plan(GemmSpec(out="fp32", b_major="k", epilogue=spec.epilogue), 4096, 4096, 4096, 132).defer_activation
+    assert configure_epilogue(Config(hold_in_registers=False), spec).defer_activation is False
 
 
 def test_what_is_held():
-    assert can_hold(GemmSpec(epilogue=Epilogue(residual=True, residual_pairs=True)))
+    assert can_hold_in_registers(GemmSpec(epilogue=Epilogue(residual=True, residual_pairs=True)))
     odd = GemmSpec(epilogue=Epilogue(residual=True))
-    assert not can_hold(odd) and not fitted(Config(spread=1), odd).spread
-    with pytest.raises(ValueError, match="late"):
-        Config(late=True).check(GemmSpec())
+    assert not can_hold_in_registers(odd) and not fit_to_spec(Config(overlap_epilogue=1), odd).overlap_epilogue
+    with pytest.raises(ValueError, match="defer_activation"):
+        Config(defer_activation=True).check(GemmSpec())
 
 
 def test_a_batch_fills_the_processors():

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from tkq.gemm.dense import small_m_plan
 from tkq.gemm.dense.config import Config
 from tkq.gemm.dense.plan import launch
-from tkq.gemm.dense.small_m_config import SLOT_BYTES, WIDTHS, NarrowConfig, takes
-from tkq.gemm.dense.small_m_plan import MOST_ROWS, SPLITS, blocks, fitted, nanoseconds, parts_of_k, plan
+from tkq.gemm.dense.small_m_config import SLOT_BYTES, WIDTHS, SmallMConfig, takes
+from tkq.gemm.dense.small_m_plan import MOST_M, SPLITS, blocks, fit_to_spec, nanoseconds, parts_of_k, plan
 from tkq.gemm.dense.spec import DTYPES, OUT_DTYPES, GemmSpec
 from tkq.gemm.epilogue.spec import Epilogue
 
-rows, sizes, processors = st.integers(1, MOST_ROWS), st.integers(1, 60000), st.integers(1, 264)
+rows, sizes, num_sms = st.integers(1, MOST_M), st.integers(1, 60000), st.integers(1, 264)
 steps, splits = st.integers(1, 5000), st.sampled_from(SPLITS)
 
 
@@ -26,19 +26,19 @@ def test_parts_of_k_are_every_step_once_and_even(count, less, split):
     assert max(lengths) - min(lengths) <= 1
 
 
-@given(st.sampled_from(DTYPES), st.sampled_from(OUT_DTYPES), rows, sizes, steps, processors)
-def test_plan_fits(dtype, out, M, N, k, processors):
+@given(st.sampled_from(DTYPES), st.sampled_from(OUT_DTYPES), rows, sizes, steps, num_sms)
+def test_plan_fits(dtype, out, M, N, k, num_sms):
     spec = GemmSpec(dtype, out, b_major="k")
-    config = plan(spec, M, N, 8 * k, processors)
+    config = plan(spec, M, N, 8 * k, num_sms)
     assert config.m >= M and (config.m == WIDTHS[0] or config.m // 2 < M)
     assert config.shared_bytes(spec) <= 2 * SLOT_BYTES and config.stages >= 2
-    assert config.shared_bytes(spec) <= SLOT_BYTES or blocks(config, N) <= processors or config.stages == 2
+    assert config.shared_bytes(spec) <= SLOT_BYTES or blocks(config, N) <= num_sms or config.stages == 2
     assert all(end > first for first, end in parts_of_k(8 * k, config.split))
     assert config.threads <= 1024 and config.m // config.reducers % 8 == 0
     for split, rows in itertools.product(SPLITS, (64, 128)):
         other = dataclasses.replace(config, split=split, rows=rows)
         if split == 1 or -(-8 * k // 64) // split >= small_m_plan.FEWEST_STEPS:
-            times = [nanoseconds(x, spec, N, 8 * k, processors) for x in (config, other)]
+            times = [nanoseconds(x, spec, N, 8 * k, num_sms) for x in (config, other)]
             assert times[0] <= times[1]
 
 
@@ -53,21 +53,21 @@ def test_what_was_measured():
     assert plan(GemmSpec(b_major="k"), 64, 8192, 8192, 132).stages == 7
 
 
-@given(st.sampled_from(WIDTHS), st.sampled_from((64, 128)), splits, sizes, steps, processors)
-def test_model(m, rows, split, N, k, processors):
+@given(st.sampled_from(WIDTHS), st.sampled_from((64, 128)), splits, sizes, steps, num_sms)
+def test_model(m, rows, split, N, k, num_sms):
     """No product is faster than HBM, none faster for more of N or K, nor for fewer processors."""
-    spec, config = GemmSpec(b_major="k"), fitted(NarrowConfig(m, rows, split), GemmSpec())
-    time = nanoseconds(config, spec, N, 64 * k, processors)
+    spec, config = GemmSpec(b_major="k"), fit_to_spec(SmallMConfig(m, rows, split), GemmSpec())
+    time = nanoseconds(config, spec, N, 64 * k, num_sms)
     assert time >= 2 * N * 64 * k / small_m_plan.HBM
-    assert time <= nanoseconds(config, spec, N + 1, 64 * k, processors)
-    assert time <= nanoseconds(config, spec, N, 64 * k + 64, processors)
-    assert time >= nanoseconds(config, spec, N, 64 * k, processors + 1)
+    assert time <= nanoseconds(config, spec, N + 1, 64 * k, num_sms)
+    assert time <= nanoseconds(config, spec, N, 64 * k + 64, num_sms)
+    assert time >= nanoseconds(config, spec, N, 64 * k, num_sms + 1)
 
 
 @given(st.sampled_from(WIDTHS), st.sampled_from((64, 128)), splits)
 def test_every_number_is_exchanged_once(m, rows, split):
     """Each of the reducers' parts is some of the accumulator's columns; together they are all of them, once."""
-    config = NarrowConfig(m, rows, split)
+    config = SmallMConfig(m, rows, split)
     cols = m // config.reducers
     seen = [part * cols // 2 + 4 * i + e for part in range(config.reducers) for i in range(cols // 8) for e in range(4)]
     assert sorted(seen) == list(range(m // 2))  # the numbers of a thread
@@ -81,19 +81,19 @@ def test_every_number_is_exchanged_once(m, rows, split):
 def test_few_rows_take_the_narrow_kernel(M, N, k):
     recipe, blocks = launch(GemmSpec(b_major="k"), M, N, 8 * k, 132)
     assert recipe.builder == "tkq.gemm.dense.small_m_kernel:build" and blocks == 0
-    assert recipe.args[0].store == "elements"
+    assert recipe.args[0].store == "direct"
     assert launch(GemmSpec(b_major="k"), M, N, 8 * k, 132, Config())[0].builder == "tkq.gemm.dense.kernel:build"
-    assert launch(GemmSpec(b_major="k"), MOST_ROWS + 1, N, 8 * k, 132)[0].builder == "tkq.gemm.dense.kernel:build"
+    assert launch(GemmSpec(b_major="k"), MOST_M + 1, N, 8 * k, 132)[0].builder == "tkq.gemm.dense.kernel:build"
 
 
 @pytest.mark.parametrize("spec", (
     GemmSpec(a_major="m"), GemmSpec(batch="ab"), GemmSpec(accumulate=True),
-    GemmSpec(load="elements", store="elements")))
+    GemmSpec(load="direct", store="direct")))
 def test_what_it_does_not_take(spec):
     assert not takes(spec)
     assert launch(spec, 16, 8192, 8192, 132)[0].builder != "tkq.gemm.dense.small_m_kernel:build"
     with pytest.raises(ValueError, match="spec does not fit"):
-        NarrowConfig().check(spec)
+        SmallMConfig().check(spec)
 
 
 @given(rows, sizes, steps)
@@ -111,9 +111,9 @@ def test_gated_has_two_accumulators(M, N, k):
 @pytest.mark.parametrize("change", (dict(m=24), dict(rows=96), dict(split=3), dict(stages=1)))
 def test_a_config_that_does_not_fit_is_named(change):
     with pytest.raises(ValueError, match=f"gemm: {next(iter(change))} does not fit"):
-        dataclasses.replace(NarrowConfig(), **change).check(GemmSpec())
+        dataclasses.replace(SmallMConfig(), **change).check(GemmSpec())
 
 
 def test_shared_memory_is_checked():
     with pytest.raises(ValueError, match="bytes of shared memory"):
-        NarrowConfig(stages=30).check(GemmSpec())
+        SmallMConfig(stages=30).check(GemmSpec())

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tkq.gemm.dense import plan as plans
 from tkq.gemm.dense.catalog import shipped
 from tkq.gemm.dense.config import SHARED_BYTES, Config
-from tkq.gemm.dense.plan import TILES, cycles, fitted, launch, plan, recipe, tiles
+from tkq.gemm.dense.plan import TILES, cycles, fit_to_spec, launch, plan, recipe, tiles
 from tkq.gemm.dense.spec import DTYPES, OUT_DTYPES, GemmSpec, fits_tma, fits_tma_store, is_k_major
-from tkq.gemm.dense.wave_sync_config import PacedConfig
+from tkq.gemm.dense.wave_sync_config import WaveSyncConfig
 from tkq.gemm.epilogue.spec import Epilogue
 from tkq.gemm.raster import even_blocks, raster
 
@@ -38,12 +38,12 @@ def test_raster_keeps_a_wave_together(rows, cols, group, wave, data):
 
 
 @given(st.integers(1, 100000), st.integers(1, 264), st.sampled_from((1, 2)))
-def test_even_blocks_are_the_fewest_that_need_no_more_rounds(tasks, processors, cluster):
-    blocks = even_blocks(tasks, processors, cluster)
-    workers, most = blocks // cluster, max(1, processors // cluster)
-    rounds = -(-tasks // most)
+def test_even_blocks_are_the_fewest_that_need_no_more_rounds(tasks, num_sms, cluster):
+    blocks = even_blocks(tasks, num_sms, cluster)
+    workers, most = blocks // cluster, max(1, num_sms // cluster)
+    waves = -(-tasks // most)
     assert blocks % cluster == 0 and 1 <= workers <= most
-    assert workers * rounds >= tasks > (workers - 1) * rounds
+    assert workers * waves >= tasks > (workers - 1) * waves
 
 
 def test_which_products_keep_pace():
@@ -52,14 +52,14 @@ def test_which_products_keep_pace():
     for (m, n, k), paced in (((16384,) * 3, True), ((8192, 28672, 8192), True), ((8192, 8192, 28672), True),
                              ((8192,) * 3, False), ((4096,) * 3, False), ((65536, 4096, 4096), False)):
         config, (recipe, blocks) = plan(spec, m, n, k, 132), launch(spec, m, n, k, 132)
-        assert isinstance(config, PacedConfig) == paced and recipe.args == (spec, config)
+        assert isinstance(config, WaveSyncConfig) == paced and recipe.args == (spec, config)
         assert recipe.module == f"tkq.gemm.dense.{'wave_sync_kernel' if paced else 'kernel'}"
         assert not paced or blocks == (128 if k == 28672 else 132)
     for other in (dataclasses.replace(spec, epilogue=Epilogue(bias="bf16")),
                   dataclasses.replace(spec, epilogue=Epilogue("swiglu"))):
-        assert not isinstance(plan(other, 16384, 16384, 16384, 132), PacedConfig)
-        with pytest.raises(ValueError, match="pace does not fit"):
-            PacedConfig().check(other)
+        assert not isinstance(plan(other, 16384, 16384, 16384, 132), WaveSyncConfig)
+        with pytest.raises(ValueError, match="wave_sync does not fit"):
+            WaveSyncConfig().check(other)
 
 
 @given(st.integers(1, 132), st.integers(1, 2000))
@@ -67,17 +67,17 @@ def test_a_counter_of_rounds_comes_back_to_zero(workers, tasks):
     """Every block has a tile in each round that is counted, so it arrives as often as the others; and who waits for a
     round waits for fewer arrivals than take the counter back, as his own last one is still to come."""
     workers = min(workers, tasks)
-    rounds = tasks // workers
-    arrivals = [min(rounds, len(range(first, tasks, workers))) + 1 for first in range(workers)]
-    assert set(arrivals) == {rounds + 1}
-    assert all((round + 1) * workers <= sum(arrivals) - workers for round in range(rounds))
+    waves = tasks // workers
+    arrivals = [min(waves, len(range(first, tasks, workers))) + 1 for first in range(workers)]
+    assert set(arrivals) == {waves + 1}
+    assert all((round + 1) * workers <= sum(arrivals) - workers for round in range(waves))
 
 
-@pytest.mark.parametrize("tasks, processors, cluster, want", (
+@pytest.mark.parametrize("tasks, num_sms, cluster, want", (
     (256, 132, 2, 128), (1024, 132, 2, 128), (512, 132, 1, 128), (132, 132, 1, 132), (133, 132, 1, 67), (3, 132, 2, 6),
     (5, 1, 2, 2), (7, 3, 2, 2)))
-def test_even_blocks_of_known_grids(tasks, processors, cluster, want):
-    assert even_blocks(tasks, processors, cluster) == want
+def test_even_blocks_of_known_grids(tasks, num_sms, cluster, want):
+    assert even_blocks(tasks, num_sms, cluster) == want
 
 
 @given(st.sampled_from(TILES), sizes, sizes)
@@ -86,19 +86,19 @@ def test_tiles_cover_the_result_and_no_more(config, M, N):
     assert (rows - 1) * height < M <= rows * height and (cols - 1) * width < N <= cols * width
 
 
-@given(st.sampled_from(DTYPES), st.sampled_from(OUT_DTYPES), st.sampled_from(("tma", "rows", "elements")), sizes, sizes,
+@given(st.sampled_from(DTYPES), st.sampled_from(OUT_DTYPES), st.sampled_from(("tma", "rows", "direct")), sizes, sizes,
        st.integers(1, 5000), st.integers(1, 264))
-def test_plan_fits(dtype, out, store, M, N, k, processors):
+def test_plan_fits(dtype, out, store, M, N, k, num_sms):
     spec = GemmSpec(dtype, out, store=store)
-    config = plan(spec, M, N, 8 * k, processors)
+    config = plan(spec, M, N, 8 * k, num_sms)
     assert config.shared_bytes(spec) <= SHARED_BYTES
-    tile = dataclasses.asdict(config) | {"hold": True, "spread": 0}
-    assert (tile.pop("pace", None) is not None) == isinstance(config, PacedConfig)
-    assert Config(**tile) in TILES and config.spread == int(config.hold)
-    assert config.hold == (out != "fp32" and store == "tma")
+    tile = dataclasses.asdict(config) | {"hold_in_registers": True, "overlap_epilogue": 0}
+    assert (tile.pop("wave_sync", None) is not None) == isinstance(config, WaveSyncConfig)
+    assert Config(**tile) in TILES and config.overlap_epilogue == int(config.hold_in_registers)
+    assert config.hold_in_registers == (out != "fp32" and store == "tma")
     assert config.m * (config.cluster - 1) < M  # no block is without rows
     others = [t for t in TILES if t.cluster == 1 or t.m < M]
-    assert cycles(config, M, N, 8 * k, processors) == min(cycles(t, M, N, 8 * k, processors) for t in others)
+    assert cycles(config, M, N, 8 * k, num_sms) == min(cycles(t, M, N, 8 * k, num_sms) for t in others)
 
 
 @given(sizes, sizes, st.integers(1, 5000))
@@ -114,8 +114,8 @@ def test_plan_does_without_a_cluster_only_where_it_costs_a_round(M, N, k):
     ((16384, 4096, 4096), "128x256_cluster2", 128), ((2048, 2048, 2048), "128x256_cluster2", 128),
     ((1280, 1280, 4096), "128x128_cluster2", 100), ((640, 6144, 4096), "128x256", 120),
     ((384, 5120, 4096), "128x128", 120), ((136, 16384, 4096), "128x256_cluster2", 128),
-    ((1024, 1024, 1024), "64x128", 128), ((128, 16384, 4096), "narrow128x64_split1", 0),
-    ((1, 8192, 8192), "narrow16x64_split1", 0), ((64, 8192, 8192), "narrow64x64_split1", 0)))
+    ((1024, 1024, 1024), "64x128", 128), ((128, 16384, 4096), "small_m128x64_split1", 0),
+    ((1, 8192, 8192), "small_m16x64_split1", 0), ((64, 8192, 8192), "small_m64x64_split1", 0)))
 def test_launch_of_known_sizes(size, name, blocks):
     recipe, planned = launch(GemmSpec(), *size, 132)
     assert (recipe.args[1].name, planned) == (name, blocks)
@@ -128,7 +128,7 @@ def test_cycles_are_at_least_the_tensor_cores(M, N, k):
 
 
 @pytest.mark.parametrize("change", (
-    dict(m=96), dict(m=256), dict(n=320), dict(n=40), dict(stages=1), dict(cluster=3), dict(group=0)))
+    dict(m=96), dict(m=256), dict(n=320), dict(n=40), dict(stages=1), dict(cluster=3), dict(raster_group=0)))
 def test_a_config_that_does_not_fit_is_named(change):
     with pytest.raises(ValueError, match=f"gemm: {next(iter(change))} does not fit"):
         dataclasses.replace(Config(), **change).check(GemmSpec())
@@ -137,10 +137,10 @@ def test_a_config_that_does_not_fit_is_named(change):
 def test_shared_memory_and_hold_are_checked():
     with pytest.raises(ValueError, match="bytes of shared memory"):
         Config(stages=5).check(GemmSpec())
-    for spec in (GemmSpec(out="fp32"), GemmSpec(store="elements"), GemmSpec(store="rows")):
-        with pytest.raises(ValueError, match="hold"):
+    for spec in (GemmSpec(out="fp32"), GemmSpec(store="direct"), GemmSpec(store="rows")):
+        with pytest.raises(ValueError, match="hold_in_registers"):
             Config().check(spec)
-        assert not fitted(Config(), spec).hold
+        assert not fit_to_spec(Config(), spec).hold_in_registers
 
 
 @pytest.mark.parametrize("field, value", (("dtype", "fp32"), ("out", "e4m3"), ("a_major", "n"), ("b_major", "m"),
@@ -152,12 +152,12 @@ def test_a_spec_that_no_kernel_takes_is_named(field, value):
 
 def test_elements_in_means_elements_out():
     with pytest.raises(NotImplementedError, match="store"):
-        GemmSpec(load="elements")
+        GemmSpec(load="direct")
     with pytest.raises(NotImplementedError, match="store"):
-        GemmSpec(load="elements", store="rows")
+        GemmSpec(load="direct", store="rows")
     with pytest.raises(NotImplementedError, match="store is 'rows' and accumulate"):
         GemmSpec(store="rows", accumulate=True)
-    spec = GemmSpec(load="elements", store="elements")
+    spec = GemmSpec(load="direct", store="direct")
     assert launch(spec, 64, 64, 64, 132) == (recipe(spec, 64, 64, 64, 132), 0)
     assert recipe(spec, 64, 64, 64, 132).args == (spec,)
 

@@ -106,4 +106,4 @@ def test_a_result_that_tma_does_not_write_goes_out_by_rows():
         _, found = kind(a, b, lies.make(64, 64, device="cpu"))
         assert launch.spec_of(*found[:-1])[0].store == store
     *_, found = launch.kind_of(a, b, Lies(1).make(64, 64, device="cpu"), True, False, launch.PLAIN)
-    assert launch.spec_of(*found[:-1])[0].store == "elements", "which adds to what is there"
+    assert launch.spec_of(*found[:-1])[0].store == "direct", "which adds to what is there"

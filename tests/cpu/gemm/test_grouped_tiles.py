@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tkq.gemm.fp8 import kernel as fp8
 from tkq.gemm.grouped import kernel as grouped
-from tkq.gemm.grouped.spec import FAST, PROMOTED, GroupedSpec, fitted
+from tkq.gemm.grouped.spec import FAST, PROMOTED, GroupedSpec, fit_to_spec
 
 SPECS = {"rows": GroupedSpec(), "blocks": GroupedSpec("m", "e4m3", "e4m3", "bf16", "block"),
          "along k": GroupedSpec("k", b_major="n")}
@@ -66,12 +66,12 @@ def dealt(here, spec, config, g, sizes, blocks):
        m=st.integers(1, 700), n=st.integers(1, 1500), tile=st.integers(0, 3), blocks=st.integers(2, 132))
 def test_every_tile_once(gpu, name, sizes, m, n, tile, blocks):
     spec = SPECS[name]
-    config = fitted((PROMOTED if spec.promote else FAST)[tile], spec)
+    config = fit_to_spec((PROMOTED if spec.promote else FAST)[tile], spec)
     rows = m if spec.along == "k" else sum(sizes)
     found = list(dealt(gpu, spec, config, SimpleNamespace(m=rows, n=n), sizes, blocks))
     places = [(t.group, t.row, t.col) for _, t in found]
     assert len(set(places)) == len(places)
-    down, right = (1, config.cluster) if config.across else (config.cluster, 1)
+    down, right = (1, config.cluster) if config.cluster_along_n else (config.cluster, 1)
     wanted = set()
     for group, size in enumerate(sizes):
         high = ceil_div(m if spec.along == "k" else size, config.m * down) * down
@@ -83,10 +83,10 @@ def test_every_tile_once(gpu, name, sizes, m, n, tile, blocks):
 
 def test_a_cluster_works_on_tiles_side_by_side_and_rounds_are_even(gpu):
     spec = SPECS["rows"]
-    config = fitted(FAST[0], spec)
+    config = fit_to_spec(FAST[0], spec)
     g, sizes = SimpleNamespace(m=4096, n=1024), [1024, 0, 3072]
     found = list(dealt(gpu, spec, config, g, sizes, 132))
-    assert config.cluster == 2 and not config.across
+    assert config.cluster == 2 and not config.cluster_along_n
     for (_, upper), (_, lower) in zip([f for f in found if f[0] % 2 == 0], [f for f in found if f[0] % 2]):
         assert (upper.group, upper.col, upper.row + 1) == (lower.group, lower.col, lower.row)
     work = [sum(block == b for block, _ in found) for b in range(132)]

@@ -34,7 +34,7 @@ def test_values(monkeypatch, walks, reduction):
             alone, nothing = launch.forward(logits, target, terms, False)
             assert torch.equal(alone, kept) and nothing is None and saved.shape == (3 * 37 + 2,)
         with monkeypatch.context() as m:
-            m.setattr(launch, "once", lambda *_: False)
+            m.setattr(launch, "single_launch", lambda *_: False)
             two, _ = launch.forward(logits, target, terms)
             assert torch.equal(two, kept)
     assert {key[10] for key in launch._launchers if key[1] == "forward"} == {False, True}
@@ -60,11 +60,13 @@ def test_leading_dimensions(monkeypatch):
 
 
 def test_few_rows_take_it():
-    assert plan.once(8, 256, "mean") and plan.once(plan.ONCE_ROWS, 4096, "sum") and not plan.once(8, 256, "none")
-    assert not plan.once(plan.ONCE_ROWS + 1, 8, "mean") and not plan.once(plan.ONCE_ROWS, 16384, "mean")
+    assert plan.single_launch(8, 256, "mean") and plan.single_launch(plan.SINGLE_LAUNCH_ROWS, 4096,
+                                                                     "sum") and not plan.single_launch(8, 256, "none")
+    assert not plan.single_launch(plan.SINGLE_LAUNCH_ROWS + 1, 8,
+                                  "mean") and not plan.single_launch(plan.SINGLE_LAUNCH_ROWS, 16384, "mean")
     from tkq.losses import single_launch
 
-    assert launch._ROOM >= plan.ONCE_ROWS + single_launch.AHEAD
+    assert launch._ROOM >= plan.SINGLE_LAUNCH_ROWS + single_launch.AHEAD
 
 
 def test_what_a_spec_refuses():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.cpu.losses.test_softmax_cpu import held
 from tkq.losses import launch, plan
-from tkq.losses.spec import MAX_V, CrossEntropySpec, ScaleSpec, TotalSpec
+from tkq.losses.spec import MAX_V, CrossEntropySpec, ReduceSpec, ScaleSpec
 from tkq.reduction import geometry
 from tkq.rows.one_pass import plan as row_plan
 
@@ -36,7 +36,7 @@ def test_every_spec_has_a_config_that_holds_each_column_once(spec):
     plan.check(spec, config)
     t = row_plan.tile(spec, config)
     assert t.threads == config.threads <= 1024
-    if isinstance(config, plan.WalkConfig):
+    if isinstance(config, plan.StreamingConfig):
         assert spec.kind == "forward" and not spec.smoothing
     else:
         assert t.per_thread * spec.width <= 32 * plan.WORDS
@@ -79,7 +79,7 @@ def test_a_config_that_cannot_serve_is_refused(change, says):
 def test_a_walk_that_cannot_serve_is_refused(spec, change, says):
     spec = CrossEntropySpec(**{**dict(kind="forward", N=65536, x="bf16", vector=8), **spec})
     with pytest.raises(ValueError, match=says):
-        plan.check(spec, replace(plan.WalkConfig(256, 256), **change))
+        plan.check(spec, replace(plan.StreamingConfig(256, 256), **change))
 
 
 @pytest.mark.parametrize("error, says, bad", [
@@ -94,7 +94,7 @@ def test_a_spec_that_is_not_supported_says_so(error, says, bad):
     with pytest.raises(error, match=says):
         CrossEntropySpec(**{**dict(kind="forward", N=64, x="bf16", vector=8), **bad})
     with pytest.raises(ValueError, match="losses"):
-        TotalSpec(False, False)
+        ReduceSpec(False, False)
 
 
 def test_recipes_differ_where_kernels_do():

@@ -25,8 +25,8 @@ def norm(kind, N):
 
 @given(st.one_of(shapes(), st.sampled_from(WAYS).map(lambda way: norm(*way))), M, PROCESSORS)
 @settings(deadline=None)
-def test_every_number_of_rows_has_one_of_few_plans(shape, m, processors):
-    found = limits(shape, processors)
+def test_every_number_of_rows_has_one_of_few_plans(shape, m, num_sms):
+    found = limits(shape, num_sms)
     assert 1 <= len(found) <= backward_plan.MOST_PLANS, "a kernel each"
     *some, (last, many) = found
     assert last is None and many == plan(shape)
@@ -35,7 +35,7 @@ def test_every_number_of_rows_has_one_of_few_plans(shape, m, processors):
     for _, p in found:
         rows.check(shape, p)
         assert p.direct or p.per_thread * shape.columns <= p.consumer_registers
-    chosen = of_rows(shape, m, processors)
+    chosen = of_rows(shape, m, num_sms)
     assert chosen in [p for _, p in found]
     assert of_rows(shape, 1 << 30, 1) == many
 
@@ -44,7 +44,7 @@ def test_every_number_of_rows_has_one_of_few_plans(shape, m, processors):
 @settings(deadline=None, max_examples=40)
 def test_each_row_once_by_any_of_the_plans(way, m, most):
     for _, p in limits(norm(*way), 132):
-        units = p.units(m, p.resident * most // p.cluster or 1)
+        units = p.units(m, p.min_blocks_per_sm * most // p.cluster or 1)
         found = [row for unit in range(units) for row in p.rows_of(unit, units, m)]
         assert sorted(found) == list(range(m))
 
@@ -76,7 +76,7 @@ def test_a_kernel_is_made_when_its_number_of_rows_comes(monkeypatch):
         return lambda loads, *others: calls.append((p.warps, loads[0].shape[0], others))
 
     monkeypatch.setattr(backward_plan.launch, "launcher", launcher)
-    monkeypatch.setattr(arch, "processors", lambda device: 132)
+    monkeypatch.setattr(arch, "num_sms", lambda device: 132)
     monkeypatch.setattr(arch, "require_hopper", lambda device: None)
     run = backward_plan.launcher(catalog.spec("layernorm", 4096), "cuda")
     assert isinstance(run, ByRows) and not made
@@ -92,7 +92,7 @@ def test_a_rehearsal_takes_the_kernels_of_all_rows(monkeypatch):
     made = []
     monkeypatch.setattr(backward_plan.launch, "launcher",
                         lambda spec, device, p: made.append(p.warps) or (lambda *call: None))
-    monkeypatch.setattr(arch, "processors", lambda device: 132)
+    monkeypatch.setattr(arch, "num_sms", lambda device: 132)
     monkeypatch.setattr(arch, "require_hopper", lambda device: None)
     monkeypatch.setattr(dry_run, "under_way", lambda: True)
     run = backward_plan.launcher(catalog.spec("layernorm", 4096), "cuda")

@@ -1,4 +1,4 @@
-"""KeptLayerNorm's plans, and its machine code. What it computes: tests/gpu/norms/test_norm_kept.py."""
+"""PersistentLayerNorm's plans, and its machine code. What it computes: tests/gpu/norms/test_norm_kept.py."""
 import pytest
 
 from tkq.norms import persistent_plan

@@ -11,7 +11,7 @@ from tkq.norms import config as norms_config
 from tkq.norms import launch
 from tkq.norms import plan as norms
 from tkq.norms.backward import per_head_plan
-from tkq.norms.backward.per_head_plan import HeadsSpec
+from tkq.norms.backward.per_head_plan import PerHeadSpec
 from tkq.norms.launch import Call
 from tkq.norms.spec import MAX_N, OUT_WIDTH, NormSpec
 from tkq.reduction import geometry
@@ -47,7 +47,7 @@ def kernels(monkeypatch):
 
     monkeypatch.setattr(launch.runtime, "function", function)
     monkeypatch.setattr(launch.arch, "require_hopper", lambda device: None)
-    monkeypatch.setattr(launch, "_known", {})
+    monkeypatch.setattr(launch, "_launch_cache", {})
     monkeypatch.setattr(launch, "_launchers", {})
     return made
 
@@ -332,7 +332,7 @@ def test_quantised_results_wait_in_registers():
 
 
 def heads_spec(D, vector):
-    return HeadsSpec("rmsnorm", D, "bf16", "bf16", "bf16", "bf16", None, None, "bf16", None, False, vector)
+    return PerHeadSpec("rmsnorm", D, "bf16", "bf16", "bf16", "bf16", None, None, "bf16", None, False, vector)
 
 
 @given(st.integers(1, per_head_plan.MAX_D), st.sampled_from([1, 2, 4, 8]))
@@ -342,18 +342,18 @@ def test_every_head_has_a_config(D, vector):
     config = per_head_plan.plan(spec)
     t = config.tile(spec)
     assert t.cols >= D and t.threads == config.threads <= 512 and t.per_thread <= 8
-    assert config.rows_each >= 2, "so that no buffer of the exchange is written while it is read"
+    assert config.rows_per_thread >= 2, "so that no buffer of the exchange is written while it is read"
 
 
 @given(st.integers(1, 300), st.integers(1, 130), st.sampled_from([1, 8, 33, 128, 4096]), st.sampled_from([1, 16, 132]))
-def test_each_row_of_heads_belongs_to_one_group_of_its_head(R, H, D, processors):
+def test_each_row_of_heads_belongs_to_one_group_of_its_head(R, H, D, num_sms):
     config = per_head_plan.plan(heads_spec(D, math.gcd(D, 8)))
     at_once = config.threads // config.threads_per_row
-    count = per_head_plan.blocks(config, R * H, H, processors)
+    count = per_head_plan.blocks(config, R * H, H, num_sms)
     groups = count * at_once
     assert groups % H == 0
-    assert count <= max(H, processors * 2 * max(1, 256 // config.threads) * 2)
-    steps = -(-R * H // (groups * config.rows_each)) * config.rows_each
+    assert count <= max(H, num_sms * 2 * max(1, 256 // config.threads) * 2)
+    steps = -(-R * H // (groups * config.rows_per_thread)) * config.rows_per_thread
     rows = [(u + k * groups, u % H) for u in range(groups) for k in range(steps) if u + k * groups < R * H]
     assert sorted(row for row, _ in rows) == list(range(R * H))
     assert all(row % H == head for row, head in rows)
@@ -366,7 +366,7 @@ def test_heads_that_are_not_supported_say_so(error, words, bad):
     given_ = dict(kind="rmsnorm", D=64, dy="bf16", x="bf16", weight="bf16", dx="bf16", dresidual=None,
                   dresidual_out=None, dweight=None, dbias=None, offset=False, vector=1)
     with pytest.raises(error, match=words):
-        HeadsSpec(**{**given_, **bad})
+        PerHeadSpec(**{**given_, **bad})
 
 
 def test_the_machine_code_of_heads_has_wide_accesses():

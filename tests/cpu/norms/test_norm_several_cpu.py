@@ -1,4 +1,4 @@
-"""LayerNormSeveral: which specs take it, and its machine code. What it computes:
+"""LayerNormMultiRow: which specs take it, and its machine code. What it computes:
 tests/gpu/norms/test_norm_several.py."""
 import pytest
 
@@ -32,4 +32,4 @@ def test_machine_code(stats):
     config = plan(s)
     kernel, = found = sass.report(recipe(s))
     assert sass.expect_all(found, catalog.expectation(s, config)) == [], sass.text("several", found)
-    assert kernel.count("STAS") == config.rows_each == 3
+    assert kernel.count("STAS") == config.rows_per_thread == 3

@@ -166,7 +166,7 @@ def launches(monkeypatch):
     seen = []
     monkeypatch.setattr(gated_ops.arch, "require_hopper", lambda device: None)
     monkeypatch.setattr(gated_ops, "_launchers", {})
-    monkeypatch.setattr(gated_ops, "_known", {})
+    monkeypatch.setattr(gated_ops, "_launch_cache", {})
     monkeypatch.setattr(gated_ops.runtime, "function",
                         lambda recipe: lambda *args: seen.append((recipe.args[0], args)))
     return seen

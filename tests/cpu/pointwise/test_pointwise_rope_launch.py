@@ -15,7 +15,7 @@ def launches(monkeypatch):
     seen = []
     monkeypatch.setattr(rope_launch.arch, "require_hopper", lambda device: None)
     monkeypatch.setattr(rope_launch, "_launchers", {})
-    monkeypatch.setattr(rope_launch, "_known", {})
+    monkeypatch.setattr(rope_launch, "_launch_cache", {})
     monkeypatch.setattr(rope_launch.runtime, "function",
                         lambda recipe: lambda *args: seen.append((recipe.args[0], args)))
     return seen

@@ -7,7 +7,7 @@ import torch
 import tkq
 from tests.helpers.gemm.fp8_cases import E4M3, E5M2
 from tkq.quantize import ops, workspace
-from tkq.quantize.catalog import by_claims, kept_tiles, shipped, way
+from tkq.quantize.catalog import cooperative_tiles, is_ticketed, shipped, way
 from tkq.quantize.spec import TileSpec
 from tkq.reference.fp8 import LARGEST, dequantise
 from tkq.runtime.call import counters
@@ -94,7 +94,7 @@ def test_a_column_of_any_stride(granularity, monkeypatch):
     found, wanted = tkq.quantize_fp8(x, granularity), tkq.quantize_fp8(x.clone(), granularity)
     assert all(torch.equal(a.float(), b.float()) for a, b in zip(found, wanted))
     monkeypatch.setattr(ops.arch, "require_hopper", lambda device: None)
-    monkeypatch.setattr(ops.arch, "processors", lambda device: 132)
+    monkeypatch.setattr(ops.arch, "num_sms", lambda device: 132)
     monkeypatch.setattr(ops, "function", lambda recipe: recipe)
     for strides in ((1, 300), (300, 1)):
         for transpose in (False, True):
@@ -140,7 +140,7 @@ def test_traces(granularity):
 def test_which_kernels(monkeypatch):
     """By rows one launch that reads x once, but where columns have scales too, or a row is too long for it."""
     monkeypatch.setattr(ops.arch, "require_hopper", lambda device: None)
-    monkeypatch.setattr(ops.arch, "processors", lambda device: 132)
+    monkeypatch.setattr(ops.arch, "num_sms", lambda device: 132)
     monkeypatch.setattr(ops, "function", lambda recipe: recipe.module.rpartition(".")[2])
 
     def asked(granularity, n, transpose):
@@ -160,9 +160,9 @@ def test_kept_tiles_are_on_the_gpu_at_once():
     """Twice as many blocks as are launched, by the registers that the tests of machine code allow them."""
     found = [(kernel.recipe.args[0], kernel.expectation.registers) for kernel in shipped()
              if kernel.recipe.module.endswith(".two_phase_cooperative")]
-    assert {kept_tiles(spec) for spec, _ in found} == {1, 2}
+    assert {cooperative_tiles(spec) for spec, _ in found} == {1, 2}
     for spec, registers in found:
-        assert 2 * kept_tiles(spec) * 256 * registers <= 65536, spec
+        assert 2 * cooperative_tiles(spec) * 256 * registers <= 65536, spec
 
 
 def test_kept_tiles_of_narrow_rows_and_of_32_bits():
@@ -190,14 +190,14 @@ def test_room_of_claims(monkeypatch):
 def test_calls_whose_kernels_count_are_remembered_by_stream(granularity, transpose):
     """All that may take a room, and no others: a graph's call takes the long way then."""
     ways = {way(TileSpec(granularity, transpose=bool(transpose)), tiles, 132) for tiles in (1, 264, 265, 1 << 20)}
-    assert ways == {"kept", "claimed"} if by_claims(granularity, transpose) else not ways & {"kept", "claimed"}
+    assert ways == {"kept", "claimed"} if is_ticketed(granularity, transpose) else not ways & {"kept", "claimed"}
 
 
 @pytest.mark.parametrize("largest", (1, 256, 1280, 40960))
 def test_halves_of_a_room(largest):
     """As the kernel finds them in a room that the host hands out: in it, behind the tickets, apart, each with room for
     what is largest behind its count, at whole vectors."""
-    size = 1 << (workspace.room_size(largest) - 1).bit_length()
+    size = 1 << (workspace.workspace_size(largest) - 1).bit_length()
     first, second = (workspace.first_of(size, number) for number in (0, 1))
     assert first >= 1 and second + workspace.half_of(size) <= size
     for begin, end in ((first, second), (second, size)):

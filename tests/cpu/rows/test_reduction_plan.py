@@ -79,7 +79,7 @@ def test_every_spec_has_a_config_that_fits(spec):
     light = sum(WIDTH[dtype] for dtype in (spec.weight, spec.bias) if dtype) <= spec.width
     gains = 196608 if light else 131072  # bytes of a row
     assert t.cluster <= 8 or spec.N * spec.width > 8 * gains, "what is not portable is for rows that gain by it"
-    if config.early:  # 65536 registers on an SM, 255 a thread: what is held must leave room to work
+    if config.prefetch_weight:  # 65536 registers on an SM, 255 a thread: what is held must leave room to work
         assert norms_config.packed_words(spec, config) <= 64
 
 
@@ -115,8 +115,8 @@ def test_variants_are_valid_and_begin_with_the_plan(kind, N):
         norms_config.check(spec, config)
 
 
-@pytest.mark.parametrize("change", [dict(load="tma"), dict(rows_each=0), dict(threads_per_row=16),
-                                    dict(threads=100), dict(load="shared", rows_each=32)])
+@pytest.mark.parametrize("change", [dict(load="tma"), dict(rows_per_thread=0), dict(threads_per_row=16),
+                                    dict(threads=100), dict(load="shared", rows_per_thread=32)])
 def test_a_config_that_cannot_serve_is_refused(change):
     spec = NormSpec("rmsnorm", 4096, "bf16", "bf16", None, 8)
     with pytest.raises(ValueError):

@@ -132,15 +132,16 @@ def test_the_planned_sizes():
     assert plan(RowShape(1001, (16, 16), vector=1, bulk=False)).direct
 
 
-@pytest.mark.parametrize("N, cluster, warps, threads, per_thread, resident", [
+@pytest.mark.parametrize("N, cluster, warps, threads, per_thread, min_blocks_per_sm", [
     (7, 1, 4, 8, 1, 10), (96, 1, 4, 8, 16, 10), (1000, 1, 4, 32, 32, 10), (1001, 1, 4, 32, 32, 7),
     (1024, 1, 4, 32, 32, 10), (1032, 1, 4, 64, 24, 10), (4096, 1, 4, 128, 32, 10), (8192, 1, 8, 256, 32, 5),
     (16384, 2, 8, 256, 32, 5), (32768, 4, 8, 256, 32, 5), (65536, 8, 8, 256, 32, 5)])
-def test_threads_hold_the_rows_of_kernels_that_write_numbers_alone(N, cluster, warps, threads, per_thread, resident):
+def test_threads_hold_the_rows_of_kernels_that_write_numbers_alone(N, cluster, warps, threads, per_thread,
+                                                                   min_blocks_per_sm):
     bulk = N % 8 == 0
     shape = RowShape(N, (16,), sums=(1, 2), vector=8 if bulk else 1, bulk=bulk)
     p = plan(shape)
-    assert p.held and p.direct and p.past_l1 and (p.cluster, p.resident) == (cluster, resident)
+    assert p.held and p.direct and p.past_l1 and (p.cluster, p.min_blocks_per_sm) == (cluster, min_blocks_per_sm)
     assert (p.warps, p.threads_per_row, p.per_thread) == (warps, threads, per_thread)
     assert not plan(replace(shape, stores=(16,))).held and not plan(replace(shape, columns=1)).held
 
@@ -152,14 +153,14 @@ def test_no_thread_holds_more_than_its_registers(shape):
     if p.held:
         assert not shape.stores and not shape.columns
         assert p.per_thread * column <= 64 or p.per_thread == shape.vector
-        assert 48 <= p.launch_registers <= 255 and p.resident * p.threads <= 2048
+        assert 48 <= p.launch_registers <= 255 and p.min_blocks_per_sm * p.threads <= 2048
         assert p.units(1000, 0) == -(-1000 // p.groups)
 
 
 @pytest.mark.parametrize("N, cluster", [(70000, 16), (131072, 16)])
 def test_longer_rows_come_through_a_ring_to_blocks_that_share_a_multiprocessor(N, cluster):
     p = plan(RowShape(N, (16,), sums=(1, 2)))
-    assert (p.cluster, p.warps, p.resident, p.stages, p.held) == (cluster, 8, 3, 3, False)
+    assert (p.cluster, p.warps, p.min_blocks_per_sm, p.stages, p.held) == (cluster, 8, 3, 3, False)
     shape = RowShape(N, (32, 32), vector=4, sums=(1, 2, 1))
     wide = plan(shape)
     assert wide.direct or (wide.stages == 4 and rows.smem_bytes(shape, wide) <= rows.room(wide))
@@ -184,7 +185,7 @@ def test_registers_of_longer_rows():
 @pytest.mark.parametrize("N, choices", [
     (1024, {}), (4096, {}), (16384, {}), (1001, {}), (1000, dict(held=True, per_thread=64, warps=4, cluster=1)),
     (65536, dict(held=True, per_thread=64, warps=8, cluster=4)),
-    (4096, dict(held=True, per_thread=32, warps=4, cluster=1, resident=10))], ids=str)
+    (4096, dict(held=True, per_thread=32, warps=4, cluster=1, min_blocks_per_sm=10))], ids=str)
 def test_every_load_of_a_held_row_goes_out_before_any_is_waited_for(N, choices):
     if sass.nvdisasm() is None:
         pytest.skip("nvdisasm is not installed")
@@ -206,7 +207,7 @@ def test_every_load_of_a_held_row_goes_out_before_any_is_waited_for(N, choices):
 
 @pytest.mark.parametrize("choices, columns, says", [
     (dict(stages=3), 0, "held: got stages"), (dict(per_thread=8, warps=4), 0, "got per_thread = 8"),
-    (dict(per_thread=32), 1, "no column sums"), (dict(resident=17), 0, "resident")])
+    (dict(per_thread=32), 1, "no column sums"), (dict(min_blocks_per_sm=17), 0, "resident")])
 def test_what_cannot_be_held_is_refused(choices, columns, says):
     with pytest.raises(ValueError, match=says):
         plan(RowShape(4096, (16,), columns=columns), held=True, **choices)
@@ -223,8 +224,8 @@ def test_variants_are_valid_and_begin_with_the_plan(N):
 
 @pytest.mark.parametrize("choices", [
     dict(finish="now"), dict(vectors="none"), dict(stages=1), dict(stages=40), dict(warps=5), dict(cluster=3),
-    dict(per_thread=8, cluster=1, warps=4), dict(resident=0), dict(resident=2, stages=6),
-    dict(resident=4, warps=16, stages=2)])
+    dict(per_thread=8, cluster=1, warps=4), dict(min_blocks_per_sm=0), dict(min_blocks_per_sm=2, stages=6),
+    dict(min_blocks_per_sm=4, warps=16, stages=2)])
 def test_a_choice_that_cannot_be_is_refused(choices):
     with pytest.raises(ValueError):
         plan(RowShape(4096, (16, 16), (16,), (16,), 1), **choices)
@@ -245,7 +246,7 @@ def test_direct_plans_cannot_have_stages():
 
 @pytest.mark.parametrize("kind, N, choices", [("rmsnorm", 4096, {}), ("rmsnorm", 1024, dict(warps=16)),
                                               ("layernorm", 512, dict(warps=4)),
-                                              ("layernorm", 4096, dict(per_thread=16, stages=3, resident=2))])
+                                              ("layernorm", 4096, dict(per_thread=16, stages=3, min_blocks_per_sm=2))])
 def test_the_compiler_counts_as_the_plan_does(kind, N, choices):
     """setmaxnreg deals out the registers of the launch: fewer than planned, and the consumers wait for ever."""
     if sass.nvdisasm() is None:

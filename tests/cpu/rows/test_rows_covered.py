@@ -17,7 +17,7 @@ from tkq.losses.spec import CrossEntropySpec
 from tkq.norms import long_rows_plan
 from tkq.norms import plan as norm_plan
 from tkq.norms.forward import row_norm
-from tkq.norms.forward.row_norm import RowAccess
+from tkq.norms.forward.row_norm import OnePassNormRows
 from tkq.rows.one_pass import kernel as row_pass
 from tkq.rows.one_pass.kernel import Here
 from tkq.softmax import build as softmax_build
@@ -41,7 +41,7 @@ def in_python():
 
 
 def a_norm(spec, config):
-    kernel = object.__new__(type("Rows", (RowAccess,), {}))
+    kernel = object.__new__(type("Rows", (OnePassNormRows,), {}))
     kernel.spec, kernel.config, kernel.N, kernel.tile = spec, config, spec.N, config.tile(spec)
     return kernel
 
@@ -83,7 +83,7 @@ def test_each_row_of_a_long_norm_once(in_python, N, scale):
 def rows_of_a_norm(kernel, at, M):
     """The rows that the first block of each cluster stores."""
     t, found = kernel.tile, []
-    for block in range(-(-M // (t.rows * kernel.config.rows_each))):  # the launch's grid
+    for block in range(-(-M // (t.rows * kernel.config.rows_per_thread))):  # the launch's grid
         at.block = block, 0, 0
         for thread in range(0, t.threads, t.threads_per_row):
             for place in kernel._places(thread, M, None):
@@ -94,7 +94,7 @@ def rows_of_a_norm(kernel, at, M):
 
 
 def rows_of(kernel, at, M, N):
-    """The rows that a RowPass stores, of each part."""
+    """The rows that a OnePassRows stores, of each part."""
     kernel._set_cluster_n()
     kernel.tile = kernel._get_tile(kernel.vector * kernel.dtype.width)
     kernel._shift = lambda m, row: 0
@@ -135,6 +135,6 @@ def test_each_row_of_a_loss_once(in_python, spec, M):
 def test_each_row_of_a_loss_that_adds_up_in_its_launch_once(in_python, N):
     spec = CrossEntropySpec("forward", N, "bf16", reduction="mean", vector=1 if N % 8 else 8, once=True)
     kernel, _ = loss_build.build(spec, loss_plan.plan(spec))
-    for M in (1, 2, 37, loss_plan.ONCE_ROWS):
+    for M in (1, 2, 37, loss_plan.SINGLE_LAUNCH_ROWS):
         for rows in rows_of(kernel, in_python, M, N):
             assert sorted(rows) == list(range(M))

@@ -127,7 +127,7 @@ def test_a_walk(monkeypatch, options, dtype, V, room, first):
 def walk(monkeypatch):
     planned = launch.plan
     monkeypatch.setattr(launch, "plan", lambda spec: rows.WALK if spec.kind == "forward" else planned(spec))
-    launch._launchers.clear(), launch._known.clear()
+    launch._launchers.clear(), launch._launch_cache.clear()
 
 
 @pytest.mark.parametrize("options", [dict(label_smoothing=0.1), dict(softcap=5.0), dict(z_loss=1e-2)], ids=str)
@@ -198,7 +198,7 @@ def test_linear_in_chunks(monkeypatch, reduction, dtype):
     assert torch.allclose(found.loss, reference.linear_cross_entropy(x, weight, target, terms), rtol=1e-4)
     anew = linear.backward(layer, terms, dloss, found.kept, found.all, True, True)
     wanted = reference.linear_cross_entropy_backward(x, weight, target, dloss, terms)
-    factor = linear.owed(terms, x, dloss, found.all)
+    factor = linear.gradient_factor(terms, x, dloss, found.all)
     at_once = [] if reduction == "none" else [
         launch.scale_(found.dx, factor),
         (found.dweight * factor).to(dtype) if dtype == torch.float16 else launch.scale_(found.dweight, factor)]

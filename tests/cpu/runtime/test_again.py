@@ -22,7 +22,7 @@ from tkq.gemm.fp8 import ops as fp8_ops
 from tkq.gemm.fp8 import plan as fp8_plan
 from tkq.runtime.call import counters, debug, ops
 from tkq.runtime.call import replay as again
-from tkq.runtime.call.replay import Address, Again
+from tkq.runtime.call.replay import Address, CallCache
 from tkq.runtime.compile import link
 
 pytestmark = pytest.mark.skipif(link.compiler() is None, reason="no C compiler")
@@ -56,7 +56,7 @@ X, W = torch.zeros(4, 8), torch.ones(8)
 
 def op(kernel, made=torch.empty_like):
     """A function as again.py says an op is: (its calls, a function of (x, weight, number), what went the long way)."""
-    calls, long = Again(), []
+    calls, long = CallCache(), []
 
     def call(x, weight, number):
         found = calls.take(x, weight, number)
@@ -162,7 +162,7 @@ def test_only_in_plain_eager_mode(name):
 
 
 def test_several_results():
-    kernel, calls = Kernel(), Again()
+    kernel, calls = Kernel(), CallCache()
     x, counter = torch.zeros(4, 8), torch.zeros(1, dtype=torch.int32)
     y, rows = torch.empty(4, 8, dtype=torch.bfloat16), torch.empty_strided((4, 3), (1, 4))
     for _ in range(2):
@@ -172,7 +172,7 @@ def test_several_results():
         assert nothing is None and same is x and z.dtype == torch.bfloat16 and scale.stride() == (1, 4)
         assert kernel.given.pop() == ((facts(x), facts(z), None), (1, 2.5), facts(scale), facts(counter))
         assert len({t.data_ptr() for t in (x, y, z, rows, scale)}) == 5
-    calls.forget()
+    calls.clear()
     assert calls.take(x, "both") is None
 
 
@@ -193,7 +193,7 @@ def test_what_is_refused_is_not_tried_again():
 
 
 def test_what_cannot_be_described_is_not_kept():
-    calls, kernel, y = Again(), Kernel(), torch.empty_like(X)
+    calls, kernel, y = CallCache(), Kernel(), torch.empty_like(X)
     known, six = kernel.run, [y.clone() for _ in range(6)]
     for run, arguments, result in ((lambda *given: None, (X, y), y), (known, (X, y, object()), y), (known, (X, W), y),
                                    (known, (X, ((y,),)), y), (known, (Address(W), y), y), (known, (X, 1 << 70), X),
@@ -209,7 +209,7 @@ def test_what_cannot_be_described_is_not_kept():
 
 def test_what_is_known_does_not_grow_for_ever():
     """And what comes on and on gets a place of another's."""
-    kernel, calls = Kernel(), Again()
+    kernel, calls = Kernel(), CallCache()
     inputs = [(torch.empty(1).expand(n), float(n)) for n in range(1, 2000)]
     for given in inputs:
         for _ in range(2):
@@ -226,7 +226,7 @@ def test_nothing_of_a_call_is_held():
     def note(*given):
         pass
 
-    run, calls, x = tvm_ffi.convert(note), Again(), torch.zeros(4, 8)
+    run, calls, x = tvm_ffi.convert(note), CallCache(), torch.zeros(4, 8)
     word = "".join(["a", " word"])
     before = sys.getrefcount(x), sys.getrefcount(word), sys.getrefcount(None)
     y = torch.empty_like(x)
@@ -260,7 +260,7 @@ def test_from_many_threads_while_all_is_forgotten():
             if y.shape != x.shape:
                 wrong.append(n)
             if n == 1 and i % 20 == 0:
-                calls.forget()
+                calls.clear()
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 6)]
     for t in threads:
@@ -309,9 +309,9 @@ def kernels(launches, monkeypatch):  # noqa: F811
         if name.startswith("tkq") and callable(getattr(module, "function",
                                                        None)) and name != "tkq.runtime.compile.build":
             monkeypatch.setattr(module, "function", function)
-    again.forget()
+    again.clear()
     yield notes
-    again.forget()
+    again.clear()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -362,9 +362,9 @@ def test_a_library_that_cannot_be_loaded(monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", ("gemm", "fp8_gemm by blocks"))
 def test_a_product_that_keeps_pace_has_its_streams_counter(kernels, monkeypatch, name):
     """Every time, without Python from the third call on."""
-    monkeypatch.setattr(plan, "needs_pace", lambda *problem: True)
-    monkeypatch.setattr(fp8_plan, "PACED_STEPS", 0)
-    monkeypatch.setattr(fp8_plan, "PACED_BYTES", 0)
+    monkeypatch.setattr(plan, "needs_wave_sync", lambda *problem: True)
+    monkeypatch.setattr(fp8_plan, "WAVE_SYNC_STEPS", 0)
+    monkeypatch.setattr(fp8_plan, "WAVE_SYNC_BYTES", 0)
     counter, asked = torch.zeros(1, dtype=torch.int32), []
     monkeypatch.setattr(counters, "counter", lambda index: asked.append(index) or counter)
     m, n, k = 4096, 2048, 512
@@ -375,7 +375,7 @@ def test_a_product_that_keeps_pace_has_its_streams_counter(kernels, monkeypatch,
         a, b = torch.zeros(m, k, dtype=torch.float8_e4m3fn), torch.zeros(n, k, dtype=torch.float8_e4m3fn).t()
         scales = torch.ones(4, m).t(), torch.ones(4, n // 128)
         call = lambda: tkq.fp8_gemm(a, b, *scales)
-        fp8_ops.forget()
+        fp8_ops.clear()
     with torch.no_grad():
         for _ in range(5):
             y, (recipe, given) = call(), kernels.pop()
@@ -384,7 +384,7 @@ def test_a_product_that_keeps_pace_has_its_streams_counter(kernels, monkeypatch,
             assert (given[3] == facts(counter)) if name == "gemm" else (given[-1] == counter.data_ptr())
             assert y.shape == (m, n)
     assert len(asked) <= 3, "found in Python"
-    fp8_ops.forget()
+    fp8_ops.clear()
 
 
 # ---- the way of a call ----------------------------------------------------------------------------------------------

@@ -73,12 +73,12 @@ def asked_anew(monkeypatch, tmp_path):
 def test_no_source_is_parsed_for_it(made, monkeypatch):
     """Its note has the digests: a machine with the same files may have no cache to remember them in."""
     monkeypatch.setenv("TKQ_BUNDLE", str(made))
-    keys.sources.forget()
-    digests.forget()
+    keys.sources.clear()
+    digests.clear()
     held = bundle.current()
     monkeypatch.setattr(keys.sources, "_normalised", None)  # would raise if called
     assert {keys.bundled_name(recipe) for recipe in RECIPES} == set(held.note["kernels"])
-    keys.sources.forget()
+    keys.sources.clear()
 
 
 def test_a_process_without_the_dsl_runs_it(made, tmp_path):

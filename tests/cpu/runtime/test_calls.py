@@ -55,8 +55,8 @@ def test_the_second_call_launches_what_the_first_did(launches, name):
 
 
 def test_what_is_known_does_not_grow_for_ever(monkeypatch):
-    monkeypatch.setattr(ops.Known, "MOST", 3)
-    known = ops.Known()
+    monkeypatch.setattr(ops.LaunchCache, "MOST", 3)
+    known = ops.LaunchCache()
     for i in range(10):
         known.add(i, str(i))
         assert known[i] == str(i) and len(known) <= 3

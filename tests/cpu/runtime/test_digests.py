@@ -25,8 +25,8 @@ def folder(tmp_path, monkeypatch):
 
 def fresh():
     """As a new process begins."""
-    sources.forget()
-    digests.forget()
+    sources.clear()
+    digests.clear()
 
 
 @pytest.fixture
@@ -122,16 +122,16 @@ def test_one_that_cannot_be_written_costs_only_time(folder, parsed, tmp_path, re
 def test_two_processes_add_to_one_file_which_stays_small(folder, monkeypatch):
     digests.add("a", "1")
     digests.keep(folder)
-    digests.forget()
+    digests.clear()
     digests.add("b", "2")
     digests.keep(folder)
-    digests.forget()
+    digests.clear()
     digests.recall(folder)
     assert (digests.find("a"), digests.find("b")) == ("1", "2")
     monkeypatch.setattr(digests, "_MOST", 2)
     digests.add("c", "3")
     digests.keep(folder)
-    digests.forget()
+    digests.clear()
     digests.recall(folder)
     assert [digests.find(key) for key in "abc"] == [None, "2", "3"]
 

@@ -164,17 +164,17 @@ def copied(tmp_path_factory):
 def tkq(copied, monkeypatch):
     """A copy of tkq that kernels' sources are looked for in."""
     monkeypatch.setattr(sources, "_TKQ", copied)
-    sources.forget()
+    sources.clear()
     yield copied
     for path in CHECKOUT.joinpath("tkq").rglob("*.py"):
         if path.read_bytes() != (copied / path.relative_to(CHECKOUT / "tkq")).read_bytes():
             shutil.copy(path, copied / path.relative_to(CHECKOUT / "tkq"))
     monkeypatch.undo()
-    sources.forget()
+    sources.clear()
 
 
 def names():
-    sources.forget()
+    sources.clear()
     return [(keys.entry_name(recipe), keys.bundled_name(recipe)) for recipe in shipped(*RECIPES)]
 
 
@@ -208,7 +208,7 @@ def test_a_field_added_to_a_config_changes_nothing_until_a_kernel_reads_it(tkq):
 
 def test_a_default_counts(tkq):
     before = names()
-    edit(tkq / "gemm/dense/config.py", r"    group: int = 8\n", "    group: int = 4\n")
+    edit(tkq / "gemm/dense/config.py", r"    raster_group: int = 8\n", "    raster_group: int = 4\n")
     assert [a != b for a, b in zip(before, names())] == [True, False, False]
 
 
@@ -250,7 +250,7 @@ def test_line_numbers_count_where_they_are_compiled_in(tkq, monkeypatch):
         "--generate-line-info", "--enable-assertions", "--opt-level 3"))
 
     def found():
-        sources.forget()
+        sources.clear()
         with monkeypatch.context() as patch:
             patch.setenv("CUTE_DSL_LINEINFO", "1")
             switched = keys.entry_name(recipe)

@@ -41,7 +41,7 @@ def alike(made, result):
 @pytest.mark.parametrize("known", [True, False])
 def test_softmax(monkeypatch, made, known):
     places = {False: refuse, (False, -1, X.dtype, 48): refuse} if known else {}
-    monkeypatch.setattr(softmax, "_known", places)
+    monkeypatch.setattr(softmax, "_launch_cache", places)
     monkeypatch.setattr(softmax, "_run", lambda x, tensors, *_: tensors[-1].fill_(3.0))
     for call in (lambda: softmax._launch(X, 1.0, False), lambda: softmax._launch_backward(X, Y, 1.0, False)):
         made.clear()
@@ -52,7 +52,7 @@ def test_softmax(monkeypatch, made, known):
 @pytest.mark.parametrize("up", [Y, None])
 def test_gated(monkeypatch, made, up):
     packing = "split" if up is None else "apart"
-    monkeypatch.setattr(gated_ops, "_known", {("swiglu", packing): refuse})
+    monkeypatch.setattr(gated_ops, "_launch_cache", {("swiglu", packing): refuse})
     monkeypatch.setattr(gated_ops, "_launch", lambda x, u, dy, out, *_: out.fill_(3.0))
     result = gated_ops._plain(X, up, "swiglu", packing)
     assert result.shape == (5, 24 if up is None else 48) and (result == 3.0).all() and alike(made, result)
@@ -63,7 +63,7 @@ def test_cross_entropy(monkeypatch, made, inplace):
     logits, target = X.clone(), torch.arange(5)
     terms = Terms(reduction="none")
     key = -1, "backward", logits.dtype, 48, target.dtype, False, "none", False, False, True, False
-    monkeypatch.setattr(losses, "_known", {key: refuse})
+    monkeypatch.setattr(losses, "_launch_cache", {key: refuse})
     monkeypatch.setattr(losses, "launcher", lambda *_: lambda *given: given[6].fill_(3.0))
     result = losses.backward(logits, target, torch.ones(5), torch.zeros(12), terms, inplace)
     assert (result == 3.0).all() and (result is logits if inplace else alike(made, result))

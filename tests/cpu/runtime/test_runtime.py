@@ -215,7 +215,7 @@ def test_the_name_changes_with_a_builders_own_source(tmp_path, monkeypatch):
     (tmp_path / "my_kernels.py").write_text("def build(): ...\n")
     before = keys.entry_name(Recipe("my_kernels:build"))
     (tmp_path / "my_kernels.py").write_text("def build(): pass\n")
-    sources.forget()  # a process reads it once
+    sources.clear()  # a process reads it once
     assert keys.entry_name(Recipe("my_kernels:build")) != before
     with pytest.raises(ImportError, match=r"no_such_kernels: has no source file"):
         keys.entry_name(Recipe("no_such_kernels:build"))

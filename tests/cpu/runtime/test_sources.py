@@ -36,10 +36,10 @@ for module, function, args in json.load(sys.stdin):
 
 
 @pytest.fixture(autouse=True)
-def forget():
-    sources.forget()
+def clear():
+    sources.clear()
     yield
-    sources.forget()
+    sources.clear()
 
 
 def every_module():
@@ -127,10 +127,10 @@ def test_no_kernel_counts_what_only_pytorch_sees():
 
 
 def test_the_classes_of_arguments_count():
-    from tkq.norms.backward.per_head_plan import HeadsSpec
+    from tkq.norms.backward.per_head_plan import PerHeadSpec
 
-    spec = HeadsSpec.__new__(HeadsSpec)
-    for name in HeadsSpec.__dataclass_fields__:
+    spec = PerHeadSpec.__new__(PerHeadSpec)
+    for name in PerHeadSpec.__dataclass_fields__:
         object.__setattr__(spec, name, 0)
     assert keys.modules_of(Recipe("tkq.norms.backward.per_head_kernel:build", (1, (spec,)))) == (
         "tkq.norms.backward.per_head_kernel", "tkq.norms.backward.per_head_plan")
@@ -185,7 +185,7 @@ def test_each_file_that_counts_changes_the_digest_and_no_other_does(tree, name):
     before = sources.digest(("kernels.build",))
     (tree / name).write_text((tree / name).read_text() + "EDITED = 1\n")
     assert sources.digest(("kernels.build",)) == before  # read once a process
-    sources.forget()
+    sources.clear()
     assert (sources.digest(("kernels.build",)) == before) == (name == "kernels/other.py")
 
 

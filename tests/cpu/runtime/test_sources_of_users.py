@@ -57,14 +57,14 @@ def tree(tmp_path, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def forget():
-    sources.forget()
+def clear():
+    sources.clear()
     yield
-    sources.forget()
+    sources.clear()
 
 
 def named():
-    sources.forget()
+    sources.clear()
     return keys.entry_name(BUILD), keys.bundled_name(BUILD)
 
 
@@ -150,7 +150,7 @@ def test_a_value_that_comes_from_the_environment(tree):
 
 
 def values_of(recipe=BUILD):
-    sources.forget()
+    sources.clear()
     return {f"{where}.{name}": text for where, name, text in values.of(recipe, keys.modules_of(recipe))}
 
 

@@ -16,7 +16,7 @@ from tkq.gemm import tuned as chosen
 from tkq.gemm.dense import launch as call
 from tkq.gemm.dense import plan
 from tkq.gemm.dense.config import Config
-from tkq.gemm.dense.small_m_config import NarrowConfig
+from tkq.gemm.dense.small_m_config import SmallMConfig
 from tkq.gemm.dense.spec import GemmSpec
 from tkq.gemm.epilogue.spec import Epilogue
 from tkq.gemm.fp8 import ops
@@ -30,11 +30,11 @@ from tkq.testing import timing
 from tkq.warmup import tune
 
 SIZES = ((1, 8192, 8192), (64, 4096, 512), (128, 1000, 72), (129, 136, 272), (4096, 4096, 4096), (65536, 128, 28672))
-GEMMS = (GemmSpec(), GemmSpec(b_major="k"), GemmSpec(out="fp32"), GemmSpec(store="elements"),
+GEMMS = (GemmSpec(), GemmSpec(b_major="k"), GemmSpec(out="fp32"), GemmSpec(store="direct"),
          GemmSpec(a_major="m", accumulate=True), GemmSpec(batch="ab"), GemmSpec(epilogue=Epilogue("gelu", bias="bf16")),
          GemmSpec(b_major="k", epilogue=Epilogue("swiglu")), GemmSpec(out="fp32", epilogue=Epilogue(residual=True)))
 FP8S = (Fp8Spec(), Fp8Spec(scales="row"), Fp8Spec(scales="block", promote=True), Fp8Spec(scales="line", promote=True),
-        Fp8Spec(out="e4m3"), Fp8Spec(store="elements"))
+        Fp8Spec(out="e4m3"), Fp8Spec(store="direct"))
 CLASSES = {**candidates.CLASSES["gemm"], **candidates.CLASSES["fp8_gemm"]}
 EFFORT = timing.Effort(rounds=7, round_seconds=0.001, warmup_seconds=0.001)
 
@@ -43,7 +43,7 @@ EFFORT = timing.Effort(rounds=7, round_seconds=0.001, warmup_seconds=0.001)
 def fresh_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "_cache", None)
     monkeypatch.setenv("TKQ_CACHE_DIR", str(tmp_path / "cache"))
-    tuned.forget()
+    tuned.clear()
     tuned.ignore_tuned(False)
     yield tmp_path / "cache"
     tuned.ignore_tuned(False)
@@ -57,7 +57,7 @@ def hopper(monkeypatch):
         monkeypatch.setattr(module, "function", lambda recipe: recipe)
         _forget(module)
     monkeypatch.setattr(call.arch, "require_hopper", lambda device: None)
-    monkeypatch.setattr(call.arch, "processors", lambda device: 132)
+    monkeypatch.setattr(call.arch, "num_sms", lambda device: 132)
     monkeypatch.setattr(call.arch, "model", lambda device: "a GPU, 132 processors")
     yield
     for module in (call, ops, grouped_ops):
@@ -65,7 +65,7 @@ def hopper(monkeypatch):
 
 
 def _forget(module):
-    (call.forget if module is call else module._launcher.cache_clear)()
+    (call.clear if module is call else module._launcher.cache_clear)()
 
 
 # ---- what is chosen among --------------------------------------------------------------------------------
@@ -80,12 +80,12 @@ def test_candidates_of_gemm_fit_and_begin_with_the_plan(spec, size):
     for config in found:
         config.check(spec)
         assert plan.launch(spec, *size, 132, config)[0].args[1] == config
-        if isinstance(config, NarrowConfig):
+        if isinstance(config, SmallMConfig):
             assert config.m >= size[0]
 
 
 def test_nothing_is_chosen_where_there_is_one_kernel():
-    assert candidates.of_gemm(GemmSpec(load="elements", store="elements"), 64, 64, 64, 132) == []
+    assert candidates.of_gemm(GemmSpec(load="direct", store="direct"), 64, 64, 64, 132) == []
 
 
 @pytest.mark.parametrize("size", [(m, n, -(-k // 16) * 16) for m, n, k in SIZES])
@@ -111,7 +111,7 @@ def problem(spec=None, sizes=(4096, 4096, 4096, 1), gpu="a GPU, 132 processors")
     return tuned.Problem("gemm", spec or GemmSpec(), sizes, gpu)
 
 
-@pytest.mark.parametrize("config", (Config(group=4), NarrowConfig(32, 128, 4), Fp8Config(lag=0)))
+@pytest.mark.parametrize("config", (Config(raster_group=4), SmallMConfig(32, 128, 4), Fp8Config(wgmma_in_flight=0)))
 def test_a_configuration_comes_back(config, fresh_cache):
     spec = Fp8Spec() if isinstance(config, Fp8Config) else GemmSpec()
     path = tuned.write(problem(spec), config, {"gain": 1.25})
@@ -121,24 +121,25 @@ def test_a_configuration_comes_back(config, fresh_cache):
 
 
 def test_another_problem_finds_nothing():
-    tuned.write(problem(), Config(group=4), {})
+    tuned.write(problem(), Config(raster_group=4), {})
     for other in (problem(GemmSpec(b_major="k")), problem(sizes=(4096, 4096, 4088, 1)), problem(gpu="another")):
         assert tuned.read(other) is None and tuned.config(None, other.spec, CLASSES) is None
 
 
-@pytest.mark.parametrize("change", (lambda x: "{", lambda x: x.replace('"group"', '"no such field"'), lambda x: "[1]",
-                                    lambda x: x.replace('"Config"', '"Gone"'),
-                                    lambda x: x.replace('"stages": 4', '"stages": 40'),
-                                    lambda x: x.replace('"stages": 4', '"stages": "four"'),
-                                    lambda x: x.replace('"stages": 4', '"stages": 4.0'),
-                                    lambda x: x.replace('"hold": true', '"hold": 1'),
-                                    lambda x: x.replace('"pdl": false', '"pdl": null'),
-                                    lambda x: x.replace('"cluster": 2,', ''), lambda x: x[:x.index('"class"')] + "}",
-                                    lambda x: x.replace('"Config"', '"Fp8Config"'), lambda x: "null",
-                                    lambda x: x.replace('"Config"', "[]"),
-                                    lambda x: x.replace('"op": "gemm"', '"op": "other"')))
+@pytest.mark.parametrize("change",
+                         (lambda x: "{", lambda x: x.replace('"raster_group"', '"no such field"'), lambda x: "[1]",
+                          lambda x: x.replace('"Config"', '"Gone"'),
+                          lambda x: x.replace('"stages": 4', '"stages": 40'),
+                          lambda x: x.replace('"stages": 4', '"stages": "four"'),
+                          lambda x: x.replace('"stages": 4', '"stages": 4.0'),
+                          lambda x: x.replace('"hold_in_registers": true', '"hold_in_registers": 1'),
+                          lambda x: x.replace('"pdl": false', '"pdl": null'),
+                          lambda x: x.replace('"cluster": 2,', ''), lambda x: x[:x.index('"class"')] + "}",
+                          lambda x: x.replace('"Config"', '"Fp8Config"'), lambda x: "null",
+                          lambda x: x.replace('"Config"', "[]"),
+                          lambda x: x.replace('"op": "gemm"', '"op": "other"')))
 def test_what_does_not_fit_counts_as_not_there(change):
-    path = tuned.write(problem(), Config(group=4), {})
+    path = tuned.write(problem(), Config(raster_group=4), {})
     path.write_text(change(path.read_text()))
     assert chosen.stored(problem(), tuned.read(problem())) is None
 
@@ -148,28 +149,28 @@ def fields(config, **changed):
 
 
 @pytest.mark.parametrize("op, spec, found", (
-    ("gemm", GemmSpec(), fields(NarrowConfig(), split=0)), ("gemm", GemmSpec(), fields(NarrowConfig(), parts=0)),
-    ("gemm", GemmSpec(), fields(NarrowConfig(), m=0)), ("gemm", GemmSpec(), fields(NarrowConfig(m=16))),
+    ("gemm", GemmSpec(), fields(SmallMConfig(), split=0)), ("gemm", GemmSpec(), fields(SmallMConfig(), parts=0)),
+    ("gemm", GemmSpec(), fields(SmallMConfig(), m=0)), ("gemm", GemmSpec(), fields(SmallMConfig(m=16))),
     ("gemm", GemmSpec(), fields(Config(), n=0)), ("gemm", GemmSpec(), fields(Fp8Config())),
     ("gemm", GemmSpec(out="fp32"), fields(Config())), ("fp8_gemm", Fp8Spec(), fields(Config())),
-    ("fp8_gemm", Fp8Spec(), fields(Fp8Config(lag=0), consumers=0)),
-    ("fp8_gemm", Fp8Spec(), fields(Fp8Config(lag=0), split=0)),
-    ("fp8_gemm", Fp8Spec(), fields(Fp8Config(lag=0), stages=4.0)),
-    ("grouped_gemm", GroupedSpec(), fields(NarrowConfig())),
+    ("fp8_gemm", Fp8Spec(), fields(Fp8Config(wgmma_in_flight=0), consumers=0)),
+    ("fp8_gemm", Fp8Spec(), fields(Fp8Config(wgmma_in_flight=0), split=0)),
+    ("fp8_gemm", Fp8Spec(), fields(Fp8Config(wgmma_in_flight=0), stages=4.0)),
+    ("grouped_gemm", GroupedSpec(), fields(SmallMConfig())),
     ("grouped_gemm", GroupedSpec("k", "e4m3", "e4m3", "fp32", "row"), fields(Fp8Config(n=128, pdl=True))),
-    ("grouped_gemm", GroupedSpec(out="fp32"), fields(Fp8Config(n=128, lag=0, spread=1))),
+    ("grouped_gemm", GroupedSpec(out="fp32"), fields(Fp8Config(n=128, wgmma_in_flight=0, overlap_epilogue=1))),
     ("grouped_gemm", GroupedSpec(), fields(Fp8Config(n=128, stages=7)))))
 def test_a_configuration_of_no_sense_counts_as_not_there(op, spec, found):
     assert chosen.stored(tuned.Problem(op, spec, (64, 512, 512, 4), "a GPU"), found) is None
 
 
 def test_what_a_fleet_shares_is_read_first(fresh_cache, tmp_path, monkeypatch):
-    tuned.write(problem(), Config(group=4), {"of": "fleet"})
+    tuned.write(problem(), Config(raster_group=4), {"of": "fleet"})
     monkeypatch.setattr(build, "_cache", None)
     monkeypatch.setenv("TKQ_CACHE_DIR", f"{fresh_cache}:{tmp_path / 'own'}")
-    tuned.forget()
+    tuned.clear()
     assert tuned.anything() and tuned.read(problem())["of"] == "fleet"
-    assert tuned.write(problem(), Config(group=2), {"of": "own"}).parent == tmp_path / "own" / "tuned"
+    assert tuned.write(problem(), Config(raster_group=2), {"of": "own"}).parent == tmp_path / "own" / "tuned"
     assert tuned.read(problem())["of"] == "fleet"
     for path in (fresh_cache / "tuned").iterdir():
         path.write_text("damaged")
@@ -177,7 +178,7 @@ def test_what_a_fleet_shares_is_read_first(fresh_cache, tmp_path, monkeypatch):
 
 
 def test_other_sources_find_nothing(monkeypatch):
-    tuned.write(problem(), Config(group=4), {})
+    tuned.write(problem(), Config(raster_group=4), {})
     assert tuned.read(problem())
     monkeypatch.setattr(tuned, "_digest", lambda: "other")
     assert tuned.read(problem()) is None
@@ -190,13 +191,13 @@ def test_what_cannot_be_written_counts_for_this_process(wrong, fresh_cache, monk
     else:
         monkeypatch.setattr(tuned.os, "replace", lambda *_, **__: (_ for _ in ()).throw(OSError("full")))
     with pytest.warns(UserWarning, match="for this process alone"):
-        tuned.write(problem(), Config(group=4), {})
-    assert tuned.anything() and chosen.stored(problem(), tuned.read(problem())) == Config(group=4)
+        tuned.write(problem(), Config(raster_group=4), {})
+    assert tuned.anything() and chosen.stored(problem(), tuned.read(problem())) == Config(raster_group=4)
     assert wrong == "a file" or list((fresh_cache / "tuned").iterdir()) == [], "a temporary file stayed"
 
 
 def test_what_others_may_change_counts_as_not_there(fresh_cache):
-    path = tuned.write(problem(), Config(group=4), {})
+    path = tuned.write(problem(), Config(raster_group=4), {})
     path.chmod(0o666)
     assert tuned.read(problem()) is None
     path.unlink()
@@ -205,7 +206,7 @@ def test_what_others_may_change_counts_as_not_there(fresh_cache):
 
 
 def test_the_kernel_cache_does_not_count_it(fresh_cache):
-    path = tuned.write(problem(), Config(group=4), {})
+    path = tuned.write(problem(), Config(raster_group=4), {})
     store = build.configure(most_bytes=1)
     assert store.entries() == [] and store.bytes() == 0
     store.put("a.so", b"x", {})
@@ -225,17 +226,17 @@ def test_gemm_takes_what_was_found(hopper):
     other = next(x for x in candidates.of_gemm(spec, *sizes, 132) if x != planned)
     tuned.write(chosen.problem("gemm", spec, (*sizes, batches), a.device), other, {})
     assert call._launcher(kind, None)[0].args[1] == planned, "nothing is read at call time"
-    call.forget()
+    call.clear()
     assert call._launcher(kind, None)[0].args[1] == other
     assert call._launcher(kind, planned)[0].args[1] == planned, "what a test asks for comes first"
 
 
 def test_the_others_take_what_was_found(hopper):
     spec, size = Fp8Spec(scales="row"), (512, 512, 256)
-    tuned.write(chosen.problem("fp8_gemm", spec, size, torch.device("cpu")), Fp8Config(group=4), {})
+    tuned.write(chosen.problem("fp8_gemm", spec, size, torch.device("cpu")), Fp8Config(raster_group=4), {})
     x, one, rows = torch.float8_e4m3fn, torch.float32, ((512, 256), (256, 512))
     kernel, *_ = ops._launcher(x, x, *rows, one, one, (512, 1), (1, 512), None, torch.bfloat16, None, -1, -1, -1)
-    assert kernel.args == (spec, Fp8Config(group=4))
+    assert kernel.args == (spec, Fp8Config(raster_group=4))
     a, b, ends = torch.zeros(512, 256).bfloat16(), torch.zeros(4, 256, 512).bfloat16(), torch.zeros(4).int()
     spec, *_ = grouped_ops._check(a, b, ends, None, None, None)
     config = candidates.of_grouped_gemm(spec, 512, 512, 4, 132)[-1]
@@ -256,9 +257,9 @@ def test_what_another_process_found_counts_once_tune_is_asked(hopper, monkeypatc
     kind, asked, planned, other, args = gemm_kind()
     assert call._launcher(kind, None)[0].args[1] == planned
     with monkeypatch.context() as alone:  # another process: this one is not told
-        alone.setattr(tuned, "forget", lambda: None)
+        alone.setattr(tuned, "clear", lambda: None)
         tuned.write(asked, other, dict(gain=1.1, times={}, failed={}))
-    call.forget()
+    call.clear()
     assert call._launcher(kind, None)[0].args[1] == planned, "the folder is looked for once"
     monkeypatch.setattr(tune, "_on", lambda *_: contextlib.nullcontext())
     assert tkq.tune(tkq.gemm, *args).chosen == str(other)
@@ -298,7 +299,7 @@ def test_what_was_found_can_be_ignored(hopper):
     runtime.ignore_tuned()
     assert call._launcher(kind, None)[0].args[1] == planned
     runtime.ignore_tuned(False)
-    call.forget()
+    call.clear()
     assert call._launcher(kind, None)[0].args[1] == other
 
 
@@ -328,11 +329,11 @@ class InTurn(FakeGpu):
 
 def fake_call(milliseconds, results=None):
     """(a Tunable whose kernels are additions, a GPU on which configuration i takes milliseconds[i])"""
-    configs = [Config(group=i + 1) for i in range(len(milliseconds))]
+    configs = [Config(raster_group=i + 1) for i in range(len(milliseconds))]
     forgotten = []
 
     def made(config, out, x):
-        result = (results or {}).get(config.group, 0)
+        result = (results or {}).get(config.raster_group, 0)
         return result(out, x) if callable(result) else out.copy_(x + result)
 
     tunable = chosen.Tunable(problem(), configs, (torch.ones(130, 70), None), torch.empty(130, 70),

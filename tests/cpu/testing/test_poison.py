@@ -37,8 +37,8 @@ def test_the_switch_is_as_before():
 def test_a_norm_that_writes_nothing_is_nan(monkeypatch, kind):
     monkeypatch.setattr(launch.arch, "require_hopper", lambda device: None)
     monkeypatch.setattr(launch, "compiled", lambda spec, device: lambda *given: None)
-    for name in ("_known", "_launchers", "_seen"):
-        monkeypatch.setattr(launch, name, ops.Known(), raising=False)
+    for name in ("_launch_cache", "_launchers", "_seen"):
+        monkeypatch.setattr(launch, name, ops.LaunchCache(), raising=False)
     x = torch.zeros(5, 256, dtype=torch.bfloat16)
     for call in (Call(kind, 1e-6), Call(kind, 1e-6, total=torch.float32, stats=True),
                  Call(kind, 1e-6, out=torch.float8_e4m3fn, scale="row"),

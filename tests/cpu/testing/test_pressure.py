@@ -3,15 +3,15 @@ import pytest
 
 from tests.helpers.process.kernels_for_tests import Scale
 from tests.helpers.tile.cases import recipe as of_tile_layer
-from tkq.gemm.dense.small_m_config import NarrowConfig
-from tkq.gemm.dense.small_m_plan import fitted, recipe
+from tkq.gemm.dense.small_m_config import SmallMConfig
+from tkq.gemm.dense.small_m_plan import fit_to_spec, recipe
 from tkq.gemm.dense.spec import GemmSpec
 from tkq.runtime import Recipe
 from tkq.runtime.compile import build, keys
 from tkq.runtime.compile import pressure as setting
 from tkq.testing import elf, pressure, sass
 
-FEW_ROWS = recipe(GemmSpec(b_major="k"), fitted(NarrowConfig(16, 64, 2), GemmSpec(b_major="k")))
+FEW_ROWS = recipe(GemmSpec(b_major="k"), fit_to_spec(SmallMConfig(16, 64, 2), GemmSpec(b_major="k")))
 
 
 @pytest.fixture(autouse=True)

@@ -57,7 +57,7 @@ def test_addresses_of_a_kernel_of_ours():
     """What the statistics of attention's backward are read from comes by a bulk copy."""
     spec = BackwardSpec("bf16", 128, right=True)
     listing = sass.by_address(recipe(spec, plan(spec)))
-    name, code = next((name, code) for name, code in listing.items() if "BackwardPre" not in name)
+    name, code = next((name, code) for name, code in listing.items() if "BackwardPreprocess" not in name)
     assert "tkqattentionbackward" in name and not sass.by_address(recipe(spec, plan(spec)), ("another",))
     copy, read = (next(at for at, text in code.items() if word in text) for word in ("UBLKCP.S", "LDS.64"))
     one, other = (f"{what} access at {name[:150]}+{at:#x}" for what, at in (("Write", copy), ("Read", read)))

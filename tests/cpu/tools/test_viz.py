@@ -25,12 +25,12 @@ from tkq.attention.forward.spec import AttentionSpec  # noqa: E402
 from tkq.gemm.dense.config import Config  # noqa: E402
 from tkq.gemm.dense.kernel import DenseGemm  # noqa: E402
 from tkq.gemm.dense.spec import GemmSpec  # noqa: E402
-from tkq.gemm.dense.wave_sync_config import PacedConfig  # noqa: E402
-from tkq.gemm.dense.wave_sync_kernel import PacedGemm  # noqa: E402
-from tkq.gemm.fp8.config import Fp8Config, PacedFp8Config  # noqa: E402
+from tkq.gemm.dense.wave_sync_config import WaveSyncConfig  # noqa: E402
+from tkq.gemm.dense.wave_sync_kernel import WaveSyncGemm  # noqa: E402
+from tkq.gemm.fp8.config import Fp8Config, WaveSyncFp8Config  # noqa: E402
 from tkq.gemm.fp8.plan import PROMOTED  # noqa: E402
 from tkq.gemm.fp8.spec import Fp8Spec  # noqa: E402
-from tkq.gemm.fp8.wave_sync_kernel import PacedRollingFp8Gemm  # noqa: E402
+from tkq.gemm.fp8.wave_sync_kernel import WaveSyncPipelinedFp8Gemm  # noqa: E402
 from tkq.reduction import geometry  # noqa: E402
 from tkq.reduction_base import ReductionBase  # noqa: E402
 from tkq.runtime.compile import sources  # noqa: E402
@@ -162,9 +162,10 @@ def row_kernel(N):
     Recipe("tkq.attention.forward.kernel:build",
            (AttentionSpec("bf16", 128), plan(AttentionSpec("bf16", 128), "long"))),
     Recipe("tkq.gemm.dense.kernel:build", (GemmSpec(b_major="k"), Config())),
-    Recipe("tkq.gemm.fp8.kernel:build", (Fp8Spec(scales="block", promote=True), Fp8Config(m=128, n=128, lead=0))),
+    Recipe("tkq.gemm.fp8.kernel:build",
+           (Fp8Spec(scales="block", promote=True), Fp8Config(m=128, n=128, stagger_stages=0))),
     Recipe("tkq.gemm.fp8.wave_sync_kernel:build",
-           (Fp8Spec(scales="block", promote=True), PacedFp8Config.of(PROMOTED[1], 8))),
+           (Fp8Spec(scales="block", promote=True), WaveSyncFp8Config.of(PROMOTED[1], 8))),
     Recipe("write_a_gemm:build"), 4096, 32768,
 ], ids=["attention", "gemm", "fp8", "fp8 that keeps pace", "lcf", "rows", "rows of clusters"])
 def test_arrivals_and_registers_are_those_of_the_compiled_kernel(recipe, tmp_path, monkeypatch):
@@ -185,7 +186,7 @@ def test_a_picture_of_attention_agrees_with_its_config(length, causal):
     assert len(boxes(picture)) == 2 + q.stages + k.stages + v.stages  # and the two roles'
     text = picture.text()
     assert text.count("full:") == 3 and "[K 0][K 1]" in text and f"{c.consumers} warpgroups" in text
-    assert ("take turns" in text) == c.turns and ("next task's first S" in text) == c.bridge
+    assert ("take turns" in text) == c.ping_pong and ("next task's first S" in text) == c.overlap_tasks
     ET.fromstring(picture.svg())
 
 
@@ -203,11 +204,11 @@ def test_a_picture_of_a_gemm_agrees_with_its_config(config):
 
 def test_pictures_of_kernels_that_keep_pace_say_so():
     block = Fp8Spec(scales="block", promote=True)
-    for kernel in (PacedGemm(GemmSpec(b_major="k"), PacedConfig(spread=1)),
-                   PacedRollingFp8Gemm(block, PacedFp8Config.of(PROMOTED[1], 8))):
+    for kernel in (WaveSyncGemm(GemmSpec(b_major="k"), WaveSyncConfig(overlap_epilogue=1)),
+                   WaveSyncPipelinedFp8Gemm(block, WaveSyncFp8Config.of(PROMOTED[1], 8))):
         picture = viz.pipeline(kernel)
         assert type(kernel).__name__ in picture.title and len(picture.pipes) == 1
-        assert f"behind 1 / {kernel.config.pace} of its own: wait until all" in picture.producer.steps[-1]
+        assert f"behind 1 / {kernel.config.wave_sync} of its own: wait until all" in picture.producer.steps[-1]
         assert "in global memory" in picture.notes[-1] and "wait until all blocks" in picture.svg()
 
 

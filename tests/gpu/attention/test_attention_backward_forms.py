@@ -11,13 +11,14 @@ from tkq.attention.backward.spec import BackwardSpec
 from tkq.attention.forward.plan import LENGTHS
 
 BF16, FP16 = torch.bfloat16, torch.float16
-STAYS = {"direct": True, "persistent": True, "late": False}
-LATE = {"late": True, "direct": True}
-BEHIND = {**STAYS, "background": True, "section_mb": 8, "registers": (32, 64, 208)}
-CHAIN = {**STAYS, **LATE, "turns": True, "chain": True, "section_mb": 4}
-BULK = {"dq_add": "bulk", "dq_cols": 64, "ds_stages": 1, "p_stages": 1, "registers": (24, 72, 208, 208)}
+PERSISTENT = {"store_from_registers": True, "persistent": True, "overlap_dk": False}
+OVERLAP_DK = {"overlap_dk": True, "store_from_registers": True}
+HELPER_WARPS = {**PERSISTENT, "helper_warps": True, "l2_section_mb": 8, "registers": (32, 64, 208)}
+DQ_SERIAL = {**PERSISTENT, **OVERLAP_DK, "ping_pong": True, "dq_serial": True, "l2_section_mb": 4}
+BULK = {"dq_reduce": "bulk", "dq_cols": 64, "ds_stages": 1, "p_stages": 1, "registers": (24, 72, 208, 208)}
 NOT_PLANNED = [pytest.param(dim, causal, BF16, change, marks=pytest.mark.slow) for dim in (64, 128)
-               for causal in (False, True) for change in (LATE, BEHIND, {**BEHIND, **LATE}, {**STAYS, **LATE})]
+               for causal in (False, True)
+               for change in (OVERLAP_DK, HELPER_WARPS, {**HELPER_WARPS, **OVERLAP_DK}, {**PERSISTENT, **OVERLAP_DK})]
 # Blocks of 128 keys: an odd number of them, one, parts of one; causal with fewer and with more queries than keys.
 SIZES = ((700, 641), (1, 1), (64, 300), (113, 203), (300, 100), (1000, 65), (641, 1100), (1023, 1024), (300, 2100))
 
@@ -27,10 +28,11 @@ def shown(value):
 
 
 @pytest.mark.parametrize("dim, causal, dtype, change", (
-    (128, True, FP16, LATE), (128, True, BF16, STAYS), (128, False, BF16, STAYS),
-    (128, True, BF16, CHAIN),
-    pytest.param(128, False, BF16, CHAIN, marks=pytest.mark.slow),
-    (64, True, BF16, {**BEHIND, **LATE}), (256, True, BF16, STAYS), (256, False, BF16, BULK), *NOT_PLANNED), ids=shown)
+    (128, True, FP16, OVERLAP_DK), (128, True, BF16, PERSISTENT), (128, False, BF16, PERSISTENT),
+    (128, True, BF16, DQ_SERIAL),
+    pytest.param(128, False, BF16, DQ_SERIAL, marks=pytest.mark.slow),
+    (64, True, BF16, {**HELPER_WARPS, **OVERLAP_DK}), (256, True, BF16, PERSISTENT), (256, False, BF16, BULK),
+    *NOT_PLANNED), ids=shown)
 def test_form(dim, causal, dtype, change, monkeypatch):
     """Also with three blocks for all tasks, where blocks stay, and with more tasks than the device holds at once."""
     config = dataclasses.replace(SINGLE[dim], **change)
@@ -42,7 +44,7 @@ def test_form(dim, causal, dtype, change, monkeypatch):
     compare(q * 20, k, v, do, causal, what=f"large scores {change}", config=config)
     compare(q, k, v, do, causal, dlse=torch.randn(2, 4, 517, device="cuda"), what=f"dlse {change}", config=config)
     if config.persistent:
-        monkeypatch.setattr(ops.arch, "processors", lambda device: 3)
+        monkeypatch.setattr(ops.arch, "num_sms", lambda device: 3)
         monkeypatch.setattr(ops, "_launchers", {})
         for rows, keys in FEW_SIZES:
             compare(*make(2, rows, keys, 4, 2, dim, dtype), causal, what=f"3 blocks, {rows} x {keys}", config=config)
@@ -60,7 +62,7 @@ def test_what_is_planned_for_each_length(dim, causal, monkeypatch):
                 compare(*make(2, rows, n, 8, 2, dim, BF16), causal, what=f"grouped {length} {rows} x {n}",
                         config=grouped)
             with monkeypatch.context() as few:
-                few.setattr(ops.arch, "processors", lambda device: 3)
+                few.setattr(ops.arch, "num_sms", lambda device: 3)
                 few.setattr(ops, "_launchers", {})
                 for rows, n in FEW_SIZES if grouped.persistent else ():
                     compare(*make(2, rows, n, 8, 2, dim, BF16), causal, what=f"grouped {length} {rows} x {n}, 3 blocks",
@@ -81,12 +83,12 @@ def variants(dim):
     change = lambda **options: dataclasses.replace(base, **options)
     yield change(longest_first=False)
     if dim < 256:
-        yield change(turns=not base.turns, stages=2)
-        yield change(dq_add="red", late=not base.late)
+        yield change(ping_pong=not base.ping_pong, stages=2)
+        yield change(dq_reduce="atomic", overlap_dk=not base.overlap_dk)
     if dim == 64:
         yield change(tile=64)
     if dim == 256:
-        yield change(**BULK, **STAYS)
+        yield change(**BULK, **PERSISTENT)
 
 
 @pytest.mark.slow

@@ -9,15 +9,15 @@ from tests.helpers.attention.gradients import compare, make
 from tests.helpers.attention.varlen_gradients import MANY, MIXED, Problem
 from tkq.attention.arguments import Options
 from tkq.attention.backward import ops, varlen_ops
-from tkq.attention.backward.fuse_preprocess_config import SeamlessConfig
-from tkq.attention.backward.plan import _BEHIND
+from tkq.attention.backward.fuse_preprocess_config import FusePreprocessConfig
+from tkq.attention.backward.plan import _HELPER_WARPS
 
 
 def shown(value):
     return " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
 
 
-NOT_PLANNED = ((128, True, {"dq_add": "red", "ds_stages": 4}),)
+NOT_PLANNED = ((128, True, {"dq_reduce": "atomic", "ds_stages": 4}),)
 
 
 @pytest.mark.parametrize("dim, causal, change", (
@@ -26,7 +26,7 @@ NOT_PLANNED = ((128, True, {"dq_add": "red", "ds_stages": 4}),)
 def test_packed(dim, causal, change, monkeypatch):
     """Blocks of 128 keys: none, one, parts of them; fewer queries than keys, and more; rows of no sequence, and not in
     use; more tiles than the kernel before makes statistics of."""
-    config, options = SeamlessConfig.of(_BEHIND[dim], **change), Options(causal)
+    config, options = FusePreprocessConfig.of(_HELPER_WARPS[dim], **change), Options(causal)
     Problem(MIXED, 4, 2, dim, options=options).judge(f"mixed {change}", config=config)
     Problem(MIXED[::-1], 3, 3, dim, spare=300, options=options).judge(f"spare rows {change}", config=config)
     Problem(MANY, 2, 1, dim, options=options).judge(f"many short ones {change}", config=config)
@@ -53,7 +53,7 @@ def test_the_plan_of_long_ones(causal, dim):
 
 def test_dk_and_dv_are_the_same_in_each_run():
     problem = Problem((*MIXED, (3000, 3000)), 8, 8, 128, options=Options(True), longest=3000)
-    config = SeamlessConfig.of(_BEHIND[128])
+    config = FusePreprocessConfig.of(_HELPER_WARPS[128])
     first = problem.judge("first", config=config)
     for _ in range(20):
         assert all(torch.equal(a, b) for a, b in zip(problem.run(config=config)[1:3], first[1:3]))
@@ -64,11 +64,11 @@ def test_dk_and_dv_are_the_same_in_each_run():
 @pytest.mark.parametrize("dim", (64, 128))
 def test_equal_sequences(dim, causal, monkeypatch):
     """Which the plan has nothing of."""
-    config = SeamlessConfig.of(_BEHIND[dim])
+    config = FusePreprocessConfig.of(_HELPER_WARPS[dim])
     for rows, keys in ((700, 641), (1, 1), (113, 203), (300, 100), (1000, 65), (641, 1100), (1023, 1024)):
         compare(*make(2, rows, keys, 4, 2, dim, torch.bfloat16), causal, what=f"{rows} x {keys}", config=config)
     compare(*make(8, 500, 420, 32, 16, dim, torch.bfloat16), causal, what="many heads", config=config)
-    monkeypatch.setattr(ops.arch, "processors", lambda device: 3)
+    monkeypatch.setattr(ops.arch, "num_sms", lambda device: 3)
     monkeypatch.setattr(ops, "_launchers", {})
     for rows, keys in ((113, 203), (641, 641), (65, 1000)):
         compare(*make(2, rows, keys, 4, 2, dim, torch.bfloat16), causal, what=f"3 blocks {rows} x {keys}",

@@ -11,10 +11,10 @@ from tkq.attention.arguments import Options
 from tkq.attention.backward import varlen_ops
 from tkq.attention.backward.plan import SINGLE
 
-STAYS = {"direct": True, "persistent": True, "turns": True}
-CHAIN = {**STAYS, "late": True, "chain": True, "section_mb": 4}
-BRIEF64 = {**STAYS, "chain": True, "section_mb": 4, "stages": 2}
-BEHIND = {**STAYS, "late": True, "background": True, "section_mb": 8, "registers": (32, 64, 208)}
+PERSISTENT = {"store_from_registers": True, "persistent": True, "ping_pong": True}
+DQ_SERIAL = {**PERSISTENT, "overlap_dk": True, "dq_serial": True, "l2_section_mb": 4}
+BRIEF64 = {**PERSISTENT, "dq_serial": True, "l2_section_mb": 4, "stages": 2}
+HELPER_WARPS = {**PERSISTENT, "overlap_dk": True, "helper_warps": True, "l2_section_mb": 8, "registers": (32, 64, 208)}
 
 
 def shown(value):
@@ -22,10 +22,10 @@ def shown(value):
 
 
 @pytest.mark.parametrize("dim, causal, change", (
-    (128, False, BEHIND), (128, True, BEHIND), (64, True, BEHIND), (128, True, CHAIN),
-    (128, False, {**CHAIN, "late": False}),
+    (128, False, HELPER_WARPS), (128, True, HELPER_WARPS), (64, True, HELPER_WARPS), (128, True, DQ_SERIAL),
+    (128, False, {**DQ_SERIAL, "overlap_dk": False}),
     (64, True, BRIEF64), *[
-        pytest.param(dim, causal, STAYS, marks=pytest.mark.slow) for dim in (64, 128) for causal in (False, True)]
+        pytest.param(dim, causal, PERSISTENT, marks=pytest.mark.slow) for dim in (64, 128) for causal in (False, True)]
 ), ids=shown)
 def test_form(dim, causal, change, monkeypatch):
     """Blocks of 128 keys: none, one, parts of them; fewer queries than keys, and more."""
@@ -48,8 +48,8 @@ def test_form(dim, causal, change, monkeypatch):
 @pytest.mark.parametrize("causal", (False, True))
 def test_dk_and_dv_are_the_same_in_each_run(causal):
     problem = Problem((*MIXED, *MANY), 4, 2, 128, options=Options(causal))
-    config = dataclasses.replace(SINGLE[128], **BEHIND)
-    first = problem.judge("background", config=config)
+    config = dataclasses.replace(SINGLE[128], **HELPER_WARPS)
+    first = problem.judge("helper_warps", config=config)
     for _ in range(20):
         assert all(torch.equal(a, b) for a, b in zip(problem.run(config=config)[1:3], first[1:3]))
 

@@ -161,8 +161,8 @@ def test_packed_heads_with_everything():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", (dict(bridge=True), dict(turns=False),
-                                     dict(kv=176, q_stages=1, o_panels=2, turns=False)), ids=str)
+@pytest.mark.parametrize("changes", (dict(overlap_tasks=True), dict(ping_pong=False),
+                                     dict(kv=176, q_stages=1, o_store_steps=2, ping_pong=False)), ids=str)
 def test_pairs_of_blocks_whose_first_one_fetches(changes):
     config = AttentionConfig(cluster=2, **changes)
     for rows, keys in (*SIZES, (2304, 2304)):
@@ -181,7 +181,7 @@ def test_o_from_registers():
     """A variant that plan may come to choose."""
     for dim, dim_v in ((256, 256), (200, 104), (128, 128)):
         planned = plan(AttentionSpec("bf16", 256 if dim > 128 else 128))
-        config = replace(planned, o_over_q=False, o_panels=1, o_direct=True)
+        config = replace(planned, o_reuses_q_smem=False, o_store_steps=1, o_from_registers=True)
         for rows, keys in SIZES:
             for options in (dict(causal=True), dict()):
                 x = make(2, rows, keys, 4, 2, dim, dim_v=dim_v)
@@ -191,8 +191,8 @@ def test_o_from_registers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", (dict(late=False), dict(late=False, o_direct=False, o_over_q=True),
-                                     dict(turns=True), dict(cluster=2)), ids=str)
+@pytest.mark.parametrize("changes", (dict(late=False), dict(late=False, o_from_registers=False, o_reuses_q_smem=True),
+                                     dict(ping_pong=True), dict(cluster=2)), ids=str)
 def test_variants_of_wide_heads(changes):
     """What plan may come to choose for 256 columns."""
     config = replace(plan(AttentionSpec("bf16", 256)), **changes)

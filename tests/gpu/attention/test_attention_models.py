@@ -10,7 +10,7 @@ from tkq.attention.forward.catalog import MODELS
 
 HEADS = {"llama": (8, 2), "mistral": (8, 2), "gemma 2": (4, 2), "gpt-oss": (16, 2), "deepseek": (4, 4),
          "phi-3": (4, 4)}  # of q, of k and v
-LEFT = {"near": 127, "far": 600, None: -1}
+LEFT = {"near": 127, "long_window": 600, None: -1}
 SINKS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 LAYERS = [(name, left) for name, model in MODELS.items() for left in dict.fromkeys((None, model.left))]
 LENGTHS = (*MIXED, (1300, 1300), (800, 1100))

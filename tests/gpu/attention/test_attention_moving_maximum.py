@@ -9,7 +9,7 @@ from tests.helpers.attention.inputs import compare, make, run
 from tkq.attention.forward.plan import LENGTHS, plan
 from tkq.attention.forward.softmax import BELOW, LEAST
 from tkq.attention.forward.spec import AttentionSpec
-from tkq.attention.forward.window_plan import halves_plan
+from tkq.attention.forward.window_plan import window_plan
 
 LOG2E = 1.4426950408889634
 
@@ -48,7 +48,7 @@ def test_each_plan(dim, causal, dtype):
 
 @pytest.mark.parametrize("mask", (dict(causal=True), dict(right=True)), ids=("causal", "right"))
 def test_windows_by_halves(mask):
-    config = halves_plan(AttentionSpec(left=True, far=True, **mask), "long")
+    config = window_plan(AttentionSpec(left=True, long_window=True, **mask), "long")
     q, k, v = make(1, 1290, 1353, 2, 2, 128)
     for what, exponents in cases(1353, "bf16"):
         compare(*moved_by(q, k, exponents), v, what, config=config, left=600, right=64 if "right" in mask else 0)

@@ -12,7 +12,7 @@ from tests.helpers.sanitizer.guard_pages import guarded
 from tkq import reference, runtime
 from tkq.attention.arguments import Lengths
 from tkq.attention.common.integers import ceil_div
-from tkq.attention.common.tile_order import heads_in_section, place, work_rank
+from tkq.attention.common.tile_order import heads_in_l2_section, tile_of_task, work_rank
 from tkq.runtime import Recipe
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -75,17 +75,18 @@ def test_pairs_of_blocks_that_fetch_tasks():
 def test_everything_at_once():
     sinks = torch.randn(8, device="cuda")
     x = make(MIXED, 8, 2, 192, spare=77, dim_v=128)
-    used_q, used_k = (torch.tensor([max(n - 3 * (n % 2), 0) for n in lengths], device="cuda", dtype=torch.int32)
-                      for lengths in zip(*MIXED))
-    empty_beyond(x, used_q, used_k)
+    seqused_q, seqused_k = (torch.tensor([max(n - 3 * (n % 2), 0) for n in lengths], device="cuda", dtype=torch.int32)
+                            for lengths in zip(*MIXED))
+    empty_beyond(x, seqused_q, seqused_k)
     for left, right in ((-1, 5), (100, 3), (0, 200)):
-        compare(*x, "all", used_q=used_q, used_k=used_k, max_q=1, sinks=sinks, softcap=20.0, left=left, right=right)
+        compare(*x, "all", seqused_q=seqused_q, seqused_k=seqused_k, max_q=1, sinks=sinks, softcap=20.0, left=left,
+                right=right)
 
 
-def empty_beyond(x, used_q, used_k):
+def empty_beyond(x, seqused_q, seqused_k):
     """NaN where nothing is in use."""
     q, k, v, cu_q, cu_k = x
-    for x, cu, used in ((q, cu_q, used_q), (k, cu_k, used_k), (v, cu_k, used_k)):
+    for x, cu, used in ((q, cu_q, seqused_q), (k, cu_k, seqused_k), (v, cu_k, seqused_k)):
         for s, n in enumerate(used.tolist()):
             x[int(cu[s]) + n:int(cu[s + 1])] = math.nan
 
@@ -93,12 +94,12 @@ def empty_beyond(x, used_q, used_k):
 @pytest.mark.parametrize("dim, causal", ((128, False), (128, True), (64, True)))
 def test_what_is_not_in_use_is_not_looked_at(dim, causal):
     q, k, v, cu_q, cu_k = x = make(MIXED, 4, 2, dim, spare=50)
-    used_q, used_k = (torch.tensor([n // 2 for n in lengths], device="cuda", dtype=torch.int32)
-                      for lengths in zip(*MIXED))
-    empty_beyond(x, used_q, used_k)
-    compare(q, k, v, cu_q, cu_k, "NaN", used_q=used_q, used_k=used_k, causal=causal)
+    seqused_q, seqused_k = (torch.tensor([n // 2 for n in lengths], device="cuda", dtype=torch.int32)
+                            for lengths in zip(*MIXED))
+    empty_beyond(x, seqused_q, seqused_k)
+    compare(q, k, v, cu_q, cu_k, "NaN", seqused_q=seqused_q, seqused_k=seqused_k, causal=causal)
     if dim == 128:
-        compare(q, k, v, cu_q, cu_k, "NaN, fewer keys only", used_k=torch.zeros_like(used_k), causal=causal)
+        compare(q, k, v, cu_q, cu_k, "NaN, fewer keys only", seqused_k=torch.zeros_like(seqused_k), causal=causal)
 
 
 def test_a_sequence_s_nan_stays_in_it():
@@ -236,7 +237,7 @@ def test_repeats_are_equal_on_two_streams():
 
 def dealt(lengths, heads, total_q, used=None):
     """The tasks in their order, from the definition."""
-    queries, block, section_bytes = 64, 80, 1 << 20
+    queries, block, l2_section_bytes = 64, 80, 1 << 20
     starts_q, starts_k = ([sum(n[:s]) for s in range(len(n) + 1)] for n in zip(*lengths))
     rows = [(starts_q[s], starts_k[s], *(used[s] if used else lengths[s])) for s in range(len(lengths))]
     rows.append((starts_q[-1], starts_k[-1], total_q - starts_q[-1], 0))
@@ -244,9 +245,9 @@ def dealt(lengths, heads, total_q, used=None):
     tasks = []
     for q, k, rows_q, rows_k in order:
         tiles = ceil_div(rows_q, queries)
-        section = heads_in_section(max(rows_k, 1) * 512, section_bytes, 1, heads)
+        l2_section = heads_in_l2_section(max(rows_k, 1) * 512, l2_section_bytes, 1, heads)
         for i in range(tiles * heads):
-            head, tile = place(i, tiles, heads, section, True)
+            head, tile = tile_of_task(i, tiles, heads, l2_section, True)
             tasks.append([q + rows_q, k + rows_k, head, tile, rows_q, rows_k])
     return tasks
 
@@ -261,12 +262,12 @@ def test_tasks_are_those_of_the_definition():
         used = [(min(choose.randrange(most), q), min(choose.randrange(most), k)) for q, k in lengths]
         cu_q, cu_k = (cumulated(n) for n in zip(*lengths))
         total_q, total_k, heads = int(cu_q[-1]) + 100, int(cu_k[-1]), 3
-        used_q, used_k = (torch.tensor(n, device="cuda", dtype=torch.int32) for n in zip(*used))
+        seqused_q, seqused_k = (torch.tensor(n, device="cuda", dtype=torch.int32) for n in zip(*used))
         want = torch.tensor(dealt(lengths, heads, total_q, used), device="cuda", dtype=torch.int32)
         for blocks in (1, 7):
             tasks = torch.full((len(want) + 1, 6), -77, device="cuda", dtype=torch.int32)
             number = torch.zeros(1, device="cuda", dtype=torch.int32)
-            deal(cu_q, cu_k, used_q, used_k, tasks, number, total_q, total_k, heads, blocks)
+            deal(cu_q, cu_k, seqused_q, seqused_k, tasks, number, total_q, total_k, heads, blocks)
             assert number.item() == len(want) and (tasks[-1] == -77).all()
             wrong = (tasks[:-1] != want).any(1).nonzero().flatten()
             assert not len(wrong), f"{count} sequences: task {wrong[0]} is {tasks[wrong[0]]}, expected {want[wrong[0]]}"

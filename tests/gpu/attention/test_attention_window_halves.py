@@ -7,10 +7,10 @@ import torch
 
 import tkq
 from tests.helpers.attention.inputs import compare, judge, make, run
-from tkq.attention.forward.config import HalvesConfig
+from tkq.attention.forward.config import WindowConfig
 from tkq.attention.forward.spec import AttentionSpec
-from tkq.attention.forward.window_plan import halves_plan
-from tkq.attention.ops import FAR, LONG, SHORT
+from tkq.attention.forward.window_plan import window_plan
+from tkq.attention.ops import LONG, LONG_WINDOW, SHORT
 
 # No more queries than keys. 65, 1153: the last task has rows of one warpgroup; 1: of one row.
 SIZES = ((640, 640), (1300, 1300), (1290, 1353), (1000, 1500), (65, 1999), (1, 1290), (2112, 2112), (63, 700),
@@ -20,7 +20,8 @@ WINDOWS = {"causal": ((512, 0), (575, 0), (576, 0), (600, 0), (1023, 0), (1024, 
 
 
 def planned(kind):
-    return halves_plan(AttentionSpec(causal=kind == "causal", left=True, right=kind == "right", far=True), "long")
+    return window_plan(AttentionSpec(causal=kind == "causal", left=True, right=kind == "right", long_window=True),
+                       "long")
 
 
 @pytest.mark.parametrize("kind", WINDOWS)
@@ -31,7 +32,7 @@ def test_sizes(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", WINDOWS)
 def test_without_turns(kind):
-    sizes(kind, HalvesConfig(turns=False))
+    sizes(kind, WindowConfig(ping_pong=False))
 
 
 def sizes(kind, config):
@@ -61,7 +62,7 @@ def test_more_tasks_than_blocks(kind):
 def test_the_public_way():
     """With gradients' lse and without; the same bits again. Which kernel it is, bits do not tell: tests/cpu does."""
     q, k, v = make(1, SHORT + 70, SHORT + 70, 2, 1, 128)
-    for window in ((1023, 0), (FAR, 0), (FAR, 511)):
+    for window in ((1023, 0), (LONG_WINDOW, 0), (LONG_WINDOW, 511)):
         options = dict(left=window[0], right=window[1])
         o, lse = tkq.flash_attn(q, k, v, window_size=window, return_lse=True)
         judge(o, lse, q, k, v, f"{window}", **options)

@@ -6,25 +6,27 @@ import torch
 
 from tests.helpers.gemm.fp8_cases import E4M3, exact, operands
 from tkq.gemm.fp8 import ops
-from tkq.gemm.fp8.config import PacedFp8Config
-from tkq.gemm.fp8.plan import BLOCKS, FAST, PROMOTED, SMALL, fitted, with_epilogue
+from tkq.gemm.fp8.config import WaveSyncFp8Config
+from tkq.gemm.fp8.plan import BLOCKS, FAST, PROMOTED, SMALL, configure_epilogue, fit_to_spec
 from tkq.gemm.fp8.spec import Fp8Spec
 from tkq.testing import assert_2x
 
 GELU = Fp8Spec(scales="block", promote=True, activation="gelu")
-ROLLING = (BLOCKS[0], PROMOTED[1])
-WAITING = tuple(dict.fromkeys(("block", with_epilogue(tile, spec)) for tile in ROLLING  # as planned
+PIPELINED = (BLOCKS[0], PROMOTED[1])
+WAITING = tuple(dict.fromkeys(("block", configure_epilogue(tile, spec)) for tile in PIPELINED  # as planned
                               for spec in (GELU, replace(GELU, activation="silu"))))
-TILES = [("row", tile) for tile in (*FAST, SMALL[0], replace(FAST[0], spread=0))]
+TILES = [("row", tile) for tile in (*FAST, SMALL[0], replace(FAST[0], overlap_epilogue=0))]
 TILES += [("block", tile) for tile in (BLOCKS + PROMOTED + SMALL)]
-TILES += [*WAITING, *((kind, replace(tile, by_warp=False)) for kind, tile in WAITING)]
-TILES += [("block", replace(tile, spread=n, by_warp=bool(n % 2))) for tile in ROLLING for n in (1, tile.n // 32)]
-TILES += [("line", PROMOTED[1]), ("row", PacedFp8Config.of(FAST[0])), ("block", PacedFp8Config.of(PROMOTED[1], 8)),
-          ("block", PacedFp8Config.of(BLOCKS[0], 8))]
-TILES += [(kind, replace(tile, by_warp=True)) for kind, tile in (
-    ("row", FAST[0]), ("row", FAST[1]), ("row", replace(FAST[0], spread=0)), ("block", BLOCKS[0]))]
+TILES += [*WAITING, *((kind, replace(tile, store_per_warp=False)) for kind, tile in WAITING)]
+TILES += [("block", replace(tile, overlap_epilogue=n, store_per_warp=bool(n % 2))) for tile in PIPELINED
+          for n in (1, tile.n // 32)]
+TILES += [("line", PROMOTED[1]), ("row", WaveSyncFp8Config.of(FAST[0])),
+          ("block", WaveSyncFp8Config.of(PROMOTED[1], 8)),
+          ("block", WaveSyncFp8Config.of(BLOCKS[0], 8))]
+TILES += [(kind, replace(tile, store_per_warp=True)) for kind, tile in (
+    ("row", FAST[0]), ("row", FAST[1]), ("row", replace(FAST[0], overlap_epilogue=0)), ("block", BLOCKS[0]))]
 CURVES = [(*each, "gelu") for each in TILES] + [
-    (*each, curve) for each in (*WAITING, ("row", with_epilogue(FAST[0], Fp8Spec(activation="silu"))))
+    (*each, curve) for each in (*WAITING, ("row", configure_epilogue(FAST[0], Fp8Spec(activation="silu"))))
     for curve in ("silu", "gelu_tanh")]
 # One tile and several, that end anywhere; sums of fewer steps than roll, of as many (4 and 8), and of more
 SIZES = ((1, 16, 16), (145, 136, 272), (700, 1048, 1168), (513, 776, 512), (300, 528, 1024), (257, 528, 2048))
@@ -45,7 +47,7 @@ def run(kind, tile, size, bias, activation, out="bf16", store="tma"):
     numbers = (torch.randint(-64, 65, (n,), device="cuda") / (32 if curved else 1)).to(DTYPES[bias])
     buffer = torch.full((m + 2, -(-n // 16) * 16 + 32), POISON, device="cuda").to(DTYPES[out])
     inside = buffer[1:-1, 16:16 + n]
-    ops.run(spec, *args, inside, fitted(tile, spec), 6, bias=numbers, out_scale=scale if out == "e4m3" else None)
+    ops.run(spec, *args, inside, fit_to_spec(tile, spec), 6, bias=numbers, out_scale=scale if out == "e4m3" else None)
     got = inside.clone()
     inside.copy_(torch.full_like(got.float(), POISON))
     assert (buffer.float() == torch.tensor(POISON).to(DTYPES[out]).float().item()).all(), "a guard was written to"
@@ -81,15 +83,15 @@ def test_activations(kind, tile, activation):
 
 
 @pytest.mark.parametrize("out, activation", (("fp16", "gelu"), ("fp32", "gelu"), ("fp16", "silu")))
-@pytest.mark.parametrize("tile", ROLLING, ids=name)
+@pytest.mark.parametrize("tile", PIPELINED, ids=name)
 def test_other_types_as_planned(tile, out, activation):
     """Panels of 16 columns in fp32; the exact silu in fp16."""
-    check_types(with_epilogue(tile, replace(GELU, out=out, activation=activation)), activation, out)
+    check_types(configure_epilogue(tile, replace(GELU, out=out, activation=activation)), activation, out)
 
 
 def test_an_exact_silu_that_waits():
     """As no plan has it: of fp16, where bf16 has another."""
-    check_types(replace(BLOCKS[0], spread=6, by_warp=True), "silu", "fp16")
+    check_types(replace(BLOCKS[0], overlap_epilogue=6, store_per_warp=True), "silu", "fp16")
 
 
 def check_types(tile, activation, out):
@@ -97,9 +99,9 @@ def check_types(tile, activation, out):
         check_curve(*run("block", tile, size, "bf16", activation, out), f"{tile.name} {size}")
 
 
-@pytest.mark.parametrize("tile", (*ROLLING, replace(BLOCKS[0], by_warp=True)), ids=name)
+@pytest.mark.parametrize("tile", (*PIPELINED, replace(BLOCKS[0], store_per_warp=True)), ids=name)
 def test_results_that_do_not_wait(tile):
     """In e4m3, and in rows that TMA cannot store."""
     for m, n, k in SIZES[2:5]:
         check_bits(*run("block", tile, (m, n // 16 * 16, k), "bf16", None, "e4m3"), f"{tile.name} {m, n, k}")
-        check_bits(*run("block", tile, (m, n - 3, k), "fp32", "relu", store="elements"), f"{tile.name} {m, n - 3, k}")
+        check_bits(*run("block", tile, (m, n - 3, k), "fp32", "relu", store="direct"), f"{tile.name} {m, n - 3, k}")

@@ -9,7 +9,7 @@ import tkq
 from tests.helpers.gemm.fp8_cases import E4M3, E5M2, KINDS, blocks, exact, operands, scale_shapes
 from tests.helpers.process.streams import check_back_and_forth
 from tkq.gemm.fp8 import ops
-from tkq.gemm.fp8.plan import BLOCKS, FAST, PROMOTED, SHARING, SMALL, fitted
+from tkq.gemm.fp8.plan import BLOCKS, FAST, PROMOTED, SHARING, SMALL, fit_to_spec
 from tkq.gemm.fp8.spec import Fp8Spec
 from tkq.testing import assert_2x
 
@@ -20,7 +20,7 @@ POISON = -77.0
 def spec_of(kind, out="bf16", promote=False, n=16):
     tma = n * {"bf16": 2, "fp16": 2, "fp32": 4}[out] % 16 == 0
     promote = promote or kind in ("block", "line")
-    return Fp8Spec(out=out, scales=kind, promote=promote, store="tma" if tma else "elements")
+    return Fp8Spec(out=out, scales=kind, promote=promote, store="tma" if tma else "direct")
 
 
 def check_exact(kind, size, config=None, promote=False, blocks=None, out="bf16", first=8):
@@ -30,7 +30,7 @@ def check_exact(kind, size, config=None, promote=False, blocks=None, out="bf16",
     spec = spec_of(kind, out, promote, n if first % 8 == 0 else 1)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[out]
     buffer = torch.full((m + 2, first + -(-n // 8) * 8 + 8), POISON, dtype=dtype, device="cuda")
-    ops.run(spec, *args, buffer[1:-1, first:first + n], fitted(config, spec) if config else None, blocks)
+    ops.run(spec, *args, buffer[1:-1, first:first + n], fit_to_spec(config, spec) if config else None, blocks)
     want = torch.full_like(buffer, POISON)
     want[1:-1, first:first + n] = exact(args, dtype)
     wrong = buffer != want
@@ -45,7 +45,7 @@ def test_sizes(kind):
         check_exact(kind, size)
 
 
-TILES = (*FAST, *SMALL, *SHARING, replace(FAST[0], spread=0, pdl=False))
+TILES = (*FAST, *SMALL, *SHARING, replace(FAST[0], overlap_epilogue=0, pdl=False))
 
 
 @pytest.mark.parametrize("config", TILES, ids=lambda x: x.name)
@@ -63,8 +63,8 @@ def test_an_activation_under_the_next_tile(activation):
         args = operands(m, n, k, "row", device="cuda")
         bias = torch.randn(n, device="cuda", dtype=torch.bfloat16)
         own, under = (torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16) for _ in range(2))
-        ops.run(spec, *args, own, fitted(replace(FAST[0], spread=0), spec), 6, bias=bias)
-        ops.run(spec, *args, under, fitted(replace(FAST[0], spread=4, pdl=True), spec), 6, bias=bias)
+        ops.run(spec, *args, own, fit_to_spec(replace(FAST[0], overlap_epilogue=0), spec), 6, bias=bias)
+        ops.run(spec, *args, under, fit_to_spec(replace(FAST[0], overlap_epilogue=4, pdl=True), spec), 6, bias=bias)
         if activation == "relu":
             assert torch.equal(own, under)
         else:
@@ -176,7 +176,7 @@ def test_float8_results_between_guards(n):
     scale = torch.tensor([0.25], device="cuda")
     buffer = torch.full((302, 16 + -(-n // 16) * 16 + 16), guard, dtype=torch.uint8, device="cuda")
     c = buffer[1:-1, 16:16 + n]
-    spec = Fp8Spec(out="e4m3", scales="row", store="elements" if n % 16 else "tma")
+    spec = Fp8Spec(out="e4m3", scales="row", store="direct" if n % 16 else "tma")
     ops.run(spec, *args, c.view(E4M3), out_scale=scale)
     want = tkq.fp8_gemm(*args, out_dtype=E4M3, out_scale=scale)
     assert torch.equal(c, want.view(torch.uint8))
@@ -284,7 +284,7 @@ def test_graph_and_repeats():
 def test_launched_under_the_end_of_the_one_before(captured, promote):
     size = 1024
     spec = Fp8Spec(out="e4m3", scales="tensor", promote=promote)
-    config = fitted(replace(PROMOTED[1] if promote else FAST[0], pdl=True), spec)
+    config = fit_to_spec(replace(PROMOTED[1] if promote else FAST[0], pdl=True), spec)
     first, *weights = (torch.randn(size, size, device="cuda").to(E4M3) for _ in range(3))
     one, scale = torch.ones((), device="cuda"), torch.tensor([0.9 * size**0.5], device="cuda")
 

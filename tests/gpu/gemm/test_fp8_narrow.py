@@ -10,8 +10,8 @@ from tests.helpers.gemm.fp8_cases import E4M3, E5M2, KINDS, exact, operands
 from tests.helpers.process.streams import check_back_and_forth
 from tkq.gemm.fp8 import ops
 from tkq.gemm.fp8 import plan as fp8_plan
-from tkq.gemm.fp8.small_m_config import NarrowFp8Config
-from tkq.gemm.fp8.small_m_plan import fitted, plan
+from tkq.gemm.fp8.small_m_config import SmallMFp8Config
+from tkq.gemm.fp8.small_m_plan import fit_to_spec, plan
 from tkq.gemm.fp8.spec import Fp8Spec
 from tkq.reference.fp8 import fp8_gemm, narrowed
 from tkq.testing import assert_2x
@@ -22,14 +22,14 @@ USUAL = ((16, 64, 4), (16, 128, 1), (32, 128, 2), (64, 64, 8), (128, 64, 2), (12
 
 def take(kind, size, config, promote=False, out="bf16", first=8):
     spec = spec_of(kind, out, promote)
-    check_exact(kind, size, fitted(config, spec), promote, out=out, first=first)
+    check_exact(kind, size, fit_to_spec(config, spec), promote, out=out, first=first)
 
 
 @pytest.mark.parametrize("m, rows, split", [
     pytest.param(*shape, marks=[pytest.mark.slow] * (shape not in USUAL)) for shape in SHAPES])
 def test_every_shape(m, rows, split):
     """Rows and columns that end within a tile, fewer steps of K than blocks, more, a step's rest."""
-    config = NarrowFp8Config(m, rows, split, pdl=split == 2)
+    config = SmallMFp8Config(m, rows, split, pdl=split == 2)
     more = ((m + 1, 136, 272), (3 * m - 5, 200, 1168)) if config.tiled else ()
     for M, n, k in ((1, 16, 16), (m, 136, 272), (m - 3, 63, 1168), (max(1, m // 2), 528, 2064), *more):
         for kind in KINDS:
@@ -42,8 +42,8 @@ def test_every_shape(m, rows, split):
 @pytest.mark.parametrize("out", ("fp16", "fp32"))
 def test_results(kind, out):
     for size, first in (((13, 137, 272), 3), ((64, 200, 1040), 8)):
-        take(kind, size, NarrowFp8Config(64, 64, 2), out=out, first=first)
-    take(kind, (300, 137, 1040), NarrowFp8Config(128, 64, 2), out=out, first=3)
+        take(kind, size, SmallMFp8Config(64, 64, 2), out=out, first=first)
+    take(kind, (300, 137, 1040), SmallMFp8Config(128, 64, 2), out=out, first=3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -92,7 +92,7 @@ def test_nan_behind_rows(kind):
 def test_launched_under_the_end_of_the_one_before(captured, promote, M, rows, split):
     size = 1024
     spec = Fp8Spec(out="e4m3", scales="tensor", promote=promote)
-    config = fitted(NarrowFp8Config(rows, 64, split, pdl=True), spec)
+    config = fit_to_spec(SmallMFp8Config(rows, 64, split, pdl=True), spec)
     first, *weights = (torch.randn(n, size, device="cuda").to(E4M3) for n in (M, size, size))
     one, scale = torch.ones((), device="cuda"), torch.tensor([0.9 * size**0.5], device="cuda")
 
@@ -118,7 +118,7 @@ def test_nan_in_used_operands(kind, M, k, row):
 def test_long_k(kind):
     """As long as models have it, in one block and in eight."""
     for split in (1, 8):
-        take(kind, (13, 136, 28672), NarrowFp8Config(16, 64, split, pdl=True))
+        take(kind, (13, 136, 28672), SmallMFp8Config(16, 64, split, pdl=True))
 
 
 @pytest.mark.parametrize("n", (136, 137))
@@ -127,8 +127,8 @@ def test_float8_results_between_guards(n):
     scale = torch.tensor([4.0], device="cuda")
     buffer = torch.full((15, 16 + n + 16), guard, dtype=torch.uint8, device="cuda")
     c = buffer[1:-1, 16:16 + n]
-    spec = Fp8Spec(out="e4m3", scales="row", store="elements")
-    ops.run(spec, *args, c.view(E4M3), fitted(NarrowFp8Config(16, 64, 4), spec), out_scale=scale)
+    spec = Fp8Spec(out="e4m3", scales="row", store="direct")
+    ops.run(spec, *args, c.view(E4M3), fit_to_spec(SmallMFp8Config(16, 64, 4), spec), out_scale=scale)
     assert torch.equal(c.view(E4M3).float(), narrowed(exact(args) / 4, E4M3).float())
     c.fill_(guard)
     assert (buffer == guard).all(), "written outside the result"
@@ -139,7 +139,7 @@ def test_float8_results_between_guards(n):
 def test_more_than_2_31_results():
     m, n, k = 32, (1 << 26) + 16, 16
     a, b, sa, sb = operands(m, n, k, "row", device="cuda", whole=True, powers=True)
-    assert isinstance(fp8_plan.plan(spec_of("row"), m, n, k, 132), NarrowFp8Config)
+    assert isinstance(fp8_plan.plan(spec_of("row"), m, n, k, 132), SmallMFp8Config)
     got = tkq.fp8_gemm(a, b, sa, sb)
     for columns in (slice(0, 128), slice(n - 130, n)):
         part = exact((a, b[:, columns], sa, sb[:, columns]), torch.bfloat16)
@@ -151,7 +151,7 @@ def test_more_than_2_31_results():
 def test_the_same_bits_every_time(kind, M, n, shape):
     spec = spec_of(kind, promote=kind != "row")
     args = operands(M, n, 8192, kind, device="cuda")
-    config = fitted(NarrowFp8Config(*shape, pdl=True), spec)
+    config = fit_to_spec(SmallMFp8Config(*shape, pdl=True), spec)
     first = None
     for _ in range(200):
         got = torch.full((M, n), float("nan"), device="cuda", dtype=torch.bfloat16)

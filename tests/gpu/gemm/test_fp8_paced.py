@@ -9,11 +9,11 @@ import tkq
 from tests.gpu.gemm.test_fp8_gemm import check_exact, spec_of
 from tests.helpers.gemm.fp8_cases import operands
 from tkq.gemm.fp8 import ops, plan
-from tkq.gemm.fp8.config import PacedFp8Config
+from tkq.gemm.fp8.config import WaveSyncFp8Config
 from tkq.gemm.fp8.plan import BLOCKS, FAST, PROMOTED
 from tkq.runtime.call import counters
 
-PACED = {"block": PacedFp8Config.of(PROMOTED[1]), "row": PacedFp8Config.of(FAST[0])}
+WAVE_SYNC = {"block": WaveSyncFp8Config.of(PROMOTED[1]), "row": WaveSyncFp8Config.of(FAST[0])}
 
 
 def at_zero():
@@ -21,27 +21,27 @@ def at_zero():
     return counters.counter(0).item() == 0
 
 
-@pytest.mark.parametrize("kind", PACED)
+@pytest.mark.parametrize("kind", WAVE_SYNC)
 @pytest.mark.parametrize("blocks", (2, 6, None))
 def test_rounds(kind, blocks):
     """Whole rounds and one more, of which the last blocks have none; fewer steps than parts."""
     for size in ((2100, 2056, 4096), (700, 1032, 144), (300, 264, 400), (2048, 1536, 2048)):
-        check_exact(kind, size, PACED[kind], blocks=blocks)
+        check_exact(kind, size, WAVE_SYNC[kind], blocks=blocks)
         assert at_zero()
 
 
 def test_other_forms():
     """Sums that are promoted one after the other, and in quarters; a result by elements."""
-    check_exact("row", (700, 1032, 2064), PacedFp8Config.of(PROMOTED[1]), promote=True, blocks=6)
-    check_exact("block", (700, 1032, 2064), PacedFp8Config.of(BLOCKS[0]), blocks=6)
-    check_exact("block", (700, 1001, 2064), PACED["block"], blocks=6)
+    check_exact("row", (700, 1032, 2064), WaveSyncFp8Config.of(PROMOTED[1]), promote=True, blocks=6)
+    check_exact("block", (700, 1032, 2064), WaveSyncFp8Config.of(BLOCKS[0]), blocks=6)
+    check_exact("block", (700, 1001, 2064), WAVE_SYNC["block"], blocks=6)
     assert at_zero()
 
 
 def test_blocks_that_have_no_processor_yet():
     """Twice as many blocks as run at once: the first ones lose their patience, and end."""
     blocks = 2 * torch.cuda.get_device_properties(0).multi_processor_count
-    check_exact("block", (8192, 8192, 512), PACED["block"], blocks=blocks)
+    check_exact("block", (8192, 8192, 512), WAVE_SYNC["block"], blocks=blocks)
     assert at_zero()
 
 
@@ -51,7 +51,7 @@ def test_graphs_and_streams():
     c = torch.empty(4096, 4096, dtype=torch.bfloat16, device="cuda")
 
     def run(out):
-        ops.run(spec, *args, out, PACED["block"], 12)
+        ops.run(spec, *args, out, WAVE_SYNC["block"], 12)
 
     run(c)
     want = c.clone()
@@ -75,13 +75,13 @@ def test_graphs_and_streams():
 
 def test_calls_that_a_plan_gives_it(monkeypatch):
     """Again and again, on two streams: a call that comes again has the counter of its own stream."""
-    monkeypatch.setattr(plan, "PACED_STEPS", 0)
-    monkeypatch.setattr(plan, "PACED_BYTES", 0)
-    ops.forget()
+    monkeypatch.setattr(plan, "WAVE_SYNC_STEPS", 0)
+    monkeypatch.setattr(plan, "WAVE_SYNC_BYTES", 0)
+    ops.clear()
     try:
         args = operands(2048, 4096, 1024, "block", device="cuda", whole=True, powers=True)
         spec = spec_of("block", n=4096)
-        assert isinstance(plan.plan(spec, 2048, 4096, 1024, 132), PacedFp8Config)
+        assert isinstance(plan.plan(spec, 2048, 4096, 1024, 132), WaveSyncFp8Config)
         want = torch.full((2048, 4096), math.nan, dtype=torch.bfloat16, device="cuda")
         ops.run(spec, *args, want, PROMOTED[1])
         side = torch.cuda.Stream()
@@ -96,4 +96,4 @@ def test_calls_that_a_plan_gives_it(monkeypatch):
         with torch.cuda.stream(side):
             assert at_zero()
     finally:
-        ops.forget()
+        ops.clear()

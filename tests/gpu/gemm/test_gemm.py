@@ -68,10 +68,12 @@ def test_every_tile_and_order(config, a_major, b_major):
 
 
 OTHERS = {
-    "not under the one before": Config(), "not held": Config(hold=False), "narrow bands": Config(group=3),
-    "alone, not held": Config(cluster=1, hold=False),
-    "64 rows in a cluster": Config(m=64, n=128, stages=8), "two stages": Config(stages=2), "spread": Config(spread=1),
-    "spread, 64 rows": Config(m=64, n=128, stages=8, cluster=1, spread=1),
+    "not under the one before": Config(), "not held": Config(hold_in_registers=False),
+    "narrow bands": Config(raster_group=3),
+    "alone, not held": Config(cluster=1, hold_in_registers=False),
+    "64 rows in a cluster": Config(m=64, n=128, stages=8), "two stages": Config(stages=2),
+    "overlap_epilogue": Config(overlap_epilogue=1),
+    "spread, 64 rows": Config(m=64, n=128, stages=8, cluster=1, overlap_epilogue=1),
 }
 
 
@@ -208,7 +210,7 @@ def test_graph_and_repeats():
 
 @pytest.mark.parametrize("captured", (False, True))
 def test_launched_under_the_end_of_the_one_before(captured):
-    size, config = 1024, Config(spread=1, pdl=True)
+    size, config = 1024, Config(overlap_epilogue=1, pdl=True)
     first = torch.randn(size, size, device="cuda").to(torch.bfloat16)
     weights = [torch.linalg.qr(torch.randn(size, size, device="cuda"))[0].to(first.dtype) for _ in range(2)]
     check_back_and_forth(lambda *given: ops.run(*given, config), first, weights, 50, captured)
@@ -217,7 +219,7 @@ def test_launched_under_the_end_of_the_one_before(captured):
 def test_side_stream():
     a, b = operands((512, 512, 512))
     tkq.gemm(a, b)  # compiled
-    c = on_a_side_stream(lambda late: tkq.gemm(late, b), a)
+    c = on_a_side_stream(lambda defer_activation: tkq.gemm(defer_activation, b), a)
     assert torch.equal(c, exact(a, b, c.dtype))
 
 

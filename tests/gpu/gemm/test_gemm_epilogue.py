@@ -58,7 +58,8 @@ def between_poison(a, b, config=None, first=8, out_dtype=BF16, **extra):
     return got
 
 
-CONFIGS = {None: None, "in the gap": Config(), "spread": Config(spread=1, pdl=True), "alone": Config(cluster=1),
+CONFIGS = {None: None, "in the gap": Config(), "overlap_epilogue": Config(overlap_epilogue=1, pdl=True),
+           "alone": Config(cluster=1),
            "small": Config(m=64, n=128, stages=8, cluster=1)}
 
 
@@ -97,7 +98,8 @@ def test_c_of_any_stride():
 
 SMOOTH = ("silu", "gelu", "gelu_tanh")
 GATED = ("swiglu", "geglu", "geglu_tanh", "swiglu_interleaved", "geglu_interleaved")
-LATE = {True: Config(spread=1, late=True), False: Config(), **{i: Config(spread=i, late=True) for i in (2, 4)}}
+LATE = {True: Config(overlap_epilogue=1, defer_activation=True), False: Config(),
+        **{i: Config(overlap_epilogue=i, defer_activation=True) for i in (2, 4)}}
 
 
 def check_activation(a, b, config, activation, out_dtype=BF16, **extra):
@@ -109,12 +111,13 @@ def check_activation(a, b, config, activation, out_dtype=BF16, **extra):
     assert_2x(got, truth, activate(product.float(), activation).to(out_dtype), 2, f"{activation} {tuple(a.shape)}")
 
 
-@pytest.mark.parametrize("activation, late", (("silu", True), ("gelu", 2), ("geglu_interleaved", 4), ("silu", False),
+@pytest.mark.parametrize("activation, defer_activation",
+                         (("silu", True), ("gelu", 2), ("geglu_interleaved", 4), ("silu", False),
                                               ("swiglu", False)))
-def test_activations(activation, late):
+def test_activations(activation, defer_activation):
     for m, n, k in SHAPES:
         a, b = operands(m, n, k)
-        check_activation(a / 8, b / 4, LATE[late], activation, bias=vector(n) / 4)
+        check_activation(a / 8, b / 4, LATE[defer_activation], activation, bias=vector(n) / 4)
 
 
 @pytest.mark.parametrize("activation", (*SMOOTH, *GATED))
@@ -141,15 +144,16 @@ def test_c_and_an_activation():
         check_activation(a / 8, b / 4, None, "silu", c=matrix(m, n), beta=0.25, bias=vector(n))
 
 
-@pytest.mark.parametrize("activation, late", (("silu", True), ("gelu", True), ("gelu_tanh", True), ("gelu", False)))
-def test_hard_values(activation, late):
+@pytest.mark.parametrize("activation, defer_activation",
+                         (("silu", True), ("gelu", True), ("gelu_tanh", True), ("gelu", False)))
+def test_hard_values(activation, defer_activation):
     """Large ones, infinities and NaN come out as from PyTorch; gelu of -inf is its limit."""
     x = torch.linspace(-40, 40, 256).tolist()
     x[:5] = math.inf, -math.inf, math.nan, 3e38, -3e38
     a, b = (torch.zeros(256, 8, device="cuda", dtype=BF16) for _ in range(2))
     a[:, 0], b[:, 0] = torch.tensor(x), 1
     out = torch.empty(256, 256, device="cuda", dtype=BF16)
-    launch.run(a, b.t(), out, LATE[late], extra=Extra(activation=activation))
+    launch.run(a, b.t(), out, LATE[defer_activation], extra=Extra(activation=activation))
     want = activate(a[:, :1].double(), activation)
     if activation in ("gelu", "gelu_tanh"):
         want[1] = 0

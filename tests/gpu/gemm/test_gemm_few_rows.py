@@ -9,7 +9,7 @@ import tkq
 from tests.gpu.gemm.test_gemm import operands, whole
 from tests.gpu.gemm.test_gemm_epilogue import between_poison, exact, matrix, vector
 from tkq.gemm.dense import small_m_plan
-from tkq.gemm.dense.small_m_config import NarrowConfig
+from tkq.gemm.dense.small_m_config import SmallMConfig
 from tkq.gemm.dense.spec import GemmSpec
 from tkq.testing import assert_2x
 
@@ -25,13 +25,13 @@ def test_every_number_of_rows(b_major):
         assert torch.equal(between_poison(a, b, first=3), exact(a, b)), (m, n, k)
 
 
-CONFIGS = [NarrowConfig(16, 64, 1), NarrowConfig(16, 64, 8), NarrowConfig(64, 128, 2), NarrowConfig(64, 128, 8),
-           NarrowConfig(128, 64, 4)]
+CONFIGS = [SmallMConfig(16, 64, 1), SmallMConfig(16, 64, 8), SmallMConfig(64, 128, 2), SmallMConfig(64, 128, 8),
+           SmallMConfig(128, 64, 4)]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda x: x.name)
 def test_every_split(config):
-    config = small_m_plan.fitted(config, GemmSpec())
+    config = small_m_plan.fit_to_spec(config, GemmSpec())
     for m, n, k in ((config.m, 136, 512), (config.m - 3, 500, 4096), (1, 64, 520)):
         a, b = operands((m, n, k), "k", "k")
         assert torch.equal(between_poison(a, b, config), exact(a, b)), (m, n, k)

@@ -7,10 +7,10 @@ import torch
 import tkq
 from tests.gpu.gemm.test_gemm import check_run, operands
 from tkq.gemm.dense import launch, plan
-from tkq.gemm.dense.wave_sync_config import PacedConfig
+from tkq.gemm.dense.wave_sync_config import WaveSyncConfig
 from tkq.runtime.call import counters
 
-PACED = PacedConfig(spread=1, pdl=True)
+WAVE_SYNC = WaveSyncConfig(overlap_epilogue=1, pdl=True)
 
 
 def at_zero():
@@ -22,14 +22,14 @@ def at_zero():
 def test_rounds(blocks):
     """Whole rounds and one more, of which the last blocks have none; fewer steps than parts."""
     for size in ((2100, 2056, 2048), (700, 1032, 72), (300, 264, 200), (2048, 1536, 1024)):
-        check_run(*operands(size, "k", "k"), PACED, blocks=blocks, what="paced")
+        check_run(*operands(size, "k", "k"), WAVE_SYNC, blocks=blocks, what="paced")
         assert at_zero()
 
 
 def test_blocks_that_have_no_processor_yet():
     """Twice as many blocks as run at once: the first ones lose their patience, and end."""
     blocks = 2 * torch.cuda.get_device_properties(0).multi_processor_count
-    check_run(*operands((8192, 8192, 256), "k", "k"), PACED, blocks=blocks, what="paced")
+    check_run(*operands((8192, 8192, 256), "k", "k"), WAVE_SYNC, blocks=blocks, what="paced")
     assert at_zero()
 
 
@@ -37,19 +37,19 @@ def test_graphs_and_streams():
     """A graph has a counter of its own, and so has a stream."""
     a, b = operands((4096, 4096, 1024), "k", "k")
     c = torch.empty(4096, 4096, dtype=a.dtype, device="cuda")
-    launch.run(a, b, c, PACED, 12)
+    launch.run(a, b, c, WAVE_SYNC, 12)
     want = c.clone()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(3):
-            launch.run(a, b, c, PACED, 12)
+            launch.run(a, b, c, WAVE_SYNC, 12)
     side, other = torch.cuda.Stream(), torch.empty_like(c)
     side.wait_stream(torch.cuda.current_stream())
     for _ in range(3):
         c.zero_(), graph.replay()
         with torch.cuda.stream(side):
             other.zero_()
-            launch.run(a, b, other, PACED, 12)
+            launch.run(a, b, other, WAVE_SYNC, 12)
         torch.cuda.synchronize()
         assert torch.equal(c, want) and torch.equal(other, want)
     assert at_zero()
@@ -57,12 +57,12 @@ def test_graphs_and_streams():
 
 def test_calls_that_a_plan_gives_it(monkeypatch):
     """Again and again, on two streams: a call that comes again has the counter of its own stream."""
-    monkeypatch.setattr(plan, "needs_pace", lambda *problem: True)
-    launch.forget()
+    monkeypatch.setattr(plan, "needs_wave_sync", lambda *problem: True)
+    launch.clear()
     try:
         a, b = operands((2048, 4096, 1024), "k", "k")
         spec = launch.GemmSpec(b_major="k")
-        assert isinstance(launch.launch(spec, 2048, 4096, 1024, 132)[0].args[1], PacedConfig)
+        assert isinstance(launch.launch(spec, 2048, 4096, 1024, 132)[0].args[1], WaveSyncConfig)
         want, side = torch.matmul(a, b), torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         for _ in range(5):
@@ -79,13 +79,13 @@ def test_calls_that_a_plan_gives_it(monkeypatch):
         with torch.cuda.stream(side):
             assert at_zero()
     finally:
-        launch.forget()
+        launch.clear()
 
 
 def test_the_plan_takes_it_for_large_products():
     m, n, k = 12288, 16384, 8192
     a, b = (torch.randint(-2, 3, s, device="cuda").bfloat16() for s in ((m, k), (n, k)))
-    assert isinstance(launch.launch(launch.GemmSpec(b_major="k"), m, n, k, 132)[0].args[1], PacedConfig)
+    assert isinstance(launch.launch(launch.GemmSpec(b_major="k"), m, n, k, 132)[0].args[1], WaveSyncConfig)
     first = tkq.gemm(a, b.t())
     for _ in range(3):
         got = tkq.gemm(a, b.t())

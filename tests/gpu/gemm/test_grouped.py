@@ -7,7 +7,7 @@ import torch
 import tkq
 from tests.helpers.gemm.fp8_cases import E4M3, E5M2, blocks, matrix, scale
 from tkq.gemm.grouped import ops
-from tkq.gemm.grouped.spec import FAST, PROMOTED, GroupedSpec, fitted
+from tkq.gemm.grouped.spec import FAST, PROMOTED, GroupedSpec, fit_to_spec
 from tkq.reference.grouped import bounds, grouped_gemm
 from tkq.testing import assert_2x
 
@@ -51,7 +51,7 @@ def check(kind, sizes, n, k, config, behind=5, blocks=None):
         a.view(torch.uint8)[sum(sizes):] = 0xFF  # NaN in bf16 and e4m3
     buffer = torch.full((m + 2, n + 16), POISON, dtype=torch.bfloat16, device="cuda")
     spec = spec_of(kind)
-    ops.run(spec, a, b, buffer[1:-1, 8:-8], offsets, scales, fitted(config, spec), blocks)
+    ops.run(spec, a, b, buffer[1:-1, 8:-8], offsets, scales, fit_to_spec(config, spec), blocks)
     want = torch.full_like(buffer, POISON)
     want[1:1 + sum(sizes), 8:-8] = grouped_gemm(a, b, offsets, *scales, torch.bfloat16, torch.float64)[:sum(sizes)]
     wrong = buffer != want
@@ -164,7 +164,7 @@ def check_along_k(kind, sizes, m, n, config, out="bf16", behind=5, blocks=None):
     spec = GroupedSpec("k", "e4m3", "e4m3", out, "line" if kind == "line" else "row")
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[out]
     buffer = torch.full((len(sizes), m + 2, n + 16), POISON, dtype=dtype, device="cuda")
-    ops.run(spec, a, b, buffer[:, 1:-1, 8:-8], offsets, scales, fitted(config, spec), blocks)
+    ops.run(spec, a, b, buffer[:, 1:-1, 8:-8], offsets, scales, fit_to_spec(config, spec), blocks)
     want = torch.full_like(buffer, POISON)
     want[:, 1:-1, 8:-8] = grouped_gemm(a, b, offsets, *scales, dtype, torch.float64)
     wrong = buffer != want

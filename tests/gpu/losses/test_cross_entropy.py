@@ -8,7 +8,7 @@ from tests.helpers.losses.cases import DTYPES, EVERYTHING, check, check_both, cl
 from tests.helpers.process.streams import on_a_side_stream
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.losses import launch, ops
-from tkq.losses.plan import ONCE_ROWS, variants
+from tkq.losses.plan import SINGLE_LAUNCH_ROWS, variants
 from tkq.losses.spec import CrossEntropySpec
 from tkq.reference.losses import Terms
 from tkq.runtime.call import debug
@@ -369,7 +369,7 @@ def test_launches_of_a_call(reduction, launches, M):
             torch.cuda.synchronize()
         return [e.name for e in record.events() if e.device_type == torch.autograd.DeviceType.CUDA]
 
-    launches = launches if M > ONCE_ROWS else 1
+    launches = launches if M > SINGLE_LAUNCH_ROWS else 1
     x, t = make((M, 1024))
     found = names(lambda: tkq.cross_entropy(x, t, reduction=reduction))
     assert len(found) == launches, found

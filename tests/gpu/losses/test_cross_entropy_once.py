@@ -17,7 +17,7 @@ SHAPES = [(1, 256), (8, 256), (777, 1000), (1024, 8192), (1024, 64), (63, 131072
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_values_and_bits(M, V, reduction):
     """Held rows and walks; kept or not; again and again, in memory that is NaN before."""
-    assert plan.once(M, V, reduction)
+    assert plan.single_launch(M, V, reduction)
     logits, target = make((M, V), "bf16", 2.0)
     target[0] = 0
     terms = Terms(class_weights(V) if M < 100 else None, reduction=reduction)
@@ -33,10 +33,10 @@ def test_values_and_bits(M, V, reduction):
 
 @pytest.fixture
 def in_two(monkeypatch):
-    monkeypatch.setattr(launch, "once", lambda *shape: False)
-    launch.again.forget()
+    monkeypatch.setattr(launch, "single_launch", lambda *shape: False)
+    launch.call_cache.clear()
     yield
-    launch.again.forget()
+    launch.call_cache.clear()
 
 
 @pytest.mark.parametrize("M, V", [(37, 40000), (11, 524288), (1030, 131072)])

@@ -14,7 +14,7 @@ WAYS = [("rmsnorm", 1024), ("layernorm", 1024), ("layernorm", 2048), ("rmsnorm",
 
 def ends(kind, N):
     """The most rows of each plan but the last, and one more."""
-    found = plan.limits(spec(kind, N).shape, arch.processors("cuda"))
+    found = plan.limits(spec(kind, N).shape, arch.num_sms("cuda"))
     return [m for most, _ in found[:-1] for m in (most, most + 1)]
 
 

@@ -1,4 +1,4 @@
-"""KeptLayerNorm: its variants against float64, rows that are hard to centre, and the calls that take it."""
+"""PersistentLayerNorm: its variants against float64, rows that are hard to centre, and the calls that take it."""
 import math
 
 import pytest
@@ -24,7 +24,7 @@ def make(M, N, bias=True, seed=0):
 def run(p, x, weight, bias):
     spec = NormSpec("layernorm", x.shape[1], "bf16", "fp32", None if bias is None else "fp32", 8)
     out = torch.full_like(x, math.nan)
-    units = p.resident * clusters.resident(x.device, p.cluster, p.block)
+    units = p.min_blocks_per_sm * clusters.resident(x.device, p.cluster, p.block)
     runtime.function(persistent_plan.recipe(spec, p))(x, weight, bias, out, EPS, units)
     return out
 
@@ -42,7 +42,7 @@ def check(p, x, weight, bias):
 def geometries(N, bias):
     found = {}
     for p in persistent_plan.variants(NormSpec("layernorm", N, "bf16", "fp32", "fp32" if bias else None, 8)):
-        found.setdefault((p.cluster, p.warps, p.resident), p)
+        found.setdefault((p.cluster, p.warps, p.min_blocks_per_sm), p)
     return list(found.values())
 
 

@@ -25,8 +25,8 @@ from tkq.testing import assert_2x
 def test_the_poison_bites(monkeypatch, kind):
     """With a kernel that writes nothing every result is NaN: in the first call, and in those that know it."""
     monkeypatch.setattr(launch, "compiled", lambda spec, device: lambda *given: None)
-    for name in ("_known", "_launchers", "_seen"):
-        monkeypatch.setattr(launch, name, ops.Known(), raising=False)
+    for name in ("_launch_cache", "_launchers", "_seen"):
+        monkeypatch.setattr(launch, name, ops.LaunchCache(), raising=False)
     x, extra = make((5, 256), "bf16", weight="bf16", residual="bf16")
     for call in (Call(kind, EPS), Call(kind, EPS, total=torch.float32, stats=True),
                  Call(kind, EPS, out=E4M3, scale="row"), Call(kind, EPS, out=E4M3, scale="block")):
@@ -401,7 +401,7 @@ def test_gradients_of_heads_are_the_same_bits_every_time_in_two_launches():
         torch.autograd.grad(y, list(leaves.values()), dy)
         torch.cuda.synchronize()
     names = [e.name for e in record.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-    assert sum("HeadsBackward" in name for name in names) == 2, names
+    assert sum("PerHeadBackward" in name for name in names) == 2, names
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -27,7 +27,7 @@ def run(kind, p, x, extra, granularity):
     results = launch.allocate(asked, x)
     results[0].view(torch.uint8).fill_(0x7F)  # NaN
     results[4].fill_(math.nan)
-    units = p.resident * clusters.resident(x.device, p.cluster, p.block)
+    units = p.min_blocks_per_sm * clusters.resident(x.device, p.cluster, p.block)
     runtime.function(fp8_persistent_plan.recipe(spec, p))(
         *launch._arguments(asked, (x, None), extra["weight"], extra["bias"], results), units)
     return results[0], results[4]

@@ -1,4 +1,4 @@
-"""LayerNormSeveral, whose rows wait for their cluster together: against float64, hard rows, the calls that take it."""
+"""LayerNormMultiRow, whose rows wait for their cluster together: against float64, hard rows, the calls that take it."""
 import math
 
 import pytest

@@ -99,7 +99,7 @@ def test_the_variants_that_tuning_may_choose(kind, N):
     truth, peer = torch_norm(kind, *(t.double() for t in (x, w, b))), same_precision(kind, x, w, b)
     seen = {}
     for config in variants(spec):
-        seen.setdefault((config.load, config.early, config.rows_each, min(config.cluster, 2)), config)
+        seen.setdefault((config.load, config.prefetch_weight, config.rows_per_thread, min(config.cluster, 2)), config)
     assert len(seen) >= 4
     for config in seen.values():
         out = torch.full_like(x, float("nan"))

@@ -9,7 +9,7 @@ from tests.helpers.gemm.fp8_cases import E4M3, E5M2
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.quantize import ops
 from tkq.quantize.spec import BLOCKS
-from tkq.quantize.workspace import room_size
+from tkq.quantize.workspace import workspace_size
 from tkq.reference.fp8 import dequantise, quantize_fp8
 from tkq.runtime.call import counters
 
@@ -147,7 +147,7 @@ def test_more_tiles_than_run_at_once(granularity, transpose):
     x = torch.randn(16 * 128 - 8, 128 * 128 - 24, device="cuda").bfloat16()
     for _ in range(3):
         run(x, granularity, transpose=transpose)
-    room = counters.kept(0, room_size(ops._largest_of(granularity, *x.shape, transpose)))
+    room = counters.kept(0, workspace_size(ops._largest_of(granularity, *x.shape, transpose)))
     assert room[0].item() in (0, -1 << 31)  # no tickets
 
 
@@ -160,7 +160,7 @@ def test_calls_that_share_a_room():
     for _ in range(3):
         for x, transpose, granularity in given:
             run(x, granularity, transpose=transpose)
-    sizes = [room_size(ops._largest_of(granularity, *x.shape, transpose)) for x, transpose, granularity in given]
+    sizes = [workspace_size(ops._largest_of(granularity, *x.shape, transpose)) for x, transpose, granularity in given]
     assert len({counters.kept(0, size).data_ptr() for size in sizes}) < len(set(sizes))  # some do share one
 
 

@@ -164,7 +164,7 @@ def test_no_rows():
 
 
 def test_how_many_clusters_fit():
-    processors = arch.processors("cuda")
-    assert clusters.resident(torch.device("cuda"), 1, 384) == processors
+    num_sms = arch.num_sms("cuda")
+    assert clusters.resident(torch.device("cuda"), 1, 384) == num_sms
     fits = [clusters.resident(torch.device("cuda"), c, 384) * c for c in (2, 4, 8, 16)]
-    assert all(processors // 2 < blocks <= processors for blocks in fits), fits
+    assert all(num_sms // 2 < blocks <= num_sms for blocks in fits), fits

@@ -97,11 +97,11 @@ def test_without_a_compiler(calls, module, name, monkeypatch):
     """Python chooses the kernel, and makes views: to the same result."""
     with torch.no_grad():
         first, module = copies(calls[name]()), importlib.import_module(module)
-        assert any(isinstance(found, type(dispatch._in_c())) for found in module._known.values())
+        assert any(isinstance(found, type(dispatch._in_c())) for found in module._launch_cache.values())
         monkeypatch.setattr(dispatch, "_in_c", lambda: None)
         monkeypatch.setattr(replay, "_library", lambda: None)
-        replay.forget()
-        for table in ("_known", "_launchers"):
+        replay.clear()
+        for table in ("_launch_cache", "_launchers"):
             monkeypatch.setattr(module, table, {})
         asked, arranged = [], dispatch._arranged
         monkeypatch.setattr(dispatch, "_arranged", lambda *args: asked.append(args) or arranged(*args))

@@ -25,7 +25,7 @@ print(base64.b64encode(pickle.dumps([kernel.recipe for kernel in found])).decode
 
 @pytest.mark.parametrize("model", TINY)
 def test_the_same_kernels(model):
-    if arch.processors("cuda") != 132:
+    if arch.num_sms("cuda") != 132:
         pytest.skip("plans are for 132 multiprocessors")
     done = subprocess.run([sys.executable, "-c", ON_THE_GPU, json.dumps([model])], cwd=CHECKOUT, capture_output=True,
                           check=True)

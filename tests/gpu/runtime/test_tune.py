@@ -29,10 +29,10 @@ def fresh(tmp_path, monkeypatch):
         monkeypatch.setattr(candidates, name, lambda *args, whole=whole: whole(*args)[:FEW])
     modules = (launch, ops, grouped_ops)
     for module in modules:
-        module.forget()
+        module.clear()
     yield
     for module in modules:
-        module.forget()
+        module.clear()
 
 
 def check(function, *args, wanted, **kw):
@@ -49,7 +49,7 @@ def pick_another(found, tunable):
     """What was found is replaced by another candidate, as if that had been the fastest."""
     other = next(c for c in tunable.candidates if str(c) != found.chosen)
     tuned.write(tunable.problem, other, {})
-    tunable.forget()
+    tunable.clear()
     return other
 
 

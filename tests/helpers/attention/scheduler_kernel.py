@@ -16,10 +16,11 @@ class Deal:
     there are: as ``blocks`` blocks find them, each every blocks-th number."""
 
     @cute.jit
-    def __call__(self, cu_q: cute.Tensor, cu_k: cute.Tensor, used_q: cute.Tensor, used_k: cute.Tensor,
+    def __call__(self, cu_q: cute.Tensor, cu_k: cute.Tensor, seqused_q: cute.Tensor, seqused_k: cute.Tensor,
                  tasks: cute.Tensor, number: cute.Tensor, total_q: Int32, total_k: Int32, heads: Int32, blocks: Int32,
                  stream: cuda.CUstream):
-        varlen = Varlen(cu_q, cu_k, used_q, used_k, total_q, total_k, heads, Int32(1), QUERIES, BLOCK, 512, 1 << 20,
+        varlen = Varlen(cu_q, cu_k, seqused_q, seqused_k, total_q, total_k, heads, Int32(1), QUERIES, BLOCK, 512,
+                        1 << 20,
                         True)
         self.kernel(varlen, tasks, number).launch(grid=[blocks, 1, 1], block=[32, 1, 1], stream=stream)
 

@@ -16,19 +16,20 @@ import torch
 from tests.helpers.attention.varlen_gradients import BF16, cumulated, one_sequence
 from tkq.attention.arguments import Lengths, Options
 from tkq.attention.backward import varlen_ops
-from tkq.attention.backward.fuse_preprocess_config import SeamlessConfig
+from tkq.attention.backward.fuse_preprocess_config import FusePreprocessConfig
 from tkq.attention.backward.plan import SINGLE
 from tkq.runtime.device import arch
 from tkq.testing import assert_2x
 
 ROWS, USED, HEADS, DIM = 2000, 64, 12, 128
-BEHIND = dataclasses.replace(SINGLE[DIM], direct=True, persistent=True, turns=True, late=True, background=True,
-                             section_mb=8, registers=(32, 64, 208))
-FORMS = {"": BEHIND, "seamless": SeamlessConfig.of(BEHIND)}
+HELPER_WARPS = dataclasses.replace(SINGLE[DIM], store_from_registers=True, persistent=True, ping_pong=True,
+                                   overlap_dk=True, helper_warps=True,
+                                   l2_section_mb=8, registers=(32, 64, 208))
+FORMS = {"": HELPER_WARPS, "seamless": FusePreprocessConfig.of(HELPER_WARPS)}
 
 
 def main(form=""):
-    arch.processors = lambda device: 3
+    arch.num_sms = lambda device: 3
     options, cu = Options(True), cumulated([ROWS])
     q, k, v, do = (torch.randn(ROWS, HEADS, DIM, device="cuda", dtype=BF16) for _ in range(4))
     given = q[:USED], k, v, do[:USED], None, None, options

@@ -36,21 +36,21 @@ def run(tensors, lengths, sinks=None, **options):
     varlen_ops.run(Operands(*tensors, sinks), lengths, Options(**options))
 
 
-def compare(q, k, v, cu_q, cu_k, what="", used_q=None, used_k=None, max_q=4096, max_k=4096, **options):
+def compare(q, k, v, cu_q, cu_k, what="", seqused_q=None, seqused_k=None, max_q=4096, max_k=4096, **options):
     """Run on poisoned outputs; judge each sequence's o and lse, and that all other rows saw nothing."""
     shape = (*q.shape[:2], v.shape[2])
     o = torch.full(shape, math.nan, dtype=q.dtype, device="cuda")
     lse = torch.full((q.shape[1], q.shape[0]), math.nan, device="cuda")
-    if used_q is not None:  # as the public function prepares them
+    if seqused_q is not None:  # as the public function prepares them
         o.zero_()
         lse = varlen_ops.nothing_seen(tuple(lse.shape), options.get("sinks"), "cuda")
-    run((q, k, v, o, lse), Lengths(cu_q, cu_k, used_q, used_k, max_q, max_k), **options)
+    run((q, k, v, o, lse), Lengths(cu_q, cu_k, seqused_q, seqused_k, max_q, max_k), **options)
     starts_q, starts_k = cu_q.tolist(), cu_k.tolist()
     outside = torch.ones(q.shape[0], dtype=torch.bool, device="cuda")
     for s in range(len(starts_q) - 1):
         a, c = starts_q[s], starts_k[s]
-        rows = starts_q[s + 1] - a if used_q is None else int(used_q[s])
-        keys = starts_k[s + 1] - c if used_k is None else int(used_k[s])
+        rows = starts_q[s + 1] - a if seqused_q is None else int(seqused_q[s])
+        keys = starts_k[s + 1] - c if seqused_k is None else int(seqused_k[s])
         if rows:
             outside[a:a + rows] = False
             judge(o[None, a:a + rows], lse[None, :, a:a + rows], q[None, a:a + rows], k[None, c:c + keys],

@@ -12,7 +12,7 @@ from tkq.runtime.call import counters
 from tkq.runtime.compile import build
 from tkq.runtime.device import arch, clusters
 
-_TABLES = ("_known", "_seen", "_launchers", "_calls")
+_TABLES = ("_launch_cache", "_seen", "_launchers", "_calls")
 
 
 @contextlib.contextmanager
@@ -24,7 +24,7 @@ def launches():
         return lambda *args: seen.append((recipe, args))
 
     with pytest.MonkeyPatch.context() as patched:
-        for name, value in (("require_hopper", lambda device: None), ("processors", lambda device: 132),
+        for name, value in (("require_hopper", lambda device: None), ("num_sms", lambda device: 132),
                             ("_index", lambda device: 0), ("model", lambda device: "a GPU")):
             patched.setattr(arch, name, value)
         patched.setattr(clusters, "resident", lambda *args: 132)
@@ -56,6 +56,6 @@ def _forget():
     from tkq.gemm.grouped import ops as grouped_ops
     from tkq.quantize import ops as quantize
 
-    launch.forget()
+    launch.clear()
     for cached in (ops._launcher, grouped_ops._launcher, quantize._runs):
         cached.cache_clear()

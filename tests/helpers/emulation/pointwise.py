@@ -73,6 +73,6 @@ def use(monkeypatch):
     monkeypatch.setattr(activations, "_erf", _erf)
     for module in (gated_ops, rope_launch):
         monkeypatch.setattr(module, "_launchers", {})
-        monkeypatch.setattr(module, "_known", {})
+        monkeypatch.setattr(module, "_launch_cache", {})
         monkeypatch.setattr(module.runtime, "function", _function)
         monkeypatch.setattr(module.arch, "require_hopper", lambda device: None)

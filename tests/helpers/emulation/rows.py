@@ -18,19 +18,19 @@ from tkq.losses import forward as loss_forward
 from tkq.losses import reduce as loss_total
 from tkq.losses import single_launch as loss_once
 from tkq.losses import streaming as loss_walk
-from tkq.losses.plan import TotalConfig, WalkConfig
+from tkq.losses.plan import StreamingConfig, TotalConfig
 from tkq.rows.one_pass.kernel import Here
 from tkq.rows.one_pass.plan import RowConfig
 from tkq.runtime.compile import fake
 from tkq.softmax import backward, build, forward, online, ops
 
 ALONE = RowConfig(1, 32)  # a row to a thread
-WALK = WalkConfig(1, 32, load="registers", vectors=2)  # the same, in steps
+WALK = StreamingConfig(1, 32, load="registers", vectors=2)  # the same, in steps
 SHARED_BY_MANY = RowConfig(4, 32, 3)  # where nothing is exchanged: threads and blocks to a row
 
 
 class OnCpu:
-    """Mixed in before a RowPass."""
+    """Mixed in before a OnePassRows."""
 
     def _load_atom(self, m):
         return None
@@ -85,11 +85,11 @@ class CrossEntropy(OnCpu, loss_forward.CrossEntropy):
             Total(self.total_spec, TotalConfig(32, 1))(losses, mT, mW, mLoss, inverse, ignore_index)
 
 
-class CrossEntropyWalk(CrossEntropy, loss_walk.CrossEntropyWalk):
+class CrossEntropyStreaming(CrossEntropy, loss_walk.CrossEntropyStreaming):
     pass
 
 
-class CrossEntropyOnce(OnCpu, loss_once.CrossEntropyOnce):
+class CrossEntropySingleLaunch(OnCpu, loss_once.CrossEntropySingleLaunch):
     @cute.jit
     def __call__(self, mX, mT, mW, mLoss, mSaved, mRoom, mD, ignore_index: Int64, smoothing: Float32, z_loss: Float32,
                  softcap: Float32):
@@ -100,7 +100,7 @@ class CrossEntropyOnce(OnCpu, loss_once.CrossEntropyOnce):
         total(losses, mT, mW, mLoss, self.inverse_of(mSaved, M), ignore_index)
 
 
-class CrossEntropyWalkOnce(CrossEntropyOnce, loss_once.CrossEntropyWalkOnce):
+class CrossEntropyStreamingSingleLaunch(CrossEntropySingleLaunch, loss_once.CrossEntropyStreamingSingleLaunch):
     pass
 
 
@@ -140,8 +140,10 @@ def _compiled(recipe):
 def use(monkeypatch):
     """From here on, for this test, the launch paths of softmax and the losses take tensors of the CPU."""
     for module, names in ((build, (Softmax, SoftmaxBackward)),
-                          (loss_build, (CrossEntropy, CrossEntropyWalk, CrossEntropyOnce, CrossEntropyWalkOnce,
-                                        CrossEntropyBackward, Scale, Total))):
+                          (loss_build,
+                           (CrossEntropy, CrossEntropyStreaming, CrossEntropySingleLaunch,
+                            CrossEntropyStreamingSingleLaunch,
+                            CrossEntropyBackward, Scale, Total))):
         for cls in names:
             monkeypatch.setattr(module, cls.__name__, cls)
     monkeypatch.setattr(fake, "tensor", functools.partial(fake.tensor, host=True))
@@ -160,7 +162,7 @@ def use(monkeypatch):
         monkeypatch.setattr(module, "larger", lambda a, b: cutlass.select_(a > b, a, b))
     for module in (ops, launch):
         monkeypatch.setattr(module, "_launchers", {})
-        monkeypatch.setattr(module, "_known", {})
+        monkeypatch.setattr(module, "_launch_cache", {})
         monkeypatch.setattr(module.runtime, "function", _compiled)
         monkeypatch.setattr(module.arch, "require_hopper", lambda device: None)
     monkeypatch.setattr(launch.counters, "room", lambda index, size: torch.zeros(size, dtype=torch.int32))

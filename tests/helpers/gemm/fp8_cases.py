@@ -16,12 +16,12 @@ def scale_shapes(kind, m, n, k):
             "line": ((m, blocks(k)), (blocks(k), n))}[kind]
 
 
-def matrix(rows, cols, dtype=E4M3, device="cpu", seed=0, whole=False, spread=1.0):
+def matrix(rows, cols, dtype=E4M3, device="cpu", seed=0, whole=False, overlap_epilogue=1.0):
     """(rows, cols) float8: normal numbers, or small whole ones, whose sums are exact even on tensor cores."""
     g = torch.Generator(device).manual_seed(seed + 31 * rows + cols)
     if whole:
         return torch.randint(-3, 4, (rows, cols), device=device, generator=g).float().to(dtype)
-    return (torch.randn(rows, cols, device=device, generator=g) * spread).to(dtype)
+    return (torch.randn(rows, cols, device=device, generator=g) * overlap_epilogue).to(dtype)
 
 
 def scale(shape, device="cpu", seed=0, powers=False, ratio=2):

@@ -15,7 +15,7 @@ from tests.helpers.sanitizer.calls import BF16, main, on, randn
 from tkq import reference
 from tkq.attention.arguments import Lengths, Options
 from tkq.attention.backward import ops
-from tkq.attention.backward.gqa_config import GroupedConfig
+from tkq.attention.backward.gqa_config import GqaConfig
 from tkq.attention.backward.ops import attention_backward
 from tkq.attention.backward.plan import SINGLE
 from tkq.attention.backward.varlen_ops import attention_varlen_backward
@@ -70,10 +70,10 @@ def varlen(device):
 def gradients(device):
     """Blocks that have one task, that stay, also with dQ made behind, that by query heads, and dQ by a kernel of its
     own."""
-    stays = {"direct": True, "persistent": True}
-    behind = {**stays, "background": True, "registers": (32, 64, 208)}
+    stays = {"store_from_registers": True, "persistent": True}
+    behind = {**stays, "helper_warps": True, "registers": (32, 64, 208)}
     forms = (("by itself", {}), ("stays", stays), ("dQ by itself", None), ("behind", behind),
-             ("behind, by query heads", {**behind, "dq_add": "bulk", "split": 1}))
+             ("behind, by query heads", {**behind, "dq_reduce": "bulk", "heads_per_task": 1}))
     for dim in (64, 128, 256):
         q, k, v = qkv(130, 200, 2, 1, dim)
         o, lse = reference.flash_attn(q, k, v, True)
@@ -93,7 +93,7 @@ def gradients(device):
 def config_of(dim, change):
     if change is None:
         return None
-    return (GroupedConfig.of if "split" in change else replace)(SINGLE[dim], **change)
+    return (GqaConfig.of if "heads_per_task" in change else replace)(SINGLE[dim], **change)
 
 
 def more_forward(device):

@@ -174,14 +174,14 @@ def gemm(device):
     a, b = on(device, randn(0, 3, 70, 200), randn(1, 3, 136, 200).mT)
     yield "gemm of a batch", (tkq.gemm(a, b),)
     from tkq.gemm.dense import launch
-    from tkq.gemm.dense.wave_sync_config import PacedConfig
+    from tkq.gemm.dense.wave_sync_config import WaveSyncConfig
 
     a, b = on(device, randn(0, 600, 1032), randn(1, 520, 1032).t())
     c = torch.empty(600, 520, device=device, dtype=BF16)
     if device == "cpu":
         c = tkq.gemm(a, b)
     else:
-        launch.run(a, b, c, PacedConfig(spread=1, pdl=True), 4)
+        launch.run(a, b, c, WaveSyncConfig(overlap_epilogue=1, pdl=True), 4)
     yield "gemm, keeping pace", (c,)
 
 
@@ -197,7 +197,7 @@ def fp8(device):
                           *tkq.quantize_fp8(randn(1, 264, k), of_b))
         yield f"fp8_gemm {rows} {k} {granularity} {of_b}", (tkq.fp8_gemm(a, b.t(), sa, sb.t()),)
     from tkq.gemm.fp8 import ops, plan
-    from tkq.gemm.fp8.config import PacedFp8Config
+    from tkq.gemm.fp8.config import WaveSyncFp8Config
     from tkq.gemm.fp8.spec import Fp8Spec
 
     block = Fp8Spec(scales="block", promote=True)
@@ -207,9 +207,9 @@ def fp8(device):
             ("several tiles a block", Fp8Spec(scales="row"), plan.FAST[0], "row", 272),
             ("rolling halves", block, plan.PROMOTED[1], "tile", 2320),
             ("rolling quarters", block, plan.BLOCKS[0], "tile", 2320),
-            *((f"panels that wait, {tile.n} columns", curved, plan.with_epilogue(tile, curved), "tile", 2320)
+            *((f"panels that wait, {tile.n} columns", curved, plan.configure_epilogue(tile, curved), "tile", 2320)
               for tile in (plan.BLOCKS[0], plan.PROMOTED[1])),
-            ("keeping pace", block, PacedFp8Config.of(plan.PROMOTED[1]), "tile", 2320)):
+            ("keeping pace", block, WaveSyncFp8Config.of(plan.PROMOTED[1]), "tile", 2320)):
         a, sa, b, sb = on(device, *tkq.quantize_fp8(randn(0, 600, k), spec.scales),
                           *tkq.quantize_fp8(randn(1, 520, k), of_b))
         bias, = on(device, randn(2, 520)) if spec.bias else (None,)
@@ -217,7 +217,7 @@ def fp8(device):
             c = tkq.fp8_gemm(a, b.t(), sa, sb.t(), bias=bias, activation=spec.activation)
         else:
             c = torch.empty(600, 520, device=device, dtype=BF16)
-            ops.run(spec, a, b.t(), sa, sb.t(), c, plan.fitted(config, spec), 2, bias=bias)
+            ops.run(spec, a, b.t(), sa, sb.t(), c, plan.fit_to_spec(config, spec), 2, bias=bias)
         yield f"fp8_gemm, {name}", (c,)
 
 
@@ -254,7 +254,7 @@ def grouped(device):
         from tkq.gemm.grouped import spec as grouped_spec
 
         spec, c = grouped_spec.GroupedSpec(b_major="n"), torch.zeros(304, 264, device=device, dtype=BF16)
-        grouped_ops.run(spec, x, b, c, offsets, config=grouped_spec.fitted(grouped_spec.FAST[0], spec), blocks=2)
+        grouped_ops.run(spec, x, b, c, offsets, config=grouped_spec.fit_to_spec(grouped_spec.FAST[0], spec), blocks=2)
     yield "grouped_gemm of several tiles a block", (c[:300],)
     yield "grouped_gemm along K", (tkq.grouped_gemm(x.t(), y, offsets),)
     found = (*tkq.quantize_fp8(randn(0, 304, 128), "block", transpose=True)[2:],

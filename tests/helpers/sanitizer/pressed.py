@@ -15,7 +15,7 @@ import sys
 import torch
 
 from tests.helpers.sanitizer import pressed_attention as attention
-from tests.helpers.sanitizer.repeated import BF16, REPEATS, processors, same_bits
+from tests.helpers.sanitizer.repeated import BF16, REPEATS, num_sms, same_bits
 from tkq.testing import assert_2x, pressure
 
 PLACES = {"start": 3000, "producer": 400, "consumer": 400, "wait": 400, "arrive": 400, "barrier": 300, "cluster": 1500,
@@ -56,31 +56,31 @@ def gemm_long():
 def gemm_cluster():
     from tkq.gemm.dense.config import Config
 
-    gemm(Config(spread=1), blocks=4)
+    gemm(Config(overlap_epilogue=1), blocks=4)
 
 
 def gemm_not_held():
     from tkq.gemm.dense.config import Config
 
-    gemm(Config(cluster=1, hold=False))
+    gemm(Config(cluster=1, hold_in_registers=False))
 
 
 def gemm_paced():
-    from tkq.gemm.dense.wave_sync_config import PacedConfig
+    from tkq.gemm.dense.wave_sync_config import WaveSyncConfig
 
-    gemm(PacedConfig(spread=1), (700, 1032, 512), 4, "k")
+    gemm(WaveSyncConfig(overlap_epilogue=1), (700, 1032, 512), 4, "k")
 
 
 def gemm_few_rows():
     from tests.gpu.gemm.test_gemm import operands
     from tests.gpu.gemm.test_gemm_epilogue import between_poison, exact
     from tkq.gemm.dense import small_m_plan
-    from tkq.gemm.dense.small_m_config import NarrowConfig
+    from tkq.gemm.dense.small_m_config import SmallMConfig
     from tkq.gemm.dense.spec import GemmSpec
 
     a, b = operands((61, 500, 4096), "k", "k")
     want = exact(a, b)
-    config = small_m_plan.fitted(NarrowConfig(64, 128, 2), GemmSpec())
+    config = small_m_plan.fit_to_spec(SmallMConfig(64, 128, 2), GemmSpec())
     for _ in range(REPEATS):
         assert torch.equal(between_poison(a, b, config), want)
 
@@ -111,19 +111,19 @@ def fp8_blocks():
 
 def fp8_few_rows():
     from tests.gpu.gemm.test_fp8_narrow import take
-    from tkq.gemm.fp8.small_m_config import NarrowFp8Config
+    from tkq.gemm.fp8.small_m_config import SmallMFp8Config
 
     for _ in range(REPEATS):
-        take("row", (61, 136, 2064), NarrowFp8Config(64, 64, 2))
+        take("row", (61, 136, 2064), SmallMFp8Config(64, 64, 2))
 
 
 def fp8_few_rows_blocks():
     """Whose scales come step by step."""
     from tests.gpu.gemm.test_fp8_narrow import take
-    from tkq.gemm.fp8.small_m_config import NarrowFp8Config
+    from tkq.gemm.fp8.small_m_config import SmallMFp8Config
 
     for _ in range(REPEATS):
-        take("block", (61, 136, 2064), NarrowFp8Config(64, 64, 2))
+        take("block", (61, 136, 2064), SmallMFp8Config(64, 64, 2))
 
 
 def grouped(sizes=None, n=776, k=272, blocks=6):
@@ -146,7 +146,7 @@ def grouped_long():
 def norm_backward(N=1024):
     from tests.gpu.norms.test_norm_backward import check, make
 
-    processors(4)
+    num_sms(4)
     given = make(600, N)
     same_bits(lambda: [x for x in check("rmsnorm", *given) if x is not None])
 
@@ -235,7 +235,7 @@ def gated():
 
 def quantize_claimed():
     """More tiles than blocks keep."""
-    processors(8)
+    num_sms(8)
     quantize()
 
 
@@ -256,7 +256,7 @@ def quantize_few():
 
 def quantize_claimed_few():
     """A tile, found by one block and written by another."""
-    processors(0)
+    num_sms(0)
     quantize((128, 128), 50)
 
 

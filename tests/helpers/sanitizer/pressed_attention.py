@@ -4,19 +4,19 @@ import math
 
 import torch
 
-from tests.helpers.sanitizer.repeated import BF16, processors, same_bits
+from tests.helpers.sanitizer.repeated import BF16, num_sms, same_bits
 
 
-def attention(causal=True, bridge=False):
+def attention(causal=True, overlap_tasks=False):
     """Rows and tasks whose largest scores differ, and rise from block to block, which come last to first."""
     from tests.helpers.attention.inputs import make
     from tkq.attention.forward.config import AttentionConfig
 
-    processors(6)
+    num_sms(6)
     q, k, v = make(2, 640, 700, 8, 2, 128)
     q = (q * torch.rand(2, 640, 8, 1, device="cuda") * 5).to(BF16)
     k = (k * torch.linspace(4, 0.3, 700, device="cuda")[:, None, None]).to(BF16)
-    forward(q, k, v, AttentionConfig(bridge=True) if bridge else None, causal=causal)
+    forward(q, k, v, AttentionConfig(overlap_tasks=True) if overlap_tasks else None, causal=causal)
 
 
 def forward(q, k, v, config, **options):
@@ -31,7 +31,7 @@ def forward(q, k, v, config, **options):
 
 
 def attention_bridge():
-    attention(causal=False, bridge=True)
+    attention(causal=False, overlap_tasks=True)
 
 
 def attention_cluster():
@@ -40,14 +40,14 @@ def attention_cluster():
     from tests.helpers.attention.inputs import make
     from tkq.attention.forward.plan import _D128_LONG_FULL
 
-    processors(6)
+    num_sms(6)
     forward(*make(2, 640, 700, 8, 2, 128), _D128_LONG_FULL)
 
 
 def attention_packed():
     from tests.helpers.attention.varlen_inputs import compare, make
 
-    processors(3)
+    num_sms(3)
     given = make([(513, 513), (64, 64), (1, 900), (0, 70), (113, 203), (300, 100), (2, 63)], 4, 2, 128)
     for _ in range(2):
         compare(*given, max_q=520, max_k=900, causal=True)
@@ -57,7 +57,7 @@ def attention_window():
     from tests.gpu.attention.test_attention_window_halves import planned
     from tests.helpers.attention.inputs import make
 
-    processors(3)
+    num_sms(3)
     forward(*make(1, 1300, 1300, 6, 3, 128), planned("causal"), left=575, right=0)
 
 
@@ -67,7 +67,7 @@ def backward(config, dim=128, causal=True, rows=641, few=True, **options):
     from tkq.attention.backward import ops
 
     if few:
-        processors(3)
+        num_sms(3)
     q, k, v, do = cases.make(2, rows, rows, 8, 2, dim, BF16)
     o, lse, _ = cases.forward(q, k, v, causal, dim ** -0.5, (-1, -1))
     given = do, q, k, v, o.to(BF16), lse.float(), None
@@ -82,15 +82,15 @@ def backward(config, dim=128, causal=True, rows=641, few=True, **options):
 
 
 def backward_in_background():
-    from tkq.attention.backward.plan import _BEHIND
+    from tkq.attention.backward.plan import _HELPER_WARPS
 
-    backward(_BEHIND[128])
+    backward(_HELPER_WARPS[128])
 
 
 def backward_of_one_task():
     from tkq.attention.backward.plan import SINGLE
 
-    backward(dataclasses.replace(SINGLE[128], late=False, direct=False), few=False)
+    backward(dataclasses.replace(SINGLE[128], overlap_dk=False, store_from_registers=False), few=False)
 
 
 def backward_wide():
@@ -107,29 +107,29 @@ def backward_wide_one_p():
 
 
 def backward_first():
-    from tkq.attention.backward.plan import _FIRST
+    from tkq.attention.backward.plan import _DQ_FIRST_STORE
 
-    backward(_FIRST)
+    backward(_DQ_FIRST_STORE)
 
 
 def backward_first_at_once():
     """All blocks of keys of a head at the same time at the same tile."""
-    from tkq.attention.backward.plan import _FIRST
+    from tkq.attention.backward.plan import _DQ_FIRST_STORE
 
-    backward(_FIRST, causal=False, few=False)
+    backward(_DQ_FIRST_STORE, causal=False, few=False)
 
 
 def backward_grouped():
-    from tkq.attention.backward.plan import _IN_PARTS
+    from tkq.attention.backward.plan import _GQA_SPLIT
 
-    backward(_IN_PARTS)
+    backward(_GQA_SPLIT)
 
 
 def backward_grouped_at_once():
     """All parts of the query heads at the same time."""
-    from tkq.attention.backward.plan import _IN_PARTS
+    from tkq.attention.backward.plan import _GQA_SPLIT
 
-    backward(_IN_PARTS, few=False)
+    backward(_GQA_SPLIT, few=False)
 
 
 def backward_in_order():
@@ -148,17 +148,17 @@ def backward_packed(config, lengths=None, causal=False):
 
 
 def backward_chain():
-    from tkq.attention.backward.plan import _CHAIN_FULL
+    from tkq.attention.backward.plan import _DQ_SERIAL_FULL
 
-    backward_packed(_CHAIN_FULL, ((512, 512), (300, 511), (70, 400), (512, 130)) * 6)
+    backward_packed(_DQ_SERIAL_FULL, ((512, 512), (300, 511), (70, 400), (512, 130)) * 6)
 
 
 def backward_seamless():
-    from tkq.attention.backward.fuse_preprocess_config import SeamlessConfig
-    from tkq.attention.backward.plan import _BEHIND
+    from tkq.attention.backward.fuse_preprocess_config import FusePreprocessConfig
+    from tkq.attention.backward.plan import _HELPER_WARPS
 
-    processors(3)
-    backward_packed(SeamlessConfig.of(_BEHIND[128]), causal=True)
+    num_sms(3)
+    backward_packed(FusePreprocessConfig.of(_HELPER_WARPS[128]), causal=True)
 
 
 CASES = (attention, attention_bridge, attention_cluster, attention_packed, attention_window, backward_in_background,

@@ -17,5 +17,5 @@ def same_bits(judged, run=None, repeats=REPEATS):
             assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)), f"result {i}: other bits in another run"
 
 
-def processors(n):
-    arch.processors = lambda device: n
+def num_sms(n):
+    arch.num_sms = lambda device: n

@@ -33,13 +33,13 @@ def _choices():
     varlen = {"varlen": True, "right": True}
     for dim in (64, 128):
         for options in (dict(softcap=True), dict(softcap=True, left=True), dict(dlse=True),
-                        dict(used_q=True, used_k=True), dict(deterministic=True)):
+                        dict(seqused_q=True, seqused_k=True), dict(deterministic=True)):
             yield BackwardSpec("bf16", dim, **varlen, **options), "medium", 1
     yield BackwardSpec("bf16", 128, left=True, varlen=True), "medium", 1
     yield BackwardSpec("bf16", 256, left=True, right=True, deterministic=True), "medium", 1
 
 
 def _name(spec, length, group):
-    flags = "left", "right", "softcap", "dlse", "deterministic", "varlen", "used_q", "used_k"
+    flags = "left", "right", "softcap", "dlse", "deterministic", "varlen", "seqused_q", "seqused_k"
     flags = [flag for flag in flags if getattr(spec, flag)] + [GROUPS[group]] * (group > 1)
     return "_".join(("flash_attn_backward", spec.dtype, f"d{spec.width}", "with", *flags, length))

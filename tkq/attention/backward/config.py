@@ -16,17 +16,18 @@ class BackwardConfig:
     tile). registers: of a thread of each role, the producer, the dQ warpgroup, then the two warpgroups with keys or,
     where width is above 128, that with dV and that with dK.
 
-    section_mb: queries, their gradients and the dQ accumulator that are worked on together, in MB of L2. longest_first:
-    where there are masks, the blocks with most queries first; of packed sequences, those with most queries. dq_add: how
-    dQ gets to its accumulator, "red" from registers, "bulk" by way of shared memory. turns: the warpgroups with keys
-    make P one after the other, so that they stay out of step. late: dK of a tile is made under P of the next, which is
-    a product more in each task. direct: dK and dV are written from registers, not by way of K's and V's memory;
-    persistent: which then has the next task's K and V meanwhile. background: and the producer's neighbours do what
-    kernels before and after would (``tkq.attention.backward.helper_warps``). chain: dQ
-    goes from block to block, without zeroes, background and a kernel behind (``tkq.attention.backward.dq_serial``).
+    l2_section_mb: queries, their gradients and the dQ accumulator that are worked on together, in MB of L2.
+    longest_first: where there are masks, the blocks with most queries first; of packed sequences, those with most
+    queries. dq_reduce: how dQ is added to its accumulator, "atomic" from registers, "bulk" through shared memory.
+    ping_pong: the dK/dV warpgroups compute P in turns, so that they stay out of step. overlap_dk: dK of a tile is
+    computed under P of the next, one product more in each task. store_from_registers: dK and dV are written from
+    registers, not through K's and V's memory; persistent: which then takes the next task's K and V meanwhile.
+    helper_warps: the producer's neighbour warps do the work of the kernels before and after
+    (``tkq.attention.backward.helper_warps``). dq_serial: dQ is reduced from block to block, without zeroing, helper
+    warps and a kernel behind (``tkq.attention.backward.dq_serial``).
 
-    Of the kernel that makes dQ alone: kv, keys of a K or V tile, kv_stages, tiles of each in flight, and
-    alone_registers, of the producer and of a consumer."""
+    Of the separate dQ kernel: dq_kernel_kv, keys of a K or V tile, dq_kernel_stages, tiles of each in flight, and
+    dq_kernel_registers, of the producer and of a consumer."""
 
     tile: int = 64
     block: int = 128
@@ -35,18 +36,18 @@ class BackwardConfig:
     p_stages: int = 2
     dq_cols: int = 64
     registers: tuple = (24, 72, 208)
-    section_mb: int = 24
+    l2_section_mb: int = 24
     longest_first: bool = True
-    dq_add: str = "red"
-    turns: bool = False
-    late: bool = False
-    direct: bool = False
+    dq_reduce: str = "atomic"
+    ping_pong: bool = False
+    overlap_dk: bool = False
+    store_from_registers: bool = False
     persistent: bool = False
-    background: bool = False
-    chain: bool = False
-    kv: int = 128
-    kv_stages: int = 2
-    alone_registers: tuple = (24, 240)
+    helper_warps: bool = False
+    dq_serial: bool = False
+    dq_kernel_kv: int = 128
+    dq_kernel_stages: int = 2
+    dq_kernel_registers: tuple = (24, 240)
 
     @property
     def roles(self) -> tuple:
@@ -55,8 +56,8 @@ class BackwardConfig:
         return tuple((n, 1 if one_each or i < 2 else 2) for i, n in enumerate(self.registers))
 
     @property
-    def section_bytes(self) -> int:
-        return self.section_mb << 20
+    def l2_section_bytes(self) -> int:
+        return self.l2_section_mb << 20
 
     def dq_parts(self, width: int) -> tuple[int, int]:
         """A tile of dQ as (parts of 64 rows, parts of dq_cols columns)."""
@@ -65,10 +66,10 @@ class BackwardConfig:
     def workspace_floats(self, spec: BackwardSpec, rows: int) -> int:
         """Of a query head of ``rows`` rows, in whole tiles: two statistics a row and, where dQ is added up, its fp32;
         and counters, two of each sequence, or four of each tile."""
-        counters = 6 if self.chain else 2
+        counters = 6 if self.dq_serial else 2
         return -(-rows // self.tile) * (self.tile * (2 + (spec.width if spec.adds_dq else 0)) + counters) + 8
 
-    def handed_floats(self, spec: BackwardSpec, keys: int) -> int:
+    def dkv_partial_floats(self, spec: BackwardSpec, keys: int) -> int:
         """More of it, of a K/V head of ``keys`` keys, where dK and dV are handed on."""
         return 0
 
@@ -76,8 +77,8 @@ class BackwardConfig:
         """Of a block."""
         tile = self.tile * width * 2
         stats, ds = 8 * self.tile * self.stages, self.block * self.tile * 2 * self.ds_stages
-        dq = 64 * self.dq_cols * 4 if self.dq_add == "bulk" else 0
-        dq *= self.tile // 64 * (width // self.dq_cols) if self.chain else 1
+        dq = 64 * self.dq_cols * 4 if self.dq_reduce == "bulk" else 0
+        dq *= self.tile // 64 * (width // self.dq_cols) if self.dq_serial else 1
         p = self.p_stages * 64 * self.tile * 2 if width > 128 else 0
         keys = 2 * self.block * width * 2
         return SEMAPHORE_BYTES + keys + 2 * self.stages * tile + stats + ds + dq + p
@@ -88,21 +89,21 @@ class BackwardConfig:
         if self.tile % 64 or width % self.dq_cols or self.block != (64 if wide else 128):
             raise ValueError(f"{self}: tile must be a multiple of 64, dq_cols divide width {width}, and block be "
                              "128, 64 where width is above 128")
-        if self.dq_add not in ("red", "bulk") or (wide and self.turns):
-            raise ValueError(f"{self}: dq_add is red or bulk; turns are for two warpgroups with keys")
-        if self.persistent and not self.direct:
-            raise ValueError(f"{self}: persistent needs direct")
-        if self.background and (not self.persistent or self.dq_cols % 32):
-            raise ValueError(f"{self}: background needs persistent, and dq_cols a multiple of 32")
-        if self.chain and (wide or not self.persistent or self.background or self.dq_add != "bulk"):
-            raise ValueError(f"{self}: chain needs persistent and dq_add bulk, without background, and is for two "
-                             "warpgroups with keys")
-        if self.late and (wide or self.stages < 2):
-            raise ValueError(f"{self}: late is for two warpgroups with keys, and 2 stages or more")
+        if self.dq_reduce not in ("atomic", "bulk") or (wide and self.ping_pong):
+            raise ValueError(f"{self}: dq_reduce is atomic or bulk; ping_pong is for two dK/dV warpgroups")
+        if self.persistent and not self.store_from_registers:
+            raise ValueError(f"{self}: persistent needs store_from_registers")
+        if self.helper_warps and (not self.persistent or self.dq_cols % 32):
+            raise ValueError(f"{self}: helper_warps needs persistent, and dq_cols a multiple of 32")
+        if self.dq_serial and (wide or not self.persistent or self.helper_warps or self.dq_reduce != "bulk"):
+            raise ValueError(f"{self}: dq_serial needs persistent and dq_reduce bulk, without helper_warps, and is "
+                             "for two dK/dV warpgroups")
+        if self.overlap_dk and (wide or self.stages < 2):
+            raise ValueError(f"{self}: overlap_dk is for two dK/dV warpgroups, and 2 stages or more")
         if len(self.registers) != (4 if wide else 3) or sum(n * groups for n, groups in self.roles) > 512:
             raise ValueError(f"{self}: registers of {4 if wide else 3} roles, "
                              "512 for a thread of each warpgroup in all")
-        alone = SEMAPHORE_BYTES + 4 * width * (ROWS + self.kv * self.kv_stages)
+        alone = SEMAPHORE_BYTES + 4 * width * (ROWS + self.dq_kernel_kv * self.dq_kernel_stages)
         for what, taken in (("", self.shared_bytes(width)), (" for dQ alone", alone)):
             if taken > SHARED_BYTES:
                 raise ValueError(f"{self}: {taken} bytes of shared memory{what} at width {width}, "

@@ -3,22 +3,22 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.attention.backward.dq_atomic import BackwardAdding
+from tkq.attention.backward.dq_atomic import DqAtomic
 from tkq.attention.backward.math import gradients, probabilities
-from tkq.attention.backward.state import KeyState, ValueState
+from tkq.attention.backward.state import DkState, DvState
 from tkq.attention.common.sequences import piece
 from tkq.tile import WARPGROUP
 
-VALUES_BARRIER, KEYS_BARRIER = 1, 2
+DV_BARRIER, DK_BARRIER = 1, 2
 
 
-class WideBackward(BackwardAdding):
+class DkvHdim256(DqAtomic):
     """As ``AttentionBackward``, with 64 keys to a block and a warpgroup for each product that is kept:
 
       producer (warp 0)    K V, then Q dO of one tile after the other
-      values               S' = K Q' | P (with a softcap its slope) to shared memory | dV += P' dO | next .. | write dV
-      keys                 dP' = V dO' | dS to shared memory | dK += dS' Q | next .. | write dK
-      queries              dQ = dS K, in parts | added to the accumulator in global memory | next ..
+      dV warpgroup         S' = K Q' | P (with a softcap its slope) to shared memory | dV += P' dO | next .. | write dV
+      dK warpgroup         dP' = V dO' | dS to shared memory | dK += dS' Q | next .. | write dK
+      dQ warpgroup         dQ = dS K, in parts | added to the accumulator in global memory | next ..
 
       pipe      stages     full (arrivals)              empty (arrivals)
       Q, stats  stages     producer's bytes (1)         values' and keys' warps (8)
@@ -29,66 +29,66 @@ class WideBackward(BackwardAdding):
     P goes from a thread to the one with the same place in the other warpgroup: 16 bytes of each side by side."""
 
     warpgroups = 4
-    readers = 4, 4  # values read K, keys V
+    kv_releases = 4, 4  # values read K, keys V
 
     def roles(self, g, s):
-        producer, queries, values, keys = self.config.registers
+        producer, dq, dv, dk = self.config.registers
         return (self.first_role(g, s, producer),
-                tk.Role(lambda _: self.queries(g, s), queries), tk.Role(lambda _: self.values(g, s), values),
-                tk.Role(lambda _: self.keys(g, s), keys))
+                tk.Role(lambda _: self.dq_warpgroup(g, s), dq), tk.Role(lambda _: self.dv_warpgroup(g, s), dv),
+                tk.Role(lambda _: self.dk_warpgroup(g, s), dk))
 
     def p_ring(self, al):
         """(4, thread, quads, stages) of pairs of 16-bit elements."""
         shape = 4, WARPGROUP, self.config.tile // 16, self.config.p_stages
         return al.allocate_tensor(Int32, cute.make_layout(shape), 128)
 
-    def kept(self):
+    def accumulators(self):
         """dK or dV of 64 keys, in tiles of so many columns as one product may have here."""
         return tuple(tk.rt_fl(self.out_tile.cols) for _ in range(self.spec.width // self.out_tile.cols))
 
-    def keep(self, kept, a, b):
+    def accumulate(self, accumulators, a, b):
         """kept += a @ b"""
-        for i, x in enumerate(kept):
+        for i, x in enumerate(accumulators):
             tk.mma_AB(x, a, b, b_part=i)
 
-    def send_kept(self, g, dst, ring, kept, t, barrier):
-        """Write dK or dV: from registers, or by way of a ring of shared memory that nobody reads any more."""
-        if self.config.direct:
-            for i, x in enumerate(kept):
+    def send_accumulators(self, g, dst, ring, accumulators, t, barrier):
+        """Write dK or dV: from registers, or through a ring of shared memory that is no longer read."""
+        if self.config.store_from_registers:
+            for i, x in enumerate(accumulators):
                 self.write(g, dst, x, t, t.block, i)
         else:
             room = ring.scratch(self.out_tile)
-            for i, x in enumerate(kept):
-                self.send(piece(g.places, dst, t.rows_k), room[i], x, (t.batch_k, t.head, t.block, i), barrier)
+            for i, x in enumerate(accumulators):
+                self.send(piece(g.layout, dst, t.rows_k), room[i], x, (t.batch_k, t.head, t.block, i), barrier)
 
     # ---- values ----------------------------------------------------------------------------------
 
     @cute.jit
-    def values(self, g, s):
+    def dv_warpgroup(self, g, s):
         tile, kv = self.config.tile, tk.ring(1)
         p = tk.rt(tile, self.q_tile.dtype)
         slope = tk.rt(tile, self.q_tile.dtype) if const_expr(self.spec.softcap) else p
-        c = ValueState(s=tk.rt_fl(tile), p=p, slope=slope, dv=self.kept(), ring=s.q_pipe.ring(),
-                       p_ring=s.p_pipe.ring())
-        self.each_task(g, s, lambda t, again: self.values_task(g, s, t, again, c, kv))
+        c = DvState(s=tk.rt_fl(tile), p=p, slope=slope, dv=self.accumulators(), ring=s.q_pipe.ring(),
+                    p_ring=s.p_pipe.ring())
+        self.each_task(g, s, lambda t, reload_task: self.dv_task(g, s, t, reload_task, c, kv))
 
     @cute.jit
-    def values_task(self, g, s, t, again: Constexpr, c, kv):
+    def dv_task(self, g, s, t, reload_task: Constexpr, c, kv):
         for x in c.dv:
             tk.zero(x)
         tk.wait(s.kv_full[0], kv.phase)
-        self.visit(g, s, t, c, self.value_step)
-        self.done_with(s, 0)
-        t = again()
-        if const_expr(not self.config.direct):
+        self.visit(g, s, t, c, self.dv_step)
+        self.release_kv(s, 0)
+        t = reload_task()
+        if const_expr(not self.config.store_from_registers):
             tk.wait(s.kv_full[1], kv.phase)  # where no query sees a key, V may still be on its way
             self.acquire_after(s.p_pipe, c.p_ring)  # V has been read for the last time, and then P
-        self.next_keys(kv)
-        self.send_kept(g, g.dv, s.v, c.dv, t, VALUES_BARRIER)
+        self.next_kv(kv)
+        self.send_accumulators(g, g.dv, s.v, c.dv, t, DV_BARRIER)
         tk.store_wait()
 
     @cute.jit
-    def value_step(self, g, s, t, c, m, masked: Constexpr[bool]):
+    def dv_step(self, g, s, t, c, m, masked: Constexpr[bool]):
         do = s.do[c.ring.stage]
         s.q_pipe.wait(c.ring)
         tk.mm_ABt(c.s, s.k[0], s.q[c.ring.stage])
@@ -96,7 +96,7 @@ class WideBackward(BackwardAdding):
         limits = self.limits(g, t, m, 0) if masked else ()
         probabilities(c.p, c.slope, c.s, self.stats(s, c.ring, 0), g.scores, limits)
         s.do_pipe.wait(c.ring)
-        self.keep(c.dv, c.p, do)
+        self.accumulate(c.dv, c.p, do)
         s.q_pipe.release(c.ring)
         s.p_pipe.acquire_empty(c.p_ring)
         self.hand_over(c.slope, s.p, c.p_ring, False)
@@ -117,32 +117,32 @@ class WideBackward(BackwardAdding):
     # ---- keys ------------------------------------------------------------------------------------
 
     @cute.jit
-    def keys(self, g, s):
+    def dk_warpgroup(self, g, s):
         tile, kv, dtype = self.config.tile, tk.ring(1), self.q_tile.dtype
-        c = KeyState(dp=tk.rt_fl(tile), slope=tk.rt(tile, dtype), ds=tk.rt(tile, dtype), dk=self.kept(),
-                     ring=s.q_pipe.ring(), p_ring=s.p_pipe.ring(), ds_ring=s.ds_pipe.ring())
-        self.each_task(g, s, lambda t, again: self.keys_task(g, s, t, again, c, kv))
+        c = DkState(dp=tk.rt_fl(tile), slope=tk.rt(tile, dtype), ds=tk.rt(tile, dtype), dk=self.accumulators(),
+                    ring=s.q_pipe.ring(), p_ring=s.p_pipe.ring(), ds_ring=s.ds_pipe.ring())
+        self.each_task(g, s, lambda t, reload_task: self.dk_task(g, s, t, reload_task, c, kv))
 
     @cute.jit
-    def keys_task(self, g, s, t, again: Constexpr, c, kv):
+    def dk_task(self, g, s, t, reload_task: Constexpr, c, kv):
         for x in c.dk:
             tk.zero(x)
         tk.wait(s.kv_full[1], kv.phase)
-        self.visit(g, s, t, c, self.key_step)
-        self.done_with(s, 1)
-        t = again()
+        self.visit(g, s, t, c, self.dk_step)
+        self.release_kv(s, 1)
+        t = reload_task()
         for x in c.dk:
             tk.mul(x, x, g.scale)
-        if const_expr(not self.config.direct):
+        if const_expr(not self.config.store_from_registers):
             tk.wait(s.kv_full[0], kv.phase)
             if const_expr(self.spec.adds_dq):  # the last dS has been taken, and so K; values has used it before P
                 self.acquire_after(s.ds_pipe, c.ds_ring)
-        self.next_keys(kv)
-        self.send_kept(g, g.dk, s.k, c.dk, t, KEYS_BARRIER)
+        self.next_kv(kv)
+        self.send_accumulators(g, g.dk, s.k, c.dk, t, DK_BARRIER)
         tk.store_wait()
 
     @cute.jit
-    def key_step(self, g, s, t, c, m, masked: Constexpr[bool]):
+    def dk_step(self, g, s, t, c, m, masked: Constexpr[bool]):
         q = s.q[c.ring.stage]
         s.do_pipe.wait(c.ring)
         tk.mm_ABt(c.dp, s.v[0], s.do[c.ring.stage])
@@ -161,7 +161,7 @@ class WideBackward(BackwardAdding):
             tk.publish()
             s.ds_pipe.commit(c.ds_ring)
             c.ds_ring.advance()
-        self.keep(c.dk, c.ds, q)
+        self.accumulate(c.dk, c.ds, q)
         tk.mma_wait(0)
         s.q_pipe.release(c.ring)
         c.ring.advance()

@@ -7,23 +7,23 @@ import tkq.tile as tk
 from tkq.attention.backward.kernel import BackwardBase
 
 
-class BackwardAdding(BackwardBase):
+class DqAtomic(BackwardBase):
     """dQ = dS K, tile by tile, added to an accumulator in global memory: fp32, in the order in which the registers lie,
     of each part, of each warp, 16 bytes of every lane side by side, then the next 16."""
 
     @cute.jit
-    def queries(self, g, s):
+    def dq_warpgroup(self, g, s):
         if const_expr(self.spec.adds_dq):
             dq, ring, kv = tk.rt_fl(self.config.dq_cols), s.ds_pipe.ring(), tk.ring(1)
             cute.arch.griddepcontrol_wait()  # the accumulator is zero
-            self.each_task(g, s, lambda t, again: self.add_task(g, s, t, again, dq, ring, kv))
+            self.each_task(g, s, lambda t, reload_task: self.add_task(g, s, t, reload_task, dq, ring, kv))
             tk.store_wait()  # of what is read; the next kernel waits for the whole launch
 
     @cute.jit
-    def add_task(self, g, s, t, again: Constexpr, dq, ring, kv):
+    def add_task(self, g, s, t, reload_task: Constexpr, dq, ring, kv):
         tk.wait(s.kv_full[0], kv.phase)
-        if const_expr(self.background is not None):
-            self.background.await_ready(g, t)
+        if const_expr(self.helper_warps is not None):
+            self.helper_warps.wait_ready(g, t)
 
         def add(_, h, m):
             s.ds_pipe.wait(ring)
@@ -31,10 +31,10 @@ class BackwardAdding(BackwardBase):
             ring.advance()
 
         self.each_tile(g, t, add)
-        self.done_with(s, 0)
-        self.next_keys(kv)
-        if const_expr(self.background is not None):
-            self.background.sign_off(g, again())
+        self.release_kv(s, 0)
+        self.next_kv(kv)
+        if const_expr(self.helper_warps is not None):
+            self.helper_warps.signal_added(g, reload_task())
 
     @cute.jit
     def add_dq(self, g, s, dq, ring, number):
@@ -57,14 +57,14 @@ class BackwardAdding(BackwardBase):
 
     def make_dq(self, s, dq, ring, **parts):
         """A part of dS K."""
-        for half in range(self.halves):
+        for half in range(self.kv_tiles):
             mma = tk.mma_AtB if half else tk.mm_AtB
-            mma(dq, s.ds[self.halves * ring.stage + half], s.k[half], **parts)
+            mma(dq, s.ds[self.kv_tiles * ring.stage + half], s.k[half], **parts)
         tk.mma_wait(0)
 
     def add_part(self, s, dq, address):
         """From registers, or by way of shared memory."""
-        if self.config.dq_add == "bulk":
+        if self.config.dq_reduce == "bulk":
             warp = tk.warp_id() % 4
             self.send_rows(s.dq[None, None, None, warp], dq,
                            lambda room, size: tk.bulk_add(address + warp * size, room, size))
@@ -93,7 +93,7 @@ class BackwardAdding(BackwardBase):
 
 @cute.jit
 def store_or_add(first, to, room, size: Constexpr[int]):
-    """From shared memory, as the first to what is nobody's yet."""
+    """From shared memory: the first contributor stores, later ones add."""
     if first:
         tk.bulk_store(to, room, size)
     else:

@@ -1,11 +1,15 @@
-"""Attention's backward without zeroes for dQ: who comes first with a part of a tile's dQ stores it, the others add.
+"""The first block to contribute to a dQ tile stores its partial sum; later blocks add. Saves zeroing the accumulator.
 
-Zeroes are written and, when they have left L2, read again before the first part is added: half as many bytes as the
-statistics and dQ take together. Who is first is not known before: a tile's word says which block of keys has claimed it
-and how many of that block's warps have stored their rows. A warp asks for it before it waits for dS, and where the tile
-is nobody's it claims it once it has dS: for its block, not for itself, as the block's four warps meet at each product.
-Between that and the last of their stores none of them waits for another block. So nobody waits for ever, in whatever
-order tasks come. The background, which has no zeroes to make, only finishes dQ: nothing waits for it."""
+Zeroing writes the accumulator and, once it has left L2, reads it again: half as many bytes as the statistics and dQ
+take together. Each dQ tile has a state word:
+
+  0                       unclaimed
+  1 + block               claimed by that block of keys
+  + STORED for each warp  rows stored; at 4 * STORED the tile may be added to
+
+A warp reads the word before it waits for dS and claims an unclaimed tile once it has dS. Claiming is per block: its
+four warps synchronise at every wgmma, so per-warp claims could deadlock. Deadlock-free in any order of tasks: between a
+claim and the last of its stores no warp waits for another block. The helper warps only convert finished tiles."""
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
@@ -13,23 +17,23 @@ from cutlass import Int32
 import tkq.tile as tk
 from tkq.attention.backward.dkv import build as build_alike
 from tkq.attention.backward.dq_atomic import store_or_add
-from tkq.attention.backward.dq_first_store_config import FirstConfig
-from tkq.attention.backward.gqa import GroupedBackward
-from tkq.attention.backward.helper_warps import FinishesTiles
+from tkq.attention.backward.dq_first_store_config import DqFirstStoreConfig
+from tkq.attention.backward.gqa import GqaBackward
+from tkq.attention.backward.helper_warps import ConvertHelperWarps
 from tkq.attention.backward.spec import BackwardSpec
-from tkq.attention.common.counters import await_count, load_acquire, words_of
+from tkq.attention.common.counters import load_acquire, wait_count, words_of
 
-STORED = 1 << 24  # a tile's word: 0; once it is claimed, 1 + the block, and so much for each warp that has stored
+STORED = 1 << 24  # added to a tile's state word by each warp that has stored its rows
 THERE = 4 * STORED
 
 
-class FirstStores(GroupedBackward):
+class DqFirstStore(GqaBackward):
     """See ``AttentionBackward``, of which these roles are others:
 
-      1 warpgroup (dQ)         ask for the tile's word | claim it, if it is nobody's, else wait until the tile is there
-                               | dQ = dS K | stored, and the word told; or added | next tile .. | when a query head's
-                               last tile has arrived, sign the head off | next head ..
-      background (warps 1-3)   the next tile to finish | wait until all have signed its head off | write its dQ | ..
+      1 warpgroup (dQ)         read the tile's state word | claim it if unclaimed, else wait until it is stored
+                               | dQ = dS K | store, and signal the word; or add | next tile .. | when a query head's
+                               last tile has arrived, signal the head added | next head ..
+      helper warps (warps 1-3) next tile to convert | wait until its head has been added | write its dQ | ..
 
       in global memory         begins   is added to by
       word, of a tile          0        the block that claims it (1 + its number); its dQ warps, once they have stored
@@ -39,9 +43,9 @@ class FirstStores(GroupedBackward):
     The words are what ``Counters`` has as ``ready``. The kernel before clears all of these, in each launch.
     """
 
-    def __init__(self, spec: BackwardSpec, config: FirstConfig):
+    def __init__(self, spec: BackwardSpec, config: DqFirstStoreConfig):
         super().__init__(spec, config)
-        self.background = FinishesTiles(spec, config, self.turn)
+        self.helper_warps = ConvertHelperWarps(spec, config, self.head_in_order)
 
     @cute.jit
     def add_tile(self, g, s, t, dq, ring, head, m):
@@ -50,7 +54,7 @@ class FirstStores(GroupedBackward):
         s.ds_pipe.wait(ring)
         first = self.is_first(g, t, Int32(number), seen)
         self.send_dq(g, s, dq, ring, number, first)
-        self.tell_if(g, Int32(number), first)
+        self.signal_if(g, Int32(number), first)
         ring.advance()
 
     @cute.jit
@@ -60,12 +64,12 @@ class FirstStores(GroupedBackward):
         if seen < THERE:
             found = claimed(words_of(g), number, mine)
             if owner(found) != mine:
-                await_count(words_of(g), number, THERE)
+                wait_count(words_of(g), number, THERE)
         cute.arch.fence_proxy("async.global")
         return (seen < THERE) & (owner(found) == mine)
 
     @cute.jit
-    def tell_if(self, g, number, first):
+    def signal_if(self, g, number, first):
         """What this warp has stored is there."""
         if first:
             tk.store_wait(read=False)
@@ -87,7 +91,7 @@ class FirstStores(GroupedBackward):
 
 @cute.jit
 def claimed(words, number, mine):
-    """What a tile's word is, ``mine`` if it was nobody's. A whole warp."""
+    """The tile's state word; ``mine`` where it was unclaimed. A whole warp."""
     found = Int32(0)
     if tk.lane_id() == 0:
         found = Int32(cute.arch.atomic_cas(words.iterator + number, cmp=Int32(0), val=mine, sem="relaxed", scope="gpu"))
@@ -99,6 +103,6 @@ def owner(word):
     return word & (STORED - 1)
 
 
-def build(spec: BackwardSpec, config: FirstConfig):
+def build(spec: BackwardSpec, config: DqFirstStoreConfig):
     """The kernels and their fake arguments, as ``tkq.attention.backward.dkv.build``."""
-    return FirstStores(spec, config), build_alike(spec, config)[1]
+    return DqFirstStore(spec, config), build_alike(spec, config)[1]

@@ -1,9 +1,9 @@
-"""How attention's backward is built where nobody makes zeroes for dQ: pure Python."""
+"""The config of the backward whose first contributor stores dQ: pure Python."""
 from dataclasses import dataclass
 
-from tkq.attention.backward.gqa_config import GroupedConfig
+from tkq.attention.backward.gqa_config import GqaConfig
 
 
 @dataclass(frozen=True)
-class FirstConfig(GroupedConfig):
-    """Of ``tkq.attention.backward.dq_first_store``: as ``GroupedConfig``, but its background only finishes dQ."""
+class DqFirstStoreConfig(GqaConfig):
+    """Of ``tkq.attention.backward.dq_first_store``: as ``GqaConfig``, but its helper warps only convert dQ."""

@@ -1,8 +1,8 @@
-"""dQ of a tile, from the first block of keys that has a part of it to the last, without zeroes before and a kernel
-behind: the last block that sees the tile begins its accumulator, those before it add, the first one finishes.
+"""Serial dQ reduction: key blocks of a head run last to first. The last stores, middle ones add, the first adds its own
+part and writes dQ. No zeroing before, no conversion kernel after.
 
-Blocks of a K/V head are claimed from the last to the first, and a block waits only for those behind it: so nobody waits
-for ever. Nor, for the most part, at all: of causal ones a block begins with the tiles that it is the last to see."""
+Deadlock-free: a block waits only on blocks claimed before it. Waits are rare: in a causal problem a block begins with
+the tiles that it is the last to see."""
 from dataclasses import dataclass
 
 import cutlass
@@ -10,18 +10,18 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Int32, Int64, const_expr
 
 import tkq.tile as tk
-from tkq.attention.backward.dq_atomic import BackwardAdding, store_or_add
+from tkq.attention.backward.dq_atomic import DqAtomic, store_or_add
 from tkq.attention.backward.helper_warps import columns
 from tkq.attention.common.counters import load_acquire
-from tkq.attention.common.query_mask import key_range
+from tkq.attention.common.query_mask import key_blocks_of
 
-TOGETHER = 4  # tiles that are told of at once: a fence each
+TOGETHER = 4  # tiles that one fence signals
 
 
 @dataclass(frozen=True)
-class ChainState:
+class DqSerialState:
     """Registers of the warpgroup that makes dQ. Each (1,): ready, tiles from the next on whose turn it is known to be;
-    first, where the counts of the tiles are that have been sent and not told of, and sent, how many these are."""
+    first, where the counts of the tiles are that have been sent and not signalled, and sent, how many these are."""
 
     dq: tk.RegTile
     ring: tk.Ring  # of dS
@@ -32,50 +32,50 @@ class ChainState:
     sent: cute.Tensor
 
 
-class Chained(BackwardAdding):
+class DqSerial(DqAtomic):
     """Each warp by itself: wait until it is the tile's turn | for dS | dQ = dS K | .. of the first block: + the sums so
     far, which come meanwhile, write dQ | of others: store or add, and raise the counts of several tiles at once."""
 
     @cute.jit
-    def queries(self, g, s):
+    def dq_warpgroup(self, g, s):
         ints = [cute.make_rmem_tensor((1,), Int32) for _ in range(3)]
-        c = ChainState(tk.rt_fl(self.config.dq_cols), s.ds_pipe.ring(), tk.ring(1), tk.ring(1), *ints)
+        c = DqSerialState(tk.rt_fl(self.config.dq_cols), s.ds_pipe.ring(), tk.ring(1), tk.ring(1), *ints)
         cute.arch.griddepcontrol_wait()  # counts and accumulators are zero
-        self.each_task(g, s, lambda t, again: self.chain_task(g, s, t, c))
+        self.each_task(g, s, lambda t, reload_task: self.serial_task(g, s, t, c))
 
     @cute.jit
-    def chain_task(self, g, s, t, c):
+    def serial_task(self, g, s, t, c):
         tk.wait(s.kv_full[0], c.kv.phase)
         c.sent[0] = Int32(0)
-        self.each_tile(g, t, lambda _, h, m: self.chain_step(g, s, t, c, h, m))
-        self.tell(g, c, 0)
-        tk.store_wait(read=False)  # what others than a chain's have sent
-        self.done_with(s, 0)
-        self.next_keys(c.kv)
+        self.each_tile(g, t, lambda _, h, m: self.serial_step(g, s, t, c, h, m))
+        self.signal(g, c, 0)
+        tk.store_wait(read=False)  # additions outside the serial reduction
+        self.release_kv(s, 0)
+        self.next_kv(c.kv)
 
     @cute.jit
-    def chain_step(self, g, s, t, c, h, m):
+    def serial_step(self, g, s, t, c, h, m):
         rows, cols = self.config.dq_parts(self.spec.width)
         head = self.query_head(g, t, h)
         number, warp = self.tile_number(g, t, head, m), tk.warp_id() % 4
         at = Int32(number) * 4 + warp
         last = self.last_block(g, t, m)
-        chained = t.sequence * g.kv_heads + t.head < g.chain.heads
-        final, begins = chained & (t.block == 0), chained & (t.block == last)
-        sums, others = final & (last > 0), chained & (t.block > 0)
+        serial = t.sequence * g.kv_heads + t.head < g.dq_serial.heads
+        final, begins = serial & (t.block == 0), serial & (t.block == last)
+        sums, others = final & (last > 0), serial & (t.block > 0)
         if m == t.first:  # of a head
-            self.tell(g, c, 0)
+            self.signal(g, c, 0)
             put(c.ready, Int32(0))
         if sums | (others & (t.block < last)):
             if c.ready[0] == 0:
-                self.tell(g, c, 0)
-                self.await_turn(g, t, c, m, at)
+                self.signal(g, c, 0)
+                self.wait_turn(g, t, c, m, at)
             put(c.ready, c.ready[0] - 1)
         if sums:
             self.fetch(g, s, number, warp)
         s.ds_pipe.wait(c.ring)
         if (c.sent[0] > TOGETHER) | (begins & (c.sent[0] > 1)):
-            self.tell(g, c, 1)
+            self.signal(g, c, 1)
         for i in cutlass.range_constexpr(rows * cols):
             self.make_dq(s, c.dq, c.ring, a_part=i // cols, b_part=i % cols)
             if const_expr(i == rows * cols - 1):
@@ -92,17 +92,17 @@ class Chained(BackwardAdding):
 
     def last_block(self, g, t, m):
         """That sees tile m."""
-        return key_range(self.extent(g, t.rows_q, t.rows_k), m * self.config.tile).end - 1
+        return key_blocks_of(self.extent(g, t.rows_q, t.rows_k), m * self.config.tile).end - 1
 
     @cute.jit
-    def await_turn(self, g, t, c, m, at):
+    def wait_turn(self, g, t, c, m, at):
         """Until it is tile m's turn; for how many from it on it is. Each lane asks about one."""
         mine, ready = m + tk.lane_id(), Int32(0)
         there = mine < t.end
         wanted = cutlass.select_(t.block == 0, self.last_block(g, t, mine), Int32(1))
         at = cutlass.select_(there, at + 4 * tk.lane_id(), at)
         while ready == 0:
-            now = there & (load_acquire(g.chain.counts, at) >= wanted)
+            now = there & (load_acquire(g.dq_serial.counts, at) >= wanted)
             not_yet = ~cute.arch.vote_ballot_sync(now)
             ready = cutlass.select_(not_yet == 0, Int32(32), Int32(cute.arch.popc((not_yet & -not_yet) - 1)))
         c.ready[0] = ready
@@ -110,7 +110,7 @@ class Chained(BackwardAdding):
         cute.arch.fence_proxy("async.global")
 
     @cute.jit
-    def tell(self, g, c, but: Constexpr[int]):
+    def signal(self, g, c, but: Constexpr[int]):
         """Raise the counts of all tiles that were sent but the last ``but``, when they are there."""
         rows, cols = self.config.dq_parts(self.spec.width)
         if c.sent[0] > but:
@@ -118,7 +118,8 @@ class Chained(BackwardAdding):
             cute.arch.sync_warp()
             if tk.lane_id() < c.sent[0] - but:
                 at = c.first[0] + 4 * tk.lane_id()
-                cute.arch.red(g.chain.counts.iterator + at, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")
+                cute.arch.red(g.dq_serial.counts.iterator + at, Int32(1), op="add", dtype="s32", sem="release",
+                              scope="gpu")
             put(c.first, c.first[0] + 4 * (c.sent[0] - but))
             put(c.sent, Int32(but))
 
@@ -154,7 +155,7 @@ class Chained(BackwardAdding):
                     mine[e, j] = mine[e, j] + theirs[e]
         tk.mul(c.dq, c.dq, g.scale)
         batch, first = (0, t.batch_q - t.rows_q) if const_expr(self.spec.varlen) else (t.sequence, Int32(0))
-        out = g.chain.dq[batch, None, head, None]
+        out = g.dq_serial.dq[batch, None, head, None]
         tk.store_narrow(columns(out, i % cols * self.config.dq_cols), c.dq,
                         first + m * self.config.tile + i // cols * 64, first + t.rows_q)
 

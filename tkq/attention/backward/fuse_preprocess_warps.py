@@ -1,7 +1,7 @@
-"""The statistics of query rows: of the first tiles by the kernel before, of all others under the products.
+"""The statistics of query rows: of the first tiles by the preprocess kernel, of all others by the helper warps.
 
 Before the kernel that adds up could begin, all of O and dO had to be read, 60 us for 134 MB on an H100; so it begins
-with what its first tasks need. For short sequences this does not pay: the background is late then."""
+with what its first tasks need. For short sequences this does not pay: the helper warps fall behind then."""
 from typing import NamedTuple
 
 import cutlass
@@ -10,42 +10,42 @@ from cutlass import Float32, Int32
 
 import tkq.tile as tk
 from tkq.attention.backward.config import BackwardConfig
-from tkq.attention.backward.helper_warps import FINISHED, ZEROED, BackwardBackground, Counters, columns
-from tkq.attention.backward.preprocess import VECTOR, BackwardPre, Rows
+from tkq.attention.backward.helper_warps import FINISHED, ZEROED, Counters, HelperWarps, columns
+from tkq.attention.backward.preprocess import VECTOR, BackwardPreprocess, Rows
 from tkq.attention.backward.spec import BackwardSpec
-from tkq.attention.common.counters import await_patiently, claim
+from tkq.attention.common.counters import claim, wait_count_backoff
 from tkq.attention.common.integers import ceil_div
 from tkq.attention.common.sequences import in_sequences
 
 WARP = 32
 
 
-class StatisticsToo(NamedTuple):
-    """As ``Background``. rows: of which the statistics are. known: of how many tiles, in order, they are there."""
+class PreprocessOperands(NamedTuple):
+    """As ``HelperOperands``. rows: of which the statistics are. known: of how many tiles, in order, they are there."""
 
     dq: cute.Tensor
     counters: Counters
-    lead: Int32
+    zero_ahead: Int32
     rows: Rows
     known: Int32
 
 
-class PreparesTiles(BackwardBackground):
+class PreprocessHelperWarps(HelperWarps):
     """Zeroes a tile's accumulator and makes its statistics. ``ready`` counts the tiles for which both are there."""
 
     def __init__(self, spec: BackwardSpec, config: BackwardConfig):
         super().__init__(spec, config)
-        self.pre = BackwardPre(spec, config)
+        self.pre = BackwardPreprocess(spec, config)
         self.ahead = 2 if spec.varlen else 1  # rows that are asked for at once: what there are registers for
 
     @cute.jit
     def run(self, g):
-        counters = g.background.counters
+        counters = g.helper_warps.counters
         tiles, zeroed = cute.size(g.acc, mode=[0]), Int32(0)
         cute.arch.griddepcontrol_wait()  # the counters are zero
         n = claim(counters.next, FINISHED)
         while n < tiles:
-            goal = cutlass.min(n + self.lead(g, self.tile(g, n)), tiles)
+            goal = cutlass.min(n + self.zero_ahead(g, self.tile(g, n)), tiles)
             while zeroed < goal:
                 zeroed = claim(counters.next, ZEROED)
                 if zeroed < tiles:
@@ -53,24 +53,24 @@ class PreparesTiles(BackwardBackground):
                 zeroed = zeroed + 1
             at = self.tile(g, n)  # found again: kept, it would take registers
             head = self.head(g, at)
-            await_patiently(counters.ready, head, self.tiles_of(g, at.rows_q))
-            await_patiently(counters.added, head, 4 * self.blocks(at.rows_k))
+            wait_count_backoff(counters.ready, head, self.tiles_of(g, at.rows_q))
+            wait_count_backoff(counters.added, head, 4 * self.blocks(at.rows_k))
             self.convert(g, at)
             n = claim(counters.next, FINISHED)
 
     @cute.jit
     def prepare(self, g, n):
-        if n >= g.background.known:
+        if n >= g.helper_warps.known:
             self.statistics(g, self.tile(g, n))
         self.zero(g, self.tile(g, n))
 
     @cute.jit
     def statistics(self, g, at):
-        """As ``BackwardPre``. Of 32 rows each lane writes one, which it has read with those that share it."""
-        tile, lanes, rows = self.config.tile, self.pre.lanes, g.background.rows
+        """As ``BackwardPreprocess``. Of 32 rows each lane writes one, which it has read with those that share it."""
+        tile, lanes, rows = self.config.tile, self.pre.lanes, g.helper_warps.rows
         stats, together, lane = g.stats[self.number(g, at), None], WARP // lanes, tk.lane_id() % lanes
         mine = tk.lane_id() // lanes  # of the rows that are read together
-        first, end = at.start_q + at.number * tile, at.start_q + in_sequences(g.places, at)
+        first, end = at.start_q + at.number * tile, at.start_q + in_sequences(g.layout, at)
         shares = rows.o.shape[3] // VECTOR
         for k in cutlass.range(tile // WARP, unroll=1):
             total = Float32(0.0)
@@ -84,12 +84,12 @@ class PreparesTiles(BackwardBackground):
 
     @cute.jit
     def convert(self, g, at):
-        """As ``BackwardBackground``'s, without rows behind the last: with the shortest sequences the kernel ends."""
+        """As ``HelperWarps``'s, without rows behind the last: with the shortest sequences the kernel ends."""
         c, (rows, cols) = self.config, self.config.dq_parts(self.spec.width)
         quads, parts, wide = c.dq_cols // 8, c.dq_cols // 32, cols * c.dq_cols // 32
         acc = cute.make_tensor(g.acc[self.number(g, at), None].iterator,
                                cute.make_layout((4, WARP, quads, 4 * rows * cols)))
-        out = g.background.dq[at.batch, None, at.head, None]
+        out = g.helper_warps.dq[at.batch, None, at.head, None]
         first = at.start_q + at.number * c.tile
         groups = ceil_div(cutlass.min(at.rows_q - at.number * c.tile, c.tile), 16)
         for i in cutlass.range(groups * wide, unroll=1):

@@ -1,8 +1,7 @@
-"""Query heads that share a K/V head, in parts with tasks of their own: dK and dV of a block of keys go from the first
-part's task to the second's, and so on, and the last one writes them. So the sums have an order, and what is at work at
-once is as little as if each part had keys of its own.
+"""Splits the query heads of one K/V head into several tasks, so that the working set stays in L2. dK and dV partial
+sums are passed from task to task in order; the last one writes.
 
-Nobody waits for ever: a part's task is claimed after those of the parts before it."""
+Deadlock-free: a task waits only on tasks claimed before it."""
 from typing import NamedTuple
 
 import cutlass
@@ -10,12 +9,12 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, Int64
 
 import tkq.tile as tk
-from tkq.attention.common.counters import await_count, tell
+from tkq.attention.common.counters import signal, wait_count
 
 WARP = 32
 
 
-class Handed(NamedTuple):
+class DkvPartials(NamedTuple):
     """Of each 64 keys of each K/V head: sums (4, lane, quad, warp, dK or dV, place) fp32, dK and dV so far, as the
     warpgroup has them; counts (warp of place,) int32, zero in the beginning: how many parts are in them."""
 
@@ -23,32 +22,32 @@ class Handed(NamedTuple):
     counts: cute.Tensor
 
     @staticmethod
-    def of(start: cute.Pointer, blocks, width) -> "Handed":
+    def of(start: cute.Pointer, blocks, width) -> "DkvPartials":
         """start: of fp32. blocks: of 128 keys, of all K/V heads."""
-        places, quads = 2 * blocks, width // 8
-        counts = cute.make_tensor(cute.recast_ptr(start, dtype=Int32), cute.make_layout((4 * places,)))
-        sums = cute.make_tensor((start + 4 * places).align(16), cute.make_layout(
-            (4, WARP, quads, 4, 2, places), stride=(1, 4, 128, 128 * quads, 512 * quads, 1024 * quads)))
-        return Handed(sums, counts)
+        slots, quads = 2 * blocks, width // 8
+        counts = cute.make_tensor(cute.recast_ptr(start, dtype=Int32), cute.make_layout((4 * slots,)))
+        sums = cute.make_tensor((start + 4 * slots).align(16), cute.make_layout(
+            (4, WARP, quads, 4, 2, slots), stride=(1, 4, 128, 128 * quads, 512 * quads, 1024 * quads)))
+        return DkvPartials(sums, counts)
 
 
 @cute.jit
-def hand_on(handed: Handed, place, head, share, tiles: Constexpr):
-    """Add what has been handed on to the tiles dK and dV, and hand them on. head: which of ``share`` parts this is. A
-    warpgroup, each warp by itself. Is this the last one, which has nobody to hand them to?"""
+def pass_on_dkv(dkv_partials: DkvPartials, place, head, splits_per_kv_head, tiles: Constexpr):
+    """Add the partial sums of the parts before to the tiles dK and dV, and pass them on. head: which of
+    ``splits_per_kv_head`` parts this is. A warpgroup, each warp by itself. Is this the last part?"""
     warp = tk.warp_id() % 4
     at = place * 4 + warp
-    sums = handed.sums[None, None, None, None, None, Int64(place)]
+    sums = dkv_partials.sums[None, None, None, None, None, Int64(place)]
     if head > 0:
-        await_count(handed.counts, at, head)
+        wait_count(dkv_partials.counts, at, head)
         for i in cutlass.range_constexpr(len(tiles)):
             _add(tiles[i], sums, i, warp)
-    if head < share - 1:
+    if head < splits_per_kv_head - 1:
         tk.nap("store")
         for i in cutlass.range_constexpr(len(tiles)):
             _store(tiles[i], sums, i, warp)
-        tell(handed.counts, at)
-    return head == share - 1
+        signal(dkv_partials.counts, at)
+    return head == splits_per_kv_head - 1
 
 
 def _quads(tile):

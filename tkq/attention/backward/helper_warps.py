@@ -1,5 +1,5 @@
-"""What else attention's backward has to do, under its products: warps that are free make the zeroes that dQ is added
-to, ahead of the tasks, and dQ of what has been added, behind them. So all of it stays in L2."""
+"""Helper warps: zero the dQ accumulator ahead of the tasks and convert finished tiles to dQ behind them, overlapped
+with the main loop, so that the accumulator stays in L2."""
 from typing import NamedTuple
 
 import cutlass
@@ -8,11 +8,19 @@ from cutlass import Constexpr, Float32, Int32, Int64
 
 import tkq.tile as tk
 from tkq.attention.backward.config import BackwardConfig
-from tkq.attention.backward.gqa_config import GroupedConfig
+from tkq.attention.backward.gqa_config import GqaConfig
 from tkq.attention.backward.spec import BackwardSpec
-from tkq.attention.common.counters import await_count, await_patiently, claim, load_acquire, tell, tell_fenced, words_of
+from tkq.attention.common.counters import (
+    claim,
+    load_acquire,
+    signal,
+    signal_fenced,
+    wait_count,
+    wait_count_backoff,
+    words_of,
+)
 from tkq.attention.common.integers import ceil_div
-from tkq.attention.common.tile_order import lead_of, section_of
+from tkq.attention.common.tile_order import l2_section_of, zero_ahead_of
 
 WARP = 32
 
@@ -40,21 +48,21 @@ class Counters(NamedTuple):
 ZEROED, FINISHED = 1, 2  # of Counters.next
 
 
-class Background(NamedTuple):
-    """dq: (B, Sq, H, D). lead: tiles that are zeroed ahead of the last that is done with, at least."""
+class HelperOperands(NamedTuple):
+    """dq: (B, Sq, H, D). zero_ahead: tiles that are zeroed ahead of the last that is done with, at least."""
 
     dq: cute.Tensor
     counters: Counters
-    lead: Int32
+    zero_ahead: Int32
 
 
-class BackwardBackground:
-    """Whatever there is to do, tasks as well as tiles, is given out in order, to who can begin with it at once. So it
-    gets done even if only some of the grid's blocks are there, as when other kernels have the other processors.
+class HelperWarps:
+    """Tasks and tiles are claimed in order, each by a warp that can begin with it at once. So the kernel finishes even
+    if only some of the grid's blocks are resident, as when other kernels occupy the other SMs.
 
-      each warp     the next tile to finish | zero tiles, up to ``lead`` ahead of it | wait until all of its head's dQ
+      each helper   next tile to convert | zero tiles up to ``zero_ahead`` ahead of it | wait until all of its head's dQ
                     has been added | write its dQ | ..
-      dQ warps      the next task | wait until its head is zero | add | say so | ..
+      dQ warps      next task | wait until its head is zeroed | add | signal | ..
     """
 
     def __init__(self, spec: BackwardSpec, config: BackwardConfig):
@@ -62,33 +70,33 @@ class BackwardBackground:
 
     @cute.jit
     def run(self, g):
-        counters = g.background.counters
+        counters = g.helper_warps.counters
         tiles, zeroed = cute.size(g.acc, mode=[0]), Int32(0)
         cute.arch.griddepcontrol_wait()  # the counters are zero
         n = claim(counters.next, FINISHED)
         while n < tiles:
             at = self.tile(g, n)
-            goal = cutlass.min(n + self.lead(g, at), tiles)
+            goal = cutlass.min(n + self.zero_ahead(g, at), tiles)
             while zeroed < goal:
                 zeroed = claim(counters.next, ZEROED)
                 if zeroed < tiles:
                     self.zero(g, self.tile(g, zeroed))
                 zeroed = zeroed + 1
             head = self.head(g, at)
-            await_count(counters.ready, head, self.tiles_of(g, at.rows_q))
-            await_count(counters.added, head, 4 * self.blocks(at.rows_k))
+            wait_count(counters.ready, head, self.tiles_of(g, at.rows_q))
+            wait_count(counters.added, head, 4 * self.blocks(at.rows_k))
             self.convert(g, at)
             n = claim(counters.next, FINISHED)
 
     def tile(self, g, n):
         """Where tile n is: of those of a sequence, or of all equal ones, head by head."""
-        return g.places.at(False, self.config.tile, n, g.heads,
+        return g.layout.at(False, self.config.tile, n, g.heads,
                            lambda index, slots, *_: (index // slots, index % slots),
                            self.config.longest_first)
 
     def number(self, g, at):
         """The tile's place in the workspace."""
-        first = g.places.first_tile(at, self.config.tile, g.heads, g.tiles)
+        first = g.layout.first_tile(at, self.config.tile, g.heads, g.tiles)
         return Int64(first) + Int64(at.head) * g.tiles + at.number
 
     def head(self, g, at):
@@ -103,13 +111,13 @@ class BackwardBackground:
         """Of a K/V head."""
         return ceil_div(keys, self.config.block)
 
-    def lead(self, g, at):
+    def zero_ahead(self, g, at):
         """Tiles that are zeroed ahead of this one."""
         if not self.spec.varlen:
-            return g.background.lead
-        section = section_of(at.rows_q, g.section, self.config.section_bytes, g.kv_heads)
+            return g.helper_warps.zero_ahead
+        l2_section = l2_section_of(at.rows_q, g.l2_section, self.config.l2_section_bytes, g.kv_heads)
         slots = at.slots * g.heads_per_kv  # by cu_seqlens: with seqused more than have rows
-        return cutlass.max(g.background.lead, lead_of(section, 0, slots))
+        return cutlass.max(g.helper_warps.zero_ahead, zero_ahead_of(l2_section, 0, slots))
 
     @cute.jit
     def zero(self, g, at):
@@ -120,7 +128,7 @@ class BackwardBackground:
             cute.autovec_copy(zeros, quads[None, i + tk.lane_id()])
         cute.arch.fence_proxy("async.global")  # bulk additions come next
         if at.number * self.config.tile < at.rows_q:
-            tell_fenced(g.background.counters.ready, self.head(g, at))
+            signal_fenced(g.helper_warps.counters.ready, self.head(g, at))
 
     @cute.jit
     def convert(self, g, at):
@@ -129,22 +137,22 @@ class BackwardBackground:
         slabs, quads = 4 * rows * cols, c.dq_cols // 8
         number = self.number(g, at)
         acc = cute.make_tensor(g.acc[number, None].iterator, cute.make_layout((4, WARP, quads, slabs)))
-        there = self.there(g, number)
-        out = g.background.dq[at.batch, None, at.head, None]
+        has_contribution = self.has_contribution(g, number)
+        out = g.helper_warps.dq[at.batch, None, at.head, None]
         first = at.start_q + at.number * c.tile
         for i in cutlass.range(slabs * (c.dq_cols // 32), unroll=1):
             slab, part = i // (c.dq_cols // 32), i % (c.dq_cols // 32)
             x = tk.rt_fl(32)
-            self.load_added(x, there, acc[None, tk.lane_id(), None, slab], 4 * part)
+            self.load_added(x, has_contribution, acc[None, tk.lane_id(), None, slab], 4 * part)
             tk.mul(x, x, g.scale)
             row = first + slab // 4 // cols * 64 + (slab % 4 - tk.warp_id() % 4) * 16  # of a warpgroup's first
             col = slab // 4 % cols * c.dq_cols + 32 * part
             tk.store_narrow(columns(out, col), x, row, at.start_q + at.rows_q)
 
-    def there(self, g, number):
+    def has_contribution(self, g, number):
         """Has anything been added up for the tile? None: always, as it began with zeroes."""
 
-    def load_added(self, x, there, theirs, first):
+    def load_added(self, x, has_contribution, theirs, first):
         self.load(x, theirs, first)
 
     def load(self, x, theirs, first):
@@ -158,16 +166,16 @@ class BackwardBackground:
     # ---- for the dQ warpgroup ----------------------------------------------------------------------
 
     @cute.jit
-    def await_ready(self, g, t):
+    def wait_ready(self, g, t):
         """Until all tiles of the query heads of a task's K/V head are zero. A warp, before its own additions."""
-        await_count(g.background.counters.ready, t.sequence * g.kv_heads + t.head, self.tiles_of(g, t.rows_q))
+        wait_count(g.helper_warps.counters.ready, t.sequence * g.kv_heads + t.head, self.tiles_of(g, t.rows_q))
         cute.arch.fence_proxy("async.global")
 
     @cute.jit
-    def sign_off(self, g, t):
-        """A warp has added all that it has to."""
+    def signal_added(self, g, t):
+        """A warp has added all parts of its task."""
         tk.store_wait(read=False)
-        tell_fenced(g.background.counters.added, t.sequence * g.kv_heads + t.head)
+        signal_fenced(g.helper_warps.counters.added, t.sequence * g.kv_heads + t.head)
 
 
 def columns(x: cute.Tensor, first) -> cute.Tensor:
@@ -177,19 +185,19 @@ def columns(x: cute.Tensor, first) -> cute.Tensor:
     return cute.make_tensor(start, cute.make_layout((rows, cols - first), stride=x.stride))
 
 
-class GroupedBackground(BackwardBackground):
+class GqaHelperWarps(HelperWarps):
     """Counters are of query heads. Tiles come in the order of the tasks' heads."""
 
-    def __init__(self, spec: BackwardSpec, config: GroupedConfig, turn):
+    def __init__(self, spec: BackwardSpec, config: GqaConfig, head_in_order):
         super().__init__(spec, config)
-        self.turn = turn
+        self.head_in_order = head_in_order
 
     def tile(self, g, n):
         def order(index, slots, *_):
             head, of_task = index // slots, g.heads_per_kv
-            return self.turn(g, head // of_task) * of_task + head % of_task, index % slots
+            return self.head_in_order(g, head // of_task) * of_task + head % of_task, index % slots
 
-        return g.places.at(False, self.config.tile, n, g.heads, order)
+        return g.layout.at(False, self.config.tile, n, g.heads, order)
 
     def head(self, g, at):
         return at.sequence * g.heads + at.head
@@ -198,41 +206,41 @@ class GroupedBackground(BackwardBackground):
         return ceil_div(rows, self.config.tile)
 
     @cute.jit
-    def await_head(self, g, t, head):
+    def wait_head(self, g, t, head):
         """Until the tiles of a query head are zero. A warp, before its own additions."""
-        await_count(g.background.counters.ready, t.sequence * g.heads + head, self.tiles_of(g, t.rows_q))
+        wait_count(g.helper_warps.counters.ready, t.sequence * g.heads + head, self.tiles_of(g, t.rows_q))
         cute.arch.fence_proxy("async.global")
 
     @cute.jit
-    def sign_off_head(self, g, sequence, head, but: Constexpr[int] = 0):
+    def signal_head_added(self, g, sequence, head, but: Constexpr[int] = 0):
         """A warp has added all that it has to; the last ``but`` additions are another's."""
         tk.store_wait(but, read=False)
-        tell(g.background.counters.added, sequence * g.heads + head)
+        signal(g.helper_warps.counters.added, sequence * g.heads + head)
 
 
-class FinishesTiles(GroupedBackground):
+class ConvertHelperWarps(GqaHelperWarps):
     """Makes dQ of what has been added up, and no zeroes."""
 
     @cute.jit
     def run(self, g):
-        counters, tiles = g.background.counters, cute.size(g.acc, mode=[0])
+        counters, tiles = g.helper_warps.counters, cute.size(g.acc, mode=[0])
         cute.arch.griddepcontrol_wait()  # the counters are zero
         n = claim(counters.next, FINISHED)
         while n < tiles:
             at = self.tile(g, n)
-            await_patiently(counters.added, self.head(g, at), 4 * self.blocks(at.rows_k))
+            wait_count_backoff(counters.added, self.head(g, at), 4 * self.blocks(at.rows_k))
             self.convert(g, self.tile(g, n))  # found again: kept, it would take registers
             n = claim(counters.next, FINISHED)
 
-    def await_head(self, g, t, head):
+    def wait_head(self, g, t, head):
         """Of zeroes: there are none."""
 
-    def there(self, g, number):
-        """Is the tile somebody's? Else it sees no key, and its dQ is 0."""
+    def has_contribution(self, g, number):
+        """Has a block stored a part of the tile? Else it sees no key, and its dQ is 0."""
         return load_acquire(words_of(g), Int32(number)) > 0
 
     @cute.jit
-    def load_added(self, x, there, theirs, first):
+    def load_added(self, x, has_contribution, theirs, first):
         tk.zero(x)
-        if there:
+        if has_contribution:
             self.load(x, theirs, first)

@@ -71,7 +71,7 @@ def limits(first, end, columns=None, rows=None):
 
 
 @dsl_user_op
-def multiply_pairs(a, b, *, loc=None, ip=None):
+def mul_bf16x2(a, b, *, loc=None, ip=None):
     """a * b, of two bf16 each."""
     return Int32(llvm.inline_asm(
         T.i32(), [Int32(x).ir_value(loc=loc, ip=ip) for x in (a, b)], "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r",
@@ -79,7 +79,7 @@ def multiply_pairs(a, b, *, loc=None, ip=None):
 
 
 @dsl_user_op
-def load_pair(address, *, loc=None, ip=None):
+def load_f32x2(address, *, loc=None, ip=None):
     """Two fp32 in shared memory, not before it is their turn: the registers they go to are in use until then."""
     found = llvm.inline_asm(
         llvm.StructType.get_literal([T.f32(), T.f32()]), [Int32(address).ir_value(loc=loc, ip=ip)],
@@ -88,7 +88,7 @@ def load_pair(address, *, loc=None, ip=None):
     return [Float32(llvm.extractvalue(T.f32(), found, [i], loc=loc, ip=ip)) for i in range(2)]
 
 
-class Pairs:
+class PackedDs:
     """dS of ``AttentionBackward`` = P * (dP + delta) in pairs of 16 bits: dP + delta is rounded to bf16 and multiplied
     by P as it is there for dV, which need not be taken apart. Of the 433 instructions of a warp for a tile of 64
     queries, head_dim 128, this takes 48 away.
@@ -102,12 +102,12 @@ class Pairs:
     makes it small."""
 
     @property
-    def begins(self) -> bool:
+    def starts_from_delta(self) -> bool:
         """Where it is faster, by what was measured."""
         return self.spec.width == 128 and not (self.spec.left or self.spec.right)
 
     def multiply_dp(self, s, c):
-        if self.begins:
+        if self.starts_from_delta:
             self.begin_with_delta(s, c)
             tk.mma_ABt(c.dp, s.v[c.wg], s.do[c.ring.stage])
         else:
@@ -118,15 +118,15 @@ class Pairs:
         tile = self.config.tile
         delta = Int32(s.stats[None, c.ring.stage].iterator.toint()) + 4 * tile + tk.lane_id() % 4 * 8
         for j in range(tile // 8):
-            two = load_pair(delta + 32 * j)
+            two = load_f32x2(delta + 32 * j)
             for row in range(2):
                 c.dp.tensor[4 * j + 2 * row], c.dp.tensor[4 * j + 2 * row + 1] = two
 
     def make_ds(self, s, c):
-        if self.begins:
+        if self.starts_from_delta:
             tk.apply_narrow(c.ds, lambda dp: dp, c.dp)
         else:
             tk.apply_narrow(c.ds, lambda dp, delta: dp + delta, c.dp, self.stats(s, c.ring, 1))
         ds, p = (cute.recast_tensor(x.tensor, Int32) for x in (c.ds, c.p))
         for i in range(cute.size(ds)):
-            ds[i] = multiply_pairs(ds[i], p[i])
+            ds[i] = mul_bf16x2(ds[i], p[i])

@@ -164,11 +164,11 @@ def run(tensors: BackwardOperands, gradients: Gradients, options: Options = PLAI
     launcher = _launchers.get(key)
     if launcher is None:
         launcher = _launchers[key] = launcher_of(q.device, key)
-    kernels, spec, config, processors = launcher
-    floats = heads * config.workspace_floats(spec, rows) + k.shape[2] * config.handed_floats(spec, keys)
+    kernels, spec, config, num_sms = launcher
+    floats = heads * config.workspace_floats(spec, rows) + k.shape[2] * config.dkv_partial_floats(spec, keys)
     workspace = torch.empty(batch * floats, dtype=torch.float32, device=q.device)
     kernels(tuple(tensors), tuple(gradients), workspace, None,
-            (head_dim**-0.5 if scale is None else scale, softcap, left, right, processors))
+            (head_dim**-0.5 if scale is None else scale, softcap, left, right, num_sms))
 
     def of_rows():
         tiles = -(-rows // config.tile)
@@ -186,7 +186,7 @@ def launcher_of(device, key, **more):
     spec = BackwardSpec(dtypes.name_of(dtype), width(head_dim, head_dim_v), not no_left, not no_right, not no_softcap,
                         not no_dq, not no_dlse, bool(deterministic), **more)
     config = key[11] or plan(spec, length, key[12])
-    return function(recipe(spec, config)), spec, config, arch.processors(device)
+    return function(recipe(spec, config)), spec, config, arch.num_sms(device)
 
 
 # ---- CPU, tracing ----------------------------------------------------------------------------------

@@ -2,42 +2,43 @@
 
 from tkq.attention.backward import dkv
 from tkq.attention.backward.config import BackwardConfig
-from tkq.attention.backward.dkv import AttentionBackward, ChainedBackward
-from tkq.attention.backward.dq_first_store import FirstStores
-from tkq.attention.backward.dq_first_store_config import FirstConfig
-from tkq.attention.backward.fuse_preprocess import Seamless
-from tkq.attention.backward.fuse_preprocess_config import SeamlessConfig
-from tkq.attention.backward.gqa import GroupedBackward
-from tkq.attention.backward.gqa_config import GroupedConfig
-from tkq.attention.backward.math import Pairs
+from tkq.attention.backward.dkv import AttentionBackward, DqSerialBackward
+from tkq.attention.backward.dq_first_store import DqFirstStore
+from tkq.attention.backward.dq_first_store_config import DqFirstStoreConfig
+from tkq.attention.backward.fuse_preprocess import FusePreprocess
+from tkq.attention.backward.fuse_preprocess_config import FusePreprocessConfig
+from tkq.attention.backward.gqa import GqaBackward
+from tkq.attention.backward.gqa_config import GqaConfig
+from tkq.attention.backward.math import PackedDs
 from tkq.attention.backward.spec import BackwardSpec
 
 
-class PairsBackward(Pairs, AttentionBackward):
+class PackedDsBackward(PackedDs, AttentionBackward):
     """Blocks that have the keys, and add to dQ."""
 
 
-class PairsChained(Pairs, ChainedBackward):
+class PackedDsSerial(PackedDs, DqSerialBackward):
     """With dQ that goes from block to block."""
 
 
-class PairsGrouped(Pairs, GroupedBackward):
+class PackedDsGqa(PackedDs, GqaBackward):
     """For query heads that share a K/V head."""
 
 
-class PairsFirst(Pairs, FirstStores):
+class PackedDsFirstStore(PackedDs, DqFirstStore):
     """Likewise, without zeroes."""
 
 
-class PairsSeamless(Pairs, Seamless):
-    """Without seams."""
+class PackedDsFusePreprocess(PackedDs, FusePreprocess):
+    """With a fused preprocess."""
 
 
 def _kind(config):
-    for kind, of in ((PairsFirst, FirstConfig), (PairsGrouped, GroupedConfig), (PairsSeamless, SeamlessConfig)):
+    for kind, of in ((PackedDsFirstStore, DqFirstStoreConfig), (PackedDsGqa, GqaConfig),
+                     (PackedDsFusePreprocess, FusePreprocessConfig)):
         if isinstance(config, of):
             return kind
-    return PairsChained if config.chain else PairsBackward
+    return PackedDsSerial if config.dq_serial else PackedDsBackward
 
 
 def build(spec: BackwardSpec, config: BackwardConfig):

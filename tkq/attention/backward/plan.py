@@ -4,9 +4,9 @@ import itertools
 from dataclasses import replace
 
 from tkq.attention.backward.config import BackwardConfig
-from tkq.attention.backward.dq_first_store_config import FirstConfig
-from tkq.attention.backward.fuse_preprocess_config import SeamlessConfig
-from tkq.attention.backward.gqa_config import GroupedConfig
+from tkq.attention.backward.dq_first_store_config import DqFirstStoreConfig
+from tkq.attention.backward.fuse_preprocess_config import FusePreprocessConfig
+from tkq.attention.backward.gqa_config import GqaConfig
 from tkq.attention.backward.spec import WIDTHS, BackwardSpec
 from tkq.attention.forward.plan import LENGTHS, length_class
 from tkq.runtime.compile.recipe import Recipe
@@ -20,23 +20,23 @@ def packed_class(seqlen_k: int) -> str:
     return "brief" if seqlen_k <= BRIEF else length_class(seqlen_k)
 
 
-def in_pairs(spec: BackwardSpec, config: BackwardConfig) -> bool:
-    """dS is a product of pairs of 16 bits (``tkq.attention.backward.packed_ds``). A chain that is not late has no
-    register left for it at head_dim 128."""
-    registers = spec.width == 64 or config.late or not config.chain
+def packed_ds(spec: BackwardSpec, config: BackwardConfig) -> bool:
+    """dS is computed in packed bf16x2 (``tkq.attention.backward.packed_ds``). A serial reduction without overlap_dk has
+    no register left for it at head_dim 128."""
+    registers = spec.width == 64 or config.overlap_dk or not config.dq_serial
     return registers and spec.dtype == "bf16" and spec.width <= 128 and spec.adds_dq and not spec.softcap
 
 
 def recipe(spec: BackwardSpec, config: BackwardConfig) -> Recipe:
     """Of the kernels of a configuration."""
     module = "dkv"
-    if in_pairs(spec, config):
+    if packed_ds(spec, config):
         module = "packed_ds"
-    elif isinstance(config, FirstConfig):
+    elif isinstance(config, DqFirstStoreConfig):
         module = "dq_first_store"
-    elif isinstance(config, GroupedConfig):
+    elif isinstance(config, GqaConfig):
         module = "gqa"
-    elif isinstance(config, SeamlessConfig):
+    elif isinstance(config, FusePreprocessConfig):
         module = "fuse_preprocess"
     return Recipe(f"tkq.attention.backward.{module}:build", (spec, config))
 
@@ -46,9 +46,10 @@ def plan(spec: BackwardSpec, length: str = "medium", group: int = 1) -> Backward
     ``packed_class``). group: query heads that share a K/V head."""
     config = _planned(spec, length, group)
     if spec.varlen and spec.left:  # of the kernel that makes dQ alone, the producer needs more registers
-        config = replace(config, kv=min(config.kv, 96 if spec.width <= 128 else 48), alone_registers=(40, 232))
+        config = replace(config, dq_kernel_kv=min(config.dq_kernel_kv, 96 if spec.width <= 128 else 48),
+                         dq_kernel_registers=(40, 232))
     elif spec.varlen and spec.width == 128 and spec.deterministic:
-        config = replace(config, alone_registers=(40, 232))
+        config = replace(config, dq_kernel_registers=(40, 232))
     return config
 
 
@@ -58,13 +59,14 @@ def _planned(spec, length, group):
     if spec.width == 256 or spec.left or not spec.adds_dq:
         return SINGLE[spec.width]
     if spec.varlen and length == "brief" and (spec.width == 128 or spec.right):
-        return _CHAIN[spec.width] if spec.right else _CHAIN_FULL
+        return _DQ_SERIAL[spec.width] if spec.right else _DQ_SERIAL_FULL
     if group > 1:
         return _of_groups(spec, length, group)
     if spec.width == 64 and length == "long" and not (spec.right or spec.varlen):
         return SINGLE[64]
-    behind = replace(_BEHIND[spec.width], section_mb=_section(spec, length))
-    return SeamlessConfig.of(behind) if spec.varlen and length == "long" else behind  # else its background is late
+    behind = replace(_HELPER_WARPS[spec.width], l2_section_mb=_section(spec, length))
+    # else its helper warps fall behind
+    return FusePreprocessConfig.of(behind) if spec.varlen and length == "long" else behind
 
 
 def _section(spec, length):
@@ -76,18 +78,17 @@ def _section(spec, length):
 
 def _of_groups(spec, length, group):
     """Causal blocks end at different times, so that all query heads of all blocks at work would have to stay in L2
-    together: so there are tasks for two of them at a time, if there are four or more, and with short sequences, where
-    zeroes come too late in the background, there are none: a tile's first part of dQ is stored, and the background only
-    finishes dQ."""
+    together: so there are tasks for two of them at a time, if there are four or more; with short sequences, where
+    helper warps zero too late, the first contributor to a dQ tile stores it, and the helper warps only convert dQ."""
     if spec.varlen or length == "short":
         return _of_short_groups(spec, length, group)
     in_parts = spec.width == 128 and group > 2 and group % 2 == 0
     if spec.right and in_parts:
-        return _IN_PARTS if length == "medium" else _LONG_IN_PARTS
+        return _GQA_SPLIT if length == "medium" else _GQA_SPLIT_LONG
     if spec.right:
         whole = (spec.width == 128 and group == 2) or (spec.width == 64 and group in (2, 4) and length == "medium")
-        return _BY_HEADS[spec.width] if whole else _STAYS[spec.width]
-    return _BY_HEADS[128] if spec.width == 128 and length == "medium" and group <= 4 else SINGLE[spec.width]
+        return _GQA[spec.width] if whole else _PERSISTENT[spec.width]
+    return _GQA[128] if spec.width == 128 and length == "medium" and group <= 4 else SINGLE[spec.width]
 
 
 def _of_short_groups(spec, length, group):
@@ -96,28 +97,29 @@ def _of_short_groups(spec, length, group):
         return SINGLE[64] if spec.width == 64 else _D128_SHORT
     if spec.width == 128 and not spec.varlen:
         in_parts = group > 2 and group % 2 == 0
-        return _BEHIND[128] if not spec.right else _FIRST if in_parts else _STAYS[128]
-    return _STAYS[spec.width] if spec.right or length == "short" else SINGLE[spec.width]
+        return _HELPER_WARPS[128] if not spec.right else _DQ_FIRST_STORE if in_parts else _PERSISTENT[128]
+    return _PERSISTENT[spec.width] if spec.right or length == "short" else SINGLE[spec.width]
 
 
 # What a softcap's slope takes of registers is missing for tiles of 128 rows, and for wider parts of dQ.
-_SOFTCAP = {64: BackwardConfig(dq_add="bulk"),
-            128: BackwardConfig(dq_add="bulk", dq_cols=32, registers=(24, 56, 216)),
-            256: BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208), kv=48, kv_stages=1)}
-_D64 = BackwardConfig(tile=128, dq_add="bulk", turns=True)
-_D128 = BackwardConfig(dq_add="bulk", late=True, direct=True)
-_D128_SHORT = BackwardConfig(dq_add="bulk", turns=True)
-_D256 = BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208), kv=64, kv_stages=1)
-_STAYS = {64: replace(_D64, direct=True, persistent=True), 128: replace(_D128, turns=True, persistent=True)}
-_BEHIND = {width: replace(config, background=True, registers=(32, 64, 208), section_mb=8)
-           for width, config in _STAYS.items()}
-_CHAIN = {64: replace(_STAYS[64], chain=True, stages=2, section_mb=4),
-          128: replace(_STAYS[128], chain=True, section_mb=4)}
-_CHAIN_FULL = replace(_CHAIN[128], late=False)  # late, it has a register too few without masks
-_BY_HEADS = {width: GroupedConfig.of(config) for width, config in _BEHIND.items()}
-_IN_PARTS = replace(_BY_HEADS[128], split=2)
-_LONG_IN_PARTS = replace(_IN_PARTS, rounds=2)
-_FIRST = FirstConfig.of(_BEHIND[128], split=2)
+_SOFTCAP = {64: BackwardConfig(dq_reduce="bulk"),
+            128: BackwardConfig(dq_reduce="bulk", dq_cols=32, registers=(24, 56, 216)),
+            256: BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208), dq_kernel_kv=48, dq_kernel_stages=1)}
+_D64 = BackwardConfig(tile=128, dq_reduce="bulk", ping_pong=True)
+_D128 = BackwardConfig(dq_reduce="bulk", overlap_dk=True, store_from_registers=True)
+_D128_SHORT = BackwardConfig(dq_reduce="bulk", ping_pong=True)
+_D256 = BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208), dq_kernel_kv=64, dq_kernel_stages=1)
+_PERSISTENT = {64: replace(_D64, store_from_registers=True, persistent=True),
+               128: replace(_D128, ping_pong=True, persistent=True)}
+_HELPER_WARPS = {width: replace(config, helper_warps=True, registers=(32, 64, 208), l2_section_mb=8)
+                 for width, config in _PERSISTENT.items()}
+_DQ_SERIAL = {64: replace(_PERSISTENT[64], dq_serial=True, stages=2, l2_section_mb=4),
+              128: replace(_PERSISTENT[128], dq_serial=True, l2_section_mb=4)}
+_DQ_SERIAL_FULL = replace(_DQ_SERIAL[128], overlap_dk=False)  # with overlap_dk it lacks a register without masks
+_GQA = {width: GqaConfig.of(config) for width, config in _HELPER_WARPS.items()}
+_GQA_SPLIT = replace(_GQA[128], heads_per_task=2)
+_GQA_SPLIT_LONG = replace(_GQA_SPLIT, tail_waves=2)
+_DQ_FIRST_STORE = DqFirstStoreConfig.of(_HELPER_WARPS[128], heads_per_task=2)
 SINGLE = {64: _D64, 128: _D128, 256: _D256}  # of a width: blocks that have one task, what variants are made of
 
 
@@ -132,7 +134,8 @@ def shipped():
              "causal_no_dq": {"dq": False, **mask}, "deterministic": same, "causal_deterministic": {**mask, **same},
              "window_softcap_deterministic": {"left": True, "softcap": True, **mask, **same},
              "varlen": {"varlen": True}, "varlen_causal": {"varlen": True, **mask},
-             "varlen_used_window_deterministic": {"varlen": True, "used_q": True, "used_k": True, "left": True, **mask,
+             "varlen_used_window_deterministic": {"varlen": True, "seqused_q": True, "seqused_k": True, "left": True,
+                                                  **mask,
                                                   **same}}
     out = {}
     for (kind, options), dtype, width, length in itertools.product(
@@ -152,11 +155,13 @@ def shipped():
 def _expectation(spec, config):
     from tkq.runtime.compile.expectation import Expectation
 
-    dq = ({"red": "REDG", "bulk": "UBLKRED"}[config.dq_add],) if spec.adds_dq else ()
+    dq = ({"atomic": "REDG", "bulk": "UBLKRED"}[config.dq_reduce],) if spec.adds_dq else ()
     return Expectation(
-        tensor=24, instructions=("UTMALDG", "STG.E.128" if config.direct else "UTMASTG", "UBLKCP", "USETMAXREG",
-                                 *["STSM"] * (spec.adds_dq or not config.direct), *dq),
+        tensor=24,
+        instructions=("UTMALDG", "STG.E.128" if config.store_from_registers else "UTMASTG", "UBLKCP", "USETMAXREG",
+                      *["STSM"] * (spec.adds_dq or not config.store_from_registers), *dq),
         roles=config.roles,
-        others=(("BackwardQueries", Expectation(tensor=24, instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "STSM"))),
-                *((name, Expectation(instructions=("LDG.E.128",))) for name in ("BackwardPre", "FirstTiles")),
-                ("BackwardPost", Expectation(instructions=("LDG.E.128", "STSM", "UTMASTG")))))
+        others=(("DqKernel", Expectation(tensor=24, instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "STSM"))),
+                *((name, Expectation(instructions=("LDG.E.128",)))
+                  for name in ("BackwardPreprocess", "PreprocessFirstTiles")),
+                ("BackwardPostprocess", Expectation(instructions=("LDG.E.128", "STSM", "UTMASTG")))))

@@ -11,7 +11,7 @@ from tkq.attention.backward.spec import BackwardSpec
 from tkq.attention.common.sequences import stores, tile_order
 
 
-class BackwardPost:
+class BackwardPostprocess:
     """dq = scale * acc, rounded. One warpgroup a part of 64 rows x ``dq_cols``."""
 
     def __init__(self, spec: BackwardSpec, config: BackwardConfig):
@@ -19,20 +19,20 @@ class BackwardPost:
         self.out = tk.st(64, config.dq_cols, tk.element_type(spec.dtype))
 
     @cute.jit
-    def __call__(self, acc: cute.Tensor, dq: cute.Tensor, places: Any, scale: Float32, first, stream: cuda.CUstream):
+    def __call__(self, acc: cute.Tensor, dq: cute.Tensor, layout: Any, scale: Float32, first, stream: cuda.CUstream):
         """acc: (tiles of all heads, floats of a tile), dq ([B,] Sq, H, D). first: tile; those before it are made."""
-        self.kernel(acc, stores(dq, self.out, places.ragged), places, dq.shape[-2], scale).launch(
+        self.kernel(acc, stores(dq, self.out, layout.ragged), layout, dq.shape[-2], scale).launch(
             grid=[cute.size(acc, mode=[0]) - first, 1, 1], block=[tk.WARPGROUP * self.parts[0] * self.parts[1], 1, 1],
             stream=stream, use_pdl=True)
 
     @cute.kernel
-    def kernel(self, acc: cute.Tensor, dq: tk.gl, places: Any, heads: Int32, scale: Float32):
+    def kernel(self, acc: cute.Tensor, dq: tk.gl, layout: Any, heads: Int32, scale: Float32):
         # the last heads first: they are in L2
         n, part = cute.size(acc, mode=[0]) - Int32(cute.arch.block_idx()[0]) - 1, tk.warpgroup_id()
         out = tk.SharedAllocator().tile(self.out, self.parts[0] * self.parts[1])[part]
-        at = places.at(False, self.config.tile, *tile_order(places, self.config.tile, n, heads))
+        at = layout.at(False, self.config.tile, *tile_order(layout, self.config.tile, n, heads))
         cute.arch.griddepcontrol_wait()
-        if const_expr(places.ragged):
+        if const_expr(layout.ragged):
             if at.number * self.config.tile < at.rows_q:  # else the slot has no row
                 self.convert(acc[Int64(n), None], dq.part(at.rows_q), out, at, part, scale)
         else:
@@ -53,7 +53,7 @@ class BackwardPost:
 
 
 def load_part(x, tile, part):
-    """x, 64 rows of dQ, from part ``part`` of an accumulator's tile, in its order (see ``BackwardAdding``). From L2,
+    """x, 64 rows of dQ, from part ``part`` of an accumulator's tile, in its order (see ``DqAtomic``). From L2,
     where it was added up."""
     quads = x.cols // 8
     mine = cute.make_tensor(x.tensor.iterator, cute.make_layout((4, quads)))

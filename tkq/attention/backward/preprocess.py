@@ -9,7 +9,7 @@ from cutlass import Float32, Int32, Int64, const_expr
 import tkq.tile as tk
 from tkq.attention.backward.config import BackwardConfig
 from tkq.attention.backward.spec import BackwardSpec
-from tkq.attention.common.query_mask import QueryExtent, key_range
+from tkq.attention.common.query_mask import QueryExtent, key_blocks_of
 from tkq.attention.common.sequences import in_sequences, tile_order
 
 THREADS = 256
@@ -33,11 +33,11 @@ class Workspace(NamedTuple):
     stats: cute.Tensor
     acc: Optional[cute.Tensor] = None
     counters: Optional[cute.Tensor] = None
-    handed: Any = None
-    chain: Any = None
+    dkv_partials: Any = None
+    dq_serial: Any = None
 
 
-class BackwardPre:
+class BackwardPreprocess:
     """stats[tile] = -lse * log2(e) and dlse - rowsum(o * do) of the tile's rows; acc and counters = 0.
 
     One block a tile of one head. A row past the end, and one that sees no key, has -inf and 0: then exp2(.. - inf) is
@@ -48,44 +48,45 @@ class BackwardPre:
         self.lanes = spec.width // VECTOR  # of a row
         self.together = THREADS // self.lanes  # rows
         if self.tile % self.together:
-            raise ValueError(f"BackwardPre: tile is {self.tile}, allowed are multiples of {self.together}")
+            raise ValueError(f"BackwardPreprocess: tile is {self.tile}, allowed are multiples of {self.together}")
 
     @cute.jit
-    def __call__(self, rows: Rows, workspace: Workspace, places, stream: cuda.CUstream):
+    def __call__(self, rows: Rows, workspace: Workspace, layout, stream: cuda.CUstream):
         batch, heads, _ = rows.lse.shape
-        tiles = places.slots(False, self.tile)
-        self.kernel(rows, workspace, places).launch(grid=[tiles * heads * batch, 1, 1], block=[THREADS, 1, 1],
+        tiles = layout.slots(False, self.tile)
+        self.kernel(rows, workspace, layout).launch(grid=[tiles * heads * batch, 1, 1], block=[THREADS, 1, 1],
                                                     stream=stream)
 
     @cute.kernel
-    def kernel(self, rows: Rows, workspace: Workspace, places: Any):
+    def kernel(self, rows: Rows, workspace: Workspace, layout: Any):
         cute.arch.griddepcontrol_launch_dependents()
         # the first heads last: they are in L2 when the next kernel begins
         n, t = Int32(cute.arch.grid_dim()[0] - cute.arch.block_idx()[0]) - 1, Int32(cute.arch.thread_idx()[0])
-        at = self.place(places, n, rows.lse.shape[1])
-        stats, acc, counters, handed, chain = workspace
-        if const_expr(chain is not None):
-            self.zero_if(acc[Int64(n), None], t, n >= chain.tiles)
-            if n < chain.tiles:
-                self.zero_unseen(places, chain, n, rows.lse.shape[1], t)
+        at = self.place(layout, n, rows.lse.shape[1])
+        stats, acc, counters, dkv_partials, dq_serial = workspace
+        if const_expr(dq_serial is not None):
+            self.zero_if(acc[Int64(n), None], t, n >= dq_serial.tiles)
+            if n < dq_serial.tiles:
+                self.zero_unseen(layout, dq_serial, n, rows.lse.shape[1], t)
         elif const_expr(acc is not None):
             self.zero(acc[Int64(n), None], t)
         if const_expr(counters is not None):
             i = n * COUNTERS + t
             if t < COUNTERS and i < cute.size(counters):
                 counters[i] = Int32(0)
-        if const_expr(handed is not None):
-            for i in cutlass.range(n * THREADS + t, cute.size(handed.counts), Int32(cute.arch.grid_dim()[0]) * THREADS):
-                handed.counts[i] = Int32(0)
+        if const_expr(dkv_partials is not None):
+            for i in cutlass.range(n * THREADS + t, cute.size(dkv_partials.counts),
+                                   Int32(cute.arch.grid_dim()[0]) * THREADS):
+                dkv_partials.counts[i] = Int32(0)
         sums = self.row_sums(rows, at, t)
         for i in cutlass.range_constexpr(self.tile // self.together):
             if t % self.lanes == 0:
                 self.write(rows, stats[Int64(n), None], at, i * self.together + t // self.lanes, sums[i])
 
-    def place(self, places, n, heads):
+    def place(self, layout, n, heads):
         """(batch, head, the tile's first row, where the sequence's rows end)"""
-        at = places.at(False, self.tile, *tile_order(places, self.tile, n, heads))
-        return at.batch, at.head, at.start_q + at.number * self.tile, at.start_q + in_sequences(places, at)
+        at = layout.at(False, self.tile, *tile_order(layout, self.tile, n, heads))
+        return at.batch, at.head, at.start_q + at.number * self.tile, at.start_q + in_sequences(layout, at)
 
     @cute.jit
     def zero_if(self, acc, t, condition):
@@ -93,18 +94,18 @@ class BackwardPre:
             self.zero(acc, t)
 
     @cute.jit
-    def zero_unseen(self, places, chain, n, heads, t):
+    def zero_unseen(self, layout, dq_serial, n, heads, t):
         """dQ of a tile that sees no key, which no block comes by."""
-        at = places.at(False, self.tile, *tile_order(places, self.tile, n, heads))
-        right = chain.right if self.spec.right else None
+        at = layout.at(False, self.tile, *tile_order(layout, self.tile, n, heads))
+        right = dq_serial.right if self.spec.right else None
         extent = QueryExtent(at.rows_q, at.rows_k, self.tile, self.block, None, right)
-        if key_range(extent, at.number * self.tile).end <= 0:
-            zeros = cute.make_rmem_tensor((VECTOR,), chain.dq.element_type)
+        if key_blocks_of(extent, at.number * self.tile).end <= 0:
+            zeros = cute.make_rmem_tensor((VECTOR,), dq_serial.dq.element_type)
             zeros.fill(0.0)
             for i in cutlass.range_constexpr(self.tile // self.together):
                 row, lane = at.number * self.tile + i * self.together + t // self.lanes, t % self.lanes
-                if row < at.rows_q and lane * VECTOR < chain.dq.shape[3]:
-                    to = chain.dq[at.batch, at.start_q + row, at.head, None]
+                if row < at.rows_q and lane * VECTOR < dq_serial.dq.shape[3]:
+                    to = dq_serial.dq[at.batch, at.start_q + row, at.head, None]
                     cute.autovec_copy(zeros, cute.local_tile(to, (VECTOR,), (lane,)))
 
     def zero(self, acc, t):
@@ -149,36 +150,36 @@ class BackwardPre:
         stats[self.tile + i] = second
 
 
-FIRST_TILES = 4  # for each multiprocessor: two of its first task, and those of its neighbours' heads
+TILES_PREPROCESSED_BEFORE = 4  # for each multiprocessor: two of its first task, and those of its neighbours' heads
 
 
-def tile_in_order(places, size, n, heads, longest_first):
-    """Where tile n is, as ``BackwardBackground.tile``."""
-    return places.at(False, size, n, heads, lambda index, slots, *_: (index // slots, index % slots), longest_first)
+def tile_by_number(layout, size, n, heads, longest_first):
+    """Where tile n is, as ``HelperWarps.tile``."""
+    return layout.at(False, size, n, heads, lambda index, slots, *_: (index // slots, index % slots), longest_first)
 
 
-class FirstTiles(BackwardPre):
-    """The statistics of the first ``known`` tiles in the order of ``BackwardBackground``; counters = 0."""
+class PreprocessFirstTiles(BackwardPreprocess):
+    """The statistics of the first ``known`` tiles in the order of ``HelperWarps``; counters = 0."""
 
     def __init__(self, spec: BackwardSpec, config: BackwardConfig):
         super().__init__(spec, config)
         self.longest_first = config.longest_first
 
     @cute.jit
-    def __call__(self, rows: Rows, workspace: Workspace, places, known: Int32, stream: cuda.CUstream):
-        self.kernel(rows, workspace, places).launch(grid=[known, 1, 1], block=[THREADS, 1, 1], stream=stream)
+    def __call__(self, rows: Rows, workspace: Workspace, layout, known: Int32, stream: cuda.CUstream):
+        self.kernel(rows, workspace, layout).launch(grid=[known, 1, 1], block=[THREADS, 1, 1], stream=stream)
 
     @cute.kernel
-    def kernel(self, rows: Rows, workspace: Workspace, places: Any):
+    def kernel(self, rows: Rows, workspace: Workspace, layout: Any):
         cute.arch.griddepcontrol_launch_dependents()
         n, t = Int32(cute.arch.block_idx()[0]), Int32(cute.arch.thread_idx()[0])
         counters, heads = workspace.counters, rows.lse.shape[1]
         for i in cutlass.range(n * THREADS + t, cute.size(counters), Int32(cute.arch.grid_dim()[0]) * THREADS):
             counters[i] = Int32(0)
-        at = tile_in_order(places, self.tile, n, heads, self.longest_first)
-        tiles = places.slots(False, self.tile)
-        number = Int64(places.first_tile(at, self.tile, heads, tiles)) + Int64(at.head) * tiles + at.number
-        place = at.batch, at.head, at.start_q + at.number * self.tile, at.start_q + in_sequences(places, at)
+        at = tile_by_number(layout, self.tile, n, heads, self.longest_first)
+        tiles = layout.slots(False, self.tile)
+        number = Int64(layout.first_tile(at, self.tile, heads, tiles)) + Int64(at.head) * tiles + at.number
+        place = at.batch, at.head, at.start_q + at.number * self.tile, at.start_q + in_sequences(layout, at)
         stats, sums = workspace.stats[number, None], self.row_sums(rows, place, t)
         for i in cutlass.range_constexpr(self.tile // self.together):
             if t % self.lanes == 0:

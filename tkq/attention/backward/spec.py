@@ -24,8 +24,8 @@ class BackwardSpec:
     """dtype: of q, k, v, o, their gradients and do. width: columns of a tile, see ``width``. left, right: queries see
     no further than so many keys (known at run time) to the left, to the right of the key they are aligned with; causal
     is right, of 0. softcap: scores went through softcap * tanh(score / softcap). dq: q's gradient is wanted too. dlse:
-    the log-sum-exp has a gradient. deterministic: the same in each run. varlen: sequences lie one behind the other,
-    told apart by cu_seqlens; used_q, used_k: only the first rows of each are in use.
+    the log-sum-exp has a gradient. deterministic: the same in each run. varlen: packed sequences, delimited by
+    cu_seqlens; seqused_q, seqused_k: only the first rows of each are in use.
 
     Raises:
         NotImplementedError: a combination that no kernel takes, by name.
@@ -40,8 +40,8 @@ class BackwardSpec:
     dlse: bool = False
     deterministic: bool = False
     varlen: bool = False
-    used_q: bool = False
-    used_k: bool = False
+    seqused_q: bool = False
+    seqused_k: bool = False
 
     @property
     def adds_dq(self) -> bool:
@@ -54,5 +54,5 @@ class BackwardSpec:
         if self.width not in WIDTHS:
             raise NotImplementedError(f"attention backward: tiles of {self.width} columns, supported are "
                                       f"{', '.join(map(str, WIDTHS))}")
-        if (self.used_q or self.used_k) and not self.varlen:
-            raise ValueError("attention backward: used_q and used_k belong to varlen")
+        if (self.seqused_q or self.seqused_k) and not self.varlen:
+            raise ValueError("attention backward: seqused_q and seqused_k belong to varlen")

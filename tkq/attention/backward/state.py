@@ -9,21 +9,21 @@ import tkq.tile as tk
 from tkq.attention.backward.math import Scores
 
 
-class Numbers(NamedTuple):
+class Scalars(NamedTuple):
     """What a call says besides tensors. An argument of the compiled function."""
 
     scale: Float32
     softcap: Float32
     left: Int32
     right: Int32
-    processors: Int32  # of the device
+    num_sms: Int32  # of the device
 
 
-class Chain(NamedTuple):
+class DqSerialOperands(NamedTuple):
     """dq: (B, Sq, H, D). counts: (4 x tile of all heads,) int32, zero in the beginning: of each warp's rows of a tile,
-    how many blocks have a part in them. heads: of K/V heads, the first so many in order are worked on so; the others'
-    accumulators are zero before, and their dQ is made by ``BackwardPost``. tiles: likewise, of query heads. right: of
-    the call."""
+    how many blocks have a part in them. heads: K/V heads, in order, that are reduced serially; the others' accumulators
+    are zeroed before, and their dQ is made by ``BackwardPostprocess``. tiles: likewise, of query heads. right: of the
+    call."""
 
     dq: cute.Tensor
     counts: cute.Tensor
@@ -42,21 +42,21 @@ class Globals:
     dv: Any
     stats: cute.Tensor  # (tile of all heads, 2 x rows of a tile): -lse * log2(e), then dlse - rowsum(o * do)
     acc: Optional[cute.Tensor]  # (tile of all heads, floats): dQ in fp32, in the order of the accumulators
-    background: Any  # a Background, where there is one
-    chain: Any  # a Chain, where dQ goes from block to block
-    handed: Any  # where dK and dV are handed on, or None
+    helper_warps: Any  # HelperOperands, where there are helper warps
+    dq_serial: Any  # DqSerialOperands, where dQ is reduced serially
+    dkv_partials: Any  # where dK and dV are handed on, or None
     next: Optional[cute.Tensor]  # (.., ) int32: the number of the next task, where blocks take one after the other
     tasks: Int32  # how many there are
-    places: Any  # Equal or Ragged: where a task's rows are
+    layout: Any  # Equal or Ragged: where a task's rows are
     left: Int32
     right: Int32
     heads: Int32
-    kv_heads: Int32  # with ``split``, so many times ``share``, as if each part of the query heads had its own
+    kv_heads: Int32  # with ``heads_per_task`` times ``splits_per_kv_head``, as if each part had K and V of its own
     heads_per_kv: Int32
-    share: Optional[Int32]  # with ``split``: in how many parts the query heads of a K/V head are
+    splits_per_kv_head: Optional[Int32]  # with ``heads_per_task``: parts of a K/V head's query heads
     tiles: Int32  # slots of a query head
-    section: Int32  # how many K/V heads are worked on together; varlen: bytes of a K/V head for each of its queries
-    tail: Int32  # see ``place``
+    l2_section: Int32  # how many K/V heads are worked on together; varlen: bytes of a K/V head for each of its queries
+    tail_heads: Int32  # see ``tile_of_task``
     scale: Float32
     scores: Scores
 
@@ -70,7 +70,7 @@ class Shared:
     ds: tk.SharedTile  # dS transposed: a stage is one tile of 64 keys from each warpgroup
     stats: cute.Tensor  # (2 x rows of a tile, stages of q)
     p: Optional[cute.Tensor]  # P on its way from one warpgroup to another
-    dq: Optional[cute.Tensor]  # a part of dQ on its way out; all of them, and on their way in, where there is a chain
+    dq: Optional[cute.Tensor]  # a part of dQ on its way out; with a serial reduction all parts, and on their way in
     dq_full: Optional[tk.Semaphore]  # of each warp's rows, on their way in
     task: Optional[cute.Tensor]  # (field of Task, 1), where it is found once
     tasks: Optional[tk.Mailbox]  # where the producer names one after the other: fields of Task
@@ -93,8 +93,8 @@ class Task:
     head: Int32  # K/V head
     block: Int32
     first: Int32  # see QueryRange
-    whole: Int32
-    whole_end: Int32
+    first_unmasked: Int32
+    end_unmasked: Int32
     end: Int32
 
 
@@ -106,18 +106,18 @@ class State:
     dp: tk.RegTile
     p: tk.RegTile
     ds: tk.RegTile
-    kept: tk.RegTile  # dS of the tile before
+    ds_prev: tk.RegTile  # dS of the tile before
     dk: tk.RegTile
     dv: tk.RegTile
     ring: tk.Ring  # of Q and dO
-    before: tk.Ring  # the tile of Q that is still needed
+    q_prev: tk.Ring  # the tile of Q that is still needed
     ds_ring: tk.Ring
-    turns: tk.Turns
+    ping_pong: tk.PingPong
     wg: Int32
 
 
 @dataclass(frozen=True)
-class ValueState:
+class DvState:
     """Registers of the warpgroup of a wide head that makes P and keeps dV."""
 
     s: tk.RegTile
@@ -129,7 +129,7 @@ class ValueState:
 
 
 @dataclass(frozen=True)
-class KeyState:
+class DkState:
     """Registers of the warpgroup of a wide head that makes dS and keeps dK."""
 
     dp: tk.RegTile

@@ -7,8 +7,8 @@ from cutlass import Constexpr, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward.state import Task
-from tkq.attention.common.query_mask import QueryExtent, place, query_range
-from tkq.attention.common.tile_order import chained, section_of
+from tkq.attention.common.query_mask import QueryExtent, query_tiles_of, tile_of_task
+from tkq.attention.common.tile_order import l2_section_of, serial_block
 
 
 class BackwardTasks:
@@ -29,8 +29,8 @@ class BackwardTasks:
 
     @cute.jit
     def each_task(self, g, s, work: Constexpr):
-        """``work(t, again)`` for the block's task, or for one after the other, as the producer names them. again(): t
-        from shared memory, if it is there, so that registers need not hold it all the time."""
+        """``work(t, reload_task)`` for the block's task, or for one after the other, as the producer names them.
+        reload_task(): t, read again from shared memory where it is there, which frees its registers meanwhile."""
         if const_expr(self.config.persistent):
             ring, more = s.tasks.ring(), Int32(1)
             while more > 0:
@@ -59,7 +59,7 @@ class BackwardTasks:
     def assign_if(self, condition, roles: Constexpr):
         if condition:
             tk.assign(roles)
-        else:  # where no block has a key: who waits for this kernel waits for BackwardPre through it
+        else:  # where no block has a key: a kernel that waits for this one waits for BackwardPreprocess through it
             cute.arch.griddepcontrol_wait()
 
     @cute.jit
@@ -68,19 +68,19 @@ class BackwardTasks:
         c, masks = self.config, const_expr(self.spec.left or self.spec.right)
 
         def order(index, blocks, heads, rows_q):
-            section = g.section
+            l2_section = g.l2_section
             if self.spec.varlen:
-                section = section_of(rows_q, g.section, c.section_bytes, heads)
-            head, block = place(index, blocks, heads, section, masks and c.longest_first, g.tail)
-            if const_expr(c.chain):
-                block = chained(block, blocks, head < g.chain.heads)
+                l2_section = l2_section_of(rows_q, g.l2_section, c.l2_section_bytes, heads)
+            head, block = tile_of_task(index, blocks, heads, l2_section, masks and c.longest_first, g.tail_heads)
+            if const_expr(c.dq_serial):
+                block = serial_block(block, blocks, head < g.dq_serial.heads)
             return head, block
 
-        at = g.places.at(True, c.block, i, g.kv_heads, order, c.longest_first)
-        r = query_range(self.extent(g, at.rows_q, at.rows_k), at.number * c.block)
-        first = g.places.first_tile(at, c.tile, g.heads, g.tiles)
+        at = g.layout.at(True, c.block, i, g.kv_heads, order, c.longest_first)
+        r = query_tiles_of(self.extent(g, at.rows_q, at.rows_k), at.number * c.block)
+        first = g.layout.first_tile(at, c.tile, g.heads, g.tiles)
         return Task(at.sequence, at.rows_q, at.rows_k, at.batch_q, at.batch_k, first, at.head, at.number, r.first,
-                    r.whole, r.whole_end, r.end)
+                    r.first_unmasked, r.end_unmasked, r.end)
 
     def kv_head(self, g, t):
         return t.head
@@ -98,5 +98,5 @@ def values_of(t: Task) -> list:
 
 
 def task_from(slots, i) -> Task:
-    """That somebody has written down."""
+    """As it was posted."""
     return Task(*[cute.arch.make_warp_uniform(slots[f, i]) for f in range(len(fields(Task)))])

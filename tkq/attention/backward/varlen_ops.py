@@ -72,21 +72,21 @@ def _check_all(tensors, sinks, lengths, options):
 
 def _cuda(tensors, sinks, lengths, options, deterministic, needs):
     do, q, k, v, *rest = tensors
-    used_q, used_k = lengths.seqused_q, lengths.seqused_k
+    seqused_q, seqused_k = lengths.seqused_q, lengths.seqused_k
     try:
         count = lengths.cu_seqlens_q.shape[0] - 1
         if not (q.numel() and k.numel() and v.numel()) or count <= 0:
             _check(tensors, sinks, lengths, options)
             return _empty(tensors, sinks, lengths, needs)
-        if q.shape[1] % k.shape[1] or not all(x is None or x.shape[0] == count for x in (used_q, used_k)):
+        if q.shape[1] % k.shape[1] or not all(x is None or x.shape[0] == count for x in (seqused_q, seqused_k)):
             raise ValueError  # _check says which
         refuse_out_of_range(options.softmax_scale, options.softcap)
         fits = takes(do)
-        if not (fits and used_q is None and used_k is None):  # before anything is copied, or filled with zeros
+        if not (fits and seqused_q is None and seqused_k is None):  # before anything is copied, or filled with zeros
             _check_all(tensors, sinks, lengths, options)
         do = do if fits else do.clone(memory_format=torch.contiguous_format)
         # rows that are not in use are nobody's task
-        new_q, new_k = (torch.empty if used is None else torch.zeros for used in (used_q, used_k))
+        new_q, new_k = (torch.empty if used is None else torch.zeros for used in (seqused_q, seqused_k))
         dq = new_q(q.shape, dtype=q.dtype, device=q.device) if needs[0] else None
         dk, dv = (new_k(x.shape, dtype=q.dtype, device=q.device) for x in (k, v))
         statistics = run((do, q, k, v, *rest), (dq, dk, dv), lengths, options, deterministic)
@@ -132,19 +132,20 @@ def run(tensors: BackwardOperands, gradients: Gradients, lengths: Lengths, optio
     rows, heads, head_dim = q.shape
     causal, scale, left, right, softcap = options
     left, right = left if left < k.shape[0] - 1 else -1, 0 if causal else right if right < rows - 1 else -1
-    used_q, used_k = lengths.seqused_q is None, lengths.seqused_k is None
+    seqused_q, seqused_k = lengths.seqused_q is None, lengths.seqused_k is None
     key = (q.dtype, head_dim, v.shape[2], left < 0, right < 0, softcap == 0.0, gradients[0] is None, dlse is None,
-           deterministic, packed_class(lengths.max_seqlen_k), q.get_device(), config, heads // k.shape[1], used_q,
-           used_k)
+           deterministic, packed_class(lengths.max_seqlen_k), q.get_device(), config, heads // k.shape[1], seqused_q,
+           seqused_k)
     launcher = _launchers.get(key)
     if launcher is None:
-        launcher = _launchers[key] = launcher_of(q.device, key, varlen=True, used_q=not used_q, used_k=not used_k)
-    kernels, spec, config, processors = launcher
+        launcher = _launchers[key] = launcher_of(q.device, key, varlen=True, seqused_q=not seqused_q,
+                                                 seqused_k=not seqused_k)
+    kernels, spec, config, num_sms = launcher
     slots = rows // config.tile + lengths.cu_seqlens_q.shape[0]  # see tkq.attention.common.sequences
     workspace = torch.empty(heads * config.workspace_floats(spec, slots * config.tile), dtype=torch.float32,
                             device=q.device)
     kernels(tuple(tensors), tuple(gradients), workspace, lengths[:4],
-            (head_dim**-0.5 if scale is None else scale, softcap, left, right, processors))
+            (head_dim**-0.5 if scale is None else scale, softcap, left, right, num_sms))
 
     def statistics():
         of_tiles = workspace[:2 * heads * slots * config.tile].view(heads, slots, 2, config.tile)

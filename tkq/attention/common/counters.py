@@ -8,31 +8,31 @@ from cutlass.cutlass_dsl import dsl_user_op
 
 import tkq.tile as tk
 
-REST = 500  # nanoseconds between two looks at what the background waits for
+NANOSLEEP_NS = 500  # between two polls of a counter by the helper warps
 
 
 @cute.jit
-def await_patiently(counts, i, wanted):
-    """As ``await_count``, by a warp that is not in a hurry: each look empties L1."""
+def wait_count_backoff(counts, i, wanted):
+    """As ``wait_count``, by a warp that is not in a hurry: each look empties L1."""
     found = load_acquire(counts, i)
     while found < wanted:
-        rest()
+        nanosleep()
         found = load_acquire(counts, i)
 
 
 @dsl_user_op
-def rest(*, loc=None, ip=None):
-    llvm.inline_asm(None, [], f"nanosleep.u32 {REST};", "", has_side_effects=True, is_align_stack=False,
+def nanosleep(*, loc=None, ip=None):
+    llvm.inline_asm(None, [], f"nanosleep.u32 {NANOSLEEP_NS};", "", has_side_effects=True, is_align_stack=False,
                     asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip)
 
 
 def words_of(g):
     """The tiles', by their number among those of all heads."""
-    return g.background.counters.ready
+    return g.helper_warps.counters.ready
 
 
 @cute.jit
-def await_count(counts, i, wanted):
+def wait_count(counts, i, wanted):
     """A whole warp."""
     found = load_acquire(counts, i)
     while found < wanted:
@@ -44,7 +44,7 @@ def load_acquire(counts, i) -> Any:
 
 
 @cute.jit
-def tell(counts, i):
+def signal(counts, i):
     """One more, after all that the warp's lanes have done: the release of one lane is for what all did before they
     met."""
     cute.arch.sync_warp()
@@ -62,7 +62,7 @@ def claim(counters, what):
 
 
 @cute.jit
-def tell_fenced(counts, i):
-    """``tell`` behind a fence of each lane's: two fences, of a microsecond each."""
+def signal_fenced(counts, i):
+    """``signal`` behind a fence of each lane's: two fences, of a microsecond each."""
     cute.arch.fence_acq_rel_gpu()
-    tell(counts, i)
+    signal(counts, i)

@@ -1,7 +1,7 @@
 """Which tasks there are, in which order, and which key blocks a task sees: pure arithmetic.
 
-The kernel calls these functions on run-time ints, the tests on Python's; nobody else computes a range. A *task* is one
-tile of query rows of one head of one batch element: the work of a block, or of a cluster.
+The kernel calls these functions on run-time ints, the tests on Python's ints; ranges are computed here only. A *task*
+is one tile of query rows of one head of one batch element: the work of a block, or of a cluster.
 """
 from dataclasses import dataclass, replace
 from typing import Any, Optional
@@ -25,18 +25,18 @@ class Extent:
 
 
 @dataclass(frozen=True)
-class KeyRange:
+class KeyBlockRange:
     """A task's key blocks: ``first`` and the ``blocks`` - 1 behind it, visited from the last to the first. The first
-    ``masked`` of the visit (1 or more) need a mask on both sides, the last ``masked_left`` on the left, those between
-    none. At least one block, also for rows that see no key."""
+    ``n_masked_right`` of the visit (1 or more) need a mask on both sides, the last ``n_masked_left`` on the left, those
+    between none. At least one block, also for rows that see no key."""
 
     first: Any
     blocks: Any
-    masked: Any
-    masked_left: Any
+    n_masked_right: Any
+    n_masked_left: Any
 
 
-def key_range(e: Extent, first_row) -> KeyRange:
+def key_blocks_of(e: Extent, first_row) -> KeyBlockRange:
     """The blocks that the rows ``first_row .. first_row + tile_rows`` see.
 
     rows_k is 1 or more: a sequence without keys is visited as if it had one, and the mask, which knows better, hides
@@ -44,18 +44,18 @@ def key_range(e: Extent, first_row) -> KeyRange:
     """
     own = first_row + e.rows_k - e.rows_q  # the first row's own key
     end = ceil_div(e.rows_k, e.block)
-    masked = 1  # the last block may be ragged
+    n_masked_right = 1  # the last block may be ragged
     if e.right is not None:
         end = most(least(end, ceil_div(own + e.right + e.tile_rows, e.block)), 1)
         whole = most(least(own + e.right + 1, e.rows_k), 0) // e.block  # blocks that every row sees up to their end
-        masked = most(end - whole, 1)
+        n_masked_right = most(end - whole, 1)
     if e.left is None:
-        return KeyRange(0, end, masked, 0)
+        return KeyBlockRange(0, end, n_masked_right, 0)
     first = least(most(own - e.left, 0) // e.block, end - 1)
     whole = ceil_div(most(own - e.left + e.tile_rows - 1, 0), e.block)  # from here on every row sees the beginning
     blocks = end - first
-    masked = least(masked, blocks)
-    return KeyRange(first, blocks, masked, most(least(whole - first, blocks - masked), 0))
+    n_masked_right = least(n_masked_right, blocks)
+    return KeyBlockRange(first, blocks, n_masked_right, most(least(whole - first, blocks - n_masked_right), 0))
 
 
 def keys_of_row(e: Extent, row):
@@ -88,19 +88,20 @@ def at_least(a, b):
     return most(least(a - b + 1, 1), 0)
 
 
-def told(e: Extent, task: KeyRange, row) -> dict:
-    """What a warpgroup is told of its 64 rows from ``row`` on, in a task whose rows see ``task``: its own ``KeyRange``.
-    before, after: how many of the task's tiles it lets pass before and after those. cut: see ``cut_of``."""
-    r = key_range(replace(e, tile_rows=ROWS), row)
+def tiles_of_warpgroup(e: Extent, task: KeyBlockRange, row) -> dict:
+    """The key tiles of a warpgroup's 64 rows from ``row`` on, in a task whose rows see ``task``: its own
+    ``KeyBlockRange``. before, after: how many of the task's tiles it lets pass before and after those. cut: see
+    ``cut_of``."""
+    r = key_blocks_of(replace(e, tile_rows=ROWS), row)
     before = task.first + task.blocks - r.first - r.blocks
     return dict(vars(r), before=before, after=r.first - task.first, cut=cut_of(e, r, row))
 
 
-def cut_of(e: Extent, r: KeyRange, row):
+def cut_of(e: Extent, r: KeyBlockRange, row):
     """LOWER: of the first tile of the visit the 64 rows see only keys of the lower half. UPPER: of the last one only
     keys of the upper half. 0: neither, or a tile beside it needs the same mask."""
     own = row + e.rows_k - e.rows_q
     top = least(own + e.right + ROWS, e.rows_k) - (r.first + r.blocks - 1) * TILE
-    lower = at_least(ROWS, top) * at_least(1, r.masked) * at_least(r.blocks - r.masked_left, 2)
-    upper = at_least(own - e.left - r.first * TILE, ROWS) * at_least(r.masked_left, 1) * at_least(r.blocks, 3)
+    lower = at_least(ROWS, top) * at_least(1, r.n_masked_right) * at_least(r.blocks - r.n_masked_left, 2)
+    upper = at_least(own - e.left - r.first * TILE, ROWS) * at_least(r.n_masked_left, 1) * at_least(r.blocks, 3)
     return LOWER * lower + UPPER * upper * (1 - lower)

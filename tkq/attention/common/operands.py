@@ -37,19 +37,19 @@ class Gradients(NamedTuple):
 
 
 class Sequences(NamedTuple):
-    """Of varlen: cu_q, cu_k (B + 1,), used_q, used_k (B,) or None, all int32."""
+    """Of varlen: cu_q, cu_k (B + 1,), seqused_q, seqused_k (B,) or None, all int32."""
 
     cu_q: Any
     cu_k: Any
-    used_q: Any = None
-    used_k: Any = None
+    seqused_q: Any = None
+    seqused_k: Any = None
 
 
-class Numbers(NamedTuple):
-    """scale: of the scores. softcap, left, right: ignored where the spec has none. processors: of the device."""
+class Scalars(NamedTuple):
+    """scale: of the scores. softcap, left, right: ignored where the spec has none. num_sms: of the device."""
 
     scale: Any
     softcap: Any
     left: Any
     right: Any
-    processors: Any
+    num_sms: Any

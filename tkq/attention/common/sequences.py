@@ -22,7 +22,7 @@ from tkq.attention.common.operands import Sequences
 WARP = 32
 
 
-class At(NamedTuple):
+class TileCoord(NamedTuple):
     """Where a task is. sequence: which. batch_q, batch_k: TMA's coordinate of its rows of Q and of K; batch: that of
     tensors with a batch dimension, and start_q: the number of its first row there. head: in the batch element. number:
     index of the slot among the sequence's ``slots``. rows_q, rows_k: how many it has."""
@@ -40,7 +40,7 @@ class At(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Equal:
+class DenseBatch:
     """Sequences of rows_q queries and rows_k keys each."""
 
     rows_q: Int32
@@ -57,7 +57,7 @@ class Equal:
         """Of one head: of all sequences that lie one behind the other."""
         return ceil_div(self.rows_k if of_keys else self.rows_q, size)
 
-    def at(self, of_keys: bool, size: int, index, heads, order: Callable, longest_first=False) -> At:
+    def at(self, of_keys: bool, size: int, index, heads, order: Callable, longest_first=False) -> TileCoord:
         """Task ``index``, a slot of K or of Q of one of ``heads`` heads of each batch element.
 
         order(index, slots, heads, rows_q) -> (head, slot): of those of a sequence, or of all equal ones. longest_first:
@@ -65,15 +65,15 @@ class Equal:
         slots = self.slots(of_keys, size)
         head, number = order(index, slots, heads * self.batches, self.rows_q)
         batch = head // heads
-        return At(batch, batch, batch, batch, 0, head % heads, number, self.rows_q, self.rows_k, slots)
+        return TileCoord(batch, batch, batch, batch, 0, head % heads, number, self.rows_q, self.rows_k, slots)
 
-    def first_tile(self, at: At, size: int, heads, tiles):
+    def first_tile(self, at: TileCoord, size: int, heads, tiles):
         """The number of the sequence's first tile of query head 0, where each of ``heads`` has ``tiles``."""
         return at.sequence * heads * tiles
 
 
 @dataclass(frozen=True)
-class Ragged:
+class VarlenBatch:
     """Sequence s: rows cu[s] .. cu[s + 1], of which used[s] are in use, the first ones; where cu does not rise, see
     ``bounds``. What is behind the last sequence counts as one more, which has nothing of the other kind: its gradient
     is 0."""
@@ -99,21 +99,21 @@ class Ragged:
     def slots(self, of_keys: bool, size: int):
         return (self.total_k if of_keys else self.total_q) // size + self.count + 1
 
-    def at(self, of_keys: bool, size: int, index, heads, order: Callable, longest_first=False) -> At:
+    def at(self, of_keys: bool, size: int, index, heads, order: Callable, longest_first=False) -> TileCoord:
         """As of ``Equal``. A whole warp. The slot may be one without a row. longest_first: with up to 31 sequences,
         those of more queries come before others."""
         find = self.longest_first if longest_first else self.sequence_of
         s, first, slots, begin_q, begin_k = find(of_keys, size, index // heads)
         q, k = self.bounds
-        start_q, rows_q = self.rows(s, begin_q, q, self.given.used_q)
-        start_k, rows_k = self.rows(s, begin_k, k, self.given.used_k)
+        start_q, rows_q = self.rows(s, begin_q, q, self.given.seqused_q)
+        start_k, rows_k = self.rows(s, begin_k, k, self.given.seqused_k)
         rest = s >= self.count
         rows_q, rows_k = ((cutlass.select_(rest, Int32(0), rows_q), rows_k) if of_keys else
                           (rows_q, cutlass.select_(rest, Int32(0), rows_k)))
         head, number = order(index - first * heads, slots, heads, rows_q)
-        return At(s, start_q + rows_q, start_k + rows_k, 0, start_q, head, number, rows_q, rows_k, slots)
+        return TileCoord(s, start_q + rows_q, start_k + rows_k, 0, start_q, head, number, rows_q, rows_k, slots)
 
-    def first_tile(self, at: At, size: int, heads, tiles):
+    def first_tile(self, at: TileCoord, size: int, heads, tiles):
         return cutlass.select_(at.sequence == 0, Int32(0), at.start_q // size) + at.sequence  # as first_slot
 
     @cute.jit
@@ -151,7 +151,7 @@ class Ragged:
             begin = k.rising(Int32(0), Int32(0)) if const_expr(of_keys) else of_q
             mine = self.slots_of(size, lane, begin, self.bounds[of_keys])[1]
             mine = cutlass.select_(lane <= self.count, mine, Int32(0))
-            rows = cutlass.select_(lane < self.count, self.rows(lane, of_q, q, self.given.used_q)[1], Int32(-1))
+            rows = cutlass.select_(lane < self.count, self.rows(lane, of_q, q, self.given.seqused_q)[1], Int32(-1))
             before = Int32(0)
             for other in cutlass.range_constexpr(WARP):
                 their, theirs = cute.arch.shuffle_sync(rows, other), cute.arch.shuffle_sync(mine, other)
@@ -181,24 +181,24 @@ class Ragged:
         return begin, cutlass.select_(s >= self.count, of.total - begin, rows)
 
 
-def tile_order(places, size, n, heads):
+def tile_order(layout, size, n, heads):
     """For ``at``, the index, heads and order of tile n of all heads, which lie head by head in the workspace."""
-    tiles = places.slots(False, size)
-    if places.ragged:
+    tiles = layout.slots(False, size)
+    if layout.ragged:
         return n % tiles * heads, heads, lambda index, *_: (n // tiles, index // heads)
     return n, heads, lambda index, slots, *_: (index // slots, index % slots)
 
 
-def in_sequences(places, at: At):
+def in_sequences(layout, at: TileCoord):
     """How many rows of a task's are of a sequence: those of none have no part in anything."""
-    if not places.ragged:
+    if not layout.ragged:
         return at.rows_q
-    return cutlass.select_(at.sequence < places.count, at.rows_q, Int32(0))
+    return cutlass.select_(at.sequence < layout.count, at.rows_q, Int32(0))
 
 
-def piece(places, x: tk.gl, rows) -> tk.gl:
+def piece(layout, x: tk.gl, rows) -> tk.gl:
     """x as a task of a sequence of so many rows sees it."""
-    return x.part(rows) if places.ragged else x
+    return x.part(rows) if layout.ragged else x
 
 
 def loads(x, type: tk.st, ragged: bool) -> tk.gl:

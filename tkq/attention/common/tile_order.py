@@ -4,30 +4,30 @@ import struct
 from tkq.attention.common.integers import _chosen, _dsl, ceil_div, least, most
 
 
-def place(index, tiles, heads, section, longest_first):
+def tile_of_task(index, tiles, heads, l2_section, longest_first):
     """Task ``index`` as (head of all batches, tile).
 
-    longest_first: heads are worked on in sections of ``section``, whose K and V fit in L2 together, and inside a
+    longest_first: heads are worked on in sections of ``l2_section``, whose K and V fit in L2 together, and inside a
     section the last tiles, which of a causal problem see the most keys, come first: dealt out dynamically, the blocks
     end together. Otherwise head by head."""
     if not longest_first:
         return index // tiles, index % tiles
-    tasks = section * tiles
+    tasks = l2_section * tiles
     number, within = index // tasks, index % tasks
-    width = least(section, heads - number * section)  # the last section may be narrow
-    return number * section + within % width, tiles - 1 - within // width
+    width = least(l2_section, heads - number * l2_section)  # the last section may be narrow
+    return number * l2_section + within % width, tiles - 1 - within // width
 
 
-def heads_in_section(kv_bytes, section_bytes, heads_per_kv, heads):
+def heads_in_l2_section(kv_bytes, l2_section_bytes, heads_per_kv, heads):
     """How many query heads share a section: as many as the K/V heads, of ``kv_bytes`` each, that fit. Not more than
     there are (``heads``): a section's tasks, counted in 32 bits, are then no more than all tasks."""
-    return least(most(section_bytes // kv_bytes, 1), heads // heads_per_kv) * heads_per_kv
+    return least(most(l2_section_bytes // kv_bytes, 1), heads // heads_per_kv) * heads_per_kv
 
 
-def even_section(section, heads_per_kv, heads):
-    """``section``, or fewer where that leaves the last section of ``heads`` less narrow: with few tasks in it there is
-    nothing to fill up the wait for its longest with."""
-    kv_heads, at_most = heads // heads_per_kv, most(section // heads_per_kv, 1)
+def even_l2_section(l2_section, heads_per_kv, heads):
+    """``l2_section``, or fewer where that leaves the last section of ``heads`` less narrow: with few tasks in it there
+    is nothing to fill up the wait for its longest with."""
+    kv_heads, at_most = heads // heads_per_kv, most(l2_section // heads_per_kv, 1)
     return ceil_div(kv_heads, most(ceil_div(kv_heads, at_most), 1)) * heads_per_kv
 
 
@@ -44,25 +44,24 @@ def _float_bits(n):
     return _dsl().Float32(n).bitcast(_dsl().Int32)
 
 
-def chained_heads(heads, section, tail):
-    """Of ``place``'s heads, in order, those before the last section."""
-    return most(heads - tail, 0) // section * section
+def serial_heads(heads, l2_section, tail_heads):
+    """Of ``tile_of_task``'s heads, in order, those before the last section."""
+    return most(heads - tail_heads, 0) // l2_section * l2_section
 
 
-def chained(block, blocks, now):
+def serial_block(block, blocks, now):
     """Block ``block`` in order, where those of a head are worked on from the last to the first, ``now``."""
     return _chosen(now, blocks - 1 - block, block)
 
 
-def section_of(rows, row_bytes, section_bytes, heads):
-    """For ``place``, K/V heads that are worked on together: as many as fit into ``section_bytes`` of L2, with so many
-    bytes for each of ``rows`` queries."""
+def l2_section_of(rows, row_bytes, l2_section_bytes, heads):
+    """For ``tile_of_task``, K/V heads that are worked on together: as many as fit into ``l2_section_bytes`` of L2, with
+    ``row_bytes`` for each of ``rows`` queries."""
     kept = most(least(rows, 1 << 15) * row_bytes, 1)  # 32 bits
-    return heads_in_section(kept, section_bytes, 1, heads)
+    return heads_in_l2_section(kept, l2_section_bytes, 1, heads)
 
 
-def lead_of(section, tail, tiles):
-    """How many tiles of dQ must be zeroed, or more, ahead of the first one that is not done with, of K/V heads with so
-    many, so that no task waits for what waits for it: those of the tasks between, which are in its section (at the end,
-    up to ``section + tail`` heads); and a section more, so that nobody waits at its end."""
-    return (2 * section + tail) * tiles
+def zero_ahead_of(l2_section, tail_heads, tiles):
+    """Lower bound on tiles zeroed ahead, of K/V heads with ``tiles`` each, so that no task can wait for a tile that
+    waits for it: two L2 sections plus the tail."""
+    return (2 * l2_section + tail_heads) * tiles

@@ -8,7 +8,7 @@ from typing import NamedTuple, Optional
 
 from tkq.attention.forward.plan import LENGTHS, plan
 from tkq.attention.forward.spec import WIDTHS, AttentionSpec
-from tkq.attention.forward.window_plan import builder_of, halves_plan
+from tkq.attention.forward.window_plan import builder_of, window_plan
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Recipe, Shipped
 
@@ -17,7 +17,7 @@ QUICK = ((64, True, "medium"), (128, False, "short"), (128, False, "long"), (128
 
 class Model(NamedTuple):
     """What the layers of a model have beside a causal mask. left: some have a limit on the left too, "near" or "far"
-    (see ``spec.FAR``)."""
+    (see ``spec.LONG_WINDOW``)."""
 
     dims: tuple
     left: Optional[str] = None
@@ -27,11 +27,11 @@ class Model(NamedTuple):
 
 MODELS = {
     "llama": Model((128, 128)),
-    "mistral": Model((128, 128), left="far"),
-    "gemma 2": Model((256, 256), left="far", softcap=True),
+    "mistral": Model((128, 128), left="long_window"),
+    "gemma 2": Model((256, 256), left="long_window", softcap=True),
     "gpt-oss": Model((64, 64), left="near", sinks="bf16"),
     "deepseek": Model((192, 128)),
-    "phi-3": Model((96, 96), left="far"),
+    "phi-3": Model((96, 96), left="long_window"),
 }
 DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
 
@@ -40,7 +40,7 @@ def shipped():
     """Names are unique: flash_attn, dtype, head dims, choices, length."""
     out = {}
     for spec, length, quick in (*_plain(), *_choices(), *_masks(), *of_models()):
-        for name, config in (("", plan(spec, length)), ("_halves", halves_plan(spec, length))):
+        for name, config in (("", plan(spec, length)), ("_window", window_plan(spec, length))):
             if config is not None:
                 recipe = Recipe(builder_of(config), (spec, config))
                 out.setdefault(recipe, Shipped(_name(spec, length) + name, recipe, _expectation(spec, config), quick))
@@ -60,7 +60,7 @@ def _choices():
     for mask in ("causal",), ("causal", "left"), ("left",), ("left", "right"), ("right",):
         yield AttentionSpec("bf16", 128, **dict.fromkeys(mask, True)), "medium", mask == ("causal", "left")
     for mask in ("causal",), ("right",), ():
-        yield AttentionSpec("bf16", 128, left=True, far=True, **dict.fromkeys(mask, True)), "medium", False
+        yield AttentionSpec("bf16", 128, left=True, long_window=True, **dict.fromkeys(mask, True)), "medium", False
     for dim, causal in itertools.product((64, 128, 256), (False, True)):
         yield AttentionSpec("bf16", dim, causal, varlen=True), "medium", dim == 128 and causal
     yield AttentionSpec("bf16", 128, varlen=True), "long", False
@@ -70,7 +70,7 @@ def _choices():
         yield AttentionSpec("bf16", 128, True, pack=pack), "short", False
     for dim in WIDTHS:
         yield AttentionSpec("bf16", dim, False, left=True, right=True, softcap=True, sinks="fp32", varlen=True,
-                            used_q=True, used_k=True, pack=4), "medium", dim == 256
+                            seqused_q=True, seqused_k=True, pack=4), "medium", dim == 256
     for dims in itertools.product(WIDTHS, WIDTHS):
         yield AttentionSpec("bf16", dims[0], True, head_dim_v=dims[1]), "medium", dims == (192, 128)
 
@@ -89,13 +89,14 @@ def of_models():
     for model, varlen, length in itertools.product(MODELS.values(), (False, True), LENGTHS):
         for left in dict.fromkeys((None, model.left)):  # a set has another order in each process
             spec = AttentionSpec("bf16", model.dims[0], True, True, model.dims[1], left is not None,
-                                 softcap=model.softcap, sinks=model.sinks, varlen=varlen, far=left == "far")
+                                 softcap=model.softcap, sinks=model.sinks, varlen=varlen,
+                                 long_window=left == "long_window")
             yield spec, length, False
 
 
 def _name(spec, length):
     dims = f"d{spec.head_dim}" if spec.head_dim == spec.head_dim_v else f"d{spec.head_dim}_{spec.head_dim_v}"
-    flags = ("causal", "left", "far", "right", "softcap", "varlen", "used_q", "used_k")
+    flags = ("causal", "left", "long_window", "right", "softcap", "varlen", "seqused_q", "seqused_k")
     flags = [flag for flag in flags if getattr(spec, flag)]
     more = [f"sinks_{spec.sinks}"] * bool(spec.sinks) + [f"pack{spec.pack}"] * (spec.pack > 1)
     return "_".join(("flash_attn", spec.dtype, dims, *flags, *more, length, *["lse"] * spec.lse))
@@ -104,6 +105,6 @@ def _name(spec, length):
 def _expectation(spec, config):
     """Tensor cores not serialised, TMA in and, but for O from registers, out, registers handed from the producer to the
     consumers."""
-    out = () if config.o_direct else ("UTMASTG", "STSM")
+    out = () if config.o_from_registers else ("UTMASTG", "STSM")
     tanh = ["MUFU.TANH"] * spec.softcap
     return Expectation(tensor=20, instructions=("UTMALDG", "USETMAXREG", *out, *tanh))

@@ -16,34 +16,34 @@ class Consumer:
     def state(self, s, wg):
         """Registers."""
         config, kv = self.config, self.config.kv
-        return State(att=tk.rt_fl(kv), att_mma=tk.rt(kv, self.tiles.q.dtype), o=tk.rt_fl(self.spec.head_dim_v),
+        return State(s=tk.rt_fl(kv), p=tk.rt(kv, self.tiles.q.dtype), o=tk.rt_fl(self.spec.head_dim_v),
                      max=tk.rv(), norm=tk.rv(), correct=tk.rv(), shift=tk.rv(), last_max=tk.rv(), last_norm=tk.rv(),
                      task=Fields.new(self.fields), last=Fields.new(self.fields),
                      k=s.k_pipe.ring(), v=s.v_pipe.ring(), q=tk.ring(config.q_stages),
-                     turns=tk.Turns(config.consumers, wg, enabled=config.turns), wg=wg)
+                     ping_pong=tk.PingPong(config.consumers, wg, enabled=config.ping_pong), wg=wg)
 
     @cute.jit
     def run(self, g, s, wg):
         config, c = self.config, self.state(s, wg)
-        c.turns.start()
+        c.ping_pong.start()
         blocks = self.next_task(s, c)
-        if const_expr(config.bridge and not self.spec.varlen):
+        if const_expr(config.overlap_tasks and not self.spec.varlen):
             self.begin(g, s, c)
-        elif const_expr(config.bridge):
+        elif const_expr(config.overlap_tasks):
             if blocks > 0:  # there may be fewer tasks than blocks: how many is known only here
                 self.begin(g, s, c)
         while blocks > 0:
-            if const_expr(not config.bridge):
+            if const_expr(not config.overlap_tasks):
                 self.begin(g, s, c)
             tk.zero(c.o)
             self.steps(g, s, c)
-            if const_expr(not config.o_over_q):
+            if const_expr(not config.o_reuses_q_smem):
                 tk.arrive(s.q_empty[self.q_at(c)])
-            self.turn_page(c)
-            if const_expr(config.bridge):
+            self.swap_task(c)
+            if const_expr(config.overlap_tasks):
                 blocks = self.next_task(s, c)
                 if blocks > 0:
-                    self.bridge(g, s, c)
+                    self.overlap_tasks(g, s, c)
                 else:
                     self.end(s, c)
                 self.finish(g, s, c)
@@ -53,8 +53,8 @@ class Consumer:
                 blocks = self.next_task(s, c)
         tk.store_wait()
 
-    def turn_page(self, c):
-        """The task at hand becomes the one to be finished."""
+    def swap_task(self, c):
+        """Move the current task to `last`; its epilogue runs later."""
         for f in range(len(self.fields)):
             c.last.values[f] = c.task.values[f]
         c.q.advance()
@@ -75,24 +75,24 @@ class Consumer:
     def begin(self, g, s, c):
         """A task's first S = Q @ K.T, and its softmax."""
         s.k_pipe.wait(c.k)
-        tk.mm_ABt(c.att, s.q[self.q_at(c)], s.k[c.k.stage])
+        tk.mm_ABt(c.s, s.q[self.q_at(c)], s.k[c.k.stage])
         tk.mma_wait()
         self.release(s.k_pipe, c.k)
         self.softmax.first(g, c)
-        tk.copy(c.att_mma, c.att)
+        tk.copy(c.p, c.s)
 
     @cute.jit
     def steps(self, g, s, c):
         """Each further S and softmax, over the P @ V of the block before."""
-        blocks, masked = c.task["blocks"], Int32(1)
+        blocks, n_masked_right = c.task["blocks"], Int32(1)
         if const_expr(self.spec.causal or self.spec.right):
-            masked = c.task["masked"]
-            for i in cutlass.range(1, masked, unroll=1):
+            n_masked_right = c.task["n_masked_right"]
+            for i in cutlass.range(1, n_masked_right, unroll=1):
                 self.step(g, s, c, i, RIGHT | LEFT)
         whole = blocks
         if const_expr(self.spec.left):
-            whole = blocks - c.task["masked_left"]
-        for i in cutlass.range(masked, whole, unroll=1):
+            whole = blocks - c.task["n_masked_left"]
+        for i in cutlass.range(n_masked_right, whole, unroll=1):
             self.step(g, s, c, i, 0)
         if const_expr(self.spec.left):
             for i in cutlass.range(whole, blocks, unroll=1):
@@ -105,35 +105,35 @@ class Consumer:
         moved = self.softmax.step(g, c, i, sides)
         tk.mma_wait(0)
         self.release(s.v_pipe, c.v)
-        tk.copy(c.att_mma, c.att)
+        tk.copy(c.p, c.s)
         self.correct_if(c, moved)
 
     def issue(self, s, c):
         """The next S = Q @ K.T, and O += P @ V of the block before; wait for S."""
         s.k_pipe.wait(c.k)
-        c.turns.take()
-        tk.mm_ABt(c.att, s.q[self.q_at(c)], s.k[c.k.stage])
+        c.ping_pong.take()
+        tk.mm_ABt(c.s, s.q[self.q_at(c)], s.k[c.k.stage])
         s.v_pipe.wait(c.v)
-        tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage])
-        c.turns.give()
+        tk.mma_AB(c.o, c.p, s.v[c.v.stage])
+        c.ping_pong.give()
         tk.mma_wait(1)
         self.release(s.k_pipe, c.k)
 
     @cute.jit
-    def bridge(self, g, s, c):
+    def overlap_tasks(self, g, s, c):
         """The next task's first S and softmax, over this task's last P @ V."""
         self.issue(s, c)
         self.keep_statistics(c)
         self.softmax.first(g, c)
         tk.mma_wait(0)
         self.release(s.v_pipe, c.v)
-        tk.copy(c.att_mma, c.att)
+        tk.copy(c.p, c.s)
 
     @cute.jit
     def end(self, s, c):
         """The last P @ V."""
         s.v_pipe.wait(c.v)
-        tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage])
+        tk.mma_AB(c.o, c.p, s.v[c.v.stage])
         self.keep_statistics(c)
         tk.mma_wait()
         self.release(s.v_pipe, c.v)
@@ -163,7 +163,7 @@ class Consumer:
         tk.mul_row(c.o, c.o, c.last_norm)
         if const_expr(self.spec.lse):
             self.store_lse(g, t, lse, row_tile * 64)
-        if const_expr(self.config.o_direct):
+        if const_expr(self.config.o_from_registers):
             self.store_o(g, c, row_tile * 64)
         else:
             self.store_o_async(g, s, c, row_tile)
@@ -181,7 +181,7 @@ class Consumer:
         t = c.last
         o, of = clipped(self.spec, g.o, t["batch"], g.tasks.lengths(t)[0])
         barrier, panel = 8 + c.wg, self.tiles.o.cols
-        for p in cutlass.range_constexpr(self.config.o_panels):
+        for p in cutlass.range_constexpr(self.config.o_store_steps):
             tk.store_wait()  # the store before has left the tile
             tk.sync(barrier, tk.WARPGROUP)
             tk.store(s.o[c.wg], tk.columns(c.o, p * panel, panel))
@@ -189,7 +189,7 @@ class Consumer:
             tk.sync(barrier, tk.WARPGROUP)
             if tk.first_warp_of_group():
                 tk.store_async(o, s.o[c.wg], (*of, t["head"], row_tile, p))
-        if const_expr(self.config.o_over_q):
+        if const_expr(self.config.o_reuses_q_smem):
             tk.store_wait()
             tk.arrive(s.q_empty[c.wg])
 

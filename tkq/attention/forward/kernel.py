@@ -9,8 +9,8 @@ from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.common.integers import ceil_div
-from tkq.attention.common.operands import Numbers, Operands, Sequences
-from tkq.attention.common.tile_order import even_section, heads_in_section
+from tkq.attention.common.operands import Operands, Scalars, Sequences
+from tkq.attention.common.tile_order import even_l2_section, heads_in_l2_section
 from tkq.attention.forward.config import AttentionConfig
 from tkq.attention.forward.consumer import Consumer
 from tkq.attention.forward.producer import Producer
@@ -28,17 +28,17 @@ class AttentionForward:
 
       producer (warp 0)     K(n-1) | task and Q | K(n-2) V(n-1) | K(n-3) V(n-2) | .. | next task | V(0)
       consumer warpgroups   S = Q K(n-1)' softmax | S' = Q K(i-1)' and O += P V(i), softmax of S' under P V | ..
-                            .. | next task's first S and softmax under this one's last P V (``bridge``) | write O
+                            .. | next task's first S and softmax under this one's last P V (``overlap_tasks``) | write O
 
       pipe      stages    full (arrivals)                  empty (arrivals)
       K, V      stages    producer's bytes (1)             every warp of every consumer (4 x consumers x cluster)
       Q, task   q_stages  producer's bytes (1), for each   the consumer's own warps (4), after its last S; where O goes
-                          consumer by itself               out through Q's tile (``o_over_q``), after that
+                          consumer by itself               out through Q's tile (``o_reuses_q_smem``), after that
 
-    Consumers take turns to issue their products (``turns``), so that one's softmax runs under another's. The producer
-    alone knows the schedule: what a task is travels beside its Q tile, under the same semaphore, and a task of no
-    blocks says that all is done. Cluster of 2: two blocks, one above the other, share each K and V tile; where tasks
-    are fetched, the first one's producer tells the other's (``told``).
+    Consumers ping-pong: they issue their wgmma in turns (``ping_pong``), so that one's softmax overlaps another's
+    products. The producer alone knows the schedule: what a task is travels beside its Q tile, under the same semaphore,
+    and a task of no blocks says that all is done. Cluster of 2: two blocks, one above the other, share each K and V
+    tile; where tasks are fetched, the first one's producer passes them to the other's (``next_task_slot``).
 
     ``pack`` query heads of one K/V head share a tile: its row r is query r // pack of head r % pack.
     """
@@ -50,14 +50,14 @@ class AttentionForward:
     # ---- host ----------------------------------------------------------------------------------
 
     @cute.jit
-    def __call__(self, operands: Operands, sequences: Optional[Sequences], counter: cute.Tensor, numbers: Numbers,
+    def __call__(self, operands: Operands, sequences: Optional[Sequences], counter: cute.Tensor, scalars: Scalars,
                  stream: cuda.CUstream):
         """counter: (1,) int32 that is 0. sequences: None unless varlen."""
         spec, c = self.spec, self.config
         # (batch, row, head, col) to (row, col, head, batch)
         order = [0, 2, 1] if const_expr(spec.varlen) else [1, 3, 2, 0]
         q, k, v, o = [cute.make_tensor(x.iterator, cute.select(x.layout, order)) for x in operands[:4]]
-        tasks, number = self.tasks(q, k, sequences, numbers)
+        tasks, number = self.tasks(q, k, sequences, scalars)
         capped = const_expr(spec.softcap)
         g = Globals(
             q=tk.gl.load(tk.packed(q, spec.pack), self.tiles.q), k=tk.gl.load(k, self.tiles.k, c.cluster),
@@ -65,18 +65,18 @@ class AttentionForward:
             o=self.output(o),
             lse=self.packed_lse(operands.lse) if const_expr(operands.lse is not None) else None, sinks=operands.sinks,
             tasks=tasks, schedule=tk.Schedule(number, c.schedule, c.cluster, counter),
-            left=numbers.left if const_expr(spec.left) else None,
-            right=numbers.right if const_expr(spec.right) else None,
-            scale=(numbers.softcap if capped else numbers.scale) * tk.LOG2E,
-            cap=numbers.scale / numbers.softcap if capped else None)
-        blocks = tk.blocks_for(c.schedule, number, numbers.processors, c.cluster)
+            left=scalars.left if const_expr(spec.left) else None,
+            right=scalars.right if const_expr(spec.right) else None,
+            scale=(scalars.softcap if capped else scalars.scale) * tk.LOG2E,
+            cap=scalars.scale / scalars.softcap if capped else None)
+        blocks = tk.blocks_for(c.schedule, number, scalars.num_sms, c.cluster)
         self.kernel(g).launch(grid=[blocks, 1, 1], block=[tk.WARPGROUP * (c.consumers + 1), 1, 1],
                               cluster=[c.cluster, 1, 1] if const_expr(c.cluster > 1) else None, stream=stream,
                               min_blocks_per_mp=1)
 
     def output(self, o):
         """o as the consumers write it."""
-        if self.config.o_direct:
+        if self.config.o_from_registers:
             return tk.packed(o, self.spec.pack)
         return tk.gl.store(tk.packed(tk.ragged_store(o) if self.spec.varlen else o, self.spec.pack), self.tiles.o)
 
@@ -90,7 +90,7 @@ class AttentionForward:
         return cute.make_tensor(lse.iterator, cute.make_layout(
             (*batch, heads // pack, (pack, rows)), stride=(*outer, head * pack, (head, row))))
 
-    def tasks(self, q, k, sequences, numbers):
+    def tasks(self, q, k, sequences, scalars):
         """(what knows the tasks, how many there are; of sequences of any length, how many there may be)"""
         spec, c = self.spec, self.config
         heads, heads_per_kv = q.shape[2] // spec.pack, q.shape[2] // k.shape[2] // spec.pack
@@ -99,15 +99,15 @@ class AttentionForward:
         if spec.varlen:
             tiles = ceil_div(q.shape[0], queries) + sequences.cu_q.shape[0]
             return Varlen(*sequences, q.shape[0], k.shape[0], heads, heads_per_kv, queries, c.kv, key_bytes,
-                          c.section_mb << 20, spec.longest_first), tiles * heads
+                          c.l2_section_mb << 20, spec.longest_first), tiles * heads
         tiles, all_heads = ceil_div(q.shape[0], queries), heads * q.shape[3]
         window, keys = const_expr(spec.left and (spec.causal or spec.right)), cutlass.min(k.shape[0], Int32(1 << 20))
         if window:  # what a tile of rows and its neighbour see; a head's first tiles see fewer keys than the others
-            right = cutlass.min(numbers.right, keys) if const_expr(spec.right) else 0
-            keys = cutlass.min(keys, cutlass.min(numbers.left, keys) + right + 2 * queries)
-        section = heads_in_section(keys * key_bytes, c.section_mb << 20, heads_per_kv, all_heads)
-        section = even_section(section, heads_per_kv, all_heads)
-        return Dense(q.shape[0], k.shape[0], heads, heads_per_kv, tiles, all_heads, section,
+            right = cutlass.min(scalars.right, keys) if const_expr(spec.right) else 0
+            keys = cutlass.min(keys, cutlass.min(scalars.left, keys) + right + 2 * queries)
+        l2_section = heads_in_l2_section(keys * key_bytes, c.l2_section_mb << 20, heads_per_kv, all_heads)
+        l2_section = even_l2_section(l2_section, heads_per_kv, all_heads)
+        return Dense(q.shape[0], k.shape[0], heads, heads_per_kv, tiles, all_heads, l2_section,
                      spec.longest_first or window), tiles * all_heads
 
     # ---- device --------------------------------------------------------------------------------
@@ -116,15 +116,16 @@ class AttentionForward:
         c, tiles = self.config, self.tiles
         n, releases = c.consumers * c.q_stages, (4 * c.consumers, c.cluster)
         q = al.tile(tiles.q, n)
-        o = q if c.o_over_q or c.o_direct else al.tile(tiles.o, c.consumers)
+        o = q if c.o_reuses_q_smem or c.o_from_registers else al.tile(tiles.o, c.consumers)
         k = al.tile(tiles.k, c.stages)
         v = al.tile(tiles.v, c.stages)
         task = al.vector(len(field_names(self.spec)), n, Int32)
         q_full, q_empty = al.semaphores(n), al.semaphores(n)
         k_pipe = al.pipe(c.stages, tiles.k.bytes, *releases)
         v_pipe = al.pipe(c.stages, tiles.v.bytes, *releases)
-        told = (al.vector(1, 1, Int32), al.semaphores(2)) if c.cluster > 1 and c.schedule == "dynamic" else None
-        return Shared(q, o, k, v, task, q_full, q_empty, k_pipe, v_pipe, told)
+        next_task_slot = (al.vector(1, 1, Int32),
+                          al.semaphores(2)) if c.cluster > 1 and c.schedule == "dynamic" else None
+        return Shared(q, o, k, v, task, q_full, q_empty, k_pipe, v_pipe, next_task_slot)
 
     @cute.kernel
     def kernel(self, g: Globals):
@@ -137,14 +138,14 @@ class AttentionForward:
             for i in cutlass.range_constexpr(n):
                 tk.init(s.q_full[i], 1)
                 tk.init(s.q_empty[i], 4)
-            if const_expr(s.told is not None):
+            if const_expr(s.next_task_slot is not None):
                 for i in cutlass.range_constexpr(2):
-                    tk.init(s.told[1][i], 1)
+                    tk.init(s.next_task_slot[1][i], 1)
 
         tk.init_block(initialise, c.cluster)
         tk.specialise(lambda: self.producer.run(g, s), lambda wg: self.consumer.run(g, s, wg), c.consumers, c.registers)
         if const_expr(c.cluster > 1):
-            tk.cluster_sync()  # nobody leaves while another may still write to it
+            tk.cluster_sync()  # no block exits while another may still write to its shared memory
 
 
 def build(spec: AttentionSpec, config: AttentionConfig):
@@ -166,8 +167,8 @@ def build(spec: AttentionSpec, config: AttentionConfig):
     Bp = fake.sym()
     lse = fake.tensor("fp32", (H, Sq) if spec.varlen else (B, H, Sq), align=4) if spec.lse else None
     sinks = fake.tensor(spec.sinks, (H,), align=4 if spec.sinks == "fp32" else 2) if spec.sinks else None
-    sequences = Sequences(ints(Bp, True), ints(Bp, True), ints(B, spec.used_q), ints(B, spec.used_k))
+    sequences = Sequences(ints(Bp, True), ints(Bp, True), ints(B, spec.seqused_q), ints(B, spec.seqused_k))
     return AttentionForward(spec, config), (
         Operands(operand(Sq, H, D), operand(Sk, Hk, D), operand(Sk, Hk, Dv), operand(Sq, H, Dv), lse, sinks),
         sequences if spec.varlen else None, ints(1, True),
-        Numbers(Float32(1.0), Float32(1.0), Int32(0), Int32(0), Int32(1)))
+        Scalars(Float32(1.0), Float32(1.0), Int32(0), Int32(0), Int32(1)))

@@ -55,14 +55,15 @@ def _measured(spec, length):
 # Measured on an H100, B * S = 16384, H * D = 2048, at 1024, 4096 and 16384 keys, against others in the same run (see
 # docs/attempts.md).
 # head_dim 128: without the bridge, which was best while the softmax took longer: now causal problems of 1024 and 4096
-#   keys have 0.95 and 0.97 of what is planned with it, full ones 0.99 and 0.96. Turns: 4096 keys, full, are 1.04 times
+#   keys have 0.95 and 0.97 of what is planned with it, full ones 0.99 and 0.96. PingPong: 4096 keys, full, are 1.04
+# times
 #   as fast without them; 1024 full have 0.99, causal 0.95, 4096 causal 0.97. Pairs of blocks with the widest tiles of K
 #   and V win where all is full and long; at 4096 keys they have 0.93. That long begins at 8192 is a guess between 4096
 #   and 16384.
 # head_dim 64: three consumers, a third stage; two consumers win where causal tasks are few blocks long.
 _D128 = AttentionConfig()
-_D128_FREE = AttentionConfig(turns=False)
-_D128_LONG_FULL = AttentionConfig(kv=176, schedule="static", cluster=2, q_stages=1, o_panels=2, turns=False)
+_D128_FREE = AttentionConfig(ping_pong=False)
+_D128_LONG_FULL = AttentionConfig(kv=176, schedule="static", cluster=2, q_stages=1, o_store_steps=2, ping_pong=False)
 _D128_LONG_VARLEN = replace(_D128_LONG_FULL, schedule="dynamic")
 _D64 = AttentionConfig(consumers=3, stages=3)
 _D64_SHORT = AttentionConfig()
@@ -70,9 +71,9 @@ _D64_SHORT = AttentionConfig()
 # Beyond 128 columns the products take so much longer than the softmax that no turns are needed. 192 and 192 is not
 # measured; what the others were chosen from is in docs/attempts.md.
 _WIDE = {
-    (192, 128): AttentionConfig(turns=False, q_stages=1, o_direct=True),
-    (192, 192): AttentionConfig(kv=112, turns=False, q_stages=1, o_over_q=True),
-    (256, 256): AttentionConfig(kv=80, turns=False, q_stages=1, o_direct=True, section_mb=32),
+    (192, 128): AttentionConfig(ping_pong=False, q_stages=1, o_from_registers=True),
+    (192, 192): AttentionConfig(kv=112, ping_pong=False, q_stages=1, o_reuses_q_smem=True),
+    (256, 256): AttentionConfig(kv=80, ping_pong=False, q_stages=1, o_from_registers=True, l2_section_mb=32),
 }
 
 
@@ -80,9 +81,9 @@ def fitted(head_dim: int, head_dim_v: int) -> AttentionConfig:
     """A configuration for any pair of tiles: the largest K and V tiles up to 128 keys that go with two consumers, and
     then as much room for Q and O as is left, with the bridge where it is enough for the next task's Q."""
     panels = [head_dim_v // cols for cols in (64, 32) if head_dim_v % cols == 0]
-    layouts = (dict(bridge=True), *(dict(q_stages=1, o_panels=n) for n in (1, *panels)))
+    layouts = (dict(overlap_tasks=True), *(dict(q_stages=1, o_store_steps=n) for n in (1, *panels)))
     for kv, layout in itertools.product((128, 112, 96, 80, 64, 48), layouts):
-        config = AttentionConfig(kv=kv, turns=max(head_dim, head_dim_v) <= 128, **layout)
+        config = AttentionConfig(kv=kv, ping_pong=max(head_dim, head_dim_v) <= 128, **layout)
         with contextlib.suppress(ValueError):
             return config.check(head_dim, head_dim_v)
     raise NotImplementedError(f"flash_attn: no configuration for head_dim {head_dim} and head_dim_v {head_dim_v}")

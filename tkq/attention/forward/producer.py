@@ -4,7 +4,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 import tkq.tile as tk
-from tkq.attention.common.mask import key_range
+from tkq.attention.common.mask import key_blocks_of
 from tkq.attention.forward.state import Tiles, clipped, extent, field_names, unclipped
 from tkq.attention.forward.tile_scheduler import Task
 
@@ -16,9 +16,9 @@ class Producer:
 
     @cute.jit
     def run(self, g, s):
-        tk.prefetch(g.q, g.k, g.v, *[g.o] * (not self.config.o_direct))
+        tk.prefetch(g.q, g.k, g.v, *[g.o] * (not self.config.o_from_registers))
         k_ring, v_ring, q_ring = s.k_pipe.ring(), s.v_pipe.ring(), tk.ring(self.config.q_stages)
-        told = tk.ring(1)
+        next_task_slot = tk.ring(1)
         tasks, schedule = g.tasks.begin(g.schedule)
         number = schedule.first()
         while number < schedule.tasks:
@@ -38,24 +38,24 @@ class Producer:
             # load lost 2 to 3 % of causal problems.
             fetched = schedule.fetch()
             self.load(s.v, v, s.v_pipe, v_ring, v_of, seen.first)
-            number = schedule.following(number, fetched, lambda found: self.tell(s, found, told))
+            number = schedule.following(number, fetched, lambda found: self.signal(s, found, next_task_slot))
         self.close(s, q_ring)
 
     @cute.jit
-    def tell(self, s, number, told):
+    def signal(self, s, number, next_task_slot):
         """From the first block's number to both blocks'."""
-        place, (there, read) = s.told[0], (s.told[1][0], s.told[1][1])
+        place, (there, read) = s.next_task_slot[0], (s.next_task_slot[1][0], s.next_task_slot[1][1])
         if tk.cluster_rank() == 0:
-            tk.wait(read, told.phase ^ 1)
+            tk.wait(read, next_task_slot.phase ^ 1)
             with cute.arch.elect_one():
                 tk.store_remote(place.iterator, (number.bitcast(Float32),), there, Int32(1))
         else:
             tk.expect_bytes(there, 4)
-            tk.wait(there, told.phase)
+            tk.wait(there, next_task_slot.phase)
             number = cute.arch.make_warp_uniform(place[0, 0])
             cute.arch.sync_warp()
             tk.arrive_at(read, Int32(0))
-        told.advance()
+        next_task_slot.advance()
         return number
 
     @cute.jit
@@ -71,7 +71,7 @@ class Producer:
         """The key blocks of a task, the same for all blocks of a cluster."""
         rows_k = cutlass.max(t.rows_k, 1) if self.spec.varlen else t.rows_k  # where there is no key, one block of none
         e = extent(self.spec, self.config, g, t.rows_q, rows_k)
-        return key_range(e, t.tile * e.tile_rows)
+        return key_blocks_of(e, t.tile * e.tile_rows)
 
     def load(self, dst, src, pipe, ring, of, block):
         sem = pipe.acquire(ring)

@@ -20,12 +20,12 @@ class Softmax:
     """Exponentials are base 2. ``max`` stands for the largest score that a row has seen, as an exponent: it is
     subtracted from the exponents, and cancels out in the end, whatever it is. So it stays, and with it O and the norm
     so far, as long as no score goes more than ``ROOM`` beyond it (as in FlashAttention-4; 2 ** 8 loses nothing in 16 or
-    32 bits). ``norm`` is this thread's part of the sum of exponentials; ``correct`` what O and the norm so far are owed
-    when max moves; ``shift`` what is subtracted: max, or 0 for a row that has seen no key.
+    32 bits). ``norm`` is this thread's part of the sum of exponentials; ``correct``: the factor that rescales O and the
+    row sum when the running max changes; ``shift`` what is subtracted: max, or 0 for a row that has seen no key.
 
-    Whether scores are in range is asked of their bits, read as integers, three at once by one instruction. These grow
-    with the score where it is positive; of negative ones alone some negative one is found. So nothing is out of range
-    if what is found is not, and if 0 is not. As max is seldom below ``LEAST``, 0 seldom is."""
+    Whether scores are in range is decided by an integer maximum of their bits, three at once by one instruction.
+    Integer compare orders positive floats; if all scores are negative it may return any of them, which cannot trigger a
+    false "in range" as long as 0 is in range, too: max is seldom below ``LEAST``."""
 
     def __init__(self, spec, config):
         self.spec, self.config = spec, config
@@ -40,7 +40,7 @@ class Softmax:
 
     def step(self, g, c, i, sides):
         """att, the scores of the i-th block of the visit, become exponentials. sides: which need a mask. Did max of a
-        row of the warp's move, so that O is owed its correction?"""
+        row of the warp's move, so that O must be rescaled?"""
         self.scores(g, c, i, sides)
         moved, guarded = self.out_of_range(g, c), bool(sides & RIGHT)
         self.move_if(g, c, moved, guarded)
@@ -49,8 +49,8 @@ class Softmax:
 
     def scores(self, g, c, i, sides):
         if self.spec.softcap:  # softcap * tanh(scale * att / softcap); the first factor is in g.scale
-            tk.mul(c.att, c.att, g.cap)
-            tk.tanh(c.att, c.att)
+            tk.mul(c.s, c.s, g.cap)
+            tk.tanh(c.s, c.s)
         if sides:
             self.mask(g, c, i, sides)
 
@@ -70,22 +70,22 @@ class Softmax:
         first, end, most = self.limits(g, c, i)
         if const_expr(sides & RIGHT):
             if const_expr(spec.causal):  # what a row sees ends where the keys do, or before
-                tk.right_fill(c.att, end, -Float32.inf, diagonal=pack)
+                tk.right_fill(c.s, end, -Float32.inf, diagonal=pack)
             elif const_expr(spec.right):
-                tk.right_fill(c.att, end, -Float32.inf, diagonal=pack, end=most)
+                tk.right_fill(c.s, end, -Float32.inf, diagonal=pack, end=most)
             else:
-                tk.right_fill(c.att, most, -Float32.inf)
+                tk.right_fill(c.s, most, -Float32.inf)
         if const_expr(spec.left and sides == LEFT):
-            tk.left_fill(c.att, first, -Float32.inf, diagonal=pack)
-        elif const_expr(spec.left and sides & LEFT and not spec.far):
+            tk.left_fill(c.s, first, -Float32.inf, diagonal=pack)
+        elif const_expr(spec.left and sides & LEFT and not spec.long_window):
             if first + 63 // pack > 0:  # few tasks are so short that a block needs both
-                tk.left_fill(c.att, first, -Float32.inf, diagonal=pack)
+                tk.left_fill(c.s, first, -Float32.inf, diagonal=pack)
 
     @cute.jit
     def out_of_range(self, g, c):
-        found, scores = cutlass.Boolean(False), c.att.rows_view
+        found, scores = cutlass.Boolean(False), c.s.rows_view
         for r in cutlass.range_constexpr(2):
-            top = largest_of_bits([scores[r, j] for j in range(c.att.cols // 4)])
+            top = largest_of_bits([scores[r, j] for j in range(c.s.cols // 4)])
             standing = c.max.tensor[r]
             found = found | (standing < -ROOM) | (top * g.scale - standing > ROOM)
         return cute.arch.vote_any_sync(found)
@@ -101,7 +101,7 @@ class Softmax:
 
         guarded: a row may have seen no key yet. There are such only in blocks with a mask on the right."""
         tk.copy(c.correct, c.max)
-        tk.row_max(c.shift, c.att)
+        tk.row_max(c.shift, c.s)
         tk.mul(c.shift, c.shift, g.scale)
         self.raise_max(c)
         self.find_shift(c, guarded)
@@ -129,10 +129,10 @@ class Softmax:
     def exponentials(self, g, c, guarded):
         """att becomes exp2(scale * att - shift), which is 0 for a score of -inf; norm moves on. guarded: see move."""
         self.find_shift(c, guarded)
-        tk.mul(c.att, c.att, g.scale)  # one FFMA with the next line
-        tk.sub_row(c.att, c.att, c.shift)
-        tk.exp2(c.att, c.att)
-        tk.row_sum_partial(c.norm, c.att, c.norm)
+        tk.mul(c.s, c.s, g.scale)  # one FFMA with the next line
+        tk.sub_row(c.s, c.s, c.shift)
+        tk.exp2(c.s, c.s)
+        tk.row_sum_partial(c.norm, c.s, c.norm)
 
     # ---- of a whole row ------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from typing import Optional
 DTYPES = ("bf16", "fp16")
 HEAD_DIMS = tuple(range(8, 257, 8))
 WIDTHS = (64, 96, 128, 192, 256)  # of tiles. A head_dim between two of them takes the wider; TMA fills it up with zeros
-FAR = 512  # keys: the most that a task's rows and a block's keys can be together
+LONG_WINDOW = 512  # keys: the most that a task's rows and a block's keys can be together
 PACKS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -19,12 +19,11 @@ class AttentionSpec:
     """dtype: of q, k, v and o. head_dim: of q and k; head_dim_v: of v and o, the same where not given.
 
     Query i is aligned with key i + Sk - Sq. causal: it sees no key behind that one. left, right: a number of keys,
-    known at run time, limits what it sees before and behind that one. far: left is FAR or more, so that no block needs
-    a mask on both sides.
-    lse: the log-sum-exp is written too. softcap: scores go through softcap * tanh(score / softcap).
-    sinks: dtype of one more logit a head, None: there is none.
-    varlen: sequences lie one behind the other, told apart by cu_seqlens; used_q, used_k: only the first rows of each
-    are in use. pack: query heads of one K/V head that share a tile of rows.
+    known at run time, limits what it sees before and behind that one. long_window: left is LONG_WINDOW or more, so that
+    no block needs a mask on both sides. lse: the log-sum-exp is written too. softcap: scores go through softcap *
+    tanh(score / softcap). sinks: dtype of one more logit a head, None: there is none. varlen: packed sequences,
+    delimited by cu_seqlens; seqused_q, seqused_k: only the first rows of each are in use. pack: query heads of one K/V
+    head that share a tile of rows.
 
     Raises:
         NotImplementedError: what no kernel takes, by name.
@@ -40,10 +39,10 @@ class AttentionSpec:
     softcap: bool = False
     sinks: Optional[str] = None
     varlen: bool = False
-    used_q: bool = False
-    used_k: bool = False
+    seqused_q: bool = False
+    seqused_k: bool = False
     pack: int = 1
-    far: bool = False
+    long_window: bool = False
 
     def __post_init__(self):
         if self.head_dim_v is None:
@@ -60,10 +59,10 @@ class AttentionSpec:
             raise NotImplementedError(f"flash_attn: pack is {self.pack}, supported are {', '.join(map(str, PACKS))}")
         if self.causal and self.right:
             raise ValueError("flash_attn: causal and right: causal is the limit on the right")
-        if self.far and not self.left:
+        if self.long_window and not self.left:
             raise ValueError("flash_attn: far belongs to left")
-        if (self.used_q or self.used_k) and not self.varlen:
-            raise ValueError("flash_attn: used_q and used_k belong to varlen")
+        if (self.seqused_q or self.seqused_k) and not self.varlen:
+            raise ValueError("flash_attn: seqused_q and seqused_k belong to varlen")
 
     @property
     def longest_first(self) -> bool:

@@ -23,13 +23,14 @@ class Tiles:
     def of(spec: AttentionSpec, config) -> "Tiles":
         dtype, d, dv = tk.element_type(spec.dtype), spec.head_dim, spec.head_dim_v
         return Tiles(tk.st(64, d, dtype), tk.st(config.kv, d, dtype), tk.st(config.kv, dv, dtype),
-                     tk.st(64, dv // config.o_panels, dtype))
+                     tk.st(64, dv // config.o_store_steps, dtype))
 
 
 def field_names(spec: AttentionSpec) -> tuple:
-    """What the producer tells of a task. batch, head, tile: where its rows of Q and O are (varlen: batch is where the
-    sequence ends). blocks, masked, first, masked_left: its ``KeyRange``. rows_q, rows_k: the sequence's lengths."""
-    return ("batch", "head", "tile", "blocks", "masked", *["first", "masked_left"] * spec.left,
+    """The fields of a task that the producer passes to the consumers. batch, head, tile: where its rows of Q and O are
+    (varlen: batch is where the sequence ends). blocks, n_masked_right, first, n_masked_left: its ``KeyBlockRange``.
+    rows_q, rows_k: the sequence's lengths."""
+    return ("batch", "head", "tile", "blocks", "n_masked_right", *["first", "n_masked_left"] * spec.left,
             *["rows_q", "rows_k"] * spec.varlen)
 
 
@@ -53,7 +54,7 @@ class Globals:
     q: tk.gl
     k: tk.gl
     v: tk.gl
-    o: Any  # a tk.gl; with o_direct (row, col, head[, batch])
+    o: Any  # a tk.gl; with o_from_registers (row, col, head[, batch])
     lse: Optional[cute.Tensor]  # (batch, head, row); varlen (head, row)
     sinks: Optional[cute.Tensor]  # (head,)
     tasks: Any  # Dense or Varlen
@@ -83,7 +84,7 @@ def unclipped(spec, x: tk.gl, batch, rows):
 @dataclass(frozen=True)
 class Shared:
     q: tk.SharedTile  # a ring of q_stages, one tile for each consumer
-    o: tk.SharedTile  # one for each consumer, or a panel of one; or q's (o_direct: not used)
+    o: tk.SharedTile  # one for each consumer, or a panel of one; or q's (o_from_registers: not used)
     k: tk.SharedTile
     v: tk.SharedTile
     task: cute.Tensor  # (field, as q): comes and goes with the tile of q
@@ -91,15 +92,16 @@ class Shared:
     q_empty: tk.Semaphore
     k_pipe: tk.Pipe
     v_pipe: tk.Pipe
-    told: Optional[tuple]  # of dynamic pairs of blocks: (the next task's number, semaphores: it is there, it was read)
+    # of dynamic pairs of blocks: (the next task's number, semaphores: it is there, it was read)
+    next_task_slot: Optional[tuple]
 
 
 @dataclass(frozen=True)
 class State:
     """A consumer's registers."""
 
-    att: tk.RegTile
-    att_mma: tk.RegTile
+    s: tk.RegTile
+    p: tk.RegTile
     o: tk.RegTile
     max: tk.RowVec
     norm: tk.RowVec
@@ -112,5 +114,5 @@ class State:
     k: tk.Ring
     v: tk.Ring
     q: tk.Ring
-    turns: tk.Turns
+    ping_pong: tk.PingPong
     wg: Int32

@@ -10,7 +10,7 @@ from cutlass import Constexpr, Int32, const_expr
 import tkq.tile as tk
 from tkq.attention.common.bounds import Bounds, Edges, edges, edges_of, fall, risen
 from tkq.attention.common.integers import ceil_div
-from tkq.attention.common.tile_order import heads_in_section, place, work_rank
+from tkq.attention.common.tile_order import heads_in_l2_section, tile_of_task, work_rank
 
 WARP = 32
 
@@ -36,7 +36,7 @@ class Dense:
     heads_per_kv: Int32
     tiles: Int32  # tasks of a head
     all_heads: Int32  # of all batch elements
-    section: Int32  # how many heads are worked on together
+    l2_section: Int32  # how many heads are worked on together
     longest_first: Constexpr[bool]
 
     def begin(self, schedule):
@@ -44,7 +44,7 @@ class Dense:
         return self, schedule
 
     def find(self, number) -> Task:
-        head, tile = place(number, self.tiles, self.all_heads, self.section, self.longest_first)
+        head, tile = tile_of_task(number, self.tiles, self.all_heads, self.l2_section, self.longest_first)
         batch = head // self.heads
         return Task(batch, batch, head % self.heads, tile, self.rows_q, self.rows_k)
 
@@ -55,8 +55,9 @@ class Dense:
 
 @dataclass(frozen=True)
 class Varlen:
-    """Sequence s has rows cu_q[s] .. cu_q[s + 1] of Q and cu_k[s] .. cu_k[s + 1] of K and V, of each used_q[s] and
-    used_k[s] from the first; other numbers in cu: see ``bounds``. What is behind the last sequence of Q counts as one
+    """Sequence s has rows cu_q[s] .. cu_q[s + 1] of Q and cu_k[s] .. cu_k[s + 1] of K and V, of each seqused_q[s] and
+    seqused_k[s] from the first; other numbers in cu: see ``bounds``. What is behind the last sequence of Q counts as
+    one
     more, that sees no key: its O is 0.
 
     Tasks come sequence by sequence, those with the most work first (``work_rank``), inside a sequence as in ``Dense``.
@@ -64,8 +65,8 @@ class Varlen:
 
     cu_q: cute.Tensor
     cu_k: cute.Tensor
-    used_q: Optional[cute.Tensor]
-    used_k: Optional[cute.Tensor]
+    seqused_q: Optional[cute.Tensor]
+    seqused_k: Optional[cute.Tensor]
     total_q: Int32
     total_k: Int32
     heads: Int32
@@ -73,7 +74,7 @@ class Varlen:
     queries: Constexpr[int]  # of a task
     block: Constexpr[int]  # keys of a tile
     key_bytes: Constexpr[int]  # of a key and its value
-    section_bytes: Constexpr[int]
+    l2_section_bytes: Constexpr[int]
     longest_first: Constexpr[bool]
 
     @property
@@ -93,8 +94,8 @@ class Varlen:
     def lengths_of(self, s, e: Edges):
         """(where Q ends, rows_q, where K ends, rows_k) of sequence s, 0 .. count. Never beyond the tensor, whatever cu
         and used say."""
-        rows_q = self.in_use(s, cutlass.max(e.end_q - e.begin_q, 0), self.used_q)
-        rows_k = self.in_use(s, cutlass.max(e.end_k - e.begin_k, 0), self.used_k)
+        rows_q = self.in_use(s, cutlass.max(e.end_q - e.begin_q, 0), self.seqused_q)
+        rows_k = self.in_use(s, cutlass.max(e.end_k - e.begin_k, 0), self.seqused_k)
         # the rest of Q, and beyond that nothing
         rest = cutlass.select_(s == self.count, self.total_q - e.begin_q, Int32(0))
         rows_q = cutlass.select_(s >= self.count, rest, rows_q)
@@ -196,7 +197,7 @@ class Scan:
         e = edges_of(*all_of.bounds, s, self.state[RANKS] < 0)
         end_q, rows_q, end_k, rows_k = all_of.lengths_of(s, e)
         kv_bytes = cutlass.max(cutlass.min(rows_k, Int32(1 << 20)), 1) * all_of.key_bytes
-        section = heads_in_section(kv_bytes, all_of.section_bytes, all_of.heads_per_kv, heads)
+        l2_section = heads_in_l2_section(kv_bytes, all_of.l2_section_bytes, all_of.heads_per_kv, heads)
         within = number - (self.state[BEFORE] + before) * heads
-        head, tile = place(within, ceil_div(rows_q, all_of.queries), heads, section, all_of.longest_first)
+        head, tile = tile_of_task(within, ceil_div(rows_q, all_of.queries), heads, l2_section, all_of.longest_first)
         return Task(end_q, end_k, head, tile, rows_q, rows_k)

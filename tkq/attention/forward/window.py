@@ -6,24 +6,25 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 import tkq.tile as tk
-from tkq.attention.common.mask import LOWER, ROWS, TILE, UPPER, told
+from tkq.attention.common.mask import LOWER, ROWS, TILE, UPPER, tiles_of_warpgroup
 from tkq.attention.forward import kernel
-from tkq.attention.forward.config import HalvesConfig
+from tkq.attention.forward.config import WindowConfig
 from tkq.attention.forward.consumer import Consumer
 from tkq.attention.forward.producer import Producer
 from tkq.attention.forward.softmax import LEFT, RIGHT, Softmax
 from tkq.attention.forward.spec import AttentionSpec
 from tkq.attention.forward.state import Shared, State, extent, field_names
 
-# ---- The producer warp of the window kernel: tells each consumer what its own 64 rows see.
+# ---- The producer warp of the window kernel: gives each consumer the tiles that its own 64 rows see.
 
 
 def fields_of(spec) -> tuple:
-    """What a consumer is told of a task: as ``field_names``, of its own rows; and ``common.mask.told``'s."""
+    """A task's fields for one consumer: those of ``field_names``, of its own rows; and the fields of
+    ``tiles_of_warpgroup``.`common.mask.told``'s."""
     return (*field_names(spec), "before", "after", "cut")
 
 
-class HalvesProducer(Producer):
+class WindowProducer(Producer):
     def __init__(self, spec, config):
         super().__init__(spec, config)
         self.fields = fields_of(spec)
@@ -32,7 +33,7 @@ class HalvesProducer(Producer):
         """Each consumer's Q tile, and the task with it."""
         e = extent(self.spec, self.config, g, t.rows_q, t.rows_k)
         for w in range(self.config.consumers):
-            known = {**t._asdict(), **told(e, seen, t.tile * e.tile_rows + w * ROWS)}
+            known = {**t._asdict(), **tiles_of_warpgroup(e, seen, t.tile * e.tile_rows + w * ROWS)}
             i = self.acquire_q(s, ring, w)
             with cute.arch.elect_one():
                 for f, name in enumerate(self.fields):
@@ -50,7 +51,7 @@ BOTH = (0, TILE)
 KEYS = {LOWER: (0, HALF), UPPER: (HALF, TILE)}  # of a tile
 
 
-class HalfSoftmax(Softmax):
+class HalfTileSoftmax(Softmax):
     """Of scores of one half of a tile's keys, from key ``start`` on."""
 
     def __init__(self, spec, config, start):
@@ -62,30 +63,30 @@ class HalfSoftmax(Softmax):
 
 
 @dataclass(frozen=True)
-class HalvesState(State):
+class WindowState(State):
     half: tk.RegTile  # scores of half a tile's keys
 
     def of_half(self):
         """The same registers, for a softmax of the half."""
-        return replace(self, att=self.half)
+        return replace(self, s=self.half)
 
 
-class HalvesConsumer(Consumer):
+class WindowConsumer(Consumer):
     """``Consumer``, but tiles that its rows do not see it lets pass, and halves it leaves out: ``seen`` is BOTH, LOWER
     or UPPER."""
 
     def __init__(self, spec, config):
         super().__init__(spec, config)
         self.fields = fields_of(spec)
-        self.half_softmax = {half: HalfSoftmax(spec, config, KEYS[half][0]) for half in KEYS}
+        self.half_softmax = {half: HalfTileSoftmax(spec, config, KEYS[half][0]) for half in KEYS}
 
     def state(self, s, wg):
         all_of = super().state(s, wg)
-        return HalvesState(**{f.name: getattr(all_of, f.name) for f in fields(all_of)}, half=tk.rt_fl(HALF))
+        return WindowState(**{f.name: getattr(all_of, f.name) for f in fields(all_of)}, half=tk.rt_fl(HALF))
 
     @cute.jit
     def begin(self, g, s, c):
-        self.let_pass(s, c, c.task["before"])
+        self.skip_tiles(s, c, c.task["before"])
         s.k_pipe.wait(c.k)
         if c.task["cut"] == LOWER:
             self.first(g, s, c, LOWER)
@@ -93,11 +94,11 @@ class HalvesConsumer(Consumer):
             self.first(g, s, c, BOTH)
 
     @cute.jit
-    def let_pass(self, s, c, tiles):
+    def skip_tiles(self, s, c, tiles):
         """Key tiles that none of the rows sees. A turn for each: both consumers take as many."""
         for _ in cutlass.range(tiles, unroll=1):
-            c.turns.take()
-            c.turns.give()
+            c.ping_pong.take()
+            c.ping_pong.give()
             s.k_pipe.wait(c.k)
             self.release(s.k_pipe, c.k)
             s.v_pipe.wait(c.v)
@@ -113,16 +114,16 @@ class HalvesConsumer(Consumer):
 
     @cute.jit
     def steps(self, g, s, c):
-        blocks, masked = c.task["blocks"], c.task["masked"]
-        whole, end = blocks - c.task["masked_left"], blocks
-        for i in cutlass.range(1, masked, unroll=1):
+        blocks, n_masked_right = c.task["blocks"], c.task["n_masked_right"]
+        whole, end = blocks - c.task["n_masked_left"], blocks
+        for i in cutlass.range(1, n_masked_right, unroll=1):
             self.tile(g, s, c, i, RIGHT | LEFT, BOTH)
         if c.task["cut"] == LOWER:
-            self.tile(g, s, c, masked, 0, BOTH, before=LOWER)
-            masked = masked + 1
+            self.tile(g, s, c, n_masked_right, 0, BOTH, before=LOWER)
+            n_masked_right = n_masked_right + 1
         if c.task["cut"] == UPPER:
             end = end - 1
-        for i in cutlass.range(masked, whole, unroll=1):
+        for i in cutlass.range(n_masked_right, whole, unroll=1):
             self.tile(g, s, c, i, 0, BOTH)
         for i in cutlass.range(whole, end, unroll=1):
             self.tile(g, s, c, i, LEFT, BOTH)
@@ -141,11 +142,11 @@ class HalvesConsumer(Consumer):
     def pair(self, s, c, seen, before):
         """The next S, and O += P @ V of the tile before; wait for S."""
         s.k_pipe.wait(c.k)
-        c.turns.take()
+        c.ping_pong.take()
         self.scores(s, c, seen)
         s.v_pipe.wait(c.v)
         self.sum(s, c, before)
-        c.turns.give()
+        c.ping_pong.give()
         tk.mma_wait(1)
         self.release(s.k_pipe, c.k)
 
@@ -162,19 +163,19 @@ class HalvesConsumer(Consumer):
 
     def finish(self, g, s, c):
         super().finish(g, s, c)
-        self.let_pass(s, c, c.last["after"])
+        self.skip_tiles(s, c, c.last["after"])
 
     def scores(self, s, c, seen):
         """S = Q @ K.T"""
         q, k = s.q[self.q_at(c)], s.k[c.k.stage]
         if seen is BOTH:
-            tk.mm_ABt(c.att, q, k)
+            tk.mm_ABt(c.s, q, k)
         else:
             tk.mm_ABt(c.half, q, k, b_part=KEYS[seen][0] // HALF)
 
     def sum(self, s, c, seen):
         """O += P @ V"""
-        tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage], k=seen if seen is BOTH else KEYS[seen])
+        tk.mma_AB(c.o, c.p, s.v[c.v.stage], k=seen if seen is BOTH else KEYS[seen])
 
     def softmax_of(self, c, seen, do):
         """do(softmax, state), of the scores of a tile or of half of it."""
@@ -183,12 +184,12 @@ class HalvesConsumer(Consumer):
     def weights(self, c, seen):
         """P, as the tensor cores take it."""
         if seen is BOTH:
-            tk.copy(c.att_mma, c.att)
+            tk.copy(c.p, c.s)
         else:
-            tk.copy(tk.columns(c.att_mma, KEYS[seen][0], HALF), c.half)
+            tk.copy(tk.columns(c.p, KEYS[seen][0], HALF), c.half)
 
 
-class HalvesForward(kernel.AttentionForward):
+class WindowForward(kernel.AttentionForward):
     """``AttentionForward`` of rows that see a number of keys on either side of their own.
 
     A block's 128 rows see a key tile of 128 more than each of its two warpgroups' 64 rows need: of a window of 1024
@@ -202,17 +203,17 @@ class HalvesForward(kernel.AttentionForward):
 
     Roles and pipes are those of ``AttentionForward``: both warpgroups wait for and release each tile, seen or not."""
 
-    def __init__(self, spec: AttentionSpec, config: HalvesConfig):
-        if spec.varlen or spec.pack > 1 or not spec.far or not (spec.causal or spec.right):
-            raise ValueError(f"HalvesForward: {spec}, needed are limits far left and right, one length, no packing")
+    def __init__(self, spec: AttentionSpec, config: WindowConfig):
+        if spec.varlen or spec.pack > 1 or not spec.long_window or not (spec.causal or spec.right):
+            raise ValueError(f"WindowForward: {spec}, needed are limits far left and right, one length, no packing")
         super().__init__(spec, config.check(spec.head_dim, spec.head_dim_v))
-        self.producer, self.consumer = HalvesProducer(spec, config), HalvesConsumer(spec, config)
+        self.producer, self.consumer = WindowProducer(spec, config), WindowConsumer(spec, config)
 
     def shared(self, al: tk.SharedAllocator) -> Shared:
         n = self.config.consumers * self.config.q_stages
         return replace(super().shared(al), task=al.vector(len(fields_of(self.spec)), n, Int32))
 
 
-def build(spec: AttentionSpec, config: HalvesConfig):
+def build(spec: AttentionSpec, config: WindowConfig):
     """As ``forward.build``."""
-    return HalvesForward(spec, config), kernel.build(spec, config)[1]
+    return WindowForward(spec, config), kernel.build(spec, config)[1]

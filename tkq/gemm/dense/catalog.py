@@ -6,12 +6,12 @@ from ...runtime.compile.expectation import REGISTER_FILE, Expectation
 from ...runtime.compile.recipe import Recipe, Shipped
 from ..epilogue.spec import Epilogue
 from . import small_m_plan
-from .config import PANEL_BYTES, STEP, Config, wide_residual
-from .plan import PARTED, TILES, fitted, recipe_of, with_epilogue
+from .config import STEP, STORE_ROW_BYTES, Config, wide_residual
+from .plan import PARTED, TILES, configure_epilogue, fit_to_spec, recipe_of
 from .realign_config import RealignSpec
-from .small_m_config import SLOT_BYTES, WIDTHS, NarrowConfig
+from .small_m_config import SLOT_BYTES, WIDTHS, SmallMConfig
 from .spec import BYTES, GemmSpec
-from .wave_sync_config import PacedConfig
+from .wave_sync_config import WaveSyncConfig
 
 EPILOGUES = {  # beside the plain one, in the largest tile and a small one
     "bias": Epilogue(bias="bf16"),
@@ -33,19 +33,19 @@ def expectation(spec: GemmSpec, config: Config) -> Expectation:
     """What the dense kernel's machine code must show: the wgmma of a tile's first step of K and of the loop, waited for
     once each."""
     products = STEP // 16
-    panels = config.n // (2 if spec.epilogue.gate else 1) * BYTES[spec.out] // PANEL_BYTES
+    panels = config.n // (2 if spec.epilogue.gate else 1) * BYTES[spec.out] // STORE_ROW_BYTES
     by_tma = "UTMAREDG" if spec.accumulate else "UTMASTG"
     wanted = ["UTMALDG", "USETMAXREG", by_tma if spec.store == "tma" else "STG"]
     dims = 2 + bool(spec.epilogue.gate) + ("b" in spec.batch)
     wanted += [f"UTMALDG.{dims}D.MULTICAST"] * (config.cluster > 1)
-    wanted += ["REDG.E.INC", "LDG.E.STRONG.GPU"] * isinstance(config, PacedConfig)
-    return Expectation(tensor=(2 + panels * config.spread) * products, waits_per_mma=1 / products,
+    wanted += ["REDG.E.INC", "LDG.E.STRONG.GPU"] * isinstance(config, WaveSyncConfig)
+    return Expectation(tensor=(2 + panels * config.overlap_epilogue) * products, waits_per_mma=1 / products,
                        instructions=tuple(wanted), absent=PARTED + ("STG",) * (spec.store == "tma"),
                        registers=min(255, REGISTER_FILE // (128 * (1 + config.consumers)) // 8 * 8),
                        smem=config.shared_bytes(spec) + 1024)
 
 
-def narrow_expectation(spec: GemmSpec, config: NarrowConfig) -> Expectation:
+def narrow_expectation(spec: GemmSpec, config: SmallMConfig) -> Expectation:
     """As ``expectation``, of the narrow kernel: so few registers that two blocks fit and, but for a block that has its
     processor for itself, so little shared memory."""
     places = 2 if config.shared_bytes(spec) <= SLOT_BYTES else 1
@@ -56,7 +56,7 @@ def narrow_expectation(spec: GemmSpec, config: NarrowConfig) -> Expectation:
 def shipped() -> list[Shipped]:
     """Every tile with every order of the operands and every way out; fp16 where torch's usual layouts take it; the
     epilogues, batches; few rows; the kernel for what TMA does not take, and copies into what it takes."""
-    return [*_plain(), *_epilogues(), *_paced(), *_narrow(), *_elements(), *_copies()]
+    return [*_plain(), *_epilogues(), *_paced(), *_small_m(), *_elements(), *_copies()]
 
 
 def _paced():
@@ -66,7 +66,7 @@ def _paced():
     specs += [GemmSpec(b_major="k", store="rows"), GemmSpec("fp16", "fp16", b_major="k"),
               GemmSpec(b_major="k", epilogue=Epilogue("silu")), GemmSpec(b_major="k", epilogue=EPILOGUES["c"])]
     for spec in specs:
-        config = PacedConfig.of(fitted(with_epilogue(TILES[0], spec), spec))
+        config = WaveSyncConfig.of(fit_to_spec(configure_epilogue(TILES[0], spec), spec))
         name = "_".join(filter(None, (spec.epilogue.activation, "c" * spec.epilogue.residual)))
         yield _dense(spec, config, name, spec == specs[0])
 
@@ -77,11 +77,12 @@ def _plain():
     specs = [GemmSpec("bf16", out, a, b, store=store) for out, store in ways_out for a, b in majors]
     specs += [GemmSpec("fp16", out, "k", b) for out in ("fp16", "fp32") for b in "kn"]
     specs += [GemmSpec("bf16", out, "m", "n", store=way, accumulate=True)
-              for out, way in (("bf16", "tma"), ("fp32", "tma"), ("bf16", "elements"))]
+              for out, way in (("bf16", "tma"), ("fp32", "tma"), ("bf16", "direct"))]
     specs += [GemmSpec(batch=batch, b_major=b) for batch, b in (("ab", "n"), ("ab", "k"), ("b", "n"), ("a", "k"))]
     for spec, tile in itertools.product(specs, TILES):
         quick = spec in QUICK_PLAIN and tile is TILES[0]
-        yield _dense(spec, fitted(with_epilogue(tile, spec), spec), "batch" + spec.batch if spec.batch else "", quick)
+        yield _dense(spec, fit_to_spec(configure_epilogue(tile, spec), spec), "batch" + spec.batch if spec.batch
+                     else "", quick)
 
 
 def _epilogues():
@@ -90,10 +91,11 @@ def _epilogues():
         if wide_residual(spec) and tile.n == 256:
             continue
         quick = name in QUICK and out == "bf16" and tile is TILES[0]
-        yield _dense(spec, fitted(with_epilogue(tile, spec), spec), name, quick)
+        yield _dense(spec, fit_to_spec(configure_epilogue(tile, spec), spec), name, quick)
     for name in ("bias_silu", "swiglu"):
         spec = GemmSpec(b_major="k", epilogue=EPILOGUES[name])
-        yield _dense(spec, Config(spread=2 if name == "bias_silu" else 4, late=True), f"{name}_other")
+        yield _dense(spec, Config(overlap_epilogue=2 if name == "bias_silu" else 4, defer_activation=True),
+                     f"{name}_other")
     yield _dense(GemmSpec(), Config(), "in_the_gap")
 
 
@@ -103,14 +105,14 @@ def _dense(spec: GemmSpec, config: Config, epilogue="", quick=False) -> Shipped:
     return Shipped(name, recipe_of(spec, config), expectation(spec, config), quick)
 
 
-def _narrow():
+def _small_m():
     for b_major, m in itertools.product("kn", WIDTHS):
         spec = GemmSpec(b_major=b_major)
         yield _few_rows(spec, small_m_plan.plan(spec, m, 8192, 8192, 132), quick=m == 16 and b_major == "k")
     spec = GemmSpec(b_major="n", epilogue=EPILOGUES["bias_geglu"])
     yield _few_rows(spec, small_m_plan.plan(spec, 128, 8192, 8192, 132), "bias_geglu", quick=True)
     for split, rows in ((2, 64), (4, 128), (8, 64)):
-        config = small_m_plan.fitted(NarrowConfig(64, rows, split), GemmSpec(b_major="k"))
+        config = small_m_plan.fit_to_spec(SmallMConfig(64, rows, split), GemmSpec(b_major="k"))
         yield _few_rows(GemmSpec(b_major="k"), config, "other")
     for name in ("bias", "bias_gelu", "all_silu", "swiglu", "bias_geglu"):
         spec = GemmSpec(out="fp32", b_major="k", epilogue=EPILOGUES[name])
@@ -128,11 +130,11 @@ def _elements():
                          smem=tiles + 1024)
     types = [("bf16", "bf16", a, b) for a, b in itertools.product("km", "kn")]
     types += [("bf16", "fp32", "k", "n"), ("fp16", "fp16", "k", "n"), ("fp16", "fp32", "m", "k")]
-    cases = [(f"{dtype}_{a}{b}_{out}", GemmSpec(dtype, out, a, b, "elements", "elements"))
+    cases = [(f"{dtype}_{a}{b}_{out}", GemmSpec(dtype, out, a, b, "direct", "direct"))
              for dtype, out, a, b in types]
     for name in ("swiglu_interleaved", "silu"):
         epilogue = Epilogue(name, bias="bf16", residual=name == "silu")
-        cases.append((f"bf16_kn_{name}", GemmSpec(load="elements", store="elements", epilogue=epilogue, batch="ab")))
+        cases.append((f"bf16_kn_{name}", GemmSpec(load="direct", store="direct", epilogue=epilogue, batch="ab")))
     for name, spec in cases:
         four_blocks = REGISTER_FILE // 4 // 128  # run on a processor, but where C is added
         registers = 255 if spec.epilogue.residual else four_blocks

@@ -6,7 +6,7 @@ from .spec import BYTES, GemmSpec
 
 SHARED_BYTES = 231424  # of a block, as far as 227 KB less the system's 1 KB
 STEP = 64  # of K in a stage: a swizzle of 128 bytes
-PANEL_BYTES = 128  # of a row of C in shared memory: one swizzle
+STORE_ROW_BYTES = 128  # of a row of C in shared memory: one swizzle
 BUFFERS = 2  # panels of C in shared memory, for each consumer
 
 
@@ -14,23 +14,23 @@ BUFFERS = 2  # panels of C in shared memory, for each consumer
 class Config:
     """One kernel's shape; bench/tune/gemm.py times the alternatives.
 
-    m, n: a block's tile of C, 64 rows to each warpgroup that multiplies. stages: of a and b in shared memory.
-    cluster: so many blocks lie one above the other and share B's tiles. group: columns of tiles to a band of the tile
-    order. hold: a tile's result waits in registers, in 16 bits, and is written while the next tile's first products
-    run. spread: a panel of it under each of the next tile's first steps, not all under the first one; 2 and 4: a half
-    and a quarter of a panel, of what is late. late: what waits is the product, and the activation is computed when it
-    is written: the product is rounded before and after it, as where both are calls of their own.
-    pdl: the launch lies under the end of the kernel before.
+    m, n: a block's tile of C, 64 rows to each warpgroup that multiplies. stages: of a and b in shared memory. cluster:
+    blocks one above the other, which share B's tiles. raster_group: columns of tiles to a band of the tile order.
+    hold_in_registers: a tile's result waits in registers, in 16 bits, and is stored while the next tile's first
+    products run. overlap_epilogue: one store (an epilogue subtile) under each of the next tile's first steps, not all
+    under the first one; 2 and 4: a half and a quarter of a subtile, with defer_activation. defer_activation: what waits
+    is the product, and the activation is computed when it is stored: the product is rounded before and after it, as in
+    two calls. pdl: the launch lies under the end of the kernel before.
     """
 
     m: int = 128
     n: int = 256
     stages: int = 4
     cluster: int = 2
-    group: int = 8
-    hold: bool = True
-    spread: int = 0
-    late: bool = False
+    raster_group: int = 8
+    hold_in_registers: bool = True
+    overlap_epilogue: int = 0
+    defer_activation: bool = False
     pdl: bool = False
 
     @property
@@ -45,7 +45,7 @@ class Config:
     def shared_bytes(self, spec: GemmSpec) -> int:
         """Shared memory of a block: stages, panels of C, semaphores, and what alignment may cost."""
         stage = (self.m + self.n) * STEP * BYTES[spec.dtype]
-        panels = self.consumers * BUFFERS * 64 * PANEL_BYTES if has_panels(spec) else 0
+        panels = self.consumers * BUFFERS * 64 * STORE_ROW_BYTES if has_store_buffers(spec) else 0
         return self.stages * stage + panels + 1024
 
     def check(self, spec: GemmSpec) -> "Config":
@@ -59,10 +59,12 @@ class Config:
             "n": self.n == 128 or (self.n == 256 and not wide_residual(spec)),
             "stages": self.stages > 1,
             "cluster": self.cluster in (1, 2),
-            "group": self.group > 0,
-            "hold": not self.hold or can_hold(spec),
-            "spread": self.spread in (0, 1, 2, 4) and (self.hold or not self.spread) and (self.late or self.spread < 2),
-            "late": not self.late or (self.hold and spec.epilogue.curved),
+            "raster_group": self.raster_group > 0,
+            "hold_in_registers": not self.hold_in_registers or can_hold_in_registers(spec),
+            "overlap_epilogue": self.overlap_epilogue in (0, 1, 2, 4)
+            and (self.hold_in_registers or not self.overlap_epilogue)
+            and (self.defer_activation or self.overlap_epilogue < 2),
+            "defer_activation": not self.defer_activation or (self.hold_in_registers and spec.epilogue.curved),
         }
         for name, kept in rules.items():
             if not kept:
@@ -78,13 +80,13 @@ def wide_residual(spec: GemmSpec) -> bool:
     return spec.epilogue.residual and spec.out == "fp32"
 
 
-def can_hold(spec: GemmSpec) -> bool:
+def can_hold_in_registers(spec: GemmSpec) -> bool:
     """May a result wait in registers: do 16 bits suffice, and for c, which waits there before? Rows that TMA does not
     write are quicker at once."""
     pairs = not spec.epilogue.residual or spec.epilogue.residual_pairs
     return spec.out != "fp32" and spec.store == "tma" and pairs
 
 
-def has_panels(spec: GemmSpec) -> bool:
+def has_store_buffers(spec: GemmSpec) -> bool:
     """Does a result leave by way of shared memory?"""
-    return spec.store != "elements"
+    return spec.store != "direct"

@@ -11,7 +11,7 @@ from ... import tile as tk
 from ..epilogue import registers as ep
 from ..raster import raster
 from . import operands
-from .config import BUFFERS, PANEL_BYTES, STEP, Config, has_panels
+from .config import BUFFERS, STEP, STORE_ROW_BYTES, Config, has_store_buffers
 from .put_rows import put_rows
 from .spec import BYTES, GemmSpec
 
@@ -44,7 +44,7 @@ class State:
     """A consumer's registers."""
 
     acc: tk.RegTile
-    held: list  # a finished tile in 16 bits, in panels; before that, c. Empty where nothing is held
+    pending: list  # a finished tile in 16 bits, in panels; before that, c. Empty where nothing is held
     bias: Any  # of the tile's columns: a list, of one or of gate's and up's
     full: tk.Ring  # the stage to multiply next
     done: tk.Ring  # the stage to release next
@@ -67,14 +67,14 @@ class DenseGemm:
       warpgroups 1 ..       64 rows each. For each tile:
                                 for each step of K: wait for its stage, wgmma, release the stage before
                                 finish the accumulator (epilogue) and round it to 16 bits, in registers
-                                issue the next tile's first wgmma; under it, store the rounded tile panel by panel
+                                issue the next tile's first wgmma; under it, store the rounded tile, subtile by subtile
 
       time      ->
       producer    |k0 k1 .. kn|k0 k1 ..         as stages come free: it does not know where a tile ends
       consumer 1  |k0 .. kn|finish|k0 + store|k1 .. kn|finish|k0 + store|
       consumer 2    the same, on the same stages of B
-      spread      |k0 .. kn|finish|k0 + panel 0|k1 + panel 1|k2 + panel 2|k3 + panel 3|k4 .. kn|finish|
-      late        as spread, and the activation is not in finish but in its panel's step, or in pieces under 2 or 4
+      overlapped  |k0 .. kn|finish|k0 + store 0|k1 + store 1|k2 + store 2|k3 + store 3|k4 .. kn|finish|
+      deferred    as overlapped, and the activation is not in finish but in its store's step, or in pieces under 2 or 4
 
     Pipeline, ``stages`` deep:
       full[i]    1 arrival, the producer's, and the bytes of both tiles
@@ -98,9 +98,9 @@ class DenseGemm:
         self.b_tile = tk.st(x.n, STEP, dtype) if b_t else tk.st(STEP, x.n, dtype)
         self.b_part = tk.st(width, STEP, dtype) if b_t else tk.st(STEP, width, dtype)
         self.out = tk.element_type(spec.out)
-        self.panel = PANEL_BYTES // BYTES[spec.out]  # columns
-        self.panels = width // self.panel  # of a tile of the result
-        self.out_tile = tk.st(64, self.panel, self.out)
+        self.store_n = STORE_ROW_BYTES // BYTES[spec.out]  # columns
+        self.n_stores = width // self.store_n  # of a tile of the result
+        self.out_tile = tk.st(64, self.store_n, self.out)
         self.mm, self.mma = operands.products(spec)
 
     # ---- host ----------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class DenseGemm:
         a, b = al.tile(self.a_tile, x.stages), al.tile(self.b_tile, x.stages)
         s = Shared(
             a=a, b=b, b_parts=operands.parts_of_tile(b, self.b_part, self.parts),
-            out=al.tile(self.out_tile, BUFFERS * x.consumers) if has_panels(self.spec) else None,
+            out=al.tile(self.out_tile, BUFFERS * x.consumers) if has_store_buffers(self.spec) else None,
             pipe=al.pipe(x.stages, self.a_tile.bytes + self.b_tile.bytes, 4 * x.consumers, x.cluster))
         tk.init_block(s.pipe.init, x.cluster)
         if const_expr(x.pdl):  # up to here nothing was read or written that another kernel has to do with
@@ -147,7 +147,7 @@ class DenseGemm:
             cute.arch.griddepcontrol_wait()
         tk.specialise(lambda: self.produce(g, s), lambda wg: self.consume(g, s, wg), x.consumers)
         if const_expr(x.cluster > 1):
-            tk.cluster_sync()  # nobody leaves while another may still write to it
+            tk.cluster_sync()  # no block exits while another may still write to its shared memory
 
     def order(self, g):
         return tk.Schedule(g.rows * g.cols * g.batches, "static", self.config.cluster)
@@ -158,7 +158,7 @@ class DenseGemm:
         if self.spec.batch:
             batch = number // (g.rows * g.cols)
             number = number - batch * (g.rows * g.cols)
-        row, col = raster(number, g.rows, g.cols, self.config.group, cutlass.min)
+        row, col = raster(number, g.rows, g.cols, self.config.raster_group, cutlass.min)
         return Tile(batch, row * self.config.cluster + tk.cluster_rank(), col)
 
     @cute.jit
@@ -193,9 +193,9 @@ class DenseGemm:
         while number < order.tasks:
             t, first = self.tile(g, number), Int32(1)
             self.multiply(s, u, self.mm, wg)
-            if const_expr(x.spread):
-                first = self.write_spread(g, s, u, number, wg)
-            elif const_expr(x.hold):
+            if const_expr(x.overlap_epilogue):
+                first = self.write_overlapped(g, s, u, number, wg)
+            elif const_expr(x.hold_in_registers):
                 if number >= order.workers():  # not this block's first
                     self.write(g, s, u, self.tile(g, number - order.workers()), wg)
             self.fetch(g, u, t, wg)
@@ -203,22 +203,23 @@ class DenseGemm:
                 self.step(s, u, wg)
             tk.mma_wait(0)
             self.release(s, u)
-            if const_expr(x.hold):
+            if const_expr(x.hold_in_registers):
                 self.finish(g, u, t, wg)
             else:
                 self.write(g, s, u, t, wg)
             number = order.following(number)
-        if const_expr(x.hold):
+        if const_expr(x.hold_in_registers):
             self.write(g, s, u, self.tile(g, number - order.workers()), wg)
         tk.store_wait()
 
     def state(self, g, s) -> State:
-        x, held, bias = self.config, [], None
-        if x.hold:
-            held = [tk.rt(self.panel, self.out) for _ in range(self.panels * (self.parts if x.late else 1))]
+        x, pending, bias = self.config, [], None
+        if x.hold_in_registers:
+            pending = [tk.rt(self.store_n, self.out)
+                       for _ in range(self.n_stores * (self.parts if x.defer_activation else 1))]
         if self.epilogue.bias:
             bias = [ep.spread(x.n // self.parts, tk.element_type(self.epilogue.bias)) for _ in range(self.parts)]
-        return State(tk.rt_fl(x.n), held, bias, s.pipe.ring(), s.pipe.ring())
+        return State(tk.rt_fl(x.n), pending, bias, s.pipe.ring(), s.pipe.ring())
 
     # ---- products
 
@@ -233,7 +234,7 @@ class DenseGemm:
         u.done.advance()
 
     def step(self, s, u, wg):
-        """Issue one step of K, and see off the one before."""
+        """Issue one K step and retire the previous one."""
         self.multiply(s, u, self.mma, wg)
         tk.mma_wait(1)
         self.release(s, u)
@@ -242,17 +243,17 @@ class DenseGemm:
 
     def place(self, t, i, wg) -> ep.Place:
         """Of a panel of the result, for this consumer."""
-        return ep.Place((t.row * self.config.consumers + wg) * 64, (t.col * self.panels + i) * self.panel)
+        return ep.Place((t.row * self.config.consumers + wg) * 64, (t.col * self.n_stores + i) * self.store_n)
 
     def fetch(self, g, u, t, wg):
         """What the tile's epilogue will need, on its way while the products run."""
         if self.epilogue.bias:
             for part, v in enumerate(u.bias):
                 bias = g.inputs.bias[None, part] if self.parts == 2 else g.inputs.bias
-                ep.load_spread(v, bias, t.col * (self.panels * self.panel))
-        if self.epilogue.residual and self.config.hold:
-            for i, panel in enumerate(u.held):
-                self.load_residual(g, panel, t, i, wg)
+                ep.load_spread(v, bias, t.col * (self.n_stores * self.store_n))
+        if self.epilogue.residual and self.config.hold_in_registers:
+            for i, subtile in enumerate(u.pending):
+                self.load_residual(g, subtile, t, i, wg)
 
     def load_residual(self, g, dst, t, i, wg):
         c = operands.of_batch(g.inputs.residual, t.batch)
@@ -263,38 +264,39 @@ class DenseGemm:
         return [self.linear(g, u, t, i, part, wg) for part in range(self.parts)]
 
     def linear(self, g, u, t, i, part, wg):
-        e, x, bias, c = self.epilogue, tk.rt_fl(self.panel), None, None
+        e, x, bias, c = self.epilogue, tk.rt_fl(self.store_n), None, None
         if e.bias:
-            bias = tk.cv(self.panel)
-            ep.gather(bias, u.bias[part], i * self.panel)
+            bias = tk.cv(self.store_n)
+            ep.gather(bias, u.bias[part], i * self.store_n)
         if e.residual:
-            c = u.held[i] if self.config.hold else tk.rt(self.panel, self.out)
-            if not self.config.hold:
+            c = u.pending[i] if self.config.hold_in_registers else tk.rt(self.store_n, self.out)
+            if not self.config.hold_in_registers:
                 self.load_residual(g, c, t, i, wg)
-        acc = tk.columns(u.acc, (part * self.panels + i) * self.panel, self.panel)
+        acc = tk.columns(u.acc, (part * self.n_stores + i) * self.store_n, self.store_n)
         ep.linear(x, acc, e, g.inputs, bias, c)
         return x
 
     def finish(self, g, u, t, wg):
         """Round the accumulator into what is held: the result or, late, what its activation is of."""
-        for i in range(self.panels):
+        for i in range(self.n_stores):
             parts = self.product(g, u, t, i, wg)
-            if self.config.late:
+            if self.config.defer_activation:
                 for part, x in enumerate(parts):
-                    tk.copy(u.held[part * self.panels + i], x)
+                    tk.copy(u.pending[part * self.n_stores + i], x)
             else:
                 ep.activate(parts[0], self.epilogue, parts, self.place(t, i, wg), self.out)
-                tk.copy(u.held[i], parts[0])
+                tk.copy(u.pending[i], parts[0])
 
-    def panel_of_result(self, g, u, t, i, wg):
+    def subtile_of_result(self, g, u, t, i, wg):
         """Panel i as it is stored, in registers."""
-        if self.config.hold and not self.config.late:
-            return u.held[i]
+        if self.config.hold_in_registers and not self.config.defer_activation:
+            return u.pending[i]
         if self.epilogue.plain and self.spec.out == "fp32":
-            return tk.columns(u.acc, i * self.panel, self.panel)
-        result = tk.rt(self.panel, self.out)
-        if self.config.late:
-            ep.activate_narrow(result, self.epilogue, [u.held[part * self.panels + i] for part in range(self.parts)])
+            return tk.columns(u.acc, i * self.store_n, self.store_n)
+        result = tk.rt(self.store_n, self.out)
+        if self.config.defer_activation:
+            ep.activate_narrow(result, self.epilogue,
+                               [u.pending[part * self.n_stores + i] for part in range(self.parts)])
             return result
         parts = self.product(g, u, t, i, wg)
         ep.activate(parts[0], self.epilogue, parts, self.place(t, i, wg), self.out)
@@ -302,49 +304,50 @@ class DenseGemm:
         return result
 
     @cute.jit
-    def write_spread(self, g, s: Constexpr, u: Constexpr, number, wg):
+    def write_overlapped(self, g, s: Constexpr, u: Constexpr, number, wg):
         """The tile before, a panel or a piece of one under each of this one's first steps of K, as far as it has as
         many. Returns the next step."""
         workers = self.order(g).workers()
         t = self.tile(g, number - workers)
-        pieces = self.config.spread  # of a panel
-        for i in cutlass.range_constexpr(self.panels):
+        pieces = self.config.overlap_epilogue  # of a panel
+        for i in cutlass.range_constexpr(self.n_stores):
             for piece in cutlass.range_constexpr(pieces):
                 if number >= workers:
                     if const_expr(pieces > 1):
                         self.activate_piece(u, i, piece)
                         if const_expr(piece == pieces - 1):
-                            self.put(g, s, u.held[i], t, i, wg)
+                            self.put(g, s, u.pending[i], t, i, wg)
                     else:
-                        self.write_panel(g, s, u, t, i, wg)
+                        self.write_subtile(g, s, u, t, i, wg)
                 if pieces * i + piece + 1 < g.steps:
                     self.step(s, u, wg)
-        return cutlass.min(pieces * self.panels + 1, g.steps)
+        return cutlass.min(pieces * self.n_stores + 1, g.steps)
 
     def activate_piece(self, u, i, piece):
-        """One of ``spread`` pieces of panel i's activation, in the product's registers: others would spill."""
-        width = self.panel // self.config.spread
+        """One of ``overlap_epilogue`` pieces of panel i's activation, in the product's registers: others would
+        spill."""
+        width = self.store_n // self.config.overlap_epilogue
 
         def columns(x):
             return tk.columns(x, piece * width, width)
 
-        parts = [columns(u.held[part * self.panels + i]) for part in range(self.parts)]
+        parts = [columns(u.pending[part * self.n_stores + i]) for part in range(self.parts)]
         ep.activate_narrow(parts[0], self.epilogue, parts)
 
     @cute.jit
     def write(self, g, s: Constexpr, u: Constexpr, t, wg):
         """A tile of the result, panel by panel."""
-        for i in cutlass.range_constexpr(self.panels):
-            self.write_panel(g, s, u, t, i, wg)
+        for i in cutlass.range_constexpr(self.n_stores):
+            self.write_subtile(g, s, u, t, i, wg)
 
-    def write_panel(self, g, s, u, t, i, wg):
-        self.put(g, s, self.panel_of_result(g, u, t, i, wg), t, i, wg)
+    def write_subtile(self, g, s, u, t, i, wg):
+        self.put(g, s, self.subtile_of_result(g, u, t, i, wg), t, i, wg)
 
     def put(self, g, s, result, t, i, wg):
         """Panel i, from registers to where it belongs."""
         at = self.place(t, i, wg)
         if self.spec.store == "tma":
-            place = (t.row * self.config.consumers + wg, t.col * self.panels + i)
+            place = (t.row * self.config.consumers + wg, t.col * self.n_stores + i)
             self.send(g, s.out[wg * BUFFERS + i % BUFFERS], result, (t.batch, *place) if self.spec.batch else place, wg)
         elif self.spec.store == "rows":
             self.send_rows(operands.of_batch(g.out, t.batch), s.out[wg * BUFFERS + i % BUFFERS], result, at, wg)
@@ -353,7 +356,7 @@ class DenseGemm:
 
     def send_rows(self, out, buffer, part, at, wg):
         """Rows that TMA does not write: through shared memory too, where neighbours of a row are neighbours."""
-        if self.panels % BUFFERS:  # otherwise all have read this buffer when they meet over the other one
+        if self.n_stores % BUFFERS:  # otherwise all have read this buffer when they meet over the other one
             tk.sync(OUTPUT_BARRIER + wg, tk.WARPGROUP)
         tk.store(buffer, part)
         tk.sync(OUTPUT_BARRIER + wg, tk.WARPGROUP)
@@ -362,7 +365,7 @@ class DenseGemm:
     @cute.jit
     def send(self, g, buffer: Constexpr, part: Constexpr, at, wg):
         # Of an odd number of panels, the last one and the next tile's first share a buffer: nothing may be on its way.
-        tk.store_wait(0 if self.panels % BUFFERS else BUFFERS - 1)
+        tk.store_wait(0 if self.n_stores % BUFFERS else BUFFERS - 1)
         tk.sync(OUTPUT_BARRIER + wg, tk.WARPGROUP)
         tk.store(buffer, part)
         tk.publish()

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ...runtime import arguments, function
 from ...runtime.call import alloc, check, counters, dtypes
-from ...runtime.call.ops import Known
-from ...runtime.call.replay import Again
+from ...runtime.call.ops import LaunchCache
+from ...runtime.call.replay import CallCache
 from ...runtime.device import arch
 from .. import tuned
 from ..epilogue.spec import GATED, Epilogue, is_located, name_of
@@ -24,9 +24,11 @@ _numbers, _out_dtype = arguments.checker("gemm", "alpha", "beta"), arguments.che
 
 # What a call without an out looks like -> its kernel and blocks, the result's shape, strides and dtype: in front of all
 # that follows here. A kernel checks what is not in the key: b's device, and all of the bias but its dtype.
-_known = Known()
-again, paced_again = Again(), Again(by_stream=True)  # of `quick`, of kernels without and with a counter
-_known_into = Known()  # and one with an out -> its kernel and blocks, and how many bytes a, b, bias, c and out span
+_launch_cache = LaunchCache()
+# of `quick`, of kernels without and with a counter
+call_cache, wave_sync_call_cache = CallCache(), CallCache(by_stream=True)
+# and one with an out -> its kernel and blocks, and how many bytes a, b, bias, c and out span
+_launch_cache_into = LaunchCache()
 
 
 class Extra(NamedTuple):
@@ -42,8 +44,9 @@ class Extra(NamedTuple):
 PLAIN = Extra()
 
 
-class Paced(NamedTuple):
-    """A kernel whose blocks wait for each other: by a counter of the stream that it runs on, in the place of a bias."""
+class WaveSyncLaunch(NamedTuple):
+    """A kernel with wave sync: its blocks wait for each other by a counter of the stream that it runs on, in the place
+    of a bias."""
 
     kernel: Callable
 
@@ -67,17 +70,18 @@ def quick(a, b, bias, activation, c, alpha, beta, out_dtype):
            out_dtype, activation, bias is not None and bias.dtype,
            c is not None and (c.dtype, c.shape, c.stride(), c.data_ptr() & 15), alpha == 1.0 or _varies(alpha),
            beta == 1.0, beta == 0.0 or (beta != 1.0 and _varies(beta)))
-    known = _known.get(key)
+    known = _launch_cache.get(key)
     if known is None:
         return None, key
     kernel, blocks, shape, stride, dtype = known
     out = alloc.empty(index, shape, stride, dtype)
     counter = kernel(a, b, out, bias, c, alpha, beta, blocks)
     given = a, b, bias, activation, c, alpha, beta, out_dtype
-    if isinstance(kernel, Paced):
-        paced_again.add(given, kernel.kernel, (a, b, out, counter, c, alpha, beta, blocks), out, kept=(counter,))
+    if isinstance(kernel, WaveSyncLaunch):
+        wave_sync_call_cache.add(given, kernel.kernel, (a, b, out, counter, c, alpha, beta, blocks), out,
+                                 kept=(counter,))
     else:
-        again.add(given, kernel, (a, b, out, bias, c, alpha, beta, blocks), out)
+        call_cache.add(given, kernel, (a, b, out, bias, c, alpha, beta, blocks), out)
     return out, None
 
 
@@ -98,7 +102,7 @@ def quick_into(out, a, b, out_dtype, extra):
            out.shape, out.stride(), first & 15, out_dtype, activation, bias is not None and bias.dtype,
            c is not None and (c.dtype, c.shape, c.stride(), c.data_ptr() & 15), alpha == 1.0 or _varies(alpha),
            beta == 1.0, beta == 0.0 or (beta != 1.0 and _varies(beta)))
-    known = _known_into.get(key)
+    known = _launch_cache_into.get(key)
     if known is None:
         return key
     kernel, blocks, of_a, of_b, of_bias, of_c, size = known
@@ -116,15 +120,16 @@ def quick_into(out, a, b, out_dtype, extra):
 def remember_into(key, launched, out, a, b, extra) -> None:
     """launched: what ``run`` gave."""
     if launched is not None:
-        _known_into.add(key, (*launched, *(0 if x is None else _bytes(x) for x in (a, b, extra.bias, extra.c, out))))
+        _launch_cache_into.add(key,
+                               (*launched, *(0 if x is None else _bytes(x) for x in (a, b, extra.bias, extra.c, out))))
 
 
-def forget() -> None:
+def clear() -> None:
     """All kernels of earlier calls."""
-    _known.clear()
-    again.forget()
-    paced_again.forget()
-    _known_into.clear()
+    _launch_cache.clear()
+    call_cache.clear()
+    wave_sync_call_cache.clear()
+    _launch_cache_into.clear()
     _launcher.cache_clear()
 
 
@@ -149,7 +154,7 @@ def run(a, b, out, config=None, blocks=None, *, accumulate=False, room=False, lo
     if x is not a or y is not b:
         return None
     if key is not None:
-        _known.add(key, (kernel, planned, tuple(out.shape), out.stride(), out.dtype))
+        _launch_cache.add(key, (kernel, planned, tuple(out.shape), out.stride(), out.dtype))
     return kernel, planned
 
 
@@ -224,9 +229,9 @@ def _launcher(kind, config):
     spec, sizes, batches = spec_of(*facts)
     if config is None:
         config = tuned.chosen("gemm", spec, (*sizes, batches), device)
-    recipe, blocks = launch(spec, *sizes, arch.processors(device), config, batches)
+    recipe, blocks = launch(spec, *sizes, arch.num_sms(device), config, batches)
     kernel = function(recipe)
-    return (Paced(kernel) if recipe.module == "tkq.gemm.dense.wave_sync_kernel" else kernel), blocks
+    return (WaveSyncLaunch(kernel) if recipe.module == "tkq.gemm.dense.wave_sync_kernel" else kernel), blocks
 
 
 def spec_of(dtype, out, ways, size, epilogue):
@@ -239,10 +244,10 @@ def spec_of(dtype, out, ways, size, epilogue):
         activation, bias, *rest = epilogue
         e = Epilogue(activation, dtypes.name_of(bias) if bias else "", *rest, located=is_located(activation))
     a_is_k, b_is_k, load, store, accumulate = ways
-    way_out = "tma" if store else "rows" if load and not accumulate else "elements"
+    way_out = "tma" if store else "rows" if load and not accumulate else "direct"
     m, n, k, batches, which = size if len(size) == 5 else (*size, 1, "")
     spec = GemmSpec(dtypes.name_of(dtype), dtypes.name_of(out), "k" if a_is_k else "m", "k" if b_is_k else "n",
-                    "tma" if load else "elements", way_out, accumulate, e, which)
+                    "tma" if load else "direct", way_out, accumulate, e, which)
     return spec, (m, n, k), batches
 
 
@@ -268,9 +273,9 @@ def tunable(a, b, *, bias=None, activation=None, c=None, alpha=1.0, beta=0.0, ou
 
     *_, kind = kind_of(a, b, out, False, False, extra)
     spec, sizes, batches = spec_of(*kind[:-1])
-    found = candidates.of_gemm(spec, *sizes, arch.processors(a.device), batches) if all((*sizes, batches)) else []
+    found = candidates.of_gemm(spec, *sizes, arch.num_sms(a.device), batches) if all((*sizes, batches)) else []
     return tuned.Tunable(tuned.problem("gemm", spec, (*sizes, batches), a.device), found, (a, b, bias, c), out, call,
-                         forget)
+                         clear)
 
 
 # ---- what can be wrong with a call -----------------------------------------------------------------------

@@ -9,18 +9,18 @@ from tkq import reference
 from tkq.gemm.dense import backward
 from tkq.gemm.dense.launch import (
     Extra,
-    again,
+    call_cache,
     check_apart,
     check_call,
     check_out,
     extra_of,
     inner_fits,
-    paced_again,
     quick,
     quick_into,
     remember_into,
     run,
     shape_of,
+    wave_sync_call_cache,
 )
 from tkq.gemm.dense.spec import OUT_DTYPES
 from tkq.gemm.epilogue.spec import name_of
@@ -93,9 +93,9 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
     if traced or autocast.on():
         a, b, c = autocast.lowered(a, b, c) if out is out_dtype is None else (*autocast.lowered(a, b), c)
     if out is None and not traced:
-        found = again.take(a, b, bias, name, c, alpha, beta, out_dtype)
+        found = call_cache.take(a, b, bias, name, c, alpha, beta, out_dtype)
         if found is None:
-            found = paced_again.take(a, b, bias, name, c, alpha, beta, out_dtype)
+            found = wave_sync_call_cache.take(a, b, bias, name, c, alpha, beta, out_dtype)
         if found is not None:
             return found
     alpha, beta, out_dtype = _options(alpha, beta, out_dtype)
@@ -125,9 +125,9 @@ def _cuda(a: Tensor, b: Tensor, bias: Optional[Tensor], activation: str, c: Opti
 
 def _again_or_launch(*given):
     """given: as of ``_launch``."""
-    found = again.take(*given[:-1])
+    found = call_cache.take(*given[:-1])
     if found is None:
-        found = paced_again.take(*given[:-1])
+        found = wave_sync_call_cache.take(*given[:-1])
     return _launch(*given) if found is None else found
 
 
@@ -183,7 +183,7 @@ def _launch_into(out, a, b, out_dtype, extra, way):
     try:
         key = quick_into(out, a, b, out_dtype, extra)
         if key is None:
-            torch.autograd.graph.increment_version(out)  # whoever saved it for a backward learns of it
+            torch.autograd.graph.increment_version(out)  # a backward that saved it raises
             return out
     except Exception:  # what is wrong is found below, with words for it
         key = None

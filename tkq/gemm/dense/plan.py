@@ -10,17 +10,17 @@ from ...runtime.compile.recipe import Recipe
 from ..epilogue.spec import sources
 from ..raster import even_blocks
 from . import small_m_config, small_m_plan
-from .config import STEP, Config, can_hold, wide_residual
+from .config import STEP, Config, can_hold_in_registers, wide_residual
 from .spec import GemmSpec
-from .wave_sync_config import PacedConfig
-from .wave_sync_config import takes as takes_pace
+from .wave_sync_config import WaveSyncConfig
+from .wave_sync_config import takes as takes_wave_sync
 
 MACS = 2048  # a clock and processor: the tensor cores, 16-bit operands
 SHARED = 128  # bytes a clock and processor, reads and writes together
 L2 = 64  # bytes a clock and processor
 TILE_CLOCKS = 1500  # a tile's beginning and end, as far as nothing hides them
 PARTED = ("BRA.DIV",)  # which a warp has that the compiler does not know to be whole: its lanes share no registers
-PACED_STEPS, PACED_K = 6000, 8192  # from so many steps in all of a block's tiles, so long ones, on blocks keep pace
+WAVE_SYNC_STEPS, WAVE_SYNC_K = 6000, 8192  # fewest steps of a block in all, and K, with wave sync
 
 
 TILES = (  # the larger first, and with a cluster before without
@@ -37,8 +37,8 @@ def tiles(config: Config, M: int, N: int):
     return -(-M // (config.m * config.cluster)), -(-N // config.n)
 
 
-def cycles(config: Config, M: int, N: int, K: int, processors: int, batches: int = 1) -> float:
-    """Clocks that a GEMM should take: rounds of tiles, each so many steps of what is slowest in a processor.
+def cycles(config: Config, M: int, N: int, K: int, num_sms: int, batches: int = 1) -> float:
+    """Clocks that a GEMM should take: waves of tiles, each step as long as what is slowest in an SM.
 
     A cluster shows only in the tiles that it rounds up and in L2, which never decides: 0.75 of the tensor cores'
     time for 128 x 256, 0.5 where two share B. What that is worth is measured, 1.5 to 4 % there, and not modelled."""
@@ -47,70 +47,69 @@ def cycles(config: Config, M: int, N: int, K: int, processors: int, batches: int
     written = (m + n) * STEP * 2
     from_l2 = (m + n / config.cluster) * STEP * 2
     step = max(m * n * STEP / MACS, (read + written) / SHARED, from_l2 / L2)
-    return rounds(config, M, N, processors, batches) * (-(-K // STEP) * step + TILE_CLOCKS)
+    return waves(config, M, N, num_sms, batches) * (-(-K // STEP) * step + TILE_CLOCKS)
 
 
-def plan(spec: GemmSpec, M: int, N: int, K: int, processors: int, batches: int = 1) -> Config:
+def plan(spec: GemmSpec, M: int, N: int, K: int, num_sms: int, batches: int = 1) -> Config:
     """The configuration for a problem that comes in by TMA: what should be fastest, the first of TILES if equal.
 
     A cluster only where each of its blocks has rows of C."""
     allowed = [config for config in TILES
                if config.m * (config.cluster - 1) < M and not (config.n == 256 and wide_residual(spec))]
-    best = fitted(with_epilogue(min(allowed, key=lambda x: cycles(x, M, N, K, processors, batches)), spec), spec)
-    return PacedConfig.of(best) if needs_pace(best, spec, M, N, K, processors, batches) else best
+    best = fit_to_spec(configure_epilogue(min(allowed, key=lambda x: cycles(x, M, N, K, num_sms, batches)), spec), spec)
+    return WaveSyncConfig.of(best) if needs_wave_sync(best, spec, M, N, K, num_sms, batches) else best
 
 
-def needs_pace(config: Config, spec: GemmSpec, M: int, N: int, K: int, processors: int, batches: int = 1) -> bool:
+def needs_wave_sync(config: Config, spec: GemmSpec, M: int, N: int, K: int, num_sms: int, batches: int = 1) -> bool:
     """Do blocks drift apart: the largest tiles, many and long? What it is worth is in docs/attempts.md."""
     largest = (config.n, config.cluster) == (256, 2)
-    many = rounds(config, M, N, processors, batches) * -(-K // STEP) > PACED_STEPS
-    return largest and many and K >= PACED_K and takes_pace(spec)
+    many = waves(config, M, N, num_sms, batches) * -(-K // STEP) > WAVE_SYNC_STEPS
+    return largest and many and K >= WAVE_SYNC_K and takes_wave_sync(spec)
 
 
-def rounds(config: Config, M: int, N: int, processors: int, batches: int = 1) -> int:
+def waves(config: Config, M: int, N: int, num_sms: int, batches: int = 1) -> int:
     """Tiles that the busiest cluster takes, one after the other."""
     rows, cols = tiles(config, M, N)
-    return -(-batches * rows * cols // max(1, processors // config.cluster))
+    return -(-batches * rows * cols // max(1, num_sms // config.cluster))
 
 
-def fitted(config: Config, spec: GemmSpec) -> Config:
+def fit_to_spec(config: Config, spec: GemmSpec) -> Config:
     """The configuration without what this spec's output does not allow."""
-    if not can_hold(spec):
-        config = replace(config, hold=False, spread=0, late=False)
+    if not can_hold_in_registers(spec):
+        config = replace(config, hold_in_registers=False, overlap_epilogue=0, defer_activation=False)
     return config.check(spec)
 
 
-def with_epilogue(config: Config, spec: GemmSpec) -> Config:
-    """The configuration as this spec's epilogue wants it: a tile of the result is spread over the next one's first
-    steps of K, a panel to a step; of an activation, which takes as long as several steps, a quarter or, of the half as
-    many numbers that a gated one gives, a half; all at once where it is added to what is there. What each is worth on
-    an H100 is in docs/attempts.md."""
+def configure_epilogue(config: Config, spec: GemmSpec) -> Config:
+    """The configuration as this spec's epilogue wants it: a tile is stored under the next one's first steps of K, a
+    subtile to a step; with an activation, which takes as long as several steps, a quarter or, gated, a half; all at
+    once where it accumulates. What each is worth on an H100 is in docs/attempts.md."""
     e = spec.epilogue
-    if spec.accumulate or not (config.hold and can_hold(spec)):
+    if spec.accumulate or not (config.hold_in_registers and can_hold_in_registers(spec)):
         return config
-    return replace(config, spread=(2 if e.gate else 4) if e.curved else 1, late=e.curved)
+    return replace(config, overlap_epilogue=(2 if e.gate else 4) if e.curved else 1, defer_activation=e.curved)
 
 
-def launch(spec: GemmSpec, M: int, N: int, K: int, processors: int,
-           config: Union[Config, small_m_config.NarrowConfig, None] = None, batches: int = 1):
+def launch(spec: GemmSpec, M: int, N: int, K: int, num_sms: int,
+           config: Union[Config, small_m_config.SmallMConfig, None] = None, batches: int = 1):
     """(what to compile and call, how many blocks; 0 where the kernel counts for itself) for a problem; config instead
     of the plan's."""
-    if spec.load == "elements":
+    if spec.load == "direct":
         return Recipe("tkq.gemm.dense.unaligned:build", (spec,), sources=sources(spec.epilogue)), 0
-    if config is None and M <= small_m_plan.MOST_ROWS and small_m_config.takes(spec):
-        config = small_m_plan.plan(spec, M, N, K, processors)
-    if isinstance(config, small_m_config.NarrowConfig):
+    if config is None and M <= small_m_plan.MOST_M and small_m_config.takes(spec):
+        config = small_m_plan.plan(spec, M, N, K, num_sms)
+    if isinstance(config, small_m_config.SmallMConfig):
         return small_m_plan.recipe(spec, config), 0
-    config = fitted(config, spec) if config else plan(spec, M, N, K, processors, batches)
+    config = fit_to_spec(config, spec) if config else plan(spec, M, N, K, num_sms, batches)
     rows, cols = tiles(config, M, N)
-    return recipe_of(spec, config), even_blocks(batches * rows * cols, processors, config.cluster)
+    return recipe_of(spec, config), even_blocks(batches * rows * cols, num_sms, config.cluster)
 
 
 def recipe_of(spec: GemmSpec, config: Config) -> Recipe:
-    kernel = "wave_sync_kernel" if isinstance(config, PacedConfig) else "kernel"
+    kernel = "wave_sync_kernel" if isinstance(config, WaveSyncConfig) else "kernel"
     return Recipe(f"tkq.gemm.dense.{kernel}:build", (spec, config), sources=sources(spec.epilogue))
 
 
-def recipe(spec: GemmSpec, M: int, N: int, K: int, processors: int, config: Optional[Config] = None) -> Recipe:
+def recipe(spec: GemmSpec, M: int, N: int, K: int, num_sms: int, config: Optional[Config] = None) -> Recipe:
     """The first half of ``launch``."""
-    return launch(spec, M, N, K, processors, config)[0]
+    return launch(spec, M, N, K, num_sms, config)[0]

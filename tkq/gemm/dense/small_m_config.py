@@ -1,5 +1,5 @@
-"""The shape of the kernel for few rows of A: what its code depends on. Which one a problem gets says ``small_m_plan``:
-a change there makes no kernel anew. Pure Python, no torch, no DSL."""
+"""The config of the small-M kernel: what its code depends on. Which one a problem gets says ``small_m_plan``: a change
+there makes no kernel anew. Pure Python, no torch, no DSL."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ SLOT_BYTES = (228 * 1024 // 2) - 1024  # of a block's shared memory, where two s
 
 
 @dataclass(frozen=True)
-class NarrowConfig:
+class SmallMConfig:
     """One kernel's shape; bench/tune/gemm.py times the alternatives.
 
     m: rows of A, padded: wgmma's N. rows: of B's transpose, a block's, 64 to each accumulator. split: blocks of a
@@ -49,7 +49,7 @@ class NarrowConfig:
 
     @property
     def name(self) -> str:
-        return f"narrow{self.m}x{self.rows}_split{self.split}"
+        return f"small_m{self.m}x{self.rows}_split{self.split}"
 
     @property
     def exchange_bytes(self) -> int:
@@ -74,7 +74,7 @@ class NarrowConfig:
             "spec": takes(spec),
         }
 
-    def check(self, spec) -> NarrowConfig:
+    def check(self, spec) -> SmallMConfig:
         """Self, if the kernel can take it for this spec.
 
         Raises:
@@ -90,5 +90,5 @@ class NarrowConfig:
 
 
 def takes(spec: GemmSpec) -> bool:
-    """Is there a narrow kernel for this spec, whatever its way out? A by rows, no batch, nothing added to."""
+    """Is there a small-M kernel for this spec, whatever its store? A by rows, no batch, nothing added to."""
     return spec.load == "tma" and spec.a_major == "k" and not (spec.batch or spec.accumulate)

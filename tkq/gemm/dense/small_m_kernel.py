@@ -1,4 +1,5 @@
-"""out = f(A @ B) for few rows of A: B streams by, once, through deep rings. wgmma's 64 rows are 64 columns of B."""
+"""out = f(A @ B) for small M: A and B are swapped, so that wgmma's 64 rows are 64 columns of B; B streams once through
+deep rings, and a cluster splits K."""
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from cutlass import Constexpr, Float32, Int32, const_expr
 from ... import tile as tk
 from ..epilogue import registers as ep
 from . import operands
-from .small_m_config import STEP, NarrowConfig
+from .small_m_config import STEP, SmallMConfig
 from .spec import GemmSpec
 
 GROUP = 8  # columns of an accumulator whose 4 numbers a thread sends together
@@ -35,7 +36,7 @@ class Shared:
     sent: tk.Semaphore
 
 
-class NarrowGemm:
+class SmallMGemm:
     """A cluster makes ``rows`` columns of the result, of all of A's rows; each of its ``split`` blocks takes part of K.
 
     Roles:
@@ -55,7 +56,7 @@ class NarrowGemm:
     Two blocks share a processor, so that one's beginning and end run under the other's stream.
     """
 
-    def __init__(self, spec: GemmSpec, config: NarrowConfig):
+    def __init__(self, spec: GemmSpec, config: SmallMConfig):
         self.spec, self.config, self.epilogue = spec, config.check(spec), spec.epilogue
         x, dtype = config, tk.element_type(spec.dtype)
         by_rows = spec.b_major == "k"
@@ -112,7 +113,7 @@ class NarrowGemm:
         else:
             self.consume(g, s, row, end - first, rank)
         if const_expr(x.split > 1):
-            tk.cluster_sync()  # nobody leaves while another may still write to it
+            tk.cluster_sync()  # no block exits while another may still write to its shared memory
 
     def init(self, s):
         s.pipe.init()
@@ -216,6 +217,6 @@ class NarrowGemm:
         tk.store_elements(g.out, parts[0], n, m)
 
 
-def build(spec: GemmSpec, config: NarrowConfig):
+def build(spec: GemmSpec, config: SmallMConfig):
     """(kernel, fake arguments): as ``dense.build``, but ``blocks`` is not used: the grid is what the sizes make it."""
-    return NarrowGemm(spec, config), (*operands.fakes(spec), Int32(1))
+    return SmallMGemm(spec, config), (*operands.fakes(spec), Int32(1))

@@ -6,8 +6,8 @@ from ..epilogue.spec import PLAIN, Epilogue
 DTYPES = ("bf16", "fp16")
 OUT_DTYPES = ("bf16", "fp16", "fp32")
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
-PATHS = ("tma", "elements")
-WAYS_OUT = ("tma", "rows", "elements")
+PATHS = ("tma", "direct")
+WAYS_OUT = ("tma", "rows", "direct")
 BATCHES = ("", "ab", "a", "b")
 TMA_BYTES = 16  # bases and pitches that TMA takes are multiples of it
 
@@ -43,10 +43,10 @@ class GemmSpec:
         for name, values in allowed.items():
             if getattr(self, name) not in values:
                 raise NotImplementedError(f"gemm: {name} is {getattr(self, name)!r}, supported are {', '.join(values)}")
-        if self.load == "elements" and self.store != "elements":
-            raise NotImplementedError("gemm: load is 'elements', and the kernel for it stores 'elements' only")
+        if self.load == "direct" and self.store != "direct":
+            raise NotImplementedError("gemm: load is 'direct', and the kernel for it stores 'direct' only")
         if self.accumulate and self.store == "rows":
-            raise NotImplementedError("gemm: store is 'rows' and accumulate is set, which 'tma' and 'elements' take")
+            raise NotImplementedError("gemm: store is 'rows' and accumulate is set, which 'tma' and 'direct' take")
         if self.accumulate and not self.epilogue.plain:
             raise NotImplementedError("gemm: accumulate is set, and supported with a plain epilogue only")
         if self.load == "tma" and self.epilogue.gate == "interleaved" and self.b_major == "n":
@@ -73,7 +73,7 @@ def fits_tma(address: int, pitch: int, lines: int, bytes: int) -> bool:
     """Whether TMA reads a matrix: its base, and the ``pitch`` in elements of so many bytes between its ``lines``.
 
     It reads whole units of 16 bytes, also past the end of a line: up to 7 neighbours, inside the pitch. Where M or N is
-    contiguous they feed rows or columns of C that nobody stores, and no other, NaN or not. Along K, where they would
+    contiguous they feed rows or columns of C that are not stored, and no other, NaN or not. Along K, where they would
     enter every sum, lines end with a unit, as K is a multiple of 8."""
     return address % TMA_BYTES == 0 and (lines == 1 or pitch * bytes % TMA_BYTES == 0)
 

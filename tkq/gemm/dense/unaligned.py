@@ -1,4 +1,4 @@
-"""out = f(A @ B) for operands that TMA cannot take: any stride, any alignment. Correct, not tuned."""
+"""out = f(A @ B) for unaligned operands, which TMA cannot take: any stride, any alignment. Correct, not tuned."""
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
@@ -12,7 +12,7 @@ from .spec import GemmSpec
 M, N, K = 64, 128, 64  # a block's tile
 
 
-class ElementsGemm:
+class UnalignedGemm:
     """A warpgroup a tile, one block each: its threads load a step of K element by element (zeros past the end), meet,
     multiply, meet again. Several blocks on a processor run under each other's loads. Gated, B's tile is 64 columns of
     the gate and the same 64 of up, each with its accumulator."""
@@ -91,4 +91,4 @@ class ElementsGemm:
 
 def build(spec: GemmSpec):
     """(kernel, fake arguments): as ``dense.build``, but ``blocks`` is not used: it is one a tile."""
-    return ElementsGemm(spec), (*operands.fakes(spec), Int32(1))
+    return UnalignedGemm(spec), (*operands.fakes(spec), Int32(1))

@@ -1,4 +1,4 @@
-"""The shape of the kernel whose blocks keep pace: what its code depends on. Pure Python, no torch, no DSL."""
+"""The config of the kernel with wave sync: what its code depends on. Pure Python, no torch, no DSL."""
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
@@ -8,29 +8,29 @@ from .spec import GemmSpec
 
 
 @dataclass(frozen=True)
-class PacedConfig(Config):
-    """A ``Config``, and pace: of so many parts of a tile, nobody loads the second before all have begun a tile of that
-    round."""
+class WaveSyncConfig(Config):
+    """A ``Config`` with wave_sync: a block loads no more than 1 / wave_sync of a tile before all blocks have begun a
+    tile of that wave."""
 
-    pace: int = 16
+    wave_sync: int = 16
 
     @classmethod
-    def of(cls, config: Config) -> PacedConfig:
+    def of(cls, config: Config) -> WaveSyncConfig:
         return cls(**{f.name: getattr(config, f.name) for f in fields(config)})
 
     @property
     def name(self) -> str:
-        return f"{super().name}_paced"
+        return f"{super().name}_wave_sync"
 
-    def check(self, spec: GemmSpec) -> PacedConfig:
+    def check(self, spec: GemmSpec) -> WaveSyncConfig:
         """Self, if the kernel can take it for this spec.
 
         Raises:
             ValueError: naming the field that does not fit.
         """
         super().check(spec)
-        if self.pace < 1 or not takes(spec):
-            raise ValueError(f"gemm: pace does not fit in {self} for {spec}")
+        if self.wave_sync < 1 or not takes(spec):
+            raise ValueError(f"gemm: wave_sync does not fit in {self} for {spec}")
         return self
 
 

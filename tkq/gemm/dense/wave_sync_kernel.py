@@ -1,15 +1,15 @@
-"""The 16-bit GEMM for many rounds of long tiles, whose blocks keep pace."""
+"""The 16-bit GEMM with wave sync, for many waves of long tiles."""
 from cutlass import Int32
 
-from ..wave_sync import Pace
+from ..wave_sync import WaveSync
 from .kernel import DenseGemm, operands
 from .spec import GemmSpec
-from .wave_sync_config import PacedConfig
+from .wave_sync_config import WaveSyncConfig
 
 
-class PacedGemm(Pace, DenseGemm):
-    """As DenseGemm, and its producer waits for the other blocks' once in each round of tiles: see ``Pace``. The counter
-    is in the place of a bias."""
+class WaveSyncGemm(WaveSync, DenseGemm):
+    """As DenseGemm, and its producer waits for the other blocks' once in each wave: see ``WaveSync``. The counter is in
+    the place of a bias."""
 
     def order_of(self, g, s):
         return self.order(g)
@@ -24,9 +24,9 @@ class PacedGemm(Pace, DenseGemm):
         return g.inputs.bias.iterator.toint()
 
 
-def build(spec: GemmSpec, config: PacedConfig):
+def build(spec: GemmSpec, config: WaveSyncConfig):
     """(kernel, fake arguments): as ``dense.build``, a counter in the place of the bias."""
     from ...runtime.compile import fake
 
     a, b, out, _, *more = operands.fakes(spec)
-    return PacedGemm(spec, config), (a, b, out, fake.tensor("int32", (1,), (1,), align=4), *more, Int32(1))
+    return WaveSyncGemm(spec, config), (a, b, out, fake.tensor("int32", (1,), (1,), align=4), *more, Int32(1))

@@ -32,10 +32,10 @@ def e4m3_pair(low, high, *, loc=None, ip=None):
         asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip))
 
 
-def pairs_of(panels: tk.SharedTile) -> tk.SharedTile:
+def pairs_of(subtiles: tk.SharedTile) -> tk.SharedTile:
     """A ring of 8-bit tiles as one of 16 bits, half as wide."""
-    x = panels.type
-    return panels.scratch(tk.st(x.rows, x.cols // 2, Int16, x.swizzle))
+    x = subtiles.type
+    return subtiles.scratch(tk.st(x.rows, x.cols // 2, Int16, x.swizzle))
 
 
 def store_e4m3(dst: tk.SharedTile, src: tk.RegTile):
@@ -63,11 +63,11 @@ def store_e4m3_elements(dst: cute.Tensor, src: tk.RegTile, row0, col0):
                     bytes[row, col + 1] = Uint8((both >> Int16(8)) & Int16(255))
 
 
-def activate(part: tk.RegTile, name: Constexpr, out: Constexpr, crowded: Constexpr = False):
-    """part = the activation of this name, where there is one, for a result of type ``out``. crowded: with few special
-    functions, as far as the result does not show it."""
+def activate(part: tk.RegTile, name: Constexpr, out: Constexpr, few_special: Constexpr = False):
+    """part = the activation of this name, where there is one, for a result of type ``out``. few_special: with few
+    special functions, as far as the result does not show it."""
     if name is not None:
-        few = crowded and name == "silu" and out is BFloat16
+        few = few_special and name == "silu" and out is BFloat16
         tk.apply(part, silu_in_8_bits if few else activation(name, out), part)
 
 
@@ -98,7 +98,7 @@ OUTPUT_BARRIER = 8  # and one more for each further consumer
 class Fp8Out:
     """The methods of ``Fp8Gemm`` by which a tile goes out, panel by panel."""
 
-    crowded = False  # is an activation computed where special functions cost more than plain instructions?
+    few_special = False  # is an activation computed where special functions cost more than plain instructions?
 
     @cute.jit
     def write(self, g, s: Constexpr, u: Constexpr, t, wg):
@@ -106,28 +106,28 @@ class Fp8Out:
         x, spec = self.config, self.spec
         if const_expr(not self.bias_ahead):
             self.load_bias(g, u, t)
-        if const_expr(spec.scales == "row" and not self.early):
+        if const_expr(spec.scales == "row" and not self.prefetch_scales):
             self.load_row_scales(g, u, t, wg)
         factor = g.scale_a[0] * g.scale_b[0] if const_expr(spec.scales == "tensor") else None
         shrink = cute.arch.rcp_approx(g.out_scale[0]) if const_expr(spec.out == "e4m3") else None
-        for i in cutlass.range_constexpr(x.waves * x.n // self.panel):
-            self.write_panel(g, s, u, t, i, wg, factor, shrink)
+        for i in cutlass.range_constexpr(x.m_subtiles * x.n // self.store_n):
+            self.write_subtile(g, s, u, t, i, wg, factor, shrink)
 
-    def write_panel(self, g, s, u, t, i, wg, factor, shrink):
+    def write_subtile(self, g, s, u, t, i, wg, factor, shrink):
         """factor: of scales per tensor. shrink: one over that of e4m3."""
         x, spec = self.config, self.spec
-        first, part, at = i * self.panel % x.n, self.panel_of(u, i), self.place(t, i, wg)
-        self.scale(g, u, part, factor, i * self.panel // x.n, first, t)
+        first, part, at = i * self.store_n % x.n, self.subtile_of(u, i), self.place(t, i, wg)
+        self.scale(g, u, part, factor, i * self.store_n // x.n, first, t)
         self.add_bias(u, part, first)
-        activate(part, spec.activation, self.out, self.crowded)
+        activate(part, spec.activation, self.out, self.few_special)
         if spec.out == "e4m3":
             tk.mul(part, part, shrink)
         if spec.store == "tma":
-            self.send(g, s, part, t, at, wg, (i % x.panels, x.under_way(i, spec.out)))
+            self.send(g, s, part, t, at, wg, (i % x.store_buffers, x.stores_in_flight(i, spec.out)))
         elif spec.out == "e4m3":
-            store_e4m3_elements(g.c, part, at[0] * 64, at[1] * self.panel)
+            store_e4m3_elements(g.c, part, at[0] * 64, at[1] * self.store_n)
         else:
-            tk.store_elements(g.c, part, at[0] * 64, at[1] * self.panel)
+            tk.store_elements(g.c, part, at[0] * 64, at[1] * self.store_n)
 
     def load_bias(self, g, u, t):
         if self.spec.bias is not None:
@@ -136,59 +136,59 @@ class Fp8Out:
     def add_bias(self, u, part, first):
         """To columns of the tile from ``first`` on."""
         if self.spec.bias is not None:
-            bias = tk.cv(self.panel)
+            bias = tk.cv(self.store_n)
             ep.gather(bias, u.bias, first)
             tk.add_col(part, part, bias)
 
-    def panel_of(self, u, i):
+    def subtile_of(self, u, i):
         """Panel i of a consumer's, as a view of its sums."""
         x = self.config
-        w, first = i * self.panel // x.n, i * self.panel % x.n
-        return tk.columns(u.acc[w * x.split + first // x.part], first % x.part, self.panel)
+        w, first = i * self.store_n // x.n, i * self.store_n % x.n
+        return tk.columns(u.acc[w * x.split + first // x.part], first % x.part, self.store_n)
 
     def place(self, t, i, wg):
         """Where it lies in C: (row, column) in panels."""
         x = self.config
-        each = x.n // self.panel
-        return t.row * (x.m // 64) + wg * x.waves + i // each, t.col * each + i % each
+        each = x.n // self.store_n
+        return t.row * (x.m // 64) + wg * x.m_subtiles + i // each, t.col * each + i % each
 
     def scale(self, g, u, part, factor, w, first, t):
         if self.spec.scales == "tensor":
             tk.mul(part, part, factor)
         elif self.spec.scales == "row":
-            if self.early:
-                cols = tk.columns(u.cols, first, self.panel)
+            if self.prefetch_scales:
+                cols = tk.columns(u.cols, first, self.store_n)
             else:
-                cols = tk.cv(self.panel)
+                cols = tk.cv(self.store_n)
                 tk.load_cols(cols, self.column_scales(g, t), t.col * self.config.n + first, g.n)
             tk.mul_outer(part, part, u.rows[w], cols)
 
     @cute.jit
     def send(self, g, s: Constexpr, part: Constexpr, t, at, wg, buffers: Constexpr):
         """buffers: (which of the consumer's, how many stores may be under way when it is used again)."""
-        buffer, under_way = buffers
-        tk.store_wait(under_way)
+        buffer, stores_in_flight = buffers
+        tk.store_wait(stores_in_flight)
         self.meet(wg)
-        number, panels = wg * self.config.panels + buffer, s.c.stacked(self.stores)
+        number, subtiles = wg * self.config.store_buffers + buffer, s.c.stacked(self.stores)
         if const_expr(self.spec.out == "e4m3"):
-            store_e4m3(pairs_of(panels)[number], part)
+            store_e4m3(pairs_of(subtiles)[number], part)
         else:
-            tk.store(panels[number], part)
+            tk.store(subtiles[number], part)
         tk.publish()
         self.meet(wg)
-        if const_expr(self.config.by_warp):
+        if const_expr(self.config.store_per_warp):
             warp = tk.warp_id() % 4
-            self.store_panel(g, s.c[4 * number + warp], t, (4 * at[0] + warp, at[1]))
+            self.store_subtile(g, s.c[4 * number + warp], t, (4 * at[0] + warp, at[1]))
         elif tk.first_warp_of_group():
-            self.store_panel(g, s.c[number], t, at)
+            self.store_subtile(g, s.c[number], t, at)
 
     def meet(self, wg):
-        """Those who write a store's rows."""
-        if self.config.by_warp:
+        """Synchronise the threads that write a store's rows."""
+        if self.config.store_per_warp:
             cute.arch.sync_warp()
         else:
             tk.sync(OUTPUT_BARRIER + wg, tk.WARPGROUP)
 
-    def store_panel(self, g, panel, t, at):
+    def store_subtile(self, g, subtile, t, at):
         """at: (row, column) in panels."""
-        tk.store_async(g.c, panel, at)
+        tk.store_async(g.c, subtile, at)

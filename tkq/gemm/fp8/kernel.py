@@ -21,16 +21,16 @@ class Fp8Gemm(Fp8Out):
     Roles:
       warpgroup 0, warp 0   for each tile, for each step of 128 of K: acquire a stage, load A's and B's tile into it,
                             and the step's scales where there are such
-      warpgroups 1 ..       waves x 64 rows each. For each tile:
+      warpgroups 1 ..       m_subtiles x 64 rows each. For each tile:
           sums of all of K  for each step: wait for its stage, wgmma, release the stage before
-          promoted          for each step, wave and part: wgmma from zero; its scales meet in registers under it;
+          promoted          for each step, subtile and part: wgmma from zero; its scales meet in registers under it;
                             add what came out, scaled, to the sums in fp32
-                            scale, bias, activation; panel by panel to shared memory and out
+                            scale, bias, activation; subtile by subtile to shared memory and out
 
       time      ->
       producer    |k0 k1 .. kn|k0 k1 ..         as stages come free: it does not know where a tile ends
-      consumer 1  |k0 .. kn|store|k0 ..         ``lead`` stages before the second: whoever multiplies
-      consumer 2    |k0 .. kn|store|k0 ..       alone has the tensor cores for himself
+      consumer 1 |k0 .. kn|store|k0 .. ``stagger_stages`` stages ahead of the second, so that consumer 2 |k0 ..
+      kn|store|k0 .. one's epilogue overlaps the other's mainloop
 
     Pipeline, ``stages`` deep:
       full[i]    1 arrival, the producer's, and the bytes of both tiles; with scales of a step 32 more, each when a
@@ -41,8 +41,8 @@ class Fp8Gemm(Fp8Out):
     """
 
     addressing = 40, 232  # registers of producer and consumer where addresses of scales take some
-    # A tile's is fetched before its products: each panel of 32 columns waited for its own, 330 clocks. (Where tiles
-    # spread, under the first products.)
+    # A tile's is fetched before its products: each panel of 32 columns waited for its own, 330 clocks. (With an
+    # overlapped epilogue, under the first products.)
     bias_ahead = True
 
     def __init__(self, spec: Fp8Spec, config: Fp8Config):
@@ -51,11 +51,11 @@ class Fp8Gemm(Fp8Out):
         self.a_dtype, self.b_dtype, self.out = (tk.element_type(t) for t in (spec.a, spec.b, spec.out))
         self.a_tile, self.b_tile = tk.st(x.m, STEP, self.a_dtype), tk.st(x.n, STEP, self.b_dtype)
         self.mm, self.mma = tk.mm_ABt, tk.mma_ABt
-        self.panel = x.panel(spec.out) if spec.store == "tma" else math.gcd(64, x.part)
-        self.stores = 4 if x.by_warp else 1  # of a panel
-        self.c_tile = tk.st(64 // self.stores, self.panel, self.out) if spec.store == "tma" else None
+        self.store_n = x.store_n(spec.out) if spec.store == "tma" else math.gcd(64, x.part)
+        self.stores = 4 if x.store_per_warp else 1  # of a panel
+        self.c_tile = tk.st(64 // self.stores, self.store_n, self.out) if spec.store == "tma" else None
         # 64 registers of column scales, before they are needed; promoted sums leave no room for them
-        self.early = spec.scales == "row" and not spec.promote
+        self.prefetch_scales = spec.scales == "row" and not spec.promote
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -67,7 +67,7 @@ class Fp8Gemm(Fp8Out):
     def globals(self, a, b, c, scale_a, scale_b, bias, out_scale) -> Globals:
         x, spec = self.config, self.spec
         m, n, steps = c.shape[0], c.shape[1], cute.ceil_div(a.shape[1], STEP)
-        down, right = (1, x.cluster) if const_expr(x.across) else (x.cluster, 1)
+        down, right = (1, x.cluster) if const_expr(x.cluster_along_n) else (x.cluster, 1)
         return Globals(
             a=tk.gl.load(a, self.a_tile, right), b=tk.gl.load(transposed(b), self.b_tile, down),
             c=tk.gl.store(c, self.c_tile) if const_expr(spec.store == "tma") else c,
@@ -108,7 +108,7 @@ class Fp8Gemm(Fp8Out):
         tk.specialise(lambda: self.produce(g, s), lambda wg: self.consume(g, s, wg), x.consumers,
                       self.addressing if spec.per_step and x.consumers == 2 else ())
         if const_expr(x.cluster > 1):
-            tk.cluster_sync()  # nobody leaves while another may still write to it
+            tk.cluster_sync()  # no block exits while another may still write to its shared memory
 
     def shared(self, g, al) -> Shared:
         x, spec = self.config, self.spec
@@ -116,7 +116,7 @@ class Fp8Gemm(Fp8Out):
         return Shared(
             a=al.tile(a, self.a_tile.bytes // a.bytes * x.stages),
             b=al.tile(b, self.b_tile.bytes // b.bytes * x.stages),
-            c=al.tile(self.c_tile, self.stores * x.panels * x.consumers) if spec.store == "tma" else None,
+            c=al.tile(self.c_tile, self.stores * x.store_buffers * x.consumers) if spec.store == "tma" else None,
             scales=al.vector(x.scales(spec), x.stages) if spec.per_step else None,
             pipe=al.pipe(x.stages, self.a_tile.bytes + self.b_tile.bytes, 4 * x.consumers, x.cluster,
                          copies=32 if spec.per_step else 0))
@@ -129,12 +129,12 @@ class Fp8Gemm(Fp8Out):
         return tk.Schedule(g.rows * g.cols, "static", self.config.cluster)
 
     def tile(self, g, s, order, number) -> Tile:
-        return Tile(*self.in_cluster(*raster(number, g.rows, g.cols, self.config.group, cutlass.min)))
+        return Tile(*self.in_cluster(*raster(number, g.rows, g.cols, self.config.raster_group, cutlass.min)))
 
     def in_cluster(self, row, col):
         """This block's (row, column), from its cluster's."""
         x = self.config
-        if x.across:
+        if x.cluster_along_n:
             return row, col * x.cluster + tk.cluster_rank()
         return row * x.cluster + tk.cluster_rank(), col
 
@@ -173,7 +173,7 @@ class Fp8Gemm(Fp8Out):
         return g.scale_b
 
     def load_scales(self, g, to, t, k):
-        """A step's scales, by the lanes of a warp. Past the end: the last ones, for sums that nobody stores."""
+        """A step's scales, by the lanes of a warp. Past the end: the last ones, for sums that are not stored."""
         x, lane = self.config, tk.lane_id()
         row0, col0, of_columns = self.first_row(t), t.col * x.n, self.column_scales(g, t)
         for j in range(x.m // 32):
@@ -190,7 +190,7 @@ class Fp8Gemm(Fp8Out):
     def consume(self, g, s: Constexpr, wg):
         order, u = self.order(g, s), self.state(s)
         number = order.first()
-        self.fall_behind(g, s, order, number, wg)
+        self.stagger(g, s, order, number, wg)
         while number < order.tasks:
             t = self.tile(g, s, order, number)
             if const_expr(self.bias_ahead):
@@ -204,18 +204,18 @@ class Fp8Gemm(Fp8Out):
         tk.store_wait()
 
     @cute.jit
-    def fall_behind(self, g, s: Constexpr, order, number, wg):
-        """The second consumer waits at the first tile, until the first one can have ``lead`` stages."""
-        lead = self.config.lead
-        if const_expr(lead > 0):
+    def stagger(self, g, s: Constexpr, order, number, wg):
+        """The second consumer waits at the first tile, until the first one can have ``stagger_stages`` stages."""
+        stagger_stages = self.config.stagger_stages
+        if const_expr(stagger_stages > 0):
             if wg == 1 and number < order.tasks:
-                if self.steps(g, self.tile(g, s, order, number)) > lead:
-                    tk.wait(s.pipe.full[lead], 0)
+                if self.steps(g, self.tile(g, s, order, number)) > stagger_stages:
+                    tk.wait(s.pipe.full[stagger_stages], 0)
 
     def state(self, s) -> State:
         x, spec = self.config, self.spec
-        return State([tk.rt_fl(x.part) for _ in range(x.waves * x.split)], s.pipe.ring(), s.pipe.ring(),
-                     [tk.rv() for _ in range(x.waves)], tk.cv(x.n) if self.early else None,
+        return State([tk.rt_fl(x.part) for _ in range(x.m_subtiles * x.split)], s.pipe.ring(), s.pipe.ring(),
+                     [tk.rv() for _ in range(x.m_subtiles)], tk.cv(x.n) if self.prefetch_scales else None,
                      ep.spread(-(-x.n // 64) * 64, tk.element_type(spec.bias)) if spec.bias else None)
 
     # ---- sums of all of K, scaled at the end ------------------------------------------------------
@@ -227,17 +227,17 @@ class Fp8Gemm(Fp8Out):
     def sum_products(self, g, s: Constexpr, u: Constexpr, t, wg):
         x = self.config
         self.multiply(s, u, self.mm, wg)
-        if const_expr(self.early):  # under the first product
+        if const_expr(self.prefetch_scales):  # under the first product
             self.load_row_scales(g, u, t, wg)
             tk.load_cols(u.cols, self.column_scales(g, t), t.col * x.n, g.n)
-        if const_expr(x.lag == 0):
+        if const_expr(x.wgmma_in_flight == 0):
             tk.mma_wait(0)
             self.release(s, u)
         for _ in cutlass.range(1, self.steps(g, t), unroll=1):
             self.multiply(s, u, self.mma, wg)
-            tk.mma_wait(x.waves * x.lag)
+            tk.mma_wait(x.m_subtiles * x.wgmma_in_flight)
             self.release(s, u)
-        if const_expr(x.lag > 0):
+        if const_expr(x.wgmma_in_flight > 0):
             tk.mma_wait(0)
             self.release(s, u)
 
@@ -245,20 +245,20 @@ class Fp8Gemm(Fp8Out):
         """Issue one step of K."""
         x = self.config
         self.ready(s, u, wg)
-        for w in range(x.waves):
-            self.multiply_wave(product, u.acc[w], s, u.full, w, wg)
+        for w in range(x.m_subtiles):
+            self.multiply_subtile(product, u.acc[w], s, u.full, w, wg)
         u.full.advance()
 
     def ready(self, s, u, wg):
         """Wait until a step's tiles are what is to be multiplied."""
         s.pipe.wait(u.full)
 
-    def multiply_wave(self, product, acc, s, r, w, wg):
+    def multiply_subtile(self, product, acc, s, r, w, wg):
         product(acc, self.rows_of(s, r, w, wg), s.b[r.stage])
 
     def rows_of(self, s, r, w, wg):
         """A's 64 rows of a wave."""
-        return s.a[r.stage * (self.config.m // 64) + wg * self.config.waves + w]
+        return s.a[r.stage * (self.config.m // 64) + wg * self.config.m_subtiles + w]
 
     def release(self, s, u):
         s.pipe.release(u.done)
@@ -266,8 +266,8 @@ class Fp8Gemm(Fp8Out):
 
     def load_row_scales(self, g, u, t, wg):
         x = self.config
-        for w in range(x.waves):
-            tk.load_rows(u.rows[w], g.scale_a, self.first_row(t) + 64 * (wg * x.waves + w), g.m)
+        for w in range(x.m_subtiles):
+            tk.load_rows(u.rows[w], g.scale_a, self.first_row(t) + 64 * (wg * x.m_subtiles + w), g.m)
 
     # ---- sums of a step, added up in fp32 ---------------------------------------------------------
 
@@ -277,7 +277,7 @@ class Fp8Gemm(Fp8Out):
         for acc in u.acc:
             tk.zero(acc)
         part, row = tk.rt_fl(x.part), tk.rv()
-        n = x.waves * x.split
+        n = x.m_subtiles * x.split
         for _ in cutlass.range(self.steps(g, t), unroll=1):
             self.ready(s, u, wg)
             for i in cutlass.range_constexpr(n):
@@ -304,7 +304,7 @@ class Fp8Gemm(Fp8Out):
         here = s.scales[None, r.stage]
         if i % x.split == 0:
             for h in range(2):
-                row.tensor[h] = here[64 * (wg * x.waves + i // x.split) + tk.first_row() + 8 * h]
+                row.tensor[h] = here[64 * (wg * x.m_subtiles + i // x.split) + tk.first_row() + 8 * h]
         first = x.m + i % x.split * x.part
         if self.spec.scales == "line":
             return cute.make_tensor(here.iterator + first, cute.make_layout(x.part))
@@ -333,11 +333,11 @@ def operands(spec: Fp8Spec):
 
 def form(config: Fp8Config) -> type:
     """The kernel that takes such a configuration."""
-    from .overlapped_epilogue import SpreadFp8Gemm, SpreadRollingFp8Gemm
-    from .pipelined_promotion import RollingFp8Gemm
+    from .overlapped_epilogue import OverlappedEpilogueFp8Gemm, OverlappedPipelinedFp8Gemm
+    from .pipelined_promotion import PipelinedPromotionFp8Gemm
 
-    forms = (Fp8Gemm, RollingFp8Gemm), (SpreadFp8Gemm, SpreadRollingFp8Gemm)
-    return forms[config.spread > 0][config.rolling > 0]
+    forms = (Fp8Gemm, PipelinedPromotionFp8Gemm), (OverlappedEpilogueFp8Gemm, OverlappedPipelinedFp8Gemm)
+    return forms[config.overlap_epilogue > 0][config.promotion_unroll > 0]
 
 
 def build(spec: Fp8Spec, config: Fp8Config):

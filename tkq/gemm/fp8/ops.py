@@ -13,13 +13,13 @@ from tkq.gemm.fp8.spec import ACTIVATIONS, BIASES, FP8, K_UNIT, OUT, Fp8Spec, gr
 from tkq.reference import fp8
 from tkq.runtime import arguments, function
 from tkq.runtime.call import alloc, check, counters, dtypes, ops
-from tkq.runtime.call.replay import Address, Again
+from tkq.runtime.call.replay import Address, CallCache
 from tkq.runtime.device import arch
 
 ACCUMULATE = ("fast", "fp32")
 _options = arguments.checker("fp8_gemm", "activation", "out_dtype", "accumulate")
 _tensors = arguments.checker("fp8_gemm", "a", "b", "scale_a", "scale_b", "bias", "out_scale")
-_again, _paced_again = Again(), Again(by_stream=True)  # of kernels without and with a counter
+_call_cache, _wave_sync_call_cache = CallCache(), CallCache(by_stream=True)  # of kernels without and with a counter
 
 
 class Names(NamedTuple):
@@ -33,8 +33,9 @@ class Names(NamedTuple):
 _NAMES = Names()
 
 
-class Paced(NamedTuple):
-    """A kernel whose blocks wait for each other: by a counter of the stream that it runs on, which lives for ever."""
+class WaveSyncLaunch(NamedTuple):
+    """A kernel with wave sync: its blocks wait for each other by a counter of the stream that it runs on, which lives
+    for ever."""
 
     kernel: Callable
 
@@ -100,9 +101,10 @@ def fp8_gemm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, bias: Op
         y = tkq.fp8_gemm(a, b.t(), scale_a, scale_b.t())  # (64, 512) bfloat16
     """
     if not ops.traced():
-        found = _again.take(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate)
+        found = _call_cache.take(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate)
         if found is None:
-            found = _paced_again.take(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate)
+            found = _wave_sync_call_cache.take(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale,
+                                               accumulate)
         if found is not None:
             return found
     activation, out_dtype, accumulate = _options(activation, out_dtype, accumulate)
@@ -118,9 +120,9 @@ def fp8_gemm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, bias: Op
 def _cuda(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Optional[Tensor], activation: Optional[str],
           out_dtype: torch.dtype, out_scale: Optional[Tensor], accumulate: Optional[str]) -> Tensor:
     given = a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate
-    found = _again.take(*given)
+    found = _call_cache.take(*given)
     if found is None:
-        found = _paced_again.take(*given)
+        found = _wave_sync_call_cache.take(*given)
     return _launched(*given) if found is None else found
 
 
@@ -145,10 +147,10 @@ def _launched(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, ac
         given = a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate
         arguments = (a, b, c, (Address(scale_a), *of_a), (Address(scale_b), *of_b), 0 if bias is None else
                      Address(bias), 0 if out_scale is None else Address(out_scale), blocks)
-        if isinstance(kernel, Paced):
-            _paced_again.add(given, kernel.kernel, (*arguments, counter), c)
+        if isinstance(kernel, WaveSyncLaunch):
+            _wave_sync_call_cache.add(given, kernel.kernel, (*arguments, counter), c)
         else:
-            _again.add(given, kernel, arguments, c)
+            _call_cache.add(given, kernel, arguments, c)
         return c
     except Exception:
         # What a launch stumbles over; the words for a user are found only when something is wrong.
@@ -162,21 +164,21 @@ def _launched(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, ac
 def run(spec: Fp8Spec, a, b, scale_a, scale_b, c, config=None, blocks=None, *, bias=None, out_scale=None):
     """The kernel of a spec, with no more checks than its own: for tests and tuning, with a config and a number of
     blocks (at most; at least a cluster) instead of the plan's."""
-    recipe, planned = launch(spec, *c.shape, a.shape[1], arch.processors(a.device), config)
+    recipe, planned = launch(spec, *c.shape, a.shape[1], arch.num_sms(a.device), config)
     _kernel(recipe)(a, b, c, _place(scale_a), _place(scale_b, True), 0 if bias is None else bias.data_ptr(),
                     0 if out_scale is None else out_scale.data_ptr(), blocks or planned)
 
 
 def _kernel(recipe):
     found = function(recipe)
-    return Paced(found) if recipe.module == "tkq.gemm.fp8.wave_sync_kernel" else found
+    return WaveSyncLaunch(found) if recipe.module == "tkq.gemm.fp8.wave_sync_kernel" else found
 
 
-def forget() -> None:
+def clear() -> None:
     """All kernels of earlier calls."""
     _launcher.cache_clear()
-    _again.forget()
-    _paced_again.forget()
+    _call_cache.clear()
+    _wave_sync_call_cache.clear()
 
 
 def _facts(x):
@@ -206,7 +208,7 @@ def _launcher(a_dtype, b_dtype, shape_a, shape_b, dtype_sa, dtype_sb, shape_sa, 
         raise ValueError("fp8_gemm: several devices")
     device = arch.device(devices[0])
     arch.require_hopper(device)
-    recipe, blocks = launch(spec, m, n, k, arch.processors(device), tuned.chosen("fp8_gemm", spec, (m, n, k), device))
+    recipe, blocks = launch(spec, m, n, k, arch.num_sms(device), tuned.chosen("fp8_gemm", spec, (m, n, k), device))
     return _kernel(recipe), blocks, m, n, spec.scales != "tensor"
 
 
@@ -240,7 +242,7 @@ def _spec(a_dtype, b_dtype, shape_a, shape_b, stride_a, stride_b, scales, ways, 
     row = n * out_dtype.itemsize
     return Fp8Spec(dtypes.name_of(a_dtype), dtypes.name_of(b_dtype), dtypes.name_of(out_dtype), kind,
                    _promote(kind, accumulate), dtypes.name_of(bias[0]) if bias else None, activation,
-                   "tma" if fits_tma_store(0, n, m, n, out_dtype.itemsize) and row else "elements")
+                   "tma" if fits_tma_store(0, n, m, n, out_dtype.itemsize) and row else "direct")
 
 
 def _dtype(name, dtype, allowed):
@@ -309,7 +311,7 @@ def _check(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accum
 
 
 def refusal(call: tuple, names: Names) -> Optional[Exception]:
-    """What is wrong with a call, in the words of who makes it; None where that is nothing. call: as of ``_cpu``."""
+    """What is wrong with a call, in the caller's words; None where nothing is. call: as of ``_cpu``."""
     try:
         _check(*call, names=names)
         _aligned(**{names.a: call[0], names.b: call[1]})
@@ -352,7 +354,7 @@ def tunable(a, b, scale_a, scale_b, *, bias=None, activation=None, out_dtype=tor
         run(spec, a, b, scale_a, scale_b, c, config, bias=bias, out_scale=out_scale)
         return c
 
-    found = candidates.of_fp8_gemm(spec, m, n, k, arch.processors(a.device)) if m and n and k else []
+    found = candidates.of_fp8_gemm(spec, m, n, k, arch.num_sms(a.device)) if m and n and k else []
     return tuned.Tunable(tuned.problem("fp8_gemm", spec, (m, n, k), a.device), found,
                          (a, b, scale_a, scale_b, bias, out_scale),
-                         torch.empty(m, n, dtype=out_dtype, device=a.device), call, forget)
+                         torch.empty(m, n, dtype=out_dtype, device=a.device), call, clear)

@@ -1,4 +1,5 @@
-"""C = A @ B in float8, scaled by blocks, a product in flight while the one before is promoted."""
+"""C = A @ B in float8, scaled by blocks, with a pipelined promotion: a product is in flight while the one before is
+promoted."""
 import cutlass
 import cutlass.cute as cute
 from cutlass import Constexpr
@@ -7,14 +8,14 @@ from ... import tile as tk
 from .kernel import Fp8Gemm
 
 
-class RollingFp8Gemm(Fp8Gemm):
+class PipelinedPromotionFp8Gemm(Fp8Gemm):
     """As Fp8Gemm, of promoted sums; a step of K is two halves, x and y, or four quarters: waves, or parts of columns:
 
       tensor cores  |x0      |y0      |x1      |y1      |x2 ..
       FFMA                   |promote x0|promote y0|promote x1| ..
 
-    x of the next step is issued before y is promoted, ``rolling`` steps long; then nothing is in flight, as the
-    assembler follows what is only as far as a loop's end. The stage goes when y has come out.
+    x of the next step is issued before y is promoted, ``promotion_unroll`` steps long; then nothing is in flight, as
+    the assembler follows what is only as far as a loop's end. The stage goes when y has come out.
     """
 
     @cute.jit
@@ -22,28 +23,28 @@ class RollingFp8Gemm(Fp8Gemm):
         x, steps = self.config, self.steps(g, t)
         for acc in u.acc:
             tk.zero(acc)
-        part, rows = [tk.rt_fl(x.part) for _ in range(2)], [tk.rv() for _ in range(x.waves)]
-        self.go_on(s, u, part, rows, wg, steps)
+        part, rows = [tk.rt_fl(x.part) for _ in range(2)], [tk.rv() for _ in range(x.m_subtiles)]
+        self.promote_remaining(s, u, part, rows, wg, steps)
 
     @cute.jit
-    def go_on(self, s: Constexpr, u: Constexpr, part: Constexpr, rows: Constexpr, wg, steps):
+    def promote_remaining(self, s: Constexpr, u: Constexpr, part: Constexpr, rows: Constexpr, wg, steps):
         """So many more steps."""
-        rolling = self.config.rolling
-        for _ in cutlass.range(steps // rolling, unroll=1):
-            self.roll(s, u, part, rows, wg, rolling)
-        for _ in cutlass.range(steps % rolling, unroll=1):
-            self.roll(s, u, part, rows, wg, 1)
+        promotion_unroll = self.config.promotion_unroll
+        for _ in cutlass.range(steps // promotion_unroll, unroll=1):
+            self.promote_steps(s, u, part, rows, wg, promotion_unroll)
+        for _ in cutlass.range(steps % promotion_unroll, unroll=1):
+            self.promote_steps(s, u, part, rows, wg, 1)
 
-    def roll(self, s, u, part, rows, wg, steps, under=None):
+    def promote_steps(self, s, u, part, rows, wg, steps, under=None):
         """So many steps of K. A step's scales are read before its first part is promoted; under(i): what else is done
         before part i is."""
         x = self.config
-        n = x.waves * x.split
+        n = x.m_subtiles * x.split
         self.ready(s, u, wg)
         self.start(s, u, part[0], 0, wg)
         for i in range(steps * n):  # promote i, while i + 1 is multiplied
             p, more = i % n, i + 1 < steps * n
-            first = under is not None and i == 0 and x.panels_first(self.spec.out)
+            first = under is not None and i == 0 and x.stores_before_product(self.spec.out)
             if first:
                 under(i)
             if p == n - 1:

@@ -8,42 +8,46 @@ from ..dense.config import SHARED_BYTES
 from ..dense.plan import PARTED, SHARED
 from ..raster import even_blocks
 from . import small_m_plan
-from .config import STEP, Fp8Config, PacedFp8Config, can_spread
-from .small_m_config import NarrowFp8Config
+from .config import STEP, Fp8Config, WaveSyncFp8Config, can_overlap_epilogue
+from .small_m_config import SmallMFp8Config
 from .spec import ACTIVATIONS, BYTES, Fp8Spec
 
 MACS = 4096  # a clock and processor: the tensor cores, 8-bit operands
 L2 = 42  # bytes a clock and processor: what all of them together get from L2, shared out
 TILE_CLOCKS = 3000  # a tile's beginning and end, as far as nothing hides them
 SLOWER = {False: 1.3, True: 1.5}  # than the tensor cores could: plain sums and promoted, measured
-ROLLING = {2: 0.96, 4: 1.01}  # of that, by parts of a step: quarters read A four times
+PIPELINED = {2: 0.96, 4: 1.01}  # of that, by parts of a step: quarters read A four times
 CLUSTER = 0.98  # of a step's time where two blocks share tiles: 0.92 to 0.99, the larger the operands the less
 
 
 # The larger first. What each is worth on an H100 is in docs/attempts.md.
 FAST = (
-    Fp8Config(lag=0, spread=1, pdl=True),
-    Fp8Config(m=256, n=128, across=True, lag=0, spread=1, pdl=True),
+    Fp8Config(wgmma_in_flight=0, overlap_epilogue=1, pdl=True),
+    Fp8Config(m=256, n=128, cluster_along_n=True, wgmma_in_flight=0, overlap_epilogue=1, pdl=True),
     Fp8Config(n=128, stages=6, cluster=1, pdl=True),
     Fp8Config(n=64, stages=7, cluster=1, pdl=True),
 )
 # The smaller ones, of which two share A or B: what `tune` tries beside those.
-SHARING = tuple(replace(tile, cluster=2, across=across) for tile in FAST[2:] for across in (False, True))
-BLOCKS = (Fp8Config(split=4, panel_bytes=64, pdl=True, rolling=4),)  # for scales by blocks, beside those of PROMOTED
+SHARING = tuple(replace(tile, cluster=2, cluster_along_n=cluster_along_n) for tile in FAST[2:]
+                for cluster_along_n in (False, True))
+# for scales by blocks, beside those of PROMOTED
+BLOCKS = (Fp8Config(split=4, store_row_bytes=64, pdl=True, promotion_unroll=4),)
 PROMOTED = (
-    Fp8Config(split=2, cluster=1, panel_bytes=64, pdl=True),
-    Fp8Config(n=192, split=2, panel_bytes=64, pdl=True, rolling=8),
+    Fp8Config(split=2, cluster=1, store_row_bytes=64, pdl=True),
+    Fp8Config(n=192, split=2, store_row_bytes=64, pdl=True, promotion_unroll=8),
     Fp8Config(m=256, n=128, stages=3, cluster=1, pdl=True),
     Fp8Config(n=128, stages=5, cluster=1, pdl=True),
     Fp8Config(n=64, stages=7, cluster=1, pdl=True),
 )
-# Where blocks would drift apart (see ``needs_pace``): by scales and whether sums are promoted, at which pace; by a
-# tile's columns, how many of them to a band, so that a round reads about the least.
-PACED = {("block", True): 8, ("tensor", False): 16, ("row", False): 16}
-PACED_BANDS = {192: 10}
-PACED_STEPS, PACED_BYTES = 3000, 25e6  # of K, in all of a block's tiles; of A and B in a round: half of an H100's L2
+# Where blocks would drift apart (see ``needs_wave_sync``): by scales and whether sums are promoted, wave_sync; by a
+# tile's
+# columns, how many of them to a band, so that a wave reads about the least.
+WAVE_SYNC = {("block", True): 8, ("tensor", False): 16, ("row", False): 16}
+WAVE_SYNC_BANDS = {192: 10}
+# of K in all of a block's tiles; of A and B in a wave: half of an H100's L2
+WAVE_SYNC_STEPS, WAVE_SYNC_BYTES = 3000, 25e6
 # M up to 64, where no blocks share K (``small_m_plan``): B comes once, and is all that counts
-SMALL = (Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, lead=0, pdl=True),)
+SMALL = (Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, stagger_stages=0, pdl=True),)
 
 
 def table(spec: Fp8Spec) -> tuple:
@@ -53,81 +57,84 @@ def table(spec: Fp8Spec) -> tuple:
 
 def tiles(config: Fp8Config, M: int, N: int):
     """(rows, columns) of the clusters' tiles that cover C."""
-    down, right = (1, config.cluster) if config.across else (config.cluster, 1)
+    down, right = (1, config.cluster) if config.cluster_along_n else (config.cluster, 1)
     return -(-M // (config.m * down)), -(-N // (config.n * right))
 
 
-def cycles(config: Fp8Config, M: int, N: int, K: int, processors: int, promote: bool) -> float:
-    """Clocks that a GEMM should take: rounds of tiles, each so many steps of what is slowest in a processor.
+def cycles(config: Fp8Config, M: int, N: int, K: int, num_sms: int, promote: bool) -> float:
+    """Clocks that a GEMM should take: waves of tiles, each step as long as what is slowest in an SM.
 
     SLOWER and TILE_CLOCKS fit what 8192^3 and 4096^3 took on an H100 (see FAST) to within 3 %."""
-    m, n, waves = config.m, config.n, config.waves * config.consumers
-    read = m * STEP + waves * n * STEP  # each 64 rows of A meet all of B
-    from_l2 = (m / (config.cluster if config.across else 1) + n / (1 if config.across else config.cluster)) * STEP
+    m, n, m_subtiles = config.m, config.n, config.m_subtiles * config.consumers
+    read = m * STEP + m_subtiles * n * STEP  # each 64 rows of A meet all of B
+    from_l2 = (m / (config.cluster if config.cluster_along_n else 1) + n / (1 if config.cluster_along_n
+                                                                            else config.cluster)) * STEP
     slower = SLOWER[promote] * (CLUSTER if config.cluster > 1 else 1)
-    slower *= ROLLING[config.waves * config.split] if config.rolling else 1
+    slower *= PIPELINED[config.m_subtiles * config.split] if config.promotion_unroll else 1
     products = slower * m * n * STEP / MACS
     step = max(products, (read + (m + n) * STEP) / SHARED, from_l2 / L2)
-    return rounds(config, M, N, processors) * (-(-K // STEP) * step + TILE_CLOCKS)
+    return waves(config, M, N, num_sms) * (-(-K // STEP) * step + TILE_CLOCKS)
 
 
-def rounds(config: Fp8Config, M: int, N: int, processors: int) -> int:
+def waves(config: Fp8Config, M: int, N: int, num_sms: int) -> int:
     """Tiles that the busiest cluster takes, one after the other."""
     rows, cols = tiles(config, M, N)
-    return -(-rows * cols // max(1, processors // config.cluster))
+    return -(-rows * cols // max(1, num_sms // config.cluster))
 
 
-def plan(spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> Fp8Config | NarrowFp8Config:
+def plan(spec: Fp8Spec, M: int, N: int, K: int, num_sms: int) -> Fp8Config | SmallMFp8Config:
     """The configuration for a problem: what should be fastest."""
-    few = small_m_plan.plan(spec, M, N, K, processors)
-    return best_tile(spec, M, N, K, processors) if few is None else few
+    few = small_m_plan.plan(spec, M, N, K, num_sms)
+    return best_tile(spec, M, N, K, num_sms) if few is None else few
 
 
-def best_tile(spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> Fp8Config:
+def best_tile(spec: Fp8Spec, M: int, N: int, K: int, num_sms: int) -> Fp8Config:
     """The tile that should be fastest, the first of the list if equal.
 
     A cluster only where each of its blocks has a part of C."""
     few = (c for c in SMALL if M <= 64)
-    some = [c for c in (*few, *table(spec)) if of_use(c, M, N)]
-    best = min(some, key=lambda c: cycles(c, M, N, K, processors, spec.promote))
-    found = fitted(with_epilogue(best, spec), spec)
-    if not needs_pace(found, spec, M, N, K, processors):
+    some = [c for c in (*few, *table(spec)) if cluster_is_useful(c, M, N)]
+    best = min(some, key=lambda c: cycles(c, M, N, K, num_sms, spec.promote))
+    found = fit_to_spec(configure_epilogue(best, spec), spec)
+    if not needs_wave_sync(found, spec, M, N, K, num_sms):
         return found
-    return fitted(with_epilogue(paced(best, spec), spec), spec)
+    return fit_to_spec(configure_epilogue(with_wave_sync(best, spec), spec), spec)
 
 
-def needs_pace(config: Fp8Config, spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> bool:
+def needs_wave_sync(config: Fp8Config, spec: Fp8Spec, M: int, N: int, K: int, num_sms: int) -> bool:
     """Do blocks drift apart until what one has read is gone from L2 when another comes for it? Over many steps, where a
     round's A and B are more than the half of L2 holds that a processor reads through."""
-    many = rounds(config, M, N, processors) * -(-K // STEP) > PACED_STEPS
-    drifts = many and round_bytes(config, M, N, K, processors) > PACED_BYTES
-    timed = config.cluster > 1 and (config.spread or config.rolling) and (spec.scales, spec.promote) in PACED
+    many = waves(config, M, N, num_sms) * -(-K // STEP) > WAVE_SYNC_STEPS
+    drifts = many and wave_bytes(config, M, N, K, num_sms) > WAVE_SYNC_BYTES
+    timed = config.cluster > 1 and (config.overlap_epilogue or config.promotion_unroll) and (spec.scales,
+                                                                                             spec.promote) in WAVE_SYNC
     return bool(drifts and timed)
 
 
-def paced(config: Fp8Config, spec: Fp8Spec) -> PacedFp8Config:
-    """The same tile, whose blocks keep pace."""
-    config = replace(config, group=PACED_BANDS.get(config.n, config.group))
-    return PacedFp8Config.of(config, PACED.get((spec.scales, spec.promote), PacedFp8Config.pace))
+def with_wave_sync(config: Fp8Config, spec: Fp8Spec) -> WaveSyncFp8Config:
+    """The same tile, with wave sync."""
+    config = replace(config, raster_group=WAVE_SYNC_BANDS.get(config.n, config.raster_group))
+    return WaveSyncFp8Config.of(config, WAVE_SYNC.get((spec.scales, spec.promote), WaveSyncFp8Config.wave_sync))
 
 
-def round_bytes(config: Fp8Config, M: int, N: int, K: int, processors: int) -> int:
+def wave_bytes(config: Fp8Config, M: int, N: int, K: int, num_sms: int) -> int:
     """Of A and B, that a round of tiles reads: ``group`` columns of clusters' tiles, and as many rows as it has."""
-    down, right = (1, config.cluster) if config.across else (config.cluster, 1)
-    cols = min(config.group, tiles(config, M, N)[1])
-    rows = -(-(processors // config.cluster) // cols)
+    down, right = (1, config.cluster) if config.cluster_along_n else (config.cluster, 1)
+    cols = min(config.raster_group, tiles(config, M, N)[1])
+    rows = -(-(num_sms // config.cluster) // cols)
     return (min(M, rows * down * config.m) + min(N, cols * right * config.n)) * K
 
 
-def with_epilogue(config: Fp8Config, spec: Fp8Spec) -> Fp8Config:
-    """How results go out. Of an activation that takes longer than a step, a quarter of a panel's under each; where
-    tiles roll, ``_waiting`` panels under the next one's first step. (Where blocks keep pace neither that nor warps that
-    store by themselves were timed.)"""
-    may_wait = can_spread(spec, config) and config.panel(spec.out) > 0 and not isinstance(config, PacedFp8Config)
-    if config.rolling:
-        return replace(config, spread=_waiting(config, spec) if may_wait else 0, by_warp=may_wait)
-    if config.spread and spec.activation not in (None, "relu"):
-        return replace(config, spread=4, by_warp=may_wait)
+def configure_epilogue(config: Fp8Config, spec: Fp8Spec) -> Fp8Config:
+    """How results go out. Of an activation that takes longer than a step, a quarter of a panel's under each; with a
+    pipelined promotion, ``_waiting`` subtiles under the next one's first step. (With wave sync neither that nor
+    store_per_warp was timed.)"""
+    may_wait = can_overlap_epilogue(spec, config) and config.store_n(spec.out) > 0 and not isinstance(config,
+                                                                                                      WaveSyncFp8Config)
+    if config.promotion_unroll:
+        return replace(config, overlap_epilogue=_waiting(config, spec) if may_wait else 0, store_per_warp=may_wait)
+    if config.overlap_epilogue and spec.activation not in (None, "relu"):
+        return replace(config, overlap_epilogue=4, store_per_warp=may_wait)
     return config
 
 
@@ -135,7 +142,7 @@ def _waiting(config: Fp8Config, spec: Fp8Spec) -> int:
     """Most panels: with more of them some epilogues spill. Of quarters at 4096^3, times torch's speed: seven of eight
     1.063 and six 1.060, with gelu 1.023 and five 1.020; with silu six, 1.022. Of fp16, which would show that silu's
     error, none: the exact one has 1.012, waiting 1.009 (docs/attempts/gemm.md)."""
-    count, quarters = config.count(spec.out), config.waves * config.split == 4
+    count, quarters = config.n_stores(spec.out), config.m_subtiles * config.split == 4
     if BYTES[spec.out] == 4:
         return count // 2
     if not quarters:
@@ -145,74 +152,77 @@ def _waiting(config: Fp8Config, spec: Fp8Spec) -> int:
     return count * 7 // 8
 
 
-def of_use(config: Fp8Config, M: int, N: int) -> bool:
+def cluster_is_useful(config: Fp8Config, M: int, N: int) -> bool:
     """Has each block of a cluster a part of C?"""
-    down, right = (1, config.cluster) if config.across else (config.cluster, 1)
+    down, right = (1, config.cluster) if config.cluster_along_n else (config.cluster, 1)
     return config.m * (down - 1) < M and config.n * (right - 1) < N
 
 
-def fitted(config: Fp8Config | NarrowFp8Config, spec: Fp8Spec) -> Fp8Config | NarrowFp8Config:
+def fit_to_spec(config: Fp8Config | SmallMFp8Config, spec: Fp8Spec) -> Fp8Config | SmallMFp8Config:
     """The configuration with as many stages as this spec's output and scales leave room for; one for few rows is
     checked, and stays what it is."""
-    if isinstance(config, NarrowFp8Config):
+    if isinstance(config, SmallMFp8Config):
         return config.check(spec)
-    if spec.store == "tma" and not config.panel(spec.out):
+    if spec.store == "tma" and not config.store_n(spec.out):
         config = replace(config, n=max(config.n, 32))
-    if config.rolling and not spec.rolls:
-        config = replace(config, rolling=0, split=1, panel_bytes=128, spread=0, by_warp=False)
+    if config.promotion_unroll and not spec.pipelines_promotion:
+        config = replace(config, promotion_unroll=0, split=1, store_row_bytes=128, overlap_epilogue=0,
+                         store_per_warp=False)
     if spec.out == "e4m3" and spec.bias:  # and scales, for the 128 columns of a panel, are too many registers
-        config = replace(config, panel_bytes=min(config.panel_bytes, 64))
+        config = replace(config, store_row_bytes=min(config.store_row_bytes, 64))
     while config.stages > 2 and config.shared_bytes(spec) > SHARED_BYTES:
-        config = replace(config, stages=config.stages - 1, lead=min(config.lead, config.stages - 2))
-    return replace(config, spread=config.spread if can_spread(spec, config) else 0,
-                   by_warp=config.by_warp and spec.store == "tma").check(spec)
+        config = replace(config, stages=config.stages - 1, stagger_stages=min(config.stagger_stages, config.stages - 2))
+    return replace(config, overlap_epilogue=config.overlap_epilogue if can_overlap_epilogue(spec, config) else 0,
+                   store_per_warp=config.store_per_warp and spec.store == "tma").check(spec)
 
 
-def launch(spec: Fp8Spec, M: int, N: int, K: int, processors: int,
-           config: Optional[Fp8Config | NarrowFp8Config] = None):
+def launch(spec: Fp8Spec, M: int, N: int, K: int, num_sms: int,
+           config: Optional[Fp8Config | SmallMFp8Config] = None):
     """(what to compile and call, how many blocks) for a problem; config instead of the plan's. 0 blocks: as many as the
     sizes make."""
-    config = config.check(spec) if config else plan(spec, M, N, K, processors)
-    if isinstance(config, NarrowFp8Config):
+    config = config.check(spec) if config else plan(spec, M, N, K, num_sms)
+    if isinstance(config, SmallMFp8Config):
         return small_m_plan.recipe(spec, config), 0
     rows, cols = tiles(config, M, N)
-    return recipe_of(spec, config), even_blocks(rows * cols, processors, config.cluster)
+    return recipe_of(spec, config), even_blocks(rows * cols, num_sms, config.cluster)
 
 
 def recipe_of(spec: Fp8Spec, config: Fp8Config) -> Recipe:
-    kernel = "wave_sync_kernel" if isinstance(config, PacedFp8Config) else "kernel"
+    kernel = "wave_sync_kernel" if isinstance(config, WaveSyncFp8Config) else "kernel"
     return Recipe(f"tkq.gemm.fp8.{kernel}:build", (spec, config))
 
 
 def expectation(spec: Fp8Spec, config: Fp8Config) -> Expectation:
     """What the machine code must show: no product waited for one by one, TMA in and out."""
-    parts = config.waves * config.split
-    steps = 1 + config.rolling if spec.promote else 2  # the first step of a tile is its own
-    if config.spread:
-        steps += steps if config.rolling else config.count(spec.out) * (config.spread if spec.activation else 1)
+    parts = config.m_subtiles * config.split
+    steps = 1 + config.promotion_unroll if spec.promote else 2  # the first step of a tile is its own
+    if config.overlap_epilogue:
+        steps += steps if config.promotion_unroll else config.n_stores(spec.out) * (config.overlap_epilogue
+                                                                                    if spec.activation else 1)
     products = 4 * parts * steps
-    wanted = ["UTMALDG", "USETMAXREG", "STG" if spec.store == "elements" else "UTMASTG"]
+    wanted = ["UTMALDG", "USETMAXREG", "STG" if spec.store == "direct" else "UTMASTG"]
     wanted += ["UTMALDG.2D.MULTICAST"] * (config.cluster > 1) + ["LDGSTS"] * spec.per_step
-    wanted += ["REDG.E.INC", "LDG.E.STRONG.GPU"] * isinstance(config, PacedFp8Config)
+    wanted += ["REDG.E.INC", "LDG.E.STRONG.GPU"] * isinstance(config, WaveSyncFp8Config)
     return Expectation(tensor=products, waits_per_mma=0.5, instructions=tuple(wanted), absent=PARTED,
                        registers=min(255, REGISTER_FILE // (128 * (1 + config.consumers)) // 8 * 8),
                        smem=config.shared_bytes(spec) + 2048)
 
 
 def traits(spec: Fp8Spec, config: Fp8Config) -> frozenset:
-    """What decides on a kernel's code, in pairs: its tile (whether sums are promoted, and blocks keep pace) with its
+    """What decides on a kernel's code, in pairs: its tile (whether sums are promoted, and with wave sync) with its
     scales, with its way out, and with what its epilogue computes. A shipped kernel has each pair that a plan may reach;
     types that are as wide share code."""
-    tile = (spec.promote, config.m, config.n, config.consumers, config.cluster, config.across, config.split,
-            config.rolling, config.spread > 0, config.by_warp, isinstance(config, PacedFp8Config))
+    tile = (spec.promote, config.m, config.n, config.consumers, config.cluster, config.cluster_along_n, config.split,
+            config.promotion_unroll, config.overlap_epilogue > 0, config.store_per_warp,
+            isinstance(config, WaveSyncFp8Config))
     out = spec.out if BYTES[spec.out] != 2 else "16 bits"
     curved = "curved" if spec.activation not in (None, "relu") else "bias" if spec.bias or spec.activation else "plain"
     return frozenset({(tile, "scales", spec.scales), (tile, "out", out, spec.store), (tile, "epilogue", curved)})
 
 
 WAYS = (  # out, store, bias, activation
-    ("bf16", "elements", "bf16", None), ("fp32", "tma", "bf16", "gelu"), ("fp32", "elements", None, None),
-    ("e4m3", "tma", "bf16", None), ("e4m3", "elements", None, None))
+    ("bf16", "direct", "bf16", None), ("fp32", "tma", "bf16", "gelu"), ("fp32", "direct", None, None),
+    ("e4m3", "tma", "bf16", None), ("e4m3", "direct", None, None))
 
 
 def shipped() -> list[Shipped]:
@@ -225,30 +235,31 @@ def shipped() -> list[Shipped]:
         (replace(spec, out=out, store=store, bias=bias, activation=activation), tile) for spec, tile in every
         if spec.scales in ("row", "block") and (spec.promote == (spec.scales == "block"))
         for out, store, bias, activation in WAYS]
-    cases += [  # a tile that rolls has another form beside other scales
+    cases += [  # a tile with a pipelined promotion has another form with other scales
         (Fp8Spec(out=out, scales="line", promote=True, store=store, bias=bias, activation=activation), PROMOTED[1])
         for out, store, bias, activation in WAYS]
     cases += [(Fp8Spec(out=out, scales="row", store=store), FAST[0])
-              for out in ("bf16", "fp16", "fp32", "e4m3") for store in ("tma", "elements")]
-    cases += [(Fp8Spec(scales=s), replace(FAST[0], spread=0)) for s in ("tensor", "row")]
+              for out in ("bf16", "fp16", "fp32", "e4m3") for store in ("tma", "direct")]
+    cases += [(Fp8Spec(scales=s), replace(FAST[0], overlap_epilogue=0)) for s in ("tensor", "row")]
     cases += [(Fp8Spec(a=a, b=b, scales="tensor"), FAST[0]) for a, b in (("e5m2", "e4m3"), ("e4m3", "e5m2"))]
     cases += [(Fp8Spec(scales="row", bias="bf16", activation=x), FAST[0]) for x in ACTIVATIONS]
     cases += [(Fp8Spec(scales="row", bias="bf16", activation=x), FAST[1]) for x in ("relu", "gelu")]
     cases += [(Fp8Spec(scales="tensor", bias="bf16", activation="gelu"), tile) for tile in FAST[:2]]
     cases += [(Fp8Spec(scales="block", promote=True, bias="bf16", activation=activation, store=store), tile)
               for tile in (BLOCKS[0], PROMOTED[1])
-              for activation, store in (("gelu", "tma"), ("gelu", "elements"), (None, "tma"), ("silu", "tma"))]
+              for activation, store in (("gelu", "tma"), ("gelu", "direct"), (None, "tma"), ("silu", "tma"))]
     cases += [(Fp8Spec(out="fp16", scales="block", promote=True, bias="bf16", activation="silu"), BLOCKS[0])]
     cases += [(Fp8Spec(out="fp32", scales="block", promote=True), tile) for tile in (BLOCKS[0], PROMOTED[1])]
     cases += [(Fp8Spec(out="e4m3", scales="row", bias="bf16", activation="gelu"), FAST[0])]
-    cases += [(spec, paced(tile, spec)) for spec, tile in every
+    cases += [(spec, with_wave_sync(tile, spec)) for spec, tile in every
               if tile.cluster > 1 and tile not in SMALL and spec.scales != "line"]
-    cases += [(spec, paced(tile, spec)) for spec, tile in cases if tile == PROMOTED[1] and spec.scales == "block"]
-    cases += [(x, paced(FAST[0], x)) for x in (Fp8Spec(scales="row", bias="bf16", activation=activation)
-                                               for activation in (None, "gelu"))]
+    cases += [(spec, with_wave_sync(tile, spec)) for spec, tile in cases if tile == PROMOTED[1]
+              and spec.scales == "block"]
+    cases += [(x, with_wave_sync(FAST[0], x)) for x in (Fp8Spec(scales="row", bias="bf16", activation=activation)
+                                                        for activation in (None, "gelu"))]
     found = {}
     for spec, tile in cases:
-        config = fitted(with_epilogue(tile, spec), spec)
+        config = fit_to_spec(configure_epilogue(tile, spec), spec)
         words = ["fp8_gemm", spec.a, spec.b, spec.scales + ("_promoted" if spec.promote else ""), spec.out]
         words += [f"bias_{spec.activation}"] * (spec.bias is not None) + [spec.store, config.name]
         name = "_".join(words)

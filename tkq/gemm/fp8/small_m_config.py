@@ -1,15 +1,15 @@
-"""The shape of the float8 kernel for few rows of A: what its code depends on. Pure Python, no torch, no DSL."""
+"""The config of the float8 small-M kernel: what its code depends on. Pure Python, no torch, no DSL."""
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..dense.small_m_config import WIDTHS, NarrowConfig
+from ..dense.small_m_config import WIDTHS, SmallMConfig
 from .config import STEP
 from .spec import Fp8Spec
 
 
 @dataclass(frozen=True)
-class NarrowFp8Config(NarrowConfig):
-    """As ``NarrowConfig``; bench/tune/fp8.py times the alternatives. pdl: the launch lies under the end of the kernel
+class SmallMFp8Config(SmallMConfig):
+    """As ``SmallMConfig``; bench/tune/fp8.py times the alternatives. pdl: the launch lies under the end of the kernel
     before."""
 
     op: ClassVar[str] = "fp8_gemm"

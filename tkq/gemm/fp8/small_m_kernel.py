@@ -1,4 +1,4 @@
-"""c = activation((a * scale_a) @ (b * scale_b) + bias) for few rows of A: ``NarrowGemm`` in float8."""
+"""c = activation((a * scale_a) @ (b * scale_b) + bias) for few rows of A: ``SmallMGemm`` in float8."""
 from dataclasses import dataclass, replace
 from typing import Any, Optional
 
@@ -8,11 +8,11 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Int32, Int64, const_expr
 
 from ... import tile as tk
-from ..dense.small_m_kernel import NarrowGemm
+from ..dense.small_m_kernel import SmallMGemm
 from .config import STEP
 from .epilogue import activate, fma_line, store_e4m3_elements
 from .kernel import Fp8Gemm, operands
-from .small_m_config import NarrowFp8Config
+from .small_m_config import SmallMFp8Config
 from .spec import GROUP, Fp8Spec
 from .state import transposed, vector
 
@@ -40,16 +40,16 @@ class Shared:
     sent: tk.Semaphore
 
 
-class NarrowFp8Gemm(NarrowGemm):
+class SmallMFp8Gemm(SmallMGemm):
     """A cluster makes ``rows`` columns of the result, of ``m`` rows of A; each of its ``split`` blocks takes part of K.
     The widest takes any number of A's rows, tile by tile.
 
-    Roles, the exchange between blocks and what they wait for are ``NarrowGemm``'s. Where scales change along K the
+    Roles, the exchange between blocks and what they wait for are ``SmallMGemm``'s. Where scales change along K the
     producer's lanes bring those of a step with its tiles (32 more arrivals at full[i], when they have landed), and the
     consumers add each step's product, scaled, to sums in fp32.
     """
 
-    def __init__(self, spec: Fp8Spec, config: NarrowFp8Config):
+    def __init__(self, spec: Fp8Spec, config: SmallMFp8Config):
         self.spec, self.config = spec, config.check(spec)
         self.out = tk.element_type(spec.out)
         self.a_tile = tk.st(config.m, STEP, tk.element_type(spec.a))
@@ -116,7 +116,7 @@ class NarrowFp8Gemm(NarrowGemm):
             r.advance()
 
     def load_scales(self, g, to, row, k):
-        """A step's scales, by the lanes of a warp. Past the end: the last ones, for sums that nobody stores."""
+        """A step's scales, by the lanes of a warp. Past the end: the last ones, for sums that are not stored."""
         x, lane = self.config, tk.lane_id()
         M, N = cute.size(g.out, mode=[1]), cute.size(g.out, mode=[0])
         for first in range(0, x.scales_of_a, 32):
@@ -145,7 +145,7 @@ class NarrowFp8Gemm(NarrowGemm):
         if const_expr(self.spec.promote):
             self.sum_promoted(s, acc[0], steps, wg)
         else:
-            NarrowGemm.multiply(self, s, acc, steps, wg)
+            SmallMGemm.multiply(self, s, acc, steps, wg)
 
     def mma(self, acc, b, a, a_part):
         tk.mma_ABt(acc, b, a, a_part=a_part)
@@ -201,7 +201,7 @@ class NarrowFp8Gemm(NarrowGemm):
             tk.copy(x, sums)
 
 
-def build(spec: Fp8Spec, config: NarrowFp8Config):
+def build(spec: Fp8Spec, config: SmallMFp8Config):
     """(kernel, fake arguments): as ``fp8.build``, but ``blocks`` is not used: the grid is what the sizes make it."""
     scales = (Int64(1), Int64(1), Int64(1))
-    return NarrowFp8Gemm(spec, config), (*operands(spec), scales, scales, Int64(1), Int64(1), Int32(1))
+    return SmallMFp8Gemm(spec, config), (*operands(spec), scales, scales, Int64(1), Int64(1), Int32(1))

@@ -6,9 +6,9 @@ from typing import Optional
 from ...runtime.compile.expectation import REGISTER_FILE, Expectation
 from ...runtime.compile.recipe import Recipe, Shipped
 from ..dense.small_m_config import SLOT_BYTES, WIDTHS
-from ..dense.small_m_plan import FEWEST_STEPS, HBM, MOST_ROWS, fitted
+from ..dense.small_m_plan import FEWEST_STEPS, HBM, MOST_M, fit_to_spec
 from .config import STEP
-from .small_m_config import NarrowFp8Config
+from .small_m_config import SmallMFp8Config
 from .spec import BYTES, SCALES, Fp8Spec
 
 # Measured on an H100 (docs/attempts/gemm.md):
@@ -21,53 +21,53 @@ TURNS = range(3, 7)  # of blocks on each processor: the last one weighs, so they
 TILES_STEPS = 32  # of K, from which on blocks share it that have part of A's rows
 
 
-def plan(spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> Optional[NarrowFp8Config]:
+def plan(spec: Fp8Spec, M: int, N: int, K: int, num_sms: int) -> Optional[SmallMFp8Config]:
     """The configuration; None where tiles (``fp8.plan``) are as fast."""
-    if M > MOST_ROWS:
-        return of_tiles(spec, M, N, K, processors)
+    if M > MOST_M:
+        return of_tiles(spec, M, N, K, num_sms)
     m, blocks, steps = next(width for width in WIDTHS if width >= M), -(-N // ROWS), -(-K // STEP)
-    if M <= STREAMS and -(-blocks // processors) in TURNS and steps // 4 >= FEWEST_STEPS:
-        return fitted(NarrowFp8Config(m, ROWS, 4, pdl=True), spec, places=2)
-    split = splits(PROCESSOR[spec.promote] * ROWS / (ROWS + m), blocks, steps, processors)
+    if M <= STREAMS and -(-blocks // num_sms) in TURNS and steps // 4 >= FEWEST_STEPS:
+        return fit_to_spec(SmallMFp8Config(m, ROWS, 4, pdl=True), spec, places=2)
+    split = splits(PROCESSOR[spec.promote] * ROWS / (ROWS + m), blocks, steps, num_sms)
     if M > STREAMS and split == 1:
         return None
-    return fitted(NarrowFp8Config(m, ROWS, split, pdl=True), spec, places=1)
+    return fit_to_spec(SmallMFp8Config(m, ROWS, split, pdl=True), spec, places=1)
 
 
-def of_tiles(spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> Optional[NarrowFp8Config]:
+def of_tiles(spec: Fp8Spec, M: int, N: int, K: int, num_sms: int) -> Optional[SmallMFp8Config]:
     """Where tiles of 128 rows and 64 columns leave half of the processors without one: as many blocks share K as find
     place. Promoted sums rather have 128 columns, a warpgroup's more to go on with while one waits, and four blocks."""
     steps = -(-K // STEP)
-    rows, split = ROWS, splits(0, tiles(M, N, ROWS), steps, processors) if steps >= TILES_STEPS else 1
-    if spec.promote and split == 2 and 4 * tiles(M, N, 2 * ROWS) <= processors // 2:
+    rows, split = ROWS, splits(0, tiles(M, N, ROWS), steps, num_sms) if steps >= TILES_STEPS else 1
+    if spec.promote and split == 2 and 4 * tiles(M, N, 2 * ROWS) <= num_sms // 2:
         rows, split = 2 * ROWS, 4
-    return fitted(NarrowFp8Config(MOST_ROWS, rows, split, pdl=True), spec, places=1) if split > 1 else None
+    return fit_to_spec(SmallMFp8Config(MOST_M, rows, split, pdl=True), spec, places=1) if split > 1 else None
 
 
 def tiles(M: int, N: int, rows: int) -> int:
     """Of the widest kernel, with so many columns of B to a block."""
-    return -(-M // MOST_ROWS) * -(-N // rows)
+    return -(-M // MOST_M) * -(-N // rows)
 
 
-def splits(rate: float, tiles: int, steps: int, processors: int) -> int:
+def splits(rate: float, tiles: int, steps: int, num_sms: int) -> int:
     """How many blocks share K: as few as read B about as fast as HBM gives it. Clusters of four and eight fit badly on
     all processors: they may take half of them. rate: bytes of B a nanosecond that a block reads."""
     found = 1
     for split in (2, 4, 8):
-        fits = tiles * split <= (processors if split == 2 else processors // 2)
+        fits = tiles * split <= (num_sms if split == 2 else num_sms // 2)
         if found * tiles * rate >= ENOUGH * HBM or not fits or steps // split < FEWEST_STEPS:
             break
         found = split
     return found
 
 
-def recipe(spec: Fp8Spec, config: NarrowFp8Config) -> Recipe:
+def recipe(spec: Fp8Spec, config: SmallMFp8Config) -> Recipe:
     """What to compile. The result goes out element by element, whatever its strides allow."""
-    spec = replace(spec, store="elements")
+    spec = replace(spec, store="direct")
     return Recipe("tkq.gemm.fp8.small_m_kernel:build", (spec, config.check(spec)))
 
 
-def expectation(spec: Fp8Spec, config: NarrowFp8Config) -> Expectation:
+def expectation(spec: Fp8Spec, config: SmallMFp8Config) -> Expectation:
     """What its machine code must show: registers and shared memory for so many blocks as the stages leave room for on
     a processor."""
     places = 2 if config.shared_bytes(spec) <= SLOT_BYTES else 1
@@ -85,7 +85,7 @@ WAYS = (("fp32", None, None), ("e4m3", "bf16", "gelu"), ("bf16", "bf16", "relu")
         ("e4m3", None, None), ("bf16", "fp32", "gelu"))  # out, bias, activation
 
 
-def traits(spec: Fp8Spec, config: NarrowFp8Config) -> frozenset:
+def traits(spec: Fp8Spec, config: SmallMFp8Config) -> frozenset:
     """As ``fp8.plan.traits``."""
     shape = spec.promote, config.m, config.rows, config.split, config.shared_bytes(spec) <= SLOT_BYTES
     out = spec.out if BYTES[spec.out] != 2 else "16 bits"
@@ -106,7 +106,7 @@ def shipped() -> list[Shipped]:
 
 
 def _shipped(spec, m, rows, split, places):
-    config = fitted(NarrowFp8Config(m, rows, split, pdl=True), replace(spec, store="elements"), places)
+    config = fit_to_spec(SmallMFp8Config(m, rows, split, pdl=True), replace(spec, store="direct"), places)
     words = ["fp8_gemm", spec.scales + ("_promoted" if spec.promote else ""), spec.out]
     words += [f"bias_{spec.activation}"] * (spec.bias is not None) + [config.name]
     quick = (spec, m, rows, split, places) == QUICK

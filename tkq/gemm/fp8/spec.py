@@ -37,7 +37,7 @@ class Fp8Spec:
 
     def __post_init__(self):
         allowed = {"a": FP8, "b": FP8, "out": OUT, "scales": SCALES, "bias": (None, *BIASES),
-                   "activation": (None, *ACTIVATIONS), "store": ("tma", "elements")}
+                   "activation": (None, *ACTIVATIONS), "store": ("tma", "direct")}
         for name, values in allowed.items():
             if getattr(self, name) not in values:
                 names = ", ".join(str(v) for v in values)
@@ -51,8 +51,8 @@ class Fp8Spec:
         return self.scales in ("block", "line")
 
     @property
-    def rolls(self) -> bool:
-        """Are there kernels that multiply a part of a step while they promote another?"""
+    def pipelines_promotion(self) -> bool:
+        """Is there a kernel with a pipelined promotion?"""
         return self.scales == "block"
 
 

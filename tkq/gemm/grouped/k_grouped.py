@@ -18,14 +18,14 @@ WORDS = STEP // 4  # of 32 bits in a row of a stage: one for each lane
 
 
 @dataclass(frozen=True)
-class Masked(State):
+class KGroupedState(State):
     """edge: of the step to multiply next, the first number of K that is the group's, and where they end; counted from
     the step's beginning, so either may be outside of it."""
 
     edge: Any = None
 
 
-class MaskedGemm(GroupedGemm):
+class KGroupedGemm(GroupedGemm):
     """GroupedGemm along K for float8, whose operands have K contiguous: groups begin and end anywhere, and nothing
     clips at their ends.
 
@@ -36,10 +36,10 @@ class MaskedGemm(GroupedGemm):
 
     consumer  |wait k0, mask, wgmma|wait k1, wgmma| .. |wait kn, mask, wgmma|
 
-    A consumer masks its rows of A, and all of B, as it knows nothing of the other one, who writes the same words over
-    them: a race, which compute-sanitizer reports, and of equal values. With half of B for each, both would have to meet
-    before they multiply, in the first and the last step of every tile, and the first one's ``lead``, by which its
-    epilogue runs under the other's products, would be gone.
+    A consumer masks its rows of A, and all of B, independently of the other one, which writes the same words over them:
+    a race, which compute-sanitizer reports, and of equal values. With half of B for each, both would have to meet
+    before they multiply, in the first and the last step of every tile, and the first one's ``stagger_stages``, by which
+    its epilogue runs under the other's products, would be gone.
     """
 
     # ---- host ----------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ class MaskedGemm(GroupedGemm):
         return self.scales_along_k(given, n, steps)
 
     def scales_along_k(self, given, extent, steps):
-        """(extent, steps), or (groups, extent): as many groups as there are, which nobody asks."""
+        """(extent, steps), or (groups, extent): the number of groups is not needed."""
         address, group, stride, step = given
         if self.spec.per_step:
             return at(Float32, address, cute.make_layout((extent, steps), stride=(stride, step)))
@@ -90,14 +90,14 @@ class MaskedGemm(GroupedGemm):
 
     def load_row_scales(self, g, u, t, wg):
         x = self.config
-        for w in range(x.waves):
-            tk.load_rows(u.rows[w], g.scale_a[(t.group, None)], self.first_row(t) + 64 * (wg * x.waves + w), g.m)
+        for w in range(x.m_subtiles):
+            tk.load_rows(u.rows[w], g.scale_a[(t.group, None)], self.first_row(t) + 64 * (wg * x.m_subtiles + w), g.m)
 
     # ---- device: masks ---------------------------------------------------------------------------
 
-    def state(self, s) -> Masked:
+    def state(self, s) -> KGroupedState:
         u = super().state(s)
-        return Masked(u.acc, u.full, u.done, u.rows, u.cols, u.bias, cute.make_rmem_tensor((2,), Int32))
+        return KGroupedState(u.acc, u.full, u.done, u.rows, u.cols, u.bias, cute.make_rmem_tensor((2,), Int32))
 
     def sum_all(self, g, s, u, t, wg):
         self.begin(u, t)
@@ -129,8 +129,8 @@ class MaskedGemm(GroupedGemm):
             if byte + i >= first:
                 if byte + i < end:
                     keep = keep | Int32(255 << 8 * i if i < 3 else -(1 << 24))
-        for w in cutlass.range_constexpr(x.waves):
-            self.keep(s.a, u.full.stage * (x.m // 64) + wg * x.waves + w, keep)
+        for w in cutlass.range_constexpr(x.m_subtiles):
+            self.keep(s.a, u.full.stage * (x.m // 64) + wg * x.m_subtiles + w, keep)
         for i in cutlass.range_constexpr(x.split):
             self.keep(s.b, u.full.stage * x.split + i, keep)
         tk.publish()
@@ -171,4 +171,4 @@ def operands(spec: GroupedSpec):
 def build(spec: GroupedSpec, config: Fp8Config):
     """As ``grouped.build``."""
     scales = (Int64(1),) * 4
-    return MaskedGemm(spec, config), (*operands(spec), scales, scales, Int32(1))
+    return KGroupedGemm(spec, config), (*operands(spec), scales, scales, Int32(1))

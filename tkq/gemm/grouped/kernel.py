@@ -10,7 +10,7 @@ from cutlass import Constexpr, Float32, Int32, Int64, const_expr
 from ... import tile as tk
 from ..fp8.config import Fp8Config
 from ..fp8.kernel import Fp8Gemm
-from ..fp8.overlapped_epilogue import SpreadFp8Gemm
+from ..fp8.overlapped_epilogue import OverlappedEpilogueFp8Gemm
 from ..fp8.spec import BYTES, GROUP
 from ..fp8.state import at, transposed
 from ..raster import raster
@@ -63,10 +63,10 @@ class Order:
     cursor: cute.Tensor  # the group of the last tile: numbers only grow
 
     def workers(self):
-        """The fewest clusters that need no more rounds than all: see ``plan.even_blocks``. At least one."""
+        """The fewest clusters that need no more waves than all: see ``plan.even_blocks``. At least one."""
         clusters = cute.arch.grid_dim()[0] // self.cluster
-        rounds = cutlass.max(cute.ceil_div(self.tasks, clusters), 1)
-        return cutlass.max(cute.ceil_div(self.tasks, rounds), 1)
+        waves = cutlass.max(cute.ceil_div(self.tasks, clusters), 1)
+        return cutlass.max(cute.ceil_div(self.tasks, waves), 1)
 
     def first(self):
         """For those that have no work: past the end."""
@@ -107,7 +107,7 @@ class GroupedGemm(Fp8Gemm):
         """a (M, K); b (G, K, N) or, along K, (K, N); c (M, N), or (G, M, N)."""
         x, groups = self.config, offsets.shape[0]
         m, k, n = a.shape[0], a.shape[1], b.shape[2 - self.along_k]
-        across, one = (x.cluster, 1) if const_expr(x.across) else (1, x.cluster)
+        across, one = (x.cluster, 1) if const_expr(x.cluster_along_n) else (1, x.cluster)
         steps = cute.ceil_div(k, GROUP)
         g = Globals(
             a=tk.gl.load(self.rows(a), self.a_tile, across), b=tk.gl.load(self.matrices(b), self.b_tile, one),
@@ -169,7 +169,7 @@ class GroupedGemm(Fp8Gemm):
     def span(self):
         """Rows and columns of a cluster's tile."""
         x = self.config
-        return (x.m, x.n * x.cluster) if x.across else (x.m * x.cluster, x.n)
+        return (x.m, x.n * x.cluster) if x.cluster_along_n else (x.m * x.cluster, x.n)
 
     @cute.jit
     def count(self, g, begins: cute.Tensor, counts: cute.Tensor):
@@ -238,7 +238,8 @@ class GroupedGemm(Fp8Gemm):
         size = cutlass.max(end - first, 0)
         tall, wide = self.span()
         rows = cute.ceil_div(g.m if self.along_k else size, tall)
-        row, col = raster(number - s.counts[group], rows, cute.ceil_div(g.n, wide), self.config.group, cutlass.min)
+        row, col = raster(number - s.counts[group], rows, cute.ceil_div(g.n, wide), self.config.raster_group,
+                          cutlass.min)
         return Tile(*self.in_cluster(row, col), group, first, size)
 
     def steps(self, g, t):
@@ -260,7 +261,7 @@ class GroupedGemm(Fp8Gemm):
 
     def has_rows(self, t, wg):
         """Is any row of this consumer's one of the tile's group?"""
-        return t.row * self.config.m + wg * (64 * self.config.waves) < t.size
+        return t.row * self.config.m + wg * (64 * self.config.m_subtiles) < t.size
 
     @cute.jit
     def let_go(self, g, s: Constexpr, u: Constexpr, t):
@@ -284,11 +285,11 @@ class GroupedGemm(Fp8Gemm):
         tk.load_async(a, g.a.rows_from(t.first), (t.row, k), sem)
         tk.load_async(b, g.b, (t.group, t.col, k) if self.spec.b_major == "k" else (t.group, k, t.col), sem)
 
-    def multiply_wave(self, product, acc, s, r, w, wg):
+    def multiply_subtile(self, product, acc, s, r, w, wg):
         if self.spec.scales != "none":
-            super().multiply_wave(product, acc, s, r, w, wg)
+            super().multiply_subtile(product, acc, s, r, w, wg)
         else:
-            product(acc, s.a[r.stage], s.b[r.stage], a_part=wg * self.config.waves + w)
+            product(acc, s.a[r.stage], s.b[r.stage], a_part=wg * self.config.m_subtiles + w)
 
     def first_row(self, t):
         return t.first + t.row * self.config.m
@@ -296,11 +297,11 @@ class GroupedGemm(Fp8Gemm):
     def column_scales(self, g, t):
         return g.scale_b[(t.group, *(None,) * (cute.rank(g.scale_b) - 1))]
 
-    def store_panel(self, g, panel, t, at):
+    def store_subtile(self, g, subtile, t, at):
         if self.along_k:
-            tk.store_async(g.c, panel, (t.group, *at))
+            tk.store_async(g.c, subtile, (t.group, *at))
         else:
-            tk.store_async(g.c.part(t.size), panel, (t.first + t.size, 0, *at))
+            tk.store_async(g.c.part(t.size), subtile, (t.first + t.size, 0, *at))
 
 
 def deep(x: cute.Tensor) -> cute.Tensor:
@@ -336,25 +337,25 @@ def build(spec: GroupedSpec, config: Fp8Config):
     operand's scales; how many blocks to launch."""
     scales = (Int64(1),) * 4
 
-    kernel = SpreadGroupedGemm if config.spread else GroupedGemm
+    kernel = OverlappedEpilogueGroupedGemm if config.overlap_epilogue else GroupedGemm
     return kernel(spec, config), (*operands(spec), scales, scales, Int32(1))
 
 
-# ---- Products of groups, a tile's result written while the next tile's first products run.
+# ---- Grouped GEMM with an overlapped epilogue: a tile is stored while the next tile's first products run.
 
 
-class SpreadGroupedGemm(SpreadFp8Gemm, GroupedGemm):
-    """GroupedGemm's tiles, written as SpreadFp8Gemm does. Each consumer has two cursors in the table of groups: of the
-    tile that it multiplies, and of the one before, which it writes."""
+class OverlappedEpilogueGroupedGemm(OverlappedEpilogueFp8Gemm, GroupedGemm):
+    """GroupedGemm's tiles, written as OverlappedEpilogueFp8Gemm does. Each consumer has two cursors in the table of
+    groups: of the tile that it multiplies, and of the one before, which it writes."""
 
     @cute.jit
-    def one_tile(self, g, s: Constexpr, u: Constexpr, h: Constexpr, t, last, number, wg):
+    def one_tile(self, g, s: Constexpr, u: Constexpr, pending: Constexpr, t, last, number, wg):
         if const_expr(self.along_k):
-            super().one_tile(g, s, u, h, t, last, number, wg)
+            super().one_tile(g, s, u, pending, t, last, number, wg)
         else:
             if self.has_rows(t, wg):
-                super().one_tile(g, s, u, h, t, last, number, wg)
+                super().one_tile(g, s, u, pending, t, last, number, wg)
             else:
                 if number >= last.workers():
-                    self.write_held(g, s, h, self.tile(g, s, last, number - last.workers()), wg)
+                    self.write_pending(g, s, pending, self.tile(g, s, last, number - last.workers()), wg)
                 self.let_go(g, s, u, t)

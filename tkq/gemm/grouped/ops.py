@@ -12,14 +12,14 @@ from tkq.gemm.grouped.spec import HALF, MOST_GROUPS, GroupedSpec, granularity, p
 from tkq.reference import grouped
 from tkq.runtime import arguments, function
 from tkq.runtime.call import alloc, autocast, check, dtypes, ops
-from tkq.runtime.call.replay import Address, Again
+from tkq.runtime.call.replay import Address, CallCache
 from tkq.runtime.device import arch
 
 FP8 = ("e4m3", "e5m2")
 _out_dtype = arguments.checker("grouped_gemm", "out_dtype")
 _tensors = arguments.checker("grouped_gemm", "a", "b", "offsets", "scale_a", "scale_b")
 _NO_SCALES = (0, 0, 0, 0)
-_again = Again()
+_call_cache = CallCache()
 
 
 def grouped_gemm(a: Tensor, b: Tensor, offsets: Tensor, *, scale_a: Optional[Tensor] = None,
@@ -79,7 +79,7 @@ def grouped_gemm(a: Tensor, b: Tensor, offsets: Tensor, *, scale_a: Optional[Ten
 def _routed(a, b, offsets, scale_a=None, scale_b=None, out_dtype=None):
     """Of the types that there are."""
     if not ops.traced():
-        found = _again.take(a, b, offsets, scale_a, scale_b, out_dtype)
+        found = _call_cache.take(a, b, offsets, scale_a, scale_b, out_dtype)
         if found is not None:
             return found
     out_dtype = _out_dtype(out_dtype)
@@ -101,7 +101,7 @@ def _routed(a, b, offsets, scale_a=None, scale_b=None, out_dtype=None):
 
 def _cuda(a: Tensor, b: Tensor, offsets: Tensor, scale_a: Optional[Tensor], scale_b: Optional[Tensor],
           out_dtype: Optional[torch.dtype]) -> Tensor:
-    found = _again.take(a, b, offsets, scale_a, scale_b, out_dtype)
+    found = _call_cache.take(a, b, offsets, scale_a, scale_b, out_dtype)
     return _launched(a, b, offsets, scale_a, scale_b, out_dtype) if found is None else found
 
 
@@ -131,16 +131,16 @@ def _product(a, b, offsets, scale_a, scale_b, out_dtype):
     kernel(a, b, c, offsets, rows, columns, blocks)
     if scales:
         rows, columns = (Address(scale_a), *rows[1:]), (Address(scale_b), *columns[1:])
-    _again.add((a, b, offsets, scale_a, scale_b, out_dtype), kernel, (a, b, c, offsets, rows, columns, blocks), c)
+    _call_cache.add((a, b, offsets, scale_a, scale_b, out_dtype), kernel, (a, b, c, offsets, rows, columns, blocks), c)
     return c
 
 
 def run(spec, a, b, c, offsets, scales=(None, None), config=None, blocks=None):
     """The kernel of a spec, with no more checks than its own: for tests and tuning, with a config and a number of
     blocks (at least a cluster) instead of the plan's."""
-    processors, n = arch.processors(a.device), b.shape[-1]
-    config = config or plan(spec, a.shape[0], n, offsets.shape[0], processors)
-    blocks = (blocks or processors) // config.cluster * config.cluster
+    num_sms, n = arch.num_sms(a.device), b.shape[-1]
+    config = config or plan(spec, a.shape[0], n, offsets.shape[0], num_sms)
+    blocks = (blocks or num_sms) // config.cluster * config.cluster
     function(recipe(spec, config))(a, b, c, offsets, _of_rows(scales[0]), _of_columns(scales[1]), blocks)
 
 
@@ -160,10 +160,10 @@ def _of_columns(scale):
     return scale.data_ptr(), group[0] if group else 0, column, step
 
 
-def forget() -> None:
+def clear() -> None:
     """All kernels of earlier calls."""
     _launcher.cache_clear()
-    _again.forget()
+    _call_cache.clear()
 
 
 def _facts(x):
@@ -184,10 +184,10 @@ def _launcher(a, b, offsets, scales, out_dtype):
         return None, 0, shape, alloc.strides(shape), out
     device = arch.device(index)
     arch.require_hopper(device)
-    processors = arch.processors(device)
+    num_sms = arch.num_sms(device)
     config = tuned.chosen("grouped_gemm", spec, (m, shape[-1], k, groups), device)
-    config = config or plan(spec, m, shape[-1], groups, processors)
-    blocks = processors // config.cluster * config.cluster
+    config = config or plan(spec, m, shape[-1], groups, num_sms)
+    blocks = num_sms // config.cluster * config.cluster
     return function(recipe(spec, config)), blocks, shape, alloc.strides(shape), out
 
 
@@ -350,8 +350,8 @@ def tunable(a, b, offsets, *, scale_a=None, scale_b=None, out_dtype=None):
         return c
 
     sizes = m, n, k, groups
-    found = candidates.of_grouped_gemm(spec, m, n, groups, arch.processors(a.device)) if all(sizes) else []
+    found = candidates.of_grouped_gemm(spec, m, n, groups, arch.num_sms(a.device)) if all(sizes) else []
     last = max(int(offsets.max()), 0) if groups and spec.along == "m" else None  # rows behind it belong to none
     return tuned.Tunable(tuned.problem("grouped_gemm", spec, sizes, a.device), found,
                          (a, b, offsets, scale_a, scale_b), torch.empty(shape, dtype=out, device=a.device), call,
-                         forget, lambda c: c[:last])
+                         clear, lambda c: c[:last])

@@ -5,7 +5,7 @@ from typing import Optional
 from ...runtime.compile.expectation import REGISTER_FILE, Expectation
 from ...runtime.compile.recipe import Recipe, Shipped
 from ..dense.config import SHARED_BYTES
-from ..fp8.config import Fp8Config, can_spread
+from ..fp8.config import Fp8Config, can_overlap_epilogue
 from ..fp8.spec import BYTES, FP8
 
 HALF = ("bf16", "fp16")
@@ -37,7 +37,7 @@ class GroupedSpec:
     bias = None
     activation = None
     store = "tma"
-    rolls = False
+    pipelines_promotion = False
 
     def __post_init__(self):
         narrow = self.a in FP8
@@ -65,33 +65,33 @@ class GroupedSpec:
 
 # Beside the table of groups, a fourth stage has room only where panels are half as wide.
 FAST = (
-    Fp8Config(group=16, panel_bytes=64, lag=0, spread=1, pdl=True),
-    Fp8Config(cluster=1, group=16, panel_bytes=64, lag=0, spread=1, pdl=True),
+    Fp8Config(raster_group=16, store_row_bytes=64, wgmma_in_flight=0, overlap_epilogue=1, pdl=True),
+    Fp8Config(cluster=1, raster_group=16, store_row_bytes=64, wgmma_in_flight=0, overlap_epilogue=1, pdl=True),
     Fp8Config(n=128, stages=6, cluster=1),
-    Fp8Config(m=64, n=128, stages=7, consumers=1, cluster=1, lead=0),
+    Fp8Config(m=64, n=128, stages=7, consumers=1, cluster=1, stagger_stages=0),
 )
 PROMOTED = (
-    Fp8Config(n=192, stages=4, panels=1, group=16, pdl=True),
-    Fp8Config(n=192, stages=4, panels=1, cluster=1, group=16, pdl=True),
+    Fp8Config(n=192, stages=4, store_buffers=1, raster_group=16, pdl=True),
+    Fp8Config(n=192, stages=4, store_buffers=1, cluster=1, raster_group=16, pdl=True),
     Fp8Config(n=128, stages=5, cluster=1),
-    Fp8Config(m=64, n=128, stages=7, consumers=1, cluster=1, lead=0),
+    Fp8Config(m=64, n=128, stages=7, consumers=1, cluster=1, stagger_stages=0),
 )
 
 
-def plan(spec: GroupedSpec, M: int, N: int, G: int, processors: int) -> Fp8Config:
+def plan(spec: GroupedSpec, M: int, N: int, G: int, num_sms: int) -> Fp8Config:
     """The configuration for groups of M / G rows in the mean: what they will be is known on the device alone.
 
     Tiles of 128 rows waste 64 of a group in the mean, and a cluster of two on top of each other more. Small ones where
     few tiles would leave processors idle."""
     table = PROMOTED if spec.promote else FAST
     if spec.along == "m" and M <= 64 * G:
-        return fitted(table[-1], spec)
+        return fit_to_spec(table[-1], spec)
     group, tiles = (M // G, -(-M // 128) + G // 2) if spec.along == "m" else (M, -(-M // 128) * G)
     for config in table[:-2]:
-        down, right = (1, config.cluster) if config.across else (config.cluster, 1)
-        if 128 * (down - 1) < group and config.n * (right - 1) < N and tiles * -(-N // config.n) >= processors:
-            return fitted(config, spec)
-    return fitted(table[-2], spec)
+        down, right = (1, config.cluster) if config.cluster_along_n else (config.cluster, 1)
+        if 128 * (down - 1) < group and config.n * (right - 1) < N and tiles * -(-N // config.n) >= num_sms:
+            return fit_to_spec(config, spec)
+    return fit_to_spec(table[-2], spec)
 
 
 def shared_bytes(config: Fp8Config, spec: GroupedSpec) -> int:
@@ -99,13 +99,14 @@ def shared_bytes(config: Fp8Config, spec: GroupedSpec) -> int:
     return config.shared_bytes(spec) + 4 * (2 * MOST_GROUPS + 4)
 
 
-def fitted(config: Fp8Config, spec: GroupedSpec) -> Fp8Config:
+def fit_to_spec(config: Fp8Config, spec: GroupedSpec) -> Fp8Config:
     """With as many stages as there is room for; as the dense kernel's rules have it."""
     while config.stages > 2 and shared_bytes(config, spec) > SHARED_BYTES:
-        config = replace(config, stages=config.stages - 1, lead=min(config.lead, config.stages - 2))
+        config = replace(config, stages=config.stages - 1, stagger_stages=min(config.stagger_stages, config.stages - 2))
     masked = spec.along == "k" and spec.a in FP8
-    spread = config.spread if can_spread(spec, config) and not masked else 0
-    return replace(config, spread=spread, by_warp=False, pdl=config.pdl and not masked).check(spec)
+    overlap_epilogue = config.overlap_epilogue if can_overlap_epilogue(spec, config) and not masked else 0
+    return replace(config, overlap_epilogue=overlap_epilogue, store_per_warp=False, pdl=config.pdl
+                   and not masked).check(spec)
 
 
 def recipe(spec: GroupedSpec, config: Fp8Config) -> Recipe:
@@ -115,9 +116,10 @@ def recipe(spec: GroupedSpec, config: Fp8Config) -> Recipe:
 
 def expectation(spec: GroupedSpec, config: Fp8Config) -> Expectation:
     """As the dense kernel's."""
-    parts = config.waves * config.split
+    parts = config.m_subtiles * config.split
     wanted = ["UTMALDG", "USETMAXREG", "UTMASTG"] + ["LDGSTS"] * spec.per_step
-    steps = 1 if spec.promote else 2 + config.spread * config.waves * config.n // config.panel(spec.out)
+    steps = (1 if spec.promote
+             else 2 + config.overlap_epilogue * config.m_subtiles * config.n // config.store_n(spec.out))
     return Expectation(tensor=4 * parts * steps, waits_per_mma=0.5, instructions=tuple(wanted),
                        registers=min(255, REGISTER_FILE // (128 * (1 + config.consumers)) // 8 * 8),
                        smem=shared_bytes(config, spec) + 2048)
@@ -133,7 +135,7 @@ def shipped() -> list[Shipped]:
     found = []
     for spec in specs:
         for i, tile in enumerate(PROMOTED if spec.promote else FAST):
-            config = fitted(tile, spec)
+            config = fit_to_spec(tile, spec)
             types = spec.a if spec.a == spec.b else f"{spec.a}_{spec.b}"
             name = f"grouped_gemm_{spec.along}_{types}_{spec.out}_{spec.scales}_{spec.b_major}_{config.name}"
             quick = i == 0 and spec in (specs[0], specs[2], specs[7], specs[9])

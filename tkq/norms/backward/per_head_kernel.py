@@ -1,9 +1,9 @@
-"""HeadsBackward: the gradients of a norm with a weight for each head, x (R, H, D) and weight (H, D).
+"""PerHeadBackward: the gradients of a norm with a weight for each head, x (R, H, D) and weight (H, D).
 
 The rows, R * H of them, are dealt to groups of threads. There is a multiple of H groups, so that group u keeps head
 u % H, its weight and its columns of dweight (and dbias), which it sums up in registers over its rows u, u + groups, ...
-It loads `rows_each` of them before it waits for any. In the end every group writes its sums to its row of `partial`
-(groups / H, H * D), and a second kernel in the same call adds up the columns: in the same order every time.
+It loads `rows_per_thread` of them before it waits for any. In the end every group writes its sums to its row of
+`partial` (groups / H, H * D), and a second kernel in the same call adds up the columns: in the same order every time.
 
     g = dy * w, dx = rstd * g - x * rstd^3 * mean(g * x), dw = sum of dy * x * rstd, db = sum of dy
 
@@ -20,7 +20,7 @@ from ... import tile as tk
 from ...rows.one_pass.copies import both
 from ...runtime.compile import fake
 from ...utils import WARP, row_reduce
-from ..forward.row_norm import Mine, Place, RowAccess
+from ..forward.row_norm import Mine, OnePassNormRows, Place
 
 FINISH = 256  # threads of a block of the second kernel
 
@@ -43,10 +43,10 @@ class Operands(NamedTuple):
     dbias: Optional[cute.Tensor]
 
 
-class HeadsBackward(RowAccess):
+class PerHeadBackward(OnePassNormRows):
     def __init__(self, spec, config):
         self.reductions = 2 if spec.kind == "layernorm" else 1
-        super().__init__(tk.element_type(spec.x), spec.D, config.rows_each * self.reductions)
+        super().__init__(tk.element_type(spec.x), spec.D, config.rows_per_thread * self.reductions)
         self.spec, self.config = spec, config
 
     def _calculate_threads_per_row(self):
@@ -71,7 +71,7 @@ class HeadsBackward(RowAccess):
 
     @cute.kernel
     def kernel(self, g: Operands, offset: Optional[Float32], heads, tv_layout: cute.Layout):
-        t, rows_each = self.tile, self.config.rows_each
+        t, rows_per_thread = self.tile, self.config.rows_per_thread
         tidx, _, _ = cute.arch.thread_idx()
         smem = tk.SharedAllocator()
         buffer, _ = self._allocate_reduction_buffer_and_mbar(smem, tv_layout)
@@ -83,12 +83,12 @@ class HeadsBackward(RowAccess):
         w = self._weight(g.weight, (Int32(head), col), mine, offset)
         dw, db = self._sums(g.dweight), self._sums(g.dbias)
         count = g.rstd.shape[0]
-        for i in cutlass.range(cute.ceil_div(count, groups * rows_each), unroll=1):
-            first = group + i * (groups * rows_each)
-            places = [self._place_of(first + r * groups, count, heads) for r in range(rows_each)]
+        for i in cutlass.range(cute.ceil_div(count, groups * rows_per_thread), unroll=1):
+            first = group + i * (groups * rows_per_thread)
+            places = [self._place_of(first + r * groups, count, heads) for r in range(rows_per_thread)]
             held = [self._loaded(g, place, count, mine) for place in places]
-            for r in cutlass.range_constexpr(rows_each):
-                buffers = [buffer[None, None, k * rows_each + r] for k in range(self.reductions)]
+            for r in cutlass.range_constexpr(rows_per_thread):
+                buffers = [buffer[None, None, k * rows_per_thread + r] for k in range(self.reductions)]
                 self._row(g, places[r], count, held[r], w, dw, db, buffers, mine)
         coord = (Int32(share), Int32(head) * self.N + col)
         if const_expr(g.dweight is not None):
@@ -242,4 +242,4 @@ def build(spec, config):
         loaded(spec.dy), loaded(spec.x), weight, rstd, mean if spec.kind == "layernorm" else None,
         loaded(spec.dresidual_out), stored(spec.dx), stored(spec.dresidual), partial(spec.dweight), partial(spec.dbias),
         summed(spec.dweight), summed(spec.dbias))
-    return HeadsBackward(spec, config), (operands, Float32(0) if spec.offset else None, Int32(1))
+    return PerHeadBackward(spec, config), (operands, Float32(0) if spec.offset else None, Int32(1))

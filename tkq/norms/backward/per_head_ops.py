@@ -8,12 +8,12 @@ from ... import runtime
 from ...runtime.call import dtypes
 from ...runtime.call.alignment import vector
 from ...runtime.device import arch
-from .per_head_plan import HeadsSpec, blocks, plan
+from .per_head_plan import PerHeadSpec, blocks, plan
 
 _MAX_ROWS = 1 << 30  # of one launch: the kernel counts rows in 32 bits
 
 
-def recipe(spec: HeadsSpec, config=None):
+def recipe(spec: PerHeadSpec, config=None):
     return runtime.Recipe("tkq.norms.backward.per_head_kernel:build", (spec, config or plan(spec)))
 
 
@@ -51,7 +51,7 @@ def _spec(kind, given, made, offset):
     streams = [t for t in (dy, x, dresidual_out, dx, dresidual) if t is not None]
     names = (None if t is None else dtypes.name_of(t.dtype)
              for t in (dy, x, weight, dx, dresidual, dresidual_out, dweight, dbias))
-    return HeadsSpec(kind, x.shape[-1], *names, bool(offset), vector(streams, (weight,)))
+    return PerHeadSpec(kind, x.shape[-1], *names, bool(offset), vector(streams, (weight,)))
 
 
 def _run(kind, given, made, offset):
@@ -59,7 +59,7 @@ def _run(kind, given, made, offset):
     x, spec = given[1], _spec(kind, given, made, offset)
     arch.require_hopper(x.device)
     config, (R, H, D) = plan(spec), x.shape
-    count = blocks(config, R * H, H, arch.processors(x.device))
+    count = blocks(config, R * H, H, arch.num_sms(x.device))
     shares = count * (config.threads // config.threads_per_row) // H
 
     def partial(total):

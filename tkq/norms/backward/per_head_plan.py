@@ -12,7 +12,7 @@ THREADS_EACH = 512  # of a multiprocessor: their registers fill it
 
 
 @dataclass(frozen=True)
-class HeadsSpec:
+class PerHeadSpec:
     """kind: "rmsnorm" or "layernorm". D: columns of a head. dy, x, weight: element types. dx, dresidual: types in which
     the gradient of the input is written, None: not. dresidual_out: type of what is added to it, or None. dweight,
     dbias: types of theirs, or None. offset: a number is added to the weight. vector: elements of one access, at most 16
@@ -56,33 +56,33 @@ class HeadsSpec:
 
 
 @dataclass(frozen=True)
-class HeadsConfig:
-    """threads_per_row, threads: of a block. rows_each: rows that a thread loads before it waits for any."""
+class PerHeadConfig:
+    """threads_per_row, threads: of a block. rows_per_thread: rows that a thread loads before it waits for any."""
 
     threads_per_row: int
     threads: int
-    rows_each: int
+    rows_per_thread: int
     load: str = "registers"
     cluster: int = 1
 
-    def tile(self, spec: HeadsSpec) -> geometry.Tile:
+    def tile(self, spec: PerHeadSpec) -> geometry.Tile:
         return geometry.tile(spec.D, spec.vector, self.threads_per_row, self.threads, 1)
 
 
-def plan(spec: HeadsSpec) -> HeadsConfig:
+def plan(spec: PerHeadSpec) -> PerHeadConfig:
     """Eight elements of a row in a thread. x, dy, weight and the sums are held in registers, so fewer rows at once
     where there is one more stream, or a block is large."""
     threads = 1
     while threads * 8 < spec.D:
         threads *= 2
-    return HeadsConfig(threads, max(threads, 256), 4 if threads <= 256 and spec.dresidual_out is None else 2)
+    return PerHeadConfig(threads, max(threads, 256), 4 if threads <= 256 and spec.dresidual_out is None else 2)
 
 
-def blocks(config: HeadsConfig, rows: int, heads: int, processors: int) -> int:
+def blocks(config: PerHeadConfig, rows: int, heads: int, num_sms: int) -> int:
     """How many blocks share the rows. A thread keeps its head, so all blocks' rows together are whole positions: a
     multiple of `heads`. No more blocks than rows keep busy, and about as many as are resident."""
     at_once = config.threads // config.threads_per_row
     step = heads // math.gcd(heads, at_once)
-    resident = max(1, processors * THREADS_EACH // config.threads)
-    wanted = min(resident, -(-rows // (at_once * config.rows_each)))
+    resident = max(1, num_sms * THREADS_EACH // config.threads)
+    wanted = min(resident, -(-rows // (at_once * config.rows_per_thread)))
     return max(1, wanted // step) * step

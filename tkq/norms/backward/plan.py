@@ -58,14 +58,14 @@ def _fitting(shape, choices):
         return None
 
 
-def limits(shape: RowShape, processors: int) -> tuple:
+def limits(shape: RowShape, num_sms: int) -> tuple:
     """(rows up to which it counts, plan) of each step; the last one's are None."""
-    return tuple((step.elements and step.elements * processors // shape.N, step.plan) for step in steps(shape))
+    return tuple((step.elements and step.elements * num_sms // shape.N, step.plan) for step in steps(shape))
 
 
-def of_rows(shape: RowShape, rows: int, processors: int = 132) -> RowPlan:
+def of_rows(shape: RowShape, rows: int, num_sms: int = 132) -> RowPlan:
     """The plan of a call."""
-    return next(p for most, p in limits(shape, processors) if most is None or rows <= most)
+    return next(p for most, p in limits(shape, num_sms) if most is None or rows <= most)
 
 
 class ByRows:
@@ -93,7 +93,7 @@ class ByRows:
 
 def launcher(spec: RowSpec, device):
     """What launches a spec's calls."""
-    found = limits(spec.shape, arch.processors(device))
+    found = limits(spec.shape, arch.num_sms(device))
     makes = tuple((most, lambda p=p: launch.launcher(spec, device, p)) for most, p in found)
     if len(makes) == 1:
         return makes[0][1]()

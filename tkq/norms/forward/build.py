@@ -4,7 +4,7 @@ from cutlass import Float32
 from ... import tile as tk
 from ...runtime.compile import fake
 from ..spec import GROUP
-from .fp8_output import Quantised
+from .fp8_output import Fp8Output
 from .layernorm import LayerNorm
 from .rmsnorm import RMSNorm
 from .row_norm import Options
@@ -18,17 +18,17 @@ class LayerNormOptions(Options, LayerNorm):
     pass
 
 
-class RMSNormQuantised(Quantised, RMSNorm):
+class RMSNormFp8(Fp8Output, RMSNorm):
     pass
 
 
-class LayerNormQuantised(Quantised, LayerNorm):
+class LayerNormFp8(Fp8Output, LayerNorm):
     pass
 
 
 _PLAIN = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}
 _OPTIONS = {"rmsnorm": RMSNormOptions, "layernorm": LayerNormOptions}
-_QUANTISED = {"rmsnorm": RMSNormQuantised, "layernorm": LayerNormQuantised}
+_FP8 = {"rmsnorm": RMSNormFp8, "layernorm": LayerNormFp8}
 
 
 def build(spec, config):
@@ -37,7 +37,7 @@ def build(spec, config):
     if spec.plain:
         x, w, b, out, *_, eps, _ = _arguments(spec)
         return _PLAIN[spec.kind](spec, config), (x, w, b, out, eps)
-    return (_QUANTISED if spec.scale else _OPTIONS)[spec.kind](spec, config), _arguments(spec)
+    return (_FP8 if spec.scale else _OPTIONS)[spec.kind](spec, config), _arguments(spec)
 
 
 def _arguments(spec):

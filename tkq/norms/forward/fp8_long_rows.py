@@ -17,22 +17,22 @@ from ...rows.one_pass.copies import in_registers
 from ...tile.float8 import nan_max, scale_of
 from ...utils import collect, lanes_used, unpack_f32x2, warp_reduce, widened
 from .build import _arguments
-from .fp8_output import Quantised, _max_of
+from .fp8_output import Fp8Output, _max_of
 from .layernorm import LayerNorm
-from .layernorm_multi_row import LayerNormSeveral, _send
+from .layernorm_multi_row import LayerNormMultiRow, _send
 from .row_norm import Operands, Row
 
 
 def build(spec, config):
     """As `build.build`, for a quantising layernorm with a cluster to a row."""
-    kind = LayerNormQuantisedResident
+    kind = LayerNormFp8MinBlocksPerSm
     if config.load == "shared":
-        kind = LayerNormQuantisedSeveral if config.tile(spec).even(spec.N) else LayerNormQuantisedTwice
+        kind = LayerNormFp8MultiRow if config.tile(spec).even(spec.N) else LayerNormFp8RecomputeOutput
     return kind(spec, config), _arguments(spec)
 
 
-class LayerNormQuantisedResident(Quantised, LayerNorm):
-    """`build.LayerNormQuantised`, with registers for so many blocks on a multiprocessor."""
+class LayerNormFp8MinBlocksPerSm(Fp8Output, LayerNorm):
+    """`build.LayerNormFp8`, with registers for so many blocks on a multiprocessor."""
 
     @cute.jit
     def _launch(self, g: Operands, eps: Float32, offset: Optional[Float32], stream: cuda.CUstream):
@@ -41,12 +41,12 @@ class LayerNormQuantisedResident(Quantised, LayerNorm):
         _, tv_layout = self._get_tv_layout(bits)
         self.tile = self._get_tile(bits)
         self.kernel(g, eps, offset, None, tv_layout).launch(
-            grid=[cute.ceil_div(g.rows, self.config.rows_each), self.cluster_n, 1],
+            grid=[cute.ceil_div(g.rows, self.config.rows_per_thread), self.cluster_n, 1],
             block=[self.tile.threads, 1, 1], cluster=[1, self.cluster_n, 1], stream=stream,
-            min_blocks_per_mp=self.config.resident, preferred_smem_carveout=100)
+            min_blocks_per_mp=self.config.min_blocks_per_sm, preferred_smem_carveout=100)
 
 
-class LayerNormQuantisedTwice(LayerNormQuantisedResident):
+class LayerNormFp8RecomputeOutput(LayerNormFp8MinBlocksPerSm):
     """One scale to a row. x waits in shared memory, and each result is computed twice: for amax, and to be stored. amax
     crosses the cluster in a message for every two rows of a thread:
 
@@ -95,7 +95,7 @@ class LayerNormQuantisedTwice(LayerNormQuantisedResident):
         return found[:len(amax)]
 
 
-class LayerNormQuantisedSeveral(LayerNormSeveral, LayerNormQuantisedTwice):
+class LayerNormFp8MultiRow(LayerNormMultiRow, LayerNormFp8RecomputeOutput):
     """The same where every warp has as many elements of a row: the rows' statistics are waited for together, too."""
 
 

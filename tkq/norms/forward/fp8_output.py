@@ -16,7 +16,7 @@ from ..spec import GROUP
 from .row_norm import Options
 
 
-class Quantised(Options):
+class Fp8Output(Options):
     def _finish(self, g, parts, mine, statistics, affine):
         ys = [[] for _ in parts]
         for j in range(self.tile.blocks):

@@ -30,7 +30,7 @@ from .layernorm_persistent import _join
 SCALED = Exchange(Monoid(lambda a, b: (nan_max(a[0], b[0]),), (0.0,)), row="scaled")
 
 
-class KeptRows(RowKernel):
+class PersistentFp8Rows(RowKernel):
     """With one scale to a row. A row is exchanged twice, each time while its neighbours are worked on, and its results
     are computed twice from x, which waits in the ring:
 
@@ -122,7 +122,7 @@ class KeptRows(RowKernel):
         put(c.part.of_row(out, row)[None, j], x, c.part.inside(j), self.plan.streaming)
 
 
-class KeptBlocks(KeptRows):
+class PersistentFp8Groups(PersistentFp8Rows):
     """The same with a scale for each 128 columns, which lie in neighbouring lanes: there is one exchange, and results
     are computed once. Several vectors of a thread at a time, or each would wait for its shuffles."""
 
@@ -211,21 +211,21 @@ class _RMSNorm:
         return self._affine(e.x * r.rstd, e)
 
 
-class KeptLayerNormQuantised(_LayerNorm, KeptRows):
+class PersistentLayerNormFp8(_LayerNorm, PersistentFp8Rows):
     exchanges = (_MOMENTS, SCALED)
 
 
-class KeptLayerNormQuantisedBlocks(_LayerNorm, KeptBlocks):
+class PersistentLayerNormFp8Groups(_LayerNorm, PersistentFp8Groups):
     exchanges = (_MOMENTS,)
 
 
-class KeptRMSNormQuantised(_RMSNorm, KeptRows):
+class PersistentRMSNormFp8(_RMSNorm, PersistentFp8Rows):
     exchanges = (_SQUARES, SCALED)
 
 
-class KeptRMSNormQuantisedBlocks(_RMSNorm, KeptBlocks):
+class PersistentRMSNormFp8Groups(_RMSNorm, PersistentFp8Groups):
     exchanges = (_SQUARES,)
 
 
-_KINDS = {("layernorm", "row"): KeptLayerNormQuantised, ("layernorm", "block"): KeptLayerNormQuantisedBlocks,
-          ("rmsnorm", "row"): KeptRMSNormQuantised, ("rmsnorm", "block"): KeptRMSNormQuantisedBlocks}
+_KINDS = {("layernorm", "row"): PersistentLayerNormFp8, ("layernorm", "block"): PersistentLayerNormFp8Groups,
+          ("rmsnorm", "row"): PersistentRMSNormFp8, ("rmsnorm", "block"): PersistentRMSNormFp8Groups}

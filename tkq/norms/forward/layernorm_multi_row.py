@@ -16,11 +16,11 @@ def build(spec, config):
     arguments = _arguments(spec)
     if spec.plain:
         x, w, b, out, *_, eps, _ = arguments
-        return LayerNormSeveral(spec, config), (x, w, b, out, eps)
-    return LayerNormSeveralOptions(spec, config), arguments
+        return LayerNormMultiRow(spec, config), (x, w, b, out, eps)
+    return LayerNormMultiRowOptions(spec, config), arguments
 
 
-class LayerNormSeveral(LayerNorm):
+class LayerNormMultiRow(LayerNorm):
     """Each row's parts are sent to the cluster's blocks before any row's are waited for:
 
       row 0   |sums|squares|send|                  |wait|join|
@@ -55,7 +55,7 @@ class LayerNormSeveral(LayerNorm):
         return mean, rsqrt(warp_reduce(spread, operator.add, lanes) * (1.0 / self.N) + eps)
 
 
-class LayerNormSeveralOptions(Options, LayerNormSeveral):
+class LayerNormMultiRowOptions(Options, LayerNormMultiRow):
     pass
 
 

@@ -1,4 +1,4 @@
-"""LayerNorm of long rows by blocks that stay, on RowKernel: they read weight and bias once, and not for every row."""
+"""LayerNorm of long rows by a persistent kernel, on RowKernel: weight and bias are read once, not for every row."""
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
@@ -16,9 +16,9 @@ from .build import _arguments
 def build(spec, plan):
     """(kernel, fake arguments), as `build.build` has them, and the number of clusters last."""
     if spec.stats:
-        return KeptLayerNormTrained(spec, plan), (*_arguments(spec), Int32(0))
+        return PersistentLayerNormStats(spec, plan), (*_arguments(spec), Int32(0))
     x, w, b, out, *_, eps, _ = _arguments(spec)
-    return KeptLayerNorm(spec, plan), (x, w, b, out, eps, Int32(0))
+    return PersistentLayerNorm(spec, plan), (x, w, b, out, eps, Int32(0))
 
 
 def _join(a, b):
@@ -33,10 +33,10 @@ def _given(*tensors):
     return tuple(t for t in tensors if t is not None) or None
 
 
-class KeptLayerNorm(RowKernel):
-    """What `layernorm.LayerNorm` computes. A thread keeps its part of weight and bias in registers from row to row,
-    where a block that comes and goes with its row reads them again from L2: 2 bytes of bf16 in and 2 out for 8 of
-    float32 weight and bias. Each thread centres its part of a row on that part's own mean before it squares."""
+class PersistentLayerNorm(RowKernel):
+    """What `layernorm.LayerNorm` computes. Persistent: weight and bias stay in registers across rows; a one-pass kernel
+    would re-read them from L2 for each row: 8 bytes of float32 weight and bias for 2 bytes of bf16 in and 2 out. Each
+    thread centres its part of a row on that part's own mean before it squares."""
 
     loads, stores, vectors, parameters, results = ("x",), ("y",), ("weight", "bias"), ("eps",), ("rstd", "mean")
     exchanges = (Exchange(Monoid(_join, (0.0,) * SUMS, symmetric=False)),)
@@ -44,7 +44,8 @@ class KeptLayerNorm(RowKernel):
     def __init__(self, spec, plan):
         given = shape(spec)
         vectors = tuple(Stream(name, dtype) for name, dtype in (("weight", spec.weight), ("bias", spec.bias)) if dtype)
-        super().__init__(RowSpec(__name__, "KeptLayerNorm", spec.N, (Stream("x", spec.x),), (Stream("y", spec.x),),
+        super().__init__(RowSpec(__name__, "PersistentLayerNorm", spec.N, (Stream("x", spec.x),),
+                                 (Stream("y", spec.x),),
                                  vectors, results=self.results if spec.stats else (), vector=given.vector,
                                  bulk=given.bulk, sums=given.sums), plan)
 
@@ -80,7 +81,7 @@ class KeptLayerNorm(RowKernel):
         return dict(y=y + e.bias if self.has("bias") else y)
 
 
-class KeptLayerNormTrained(KeptLayerNorm):
+class PersistentLayerNormStats(PersistentLayerNorm):
     """The same, with the arguments of a spec with options, of which it takes rstd and mean (M,)."""
 
     @cute.jit

@@ -1,7 +1,7 @@
 """RowNorm: what RMSNorm and LayerNorm share. One pass over a row that stays on the chip, on ReductionBase.
 
-A thread holds `blocks` vectors of a row, of `rows_each` rows at once. It starts all its loads before it waits for any;
-a subclass turns a row into two scalars (`statistics`) and an element into its normalised value (`normalise`).
+A thread holds `blocks` vectors of a row, of `rows_per_thread` rows at once. It starts all its loads before it waits for
+any; a subclass turns a row into two scalars (`statistics`) and an element into its normalised value (`normalise`).
 """
 from dataclasses import dataclass
 from typing import NamedTuple, Optional
@@ -16,7 +16,7 @@ from ... import tile as tk
 from ...rows.one_pass.copies import RowCopies, both, floats
 from ...utils import domain_offset_i64
 
-# ---- RowAccess: which elements of which rows a thread holds, and how they come and go. What RowNorm stands on.
+# ---- OnePassNormRows: which elements of which rows a thread holds, and how they come and go. What RowNorm stands on.
 
 
 class Place(NamedTuple):
@@ -38,7 +38,7 @@ class Mine(NamedTuple):
     smem: object
 
 
-class RowAccess(RowCopies):
+class OnePassNormRows(RowCopies):
     """Expects self.spec, self.config and, while the kernel is traced, self.tile."""
 
     def _past_l1(self):
@@ -49,9 +49,9 @@ class RowAccess(RowCopies):
     def _places(self, tidx, count, heads):
         """The rows of this thread, of `count` in all. Those of one step of the block lie together."""
         t = self.tile
-        first = cute.arch.block_idx()[0] * (t.rows * self.config.rows_each)
+        first = cute.arch.block_idx()[0] * (t.rows * self.config.rows_per_thread)
         within = tidx // t.threads_per_row if t.rows > 1 else 0
-        return [self._place(first + r * t.rows + within, count, heads) for r in range(self.config.rows_each)]
+        return [self._place(first + r * t.rows + within, count, heads) for r in range(self.config.rows_per_thread)]
 
     def _place(self, row, count, heads):
         # a row past the end is loaded as the last one, so that no load needs a test; it is not stored
@@ -63,7 +63,7 @@ class RowAccess(RowCopies):
 
     def _whole_grid(self):
         """Does every thread of the grid have rows, whatever M is?"""
-        return self.tile.rows * self.config.rows_each == 1
+        return self.tile.rows * self.config.rows_per_thread == 1
 
     def _load(self, m, place, mine):
         """Start loading this thread's part of a row of m; where it will be. Vectors outside the row are zero."""
@@ -78,7 +78,7 @@ class RowAccess(RowCopies):
     def _vectors(self, m, coord, inside):
         """All of this thread's elements of weight or bias, if they are to come early."""
         t = self.tile
-        if m is None or not self.config.early:
+        if m is None or not self.config.prefetch_weight:
             return None
         source, held = self._view(m, coord), cute.make_rmem_tensor((t.vector, t.blocks), m.element_type)
         for j in range(t.blocks):
@@ -166,9 +166,9 @@ class Affine(NamedTuple):
     offset: Optional[Float32]
 
 
-class RowNorm(RowAccess):
+class RowNorm(OnePassNormRows):
     def __init__(self, spec, config, reduction_dtype=Float32):
-        super().__init__(tk.element_type(spec.x), spec.N, config.rows_each * spec.exchanges, reduction_dtype)
+        super().__init__(tk.element_type(spec.x), spec.N, config.rows_per_thread * spec.exchanges, reduction_dtype)
         self.spec, self.config = spec, config
 
     def _calculate_threads_per_row(self):
@@ -208,7 +208,7 @@ class RowNorm(RowAccess):
         if const_expr(self.spec.heads is not None):
             heads = cute.fast_divmod_create_divisor_v2(g.x.shape[1])
         self.kernel(g, eps, offset, heads, tv_layout).launch(
-            grid=[cute.ceil_div(g.rows, tile_rows * self.config.rows_each), self.cluster_n, 1],
+            grid=[cute.ceil_div(g.rows, tile_rows * self.config.rows_per_thread), self.cluster_n, 1],
             block=[self.tile.threads, 1, 1],
             cluster=[1, self.cluster_n, 1] if const_expr(self.cluster_n > 1) else None,
             stream=stream)
@@ -247,7 +247,7 @@ class RowNorm(RowAccess):
         return tuple(self._load(m, place, mine) for m in (g.x, g.residual) if m is not None)
 
     def _row(self, data, r, rank, mine, buffer, mbar_ptr):
-        stages = [e * self.config.rows_each + r for e in range(self.spec.exchanges)]
+        stages = [e * self.config.rows_per_thread + r for e in range(self.spec.exchanges)]
         return Row(data, mine.inside, rank, tuple(buffer[None, None, s] for s in stages),
                    tuple(mbar_ptr + s if self.cluster_n > 1 else None for s in stages))
 
@@ -273,7 +273,7 @@ class RowNorm(RowAccess):
             w = self._vector(a.weight, g.weight, a.coord, inside, j)
             b = self._vector(a.bias, g.bias, a.coord, inside, j)
             found.append((w if a.offset is None else w + a.offset, b))
-        return found if len(found) > 1 else found * self.config.rows_each
+        return found if len(found) > 1 else found * self.config.rows_per_thread
 
     def _result(self, part, j, statistics, affine):
         """Vector j of the row's result, as fp32."""

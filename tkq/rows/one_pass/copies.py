@@ -1,5 +1,5 @@
-"""RowCopies: where a thread's part of a row is, and how it comes and goes. What RowAccess (under the norms) and RowPass
-(under softmax and the losses) stand on."""
+"""RowCopies: where a thread's part of a row is, and how it comes and goes. What OnePassNormRows (under the norms) and
+OnePassRows (under softmax and the losses) stand on."""
 import cutlass.cute as cute
 from cutlass import Constexpr, Float32, const_expr
 from cutlass.cute.nvgpu import CopyG2ROp, CopyR2GOp, LoadCacheMode, cpasync

@@ -1,4 +1,5 @@
-"""RowPass: one pass over rows that stay on the chip, on ReductionBase: who holds what, how it comes in and goes out.
+"""OnePassRows: one pass over rows that stay on the chip, on ReductionBase: which thread holds what, how it is loaded
+and stored.
 
 A thread holds `blocks` vectors of one row. It starts all its loads before it waits for any. What is done with them is a
 subclass's: softmax, cross entropy. Its kernel hands each thread's `Here` to a method that does all the work, so that a
@@ -18,7 +19,7 @@ from .copies import RowCopies, both, floats
 
 
 class Here(NamedTuple):
-    """Who a thread is, its block's tile of rows and part of them; the block's memory, the buffers and mbarriers of its
+    """A thread's index, its block's tile of rows and part of them; the block's memory, the buffers and mbarriers of its
     exchanges (None where it has none)."""
 
     thread: Int32
@@ -63,7 +64,7 @@ class Row(NamedTuple):
         return floats(self.data[None, j])
 
 
-class RowPass(RowCopies):
+class OnePassRows(RowCopies):
     """dtype, N, vector: of the rows: element type, columns, elements of one access. config: a RowConfig. stage:
     exchanges.
 
@@ -104,8 +105,8 @@ class RowPass(RowCopies):
 
     def _launch_shape(self, rows):
         """grid, block and cluster for so many rows."""
-        resident = self.config.resident
-        together = dict(min_blocks_per_mp=resident, preferred_smem_carveout=100) if resident else {}
+        min_blocks_per_sm = self.config.min_blocks_per_sm
+        together = dict(min_blocks_per_mp=min_blocks_per_sm, preferred_smem_carveout=100) if min_blocks_per_sm else {}
         return dict(grid=[cute.ceil_div(rows, self.tile.rows), self.cluster_n, 1],
                     block=[self.tile.threads, 1, 1],
                     cluster=[1, self.cluster_n, 1] if self.cluster_n > 1 else None, **together)

@@ -1,4 +1,4 @@
-"""How a RowPass lies on the chip: threads, blocks, memory path, and what they cost. Pure: no torch, no DSL."""
+"""How a OnePassRows lies on the chip: threads, blocks, memory path, and what they cost. Pure: no torch, no DSL."""
 from dataclasses import dataclass
 
 from ...reduction import geometry
@@ -25,14 +25,14 @@ class RowConfig:
 
     load: "registers" (which hold the row over the exchange) or "shared" (by cp.async; a thread reads what it copied
     itself, once for each pass, and so needs few registers).
-    resident: blocks for which a multiprocessor is to have registers; 0: threads get what they need.
+    min_blocks_per_sm: blocks for which a multiprocessor is to have registers; 0: threads get what they need.
     """
 
     threads_per_row: int
     threads: int
     cluster: int = 1
     load: str = "registers"
-    resident: int = 0
+    min_blocks_per_sm: int = 0
 
 
 def check_vector(spec) -> None:
@@ -76,8 +76,8 @@ def check(spec, config: RowConfig, exchanges: int, words: int) -> None:
         raise ValueError(f"{t.per_thread} {spec.x} a thread, allowed are {words} registers of them")
     if t.cluster > geometry.MAX_CLUSTER or t.cluster & (t.cluster - 1):
         raise ValueError(f"cluster: got {t.cluster}, allowed are powers of two up to {geometry.MAX_CLUSTER}")
-    if config.resident < 0 or config.resident * config.threads > THREADS:
-        raise ValueError(f"resident: got {config.resident} of {config.threads} threads, a multiprocessor has {THREADS}")
+    if config.min_blocks_per_sm < 0 or config.min_blocks_per_sm * config.threads > THREADS:
+        raise ValueError(f"min_blocks_per_sm: {config.min_blocks_per_sm} of {config.threads} threads, of {THREADS}")
     if smem_bytes(spec, config, exchanges) > geometry.SMEM_BYTES:
         raise ValueError(f"{smem_bytes(spec, config, exchanges)} bytes of shared memory, allowed are "
                          f"{geometry.SMEM_BYTES}")

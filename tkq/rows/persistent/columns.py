@@ -107,7 +107,7 @@ class ColumnSums:
 
     @cute.jit
     def keep_barrier(self):
-        """The grid's barrier, by the producer warp: its wait for this block's stores holds nobody up."""
+        """The grid's barrier, by the producer warp: its wait for this block's stores delays no other warp."""
         if const_expr(self.plan.finish == "grid"):
             tk.wait(self.flushed, 0)
             with cute.arch.elect_one():

@@ -14,8 +14,8 @@ from .shape import WARP, RowPlan
 from .spec import RowSpec
 
 
-class RowElements(ReductionBase):
-    """What ``RowEngine``, whose docstring says what a context is, does with a row once it is there."""
+class PersistentElements(ReductionBase):
+    """What ``PersistentRows``, whose docstring says what a context is, does with a row once it is there."""
 
     def __init__(self, spec: RowSpec, plan: RowPlan):
         super().__init__(tk.element_type(spec.loads[0].dtype), spec.N, stage=len(spec.sums))

@@ -10,10 +10,10 @@ from cutlass import Constexpr, Float32, Int32, const_expr
 
 from ... import tile as tk
 from .columns import ColumnSums, sum_slabs
-from .elements import RowElements
+from .elements import PersistentElements
 from .exchange import Slots
 from .held import HeldRows
-from .partition import part, share
+from .partition import block_partition, thread_partition
 from .ring import GlobalRows, RowRing
 from .shape import carveout, scratch_bytes
 
@@ -34,7 +34,7 @@ class Args:
     rows: Int32
 
 
-class RowEngine(RowElements):
+class PersistentRows(PersistentElements):
     """The device's side of `tkq.rows.persistent.kernel.RowKernel`, whose docstring draws the roles and says what a
     subclass writes.
 
@@ -71,7 +71,7 @@ class RowEngine(RowElements):
         barrier = const_expr(columns is not None and p.finish == "grid")
         self.kernel(g).launch(
             grid=shape, block=[p.block, 1, 1], cluster=cluster if const_expr(p.cluster > 1) else None, stream=stream,
-            min_blocks_per_mp=p.resident, preferred_smem_carveout=carveout(self.spec.shape, p),
+            min_blocks_per_mp=p.min_blocks_per_sm, preferred_smem_carveout=carveout(self.spec.shape, p),
             cooperative=bool(barrier and p.cooperative), use_pdl=p.pdl)
         if const_expr(columns is not None and p.finish == "tail"):
             slabs = cute.ceil_div(p.pitch // 4, p.slab)
@@ -83,7 +83,7 @@ class RowEngine(RowElements):
     def kernel(self, g: Args):
         p = self.plan
         al = tk.SharedAllocator()
-        s = share(p, g.rows)
+        s = block_partition(p, g.rows)
         rows = self._rows(al, g)
         slots = [Slots.allocate(al, p, x.monoid) for x in self.active] if const_expr(p.width > 1) else []
         columns = self._column_sums(al, g) if const_expr(g.columns is not None) else None
@@ -118,7 +118,7 @@ class RowEngine(RowElements):
         else:
             tk.specialise(lambda: self.produce(c), lambda _: self.compute(c), p.consumers, p.registers)
         if const_expr(p.cluster > 1 and not p.held):
-            tk.cluster_arrive_relaxed()  # nobody leaves while another may still send to it
+            tk.cluster_arrive_relaxed()  # no block exits while another may still send to it
             tk.cluster_wait()
 
     def _rows(self, al, g):
@@ -143,7 +143,7 @@ class RowEngine(RowElements):
     def compute(self, c: Constexpr):
         p = self.plan
         thread = cute.arch.thread_idx()[0] - (p.block - p.threads)
-        c.part = part(p, c.s, thread)
+        c.part = thread_partition(p, c.s, thread)
         c.thread = thread
         c.vectors = self._vectors(c)
         if const_expr(c.columns is not None):
@@ -161,7 +161,7 @@ class RowEngine(RowElements):
 
     def _start(self, c):
         """All that the tile needs is under way."""
-        c.part = part(self.plan, c.s, cute.arch.thread_idx()[0])
+        c.part = thread_partition(self.plan, c.s, cute.arch.thread_idx()[0])
         c.rows.load(c.g.loads, c.part)
         c.numbers = self._numbers()
         self._load_numbers(c, c.numbers, Int32(0))

@@ -48,9 +48,9 @@ class Slots:
 
     A warp publishes row i after it has collected row i - 2, which all warps published, each after it had collected
     row i - 4: so slot i % 4 is free without a signal. Where the first warp alone collects a last exchange
-    (``RowElements.first_finishes``) it is so by the one before: a warp publishes row i after it has collected row i of
-    that, which the first warp published after it had collected row i - 3 of the last one. Blocks that come and go
-    (``RowPlan.held``) have one row each, and no slot is used twice.
+    (``PersistentElements.first_finishes``) it is so by the one before: a warp publishes row i after it has collected
+    row i of that, which the first warp published after it had collected row i - 3 of the last one. Blocks that come and
+    go (``RowPlan.held``) have one row each, and no slot is used twice.
     """
 
     data: cute.Tensor  # (floats of a piece, pieces, width, groups, depth)

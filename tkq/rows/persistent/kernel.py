@@ -6,11 +6,11 @@ in tkq.rows.
 """
 from typing import ClassVar
 
-from .engine import RowEngine
+from .engine import PersistentRows
 from .monoid import Exchange, add
 
 
-class RowKernel(RowEngine):
+class RowKernel(PersistentRows):
     """Persistent blocks, one to a multiprocessor or several. A row belongs to a few lanes, a warp, several warps, a
     block or a cluster of blocks, by its length; a tile is as many rows as a block holds at once, and tile t goes to
     block (or cluster) t % of as many as there are.

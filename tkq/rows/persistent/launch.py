@@ -42,7 +42,7 @@ def launcher(spec: RowSpec, device, chosen: RowPlan | None = None) -> Launcher:
     """Compiled, or from the disk cache."""
     arch.require_hopper(device)
     p = chosen or plan(spec.shape)
-    units = 0 if p.held else p.resident * clusters.resident(device, p.cluster, p.block)
+    units = 0 if p.held else p.min_blocks_per_sm * clusters.resident(device, p.cluster, p.block)
     return Launcher(runtime.function(recipe_of(spec, p)), p, units, arch._index(device))
 
 

@@ -11,7 +11,7 @@ from .shape import WARP, RowPlan
 
 
 @dataclass(frozen=True)
-class Share:
+class BlockPartition:
     """A block's part: tiles of rows from ``first`` on, ``step`` rows apart; ``limit`` columns from ``col0`` on.
 
     unit: which cluster (or block, without clusters) of ``units``; rank: which block of its cluster."""
@@ -27,7 +27,7 @@ class Share:
     limit: Int32
 
 
-def share(p: RowPlan, rows) -> Share:
+def block_partition(p: RowPlan, rows) -> BlockPartition:
     """Of this block, in an (M, N) problem of ``rows`` rows. Tile i of the whole goes to unit i % units."""
     block, blocks = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
     if p.cluster == 1:
@@ -40,17 +40,17 @@ def share(p: RowPlan, rows) -> Share:
     col0 = rank * p.cols
     limit = Int32(p.cols) if p.even else cutlass.min(Int32(p.cols), p.N - col0)
     tiles = Int32(1) if p.held else cute.ceil_div(rows - first, step)
-    return Share(rows, first, step, tiles, unit, units, rank, col0, limit)
+    return BlockPartition(rows, first, step, tiles, unit, units, rank, col0, limit)
 
 
 @dataclass(frozen=True)
-class Part:
+class ThreadPartition:
     """A thread's part of its block's: of one row of each tile ``chunks`` vectors, ``threads_per_row`` vectors apart.
 
     thread: which of the row's threads; warp: which of its warps; group: which row of the tile."""
 
     plan: Constexpr[RowPlan]
-    share: Share
+    share: BlockPartition
     group: Int32
     warp: Int32
     thread: Int32
@@ -92,12 +92,12 @@ class Part:
         return view[None, 0, None]
 
 
-def part(p: RowPlan, s: Share, thread) -> Part:
+def thread_partition(p: RowPlan, s: BlockPartition, thread) -> ThreadPartition:
     """Of the thread, counted among those that compute."""
     group, within = (thread // p.threads_per_row, thread % p.threads_per_row) if p.groups > 1 else (Int32(0), thread)
     if p.threads_per_row >= WARP:
         group = cute.arch.make_warp_uniform(group)
-    return Part(p, s, group, cute.arch.make_warp_uniform(within // WARP), within)
+    return ThreadPartition(p, s, group, cute.arch.make_warp_uniform(within // WARP), within)
 
 
 def global_view(t, offset, layout, align):

@@ -66,10 +66,10 @@ def check(shape: RowShape, p: RowPlan) -> None:
     if p.held and (p.stages or shape.columns):
         raise ValueError("held: blocks that come and go have no ring and no column sums: got "
                          f"stages = {p.stages}, {shape.columns} column sums")
-    if not 1 <= p.resident <= (16 if p.held else 4) or p.resident * p.block > THREADS:
-        raise ValueError(f"resident: got {p.resident} of {p.block} threads, a multiprocessor has {THREADS}")
+    if not 1 <= p.min_blocks_per_sm <= (16 if p.held else 4) or p.min_blocks_per_sm * p.block > THREADS:
+        raise ValueError(f"min_blocks_per_sm: {p.min_blocks_per_sm} of {p.block} threads, an SM has {THREADS}")
     if smem_bytes(shape, p) > room(p):
-        raise ValueError(f"{smem_bytes(shape, p)} bytes of shared memory, one of {p.resident} blocks has {room(p)}")
+        raise ValueError(f"{smem_bytes(shape, p)} bytes of smem, one of {p.min_blocks_per_sm} blocks has {room(p)}")
 
 
 # (blocks of a cluster, elements of a thread, warps, stages beyond those that the exchanges keep): the first that fits
@@ -104,7 +104,8 @@ def _held(shape: RowShape) -> Optional[RowPlan]:
         found = _without_ring(shape, cluster, per_thread, warps)
         if found.per_thread <= per_thread:
             blocks = REGISTER_FILE // (found.threads * _registers(shape, found))
-            return replace(found, held=True, past_l1=True, resident=max(1, min(blocks, THREADS // found.threads)),
+            return replace(found, held=True, past_l1=True,
+                           min_blocks_per_sm=max(1, min(blocks, THREADS // found.threads)),
                            vectors="packed" if shape.vectors else "float")
     return None
 
@@ -123,13 +124,13 @@ def _reducing(shape: RowShape) -> Optional[RowPlan]:
     if not shape.bulk or shape.columns or shape.stores:
         return None
     stages = max(3, len(shape.sums) + 1)
-    for cluster, warps, resident in REDUCING:
+    for cluster, warps, min_blocks_per_sm in REDUCING:
         found = _fitting(shape, cluster, 32, warps)
         if not found or found.stages < stages or (warps == 4 and found.threads_per_row > WARP):
             continue
-        found = replace(found, stages=stages, resident=resident)
-        while found.resident > 1 and smem_bytes(shape, found) > room(found):
-            found = replace(found, resident=found.resident - 1)
+        found = replace(found, stages=stages, min_blocks_per_sm=min_blocks_per_sm)
+        while found.min_blocks_per_sm > 1 and smem_bytes(shape, found) > room(found):
+            found = replace(found, min_blocks_per_sm=found.min_blocks_per_sm - 1)
         return replace(found, vectors=_vectors(shape, found), vector=_accesses(shape, found))
     return None
 

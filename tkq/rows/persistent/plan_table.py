@@ -12,15 +12,16 @@
 # 16 blocks beat 8 at 65536 columns.
 TABLE = {
     ((16, 16), 1): (
-        (2048, 1, 16, 4, dict(stages=4, resident=2)), (4096, 1, 16, 8, dict(stages=4)), (8192, 2, 16, 8, {}),
+        (2048, 1, 16, 4, dict(stages=4, min_blocks_per_sm=2)), (4096, 1, 16, 8, dict(stages=4)), (8192, 2, 16, 8, {}),
         (16384, 1, 32, 16, {}), (32768, 2, 32, 16, {}), (65536, 16, 16, 8, {}), (131072, 16, 32, 8, {})),
     ((16, 16), 2): (
-        (512, 1, 16, 4, dict(stages=4, resident=3)), (1024, 1, 32, 4, dict(stages=3, resident=2, streaming=True)),
-        (2048, 1, 16, 4, dict(stages=4, resident=3)), (4096, 1, 32, 4, dict(stages=3, resident=2)),
-        (8192, 2, 16, 8, dict(stages=3, resident=2)), (16384, 2, 32, 8, {}),
-        (32768, 8, 16, 8, dict(stages=4, resident=2)), (65536, 16, 16, 8, {}), (131072, 16, 32, 8, {})),
+        (512, 1, 16, 4, dict(stages=4, min_blocks_per_sm=3)),
+        (1024, 1, 32, 4, dict(stages=3, min_blocks_per_sm=2, streaming=True)),
+        (2048, 1, 16, 4, dict(stages=4, min_blocks_per_sm=3)), (4096, 1, 32, 4, dict(stages=3, min_blocks_per_sm=2)),
+        (8192, 2, 16, 8, dict(stages=3, min_blocks_per_sm=2)), (16384, 2, 32, 8, {}),
+        (32768, 8, 16, 8, dict(stages=4, min_blocks_per_sm=2)), (65536, 16, 16, 8, {}), (131072, 16, 32, 8, {})),
     ((16, 16, 16), 1): (
-        (1024, 1, 32, 8, {}), (2048, 1, 16, 4, dict(stages=4, resident=2)), (4096, 1, 16, 8, dict(stages=4))),
+        (1024, 1, 32, 8, {}), (2048, 1, 16, 4, dict(stages=4, min_blocks_per_sm=2)), (4096, 1, 16, 8, dict(stages=4))),
 }
 
 # Of kernels that write numbers alone, whose rows threads hold in registers: blocks of a cluster, warps of a block,

@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Int32, Int64, const_expr
 
 from ... import tile as tk
-from .partition import Share
+from .partition import BlockPartition
 from .shape import RowPlan
 
 
@@ -59,13 +59,13 @@ class RowRing:
         tk.arrive(self.empty[r.stage])
 
     @cute.jit
-    def prime(self, loads: Constexpr, s: Share):
+    def prime(self, loads: Constexpr, s: BlockPartition):
         """The first tiles, before anybody else has seen the ring: no stage needs a wait. One warp."""
         for i in cutlass.range(cutlass.min(s.tiles, Int32(self.plan.stages)), unroll=1):
             self._issue(loads, s, i, i)
 
     @cute.jit
-    def produce(self, loads: Constexpr, s: Share):
+    def produce(self, loads: Constexpr, s: BlockPartition):
         """All the other tiles. The producer warp."""
         r = tk.ring(self.plan.stages, start=self.plan.stages)
         for i in cutlass.range(self.plan.stages, s.tiles, unroll=1):
@@ -102,7 +102,7 @@ class RowRing:
 
 @dataclass(frozen=True)
 class GlobalRows:
-    """The same seen by a kernel without a ring: rows stay where they are, and whoever needs one reads it."""
+    """The same seen by a kernel without a ring: rows stay in global memory, and each reader loads them."""
 
     loads: Any
 

@@ -63,14 +63,15 @@ class RowPlan:
     vectors: how a thread holds its part of the (N,) vectors: "float", "packed" (as they lie in memory), or "late"
         (not at all: read where it is used).
     early: the column sums leave before the last tile's outputs are written, so that the grid's barrier runs meanwhile.
-    finish: who adds up the blocks' column sums: "grid" (the blocks, after a barrier of the grid), "tail" (a second
+    finish: how the blocks' column sums are added up: "grid" (the blocks, after a barrier of the grid), "tail" (a second
         kernel, its launch under this one's end).
     cooperative: ask the driver that all blocks be resident at once. False is for measuring what that costs: two such
         grids side by side could then wait for each other for ever.
     pdl: launch under the end of the kernel before, wait for that kernel here, and let the next one do the same: its
         blocks then come as this one's go.
     evict_first: loads leave L2 first. streaming: so do stores.
-    resident: blocks on a multiprocessor, which share its registers and its memory: one works where another waits.
+    min_blocks_per_sm: blocks on a multiprocessor, which share its registers and its memory: one works where another
+    waits.
     held: no ring, and no loop: a block (or cluster) for each tile, which comes and goes. Its threads hold their part of
         the tile in registers, and read each element once. past_l1: they load past L1.
     """
@@ -89,7 +90,7 @@ class RowPlan:
     pdl: bool = True
     evict_first: bool = False
     streaming: bool = False
-    resident: int = 1
+    min_blocks_per_sm: int = 1
     held: bool = False
     past_l1: bool = False
 
@@ -159,7 +160,7 @@ class RowPlan:
     @property
     def launch_registers(self) -> int:
         """What a thread can have at launch: a scheduler's quarter of the registers, shared by its warps."""
-        warps_of_a_scheduler = self.resident * -(-self.block // WARP // 4)
+        warps_of_a_scheduler = self.min_blocks_per_sm * -(-self.block // WARP // 4)
         most = 255 if self.direct else MOST_REGISTERS
         return min(most, REGISTER_FILE // 4 // (warps_of_a_scheduler * WARP) // 8 * 8)
 
@@ -181,7 +182,7 @@ class RowPlan:
         if self.held:
             return tiles
         if tiles < MANY_TILES * most:
-            most = max(1, min(most, most * self.cluster // self.resident))
+            most = max(1, min(most, most * self.cluster // self.min_blocks_per_sm))
         return min(most, tiles)
 
     def rows_of(self, unit: int, units: int, rows: int) -> list:
@@ -193,12 +194,12 @@ class RowPlan:
     def slab(self) -> int:
         """How many quads of columns a block finishes at a time: a power of two."""
         quads = -(-self.N // QUAD)
-        return min(self.threads, power_of_two(-(-quads // (NOMINAL_BLOCKS * self.resident))))
+        return min(self.threads, power_of_two(-(-quads // (NOMINAL_BLOCKS * self.min_blocks_per_sm))))
 
     @property
     def slab_loads(self) -> int:
         """Rows of column sums that a thread reads for a slab, all at once: for the nominal number of blocks."""
-        return min(16, -(-(NOMINAL_BLOCKS * self.resident // self.cluster) // (self.threads // self.slab)))
+        return min(16, -(-(NOMINAL_BLOCKS * self.min_blocks_per_sm // self.cluster) // (self.threads // self.slab)))
 
 
 def power_of_two(n):
@@ -230,11 +231,12 @@ def smem_bytes(shape: RowShape, p: RowPlan) -> int:
 
 def room(p: RowPlan) -> int:
     """Bytes of shared memory that each of its blocks on a multiprocessor may have."""
-    return (SMEM_BYTES + RESERVED) // p.resident - RESERVED
+    return (SMEM_BYTES + RESERVED) // p.min_blocks_per_sm - RESERVED
 
 
 def carveout(shape: RowShape, p: RowPlan) -> Optional[int]:
     """Percent of a multiprocessor's shared memory and L1 that its blocks take; None: the driver chooses."""
-    if p.resident == 1:
+    if p.min_blocks_per_sm == 1:
         return None
-    return -(-100 * p.resident * (smem_bytes(shape, p) + RESERVED) // (SMEM_BYTES + RESERVED)) if p.held else 100
+    return -(-100 * p.min_blocks_per_sm * (smem_bytes(shape,
+                                                      p) + RESERVED) // (SMEM_BYTES + RESERVED)) if p.held else 100

@@ -24,7 +24,7 @@ def _one_device() -> bool:
 
 
 def empty(index: int, shape: tuple, stride: tuple, dtype: torch.dtype) -> Tensor:
-    """A tensor that is not filled (but where torch is told to fill what is new).
+    """A tensor that is not filled (but where torch is set to fill new memory).
 
     index: of the CUDA device, what ``get_device`` of another tensor says; below 0 the CPU. shape, stride: plain tuples.
     """
@@ -34,7 +34,7 @@ def empty(index: int, shape: tuple, stride: tuple, dtype: torch.dtype) -> Tensor
 
 
 def maker(index: int):
-    """`empty` without its first argument, for whoever needs several tensors: what it asks is asked once."""
+    """`empty` without its first argument, for callers that need several tensors: what it asks is asked once."""
     if _short and index >= 0 and (_one_device() or index == _current()) and not _filling():
         return _strided
     return functools.partial(empty, index)

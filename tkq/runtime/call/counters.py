@@ -1,7 +1,8 @@
 """Counters in global memory: a kernel hands out work by one and leaves it at zero, or as `kept` says.
 
-They are found by a stream's handle. Who destroys a stream of his own (torch.cuda.ExternalStream) while calls on it
-are under way, and makes another that gets the same handle, would have two kernels draw from one: wait for the calls.
+They are found by a stream's handle. A program that destroys a stream of its own (torch.cuda.ExternalStream) while calls
+on it are under way, and makes another that gets the same handle, would have two kernels draw from one: wait for the
+calls.
 """
 import ctypes
 import itertools

@@ -23,7 +23,7 @@ _modes, _functorch = torch._C._len_torch_dispatch_stack, torch._C._are_functorch
 _jit = torch._C._is_tracing  # of torch.jit.trace
 
 
-class Known(dict):
+class LaunchCache(dict):
     """What calls look like, sizes too -> what they take. A look at tensors that came before is all that a call then
     needs. It forgets all when it is full: sizes that change all the time must not fill the memory."""
 
@@ -109,7 +109,7 @@ def _refuse_vmap(name):
 
 
 def once(of: str, backward):
-    """A backward for autograd.Function whose gradients are not differentiated again: who tries gets a
+    """A backward for autograd.Function whose gradients are not differentiated again: trying raises a
     NotImplementedError. of: the public functions whose gradient it is.
 
     torch's once_differentiable refuses only what comes through the gradients that go in: what a gradient owes to the
@@ -143,7 +143,8 @@ class _Unpacked:
 
 
 def _refusing(of, gradients, sources):
-    """The gradients, as results of a node that leads to all that they may depend on, and that nobody may go through."""
+    """The gradients, as results of a node that leads to all that they may depend on, and that cannot be
+    differentiated."""
     sources = [t for t in sources if t is not None and t.requires_grad]
     given = [t for t in gradients if t is not None]
     if not (sources and given):
@@ -212,7 +213,7 @@ def _route(tensors) -> str:
         return "op"
     if tensors and tensors[0] is None:  # the one that a call must have: the op's way has the words for it
         return "op"
-    if not _grad_mode():  # then nobody need be asked for requires_grad
+    if not _grad_mode():  # then requires_grad does not matter
         for x in tensors:
             if type(x) not in _PLAIN_OR_NONE:
                 return _other(type(x))

@@ -1,4 +1,4 @@
-"""A call like one that came before, with no Python between it and its launch.
+"""Call cache: replays the launch of a call with the same shapes, strides and options from C.
 
 Most calls of a model come again and again: the same types, sizes, strides and options, other addresses. Of such a call
 all is known but the addresses: which kernel it takes, with which numbers, and what it has to allocate. again.c keeps
@@ -49,7 +49,7 @@ class Address(NamedTuple):
     of: Tensor
 
 
-class Again:
+class CallCache:
     """The calls of one function that came before.
 
     take(*given): the results of a call, launched, where one like it was added: with the same numbers, words and None,
@@ -61,10 +61,10 @@ class Again:
 
     def __init__(self, by_stream: bool = False):
         self._by_stream = by_stream
-        self.forget()
+        self.clear()
         _all.add(self)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """All that was added."""
         with _one_at_a_time:
             self.take = self._wants = _nothing
@@ -94,10 +94,10 @@ class Again:
             library.tkq_add(wants.__self__, given, make, run.__chandle__(), tuple(parts), places, results is result)
 
 
-def forget() -> None:
+def clear() -> None:
     """Of all functions: where other kernels are to be taken from now on."""
     for again in _all:
-        again.forget()
+        again.clear()
 
 
 def _nothing(*given):

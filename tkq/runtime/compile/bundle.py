@@ -81,7 +81,7 @@ def digest(kind: str) -> str:
 
 @functools.cache
 def current() -> Bundle | None:
-    """The bundle in use; None without one. What is named and cannot be used is told by a warning."""
+    """The bundle in use; None without one. A warning names one that cannot be used."""
     named = os.environ.get("TKQ_BUNDLE")
     try:
         path = pathlib.Path(named).expanduser().absolute() if named else BESIDE

@@ -64,7 +64,7 @@ def keep(folder) -> None:
         opened.put(DIGESTS, packed(b"", {"digests": dict(list(both.items())[-_MOST:])}), mode)
 
 
-def forget() -> None:
+def clear() -> None:
     """What this process has in memory, for tests."""
     for one in (_known, _new, _recalled):
         one.clear()

@@ -10,7 +10,7 @@ _noted: dict | None = None  # Recipe -> None, in order
 _device = "meta"
 
 
-def begin(processors: int = 132, device: str = "meta") -> None:
+def begin(num_sms: int = 132, device: str = "meta") -> None:
     """From now on this process launches nothing, and plans for a Hopper GPU of so many multiprocessors. device: "cuda"
     for calls on tensors of the GPU that is here, and plans for it."""
     global _noted, _device
@@ -19,7 +19,7 @@ def begin(processors: int = 132, device: str = "meta") -> None:
     from ..device import arch
 
     if device == "meta":
-        arch.assume(processors)
+        arch.assume(num_sms)
         torch.Tensor.is_cuda = property(lambda tensor: True)
     _noted, _device = {}, device
 

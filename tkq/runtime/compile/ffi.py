@@ -5,7 +5,8 @@ fifth of a second or more, after which no process forked from this one can use a
 later) loses nothing where tvm-ffi leaves that out.
 
 tvm-ffi is told so by a variable of its own, which is set during its import alone and not where a user has set it. A
-process that another thread starts meanwhile inherits it. Who imported tvm-ffi or the DSL before tkq has what that did.
+process that another thread starts meanwhile inherits it. A program that imports tvm-ffi or the DSL before tkq keeps
+what that did.
 """
 import os
 import sys

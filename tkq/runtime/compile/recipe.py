@@ -8,8 +8,8 @@ from .expectation import Expectation
 
 @dataclass(frozen=True)
 class Recipe:
-    """A kernel to be: who builds it and from what. ``repr(args)`` and the options are its compile key, beside sources;
-    of tkq's own dataclasses the fields that differ from their defaults.
+    """A kernel to be built: its builder and the builder's arguments. ``repr(args)`` and the options are its compile
+    key, beside sources; of tkq's own dataclasses the fields that differ from their defaults.
 
     builder: ``"package.module:function"``. The module is imported only when a compile is needed. ``function(*args)``
         returns a jit callable and the tuple of its fake arguments. A callable that takes one argument more gets torch's

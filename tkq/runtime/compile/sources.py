@@ -132,8 +132,8 @@ def _users_of(modules):
     return [(name, path) for name, path in reached(modules).items() if name.partition(".")[0] != "tkq"]
 
 
-def forget() -> None:
-    """What was read of files, for those who change them."""
+def clear() -> None:
+    """Drop what was read of files, for tests that change them."""
     for cached in (digest, environment, versions, _hash, _read, _parsed, _imports, _imported, _on_disk, _listed, _roots,
                    _kind):
         cached.cache_clear()
@@ -215,8 +215,8 @@ def _from(origin, names):
 
 
 def _with_packages(module):
-    """The module and the packages it is in. tkq/__init__.py has only names of what is elsewhere: who imports tkq as
-    such may use all of it, who imports something in it does not."""
+    """The module and the packages it is in. tkq/__init__.py has only names of what is elsewhere: a module that imports
+    tkq as such may use all of it, one that imports something in it does not."""
     if module == "tkq":
         return _inside("tkq")
     parts = module.split(".")

@@ -70,7 +70,7 @@ def ignore_tuned(yes: bool = True) -> None:
 
 
 def anything() -> bool:
-    """May there be something to find for a call? Whether the folder is there is looked up once, until ``forget``."""
+    """May there be something to find for a call? Whether the folder is there is looked up once, until ``clear``."""
     return not _ignored and (bool(_unwritten) or any(_is_there(folder / FOLDER) for folder in _folders()))
 
 
@@ -83,7 +83,7 @@ def _is_there(folder) -> bool:
     return os.path.isdir(folder)  # where it may not be looked for, it is not there
 
 
-def forget() -> None:
+def clear() -> None:
     """Look anew whether the folder is there."""
     _is_there.cache_clear()
 
@@ -127,6 +127,6 @@ def write(problem: Problem, chosen, notes: dict) -> pathlib.Path:
         _unwritten[path] = found
         warnings.warn(f"tkq: what was tuned counts for this process alone, {path} cannot be written: "
                       f"{problem_with_it}", stacklevel=2)
-    forget()
+    clear()
     return path
 

@@ -1,5 +1,6 @@
 """Facts of a CUDA device, asked once."""
 import functools
+import warnings
 from typing import NamedTuple
 
 import torch
@@ -18,11 +19,11 @@ class _Assumed(NamedTuple):
     minor: int = HOPPER[1]
 
 
-def assume(processors: int) -> None:
+def assume(num_sms: int) -> None:
     """For ``rehearsal``: tensors that are on no GPU, whose index is -1, count as on a Hopper GPU of so many
     multiprocessors, and what is allocated beside them has no memory."""
     global _elsewhere, _assumed
-    _elsewhere, _assumed = torch.device("meta"), _Assumed(processors)
+    _elsewhere, _assumed = torch.device("meta"), _Assumed(num_sms)
 
 
 def device(index: int) -> torch.device:
@@ -44,9 +45,16 @@ def _properties(index: int):
     return _assumed if index < 0 else torch.cuda.get_device_properties(index)
 
 
-def processors(device) -> int:
+def num_sms(device) -> int:
     """How many multiprocessors (SMs) the device has."""
     return _properties(_index(device)).multi_processor_count
+
+
+def processors(device) -> int:
+    """``num_sms``, under its old name, for one minor version."""
+    warnings.warn("tkq.runtime.arch.processors is now arch.num_sms; the next minor version drops the old name",
+                  DeprecationWarning, stacklevel=2)
+    return num_sms(device)
 
 
 def model(device) -> str:

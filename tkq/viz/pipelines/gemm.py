@@ -1,21 +1,21 @@
 """The roles and pipes of the GEMMs, for ``tkq.viz``. No kernel's code depends on this module; a test compares it with
 the semaphores that compiled kernels initialise."""
-from ...gemm.dense.wave_sync_config import PacedConfig
-from ...gemm.fp8.config import PacedFp8Config
+from ...gemm.dense.wave_sync_config import WaveSyncConfig
+from ...gemm.fp8.config import WaveSyncFp8Config
 from ...tile.block import register_split
 from ..pipeline import Pipe, Pipeline, Role
 
 SHARED = "The blocks of a cluster have tiles one above the other: each loads its own A, and its part of B for all."
 ACROSS = "The blocks of a cluster have tiles side by side: each loads its own B, and its part of A for all."
-PACED = "once a round of tiles, behind 1 / {pace} of its own: wait until all blocks have begun theirs"
-COUNTED = "Rounds are counted in global memory, by no semaphore: whoever begins one adds 1, and waits a while at most."
+WAVE_SYNC = "once a wave, behind 1 / {wave_sync} of its own: wait until all blocks have begun theirs"
+COUNTED = "Waves are counted in global memory, without a semaphore: a block adds 1 and waits a while at most."
 
 
 def describe(kernel) -> Pipeline:
     """Of a ``DenseGemm``."""
     spec, c = kernel.spec, kernel.config
     written = "its epilogue, and stored panel by panel"
-    if c.hold:
+    if c.hold_in_registers:
         written = "its epilogue; rounded, it waits in registers and is stored under the next tile's first steps"
     return _of_one_pipe(
         kernel, register_split(c.consumers), copies=0, notes=(SHARED,) * (c.cluster > 1),
@@ -23,31 +23,32 @@ def describe(kernel) -> Pipeline:
 
 
 def describe_fp8(kernel) -> Pipeline:
-    """Of an ``Fp8Gemm`` or a subclass: spread, rolling, grouped."""
+    """Of an ``Fp8Gemm`` or a subclass: overlapped epilogue, pipelined promotion, grouped."""
     spec, c = kernel.spec, kernel.config
     few_many = register_split(c.consumers, *(kernel.addressing if spec.per_step and c.consumers == 2 else ()))
     scales = "no scales" if spec.scales == "none" else f"scales by {spec.scales}"
     written = "its epilogue, and stored panel by panel"
-    if c.spread and c.rolling:
-        written = f"its epilogue; its last {c.spread} panels wait in the sums, for the next tile's first step"
-    elif c.spread:
+    if c.overlap_epilogue and c.promotion_unroll:
+        written = f"its epilogue; its last {c.overlap_epilogue} panels wait in the sums, for the next tile's first step"
+    elif c.overlap_epilogue:
         written = "its epilogue; rounded, it waits in registers and is stored under the next tile's first steps"
     return _of_one_pipe(
-        kernel, few_many, copies=32 if spec.per_step else 0, notes=(ACROSS if c.across else SHARED,) * (c.cluster > 1),
+        kernel, few_many, copies=32 if spec.per_step else 0,
+        notes=(ACROSS if c.cluster_along_n else SHARED,) * (c.cluster > 1),
         title=f"{type(kernel).__name__}: {scales}, tiles of {c.m} x {c.n}", written=written)
 
 
 def _of_one_pipe(kernel, few_many, copies, title, written, notes) -> Pipeline:
     """copies: threads of the producer that bring a stage's scales by copies of their own."""
     c = kernel.config
-    paced = isinstance(c, (PacedConfig, PacedFp8Config))
+    paced = isinstance(c, (WaveSyncConfig, WaveSyncFp8Config))
     n, several = c.consumers, "s" * (c.consumers > 1)
     shared = f" in each of {c.cluster} blocks" * (c.cluster > 1)
     return Pipeline(
         title=title + f", clusters of {c.cluster}" * (c.cluster > 1),
         producer=Role("producer", "warp 0", few_many[0], (
             "each tile: for each step of K: acquire a stage, load A and B" + ", and their scales" * (copies > 0),
-            *((PACED.format(pace=c.pace),) if paced else ()))),
+            *((WAVE_SYNC.format(wave_sync=c.wave_sync),) if paced else ()))),
         consumer=Role(f"consumer{several}", f"warps 4 to {4 * n + 3}, {n} warpgroup{several}", few_many[1], (
             "each tile: for each step of K: wait for its stage, wgmma, release the stage before",
             f"then {written}")),

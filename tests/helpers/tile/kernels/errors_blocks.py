@@ -180,8 +180,8 @@ BLOCKS = {
         lambda x: tk.specialise(lambda: None, lambda wg: None, 4),
         ValueError, "specialise: consumers is 4"),
     "turns": (
-        lambda x: tk.Turns(15, 0),
-        ValueError, "Turns: groups is 15 from barrier 2, allowed are 1 to 15"),
+        lambda x: tk.PingPong(15, 0),
+        ValueError, "PingPong: groups is 15 from barrier 2, allowed are 1 to 15"),
     "lcf_lag": (
         lambda x: _bare(stages=2, lag=2).run(None),
         ValueError, "LCF: lag is 2 with 2 stages, allowed are 0 to 1"),

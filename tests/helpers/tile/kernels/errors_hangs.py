@@ -214,7 +214,7 @@ HANGS = {
         barriers(lambda: tk.sync(3, 256)),
         ValueError, "sync: threads is 256, which are more threads than the 128 of a block"),
     "turns_of_more_than_the_block": (
-        barriers(lambda: tk.Turns(2, tk.warpgroup_id()).take()),
+        barriers(lambda: tk.PingPong(2, tk.warpgroup_id()).take()),
         ValueError, "sync: threads is 256, which are more threads than the 128 of a block"),
     "pipe_consumers_beyond_the_block": (
         pipes(consumers=8),

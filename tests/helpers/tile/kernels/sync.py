@@ -193,7 +193,7 @@ def build_turns(groups, enabled=True):
         if tk.thread_in_warpgroup() == 0:
             count[0, 0] = Int32(0)
         tk.sync_block()
-        rounds(out, count, tk.Turns(groups, wg, enabled), wg)
+        rounds(out, count, tk.PingPong(groups, wg, enabled), wg)
         if cutlass.const_expr(enabled and groups > 1):
             if wg == 0:
                 tk.sync(2, 2 * tk.WARPGROUP)  # the last one's give
@@ -207,7 +207,7 @@ def build_no_turns():
     @cute.jit
     def body(out):
         wg = tk.warpgroup_id()
-        turns = tk.Turns(2, wg, False)
+        turns = tk.PingPong(2, wg, False)
         turns.start()
         for i in cutlass.range(cute.size(out, mode=[1]), unroll=1):
             turns.take()
