@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 _CUDA = 190  # e_machine
 _REGISTERS, _FRAME, _MAX_THREADS, _THREADS = 0x2F, 0x11, 0x05, 0x10
-_SIZED, _NO_BITS = 4, 8
+_SIZED, _RELA, _NO_BITS = 4, 4, 8
 
 
 def cubins(data: bytes) -> list[bytes]:
@@ -45,6 +45,30 @@ def kernels(cubin: bytes) -> dict[str, dict]:
                     found[name[9:]]["threads"] = x * y * z
         elif name.startswith(".nv.shared.") and name[11:] in found:
             found[name[11:]]["static_smem"] = size
+    return found
+
+
+def code(cubin: bytes) -> dict[str, bytes]:
+    """{kernel: its instructions}, with what the loader writes into them and the constants of the compiler's own behind:
+    the same bytes for the same code, whatever names have become of its kernels."""
+    sections = _sections(cubin, 0)
+    symbols = _symbol_names(cubin, sections)
+    names = [name[6:] for name, *_ in sections if name.startswith(".text.")]
+    found = {}
+    for kernel in names:
+        parts = []
+        for name, kind, offset, size, _ in sections:
+            if name == f".text.{kernel}" or (name.startswith(".nv.constant") and name.endswith(f".{kernel}")):
+                parts.append((name[:-len(kernel)], cubin[offset:offset + size]))
+            elif name in (f".rela.text.{kernel}", f".rel.text.{kernel}"):
+                of, row = (24, "<QQq") if kind == _RELA else (16, "<QQ")
+                for at in range(offset, offset + size, of):
+                    where, info, *addend = struct.unpack_from(row, cubin, at)
+                    symbol = symbols(info >> 32)
+                    own = next((i for i, one in enumerate(names) if symbol.endswith(one)), symbol)
+                    parts.append((where, info & 0xFFFFFFFF, *addend, own))
+        found[kernel] = b"".join(part if isinstance(part, bytes) else repr(part).encode()
+                                 for row in parts for part in row)
     return found
 
 
