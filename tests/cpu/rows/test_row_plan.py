@@ -207,7 +207,7 @@ def test_every_load_of_a_held_row_goes_out_before_any_is_waited_for(N, choices):
 
 @pytest.mark.parametrize("choices, columns, says", [
     (dict(stages=3), 0, "held: got stages"), (dict(per_thread=8, warps=4), 0, "got per_thread = 8"),
-    (dict(per_thread=32), 1, "no column sums"), (dict(min_blocks_per_sm=17), 0, "resident")])
+    (dict(per_thread=32), 1, "no column sums"), (dict(min_blocks_per_sm=17), 0, "min_blocks_per_sm")])
 def test_what_cannot_be_held_is_refused(choices, columns, says):
     with pytest.raises(ValueError, match=says):
         plan(RowShape(4096, (16,), columns=columns), held=True, **choices)

@@ -7,7 +7,7 @@ import pytest
 from tests.helpers.tile.cases import recipe
 from tkq import runtime
 
-KERNELS = pathlib.Path(__file__).parents[2] / "tile_kernels"
+KERNELS = pathlib.Path(__file__).parents[3] / "tests" / "helpers" / "tile" / "kernels"
 ERRORS = sorted(KERNELS.glob("errors*.py"))
 
 

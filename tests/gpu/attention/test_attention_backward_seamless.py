@@ -39,7 +39,7 @@ def test_packed(dim, causal, change, monkeypatch):
         limit = Options(False, None, -1, 50)
         Problem(MIXED, 4, 2, dim, spare=20, options=limit).judge(f"a limit on the right {change}", config=config)
     monkeypatch.setattr(varlen_ops, "_launchers", {})
-    monkeypatch.setattr("tkq.attention.backward.ops.arch.processors", lambda device: 3)
+    monkeypatch.setattr("tkq.attention.backward.ops.arch.num_sms", lambda device: 3)
     Problem(MIXED, 4, 2, dim, options=options).judge(f"3 blocks {change}", config=config)
 
 

@@ -41,7 +41,7 @@ def test_form(dim, causal, change, monkeypatch):
         Problem(MIXED, 4, 2, dim, spare=20, options=limit).judge(f"a limit on the right {change}", config=config)
     if config.persistent:
         monkeypatch.setattr(varlen_ops, "_launchers", {})
-        monkeypatch.setattr("tkq.attention.backward.ops.arch.processors", lambda device: 3)
+        monkeypatch.setattr("tkq.attention.backward.ops.arch.num_sms", lambda device: 3)
         Problem(MIXED, 4, 2, dim, options=options).judge(f"3 blocks {change}", config=config)
 
 

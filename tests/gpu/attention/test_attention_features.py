@@ -191,8 +191,8 @@ def test_o_from_registers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", (dict(late=False), dict(late=False, o_from_registers=False, o_reuses_q_smem=True),
-                                     dict(ping_pong=True), dict(cluster=2)), ids=str)
+@pytest.mark.parametrize("changes", (dict(o_from_registers=False, o_reuses_q_smem=True), dict(ping_pong=True),
+                                     dict(cluster=2)), ids=str)
 def test_variants_of_wide_heads(changes):
     """What plan may come to choose for 256 columns."""
     config = replace(plan(AttentionSpec("bf16", 256)), **changes)
