@@ -1,0 +1,136 @@
+"""Kernels are composed: a class of tkq has at most one base of tkq above it. What is deeper today is listed, to be mended."""
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.lint.classes import chains
+
+ROOT = Path(__file__).parents[3]
+LIMIT = 2
+USERS = ("tkq.rows.persistent.kernel.RowKernel", "tkq.reduction_base.ReductionBase")  # one class may stand on these two
+
+# This list shrinks: a class is mended, its line goes. No line is added, no number grows.
+DEEPER = {
+    "tkq.attention.backward.dkv.AttentionBackward": 4,
+    "tkq.attention.backward.dkv.DqSerialBackward": 5,
+    "tkq.attention.backward.dkv_hdim256.DkvHdim256": 4,
+    "tkq.attention.backward.dq_atomic.DqAtomic": 3,
+    "tkq.attention.backward.dq_first_store.DqFirstStore": 6,
+    "tkq.attention.backward.dq_first_store_config.DqFirstStoreConfig": 3,
+    "tkq.attention.backward.dq_serial.DqSerial": 4,
+    "tkq.attention.backward.fuse_preprocess.FusePreprocess": 5,
+    "tkq.attention.backward.gqa.GqaBackward": 5,
+    "tkq.attention.backward.helper_warps.ConvertHelperWarps": 3,
+    "tkq.attention.backward.packed_ds.PackedDsBackward": 5,
+    "tkq.attention.backward.packed_ds.PackedDsFirstStore": 7,
+    "tkq.attention.backward.packed_ds.PackedDsFusePreprocess": 6,
+    "tkq.attention.backward.packed_ds.PackedDsGqa": 6,
+    "tkq.attention.backward.packed_ds.PackedDsSerial": 6,
+    "tkq.gemm.fp8.overlapped_epilogue.OverlappedEpilogueFp8Gemm": 3,
+    "tkq.gemm.fp8.overlapped_epilogue.OverlappedPipelinedFp8Gemm": 4,
+    "tkq.gemm.fp8.pipelined_promotion.PipelinedPromotionFp8Gemm": 3,
+    "tkq.gemm.fp8.wave_sync_kernel.WaveSyncFp8Gemm": 3,
+    "tkq.gemm.fp8.wave_sync_kernel.WaveSyncOverlappedFp8Gemm": 4,
+    "tkq.gemm.fp8.wave_sync_kernel.WaveSyncPipelinedFp8Gemm": 4,
+    "tkq.gemm.grouped.k_grouped.KGroupedGemm": 4,
+    "tkq.gemm.grouped.kernel.GroupedGemm": 3,
+    "tkq.gemm.grouped.kernel.OverlappedEpilogueGroupedGemm": 4,
+    "tkq.losses.backward.CrossEntropyBackward": 5,
+    "tkq.losses.backward.ElementPass": 4,
+    "tkq.losses.backward.Scale": 5,
+    "tkq.losses.forward.CrossEntropy": 5,
+    "tkq.losses.single_launch.CrossEntropySingleLaunch": 6,
+    "tkq.losses.single_launch.CrossEntropyStreamingSingleLaunch": 7,
+    "tkq.losses.streaming.CrossEntropyStreaming": 6,
+    "tkq.norms.backward.kernel.LayerNormBackward": 6,
+    "tkq.norms.backward.kernel.RMSNormBackward": 5,
+    "tkq.norms.backward.per_head_kernel.PerHeadBackward": 4,
+    "tkq.norms.forward.build.LayerNormFp8": 6,
+    "tkq.norms.forward.build.LayerNormOptions": 6,
+    "tkq.norms.forward.build.RMSNormFp8": 6,
+    "tkq.norms.forward.build.RMSNormOptions": 6,
+    "tkq.norms.forward.fp8_long_rows.LayerNormFp8MinBlocksPerSm": 6,
+    "tkq.norms.forward.fp8_long_rows.LayerNormFp8MultiRow": 8,
+    "tkq.norms.forward.fp8_long_rows.LayerNormFp8RecomputeOutput": 7,
+    "tkq.norms.forward.fp8_persistent.PersistentFp8Groups": 6,
+    "tkq.norms.forward.fp8_persistent.PersistentFp8Rows": 5,
+    "tkq.norms.forward.fp8_persistent.PersistentLayerNormFp8": 6,
+    "tkq.norms.forward.fp8_persistent.PersistentLayerNormFp8Groups": 7,
+    "tkq.norms.forward.fp8_persistent.PersistentRMSNormFp8": 6,
+    "tkq.norms.forward.fp8_persistent.PersistentRMSNormFp8Groups": 7,
+    "tkq.norms.forward.layernorm.LayerNorm": 5,
+    "tkq.norms.forward.layernorm_multi_row.LayerNormMultiRow": 6,
+    "tkq.norms.forward.layernorm_multi_row.LayerNormMultiRowOptions": 7,
+    "tkq.norms.forward.layernorm_persistent.PersistentLayerNorm": 5,
+    "tkq.norms.forward.layernorm_persistent.PersistentLayerNormStats": 6,
+    "tkq.norms.forward.rmsnorm.RMSNorm": 5,
+    "tkq.norms.forward.row_norm.OnePassNormRows": 3,
+    "tkq.norms.forward.row_norm.RowNorm": 4,
+    "tkq.quantize.rowwise.Rowwise": 5,
+    "tkq.quantize.two_phase_cooperative.Cooperative": 3,
+    "tkq.rows.one_pass.kernel.OnePassRows": 3,
+    "tkq.rows.persistent.engine.PersistentRows": 3,
+    "tkq.rows.persistent.kernel.RowKernel": 4,
+    "tkq.softmax.backward.SoftmaxBackward": 4,
+    "tkq.softmax.forward.Softmax": 5,
+    "tkq.softmax.online.OnlineRow": 4,
+    "tkq.viz.layouts.TVPicture": 3,
+    "tkq.viz.tiles.TilePicture": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def classes():
+    return chains(ROOT)
+
+
+def test_no_class_inherits_deeper_than_two(classes):
+    deeper = {name: len(chain) for name, chain in classes.items() if too_deep(chain)}
+    new = [" -> ".join(classes[name]) for name, depth in deeper.items() if depth > DEEPER.get(name, 0)]
+    assert not new, f"compose these of parts instead, depth {LIMIT} is the limit:\n" + "\n".join(new)
+
+
+def test_the_list_shrinks(classes):
+    today = {name: len(classes[name]) for name in DEEPER if name in classes and too_deep(classes[name])}
+    assert today == DEEPER, "less deep, moved or gone: change their lines in DEEPER"
+
+
+def too_deep(chain):
+    return len(chain) > LIMIT + (chain[1:] == USERS)
+
+
+def test_what_is_found(classes):
+    import tkq.rows.persistent.kernel as kernel
+    mro = [f"{cls.__module__}.{cls.__qualname__}" for cls in kernel.RowKernel.__mro__ if cls.__module__.startswith("tkq.")]
+    assert classes["tkq.rows.persistent.kernel.RowKernel"] == tuple(mro)
+
+
+def test_bases_are_followed_through_imports(tmp_path):
+    write(tmp_path, "__init__", "")
+    write(tmp_path, "base", "import abc\nclass Base(abc.ABC): ...\nclass Alone: ...")
+    write(tmp_path, "passes", "from .base import Base as Renamed")
+    write(tmp_path, "room/__init__", "from ..passes import Renamed")
+    write(tmp_path, "room/user", "from . import Renamed\nfrom .. import base as b\nclass Two(Renamed[int]): ...\n"
+                                 "class Three(b.Alone, Two): ...")
+    found = chains(tmp_path, "house")
+    assert found["house.base.Base"] == ("house.base.Base",)
+    assert found["house.room.user.Three"] == ("house.room.user.Three", "house.room.user.Two", "house.base.Base")
+    assert [too_deep(found[f"house.room.user.{name}"]) for name in ("Two", "Three")] == [False, True]
+
+
+def test_a_users_class_may_stand_on_the_two_of_the_card():
+    assert not too_deep(("user", *USERS))
+    assert too_deep(("more", "user", *USERS))
+    assert too_deep(("user", USERS[1], "other"))
+
+
+def test_a_base_that_is_not_found_is_an_error(tmp_path):
+    write(tmp_path, "lost", "from house.nowhere import Base\nclass A(Base): ...")
+    with pytest.raises(LookupError, match="house.nowhere.Base"):
+        chains(tmp_path, "house")
+
+
+def write(root, module, source):
+    path = root / "house" / f"{module}.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(source)

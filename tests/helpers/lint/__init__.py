@@ -1,0 +1,1 @@
+"""Rules that the linters check: contracts of imports, depth of inheritance."""
