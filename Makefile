@@ -2,7 +2,7 @@
 # make test       the tests, with the kernels that stand for the others
 # make test-all   with every kernel that tkq ships
 # make docs       the docs as pages, in build/docs; fails on any warning
-# make lint
+# make lint       ruff, the contracts of imports (import-linter), the spelling (codespell)
 # make clean      removes .venv and what tools left
 #
 # The first of them makes .venv. To use an environment that has everything already:  make test PYTHON=python
@@ -43,6 +43,8 @@ docs: $(READY)
 
 lint: $(READY)
 	$(PYTHON) -m ruff check .
+	$(PYTHON) -m tests.helpers.lint
+	$(PYTHON) -m codespell_lib
 
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis *.egg-info

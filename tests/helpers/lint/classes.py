@@ -6,8 +6,8 @@ from pathlib import Path
 def chains(root, package="tkq"):
     """``{"module.Class": (that, its base, the base's base, ...)}`` of the classes below ``root / package``.
 
-    Of several chains, the longest. Classes of other packages are not in it. Names are followed through imports, those of
-    modules that only pass a class on too.
+    Of several chains, the longest. Classes of other packages are not in it. Names are followed through imports, also
+    through modules that only pass a class on.
     """
     return _Package(Path(root), package).chains()
 
@@ -38,7 +38,7 @@ class _Package:
         return found[key]
 
     def _resolve(self, module, base):
-        """(module, class) of a base as written, None of another package's. LookupError: a class of ours that is not found."""
+        """(module, class) of a base as written, None of another package's. LookupError: ours, but not found."""
         base = base.value if isinstance(base, ast.Subscript) else base
         first, *rest = ast.unparse(base).split(".")
         if not rest and first in module.classes:

@@ -1,10 +1,10 @@
-"""A contract type of import-linter for modules that are named by what they do, so that a new file falls under it by itself.
+"""A contract type of import-linter: modules are named by what they do, so that a new file falls under it by itself.
 
     [[tool.importlinter.contracts]]
     type = "reach"
-    sources = ["importers of cutlass", "modules *_plan"]    modules that import a package, or by the last part of their name
+    sources = ["importers of cutlass", "modules *_plan"]    modules that import a package, or by the last part of a name
     forbidden = ["torch"]                                   what no chain of imports from a source may end at
-    not_through = ["tkq.runtime"]                           packages that may: they are no sources, and chains end there
+    not_through = ["tkq.runtime"]                           packages that may: chains end there, and none begins there
     ignore_imports = ["a -> b"]                             as in import-linter's own contracts
 
 A forbidden contract has the same meaning, but lists its sources by name.
