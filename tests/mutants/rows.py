@@ -127,7 +127,7 @@ MUTANTS = (
     *family(
         "norm", "tkq/norms/forward/rmsnorm.py",
         ("no_wait_for_the_cluster",
-         "hook = tk.cluster_wait if first and self.cluster_n > 1 else None", "hook = None", CLUSTER)),
+         "hook = tk.cluster_wait if first and kernel.cluster_n > 1 else None", "hook = None", CLUSTER)),
     *family(
         "norm", "tkq/norms/forward/row_norm.py",
         ("statistics_of_the_sum_itself", "self._store_statistics(g, mine, [of_row[-1] for of_row in statistics])",

@@ -8,8 +8,7 @@ from .backward import per_head_ops, per_head_plan
 from .backward.per_head_plan import PerHeadSpec
 from .config import Config, smem_bytes
 from .launch import recipe
-from .long_rows_config import Fp8LongRowsConfig
-from .long_rows_plan import plan
+from .plan import plan
 from .spec import OUT_WIDTH, NormSpec
 
 SIZES = (1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
@@ -127,8 +126,7 @@ def expectation(spec: NormSpec, config: Config) -> Expectation:
     exchange = ("STAS", "UCGABAR_ARV") if t.cluster > 1 else ("SHFL",)
     convert = ("F2FP.SATFINITE.E4M3",) if spec.scale else ()
     # 2048 threads on an SM; a quarter of them must fit at once to cover the latency of memory, a block at least
-    min_blocks_per_sm = config.min_blocks_per_sm if isinstance(config, Fp8LongRowsConfig) else 1
-    registers = min(128, 65536 // (min_blocks_per_sm * t.threads) // 8 * 8)
+    registers = min(128, 65536 // (max(1, config.min_blocks_per_sm) * t.threads) // 8 * 8)
     return Expectation(instructions=(*wide, *exchange, *convert), registers=registers,
                        smem=smem_bytes(spec, config) + 2048)
 

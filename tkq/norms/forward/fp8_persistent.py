@@ -18,7 +18,7 @@ from ..fp8_persistent_config import shape
 from ..persistent_plan import SUMS
 from ..spec import GROUP
 from .build import _arguments
-from .fp8_output import _max_of
+from .fp8_output import largest_of
 from .layernorm_persistent import _join
 
 # ---- Long rows of a norm, quantised, by blocks that stay, on RowKernel: they read weight and bias once, and not for
@@ -82,7 +82,7 @@ class PersistentFp8Rows(RowKernel):
             self._statistics(c, views, total)
         else:
             ys = (self.write(self._elements(c, views, j), r)["y"] for j in range(self.plan.chunks))
-            total[0] = _max_of([self._largest(y, c.part.inside(j)) for j, y in enumerate(ys)])
+            total[0] = largest_of([self._largest(y, c.part.inside(j)) for j, y in enumerate(ys)])
 
     def _statistics(self, c, views, total):
         """The first exchange's element of the thread's part of a row, into `total`."""

@@ -1,7 +1,10 @@
-"""RowNorm: what RMSNorm and LayerNorm share. One pass over a row that stays on the chip, on ReductionBase.
+"""RowNorm: the one-pass kernel of rmsnorm and layernorm, on ReductionBase. A row stays on the chip.
 
 A thread holds `blocks` vectors of a row, of `rows_per_thread` rows at once. It starts all its loads before it waits for
-any; a subclass turns a row into two scalars (`statistics`) and an element into its normalised value (`normalise`).
+any. The kernel is composed of two parts, which `build.build` chooses:
+
+  norm     RMSNorm | LayerNorm | LayerNormMultiRow: a row's statistics, and an element's normalised value
+  output   Output | Fp8Output | RecomputeOutput: the results, and their way to memory
 """
 from dataclasses import dataclass
 from typing import NamedTuple, Optional
@@ -90,19 +93,23 @@ class OnePassNormRows(RowCopies):
         if m is None:
             return None
         if held is not None:
-            return held[None, j].load().to(Float32)
+            return self._widened(held[None, j])
         one = cute.make_rmem_tensor(self.tile.vector, m.element_type)
         self._fetch(self._vector_atom(m), self._view(m, coord)[None, j], one, inside[j])
         return one.load().to(Float32)
 
+    def _widened(self, x):
+        """A vector of weight or bias that came early, as fp32."""
+        return x.load().to(Float32)
+
     # ---- stores ---------------------------------------------------------------------------------------
 
-    def _store(self, m, place, mine, packed, j):
+    def store(self, m, place, mine, packed, j):
         """Vector j of a row of m (M, N)."""
         stored = self._within(mine.inside[j], place, m)
         self._put(self._store_atom(m), packed, self._view(m, (place.row, mine.col))[None, j], stored)
 
-    def _store_scalar(self, m, place, value, chosen, *column):
+    def store_scalar(self, m, place, value, chosen, *column):
         """m[row, *column] = value, by the chosen threads."""
         self._put_scalar(domain_offset_i64((place.row, *column), m), value, self._within(chosen, place, m))
 
@@ -167,9 +174,13 @@ class Affine(NamedTuple):
 
 
 class RowNorm(OnePassNormRows):
-    def __init__(self, spec, config, reduction_dtype=Float32):
-        super().__init__(tk.element_type(spec.x), spec.N, config.rows_per_thread * spec.exchanges, reduction_dtype)
-        self.spec, self.config = spec, config
+    """norm has three methods: `exchanged(spec)`, the type of what warps exchange; `statistics(kernel, rows, eps)`, for
+    each row and each of `RowNorm.seen` a (shift, scale), in every thread of the row; `normalise(x, statistics)`. The
+    first row's statistics wait for the cluster before they are exchanged. output: see `Output`."""
+
+    def __init__(self, spec, config, norm, output):
+        super().__init__(tk.element_type(spec.x), spec.N, config.rows_per_thread * spec.exchanges, norm.exchanged(spec))
+        self.spec, self.config, self.norm, self.output = spec, config, norm, output
 
     def _calculate_threads_per_row(self):
         return self.config.threads_per_row
@@ -180,26 +191,14 @@ class RowNorm(OnePassNormRows):
     def _set_cluster_n(self):
         self.cluster_n = self.config.cluster
 
-    def statistics(self, row: Row, eps, first: bool):
-        """(shift, scale) of the row, in every thread of it, for each of `_seen`. The first row's waits for the cluster
-        before it exchanges."""
-        raise NotImplementedError
-
-    def _joined(self, statistics):
-        """Those of all rows, where `statistics` leaves something to be waited for."""
-        return statistics
-
-    def normalise(self, x, statistics):
-        raise NotImplementedError
-
     @cute.jit
     def __call__(self, mX: cute.Tensor, mW: Optional[cute.Tensor], mB: Optional[cute.Tensor], mO: cute.Tensor,
                  eps: Float32, stream: cuda.CUstream):
         """A spec without options."""
-        self._launch(Operands(mX, mW, mB, mO), eps, None, stream)
+        self.launch(Operands(mX, mW, mB, mO), eps, None, stream)
 
     @cute.jit
-    def _launch(self, g: Operands, eps: Float32, offset: Optional[Float32], stream: cuda.CUstream):
+    def launch(self, g: Operands, eps: Float32, offset: Optional[Float32], stream: cuda.CUstream):
         self._set_cluster_n()
         bits = self.spec.vector * self.dtype.width
         (tile_rows, _), tv_layout = self._get_tv_layout(bits)
@@ -211,7 +210,8 @@ class RowNorm(OnePassNormRows):
             grid=[cute.ceil_div(g.rows, tile_rows * self.config.rows_per_thread), self.cluster_n, 1],
             block=[self.tile.threads, 1, 1],
             cluster=[1, self.cluster_n, 1] if const_expr(self.cluster_n > 1) else None,
-            stream=stream)
+            stream=stream, min_blocks_per_mp=self.config.min_blocks_per_sm,
+            preferred_smem_carveout=100 if const_expr(self.config.min_blocks_per_sm > 0) else None)
 
     @cute.kernel
     def kernel(self, g: Operands, eps: Float32, offset: Optional[Float32], heads, tv_layout: cute.Layout):
@@ -235,11 +235,11 @@ class RowNorm(OnePassNormRows):
         parts = [self._row(data, r, rank, mine, buffer, mbar_ptr) for r, data in enumerate(held)]
         if const_expr(g.total is not None):
             self._store_total(g.total, parts, mine)
-        statistics = self._joined([self.statistics(part, eps, r == 0) for r, part in enumerate(parts)])
+        statistics = self.norm.statistics(self, parts, eps)
         if const_expr(g.rstd is not None):
             self._store_statistics(g, mine, [of_row[-1] for of_row in statistics])
         self._forget()
-        self._finish(g, parts, mine, [of_row[0] for of_row in statistics], affine)
+        self.output.finish(self, g, parts, mine, [of_row[0] for of_row in statistics], affine)
 
     # ---- the parts of the kernel -------------------------------------------------------------------
 
@@ -248,15 +248,15 @@ class RowNorm(OnePassNormRows):
 
     def _row(self, data, r, rank, mine, buffer, mbar_ptr):
         stages = [e * self.config.rows_per_thread + r for e in range(self.spec.exchanges)]
-        return Row(data, mine.inside, rank, tuple(buffer[None, None, s] for s in stages),
+        return self.output.row(data, mine.inside, rank, tuple(buffer[None, None, s] for s in stages),
                    tuple(mbar_ptr + s if self.cluster_n > 1 else None for s in stages))
 
-    def _seen(self, row, j):
+    def seen(self, row, j):
         """Vector j, as fp32, as the result is computed from it; and as a backward pass reads it, if it was rounded."""
         x = row.block(j)
-        return (x, self._rounded(x)) if self.spec.rounded else (x,)
+        return (x, self.rounded(x)) if self.spec.rounded else (x,)
 
-    def _rounded(self, x):
+    def rounded(self, x):
         """fp32 as the sum is kept."""
         return x.to(tk.element_type(self.spec.total)).to(Float32)
 
@@ -266,7 +266,10 @@ class RowNorm(OnePassNormRows):
         return [Affine(coord, *(self._vectors(m, coord, mine.inside) for m in (g.weight, g.bias)), offset)
                 for coord in coords]
 
-    def _affine_of(self, g, affine, inside, j):
+    def _widened(self, x):
+        return self.output.widened(x)
+
+    def affine_of(self, g, affine, inside, j):
         """(weight, bias) of vector j as fp32, None where there is none; for each of the thread's rows."""
         found = []
         for a in affine:
@@ -275,10 +278,10 @@ class RowNorm(OnePassNormRows):
             found.append((w if a.offset is None else w + a.offset, b))
         return found if len(found) > 1 else found * self.config.rows_per_thread
 
-    def _result(self, part, j, statistics, affine):
+    def result(self, part, j, statistics, affine):
         """Vector j of the row's result, as fp32."""
         w, b = affine
-        y = self.normalise(part.block(j), statistics)
+        y = self.norm.normalise(part.block(j), statistics)
         if w is not None:
             y = y * w
         return y if b is None else y + b
@@ -286,37 +289,51 @@ class RowNorm(OnePassNormRows):
     def _store_total(self, total, parts, mine):
         for place, part in zip(mine.places, parts, strict=True):
             for j in range(self.tile.blocks):
-                self._store(total, place, mine, self._packed(part.block(j), total), j)
+                self.store(total, place, mine, self._packed(part.block(j), total), j)
         self._forget()
 
     def _store_statistics(self, g, mine, statistics):
         for place, (mean, rstd) in zip(mine.places, statistics, strict=True):
-            self._store_scalar(g.rstd, place, rstd, mine.col == 0)
+            self.store_scalar(g.rstd, place, rstd, mine.col == 0)
             if g.mean is not None:
-                self._store_scalar(g.mean, place, mean, mine.col == 0)
-
-    def _finish(self, g, parts, mine, statistics, affine):
-        """Compute the results and store them."""
-        results = []
-        for j in range(self.tile.blocks):
-            affine_j = self._affine_of(g, affine, mine.inside, j)
-            for r, part in enumerate(parts):
-                y = self._result(part, j, statistics[r], affine_j[r])
-                results.append((g.out, mine.places[r], mine, self._packed(y, g.out), j))
-                if not self.config.split:
-                    self._store(*results.pop())
-        if self.config.split:
-            cute.arch.sync_warp()  # or the compiler moves each store up to where its result is computed
-            for result in results:
-                self._store(*result)
+                self.store_scalar(g.mean, place, mean, mine.col == 0)
 
 
-class Options:
-    """Beside a RowNorm: the arguments of a spec with options."""
+class WithOptions:
+    """A RowNorm with the arguments of a spec with options."""
+
+    def __init__(self, norm: RowNorm):
+        self.norm = norm
 
     @cute.jit
     def __call__(self, mX: cute.Tensor, mW: Optional[cute.Tensor], mB: Optional[cute.Tensor], mO: cute.Tensor,
                  mR: Optional[cute.Tensor], mT: Optional[cute.Tensor], mRstd: Optional[cute.Tensor],
                  mMean: Optional[cute.Tensor], mScale: Optional[cute.Tensor], eps: Float32, offset: Optional[Float32],
                  stream: cuda.CUstream):
-        self._launch(Operands(mX, mW, mB, mO, mR, mT, mRstd, mMean, mScale), eps, offset, stream)
+        self.norm.launch(Operands(mX, mW, mB, mO, mR, mT, mRstd, mMean, mScale), eps, offset, stream)
+
+
+class Output:
+    """A part of RowNorm: results in x's type or another, each stored when it is there, or with `Config.split` all at
+    the end. row: the class of a thread's part of a row."""
+
+    row = Row
+
+    def widened(self, x):
+        """A vector of weight or bias that came early, as fp32."""
+        return x.load().to(Float32)
+
+    def finish(self, kernel, g, parts, mine, statistics, affine):
+        """Compute the results and store them."""
+        results = []
+        for j in range(kernel.tile.blocks):
+            affine_j = kernel.affine_of(g, affine, mine.inside, j)
+            for r, part in enumerate(parts):
+                y = kernel.result(part, j, statistics[r], affine_j[r])
+                results.append((g.out, mine.places[r], mine, kernel._packed(y, g.out), j))
+                if not kernel.config.split:
+                    kernel.store(*results.pop())
+        if kernel.config.split:
+            cute.arch.sync_warp()  # or the compiler moves each store up to where its result is computed
+            for result in results:
+                kernel.store(*result)
