@@ -55,7 +55,6 @@ DEEPER = {
     "tkq.norms.forward.layernorm_persistent.PersistentLayerNormStats": 6,
     "tkq.norms.forward.row_norm.OnePassNormRows": 3,
     "tkq.norms.forward.row_norm.RowNorm": 4,
-    "tkq.quantize.two_phase_cooperative.Cooperative": 3,
     "tkq.rows.one_pass.kernel.OnePassRows": 3,
     "tkq.rows.persistent.engine.PersistentRows": 3,
     "tkq.rows.persistent.kernel.RowKernel": 4,

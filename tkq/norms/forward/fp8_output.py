@@ -1,4 +1,4 @@
-"""Quantised: a RowNorm whose result is float8 e4m3, with a scale for each row or for each 128 columns of a row.
+"""Fp8Output: the results of a RowNorm in float8, with a scale for each row or for each 128 columns of a row.
 
 scale = amax / 448, 448 being e4m3's largest number; the result is about q * scale. The results wait in registers while
 amax is found. A row's is exchanged like the statistics, with a buffer and an mbarrier of its own. 128 columns lie in
