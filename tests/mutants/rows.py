@@ -134,7 +134,7 @@ MUTANTS = (
          "self._store_statistics(g, mine, [of_row[0] for of_row in statistics])",
          ("tests/gpu/norms/test_norm_stored_sum.py::test_the_statistics[1000-layernorm]",))),
     *family(
-        "norm", "tkq/norms/forward/fp8_persistent.py",
+        "norm", "tkq/norms/forward/fp8_output.py",
         ("scale_of_a_part_of_the_row", "return m if inside is True else cutlass.select_(inside, m, Float32(0))",
          "return m * 0.5", QUANTISED)),
     *family(
