@@ -16,7 +16,7 @@ from tkq.losses import plan as loss_plan
 from tkq.losses.spec import CrossEntropySpec
 from tkq.norms import plan as norm_plan
 from tkq.norms.forward import row_norm
-from tkq.norms.forward.row_norm import OnePassNormRows
+from tkq.norms.forward.row_norm import RowNorm
 from tkq.rows.one_pass import kernel as row_pass
 from tkq.rows.one_pass.kernel import Here
 from tkq.softmax import build as softmax_build
@@ -40,7 +40,7 @@ def in_python():
 
 
 def a_norm(spec, config):
-    kernel = object.__new__(type("Rows", (OnePassNormRows,), {}))
+    kernel = object.__new__(type("Rows", (RowNorm,), {}))
     kernel.spec, kernel.config, kernel.N, kernel.tile = spec, config, spec.N, config.tile(spec)
     return kernel
 

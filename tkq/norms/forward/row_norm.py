@@ -19,8 +19,6 @@ from ... import tile as tk
 from ...rows.one_pass.copies import RowCopies, both, floats
 from ...utils import domain_offset_i64
 
-# ---- OnePassNormRows: which elements of which rows a thread holds, and how they come and go. What RowNorm stands on.
-
 
 class Place(NamedTuple):
     """One row of a thread. row: its number, which may be past the end; at: where it is read, (row,) or (position,
@@ -39,88 +37,6 @@ class Mine(NamedTuple):
     inside: tuple
     places: list
     smem: object
-
-
-class OnePassNormRows(RowCopies):
-    """Expects self.spec, self.config and, while the kernel is traced, self.tile."""
-
-    def _past_l1(self):
-        return not self.config.split
-
-    # ---- where a thread's elements are ------------------------------------------------------------
-
-    def _places(self, tidx, count, heads):
-        """The rows of this thread, of `count` in all. Those of one step of the block lie together."""
-        t = self.tile
-        first = cute.arch.block_idx()[0] * (t.rows * self.config.rows_per_thread)
-        within = tidx // t.threads_per_row if t.rows > 1 else 0
-        return [self._place(first + r * t.rows + within, count, heads) for r in range(self.config.rows_per_thread)]
-
-    def _place(self, row, count, heads):
-        # a row past the end is loaded as the last one, so that no load needs a test; it is not stored
-        at = row if self._whole_grid() else cutlass.min(row, count - 1)
-        if self.spec.heads is None:
-            return Place(row, (at,))
-        position, head = divmod(at, heads)
-        return Place(row, (Int32(position), Int32(head)))
-
-    def _whole_grid(self):
-        """Does every thread of the grid have rows, whatever M is?"""
-        return self.tile.rows * self.config.rows_per_thread == 1
-
-    def _load(self, m, place, mine):
-        """Start loading this thread's part of a row of m; where it will be. Vectors outside the row are zero."""
-        return self._fetch_row(m, (*place.at, mine.col), mine.inside, mine.smem, mine.tidx)
-
-    # ---- weight and bias ------------------------------------------------------------------------------
-
-    def _vector_atom(self, m):
-        bits = min(128, self.spec.vector * m.element_type.width)
-        return cute.make_copy_atom(CopyG2ROp(), m.element_type, num_bits_per_copy=bits)
-
-    def _vectors(self, m, coord, inside):
-        """All of this thread's elements of weight or bias, if they are to come early."""
-        t = self.tile
-        if m is None or not self.config.prefetch_weight:
-            return None
-        source, held = self._view(m, coord), cute.make_rmem_tensor((t.vector, t.blocks), m.element_type)
-        for j in range(t.blocks):
-            self._fetch(self._vector_atom(m), source[None, j], held[None, j], inside[j])
-        return held
-
-    def _vector(self, held, m, coord, inside, j):
-        """Vector j of weight or bias, as fp32; None where there is none."""
-        if m is None:
-            return None
-        if held is not None:
-            return self._widened(held[None, j])
-        one = cute.make_rmem_tensor(self.tile.vector, m.element_type)
-        self._fetch(self._vector_atom(m), self._view(m, coord)[None, j], one, inside[j])
-        return one.load().to(Float32)
-
-    def _widened(self, x):
-        """A vector of weight or bias that came early, as fp32."""
-        return x.load().to(Float32)
-
-    # ---- stores ---------------------------------------------------------------------------------------
-
-    def store(self, m, place, mine, packed, j):
-        """Vector j of a row of m (M, N)."""
-        stored = self._within(mine.inside[j], place, m)
-        self._put(self._store_atom(m), packed, self._view(m, (place.row, mine.col))[None, j], stored)
-
-    def store_scalar(self, m, place, value, chosen, *column):
-        """m[row, *column] = value, by the chosen threads."""
-        self._put_scalar(domain_offset_i64((place.row, *column), m), value, self._within(chosen, place, m))
-
-    def _within(self, condition, place, m):
-        """condition, and the row is one of m's."""
-        return condition if self._whole_grid() else both(condition, place.row < m.shape[0])
-
-    @cute.jit
-    def _put_scalar(self, dst: cute.Tensor, value: Float32, stored):
-        if stored:
-            dst[(0,) * len(dst.shape)] = value
 
 
 class Row(NamedTuple):
@@ -173,7 +89,7 @@ class Affine(NamedTuple):
     offset: Optional[Float32]
 
 
-class RowNorm(OnePassNormRows):
+class RowNorm(RowCopies):
     """norm has three methods: `exchanged(spec)`, the type of what warps exchange; `statistics(kernel, rows, eps)`, for
     each row and each of `RowNorm.seen` a (shift, scale), in every thread of the row; `normalise(x, statistics)`. The
     first row's statistics wait for the cluster before they are exchanged. output: see `Output`."""
@@ -241,6 +157,72 @@ class RowNorm(OnePassNormRows):
         self._forget()
         self.output.finish(self, g, parts, mine, [of_row[0] for of_row in statistics], affine)
 
+    def _past_l1(self):
+        return not self.config.split
+
+    # ---- where a thread's elements are ------------------------------------------------------------
+
+    def _places(self, tidx, count, heads):
+        """The rows of this thread, of `count` in all. Those of one step of the block lie together."""
+        t = self.tile
+        first = cute.arch.block_idx()[0] * (t.rows * self.config.rows_per_thread)
+        within = tidx // t.threads_per_row if t.rows > 1 else 0
+        return [self._place(first + r * t.rows + within, count, heads) for r in range(self.config.rows_per_thread)]
+
+    def _place(self, row, count, heads):
+        # a row past the end is loaded as the last one, so that no load needs a test; it is not stored
+        at = row if self._whole_grid() else cutlass.min(row, count - 1)
+        if self.spec.heads is None:
+            return Place(row, (at,))
+        position, head = divmod(at, heads)
+        return Place(row, (Int32(position), Int32(head)))
+
+    def _whole_grid(self):
+        """Does every thread of the grid have rows, whatever M is?"""
+        return self.tile.rows * self.config.rows_per_thread == 1
+
+    def _load(self, m, place, mine):
+        """Start loading this thread's part of a row of m; where it will be. Vectors outside the row are zero."""
+        return self._fetch_row(m, (*place.at, mine.col), mine.inside, mine.smem, mine.tidx)
+
+    # ---- weight and bias ------------------------------------------------------------------------------
+
+    def _vectors(self, m, coord, inside):
+        """All of this thread's elements of weight or bias, if they are to come early."""
+        t = self.tile
+        if m is None or not self.config.prefetch_weight:
+            return None
+        source, held = self._view(m, coord), cute.make_rmem_tensor((t.vector, t.blocks), m.element_type)
+        for j in range(t.blocks):
+            self._fetch(_vector_atom(self, m), source[None, j], held[None, j], inside[j])
+        return held
+
+    def _vector(self, held, m, coord, inside, j):
+        """Vector j of weight or bias, as fp32; None where there is none."""
+        if m is None:
+            return None
+        return self.output.widened(held[None, j]) if held is not None else vector_of(self, m, coord, inside, j)
+
+    # ---- stores ---------------------------------------------------------------------------------------
+
+    def store(self, m, place, mine, packed, j):
+        """Vector j of a row of m (M, N)."""
+        stored = self._within(mine.inside[j], place, m)
+        self._put(self._store_atom(m), packed, self._view(m, (place.row, mine.col))[None, j], stored)
+
+    def store_scalar(self, m, place, value, chosen, *column):
+        """m[row, *column] = value, by the chosen threads."""
+        self._put_scalar(domain_offset_i64((place.row, *column), m), value, self._within(chosen, place, m))
+
+    def _within(self, condition, place, m):
+        """condition, and the row is one of m's."""
+        return condition if self._whole_grid() else both(condition, place.row < m.shape[0])
+
+    @cute.jit
+    def _put_scalar(self, dst: cute.Tensor, value: Float32, stored):
+        if stored:
+            dst[(0,) * len(dst.shape)] = value
+
     # ---- the parts of the kernel -------------------------------------------------------------------
 
     def _load_row(self, g, place, mine):
@@ -265,9 +247,6 @@ class RowNorm(OnePassNormRows):
         coords = [(place.at[1], mine.col) for place in mine.places] if self.spec.heads == "weight" else [(mine.col,)]
         return [Affine(coord, *(self._vectors(m, coord, mine.inside) for m in (g.weight, g.bias)), offset)
                 for coord in coords]
-
-    def _widened(self, x):
-        return self.output.widened(x)
 
     def affine_of(self, g, affine, inside, j):
         """(weight, bias) of vector j as fp32, None where there is none; for each of the thread's rows."""
@@ -297,6 +276,18 @@ class RowNorm(OnePassNormRows):
             self.store_scalar(g.rstd, place, rstd, mine.col == 0)
             if g.mean is not None:
                 self.store_scalar(g.mean, place, mean, mine.col == 0)
+
+
+def vector_of(kernel, m, coord, inside, j):
+    """Vector j of a thread's part of weight or bias, which begins at `coord`, loaded where it is used; as fp32."""
+    one = cute.make_rmem_tensor(kernel.tile.vector, m.element_type)
+    kernel._fetch(_vector_atom(kernel, m), kernel._view(m, coord)[None, j], one, inside[j])
+    return one.load().to(Float32)
+
+
+def _vector_atom(kernel, m):
+    bits = min(128, kernel.spec.vector * m.element_type.width)
+    return cute.make_copy_atom(CopyG2ROp(), m.element_type, num_bits_per_copy=bits)
 
 
 class WithOptions:
