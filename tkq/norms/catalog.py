@@ -3,7 +3,7 @@ from .. import runtime
 from ..dtypes import WIDTH
 from ..rows.persistent import plan as rows
 from ..runtime.compile.expectation import Expectation
-from . import fp8_persistent_config, fp8_persistent_plan, persistent_plan
+from . import fp8_persistent_plan, persistent_plan
 from .backward import per_head_ops, per_head_plan
 from .backward.per_head_plan import PerHeadSpec
 from .config import Config, smem_bytes
@@ -34,7 +34,7 @@ def persistent_expectation(spec: NormSpec, kept) -> Expectation:
     is there, no register too many."""
     exchange = ("STAS",) if kept.cluster > 1 else ("SHFL",)
     convert = ("F2FP.SATFINITE.E4M3", "STG.E.64") if spec.scale else ()
-    shape = fp8_persistent_config.shape(spec) if spec.scale else persistent_plan.shape(spec)
+    shape = (fp8_persistent_plan if spec.scale else persistent_plan).shape(spec)
     return Expectation(instructions=("UBLKCP", "STG.E", "LDS.128", "LDG.E.128", *exchange, *convert),
                        registers=kept.launch_registers, smem=rows.smem_bytes(shape, kept) + 2048)
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tkq.norms import fp8_persistent_plan, launch
 from tkq.norms.config import recomputes_output
-from tkq.norms.fp8_persistent_config import shape
+from tkq.norms.fp8_persistent_plan import shape
 from tkq.norms.spec import GROUP, NormSpec
 from tkq.rows.persistent import plan as rows
 

@@ -13,7 +13,7 @@ from ...rows.persistent.partition import put
 from ...rows.persistent.spec import RowSpec, Stream
 from ...tile.float8 import nan_max, scale_of
 from ...utils import WARP, domain_offset_i64, rsqrt
-from ..fp8_persistent_config import shape
+from ..fp8_persistent_plan import shape
 from ..spec import GROUP
 from .build import _arguments
 from .fp8_output import largest, largest_of
