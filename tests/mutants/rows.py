@@ -127,14 +127,14 @@ MUTANTS = (
     *family(
         "norm", "tkq/norms/forward/rmsnorm.py",
         ("no_wait_for_the_cluster",
-         "hook = tk.cluster_wait if first and self.cluster_n > 1 else None", "hook = None", CLUSTER)),
+         "hook = tk.cluster_wait if first and kernel.cluster_n > 1 else None", "hook = None", CLUSTER)),
     *family(
         "norm", "tkq/norms/forward/row_norm.py",
         ("statistics_of_the_sum_itself", "self._store_statistics(g, mine, [of_row[-1] for of_row in statistics])",
          "self._store_statistics(g, mine, [of_row[0] for of_row in statistics])",
          ("tests/gpu/norms/test_norm_stored_sum.py::test_the_statistics[1000-layernorm]",))),
     *family(
-        "norm", "tkq/norms/forward/fp8_persistent.py",
+        "norm", "tkq/norms/forward/fp8_output.py",
         ("scale_of_a_part_of_the_row", "return m if inside is True else cutlass.select_(inside, m, Float32(0))",
          "return m * 0.5", QUANTISED)),
     *family(
@@ -159,21 +159,36 @@ MUTANTS = (
                     _count(found)
             else:
          """, pressed("barriers-quantize_claimed_few")),
-        ("half_not_cleared", "self.clear_half(workspace, 1 - second, number * THREADS + t, tiles * THREADS)", "",
-         CLAIMED)),
-    *family(
-        "quantize", "tkq/quantize/two_phase_cooperative.py",
-        ("kept_amax_read_before_all_found_theirs", "_wait_for(found, tiles)", "", QUANTIZE),
+        ("half_not_cleared", """
+            tile = number // across, number % across
+            held = self.find.held(g, t, tile)
+            self.clear_half(workspace, 1 - second, number * THREADS + t, tiles * THREADS)
+         """, """
+            tile = number // across, number % across
+            held = self.find.held(g, t, tile)
+         """, CLAIMED),
+        ("kept_amax_read_before_all_found_theirs", """
+            _wait_for(found, tiles)
+            if number == 0:  # all blocks have read it
+         """, "if number == 0:  # all blocks have read it", QUANTIZE),
         ("kept_counted_before_all_threads_found", """
             tk.sync_block()
             if t == 0:
                 _count(found)
+                _wait_for(found, tiles)
          """, """
             if t == 0:
                 _count(found)
+                _wait_for(found, tiles)
          """, pressed("barriers-quantize_few")),
-        ("kept_half_not_cleared", "self.clear_half(workspace, 1 - second, number * THREADS + t, tiles * THREADS)", "",
-         QUANTIZE)),
+        ("kept_half_not_cleared", """
+            g, tile = Operands(x, q, scale, qt, scale_t, amax), (number // across, number % across)
+            held = self.find.held(g, t, tile)
+            self.clear_half(workspace, 1 - second, number * THREADS + t, tiles * THREADS)
+         """, """
+            g, tile = Operands(x, q, scale, qt, scale_t, amax), (number // across, number % across)
+            held = self.find.held(g, t, tile)
+         """, QUANTIZE)),
     *family(
         "quantize", "tkq/quantize/tiles.py",
         ("transposed_before_it_is_written", """
