@@ -12,7 +12,7 @@ from .spec import GROUP, OUT_WIDTH, NormSpec
 
 SQUARES, AMAX = 1, 1  # what is exchanged of an rmsnorm's row; of the scale of a row
 SERVED_FROM_BYTES, FROM_BYTES, WIDTH_OF_X = 16384, 131072, 16  # of a row: what has variants, what is long; bits
-# of a row of x: with more of weight and bias than of x, alone and beside a residual. Below, blocks that come and go are
+# of a row of x: with more of weight and bias than of x, alone and beside a residual. Below, the one-pass kernel is
 # as fast, or faster.
 HEAVY_FROM_BYTES, HEAVY_BESIDE_RESIDUAL_FROM_BYTES = 24576, 2 * FROM_BYTES
 # of all that is read of a row with no more of weight and bias than that, by scale: up to there they are as fast
@@ -52,7 +52,7 @@ def serves(spec: NormSpec) -> bool:
 
 
 def planned(spec: NormSpec) -> Optional[RowPlan]:
-    """What a spec runs with; None where blocks that come and go with a row are faster, or must be."""
+    """What a spec runs with; None where the one-pass kernel is faster, or has to run."""
     if not serves(spec):
         return None
     if _bytes(spec) < _least(spec):

@@ -164,7 +164,7 @@ def norm_backward_cluster():
 
 
 def rows_held():
-    """Blocks that come and go: several rows, one row, and a cluster to a row."""
+    """One block for each tile: several rows, one row, and a cluster to a row."""
     from tests.gpu.rows import test_rows_held as cases
 
     for size in ((4096, 1, 16, 64), (4096, 1, 4, 32), (4096, 2, 8, 32), (40000, 4, 8, 64)):
