@@ -157,7 +157,8 @@ def _sleep(ns, one_group, even_blocks, *, loc=None, ip=None):
     alone = (f"add.u32 c, c, $0; mov.u32 n, %ntid.x; add.u32 n, n, 127; shr.u32 n, n, 7; {block}rem.u32 n, x, n; "
              "mov.u32 x, %tid.x; shr.u32 x, x, 7; setp.eq.and.u32 p, x, n, q; @p " if one_group else "")
     _asm([Int32(ns)], "{ .reg .b32 c, x, n, e; .reg .pred p, q; mov.u32 c, %clock; shr.u32 c, c, 5; "
-         "mov.u32 x, %ctaid.x; xor.b32 c, c, x; mov.u32 x, %tid.x; shr.u32 x, x, 5; xor.b32 c, c, x; and.b32 c, c, 3; mul.lo.u32 c, c, $0; "
+         "mov.u32 x, %ctaid.x; xor.b32 c, c, x; mov.u32 x, %tid.x; shr.u32 x, x, 5; xor.b32 c, c, x; and.b32 c, c, 3; "
+         "mul.lo.u32 c, c, $0; "
          f"{alone}nanosleep.u32 c; }}", "r", loc, ip)
 
 
