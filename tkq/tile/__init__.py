@@ -130,8 +130,10 @@ from .sync import (
 from .transfer import (
     load,
     load_cols,
+    load_from,
     load_rows,
     load_shared_cols,
+    load_T,
     store,
     store_elements,
     store_narrow,

@@ -88,6 +88,19 @@ def load(dst: RegTile, src: SharedTile):
     cute.copy(atom, thr.partition_S(s), thr.retile(d))
 
 
+def load_T(dst: RegTile, src: SharedTile):
+    """dst = src.T, of a 16-bit tile of (cols, 64) of the same type: ldmatrix.trans, an A operand. The warpgroup
+    together."""
+    _shapes("load_T", dst, src, transposed=True)
+    if dst.dtype not in HALF or dst.dtype is not src.type.dtype:
+        raise TypeError(f"load_T: dst is {dst}, src is {src.type}: allowed are the same 16-bit types")
+    op = warpgroup.MmaF16BF16Op(dst.dtype, Float32, (ROWS, 64, 16), warpgroup.OperandSource.RMEM, OperandMajorMode.K,
+                                OperandMajorMode.K)
+    atom = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(True, 4), dst.dtype)
+    thr = cute.make_tiled_copy_A(atom, cute.make_tiled_mma(cute.make_mma_atom(op))).get_slice(thread_in_warpgroup())
+    cute.copy(atom, thr.partition_S(src.staged_T[None, None, src.stage]), thr.retile(dst.tensor))
+
+
 def load_shared_cols(v: ColVec, src: cute.Tensor):
     """v[j] = src[j]; src: v.cols fp32 in shared memory, aligned to 8 bytes. By 8-byte loads; any thread."""
     if not isinstance(src, cute.Tensor):
@@ -184,6 +197,23 @@ def _transposed(words, lane):
                 got = cute.arch.shuffle_sync_bfly(cutlass.select_(upper, w[j], w[j + step]), offset=step)
                 w[j], w[j + step] = cutlass.select_(upper, got, w[j]), cutlass.select_(upper, w[j + step], got)
     return w
+
+
+@cute.jit
+def load_from(dst: RegTile, src: cute.Tensor, row0, col0):
+    """dst[i, j] = src[row0 + i, col0 + j] as dst's type, 0 past src's end, element by element: any stride, any
+    alignment."""
+    _matrix("load_from", src)
+    _tile("load_from", dst)
+    rows, cols = cute.size(src, mode=[0]), cute.size(src, mode=[1])
+    view = dst.rows_view
+    for r in cutlass.range_constexpr(2):
+        row = row0 + first_row() + 8 * r
+        for j in cutlass.range_constexpr(dst.cols // 4):
+            col = col0 + first_col() + 8 * (j // 2) + j % 2
+            view[r, j] = dst.dtype(0.0)
+            if row < rows and col < cols:
+                view[r, j] = dst.dtype(src[row, col])
 
 
 @cute.jit

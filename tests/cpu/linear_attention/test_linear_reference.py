@@ -1,0 +1,41 @@
+"""The recurrences against sums written out, in float64."""
+import pytest
+import torch
+
+from tkq.reference.linear_attention import linear_attn
+
+
+def make(gate, B=2, S=70, H=2, HV=4, K=8, V=5):
+    torch.manual_seed(0)
+    q, k = (torch.randn(B, S, H, K, dtype=torch.float64) for _ in range(2))
+    v = torch.randn(B, S, HV, V, dtype=torch.float64)
+    g = {"none": None, "head": -torch.rand(HV), "token": -torch.rand(B, S, HV), "channel": -torch.rand(B, S, HV, K)}
+    return q, k, v, g[gate]
+
+
+@pytest.mark.parametrize("gate", ["none", "head", "token", "channel"])
+def test_it_is_a_sum_over_keys(gate):
+    q, k, v, g = make(gate)
+    o, state = linear_attn(q, k, v, g)
+    q, k = (x.repeat_interleave(2, 2) for x in (q, k))
+    B, S, HV, K = q.shape
+    g = torch.zeros(1, 1, 1, 1) if g is None else g.view(1, 1, -1, 1) if g.dim() == 1 else g.view(B, S, HV, -1)
+    G = g.double().expand(B, S, HV, K).cumsum(1)
+    for t in (0, 33, S - 1):
+        decay = (G[:, t:t + 1] - G[:, :t + 1]).exp()
+        weights = (q[:, t:t + 1] * decay * k[:, :t + 1]).sum(-1)
+        want = K**-0.5 * (weights[..., None] * v[:, :t + 1]).sum(1)
+        torch.testing.assert_close(o[:, t], want)
+    kept = (k * (G[:, -1:] - G).exp())[..., None] * v[:, :, :, None]
+    torch.testing.assert_close(state, kept.sum(1))
+
+
+def test_sequences_one_after_the_other():
+    q, k, v, g = make("token", B=1)
+    initial = torch.randn(3, 4, 8, 5, dtype=torch.float64)
+    o, states = linear_attn(q, k, v, g, 1.0, initial, torch.tensor([0, 20, 20, 70]))
+    for n, (a, e) in enumerate(((0, 20), (20, 20), (20, 70))):
+        part, state = linear_attn(*(x[:, a:e] for x in (q, k, v, g)), 1.0, initial[n:n + 1])
+        torch.testing.assert_close(o[:, a:e], part)
+        torch.testing.assert_close(states[n:n + 1], state)
+    torch.testing.assert_close(states[1], initial[1])

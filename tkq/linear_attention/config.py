@@ -1,0 +1,16 @@
+"""How a kernel of linear attention is laid out."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CHUNK = 64  # tokens
+
+
+@dataclass(frozen=True)
+class LinearConfig:
+    """groups: warpgroups of a block that hold 64 rows of the state's V each. stages: chunks of q, k and v that are
+    loaded ahead. registers: of a thread of the producer, of the scores' warpgroup and of the state's warpgroups."""
+
+    groups: int = 2
+    stages: int = 2
+    registers: tuple = (24, 104, 192)

@@ -1,0 +1,123 @@
+"""How a state decays: the part of `LinearAttention` that knows of gates."""
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, Float32, const_expr
+
+import tkq.tile as tk
+from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.spec import LinearSpec
+
+
+class GateShared(NamedTuple):
+    """Of a chunk's 64 tokens, in powers of 2, two stages. sum: G. at_query: scale * 2^G. to_end: 2^(G[63] - G).
+    total: 2^G[63]."""
+
+    sum: cute.Tensor
+    at_query: cute.Tensor
+    to_end: cute.Tensor
+    total: cute.Tensor
+
+
+class Gate:
+    """No gate, or one number a token and head: the same for all of K, so that a chunk's decay is a factor for each
+    pair of tokens, each token and the state as a whole. Every factor is 2 to the power of something not above 0."""
+
+    def __init__(self, spec: LinearSpec):
+        self.spec, self.gated = spec, spec.gated
+
+    def shared(self, al: tk.SharedAllocator) -> Any:
+        """Room for it in shared memory; None without a gate."""
+        if not self.gated:
+            return None
+        return GateShared(*[al.vector(CHUNK, 2) for _ in range(3)], al.vector(4, 2))
+
+    # ---- the scores' warpgroup -----------------------------------------------------------------
+
+    def begin(self, g, t):
+        """(registers of this lane's two gates of the next chunk, row and column sums); the first chunk's are read."""
+        if not self.gated:
+            return None
+        ahead = cute.make_rmem_tensor((2,), Float32)
+        self.read(g, t, 0, ahead)
+        return ahead, tk.rv(), tk.cv(CHUNK)
+
+    @cute.jit
+    def read(self, g, t, chunk, ahead: cute.Tensor):
+        """Gates of two tokens a lane, in powers of 2; 0 past the end."""
+        for e in cutlass.range_constexpr(2):
+            token = chunk * CHUNK + 2 * tk.lane_id() + e
+            ahead[e] = Float32(0.0)
+            if token < g.tokens:
+                if const_expr(self.spec.gate == "head"):
+                    ahead[e] = g.g[t.head] * tk.LOG2E
+                else:
+                    ahead[e] = g.g[t.batch, token, t.head] * tk.LOG2E
+
+    def of_chunk(self, g, shared, t, chunk, gates, stage, barrier):
+        """Running sums of a chunk to shared memory, by the first warp; returns them for rows and columns of P."""
+        if not self.gated:
+            return None
+        ahead, rows, cols = gates
+        self.sums(g, shared, ahead, stage)
+        self.read(g, t, chunk + 1, ahead)
+        tk.sync(barrier, tk.WARPGROUP)
+        sums = shared.sum[None, stage]
+        tk.load_rows(rows, sums, 0, CHUNK)
+        tk.load_shared_cols(cols, sums)
+        return rows, cols
+
+    @cute.jit
+    def sums(self, g, shared, ahead: cute.Tensor, stage):
+        if tk.warp_id() % 4 == 0:
+            lane = tk.lane_id()
+            before, both = Float32(0.0), ahead[0] + ahead[1]
+            total = both
+            for i in cutlass.range_constexpr(5):
+                other = cute.arch.shuffle_sync_up(total, offset=1 << i, mask_and_clamp=0)
+                if lane >= 1 << i:
+                    total = total + other
+            before = total - both
+            last = cute.arch.shuffle_sync(total, 31)
+            for e in cutlass.range_constexpr(2):
+                x = total if const_expr(e == 1) else before + ahead[0]
+                i = 2 * lane + e
+                shared.sum[i, stage] = x
+                shared.at_query[i, stage] = g.scale * cute.math.exp2(x, fastmath=True)
+                shared.to_end[i, stage] = cute.math.exp2(cutlass.min(last - x, Float32(0.0)), fastmath=True)
+            if lane == 0:
+                shared.total[0, stage] = cute.math.exp2(last, fastmath=True)
+
+    def weigh(self, p, x, between, scale):
+        """p = x times scale and the decay from each key to each query."""
+        if between is None:
+            tk.apply_narrow(p, lambda s: s * scale, x)
+            return
+        tk.apply_narrow(p, lambda s, i, j: s * scale * cute.math.exp2(cutlass.min(i - j, Float32(0.0)), fastmath=True),
+                        x, *between)
+
+    # ---- the state's warpgroups ----------------------------------------------------------------
+
+    def load(self, c, shared, stage):
+        """A chunk's factors."""
+        if self.gated:
+            tk.load_shared_cols(c.at_query, shared.at_query[None, stage])
+            tk.load_shared_cols(c.to_end, shared.to_end[None, stage])
+
+    def at_query(self, c, scale):
+        """What the state gave, as each query sees it."""
+        if self.gated:
+            tk.mul_col(c.o, c.o, c.at_query)
+        else:
+            tk.mul(c.o, c.o, scale)
+
+    def decay(self, c, shared, stage):
+        """The state to the chunk's end."""
+        if self.gated:
+            tk.apply_narrow(c.u, lambda v, f: v * f, c.v, c.to_end)
+            tk.mul(c.s, c.s, shared.total[0, stage])
+
+    def values(self, c):
+        """Those that the state takes up."""
+        return c.u if self.gated else c.v

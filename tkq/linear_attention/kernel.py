@@ -1,0 +1,255 @@
+"""Linear attention, chunk by chunk (Katharopoulos et al., 2020; the chunked form of Sun et al., 2023, and Yang et al.,
+2023), with the state in accumulators."""
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Optional
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, Float32, Int32, const_expr
+
+import tkq.tile as tk
+from tkq.linear_attention.config import CHUNK, LinearConfig
+from tkq.linear_attention.gates import Gate
+from tkq.linear_attention.spec import LinearSpec
+from tkq.runtime.compile import fake
+from tkq.tile.dtypes import element_type
+
+SCORES_BARRIER, OUT_BARRIER = 1, 2  # named barriers: of the scores' warpgroup, of the state's (one each)
+
+
+class Operands(NamedTuple):
+    """q, k: (B, S, H, K). v, o: (B, S, HV, V). g: None, (HV,) or (B, S, HV) fp32. initial, final: (B, HV, K, V) or
+    None, of any strides."""
+
+    q: cute.Tensor
+    k: cute.Tensor
+    v: cute.Tensor
+    o: cute.Tensor
+    g: Optional[cute.Tensor]
+    initial: Optional[cute.Tensor]
+    final: Optional[cute.Tensor]
+
+
+@dataclass(frozen=True)
+class Globals:
+    q: tk.gl
+    k: tk.gl
+    v: tk.gl
+    o: tk.gl
+    g: Optional[cute.Tensor]
+    initial: Optional[cute.Tensor]
+    final: Optional[cute.Tensor]
+    scale: Float32
+    tokens: Int32
+    heads_per_k: Int32
+
+
+@dataclass(frozen=True)
+class Shared:
+    q: tk.SharedTile
+    k: tk.SharedTile
+    v: tuple  # of each warpgroup of the state
+    o: tk.SharedTile
+    p: tk.SharedTile
+    gate: Any
+    tokens: tk.Pipe
+    scores: tk.Pipe
+
+
+@dataclass(frozen=True)
+class Task:
+    """One head of one sequence, and where its V begins, in tiles of 64."""
+
+    batch: Int32
+    head: Int32
+    head_k: Int32
+    part: Int32
+    chunks: Int32
+
+
+@dataclass(frozen=True)
+class State:
+    """Registers of 64 rows of V."""
+
+    s: tk.RegTile  # the state, transposed: V by K
+    s16: tk.RegTile  # the same, rounded: an operand
+    v: tk.RegTile  # a chunk's values, transposed
+    u: tk.RegTile  # the same, with what decays to the chunk's end
+    o: tk.RegTile  # outputs, transposed: V by tokens
+    at_query: tk.ColVec
+    to_end: tk.ColVec
+
+
+class LinearAttention:
+    """o[t] = scale * S[t]' q[t], S[t] = exp(g[t]) S[t-1] + k[t] v[t]', for chunks of 64 tokens:
+
+        O = scale * (e^G Q S + P V),  P[i, j] = e^(G[i] - G[j]) q[i] k[j] for j <= i,  G the running sum of g
+        S = e^G[63] S + (e^(G[63] - G) K)' V
+
+    A block has one head of one sequence and 64 columns of V for each of its warpgroups of the state, which keep
+    S' (V by K, fp32) in their accumulators from the first chunk to the last: rounded to 16 bits it is the A operand of
+    S' Q', and values transposed are that of V' P' and V' K.
+
+      producer (a warp)        Q K V of a chunk | of the next | ..
+      scores (a warpgroup)     Q K', gates, mask: P | P of the next chunk | ..
+      state (1 or 2)           O' = S' Q', O' += V' P', S' += V' K | O to global memory | ..
+
+      pipe      stages           full (arrivals)            empty (arrivals)
+      tokens    config.stages    producer's bytes (1)       warps of the scores and of the state (4 + 4 groups)
+      scores    2                warps of the scores (4)    warps of the state (4 groups)
+    """
+
+    def __init__(self, spec: LinearSpec, config: LinearConfig):
+        self.spec, self.config, self.gate = spec, config, Gate(spec)
+        self.dtype = element_type(spec.dtype)
+        self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
+        self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
+
+    # ---- host ----------------------------------------------------------------------------------
+
+    @cute.jit
+    def __call__(self, operands: Operands, scale: Float32, stream: cuda.CUstream):
+        c = self.config
+        # (batch, token, head, col) to (token, col, head, batch)
+        q, k, v, o = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0])) for x in operands[:4]]
+        g = Globals(tk.gl.load(q, self.qk_tile), tk.gl.load(k, self.qk_tile), tk.gl.load(v, self.v_tile),
+                    tk.gl.store(o, self.v_tile), *operands[4:], scale, Int32(q.shape[0]), v.shape[2] // k.shape[2])
+        parts = -(-self.spec.value_dim // (CHUNK * c.groups))
+        self.kernel(g).launch(grid=[parts, v.shape[2], v.shape[3]], block=[tk.WARPGROUP * (c.groups + 2), 1, 1],
+                              stream=stream, min_blocks_per_mp=1)
+
+    # ---- device --------------------------------------------------------------------------------
+
+    @cute.kernel
+    def kernel(self, g: Globals):
+        c, al = self.config, tk.SharedAllocator()
+        n = c.groups
+        s = Shared(al.tile(self.qk_tile, c.stages), al.tile(self.qk_tile, c.stages),
+                   tuple(al.tile(self.v_tile, c.stages) for _ in range(n)), al.tile(self.v_tile, n),
+                   al.tile(self.p_tile, 2), self.gate.shared(al),
+                   al.pipe(c.stages, 2 * self.qk_tile.bytes + n * self.v_tile.bytes, 4 + 4 * n),
+                   al.pipe(2, 0, 4 * n, producers=4))
+        tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
+        part, head, batch = cute.arch.block_idx()
+        t = Task(batch, head, head // g.heads_per_k, part * n, cute.ceil_div(g.tokens, CHUNK))
+        few, some, many = c.registers
+        tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
+                   tk.Role(lambda _: self.make_scores(g, s, t), some),
+                   tk.Role(lambda wg: self.keep_state(g, s, t, wg), many, n)))
+
+    @cute.jit
+    def produce(self, g, s, t):
+        ring = s.tokens.ring()
+        tk.prefetch(g.q, g.k, g.v, g.o)
+        for chunk in cutlass.range(t.chunks, unroll=1):
+            sem = s.tokens.acquire(ring)
+            tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head_k, chunk, 0), sem)
+            tk.load_async(s.q[ring.stage], g.q, (t.batch, t.head_k, chunk, 0), sem)
+            for i in cutlass.range_constexpr(self.config.groups):
+                tk.load_async(s.v[i][ring.stage], g.v, (t.batch, t.head, chunk, t.part + i), sem)
+            ring.advance()
+
+    @cute.jit
+    def make_scores(self, g, s, t):
+        """P of each chunk, and beside it what decays."""
+        ring, out = s.tokens.ring(), s.scores.ring()
+        x, p = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype)
+        gates = self.gate.begin(g, t)
+        for chunk in cutlass.range(t.chunks, unroll=1):
+            s.tokens.wait(ring)
+            tk.mm_ABt(x, s.q[ring.stage], s.k[ring.stage])
+            s.scores.acquire_empty(out)
+            between = self.gate.of_chunk(g, s.gate, t, chunk, gates, out.stage, SCORES_BARRIER)
+            tk.mma_wait(0)
+            s.tokens.release(ring)
+            tk.right_fill(x, 1, 0.0, diagonal=True)
+            self.gate.weigh(p, x, between, g.scale)
+            tk.store(s.p[out.stage], p)
+            tk.publish()
+            s.scores.commit(out)
+            ring.advance()
+            out.advance()
+
+    @cute.jit
+    def keep_state(self, g, s, t, wg):
+        spec = self.spec
+        c = State(tk.rt_fl(spec.head_dim), tk.rt(spec.head_dim, self.dtype), tk.rt(CHUNK, self.dtype),
+                  tk.rt(CHUNK, self.dtype), tk.rt_fl(CHUNK), tk.cv(CHUNK), tk.cv(CHUNK))
+        ring, scores = s.tokens.ring(), s.scores.ring()
+        row0 = (t.part + wg) * CHUNK
+        self.first_state(g, t, c.s, row0)
+        for chunk in cutlass.range(t.chunks, unroll=1):
+            s.tokens.wait(ring)
+            tk.copy(c.s16, c.s)
+            tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
+            self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))
+            s.scores.wait(scores)
+            self.gate.load(c, s.gate, scores.stage)
+            tk.mma_wait(0)
+            self.gate.at_query(c, g.scale)
+            tk.mma_ABt(c.o, c.v, s.p[scores.stage])
+            self.gate.decay(c, s.gate, scores.stage)
+            tk.mma_AB(c.s, self.gate.values(c), s.k[ring.stage])
+            tk.mma_wait(1)
+            self.put(g, s, t, c, chunk, wg)
+            tk.mma_wait(0)
+            s.tokens.release(ring)
+            s.scores.release(scores)
+            ring.advance()
+            scores.advance()
+        if const_expr(spec.final is not None):
+            tk.store_elements(transposed(g.final, t), c.s, row0, 0)
+        tk.store_wait(read=False)
+
+    @cute.jit
+    def of_group(self, tiles: Constexpr, wg, f: Constexpr):
+        """f of the tile that belongs to this warpgroup."""
+        for i in cutlass.range_constexpr(len(tiles)):
+            if wg == i:
+                f(tiles[i])
+
+    @cute.jit
+    def first_state(self, g, t, state: tk.RegTile, row0):
+        if const_expr(self.spec.initial is None):
+            tk.zero(state)
+        else:
+            tk.load_from(state, transposed(g.initial, t), row0, 0)
+
+    @cute.jit
+    def put(self, g, s, t, c, chunk, wg):
+        """A chunk's outputs through shared memory: those of the chunk before have left it."""
+        tile, leader = s.o[wg], tk.warp_id() % 4 == 0
+        if leader:
+            tk.store_wait()
+        tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
+        tk.store_T(tile, c.o)
+        tk.publish()
+        tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
+        if leader:
+            tk.store_async(g.o, tile, (t.batch, t.head, chunk, t.part + wg))
+
+
+def transposed(states, t):
+    """V by K of the task's head, of states (B, HV, K, V)."""
+    x = states[t.batch, t.head, None, None]
+    return cute.make_tensor(x.iterator, cute.select(x.layout, [1, 0]))
+
+
+def build(spec: LinearSpec, config: LinearConfig):
+    """(kernel, fake arguments): any B, S, H and HV, and strides that are multiples of 16 bytes."""
+    B, S, H, HV = (fake.sym() for _ in range(4))
+
+    def operand(heads, cols):
+        return fake.tensor(spec.dtype, (B, S, heads, cols), (*(fake.sym64(divisibility=8) for _ in range(3)), 1))
+
+    def states(dtype):
+        return dtype and fake.tensor(dtype, (B, HV, spec.head_dim, spec.value_dim),
+                                     tuple(fake.sym64() for _ in range(4)), align=4 if dtype == "fp32" else 2)
+
+    g = {"none": None, "head": fake.tensor("fp32", (HV,), align=4),
+         "token": fake.tensor("fp32", (B, S, HV), tuple(fake.sym64() for _ in range(3)), align=4)}[spec.gate]
+    K, V = spec.head_dim, spec.value_dim
+    operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HV, V), g, states(spec.initial),
+                        states(spec.final))
+    return LinearAttention(spec, config), (operands, Float32(1.0))

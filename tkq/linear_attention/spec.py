@@ -1,0 +1,37 @@
+"""What was asked for, as far as a kernel of linear attention depends on it: a frozen dataclass, the compile key."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DTYPES = ("bf16", "fp16")
+GATES = ("none", "head", "token")
+WIDTHS = tuple(range(32, 257, 16))
+
+
+@dataclass(frozen=True)
+class LinearSpec:
+    """A forward of linear attention.
+
+    dtype: of q, k, v and o. head_dim, value_dim: K and V. gate: "none"; "head", a logarithm of a decay for each head;
+    "token", one for each token and head. initial, final: dtypes of the states that come in and go out, or None.
+    """
+
+    dtype: str
+    head_dim: int
+    value_dim: int
+    gate: str = "none"
+    initial: str | None = None
+    final: str | None = None
+
+    def __post_init__(self):
+        for name, got, allowed in (("dtype", self.dtype, DTYPES), ("gate", self.gate, GATES),
+                                   ("head_dim", self.head_dim, WIDTHS), ("value_dim", self.value_dim, WIDTHS),
+                                   ("initial", self.initial, (None, "fp32", "bf16")),
+                                   ("final", self.final, (None, "fp32", "bf16"))):
+            if got not in allowed:
+                raise ValueError(f"LinearSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
+
+    @property
+    def gated(self) -> bool:
+        """Does the state decay?"""
+        return self.gate != "none"
