@@ -3,16 +3,18 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, const_expr
+from cutlass import Float32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.spec import LinearSpec
 
+LOWEST = -150.0  # of a gate, as a power of 2: such a factor is 0 in fp32, and sums of it keep their last bits
+
 
 class GateShared(NamedTuple):
-    """Of a chunk's 64 tokens, in powers of 2, two stages. sum: G. at_query: scale * 2^G. to_end: 2^(G[63] - G).
-    total: 2^G[63]."""
+    """Of a chunk's 64 tokens, two stages, G in powers of 2. sum: G. at_query: scale * 2^G. to_end: 2^(G[63] - G); the
+    other way around in the reversed order. total: 2^G[63]."""
 
     sum: cute.Tensor
     at_query: cute.Tensor
@@ -22,7 +24,8 @@ class GateShared(NamedTuple):
 
 class Gate:
     """No gate, or one number a token and head: the same for all of K, so that a chunk's decay is a factor for each
-    pair of tokens, each token and the state as a whole. Every factor is 2 to the power of something not above 0."""
+    pair of tokens, each token and the state as a whole. Factors are made of differences of sums: where gates are
+    logarithms of decays, nothing overflows."""
 
     def __init__(self, spec: LinearSpec):
         self.spec, self.gated = spec, spec.gated
@@ -35,12 +38,12 @@ class Gate:
 
     # ---- the scores' warpgroup -----------------------------------------------------------------
 
-    def begin(self, g, t):
+    def begin(self, g, t, chunk):
         """(registers of this lane's two gates of the next chunk, row and column sums); the first chunk's are read."""
         if not self.gated:
             return None
         ahead = cute.make_rmem_tensor((2,), Float32)
-        self.read(g, t, 0, ahead)
+        self.read(g, t, chunk, ahead)
         return ahead, tk.rv(), tk.cv(CHUNK)
 
     @cute.jit
@@ -49,19 +52,19 @@ class Gate:
         for e in cutlass.range_constexpr(2):
             token = chunk * CHUNK + 2 * tk.lane_id() + e
             ahead[e] = Float32(0.0)
-            if token < g.tokens:
-                if const_expr(self.spec.gate == "head"):
-                    ahead[e] = g.g[t.head] * tk.LOG2E
-                else:
-                    ahead[e] = g.g[t.batch, token, t.head] * tk.LOG2E
+            if token >= 0 and token < g.tokens:
+                x = g.g[t.head] if const_expr(self.spec.gate == "head") else g.g[t.batch, token, t.head]
+                x = x * tk.LOG2E
+                ahead[e] = Float32(LOWEST) if x < LOWEST else x
 
-    def of_chunk(self, g, shared, t, chunk, gates, stage, barrier):
-        """Running sums of a chunk to shared memory, by the first warp; returns them for rows and columns of P."""
+    def of_chunk(self, g, shared, t, following, gates, stage, barrier):
+        """Running sums of a chunk to shared memory, by the first warp; returns them for rows and columns of P. The
+        following chunk's gates are asked for."""
         if not self.gated:
             return None
         ahead, rows, cols = gates
         self.sums(g, shared, ahead, stage)
-        self.read(g, t, chunk + 1, ahead)
+        self.read(g, t, following, ahead)
         tk.sync(barrier, tk.WARPGROUP)
         sums = shared.sum[None, stage]
         tk.load_rows(rows, sums, 0, CHUNK)
@@ -84,8 +87,12 @@ class Gate:
                 x = total if const_expr(e == 1) else before + ahead[0]
                 i = 2 * lane + e
                 shared.sum[i, stage] = x
-                shared.at_query[i, stage] = g.scale * cute.math.exp2(x, fastmath=True)
-                shared.to_end[i, stage] = cute.math.exp2(cutlass.min(last - x, Float32(0.0)), fastmath=True)
+                begun = cute.math.exp2(x, fastmath=True)
+                left = cute.math.exp2(last - x, fastmath=True)
+                if const_expr(self.spec.reverse):
+                    begun, left = left, begun
+                shared.at_query[i, stage] = g.scale * begun
+                shared.to_end[i, stage] = left
             if lane == 0:
                 shared.total[0, stage] = cute.math.exp2(last, fastmath=True)
 
@@ -94,8 +101,8 @@ class Gate:
         if between is None:
             tk.apply_narrow(p, lambda s: s * scale, x)
             return
-        tk.apply_narrow(p, lambda s, i, j: s * scale * cute.math.exp2(cutlass.min(i - j, Float32(0.0)), fastmath=True),
-                        x, *between)
+        first, second = reversed(between) if self.spec.reverse else between
+        tk.apply_narrow(p, lambda s, i, j: s * scale * cute.math.exp2(i - j, fastmath=True), x, first, second)
 
     # ---- the state's warpgroups ----------------------------------------------------------------
 

@@ -19,8 +19,8 @@ SCORES_BARRIER, OUT_BARRIER = 1, 2  # named barriers: of the scores' warpgroup, 
 
 
 class Operands(NamedTuple):
-    """q, k: (B, S, H, K). v, o: (B, S, HV, V). g: None, (HV,) or (B, S, HV) fp32. initial, final: (B, HV, K, V) or
-    None, of any strides."""
+    """q, k: (B, S, H, K). v: (B, S, Hv, V). o: (B, S, HO, V), HO a multiple of H and Hv: neighbouring heads of o share
+    one of theirs. g: None, (HO,) or (B, S, HO) fp32. initial, final: (B, HO, K, V) or None, of any strides."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -43,6 +43,7 @@ class Globals:
     scale: Float32
     tokens: Int32
     heads_per_k: Int32
+    heads_per_v: Int32
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Task:
     batch: Int32
     head: Int32
     head_k: Int32
+    head_v: Int32
     part: Int32
     chunks: Int32
 
@@ -86,6 +88,10 @@ class LinearAttention:
 
         O = scale * (e^G Q S + P V),  P[i, j] = e^(G[i] - G[j]) q[i] k[j] for j <= i,  G the running sum of g
         S = e^G[63] S + (e^(G[63] - G) K)' V
+
+    Reversed, a token sees those from itself to the last, P[i, j] = e^(G[j] - G[i]) q[i] k[j] for j >= i, and
+
+        O = scale * (e^(G[63] - G) Q S + P V),  S = e^G[63] S + (e^G K)' V,  S of the chunks behind
 
     A block has one head of one sequence and 64 columns of V for each of its warpgroups of the state, which keep
     S' (V by K, fp32) in their accumulators from the first chunk to the last: rounded to 16 bits it is the A operand of
@@ -114,9 +120,10 @@ class LinearAttention:
         # (batch, token, head, col) to (token, col, head, batch)
         q, k, v, o = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0])) for x in operands[:4]]
         g = Globals(tk.gl.load(q, self.qk_tile), tk.gl.load(k, self.qk_tile), tk.gl.load(v, self.v_tile),
-                    tk.gl.store(o, self.v_tile), *operands[4:], scale, Int32(q.shape[0]), v.shape[2] // k.shape[2])
+                    tk.gl.store(o, self.v_tile), *operands[4:], scale, Int32(q.shape[0]), o.shape[2] // k.shape[2],
+                    o.shape[2] // v.shape[2])
         parts = -(-self.spec.value_dim // (CHUNK * c.groups))
-        self.kernel(g).launch(grid=[parts, v.shape[2], v.shape[3]], block=[tk.WARPGROUP * (c.groups + 2), 1, 1],
+        self.kernel(g).launch(grid=[parts, o.shape[2], o.shape[3]], block=[tk.WARPGROUP * (c.groups + 2), 1, 1],
                               stream=stream, min_blocks_per_mp=1)
 
     # ---- device --------------------------------------------------------------------------------
@@ -132,22 +139,27 @@ class LinearAttention:
                    al.pipe(2, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
         part, head, batch = cute.arch.block_idx()
-        t = Task(batch, head, head // g.heads_per_k, part * n, cute.ceil_div(g.tokens, CHUNK))
+        t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, part * n, cute.ceil_div(g.tokens, CHUNK))
         few, some, many = c.registers
         tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
                    tk.Role(lambda _: self.make_scores(g, s, t), some),
                    tk.Role(lambda wg: self.keep_state(g, s, t, wg), many, n)))
 
+    def order(self, t, i):
+        """The i-th chunk that is visited."""
+        return t.chunks - 1 - i if self.spec.reverse else i
+
     @cute.jit
     def produce(self, g, s, t):
         ring = s.tokens.ring()
         tk.prefetch(g.q, g.k, g.v, g.o)
-        for chunk in cutlass.range(t.chunks, unroll=1):
+        for i in cutlass.range(t.chunks, unroll=1):
+            chunk = self.order(t, i)
             sem = s.tokens.acquire(ring)
             tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head_k, chunk, 0), sem)
             tk.load_async(s.q[ring.stage], g.q, (t.batch, t.head_k, chunk, 0), sem)
-            for i in cutlass.range_constexpr(self.config.groups):
-                tk.load_async(s.v[i][ring.stage], g.v, (t.batch, t.head, chunk, t.part + i), sem)
+            for wg in cutlass.range_constexpr(self.config.groups):
+                tk.load_async(s.v[wg][ring.stage], g.v, (t.batch, t.head_v, chunk, t.part + wg), sem)
             ring.advance()
 
     @cute.jit
@@ -155,16 +167,19 @@ class LinearAttention:
         """P of each chunk, and beside it what decays."""
         ring, out = s.tokens.ring(), s.scores.ring()
         x, p = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype)
-        gates = self.gate.begin(g, t)
-        for chunk in cutlass.range(t.chunks, unroll=1):
+        gates = self.gate.begin(g, t, self.order(t, 0))
+        for i in cutlass.range(t.chunks, unroll=1):
             s.tokens.wait(ring)
             tk.mm_ABt(x, s.q[ring.stage], s.k[ring.stage])
             s.scores.acquire_empty(out)
-            between = self.gate.of_chunk(g, s.gate, t, chunk, gates, out.stage, SCORES_BARRIER)
+            between = self.gate.of_chunk(g, s.gate, t, self.order(t, i + 1), gates, out.stage, SCORES_BARRIER)
             tk.mma_wait(0)
             s.tokens.release(ring)
-            tk.right_fill(x, 1, 0.0, diagonal=True)
             self.gate.weigh(p, x, between, g.scale)
+            if const_expr(self.spec.reverse):
+                tk.left_fill(p, 0, 0.0, diagonal=True)
+            else:
+                tk.right_fill(p, 1, 0.0, diagonal=True)
             tk.store(s.p[out.stage], p)
             tk.publish()
             s.scores.commit(out)
@@ -179,7 +194,7 @@ class LinearAttention:
         ring, scores = s.tokens.ring(), s.scores.ring()
         row0 = (t.part + wg) * CHUNK
         self.first_state(g, t, c.s, row0)
-        for chunk in cutlass.range(t.chunks, unroll=1):
+        for i in cutlass.range(t.chunks, unroll=1):
             s.tokens.wait(ring)
             tk.copy(c.s16, c.s)
             tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
@@ -192,7 +207,7 @@ class LinearAttention:
             self.gate.decay(c, s.gate, scores.stage)
             tk.mma_AB(c.s, self.gate.values(c), s.k[ring.stage])
             tk.mma_wait(1)
-            self.put(g, s, t, c, chunk, wg)
+            self.put(g, s, t, c, self.order(t, i), wg)
             tk.mma_wait(0)
             s.tokens.release(ring)
             s.scores.release(scores)
@@ -237,19 +252,19 @@ def transposed(states, t):
 
 
 def build(spec: LinearSpec, config: LinearConfig):
-    """(kernel, fake arguments): any B, S, H and HV, and strides that are multiples of 16 bytes."""
-    B, S, H, HV = (fake.sym() for _ in range(4))
+    """(kernel, fake arguments): any B, S and heads, and strides that are multiples of 16 bytes."""
+    B, S, H, HV, HO = (fake.sym() for _ in range(5))
 
     def operand(heads, cols):
         return fake.tensor(spec.dtype, (B, S, heads, cols), (*(fake.sym64(divisibility=8) for _ in range(3)), 1))
 
     def states(dtype):
-        return dtype and fake.tensor(dtype, (B, HV, spec.head_dim, spec.value_dim),
+        return dtype and fake.tensor(dtype, (B, HO, spec.head_dim, spec.value_dim),
                                      tuple(fake.sym64() for _ in range(4)), align=4 if dtype == "fp32" else 2)
 
-    g = {"none": None, "head": fake.tensor("fp32", (HV,), align=4),
-         "token": fake.tensor("fp32", (B, S, HV), tuple(fake.sym64() for _ in range(3)), align=4)}[spec.gate]
+    g = {"none": None, "head": fake.tensor("fp32", (HO,), align=4),
+         "token": fake.tensor("fp32", (B, S, HO), tuple(fake.sym64() for _ in range(3)), align=4)}[spec.gate]
     K, V = spec.head_dim, spec.value_dim
-    operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HV, V), g, states(spec.initial),
+    operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HO, V), g, states(spec.initial),
                         states(spec.final))
     return LinearAttention(spec, config), (operands, Float32(1.0))

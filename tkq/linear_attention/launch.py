@@ -14,15 +14,29 @@ def recipe(spec: LinearSpec) -> Recipe:
     return Recipe("tkq.linear_attention.kernel:build", (spec, plan(spec)))
 
 
-def forward(q, k, v, g, scale, initial=None, final=None):
+def forward(q, k, v, g, scale, initial=None, final=None, *, reverse=False):
     """(o, final state or None). final: its dtype. Tensors as `kernel.Operands`."""
-    (B, S, _, K), (HV, V) = q.shape, v.shape[2:]
+    (B, S, H, K), (HV, V) = q.shape, v.shape[2:]
+    heads, name = max(H, HV), dtypes.name_of
     gate = "none" if g is None else "head" if g.dim() == 1 else "token"
-    name = dtypes.name_of
     spec = LinearSpec(name(q.dtype), K, V, gate, initial if initial is None else name(initial.dtype),
-                      final if final is None else name(final))
-    o = torch.empty_like(v, memory_format=torch.contiguous_format)
-    states = None if final is None else torch.empty(B, HV, K, V, device=v.device, dtype=final)
-    if B * HV:
+                      final if final is None else name(final), reverse)
+    o = torch.empty(B, S, heads, V, device=v.device, dtype=v.dtype)
+    states = None if final is None else torch.empty(B, heads, K, V, device=v.device, dtype=final)
+    if B * heads:
         function(recipe(spec))((q, k, v, o, g, initial, states), scale)
     return o, states
+
+
+def backward(do, q, k, v, g, scale, initial=None, dfinal=None, needs_initial=False):
+    """(dq, dk, dv, dinitial): each is a linear attention of others of the tensors, dq in the order of the tokens, dk
+    and dv in the reversed one. dq, dk: of each head of v.
+
+    do: as o. dfinal: as the final state. dinitial: fp32."""
+    def turned(state):
+        return None if state is None else state.transpose(-1, -2)
+
+    dq, _ = forward(do, v, k, g, scale, turned(initial))
+    dk, _ = forward(v, do, q, g, scale, turned(dfinal), reverse=True)
+    dv, dinitial = forward(k, q, do, g, scale, dfinal, torch.float32 if needs_initial else None, reverse=True)
+    return dq, dk, dv, dinitial

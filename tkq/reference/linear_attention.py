@@ -1,4 +1,4 @@
-"""Linear attention token by token, in plain PyTorch: what it means. The path of CPU tensors, and the oracle of the tests.
+"""Linear attention token by token, in plain PyTorch: what it means. The path of CPU tensors, the oracle of the tests.
 
 Computed in float32 (float64 stays float64), rounded once at the end. Clear rather than fast.
 """

@@ -39,3 +39,28 @@ def test_sequences_one_after_the_other():
         torch.testing.assert_close(o[:, a:e], part)
         torch.testing.assert_close(states[n:n + 1], state)
     torch.testing.assert_close(states[1], initial[1])
+
+
+def backwards(q, k, v, g, initial):
+    """The reversed form, by the forward one of flipped tokens: (o, final state)."""
+    flipped = [x.flip(1) for x in (q, k, v)]
+    gates = torch.cat([torch.zeros_like(g[:, :1]), g[:, 1:].flip(1)], 1)
+    o, state = linear_attn(*flipped, gates, 1.0, initial)
+    return o.flip(1), g[:, 0].double().exp()[..., None, None] * state
+
+
+def test_gradients_are_linear_attentions():
+    """What `tkq.linear_attention.launch.backward` is made of."""
+    q, k, v, g = (x.double().requires_grad_() for x in make("token", H=4))
+    initial = torch.randn(2, 4, 8, 5, dtype=torch.float64, requires_grad=True)
+    o, final = linear_attn(q, k, v, g, 1.0, initial)
+    do, dfinal = torch.randn_like(o), torch.randn_like(final)
+    dq, dk, dv, dg, dinitial = torch.autograd.grad((o, final), (q, k, v, g, initial), (do, dfinal))
+    q, k, v, g, initial = (x.detach() for x in (q, k, v, g, initial))
+    torch.testing.assert_close(linear_attn(do, v, k, g, 1.0, initial.mT)[0], dq)
+    torch.testing.assert_close(backwards(v, do, q, g, dfinal.mT)[0], dk)
+    got, state = backwards(k, q, do, g, dfinal)
+    torch.testing.assert_close(got, dv)
+    torch.testing.assert_close(state, dinitial)
+    behind = ((do * o).sum(-1) - (v * dv).sum(-1)).flip(1).cumsum(1).flip(1)
+    torch.testing.assert_close(behind + (final * dfinal).sum((-1, -2))[:, None], dg)
