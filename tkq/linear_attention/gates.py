@@ -57,15 +57,21 @@ class Gate:
                 x = x * tk.LOG2E
                 ahead[e] = Float32(LOWEST) if x < LOWEST else x
 
-    def of_chunk(self, g, shared, t, following, gates, stage, barrier):
-        """Running sums of a chunk to shared memory, by the first warp; returns them for rows and columns of P. The
-        following chunk's gates are asked for."""
+    def factors(self, g, shared, t, following, gates, stage):
+        """A chunk's to shared memory, by the first warp. The following chunk's gates are asked for."""
+        if self.gated:
+            self.sums(g, shared, gates[0], stage)
+            self.read(g, t, following, gates[0])
+
+    def sums_of(self, shared):
+        """The sums of both stages; None without gates."""
+        return shared.sum if self.gated else None
+
+    def between(self, shared, gates, stage):
+        """Running sums of a chunk for rows and columns of P, behind a barrier; None without gates."""
         if not self.gated:
             return None
-        ahead, rows, cols = gates
-        self.sums(g, shared, ahead, stage)
-        self.read(g, t, following, ahead)
-        tk.sync(barrier, tk.WARPGROUP)
+        _, rows, cols = gates
         sums = shared.sum[None, stage]
         tk.load_rows(rows, sums, 0, CHUNK)
         tk.load_shared_cols(cols, sums)
@@ -122,7 +128,7 @@ class Gate:
     def decay(self, c, shared, stage):
         """The state to the chunk's end."""
         if self.gated:
-            tk.apply_narrow(c.u, lambda v, f: v * f, c.v, c.to_end)
+            tk.apply_narrow(c.u, lambda v, f: v * f, c.w if self.spec.delta else c.v, c.to_end)
             tk.mul(c.s, c.s, shared.total[0, stage])
 
     def values(self, c):

@@ -10,6 +10,7 @@ from cutlass import Constexpr, Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK, LinearConfig
+from tkq.linear_attention.delta import Delta
 from tkq.linear_attention.gates import Gate
 from tkq.linear_attention.spec import LinearSpec
 from tkq.runtime.compile import fake
@@ -20,13 +21,14 @@ SCORES_BARRIER, OUT_BARRIER = 1, 2  # named barriers: of the scores' warpgroup, 
 
 class Operands(NamedTuple):
     """q, k: (B, S, H, K). v: (B, S, Hv, V). o: (B, S, HO, V), HO a multiple of H and Hv: neighbouring heads of o share
-    one of theirs. g: None, (HO,) or (B, S, HO) fp32. initial, final: (B, HO, K, V) or None, of any strides."""
+    one of theirs. g: None, (HO,) or (B, S, HO) fp32. beta: None, or (B, S, HO). initial, final: (B, HO, K, V) or None, of any strides."""
 
     q: cute.Tensor
     k: cute.Tensor
     v: cute.Tensor
     o: cute.Tensor
     g: Optional[cute.Tensor]
+    beta: Optional[cute.Tensor]
     initial: Optional[cute.Tensor]
     final: Optional[cute.Tensor]
 
@@ -38,6 +40,7 @@ class Globals:
     v: tk.gl
     o: tk.gl
     g: Optional[cute.Tensor]
+    beta: Optional[cute.Tensor]
     initial: Optional[cute.Tensor]
     final: Optional[cute.Tensor]
     scale: Float32
@@ -54,6 +57,7 @@ class Shared:
     o: tk.SharedTile
     p: tk.SharedTile
     gate: Any
+    delta: Any
     tokens: tk.Pipe
     scores: tk.Pipe
 
@@ -79,8 +83,11 @@ class State:
     v: tk.RegTile  # a chunk's values, transposed
     u: tk.RegTile  # the same, with what decays to the chunk's end
     o: tk.RegTile  # outputs, transposed: V by tokens
+    w: tk.RegTile  # with the delta rule: what the state gives for keys, then what it takes up
     at_query: tk.ColVec
     to_end: tk.ColVec
+    beta: tk.ColVec
+    erase: tk.ColVec
 
 
 class LinearAttention:
@@ -111,6 +118,7 @@ class LinearAttention:
         self.dtype = element_type(spec.dtype)
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
+        self.delta = Delta(spec, self.p_tile)
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -134,7 +142,7 @@ class LinearAttention:
         n = c.groups
         s = Shared(al.tile(self.qk_tile, c.stages), al.tile(self.qk_tile, c.stages),
                    tuple(al.tile(self.v_tile, c.stages) for _ in range(n)), al.tile(self.v_tile, n),
-                   al.tile(self.p_tile, 2), self.gate.shared(al),
+                   al.tile(self.p_tile, 2), self.gate.shared(al), self.delta.shared(al),
                    al.pipe(c.stages, 2 * self.qk_tile.bytes + n * self.v_tile.bytes, 4 + 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
@@ -167,14 +175,20 @@ class LinearAttention:
         """P of each chunk, and beside it what decays."""
         ring, out = s.tokens.ring(), s.scores.ring()
         x, p = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype)
-        gates = self.gate.begin(g, t, self.order(t, 0))
+        gates, mine = self.gate.begin(g, t, self.order(t, 0)), self.delta.begin(g, t)
         for i in cutlass.range(t.chunks, unroll=1):
+            following = self.order(t, i + 1)
             s.tokens.wait(ring)
             tk.mm_ABt(x, s.q[ring.stage], s.k[ring.stage])
+            self.delta.products(mine, s.k[ring.stage])
             s.scores.acquire_empty(out)
-            between = self.gate.of_chunk(g, s.gate, t, self.order(t, i + 1), gates, out.stage, SCORES_BARRIER)
+            self.gate.factors(g, s.gate, t, following, gates, out.stage)
+            self.delta.factors(g, s.delta, t, following, mine, self.gate.sums_of(s.gate), out.stage)
+            tk.sync(SCORES_BARRIER, tk.WARPGROUP)
+            between = self.gate.between(s.gate, gates, out.stage)
             tk.mma_wait(0)
             s.tokens.release(ring)
+            self.delta.invert(s.delta, mine, between, out.stage, SCORES_BARRIER)
             self.gate.weigh(p, x, between, g.scale)
             if const_expr(self.spec.reverse):
                 tk.left_fill(p, 0, 0.0, diagonal=True)
@@ -190,18 +204,20 @@ class LinearAttention:
     def keep_state(self, g, s, t, wg):
         spec = self.spec
         c = State(tk.rt_fl(spec.head_dim), tk.rt(spec.head_dim, self.dtype), tk.rt(CHUNK, self.dtype),
-                  tk.rt(CHUNK, self.dtype), tk.rt_fl(CHUNK), tk.cv(CHUNK), tk.cv(CHUNK))
+                  tk.rt(CHUNK, self.dtype), tk.rt_fl(CHUNK), tk.rt_fl(CHUNK), *[tk.cv(CHUNK) for _ in range(4)])
         ring, scores = s.tokens.ring(), s.scores.ring()
         row0 = (t.part + wg) * CHUNK
         self.first_state(g, t, c.s, row0)
         for i in cutlass.range(t.chunks, unroll=1):
             s.tokens.wait(ring)
             tk.copy(c.s16, c.s)
+            self.delta.of_state(c, s.k[ring.stage])
             tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
             self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))
             s.scores.wait(scores)
-            self.gate.load(c, s.gate, scores.stage)
             tk.mma_wait(0)
+            self.delta.updates(c, s.delta, scores.stage)
+            self.gate.load(c, s.gate, scores.stage)
             self.gate.at_query(c, g.scale)
             tk.mma_ABt(c.o, c.v, s.p[scores.stage])
             self.gate.decay(c, s.gate, scores.stage)
@@ -265,6 +281,8 @@ def build(spec: LinearSpec, config: LinearConfig):
     g = {"none": None, "head": fake.tensor("fp32", (HO,), align=4),
          "token": fake.tensor("fp32", (B, S, HO), tuple(fake.sym64() for _ in range(3)), align=4)}[spec.gate]
     K, V = spec.head_dim, spec.value_dim
-    operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HO, V), g, states(spec.initial),
+    beta = spec.delta and fake.tensor(spec.delta, (B, S, HO), tuple(fake.sym64() for _ in range(3)),
+                                      align=4 if spec.delta == "fp32" else 2)
+    operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HO, V), g, beta, states(spec.initial),
                         states(spec.final))
     return LinearAttention(spec, config), (operands, Float32(1.0))

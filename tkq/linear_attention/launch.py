@@ -14,17 +14,17 @@ def recipe(spec: LinearSpec) -> Recipe:
     return Recipe("tkq.linear_attention.kernel:build", (spec, plan(spec)))
 
 
-def forward(q, k, v, g, scale, initial=None, final=None, *, reverse=False):
+def forward(q, k, v, g, scale, initial=None, final=None, *, beta=None, reverse=False):
     """(o, final state or None). final: its dtype. Tensors as `kernel.Operands`."""
     (B, S, H, K), (HV, V) = q.shape, v.shape[2:]
     heads, name = max(H, HV), dtypes.name_of
     gate = "none" if g is None else "head" if g.dim() == 1 else "token"
     spec = LinearSpec(name(q.dtype), K, V, gate, initial if initial is None else name(initial.dtype),
-                      final if final is None else name(final), reverse)
+                      final if final is None else name(final), reverse, None if beta is None else name(beta.dtype))
     o = torch.empty(B, S, heads, V, device=v.device, dtype=v.dtype)
     states = None if final is None else torch.empty(B, heads, K, V, device=v.device, dtype=final)
     if B * heads:
-        function(recipe(spec))((q, k, v, o, g, initial, states), scale)
+        function(recipe(spec))((q, k, v, o, g, beta, initial, states), scale)
     return o, states
 
 

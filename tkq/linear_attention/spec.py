@@ -14,6 +14,7 @@ class LinearSpec:
 
     dtype: of q, k, v and o. head_dim, value_dim: K and V. gate: "none"; "head", a logarithm of a decay for each head;
     "token", one for each token and head. initial, final: dtypes of the states that come in and go out, or None.
+    delta: beta's dtype, with the delta rule.
     reverse: from the last token to the first, each of which sees those behind it: gradients are of this form.
     """
 
@@ -24,14 +25,18 @@ class LinearSpec:
     initial: str | None = None
     final: str | None = None
     reverse: bool = False
+    delta: str | None = None
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("gate", self.gate, GATES),
                                    ("head_dim", self.head_dim, WIDTHS), ("value_dim", self.value_dim, WIDTHS),
                                    ("initial", self.initial, (None, "fp32", "bf16")),
-                                   ("final", self.final, (None, "fp32", "bf16"))):
+                                   ("final", self.final, (None, "fp32", "bf16")),
+                                   ("delta", self.delta, (None, "fp32", "bf16"))):
             if got not in allowed:
                 raise ValueError(f"LinearSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
+        if self.delta and self.reverse:
+            raise ValueError("LinearSpec: delta and reverse, allowed is one of them")
 
     @property
     def gated(self) -> bool:

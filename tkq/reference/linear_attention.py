@@ -11,8 +11,11 @@ from tkq.reference.precision import _upcast
 
 
 def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, scale: Optional[float] = None,
-                initial_state: Optional[Tensor] = None, cu_seqlens: Optional[Tensor] = None):
-    """(o, final state), both wide: o[t] = scale * q[t] S[t], S[t] = exp(g[t]) S[t-1] + k[t] v[t]' of each head.
+                initial_state: Optional[Tensor] = None, cu_seqlens: Optional[Tensor] = None,
+                beta: Optional[Tensor] = None):
+    """(o, final state), both wide: o[t] = scale * q[t] S[t], S[t] = exp(g[t]) S[t-1] + k[t] u[t]' of each head.
+
+    u is v; with beta (B, S, HV), the delta rule, it is beta[t] (v[t] - k[t] exp(g[t]) S[t-1]).
 
     q, k: (B, S, H, K). v: (B, S, HV, V); HV / H heads of v share one of q and k. g: None, (HV,), (B, S, HV) or
     (B, S, HV, K). States: (N, HV, K, V), N the sequences: B, or those between cu_seqlens (N + 1,) of B = 1."""
@@ -29,7 +32,10 @@ def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, sca
         decay = _decay(g, b, tokens, state)
         for i, t in enumerate(range(tokens.start, tokens.stop)):
             state = state if decay is None else decay[i] * state
-            state = state + k[b, t, :, :, None] * v[b, t, :, None, :]
+            u = v[b, t]
+            if beta is not None:
+                u = beta[b, t].to(v.dtype)[:, None] * (u - (k[b, t, :, None, :] @ state)[:, 0])
+            state = state + k[b, t, :, :, None] * u[:, None, :]
             o[b, t] = scale * (q[b, t, :, None, :] @ state)[:, 0]
         states.append(state)
     return o, torch.stack(states) if states else v.new_zeros(0, HV, K, V)

@@ -39,6 +39,7 @@ from .maps import (
     apply,
     apply_narrow,
     copy,
+    decay_outer,
     div_row,
     exp2,
     finite_or_zero,

@@ -212,6 +212,18 @@ def mul_outer(dst, a, row, col):
     mul_row(dst, dst, row)
 
 
+def decay_outer(dst, a, row, col):
+    """dst[i, j] = a[i, j] * 2 ** (row[i] - col[j]): a decay between rows and columns."""
+    _tiles("decay_outer", dst, a)
+    _row("decay_outer", "row", row)
+    if not isinstance(col, ColVec) or col.cols != a.cols:
+        raise ValueError(f"decay_outer: operand col is {_name(col)}, operand a is {a}")
+    d, s = dst.rows_view, a.rows_view
+    for r in range(2):
+        for j in range(a.cols // 4):
+            d[r, j] = s[r, j] * cute.math.exp2(row.tensor[r] - col.tensor[j], fastmath=True)
+
+
 def fma_outer(dst, a, row, block):
     """dst[i, j] += a[i, j] * row[i] * block[j // width]: ``block`` is a list of cols / width numbers, the same in all
     threads. Promotes a block-scaled product into its sum."""

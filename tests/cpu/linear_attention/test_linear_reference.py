@@ -64,3 +64,19 @@ def test_gradients_are_linear_attentions():
     torch.testing.assert_close(state, dinitial)
     behind = ((do * o).sum(-1) - (v * dv).sum(-1)).flip(1).cumsum(1).flip(1)
     torch.testing.assert_close(behind + (final * dfinal).sum((-1, -2))[:, None], dg)
+
+
+def test_the_delta_rule_by_an_inverse():
+    """A chunk of 70 tokens at once, with the inverse that the kernel makes."""
+    q, k, v, g = (x.double() for x in make("token", H=4))
+    k = torch.nn.functional.normalize(k, dim=-1)
+    beta, initial = torch.rand(2, 70, 4, dtype=torch.float64), torch.randn(2, 4, 8, 5, dtype=torch.float64)
+    o, state = linear_attn(q, k, v, g, 1.0, initial, beta=beta)
+    q, k, v, G, b = (x.transpose(1, 2) for x in (q, k, v, g.cumsum(1), beta[..., None]))
+    decay = (G[..., :, None] - G[..., None, :]).exp()
+    lower, start = (b * decay * (k @ k.mT)).tril(-1), G.exp()[..., None]
+    u = torch.linalg.solve(torch.eye(70) + lower, b * (v - start * (k @ initial)))
+    want = start * (q @ initial) + ((q @ k.mT) * decay).tril() @ u
+    torch.testing.assert_close(o.transpose(1, 2), want)
+    last = G[..., -1:]
+    torch.testing.assert_close(state, last[..., None].exp() * initial + (k * (last - G).exp()[..., None]).mT @ u)

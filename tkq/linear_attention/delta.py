@@ -1,0 +1,136 @@
+"""The delta rule: what a state already gives for a key is taken off the value (Schlag et al., 2021; Yang et al., 2024)."""
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, const_expr
+
+import tkq.tile as tk
+from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.spec import LinearSpec
+
+
+class DeltaShared(NamedTuple):
+    """inverse: (I + L)^-1, 16 bits, two stages. lower: L, fp32, of the scores' warpgroup alone, column by column. beta,
+    erase: of a chunk's tokens, beta and beta * 2^G, two stages."""
+
+    inverse: tk.SharedTile
+    lower: cute.Tensor
+    beta: cute.Tensor
+    erase: cute.Tensor
+
+
+class Delta:
+    """Of a chunk, with L[i, j] = beta[i] e^(G[i] - G[j]) k[i] k[j] for j < i:
+
+        U = (I + L)^-1 beta (V - e^G K S)
+
+    takes the place of V. The scores' warpgroup makes the inverse: a thread solves for one of its columns, in fp32, with
+    the column in registers."""
+
+    def __init__(self, spec: LinearSpec, tile: tk.st):
+        self.spec, self.there, self.tile = spec, spec.delta, tile
+
+    def shared(self, al: tk.SharedAllocator) -> Any:
+        """Room for it in shared memory; None without the rule."""
+        if not self.there:
+            return None
+        return DeltaShared(al.tile(self.tile, 2), al.vector(CHUNK * CHUNK), al.vector(CHUNK, 2), al.vector(CHUNK, 2))
+
+    # ---- the scores' warpgroup -----------------------------------------------------------------
+
+    def begin(self, g, t):
+        """Registers: of the products of keys, the rows' factors, this lane's two of the next chunk, a column."""
+        if not self.there:
+            return None
+        ahead = cute.make_rmem_tensor((2,), Float32)
+        self.read(g, t, 0, ahead)
+        return tk.rt_fl(CHUNK), tk.rv(), ahead, cute.make_rmem_tensor((CHUNK,), Float32)
+
+    @cute.jit
+    def read(self, g, t, chunk, ahead: cute.Tensor):
+        """beta of two tokens a lane; 0 past the end."""
+        for e in cutlass.range_constexpr(2):
+            token = chunk * CHUNK + 2 * tk.lane_id() + e
+            ahead[e] = Float32(0.0)
+            if token < g.tokens:
+                ahead[e] = Float32(g.beta[t.batch, token, t.head])
+
+    def products(self, mine, keys):
+        """K K' is under way."""
+        if self.there:
+            tk.mm_ABt(mine[0], keys, keys)
+
+    @cute.jit
+    def factors(self, g, shared, t, following, mine, at_start, stage):
+        """To shared memory, by the first warp, behind the gates' sums. at_start: those, None without gates."""
+        if const_expr(self.there):
+            ahead = mine[2]
+            if tk.warp_id() % 4 == 0:
+                for e in cutlass.range_constexpr(2):
+                    i = 2 * tk.lane_id() + e
+                    shared.beta[i, stage] = ahead[e]
+                    decay = Float32(1.0)
+                    if const_expr(at_start is not None):
+                        decay = cute.math.exp2(at_start[i, stage], fastmath=True)
+                    shared.erase[i, stage] = ahead[e] * decay
+            self.read(g, t, following, ahead)
+
+    @cute.jit
+    def invert(self, shared, mine, between, stage, barrier):
+        """K K' has arrived: its inverse to shared memory."""
+        if const_expr(self.there):
+            x, beta, _, column = mine
+            tk.load_rows(beta, shared.beta[None, stage], 0, CHUNK)
+            tk.mul_row(x, x, beta)
+            if const_expr(between is not None):
+                tk.decay_outer(x, x, *between)
+            self.put_lower(shared.lower, x)
+            tk.sync(barrier, tk.WARPGROUP)
+            thread = tk.thread_in_warpgroup()
+            if thread < CHUNK:
+                self.solve(shared.lower, column, thread)
+                tile = shared.inverse[stage].tensor
+                for i in cutlass.range_constexpr(CHUNK):
+                    tile[i, thread] = self.tile.dtype(column[i])
+
+    @cute.jit
+    def put_lower(self, lower: cute.Tensor, x: tk.RegTile):
+        view = x.rows_view
+        for r in cutlass.range_constexpr(2):
+            row = tk.first_row() + 8 * r
+            for j in cutlass.range_constexpr(CHUNK // 4):
+                col = tk.first_col() + 8 * (j // 2) + j % 2
+                lower[col * CHUNK + row, 0] = view[r, j]
+
+    @cute.jit
+    def solve(self, lower: cute.Tensor, column: cute.Tensor, j):
+        """column = column j of (I + L)^-1: each element, once it is known, is taken off those below it."""
+        for i in cutlass.range_constexpr(CHUNK):
+            column[i] = Float32(1.0) if i == j else Float32(0.0)
+        for k in cutlass.range_constexpr(CHUNK - 1):
+            first = (k + 1) // 4 * 4
+            four = cute.make_rmem_tensor((4,), Float32)
+            for i in cutlass.range_constexpr(first, CHUNK, 4):
+                at = cute.make_tensor(lower.iterator + (k * CHUNK + i), cute.make_layout((4,)))
+                cute.autovec_copy(at, four)
+                for e in cutlass.range_constexpr(4):
+                    if const_expr(i + e > k):
+                        column[i + e] = column[i + e] - four[e] * column[k]
+
+    # ---- the state's warpgroups ----------------------------------------------------------------
+
+    def of_state(self, c, keys):
+        """What the state gives for the keys is under way."""
+        if self.there:
+            tk.mm_ABt(c.w, c.s16, keys)
+
+    def updates(self, c, shared, stage):
+        """c.w = U', c.v the same, rounded: what the state gave for the keys has arrived."""
+        if self.there:
+            tk.load_shared_cols(c.beta, shared.beta[None, stage])
+            tk.load_shared_cols(c.erase, shared.erase[None, stage])
+            tk.apply_narrow(c.v, lambda v, w, b, e: b * v - e * w, c.v, c.w, c.beta, c.erase)
+            tk.mm_ABt(c.w, c.v, shared.inverse[stage])
+            tk.mma_wait(0)
+            tk.copy(c.v, c.w)
