@@ -1,4 +1,5 @@
-"""The delta rule: what a state already gives for a key is taken off the value (Schlag et al., 2021; Yang et al., 2024)."""
+"""The delta rule: what a state already gives for a key is taken off the value (Schlag et al., 2021; Yang et al.,
+2024)."""
 from typing import Any, NamedTuple
 
 import cutlass

@@ -21,7 +21,8 @@ SCORES_BARRIER, OUT_BARRIER = 1, 2  # named barriers: of the scores' warpgroup, 
 
 class Operands(NamedTuple):
     """q, k: (B, S, H, K). v: (B, S, Hv, V). o: (B, S, HO, V), HO a multiple of H and Hv: neighbouring heads of o share
-    one of theirs. g: None, (HO,) or (B, S, HO) fp32. beta: None, or (B, S, HO). initial, final: (B, HO, K, V) or None, of any strides."""
+    one of theirs. g: None, (HO,) or (B, S, HO) fp32. beta: None, or (B, S, HO). initial, final: (B, HO, K, V) or None,
+    of any strides. x: None, or as v. dots: (ceil(V / 64), B, S, HO) fp32, the sums of o times x of 64 columns each."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -31,6 +32,8 @@ class Operands(NamedTuple):
     beta: Optional[cute.Tensor]
     initial: Optional[cute.Tensor]
     final: Optional[cute.Tensor]
+    x: Optional[cute.Tensor]
+    dots: Optional[cute.Tensor]
 
 
 @dataclass(frozen=True)
@@ -39,14 +42,17 @@ class Globals:
     k: tk.gl
     v: tk.gl
     o: tk.gl
+    x: Optional[tk.gl]
     g: Optional[cute.Tensor]
     beta: Optional[cute.Tensor]
     initial: Optional[cute.Tensor]
     final: Optional[cute.Tensor]
+    dots: Optional[cute.Tensor]
     scale: Float32
     tokens: Int32
     heads_per_k: Int32
     heads_per_v: Int32
+    heads_per_x: Int32
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,8 @@ class Shared:
     q: tk.SharedTile
     k: tk.SharedTile
     v: tuple  # of each warpgroup of the state
+    x: tuple  # likewise
+    dots: Any
     o: tk.SharedTile
     p: tk.SharedTile
     gate: Any
@@ -83,6 +91,7 @@ class State:
     v: tk.RegTile  # a chunk's values, transposed
     u: tk.RegTile  # the same, with what decays to the chunk's end
     o: tk.RegTile  # outputs, transposed: V by tokens
+    x: tk.RegTile  # another tensor's rows, as v
     w: tk.RegTile  # with the delta rule: what the state gives for keys, then what it takes up
     at_query: tk.ColVec
     to_end: tk.ColVec
@@ -127,9 +136,13 @@ class LinearAttention:
         c = self.config
         # (batch, token, head, col) to (token, col, head, batch)
         q, k, v, o = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0])) for x in operands[:4]]
+        x, x_heads = None, Int32(1)
+        if const_expr(self.spec.dot):
+            x = cute.make_tensor(operands.x.iterator, cute.select(operands.x.layout, [1, 3, 2, 0]))
+            x, x_heads = tk.gl.load(x, self.v_tile), o.shape[2] // x.shape[2]
         g = Globals(tk.gl.load(q, self.qk_tile), tk.gl.load(k, self.qk_tile), tk.gl.load(v, self.v_tile),
-                    tk.gl.store(o, self.v_tile), *operands[4:], scale, Int32(q.shape[0]), o.shape[2] // k.shape[2],
-                    o.shape[2] // v.shape[2])
+                    tk.gl.store(o, self.v_tile), x, *operands[4:8], operands.dots, scale, Int32(q.shape[0]),
+                    o.shape[2] // k.shape[2], o.shape[2] // v.shape[2], x_heads)
         parts = -(-self.spec.value_dim // (CHUNK * c.groups))
         self.kernel(g).launch(grid=[parts, o.shape[2], o.shape[3]], block=[tk.WARPGROUP * (c.groups + 2), 1, 1],
                               stream=stream, min_blocks_per_mp=1)
@@ -141,9 +154,12 @@ class LinearAttention:
         c, al = self.config, tk.SharedAllocator()
         n = c.groups
         s = Shared(al.tile(self.qk_tile, c.stages), al.tile(self.qk_tile, c.stages),
-                   tuple(al.tile(self.v_tile, c.stages) for _ in range(n)), al.tile(self.v_tile, n),
+                   tuple(al.tile(self.v_tile, c.stages) for _ in range(n)),
+                   tuple(al.tile(self.v_tile, c.stages) for _ in range(n * self.spec.dot)),
+                   al.vector(CHUNK, 4 * n) if self.spec.dot else None, al.tile(self.v_tile, n),
                    al.tile(self.p_tile, 2), self.gate.shared(al), self.delta.shared(al),
-                   al.pipe(c.stages, 2 * self.qk_tile.bytes + n * self.v_tile.bytes, 4 + 4 * n),
+                   al.pipe(c.stages, 2 * self.qk_tile.bytes + n * (1 + self.spec.dot) * self.v_tile.bytes,
+                           4 + 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
         part, head, batch = cute.arch.block_idx()
@@ -168,6 +184,9 @@ class LinearAttention:
             tk.load_async(s.q[ring.stage], g.q, (t.batch, t.head_k, chunk, 0), sem)
             for wg in cutlass.range_constexpr(self.config.groups):
                 tk.load_async(s.v[wg][ring.stage], g.v, (t.batch, t.head_v, chunk, t.part + wg), sem)
+                if const_expr(self.spec.dot):
+                    at = t.batch, t.head // g.heads_per_x, chunk, t.part + wg
+                    tk.load_async(s.x[wg][ring.stage], g.x, at, sem)
             ring.advance()
 
     @cute.jit
@@ -204,7 +223,8 @@ class LinearAttention:
     def keep_state(self, g, s, t, wg):
         spec = self.spec
         c = State(tk.rt_fl(spec.head_dim), tk.rt(spec.head_dim, self.dtype), tk.rt(CHUNK, self.dtype),
-                  tk.rt(CHUNK, self.dtype), tk.rt_fl(CHUNK), tk.rt_fl(CHUNK), *[tk.cv(CHUNK) for _ in range(4)])
+                  tk.rt(CHUNK, self.dtype), tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), tk.rt_fl(CHUNK),
+                  *[tk.cv(CHUNK) for _ in range(4)])
         ring, scores = s.tokens.ring(), s.scores.ring()
         row0 = (t.part + wg) * CHUNK
         self.first_state(g, t, c.s, row0)
@@ -223,6 +243,9 @@ class LinearAttention:
             self.gate.decay(c, s.gate, scores.stage)
             tk.mma_AB(c.s, self.gate.values(c), s.k[ring.stage])
             tk.mma_wait(1)
+            if const_expr(self.spec.dot):
+                self.of_group(s.x, wg, lambda x: tk.load_T(c.x, x[ring.stage]))
+                self.put_dots(g, s, t, c, self.order(t, i), wg)
             self.put(g, s, t, c, self.order(t, i), wg)
             tk.mma_wait(0)
             s.tokens.release(ring)
@@ -261,6 +284,24 @@ class LinearAttention:
             tk.store_async(g.o, tile, (t.batch, t.head, chunk, t.part + wg))
 
 
+    @cute.jit
+    def put_dots(self, g, s, t, c, chunk, wg):
+        """Sums over this warpgroup's columns: over a warp's rows by shuffles, over the warps through shared memory."""
+        dots, out = s.dots, g.dots
+        for j in cutlass.range_constexpr(CHUNK // 4):
+            i = j // 2 * 4 + j % 2
+            mine = c.o.tensor[i] * Float32(c.x.tensor[i]) + c.o.tensor[i + 2] * Float32(c.x.tensor[i + 2])
+            for offset in (4, 8, 16):
+                mine = mine + cute.arch.shuffle_sync_bfly(mine, offset=offset)
+            if tk.lane_id() < 4:
+                dots[tk.first_col() + 8 * (j // 2) + j % 2, 4 * wg + tk.warp_id() % 4] = mine
+        tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
+        token = tk.thread_in_warpgroup()
+        if token < CHUNK and chunk * CHUNK + token < g.tokens and t.part + wg < out.shape[0]:
+            of_warps = [dots[token, 4 * wg + w] for w in range(4)]
+            out[t.part + wg, t.batch, chunk * CHUNK + token, t.head] = sum(of_warps[1:], of_warps[0])
+
+
 def transposed(states, t):
     """V by K of the task's head, of states (B, HV, K, V)."""
     x = states[t.batch, t.head, None, None]
@@ -283,6 +324,7 @@ def build(spec: LinearSpec, config: LinearConfig):
     K, V = spec.head_dim, spec.value_dim
     beta = spec.delta and fake.tensor(spec.delta, (B, S, HO), tuple(fake.sym64() for _ in range(3)),
                                       align=4 if spec.delta == "fp32" else 2)
+    dots = fake.tensor("fp32", (-(-V // CHUNK), B, S, HO), align=4) if spec.dot else None
     operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HO, V), g, beta, states(spec.initial),
-                        states(spec.final))
+                        states(spec.final), operand(fake.sym(), V) if spec.dot else None, dots)
     return LinearAttention(spec, config), (operands, Float32(1.0))

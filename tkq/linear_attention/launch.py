@@ -1,8 +1,12 @@
 """From torch tensors to a launch."""
 from __future__ import annotations
 
-import torch
+from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
+from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.plan import plan
 from tkq.linear_attention.spec import LinearSpec
 from tkq.runtime import Recipe, function
@@ -14,29 +18,93 @@ def recipe(spec: LinearSpec) -> Recipe:
     return Recipe("tkq.linear_attention.kernel:build", (spec, plan(spec)))
 
 
-def forward(q, k, v, g, scale, initial=None, final=None, *, beta=None, reverse=False):
-    """(o, final state or None). final: its dtype. Tensors as `kernel.Operands`."""
-    (B, S, H, K), (HV, V) = q.shape, v.shape[2:]
-    heads, name = max(H, HV), dtypes.name_of
+class Given(NamedTuple):
+    """What an engine's launch takes, as `kernel.Operands` has it. final: dtype of the final state, or None. x: for sums
+    of o times x."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor | None = None
+    beta: Tensor | None = None
+    initial: Tensor | None = None
+    final: torch.dtype | None = None
+    x: Tensor | None = None
+    reverse: bool = False
+
+
+class Made(NamedTuple):
+    """o, the final state or None, (B, S, HO) sums of o times x or None."""
+
+    o: Tensor
+    state: Tensor | None
+    dots: Tensor | None
+
+
+def spec_of(given: Given) -> LinearSpec:
+    """Of a launch."""
+    def name(x):
+        return None if x is None else dtypes.name_of(x if isinstance(x, torch.dtype) else x.dtype)
+
+    g = given.g
     gate = "none" if g is None else "head" if g.dim() == 1 else "token"
-    spec = LinearSpec(name(q.dtype), K, V, gate, initial if initial is None else name(initial.dtype),
-                      final if final is None else name(final), reverse, None if beta is None else name(beta.dtype))
+    return LinearSpec(name(given.q), given.q.shape[-1], given.v.shape[-1], gate, name(given.initial), name(given.final),
+                      given.reverse, name(given.beta), given.x is not None)
+
+
+def launch(given: Given, scale: float) -> Made:
+    """One launch of the engine."""
+    q, k, v, g, beta, initial, final, x, _ = given
+    (B, S, H, K), (HV, V) = q.shape, v.shape[2:]
+    heads = max(H, HV)
     o = torch.empty(B, S, heads, V, device=v.device, dtype=v.dtype)
-    states = None if final is None else torch.empty(B, heads, K, V, device=v.device, dtype=final)
+    state = None if final is None else torch.empty(B, heads, K, V, device=v.device, dtype=final)
+    dots = None if x is None else torch.empty(-(-V // CHUNK), B, S, heads, device=v.device)
     if B * heads:
-        function(recipe(spec))((q, k, v, o, g, beta, initial, states), scale)
-    return o, states
+        function(recipe(spec_of(given)))((q, k, v, o, g, beta, initial, state, x, dots), scale)
+    return Made(o, state, None if dots is None else dots.sum(0))
 
 
-def backward(do, q, k, v, g, scale, initial=None, dfinal=None, needs_initial=False):
-    """(dq, dk, dv, dinitial): each is a linear attention of others of the tensors, dq in the order of the tokens, dk
-    and dv in the reversed one. dq, dk: of each head of v.
+class Saved(NamedTuple):
+    """What the gradients need of a forward."""
 
-    do: as o. dfinal: as the final state. dinitial: fp32."""
-    def turned(state):
-        return None if state is None else state.transpose(-1, -2)
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor | None
+    initial: Tensor | None
+    final: Tensor | None  # the state, where its gradient comes
 
-    dq, _ = forward(do, v, k, g, scale, turned(initial))
-    dk, _ = forward(v, do, q, g, scale, turned(dfinal), reverse=True)
-    dv, dinitial = forward(k, q, do, g, scale, dfinal, torch.float32 if needs_initial else None, reverse=True)
-    return dq, dk, dv, dinitial
+
+class Gradients(NamedTuple):
+    """q's, k's and v's of each head of v; the gate's, as the gate; the initial state's, fp32."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor | None
+    initial: Tensor | None
+
+
+def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = None) -> Gradients:
+    """Each gradient is a linear attention of others of the tensors: dq in the order of the tokens, dk and dv in the
+    reversed one. What the gates of a token and those behind it get is what queries from there on take from keys before:
+    the sum over these tokens of q dq - v dv."""
+    q, k, v, g, initial, final = saved
+    dstate = None if initial is None else torch.float32
+    gated = g is not None
+    dq = launch(Given(do, v, k, g, initial=_turned(initial), x=q if gated else None), scale)
+    dk = launch(Given(v, do, q, g, initial=_turned(dfinal), reverse=True), scale)
+    dv = launch(Given(k, q, do, g, initial=dfinal, final=dstate, x=v if gated else None, reverse=True), scale)
+    dg = None
+    if gated:
+        dg = (dq.dots - dv.dots).flip(1).cumsum(1).flip(1)
+        if dfinal is not None:
+            dg = dg + (final * dfinal).sum((-1, -2))[:, None]
+        if g.dim() == 1:
+            dg = dg.sum((0, 1))
+    return Gradients(dq.o, dk.o, dv.o, dg, dv.state)
+
+
+def _turned(state):
+    return None if state is None else state.transpose(-1, -2)

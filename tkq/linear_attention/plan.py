@@ -1,12 +1,19 @@
-"""Which configuration a call gets: from the spec and the sizes."""
+"""Which configuration a call gets: from the spec."""
 from __future__ import annotations
 
-from tkq.linear_attention.config import LinearConfig
+from tkq.linear_attention.config import CHUNK, LinearConfig
 from tkq.linear_attention.spec import LinearSpec
+
+SHARED = 222 * 1024  # bytes of a block that tiles may take: 4 KB are left for factors and semaphores
+MOST_STAGES = 4
 
 
 def plan(spec: LinearSpec) -> LinearConfig:
-    """As many warpgroups for the state as V fills, two at most; of a wide K one stage less."""
-    groups = 1 if spec.value_dim <= 64 or spec.delta else 2
-    stages = 2 if spec.head_dim > 128 else 3 if spec.head_dim > 64 else 4
+    """As many warpgroups for the state as V fills, two at most, or one with the delta rule, whose inverse takes
+    registers. As many stages as there is room for."""
+    groups = 1 if spec.value_dim <= CHUNK or spec.delta else 2
+    tile = 2 * CHUNK * CHUNK
+    stage = 2 * 2 * CHUNK * spec.head_dim + groups * (1 + spec.dot) * tile
+    rest = (2 + groups) * tile + (4 * tile if spec.delta else 0)
+    stages = min(MOST_STAGES, (SHARED - rest) // stage)
     return LinearConfig(groups, stages, (24, 232, 240) if groups == 1 else (24, 104, 192))

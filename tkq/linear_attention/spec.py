@@ -14,6 +14,7 @@ class LinearSpec:
 
     dtype: of q, k, v and o. head_dim, value_dim: K and V. gate: "none"; "head", a logarithm of a decay for each head;
     "token", one for each token and head. initial, final: dtypes of the states that come in and go out, or None.
+    dot: of each token and head also the sum of o times another tensor, from o before it is rounded.
     delta: beta's dtype, with the delta rule.
     reverse: from the last token to the first, each of which sees those behind it: gradients are of this form.
     """
@@ -26,6 +27,7 @@ class LinearSpec:
     final: str | None = None
     reverse: bool = False
     delta: str | None = None
+    dot: bool = False
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("gate", self.gate, GATES),

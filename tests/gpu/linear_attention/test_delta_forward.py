@@ -4,7 +4,7 @@ import torch
 from torch.nn.functional import normalize
 
 from tests.gpu.linear_attention.test_linear_forward import BF16, make
-from tkq.linear_attention import launch
+from tkq.linear_attention.launch import Given, launch
 from tkq.reference.linear_attention import linear_attn as recurrence
 from tkq.testing import assert_2x
 
@@ -33,7 +33,7 @@ def chunked(q, k, v, g, beta, initial):
 
 
 def check(q, k, v, g, beta, initial=None):
-    o, final = launch.forward(q, k, v, g, q.shape[-1]**-0.5, initial, torch.float32, beta=beta)
+    o, final, _ = launch(Given(q, k, v, g, beta, initial, torch.float32), q.shape[-1]**-0.5)
     want, want_state = recurrence(*(x.double() for x in (q, k, v)), g, initial_state=initial, beta=beta)
     peer, peer_state = chunked(q, k, v, g, beta, initial)
     assert_2x(o, want, peer, what="o")
@@ -69,7 +69,8 @@ def test_hard_inverses(beta, keys, decay):
 
 def test_the_same_bits():
     given, beta = make(2, 1000, 4, 8, 128, 128, "token"), torch.rand(2, 1000, 8, device="cuda")
-    first = launch.forward(*given, 0.1, None, torch.float32, beta=beta)
+    given = Given(*given, beta, final=torch.float32)
+    first = launch(given, 0.1)[:2]
     for _ in range(5):
-        again = launch.forward(*given, 0.1, None, torch.float32, beta=beta)
+        again = launch(given, 0.1)[:2]
         assert all(torch.equal(a, b) for a, b in zip(first, again))

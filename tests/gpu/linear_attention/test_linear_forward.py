@@ -4,15 +4,15 @@ import math
 import pytest
 import torch
 
-from tkq.linear_attention import launch
+from tkq.linear_attention.launch import Given, launch
 from tkq.reference.linear_attention import linear_attn as recurrence
 from tkq.testing import assert_2x
 
 BF16 = torch.bfloat16
 
 
-def make(B, S, H, HV, K, V, gate, dtype=BF16, decay=0.1, seed=0):
-    torch.manual_seed(seed)
+def make(B, S, H, HV, K, V, gate, dtype=BF16, decay=0.1):  # noqa: PLR0913
+    torch.manual_seed(0)
     q, k = (torch.nn.functional.normalize(torch.randn(B, S, H, K, device="cuda"), dim=-1).to(dtype) for _ in range(2))
     v = torch.randn(B, S, HV, V, device="cuda").to(dtype)
     g = {"none": None, "head": -decay * torch.rand(HV, device="cuda"),
@@ -44,7 +44,7 @@ def chunked(q, k, v, g, initial):
 
 
 def check(q, k, v, g, initial=None):
-    o, final = launch.forward(q, k, v, g, q.shape[-1]**-0.5, initial, torch.float32)
+    o, final, _ = launch(Given(q, k, v, g, None, initial, torch.float32), q.shape[-1]**-0.5)
     want, want_state = recurrence(*(x.double() for x in (q, k, v)), g, initial_state=initial)
     peer, peer_state = chunked(q, k, v, g, initial)
     assert_2x(o, want, peer, what="o")
@@ -83,15 +83,15 @@ def test_states_that_go_on(dtype):
     initial = torch.randn(2, 4, 64, 64, device="cuda").to(dtype)
     o, final = check(q, k, v, g, initial)
     first = [x[:, :128] for x in (q, k, v, g)]
-    o1, s1 = launch.forward(*first, 64**-0.5, initial, torch.float32)
-    o2, s2 = launch.forward(*(x[:, 128:] for x in (q, k, v, g)), 64**-0.5, s1, torch.float32)
+    o1, s1, _ = launch(Given(*first, None, initial, torch.float32), 64**-0.5)
+    o2, s2, _ = launch(Given(*(x[:, 128:] for x in (q, k, v, g)), None, s1, torch.float32), 64**-0.5)
     assert torch.equal(torch.cat([o1, o2], 1), o) and torch.equal(s2, final)
 
 
 def test_no_tokens():
     q, k, v, g = make(2, 0, 2, 2, 64, 64, "token")
     initial = torch.randn(2, 2, 64, 64, device="cuda")
-    o, final = launch.forward(q, k, v, g, 1.0, initial, torch.float32)
+    o, final, _ = launch(Given(q, k, v, g, None, initial, torch.float32), 1.0)
     assert o.shape == v.shape and torch.equal(final, initial)
 
 
@@ -102,14 +102,15 @@ def test_nothing_behind_the_end_counts():
         wide = torch.full((1, 200, *x.shape[2:]), math.nan, device="cuda", dtype=x.dtype)
         wide[:, :100] = x
         return wide[:, :100]
-    o, final = launch.forward(q, k, v, g, 0.125, None, torch.float32)
-    again, state = launch.forward(*map(behind, (q, k, v, g)), 0.125, None, torch.float32)
+    o, final, _ = launch(Given(q, k, v, g, final=torch.float32), 0.125)
+    again, state, _ = launch(Given(*map(behind, (q, k, v, g)), final=torch.float32), 0.125)
     assert torch.equal(o, again) and torch.equal(final, state)
 
 
 def test_the_same_bits():
     given = make(2, 1000, 4, 8, 128, 128, "token")
-    first = launch.forward(*given, 0.1, None, torch.float32)
+    given = Given(*given, final=torch.float32)
+    first = launch(given, 0.1)[:2]
     for _ in range(5):
-        again = launch.forward(*given, 0.1, None, torch.float32)
+        again = launch(given, 0.1)[:2]
         assert all(torch.equal(a, b) for a, b in zip(first, again))
