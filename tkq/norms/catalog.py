@@ -9,10 +9,8 @@ from .backward.per_head_plan import PerHeadSpec
 from .config import Config, smem_bytes
 from .launch import recipe
 from .plan import plan
+from .shipped_sizes import KINDS, SIZES
 from .spec import OUT_WIDTH, NormSpec
-
-SIZES = (1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
-KINDS = ("rmsnorm", "layernorm")
 
 
 def shipped() -> list:

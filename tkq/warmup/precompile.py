@@ -9,9 +9,9 @@ import shutil
 import sys
 import time
 
-from ..cli import doctor
 from ..runtime.compile import bundle, bundling, keys, native
 from ..runtime.compile.build import cache, configure, ensure
+from ..runtime.compile.requirements import why_no_compiling
 from ..runtime.system import trusted
 from . import catalog
 
@@ -35,8 +35,8 @@ def main(chosen) -> int:
     if chosen.list:
         print(*(kernel.name for kernel in kernels), sep="\n")
         return 0
-    if doctor.why_no_compiling():
-        print(f"tkq compile: {doctor.why_no_compiling()}", file=sys.stderr)
+    if problem := why_no_compiling():
+        print(f"tkq compile: {problem}", file=sys.stderr)
         return 2
     if chosen.all:
         print(f"All {len(kernels)} kernels that tkq ships, in {chosen.jobs} process{'es' * (chosen.jobs > 1)}. Faster: "

@@ -3,11 +3,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tkq.attention.backward.gqa_config import GqaConfig, part_in_order
+from tkq.attention.backward.gqa_config import GqaConfig
 from tkq.attention.backward.plan import _HELPER_WARPS, plan
 from tkq.attention.backward.spec import WIDTHS, BackwardSpec
 from tkq.attention.common.query_mask import tile_of_task
-from tkq.attention.common.tile_order import zero_ahead_of
+from tkq.attention.common.tile_order import part_in_order, zero_ahead_of
 from tkq.attention.forward.plan import LENGTHS
 
 

@@ -18,8 +18,8 @@ CHECKOUT = pathlib.Path(__file__).resolve().parents[3]
 # Recipe.sources; the others see no kernel.
 DYNAMIC = {"tkq", "tkq.warmup.catalog", "tkq.runtime.compile.build", "tkq.runtime.compile.sources",
            "tkq.gemm.epilogue.spec",
-           "tkq.integrations", "tkq.integrations.transformers_modules", "tkq.reduction.launch", "tkq.reference",
-           "tkq.rows.persistent.launch", "tkq.runtime", "tkq.runtime.compile.values", "tkq.testing", "tkq.warmup.tune"}
+           "tkq.integrations", "tkq.integrations.transformers_modules", "tkq.reduction.build", "tkq.reference",
+           "tkq.rows.persistent.build", "tkq.runtime", "tkq.runtime.compile.values", "tkq.testing", "tkq.warmup.tune"}
 # Builds each recipe of a pickle in a process of its own, which has the DSL but nothing of tkq, and tells what of tkq it
 # then has.
 BUILD = """
@@ -117,7 +117,7 @@ def test_kernels_do_not_count_for_each_other():
     for names, others in ((attention, ("gemm", "norms", "rows", "losses")), (gemm, ("attention", "norms", "rows")),
                           (norm, ("attention", "gemm", "rows.persistent", "losses", "pointwise"))):
         assert not [name for name in names for other in others if name.startswith(f"tkq.{other}.")]
-    assert "tkq.norms.backward.kernel" not in of("tkq.rows.persistent.launch")
+    assert "tkq.norms.backward.kernel" not in of("tkq.rows.persistent.build")
 
 
 def test_no_kernel_counts_what_only_pytorch_sees():

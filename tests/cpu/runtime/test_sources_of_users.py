@@ -204,7 +204,7 @@ def test_values_of_every_kind_and_way(tree, monkeypatch):
     monkeypatch.setenv("KERN_FLAG", "fast")
     (tree / "kern.py").write_text(CLASS)
     kern = importlib.import_module("kern")
-    recipe = Recipe("tkq.rows.persistent.launch:build", (Named("kern", "Kernel"),), sources=("kern",))
+    recipe = Recipe("tkq.rows.persistent.build:build", (Named("kern", "Kernel"),), sources=("kern",))
     assert values_of(recipe) == {
         "kern.CHOSEN": "<Kind.A: 1>", "kern.CONFIG": "Config(tile=(64, 64))", "kern.SCALE": "2.0", "kern.OTHER": "-1",
         "kern.Base.WIDTH": "16", "kern.deep(n)": "5", "kern.deep(m)": "-0.5", "environment.KERN_FLAG": "fast"}

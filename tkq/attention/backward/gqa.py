@@ -12,12 +12,13 @@ from cutlass import Constexpr, Int32, const_expr
 import tkq.tile as tk
 from tkq.attention.backward.dkv import AttentionBackward
 from tkq.attention.backward.dkv import build as build_alike
-from tkq.attention.backward.gqa_config import GqaConfig, part_in_order
+from tkq.attention.backward.gqa_config import GqaConfig
 from tkq.attention.backward.gqa_split import pass_on_dkv
 from tkq.attention.backward.helper_warps import GqaHelperWarps
 from tkq.attention.backward.spec import BackwardSpec
 from tkq.attention.backward.state import Task
 from tkq.attention.common.query_mask import query_tiles_of, tile_of_task
+from tkq.attention.common.tile_order import part_in_order
 
 
 class GqaBackward(AttentionBackward):

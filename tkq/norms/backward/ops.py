@@ -10,7 +10,7 @@ from ...rows.persistent import launch as rows
 from ...rows.persistent.spec import MAX_ROWS, RowSpec, Stream
 from ...runtime.call import check, dtypes
 from ..spec import KINDS, MAX_N
-from . import plan
+from . import launch
 
 _CLASSES = {"rmsnorm": "RMSNormBackward", "layernorm": "LayerNormBackward"}
 _SUMS = {"rmsnorm": (1,), "layernorm": (2,)}
@@ -121,7 +121,7 @@ def _call(kind, dy, x, weight, dresidual_out, weight_offset, needs, dx_dtype, dr
     dweight = bool(needs[1]) and weight is not None
     dbias = _bias_dtype(weight, dbias_dtype) if needs[2] else None
     spec = spec_of(kind, dy, x, weight, dresidual_out, weight_offset, dx, dresidual, dweight, dbias)
-    run = plan.launcher(spec, x.device) if spec.stores or spec.columns else None
+    run = launch.launcher(spec, x.device) if spec.stores or spec.columns else None
     return _Call(run, dx, dresidual, dweight, dbias)
 
 

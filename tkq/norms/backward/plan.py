@@ -1,20 +1,15 @@
-"""Which plan a norm's backward runs with, by how many rows there are. Pure but for `launcher`: no torch, no DSL.
+"""Which plan a norm's backward runs with, by how many rows there are. Pure: no torch, no DSL.
 
 `tkq.rows.persistent.plan` knows a row, not how many of them come. For many rows it has what moves most bytes a second;
-where a
-processor has few, what a launch costs besides decides: how soon the first row is there, and how long column sums take
-once the last one has been read. So a shape has a plan for each of a few numbers of rows, of which a call takes the
-first that has room: a kernel each, compiled when it is first called for, whatever M the calls have.
+where a processor has few, what a launch costs besides decides: how soon the first row is there, and how long column
+sums take once the last one has been read. So a shape has a plan for each of a few numbers of rows, of which a call
+takes the first that has room: a kernel each, compiled when it is first called for, whatever M the calls have.
 """
 from __future__ import annotations
 
 from typing import NamedTuple, Optional
 
-from ...rows.persistent import launch
 from ...rows.persistent.plan import RowPlan, RowShape, plan
-from ...rows.persistent.spec import RowSpec
-from ...runtime.compile import dry_run
-from ...runtime.device import arch
 
 MOST_PLANS = 2  # of a shape
 
@@ -66,39 +61,3 @@ def limits(shape: RowShape, num_sms: int) -> tuple:
 def of_rows(shape: RowShape, rows: int, num_sms: int = 132) -> RowPlan:
     """The plan of a call."""
     return next(p for most, p in limits(shape, num_sms) if most is None or rows <= most)
-
-
-class ByRows:
-    """A launcher that takes the one of its launchers that is for so many rows. makes: (rows, function that makes one)
-    of each."""
-
-    def __init__(self, makes: tuple):
-        self.most = [most for most, _ in makes]
-        self.makes = [make for _, make in makes]
-        self.made = [None] * len(makes)
-
-    def make_all(self) -> None:
-        for i, make in enumerate(self.makes):
-            self.made[i] = make()
-
-    def __call__(self, loads, *others) -> None:
-        rows, i = loads[0].shape[0], 0
-        while self.most[i] is not None and rows > self.most[i]:
-            i += 1
-        run = self.made[i]
-        if run is None:
-            run = self.made[i] = self.makes[i]()
-        run(loads, *others)
-
-
-def launcher(spec: RowSpec, device):
-    """What launches a spec's calls."""
-    found = limits(spec.shape, arch.num_sms(device))
-    makes = tuple((most, lambda p=p: launch.launcher(spec, device, p)) for most, p in found)
-    if len(makes) == 1:
-        return makes[0][1]()
-    arch.require_hopper(device)
-    run = ByRows(makes)
-    if dry_run.under_way():  # a bundle has the kernels of all rows
-        run.make_all()
-    return run

@@ -7,7 +7,7 @@ import pathlib
 import re
 import tempfile
 
-from ... import __version__
+from ...version import __version__
 from ..system import scratch
 from . import build, digests, keys, link
 from .bundle import NAME, NATIVE, digest, native_sources

@@ -17,7 +17,7 @@ import pathlib
 import warnings
 from typing import Any
 
-from ... import __version__
+from ...version import __version__
 from ..system import trusted
 from .build import cache
 
