@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..gemm import candidates
 from ..gemm.tuned import stored
 from ..runtime import arguments
 from ..runtime.compile import tuned
+from ..runtime.device import arch
 from ..testing import timing
 
 OPS = {"gemm": "tkq.gemm.dense.launch", "fp8_gemm": "tkq.gemm.fp8.ops", "grouped_gemm": "tkq.gemm.grouped.ops"}
@@ -89,11 +91,12 @@ def tune(function, *args, effort: timing.Effort = EFFORT, again: bool = False, *
         raise TypeError(f"tune: effort: got {type(effort).__name__}, expected a tkq.testing.timing.Effort")
     with _on(args, kwargs):
         tunable = importlib.import_module(OPS[name]).tunable(*args, **kwargs)
-        if not tunable.candidates:
+        configs = candidates.of(tunable.problem, arch.num_sms(tunable.result.device))
+        if not configs:
             return None
         found = None if again else _known(tunable)
         if found is None:
-            found = _measured(tunable, effort)
+            found = _measured(tunable, configs, effort)
     tuned.clear()  # of what was found by another process, too
     tunable.clear()
     return found
@@ -120,16 +123,16 @@ def _on(args, kwargs):
 def _known(tunable):
     """What was found before; None where today's kernels do not take it."""
     note = tuned.read(tunable.problem)
-    config = stored(tunable.problem, note)
+    config = stored(tunable.problem, note, tunable.configs)
     try:
         return config and Tuned(str(config), note["gain"], note["times"], note["failed"], str(tunable.problem.path))
     except KeyError:
         return None
 
 
-def _measured(tunable, effort, gpu=None):
-    """Time the candidates, choose, and keep what was found. gpu: see ``timing.compare``."""
-    configs = {str(config): config for config in tunable.candidates}
+def _measured(tunable, candidates, effort, gpu=None):
+    """Time the candidates, choose, and store what was found. gpu: see ``timing.compare``."""
+    configs = {str(config): config for config in candidates}
     calls = {name: lambda *inputs, config=config: tunable.call(config, *inputs) for name, config in configs.items()}
     first = []
 

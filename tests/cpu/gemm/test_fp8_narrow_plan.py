@@ -23,6 +23,7 @@ from tkq.gemm.fp8.small_m_plan import (
     traits,
 )
 from tkq.gemm.fp8.spec import OUT, SCALES, Fp8Spec
+from tkq.gemm.fp8.stored import CONFIGS
 
 SPECS = [Fp8Spec(scales=s, promote=p) for s in SCALES for p in (False, True) if p or s in ("tensor", "row")]
 SPEC = Fp8Spec(scales="row")
@@ -116,7 +117,7 @@ def test_launch(spec, M, N, k):
     assert few == isinstance(fp8_plan.plan(spec, M, N, 16 * k, 132), SmallMFp8Config)
     assert (blocks == 0 and recipe.args[0].store == "direct") if few else blocks > 0
     tile = fp8_plan.best_tile(spec, M, N, 16 * k, 132)
-    assert fp8_plan.launch(spec, M, N, 16 * k, 132, tile)[0].builder == "tkq.gemm.fp8.kernel:build"
+    assert fp8_plan.launch(spec, M, N, 16 * k, 132, tile)[0].builder == "tkq.gemm.fp8.build:build"
 
 
 # Of more rows: (columns of a block, blocks that share K). Quicker ways are known and not planned for 384x1024x16384
@@ -133,7 +134,7 @@ def test_what_was_measured_of_more_rows(spec, measured):
         config = plan(spec, *problem, 132)
         assert (config and (config.rows, config.split)) == way, (problem, config)
         built = fp8_plan.launch(spec, *problem, 132)[0].builder
-        assert built == ("tkq.gemm.fp8.small_m_kernel:build" if way else "tkq.gemm.fp8.kernel:build")
+        assert built == ("tkq.gemm.fp8.small_m_kernel:build" if way else "tkq.gemm.fp8.build:build")
 
 
 @pytest.mark.parametrize("M, most", ((1, 16), (40, 64), (128, 128), (129, 128), (2048, 128), (2049, 0)))
@@ -141,8 +142,8 @@ def test_tune_tries_every_way(M, most):
     found = [c for c in candidates.of_fp8_gemm(SPEC, M, 1024, 8192, 132) if isinstance(c, SmallMFp8Config)]
     assert {c.m for c in found} == ({most} if most else set())
     assert {(c.rows, c.split) for c in found} == (set(itertools.product((64, 128), (1, 2, 4, 8))) if most else set())
-    assert all(candidates.fits("fp8_gemm", c, SPEC, M) for c in found)
-    assert all(candidates.fits("fp8_gemm", c, SPEC, most + 1) == (most == 128) for c in found)
+    assert all(CONFIGS.fits(c, SPEC, M) for c in found)
+    assert all(CONFIGS.fits(c, SPEC, most + 1) == (most == 128) for c in found)
 
 
 @pytest.mark.parametrize("change", (dict(m=24), dict(rows=96), dict(split=3), dict(stages=1), dict(parts=2)))

@@ -27,7 +27,9 @@ from tkq.gemm.fp8.plan import (
     traits,
 )
 from tkq.gemm.fp8.spec import BYTES, OUT, SCALES, Fp8Spec, granularity
+from tkq.gemm.fp8.stored import CONFIGS
 from tkq.gemm.grouped.spec import GroupedSpec
+from tkq.gemm.grouped.stored import CONFIGS as GROUPED_CONFIGS
 from tkq.gemm.raster import raster
 
 SPECS = [Fp8Spec(out=out, scales=s, promote=p, store=store) for out in OUT for s in SCALES
@@ -140,7 +142,7 @@ def test_what_cannot_wait():
                          (grouped, Fp8Config(split=2, store_row_bytes=64, overlap_epilogue=1, wgmma_in_flight=0))):
         with pytest.raises(ValueError, match="fp8_gemm: (overlap_epilogue|promotion_unroll|n) does not fit"):
             config.check(spec)
-    assert not candidates.fits("grouped_gemm", rolls, grouped, 256)
+    assert not GROUPED_CONFIGS.fits(rolls, grouped, 256)
     gelu = Fp8Spec(scales="block", promote=True, activation="gelu")
     tried = [x for x in candidates.of_fp8_gemm(gelu, 4096, 4096, 4096, 132) if x.promotion_unroll == 4]
     assert {x.overlap_epilogue for x in tried} == {0, 7} and {x.raster_group for x in tried
@@ -189,7 +191,8 @@ def test_which_products_keep_pace():
     for spec, (size, keeps) in itertools.product((block, row, Fp8Spec()), sizes.items()):
         config, (recipe, _) = plan(spec, *size, 132), launch(spec, *size, 132)
         assert isinstance(config, WaveSyncFp8Config) == keeps and recipe.args == (spec, config)
-        assert recipe.module == "tkq.gemm.fp8." + "wave_sync_" * keeps + "kernel" and not traits(spec, config) - COVERED
+        assert recipe.module == f"tkq.gemm.fp8.{'wave_sync_kernel' if keeps else 'build'}"
+        assert not traits(spec, config) - COVERED
         if keeps:
             best = min((c for c in table(spec)), key=lambda c: cycles(c, *size, 132, spec.promote))
             assert (config.m, config.n) == (best.m, best.n)
@@ -221,7 +224,7 @@ def test_tune_tries_it_where_rounds_are_many():
     for size, paces in (((16384,) * 3, {8, 16}), ((4096,) * 3, set())):
         found = candidates.of_fp8_gemm(spec, *size, 132)
         assert {x.wave_sync for x in found if isinstance(x, WaveSyncFp8Config)} == paces
-        assert all(candidates.fits("fp8_gemm", x, spec, size[0]) for x in found)
+        assert all(CONFIGS.fits(x, spec, size[0]) for x in found)
 
 
 def test_tune_tries_tiles_that_share_where_there_is_one_round():

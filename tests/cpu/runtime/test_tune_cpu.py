@@ -26,6 +26,7 @@ from tkq.gemm.fp8.spec import Fp8Spec
 from tkq.gemm.grouped import ops as grouped_ops
 from tkq.gemm.grouped.spec import GroupedSpec
 from tkq.runtime.compile import build, tuned
+from tkq.runtime.device import arch
 from tkq.testing import timing
 from tkq.warmup import tune
 
@@ -35,7 +36,8 @@ GEMMS = (GemmSpec(), GemmSpec(b_major="k"), GemmSpec(out="fp32"), GemmSpec(store
          GemmSpec(b_major="k", epilogue=Epilogue("swiglu")), GemmSpec(out="fp32", epilogue=Epilogue(residual=True)))
 FP8S = (Fp8Spec(), Fp8Spec(scales="row"), Fp8Spec(scales="block", promote=True), Fp8Spec(scales="line", promote=True),
         Fp8Spec(out="e4m3"), Fp8Spec(store="direct"))
-CLASSES = {**candidates.CLASSES["gemm"], **candidates.CLASSES["fp8_gemm"]}
+CONFIGS = {x.op: x for x in (call.CONFIGS, ops.CONFIGS, grouped_ops.CONFIGS)}
+CLASSES = {**CONFIGS["gemm"].classes, **CONFIGS["fp8_gemm"].classes}
 EFFORT = timing.Effort(rounds=7, round_seconds=0.001, warmup_seconds=0.001)
 
 
@@ -141,7 +143,7 @@ def test_another_problem_finds_nothing():
 def test_what_does_not_fit_counts_as_not_there(change):
     path = tuned.write(problem(), Config(raster_group=4), {})
     path.write_text(change(path.read_text()))
-    assert chosen.stored(problem(), tuned.read(problem())) is None
+    assert chosen.stored(problem(), tuned.read(problem()), call.CONFIGS) is None
 
 
 def fields(config, **changed):
@@ -161,7 +163,7 @@ def fields(config, **changed):
     ("grouped_gemm", GroupedSpec(out="fp32"), fields(Fp8Config(n=128, wgmma_in_flight=0, overlap_epilogue=1))),
     ("grouped_gemm", GroupedSpec(), fields(Fp8Config(n=128, stages=7)))))
 def test_a_configuration_of_no_sense_counts_as_not_there(op, spec, found):
-    assert chosen.stored(tuned.Problem(op, spec, (64, 512, 512, 4), "a GPU"), found) is None
+    assert chosen.stored(tuned.Problem(op, spec, (64, 512, 512, 4), "a GPU"), found, CONFIGS[op]) is None
 
 
 def test_what_a_fleet_shares_is_read_first(fresh_cache, tmp_path, monkeypatch):
@@ -192,7 +194,7 @@ def test_what_cannot_be_written_counts_for_this_process(wrong, fresh_cache, monk
         monkeypatch.setattr(tuned.os, "replace", lambda *_, **__: (_ for _ in ()).throw(OSError("full")))
     with pytest.warns(UserWarning, match="for this process alone"):
         tuned.write(problem(), Config(raster_group=4), {})
-    assert tuned.anything() and chosen.stored(problem(), tuned.read(problem())) == Config(raster_group=4)
+    assert tuned.anything() and chosen.stored(problem(), tuned.read(problem()), call.CONFIGS) == Config(raster_group=4)
     assert wrong == "a file" or list((fresh_cache / "tuned").iterdir()) == [], "a temporary file stayed"
 
 
@@ -250,7 +252,7 @@ def gemm_kind():
     a, b = torch.zeros(512, 256, dtype=torch.bfloat16), torch.zeros(256, 512, dtype=torch.bfloat16)
     *_, kind = call.kind_of(a, b, torch.zeros(512, 512, dtype=torch.bfloat16), False, False, call.PLAIN)
     tunable = call.tunable(a, b)
-    return kind, tunable.problem, *tunable.candidates[:2], (a, b)
+    return kind, tunable.problem, *candidates.of(tunable.problem, 132)[:2], (a, b)
 
 
 def test_what_another_process_found_counts_once_tune_is_asked(hopper, monkeypatch):
@@ -282,11 +284,12 @@ def test_work_is_done_on_the_tensors_device(monkeypatch):
         current.pop()
 
     monkeypatch.setattr(torch.cuda, "device", device)
-    tunable, gpu, _ = fake_call((1.0, 0.5))
+    tunable, gpu, configs = fake_call((1.0, 0.5))
     tunable = tunable._replace(call=lambda config, out, x, _: seen.extend(current) or out.copy_(x))
     monkeypatch.setattr(call, "tunable", lambda *_: seen.extend(current) or tunable)
     measured = tune._measured
-    monkeypatch.setattr(tune, "_measured", lambda tunable, effort: measured(tunable, effort, gpu))
+    monkeypatch.setattr(tune, "_measured", lambda tunable, _, effort: measured(tunable, configs, effort, gpu))
+    monkeypatch.setattr(arch, "num_sms", lambda _: 132)
     with FakeTensorMode(allow_non_fake_inputs=True):
         x = torch.empty(8, 8, device="cuda:1")
     tkq.tune(tkq.gemm, x, x, effort=EFFORT)
@@ -336,7 +339,7 @@ def fake_call(milliseconds, results=None):
         result = (results or {}).get(config.raster_group, 0)
         return result(out, x) if callable(result) else out.copy_(x + result)
 
-    tunable = chosen.Tunable(problem(), configs, (torch.ones(130, 70), None), torch.empty(130, 70),
+    tunable = chosen.Tunable(problem(), call.CONFIGS, (torch.ones(130, 70), None), torch.empty(130, 70),
                              lambda config, out, x, _: made(config, out, x),
                              lambda: forgotten.append(1))
     return tunable, InTurn(milliseconds), configs
@@ -344,7 +347,7 @@ def fake_call(milliseconds, results=None):
 
 def test_the_fastest_wins_and_is_kept():
     tunable, gpu, configs = fake_call((1.0, 2.0, 0.8, 1.1))
-    found = tune._measured(tunable, EFFORT, gpu)
+    found = tune._measured(tunable, configs, EFFORT, gpu)
     assert found.chosen == str(configs[2]) and found.gain == pytest.approx(1.25) and not found.failed
     assert list(found.times) == [str(c) for c in configs]
     assert json.loads(problem().path.read_text())["gain"] == found.gain
@@ -353,13 +356,13 @@ def test_the_fastest_wins_and_is_kept():
 
 def test_the_plan_stays_where_others_are_hardly_faster():
     tunable, gpu, configs = fake_call((1.0, 0.998, 1.0))
-    found = tune._measured(tunable, EFFORT, gpu)
+    found = tune._measured(tunable, configs, EFFORT, gpu)
     assert found.chosen == str(configs[0]) and found.gain == 1.0
 
 
 def test_one_with_another_result_is_left_out():
     tunable, gpu, configs = fake_call((1.0, 0.5, 0.9), results={2: 5.0, 3: 1e-4})
-    found = tune._measured(tunable, EFFORT, gpu)
+    found = tune._measured(tunable, configs, EFFORT, gpu)
     assert found.chosen == str(configs[2]) and "off by" in found.failed[str(configs[1])]
 
 
@@ -369,7 +372,7 @@ def test_one_that_writes_nothing_or_a_corner_wrong_is_left_out():
         return out
 
     tunable, gpu, configs = fake_call((1.0, 0.5, 0.6, 0.9), results={2: lambda out, x: out, 3: corner})
-    found = tune._measured(tunable, EFFORT, gpu)
+    found = tune._measured(tunable, configs, EFFORT, gpu)
     assert found.chosen == str(configs[3]) and list(found.failed) == [str(configs[1]), str(configs[2])]
 
 

@@ -162,7 +162,7 @@ def row_kernel(N):
     Recipe("tkq.attention.forward.kernel:build",
            (AttentionSpec("bf16", 128), plan(AttentionSpec("bf16", 128), "long"))),
     Recipe("tkq.gemm.dense.kernel:build", (GemmSpec(b_major="k"), Config())),
-    Recipe("tkq.gemm.fp8.kernel:build",
+    Recipe("tkq.gemm.fp8.build:build",
            (Fp8Spec(scales="block", promote=True), Fp8Config(m=128, n=128, stagger_stages=0))),
     Recipe("tkq.gemm.fp8.wave_sync_kernel:build",
            (Fp8Spec(scales="block", promote=True), WaveSyncFp8Config.of(PROMOTED[1], 8))),

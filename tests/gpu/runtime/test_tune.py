@@ -12,6 +12,7 @@ from tkq.gemm.fp8 import ops
 from tkq.gemm.grouped import ops as grouped_ops
 from tkq.runtime.compile import tuned
 from tkq.runtime.compile.cache import Cache
+from tkq.runtime.device import arch
 from tkq.testing import timing
 from tkq.warmup import tune
 
@@ -47,7 +48,8 @@ def check(function, *args, wanted, **kw):
 
 def pick_another(found, tunable):
     """What was found is replaced by another candidate, as if that had been the fastest."""
-    other = next(c for c in tunable.candidates if str(c) != found.chosen)
+    listed = candidates.of(tunable.problem, arch.num_sms(tunable.result.device))
+    other = next(c for c in listed if str(c) != found.chosen)
     tuned.write(tunable.problem, other, {})
     tunable.clear()
     return other

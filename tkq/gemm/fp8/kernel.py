@@ -329,19 +329,3 @@ def operands(spec: Fp8Spec):
     return (fake.tensor(spec.a, (M, K), (fake.sym64(divisibility=16), 1)),
             fake.tensor(spec.b, (K, N), (1, fake.sym64(divisibility=16))),
             fake.tensor(spec.out, (M, N), (fake.sym64(divisibility=unit), 1), align=unit * BYTES[spec.out]))
-
-
-def form(config: Fp8Config) -> type:
-    """The kernel that takes such a configuration."""
-    from .overlapped_epilogue import OverlappedEpilogueFp8Gemm, OverlappedPipelinedFp8Gemm
-    from .pipelined_promotion import PipelinedPromotionFp8Gemm
-
-    forms = (Fp8Gemm, PipelinedPromotionFp8Gemm), (OverlappedEpilogueFp8Gemm, OverlappedPipelinedFp8Gemm)
-    return forms[config.overlap_epilogue > 0][config.promotion_unroll > 0]
-
-
-def build(spec: Fp8Spec, config: Fp8Config):
-    """(kernel, fake arguments): a, b, c; (address, stride, stride) of each operand's scales; the addresses of bias and
-    out_scale, 0 where there is none; how many blocks to launch."""
-    scales = (Int64(1), Int64(1), Int64(1))
-    return form(config)(spec, config), (*operands(spec), scales, scales, Int64(1), Int64(1), Int32(1))

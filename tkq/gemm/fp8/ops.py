@@ -6,10 +6,11 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from tkq.gemm import candidates, tuned
+from tkq.gemm import tuned
 from tkq.gemm.dense.spec import TMA_BYTES, fits_tma_store
 from tkq.gemm.fp8.plan import launch
 from tkq.gemm.fp8.spec import ACTIVATIONS, BIASES, FP8, K_UNIT, OUT, Fp8Spec, granularity, shapes_allowed
+from tkq.gemm.fp8.stored import CONFIGS
 from tkq.reference import fp8
 from tkq.runtime import arguments, function
 from tkq.runtime.call import alloc, check, counters, dtypes, ops
@@ -208,7 +209,7 @@ def _launcher(a_dtype, b_dtype, shape_a, shape_b, dtype_sa, dtype_sb, shape_sa, 
         raise ValueError("fp8_gemm: several devices")
     device = arch.device(devices[0])
     arch.require_hopper(device)
-    recipe, blocks = launch(spec, m, n, k, arch.num_sms(device), tuned.chosen("fp8_gemm", spec, (m, n, k), device))
+    recipe, blocks = launch(spec, m, n, k, arch.num_sms(device), tuned.chosen(CONFIGS, spec, (m, n, k), device))
     return _kernel(recipe), blocks, m, n, spec.scales != "tensor"
 
 
@@ -354,7 +355,6 @@ def tunable(a, b, scale_a, scale_b, *, bias=None, activation=None, out_dtype=tor
         run(spec, a, b, scale_a, scale_b, c, config, bias=bias, out_scale=out_scale)
         return c
 
-    found = candidates.of_fp8_gemm(spec, m, n, k, arch.num_sms(a.device)) if m and n and k else []
-    return tuned.Tunable(tuned.problem("fp8_gemm", spec, (m, n, k), a.device), found,
+    return tuned.Tunable(tuned.problem("fp8_gemm", spec, (m, n, k), a.device), CONFIGS,
                          (a, b, scale_a, scale_b, bias, out_scale),
                          torch.empty(m, n, dtype=out_dtype, device=a.device), call, clear)

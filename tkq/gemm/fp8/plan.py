@@ -188,8 +188,8 @@ def launch(spec: Fp8Spec, M: int, N: int, K: int, num_sms: int,
 
 
 def recipe_of(spec: Fp8Spec, config: Fp8Config) -> Recipe:
-    kernel = "wave_sync_kernel" if isinstance(config, WaveSyncFp8Config) else "kernel"
-    return Recipe(f"tkq.gemm.fp8.{kernel}:build", (spec, config))
+    module = "wave_sync_kernel" if isinstance(config, WaveSyncFp8Config) else "build"
+    return Recipe(f"tkq.gemm.fp8.{module}:build", (spec, config))
 
 
 def expectation(spec: Fp8Spec, config: Fp8Config) -> Expectation:

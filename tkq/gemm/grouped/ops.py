@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tkq.gemm import candidates, tuned
+from tkq.gemm import tuned
 from tkq.gemm.dense.spec import TMA_BYTES
 from tkq.gemm.grouped.spec import HALF, MOST_GROUPS, GroupedSpec, granularity, plan, recipe, shapes_allowed
+from tkq.gemm.grouped.stored import CONFIGS
 from tkq.reference import grouped
 from tkq.runtime import arguments, function
 from tkq.runtime.call import alloc, autocast, check, dtypes, ops
@@ -185,7 +186,7 @@ def _launcher(a, b, offsets, scales, out_dtype):
     device = arch.device(index)
     arch.require_hopper(device)
     num_sms = arch.num_sms(device)
-    config = tuned.chosen("grouped_gemm", spec, (m, shape[-1], k, groups), device)
+    config = tuned.chosen(CONFIGS, spec, (m, shape[-1], k, groups), device)
     config = config or plan(spec, m, shape[-1], groups, num_sms)
     blocks = num_sms // config.cluster * config.cluster
     return function(recipe(spec, config)), blocks, shape, alloc.strides(shape), out
@@ -350,8 +351,7 @@ def tunable(a, b, offsets, *, scale_a=None, scale_b=None, out_dtype=None):
         return c
 
     sizes = m, n, k, groups
-    found = candidates.of_grouped_gemm(spec, m, n, groups, arch.num_sms(a.device)) if all(sizes) else []
     last = max(int(offsets.max()), 0) if groups and spec.along == "m" else None  # rows behind it belong to none
-    return tuned.Tunable(tuned.problem("grouped_gemm", spec, sizes, a.device), found,
+    return tuned.Tunable(tuned.problem("grouped_gemm", spec, sizes, a.device), CONFIGS,
                          (a, b, offsets, scale_a, scale_b), torch.empty(shape, dtype=out, device=a.device), call,
                          clear, lambda c: c[:last])
