@@ -23,7 +23,7 @@ CALLS = "calls"  # the section of calls' costs
 IDLE_HELP = "idle seconds before each turn; default 0, but 0.1 for large GEMMs, which are timed in bursts"
 USUAL, QUICK = Effort(9, 0.04), Effort(7, 0.02)
 PRODUCTS = Effort(9, 0.02)  # a burst of a large one after a rest is this long: in 40 ms the power limit slows it down
-REST, LARGE_FLOPS = 0.1, 1e11  # seconds before each turn of products of so many operations, 4096^3 among them
+REST, LARGE_FLOPS = 0.1, 1e11  # seconds before a turn; products of this many operations or more: from 4096^3 on
 Shapes = tuple[tuple[int, ...], ...]
 
 

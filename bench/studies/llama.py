@@ -56,7 +56,7 @@ def operations(model, sizes, batch: int, seqlen: int) -> int:
 
 @contextlib.contextmanager
 def readings(every: float = 0.5) -> Iterator[list]:
-    """The GPU's clock and power while something runs, read every so many seconds."""
+    """The GPU's clock and power while something runs, read every ``every`` seconds."""
     found, monitor, over = [], harness.Monitor(), threading.Event()
 
     def read():

@@ -4,8 +4,8 @@
     7]
 
 Shapes are MxNxK. A burst: 10 ms, after as long a lead-in, after 0.15 s without work; all take turns (none with
---rounds 0). Sustained: a quarter of a second of each, then each works for so many seconds, in two turns between which
-nothing lies: torch, tkq, tkq, torch, with the others around tkq where they have such a product; a reading every 0.1 s.
+--rounds 0). Sustained: a quarter of a second of each, then each works for some seconds, in two turns with nothing
+between them: torch, tkq, tkq, torch, with the others around tkq where they have such a product; a reading every 0.1 s.
 These are no rounds: a ratio is that of the medians. "QuACK tuned" compiles 44 kernels: --without leaves it out. Results
 go to OUT/gemm_sustained.json after every case. Exit status 2 without a GPU.
 """

@@ -66,7 +66,7 @@ def size(text: str) -> tuple[int, int, int]:
 
 
 def blocks_of(name: str) -> tuple[str, int | None]:
-    """("NAME", blocks) of a variant "NAME on 128", with so many blocks instead of the plan's; None without."""
+    """("NAME", blocks) of a variant "NAME on 128", which has 128 blocks instead of the plan's; None without."""
     plain, _, blocks = name.partition(" on ")
     return plain, int(blocks) if blocks else None
 

@@ -173,7 +173,7 @@ def variants(kind: str, few=None) -> dict[str, Fp8Config]:
 
 
 def sharing(kind: str, few) -> dict[str, SmallMFp8Config]:
-    """Of blocks that share K: "so many x columns of a block", which has its processor alone or for two of them."""
+    """Of blocks that share K: "their number x columns of a block", which has its processor alone or for two of them."""
     config, found = SmallMFp8Config(next((m for m in WIDTHS if m >= few[0]), WIDTHS[-1]), pdl=True), {}
     for rows, split, places in itertools.product((64, 128), (1, 2, 4, 8), (1, 2)):
         with suppress(ValueError):

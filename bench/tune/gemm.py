@@ -78,7 +78,7 @@ def main() -> None:
 def arguments():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--variants", default=DEFAULT, help='comma-separated names, or "all": ' + ", ".join(VARIANTS)
-                   + '; "NAME on 132": so many blocks')
+                   + '; "NAME on 132": with 132 blocks')
     p.add_argument("--sizes", default=",".join(SIZES), help="MxNxK, or one number for all three")
     p.add_argument("--layouts", default=",".join(LAYOUTS))
     add_turns(p)

@@ -144,10 +144,10 @@ MUTANTS = (
         ("amax_read_before_all_found_theirs", """
                 _wait_for(found, tiles)
             tk.sync_block()
-            place = Int32(_same(place))  # so that nothing else is kept over the wait
+            place = Int32(_same(place))  # so that nothing else is held over the wait
          """, """
             tk.sync_block()
-            place = Int32(_same(place))  # so that nothing else is kept over the wait
+            place = Int32(_same(place))  # so that nothing else is held over the wait
          """, CLAIMED),
         ("counted_before_all_threads_found", """
                 self.find.finish(g, al, t, tile, held)

@@ -54,8 +54,8 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
             than 0 is a ValueError; all else is as on the GPU.
         max_seqlen_q, max_seqlen_k: ints, about how long sequences get: what kernel is chosen. Results do not depend on
             them: they may be too small, or too large.
-        seqused_q, seqused_k: (B,) int32: only so many rows of each sequence are in use, the first ones. What lies
-            behind them in q, k and v is not looked at. Any values: below 0 counts as 0, more than there are as all.
+        seqused_q, seqused_k: (B,) int32: how many rows of each sequence, the first ones, are in use. What lies behind
+            them in q, k and v is not looked at. Any values: below 0 counts as 0, more than there are as all.
         causal, softmax_scale, window_size, softcap, sinks, deterministic: as flash_attn, for each sequence by itself.
         return_lse: also return the log-sum-exp.
 
@@ -118,7 +118,7 @@ def _traced(q, k, v, sinks, lengths, options, return_lse, deterministic):
 
 
 def _recorded(ctx, q, k, v, sinks, how):
-    """The eager function: forward, with what the gradients need kept."""
+    """The eager function: forward, with what the gradients need saved."""
     lengths, options, deterministic, return_lse = how
     found = _call_cache.take(q, k, v, sinks, *lengths, *options, True)
     o, lse = found or (forward if q.is_cuda else _cpu)(q, k, v, sinks, lengths, options, True)

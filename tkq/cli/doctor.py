@@ -75,12 +75,12 @@ def examine() -> Facts:
 
 def describe(facts: Facts) -> list[tuple[str, str]]:
     """(label, value) lines."""
-    kept = cache()
+    store = cache()
     cuda = f"CUDA {dotted(facts.torch_cuda)}" if facts.torch_cuda else "no CUDA"
     libraries = ", ".join(facts.flavours) or "missing"
     used = f"; {facts.flavour} is used" if facts.flavour else ""
     try:
-        held = f"{len(kept.entries())} kernels, {kept.bytes() / 1e6:.1f} of {kept.most_bytes / 1e6:.0f} MB"
+        held = f"{len(store.entries())} kernels, {store.bytes() / 1e6:.1f} of {store.most_bytes / 1e6:.0f} MB"
     except OSError as error:  # another user's, say: `_cache_findings` has the advice
         held = f"cannot be read ({error.strerror or error})"
     return [
@@ -93,7 +93,7 @@ def describe(facts: Facts) -> list[tuple[str, str]]:
         ("CUDA runtime", facts.cudart or "not found"),
         ("driver", f"for CUDA up to {dotted(facts.driver)}" if facts.driver else "none"),
         ("GPU", f"{facts.gpu[0]}, compute capability {dotted(facts.gpu[1])}" if facts.gpu else "none"),
-        ("cache", f"{trusted.shown(kept.folder)}: {held}"),
+        ("cache", f"{trusted.shown(store.folder)}: {held}"),
         ("bundle", facts.bundle or "none"),
         ("C compiler", link.compiler() or "none"),
         ("nvdisasm", facts.nvdisasm or "none"),

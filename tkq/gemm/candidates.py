@@ -15,7 +15,7 @@ from .grouped import spec as grouped_spec
 
 GROUPS = (4, 8, 16)  # columns of tiles to a band of the tile order
 FEW_WAVES = 16  # blocks with no more of them stay in step by themselves
-SLACK = 1.5  # tiles that the plan's model says take longer than so many times the best are not tried
+SLACK = 1.5  # tiles that by the plan's model take longer than SLACK times the best are not tried
 
 
 def of(problem, num_sms: int) -> list:

@@ -31,8 +31,8 @@ def _lies(x, dimensions):
 def _norm(g, layer):
     rows = g.x.ndim - (1 if g.weight is None else g.weight.ndim)
     for i in _lies(g.x, rows) if g.save else range(rows):
-        kept = S(0) if g.save else R
-        yield (S(i), S(i) if g.total_dtype else R, kept, kept if layer else R), dict(x=S(i), residual=S(i))
+        saved = S(0) if g.save else R
+        yield (S(i), S(i) if g.total_dtype else R, saved, saved if layer else R), dict(x=S(i), residual=S(i))
 
 
 def _norm_backward(g):

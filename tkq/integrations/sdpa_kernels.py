@@ -185,7 +185,7 @@ def flash_forward_into(out, query, key, value, cum_seq_q, cum_seq_k, max_q, max_
 
 
 def _backward(do, q, k, v, o, lse, call, longest, gradients):
-    """gradients, written: dq, dk and dv. What either forward kept will do: o and the natural log-sum-exp are the same
+    """gradients, written: dq, dk and dv. What either forward saved will do: o and the natural log-sum-exp are the same
     whoever computed them."""
     if not backward_ops.takes(do):
         do = do.clone(memory_format=torch.contiguous_format)

@@ -38,7 +38,7 @@ class Cached(NamedTuple):
 class Layout(NamedTuple):
     """Where sequences lie in (B, S) tokens.
 
-    keys: so many keys of the cache are in use, the first ones; None: all.
+    keys: how many keys of the cache, the first ones, are in use; None: all.
     cu: (sequences + 1,) int32, where sequences begin among the tokens, which are in a row of B * S. order, back: the
     tokens are brought into this order before and back after; None: they are in order.
     cached: instead of cu. padding: some of its sequences begin behind padding, of which positions say nothing.

@@ -1,4 +1,4 @@
-"""The gradient of the logits, from the logits and what the forward kept: one read, one write, no exchange; and what
+"""The gradient of the logits, from the logits and what the forward saved: one read, one write, no exchange; and what
 scales gradients."""
 from typing import Optional
 

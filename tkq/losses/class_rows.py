@@ -51,7 +51,7 @@ class Slope(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a forward keeps for a backward, fp32.
+    """What a forward saves for a backward, fp32.
 
     rows: of row m, [2 m] the largest z and [2 m + 1] log(sum(exp(z - largest))); their sum is its lse.
     all: [0] 1 / the sum of the targets' weights (reduction mean; where fused, what the gradients are multiplied by),
@@ -63,7 +63,7 @@ class Kept(NamedTuple):
 
     @staticmethod
     def of(saved: Optional[cute.Tensor], part: Optional[cute.Tensor], rows):
-        """saved: `rows`, then `all` where that is not given as a tensor of its own; None where nothing is kept."""
+        """saved: `rows`, then `all` where that is not given as a tensor of its own; None where nothing is saved."""
         if saved is None:
             return None
         if part is None:

@@ -48,7 +48,7 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
         softcap: above 0 (Gemma 2, 2024). With it, z is good to softcap * 2^-22.
         inplace_backward: in eager mode on a GPU the backward writes the gradient over the logits, which saves that much
             memory. Nothing else may need the logits then; where autograd does, it says so. Not for logits that are a
-            leaf whose gradient is kept: its own numbers would be gone. torch.compile decides for itself, and on the CPU
+            leaf with a gradient: its own numbers would be gone. torch.compile decides for itself, and on the CPU
             the gradient is always a tensor of its own.
 
     Returns:

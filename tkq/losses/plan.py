@@ -64,8 +64,8 @@ _BACKWARD_BYTES, _BACKWARD_SINGLE = 8192, 24576
 
 
 def backward(spec: CrossEntropySpec) -> RowConfig:
-    """So many blocks to a row that each thread has one access, or two of a long row; narrow ones: four times as many.
-    """
+    """Enough blocks to a row that each thread has one access, or two of a long row; of narrow accesses four times as
+    many."""
     row = spec.N * spec.width // 8
     if spec.vector * spec.width < row_plan.ACCESS_BITS:
         row = row * row_plan.ACCESS_BITS // (4 * spec.vector * spec.width)
@@ -201,7 +201,7 @@ class TotalConfig:
 
 CHUNK_BYTES = 1 << 29  # of logits in memory at a time, at most
 CHUNK_ROWS = 512  # at least: fewer rows would make more passes over the weight and its gradient than they save memory
-CHUNK_PART = 4  # of all rows, at most one in so many
+CHUNK_PART = 4  # a chunk has at most one row in CHUNK_PART
 
 
 def chunk_rows(M: int, V: int, size: int) -> int:

@@ -19,22 +19,22 @@ def shipped() -> list:
 
 def _shipped(s: NormSpec):
     name = _name(s)
-    for way in (persistent_plan, fp8_persistent_plan):
-        kept = way.planned(s)
-        if kept is not None:
-            return runtime.Shipped(name, way.recipe(s, kept), persistent_expectation(s, kept),
+    for planner in (persistent_plan, fp8_persistent_plan):
+        row_plan = planner.planned(s)
+        if row_plan is not None:
+            return runtime.Shipped(name, planner.recipe(s, row_plan), persistent_expectation(s, row_plan),
                                    quick=name in QUICK)
     return runtime.Shipped(name, recipe(s), expectation(s, plan(s)), quick=name in QUICK)
 
 
-def persistent_expectation(spec: NormSpec, kept) -> Expectation:
-    """Of blocks that stay: bulk copies in, whole vectors from shared memory, an exchange through the cluster if one
+def persistent_expectation(spec: NormSpec, row_plan) -> Expectation:
+    """Of persistent kernels: bulk copies in, whole vectors from shared memory, an exchange through the cluster if one
     is there, no register too many."""
-    exchange = ("STAS",) if kept.cluster > 1 else ("SHFL",)
+    exchange = ("STAS",) if row_plan.cluster > 1 else ("SHFL",)
     convert = ("F2FP.SATFINITE.E4M3", "STG.E.64") if spec.scale else ()
     shape = (fp8_persistent_plan if spec.scale else persistent_plan).shape(spec)
     return Expectation(instructions=("UBLKCP", "STG.E", "LDS.128", "LDG.E.128", *exchange, *convert),
-                       registers=kept.launch_registers, smem=rows.smem_bytes(shape, kept) + 2048)
+                       registers=row_plan.launch_registers, smem=rows.smem_bytes(shape, row_plan) + 2048)
 
 
 def plain() -> list:

@@ -23,7 +23,7 @@ _GEOMETRIES = ((16, 8, 6, 1), (16, 16, 6, 1), (8, 8, 6, 1), (16, 4, 6, 2), (8, 1
 _SHORT_GEOMETRIES = ((1, 4, 6, 2), (1, 8, 6, 1), (1, 16, 6, 1), (2, 4, 6, 2), (2, 8, 6, 1), (2, 16, 6, 1), (4, 4, 6, 2),
                      (4, 8, 6, 1), (8, 8, 6, 1))
 _LEAST_BYTES = 16384
-# (rows of up to so many bytes, the residual's among them; geometry): 64 elements to a thread without a residual, so
+# (most bytes of a row, the residual's among them; geometry): 64 elements to a thread without a residual, so
 # that what a warp does but once a row counts less than its elements. Measured beside it: docs/attempts.md.
 _PLANNED = ((32768, (1, 16, 6, 1)), (65536, (2, 8, 6, 1)), (FROM_BYTES, (4, 8, 6, 1)),
             (2 * FROM_BYTES, (8, 8, 6, 1)), (4 * FROM_BYTES, (16, 8, 6, 1)), (8 * FROM_BYTES, (16, 8, 3, 1)))

@@ -244,9 +244,9 @@ def _launch_with_care(vector, tensors, kind, packing, gradients, config):
     if x.numel() // vector <= MAX_UNITS:
         run = _launcher(x, kind, packing, vector, gradients, config)
         if vector == widest_gated(dtypes.name_of(x.dtype), packing) and gradients is None and config is None:
-            kept = x.dim() - 1
+            row_dims = x.dim() - 1
             _launch_cache[kind, packing] = added(_launch_cache.get((kind, packing)), run, tensors,
-                                            Shapes({0: kept, 1: kept}, {3: kept}, columns=()))
+                                            Shapes({0: row_dims, 1: row_dims}, {3: row_dims}, columns=()))
         run(*tensors)
         return
     tensors, step = [_rows(t) for t in tensors], MAX_UNITS // -(-x.shape[-1] // vector)

@@ -53,9 +53,9 @@ def of_shared_rows(rows, lane, lanes):
     offset = len(words) // 2
     while offset:
         upper = Boolean(lane & offset != 0)
-        kept = [cutlass.select_(upper, words[offset + i], words[i]) for i in range(offset)]
+        own = [cutlass.select_(upper, words[offset + i], words[i]) for i in range(offset)]
         sent = [cutlass.select_(upper, words[i], words[offset + i]) for i in range(offset)]
-        words = [_from(k, s, offset, dtype) for k, s in zip(kept, sent)]
+        words = [_from(k, s, offset, dtype) for k, s in zip(own, sent)]
         offset //= 2
     word, offset = words[0], len(rows) * dtype.width // 32  # of 16 bits, neighbours so far away have the same words
     while offset < lanes:

@@ -15,7 +15,7 @@ def rows_recipe(spec: NormSpec) -> Recipe:
 
 
 def way(spec: TileSpec, tiles: int, num_sms: int) -> str:
-    """How so many tiles are quantised: the module of one phase, "group128" or "tiles", or one of LAUNCHES."""
+    """How a number of tiles is quantised: the module of one phase, "group128" or "tiles", or one of LAUNCHES."""
     if spec.granularity not in TWICE:
         return "group128" if spec.granularity == "block" and not spec.transpose else "tiles"
     if not has_workspace(spec.granularity, spec.transpose):
@@ -65,7 +65,7 @@ def shipped() -> list[Shipped]:
 
 def _expectation(spec: TileSpec, way: str) -> Expectation:
     """Of a kernel of tiles, and of those that find amax for it."""
-    four_blocks = 64 if spec.x == "bf16" and spec.wide else 255  # registers: so many blocks run on a processor
+    four_blocks = 64 if spec.x == "bf16" and spec.wide else 255  # registers, so that four blocks fit on a processor
     if way in ("ticketed", "cooperative"):
         wanted = ["LDG.E", "REDG.E.MAX", "REDG.E.ADD", "LDG.E.STRONG.GPU", _written(spec)]
         wanted += ["ATOMG.E.ADD"] * (way == "ticketed")

@@ -44,7 +44,7 @@ class Fp8Linear(nn.Linear):
         keep_weight: the weight's float8 along its outputs stays until the backward, a byte an element; False: the
             weight is quantised again then, which is what a sharded one wants (FSDP frees it between the two).
 
-    x, the weight and dy are quantised for both their products at once, and for the backward the float8 of x.t() is kept
+    x, the weight and dy are quantised for both their products at once, and for the backward x.t() is saved in float8
     in place of x. Any number of tokens; for the weight's gradient zeros are added to a multiple of 16. Under autocast x
     is cast as torch casts it, and the result has that type; the weight is quantised from its own.
     """
@@ -113,18 +113,18 @@ class _Linear(Function):
         n = len(parameters) // 2
         weights, biases = parameters[:n], parameters[n:]
         keep = recording and any(ctx.needs_input_grad[3:3 + n])
-        q, scale, *kept = _quantised(x, recipe, E4M3, keep)
-        kept = list(kept)  # Dynamo of torch 2.11 has a tuple
+        q, scale, *saved = _quantised(x, recipe, E4M3, keep)
+        saved = list(saved)  # Dynamo of torch 2.11 has a tuple
         ys, turn = [], recording and ctx.needs_input_grad[0]
         for weight, bias in zip(weights, biases):
             w, scale_w, *turned = quantize_fp8(weight, WEIGHTS[recipe.granularity],
                                                transpose=turn and recipe.keep_weight)
             ys.append(fp8_gemm(q, w.t(), scale, scale_w.t(), bias=bias, out_dtype=x.dtype))
-            kept += turned or [weight] * turn
+            saved += turned or [weight] * turn
         if keep and turn:  # a result of nothing stands for x and the weights, whose float8 leads nowhere: `ops.once`
             ys.append(x.new_empty(0))
-            kept.append(ys[-1])
-        ctx.save_for_backward(*kept)
+            saved.append(ys[-1])
+        ctx.save_for_backward(*saved)
         ctx.recipe, ctx.keeps_x, ctx.dtype = recipe, keep, x.dtype
         ctx.weights, ctx.biased = [w.dtype for w in weights], [None if b is None else b.dtype for b in biases]
         ctx.set_materialize_grads(False)
@@ -133,8 +133,8 @@ class _Linear(Function):
     @staticmethod
     @functools.partial(ops.once, "Fp8Linear")
     def backward(ctx, *dys):
-        n, kept = len(ctx.weights), ctx.saved_tensors
-        x, of_weights = (kept[:2], kept[2:]) if ctx.keeps_x else (None, kept)
+        n, saved = len(ctx.weights), ctx.saved_tensors
+        x, of_weights = (saved[:2], saved[2:]) if ctx.keeps_x else (None, saved)
         each, dys = 2 if ctx.recipe.keep_weight else 1, dys[:n]
         wants_x, _, _, *wants = ctx.needs_input_grad
         wants = [wanted and dys[i % n] is not None for i, wanted in enumerate(wants)]

@@ -238,7 +238,7 @@ def _loaded(met, column, warp):
 
 
 def _anew(held):
-    """The same elements, of which the compiler knows nothing: what it made of them need not be kept."""
+    """The same elements, of which the compiler knows nothing: what it made of them need not be held."""
     found = cute.make_rmem_tensor(cute.size(held), held.element_type)
     words, new = cute.recast_tensor(held, Uint32), cute.recast_tensor(found, Uint32)
     for i in range(cute.size(words)):
@@ -275,8 +275,8 @@ def operands(spec: TileSpec):
         size = tk.element_type(dtype).width // 8
         return fake.tensor(dtype, shape, (fake.sym64(divisibility=unit), 1), align=min(16, unit * size))
 
-    def scales(rows, kept):
-        return fake.tensor("fp32", (rows, fake.sym()), (1, fake.sym64()) if kept else None, align=4)
+    def scales(rows, contiguous_rows):
+        return fake.tensor("fp32", (rows, fake.sym()), (1, fake.sym64()) if contiguous_rows else None, align=4)
 
     row, block, tensor = (spec.granularity == name for name in ("row", "block", "tensor"))
     x, amax = matrix(spec.x, (M, N), unit), None

@@ -135,7 +135,7 @@ class SingleLaunch:
                     workspace[0] = (1 - second) * SECOND
                 _wait_for(found, tiles)
             tk.sync_block()
-            place = Int32(_same(place))  # so that nothing else is kept over the wait
+            place = Int32(_same(place))  # so that nothing else is held over the wait
             self.write.finish(g, al, t, (place // across, place % across), held)
 
     @cute.kernel
@@ -155,7 +155,7 @@ class SingleLaunch:
             if number == 0:  # all blocks have read it
                 workspace[0] = (1 - second) * SECOND
         tk.sync_block()
-        number, second = Int32(_same(number)), Int32(_same(second))  # so that nothing else is kept over the wait
+        number, second = Int32(_same(number)), Int32(_same(second))  # so that nothing else is held over the wait
         g = Operands(x, q, scale, qt, scale_t, self.half(workspace, x, second)[1])
         self.write.finish(g, al, t, (number // across, number % across), held)
 

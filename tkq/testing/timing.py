@@ -6,7 +6,7 @@ What makes a comparison fair, and what this module does about it:
   (and as many outputs) that together exceed it three times, as far as memory goes. And before each turn other memory,
   more than the cache holds, is written: a kernel whose loads and stores leave the cache first pushes nothing else out
   of it, and what a candidate before it left there, a part of these inputs, would be read there for all its turn. What
-  was left to be kept (`evict_last`) is released before that.
+  was left to stay (`evict_last`) is released before that.
 - **The host**: calls are captured in a CUDA graph and replayed, so that no launch gap is timed. What cannot be captured
   is timed between two events behind a kernel that holds the GPU while the host queues all calls.
 - **Clock and power**: an H100 is power limited, and its clock moves by several per cent within a second. So candidates

@@ -45,7 +45,7 @@ class gl:
     def load(x: cute.Tensor, type: st, multicast=1) -> "gl":
         """For ``load_async``. What is past x's end comes as zeros, column by column and row by row.
 
-        multicast: each block of a cluster of so many loads its part of the tile, for all of them."""
+        multicast: the blocks of the cluster, each of which loads its part of the tile for all of them."""
         if multicast not in (1, 2, 4, 8, 16) or type.rows % (8 * multicast):
             raise ValueError(f"gl.load: multicast is {multicast} for a tile of {type}, "
                              "allowed are powers of 2 that leave each block a multiple of 8 rows")

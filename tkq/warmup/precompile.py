@@ -166,7 +166,7 @@ def _where_a_comma_was_meant(chosen):
 
 
 def mapped(work, recipes, jobs):
-    """(recipe, work(recipe)), as they are done, by so many processes. work: a function of a module."""
+    """(recipe, work(recipe)), as they are done, by ``jobs`` processes. work: a function of a module."""
     if jobs == 1 or len(recipes) < 2:
         for recipe in recipes:
             yield recipe, work(recipe)

@@ -30,7 +30,7 @@ class Tuned:
     """What was found for a call.
 
     chosen: the configuration, as text. gain: the plan's time / its time. times: {configuration: milliseconds}, medians,
-    the plan's first. failed: {configuration: what was wrong with it}. path: where it is kept; delete it to forget.
+    the plan's first. failed: {configuration: what was wrong with it}. path: where it is stored; delete it to forget.
     """
 
     chosen: str
@@ -56,11 +56,11 @@ def tune(function, *args, effort: timing.Effort = EFFORT, again: bool = False, *
     ``tkq.tune(tkq.gemm, dy.t(), x)`` for the line above.
 
     The inputs are copied until they exceed the L2 cache, as far as memory goes; nothing of yours is written, ``out``
-    neither. Candidates are compiled first, seconds each and kept in the kernel cache, and take turns, as
+    neither. Candidates are compiled first, seconds each, stored in the kernel cache, and take turns, as
     ``tkq.testing.timing`` says; one whose result is not that of the planned configuration is left out. (Last bits may
     differ, and so may those of calls before and after: some configurations add up K in another order.)
 
-    What is found is kept on disk, in the folder ``tuned`` of the kernel cache (``tkq.runtime.compile.cache().folder``),
+    What is found is saved in the folder ``tuned`` of the kernel cache (``tkq.runtime.compile.cache().folder``),
     one JSON file a call, which later processes read when such a call comes first. A call that has been tuned is not
     measured again, unless the products' sources have changed since. ``tkq.runtime.ignore_tuned()`` takes what is
     planned, for one process.

@@ -69,7 +69,7 @@ def test_panels_cover_a_part(config):
 
 @given(st.sampled_from((32, 64, 96, 128, 192, 256)), st.sampled_from((1, 2)), st.integers(1, 5), st.sampled_from(OUT))
 def test_a_buffer_is_written_when_its_store_has_read_it(n, m_subtiles, panels, out):
-    """Panels go out in their order, tile after tile; a thread waits until so many of its stores may be under way."""
+    """Panels go out in their order, tile after tile; a thread waits for its oldest stores in flight."""
     config = Fp8Config(m=128 * m_subtiles, n=n, store_buffers=panels)
     order = [i for _ in range(4) for i in range(config.n_stores(out))]
     for at, i in enumerate(order):

@@ -80,7 +80,7 @@ class Draw(random.Random):
 
     def view(self, rows, cols, dtype=BF16, batch=0, turned=False, unit=1):
         """(rows, cols), in a batch, or where ``turned`` lying as its transpose; addresses, pitches and distances are
-        multiples of so many elements (and often of 16 bytes)."""
+        multiples of that number of elements (and often of 16 bytes)."""
         lines, length = (cols, rows) if turned else (rows, cols)
         nice = 16 // dtype.itemsize
 

@@ -185,7 +185,7 @@ def test_a_fork_inside_leaves_the_parents_lock_alone(tmp_path):
     with store.lock("a"):
         def leave():
             # as if the child went on to the end of the parent's block
-            for number in list(locks._kept._numbers):
+            for number in list(locks._descriptors._numbers):
                 locks._let_go(number)
             return [mine for mine in locks._held.names if mine[1] == os.getpid()]
 

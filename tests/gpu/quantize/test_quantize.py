@@ -199,7 +199,7 @@ def test_graph(shape):
 
 
 def test_rows_of_a_cluster():
-    """So many that blocks of a cluster begin apart: none may send to one that is not ready."""
+    """Enough tiles that blocks of a cluster begin apart: none may send to one that is not ready."""
     x = torch.randn(8192, 32776, device="cuda", dtype=torch.bfloat16)
     for _ in range(3):
         with poisoned():

@@ -148,7 +148,7 @@ class AttentionBackward(DqAtomic):
         return c.ds if self.spec.softcap else c.p
 
     def save_ds(self, g, c):
-        """kept = dS. An operand that comes round a loop must be written while no product runs, or the assembler lets
+        """ds_prev = dS. An operand that comes round a loop must be written while no product runs, or the assembler lets
         none run under anything else; a copy it would see through, so a 0 that it does not know enters."""
         to, x = (cute.recast_tensor(tile.tensor, Int32) for tile in (c.ds_prev, c.ds))
         for i in range(cute.size(x)):

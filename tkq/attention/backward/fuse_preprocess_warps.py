@@ -51,7 +51,7 @@ class PreprocessHelperWarps(HelperWarps):
                 if zeroed < tiles:
                     self.prepare(g, zeroed)
                 zeroed = zeroed + 1
-            at = self.tile(g, n)  # found again: kept, it would take registers
+            at = self.tile(g, n)  # found again: held, it would take registers
             head = self.head(g, at)
             wait_count_backoff(counters.ready, head, self.tiles_of(g, at.rows_q))
             wait_count_backoff(counters.added, head, 4 * self.blocks(at.rows_k))

@@ -229,7 +229,7 @@ class ConvertHelperWarps(GqaHelperWarps):
         while n < tiles:
             at = self.tile(g, n)
             wait_count_backoff(counters.added, self.head(g, at), 4 * self.blocks(at.rows_k))
-            self.convert(g, self.tile(g, n))  # found again: kept, it would take registers
+            self.convert(g, self.tile(g, n))  # found again: held, it would take registers
             n = claim(counters.next, FINISHED)
 
     def wait_head(self, g, t, head):

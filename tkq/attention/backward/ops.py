@@ -71,7 +71,7 @@ def _check(tensors, sinks, options):
 
 
 def check_gradient_of(op, tensors, sinks, options, rank):
-    """(do, q, k, v, o, lse, dlse), where q has so many dimensions, and what comes with them."""
+    """(do, q, k, v, o, lse, dlse), where q has ``rank`` dimensions, and what comes with them."""
     do, q, k, v, o, lse, dlse = tensors
     check_operands(op, q, k, v, sinks, rank)
     check_options(op, options)

@@ -11,12 +11,12 @@ from tkq.attention.backward.spec import WIDTHS, BackwardSpec
 from tkq.attention.forward.plan import LENGTHS, length_class
 from tkq.runtime.compile.recipe import Recipe
 
-BRIEF = 512  # keys: packed sequences up to so many are brief
+BRIEF = 512  # most keys of packed sequences that are brief
 PACKED_LENGTHS = ("brief", *LENGTHS)
 
 
 def packed_class(seqlen_k: int) -> str:
-    """``length_class`` of packed sequences, the longest of which has so many keys."""
+    """``length_class`` of packed sequences, by the number of keys of the longest."""
     return "brief" if seqlen_k <= BRIEF else length_class(seqlen_k)
 
 

@@ -32,7 +32,7 @@ def even_l2_section(l2_section, heads_per_kv, heads):
 
 
 def work_rank(blocks):
-    """0 to 30, the fewer the more work: sequences whose longest tasks have so many key blocks, in steps of half a power
+    """0 to 30, the fewer the more work: of a sequence, by the key blocks of its longest task, in steps of half a power
     of 2. Those of a lower rank come first."""
     bits = _float_bits(most(blocks, 1))  # the exponent and the first bit behind it
     return most(30 - ((bits >> 22) - 254), 0)
@@ -57,8 +57,8 @@ def serial_block(block, blocks, now):
 def l2_section_of(rows, row_bytes, l2_section_bytes, heads):
     """For ``tile_of_task``, K/V heads that are worked on together: as many as fit into ``l2_section_bytes`` of L2, with
     ``row_bytes`` for each of ``rows`` queries."""
-    kept = most(least(rows, 1 << 15) * row_bytes, 1)  # 32 bits
-    return heads_in_l2_section(kept, l2_section_bytes, 1, heads)
+    kv_bytes = most(least(rows, 1 << 15) * row_bytes, 1)  # 32 bits
+    return heads_in_l2_section(kv_bytes, l2_section_bytes, 1, heads)
 
 
 def zero_ahead_of(l2_section, tail_heads, tiles):

@@ -66,8 +66,8 @@ class Config:
             and (self.defer_activation or self.overlap_epilogue < 2),
             "defer_activation": not self.defer_activation or (self.hold_in_registers and spec.epilogue.curved),
         }
-        for name, kept in rules.items():
-            if not kept:
+        for name, holds in rules.items():
+            if not holds:
                 raise ValueError(f"gemm: {name} does not fit in {self} for {spec}")
         if self.shared_bytes(spec) > SHARED_BYTES:
             raise ValueError(f"gemm: {self} takes {self.shared_bytes(spec)} bytes of shared memory for {spec}, "

@@ -39,7 +39,7 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
     The sum is rounded once. But for "relu", the activation of a 16-bit result without c is computed while the next
     tile's products run, of the sum in the result's type: rounded before and after, as by two calls.
 
-    Differentiable once, in a, b, bias and c. Where autograd records a call with an activation, the sum is kept and the
+    Differentiable once, in a, b, bias and c. Where autograd records a call with an activation, the sum is saved and the
     activation is a pass of its own; later backward products read a and b.
 
     Args:

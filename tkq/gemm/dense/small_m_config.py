@@ -80,8 +80,8 @@ class SmallMConfig:
         Raises:
             ValueError: naming what does not fit.
         """
-        for name, kept in self.rules(spec).items():
-            if not kept:
+        for name, holds in self.rules(spec).items():
+            if not holds:
                 raise ValueError(f"{self.op}: {name} does not fit in {self} for {spec}")
         if self.shared_bytes(spec) > 2 * SLOT_BYTES:
             raise ValueError(f"{self.op}: {self} takes {self.shared_bytes(spec)} bytes of shared memory for {spec}, "

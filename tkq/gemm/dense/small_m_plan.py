@@ -23,7 +23,7 @@ SPLITS = (1, 2, 4, 8)
 
 
 def fit_to_spec(config: SmallMConfig, spec: GemmSpec, places: int = 2) -> SmallMConfig:
-    """The configuration with as many stages as let so many blocks share a processor, and at least two."""
+    """The configuration with as many stages as let ``places`` blocks share a processor, and at least two."""
     room = 2 // places * SLOT_BYTES - replace(config, stages=0).shared_bytes(spec)
     stages = max(2, min(MOST_STAGES, room // config.stage_bytes(spec)))
     return replace(config, stages=stages).check(spec)

@@ -152,8 +152,8 @@ class Fp8Config:
             "promotion_unroll": not self.promotion_unroll
             or (spec.pipelines_promotion and self.m_subtiles * self.split in (2, 4)),
         }
-        for name, kept in rules.items():
-            if not kept:
+        for name, holds in rules.items():
+            if not holds:
                 raise ValueError(f"fp8_gemm: {name} does not fit in {self} for {spec}")
         if self.shared_bytes(spec) > SHARED_BYTES:
             raise ValueError(f"fp8_gemm: {self} takes {self.shared_bytes(spec)} bytes of shared memory for {spec}, "

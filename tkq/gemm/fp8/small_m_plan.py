@@ -45,7 +45,7 @@ def of_tiles(spec: Fp8Spec, M: int, N: int, K: int, num_sms: int) -> Optional[Sm
 
 
 def tiles(M: int, N: int, rows: int) -> int:
-    """Of the widest kernel, with so many columns of B to a block."""
+    """Of the widest kernel, with ``rows`` columns of B to a block."""
     return -(-M // MOST_M) * -(-N // rows)
 
 
@@ -68,8 +68,8 @@ def recipe(spec: Fp8Spec, config: SmallMFp8Config) -> Recipe:
 
 
 def expectation(spec: Fp8Spec, config: SmallMFp8Config) -> Expectation:
-    """What its machine code must show: registers and shared memory for so many blocks as the stages leave room for on
-    a processor."""
+    """What its machine code must show: registers and shared memory for as many blocks on a processor as the stages
+    leave room for."""
     places = 2 if config.shared_bytes(spec) <= SLOT_BYTES else 1
     wanted = ("UTMALDG", "STG", *["LDGSTS"] * spec.per_step)
     registers = min(255, REGISTER_FILE // places // config.threads // 8 * 8)

@@ -8,7 +8,7 @@ BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "e4m3": 1, "e5m2": 1}
 SCALES = ("tensor", "row", "block", "line")
 ACTIVATIONS = ("relu", "silu", "gelu", "gelu_tanh")
 BIASES = ("bf16", "fp16", "fp32")
-GROUP = 128  # of K (and, for "block", of N) share a scale; so many of K are summed before a promotion
+GROUP = 128  # of K (and, for "block", of N) share a scale; the sums of this much of K are promoted
 K_UNIT = 16  # K is a multiple: TMA's 16 bytes
 
 

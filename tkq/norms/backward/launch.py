@@ -7,8 +7,8 @@ from .plan import limits
 
 
 class ByRows:
-    """A launcher that takes the one of its launchers that is for so many rows. makes: (rows, function that makes one)
-    of each."""
+    """A launcher that calls the one of its launchers that is for a call's number of rows. makes: of each, the most rows
+    and a function that makes it."""
 
     def __init__(self, makes: tuple):
         self.most = [most for most, _ in makes]

@@ -142,7 +142,7 @@ class PerHeadBackward(RowCopies):
                     self._put(self._store_atom(m), self._packed(dx, m), self._view(m, (place.row, mine.col))[None, j],
                               stored)
 
-    # ---- what is kept over the rows -------------------------------------------------------------------
+    # ---- what is held across rows ---------------------------------------------------------------------
 
     def _weight(self, m, coord, mine, offset):
         """This thread's part of its head's weight, as fp32 vectors."""

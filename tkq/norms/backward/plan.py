@@ -49,7 +49,7 @@ def steps(shape: RowShape) -> tuple:
 def _fitting(shape, choices):
     try:
         return plan(shape, **choices)
-    except ValueError:  # the row has too many bytes for so many stages, say
+    except ValueError:  # that many stages of such a row do not fit, say
         return None
 
 

@@ -239,7 +239,7 @@ class RowNorm(RowCopies):
         return (x, self.rounded(x)) if self.spec.rounded else (x,)
 
     def rounded(self, x):
-        """fp32 as the sum is kept."""
+        """fp32 as the sum is stored."""
         return x.to(tk.element_type(self.spec.total)).to(Float32)
 
     def _affine(self, g, mine, offset):

@@ -56,7 +56,7 @@ def tile(spec, config: RowConfig) -> geometry.Tile:
 
 
 def smem_bytes(spec, config: RowConfig, exchanges: int, exchanged: int = 8) -> int:
-    """Shared memory of a block: rows that pass through it; a buffer for each exchange of so many bytes a warp; its
+    """Shared memory of a block: rows that pass through it; a buffer for each exchange, ``exchanged`` bytes a warp; its
     mbarrier."""
     t = tile(spec, config)
     rows = t.rows * t.cols * WIDTH[spec.x] // 8 if config.load == "shared" else 0

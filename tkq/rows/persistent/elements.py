@@ -206,8 +206,8 @@ def or_neutral(value, inside: Constexpr, neutral: Constexpr[float]):
         return value
     if const_expr(not isinstance(value, cute.TensorSSA)):
         return cutlass.select_(inside, value, Float32(neutral))
-    kept = cute.make_rmem_tensor(value.shape, Float32)
-    kept.fill(neutral)
+    values = cute.make_rmem_tensor(value.shape, Float32)
+    values.fill(neutral)
     if inside:
-        kept.store(value)
-    return kept.load()
+        values.store(value)
+    return values.load()

@@ -165,7 +165,7 @@ def bulk(N: int, loads) -> bool:
 
 
 def _multiple(t, bytes_) -> bool:
-    """Does every row begin at a multiple of so many bytes?"""
+    """Does every row begin at a multiple of ``bytes_`` bytes?"""
     apart = t.stride(0) * t.element_size() if t.shape[0] > 1 else 0
     return t.data_ptr() % bytes_ == 0 and apart % bytes_ == 0
 

@@ -72,19 +72,19 @@ def over(x: Tensor, shape: tuple, stride: tuple) -> Tensor:
     return x.as_strided(shape, stride) if _over is None else _over(x, shape, stride, 0)
 
 
-def folded(t: Tensor, kept: int) -> Tensor | None:
-    """t with all but the last `kept` dimensions made one, in its memory; None where no stride describes that one."""
+def folded(t: Tensor, row_dims: int) -> Tensor | None:
+    """t with all but the last `row_dims` dimensions made one, in its memory; None where that one has no stride."""
     shape, of = t.shape, t.stride()
-    step = one_stride(t, kept)
-    size, last = math.prod(shape[:len(shape) - kept]), tuple(shape[len(shape) - kept:])
-    return None if step is None else over(t, (size, *last), (step, *of[len(of) - kept:]))
+    step = one_stride(t, row_dims)
+    size, last = math.prod(shape[:len(shape) - row_dims]), tuple(shape[len(shape) - row_dims:])
+    return None if step is None else over(t, (size, *last), (step, *of[len(of) - row_dims:]))
 
 
-def one_stride(t: Tensor, kept: int) -> int | None:
-    """The stride that describes all but the last `kept` dimensions as one; None where there is none."""
+def one_stride(t: Tensor, row_dims: int) -> int | None:
+    """The stride that describes all but the last `row_dims` dimensions as one; None where there is none."""
     shape, of = t.shape, t.stride()
-    size, step = 1, math.prod(shape[len(shape) - kept:])  # of a dimension of one element: as if all were contiguous
-    for i in range(len(shape) - kept - 1, -1, -1):
+    size, step = 1, math.prod(shape[len(shape) - row_dims:])  # of a dimension of one element: as if all were contiguous
+    for i in range(len(shape) - row_dims - 1, -1, -1):
         n = shape[i]
         if n != 1:
             if size == 1:

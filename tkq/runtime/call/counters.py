@@ -53,7 +53,7 @@ def room(index: int, size: int) -> torch.Tensor:
 
 
 def kept(index: int, size: int) -> torch.Tensor:
-    """As ``room``, of at least so many elements, all of which are zero at first; later they are as the launch before
+    """As ``room``, of ``size`` elements or more, all of which are zero at first; later they are as the launch before
     left them, on purpose: only kernels that agree on that share it. Of a device and stream there is one of each power
     of two that was asked for."""
     return _room(_kept_rooms, index, 1 << (size - 1).bit_length())

@@ -63,7 +63,7 @@ def torch_op(name: str, *, cuda, cpu, fake, setup=None, backward=None, of: str =
 
 def _schema(function) -> str:
     """What the dispatcher takes. It would ask tracers for the value of a float: a number that follows from a size, as
-    1 / x.shape[0] does, would be that of the traced size, and the program good for no other. A Scalar is kept as it is;
+    1 / x.shape[0] does, would be that of the traced size, and the program good for no other. A Scalar stays as it is;
     one with a default is not, as the dispatcher compares with that."""
     return re.sub(r"\bfloat\b", "Scalar", torch.library.infer_schema(function, mutates_args=()))
 

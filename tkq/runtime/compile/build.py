@@ -59,7 +59,7 @@ def configure(folder=None, most_bytes: int | None = None) -> Cache:
 def function(recipe: Recipe):
     """The kernel as a function of positional arguments, torch tensors among them, that runs on torch's current stream.
 
-    In memory, else from the disk cache (milliseconds; the DSL is not imported), else compiled (seconds) and kept.
+    In memory, else from the disk cache (milliseconds; the DSL is not imported), else compiled (seconds) and cached.
     It checks dtypes, shapes, strides, alignment and devices of what it gets, by what the builder declared.
 
     Raises: whatever the builder or the DSL says of a recipe that cannot be compiled.

@@ -54,7 +54,7 @@ def _replace(path, data):
 
 
 def compiled(recipe) -> tuple[str, bytes, bool]:
-    """(symbol, the object file's bytes, whether it was compiled now): kept in the disk cache, beside what it links."""
+    """(symbol, the object file's bytes, whether it was compiled now): in the disk cache, beside what it links."""
     store, name = build._named(recipe)
     symbol = "tkq_" + name.rpartition("-")[2]
     found = store.find(name + ".obj")

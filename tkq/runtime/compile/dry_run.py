@@ -11,7 +11,7 @@ _device = "meta"
 
 
 def begin(num_sms: int = 132, device: str = "meta") -> None:
-    """From now on this process launches nothing, and plans for a Hopper GPU of so many multiprocessors. device: "cuda"
+    """From now on this process launches nothing, and plans for a Hopper GPU of ``num_sms`` SMs. device: "cuda"
     for calls on tensors of the GPU that is here, and plans for it."""
     global _noted, _device
     import torch

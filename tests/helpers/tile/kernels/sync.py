@@ -98,8 +98,8 @@ def build_commit(stages, producers):
 
 
 class Producers:
-    """y = -x, (n, 32 * warps) fp32, as ``build_commit``, with the roles that ``specialise`` gives: so many producer
-    warps, and a warpgroup that drains."""
+    """y = -x, (n, 32 * warps) fp32, as ``build_commit``, with the roles that ``specialise`` gives: producer warps, and
+    a warpgroup that drains."""
 
     stages = 2
 
