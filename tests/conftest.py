@@ -44,7 +44,7 @@ def pytest_configure(config):
 
 
 def pytest_runtest_logreport(report):
-    """A failure is told where it happens, too: a run that is cut off, as on a lent machine, has no summary."""
+    """A failure is printed where it happens, too: a run that is cut off, as on a lent machine, has no summary."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
         print(f"\nfailed: {report.nodeid}\n{str(report.longrepr)[-600:]}", flush=True)
 

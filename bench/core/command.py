@@ -302,7 +302,7 @@ def _conclude(bench: Bench, run: Run, options) -> int:
     problems = [*report.problems, *bench.judge(report.cases)]
     try:
         problems += bench.after(options)
-    except Exception as problem:  # what was timed is still to be told
+    except Exception as problem:  # what was timed is still to be reported
         problems.append(f"after the cases: {type(problem).__name__}: {str(problem)[:400]}")
     print("\n".join([*harness.cost_lines(report.costs), *(f"PROBLEM {p}" for p in problems)]))
     missed = [x for x in (*report.cases, *report.costs) if x.holds() is False]

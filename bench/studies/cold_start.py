@@ -169,7 +169,7 @@ def answer(process) -> dict:
 
 
 def measure(ops, rounds: int, bundle: Path, results: Results, until: float) -> None:
-    """One thing after the other: the processes that measure cases tell of their imports, the cases come, and then more
+    """One thing after the other: the processes that measure cases report their imports, the cases come, and then more
     processes only import, so that each source has its rounds of that."""
     with ExitStack() as both:
         processes = {}

@@ -87,7 +87,7 @@ def case(section: str, kind: str, shape: tuple, batches: dict, turns: Iterator[t
 
 
 def ready(makers: dict, sets: list, without: tuple[str, ...], gpu) -> tuple[dict, dict]:
-    """(what runs each candidate, who is missing and why). Only tkq and torch have to be there."""
+    """(what runs each candidate, which are missing and why). Only tkq and torch have to be there."""
     batches, missing = {}, {}
     for name, make in makers.items():
         if name in without:

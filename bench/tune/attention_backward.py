@@ -4,7 +4,7 @@
     python -m bench.tune.attention_backward [--variants all] [--cases 128:1024,4096:full,causal] [--out FILE]
 
 Runs of three: a variant, FA4 and cuDNN take turns, on the same inputs, everything that a call launches included; what
-counts is the ratio to the better of the two in the same round. --together: all variants and FA4 in one run, to tell
+counts is the ratio to the better of the two in the same round. --together: all variants and FA4 in one run, to see
 variants apart that are close. A length may be the name of a batch of sequences one behind the other, "mixed": then FA4
 is the peer. "gqa1024": of 1024, 32 query heads on 8 heads of K and V, and no peer; "mha1024": on 32.
 """

@@ -126,7 +126,7 @@ class Turns:
 
 
 def lines_of(case, rate) -> list[str]:
-    """The variants of a case of ``Turns``, the quickest beside torch (or whoever is the first) first."""
+    """The variants of a case of ``Turns``, the quickest beside torch (or the first candidate) first."""
     times, rows = case["ms"], []
     for name, ms in times.items():
         ratios = sorted(p / t for p, t in zip(next(iter(times.values())), ms, strict=True))

@@ -6,7 +6,7 @@
 
 Ways differ from the plan in one thing, one of them in two: threads to a row, rows of a block, when the weight is read,
 rows of a thread, where x waits, bytes of an access, or blocks that stay. "tkq" is the op itself, which runs the planned
-kernel: what lies between these two is what such a comparison cannot tell.
+kernel: what lies between these two is what such a comparison cannot resolve.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _call(way: Way):
 
 
 def tune(case: str, N: int, seconds: float) -> dict:
-    """Milliseconds of each round, by who took them."""
+    """Milliseconds of each round, by candidate."""
     from bench.peers import common as peers
     from tkq.testing import timing
 

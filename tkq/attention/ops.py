@@ -116,7 +116,7 @@ def _traced(q, k, v, sinks, options, return_lse, deterministic):
 
 
 def _recorded(ctx, q, k, v, sinks, how):
-    """The eager function: forward, with what the gradients need saved. An lse that nobody asked for is no result: each
+    """The eager function: forward, with what the gradients need saved. An lse that was not asked for is no result: each
     costs autograd a microsecond."""
     options, deterministic, return_lse = how
     found = _call_cache.take(q, k, v, sinks, *options, True)

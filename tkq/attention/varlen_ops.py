@@ -168,7 +168,7 @@ def forward(q, k, v, sinks, lengths, options, return_lse):
         of_lse = (heads, total), (total, 1), torch.float32
         if seqused_q is None:
             o, lse = alloc.empty(index, *of_o), alloc.empty(index, *of_lse) if return_lse else None
-        else:  # rows that are not in use are nobody's task
+        else:  # rows that are not in use belong to no task
             _check(q, k, v, sinks, lengths, options)
             _check_layouts(q, k, v, sinks, lengths)
             o = q.new_zeros(total, heads, head_dim_v)

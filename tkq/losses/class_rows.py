@@ -117,7 +117,7 @@ class ClassRows:
     @cute.jit
     def hit(self, mX: cute.Tensor, place: Constexpr, target: Constexpr, o: Constexpr):
         """(has this thread the target's column, z there). It reads that logit a second time, from L2: less work than
-        to look for it among what the thread holds. Nobody else writes there."""
+        to look for it among what the thread holds. No other thread writes there."""
         mine, z = Boolean(False), Float32(0)
         for j in cutlass.range_constexpr(self.tile.blocks):
             mine = mine | (Uint32(target.index - self._first(place, j)) < self.vector)

@@ -109,11 +109,11 @@ class SingleLaunch:
     def ticketed(self, x: cute.Tensor, q: cute.Tensor, scale: cute.Tensor, qt: Optional[cute.Tensor],
                  scale_t: Optional[cute.Tensor], workspace: cute.Tensor, across: Int32, tiles: Int32):
         al, t = tk.SharedAllocator(), cute.arch.thread_idx()[0]
-        told = al.vector(1, dtype=Int32)
+        claimed = al.vector(1, dtype=Int32)
         if t == 0:
-            told[0] = Int32(cute.arch.atomic_add(workspace.iterator, Int32(1), sem="relaxed", scope="gpu"))
+            claimed[0] = Int32(cute.arch.atomic_add(workspace.iterator, Int32(1), sem="relaxed", scope="gpu"))
         tk.sync_block()
-        ticket = told[0]
+        ticket = claimed[0]
         second = Int32(ticket < 0)
         number = ticket - second * SECOND
         found, amax = self.half(workspace, x, second)

@@ -311,7 +311,7 @@ class QueuedBatch:
     """Eager calls, queued while a sleeping kernel holds the GPU, so that the host's time is not measured."""
 
     mode = "events"
-    _CYCLES_PER_SECOND = 2.0e9  # the highest clock: the kernel sleeps at least as long as it is told
+    _CYCLES_PER_SECOND = 2.0e9  # the highest clock: the kernel sleeps at least as long as asked
 
     def __init__(self, call, sets, calls, note):
         self._call, self._sets, self._calls, self.note = call, sets, calls, note

@@ -100,7 +100,7 @@ class gl:
         piece ends is the batch coordinate.
 
         Raises:
-            ValueError: a tensor that is not ragged, as far as its shape tells.
+            ValueError: a tensor that is not ragged, as far as its shape shows.
         """
         if cute.rank(self.tensor) != 4 or (self.made_by == "gl.load" and not self._wraps):
             raise ValueError(f"part: the descriptor is a {self.made_by} of a tensor that is not ragged: "
@@ -215,7 +215,7 @@ def _counted(sem, dst):
 
 def store_async(dst: gl, src: SharedTile, coord):
     """Store (or, to a ``gl.add``, add) a shared tile, and commit. One whole warp, after the tile's writers have called
-    ``publish`` and met it at a barrier; ``store_wait`` tells when the tile may be overwritten. Past the tensor's end:
+    ``publish`` and met it at a barrier; after ``store_wait`` the tile may be overwritten. Past the tensor's end:
     see ``gl.store``."""
     _descriptor("store_async", dst)
     s, g = dst._partition("store_async", src, coord)

@@ -124,7 +124,7 @@ def store_later(kind, dst, src, bytes):
 
 
 def store_now():
-    """What ``store_later`` was told of, if it was, behind the nap "leave"."""
+    """What ``store_later`` was given, if anything, behind the nap "leave"."""
     watch = _watch.get()
     _store(watch.store[0], watch.to[0], watch.store[1], watch.store[2], dict(_of_trace.get().naps).get("leave", 0))
     watch.store[0] = Int32(0)
@@ -138,7 +138,7 @@ def copy_later(dst, src):
 
 
 def copy_now():
-    """What ``copy_later`` was told of, if it was."""
+    """What ``copy_later`` was given, if anything."""
     watch = _watch.get()
     _copy(watch.copy[0], watch.source[0])
     watch.copy[0] = Int32(0)

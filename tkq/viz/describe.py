@@ -3,7 +3,7 @@ from .pipeline import Pipeline
 
 
 def pipeline(kernel) -> Pipeline:
-    """A picture of a block's roles, of the pipes between them, their stages, and who arrives where how often.
+    """A picture of a block's roles, of the pipes between them, their stages, and which role arrives where how often.
 
     Args:
         kernel: an instance of a kernel's class, as it is compiled: the forward of attention, the GEMMs in 16 bits and

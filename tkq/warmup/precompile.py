@@ -56,7 +56,7 @@ def main(chosen) -> int:
 
 
 def _share():
-    """Let everybody read what was made, and nothing else."""
+    """Let all users read what was made, and nothing else."""
     try:
         foreign = cache().share()
     except OSError as error:
@@ -68,10 +68,10 @@ def _share():
 
 
 def into_cache(kernels, jobs: int, report: bool = False) -> int:
-    """Fill the disk cache, and tell. report: and judge the machine code. 0, or 1 where something is wrong."""
+    """Fill the disk cache and print progress. report: judge the machine code too. 0, or 1 where something is wrong."""
     progress = Progress(len(kernels))
     for kernel, made, error in _worked(_entry, kernels, jobs):
-        progress.told(kernel.name, made, error, bool(error) or (report and _reported(kernel)))
+        progress.show(kernel.name, made, error, bool(error) or (report and _reported(kernel)))
     if report:
         _left_out()
     for kind in bundle.NATIVE:  # what calls go through, for machines without a compiler
@@ -88,10 +88,10 @@ def _size():
 
 
 def into_bundle(kernels, jobs: int, folder: pathlib.Path) -> int:
-    """Make a bundle, and tell. 0, or 1 where a kernel fails: there is none then."""
+    """Make a bundle and print progress. 0, or 1 where a kernel fails: there is none then."""
     progress, objects = Progress(len(kernels)), {}
     for kernel, made, error in _worked(_object, kernels, jobs):
-        progress.told(kernel.name, made, error, bool(error))
+        progress.show(kernel.name, made, error, bool(error))
         objects[kernel.recipe] = made and made[:2]
     print(progress.ended())
     if progress.failed:
@@ -212,7 +212,7 @@ class Progress:
         self.done = self.compiled = self.failed = 0
         self.began, self.bar = time.perf_counter(), self.out.isatty()
 
-    def told(self, name: str, made, error: str | None, wrong: bool) -> None:
+    def show(self, name: str, made, error: str | None, wrong: bool) -> None:
         """made: what ends with whether it was compiled now; None with an error."""
         compiled = bool(made and made[-1])
         state = f"FAILED: {error}" if error else "compiled" if compiled else "in the cache"

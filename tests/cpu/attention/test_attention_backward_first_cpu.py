@@ -1,4 +1,4 @@
-"""dQ without zeroes before: who stores a tile, who adds, who finishes it, and that nobody waits for ever."""
+"""dQ by first_store: which block stores a tile, which add, which finishes it, and that none waits for ever."""
 import random
 from collections import Counter, defaultdict
 from dataclasses import replace
@@ -74,9 +74,9 @@ class Machine:
         yield from self.wait_and_tell(flight, but, self.added, head, 1, self.wrong == "sign-off")
 
     def wait_and_tell(self, flight, but, counts, i, n, reverse):
-        for step in ("tell", "wait") if reverse else ("wait", "tell"):
+        for step in ("signal", "wait") if reverse else ("wait", "signal"):
             yield lambda: True
-            if step == "tell":
+            if step == "signal":
                 counts[i] += n
             while step == "wait" and len(flight) > but:
                 rows, block, first = flight.pop(0)
@@ -87,7 +87,7 @@ class Machine:
         """``ConvertHelperWarps.run``."""
         for tile in self.tiles:
             yield lambda head=tile[0]: self.added[head] >= 4 * len(self.blocks[head])
-            there = self.words[self.word(tile, 0)] > 0 or self.wrong == "nobody's"
+            there = self.words[self.word(tile, 0)] > 0 or self.wrong == "unseen"
             for rows in ((tile, warp, part) for warp in range(4) for part in range(PARTS)):
                 dq = sorted(self.acc.get(rows, GARBAGE)) if there else []
                 assert dq == sorted(self.seen_by[tile]), f"finished as {dq}"
@@ -124,17 +124,17 @@ def run(rng, num_sms, kv_heads, group, tiles, blocks, meet=True, wrong=""):
 @given(st.integers(1, 4), st.integers(1, 2), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.booleans(),
        st.randoms(use_true_random=True))  # with the other kind hypothesis drops the longer runs
 def test_tiles_are_stored_once_and_finished_when_all_is_there(num_sms, kv_heads, group, tiles, blocks, meet, rng):
-    """And nobody waits for ever."""
+    """And none waits for ever."""
     run(rng, num_sms, kv_heads, group, tiles, blocks, meet)
 
 
 @pytest.mark.parametrize("wrong, why", (
     ("but", "finished as"), ("last", "finished as"), ("sign-off", "finished as"), ("store", "not there"),
-    ("empty", "all wait"), ("nobody's", r"finished as \[-1\]")))
+    ("empty", "all wait"), ("unseen", r"finished as \[-1\]")))
 def test_a_model_that_is_wrong_is_found(wrong, why):
     """but: a head's last tile may be in flight when it is signed off, as well as the next head's first. last: of a
-    task's last head likewise. sign-off, store: told before it is waited for. empty: no sign-off where a task has no
-    tile. nobody's: a tile that no block of keys has is read."""
+    task's last head likewise. sign-off, store: signalled before the wait. empty: no sign-off where a task has no
+    tile. unseen: a tile that no block of keys has is read."""
     with pytest.raises(AssertionError, match=why):
         for seed in range(200):
             run(random.Random(seed), 3, 2, 2, 2, 3, wrong=wrong)

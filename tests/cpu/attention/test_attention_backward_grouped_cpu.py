@@ -1,4 +1,4 @@
-"""Query heads that share a K/V head, with background: in which order parts come, and that nobody waits for ever."""
+"""Query heads that share a K/V head, with helper warps: in which order parts come, and that no block waits for ever."""
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -90,7 +90,7 @@ class Machine:
             self.finished += 1
 
     def run(self, num_sms, heads, turns):
-        """turns: who goes on, of those that can; the rest take it in order."""
+        """turns: which block goes on, of those that can; the rest take it in order."""
         going = [work for _ in range(num_sms) for work in (self.block(heads), self.behind(heads))]
         for step in range(100000):
             before = self.claimed, self.zeroed, self.finishing, self.finished, sum(self.added), sum(

@@ -1,4 +1,4 @@
-"""What each warpgroup of a window's task is told: it goes through the tiles that its rows see, and leaves out what none
+"""What each warpgroup of a window's task does: it goes through the tiles that its rows see, and leaves out what none
 of them sees."""
 import pytest
 from hypothesis import example, given, settings

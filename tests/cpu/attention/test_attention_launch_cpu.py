@@ -103,7 +103,7 @@ def test_what_is_not_in_use_is_filled_after_the_checks(launched, monkeypatch):
 
 
 class Copied(torch.Tensor):
-    """Tells of its clones."""
+    """Records its clones."""
 
     times = 0
 

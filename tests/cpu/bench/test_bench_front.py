@@ -111,7 +111,7 @@ def test_a_run_that_was_ended_goes_on_where_it_was(run, tmp_path, capsys):
 
 
 def test_what_is_timed_otherwise_now_is_timed_again(run, tmp_path, monkeypatch):
-    """Of short kernels the times between others; of a peer that nobody asked for, all."""
+    """Of short kernels the times between others; of a peer that was not asked for, all."""
     assert run("one", "--no-calls")[0] == 0
     path = tmp_path / "out" / "made_up.json"
     for what in ("short", "peers", "short,peers"):
@@ -234,12 +234,12 @@ def test_a_file_with_a_main_of_its_own_that_fails_does_not_stop_the_run(run, mon
 def test_sustained_is_told_whom_to_leave_out(run, monkeypatch):
     from bench.studies import sustained
 
-    told = []
-    monkeypatch.setattr(sustained, "main", lambda argv: told.append(argv) or 0)
+    calls = []
+    monkeypatch.setattr(sustained, "main", lambda argv: calls.append(argv) or 0)
     run("one", "sustained", "--no-calls")
     run("one", "sustained", "--no-calls", "--against", "quack-tuned,torch")
-    assert [argv[:1] + argv[2:3] for argv in told] == [["--out", "--without"]] * 2
-    assert told[0][3] == "QuACK tuned" and "QuACK tuned" not in told[1][3].split(",") and "QuACK" in told[1][3]
+    assert [argv[:1] + argv[2:3] for argv in calls] == [["--out", "--without"]] * 2
+    assert calls[0][3] == "QuACK tuned" and "QuACK tuned" not in calls[1][3].split(",") and "QuACK" in calls[1][3]
 
 
 def test_no_case_is_left(run):

@@ -26,8 +26,8 @@ def case(section, **ms):
 def results(tmp_path):
     cases = [case("eager", tkq=(10.0, 20.0), torch=(20.0, 20.0)),
              case("compiled", tkq=(10.0, 10.0), torch=(11.0, 12.0), tkq_eager=(10.0, 10.0), tkq_fp8=(8.0, 8.0))]
-    costs = [Cost(f"{who}: a token, B1 prompt 8", 1000.0 * ms, 900.0 * ms, 1500.0 * ms, 1, note=f"{7 * ms} tokens/s")
-             for who, ms in (("tkq", 1), ("torch", 2))]
+    costs = [Cost(f"{peer}: a token, B1 prompt 8", 1000.0 * ms, 900.0 * ms, 1500.0 * ms, 1, note=f"{7 * ms} tokens/s")
+             for peer, ms in (("tkq", 1), ("torch", 2))]
     Report(Environment.here(), cases, costs).save(tmp_path / "llama.json")
     return tmp_path
 

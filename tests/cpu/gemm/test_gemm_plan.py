@@ -64,7 +64,7 @@ def test_which_products_keep_pace():
 
 @given(st.integers(1, 132), st.integers(1, 2000))
 def test_a_counter_of_rounds_comes_back_to_zero(workers, tasks):
-    """Every block has a tile in each round that is counted, so it arrives as often as the others; and who waits for a
+    """Every block has a tile in each round that is counted, so it arrives as often as the others; and what waits for a
     round waits for fewer arrivals than take the counter back, as his own last one is still to come."""
     workers = min(workers, tasks)
     waves = tasks // workers

@@ -1,5 +1,5 @@
-"""Plans of quantising blocks that stay: who has one, and that it fits. Machine code: test_kernels_sass.py; what they
-compute: tests/gpu/norms/test_norm_quant_kept.py."""
+"""Plans of persistent float8 norms: which specs have one; they fit. Machine code: test_kernels_sass.py. Results:
+tests/gpu/norms/test_norm_quant_kept.py."""
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

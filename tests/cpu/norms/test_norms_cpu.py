@@ -1,4 +1,4 @@
-"""rmsnorm and layernorm where no GPU is needed: what they mean, what they refuse, what the compiler is told."""
+"""rmsnorm and layernorm where no GPU is needed: what they mean, what they refuse, what the compiler is given."""
 import pytest
 import torch
 import torch.nn.functional as F

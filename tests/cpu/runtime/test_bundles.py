@@ -147,7 +147,7 @@ def test_one_that_cannot_be_used_is_told_and_left(made, tmp_path, monkeypatch, d
     monkeypatch.setenv("TKQ_BUNDLE", str(tmp_path))
     with pytest.warns(UserWarning, match=words):
         assert bundle.current() is None
-    assert bundle.current() is None  # told once
+    assert bundle.current() is None  # said once
 
 
 def test_one_that_everybody_may_write_is_refused(made, tmp_path, monkeypatch):

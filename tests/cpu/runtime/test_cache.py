@@ -93,7 +93,7 @@ def test_a_full_disk(small_disk):
     with contextlib.suppress(OSError), open(small_disk / "rest", "wb", buffering=0) as rest:
         while rest.write(bytes(1024)):
             pass
-    for number in range(20):  # whoever holds a lock may not be able to say so
+    for number in range(20):  # the holder of a lock may not be able to say so
         with cache.lock(f"kernel-{number}"):
             pass
 
@@ -233,7 +233,7 @@ def test_who_waits_long_says_so(cache, monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, "tkq"), cache.lock("norm-1"):
         assert len(caplog.records) == 1
     assert f"another process, which compiles (process and kernel: {os.getpid()}, norm-1)" in caplog.text
-    with cache.lock("norm-1"):  # nobody to wait for
+    with cache.lock("norm-1"):  # none to wait for
         time.sleep(0.1)
     assert len(caplog.records) == 1
     holder.join()

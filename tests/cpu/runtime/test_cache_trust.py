@@ -1,4 +1,4 @@
-"""What is run belongs to the user or root, and nobody else may write it: asked of what was opened, and that is loaded.
+"""What is run belongs to the user or root, and no other may write it: asked of what was opened, and that is loaded.
 
 As root, other users are forks of this process with another number; elsewhere those tests are skipped."""
 import os

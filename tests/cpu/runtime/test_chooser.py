@@ -148,7 +148,7 @@ def test_what_is_known_does_not_grow_for_ever(way):
 
 
 def test_calls_from_many_threads_while_kernels_are_added(way):
-    """A chooser does not change: whoever calls one sees all of its kernels, or none yet."""
+    """A chooser does not change: a call of one sees all of its kernels, or none yet."""
     sizes = range(1, 100)
     kernels = {n: Kernel(way) for n in sizes}
     known = {"run": None}

@@ -164,9 +164,9 @@ class Terminal(io.StringIO):
 def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere():
     for out in (io.StringIO(), Terminal()):
         progress = precompile.Progress(3, out)
-        progress.told("one", (True,), None, False)
-        progress.told("two", (False,), None, False)
-        progress.told("three", None, "ValueError: no", True)
+        progress.show("one", (True,), None, False)
+        progress.show("two", (False,), None, False)
+        progress.show("three", None, "ValueError: no", True)
         assert re.match(r"3 kernels, 1 of them compiled now, 1 wrong, in \d", progress.ended())
         text = out.getvalue()
         assert "[3/3] three: FAILED: ValueError: no\n" in text
@@ -177,10 +177,10 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere():
 
 
 def test_the_command_refuses_what_it_cannot_do():
-    def told(*words):
+    def printed(*words):
         done = subprocess.run([sys.executable, "-m", "tkq", "compile", *words], capture_output=True, text=True)
         assert done.returncode == 2
         return done.stderr
 
-    assert "invalid choice: 'sm_100a'" in told("--arch", "sm_100a")
-    assert "no model 'llama-9b'" in told("--models", "llama-9b")
+    assert "invalid choice: 'sm_100a'" in printed("--arch", "sm_100a")
+    assert "no model 'llama-9b'" in printed("--models", "llama-9b")

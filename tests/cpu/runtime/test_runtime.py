@@ -1,4 +1,4 @@
-"""From a recipe to a function: compiled once, whoever asks, and never again while nothing changes."""
+"""From a recipe to a function: compiled once, however many ask, and never again while nothing changes."""
 import json
 import math
 import os
@@ -118,7 +118,7 @@ def test_a_second_process_is_quick_and_does_not_import_the_dsl(recipe):
 
 
 def test_torch_may_come_last(recipe):
-    """Nobody has imported it where a kernel is compiled and loaded."""
+    """It has not been imported where a kernel is compiled and loaded."""
     seen = finish(start(recipe, "torch comes last"))
     assert seen["y"] == [0, 2, 4, 6, 8] and seen["dsl"] and compiles(recipe) == 2
 

@@ -20,8 +20,8 @@ DYNAMIC = {"tkq", "tkq.warmup.catalog", "tkq.runtime.compile.build", "tkq.runtim
            "tkq.gemm.epilogue.spec",
            "tkq.integrations", "tkq.integrations.transformers_modules", "tkq.reduction.build", "tkq.reference",
            "tkq.rows.persistent.build", "tkq.runtime", "tkq.runtime.compile.values", "tkq.testing", "tkq.warmup.tune"}
-# Builds each recipe of a pickle in a process of its own, which has the DSL but nothing of tkq, and tells what of tkq it
-# then has.
+# Builds each recipe of a pickle in a process of its own, which has the DSL but nothing of tkq, and prints what it then
+# has of tkq.
 BUILD = """
 import importlib, json, os, pickle, sys
 import cutlass, cutlass.cute, torch
@@ -94,8 +94,8 @@ def one_of_each_builder():
 
 def test_what_a_builder_really_imports_counts():
     recipes = one_of_each_builder()
-    told = json.dumps([(*recipe.builder.split(":"), pickle.dumps(recipe.args).hex()) for recipe in recipes])
-    done = subprocess.run([sys.executable, "-c", BUILD], input=told, cwd=CHECKOUT, capture_output=True, text=True,
+    given = json.dumps([(*recipe.builder.split(":"), pickle.dumps(recipe.args).hex()) for recipe in recipes])
+    done = subprocess.run([sys.executable, "-c", BUILD], input=given, cwd=CHECKOUT, capture_output=True, text=True,
                           check=True)
     imported = list(map(json.loads, done.stdout.splitlines()))
     assert len(imported) == len(recipes) > 15

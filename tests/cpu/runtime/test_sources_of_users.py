@@ -21,7 +21,7 @@ TREE = {
         import space.inner
         N = int(os.environ.get("KERN_N", 4))
         LITERAL = 7
-        STARTED = os.getpid()          # nobody's business
+        STARTED = os.getpid()          # no part of a kernel
         def build(): return helper.f(N) + size + LITERAL + thing()
     """,
     "helper.py": "from below import *\nimport later\ndef f(n): return n\nSIZE = 3\n",

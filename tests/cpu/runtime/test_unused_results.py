@@ -1,4 +1,4 @@
-"""Results that nobody used, and those that have no gradient: autograd makes no zeros for them, and formulas bear it."""
+"""Unused results, and those that have no gradient: autograd makes no zeros for them, and formulas bear it."""
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -107,7 +107,7 @@ def test_one_result_alone(name, way):
 @WAYS
 @pytest.mark.parametrize("name", CALLS)
 def test_nothing_came_back(name, way):
-    """Whoever used the results has no gradient for them."""
+    """What used the results has no gradient for them."""
     inputs, results = CALLS[name](way)
     swallowed = [Swallows.apply(r).sum() for r in results]
     found = torch.autograd.grad(sum(swallowed), inputs, allow_unused=True)

@@ -21,7 +21,7 @@ print(json.dumps(sorted({(r.builder, *(type(arg).__name__ for arg in r.args)) fo
 
 
 def test_a_kernel_of_each_kind_is_run():
-    """A kind: who builds it, and from specs and configurations of which classes."""
+    """A kind: its builder, and from specs and configurations of which classes."""
     from tkq.warmup import catalog
 
     done = subprocess.run([sys.executable, "-c", REHEARSED], cwd=ROOT, capture_output=True, text=True, timeout=120)

@@ -72,9 +72,9 @@ WRONG = (
 @pytest.mark.parametrize("change, words, broken", WRONG)
 def test_what_is_wrong_is_said(change, words, broken):
     findings = diagnose(dataclasses.replace(GOOD, **change))
-    told = [f for f in findings if all(word in f.text for word in words)]
-    assert told, findings
-    assert told[0].broken is broken
+    matching = [f for f in findings if all(word in f.text for word in words)]
+    assert matching, findings
+    assert matching[0].broken is broken
     assert any(f.broken for f in findings) is broken
 
 

@@ -229,7 +229,7 @@ def test_out():
 
 
 def test_out_again():
-    """The short way of calls that have come before: to other memory, over c, not over a; autograd is told."""
+    """The short way of calls that have come before: to other memory, over c, not over a; autograd knows of it."""
     a, b = operands(300, 520, 136)
     total = matrix(300, 520)
     for _ in range(3):

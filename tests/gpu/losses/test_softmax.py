@@ -159,7 +159,7 @@ def test_a_scale_below_zero(log):
     (1024, 1024 + 8, 0), (1024, 1032, 8), (1024, 1025, 0), (1024, 1026, 1), (1000, 1024, 4), (1001, 1009, 3),
     (1001, 1001, 0), (40000, 40003, 3), (7, 16, 1), (1, 3, 1)])
 def test_rows_that_begin_anywhere(log, x, N, room, first):
-    """Around the view there is NaN: whoever reads too much, shows. Around the results, too: whoever writes too much."""
+    """Around the view there is NaN: a read too far shows. Around the results, too: a write too far shows."""
     wide = torch.full((21, room), float("nan"), device="cuda", dtype=DTYPES[x])
     view = wide[:, first:first + N]
     view.copy_(make((21, N), x))

@@ -218,7 +218,7 @@ def test_nan_and_inf_stay_where_they_belong(kind):
 @pytest.mark.parametrize("N, room, first", [(1024, 1032, 0), (1024, 1032, 8), (1024, 1028, 4), (1024, 1025, 1),
                                             (20008, 20024, 16)])
 def test_rows_with_a_stride_are_read_in_place(kind, N, room, first):
-    """Around the views there is NaN: whoever reads too much, shows."""
+    """Around the views there is NaN: a read too far shows."""
     dy, x, weight = make(143, N)
     whole = check(kind, dy, x, weight)
     views = []

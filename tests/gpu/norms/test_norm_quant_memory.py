@@ -35,7 +35,7 @@ def test_no_rows(kind, granularity, shape):
     ("bf16", 1024, 1032, 8), ("bf16", 1024, 1026, 1), ("bf16", 1001, 1009, 3), ("fp32", 4096, 4100, 4),
     ("bf16", 16384, 16408, 16), ("bf16", 131072, 131080, 8), ("bf16", 7, 16, 1)])
 def test_rows_with_a_stride_are_read_in_place(kind, granularity, x, N, room, first):
-    """Around the views there is NaN: whoever reads too much, shows."""
+    """Around the views there is NaN: a read too far shows."""
     whole, extra = make((21, N), x, weight="fp32", residual=x)
 
     def view(t):

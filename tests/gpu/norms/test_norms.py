@@ -151,7 +151,7 @@ def test_nan_and_inf_stay_in_their_row(kind):
     (1024, 1024 + 8, 0), (1024, 1032, 8), (1024, 1025, 0), (1024, 1026, 1), (1000, 1024, 4), (1001, 1009, 3),
     (16384, 16384 + 24, 16), (40000, 40003, 3), (7, 16, 1), (1, 3, 1)])
 def test_rows_with_a_stride_are_read_in_place(kind, x, N, room, first):
-    """Around the view there is NaN: whoever reads too much, shows."""
+    """Around the view there is NaN: a read too far shows."""
     wide = torch.full((21, room), float("nan"), device="cuda", dtype=DTYPES[x])
     view = wide[:, first:first + N]
     view.copy_(make((21, N), x)[0])

@@ -158,7 +158,7 @@ def test_one_tensor_of_fp32():
 @pytest.mark.parametrize("N, room, first", [
     (1024, 1032, 0), (1024, 1032, 8), (1024, 1026, 1), (1000, 1010, 4), (7, 16, 1)])
 def test_rows_with_a_stride_are_read_in_place(N, room, first):
-    """Around the views there is NaN: whoever reads too much, shows."""
+    """Around the views there is NaN: a read too far shows."""
     gate, up, dy = make((21, N), "bf16")
     views = []
     for t in (gate, up, dy):

@@ -101,7 +101,7 @@ def test_grouped_gemm(monkeypatch):
     shorter = torch.tensor([100, 100, 450], device="cuda", dtype=torch.int32)
     poison = itertools.count(1)  # each result is written to memory that holds another number
     monkeypatch.setattr(tune, "_blank", lambda x: torch.full_like(x, 1000 * next(poison)))
-    assert not tkq.tune(tkq.grouped_gemm, a, b, shorter, effort=EFFORT, again=True).failed, "rows that nobody wrote"
+    assert not tkq.tune(tkq.grouped_gemm, a, b, shorter, effort=EFFORT, again=True).failed, "rows that were not written"
 
 
 def test_a_tensor_on_the_cpu_is_named():

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(TOOL is None, reason="compute
 
 # Whose reports of racecheck are known, by a part of the kernel's name; those of the second list only where they are
 # between copies into shared memory and reads, those of the third between stores and reads, as the instructions at the
-# addresses say; where no nvdisasm is installed nobody knows, and the name is enough. That racecheck takes stores and
+# addresses say; where no nvdisasm is installed that is unknown, and the name is enough. That racecheck takes stores and
 # reads for a race which mbarriers order is the last test's "sums".
 KNOWN = {
     "tkqnormsbackward": "RowKernel: bulk copies, and numbers in slots, that mbarriers order: see the last test",

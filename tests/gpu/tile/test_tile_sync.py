@@ -1,4 +1,4 @@
-"""Who waits for whom: rings, pipes, mailboxes, turns, barriers. What comes out shows that nobody went too early."""
+"""Which role waits for which: rings, pipes, mailboxes, turns, barriers. Results show that none went too early."""
 import pytest
 import torch
 

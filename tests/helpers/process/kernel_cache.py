@@ -118,7 +118,7 @@ def refresh(asked: dict, jobs: int = 1) -> tuple:
 
 
 class Carried:
-    """The plugin behind `--kernel-cache`. With pytest-xdist each worker tells, with its tests' reports, what they asked
+    """The plugin behind `--kernel-cache`. With pytest-xdist each worker sends, with its tests' reports, what they asked
     for; the main process unpacks before the workers start, and packs when they are through."""
 
     def __init__(self, file, worker, counts):

@@ -300,7 +300,7 @@ def main(families) -> int:
         print("\n".join(families))
         return 0
     bad = run(options.families or families, families)
-    for recipe in build._functions:  # for who looks a report's addresses up
+    for recipe in build._functions:  # for looking up a report's addresses
         print("kernels:", build.entry_of(recipe).path)
     return 1 if bad else 0
 

@@ -160,7 +160,7 @@ def refuse_overlap(op_name: str, **tensors) -> None:
 
 def refuse_inference(op_name: str, **tensors) -> None:
     """RuntimeError, as torch's, where a tensor that is to be written over was made under torch.inference_mode and this
-    is outside of it: asked before a launch, as its version cannot be told after one."""
+    is outside of it: asked before a launch, as its version is unknown after one."""
     for name, x in tensors.items():
         if x.is_inference() and not torch.is_inference_mode_enabled():
             raise RuntimeError(f"{op_name}: {name}: was made under torch.inference_mode; not allowed in place outside "

@@ -14,7 +14,7 @@ class Recipe:
     builder: ``"package.module:function"``. The module is imported only when a compile is needed. ``function(*args)``
         returns a jit callable and the tuple of its fake arguments. A callable that takes one argument more gets torch's
         current stream there; a host function that takes none gets none.
-    args: frozen dataclasses, strings, numbers, None, or tuples of them: their ``repr`` must tell everything.
+    args: frozen dataclasses, strings, numbers, None, or tuples of them: their ``repr`` must be complete.
     options: more words for the DSL's compiler, as in ``cute.compile(options=)``.
     sources: more modules, by name, whose files decide the machine code: a new one means a new compile. Those of the
         builder and of the classes in args count always, with what they import from tkq and from their own packages.

@@ -29,7 +29,7 @@ _ignored = False
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """op: the public function's name. spec: what it compiles for; its repr tells everything. sizes: all that the plan
+    """op: the public function's name. spec: what it compiles for; its repr is complete. sizes: all that the plan
     sees beside it. gpu: the kind of device, see ``arch.model``."""
 
     op: str

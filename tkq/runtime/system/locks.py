@@ -78,11 +78,11 @@ def _let_go(number):
 
 
 def _wait(number, name):
-    began, told, pause = time.monotonic(), False, 0.002
+    began, logged, pause = time.monotonic(), False, 0.002
     while not _locked(number):
         waited = time.monotonic() - began
-        if waited > PATIENCE and not told:
-            told = True
+        if waited > PATIENCE and not logged:
+            logged = True
             _say_that_it_waits(_holder(number), name)
         if waited > LONGEST:
             _log.warning("tkq: waits no longer, and compiles %s itself", name)

@@ -102,7 +102,7 @@ def build_sums(order):
     i % 4, and all read all four, as `tkq.rows.persistent.exchange` does.
 
     order: "mbarrier" (arrive after the write, wait before the read), "block" (a barrier of the block instead) or "none"
-    (nobody waits)."""
+    (none waits)."""
     @cute.jit
     def body(x, y):
         al = tk.SharedAllocator()
