@@ -47,7 +47,7 @@ def elem_pointer(x: cute.Tensor, coord, *, loc=None, ip=None) -> cute.Pointer:
 def widened(x: cute.Tensor):
     """The fp32 values of a vector in registers, (n,) with stride 1.
 
-    Two of bf16 by a shift and a mask of the word they share: the compiler's own way takes three instructions.
+    Two of bf16 by a shift and a mask of the word they share: the compiler's own conversion takes three instructions.
     """
     n = cute.size(x)
     if x.element_type is not BFloat16 or n % 2:

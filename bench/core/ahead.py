@@ -2,7 +2,7 @@
 
 Each candidate that compiles is called once for each case: tkq, torch.compile, QuACK, FA4, Liger. None tunes here: what
 chooses by its own timings would choose badly beside others, so "QuACK tuned" is left out, and torch.compile's choices
-among a kernel's few configurations are not kept: it makes them anew, of compiled kernels, when it is timed.
+among a kernel's few configurations are not stored: it makes them anew, of compiled kernels, when it is timed.
 """
 
 from __future__ import annotations

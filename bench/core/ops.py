@@ -26,7 +26,7 @@ def is_own(name: str) -> bool:
 
 
 def is_rival(name: str) -> bool:
-    """Is it somebody else's way to compute the same?"""
+    """Is it another library's implementation of the same?"""
     return name not in ROOFS and not is_own(name)
 
 

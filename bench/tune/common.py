@@ -74,7 +74,7 @@ def blocks_of(name: str) -> tuple[str, int | None]:
 class Turns:
     """Each round lets every variant work once, in an order that changes; a round before them warms up.
 
-    options: as of ``add_turns``. Every case is kept in the file of --out as soon as it is measured."""
+    options: as of ``add_turns``. Every case is written to the file of --out as soon as it is measured."""
 
     def __init__(self, options):
         import torch

@@ -98,10 +98,10 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
             return found if return_lse else found[0]
     softmax_scale, softcap = numbers["flash_attn"](softmax_scale, softcap)
     options = causal, softmax_scale, left, right, softcap
-    way = ops.route(q, k, v, sinks)
-    if way == "direct":
+    mode = ops.route(q, k, v, sinks)
+    if mode == "direct":
         o, lse = (forward if q.is_cuda else _cpu)(q, k, v, sinks, options, return_lse)
-    elif way == "record":
+    elif mode == "record":
         return _Recorded.apply(q, k, v, sinks, (options, deterministic, return_lse))
     else:
         o, lse = _traced(q, k, v, sinks, options, return_lse, deterministic)

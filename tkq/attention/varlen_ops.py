@@ -100,10 +100,10 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
     longest(max_seqlen_q, max_seqlen_k)
     softmax_scale, softcap = numbers["flash_attn_varlen"](softmax_scale, softcap)
     options = causal, softmax_scale, left, right, softcap
-    way = ops.route(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k)
-    if way == "direct":
+    mode = ops.route(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k)
+    if mode == "direct":
         o, lse = (forward if q.is_cuda else _cpu)(q, k, v, sinks, lengths, options, return_lse)
-    elif way == "record":
+    elif mode == "record":
         return _Recorded.apply(q, k, v, sinks, (lengths, options, deterministic, return_lse))
     else:
         o, lse = _traced(q, k, v, sinks, lengths, options, return_lse, deterministic)

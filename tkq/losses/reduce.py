@@ -11,7 +11,7 @@ from .. import tile as tk
 from ..reduction_base import ReductionBase
 from ..utils import collect, lanes_used, pack_f32x2, publish, unpack_f32x2, warp_reduce
 
-AHEAD = 8  # rows of a thread whose loads are under way together
+AHEAD = 8  # rows of a thread whose loads are in flight together
 
 
 class Total(ReductionBase):

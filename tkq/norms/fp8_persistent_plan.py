@@ -85,7 +85,7 @@ def variants(spec: NormSpec) -> list[RowPlan]:
 
 
 def _plan(spec, geometry) -> Optional[RowPlan]:
-    """None where vectors would not stay in registers, which is what it is for, where no row would be on its way while
+    """None where vectors would not stay in registers, which is what it is for, where no row would be in flight while
     others are worked on, or where anything else does not fit."""
     cluster, warps, stages, min_blocks_per_sm = geometry
     if stages < len(shape(spec).sums) + 2:

@@ -24,7 +24,7 @@ _LIGHT = tuple((limit, Config(*shape)) for limit, *shape in (
     (1048576, 512, 512, 16, "shared"),
     (2097152, 512, 512, 16),
 ))
-# where they are more, their way from L2 is what counts: they stay out of the registers, or several rows share one load
+# where they are more, their loads from L2 dominate: they stay out of the registers, or several rows share one load
 _LATE = (*((limit, Config(*shape, prefetch_weight=False)) for limit, *shape in row_plan.SHORT),
          (49152, Config(512, 512, prefetch_weight=False)))
 _HEAVY = (

@@ -36,7 +36,7 @@ class Gated:
 
         block b, thread t:   vectors  b * threads * vectors + j * threads + t,   j = 0 .. vectors - 1
 
-    so a warp's accesses are neighbours, N need not fit any tile, and a thread's loads are all under way before the
+    so a warp's accesses are neighbours, N need not fit any tile, and a thread's loads are all in flight before the
     first is used. A thread past the end loads the last vector again and stores nothing. No shared memory, no barrier.
     """
 

@@ -104,10 +104,10 @@ def _gated(kind, gate, up, layout):
         found = _call_cache.take(gate, up, kind, packing)
         if found is not None:
             return found
-    way = ops.route(gate, up)
-    if way == "direct":
+    mode = ops.route(gate, up)
+    if mode == "direct":
         return (_plain if gate.is_cuda else _on_cpu)(gate, up, kind, packing)
-    if way == "record":
+    if mode == "record":
         return _Recorded.apply(gate, up, kind, packing)
     check.refuse_tangent(_op_of(kind), gate=gate, up=up)
     _check(gate, up, kind, packing)

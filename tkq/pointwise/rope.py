@@ -56,7 +56,7 @@ class Rope:
 
         unit = (token * groups + group) * chunks + chunk;   group g has the heads g, g + groups, g + 2 groups, ...
 
-    so neighbouring threads have neighbouring columns, then heads. Every load of x is under way before the position is
+    so neighbouring threads have neighbouring columns, then heads. Every load of x is in flight before the position is
     looked up; a pair is loaded and stored by one thread, so the result may be x. A thread past the end loads what the
     last one does and stores nothing. No barrier; shared memory only keeps further blocks off an SM (plan.plan_rope).
 

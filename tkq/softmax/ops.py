@@ -102,10 +102,10 @@ def _softmax(x, dim, scale, log):
     dim, scale = _OPTIONS[_name(log)](dim, scale)
     if dim != _LAST:
         return _along(x, dim, scale, log)
-    way = ops.route(x)
-    if way == "direct":
+    mode = ops.route(x)
+    if mode == "direct":
         return (_launch if x.is_cuda else _on_cpu)(x, scale, log)
-    if way == "record":
+    if mode == "record":
         return _Recorded.apply(x, scale, log)
     check.refuse_tangent(_name(log), x=x)
     _check(x, scale, log)  # here too: the dispatcher's own words name no argument

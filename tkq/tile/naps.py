@@ -11,7 +11,7 @@ from cutlass.cutlass_dsl import T, dsl_user_op
 
 from .assembly import _asm
 
-PRODUCTS = 4  # that are watched while they are under way
+PRODUCTS = 4  # that are watched while they are in flight
 _of_trace: ContextVar = ContextVar("tkq_pressure", default=None)  # of the kernel that is being traced
 _watch: ContextVar = ContextVar("tkq_watch", default=None)  # likewise, its registers for that
 
@@ -97,7 +97,7 @@ def product_begins(*addresses):
 
 
 def products_end(but):
-    """Before the wait for all products but the last ``but``: all that may be under way still have their operands, or
+    """Before the wait for all products but the last ``but``: all that may be in flight still have their operands, or
     the kernel is ended as if by a fault."""
     if not poisoned():
         return

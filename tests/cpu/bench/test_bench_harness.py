@@ -209,7 +209,7 @@ def test_a_device_copy_that_cannot_be_timed_is_none():
 
 
 def test_what_clears_the_cache_is_more_than_it_holds_and_goes_with_the_comparison(monkeypatch):
-    """Written when what was there has ended, and when nothing of it is to be kept any longer."""
+    """Written when what was there has ended, and when nothing of it is to stay any longer."""
     made, done = [], []
     monkeypatch.setattr(timing.driver, "ask", done.append)
     monkeypatch.setattr(torch, "empty", lambda n, dtype, device: made.append(torch.zeros(n, dtype=dtype)) or made[-1])

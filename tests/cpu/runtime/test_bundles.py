@@ -54,7 +54,7 @@ def made(tmp_path_factory):
     try:
         first = {recipe: bundling.compiled(recipe) for recipe in RECIPES}
         again = {recipe: bundling.compiled(recipe) for recipe in RECIPES}
-        assert all(first[r] == (*again[r][:2], True) and again[r][2] is False for r in RECIPES)  # the objects are kept
+        assert all(first[r] == (*again[r][:2], True) and again[r][2] is False for r in RECIPES)  # objects are cached
         bundling.write(folder, {recipe: found[:2] for recipe, found in again.items()})
     finally:
         build._cache = before

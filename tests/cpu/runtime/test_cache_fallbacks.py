@@ -165,7 +165,7 @@ def test_a_cache_from_which_nothing_may_be_run(folder, mounted, monkeypatch, als
     monkeypatch.setenv("TKQ_CACHE_DIR", str(place / "kernels"))
     said = run(temporary(mounted("tmp", "noexec")) if also else lambda: None)
     assert len(said) == 1 and "cannot be loaded from there" in said[0]
-    assert len(list((place / "kernels").glob("*.so"))) == 3  # kept all the same
+    assert len(list((place / "kernels").glob("*.so"))) == 3  # stored all the same
 
 
 @needs_compiler

@@ -85,13 +85,13 @@ def test_models_by_name_and_by_configuration(given, expected):
 
 
 def test_names_may_come_from_an_iterator(monkeypatch):
-    class Kept(io.StringIO):
+    class Recorded(io.StringIO):
         def close(self):
             sent.append(json.loads(self.getvalue()))
 
     sent = []
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: types.SimpleNamespace(
-        stdin=Kept(), poll=lambda: 0, communicate=lambda: ("", ""), returncode=0))
+        stdin=Recorded(), poll=lambda: 0, communicate=lambda: ("", ""), returncode=0))
     prefetch_("llama-1b", ops=(name for name in ("gemm", "rmsnorm")))
     assert sent[0][1:] == [["gemm", "rmsnorm"], 1]
 

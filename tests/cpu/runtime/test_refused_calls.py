@@ -1,4 +1,4 @@
-"""A call that the short way refuses goes on with the result that was allocated for it."""
+"""A call that the call cache refuses goes on with the result that was allocated for it."""
 import pytest
 import torch
 

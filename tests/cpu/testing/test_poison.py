@@ -1,4 +1,4 @@
-"""What GPU tests trust: that results are NaN before a kernel writes them, by whichever way they are allocated."""
+"""What GPU tests trust: that results are NaN before a kernel writes them, however they are allocated."""
 import pytest
 import torch
 
@@ -15,7 +15,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.flo
 def test_all_ways_to_allocate_bring_nan(dtype):
     like = torch.zeros(3, 8, dtype=dtype)
     with poisoned():
-        assert alloc._filling(), "the short way asks this"
+        assert alloc._filling(), "the fast allocation asks this"
         made = (torch.empty(3, 8, dtype=dtype), torch.empty_like(like), like.new_empty(3, 8),
                 torch.empty_strided((3, 8), (1, 4), dtype=dtype), alloc.empty(-1, (3, 8), (8, 1), dtype),
                 alloc.like(like, -1, dtype), alloc.contiguous(-1, (3, 2, 4), dtype))

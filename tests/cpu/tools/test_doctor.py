@@ -124,7 +124,7 @@ def test_doctor_survives_a_cache_that_cannot_be_read(capsys, monkeypatch):
 
     monkeypatch.setattr(doctor, "examine", lambda: GOOD)
     monkeypatch.setattr(Cache, "_entries", refused)
-    assert doctor.main() == 0  # what is compiled can be kept all the same: the folder was made just now
+    assert doctor.main() == 0  # what is compiled can be stored all the same: the folder was made just now
     assert "cannot be read (Permission denied)" in capsys.readouterr().out
 
 

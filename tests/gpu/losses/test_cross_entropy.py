@@ -1,4 +1,4 @@
-"""cross_entropy on the GPU: numerics by the 2x rule, hard data, every way to lie in memory, streams and graphs."""
+"""cross_entropy on the GPU: numerics by the 2x rule, hard data, every memory layout, streams and graphs."""
 import pytest
 import torch
 import torch.nn.functional as F
@@ -392,8 +392,8 @@ def test_more_than_2_31_elements():
     with poisoned():
         loss, saved = launch.forward(logits, target, Terms(reduction="none"))
         launch.backward(logits, target, torch.ones(M, device="cuda"), saved, Terms(reduction="none"), True)
-    wanted, kept = launch.forward(sample, index, Terms(reduction="none"))
-    gradient = launch.backward(sample, index, torch.ones(len(rows), device="cuda"), kept, Terms(reduction="none"))
+    wanted, saved = launch.forward(sample, index, Terms(reduction="none"))
+    gradient = launch.backward(sample, index, torch.ones(len(rows), device="cuda"), saved, Terms(reduction="none"))
     assert torch.allclose(loss[rows], wanted, rtol=1e-5) and not loss.isnan().any()
     assert torch.allclose(logits[rows].float(), gradient.float(), rtol=2**-6, atol=1e-7)
     assert not logits[:: M // 100].isnan().any()
@@ -403,8 +403,8 @@ def test_more_than_2_31_elements():
 def test_a_forward_that_keeps_nothing_finds_the_same(N):
     x, target = torch.randn(9, N, device="cuda").bfloat16(), torch.randint(N, (9,), device="cuda")
     for options in ({}, dict(label_smoothing=0.1), dict(softcap=20.0, z_loss=1e-4)):
-        kept = tkq.cross_entropy(x.clone().requires_grad_(), target, reduction="none", **options)
-        for _ in range(2):  # the second finds its launcher by the short way
+        recorded = tkq.cross_entropy(x.clone().requires_grad_(), target, reduction="none", **options)
+        for _ in range(2):  # the second is replayed
             with poisoned():
                 alone = tkq.cross_entropy(x, target, reduction="none", **options)
-            assert torch.equal(alone, kept)
+            assert torch.equal(alone, recorded)

@@ -1,4 +1,4 @@
-"""softmax and log_softmax on the GPU, forward and backward: numerics by the 2x rule, every way to lie in memory."""
+"""softmax and log_softmax on the GPU, forward and backward: numerics by the 2x rule, every memory layout."""
 import pytest
 import torch
 

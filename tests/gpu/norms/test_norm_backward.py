@@ -1,4 +1,4 @@
-"""norm_backward on the GPU: numerics by the 2x rule, every way to lie in memory, column sums to the bit, streams."""
+"""norm_backward on the GPU: numerics by the 2x rule, every memory layout, column sums to the bit, streams."""
 import contextlib
 
 import pytest
@@ -70,8 +70,8 @@ def check(kind, dy, x, weight=None, what="", **options):
     options.setdefault("needs", (True, weight is not None, kind == "layernorm"))
     with poisoned():
         got = norm_backward(kind, dy, x, weight, rstd, mean, **options)
-    kept = {k: v for k, v in options.items() if k in ("dresidual_out", "weight_offset")}
-    judge(kind, dy, x, weight, rstd, mean, got, what=f"{tuple(x.shape)} {what}", **kept)
+    given = {k: v for k, v in options.items() if k in ("dresidual_out", "weight_offset")}
+    judge(kind, dy, x, weight, rstd, mean, got, what=f"{tuple(x.shape)} {what}", **given)
     return got
 
 
@@ -318,7 +318,7 @@ def test_kernels_that_start_under_the_end_of_each_other_wait_for_it():
 
 @pytest.mark.parametrize("name", FEW)
 def test_other_plans(name):
-    """What tuning may choose instead of the planned way."""
+    """What tuning may choose instead of the plan."""
     s, found = _other_plans(4096, FEW)
     for M in (1, 1500):
         _check_plan(s, name, found[name], M)

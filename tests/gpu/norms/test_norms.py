@@ -1,4 +1,4 @@
-"""rmsnorm and layernorm on the GPU: numerics by the 2x rule, every way to lie in memory, streams and graphs."""
+"""rmsnorm and layernorm on the GPU: numerics by the 2x rule, every memory layout, streams and graphs."""
 import pytest
 import torch
 import torch.nn.functional as F

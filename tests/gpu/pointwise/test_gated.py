@@ -1,4 +1,4 @@
-"""swiglu and geglu on the GPU: numerics by the 2x rule, forward and backward, every way to lie in memory."""
+"""swiglu and geglu on the GPU: numerics by the 2x rule, forward and backward, every memory layout."""
 import math
 
 import pytest
@@ -135,8 +135,8 @@ def test_a_nan_stays_where_it_is():
     y = tkq.swiglu(gate, up)
     found = gated_ops._gradients_on_gpu(dy, gate, up, "swiglu", "apart", True, True)
     for mine, before in ((y, clean), *zip(found, clean_dy)):
-        kept = ~torch.isnan(mine)
-        assert int((~kept).sum()) in (1, 2) and torch.equal(mine[kept], before[kept])
+        numbers = ~torch.isnan(mine)
+        assert int((~numbers).sum()) in (1, 2) and torch.equal(mine[numbers], before[numbers])
 
 
 @pytest.mark.parametrize("N", [1, 2, 3, 4, 7, 8, 12, 63, 64, 65, 1000, 1023, 1025, 4098, 11008])

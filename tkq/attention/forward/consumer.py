@@ -177,7 +177,7 @@ class Consumer:
 
     @cute.jit
     def store_o_async(self, g, s, c, row_tile):
-        """By way of shared memory."""
+        """Through shared memory."""
         t = c.last
         o, of = clipped(self.spec, g.o, t["batch"], g.tasks.lengths(t)[0])
         barrier, panel = 8 + c.wg, self.tiles.o.cols

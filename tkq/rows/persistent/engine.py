@@ -1,4 +1,4 @@
-"""What a RowKernel runs: the launch, the roles of a block, and the way of a row through its exchanges."""
+"""What a RowKernel runs: the launch, the roles of a block, and a row's exchanges."""
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -160,7 +160,7 @@ class PersistentRows(PersistentElements):
     # ---- one block for each tile --------------------------------------------------------------------
 
     def _start(self, c):
-        """All that the tile needs is under way."""
+        """All loads that the tile needs are issued."""
         c.part = thread_partition(self.plan, c.s, cute.arch.thread_idx()[0])
         c.rows.load(c.g.loads, c.part)
         c.numbers = self._numbers()
@@ -234,7 +234,7 @@ class PersistentRows(PersistentElements):
             self._grow_older(state)
 
     def _state(self, c):
-        """What the rows under way need: their numbers, the results of exchanges that are over, and positions."""
+        """What the rows in flight need: their numbers, the results of exchanges that are over, and positions."""
         oldest = len(self.active)
         exchanged = [[cute.make_rmem_tensor((x.monoid.sums,), Float32) for _ in range(oldest - k)]
                 for k, x in enumerate(self.active)]
@@ -296,7 +296,7 @@ class PersistentRows(PersistentElements):
             for a in range(len(tensors) - 1, 0, -1):
                 self._move(tensors[a], tensors[a - 1])
 
-    # ---- the other way to finish --------------------------------------------------------------------
+    # ---- another last step --------------------------------------------------------------------------
 
     @cute.kernel
     def tail(self, g: Args, units: Int32):

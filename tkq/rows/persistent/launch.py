@@ -47,7 +47,7 @@ def launcher(spec: RowSpec, device, chosen: RowPlan | None = None) -> Launcher:
 
 
 def recipe_of(spec: RowSpec, chosen: RowPlan | None = None) -> runtime.Recipe:
-    """The recipe of a spec, with its planned way or another one."""
+    """The recipe of a spec, with its plan or another one."""
     return runtime.Recipe("tkq.rows.persistent.build:build", (spec, chosen or plan(spec.shape)),
                           sources=(spec.module,))
 

@@ -101,7 +101,7 @@ class RowPlan:
 
     @property
     def depth(self) -> int:
-        """Rows whose exchange may be under way at once."""
+        """Rows whose exchange may be in flight at once."""
         return 1 if self.held else DEPTH
 
     @property
