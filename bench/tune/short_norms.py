@@ -4,8 +4,8 @@
     python -m bench.tune.short_norms --out DIRECTORY     compile, time, print tables, write tune_short_norms.json
     python -m bench.tune.short_norms --case "rmsnorm 2048"
 
-Ways differ from the plan in one thing, one of them in two: threads to a row, rows of a block, when the weight is read,
-rows of a thread, where x waits, bytes of an access, or blocks that stay. "tkq" is the op itself, which runs the planned
+Variants differ from the plan in one thing, one of them in two: threads to a row, rows of a block, when the weight is
+read, rows of a thread, where x waits, bytes of an access, or persistent. "tkq" is the op itself, which runs the planned
 kernel: what lies between these two is what such a comparison cannot resolve.
 """
 
@@ -38,7 +38,7 @@ CASES = {
     ("layernorm with bias", 1024): ("torch.compile",),
     ("rmsnorm with residual", 1024): ("QuACK",),
 }
-# blocks that stay: elements of a thread, warps, stages of the ring (0: threads load their rows themselves), blocks on a
+# persistent: elements of a thread, warps, stages of the ring (0: threads load their rows themselves), blocks on a
 # multiprocessor
 KEPT = {"stay, ring": (32, 8, 3, 2), "stay, direct": (16, 8, 0, 4)}
 

@@ -226,7 +226,7 @@ MUTANTS = (
          """, "", FIRSTS)),
     *family(
         "backward", FOLDER + "backward/dq_serial.py",
-        ("dq_told_before_it_is_there", """
+        ("dq_signalled_before_it_is_there", """
             tk.store_wait(but * rows * cols, read=False)
             cute.arch.sync_warp()
          """, "cute.arch.sync_warp()", CHAIN),

@@ -111,7 +111,7 @@ class Machine:
 @given(**SIZES, of_part=st.integers(1, 3), tiles=st.integers(1, 3), num_sms=st.integers(1, 6),
        tail_waves=st.integers(1, 2), turns=st.lists(st.integers(0, 20), min_size=1, max_size=8))
 @settings(max_examples=80)
-def test_nobody_waits_for_ever(kv_heads, splits_per_kv_head, blocks, l2_section, tail_heads, of_part, tiles, num_sms,
+def test_no_block_waits_forever(kv_heads, splits_per_kv_head, blocks, l2_section, tail_heads, of_part, tiles, num_sms,
                                tail_waves, turns):
     l2_section = min(l2_section, kv_heads * splits_per_kv_head)
     order = tasks_of(kv_heads, splits_per_kv_head, blocks, l2_section, tail_heads, tail_waves)

@@ -1,4 +1,4 @@
-"""Attention's backward without seams, as far as it is arithmetic: which configurations it has, and who makes which
+"""Attention's backward with fuse_preprocess, as far as it is arithmetic: its configurations, and which warps make which
 rows' statistics."""
 import dataclasses
 from types import SimpleNamespace

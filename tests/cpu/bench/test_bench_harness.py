@@ -342,7 +342,7 @@ def test_accuracy_is_judged_beside_the_best_peer(ours, accurate):
     assert Case("s", "op", "M", "GB/s", 1, Comparison(timings, 2, 1, 1)).accurate() is accurate
 
 
-def test_accuracy_is_judged_beside_those_who_compute_alike():
+def test_accuracy_is_judged_beside_those_that_compute_alike():
     timings = tuple(Timing(name, "graph", (1.0,) * 7, error=error)
                     for name, error in (("tkq", 4e-3), ("torch", 4e-3), ("QuACK", 1e-3)))
     case = Case("s", "op", "M", "GB/s", 1, Comparison(timings, 2, 1, 1))

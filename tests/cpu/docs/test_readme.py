@@ -240,7 +240,7 @@ def test_the_section_has_a_row_for_each_operation(tmp_path):
     assert "Compared only with other forms of tkq itself, and so not in the table: `layernorm`." in text
 
 
-def test_what_is_older_and_who_was_not_timed_follow_from_the_files(tmp_path):
+def test_what_is_older_and_what_was_not_timed_follow_from_the_files(tmp_path):
     case, *_ = report().cases
     of = lambda section, time, **more: dataclasses.replace(
         report(), environment=dataclasses.replace(report().environment, date=f"2026-11-21T{time}:00+00:00"),

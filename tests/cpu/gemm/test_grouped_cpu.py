@@ -124,7 +124,7 @@ def test_what_the_quantiser_makes_of_tokens_goes_in():
     assert (c.float() - want.float()).norm() < 0.05 * want.float().norm()
 
 
-def test_offsets_that_make_no_sense_harm_nobody():
+def test_offsets_that_make_no_sense_do_no_harm():
     a, b, _ = operands()
     for offsets in ((5, 3, 9, 9), (-4, 2, 100, 200)):
         assert tkq.grouped_gemm(a, b, torch.tensor(offsets, dtype=torch.int32)).shape == (9, N)

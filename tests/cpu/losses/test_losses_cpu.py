@@ -164,7 +164,7 @@ def test_loss_and_gradient_at_once(inplace, options):
         ops.cross_entropy_and_gradient(given, target, reduction="none")
 
 
-def test_whoever_saved_logits_learns_that_a_gradient_was_written_over_them():
+def test_a_backward_of_logits_that_a_gradient_was_written_over_is_an_error():
     logits, target, _ = case()
     logits = torch.tanh(logits.requires_grad_())
     _, gradient = tkq.cross_entropy_and_gradient(logits, target, inplace=True)

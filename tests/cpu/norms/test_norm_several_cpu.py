@@ -18,7 +18,7 @@ def spec(N, bias="fp32", kind="layernorm", **options):
     return NormSpec(kind, N, "bf16", "fp32", bias, **{"vector": 8, **options})
 
 
-def test_who_waits_together():
+def test_rows_that_wait_together():
     assert waits_together(spec(65536), plan(spec(65536)))
     assert isinstance(build.build(*recipe(spec(65536)).args)[0].norm, LayerNormMultiRow)
     several, held = (Config(256, 256, 8, load, False, 2) for load in ("shared", "registers"))

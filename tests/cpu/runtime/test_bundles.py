@@ -141,7 +141,7 @@ def test_what_it_lacks_comes_from_elsewhere(made, monkeypatch):
     (lambda data: packed(unpacked(data)[0], {**unpacked(data)[1], "machine": "aarch64"}), "aarch64"),
     (None, "No such file"),
 ))
-def test_one_that_cannot_be_used_is_told_and_left(made, tmp_path, monkeypatch, damage, words):
+def test_one_that_cannot_be_used_is_named_and_left(made, tmp_path, monkeypatch, damage, words):
     if damage:
         (tmp_path / bundle.NAME).write_bytes(damage((made / bundle.NAME).read_bytes()))
     monkeypatch.setenv("TKQ_BUNDLE", str(tmp_path))

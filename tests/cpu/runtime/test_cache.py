@@ -217,7 +217,7 @@ def test_one_process_holds_a_lock(cache):
     assert waiting.stdout.read() == "have it\n"
 
 
-def test_who_waits_long_says_so(cache, monkeypatch, caplog):
+def test_a_long_wait_is_logged(cache, monkeypatch, caplog):
     held, through = threading.Event(), threading.Event()
 
     def hold():
@@ -239,7 +239,7 @@ def test_who_waits_long_says_so(cache, monkeypatch, caplog):
     holder.join()
 
 
-def test_who_would_wait_for_himself_is_told_so(cache):
+def test_waiting_for_ones_own_lock_is_an_error(cache):
     of_file = {}
     for name in (f"norm-{number}" for number in range(200)):
         with cache.lock(name):
@@ -293,7 +293,7 @@ assert ["no folder for a cache" in str(w.message) for w in said] == [True]
 """
 
 
-def test_who_has_no_home_has_a_cache_that_goes_with_the_process():
+def test_a_user_without_a_home_has_a_cache_that_goes_with_the_process():
     nowhere = {name: value for name, value in os.environ.items() if name not in ("TKQ_CACHE_DIR", "XDG_CACHE_HOME")}
     done = subprocess.run([sys.executable, "-c", NO_HOME], env=nowhere, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -287,7 +287,7 @@ def test_a_relative_folder_where_the_working_folder_is_gone(tmp_path, monkeypatc
     assert len(said) == 1 and "no folder for a cache (kernels" in said[0]
 
 
-def test_the_home_of_a_user_who_is_not_there(monkeypatch):
+def test_the_home_of_a_user_that_does_not_exist(monkeypatch):
     monkeypatch.setenv("TKQ_CACHE_DIR", "~nobody-of-this-name/kernels")
     said = run(natives=False)
     assert len(said) == 1 and "no folder for a cache (~nobody-of-this-name/kernels" in said[0]

@@ -196,7 +196,7 @@ def test_a_fork_inside_leaves_the_parents_lock_alone(tmp_path):
     assert forked.ended(process, reading)
 
 
-def test_who_waits_goes_on_in_the_end(tmp_path, monkeypatch, caplog):
+def test_a_waiting_process_goes_on_in_the_end(tmp_path, monkeypatch, caplog):
     """The holder has been stopped, say."""
     monkeypatch.setattr(locks, "PATIENCE", 0.05)
     monkeypatch.setattr(locks, "LONGEST", 0.2)

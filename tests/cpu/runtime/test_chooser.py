@@ -271,7 +271,7 @@ def test_kernels_are_held_and_let_go():
     assert gone() is None
 
 
-def test_who_keeps_the_fewest_dimensions_leaves_matrices_to_others(language):
+def test_a_kernel_of_the_fewest_dimensions_leaves_matrices_to_others(language):
     """Whichever of the two came first."""
     matrix, heads = Kernel(language), Kernel(language)
     apart = torch.zeros(3, 7, 8)[:, :5]  # no stride describes rows of (3, 5)

@@ -192,7 +192,7 @@ def test_each_file_that_counts_changes_the_digest_and_no_other_does(tree, name):
 @pytest.mark.parametrize("line", ("import tkq", "import tkq as t", "import os, tkq.reduction.geometry  # binds tkq",
                                   "from tkq import ReductionBase",
                                   "import importlib; importlib.import_module('tkq')", "from tkq import *"))
-def test_who_imports_tkq_itself_may_use_all_of_it(tmp_path, monkeypatch, line):
+def test_what_imports_tkq_itself_may_use_all_of_it(tmp_path, monkeypatch, line):
     (tmp_path / "whole_of_tkq.py").write_text(f"{line}\n")
     monkeypatch.syspath_prepend(tmp_path)
     found = set(sources.reached(("whole_of_tkq",)))

@@ -223,7 +223,7 @@ def test_what_another_process_found_counts_once_tune_is_asked(hopper, monkeypatc
     assert call._launcher(kind, None)[0].args[1] == other
 
 
-def test_nothing_is_read_where_nobody_ever_tuned(hopper, monkeypatch):
+def test_nothing_is_read_where_nothing_was_tuned(hopper, monkeypatch):
     kind, _, planned, *_ = gemm_kind()
     monkeypatch.setattr(tuned, "read", lambda _: pytest.fail("read"))
     assert call._launcher(kind, None)[0].args[1] == planned

@@ -255,7 +255,7 @@ def test_inplace_backward():
         assert torch.equal(leaf, logits)
 
 
-def test_who_else_saved_the_logits_learns_that_they_are_gone():
+def test_another_backward_of_the_logits_is_an_error():
     logits, target = make((5, 100))
     x = logits.clone().requires_grad_() * 1
     other = x.square().sum()

@@ -147,7 +147,7 @@ def gradients(device):
 
 
 def gradients_of_long(device):
-    """Of blocks that stay, with dQ made behind, also the statistics."""
+    """Of persistent blocks with helper warps that convert dQ, also the statistics."""
     yield from backward(device, 64, 2, 900, True)
     yield from backward(device, 128, 1, 8200, False)
 

@@ -186,7 +186,7 @@ class PersistentRows(PersistentElements):
         else:
             self._write(c, views, row, c.part.exists(row), r)
 
-    # ---- blocks that stay ---------------------------------------------------------------------------
+    # ---- persistent blocks --------------------------------------------------------------------------
 
     @cute.jit
     def _rows_of_a_warp(self, c: Constexpr):

@@ -27,7 +27,7 @@ def counter(index: int) -> torch.Tensor:
     store that is zeroed outside of captures, so that a graph holds no memset; where there is none yet, or none
     left, the zeroing is captured too.
     """
-    if index < 0:  # on no GPU: a rehearsal, which launches nothing
+    if index < 0:  # on no GPU: a dry run, which launches nothing
         return torch.empty(1, dtype=torch.int32, device=arch.device(index))
     stream = torch._C._cuda_getCurrentRawStream(index)
     if stream and _capturing(index):  # what is captured is never the default stream, 0

@@ -25,7 +25,7 @@ def begin(num_sms: int = 132, device: str = "meta") -> None:
 
 
 def device() -> str:
-    """Where tensors of a rehearsal's calls are to be."""
+    """Where tensors of a dry run's calls are to be."""
     return _device
 
 

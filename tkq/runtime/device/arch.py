@@ -7,7 +7,7 @@ import torch
 
 HOPPER = (9, 0)
 _elsewhere = torch.device("cpu")
-_assumed = None  # what a device without an index has, where a rehearsal says so
+_assumed = None  # what a device without an index has, where a dry run says so
 
 
 class _Assumed(NamedTuple):

@@ -29,7 +29,7 @@ class _Config(ctypes.Structure):
 def resident(device, cluster: int, threads: int) -> int:
     """Clusters of ``cluster`` blocks of ``threads`` threads, one block to a processor."""
     index = arch._index(device)
-    if cluster == 1 or index < 0:  # below 0: of a rehearsal, in which it decides nothing
+    if cluster == 1 or index < 0:  # below 0: of a dry run, in which it decides nothing
         return arch.num_sms(device) // cluster
     return _asked(index, cluster, threads)
 
