@@ -11,7 +11,7 @@ from .backward.per_head_ops import heads_backward
 
 
 def remember(ctx, kind, offset, x, weight, bias, residual, total, rstd, mean) -> None:
-    """Keep what `gradients` needs: what was normalised (x or the sum), weight, rstd and mean; and types, None where
+    """Save what `gradients` needs: what was normalised (x or the sum), weight, rstd and mean; and types, None where
     there is no such input."""
     ctx.save_for_backward(x if residual is None else total, weight, rstd, mean)
     ctx.facts = (kind, offset, x.dtype, bias is not None and bias.dtype, residual is not None and residual.dtype)

@@ -211,7 +211,7 @@ class Gpu:
 
     def clear_cache(self) -> None:
         """Leave no candidate's inputs in the L2 cache: queue writes to other memory, a tenth of a millisecond of them.
-        Lines that somebody read to keep them (`evict_last`, as torch.compile does where it reads rows twice) would
+        Lines that were read to stay there (`evict_last`, as torch.compile does where it reads rows twice) would
         outlast them, and the next candidate would find them at each of its calls: they become lines like others first.
         """
         torch.cuda.synchronize()

@@ -189,7 +189,7 @@ def prefetch(*descriptors: gl):
 
 
 def load_async(dst: SharedTile, src: gl, coord, sem: Semaphore):
-    """Load the tile ``coord = ([batch,] [depth,] row tile, column tile)``; its bytes complete on ``sem``, where someone
+    """Load the tile ``coord = ([batch,] [depth,] row tile, column tile)``; its bytes complete on ``sem``, where a warp
     has announced them (``Pipe.acquire``, ``expect_bytes``). One whole warp."""
     _descriptor("load_async", src)
     _semaphore("load_async", sem)

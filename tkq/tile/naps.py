@@ -44,7 +44,7 @@ def poisoned() -> bool:
 
 
 def late_stores() -> bool:
-    """Are bulk stores, or bulk additions, to leave when somebody waits for them, and not before?"""
+    """Are bulk stores, or bulk additions, to leave when a warp waits for them, and not before?"""
     pressure = _of_trace.get()
     return pressure is not None and (pressure.stores or pressure.additions)
 

@@ -1,8 +1,7 @@
 """Which kernels calls would take, found out without a GPU: host functions run as ever, on tensors without memory
 (``device="meta"``) that pass for CUDA's, and in the places of kernels stand functions that do nothing.
 
-For a process of its own, which ends then: tensors count as on a GPU, and host functions keep what they
-found for calls to come.
+For a process of its own, which ends then: tensors count as on a GPU, and host functions cache what they found.
 """
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def config(found: dict | None, spec, classes: dict):
 
 
 def write(problem: Problem, chosen, notes: dict) -> pathlib.Path:
-    """Keep a configuration, a dataclass of numbers, strings and booleans, with whatever else is to be remembered. The
+    """Store a configuration, a dataclass of numbers, strings and booleans, with whatever else is to be remembered. The
     file is replaced in one step; where that cannot be, a warning says so and it counts for this process."""
     path = problem.path
     found = {"problem": problem.words, "class": type(chosen).__name__, "config": dataclasses.asdict(chosen), **notes}
