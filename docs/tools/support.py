@@ -88,7 +88,7 @@ def types() -> dict[str, tuple[list, str]]:
         "grouped_gemm": (taken(lambda t: _grouped(t, "m"), TYPES), f"up to {grouped_spec.MOST_GROUPS} groups, which "
                          "may be empty; K a multiple of 8, float8: 16"),
         "fp8_gemm": (taken(lambda t: fp8_spec.Fp8Spec(a=t), TYPES), f"any M, N; K a multiple of {fp8_spec.K_UNIT}"),
-        "quantize_fp8": (taken(lambda t: TileSpec("block", t), TYPES), "any"),
+        "quantize_fp8": (taken(lambda t: TileSpec("1x128", t), TYPES), "any"),
     }
 
 
@@ -181,7 +181,7 @@ def norms() -> str:
         rows.append(tuple(cells))
     heads = ("Weight, bias, residual, output and residual sum each have their own type (bf16, fp16, fp32). Threads per "
              "row of bf16:")
-    titles = {"row": "per row", "block": "1x128", "tile": "128x128", "tensor": "per tensor"}
+    titles = {"row": "per row", "1x128": "1x128", "128x128": "128x128", "tensor": "per tensor"}
     quant = ", ".join(title for scale, title in titles.items()
                       if takes(lambda s: NormSpec("rmsnorm", 1024, "bf16", out="e4m3", scale=s), scale))
     return (_section("Norms", heads, ("N", "rmsnorm, bf16 weight", "layernorm, fp32 weight"), rows)

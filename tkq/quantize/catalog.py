@@ -3,7 +3,7 @@ from ..norms.plan import plan
 from ..norms.spec import NormSpec
 from ..runtime.compile.expectation import Expectation
 from ..runtime.compile.recipe import Recipe, Shipped
-from .spec import TileSpec
+from .spec import GRANULARITIES, TileSpec
 
 ROW_LENGTHS = (1024, 4096, 8192, 28672)
 TWICE = ("tensor", "row")  # which read x once for what is largest, tile by tile
@@ -18,7 +18,7 @@ def rows_recipe(spec: NormSpec) -> Recipe:
 def way(spec: TileSpec, tiles: int, num_sms: int) -> str:
     """How so many tiles are quantised, see ``_MODULES``."""
     if spec.granularity not in TWICE:
-        return "blocks" if spec.granularity == "block" and not spec.transpose else "tiles"
+        return "blocks" if spec.granularity == "1x128" and not spec.transpose else "tiles"
     if not is_ticketed(spec.granularity, spec.transpose):
         return "twice"
     return "kept" if tiles <= cooperative_tiles(spec) * num_sms else "claimed"
@@ -47,7 +47,7 @@ def shipped() -> list[Shipped]:
         wanted = ["LDG.E", "STG.E"] + ["UCGABAR_WAIT"] * (plan(spec).cluster > 1)  # before anything is sent
         found.append(Shipped(f"quantize_row_bf16_{n}", rows_recipe(spec), Expectation(instructions=tuple(wanted)),
                              n == 4096))
-    for granularity in ("tensor", "row", "block", "tile"):
+    for granularity in GRANULARITIES:
         for x in ("bf16", "fp32"):
             for transpose in (False, True):
                 for wide in (True, False):

@@ -7,13 +7,23 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from ..gemm.fp8.ops import fp8_gemm
+from ..granularity import parse
 from ..runtime.call import check, ops
 from .ops import quantize_fp8, quantize_padded
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-WEIGHTS = {"row": "row", "block": "tile", "tensor": "tensor"}  # what shares a scale in the weight, for each recipe
+# what shares a scale, for each recipe: in x and dy, and in the weight
+ROWS = {"row": "row", "block": "1x128", "tensor": "tensor"}
+WEIGHTS = {**ROWS, "block": "128x128"}
 LONG = 65536  # sums of more tokens are added up in float32, every 128 of them: the tensor cores' own are cut off
 _UNIT = 16  # of every dimension that a product sums over
+
+
+def _recipe_name(granularity):
+    """Of a granularity as x has it, or of torch's member for it; all else as it is."""
+    if not isinstance(granularity, str):
+        granularity = parse("Fp8Linear: granularity", granularity)
+    return "block" if isinstance(granularity, str) and granularity == ROWS["block"] else granularity
 
 
 class Recipe(NamedTuple):
@@ -36,9 +46,9 @@ class Fp8Linear(nn.Linear):
         in_features, out_features: multiples of 16.
         bias, device, dtype: as `torch.nn.Linear`; dtype and x's: bfloat16, float16 or float32.
         granularity: "row": y's product has a scale for each row of x and of the weight; each gradient's product scales
-            of its own, over what it sums over. Rows with outliers lose little. "block": a scale for each 128 of a row
-            (of a column, in the weight's gradient) of x and dy, and for each 128 x 128 of the weight; sums of 128 are
-            added up in float32. It is the most accurate; the products of the others are faster. "tensor": one scale
+            of its own, over what it sums over. Rows with outliers lose little. "block", or "1x128": a scale for each
+            128 of a row (of a column, in the weight's gradient) of x and dy, and "128x128" for the weight; sums of 128
+            are added up in float32. It is the most accurate; the products of the others are faster. "tensor": one scale
             for all of x, of the weight and of dy; what is small beside the largest element loses the most.
         gradient: dy's type, float8_e4m3fn or float8_e5m2 (more range, a bit less precision).
         keep_weight: the weight's float8 along its outputs stays until the backward, a byte an element; False: the
@@ -54,6 +64,7 @@ class Fp8Linear(nn.Linear):
         for name, size in (("in_features", in_features), ("out_features", out_features)):
             check.size(f"Fp8Linear: {name}", size, _UNIT)
         check.flag("Fp8Linear: keep_weight", keep_weight)
+        granularity = _recipe_name(granularity)
         if granularity not in tuple(WEIGHTS):  # which need not be something that a table can be asked for
             raise ValueError(f"Fp8Linear: granularity: got {granularity!r}, allowed are {', '.join(WEIGHTS)}")
         if gradient not in (E4M3, E5M2):
@@ -95,7 +106,7 @@ def _products(x, layers):
     """The forward alone, of which torch.jit.trace keeps the ops: a program that it made has no gradient here, and says
     so when one is asked for."""
     granularity = layers[0].recipe.granularity
-    q, scale = quantize_fp8(x, granularity)
+    q, scale = quantize_fp8(x, ROWS[granularity])
     weights = (quantize_fp8(layer.weight, WEIGHTS[granularity]) for layer in layers)
     return [fp8_gemm(q, w.t(), scale, scale_w.t(), bias=layer.bias, out_dtype=x.dtype)
             for (w, scale_w), layer in zip(weights, layers)]
@@ -169,8 +180,8 @@ def _gradients(dy, weight, x, recipe, dtypes):
 def _quantised(x, recipe, dtype, both):
     """(q, scale) of x (M, K); with ``both`` those of x.t() too, to whose rows zeros are added, to a multiple of 16."""
     if both:
-        q, scale, *turned = quantize_padded(x, recipe.granularity, dtype, _UNIT)
+        q, scale, *turned = quantize_padded(x, ROWS[recipe.granularity], dtype, _UNIT)
     else:
-        q, scale, *turned = quantize_fp8(x, recipe.granularity, dtype)
+        q, scale, *turned = quantize_fp8(x, ROWS[recipe.granularity], dtype)
     # not y, afterwards: a view could not be written in place
     return q[:x.shape[0]], scale if recipe.granularity == "tensor" else scale[:x.shape[0]], *turned

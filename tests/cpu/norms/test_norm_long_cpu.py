@@ -27,7 +27,7 @@ def test_who_has_such_a_plan():
     for other in (spec(65536, **QUANT), spec(131072, kind="rmsnorm", **QUANT), spec(131072, vector=4, **QUANT),
                   spec(262144, **QUANT), spec(131072, "fp32", "fp32", **QUANT),
                   spec(131072, residual="bf16", total="bf16", **QUANT), spec(131072, x="fp32", vector=4, **QUANT),
-                  spec(262144, residual="bf16", total="bf16", out="e4m3", scale="block")):
+                  spec(262144, residual="bf16", total="bf16", out="e4m3", scale="1x128")):
         assert long_rows_plan.plan(other) == every.plan(other) and recipe(other).module == "tkq.norms.forward.build"
     assert isinstance(long_rows_plan.plan(spec(262144, residual="bf16", total="bf16", **QUANT)), Fp8LongRowsConfig)
     assert long_rows_plan.plan(spec(131072)).load == "shared"
@@ -38,7 +38,7 @@ def test_who_has_such_a_plan():
 
 @settings(max_examples=60)
 @given(st.integers(8193, 32768), st.sampled_from([None, "bf16", "fp32"]), st.sampled_from([None, "fp32"]),
-       st.sampled_from(["row", "block", None]))
+       st.sampled_from(["row", "1x128", None]))
 def test_every_row_fits(vectors, weight, bias, scale):
     s = spec(8 * vectors, weight, bias, out=scale and "e4m3", scale=scale)
     config = long_rows_plan.plan(s)
@@ -52,12 +52,12 @@ def test_every_row_fits(vectors, weight, bias, scale):
         norms_config.check(s, config)
 
 
-@pytest.mark.parametrize("scale", ["row", "block"])
+@pytest.mark.parametrize("scale", ["row", "1x128"])
 @pytest.mark.parametrize("N", [100008, 131072])
 def test_variants_are_valid_and_begin_with_the_plan(N, scale):
     s = spec(N, out="e4m3", scale=scale)
     found = long_rows_plan.variants(s)
-    assert scale == "block" or found[0] == long_rows_plan.plan(s)
+    assert scale == "1x128" or found[0] == long_rows_plan.plan(s)
     assert len(found) == len(set(found)) >= 2
     for config in found:
         long_rows_plan.check(s, config)

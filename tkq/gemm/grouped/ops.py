@@ -44,7 +44,7 @@ def grouped_gemm(a: Tensor, b: Tensor, offsets: Tensor, *, scale_a: Optional[Ten
             With b (G, K, N): (M, 1) and (G, 1, N); or (M, ceil(K / 128)) and (G, ceil(K / 128), ceil(N / 128)).
             With b (K, N): (M, 1) and (1, N); each group's own, (G, M, 1) and (G, 1, N); or (M, ceil(K / 128)) and
             (ceil(K / 128), N), which count 128 from the first of all K on, wherever groups begin: those of the
-            transposes that ``tkq.quantize_fp8(x, "block", transpose=True)`` makes. (A block that two groups have part
+            transposes that ``tkq.quantize_fp8(x, "1x128", transpose=True)`` makes. (A block that two groups have part
             of has one scale: where it is NaN, it is so for both.)
         out_dtype: bfloat16, float16 or float32. Not given: a's, for float8 bfloat16.
 

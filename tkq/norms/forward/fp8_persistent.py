@@ -227,5 +227,5 @@ class PersistentRMSNormFp8Groups(_RMSNorm, PersistentFp8Groups):
     exchanges = (_SQUARES,)
 
 
-_KINDS = {("layernorm", "row"): PersistentLayerNormFp8, ("layernorm", "block"): PersistentLayerNormFp8Groups,
-          ("rmsnorm", "row"): PersistentRMSNormFp8, ("rmsnorm", "block"): PersistentRMSNormFp8Groups}
+_KINDS = {("layernorm", "row"): PersistentLayerNormFp8, ("layernorm", "1x128"): PersistentLayerNormFp8Groups,
+          ("rmsnorm", "row"): PersistentRMSNormFp8, ("rmsnorm", "1x128"): PersistentRMSNormFp8Groups}
