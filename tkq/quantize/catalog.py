@@ -52,7 +52,7 @@ def shipped() -> list[Shipped]:
             for transpose in (False, True):
                 for wide in (True, False):
                     spec = TileSpec(granularity, x, transpose=transpose, wide=wide, wide_t=wide)
-                    name = "_lines" * (granularity == "row") + "_transpose" * transpose + "_narrow" * (not wide)
+                    name = "_row_col" * (granularity == "row") + "_transpose" * transpose + "_narrow" * (not wide)
                     name = f"quantize_{granularity}_{x}{name}"
                     for module in dict.fromkeys(way(spec, tiles, 132) for tiles in (1 << 20, 1)):
                         quick = x == "bf16" and wide and transpose and granularity == "row"
