@@ -16,7 +16,7 @@ import re
 
 import pytest
 
-from tests.helpers.process import kernel_cache
+from tests.helpers.process import kernel_cache, long_first
 
 # Of several workers each has its share of the cores, before torch is imported: threads of PyTorch's operations wait for
 # each other without giving up the core that the other worker's need.
@@ -68,6 +68,9 @@ def pytest_collection_modifyitems(config, items):
     for item in on_gpu:
         item.add_marker(pytest.mark.gpu)
     why = _why_no_gpu() if on_gpu else None
+    if on_gpu and not why and "PYTEST_XDIST_WORKER" in os.environ:
+        by_name = {item.nodeid: item for item in items}
+        items[:] = map(by_name.get, long_first.ordered([*by_name], int(os.environ["PYTEST_XDIST_WORKER_COUNT"])))
     if why:
         config.stash[_skipped] = len(on_gpu)
         for item in on_gpu:

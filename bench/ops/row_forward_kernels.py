@@ -54,7 +54,7 @@ class SoftmaxScaled(SoftmaxMean):
 
 
 class SoftmaxMeanInOnePass(ReductionBase):
-    """The same on ReductionBase: blocks that come and go, a thread holds its part of the row in registers."""
+    """The same on ReductionBase: one block for each tile, a thread holds its part of the row in registers."""
 
     def __init__(self, dtype, N):
         super().__init__(dtype, N, stage=3)

@@ -18,10 +18,7 @@ from bench.core.shapes import NORM_SHAPES
 from bench.tune import common
 from tkq.norms import fp8_persistent_plan, persistent_plan
 from tkq.norms.launch import recipe
-from tkq.norms.long_rows_config import Fp8LongRowsConfig
-from tkq.norms.long_rows_plan import plan
-from tkq.norms.long_rows_plan import variants as long_variants
-from tkq.norms.plan import variants
+from tkq.norms.plan import plan, variants
 from tkq.norms.spec import OUT_WIDTH, NormSpec
 from tkq.rows.persistent.plan import RowPlan
 
@@ -63,8 +60,7 @@ def gigabytes(spec: NormSpec, M: int) -> float:
 def chosen(spec: NormSpec, match: str = "") -> dict:
     """The planned config, and those whose label contains one of the texts, by label."""
     kept = _kept(spec)
-    every = list(dict.fromkeys([kept.planned(spec) or plan(spec), *long_variants(spec), *variants(spec),
-                                *kept.variants(spec)]))
+    every = list(dict.fromkeys([kept.planned(spec) or plan(spec), *variants(spec), *kept.variants(spec)]))
     return {label(c): c for c in [every[0], *(c for c in every if any(t in label(c) for t in match.split(",")))]}
 
 
@@ -83,7 +79,7 @@ def label(c) -> str:
     words = [f"{c.threads_per_row}/{c.threads}", f"c{c.cluster}", c.load[:3]]
     words += ["late"] if not c.prefetch_weight else []
     words += [f"x{c.rows_per_thread}"] if c.rows_per_thread > 1 else []
-    words += [f"r{c.min_blocks_per_sm}"] if isinstance(c, Fp8LongRowsConfig) else []
+    words += [f"r{c.min_blocks_per_sm}"] if c.min_blocks_per_sm else []
     return " ".join(words)
 
 

@@ -5,6 +5,7 @@ WHOLE, WHOLE_READS, LATE, LATE_READS, WIDE, ORDER, FIRST, CHAIN = (pressed(x) fo
     "naps-backward_of_one_task", "reads-backward_of_one_task", "naps-backward_in_background",
     "reads-backward_in_background", "naps-backward_wide", "naps-backward_in_order", "stores-backward_first",
     "stores-backward_chain"))
+WHOLE_LOADS = pressed("loads-backward_of_one_task")
 LATE_LOADS, LATE_ROLES, WIDE_LOADS, WIDE_ROLES, ORDER_LOADS, ORDER_READS, FIRSTS, SEAMLESS, GROUPED = (
     pressed(x) for x in (
         "loads-backward_in_background", "roles-backward_in_background", "loads-backward_wide",
@@ -72,7 +73,7 @@ MUTANTS = (
         ("no_wait_for_q", """
             def plain_step(self, g, s, t, c, m, masked: Constexpr[bool]):
                 s.q_pipe.wait(c.ring)
-         """, "def plain_step(self, g, s, t, c, m, masked: Constexpr[bool]):", WHOLE),
+         """, "def plain_step(self, g, s, t, c, m, masked: Constexpr[bool]):", WHOLE_LOADS),
         ("no_wait_for_do", """
             s.do_pipe.wait(c.ring)
             self.multiply_dp(s, c)
@@ -278,14 +279,20 @@ MUTANTS = (
         ("wide_p_freed_before_it_is_read", """
             self.hand_over(c.slope, s.p, c.p_ring, True)
             s.q_pipe.wait(c.ring)
+            delta = self.stats(s, c.ring, 1)
+            tk.mma_wait(0)
+            s.do_pipe.release(c.ring)
+            gradients(c.ds, c.slope, c.dp, delta)
+            s.p_pipe.release(c.p_ring)  # not before dP is there: values may then write over V
          """, """
             s.p_pipe.release(c.p_ring)
             self.hand_over(c.slope, s.p, c.p_ring, True)
             s.q_pipe.wait(c.ring)
-         """, WIDE_ROLES, ((FOLDER + "backward/dkv_hdim256.py", """
-            s.p_pipe.release(c.p_ring)  # not before dP is there: values may then write over V
-            c.p_ring.advance()
-          """, "c.p_ring.advance()"),)),
+            delta = self.stats(s, c.ring, 1)
+            tk.mma_wait(0)
+            s.do_pipe.release(c.ring)
+            gradients(c.ds, c.slope, c.dp, delta)
+         """, WIDE_ROLES),
         ("wide_no_wait_for_do", """
             s.do_pipe.wait(c.ring)
             self.accumulate(c.dv, c.p, do)

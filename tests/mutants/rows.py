@@ -1,9 +1,11 @@
 """Faults in kernels of rows: norms, softmax, cross entropy, quantisation, rope, gated activations."""
 from .mutant import family, pressed
 
-NORM, WARPS, NORM_LOADS, NORM_READS, LONG, QUANTISED, CLUSTER = (pressed(x) for x in (
+NORM, WARPS, NORM_LOADS, NORM_READS, LONG, QUANTISED = (pressed(x) for x in (
     "naps-norm_backward", "naps-norm_backward_warps", "loads-norm_backward", "reads-norm_backward_warps",
-    "naps-norm_backward_cluster", "naps-norm_quantised", "naps-norm_cluster"))
+    "naps-norm_backward_cluster", "naps-norm_quantised"))
+LONG_STARTS, NORM_STARTS, SOFTMAX_STARTS, LOSS_STARTS = (pressed("starts-" + x) for x in (
+    "norm_backward_cluster", "norm_cluster", "softmax", "cross_entropy"))
 HELD = pressed("naps-rows_held")
 HELD_AROUND, HELD_CLUSTER = (("tests/gpu/rows/test_rows_held.py -k " + k,) for k in ("around",
                                                                                      "'two_exchanges and 40000'"))
@@ -31,7 +33,7 @@ MUTANTS = (
                 tk.sync_block()
             elif const_expr(needed):
                 tk.sync_block()
-         """, LONG),
+         """, LONG_STARTS),
         ("no_wait_for_the_block_s_start", """
             elif const_expr(needed):
                 tk.sync_block()
@@ -95,11 +97,11 @@ MUTANTS = (
             if self.cluster_n > 1:
                 tk.cluster_wait()
             top, total = self.join(mine, total, row)
-         """, "top, total = self.join(mine, total, row)", SOFTMAX)),
+         """, "top, total = self.join(mine, total, row)", SOFTMAX_STARTS)),
     *family(
         "softmax", "tkq/softmax/backward.py",
         ("backward_no_wait_for_the_cluster",
-         "hook_fn=tk.cluster_wait if self.cluster_n > 1 else None)", "hook_fn=None)", SOFTMAX),
+         "hook_fn=tk.cluster_wait if self.cluster_n > 1 else None)", "hook_fn=None)", SOFTMAX_STARTS),
         ("backward_of_dy_alone", "part = dy.block(j) if self.log else dy.block(j) * y.block(j)",
          "part = dy.block(j)", SOFTMAX)),
     *family(
@@ -121,20 +123,20 @@ MUTANTS = (
             if self.cluster_n > 1:
                 tk.cluster_wait()
             top, total = self.join(mine, total, row)
-         """, "top, total = self.join(mine, total, row)", LOSS),
+         """, "top, total = self.join(mine, total, row)", LOSS_STARTS),
         ("of_the_part_of_a_row", "self.put(mLoss, kept, loss, (top, rest, weights), place, writes, first, mX.shape[0])",
          "self.put(mLoss, kept, loss, (mine, rest, weights), place, writes, first, mX.shape[0])", LOSS)),
     *family(
         "norm", "tkq/norms/forward/rmsnorm.py",
         ("no_wait_for_the_cluster",
-         "hook = tk.cluster_wait if first and self.cluster_n > 1 else None", "hook = None", CLUSTER)),
+         "hook = tk.cluster_wait if first and kernel.cluster_n > 1 else None", "hook = None", NORM_STARTS)),
     *family(
         "norm", "tkq/norms/forward/row_norm.py",
         ("statistics_of_the_sum_itself", "self._store_statistics(g, mine, [of_row[-1] for of_row in statistics])",
          "self._store_statistics(g, mine, [of_row[0] for of_row in statistics])",
          ("tests/gpu/norms/test_norm_stored_sum.py::test_the_statistics[1000-layernorm]",))),
     *family(
-        "norm", "tkq/norms/forward/fp8_persistent.py",
+        "norm", "tkq/norms/forward/fp8_output.py",
         ("scale_of_a_part_of_the_row", "return m if inside is True else cutlass.select_(inside, m, Float32(0))",
          "return m * 0.5", QUANTISED)),
     *family(
@@ -159,21 +161,36 @@ MUTANTS = (
                     _count(found)
             else:
          """, pressed("barriers-quantize_claimed_few")),
-        ("half_not_cleared", "self.clear_half(workspace, 1 - second, number * THREADS + t, tiles * THREADS)", "",
-         CLAIMED)),
-    *family(
-        "quantize", "tkq/quantize/two_phase_cooperative.py",
-        ("kept_amax_read_before_all_found_theirs", "_wait_for(found, tiles)", "", QUANTIZE),
+        ("half_not_cleared", """
+            tile = number // across, number % across
+            held = self.find.held(g, t, tile)
+            self.clear_half(workspace, 1 - second, number * THREADS + t, tiles * THREADS)
+         """, """
+            tile = number // across, number % across
+            held = self.find.held(g, t, tile)
+         """, CLAIMED),
+        ("kept_amax_read_before_all_found_theirs", """
+            _wait_for(found, tiles)
+            if number == 0:  # all blocks have read it
+         """, "if number == 0:  # all blocks have read it", QUANTIZE),
         ("kept_counted_before_all_threads_found", """
             tk.sync_block()
             if t == 0:
                 _count(found)
+                _wait_for(found, tiles)
          """, """
             if t == 0:
                 _count(found)
+                _wait_for(found, tiles)
          """, pressed("barriers-quantize_few")),
-        ("kept_half_not_cleared", "self.clear_half(workspace, 1 - second, number * THREADS + t, tiles * THREADS)", "",
-         QUANTIZE)),
+        ("kept_half_not_cleared", """
+            g, tile = Operands(x, q, scale, qt, scale_t, amax), (number // across, number % across)
+            held = self.find.held(g, t, tile)
+            self.clear_half(workspace, 1 - second, number * THREADS + t, tiles * THREADS)
+         """, """
+            g, tile = Operands(x, q, scale, qt, scale_t, amax), (number // across, number % across)
+            held = self.find.held(g, t, tile)
+         """, QUANTIZE)),
     *family(
         "quantize", "tkq/quantize/tiles.py",
         ("transposed_before_it_is_written", """

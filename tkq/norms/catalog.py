@@ -3,13 +3,12 @@ from .. import runtime
 from ..dtypes import WIDTH
 from ..rows.persistent import plan as rows
 from ..runtime.compile.expectation import Expectation
-from . import fp8_persistent_config, fp8_persistent_plan, persistent_plan
+from . import fp8_persistent_plan, persistent_plan
 from .backward import per_head_ops, per_head_plan
 from .backward.per_head_plan import PerHeadSpec
 from .config import Config, smem_bytes
 from .launch import recipe
-from .long_rows_config import Fp8LongRowsConfig
-from .long_rows_plan import plan
+from .plan import plan
 from .spec import OUT_WIDTH, NormSpec
 
 SIZES = (1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
@@ -35,7 +34,7 @@ def persistent_expectation(spec: NormSpec, kept) -> Expectation:
     is there, no register too many."""
     exchange = ("STAS",) if kept.cluster > 1 else ("SHFL",)
     convert = ("F2FP.SATFINITE.E4M3", "STG.E.64") if spec.scale else ()
-    shape = fp8_persistent_config.shape(spec) if spec.scale else persistent_plan.shape(spec)
+    shape = (fp8_persistent_plan if spec.scale else persistent_plan).shape(spec)
     return Expectation(instructions=("UBLKCP", "STG.E", "LDS.128", "LDG.E.128", *exchange, *convert),
                        registers=kept.launch_registers, smem=rows.smem_bytes(shape, kept) + 2048)
 
@@ -127,8 +126,7 @@ def expectation(spec: NormSpec, config: Config) -> Expectation:
     exchange = ("STAS", "UCGABAR_ARV") if t.cluster > 1 else ("SHFL",)
     convert = ("F2FP.SATFINITE.E4M3",) if spec.scale else ()
     # 2048 threads on an SM; a quarter of them must fit at once to cover the latency of memory, a block at least
-    min_blocks_per_sm = config.min_blocks_per_sm if isinstance(config, Fp8LongRowsConfig) else 1
-    registers = min(128, 65536 // (min_blocks_per_sm * t.threads) // 8 * 8)
+    registers = min(128, 65536 // (max(1, config.min_blocks_per_sm) * t.threads) // 8 * 8)
     return Expectation(instructions=(*wide, *exchange, *convert), registers=registers,
                        smem=smem_bytes(spec, config) + 2048)
 

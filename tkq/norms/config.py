@@ -5,6 +5,7 @@ from ..dtypes import WIDTH
 from ..reduction import geometry
 from .spec import NormSpec
 
+SMEM_BYTES, REGISTERS = 227 * 1024, 65536  # of a multiprocessor, of which a block takes 1 KB more than its own
 PER_THREAD = 64  # most elements of a row in one thread
 PACKED_WORDS = 64  # registers for the packed x, weight and bias of a thread, when they are all loaded early
 
@@ -17,6 +18,7 @@ class Config:
     once for each pass, and so needs few registers).
     prefetch_weight: load weight and bias before the reduction, or else where they are used.
     rows_per_thread: rows that a thread holds at once; they share one load of weight and bias.
+    min_blocks_per_sm: blocks for which a multiprocessor is to have registers; with 0 the compiler is free.
     """
 
     threads_per_row: int
@@ -25,6 +27,7 @@ class Config:
     load: str = "registers"
     prefetch_weight: bool = True
     rows_per_thread: int = 1
+    min_blocks_per_sm: int = 0
 
     @property
     def split(self) -> bool:
@@ -58,11 +61,17 @@ def packed_words(spec: NormSpec, config: Config) -> int:
     return -(-per * bits // 32)
 
 
+def recomputes_output(spec: NormSpec, config: Config) -> bool:
+    """Are float8 results computed twice, from x in shared memory (`fp8_long_rows.RecomputeOutput`), or do they wait in
+    registers for their scale?"""
+    return spec.scale is not None and config.load == "shared"
+
+
 def waits_together(spec: NormSpec, config: Config) -> bool:
-    """Do a thread's rows wait for their cluster together (`several.LayerNormMultiRow`), or one after the other?"""
+    """Do a thread's rows wait for their cluster together (`LayerNormMultiRow`), or one after the other?"""
     t = config.tile(spec)
-    return (spec.kind == "layernorm" and not spec.scale and config.rows_per_thread > 1 and t.cluster > 1
-            and t.even(spec.N))
+    return (spec.kind == "layernorm" and (not spec.scale or recomputes_output(spec, config)) and
+            config.rows_per_thread > 1 and t.cluster > 1 and t.even(spec.N))
 
 
 def check(spec: NormSpec, config: Config) -> None:
@@ -73,11 +82,31 @@ def check(spec: NormSpec, config: Config) -> None:
     narrowest = min(WIDTH[d] for d in (spec.x, spec.residual) if d)
     if config.load == "shared" and spec.vector * narrowest < 32:
         raise ValueError(f"load: cp.async copies at least 4 bytes, got a vector of {spec.vector} {spec.x}")
-    if config.load == "shared" and spec.scale:
-        raise ValueError("load: results that wait for their scale are held in registers, got 'shared'")
     if config.rows_per_thread < 1:
         raise ValueError(f"rows_per_thread: got {config.rows_per_thread}, allowed are 1 and more")
     if t.per_thread > PER_THREAD:
         raise ValueError(f"{t.per_thread} elements a thread, allowed are {PER_THREAD}")
     if t.cluster > geometry.MAX_CLUSTER or smem_bytes(spec, config) > geometry.SMEM_BYTES:
         raise ValueError(f"cluster of {t.cluster}, {smem_bytes(spec, config)} bytes of shared memory: too much")
+    if config.min_blocks_per_sm:
+        _check_blocks(spec, config)
+    if recomputes_output(spec, config):
+        _check_recompute(spec, config)
+
+
+def _check_blocks(spec, config):
+    """That a multiprocessor has room for the blocks that the config wants there."""
+    t, blocks = config.tile(spec), config.min_blocks_per_sm
+    room = blocks * (smem_bytes(spec, config) + 2048)
+    if blocks < 0 or room > SMEM_BYTES or blocks * t.threads * 32 > REGISTERS:
+        raise ValueError(f"min_blocks_per_sm: got {blocks} blocks of {t.threads} threads, {room} bytes of shared "
+                         f"memory, allowed are 0 and what fits in {SMEM_BYTES} bytes and {REGISTERS} registers")
+
+
+def _check_recompute(spec, config):
+    t = config.tile(spec)
+    if spec.kind != "layernorm" or spec.heads or spec.scale != "row":
+        raise ValueError(f"load: 'shared' is for a float8 layernorm with one scale to a row, without heads, "
+                         f"got {spec}")
+    if t.cluster < 2 or t.rows > 1:
+        raise ValueError(f"load: float8 results of 'shared' are of a row for a cluster of blocks, got {t}")

@@ -3,14 +3,16 @@ bench/tune/norms.py times it."""
 from dataclasses import replace
 from typing import Optional
 
+from ..dtypes import WIDTH
 from ..rows.persistent import plan as rows
-from ..rows.persistent.plan import RowPlan
+from ..rows.persistent.plan import RowPlan, RowShape
 from ..runtime import Recipe
-from .fp8_persistent_config import shape
-from .spec import GROUP, NormSpec
+from .persistent_plan import SUMS
+from .spec import GROUP, OUT_WIDTH, NormSpec
 
+SQUARES, AMAX = 1, 1  # what is exchanged of an rmsnorm's row; of the scale of a row
 SERVED_FROM_BYTES, FROM_BYTES, WIDTH_OF_X = 16384, 131072, 16  # of a row: what has variants, what is long; bits
-# of a row of x: with more of weight and bias than of x, alone and beside a residual. Below, blocks that come and go are
+# of a row of x: with more of weight and bias than of x, alone and beside a residual. Below, the one-pass kernel is
 # as fast, or faster.
 HEAVY_FROM_BYTES, HEAVY_BESIDE_RESIDUAL_FROM_BYTES = 24576, 2 * FROM_BYTES
 # of all that is read of a row with no more of weight and bias than that, by scale: up to there they are as fast
@@ -32,6 +34,16 @@ def recipe(spec: NormSpec, plan: RowPlan) -> Recipe:
     return Recipe("tkq.norms.forward.fp8_persistent:build", (spec, plan))
 
 
+def shape(spec: NormSpec) -> RowShape:
+    """What the engine moves and exchanges of a row."""
+    vectors = tuple(WIDTH[d] for d in (spec.weight, spec.bias) if d)
+    statistics = SQUARES if spec.kind == "rmsnorm" else SUMS
+    loads = tuple(WIDTH[d] for d in (spec.x, spec.residual) if d)
+    stores = tuple(OUT_WIDTH[d] for d in (spec.out, spec.total) if d)
+    return RowShape(spec.N, loads, stores, vectors,
+                    sums=(statistics, *([AMAX] if spec.scale == "row" else ())), vector=spec.vector)
+
+
 def serves(spec: NormSpec) -> bool:
     """Rows of 16 bits an element in whole accesses, with any options but statistics, heads and another result."""
     without = replace(spec, scale=None, out=None, offset=False, residual=None, total=None)
@@ -40,7 +52,7 @@ def serves(spec: NormSpec) -> bool:
 
 
 def planned(spec: NormSpec) -> Optional[RowPlan]:
-    """What a spec runs with; None where blocks that come and go with a row are faster, or must be."""
+    """What a spec runs with; None where the one-pass kernel is faster, or has to run."""
     if not serves(spec):
         return None
     if _bytes(spec) < _least(spec):

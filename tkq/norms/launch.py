@@ -18,9 +18,7 @@ from ..runtime.call.dispatch import Ended, Shapes, added
 from ..runtime.call.replay import CallCache
 from ..runtime.device import arch, clusters
 from . import checks, fp8_persistent_plan, persistent_plan
-from .config import waits_together
-from .long_rows_config import Fp8LongRowsConfig
-from .long_rows_plan import plan
+from .plan import plan
 from .spec import GROUP, NormSpec
 
 _END = check.FLOAT32_END
@@ -60,10 +58,7 @@ def total_dtype(x: Tensor, residual: Optional[Tensor], residual_dtype: Optional[
 
 def recipe(spec: NormSpec, config=None):
     """The recipe of a spec, with its planned config or another one."""
-    config = config or plan(spec)
-    several = "layernorm_multi_row" if waits_together(spec, config) else "build"
-    module = "fp8_long_rows" if isinstance(config, Fp8LongRowsConfig) else several
-    return runtime.Recipe(f"tkq.norms.forward.{module}:build", (spec, config))
+    return runtime.Recipe("tkq.norms.forward.build:build", (spec, config or plan(spec)))
 
 
 def compiled(spec: NormSpec, device):

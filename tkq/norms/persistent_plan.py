@@ -1,4 +1,4 @@
-"""Which rows `kept.PersistentLayerNorm` normalises, and how. No torch, no DSL; bench/tune/norms.py times it."""
+"""Which rows `PersistentLayerNorm` normalises, and how. No torch, no DSL; bench/tune/norms.py times it."""
 from dataclasses import replace
 from typing import Optional
 

@@ -7,8 +7,7 @@ from .spec import GRANULARITIES, TileSpec
 
 ROW_LENGTHS = (1024, 4096, 8192, 28672)
 TWICE = ("tensor", "row")  # which read x once for what is largest, tile by tile
-_MODULES = {"blocks": "group128", "claimed": "two_phase", "kept": "two_phase_cooperative",
-            "twice": "two_phase_launches"}
+LAUNCHES = ("separate", "ticketed", "cooperative")  # from the first phase of `two_phase` to the second
 
 
 def rows_recipe(spec: NormSpec) -> Recipe:
@@ -16,27 +15,30 @@ def rows_recipe(spec: NormSpec) -> Recipe:
 
 
 def way(spec: TileSpec, tiles: int, num_sms: int) -> str:
-    """How so many tiles are quantised, see ``_MODULES``."""
+    """How so many tiles are quantised: the module of one phase, "group128" or "tiles", or one of LAUNCHES."""
     if spec.granularity not in TWICE:
-        return "blocks" if spec.granularity == "1x128" and not spec.transpose else "tiles"
-    if not is_ticketed(spec.granularity, spec.transpose):
-        return "twice"
-    return "kept" if tiles <= cooperative_tiles(spec) * num_sms else "claimed"
+        return "group128" if spec.granularity == "1x128" and not spec.transpose else "tiles"
+    if not has_workspace(spec.granularity, spec.transpose):
+        return "separate"
+    return "cooperative" if tiles <= cooperative_tiles(spec) * num_sms else "ticketed"
 
 
 def cooperative_tiles(spec: TileSpec) -> int:
-    """Tiles a processor that `kept` takes: half of what fits by its registers, so that kernels on other streams seldom
-    keep it waiting."""
+    """Tiles a processor that a cooperative launch takes: half of what fits by its registers, so that kernels on other
+    streams seldom keep it waiting."""
     return 2 if spec.x in ("bf16", "fp16") and spec.wide and spec.wide_t else 1
 
 
-def is_ticketed(granularity: str, transpose: bool) -> bool:
-    """Is x read twice because of what was asked for, and not because rows are longer than a kernel can hold?"""
+def has_workspace(granularity: str, transpose: bool) -> bool:
+    """Do both phases run in one launch, which counts in a workspace? They do where x has to be read twice; where only
+    rows are longer than a kernel can hold, launches are separate."""
     return granularity == "tensor" or (granularity == "row" and bool(transpose))
 
 
 def tiles_recipe(spec: TileSpec, way: str = "tiles") -> Recipe:
-    return Recipe(f"tkq.quantize.{_MODULES.get(way, way)}:build", (spec,))
+    if way in LAUNCHES:
+        return Recipe("tkq.quantize.two_phase:build", (spec, way))
+    return Recipe(f"tkq.quantize.{way}:build", (spec,))
 
 
 def shipped() -> list[Shipped]:
@@ -54,24 +56,24 @@ def shipped() -> list[Shipped]:
                     spec = TileSpec(granularity, x, transpose=transpose, wide=wide, wide_t=wide)
                     name = "_row_col" * (granularity == "row") + "_transpose" * transpose + "_narrow" * (not wide)
                     name = f"quantize_{granularity}_{x}{name}"
-                    for module in dict.fromkeys(way(spec, tiles, 132) for tiles in (1 << 20, 1)):
+                    for chosen in dict.fromkeys(way(spec, tiles, 132) for tiles in (1 << 20, 1)):
                         quick = x == "bf16" and wide and transpose and granularity == "row"
-                        found.append(Shipped(name + "_kept" * (module == "kept"), tiles_recipe(spec, module),
-                                             _expectation(spec, module), quick))
+                        found.append(Shipped(name + "_kept" * (chosen == "cooperative"), tiles_recipe(spec, chosen),
+                                             _expectation(spec, chosen), quick))
     return found
 
 
-def _expectation(spec: TileSpec, module: str) -> Expectation:
+def _expectation(spec: TileSpec, way: str) -> Expectation:
     """Of a kernel of tiles, and of those that find amax for it."""
     four_blocks = 64 if spec.x == "bf16" and spec.wide else 255  # registers: so many blocks run on a processor
-    if module in ("claimed", "kept"):
+    if way in ("ticketed", "cooperative"):
         wanted = ["LDG.E", "REDG.E.MAX", "REDG.E.ADD", "LDG.E.STRONG.GPU", _written(spec)]
-        wanted += ["ATOMG.E.ADD"] * (module == "claimed")
-        return Expectation(instructions=tuple(wanted), registers=min(four_blocks, 128 if module == "kept" else 255))
+        wanted += ["ATOMG.E.ADD"] * (way == "ticketed")
+        return Expectation(instructions=tuple(wanted), registers=min(four_blocks, 128 if way == "cooperative" else 255))
     others = (("clear", Expectation(instructions=("STG.E",))),
               ("qNone", Expectation(instructions=("LDG.E", "REDG.E.MAX"), registers=four_blocks)))
     return Expectation(instructions=("LDG.E", _written(spec)), registers=four_blocks,
-                       others=others if module == "twice" else ())
+                       others=others if way == "separate" else ())
 
 
 def _written(spec: TileSpec) -> str:

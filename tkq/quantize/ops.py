@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from tkq.granularity import BLOCKS
 from tkq.norms.spec import MAX_N, NormSpec
-from tkq.quantize.catalog import TWICE, is_ticketed, rows_recipe, tiles_recipe, way
+from tkq.quantize.catalog import TWICE, has_workspace, rows_recipe, tiles_recipe, way
 from tkq.quantize.spec import EDGE, GRANULARITIES, VECTOR, TileSpec
 from tkq.quantize.workspace import workspace_size
 from tkq.reference import fp8
@@ -16,7 +16,7 @@ from tkq.runtime.call import alloc, check, counters, dtypes, ops
 from tkq.runtime.call.replay import CallCache
 from tkq.runtime.device import arch
 
-# True: of calls `is_ticketed`, whose kernels may take counters
+# True: of calls `has_workspace`, whose kernels may take counters
 _call_cache = {False: CallCache(), True: CallCache(by_stream=True)}
 _tensor = arguments.checker("quantize_fp8", "x")
 _ways, _options = (arguments.checker("quantize_fp8", "granularity", name) for name in ("transpose", "dtype"))
@@ -71,7 +71,7 @@ def quantize_fp8(x: Tensor, granularity: str = "row", dtype: torch.dtype = torch
     """
     if type(transpose) is not bool or type(granularity) is not str:  # what is asked below takes all that is equal
         granularity, transpose = _ways(granularity, transpose)
-    found = None if ops.traced() else _call_cache[is_ticketed(granularity, transpose)].take(x, granularity, dtype,
+    found = None if ops.traced() else _call_cache[has_workspace(granularity, transpose)].take(x, granularity, dtype,
                                                                                             transpose)
     if found is None:
         granularity, dtype = _options(granularity, dtype)
@@ -123,7 +123,7 @@ def _check(x, granularity, dtype, transpose):
 def _cuda(x: Tensor, granularity: str, dtype: torch.dtype, transpose: bool,
           unit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     x = _padded(x, unit)
-    found = (_call_cache[is_ticketed(granularity, transpose)].take(x, granularity, dtype, transpose)
+    found = (_call_cache[has_workspace(granularity, transpose)].take(x, granularity, dtype, transpose)
              or _launched(x, *_options(granularity, dtype), transpose))
     return tuple(x.new_empty(0) if t is None else t for t in found[:4])
 
@@ -152,8 +152,8 @@ def _launched(x, granularity, dtype, transpose):
             arguments = x, q, scale, qt, scale_t, workspace if claims else amax
         run(*arguments)
         found = q, scale, qt, scale_t, amax
-        _call_cache[is_ticketed(granularity, transpose)].add((x, granularity, dtype, transpose), run, arguments, found,
-                                                             kept=() if workspace is None else (workspace,))
+        _call_cache[has_workspace(granularity, transpose)].add((x, granularity, dtype, transpose), run, arguments,
+                                                               found, kept=() if workspace is None else (workspace,))
         return found
     except Exception:
         # What a launch stumbles over; the words for a user are found only when something is wrong.
@@ -202,9 +202,9 @@ def _runs(granularity, x, m, n, strides, aligned, out, transpose, index):
         return function(rows_recipe(norm)), None, False
     wide = not (n % VECTOR or (m > 1 and strides[0] % VECTOR) or aligned)
     spec = TileSpec(granularity, *names, transpose, wide, m % VECTOR == 0 or not transpose)
-    module = way(spec, -(-m // EDGE) * -(-n // EDGE), arch.num_sms(arch.device(index)))
+    chosen = way(spec, -(-m // EDGE) * -(-n // EDGE), arch.num_sms(arch.device(index)))
     largest = _largest_of(granularity, m, n, transpose) if granularity in TWICE else 0
-    return function(tiles_recipe(spec, module)), largest, is_ticketed(granularity, transpose)
+    return function(tiles_recipe(spec, chosen)), largest, has_workspace(granularity, transpose)
 
 
 def _cpu(x: Tensor, granularity: str, dtype: torch.dtype,

@@ -10,7 +10,7 @@ from .tiles import SIDE, WARPS, Tilewise, _inverse, _red_max, operands
 
 
 class RowColScales(Tilewise):
-    """Two launches, each of which reads x; a tile's blocks and threads as in `Tiles`.
+    """Two launches, each of which reads x; a tile's blocks and threads as in `Tilewise`.
 
       "amax"      of a tile's rows across 16 lanes by shuffles, of its columns across 2 lanes and the 8 warps; each row
                   and column is added to what all tiles have found, in global memory, by one thread

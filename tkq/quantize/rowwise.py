@@ -1,19 +1,25 @@
-"""A scale for each row: the norms' quantising kernel, without a norm."""
+"""A scale for each row: the norms' float8 kernel, without a norm."""
+from cutlass import Float32
+
 from .. import tile as tk
 from ..norms.forward.build import _arguments
 from ..norms.forward.fp8_output import Fp8Output
-from ..norms.forward.row_norm import RowNorm
+from ..norms.forward.row_norm import RowNorm, WithOptions
 from ..norms.spec import NormSpec
 
 
-class Rowwise(Fp8Output, RowNorm):
-    """A row passes through the chip once: its amax is exchanged between its threads, its elements wait in registers."""
+class NoNorm:
+    """A part of RowNorm. A row passes through the chip once: its amax is exchanged between its threads, its elements
+    wait in registers."""
 
-    def statistics(self, row, eps, first):
+    def exchanged(self, spec):
+        return Float32
+
+    def statistics(self, kernel, rows, eps):
         """There are none; but the first exchange is amax's then, for which the cluster's mbarriers must be ready."""
-        if first and self.cluster_n > 1:
+        if kernel.cluster_n > 1:
             tk.cluster_wait()
-        return [None]
+        return [[None] for _ in rows]
 
     def normalise(self, x, statistics):
         return x
@@ -21,4 +27,4 @@ class Rowwise(Fp8Output, RowNorm):
 
 def build(spec: NormSpec, config):
     """(kernel, fake arguments): as the norms' builder, for a spec without weight or bias."""
-    return Rowwise(spec, config), _arguments(spec)
+    return WithOptions(RowNorm(spec, config, NoNorm(), Fp8Output())), _arguments(spec)

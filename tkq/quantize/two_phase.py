@@ -1,4 +1,6 @@
-"""Float8 with one scale for all of x, or with scales for rows and for columns, of any number of tiles: one launch."""
+"""Float8 with one scale for all of x, or with scales for rows and for columns, in two phases: x to amax, then x and
+amax to the result. `catalog.LAUNCHES` are the ways from the first phase to the second; `catalog.way` chooses."""
+from dataclasses import replace
 from typing import Optional
 
 import cuda.bindings.driver as cuda
@@ -9,17 +11,64 @@ from cutlass.cutlass_dsl import dsl_user_op
 
 from .. import tile as tk
 from ..tile.bulk import _asm
+from .row_col_scales import RowColScales
 from .spec import EDGE, TileSpec
-from .tiles import THREADS, Operands, _same, operands
-from .two_phase_launches import SeparateLaunches
+from .tiles import THREADS, Operands, Tilewise, _same, operands
 from .workspace import LINE, first_of, half_of
 
 SECOND = -(1 << 31)  # added to the tickets of a launch that has the second half
 
 
-class Ticketed(SeparateLaunches):
-    """What `SeparateLaunches` does in three launches, in one: of n tiles there are 2 n tasks and as many blocks, each
-    of which claims a task by an atomic ticket when it begins.
+def build(spec: TileSpec, launches: str):
+    """(kernel, fake arguments): with "separate" launches those of `tiles.operands`, else the workspace in the place of
+    amax."""
+    from ..runtime.compile import fake
+
+    if launches == "separate":
+        return SeparateLaunches(spec), operands(spec)
+    workspace = fake.tensor("int32", (fake.sym(),), (1,), align=16)
+    return SingleLaunch(spec, launches == "cooperative"), (*operands(spec)[:-1], workspace)
+
+
+def _phases(spec):
+    """The kernels that find amax, and that write the results."""
+    kernel, columns_too = (RowColScales, spec.transpose) if spec.granularity == "row" else (Tilewise, False)
+    return kernel(replace(spec, step="amax", transpose=columns_too)), kernel(spec)
+
+
+class SeparateLaunches:
+    """Three launches, for rows longer than the norms' kernel can hold, each of which needs all of the one before:
+
+      clear       zeros to amax
+      "amax"      x to amax
+      "quantise"  x and amax to q, scale, qt, scale_t
+
+    The last two are of `Tilewise` or `RowColScales`.
+    """
+
+    def __init__(self, spec: TileSpec):
+        self.find, self.write = _phases(spec)
+
+    @cute.jit
+    def __call__(self, x: cute.Tensor, q: cute.Tensor, scale: cute.Tensor, qt: Optional[cute.Tensor],
+                 scale_t: Optional[cute.Tensor], amax: cute.Tensor, stream: cuda.CUstream):
+        blocks = cute.ceil_div(amax.shape[0], THREADS)
+        self.clear(amax).launch(grid=[blocks, 1, 1], block=[THREADS, 1, 1], stream=stream)
+        self.find(x, None, None, None, None, amax, stream)
+        self.write(x, q, scale, qt, scale_t, amax, stream)
+
+    @cute.kernel
+    def clear(self, amax: cute.Tensor):
+        i = cute.arch.block_idx()[0] * THREADS + cute.arch.thread_idx()[0]
+        if i < amax.shape[0]:
+            amax[i] = Int32(0)
+
+
+class SingleLaunch:
+    """Both phases in one launch, of n tiles.
+
+    Ticketed, for any number of tiles: there are 2 n tasks and as many blocks, each of which claims a task by an atomic
+    ticket when it begins.
 
       tickets 0 .. n - 1      x to amax, from the first tile to the last
       tickets n .. 2 n - 1    load x; wait until all of these are done; x and amax to q .., from the last tile to the
@@ -28,36 +77,37 @@ class Ticketed(SeparateLaunches):
     Work is claimed by atomic ticket, not by blockIdx: phase-1 tickets are always resident before phase-2 tickets wait,
     so no cooperative launch is needed.
 
-    workspace: int32, zeros at first. Kernels that follow each other share it, of whatever sizes, and leave it to each
-    other:
+    Cooperative, for few tiles: n blocks, all on the GPU at once. Each holds its tile in registers while it waits for
+    the amax of all of them, so that x is read once.
+
+      x to registers | to amax | wait until all blocks have come to here | registers and amax to q ..
+
+    workspace: int32, zeros at first. Kernels that follow each other share it, of any sizes and either kind, and leave
+    it to each other:
 
       | tickets | half 0: tiles whose amax is found | amax | half 1: the same |     each but amax a line of its own
 
     A launch has one half, which is zeros, and while it finds amax makes zeros of the other, which was the previous
     launch's: no count of its readers is needed. The last ticket makes zero of the tickets again, and with their highest
-    bit hands the other half to the next launch.
+    bit hands the other half to the next launch. A cooperative launch uses only that bit of the tickets.
     """
 
-    cooperative = False
-
-    def __init__(self, spec: TileSpec):
-        super().__init__(spec)
-        self.spec = spec
+    def __init__(self, spec: TileSpec, cooperative: bool):
+        self.spec, self.cooperative = spec, cooperative
+        self.find, self.write = _phases(spec)
 
     @cute.jit
     def __call__(self, x: cute.Tensor, q: cute.Tensor, scale: cute.Tensor, qt: Optional[cute.Tensor],
                  scale_t: Optional[cute.Tensor], workspace: cute.Tensor, stream: cuda.CUstream):
         down, across = cute.ceil_div(x.shape[0], EDGE), cute.ceil_div(x.shape[1], EDGE)
         tiles = down * across
-        self.kernel(x, q, scale, qt, scale_t, workspace, across, tiles).launch(
-            grid=[self.blocks(tiles), 1, 1], block=[THREADS, 1, 1], stream=stream, cooperative=self.cooperative)
-
-    def blocks(self, tiles):
-        return 2 * tiles
+        kernel, blocks = (self.resident, tiles) if const_expr(self.cooperative) else (self.ticketed, 2 * tiles)
+        kernel(x, q, scale, qt, scale_t, workspace, across, tiles).launch(
+            grid=[blocks, 1, 1], block=[THREADS, 1, 1], stream=stream, cooperative=self.cooperative)
 
     @cute.kernel
-    def kernel(self, x: cute.Tensor, q: cute.Tensor, scale: cute.Tensor, qt: Optional[cute.Tensor],
-               scale_t: Optional[cute.Tensor], workspace: cute.Tensor, across: Int32, tiles: Int32):
+    def ticketed(self, x: cute.Tensor, q: cute.Tensor, scale: cute.Tensor, qt: Optional[cute.Tensor],
+                 scale_t: Optional[cute.Tensor], workspace: cute.Tensor, across: Int32, tiles: Int32):
         al, t = tk.SharedAllocator(), cute.arch.thread_idx()[0]
         told = al.vector(1, dtype=Int32)
         if t == 0:
@@ -88,6 +138,27 @@ class Ticketed(SeparateLaunches):
             place = Int32(_same(place))  # so that nothing else is kept over the wait
             self.write.finish(g, al, t, (place // across, place % across), held)
 
+    @cute.kernel
+    def resident(self, x: cute.Tensor, q: cute.Tensor, scale: cute.Tensor, qt: Optional[cute.Tensor],
+                 scale_t: Optional[cute.Tensor], workspace: cute.Tensor, across: Int32, tiles: Int32):
+        al, t, number = tk.SharedAllocator(), cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
+        second = Int32(workspace[0] < 0)
+        found, amax = self.half(workspace, x, second)
+        g, tile = Operands(x, q, scale, qt, scale_t, amax), (number // across, number % across)
+        held = self.find.held(g, t, tile)
+        self.clear_half(workspace, 1 - second, number * THREADS + t, tiles * THREADS)
+        self.find.finish(g, al, t, tile, held)
+        tk.sync_block()
+        if t == 0:
+            _count(found)
+            _wait_for(found, tiles)
+            if number == 0:  # all blocks have read it
+                workspace[0] = (1 - second) * SECOND
+        tk.sync_block()
+        number, second = Int32(_same(number)), Int32(_same(second))  # so that nothing else is kept over the wait
+        g = Operands(x, q, scale, qt, scale_t, self.half(workspace, x, second)[1])
+        self.write.finish(g, al, t, (number // across, number % across), held)
+
     def half(self, workspace, x, number):
         """(the address of its count, its amax)"""
         of_all = const_expr(self.spec.granularity == "tensor")
@@ -115,10 +186,3 @@ def _wait_for(counter, n, *, loc=None, ip=None):
     _asm([Int64(counter), Uint32(n)],
          "{ .reg .pred p; .reg .b32 v; LOOK: ld.acquire.gpu.global.u32 v, [$0]; setp.lo.u32 p, v, $1; @p bra LOOK; }",
          "l,r", loc, ip)
-
-
-def build(spec: TileSpec):
-    """(kernel, fake arguments): as ``twice.build``, with the room in the place of amax."""
-    from ..runtime.compile import fake
-
-    return Ticketed(spec), (*operands(spec)[:-1], fake.tensor("int32", (fake.sym(),), (1,), align=16))

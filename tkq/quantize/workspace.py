@@ -1,4 +1,4 @@
-"""The room that kernels of `claimed` and `kept` share: where its halves are, as host and kernels count. Pure Python."""
+"""The workspace of `two_phase.SingleLaunch`: where its halves are, as host and kernels count. Pure Python."""
 
 LINE = 32  # numbers in a cache line: the tickets have one, and so has each half's count
 

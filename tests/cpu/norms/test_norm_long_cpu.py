@@ -1,14 +1,19 @@
-"""Long rows of layernorm with a plan of their own: who takes it, and whether it fits. What they compute: tests/gpu."""
+"""Long rows of layernorm with few registers: which rows have such a config, whether it fits, and what the kernel is
+made of. What they compute: tests/gpu."""
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tkq.norms import config as norms_config
-from tkq.norms import long_rows_plan
-from tkq.norms import plan as every
+from tkq.norms import plan as norms
 from tkq.norms.catalog import expectation
-from tkq.norms.launch import recipe
-from tkq.norms.long_rows_config import Fp8LongRowsConfig
+from tkq.norms.config import Config, recomputes_output, waits_together
+from tkq.norms.forward import build
+from tkq.norms.forward.fp8_long_rows import RecomputeOutput
+from tkq.norms.forward.fp8_output import Fp8Output
+from tkq.norms.forward.layernorm import LayerNorm
+from tkq.norms.forward.layernorm_multi_row import LayerNormMultiRow
+from tkq.norms.forward.row_norm import Output
 from tkq.norms.spec import NormSpec
 
 QUANT = dict(out="e4m3", scale="row")
@@ -18,22 +23,35 @@ def spec(N, weight="bf16", bias=None, x="bf16", vector=8, kind="layernorm", **op
     return NormSpec(kind, N, x, weight, bias, vector, **options)
 
 
-def test_who_has_such_a_plan():
+def parts(s, config=None):
+    """(the norm's, the output's) class of the kernel that a spec has."""
+    config = config or norms.plan(s)
+    return build._norm(s, config), build._output(s, config)
+
+
+def test_which_rows_are_computed_twice():
     for N in (65544, 100008, 131072):
         for weight, bias in ((None, None), ("bf16", None), (None, "bf16")):
             s = spec(N, weight, bias, **QUANT)
-            assert isinstance(long_rows_plan.plan(s),
-                              Fp8LongRowsConfig) and recipe(s).module == "tkq.norms.forward.fp8_long_rows"
+            config = norms.plan(s)
+            assert recomputes_output(s, config) and config.min_blocks_per_sm > 1
+            assert parts(s) == (LayerNormMultiRow if config.tile(s).even(N) else LayerNorm, RecomputeOutput)
     for other in (spec(65536, **QUANT), spec(131072, kind="rmsnorm", **QUANT), spec(131072, vector=4, **QUANT),
                   spec(262144, **QUANT), spec(131072, "fp32", "fp32", **QUANT),
                   spec(131072, residual="bf16", total="bf16", **QUANT), spec(131072, x="fp32", vector=4, **QUANT),
                   spec(262144, residual="bf16", total="bf16", out="e4m3", scale="1x128")):
-        assert long_rows_plan.plan(other) == every.plan(other) and recipe(other).module == "tkq.norms.forward.build"
-    assert isinstance(long_rows_plan.plan(spec(262144, residual="bf16", total="bf16", **QUANT)), Fp8LongRowsConfig)
-    assert long_rows_plan.plan(spec(131072)).load == "shared"
-    assert recipe(spec(131072)).module == "tkq.norms.forward.build"
-    assert long_rows_plan.plan(spec(262144)) == every.plan(spec(262144))
-    assert long_rows_plan.plan(spec(131072, "fp32", "fp32")) == every.plan(spec(131072, "fp32", "fp32"))
+        assert norms.plan(other).min_blocks_per_sm == 0 and parts(other)[1] is Fp8Output
+    config = norms.plan(s := spec(262144, residual="bf16", total="bf16", **QUANT))
+    assert config.min_blocks_per_sm == 2 and parts(s) == (LayerNorm, Fp8Output)
+    assert norms.plan(spec(131072)) == Config(128, 128, 16, "shared") and parts(spec(131072)) == (LayerNorm, Output)
+    assert norms.plan(spec(262144)) != Config(128, 128, 16, "shared")
+
+
+def test_the_kernel_has_the_parts_that_are_chosen():
+    s = spec(131072, **QUANT)
+    kernel = build.build(s, norms.plan(s))[0].norm
+    assert (type(kernel.norm), type(kernel.output)) == parts(s) == (LayerNormMultiRow, RecomputeOutput)
+    assert waits_together(s, norms.plan(s))
 
 
 @settings(max_examples=60)
@@ -41,34 +59,41 @@ def test_who_has_such_a_plan():
        st.sampled_from(["row", "1x128", None]))
 def test_every_row_fits(vectors, weight, bias, scale):
     s = spec(8 * vectors, weight, bias, out=scale and "e4m3", scale=scale)
-    config = long_rows_plan.plan(s)
+    config = norms.plan(s)
     t = config.tile(s)
     assert t.cols * t.cluster >= s.N
-    if isinstance(config, Fp8LongRowsConfig):
-        long_rows_plan.check(s, config)
-        assert t.per_thread <= 64 and recipe(s).module == "tkq.norms.forward.fp8_long_rows"
+    norms_config.check(s, config)
+    if config.min_blocks_per_sm:
+        assert t.per_thread <= 64
         assert expectation(s, config).registers * t.threads * config.min_blocks_per_sm <= 65536
-    else:
-        norms_config.check(s, config)
 
 
 @pytest.mark.parametrize("scale", ["row", "1x128"])
 @pytest.mark.parametrize("N", [100008, 131072])
 def test_variants_are_valid_and_begin_with_the_plan(N, scale):
     s = spec(N, out="e4m3", scale=scale)
-    found = long_rows_plan.variants(s)
-    assert scale == "1x128" or found[0] == long_rows_plan.plan(s)
-    assert len(found) == len(set(found)) >= 2
+    found = norms.variants(s)
+    assert found[0] == norms.plan(s) and len(found) == len(set(found))
+    long = [config for config in found if config.min_blocks_per_sm]
+    assert len(long) >= 2 and any(recomputes_output(s, config) for config in long) == (scale == "row")
     for config in found:
-        long_rows_plan.check(s, config)
-    assert not long_rows_plan.variants(spec(N)) and not long_rows_plan.variants(spec(N, kind="rmsnorm", out="e4m3",
-                                                                                     scale=scale))
+        norms_config.check(s, config)
+    for other in (spec(N), spec(N, kind="rmsnorm", out="e4m3", scale=scale)):
+        assert not any(config.min_blocks_per_sm for config in norms.variants(other))
 
 
-@pytest.mark.parametrize("change",
-                         [dict(cluster=1), dict(min_blocks_per_sm=8), dict(load="registers", rows_per_thread=2),
-                          dict(rows_per_thread=4, min_blocks_per_sm=3), dict(threads=512)])
-def test_a_config_that_cannot_serve_is_refused(change):
-    config = Fp8LongRowsConfig(**{**dict(threads_per_row=256, threads=256, cluster=16), **change})
-    with pytest.raises(ValueError):
-        long_rows_plan.check(spec(262144, **QUANT), config)
+@pytest.mark.parametrize("change, words", [
+    (dict(cluster=1), "elements a thread"), (dict(min_blocks_per_sm=8), "min_blocks_per_sm: got 8"),
+    (dict(min_blocks_per_sm=-1), "min_blocks_per_sm: got -1"),
+    (dict(rows_per_thread=4, min_blocks_per_sm=3), "min_blocks_per_sm: got 3"), (dict(threads=512), "of a row for a")])
+def test_a_config_that_cannot_serve_is_refused(change, words):
+    config = {**dict(threads_per_row=256, threads=256, cluster=16, load="shared", min_blocks_per_sm=1), **change}
+    with pytest.raises(ValueError, match=words):
+        norms_config.check(spec(262144, **QUANT), Config(**config))
+
+
+@pytest.mark.parametrize("other", [dict(kind="rmsnorm", **QUANT), dict(out="e4m3", scale="1x128"),
+                                   dict(heads="rows", **QUANT)])
+def test_other_float8_results_wait_in_registers(other):
+    with pytest.raises(ValueError, match="load: 'shared' is for a float8 layernorm"):
+        norms_config.check(spec(131072, **other), Config(128, 128, 16, "shared"))

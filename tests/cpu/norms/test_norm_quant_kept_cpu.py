@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tkq.norms import fp8_persistent_plan, launch
-from tkq.norms.fp8_persistent_config import shape
+from tkq.norms.config import recomputes_output
+from tkq.norms.fp8_persistent_plan import shape
 from tkq.norms.spec import GROUP, NormSpec
 from tkq.rows.persistent import plan as rows
 
@@ -101,5 +102,5 @@ def test_calls_take_it(monkeypatch, kind, scale):
     run, units = launch.compiled(spec(16384, kind=kind, scale=scale), None)
     assert run.builder == "tkq.norms.forward.fp8_persistent:build" and units == 1000 + 16 * 32 + 128
     other = launch.compiled(spec(131072 if scale == "row" else 65536, "bf16", None, kind=kind, scale=scale), None)
-    long = kind == "layernorm" and scale == "row"
-    assert other.builder == f"tkq.norms.forward.{'fp8_long_rows' if long else 'build'}:build"
+    assert other.builder == "tkq.norms.forward.build:build"
+    assert recomputes_output(*other.args) == (kind == "layernorm" and scale == "row")

@@ -7,7 +7,7 @@ import torch
 import tkq
 from tests.helpers.gemm.fp8_cases import E4M3, E5M2
 from tkq.quantize import ops, workspace
-from tkq.quantize.catalog import cooperative_tiles, is_ticketed, shipped, way
+from tkq.quantize.catalog import cooperative_tiles, has_workspace, shipped, way
 from tkq.quantize.spec import TileSpec
 from tkq.reference.fp8 import LARGEST, dequantise
 from tkq.runtime.call import counters
@@ -141,26 +141,26 @@ def test_which_kernels(monkeypatch):
     """By rows one launch that reads x once, but where columns have scales too, or a row is too long for it."""
     monkeypatch.setattr(ops.arch, "require_hopper", lambda device: None)
     monkeypatch.setattr(ops.arch, "num_sms", lambda device: 132)
-    monkeypatch.setattr(ops, "function", lambda recipe: recipe.module.rpartition(".")[2])
+    monkeypatch.setattr(ops, "function", lambda recipe: (recipe.module.rpartition(".")[2], *recipe.args[1:]))
 
     def asked(granularity, n, transpose):
         return ops._runs.__wrapped__(granularity, torch.bfloat16, 64, n, (n, 1), 0, E4M3, transpose, 0)
 
-    assert asked("row", 262144, False) == ("rowwise", None, False)
-    assert asked("row", 262152, False) == ("two_phase_launches", 128, False)
-    at_once, claimed = "two_phase_cooperative", "two_phase"
+    assert asked("row", 262144, False)[0][0] == "rowwise" and asked("row", 262144, False)[1:] == (None, False)
+    assert asked("row", 262152, False) == (("two_phase", "separate"), 128, False)
+    at_once, claimed = ("two_phase", "cooperative"), ("two_phase", "ticketed")
     for n, found in ((1, at_once), (264 * 128, at_once), (264 * 128 + 1, claimed), (1 << 20, claimed)):
         amax = 128 + -(-n // 128) * 128
         assert asked("row", n, True) == (found, amax, True) and asked("tensor", n, True) == (found, 1, True)
-    for granularity, transpose in (("1x128", True), ("128x128", True), ("128x128", False)):
-        assert asked(granularity, 256, transpose) == ("tiles", 0, False)
-    assert asked("1x128", 256, False) == ("group128", 0, False)
+    assert asked("1x128", 256, True) == asked("128x128", 256, True) == (("tiles",), 0, False)
+    assert asked("128x128", 256, False) == (("tiles",), 0, False)
+    assert asked("1x128", 256, False) == (("group128",), 0, False)
 
 
 def test_kept_tiles_are_on_the_gpu_at_once():
     """Twice as many blocks as are launched, by the registers that the tests of machine code allow them."""
     found = [(kernel.recipe.args[0], kernel.expectation.registers) for kernel in shipped()
-             if kernel.recipe.module.endswith(".two_phase_cooperative")]
+             if kernel.recipe.args[1:] == ("cooperative",)]
     assert {cooperative_tiles(spec) for spec, _ in found} == {1, 2}
     for spec, registers in found:
         assert 2 * cooperative_tiles(spec) * 256 * registers <= 65536, spec
@@ -171,7 +171,7 @@ def test_kept_tiles_of_narrow_rows_and_of_32_bits():
     for given, most in ((dict(), 2), (dict(x="fp16"), 2), (dict(x="fp32"), 1), (dict(wide=False), 1),
                         (dict(wide_t=False), 1)):
         spec = TileSpec("row", transpose=True, **given)
-        assert [way(spec, tiles, 132) for tiles in (132 * most, 132 * most + 1)] == ["kept", "claimed"]
+        assert [way(spec, tiles, 132) for tiles in (132 * most, 132 * most + 1)] == ["cooperative", "ticketed"]
 
 
 def test_room_of_claims(monkeypatch):
@@ -191,7 +191,8 @@ def test_room_of_claims(monkeypatch):
 def test_calls_whose_kernels_count_are_remembered_by_stream(granularity, transpose):
     """All that may take a room, and no others: a graph's call takes the long way then."""
     ways = {way(TileSpec(granularity, transpose=bool(transpose)), tiles, 132) for tiles in (1, 264, 265, 1 << 20)}
-    assert ways == {"kept", "claimed"} if is_ticketed(granularity, transpose) else not ways & {"kept", "claimed"}
+    in_one = {"cooperative", "ticketed"}
+    assert ways == in_one if has_workspace(granularity, transpose) else not ways & in_one
 
 
 @pytest.mark.parametrize("largest", (1, 256, 1280, 40960))

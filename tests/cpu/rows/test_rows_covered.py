@@ -14,10 +14,9 @@ from tkq.losses import backward as loss_backward
 from tkq.losses import build as loss_build
 from tkq.losses import plan as loss_plan
 from tkq.losses.spec import CrossEntropySpec
-from tkq.norms import long_rows_plan
 from tkq.norms import plan as norm_plan
 from tkq.norms.forward import row_norm
-from tkq.norms.forward.row_norm import OnePassNormRows
+from tkq.norms.forward.row_norm import RowNorm
 from tkq.rows.one_pass import kernel as row_pass
 from tkq.rows.one_pass.kernel import Here
 from tkq.softmax import build as softmax_build
@@ -41,7 +40,7 @@ def in_python():
 
 
 def a_norm(spec, config):
-    kernel = object.__new__(type("Rows", (OnePassNormRows,), {}))
+    kernel = object.__new__(type("Rows", (RowNorm,), {}))
     kernel.spec, kernel.config, kernel.N, kernel.tile = spec, config, spec.N, config.tile(spec)
     return kernel
 
@@ -73,9 +72,11 @@ def test_each_row_of_a_norm_once(in_python, spec, M, data):
 @pytest.mark.parametrize("scale", ["row", "1x128"])
 @pytest.mark.parametrize("N", [131072, 262144])
 def test_each_row_of_a_long_norm_once(in_python, N, scale):
-    """Of `norms.quant_long`, whose plan is apart, and which takes several rows at once."""
+    """In float8, of which some configs take several rows at once."""
     spec = test_norm_long_cpu.spec(N, out="e4m3", scale=scale)
-    for config in long_rows_plan.variants(spec):
+    found = [config for config in norm_plan.variants(spec) if config.min_blocks_per_sm]
+    assert any(config.rows_per_thread > 1 for config in found) == (scale == "row") and found
+    for config in found:
         for M in (1, 2, 3, 7, 64):
             assert sorted(rows_of_a_norm(a_norm(spec, config), in_python, M)) == list(range(M)), config
 

@@ -1,4 +1,4 @@
-"""RowKernel by blocks that come and go, whose threads hold a row: every kind of kernel without column sums, by plans
+"""RowKernel by one block for each tile, whose threads hold a row: every kind of kernel without column sums, by plans
 that are not the chosen ones as well: several rows to a warp, several warps, clusters, rows that end within a chunk."""
 import math
 

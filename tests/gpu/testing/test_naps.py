@@ -17,6 +17,7 @@ CLUSTER = "attention_cluster",
 FIRSTS = "backward_first_at_once", "backward_chain"
 ROLES = ("attention", "attention_window", "backward_in_background", "backward_of_one_task", "backward_wide_one_p",
          "backward_in_order", "backward_chain", "backward_seamless")
+STARTED = "norm_backward_cluster", "norm_cluster", "softmax", "cross_entropy"
 COUNTED = "quantize", "quantize_few", "quantize_claimed", "quantize_claimed_few"
 
 
@@ -27,7 +28,7 @@ def ids(kind, cases):
 @pytest.mark.parametrize("kind, case", ids("naps", pressed.CASES) + ids("loads", LOADED)
                          + ids("loads", CLUSTER) + ids("reads", CLUSTER) + ids("reads", LOADED)
                          + ids("stores", STORED) + ids("firsts", FIRSTS) + ids("roles", ROLES)
-                         + ids("barriers", COUNTED))
+                         + ids("barriers", COUNTED) + ids("starts", STARTED))
 def test_under_pressure(kind, case):
     found = subprocess.run([sys.executable, "-m", "tests.helpers.sanitizer.pressed", kind, case], timeout=100,
                            capture_output=True,

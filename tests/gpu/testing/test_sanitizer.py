@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(TOOL is None, reason="compute
 KNOWN = {
     "tkqnormsbackward": "RowKernel: bulk copies, and numbers in slots, that mbarriers order: see the last test",
     "PersistentLayerNorm": "as RowKernel",
-    "KeptRMSNorm": "as RowKernel",
+    "PersistentFp8": "as RowKernel",
     "KGroupedGemm": "both consumers write equal words; its docstring says why",
 }
 COPIED = {

@@ -23,14 +23,16 @@ PLACES = {"start": 3000, "producer": 400, "consumer": 400, "wait": 400, "arrive"
 # Who is late: everybody now and then; what is loaded, so that nobody may read before it is there; who reads, so that
 # nobody may write before it was read, nor give it back; what is stored, so that nobody may be told before it has left;
 # the first part of a sum, so that no other may be added before it is there; one role of a block alone;
-# one warpgroup behind the block's barriers, so that nobody may count for it.
+# one warpgroup behind the block's barriers, so that nobody may count for it; some blocks of a cluster, so that nobody
+# may send to what they have not set up.
 KINDS = {"naps": dict(naps=PLACES), "loads": dict(naps={"load": 6000, "start": 3000}),
          "reads": dict(naps={"consumer": 4000, "arrive": 4000}, poison=True),
          "stores": dict(naps={"store": 6000}, late_stores=True, late_additions=True),
          "firsts": dict(naps={"leave": 8000}, late_stores=True),
          "roles": dict(naps=dict.fromkeys(("producer", "consumer", "wait", "arrive", "load"), 4000), poison=True,
                        one_group=True),
-         "barriers": dict(naps={"barrier": 6000}, one_group=True)}
+         "barriers": dict(naps={"barrier": 6000}, one_group=True),
+         "starts": dict(naps={"start": 30000})}
 
 
 # ---- products ------------------------------------------------------------------------------------------
@@ -164,7 +166,7 @@ def norm_backward_cluster():
 
 
 def rows_held():
-    """Blocks that come and go: several rows, one row, and a cluster to a row."""
+    """One block for each tile: several rows, one row, and a cluster to a row."""
     from tests.gpu.rows import test_rows_held as cases
 
     for size in ((4096, 1, 16, 64), (4096, 1, 4, 32), (4096, 2, 8, 32), (40000, 4, 8, 64)):

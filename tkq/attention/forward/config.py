@@ -76,7 +76,7 @@ class AttentionConfig:
         return self
 
 
-# ---- How the kernel of ``halves.WindowForward`` is built.
+# ---- How the kernel of ``window.WindowForward`` is built.
 
 
 @dataclass(frozen=True)

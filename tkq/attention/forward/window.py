@@ -19,8 +19,8 @@ from tkq.attention.forward.state import Shared, State, extent, field_names
 
 
 def fields_of(spec) -> tuple:
-    """A task's fields for one consumer: those of ``field_names``, of its own rows; and the fields of
-    ``tiles_of_warpgroup``.`common.mask.told``'s."""
+    """The fields of a task that a consumer reads: those of ``field_names`` for its own rows, and before, after and cut
+    of ``common.mask.tiles_of_warpgroup``."""
     return (*field_names(spec), "before", "after", "cut")
 
 

@@ -1,4 +1,4 @@
-"""Which windows have a kernel of their own (``halves.WindowForward``), and how it is built."""
+"""Which windows have a kernel of their own (``window.WindowForward``), and how it is built."""
 from typing import Optional
 
 from tkq.attention.forward.config import AttentionConfig, WindowConfig

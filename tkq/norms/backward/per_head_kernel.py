@@ -17,10 +17,10 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 from ... import tile as tk
-from ...rows.one_pass.copies import both
+from ...rows.one_pass.copies import RowCopies, both
 from ...runtime.compile import fake
 from ...utils import WARP, row_reduce
-from ..forward.row_norm import Mine, OnePassNormRows, Place
+from ..forward.row_norm import Mine, Place, vector_of
 
 FINISH = 256  # threads of a block of the second kernel
 
@@ -43,7 +43,7 @@ class Operands(NamedTuple):
     dbias: Optional[cute.Tensor]
 
 
-class PerHeadBackward(OnePassNormRows):
+class PerHeadBackward(RowCopies):
     def __init__(self, spec, config):
         self.reductions = 2 if spec.kind == "layernorm" else 1
         super().__init__(tk.element_type(spec.x), spec.D, config.rows_per_thread * self.reductions)
@@ -107,7 +107,8 @@ class PerHeadBackward(OnePassNormRows):
         there = place.row < count
         numbers = [None if m is None else m[cutlass.min(place.row, count - 1)] for m in (g.rstd, g.mean)]
         mine = mine._replace(inside=tuple(both(inside, there) for inside in mine.inside))
-        streams = [None if m is None else self._load(m, place, mine) for m in (g.dy, g.x, g.dresidual_out)]
+        streams = [None if m is None else self._fetch_row(m, (*place.at, mine.col), mine.inside, mine.smem, mine.tidx)
+                   for m in (g.dy, g.x, g.dresidual_out)]
         return *streams, *numbers
 
     def _row(self, g, place, count, held, w, dw, db, buffers, mine):
@@ -145,7 +146,7 @@ class PerHeadBackward(OnePassNormRows):
 
     def _weight(self, m, coord, mine, offset):
         """This thread's part of its head's weight, as fp32 vectors."""
-        found = [self._vector(None, m, coord, mine.inside, j) for j in range(self.tile.blocks)]
+        found = [vector_of(self, m, coord, mine.inside, j) for j in range(self.tile.blocks)]
         return found if offset is None else [w + offset for w in found]
 
     def _sums(self, wanted):

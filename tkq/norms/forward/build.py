@@ -1,43 +1,38 @@
-"""From a spec and a config to something that can be compiled: the builder of this package's recipes."""
+"""From a spec and a config to something that can be compiled: the builder of the one-pass norms' recipes."""
 from cutlass import Float32
 
 from ... import tile as tk
 from ...runtime.compile import fake
+from ..config import recomputes_output, waits_together
 from ..spec import GROUP
+from .fp8_long_rows import RecomputeOutput
 from .fp8_output import Fp8Output
 from .layernorm import LayerNorm
+from .layernorm_multi_row import LayerNormMultiRow
 from .rmsnorm import RMSNorm
-from .row_norm import Options
-
-
-class RMSNormOptions(Options, RMSNorm):
-    pass
-
-
-class LayerNormOptions(Options, LayerNorm):
-    pass
-
-
-class RMSNormFp8(Fp8Output, RMSNorm):
-    pass
-
-
-class LayerNormFp8(Fp8Output, LayerNorm):
-    pass
-
-
-_PLAIN = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}
-_OPTIONS = {"rmsnorm": RMSNormOptions, "layernorm": LayerNormOptions}
-_FP8 = {"rmsnorm": RMSNormFp8, "layernorm": LayerNormFp8}
+from .row_norm import Output, RowNorm, WithOptions
 
 
 def build(spec, config):
     """(kernel, fake arguments): x, weight, bias, out, eps for a spec without options; with options all of `Operands`,
     eps and the weight's offset, None where the spec has none of it."""
+    kernel = RowNorm(spec, config, _norm(spec, config)(), _output(spec, config)())
     if spec.plain:
         x, w, b, out, *_, eps, _ = _arguments(spec)
-        return _PLAIN[spec.kind](spec, config), (x, w, b, out, eps)
-    return (_FP8 if spec.scale else _OPTIONS)[spec.kind](spec, config), _arguments(spec)
+        return kernel, (x, w, b, out, eps)
+    return WithOptions(kernel), _arguments(spec)
+
+
+def _norm(spec, config):
+    if spec.kind == "rmsnorm":
+        return RMSNorm
+    return LayerNormMultiRow if waits_together(spec, config) else LayerNorm
+
+
+def _output(spec, config):
+    if spec.scale is None:
+        return Output
+    return RecomputeOutput if recomputes_output(spec, config) else Fp8Output
 
 
 def _arguments(spec):

@@ -13,42 +13,52 @@ from cutlass import Float32, Int64
 from ... import tile as tk
 from ...utils import WARP, collect, lanes_used, pack_f32x2, publish, rsqrt, unpack_f32x2, warp_reduce
 from .exchange import send
-from .row_norm import RowNorm
 
 
-class LayerNorm(RowNorm):
-    def __init__(self, spec, config):
-        super().__init__(spec, config, reduction_dtype=Int64)  # a warp's mean and sum of squares travel together
+class LayerNorm:
+    """A part of `row_norm.RowNorm`: the statistics of a row. Rows are joined one after the other."""
 
-    def statistics(self, row, eps, first):
-        moments = self._moments(row)
-        if first and self.cluster_n > 1:
-            tk.cluster_wait()
-        if cute.size(row.buffer, mode=[1]) > 1:
-            moments = self._join(moments, row)
-        return [(mean, rsqrt(squares * (1.0 / self.N) + eps)) for mean, squares in moments]
+    def exchanged(self, spec):
+        """A warp's mean and sum of squares travel together."""
+        return Int64
+
+    def statistics(self, kernel, rows, eps):
+        return [self._of_row(kernel, row, eps, r == 0) for r, row in enumerate(rows)]
 
     def normalise(self, x, statistics):
         return (x - statistics[0]) * statistics[1]
 
+    def _of_row(self, kernel, row, eps, first):
+        moments = self.moments(kernel, row, first)
+        if cute.size(row.buffer, mode=[1]) > 1:
+            moments = self._join(kernel, moments, row)
+        return [(mean, rsqrt(squares * (1.0 / kernel.N) + eps)) for mean, squares in moments]
+
     def _sum(self, x, lanes):
         return warp_reduce(x.reduce(cute.ReductionOp.ADD, 0.0, 0), operator.add, lanes)
 
-    def _moments(self, row):
-        """(mean, sum of squares about it) of the warp's part, for each of `_seen`; in all of its lanes."""
-        lanes = min(self.tile.threads_per_row, WARP)
+    def moments(self, kernel, row, first):
+        """(mean, sum of squares about it) of the warp's part, for each of `RowNorm.seen`; in all of its lanes. After
+        the first row's the cluster's blocks are ready for an exchange."""
+        found = self._of_warp(kernel, row)
+        if first and kernel.cluster_n > 1:
+            tk.cluster_wait()
+        return found
+
+    def _of_warp(self, kernel, row):
+        lanes = min(kernel.tile.threads_per_row, WARP)
         total = None
-        for j in range(self.tile.blocks):
+        for j in range(kernel.tile.blocks):
             x = row.block(j)
             total = x if total is None else total + x
-        count = self._count(tk.warp_id() % max(self.tile.threads_per_row // WARP, 1), row.rank)
+        count = _count(kernel, tk.warp_id() % max(kernel.tile.threads_per_row // WARP, 1), row.rank)
         mean = _quotient(self._sum(total, lanes), count)
-        self._forget()
+        kernel._forget()
         # the rounded values about the rounded mean, of which rows of one number have none: so they are seen once
-        about = (mean, self._rounded(mean)) if self.spec.rounded else (mean,)
+        about = (mean, kernel.rounded(mean)) if kernel.spec.rounded else (mean,)
         rests, squares = [None] * len(about), [None] * len(about)
-        for j in range(self.tile.blocks):
-            for i, x in enumerate(self._seen(row, j)):
+        for j in range(kernel.tile.blocks):
+            for i, x in enumerate(kernel.seen(row, j)):
                 # a vector outside the row holds zeros: about 0 they add nothing
                 d = x - (about[i] if row.inside[j] is True else cutlass.select_(row.inside[j], about[i], Float32(0)))
                 squares[i] = d * d if squares[i] is None else squares[i] + d * d
@@ -57,12 +67,12 @@ class LayerNorm(RowNorm):
         for i, of_one in enumerate(squares):
             found.append((about[i], self._sum(of_one, lanes)))
             # what rounding left in the mean; in a sum of 16-bit values nothing that counts
-            if about[i] is not mean or self.spec.loaded >= 32:
+            if about[i] is not mean or kernel.spec.loaded >= 32:
                 found[i] = _about_mean(*found[i], self._sum(rests[i], lanes), count)
         return found
 
-    def _join(self, moments, row):
-        """Mean and sum of squares of the row, from those of its warps; for each of `_seen`, in one exchange."""
+    def _join(self, kernel, moments, row):
+        """Mean and sum of squares of the row, from those of its warps; for each of `RowNorm.seen`, in one exchange."""
         warps, blocks = row.buffer.shape[1]
         if (warps * blocks) & (warps * blocks - 1):
             raise ValueError(f"a row of {warps} warps in {blocks} blocks: their product must be a power of two")
@@ -73,9 +83,9 @@ class LayerNorm(RowNorm):
         for mbar_ptr in row.mbar_ptrs[1:len(pairs)]:
             if mbar_ptr is not None:
                 tk.wait(tk.Semaphore(mbar_ptr), 0)
-        return [self._join_one(buffer) for buffer in row.buffers[:len(pairs)]]
+        return [self._join_one(kernel, buffer) for buffer in row.buffers[:len(pairs)]]
 
-    def _join_one(self, buffer):
+    def _join_one(self, kernel, buffer):
         warps, blocks = buffer.shape[1]
         parts = collect(buffer, Int64(0))
         means, sums, counts = [], [], []
@@ -84,28 +94,29 @@ class LayerNorm(RowNorm):
             slot = (tk.lane_id() + i * WARP) % (warps * blocks)
             means.append(m)
             sums.append(s)
-            counts.append(self._count(slot % warps, slot // warps))
+            counts.append(_count(kernel, slot % warps, slot // warps))
         lanes = lanes_used(warps * blocks)
         # about one warp's mean, so that a mean far from 0 costs no digits
         about = cute.arch.shuffle_sync(means[0], 0)
         weighted = [c * (m - about) for c, m in zip(counts, means, strict=True)]
-        mean = about + warp_reduce(sum(weighted[1:], weighted[0]), operator.add, lanes) * (1.0 / self.N)
+        mean = about + warp_reduce(sum(weighted[1:], weighted[0]), operator.add, lanes) * (1.0 / kernel.N)
         spread = [s + c * (m - mean) * (m - mean) for s, c, m in zip(sums, counts, means, strict=True)]
         return mean, warp_reduce(sum(spread[1:], spread[0]), operator.add, lanes)
 
-    def _count(self, slot, rank):
-        """How many elements of the row warp `slot` of block `rank` holds, as a float."""
-        t = self.tile
-        if t.threads_per_row <= WARP:
-            return Float32(self.N)
-        if t.even(self.N):
-            return Float32(t.cols * WARP // t.threads_per_row)
-        first = slot * WARP * t.vector + (rank * t.cols if t.cluster > 1 else 0)
-        count = cutlass.Int32(0)
-        for j in range(t.blocks):
-            left = self.N - (first + j * t.vector * t.threads_per_row)
-            count += cutlass.max(cutlass.min(left, WARP * t.vector), 0)
-        return count.to(Float32)
+
+def _count(kernel, slot, rank):
+    """How many elements of the row warp `slot` of block `rank` holds, as a float."""
+    t = kernel.tile
+    if t.threads_per_row <= WARP:
+        return Float32(kernel.N)
+    if t.even(kernel.N):
+        return Float32(t.cols * WARP // t.threads_per_row)
+    first = slot * WARP * t.vector + (rank * t.cols if t.cluster > 1 else 0)
+    count = cutlass.Int32(0)
+    for j in range(t.blocks):
+        left = kernel.N - (first + j * t.vector * t.threads_per_row)
+        count += cutlass.max(cutlass.min(left, WARP * t.vector), 0)
+    return count.to(Float32)
 
 
 def _about_mean(about, squares, rest, count):

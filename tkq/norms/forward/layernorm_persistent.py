@@ -15,10 +15,14 @@ from .build import _arguments
 
 def build(spec, plan):
     """(kernel, fake arguments), as `build.build` has them, and the number of clusters last."""
+    kernel = PersistentLayerNorm(spec, plan)
     if spec.stats:
-        return PersistentLayerNormStats(spec, plan), (*_arguments(spec), Int32(0))
+        return WithStatistics(kernel), (*_arguments(spec), Int32(0))
     x, w, b, out, *_, eps, _ = _arguments(spec)
-    return PersistentLayerNorm(spec, plan), (x, w, b, out, eps, Int32(0))
+    return kernel, (x, w, b, out, eps, Int32(0))
+
+
+# ---- (count, mean, sum of squares about it) of the parts of a row, each centred on its own mean before it squares
 
 
 def _join(a, b):
@@ -29,7 +33,29 @@ def _join(a, b):
     return count, a[1] + apart * share, a[2] + b[2] + apart * apart * a[0] * share
 
 
-def _given(*tensors):
+MOMENTS = Exchange(Monoid(_join, (0.0,) * SUMS, symmetric=False))
+
+
+def moments(kernel, c, views, exact=False):
+    """Of the thread's part, which lies in shared memory, in two passes. exact: the mean is as good as correctly
+    rounded, so that a row of one number has that number as its mean: a float8 scale shows what else would be left of
+    it."""
+    vector, chunks = Float32(kernel.plan.vector), [(j, c.part.inside(j)) for j in range(kernel.plan.chunks)]
+    count = sum(vector if inside is True else cutlass.select_(inside, vector, Float32(0)) for _, inside in chunks)
+    inverse = cute.arch.rcp_approx(cutlass.max(count, Float32(1)))
+    added = sum(kernel._elements(c, views, j).x for j, _ in chunks).reduce(cute.ReductionOp.ADD, 0.0, 0)
+    mean = added * inverse
+    if exact:
+        mean = mean + (added - mean * count) * inverse
+    cute.arch.sync_warp()  # or the compiler keeps the first pass's values
+    squares = None
+    for j, inside in chunks:
+        d = or_neutral(kernel._elements(c, views, j).x - mean, inside, 0.0)
+        squares = d * d if squares is None else squares + d * d
+    return count, mean, squares.reduce(cute.ReductionOp.ADD, 0.0, 0)
+
+
+def given(*tensors):
     return tuple(t for t in tensors if t is not None) or None
 
 
@@ -39,38 +65,26 @@ class PersistentLayerNorm(RowKernel):
     thread centres its part of a row on that part's own mean before it squares."""
 
     loads, stores, vectors, parameters, results = ("x",), ("y",), ("weight", "bias"), ("eps",), ("rstd", "mean")
-    exchanges = (Exchange(Monoid(_join, (0.0,) * SUMS, symmetric=False)),)
+    exchanges = (MOMENTS,)
 
     def __init__(self, spec, plan):
-        given = shape(spec)
+        s = shape(spec)
         vectors = tuple(Stream(name, dtype) for name, dtype in (("weight", spec.weight), ("bias", spec.bias)) if dtype)
         super().__init__(RowSpec(__name__, "PersistentLayerNorm", spec.N, (Stream("x", spec.x),),
                                  (Stream("y", spec.x),),
-                                 vectors, results=self.results if spec.stats else (), vector=given.vector,
-                                 bulk=given.bulk, sums=given.sums), plan)
+                                 vectors, results=self.results if spec.stats else (), vector=s.vector, bulk=s.bulk,
+                                 sums=s.sums), plan)
 
     @cute.jit
     def __call__(self, mX: cute.Tensor, mW, mB, mO: cute.Tensor, eps: Float32, units: Int32, stream: cuda.CUstream):
         """mX, mO: (M, N). units: the most clusters that run at once."""
-        self._launch(mX, mO, _given(mW, mB), None, eps, units, stream)
+        self.launch_rows(mX, mO, given(mW, mB), None, eps, units, stream)
 
-    def _launch(self, mX, mO, vectors, results, eps, units, stream):
+    def launch_rows(self, mX, mO, vectors, results, eps, units, stream):
         super().__call__((mX,), (mO,), vectors, None, results, None, None, None, (eps,), units, stream)
 
     def _accumulate(self, c, k, views, r, total):
-        """Two passes over the thread's part, which lies in shared memory."""
-        chunks = [(j, c.part.inside(j)) for j in range(self.plan.chunks)]
-        count = sum(Float32(self.plan.vector) if inside is True else cutlass.select_(
-            inside, Float32(self.plan.vector), Float32(0)) for _, inside in chunks)
-        added = sum(self._elements(c, views, j).x for j, _ in chunks).reduce(cute.ReductionOp.ADD, 0.0, 0)
-        mean = added * cute.arch.rcp_approx(cutlass.max(count, Float32(1)))
-        cute.arch.sync_warp()  # or the compiler keeps the first pass's values
-        squares = None
-        for j, inside in chunks:
-            d = or_neutral(self._elements(c, views, j).x - mean, inside, 0.0)
-            squares = d * d if squares is None else squares + d * d
-        total[0], total[1] = count, mean
-        total[2] = squares.reduce(cute.ReductionOp.ADD, 0.0, 0)
+        total[0], total[1], total[2] = moments(self, c, views)
 
     def row(self, sums, r):
         return dict(mean=sums[1], rstd=rsqrt(sums[2] * (1.0 / self.N) + r.eps))
@@ -81,10 +95,13 @@ class PersistentLayerNorm(RowKernel):
         return dict(y=y + e.bias if self.has("bias") else y)
 
 
-class PersistentLayerNormStats(PersistentLayerNorm):
-    """The same, with the arguments of a spec with options, of which it takes rstd and mean (M,)."""
+class WithStatistics:
+    """A PersistentLayerNorm with the arguments of a spec with options, of which it takes rstd and mean (M,)."""
+
+    def __init__(self, norm: PersistentLayerNorm):
+        self.norm = norm
 
     @cute.jit
     def __call__(self, mX: cute.Tensor, mW, mB, mO: cute.Tensor, mR, mT, mRstd: cute.Tensor, mMean: cute.Tensor,
                  mScale, eps: Float32, offset, units: Int32, stream: cuda.CUstream):
-        self._launch(mX, mO, _given(mW, mB), (mRstd, mMean), eps, units, stream)
+        self.norm.launch_rows(mX, mO, given(mW, mB), (mRstd, mMean), eps, units, stream)

@@ -6,33 +6,37 @@ from cutlass import Float32, Int64
 
 from ... import tile as tk
 from ...utils import WARP, collect, lanes_used, pack_f32x2, publish, row_reduce, rsqrt, unpack_f32x2, warp_reduce
-from .row_norm import RowNorm
 
 
-class RMSNorm(RowNorm):
-    def __init__(self, spec, config):
-        # of a sum that is kept rounded, two sums of squares travel together
-        super().__init__(spec, config, reduction_dtype=Int64 if spec.rounded else Float32)
+class RMSNorm:
+    """A part of `row_norm.RowNorm`: the statistics of a row."""
 
-    def statistics(self, row, eps, first):
-        squares = None
-        for j in range(self.tile.blocks):
-            of_block = [x * x for x in self._seen(row, j)]
-            squares = of_block if squares is None else [a + b for a, b in zip(squares, of_block, strict=True)]
-        hook = tk.cluster_wait if first and self.cluster_n > 1 else None
-        sums = [self._reduced(squares[0], row, hook)] if len(squares) == 1 else self._reduced_pair(squares, row, hook)
-        return [(None, rsqrt(s * (1.0 / self.N) + eps)) for s in sums]
+    def exchanged(self, spec):
+        """Of a sum that is written rounded, two sums of squares travel together."""
+        return Int64 if spec.rounded else Float32
+
+    def statistics(self, kernel, rows, eps):
+        return [self._of_row(kernel, row, eps, r == 0) for r, row in enumerate(rows)]
 
     def normalise(self, x, statistics):
         return x * statistics[1]
 
-    def _reduced(self, squares, row, hook):
-        return row_reduce(squares, cute.ReductionOp.ADD, self.tile.threads_per_row, row.buffer, row.mbar_ptr,
-                          hook_fn=hook)
+    def _of_row(self, kernel, row, eps, first):
+        squares = None
+        for j in range(kernel.tile.blocks):
+            of_block = [x * x for x in kernel.seen(row, j)]
+            squares = of_block if squares is None else [a + b for a, b in zip(squares, of_block, strict=True)]
+        hook = tk.cluster_wait if first and kernel.cluster_n > 1 else None
+        of_row = self._reduced if len(squares) == 1 else self._reduced_pair
+        sums = of_row(squares, row, hook, kernel.tile.threads_per_row)
+        return [(None, rsqrt(s * (1.0 / kernel.N) + eps)) for s in sums]
 
-    def _reduced_pair(self, squares, row, hook):
+    def _reduced(self, squares, row, hook, threads_per_row):
+        return [row_reduce(squares[0], cute.ReductionOp.ADD, threads_per_row, row.buffer, row.mbar_ptr, hook_fn=hook)]
+
+    def _reduced_pair(self, squares, row, hook, threads_per_row):
         """The same of two at once, in one exchange."""
-        lanes = min(self.tile.threads_per_row, WARP)
+        lanes = min(threads_per_row, WARP)
         sums = [warp_reduce(s.reduce(cute.ReductionOp.ADD, 0.0, 0), operator.add, lanes) for s in squares]
         if hook is not None:
             hook()

@@ -1,7 +1,10 @@
-"""RowNorm: what RMSNorm and LayerNorm share. One pass over a row that stays on the chip, on ReductionBase.
+"""RowNorm: the one-pass kernel of rmsnorm and layernorm, on ReductionBase. A row stays on the chip.
 
 A thread holds `blocks` vectors of a row, of `rows_per_thread` rows at once. It starts all its loads before it waits for
-any; a subclass turns a row into two scalars (`statistics`) and an element into its normalised value (`normalise`).
+any. The kernel is composed of two parts, which `build.build` chooses:
+
+  norm     RMSNorm | LayerNorm | LayerNormMultiRow: a row's statistics, and an element's normalised value
+  output   Output | Fp8Output | RecomputeOutput: the results, and their way to memory
 """
 from dataclasses import dataclass
 from typing import NamedTuple, Optional
@@ -15,8 +18,6 @@ from cutlass.cute.nvgpu import CopyG2ROp
 from ... import tile as tk
 from ...rows.one_pass.copies import RowCopies, both, floats
 from ...utils import domain_offset_i64
-
-# ---- OnePassNormRows: which elements of which rows a thread holds, and how they come and go. What RowNorm stands on.
 
 
 class Place(NamedTuple):
@@ -36,84 +37,6 @@ class Mine(NamedTuple):
     inside: tuple
     places: list
     smem: object
-
-
-class OnePassNormRows(RowCopies):
-    """Expects self.spec, self.config and, while the kernel is traced, self.tile."""
-
-    def _past_l1(self):
-        return not self.config.split
-
-    # ---- where a thread's elements are ------------------------------------------------------------
-
-    def _places(self, tidx, count, heads):
-        """The rows of this thread, of `count` in all. Those of one step of the block lie together."""
-        t = self.tile
-        first = cute.arch.block_idx()[0] * (t.rows * self.config.rows_per_thread)
-        within = tidx // t.threads_per_row if t.rows > 1 else 0
-        return [self._place(first + r * t.rows + within, count, heads) for r in range(self.config.rows_per_thread)]
-
-    def _place(self, row, count, heads):
-        # a row past the end is loaded as the last one, so that no load needs a test; it is not stored
-        at = row if self._whole_grid() else cutlass.min(row, count - 1)
-        if self.spec.heads is None:
-            return Place(row, (at,))
-        position, head = divmod(at, heads)
-        return Place(row, (Int32(position), Int32(head)))
-
-    def _whole_grid(self):
-        """Does every thread of the grid have rows, whatever M is?"""
-        return self.tile.rows * self.config.rows_per_thread == 1
-
-    def _load(self, m, place, mine):
-        """Start loading this thread's part of a row of m; where it will be. Vectors outside the row are zero."""
-        return self._fetch_row(m, (*place.at, mine.col), mine.inside, mine.smem, mine.tidx)
-
-    # ---- weight and bias ------------------------------------------------------------------------------
-
-    def _vector_atom(self, m):
-        bits = min(128, self.spec.vector * m.element_type.width)
-        return cute.make_copy_atom(CopyG2ROp(), m.element_type, num_bits_per_copy=bits)
-
-    def _vectors(self, m, coord, inside):
-        """All of this thread's elements of weight or bias, if they are to come early."""
-        t = self.tile
-        if m is None or not self.config.prefetch_weight:
-            return None
-        source, held = self._view(m, coord), cute.make_rmem_tensor((t.vector, t.blocks), m.element_type)
-        for j in range(t.blocks):
-            self._fetch(self._vector_atom(m), source[None, j], held[None, j], inside[j])
-        return held
-
-    def _vector(self, held, m, coord, inside, j):
-        """Vector j of weight or bias, as fp32; None where there is none."""
-        if m is None:
-            return None
-        if held is not None:
-            return held[None, j].load().to(Float32)
-        one = cute.make_rmem_tensor(self.tile.vector, m.element_type)
-        self._fetch(self._vector_atom(m), self._view(m, coord)[None, j], one, inside[j])
-        return one.load().to(Float32)
-
-    # ---- stores ---------------------------------------------------------------------------------------
-
-    def _store(self, m, place, mine, packed, j):
-        """Vector j of a row of m (M, N)."""
-        stored = self._within(mine.inside[j], place, m)
-        self._put(self._store_atom(m), packed, self._view(m, (place.row, mine.col))[None, j], stored)
-
-    def _store_scalar(self, m, place, value, chosen, *column):
-        """m[row, *column] = value, by the chosen threads."""
-        self._put_scalar(domain_offset_i64((place.row, *column), m), value, self._within(chosen, place, m))
-
-    def _within(self, condition, place, m):
-        """condition, and the row is one of m's."""
-        return condition if self._whole_grid() else both(condition, place.row < m.shape[0])
-
-    @cute.jit
-    def _put_scalar(self, dst: cute.Tensor, value: Float32, stored):
-        if stored:
-            dst[(0,) * len(dst.shape)] = value
 
 
 class Row(NamedTuple):
@@ -166,10 +89,14 @@ class Affine(NamedTuple):
     offset: Optional[Float32]
 
 
-class RowNorm(OnePassNormRows):
-    def __init__(self, spec, config, reduction_dtype=Float32):
-        super().__init__(tk.element_type(spec.x), spec.N, config.rows_per_thread * spec.exchanges, reduction_dtype)
-        self.spec, self.config = spec, config
+class RowNorm(RowCopies):
+    """norm has three methods: `exchanged(spec)`, the type of what warps exchange; `statistics(kernel, rows, eps)`, for
+    each row and each of `RowNorm.seen` a (shift, scale), in every thread of the row; `normalise(x, statistics)`. The
+    first row's statistics wait for the cluster before they are exchanged. output: see `Output`."""
+
+    def __init__(self, spec, config, norm, output):
+        super().__init__(tk.element_type(spec.x), spec.N, config.rows_per_thread * spec.exchanges, norm.exchanged(spec))
+        self.spec, self.config, self.norm, self.output = spec, config, norm, output
 
     def _calculate_threads_per_row(self):
         return self.config.threads_per_row
@@ -180,26 +107,14 @@ class RowNorm(OnePassNormRows):
     def _set_cluster_n(self):
         self.cluster_n = self.config.cluster
 
-    def statistics(self, row: Row, eps, first: bool):
-        """(shift, scale) of the row, in every thread of it, for each of `_seen`. The first row's waits for the cluster
-        before it exchanges."""
-        raise NotImplementedError
-
-    def _joined(self, statistics):
-        """Those of all rows, where `statistics` leaves something to be waited for."""
-        return statistics
-
-    def normalise(self, x, statistics):
-        raise NotImplementedError
-
     @cute.jit
     def __call__(self, mX: cute.Tensor, mW: Optional[cute.Tensor], mB: Optional[cute.Tensor], mO: cute.Tensor,
                  eps: Float32, stream: cuda.CUstream):
         """A spec without options."""
-        self._launch(Operands(mX, mW, mB, mO), eps, None, stream)
+        self.launch(Operands(mX, mW, mB, mO), eps, None, stream)
 
     @cute.jit
-    def _launch(self, g: Operands, eps: Float32, offset: Optional[Float32], stream: cuda.CUstream):
+    def launch(self, g: Operands, eps: Float32, offset: Optional[Float32], stream: cuda.CUstream):
         self._set_cluster_n()
         bits = self.spec.vector * self.dtype.width
         (tile_rows, _), tv_layout = self._get_tv_layout(bits)
@@ -211,7 +126,8 @@ class RowNorm(OnePassNormRows):
             grid=[cute.ceil_div(g.rows, tile_rows * self.config.rows_per_thread), self.cluster_n, 1],
             block=[self.tile.threads, 1, 1],
             cluster=[1, self.cluster_n, 1] if const_expr(self.cluster_n > 1) else None,
-            stream=stream)
+            stream=stream, min_blocks_per_mp=self.config.min_blocks_per_sm,
+            preferred_smem_carveout=100 if const_expr(self.config.min_blocks_per_sm > 0) else None)
 
     @cute.kernel
     def kernel(self, g: Operands, eps: Float32, offset: Optional[Float32], heads, tv_layout: cute.Layout):
@@ -235,11 +151,77 @@ class RowNorm(OnePassNormRows):
         parts = [self._row(data, r, rank, mine, buffer, mbar_ptr) for r, data in enumerate(held)]
         if const_expr(g.total is not None):
             self._store_total(g.total, parts, mine)
-        statistics = self._joined([self.statistics(part, eps, r == 0) for r, part in enumerate(parts)])
+        statistics = self.norm.statistics(self, parts, eps)
         if const_expr(g.rstd is not None):
             self._store_statistics(g, mine, [of_row[-1] for of_row in statistics])
         self._forget()
-        self._finish(g, parts, mine, [of_row[0] for of_row in statistics], affine)
+        self.output.finish(self, g, parts, mine, [of_row[0] for of_row in statistics], affine)
+
+    def _past_l1(self):
+        return not self.config.split
+
+    # ---- where a thread's elements are ------------------------------------------------------------
+
+    def _places(self, tidx, count, heads):
+        """The rows of this thread, of `count` in all. Those of one step of the block lie together."""
+        t = self.tile
+        first = cute.arch.block_idx()[0] * (t.rows * self.config.rows_per_thread)
+        within = tidx // t.threads_per_row if t.rows > 1 else 0
+        return [self._place(first + r * t.rows + within, count, heads) for r in range(self.config.rows_per_thread)]
+
+    def _place(self, row, count, heads):
+        # a row past the end is loaded as the last one, so that no load needs a test; it is not stored
+        at = row if self._whole_grid() else cutlass.min(row, count - 1)
+        if self.spec.heads is None:
+            return Place(row, (at,))
+        position, head = divmod(at, heads)
+        return Place(row, (Int32(position), Int32(head)))
+
+    def _whole_grid(self):
+        """Does every thread of the grid have rows, whatever M is?"""
+        return self.tile.rows * self.config.rows_per_thread == 1
+
+    def _load(self, m, place, mine):
+        """Start loading this thread's part of a row of m; where it will be. Vectors outside the row are zero."""
+        return self._fetch_row(m, (*place.at, mine.col), mine.inside, mine.smem, mine.tidx)
+
+    # ---- weight and bias ------------------------------------------------------------------------------
+
+    def _vectors(self, m, coord, inside):
+        """All of this thread's elements of weight or bias, if they are to come early."""
+        t = self.tile
+        if m is None or not self.config.prefetch_weight:
+            return None
+        source, held = self._view(m, coord), cute.make_rmem_tensor((t.vector, t.blocks), m.element_type)
+        for j in range(t.blocks):
+            self._fetch(_vector_atom(self, m), source[None, j], held[None, j], inside[j])
+        return held
+
+    def _vector(self, held, m, coord, inside, j):
+        """Vector j of weight or bias, as fp32; None where there is none."""
+        if m is None:
+            return None
+        return self.output.widened(held[None, j]) if held is not None else vector_of(self, m, coord, inside, j)
+
+    # ---- stores ---------------------------------------------------------------------------------------
+
+    def store(self, m, place, mine, packed, j):
+        """Vector j of a row of m (M, N)."""
+        stored = self._within(mine.inside[j], place, m)
+        self._put(self._store_atom(m), packed, self._view(m, (place.row, mine.col))[None, j], stored)
+
+    def store_scalar(self, m, place, value, chosen, *column):
+        """m[row, *column] = value, by the chosen threads."""
+        self._put_scalar(domain_offset_i64((place.row, *column), m), value, self._within(chosen, place, m))
+
+    def _within(self, condition, place, m):
+        """condition, and the row is one of m's."""
+        return condition if self._whole_grid() else both(condition, place.row < m.shape[0])
+
+    @cute.jit
+    def _put_scalar(self, dst: cute.Tensor, value: Float32, stored):
+        if stored:
+            dst[(0,) * len(dst.shape)] = value
 
     # ---- the parts of the kernel -------------------------------------------------------------------
 
@@ -248,15 +230,15 @@ class RowNorm(OnePassNormRows):
 
     def _row(self, data, r, rank, mine, buffer, mbar_ptr):
         stages = [e * self.config.rows_per_thread + r for e in range(self.spec.exchanges)]
-        return Row(data, mine.inside, rank, tuple(buffer[None, None, s] for s in stages),
+        return self.output.row(data, mine.inside, rank, tuple(buffer[None, None, s] for s in stages),
                    tuple(mbar_ptr + s if self.cluster_n > 1 else None for s in stages))
 
-    def _seen(self, row, j):
+    def seen(self, row, j):
         """Vector j, as fp32, as the result is computed from it; and as a backward pass reads it, if it was rounded."""
         x = row.block(j)
-        return (x, self._rounded(x)) if self.spec.rounded else (x,)
+        return (x, self.rounded(x)) if self.spec.rounded else (x,)
 
-    def _rounded(self, x):
+    def rounded(self, x):
         """fp32 as the sum is kept."""
         return x.to(tk.element_type(self.spec.total)).to(Float32)
 
@@ -266,7 +248,7 @@ class RowNorm(OnePassNormRows):
         return [Affine(coord, *(self._vectors(m, coord, mine.inside) for m in (g.weight, g.bias)), offset)
                 for coord in coords]
 
-    def _affine_of(self, g, affine, inside, j):
+    def affine_of(self, g, affine, inside, j):
         """(weight, bias) of vector j as fp32, None where there is none; for each of the thread's rows."""
         found = []
         for a in affine:
@@ -275,10 +257,10 @@ class RowNorm(OnePassNormRows):
             found.append((w if a.offset is None else w + a.offset, b))
         return found if len(found) > 1 else found * self.config.rows_per_thread
 
-    def _result(self, part, j, statistics, affine):
+    def result(self, part, j, statistics, affine):
         """Vector j of the row's result, as fp32."""
         w, b = affine
-        y = self.normalise(part.block(j), statistics)
+        y = self.norm.normalise(part.block(j), statistics)
         if w is not None:
             y = y * w
         return y if b is None else y + b
@@ -286,37 +268,63 @@ class RowNorm(OnePassNormRows):
     def _store_total(self, total, parts, mine):
         for place, part in zip(mine.places, parts, strict=True):
             for j in range(self.tile.blocks):
-                self._store(total, place, mine, self._packed(part.block(j), total), j)
+                self.store(total, place, mine, self._packed(part.block(j), total), j)
         self._forget()
 
     def _store_statistics(self, g, mine, statistics):
         for place, (mean, rstd) in zip(mine.places, statistics, strict=True):
-            self._store_scalar(g.rstd, place, rstd, mine.col == 0)
+            self.store_scalar(g.rstd, place, rstd, mine.col == 0)
             if g.mean is not None:
-                self._store_scalar(g.mean, place, mean, mine.col == 0)
-
-    def _finish(self, g, parts, mine, statistics, affine):
-        """Compute the results and store them."""
-        results = []
-        for j in range(self.tile.blocks):
-            affine_j = self._affine_of(g, affine, mine.inside, j)
-            for r, part in enumerate(parts):
-                y = self._result(part, j, statistics[r], affine_j[r])
-                results.append((g.out, mine.places[r], mine, self._packed(y, g.out), j))
-                if not self.config.split:
-                    self._store(*results.pop())
-        if self.config.split:
-            cute.arch.sync_warp()  # or the compiler moves each store up to where its result is computed
-            for result in results:
-                self._store(*result)
+                self.store_scalar(g.mean, place, mean, mine.col == 0)
 
 
-class Options:
-    """Beside a RowNorm: the arguments of a spec with options."""
+def vector_of(kernel, m, coord, inside, j):
+    """Vector j of a thread's part of weight or bias, which begins at `coord`, loaded where it is used; as fp32."""
+    one = cute.make_rmem_tensor(kernel.tile.vector, m.element_type)
+    kernel._fetch(_vector_atom(kernel, m), kernel._view(m, coord)[None, j], one, inside[j])
+    return one.load().to(Float32)
+
+
+def _vector_atom(kernel, m):
+    bits = min(128, kernel.spec.vector * m.element_type.width)
+    return cute.make_copy_atom(CopyG2ROp(), m.element_type, num_bits_per_copy=bits)
+
+
+class WithOptions:
+    """A RowNorm with the arguments of a spec with options."""
+
+    def __init__(self, norm: RowNorm):
+        self.norm = norm
 
     @cute.jit
     def __call__(self, mX: cute.Tensor, mW: Optional[cute.Tensor], mB: Optional[cute.Tensor], mO: cute.Tensor,
                  mR: Optional[cute.Tensor], mT: Optional[cute.Tensor], mRstd: Optional[cute.Tensor],
                  mMean: Optional[cute.Tensor], mScale: Optional[cute.Tensor], eps: Float32, offset: Optional[Float32],
                  stream: cuda.CUstream):
-        self._launch(Operands(mX, mW, mB, mO, mR, mT, mRstd, mMean, mScale), eps, offset, stream)
+        self.norm.launch(Operands(mX, mW, mB, mO, mR, mT, mRstd, mMean, mScale), eps, offset, stream)
+
+
+class Output:
+    """A part of RowNorm: results in x's type or another, each stored when it is there, or with `Config.split` all at
+    the end. row: the class of a thread's part of a row."""
+
+    row = Row
+
+    def widened(self, x):
+        """A vector of weight or bias that came early, as fp32."""
+        return x.load().to(Float32)
+
+    def finish(self, kernel, g, parts, mine, statistics, affine):
+        """Compute the results and store them."""
+        results = []
+        for j in range(kernel.tile.blocks):
+            affine_j = kernel.affine_of(g, affine, mine.inside, j)
+            for r, part in enumerate(parts):
+                y = kernel.result(part, j, statistics[r], affine_j[r])
+                results.append((g.out, mine.places[r], mine, kernel._packed(y, g.out), j))
+                if not kernel.config.split:
+                    kernel.store(*results.pop())
+        if kernel.config.split:
+            cute.arch.sync_warp()  # or the compiler moves each store up to where its result is computed
+            for result in results:
+                kernel.store(*result)

@@ -1,4 +1,4 @@
-"""RowCopies: where a thread's part of a row is, and how it comes and goes. What OnePassNormRows (under the norms) and
+"""RowCopies: where a thread's part of a row is, and how it comes and goes. What RowNorm (the norms) and
 OnePassRows (under softmax and the losses) stand on."""
 import cutlass.cute as cute
 from cutlass import Constexpr, Float32, const_expr

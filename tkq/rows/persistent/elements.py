@@ -22,7 +22,7 @@ class PersistentElements(ReductionBase):
         self.spec, self.plan, self.cluster_n = spec, plan, plan.cluster
         for name, value in {**self.options, **dict(spec.options)}.items():
             setattr(self, name, value)
-        self.active = self.exchanges_of(spec)
+        self.active = () if self.only_down(spec) else self.exchanges
         if spec.sums != tuple(x.monoid.sums for x in self.active):
             raise ValueError(f"{type(self).__name__}: sums: got {spec.sums}, its exchanges have "
                              f"{tuple(x.monoid.sums for x in self.active)}")

@@ -157,7 +157,7 @@ class PersistentRows(PersistentElements):
                 c.columns.flush(c.part, thread)
             c.columns.finish(c.g.columns, c.s.units, thread)
 
-    # ---- blocks that come and go --------------------------------------------------------------------
+    # ---- one block for each tile --------------------------------------------------------------------
 
     def _start(self, c):
         """All that the tile needs is under way."""

@@ -1,4 +1,4 @@
-"""Rows in registers: of a block that comes, has one tile, and goes."""
+"""Rows held in registers: one block (or cluster) for each tile, without a ring and a persistent loop."""
 from dataclasses import dataclass
 
 import cutlass

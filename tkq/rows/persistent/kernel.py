@@ -32,7 +32,7 @@ class RowKernel(PersistentRows):
     themselves (``RowPlan.direct``): right, but slower.
 
     A kernel without stores and column sums, of rows that fit into the registers of a block or a cluster, has neither
-    ring nor producer (``RowPlan.held``): a block for each tile, which comes and goes, and reads each element once.
+    ring nor producer (``RowPlan.held``): one block (or cluster) for each tile, not persistent, reads each element once.
 
       every warp        all loads go out -> the block's barrier -> partial -> publish -> collect -> row, .. -> write
 

@@ -64,7 +64,7 @@ def check(shape: RowShape, p: RowPlan) -> None:
     if not p.direct and p.stages < len(shape.sums) + 1:
         raise ValueError(f"stages: got {p.stages}, {len(shape.sums)} exchanges keep {len(shape.sums) + 1} rows at once")
     if p.held and (p.stages or shape.columns):
-        raise ValueError("held: blocks that come and go have no ring and no column sums: got "
+        raise ValueError("held: one block for each tile has no ring and no column sums: got "
                          f"stages = {p.stages}, {shape.columns} column sums")
     if not 1 <= p.min_blocks_per_sm <= (16 if p.held else 4) or p.min_blocks_per_sm * p.block > THREADS:
         raise ValueError(f"min_blocks_per_sm: {p.min_blocks_per_sm} of {p.block} threads, an SM has {THREADS}")

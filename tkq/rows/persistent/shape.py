@@ -72,7 +72,7 @@ class RowPlan:
     evict_first: loads leave L2 first. streaming: so do stores.
     min_blocks_per_sm: blocks on a multiprocessor, which share its registers and its memory: one works where another
     waits.
-    held: no ring, and no loop: a block (or cluster) for each tile, which comes and goes. Its threads hold their part of
+    held: no ring and no persistent loop: one block (or cluster) for each tile. Its threads hold their part of
         the tile in registers, and read each element once. past_l1: they load past L1.
     """
 
@@ -177,7 +177,7 @@ class RowPlan:
 
     def units(self, rows: int, most: int) -> int:
         """Clusters of the grid: at most `most`, and a tile at least for each; more than multiprocessors, each with its
-        own row of column sums, only where they have many. Of blocks that come and go, one for each tile."""
+        own row of column sums, only where they have many. Of a held plan, one for each tile."""
         tiles = -(-rows // self.groups)
         if self.held:
             return tiles
