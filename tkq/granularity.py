@@ -22,6 +22,10 @@ TABLE = (Granularity("tensor", "TensorWise", 0, 0), Granularity("row", "RowWise"
 NAMES = tuple(g.name for g in TABLE)
 BLOCKS = {g.name: (g.rows, g.columns) for g in TABLE}
 SCALING_TYPES = {g.name: g.scaling_type for g in TABLE}
+# of a product's operands, (a's, b's), by the name that kernels and tests have for the pair; b's are of its transpose
+PRODUCTS = {"tensor": ("tensor", "tensor"), "row": ("row", "row"), "1x128_128x128": ("1x128", "128x128"),
+            "1x128_1x128": ("1x128", "1x128")}
+_NAMES_OF_PAIRS = {pair: name for name, pair in PRODUCTS.items()}
 RENAMED = {"block": "1x128", "tile": "128x128"}  # old names, for one minor version
 _OF_TORCH = {g.scaling_type: g.name for g in TABLE}
 
@@ -43,6 +47,16 @@ def parse(where: str, value: Any, warn: bool = True) -> Any:
     if type(value).__name__.endswith("ScalingType"):  # torch 2.10 and later: this module needs no torch to know it
         return _OF_TORCH.get(value.name, value.name)
     return value
+
+
+def pair_name(spec) -> str:
+    """The name in ``PRODUCTS`` of a product's scale_a and scale_b; "none" where it has no scales."""
+    return _NAMES_OF_PAIRS.get((spec.scale_a, spec.scale_b), "none")
+
+
+def scales_of(pair: str) -> dict[str, str]:
+    """The fields of a product's spec, by the name in ``PRODUCTS``."""
+    return dict(zip(("scale_a", "scale_b"), PRODUCTS[pair], strict=True))
 
 
 def members(names) -> str:

@@ -200,11 +200,11 @@ def fp8(device):
     from tkq.gemm.fp8.config import WaveSyncFp8Config
     from tkq.gemm.fp8.spec import Fp8Spec
 
-    block = Fp8Spec(scales="block", promote=True)
-    curved = Fp8Spec(scales="block", promote=True, bias="bf16", activation="gelu")
+    block = Fp8Spec(scale_a="1x128", scale_b="128x128", promote=True)
+    curved = Fp8Spec(scale_a="1x128", scale_b="128x128", promote=True, bias="bf16", activation="gelu")
     # two blocks: each has tiles to write under the next; and steps of which a part is added up under the others
     for name, spec, config, of_b, k in (
-            ("several tiles a block", Fp8Spec(scales="row"), plan.FAST[0], "row", 272),
+            ("several tiles a block", Fp8Spec(scale_a="row", scale_b="row"), plan.FAST[0], "row", 272),
             ("rolling halves", block, plan.PROMOTED[1], "128x128", 2320),
             ("rolling quarters", block, plan.BLOCKS[0], "128x128", 2320),
             *((f"panels that wait, {tile.n} columns", curved, plan.configure_epilogue(tile, curved), "128x128", 2320)

@@ -209,7 +209,7 @@ def _launcher(a_dtype, b_dtype, shape_a, shape_b, dtype_sa, dtype_sb, shape_sa, 
     device = arch.device(devices[0])
     arch.require_hopper(device)
     recipe, blocks = launch(spec, m, n, k, arch.num_sms(device), tuned.chosen("fp8_gemm", spec, (m, n, k), device))
-    return _kernel(recipe), blocks, m, n, spec.scales != "tensor"
+    return _kernel(recipe), blocks, m, n, spec.scale_b != "tensor"
 
 
 def _spec(a_dtype, b_dtype, shape_a, shape_b, stride_a, stride_b, scales, ways, accumulate, names=_NAMES) -> Fp8Spec:
@@ -240,7 +240,7 @@ def _spec(a_dtype, b_dtype, shape_a, shape_b, stride_a, stride_b, scales, ways, 
         raise NotImplementedError(f"activation: got {activation!r}, allowed are None, {', '.join(ACTIVATIONS)}")
     _out_scale(out_dtype, out_scale)
     row = n * out_dtype.itemsize
-    return Fp8Spec(dtypes.name_of(a_dtype), dtypes.name_of(b_dtype), dtypes.name_of(out_dtype), kind,
+    return Fp8Spec(dtypes.name_of(a_dtype), dtypes.name_of(b_dtype), dtypes.name_of(out_dtype), *kind,
                    _promote(kind, accumulate), dtypes.name_of(bias[0]) if bias else None, activation,
                    "tma" if fits_tma_store(0, n, m, n, out_dtype.itemsize) and row else "direct")
 
@@ -288,7 +288,7 @@ def _out_scale(out_dtype, facts):
 def _promote(kind, accumulate):
     if accumulate is not None and accumulate not in ACCUMULATE:
         raise ValueError(f"accumulate: got {accumulate!r}, allowed are {', '.join(map(repr, ACCUMULATE))}")
-    per_step = kind in ("block", "line")
+    per_step = kind[0] == "1x128"
     if per_step and accumulate == "fast":
         raise ValueError("accumulate: got 'fast' with scales that change along K, allowed is 'fp32'")
     return per_step or accumulate == "fp32"

@@ -225,7 +225,7 @@ def _spec(a, b, offsets, scales, out_dtype):
     else:  # nothing to multiply: strides say nothing
         b_major = "n" if along_k and not narrow else "k"
     spec = GroupedSpec("k" if along_k else "m", dtypes.name_of(a_dtype), dtypes.name_of(b_dtype), dtypes.name_of(out),
-                       kind, b_major)
+                       *kind, b_major)
     return spec, (groups, m, n) if along_k else (m, n), out
 
 
@@ -238,7 +238,7 @@ def _scales(narrow, along, sizes, scales):
     if not narrow:
         if scales:
             raise ValueError("scale_a, scale_b: given with operands of 16 bits, allowed with float8")
-        return "none"
+        return "none", "none"
     if not scales:
         raise ValueError("scale_a, scale_b: got None, float8 needs both")
     for name, dtype in (("scale_a", scales[0]), ("scale_b", scales[2])):
