@@ -30,15 +30,16 @@ RENAMED = {"block": "1x128", "tile": "128x128"}  # old names, for one minor vers
 _OF_TORCH = {g.scaling_type: g.name for g in TABLE}
 
 
-def parse(where: str, value: Any, warn: bool = True) -> Any:
+def parse(where: str, value: Any, names=NAMES, warn: bool = True) -> Any:
     """The name in ``TABLE`` that a value stands for: a member of torch's ScalingType, or an old name, which warns.
 
-    where: the argument, as messages name it ("quantize_fp8: granularity"). warn: False where torch.compile traces,
+    where: the argument, as messages name it ("quantize_fp8: granularity"). names: those that it takes; an old name of
+    another comes back as it is. warn: False where torch.compile traces,
     which cannot warn. What stands for none comes back as it is (of a member of ScalingType its name) for the function
     to refuse: functions differ in the names that they allow."""
     if isinstance(value, str):
         new = RENAMED.get(value)
-        if new is None:
+        if new not in names:
             return value
         if warn:
             warnings.warn(f"{where}: {value!r} is now {new!r}; the next minor version drops the old name",

@@ -1,4 +1,5 @@
 """The names of float8 scales: one table, torch's members and the old names beside it."""
+import pickle
 import warnings
 
 import pytest
@@ -6,7 +7,9 @@ import torch
 from torch.nn import functional as F
 
 import tkq
-from tkq.granularity import BLOCKS, NAMES, RENAMED, SCALING_TYPES, TABLE, parse
+from tkq.gemm.fp8.spec import Fp8Spec
+from tkq.gemm.grouped.spec import GroupedSpec
+from tkq.granularity import BLOCKS, NAMES, PRODUCTS, RENAMED, SCALING_TYPES, TABLE, pair_name, parse, scales_of
 
 SCALING = getattr(F, "ScalingType", None)  # torch 2.10 and later
 of_torch = pytest.mark.skipif(SCALING is None, reason="this torch has no ScalingType")
@@ -113,12 +116,29 @@ def test_programs_exported_with_an_old_name_run(op):
     assert_same(found, run(X, granularity="1x128", **given))
 
 
+def test_the_old_name_of_a_linear_layers_warns_the_caller():
+    with pytest.warns(DeprecationWarning, match="^Fp8Linear: granularity: 'block' is now '1x128'; ") as caught:
+        found = tkq.nn.Fp8Linear(32, 32, granularity="block")
+    assert [w.filename for w in caught] == [__file__] and found.recipe.granularity == "1x128"
+
+
+def test_a_linear_layer_that_was_pickled_with_an_old_name():
+    made = tkq.nn.Fp8Linear(272, 128, granularity="1x128")
+    made.recipe = made.recipe._replace(granularity="block")
+    found = pickle.loads(pickle.dumps(made))
+    assert found.recipe.granularity == "1x128" and found(torch.randn(3, 272)).shape == (3, 128)
+
+
+@pytest.mark.parametrize("pair, granularities", PRODUCTS.items())
+def test_pairs_of_products(pair, granularities):
+    assert scales_of(pair) == dict(zip(("scale_a", "scale_b"), granularities)) and set(granularities) <= set(NAMES)
+    assert pair_name(Fp8Spec(**scales_of(pair), promote=True)) == pair and pair_name(GroupedSpec()) == "none"
+
+
 @of_torch
 def test_a_linear_layer_has_the_granularity_of_x():
-    for given in ("block", "1x128", SCALING.BlockWise1x128):
-        assert tkq.nn.Fp8Linear(32, 32, granularity=given).recipe.granularity == "block"
-    for given in ("row", "tensor"):
+    for given in ("row", "1x128", "tensor"):
         member = getattr(SCALING, SCALING_TYPES[given])
         assert tkq.nn.Fp8Linear(32, 32, granularity=member).recipe.granularity == given
-    with pytest.raises(ValueError, match="Fp8Linear: granularity: got '128x128', allowed are row, block"):
+    with pytest.raises(ValueError, match="Fp8Linear: granularity: got '128x128', allowed are 'row', '1x128', "):
         tkq.nn.Fp8Linear(32, 32, granularity=SCALING.BlockWise128x128)

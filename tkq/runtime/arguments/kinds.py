@@ -131,7 +131,7 @@ class Argument:
 
     def _choice(self, where, value):
         if self.scales:
-            value = granularity.parse(where[:-2], value, warn=not torch.compiler.is_dynamo_compiling())
+            value = granularity.parse(where[:-2], value, self.choices, warn=not torch.compiler.is_dynamo_compiling())
         if not isinstance(value, str):
             raise TypeError(f"{where}got {came(value)}, allowed are {self.allowed}")
         if value not in self.choices:
