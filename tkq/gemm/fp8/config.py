@@ -23,7 +23,7 @@ class Fp8Config:
                         mainloop
       wgmma_in_flight   products left in flight when a stage is released; not with promotion
       split             with promotion: parts of a subtile's columns that are multiplied and promoted by themselves
-      promotion_unroll  with promotion, for scales by blocks: steps of a loop body in which a part is multiplied
+      promotion_unroll  with promotion, for 128x128 scales of b: steps of a loop body in which a part is multiplied
                         while the one before is promoted; 0: no overlap
     epilogue:
       overlap_epilogue  a tile's result waits in registers and is stored under the next tile's first steps, a subtile
@@ -77,7 +77,7 @@ class Fp8Config:
 
     @property
     def chunk(self) -> int:
-        """Columns of a part that surely share a block scale."""
+        """Columns of a part that surely share a 128x128 scale."""
         return gcd(self.part, GROUP)
 
     def store_n(self, out: str) -> int:

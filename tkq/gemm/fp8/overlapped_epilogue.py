@@ -124,8 +124,8 @@ class OverlappedEpilogueFp8Gemm(Fp8Gemm):
             tk.copy(subtile, part)
 
 
-# ---- C = A @ B in float8, scaled by blocks, pipelined promotion and overlapped epilogue: a tile's last subtiles are
-# stored under the next tile's first products.
+# ---- C = A @ B in float8, 1x128 and 128x128 scales, pipelined promotion and overlapped epilogue: a tile's last
+# subtiles are stored under the next tile's first products.
 
 
 @dataclass(frozen=True)
