@@ -9,13 +9,14 @@ from tkq.gemm.epilogue.spec import Epilogue
 from tkq.gemm.fp8.plan import launch
 from tkq.gemm.fp8.spec import Fp8Spec
 from tkq.gemm.grouped.spec import GroupedSpec
+from tkq.granularity import PRODUCTS, scales_of
 from tkq.runtime.compile.tuned import Problem
 
 SIZES = ((1, 8192, 8192), (64, 4096, 512), (128, 1000, 72), (129, 136, 272), (4096, 4096, 4096), (65536, 128, 28672))
 GEMMS = (GemmSpec(), GemmSpec(b_major="k"), GemmSpec(out="fp32"), GemmSpec(store="direct"),
          GemmSpec(a_major="m", accumulate=True), GemmSpec(batch="ab"), GemmSpec(epilogue=Epilogue("gelu", bias="bf16")),
          GemmSpec(b_major="k", epilogue=Epilogue("swiglu")), GemmSpec(out="fp32", epilogue=Epilogue(residual=True)))
-FP8S = (Fp8Spec(), Fp8Spec(scales="row"), Fp8Spec(scales="block", promote=True), Fp8Spec(scales="line", promote=True),
+FP8S = (*(Fp8Spec(**scales_of(pair), promote="128" in pair) for pair in PRODUCTS),
         Fp8Spec(out="e4m3"), Fp8Spec(store="direct"))
 
 
@@ -46,7 +47,7 @@ def test_candidates_of_fp8_gemm(spec, size):
 
 
 @pytest.mark.parametrize("spec", (GroupedSpec(), GroupedSpec("k", b_major="n"),
-                                  GroupedSpec("m", "e4m3", "e4m3", "bf16", "block")))
+                                  GroupedSpec("m", "e4m3", "e4m3", "bf16", "1x128", "128x128")))
 def test_candidates_of_grouped_gemm(spec):
     found = candidates.of_grouped_gemm(spec, 8192, 4096, 16, 132)
     assert 2 < len(found) < 50 and len(set(found)) == len(found)

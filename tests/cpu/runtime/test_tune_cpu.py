@@ -114,7 +114,7 @@ def fields(config, **changed):
     ("fp8_gemm", Fp8Spec(), fields(Fp8Config(wgmma_in_flight=0), split=0)),
     ("fp8_gemm", Fp8Spec(), fields(Fp8Config(wgmma_in_flight=0), stages=4.0)),
     ("grouped_gemm", GroupedSpec(), fields(SmallMConfig())),
-    ("grouped_gemm", GroupedSpec("k", "e4m3", "e4m3", "fp32", "row"), fields(Fp8Config(n=128, pdl=True))),
+    ("grouped_gemm", GroupedSpec("k", "e4m3", "e4m3", "fp32", "row", "row"), fields(Fp8Config(n=128, pdl=True))),
     ("grouped_gemm", GroupedSpec(out="fp32"), fields(Fp8Config(n=128, wgmma_in_flight=0, overlap_epilogue=1))),
     ("grouped_gemm", GroupedSpec(), fields(Fp8Config(n=128, stages=7)))))
 def test_a_configuration_of_no_sense_counts_as_not_there(op, spec, found):
@@ -189,7 +189,7 @@ def test_gemm_takes_what_was_found(hopper):
 
 
 def test_the_others_take_what_was_found(hopper):
-    spec, size = Fp8Spec(scales="row"), (512, 512, 256)
+    spec, size = Fp8Spec(scale_a="row", scale_b="row"), (512, 512, 256)
     tuned.write(chosen.problem("fp8_gemm", spec, size, torch.device("cpu")), Fp8Config(raster_group=4), {})
     x, one, rows = torch.float8_e4m3fn, torch.float32, ((512, 256), (256, 512))
     kernel, *_ = ops._launcher(x, x, *rows, one, one, (512, 1), (1, 512), None, torch.bfloat16, None, -1, -1, -1)
