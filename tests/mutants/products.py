@@ -54,7 +54,7 @@ MUTANTS = (
             if tk.first_warp_of_group():
          """, NAPS),
         # That the sums are read too early cannot show: where the wait is missing, the assembler waits behind every
-        # instruction instead. What shows is that the last product's stage goes before any warp has waited for it.
+        # instruction instead. What shows is that the last product's stage goes before anybody has waited for it.
         ("no_wait_for_the_last_product", """
             tk.mma_wait(0)
             self.release(s, u)

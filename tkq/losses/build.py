@@ -22,9 +22,9 @@ def build(spec, config):
     logits, target = matrix(), _vector(spec.target, rows)
     weight = None if spec.weight is None else _vector(spec.weight, spec.N)
     loss = fake.tensor("fp32", (rows,), (fake.sym64(),), align=4) if spec.reduction == "none" else fake.scalar("fp32")
-    saved = _vector("fp32", fake.sym()) if spec.keep else None, _vector("fp32", 2) if spec.part else None
+    kept = _vector("fp32", fake.sym()) if spec.keep else None, _vector("fp32", 2) if spec.part else None
     if spec.once:
-        saved = saved[0], fake.tensor("int32", (fake.sym(),), (1,), align=16)
+        kept = kept[0], fake.tensor("int32", (fake.sym(),), (1,), align=16)
     gradient = None if spec.kind == "forward" else matrix()
     kernel = CrossEntropyBackward if spec.kind == "backward" else CrossEntropy
     if isinstance(config, StreamingConfig):
@@ -32,7 +32,7 @@ def build(spec, config):
     elif spec.once:
         kernel = CrossEntropySingleLaunch
     numbers = (Int64(0), Float32(0), Float32(0), Float32(0))
-    return kernel(spec, config), (logits, target, weight, loss, *saved, gradient, *numbers)
+    return kernel(spec, config), (logits, target, weight, loss, *kept, gradient, *numbers)
 
 
 def total(spec, config):

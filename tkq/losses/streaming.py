@@ -26,7 +26,7 @@ class Way(NamedTuple):
 
 
 class CrossEntropyStreaming(CrossEntropy):
-    """A forward needs of a row only lse and the target's logit, so nothing of the row is held: a thread goes over it
+    """A forward needs of a row only lse and the target's logit, so nothing of the row is kept: a thread goes over it
     in steps of a few vectors, with the largest value so far and the sum of the exponentials below it. Rows are
     exchanged once, at their end, and a block's bytes on their way do not depend on how many registers it has:
 

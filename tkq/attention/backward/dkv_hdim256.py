@@ -13,7 +13,7 @@ DV_BARRIER, DK_BARRIER = 1, 2
 
 
 class DkvHdim256(DqAtomic):
-    """As ``AttentionBackward``, with 64 keys to a block and a warpgroup for each product that is accumulated:
+    """As ``AttentionBackward``, with 64 keys to a block and a warpgroup for each product that is kept:
 
       producer (warp 0)    K V, then Q dO of one tile after the other
       dV warpgroup         S' = K Q' | P (with a softcap its slope) to shared memory | dV += P' dO | next .. | write dV
@@ -43,11 +43,11 @@ class DkvHdim256(DqAtomic):
         return al.allocate_tensor(Int32, cute.make_layout(shape), 128)
 
     def accumulators(self):
-        """dK or dV of 64 keys, in tiles of the most columns that one product may have here."""
+        """dK or dV of 64 keys, in tiles of so many columns as one product may have here."""
         return tuple(tk.rt_fl(self.out_tile.cols) for _ in range(self.spec.width // self.out_tile.cols))
 
     def accumulate(self, accumulators, a, b):
-        """accumulators += a @ b"""
+        """kept += a @ b"""
         for i, x in enumerate(accumulators):
             tk.mma_AB(x, a, b, b_part=i)
 

@@ -111,7 +111,7 @@ class BackwardBase(BackwardTasks):
             DqKernel(spec, c)((do, q, k, v, dq), stats, layout, scalars, stream)
 
     def parts_of_heads(self, heads, kv_heads):
-        """(number of parts of heads that have tasks of their own; how many of them are of one K/V head, or None)."""
+        """(K/V heads in number, as many as have tasks of their own; how many of them are of one K/V head, or None)."""
         return kv_heads, None
 
     def helper_operands(self, dq, counters, zero_ahead, num_sms):
@@ -144,7 +144,7 @@ class BackwardBase(BackwardTasks):
                                                                                                   self.spec.varlen)
 
     def parts_of(self, workspace, tiles, heads, blocks=None) -> Workspace:
-        """For a number of tiles, K/V heads and blocks of keys: the statistics; the accumulator, where dQ is added up;
+        """Of so many tiles, K/V heads and blocks of keys: the statistics; the accumulator, where dQ is added up;
         counters, where blocks take one task after the other; where dK and dV are handed on (blocks; None: nowhere)."""
         spec, c = self.spec, self.config
         of_stats, of_acc = 2 * c.tile, c.tile * spec.width  # floats of a tile

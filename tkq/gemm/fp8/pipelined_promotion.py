@@ -28,7 +28,7 @@ class PipelinedPromotionFp8Gemm(Fp8Gemm):
 
     @cute.jit
     def promote_remaining(self, s: Constexpr, u: Constexpr, part: Constexpr, rows: Constexpr, wg, steps):
-        """``steps`` more steps of K."""
+        """So many more steps."""
         promotion_unroll = self.config.promotion_unroll
         for _ in cutlass.range(steps // promotion_unroll, unroll=1):
             self.promote_steps(s, u, part, rows, wg, promotion_unroll)
@@ -36,7 +36,7 @@ class PipelinedPromotionFp8Gemm(Fp8Gemm):
             self.promote_steps(s, u, part, rows, wg, 1)
 
     def promote_steps(self, s, u, part, rows, wg, steps, under=None):
-        """``steps`` steps of K. A step's scales are read before its first part is promoted; under(i): what else is done
+        """So many steps of K. A step's scales are read before its first part is promoted; under(i): what else is done
         before part i is."""
         x = self.config
         n = x.m_subtiles * x.split

@@ -104,7 +104,7 @@ class OnePassRows(RowCopies):
         return tv_layout
 
     def _launch_shape(self, rows):
-        """grid, block and cluster for a number of rows."""
+        """grid, block and cluster for so many rows."""
         min_blocks_per_sm = self.config.min_blocks_per_sm
         together = dict(min_blocks_per_mp=min_blocks_per_sm, preferred_smem_carveout=100) if min_blocks_per_sm else {}
         return dict(grid=[cute.ceil_div(rows, self.tile.rows), self.cluster_n, 1],

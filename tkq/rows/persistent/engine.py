@@ -1,4 +1,4 @@
-"""What a RowKernel runs: the launch, the roles of a block, and a row's exchanges."""
+"""What a RowKernel runs: the launch, the roles of a block, and the way of a row through its exchanges."""
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -160,7 +160,7 @@ class PersistentRows(PersistentElements):
     # ---- one block for each tile --------------------------------------------------------------------
 
     def _start(self, c):
-        """All loads that the tile needs are issued."""
+        """All that the tile needs is under way."""
         c.part = thread_partition(self.plan, c.s, cute.arch.thread_idx()[0])
         c.rows.load(c.g.loads, c.part)
         c.numbers = self._numbers()
@@ -186,7 +186,7 @@ class PersistentRows(PersistentElements):
         else:
             self._write(c, views, row, c.part.exists(row), r)
 
-    # ---- persistent blocks --------------------------------------------------------------------------
+    # ---- blocks that stay ---------------------------------------------------------------------------
 
     @cute.jit
     def _rows_of_a_warp(self, c: Constexpr):
@@ -234,14 +234,14 @@ class PersistentRows(PersistentElements):
             self._grow_older(state)
 
     def _state(self, c):
-        """What the rows in flight need: their numbers, the results of exchanges that are over, and positions."""
+        """What the rows under way need: their numbers, the results of exchanges that are over, and positions."""
         oldest = len(self.active)
-        exchanged = [[cute.make_rmem_tensor((x.monoid.sums,), Float32) for _ in range(oldest - k)]
+        kept = [[cute.make_rmem_tensor((x.monoid.sums,), Float32) for _ in range(oldest - k)]
                 for k, x in enumerate(self.active)]
-        for tensor in [t for tensors in exchanged for t in tensors]:
+        for tensor in [t for tensors in kept for t in tensors]:
             tensor.fill(0.0)
         return SimpleNamespace(
-            numbers=[self._numbers() for _ in range(oldest + 1)], following=self._numbers(), exchanged=exchanged,
+            numbers=[self._numbers() for _ in range(oldest + 1)], following=self._numbers(), kept=kept,
             stages=[None if self.plan.direct else c.rows.ring() for _ in range(oldest + 1)],
             sent=[x.ring() for x in c.slots], seen=[x.ring() for x in c.slots])
 
@@ -255,14 +255,14 @@ class PersistentRows(PersistentElements):
         r = self._known(c, state.numbers[age])
         alone = const_expr(self.first_finishes)
         for k in cutlass.range_constexpr(age):
-            exchanged = state.exchanged[k][age - k - 1]
+            kept = state.kept[k][age - k - 1]
             if const_expr(k == age - 1 and not (alone and k == len(self.active) - 1)):
                 values = c.slots[k].collect(state.seen[k], c.part)
                 state.seen[k].advance()
                 for i in cutlass.range_constexpr(len(values)):
-                    exchanged[i] = values[i]
+                    kept[i] = values[i]
             if const_expr(not (alone and k == len(self.active) - 1)):
-                self._reduced(r, k, tuple(exchanged[i] for i in range(self.active[k].monoid.sums)))
+                self._reduced(r, k, tuple(kept[i] for i in range(self.active[k].monoid.sums)))
         if const_expr(age < len(self.active)):
             element = self._element(c, age, views, row, r)
             c.slots[age].publish(state.sent[age], c.part, element)
@@ -292,11 +292,11 @@ class PersistentRows(PersistentElements):
         for a in range(len(self.active), 0, -1):
             self._move(state.numbers[a], state.numbers[a - 1])
         self._move(state.numbers[0], state.following)
-        for tensors in state.exchanged:
+        for tensors in state.kept:
             for a in range(len(tensors) - 1, 0, -1):
                 self._move(tensors[a], tensors[a - 1])
 
-    # ---- another last step --------------------------------------------------------------------------
+    # ---- the other way to finish --------------------------------------------------------------------
 
     @cute.kernel
     def tail(self, g: Args, units: Int32):
