@@ -63,11 +63,11 @@ def recipe(spec: NormSpec, config=None):
 
 def compiled(spec: NormSpec, device):
     """What runs a spec on a device, called as `build` has the arguments."""
-    for planner in (persistent_plan, fp8_persistent_plan):
-        row_plan = planner.planned(spec)
-        if row_plan is not None:
-            units = row_plan.min_blocks_per_sm * clusters.resident(device, row_plan.cluster, row_plan.block)
-            return Ended(runtime.function(planner.recipe(spec, row_plan)), units)
+    for way in (persistent_plan, fp8_persistent_plan):
+        kept = way.planned(spec)
+        if kept is not None:
+            units = kept.min_blocks_per_sm * clusters.resident(device, kept.cluster, kept.block)
+            return Ended(runtime.function(way.recipe(spec, kept)), units)
     return runtime.function(recipe(spec))
 
 
@@ -142,7 +142,7 @@ def _heads(x, residual, weight):
         return "weight"
     if x.dim() < 3 or (x.is_contiguous() and (residual is None or residual.is_contiguous())):
         return None
-    one, two = (all(t is None or alloc.one_stride(t, dims) is not None for t in (x, residual)) for dims in (1, 2))
+    one, two = (all(t is None or alloc.one_stride(t, kept) is not None for t in (x, residual)) for kept in (1, 2))
     return "rows" if two and not one else None
 
 
@@ -150,13 +150,13 @@ def _rows(x, residual, weight):
     """((x, residual), heads): both as (M, N) or, for heads (see `_heads`), as (R, H, N). Copies only what that does not
     describe."""
     heads = _heads(x, residual, weight)
-    row_dims = 1 if heads is None else 2
-    return tuple(t if t is None or t.dim() == row_dims + 1 else _folded(t, row_dims) for t in (x, residual)), heads
+    kept = 1 if heads is None else 2
+    return tuple(t if t is None or t.dim() == kept + 1 else _folded(t, kept) for t in (x, residual)), heads
 
 
-def _folded(t, row_dims):
-    found = alloc.folded(t, row_dims)
-    return t.reshape(-1, *t.shape[t.dim() - row_dims:]) if found is None else found
+def _folded(t, kept):
+    found = alloc.folded(t, kept)
+    return t.reshape(-1, *t.shape[t.dim() - kept:]) if found is None else found
 
 
 def allocate(call: tuple, x: Tensor) -> Results:
@@ -238,13 +238,13 @@ def _remember(spec, run, arguments):
     """For the calls that come next, where the launcher takes any address that torch gives to a new tensor."""
     if spec.vector != spec.widest:
         return
-    row_dims, place = 2 if spec.heads else 1, (spec.kind, spec.scale)
+    kept, place = 2 if spec.heads else 1, (spec.kind, spec.scale)
     # rows that are one matrix are not for a kernel of heads, or what a call runs would depend on those before it
     fewest = spec.heads == "rows"
-    shapes = Shapes({0: row_dims, 4: row_dims}, {3: 1, 5: 1}, takes=_OF_NORM if spec.plain else None, fewest=fewest)
+    shapes = Shapes({0: kept, 4: kept}, {3: 1, 5: 1}, takes=_OF_NORM if spec.plain else None, fewest=fewest)
     _launch_cache[place] = added(_launch_cache.get(place), run, arguments, shapes)
     if spec.out is None and not spec.offset and all(t is None for t in arguments[4:9]):
-        shapes = Shapes({0: row_dims}, {3: 1}, takes=None if spec.plain else _OF_PLAIN, fewest=fewest)
+        shapes = Shapes({0: kept}, {3: 1}, takes=None if spec.plain else _OF_PLAIN, fewest=fewest)
         _launch_cache[spec.kind] = added(_launch_cache.get(spec.kind), run, (*arguments[:4], arguments[9]), shapes)
 
 
@@ -257,7 +257,7 @@ def _spec(call, heads, arguments, width):
 
 
 def _parts(arguments):
-    """The arguments of each launch: one, or several where one launch cannot take all rows."""
+    """The arguments of each launch: one, or as many as so many rows need."""
     x, y = arguments[0], arguments[3]
     if y.shape[0] <= _MAX_ROWS:
         return [arguments]

@@ -43,7 +43,7 @@ def rmsnorm(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[Tensor
         A contiguous tensor of x's shape, in out_dtype. With prenorm the pair (result, h), h in residual_dtype: x itself
         where there is no residual and the types agree.
 
-        The result is of h itself. Gradients with a residual are those at h as it is saved for them: in residual_dtype
+        The result is of h itself. Gradients with a residual are those at h as it is kept for them: in residual_dtype
         with prenorm, otherwise in the wider of both inputs' types.
 
     Raises:
@@ -94,7 +94,7 @@ def layernorm(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor]
         A contiguous tensor of x's shape, in out_dtype. With prenorm the pair (result, h), h in residual_dtype: x itself
         where there is no residual and the types agree.
 
-        The result is of h itself. Gradients with a residual are those at h as it is saved for them: in residual_dtype
+        The result is of h itself. Gradients with a residual are those at h as it is kept for them: in residual_dtype
         with prenorm, otherwise in the wider of both inputs' types.
 
     Raises:
@@ -160,14 +160,14 @@ def _routed(way, kind, x, weight, bias, eps, residual, prenorm, offset, out_dtyp
         return _traced(kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, residual_dtype)
     total = launch.total_dtype(x, residual, residual_dtype) if prenorm else None
     if way == "record":
-        call = kind, eps, offset, out_dtype, _saved_dtype(x, residual, total), True, None
+        call = kind, eps, offset, out_dtype, _kept(x, residual, total), True, None
         found = _Recorded.apply(x, weight, bias, residual, (call, prenorm))
         return found[0] if residual is not None and not prenorm else found
     y, h, *_ = _forward(Call(kind, eps, offset, out_dtype, total), x, weight, bias, residual)
     return (y, x if h is None else h) if prenorm else y
 
 
-def _saved_dtype(x, residual, total):
+def _kept(x, residual, total):
     """The type in which the sum is written where a gradient is recorded, which needs it: given, or wide enough."""
     return torch.promote_types(x.dtype, residual.dtype) if total is None and residual is not None else total
 
@@ -187,7 +187,7 @@ def _forward(call: tuple, x, weight, bias, residual) -> launch.Results:
                 for t, dtype in ((y, call.out or x.dtype), (h, call.total)))
     if not call.stats:
         return y, total, None, None, None
-    if residual is not None and total is not None:  # the backward pass reads the sum as it is saved
+    if residual is not None and total is not None:  # the backward pass reads the sum as it is kept
         rstd, mean = norms.statistics(call.kind, total, call.eps)
     return y, total, rstd, mean, None
 
@@ -201,7 +201,7 @@ def _recorded(ctx, x, weight, bias, residual, how):
     autograd.remember_quickly(ctx, call, (x, weight, bias, residual), h, (rstd, mean))
     if not prenorm and residual is None:
         return y
-    total = x if h is None else h  # unasked for too: it is saved in x's place, for which `ops.once` wants a result
+    total = x if h is None else h  # unasked for too: it is kept in x's place, for which `ops.once` wants a result
     ctx.set_materialize_grads(False)  # either result may be left unused
     if not (ctx.needs_input_grad[0] or ctx.needs_input_grad[3]):
         ctx.mark_non_differentiable(total)
@@ -235,8 +235,8 @@ def _traced(kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, re
     check.refuse_tangent(kind, x=x, weight=weight, bias=bias, residual=residual)
     save = ops.may_record(x, weight, bias, residual)
     total = launch.total_dtype(x, residual, residual_dtype) if prenorm else None
-    saved_as = _saved_dtype(x, residual, total) if save else total
-    y, h, _, _ = _OPS[kind](x, weight, bias, eps, residual, offset, out_dtype, saved_as, save)
+    kept = _kept(x, residual, total) if save else total
+    y, h, _, _ = _OPS[kind](x, weight, bias, eps, residual, offset, out_dtype, kept, save)
     return (y, x if total is None else h) if prenorm else y
 
 
