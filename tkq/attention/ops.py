@@ -30,7 +30,7 @@ from tkq.runtime.call import alloc, autocast, check, counters, dtypes, ops
 from tkq.runtime.call.replay import CallCache
 from tkq.runtime.device import arch
 
-# (all that the spec and the plan are made of, device, config) -> (kernel, processors, scale): as many as kinds of call
+# (all that the spec and the plan are made of, device, config) -> (kernel, SMs, scale): as many as kinds of call
 _launchers: dict = {}
 # What the kernel cannot see, and what is made for it -> (kernel, its numbers, what o and lse are made from)
 _launch_cache = ops.LaunchCache()
@@ -222,7 +222,7 @@ def _launch(operands, sizes, options, index, config=None):
 
 
 def launcher_of(device, spec, length, config=None):
-    """(the compiled kernel, how many multiprocessors the device has, the softmax scale where none is given)"""
+    """(the compiled kernel, how many SMs the device has, the softmax scale where none is given)"""
     arch.require_hopper(device)
     config = config or plan(spec, length)
     return function(Recipe(builder_of(config), (spec.kernel(), config))), arch.num_sms(device), spec.head_dim**-0.5

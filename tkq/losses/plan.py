@@ -10,7 +10,7 @@ from .spec import CrossEntropySpec, ScaleSpec
 WORDS = 68  # registers of a thread for its part of a row, as it lies in memory: 64, and an access more where shifted
 
 # (largest row in bytes, threads to a row, threads, blocks of a cluster), for 16-byte accesses.
-# The forward only reads: four accesses a thread, all in flight before any is used, are 64 KB to a processor at half of
+# The forward only reads: four accesses a thread, all in flight before any is used, are 64 KB to an SM at half of
 # its threads, and longer rows go over more threads, so that each warp has as much in flight.
 _FORWARD = (
     (128, 8, 128, 1),
@@ -40,7 +40,7 @@ class StreamingConfig(RowConfig):
     stages: int = 3
 
 
-# Longer rows, without label smoothing: three blocks on a multiprocessor, each with 48 of its 64 KB in flight; from
+# Longer rows, without label smoothing: three blocks on an SM, each with 48 of its 64 KB in flight; from
 # 128 KB on, where one block's row lasts, one with 160 of 192 KB (3194 GB/s at N 65536, where three have 3158). The
 # fewer rows are walked along at a time, the better: blocks of 256 and 128 threads are slower. A row that is held in
 # several (as above, where smoothing needs two passes over it) has nothing in flight while they exchange.

@@ -17,7 +17,7 @@ SERVED_FROM_BYTES, FROM_BYTES, WIDTH_OF_X = 16384, 131072, 16  # of a row: what 
 HEAVY_FROM_BYTES, HEAVY_BESIDE_RESIDUAL_FROM_BYTES = 24576, 2 * FROM_BYTES
 # of all that is read of a row with no more of weight and bias than that, by scale: up to there they are as fast
 LIGHT_ABOVE_BYTES = {"row": 2 * FROM_BYTES, "1x128": FROM_BYTES}
-# (blocks of a cluster, warps, stages, blocks on a multiprocessor)
+# (blocks of a cluster, warps, stages, blocks on an SM)
 _GEOMETRIES = ((16, 8, 6, 1), (16, 16, 6, 1), (8, 8, 6, 1), (16, 4, 6, 2), (8, 16, 6, 1), (4, 8, 6, 1), (8, 4, 6, 2))
 # of rows below FROM_BYTES, of which, and of the residual's, a block has at least 16 KB
 _SHORT_GEOMETRIES = ((1, 4, 6, 2), (1, 8, 6, 1), (1, 16, 6, 1), (2, 4, 6, 2), (2, 8, 6, 1), (2, 16, 6, 1), (4, 4, 6, 2),

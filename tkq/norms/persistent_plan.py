@@ -10,7 +10,7 @@ from .spec import NormSpec
 
 SUMS = 3  # count, mean, squares
 FROM_BYTES = 131072  # of a row
-# (blocks of a cluster, warps, stages, blocks on a multiprocessor)
+# (blocks of a cluster, warps, stages, blocks on an SM)
 _GEOMETRIES = ((16, 8, 6, 1), (16, 16, 6, 1), (16, 8, 3, 2), (8, 16, 3, 1), (8, 8, 6, 1), (8, 16, 6, 1), (4, 16, 6, 1),
                (4, 8, 6, 1), (8, 4, 6, 2))
 # (most bytes of a row, geometry). Of a copy's bytes a second on an H100, weight and bias in float32, at 131072

@@ -24,7 +24,7 @@ def way(spec: TileSpec, tiles: int, num_sms: int) -> str:
 
 
 def cooperative_tiles(spec: TileSpec) -> int:
-    """Tiles a processor that a cooperative launch takes: half of what fits by its registers, so that kernels on other
+    """Tiles an SM that a cooperative launch takes: half of what fits by its registers, so that kernels on other
     streams seldom keep it waiting."""
     return 2 if spec.x in ("bf16", "fp16") and spec.wide and spec.wide_t else 1
 
@@ -65,7 +65,7 @@ def shipped() -> list[Shipped]:
 
 def _expectation(spec: TileSpec, way: str) -> Expectation:
     """Of a kernel of tiles, and of those that find amax for it."""
-    four_blocks = 64 if spec.x == "bf16" and spec.wide else 255  # registers, so that four blocks fit on a processor
+    four_blocks = 64 if spec.x == "bf16" and spec.wide else 255  # registers, so that four blocks fit on an SM
     if way in ("ticketed", "cooperative"):
         wanted = ["LDG.E", "REDG.E.MAX", "REDG.E.ADD", "LDG.E.STRONG.GPU", _written(spec)]
         wanted += ["ATOMG.E.ADD"] * (way == "ticketed")

@@ -32,7 +32,7 @@ def quantize_fp8(x: Tensor, granularity: str = "row", dtype: torch.dtype = torch
         granularity: what shares a scale:
             "tensor"  everything. x is read twice, once for its largest element; small x once.
             "row"     a row. With the transpose x is read twice, small x once; twice too without it where rows have more
-                      than 262144 elements. Small: up to two 128 by 128 a multiprocessor, one of float32 or of rows
+                      than 262144 elements. Small: up to two 128 by 128 an SM, one of float32 or of rows
                       (columns, with the transpose) that are not whole vectors.
             "1x128"   128 columns of a row.
             "128x128" 128 rows by 128 columns.

@@ -9,7 +9,7 @@ from .spec import BYTES, GemmSpec
 
 WIDTHS = (16, 32, 64, 128)  # of A's rows, padded
 STEP = 64  # of K in a stage
-SLOT_BYTES = (228 * 1024 // 2) - 1024  # of a block's shared memory, where two share a processor
+SLOT_BYTES = (228 * 1024 // 2) - 1024  # of a block's shared memory, where two share an SM
 
 
 @dataclass(frozen=True)

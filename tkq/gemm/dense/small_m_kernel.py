@@ -53,7 +53,7 @@ class SmallMGemm:
       empty[i]   one arrival a consumer warp: 4 x consumers
     sent         1 arrival, and the bytes of all that comes from other blocks
 
-    Two blocks share a processor, so that one's beginning and end run under the other's stream.
+    Two blocks share an SM, so that one's beginning and end run under the other's stream.
     """
 
     def __init__(self, spec: GemmSpec, config: SmallMConfig):

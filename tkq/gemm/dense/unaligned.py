@@ -14,7 +14,7 @@ M, N, K = 64, 128, 64  # a block's tile
 
 class UnalignedGemm:
     """A warpgroup a tile, one block each: its threads load a step of K element by element (zeros past the end), meet,
-    multiply, meet again. Several blocks on a processor run under each other's loads. Gated, B's tile is 64 columns of
+    multiply, meet again. Several blocks on an SM run under each other's loads. Gated, B's tile is 64 columns of
     the gate and the same 64 of up, each with its accumulator."""
 
     def __init__(self, spec: GemmSpec):

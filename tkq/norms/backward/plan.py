@@ -1,7 +1,7 @@
 """Which plan a norm's backward runs with, by how many rows there are. Pure: no torch, no DSL.
 
 `tkq.rows.persistent.plan` knows a row, not how many of them come. For many rows it has what moves most bytes a second;
-where a processor has few, what a launch costs besides decides: how soon the first row is there, and how long column
+where an SM has few, what a launch costs besides decides: how soon the first row is there, and how long column
 sums take once the last one has been read. So a shape has a plan for each of a few numbers of rows, of which a call
 takes the first that has room: a kernel each, compiled when it is first called for, whatever M the calls have.
 """
@@ -15,14 +15,14 @@ MOST_PLANS = 2  # of a shape
 
 
 class Step(NamedTuple):
-    """elements: of one load, that a processor has at most; None: any number."""
+    """elements: of one load, that an SM has at most; None: any number."""
 
     elements: Optional[int]
     plan: RowPlan
 
 
-# (least and most columns, most elements of a processor, choices), of two loads of 16 bits, by column sums.
-# Measured on an H100 (132 processors) in microseconds with L2 cleared, one column sum, two of them, in brackets the
+# (least and most columns, most elements of an SM, choices), of two loads of 16 bits, by column sums.
+# Measured on an H100 (132 SMs) in microseconds with L2 cleared, one column sum, two of them, in brackets the
 # plan for many rows (docs/attempts.md): 32768 x 1024 71.7, 72.7 (73.4, 74.5); 16384 x 2048 72.0, 73.2 (71.0, 77.2);
 # 1024 x 4096 12.7, 14.6 (13.3, 17.1); 4096 x 4096 38.4, 40.0 (38.5, 42.5); 8192 x 4096 73.0, 74.5 (71.2, 75.4). Where
 # they end at 1024 and 4096 columns is of another run.

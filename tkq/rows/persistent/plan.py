@@ -111,7 +111,7 @@ def _held(shape: RowShape) -> Optional[RowPlan]:
 
 
 def _registers(shape, p) -> int:
-    """That a thread needs to hold its part of a row and to work on it: the more blocks share a multiprocessor, the more
+    """That a thread needs to hold its part of a row and to work on it: the more blocks share an SM, the more
     bytes are in flight. By what compiled kernels take without spilling: half as many again as hold the row, an
     exchange's vectors, and a vector of each load."""
     held = p.chunks * sum(max(1, p.vector * bits // 32) for bits in shape.loads + shape.vectors)
