@@ -15,8 +15,8 @@ MOST_STAGES = 16
 
 # Measured on an H100 (docs/attempts.md):
 HBM = 3000  # bytes a nanosecond
-PROCESSOR = 80  # bytes a nanosecond that one SM reads of A and B
-ON_THE_WAY = 48 * 1024  # bytes of B that an SM waits for at a time, at least
+SM_READ = 80  # bytes a nanosecond that one SM reads of A and B
+IN_FLIGHT = 48 * 1024  # bytes of B that an SM waits for at a time, at least
 ADD_UP = {16: (0, 1600, 2700, 3000), 32: (0, 1600, 3300, 4400), 64: (0, 1700, 4600, 7100),
           128: (0, 2000, 23000, 26000)}  # nanoseconds, by rows of A: where 1, 2, 4, 8 blocks share K
 SPLITS = (1, 2, 4, 8)
@@ -38,7 +38,7 @@ def for_problem(config: SmallMConfig, spec: GemmSpec, N: int, num_sms: int) -> S
     """``fit_to_spec``: a block that has its SM for itself takes all shared memory if it would wait for too
     little."""
     two = fit_to_spec(config, spec)
-    little = two.stages * config.rows * STEP * BYTES[spec.dtype] < ON_THE_WAY
+    little = two.stages * config.rows * STEP * BYTES[spec.dtype] < IN_FLIGHT
     return fit_to_spec(config, spec, places=1) if little and blocks(config, N) <= num_sms else two
 
 
@@ -54,7 +54,7 @@ def nanoseconds(config: SmallMConfig, spec: GemmSpec, N: int, K: int, num_sms: i
     count = blocks(config, N)
     line = K * BYTES[spec.dtype] / config.split  # bytes of a row in a block
     busiest = -(-count // num_sms) * (config.m + config.rows) * line
-    return max(count * config.rows * line / HBM, busiest / PROCESSOR) + ADD_UP[config.m][SPLITS.index(config.split)]
+    return max(count * config.rows * line / HBM, busiest / SM_READ) + ADD_UP[config.m][SPLITS.index(config.split)]
 
 
 def plan(spec: GemmSpec, M: int, N: int, K: int, num_sms: int) -> SmallMConfig:
