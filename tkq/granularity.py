@@ -1,7 +1,5 @@
 """Which elements of a matrix share a float8 scale: the names, in one table. Pure Python."""
-import sys
-import warnings
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 GROUP = 128  # the edge of a block
 
@@ -26,28 +24,6 @@ SCALING_TYPES = {g.name: g.scaling_type for g in TABLE}
 PRODUCTS = {"tensor": ("tensor", "tensor"), "row": ("row", "row"), "1x128_128x128": ("1x128", "128x128"),
             "1x128_1x128": ("1x128", "1x128")}
 _NAMES_OF_PAIRS = {pair: name for name, pair in PRODUCTS.items()}
-RENAMED = {"block": "1x128", "tile": "128x128"}  # old names, for one minor version
-_OF_TORCH = {g.scaling_type: g.name for g in TABLE}
-
-
-def parse(where: str, value: Any, names=NAMES, warn: bool = True) -> Any:
-    """The name in ``TABLE`` that a value stands for: a member of torch's ScalingType, or an old name, which warns.
-
-    where: the argument, as messages name it ("quantize_fp8: granularity"). names: those that it takes; an old name of
-    another comes back as it is. warn: False where torch.compile traces,
-    which cannot warn. What stands for none comes back as it is (of a member of ScalingType its name) for the function
-    to refuse: functions differ in the names that they allow."""
-    if isinstance(value, str):
-        new = RENAMED.get(value)
-        if new not in names:
-            return value
-        if warn:
-            warnings.warn(f"{where}: {value!r} is now {new!r}; the next minor version drops the old name",
-                          DeprecationWarning, stacklevel=_level())
-        return new
-    if type(value).__name__.endswith("ScalingType"):  # torch 2.10 and later: this module needs no torch to know it
-        return _OF_TORCH.get(value.name, value.name)
-    return value
 
 
 def pair_name(spec) -> str:
@@ -63,12 +39,3 @@ def scales_of(pair: str) -> dict[str, str]:
 def members(names) -> str:
     """Torch's members of these names, as messages list them."""
     return f"{', '.join(SCALING_TYPES[name] for name in names)} of torch's ScalingType"
-
-
-def _level() -> int:
-    """The stacklevel, of a warning in the function that calls this, of the line outside tkq that the call comes from.
-    Code that tkq writes has no module's name."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "tkq").partition(".")[0] == "tkq":
-        frame, level = frame.f_back, level + 1
-    return level

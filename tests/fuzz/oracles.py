@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from tkq import granularity
+from tkq.runtime.arguments import granularities
 
 WIDE = torch.float64
 
@@ -157,7 +157,7 @@ def norm(given, centred):
 
 def scales(given):
     """The granularity's name, of an old one or of torch's member too."""
-    return granularity.parse("", given["granularity"], warn=False)
+    return granularities.parse("", given["granularity"], warn=False)
 
 
 def norm_quant(given, centred):

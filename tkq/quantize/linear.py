@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from ..gemm.fp8.ops import fp8_gemm
-from ..granularity import RENAMED, members, parse
+from ..granularity import members
+from ..runtime.arguments.granularities import RENAMED, parse
 from ..runtime.call import check, ops
 from .ops import quantize_fp8, quantize_padded
 

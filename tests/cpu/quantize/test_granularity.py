@@ -9,7 +9,8 @@ from torch.nn import functional as F
 import tkq
 from tkq.gemm.fp8.spec import Fp8Spec
 from tkq.gemm.grouped.spec import GroupedSpec
-from tkq.granularity import BLOCKS, NAMES, PRODUCTS, RENAMED, SCALING_TYPES, TABLE, pair_name, parse, scales_of
+from tkq.granularity import BLOCKS, NAMES, PRODUCTS, SCALING_TYPES, TABLE, pair_name, scales_of
+from tkq.runtime.arguments.granularities import RENAMED, parse
 
 SCALING = getattr(F, "ScalingType", None)  # torch 2.10 and later
 of_torch = pytest.mark.skipif(SCALING is None, reason="this torch has no ScalingType")

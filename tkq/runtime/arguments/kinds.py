@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ... import granularity
 from ..call import check, dtypes
+from . import granularities
 
 END = check.FLOAT32_END
 _DEVICES = "cuda", "cpu", "meta"
@@ -131,7 +132,7 @@ class Argument:
 
     def _choice(self, where, value):
         if self.scales:
-            value = granularity.parse(where[:-2], value, self.choices, warn=not torch.compiler.is_dynamo_compiling())
+            value = granularities.parse(where[:-2], value, self.choices, warn=not torch.compiler.is_dynamo_compiling())
         if not isinstance(value, str):
             raise TypeError(f"{where}got {came(value)}, allowed are {self.allowed}")
         if value not in self.choices:
