@@ -175,7 +175,8 @@ MUTANTS = (
          """, "self.load_kv(g, s, t, 1)", LATE_READS),
         ("statistics_of_another_tile",
          "tk.bulk_load(s.stats[None, stage].iterator.toint(), g.stats.iterator.toint() + number * size, size,",
-         "tk.bulk_load(s.stats[None, stage].iterator.toint(), g.stats.iterator.toint() + number // 2 * size, size,", WHOLE)),
+         "tk.bulk_load(s.stats[None, stage].iterator.toint(), g.stats.iterator.toint() + number // 2 * size, size,",
+         WHOLE)),
     *family(
         "backward", FOLDER + "backward/dq_warpgroup.py",
         ("dq_no_wait_for_ds", """
