@@ -1,4 +1,4 @@
-"""Query heads that share a K/V head, with background: in which order parts come, and that nobody waits for ever."""
+"""Query heads that share a K/V head, with helper warps: in which order parts come; no block waits forever."""
 import dataclasses
 
 import pytest
@@ -94,7 +94,7 @@ class Machine:
             self.finished += 1
 
     def run(self, num_sms, heads, turns):
-        """turns: who goes on, of those that can; the rest take it in order."""
+        """turns: which block goes on, of those that can; the rest take it in order."""
         going = [work for _ in range(num_sms) for work in (self.block(heads), self.behind(heads))]
         for step in range(100000):
             before = self.claimed, self.zeroed, self.finishing, self.finished, sum(self.added), sum(
@@ -115,8 +115,8 @@ class Machine:
 @given(**SIZES, of_part=st.integers(1, 3), tiles=st.integers(1, 3), num_sms=st.integers(1, 6),
        tail_waves=st.integers(1, 2), turns=st.lists(st.integers(0, 20), min_size=1, max_size=8))
 @settings(max_examples=80)
-def test_nobody_waits_for_ever(kv_heads, splits_per_kv_head, blocks, l2_section, tail_heads, of_part, tiles, num_sms,
-                               tail_waves, turns):
+def test_no_block_waits_forever(kv_heads, splits_per_kv_head, blocks, l2_section, tail_heads, of_part, tiles, num_sms,
+                                tail_waves, turns):
     l2_section = min(l2_section, kv_heads * splits_per_kv_head)
     order = tasks_of(kv_heads, splits_per_kv_head, blocks, l2_section, tail_heads, tail_waves)
     machine = Machine(order, splits_per_kv_head, of_part, tiles,

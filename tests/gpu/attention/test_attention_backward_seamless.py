@@ -1,4 +1,4 @@
-"""Attention's backward without seams, which the plan has for long packed sequences, on small ones; and its choices."""
+"""Attention's backward with fuse_preprocess, planned for long packed sequences, on small ones; and its choices."""
 import dataclasses
 import subprocess
 import sys
@@ -77,5 +77,5 @@ def test_equal_sequences(dim, causal, monkeypatch):
 
 def test_few_queries_of_a_long_sequence_are_in_use():
     """In a process of its own: it would hang if zeroes were made too late. See there."""
-    subprocess.run([sys.executable, "-m", "tests.helpers.attention.seqused_program", "seamless"], check=True,
+    subprocess.run([sys.executable, "-m", "tests.helpers.attention.seqused_program", "fuse_preprocess"], check=True,
                    timeout=60)

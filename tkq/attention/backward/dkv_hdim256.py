@@ -16,7 +16,7 @@ DV_BARRIER, DK_BARRIER = 1, 2
 
 
 class DkvHdim256:
-    """In ``BackwardKernel`` above head_dim 128, with 64 keys to a block and a warpgroup for each product that is kept:
+    """In ``BackwardKernel`` above head_dim 128, with 64 keys to a block and a warpgroup for each accumulated product:
 
       producer (warp 0)    K V, then Q dO of one tile after the other
       dV warpgroup         S' = K Q' | P (with a softcap its slope) to shared memory | dV += P' dO | next .. | write dV
@@ -48,11 +48,11 @@ class DkvHdim256:
         return al.allocate_tensor(Int32, cute.make_layout(shape), 128)
 
     def accumulators(self):
-        """dK or dV of 64 keys, in tiles of so many columns as one product may have here."""
+        """dK or dV of 64 keys, in tiles of the most columns that one product may have here."""
         return tuple(tk.rt_fl(self.tiles.out.cols) for _ in range(self.spec.width // self.tiles.out.cols))
 
     def accumulate(self, accumulators, a, b):
-        """kept += a @ b"""
+        """accumulators += a @ b"""
         for i, x in enumerate(accumulators):
             tk.mma_AB(x, a, b, b_part=i)
 

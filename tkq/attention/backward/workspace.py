@@ -10,9 +10,9 @@ from tkq.attention.backward.spec import BackwardSpec
 
 
 def lay_out(spec: BackwardSpec, config: BackwardConfig, workspace: cute.Tensor, tiles, heads, blocks=None) -> Workspace:
-    """Of so many tiles, K/V heads and blocks of keys: the statistics; the accumulator, where dQ is added up; counters,
-    where blocks take one task after the other; where dK and dV are handed on (blocks; None: nowhere). In the host
-    function; ``config.workspace_floats`` has its size."""
+    """For a number of tiles, K/V heads and blocks of keys: the statistics; the accumulator, where dQ is added up;
+    counters, where blocks take one task after the other; where dK and dV are passed on (blocks; None: nowhere). In the
+    host function; ``config.workspace_floats`` has its size."""
     c = config
     of_stats, of_acc = 2 * c.tile, c.tile * spec.width  # floats of a tile
     end, acc = workspace.iterator + Int64(tiles) * of_stats, None
