@@ -9,7 +9,7 @@ FOLDER = "tkq/gemm/"
 
 MUTANTS = (
     *family(
-        "gemm", FOLDER + "dense/kernel.py",
+        "gemm", FOLDER + "dense/consumer.py",
         ("no_wait_for_a_stage", """
             s.pipe.wait(u.full)
             product(u.acc, s.a[u.full.stage], s.b[u.full.stage], a_part=wg)
@@ -32,6 +32,27 @@ MUTANTS = (
             tk.mma_wait(0)
             if const_expr(x.hold_in_registers):
          """, SPREAD),
+        # That the sums are read too early cannot show: where the wait is missing, the assembler waits behind every
+        # instruction instead. What shows is that the last product's stage goes before anybody has waited for it.
+        ("no_wait_for_the_last_product", """
+            tk.mma_wait(0)
+            self.release(s, u)
+            if const_expr(x.hold_in_registers):
+                self.epilogue.finish(g, u, t, wg)
+         """, """
+            self.release(s, u)
+            if const_expr(x.hold_in_registers):
+                self.epilogue.finish(g, u, t, wg)
+         """, SPREAD),
+        ("written_as_the_next_tile", """
+            if number >= order.workers():  # not this block's first
+                self.epilogue.write(g, s, u, self.matrices.tile(g, s, order, number - order.workers()), wg)
+         """, """
+            if number >= order.workers():  # not this block's first
+                self.epilogue.write(g, s, u, self.matrices.tile(g, s, order, number), wg)
+         """, NAPS)),
+    *family(
+        "gemm", FOLDER + "dense/matrices.py",
         ("loads_into_a_stage_in_use", """
             sem = s.pipe.acquire(r)
             a_t, b_t = self.spec.transposed
@@ -40,8 +61,12 @@ MUTANTS = (
             tk.expect_bytes(sem, s.pipe.bytes)
             a_t, b_t = self.spec.transposed
          """, NAPS),
+        ("other_rows_of_a_in_the_cluster", "return Tile(batch, row * self.config.cluster + tk.cluster_rank(), col)",
+         "return Tile(batch, row * self.config.cluster + (tk.cluster_rank() ^ 1), col)", pressed("naps-gemm"))),
+    *family(
+        "gemm", FOLDER + "dense/epilogue.py",
         ("panel_written_over_before_it_left", """
-            tk.store_wait(0 if self.n_stores % BUFFERS else BUFFERS - 1)
+            tk.store_wait(0 if self.tiles.n_stores % BUFFERS else BUFFERS - 1)
             tk.sync(OUTPUT_BARRIER + wg, tk.WARPGROUP)
             tk.store(buffer, part)
          """, "tk.store(buffer, part)", NAPS),
@@ -52,28 +77,7 @@ MUTANTS = (
          """, """
             tk.publish()
             if tk.first_warp_of_group():
-         """, NAPS),
-        # That the sums are read too early cannot show: where the wait is missing, the assembler waits behind every
-        # instruction instead. What shows is that the last product's stage goes before anybody has waited for it.
-        ("no_wait_for_the_last_product", """
-            tk.mma_wait(0)
-            self.release(s, u)
-            if const_expr(x.hold_in_registers):
-                self.finish(g, u, t, wg)
-         """, """
-            self.release(s, u)
-            if const_expr(x.hold_in_registers):
-                self.finish(g, u, t, wg)
-         """, SPREAD),
-        ("written_as_the_next_tile", """
-            if number >= order.workers():  # not this block's first
-                self.write(g, s, u, self.tile(g, number - order.workers()), wg)
-         """, """
-            if number >= order.workers():  # not this block's first
-                self.write(g, s, u, self.tile(g, number), wg)
-         """, NAPS),
-        ("other_rows_of_a_in_the_cluster", "return Tile(batch, row * self.config.cluster + tk.cluster_rank(), col)",
-         "return Tile(batch, row * self.config.cluster + (tk.cluster_rank() ^ 1), col)", pressed("naps-gemm"))),
+         """, NAPS)),
     *family(
         "gemm", FOLDER + "epilogue/registers.py",
         ("bias_of_the_next_column",
@@ -82,8 +86,8 @@ MUTANTS = (
          ("tests/gpu/gemm/test_gemm_epilogue.py::test_linear_forms_are_exact[None]",))),
     *family(
         "gemm", FOLDER + "wave_sync.py",
-        ("paced_counter_not_back", "count_up(self.counter(g), Uint32((waves + 1) * cute.arch.grid_dim()[0] - 1))",
-         "count_up(self.counter(g), Uint32((waves + 2) * cute.arch.grid_dim()[0] - 1))",
+        ("paced_counter_not_back", "count_up(g.counter, Uint32((waves + 1) * cute.arch.grid_dim()[0] - 1))",
+         "count_up(g.counter, Uint32((waves + 2) * cute.arch.grid_dim()[0] - 1))",
          ("tests/gpu/gemm/test_gemm_paced.py::test_rounds[6]",))),
     *family(
         "few", FOLDER + "dense/small_m_kernel.py",

@@ -7,14 +7,13 @@ from .dense import plan
 from .dense import small_m_plan as narrow_plan
 from .dense.config import Config
 from .dense.small_m_config import SLOT_BYTES, WIDTHS, SmallMConfig, takes
-from .dense.wave_sync_config import WaveSyncConfig
 from .fp8 import plan as fp8_plan
 from .fp8 import small_m_plan
 from .fp8.config import Fp8Config, WaveSyncFp8Config
 from .fp8.small_m_config import SmallMFp8Config
 from .grouped import spec as grouped_spec
 
-CLASSES = {"gemm": {"Config": Config, "SmallMConfig": SmallMConfig, "WaveSyncConfig": WaveSyncConfig},
+CLASSES = {"gemm": {"Config": Config, "SmallMConfig": SmallMConfig},
            "fp8_gemm": {x.__name__: x for x in (Fp8Config, SmallMFp8Config, WaveSyncFp8Config)},
            "grouped_gemm": {"Fp8Config": Fp8Config}}
 _FIT_TO_SPEC = {"gemm": lambda config, spec: config if isinstance(config, SmallMConfig)

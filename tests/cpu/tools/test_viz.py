@@ -25,8 +25,6 @@ from tkq.attention.forward.spec import AttentionSpec  # noqa: E402
 from tkq.gemm.dense.config import Config  # noqa: E402
 from tkq.gemm.dense.kernel import DenseGemm  # noqa: E402
 from tkq.gemm.dense.spec import GemmSpec  # noqa: E402
-from tkq.gemm.dense.wave_sync_config import WaveSyncConfig  # noqa: E402
-from tkq.gemm.dense.wave_sync_kernel import WaveSyncGemm  # noqa: E402
 from tkq.gemm.fp8.config import Fp8Config, WaveSyncFp8Config  # noqa: E402
 from tkq.gemm.fp8.plan import PROMOTED  # noqa: E402
 from tkq.gemm.fp8.spec import Fp8Spec  # noqa: E402
@@ -204,7 +202,7 @@ def test_a_picture_of_a_gemm_agrees_with_its_config(config):
 
 def test_pictures_of_kernels_that_keep_pace_say_so():
     block = Fp8Spec(scales="block", promote=True)
-    for kernel in (WaveSyncGemm(GemmSpec(b_major="k"), WaveSyncConfig(overlap_epilogue=1)),
+    for kernel in (DenseGemm(GemmSpec(b_major="k"), Config(overlap_epilogue=1, wave_sync=16)),
                    WaveSyncPipelinedFp8Gemm(block, WaveSyncFp8Config.of(PROMOTED[1], 8))):
         picture = viz.pipeline(kernel)
         assert type(kernel).__name__ in picture.title and len(picture.pipes) == 1

@@ -174,14 +174,14 @@ def gemm(device):
     a, b = on(device, randn(0, 3, 70, 200), randn(1, 3, 136, 200).mT)
     yield "gemm of a batch", (tkq.gemm(a, b),)
     from tkq.gemm.dense import launch
-    from tkq.gemm.dense.wave_sync_config import WaveSyncConfig
+    from tkq.gemm.dense.config import Config
 
     a, b = on(device, randn(0, 600, 1032), randn(1, 520, 1032).t())
     c = torch.empty(600, 520, device=device, dtype=BF16)
     if device == "cpu":
         c = tkq.gemm(a, b)
     else:
-        launch.run(a, b, c, WaveSyncConfig(overlap_epilogue=1, pdl=True), 4)
+        launch.run(a, b, c, Config(overlap_epilogue=1, pdl=True, wave_sync=16), 4)
     yield "gemm, keeping pace", (c,)
 
 

@@ -10,16 +10,15 @@ from ...runtime.compile.recipe import Recipe
 from ..epilogue.spec import sources
 from ..raster import even_blocks
 from . import small_m_config, small_m_plan
-from .config import STEP, Config, can_hold_in_registers, wide_residual
+from .config import STEP, Config, can_hold_in_registers, can_wave_sync, wide_residual
 from .spec import GemmSpec
-from .wave_sync_config import WaveSyncConfig
-from .wave_sync_config import takes as takes_wave_sync
 
 MACS = 2048  # a clock and processor: the tensor cores, 16-bit operands
 SHARED = 128  # bytes a clock and processor, reads and writes together
 L2 = 64  # bytes a clock and processor
 TILE_CLOCKS = 1500  # a tile's beginning and end, as far as nothing hides them
 PARTED = ("BRA.DIV",)  # which a warp has that the compiler does not know to be whole: its lanes share no registers
+WAVE_SYNC = 16  # blocks meet behind this part of each tile, 1 / 16
 WAVE_SYNC_STEPS, WAVE_SYNC_K = 6000, 8192  # fewest steps of a block in all, and K, with wave sync
 
 
@@ -57,14 +56,14 @@ def plan(spec: GemmSpec, M: int, N: int, K: int, num_sms: int, batches: int = 1)
     allowed = [config for config in TILES
                if config.m * (config.cluster - 1) < M and not (config.n == 256 and wide_residual(spec))]
     best = fit_to_spec(configure_epilogue(min(allowed, key=lambda x: cycles(x, M, N, K, num_sms, batches)), spec), spec)
-    return WaveSyncConfig.of(best) if needs_wave_sync(best, spec, M, N, K, num_sms, batches) else best
+    return replace(best, wave_sync=WAVE_SYNC) if needs_wave_sync(best, spec, M, N, K, num_sms, batches) else best
 
 
 def needs_wave_sync(config: Config, spec: GemmSpec, M: int, N: int, K: int, num_sms: int, batches: int = 1) -> bool:
     """Do blocks drift apart: the largest tiles, many and long? What it is worth is in docs/attempts.md."""
     largest = (config.n, config.cluster) == (256, 2)
     many = waves(config, M, N, num_sms, batches) * -(-K // STEP) > WAVE_SYNC_STEPS
-    return largest and many and K >= WAVE_SYNC_K and takes_wave_sync(spec)
+    return largest and many and K >= WAVE_SYNC_K and can_wave_sync(spec)
 
 
 def waves(config: Config, M: int, N: int, num_sms: int, batches: int = 1) -> int:
@@ -106,8 +105,12 @@ def launch(spec: GemmSpec, M: int, N: int, K: int, num_sms: int,
 
 
 def recipe_of(spec: GemmSpec, config: Config) -> Recipe:
-    kernel = "wave_sync_kernel" if isinstance(config, WaveSyncConfig) else "kernel"
-    return Recipe(f"tkq.gemm.dense.{kernel}:build", (spec, config), sources=sources(spec.epilogue))
+    return Recipe("tkq.gemm.dense.kernel:build", (spec, config), sources=sources(spec.epilogue))
+
+
+def takes_counter(recipe: Recipe) -> bool:
+    """Does its kernel have wave sync, and so a counter among its arguments?"""
+    return getattr(recipe.args[-1], "wave_sync", 0) > 0
 
 
 def recipe(spec: GemmSpec, M: int, N: int, K: int, num_sms: int, config: Optional[Config] = None) -> Recipe:

@@ -1,7 +1,5 @@
 """The roles and pipes of the GEMMs, for ``tkq.viz``. No kernel's code depends on this module; a test compares it with
 the semaphores that compiled kernels initialise."""
-from ...gemm.dense.wave_sync_config import WaveSyncConfig
-from ...gemm.fp8.config import WaveSyncFp8Config
 from ...tile.block import register_split
 from ..pipeline import Pipe, Pipeline, Role
 
@@ -18,7 +16,7 @@ def describe(kernel) -> Pipeline:
     if c.hold_in_registers:
         written = "its epilogue; rounded, it waits in registers and is stored under the next tile's first steps"
     return _of_one_pipe(
-        kernel, register_split(c.consumers), copies=0, notes=(SHARED,) * (c.cluster > 1),
+        kernel, (kernel.tiles.a, kernel.tiles.b), register_split(c.consumers), copies=0, notes=(SHARED,) * (c.cluster > 1),
         title=f"{type(kernel).__name__}: {spec.dtype}, tiles of {c.m} x {c.n}", written=written)
 
 
@@ -33,15 +31,16 @@ def describe_fp8(kernel) -> Pipeline:
     elif c.overlap_epilogue:
         written = "its epilogue; rounded, it waits in registers and is stored under the next tile's first steps"
     return _of_one_pipe(
-        kernel, few_many, copies=32 if spec.per_step else 0,
+        kernel, (kernel.a_tile, kernel.b_tile), few_many, copies=32 if spec.per_step else 0,
         notes=(ACROSS if c.cluster_along_n else SHARED,) * (c.cluster > 1),
         title=f"{type(kernel).__name__}: {scales}, tiles of {c.m} x {c.n}", written=written)
 
 
-def _of_one_pipe(kernel, few_many, copies, title, written, notes) -> Pipeline:
-    """copies: threads of the producer that bring a stage's scales by copies of their own."""
+def _of_one_pipe(kernel, ab, few_many, copies, title, written, notes) -> Pipeline:
+    """ab: the types of A's and B's tiles. copies: threads of the producer that bring a stage's scales by copies of their own."""
     c = kernel.config
-    paced = isinstance(c, (WaveSyncConfig, WaveSyncFp8Config))
+    paced = getattr(c, "wave_sync", 0) > 0
+    a, b = ab
     n, several = c.consumers, "s" * (c.consumers > 1)
     shared = f" in each of {c.cluster} blocks" * (c.cluster > 1)
     return Pipeline(
@@ -52,8 +51,8 @@ def _of_one_pipe(kernel, few_many, copies, title, written, notes) -> Pipeline:
         consumer=Role(f"consumer{several}", f"warps 4 to {4 * n + 3}, {n} warpgroup{several}", few_many[1], (
             "each tile: for each step of K: wait for its stage, wgmma, release the stage before",
             f"then {written}")),
-        pipes=(Pipe("AB", f"A: {kernel.a_tile}, B: {kernel.b_tile}", c.stages,
-                    kernel.a_tile.bytes + kernel.b_tile.bytes, 4 * n * c.cluster,
+        pipes=(Pipe("AB", f"A: {a}, B: {b}", c.stages,
+                    a.bytes + b.bytes, 4 * n * c.cluster,
                     f"one of each warp of {n} consumer{several}{shared}", full=1 + copies,
                     full_by="the producer and its lanes' copies" if copies else "the producer"),),
         notes=(*notes, COUNTED) if paced else notes)
