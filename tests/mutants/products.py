@@ -112,8 +112,14 @@ MUTANTS = (
         ("rows_bytes_of_one_block_too_few", "tk.expect_bytes(s.sent, x.exchange_bytes)",
          "tk.expect_bytes(s.sent, x.exchange_bytes - 16)", FEW)),
     *family(
-        "fp8", FOLDER + "fp8/kernel.py",
+        "fp8", FOLDER + "fp8/matrices.py",
         ("no_wait_for_a_stage", "s.pipe.wait(u.full)", "", FP8),
+        ("scales_of_the_rows_below", "return t.row * self.config.m", "return t.row * self.config.m + 1",
+         BLOCKS),
+        ("scales_not_awaited", "tk.copy_async_arrive(sem)", "cute.arch.mbarrier_arrive(sem.ptr)",
+         pressed("loads-fp8_blocks"))),
+    *family(
+        "fp8", FOLDER + "fp8/mainloop.py",
         ("stage_freed_too_early", """
             tk.mma_wait(x.m_subtiles * x.wgmma_in_flight)
             self.release(s, u)
@@ -121,6 +127,17 @@ MUTANTS = (
             self.release(s, u)
             tk.mma_wait(x.m_subtiles * x.wgmma_in_flight)
          """, pressed("reads-fp8_not_spread")),
+        ("spread_stage_freed_too_early", """
+            tk.mma_wait(0)
+            self.release(s, u)
+            self.multiply(s, u, self.operands.mma, wg)
+         """, """
+            self.release(s, u)
+            tk.mma_wait(0)
+            self.multiply(s, u, self.operands.mma, wg)
+         """, pressed("reads-fp8"))),
+    *family(
+        "fp8", FOLDER + "fp8/promotion.py",
         ("promoted_stage_freed_too_early", """
             tk.mma_wait(0)
             if const_expr(i == n - 1 and self.spec.scales != "line"):
@@ -130,30 +147,15 @@ MUTANTS = (
                 s.pipe.release(u.full)
             tk.mma_wait(0)
          """, pressed("reads-fp8_promoted")),
-        ("scales_of_the_rows_below", "return t.row * self.config.m", "return t.row * self.config.m + 1",
-         BLOCKS),
-        ("scales_not_awaited", "tk.copy_async_arrive(sem)", "cute.arch.mbarrier_arrive(sem.ptr)",
-         pressed("loads-fp8_blocks"))),
-    *family(
-        "fp8", FOLDER + "fp8/overlapped_epilogue.py",
-        ("spread_stage_freed_too_early", """
-            tk.mma_wait(0)
-            self.release(s, u)
-            self.multiply(s, u, self.mma, wg)
-         """, """
-            self.release(s, u)
-            tk.mma_wait(0)
-            self.multiply(s, u, self.mma, wg)
-         """, pressed("reads-fp8"))),
-    *family(
-        "fp8", FOLDER + "fp8/pipelined_promotion.py",
         ("rolling_stage_freed_too_early", """
             tk.mma_wait(1 if more else 0)
             if p == n - 1:
-                self.release(s, u)
+                s.pipe.release(u.done)
+                u.done.advance()
          """, """
             if p == n - 1:
-                self.release(s, u)
+                s.pipe.release(u.done)
+                u.done.advance()
             tk.mma_wait(1 if more else 0)
          """, pressed("reads-fp8_blocks"))),
     *family(
@@ -179,9 +181,11 @@ MUTANTS = (
         ("masked_a_row_of_the_group_before", "if byte + i >= first:", "if byte + i >= first - 1:",
          ("tests/gpu/gemm/test_grouped.py::test_float8_groups_along_k_do_not_touch_each_other[row]",))),
     *family(
-        "grouped", FOLDER + "grouped/kernel.py",
+        "grouped", FOLDER + "grouped/table.py",
         ("group_begins_a_row_early", "begins[group + 1] = end  # the next group writes the same, but for the last",
-         "begins[group + 1] = end - 1", GROUPED),
+         "begins[group + 1] = end - 1", GROUPED)),
+    *family(
+        "grouped", FOLDER + "fp8/mainloop.py",
         ("stages_not_let_go", """
             s.pipe.wait(u.full)
             u.full.advance()
@@ -189,7 +193,9 @@ MUTANTS = (
          """, """
             u.full.advance()
             self.release(s, u)
-         """, pressed("naps-grouped_long")),
+         """, pressed("naps-grouped_long"))),
+    *family(
+        "grouped", FOLDER + "grouped/groups.py",
         ("a_group_s_end_written_over", "tk.store_async(g.c.part(t.size), subtile, (t.first + t.size, 0, *at))",
          "tk.store_async(g.c.part(t.size + 1), subtile, (t.first + t.size + 1, 0, *at))", GROUPED)),
 )

@@ -9,12 +9,12 @@ from .dense.config import Config
 from .dense.small_m_config import SLOT_BYTES, WIDTHS, SmallMConfig, takes
 from .fp8 import plan as fp8_plan
 from .fp8 import small_m_plan
-from .fp8.config import Fp8Config, WaveSyncFp8Config
+from .fp8.config import Fp8Config
 from .fp8.small_m_config import SmallMFp8Config
 from .grouped import spec as grouped_spec
 
 CLASSES = {"gemm": {"Config": Config, "SmallMConfig": SmallMConfig},
-           "fp8_gemm": {x.__name__: x for x in (Fp8Config, SmallMFp8Config, WaveSyncFp8Config)},
+           "fp8_gemm": {x.__name__: x for x in (Fp8Config, SmallMFp8Config)},
            "grouped_gemm": {"Fp8Config": Fp8Config}}
 _FIT_TO_SPEC = {"gemm": lambda config, spec: config if isinstance(config, SmallMConfig)
                 else plan.fit_to_spec(config, spec),
@@ -74,7 +74,7 @@ def of_fp8_gemm(spec, M: int, N: int, K: int, num_sms: int) -> list:
         found.append(replace(best, wgmma_in_flight=1 - best.wgmma_in_flight, overlap_epilogue=0))
     found += [replace(best, stagger_stages=stagger_stages) for stagger_stages in (0, 1, 3) if best.consumers == 2]
     if best.cluster > 1 and fp8_plan.waves(best, M, N, num_sms) > FEW_WAVES:
-        found += [fp8_plan.configure_epilogue(WaveSyncFp8Config.of(best, wave_sync), spec) for wave_sync in (8, 16)]
+        found += [fp8_plan.configure_epilogue(replace(best, wave_sync=wave_sync), spec) for wave_sync in (8, 16)]
     return _fitting(found, lambda x: fp8_plan.fit_to_spec(x, spec))
 
 

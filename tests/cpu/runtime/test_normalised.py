@@ -238,8 +238,7 @@ GONE_OVER = {
     "tkq.attention.backward.kernel", "tkq.attention.backward.gqa_config", "tkq.attention.backward.fuse_preprocess",
     "tkq.attention.backward.fuse_preprocess_config", "tkq.attention.backward.tile_scheduler",
     "tkq.attention.forward.window",
-    "tkq.attention.common.mask", "tkq.attention.forward.producer", "tkq.gemm.fp8.config",
-    "tkq.gemm.fp8.wave_sync_kernel",
+    "tkq.attention.common.mask", "tkq.attention.forward.producer",
     "tkq.rows.persistent.elements", "tkq.rows.persistent.engine", "tkq.rows.persistent.launch",
 }
 

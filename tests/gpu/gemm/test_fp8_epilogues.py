@@ -6,7 +6,6 @@ import torch
 
 from tests.helpers.gemm.fp8_cases import E4M3, exact, operands
 from tkq.gemm.fp8 import ops
-from tkq.gemm.fp8.config import WaveSyncFp8Config
 from tkq.gemm.fp8.plan import BLOCKS, FAST, PROMOTED, SMALL, configure_epilogue, fit_to_spec
 from tkq.gemm.fp8.spec import Fp8Spec
 from tkq.testing import assert_2x
@@ -20,9 +19,9 @@ TILES += [("block", tile) for tile in (BLOCKS + PROMOTED + SMALL)]
 TILES += [*WAITING, *((kind, replace(tile, store_per_warp=False)) for kind, tile in WAITING)]
 TILES += [("block", replace(tile, overlap_epilogue=n, store_per_warp=bool(n % 2))) for tile in PIPELINED
           for n in (1, tile.n // 32)]
-TILES += [("line", PROMOTED[1]), ("row", WaveSyncFp8Config.of(FAST[0])),
-          ("block", WaveSyncFp8Config.of(PROMOTED[1], 8)),
-          ("block", WaveSyncFp8Config.of(BLOCKS[0], 8))]
+TILES += [("line", PROMOTED[1]), ("row", replace(FAST[0], wave_sync=16)),
+          ("block", replace(PROMOTED[1], wave_sync=8)),
+          ("block", replace(BLOCKS[0], wave_sync=8))]
 TILES += [(kind, replace(tile, store_per_warp=True)) for kind, tile in (
     ("row", FAST[0]), ("row", FAST[1]), ("row", replace(FAST[0], overlap_epilogue=0)), ("block", BLOCKS[0]))]
 CURVES = [(*each, "gelu") for each in TILES] + [

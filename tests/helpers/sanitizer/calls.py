@@ -196,8 +196,9 @@ def fp8(device):
         a, sa, b, sb = on(device, *tkq.quantize_fp8(randn(0, rows, k), granularity),
                           *tkq.quantize_fp8(randn(1, 264, k), of_b))
         yield f"fp8_gemm {rows} {k} {granularity} {of_b}", (tkq.fp8_gemm(a, b.t(), sa, sb.t()),)
+    from dataclasses import replace
+
     from tkq.gemm.fp8 import ops, plan
-    from tkq.gemm.fp8.config import WaveSyncFp8Config
     from tkq.gemm.fp8.spec import Fp8Spec
 
     block = Fp8Spec(scales="block", promote=True)
@@ -209,7 +210,7 @@ def fp8(device):
             ("rolling quarters", block, plan.BLOCKS[0], "tile", 2320),
             *((f"panels that wait, {tile.n} columns", curved, plan.configure_epilogue(tile, curved), "tile", 2320)
               for tile in (plan.BLOCKS[0], plan.PROMOTED[1])),
-            ("keeping pace", block, WaveSyncFp8Config.of(plan.PROMOTED[1]), "tile", 2320)):
+            ("keeping pace", block, replace(plan.PROMOTED[1], wave_sync=16), "tile", 2320)):
         a, sa, b, sb = on(device, *tkq.quantize_fp8(randn(0, 600, k), spec.scales),
                           *tkq.quantize_fp8(randn(1, 520, k), of_b))
         bias, = on(device, randn(2, 520)) if spec.bias else (None,)

@@ -1,9 +1,8 @@
-"""What the roles of the 16-bit GEMM see: the tiles in shared memory, what came in, a tile of the result, what is shared,
-a consumer's registers."""
+"""What the roles of the 16-bit GEMM see: the tiles in shared memory, what came in, a tile of the result, what is
+shared, a consumer's registers."""
 from dataclasses import dataclass
 from typing import Any
 
-import cutlass.cute as cute
 from cutlass import Int32
 
 from ... import tile as tk
@@ -14,8 +13,8 @@ from .spec import BYTES, GemmSpec
 
 @dataclass(frozen=True)
 class Tiles:
-    """The types of the tiles in shared memory. parts: of B's, loaded by themselves: two where gated, for the gate and for
-    up. n_stores: panels of a tile of the result, ``store_n`` columns each."""
+    """The types of the tiles in shared memory. parts: of B's, loaded by themselves: two where gated, for the gate and
+    for up. n_stores: panels of a tile of the result, ``store_n`` columns each."""
 
     a: tk.st
     b: tk.st

@@ -16,14 +16,14 @@ def describe(kernel) -> Pipeline:
     if c.hold_in_registers:
         written = "its epilogue; rounded, it waits in registers and is stored under the next tile's first steps"
     return _of_one_pipe(
-        kernel, (kernel.tiles.a, kernel.tiles.b), register_split(c.consumers), copies=0, notes=(SHARED,) * (c.cluster > 1),
+        kernel, register_split(c.consumers), copies=0, notes=(SHARED,) * (c.cluster > 1),
         title=f"{type(kernel).__name__}: {spec.dtype}, tiles of {c.m} x {c.n}", written=written)
 
 
 def describe_fp8(kernel) -> Pipeline:
-    """Of an ``Fp8Gemm`` or a subclass: overlapped epilogue, pipelined promotion, grouped."""
+    """Of an ``Fp8Gemm`` or a ``GroupedGemm``."""
     spec, c = kernel.spec, kernel.config
-    few_many = register_split(c.consumers, *(kernel.addressing if spec.per_step and c.consumers == 2 else ()))
+    few_many = register_split(c.consumers, *kernel.block.registers)
     scales = "no scales" if spec.scales == "none" else f"scales by {spec.scales}"
     written = "its epilogue, and stored panel by panel"
     if c.overlap_epilogue and c.promotion_unroll:
@@ -31,16 +31,21 @@ def describe_fp8(kernel) -> Pipeline:
     elif c.overlap_epilogue:
         written = "its epilogue; rounded, it waits in registers and is stored under the next tile's first steps"
     return _of_one_pipe(
-        kernel, (kernel.a_tile, kernel.b_tile), few_many, copies=32 if spec.per_step else 0,
+        kernel, few_many, copies=32 if spec.per_step else 0,
         notes=(ACROSS if c.cluster_along_n else SHARED,) * (c.cluster > 1),
         title=f"{type(kernel).__name__}: {scales}, tiles of {c.m} x {c.n}", written=written)
 
 
-def _of_one_pipe(kernel, ab, few_many, copies, title, written, notes) -> Pipeline:
-    """ab: the types of A's and B's tiles. copies: threads of the producer that bring a stage's scales by copies of their own."""
+def describe_with_counter(kernel) -> Pipeline:
+    """Of a ``WithCounter``: its Fp8Gemm's."""
+    return describe_fp8(kernel.gemm)
+
+
+def _of_one_pipe(kernel, few_many, copies, title, written, notes) -> Pipeline:
+    """copies: threads of the producer that bring a stage's scales by copies of their own."""
     c = kernel.config
     paced = getattr(c, "wave_sync", 0) > 0
-    a, b = ab
+    a, b = kernel.tiles.a, kernel.tiles.b
     n, several = c.consumers, "s" * (c.consumers > 1)
     shared = f" in each of {c.cluster} blocks" * (c.cluster > 1)
     return Pipeline(
