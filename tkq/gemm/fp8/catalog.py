@@ -2,6 +2,7 @@
 Python."""
 from dataclasses import replace
 
+from ...granularity import pair_name, scales_of
 from ...runtime.compile.expectation import REGISTER_FILE, Expectation
 from ...runtime.compile.recipe import Shipped
 from ..dense.plan import PARTED
@@ -35,7 +36,7 @@ def traits(spec: Fp8Spec, config: Fp8Config) -> frozenset:
             config.wave_sync > 0)
     out = spec.out if BYTES[spec.out] != 2 else "16 bits"
     curved = "curved" if spec.activation not in (None, "relu") else "bias" if spec.bias or spec.activation else "plain"
-    return frozenset({(tile, "scales", spec.scales), (tile, "out", out, spec.store), (tile, "epilogue", curved)})
+    return frozenset({(tile, "scales", spec.scale_b), (tile, "out", out, spec.store), (tile, "epilogue", curved)})
 
 
 WAYS = (  # out, store, bias, activation
@@ -45,40 +46,41 @@ WAYS = (  # out, store, bias, activation
 
 def shipped() -> list[Shipped]:
     """What the tests of machine code cover: every tile with every granularity, with every way out: all ``traits``."""
-    every = [(Fp8Spec(scales=s, promote=p), tile) for s in ("tensor", "row") for p in (False, True)
+    row = Fp8Spec(**scales_of("row"))
+    blocks, narrow = (Fp8Spec(**scales_of(pair), promote=True) for pair in ("1x128_128x128", "1x128_1x128"))
+    every = [(Fp8Spec(**scales_of(s), promote=p), tile) for s in ("tensor", "row") for p in (False, True)
              for tile in ((PROMOTED if p else FAST) + SMALL)]
-    every += [(spec, tile) for spec in (Fp8Spec(scales="block", promote=True), Fp8Spec(scales="line", promote=True))
-              for tile in table(spec) + SMALL]
+    every += [(spec, tile) for spec in (blocks, narrow) for tile in table(spec) + SMALL]
     cases = every + [
         (replace(spec, out=out, store=store, bias=bias, activation=activation), tile) for spec, tile in every
-        if spec.scales in ("row", "block") and (spec.promote == (spec.scales == "block"))
+        if spec.scale_b in ("row", "128x128") and (spec.promote == (spec.scale_b == "128x128"))
         for out, store, bias, activation in WAYS]
     cases += [  # a tile with a pipelined promotion has another form with other scales
-        (Fp8Spec(out=out, scales="line", promote=True, store=store, bias=bias, activation=activation), PROMOTED[1])
+        (replace(narrow, out=out, store=store, bias=bias, activation=activation), PROMOTED[1])
         for out, store, bias, activation in WAYS]
-    cases += [(Fp8Spec(out=out, scales="row", store=store), FAST[0])
+    cases += [(replace(row, out=out, store=store), FAST[0])
               for out in ("bf16", "fp16", "fp32", "e4m3") for store in ("tma", "direct")]
-    cases += [(Fp8Spec(scales=s), replace(FAST[0], overlap_epilogue=0)) for s in ("tensor", "row")]
-    cases += [(Fp8Spec(a=a, b=b, scales="tensor"), FAST[0]) for a, b in (("e5m2", "e4m3"), ("e4m3", "e5m2"))]
-    cases += [(Fp8Spec(scales="row", bias="bf16", activation=x), FAST[0]) for x in ACTIVATIONS]
-    cases += [(Fp8Spec(scales="row", bias="bf16", activation=x), FAST[1]) for x in ("relu", "gelu")]
-    cases += [(Fp8Spec(scales="tensor", bias="bf16", activation="gelu"), tile) for tile in FAST[:2]]
-    cases += [(Fp8Spec(scales="block", promote=True, bias="bf16", activation=activation, store=store), tile)
+    cases += [(Fp8Spec(**scales_of(s)), replace(FAST[0], overlap_epilogue=0)) for s in ("tensor", "row")]
+    cases += [(Fp8Spec(a=a, b=b), FAST[0]) for a, b in (("e5m2", "e4m3"), ("e4m3", "e5m2"))]
+    cases += [(replace(row, bias="bf16", activation=x), FAST[0]) for x in ACTIVATIONS]
+    cases += [(replace(row, bias="bf16", activation=x), FAST[1]) for x in ("relu", "gelu")]
+    cases += [(Fp8Spec(bias="bf16", activation="gelu"), tile) for tile in FAST[:2]]
+    cases += [(replace(blocks, bias="bf16", activation=activation, store=store), tile)
               for tile in (BLOCKS[0], PROMOTED[1])
               for activation, store in (("gelu", "tma"), ("gelu", "direct"), (None, "tma"), ("silu", "tma"))]
-    cases += [(Fp8Spec(out="fp16", scales="block", promote=True, bias="bf16", activation="silu"), BLOCKS[0])]
-    cases += [(Fp8Spec(out="fp32", scales="block", promote=True), tile) for tile in (BLOCKS[0], PROMOTED[1])]
-    cases += [(Fp8Spec(out="e4m3", scales="row", bias="bf16", activation="gelu"), FAST[0])]
+    cases += [(replace(blocks, out="fp16", bias="bf16", activation="silu"), BLOCKS[0])]
+    cases += [(replace(blocks, out="fp32"), tile) for tile in (BLOCKS[0], PROMOTED[1])]
+    cases += [(replace(row, out="e4m3", bias="bf16", activation="gelu"), FAST[0])]
     cases += [(spec, with_wave_sync(tile, spec)) for spec, tile in every
-              if tile.cluster > 1 and tile not in SMALL and spec.scales != "line"]
+              if tile.cluster > 1 and tile not in SMALL and spec.scale_b != "1x128"]
     cases += [(spec, with_wave_sync(tile, spec)) for spec, tile in cases if tile == PROMOTED[1]
-              and spec.scales == "block"]
-    cases += [(x, with_wave_sync(FAST[0], x)) for x in (Fp8Spec(scales="row", bias="bf16", activation=activation)
+              and spec.scale_b == "128x128"]
+    cases += [(x, with_wave_sync(FAST[0], x)) for x in (replace(row, bias="bf16", activation=activation)
                                                         for activation in (None, "gelu"))]
     found = {}
     for spec, tile in cases:
         config = configure(tile, spec)
-        words = ["fp8_gemm", spec.a, spec.b, spec.scales + ("_promoted" if spec.promote else ""), spec.out]
+        words = ["fp8_gemm", spec.a, spec.b, pair_name(spec) + ("_promoted" if spec.promote else ""), spec.out]
         words += [f"bias_{spec.activation}"] * (spec.bias is not None) + [spec.store, config.name]
         name = "_".join(words)
         quick = (spec, tile) in QUICK
@@ -87,5 +89,5 @@ def shipped() -> list[Shipped]:
     return list(found.values())
 
 
-QUICK = ((Fp8Spec(scales="row"), FAST[0]), (Fp8Spec(out="e4m3", scales="row"), FAST[0]),
-         (Fp8Spec(scales="block", promote=True), BLOCKS[0]))
+QUICK = ((Fp8Spec(**scales_of("row")), FAST[0]), (Fp8Spec(out="e4m3", **scales_of("row")), FAST[0]),
+         (Fp8Spec(**scales_of("1x128_128x128"), promote=True), BLOCKS[0]))

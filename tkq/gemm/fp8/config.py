@@ -23,7 +23,7 @@ class Fp8Config:
                         mainloop
       wgmma_in_flight   products left in flight when a stage is released; not with promotion
       split             with promotion: parts of a subtile's columns that are multiplied and promoted by themselves
-      promotion_unroll  with promotion, for scales by blocks: steps of a loop body in which a part is multiplied
+      promotion_unroll  with promotion, for 128x128 scales of b: steps of a loop body in which a part is multiplied
                         while the one before is promoted; 0: no overlap
     epilogue:
       overlap_epilogue  a tile's result waits in registers and is stored under the next tile's first steps, a subtile
@@ -80,7 +80,7 @@ class Fp8Config:
 
     @property
     def chunk(self) -> int:
-        """Columns of a part that surely share a block scale."""
+        """Columns of a part that surely share a 128x128 scale."""
         return gcd(self.part, GROUP)
 
     def store_n(self, out: str) -> int:
@@ -121,7 +121,7 @@ class Fp8Config:
 
     def scales(self, spec: Fp8Spec) -> int:
         """Scales in a stage."""
-        return {"block": self.m + 32, "line": self.m + self.n}.get(spec.scales, 0)
+        return {"128x128": self.m + 32, "1x128": self.m + self.n}.get(spec.scale_b, 0)
 
     def shared_bytes(self, spec: Fp8Spec) -> int:
         """Shared memory of a block: stages, panels of C, semaphores, and what alignment may cost."""
@@ -181,10 +181,10 @@ def overlap_fits(spec: Fp8Spec, config: Fp8Config) -> bool:
 
 
 def can_wave_sync(spec: Fp8Spec, config: Fp8Config) -> bool:
-    """May blocks wait for each other in each wave? Not for scales by lines: their addresses leave the producer no
+    """May blocks wait for each other in each wave? Not for 1x128 scales of b: their addresses leave the producer no
     registers. Nor with both a pipelined promotion and an overlapped epilogue: wave sync leaves the consumers 8
     registers fewer."""
-    return spec.scales != "line" and not (config.overlap_epilogue and config.promotion_unroll)
+    return spec.scale_b != "1x128" and not (config.overlap_epilogue and config.promotion_unroll)
 
 
 # ---- where registers decide what a consumer does when
@@ -193,7 +193,7 @@ def can_wave_sync(spec: Fp8Spec, config: Fp8Config) -> bool:
 def prefetches_scales(spec: Fp8Spec, config: Fp8Config) -> bool:
     """Are the scales of a tile's columns fetched under its first product? They take 64 registers, which neither
     promoted sums nor results that wait leave."""
-    return spec.scales == "row" and not (spec.promote or config.overlap_epilogue)
+    return spec.scale_b == "row" and not (spec.promote or config.overlap_epilogue)
 
 
 def loads_bias_ahead(config: Fp8Config) -> bool:

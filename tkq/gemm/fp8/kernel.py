@@ -59,7 +59,7 @@ class Fp8Gemm:
             a=tk.gl.load(a, tiles.a, right), b=tk.gl.load(transposed(b), tiles.b, down),
             c=tk.gl.store(c, tiles.c) if const_expr(spec.store == "tma") else c,
             scale_a=scales_at(spec, scale_a, m, steps),
-            scale_b=scales_at(spec, scale_b, cute.ceil_div(n, GROUP) if const_expr(spec.scales == "block") else n,
+            scale_b=scales_at(spec, scale_b, cute.ceil_div(n, GROUP) if const_expr(spec.scale_b == "128x128") else n,
                               steps),
             bias=vector(spec.bias, bias, n) if const_expr(spec.bias is not None) else None,
             out_scale=vector("fp32", out_scale, 1) if const_expr(spec.out == "e4m3") else None,

@@ -112,7 +112,7 @@ def load_scales(operands, g, to, t, k):
     of_columns = operands.column_scales(g, t)
     for j in range(x.m // 32):
         tk.copy_async(to, 32 * j + lane, g.scale_a, (cutlass.min(row0 + 32 * j + lane, g.m - 1), k))
-    if operands.spec.scales == "block":  # one for each chunk of columns: whatever of n, it lies in one block
+    if operands.spec.scale_b == "128x128":  # one for each chunk of columns: whatever of n, it lies in one block
         col = cutlass.min(col0 + lane % (x.n // x.chunk) * x.chunk, g.n - 1)
         tk.copy_async(to, x.m + lane, of_columns, (col // GROUP, k))
         return

@@ -75,7 +75,7 @@ class OverlappedConsumer:
     def sum_over(self, g, s: Constexpr, u: Constexpr, pending: Constexpr, t, last, number, wg):
         self.mainloop.multiply(s, u, self.operands.mm, wg)
         first = self.write_under(g, s, u, pending, t, last, number, wg)
-        if const_expr(self.spec.scales == "row"):
+        if const_expr(self.spec.scale_b == "row"):
             load_row_scales(self.operands, g, u, t, wg)
             ep.load_spread(pending.cols, self.operands.column_scales(g, t), t.col * self.config.n)
         self.epilogue.load_bias(g, u, t)
@@ -87,7 +87,7 @@ class OverlappedConsumer:
 
     def pending(self) -> PendingTile:
         x, spec = self.config, self.spec
-        cols = ep.spread(x.n, Float32) if spec.scales == "row" else None
+        cols = ep.spread(x.n, Float32) if spec.scale_b == "row" else None
         count = x.m_subtiles * x.n // self.tiles.store_n
         return PendingTile([tk.rt(self.tiles.store_n, self.epilogue.out) for _ in range(count)], cols)
 
@@ -127,7 +127,7 @@ class OverlappedConsumer:
                   (i % x.store_buffers, x.stores_in_flight(i, self.spec.out)))
 
     def finish(self, g, u, pending):
-        factor = g.scale_a[0] * g.scale_b[0] if self.spec.scales == "tensor" else None
+        factor = g.scale_a[0] * g.scale_b[0] if self.spec.scale_b == "tensor" else None
         each = self.config.n // self.tiles.store_n
         for i, subtile in enumerate(pending.subtiles):
             part = self.epilogue.subtile_of(u, i)

@@ -29,7 +29,7 @@ FAST = (
 # The smaller ones, of which two share A or B: what `tune` tries beside those.
 SHARING = tuple(replace(tile, cluster=2, cluster_along_n=cluster_along_n) for tile in FAST[2:]
                 for cluster_along_n in (False, True))
-# for scales by blocks, beside those of PROMOTED
+# for 1x128 and 128x128 scales, beside those of PROMOTED
 BLOCKS = (Fp8Config(split=4, store_row_bytes=64, pdl=True, promotion_unroll=4),)
 PROMOTED = (
     Fp8Config(split=2, cluster=1, store_row_bytes=64, pdl=True),
@@ -40,7 +40,7 @@ PROMOTED = (
 )
 # Where blocks would drift apart (see ``needs_wave_sync``): by scales and whether sums are promoted, wave_sync; by a
 # tile's columns, how many of them to a band, so that a wave reads about the least.
-WAVE_SYNC = {("block", True): 8, ("tensor", False): 16, ("row", False): 16}
+WAVE_SYNC = {("128x128", True): 8, ("tensor", False): 16, ("row", False): 16}
 WAVE_SYNC_BANDS = {192: 10}
 # of K in all of a block's tiles; of A and B in a wave: half of an H100's L2
 WAVE_SYNC_STEPS, WAVE_SYNC_BYTES = 3000, 25e6
@@ -50,7 +50,7 @@ SMALL = (Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, stagger_stages
 
 def table(spec: Fp8Spec) -> tuple:
     """The tiles for more than a few rows."""
-    return FAST if not spec.promote else BLOCKS + PROMOTED if spec.scales == "block" else PROMOTED
+    return FAST if not spec.promote else BLOCKS + PROMOTED if spec.scale_b == "128x128" else PROMOTED
 
 
 def tiles(config: Fp8Config, M: int, N: int):
@@ -107,7 +107,7 @@ def needs_wave_sync(config: Fp8Config, spec: Fp8Spec, M: int, N: int, K: int, nu
     """Do blocks drift apart until what one has read is gone from L2 when another comes for it? Over many steps, where a
     wave's A and B are more than the half of L2 holds that an SM reads through. Clusters with an overlapped epilogue or
     a pipelined promotion were timed."""
-    if config.cluster == 1 or (spec.scales, spec.promote) not in WAVE_SYNC:
+    if config.cluster == 1 or (spec.scale_b, spec.promote) not in WAVE_SYNC:
         return False
     overlaps = config.overlap_epilogue > 0 and can_overlap_epilogue(spec, config)
     pipelines = config.promotion_unroll > 0 and spec.pipelines_promotion
@@ -118,7 +118,7 @@ def needs_wave_sync(config: Fp8Config, spec: Fp8Spec, M: int, N: int, K: int, nu
 def with_wave_sync(config: Fp8Config, spec: Fp8Spec) -> Fp8Config:
     """The same tile, with wave sync."""
     return replace(config, raster_group=WAVE_SYNC_BANDS.get(config.n, config.raster_group),
-                   wave_sync=WAVE_SYNC.get((spec.scales, spec.promote), 16))
+                   wave_sync=WAVE_SYNC.get((spec.scale_b, spec.promote), 16))
 
 
 def wave_bytes(config: Fp8Config, M: int, N: int, K: int, num_sms: int) -> int:

@@ -5,7 +5,7 @@ from cutlass import Constexpr, const_expr
 
 from ... import tile as tk
 from .config import Fp8Config
-from .epilogue import fma_line
+from .epilogue import fma_scaled
 from .matrices import rows_of
 from .spec import Fp8Spec
 
@@ -31,16 +31,16 @@ class PromotedStep:
             for h in range(2):
                 row.tensor[h] = here[64 * (wg * x.m_subtiles + i // x.split) + tk.first_row() + 8 * h]
         first = x.m + i % x.split * x.part
-        if self.spec.scales == "line":
+        if self.spec.scale_b == "1x128":
             return cute.make_tensor(here.iterator + first, cute.make_layout(x.part))
         first = x.m + i % x.split * (x.part // x.chunk)
         return [here[first + j] for j in range(x.part // x.chunk)]
 
     def promote(self, acc, part, row, scales):
-        if self.spec.scales == "block":
+        if self.spec.scale_b == "128x128":
             tk.fma_outer(acc, part, row, scales)
-        elif self.spec.scales == "line":
-            fma_line(acc, part, row, scales)
+        elif self.spec.scale_b == "1x128":
+            fma_scaled(acc, part, row, scales)
         else:
             tk.add(acc, acc, part)
 
@@ -66,17 +66,17 @@ class Promotion:
                 self.step.start(s, u, part, i, wg)
                 scales = self.step.scales_of(s, u.full, row, i, wg)
                 tk.mma_wait(0)
-                if const_expr(i == n - 1 and self.spec.scales != "line"):
+                if const_expr(i == n - 1 and self.spec.scale_b != "1x128"):
                     s.pipe.release(u.full)
                 self.step.promote(u.acc[i], part, row, scales)
-            if const_expr(self.spec.scales == "line"):  # its scales are read until the end
+            if const_expr(self.spec.scale_b == "1x128"):  # its scales are read until the end
                 s.pipe.release(u.full)
             u.full.advance()
 
 
 class PipelinedPromotion:
-    """As ``Promotion``, with a product in flight while the one before is promoted. For scales by blocks. A step of K is
-    two halves, x and y, or four quarters: subtiles of rows, or parts of columns:
+    """As ``Promotion``, with a product in flight while the one before is promoted. For 128x128 scales of b. A step of K
+    is two halves, x and y, or four quarters: subtiles of rows, or parts of columns:
 
       tensor cores  |x0      |y0      |x1      |y1      |x2 ..
       FFMA                   |promote x0|promote y0|promote x1| ..

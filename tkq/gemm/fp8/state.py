@@ -113,5 +113,5 @@ def vector(dtype, address, n) -> cute.Tensor:
 def scales_at(spec, given, extent, steps) -> cute.Tensor:
     """Scales at ``given``: (address, stride of rows or columns, stride of steps)."""
     address, stride, step = given
-    shape = {"tensor": (1,), "row": (extent,)}.get(spec.scales, (extent, steps))
+    shape = {"tensor": (1,), "row": (extent,)}.get(spec.scale_b, (extent, steps))
     return at(Float32, address, cute.make_layout(shape, stride=(stride, step)[:len(shape)]))

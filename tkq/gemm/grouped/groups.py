@@ -80,7 +80,7 @@ class Groups:
         return cute.make_tensor(b.iterator, cute.select(b.layout, [2, 1, 0] if self.spec.b_major == "k" else [1, 2, 0]))
 
     def scales_of_rows(self, given, m, steps):
-        if self.spec.scales == "none":
+        if self.spec.scale_b == "none":
             return None
         address, _, stride, step = given
         layout = cute.make_layout((m, steps), stride=(stride, step)) if self.spec.per_step else cute.make_layout(
@@ -88,7 +88,7 @@ class Groups:
         return at(Float32, address, layout)
 
     def scales_of_columns(self, given, groups, n, steps):
-        if self.spec.scales == "none":
+        if self.spec.scale_b == "none":
             return None
         address, group, stride, step = given
         if self.spec.per_step:
@@ -135,7 +135,7 @@ class Groups:
             tk.load_async(s.a[stage], g.a.part(t.size), (end, 0, k, t.row), sem)
             tk.load_async(s.b[stage], g.b.part(t.size), (end, 0, k, t.col), sem)
             return
-        whole = self.spec.scales == "none"
+        whole = self.spec.scale_b == "none"
         a = s.a[stage] if whole else s.a.stacked(x.m // 64)[stage]
         b = s.b[stage] if whole else s.b.stacked(x.split)[stage]
         tk.load_async(a, g.a.rows_from(t.first), (t.row, k), sem)
@@ -154,7 +154,7 @@ class Groups:
         s.pipe.wait(u.full)
 
     def multiply(self, product, acc, s, r, w, wg):
-        if self.spec.scales != "none":
+        if self.spec.scale_b != "none":
             product(acc, rows_of(self.config, s, r, w, wg), s.b[r.stage])
         else:
             product(acc, s.a[r.stage], s.b[r.stage], a_part=wg * self.config.m_subtiles + w)

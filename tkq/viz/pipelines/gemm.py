@@ -24,7 +24,7 @@ def describe_fp8(kernel) -> Pipeline:
     """Of an ``Fp8Gemm`` or a ``GroupedGemm``."""
     spec, c = kernel.spec, kernel.config
     few_many = register_split(c.consumers, *kernel.block.registers)
-    scales = "no scales" if spec.scales == "none" else f"scales by {spec.scales}"
+    scales = "no scales" if spec.scale_b == "none" else f"scales {spec.scale_a} of a, {spec.scale_b} of b"
     written = "its epilogue, and stored panel by panel"
     if c.overlap_epilogue and c.promotion_unroll:
         written = f"its epilogue; its last {c.overlap_epilogue} panels wait in the sums, for the next tile's first step"
