@@ -16,9 +16,7 @@ from .grouped import spec as grouped_spec
 CLASSES = {"gemm": {"Config": Config, "SmallMConfig": SmallMConfig},
            "fp8_gemm": {x.__name__: x for x in (Fp8Config, SmallMFp8Config)},
            "grouped_gemm": {"Fp8Config": Fp8Config}}
-_FIT_TO_SPEC = {"gemm": lambda config, spec: config if isinstance(config, SmallMConfig)
-                else plan.fit_to_spec(config, spec),
-                "fp8_gemm": fp8_plan.fit_to_spec, "grouped_gemm": grouped_spec.fit_to_spec}
+_FIT_TO_SPEC = {"gemm": plan.fit_to_spec, "fp8_gemm": fp8_plan.fit_to_spec, "grouped_gemm": grouped_spec.fit_to_spec}
 GROUPS = (4, 8, 16)  # columns of tiles to a band of the tile order
 FEW_WAVES = 16  # blocks with no more of them stay in step by themselves
 SLACK = 1.5  # tiles that the plan's model says take longer than so many times the best are not tried

@@ -7,7 +7,7 @@ from ...runtime.compile.recipe import Recipe, Shipped
 from ..epilogue.spec import Epilogue
 from . import small_m_plan
 from .config import STEP, STORE_ROW_BYTES, Config, wide_residual
-from .plan import PARTED, TILES, WAVE_SYNC, configure_epilogue, fit_to_spec, recipe_of
+from .plan import PARTED, TILES, WAVE_SYNC, configure, recipe_of
 from .realign_config import RealignSpec
 from .small_m_config import SLOT_BYTES, WIDTHS, SmallMConfig
 from .spec import BYTES, GemmSpec
@@ -65,7 +65,7 @@ def _wave_sync():
     specs += [GemmSpec(b_major="k", store="rows"), GemmSpec("fp16", "fp16", b_major="k"),
               GemmSpec(b_major="k", epilogue=Epilogue("silu")), GemmSpec(b_major="k", epilogue=EPILOGUES["c"])]
     for spec in specs:
-        config = replace(fit_to_spec(configure_epilogue(TILES[0], spec), spec), wave_sync=WAVE_SYNC)
+        config = replace(configure(TILES[0], spec), wave_sync=WAVE_SYNC)
         name = "_".join(filter(None, (spec.epilogue.activation, "c" * spec.epilogue.residual)))
         yield _dense(spec, config, name, spec == specs[0])
 
@@ -80,8 +80,7 @@ def _plain():
     specs += [GemmSpec(batch=batch, b_major=b) for batch, b in (("ab", "n"), ("ab", "k"), ("b", "n"), ("a", "k"))]
     for spec, tile in itertools.product(specs, TILES):
         quick = spec in QUICK_PLAIN and tile is TILES[0]
-        yield _dense(spec, fit_to_spec(configure_epilogue(tile, spec), spec), "batch" + spec.batch if spec.batch
-                     else "", quick)
+        yield _dense(spec, configure(tile, spec), "batch" + spec.batch if spec.batch else "", quick)
 
 
 def _epilogues():
@@ -90,7 +89,7 @@ def _epilogues():
         if wide_residual(spec) and tile.n == 256:
             continue
         quick = name in QUICK and out == "bf16" and tile is TILES[0]
-        yield _dense(spec, fit_to_spec(configure_epilogue(tile, spec), spec), name, quick)
+        yield _dense(spec, configure(tile, spec), name, quick)
     for name in ("bias_silu", "swiglu"):
         spec = GemmSpec(b_major="k", epilogue=EPILOGUES[name])
         yield _dense(spec, Config(overlap_epilogue=2 if name == "bias_silu" else 4, defer_activation=True),
