@@ -25,7 +25,8 @@ WARPS = THREADS // WARP
 @dataclass(frozen=True)
 class Operands:
     """x, q: (M, N). qt: (N, M). scale: (M, blocks), (row tiles, column tiles), (1,) or (M, 1). scale_t: (N, row blocks)
-    or (N, 1), for "1x128" and "row". amax: int32, bits of the largest |x|: (1,) for "tensor", `Lines`' for "row"."""
+    or (N, 1), for "1x128" and "row". amax: int32, bits of the largest |x|: (1,) for "tensor", for "row" as
+    `RowColScales` has it."""
 
     x: cute.Tensor
     q: Optional[cute.Tensor]
