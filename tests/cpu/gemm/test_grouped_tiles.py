@@ -31,7 +31,7 @@ def gpu(monkeypatch):
 
 
 def seek(counts, cursor, number):
-    """As the kernel's, which is compiled."""
+    """As the table's, which is compiled."""
     while counts[cursor[0] + 1] <= number:
         cursor[0] += 1
 

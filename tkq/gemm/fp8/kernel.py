@@ -42,7 +42,7 @@ class Fp8Gemm:
 
     def __str__(self):
         """Part of the kernel's name."""
-        return f"Fp8Gemm {self.block.parts}"
+        return f"tkqgemm Fp8Gemm {self.block.parts}"
 
     # ---- host ----------------------------------------------------------------------------------
 

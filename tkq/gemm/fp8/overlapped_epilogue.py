@@ -124,7 +124,7 @@ class OverlappedConsumer:
     def put(self, g, s, result, t, i, wg):
         x = self.config
         self.epilogue.send(g, s, result, t, self.epilogue.place(t, i, wg), wg,
-                  (i % x.store_buffers, x.stores_in_flight(i, self.spec.out)))
+                           (i % x.store_buffers, x.stores_in_flight(i, self.spec.out)))
 
     def finish(self, g, u, pending):
         factor = g.scale_a[0] * g.scale_b[0] if self.spec.scale_b == "tensor" else None

@@ -28,7 +28,7 @@ class GroupedGemm:
 
     def __str__(self):
         """Part of the kernel's name."""
-        return f"GroupedGemm {self.block.parts}"
+        return f"tkqgemm GroupedGemm {self.block.parts}"
 
     @cute.jit
     def __call__(self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, offsets: cute.Tensor, scale_a: tuple,
