@@ -43,6 +43,7 @@ SPECS = [Fp8Spec(out=out, **scales_of(s), promote=p, store=store) for out in OUT
 def test_a_plan_fits(spec, m, n, k, num_sms):
     config = best_tile(spec, m, n, 16 * k, num_sms)
     assert config.check(spec) is config and config.shared_bytes(spec) <= SHARED_BYTES
+    assert fit_to_spec(config, spec) == config  # what was chosen last fits what was chosen before
     few = small_m_plan.plan(spec, m, n, 16 * k, num_sms)  # tests/cpu/gemm/test_fp8_narrow_plan.py
     assert plan(spec, m, n, 16 * k, num_sms) == (few or config)
     recipe, blocks = launch(spec, m, n, 16 * k, num_sms, config)
