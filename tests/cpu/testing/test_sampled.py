@@ -8,7 +8,8 @@ from tests.helpers.process import sampled
 
 class Item:
     def __init__(self, *marks, **params):
-        self.marks, self.callspec = [getattr(mark, "mark", mark) for mark in marks], types.SimpleNamespace(params=params)
+        self.marks = [getattr(mark, "mark", mark) for mark in marks]
+        self.callspec = types.SimpleNamespace(params=params)
 
     def iter_markers(self, name):
         return [mark for mark in self.marks if mark.name == name]
