@@ -21,8 +21,8 @@ MUTANTS = (
          "tk.expect_bytes(self.full[stage], (rows - 1) * s.limit * width)", NORM)),
     *family(
         "rows", "tkq/rows/persistent/engine.py",
-        ("stage_freed_before_it_is_read", "if const_expr(age == self.last_read and not self.plan.direct):",
-         "if const_expr(age == self.last_read - 1 and not self.plan.direct):", NORM_READS),
+        ("stage_freed_before_it_is_read", "if const_expr(age == self.elements.last_read and not self.plan.direct):",
+         "if const_expr(age == self.elements.last_read - 1 and not self.plan.direct):", NORM_READS),
         ("no_wait_for_the_cluster", """
                 tk.cluster_arrive_relaxed()
                 tk.cluster_wait()
@@ -39,15 +39,15 @@ MUTANTS = (
                 tk.sync_block()
          """, "", HELD),
         ("held_rows_past_the_last_written", """
-            if const_expr(self.first_finishes):
+            if const_expr(self.elements.first_finishes):
                 self._finish_by_first(c, state, row, r)
             else:
-                self._write(c, views, row, c.part.exists(row), r)
+                self.elements.write(c, views, row, c.part.exists(row), r)
          """, """
-            if const_expr(self.first_finishes):
+            if const_expr(self.elements.first_finishes):
                 self._finish_by_first(c, state, row, r)
             else:
-                self._write(c, views, row, True, r)
+                self.elements.write(c, views, row, True, r)
          """, HELD_AROUND)),
     *family(
         "rows", "tkq/rows/persistent/partition.py",

@@ -35,12 +35,6 @@ DEEPER = {
     "tkq.gemm.grouped.k_grouped.KGroupedGemm": 4,
     "tkq.gemm.grouped.kernel.GroupedGemm": 3,
     "tkq.gemm.grouped.kernel.OverlappedEpilogueGroupedGemm": 4,
-    "tkq.norms.backward.kernel.LayerNormBackward": 6,
-    "tkq.norms.backward.kernel.RMSNormBackward": 5,
-    "tkq.norms.forward.fp8_persistent.PersistentFp8": 5,
-    "tkq.norms.forward.layernorm_persistent.PersistentLayerNorm": 5,
-    "tkq.rows.persistent.engine.PersistentRows": 3,
-    "tkq.rows.persistent.kernel.RowKernel": 4,
     "tkq.viz.layouts.TVPicture": 3,
     "tkq.viz.tiles.TilePicture": 3,
 }
