@@ -22,7 +22,8 @@ from .spec import MAX_ROWS, CrossEntropySpec, ReduceSpec, ScaleSpec
 _launch_cache: dict = {}
 call_cache = CallCache(by_stream=True)  # of `forward`, past `enabled`
 _launchers: dict = {}  # with addresses -> any launcher
-# where a launch that makes the total has a counter and, at 16 bytes, its losses: `single_launch.SingleLaunch`
+# where a launch that makes the total has a counter and, at 16 bytes, its losses:
+# `single_launch.CrossEntropySingleLaunch`
 _ROOM = 4 + SINGLE_LAUNCH_ROWS
 
 
