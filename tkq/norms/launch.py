@@ -33,7 +33,7 @@ _OF_PLAIN, _OF_NORM = (0, 1, 2, 3, None, None, None, None, None, 4, None), (0, 1
 
 class Call(NamedTuple):
     """What is asked for beside the tensors. out, total: torch types of the result and of the sum of x and residual,
-    None for x's type and for no sum. stats: rstd (and mean) too. scale: None, "row" or "block"."""
+    None for x's type and for no sum. stats: rstd (and mean) too. scale: None, "row" or "1x128"."""
 
     kind: str
     eps: float
