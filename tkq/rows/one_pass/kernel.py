@@ -66,8 +66,10 @@ class Row(NamedTuple):
 
 
 class OnePassRows(ReductionBase):
-    """spec: with N, x, vector and shifted: columns, element type, elements of one access, and where rows begin. config:
-    a RowConfig. stage: exchanges, of a `reduction_dtype` each. past_l1: as `RowCopies` has it. columns: `Columns` or
+    """A part of a kernel: its rows, and which thread has what of them.
+
+    spec: with N, x, vector and shifted: columns, element type, elements of one access, and where rows begin. config: a
+    RowConfig. stage: exchanges, of a `reduction_dtype` each. past_l1: as `RowCopies` has it. columns: `Columns` or
     `InterleavedColumns`.
 
     Without an exchange blocks know nothing of each other: they go along the rows, `config.cluster` of them to each.
