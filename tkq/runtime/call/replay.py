@@ -76,12 +76,8 @@ class CallCache:
         not among `given` were allocated for it. run: the compiled function, or a chooser. arguments: what it was given:
         tensors of these, an `Address` of a tensor of `given`, numbers that follow from what `take` looks at, None, and
         tuples of all that. kept: tensors among the arguments that are the same at every call."""
-        library = _library()
-        if library is None or not isinstance(run, tvm_ffi.Function):
+        if not isinstance(run, tvm_ffi.Function) or (self._wants is _nothing and not self._begun()):
             return
-        with _one_at_a_time:
-            if self.take is _nothing:
-                self.take, self._wants = library.tkq_functions(library.tkq_new(self._by_stream))
         wants = self._wants
         if not wants(*given):  # for calls whose sizes change all the time nothing is put together
             return
@@ -91,7 +87,17 @@ class CallCache:
                 _describe(x, given, made, kept, parts) for x in arguments):
             make = tuple((tuple(t.shape), t.stride(), t.dtype) for t in made)
             places = tuple(-1 if t is None else _of_result(t, given, made) for t in results)
-            library.tkq_add(wants.__self__, given, make, run.__chandle__(), tuple(parts), places, results is result)
+            _library().tkq_add(wants.__self__, given, make, run.__chandle__(), tuple(parts), places, results is result)
+
+    def _begun(self) -> bool:
+        """Is there a library? Then calls can be added from now on."""
+        library = _library()
+        if library is None:
+            return False
+        with _one_at_a_time:
+            if self.take is _nothing:
+                self.take, self._wants = library.tkq_functions(library.tkq_new(self._by_stream))
+        return True
 
 
 def clear() -> None:
