@@ -65,7 +65,10 @@ def rmsnorm(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[Tensor
     if (residual is None and prenorm is False and out_dtype is None and residual_dtype is None
             and type(weight_offset) is float and weight_offset == 0.0):
         found = None if ops.traced() else _call_cache_plain.take(x, weight, bias, eps, "rmsnorm")
-        return _plain("rmsnorm", x, weight, bias, eps) if found is None else found
+        if found is not None:
+            return found
+        eps = checks.EPS["rmsnorm"](eps)
+        return _routed(_call_cache_plain, (x, weight, bias, eps, "rmsnorm"), "rmsnorm", x, weight, bias, eps)
     return _norm("rmsnorm", x, weight, bias, eps, residual, prenorm, weight_offset, out_dtype, residual_dtype)
 
 
@@ -116,14 +119,11 @@ def layernorm(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor]
     if (residual is None and prenorm is False and out_dtype is None and residual_dtype is None
             and type(weight_offset) is float and weight_offset == 0.0):
         found = None if ops.traced() else _call_cache_plain.take(x, weight, bias, eps, "layernorm")
-        return _plain("layernorm", x, weight, bias, eps) if found is None else found
+        if found is not None:
+            return found
+        eps = checks.EPS["layernorm"](eps)
+        return _routed(_call_cache_plain, (x, weight, bias, eps, "layernorm"), "layernorm", x, weight, bias, eps)
     return _norm("layernorm", x, weight, bias, eps, residual, prenorm, weight_offset, out_dtype, residual_dtype)
-
-
-def _plain(kind, x, weight, bias, eps):
-    """Without options, and not replayed."""
-    eps = checks.EPS[kind](eps)
-    return _routed(_call_cache_plain, (x, weight, bias, eps, kind), kind, x, weight, bias, eps)
 
 
 def _norm(kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, residual_dtype):

@@ -130,6 +130,16 @@ def rows(op: str, most: int, x: Tensor, vectors: dict, like: dict, launched: boo
         arch.require_hopper(x.device)
 
 
+def each(*expected: tuple) -> None:
+    """TypeError, ValueError unless each (name, tensor, names of types, shape) is one of these types, of this shape, its
+    last dimension contiguous, and all are on one device."""
+    for name, x, types, size in expected:
+        dtype(name, x, types)
+        shape(name, x, size)
+        last_dim_contiguous(name, x)
+    same_device(**{name: x for name, x, *_ in expected})
+
+
 def same_device(**tensors) -> None:
     """TypeError, ValueError unless all are tensors on one device; None among them is passed over."""
     first = None
