@@ -198,7 +198,7 @@ def route(*tensors) -> str:
 
 
 class Short:
-    """`route` in plain eager mode, in C: "direct", "record", or None. again.py sets it when it has its library."""
+    """`route` in plain eager mode, in C: "direct", "record", or None. replay.py sets it when it has its library."""
 
     @staticmethod
     def route(*tensors):

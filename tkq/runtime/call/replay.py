@@ -1,20 +1,20 @@
 """Call cache: replays the launch of a call with the same shapes, strides and options from C.
 
 Most calls of a model come again and again: the same types, sizes, strides and options, other addresses. Of such a call
-all is known but the addresses: which kernel it takes, with which numbers, and what it has to allocate. again.c keeps
+all is known but the addresses: which kernel it takes, with which numbers, and what it has to allocate. replay.c keeps
 that, and does the rest of the call: it sees that nothing but plain eager mode is under way and that no gradient is
 recorded (as `ops.route` does), allocates by torch's own function, and launches on torch's stream. It is compiled once,
-where there is a C compiler, as chooser.c is; without one, and on a Python without its lock, nothing is remembered.
+where there is a C compiler, as dispatch.c is; without one, and on a Python without its lock, nothing is remembered.
 
 An op says at its top, past what torch.compile traces:
 
-    found = _again.take(x, weight, eps)
+    found = _call_cache.take(x, weight, eps)
     if found is not None:
         return found
 
 and where such a call has been launched for the first times:
 
-    _again.add((x, weight, eps), run, (x, weight, y, eps), y)
+    _call_cache.add((x, weight, eps), run, (x, weight, y, eps), y)
 """
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from ..system.forks import Renewed
 from . import inside, ops
 
 _GIVEN, _MADE, _NONE, _INT, _FLOAT, _ADDRESS, _KEPT, _LIST = range(8)
-_MOST_GIVEN = 24  # as in again.c
+_MOST_GIVEN = 24  # as in replay.c
 _PLAIN = frozenset((type(None), bool, int, float, str, torch.dtype))
 _all: weakref.WeakSet = weakref.WeakSet()
 _one_at_a_time = Renewed(threading.Lock)
@@ -119,7 +119,7 @@ def _place(x, tensors):
 
 
 def _describe(x, given, made, kept, parts) -> bool:
-    """Add what again.c takes for an argument; False where it knows no such."""
+    """Add what replay.c takes for an argument; False where it knows no such."""
     if type(x) is tuple:
         parts.append((_LIST, len(x)))
         return all(type(item) is not tuple and _describe(item, given, made, kept, parts) for item in x)
@@ -153,7 +153,7 @@ def _of_result(t, given, made):
 
 @functools.cache
 def _library():
-    """again.c as a library for ctypes, prepared; None where it cannot be had: calls take the long way then."""
+    """replay.c as a library for ctypes, prepared; None where it cannot be had: calls take the long way then."""
     try:
         return _prepared()
     except (OSError, RuntimeError, AttributeError, ValueError, ImportError) as error:
