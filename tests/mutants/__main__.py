@@ -158,7 +158,7 @@ def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description="Faults that tests must find.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="mutants, or how their names begin")
     parser.add_argument("--jobs", type=int, default=12, help="at a time; each compiles on a core of its own")
-    parser.add_argument("--timeout", type=float, default=60, help="seconds for the tests of a mutant")
+    parser.add_argument("--timeout", type=float, default=45, help="seconds for the tests of a mutant")
     parser.add_argument("--list", action="store_true", help="say what there is, run nothing")
     parser.add_argument("--no-baseline", action="store_true", help="do not run the tests as they are first")
     given = parser.parse_args(arguments)

@@ -119,10 +119,10 @@ MUTANTS = (
          """, pressed("reads-fp8_not_spread")),
         ("promoted_stage_freed_too_early", """
             tk.mma_wait(0)
-            if const_expr(i == n - 1 and self.spec.scales != "line"):
+            if const_expr(i == n - 1 and self.spec.scale_b != "1x128"):
                 s.pipe.release(u.full)
          """, """
-            if const_expr(i == n - 1 and self.spec.scales != "line"):
+            if const_expr(i == n - 1 and self.spec.scale_b != "1x128"):
                 s.pipe.release(u.full)
             tk.mma_wait(0)
          """, pressed("reads-fp8_promoted")),

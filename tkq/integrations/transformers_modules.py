@@ -285,7 +285,7 @@ def replace_linears(layer, what, keep_weight, report):
     from .. import nn as tkq_nn
     from ..quantize.linear import E4M3, E5M2, Recipe
 
-    fp8 = {"fp8": Recipe("row", E4M3, keep_weight), "fp8_block": Recipe("block", E4M3, keep_weight),
+    fp8 = {"fp8": Recipe("row", E4M3, keep_weight), "fp8_block": Recipe("1x128", E4M3, keep_weight),
            "fp8_tensor": Recipe("tensor", E5M2, keep_weight)}.get(what)
     made = _subclass(nn.Linear, None, tkq_nn.Linear if fp8 is None else tkq_nn.Fp8Linear)
     for module in layer.modules():

@@ -79,7 +79,7 @@ def with_options() -> list:
 
 def quantised() -> list:
     """Both granularities at every size, with a residual too; float32 rows; rows that do not divide."""
-    q = [dict(out="e4m3", scale=scale) for scale in ("row", "block")]
+    q = [dict(out="e4m3", scale=scale) for scale in ("row", "1x128")]
     specs = [NormSpec("rmsnorm", N, "bf16", "bf16", None, 8, **o) for N in SIZES for o in q]
     specs += [NormSpec("rmsnorm", N, "bf16", "bf16", None, 8, "bf16", "bf16", **o) for N in SIZES for o in q]
     specs += [NormSpec("layernorm", N, "bf16", "fp32", "fp32", 8, **o) for N in SIZES for o in q]
@@ -101,8 +101,8 @@ def quantised() -> list:
 QUICK = ("rmsnorm-bf16-n4096-wbf16-v8", "rmsnorm-bf16-n262144-wbf16-v8", "layernorm-bf16-n4096-wfp32-v8",
          "layernorm-bf16-n262144-wbf16-row-v8", "layernorm-fp32-n7-wfp32-bfp32-v1",
          "rmsnorm-bf16-n4096-wbf16-rbf16-tbf16-stats-v8", "layernorm-fp32-n262144-wfp32-bfp32-rfp32-tfp32-stats-v4",
-         "rmsnorm-bf16-n4096-wbf16-row-v8", "rmsnorm-bf16-n4096-wbf16-block-v8",
-         "layernorm-bf16-n262144-wfp32-bfp32-row-v8", "layernorm-bf16-n65537-wbf16-bbf16-rbf16-tbf16-block-v1",
+         "rmsnorm-bf16-n4096-wbf16-row-v8", "rmsnorm-bf16-n4096-wbf16-1x128-v8",
+         "layernorm-bf16-n262144-wfp32-bfp32-row-v8", "layernorm-bf16-n65537-wbf16-bbf16-rbf16-tbf16-1x128-v1",
          "rmsnorm-bf16-n128-wbf16-headsweight-v8")
 
 

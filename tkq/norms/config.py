@@ -47,7 +47,7 @@ def smem_bytes(spec: NormSpec, config: Config) -> int:
     mbarriers, and where 128 columns lie in several warps, a float for each vector of each warp."""
     t = config.tile(spec)
     x = t.rows * t.cols * spec.loaded // 8 if config.load == "shared" else 0
-    met = t.threads // 32 * t.blocks * 4 if spec.scale == "block" and t.vector < 4 else 0
+    met = t.threads // 32 * t.blocks * 4 if spec.scale == "1x128" and t.vector < 4 else 0
     return config.rows_per_thread * (x + spec.exchanges * (t.threads // 32 * t.cluster * 8 + 16) + met)
 
 

@@ -16,7 +16,7 @@ SERVED_FROM_BYTES, FROM_BYTES, WIDTH_OF_X = 16384, 131072, 16  # of a row: what 
 # as fast, or faster.
 HEAVY_FROM_BYTES, HEAVY_BESIDE_RESIDUAL_FROM_BYTES = 24576, 2 * FROM_BYTES
 # of all that is read of a row with no more of weight and bias than that, by scale: up to there they are as fast
-LIGHT_ABOVE_BYTES = {"row": 2 * FROM_BYTES, "block": FROM_BYTES}
+LIGHT_ABOVE_BYTES = {"row": 2 * FROM_BYTES, "1x128": FROM_BYTES}
 # (blocks of a cluster, warps, stages, blocks on a multiprocessor)
 _GEOMETRIES = ((16, 8, 6, 1), (16, 16, 6, 1), (8, 8, 6, 1), (16, 4, 6, 2), (8, 16, 6, 1), (4, 8, 6, 1), (8, 4, 6, 2))
 # of rows below FROM_BYTES, of which, and of the residual's, a block has at least 16 KB
@@ -102,5 +102,5 @@ def _plan(spec, geometry) -> Optional[RowPlan]:
 
 def _cols(spec, cluster):
     """Of a block: in whole accesses, or where 128 columns have a scale in whole groups, which no two blocks share."""
-    unit = GROUP if spec.scale == "block" else spec.vector
+    unit = GROUP if spec.scale == "1x128" else spec.vector
     return -(-spec.N // (cluster * unit)) * unit

@@ -32,7 +32,7 @@ _OF_NORM = (0, 1, 2, 3, 9)  # the places in a call of a launcher's arguments, wh
 
 class Call(NamedTuple):
     """What is asked for beside the tensors. out, total: torch types of the result and of the sum of x and residual,
-    None for x's type and for no sum. stats: rstd (and mean) too. scale: None, "row" or "block"."""
+    None for x's type and for no sum. stats: rstd (and mean) too. scale: None, "row" or "1x128"."""
 
     kind: str
     eps: float

@@ -7,17 +7,18 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from ..gemm.fp8.ops import fp8_gemm
+from ..granularity import RENAMED, members, parse
 from ..runtime.call import check, ops
 from .ops import quantize_fp8, quantize_padded
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-WEIGHTS = {"row": "row", "block": "tile", "tensor": "tensor"}  # what shares a scale in the weight, for each recipe
+WEIGHTS = {"row": "row", "1x128": "128x128", "tensor": "tensor"}  # the weight's granularity, by that of x and dy
 LONG = 65536  # sums of more tokens are added up in float32, every 128 of them: the tensor cores' own are cut off
 _UNIT = 16  # of every dimension that a product sums over
 
 
 class Recipe(NamedTuple):
-    """granularity: "row", a scale for each row of what a product sums over; "block", one for each 128 of it, and for
+    """granularity: "row", a scale for each row of what a product sums over; "1x128", one for each 128 of it, and for
     each 128 x 128 of the weight; "tensor", one for each of x, the weight and dy. gradient: dy's float8 type.
     keep_weight: is the weight's transpose quantised with the weight, and not in the backward?"""
 
@@ -36,10 +37,11 @@ class Fp8Linear(nn.Linear):
         in_features, out_features: multiples of 16.
         bias, device, dtype: as `torch.nn.Linear`; dtype and x's: bfloat16, float16 or float32.
         granularity: "row": y's product has a scale for each row of x and of the weight; each gradient's product scales
-            of its own, over what it sums over. Rows with outliers lose little. "block": a scale for each 128 of a row
-            (of a column, in the weight's gradient) of x and dy, and for each 128 x 128 of the weight; sums of 128 are
-            added up in float32. It is the most accurate; the products of the others are faster. "tensor": one scale
-            for all of x, of the weight and of dy; what is small beside the largest element loses the most.
+            of its own, over what it sums over. Rows with outliers lose little. "1x128": a scale for each 128 of a row
+            (of a column, in the weight's gradient) of x and dy, and "128x128" for the weight; sums of 128 are added up
+            in float32. It is the most accurate; the products of the others are faster. "tensor": one scale for all of
+            x, of the weight and of dy; what is small beside the largest element loses the most. Or the member of
+            torch.nn.functional.ScalingType: RowWise, BlockWise1x128, TensorWise.
         gradient: dy's type, float8_e4m3fn or float8_e5m2 (more range, a bit less precision).
         keep_weight: the weight's float8 along its outputs stays until the backward, a byte an element; False: the
             weight is quantised again then, which is what a sharded one wants (FSDP frees it between the two).
@@ -54,8 +56,10 @@ class Fp8Linear(nn.Linear):
         for name, size in (("in_features", in_features), ("out_features", out_features)):
             check.size(f"Fp8Linear: {name}", size, _UNIT)
         check.flag("Fp8Linear: keep_weight", keep_weight)
+        granularity = parse("Fp8Linear: granularity", granularity, WEIGHTS)
         if granularity not in tuple(WEIGHTS):  # which need not be something that a table can be asked for
-            raise ValueError(f"Fp8Linear: granularity: got {granularity!r}, allowed are {', '.join(WEIGHTS)}")
+            raise ValueError(f"Fp8Linear: granularity: got {granularity!r}, allowed are "
+                             f"{', '.join(map(repr, WEIGHTS))}, and {members(WEIGHTS)}")
         if gradient not in (E4M3, E5M2):
             raise TypeError(f"Fp8Linear: gradient: got {gradient}, allowed are {E4M3} and {E5M2}")
         super().__init__(in_features, out_features, bias, device, dtype)
@@ -73,6 +77,12 @@ class Fp8Linear(nn.Linear):
             with torch.autocast(kind, enabled=False):  # the CPU's reference multiplies with torch
                 return self.forward(x)
         return together(x, (self,))[0]
+
+    def __setstate__(self, state):
+        """Modules that an earlier version pickled have an old name."""
+        super().__setstate__(state)
+        old = self.recipe.granularity
+        self.recipe = self.recipe._replace(granularity=RENAMED.get(old, old))
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, granularity={self.recipe.granularity!r}, gradient={self.recipe.gradient}"

@@ -32,7 +32,8 @@ lacks a wait, or frees a stage too early, is right as long as the other side hap
   the next one. What is announced without a ``tk.store_wait`` is not there. With stores alone, others' additions to what
   is not there yet are early.
 - ``one_group``: one warpgroup of each block alone naps, of the next block the next one. Where all are late now and then
-  each finds the others late, too: here one role is, and all others are as fast as they can be.
+  each finds the others late, too: here one role is, and all others are as fast as they can be. Behind barriers this
+  holds for every other block alone, so that the blocks between read early.
 
 The setting is part of a kernel's name in the cache. Where nothing was asked for, machine code is the same as if there
 were no such places.

@@ -22,10 +22,11 @@ from tkq.gemm.fp8.small_m_plan import (
     tiles,
     traits,
 )
-from tkq.gemm.fp8.spec import OUT, SCALES, Fp8Spec
+from tkq.gemm.fp8.spec import OUT, Fp8Spec
+from tkq.granularity import PRODUCTS, scales_of
 
-SPECS = [Fp8Spec(scales=s, promote=p) for s in SCALES for p in (False, True) if p or s in ("tensor", "row")]
-SPEC = Fp8Spec(scales="row")
+SPECS = [Fp8Spec(**scales_of(s), promote=p) for s in PRODUCTS for p in (False, True) if p or s in ("tensor", "row")]
+SPEC, BLOCK_SPEC = Fp8Spec(**scales_of("row")), Fp8Spec(**scales_of("1x128_128x128"), promote=True)
 rows, sizes, steps = st.integers(1, 128), st.integers(1, 60000), st.integers(1, 2000)
 many_rows, columns = st.one_of(rows, st.integers(129, 9000)), st.one_of(sizes, st.integers(1, 2000))
 
@@ -90,7 +91,7 @@ BY_BLOCKS = {**BY_ROWS, (16, 1024, 8192): 4, (64, 4096, 4096): 2}
 
 
 @pytest.mark.parametrize("spec, measured", (
-    (Fp8Spec(), FAST), (SPEC, BY_ROWS), (Fp8Spec(scales="block", promote=True), BY_BLOCKS)))
+    (Fp8Spec(), FAST), (SPEC, BY_ROWS), (BLOCK_SPEC, BY_BLOCKS)))
 def test_what_was_measured(spec, measured):
     """The quickest, or within 3 % of it."""
     for problem, split in measured.items():
@@ -127,7 +128,7 @@ TILED = {(256, 512, 4096): (64, 4), (256, 512, 16384): (64, 4), (512, 512, 8192)
 TILED_BLOCKS = {**TILED, (512, 512, 8192): (128, 4), (256, 1024, 8192): (128, 4), (192, 1024, 4096): (128, 4)}
 
 
-@pytest.mark.parametrize("spec, measured", ((SPEC, TILED), (Fp8Spec(scales="block", promote=True), TILED_BLOCKS)))
+@pytest.mark.parametrize("spec, measured", ((SPEC, TILED), (BLOCK_SPEC, TILED_BLOCKS)))
 def test_what_was_measured_of_more_rows(spec, measured):
     for problem, way in measured.items():
         config = plan(spec, *problem, 132)

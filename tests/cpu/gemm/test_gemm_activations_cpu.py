@@ -125,7 +125,7 @@ def test_which_kernels_are_crowded():
     """Of the kernels that are planned: quarters that wait."""
     for out, config, few_special in (("bf16", replace(BLOCKS[0], overlap_epilogue=6), True), ("fp16", BLOCKS[0], False),
                                      ("bf16", replace(PROMOTED[1], overlap_epilogue=4), False)):
-        spec = Fp8Spec(out=out, scales="block", promote=True, activation="silu")
+        spec = Fp8Spec(out=out, scale_a="1x128", scale_b="128x128", promote=True, activation="silu")
         assert kernel.form(config)(spec, config).few_special is few_special
 
 

@@ -9,7 +9,7 @@ from tkq.gemm.fp8 import kernel as fp8
 from tkq.gemm.grouped import kernel as grouped
 from tkq.gemm.grouped.spec import FAST, PROMOTED, GroupedSpec, fit_to_spec
 
-SPECS = {"rows": GroupedSpec(), "blocks": GroupedSpec("m", "e4m3", "e4m3", "bf16", "block"),
+SPECS = {"rows": GroupedSpec(), "blocks": GroupedSpec("m", "e4m3", "e4m3", "bf16", "1x128", "128x128"),
          "along k": GroupedSpec("k", b_major="n")}
 
 

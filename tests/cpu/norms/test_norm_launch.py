@@ -144,7 +144,7 @@ def test_options_reach_the_kernel(kernels):
                                        True)
 
 
-@pytest.mark.parametrize("granularity, shape, strides", [("row", (6, 1), (1, 1)), ("block", (6, 3), (1, 8))])
+@pytest.mark.parametrize("granularity, shape, strides", [("row", (6, 1), (1, 1)), ("1x128", (6, 3), (1, 8))])
 def test_scales(kernels, granularity, shape, strides):
     x = torch.zeros(2, 3, 300).bfloat16()
     q, _, _, _, scale = launch.norm(Call("rmsnorm", 1e-5, out=E4M3, scale=granularity), x, None, None, None)
@@ -195,7 +195,7 @@ def test_no_rows_launch_nothing(kernels):
         assert plain("rmsnorm", x, W, None, 1e-5).shape == shape
         y, total, rstd, _, _ = launch.norm(Call("rmsnorm", 1e-5, total=torch.float32, stats=True), x, W, None, x)
         assert y.shape == total.shape == shape and rstd.shape == (0,)
-    scale = launch.norm(Call("rmsnorm", 1e-5, out=E4M3, scale="block"), x, W, None, x)[4]
+    scale = launch.norm(Call("rmsnorm", 1e-5, out=E4M3, scale="1x128"), x, W, None, x)[4]
     assert scale.shape == (0, 1) and not kernels
 
 
@@ -272,7 +272,7 @@ COLUMNS = st.one_of(st.integers(1, MAX_N), st.integers(1, 4096), st.integers(1, 
 @st.composite
 def specs(draw):
     kind, x, N = draw(st.sampled_from(["rmsnorm", "layernorm"])), draw(DTYPES), draw(COLUMNS)
-    scale = draw(st.sampled_from([None, "row", "block"]))
+    scale = draw(st.sampled_from([None, "row", "1x128"]))
     weight, residual, total = draw(OPTIONAL), draw(OPTIONAL), draw(OPTIONAL)
     out = "e4m3" if scale else draw(OPTIONAL)
     widest = geometry.vector(N, max(OUT_WIDTH[t] for t in (x, residual, total, out) if t))
@@ -296,7 +296,7 @@ def test_every_spec_has_a_config_that_fits(spec):
         assert t.per_thread <= 32
     elif config.load == "registers":
         assert t.per_thread * max(spec.loaded, 32) <= 64 * 32 * 2
-    if spec.scale == "block":
+    if spec.scale == "1x128":
         # 128 columns lie in neighbouring lanes of one block, or in several vectors of all lanes
         step = t.vector * t.threads_per_row
         assert step % 128 == 0 or 128 % step == 0
@@ -307,7 +307,7 @@ def test_every_spec_has_a_config_that_fits(spec):
 @given(specs())
 def test_each_scale_has_one_writer(spec):
     """The rule by which a thread of the kernel writes a block's scale, followed for every thread."""
-    if spec.scale != "block" or spec.N > 20000:
+    if spec.scale != "1x128" or spec.N > 20000:
         return
     t = norms.plan(spec).tile(spec)
     together = max(1, 128 // (t.vector * t.threads_per_row))
@@ -323,7 +323,7 @@ def test_each_scale_has_one_writer(spec):
 
 
 @pytest.mark.parametrize("options", [
-    dict(residual="bf16", total="bf16"), dict(out="e4m3", scale="row"), dict(out="e4m3", scale="block"),
+    dict(residual="bf16", total="bf16"), dict(out="e4m3", scale="row"), dict(out="e4m3", scale="1x128"),
     dict(stats=True)])
 @pytest.mark.parametrize("N", [1024, 4096, 32768, 262144])
 def test_variants_are_valid_and_begin_with_the_plan(options, N):

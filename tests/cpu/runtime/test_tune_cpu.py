@@ -25,6 +25,7 @@ from tkq.gemm.fp8.plan import launch
 from tkq.gemm.fp8.spec import Fp8Spec
 from tkq.gemm.grouped import ops as grouped_ops
 from tkq.gemm.grouped.spec import GroupedSpec
+from tkq.granularity import PRODUCTS, scales_of
 from tkq.runtime.compile import build, tuned
 from tkq.testing import timing
 from tkq.warmup import tune
@@ -33,7 +34,7 @@ SIZES = ((1, 8192, 8192), (64, 4096, 512), (128, 1000, 72), (129, 136, 272), (40
 GEMMS = (GemmSpec(), GemmSpec(b_major="k"), GemmSpec(out="fp32"), GemmSpec(store="direct"),
          GemmSpec(a_major="m", accumulate=True), GemmSpec(batch="ab"), GemmSpec(epilogue=Epilogue("gelu", bias="bf16")),
          GemmSpec(b_major="k", epilogue=Epilogue("swiglu")), GemmSpec(out="fp32", epilogue=Epilogue(residual=True)))
-FP8S = (Fp8Spec(), Fp8Spec(scales="row"), Fp8Spec(scales="block", promote=True), Fp8Spec(scales="line", promote=True),
+FP8S = (*(Fp8Spec(**scales_of(pair), promote="128" in pair) for pair in PRODUCTS),
         Fp8Spec(out="e4m3"), Fp8Spec(store="direct"))
 CLASSES = {**candidates.CLASSES["gemm"], **candidates.CLASSES["fp8_gemm"]}
 EFFORT = timing.Effort(rounds=7, round_seconds=0.001, warmup_seconds=0.001)
@@ -98,7 +99,7 @@ def test_candidates_of_fp8_gemm(spec, size):
 
 
 @pytest.mark.parametrize("spec", (GroupedSpec(), GroupedSpec("k", b_major="n"),
-                                  GroupedSpec("m", "e4m3", "e4m3", "bf16", "block")))
+                                  GroupedSpec("m", "e4m3", "e4m3", "bf16", "1x128", "128x128")))
 def test_candidates_of_grouped_gemm(spec):
     found = candidates.of_grouped_gemm(spec, 8192, 4096, 16, 132)
     assert 2 < len(found) < 50 and len(set(found)) == len(found)
@@ -157,7 +158,7 @@ def fields(config, **changed):
     ("fp8_gemm", Fp8Spec(), fields(Fp8Config(wgmma_in_flight=0), split=0)),
     ("fp8_gemm", Fp8Spec(), fields(Fp8Config(wgmma_in_flight=0), stages=4.0)),
     ("grouped_gemm", GroupedSpec(), fields(SmallMConfig())),
-    ("grouped_gemm", GroupedSpec("k", "e4m3", "e4m3", "fp32", "row"), fields(Fp8Config(n=128, pdl=True))),
+    ("grouped_gemm", GroupedSpec("k", "e4m3", "e4m3", "fp32", "row", "row"), fields(Fp8Config(n=128, pdl=True))),
     ("grouped_gemm", GroupedSpec(out="fp32"), fields(Fp8Config(n=128, wgmma_in_flight=0, overlap_epilogue=1))),
     ("grouped_gemm", GroupedSpec(), fields(Fp8Config(n=128, stages=7)))))
 def test_a_configuration_of_no_sense_counts_as_not_there(op, spec, found):
@@ -232,7 +233,7 @@ def test_gemm_takes_what_was_found(hopper):
 
 
 def test_the_others_take_what_was_found(hopper):
-    spec, size = Fp8Spec(scales="row"), (512, 512, 256)
+    spec, size = Fp8Spec(scale_a="row", scale_b="row"), (512, 512, 256)
     tuned.write(chosen.problem("fp8_gemm", spec, size, torch.device("cpu")), Fp8Config(raster_group=4), {})
     x, one, rows = torch.float8_e4m3fn, torch.float32, ((512, 256), (256, 512))
     kernel, *_ = ops._launcher(x, x, *rows, one, one, (512, 1), (1, 512), None, torch.bfloat16, None, -1, -1, -1)

@@ -43,7 +43,7 @@ def test_a_norm_that_writes_nothing_is_nan(monkeypatch, kind):
     x = torch.zeros(5, 256, dtype=torch.bfloat16)
     for call in (Call(kind, 1e-6), Call(kind, 1e-6, total=torch.float32, stats=True),
                  Call(kind, 1e-6, out=torch.float8_e4m3fn, scale="row"),
-                 Call(kind, 1e-6, out=torch.float8_e4m3fn, scale="block")):
+                 Call(kind, 1e-6, out=torch.float8_e4m3fn, scale="1x128")):
         for _ in range(3):
             with poisoned():
                 made = [t for t in launch.norm(call, x, x[0], None, x) if t is not None]

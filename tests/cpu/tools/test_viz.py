@@ -163,9 +163,9 @@ def row_kernel(N):
            (AttentionSpec("bf16", 128), plan(AttentionSpec("bf16", 128), "long"))),
     Recipe("tkq.gemm.dense.kernel:build", (GemmSpec(b_major="k"), Config())),
     Recipe("tkq.gemm.fp8.kernel:build",
-           (Fp8Spec(scales="block", promote=True), Fp8Config(m=128, n=128, stagger_stages=0))),
+           (Fp8Spec(scale_a="1x128", scale_b="128x128", promote=True), Fp8Config(m=128, n=128, stagger_stages=0))),
     Recipe("tkq.gemm.fp8.wave_sync_kernel:build",
-           (Fp8Spec(scales="block", promote=True), WaveSyncFp8Config.of(PROMOTED[1], 8))),
+           (Fp8Spec(scale_a="1x128", scale_b="128x128", promote=True), WaveSyncFp8Config.of(PROMOTED[1], 8))),
     Recipe("write_a_gemm:build"), 4096, 32768,
 ], ids=["attention", "gemm", "fp8", "fp8 that keeps pace", "lcf", "rows", "rows of clusters"])
 def test_arrivals_and_registers_are_those_of_the_compiled_kernel(recipe, tmp_path, monkeypatch):
@@ -203,7 +203,7 @@ def test_a_picture_of_a_gemm_agrees_with_its_config(config):
 
 
 def test_pictures_of_kernels_that_keep_pace_say_so():
-    block = Fp8Spec(scales="block", promote=True)
+    block = Fp8Spec(scale_a="1x128", scale_b="128x128", promote=True)
     for kernel in (WaveSyncGemm(GemmSpec(b_major="k"), WaveSyncConfig(overlap_epilogue=1)),
                    WaveSyncPipelinedFp8Gemm(block, WaveSyncFp8Config.of(PROMOTED[1], 8))):
         picture = viz.pipeline(kernel)

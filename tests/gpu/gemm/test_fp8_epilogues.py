@@ -9,22 +9,23 @@ from tkq.gemm.fp8 import ops
 from tkq.gemm.fp8.config import WaveSyncFp8Config
 from tkq.gemm.fp8.plan import BLOCKS, FAST, PROMOTED, SMALL, configure_epilogue, fit_to_spec
 from tkq.gemm.fp8.spec import Fp8Spec
+from tkq.granularity import scales_of
 from tkq.testing import assert_2x
 
-GELU = Fp8Spec(scales="block", promote=True, activation="gelu")
+GELU = Fp8Spec(scale_a="1x128", scale_b="128x128", promote=True, activation="gelu")
 PIPELINED = (BLOCKS[0], PROMOTED[1])
-WAITING = tuple(dict.fromkeys(("block", configure_epilogue(tile, spec)) for tile in PIPELINED  # as planned
+WAITING = tuple(dict.fromkeys(("1x128_128x128", configure_epilogue(tile, spec)) for tile in PIPELINED  # as planned
                               for spec in (GELU, replace(GELU, activation="silu"))))
 TILES = [("row", tile) for tile in (*FAST, SMALL[0], replace(FAST[0], overlap_epilogue=0))]
-TILES += [("block", tile) for tile in (BLOCKS + PROMOTED + SMALL)]
+TILES += [("1x128_128x128", tile) for tile in (BLOCKS + PROMOTED + SMALL)]
 TILES += [*WAITING, *((kind, replace(tile, store_per_warp=False)) for kind, tile in WAITING)]
-TILES += [("block", replace(tile, overlap_epilogue=n, store_per_warp=bool(n % 2))) for tile in PIPELINED
+TILES += [("1x128_128x128", replace(tile, overlap_epilogue=n, store_per_warp=bool(n % 2))) for tile in PIPELINED
           for n in (1, tile.n // 32)]
-TILES += [("line", PROMOTED[1]), ("row", WaveSyncFp8Config.of(FAST[0])),
-          ("block", WaveSyncFp8Config.of(PROMOTED[1], 8)),
-          ("block", WaveSyncFp8Config.of(BLOCKS[0], 8))]
+TILES += [("1x128_1x128", PROMOTED[1]), ("row", WaveSyncFp8Config.of(FAST[0])),
+          ("1x128_128x128", WaveSyncFp8Config.of(PROMOTED[1], 8)),
+          ("1x128_128x128", WaveSyncFp8Config.of(BLOCKS[0], 8))]
 TILES += [(kind, replace(tile, store_per_warp=True)) for kind, tile in (
-    ("row", FAST[0]), ("row", FAST[1]), ("row", replace(FAST[0], overlap_epilogue=0)), ("block", BLOCKS[0]))]
+    ("row", FAST[0]), ("row", FAST[1]), ("row", replace(FAST[0], overlap_epilogue=0)), ("1x128_128x128", BLOCKS[0]))]
 CURVES = [(*each, "gelu") for each in TILES] + [
     (*each, curve) for each in (*WAITING, ("row", configure_epilogue(FAST[0], Fp8Spec(activation="silu"))))
     for curve in ("silu", "gelu_tanh")]
@@ -38,8 +39,8 @@ def run(kind, tile, size, bias, activation, out="bf16", store="tma"):
     """(what comes out, the truth): between guards, which are checked; of whole numbers and of scales that are powers of
     two, so that every sum is exact. Six blocks take all tiles."""
     m, n, k = size
-    promote = kind in ("block", "line")
-    spec = Fp8Spec(out=out, scales=kind, promote=promote, bias=bias, activation=activation, store=store)
+    promote = "128" in kind
+    spec = Fp8Spec(out=out, **scales_of(kind), promote=promote, bias=bias, activation=activation, store=store)
     args = operands(m, n, k, kind, device="cuda", whole=True, powers=True)
     curved, scale = activation not in (None, "relu"), torch.tensor([4.0], device="cuda")
     if curved:  # where they curve
@@ -96,12 +97,13 @@ def test_an_exact_silu_that_waits():
 
 def check_types(tile, activation, out):
     for size in SIZES[2:5]:
-        check_curve(*run("block", tile, size, "bf16", activation, out), f"{tile.name} {size}")
+        check_curve(*run("1x128_128x128", tile, size, "bf16", activation, out), f"{tile.name} {size}")
 
 
 @pytest.mark.parametrize("tile", (*PIPELINED, replace(BLOCKS[0], store_per_warp=True)), ids=name)
 def test_results_that_do_not_wait(tile):
     """In e4m3, and in rows that TMA cannot store."""
     for m, n, k in SIZES[2:5]:
-        check_bits(*run("block", tile, (m, n // 16 * 16, k), "bf16", None, "e4m3"), f"{tile.name} {m, n, k}")
-        check_bits(*run("block", tile, (m, n - 3, k), "fp32", "relu", store="direct"), f"{tile.name} {m, n - 3, k}")
+        check_bits(*run("1x128_128x128", tile, (m, n // 16 * 16, k), "bf16", None, "e4m3"), f"{tile.name} {m, n, k}")
+        check_bits(*run("1x128_128x128", tile, (m, n - 3, k), "fp32", "relu", store="direct"),
+                   f"{tile.name} {m, n - 3, k}")

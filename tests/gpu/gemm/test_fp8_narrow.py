@@ -91,7 +91,7 @@ def test_nan_behind_rows(kind):
 @pytest.mark.parametrize("captured", (False, True))
 def test_launched_under_the_end_of_the_one_before(captured, promote, M, rows, split):
     size = 1024
-    spec = Fp8Spec(out="e4m3", scales="tensor", promote=promote)
+    spec = Fp8Spec(out="e4m3", scale_a="tensor", scale_b="tensor", promote=promote)
     config = fit_to_spec(SmallMFp8Config(rows, 64, split, pdl=True), spec)
     first, *weights = (torch.randn(n, size, device="cuda").to(E4M3) for n in (M, size, size))
     one, scale = torch.ones((), device="cuda"), torch.tensor([0.9 * size**0.5], device="cuda")
@@ -127,7 +127,7 @@ def test_float8_results_between_guards(n):
     scale = torch.tensor([4.0], device="cuda")
     buffer = torch.full((15, 16 + n + 16), guard, dtype=torch.uint8, device="cuda")
     c = buffer[1:-1, 16:16 + n]
-    spec = Fp8Spec(out="e4m3", scales="row", store="direct")
+    spec = Fp8Spec(out="e4m3", scale_a="row", scale_b="row", store="direct")
     ops.run(spec, *args, c.view(E4M3), fit_to_spec(SmallMFp8Config(16, 64, 4), spec), out_scale=scale)
     assert torch.equal(c.view(E4M3).float(), narrowed(exact(args) / 4, E4M3).float())
     c.fill_(guard)

@@ -6,7 +6,7 @@ import tkq
 from tests.gpu.norms.test_norm_quant import check_quantised
 from tests.helpers.norms.options import DTYPES, EPS, KINDS, make, poison  # noqa: F401  a fixture
 
-GRANULARITIES = pytest.mark.parametrize("granularity", ["row", "block"])
+GRANULARITIES = pytest.mark.parametrize("granularity", ["row", "1x128"])
 
 
 def call(kind, x, extra, granularity, **more):

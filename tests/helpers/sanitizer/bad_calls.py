@@ -99,8 +99,8 @@ def grouped(device):
         c = tkq.grouped_gemm(x, b, offsets)
         yield f"along M {cuts}", told(c[:last], *grad(c[:last].float().sum(), (x, b)))
         yield f"along K {cuts}", told(tkq.grouped_gemm(x.detach().t(), y, offsets))
-        found = (*tkq.quantize_fp8(randn(0, 304, 128), "block", transpose=True)[2:],
-                 *tkq.quantize_fp8(randn(1, 304, 264), "block", transpose=True)[2:])
+        found = (*tkq.quantize_fp8(randn(0, 304, 128), "1x128", transpose=True)[2:],
+                 *tkq.quantize_fp8(randn(1, 304, 264), "1x128", transpose=True)[2:])
         xt, sx, yt, sy = on(device, *found)
         yield f"float8 along K {cuts}", told(tkq.grouped_gemm(xt, yt.t(), offsets, scale_a=sx, scale_b=sy.t()))
 

@@ -108,7 +108,7 @@ def fp8_promoted():
 
 
 def fp8_blocks():
-    fp8("block", "BLOCKS", promote=True)
+    fp8("1x128_128x128", "BLOCKS", promote=True)
 
 
 def fp8_few_rows():
@@ -125,7 +125,7 @@ def fp8_few_rows_blocks():
     from tkq.gemm.fp8.small_m_config import SmallMFp8Config
 
     for _ in range(REPEATS):
-        take("block", (61, 136, 2064), SmallMFp8Config(64, 64, 2))
+        take("1x128_128x128", (61, 136, 2064), SmallMFp8Config(64, 64, 2))
 
 
 def grouped(sizes=None, n=776, k=272, blocks=6):

@@ -23,7 +23,7 @@ class Fp8Config:
                         mainloop
       wgmma_in_flight   products left in flight when a stage is released; not with promotion
       split             with promotion: parts of a subtile's columns that are multiplied and promoted by themselves
-      promotion_unroll  with promotion, for scales by blocks: steps of a loop body in which a part is multiplied
+      promotion_unroll  with promotion, for 128x128 scales of b: steps of a loop body in which a part is multiplied
                         while the one before is promoted; 0: no overlap
     epilogue:
       overlap_epilogue  a tile's result waits in registers and is stored under the next tile's first steps, a subtile
@@ -77,7 +77,7 @@ class Fp8Config:
 
     @property
     def chunk(self) -> int:
-        """Columns of a part that surely share a block scale."""
+        """Columns of a part that surely share a 128x128 scale."""
         return gcd(self.part, GROUP)
 
     def store_n(self, out: str) -> int:
@@ -118,7 +118,7 @@ class Fp8Config:
 
     def scales(self, spec: Fp8Spec) -> int:
         """Scales in a stage."""
-        return {"block": self.m + 32, "line": self.m + self.n}.get(spec.scales, 0)
+        return {"128x128": self.m + 32, "1x128": self.m + self.n}.get(spec.scale_b, 0)
 
     def shared_bytes(self, spec: Fp8Spec) -> int:
         """Shared memory of a block: stages, panels of C, semaphores, and what alignment may cost."""
@@ -178,7 +178,7 @@ def overlap_fits(spec: Fp8Spec, config: Fp8Config) -> bool:
 
 @dataclass(frozen=True)
 class WaveSyncFp8Config(Fp8Config):
-    """An ``Fp8Config`` with wave_sync, as above. Not for scales by lines: their addresses leave the producer no
+    """An ``Fp8Config`` with wave_sync, as above. Not for 1x128 scales of b: their addresses leave the producer no
     registers. Nor with both a pipelined promotion and an overlapped epilogue: wave_sync leaves the consumers 8
     registers fewer."""
 
@@ -199,6 +199,6 @@ class WaveSyncFp8Config(Fp8Config):
             ValueError: naming the field that does not fit.
         """
         super().check(spec)
-        if self.wave_sync < 1 or spec.scales == "line" or (self.overlap_epilogue and self.promotion_unroll):
+        if self.wave_sync < 1 or spec.scale_b == "1x128" or (self.overlap_epilogue and self.promotion_unroll):
             raise ValueError(f"fp8_gemm: wave_sync does not fit in {self} for {spec}")
         return self

@@ -10,7 +10,7 @@ from ..epilogue import registers as ep
 from ..epilogue.registers import activation
 
 
-def fma_line(d: tk.RegTile, a: tk.RegTile, row: tk.RowVec, scales: cute.Tensor):
+def fma_scaled(d: tk.RegTile, a: tk.RegTile, row: tk.RowVec, scales: cute.Tensor):
     """d[i, j] += a[i, j] * row[i] * scales[j]; scales: as many fp32 in shared memory, aligned to 8 bytes."""
     pairs = cute.make_tensor(scales.iterator, cute.make_layout((2, a.cols // 2)))
     to, of = d.rows_view, a.rows_view
@@ -106,9 +106,9 @@ class Fp8Out:
         x, spec = self.config, self.spec
         if const_expr(not self.bias_ahead):
             self.load_bias(g, u, t)
-        if const_expr(spec.scales == "row" and not self.prefetch_scales):
+        if const_expr(spec.scale_b == "row" and not self.prefetch_scales):
             self.load_row_scales(g, u, t, wg)
-        factor = g.scale_a[0] * g.scale_b[0] if const_expr(spec.scales == "tensor") else None
+        factor = g.scale_a[0] * g.scale_b[0] if const_expr(spec.scale_b == "tensor") else None
         shrink = cute.arch.rcp_approx(g.out_scale[0]) if const_expr(spec.out == "e4m3") else None
         for i in cutlass.range_constexpr(x.m_subtiles * x.n // self.store_n):
             self.write_subtile(g, s, u, t, i, wg, factor, shrink)
@@ -153,9 +153,9 @@ class Fp8Out:
         return t.row * (x.m // 64) + wg * x.m_subtiles + i // each, t.col * each + i % each
 
     def scale(self, g, u, part, factor, w, first, t):
-        if self.spec.scales == "tensor":
+        if self.spec.scale_b == "tensor":
             tk.mul(part, part, factor)
-        elif self.spec.scales == "row":
+        elif self.spec.scale_b == "row":
             if self.prefetch_scales:
                 cols = tk.columns(u.cols, first, self.store_n)
             else:

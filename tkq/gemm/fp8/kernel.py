@@ -10,7 +10,7 @@ from ... import tile as tk
 from ..epilogue import registers as ep
 from ..raster import raster
 from .config import STEP, Fp8Config
-from .epilogue import Fp8Out, fma_line
+from .epilogue import Fp8Out, fma_scaled
 from .spec import BYTES, GROUP, Fp8Spec
 from .state import Globals, Shared, State, Tile, at, transposed, vector
 
@@ -55,7 +55,7 @@ class Fp8Gemm(Fp8Out):
         self.stores = 4 if x.store_per_warp else 1  # of a panel
         self.c_tile = tk.st(64 // self.stores, self.store_n, self.out) if spec.store == "tma" else None
         # 64 registers of column scales, before they are needed; promoted sums leave no room for them
-        self.prefetch_scales = spec.scales == "row" and not spec.promote
+        self.prefetch_scales = spec.scale_b == "row" and not spec.promote
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -72,7 +72,8 @@ class Fp8Gemm(Fp8Out):
             a=tk.gl.load(a, self.a_tile, right), b=tk.gl.load(transposed(b), self.b_tile, down),
             c=tk.gl.store(c, self.c_tile) if const_expr(spec.store == "tma") else c,
             scale_a=self.scales(scale_a, m, steps),
-            scale_b=self.scales(scale_b, cute.ceil_div(n, GROUP) if const_expr(spec.scales == "block") else n, steps),
+            scale_b=self.scales(scale_b, cute.ceil_div(n, GROUP) if const_expr(spec.scale_b == "128x128") else n,
+                                steps),
             bias=vector(spec.bias, bias, n) if const_expr(spec.bias is not None) else None,
             out_scale=vector("fp32", out_scale, 1) if const_expr(spec.out == "e4m3") else None,
             m=m, n=n, rows=cute.ceil_div(m, x.m * down), cols=cute.ceil_div(n, x.n * right), steps=steps)
@@ -86,7 +87,7 @@ class Fp8Gemm(Fp8Out):
     def scales(self, given, extent, steps):
         """A tensor at ``given``: (address, stride of rows or columns, stride of steps)."""
         address, stride, step = given
-        shape = {"tensor": (1,), "row": (extent,)}.get(self.spec.scales, (extent, steps))
+        shape = {"tensor": (1,), "row": (extent,)}.get(self.spec.scale_b, (extent, steps))
         return at(Float32, address, cute.make_layout(shape, stride=(stride, step)[:len(shape)]))
 
     # ---- device --------------------------------------------------------------------------------
@@ -178,7 +179,7 @@ class Fp8Gemm(Fp8Out):
         row0, col0, of_columns = self.first_row(t), t.col * x.n, self.column_scales(g, t)
         for j in range(x.m // 32):
             tk.copy_async(to, 32 * j + lane, g.scale_a, (cutlass.min(row0 + 32 * j + lane, g.m - 1), k))
-        if self.spec.scales == "block":  # one for each chunk of columns: whatever of n, it lies in one block
+        if self.spec.scale_b == "128x128":  # one for each chunk of columns: whatever of n, it lies in one block
             col = cutlass.min(col0 + lane % (x.n // x.chunk) * x.chunk, g.n - 1)
             tk.copy_async(to, x.m + lane, of_columns, (col // GROUP, k))
             return
@@ -284,10 +285,10 @@ class Fp8Gemm(Fp8Out):
                 self.start(s, u, part, i, wg)
                 scales = self.scales_of(s, u.full, row, i, wg)
                 tk.mma_wait(0)
-                if const_expr(i == n - 1 and self.spec.scales != "line"):
+                if const_expr(i == n - 1 and self.spec.scale_b != "1x128"):
                     s.pipe.release(u.full)
                 self.promote(u.acc[i], part, row, scales)
-            if const_expr(self.spec.scales == "line"):  # its scales are read until the end
+            if const_expr(self.spec.scale_b == "1x128"):  # its scales are read until the end
                 s.pipe.release(u.full)
             u.full.advance()
 
@@ -306,16 +307,16 @@ class Fp8Gemm(Fp8Out):
             for h in range(2):
                 row.tensor[h] = here[64 * (wg * x.m_subtiles + i // x.split) + tk.first_row() + 8 * h]
         first = x.m + i % x.split * x.part
-        if self.spec.scales == "line":
+        if self.spec.scale_b == "1x128":
             return cute.make_tensor(here.iterator + first, cute.make_layout(x.part))
         first = x.m + i % x.split * (x.part // x.chunk)
         return [here[first + j] for j in range(x.part // x.chunk)]
 
     def promote(self, acc, part, row, scales):
-        if self.spec.scales == "block":
+        if self.spec.scale_b == "128x128":
             tk.fma_outer(acc, part, row, scales)
-        elif self.spec.scales == "line":
-            fma_line(acc, part, row, scales)
+        elif self.spec.scale_b == "1x128":
+            fma_scaled(acc, part, row, scales)
         else:
             tk.add(acc, acc, part)
 

@@ -54,7 +54,7 @@ class OverlappedEpilogueFp8Gemm(Fp8Gemm):
         """last: the order for the tile before."""
         self.multiply(s, u, self.mm, wg)
         first = self.write_under(g, s, u, pending, t, last, number, wg)
-        if const_expr(self.spec.scales == "row"):
+        if const_expr(self.spec.scale_b == "row"):
             self.load_row_scales(g, u, t, wg)
             ep.load_spread(pending.cols, self.column_scales(g, t), t.col * self.config.n)
         self.load_bias(g, u, t)
@@ -66,7 +66,7 @@ class OverlappedEpilogueFp8Gemm(Fp8Gemm):
 
     def pending(self) -> PendingTile:
         x, spec = self.config, self.spec
-        cols = ep.spread(x.n, Float32) if spec.scales == "row" else None
+        cols = ep.spread(x.n, Float32) if spec.scale_b == "row" else None
         return PendingTile([tk.rt(self.store_n, self.out) for _ in range(x.m_subtiles * x.n // self.store_n)], cols)
 
     def next_step(self, s, u, wg):
@@ -110,7 +110,7 @@ class OverlappedEpilogueFp8Gemm(Fp8Gemm):
                   (i % x.store_buffers, x.stores_in_flight(i, self.spec.out)))
 
     def finish(self, g, u, pending):
-        factor = g.scale_a[0] * g.scale_b[0] if self.spec.scales == "tensor" else None
+        factor = g.scale_a[0] * g.scale_b[0] if self.spec.scale_b == "tensor" else None
         each = self.config.n // self.store_n
         for i, subtile in enumerate(pending.subtiles):
             part = self.subtile_of(u, i)
@@ -124,8 +124,8 @@ class OverlappedEpilogueFp8Gemm(Fp8Gemm):
             tk.copy(subtile, part)
 
 
-# ---- C = A @ B in float8, scaled by blocks, pipelined promotion and overlapped epilogue: a tile's last subtiles are
-# stored under the next tile's first products.
+# ---- C = A @ B in float8, 1x128 and 128x128 scales, pipelined promotion and overlapped epilogue: a tile's last
+# subtiles are stored under the next tile's first products.
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""C = A @ B in float8, scaled by blocks, with a pipelined promotion: a product is in flight while the one before is
-promoted."""
+"""C = A @ B in float8, 1x128 and 128x128 scales, with a pipelined promotion: a product is in flight while the one
+before is promoted."""
 import cutlass
 import cutlass.cute as cute
 from cutlass import Constexpr

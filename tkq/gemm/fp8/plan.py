@@ -2,6 +2,7 @@
 from dataclasses import replace
 from typing import Optional
 
+from ...granularity import pair_name, scales_of
 from ...runtime.compile.expectation import REGISTER_FILE, Expectation
 from ...runtime.compile.recipe import Recipe, Shipped
 from ..dense.config import SHARED_BYTES
@@ -30,7 +31,7 @@ FAST = (
 # The smaller ones, of which two share A or B: what `tune` tries beside those.
 SHARING = tuple(replace(tile, cluster=2, cluster_along_n=cluster_along_n) for tile in FAST[2:]
                 for cluster_along_n in (False, True))
-# for scales by blocks, beside those of PROMOTED
+# for 1x128 and 128x128 scales, beside those of PROMOTED
 BLOCKS = (Fp8Config(split=4, store_row_bytes=64, pdl=True, promotion_unroll=4),)
 PROMOTED = (
     Fp8Config(split=2, cluster=1, store_row_bytes=64, pdl=True),
@@ -42,7 +43,7 @@ PROMOTED = (
 # Where blocks would drift apart (see ``needs_wave_sync``): by scales and whether sums are promoted, wave_sync; by a
 # tile's
 # columns, how many of them to a band, so that a wave reads about the least.
-WAVE_SYNC = {("block", True): 8, ("tensor", False): 16, ("row", False): 16}
+WAVE_SYNC = {("128x128", True): 8, ("tensor", False): 16, ("row", False): 16}
 WAVE_SYNC_BANDS = {192: 10}
 # of K in all of a block's tiles; of A and B in a wave: half of an H100's L2
 WAVE_SYNC_STEPS, WAVE_SYNC_BYTES = 3000, 25e6
@@ -52,7 +53,7 @@ SMALL = (Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, stagger_stages
 
 def table(spec: Fp8Spec) -> tuple:
     """The tiles for more than a few rows."""
-    return FAST if not spec.promote else BLOCKS + PROMOTED if spec.scales == "block" else PROMOTED
+    return FAST if not spec.promote else BLOCKS + PROMOTED if spec.scale_b == "128x128" else PROMOTED
 
 
 def tiles(config: Fp8Config, M: int, N: int):
@@ -106,7 +107,7 @@ def needs_wave_sync(config: Fp8Config, spec: Fp8Spec, M: int, N: int, K: int, nu
     round's A and B are more than the half of L2 holds that a processor reads through."""
     many = waves(config, M, N, num_sms) * -(-K // STEP) > WAVE_SYNC_STEPS
     drifts = many and wave_bytes(config, M, N, K, num_sms) > WAVE_SYNC_BYTES
-    timed = config.cluster > 1 and (config.overlap_epilogue or config.promotion_unroll) and (spec.scales,
+    timed = config.cluster > 1 and (config.overlap_epilogue or config.promotion_unroll) and (spec.scale_b,
                                                                                              spec.promote) in WAVE_SYNC
     return bool(drifts and timed)
 
@@ -114,7 +115,7 @@ def needs_wave_sync(config: Fp8Config, spec: Fp8Spec, M: int, N: int, K: int, nu
 def with_wave_sync(config: Fp8Config, spec: Fp8Spec) -> WaveSyncFp8Config:
     """The same tile, with wave sync."""
     config = replace(config, raster_group=WAVE_SYNC_BANDS.get(config.n, config.raster_group))
-    return WaveSyncFp8Config.of(config, WAVE_SYNC.get((spec.scales, spec.promote), WaveSyncFp8Config.wave_sync))
+    return WaveSyncFp8Config.of(config, WAVE_SYNC.get((spec.scale_b, spec.promote), WaveSyncFp8Config.wave_sync))
 
 
 def wave_bytes(config: Fp8Config, M: int, N: int, K: int, num_sms: int) -> int:
@@ -217,7 +218,7 @@ def traits(spec: Fp8Spec, config: Fp8Config) -> frozenset:
             isinstance(config, WaveSyncFp8Config))
     out = spec.out if BYTES[spec.out] != 2 else "16 bits"
     curved = "curved" if spec.activation not in (None, "relu") else "bias" if spec.bias or spec.activation else "plain"
-    return frozenset({(tile, "scales", spec.scales), (tile, "out", out, spec.store), (tile, "epilogue", curved)})
+    return frozenset({(tile, "scales", spec.scale_b), (tile, "out", out, spec.store), (tile, "epilogue", curved)})
 
 
 WAYS = (  # out, store, bias, activation
@@ -227,40 +228,41 @@ WAYS = (  # out, store, bias, activation
 
 def shipped() -> list[Shipped]:
     """What the tests of machine code cover: every tile with every granularity, with every way out: all ``traits``."""
-    every = [(Fp8Spec(scales=s, promote=p), tile) for s in ("tensor", "row") for p in (False, True)
+    row = Fp8Spec(**scales_of("row"))
+    blocks, narrow = (Fp8Spec(**scales_of(pair), promote=True) for pair in ("1x128_128x128", "1x128_1x128"))
+    every = [(Fp8Spec(**scales_of(s), promote=p), tile) for s in ("tensor", "row") for p in (False, True)
              for tile in ((PROMOTED if p else FAST) + SMALL)]
-    every += [(spec, tile) for spec in (Fp8Spec(scales="block", promote=True), Fp8Spec(scales="line", promote=True))
-              for tile in table(spec) + SMALL]
+    every += [(spec, tile) for spec in (blocks, narrow) for tile in table(spec) + SMALL]
     cases = every + [
         (replace(spec, out=out, store=store, bias=bias, activation=activation), tile) for spec, tile in every
-        if spec.scales in ("row", "block") and (spec.promote == (spec.scales == "block"))
+        if spec.scale_b in ("row", "128x128") and (spec.promote == (spec.scale_b == "128x128"))
         for out, store, bias, activation in WAYS]
     cases += [  # a tile with a pipelined promotion has another form with other scales
-        (Fp8Spec(out=out, scales="line", promote=True, store=store, bias=bias, activation=activation), PROMOTED[1])
+        (replace(narrow, out=out, store=store, bias=bias, activation=activation), PROMOTED[1])
         for out, store, bias, activation in WAYS]
-    cases += [(Fp8Spec(out=out, scales="row", store=store), FAST[0])
+    cases += [(replace(row, out=out, store=store), FAST[0])
               for out in ("bf16", "fp16", "fp32", "e4m3") for store in ("tma", "direct")]
-    cases += [(Fp8Spec(scales=s), replace(FAST[0], overlap_epilogue=0)) for s in ("tensor", "row")]
-    cases += [(Fp8Spec(a=a, b=b, scales="tensor"), FAST[0]) for a, b in (("e5m2", "e4m3"), ("e4m3", "e5m2"))]
-    cases += [(Fp8Spec(scales="row", bias="bf16", activation=x), FAST[0]) for x in ACTIVATIONS]
-    cases += [(Fp8Spec(scales="row", bias="bf16", activation=x), FAST[1]) for x in ("relu", "gelu")]
-    cases += [(Fp8Spec(scales="tensor", bias="bf16", activation="gelu"), tile) for tile in FAST[:2]]
-    cases += [(Fp8Spec(scales="block", promote=True, bias="bf16", activation=activation, store=store), tile)
+    cases += [(Fp8Spec(**scales_of(s)), replace(FAST[0], overlap_epilogue=0)) for s in ("tensor", "row")]
+    cases += [(Fp8Spec(a=a, b=b), FAST[0]) for a, b in (("e5m2", "e4m3"), ("e4m3", "e5m2"))]
+    cases += [(replace(row, bias="bf16", activation=x), FAST[0]) for x in ACTIVATIONS]
+    cases += [(replace(row, bias="bf16", activation=x), FAST[1]) for x in ("relu", "gelu")]
+    cases += [(Fp8Spec(bias="bf16", activation="gelu"), tile) for tile in FAST[:2]]
+    cases += [(replace(blocks, bias="bf16", activation=activation, store=store), tile)
               for tile in (BLOCKS[0], PROMOTED[1])
               for activation, store in (("gelu", "tma"), ("gelu", "direct"), (None, "tma"), ("silu", "tma"))]
-    cases += [(Fp8Spec(out="fp16", scales="block", promote=True, bias="bf16", activation="silu"), BLOCKS[0])]
-    cases += [(Fp8Spec(out="fp32", scales="block", promote=True), tile) for tile in (BLOCKS[0], PROMOTED[1])]
-    cases += [(Fp8Spec(out="e4m3", scales="row", bias="bf16", activation="gelu"), FAST[0])]
+    cases += [(replace(blocks, out="fp16", bias="bf16", activation="silu"), BLOCKS[0])]
+    cases += [(replace(blocks, out="fp32"), tile) for tile in (BLOCKS[0], PROMOTED[1])]
+    cases += [(replace(row, out="e4m3", bias="bf16", activation="gelu"), FAST[0])]
     cases += [(spec, with_wave_sync(tile, spec)) for spec, tile in every
-              if tile.cluster > 1 and tile not in SMALL and spec.scales != "line"]
+              if tile.cluster > 1 and tile not in SMALL and spec.scale_b != "1x128"]
     cases += [(spec, with_wave_sync(tile, spec)) for spec, tile in cases if tile == PROMOTED[1]
-              and spec.scales == "block"]
-    cases += [(x, with_wave_sync(FAST[0], x)) for x in (Fp8Spec(scales="row", bias="bf16", activation=activation)
+              and spec.scale_b == "128x128"]
+    cases += [(x, with_wave_sync(FAST[0], x)) for x in (replace(row, bias="bf16", activation=activation)
                                                         for activation in (None, "gelu"))]
     found = {}
     for spec, tile in cases:
         config = fit_to_spec(configure_epilogue(tile, spec), spec)
-        words = ["fp8_gemm", spec.a, spec.b, spec.scales + ("_promoted" if spec.promote else ""), spec.out]
+        words = ["fp8_gemm", spec.a, spec.b, pair_name(spec) + ("_promoted" if spec.promote else ""), spec.out]
         words += [f"bias_{spec.activation}"] * (spec.bias is not None) + [spec.store, config.name]
         name = "_".join(words)
         quick = (spec, tile) in QUICK
@@ -269,5 +271,5 @@ def shipped() -> list[Shipped]:
     return list(found.values())
 
 
-QUICK = ((Fp8Spec(scales="row"), FAST[0]), (Fp8Spec(out="e4m3", scales="row"), FAST[0]),
-         (Fp8Spec(scales="block", promote=True), BLOCKS[0]))
+QUICK = ((Fp8Spec(**scales_of("row")), FAST[0]), (Fp8Spec(out="e4m3", **scales_of("row")), FAST[0]),
+         (Fp8Spec(**scales_of("1x128_128x128"), promote=True), BLOCKS[0]))

@@ -129,7 +129,7 @@ class GroupedGemm(Fp8Gemm):
         return cute.make_tensor(b.iterator, cute.select(b.layout, [2, 1, 0] if self.spec.b_major == "k" else [1, 2, 0]))
 
     def row_scales(self, given, m, steps):
-        if self.spec.scales == "none":
+        if self.spec.scale_b == "none":
             return None
         address, _, stride, step = given
         layout = cute.make_layout((m, steps), stride=(stride, step)) if self.spec.per_step else cute.make_layout(
@@ -137,7 +137,7 @@ class GroupedGemm(Fp8Gemm):
         return at(Float32, address, layout)
 
     def group_scales(self, given, groups, n, steps):
-        if self.spec.scales == "none":
+        if self.spec.scale_b == "none":
             return None
         address, group, stride, step = given
         if self.spec.per_step:
@@ -279,14 +279,14 @@ class GroupedGemm(Fp8Gemm):
             tk.load_async(s.a[stage], g.a.part(t.size), (end, 0, k, t.row), sem)
             tk.load_async(s.b[stage], g.b.part(t.size), (end, 0, k, t.col), sem)
             return
-        whole = self.spec.scales == "none"
+        whole = self.spec.scale_b == "none"
         a = s.a[stage] if whole else s.a.stacked(x.m // 64)[stage]
         b = s.b[stage] if whole else s.b.stacked(x.split)[stage]
         tk.load_async(a, g.a.rows_from(t.first), (t.row, k), sem)
         tk.load_async(b, g.b, (t.group, t.col, k) if self.spec.b_major == "k" else (t.group, k, t.col), sem)
 
     def multiply_subtile(self, product, acc, s, r, w, wg):
-        if self.spec.scales != "none":
+        if self.spec.scale_b != "none":
             super().multiply_subtile(product, acc, s, r, w, wg)
         else:
             product(acc, s.a[r.stage], s.b[r.stage], a_part=wg * self.config.m_subtiles + w)

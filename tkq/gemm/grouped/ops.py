@@ -41,11 +41,12 @@ def grouped_gemm(a: Tensor, b: Tensor, offsets: Tensor, *, scale_a: Optional[Ten
             Any values: one below 0 counts as 0, one past the end as the end, one below an offset before it as that
             one, so its group is empty. Nothing outside the tensors is read or written.
         scale_a, scale_b: for float8, float32, any strides.
-            With b (G, K, N): (M, 1) and (G, 1, N); or (M, ceil(K / 128)) and (G, ceil(K / 128), ceil(N / 128)).
-            With b (K, N): (M, 1) and (1, N); each group's own, (G, M, 1) and (G, 1, N); or (M, ceil(K / 128)) and
-            (ceil(K / 128), N), which count 128 from the first of all K on, wherever groups begin: those of the
-            transposes that ``tkq.quantize_fp8(x, "block", transpose=True)`` makes. (A block that two groups have part
-            of has one scale: where it is NaN, it is so for both.)
+            With b (G, K, N): (M, 1) and (G, 1, N) ("row" of ``tkq.quantize_fp8``); or (M, ceil(K / 128)) ("1x128") and
+            (G, ceil(K / 128), ceil(N / 128)) ("128x128").
+            With b (K, N): (M, 1) and (1, N) ("row"); each group's own, (G, M, 1) and (G, 1, N); or (M, ceil(K / 128))
+            and (ceil(K / 128), N) ("1x128" both), which count 128 from the first of all K on, wherever groups begin:
+            those of the transposes that ``tkq.quantize_fp8(x, "1x128", transpose=True)`` makes. (A block that two
+            groups have part of has one scale: where it is NaN, it is so for both.)
         out_dtype: bfloat16, float16 or float32. Not given: a's, for float8 bfloat16.
 
     K and N are multiples of 8, with float8 K of 16; with float32 results N of 4 is enough; all bases and pitches are
@@ -225,7 +226,7 @@ def _spec(a, b, offsets, scales, out_dtype):
     else:  # nothing to multiply: strides say nothing
         b_major = "n" if along_k and not narrow else "k"
     spec = GroupedSpec("k" if along_k else "m", dtypes.name_of(a_dtype), dtypes.name_of(b_dtype), dtypes.name_of(out),
-                       kind, b_major)
+                       *kind, b_major)
     return spec, (groups, m, n) if along_k else (m, n), out
 
 
@@ -238,7 +239,7 @@ def _scales(narrow, along, sizes, scales):
     if not narrow:
         if scales:
             raise ValueError("scale_a, scale_b: given with operands of 16 bits, allowed with float8")
-        return "none"
+        return "none", "none"
     if not scales:
         raise ValueError("scale_a, scale_b: got None, float8 needs both")
     for name, dtype in (("scale_a", scales[0]), ("scale_b", scales[2])):

@@ -26,7 +26,7 @@ def describe_fp8(kernel) -> Pipeline:
     """Of an ``Fp8Gemm`` or a subclass: overlapped epilogue, pipelined promotion, grouped."""
     spec, c = kernel.spec, kernel.config
     few_many = register_split(c.consumers, *(kernel.addressing if spec.per_step and c.consumers == 2 else ()))
-    scales = "no scales" if spec.scales == "none" else f"scales by {spec.scales}"
+    scales = "no scales" if spec.scale_b == "none" else f"scales {spec.scale_a} of a, {spec.scale_b} of b"
     written = "its epilogue, and stored panel by panel"
     if c.overlap_epilogue and c.promotion_unroll:
         written = f"its epilogue; its last {c.overlap_epilogue} panels wait in the sums, for the next tile's first step"
