@@ -163,7 +163,7 @@ def _launch_backward(y: Tensor, dy: Tensor, scale: float, log: bool) -> Tensor:
 
 def _carefully(x, scale, log, out=None):
     """out: a contiguous tensor like x to write to, where there is one."""
-    _check(x, scale, log)
+    _check_tensor(x, log)
     rows = _rows(x)
     if out is None:
         out = torch.empty_like(x) if x.is_contiguous() else torch.empty(*x.shape, dtype=x.dtype, device=x.device)
@@ -257,7 +257,10 @@ def _on_cpu_backward(y: Tensor, dy: Tensor, scale: float, log: bool) -> Tensor:
 
 def _cuda(x: Tensor, scale: float, log: bool) -> Tensor:
     y = _call_cache.take(x, scale, log)
-    return _launch(x, scale, log) if y is None else y
+    if y is not None:
+        return y
+    _SCALE[_name(log)](scale)  # of the dispatcher, which no public function has looked at
+    return _launch(x, scale, log)
 
 
 def _cuda_backward(y: Tensor, dy: Tensor, scale: float, log: bool) -> Tensor:
