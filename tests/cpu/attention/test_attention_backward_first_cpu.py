@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 
 from tkq.attention.backward import catalog
 from tkq.attention.backward import plan as backward_plan
-from tkq.attention.backward.dq_first_store import STORED, THERE, owner
-from tkq.attention.backward.dq_first_store_config import DqFirstStoreConfig
-from tkq.attention.backward.plan import plan, recipe
+from tkq.attention.backward.dq_first_store import STORED, THERE, FirstStoreDq, owner
+from tkq.attention.backward.dq_warpgroup import DqByQueryHead
+from tkq.attention.backward.ds import Fp32Ds, PackedDs
+from tkq.attention.backward.helper_warps import ConvertHelperWarps
+from tkq.attention.backward.kernel import BackwardKernel
+from tkq.attention.backward.plan import plan
 from tkq.attention.backward.spec import BackwardSpec
 
 PARTS, GARBAGE = 2, [-1]  # of a tile: parts, of each of which each warp has its rows; what is there before
@@ -39,7 +42,7 @@ class Machine:
                     self.seen_by[head, m].append(block)
 
     def warp(self, i, warp):
-        """``DqFirstStore.queries``."""
+        """``DqByQueryHead.run``, with ``FirstStoreDq``."""
         flight = []
         for heads, tiles, block in self.orders[i]:
             for h, head in enumerate(heads):
@@ -161,12 +164,14 @@ def test_where_it_is_planned(dtype):
             (False, replace(spec, width=64), "short", 4), (False, replace(spec, varlen=True), "short", 4),
             (False, replace(spec, varlen=True), "brief", 4)):
         found = plan(which, length, group)
-        assert isinstance(found, DqFirstStoreConfig) == wanted, (which, length, group)
-        module = {"bf16": "packed_ds", "fp16": "dq_first_store"}[dtype]
-        assert not wanted or recipe(which, found.check(128)).module == f"tkq.attention.backward.{module}"
+        assert (found.dq_reduce == "first_store") == wanted, (which, length, group)
+        if wanted:
+            kernel = BackwardKernel(which, found)
+            parts = DqByQueryHead, FirstStoreDq, ConvertHelperWarps, PackedDs if dtype == "bf16" else Fp32Ds
+            assert tuple(map(type, (kernel.dq, kernel.dq.store, kernel.helper_warps, kernel.dkv.ds))) == parts
 
 
 def test_it_is_shipped():
     for kernels in (backward_plan.shipped(), catalog.shipped()):
-        found = [k for k in kernels if isinstance(k.recipe.args[1], DqFirstStoreConfig)]
+        found = [k for k in kernels if k.recipe.args[1].dq_reduce == "first_store"]
         assert {k.recipe.args[0].dtype for k in found} == {"bf16", "fp16"}

@@ -51,7 +51,7 @@ def test_they_are_those_that_the_host_functions_plan(llama):
                     dict(residual="bf16", total="bf16", stats=True)):
         assert launch.recipe(NormSpec(**norm, **options)) in recipes
     builders = {recipe.builder for recipe in recipes}
-    assert {"tkq.attention.forward.kernel:build", "tkq.attention.backward.packed_ds:build",
+    assert {"tkq.attention.forward.kernel:build", "tkq.attention.backward.kernel:build",
             "tkq.gemm.dense.kernel:build",
             "tkq.gemm.dense.small_m_kernel:build", "tkq.losses.build:total", "tkq.pointwise.build:rope"} <= builders
 

@@ -235,8 +235,7 @@ def test_where_fields_are_gone_over():
 
 
 GONE_OVER = {
-    "tkq.attention.backward.kernel", "tkq.attention.backward.gqa_config", "tkq.attention.backward.fuse_preprocess",
-    "tkq.attention.backward.fuse_preprocess_config", "tkq.attention.backward.tile_scheduler",
+    "tkq.attention.backward.kernel", "tkq.attention.backward.producer", "tkq.attention.backward.tile_scheduler",
     "tkq.attention.forward.window",
     "tkq.attention.common.mask", "tkq.attention.forward.producer", "tkq.gemm.fp8.config",
     "tkq.gemm.fp8.wave_sync_kernel", "tkq.gemm.dense.wave_sync_config",

@@ -41,10 +41,8 @@ COPIED = {
 
 STORED = {
     "tkqattentionforward": "tasks go from the producer to the consumers by `tile.Mailbox`",
-    "tkqattentionbackward_wide": "P goes from the values' to the keys' warps, whose pipe its docstring draws",
-    "GqaBackward": "tasks, by `tile.Mailbox`",
-    "PackedDsGqa": "as GqaBackward",
-    "PackedDsBackward": "tasks, by `tile.Mailbox`",
+    "BackwardKernel": "tasks, by `tile.Mailbox`; above head_dim 128 P goes from the warps with dV to those with dK, "
+                      "whose pipe DkvHdim256 draws",
 }
 
 

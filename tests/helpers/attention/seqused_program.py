@@ -16,7 +16,6 @@ import torch
 from tests.helpers.attention.varlen_gradients import BF16, cumulated, one_sequence
 from tkq.attention.arguments import Lengths, Options
 from tkq.attention.backward import varlen_ops
-from tkq.attention.backward.fuse_preprocess_config import FusePreprocessConfig
 from tkq.attention.backward.plan import SINGLE
 from tkq.runtime.device import arch
 from tkq.testing import assert_2x
@@ -25,7 +24,7 @@ ROWS, USED, HEADS, DIM = 2000, 64, 12, 128
 HELPER_WARPS = dataclasses.replace(SINGLE[DIM], store_from_registers=True, persistent=True, ping_pong=True,
                                    overlap_dk=True, helper_warps=True,
                                    l2_section_mb=8, registers=(32, 64, 208))
-FORMS = {"": HELPER_WARPS, "seamless": FusePreprocessConfig.of(HELPER_WARPS)}
+FORMS = {"": HELPER_WARPS, "seamless": dataclasses.replace(HELPER_WARPS, fuse_preprocess=True)}
 
 
 def main(form=""):
