@@ -6,7 +6,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tkq
 from tkq.dtypes import WIDTH
 from tkq.norms import alignment, launch
 from tkq.norms import config as norms_config
@@ -64,42 +63,6 @@ def plain(kind, x, weight, bias, eps):
 def with_statistics(kind, x, weight, bias, eps):
     y, _, rstd, mean, _ = launch.norm(Call(kind, eps, stats=True), x, weight, bias, None)
     return y, rstd, mean
-
-
-def by_the_op(kind, x, weight, bias, eps):
-    """As a compiled model calls it: no public function has looked at eps."""
-    return getattr(torch.ops.tkq, kind)(x, weight, bias, eps, None, 0.0, None, None, False)[0]
-
-
-def by_the_quantising_op(kind, x, weight, bias, eps):
-    return getattr(torch.ops.tkq, f"{kind}_quant")(x, weight, bias, eps, None, 0.0, None, "row")[0]
-
-
-@pytest.mark.parametrize("eps", [1e39, float("inf"), float("nan"), -1.0])
-@pytest.mark.parametrize("call", [by_the_op, by_the_quantising_op])
-@pytest.mark.parametrize("on_gpu", [False, True])
-def test_an_eps_that_no_launch_may_have(kernels, monkeypatch, on_gpu, call, eps):
-    """Where the launcher of such a call is known: it does not look at numbers."""
-    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: on_gpu))
-    for kind in ("rmsnorm", "layernorm"):
-        call(kind, X, W, None, 1e-6)
-        for _ in range(3):
-            with pytest.raises(ValueError, match=f"{kind}[_quant]*: eps: got"):
-                call(kind, X, W, None, eps)
-        call(kind, X, W, None, 1e-6)
-    assert sum(len(kernel.calls) for kernel in kernels) == 4 * on_gpu
-
-
-@pytest.mark.parametrize("call", [tkq.rmsnorm, tkq.layernorm, tkq.rmsnorm_quant, tkq.layernorm_quant])
-def test_eps_is_looked_at_when_the_launcher_is_known_too(kernels, monkeypatch, call):
-    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True))
-    call(X, W, eps=1e-5)
-    for eps, error in ((-5.0, ValueError), (math.nan, ValueError), ("a", TypeError), (None, TypeError),
-                       (10**400, ValueError), (1e39, ValueError)):
-        with pytest.raises(error, match=f"{call.__name__}: eps: got"):
-            call(X, W, eps=eps)
-    call(X, W, eps=0)
-    assert len(kernels) == 1 and len(kernels[0].calls) == 2
 
 
 def test_a_plain_call_has_a_kernel_without_options(kernels):

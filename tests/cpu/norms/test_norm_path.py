@@ -1,4 +1,6 @@
 """A call's way from tensors to a launch: what the norms ask of the runtime, each fact once."""
+import contextlib
+import math
 import pathlib
 import sys
 
@@ -74,3 +76,41 @@ def test_a_call_on_a_graph_of_gradients_takes_the_same_steps():
     with fake_gpu.launches():
         found = asked(lambda: tkq.rmsnorm(x, W))
     assert found == ["check", "route", "beside", "check", "rows", "names", "function", "added", "add"]
+
+
+# ---- eps: looked at where it comes in, as a known launcher does not look at numbers ------------------------------
+
+
+def by_the_op(kind, eps):
+    """As a compiled model calls it: no public function has looked at eps."""
+    return getattr(torch.ops.tkq, kind)(X, W, None, eps, None, 0.0, None, None, False)
+
+
+def by_the_quantising_op(kind, eps):
+    return getattr(torch.ops.tkq, f"{kind}_quant")(X, W, None, eps, None, 0.0, None, "row")
+
+
+@pytest.mark.parametrize("eps", [1e39, math.inf, math.nan, -1.0])
+@pytest.mark.parametrize("call", [by_the_op, by_the_quantising_op])
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_an_eps_that_no_launch_may_have(on_gpu, call, eps):
+    for kind in ("rmsnorm", "layernorm"):
+        with fake_gpu.launches() if on_gpu else contextlib.nullcontext([]) as launched:
+            call(kind, 1e-6)
+            for _ in range(3):
+                with pytest.raises(ValueError, match=f"^{kind}(_quant)?: eps: got"):
+                    call(kind, eps)
+            call(kind, 1e-6)
+        assert len(launched) == 2 * on_gpu
+
+
+@pytest.mark.parametrize("call", [tkq.rmsnorm, tkq.layernorm, tkq.rmsnorm_quant, tkq.layernorm_quant])
+def test_eps_is_looked_at_when_the_launcher_is_known_too(call):
+    with fake_gpu.launches() as launched:
+        call(X, W, eps=1e-5)
+        for eps, error in ((-5.0, ValueError), (math.nan, ValueError), ("a", TypeError), (None, TypeError),
+                           (10**400, ValueError), (1e39, ValueError)):
+            with pytest.raises(error, match=f"^{call.__name__}: eps: got"):
+                call(X, W, eps=eps)
+        call(X, W, eps=0)
+    assert len(launched) == 2
