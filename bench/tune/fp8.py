@@ -15,7 +15,7 @@ from dataclasses import replace
 from bench.tune.common import Turns, add_turns, blocks_of, has_gpu, precompile, size
 from tkq.gemm.dense import small_m_plan
 from tkq.gemm.dense.small_m_config import SLOT_BYTES, WIDTHS
-from tkq.gemm.fp8.config import Fp8Config, WaveSyncFp8Config
+from tkq.gemm.fp8.config import Fp8Config
 from tkq.gemm.fp8.plan import best_tile, fit_to_spec, launch
 from tkq.gemm.fp8.small_m_config import SmallMFp8Config
 from tkq.gemm.fp8.spec import Fp8Spec
@@ -131,8 +131,8 @@ PROMOTED = {
     "192 stagger 1 pdl": Fp8Config(n=192, stages=4, stagger_stages=1, pdl=True),
     "192 stagger 0 pdl": Fp8Config(n=192, stages=4, stagger_stages=0, pdl=True),
 }
-FAST |= {f"128x256 wave sync {wave_sync}": WaveSyncFp8Config.of(Fp8Config(wgmma_in_flight=0, overlap_epilogue=1,
-                                                                          pdl=True), wave_sync)
+FAST |= {f"128x256 wave sync {wave_sync}": Fp8Config(wgmma_in_flight=0, overlap_epilogue=1, pdl=True,
+                                                       wave_sync=wave_sync)
          for wave_sync in (4, 8, 16, 32)}
 PROMOTED |= {f"256 pipelined 4 overlap {n} pdl": replace(QUARTERS, overlap_epilogue=n) for n in (2, 4, 5, 6, 7, 8)}
 PROMOTED |= {f"192 pipelined 8 overlap {n} pdl": replace(PIPELINED, overlap_epilogue=n) for n in (2, 4, 5, 6)}
@@ -145,7 +145,7 @@ PROMOTED |= {name.replace(" pdl", " per warp pdl"): replace(config, store_per_wa
              if "pipelined" in name and "pdl" in name}
 FAST |= {name.replace(" pdl", " per warp pdl"): replace(config, store_per_warp=True) for name, config in FAST.items()
          if "overlap" in name and "pdl" in name}
-PROMOTED |= {f"{name} wave sync {wave_sync}": WaveSyncFp8Config.of(config, wave_sync) for wave_sync in (4, 8, 16, 32)
+PROMOTED |= {f"{name} wave sync {wave_sync}": replace(config, wave_sync=wave_sync) for wave_sync in (4, 8, 16, 32)
              for name, config in (
     ("192", PIPELINED), ("192 group 10", replace(PIPELINED, raster_group=10)), ("192 five", FIVE), ("256", QUARTERS))}
 SMALL = {

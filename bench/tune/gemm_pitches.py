@@ -74,7 +74,7 @@ def _candidates(p: Product, a, b, out) -> dict:
     found = {}
     for name, (copies, recipe, blocks) in ways(p, a, b, out).items():
         kernel = function(recipe)
-        kernel = launch.WaveSyncLaunch(kernel) if recipe.module == "tkq.gemm.dense.wave_sync_kernel" else kernel
+        kernel = launch.WaveSyncLaunch(kernel) if plan.takes_counter(recipe) else kernel
         if copies is not None:
             kernel = realigned.Realigned(kernel, copies)
 

@@ -6,10 +6,8 @@ from dataclasses import replace
 from .dense import plan
 from .dense import small_m_plan as narrow_plan
 from .dense.small_m_config import SLOT_BYTES, WIDTHS, SmallMConfig, takes
-from .dense.stored import fit_to_spec
 from .fp8 import plan as fp8_plan
 from .fp8 import small_m_plan
-from .fp8.config import WaveSyncFp8Config
 from .fp8.small_m_config import SmallMFp8Config
 from .grouped import spec as grouped_spec
 
@@ -47,7 +45,7 @@ def of_gemm(spec, M: int, N: int, K: int, num_sms: int, batches: int = 1) -> lis
     found += [replace(best, hold_in_registers=False, overlap_epilogue=0, defer_activation=False),
               replace(best, overlap_epilogue=0, defer_activation=False)]
     found += [replace(best, overlap_epilogue=1), replace(best, overlap_epilogue=2), replace(best, pdl=not best.pdl)]
-    return _fitting(found, lambda x: fit_to_spec(x, spec))
+    return _fitting(found, lambda x: plan.fit_to_spec(x, spec))
 
 
 def _small_m(spec, M, config):
@@ -80,7 +78,7 @@ def of_fp8_gemm(spec, M: int, N: int, K: int, num_sms: int) -> list:
         found.append(replace(best, wgmma_in_flight=1 - best.wgmma_in_flight, overlap_epilogue=0))
     found += [replace(best, stagger_stages=stagger_stages) for stagger_stages in (0, 1, 3) if best.consumers == 2]
     if best.cluster > 1 and fp8_plan.waves(best, M, N, num_sms) > FEW_WAVES:
-        found += [fp8_plan.configure_epilogue(WaveSyncFp8Config.of(best, wave_sync), spec) for wave_sync in (8, 16)]
+        found += [fp8_plan.configure_epilogue(replace(best, wave_sync=wave_sync), spec) for wave_sync in (8, 16)]
     return _fitting(found, lambda x: fp8_plan.fit_to_spec(x, spec))
 
 

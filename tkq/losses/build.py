@@ -4,15 +4,16 @@ from cutlass import Float32, Int64
 from .. import tile as tk
 from ..runtime.compile import fake
 from .backward import CrossEntropyBackward, Scale
-from .forward import CrossEntropy
+from .forward import CrossEntropy, HeldRow
 from .plan import StreamingConfig
 from .reduce import Total
-from .single_launch import CrossEntropySingleLaunch, CrossEntropyStreamingSingleLaunch
-from .streaming import CrossEntropyStreaming
+from .single_launch import CrossEntropySingleLaunch
+from .streaming import StreamingRow
 
 
 def build(spec, config):
-    """(kernel, fake arguments): as `__call__` of CrossEntropy, its form `once` or CrossEntropyBackward has them."""
+    """(kernel, fake arguments): as `__call__` of CrossEntropy, CrossEntropySingleLaunch or CrossEntropyBackward has
+    them."""
     rows = fake.sym()
 
     def matrix():
@@ -26,13 +27,15 @@ def build(spec, config):
     if spec.once:
         kept = kept[0], fake.tensor("int32", (fake.sym(),), (1,), align=16)
     gradient = None if spec.kind == "forward" else matrix()
-    kernel = CrossEntropyBackward if spec.kind == "backward" else CrossEntropy
-    if isinstance(config, StreamingConfig):
-        kernel = CrossEntropyStreamingSingleLaunch if spec.once else CrossEntropyStreaming
-    elif spec.once:
-        kernel = CrossEntropySingleLaunch
     numbers = (Int64(0), Float32(0), Float32(0), Float32(0))
-    return kernel(spec, config), (logits, target, weight, loss, *kept, gradient, *numbers)
+    return _kernel(spec, config), (logits, target, weight, loss, *kept, gradient, *numbers)
+
+
+def _kernel(spec, config):
+    if spec.kind == "backward":
+        return CrossEntropyBackward(spec, config)
+    row = (StreamingRow if isinstance(config, StreamingConfig) else HeldRow)(spec, config)
+    return (CrossEntropySingleLaunch if spec.once else CrossEntropy)(spec, row)
 
 
 def total(spec, config):

@@ -22,13 +22,14 @@ from .spec import MAX_ROWS, CrossEntropySpec, ReduceSpec, ScaleSpec
 _launch_cache: dict = {}
 call_cache = CallCache(by_stream=True)  # of `forward`, past `enabled`
 _launchers: dict = {}  # with addresses -> any launcher
-# where a launch that makes the total has a counter and, at 16 bytes, its losses: `single_launch.SingleLaunch`
+# where a launch that makes the total has a counter and, at 16 bytes, its losses:
+# `single_launch.CrossEntropySingleLaunch`
 _ROOM = 4 + SINGLE_LAUNCH_ROWS
 
 
 def forward(logits: Tensor, target: Tensor, terms: tuple, keep: bool = True) -> tuple:
-    """(loss, what a backward needs: see rows.Kept), with as little Python as it takes. terms: the fields of a Terms.
-    Not keep: the second one is not needed: None, or memory that the reduction took."""
+    """(loss, what a backward needs: see `class_rows.Kept`), with as little Python as it takes. terms: the fields of a
+    Terms. Not keep: the second one is not needed: None, or memory that the reduction took."""
     weight, ignore_index, reduction, smoothing, z_loss, softcap = terms
     each = reduction == "none"
     try:

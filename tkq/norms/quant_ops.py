@@ -122,28 +122,29 @@ def _quant(kind, x, weight, bias, eps, residual, prenorm, offset, residual_dtype
                                                                        granularity)
     if offset != 0.0 or residual_dtype is not None:
         checks.options(f"{kind}_quant", weight, offset, prenorm, residual_dtype)
-    given = x, weight, bias, residual, kind, eps, prenorm, offset, residual_dtype, granularity
     way = ops.route(x, weight, bias, residual)
     if way != "direct":
         check.refuse_gradient(f"{kind}_quant", x=x, weight=weight, bias=bias, residual=residual)
         checks.norm(f"{kind}_quant", x, weight, bias, residual)
     total = launch.total_dtype(x, residual, residual_dtype) if prenorm else None
-    if way == "direct":
-        call = kind, eps, offset, _E4M3, total, False, granularity
-        made = (launch.norm if x.is_cuda else _on_cpu)(call, x, weight, bias, residual)
-        q, h, _, _, scale = made
-    else:
+    if way != "direct":
         q, scale, h = _OPS[kind](x, weight, bias, eps, residual, offset, total, granularity)
+        return (q, scale, x if total is None else h) if prenorm else (q, scale)
+    call = kind, eps, offset, _E4M3, total, False, granularity
+    made = (launch.norm if x.is_cuda else _on_cpu)(call, x, weight, bias, residual)
+    q, h, _, _, scale = made
     found = (q, scale, x if total is None else h) if prenorm else (q, scale)
-    if way == "direct" and x.is_cuda:
-        _call_cache.add(given, *launch.launched(call, x, weight, bias, residual, made), found)
+    if x.is_cuda:
+        given = x, weight, bias, residual, kind, eps, prenorm, offset, residual_dtype, granularity
+        launch.remember(_call_cache, given, call, (x, weight, bias, residual), made, found)
     return found
 
 
-def _on_cpu(call: tuple, x, weight, bias, residual) -> launch.Results:
+def _on_cpu(call: tuple, x, weight, bias, residual, validate=None) -> launch.Results:
     call = Call(*call)
-    checks.norm(f"{call.kind}_quant", x, weight, bias, residual)
-    checks.EPS[f"{call.kind}_quant"](call.eps)
+    checks.norm(call.op, x, weight, bias, residual)
+    if validate is not None:
+        validate(call.eps)
     y, h, _, _ = norms.norm(call.kind, x, weight, bias, residual, eps=call.eps, weight_offset=call.offset)
     q, found = norms.quantise(y.reshape(-1, x.shape[-1]), call.scale)
     scale = _scales(call.scale, found.shape[0], x).copy_(found)
@@ -158,13 +159,14 @@ def _scales(granularity, M, x):
 
 def _op(kind):
     """`tkq::rmsnorm_quant` or `tkq::layernorm_quant`: q, scale and the sum, which is empty where not asked for."""
+    validate = checks.EPS[f"{kind}_quant"]
     granularity_of = arguments.checker(f"{kind}_quant", "granularity")  # programs of before may have old names
 
     def run(x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float, residual: Optional[Tensor],
             weight_offset: float, total_dtype: Optional[torch.dtype],
             granularity: str) -> tuple[Tensor, Tensor, Tensor]:
         call = kind, eps, weight_offset, _E4M3, total_dtype, False, granularity_of(granularity)
-        q, h, _, _, scale = (launch.replayed if x.is_cuda else _on_cpu)(call, x, weight, bias, residual)
+        q, h, _, _, scale = (launch.replayed if x.is_cuda else _on_cpu)(call, x, weight, bias, residual, validate)
         return q, scale, x.new_empty(0) if h is None else h
 
     def fake(x, weight, bias, eps, residual, weight_offset, total_dtype, granularity):

@@ -134,7 +134,9 @@ def _launched(x, granularity, dtype, transpose):
         m, n = x.shape
         aligned = x.data_ptr() & 15
         index = x.get_device()
-        run, largest, claims = _runs(granularity, x.dtype, m, n, x.stride(), aligned, dtype, transpose, index)
+        by_rows = granularity == "row" and not transpose and n <= MAX_N  # one kernel for any number of rows
+        run, largest, claims = _runs(granularity, x.dtype, min(m, 2) if by_rows else m, n, x.stride(), aligned, dtype,
+                                     transpose, index)
         q = alloc.empty(index, (m, n), (n, 1), dtype)
         scale = alloc.empty(index, *_scales(granularity, m, n), torch.float32)
         qt = scale_t = amax = workspace = None

@@ -45,6 +45,8 @@ def _beside() -> dict:
         "tkq.attention.forward.kernel.AttentionForward": attention.describe,
         "tkq.gemm.dense.kernel.DenseGemm": gemm.describe,
         "tkq.gemm.fp8.kernel.Fp8Gemm": gemm.describe_fp8,
+        "tkq.gemm.fp8.kernel.WithCounter": gemm.describe_with_counter,
+        "tkq.gemm.grouped.kernel.GroupedGemm": gemm.describe_fp8,
         "tkq.rows.persistent.kernel.RowKernel": rows.describe,
         "tkq.tile.lcf.LCF": lcf.describe,
     }

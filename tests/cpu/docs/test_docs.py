@@ -310,7 +310,7 @@ def test_pages_have_what_kernels_of_your_own_take():
         assert said in pages["api/runtime.md"], said
     for said in ("ReductionBase._set_cluster_n(self)", "ReductionBase._calculate_threads_per_row(self)",
                  "ReductionBase._get_num_threads(self)", "ReductionBase._get_tv_layout(self",
-                 "ReductionBase._initialize_cluster(self", "### OnePassRows", "OnePassRows._layout(self)",
+                 "ReductionBase._initialize_cluster(self", "### OnePassRows", "OnePassRows.layout(self)",
                  "tkq.reduction.geometry.cluster("):
         assert said in pages["api/kernels.md"], said
     assert "_whole" not in pages["api/tile.md"] and "__init__" not in pages["api/kernels.md"]

@@ -118,7 +118,7 @@ def test_launch(spec, M, N, k):
     assert few == isinstance(fp8_plan.plan(spec, M, N, 16 * k, 132), SmallMFp8Config)
     assert (blocks == 0 and recipe.args[0].store == "direct") if few else blocks > 0
     tile = fp8_plan.best_tile(spec, M, N, 16 * k, 132)
-    assert fp8_plan.launch(spec, M, N, 16 * k, 132, tile)[0].builder == "tkq.gemm.fp8.build:build"
+    assert fp8_plan.launch(spec, M, N, 16 * k, 132, tile)[0].builder == "tkq.gemm.fp8.kernel:build"
 
 
 # Of more rows: (columns of a block, blocks that share K). Quicker ways are known and not planned for 384x1024x16384
@@ -135,7 +135,7 @@ def test_what_was_measured_of_more_rows(spec, measured):
         config = plan(spec, *problem, 132)
         assert (config and (config.rows, config.split)) == way, (problem, config)
         built = fp8_plan.launch(spec, *problem, 132)[0].builder
-        assert built == ("tkq.gemm.fp8.small_m_kernel:build" if way else "tkq.gemm.fp8.build:build")
+        assert built == ("tkq.gemm.fp8.small_m_kernel:build" if way else "tkq.gemm.fp8.kernel:build")
 
 
 @pytest.mark.parametrize("M, most", ((1, 16), (40, 64), (128, 128), (129, 128), (2048, 128), (2049, 0)))

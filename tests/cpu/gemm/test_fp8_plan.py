@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from tkq.gemm import candidates
 from tkq.gemm.dense.config import SHARED_BYTES
+from tkq.gemm.dense.plan import takes_counter
 from tkq.gemm.fp8 import plan as fp8_plan
 from tkq.gemm.fp8 import small_m_plan
-from tkq.gemm.fp8.config import Fp8Config, WaveSyncFp8Config
+from tkq.gemm.fp8.catalog import shipped, traits
+from tkq.gemm.fp8.config import Fp8Config
 from tkq.gemm.fp8.plan import (
     BLOCKS,
     FAST,
@@ -21,10 +23,8 @@ from tkq.gemm.fp8.plan import (
     fit_to_spec,
     launch,
     plan,
-    shipped,
     table,
     tiles,
-    traits,
 )
 from tkq.gemm.fp8.spec import BYTES, OUT, Fp8Spec, granularity
 from tkq.gemm.fp8.stored import CONFIGS
@@ -45,6 +45,7 @@ SPECS = [Fp8Spec(out=out, **scales_of(s), promote=p, store=store) for out in OUT
 def test_a_plan_fits(spec, m, n, k, num_sms):
     config = best_tile(spec, m, n, 16 * k, num_sms)
     assert config.check(spec) is config and config.shared_bytes(spec) <= SHARED_BYTES
+    assert fit_to_spec(config, spec) == config  # what was chosen last fits what was chosen before
     few = small_m_plan.plan(spec, m, n, 16 * k, num_sms)  # tests/cpu/gemm/test_fp8_narrow_plan.py
     assert plan(spec, m, n, 16 * k, num_sms) == (few or config)
     recipe, blocks = launch(spec, m, n, 16 * k, num_sms, config)
@@ -130,9 +131,9 @@ def test_what_waits():
             found = plan(replace(spec, activation="gelu", out=out, store=store), 4096, 4096, 4096, 132)
             assert not (found.overlap_epilogue or found.store_per_warp)
     found = plan(block, 16384, 16384, 16384, 132)
-    assert isinstance(found, WaveSyncFp8Config) and not (found.overlap_epilogue or found.store_per_warp)
+    assert found.wave_sync and not (found.overlap_epilogue or found.store_per_warp)
     with pytest.raises(ValueError, match="fp8_gemm: wave_sync does not fit"):
-        WaveSyncFp8Config.of(replace(BLOCKS[0], overlap_epilogue=1)).check(block)
+        replace(BLOCKS[0], overlap_epilogue=1, wave_sync=16).check(block)
 
 
 def test_what_cannot_wait():
@@ -193,19 +194,18 @@ def test_which_products_keep_pace():
              (4096, 4096, 131072): True}
     for spec, (size, keeps) in itertools.product((block, row, Fp8Spec()), sizes.items()):
         config, (recipe, _) = plan(spec, *size, 132), launch(spec, *size, 132)
-        assert isinstance(config, WaveSyncFp8Config) == keeps and recipe.args == (spec, config)
-        assert recipe.module == f"tkq.gemm.fp8.{'wave_sync_kernel' if keeps else 'build'}"
-        assert not traits(spec, config) - COVERED
+        assert (config.wave_sync > 0) == takes_counter(recipe) == keeps and recipe.args == (spec, config)
+        assert recipe.module == "tkq.gemm.fp8.kernel" and not traits(spec, config) - COVERED
         if keeps:
             best = min((c for c in table(spec)), key=lambda c: cycles(c, *size, 132, spec.promote))
             assert (config.m, config.n) == (best.m, best.n)
             assert config.wave_sync == (8 if spec is block else 16) and config.raster_group == (10 if config.n == 192
                                                                                                 else 8)
     for other in (BOTH_1X128, replace(ROW, promote=True), Fp8Spec(out="fp32")):
-        assert not isinstance(plan(other, 16384, 16384, 16384, 132), WaveSyncFp8Config)
-    for wave_sync, other in ((0, block), (8, BOTH_1X128)):
+        assert not plan(other, 16384, 16384, 16384, 132).wave_sync
+    for wave_sync, other in ((-1, block), (8, BOTH_1X128)):
         with pytest.raises(ValueError, match="fp8_gemm: wave_sync does not fit"):
-            fit_to_spec(WaveSyncFp8Config.of(PROMOTED[1], wave_sync), other)
+            fit_to_spec(replace(PROMOTED[1], wave_sync=wave_sync), other)
 
 
 def test_kernels_that_keep_pace_are_shipped_as_planned():
@@ -226,7 +226,7 @@ def test_tune_tries_it_where_rounds_are_many():
     spec = ROW
     for size, paces in (((16384,) * 3, {8, 16}), ((4096,) * 3, set())):
         found = candidates.of_fp8_gemm(spec, *size, 132)
-        assert {x.wave_sync for x in found if isinstance(x, WaveSyncFp8Config)} == paces
+        assert {x.wave_sync for x in found if getattr(x, "wave_sync", 0)} == paces
         assert all(CONFIGS.fits(x, spec, size[0]) for x in found)
 
 

@@ -4,9 +4,8 @@ import torch
 import torch.nn.functional as F
 
 import tkq
-from tkq.norms import launch, ops
+from tkq.norms import alignment, launch, ops
 from tkq.norms.spec import NormSpec
-from tkq.runtime.call import alignment
 from tkq.testing import assert_2x
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]

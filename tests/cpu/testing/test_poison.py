@@ -7,6 +7,7 @@ from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.norms import launch
 from tkq.norms.launch import Call
 from tkq.runtime.call import alloc, ops
+from tkq.runtime.device import arch
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn]
 
@@ -35,7 +36,7 @@ def test_the_switch_is_as_before():
 
 @pytest.mark.parametrize("kind", ["rmsnorm", "layernorm"])
 def test_a_norm_that_writes_nothing_is_nan(monkeypatch, kind):
-    monkeypatch.setattr(launch.arch, "require_hopper", lambda device: None)
+    monkeypatch.setattr(arch, "require_hopper", lambda device: None)
     monkeypatch.setattr(launch, "compiled", lambda spec, device: lambda *given: None)
     for name in ("_launch_cache", "_launchers", "_seen"):
         monkeypatch.setattr(launch, name, ops.LaunchCache(), raising=False)

@@ -74,6 +74,7 @@ def test_an_activation_under_the_next_tile(activation):
 
 @pytest.mark.parametrize("config", PROMOTED + SMALL, ids=lambda x: x.name)
 @pytest.mark.parametrize("kind", ("row", "1x128_128x128", "1x128_1x128"))
+@pytest.mark.sampled(when=lambda config, kind: kind != "1x128_128x128" or config is PROMOTED[0])
 def test_every_promoted_tile(config, kind):
     for size in ((1, 16, 16), (129, 136, 272), (257, 528, 1040)):
         check_exact(kind, size, config, promote=True)
@@ -151,7 +152,7 @@ def test_types(types):
 
 @pytest.mark.parametrize("activation", (None, "relu", "silu", "gelu", "gelu_tanh"))
 def test_epilogue(activation):
-    for n, bias_dtype in ((528, torch.bfloat16), (333, torch.float32)):
+    for n, bias_dtype in ((528, torch.bfloat16), (333, torch.float32))[:2 if activation in (None, "gelu") else 1]:
         args = operands(300, n, 272, "row", device="cuda", whole=True, powers=True)
         bias = torch.randn(n, device="cuda").to(bias_dtype)
         got = tkq.fp8_gemm(*args, bias=bias, activation=activation)

@@ -303,18 +303,18 @@ def leaves_of(shape, x="bf16", frozen=(), how=None, **vectors):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("N", [1000, 4096])
 def test_gradients_of_a_plain_call(backward, kind, N):
-    for frozen in ((), ("weight",), ("x",)):
+    for frozen in ((), ("weight",), ("x",)) if N == 1000 else ((),):
         check_gradients(kind, leaves_of((129, N), weight="bf16", frozen=frozen), with_sum=False)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("x, residual", [("bf16", "fp32"), ("fp32", "fp32"), ("fp32", "bf16")])
 def test_gradients_with_a_residual(backward, kind, x, residual):
-    vectors = dict(weight="fp32", bias="fp32", residual=residual)
-    for how in (None, *HARD):
+    for vectors, how in ((dict(weight="fp32", bias="fp32", residual=residual), how) for how in (None, *HARD)):
         check_gradients(kind, leaves_of((129, 1000), x, how=how, **vectors), offset=1.0, what=how)
-        check_gradients(kind, leaves_of((129, 1000), x, how=how, frozen=("residual", "bias"), **vectors), offset=1.0,
-                        what=how)
+        if x == "bf16":
+            leaves = leaves_of((129, 1000), x, how=how, frozen=("residual", "bias"), **vectors)
+            check_gradients(kind, leaves, offset=1.0, what=how)
 
 
 @pytest.mark.parametrize("kind", KINDS)

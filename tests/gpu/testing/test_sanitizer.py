@@ -29,14 +29,14 @@ KNOWN = {
     "tkqnormsbackward": "RowKernel: bulk copies, and numbers in slots, that mbarriers order: see the last test",
     "PersistentLayerNorm": "as RowKernel",
     "PersistentFp8": "as RowKernel",
-    "KGroupedGemm": "both consumers write equal words; its docstring says why",
+    "MaskedGroups": "both consumers write equal words; its docstring says why",
 }
 COPIED = {
-    "PipelinedPromotionFp8Gemm": "as RowKernel: the producer copies a stage's scales (cp.async), consumers "
+    "PipelinedPromotion": "as RowKernel: the producer copies a stage's scales (cp.async), consumers "
                       "read them, and stages come round; the small calls of Fp8Gemm use none twice",
     "tkqattentionbackward": "as RowKernel: a tile's statistics are brought by a bulk copy, beside Q's, and read by the "
                             "warpgroups with keys; stages come round where a block has more tiles than stages",
-    "SmallMFp8Gemm": "as PipelinedPromotionFp8Gemm, where a block has more steps of K than stages",
+    "SmallMFp8Gemm": "as PipelinedPromotion, where a block has more steps of K than stages",
 }
 
 STORED = {
@@ -92,7 +92,7 @@ def test_bad_indices_touch_nothing_outside(family):
 def test_what_racecheck_follows(what, order, reported):
     """It finds a race, and no race where the block meets; but what mbarriers order, plain to see in
     `tests/helpers/tile/kernels/races.py`, it takes for a race. Where this fails for "mbarrier", it has learned that:
-    then RowKernel, and for "scales" PipelinedPromotionFp8Gemm, are not to be in KNOWN."""
+    then RowKernel, and for "scales" PipelinedPromotion, are not to be in KNOWN."""
     done = sanitized("racecheck", "tests.helpers.sanitizer.racecheck_kernels", what, order)
     assert done.returncode == (FOUND if reported else 0), done.stdout
     assert f"ok  {what} {order}" in done.stdout and ("Race reported" in done.stdout) == reported, done.stdout

@@ -174,14 +174,14 @@ def gemm(device):
     a, b = on(device, randn(0, 3, 70, 200), randn(1, 3, 136, 200).mT)
     yield "gemm of a batch", (tkq.gemm(a, b),)
     from tkq.gemm.dense import launch
-    from tkq.gemm.dense.wave_sync_config import WaveSyncConfig
+    from tkq.gemm.dense.config import Config
 
     a, b = on(device, randn(0, 600, 1032), randn(1, 520, 1032).t())
     c = torch.empty(600, 520, device=device, dtype=BF16)
     if device == "cpu":
         c = tkq.gemm(a, b)
     else:
-        launch.run(a, b, c, WaveSyncConfig(overlap_epilogue=1, pdl=True), 4)
+        launch.run(a, b, c, Config(overlap_epilogue=1, pdl=True, wave_sync=16), 4)
     yield "gemm, keeping pace", (c,)
 
 
@@ -196,8 +196,9 @@ def fp8(device):
         a, sa, b, sb = on(device, *tkq.quantize_fp8(randn(0, rows, k), granularity),
                           *tkq.quantize_fp8(randn(1, 264, k), of_b))
         yield f"fp8_gemm {rows} {k} {granularity} {of_b}", (tkq.fp8_gemm(a, b.t(), sa, sb.t()),)
+    from dataclasses import replace
+
     from tkq.gemm.fp8 import ops, plan
-    from tkq.gemm.fp8.config import WaveSyncFp8Config
     from tkq.gemm.fp8.spec import Fp8Spec
 
     block = Fp8Spec(scale_a="1x128", scale_b="128x128", promote=True)
@@ -209,7 +210,7 @@ def fp8(device):
             ("rolling quarters", block, plan.BLOCKS[0], "128x128", 2320),
             *((f"panels that wait, {tile.n} columns", curved, plan.configure_epilogue(tile, curved), "128x128", 2320)
               for tile in (plan.BLOCKS[0], plan.PROMOTED[1])),
-            ("keeping pace", block, WaveSyncFp8Config.of(plan.PROMOTED[1]), "128x128", 2320)):
+            ("keeping pace", block, replace(plan.PROMOTED[1], wave_sync=16), "128x128", 2320)):
         a, sa, b, sb = on(device, *tkq.quantize_fp8(randn(0, 600, k), "row" if of_b == "row" else "1x128"),
                           *tkq.quantize_fp8(randn(1, 520, k), of_b))
         bias, = on(device, randn(2, 520)) if spec.bias else (None,)

@@ -68,9 +68,9 @@ def gemm_not_held():
 
 
 def gemm_paced():
-    from tkq.gemm.dense.wave_sync_config import WaveSyncConfig
+    from tkq.gemm.dense.config import Config
 
-    gemm(WaveSyncConfig(overlap_epilogue=1), (700, 1032, 512), 4, "k")
+    gemm(Config(overlap_epilogue=1, wave_sync=16), (700, 1032, 512), 4, "k")
 
 
 def gemm_few_rows():

@@ -1,14 +1,8 @@
 """Which configurations that were stored for ``tkq.gemm`` its kernels take. Pure Python."""
 from ..stored import StoredConfigs
-from . import plan
 from .config import Config
+from .plan import fit_to_spec
 from .small_m_config import SmallMConfig
-from .wave_sync_config import WaveSyncConfig
-
-
-def fit_to_spec(config, spec):
-    """A configuration of any class, as a spec allows it."""
-    return config if isinstance(config, SmallMConfig) else plan.fit_to_spec(config, spec)
 
 
 def takes_rows(config, M: int) -> bool:
@@ -16,5 +10,4 @@ def takes_rows(config, M: int) -> bool:
     return not isinstance(config, SmallMConfig) or config.tiled or config.m >= M
 
 
-CONFIGS = StoredConfigs("gemm", {x.__name__: x for x in (Config, SmallMConfig, WaveSyncConfig)}, fit_to_spec,
-                        takes_rows)
+CONFIGS = StoredConfigs("gemm", {x.__name__: x for x in (Config, SmallMConfig)}, fit_to_spec, takes_rows)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tkq.gemm import tuned
+from tkq.gemm.dense.plan import takes_counter
 from tkq.gemm.dense.spec import TMA_BYTES, fits_tma_store
 from tkq.gemm.fp8.plan import launch
 from tkq.gemm.fp8.spec import ACTIVATIONS, BIASES, FP8, K_UNIT, OUT, Fp8Spec, granularity, shapes_allowed
@@ -173,7 +174,7 @@ def run(spec: Fp8Spec, a, b, scale_a, scale_b, c, config=None, blocks=None, *, b
 
 def _kernel(recipe):
     found = function(recipe)
-    return WaveSyncLaunch(found) if recipe.module == "tkq.gemm.fp8.wave_sync_kernel" else found
+    return WaveSyncLaunch(found) if takes_counter(recipe) else found
 
 
 def clear() -> None:

@@ -11,10 +11,10 @@ from ... import tile as tk
 from ..dense.small_m_kernel import SmallMGemm
 from .config import STEP
 from .epilogue import activate, fma_scaled, store_e4m3_elements
-from .kernel import Fp8Gemm, operands
+from .kernel import operands
 from .small_m_config import SmallMFp8Config
 from .spec import GROUP, Fp8Spec
-from .state import transposed, vector
+from .state import scales_at, transposed, vector
 
 
 @dataclass(frozen=True)
@@ -65,16 +65,14 @@ class SmallMFp8Gemm(SmallMGemm):
         m, n, steps = c.shape[0], c.shape[1], cute.ceil_div(a.shape[1], STEP)
         g = Globals(
             a=tk.gl.load(a, self.a_tile), b=tk.gl.load(transposed(b), self.b_tile), out=transposed(c),
-            scale_a=self.scales(scale_a, m, steps),
-            scale_b=self.scales(scale_b, cute.ceil_div(n, GROUP) if const_expr(spec.scale_b == "128x128") else n,
-                                steps),
+            scale_a=scales_at(spec, scale_a, m, steps),
+            scale_b=scales_at(spec, scale_b, cute.ceil_div(n, GROUP) if const_expr(spec.scale_b == "128x128") else n,
+                              steps),
             bias=vector(spec.bias, bias, n) if const_expr(spec.bias is not None) else None,
             out_scale=vector("fp32", out_scale, 1) if const_expr(spec.out == "e4m3") else None, steps=steps)
         tiles = cute.ceil_div(n, x.rows) * (cute.ceil_div(m, x.m) if const_expr(x.tiled) else 1)
         self.kernel(g).launch(grid=[tiles * x.split, 1, 1], block=[x.threads, 1, 1],
                               cluster=[x.split, 1, 1], stream=stream, min_blocks_per_mp=1, use_pdl=x.pdl)
-
-    scales = Fp8Gemm.scales
 
     # ---- device --------------------------------------------------------------------------------
 

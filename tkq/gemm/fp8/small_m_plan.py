@@ -87,7 +87,7 @@ WAYS = (("fp32", None, None), ("e4m3", "bf16", "gelu"), ("bf16", "bf16", "relu")
 
 
 def traits(spec: Fp8Spec, config: SmallMFp8Config) -> frozenset:
-    """As ``fp8.plan.traits``."""
+    """As ``fp8.catalog.traits``."""
     shape = spec.promote, config.m, config.rows, config.split, config.shared_bytes(spec) <= SLOT_BYTES
     out = spec.out if BYTES[spec.out] != 2 else "16 bits"
     curved = "curved" if spec.activation not in (None, "relu") else "bias" if spec.bias or spec.activation else "plain"

@@ -61,6 +61,16 @@ class GroupedSpec:
         return self.scale_a == "1x128"
 
     @property
+    def m_major(self) -> bool:
+        """Is a (M, K) contiguous in M?"""
+        return self.along == "k" and self.b_major == "n"
+
+    @property
+    def masked(self) -> bool:
+        """Do groups begin and end inside of steps?"""
+        return self.along == "k" and self.a in FP8
+
+    @property
     def promote(self) -> bool:
         return self.per_step
 
@@ -110,15 +120,13 @@ def fit_to_spec(config: Fp8Config, spec: GroupedSpec) -> Fp8Config:
     """With as many stages as there is room for; as the dense kernel's rules have it."""
     while config.stages > 2 and shared_bytes(config, spec) > SHARED_BYTES:
         config = replace(config, stages=config.stages - 1, stagger_stages=min(config.stagger_stages, config.stages - 2))
-    masked = spec.along == "k" and spec.a in FP8
-    overlap_epilogue = config.overlap_epilogue if can_overlap_epilogue(spec, config) and not masked else 0
-    return replace(config, overlap_epilogue=overlap_epilogue, store_per_warp=False, pdl=config.pdl
-                   and not masked).check(spec)
+    overlap_epilogue = config.overlap_epilogue if can_overlap_epilogue(spec, config) and not spec.masked else 0
+    return replace(config, overlap_epilogue=overlap_epilogue, store_per_warp=False, wave_sync=0,
+                   pdl=config.pdl and not spec.masked).check(spec)
 
 
 def recipe(spec: GroupedSpec, config: Fp8Config) -> Recipe:
-    masked = spec.along == "k" and spec.a in FP8
-    return Recipe(f"tkq.gemm.grouped.{'k_grouped' if masked else 'kernel'}:build", (spec, config))
+    return Recipe("tkq.gemm.grouped.kernel:build", (spec, config))
 
 
 def expectation(spec: GroupedSpec, config: Fp8Config) -> Expectation:

@@ -17,6 +17,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 from ... import tile as tk
+from ...reduction_base import ReductionBase
+from ...rows.one_pass.columns import Columns
 from ...rows.one_pass.copies import RowCopies, both
 from ...runtime.compile import fake
 from ...utils import WARP, row_reduce
@@ -43,11 +45,14 @@ class Operands(NamedTuple):
     dbias: Optional[cute.Tensor]
 
 
-class PerHeadBackward(RowCopies):
+class PerHeadBackward(ReductionBase):
     def __init__(self, spec, config):
         self.reductions = 2 if spec.kind == "layernorm" else 1
         super().__init__(tk.element_type(spec.x), spec.D, config.rows_per_thread * self.reductions)
         self.spec, self.config = spec, config
+        self._set_cluster_n()
+        self.tile = self._get_tile(spec.vector * self.dtype.width)
+        self.copies = RowCopies(Columns(self.tile, self.N), config.load)
 
     def _calculate_threads_per_row(self):
         return self.config.threads_per_row
@@ -57,10 +62,7 @@ class PerHeadBackward(RowCopies):
 
     @cute.jit
     def __call__(self, g: Operands, offset: Optional[Float32], blocks: Int32, stream: cuda.CUstream):
-        self._set_cluster_n()
-        bits = self.spec.vector * self.dtype.width
-        _, tv_layout = self._get_tv_layout(bits)
-        self.tile = self._get_tile(bits)
+        _, tv_layout = self._get_tv_layout(self.spec.vector * self.dtype.width)
         heads = cute.fast_divmod_create_divisor_v2(g.x.shape[1])
         self.kernel(g, offset, heads, tv_layout).launch(grid=[blocks, 1, 1], block=[self.tile.threads, 1, 1],
                                                         stream=stream)
@@ -75,8 +77,8 @@ class PerHeadBackward(RowCopies):
         tidx, _, _ = cute.arch.thread_idx()
         smem = tk.SharedAllocator()
         buffer, _ = self._allocate_reduction_buffer_and_mbar(smem, tv_layout)
-        col = tidx % t.threads_per_row * t.vector
-        mine = Mine(tidx, col, self._inside(col), [], smem)
+        col = self.copies.columns.first(tidx, 0)
+        mine = Mine(tidx, col, self.copies.columns.inside(col), [], smem)
         groups = cute.arch.grid_dim()[0] * t.rows
         group = cute.arch.block_idx()[0] * t.rows + tidx // t.threads_per_row
         share, head = divmod(group, heads)
@@ -106,14 +108,14 @@ class PerHeadBackward(RowCopies):
         """dy, x, what is added to dx, rstd and mean. Past the end zeros, but the last row's numbers."""
         there = place.row < count
         numbers = [None if m is None else m[cutlass.min(place.row, count - 1)] for m in (g.rstd, g.mean)]
-        mine = mine._replace(inside=tuple(both(inside, there) for inside in mine.inside))
-        streams = [None if m is None else self._fetch_row(m, (*place.at, mine.col), mine.inside, mine.smem, mine.tidx)
+        inside, coord = tuple(both(inside, there) for inside in mine.inside), (*place.at, mine.col)
+        streams = [None if m is None else self.copies.fetch_row(m, coord, inside, mine.smem, mine.tidx)
                    for m in (g.dy, g.x, g.dresidual_out)]
         return *streams, *numbers
 
     def _row(self, g, place, count, held, w, dw, db, buffers, mine):
         dy, x, added, rstd, mean = held
-        t = self.tile
+        t, copies = self.tile, self.copies
         products = gradients = None
         for j in range(t.blocks):
             dy_j, x_j = _floats(dy, j), _centred(x, j, mean)
@@ -139,8 +141,8 @@ class PerHeadBackward(RowCopies):
             for m in (g.dx, g.dresidual):
                 if m is not None:
                     stored = both(mine.inside[j], place.row < count)
-                    self._put(self._store_atom(m), self._packed(dx, m), self._view(m, (place.row, mine.col))[None, j],
-                              stored)
+                    copies.put(copies.store_atom(m), copies.packed(dx, m),
+                               copies.view(m, (place.row, mine.col))[None, j], stored)
 
     # ---- what is held across rows ---------------------------------------------------------------------
 
@@ -157,7 +159,7 @@ class PerHeadBackward(RowCopies):
         return sums
 
     def _store_sums(self, partial, coord, sums, mine):
-        to = self._view(partial, coord)
+        to = self.copies.view(partial, coord)
         for j in range(self.tile.blocks):
             self._put_floats(sums[None, j], to[None, j], mine.inside[j])
 

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from ... import runtime
 from ...runtime.call import dtypes
-from ...runtime.call.alignment import vector
 from ...runtime.device import arch
+from ..alignment import vector
 from .per_head_plan import PerHeadSpec, blocks, plan
 
 _MAX_ROWS = 1 << 30  # of one launch: the kernel counts rows in 32 bits

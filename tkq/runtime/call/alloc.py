@@ -40,6 +40,16 @@ def maker(index: int):
     return functools.partial(empty, index)
 
 
+def beside(x: Tensor) -> tuple:
+    """(x's shape, the strides of a contiguous tensor of that shape, `maker` of x's device): for results of x's shape
+    and others, what they have in common asked once."""
+    shape, index = tuple(x.shape), x.get_device()
+    stride = (shape[1], 1) if len(shape) == 2 else x.stride() if x.is_contiguous() else strides(shape)
+    if _short and index >= 0 and (_one_device() or index == _current()) and not _filling():
+        return shape, stride, _strided
+    return shape, stride, functools.partial(empty, index)
+
+
 def contiguous(index: int, shape: tuple, dtype: torch.dtype) -> Tensor:
     """The same, contiguous."""
     if len(shape) == 2:

@@ -13,7 +13,7 @@ STAGES, WIDTH, WARPS = 2, 128, 4
 
 
 def build_scales(order):
-    """As ``build_copies``, by cp.async, four elements a thread: how `tkq.gemm.fp8.kernel` brings the scales of a
+    """As ``build_copies``, by cp.async, four elements a thread: how `tkq.gemm.fp8.matrices` brings the scales of a
     step."""
     return build_copies(order, "threads")
 
