@@ -23,12 +23,12 @@ def build(spec, config):
     logits, target = matrix(), _vector(spec.target, rows)
     weight = None if spec.weight is None else _vector(spec.weight, spec.N)
     loss = fake.tensor("fp32", (rows,), (fake.sym64(),), align=4) if spec.reduction == "none" else fake.scalar("fp32")
-    kept = _vector("fp32", fake.sym()) if spec.keep else None, _vector("fp32", 2) if spec.part else None
+    saved = _vector("fp32", fake.sym()) if spec.keep else None, _vector("fp32", 2) if spec.part else None
     if spec.once:
-        kept = kept[0], fake.tensor("int32", (fake.sym(),), (1,), align=16)
+        saved = saved[0], fake.tensor("int32", (fake.sym(),), (1,), align=16)
     gradient = None if spec.kind == "forward" else matrix()
     numbers = (Int64(0), Float32(0), Float32(0), Float32(0))
-    return _kernel(spec, config), (logits, target, weight, loss, *kept, gradient, *numbers)
+    return _kernel(spec, config), (logits, target, weight, loss, *saved, gradient, *numbers)
 
 
 def _kernel(spec, config):

@@ -83,7 +83,7 @@ def _carefully(logits, target, terms, keep):
 
 
 def saved_size(M: int, reduction: str) -> int:
-    """Numbers that a forward keeps: Kept, and the losses where they are reduced."""
+    """Numbers that a forward saves: Kept, and the losses where they are reduced."""
     return 2 * M + 2 if reduction == "none" else 3 * M + 2
 
 

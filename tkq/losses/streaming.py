@@ -27,7 +27,7 @@ class Way(NamedTuple):
 
 
 class StreamingRow:
-    """A part of CrossEntropy, as `forward.HeldRow`: a row that nothing is kept of, as a forward needs only its lse and
+    """A part of CrossEntropy, as `forward.HeldRow`: a row of which nothing is held, as a forward needs only its lse and
     the target's logit. A thread goes over it in steps of a few vectors, with the largest value so far and the sum of
     the exponentials below it. Rows are exchanged once, at their end, and a block's bytes on their way do not depend on
     how many registers it has:

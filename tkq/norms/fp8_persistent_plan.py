@@ -1,4 +1,4 @@
-"""Which rows `fp8_persistent` normalises and quantises by blocks that stay, and how. No torch, no DSL;
+"""Which rows the persistent kernel of `fp8_persistent` normalises and quantises, and how. No torch, no DSL;
 bench/tune/norms.py times it."""
 from dataclasses import replace
 from typing import Optional
@@ -62,7 +62,7 @@ def planned(spec: NormSpec) -> Optional[RowPlan]:
 
 
 def _least(spec) -> int:
-    """Bytes of a row of x from which on blocks that stay are planned."""
+    """Bytes of a row of x from which on persistent kernels are planned."""
     if sum(shape(spec).vectors) > spec.loaded:
         return HEAVY_BESIDE_RESIDUAL_FROM_BYTES if spec.residual else HEAVY_FROM_BYTES
     return (LIGHT_ABOVE_BYTES[spec.scale] + 1) * spec.loaded // spec.width

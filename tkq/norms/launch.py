@@ -67,11 +67,11 @@ def recipe(spec: NormSpec, config=None):
 
 def compiled(spec: NormSpec, device):
     """What runs a spec on a device, called as `build` has the arguments."""
-    for way in (persistent_plan, fp8_persistent_plan):
-        kept = way.planned(spec)
-        if kept is not None:
-            units = kept.min_blocks_per_sm * clusters.resident(device, kept.cluster, kept.block)
-            return Ended(runtime.function(way.recipe(spec, kept)), units)
+    for planner in (persistent_plan, fp8_persistent_plan):
+        row_plan = planner.planned(spec)
+        if row_plan is not None:
+            units = row_plan.min_blocks_per_sm * clusters.resident(device, row_plan.cluster, row_plan.block)
+            return Ended(runtime.function(planner.recipe(spec, row_plan)), units)
     return runtime.function(recipe(spec))
 
 
@@ -165,7 +165,7 @@ def _heads(x, residual, weight):
         return "weight"
     if x.dim() < 3 or (x.is_contiguous() and (residual is None or residual.is_contiguous())):
         return None
-    one, two = (all(t is None or alloc.one_stride(t, kept) is not None for t in (x, residual)) for kept in (1, 2))
+    one, two = (all(t is None or alloc.one_stride(t, dims) is not None for t in (x, residual)) for dims in (1, 2))
     return "rows" if two and not one else None
 
 
@@ -173,8 +173,8 @@ def _rows(x, residual, weight):
     """((x, residual), heads): both as (M, N) or, for heads (see `_heads`), as (R, H, N). Copies only what that does not
     describe."""
     heads = _heads(x, residual, weight)
-    kept = 1 if heads is None else 2
-    return tuple(t if t is None or t.dim() == kept + 1 else t.reshape(-1, *t.shape[t.dim() - kept:])
+    row_dims = 1 if heads is None else 2
+    return tuple(t if t is None or t.dim() == row_dims + 1 else t.reshape(-1, *t.shape[t.dim() - row_dims:])
                  for t in (x, residual)), heads
 
 
@@ -214,15 +214,15 @@ def _remember(spec, run, arguments):
     """For the calls that come next, where the launcher takes any address that torch gives to a new tensor."""
     if spec.vector != spec.widest:
         return
-    kept, place = 2 if spec.heads else 1, (spec.kind, spec.scale)
+    row_dims, place = 2 if spec.heads else 1, (spec.kind, spec.scale)
     # rows that are one matrix are not for a kernel of heads, or what a call runs would depend on those before it
-    shapes = Shapes({0: kept, 4: kept}, {3: 1, 5: 1}, takes=_OF_NORM if spec.plain else None,
+    shapes = Shapes({0: row_dims, 4: row_dims}, {3: 1, 5: 1}, takes=_OF_NORM if spec.plain else None,
                     fewest=spec.heads == "rows")
     _launch_cache[place] = added(_launch_cache.get(place), run, arguments, shapes)
 
 
 def _parts(arguments):
-    """The arguments of each launch: one, or as many as so many rows need."""
+    """The arguments of each launch: one, or several where one launch cannot take all rows."""
     x, y = arguments[0], arguments[3]
     if y.shape[0] <= _MAX_ROWS:
         return [arguments]

@@ -43,7 +43,7 @@ def rmsnorm(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[Tensor
         A contiguous tensor of x's shape, in out_dtype. With prenorm the pair (result, h), h in residual_dtype: x itself
         where there is no residual and the types agree.
 
-        The result is of h itself. Gradients with a residual are those at h as it is kept for them: in residual_dtype
+        The result is of h itself. Gradients with a residual are those at h as it is saved for them: in residual_dtype
         with prenorm, otherwise in the wider of both inputs' types.
 
     Raises:
@@ -98,7 +98,7 @@ def layernorm(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor]
         A contiguous tensor of x's shape, in out_dtype. With prenorm the pair (result, h), h in residual_dtype: x itself
         where there is no residual and the types agree.
 
-        The result is of h itself. Gradients with a residual are those at h as it is kept for them: in residual_dtype
+        The result is of h itself. Gradients with a residual are those at h as it is saved for them: in residual_dtype
         with prenorm, otherwise in the wider of both inputs' types.
 
     Raises:
@@ -141,14 +141,14 @@ def _norm(kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, resi
 def _routed(calls, given, kind, x, weight, bias, eps, residual=None, prenorm=False, offset=0.0, out_dtype=None,
             residual_dtype=None):
     """A call whose options have been validated. calls, given: where it is remembered, and as what."""
-    way = ops.route(x, weight, bias, residual)
-    if way == "op":
+    mode = ops.route(x, weight, bias, residual)
+    if mode == "op":
         return _traced(kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, residual_dtype)
     total = launch.total_dtype(x, residual, residual_dtype) if prenorm else None
-    if way == "record":
+    if mode == "record":
         if residual is None and not prenorm:
             return _Recorded.apply(x, weight, bias, (kind, eps, offset, out_dtype, None, True, None))
-        call = kind, eps, offset, out_dtype, _kept(x, residual, total), True, None
+        call = kind, eps, offset, out_dtype, _saved_dtype(x, residual, total), True, None
         found = _RecordedWithSum.apply(x, weight, bias, residual, call)
         return found if prenorm else found[0]
     call = kind, eps, offset, out_dtype, total, False, None
@@ -159,7 +159,7 @@ def _routed(calls, given, kind, x, weight, bias, eps, residual=None, prenorm=Fal
     return found
 
 
-def _kept(x, residual, total):
+def _saved_dtype(x, residual, total):
     """The type in which the sum is written where a gradient is recorded, which needs it: given, or wide enough."""
     return torch.promote_types(x.dtype, residual.dtype) if total is None and residual is not None else total
 
@@ -177,7 +177,7 @@ def _on_cpu(call: tuple, x, weight, bias, residual, validate=None) -> launch.Res
                 for t, dtype in ((y, call.out or x.dtype), (h, call.total)))
     if not call.stats:
         return y, total, None, None, None
-    if residual is not None and total is not None:  # the backward pass reads the sum as it is kept
+    if residual is not None and total is not None:  # the backward pass reads the sum as it is saved
         rstd, mean = norms.statistics(call.kind, total, call.eps)
     return y, total, rstd, mean, None
 
@@ -193,7 +193,7 @@ def _recorded(ctx, x, weight, bias, call):
 
 
 def _recorded_with_sum(ctx, x, weight, bias, residual, call):
-    """(y, the sum), also where the sum is not asked for: it is kept in x's place, for which `ops.once` wants a
+    """(y, the sum), also where the sum is not asked for: it is saved in x's place, for which `ops.once` wants a
     result."""
     y, h, rstd, mean, _ = (launch.replayed if x.is_cuda else _on_cpu)(call, x, weight, bias, residual)
     autograd.remember_quickly(ctx, call, (x, weight, bias, residual), h, (rstd, mean))
@@ -222,8 +222,8 @@ def _traced(kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, re
     checks.norm(kind, x, weight, bias, residual)
     save = ops.recorded_op(kind, x=x, weight=weight, bias=bias, residual=residual)
     total = launch.total_dtype(x, residual, residual_dtype) if prenorm else None
-    kept = _kept(x, residual, total) if save else total
-    y, h, _, _ = _OPS[kind](x, weight, bias, eps, residual, offset, out_dtype, kept, save)
+    saved_as = _saved_dtype(x, residual, total) if save else total
+    y, h, _, _ = _OPS[kind](x, weight, bias, eps, residual, offset, out_dtype, saved_as, save)
     return (y, x if total is None else h) if prenorm else y
 
 

@@ -122,12 +122,12 @@ def _quant(kind, x, weight, bias, eps, residual, prenorm, offset, residual_dtype
                                                                        granularity)
     if offset != 0.0 or residual_dtype is not None:
         checks.options(f"{kind}_quant", weight, offset, prenorm, residual_dtype)
-    way = ops.route(x, weight, bias, residual)
-    if way != "direct":
+    mode = ops.route(x, weight, bias, residual)
+    if mode != "direct":
         check.refuse_gradient(f"{kind}_quant", x=x, weight=weight, bias=bias, residual=residual)
         checks.norm(f"{kind}_quant", x, weight, bias, residual)
     total = launch.total_dtype(x, residual, residual_dtype) if prenorm else None
-    if way != "direct":
+    if mode != "direct":
         q, scale, h = _OPS[kind](x, weight, bias, eps, residual, offset, total, granularity)
         return (q, scale, x if total is None else h) if prenorm else (q, scale)
     call = kind, eps, offset, _E4M3, total, False, granularity

@@ -85,10 +85,10 @@ def _routed(a, b, offsets, scale_a=None, scale_b=None, out_dtype=None):
         if found is not None:
             return found
     out_dtype = _out_dtype(out_dtype)
-    way = ops.route(a, b, offsets, scale_a, scale_b)
-    if way == "direct":
+    mode = ops.route(a, b, offsets, scale_a, scale_b)
+    if mode == "direct":
         return (_launched if a.is_cuda else _cpu)(a, b, offsets, scale_a, scale_b, out_dtype)
-    if way == "record" and scale_a is scale_b is None and b.dim() != 2 and not b.shape[-1] % 8:
+    if mode == "record" and scale_a is scale_b is None and b.dim() != 2 and not b.shape[-1] % 8:
         return _Function.apply(a, b, offsets, out_dtype)
     check.refuse_tangent("grouped_gemm", a=a, b=b)
     _check(a, b, offsets, scale_a, scale_b, out_dtype)

@@ -105,7 +105,7 @@ class OnePassRows(ReductionBase):
         return self._get_tv_layout(self.vector * self.dtype.width)[1]
 
     def launch_shape(self, rows):
-        """grid, block and cluster for so many rows."""
+        """grid, block and cluster for a number of rows."""
         tiles = cute.ceil_div(rows, self.tile.rows)
         if not self.stage:
             return dict(grid=[tiles * self.tile.cluster, 1, 1], block=[self.tile.threads, 1, 1])

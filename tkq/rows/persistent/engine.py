@@ -186,7 +186,7 @@ class PersistentRows:
         else:
             self.elements.write(c, views, row, c.part.exists(row), r)
 
-    # ---- blocks that stay ---------------------------------------------------------------------------
+    # ---- persistent blocks --------------------------------------------------------------------------
 
     @cute.jit
     def _rows_of_a_warp(self, c: Constexpr):
@@ -236,12 +236,13 @@ class PersistentRows:
     def _state(self, c):
         """What the rows under way need: their numbers, the results of exchanges that are over, and positions."""
         oldest = len(self.active)
-        kept = [[cute.make_rmem_tensor((x.monoid.sums,), Float32) for _ in range(oldest - k)]
+        exchanged = [[cute.make_rmem_tensor((x.monoid.sums,), Float32) for _ in range(oldest - k)]
                 for k, x in enumerate(self.active)]
-        for tensor in [t for tensors in kept for t in tensors]:
+        for tensor in [t for tensors in exchanged for t in tensors]:
             tensor.fill(0.0)
         return SimpleNamespace(
-            numbers=[self.elements.numbers() for _ in range(oldest + 1)], following=self.elements.numbers(), kept=kept,
+            numbers=[self.elements.numbers() for _ in range(oldest + 1)], following=self.elements.numbers(),
+            exchanged=exchanged,
             stages=[None if self.plan.direct else c.rows.ring() for _ in range(oldest + 1)],
             sent=[x.ring() for x in c.slots], seen=[x.ring() for x in c.slots])
 
@@ -255,14 +256,14 @@ class PersistentRows:
         r = self.elements.known(c, state.numbers[age])
         alone = const_expr(self.elements.first_finishes)
         for k in cutlass.range_constexpr(age):
-            kept = state.kept[k][age - k - 1]
+            exchanged = state.exchanged[k][age - k - 1]
             if const_expr(k == age - 1 and not (alone and k == len(self.active) - 1)):
                 values = c.slots[k].collect(state.seen[k], c.part)
                 state.seen[k].advance()
                 for i in cutlass.range_constexpr(len(values)):
-                    kept[i] = values[i]
+                    exchanged[i] = values[i]
             if const_expr(not (alone and k == len(self.active) - 1)):
-                self.elements.reduced(r, k, tuple(kept[i] for i in range(self.active[k].monoid.sums)))
+                self.elements.reduced(r, k, tuple(exchanged[i] for i in range(self.active[k].monoid.sums)))
         if const_expr(age < len(self.active)):
             element = self.elements.element(c, age, views, row, r)
             c.slots[age].publish(state.sent[age], c.part, element)
@@ -292,7 +293,7 @@ class PersistentRows:
         for a in range(len(self.active), 0, -1):
             self.elements.move(state.numbers[a], state.numbers[a - 1])
         self.elements.move(state.numbers[0], state.following)
-        for tensors in state.kept:
+        for tensors in state.exchanged:
             for a in range(len(tensors) - 1, 0, -1):
                 self.elements.move(tensors[a], tensors[a - 1])
 
