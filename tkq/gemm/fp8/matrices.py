@@ -125,5 +125,5 @@ def load_row_scales(operands, g, u, t, wg):
     """A scale for each row of a consumer's, into registers."""
     x = operands.config
     for w in range(x.m_subtiles):
-        row = operands.first_row(t) + 64 * (wg * x.m_subtiles + w)
-        tk.load_rows(u.rows[w], operands.row_scales(g, t), row, g.m)
+        scales, row = operands.row_scales(g, t), operands.first_row(t) + 64 * (wg * x.m_subtiles + w)
+        tk.load_rows(u.rows[w], scales, row, g.m)
