@@ -248,7 +248,7 @@ def kernels() -> dict[str, Recipe]:
     found = {}
     for causal in (True, False):
         attention = AttentionSpec("bf16", 128, causal)
-        recipe = Recipe("tkq.attention.forward.kernel:build", (attention, attention_plan(attention)))
+        recipe = Recipe("tkq.attention.forward.kernel:AttentionForward", (attention, attention_plan(attention)))
         found[f"flash_attn {'causal' if causal else 'full'}"] = recipe
     found["rmsnorm"] = norm_recipe(NormSpec("rmsnorm", 4096, "bf16", "bf16", vector=8))
     found["layernorm"] = norm_recipe(NormSpec("layernorm", 4096, "bf16", "bf16", "bf16", vector=8))

@@ -114,11 +114,11 @@ def test_blocks_that_share_k(rate, tiles, steps, num_sms):
 @given(st.sampled_from(SPECS), rows, sizes, steps)
 def test_launch(spec, M, N, k):
     recipe, blocks = fp8_plan.launch(spec, M, N, 16 * k, 132)
-    few = recipe.builder == "tkq.gemm.fp8.small_m_kernel:build"
+    few = recipe.module == "tkq.gemm.fp8.small_m_kernel"
     assert few == isinstance(fp8_plan.plan(spec, M, N, 16 * k, 132), SmallMFp8Config)
     assert (blocks == 0 and recipe.args[0].store == "direct") if few else blocks > 0
     tile = fp8_plan.best_tile(spec, M, N, 16 * k, 132)
-    assert fp8_plan.launch(spec, M, N, 16 * k, 132, tile)[0].builder == "tkq.gemm.fp8.kernel:build"
+    assert fp8_plan.launch(spec, M, N, 16 * k, 132, tile)[0].module == "tkq.gemm.fp8.kernel"
 
 
 # Of more rows: (columns of a block, blocks that share K). Quicker ways are known and not planned for 384x1024x16384
@@ -134,8 +134,8 @@ def test_what_was_measured_of_more_rows(spec, measured):
     for problem, way in measured.items():
         config = plan(spec, *problem, 132)
         assert (config and (config.rows, config.split)) == way, (problem, config)
-        built = fp8_plan.launch(spec, *problem, 132)[0].builder
-        assert built == ("tkq.gemm.fp8.small_m_kernel:build" if way else "tkq.gemm.fp8.kernel:build")
+        built = fp8_plan.launch(spec, *problem, 132)[0].module
+        assert built == ("tkq.gemm.fp8.small_m_kernel" if way else "tkq.gemm.fp8.kernel")
 
 
 @pytest.mark.parametrize("M, most", ((1, 16), (40, 64), (128, 128), (129, 128), (2048, 128), (2049, 0)))

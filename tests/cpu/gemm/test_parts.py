@@ -10,7 +10,7 @@ from tkq.gemm.dense.kernel import DenseGemm
 from tkq.gemm.dense.spec import GemmSpec
 from tkq.gemm.fp8 import catalog, kernel
 from tkq.gemm.fp8.kernel import Fp8Gemm, WithCounter
-from tkq.gemm.fp8.plan import BLOCKS, FAST, PROMOTED, SMALL, configure
+from tkq.gemm.fp8.plan import BLOCKS, FAST, PROMOTED, SMALL, configure, recipe_of
 from tkq.gemm.fp8.spec import Fp8Spec
 from tkq.gemm.grouped.kernel import GroupedGemm
 from tkq.gemm.grouped.spec import FAST as GROUPED
@@ -67,8 +67,10 @@ def test_parts_share_what_a_block_works_on():
 
 def test_a_counter_is_an_argument_where_blocks_keep_in_step(monkeypatch):
     monkeypatch.setattr(kernel, "operands", lambda spec: ())
-    plain, synced = (kernel.build(ROW, replace(FAST[0], wave_sync=n)) for n in (0, 16))
-    assert (type(plain[0]), type(synced[0])) == (Fp8Gemm, WithCounter) and len(synced[1]) == len(plain[1]) + 1
+    plain, synced = (recipe_of(ROW, replace(FAST[0], wave_sync=n)) for n in (0, 16))
+    assert [recipe.builder for recipe in (plain, synced)] == ["tkq.gemm.fp8.kernel:Fp8Gemm",
+                                                              "tkq.gemm.fp8.kernel:WithCounter"]
+    assert len(WithCounter(*synced.args).fake_arguments()) == len(Fp8Gemm(*plain.args).fake_arguments()) + 1
 
 
 def test_every_shipped_config_has_its_parts():

@@ -51,9 +51,9 @@ def test_they_are_those_that_the_host_functions_plan(llama):
                     dict(residual="bf16", total="bf16", stats=True)):
         assert launch.recipe(NormSpec(**norm, **options)) in recipes
     builders = {recipe.builder for recipe in recipes}
-    assert {"tkq.attention.forward.kernel:build", "tkq.attention.backward.kernel:build",
-            "tkq.gemm.dense.kernel:build",
-            "tkq.gemm.dense.small_m_kernel:build", "tkq.losses.build:total", "tkq.pointwise.build:rope"} <= builders
+    assert {"tkq.attention.forward.kernel:AttentionForward", "tkq.attention.backward.kernel:BackwardKernel",
+            "tkq.gemm.dense.kernel:DenseGemm", "tkq.gemm.dense.small_m_kernel:SmallMGemm",
+            "tkq.losses.build:total", "tkq.pointwise.build:rope"} <= builders
 
 
 @pytest.mark.slow

@@ -150,7 +150,8 @@ def shipped(*builders):
     return [found[builder] for builder in builders] if builders else list(found.values())
 
 
-RECIPES = ("tkq.gemm.dense.kernel:build", "tkq.attention.forward.kernel:build", "tkq.norms.forward.build:build")
+RECIPES = ("tkq.gemm.dense.kernel:DenseGemm", "tkq.attention.forward.kernel:AttentionForward",
+           "tkq.norms.forward.build:build")
 
 
 @pytest.fixture(scope="module")

@@ -349,7 +349,7 @@ def test_long_chains_of_functions(tree):
 def test_an_epilogues_function(tree):
     (tree / "kern.py").write_text("ALPHA, B = float(0.5), 1 + 2\ndef act(x): return ALPHA * x\ndef b(): return B\n")
     importlib.import_module("kern")
-    recipe = Recipe("tkq.gemm.dense.kernel:build", (("kern:act",),), sources=("kern",))
+    recipe = Recipe("tkq.gemm.dense.kernel:DenseGemm", (("kern:act",),), sources=("kern",))
     assert values_of(recipe) == {"kern.ALPHA": "0.5"}
 
 

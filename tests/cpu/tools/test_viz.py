@@ -158,12 +158,12 @@ def row_kernel(N):
 
 
 @pytest.mark.parametrize("recipe", [
-    Recipe("tkq.attention.forward.kernel:build",
+    Recipe("tkq.attention.forward.kernel:AttentionForward",
            (AttentionSpec("bf16", 128), plan(AttentionSpec("bf16", 128), "long"))),
-    Recipe("tkq.gemm.dense.kernel:build", (GemmSpec(b_major="k"), Config())),
-    Recipe("tkq.gemm.fp8.kernel:build",
+    Recipe("tkq.gemm.dense.kernel:DenseGemm", (GemmSpec(b_major="k"), Config())),
+    Recipe("tkq.gemm.fp8.kernel:Fp8Gemm",
            (Fp8Spec(scale_a="1x128", scale_b="128x128", promote=True), Fp8Config(m=128, n=128, stagger_stages=0))),
-    Recipe("tkq.gemm.fp8.kernel:build",
+    Recipe("tkq.gemm.fp8.kernel:WithCounter",
            (Fp8Spec(scale_a="1x128", scale_b="128x128", promote=True), replace(PROMOTED[1], wave_sync=8))),
     Recipe("write_a_gemm:build"), 4096, 32768,
 ], ids=["attention", "gemm", "fp8", "fp8 that keeps pace", "lcf", "rows", "rows of clusters"])

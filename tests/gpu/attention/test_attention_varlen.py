@@ -254,7 +254,7 @@ def dealt(lengths, heads, total_q, used=None):
 
 def test_tasks_are_those_of_the_definition():
     choose = random.Random(1)
-    deal = runtime.function(Recipe("tests.helpers.attention.scheduler_kernel:build", ()))
+    deal = runtime.function(Recipe("tests.helpers.attention.scheduler_kernel:Deal", ()))
     for count in (1, 2, 31, 32, 33, 100, 700):
         most = 3000 if count < 50 else 200
         lengths = [(choose.randrange(most), choose.randrange(most)) for _ in range(count)]

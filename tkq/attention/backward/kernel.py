@@ -160,6 +160,35 @@ class BackwardKernel:
         found = zero_ahead_of(l2_section, tail_heads, tiles)
         return found * c.tail_waves if c.by_query_head else found
 
+    def fake_arguments(self) -> tuple:
+        """What the kernels are compiled for: any B, Sq, Sk, H, Hk, D and Dv up to the width, and strides that are
+        multiples of 16 bytes."""
+        spec = self.spec
+        B, Bp, Sq, Sk, H, Hk = (fake.sym() for _ in range(6))
+        D, Dv = (fake.sym(divisibility=8) for _ in range(2))
+        batch = () if spec.varlen else (B,)
+
+        def operand(seqlen, heads, cols):
+            shape = *batch, seqlen, heads, cols
+            return fake.tensor(spec.dtype, shape, (*(fake.sym64(divisibility=8) for _ in shape[1:]), 1), align=16)
+
+        def rows():
+            shape = *batch, H, Sq
+            return fake.tensor("fp32", shape, tuple(fake.sym64() for _ in shape), align=4)
+
+        def ints(n, there=True):
+            return fake.tensor("int32", (n,), align=4) if there else None
+
+        q, dq, o, do = (operand(Sq, H, cols) for cols in (D, D, Dv, Dv))
+        k, dk, v, dv = (operand(Sk, Hk, cols) for cols in (D, D, Dv, Dv))
+        sequences = None
+        if spec.varlen:
+            sequences = Sequences(ints(Bp), ints(Bp), ints(B, spec.seqused_q), ints(B, spec.seqused_k))
+        return (
+            BackwardOperands(do, q, k, v, o, rows(), rows() if spec.dlse else None),
+            Gradients(dq if spec.dq else None, dk, dv), fake.tensor("fp32", (fake.sym64(),)), sequences,
+            Scalars(Float32(1.0), Float32(0.0), Int32(0), Int32(0), Int32(1)))
+
     # ---- device --------------------------------------------------------------------------------
 
     @cute.kernel
@@ -264,30 +293,3 @@ def dq_of(spec: BackwardSpec, config: BackwardConfig, tile: DqTile, scheduler: T
         store = FirstStoreDq(tile, scheduler) if config.dq_reduce == "first_store" else AddDq(config, tile, scheduler)
         return DqByQueryHead(spec, config, store, scheduler, helper_warps)
     return DqByTask(config, AddDq(config, tile, scheduler), scheduler, helper_warps)
-
-
-def build(spec: BackwardSpec, config: BackwardConfig):
-    """The kernels and their fake arguments: any B, Sq, Sk, H, Hk, D and Dv up to the width, and strides that are
-    multiples of 16 bytes."""
-    B, Bp, Sq, Sk, H, Hk = (fake.sym() for _ in range(6))
-    D, Dv = (fake.sym(divisibility=8) for _ in range(2))
-    batch = () if spec.varlen else (B,)
-
-    def operand(seqlen, heads, cols):
-        shape = *batch, seqlen, heads, cols
-        return fake.tensor(spec.dtype, shape, (*(fake.sym64(divisibility=8) for _ in shape[1:]), 1), align=16)
-
-    def rows():
-        shape = *batch, H, Sq
-        return fake.tensor("fp32", shape, tuple(fake.sym64() for _ in shape), align=4)
-
-    def ints(n, there=True):
-        return fake.tensor("int32", (n,), align=4) if there else None
-
-    q, dq, o, do = (operand(Sq, H, cols) for cols in (D, D, Dv, Dv))
-    k, dk, v, dv = (operand(Sk, Hk, cols) for cols in (D, D, Dv, Dv))
-    sequences = Sequences(ints(Bp), ints(Bp), ints(B, spec.seqused_q), ints(B, spec.seqused_k)) if spec.varlen else None
-    return BackwardKernel(spec, config), (
-        BackwardOperands(do, q, k, v, o, rows(), rows() if spec.dlse else None),
-        Gradients(dq if spec.dq else None, dk, dv), fake.tensor("fp32", (fake.sym64(),)), sequences,
-        Scalars(Float32(1.0), Float32(0.0), Int32(0), Int32(0), Int32(1)))

@@ -19,7 +19,7 @@ def packed_class(seqlen_k: int) -> str:
 
 def recipe(spec: BackwardSpec, config: BackwardConfig) -> Recipe:
     """Of the kernels of a configuration."""
-    return Recipe("tkq.attention.backward.kernel:build", (spec, config))
+    return Recipe("tkq.attention.backward.kernel:BackwardKernel", (spec, config))
 
 
 def plan(spec: BackwardSpec, length: str = "medium", group: int = 1) -> BackwardConfig:

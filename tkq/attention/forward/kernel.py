@@ -44,6 +44,8 @@ class AttentionForward:
     """
 
     def __init__(self, spec: AttentionSpec, config: AttentionConfig):
+        if spec != spec.kernel():
+            raise ValueError(f"{type(self).__name__}: {spec} is not a kernel's; that is {spec.kernel()}")
         self.spec, self.config, self.tiles = spec, config, Tiles.of(spec, config)
         self.producer, self.consumer = Producer(spec, config), Consumer(spec, config)
 
@@ -110,6 +112,30 @@ class AttentionForward:
         return Dense(q.shape[0], k.shape[0], heads, heads_per_kv, tiles, all_heads, l2_section,
                      spec.longest_first or window), tiles * all_heads
 
+    def fake_arguments(self) -> tuple:
+        """What it is compiled for: any B, Sq, Sk, H, Hk, any head dims that its tiles hold, and strides that are
+        multiples of 16 bytes."""
+        spec = self.spec
+        B, Sq, Sk, H, Hk = (fake.sym() for _ in range(5))
+        D, Dv = (fake.sym(divisibility=8) for _ in range(2))
+
+        def operand(seqlen, heads, cols):
+            shape = (seqlen, heads, cols) if spec.varlen else (B, seqlen, heads, cols)
+            strides = (*(fake.sym64(divisibility=8) for _ in shape[1:]), 1)
+            return fake.tensor(spec.dtype, shape, strides, align=16)
+
+        def ints(n, there):
+            return fake.tensor("int32", (n,), align=4) if there else None
+
+        Bp = fake.sym()
+        lse = fake.tensor("fp32", (H, Sq) if spec.varlen else (B, H, Sq), align=4) if spec.lse else None
+        sinks = fake.tensor(spec.sinks, (H,), align=4 if spec.sinks == "fp32" else 2) if spec.sinks else None
+        sequences = Sequences(ints(Bp, True), ints(Bp, True), ints(B, spec.seqused_q), ints(B, spec.seqused_k))
+        return (
+            Operands(operand(Sq, H, D), operand(Sk, Hk, D), operand(Sk, Hk, Dv), operand(Sq, H, Dv), lse, sinks),
+            sequences if spec.varlen else None, ints(1, True),
+            Scalars(Float32(1.0), Float32(1.0), Int32(0), Int32(0), Int32(1)))
+
     # ---- device --------------------------------------------------------------------------------
 
     def shared(self, al: tk.SharedAllocator) -> Shared:
@@ -147,29 +173,3 @@ class AttentionForward:
                       cfg.registers)
         if const_expr(cfg.cluster > 1):
             tk.cluster_sync()  # no block exits while another may still write to its shared memory
-
-
-def build(spec: AttentionSpec, config: AttentionConfig):
-    """The kernel and its fake arguments: any B, Sq, Sk, H, Hk, any head dims that its tiles hold, and strides that are
-    multiples of 16 bytes."""
-    if spec != spec.kernel():
-        raise ValueError(f"attention's build: {spec} is not a kernel's; that is {spec.kernel()}")
-    B, Sq, Sk, H, Hk = (fake.sym() for _ in range(5))
-    D, Dv = (fake.sym(divisibility=8) for _ in range(2))
-
-    def operand(seqlen, heads, cols):
-        shape = (seqlen, heads, cols) if spec.varlen else (B, seqlen, heads, cols)
-        strides = (*(fake.sym64(divisibility=8) for _ in shape[1:]), 1)
-        return fake.tensor(spec.dtype, shape, strides, align=16)
-
-    def ints(n, there):
-        return fake.tensor("int32", (n,), align=4) if there else None
-
-    Bp = fake.sym()
-    lse = fake.tensor("fp32", (H, Sq) if spec.varlen else (B, H, Sq), align=4) if spec.lse else None
-    sinks = fake.tensor(spec.sinks, (H,), align=4 if spec.sinks == "fp32" else 2) if spec.sinks else None
-    sequences = Sequences(ints(Bp, True), ints(Bp, True), ints(B, spec.seqused_q), ints(B, spec.seqused_k))
-    return AttentionForward(spec, config), (
-        Operands(operand(Sq, H, D), operand(Sk, Hk, D), operand(Sk, Hk, Dv), operand(Sq, H, Dv), lse, sinks),
-        sequences if spec.varlen else None, ints(1, True),
-        Scalars(Float32(1.0), Float32(1.0), Int32(0), Int32(0), Int32(1)))

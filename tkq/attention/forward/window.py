@@ -7,9 +7,9 @@ from cutlass import Int32
 
 import tkq.tile as tk
 from tkq.attention.common.mask import LOWER, ROWS, TILE, UPPER, tiles_of_warpgroup
-from tkq.attention.forward import kernel
 from tkq.attention.forward.config import WindowConfig
 from tkq.attention.forward.consumer import Consumer
+from tkq.attention.forward.kernel import AttentionForward
 from tkq.attention.forward.producer import Producer
 from tkq.attention.forward.softmax import LEFT, RIGHT, Softmax
 from tkq.attention.forward.spec import AttentionSpec
@@ -189,7 +189,7 @@ class WindowConsumer(Consumer):
             tk.copy(tk.columns(regs.p, KEYS[seen][0], HALF), regs.half)
 
 
-class WindowForward(kernel.AttentionForward):
+class WindowForward(AttentionForward):
     """``AttentionForward`` of rows that see a number of keys on either side of their own.
 
     A block's 128 rows see a key tile of 128 more than each of its two warpgroups' 64 rows need: of a window of 1024
@@ -212,8 +212,3 @@ class WindowForward(kernel.AttentionForward):
     def shared(self, al: tk.SharedAllocator) -> Shared:
         n = self.config.consumers * self.config.q_stages
         return replace(super().shared(al), task=al.vector(len(fields_of(self.spec)), n, Int32))
-
-
-def build(spec: AttentionSpec, config: WindowConfig):
-    """As ``forward.build``."""
-    return WindowForward(spec, config), kernel.build(spec, config)[1]

@@ -136,7 +136,7 @@ def _elements():
     for name, spec in cases:
         four_blocks = REGISTER_FILE // 4 // 128  # run on a processor, but where C is added
         registers = 255 if spec.epilogue.residual else four_blocks
-        yield Shipped(f"gemm_{name}_elements", Recipe("tkq.gemm.dense.unaligned:build", (spec,)),
+        yield Shipped(f"gemm_{name}_elements", Recipe("tkq.gemm.dense.unaligned:UnalignedGemm", (spec,)),
                       replace(wanted, registers=registers),
                       name == "bf16_kn_bf16")
 
@@ -145,5 +145,5 @@ def _copies():
     wanted = Expectation(instructions=("LDG.E.128", "STG.E.128"), registers=REGISTER_FILE // 1536 // 8 * 8)
     for dtype, both in itertools.product(("bf16", "fp16"), (False, True)):
         yield Shipped(f"gemm_copy_{dtype}{'_both' * both}",
-                      Recipe("tkq.gemm.dense.realign:build", (RealignSpec(dtype, both),)), wanted,
+                      Recipe("tkq.gemm.dense.realign:Realign", (RealignSpec(dtype, both),)), wanted,
                       dtype == "bf16" and both)

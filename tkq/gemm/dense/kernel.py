@@ -80,6 +80,15 @@ class DenseGemm:
             return out
         return tk.gl.add(out, self.tiles.out) if self.spec.accumulate else tk.gl.store(out, self.tiles.out)
 
+    def fake_arguments(self) -> tuple:
+        """What it is compiled for: a, b, out, bias, c, alpha, beta, and how many blocks to launch."""
+        from ...runtime.compile import fake
+
+        a, b, out, bias, *more = operands.fakes(self.spec)
+        if self.config.wave_sync:
+            bias = fake.tensor("int32", (1,), (1,), align=4)
+        return a, b, out, bias, *more, Int32(1)
+
     # ---- device --------------------------------------------------------------------------------
 
     @cute.kernel
@@ -103,13 +112,3 @@ class DenseGemm:
             a=a, b=b, b_parts=operands.parts_of_tile(b, tiles.b_part, tiles.parts),
             out=al.tile(tiles.out, BUFFERS * x.consumers) if has_store_buffers(self.spec) else None,
             pipe=al.pipe(x.stages, tiles.a.bytes + tiles.b.bytes, 4 * x.consumers, x.cluster))
-
-
-def build(spec: GemmSpec, config: Config):
-    """(kernel, fake arguments): a, b, out, bias, c, alpha, beta, and how many blocks to launch."""
-    from ...runtime.compile import fake
-
-    a, b, out, bias, *more = operands.fakes(spec)
-    if config.wave_sync:
-        bias = fake.tensor("int32", (1,), (1,), align=4)
-    return DenseGemm(spec, config), (a, b, out, bias, *more, Int32(1))

@@ -113,7 +113,7 @@ def launch(spec: GemmSpec, M: int, N: int, K: int, num_sms: int,
     """(what to compile and call, how many blocks; 0 where the kernel counts for itself) for a problem; config instead
     of the plan's."""
     if spec.load == "direct":
-        return Recipe("tkq.gemm.dense.unaligned:build", (spec,), sources=sources(spec.epilogue)), 0
+        return Recipe("tkq.gemm.dense.unaligned:UnalignedGemm", (spec,), sources=sources(spec.epilogue)), 0
     config = fit_to_spec(config, spec) if config else plan(spec, M, N, K, num_sms, batches)
     if isinstance(config, SmallMConfig):
         return small_m_plan.recipe(spec, config), 0
@@ -122,7 +122,7 @@ def launch(spec: GemmSpec, M: int, N: int, K: int, num_sms: int,
 
 
 def recipe_of(spec: GemmSpec, config: Config) -> Recipe:
-    return Recipe("tkq.gemm.dense.kernel:build", (spec, config), sources=sources(spec.epilogue))
+    return Recipe("tkq.gemm.dense.kernel:DenseGemm", (spec, config), sources=sources(spec.epilogue))
 
 
 def takes_counter(recipe: Recipe) -> bool:

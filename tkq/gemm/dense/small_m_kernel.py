@@ -83,6 +83,10 @@ class SmallMGemm:
         self.kernel(g).launch(grid=[tiles * x.split, 1, 1], block=[x.threads, 1, 1], cluster=[x.split, 1, 1],
                               stream=stream, min_blocks_per_mp=1)
 
+    def fake_arguments(self) -> tuple:
+        """What it is compiled for: as ``DenseGemm``, but ``blocks`` is not used: the grid is what the sizes make it."""
+        return *operands.fakes(self.spec), Int32(1)
+
     # ---- device --------------------------------------------------------------------------------
 
     @cute.kernel
@@ -215,8 +219,3 @@ class SmallMGemm:
             ep.linear(x, sums, e, g.inputs, v, c)
         ep.activate(parts[0], e, parts, ep.Place(Int32(m), n), tk.element_type(self.spec.out), transposed=True)
         tk.store_elements(g.out, parts[0], n, m)
-
-
-def build(spec: GemmSpec, config: SmallMConfig):
-    """(kernel, fake arguments): as ``dense.build``, but ``blocks`` is not used: the grid is what the sizes make it."""
-    return SmallMGemm(spec, config), (*operands.fakes(spec), Int32(1))

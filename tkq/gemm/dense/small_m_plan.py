@@ -71,4 +71,5 @@ def plan(spec: GemmSpec, M: int, N: int, K: int, num_sms: int) -> SmallMConfig:
 def recipe(spec: GemmSpec, config: SmallMConfig) -> Recipe:
     """What to compile. The result goes out element by element, whatever its strides allow."""
     spec = replace(spec, store="direct", epilogue=replace(spec.epilogue, residual_pairs=False))
-    return Recipe("tkq.gemm.dense.small_m_kernel:build", (spec, config.check(spec)), sources=sources(spec.epilogue))
+    return Recipe("tkq.gemm.dense.small_m_kernel:SmallMGemm", (spec, config.check(spec)),
+                  sources=sources(spec.epilogue))

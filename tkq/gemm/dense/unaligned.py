@@ -39,6 +39,10 @@ class UnalignedGemm:
         self.kernel(A, operands.weights(b, spec), out, inputs, steps).launch(
             grid=[tiles * batches, 1, 1], block=[tk.WARPGROUP, 1, 1], stream=stream)
 
+    def fake_arguments(self) -> tuple:
+        """What it is compiled for: as ``DenseGemm``, but ``blocks`` is not used: it is one a tile."""
+        return *operands.fakes(self.spec), Int32(1)
+
     @cute.kernel
     def kernel(self, a: cute.Tensor, b: cute.Tensor, out: cute.Tensor, inputs: ep.Inputs, steps: Int32):
         al = tk.SharedAllocator()
@@ -87,8 +91,3 @@ class UnalignedGemm:
                 ep.load_residual(c, inputs.residual, place, e.residual_pairs)
             ep.linear(x, x, e, inputs, bias, c)
         ep.activate(acc[0], e, acc, place, tk.element_type(self.spec.out))
-
-
-def build(spec: GemmSpec):
-    """(kernel, fake arguments): as ``dense.build``, but ``blocks`` is not used: it is one a tile."""
-    return UnalignedGemm(spec), (*operands.fakes(spec), Int32(1))

@@ -71,6 +71,12 @@ class Fp8Gemm:
         grid = tk.blocks_for("static", g.rows * g.cols, cutlass.max(blocks, cluster), cluster)
         self.block.launch(self.kernel(g), grid, stream)
 
+    def fake_arguments(self) -> tuple:
+        """What it is compiled for: a, b, c; (address, stride, stride) of each operand's scales; the addresses of bias
+        and out_scale, 0 where there is none; how many blocks to launch."""
+        scales = (Int64(1), Int64(1), Int64(1))
+        return *operands(self.spec), scales, scales, Int64(1), Int64(1), Int32(1)
+
     # ---- device --------------------------------------------------------------------------------
 
     @cute.kernel
@@ -81,14 +87,18 @@ class Fp8Gemm:
 class WithCounter:
     """An Fp8Gemm with wave sync, called with one argument more: the address of its counter."""
 
-    def __init__(self, gemm: Fp8Gemm):
-        self.gemm = gemm
+    def __init__(self, spec: Fp8Spec, config: Fp8Config):
+        self.gemm = Fp8Gemm(spec, config)
 
     @cute.jit
     def __call__(self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, scale_a: tuple, scale_b: tuple, bias: Int64,
                  out_scale: Int64, blocks: Int32, counter: Int64, stream: cuda.CUstream):
         g = self.gemm.globals((a, b, c), (scale_a, scale_b), bias, out_scale, counter)
         self.gemm.launch(g, blocks, stream)
+
+    def fake_arguments(self) -> tuple:
+        """What it is compiled for: the gemm's, and the counter's address."""
+        return *self.gemm.fake_arguments(), Int64(1)
 
 
 def operands(spec: Fp8Spec):
@@ -100,11 +110,3 @@ def operands(spec: Fp8Spec):
     return (fake.tensor(spec.a, (M, K), (fake.sym64(divisibility=16), 1)),
             fake.tensor(spec.b, (K, N), (1, fake.sym64(divisibility=16))),
             fake.tensor(spec.out, (M, N), (fake.sym64(divisibility=unit), 1), align=unit * BYTES[spec.out]))
-
-
-def build(spec: Fp8Spec, config: Fp8Config):
-    """(kernel, fake arguments): a, b, c; (address, stride, stride) of each operand's scales; the addresses of bias and
-    out_scale, 0 where there is none; how many blocks to launch; with wave sync, the counter's address."""
-    kernel, scales = Fp8Gemm(spec, config), (Int64(1), Int64(1), Int64(1))
-    args = *operands(spec), scales, scales, Int64(1), Int64(1), Int32(1)
-    return (WithCounter(kernel), (*args, Int64(1))) if config.wave_sync else (kernel, args)

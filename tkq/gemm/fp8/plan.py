@@ -193,4 +193,4 @@ def launch(spec: Fp8Spec, M: int, N: int, K: int, num_sms: int,
 
 
 def recipe_of(spec: Fp8Spec, config: Fp8Config) -> Recipe:
-    return Recipe("tkq.gemm.fp8.kernel:build", (spec, config))
+    return Recipe(f"tkq.gemm.fp8.kernel:{'WithCounter' if config.wave_sync else 'Fp8Gemm'}", (spec, config))

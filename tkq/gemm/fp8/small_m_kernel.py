@@ -74,6 +74,11 @@ class SmallMFp8Gemm(SmallMGemm):
         self.kernel(g).launch(grid=[tiles * x.split, 1, 1], block=[x.threads, 1, 1],
                               cluster=[x.split, 1, 1], stream=stream, min_blocks_per_mp=1, use_pdl=x.pdl)
 
+    def fake_arguments(self) -> tuple:
+        """What it is compiled for: as ``Fp8Gemm``, but ``blocks`` is not used: the grid is what the sizes make it."""
+        scales = (Int64(1), Int64(1), Int64(1))
+        return *operands(self.spec), scales, scales, Int64(1), Int64(1), Int32(1)
+
     # ---- device --------------------------------------------------------------------------------
 
     @cute.kernel
@@ -198,9 +203,3 @@ class SmallMFp8Gemm(SmallMGemm):
             tk.mul_outer(x, sums, of_b, of_a)
         else:
             tk.copy(x, sums)
-
-
-def build(spec: Fp8Spec, config: SmallMFp8Config):
-    """(kernel, fake arguments): as ``fp8.build``, but ``blocks`` is not used: the grid is what the sizes make it."""
-    scales = (Int64(1), Int64(1), Int64(1))
-    return SmallMFp8Gemm(spec, config), (*operands(spec), scales, scales, Int64(1), Int64(1), Int32(1))

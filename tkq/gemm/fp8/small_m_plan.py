@@ -65,7 +65,7 @@ def splits(rate: float, tiles: int, steps: int, num_sms: int) -> int:
 def recipe(spec: Fp8Spec, config: SmallMFp8Config) -> Recipe:
     """What to compile. The result goes out element by element, whatever its strides allow."""
     spec = replace(spec, store="direct")
-    return Recipe("tkq.gemm.fp8.small_m_kernel:build", (spec, config.check(spec)))
+    return Recipe("tkq.gemm.fp8.small_m_kernel:SmallMFp8Gemm", (spec, config.check(spec)))
 
 
 def expectation(spec: Fp8Spec, config: SmallMFp8Config) -> Expectation:

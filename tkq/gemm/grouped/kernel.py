@@ -45,6 +45,13 @@ class GroupedGemm:
             scale_b=self.groups.scales_of_columns(scale_b, groups, n, steps), m=m, n=n, k=k, groups=groups)
         self.block.launch(self.kernel(g), blocks // x.cluster * x.cluster, stream)
 
+    def fake_arguments(self) -> tuple:
+        """What it is compiled for: a, b, c, offsets; (address, stride, stride, stride) of each operand's scales; how
+        many blocks to launch."""
+        scales = (Int64(1),) * 4
+        tensors = float8_along_k(self.spec) if self.spec.masked else operands(self.spec)
+        return *tensors, scales, scales, Int32(1)
+
     @cute.kernel
     def kernel(self, g: Globals):
         self.block.run(g)
@@ -78,11 +85,3 @@ def float8_along_k(spec: GroupedSpec):
             fake.tensor(spec.b, (K, N), (1, fake.sym64(divisibility=16))),
             fake.tensor(spec.out, (G, M, N), (fake.sym64(divisibility=unit), fake.sym64(divisibility=unit), 1)),
             fake.tensor("int32", (G,), (1,), align=4))
-
-
-def build(spec: GroupedSpec, config: Fp8Config):
-    """(kernel, fake arguments): a, b, c, offsets; (address, stride, stride, stride) of each operand's scales; how many
-    blocks to launch."""
-    scales = (Int64(1),) * 4
-    tensors = float8_along_k(spec) if spec.masked else operands(spec)
-    return GroupedGemm(spec, config), (*tensors, scales, scales, Int32(1))

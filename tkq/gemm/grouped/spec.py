@@ -126,7 +126,7 @@ def fit_to_spec(config: Fp8Config, spec: GroupedSpec) -> Fp8Config:
 
 
 def recipe(spec: GroupedSpec, config: Fp8Config) -> Recipe:
-    return Recipe("tkq.gemm.grouped.kernel:build", (spec, config))
+    return Recipe("tkq.gemm.grouped.kernel:GroupedGemm", (spec, config))
 
 
 def expectation(spec: GroupedSpec, config: Fp8Config) -> Expectation:

@@ -235,7 +235,10 @@ def exported(compiled, symbol):
 
 def _made(recipe):
     module, _, name = recipe.builder.partition(":")
-    made = getattr(importlib.import_module(module), name)(*recipe.args)
+    builder = getattr(importlib.import_module(module), name)
+    made = builder(*recipe.args)
+    if isinstance(builder, type):
+        made = made, made.fake_arguments()
     if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], tuple)):
         raise TypeError(f"{recipe.builder}: returned {made!r}, expected (jit callable, tuple of fake arguments)")
     return made
