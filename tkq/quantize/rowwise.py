@@ -31,4 +31,5 @@ class RowQuantizer:
     def __init__(self, spec: NormSpec, config):
         self.norm = RowNorm(spec, config, NoNorm(), Fp8Output())
 
+    # of a RowNorm, whatever its parts are
     fake_arguments, __call__ = NormWithOptions.fake_arguments, NormWithOptions.__call__
