@@ -8,7 +8,9 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int64
 
 from ..rows.one_pass.kernel import OnePassRows
+from ..runtime.compile import fake
 from ..softmax.online import exp
+from . import arguments
 from .class_rows import ClassRows, Kept, Options
 
 
@@ -18,6 +20,10 @@ class CrossEntropyBackward:
     def __init__(self, spec, config):
         self.spec, self.rows = spec, OnePassRows(spec, config, stage=0)
         self.classes = ClassRows(spec, self.rows)
+
+    def fake_arguments(self):
+        """Compiled for what `__call__` has; None for what the spec does not have."""
+        return arguments.of_rows(self.spec)
 
     @cute.jit
     def __call__(self, mX: cute.Tensor, mT: cute.Tensor, mW: Optional[cute.Tensor], mDLoss: cute.Tensor,
@@ -58,7 +64,13 @@ class Scale:
     NaN: so rows that are ignored keep the gradient 0."""
 
     def __init__(self, spec, config):
-        self.rows = OnePassRows(spec, config, stage=0)
+        self.spec, self.rows = spec, OnePassRows(spec, config, stage=0)
+
+    def fake_arguments(self):
+        """Compiled for x (M, N) with any row stride, and the factor ()."""
+        spec, stride = self.spec, (fake.sym64(divisibility=self.spec.vector), 1)
+        x = fake.tensor(spec.x, (fake.sym(), spec.N), stride, align=spec.vector * spec.width // 8)
+        return x, fake.scalar("fp32")
 
     @cute.jit
     def __call__(self, mX: cute.Tensor, mFactor: cute.Tensor, stream: cuda.CUstream):

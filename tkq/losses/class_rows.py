@@ -13,6 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Constexpr, Float32, Int32, Int64, Uint32, const_expr
 
+from ..rows.one_pass.kernel import OnePassRows
 from ..softmax.online import exp, reciprocal
 from ..utils import domain_offset_i64
 
@@ -234,3 +235,13 @@ class ClassRows:
 def element(m, coord):
     """m[coord], its address computed in 64 bits."""
     return domain_offset_i64(coord, m)[tuple(0 for _ in coord)]
+
+
+def rows_of(spec, config, **options):
+    """The rows of logits that a forward reads.
+
+    Rows that are only read, to registers, go past L1: 22.3 us for 24.1 at 32768 x 1024
+    (docs/attempts/losses_and_pointwise.md). Where results are written too, as where fused, that costs.
+    """
+    past_l1 = spec.kind == "forward" and config.load == "registers"
+    return OnePassRows(spec, config, spec.exchanges, Int64, past_l1, **options)

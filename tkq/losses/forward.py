@@ -7,24 +7,31 @@ import cutlass.cute as cute
 from cutlass import Float32, Int64, const_expr
 
 from .. import tile as tk
-from ..rows.one_pass.kernel import OnePassRows, Row
+from ..rows.one_pass.kernel import Row
 from ..softmax.online import OnlineRow, exp, finite, log, reciprocal
-from .class_rows import ClassRows, Kept, Options, Slope
-from .plan import TotalConfig
+from . import arguments
+from .class_rows import ClassRows, Kept, Options, Slope, rows_of
+from .plan import StreamingConfig, TotalConfig
 from .reduce import Total
 from .spec import ReduceSpec
+from .streaming import StreamingRow
 
 
 class CrossEntropy:
     """One pass over a row of logits. The thread that has the target's column writes the row's loss, the row's first
     thread what a backward needs (`Kept`). For a mean or a sum the losses lie behind that, and `Total` adds them up.
 
-    row: a thread's work, `HeldRow` or `streaming.StreamingRow`.
+    row: a thread's work, `HeldRow` or `streaming.StreamingRow`, as the config is.
     """
 
-    def __init__(self, spec, row):
-        self.row, self.rows = row, row.rows
+    def __init__(self, spec, config):
+        self.spec, self.row = spec, row_of(spec, config)
+        self.rows = self.row.rows
         self.finish = None if spec.reduction == "none" else Total(total_of(spec), TotalConfig())
+
+    def fake_arguments(self):
+        """Compiled for what `__call__` has; None for what the spec does not have."""
+        return arguments.of_rows(self.spec)
 
     @cute.jit
     def __call__(self, mX: cute.Tensor, mT: cute.Tensor, mW: Optional[cute.Tensor], mLoss: cute.Tensor,
@@ -56,14 +63,9 @@ def total_of(spec):
     return ReduceSpec(mean, True, *((spec.target, spec.weight) if mean else ()))
 
 
-def rows_of(spec, config, **options):
-    """The rows of logits that a forward reads.
-
-    Rows that are only read, to registers, go past L1: 22.3 us for 24.1 at 32768 x 1024
-    (docs/attempts/losses_and_pointwise.md). Where results are written too, as where fused, that costs.
-    """
-    past_l1 = spec.kind == "forward" and config.load == "registers"
-    return OnePassRows(spec, config, spec.exchanges, Int64, past_l1, **options)
+def row_of(spec, config):
+    """A thread's work on its row."""
+    return (StreamingRow if isinstance(config, StreamingConfig) else HeldRow)(spec, config)
 
 
 class HeldRow:

@@ -178,7 +178,10 @@ def _spec(kind_of_call, x, given, part):
 
 def recipe(spec: CrossEntropySpec, config=None):
     """The recipe of a spec, with its planned config or another one."""
-    return runtime.Recipe("tkq.losses.build:build", (spec, config or plan(spec)))
+    kernel = "single_launch:CrossEntropySingleLaunch" if spec.once else "forward:CrossEntropy"
+    if spec.kind == "backward":
+        kernel = "backward:CrossEntropyBackward"
+    return runtime.Recipe(f"tkq.losses.{kernel}", (spec, config or plan(spec)))
 
 
 def both(logits: Tensor, target: Tensor, terms: Terms, inplace: bool) -> tuple:
@@ -227,7 +230,7 @@ def total(losses, target: Tensor, terms: Terms, loss, all) -> None:
 
 def reduce_recipe(spec: ReduceSpec, config=None):
     """The recipe of a reduction over rows."""
-    return runtime.Recipe("tkq.losses.build:total", (spec, config or TotalConfig()))
+    return runtime.Recipe("tkq.losses.reduce:Total", (spec, config or TotalConfig()))
 
 
 def scale_(x: Tensor, factor: Tensor) -> Tensor:
@@ -249,7 +252,7 @@ def scale_(x: Tensor, factor: Tensor) -> Tensor:
 
 def scale_recipe(spec: ScaleSpec):
     """The recipe of a multiplication in place."""
-    return runtime.Recipe("tkq.losses.build:scale", (spec, scale(spec)))
+    return runtime.Recipe("tkq.losses.backward:Scale", (spec, scale(spec)))
 
 
 def part_forward(x, target, terms, losses, kept, all, gradient=None) -> None:

@@ -8,8 +8,9 @@ from cutlass import Constexpr, Float32, Int32, Int64, const_expr
 
 from .. import tile as tk
 from ..utils import WARP, warp_reduce
+from . import arguments
 from .class_rows import Kept, Options
-from .forward import total_of
+from .forward import row_of, total_of
 from .plan import TotalConfig
 from .reduce import Total
 
@@ -26,9 +27,14 @@ class CrossEntropySingleLaunch:
     element the counter that tickets are drawn from, 0 before and after; from AHEAD on the rows' losses, fp32.
     """
 
-    def __init__(self, spec, row):
-        self.row, self.rows = row, row.rows
+    def __init__(self, spec, config):
+        self.spec, self.row = spec, row_of(spec, config)
+        self.rows = self.row.rows
         self.last = Total(total_of(spec), TotalConfig(self.rows.config.threads, 1, False))
+
+    def fake_arguments(self):
+        """Compiled for what `__call__` has; None for what the spec does not have."""
+        return arguments.of_rows(self.spec)
 
     @cute.jit
     def __call__(self, mX: cute.Tensor, mT: cute.Tensor, mW: Optional[cute.Tensor], mLoss: cute.Tensor,

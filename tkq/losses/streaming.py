@@ -13,8 +13,7 @@ from ..rows.one_pass.copies import in_registers
 from ..rows.one_pass.kernel import Row
 from ..softmax.online import INF, OnlineRow, exp, finite, larger, log
 from ..utils import warp_reduce, widened
-from .class_rows import ClassRows, Kept, Options, Target, element
-from .forward import rows_of
+from .class_rows import ClassRows, Kept, Options, Target, element, rows_of
 
 
 class Way(NamedTuple):

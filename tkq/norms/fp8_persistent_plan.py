@@ -31,7 +31,7 @@ _LEAST = 48  # registers of a thread for all but its vectors
 
 
 def recipe(spec: NormSpec, plan: RowPlan) -> Recipe:
-    return Recipe("tkq.norms.forward.fp8_persistent:build", (spec, plan))
+    return Recipe("tkq.norms.forward.fp8_persistent:PersistentFp8", (spec, plan))
 
 
 def shape(spec: NormSpec) -> RowShape:

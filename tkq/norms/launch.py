@@ -62,11 +62,12 @@ def total_dtype(x: Tensor, residual: Optional[Tensor], residual_dtype: Optional[
 
 def recipe(spec: NormSpec, config=None):
     """The recipe of a spec, with its planned config or another one."""
-    return runtime.Recipe("tkq.norms.forward.build:build", (spec, config or plan(spec)))
+    kernel = "PlainNorm" if spec.plain else "NormWithOptions"
+    return runtime.Recipe(f"tkq.norms.forward.kernel:{kernel}", (spec, config or plan(spec)))
 
 
 def compiled(spec: NormSpec, device):
-    """What runs a spec on a device, called as `build` has the arguments."""
+    """What runs a spec on a device, called as `forward.arguments` has them."""
     for planner in (persistent_plan, fp8_persistent_plan):
         row_plan = planner.planned(spec)
         if row_plan is not None:
@@ -179,7 +180,7 @@ def _rows(x, residual, weight):
 
 
 def _arguments(call, rows, weight, bias, made):
-    """As `build` has them, for a spec with options."""
+    """As `forward.arguments.with_options` has them."""
     x, residual = rows
     y, total, rstd, mean, scale = made
     if y.dim() != 2:

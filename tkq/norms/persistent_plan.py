@@ -20,7 +20,8 @@ _LEAST = 48  # registers of a thread for all but its vectors
 
 
 def recipe(spec: NormSpec, plan: RowPlan) -> Recipe:
-    return Recipe("tkq.norms.forward.layernorm_persistent:build", (spec, plan))
+    kernel = "WithStatistics" if spec.stats else "PersistentLayerNorm"
+    return Recipe(f"tkq.norms.forward.layernorm_persistent:{kernel}", (spec, plan))
 
 
 def shape(spec: NormSpec) -> RowShape:

@@ -276,7 +276,7 @@ def _launcher(x, kind, packing, vector, gradients, config):
 
 def recipe(spec: GatedSpec, config=None):
     """The recipe of a spec, with its planned config or another one."""
-    return runtime.Recipe("tkq.pointwise.build:gated", (spec, config or plan_gated(spec)))
+    return runtime.Recipe("tkq.pointwise.gated:Gated", (spec, config or plan_gated(spec)))
 
 
 # ---- checks and the path without a GPU ---------------------------------------------------------------------------

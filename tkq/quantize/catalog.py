@@ -7,11 +7,12 @@ from .spec import GRANULARITIES, TileSpec
 
 ROW_LENGTHS = (1024, 4096, 8192, 28672)
 TWICE = ("tensor", "row")  # which read x once for what is largest, tile by tile
+ONE_PHASE = {"tiles": "Tilewise", "group128": "Group128"}  # modules, and their kernels
 LAUNCHES = ("separate", "ticketed", "cooperative")  # from the first phase of `two_phase` to the second
 
 
 def rows_recipe(spec: NormSpec) -> Recipe:
-    return Recipe("tkq.quantize.rowwise:build", (spec, plan(spec)))
+    return Recipe("tkq.quantize.rowwise:RowQuantizer", (spec, plan(spec)))
 
 
 def way(spec: TileSpec, tiles: int, num_sms: int) -> str:
@@ -36,9 +37,11 @@ def has_workspace(granularity: str, transpose: bool) -> bool:
 
 
 def tiles_recipe(spec: TileSpec, way: str = "tiles") -> Recipe:
-    if way in LAUNCHES:
-        return Recipe("tkq.quantize.two_phase:build", (spec, way))
-    return Recipe(f"tkq.quantize.{way}:build", (spec,))
+    if way in ONE_PHASE:
+        return Recipe(f"tkq.quantize.{way}:{ONE_PHASE[way]}", (spec,))
+    if way == "separate":
+        return Recipe("tkq.quantize.two_phase:SeparateLaunches", (spec,))
+    return Recipe("tkq.quantize.two_phase:SingleLaunch", (spec, way == "cooperative"))
 
 
 def shipped() -> list[Shipped]:

@@ -10,6 +10,7 @@ from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 from .. import tile as tk
+from ..runtime.compile import fake
 from ..tile import vectors
 from ..tile.bulk import _asm
 from ..tile.float8 import scale_of
@@ -50,6 +51,31 @@ class Tilewise:
 
     def __init__(self, spec: TileSpec):
         self.spec, self.dtype = spec, tk.element_type(spec.out)
+
+    def fake_arguments(self):
+        """Compiled for x, q, scale, qt, scale_t, amax; None for what the spec does not have."""
+        spec = self.spec
+        M, N = fake.sym(), fake.sym()
+        unit = VECTOR if spec.wide else 1
+
+        def matrix(dtype, shape, unit):
+            size = tk.element_type(dtype).width // 8
+            return fake.tensor(dtype, shape, (fake.sym64(divisibility=unit), 1), align=min(16, unit * size))
+
+        def scales(rows, contiguous_rows):
+            return fake.tensor("fp32", (rows, fake.sym()), (1, fake.sym64()) if contiguous_rows else None, align=4)
+
+        row, block, tensor = (spec.granularity == name for name in ("row", "1x128", "tensor"))
+        x, amax = matrix(spec.x, (M, N), unit), None
+        if row or tensor:
+            amax = fake.tensor("int32", (fake.sym() if row else 1,), (1,), align=16 if row else 4)
+        if spec.step == "amax":
+            return x, None, None, None, None, amax
+        scale = (fake.tensor("fp32", (1,), (1,), align=4) if tensor
+                 else scales(M, True) if row or block else fake.tensor("fp32", (fake.sym(), fake.sym()), align=4))
+        return (x, matrix(spec.out, (M, N), unit), scale,
+                matrix(spec.out, (N, M), VECTOR if spec.wide_t else 1) if spec.transpose else None,
+                scales(N, True) if spec.transpose and (row or block) else None, amax)
 
     @cute.jit
     def __call__(self, x: cute.Tensor, q: Optional[cute.Tensor], scale: Optional[cute.Tensor],
@@ -258,35 +284,3 @@ def _same(word, *, loc=None, ip=None):
 def _red_max(address, bits, *, loc=None, ip=None):
     """The larger of two unsigned words stays at the global address: of positive floats' bits, NaN the largest."""
     _asm([Int64(address), Uint32(bits)], "red.relaxed.gpu.global.max.u32 [$0], $1;", "l,r", loc, ip)
-
-
-def build(spec: TileSpec):
-    """(kernel, fake arguments)."""
-    return Tilewise(spec), operands(spec)
-
-
-def operands(spec: TileSpec):
-    """Fake x, q, scale, qt, scale_t, amax; None for what the spec does not have."""
-    from ..runtime.compile import fake
-
-    M, N = fake.sym(), fake.sym()
-    unit = VECTOR if spec.wide else 1
-
-    def matrix(dtype, shape, unit):
-        size = tk.element_type(dtype).width // 8
-        return fake.tensor(dtype, shape, (fake.sym64(divisibility=unit), 1), align=min(16, unit * size))
-
-    def scales(rows, contiguous_rows):
-        return fake.tensor("fp32", (rows, fake.sym()), (1, fake.sym64()) if contiguous_rows else None, align=4)
-
-    row, block, tensor = (spec.granularity == name for name in ("row", "1x128", "tensor"))
-    x, amax = matrix(spec.x, (M, N), unit), None
-    if row or tensor:
-        amax = fake.tensor("int32", (fake.sym() if row else 1,), (1,), align=16 if row else 4)
-    if spec.step == "amax":
-        return x, None, None, None, None, amax
-    scale = (fake.tensor("fp32", (1,), (1,), align=4) if tensor
-             else scales(M, True) if row or block else fake.tensor("fp32", (fake.sym(), fake.sym()), align=4))
-    return (x, matrix(spec.out, (M, N), unit), scale,
-            matrix(spec.out, (N, M), VECTOR if spec.wide_t else 1) if spec.transpose else None,
-            scales(N, True) if spec.transpose and (row or block) else None, amax)

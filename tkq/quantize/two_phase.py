@@ -10,24 +10,14 @@ from cutlass import Int32, Int64, Uint32, const_expr
 from cutlass.cutlass_dsl import dsl_user_op
 
 from .. import tile as tk
+from ..runtime.compile import fake
 from ..tile.bulk import _asm
 from .row_col_scales import RowColScales
 from .spec import EDGE, TileSpec
-from .tiles import THREADS, Operands, Tilewise, _same, operands
+from .tiles import THREADS, Operands, Tilewise, _same
 from .workspace import LINE, first_of, half_of
 
 SECOND = -(1 << 31)  # added to the tickets of a launch that has the second half
-
-
-def build(spec: TileSpec, launches: str):
-    """(kernel, fake arguments): with "separate" launches those of `tiles.operands`, else the workspace in the place of
-    amax."""
-    from ..runtime.compile import fake
-
-    if launches == "separate":
-        return SeparateLaunches(spec), operands(spec)
-    workspace = fake.tensor("int32", (fake.sym(),), (1,), align=16)
-    return SingleLaunch(spec, launches == "cooperative"), (*operands(spec)[:-1], workspace)
 
 
 def _phases(spec):
@@ -48,6 +38,10 @@ class SeparateLaunches:
 
     def __init__(self, spec: TileSpec):
         self.find, self.write = _phases(spec)
+
+    def fake_arguments(self):
+        """Compiled for x, q, scale, qt, scale_t, amax; None for what the spec does not have."""
+        return self.write.fake_arguments()
 
     @cute.jit
     def __call__(self, x: cute.Tensor, q: cute.Tensor, scale: cute.Tensor, qt: Optional[cute.Tensor],
@@ -95,6 +89,10 @@ class SingleLaunch:
     def __init__(self, spec: TileSpec, cooperative: bool):
         self.spec, self.cooperative = spec, cooperative
         self.find, self.write = _phases(spec)
+
+    def fake_arguments(self):
+        """Compiled for x, q, scale, qt, scale_t, None for what the spec does not have, and the workspace."""
+        return *self.write.fake_arguments()[:-1], fake.tensor("int32", (fake.sym(),), (1,), align=16)
 
     @cute.jit
     def __call__(self, x: cute.Tensor, q: cute.Tensor, scale: cute.Tensor, qt: Optional[cute.Tensor],

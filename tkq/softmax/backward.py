@@ -4,7 +4,9 @@ import cutlass.cute as cute
 from cutlass import Float32
 
 from .. import tile as tk
+from ..rows.one_pass.arguments import matrix
 from ..rows.one_pass.kernel import OnePassRows
+from ..runtime.compile import fake
 from ..utils import row_reduce
 from .online import exp
 
@@ -16,8 +18,13 @@ class SoftmaxBackward:
     """
 
     def __init__(self, spec, config):
-        self.rows = OnePassRows(spec, config)
+        self.spec, self.rows = spec, OnePassRows(spec, config)
         self.log = spec.log
+
+    def fake_arguments(self):
+        """Compiled for y, dy, dx: (M, N) with any row stride; and scale."""
+        rows = fake.sym()
+        return *(matrix(self.spec, rows) for _ in range(3)), Float32(0)
 
     @cute.jit
     def __call__(self, mY: cute.Tensor, mDY: cute.Tensor, mDX: cute.Tensor, scale: Float32, stream: cuda.CUstream):

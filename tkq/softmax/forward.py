@@ -4,7 +4,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int64
 
 from .. import tile as tk
+from ..rows.one_pass.arguments import matrix
 from ..rows.one_pass.kernel import OnePassRows, Row
+from ..runtime.compile import fake
 from .online import OnlineRow, exp, finite, log, reciprocal
 
 
@@ -17,10 +19,15 @@ class Softmax:
     """
 
     def __init__(self, spec, config):
-        self.rows = OnePassRows(spec, config, reduction_dtype=Int64)
+        self.spec, self.rows = spec, OnePassRows(spec, config, reduction_dtype=Int64)
         self.online = OnlineRow(self.rows, self.value)
         self.log = spec.log
         self.holds = config.load == "registers"
+
+    def fake_arguments(self):
+        """Compiled for x, out: (M, N) with any row stride; and scale."""
+        rows = fake.sym()
+        return matrix(self.spec, rows), matrix(self.spec, rows), Float32(0)
 
     def value(self, x, scale):
         return x * scale

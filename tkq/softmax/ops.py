@@ -226,7 +226,8 @@ def _remember(run, given, log, backward):
 
 def recipe(spec: SoftmaxSpec, config=None):
     """The recipe of a spec, with its planned config or another one."""
-    return runtime.Recipe("tkq.softmax.build:build", (spec, config or plan(spec)))
+    kernel = "backward:SoftmaxBackward" if spec.backward else "forward:Softmax"
+    return runtime.Recipe(f"tkq.softmax.{kernel}", (spec, config or plan(spec)))
 
 
 # ---- checks, the CPU, what the dispatcher sees ----------------------------------------------------------------------

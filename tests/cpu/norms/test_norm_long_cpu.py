@@ -8,9 +8,9 @@ from tkq.norms import config as norms_config
 from tkq.norms import plan as norms
 from tkq.norms.catalog import expectation
 from tkq.norms.config import Config, recomputes_output, waits_together
-from tkq.norms.forward import build
 from tkq.norms.forward.fp8_long_rows import RecomputeOutput
 from tkq.norms.forward.fp8_output import Fp8Output
+from tkq.norms.forward.kernel import NormWithOptions, norm_of, output_of
 from tkq.norms.forward.layernorm import LayerNorm
 from tkq.norms.forward.layernorm_multi_row import LayerNormMultiRow
 from tkq.norms.forward.row_norm import Output
@@ -26,7 +26,7 @@ def spec(N, weight="bf16", bias=None, x="bf16", vector=8, kind="layernorm", **op
 def parts(s, config=None):
     """(the norm's, the output's) class of the kernel that a spec has."""
     config = config or norms.plan(s)
-    return build._norm(s, config), build._output(s, config)
+    return norm_of(s, config), output_of(s, config)
 
 
 def test_which_rows_are_computed_twice():
@@ -49,7 +49,7 @@ def test_which_rows_are_computed_twice():
 
 def test_the_kernel_has_the_parts_that_are_chosen():
     s = spec(131072, **QUANT)
-    kernel = build.build(s, norms.plan(s))[0].norm
+    kernel = NormWithOptions(s, norms.plan(s)).norm
     assert (type(kernel.norm), type(kernel.output)) == parts(s) == (LayerNormMultiRow, RecomputeOutput)
     assert waits_together(s, norms.plan(s))
 

@@ -98,9 +98,9 @@ def test_calls_take_it(monkeypatch, kind, scale):
     monkeypatch.setattr(launch.clusters, "resident", lambda device, cluster, threads: 1000 * cluster + threads)
     for vectors in ((), ("bf16", None)):
         run, units = launch.compiled(spec(262144, *vectors, kind=kind, scale=scale), None)
-        assert run.builder == "tkq.norms.forward.fp8_persistent:build" and units == 16000 + 8 * 32 + 128
+        assert run.builder == "tkq.norms.forward.fp8_persistent:PersistentFp8" and units == 16000 + 8 * 32 + 128
     run, units = launch.compiled(spec(16384, kind=kind, scale=scale), None)
-    assert run.builder == "tkq.norms.forward.fp8_persistent:build" and units == 1000 + 16 * 32 + 128
+    assert run.builder == "tkq.norms.forward.fp8_persistent:PersistentFp8" and units == 1000 + 16 * 32 + 128
     other = launch.compiled(spec(131072 if scale == "row" else 65536, "bf16", None, kind=kind, scale=scale), None)
-    assert other.builder == "tkq.norms.forward.build:build"
+    assert other.builder == "tkq.norms.forward.kernel:NormWithOptions"
     assert recomputes_output(*other.args) == (kind == "layernorm" and scale == "row")

@@ -141,26 +141,26 @@ def test_which_kernels(monkeypatch):
     """By rows one launch that reads x once, but where columns have scales too, or a row is too long for it."""
     monkeypatch.setattr(ops.arch, "require_hopper", lambda device: None)
     monkeypatch.setattr(ops.arch, "num_sms", lambda device: 132)
-    monkeypatch.setattr(ops, "function", lambda recipe: (recipe.module.rpartition(".")[2], *recipe.args[1:]))
+    monkeypatch.setattr(ops, "function", lambda recipe: (recipe.builder.rpartition(":")[2], *recipe.args[1:]))
 
     def asked(granularity, n, transpose):
         return ops._runs.__wrapped__(granularity, torch.bfloat16, 64, n, (n, 1), 0, E4M3, transpose, 0)
 
-    assert asked("row", 262144, False)[0][0] == "rowwise" and asked("row", 262144, False)[1:] == (None, False)
-    assert asked("row", 262152, False) == (("two_phase", "separate"), 128, False)
-    at_once, claimed = ("two_phase", "cooperative"), ("two_phase", "ticketed")
+    assert asked("row", 262144, False)[0][0] == "RowQuantizer" and asked("row", 262144, False)[1:] == (None, False)
+    assert asked("row", 262152, False) == (("SeparateLaunches",), 128, False)
+    at_once, claimed = ("SingleLaunch", True), ("SingleLaunch", False)
     for n, found in ((1, at_once), (264 * 128, at_once), (264 * 128 + 1, claimed), (1 << 20, claimed)):
         amax = 128 + -(-n // 128) * 128
         assert asked("row", n, True) == (found, amax, True) and asked("tensor", n, True) == (found, 1, True)
-    assert asked("1x128", 256, True) == asked("128x128", 256, True) == (("tiles",), 0, False)
-    assert asked("128x128", 256, False) == (("tiles",), 0, False)
-    assert asked("1x128", 256, False) == (("group128",), 0, False)
+    assert asked("1x128", 256, True) == asked("128x128", 256, True) == (("Tilewise",), 0, False)
+    assert asked("128x128", 256, False) == (("Tilewise",), 0, False)
+    assert asked("1x128", 256, False) == (("Group128",), 0, False)
 
 
 def test_kept_tiles_are_on_the_gpu_at_once():
     """Twice as many blocks as are launched, by the registers that the tests of machine code allow them."""
     found = [(kernel.recipe.args[0], kernel.expectation.registers) for kernel in shipped()
-             if kernel.recipe.args[1:] == ("cooperative",)]
+             if kernel.recipe.args[1:] == (True,)]
     assert {cooperative_tiles(spec) for spec, _ in found} == {1, 2}
     for spec, registers in found:
         assert 2 * cooperative_tiles(spec) * 256 * registers <= 65536, spec

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from tests.cpu.losses import test_losses_plan, test_softmax_cpu
 from tests.cpu.norms import test_norm_long_cpu
 from tests.cpu.rows import test_reduction_plan
-from tkq.losses import build as loss_build
+from tkq.losses import launch as loss_launch
 from tkq.losses import plan as loss_plan
 from tkq.losses.spec import CrossEntropySpec
 from tkq.norms import plan as norm_plan
-from tkq.norms.forward import build as norm_build
 from tkq.norms.forward import row_norm
+from tkq.norms.forward.kernel import norm_of
 from tkq.norms.forward.row_norm import Output, RowNorm
 from tkq.rows.one_pass import kernel as row_pass
 from tkq.rows.one_pass.kernel import Here
-from tkq.softmax import build as softmax_build
-from tkq.softmax import plan as softmax_plan
+from tkq.runtime.compile import build
+from tkq.softmax import ops as softmax_ops
 
 ROWS = st.one_of(st.integers(1, 70), st.integers(1, 3000))
 
@@ -40,7 +40,7 @@ def in_python():
 
 
 def a_norm(spec, config):
-    return RowNorm(spec, config, norm_build._norm(spec, config)(), Output())
+    return RowNorm(spec, config, norm_of(spec, config)(), Output())
 
 
 @settings(max_examples=60, deadline=None)
@@ -116,7 +116,7 @@ def rows_of(kernel, at, M, N):
 @settings(max_examples=25, deadline=None)
 @given(test_softmax_cpu.specs(), ROWS)
 def test_each_row_of_softmax_once(in_python, spec, M):
-    kernel, _ = softmax_build.build(spec, softmax_plan.plan(spec))
+    kernel, _ = build._made(softmax_ops.recipe(spec))
     for rows in rows_of(kernel, in_python, M, spec.N):
         assert sorted(rows) == list(range(M))
 
@@ -125,7 +125,7 @@ def test_each_row_of_softmax_once(in_python, spec, M):
 @given(test_losses_plan.specs(), ROWS)
 def test_each_row_of_a_loss_once(in_python, spec, M):
     """Those that keep their rows, those that walk along them, and the backward."""
-    kernel, _ = loss_build.build(spec, loss_plan.plan(spec))
+    kernel, _ = build._made(loss_launch.recipe(spec))
     for rows in rows_of(kernel, in_python, M, spec.N):
         assert sorted(rows) == list(range(M))
 
@@ -133,7 +133,7 @@ def test_each_row_of_a_loss_once(in_python, spec, M):
 @pytest.mark.parametrize("N", [1000, 32001, 128256, 262208])
 def test_each_row_of_a_loss_that_adds_up_in_its_launch_once(in_python, N):
     spec = CrossEntropySpec("forward", N, "bf16", reduction="mean", vector=1 if N % 8 else 8, once=True)
-    kernel, _ = loss_build.build(spec, loss_plan.plan(spec))
+    kernel, _ = build._made(loss_launch.recipe(spec))
     for M in (1, 2, 37, loss_plan.SINGLE_LAUNCH_ROWS):
         for rows in rows_of(kernel, in_python, M, N):
             assert sorted(rows) == list(range(M))

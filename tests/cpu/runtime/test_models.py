@@ -53,7 +53,7 @@ def test_they_are_those_that_the_host_functions_plan(llama):
     builders = {recipe.builder for recipe in recipes}
     assert {"tkq.attention.forward.kernel:AttentionForward", "tkq.attention.backward.kernel:BackwardKernel",
             "tkq.gemm.dense.kernel:DenseGemm", "tkq.gemm.dense.small_m_kernel:SmallMGemm",
-            "tkq.losses.build:total", "tkq.pointwise.build:rope"} <= builders
+            "tkq.losses.reduce:Total", "tkq.pointwise.rope:Rope"} <= builders
 
 
 @pytest.mark.slow

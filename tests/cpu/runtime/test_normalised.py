@@ -151,7 +151,7 @@ def shipped(*builders):
 
 
 RECIPES = ("tkq.gemm.dense.kernel:DenseGemm", "tkq.attention.forward.kernel:AttentionForward",
-           "tkq.norms.forward.build:build")
+           "tkq.norms.forward.kernel:PlainNorm")
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +244,7 @@ GONE_OVER = {
 
 
 def test_line_numbers_count_where_they_are_compiled_in(tkq, monkeypatch):
-    recipe = shipped("tkq.softmax.build:build")[0]
+    recipe = shipped("tkq.softmax.forward:Softmax")[0]
     lines, asserts, plain = (type(recipe)(recipe.builder, recipe.args, option, recipe.sources) for option in (
         "--generate-line-info", "--enable-assertions", "--opt-level 3"))
 

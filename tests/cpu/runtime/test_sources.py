@@ -111,7 +111,7 @@ def test_kernels_do_not_count_for_each_other():
         return set(sources.reached(modules))
 
     attention, gemm = of("tkq.attention.forward.kernel"), of("tkq.gemm.dense.kernel")
-    norm = of("tkq.norms.forward.build")
+    norm = of("tkq.norms.forward.kernel")
     assert {"tkq.tile", "tkq.tile.mma", "tkq.runtime.compile.fake"} <= attention & gemm & norm
     assert {"tkq.norms.forward.row_norm", "tkq.norms.forward.rmsnorm", "tkq.utils", "tkq.reduction_base"} <= norm
     for names, others in ((attention, ("gemm", "norms", "rows", "losses")), (gemm, ("attention", "norms", "rows")),
@@ -132,7 +132,7 @@ def test_the_classes_of_arguments_count():
     spec = PerHeadSpec.__new__(PerHeadSpec)
     for name in PerHeadSpec.__dataclass_fields__:
         object.__setattr__(spec, name, 0)
-    assert keys.modules_of(Recipe("tkq.norms.backward.per_head_kernel:build", (1, (spec,)))) == (
+    assert keys.modules_of(Recipe("tkq.norms.backward.per_head_kernel:PerHeadBackward", (1, (spec,)))) == (
         "tkq.norms.backward.per_head_kernel", "tkq.norms.backward.per_head_plan")
 
 

@@ -115,7 +115,7 @@ def test_classes_of_arguments_of_other_modules_count(tree):
 
 
 def test_kernels_of_tkq_look_at_nothing_else():
-    recipe = Recipe("tkq.norms.forward.build:build", (1,))
+    recipe = Recipe("tkq.norms.forward.kernel:PlainNorm", (1,))
     modules = keys.modules_of(recipe)
     assert sources.versions(modules) == sources.environment(modules) == values.of(recipe, modules) == ()
     keys.entry_name(recipe)

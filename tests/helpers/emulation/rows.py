@@ -5,6 +5,7 @@ where a row is reduced, so that nothing is exchanged; loads and stores go elemen
 are others.
 """
 import functools
+import sys
 
 import cutlass
 import cutlass.cute as cute
@@ -12,7 +13,6 @@ import torch
 from cutlass import Float32, Int32, Int64
 
 from tkq.losses import backward as loss_backward
-from tkq.losses import build as loss_build
 from tkq.losses import class_rows, launch
 from tkq.losses import forward as loss_forward
 from tkq.losses import reduce as loss_total
@@ -22,8 +22,8 @@ from tkq.losses.plan import StreamingConfig, TotalConfig
 from tkq.rows.one_pass import copies
 from tkq.rows.one_pass.kernel import Here
 from tkq.rows.one_pass.plan import RowConfig
-from tkq.runtime.compile import fake
-from tkq.softmax import backward, build, forward, online, ops
+from tkq.runtime.compile import build, fake
+from tkq.softmax import backward, forward, online, ops
 
 ALONE = RowConfig(1, 32)  # a row to a thread
 WALK = StreamingConfig(1, 32, load="registers", vectors=2)  # the same, in steps
@@ -59,9 +59,9 @@ class SoftmaxBackward(backward.SoftmaxBackward):
 
 
 class CrossEntropy(loss_forward.CrossEntropy):
-    def __init__(self, spec, row):
-        super().__init__(spec, row)
-        row.followed = False
+    def __init__(self, spec, config):
+        super().__init__(spec, config)
+        self.row.followed = False
 
     @cute.jit
     def __call__(self, mX, mT, mW, mLoss, mSaved, mAll, mD, ignore_index: Int64, smoothing: Float32, z_loss: Float32,
@@ -116,8 +116,7 @@ class Total(loss_total.Total):
 
 @functools.cache
 def _compiled(recipe):
-    module = {"softmax": build, "losses": loss_build}[recipe.module.split(".")[1]]
-    kernel, args = getattr(module, recipe.builder.partition(":")[2])(*recipe.args)
+    kernel, args = build._made(recipe)
     return cute.compile(kernel, *args, options="--enable-tvm-ffi")
 
 
@@ -130,11 +129,8 @@ def _use_copies(monkeypatch):
 
 def use(monkeypatch):
     """From here on, for this test, the launch paths of softmax and the losses take tensors of the CPU."""
-    for module, names in ((build, (Softmax, SoftmaxBackward)),
-                          (loss_build,
-                           (CrossEntropy, CrossEntropySingleLaunch, CrossEntropyBackward, Scale, Total))):
-        for cls in names:
-            monkeypatch.setattr(module, cls.__name__, cls)
+    for cls in (Softmax, SoftmaxBackward, CrossEntropy, CrossEntropySingleLaunch, CrossEntropyBackward, Scale, Total):
+        monkeypatch.setattr(sys.modules[cls.__base__.__module__], cls.__name__, cls)
     _use_copies(monkeypatch)
     monkeypatch.setattr(fake, "tensor", functools.partial(fake.tensor, host=True))
     monkeypatch.setattr(fake, "scalar", functools.partial(fake.scalar, host=True))

@@ -60,6 +60,36 @@ class PerHeadBackward(ReductionBase):
     def _get_num_threads(self):
         return self.config.threads
 
+    def fake_arguments(self):
+        """Compiled for `Operands`, what is added to the weight or None, and the number of blocks."""
+        spec = self.spec
+        rows, positions, heads, columns = fake.sym(), fake.sym(), fake.sym(), fake.sym()
+        shares = fake.sym()
+
+        def bytes_of(dtype):
+            return spec.vector * tk.element_type(dtype).width // 8
+
+        def loaded(dtype):
+            strides = (fake.sym64(divisibility=spec.vector), fake.sym64(divisibility=spec.vector), 1)
+            return dtype and fake.tensor(dtype, (positions, heads, spec.D), strides, align=bytes_of(dtype))
+
+        def stored(dtype):
+            return dtype and fake.tensor(dtype, (rows, spec.D), (spec.D, 1), align=bytes_of(dtype))
+
+        def partial(dtype):
+            return dtype and fake.tensor("fp32", (shares, columns), (fake.sym64(divisibility=spec.vector), 1))
+
+        def summed(dtype):
+            return dtype and fake.tensor(dtype, (columns,), (1,), align=4)
+
+        weight = fake.tensor(spec.weight, (heads, spec.D), (spec.D, 1), align=min(16, bytes_of(spec.weight)))
+        rstd, mean = (fake.tensor("fp32", (rows,), (1,), align=4) for _ in range(2))
+        operands = Operands(
+            loaded(spec.dy), loaded(spec.x), weight, rstd, mean if spec.kind == "layernorm" else None,
+            loaded(spec.dresidual_out), stored(spec.dx), stored(spec.dresidual), partial(spec.dweight),
+            partial(spec.dbias), summed(spec.dweight), summed(spec.dbias))
+        return operands, Float32(0) if spec.offset else None, Int32(1)
+
     @cute.jit
     def __call__(self, g: Operands, offset: Optional[Float32], blocks: Int32, stream: cuda.CUstream):
         _, tv_layout = self._get_tv_layout(self.spec.vector * self.dtype.width)
@@ -216,33 +246,3 @@ def _add(sums, j, value):
 def _add_if(sums: cute.Tensor, j: cutlass.Constexpr[int], value, wanted):
     if wanted:
         _add(sums, j, value)
-
-
-def build(spec, config):
-    """(kernel, fake arguments)."""
-    rows, positions, heads, columns = fake.sym(), fake.sym(), fake.sym(), fake.sym()
-    shares = fake.sym()
-
-    def bytes_of(dtype):
-        return spec.vector * tk.element_type(dtype).width // 8
-
-    def loaded(dtype):
-        strides = (fake.sym64(divisibility=spec.vector), fake.sym64(divisibility=spec.vector), 1)
-        return dtype and fake.tensor(dtype, (positions, heads, spec.D), strides, align=bytes_of(dtype))
-
-    def stored(dtype):
-        return dtype and fake.tensor(dtype, (rows, spec.D), (spec.D, 1), align=bytes_of(dtype))
-
-    def partial(dtype):
-        return dtype and fake.tensor("fp32", (shares, columns), (fake.sym64(divisibility=spec.vector), 1))
-
-    def summed(dtype):
-        return dtype and fake.tensor(dtype, (columns,), (1,), align=4)
-
-    weight = fake.tensor(spec.weight, (heads, spec.D), (spec.D, 1), align=min(16, bytes_of(spec.weight)))
-    rstd, mean = (fake.tensor("fp32", (rows,), (1,), align=4) for _ in range(2))
-    operands = Operands(
-        loaded(spec.dy), loaded(spec.x), weight, rstd, mean if spec.kind == "layernorm" else None,
-        loaded(spec.dresidual_out), stored(spec.dx), stored(spec.dresidual), partial(spec.dweight), partial(spec.dbias),
-        summed(spec.dweight), summed(spec.dbias))
-    return PerHeadBackward(spec, config), (operands, Float32(0) if spec.offset else None, Int32(1))

@@ -14,7 +14,7 @@ _MAX_ROWS = 1 << 30  # of one launch: the kernel counts rows in 32 bits
 
 
 def recipe(spec: PerHeadSpec, config=None):
-    return runtime.Recipe("tkq.norms.backward.per_head_kernel:build", (spec, config or plan(spec)))
+    return runtime.Recipe("tkq.norms.backward.per_head_kernel:PerHeadBackward", (spec, config or plan(spec)))
 
 
 def heads_backward(kind: str, dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, mean: Optional[Tensor] = None, *,

@@ -16,16 +16,9 @@ from ...tile.float8 import nan_max, scale_of
 from ...utils import WARP, domain_offset_i64, rsqrt
 from ..fp8_persistent_plan import shape
 from ..spec import GROUP
-from .build import _arguments
+from . import arguments
 from .fp8_output import largest, largest_of
 from .layernorm_persistent import MOMENTS, given, moments
-
-
-def build(spec, plan):
-    """(kernel, fake arguments), as `build.build` has them, and the number of clusters last."""
-    norm = LayerNorm() if spec.kind == "layernorm" else RMSNorm()
-    scales = RowScale() if spec.scale == "row" else GroupScales()
-    return PersistentFp8(spec, plan, norm, scales), (*_arguments(spec), Int32(0))
 
 
 class PersistentFp8(RowKernel):
@@ -43,15 +36,21 @@ class PersistentFp8(RowKernel):
     loads, vectors, parameters = ("x", "residual"), ("weight", "bias"), ("eps",)
     stores, results = (), ()  # float8 and scales are written here: no RowKernel else has them
 
-    def __init__(self, spec, plan, norm, scales):
-        s, self.out, self.norm, self.scales = shape(spec), spec.out, norm, scales
-        self.exchanges = (norm.exchange, *scales.exchanges)
+    def __init__(self, spec, plan):
+        s, self.norm_spec, self.out = shape(spec), spec, spec.out
+        self.norm = LayerNorm() if spec.kind == "layernorm" else RMSNorm()
+        self.scales = RowScale() if spec.scale == "row" else GroupScales()
+        self.exchanges = (self.norm.exchange, *self.scales.exchanges)
         if spec.offset:
             self.parameters = ("eps", "offset")
         loads, vectors = (tuple(Stream(name, getattr(spec, name)) for name in names if getattr(spec, name))
                           for names in (self.loads, self.vectors))
         super().__init__(RowSpec(__name__, type(self).__qualname__, spec.N, loads, vectors=vectors, vector=s.vector,
                                  bulk=s.bulk, sums=s.sums), plan, Fp8Elements)
+
+    def fake_arguments(self):
+        """Compiled for what `arguments.with_options` has, and the number of clusters."""
+        return (*arguments.with_options(self.norm_spec), Int32(0))
 
     @cute.jit
     def __call__(self, mX: cute.Tensor, mW: Optional[cute.Tensor], mB: Optional[cute.Tensor], mO: cute.Tensor,

@@ -10,17 +10,7 @@ from ...rows.persistent.monoid import Exchange, Monoid
 from ...rows.persistent.spec import RowSpec, Stream
 from ...utils import rsqrt
 from ..persistent_plan import SUMS, shape
-from .build import _arguments
-
-
-def build(spec, plan):
-    """(kernel, fake arguments), as `build.build` has them, and the number of clusters last."""
-    kernel = PersistentLayerNorm(spec, plan)
-    if spec.stats:
-        return WithStatistics(kernel), (*_arguments(spec), Int32(0))
-    x, w, b, out, *_, eps, _ = _arguments(spec)
-    return kernel, (x, w, b, out, eps, Int32(0))
-
+from . import arguments
 
 # ---- (count, mean, sum of squares about it) of the parts of a row, each centred on its own mean before it squares
 
@@ -80,6 +70,11 @@ class PersistentLayerNorm(RowKernel):
                                  (Stream("y", spec.x),),
                                  vectors, results=self.results if spec.stats else (), vector=s.vector, bulk=s.bulk,
                                  sums=s.sums), plan, CentredElements)
+        self.norm_spec = spec
+
+    def fake_arguments(self):
+        """Compiled for what `arguments.plain` has, and the number of clusters."""
+        return (*arguments.plain(self.norm_spec), Int32(0))
 
     @cute.jit
     def __call__(self, mX: cute.Tensor, mW, mB, mO: cute.Tensor, eps: Float32, units: Int32, stream: cuda.CUstream):
@@ -101,8 +96,12 @@ class PersistentLayerNorm(RowKernel):
 class WithStatistics:
     """A PersistentLayerNorm with the arguments of a spec with options, of which it takes rstd and mean (M,)."""
 
-    def __init__(self, norm: PersistentLayerNorm):
-        self.norm = norm
+    def __init__(self, spec, plan):
+        self.norm = PersistentLayerNorm(spec, plan)
+
+    def fake_arguments(self):
+        """Compiled for what `arguments.with_options` has, and the number of clusters."""
+        return (*arguments.with_options(self.norm.norm_spec), Int32(0))
 
     @cute.jit
     def __call__(self, mX: cute.Tensor, mW, mB, mO: cute.Tensor, mR, mT, mRstd: cute.Tensor, mMean: cute.Tensor,

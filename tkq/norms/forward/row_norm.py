@@ -114,12 +114,6 @@ class RowNorm(ReductionBase):
         self.cluster_n = self.config.cluster
 
     @cute.jit
-    def __call__(self, mX: cute.Tensor, mW: Optional[cute.Tensor], mB: Optional[cute.Tensor], mO: cute.Tensor,
-                 eps: Float32, stream: cuda.CUstream):
-        """A spec without options."""
-        self.launch(Operands(mX, mW, mB, mO), eps, None, stream)
-
-    @cute.jit
     def launch(self, g: Operands, eps: Float32, offset: Optional[Float32], stream: cuda.CUstream):
         (tile_rows, _), tv_layout = self._get_tv_layout(self.spec.vector * self.dtype.width)
         heads = None
@@ -286,20 +280,6 @@ def vector_of(kernel, m, coord, inside, j):
 def _vector_atom(kernel, m):
     bits = min(128, kernel.spec.vector * m.element_type.width)
     return cute.make_copy_atom(CopyG2ROp(), m.element_type, num_bits_per_copy=bits)
-
-
-class WithOptions:
-    """A RowNorm with the arguments of a spec with options."""
-
-    def __init__(self, norm: RowNorm):
-        self.norm = norm
-
-    @cute.jit
-    def __call__(self, mX: cute.Tensor, mW: Optional[cute.Tensor], mB: Optional[cute.Tensor], mO: cute.Tensor,
-                 mR: Optional[cute.Tensor], mT: Optional[cute.Tensor], mRstd: Optional[cute.Tensor],
-                 mMean: Optional[cute.Tensor], mScale: Optional[cute.Tensor], eps: Float32, offset: Optional[Float32],
-                 stream: cuda.CUstream):
-        self.norm.launch(Operands(mX, mW, mB, mO, mR, mT, mRstd, mMean, mScale), eps, offset, stream)
 
 
 class Output:
