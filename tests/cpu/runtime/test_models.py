@@ -114,7 +114,7 @@ def test_what_is_no_model(tmp_path):
 def test_prefetch_compiles_in_the_background(started):
     handle, cache = started
     assert re.match(r"2 kernels, 2 of them compiled now, 0 wrong", handle.wait(120)) and handle.done
-    assert sum(path.name.startswith("build-") for path in cache.entries()) == 2
+    assert sum(path.name.startswith("gated-") for path in cache.entries()) == 2
     assert handle.wait() == handle.wait(1)
 
 
