@@ -41,8 +41,9 @@ COPIED = {
 
 STORED = {
     "tkqattentionforward": "tasks go from the producer to the consumers by `tile.Mailbox`",
-    "BackwardKernel": "tasks, by `tile.Mailbox`; above head_dim 128 P goes from the warps with dV to those with dK, "
-                      "whose pipe DkvHdim256 draws",
+    "DkvHdim256": "P goes from the warps with dV to those with dK, whose pipe its docstring draws",
+    "PackedDs_DqByTask": "tasks, by `tile.Mailbox`",
+    "DqByQueryHead_AddDq": "as PackedDs_DqByTask",
 }
 
 

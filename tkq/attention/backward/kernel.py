@@ -89,6 +89,11 @@ class BackwardKernel:
         self.dq_tile = DqTile(spec, config, self.tiles)
         self.dq = dq_of(spec, config, self.dq_tile, self.scheduler, self.helper_warps)
 
+    def __str__(self):
+        """Part of the kernel's name: the parts that it has."""
+        parts = (self.helper_warps, self.dkv, getattr(self.dkv, "ds", None), self.dq, getattr(self.dq, "store", None))
+        return " ".join(("tkqattentionbackward BackwardKernel", *[type(x).__name__ for x in parts if x is not None]))
+
     # ---- host ----------------------------------------------------------------------------------
 
     @cute.jit

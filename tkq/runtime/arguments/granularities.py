@@ -15,9 +15,9 @@ def parse(where: str, value: Any, names=NAMES, warn: bool = True) -> Any:
     which warns.
 
     where: the argument, as messages name it ("quantize_fp8: granularity"). names: those that it takes; an old name of
-    another comes back as it is. warn: False where torch.compile traces,
-    which cannot warn. What stands for none comes back as it is (of a member of ScalingType its name) for the function
-    to refuse: functions differ in the names that they allow."""
+    another comes back as it is. warn: False where torch.compile traces, which cannot warn. What stands for none comes
+    back as it is (of a member of ScalingType its name) for the function to refuse: functions differ in the names that
+    they allow."""
     if isinstance(value, str):
         new = RENAMED.get(value)
         if new not in names:
