@@ -139,7 +139,7 @@ def _extra(name: str, options) -> bool:
         argv += ["--without", ",".join(_unwanted(options))]
     try:
         return ops.extra_of(name).main(argv) != 0
-    except Exception as problem:  # what was timed before is still to be told
+    except Exception as problem:  # what was timed before is still to be reported
         print(f"PROBLEM {name}: {type(problem).__name__}: {str(problem)[:400]}", flush=True)
         return True
 
@@ -190,7 +190,7 @@ def _after(bench: Bench, run: command.Run, options) -> None:
     try:
         for text in bench.after(after):
             run.problem(text)
-    except Exception as problem:  # what was timed is still to be told
+    except Exception as problem:  # what was timed is still to be reported
         run.problem(f"after the cases: {type(problem).__name__}: {str(problem)[:400]}")
 
 
@@ -216,7 +216,7 @@ def effort(bench: Bench, options):
 
 def warm_part(options) -> int:
     """One of the processes that compile ahead: its share of what `measure` is about to time."""
-    turns.end_after(options.at_most)  # though nobody should be left to end it
+    turns.end_after(options.at_most)  # though no process should be left to end it
     ignore_tuned()
     i, n = options.part
     pairs = every_job(options)
@@ -232,7 +232,7 @@ def warm_part(options) -> int:
 # ---- what is left behind -----------------------------------------------------------------------------------------
 
 
-def tell(reports: Mapping[str, Report], out: Path, draw: bool = True) -> None:
+def report(reports: Mapping[str, Report], out: Path, draw: bool = True) -> None:
     """Write the tables and the pictures of results, and print the short one."""
     reports = row_peers.with_roofs(reports)
     out.mkdir(parents=True, exist_ok=True)
@@ -281,14 +281,14 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{options.out}: {problem}. Choose another folder with --out.", file=sys.stderr)
         return 2
     if reports:
-        tell(reports, options.out, not options.no_pictures)
+        report(reports, options.out, not options.no_pictures)
     if options.compare:
         bad += compared.tell(compared.named(old, options.compare, reports), reports)
     return 1 if bad else 0
 
 
 def _in_turn(options) -> int:
-    """`measure`, when nobody else does who names the same file."""
+    """`measure`, when no other process does that names the same file."""
     with contextlib.ExitStack() as until_measured:
         if options.turn:
             turns.get_ready(options.against)

@@ -16,7 +16,7 @@ import re
 
 import pytest
 
-from tests.helpers.process import kernel_cache, long_first
+from tests.helpers.process import kernel_cache, long_first, sampled
 
 # Of several workers each has its share of the cores, before torch is imported: threads of PyTorch's operations wait for
 # each other without giving up the core that the other worker's need.
@@ -44,7 +44,7 @@ def pytest_configure(config):
 
 
 def pytest_runtest_logreport(report):
-    """A failure is told where it happens, too: a run that is cut off, as on a lent machine, has no summary."""
+    """A failure is printed where it happens, too: a run that is cut off, as on a lent machine, has no summary."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
         print(f"\nfailed: {report.nodeid}\n{str(report.longrepr)[-600:]}", flush=True)
 
@@ -60,6 +60,7 @@ def _why_no_gpu():
 
 
 def pytest_collection_modifyitems(config, items):
+    sampled.mark(items)
     if not config.getoption("--slow") and "slow" not in config.getoption("-m"):
         slow = [item for item in items if item.get_closest_marker("slow")]
         items[:] = [item for item in items if not item.get_closest_marker("slow")]

@@ -12,8 +12,7 @@ import sys as _sys
 from types import ModuleType as _ModuleType
 
 from . import names as _names
-
-__version__ = "0.1.0"
+from .version import __version__
 
 _PUBLIC = {
     "cross_entropy": "tkq.losses.ops",

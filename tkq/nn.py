@@ -31,7 +31,6 @@ _linear_loss = arguments.checker("linear_cross_entropy", "ignore_index", "reduct
 _scale = {name: arguments.checker("softmax", "scale", called=name) for name in ("Softmax", "LogSoftmax")}
 _layout = arguments.checker("swiglu", "layout", called="SwiGLU")
 _approximate = arguments.checker("geglu", "approximate", called="GEGLU")
-_granularity = arguments.checker("rmsnorm_quant", "granularity", called="RMSNormQuant")
 _interleaved = arguments.checker("rope_qk", "interleaved", called="RotaryEmbedding")
 
 
@@ -80,7 +79,7 @@ class _Quantised:
         if len(self.normalized_shape) != 1:
             raise NotImplementedError(f"{type(self).__name__}: normalized_shape: got {tuple(self.normalized_shape)}, "
                                       "allowed is one dimension, the last")
-        self.granularity = _granularity(granularity)
+        self.granularity = self._taken(granularity)
 
     def _rows(self, x: Tensor, residual: Optional[Tensor]) -> tuple[Tensor, dict]:
         """x, and the options that both functions take."""
@@ -97,7 +96,9 @@ class _Quantised:
 class RMSNormQuant(_Quantised, RMSNorm):
     """`RMSNorm`, its result in float8 with its scales, as `tkq.fp8_gemm` takes them: `tkq.rmsnorm_quant`.
 
-    granularity: "row", a scale for each row, or "block", one for each 128 columns of it."""
+    granularity: "row", a scale for each row, or "1x128", one for each 128 columns of it; or torch's ScalingType."""
+
+    _taken = staticmethod(arguments.checker("rmsnorm_quant", "granularity", called="RMSNormQuant"))
 
     def forward(self, x: Tensor, residual: Optional[Tensor] = None) -> tuple[Tensor, ...]:
         """x, residual, which is added to it before: (..., N), bf16, fp16 or fp32.
@@ -118,6 +119,8 @@ class RMSNormQuant(_Quantised, RMSNorm):
 
 class LayerNormQuant(_Quantised, LayerNorm):
     """`LayerNorm` likewise: `tkq.layernorm_quant`. granularity: as of RMSNormQuant."""
+
+    _taken = staticmethod(arguments.checker("layernorm_quant", "granularity", called="LayerNormQuant"))
 
     def forward(self, x: Tensor, residual: Optional[Tensor] = None) -> tuple[Tensor, ...]:
         """As RMSNormQuant's."""

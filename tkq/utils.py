@@ -13,6 +13,7 @@ from cutlass import BFloat16, Boolean, Constexpr, Float32, Int32, Int64, Uint32,
 from cutlass.cutlass_dsl import dsl_user_op
 
 from .tile.naps import nap
+from .tile.vectors import domain_offset_i64 as domain_offset_i64  # of the tutorial's names
 
 WARP = 32
 
@@ -43,24 +44,10 @@ def elem_pointer(x: cute.Tensor, coord, *, loc=None, ip=None) -> cute.Pointer:
     return x.iterator + cute.crd2idx(coord, x.layout, loc=loc, ip=ip)
 
 
-@dsl_user_op
-def domain_offset_i64(coord, tensor: cute.Tensor, *, loc=None, ip=None) -> cute.Tensor:
-    """The tensor seen from element `coord` on, its address computed in 64 bits: for 2**31 elements and more.
-
-    coord: one integer for each (flat) mode. The result keeps the layout, and the alignment that is known of the tensor:
-    an offset that breaks it is the caller's mistake.
-    """
-    offsets = [Int64(c) * Int64(s) for c, s in zip(coord, cute.flatten_to_tuple(tensor.stride), strict=True)]
-    address = tensor.iterator.toint(loc=loc, ip=ip) + sum(offsets[1:], offsets[0]) * (tensor.element_type.width // 8)
-    pointer = cute.make_ptr(tensor.element_type, address, tensor.memspace,
-                            assumed_align=tensor.iterator.alignment, loc=loc, ip=ip)
-    return cute.make_tensor(pointer, tensor.layout)
-
-
 def widened(x: cute.Tensor):
     """The fp32 values of a vector in registers, (n,) with stride 1.
 
-    Two of bf16 by a shift and a mask of the word they share: the compiler's own way takes three instructions.
+    Two of bf16 by a shift and a mask of the word they share: the compiler's own conversion takes three instructions.
     """
     n = cute.size(x)
     if x.element_type is not BFloat16 or n % 2:

@@ -1,8 +1,8 @@
 """Compiles everything before a benchmark, in parallel processes: the run then finds it on disk and only times.
 
-Everyone is called once for every case, at what compiles: tkq, torch.compile, QuACK, FA4, Liger. Nobody tunes here: what
+Each candidate that compiles is called once for each case: tkq, torch.compile, QuACK, FA4, Liger. None tunes here: what
 chooses by its own timings would choose badly beside others, so "QuACK tuned" is left out, and torch.compile's choices
-among a kernel's few configurations are not kept: it makes them anew, of compiled kernels, when it is timed.
+among a kernel's few configurations are not stored: it makes them anew, of compiled kernels, when it is timed.
 """
 
 from __future__ import annotations

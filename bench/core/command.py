@@ -23,7 +23,7 @@ CALLS = "calls"  # the section of calls' costs
 IDLE_HELP = "idle seconds before each turn; default 0, but 0.1 for large GEMMs, which are timed in bursts"
 USUAL, QUICK = Effort(9, 0.04), Effort(7, 0.02)
 PRODUCTS = Effort(9, 0.02)  # a burst of a large one after a rest is this long: in 40 ms the power limit slows it down
-REST, LARGE_FLOPS = 0.1, 1e11  # seconds before each turn of products of so many operations, 4096^3 among them
+REST, LARGE_FLOPS = 0.1, 1e11  # seconds before a turn; products of this many operations or more: from 4096^3 on
 Shapes = tuple[tuple[int, ...], ...]
 
 
@@ -302,7 +302,7 @@ def _conclude(bench: Bench, run: Run, options) -> int:
     problems = [*report.problems, *bench.judge(report.cases)]
     try:
         problems += bench.after(options)
-    except Exception as problem:  # what was timed is still to be told
+    except Exception as problem:  # what was timed is still to be reported
         problems.append(f"after the cases: {type(problem).__name__}: {str(problem)[:400]}")
     print("\n".join([*harness.cost_lines(report.costs), *(f"PROBLEM {p}" for p in problems)]))
     missed = [x for x in (*report.cases, *report.costs) if x.holds() is False]

@@ -194,7 +194,7 @@ def cpu_times(
 
 def quiet_cpu_times(measure: Callable[[], list[Cost]], attempts: int = 3) -> list[Cost]:
     """Costs of all calls from one attempt, and another where `x + x` says that the host had other work: the attempt in
-    which that took least, of so many. Where there were several, each cost's note says which one it is of."""
+    which that took least, and of how many. Where there were several, each cost's note says which one it is of."""
     tried = [measure()]
     while busy(tried[-1]) is not None and len(tried) < attempts:
         tried.append(measure())

@@ -26,7 +26,7 @@ def is_own(name: str) -> bool:
 
 
 def is_rival(name: str) -> bool:
-    """Is it somebody else's way to compute the same?"""
+    """Is it another library's implementation of the same?"""
     return name not in ROOFS and not is_own(name)
 
 
@@ -213,6 +213,7 @@ _ONE = {"tensor": "scales per tensor", "row": "scales per row", "block": "scales
 _GROUPED = {"row": _FP8["row"], "block": _FP8["block"], "gradient": "K-grouped, bf16",
             "gradient_row": f"K-grouped, {_FP8['row']}", "gradient_line": f"K-grouped, {_FP8['line']}"}
 FUNCTIONS = {"quantize": "quantize_fp8"}
+_CALLS = {"fp8_gemm": _FP8, "grouped_gemm": _GROUPED, "quantize_fp8": _ONE}
 WORDS = {"fp8_gemm": _FP8, "gemm": _FP8, "quantize": _ONE, "rmsnorm_quant": _ONE,
          "layernorm_quant": _ONE, "grouped_gemm": _GROUPED, "rmsnorm": {"heads": "per head"}}
 
@@ -226,6 +227,20 @@ def shown(op: str, section: str) -> str:
     variants = [WORDS.get(function.partition("+")[0], {}).get(word, word) for word in words]
     function = FUNCTIONS.get(function, "fp8_gemm" if function == "gemm" and set(words) & set(_FP8) else function)
     return ", ".join((function.replace("+", " + "), *variants))
+
+
+def shown_cost(name: str) -> str:
+    """The title of a cost, "CPU per eager call: fp8_gemm row tkq": the words after the function as pages have them."""
+    measured, _, call = name.partition(": ")
+    function, word, *more = (*call.split(), "", "")
+    word = _CALLS.get(function, {}).get(word)
+    return f"{measured}: {', '.join(filter(None, (function, word, *more)))}" if word else name
+
+
+def shown_picture(bench: str, section: str) -> str:
+    """What a picture of a section of a file of cases shows, in words."""
+    words = WORDS.get(bench, {})
+    return shown(f"{bench} {section}", section) if section in words else f"{bench}_{section}".replace("_", " ")
 
 
 def is_float8(op: str, unit: str) -> bool:

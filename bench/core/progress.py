@@ -15,7 +15,7 @@ class Progress:
     """What is done of `total`, how long it took, about how long the rest will take, and what runs now.
 
     Each step left is taken to be as long as the (lower) median of those done: in the first ones peers compile and tune,
-    for a minute of the six and a half that 120 products took, say. So nothing is told of it before two are done. Files
+    for a minute of the six and a half that 120 products took, say. So nothing is shown of it before two are done. Files
     with a main of their own, of minutes each, are steps like others.
 
     On a terminal the bar stays below what is printed by `say`; elsewhere each step is a line. clock: for tests.

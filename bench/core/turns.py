@@ -28,7 +28,7 @@ def get_ready(against: Iterable[str]) -> None:
 
 
 def wait(path: Path):
-    """Wait until nobody else has this file. It is ours until what is returned is closed, or the process ends; our
+    """Wait until no other process has this file. It is ours until what is returned is closed, or the process ends; our
     number is in it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     held = path.open("a")

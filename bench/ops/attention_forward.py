@@ -121,7 +121,7 @@ def gqa(shapes) -> Iterator[Job]:
 
 
 def mha(shapes) -> Iterator[Job]:
-    """The same beside 32 of both, and nobody else: behind turns of peers, which draw more or less power, ratios of one
+    """The same beside 32 of both, and no other: behind turns of peers, which draw more or less power, ratios of one
     case were 0.82 to 1.16 from round to round."""
     for s, dim in shapes:
         for causal in (False, True):

@@ -31,7 +31,7 @@ FUSED = ((4096, 4096, 4096), (8192, 8192, 8192))
 FEW = tuple((m, 8192, 8192) for m in (1, 4, 16, 32, 64, 128))
 QUICK = (LARGE[0], LARGE[1], FEW[0], FEW[2], FEW[4])
 EACH, IN_THE_MEAN, OF_PLAIN = 0.98, 1.01, 0.97
-FEW_GBS, FEW_ROWS = 2450, 64  # at up to so many rows
+FEW_GBS, FEW_ROWS = 2450, 64  # GB/s, with at most FEW_ROWS rows
 CALL_US, AUTOGRAD_CALL_US = 14.0, 25.0
 RIVALS = ("cuBLAS", "QuACK", "QuACK tuned")
 

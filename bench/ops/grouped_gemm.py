@@ -76,12 +76,12 @@ def make_inputs(kind, m, n, k, offsets, seed):
         (a, sa), (b, sb) = (tkq.quantize_fp8(randn(m, cols).t().contiguous()) for cols in (k, n))
         return a, b.t(), offsets, sa.repeat(GROUPS, 1, 1), sb.t().repeat(GROUPS, 1, 1)
     if kind == "gradient_line":
-        (_, _, a, sa), (_, _, b, sb) = (tkq.quantize_fp8(randn(m, cols), "block", transpose=True) for cols in (k, n))
+        (_, _, a, sa), (_, _, b, sb) = (tkq.quantize_fp8(randn(m, cols), "1x128", transpose=True) for cols in (k, n))
         return a, b.t(), offsets, sa, sb.t()
     if kind == "bf16":
         return randn(m, k), randn(GROUPS, n, k).transpose(1, 2), offsets
-    a, sa = tkq.quantize_fp8(randn(m, k), kind)
-    weights = [_float8(randn(n, k), "row" if kind == "row" else "tile") for _ in range(GROUPS)]
+    a, sa = tkq.quantize_fp8(randn(m, k), "row" if kind == "row" else "1x128")
+    weights = [_float8(randn(n, k), "row" if kind == "row" else "128x128") for _ in range(GROUPS)]
     b = torch.stack([q for q, _ in weights]).view(FP8).transpose(1, 2)
     return a, b, offsets, sa, torch.stack([s.t().contiguous() for _, s in weights])
 

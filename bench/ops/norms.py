@@ -112,13 +112,13 @@ def quant_jobs(shapes) -> Iterator[Job]:
 
 
 def _quant_job(m: int, n: int, kind: str, granularity: str, with_bias: bool) -> Job:
-    """with_bias: and both vectors in float32."""
+    """granularity: "row", or "block" of 1x128, as results name it. with_bias: and both vectors in float32."""
     def inputs(i):
         vectors = (torch.float32, torch.float32) if with_bias else (BF16,)
         return _randn(3 * i, m, n), *(_randn(3 * i + j, n, dtype=dtype) for j, dtype in enumerate(vectors, 1))
 
     def ours(x, weight, bias=None):
-        return quantising(x, weight, bias=bias, eps=RMS_EPS, granularity=granularity)
+        return quantising(x, weight, bias=bias, eps=RMS_EPS, granularity="row" if granularity == "row" else "1x128")
 
     def error(name, given, output):
         if name == "plain":

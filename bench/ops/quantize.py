@@ -20,7 +20,7 @@ from bench.core.harness import Call
 from bench.core.results import Bound
 from bench.peers import common
 from bench.peers.common import _compiled, copied
-from tkq.quantize.spec import BLOCKS
+from tkq.granularity import BLOCKS
 from tkq.reference.fp8 import dequantise, quantize_fp8
 from tkq.testing.timing import relative_error
 
@@ -40,6 +40,10 @@ def _blocks(down, right):
         scale = (y.abs().amax((1, 3), keepdim=True) / 448).clamp_min(2.0**-126)
         return (y / scale).to(torch.float8_e4m3fn).view(x.shape), scale[:, 0, :, 0]
     return f
+
+
+# the op's name in results: what it is called with
+GRANULARITIES = {"row": "row", "block": "1x128", "tile": "128x128", "tensor": "tensor"}
 
 
 def _torch(granularity):
@@ -63,14 +67,15 @@ def jobs(granularity: str, transpose: bool, shapes) -> Iterator[Job]:
             return x, torch.zeros(m * n * per_element // 2, dtype=torch.uint8, device="cuda")
 
         def ours(x, bytes):
-            return tkq.quantize_fp8(x, granularity, transpose=transpose)
+            return tkq.quantize_fp8(x, GRANULARITIES[granularity], transpose=transpose)
 
         def error(name, given, output):
             if name == "copy":
                 return None
             rows = slice(0, 256)
-            wanted = dequantise(*quantize_fp8(given[0][rows], BLOCKS[granularity])) if granularity != "tensor" else (
-                given[0][rows].float())
+            wanted = given[0][rows].float()
+            if granularity != "tensor":
+                wanted = dequantise(*quantize_fp8(wanted, BLOCKS[GRANULARITIES[granularity]]))
             of = {"tensor": slice(None), "tile": slice(2)}.get(granularity, rows)
             scale = output[1][of]
             return relative_error(dequantise(output[0][rows], scale), wanted)
@@ -90,8 +95,8 @@ def transposes(shapes) -> Iterator[Job]:
 def calls() -> dict[str, Call]:
     """Eager calls on small tensors, and on larger ones where x is read twice."""
     x, larger = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in ((128, 256), (1024, 1024)))
-    ours = {f"quantize_fp8 {g}": Call(lambda g=g: tkq.quantize_fp8(x, g), False, CALL_US)
-            for g in ("row", "block", "tile", "tensor")}
+    ours = {f"quantize_fp8 {g}": Call(lambda name=name: tkq.quantize_fp8(x, name), False, CALL_US)
+            for g, name in GRANULARITIES.items()}
     for name, of in (("", x), (" 1024x1024", larger)):
         ours[f"quantize_fp8 row transpose{name}"] = Call(
             lambda of=of: tkq.quantize_fp8(of, "row", transpose=True), False, CALL_US)
@@ -103,7 +108,7 @@ def _section(granularity):
     return lambda shapes: jobs(granularity, False, shapes)
 
 
-SECTIONS = {g: _section(g) for g in ("row", "block", "tile", "tensor")} | {"transpose": transposes}
+SECTIONS = {g: _section(g) for g in GRANULARITIES} | {"transpose": transposes}
 BENCH = Bench("quantize", __doc__, SECTIONS, shapes=dict.fromkeys(SECTIONS, SHAPES), quick=QUICK, calls=calls)
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ common.PEERS["attention_forward"] = PEERS | OTHER_PROBLEMS
 
 def pairs(n: int, causal: bool, left: int = -1, right: int = -1) -> float:
     """Pairs of a query and a key that it sees, in a sequence of n; -1: no limit. Causal without a window counts half of
-    all, as everybody counts it."""
+    all, as all libraries count it."""
     if left < 0 and right < 0:
         return n * n / 2 if causal else n * n
     left, right = left if left >= 0 else n, 0 if causal else right if right >= 0 else n

@@ -84,7 +84,7 @@ PEERS = {"fp8_gemm": {"torch": _torch, "QuACK": _quack(False), "QuACK tuned": _q
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """Who has products with such scales."""
+    """The libraries that have products with such scales."""
     deep = (deepgemm.NAME,) if kind in ("block", "line") else ()
     return (*bound_names(kind), *deep)
 

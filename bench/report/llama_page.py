@@ -91,9 +91,9 @@ def _step(case: Case, name: str) -> tuple[str, str, str, str]:
 def decoding(report: Report) -> str:
     rows: dict[str, dict] = {}
     for cost in report.costs:
-        who, _, what = cost.name.partition(": ")
+        library, _, what = cost.name.partition(": ")
         ms = f"{cost.median_us / 1e3:.2f} ({cost.least_us / 1e3:.2f} to {cost.most_us / 1e3:.2f})"
-        rows.setdefault(what, {})[who] = ms, cost.note.removesuffix(" tokens/s")
+        rows.setdefault(what, {})[library] = ms, cost.note.removesuffix(" tokens/s")
     known = [cost.date for cost in report.costs if cost.date]
     when = f" ({days(known)})" if known else ""
     return f"Decoding{when}, one CUDA graph per token:\n\n" + table(

@@ -1,7 +1,7 @@
 """Results as plots: rates over sizes with a line for each baseline and the roofline; the speedup of all operations.
 
 The same results make the same bytes: no dates, and no names drawn at random. What a picture shows is in its description
-as a digest, so that a test can tell whether it is of the results that lie beside it. Needs matplotlib (`pip install
+as a digest, so that a test sees whether it is of the results that lie beside it. Needs matplotlib (`pip install
 -e .[bench]`).
 """
 

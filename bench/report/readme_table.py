@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench.core import bounds, markdown, row_peers
+from bench.core import bounds, markdown, ops, row_peers
 from bench.core.results import Report, reports_in
 from bench.report import features, llama_page, plots, summary, tables
 from bench.studies import chapters
@@ -117,8 +117,9 @@ def _missed(found: Mapping[str, Report]) -> str:
 def _of_file(path: Path, pictures: list[str], found: Mapping[str, Report], known: str) -> str:
     if path.stem in found:
         report = found[path.stem]
-        names = [f"{path.stem}_{section}" for section in dict.fromkeys(case.section for case in report.cases)]
-        shown = [f"![{name.replace('_', ' ')}](plots/{name}.svg)" for name in names if name in pictures]
+        sections = {f"{path.stem}_{case.section}": case.section for case in report.cases}
+        shown = [f"![{ops.shown_picture(path.stem, section)}](plots/{name}.svg)" for name, section in sections.items()
+                 if name in pictures]
         head = tables.heading(report, known)
         table = f"{head}\n\n{chapters.table(report)}" if path.stem == "chapters" else tables.short(report, head)
         return "\n\n".join([table, *shown])

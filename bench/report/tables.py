@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from bench.core import ops, row_peers
 from bench.core.markdown import table
@@ -70,7 +71,8 @@ def short(report: Report, head: str = "") -> str:
                                      for name, case in zip(_named(report.cases), report.cases))))
         parts += [said] if (said := between(report.cases)) else []
     if report.costs:
-        parts.append(costs(report.costs, days(dates(report) or [report.environment.date])))
+        titled = [replace(cost, name=ops.shown_cost(cost.name)) for cost in report.costs]
+        parts.append(costs(titled, days(dates(report) or [report.environment.date])))
     if report.problems:
         parts.append(did_not_run(report))
     return "\n\n".join(parts)

@@ -110,10 +110,10 @@ def copied(op: str, device: str) -> dict:
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        told = pipe.read()
+        sent = pipe.read()
     _, status = os.waitpid(process, 0)
-    if told:
-        return json.loads(told)
+    if sent:
+        return json.loads(sent)
     return {"problem": f"its process ended by signal {status & 127}, status {status >> 8}"}
 
 

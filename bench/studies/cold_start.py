@@ -6,7 +6,7 @@ Each measurement is of a process of its own that has done its imports (see bench
 the
 cache find it warm: one that had to compile is asked again. Those that take the bundle have neither the DSL, nor a
 compiler, nor a cache. With gradients two calls are measured: the forward pass, which autograd records, and the backward
-pass. The bound is for each call; that of imports is for all of tkq's after torch. What the imports made is kept out of
+pass. The bound is for each call; that of imports is for all of tkq's after torch. What the imports made is left out of
 Python's garbage collections (gc.freeze): one in a program's first call, which is rare, adds to it.
 
 One thing is measured at a time. A case's process has left the GPU before the next begins: with two at once, one
@@ -169,7 +169,7 @@ def answer(process) -> dict:
 
 
 def measure(ops, rounds: int, bundle: Path, results: Results, until: float) -> None:
-    """One thing after the other: the processes that measure cases tell of their imports, the cases come, and then more
+    """One thing after the other: the processes that measure cases report their imports, the cases come, and then more
     processes only import, so that each source has its rounds of that."""
     with ExitStack() as both:
         processes = {}

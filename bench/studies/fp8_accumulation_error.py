@@ -20,7 +20,7 @@ import torch
 import tkq
 from bench.core.results import run_here
 
-M, N, LENGTHS = 4096, 512, (1024, 4096, 16384)  # so many results that no blocks share K: of few, less is cut off
+M, N, LENGTHS = 4096, 512, (1024, 4096, 16384)  # enough results that no blocks share K: of few, less is cut off
 FP8 = torch.float8_e4m3fn
 
 

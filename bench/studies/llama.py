@@ -9,9 +9,9 @@ attention backends, found before, in eager mode.
 Compiled: each decoder layer and the loss; whole: all of the forward in one graph, which takes a minute to compile for
 each; beside both the patched models in eager mode. Work: 6 operations a parameter and token, and attention's. Host:
 until all of a step's work is asked for, the GPU being idle before; a step that takes hardly longer waits for the host.
-Of each a profile of one step is kept. Learning: 200 steps from the same weights, of tkq's float8 layers too. Results go
-to OUT/llama.json after every section, to llama_profile.json with every profile, and to llama_learning.json after every
-50 steps. Exit status 0 if every bound holds, 1 if not or if something did not run, 2 without a GPU.
+Of each a profile of one step is saved. Learning: 200 steps from the same weights, of tkq's float8 layers too. Results
+go to OUT/llama.json after every section, to llama_profile.json with every profile, and to llama_learning.json after
+every 50 steps. Exit status 0 if every bound holds, 1 if not or if something did not run, 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def operations(model, sizes, batch: int, seqlen: int) -> int:
 
 @contextlib.contextmanager
 def readings(every: float = 0.5) -> Iterator[list]:
-    """The GPU's clock and power while something runs, read every so many seconds."""
+    """The GPU's clock and power while something runs, read every ``every`` seconds."""
     found, monitor, over = [], harness.Monitor(), threading.Event()
 
     def read():
@@ -174,7 +174,7 @@ class Steps:
     def learning(self, rate: float, resume: bool = False) -> dict:
         """The losses of torch, of tkq, of tkq's float8 layers and of torch with another attention (how far two runs are
         apart whose results differ by roundings alone), and how far from torch's they are: as far as they are there,
-        written after every 50 steps. resume: whole curves that the file has are kept, and those runs left out. "made"
+        written after every 50 steps. resume: whole curves that the file has stay, and those runs are left out. "made"
         has each curve's day and time."""
         weights = [p.detach().clone() for p in self.model.parameters()]
         self.optimizer = None

@@ -4,8 +4,8 @@
     7]
 
 Shapes are MxNxK. A burst: 10 ms, after as long a lead-in, after 0.15 s without work; all take turns (none with
---rounds 0). Sustained: a quarter of a second of each, then each works for so many seconds, in two turns between which
-nothing lies: torch, tkq, tkq, torch, with the others around tkq where they have such a product; a reading every 0.1 s.
+--rounds 0). Sustained: a quarter of a second of each, then each works for some seconds, in two turns with nothing
+between them: torch, tkq, tkq, torch, with the others around tkq where they have such a product; a reading every 0.1 s.
 These are no rounds: a ratio is that of the medians. "QuACK tuned" compiles 44 kernels: --without leaves it out. Results
 go to OUT/gemm_sustained.json after every case. Exit status 2 without a GPU.
 """
@@ -87,7 +87,7 @@ def case(section: str, kind: str, shape: tuple, batches: dict, turns: Iterator[t
 
 
 def ready(makers: dict, sets: list, without: tuple[str, ...], gpu) -> tuple[dict, dict]:
-    """(what runs each candidate, who is missing and why). Only tkq and torch have to be there."""
+    """(what runs each candidate, which are missing and why). Only tkq and torch have to be there."""
     batches, missing = {}, {}
     for name, make in makers.items():
         if name in without:

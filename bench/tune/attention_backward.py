@@ -4,7 +4,7 @@
     python -m bench.tune.attention_backward [--variants all] [--cases 128:1024,4096:full,causal] [--out FILE]
 
 Runs of three: a variant, FA4 and cuDNN take turns, on the same inputs, everything that a call launches included; what
-counts is the ratio to the better of the two in the same round. --together: all variants and FA4 in one run, to tell
+counts is the ratio to the better of the two in the same round. --together: all variants and FA4 in one run, to see
 variants apart that are close. A length may be the name of a batch of sequences one behind the other, "mixed": then FA4
 is the peer. "gqa1024": of 1024, 32 query heads on 8 heads of K and V, and no peer; "mha1024": on 32.
 """
@@ -22,8 +22,6 @@ from typing import NamedTuple
 
 from bench.tune.common import precompile
 from tkq.attention.backward.config import BackwardConfig
-from tkq.attention.backward.fuse_preprocess_config import FusePreprocessConfig
-from tkq.attention.backward.gqa_config import GqaConfig
 from tkq.attention.backward.plan import SINGLE, packed_class, plan, recipe
 from tkq.attention.backward.spec import BackwardSpec
 from tkq.attention.forward.plan import length_class
@@ -34,9 +32,9 @@ CASES = "128:1024,4096,16384:full,causal;64:1024,8192:full,causal;256:8192:full,
 _PERSISTENT = {"store_from_registers": True, "persistent": True}
 _OVERLAP_DK = {"overlap_dk": True}
 _HELPER_WARPS = {**_PERSISTENT, "helper_warps": True, "registers": (32, 64, 208), "l2_section_mb": 8}
-_GQA = {**_HELPER_WARPS, **_OVERLAP_DK, "ping_pong": True, "tail_waves": 1}  # a GqaConfig
-_FUSE_PREPROCESS = {**_HELPER_WARPS, "ping_pong": True}  # a FusePreprocessConfig
-_DQ_SERIAL = {**_PERSISTENT, **_OVERLAP_DK, "ping_pong": True, "dq_serial": True, "l2_section_mb": 4}
+_GQA = {**_HELPER_WARPS, **_OVERLAP_DK, "ping_pong": True, "by_query_head": True}
+_FUSE_PREPROCESS = {**_HELPER_WARPS, "ping_pong": True, "fuse_preprocess": True}
+_DQ_SERIAL = {**_PERSISTENT, **_OVERLAP_DK, "ping_pong": True, "dq_reduce": "serial", "l2_section_mb": 4}
 _BULK = {"dq_reduce": "bulk", "dq_cols": 64, "ds_stages": 1, "p_stages": 1, "registers": (24, 72, 208, 208)}
 _WIDE_BEHIND = {**_HELPER_WARPS, "dq_cols": 64, "registers": (32, 64, 208, 208)}
 VARIANTS = {
@@ -112,12 +110,9 @@ def variants(dim: int, causal: bool, length: int | str = 4096) -> dict[str, Back
     for name, change in VARIANTS.items():
         if name.startswith(("sections", "head by")) and not causal:
             continue
-        make = (GqaConfig.of if "tail_waves" in change else FusePreprocessConfig.of
-                if name.startswith("fuse_preprocess") else
-                dataclasses.replace)
-        config = make(SINGLE[dim], **change)
+        config = dataclasses.replace(SINGLE[dim], **change)
         try:
-            if isinstance(config, GqaConfig) and spec.varlen:
+            if config.by_query_head and spec.varlen:
                 continue
             config.check(dim)
         except ValueError:
@@ -135,7 +130,7 @@ def model(dim: int, c: BackwardConfig) -> tuple[float, float]:
     products = halves * (2 * (64 + c.tile) + 2 * c.tile) * dim * 2  # S and dP from shared memory, dV and dK half so
     dq = rows * cols * (64 + c.dq_cols) * c.block * 2
     moved = 2 * c.tile * dim * 2 + c.block * c.tile * 2  # Q and dO in, dS
-    moved += 2 * c.tile * dim * 4 if c.dq_reduce == "bulk" else 0
+    moved += 2 * c.tile * dim * 4 if c.dq_reduce != "atomic" else 0
     moved += 2 * c.block * c.tile * 2 if dim > 128 else 0  # P from one warpgroup to the other
     return (products + dq + moved) / 128 / clocks, c.tile * dim * 4 / clocks
 

@@ -66,7 +66,7 @@ def size(text: str) -> tuple[int, int, int]:
 
 
 def blocks_of(name: str) -> tuple[str, int | None]:
-    """("NAME", blocks) of a variant "NAME on 128", with so many blocks instead of the plan's; None without."""
+    """("NAME", blocks) of a variant "NAME on 128", which has 128 blocks instead of the plan's; None without."""
     plain, _, blocks = name.partition(" on ")
     return plain, int(blocks) if blocks else None
 
@@ -74,7 +74,7 @@ def blocks_of(name: str) -> tuple[str, int | None]:
 class Turns:
     """Each round lets every variant work once, in an order that changes; a round before them warms up.
 
-    options: as of ``add_turns``. Every case is kept in the file of --out as soon as it is measured."""
+    options: as of ``add_turns``. Every case is written to the file of --out as soon as it is measured."""
 
     def __init__(self, options):
         import torch
@@ -126,7 +126,7 @@ class Turns:
 
 
 def lines_of(case, rate) -> list[str]:
-    """The variants of a case of ``Turns``, the quickest beside torch (or whoever is the first) first."""
+    """The variants of a case of ``Turns``, the quickest beside torch (or the first candidate) first."""
     times, rows = case["ms"], []
     for name, ms in times.items():
         ratios = sorted(p / t for p, t in zip(next(iter(times.values())), ms, strict=True))

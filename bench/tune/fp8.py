@@ -15,10 +15,11 @@ from dataclasses import replace
 from bench.tune.common import Turns, add_turns, blocks_of, has_gpu, precompile, size
 from tkq.gemm.dense import small_m_plan
 from tkq.gemm.dense.small_m_config import SLOT_BYTES, WIDTHS
-from tkq.gemm.fp8.config import Fp8Config, WaveSyncFp8Config
+from tkq.gemm.fp8.config import Fp8Config
 from tkq.gemm.fp8.plan import best_tile, fit_to_spec, launch
 from tkq.gemm.fp8.small_m_config import SmallMFp8Config
 from tkq.gemm.fp8.spec import Fp8Spec
+from tkq.granularity import PRODUCTS, scales_of
 
 TALL = Fp8Config(m=256, n=128, cluster_along_n=True, wgmma_in_flight=0)
 PIPELINED = Fp8Config(n=192, stages=4, split=2, store_row_bytes=64, pdl=True, promotion_unroll=8)
@@ -130,8 +131,8 @@ PROMOTED = {
     "192 stagger 1 pdl": Fp8Config(n=192, stages=4, stagger_stages=1, pdl=True),
     "192 stagger 0 pdl": Fp8Config(n=192, stages=4, stagger_stages=0, pdl=True),
 }
-FAST |= {f"128x256 wave sync {wave_sync}": WaveSyncFp8Config.of(Fp8Config(wgmma_in_flight=0, overlap_epilogue=1,
-                                                                          pdl=True), wave_sync)
+FAST |= {f"128x256 wave sync {wave_sync}": Fp8Config(wgmma_in_flight=0, overlap_epilogue=1, pdl=True,
+                                                       wave_sync=wave_sync)
          for wave_sync in (4, 8, 16, 32)}
 PROMOTED |= {f"256 pipelined 4 overlap {n} pdl": replace(QUARTERS, overlap_epilogue=n) for n in (2, 4, 5, 6, 7, 8)}
 PROMOTED |= {f"192 pipelined 8 overlap {n} pdl": replace(PIPELINED, overlap_epilogue=n) for n in (2, 4, 5, 6)}
@@ -144,7 +145,7 @@ PROMOTED |= {name.replace(" pdl", " per warp pdl"): replace(config, store_per_wa
              if "pipelined" in name and "pdl" in name}
 FAST |= {name.replace(" pdl", " per warp pdl"): replace(config, store_per_warp=True) for name, config in FAST.items()
          if "overlap" in name and "pdl" in name}
-PROMOTED |= {f"{name} wave sync {wave_sync}": WaveSyncFp8Config.of(config, wave_sync) for wave_sync in (4, 8, 16, 32)
+PROMOTED |= {f"{name} wave sync {wave_sync}": replace(config, wave_sync=wave_sync) for wave_sync in (4, 8, 16, 32)
              for name, config in (
     ("192", PIPELINED), ("192 group 10", replace(PIPELINED, raster_group=10)), ("192 five", FIVE), ("256", QUARTERS))}
 SMALL = {
@@ -159,6 +160,8 @@ SMALL = {
                                    stagger_stages=0, pdl=True),
     "64x64 pipelined 4 pdl": replace(FEW, split=2, promotion_unroll=4),
 }
+# the kind, as results name it: the pair of granularities
+KINDS = {**{name: name for name in PRODUCTS}, "block": "1x128_128x128", "line": "1x128_1x128"}
 SIZES = "4096,8192,16384,8192x28672x8192,8192x8192x28672"
 EMPTY = "1x8192x8192,16x8192x8192,64x8192x8192"
 
@@ -166,14 +169,14 @@ EMPTY = "1x8192x8192,16x8192x8192,64x8192x8192"
 def variants(kind: str, few=None) -> dict[str, Fp8Config]:
     """few: the sizes of a product of few tiles."""
     if not few:
-        return PROMOTED if kind in ("block", "line") else FAST
+        return PROMOTED if "128" in KINDS[kind] else FAST
     tile = best_tile(spec(kind), *few, 132)
     best = {"tile": tile, "tile without pdl": replace(tile, pdl=False)}
     return best | (SMALL if few[0] <= 64 else {}) | sharing(kind, few)
 
 
 def sharing(kind: str, few) -> dict[str, SmallMFp8Config]:
-    """Of blocks that share K: "so many x columns of a block", which has its processor alone or for two of them."""
+    """Of blocks that share K: "their number x columns of a block", which has its processor alone or for two of them."""
     config, found = SmallMFp8Config(next((m for m in WIDTHS if m >= few[0]), WIDTHS[-1]), pdl=True), {}
     for rows, split, places in itertools.product((64, 128), (1, 2, 4, 8), (1, 2)):
         with suppress(ValueError):
@@ -192,7 +195,7 @@ def parts(name: str) -> tuple[str, str]:
 
 def spec(kind: str, name: str = "") -> Fp8Spec:
     epilogue = parts(name)[1]
-    return Fp8Spec(scales=kind, promote=kind in ("block", "line"), bias="bf16" if epilogue else None,
+    return Fp8Spec(**scales_of(KINDS[kind]), promote="128" in KINDS[kind], bias="bf16" if epilogue else None,
                    activation=activation(name))
 
 

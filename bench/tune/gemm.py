@@ -18,7 +18,6 @@ from tkq.gemm.dense.config import Config
 from tkq.gemm.dense.plan import recipe
 from tkq.gemm.dense.small_m_config import WIDTHS, SmallMConfig
 from tkq.gemm.dense.spec import GemmSpec
-from tkq.gemm.dense.wave_sync_config import WaveSyncConfig
 from tkq.gemm.epilogue.spec import ACTIVATIONS, GATED, Epilogue
 
 VARIANTS = {  # "NAME on 132": as many blocks, instead of the even number that the plan takes
@@ -50,7 +49,7 @@ VARIANTS = {  # "NAME on 132": as many blocks, instead of the even number that t
     "64x128 cluster": Config(m=64, n=128, stages=8),
     "64x128 alone": Config(m=64, n=128, stages=8, cluster=1),
 }
-VARIANTS |= {f"wave sync {wave_sync}": WaveSyncConfig(overlap_epilogue=1, pdl=True, wave_sync=wave_sync)
+VARIANTS |= {f"wave sync {wave_sync}": Config(overlap_epilogue=1, pdl=True, wave_sync=wave_sync)
              for wave_sync in (4, 8, 16, 32, 64)}
 # few rows: "narrow ROWS xSPLIT" with as many stages as leave room for two blocks, "deep" with as many as fit in one
 VARIANTS |= {f"small M {rows} x{split}{deep}": (rows, split, deep)
@@ -78,7 +77,7 @@ def main() -> None:
 def arguments():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--variants", default=DEFAULT, help='comma-separated names, or "all": ' + ", ".join(VARIANTS)
-                   + '; "NAME on 132": so many blocks')
+                   + '; "NAME on 132": with 132 blocks')
     p.add_argument("--sizes", default=",".join(SIZES), help="MxNxK, or one number for all three")
     p.add_argument("--layouts", default=",".join(LAYOUTS))
     add_turns(p)

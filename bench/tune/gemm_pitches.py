@@ -51,7 +51,7 @@ def ways(p: Product, a, b, out) -> dict:
 
 def recipes(cases) -> list:
     """Of everything that is timed. On a machine without a GPU too: memory is asked for, and not touched."""
-    found = [Recipe("tkq.gemm.dense.realign:build", (s,)) for s in (*SPECS, RealignSpec(both=True))]
+    found = [Recipe("tkq.gemm.dense.realign:Realign", (s,)) for s in (*SPECS, RealignSpec(both=True))]
     for p in cases:
         tensors = [_empty(lies, *shape, p.batches) for lies, shape in (
             (p.a, (p.m, p.k)), (p.b, (p.k, p.n)), (p.out, (p.m, p.n)))]
@@ -74,7 +74,7 @@ def _candidates(p: Product, a, b, out) -> dict:
     found = {}
     for name, (copies, recipe, blocks) in ways(p, a, b, out).items():
         kernel = function(recipe)
-        kernel = launch.WaveSyncLaunch(kernel) if recipe.module == "tkq.gemm.dense.wave_sync_kernel" else kernel
+        kernel = launch.WaveSyncLaunch(kernel) if plan.takes_counter(recipe) else kernel
         if copies is not None:
             kernel = realigned.Realigned(kernel, copies)
 
@@ -129,7 +129,7 @@ def copies(rows: int, cols: int, lies: Lies, effort) -> dict:
         return x, torch.full((rows, wide), float("nan"), dtype=x.dtype, device="cuda")
 
     def ours(spec):
-        f = function(Recipe("tkq.gemm.dense.realign:build", (spec,)))
+        f = function(Recipe("tkq.gemm.dense.realign:Realign", (spec,)))
 
         def copied(src, dst):
             f(src[None], dst[None], None, None)

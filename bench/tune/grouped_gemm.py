@@ -35,7 +35,7 @@ VARIANTS = {
     "tall alone": replace(TALL, cluster=1),
     "along n group 4": replace(WIDE, cluster_along_n=True, raster_group=4),
 }
-SPECS = {"bf16": GroupedSpec(), "row": GroupedSpec("m", "e4m3", "e4m3", "bf16", "row")}
+SPECS = {"bf16": GroupedSpec(), "row": GroupedSpec("m", "e4m3", "e4m3", "bf16", "row", "row")}
 
 
 def main() -> None:

@@ -4,9 +4,9 @@
     python -m bench.tune.short_norms --out DIRECTORY     compile, time, print tables, write tune_short_norms.json
     python -m bench.tune.short_norms --case "rmsnorm 2048"
 
-Ways differ from the plan in one thing, one of them in two: threads to a row, rows of a block, when the weight is read,
-rows of a thread, where x waits, bytes of an access, or blocks that stay. "tkq" is the op itself, which runs the planned
-kernel: what lies between these two is what such a comparison cannot tell.
+Variants differ from the plan in one thing, one of them in two: threads to a row, rows of a block, when the weight is
+read, rows of a thread, where x waits, bytes of an access, or persistent. "tkq" is the op itself, which runs the planned
+kernel: what lies between these two is what such a comparison cannot resolve.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ CASES = {
     ("layernorm with bias", 1024): ("torch.compile",),
     ("rmsnorm with residual", 1024): ("QuACK",),
 }
-# blocks that stay: elements of a thread, warps, stages of the ring (0: threads load their rows themselves), blocks on a
+# persistent: elements of a thread, warps, stages of the ring (0: threads load their rows themselves), blocks on a
 # multiprocessor
 KEPT = {"stay, ring": (32, 8, 3, 2), "stay, direct": (16, 8, 0, 4)}
 
 
-class Way(NamedTuple):
+class Variant(NamedTuple):
     spec: NormSpec
     config: object  # plan.Config or RowPlan
 
@@ -62,7 +62,7 @@ class Way(NamedTuple):
         return label(c) + f" v{self.spec.vector}" * (self.spec.vector < self.spec.widest)
 
 
-def ways(case: str, N: int) -> dict[str, Way]:
+def variants(case: str, N: int) -> dict[str, Variant]:
     """By name; the planned one first."""
     spec = spec_of(case, N)
     planned = plan(spec)
@@ -78,10 +78,10 @@ def ways(case: str, N: int) -> dict[str, Way]:
     if threads * 2 * spec.vector <= N:  # all of them have elements
         twice = dict(threads_per_row=threads * 2, threads=max(block, threads * 2))
         others |= {"threads x 2": twice, f"threads x 2, {other}": {**twice, **swapped}}
-    found = {"planned": Way(spec, planned)}
-    found |= {name: Way(spec, dataclasses.replace(planned, **choice)) for name, choice in others.items()}
-    found["8 bytes"] = Way(dataclasses.replace(spec, vector=4), planned)
-    return found | {name: Way(spec, _kept_plan(spec, *geometry)) for name, geometry in KEPT.items()}
+    found = {"planned": Variant(spec, planned)}
+    found |= {name: Variant(spec, dataclasses.replace(planned, **choice)) for name, choice in others.items()}
+    found["8 bytes"] = Variant(dataclasses.replace(spec, vector=4), planned)
+    return found | {name: Variant(spec, _kept_plan(spec, *geometry)) for name, geometry in KEPT.items()}
 
 
 def _kept_spec(spec: NormSpec) -> RowSpec:
@@ -111,19 +111,20 @@ def _job(case: str, N: int):
                 if job.peer_op.startswith(op) and ("bias" in job.question.shape) == with_bias)
 
 
-def _call(way: Way):
+def _call(variant: Variant):
     """As the benchmark calls its peers: (x, weight, bias), or (x, residual, weight)."""
     import torch
 
     from tkq import runtime
     from tkq.runtime.device import clusters
 
-    run, kept = runtime.function(way.recipe), isinstance(way.config, RowPlan)
-    residual, of_rows = way.spec.residual is not None, kept and way.spec.kind == "rmsnorm"
+    run, persistent = runtime.function(variant.recipe), isinstance(variant.config, RowPlan)
+    residual, of_rows = variant.spec.residual is not None, persistent and variant.spec.kind == "rmsnorm"
     units = ()
-    if kept:
+    if persistent:
         device = torch.device("cuda", torch.cuda.current_device())
-        units = (way.config.min_blocks_per_sm * clusters.resident(device, way.config.cluster, way.config.block),)
+        config = variant.config
+        units = (config.min_blocks_per_sm * clusters.resident(device, config.cluster, config.block),)
 
     def norm(x, weight, bias):
         out = torch.empty_like(x)
@@ -145,18 +146,19 @@ def _call(way: Way):
 
 
 def tune(case: str, N: int, seconds: float) -> dict:
-    """Milliseconds of each round, by who took them."""
+    """Milliseconds of each round, by candidate."""
     from bench.peers import common as peers
     from tkq.testing import timing
 
-    job, chosen = _job(case, N), ways(case, N)
+    job, chosen = _job(case, N), variants(case, N)
     found, missing = peers.find(job.peer_op, (*CASES[case, N], "copy"))
-    ours = {name: _call(way) for name, way in chosen.items()}
+    ours = {name: _call(variant) for name, variant in chosen.items()}
     done = timing.compare({**ours, "tkq": job.ours, **found}, job.make_inputs, timing.Effort(9, seconds, 0.1),
                           error=job.error)
     _show(f"{case} {ROWS} x {N}", done, chosen, next(iter(found)))
     return dict(case=case, M=ROWS, N=N, peers=[name for name in found if name != "copy"], missing=missing,
-                ways={name: way.words for name, way in chosen.items()}, ms={t.name: t.times_ms for t in done.timings},
+                ways={name: variant.words for name, variant in chosen.items()},
+                ms={t.name: t.times_ms for t in done.timings},
                 errors={t.name: t.error for t in done.timings},
                 notes={t.name: t.note for t in done.timings if t.note})
 
@@ -181,7 +183,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.02, help="of a turn")
     options = parser.parse_args()
     cases = [(case, N) for case, N in CASES if f"{case} {N}" in (options.case or (f"{case} {N}",))]
-    common.precompile((way.recipe for case in cases for way in ways(*case).values()), options.processes)
+    common.precompile((variant.recipe for case in cases for variant in variants(*case).values()), options.processes)
     if not options.precompile:
         _time(cases, options)
 

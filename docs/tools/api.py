@@ -33,7 +33,7 @@ MODULES = {
     "viz": ("Diagrams of kernels: tkq.viz", ("tkq.viz",)),
 }
 
-FOR_SUBCLASSES = ("ReductionBase", "OnePassRows")  # classes whose names with an underscore belong to subclasses
+FOR_SUBCLASSES = ("ReductionBase",)  # classes whose names with an underscore belong to subclasses
 
 
 def operations() -> dict:

@@ -22,6 +22,7 @@ from tkq.gemm.dense.spec import GemmSpec
 from tkq.gemm.epilogue.spec import ACTIVATIONS, GATED, Epilogue
 from tkq.gemm.fp8 import spec as fp8_spec
 from tkq.gemm.grouped import spec as grouped_spec
+from tkq.granularity import PRODUCTS, scales_of
 from tkq.losses.spec import MAX_V, CrossEntropySpec
 from tkq.norms import plan as norm_plan
 from tkq.norms.spec import MAX_N, NormSpec
@@ -88,7 +89,7 @@ def types() -> dict[str, tuple[list, str]]:
         "grouped_gemm": (taken(lambda t: _grouped(t, "m"), TYPES), f"up to {grouped_spec.MOST_GROUPS} groups, which "
                          "may be empty; K a multiple of 8, float8: 16"),
         "fp8_gemm": (taken(lambda t: fp8_spec.Fp8Spec(a=t), TYPES), f"any M, N; K a multiple of {fp8_spec.K_UNIT}"),
-        "quantize_fp8": (taken(lambda t: TileSpec("block", t), TYPES), "any"),
+        "quantize_fp8": (taken(lambda t: TileSpec("1x128", t), TYPES), "any"),
     }
 
 
@@ -181,7 +182,7 @@ def norms() -> str:
         rows.append(tuple(cells))
     heads = ("Weight, bias, residual, output and residual sum each have their own type (bf16, fp16, fp32). Threads per "
              "row of bf16:")
-    titles = {"row": "per row", "block": "1x128", "tile": "128x128", "tensor": "per tensor"}
+    titles = {"row": "per row", "1x128": "1x128", "128x128": "128x128", "tensor": "per tensor"}
     quant = ", ".join(title for scale, title in titles.items()
                       if takes(lambda s: NormSpec("rmsnorm", 1024, "bf16", out="e4m3", scale=s), scale))
     return (_section("Norms", heads, ("N", "rmsnorm, bf16 weight", "layernorm, fp32 weight"), rows)
@@ -229,11 +230,11 @@ def _gemm_tile(m, n, k):
 
 def _fp8():
     rows = []
-    for scales in fp8_spec.SCALES:
+    for scales in PRODUCTS:
         both = [how for promote, how in ((False, "fast"), (True, "fp32"))
-                if takes(lambda s, p: fp8_spec.Fp8Spec(scales=s, promote=p), scales, promote)]
-        at = lambda t, s=scales: fp8_spec.Fp8Spec(a=t, scales=s, promote=True)
-        out = lambda t, s=scales: fp8_spec.Fp8Spec(out=t, scales=s, promote=True)
+                if takes(lambda s, p: fp8_spec.Fp8Spec(**scales_of(s), promote=p), scales, promote)]
+        at = lambda t, s=scales: fp8_spec.Fp8Spec(a=t, **scales_of(s), promote=True)
+        out = lambda t, s=scales: fp8_spec.Fp8Spec(out=t, **scales_of(s), promote=True)
         rows.append((_SCALES[scales], ", ".join(taken(at, TYPES)), ", ".join(taken(out, TYPES)), ", ".join(both)))
     intro = ("K contiguous in a and b. `accumulate`: \"fast\" stays in the tensor cores, \"fp32\" promotes partial "
              f"sums every {fp8_spec.GROUP} of K. Activations: {_names(fp8_spec.ACTIVATIONS)}. Bias: "
@@ -241,22 +242,22 @@ def _fp8():
     return _section("fp8_gemm", intro, ("scales of a and b", "a and b", "output", "accumulate"), rows)
 
 
-_SCALES = {"none": "none", "tensor": "per tensor", "row": "per row of a, per column of b", "block": "1x128 and 128x128",
-           "line": "1x128 on both"}
+_SCALES = {"none": "none", "tensor": "per tensor", "row": "per row of a, per column of b",
+           "1x128_128x128": "1x128 and 128x128", "1x128_1x128": "1x128 on both"}
 
 
 def _grouped(dtype, along, scales=None, b_major=None, out="bf16"):
     narrow = dtype in fp8_spec.FP8
     scales = scales or ("row" if narrow else "none")
     major = b_major or ("k" if narrow or along == "m" else "n")
-    return grouped_spec.GroupedSpec(along, dtype, dtype, out, scales, major)
+    return grouped_spec.GroupedSpec(along, dtype, dtype, out, *PRODUCTS.get(scales, ("none", "none")), major)
 
 
 def _grouped_table():
     rows = []
     for along, what in (("m", "M: c[i] = a[i] @ b[g]"), ("k", "K: c[g] = a[:, g] @ b[g]")):
         for dtype in taken(lambda t, along=along: _grouped(t, along), TYPES):
-            scales = taken(lambda s, d=dtype, al=along: _grouped(d, al, s), ("none", *fp8_spec.SCALES))
+            scales = taken(lambda s, d=dtype, al=along: _grouped(d, al, s), ("none", *PRODUCTS))
             majors = taken(lambda m, d=dtype, al=along: _grouped(d, al, None, m), ("k", "n"))
             out = taken(lambda t, d=dtype, al=along: _grouped(d, al, out=t), TYPES)
             shown = "; ".join(_SCALES[scale] for scale in scales)

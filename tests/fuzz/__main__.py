@@ -32,7 +32,7 @@ def main(argv=None):
 
 
 def run(names, device, calls, seed, seconds):
-    """The outcomes of so many calls, of each operation in turn."""
+    """The outcomes of a number of calls, of each operation in turn."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     outcomes, end = [], time.monotonic() + seconds

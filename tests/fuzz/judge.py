@@ -104,6 +104,6 @@ def _spread(scale, granularity, shape):
         return scale.reshape(1, 1)
     if granularity == "row":
         return scale
-    if granularity == "tile":
+    if granularity == "128x128":
         scale = scale.repeat_interleave(128, 0)[:rows]
     return scale.repeat_interleave(128, 1)[:, :columns]

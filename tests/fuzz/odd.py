@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 INT32 = torch.iinfo(torch.int32)
+_SCALING = getattr(torch.nn.functional, "ScalingType", None)  # torch 2.10 and later
 
 
 class Subclass(torch.Tensor):
@@ -133,7 +134,8 @@ NO_FLAG = {
 }
 WORD = {"None": None, "empty": "", "another": "nonsense", "upper": "MEAN", "function": lambda x: x, "type": str,
         "builtin": max, "os:system": "os:system", "colon": ":", "math:sqrt": "math:sqrt", "nul": "a\0b",
-        "long": "x" * 10000}
+        "long": "x" * 10000, "old name of scales": "block", "none of scales": "line",
+        **{f"torch's {name}": member for name, member in getattr(_SCALING, "__members__", {}).items()}}
 NO_WORD = {"bytes": b"mean", "int": 1, "list": ["mean"], "dict": {}, "tensor": torch.tensor(1), "object": object(),
            "bool": True}
 DTYPE = {**{str(t): t for t in DTYPES}, "None": None}

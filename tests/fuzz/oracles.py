@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from tkq.runtime.arguments import granularities
+
 WIDE = torch.float64
 
 
@@ -153,14 +155,19 @@ def norm(given, centred):
     return [Wanted("y", y, 3, given["out_dtype"] or given["x"].dtype), *stored_sum(given, h)]
 
 
+def scales(given):
+    """The granularity's name, of an old one or of torch's member too."""
+    return granularities.parse("", given["granularity"], warn=False)
+
+
 def norm_quant(given, centred):
     y, h = normalised(given, centred)
-    return [Wanted("y", y.detach(), ("float8", given["granularity"]), torch.float8_e4m3fn),
+    return [Wanted("y", y.detach(), ("float8", scales(given)), torch.float8_e4m3fn),
             *stored_sum(given, h.detach())]
 
 
 def quantize_fp8(given):
-    x, how = wide(given["x"]), ("float8", given["granularity"])
+    x, how = wide(given["x"]), ("float8", scales(given))
     whole = [Wanted("x", x, how, given["dtype"])]
     return whole + [Wanted("x.t()", x.t(), how, given["dtype"])] if given["transpose"] else whole
 

@@ -113,12 +113,12 @@ def norm(d):
 
 
 def norm_quant(d):
-    return dict(_norm(d), granularity=d.one("row", "block"))
+    return dict(_norm(d), granularity=d.one("row", "1x128"))
 
 
 def quantize_fp8(d):
     x = d.normal(d.of((0, 1, 130, 16), (130, 16)), d.of((1, 128, 200), (128,)), dtype=d.real())
-    return dict(x=x, granularity=d.one("tensor", "row", "block", "tile"), dtype=d.of((E4M3, E5M2), (E4M3,)),
+    return dict(x=x, granularity=d.one("tensor", "row", "1x128", "128x128"), dtype=d.of((E4M3, E5M2), (E4M3,)),
                 transpose=d.chance(0.4))
 
 

@@ -13,64 +13,66 @@ MUTANTS = (
         "attention", FOLDER + "forward/consumer.py",
         # A block of its own loads Q behind K, and TMA brings both in that order: of two, each brings half of K.
         ("no_wait_for_k_of_a_task", """
-            s.k_pipe.wait(c.k)
-            tk.mm_ABt(c.s, s.q[self.q_at(c)], s.k[c.k.stage])
+            smem.k_pipe.wait(regs.k)
+            tk.mm_ABt(regs.s, smem.q[self.q_at(regs)], smem.k[regs.k.stage])
             tk.mma_wait()
          """, """
-            tk.mm_ABt(c.s, s.q[self.q_at(c)], s.k[c.k.stage])
+            tk.mm_ABt(regs.s, smem.q[self.q_at(regs)], smem.k[regs.k.stage])
             tk.mma_wait()
          """, CLUSTER_LOADS),
         ("no_wait_for_k", """
-            s.k_pipe.wait(c.k)
-            c.ping_pong.take()
-         """, "c.ping_pong.take()", LOADS),
+            smem.k_pipe.wait(regs.k)
+            regs.ping_pong.take()
+         """, "regs.ping_pong.take()", LOADS),
         ("no_wait_for_v", """
-            s.v_pipe.wait(c.v)
-            tk.mma_AB(c.o, c.p, s.v[c.v.stage])
-            c.ping_pong.give()
+            smem.v_pipe.wait(regs.v)
+            tk.mma_AB(regs.o, regs.p, smem.v[regs.v.stage])
+            regs.ping_pong.give()
          """, """
-            tk.mma_AB(c.o, c.p, s.v[c.v.stage])
-            c.ping_pong.give()
+            tk.mma_AB(regs.o, regs.p, smem.v[regs.v.stage])
+            regs.ping_pong.give()
          """, LOADS),
         ("no_wait_for_the_last_v", """
-            s.v_pipe.wait(c.v)
-            tk.mma_AB(c.o, c.p, s.v[c.v.stage])
-            self.keep_statistics(c)
+            smem.v_pipe.wait(regs.v)
+            tk.mma_AB(regs.o, regs.p, smem.v[regs.v.stage])
+            self.save_statistics(regs)
          """, """
-            tk.mma_AB(c.o, c.p, s.v[c.v.stage])
-            self.keep_statistics(c)
+            tk.mma_AB(regs.o, regs.p, smem.v[regs.v.stage])
+            self.save_statistics(regs)
          """, LOADS),
         ("k_freed_before_its_product", """
             tk.mma_wait(1)
-            self.release(s.k_pipe, c.k)
+            self.release(smem.k_pipe, regs.k)
          """, """
-            self.release(s.k_pipe, c.k)
+            self.release(smem.k_pipe, regs.k)
             tk.mma_wait(1)
          """, READS),
         ("v_freed_before_its_product", """
             tk.mma_wait(0)
-            self.release(s.v_pipe, c.v)
-            tk.copy(c.p, c.s)
-            self.correct_if(c, moved)
+            self.release(smem.v_pipe, regs.v)
+            tk.copy(regs.p, regs.s)
+            self.correct_if(regs, moved)
          """, """
-            self.release(s.v_pipe, c.v)
+            self.release(smem.v_pipe, regs.v)
             tk.mma_wait(0)
-            tk.copy(c.p, c.s)
-            self.correct_if(c, moved)
+            tk.copy(regs.p, regs.s)
+            self.correct_if(regs, moved)
          """, READS),
-        ("no_wait_for_q", "tk.wait(s.q_full[i], c.q.phase)", "", LOADS),
+        ("no_wait_for_q", "tk.wait(smem.q_full[i], regs.q.phase)", "", LOADS),
         # One stage of Q: of two, K's and V's stages keep the producer from the next but one.
         ("q_freed_before_its_products", """
-            self.steps(g, s, c)
+            self.steps(g, smem, regs)
             if const_expr(not config.o_reuses_q_smem):
-                tk.arrive(s.q_empty[self.q_at(c)])
+                tk.arrive(smem.q_empty[self.q_at(regs)])
          """, """
             if const_expr(not config.o_reuses_q_smem):
-                tk.arrive(s.q_empty[self.q_at(c)])
-            self.steps(g, s, c)
+                tk.arrive(smem.q_empty[self.q_at(regs)])
+            self.steps(g, smem, regs)
          """, CLUSTER_READS),
-        ("no_correction_of_o", "tk.mul_row(c.o, c.o, c.correct)", "tk.mul(c.o, c.o, cutlass.Float32(1.0))", NAPS),
-        ("o_not_divided", "tk.mul_row(c.o, c.o, c.last_norm)", "tk.mul_row(c.o, c.o, c.norm)", BRIDGE),
+        ("no_correction_of_o", "tk.mul_row(regs.o, regs.o, regs.correct)",
+         "tk.mul(regs.o, regs.o, cutlass.Float32(1.0))", NAPS),
+        ("o_not_divided", "tk.mul_row(regs.o, regs.o, regs.last_norm)",
+         "tk.mul_row(regs.o, regs.o, regs.norm)", BRIDGE),
         ("lse_of_other_rows", "return first, first + rows * pack", "return first, first + rows * pack - 1", NAPS)),
     *family(
         "attention", FOLDER + "forward/producer.py",
@@ -84,14 +86,14 @@ MUTANTS = (
          """, READS),
         ("heads_swapped", "end, head = seen.first + seen.blocks, t.head // g.tasks.heads_per_kv",
          "end, head = seen.first + seen.blocks, t.head % (g.tasks.heads // g.tasks.heads_per_kv)", NAPS),
-        ("other_block_of_v", "self.load(s.v, v, s.v_pipe, v_ring, v_of, end - j)",
-         "self.load(s.v, v, s.v_pipe, v_ring, v_of, end - 1 - j)", NAPS)),
+        ("other_block_of_v", "self.load(smem.v, v, smem.v_pipe, v_ring, v_of, end - j)",
+         "self.load(smem.v, v, smem.v_pipe, v_ring, v_of, end - 1 - j)", NAPS)),
     *family(
         "attention", FOLDER + "forward/softmax.py",
-        ("lse_of_the_next_task", "c.last_max.tensor[r] + cute.math.log2(norm, fastmath=True)) * tk.LN2",
-         "c.max.tensor[r] + cute.math.log2(norm, fastmath=True)) * tk.LN2",
+        ("lse_of_the_next_task", "regs.last_max.tensor[r] + cute.math.log2(norm, fastmath=True)) * tk.LN2",
+         "regs.max.tensor[r] + cute.math.log2(norm, fastmath=True)) * tk.LN2",
          ("tests/gpu/attention/test_attention.py::test_each_task_has_its_own_largest_scores[False-True]",)),
-        ("norm_not_corrected", "tk.mul(c.norm, c.norm, c.correct)", "tk.copy(c.norm, c.norm)", NAPS)),
+        ("norm_not_corrected", "tk.mul(regs.norm, regs.norm, regs.correct)", "tk.copy(regs.norm, regs.norm)", NAPS)),
     *family(
         "attention", FOLDER + "common/mask.py",
         ("mask_off_by_one", "return first, None if e.right is None else own + e.right + 1 - start, e.rows_k - start",
@@ -106,35 +108,35 @@ MUTANTS = (
     *family(
         "window", FOLDER + "forward/window.py",
         ("no_wait_for_k", """
-            s.k_pipe.wait(c.k)
-            c.ping_pong.take()
-            self.scores(s, c, seen)
+            smem.k_pipe.wait(regs.k)
+            regs.ping_pong.take()
+            self.scores(smem, regs, seen)
          """, """
-            c.ping_pong.take()
-            self.scores(s, c, seen)
+            regs.ping_pong.take()
+            self.scores(smem, regs, seen)
          """, WINDOW_LOADS),
         ("no_wait_for_v", """
-            s.v_pipe.wait(c.v)
-            self.sum(s, c, before)
-         """, "self.sum(s, c, before)", WINDOW_LOADS),
+            smem.v_pipe.wait(regs.v)
+            self.sum(smem, regs, before)
+         """, "self.sum(smem, regs, before)", WINDOW_LOADS),
         ("k_freed_before_its_product", """
             tk.mma_wait(1)
-            self.release(s.k_pipe, c.k)
+            self.release(smem.k_pipe, regs.k)
          """, """
-            self.release(s.k_pipe, c.k)
+            self.release(smem.k_pipe, regs.k)
             tk.mma_wait(1)
          """, WINDOW_READS),
         ("v_freed_before_its_product", """
             tk.mma_wait(0)
-            self.release(s.v_pipe, c.v)
-            self.weights(c, seen)
+            self.release(smem.v_pipe, regs.v)
+            self.weights(regs, seen)
          """, """
-            self.release(s.v_pipe, c.v)
+            self.release(smem.v_pipe, regs.v)
             tk.mma_wait(0)
-            self.weights(c, seen)
+            self.weights(regs, seen)
          """, WINDOW_READS),
-        ("other_half_of_k", "tk.mm_ABt(c.half, q, k, b_part=KEYS[seen][0] // HALF)",
-         "tk.mm_ABt(c.half, q, k, b_part=1 - KEYS[seen][0] // HALF)", WINDOW)),
+        ("other_half_of_k", "tk.mm_ABt(regs.half, q, k, b_part=KEYS[seen][0] // HALF)",
+         "tk.mm_ABt(regs.half, q, k, b_part=1 - KEYS[seen][0] // HALF)", WINDOW)),
     *family(
         "packed", FOLDER + "forward/tile_scheduler.py",
         ("a_sequence_too_far", "lane = cute.arch.popc(cute.arch.vote_ballot_sync(self.state[UPTO] <= unit))",

@@ -14,18 +14,18 @@ LATE_LOADS, LATE_ROLES, WIDE_LOADS, WIDE_ROLES, ORDER_LOADS, ORDER_READS, FIRSTS
 FOLDER = "tkq/attention/"
 # Before the producer loads over dO it has waited for that tile's Q, which is given back later than dO by the same
 # warps: a dO that is given back too early does not show, in whatever time. With dO first, as right as Q first, it does.
-DO_FIRST = (FOLDER + "backward/kernel.py", """
-    head, sem = self.query_head(g, t, h), s.q_pipe.acquire(ring)
+DO_FIRST = (FOLDER + "backward/producer.py", """
+    head, sem = self.scheduler.query_head(g, t, h), s.q_pipe.acquire(ring)
     tk.load_async(s.q[ring.stage], q, (t.batch_q, head, m, 0), sem)
-    self.load_stats(g, s, self.tile_number(g, t, head, m), ring.stage, sem)
+    self.load_stats(g, s, self.scheduler.tile_number(g, t, head, m), ring.stage, sem)
     tk.load_async(s.do[ring.stage], do, (t.batch_q, head, m, 0), s.do_pipe.acquire(ring))
     ring.advance()
  """, """
-    head = self.query_head(g, t, h)
+    head = self.scheduler.query_head(g, t, h)
     tk.load_async(s.do[ring.stage], do, (t.batch_q, head, m, 0), s.do_pipe.acquire(ring))
     sem = s.q_pipe.acquire(ring)
     tk.load_async(s.q[ring.stage], q, (t.batch_q, head, m, 0), sem)
-    self.load_stats(g, s, self.tile_number(g, t, head, m), ring.stage, sem)
+    self.load_stats(g, s, self.scheduler.tile_number(g, t, head, m), ring.stage, sem)
     ring.advance()
  """)
 # Likewise K, which is given back behind the product that V's was for.
@@ -76,19 +76,19 @@ MUTANTS = (
          """, "def plain_step(self, g, s, t, c, m, masked: Constexpr[bool]):", WHOLE_LOADS),
         ("no_wait_for_do", """
             s.do_pipe.wait(c.ring)
-            self.multiply_dp(s, c)
+            self.ds.multiply_dp(s, c)
             tk.mma_AB(c.dv, c.p, s.do[c.ring.stage])
             tk.mma_wait(1)  # dP
-            self.make_ds(s, c)
+            self.ds.make(s, c)
             if const_expr(self.spec.adds_dq):
                 self.hand_over(s, c)
                 c.ds_ring.advance()
             tk.mma_AB(c.dk, c.ds, s.q[c.ring.stage])
          """, """
-            self.multiply_dp(s, c)
+            self.ds.multiply_dp(s, c)
             tk.mma_AB(c.dv, c.p, s.do[c.ring.stage])
             tk.mma_wait(1)  # dP
-            self.make_ds(s, c)
+            self.ds.make(s, c)
             if const_expr(self.spec.adds_dq):
                 self.hand_over(s, c)
                 c.ds_ring.advance()
@@ -126,13 +126,13 @@ MUTANTS = (
          """, WHOLE),
         ("dk_not_scaled", """
             tk.mul(c.dk, c.dk, g.scale)
-            self.write(g, g.dk, c.dk, t, number)
-         """, "self.write(g, g.dk, c.dk, t, number)", LATE),
+            self.output.write(g, g.dk, c.dk, t, number)
+         """, "self.output.write(g, g.dk, c.dk, t, number)", LATE),
         ("dk_written_over_k_that_is_read", """
             if const_expr(self.spec.adds_dq):
                 self.wait_for_dq(s, c)
-            self.send(piece(g.layout, g.dk, t.rows_k), s.k[c.wg], c.dk, at, barrier)
-         """, "self.send(piece(g.layout, g.dk, t.rows_k), s.k[c.wg], c.dk, at, barrier)", WHOLE),
+            self.output.send(piece(g.layout, g.dk, t.rows_k), s.k[c.wg], c.dk, at, barrier)
+         """, "self.output.send(piece(g.layout, g.dk, t.rows_k), s.k[c.wg], c.dk, at, barrier)", WHOLE),
         ("late_no_wait_for_q", """
             s.q_pipe.wait(c.ring)
             c.ping_pong.take()
@@ -164,7 +164,7 @@ MUTANTS = (
             if const_expr(self.config.overlap_dk):
          """, "if const_expr(self.config.overlap_dk):", LATE)),
     *family(
-        "backward", FOLDER + "backward/kernel.py",
+        "backward", FOLDER + "backward/producer.py",
         ("k_loaded_over_k_that_is_read", """
             tk.wait(s.kv_empty[0], kv.phase ^ 1)
             self.load_kv(g, s, t, 0)
@@ -172,22 +172,23 @@ MUTANTS = (
         ("v_loaded_over_v_that_is_read", """
             tk.wait(s.kv_empty[1], kv.phase ^ 1)
             self.load_kv(g, s, t, 1)
-            self.load_q_do(g, s, t, ring, kv)
-         """, """
-            self.load_kv(g, s, t, 1)
-            self.load_q_do(g, s, t, ring, kv)
-         """, LATE_READS),
+         """, "self.load_kv(g, s, t, 1)", LATE_READS),
         ("statistics_of_another_tile",
-         "g.stats.iterator.toint() + number * self.stats_bytes, self.stats_bytes, sem.ptr.toint())",
-         "g.stats.iterator.toint() + (number // 2) * self.stats_bytes, self.stats_bytes, sem.ptr.toint())", WHOLE)),
+         "tk.bulk_load(s.stats[None, stage].iterator.toint(), g.stats.iterator.toint() + number * size, size,",
+         "tk.bulk_load(s.stats[None, stage].iterator.toint(), g.stats.iterator.toint() + number // 2 * size, size,",
+         WHOLE)),
     *family(
-        "backward", FOLDER + "backward/dq_atomic.py",
+        "backward", FOLDER + "backward/dq_warpgroup.py",
         ("dq_no_wait_for_ds", """
             s.ds_pipe.wait(ring)
-            self.add_dq(g, s, dq, ring, self.tile_number(g, t, self.query_head(g, t, h), m))
-         """, "self.add_dq(g, s, dq, ring, self.tile_number(g, t, self.query_head(g, t, h), m))", WHOLE),
+            self.store.add(g, s, dq, ring, self.number(g, t, h, m))
+         """, "self.store.add(g, s, dq, ring, self.number(g, t, h, m))", WHOLE),
+        ("keys_freed_after_the_first_tile", "number, now = self.number(g, t, h, m), i == last",
+         "number, now = self.number(g, t, h, m), i == 0", SEAMLESS)),
+    *family(
+        "backward", FOLDER + "backward/dq_tile.py",
         ("dq_ds_freed_before_its_product", """
-            self.make_dq(s, dq, ring, a_part=i // cols, b_part=i % cols)
+            self.make(s, dq, ring, a_part=i // cols, b_part=i % cols)
             if const_expr(i == rows * cols - 1):
                 s.ds_pipe.release(ring)
                 last()
@@ -195,7 +196,7 @@ MUTANTS = (
             if const_expr(i == rows * cols - 1):
                 s.ds_pipe.release(ring)
                 last()
-            self.make_dq(s, dq, ring, a_part=i // cols, b_part=i % cols)
+            self.make(s, dq, ring, a_part=i // cols, b_part=i % cols)
          """, WHOLE),
         ("dq_room_written_over_before_it_left", """
             tk.store_wait(pending)
@@ -226,7 +227,7 @@ MUTANTS = (
          """, "", FIRSTS)),
     *family(
         "backward", FOLDER + "backward/dq_serial.py",
-        ("dq_told_before_it_is_there", """
+        ("dq_signalled_before_it_is_there", """
             tk.store_wait(but * rows * cols, read=False)
             cute.arch.sync_warp()
          """, "cute.arch.sync_warp()", CHAIN),
@@ -262,11 +263,11 @@ MUTANTS = (
             s.q_pipe.wait(c.ring)
             tk.mm_ABt(c.s, s.k[0], s.q[c.ring.stage])
             tk.mma_wait(0)
-            limits = self.limits(g, t, m, 0) if masked else ()
+            limits = self.scheduler.limits(g, t, m, 0) if masked else ()
          """, """
             tk.mm_ABt(c.s, s.k[0], s.q[c.ring.stage])
             tk.mma_wait(0)
-            limits = self.limits(g, t, m, 0) if masked else ()
+            limits = self.scheduler.limits(g, t, m, 0) if masked else ()
          """, WIDE),
         ("wide_p_announced_before_it_is_written", """
             self.hand_over(c.slope, s.p, c.p_ring, False)
@@ -279,7 +280,7 @@ MUTANTS = (
         ("wide_p_freed_before_it_is_read", """
             self.hand_over(c.slope, s.p, c.p_ring, True)
             s.q_pipe.wait(c.ring)
-            delta = self.stats(s, c.ring, 1)
+            delta = stats_of(s, c.ring, 1, self.config.tile)
             tk.mma_wait(0)
             s.do_pipe.release(c.ring)
             gradients(c.ds, c.slope, c.dp, delta)
@@ -288,7 +289,7 @@ MUTANTS = (
             s.p_pipe.release(c.p_ring)
             self.hand_over(c.slope, s.p, c.p_ring, True)
             s.q_pipe.wait(c.ring)
-            delta = self.stats(s, c.ring, 1)
+            delta = stats_of(s, c.ring, 1, self.config.tile)
             tk.mma_wait(0)
             s.do_pipe.release(c.ring)
             gradients(c.ds, c.slope, c.dp, delta)
@@ -306,11 +307,6 @@ MUTANTS = (
             tk.mma_wait(0)
             c.ring.advance()
          """, WIDE_ROLES)),
-    *family(
-        "backward", FOLDER + "backward/fuse_preprocess.py",
-        ("keys_freed_after_the_first_tile",
-         "self.add_dq(g, s, dq, ring, self.tile_number(g, t, self.query_head(g, t, h), m), i == last)",
-         "self.add_dq(g, s, dq, ring, self.tile_number(g, t, self.query_head(g, t, h), m), i == 0)", SEAMLESS)),
     *family(
         "backward", FOLDER + "backward/gqa_split.py",
         ("sums_of_parts_not_awaited", """
@@ -332,10 +328,10 @@ MUTANTS = (
          "tk.apply_narrow(ds, lambda slope, dp, delta: slope * (dp + delta), slope, dp, delta)",
          "tk.apply_narrow(ds, lambda slope, dp, delta: slope * (dp - delta), slope, dp, delta)", WIDE)),
     *family(
-        "backward", FOLDER + "backward/math.py",
+        "backward", FOLDER + "backward/ds.py",
         ("pairs_delta_of_the_wrong_sign",
-         "tk.apply_narrow(c.ds, lambda dp, delta: dp + delta, c.dp, self.stats(s, c.ring, 1))",
-         "tk.apply_narrow(c.ds, lambda dp, delta: dp - delta, c.dp, self.stats(s, c.ring, 1))", WHOLE)),
+         "tk.apply_narrow(c.ds, lambda dp, delta: dp + delta, c.dp, stats_of(s, c.ring, 1, self.tile))",
+         "tk.apply_narrow(c.ds, lambda dp, delta: dp - delta, c.dp, stats_of(s, c.ring, 1, self.tile))", WHOLE)),
     *family(
         "backward", FOLDER + "backward/preprocess.py",
         ("statistics_of_a_shifted_row", "of_row = rows.lse[batch, head, row0 + i]",

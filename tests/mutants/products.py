@@ -9,7 +9,7 @@ FOLDER = "tkq/gemm/"
 
 MUTANTS = (
     *family(
-        "gemm", FOLDER + "dense/kernel.py",
+        "gemm", FOLDER + "dense/consumer.py",
         ("no_wait_for_a_stage", """
             s.pipe.wait(u.full)
             product(u.acc, s.a[u.full.stage], s.b[u.full.stage], a_part=wg)
@@ -32,6 +32,27 @@ MUTANTS = (
             tk.mma_wait(0)
             if const_expr(x.hold_in_registers):
          """, SPREAD),
+        # That the sums are read too early cannot show: where the wait is missing, the assembler waits behind every
+        # instruction instead. What shows is that the last product's stage goes before anybody has waited for it.
+        ("no_wait_for_the_last_product", """
+            tk.mma_wait(0)
+            self.release(s, u)
+            if const_expr(x.hold_in_registers):
+                self.epilogue.finish(g, u, t, wg)
+         """, """
+            self.release(s, u)
+            if const_expr(x.hold_in_registers):
+                self.epilogue.finish(g, u, t, wg)
+         """, SPREAD),
+        ("written_as_the_next_tile", """
+            if number >= order.workers():  # not this block's first
+                self.epilogue.write(g, s, u, self.matrices.tile(g, s, order, number - order.workers()), wg)
+         """, """
+            if number >= order.workers():  # not this block's first
+                self.epilogue.write(g, s, u, self.matrices.tile(g, s, order, number), wg)
+         """, NAPS)),
+    *family(
+        "gemm", FOLDER + "dense/matrices.py",
         ("loads_into_a_stage_in_use", """
             sem = s.pipe.acquire(r)
             a_t, b_t = self.spec.transposed
@@ -40,8 +61,12 @@ MUTANTS = (
             tk.expect_bytes(sem, s.pipe.bytes)
             a_t, b_t = self.spec.transposed
          """, NAPS),
+        ("other_rows_of_a_in_the_cluster", "return Tile(batch, row * self.config.cluster + tk.cluster_rank(), col)",
+         "return Tile(batch, row * self.config.cluster + (tk.cluster_rank() ^ 1), col)", pressed("naps-gemm"))),
+    *family(
+        "gemm", FOLDER + "dense/epilogue.py",
         ("panel_written_over_before_it_left", """
-            tk.store_wait(0 if self.n_stores % BUFFERS else BUFFERS - 1)
+            tk.store_wait(0 if self.tiles.n_stores % BUFFERS else BUFFERS - 1)
             tk.sync(OUTPUT_BARRIER + wg, tk.WARPGROUP)
             tk.store(buffer, part)
          """, "tk.store(buffer, part)", NAPS),
@@ -52,28 +77,7 @@ MUTANTS = (
          """, """
             tk.publish()
             if tk.first_warp_of_group():
-         """, NAPS),
-        # That the sums are read too early cannot show: where the wait is missing, the assembler waits behind every
-        # instruction instead. What shows is that the last product's stage goes before anybody has waited for it.
-        ("no_wait_for_the_last_product", """
-            tk.mma_wait(0)
-            self.release(s, u)
-            if const_expr(x.hold_in_registers):
-                self.finish(g, u, t, wg)
-         """, """
-            self.release(s, u)
-            if const_expr(x.hold_in_registers):
-                self.finish(g, u, t, wg)
-         """, SPREAD),
-        ("written_as_the_next_tile", """
-            if number >= order.workers():  # not this block's first
-                self.write(g, s, u, self.tile(g, number - order.workers()), wg)
-         """, """
-            if number >= order.workers():  # not this block's first
-                self.write(g, s, u, self.tile(g, number), wg)
-         """, NAPS),
-        ("other_rows_of_a_in_the_cluster", "return Tile(batch, row * self.config.cluster + tk.cluster_rank(), col)",
-         "return Tile(batch, row * self.config.cluster + (tk.cluster_rank() ^ 1), col)", pressed("naps-gemm"))),
+         """, NAPS)),
     *family(
         "gemm", FOLDER + "epilogue/registers.py",
         ("bias_of_the_next_column",
@@ -82,8 +86,8 @@ MUTANTS = (
          ("tests/gpu/gemm/test_gemm_epilogue.py::test_linear_forms_are_exact[None]",))),
     *family(
         "gemm", FOLDER + "wave_sync.py",
-        ("paced_counter_not_back", "count_up(self.counter(g), Uint32((waves + 1) * cute.arch.grid_dim()[0] - 1))",
-         "count_up(self.counter(g), Uint32((waves + 2) * cute.arch.grid_dim()[0] - 1))",
+        ("paced_counter_not_back", "count_up(g.counter, Uint32((waves + 1) * cute.arch.grid_dim()[0] - 1))",
+         "count_up(g.counter, Uint32((waves + 2) * cute.arch.grid_dim()[0] - 1))",
          ("tests/gpu/gemm/test_gemm_paced.py::test_rounds[6]",))),
     *family(
         "few", FOLDER + "dense/small_m_kernel.py",
@@ -108,8 +112,14 @@ MUTANTS = (
         ("rows_bytes_of_one_block_too_few", "tk.expect_bytes(s.sent, x.exchange_bytes)",
          "tk.expect_bytes(s.sent, x.exchange_bytes - 16)", FEW)),
     *family(
-        "fp8", FOLDER + "fp8/kernel.py",
+        "fp8", FOLDER + "fp8/matrices.py",
         ("no_wait_for_a_stage", "s.pipe.wait(u.full)", "", FP8),
+        ("scales_of_the_rows_below", "return t.row * self.config.m", "return t.row * self.config.m + 1",
+         BLOCKS),
+        ("scales_not_awaited", "tk.copy_async_arrive(sem)", "cute.arch.mbarrier_arrive(sem.ptr)",
+         pressed("loads-fp8_blocks"))),
+    *family(
+        "fp8", FOLDER + "fp8/mainloop.py",
         ("stage_freed_too_early", """
             tk.mma_wait(x.m_subtiles * x.wgmma_in_flight)
             self.release(s, u)
@@ -117,39 +127,35 @@ MUTANTS = (
             self.release(s, u)
             tk.mma_wait(x.m_subtiles * x.wgmma_in_flight)
          """, pressed("reads-fp8_not_spread")),
-        ("promoted_stage_freed_too_early", """
-            tk.mma_wait(0)
-            if const_expr(i == n - 1 and self.spec.scales != "line"):
-                s.pipe.release(u.full)
-         """, """
-            if const_expr(i == n - 1 and self.spec.scales != "line"):
-                s.pipe.release(u.full)
-            tk.mma_wait(0)
-         """, pressed("reads-fp8_promoted")),
-        ("scales_of_the_rows_below", "return t.row * self.config.m", "return t.row * self.config.m + 1",
-         BLOCKS),
-        ("scales_not_awaited", "tk.copy_async_arrive(sem)", "cute.arch.mbarrier_arrive(sem.ptr)",
-         pressed("loads-fp8_blocks"))),
-    *family(
-        "fp8", FOLDER + "fp8/overlapped_epilogue.py",
         ("spread_stage_freed_too_early", """
             tk.mma_wait(0)
             self.release(s, u)
-            self.multiply(s, u, self.mma, wg)
+            self.multiply(s, u, self.operands.mma, wg)
          """, """
             self.release(s, u)
             tk.mma_wait(0)
-            self.multiply(s, u, self.mma, wg)
+            self.multiply(s, u, self.operands.mma, wg)
          """, pressed("reads-fp8"))),
     *family(
-        "fp8", FOLDER + "fp8/pipelined_promotion.py",
+        "fp8", FOLDER + "fp8/promotion.py",
+        ("promoted_stage_freed_too_early", """
+            tk.mma_wait(0)
+            if const_expr(i == n - 1 and self.spec.scale_b != "1x128"):
+                s.pipe.release(u.full)
+         """, """
+            if const_expr(i == n - 1 and self.spec.scale_b != "1x128"):
+                s.pipe.release(u.full)
+            tk.mma_wait(0)
+         """, pressed("reads-fp8_promoted")),
         ("rolling_stage_freed_too_early", """
             tk.mma_wait(1 if more else 0)
             if p == n - 1:
-                self.release(s, u)
+                s.pipe.release(u.done)
+                u.done.advance()
          """, """
             if p == n - 1:
-                self.release(s, u)
+                s.pipe.release(u.done)
+                u.done.advance()
             tk.mma_wait(1 if more else 0)
          """, pressed("reads-fp8_blocks"))),
     *family(
@@ -175,9 +181,11 @@ MUTANTS = (
         ("masked_a_row_of_the_group_before", "if byte + i >= first:", "if byte + i >= first - 1:",
          ("tests/gpu/gemm/test_grouped.py::test_float8_groups_along_k_do_not_touch_each_other[row]",))),
     *family(
-        "grouped", FOLDER + "grouped/kernel.py",
+        "grouped", FOLDER + "grouped/table.py",
         ("group_begins_a_row_early", "begins[group + 1] = end  # the next group writes the same, but for the last",
-         "begins[group + 1] = end - 1", GROUPED),
+         "begins[group + 1] = end - 1", GROUPED)),
+    *family(
+        "grouped", FOLDER + "fp8/mainloop.py",
         ("stages_not_let_go", """
             s.pipe.wait(u.full)
             u.full.advance()
@@ -185,7 +193,9 @@ MUTANTS = (
          """, """
             u.full.advance()
             self.release(s, u)
-         """, pressed("naps-grouped_long")),
+         """, pressed("naps-grouped_long"))),
+    *family(
+        "grouped", FOLDER + "grouped/groups.py",
         ("a_group_s_end_written_over", "tk.store_async(g.c.part(t.size), subtile, (t.first + t.size, 0, *at))",
          "tk.store_async(g.c.part(t.size + 1), subtile, (t.first + t.size + 1, 0, *at))", GROUPED)),
 )

@@ -21,8 +21,8 @@ MUTANTS = (
          "tk.expect_bytes(self.full[stage], (rows - 1) * s.limit * width)", NORM)),
     *family(
         "rows", "tkq/rows/persistent/engine.py",
-        ("stage_freed_before_it_is_read", "if const_expr(age == self.last_read and not self.plan.direct):",
-         "if const_expr(age == self.last_read - 1 and not self.plan.direct):", NORM_READS),
+        ("stage_freed_before_it_is_read", "if const_expr(age == self.elements.last_read and not self.plan.direct):",
+         "if const_expr(age == self.elements.last_read - 1 and not self.plan.direct):", NORM_READS),
         ("no_wait_for_the_cluster", """
                 tk.cluster_arrive_relaxed()
                 tk.cluster_wait()
@@ -39,15 +39,15 @@ MUTANTS = (
                 tk.sync_block()
          """, "", HELD),
         ("held_rows_past_the_last_written", """
-            if const_expr(self.first_finishes):
+            if const_expr(self.elements.first_finishes):
                 self._finish_by_first(c, state, row, r)
             else:
-                self._write(c, views, row, c.part.exists(row), r)
+                self.elements.write(c, views, row, c.part.exists(row), r)
          """, """
-            if const_expr(self.first_finishes):
+            if const_expr(self.elements.first_finishes):
                 self._finish_by_first(c, state, row, r)
             else:
-                self._write(c, views, row, True, r)
+                self.elements.write(c, views, row, True, r)
          """, HELD_AROUND)),
     *family(
         "rows", "tkq/rows/persistent/partition.py",
@@ -94,14 +94,14 @@ MUTANTS = (
     *family(
         "softmax", "tkq/softmax/forward.py",
         ("no_wait_for_the_cluster", """
-            if self.cluster_n > 1:
+            if self.rows.cluster_n > 1:
                 tk.cluster_wait()
-            top, total = self.join(mine, total, row)
-         """, "top, total = self.join(mine, total, row)", SOFTMAX_STARTS)),
+            top, total = online.join(mine, total, row)
+         """, "top, total = online.join(mine, total, row)", SOFTMAX_STARTS)),
     *family(
         "softmax", "tkq/softmax/backward.py",
         ("backward_no_wait_for_the_cluster",
-         "hook_fn=tk.cluster_wait if self.cluster_n > 1 else None)", "hook_fn=None)", SOFTMAX_STARTS),
+         "hook_fn=tk.cluster_wait if rows.cluster_n > 1 else None)", "hook_fn=None)", SOFTMAX_STARTS),
         ("backward_of_dy_alone", "part = dy.block(j) if self.log else dy.block(j) * y.block(j)",
          "part = dy.block(j)", SOFTMAX)),
     *family(
@@ -110,8 +110,8 @@ MUTANTS = (
          "totals = [part for other, part in pairs]", SOFTMAX)),
     *family(
         "softmax", "tkq/rows/one_pass/kernel.py",
-        ("predicate_of_the_last_column", "inside = Uint32(self._first(row.place, j) + i) < self.N",
-         "inside = Uint32(self._first(row.place, j) + i) <= self.N",
+        ("predicate_of_the_last_column", "inside = Uint32(self.first(row.place, j) + i) < self.N",
+         "inside = Uint32(self.first(row.place, j) + i) <= self.N",
          ("tests/gpu/losses/test_softmax.py -k 'rows_that_begin_anywhere and (1024-1026 or 1001-1009) and bf16'",))),
     *family(
         "softmax", "tkq/utils.py",
@@ -120,12 +120,13 @@ MUTANTS = (
     *family(
         "loss", "tkq/losses/forward.py",
         ("no_wait_for_the_cluster", """
-            if self.cluster_n > 1:
+            if rows.cluster_n > 1:
                 tk.cluster_wait()
-            top, total = self.join(mine, total, row)
-         """, "top, total = self.join(mine, total, row)", LOSS_STARTS),
-        ("of_the_part_of_a_row", "self.put(mLoss, kept, loss, (top, rest, weights), place, writes, first, mX.shape[0])",
-         "self.put(mLoss, kept, loss, (mine, rest, weights), place, writes, first, mX.shape[0])", LOSS)),
+            top, total = online.join(mine, total, row)
+         """, "top, total = online.join(mine, total, row)", LOSS_STARTS),
+        ("of_the_part_of_a_row",
+         "classes.put_loss(mLoss, kept, loss, (top, rest, weights), place, writes, first, mX.shape[0])",
+         "classes.put_loss(mLoss, kept, loss, (mine, rest, weights), place, writes, first, mX.shape[0])", LOSS)),
     *family(
         "norm", "tkq/norms/forward/rmsnorm.py",
         ("no_wait_for_the_cluster",
@@ -144,10 +145,10 @@ MUTANTS = (
         ("amax_read_before_all_found_theirs", """
                 _wait_for(found, tiles)
             tk.sync_block()
-            place = Int32(_same(place))  # so that nothing else is kept over the wait
+            place = Int32(_same(place))  # so that nothing else is held over the wait
          """, """
             tk.sync_block()
-            place = Int32(_same(place))  # so that nothing else is kept over the wait
+            place = Int32(_same(place))  # so that nothing else is held over the wait
          """, CLAIMED),
         ("counted_before_all_threads_found", """
                 self.find.finish(g, al, t, tile, held)

@@ -64,7 +64,7 @@ def refuse_out_of_range(softmax_scale, softcap):
 
 
 def refuse_limits(left, right):
-    """The same for a window, which nobody could look at where it was traced (``check.is_traced``)."""
+    """The same for a window, which could not be looked at where it was traced (``check.is_traced``)."""
     if not (-1 <= left < FURTHEST and -1 <= right < FURTHEST):
         raise ValueError
 

@@ -1,4 +1,4 @@
-"""The gradients of flash_attn and flash_attn_varlen: what is kept, and the formula, in plain eager mode and traced."""
+"""The gradients of flash_attn and flash_attn_varlen: what is saved, and the formula, in plain eager mode and traced."""
 import torch
 
 from tkq.attention.backward.ops import attention_backward

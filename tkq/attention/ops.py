@@ -30,7 +30,7 @@ from tkq.runtime.call import alloc, autocast, check, counters, dtypes, ops
 from tkq.runtime.call.replay import CallCache
 from tkq.runtime.device import arch
 
-# (all that the spec and the plan are made of, device, config) -> (kernel, processors, scale): as many as kinds of call
+# (all that the spec and the plan are made of, device, config) -> (kernel, SMs, scale): as many as kinds of call
 _launchers: dict = {}
 # What the kernel cannot see, and what is made for it -> (kernel, its numbers, what o and lse are made from)
 _launch_cache = ops.LaunchCache()
@@ -98,10 +98,10 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
             return found if return_lse else found[0]
     softmax_scale, softcap = numbers["flash_attn"](softmax_scale, softcap)
     options = causal, softmax_scale, left, right, softcap
-    way = ops.route(q, k, v, sinks)
-    if way == "direct":
+    mode = ops.route(q, k, v, sinks)
+    if mode == "direct":
         o, lse = (forward if q.is_cuda else _cpu)(q, k, v, sinks, options, return_lse)
-    elif way == "record":
+    elif mode == "record":
         return _Recorded.apply(q, k, v, sinks, (options, deterministic, return_lse))
     else:
         o, lse = _traced(q, k, v, sinks, options, return_lse, deterministic)
@@ -116,7 +116,7 @@ def _traced(q, k, v, sinks, options, return_lse, deterministic):
 
 
 def _recorded(ctx, q, k, v, sinks, how):
-    """The eager function: forward, with what the gradients need kept. An lse that nobody asked for is no result: each
+    """The eager function: forward, with what the gradients need saved. An lse that was not asked for is no result: each
     costs autograd a microsecond."""
     options, deterministic, return_lse = how
     found = _call_cache.take(q, k, v, sinks, *options, True)
@@ -222,7 +222,7 @@ def _launch(operands, sizes, options, index, config=None):
 
 
 def launcher_of(device, spec, length, config=None):
-    """(the compiled kernel, how many multiprocessors the device has, the softmax scale where none is given)"""
+    """(the compiled kernel, how many SMs the device has, the softmax scale where none is given)"""
     arch.require_hopper(device)
     config = config or plan(spec, length)
     return function(Recipe(builder_of(config), (spec.kernel(), config))), arch.num_sms(device), spec.head_dim**-0.5

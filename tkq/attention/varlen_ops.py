@@ -54,8 +54,8 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
             than 0 is a ValueError; all else is as on the GPU.
         max_seqlen_q, max_seqlen_k: ints, about how long sequences get: what kernel is chosen. Results do not depend on
             them: they may be too small, or too large.
-        seqused_q, seqused_k: (B,) int32: only so many rows of each sequence are in use, the first ones. What lies
-            behind them in q, k and v is not looked at. Any values: below 0 counts as 0, more than there are as all.
+        seqused_q, seqused_k: (B,) int32: how many rows of each sequence, the first ones, are in use. What lies behind
+            them in q, k and v is not looked at. Any values: below 0 counts as 0, more than there are as all.
         causal, softmax_scale, window_size, softcap, sinks, deterministic: as flash_attn, for each sequence by itself.
         return_lse: also return the log-sum-exp.
 
@@ -100,10 +100,10 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
     longest(max_seqlen_q, max_seqlen_k)
     softmax_scale, softcap = numbers["flash_attn_varlen"](softmax_scale, softcap)
     options = causal, softmax_scale, left, right, softcap
-    way = ops.route(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k)
-    if way == "direct":
+    mode = ops.route(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k)
+    if mode == "direct":
         o, lse = (forward if q.is_cuda else _cpu)(q, k, v, sinks, lengths, options, return_lse)
-    elif way == "record":
+    elif mode == "record":
         return _Recorded.apply(q, k, v, sinks, (lengths, options, deterministic, return_lse))
     else:
         o, lse = _traced(q, k, v, sinks, lengths, options, return_lse, deterministic)
@@ -118,7 +118,7 @@ def _traced(q, k, v, sinks, lengths, options, return_lse, deterministic):
 
 
 def _recorded(ctx, q, k, v, sinks, how):
-    """The eager function: forward, with what the gradients need kept."""
+    """The eager function: forward, with what the gradients need saved."""
     lengths, options, deterministic, return_lse = how
     found = _call_cache.take(q, k, v, sinks, *lengths, *options, True)
     o, lse = found or (forward if q.is_cuda else _cpu)(q, k, v, sinks, lengths, options, True)
@@ -168,7 +168,7 @@ def forward(q, k, v, sinks, lengths, options, return_lse):
         of_lse = (heads, total), (total, 1), torch.float32
         if seqused_q is None:
             o, lse = alloc.empty(index, *of_o), alloc.empty(index, *of_lse) if return_lse else None
-        else:  # rows that are not in use are nobody's task
+        else:  # rows that are not in use belong to no task
             _check(q, k, v, sinks, lengths, options)
             _check_layouts(q, k, v, sinks, lengths)
             o = q.new_zeros(total, heads, head_dim_v)

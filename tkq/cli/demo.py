@@ -19,13 +19,13 @@ import tkq
 from tkq import reference
 from tkq.attention.forward.plan import plan as attention_plan
 from tkq.attention.forward.spec import AttentionSpec
-from tkq.cli import doctor
 from tkq.gemm.dense.plan import recipe as gemm_recipe
 from tkq.gemm.dense.spec import GemmSpec
 from tkq.norms.ops import recipe as norm_recipe
 from tkq.norms.spec import NormSpec
 from tkq.runtime import Recipe
 from tkq.runtime.compile.expectation import Expectation
+from tkq.runtime.compile.requirements import why_no_compiling
 from tkq.testing import sass, timing
 from tkq.testing.console import Progress, table
 from tkq.testing.timing import relative_error
@@ -248,7 +248,7 @@ def kernels() -> dict[str, Recipe]:
     found = {}
     for causal in (True, False):
         attention = AttentionSpec("bf16", 128, causal)
-        recipe = Recipe("tkq.attention.forward.kernel:build", (attention, attention_plan(attention)))
+        recipe = Recipe("tkq.attention.forward.kernel:AttentionForward", (attention, attention_plan(attention)))
         found[f"flash_attn {'causal' if causal else 'full'}"] = recipe
     found["rmsnorm"] = norm_recipe(NormSpec("rmsnorm", 4096, "bf16", "bf16", vector=8))
     found["layernorm"] = norm_recipe(NormSpec("layernorm", 4096, "bf16", "bf16", "bf16", vector=8))
@@ -258,7 +258,7 @@ def kernels() -> dict[str, Recipe]:
 
 def read_and_run_on_cpu() -> bool:
     """Compile for sm_90a and read the code, run the CPU paths, print; True if all is right."""
-    missing = doctor.why_no_compiling()
+    missing = why_no_compiling()
     todo, small = {} if missing else kernels(), examples(large=False)
     progress = Progress(len(todo) + len(small))
     expected = {kernel.recipe: kernel.expectation for kernel in catalog.shipped()}

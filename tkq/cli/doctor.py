@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from ..runtime.compile import bundle, keys, link
 from ..runtime.compile.build import cache
+from ..runtime.compile.requirements import CUDA_PYTHON, DSL, FFI, dotted, install, numbers, problem
 from ..runtime.system import trusted
+from ..version import __version__
 
-_TESTED_DSL = ((4, 8, 0), (4, 9))
-_TESTED_FFI = ((0, 1, 11), (0, 2))
-_TESTED_CUDA_PYTHON = ((12, 8), (14,))
 _OLDEST_TORCH = (2, 9)
 _NEEDED_DRIVER = {13: "580", 12: "525"}  # the first driver branch of each CUDA version, on Linux
 _HOPPER = (9, 0)
@@ -76,27 +75,25 @@ def examine() -> Facts:
 
 def describe(facts: Facts) -> list[tuple[str, str]]:
     """(label, value) lines."""
-    from .. import __version__
-
-    kept = cache()
-    cuda = f"CUDA {_dotted(facts.torch_cuda)}" if facts.torch_cuda else "no CUDA"
+    store = cache()
+    cuda = f"CUDA {dotted(facts.torch_cuda)}" if facts.torch_cuda else "no CUDA"
     libraries = ", ".join(facts.flavours) or "missing"
     used = f"; {facts.flavour} is used" if facts.flavour else ""
     try:
-        held = f"{len(kept.entries())} kernels, {kept.bytes() / 1e6:.1f} of {kept.most_bytes / 1e6:.0f} MB"
+        held = f"{len(store.entries())} kernels, {store.bytes() / 1e6:.1f} of {store.most_bytes / 1e6:.0f} MB"
     except OSError as error:  # another user's, say: `_cache_findings` has the advice
         held = f"cannot be read ({error.strerror or error})"
     return [
         ("tkq", f"{__version__}, kernels for {keys.TARGET}"),
-        ("python", f"{_dotted(facts.python)} on {platform.machine()} {platform.system()}"),
+        ("python", f"{dotted(facts.python)} on {platform.machine()} {platform.system()}"),
         ("torch", f"{facts.torch or 'missing'}, {cuda}"),
         ("DSL", f"nvidia-cutlass-dsl {facts.dsl or 'missing'}, libraries {libraries}{used}"),
         ("tvm-ffi", facts.tvm_ffi or "missing"),
         ("cuda-python", facts.cuda_python or "missing"),
         ("CUDA runtime", facts.cudart or "not found"),
-        ("driver", f"for CUDA up to {_dotted(facts.driver)}" if facts.driver else "none"),
-        ("GPU", f"{facts.gpu[0]}, compute capability {_dotted(facts.gpu[1])}" if facts.gpu else "none"),
-        ("cache", f"{trusted.shown(kept.folder)}: {held}"),
+        ("driver", f"for CUDA up to {dotted(facts.driver)}" if facts.driver else "none"),
+        ("GPU", f"{facts.gpu[0]}, compute capability {dotted(facts.gpu[1])}" if facts.gpu else "none"),
+        ("cache", f"{trusted.shown(store.folder)}: {held}"),
         ("bundle", facts.bundle or "none"),
         ("C compiler", link.compiler() or "none"),
         ("nvdisasm", facts.nvdisasm or "none"),
@@ -113,39 +110,29 @@ def diagnose(facts: Facts) -> list[Finding]:
     return [*_wrong_packages(facts), *_wrong_device(facts), *_costs(facts)]
 
 
-def why_no_compiling() -> str | None:
-    """One line on what is missing for kernels to be compiled here; None where the DSL is installed."""
-    version = keys.version("nvidia-cutlass-dsl")
-    return None if version else next(_wrong_version("nvidia-cutlass-dsl", version, _TESTED_DSL, "[cu13]")).text
-
-
 def _wrong_packages(facts):
     if facts.python < (3, 10):
-        yield Finding(f"Python {_dotted(facts.python)} is too old: tkq needs 3.10 or newer.")
+        yield Finding(f"Python {dotted(facts.python)} is too old: tkq needs 3.10 or newer.")
     if facts.torch is None:
         yield Finding("PyTorch cannot be imported: pip install torch.")
-    elif _numbers(facts.torch) < _OLDEST_TORCH:
-        yield Finding(f"PyTorch is {facts.torch}; tkq needs {_dotted(_OLDEST_TORCH)} or newer: pip install "
-                      f"'torch>={_dotted(_OLDEST_TORCH)}'.")
-    yield from _wrong_version("apache-tvm-ffi", facts.tvm_ffi, _TESTED_FFI)
+    elif numbers(facts.torch) < _OLDEST_TORCH:
+        yield Finding(f"PyTorch is {facts.torch}; tkq needs {dotted(_OLDEST_TORCH)} or newer: pip install "
+                      f"'torch>={dotted(_OLDEST_TORCH)}'.")
+    yield from _wrong_version(FFI, facts.tvm_ffi)
     if facts.bundle and facts.dsl is None:
         yield Finding("nvidia-cutlass-dsl is missing: kernels that the bundle lacks cannot be compiled here.", False)
         return
-    yield from _wrong_version("cuda-python", facts.cuda_python, _TESTED_CUDA_PYTHON)
-    yield from _wrong_version("nvidia-cutlass-dsl", facts.dsl, _TESTED_DSL, "[cu13]")
+    yield from _wrong_version(CUDA_PYTHON, facts.cuda_python)
+    yield from _wrong_version(DSL, facts.dsl)
     if facts.dsl is not None and not facts.flavours:
         yield Finding("The DSL's libraries are missing: pip install 'nvidia-cutlass-dsl[cu13]' (or without [cu13], for "
                       "CUDA 12).")
 
 
-def _wrong_version(package, found, tested, extra=""):
-    """tested: from which version on, and before which one."""
-    low, high = map(_dotted, tested)
-    command = f"pip install '{package}{extra}{_allowed(tested)}'"
-    if found is None:
-        yield Finding(f"{package} is missing: {command}.")
-    elif not tested[0] <= _numbers(found) < tested[1]:
-        yield Finding(f"{package} is {found}; tkq is tested with {low} up to, not including, {high}: {command}.")
+def _wrong_version(package, version):
+    text = problem(package, version)
+    if text:
+        yield Finding(text)
 
 
 def _wrong_device(facts):
@@ -155,11 +142,11 @@ def _wrong_device(facts):
                       "(--gpus all).", False)
     if facts.driver and facts.torch_cuda and facts.driver[0] < facts.torch_cuda[0]:
         needed = _NEEDED_DRIVER.get(facts.torch_cuda[0], "a newer one")
-        yield Finding(f"The driver is for CUDA up to {_dotted(facts.driver)}, PyTorch is built for CUDA "
-                      f"{_dotted(facts.torch_cuda)}: update the driver (to {needed} or newer), or install a PyTorch "
+        yield Finding(f"The driver is for CUDA up to {dotted(facts.driver)}, PyTorch is built for CUDA "
+                      f"{dotted(facts.torch_cuda)}: update the driver (to {needed} or newer), or install a PyTorch "
                       f"for CUDA {facts.driver[0]}.")
     if facts.driver and facts.flavours and facts.flavour is None:
-        yield Finding(f"The driver is for CUDA up to {_dotted(facts.driver)}, the DSL's libraries are "
+        yield Finding(f"The driver is for CUDA up to {dotted(facts.driver)}, the DSL's libraries are "
                       f"{', '.join(facts.flavours)}: update the driver, or pip install nvidia-cutlass-dsl, which is "
                       "for CUDA 12.")
     if facts.torch_cuda and facts.flavour and facts.torch_cuda[0] != int(facts.flavour[2:]):
@@ -178,7 +165,7 @@ def _wrong_device(facts):
                       f"loaded: install a PyTorch for CUDA {facts.flavour[2:]}, or pip install {package}.")
     if facts.gpu and facts.gpu[1] != _HOPPER:
         age = "older" if facts.gpu[1] < _HOPPER else "newer"
-        yield Finding(f"{facts.gpu[0]} has compute capability {_dotted(facts.gpu[1])}, {age} than the 9.0 that the "
+        yield Finding(f"{facts.gpu[0]} has compute capability {dotted(facts.gpu[1])}, {age} than the 9.0 that the "
                       "kernels are made for: they run on Hopper (H100, H200, GH200) only. CPU tensors work.")
 
 
@@ -187,8 +174,7 @@ def _flavour_mismatch(facts):
     start = f"PyTorch is built for CUDA {torch}, but the DSL uses its {facts.flavour} libraries"
     if f"cu{torch}" not in facts.flavours:
         extra = f"[cu{torch}]" if torch > 12 else ""
-        return (f"{start}; those for CUDA {torch} are missing: pip install 'nvidia-cutlass-dsl{extra}"
-                f"{_allowed(_TESTED_DSL)}'.")
+        return f"{start}; those for CUDA {torch} are missing: {install(DSL, extra)}."
     return (f"{start}, the newest that the driver can run: install a PyTorch for CUDA {facts.flavour[2:]}, or "
             f"pip uninstall nvidia-cutlass-dsl-libs-{facts.flavour}.")
 
@@ -234,27 +220,7 @@ def _torch():
         import torch
     except (ImportError, OSError):  # OSError: a library of CUDA that it needs is missing
         return None, None, None
-    cuda = _numbers(torch.version.cuda)[:2] if torch.version.cuda else None
+    cuda = numbers(torch.version.cuda)[:2] if torch.version.cuda else None
     if not torch.cuda.is_available():
         return torch.__version__, cuda, None
     return torch.__version__, cuda, (torch.cuda.get_device_name(), torch.cuda.get_device_capability())
-
-
-def _numbers(version: str) -> tuple:
-    """(4, 8, 1) of "4.8.1.post2": the leading numbers."""
-    numbers = []
-    for part in version.split("+")[0].split("."):
-        if not part.isdigit():
-            break
-        numbers.append(int(part))
-    return tuple(numbers)
-
-
-def _allowed(tested) -> str:
-    """As pip takes it."""
-    low, high = map(_dotted, tested)
-    return f">={low},<{high}"
-
-
-def _dotted(numbers) -> str:
-    return ".".join(map(str, numbers))

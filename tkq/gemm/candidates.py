@@ -5,24 +5,27 @@ from dataclasses import replace
 
 from .dense import plan
 from .dense import small_m_plan as narrow_plan
-from .dense.config import Config
 from .dense.small_m_config import SLOT_BYTES, WIDTHS, SmallMConfig, takes
-from .dense.wave_sync_config import WaveSyncConfig
 from .fp8 import plan as fp8_plan
 from .fp8 import small_m_plan
-from .fp8.config import Fp8Config, WaveSyncFp8Config
 from .fp8.small_m_config import SmallMFp8Config
 from .grouped import spec as grouped_spec
 
-CLASSES = {"gemm": {"Config": Config, "SmallMConfig": SmallMConfig, "WaveSyncConfig": WaveSyncConfig},
-           "fp8_gemm": {x.__name__: x for x in (Fp8Config, SmallMFp8Config, WaveSyncFp8Config)},
-           "grouped_gemm": {"Fp8Config": Fp8Config}}
-_FIT_TO_SPEC = {"gemm": lambda config, spec: config if isinstance(config, SmallMConfig)
-                else plan.fit_to_spec(config, spec),
-                "fp8_gemm": fp8_plan.fit_to_spec, "grouped_gemm": grouped_spec.fit_to_spec}
 GROUPS = (4, 8, 16)  # columns of tiles to a band of the tile order
 FEW_WAVES = 16  # blocks with no more of them stay in step by themselves
-SLACK = 1.5  # tiles that the plan's model says take longer than so many times the best are not tried
+SLACK = 1.5  # tiles that by the plan's model take longer than SLACK times the best are not tried
+
+
+def of(problem, num_sms: int) -> list:
+    """For a ``tkq.runtime.compile.tuned.Problem``; none where nothing is multiplied, or where there is one kernel."""
+    if not all(problem.sizes):
+        return []
+    m, n, k, *others = problem.sizes
+    if problem.op == "gemm":
+        return of_gemm(problem.spec, m, n, k, num_sms, *others)
+    if problem.op == "fp8_gemm":
+        return of_fp8_gemm(problem.spec, m, n, k, num_sms)
+    return of_grouped_gemm(problem.spec, m, n, *others, num_sms)
 
 
 def of_gemm(spec, M: int, N: int, K: int, num_sms: int, batches: int = 1) -> list:
@@ -42,7 +45,7 @@ def of_gemm(spec, M: int, N: int, K: int, num_sms: int, batches: int = 1) -> lis
     found += [replace(best, hold_in_registers=False, overlap_epilogue=0, defer_activation=False),
               replace(best, overlap_epilogue=0, defer_activation=False)]
     found += [replace(best, overlap_epilogue=1), replace(best, overlap_epilogue=2), replace(best, pdl=not best.pdl)]
-    return _fitting(found, lambda x: _FIT_TO_SPEC["gemm"](x, spec))
+    return _fitting(found, lambda x: plan.fit_to_spec(x, spec))
 
 
 def _small_m(spec, M, config):
@@ -75,7 +78,7 @@ def of_fp8_gemm(spec, M: int, N: int, K: int, num_sms: int) -> list:
         found.append(replace(best, wgmma_in_flight=1 - best.wgmma_in_flight, overlap_epilogue=0))
     found += [replace(best, stagger_stages=stagger_stages) for stagger_stages in (0, 1, 3) if best.consumers == 2]
     if best.cluster > 1 and fp8_plan.waves(best, M, N, num_sms) > FEW_WAVES:
-        found += [fp8_plan.configure_epilogue(WaveSyncFp8Config.of(best, wave_sync), spec) for wave_sync in (8, 16)]
+        found += [fp8_plan.configure_epilogue(replace(best, wave_sync=wave_sync), spec) for wave_sync in (8, 16)]
     return _fitting(found, lambda x: fp8_plan.fit_to_spec(x, spec))
 
 
@@ -87,25 +90,16 @@ def of_grouped_gemm(spec, M: int, N: int, groups: int, num_sms: int) -> list:
     return _fitting(found, lambda x: grouped_spec.fit_to_spec(x, spec))
 
 
-def fits(op: str, config, spec, M: int) -> bool:
-    """Can a kernel take a configuration as it is, for M rows? It may be anything of the op's classes."""
-    try:
-        few = isinstance(config, SmallMConfig) and not config.tiled
-        return _FIT_TO_SPEC[op](config, spec) == config and not (few and config.m < M)
-    except (ValueError, ArithmeticError):
-        return False
-
-
 def _worth(table, cycles) -> list:
     """The configurations of a table that its model does not call much slower than the best, which is the first."""
     ranked = sorted(table, key=cycles)
     return [x for x in ranked if cycles(x) <= SLACK * cycles(ranked[0])]
 
 
-def _fitting(found, fit_to_spec) -> list:
+def _fitting(found, fitted) -> list:
     """Each once, as it fits a spec, without those that do not."""
-    kept = {}
+    each = {}
     for x in found:
         with suppress(ValueError):
-            kept[fit_to_spec(x)] = None
-    return list(kept)
+            each[fitted(x)] = None
+    return list(each)

@@ -7,16 +7,16 @@ from torch import Tensor
 
 from ..runtime.compile import tuned
 from ..runtime.device import arch
+from .stored import StoredConfigs
 
 
 class Tunable(NamedTuple):
-    """A call to be tuned. candidates: configurations, the plan's first; empty where there is one kernel only. inputs:
-    tensors, or None, that call(config, out, *inputs) takes. result: a tensor laid out as those are that are written, or
-    the user's own. forget(): what host functions remember of earlier calls. defined(result): the part of a result that
-    is written."""
+    """A call to be tuned. configs: which stored ones its kernels take. inputs: tensors, or None, that call(config, out,
+    *inputs) takes. result: a tensor laid out as those are that are written, or the user's own. clear(): drop what host
+    functions remember of earlier calls. defined(result): the part of a result that is written."""
 
     problem: tuned.Problem
-    candidates: list
+    configs: StoredConfigs
     inputs: tuple
     result: Tensor
     call: Callable
@@ -28,20 +28,18 @@ def problem(op: str, spec, sizes: tuple, device) -> tuned.Problem:
     return tuned.Problem(op, spec, tuple(sizes), arch.model(device))
 
 
-def chosen(op: str, spec, sizes: tuple, device):
+def chosen(configs: StoredConfigs, spec, sizes: tuple, device):
     """The configuration for a problem on this kind of GPU; None where ``tkq.tune`` has not been asked, or what it found
     does not fit today's kernels."""
     if not tuned.anything():
         return None
-    asked = problem(op, spec, sizes, device)
-    return stored(asked, tuned.read(asked))
+    asked = problem(configs.op, spec, sizes, device)
+    return stored(asked, tuned.read(asked), configs)
 
 
-def stored(asked: tuned.Problem, found: dict | None):
+def stored(asked: tuned.Problem, found: dict | None, configs: StoredConfigs):
     """The configuration in what was read for a problem; None where there is none that its kernels take as it is."""
     if found is None:
         return None
-    from .candidates import CLASSES, fits  # with the first call: the plans of all products
-
-    config = tuned.config(found, asked.spec, CLASSES[asked.op])
-    return config if config is not None and fits(asked.op, config, asked.spec, asked.sizes[0]) else None
+    config = tuned.config(found, asked.spec, configs.classes)
+    return config if config is not None and configs.fits(config, asked.spec, asked.sizes[0]) else None

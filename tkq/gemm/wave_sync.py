@@ -12,8 +12,7 @@ PATIENCE = 512  # looks at the counter, of a quarter of a microsecond or so
 
 
 class WaveSync:
-    """In front of a GEMM with one producer warp: a block's producer waits in each wave, after 1 / wave_sync of its own
-    tile, until all blocks have begun theirs.
+    """A ``Producer`` that waits in each wave, after 1 / wave_sync of its own tile, until all blocks have begun theirs.
 
     A wave's tiles, 8 by 8 clusters, read the same rows of A and columns of B at the same time as long as they are at
     the same step of K. Without sync blocks drift apart a little more in each wave; where a wave's A and B exceed L2,
@@ -28,22 +27,24 @@ class WaveSync:
     was reset. The sync affects speed alone: a block that has waited long (others have no SM yet, as another kernel runs
     there) goes on.
 
-    A GEMM says what its producer does (``order_of``, ``tile_of``, ``load_stage``) and where the counter is
-    (``counter``, its address).
+    operands: as of ``Producer``; all tiles have ``g.steps`` steps of K. The counter's address is ``g.counter``.
     """
+
+    def __init__(self, operands, wave_sync: int):
+        self.operands, self.wave_sync = operands, wave_sync
 
     @cute.jit
     def produce(self, g, s: Constexpr):
-        order, r, head = self.order_of(g, s), s.pipe.ring(), g.steps // self.config.wave_sync
+        order, r, head = self.operands.order(g, s), s.pipe.ring(), g.steps // self.wave_sync
         number, begun, patient, waves = order.first(), Int32(0), Int32(1), order.tasks // order.workers()
         while number < order.tasks:
-            t = self.tile_of(g, s, order, number)
+            t = self.operands.tile(g, s, order, number)
             if begun < waves:
                 self.arrive(g, waves)
             for k in cutlass.range(g.steps, unroll=1):
                 if (k == head) & (begun < waves) & (patient == 1):
-                    patient = _reached(self.counter(g), (begun + 1) * cute.arch.grid_dim()[0])
-                self.load_stage(g, s, t, k, r)
+                    patient = _reached(g.counter, (begun + 1) * cute.arch.grid_dim()[0])
+                self.operands.load_stage(g, s, t, k, r)
                 r.advance()
             number = order.following(number)
             begun += 1
@@ -52,7 +53,7 @@ class WaveSync:
     @cute.jit
     def arrive(self, g: Constexpr, waves: Int32):
         if tk.lane_id() == 0:
-            count_up(self.counter(g), Uint32((waves + 1) * cute.arch.grid_dim()[0] - 1))
+            count_up(g.counter, Uint32((waves + 1) * cute.arch.grid_dim()[0] - 1))
 
 
 @dsl_user_op

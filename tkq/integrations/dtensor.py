@@ -19,7 +19,7 @@ S, R, P = Shard, Replicate(), Partial()
 # A rule: what an op is called with -> [(placements of its results, {argument: placement})] for one dimension of a mesh,
 # beside the one where all is replicated, which goes without saying, as do replicated arguments. rstd, and whatever else
 # one op keeps for another, has one number for each row of the local tensor: sharded along its only dimension, whichever
-# of x's is; nobody but that other op reads it, by the same rule. Moved to where x does not lie it would be of other
+# of x's is; only that other op reads it, by the same rule. Moved to where x does not lie it would be of other
 # rows: so such ops take x where it lies, or gather it.
 
 
@@ -31,8 +31,8 @@ def _lies(x, dimensions):
 def _norm(g, layer):
     rows = g.x.ndim - (1 if g.weight is None else g.weight.ndim)
     for i in _lies(g.x, rows) if g.save else range(rows):
-        kept = S(0) if g.save else R
-        yield (S(i), S(i) if g.total_dtype else R, kept, kept if layer else R), dict(x=S(i), residual=S(i))
+        saved = S(0) if g.save else R
+        yield (S(i), S(i) if g.total_dtype else R, saved, saved if layer else R), dict(x=S(i), residual=S(i))
 
 
 def _norm_backward(g):

@@ -30,7 +30,7 @@ def scaled_mm(mat_a: Tensor, mat_b: Tensor, scale_a: Union[Tensor, list[Tensor]]
         swizzle_a, swizzle_b: NO_SWIZZLE, alone or as a list of one; None, or an empty list.
         bias: (N,). output_dtype: bfloat16, float16, float32 or float8_e4m3fn; None means mat_a's.
         contraction_dim: (), or (1, 0) in other words.
-        use_fast_accum: False adds up sums of 128 of K in float32. Scales of blocks always do.
+        use_fast_accum: False adds up sums of 128 of K in float32. BlockWise1x128 and BlockWise128x128 always do.
 
     Raises:
         What `tkq.fp8_gemm` does; NotImplementedError: recipes, swizzles, output_dtypes and dimensions other than these.
@@ -113,15 +113,15 @@ def _scales(a, b, scale_a, scale_b, recipes):
                               "and RowWise, both operands alike, and BlockWise1x128 with itself or BlockWise128x128")
 
 
-def _blocks(name, scale, lines, k, recipe, square):
-    """(lines, ceil(K / 128)) scales, or where ``square`` (lines / 128, ..). torch pads a square operand's K to 4."""
+def _blocks(name, scale, rows, k, recipe, square):
+    """(rows, ceil(K / 128)) scales, or where ``square`` (rows / 128, ..). torch pads a square operand's K to 4."""
     steps, tall = -(-k // GROUP), recipe == "BlockWise128x128"
-    rows = -(-lines // GROUP) if tall else lines
+    down = -(-rows // GROUP) if tall else rows
     padded = -(-steps // 4) * 4
-    _expect(name, scale, (rows, steps), scale.dim() == 2 and scale.shape[0] == rows and
+    _expect(name, scale, (down, steps), scale.dim() == 2 and scale.shape[0] == down and
             (scale.shape[1] == steps or (tall and scale.shape[1] == padded)))
     scale = scale[:, :steps]
-    return scale.repeat_interleave(GROUP, 0)[:lines] if tall and not square else scale
+    return scale.repeat_interleave(GROUP, 0)[:rows] if tall and not square else scale
 
 
 def _expect(name, scale, shape, fits):

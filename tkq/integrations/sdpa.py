@@ -78,7 +78,7 @@ def _ours_or(ours, before, keys, *args, **options):
 
 
 class _Installed:
-    """tkq in the place of what was active before, until nobody uses it any more.
+    """tkq in the place of what was active before, until no user is left.
 
     before: the implementation that was active. order: what restores torch's order of backends."""
 
@@ -90,7 +90,7 @@ class _Installed:
         return self.users[-1]
 
     def left_by(self, user):
-        if user in self.users:  # once; nobody, after `disable`
+        if user in self.users:  # once; no user, after `disable`
             self.users.remove(user)
             if not self.users:
                 self.remove()

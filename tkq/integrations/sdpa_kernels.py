@@ -116,7 +116,7 @@ def _options(call: Call) -> Options:
 
 
 def _rest(q):
-    """(the random state, what is unused, the debug mask) of torch's results: there is no dropout, so that nobody reads
+    """(the random state, what is unused, the debug mask) of torch's results: there is no dropout, so that nothing reads
     them."""
     empty = torch.empty
     return (empty(2, dtype=torch.uint64, device=q.device), empty((), dtype=torch.uint64, device=q.device),
@@ -185,8 +185,8 @@ def flash_forward_into(out, query, key, value, cum_seq_q, cum_seq_k, max_q, max_
 
 
 def _backward(do, q, k, v, o, lse, call, longest, gradients):
-    """gradients, written: dq, dk and dv. What either forward kept will do: o and the natural log-sum-exp are the same
-    whoever computed them."""
+    """gradients, written: dq, dk and dv. What either forward saved will do: o and the natural log-sum-exp are the same
+    whichever computed them."""
     if not backward_ops.takes(do):
         do = do.clone(memory_format=torch.contiguous_format)
     deterministic, tensors = torch.are_deterministic_algorithms_enabled(), (do, q, k, v, o, lse, None)

@@ -72,8 +72,8 @@ def patch(model: nn.Module, *, linear: str | None = None, keep_weight: bool = Tr
         model: of Llama, Mistral, Qwen 2, Qwen 3, Gemma 2, Gemma 3; or anything that has such modules in it. Changed in
             place. How attention itself is computed stays as it is: ``model.set_attn_implementation("tkq")``.
         linear: what linear layers of decoder layers become: None, as they are; "tkq", `tkq.nn.Linear`; "fp8",
-            "fp8_block" and "fp8_tensor", `tkq.nn.Fp8Linear` by rows, by blocks, and by tensors with gradients in
-            float8_e5m2 (those with sizes that are multiples of 16).
+            "fp8_block" and "fp8_tensor", `tkq.nn.Fp8Linear` with scales "row", "1x128", and "tensor" with gradients
+            in float8_e5m2 (those with sizes that are multiples of 16).
         keep_weight: of float8 layers, see `tkq.nn.Fp8Linear`: False for weights that FSDP shards.
         loss: with labels, and in training mode, the loss comes from `tkq.linear_cross_entropy` in bf16 and fp16, and
             the output's logits are None: they are never whole in memory. False: logits and loss as before.

@@ -38,7 +38,7 @@ class Cached(NamedTuple):
 class Layout(NamedTuple):
     """Where sequences lie in (B, S) tokens.
 
-    keys: so many keys of the cache are in use, the first ones; None: all.
+    keys: how many keys of the cache, the first ones, are in use; None: all.
     cu: (sequences + 1,) int32, where sequences begin among the tokens, which are in a row of B * S. order, back: the
     tokens are brought into this order before and back after; None: they are in order.
     cached: instead of cu. padding: some of its sequences begin behind padding, of which positions say nothing.
@@ -199,7 +199,7 @@ def _first(padding, used):
 
 def cached(first: Tensor, used, q_length: int, kv_length: int, heads: int) -> Cached:
     """first: (B,) int32, of each sequence's keys; used: the number of keys up to the last, an int or a tensor. Before
-    the first sequence is one of no queries, as what lies before belongs to nobody and cu_k begins with 0."""
+    the first sequence is one of no queries, as what lies before belongs to none and cu_k begins with 0."""
     n, device = first.shape[0] * heads, first.device
     first = first.repeat_interleave(heads)
     place = torch.arange(n, dtype=torch.int32, device=device)

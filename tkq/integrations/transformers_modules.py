@@ -22,14 +22,14 @@ class Family(NamedTuple):
     """What differs between models.
 
     norm: the name of a norm's eps. offset: what its weight is added to. four_norms: a layer has norms behind attention
-    and MLP too. head_norms: queries and keys are normalised. options: what the layer tells its attention, by the names
+    and MLP too. head_norms: queries and keys are normalised. options: what the layer gives its attention, by the names
     of its attributes."""
 
     norm: str = "variance_epsilon"
     offset: float = 0.0
     four_norms: bool = False
     head_norms: bool = False
-    options: dict = {}  # noqa: RUF012  nobody writes to it
+    options: dict = {}  # noqa: RUF012  never written to
 
 
 _WINDOW, _GEMMA = {"sliding_window": "sliding_window"}, dict(norm="eps", offset=1.0, four_norms=True)
@@ -285,7 +285,7 @@ def replace_linears(layer, what, keep_weight, report):
     from .. import nn as tkq_nn
     from ..quantize.linear import E4M3, E5M2, Recipe
 
-    fp8 = {"fp8": Recipe("row", E4M3, keep_weight), "fp8_block": Recipe("block", E4M3, keep_weight),
+    fp8 = {"fp8": Recipe("row", E4M3, keep_weight), "fp8_block": Recipe("1x128", E4M3, keep_weight),
            "fp8_tensor": Recipe("tensor", E5M2, keep_weight)}.get(what)
     made = _subclass(nn.Linear, None, tkq_nn.Linear if fp8 is None else tkq_nn.Fp8Linear)
     for module in layer.modules():

@@ -1,4 +1,5 @@
-"""What the forward and the backward of cross entropy have in common: targets, softcap, class weights, the gradient.
+"""What is common to the forwards and the backward of cross entropy: targets, softcap, class weights, a row's loss, the
+gradient.
 
 For the logits x of a row, z = softcap * tanh(x / softcap) where there is a softcap, else x; p = softmax(z), t the
 target, w the class weights, e the label smoothing, N classes:
@@ -12,6 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Constexpr, Float32, Int32, Int64, Uint32, const_expr
 
+from ..rows.one_pass.kernel import OnePassRows
 from ..softmax.online import exp, reciprocal
 from ..utils import domain_offset_i64
 
@@ -51,7 +53,7 @@ class Slope(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a forward keeps for a backward, fp32.
+    """What a forward saves for a backward, fp32.
 
     rows: of row m, [2 m] the largest z and [2 m + 1] log(sum(exp(z - largest))); their sum is its lse.
     all: [0] 1 / the sum of the targets' weights (reduction mean; where fused, what the gradients are multiplied by),
@@ -63,7 +65,7 @@ class Kept(NamedTuple):
 
     @staticmethod
     def of(saved: Optional[cute.Tensor], part: Optional[cute.Tensor], rows):
-        """saved: `rows`, then `all` where that is not given as a tensor of its own; None where nothing is kept."""
+        """saved: `rows`, then `all` where that is not given as a tensor of its own; None where nothing is saved."""
         if saved is None:
             return None
         if part is None:
@@ -72,7 +74,10 @@ class Kept(NamedTuple):
 
 
 class ClassRows:
-    """Mixed into a OnePassRows with a CrossEntropySpec in `spec`."""
+    """A part of a kernel. spec: a CrossEntropySpec. rows: the OnePassRows of the logits."""
+
+    def __init__(self, spec, rows):
+        self.spec, self.rows = spec, rows
 
     # ---- logits -----------------------------------------------------------------------------------------------------
 
@@ -80,9 +85,9 @@ class ClassRows:
         """z of a vector of logits."""
         if not self.spec.softcap:
             return x
-        z = cute.make_rmem_tensor(self.tile.vector, Float32)
+        z = cute.make_rmem_tensor(self.rows.vector, Float32)
         z.store(x)
-        for i in range(self.tile.vector):
+        for i in range(self.rows.vector):
             z[i] = self.capped(z[i], o)
         return z.load()
 
@@ -108,7 +113,7 @@ class ClassRows:
 
     def known_target(self, given: Int64, mW: Optional[cute.Tensor], o: Options) -> Target:
         """given: what stands in the targets."""
-        known = (given >= 0) & (given < self.N)
+        known = (given >= 0) & (given < self.rows.N)
         weight = Float32(1)
         if mW is not None:
             weight = mW[cutlass.select_(known, Int32(given), Int32(0))].to(Float32)
@@ -117,10 +122,10 @@ class ClassRows:
     @cute.jit
     def hit(self, mX: cute.Tensor, place: Constexpr, target: Constexpr, o: Constexpr):
         """(has this thread the target's column, z there). It reads that logit a second time, from L2: less work than
-        to look for it among what the thread holds. Nobody else writes there."""
+        to look for it among what the thread holds. No other thread writes there."""
         mine, z = Boolean(False), Float32(0)
-        for j in cutlass.range_constexpr(self.tile.blocks):
-            mine = mine | (Uint32(target.index - self._first(place, j)) < self.vector)
+        for j in cutlass.range_constexpr(self.rows.tile.blocks):
+            mine = mine | (Uint32(target.index - self.rows.first(place, j)) < self.rows.vector)
         if mine:
             z = element(mX, (place.there, target.column)).to(Float32)
         return mine, self.capped(z, o)
@@ -129,22 +134,47 @@ class ClassRows:
 
     def class_weights(self, mW, row, j):
         """Of vector j's classes, 0 outside the row. One by one: a row's vectors begin anywhere in mW."""
-        w = cute.make_rmem_tensor(self.vector, Float32)
+        w = cute.make_rmem_tensor(self.rows.vector, Float32)
         if mW is None:
             w.fill(1.0)
-            return self._masked(w.load(), row, j, 0.0)
+            return self.rows.masked(w.load(), row, j, 0.0)
         w.fill(0.0)
-        self._class_weights(w, mW, self._first(row.place, j), self._whole(j))
+        self._class_weights(w, mW, self.rows.first(row.place, j), self.rows.whole(j))
         return w.load()
 
     @cute.jit
     def _class_weights(self, w: cute.Tensor, mW: cute.Tensor, first, whole: Constexpr):
-        for i in cutlass.range_constexpr(self.vector):
+        for i in cutlass.range_constexpr(self.rows.vector):
             if const_expr(whole):
                 w[i] = mW[first + i].to(Float32)
             else:
-                if Uint32(first + i) < self.N:
+                if Uint32(first + i) < self.rows.N:
                     w[i] = mW[first + i].to(Float32)
+
+    # ---- the loss ---------------------------------------------------------------------------------------------------
+
+    def loss(self, target, nll, lse, spread, o):
+        """A row's. nll: lse - z[target]. spread: sum(w * (lse - z)) over the classes, with label smoothing."""
+        loss = target.weight * nll
+        if self.spec.smoothing:
+            loss = loss * (1.0 - o.smoothing) + spread * (o.smoothing * (1.0 / self.rows.N))
+        loss = loss + cutlass.select_(o.z_loss == 0.0, Float32(0), o.z_loss * lse * lse)  # lse may be infinite
+        return cutlass.select_(target.ignored, Float32(0), cutlass.select_(target.known, loss, Float32.nan))
+
+    @cute.jit
+    def put_loss(self, mLoss: cute.Tensor, kept: Constexpr, loss, found: Constexpr, place: Constexpr, writes, first,
+                 rows):
+        """found: largest z, log(sum) and sum of class weights."""
+        if place.row < rows:
+            if writes:
+                mLoss[place.row] = loss
+            if const_expr(kept is not None):
+                if first:
+                    kept.rows[2 * place.row] = found[0]
+                    kept.rows[2 * place.row + 1] = found[1]
+                    if const_expr(self.spec.smoothing):
+                        if place.row == 0:
+                            kept.all[1] = found[2]
 
     # ---- the gradient -----------------------------------------------------------------------------------------------
 
@@ -152,7 +182,7 @@ class ClassRows:
         """scale: of the row's loss in what is differentiated. weights: the sum of the class weights."""
         one, each = target.weight, Float32(0)
         if self.spec.smoothing:
-            each = o.smoothing * (1.0 / self.N)
+            each = o.smoothing * (1.0 / self.rows.N)
             one = one * (1.0 - o.smoothing)
         of_lse = cutlass.select_(o.z_loss == 0.0, Float32(0), 2.0 * o.z_loss * lse)  # lse may be infinite
         total = one + each * weights + of_lse if self.spec.smoothing else one + of_lse
@@ -165,22 +195,22 @@ class ClassRows:
         if self.spec.smoothing:
             d = d - self.class_weights(mW, row, j) * slope.each
         if target is not None:
-            d = self._less_at(d, target.index - self._first(row.place, j), slope.one)
+            d = self._less_at(d, target.index - self.rows.first(row.place, j), slope.one)
         return self.through_cap(d, z, o)
 
     def _less_at(self, d, i, one):
         """d, less `one` in its element i, if it has that. Two instructions an element; to read the logit at the target
         once more and to write over its gradient (`hit`, `put_hit`) are fewer, but keep a block waiting for memory twice
         as long, which a kernel without an exchange does not make up for."""
-        less = cute.make_rmem_tensor(self.tile.vector, Float32)
+        less = cute.make_rmem_tensor(self.rows.vector, Float32)
         less.store(d)
-        for k in range(self.tile.vector):
+        for k in range(self.rows.vector):
             less[k] = cutlass.select_(i == k, less[k] - one, less[k])
         return less.load()
 
     def cleared(self, d, mD, target: Target):
         """A vector of the gradient as mD's elements; zeros where the row is ignored, whatever it holds."""
-        packed = self._packed(d, mD)
+        packed = self.rows.copies.packed(d, mD)
         self._clear(packed, target.ignored)
         return packed
 
@@ -199,9 +229,19 @@ class ClassRows:
                 if const_expr(self.spec.smoothing):
                     d = d - slope.each * target.weight
                 to = domain_offset_i64((place.row, target.column), mD)
-                to[0, 0] = self.through_cap(d, z, o).to(self.dtype)
+                to[0, 0] = self.through_cap(d, z, o).to(self.rows.dtype)
 
 
 def element(m, coord):
     """m[coord], its address computed in 64 bits."""
     return domain_offset_i64(coord, m)[tuple(0 for _ in coord)]
+
+
+def rows_of(spec, config, **options):
+    """The rows of logits that a forward reads.
+
+    Rows that are only read, to registers, go past L1: 22.3 us for 24.1 at 32768 x 1024
+    (docs/attempts/losses_and_pointwise.md). Where results are written too, as where fused, that costs.
+    """
+    past_l1 = spec.kind == "forward" and config.load == "registers"
+    return OnePassRows(spec, config, spec.exchanges, Int64, past_l1, **options)

@@ -22,13 +22,14 @@ from .spec import MAX_ROWS, CrossEntropySpec, ReduceSpec, ScaleSpec
 _launch_cache: dict = {}
 call_cache = CallCache(by_stream=True)  # of `forward`, past `enabled`
 _launchers: dict = {}  # with addresses -> any launcher
-# where a launch that makes the total has a counter and, at 16 bytes, its losses: `single_launch.SingleLaunch`
+# where a launch that makes the total has a counter and, at 16 bytes, its losses:
+# `single_launch.CrossEntropySingleLaunch`
 _ROOM = 4 + SINGLE_LAUNCH_ROWS
 
 
 def forward(logits: Tensor, target: Tensor, terms: tuple, keep: bool = True) -> tuple:
-    """(loss, what a backward needs: see rows.Kept), with as little Python as it takes. terms: the fields of a Terms.
-    Not keep: the second one is not needed: None, or memory that the reduction took."""
+    """(loss, what a backward needs: see `class_rows.Kept`), with as little Python as it takes. terms: the fields of a
+    Terms. Not keep: the second one is not needed: None, or memory that the reduction took."""
     weight, ignore_index, reduction, smoothing, z_loss, softcap = terms
     each = reduction == "none"
     try:
@@ -82,7 +83,7 @@ def _carefully(logits, target, terms, keep):
 
 
 def saved_size(M: int, reduction: str) -> int:
-    """Numbers that a forward keeps: Kept, and the losses where they are reduced."""
+    """Numbers that a forward saves: Kept, and the losses where they are reduced."""
     return 2 * M + 2 if reduction == "none" else 3 * M + 2
 
 
@@ -177,7 +178,10 @@ def _spec(kind_of_call, x, given, part):
 
 def recipe(spec: CrossEntropySpec, config=None):
     """The recipe of a spec, with its planned config or another one."""
-    return runtime.Recipe("tkq.losses.build:build", (spec, config or plan(spec)))
+    kernel = "single_launch:CrossEntropySingleLaunch" if spec.once else "forward:CrossEntropy"
+    if spec.kind == "backward":
+        kernel = "backward:CrossEntropyBackward"
+    return runtime.Recipe(f"tkq.losses.{kernel}", (spec, config or plan(spec)))
 
 
 def both(logits: Tensor, target: Tensor, terms: Terms, inplace: bool) -> tuple:
@@ -226,7 +230,7 @@ def total(losses, target: Tensor, terms: Terms, loss, all) -> None:
 
 def reduce_recipe(spec: ReduceSpec, config=None):
     """The recipe of a reduction over rows."""
-    return runtime.Recipe("tkq.losses.build:total", (spec, config or TotalConfig()))
+    return runtime.Recipe("tkq.losses.reduce:Total", (spec, config or TotalConfig()))
 
 
 def scale_(x: Tensor, factor: Tensor) -> Tensor:
@@ -248,7 +252,7 @@ def scale_(x: Tensor, factor: Tensor) -> Tensor:
 
 def scale_recipe(spec: ScaleSpec):
     """The recipe of a multiplication in place."""
-    return runtime.Recipe("tkq.losses.build:scale", (spec, scale(spec)))
+    return runtime.Recipe("tkq.losses.backward:Scale", (spec, scale(spec)))
 
 
 def part_forward(x, target, terms, losses, kept, all, gradient=None) -> None:

@@ -24,7 +24,7 @@ class Layer(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """kept, all: see rows.Kept. dx, dweight: the gradients, empty where none was asked for; to be multiplied by
+    """kept, all: see `class_rows.Kept`. dx, dweight: the gradients, empty where none was asked for; to be multiplied by
     `gradient_factor`."""
 
     loss: Tensor

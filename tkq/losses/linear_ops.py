@@ -71,13 +71,13 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, *, class_wei
     if ops.traced() or autocast.on():
         x, weight = autocast.lowered(x, weight)
     _check(x, weight, target, terms)
-    way = ops.route(x, weight, target, class_weight)
-    if way == "direct":
+    mode = ops.route(x, weight, target, class_weight)
+    if mode == "direct":
         return _forward(x, weight, target, *terms, False, False)[0]
     check.refuse_gradient("linear_cross_entropy", class_weight=class_weight)
     check.refuse_tangent("linear_cross_entropy", x=x, weight=weight)
     record = torch.is_grad_enabled() and not ops.kept_by_jit()  # then the backward computes them
-    call = _Function.apply if way == "record" else _op
+    call = _Function.apply if mode == "record" else _op
     return call(x, weight, target, *terms, record and x.requires_grad, record and weight.requires_grad)[0]
 
 

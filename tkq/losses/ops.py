@@ -48,7 +48,7 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
         softcap: above 0 (Gemma 2, 2024). With it, z is good to softcap * 2^-22.
         inplace_backward: in eager mode on a GPU the backward writes the gradient over the logits, which saves that much
             memory. Nothing else may need the logits then; where autograd does, it says so. Not for logits that are a
-            leaf whose gradient is kept: its own numbers would be gone. torch.compile decides for itself, and on the CPU
+            leaf with a gradient: its own numbers would be gone. torch.compile decides for itself, and on the CPU
             the gradient is always a tensor of its own.
 
     Returns:
@@ -85,12 +85,12 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
     ignore_index, reduction, label_smoothing, z_loss, inplace_backward = _OPTIONS(
         ignore_index, reduction, label_smoothing, z_loss, inplace_backward)
     terms = weight, ignore_index, reduction, label_smoothing, z_loss, softcap  # a Terms, without its cost
-    way = ops.route(logits, target, weight)
-    if way == "direct":
+    mode = ops.route(logits, target, weight)
+    if mode == "direct":
         return (launch.forward(logits, target, terms, False) if logits.is_cuda else _on_cpu(logits, target, terms))[0]
     if weight is not None:
         check.refuse_gradient("cross_entropy", weight=weight)
-    if way == "record":
+    if mode == "record":
         if inplace_backward:
             check.refuse_leaf("cross_entropy", logits=logits)
             check.refuse_overlap("cross_entropy", logits=logits)

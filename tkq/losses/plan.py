@@ -10,7 +10,7 @@ from .spec import CrossEntropySpec, ScaleSpec
 WORDS = 68  # registers of a thread for its part of a row, as it lies in memory: 64, and an access more where shifted
 
 # (largest row in bytes, threads to a row, threads, blocks of a cluster), for 16-byte accesses.
-# The forward only reads: four accesses a thread, all under way before any is used, are 64 KB to a processor at half of
+# The forward only reads: four accesses a thread, all in flight before any is used, are 64 KB to an SM at half of
 # its threads, and longer rows go over more threads, so that each warp has as much in flight.
 _FORWARD = (
     (128, 8, 128, 1),
@@ -31,7 +31,7 @@ _FORWARD = (
 class StreamingConfig(RowConfig):
     """For a forward that keeps nothing of a row: its threads walk along it, in steps of `vectors` accesses.
 
-    load: "shared": a ring of `stages` steps, of which one is read while the copies of the others are on their way;
+    load: "shared": a ring of `stages` steps, of which one is read while the copies of the others are in flight;
     "registers": a step is loaded when it is its turn.
     """
 
@@ -40,10 +40,10 @@ class StreamingConfig(RowConfig):
     stages: int = 3
 
 
-# Longer rows, without label smoothing: three blocks on a multiprocessor, each with 48 of its 64 KB on their way; from
+# Longer rows, without label smoothing: three blocks on an SM, each with 48 of its 64 KB in flight; from
 # 128 KB on, where one block's row lasts, one with 160 of 192 KB (3194 GB/s at N 65536, where three have 3158). The
 # fewer rows are walked along at a time, the better: blocks of 256 and 128 threads are slower. A row that is held in
-# several (as above, where smoothing needs two passes over it) has nothing on its way while they exchange.
+# several (as above, where smoothing needs two passes over it) has nothing in flight while they exchange.
 _WALK_FROM, _LONG_WALK_FROM = 49152, 131072  # bytes
 _WALK, _LONG_WALK = StreamingConfig(512, 512, vectors=2, stages=4), StreamingConfig(1024, 1024, vectors=2, stages=6)
 
@@ -64,8 +64,8 @@ _BACKWARD_BYTES, _BACKWARD_SINGLE = 8192, 24576
 
 
 def backward(spec: CrossEntropySpec) -> RowConfig:
-    """So many blocks to a row that each thread has one access, or two of a long row; narrow ones: four times as many.
-    """
+    """Enough blocks to a row that each thread has one access, or two of a long row; of narrow accesses four times as
+    many."""
     row = spec.N * spec.width // 8
     if spec.vector * spec.width < row_plan.ACCESS_BITS:
         row = row * row_plan.ACCESS_BITS // (4 * spec.vector * spec.width)
@@ -151,7 +151,7 @@ def variants(spec: CrossEntropySpec) -> list[RowConfig]:
     return list(dict.fromkeys(found))
 
 
-# Walks worth timing: (threads, cluster, vectors, stages[, resident]) by way of shared memory, (threads, resident,
+# Walks worth timing: (threads, cluster, vectors, stages[, resident]) through shared memory, (threads, resident,
 # vectors) without
 _RINGS = ((512, 1, 2, 4), (512, 1, 4, 3), (512, 1, 2, 6), (512, 2, 2, 4), (512, 4, 2, 4), (512, 8, 2, 4),
           (256, 4, 2, 6), (1024, 1, 2, 6), (1024, 1, 2, 3, 2), (1024, 1, 1, 6, 2))
@@ -201,7 +201,7 @@ class TotalConfig:
 
 CHUNK_BYTES = 1 << 29  # of logits in memory at a time, at most
 CHUNK_ROWS = 512  # at least: fewer rows would make more passes over the weight and its gradient than they save memory
-CHUNK_PART = 4  # of all rows, at most one in so many
+CHUNK_PART = 4  # a chunk has at most one row in CHUNK_PART
 
 
 def chunk_rows(M: int, V: int, size: int) -> int:

@@ -9,9 +9,11 @@ from cutlass import Float32, Int64, const_expr
 
 from .. import tile as tk
 from ..reduction_base import ReductionBase
+from ..runtime.compile import fake
 from ..utils import collect, lanes_used, pack_f32x2, publish, unpack_f32x2, warp_reduce
+from .arguments import vector
 
-AHEAD = 8  # rows of a thread whose loads are under way together
+AHEAD = 8  # rows of a thread whose loads are in flight together
 
 
 class Total(ReductionBase):
@@ -24,6 +26,16 @@ class Total(ReductionBase):
     def __init__(self, spec, config):
         super().__init__(Float32, config.threads * config.cluster, 1, Int64)
         self.spec, self.config = spec, config
+
+    def fake_arguments(self):
+        """Compiled for losses, targets, class weights, loss (), 1 / the weights' sum (2,), ignore_index; None for what
+        the spec does not have."""
+        spec, rows = self.spec, fake.sym()
+        losses = vector("fp32", rows) if spec.losses else None
+        target = vector(spec.target, rows) if spec.mean else None
+        weight = vector(spec.weight, fake.sym()) if spec.mean and spec.weight else None
+        return (losses, target, weight, fake.scalar("fp32") if spec.losses else None,
+                vector("fp32", 2) if spec.mean else None, Int64(0))
 
     def _calculate_threads_per_row(self):
         return self.config.threads

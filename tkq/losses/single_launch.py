@@ -8,17 +8,17 @@ from cutlass import Constexpr, Float32, Int32, Int64, const_expr
 
 from .. import tile as tk
 from ..utils import WARP, warp_reduce
+from . import arguments
 from .class_rows import Kept, Options
-from .forward import CrossEntropy
+from .forward import row_of, total_of
 from .plan import TotalConfig
 from .reduce import Total
-from .streaming import CrossEntropyStreaming
 
 AHEAD = 4  # numbers of the room before its losses: they begin at 16 bytes
 
 
-class SingleLaunch:
-    """Mixed in before a CrossEntropy without a launch of its own for the total.
+class CrossEntropySingleLaunch:
+    """`forward.CrossEntropy` without a launch of its own for the total. row: as there.
 
       every block    losses of its rows -> room | block's barrier | thread 0: a ticket (release, acquire) | barrier
       the last one   thread i of n: losses and weights of rows i, i + n, .. | warps | one thread: loss, 1 / weights
@@ -28,28 +28,32 @@ class SingleLaunch:
     """
 
     def __init__(self, spec, config):
-        super().__init__(spec, config)
-        total, self.finish = self.finish.spec, None
-        self.last = Total(total, TotalConfig(config.threads, 1, False))
+        self.spec, self.row = spec, row_of(spec, config)
+        self.rows = self.row.rows
+        self.last = Total(total_of(spec), TotalConfig(self.rows.config.threads, 1, False))
+
+    def fake_arguments(self):
+        """Compiled for what `__call__` has; None for what the spec does not have."""
+        return arguments.of_rows(self.spec)
 
     @cute.jit
     def __call__(self, mX: cute.Tensor, mT: cute.Tensor, mW: Optional[cute.Tensor], mLoss: cute.Tensor,
                  mSaved: Optional[cute.Tensor], mRoom: cute.Tensor, mD: Optional[cute.Tensor], ignore_index: Int64,
                  smoothing: Float32, z_loss: Float32, softcap: Float32, stream: cuda.CUstream):
         """As CrossEntropy has them, but mLoss: (); mRoom: at least AHEAD + M."""
-        tv_layout = self._layout()
+        tv_layout = self.rows.layout()
         o = Options(ignore_index, smoothing, z_loss, softcap)
         self.kernel(mX, mT, mW, mLoss, mSaved, mRoom, o, tv_layout).launch(
-            **self._launch_shape(mX.shape[0]), stream=stream)
+            **self.rows.launch_shape(mX.shape[0]), stream=stream)
 
     @cute.kernel
     def kernel(self, mX: cute.Tensor, mT: cute.Tensor, mW: Optional[cute.Tensor], mLoss: cute.Tensor,
                mSaved: Optional[cute.Tensor], mRoom: cute.Tensor, o: Options, tv_layout: cute.Layout):
-        here, losses = self._here(tv_layout), losses_of(mRoom, mX.shape[0])
-        warps = const_expr(self.tile.threads // WARP)
+        here, losses = self.rows.here(tv_layout), losses_of(mRoom, mX.shape[0])
+        warps = const_expr(self.rows.tile.threads // WARP)
         ticket = here.smem.allocate_tensor(Int32, cute.make_layout(1), byte_alignment=4)
         parts = here.smem.allocate_tensor(Float32, cute.make_layout((2, warps)), byte_alignment=8)
-        self.work(here, mX, mT, mW, losses, mSaved, None, None, o)
+        self.row.work(here, mX, mT, mW, losses, mSaved, None, None, o)
         if self._is_last(here, mRoom, ticket):
             of_mean = (mT, mW) if const_expr(self.last.spec.mean) else (None, None)
             mine = self.last.mine(losses, *of_mean, o.ignore_index, here.thread)
@@ -87,11 +91,3 @@ class SingleLaunch:
 def losses_of(room, rows):
     """The part of the room that is the rows' losses, (M,)."""
     return cute.make_tensor(cute.recast_ptr(room.iterator, dtype=Float32) + AHEAD, cute.make_layout(rows))
-
-
-class CrossEntropySingleLaunch(SingleLaunch, CrossEntropy):
-    pass
-
-
-class CrossEntropyStreamingSingleLaunch(SingleLaunch, CrossEntropyStreaming):
-    pass

@@ -17,10 +17,10 @@ class CrossEntropySpec:
     "backward". N: classes. x: element type of the logits and their gradient. target: int32 or int64.
     weight: type of the class weights, or None. smoothing, softcap: are there label smoothing, a softcap?
 
-    part: the rows are some of many, so that what belongs to all of them lies apart: see `rows.Kept`. What a fused one
-    multiplies its gradients by lies there, too; without a part it is 1.
+    part: the rows are some of many, so that what belongs to all of them lies apart: see `class_rows.Kept`. What a fused
+    one multiplies its gradients by lies there, too; without a part it is 1.
     keep: False: a forward of losses alone, or of their total at once, that leaves nothing for a backward.
-    once: the total in the forward's own launch, for few rows: see `once`.
+    once: the total in the forward's own launch, for few rows: see `single_launch`.
 
     vector: elements of one access. shifted: rows begin anywhere in 16 bytes, logits and gradient alike; accesses are
     whole units of 16 bytes all the same. Where not, vector divides N and every row starts at a multiple of it.
@@ -66,6 +66,11 @@ class CrossEntropySpec:
     def width(self) -> int:
         """Bits of a logit."""
         return WIDTH[self.x]
+
+    @property
+    def followed(self) -> bool:
+        """Does a kernel that adds up the losses follow a forward's?"""
+        return self.kind == "forward" and self.reduction != "none" and not self.once
 
     @property
     def exchanges(self) -> int:

@@ -8,12 +8,12 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, Int64, const_expr
 
 from .. import tile as tk
+from ..rows.one_pass.columns import InterleavedColumns
 from ..rows.one_pass.copies import in_registers
 from ..rows.one_pass.kernel import Row
-from ..softmax.online import INF, exp, finite, larger, log
+from ..softmax.online import INF, OnlineRow, exp, finite, larger, log
 from ..utils import warp_reduce, widened
-from .class_rows import Kept, Options, Target, element
-from .forward import CrossEntropy
+from .class_rows import ClassRows, Kept, Options, Target, element, rows_of
 
 
 class Way(NamedTuple):
@@ -25,10 +25,11 @@ class Way(NamedTuple):
     place: tuple
 
 
-class CrossEntropyStreaming(CrossEntropy):
-    """A forward needs of a row only lse and the target's logit, so nothing of the row is kept: a thread goes over it
-    in steps of a few vectors, with the largest value so far and the sum of the exponentials below it. Rows are
-    exchanged once, at their end, and a block's bytes on their way do not depend on how many registers it has:
+class StreamingRow:
+    """A part of CrossEntropy, as `forward.HeldRow`: a row of which nothing is held, as a forward needs only its lse and
+    the target's logit. A thread goes over it in steps of a few vectors, with the largest value so far and the sum of
+    the exponentials below it. Rows are exchanged once, at their end, and a block's bytes on their way do not depend on
+    how many registers it has:
 
       step            0          1          2          3 ...
       copies under    0 1        1 2        2 3        3 4          a ring of 3 stages; a thread copies (cp.async)
@@ -41,51 +42,36 @@ class CrossEntropyStreaming(CrossEntropy):
     more on its way. The blocks of a cluster walk side by side.
     """
 
-    @property
-    def pace(self):
-        """Columns from a thread's vector to its next one."""
-        return self.tile.vector * self.tile.threads_per_row * self.tile.cluster
-
-    def _column(self, tidx, rank):
-        t = self.tile
-        return (rank * t.threads_per_row + tidx % t.threads_per_row) * t.vector
-
-    def _view(self, m, coord):
-        view = super()._view(m, coord)
-        return cute.make_tensor(view.iterator, cute.make_layout(view.shape, stride=(1, self.pace)))
-
-    def _first(self, place, j):
-        return place.col + j * self.pace
-
-    def _inside(self, col):
-        return tuple(True if (j + 1) * self.pace <= self.N else col + j * self.pace < self.N
-                     for j in range(self.tile.blocks))
-
-    def _whole(self, j):
-        return (j + 1) * self.pace <= self.N and not (self.shifted and j == 0)
+    def __init__(self, spec, config):
+        self.config, self.rows = config, rows_of(spec, config, columns=InterleavedColumns)
+        self.classes = ClassRows(spec, self.rows)
+        self.online = OnlineRow(self.rows, self.classes.value)
+        self.followed = spec.followed
 
     def work(self, here, mX, mT, mW, mLoss, mSaved, mAll, mD, o: Options):
         """One thread's."""
-        place, kept = self._place(here, mX), Kept.of(mSaved, mAll, mX.shape[0])
+        rows, classes, online = self.rows, self.classes, self.online
+        place, kept = rows.place(here, mX), Kept.of(mSaved, mAll, mX.shape[0])
         given = mT[place.there]  # not needed before the row's end: the load has the whole walk to arrive
         top, total = self.over_row(self._way(mX, place), o)
-        target, first = self.known_target(Int64(given), mW, o), place.col <= 0
+        target, first = classes.known_target(Int64(given), mW, o), place.col <= 0
         z = self.at_target(mX, place, target, first, o)
-        if self.finish is not None:
+        if self.followed:
             cute.arch.griddepcontrol_launch_dependents()
-        top, total = self.join(*self.of_warp(top, total), Row(None, place, 0))
+        top, total = online.join(*self.of_warp(top, total), Row(None, place, 0))
         rest = log(total)
-        loss = self.loss(target, top - z + rest, top + rest, None, o)
-        self.put(mLoss, kept, loss, (top, rest, None), place, first, first, mX.shape[0])
+        loss = classes.loss(target, top - z + rest, top + rest, None, o)
+        classes.put_loss(mLoss, kept, loss, (top, rest, None), place, first, first, mX.shape[0])
 
     def _way(self, mX, place: tuple) -> Way:
-        t, here, ring = self.tile, place.here, None
+        t, here, ring = self.rows.tile, place.here, None
         if self.config.load == "shared":
             shape = (t.vector, self.config.vectors, self.config.stages, t.threads)
             stride = (1, t.vector * t.threads, t.vector * t.threads * self.config.vectors, t.vector)
-            memory = here.smem.allocate_tensor(self.dtype, cute.make_layout(shape, stride=stride), byte_alignment=16)
+            layout = cute.make_layout(shape, stride=stride)
+            memory = here.smem.allocate_tensor(self.rows.dtype, layout, byte_alignment=16)
             ring = memory[None, None, None, here.thread]
-        return Way(self._view(mX, (place.there, place.col)), ring, place)
+        return Way(self.rows.copies.view(mX, (place.there, place.col)), ring, place)
 
     @cute.jit
     def at_target(self, mX: cute.Tensor, place: Constexpr, target: Constexpr[Target], first, o: Constexpr[Options]):
@@ -94,7 +80,7 @@ class CrossEntropyStreaming(CrossEntropy):
         z = Float32(0)
         if first & target.known:
             z = element(mX, (place.there, target.column)).to(Float32)
-        return self.capped(z, o)
+        return self.classes.capped(z, o)
 
     @cute.jit
     def over_row(self, way: Constexpr[Way], o: Constexpr[Options]):
@@ -110,15 +96,15 @@ class CrossEntropyStreaming(CrossEntropy):
             self._step(way, pair, step, o)
         for step in cutlass.range_constexpr(end, steps):
             self._step(way, pair, step, o)
-        if const_expr(self.cluster_n > 1):
+        if const_expr(self.rows.cluster_n > 1):
             tk.cluster_wait()
         return pair[0], pair[1]
 
     def _whole_steps(self):
         """(begin, end, steps): all vectors of steps begin .. end - 1 lie within the row, in every thread."""
-        per, blocks = self.config.vectors, self.tile.blocks
+        per, blocks = self.config.vectors, self.rows.tile.blocks
         steps = -(-blocks // per)
-        whole = [all(j < blocks and self._whole(j) for j in range(s * per, s * per + per)) for s in range(steps)]
+        whole = [all(j < blocks and self.rows.whole(j) for j in range(s * per, s * per + per)) for s in range(steps)]
         begin = 0 if whole[0] or True not in whole else 1
         end = begin + sum(whole[begin:])
         return begin, end, steps
@@ -126,12 +112,13 @@ class CrossEntropyStreaming(CrossEntropy):
     @cute.jit
     def _start(self, way: Constexpr[Way], step: Int32):
         """Start a step's copies; past the row's end there is nothing to copy, but a group to count."""
-        atom, stage = self._load_atom(way.x), step % self.config.stages
-        within = self._first(way.place, step * self.config.vectors) < self.N  # with it, fewer registers: 37, and not 42
+        rows, copies = self.rows, self.rows.copies
+        atom, stage = copies.load_atom(way.x), step % self.config.stages
+        within = rows.first(way.place, step * self.config.vectors) < rows.N  # with it, fewer registers: 37, and not 42
         for v in cutlass.range_constexpr(self.config.vectors):
             j = step * self.config.vectors + v
-            if within & (self._first(way.place, j) < self.N):
-                self._copy(atom, way.x[None, j], way.ring[None, v, stage])
+            if within & (rows.first(way.place, j) < rows.N):
+                copies.copy(atom, way.x[None, j], way.ring[None, v, stage])
         cute.arch.cp_async_commit_group()
 
     def _step(self, way: Way, pair, step, o: Options):
@@ -152,21 +139,22 @@ class CrossEntropyStreaming(CrossEntropy):
     def _vectors(self, way: Way, step):
         """Of a step, as they lie in memory; all at once, where they come from global memory."""
         per, known = self.config.vectors, isinstance(step, int)
-        there = [v for v in range(per) if not known or step * per + v < self.tile.blocks]
+        rows, copies = self.rows, self.rows.copies
+        there = [v for v in range(per) if not known or step * per + v < rows.tile.blocks]
         if way.ring is not None:
             return [way.ring[None, v, step % self.config.stages] for v in there]
-        held = [cute.make_rmem_tensor(self.tile.vector, self.dtype) for _ in there]
+        held = [cute.make_rmem_tensor(rows.vector, rows.dtype) for _ in there]
         for v in there:
             j = step * per + v
-            self._fetch(self._load_atom(way.x), way.x[None, j], held[v], way.place.inside[j] if known else True)
+            copies.fetch(copies.load_atom(way.x), way.x[None, j], held[v], way.place.inside[j] if known else True)
         return held
 
     def _value(self, way: Way, x, j, o: Options):
         """z of vector j; -inf outside the row."""
-        z = self.value(widened(in_registers(x)), o)
-        return self._masked(z, Row(None, way.place, 0), j, -INF) if isinstance(j, int) else z
+        z = self.classes.value(widened(in_registers(x)), o)
+        return self.rows.masked(z, Row(None, way.place, 0), j, -INF) if isinstance(j, int) else z
 
     def of_warp(self, top, total):
         """The same of this warp's part of the row."""
-        most = warp_reduce(top, larger, self._lanes())
-        return most, warp_reduce(total * exp(top - finite(most)), operator.add, self._lanes())
+        most = warp_reduce(top, larger, self.online.lanes)
+        return most, warp_reduce(total * exp(top - finite(most)), operator.add, self.online.lanes)

@@ -1,4 +1,4 @@
-"""The norms' gradients as autograd asks for them: what is kept, and which kernel computes them."""
+"""The norms' gradients as autograd asks for them: what is saved, and which kernel computes them."""
 from typing import Optional
 
 import torch
@@ -11,7 +11,7 @@ from .backward.per_head_ops import heads_backward
 
 
 def remember(ctx, kind, offset, x, weight, bias, residual, total, rstd, mean) -> None:
-    """Keep what `gradients` needs: what was normalised (x or the sum), weight, rstd and mean; and types, None where
+    """Save what `gradients` needs: what was normalised (x or the sum), weight, rstd and mean; and types, None where
     there is no such input."""
     ctx.save_for_backward(x if residual is None else total, weight, rstd, mean)
     ctx.facts = (kind, offset, x.dtype, bias is not None and bias.dtype, residual is not None and residual.dtype)
@@ -59,9 +59,9 @@ def _norm_backward(kind, dy, x, weight, rstd, mean, dtotal, offset, need_dx, nee
                    dresidual_dtype=dresidual_dtype, dbias_dtype=dbias_dtype)
     if not dy.is_cuda:
         return norms.norm_backward(kind, dy, x, weight, rstd, mean, dresidual_out=dtotal, **options)
-    kept = 1 if weight is None else weight.dim()
-    dy, rows, dtotal = (_rows(t, kept) for t in (dy, x, dtotal))
-    if kept == 2:
+    row_dims = 1 if weight is None else weight.dim()
+    dy, rows, dtotal = (_rows(t, row_dims) for t in (dy, x, dtotal))
+    if row_dims == 2:
         dx, dweight, dbias, dresidual = heads_backward(kind, dy, rows, weight, rstd, mean,
                                                        dresidual_out=dtotal, **options)
     else:
@@ -73,13 +73,13 @@ def _norm_backward(kind, dy, x, weight, rstd, mean, dtotal, offset, need_dx, nee
             None if dresidual is None else dresidual.view_as(x))
 
 
-def _rows(t, kept):
-    """As (M, N), or (R, H, N) with kept = 2; the last dimension contiguous. Copies only what cannot be read so."""
+def _rows(t, row_dims):
+    """As (M, N), or (R, H, N) with row_dims = 2; the last dimension contiguous. Copies only what cannot be read so."""
     if t is None:
         return None
     if t.stride(-1) != 1 and t.shape[-1] > 1:  # a sum's gradient, for example: one element, seen everywhere
         t = t.contiguous()
-    return t if t.dim() == kept + 1 else t.reshape(-1, *t.shape[-kept:])
+    return t if t.dim() == row_dims + 1 else t.reshape(-1, *t.shape[-row_dims:])
 
 
 # ---- for tracing ------------------------------------------------------------------------------------------------

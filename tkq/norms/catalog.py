@@ -9,10 +9,8 @@ from .backward.per_head_plan import PerHeadSpec
 from .config import Config, smem_bytes
 from .launch import recipe
 from .plan import plan
+from .shipped_sizes import KINDS, SIZES
 from .spec import OUT_WIDTH, NormSpec
-
-SIZES = (1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
-KINDS = ("rmsnorm", "layernorm")
 
 
 def shipped() -> list:
@@ -21,22 +19,22 @@ def shipped() -> list:
 
 def _shipped(s: NormSpec):
     name = _name(s)
-    for way in (persistent_plan, fp8_persistent_plan):
-        kept = way.planned(s)
-        if kept is not None:
-            return runtime.Shipped(name, way.recipe(s, kept), persistent_expectation(s, kept),
+    for planner in (persistent_plan, fp8_persistent_plan):
+        row_plan = planner.planned(s)
+        if row_plan is not None:
+            return runtime.Shipped(name, planner.recipe(s, row_plan), persistent_expectation(s, row_plan),
                                    quick=name in QUICK)
     return runtime.Shipped(name, recipe(s), expectation(s, plan(s)), quick=name in QUICK)
 
 
-def persistent_expectation(spec: NormSpec, kept) -> Expectation:
-    """Of blocks that stay: bulk copies in, whole vectors from shared memory, an exchange through the cluster if one
+def persistent_expectation(spec: NormSpec, row_plan) -> Expectation:
+    """Of persistent kernels: bulk copies in, whole vectors from shared memory, an exchange through the cluster if one
     is there, no register too many."""
-    exchange = ("STAS",) if kept.cluster > 1 else ("SHFL",)
+    exchange = ("STAS",) if row_plan.cluster > 1 else ("SHFL",)
     convert = ("F2FP.SATFINITE.E4M3", "STG.E.64") if spec.scale else ()
     shape = (fp8_persistent_plan if spec.scale else persistent_plan).shape(spec)
     return Expectation(instructions=("UBLKCP", "STG.E", "LDS.128", "LDG.E.128", *exchange, *convert),
-                       registers=kept.launch_registers, smem=rows.smem_bytes(shape, kept) + 2048)
+                       registers=row_plan.launch_registers, smem=rows.smem_bytes(shape, row_plan) + 2048)
 
 
 def plain() -> list:
@@ -79,7 +77,7 @@ def with_options() -> list:
 
 def quantised() -> list:
     """Both granularities at every size, with a residual too; float32 rows; rows that do not divide."""
-    q = [dict(out="e4m3", scale=scale) for scale in ("row", "block")]
+    q = [dict(out="e4m3", scale=scale) for scale in ("row", "1x128")]
     specs = [NormSpec("rmsnorm", N, "bf16", "bf16", None, 8, **o) for N in SIZES for o in q]
     specs += [NormSpec("rmsnorm", N, "bf16", "bf16", None, 8, "bf16", "bf16", **o) for N in SIZES for o in q]
     specs += [NormSpec("layernorm", N, "bf16", "fp32", "fp32", 8, **o) for N in SIZES for o in q]
@@ -101,8 +99,8 @@ def quantised() -> list:
 QUICK = ("rmsnorm-bf16-n4096-wbf16-v8", "rmsnorm-bf16-n262144-wbf16-v8", "layernorm-bf16-n4096-wfp32-v8",
          "layernorm-bf16-n262144-wbf16-row-v8", "layernorm-fp32-n7-wfp32-bfp32-v1",
          "rmsnorm-bf16-n4096-wbf16-rbf16-tbf16-stats-v8", "layernorm-fp32-n262144-wfp32-bfp32-rfp32-tfp32-stats-v4",
-         "rmsnorm-bf16-n4096-wbf16-row-v8", "rmsnorm-bf16-n4096-wbf16-block-v8",
-         "layernorm-bf16-n262144-wfp32-bfp32-row-v8", "layernorm-bf16-n65537-wbf16-bbf16-rbf16-tbf16-block-v1",
+         "rmsnorm-bf16-n4096-wbf16-row-v8", "rmsnorm-bf16-n4096-wbf16-1x128-v8",
+         "layernorm-bf16-n262144-wfp32-bfp32-row-v8", "layernorm-bf16-n65537-wbf16-bbf16-rbf16-tbf16-1x128-v1",
          "rmsnorm-bf16-n128-wbf16-headsweight-v8")
 
 

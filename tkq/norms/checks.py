@@ -15,35 +15,10 @@ EPS = {kind: arguments.checker(kind, "eps") for kind in _KINDS}  # TypeError, Va
 
 
 def norm(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
-         residual: Optional[Tensor] = None) -> None:
-    """Raises what `tkq.rmsnorm` and `tkq.layernorm` promise of tensors."""
+         residual: Optional[Tensor] = None, launched: bool = False) -> None:
+    """Raises what `tkq.rmsnorm` and `tkq.layernorm` promise of tensors; launched: of a GPU's."""
     _TENSORS[kind](x, weight, bias, residual)
-    _rows(kind, x)
-    _affine(kind, x, weight, bias)
-    if residual is not None:
-        check.shape("residual", residual, tuple(x.shape))
-        check.last_dim_contiguous("residual", residual)
-    check.same_device(x=x, weight=weight, bias=bias, residual=residual)
-
-
-def _rows(kind, x):
-    if x.dim() == 0 or x.shape[-1] < 1:
-        raise ValueError(f"{kind}: x: got shape {tuple(x.shape)}, allowed are (..., N) with N of 1 and more")
-    if x.shape[-1] > MAX_N:
-        raise NotImplementedError(f"{kind}: x: got N = {x.shape[-1]} columns, allowed are 1 to {MAX_N}")
-    check.last_dim_contiguous("x", x)
-
-
-def _affine(kind, x, weight, bias):
-    shape = x.shape[-1:]
-    if weight is not None and weight.dim() == 2 and x.dim() > 1:
-        shape = x.shape[-2:]  # a weight for each head
-    for name, t in (("weight", weight), ("bias", bias)):
-        if t is None:
-            continue
-        check.shape(name, t, tuple(shape))
-        if not t.is_contiguous():
-            raise ValueError(f"{kind}: {name}: strides are {t.stride()}, allowed is contiguous: call .contiguous()")
+    check.rows(kind, MAX_N, x, dict(weight=weight, bias=bias), dict(residual=residual), launched)
 
 
 def options(kind: str, weight: Optional[Tensor], weight_offset: float, prenorm: bool,

@@ -5,7 +5,7 @@ from ..dtypes import WIDTH
 from ..reduction import geometry
 from .spec import NormSpec
 
-SMEM_BYTES, REGISTERS = 227 * 1024, 65536  # of a multiprocessor, of which a block takes 1 KB more than its own
+SMEM_BYTES, REGISTERS = 227 * 1024, 65536  # of an SM, of which a block takes 1 KB more than its own
 PER_THREAD = 64  # most elements of a row in one thread
 PACKED_WORDS = 64  # registers for the packed x, weight and bias of a thread, when they are all loaded early
 
@@ -18,7 +18,7 @@ class Config:
     once for each pass, and so needs few registers).
     prefetch_weight: load weight and bias before the reduction, or else where they are used.
     rows_per_thread: rows that a thread holds at once; they share one load of weight and bias.
-    min_blocks_per_sm: blocks for which a multiprocessor is to have registers; with 0 the compiler is free.
+    min_blocks_per_sm: blocks for which an SM is to have registers; with 0 the compiler is free.
     """
 
     threads_per_row: int
@@ -47,7 +47,7 @@ def smem_bytes(spec: NormSpec, config: Config) -> int:
     mbarriers, and where 128 columns lie in several warps, a float for each vector of each warp."""
     t = config.tile(spec)
     x = t.rows * t.cols * spec.loaded // 8 if config.load == "shared" else 0
-    met = t.threads // 32 * t.blocks * 4 if spec.scale == "block" and t.vector < 4 else 0
+    met = t.threads // 32 * t.blocks * 4 if spec.scale == "1x128" and t.vector < 4 else 0
     return config.rows_per_thread * (x + spec.exchanges * (t.threads // 32 * t.cluster * 8 + 16) + met)
 
 
@@ -95,7 +95,7 @@ def check(spec: NormSpec, config: Config) -> None:
 
 
 def _check_blocks(spec, config):
-    """That a multiprocessor has room for the blocks that the config wants there."""
+    """That an SM has room for the blocks that the config wants there."""
     t, blocks = config.tile(spec), config.min_blocks_per_sm
     room = blocks * (smem_bytes(spec, config) + 2048)
     if blocks < 0 or room > SMEM_BYTES or blocks * t.threads * 32 > REGISTERS:

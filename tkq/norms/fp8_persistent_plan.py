@@ -1,4 +1,4 @@
-"""Which rows `fp8_persistent` normalises and quantises by blocks that stay, and how. No torch, no DSL;
+"""Which rows the persistent kernel of `fp8_persistent` normalises and quantises, and how. No torch, no DSL;
 bench/tune/norms.py times it."""
 from dataclasses import replace
 from typing import Optional
@@ -16,14 +16,14 @@ SERVED_FROM_BYTES, FROM_BYTES, WIDTH_OF_X = 16384, 131072, 16  # of a row: what 
 # as fast, or faster.
 HEAVY_FROM_BYTES, HEAVY_BESIDE_RESIDUAL_FROM_BYTES = 24576, 2 * FROM_BYTES
 # of all that is read of a row with no more of weight and bias than that, by scale: up to there they are as fast
-LIGHT_ABOVE_BYTES = {"row": 2 * FROM_BYTES, "block": FROM_BYTES}
-# (blocks of a cluster, warps, stages, blocks on a multiprocessor)
+LIGHT_ABOVE_BYTES = {"row": 2 * FROM_BYTES, "1x128": FROM_BYTES}
+# (blocks of a cluster, warps, stages, blocks on an SM)
 _GEOMETRIES = ((16, 8, 6, 1), (16, 16, 6, 1), (8, 8, 6, 1), (16, 4, 6, 2), (8, 16, 6, 1), (4, 8, 6, 1), (8, 4, 6, 2))
 # of rows below FROM_BYTES, of which, and of the residual's, a block has at least 16 KB
 _SHORT_GEOMETRIES = ((1, 4, 6, 2), (1, 8, 6, 1), (1, 16, 6, 1), (2, 4, 6, 2), (2, 8, 6, 1), (2, 16, 6, 1), (4, 4, 6, 2),
                      (4, 8, 6, 1), (8, 8, 6, 1))
 _LEAST_BYTES = 16384
-# (rows of up to so many bytes, the residual's among them; geometry): 64 elements to a thread without a residual, so
+# (most bytes of a row, the residual's among them; geometry): 64 elements to a thread without a residual, so
 # that what a warp does but once a row counts less than its elements. Measured beside it: docs/attempts.md.
 _PLANNED = ((32768, (1, 16, 6, 1)), (65536, (2, 8, 6, 1)), (FROM_BYTES, (4, 8, 6, 1)),
             (2 * FROM_BYTES, (8, 8, 6, 1)), (4 * FROM_BYTES, (16, 8, 6, 1)), (8 * FROM_BYTES, (16, 8, 3, 1)))
@@ -31,7 +31,7 @@ _LEAST = 48  # registers of a thread for all but its vectors
 
 
 def recipe(spec: NormSpec, plan: RowPlan) -> Recipe:
-    return Recipe("tkq.norms.forward.fp8_persistent:build", (spec, plan))
+    return Recipe("tkq.norms.forward.fp8_persistent:PersistentFp8", (spec, plan))
 
 
 def shape(spec: NormSpec) -> RowShape:
@@ -62,7 +62,7 @@ def planned(spec: NormSpec) -> Optional[RowPlan]:
 
 
 def _least(spec) -> int:
-    """Bytes of a row of x from which on blocks that stay are planned."""
+    """Bytes of a row of x from which on persistent kernels are planned."""
     if sum(shape(spec).vectors) > spec.loaded:
         return HEAVY_BESIDE_RESIDUAL_FROM_BYTES if spec.residual else HEAVY_FROM_BYTES
     return (LIGHT_ABOVE_BYTES[spec.scale] + 1) * spec.loaded // spec.width
@@ -85,7 +85,7 @@ def variants(spec: NormSpec) -> list[RowPlan]:
 
 
 def _plan(spec, geometry) -> Optional[RowPlan]:
-    """None where vectors would not stay in registers, which is what it is for, where no row would be on its way while
+    """None where vectors would not stay in registers, which is what it is for, where no row would be in flight while
     others are worked on, or where anything else does not fit."""
     cluster, warps, stages, min_blocks_per_sm = geometry
     if stages < len(shape(spec).sums) + 2:
@@ -102,5 +102,5 @@ def _plan(spec, geometry) -> Optional[RowPlan]:
 
 def _cols(spec, cluster):
     """Of a block: in whole accesses, or where 128 columns have a scale in whole groups, which no two blocks share."""
-    unit = GROUP if spec.scale == "block" else spec.vector
+    unit = GROUP if spec.scale == "1x128" else spec.vector
     return -(-spec.N // (cluster * unit)) * unit

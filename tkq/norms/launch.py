@@ -1,9 +1,10 @@
-"""From torch tensors to a launch of a norm's kernel.
+"""From torch tensors to a launch of a norm's kernel: validate, spec, plan, launch.
 
 A call first takes the launcher that the last call of its kind took, for accesses as wide as N allows, and leaves every
-check to the compiled function: dtypes, shapes, strides, addresses and devices; leading dimensions to `joined`. Only
-where these refuse, or nothing is known yet, the call is looked at closely (`_carefully`): the words for a user, or the
-launcher for narrower accesses.
+check of tensors to the compiled function: dtypes, shapes, strides, addresses and devices; leading dimensions to
+`dispatch.added`. Only where these refuse, or nothing is known yet, `_first` takes the steps in turn: it raises
+the words for a user, or finds the launcher, for narrower accesses too. Numbers are validated where they are passed in:
+by the public functions and by the custom ops.
 """
 import math
 from typing import NamedTuple, Optional
@@ -12,28 +13,26 @@ import torch
 from torch import Tensor
 
 from .. import runtime
-from ..runtime.call import alloc, check, dtypes
-from ..runtime.call.alignment import vector
+from ..runtime.call import alloc, dtypes
 from ..runtime.call.dispatch import Ended, Shapes, added
 from ..runtime.call.replay import CallCache
-from ..runtime.device import arch, clusters
+from ..runtime.device import clusters
 from . import checks, fp8_persistent_plan, persistent_plan
+from .alignment import vector
 from .plan import plan
 from .spec import GROUP, NormSpec
 
-_END = check.FLOAT32_END
 _MAX_ROWS = 1 << 30  # of one launch: the kernel counts rows in 32 bits
 
-_launch_cache: dict = {}  # what is called -> choosers of launchers for whole accesses; see `plain` and `norm`
-_call_cache = CallCache()  # of `again`
-_launchers: dict = {}  # what a call looks like, and the elements of an access -> its launcher, whether without options
-# The arguments of `plain`'s choosers are those of a launcher without options. One for heads has all of `norm`'s.
-_OF_PLAIN, _OF_NORM = (0, 1, 2, 3, None, None, None, None, None, 4, None), (0, 1, 2, 3, 9)
+_launch_cache: dict = {}  # (kind, scale) -> chooser of launchers for whole accesses; see `norm`
+_call_cache = CallCache()  # of `replayed`
+_launchers: dict = {}  # what a call looks like, and the elements of an access -> (its spec, its launcher)
+_OF_NORM = (0, 1, 2, 3, 9)  # the places in a call of a launcher's arguments, where that is one without options
 
 
 class Call(NamedTuple):
     """What is asked for beside the tensors. out, total: torch types of the result and of the sum of x and residual,
-    None for x's type and for no sum. stats: rstd (and mean) too. scale: None, "row" or "block"."""
+    None for x's type and for no sum. stats: rstd (and mean) too. scale: None, "row" or "1x128"."""
 
     kind: str
     eps: float
@@ -42,6 +41,11 @@ class Call(NamedTuple):
     total: Optional[torch.dtype] = None
     stats: bool = False
     scale: Optional[str] = None
+
+    @property
+    def op(self) -> str:
+        """The public function that asks for it."""
+        return self.kind if self.scale is None else f"{self.kind}_quant"
 
 
 # What comes back, a plain tuple: y and the sum, of x's shape; rstd and mean, (rows,); scale, (rows, 1 or groups). None
@@ -58,112 +62,64 @@ def total_dtype(x: Tensor, residual: Optional[Tensor], residual_dtype: Optional[
 
 def recipe(spec: NormSpec, config=None):
     """The recipe of a spec, with its planned config or another one."""
-    return runtime.Recipe("tkq.norms.forward.build:build", (spec, config or plan(spec)))
+    kernel = "PlainNorm" if spec.plain else "NormWithOptions"
+    return runtime.Recipe(f"tkq.norms.forward.kernel:{kernel}", (spec, config or plan(spec)))
 
 
 def compiled(spec: NormSpec, device):
-    """What runs a spec on a device, called as `build` has the arguments."""
-    for way in (persistent_plan, fp8_persistent_plan):
-        kept = way.planned(spec)
-        if kept is not None:
-            units = kept.min_blocks_per_sm * clusters.resident(device, kept.cluster, kept.block)
-            return Ended(runtime.function(way.recipe(spec, kept)), units)
+    """What runs a spec on a device, called as `forward.arguments` has them."""
+    for planner in (persistent_plan, fp8_persistent_plan):
+        row_plan = planner.planned(spec)
+        if row_plan is not None:
+            units = row_plan.min_blocks_per_sm * clusters.resident(device, row_plan.cluster, row_plan.block)
+            return Ended(runtime.function(planner.recipe(spec, row_plan)), units)
     return runtime.function(recipe(spec))
 
 
 # ---- calls that came before ----------------------------------------------------------------------------------
 
 
-def plain(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float,
-          out: Optional[Tensor] = None) -> Tensor:
-    """y alone, without options: as `norm` below, with as little Python as it takes. out: a contiguous tensor like x to
-    write to, for the owner of the memory."""
-    y = out
+def norm(call: tuple, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], residual: Optional[Tensor],
+         made: Optional[Results] = None) -> Results:
+    """All that the call asks for, with as little Python as it takes. call: a Call, or the plain tuple of its fields;
+    its numbers have been validated. made: what to write to, as `allocate` makes it, for the owner of the memory."""
     try:
-        if y is None:
-            shape = tuple(x.shape)
-            stride = (shape[1], 1) if len(shape) == 2 else x.stride() if x.is_contiguous() else alloc.strides(shape)
-            y = alloc.empty(x.get_device(), shape, stride, x.dtype)
-        if 0.0 <= eps < _END:  # a NaN is not
-            _launch_cache[kind](x, weight, bias, y, eps)
-            return y
+        if made is None:
+            made = allocate(call, x)
+        y, total, rstd, mean, scale = made
+        launch = _launch_cache[call[0], call[6]]
+        launch(x, weight, bias, y, residual, total, rstd, mean, scale, call[1], call[2] or None)
+        return made
     except Exception:  # nothing is known, or it was refused
         pass
-    return _carefully(Call(kind, eps), x, weight, bias, None, y)[0]
+    return _first(Call(*call), x, weight, bias, residual, made)
 
 
-def norm(call: tuple, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
-         residual: Optional[Tensor]) -> Results:
-    """All that the call asks for, in new tensors. call: a Call, or the plain tuple of its fields."""
-    kind, eps, offset, out, total, stats, scale = call
-    y = h = rstd = mean = scales = None
-    try:
-        if 0.0 <= eps < _END:
-            shape, make = tuple(x.shape), alloc.maker(x.get_device())
-            stride = (shape[1], 1) if len(shape) == 2 else x.stride() if x.is_contiguous() else alloc.strides(shape)
-            y = make(shape, stride, out or x.dtype)
-            if total is not None:
-                h = make(shape, stride, total)
-            if stats or scale is not None:
-                rstd, mean, scales = _of_rows(call, make, shape)
-            _launch_cache[kind, scale](x, weight, bias, y, residual, h, rstd, mean, scales, eps, offset or None)
-            return y, h, rstd, mean, scales
-    except Exception:  # nothing is known, or it was refused
-        pass
-    del y, h  # so that their memory is free
-    return _carefully(Call(*call), x, weight, bias, residual)
-
-
-def replayed(call: tuple, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
-             residual: Optional[Tensor]) -> Results:
-    """The same, for eager calls of which autograd keeps the results."""
+def replayed(call: tuple, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], residual: Optional[Tensor],
+             validate=None) -> Results:
+    """The same, for eager calls of which autograd keeps the results, and for the custom ops'. validate: a function of
+    eps, where nothing has looked at it before; a call that is replayed has one that it allowed."""
     found = _call_cache.take(x, weight, bias, residual, *call)
     if found is None:
+        if validate is not None:
+            validate(call[1])
         found = norm(call, x, weight, bias, residual)
-        _call_cache.add((x, weight, bias, residual, *call), *launched(call, x, weight, bias, residual, found), found)
+        remember(_call_cache, (x, weight, bias, residual, *call), call, (x, weight, bias, residual), found, found)
     return found
 
 
-def launched(call: tuple, x, weight, bias, residual, found: Results) -> tuple:
-    """(what launches such a call, if anything is known, the arguments of this one): for `Again.add`."""
-    y, h, rstd, mean, scales = found
-    return known(call[0], call[6]), (x, weight, bias, y, residual, h, rstd, mean, scales, call[1], call[2] or None)
-
-
-def known(*place):
-    """The chooser of `plain`'s launchers (kind) or `norm`'s (kind, scale); None where there is none yet."""
-    return _launch_cache.get(place if len(place) == 2 else place[0])
-
-
-def _heads(x, residual, weight):
-    """How rows are to be read: None, as (M, N); "weight", as (R, H, N), where each head has a weight of its own;
-    "rows", the same, where they share one and their places take two strides."""
-    if weight is not None and weight.dim() == 2:
-        return "weight"
-    if x.dim() < 3 or (x.is_contiguous() and (residual is None or residual.is_contiguous())):
-        return None
-    one, two = (all(t is None or alloc.one_stride(t, kept) is not None for t in (x, residual)) for kept in (1, 2))
-    return "rows" if two and not one else None
-
-
-def _rows(x, residual, weight):
-    """((x, residual), heads): both as (M, N) or, for heads (see `_heads`), as (R, H, N). Copies only what that does not
-    describe."""
-    heads = _heads(x, residual, weight)
-    kept = 1 if heads is None else 2
-    return tuple(t if t is None or t.dim() == kept + 1 else _folded(t, kept) for t in (x, residual)), heads
-
-
-def _folded(t, kept):
-    found = alloc.folded(t, kept)
-    return t.reshape(-1, *t.shape[t.dim() - kept:]) if found is None else found
+def remember(calls: CallCache, given: tuple, call: tuple, tensors: tuple, made: Results, found) -> None:
+    """Let a call that has been launched be replayed. given: what `calls.take` gets; found: what the caller gets."""
+    x, weight, bias, residual = tensors
+    y, total, rstd, mean, scale = made
+    calls.add(given, _launch_cache.get((call[0], call[6])),
+              (x, weight, bias, y, residual, total, rstd, mean, scale, call[1], call[2] or None), found)
 
 
 def allocate(call: tuple, x: Tensor) -> Results:
     """New tensors for what a call asks for."""
     _, _, _, out, total, stats, scale = call
-    shape, make = tuple(x.shape), alloc.maker(x.get_device())
-    stride = (shape[1], 1) if len(shape) == 2 else x.stride() if x.is_contiguous() else alloc.strides(shape)
+    shape, stride, make = alloc.beside(x)
     y, h = make(shape, stride, out or x.dtype), None if total is None else make(shape, stride, total)
     if stats or scale is not None:
         return y, h, *_of_rows(call, make, shape)
@@ -183,38 +139,53 @@ def _of_rows(call, make, shape):
     return rstd, mean, scale
 
 
-def _arguments(call, rows, weight, bias, results):
-    """As `build` has them, for a spec with options."""
-    x, residual = rows
-    y, total, rstd, mean, scale = results
-    if y.dim() != 2:
-        N = x.shape[-1]
-        M = y.numel() // N
-        y, total = alloc.rows(y, M, N), None if total is None else alloc.rows(total, M, N)
-    return x, weight, bias, y, residual, total, rstd, mean, scale, call.eps, call.offset or None
+# ---- the first call of a kind: validate, spec, plan, launch -----------------------------------------------------
 
 
-# ---- the first call of a kind -------------------------------------------------------------------------------
-
-
-def _carefully(call, x, weight, bias, residual, out=None):
-    """Find the launcher, compile it where it is new, and call it. `out` takes the place of y."""
-    name = call.kind if call.scale is None else f"{call.kind}_quant"
-    checks.norm(name, x, weight, bias, residual)
-    checks.EPS[name](call.eps)
+def _first(call, x, weight, bias, residual, made):
+    """made: the results, where that could be asked for before."""
+    checks.norm(call.op, x, weight, bias, residual, launched=True)
     if call.stats:
         checks.gradient_of_heads(call.kind, x, weight)
-    arch.require_hopper(x.device)
-    rows, heads = _rows(x, residual, weight)
-    results = allocate(call, x) if out is None else (out, None, None, None, None)
+    made = made or allocate(call, x)
     if not x.numel():
-        return results
-    arguments = _arguments(call, rows, weight, bias, results)
+        return made
+    rows, heads = _rows(x, residual, weight)
+    arguments = _arguments(call, rows, weight, bias, made)
     spec, run = _launcher(call, heads, arguments)
     _remember(spec, run, arguments)
-    for part in _parts((*arguments[:4], call.eps) if spec.plain else arguments):
+    for part in _parts(tuple(arguments[i] for i in _OF_NORM) if spec.plain else arguments):
         run(*part)
-    return results
+    return made
+
+
+def _heads(x, residual, weight):
+    """How rows are to be read: None, as (M, N); "weight", as (R, H, N), where each head has a weight of its own;
+    "rows", the same, where they share one and their places take two strides."""
+    if weight is not None and weight.dim() == 2:
+        return "weight"
+    if x.dim() < 3 or (x.is_contiguous() and (residual is None or residual.is_contiguous())):
+        return None
+    one, two = (all(t is None or alloc.one_stride(t, dims) is not None for t in (x, residual)) for dims in (1, 2))
+    return "rows" if two and not one else None
+
+
+def _rows(x, residual, weight):
+    """((x, residual), heads): both as (M, N) or, for heads (see `_heads`), as (R, H, N). Copies only what that does not
+    describe."""
+    heads = _heads(x, residual, weight)
+    row_dims = 1 if heads is None else 2
+    return tuple(t if t is None or t.dim() == row_dims + 1 else t.reshape(-1, *t.shape[t.dim() - row_dims:])
+                 for t in (x, residual)), heads
+
+
+def _arguments(call, rows, weight, bias, made):
+    """As `forward.arguments.with_options` has them."""
+    x, residual = rows
+    y, total, rstd, mean, scale = made
+    if y.dim() != 2:
+        y, total = (None if t is None else t.view(-1, x.shape[-1]) for t in (y, total))
+    return x, weight, bias, y, residual, total, rstd, mean, scale, call.eps, call.offset or None
 
 
 def _launcher(call, heads, arguments):
@@ -234,30 +205,25 @@ def _key(call, x, weight, bias, residual, heads):
             *(t is not None and t.dtype for t in (weight, bias, residual)))
 
 
+def _spec(call, heads, arguments, width):
+    x, weight, bias, out, residual, total = dtypes.names(*arguments[:6])
+    return NormSpec(call.kind, arguments[0].shape[-1], x, weight, bias, width, residual, total,
+                    None if out == x else out, call.scale, bool(call.offset), call.stats, heads)
+
+
 def _remember(spec, run, arguments):
     """For the calls that come next, where the launcher takes any address that torch gives to a new tensor."""
     if spec.vector != spec.widest:
         return
-    kept, place = 2 if spec.heads else 1, (spec.kind, spec.scale)
+    row_dims, place = 2 if spec.heads else 1, (spec.kind, spec.scale)
     # rows that are one matrix are not for a kernel of heads, or what a call runs would depend on those before it
-    fewest = spec.heads == "rows"
-    shapes = Shapes({0: kept, 4: kept}, {3: 1, 5: 1}, takes=_OF_NORM if spec.plain else None, fewest=fewest)
+    shapes = Shapes({0: row_dims, 4: row_dims}, {3: 1, 5: 1}, takes=_OF_NORM if spec.plain else None,
+                    fewest=spec.heads == "rows")
     _launch_cache[place] = added(_launch_cache.get(place), run, arguments, shapes)
-    if spec.out is None and not spec.offset and all(t is None for t in arguments[4:9]):
-        shapes = Shapes({0: kept}, {3: 1}, takes=None if spec.plain else _OF_PLAIN, fewest=fewest)
-        _launch_cache[spec.kind] = added(_launch_cache.get(spec.kind), run, (*arguments[:4], arguments[9]), shapes)
-
-
-def _spec(call, heads, arguments, width):
-    x, _, _, y, *_ = arguments
-    x_, weight, bias, _, residual, total = (None if t is None else dtypes.name_of(t.dtype) for t in arguments[:6])
-    out = None if y.dtype == x.dtype else dtypes.name_of(y.dtype)
-    return NormSpec(call.kind, x.shape[-1], x_, weight, bias, width, residual, total, out, call.scale,
-                    bool(call.offset), call.stats, heads)
 
 
 def _parts(arguments):
-    """The arguments of each launch: one, or as many as so many rows need."""
+    """The arguments of each launch: one, or several where one launch cannot take all rows."""
     x, y = arguments[0], arguments[3]
     if y.shape[0] <= _MAX_ROWS:
         return [arguments]

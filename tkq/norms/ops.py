@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ..reference import norms
 from ..runtime import arguments
-from ..runtime.call import check, ops
+from ..runtime.call import ops
 from ..runtime.call.replay import CallCache
 from . import autograd, checks, launch
 from .launch import Call, recipe
@@ -43,7 +43,7 @@ def rmsnorm(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[Tensor
         A contiguous tensor of x's shape, in out_dtype. With prenorm the pair (result, h), h in residual_dtype: x itself
         where there is no residual and the types agree.
 
-        The result is of h itself. Gradients with a residual are those at h as it is kept for them: in residual_dtype
+        The result is of h itself. Gradients with a residual are those at h as it is saved for them: in residual_dtype
         with prenorm, otherwise in the wider of both inputs' types.
 
     Raises:
@@ -64,7 +64,11 @@ def rmsnorm(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[Tensor
     """
     if (residual is None and prenorm is False and out_dtype is None and residual_dtype is None
             and type(weight_offset) is float and weight_offset == 0.0):
-        return _plain("rmsnorm", x, weight, bias, eps)
+        found = None if ops.traced() else _call_cache_plain.take(x, weight, bias, eps, "rmsnorm")
+        if found is not None:
+            return found
+        eps = checks.EPS["rmsnorm"](eps)
+        return _routed(_call_cache_plain, (x, weight, bias, eps, "rmsnorm"), "rmsnorm", x, weight, bias, eps)
     return _norm("rmsnorm", x, weight, bias, eps, residual, prenorm, weight_offset, out_dtype, residual_dtype)
 
 
@@ -94,7 +98,7 @@ def layernorm(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor]
         A contiguous tensor of x's shape, in out_dtype. With prenorm the pair (result, h), h in residual_dtype: x itself
         where there is no residual and the types agree.
 
-        The result is of h itself. Gradients with a residual are those at h as it is kept for them: in residual_dtype
+        The result is of h itself. Gradients with a residual are those at h as it is saved for them: in residual_dtype
         with prenorm, otherwise in the wider of both inputs' types.
 
     Raises:
@@ -114,25 +118,12 @@ def layernorm(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor]
     """
     if (residual is None and prenorm is False and out_dtype is None and residual_dtype is None
             and type(weight_offset) is float and weight_offset == 0.0):
-        return _plain("layernorm", x, weight, bias, eps)
-    return _norm("layernorm", x, weight, bias, eps, residual, prenorm, weight_offset, out_dtype, residual_dtype)
-
-
-def _plain(kind, x, weight, bias, eps):
-    """Without options: the shortest way to the kernel."""
-    if not ops.traced():
-        found = _call_cache_plain.take(x, weight, bias, eps, kind)
+        found = None if ops.traced() else _call_cache_plain.take(x, weight, bias, eps, "layernorm")
         if found is not None:
             return found
-    eps = checks.EPS[kind](eps)
-    way = ops.route(x, weight, bias)
-    if way == "direct" and x.is_cuda:
-        y = launch.plain(kind, x, weight, bias, eps)
-        _call_cache_plain.add((x, weight, bias, eps, kind), launch.known(kind), (x, weight, bias, y, eps), y)
-        return y
-    if way == "record" and x.is_cuda:
-        return _RecordedPlain.apply(x, weight, bias, (kind, eps))
-    return _routed(way, kind, x, weight, bias, eps, None, False, 0.0, None, None)
+        eps = checks.EPS["layernorm"](eps)
+        return _routed(_call_cache_plain, (x, weight, bias, eps, "layernorm"), "layernorm", x, weight, bias, eps)
+    return _norm("layernorm", x, weight, bias, eps, residual, prenorm, weight_offset, out_dtype, residual_dtype)
 
 
 def _norm(kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, residual_dtype):
@@ -144,50 +135,49 @@ def _norm(kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, resi
     if offset != 0.0 or residual_dtype is not None:
         checks.options(kind, weight, offset, prenorm, residual_dtype)
     given = x, weight, bias, residual, kind, eps, prenorm, offset, out_dtype, residual_dtype
-    way = ops.route(x, weight, bias, residual)
-    if way == "direct" and x.is_cuda:
-        total = launch.total_dtype(x, residual, residual_dtype) if prenorm else None
-        call = kind, eps, offset, out_dtype, total, False, None
-        made = launch.norm(call, x, weight, bias, residual)
-        found = (made[0], x if total is None else made[1]) if prenorm else made[0]
-        _call_cache.add(given, *launch.launched(call, x, weight, bias, residual, made), found)
-        return found
-    return _routed(way, kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, residual_dtype)
+    return _routed(_call_cache, given, kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, residual_dtype)
 
 
-def _routed(way, kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, residual_dtype):
-    if way == "op":
+def _routed(calls, given, kind, x, weight, bias, eps, residual=None, prenorm=False, offset=0.0, out_dtype=None,
+            residual_dtype=None):
+    """A call whose options have been validated. calls, given: where it is remembered, and as what."""
+    mode = ops.route(x, weight, bias, residual)
+    if mode == "op":
         return _traced(kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, residual_dtype)
     total = launch.total_dtype(x, residual, residual_dtype) if prenorm else None
-    if way == "record":
-        call = kind, eps, offset, out_dtype, _kept(x, residual, total), True, None
-        found = _Recorded.apply(x, weight, bias, residual, (call, prenorm))
-        return found[0] if residual is not None and not prenorm else found
-    y, h, *_ = _forward(Call(kind, eps, offset, out_dtype, total), x, weight, bias, residual)
-    return (y, x if h is None else h) if prenorm else y
+    if mode == "record":
+        if residual is None and not prenorm:
+            return _Recorded.apply(x, weight, bias, (kind, eps, offset, out_dtype, None, True, None))
+        call = kind, eps, offset, out_dtype, _saved_dtype(x, residual, total), True, None
+        found = _RecordedWithSum.apply(x, weight, bias, residual, call)
+        return found if prenorm else found[0]
+    call = kind, eps, offset, out_dtype, total, False, None
+    made = (launch.norm if x.is_cuda else _on_cpu)(call, x, weight, bias, residual)
+    found = (made[0], x if total is None else made[1]) if prenorm else made[0]
+    if x.is_cuda:
+        launch.remember(calls, given, call, (x, weight, bias, residual), made, found)
+    return found
 
 
-def _kept(x, residual, total):
+def _saved_dtype(x, residual, total):
     """The type in which the sum is written where a gradient is recorded, which needs it: given, or wide enough."""
     return torch.promote_types(x.dtype, residual.dtype) if total is None and residual is not None else total
 
 
-def _forward(call: tuple, x, weight, bias, residual) -> launch.Results:
-    """call: a Call, or the plain tuple of its fields, which is made in a third of the time."""
-    if x.is_cuda:
-        return launch.norm(call, x, weight, bias, residual)
+def _on_cpu(call: tuple, x, weight, bias, residual, validate=None) -> launch.Results:
+    """By the reference. call: a Call, or the plain tuple of its fields, which is made in a third of the time."""
     call = Call(*call)
     checks.norm(call.kind, x, weight, bias, residual)
-    checks.EPS[call.kind](call.eps)
+    if validate is not None:
+        validate(call.eps)
     if call.stats:
         checks.gradient_of_heads(call.kind, x, weight)
-    y, h, rstd, mean = norms.norm(call.kind, x, weight, bias, residual, eps=call.eps,
-                                            weight_offset=call.offset)
+    y, h, rstd, mean = norms.norm(call.kind, x, weight, bias, residual, eps=call.eps, weight_offset=call.offset)
     y, total = (None if dtype is None else t.contiguous().to(dtype, copy=True)
                 for t, dtype in ((y, call.out or x.dtype), (h, call.total)))
     if not call.stats:
         return y, total, None, None, None
-    if residual is not None and total is not None:  # the backward pass reads the sum as it is kept
+    if residual is not None and total is not None:  # the backward pass reads the sum as it is saved
         rstd, mean = norms.statistics(call.kind, total, call.eps)
     return y, total, rstd, mean, None
 
@@ -195,36 +185,34 @@ def _forward(call: tuple, x, weight, bias, residual) -> launch.Results:
 # ---- gradients: in plain eager mode ---------------------------------------------------------------------------
 
 
-def _recorded(ctx, x, weight, bias, residual, how):
-    call, prenorm = how
-    y, h, rstd, mean, _ = (launch.replayed if x.is_cuda else _forward)(call, x, weight, bias, residual)
+def _recorded(ctx, x, weight, bias, call):
+    """y, of x alone."""
+    y, _, rstd, mean, _ = (launch.replayed if x.is_cuda else _on_cpu)(call, x, weight, bias, None)
+    autograd.remember_quickly(ctx, call, (x, weight, bias, None), None, (rstd, mean))
+    return y
+
+
+def _recorded_with_sum(ctx, x, weight, bias, residual, call):
+    """(y, the sum), also where the sum is not asked for: it is saved in x's place, for which `ops.once` wants a
+    result."""
+    y, h, rstd, mean, _ = (launch.replayed if x.is_cuda else _on_cpu)(call, x, weight, bias, residual)
     autograd.remember_quickly(ctx, call, (x, weight, bias, residual), h, (rstd, mean))
-    if not prenorm and residual is None:
-        return y
-    total = x if h is None else h  # unasked for too: it is kept in x's place, for which `ops.once` wants a result
+    total = x if h is None else h
     ctx.set_materialize_grads(False)  # either result may be left unused
     if not (ctx.needs_input_grad[0] or ctx.needs_input_grad[3]):
         ctx.mark_non_differentiable(total)
     return y, total
 
 
-def _recorded_plain(ctx, x, weight, bias, how):
-    kind, eps = how
-    call = kind, eps, 0.0, None, None, True, None
-    y, _, rstd, mean, _ = launch.replayed(call, x, weight, bias, None)
-    autograd.remember_quickly(ctx, call, (x, weight, bias, None), None, (rstd, mean))
-    return y
-
-
 def _recorded_backward(ctx, dy, dtotal=None):
-    """Of both. In `_recorded_plain` `how` stands where the residual does: it never needs a gradient."""
+    """Of both. In `_recorded` the call stands where the residual does: it never needs a gradient."""
     needs = ctx.needs_input_grad
-    return (*autograd.gradients(ctx, needs[:4], dy, dtotal), *[None] * (len(needs) - 4))
+    return *autograd.gradients(ctx, needs[:4], dy, dtotal), *[None] * (len(needs) - 4)
 
 
 _Recorded = ops.eager_function("Norm", forward=_recorded, backward=_recorded_backward, of="rmsnorm, layernorm")
-_RecordedPlain = ops.eager_function("PlainNorm", forward=_recorded_plain, backward=_recorded_backward,
-                                    of="rmsnorm, layernorm")
+_RecordedWithSum = ops.eager_function("NormWithSum", forward=_recorded_with_sum, backward=_recorded_backward,
+                                      of="rmsnorm, layernorm")
 
 
 # ---- the custom ops: traced, fake, functorch ------------------------------------------------------------------
@@ -232,11 +220,10 @@ _RecordedPlain = ops.eager_function("PlainNorm", forward=_recorded_plain, backwa
 
 def _traced(kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, residual_dtype):
     checks.norm(kind, x, weight, bias, residual)
-    check.refuse_tangent(kind, x=x, weight=weight, bias=bias, residual=residual)
-    save = ops.may_record(x, weight, bias, residual)
+    save = ops.recorded_op(kind, x=x, weight=weight, bias=bias, residual=residual)
     total = launch.total_dtype(x, residual, residual_dtype) if prenorm else None
-    kept = _kept(x, residual, total) if save else total
-    y, h, _, _ = _OPS[kind](x, weight, bias, eps, residual, offset, out_dtype, kept, save)
+    saved_as = _saved_dtype(x, residual, total) if save else total
+    y, h, _, _ = _OPS[kind](x, weight, bias, eps, residual, offset, out_dtype, saved_as, save)
     return (y, x if total is None else h) if prenorm else y
 
 
@@ -246,7 +233,7 @@ def _op(kind):
             weight_offset: float, out_dtype: Optional[torch.dtype], total_dtype: Optional[torch.dtype],
             save: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # a default would be compared with: see ops._schema
         call = kind, eps, weight_offset, out_dtype, total_dtype, save, None
-        found = (launch.replayed if x.is_cuda else _forward)(call, x, weight, bias, residual)
+        found = (launch.replayed if x.is_cuda else _on_cpu)(call, x, weight, bias, residual, checks.EPS[kind])
         return tuple(x.new_empty(0) if t is None else t for t in found[:4])
 
     def fake(x, weight, bias, eps, residual, weight_offset, out_dtype, total_dtype, save):

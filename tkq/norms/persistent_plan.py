@@ -10,17 +10,18 @@ from .spec import NormSpec
 
 SUMS = 3  # count, mean, squares
 FROM_BYTES = 131072  # of a row
-# (blocks of a cluster, warps, stages, blocks on a multiprocessor)
+# (blocks of a cluster, warps, stages, blocks on an SM)
 _GEOMETRIES = ((16, 8, 6, 1), (16, 16, 6, 1), (16, 8, 3, 2), (8, 16, 3, 1), (8, 8, 6, 1), (8, 16, 6, 1), (4, 16, 6, 1),
                (4, 8, 6, 1), (8, 4, 6, 2))
-# (rows of up to so many bytes, geometry). Of a copy's bytes a second on an H100, weight and bias in float32, at 131072
+# (most bytes of a row, geometry). Of a copy's bytes a second on an H100, weight and bias in float32, at 131072
 # and 262144 columns: 0.966, 0.966 (`plan._HEAVY`: 0.934, 0.868 at best; at 65536 0.995, where this has 0.936).
 _PLANNED = ((196608, (8, 4, 6, 2)), (2097152, (16, 8, 6, 1)))
 _LEAST = 48  # registers of a thread for all but its vectors
 
 
 def recipe(spec: NormSpec, plan: RowPlan) -> Recipe:
-    return Recipe("tkq.norms.forward.layernorm_persistent:build", (spec, plan))
+    kernel = "WithStatistics" if spec.stats else "PersistentLayerNorm"
+    return Recipe(f"tkq.norms.forward.layernorm_persistent:{kernel}", (spec, plan))
 
 
 def shape(spec: NormSpec) -> RowShape:
@@ -35,7 +36,7 @@ def serves(spec: NormSpec) -> bool:
 
 
 def planned(spec: NormSpec) -> Optional[RowPlan]:
-    """What a spec runs with, where its vectors are so many bytes that their way from L2 is what counts; else None."""
+    """What a spec runs with, where its vectors have enough bytes that reading them from L2 dominates; else None."""
     if not serves(spec):
         return None
     vectors = sum(shape(spec).vectors)

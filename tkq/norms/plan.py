@@ -19,12 +19,12 @@ _LIGHT = tuple((limit, Config(*shape)) for limit, *shape in (
     (196608, 256, 256, 8),
     (262144, 256, 256, 16),
     (524288, 256, 256, 16, "shared"),
-    # with a residual 2881 us at 4096 rows of 262144; 2957 in registers (71 a thread: one block on a processor), 3064
+    # with a residual 2881 us at 4096 rows of 262144; 2957 in registers (71 a thread: one block on an SM), 3064
     # there with a late weight
     (1048576, 512, 512, 16, "shared"),
     (2097152, 512, 512, 16),
 ))
-# where they are more, their way from L2 is what counts: they stay out of the registers, or several rows share one load
+# where they are more, their loads from L2 dominate: they stay out of the registers, or several rows share one load
 _LATE = (*((limit, Config(*shape, prefetch_weight=False)) for limit, *shape in row_plan.SHORT),
          (49152, Config(512, 512, prefetch_weight=False)))
 _HEAVY = (
@@ -137,13 +137,13 @@ def variants(spec: NormSpec) -> list[Config]:
     return list(dict.fromkeys([*found, *_long_variants(spec)]))
 
 
-# (blocks of a cluster, threads, rows at once, blocks on a multiprocessor)
+# (blocks of a cluster, threads, rows at once, blocks on an SM)
 _LONG_GEOMETRIES = ((16, 256, 2, 3), (16, 256, 2, 4), (16, 256, 1, 3), (16, 256, 1, 4), (16, 256, 3, 2),
                     (16, 256, 3, 4), (16, 512, 2, 2), (16, 128, 2, 5), (8, 256, 2, 3))
 
 
 def _long_variants(spec):
-    """Of long rows of a float8 layernorm: several blocks on a multiprocessor."""
+    """Of long rows of a float8 layernorm: several blocks on an SM."""
     if not (_is_long(spec) and spec.scale):
         return []
     found = [Config(threads, threads, cluster, "shared", early, rows, blocks)

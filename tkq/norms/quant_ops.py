@@ -34,20 +34,22 @@ def rmsnorm_quant(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[
         prenorm: return the sum h too, the residual of the next layer.
         weight_offset: added to the weight in float32: 1.0 for models (Gemma) that store weight - 1.
         residual_dtype: of the sum, with prenorm; the residual's where not given, or x's where there is none.
-        granularity: "row", one scale for each row; or "block", one for each 128 columns of a row.
+        granularity: "row", one scale for each row; or "1x128", one for each 128 columns of a row. Or the members
+            RowWise and BlockWise1x128 of torch.nn.functional.ScalingType.
 
     Returns:
         (q, scale), with prenorm (q, scale, h). q: contiguous, float8_e4m3fn, of x's shape. scale: float32, (M, 1), or
-        (M, ceil(N / 128)) for blocks, M being all leading dimensions together. Multiply by it to get y back. Block
-        scales lie as the float8 GEMM reads them, a column of M one after the other: strides (1, M rounded up to 4).
+        (M, ceil(N / 128)) for "1x128", M being all leading dimensions together. Multiply by it to get y back. These
+        lie as the float8 GEMM reads them, a column of M one after the other: strides (1, M rounded up to 4).
 
         scale = max(amax / 448, 2^-126) for amax, the largest |y|, of which 448 is the image: e4m3's largest number.
-        So zeros have the scale 2^-126 and q = 0. Where a y of the row (or block) is NaN, its scale is and all of its
-        q are. Where one is infinite, the scale is, too: q is NaN there, 0 elsewhere, and q * scale NaN throughout.
+        So zeros have the scale 2^-126 and q = 0. Where a y of the row (or 128 columns) is NaN, its scale and all of
+        its q are. Where one is infinite, the scale is, too: q is NaN there, 0 elsewhere, and q * scale NaN throughout.
 
     Raises:
         TypeError: x, weight, bias or residual is no dense tensor of bf16, fp16 or fp32; eps or weight_offset is no
-            number; prenorm is no bool; residual_dtype is not bf16, fp16 or fp32; granularity is no word.
+            number; prenorm is no bool; residual_dtype is not bf16, fp16 or fp32; granularity is no word or
+            ScalingType.
         ValueError: eps is below 0; granularity is another word; a number that is not finite in float32; shapes that do
             not match, several devices, a last dimension that is not contiguous, an option that would do nothing
             (weight_offset without a weight, residual_dtype without prenorm).
@@ -81,19 +83,21 @@ def layernorm_quant(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[T
         prenorm: return the sum h too, the residual of the next layer.
         weight_offset: added to the weight in float32: 1.0 for models (Gemma) that store weight - 1.
         residual_dtype: of the sum, with prenorm; the residual's where not given, or x's where there is none.
-        granularity: "row", one scale for each row; or "block", one for each 128 columns of a row.
+        granularity: "row", one scale for each row; or "1x128", one for each 128 columns of a row. Or the members
+            RowWise and BlockWise1x128 of torch.nn.functional.ScalingType.
 
     Returns:
         (q, scale), with prenorm (q, scale, h). q: contiguous, float8_e4m3fn, of x's shape. scale: float32, (M, 1), or
-        (M, ceil(N / 128)) for blocks, M being all leading dimensions together. Multiply by it to get y back. Block
-        scales lie as the float8 GEMM reads them, a column of M one after the other: strides (1, M rounded up to 4).
+        (M, ceil(N / 128)) for "1x128", M being all leading dimensions together. Multiply by it to get y back. These
+        lie as the float8 GEMM reads them, a column of M one after the other: strides (1, M rounded up to 4).
 
-        scale = max(amax / 448, 2^-126) for amax, the largest |y| of its row (or block); rows of zeros, NaN and infinity
-        are as `rmsnorm_quant` has them.
+        scale = max(amax / 448, 2^-126) for amax, the largest |y| of its row (or 128 columns); rows of zeros, NaN and
+        infinity are as `rmsnorm_quant` has them.
 
     Raises:
         TypeError: x, weight, bias or residual is no dense tensor of bf16, fp16 or fp32; eps or weight_offset is no
-            number; prenorm is no bool; residual_dtype is not bf16, fp16 or fp32; granularity is no word.
+            number; prenorm is no bool; residual_dtype is not bf16, fp16 or fp32; granularity is no word or
+            ScalingType.
         ValueError: eps is below 0; granularity is another word; a number that is not finite in float32; shapes that do
             not match, several devices, a last dimension that is not contiguous, an option that would do nothing
             (weight_offset without a weight, residual_dtype without prenorm).
@@ -118,28 +122,29 @@ def _quant(kind, x, weight, bias, eps, residual, prenorm, offset, residual_dtype
                                                                        granularity)
     if offset != 0.0 or residual_dtype is not None:
         checks.options(f"{kind}_quant", weight, offset, prenorm, residual_dtype)
-    given = x, weight, bias, residual, kind, eps, prenorm, offset, residual_dtype, granularity
-    way = ops.route(x, weight, bias, residual)
-    if way != "direct":
+    mode = ops.route(x, weight, bias, residual)
+    if mode != "direct":
         check.refuse_gradient(f"{kind}_quant", x=x, weight=weight, bias=bias, residual=residual)
         checks.norm(f"{kind}_quant", x, weight, bias, residual)
     total = launch.total_dtype(x, residual, residual_dtype) if prenorm else None
-    if way == "direct":
-        call = kind, eps, offset, _E4M3, total, False, granularity
-        made = (launch.norm if x.is_cuda else _on_cpu)(call, x, weight, bias, residual)
-        q, h, _, _, scale = made
-    else:
+    if mode != "direct":
         q, scale, h = _OPS[kind](x, weight, bias, eps, residual, offset, total, granularity)
+        return (q, scale, x if total is None else h) if prenorm else (q, scale)
+    call = kind, eps, offset, _E4M3, total, False, granularity
+    made = (launch.norm if x.is_cuda else _on_cpu)(call, x, weight, bias, residual)
+    q, h, _, _, scale = made
     found = (q, scale, x if total is None else h) if prenorm else (q, scale)
-    if way == "direct" and x.is_cuda:
-        _call_cache.add(given, *launch.launched(call, x, weight, bias, residual, made), found)
+    if x.is_cuda:
+        given = x, weight, bias, residual, kind, eps, prenorm, offset, residual_dtype, granularity
+        launch.remember(_call_cache, given, call, (x, weight, bias, residual), made, found)
     return found
 
 
-def _on_cpu(call: tuple, x, weight, bias, residual) -> launch.Results:
+def _on_cpu(call: tuple, x, weight, bias, residual, validate=None) -> launch.Results:
     call = Call(*call)
-    checks.norm(f"{call.kind}_quant", x, weight, bias, residual)
-    checks.EPS[f"{call.kind}_quant"](call.eps)
+    checks.norm(call.op, x, weight, bias, residual)
+    if validate is not None:
+        validate(call.eps)
     y, h, _, _ = norms.norm(call.kind, x, weight, bias, residual, eps=call.eps, weight_offset=call.offset)
     q, found = norms.quantise(y.reshape(-1, x.shape[-1]), call.scale)
     scale = _scales(call.scale, found.shape[0], x).copy_(found)
@@ -154,17 +159,20 @@ def _scales(granularity, M, x):
 
 def _op(kind):
     """`tkq::rmsnorm_quant` or `tkq::layernorm_quant`: q, scale and the sum, which is empty where not asked for."""
+    validate = checks.EPS[f"{kind}_quant"]
+    granularity_of = arguments.checker(f"{kind}_quant", "granularity")  # programs of before may have old names
+
     def run(x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float, residual: Optional[Tensor],
             weight_offset: float, total_dtype: Optional[torch.dtype],
             granularity: str) -> tuple[Tensor, Tensor, Tensor]:
-        call = kind, eps, weight_offset, _E4M3, total_dtype, False, granularity
-        q, h, _, _, scale = (launch.replayed if x.is_cuda else _on_cpu)(call, x, weight, bias, residual)
+        call = kind, eps, weight_offset, _E4M3, total_dtype, False, granularity_of(granularity)
+        q, h, _, _, scale = (launch.replayed if x.is_cuda else _on_cpu)(call, x, weight, bias, residual, validate)
         return q, scale, x.new_empty(0) if h is None else h
 
     def fake(x, weight, bias, eps, residual, weight_offset, total_dtype, granularity):
         checks.norm(f"{kind}_quant", x, weight, bias, residual)
         return (x.new_empty(x.shape, dtype=_E4M3),
-                _scales(granularity, x.numel() // x.shape[-1], x),
+                _scales(granularity_of(granularity), x.numel() // x.shape[-1], x),
                 x.new_empty(0) if total_dtype is None else x.new_empty(x.shape, dtype=total_dtype))
 
     return ops.torch_op(f"{kind}_quant", cuda=run, cpu=run, fake=fake)

@@ -2,14 +2,15 @@
 from dataclasses import dataclass
 from typing import Optional
 
+from .. import granularity
 from ..dtypes import LARGEST, WIDTH
 from ..reduction import geometry
 
 KINDS = ("rmsnorm", "layernorm")
 OUT_WIDTH = {**WIDTH, "e4m3": 8, "e5m2": 8}
-SCALES = ("row", "block")
+SCALES = ("row", "1x128")
 HEADS = ("rows", "weight")
-GROUP = 128  # columns that share a block scale
+GROUP = granularity.GROUP  # columns that share a scale of "1x128"
 MAX_N = 1 << 18
 
 
@@ -23,7 +24,7 @@ class NormSpec:
     Options, all off by default:
     residual: element type of what is added to x before the norm. total: type in which that sum is written (x itself
         where there is no residual). out: type of the result, where it is not x's.
-    scale: with out "e4m3" or "e5m2": one scale for each "row", or for each "block" of 128 columns of a row.
+    scale: with out "e4m3" or "e5m2": one scale for each "row", or "1x128", for each 128 columns of a row.
     offset: a number is added to the weight. stats: rstd is written, and layernorm's mean, for a backward pass: of the
         sum as it is written, where that is what the backward reads (see `rounded`).
     heads: rows lie two strides apart, as (R, H, N): "rows", or "weight" where each head has a weight of its own too.

@@ -6,12 +6,12 @@ from .plan import columns, held_back, past_l1, plan_rope
 from .rope_launch import recipe as rope_recipe
 from .spec import KINDS, WIDTH, GatedSpec, RopeSpec, widest_gated
 
-# 2048 threads on an SM; half of them must fit at once, or too few bytes are on their way to memory
+# 2048 threads on an SM; half of them must fit at once, or too few bytes are in flight
 REGISTERS = 80
 
 
 def shipped() -> list:
-    """Each activation forward and backward, each way to lie in memory, each type; rope by pairing, table, positions."""
+    """Each activation forward and backward, each layout in memory, each type; rope by pairing, table, positions."""
     return [*_gated(), *_rope()]
 
 

@@ -7,6 +7,7 @@ import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
 from .. import tile as tk
+from ..runtime.compile import fake
 from ..tile import vectors as access
 from . import plan
 from .activations import VALUE, VALUE_AND_SLOPE
@@ -36,13 +37,33 @@ class Gated:
 
         block b, thread t:   vectors  b * threads * vectors + j * threads + t,   j = 0 .. vectors - 1
 
-    so a warp's accesses are neighbours, N need not fit any tile, and a thread's loads are all under way before the
+    so a warp's accesses are neighbours, N need not fit any tile, and a thread's loads are all in flight before the
     first is used. A thread past the end loads the last vector again and stores nothing. No shared memory, no barrier.
     """
 
     def __init__(self, spec, config):
         self.spec, self.config = spec, config
         self.dtype = tk.element_type(spec.dtype)
+
+    def fake_arguments(self):
+        """Compiled for what `__call__` has: tensors of any strides but the last."""
+        spec = self.spec
+        bytes_, packed, v = tk.element_type(spec.dtype).width // 8, spec.packing != "apart", spec.vector
+        leading = tuple(fake.sym() for _ in range(spec.rank - 1))
+        columns = fake.sym(divisibility=v)
+        both = fake.sym(divisibility=2 * v) if packed else None
+
+        def tensor(wide=False):
+            n, divides = (both, 2 * v if spec.packing == "interleaved" else v) if wide else (columns, v)
+            strides = tuple(fake.sym64(divisibility=divides) for _ in leading)
+            return fake.tensor(spec.dtype, (*leading, n), (*strides, 1), align=divides * bytes_)
+
+        up = None if packed else tensor()
+        if not spec.backward:
+            return (tensor(packed), up, None, tensor(), None)
+        dgate = None if spec.gradients == "up" else tensor(packed)
+        dup = None if packed or spec.gradients == "gate" else tensor()
+        return (tensor(packed), up, tensor(), dgate, dup)
 
     @cute.jit
     def __call__(self, mX: cute.Tensor, mU: Optional[cute.Tensor], mDY: Optional[cute.Tensor],

@@ -104,10 +104,10 @@ def _gated(kind, gate, up, layout):
         found = _call_cache.take(gate, up, kind, packing)
         if found is not None:
             return found
-    way = ops.route(gate, up)
-    if way == "direct":
+    mode = ops.route(gate, up)
+    if mode == "direct":
         return (_plain if gate.is_cuda else _on_cpu)(gate, up, kind, packing)
-    if way == "record":
+    if mode == "record":
         return _Recorded.apply(gate, up, kind, packing)
     check.refuse_tangent(_op_of(kind), gate=gate, up=up)
     _check(gate, up, kind, packing)
@@ -244,9 +244,9 @@ def _launch_with_care(vector, tensors, kind, packing, gradients, config):
     if x.numel() // vector <= MAX_UNITS:
         run = _launcher(x, kind, packing, vector, gradients, config)
         if vector == widest_gated(dtypes.name_of(x.dtype), packing) and gradients is None and config is None:
-            kept = x.dim() - 1
+            row_dims = x.dim() - 1
             _launch_cache[kind, packing] = added(_launch_cache.get((kind, packing)), run, tensors,
-                                            Shapes({0: kept, 1: kept}, {3: kept}, columns=()))
+                                            Shapes({0: row_dims, 1: row_dims}, {3: row_dims}, columns=()))
         run(*tensors)
         return
     tensors, step = [_rows(t) for t in tensors], MAX_UNITS // -(-x.shape[-1] // vector)
@@ -276,7 +276,7 @@ def _launcher(x, kind, packing, vector, gradients, config):
 
 def recipe(spec: GatedSpec, config=None):
     """The recipe of a spec, with its planned config or another one."""
-    return runtime.Recipe("tkq.pointwise.build:gated", (spec, config or plan_gated(spec)))
+    return runtime.Recipe("tkq.pointwise.gated:Gated", (spec, config or plan_gated(spec)))
 
 
 # ---- checks and the path without a GPU ---------------------------------------------------------------------------

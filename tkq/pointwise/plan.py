@@ -143,5 +143,5 @@ def table_alignment(spec: RopeSpec) -> int:
 
 
 def rows_are_known(spec: RopeSpec) -> bool:
-    """Can the caller tell from sizes alone that every token's row is in the table?"""
+    """Do sizes alone show that every token's row is in the table?"""
     return spec.positions == "token" or (spec.positions == "offset" and not spec.varlen)

@@ -7,6 +7,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
 from .. import tile as tk
+from ..runtime.compile import fake
 from ..tile import vectors
 from ..utils import domain_offset_i64
 from . import plan
@@ -56,7 +57,7 @@ class Rope:
 
         unit = (token * groups + group) * chunks + chunk;   group g has the heads g, g + groups, g + 2 groups, ...
 
-    so neighbouring threads have neighbouring columns, then heads. Every load of x is under way before the position is
+    so neighbouring threads have neighbouring columns, then heads. Every load of x is in flight before the position is
     looked up; a pair is loaded and stored by one thread, so the result may be x. A thread past the end loads what the
     last one does and stores nothing. No barrier; shared memory only keeps further blocks off an SM (plan.plan_rope).
 
@@ -71,6 +72,41 @@ class Rope:
         self.spec, self.config = spec, config
         self.columns, self.past_l1 = plan.columns(spec), plan.past_l1(spec)
         self.dtype = tk.element_type(spec.dtype)
+
+    def fake_arguments(self):
+        """Compiled for what `__call__` has: x, result and table with any strides but the last."""
+        spec = self.spec
+        width = tk.element_type(spec.dtype).width
+        length, batch = fake.sym(), fake.sym()
+        leading = (length,) if spec.varlen else (batch, length)
+        wide = spec.rotary_dim + spec.rest
+
+        def heads(count):
+            strides = tuple(fake.sym64(divisibility=spec.vector) for _ in range(len(leading) + 1))
+            return fake.tensor(spec.dtype, (*leading, count, wide), (*strides, 1), align=spec.vector * width // 8)
+
+        rows, table_bytes = fake.sym(), plan.table_alignment(spec)
+        per = table_bytes // (tk.element_type(spec.table).width // 8)
+
+        def table():
+            stride = (fake.sym64(divisibility=per), 1)
+            return fake.tensor(spec.table, (rows, spec.rotary_dim // 2), stride, align=table_bytes)
+
+        def integers(shape):
+            return fake.tensor(spec.index, shape, tuple(fake.sym64() for _ in shape),
+                               align=tk.element_type(spec.index).width // 8)
+
+        positions = None
+        if spec.positions == "offsets":
+            positions = integers((fake.sym() if spec.varlen else batch,))
+        elif spec.positions == "ids":
+            positions = integers(leading)
+        starts = None
+        if spec.varlen and spec.positions in ("offset", "offsets"):
+            starts = fake.tensor("int32", (fake.sym(),), (1,), align=4)
+        count, count_2 = fake.sym(), fake.sym()
+        second = (heads(count_2), heads(count_2)) if spec.tensors == 2 else (None, None)
+        return (heads(count), heads(count), *second, table(), table(), positions, starts, Int32(0), Float32(1))
 
     @cute.jit
     def __call__(self, mX: cute.Tensor, mO: cute.Tensor, mX2: Optional[cute.Tensor], mO2: Optional[cute.Tensor],

@@ -164,4 +164,4 @@ def _checked(key, tensors, cos, interleaved, vector, kind, index, config):
 
 def recipe(spec: RopeSpec, config: RopeConfig):
     """The recipe of a spec and the config that it runs with."""
-    return runtime.Recipe("tkq.pointwise.build:rope", (spec, config))
+    return runtime.Recipe("tkq.pointwise.rope:Rope", (spec, config))

@@ -67,14 +67,14 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, seql
                     torch.autograd.graph.increment_version(x)
                 return found[0]
         interleaved, inplace = options["rope"](interleaved, inplace)
-        turn, way = (cos, sin, seqlen_offsets, None, None, None, interleaved, False), ops.route(x, cos, sin)
+        turn, mode = (cos, sin, seqlen_offsets, None, None, None, interleaved, False), ops.route(x, cos, sin)
     else:
         interleaved, inplace = options["rope"](interleaved, inplace)
         turn = _turn("rope", cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen)
-        way = ops.route(x, cos, sin, turn[3], position_ids, cu_seqlens)
-    if way == "direct":
+        mode = ops.route(x, cos, sin, turn[3], position_ids, cu_seqlens)
+    if mode == "direct":
         return _in_place(x, turn) if inplace else _forward(x, turn)
-    if way == "record" and not (cos.requires_grad or sin.requires_grad):
+    if mode == "record" and not (cos.requires_grad or sin.requires_grad):
         if inplace:
             check.refuse_leaf("rope", x=x)
             check.refuse_view("rope", x=x)
@@ -121,15 +121,15 @@ def rope_qk(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool
             if found is not None:
                 return found
         interleaved = options["rope_qk"](interleaved)
-        turn, way = (cos, sin, seqlen_offsets, None, None, None, interleaved, False), ops.route(q, k, cos, sin)
+        turn, mode = (cos, sin, seqlen_offsets, None, None, None, interleaved, False), ops.route(q, k, cos, sin)
     else:
         check.tensor("rope_qk: k", k)
         interleaved = options["rope_qk"](interleaved)
         turn = _turn("rope_qk", cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen)
-        way = ops.route(q, k, cos, sin, turn[3], position_ids, cu_seqlens)
-    if way == "direct":
+        mode = ops.route(q, k, cos, sin, turn[3], position_ids, cu_seqlens)
+    if mode == "direct":
         return _forward_qk(q, k, turn)
-    if way == "record" and not (cos.requires_grad or sin.requires_grad):
+    if mode == "record" and not (cos.requires_grad or sin.requires_grad):
         return _QKFunction.apply(q, k, turn)
     check.refuse_gradient("rope_qk", cos=cos, sin=sin)
     check.refuse_tangent("rope_qk", q=q, k=k)

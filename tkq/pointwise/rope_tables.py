@@ -9,7 +9,7 @@ from ..runtime import arguments
 from ..runtime.call import check, ops
 from ..runtime.system import forks
 
-CACHED = 16  # tables (pairs) that are kept
+CACHED = 16  # tables (pairs) in memory
 _arguments = arguments.checker("rope_cos_sin", "seqlen", "dim", "base", "dtype", "device", "inv_freq")
 
 _tables: collections.OrderedDict = collections.OrderedDict()  # (dim, base, dtype, device) -> (cos, sin), latest last
@@ -20,8 +20,8 @@ def rope_cos_sin(seqlen: int, dim: int, base: float = 10000.0, *, dtype: torch.d
                  device=None, inv_freq: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """cos and sin of position * base^(-2 i / dim), what ``rope`` takes (Su et al., 2021).
 
-    Computed in float64 and rounded once. The last 16 tables are kept, by dim, base, dtype and device, and a call gets a
-    copy of its rows of one: what is written to it changes no other. Nothing is kept, or taken from what is, while
+    Computed in float64 and rounded once. The last 16 tables are cached by dim, base, dtype and device; a call gets a
+    copy of its rows of one: what is written to it changes no other. Nothing is cached, or taken from the cache, while
     torch.compile traces, a dispatch mode (FakeTensorMode) or a functorch transform is under way, or a CUDA graph is
     captured; nor with ``inv_freq``.
 

@@ -41,7 +41,7 @@ def across_lanes(held, offset):
 def of_shared_rows(rows, lane, lanes):
     """max |v| of row lane % len(rows), across `lanes` neighbours that each hold a part of each row.
 
-    At each step a lane keeps half of its rows, sends the other half and receives of those that it keeps: of 8 rows and
+    At each step a lane holds half of its rows, sends the other half and receives of those that it holds: of 8 rows and
     16 lanes that is 5 shuffles of 16-bit elements, 8 of fp32, where a row after another takes 32.
     """
     dtype = rows[0].element_type
@@ -53,9 +53,9 @@ def of_shared_rows(rows, lane, lanes):
     offset = len(words) // 2
     while offset:
         upper = Boolean(lane & offset != 0)
-        kept = [cutlass.select_(upper, words[offset + i], words[i]) for i in range(offset)]
+        own = [cutlass.select_(upper, words[offset + i], words[i]) for i in range(offset)]
         sent = [cutlass.select_(upper, words[i], words[offset + i]) for i in range(offset)]
-        words = [_from(k, s, offset, dtype) for k, s in zip(kept, sent)]
+        words = [_from(k, s, offset, dtype) for k, s in zip(own, sent)]
         offset //= 2
     word, offset = words[0], len(rows) * dtype.width // 32  # of 16 bits, neighbours so far away have the same words
     while offset < lanes:

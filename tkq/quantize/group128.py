@@ -4,8 +4,8 @@ from typing import Optional
 import cuda.bindings.driver as cuda
 import cutlass.cute as cute
 
-from .spec import EDGE, VECTOR, TileSpec
-from .tiles import SIDE, THREADS, Operands, Tilewise, operands
+from .spec import EDGE, VECTOR
+from .tiles import SIDE, THREADS, Operands, Tilewise
 
 
 class Group128(Tilewise):
@@ -29,8 +29,3 @@ class Group128(Tilewise):
 
     def corner(self, t, tile):
         return tile[0] * VECTOR, tile[1] * EDGE + t % SIDE * VECTOR
-
-
-def build(spec: TileSpec):
-    """(kernel, fake arguments)."""
-    return Group128(spec), operands(spec)

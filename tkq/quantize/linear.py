@@ -7,17 +7,19 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from ..gemm.fp8.ops import fp8_gemm
+from ..granularity import members
+from ..runtime.arguments.granularities import RENAMED, parse
 from ..runtime.call import check, ops
 from .ops import quantize_fp8, quantize_padded
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-WEIGHTS = {"row": "row", "block": "tile", "tensor": "tensor"}  # what shares a scale in the weight, for each recipe
+WEIGHTS = {"row": "row", "1x128": "128x128", "tensor": "tensor"}  # the weight's granularity, by that of x and dy
 LONG = 65536  # sums of more tokens are added up in float32, every 128 of them: the tensor cores' own are cut off
 _UNIT = 16  # of every dimension that a product sums over
 
 
 class Recipe(NamedTuple):
-    """granularity: "row", a scale for each row of what a product sums over; "block", one for each 128 of it, and for
+    """granularity: "row", a scale for each row of what a product sums over; "1x128", one for each 128 of it, and for
     each 128 x 128 of the weight; "tensor", one for each of x, the weight and dy. gradient: dy's float8 type.
     keep_weight: is the weight's transpose quantised with the weight, and not in the backward?"""
 
@@ -36,15 +38,16 @@ class Fp8Linear(nn.Linear):
         in_features, out_features: multiples of 16.
         bias, device, dtype: as `torch.nn.Linear`; dtype and x's: bfloat16, float16 or float32.
         granularity: "row": y's product has a scale for each row of x and of the weight; each gradient's product scales
-            of its own, over what it sums over. Rows with outliers lose little. "block": a scale for each 128 of a row
-            (of a column, in the weight's gradient) of x and dy, and for each 128 x 128 of the weight; sums of 128 are
-            added up in float32. It is the most accurate; the products of the others are faster. "tensor": one scale
-            for all of x, of the weight and of dy; what is small beside the largest element loses the most.
+            of its own, over what it sums over. Rows with outliers lose little. "1x128": a scale for each 128 of a row
+            (of a column, in the weight's gradient) of x and dy, and "128x128" for the weight; sums of 128 are added up
+            in float32. It is the most accurate; the products of the others are faster. "tensor": one scale for all of
+            x, of the weight and of dy; what is small beside the largest element loses the most. Or the member of
+            torch.nn.functional.ScalingType: RowWise, BlockWise1x128, TensorWise.
         gradient: dy's type, float8_e4m3fn or float8_e5m2 (more range, a bit less precision).
         keep_weight: the weight's float8 along its outputs stays until the backward, a byte an element; False: the
             weight is quantised again then, which is what a sharded one wants (FSDP frees it between the two).
 
-    x, the weight and dy are quantised for both their products at once, and for the backward the float8 of x.t() is kept
+    x, the weight and dy are quantised for both their products at once, and for the backward x.t() is saved in float8
     in place of x. Any number of tokens; for the weight's gradient zeros are added to a multiple of 16. Under autocast x
     is cast as torch casts it, and the result has that type; the weight is quantised from its own.
     """
@@ -54,8 +57,10 @@ class Fp8Linear(nn.Linear):
         for name, size in (("in_features", in_features), ("out_features", out_features)):
             check.size(f"Fp8Linear: {name}", size, _UNIT)
         check.flag("Fp8Linear: keep_weight", keep_weight)
+        granularity = parse("Fp8Linear: granularity", granularity, WEIGHTS)
         if granularity not in tuple(WEIGHTS):  # which need not be something that a table can be asked for
-            raise ValueError(f"Fp8Linear: granularity: got {granularity!r}, allowed are {', '.join(WEIGHTS)}")
+            raise ValueError(f"Fp8Linear: granularity: got {granularity!r}, allowed are "
+                             f"{', '.join(map(repr, WEIGHTS))}, and {members(WEIGHTS)}")
         if gradient not in (E4M3, E5M2):
             raise TypeError(f"Fp8Linear: gradient: got {gradient}, allowed are {E4M3} and {E5M2}")
         super().__init__(in_features, out_features, bias, device, dtype)
@@ -73,6 +78,12 @@ class Fp8Linear(nn.Linear):
             with torch.autocast(kind, enabled=False):  # the CPU's reference multiplies with torch
                 return self.forward(x)
         return together(x, (self,))[0]
+
+    def __setstate__(self, state):
+        """Modules that an earlier version pickled have an old name."""
+        super().__setstate__(state)
+        old = self.recipe.granularity
+        self.recipe = self.recipe._replace(granularity=RENAMED.get(old, old))
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, granularity={self.recipe.granularity!r}, gradient={self.recipe.gradient}"
@@ -113,18 +124,18 @@ class _Linear(Function):
         n = len(parameters) // 2
         weights, biases = parameters[:n], parameters[n:]
         keep = recording and any(ctx.needs_input_grad[3:3 + n])
-        q, scale, *kept = _quantised(x, recipe, E4M3, keep)
-        kept = list(kept)  # Dynamo of torch 2.11 has a tuple
+        q, scale, *saved = _quantised(x, recipe, E4M3, keep)
+        saved = list(saved)  # Dynamo of torch 2.11 has a tuple
         ys, turn = [], recording and ctx.needs_input_grad[0]
         for weight, bias in zip(weights, biases):
             w, scale_w, *turned = quantize_fp8(weight, WEIGHTS[recipe.granularity],
                                                transpose=turn and recipe.keep_weight)
             ys.append(fp8_gemm(q, w.t(), scale, scale_w.t(), bias=bias, out_dtype=x.dtype))
-            kept += turned or [weight] * turn
+            saved += turned or [weight] * turn
         if keep and turn:  # a result of nothing stands for x and the weights, whose float8 leads nowhere: `ops.once`
             ys.append(x.new_empty(0))
-            kept.append(ys[-1])
-        ctx.save_for_backward(*kept)
+            saved.append(ys[-1])
+        ctx.save_for_backward(*saved)
         ctx.recipe, ctx.keeps_x, ctx.dtype = recipe, keep, x.dtype
         ctx.weights, ctx.biased = [w.dtype for w in weights], [None if b is None else b.dtype for b in biases]
         ctx.set_materialize_grads(False)
@@ -133,8 +144,8 @@ class _Linear(Function):
     @staticmethod
     @functools.partial(ops.once, "Fp8Linear")
     def backward(ctx, *dys):
-        n, kept = len(ctx.weights), ctx.saved_tensors
-        x, of_weights = (kept[:2], kept[2:]) if ctx.keeps_x else (None, kept)
+        n, saved = len(ctx.weights), ctx.saved_tensors
+        x, of_weights = (saved[:2], saved[2:]) if ctx.keeps_x else (None, saved)
         each, dys = 2 if ctx.recipe.keep_weight else 1, dys[:n]
         wants_x, _, _, *wants = ctx.needs_input_grad
         wants = [wanted and dys[i % n] is not None for i, wanted in enumerate(wants)]

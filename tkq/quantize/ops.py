@@ -5,9 +5,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tkq.granularity import BLOCKS
 from tkq.norms.spec import MAX_N, NormSpec
 from tkq.quantize.catalog import TWICE, has_workspace, rows_recipe, tiles_recipe, way
-from tkq.quantize.spec import BLOCKS, EDGE, GRANULARITIES, VECTOR, TileSpec
+from tkq.quantize.spec import EDGE, GRANULARITIES, VECTOR, TileSpec
 from tkq.quantize.workspace import workspace_size
 from tkq.reference import fp8
 from tkq.runtime import arguments, function
@@ -19,7 +20,7 @@ from tkq.runtime.device import arch
 _call_cache = {False: CallCache(), True: CallCache(by_stream=True)}
 _tensor = arguments.checker("quantize_fp8", "x")
 _ways, _options = (arguments.checker("quantize_fp8", "granularity", name) for name in ("transpose", "dtype"))
-OWN_SCALES = ("row", "block")  # whose transpose has other scales than x
+OWN_SCALES = ("row", "1x128")  # whose transpose has other scales than x
 
 
 def quantize_fp8(x: Tensor, granularity: str = "row", dtype: torch.dtype = torch.float8_e4m3fn, *,
@@ -31,18 +32,19 @@ def quantize_fp8(x: Tensor, granularity: str = "row", dtype: torch.dtype = torch
         granularity: what shares a scale:
             "tensor"  everything. x is read twice, once for its largest element; small x once.
             "row"     a row. With the transpose x is read twice, small x once; twice too without it where rows have more
-                      than 262144 elements. Small: up to two 128 by 128 a multiprocessor, one of float32 or of rows
+                      than 262144 elements. Small: up to two 128 by 128 an SM, one of float32 or of rows
                       (columns, with the transpose) that are not whole vectors.
-            "block"   128 columns of a row.
-            "tile"    128 rows by 128 columns.
+            "1x128"   128 columns of a row.
+            "128x128" 128 rows by 128 columns.
+            Or the member of torch.nn.functional.ScalingType: TensorWise, RowWise, BlockWise1x128, BlockWise128x128.
         dtype: float8_e4m3fn (largest 448) or float8_e5m2 (57344).
-        transpose: the float8 of x.t() too, with scales of its own: "row"'s are of a column of x, "block"'s of 128 rows
+        transpose: the float8 of x.t() too, with scales of its own: "row"'s are of a column of x, "1x128"'s of 128 rows
             of one.
 
     Returns:
         (q, scale), with transpose (q, scale, qt, scale_t). q: (M, N), contiguous. qt: (N, M), contiguous. scale,
         float32: (1,); (M, 1); (M, ceil(N / 128)), a column of M one after the other: strides (1, M rounded up to 4);
-        (ceil(M / 128), ceil(N / 128)). scale_t: the same for x.t(); for "tensor" and "tile" it is scale, or its t().
+        (ceil(M / 128), ceil(N / 128)). scale_t: the same for x.t(); for "tensor" and "128x128" it is scale, or its t().
 
         As a of ``fp8_gemm``: q and scale. As b: q.t() and scale.t().
 
@@ -51,8 +53,8 @@ def quantize_fp8(x: Tensor, granularity: str = "row", dtype: torch.dtype = torch
         scale: q is NaN there and 0 elsewhere, and q * scale NaN throughout.
 
     Raises:
-        TypeError: x is no dense tensor of bf16, fp16 or fp32; granularity is no word; dtype is not e4m3 or e5m2;
-            transpose is no bool.
+        TypeError: x is no dense tensor of bf16, fp16 or fp32; granularity is no word or ScalingType; dtype is not
+            e4m3 or e5m2; transpose is no bool.
         ValueError: granularity is another word; not 2-D, a row that is not contiguous.
         NotImplementedError: a gradient asked for.
         RuntimeError: a GPU other than Hopper.
@@ -72,7 +74,7 @@ def quantize_fp8(x: Tensor, granularity: str = "row", dtype: torch.dtype = torch
     found = None if ops.traced() else _call_cache[has_workspace(granularity, transpose)].take(x, granularity, dtype,
                                                                                             transpose)
     if found is None:
-        _options(granularity, dtype)
+        granularity, dtype = _options(granularity, dtype)
     if found is not None:
         q, scale, qt, scale_t = found[:4]
     elif ops.direct(x):
@@ -90,7 +92,7 @@ def _transposed(granularity, scale, scale_t):
     """The scales of x.t()."""
     if granularity == "tensor":
         return scale
-    return scale.t() if granularity == "tile" else scale_t
+    return scale.t() if granularity == "128x128" else scale_t
 
 
 def quantize_padded(x: Tensor, granularity: str, dtype: torch.dtype, unit: int) -> tuple:
@@ -110,18 +112,19 @@ def _padded(x, unit):
 
 
 def _check(x, granularity, dtype, transpose):
+    """granularity and dtype, as functions go on with them."""
     _tensor(x)
     check.rank("x", x, 2)
     if x.numel():
         check.last_dim_contiguous("x", x)
-    _options(granularity, dtype)
+    return _options(granularity, dtype)
 
 
 def _cuda(x: Tensor, granularity: str, dtype: torch.dtype, transpose: bool,
           unit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     x = _padded(x, unit)
     found = (_call_cache[has_workspace(granularity, transpose)].take(x, granularity, dtype, transpose)
-             or _launched(x, granularity, dtype, transpose))
+             or _launched(x, *_options(granularity, dtype), transpose))
     return tuple(x.new_empty(0) if t is None else t for t in found[:4])
 
 
@@ -131,7 +134,9 @@ def _launched(x, granularity, dtype, transpose):
         m, n = x.shape
         aligned = x.data_ptr() & 15
         index = x.get_device()
-        run, largest, claims = _runs(granularity, x.dtype, m, n, x.stride(), aligned, dtype, transpose, index)
+        by_rows = granularity == "row" and not transpose and n <= MAX_N  # one kernel for any number of rows
+        run, largest, claims = _runs(granularity, x.dtype, min(m, 2) if by_rows else m, n, x.stride(), aligned, dtype,
+                                     transpose, index)
         q = alloc.empty(index, (m, n), (n, 1), dtype)
         scale = alloc.empty(index, *_scales(granularity, m, n), torch.float32)
         qt = scale_t = amax = workspace = None
@@ -171,7 +176,7 @@ def _scales(granularity, m, n):
     if granularity == "row":
         return (m, 1), (1, 1)
     columns = -(-n // EDGE)
-    if granularity == "block":
+    if granularity == "1x128":
         return (m, columns), (1, -(-m // 4) * 4)
     return ((1,), (1,)) if granularity == "tensor" else ((-(-m // EDGE), columns), (columns, 1))
 
@@ -206,7 +211,7 @@ def _runs(granularity, x, m, n, strides, aligned, out, transpose, index):
 
 def _cpu(x: Tensor, granularity: str, dtype: torch.dtype,
          transpose: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    _check(x, granularity, dtype, transpose)
+    granularity, dtype = _check(x, granularity, dtype, transpose)
     block = BLOCKS[granularity]
     q, found = fp8.quantize_fp8(x, block, dtype)
     scale = _scale_buffer(granularity, *x.shape, x.device).copy_(found.view(-1) if granularity == "tensor" else found)
@@ -224,7 +229,7 @@ def _op_cpu(x, granularity, dtype, transpose, unit):
 
 def _fake(x: Tensor, granularity: str, dtype: torch.dtype, transpose: bool,
           unit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    m, n = x.shape
+    (m, n), (granularity, dtype) = x.shape, _options(granularity, dtype)
     m = -(-m // unit) * unit if unit > 1 else m
     return (x.new_empty((m, n), dtype=dtype), _scale_buffer(granularity, m, n, x.device),
             x.new_empty((n, m), dtype=dtype) if transpose else x.new_empty(0),

@@ -5,8 +5,8 @@ from cutlass import Float32, Int32, Uint32, const_expr
 from .. import tile as tk
 from ..tile import vectors
 from . import amax as maxima
-from .spec import EDGE, VECTOR, TileSpec
-from .tiles import SIDE, WARPS, Tilewise, _inverse, _red_max, operands
+from .spec import EDGE, VECTOR
+from .tiles import SIDE, WARPS, Tilewise, _inverse, _red_max
 
 
 class RowColScales(Tilewise):
@@ -59,8 +59,3 @@ class RowColScales(Tilewise):
         scales = [self.scale_of(Int32(found[i]).bitcast(Float32)) for i in range(VECTOR)]
         self.put_scales(to, scales, first, 0, lane)
         return [_inverse(scale) for scale in scales]
-
-
-def build(spec: TileSpec):
-    """(kernel, fake arguments)."""
-    return RowColScales(spec), operands(spec)

@@ -2,9 +2,9 @@
 from cutlass import Float32
 
 from .. import tile as tk
-from ..norms.forward.build import _arguments
 from ..norms.forward.fp8_output import Fp8Output
-from ..norms.forward.row_norm import RowNorm, WithOptions
+from ..norms.forward.kernel import NormWithOptions
+from ..norms.forward.row_norm import RowNorm
 from ..norms.spec import NormSpec
 
 
@@ -25,6 +25,11 @@ class NoNorm:
         return x
 
 
-def build(spec: NormSpec, config):
-    """(kernel, fake arguments): as the norms' builder, for a spec without weight or bias."""
-    return WithOptions(RowNorm(spec, config, NoNorm(), Fp8Output())), _arguments(spec)
+class RowQuantizer:
+    """A RowNorm without a norm; its arguments are those of a norm, of a spec without weight or bias."""
+
+    def __init__(self, spec: NormSpec, config):
+        self.norm = RowNorm(spec, config, NoNorm(), Fp8Output())
+
+    # of a RowNorm, whatever its parts are
+    fake_arguments, __call__ = NormWithOptions.fake_arguments, NormWithOptions.__call__

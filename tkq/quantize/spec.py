@@ -1,15 +1,13 @@
 """What a caller of the quantiser asked for: the part that decides which code is compiled. Pure Python."""
 from dataclasses import dataclass
 
+from .. import granularity
 from ..dtypes import LARGEST
 
-GRANULARITIES = ("tensor", "row", "block", "tile")
+GRANULARITIES = granularity.NAMES
 INPUTS = ("bf16", "fp16", "fp32")
-EDGE = 128  # of a tile; columns of a block
+EDGE = granularity.GROUP  # of a block of 128 x 128; columns of one of 1 x 128
 VECTOR = 8  # elements that a thread takes at once, along rows and along columns
-
-# granularity -> (rows, columns) that share a scale; 0: all of them
-BLOCKS = {"tensor": (0, 0), "row": (1, 0), "block": (1, EDGE), "tile": (EDGE, EDGE)}
 
 
 @dataclass(frozen=True)

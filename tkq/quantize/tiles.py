@@ -10,6 +10,7 @@ from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 from .. import tile as tk
+from ..runtime.compile import fake
 from ..tile import vectors
 from ..tile.bulk import _asm
 from ..tile.float8 import scale_of
@@ -25,7 +26,8 @@ WARPS = THREADS // WARP
 @dataclass(frozen=True)
 class Operands:
     """x, q: (M, N). qt: (N, M). scale: (M, blocks), (row tiles, column tiles), (1,) or (M, 1). scale_t: (N, row blocks)
-    or (N, 1), for "block" and "row". amax: int32, bits of the largest |x|: (1,) for "tensor", `Lines`' for "row"."""
+    or (N, 1), for "1x128" and "row". amax: int32, bits of the largest |x|: (1,) for "tensor", for "row" as
+    `RowColScales` has it."""
 
     x: cute.Tensor
     q: Optional[cute.Tensor]
@@ -39,9 +41,9 @@ class Tilewise:
     """A block takes a tile of 128 x 128; a thread 8 x 8 of it: loads 8 vectors, all before it uses any.
 
       thread t      rows 8 * (t // 16) ..  columns 8 * (t % 16) ..
-      amax          of its part; across the 16 lanes that share rows by shuffles ("block"), after which each has that of
-                    one row; across the block by shared memory ("tile"); of columns across 2 lanes by shuffles and the
-                    8 warps by shared memory ("block", transposed)
+      amax          of its part; across the 16 lanes that share rows by shuffles ("1x128"), after which each has that of
+                    one row; across the block by shared memory ("128x128"); of columns across 2 lanes by shuffles and
+                    the 8 warps by shared memory ("1x128", transposed)
       q             8 bytes a row: 16 lanes write a line of 128
       qt            8 bytes a column, through 16 KB of shared memory: slot (row vector) ^ (column vector) of its line,
                     so that neither way two lanes of a half-warp meet in a bank; 16 lanes then write a line of 128
@@ -49,6 +51,31 @@ class Tilewise:
 
     def __init__(self, spec: TileSpec):
         self.spec, self.dtype = spec, tk.element_type(spec.out)
+
+    def fake_arguments(self):
+        """Compiled for x, q, scale, qt, scale_t, amax; None for what the spec does not have."""
+        spec = self.spec
+        M, N = fake.sym(), fake.sym()
+        unit = VECTOR if spec.wide else 1
+
+        def matrix(dtype, shape, unit):
+            size = tk.element_type(dtype).width // 8
+            return fake.tensor(dtype, shape, (fake.sym64(divisibility=unit), 1), align=min(16, unit * size))
+
+        def scales(rows, contiguous_rows):
+            return fake.tensor("fp32", (rows, fake.sym()), (1, fake.sym64()) if contiguous_rows else None, align=4)
+
+        row, block, tensor = (spec.granularity == name for name in ("row", "1x128", "tensor"))
+        x, amax = matrix(spec.x, (M, N), unit), None
+        if row or tensor:
+            amax = fake.tensor("int32", (fake.sym() if row else 1,), (1,), align=16 if row else 4)
+        if spec.step == "amax":
+            return x, None, None, None, None, amax
+        scale = (fake.tensor("fp32", (1,), (1,), align=4) if tensor
+                 else scales(M, True) if row or block else fake.tensor("fp32", (fake.sym(), fake.sym()), align=4))
+        return (x, matrix(spec.out, (M, N), unit), scale,
+                matrix(spec.out, (N, M), VECTOR if spec.wide_t else 1) if spec.transpose else None,
+                scales(N, True) if spec.transpose and (row or block) else None, amax)
 
     @cute.jit
     def __call__(self, x: cute.Tensor, q: Optional[cute.Tensor], scale: Optional[cute.Tensor],
@@ -101,13 +128,13 @@ class Tilewise:
 
     def row_scales(self, g, al, t, tile, held, row0):
         """One over the scale of each of this thread's rows. Scales are written where they belong."""
-        if self.spec.granularity == "block":
+        if self.spec.granularity == "1x128":
             one = self.scale_of(maxima.of_shared_rows(held, t, SIDE))  # of row t % VECTOR of them
             row = row0 + t % VECTOR
             self.put(g.scale, (row, tile[1]), one, (t % SIDE < VECTOR) & (row < g.scale.shape[0]))
             inverse, first = _inverse(one), t % WARP // SIDE * SIDE
             return [cute.arch.shuffle_sync(inverse, first + i) for i in range(VECTOR)]
-        if self.spec.granularity == "tile":
+        if self.spec.granularity == "128x128":
             one = self.scale_of(self.of_block(al, t, maxima.of_all(held)))
             self.put(g.scale, (tile[0], tile[1]), one, t == 0)
         else:
@@ -117,7 +144,7 @@ class Tilewise:
 
     def column_scales(self, g, al, t, tile, held, col0, inverses):
         """One over the scale of each of this thread's columns. Scales are written where they belong."""
-        if self.spec.granularity != "block":
+        if self.spec.granularity != "1x128":
             return inverses
         met = self.columns_of_warps(al, t, held)
         cute.arch.sync_threads()
@@ -238,7 +265,7 @@ def _loaded(met, column, warp):
 
 
 def _anew(held):
-    """The same elements, of which the compiler knows nothing: what it made of them need not be kept."""
+    """The same elements, of which the compiler knows nothing: what it made of them need not be held."""
     found = cute.make_rmem_tensor(cute.size(held), held.element_type)
     words, new = cute.recast_tensor(held, Uint32), cute.recast_tensor(found, Uint32)
     for i in range(cute.size(words)):
@@ -257,35 +284,3 @@ def _same(word, *, loc=None, ip=None):
 def _red_max(address, bits, *, loc=None, ip=None):
     """The larger of two unsigned words stays at the global address: of positive floats' bits, NaN the largest."""
     _asm([Int64(address), Uint32(bits)], "red.relaxed.gpu.global.max.u32 [$0], $1;", "l,r", loc, ip)
-
-
-def build(spec: TileSpec):
-    """(kernel, fake arguments)."""
-    return Tilewise(spec), operands(spec)
-
-
-def operands(spec: TileSpec):
-    """Fake x, q, scale, qt, scale_t, amax; None for what the spec does not have."""
-    from ..runtime.compile import fake
-
-    M, N = fake.sym(), fake.sym()
-    unit = VECTOR if spec.wide else 1
-
-    def matrix(dtype, shape, unit):
-        size = tk.element_type(dtype).width // 8
-        return fake.tensor(dtype, shape, (fake.sym64(divisibility=unit), 1), align=min(16, unit * size))
-
-    def scales(rows, kept):
-        return fake.tensor("fp32", (rows, fake.sym()), (1, fake.sym64()) if kept else None, align=4)
-
-    row, block, tensor = (spec.granularity == name for name in ("row", "block", "tensor"))
-    x, amax = matrix(spec.x, (M, N), unit), None
-    if row or tensor:
-        amax = fake.tensor("int32", (fake.sym() if row else 1,), (1,), align=16 if row else 4)
-    if spec.step == "amax":
-        return x, None, None, None, None, amax
-    scale = (fake.tensor("fp32", (1,), (1,), align=4) if tensor
-             else scales(M, True) if row or block else fake.tensor("fp32", (fake.sym(), fake.sym()), align=4))
-    return (x, matrix(spec.out, (M, N), unit), scale,
-            matrix(spec.out, (N, M), VECTOR if spec.wide_t else 1) if spec.transpose else None,
-            scales(N, True) if spec.transpose and (row or block) else None, amax)

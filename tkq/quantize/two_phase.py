@@ -10,24 +10,14 @@ from cutlass import Int32, Int64, Uint32, const_expr
 from cutlass.cutlass_dsl import dsl_user_op
 
 from .. import tile as tk
+from ..runtime.compile import fake
 from ..tile.bulk import _asm
 from .row_col_scales import RowColScales
 from .spec import EDGE, TileSpec
-from .tiles import THREADS, Operands, Tilewise, _same, operands
+from .tiles import THREADS, Operands, Tilewise, _same
 from .workspace import LINE, first_of, half_of
 
 SECOND = -(1 << 31)  # added to the tickets of a launch that has the second half
-
-
-def build(spec: TileSpec, launches: str):
-    """(kernel, fake arguments): with "separate" launches those of `tiles.operands`, else the workspace in the place of
-    amax."""
-    from ..runtime.compile import fake
-
-    if launches == "separate":
-        return SeparateLaunches(spec), operands(spec)
-    workspace = fake.tensor("int32", (fake.sym(),), (1,), align=16)
-    return SingleLaunch(spec, launches == "cooperative"), (*operands(spec)[:-1], workspace)
 
 
 def _phases(spec):
@@ -48,6 +38,10 @@ class SeparateLaunches:
 
     def __init__(self, spec: TileSpec):
         self.find, self.write = _phases(spec)
+
+    def fake_arguments(self):
+        """Compiled for x, q, scale, qt, scale_t, amax; None for what the spec does not have."""
+        return self.write.fake_arguments()
 
     @cute.jit
     def __call__(self, x: cute.Tensor, q: cute.Tensor, scale: cute.Tensor, qt: Optional[cute.Tensor],
@@ -96,6 +90,10 @@ class SingleLaunch:
         self.spec, self.cooperative = spec, cooperative
         self.find, self.write = _phases(spec)
 
+    def fake_arguments(self):
+        """Compiled for x, q, scale, qt, scale_t, None for what the spec does not have, and the workspace."""
+        return *self.write.fake_arguments()[:-1], fake.tensor("int32", (fake.sym(),), (1,), align=16)
+
     @cute.jit
     def __call__(self, x: cute.Tensor, q: cute.Tensor, scale: cute.Tensor, qt: Optional[cute.Tensor],
                  scale_t: Optional[cute.Tensor], workspace: cute.Tensor, stream: cuda.CUstream):
@@ -109,11 +107,11 @@ class SingleLaunch:
     def ticketed(self, x: cute.Tensor, q: cute.Tensor, scale: cute.Tensor, qt: Optional[cute.Tensor],
                  scale_t: Optional[cute.Tensor], workspace: cute.Tensor, across: Int32, tiles: Int32):
         al, t = tk.SharedAllocator(), cute.arch.thread_idx()[0]
-        told = al.vector(1, dtype=Int32)
+        claimed = al.vector(1, dtype=Int32)
         if t == 0:
-            told[0] = Int32(cute.arch.atomic_add(workspace.iterator, Int32(1), sem="relaxed", scope="gpu"))
+            claimed[0] = Int32(cute.arch.atomic_add(workspace.iterator, Int32(1), sem="relaxed", scope="gpu"))
         tk.sync_block()
-        ticket = told[0]
+        ticket = claimed[0]
         second = Int32(ticket < 0)
         number = ticket - second * SECOND
         found, amax = self.half(workspace, x, second)
@@ -135,7 +133,7 @@ class SingleLaunch:
                     workspace[0] = (1 - second) * SECOND
                 _wait_for(found, tiles)
             tk.sync_block()
-            place = Int32(_same(place))  # so that nothing else is kept over the wait
+            place = Int32(_same(place))  # so that nothing else is held over the wait
             self.write.finish(g, al, t, (place // across, place % across), held)
 
     @cute.kernel
@@ -155,7 +153,7 @@ class SingleLaunch:
             if number == 0:  # all blocks have read it
                 workspace[0] = (1 - second) * SECOND
         tk.sync_block()
-        number, second = Int32(_same(number)), Int32(_same(second))  # so that nothing else is kept over the wait
+        number, second = Int32(_same(number)), Int32(_same(second))  # so that nothing else is held over the wait
         g = Operands(x, q, scale, qt, scale_t, self.half(workspace, x, second)[1])
         self.write.finish(g, al, t, (number // across, number % across), held)
 

@@ -4,7 +4,7 @@ LINE = 32  # numbers in a cache line: the tickets have one, and so has each half
 
 
 def workspace_size(largest: int) -> int:
-    """Numbers of a room at the least, where so many are found to be the largest."""
+    """Fewest numbers of a workspace in which ``largest`` maxima are found."""
     return LINE + 2 * (LINE + largest)
 
 

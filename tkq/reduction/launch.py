@@ -4,38 +4,15 @@ The class is called as Class(dtype, N, **options), its `__call__` with the tenso
 torch's current stream where its signature has it: the parameter named stream, or annotated CUstream, behind the others
 or between them.
 """
-import importlib
 import inspect
-from dataclasses import dataclass
-from typing import Optional
 
 from .. import runtime
 from ..runtime.call import check, dtypes
 from ..runtime.device import arch
 from . import geometry
+from .spec import Argument, ReductionSpec, is_stream
 
 _launchers: dict = {}  # (class, options, what the arguments look like) -> compiled function
-
-
-@dataclass(frozen=True)
-class Argument:
-    """What a compiled kernel knows of an argument. kind: "matrix" (M, N) with any row stride, "columns" (N,), "rows"
-    (M,), "float", "int" or "none". vector: divides base address and row stride, in elements."""
-
-    kind: str
-    dtype: Optional[str] = None
-    vector: int = 1
-
-
-@dataclass(frozen=True)
-class ReductionSpec:
-    """module, qualname: the subclass; arguments: of `__call__`; options: of the constructor, sorted."""
-
-    module: str
-    qualname: str
-    N: int
-    arguments: tuple
-    options: tuple = ()
 
 
 def launch(cls, args, options):
@@ -75,22 +52,18 @@ def recipe(cls, args, options):
     arguments = _describe(cls, args)
     _check_number(cls, args)
     spec = ReductionSpec(cls.__module__, cls.__qualname__, args[0].shape[1], arguments, tuple(sorted(options.items())))
-    return runtime.Recipe("tkq.reduction.launch:build", (spec,), sources=(cls.__module__,))
+    return runtime.Recipe("tkq.reduction.build:build", (spec,), sources=(cls.__module__,))
 
 
 def _check_number(cls, args):
     """As many arguments as `__call__` takes beside the stream."""
-    taken = [p for p in list(inspect.signature(cls.__call__).parameters.values())[1:] if not _is_stream(p)]
+    taken = [p for p in list(inspect.signature(cls.__call__).parameters.values())[1:] if not is_stream(p)]
     if any(p.kind is p.VAR_POSITIONAL for p in taken):
         return
     least = sum(p.default is p.empty for p in taken)
     if not least <= len(args) <= len(taken):
         names = ", ".join(p.name for p in taken)
         raise TypeError(f"{cls.__name__}.launch: got {len(args)} arguments, __call__ takes {len(taken)}: {names}")
-
-
-def _is_stream(p) -> bool:
-    return p.name == "stream" or str(getattr(p.annotation, "__name__", p.annotation)).endswith("CUstream")
 
 
 def _describe(cls, args) -> tuple:
@@ -131,38 +104,3 @@ def _describe_one(name, a, shape, vector, most_bytes) -> Argument:
             f"allowed for N = {N} are multiples of {bytes_} bytes: pass a copy, or write the kernel for narrower "
             "accesses and set its class's copy_bits")
     return Argument(kind, dtypes.name_of(a.dtype), bytes_ // size)
-
-
-def build(spec: ReductionSpec):
-    """(kernel, fake arguments) of a spec: the builder of these recipes."""
-    from cutlass import Float32, Int32
-
-    from ..runtime.compile import fake
-    from ..tile import element_type
-
-    cls = importlib.import_module(spec.module)
-    for name in spec.qualname.split("."):
-        cls = getattr(cls, name)
-    rows = fake.sym()
-
-    def argument(a: Argument):
-        if a.kind in ("none", "float", "int"):
-            return {"none": None, "float": Float32(0), "int": Int32(0)}[a.kind]
-        align = a.vector * element_type(a.dtype).width // 8
-        if a.kind == "matrix":
-            return fake.tensor(a.dtype, (rows, spec.N), (fake.sym64(divisibility=a.vector), 1), align=align)
-        return fake.tensor(a.dtype, (spec.N,) if a.kind == "columns" else (rows,), (1,), align=align)
-
-    kernel = cls(element_type(spec.arguments[0].dtype), spec.N, **dict(spec.options))
-    return kernel, _with_stream(cls, [argument(a) for a in spec.arguments])
-
-
-def _with_stream(cls, arguments) -> tuple:
-    """The arguments of `__call__`, torch's current stream among them: a caller of the compiled kernel leaves it out."""
-    import cutlass.cute as cute
-
-    for i, p in enumerate(list(inspect.signature(cls.__call__).parameters.values())[1:]):
-        if _is_stream(p):
-            arguments.insert(i, cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True))
-            break
-    return tuple(arguments)

@@ -33,7 +33,7 @@ def norm(kind: str, x: Tensor, weight: Optional[Tensor] = None, bias: Optional[T
 
 def statistics(kind: str, h: Tensor, eps: float):
     """(rstd, mean) of the rows of h, (rows,); mean is None for rmsnorm. `norm_backward` takes those of h as it reads h:
-    where a sum is kept rounded, they are not those of `norm`, which has the sum itself."""
+    where a sum is stored rounded, they are not those of `norm`, which has the sum itself."""
     rstd, mean = _statistics(kind, _upcast(h), eps)
     return rstd.reshape(-1), None if mean is None else mean.reshape(-1)
 

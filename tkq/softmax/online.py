@@ -9,10 +9,10 @@ import operator
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int64
+from cutlass import Float32
 
 from .. import tile as tk
-from ..rows.one_pass.kernel import OnePassRows, Row
+from ..rows.one_pass.kernel import Row
 from ..utils import WARP, collect, lanes_used, pack_f32x2, publish, unpack_f32x2, warp_reduce
 
 INF = Float32.inf
@@ -45,37 +45,31 @@ def finite(top):
     return cutlass.select_(top == -INF, Float32(0), top)
 
 
-class OnlineRow(OnePassRows):
-    """A OnePassRows with that reduction. A subclass may change what a value is (`value`)."""
+class OnlineRow:
+    """A part of a kernel: that reduction, of the rows that `rows` has, a OnePassRows whose warps exchange Int64: their
+    two numbers travel together. value: the function from a vector of elements, fp32, and run-time numbers (`knobs`) to
+    its values."""
 
-    def __init__(self, dtype, N, vector, config, stage=1, shifted=False):
-        super().__init__(dtype, N, vector, config, stage, Int64, shifted)  # a warp's two numbers travel together
-
-    def _past_l1(self):
-        """softmax of (4096, 262144) in bf16 on an H100: 2905 GB/s past L1, 3020 through it."""
-        return False
-
-    def value(self, x, knobs):
-        """The value of a vector of elements, fp32. knobs: run-time numbers."""
-        return x
+    def __init__(self, rows, value):
+        self.rows, self.value = rows, value
 
     def values(self, row: Row, j, knobs, neutral=-INF):
         """Vector j's; `neutral` outside the row."""
-        return self._masked(self.value(row.block(j), knobs), row, j, neutral)
+        return self.rows.masked(self.value(row.block(j), knobs), row, j, neutral)
 
     def top(self, row: Row, knobs):
         """The largest value of this warp's part of the row."""
-        tops = [self.values(row, j, knobs).reduce(cute.ReductionOp.MAX, -INF, 0) for j in range(self.tile.blocks)]
-        return warp_reduce(functools.reduce(larger, tops), larger, self._lanes())
+        tops = [self.values(row, j, knobs).reduce(cute.ReductionOp.MAX, -INF, 0) for j in range(self.rows.tile.blocks)]
+        return warp_reduce(functools.reduce(larger, tops), larger, self.lanes)
 
     def exponentials(self, row: Row, knobs, below):
         """exp(value - below) for each vector."""
-        return [exp(self.values(row, j, knobs) - below) for j in range(self.tile.blocks)]
+        return [exp(self.values(row, j, knobs) - below) for j in range(self.rows.tile.blocks)]
 
     def total(self, vectors):
         """The sum of all elements of vectors, over this warp's part of the row."""
         return warp_reduce(sum(vectors[1:], vectors[0]).reduce(cute.ReductionOp.ADD, 0.0, 0), operator.add,
-                           self._lanes())
+                           self.lanes)
 
     def join(self, top, total, row: Row):
         """(largest value, sum of exponentials below it) of the row, from those of its warps."""
@@ -102,5 +96,7 @@ class OnlineRow(OnePassRows):
         pairs = [unpack_f32x2(parts[i]) for i in range(cute.size(parts))]
         return pairs, lanes_used(cute.size(row.buffer, mode=[1]))
 
-    def _lanes(self):
-        return min(self.tile.threads_per_row, WARP)
+    @property
+    def lanes(self):
+        """Of a warp, those that have a row."""
+        return min(self.rows.tile.threads_per_row, WARP)

@@ -102,10 +102,10 @@ def _softmax(x, dim, scale, log):
     dim, scale = _OPTIONS[_name(log)](dim, scale)
     if dim != _LAST:
         return _along(x, dim, scale, log)
-    way = ops.route(x)
-    if way == "direct":
+    mode = ops.route(x)
+    if mode == "direct":
         return (_launch if x.is_cuda else _on_cpu)(x, scale, log)
-    if way == "record":
+    if mode == "record":
         return _Recorded.apply(x, scale, log)
     check.refuse_tangent(_name(log), x=x)
     _check(x, scale, log)  # here too: the dispatcher's own words name no argument
@@ -163,6 +163,7 @@ def _launch_backward(y: Tensor, dy: Tensor, scale: float, log: bool) -> Tensor:
 
 def _carefully(x, scale, log, out=None):
     """out: a contiguous tensor like x to write to, where there is one."""
+    _check_tensor(x, log)
     rows = _rows(x)
     if out is None:
         out = torch.empty_like(x) if x.is_contiguous() else torch.empty(*x.shape, dtype=x.dtype, device=x.device)
@@ -175,6 +176,8 @@ def _backward_carefully(y, dy, scale, log, out=None):
     if dy.shape != y.shape or dy.dtype != y.dtype or dy.device != y.device:
         raise ValueError(f"dy: is {tuple(dy.shape)} {dy.dtype} on {dy.device}, expected {tuple(y.shape)} {y.dtype} on "
                          f"{y.device}, as y")
+    _check(y, scale, log)
+    _check_tensor(dy, log)
     rows, grads = _rows(y), _rows(dy)
     if out is None:
         out = torch.empty(*y.shape, dtype=y.dtype, device=y.device)
@@ -184,7 +187,6 @@ def _backward_carefully(y, dy, scale, log, out=None):
 
 def _rows(x):
     """x as (M, N), its last dimension contiguous."""
-    _check_tensor(x)
     if x.stride(-1) != 1 and x.shape[-1] > 1:
         x = x.contiguous()
     return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
@@ -206,7 +208,6 @@ def _run(x, tensors, scale, log, backward):
 
 
 def _launcher(x, tensors, scale, log, backward):
-    _check(x, scale, log)
     arch.require_hopper(x.device)
     size = x.element_size()
     vector, shifted = row_plan.access(x.shape[1], size, [(t.data_ptr(), t.stride(0) * size) for t in tensors])
@@ -225,7 +226,8 @@ def _remember(run, given, log, backward):
 
 def recipe(spec: SoftmaxSpec, config=None):
     """The recipe of a spec, with its planned config or another one."""
-    return runtime.Recipe("tkq.softmax.build:build", (spec, config or plan(spec)))
+    kernel = "backward:SoftmaxBackward" if spec.backward else "forward:Softmax"
+    return runtime.Recipe(f"tkq.softmax.{kernel}", (spec, config or plan(spec)))
 
 
 # ---- checks, the CPU, what the dispatcher sees ----------------------------------------------------------------------
@@ -237,7 +239,7 @@ def _check(x, scale, log):
     _SCALE[_name(log)](scale)
 
 
-def _check_tensor(x, log=False):
+def _check_tensor(x, log):
     _TENSORS[_name(log)](x)
     if x.dim() == 0 or x.shape[-1] < 1:
         raise ValueError(f"x: got shape {tuple(x.shape)}, allowed are (..., N) with N of 1 and more")
@@ -256,7 +258,10 @@ def _on_cpu_backward(y: Tensor, dy: Tensor, scale: float, log: bool) -> Tensor:
 
 def _cuda(x: Tensor, scale: float, log: bool) -> Tensor:
     y = _call_cache.take(x, scale, log)
-    return _launch(x, scale, log) if y is None else y
+    if y is not None:
+        return y
+    _SCALE[_name(log)](scale)  # of the dispatcher, which no public function has looked at
+    return _launch(x, scale, log)
 
 
 def _cuda_backward(y: Tensor, dy: Tensor, scale: float, log: bool) -> Tensor:

@@ -22,7 +22,7 @@ lacks a wait, or frees a stage too early, is right as long as the other side hap
   - "leave": before a late store or addition leaves, if there is one.
 
 - ``poison``: what ``tk.load_async`` and ``tk.bulk_load`` are about to overwrite becomes NaN at once, long before the
-  data are there. Whoever still reads the stage, a tensor core among them, reads NaN. Loads for
+  data are there. A role that still reads the stage, or a tensor core, reads NaN. Loads for
   several blocks of a cluster are left as they are.
   Products are watched: a word of each shared operand is remembered when a product is issued, and has to be there
   still whenever the warps wait for products, until this one is over. If it is not, the kernel traps: a stage was given

@@ -194,7 +194,7 @@ def assert_sass(what, wanted: Expectation = Expectation()) -> list[KernelReport]
 
     Args:
         what: as ``report`` takes it: a Recipe (``MyKernel.recipe(x=x, ...)``), a file, or what ``cute.compile`` gave.
-        wanted: without it: no spills, no stack, no serialised wgmma, and a launch that a processor can take.
+        wanted: without it: no spills, no stack, no serialised wgmma, and a launch that an SM can take.
 
     Returns:
         The reports, for what else a test has to say of them.

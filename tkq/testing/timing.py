@@ -6,7 +6,7 @@ What makes a comparison fair, and what this module does about it:
   (and as many outputs) that together exceed it three times, as far as memory goes. And before each turn other memory,
   more than the cache holds, is written: a kernel whose loads and stores leave the cache first pushes nothing else out
   of it, and what a candidate before it left there, a part of these inputs, would be read there for all its turn. What
-  was left to be kept (`evict_last`) is released before that.
+  was left to stay (`evict_last`) is released before that.
 - **The host**: calls are captured in a CUDA graph and replayed, so that no launch gap is timed. What cannot be captured
   is timed between two events behind a kernel that holds the GPU while the host queues all calls.
 - **Clock and power**: an H100 is power limited, and its clock moves by several per cent within a second. So candidates
@@ -211,7 +211,7 @@ class Gpu:
 
     def clear_cache(self) -> None:
         """Leave no candidate's inputs in the L2 cache: queue writes to other memory, a tenth of a millisecond of them.
-        Lines that somebody read to keep them (`evict_last`, as torch.compile does where it reads rows twice) would
+        Lines that were read to stay there (`evict_last`, as torch.compile does where it reads rows twice) would
         outlast them, and the next candidate would find them at each of its calls: they become lines like others first.
         """
         torch.cuda.synchronize()
@@ -311,7 +311,7 @@ class QueuedBatch:
     """Eager calls, queued while a sleeping kernel holds the GPU, so that the host's time is not measured."""
 
     mode = "events"
-    _CYCLES_PER_SECOND = 2.0e9  # the highest clock: the kernel sleeps at least as long as it is told
+    _CYCLES_PER_SECOND = 2.0e9  # the highest clock: the kernel sleeps at least as long as asked
 
     def __init__(self, call, sets, calls, note):
         self._call, self._sets, self._calls, self.note = call, sets, calls, note

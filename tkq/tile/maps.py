@@ -245,7 +245,7 @@ def fma_outer(dst, a, row, block):
 
 
 def _reduce_rows(what, dst, a, v, f, chains=2):
-    """chains: how many results are kept apart, to shorten the chain of dependent instructions."""
+    """chains: how many results are accumulated apart, to shorten the chain of dependent instructions."""
     _row(what, "dst", dst)
     if not isinstance(a, RegTile) or a.dtype is not Float32:
         raise TypeError(f"{what}: operand a is {_name(a)}, allowed is an fp32 register tile")

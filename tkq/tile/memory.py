@@ -45,7 +45,7 @@ class gl:
     def load(x: cute.Tensor, type: st, multicast=1) -> "gl":
         """For ``load_async``. What is past x's end comes as zeros, column by column and row by row.
 
-        multicast: each block of a cluster of so many loads its part of the tile, for all of them."""
+        multicast: the blocks of the cluster, each of which loads its part of the tile for all of them."""
         if multicast not in (1, 2, 4, 8, 16) or type.rows % (8 * multicast):
             raise ValueError(f"gl.load: multicast is {multicast} for a tile of {type}, "
                              "allowed are powers of 2 that leave each block a multiple of 8 rows")
@@ -100,7 +100,7 @@ class gl:
         piece ends is the batch coordinate.
 
         Raises:
-            ValueError: a tensor that is not ragged, as far as its shape tells.
+            ValueError: a tensor that is not ragged, as far as its shape shows.
         """
         if cute.rank(self.tensor) != 4 or (self.made_by == "gl.load" and not self._wraps):
             raise ValueError(f"part: the descriptor is a {self.made_by} of a tensor that is not ragged: "
@@ -189,7 +189,7 @@ def prefetch(*descriptors: gl):
 
 
 def load_async(dst: SharedTile, src: gl, coord, sem: Semaphore):
-    """Load the tile ``coord = ([batch,] [depth,] row tile, column tile)``; its bytes complete on ``sem``, where someone
+    """Load the tile ``coord = ([batch,] [depth,] row tile, column tile)``; its bytes complete on ``sem``, where a warp
     has announced them (``Pipe.acquire``, ``expect_bytes``). One whole warp."""
     _descriptor("load_async", src)
     _semaphore("load_async", sem)
@@ -215,7 +215,7 @@ def _counted(sem, dst):
 
 def store_async(dst: gl, src: SharedTile, coord):
     """Store (or, to a ``gl.add``, add) a shared tile, and commit. One whole warp, after the tile's writers have called
-    ``publish`` and met it at a barrier; ``store_wait`` tells when the tile may be overwritten. Past the tensor's end:
+    ``publish`` and met it at a barrier; after ``store_wait`` the tile may be overwritten. Past the tensor's end:
     see ``gl.store``."""
     _descriptor("store_async", dst)
     s, g = dst._partition("store_async", src, coord)

@@ -11,7 +11,7 @@ from cutlass.cutlass_dsl import T, dsl_user_op
 
 from .assembly import _asm
 
-PRODUCTS = 4  # that are watched while they are under way
+PRODUCTS = 4  # that are watched while they are in flight
 _of_trace: ContextVar = ContextVar("tkq_pressure", default=None)  # of the kernel that is being traced
 _watch: ContextVar = ContextVar("tkq_watch", default=None)  # likewise, its registers for that
 
@@ -44,7 +44,7 @@ def poisoned() -> bool:
 
 
 def late_stores() -> bool:
-    """Are bulk stores, or bulk additions, to leave when somebody waits for them, and not before?"""
+    """Are bulk stores, or bulk additions, to leave when a warp waits for them, and not before?"""
     pressure = _of_trace.get()
     return pressure is not None and (pressure.stores or pressure.additions)
 
@@ -97,7 +97,7 @@ def product_begins(*addresses):
 
 
 def products_end(but):
-    """Before the wait for all products but the last ``but``: all that may be under way still have their operands, or
+    """Before the wait for all products but the last ``but``: all that may be in flight still have their operands, or
     the kernel is ended as if by a fault."""
     if not poisoned():
         return
@@ -124,7 +124,7 @@ def store_later(kind, dst, src, bytes):
 
 
 def store_now():
-    """What ``store_later`` was told of, if it was, behind the nap "leave"."""
+    """What ``store_later`` was given, if anything, behind the nap "leave"."""
     watch = _watch.get()
     _store(watch.store[0], watch.to[0], watch.store[1], watch.store[2], dict(_of_trace.get().naps).get("leave", 0))
     watch.store[0] = Int32(0)
@@ -138,7 +138,7 @@ def copy_later(dst, src):
 
 
 def copy_now():
-    """What ``copy_later`` was told of, if it was."""
+    """What ``copy_later`` was given, if anything."""
     watch = _watch.get()
     _copy(watch.copy[0], watch.source[0])
     watch.copy[0] = Int32(0)

@@ -97,7 +97,7 @@ def rv() -> RowVec:
 
 
 def cv(cols) -> ColVec:
-    """A column vector for tiles of so many columns (a multiple of 8), uninitialised."""
+    """A column vector for tiles of that number of columns (a multiple of 8), uninitialised."""
     if cols % 8 or cols <= 0:
         raise ValueError(f"cv: cols is {cols}, allowed are positive multiples of 8")
     return ColVec(cute.make_rmem_tensor((cols // 4,), Float32), cols)

@@ -79,5 +79,5 @@ class Schedule:
 
 
 def blocks_for(kind: str, tasks, num_sms, cluster=1):
-    """How many blocks to launch: all of them, or as many as the processors hold at one each. In the host function."""
+    """How many blocks to launch: all of them, or as many as the SMs hold at one each. In the host function."""
     return tasks * cluster if kind == "single" else cutlass.min(tasks * cluster, num_sms // cluster * cluster)

@@ -23,7 +23,7 @@ def sync(barrier, threads):
 
 
 def sync_arrive(barrier, threads):
-    """Arrive at a named barrier and go on: others, in ``sync``, wait for it. Whole warps; threads: of all who arrive
+    """Arrive at a named barrier and go on: others, in ``sync``, wait for it. Whole warps; threads: of all that arrive
     or wait, a multiple of 32."""
     _named("sync_arrive", barrier, threads)
     cute.arch.barrier_arrive(barrier_id=barrier, number_of_threads=threads)
@@ -88,8 +88,8 @@ class Semaphore:
 
 @dataclass(frozen=True)
 class Acquired(Semaphore):
-    """A stage's full semaphore as ``Pipe.acquire`` returns it: loads into it are summed while the kernel is traced. Who
-    takes its ``ptr`` loads in a way that is not."""
+    """A stage's full semaphore as ``Pipe.acquire`` returns it: loads into it are summed while the kernel is traced.
+    Loads by its ``ptr`` are not."""
 
     stage: Constexpr = None
 

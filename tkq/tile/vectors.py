@@ -1,9 +1,22 @@
 """Loads and stores of a few neighbouring elements, and how a thread finds them."""
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Float32, Int64
 from cutlass.cute.nvgpu import CacheEvictionPriority, CopyG2ROp, CopyR2GOp, StoreCacheMode
+from cutlass.cutlass_dsl import dsl_user_op
 
-from ..utils import domain_offset_i64
+
+@dsl_user_op
+def domain_offset_i64(coord, tensor: cute.Tensor, *, loc=None, ip=None) -> cute.Tensor:
+    """The tensor seen from element `coord` on, its address computed in 64 bits: for 2**31 elements and more.
+
+    coord: one integer for each (flat) mode. The result keeps the layout, and the alignment that is known of the tensor:
+    an offset that breaks it is the caller's mistake.
+    """
+    offsets = [Int64(c) * Int64(s) for c, s in zip(coord, cute.flatten_to_tuple(tensor.stride), strict=True)]
+    address = tensor.iterator.toint(loc=loc, ip=ip) + sum(offsets[1:], offsets[0]) * (tensor.element_type.width // 8)
+    pointer = cute.make_ptr(tensor.element_type, address, tensor.memspace,
+                            assumed_align=tensor.iterator.alignment, loc=loc, ip=ip)
+    return cute.make_tensor(pointer, tensor.layout)
 
 
 def run_at(m, coord, n: int):

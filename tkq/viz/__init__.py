@@ -1,11 +1,11 @@
 """Pictures of how a kernel is laid out, on a machine without a GPU: what threads hold, how shared memory is swizzled,
-who waits for whom.
+which role waits for which.
 
     from tkq import viz
 
     viz.tv_layout(kernel)  # which thread holds which elements of a ReductionBase kernel's tile
     viz.shared_tile(tile)  # where a shared tile's elements are, line by line and bank by bank
-    viz.pipeline(kernel)   # a block's roles, its pipes and their stages, and who arrives where how often
+    viz.pipeline(kernel)   # a block's roles, its pipes and their stages, and which role arrives where how often
 
 Each returns a ``Picture``: in a notebook it draws itself; ``print`` gives it as text for a terminal; ``save`` writes
 .svg, .txt or, where matplotlib is installed, .png. Nothing is launched; the layouts are those that the kernels are

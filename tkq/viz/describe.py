@@ -3,7 +3,7 @@ from .pipeline import Pipeline
 
 
 def pipeline(kernel) -> Pipeline:
-    """A picture of a block's roles, of the pipes between them, their stages, and who arrives where how often.
+    """A picture of a block's roles, of the pipes between them, their stages, and which role arrives where how often.
 
     Args:
         kernel: an instance of a kernel's class, as it is compiled: the forward of attention, the GEMMs in 16 bits and
@@ -45,6 +45,8 @@ def _beside() -> dict:
         "tkq.attention.forward.kernel.AttentionForward": attention.describe,
         "tkq.gemm.dense.kernel.DenseGemm": gemm.describe,
         "tkq.gemm.fp8.kernel.Fp8Gemm": gemm.describe_fp8,
+        "tkq.gemm.fp8.kernel.WithCounter": gemm.describe_with_counter,
+        "tkq.gemm.grouped.kernel.GroupedGemm": gemm.describe_fp8,
         "tkq.rows.persistent.kernel.RowKernel": rows.describe,
         "tkq.tile.lcf.LCF": lcf.describe,
     }

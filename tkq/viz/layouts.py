@@ -86,7 +86,7 @@ class TVLayout:
 
 @dataclass(frozen=True)
 class TVPicture(Grid):
-    """A ``Grid`` whose cells are accesses: so many neighbouring values of one thread. layout: all of it."""
+    """A ``Grid`` whose cells are accesses: neighbouring values of one thread. layout: all of it."""
 
     layout: Any = None
 

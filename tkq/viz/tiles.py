@@ -13,7 +13,7 @@ LINE = BANKS * BANK  # bytes: once all banks
 
 @dataclass(frozen=True)
 class Swizzle:
-    """S<bits, base, shift>, which acts on addresses in bytes: so many bits, from bit ``base`` on, are flipped by those
+    """S<bits, base, shift>, which acts on addresses in bytes: ``bits`` bits, from bit ``base`` on, are flipped by those
     ``shift`` further up."""
 
     bits: int

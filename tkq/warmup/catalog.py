@@ -13,7 +13,7 @@ _LISTS = (
     "tkq.norms.catalog",
     "tkq.norms.backward.catalog",
     "tkq.gemm.dense.catalog",
-    "tkq.gemm.fp8.plan",
+    "tkq.gemm.fp8.catalog",
     "tkq.gemm.fp8.small_m_plan",
     "tkq.gemm.grouped.spec",
     "tkq.quantize.catalog",

@@ -2,7 +2,7 @@
 
     python -m tkq.warmup.models llama-8b        # the kernels, by op
 
-The calls are made as a model makes them, on tensors without memory (see ``runtime.rehearsal``): which kernels they take
+The calls are made as a model makes them, on tensors without memory (see ``compile.dry_run``): which kernels they take
 is decided where it always is. Weights and activations are bfloat16.
 """
 from __future__ import annotations
@@ -83,7 +83,7 @@ def kernels(of) -> list[Shipped]:
 
 
 def rehearsed(models, device: str = "meta") -> list[Shipped]:
-    """The same, in this process, which launches nothing from then on. device: as ``rehearsal.begin`` has it."""
+    """The same, in this process, which launches nothing from then on. device: as ``dry_run.begin`` has it."""
     from ..runtime.compile import dry_run
 
     dry_run.begin(device=device)

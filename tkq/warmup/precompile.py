@@ -9,9 +9,9 @@ import shutil
 import sys
 import time
 
-from ..cli import doctor
 from ..runtime.compile import bundle, bundling, keys, native
 from ..runtime.compile.build import cache, configure, ensure
+from ..runtime.compile.requirements import why_no_compiling
 from ..runtime.system import trusted
 from . import catalog
 
@@ -35,8 +35,8 @@ def main(chosen) -> int:
     if chosen.list:
         print(*(kernel.name for kernel in kernels), sep="\n")
         return 0
-    if doctor.why_no_compiling():
-        print(f"tkq compile: {doctor.why_no_compiling()}", file=sys.stderr)
+    if problem := why_no_compiling():
+        print(f"tkq compile: {problem}", file=sys.stderr)
         return 2
     if chosen.all:
         print(f"All {len(kernels)} kernels that tkq ships, in {chosen.jobs} process{'es' * (chosen.jobs > 1)}. Faster: "
@@ -56,7 +56,7 @@ def main(chosen) -> int:
 
 
 def _share():
-    """Let everybody read what was made, and nothing else."""
+    """Let all users read what was made, and nothing else."""
     try:
         foreign = cache().share()
     except OSError as error:
@@ -68,10 +68,10 @@ def _share():
 
 
 def into_cache(kernels, jobs: int, report: bool = False) -> int:
-    """Fill the disk cache, and tell. report: and judge the machine code. 0, or 1 where something is wrong."""
+    """Fill the disk cache and print progress. report: judge the machine code too. 0, or 1 where something is wrong."""
     progress = Progress(len(kernels))
     for kernel, made, error in _worked(_entry, kernels, jobs):
-        progress.told(kernel.name, made, error, bool(error) or (report and _reported(kernel)))
+        progress.show(kernel.name, made, error, bool(error) or (report and _reported(kernel)))
     if report:
         _left_out()
     for kind in bundle.NATIVE:  # what calls go through, for machines without a compiler
@@ -88,10 +88,10 @@ def _size():
 
 
 def into_bundle(kernels, jobs: int, folder: pathlib.Path) -> int:
-    """Make a bundle, and tell. 0, or 1 where a kernel fails: there is none then."""
+    """Make a bundle and print progress. 0, or 1 where a kernel fails: there is none then."""
     progress, objects = Progress(len(kernels)), {}
     for kernel, made, error in _worked(_object, kernels, jobs):
-        progress.told(kernel.name, made, error, bool(error))
+        progress.show(kernel.name, made, error, bool(error))
         objects[kernel.recipe] = made and made[:2]
     print(progress.ended())
     if progress.failed:
@@ -166,7 +166,7 @@ def _where_a_comma_was_meant(chosen):
 
 
 def mapped(work, recipes, jobs):
-    """(recipe, work(recipe)), as they are done, by so many processes. work: a function of a module."""
+    """(recipe, work(recipe)), as they are done, by ``jobs`` processes. work: a function of a module."""
     if jobs == 1 or len(recipes) < 2:
         for recipe in recipes:
             yield recipe, work(recipe)
@@ -212,7 +212,7 @@ class Progress:
         self.done = self.compiled = self.failed = 0
         self.began, self.bar = time.perf_counter(), self.out.isatty()
 
-    def told(self, name: str, made, error: str | None, wrong: bool) -> None:
+    def show(self, name: str, made, error: str | None, wrong: bool) -> None:
         """made: what ends with whether it was compiled now; None with an error."""
         compiled = bool(made and made[-1])
         state = f"FAILED: {error}" if error else "compiled" if compiled else "in the cache"

@@ -30,7 +30,7 @@ class Prefetch:
         return self._process.poll() is not None
 
     def wait(self, timeout: float | None = None) -> str:
-        """Wait, at most so many seconds, until all is compiled; what there was to do, in words.
+        """Wait, at most ``timeout`` seconds, until all is compiled; what there was to do, in words.
 
         Raises:
             TimeoutError: it takes longer; it goes on.

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..gemm import candidates
 from ..gemm.tuned import stored
 from ..runtime import arguments
 from ..runtime.compile import tuned
+from ..runtime.device import arch
 from ..testing import timing
 
 OPS = {"gemm": "tkq.gemm.dense.launch", "fp8_gemm": "tkq.gemm.fp8.ops", "grouped_gemm": "tkq.gemm.grouped.ops"}
@@ -28,7 +30,7 @@ class Tuned:
     """What was found for a call.
 
     chosen: the configuration, as text. gain: the plan's time / its time. times: {configuration: milliseconds}, medians,
-    the plan's first. failed: {configuration: what was wrong with it}. path: where it is kept; delete it to forget.
+    the plan's first. failed: {configuration: what was wrong with it}. path: where it is stored; delete it to forget.
     """
 
     chosen: str
@@ -54,11 +56,11 @@ def tune(function, *args, effort: timing.Effort = EFFORT, again: bool = False, *
     ``tkq.tune(tkq.gemm, dy.t(), x)`` for the line above.
 
     The inputs are copied until they exceed the L2 cache, as far as memory goes; nothing of yours is written, ``out``
-    neither. Candidates are compiled first, seconds each and kept in the kernel cache, and take turns, as
+    neither. Candidates are compiled first, seconds each, stored in the kernel cache, and take turns, as
     ``tkq.testing.timing`` says; one whose result is not that of the planned configuration is left out. (Last bits may
     differ, and so may those of calls before and after: some configurations add up K in another order.)
 
-    What is found is kept on disk, in the folder ``tuned`` of the kernel cache (``tkq.runtime.compile.cache().folder``),
+    What is found is saved in the folder ``tuned`` of the kernel cache (``tkq.runtime.compile.cache().folder``),
     one JSON file a call, which later processes read when such a call comes first. A call that has been tuned is not
     measured again, unless the products' sources have changed since. ``tkq.runtime.ignore_tuned()`` takes what is
     planned, for one process.
@@ -89,11 +91,12 @@ def tune(function, *args, effort: timing.Effort = EFFORT, again: bool = False, *
         raise TypeError(f"tune: effort: got {type(effort).__name__}, expected a tkq.testing.timing.Effort")
     with _on(args, kwargs):
         tunable = importlib.import_module(OPS[name]).tunable(*args, **kwargs)
-        if not tunable.candidates:
+        configs = candidates.of(tunable.problem, arch.num_sms(tunable.result.device))
+        if not configs:
             return None
         found = None if again else _known(tunable)
         if found is None:
-            found = _measured(tunable, effort)
+            found = _measured(tunable, configs, effort)
     tuned.clear()  # of what was found by another process, too
     tunable.clear()
     return found
@@ -120,16 +123,16 @@ def _on(args, kwargs):
 def _known(tunable):
     """What was found before; None where today's kernels do not take it."""
     note = tuned.read(tunable.problem)
-    config = stored(tunable.problem, note)
+    config = stored(tunable.problem, note, tunable.configs)
     try:
         return config and Tuned(str(config), note["gain"], note["times"], note["failed"], str(tunable.problem.path))
     except KeyError:
         return None
 
 
-def _measured(tunable, effort, gpu=None):
-    """Time the candidates, choose, and keep what was found. gpu: see ``timing.compare``."""
-    configs = {str(config): config for config in tunable.candidates}
+def _measured(tunable, candidates, effort, gpu=None):
+    """Time the candidates, choose, and store what was found. gpu: see ``timing.compare``."""
+    configs = {str(config): config for config in candidates}
     calls = {name: lambda *inputs, config=config: tunable.call(config, *inputs) for name, config in configs.items()}
     first = []
 

@@ -1,4 +1,4 @@
-"""dQ without zeroes before: who stores a tile, who adds, who finishes it, and that nobody waits for ever."""
+"""dQ by first_store: which block stores a tile, which add, which finishes it, and that none waits for ever."""
 import random
 from collections import Counter, defaultdict
 from dataclasses import replace
@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 
 from tkq.attention.backward import catalog
 from tkq.attention.backward import plan as backward_plan
-from tkq.attention.backward.dq_first_store import STORED, THERE, owner
-from tkq.attention.backward.dq_first_store_config import DqFirstStoreConfig
-from tkq.attention.backward.plan import plan, recipe
+from tkq.attention.backward.dq_first_store import STORED, THERE, FirstStoreDq, owner
+from tkq.attention.backward.dq_warpgroup import DqByQueryHead
+from tkq.attention.backward.ds import Fp32Ds, PackedDs
+from tkq.attention.backward.helper_warps import ConvertHelperWarps
+from tkq.attention.backward.kernel import BackwardKernel
+from tkq.attention.backward.plan import plan
 from tkq.attention.backward.spec import BackwardSpec
 
 PARTS, GARBAGE = 2, [-1]  # of a tile: parts, of each of which each warp has its rows; what is there before
@@ -39,7 +42,7 @@ class Machine:
                     self.seen_by[head, m].append(block)
 
     def warp(self, i, warp):
-        """``DqFirstStore.queries``."""
+        """``DqByQueryHead.run``, with ``FirstStoreDq``."""
         flight = []
         for heads, tiles, block in self.orders[i]:
             for h, head in enumerate(heads):
@@ -74,9 +77,9 @@ class Machine:
         yield from self.wait_and_tell(flight, but, self.added, head, 1, self.wrong == "sign-off")
 
     def wait_and_tell(self, flight, but, counts, i, n, reverse):
-        for step in ("tell", "wait") if reverse else ("wait", "tell"):
+        for step in ("signal", "wait") if reverse else ("wait", "signal"):
             yield lambda: True
-            if step == "tell":
+            if step == "signal":
                 counts[i] += n
             while step == "wait" and len(flight) > but:
                 rows, block, first = flight.pop(0)
@@ -87,7 +90,7 @@ class Machine:
         """``ConvertHelperWarps.run``."""
         for tile in self.tiles:
             yield lambda head=tile[0]: self.added[head] >= 4 * len(self.blocks[head])
-            there = self.words[self.word(tile, 0)] > 0 or self.wrong == "nobody's"
+            there = self.words[self.word(tile, 0)] > 0 or self.wrong == "unseen"
             for rows in ((tile, warp, part) for warp in range(4) for part in range(PARTS)):
                 dq = sorted(self.acc.get(rows, GARBAGE)) if there else []
                 assert dq == sorted(self.seen_by[tile]), f"finished as {dq}"
@@ -124,17 +127,17 @@ def run(rng, num_sms, kv_heads, group, tiles, blocks, meet=True, wrong=""):
 @given(st.integers(1, 4), st.integers(1, 2), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.booleans(),
        st.randoms(use_true_random=True))  # with the other kind hypothesis drops the longer runs
 def test_tiles_are_stored_once_and_finished_when_all_is_there(num_sms, kv_heads, group, tiles, blocks, meet, rng):
-    """And nobody waits for ever."""
+    """And none waits for ever."""
     run(rng, num_sms, kv_heads, group, tiles, blocks, meet)
 
 
 @pytest.mark.parametrize("wrong, why", (
     ("but", "finished as"), ("last", "finished as"), ("sign-off", "finished as"), ("store", "not there"),
-    ("empty", "all wait"), ("nobody's", r"finished as \[-1\]")))
+    ("empty", "all wait"), ("unseen", r"finished as \[-1\]")))
 def test_a_model_that_is_wrong_is_found(wrong, why):
     """but: a head's last tile may be in flight when it is signed off, as well as the next head's first. last: of a
-    task's last head likewise. sign-off, store: told before it is waited for. empty: no sign-off where a task has no
-    tile. nobody's: a tile that no block of keys has is read."""
+    task's last head likewise. sign-off, store: signalled before the wait. empty: no sign-off where a task has no
+    tile. unseen: a tile that no block of keys has is read."""
     with pytest.raises(AssertionError, match=why):
         for seed in range(200):
             run(random.Random(seed), 3, 2, 2, 2, 3, wrong=wrong)
@@ -161,12 +164,14 @@ def test_where_it_is_planned(dtype):
             (False, replace(spec, width=64), "short", 4), (False, replace(spec, varlen=True), "short", 4),
             (False, replace(spec, varlen=True), "brief", 4)):
         found = plan(which, length, group)
-        assert isinstance(found, DqFirstStoreConfig) == wanted, (which, length, group)
-        module = {"bf16": "packed_ds", "fp16": "dq_first_store"}[dtype]
-        assert not wanted or recipe(which, found.check(128)).module == f"tkq.attention.backward.{module}"
+        assert (found.dq_reduce == "first_store") == wanted, (which, length, group)
+        if wanted:
+            kernel = BackwardKernel(which, found)
+            parts = DqByQueryHead, FirstStoreDq, ConvertHelperWarps, PackedDs if dtype == "bf16" else Fp32Ds
+            assert tuple(map(type, (kernel.dq, kernel.dq.store, kernel.helper_warps, kernel.dkv.ds))) == parts
 
 
 def test_it_is_shipped():
     for kernels in (backward_plan.shipped(), catalog.shipped()):
-        found = [k for k in kernels if isinstance(k.recipe.args[1], DqFirstStoreConfig)]
+        found = [k for k in kernels if k.recipe.args[1].dq_reduce == "first_store"]
         assert {k.recipe.args[0].dtype for k in found} == {"bf16", "fp16"}

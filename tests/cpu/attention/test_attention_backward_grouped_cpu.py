@@ -1,14 +1,18 @@
-"""Query heads that share a K/V head, with background: in which order parts come, and that nobody waits for ever."""
+"""Query heads that share a K/V head, with helper warps: in which order parts come; no block waits forever."""
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tkq.attention.backward.gqa_config import GqaConfig, part_in_order
-from tkq.attention.backward.plan import _HELPER_WARPS, plan
+from tkq.attention.backward.kernel import refuse
+from tkq.attention.backward.plan import _GQA, plan
 from tkq.attention.backward.spec import WIDTHS, BackwardSpec
 from tkq.attention.common.query_mask import tile_of_task
-from tkq.attention.common.tile_order import zero_ahead_of
+from tkq.attention.common.tile_order import part_in_order, zero_ahead_of
 from tkq.attention.forward.plan import LENGTHS
+
+BY_QUERY_HEAD = _GQA[128]
 
 
 def tasks_of(kv_heads, splits_per_kv_head, blocks, l2_section, tail_heads, tail_waves=1):
@@ -90,7 +94,7 @@ class Machine:
             self.finished += 1
 
     def run(self, num_sms, heads, turns):
-        """turns: who goes on, of those that can; the rest take it in order."""
+        """turns: which block goes on, of those that can; the rest take it in order."""
         going = [work for _ in range(num_sms) for work in (self.block(heads), self.behind(heads))]
         for step in range(100000):
             before = self.claimed, self.zeroed, self.finishing, self.finished, sum(self.added), sum(
@@ -111,8 +115,8 @@ class Machine:
 @given(**SIZES, of_part=st.integers(1, 3), tiles=st.integers(1, 3), num_sms=st.integers(1, 6),
        tail_waves=st.integers(1, 2), turns=st.lists(st.integers(0, 20), min_size=1, max_size=8))
 @settings(max_examples=80)
-def test_nobody_waits_for_ever(kv_heads, splits_per_kv_head, blocks, l2_section, tail_heads, of_part, tiles, num_sms,
-                               tail_waves, turns):
+def test_no_block_waits_forever(kv_heads, splits_per_kv_head, blocks, l2_section, tail_heads, of_part, tiles, num_sms,
+                                tail_waves, turns):
     l2_section = min(l2_section, kv_heads * splits_per_kv_head)
     order = tasks_of(kv_heads, splits_per_kv_head, blocks, l2_section, tail_heads, tail_waves)
     machine = Machine(order, splits_per_kv_head, of_part, tiles,
@@ -134,10 +138,10 @@ def test_a_model_that_hangs_is_found():
 @given(length=st.sampled_from(LENGTHS), group=st.integers(1, 9), varlen=st.booleans(), width=st.sampled_from(WIDTHS),
        right=st.booleans(), left=st.booleans(), softcap=st.booleans(), deterministic=st.booleans())
 def test_planned_for_shared_heads_alone(length, group, **options):
-    """Of sequences that are not packed, and with what ``GqaBackward`` takes."""
+    """Of sequences that are not packed, and with what ``by_query_head`` takes."""
     spec = BackwardSpec(**options)
     config = plan(spec, length, group)
-    if isinstance(config, GqaConfig):
+    if config.by_query_head:
         assert group > 1 and not (spec.varlen or spec.left or spec.softcap or spec.deterministic)
         assert not config.heads_per_task or (group % config.heads_per_task == 0 and group > config.heads_per_task
                                              and spec.right)
@@ -147,7 +151,7 @@ def test_planned_for_shared_heads_alone(length, group, **options):
 def test_the_workspace_has_room_for_the_counters(rows, heads):
     """Behind the accumulator, which begins at a multiple of 16 bytes: two of as many query heads as there are tiles,
     and one more; and the kernel before, which clears 8 for each tile, clears them all."""
-    config, spec = GqaConfig.of(_HELPER_WARPS[128]), BackwardSpec(right=True)
+    config, spec = BY_QUERY_HEAD, BackwardSpec(right=True)
     tiles = heads * -(-rows // config.tile)
     end = -(-(tiles * 2 * config.tile) // 4) * 4 + tiles * config.tile * spec.width
     assert end + 3 + 2 * (tiles + 1) <= heads * config.workspace_floats(spec, rows)
@@ -155,11 +159,21 @@ def test_the_workspace_has_room_for_the_counters(rows, heads):
 
 
 def test_what_cannot_run_is_refused():
-    GqaConfig.of(_HELPER_WARPS[128], heads_per_task=2).check(128)
-    for wrong in ({"helper_warps": False}, {"tail_waves": 0}, {"dq_reduce": "atomic"}):
-        with pytest.raises(ValueError, match="share a K/V head"):
-            GqaConfig.of(_HELPER_WARPS[128], **wrong).check(128)
-    with pytest.raises(ValueError, match="share a K/V head"):
-        GqaConfig.of(_HELPER_WARPS[128]).check(256)
-    with pytest.raises(ValueError, match="persistent"):
-        GqaConfig.of(_HELPER_WARPS[128], persistent=False).check(128)
+    dataclasses.replace(BY_QUERY_HEAD, heads_per_task=2).check(128)
+    for wrong, words in (
+            ({"helper_warps": False}, "by_query_head needs helper_warps"),
+            ({"dq_reduce": "atomic"}, "dq_reduce bulk or first_store"),
+            ({"tail_waves": 0}, "tail_waves is 1 or more"),
+            ({"by_query_head": False, "tail_waves": 2}, "need by_query_head"),
+            ({"by_query_head": False, "heads_per_task": 2}, "need by_query_head"),
+            ({"by_query_head": False, "dq_reduce": "first_store"}, "first_store needs by_query_head"),
+            ({"fuse_preprocess": True}, "without by_query_head"),
+            ({"persistent": False}, "persistent")):
+        with pytest.raises(ValueError, match=words):
+            dataclasses.replace(BY_QUERY_HEAD, **wrong).check(128)
+    with pytest.raises(ValueError, match="by_query_head.*two dK/dV warpgroups"):
+        dataclasses.replace(BY_QUERY_HEAD, block=64, stages=1, registers=(24, 72, 208, 208), ping_pong=False,
+                            overlap_dk=False).check(256)
+    for wrong in ({"varlen": True}, {"left": True}):
+        with pytest.raises(NotImplementedError, match="by_query_head, of packed sequences"):
+            refuse(BackwardSpec(right=True, **wrong), BY_QUERY_HEAD)

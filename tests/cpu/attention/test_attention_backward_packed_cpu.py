@@ -15,7 +15,7 @@ from tkq.attention.backward import helper_warps, tile_scheduler
 from tkq.attention.backward.config import BackwardConfig
 from tkq.attention.backward.helper_warps import HelperWarps
 from tkq.attention.backward.spec import BackwardSpec
-from tkq.attention.backward.tile_scheduler import BackwardTasks
+from tkq.attention.backward.tile_scheduler import TileScheduler
 from tkq.attention.common import bounds, sequences
 from tkq.attention.common.integers import ceil_div
 from tkq.attention.common.operands import Sequences
@@ -76,14 +76,13 @@ class Problem:
 
     def tasks(self):
         """In their order."""
-        kernel = BackwardTasks()
-        kernel.spec, kernel.config = self.spec, self.config
+        kernel = TileScheduler(self.spec, self.config)
         blocks = self.layout.slots(True, self.config.block)
         return [kernel.find_task.__wrapped__(kernel, self.g, i) for i in range(blocks * self.g.kv_heads)]
 
     def tiles(self):
         """Likewise, of all query heads."""
-        kernel = HelperWarps(self.spec, self.config)
+        kernel = HelperWarps(self.spec, self.config, TileScheduler(self.spec, self.config))
         return [kernel.tile(self.g, n) for n in range(self.g.tiles * self.g.heads)]
 
 
@@ -147,7 +146,7 @@ def test_no_task_waits_for_what_waits_for_it(problem):
     """dQ of a tile is written when all tasks of its head are done. Tasks are begun in their order, each when all of its
     head's tiles are zero; so tiles are zeroed ahead at least up to what the tasks before the head's last one need."""
     g, config = problem.g, problem.config
-    kernel, tiles = HelperWarps(problem.spec, config), problem.tiles()
+    kernel, tiles = HelperWarps(problem.spec, config, TileScheduler(problem.spec, config)), problem.tiles()
     of_head = lambda at: (at.sequence, at.head // g.heads_per_kv)
     last_tile = {of_head(at): n for n, at in enumerate(tiles) if at.number * config.tile < at.rows_q}
     needed, most = {}, -1

@@ -6,17 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tkq.attention.backward.fuse_preprocess_config import FusePreprocessConfig
-from tkq.attention.backward.gqa_config import GqaConfig
-from tkq.attention.backward.packed_ds import (
-    PackedDsBackward,
-    PackedDsFirstStore,
-    PackedDsFusePreprocess,
-    PackedDsGqa,
-    PackedDsSerial,
-    build,
-)
-from tkq.attention.backward.plan import _DQ_FIRST_STORE, _DQ_SERIAL, _HELPER_WARPS, packed_ds, plan, recipe
+from tkq.attention.backward.ds import Fp32Ds, PackedDs
+from tkq.attention.backward.kernel import BackwardKernel
+from tkq.attention.backward.plan import _DQ_FIRST_STORE, _DQ_SERIAL, _GQA, _HELPER_WARPS, plan, recipe
 from tkq.attention.backward.spec import BackwardSpec
 from tkq.testing import sass
 
@@ -25,22 +17,22 @@ USUAL = BackwardSpec("bf16", 128)
 
 def test_what_is_built_so():
     for spec in (USUAL, replace(USUAL, width=64, varlen=True, right=True, dlse=True)):
-        assert packed_ds(spec, plan(spec))
+        assert plan(spec).packs_ds(spec)
     brief = replace(USUAL, varlen=True)
-    assert not packed_ds(brief, plan(brief, "brief")) and packed_ds(replace(brief, right=True), _DQ_SERIAL[128])
+    assert not plan(brief, "brief").packs_ds(brief) and _DQ_SERIAL[128].packs_ds(replace(brief, right=True))
     for other in (dict(dtype="fp16"), dict(width=256), dict(softcap=True), dict(deterministic=True), dict(dq=False)):
         spec = replace(USUAL, **other)
-        assert not packed_ds(spec, plan(spec)) and not recipe(spec, plan(spec)).module.endswith(".packed_ds")
+        assert not plan(spec).packs_ds(spec)
 
 
-@pytest.mark.parametrize("config, kind", [
-    (_HELPER_WARPS[128], PackedDsBackward), (_DQ_SERIAL[128], PackedDsSerial), (_DQ_FIRST_STORE, PackedDsFirstStore),
-    (GqaConfig.of(_HELPER_WARPS[128]), PackedDsGqa),
-    (FusePreprocessConfig.of(_HELPER_WARPS[128]), PackedDsFusePreprocess)],
-    ids=lambda x: x.__name__ if isinstance(x, type) else "")
-def test_every_form_has_it(config, kind):
-    assert recipe(USUAL, config).module.endswith(".packed_ds")
-    assert type(build(USUAL, config)[0]) is kind
+@pytest.mark.parametrize("config", [
+    _HELPER_WARPS[128], _DQ_SERIAL[128], _DQ_FIRST_STORE, _GQA[128], replace(_HELPER_WARPS[128], fuse_preprocess=True)],
+    ids=("helper_warps", "serial", "first_store", "by_query_head", "fuse_preprocess"))
+def test_every_form_has_it(config):
+    assert type(BackwardKernel(USUAL, config).dkv.ds) is PackedDs
+    assert type(BackwardKernel(USUAL, replace(config, packed_ds=False)).dkv.ds) is Fp32Ds
+    kernel = BackwardKernel(USUAL, config)
+    assert f" Dkv PackedDs {type(kernel.dq).__name__}" in str(kernel), "reports name the parts"
 
 
 def test_instructions():

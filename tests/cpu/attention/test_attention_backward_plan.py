@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from bench.tune.attention_backward import VARIANTS, variants
 from tkq.attention.backward.config import SHARED_BYTES, BackwardConfig
-from tkq.attention.backward.gqa_config import GqaConfig
 from tkq.attention.backward.plan import PACKED_LENGTHS, packed_class, plan, shipped
 from tkq.attention.backward.spec import WIDTHS, BackwardSpec, width
 from tkq.attention.forward.plan import length_class
@@ -28,14 +27,14 @@ def test_what_is_planned_can_run(spec, varlen, length, group):
 
 
 @given(SPECS, st.integers(1, 100_000), st.integers(1, 9), st.booleans())
-def test_the_workspace_has_room_for_what_is_laid_into_it(spec, rows, heads, dq_serial):
+def test_the_workspace_has_room_for_what_is_laid_into_it(spec, rows, heads, serial):
     """As the kernels lay it out: of all tiles the statistics, the accumulator from 16 bytes on, the counters."""
-    config = dataclasses.replace(plan(spec), dq_serial=dq_serial)
+    config = dataclasses.replace(plan(spec), dq_reduce="serial" if serial else "bulk")
     tiles = heads * -(-rows // config.tile)
     end = tiles * 2 * config.tile
     if spec.dq and not spec.deterministic:
         end = -(-end // 4) * 4 + tiles * config.tile * spec.width
-    end += 1 + 4 * tiles if dq_serial else 3 + 2 * heads
+    end += 1 + 4 * tiles if serial else 3 + 2 * heads
     assert end <= heads * config.workspace_floats(spec, rows) <= end + heads * 16 + 6 * tiles
 
 
@@ -56,14 +55,15 @@ def test_the_workspace_has_room_for_what_is_handed_on(keys, heads):
     ({"block": 192}, "block be 128"),
     ({"stages": 5}, "bytes of shared memory at"),
     ({"dq_kernel_kv": 256}, "bytes of shared memory for dQ alone"),
-    ({"dq_reduce": "push"}, "dq_reduce is atomic or bulk"),
+    ({"dq_reduce": "push"}, "dq_reduce is one of atomic, bulk, first_store, serial"),
     ({"registers": (24, 72, 208, 208)}, "registers of 3 roles"),
     ({"registers": (24, 72, 216)}, "512 for a thread"),
     ({"persistent": True}, "persistent needs store_from_registers"),
     ({"helper_warps": True}, "helper_warps needs persistent"),
-    ({"dq_serial": True}, "dq_serial needs persistent"),
-    ({"dq_serial": True, "persistent": True, "store_from_registers": True},
-     "dq_serial needs persistent and dq_reduce bulk"),
+    ({"dq_reduce": "serial"}, "serial needs persistent"),
+    ({"dq_reduce": "serial", "persistent": True, "store_from_registers": True, "helper_warps": True},
+     "serial needs persistent, without helper_warps"),
+    ({"dq_reduce": "first_store"}, "first_store needs by_query_head"),
 ])
 def test_what_cannot_run_is_refused(change, words):
     with pytest.raises(ValueError, match=words):
@@ -99,9 +99,9 @@ def test_forms_with_limits_stay_where_they_are_tested(spec, length, varlen, grou
     if spec.left or spec.softcap or not spec.adds_dq:
         assert not (config.persistent or config.helper_warps)
     assert not (config.helper_warps and group > 1 and varlen)
-    heads_per_task = config.heads_per_task if isinstance(config, GqaConfig) else 0
+    heads_per_task = config.heads_per_task
     assert not heads_per_task or (group in (4, 6, 8) and heads_per_task == 2 and not varlen and spec.right)
-    assert not config.dq_serial or (varlen and length == "brief" and (spec.width == 128 or spec.right))
+    assert not config.serial or (varlen and length == "brief" and (spec.width == 128 or spec.right))
     if spec == BackwardSpec(spec.dtype, 128, right=True) and length == "short" and not varlen and group in (2, 3, 5, 7):
         assert config.persistent and not heads_per_task
 

@@ -1,4 +1,4 @@
-"""Attention's backward without seams, as far as it is arithmetic: which configurations it has, and who makes which
+"""Attention's backward with fuse_preprocess, as far as it is arithmetic: its configurations, and which warps make which
 rows' statistics."""
 import dataclasses
 from types import SimpleNamespace
@@ -10,11 +10,14 @@ from hypothesis import given
 from tests.cpu.attention.test_attention_backward_packed_cpu import SLOWLY, problems, warp  # noqa: F401  (warp: of all tests)
 from tkq.attention.backward import fuse_preprocess_warps
 from tkq.attention.backward import plan as backward_plan
-from tkq.attention.backward.fuse_preprocess_config import FusePreprocessConfig
 from tkq.attention.backward.fuse_preprocess_warps import PreprocessHelperWarps
-from tkq.attention.backward.plan import _HELPER_WARPS, plan, recipe
+from tkq.attention.backward.kernel import BackwardKernel
+from tkq.attention.backward.plan import _HELPER_WARPS, plan
 from tkq.attention.backward.preprocess import BackwardPreprocess, tile_by_number
 from tkq.attention.backward.spec import BackwardSpec
+from tkq.attention.backward.tile_scheduler import TileScheduler
+
+FUSED = {width: dataclasses.replace(config, fuse_preprocess=True) for width, config in _HELPER_WARPS.items()}
 
 
 @SLOWLY
@@ -46,7 +49,7 @@ def test_each_row_of_a_tile_is_read_and_written_by_a_lane(monkeypatch, width, ti
     monkeypatch.setattr(fuse_preprocess_warps, "Float32", float)
     monkeypatch.setattr(fuse_preprocess_warps, "in_sequences", lambda places, at: at.rows_q)
     spec = BackwardSpec(width=width, varlen=True)
-    kernel = PreprocessHelperWarps(spec, FusePreprocessConfig.of(_HELPER_WARPS[width]))
+    kernel = PreprocessHelperWarps(spec, FUSED[width], TileScheduler(spec, FUSED[width]))
     assert kernel.config.tile == tile
 
     def row_sum(x, y, counts):
@@ -77,11 +80,12 @@ def test_long_packed_sequences_are_planned_so(width):
     for causal in (False, True):
         spec = BackwardSpec(width=width, right=causal, varlen=True)
         config = plan(spec, "long")
-        assert isinstance(config, FusePreprocessConfig)
-        assert recipe(dataclasses.replace(spec, dtype="fp16"), config).module.endswith(".fuse_preprocess")
+        assert config.fuse_preprocess
+        kernel = BackwardKernel(dataclasses.replace(spec, dtype="fp16"), config)
+        assert type(kernel.helper_warps) is PreprocessHelperWarps
         dense = dataclasses.replace(spec, varlen=False)
         for other in (plan(spec, "medium"), plan(spec, "long", 4), plan(dense, "long")):
-            assert not isinstance(other, FusePreprocessConfig)
+            assert not other.fuse_preprocess
 
 
 @pytest.mark.parametrize("change, words", [
@@ -91,8 +95,9 @@ def test_long_packed_sequences_are_planned_so(width):
 ])
 def test_what_cannot_run_is_refused(change, words):
     with pytest.raises(ValueError, match=words):
-        FusePreprocessConfig.of(_HELPER_WARPS[128], **change).check(128)
+        dataclasses.replace(FUSED[128], **change).check(128)
     with pytest.raises(ValueError, match="two dK/dV warpgroups"):
-        FusePreprocessConfig.of(backward_plan.SINGLE[256], persistent=True, store_from_registers=True).check(256)
-    assert FusePreprocessConfig.of(_HELPER_WARPS[128]).check(128)
+        dataclasses.replace(backward_plan.SINGLE[256], persistent=True, store_from_registers=True, helper_warps=True,
+                            registers=(32, 64, 208, 208), fuse_preprocess=True).check(256)
+    assert FUSED[128].check(128)
     assert BackwardPreprocess(BackwardSpec(), _HELPER_WARPS[128]).lanes == 16

@@ -1,4 +1,4 @@
-"""What each warpgroup of a window's task is told: it goes through the tiles that its rows see, and leaves out what none
+"""What each warpgroup of a window's task does: it goes through the tiles that its rows see, and leaves out what none
 of them sees."""
 import pytest
 from hypothesis import example, given, settings
@@ -69,8 +69,9 @@ def test_which_windows_take_it():
             (False, AttentionSpec(head_dim=64, causal=True, **long_window), "long")):
         found = window_plan(spec, length)
         assert (found is not None) == wanted, spec
-        assert found is None or (found.check(128, 128) and builder_of(found) == "tkq.attention.forward.window:build")
-    assert builder_of(AttentionConfig()) == "tkq.attention.forward.kernel:build"
+        assert found is None or found.check(128, 128)
+    assert builder_of(WindowConfig()) == "tkq.attention.forward.window:WindowForward"
+    assert builder_of(AttentionConfig()) == "tkq.attention.forward.kernel:AttentionForward"
 
 
 @pytest.mark.parametrize("wrong", (dict(kv=112), dict(consumers=1), dict(cluster=2), dict(overlap_tasks=True)))

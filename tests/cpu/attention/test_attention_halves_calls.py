@@ -1,5 +1,5 @@
 """Which calls of flash_attn take the window kernel that leaves out halves of tiles. Its results have the bits that the
-other kernel's have, so that no test on a GPU can tell."""
+other kernel's have, so that no test on a GPU sees it."""
 import torch
 
 from tkq.attention import ops

@@ -1,4 +1,4 @@
-"""The way of a GPU call of flash_attn and flash_attn_varlen, with a launcher that only writes down."""
+"""The host path of a GPU call of flash_attn and flash_attn_varlen, with a launcher that only writes down."""
 import numpy
 import pytest
 import torch
@@ -16,7 +16,7 @@ FLAGS = "causal", "deterministic", "return_lse"
 
 @pytest.fixture
 def launched(monkeypatch):
-    """CPU tensors go the way of GPU tensors; a list of (spec, numbers) of what was launched."""
+    """CPU tensors take the route of GPU tensors; a list of (spec, numbers) of what was launched."""
     calls = []
 
     def launcher_of(device, spec, length, config=None):
@@ -103,7 +103,7 @@ def test_what_is_not_in_use_is_filled_after_the_checks(launched, monkeypatch):
 
 
 class Copied(torch.Tensor):
-    """Tells of its clones."""
+    """Records its clones."""
 
     times = 0
 

@@ -17,7 +17,7 @@ RECIPES = {kernel.recipe for module in (shipped, catalog) for kernel in module.s
 
 @pytest.fixture
 def asked(monkeypatch):
-    """CPU tensors go the way of GPU tensors, and nothing is computed. The recipes that were asked for."""
+    """CPU tensors take the route of GPU tensors, and nothing is computed. The recipes that were asked for."""
     recipes = []
     for module in (ops, backward_ops):
         monkeypatch.setattr(module, "function", lambda recipe: recipes.append(recipe) or (lambda *a: None))

@@ -99,7 +99,7 @@ def test_shipped_covers_what_plan_chooses():
     assert {spec.pack > 1 for spec, _ in args} == {False, True}
 
 
-def test_specs_are_told_apart_by_the_compile_key():
+def test_specs_differ_in_the_compile_key():
     """repr is the key: every field is in it."""
     assert len({repr(AttentionSpec(**one)) for one in (
         {}, dict(causal=True), dict(lse=False), dict(left=True), dict(right=True), dict(softcap=True),

@@ -48,7 +48,7 @@ def test_a_block_visits_the_tiles_that_see_it_and_masks_where_one_does_not(e, bl
     seeing = {i // e.tile for i, which in seen.items() if any(which)}
     assert set(range(r.first, r.end)) >= seeing, "a tile is left out"
     if seeing:
-        assert r.first == min(seeing) and r.end == max(seeing) + 1, "a tile that nobody sees"
+        assert r.first == min(seeing) and r.end == max(seeing) + 1, "a tile that no key sees"
     else:
         assert r.first == r.end
     for tile in range(r.first_unmasked, r.end_unmasked):

@@ -100,7 +100,7 @@ def test_many_keys_of_little_weight_count(dtype, top):
 
 @pytest.mark.parametrize("mean, most", ((0.0, 1), (-20.0, 1), (-68.0, 1), (30.0, 1), (-100.0, 6)))
 def test_what_moves_and_what_does_not(mean, most):
-    """Usual rows take the way with few instructions, also where all their scores are low; but for very low ones."""
+    """Usual rows take the branch with few instructions, also where all their scores are low; but for very low ones."""
     rng = np.random.default_rng(0)
     blocks = [(mean + rng.standard_normal(64)).astype(np.float32) for _ in range(6)]
     assert model(blocks, blocks, "bf16")[2] == most

@@ -1,4 +1,4 @@
-"""Compiling ahead of a benchmark: who is called, in which order, by which process; nothing is timed, nobody tunes."""
+"""Compiling ahead of a benchmark: what is called, in which order, by which process; nothing is timed, nothing tuned."""
 import subprocess
 import types
 

@@ -14,7 +14,7 @@ def case(shape, bound=None, roof=None, section="large", error=1e-3, **others):
     return Case(section, "gemm", shape, "TFLOP/s", 1e9, Comparison(timings, 2, 1, 1), bound=bound, roof=roof)
 
 
-def test_what_is_missed_is_told_and_what_holds_is_not():
+def test_bounds_that_are_missed_are_named_and_those_that_hold_are_not():
     beside = Bound(("cuBLAS",), 0.98)
     report = Report(HERE, [case("good", beside, cuBLAS=0.975), case("slow", beside, cuBLAS=0.96),
                            case("far from its roof", beside, Bound(("copy",), 0.95), cuBLAS=1.0, copy=0.9),

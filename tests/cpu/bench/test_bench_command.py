@@ -54,7 +54,7 @@ def test_what_is_not_known_is_an_error_that_names_what_is(argv, words, capsys):
     assert words in capsys.readouterr().err
 
 
-def test_warming_up_calls_everyone_once_and_says_who_fails(monkeypatch, tmp_path, capsys):
+def test_warming_up_calls_each_candidate_once_and_names_what_fails(monkeypatch, tmp_path, capsys):
     called = []
 
     def quick(x):

@@ -111,7 +111,7 @@ def test_a_run_that_was_ended_goes_on_where_it_was(run, tmp_path, capsys):
 
 
 def test_what_is_timed_otherwise_now_is_timed_again(run, tmp_path, monkeypatch):
-    """Of short kernels the times between others; of a peer that nobody asked for, all."""
+    """Of short kernels the times between others; of a peer that was not asked for, all."""
     assert run("one", "--no-calls")[0] == 0
     path = tmp_path / "out" / "made_up.json"
     for what in ("short", "peers", "short,peers"):
@@ -158,7 +158,7 @@ def test_all_files_calls_are_made_before_the_first_is_priced(run, monkeypatch):
     assert did == ["first", "second", "first", "CPU per eager call: x + x", "second", "CPU per eager call: x + x"]
 
 
-def test_a_call_that_fails_is_told_and_the_others_are_priced(run, monkeypatch):
+def test_a_call_that_fails_is_named_and_the_others_are_priced(run, monkeypatch):
     working = dataclasses.replace(ops.bench_of("made_up"), calls=lambda: {
         "x + x": harness.Call(lambda: None), "one": harness.Call(lambda: 1 / 0)})
     monkeypatch.setattr(ops, "bench_of", lambda name: working)
@@ -202,7 +202,7 @@ def test_what_got_slower_is_said_and_fails(run, tmp_path, capsys):
     assert front.main(["--results", str(tmp_path / "out"), "--compare", str(renamed)]) == 1
 
 
-def test_a_case_that_cannot_run_is_told_and_the_others_run(run, monkeypatch):
+def test_a_case_that_cannot_run_is_named_and_the_others_run(run, monkeypatch):
     compare = harness.compare
 
     def sometimes(question, *rest, **more):
@@ -231,15 +231,15 @@ def test_a_file_with_a_main_of_its_own_that_fails_does_not_stop_the_run(run, mon
     assert "PROBLEM sustained: RuntimeError: no clock" in said and "results.md" in said
 
 
-def test_sustained_is_told_whom_to_leave_out(run, monkeypatch):
+def test_sustained_gets_what_to_leave_out(run, monkeypatch):
     from bench.studies import sustained
 
-    told = []
-    monkeypatch.setattr(sustained, "main", lambda argv: told.append(argv) or 0)
+    calls = []
+    monkeypatch.setattr(sustained, "main", lambda argv: calls.append(argv) or 0)
     run("one", "sustained", "--no-calls")
     run("one", "sustained", "--no-calls", "--against", "quack-tuned,torch")
-    assert [argv[:1] + argv[2:3] for argv in told] == [["--out", "--without"]] * 2
-    assert told[0][3] == "QuACK tuned" and "QuACK tuned" not in told[1][3].split(",") and "QuACK" in told[1][3]
+    assert [argv[:1] + argv[2:3] for argv in calls] == [["--out", "--without"]] * 2
+    assert calls[0][3] == "QuACK tuned" and "QuACK tuned" not in calls[1][3].split(",") and "QuACK" in calls[1][3]
 
 
 def test_no_case_is_left(run):
@@ -266,7 +266,7 @@ def test_the_bar_stays_below_what_is_said(capsys):
         f"\r\x1b[K[{'#' * 6}{'.' * 18}] 2/4  10 s  second")
 
 
-def test_the_time_left_is_told_from_the_usual_step():
+def test_the_time_left_follows_from_the_usual_step():
     now, lines = iter((0.0, 5.0, 65.0, 66.0, 68.0)), io.StringIO()  # 5 s before the first, which takes 60
     bar = Progress(6, lines, clock=lambda: next(now))
     for what in ("first", "second", "third", "fourth"):

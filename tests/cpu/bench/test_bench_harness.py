@@ -30,7 +30,7 @@ class FakeBatch:
         self.gpu, self.name, self.turns = gpu, name, 0
 
     def run(self, seconds, during):
-        assert self.gpu.cleared, "what the one before left in the cache would help, or not, whoever comes next"
+        assert self.gpu.cleared, "what the one before left in the cache would help, or not, the next one"
         self.gpu.cleared = False
         self.turns += 1
         self.gpu.turns.append((self.name, seconds, during is not None))
@@ -108,7 +108,7 @@ def test_every_candidate_takes_every_place_and_changes_neighbours():
             assert sorted(order[place] for order in rounds) == sorted(names * 2)
     pairs = {tuple(order[i : i + 2]) for order in (turn_order("ABC", r) for r in range(6)) for i in range(2)}
     assert {("A", "B"), ("B", "A")} <= pairs
-    for n in (3, 4, 5):  # whom one comes behind is another one soon
+    for n in (3, 4, 5):  # the one before it changes soon
         names = "ABCDE"[:n]
         rounds = [turn_order(names, r) for r in range(2 * n)]
         assert len({tuple(order) for order in rounds}) == 2 * n
@@ -209,7 +209,7 @@ def test_a_device_copy_that_cannot_be_timed_is_none():
 
 
 def test_what_clears_the_cache_is_more_than_it_holds_and_goes_with_the_comparison(monkeypatch):
-    """Written when what was there has ended, and when nothing of it is to be kept any longer."""
+    """Written when what was there has ended, and when nothing of it is to stay any longer."""
     made, done = [], []
     monkeypatch.setattr(timing.driver, "ask", done.append)
     monkeypatch.setattr(torch, "empty", lambda n, dtype, device: made.append(torch.zeros(n, dtype=dtype)) or made[-1])
@@ -342,12 +342,12 @@ def test_accuracy_is_judged_beside_the_best_peer(ours, accurate):
     assert Case("s", "op", "M", "GB/s", 1, Comparison(timings, 2, 1, 1)).accurate() is accurate
 
 
-def test_accuracy_is_judged_beside_those_who_compute_alike():
+def test_accuracy_is_judged_beside_those_that_compute_alike():
     timings = tuple(Timing(name, "graph", (1.0,) * 7, error=error)
                     for name, error in (("tkq", 4e-3), ("torch", 4e-3), ("QuACK", 1e-3)))
     case = Case("s", "op", "M", "GB/s", 1, Comparison(timings, 2, 1, 1))
     assert case.accurate() is False and dataclasses.replace(case, alike=("torch",)).accurate()
-    assert dataclasses.replace(case, alike=("Liger",)).accurate() is None, "who computes alike was not timed"
+    assert dataclasses.replace(case, alike=("Liger",)).accurate() is None, "what computes alike was not timed"
 
 
 def test_geometric_mean():

@@ -78,11 +78,12 @@ def test_tuning_knows_how_a_variant_is_called(case):
 
 @pytest.mark.parametrize("case, N", short_norms.CASES)
 def test_other_ways_of_short_norms_can_run_and_differ(case, N):
-    found = short_norms.ways(case, N)
-    assert len({way.recipe for way in found.values()}) == len(found) == len({way.words for way in found.values()})
-    for name, way in found.items():
+    found = short_norms.variants(case, N)
+    assert len({variant.recipe for variant in found.values()}) == len(found)
+    assert len({variant.words for variant in found.values()}) == len(found)
+    for name, variant in found.items():
         if not name.startswith("stay"):
-            config.check(way.spec, way.config)
+            config.check(variant.spec, variant.config)
     job = short_norms._job(case, N)
     assert {*short_norms.CASES[case, N], "copy"} <= set(job.peer_names)
     assert ("residual" in case, "bias" in case) == ("residual" in job.question.op, "bias" in job.question.shape)

@@ -114,7 +114,7 @@ def report(*cases):
     return dataclasses.replace(next(iter(readme_table.reports().values())), cases=list(cases), costs=[], problems=[])
 
 
-def test_a_table_of_a_run_names_who_failed_beside_the_fastest():
+def test_a_table_of_a_run_names_what_failed_beside_the_fastest():
     row = tables.short(report(case(torch=2.0, failed={"QuACK": "TypeError: x"}, missing={"FA4": "ImportError: no"})))
     assert "| torch 500 GB/s (QuACK failed; FA4 not installed) | 2.000 |" in row
     whole = tables.whole(report(case(failed={"QuACK": "TypeError: a | b\nc"})))

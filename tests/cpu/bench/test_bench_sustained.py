@@ -113,7 +113,7 @@ class Gpu:
         return call
 
 
-def test_whoever_else_is_missing_is_named_and_torch_has_to_be_there():
+def test_missing_peers_are_named_and_torch_has_to_be_there():
     def gone():
         raise ModuleNotFoundError("No module named 'quack'")
 

@@ -18,7 +18,7 @@ def test_size():
     assert common.size("4096") == (4096, 4096, 4096) and common.size("1x2x3") == (1, 2, 3)
 
 
-def test_what_does_not_compile_is_told_and_returned(capsys):
+def test_what_does_not_compile_is_named_and_returned(capsys):
     bad = Recipe("tkq.cli.demo:nothing", ())
     assert common.precompile([bad, bad], 1) == {bad}
     out = capsys.readouterr().out

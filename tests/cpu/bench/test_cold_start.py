@@ -33,15 +33,15 @@ import sys, types
 from bench.studies import cold_process, cold_start
 cold_process.imported()
 from tests.helpers.ops import smoke
-from tkq.runtime.compile import dry_run as rehearsal
+from tkq.runtime.compile import dry_run
 on_cpu = vars(smoke.inputs("cpu"))
-rehearsal.begin()
+dry_run.begin()
 calls = smoke.cases(types.SimpleNamespace(**{name: t.to("meta") for name, t in on_cpu.items()}))
 before = set(sys.modules)
 for op in cold_start.OPS:
     if op != cold_process.TORCH:
         calls[op]()
-assert rehearsal.taken()
+assert dry_run.taken()
 print(sorted(name for name in set(sys.modules) - before if name.startswith(("tkq", "cutlass"))))
 """
 
@@ -74,7 +74,7 @@ import types
 from torch.utils._python_dispatch import TorchDispatchMode
 from bench.studies import cold_process, cold_start
 from tests.helpers.ops import smoke
-from tkq.runtime.compile import dry_run as rehearsal
+from tkq.runtime.compile import dry_run
 
 class Seen(TorchDispatchMode):
     def __torch_dispatch__(self, f, types, args=(), kwargs=None):
@@ -83,7 +83,7 @@ class Seen(TorchDispatchMode):
         return f(*args, **(kwargs or {}))
 
 on_cpu = vars(smoke.inputs("cpu"))
-rehearsal.begin()
+dry_run.begin()
 calls = smoke.cases(types.SimpleNamespace(**{name: t.to("meta") for name, t in on_cpu.items()}))
 for op in cold_start.OPS:
     if not op.endswith(", gradients"):
@@ -108,7 +108,7 @@ def test_each_call_has_the_bound_and_both_together_have_none():
     assert both.holds() is None and both.median_us == pytest.approx(51_000)
 
 
-def test_what_came_is_on_disk_and_what_did_not_is_told(tmp_path):
+def test_what_came_is_on_disk_and_what_did_not_is_named(tmp_path):
     results = cold_start.Results(Report(Environment.here()), tmp_path / "cold_start.json")
     results.add("", "cache", {"torch": 2.0, "tkq": 0.002, "tvm_ffi": 0.2, "functions": 0.1})
     results.add("softmax", "cache", {"first": 0.009, "second": 0.001, "dsl": False})
@@ -163,7 +163,7 @@ for line in sys.stdin:
 """
 
 
-def test_one_thing_is_measured_at_a_time_and_one_that_dies_is_told(tmp_path, monkeypatch):
+def test_one_thing_is_measured_at_a_time_and_one_that_dies_is_named(tmp_path, monkeypatch):
     begun, beside = [], []
 
     def started(source, bundle):

@@ -26,8 +26,8 @@ def case(section, **ms):
 def results(tmp_path):
     cases = [case("eager", tkq=(10.0, 20.0), torch=(20.0, 20.0)),
              case("compiled", tkq=(10.0, 10.0), torch=(11.0, 12.0), tkq_eager=(10.0, 10.0), tkq_fp8=(8.0, 8.0))]
-    costs = [Cost(f"{who}: a token, B1 prompt 8", 1000.0 * ms, 900.0 * ms, 1500.0 * ms, 1, note=f"{7 * ms} tokens/s")
-             for who, ms in (("tkq", 1), ("torch", 2))]
+    costs = [Cost(f"{peer}: a token, B1 prompt 8", 1000.0 * ms, 900.0 * ms, 1500.0 * ms, 1, note=f"{7 * ms} tokens/s")
+             for peer, ms in (("tkq", 1), ("torch", 2))]
     Report(Environment.here(), cases, costs).save(tmp_path / "llama.json")
     return tmp_path
 
@@ -95,14 +95,14 @@ def test_whole_curves_of_runs_that_were_alike_are_kept():
     whole = [8.0] * llama.STEPS
     old = {**new, "made": {"torch": "2026-11-22T10:00", "tkq": "2026-11-22T10:00"},
            "apart": {"torch": 0.0, "tkq": 0.001}, "losses": {"torch": whole, "tkq": [8.0] * 50}}
-    kept = {**new, "made": {"torch": "2026-11-22T10:00"}, "apart": {"torch": 0.0}, "losses": {"torch": whole}}
-    assert llama.kept_curves(old, new) == kept
+    merged = {**new, "made": {"torch": "2026-11-22T10:00"}, "apart": {"torch": 0.0}, "losses": {"torch": whole}}
+    assert llama.kept_curves(old, new) == merged
     for key, other in (("rate", 1e-3), ("seqlen", 512), ("sizes", {}), ("versions", {"torch": "2.12"})):
         with pytest.raises(ValueError, match=f"{key}: the curves on file are of .*: begin a new file"):
             llama.kept_curves({**old, key: other}, new)
     for key in ("seqlen", "sizes", "versions", "made"):
         del old[key]  # as files were
-    assert llama.kept_curves(old, new) == {**kept, "made": {"torch": ""}}
+    assert llama.kept_curves(old, new) == {**merged, "made": {"torch": ""}}
 
 
 def test_the_page_says_which_curves_are_of_an_earlier_run():

@@ -310,13 +310,13 @@ def test_pages_have_what_kernels_of_your_own_take():
         assert said in pages["api/runtime.md"], said
     for said in ("ReductionBase._set_cluster_n(self)", "ReductionBase._calculate_threads_per_row(self)",
                  "ReductionBase._get_num_threads(self)", "ReductionBase._get_tv_layout(self",
-                 "ReductionBase._initialize_cluster(self", "### OnePassRows", "OnePassRows._layout(self)",
+                 "ReductionBase._initialize_cluster(self", "### OnePassRows", "OnePassRows.layout(self)",
                  "tkq.reduction.geometry.cluster("):
         assert said in pages["api/kernels.md"], said
     assert "_whole" not in pages["api/tile.md"] and "__init__" not in pages["api/kernels.md"]
 
 
-def test_the_page_of_the_tile_layer_says_who_calls():
+def test_the_page_of_the_tile_layer_says_which_threads_call():
     """As the modules' docstrings do for all their functions."""
     page = api.pages()["api/tile.md"]
     for said in ("A warpgroup's 128 threads", "each call, which nothing here elects", "Scope: the warpgroup's threads"):

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import tkq
+from bench.core import ops
 from bench.core.results import Bound, Case, Cost, Environment, Report
 from bench.report import readme_table, summary, tables
 from tests.helpers.process.markdown import is_excerpt
@@ -138,6 +139,26 @@ def test_a_table_shows_the_fastest_rival_and_not_the_roof():
     assert "Measured 2026-11-21 on one H100 (driver 580, CUDA 13.0, cuDNN 9; torch 2.13)" in text
 
 
+@pytest.mark.parametrize("name, wanted", [
+    ("CPU per eager call: fp8_gemm line tkq", "CPU per eager call: fp8_gemm, scales 1x128 on both, tkq"),
+    ("CPU per eager call: quantize_fp8 tile", "CPU per eager call: quantize_fp8, scales 128x128"),
+    ("CPU per eager call: quantize_fp8 row transpose 1024x1024",
+     "CPU per eager call: quantize_fp8, scales per row, transpose, 1024x1024"),
+    ("CPU per eager call: grouped_gemm bf16 tkq", "CPU per eager call: grouped_gemm bf16 tkq"),
+    ("CPU per eager call: x + x", "CPU per eager call: x + x"), ("first call", "first call")])
+def test_costs_have_the_words_of_pages(name, wanted):
+    assert ops.shown_cost(name) == wanted
+    assert f"| {wanted} | 9.2 us |" in tables.short(Report(report().environment, costs=[Cost(name, 9.25, 9, 10, 31)]))
+
+
+@pytest.mark.parametrize("bench, section, wanted", [
+    ("fp8_gemm", "line", "fp8_gemm, scales 1x128 on both"), ("quantize", "tile", "quantize_fp8, scales 128x128"),
+    ("grouped_gemm", "gradient_line", "grouped_gemm, K-grouped, scales 1x128 on both"),
+    ("attention_forward", "dense", "attention forward dense"), ("fp8_gemm", "few", "fp8 gemm few")])
+def test_pictures_have_the_words_of_pages(bench, section, wanted):
+    assert ops.shown_picture(bench, section) == wanted
+
+
 def test_calls_are_shown_beside_x_plus_x_and_a_busy_host_is_named():
     of = lambda least: [Cost("CPU per eager call: x + x", 8.0, least, 14.0, 31),
                         Cost("CPU per eager call: gemm", 6.0, 6, 9, 31), Cost("first call", 9.0, 9, 9, 3)]
@@ -240,7 +261,7 @@ def test_the_section_has_a_row_for_each_operation(tmp_path):
     assert "Compared only with other forms of tkq itself, and so not in the table: `layernorm`." in text
 
 
-def test_what_is_older_and_who_was_not_timed_follow_from_the_files(tmp_path):
+def test_what_is_older_and_what_was_not_timed_follow_from_the_files(tmp_path):
     case, *_ = report().cases
     of = lambda section, time, **more: dataclasses.replace(
         report(), environment=dataclasses.replace(report().environment, date=f"2026-11-21T{time}:00+00:00"),

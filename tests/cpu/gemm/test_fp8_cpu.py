@@ -5,6 +5,7 @@ import torch
 import tkq
 from tests.helpers.gemm.fp8_cases import E4M3, E5M2, KINDS, exact, operands, scale_shapes
 from tkq.gemm.fp8 import ops
+from tkq.granularity import PRODUCTS
 
 M, N, K = 5, 136, 272
 
@@ -15,9 +16,9 @@ def test_means_what_it_says(kind, types):
     args = operands(M, N, K, kind, *types)
     c = tkq.fp8_gemm(*args, out_dtype=torch.float32)
     a, b, sa, sb = args
-    to_a = sa.expand(M, -1).repeat_interleave(128, 1)[:, :K] if kind in ("block", "line") else sa
-    to_b = sb.repeat_interleave(128, 0)[:K] if kind in ("block", "line") else sb
-    to_b = to_b.repeat_interleave(128, 1)[:, :N] if kind == "block" else to_b
+    to_a = sa.expand(M, -1).repeat_interleave(128, 1)[:, :K] if "128" in kind else sa
+    to_b = sb.repeat_interleave(128, 0)[:K] if "128" in kind else sb
+    to_b = to_b.repeat_interleave(128, 1)[:, :N] if kind == "1x128_128x128" else to_b
     torch.testing.assert_close(c, (a.float() * to_a) @ (b.float() * to_b), rtol=1e-5, atol=1e-4)
     assert c.is_contiguous()
 
@@ -58,10 +59,10 @@ def test_the_oracle_has_products_and_quantising_under_one_name():
 def test_the_granularity_is_seen_from_the_shapes():
     from tkq.gemm.fp8.spec import granularity
     for kind in KINDS:
-        assert granularity(300, 500, 1024, *scale_shapes(kind, 300, 500, 1024)) == kind
-    assert granularity(300, 500, 1024, (1, 1), (1,)) == "tensor"
-    assert granularity(300, 500, 128, (300, 1), (1, 4)) == "block"
-    assert granularity(300, 500, 128, (300, 1), (1, 500)) == "row"  # what "line" would mean, too
+        assert granularity(300, 500, 1024, *scale_shapes(kind, 300, 500, 1024)) == PRODUCTS[kind]
+    assert granularity(300, 500, 1024, (1, 1), (1,)) == PRODUCTS["tensor"]
+    assert granularity(300, 500, 128, (300, 1), (1, 4)) == ("1x128", "128x128")
+    assert granularity(300, 500, 128, (300, 1), (1, 500)) == ("row", "row")  # what "1x128" of both would mean, too
 
 
 def change(**kw):
@@ -119,7 +120,7 @@ def test_k_is_a_multiple_of_16():
         tkq.fp8_gemm(*operands(4, 4, 24))
 
 
-@pytest.mark.parametrize("kind", ("block", "line"))
+@pytest.mark.parametrize("kind", ("1x128_128x128", "1x128_1x128"))
 def test_scales_along_k_are_added_up_in_float32(kind):
     args = operands(M, N, K, kind)
     with pytest.raises(ValueError, match="accumulate: got 'fast'"):
@@ -145,7 +146,7 @@ def test_what_a_launch_refuses_is_named():
 
 
 def test_compiles_and_traces():
-    args = operands(M, N, K, "block")
+    args = operands(M, N, K, "1x128_128x128")
     f = torch.compile(lambda *x: tkq.fp8_gemm(*x), fullgraph=True, backend="eager")
     assert torch.equal(f(*args), tkq.fp8_gemm(*args))
     torch.library.opcheck(ops._op, (*args, None, None, torch.bfloat16, None, None),

@@ -22,10 +22,12 @@ from tkq.gemm.fp8.small_m_plan import (
     tiles,
     traits,
 )
-from tkq.gemm.fp8.spec import OUT, SCALES, Fp8Spec
+from tkq.gemm.fp8.spec import OUT, Fp8Spec
+from tkq.gemm.fp8.stored import CONFIGS
+from tkq.granularity import PRODUCTS, scales_of
 
-SPECS = [Fp8Spec(scales=s, promote=p) for s in SCALES for p in (False, True) if p or s in ("tensor", "row")]
-SPEC = Fp8Spec(scales="row")
+SPECS = [Fp8Spec(**scales_of(s), promote=p) for s in PRODUCTS for p in (False, True) if p or s in ("tensor", "row")]
+SPEC, BLOCK_SPEC = Fp8Spec(**scales_of("row")), Fp8Spec(**scales_of("1x128_128x128"), promote=True)
 rows, sizes, steps = st.integers(1, 128), st.integers(1, 60000), st.integers(1, 2000)
 many_rows, columns = st.one_of(rows, st.integers(129, 9000)), st.one_of(sizes, st.integers(1, 2000))
 
@@ -90,7 +92,7 @@ BY_BLOCKS = {**BY_ROWS, (16, 1024, 8192): 4, (64, 4096, 4096): 2}
 
 
 @pytest.mark.parametrize("spec, measured", (
-    (Fp8Spec(), FAST), (SPEC, BY_ROWS), (Fp8Spec(scales="block", promote=True), BY_BLOCKS)))
+    (Fp8Spec(), FAST), (SPEC, BY_ROWS), (BLOCK_SPEC, BY_BLOCKS)))
 def test_what_was_measured(spec, measured):
     """The quickest, or within 3 % of it."""
     for problem, split in measured.items():
@@ -112,11 +114,11 @@ def test_blocks_that_share_k(rate, tiles, steps, num_sms):
 @given(st.sampled_from(SPECS), rows, sizes, steps)
 def test_launch(spec, M, N, k):
     recipe, blocks = fp8_plan.launch(spec, M, N, 16 * k, 132)
-    few = recipe.builder == "tkq.gemm.fp8.small_m_kernel:build"
+    few = recipe.module == "tkq.gemm.fp8.small_m_kernel"
     assert few == isinstance(fp8_plan.plan(spec, M, N, 16 * k, 132), SmallMFp8Config)
     assert (blocks == 0 and recipe.args[0].store == "direct") if few else blocks > 0
     tile = fp8_plan.best_tile(spec, M, N, 16 * k, 132)
-    assert fp8_plan.launch(spec, M, N, 16 * k, 132, tile)[0].builder == "tkq.gemm.fp8.kernel:build"
+    assert fp8_plan.launch(spec, M, N, 16 * k, 132, tile)[0].module == "tkq.gemm.fp8.kernel"
 
 
 # Of more rows: (columns of a block, blocks that share K). Quicker ways are known and not planned for 384x1024x16384
@@ -127,13 +129,13 @@ TILED = {(256, 512, 4096): (64, 4), (256, 512, 16384): (64, 4), (512, 512, 8192)
 TILED_BLOCKS = {**TILED, (512, 512, 8192): (128, 4), (256, 1024, 8192): (128, 4), (192, 1024, 4096): (128, 4)}
 
 
-@pytest.mark.parametrize("spec, measured", ((SPEC, TILED), (Fp8Spec(scales="block", promote=True), TILED_BLOCKS)))
+@pytest.mark.parametrize("spec, measured", ((SPEC, TILED), (BLOCK_SPEC, TILED_BLOCKS)))
 def test_what_was_measured_of_more_rows(spec, measured):
     for problem, way in measured.items():
         config = plan(spec, *problem, 132)
         assert (config and (config.rows, config.split)) == way, (problem, config)
-        built = fp8_plan.launch(spec, *problem, 132)[0].builder
-        assert built == ("tkq.gemm.fp8.small_m_kernel:build" if way else "tkq.gemm.fp8.kernel:build")
+        built = fp8_plan.launch(spec, *problem, 132)[0].module
+        assert built == ("tkq.gemm.fp8.small_m_kernel" if way else "tkq.gemm.fp8.kernel")
 
 
 @pytest.mark.parametrize("M, most", ((1, 16), (40, 64), (128, 128), (129, 128), (2048, 128), (2049, 0)))
@@ -141,8 +143,8 @@ def test_tune_tries_every_way(M, most):
     found = [c for c in candidates.of_fp8_gemm(SPEC, M, 1024, 8192, 132) if isinstance(c, SmallMFp8Config)]
     assert {c.m for c in found} == ({most} if most else set())
     assert {(c.rows, c.split) for c in found} == (set(itertools.product((64, 128), (1, 2, 4, 8))) if most else set())
-    assert all(candidates.fits("fp8_gemm", c, SPEC, M) for c in found)
-    assert all(candidates.fits("fp8_gemm", c, SPEC, most + 1) == (most == 128) for c in found)
+    assert all(CONFIGS.fits(c, SPEC, M) for c in found)
+    assert all(CONFIGS.fits(c, SPEC, most + 1) == (most == 128) for c in found)
 
 
 @pytest.mark.parametrize("change", (dict(m=24), dict(rows=96), dict(split=3), dict(stages=1), dict(parts=2)))

@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from tkq.gemm import candidates
 from tkq.gemm.dense.config import SHARED_BYTES
+from tkq.gemm.dense.plan import takes_counter
 from tkq.gemm.fp8 import plan as fp8_plan
 from tkq.gemm.fp8 import small_m_plan
-from tkq.gemm.fp8.config import Fp8Config, WaveSyncFp8Config
+from tkq.gemm.fp8.catalog import shipped, traits
+from tkq.gemm.fp8.config import Fp8Config
 from tkq.gemm.fp8.plan import (
     BLOCKS,
     FAST,
@@ -21,17 +23,20 @@ from tkq.gemm.fp8.plan import (
     fit_to_spec,
     launch,
     plan,
-    shipped,
     table,
     tiles,
-    traits,
 )
-from tkq.gemm.fp8.spec import BYTES, OUT, SCALES, Fp8Spec, granularity
+from tkq.gemm.fp8.spec import BYTES, OUT, Fp8Spec, granularity
+from tkq.gemm.fp8.stored import CONFIGS
 from tkq.gemm.grouped.spec import GroupedSpec
+from tkq.gemm.grouped.stored import CONFIGS as GROUPED_CONFIGS
 from tkq.gemm.raster import raster
+from tkq.granularity import PRODUCTS, scales_of
 
-SPECS = [Fp8Spec(out=out, scales=s, promote=p, store=store) for out in OUT for s in SCALES
-         for p in ((True,) if s in ("block", "line") else (False, True)) for store in ("tma", "direct")]
+ROW = Fp8Spec(**scales_of("row"))
+BLOCK, BOTH_1X128 = (Fp8Spec(**scales_of(pair), promote=True) for pair in ("1x128_128x128", "1x128_1x128"))
+SPECS = [Fp8Spec(out=out, **scales_of(s), promote=p, store=store) for out in OUT for s in PRODUCTS
+         for p in ((True,) if "128" in s else (False, True)) for store in ("tma", "direct")]
 
 
 @settings(max_examples=300)
@@ -40,6 +45,7 @@ SPECS = [Fp8Spec(out=out, scales=s, promote=p, store=store) for out in OUT for s
 def test_a_plan_fits(spec, m, n, k, num_sms):
     config = best_tile(spec, m, n, 16 * k, num_sms)
     assert config.check(spec) is config and config.shared_bytes(spec) <= SHARED_BYTES
+    assert fit_to_spec(config, spec) == config  # what was chosen last fits what was chosen before
     few = small_m_plan.plan(spec, m, n, 16 * k, num_sms)  # tests/cpu/gemm/test_fp8_narrow_plan.py
     assert plan(spec, m, n, 16 * k, num_sms) == (few or config)
     recipe, blocks = launch(spec, m, n, 16 * k, num_sms, config)
@@ -67,7 +73,7 @@ def test_panels_cover_a_part(config):
 
 @given(st.sampled_from((32, 64, 96, 128, 192, 256)), st.sampled_from((1, 2)), st.integers(1, 5), st.sampled_from(OUT))
 def test_a_buffer_is_written_when_its_store_has_read_it(n, m_subtiles, panels, out):
-    """Panels go out in their order, tile after tile; a thread waits until so many of its stores may be under way."""
+    """Panels go out in their order, tile after tile; a thread waits for its oldest stores in flight."""
     config = Fp8Config(m=128 * m_subtiles, n=n, store_buffers=panels)
     order = [i for _ in range(4) for i in range(config.n_stores(out))]
     for at, i in enumerate(order):
@@ -92,10 +98,10 @@ def test_what_waits_is_written_before_its_sums_begin(config):
             assert list(itertools.chain(*under)) == list(range(config.n_stores(out) - n, config.n_stores(out)))
             assert all(j * config.store_n(out) // config.part >= i for i in range(parts) for j in under[i])
             assert some.stores_before_product(out) or max(map(len, under)) - min(map(len, under)) <= 1
-            assert some.check(Fp8Spec(out=out, scales="block", promote=True)).overlap_epilogue == n
+            assert some.check(replace(BLOCK, out=out)).overlap_epilogue == n
         with pytest.raises(ValueError, match="fp8_gemm: overlap_epilogue does not fit"):
             replace(config,
-                    overlap_epilogue=config.n_stores(out) + 1).check(Fp8Spec(out=out, scales="block", promote=True))
+                    overlap_epilogue=config.n_stores(out) + 1).check(replace(BLOCK, out=out))
 
 
 def test_quarters_are_written_early():
@@ -109,7 +115,7 @@ def test_quarters_are_written_early():
 
 def test_what_waits():
     """Panels that their own warps store, of sums that are promoted and of curved activations."""
-    block, row = Fp8Spec(scales="block", promote=True), Fp8Spec(scales="row")
+    block, row = BLOCK, ROW
     for activation in (None, "relu", "gelu"):
         for size, out, overlap_epilogue in ((4096, "bf16", 7), (4096, "fp16", 7), (4096, "fp32", 8),
                                             (8192, "bf16", 4), (8192, "fp32", 6)):
@@ -125,23 +131,23 @@ def test_what_waits():
             found = plan(replace(spec, activation="gelu", out=out, store=store), 4096, 4096, 4096, 132)
             assert not (found.overlap_epilogue or found.store_per_warp)
     found = plan(block, 16384, 16384, 16384, 132)
-    assert isinstance(found, WaveSyncFp8Config) and not (found.overlap_epilogue or found.store_per_warp)
+    assert found.wave_sync and not (found.overlap_epilogue or found.store_per_warp)
     with pytest.raises(ValueError, match="fp8_gemm: wave_sync does not fit"):
-        WaveSyncFp8Config.of(replace(BLOCKS[0], overlap_epilogue=1)).check(block)
+        replace(BLOCKS[0], overlap_epilogue=1, wave_sync=16).check(block)
 
 
 def test_what_cannot_wait():
     """Nothing that another kernel would take for something else: sums of groups do not roll."""
-    grouped, lines = GroupedSpec("m", "e4m3", "e4m3", "bf16", "block"), Fp8Spec(scales="line", promote=True)
+    grouped, both = GroupedSpec("m", "e4m3", "e4m3", "bf16", "1x128", "128x128"), BOTH_1X128
     rolls = replace(PROMOTED[1], store_buffers=1, overlap_epilogue=1)
-    for spec, config in ((grouped, rolls), (grouped, replace(rolls, overlap_epilogue=0)), (lines, rolls),
-                         (Fp8Spec(scales="block", promote=True),
+    for spec, config in ((grouped, rolls), (grouped, replace(rolls, overlap_epilogue=0)), (both, rolls),
+                         (BLOCK,
                           Fp8Config(m=256, n=24, promotion_unroll=4, overlap_epilogue=1)),
                          (grouped, Fp8Config(split=2, store_row_bytes=64, overlap_epilogue=1, wgmma_in_flight=0))):
         with pytest.raises(ValueError, match="fp8_gemm: (overlap_epilogue|promotion_unroll|n) does not fit"):
             config.check(spec)
-    assert not candidates.fits("grouped_gemm", rolls, grouped, 256)
-    gelu = Fp8Spec(scales="block", promote=True, activation="gelu")
+    assert not GROUPED_CONFIGS.fits(rolls, grouped, 256)
+    gelu = replace(BLOCK, activation="gelu")
     tried = [x for x in candidates.of_fp8_gemm(gelu, 4096, 4096, 4096, 132) if x.promotion_unroll == 4]
     assert {x.overlap_epilogue for x in tried} == {0, 7} and {x.raster_group for x in tried
                                                               if x.overlap_epilogue} >= {4, 16}
@@ -168,7 +174,7 @@ def test_what_a_plan_chooses_is_shipped(epilogue):
 
 
 def test_what_it_chooses():
-    row, block = Fp8Spec(scales="row"), Fp8Spec(scales="block", promote=True)
+    row, block = ROW, BLOCK
     assert plan(row, 8192, 8192, 8192, 132).name == "128x256_cluster2_overlap1_pdl"
     assert plan(block, 4096, 4096, 4096, 132).name == "128x256_cluster2_overlap7_pdl_split4_promotion4_store_per_warp"
     assert plan(block, 8192, 8192, 8192, 132).name == "128x192_cluster2_overlap4_pdl_split2_promotion8_store_per_warp"
@@ -182,29 +188,29 @@ def test_what_it_chooses():
 
 def test_which_products_keep_pace():
     """Of many steps, of which each round reads more than half of L2 holds; with the tile that the plan has."""
-    block, row = Fp8Spec(scales="block", promote=True), Fp8Spec(scales="row")
+    block, row = BLOCK, ROW
     sizes = {(16384,) * 3: True, (8192, 28672, 8192): True, (8192, 8192, 28672): True, (8192,) * 3: False,
              (4096,) * 3: False, (32768, 32768, 1024): False, (64, 500000, 65536): False, (64, 28672, 65536): False,
              (4096, 4096, 131072): True}
     for spec, (size, keeps) in itertools.product((block, row, Fp8Spec()), sizes.items()):
         config, (recipe, _) = plan(spec, *size, 132), launch(spec, *size, 132)
-        assert isinstance(config, WaveSyncFp8Config) == keeps and recipe.args == (spec, config)
-        assert recipe.module == "tkq.gemm.fp8." + "wave_sync_" * keeps + "kernel" and not traits(spec, config) - COVERED
+        assert (config.wave_sync > 0) == takes_counter(recipe) == keeps and recipe.args == (spec, config)
+        assert recipe.module == "tkq.gemm.fp8.kernel" and not traits(spec, config) - COVERED
         if keeps:
             best = min((c for c in table(spec)), key=lambda c: cycles(c, *size, 132, spec.promote))
             assert (config.m, config.n) == (best.m, best.n)
             assert config.wave_sync == (8 if spec is block else 16) and config.raster_group == (10 if config.n == 192
                                                                                                 else 8)
-    for other in (Fp8Spec(scales="line", promote=True), Fp8Spec(scales="row", promote=True), Fp8Spec(out="fp32")):
-        assert not isinstance(plan(other, 16384, 16384, 16384, 132), WaveSyncFp8Config)
-    for wave_sync, other in ((0, block), (8, Fp8Spec(scales="line", promote=True))):
+    for other in (BOTH_1X128, replace(ROW, promote=True), Fp8Spec(out="fp32")):
+        assert not plan(other, 16384, 16384, 16384, 132).wave_sync
+    for wave_sync, other in ((-1, block), (8, BOTH_1X128)):
         with pytest.raises(ValueError, match="fp8_gemm: wave_sync does not fit"):
-            fit_to_spec(WaveSyncFp8Config.of(PROMOTED[1], wave_sync), other)
+            fit_to_spec(replace(PROMOTED[1], wave_sync=wave_sync), other)
 
 
 def test_kernels_that_keep_pace_are_shipped_as_planned():
     names = {kernel.recipe for kernel in shipped()}
-    for spec in (Fp8Spec(scales="block", promote=True), Fp8Spec(scales="row"), Fp8Spec()):
+    for spec in (BLOCK, ROW, Fp8Spec()):
         assert launch(spec, 16384, 16384, 16384, 132)[0] in names
 
 
@@ -217,11 +223,11 @@ def test_what_a_round_reads():
 
 
 def test_tune_tries_it_where_rounds_are_many():
-    spec = Fp8Spec(scales="row")
+    spec = ROW
     for size, paces in (((16384,) * 3, {8, 16}), ((4096,) * 3, set())):
         found = candidates.of_fp8_gemm(spec, *size, 132)
-        assert {x.wave_sync for x in found if isinstance(x, WaveSyncFp8Config)} == paces
-        assert all(candidates.fits("fp8_gemm", x, spec, size[0]) for x in found)
+        assert {x.wave_sync for x in found if getattr(x, "wave_sync", 0)} == paces
+        assert all(CONFIGS.fits(x, spec, size[0]) for x in found)
 
 
 def test_tune_tries_tiles_that_share_where_there_is_one_round():
@@ -261,14 +267,17 @@ def test_specs():
     with pytest.raises(NotImplementedError, match="out is 'int8'"):
         Fp8Spec(out="int8")
     with pytest.raises(NotImplementedError, match="promote is False"):
-        Fp8Spec(scales="block")
+        Fp8Spec(**scales_of("1x128_128x128"))
+    with pytest.raises(NotImplementedError, match="scale_a is '128x128' and scale_b '1x128', supported are tensor with "
+                                                  "tensor, row with row, 1x128 with 128x128, 1x128 with 1x128$"):
+        Fp8Spec(scale_a="128x128", scale_b="1x128", promote=True)
 
 
 @given(st.integers(1, 600), st.integers(1, 600), st.integers(1, 40))
 def test_granularities_that_share_shapes_mean_the_same(m, n, k):
     steps = -(-16 * k // 128)
-    assert granularity(m, n, 16 * k, (m, 1), (1, n)) in ("row", "tensor")
-    assert granularity(m, n, 16 * k, (m, steps), (steps, n)) in ("line", "block", "row", "tensor")
+    assert granularity(m, n, 16 * k, (m, 1), (1, n)) in (PRODUCTS["row"], PRODUCTS["tensor"])
+    assert granularity(m, n, 16 * k, (m, steps), (steps, n)) in PRODUCTS.values()
     assert granularity(m, n, 16 * k, (m + 1, 1), (1, n)) is None
 
 

@@ -10,7 +10,8 @@ from cutlass import BFloat16, Float8E4M3FN, Float16, Float32
 from bench.tune import gemm_activations as others
 from tkq.gemm.epilogue import registers as ep
 from tkq.gemm.epilogue.spec import ACTIVATIONS, GATED, Epilogue
-from tkq.gemm.fp8 import epilogue, kernel
+from tkq.gemm.fp8 import epilogue
+from tkq.gemm.fp8.config import few_special_functions
 from tkq.gemm.fp8.plan import BLOCKS, PROMOTED
 from tkq.gemm.fp8.spec import Fp8Spec
 from tkq.pointwise import activations
@@ -125,8 +126,8 @@ def test_which_kernels_are_crowded():
     """Of the kernels that are planned: quarters that wait."""
     for out, config, few_special in (("bf16", replace(BLOCKS[0], overlap_epilogue=6), True), ("fp16", BLOCKS[0], False),
                                      ("bf16", replace(PROMOTED[1], overlap_epilogue=4), False)):
-        spec = Fp8Spec(out=out, scales="block", promote=True, activation="silu")
-        assert kernel.form(config)(spec, config).few_special is few_special
+        spec = Fp8Spec(out=out, scale_a="1x128", scale_b="128x128", promote=True, activation="silu")
+        assert few_special_functions(spec, config) is few_special
 
 
 def test_which_gelu_a_result_gets():

@@ -110,7 +110,7 @@ def test_bad_input_is_named(change, error, words):
 
 @pytest.mark.parametrize("change, error, words", BAD_INPUT)
 def test_what_a_launch_refuses_is_named(change, error, words):
-    """Whatever the way to a launch stumbles over: the user is told the same."""
+    """Whichever route to a launch fails: the message is the same."""
     with pytest.raises(error) as caught:
         ops._launch(*change(*operands()), *NO_EPILOGUE, None, False)
     assert all(w in str(caught.value) for w in words), str(caught.value)

@@ -130,7 +130,7 @@ def test_the_short_way_to_out():
     calls = []
 
     def written(out, a=a, b=b, out_dtype=None, **extra):
-        """Went a call the short way? Where it did not, what it looks like is kept, as gemm does."""
+        """Was a call replayed? Where it was not, what it looks like is remembered, as gemm does."""
         extra, before = call.Extra(**extra), len(calls)
         key = call.quick_into(out, a, b, out_dtype, extra)
         assert (key is None) == (len(calls) > before)

@@ -80,10 +80,10 @@ def test_every_number_is_exchanged_once(m, rows, split):
 @given(rows, sizes, steps)
 def test_few_rows_take_the_narrow_kernel(M, N, k):
     recipe, blocks = launch(GemmSpec(b_major="k"), M, N, 8 * k, 132)
-    assert recipe.builder == "tkq.gemm.dense.small_m_kernel:build" and blocks == 0
+    assert recipe.builder == "tkq.gemm.dense.small_m_kernel:SmallMGemm" and blocks == 0
     assert recipe.args[0].store == "direct"
-    assert launch(GemmSpec(b_major="k"), M, N, 8 * k, 132, Config())[0].builder == "tkq.gemm.dense.kernel:build"
-    assert launch(GemmSpec(b_major="k"), MOST_M + 1, N, 8 * k, 132)[0].builder == "tkq.gemm.dense.kernel:build"
+    assert launch(GemmSpec(b_major="k"), M, N, 8 * k, 132, Config())[0].builder == "tkq.gemm.dense.kernel:DenseGemm"
+    assert launch(GemmSpec(b_major="k"), MOST_M + 1, N, 8 * k, 132)[0].builder == "tkq.gemm.dense.kernel:DenseGemm"
 
 
 @pytest.mark.parametrize("spec", (
@@ -91,7 +91,7 @@ def test_few_rows_take_the_narrow_kernel(M, N, k):
     GemmSpec(load="direct", store="direct")))
 def test_what_it_does_not_take(spec):
     assert not takes(spec)
-    assert launch(spec, 16, 8192, 8192, 132)[0].builder != "tkq.gemm.dense.small_m_kernel:build"
+    assert launch(spec, 16, 8192, 8192, 132)[0].builder != "tkq.gemm.dense.small_m_kernel:SmallMGemm"
     with pytest.raises(ValueError, match="spec does not fit"):
         SmallMConfig().check(spec)
 

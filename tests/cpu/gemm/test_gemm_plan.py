@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tkq.gemm.dense import plan as plans
+from tkq.gemm.dense import small_m_plan
 from tkq.gemm.dense.catalog import shipped
 from tkq.gemm.dense.config import SHARED_BYTES, Config
-from tkq.gemm.dense.plan import TILES, cycles, fit_to_spec, launch, plan, recipe, tiles
+from tkq.gemm.dense.plan import TILES, best_tile, cycles, fit_to_spec, launch, plan, recipe, tiles
 from tkq.gemm.dense.spec import DTYPES, OUT_DTYPES, GemmSpec, fits_tma, fits_tma_store, is_k_major
-from tkq.gemm.dense.wave_sync_config import WaveSyncConfig
 from tkq.gemm.epilogue.spec import Epilogue
 from tkq.gemm.raster import even_blocks, raster
 
@@ -52,19 +52,21 @@ def test_which_products_keep_pace():
     for (m, n, k), paced in (((16384,) * 3, True), ((8192, 28672, 8192), True), ((8192, 8192, 28672), True),
                              ((8192,) * 3, False), ((4096,) * 3, False), ((65536, 4096, 4096), False)):
         config, (recipe, blocks) = plan(spec, m, n, k, 132), launch(spec, m, n, k, 132)
-        assert isinstance(config, WaveSyncConfig) == paced and recipe.args == (spec, config)
-        assert recipe.module == f"tkq.gemm.dense.{'wave_sync_kernel' if paced else 'kernel'}"
+        assert plans.takes_counter(recipe) == (config.wave_sync > 0) == paced and recipe.args == (spec, config)
+        assert recipe.module == "tkq.gemm.dense.kernel"
         assert not paced or blocks == (128 if k == 28672 else 132)
     for other in (dataclasses.replace(spec, epilogue=Epilogue(bias="bf16")),
                   dataclasses.replace(spec, epilogue=Epilogue("swiglu"))):
-        assert not isinstance(plan(other, 16384, 16384, 16384, 132), WaveSyncConfig)
+        assert not plan(other, 16384, 16384, 16384, 132).wave_sync
         with pytest.raises(ValueError, match="wave_sync does not fit"):
-            WaveSyncConfig().check(other)
+            Config(wave_sync=16).check(other)
+    with pytest.raises(ValueError, match="wave_sync does not fit"):
+        Config(wave_sync=-1).check(spec)
 
 
 @given(st.integers(1, 132), st.integers(1, 2000))
 def test_a_counter_of_rounds_comes_back_to_zero(workers, tasks):
-    """Every block has a tile in each round that is counted, so it arrives as often as the others; and who waits for a
+    """Every block has a tile in each round that is counted, so it arrives as often as the others; and what waits for a
     round waits for fewer arrivals than take the counter back, as his own last one is still to come."""
     workers = min(workers, tasks)
     waves = tasks // workers
@@ -90,10 +92,10 @@ def test_tiles_cover_the_result_and_no_more(config, M, N):
        st.integers(1, 5000), st.integers(1, 264))
 def test_plan_fits(dtype, out, store, M, N, k, num_sms):
     spec = GemmSpec(dtype, out, store=store)
-    config = plan(spec, M, N, 8 * k, num_sms)
+    config = best_tile(spec, M, N, 8 * k, num_sms)
+    assert plan(spec, M, N, 8 * k, num_sms) == (small_m_plan.plan(spec, M, N, 8 * k, num_sms) if M <= 128 else config)
     assert config.shared_bytes(spec) <= SHARED_BYTES
-    tile = dataclasses.asdict(config) | {"hold_in_registers": True, "overlap_epilogue": 0}
-    assert (tile.pop("wave_sync", None) is not None) == isinstance(config, WaveSyncConfig)
+    tile = dataclasses.asdict(config) | {"hold_in_registers": True, "overlap_epilogue": 0, "wave_sync": 0}
     assert Config(**tile) in TILES and config.overlap_epilogue == int(config.hold_in_registers)
     assert config.hold_in_registers == (out != "fp32" and store == "tma")
     assert config.m * (config.cluster - 1) < M  # no block is without rows
@@ -103,7 +105,7 @@ def test_plan_fits(dtype, out, store, M, N, k, num_sms):
 
 @given(sizes, sizes, st.integers(1, 5000))
 def test_plan_does_without_a_cluster_only_where_it_costs_a_round(M, N, k):
-    config = plan(GemmSpec(), M, N, 8 * k, 132)
+    config = best_tile(GemmSpec(), M, N, 8 * k, 132)
     if config.cluster == 1 and config.m == 128 and M > 128:
         pair = dataclasses.replace(config, cluster=2)
         assert cycles(pair, M, N, 8 * k, 132) > cycles(config, M, N, 8 * k, 132)

@@ -86,11 +86,11 @@ def test_on_meta():
     assert tkq.grouped_gemm(a, b, offsets).shape == (9, N) and tkq.grouped_gemm(a.t(), a[:, :8], offsets).dim() == 3
 
 
-@pytest.mark.parametrize("kind", ("row", "block"))
+@pytest.mark.parametrize("kind", ("row", "1x128_128x128"))
 def test_float8(kind):
     m, n, k = sum(SIZES), 136, 272
     a, b = matrix(m, k), torch.stack([matrix(n, k, seed=i).view(torch.uint8) for i in range(4)]).view(E4M3)
-    shapes = {"row": ((m, 1), (4, 1, n)), "block": ((m, 3), (4, 3, 2))}[kind]
+    shapes = {"row": ((m, 1), (4, 1, n)), "1x128_128x128": ((m, 3), (4, 3, 2))}[kind]
     sa, sb = scale(shapes[0]), scale(shapes[1], seed=1)
     c = tkq.grouped_gemm(a, b.transpose(1, 2), ends(), scale_a=sa, scale_b=sb, out_dtype=torch.float32)
     for g, (i, j) in enumerate(((0, 3), (3, 3), (3, 8), (8, 9))):
@@ -98,33 +98,33 @@ def test_float8(kind):
         torch.testing.assert_close(c[i:j], want, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ("row", "row of groups", "line"))
+@pytest.mark.parametrize("kind", ("row", "row of groups", "1x128_1x128"))
 def test_float8_along_k(kind):
     """Groups of tokens that begin anywhere, also inside a block of 128 that has one scale."""
     sizes = (130, 0, 100, 58)
     m, n, k = 40, 24, sum(sizes)
     a, b = matrix(m, k), matrix(n, k, seed=1).t()
-    shapes = {"row": ((m, 1), (1, n)), "row of groups": ((4, m, 1), (4, 1, n)), "line": ((m, 3), (3, n))}[kind]
+    shapes = {"row": ((m, 1), (1, n)), "row of groups": ((4, m, 1), (4, 1, n)), "1x128_1x128": ((m, 3), (3, n))}[kind]
     sa, sb = scale(shapes[0]), scale(shapes[1], seed=1)
     c = tkq.grouped_gemm(a, b, ends(sizes), scale_a=sa, scale_b=sb, out_dtype=torch.float32)
     assert c.shape == (4, m, n) and not c[1].any()
     for g, (i, j) in enumerate(((0, 130), (130, 130), (130, 230), (230, 288))):
         block = torch.arange(i, j) // 128
-        x = a[:, i:j].float() * (sa[:, block] if kind == "line" else sa[g] if sa.dim() == 3 else sa)
-        y = b[i:j].float() * (sb[block] if kind == "line" else sb[g] if sb.dim() == 3 else sb)
+        x = a[:, i:j].float() * (sa[:, block] if kind == "1x128_1x128" else sa[g] if sa.dim() == 3 else sa)
+        y = b[i:j].float() * (sb[block] if kind == "1x128_1x128" else sb[g] if sb.dim() == 3 else sb)
         torch.testing.assert_close(c[g], x @ y, rtol=1e-4, atol=1e-3)
 
 
 def test_what_the_quantiser_makes_of_tokens_goes_in():
     x, y, offsets = torch.randn(144, 256).bfloat16(), torch.randn(144, 128).bfloat16(), ends((100, 40, 0, 4))
-    _, _, xt, scale_x = tkq.quantize_fp8(x, "block", transpose=True)
-    _, _, yt, scale_y = tkq.quantize_fp8(y, "block", transpose=True)
+    _, _, xt, scale_x = tkq.quantize_fp8(x, "1x128", transpose=True)
+    _, _, yt, scale_y = tkq.quantize_fp8(y, "1x128", transpose=True)
     c = tkq.grouped_gemm(xt, yt.t(), offsets, scale_a=scale_x, scale_b=scale_y.t())
     want = tkq.grouped_gemm(x.t(), y, offsets)
     assert (c.float() - want.float()).norm() < 0.05 * want.float().norm()
 
 
-def test_offsets_that_make_no_sense_harm_nobody():
+def test_offsets_that_make_no_sense_do_no_harm():
     a, b, _ = operands()
     for offsets in ((5, 3, 9, 9), (-4, 2, 100, 200)):
         assert tkq.grouped_gemm(a, b, torch.tensor(offsets, dtype=torch.int32)).shape == (9, N)
@@ -172,11 +172,22 @@ def test_traces():
     assert torch.equal(f(*args), tkq.grouped_gemm(*args))
 
 
+@pytest.mark.parametrize("along, a, scale_a, scale_b, allowed", [
+    ("m", "bf16", "row", "row", "none with none"), ("m", "e4m3", "none", "none", "row with row, 1x128 with 128x128"),
+    ("m", "e4m3", "tensor", "tensor", "row with row, 1x128 with 128x128"),
+    ("m", "e4m3", "1x128", "1x128", "row with row, 1x128 with 128x128"),
+    ("k", "e4m3", "1x128", "128x128", "row with row, 1x128 with 1x128")])
+def test_scales_that_no_kernel_takes_are_refused(along, a, scale_a, scale_b, allowed):
+    words = (f"scale_a is '{scale_a}' and scale_b '{scale_b}', supported with a in {a} along {along} are {allowed}$")
+    with pytest.raises(NotImplementedError, match=words):
+        GroupedSpec(along, a, a, "bf16", scale_a, scale_b, "k" if along == "m" or a != "bf16" else "n")
+
+
 @pytest.mark.parametrize("spec", (GroupedSpec(), GroupedSpec("k", b_major="n"),
-                                  GroupedSpec("k", "e4m3", "e4m3", "bf16", "row"),
-                                  GroupedSpec("k", "e5m2", "e4m3", "fp32", "line"),
-                                  GroupedSpec("m", "e4m3", "e4m3", "bf16", "row"),
-                                  GroupedSpec("m", "e4m3", "e4m3", "bf16", "block")))
+                                  GroupedSpec("k", "e4m3", "e4m3", "bf16", "row", "row"),
+                                  GroupedSpec("k", "e5m2", "e4m3", "fp32", "1x128", "1x128"),
+                                  GroupedSpec("m", "e4m3", "e4m3", "bf16", "row", "row"),
+                                  GroupedSpec("m", "e4m3", "e4m3", "bf16", "1x128", "128x128")))
 def test_plans_fit(spec):
     for m in (1, 64, 500, 8192, 65536):
         for n in (16, 512, 4096, 28672):

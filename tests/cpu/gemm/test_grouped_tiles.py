@@ -5,11 +5,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tkq.gemm.fp8 import kernel as fp8
-from tkq.gemm.grouped import kernel as grouped
+from tkq.gemm.fp8 import matrices
+from tkq.gemm.grouped import groups, table
 from tkq.gemm.grouped.spec import FAST, PROMOTED, GroupedSpec, fit_to_spec
 
-SPECS = {"rows": GroupedSpec(), "blocks": GroupedSpec("m", "e4m3", "e4m3", "bf16", "block"),
+SPECS = {"rows": GroupedSpec(), "blocks": GroupedSpec("m", "e4m3", "e4m3", "bf16", "1x128", "128x128"),
          "along k": GroupedSpec("k", b_major="n")}
 
 
@@ -23,40 +23,41 @@ def gpu(monkeypatch):
     here = SimpleNamespace(block=0, blocks=1, cluster=1)
     arch = SimpleNamespace(grid_dim=lambda: (here.blocks, 1, 1), block_idx=lambda: (here.block, 0, 0),
                            make_warp_uniform=lambda x: x)
-    monkeypatch.setattr(grouped, "cute", SimpleNamespace(ceil_div=ceil_div, arch=arch))
-    monkeypatch.setattr(grouped, "cutlass", SimpleNamespace(max=max, min=min, select_=lambda so, a, b: a if so else b))
-    monkeypatch.setattr(grouped, "Int32", int)
-    monkeypatch.setattr(fp8.tk, "cluster_rank", lambda: here.block % here.cluster)
+    monkeypatch.setattr(table, "cute", SimpleNamespace(ceil_div=ceil_div, arch=arch))
+    monkeypatch.setattr(table, "cutlass", SimpleNamespace(max=max, min=min, select_=lambda so, a, b: a if so else b))
+    monkeypatch.setattr(table, "Int32", int)
+    monkeypatch.setattr(matrices.tk, "cluster_rank", lambda: here.block % here.cluster)
     return here
 
 
 def seek(counts, cursor, number):
-    """As the kernel's, which is compiled."""
+    """As the table's, which is compiled."""
     while counts[cursor[0] + 1] <= number:
         cursor[0] += 1
 
 
-def tables(kernel, g, sizes):
+def counted(table, g, sizes):
     """What the kernel counts first: where groups begin, and their tiles."""
-    tall, wide = kernel.span()
+    tall, wide = table.span()
     begins, counts = [0], [0]
     for size in sizes:
         begins.append(begins[-1] + size)
-        counts.append(counts[-1] + ceil_div(g.m if kernel.along_k else size, tall) * ceil_div(g.n, wide))
+        counts.append(counts[-1] + ceil_div(g.m if table.along_k else size, tall) * ceil_div(g.n, wide))
     return SimpleNamespace(begins=begins, counts=counts)
 
 
 def dealt(here, spec, config, g, sizes, blocks):
     """(block, tile) of all blocks."""
-    kernel = grouped.GroupedGemm(spec, config)
-    kernel.seek = seek
-    s, here.cluster, here.blocks = tables(kernel, g, sizes), config.cluster, blocks // config.cluster * config.cluster
+    operands = groups.Groups(spec, config, groups.tiles_of(spec, config))
+    operands.table.seek = seek
+    s, here.cluster = counted(operands.table, g, sizes), config.cluster
+    here.blocks = blocks // config.cluster * config.cluster
     for block in range(here.blocks):
         here.block = block
-        order = grouped.Order(s.counts[-1], config.cluster, [0])
+        order = table.Order(s.counts[-1], config.cluster, [0])
         number = order.first()
         while number < order.tasks:
-            yield block, kernel.tile(g, s, order, number)
+            yield block, operands.tile(g, s, order, number)
             number = order.following(number)
 
 

@@ -80,7 +80,7 @@ class Draw(random.Random):
 
     def view(self, rows, cols, dtype=BF16, batch=0, turned=False, unit=1):
         """(rows, cols), in a batch, or where ``turned`` lying as its transpose; addresses, pitches and distances are
-        multiples of so many elements (and often of 16 bytes)."""
+        multiples of that number of elements (and often of 16 bytes)."""
         lines, length = (cols, rows) if turned else (rows, cols)
         nice = 16 // dtype.itemsize
 
@@ -137,7 +137,7 @@ def test_fp8_gemm(launched):
     draw = Draw(2)
     for _ in range(80):
         M, N, K = draw.choice((1, 40, 130)), draw.choice((1, 8, 16, 33, 144)), draw.choice((16, 144, 400))
-        kind, out = draw.choice(("tensor", "row", "block", "line")), draw.choice((BF16, F32, E4M3))
+        kind, out = draw.choice(("tensor", "row", "1x128_128x128", "1x128_1x128")), draw.choice((BF16, F32, E4M3))
         scales = [torch.ones(shape) for shape in scale_shapes(kind, M, N, K)]
         a, b = draw.view(M, K, E4M3, unit=16), draw.view(K, N, E4M3, turned=True, unit=16)
         tkq.fp8_gemm(a, b, *scales, out_dtype=out, out_scale=torch.ones(1) if out == E4M3 else None,
@@ -149,7 +149,7 @@ def test_grouped_gemm(launched):
     draw = Draw(3)
     for _ in range(60):
         M, N, K, groups = draw.choice((1, 40, 200)), draw.choice((8, 24, 264)), draw.choice((16, 400)), 3
-        offsets, kind = torch.zeros(groups, dtype=torch.int32), draw.choice(("none", "row", "block"))
+        offsets, kind = torch.zeros(groups, dtype=torch.int32), draw.choice(("none", "row", "1x128_128x128"))
         if kind == "none":
             a, b = draw.view(M, K, unit=8), draw.view(K, N, batch=groups, turned=draw.random() < 0.5, unit=8)
             tkq.grouped_gemm(a, b, offsets, out_dtype=draw.choice((None, F32)))
@@ -157,7 +157,7 @@ def test_grouped_gemm(launched):
         else:
             steps = -(-K // 128)
             shapes = (M, 1), (groups, 1, N)
-            shapes = ((M, steps), (groups, steps, -(-N // 128))) if kind == "block" else shapes
+            shapes = ((M, steps), (groups, steps, -(-N // 128))) if kind == "1x128_128x128" else shapes
             a, b = draw.view(M, K, E4M3, unit=16), draw.view(K, N, E4M3, groups, True, unit=16)
             tkq.grouped_gemm(a, b, offsets, scale_a=torch.ones(shapes[0]), scale_b=torch.ones(shapes[1]))
         check(launched)
@@ -167,6 +167,6 @@ def test_quantize_fp8(launched):
     draw = Draw(4)
     for _ in range(80):
         M, N, dtype = draw.choice((1, 40, 133)), draw.choice((1, 8, 24, 33, 264)), draw.choice((BF16, F32))
-        granularity = draw.choice(("tensor", "row", "block", "tile"))
+        granularity = draw.choice(("tensor", "row", "1x128", "128x128"))
         tkq.quantize_fp8(draw.view(M, N, dtype), granularity, transpose=draw.random() < 0.5)
         check(launched)

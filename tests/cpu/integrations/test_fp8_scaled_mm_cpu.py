@@ -40,12 +40,12 @@ def test_means_what_torchs_does(kind, recipe, output_dtype, listed):
 
 
 def test_blocks():
-    args = a, b, sa, sb = operands(M, N, K, "block", whole=True, powers=True)
+    args = a, b, sa, sb = operands(M, N, K, "1x128_128x128", whole=True, powers=True)
     want = exact(args).bfloat16()
     assert torch.equal(scaled_mm(a, b, sa, S.BlockWise1x128, sb, S.BlockWise128x128), want)
     padded = torch.nn.functional.pad(sb, (0, 0, 0, 1))  # ceil(K / 128) to a multiple of 4
     assert torch.equal(scaled_mm(a, b, sa, S.BlockWise1x128, padded, S.BlockWise128x128), want)
-    args = a, b, sa, sb = operands(M, N, K, "line", whole=True, powers=True)
+    args = a, b, sa, sb = operands(M, N, K, "1x128_1x128", whole=True, powers=True)
     assert torch.equal(scaled_mm(a, b, sa, S.BlockWise1x128, sb, S.BlockWise1x128), exact(args).bfloat16())
     square = torch.tensor([[0.5, 2.0, 4.0]])
     got = scaled_mm(a, b, square, S.BlockWise128x128, sb, S.BlockWise1x128)

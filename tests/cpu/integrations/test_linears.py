@@ -129,15 +129,15 @@ def own_forward(layer):
 
 def brings_its_weight(layer):
     """As accelerate's offloading does: the weight is there during the call alone."""
-    kept, forward = layer.weight.detach().clone(), layer.forward
+    weight, forward = layer.weight.detach().clone(), layer.forward
 
     def with_weight(x):
-        layer.weight = torch.nn.Parameter(kept, requires_grad=False)
+        layer.weight = torch.nn.Parameter(weight, requires_grad=False)
         y = forward(x)
-        layer.weight = torch.nn.Parameter(kept.to("meta"), requires_grad=False)
+        layer.weight = torch.nn.Parameter(weight.to("meta"), requires_grad=False)
         return y
 
-    layer.weight, layer.forward = torch.nn.Parameter(kept.to("meta"), requires_grad=False), with_weight
+    layer.weight, layer.forward = torch.nn.Parameter(weight.to("meta"), requires_grad=False), with_weight
     return layer
 
 

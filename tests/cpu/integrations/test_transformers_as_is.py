@@ -96,19 +96,19 @@ class Adapted(torch.nn.Module):
 
 def offloaded(module):
     """As accelerate's: the parameters are there during a call alone."""
-    kept, forward = {name: p.detach() for name, p in module.named_parameters()}, module.forward
+    weights, forward = {name: p.detach() for name, p in module.named_parameters()}, module.forward
 
     def with_parameters(*args, **kwargs):
-        put_in(kept)
+        put_in(weights)
         y = forward(*args, **kwargs)
-        put_in({name: p.to("meta") for name, p in kept.items()})
+        put_in({name: p.to("meta") for name, p in weights.items()})
         return y
 
     def put_in(values):
         for name, value in values.items():
             setattr(module, name, torch.nn.Parameter(value, requires_grad=False))
 
-    put_in({name: p.to("meta") for name, p in kept.items()})
+    put_in({name: p.to("meta") for name, p in weights.items()})
     module.forward = with_parameters
     return module
 

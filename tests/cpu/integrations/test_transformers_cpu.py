@@ -326,8 +326,8 @@ def test_a_cache(name, static, keep):
         for a, b in ((0, 7), (7, 8), (8, 9), (9, 12)):
             found.append(m(ids[:, a:b], attention_mask=None if keep is None else keep[:, :b], past_key_values=cache,
                            position_ids=None if keep is None else positions[:, a:b]).logits)
-    kept = slice(None) if keep is None else keep.bool()
-    error = (torch.cat(found, 1)[kept].float() - want[kept]).norm() / want[kept].norm()
+    attended = slice(None) if keep is None else keep.bool()
+    error = (torch.cat(found, 1)[attended].float() - want[attended]).norm() / want[attended].norm()
     assert error < 0.03, error
 
 
@@ -367,8 +367,8 @@ def test_exported_with_a_length_that_stays_free(strict, keep, op):
     assert {str(node.target) for node in program.graph.nodes if "tkq" in str(node.target)} == {f"tkq.{op}.default"}
     ids = tokens(S=19)
     keep = None if keep is None else torch.nn.functional.pad(keep, (0, 7), value=1)
-    kept = slice(None) if keep is None else keep.bool()
-    assert torch.equal(program.module()(ids, keep)[kept], call(ids, keep)[kept])
+    attended = slice(None) if keep is None else keep.bool()
+    assert torch.equal(program.module()(ids, keep)[attended], call(ids, keep)[attended])
 
 
 def test_compiled():
@@ -382,5 +382,5 @@ def test_compiled():
     torch.testing.assert_close(got, want, rtol=1e-2, atol=0)
     for a, b in zip(mine.values(), gradients.values()):
         assert (a - b).norm() <= 0.03 * b.norm()
-    kept = m.eval()(ids, attention_mask=HOLES).logits[HOLES.bool()]
-    torch.testing.assert_close(compiled(ids, attention_mask=HOLES).logits[HOLES.bool()], kept, rtol=3e-2, atol=3e-2)
+    logits = m.eval()(ids, attention_mask=HOLES).logits[HOLES.bool()]
+    torch.testing.assert_close(compiled(ids, attention_mask=HOLES).logits[HOLES.bool()], logits, rtol=3e-2, atol=3e-2)

@@ -164,7 +164,7 @@ def test_loss_and_gradient_at_once(inplace, options):
         ops.cross_entropy_and_gradient(given, target, reduction="none")
 
 
-def test_whoever_saved_logits_learns_that_a_gradient_was_written_over_them():
+def test_a_backward_of_logits_that_a_gradient_was_written_over_is_an_error():
     logits, target, _ = case()
     logits = torch.tanh(logits.requires_grad_())
     _, gradient = tkq.cross_entropy_and_gradient(logits, target, inplace=True)
@@ -245,10 +245,10 @@ def test_logits_of_inference_mode_are_not_written_over_outside_of_it():
     with torch.inference_mode():
         made = torch.randn(3, 8)
         tkq.cross_entropy_and_gradient(made.clone(), torch.tensor([1, 2, 3]), inplace=True)
-    kept = made.clone()
+    copy = made.clone()
     with pytest.raises(RuntimeError, match="cross_entropy_and_gradient: logits: was made under torch.inference_mode"):
         tkq.cross_entropy_and_gradient(made, torch.tensor([1, 2, 3]), inplace=True)
-    assert torch.equal(made, kept)
+    assert torch.equal(made, copy)
 
 
 @pytest.mark.parametrize("logits", OVERLAPPING)
@@ -352,9 +352,9 @@ def test_a_second_backward_gives_the_same(reduction):
     x, w, target, _ = layer()
     loss = tkq.linear_cross_entropy(x, w, target, reduction=reduction).sum()
     first = torch.autograd.grad(loss, (x, w), retain_graph=True)
-    kept = [g.clone() for g in first]
+    copies = [g.clone() for g in first]
     second = torch.autograd.grad(3 * loss, (x, w))
-    for a, b, c in zip(first, kept, second):
+    for a, b, c in zip(first, copies, second):
         assert torch.equal(a, b), "what was handed out stays what it was"
         assert torch.allclose(3 * a.float(), c.float(), rtol=0.03, atol=1e-2)
 

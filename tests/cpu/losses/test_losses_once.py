@@ -19,7 +19,7 @@ def make(shape, *args):
 @pytest.mark.parametrize("walks", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_values(monkeypatch, walks, reduction):
-    """Beside the reference, kept or not, and to the bit beside the two launches where both add up in one order."""
+    """Beside the reference, saved or not, and to the bit beside the two launches where both add up in one order."""
     rows.use(monkeypatch)
     if walks:
         monkeypatch.setattr(launch, "plan",
@@ -29,14 +29,14 @@ def test_values(monkeypatch, walks, reduction):
     for options in ({}, dict(weight=weight), {} if walks else dict(weight=weight, **EVERYTHING)):
         terms = Terms(reduction=reduction, **options)
         check(logits, target, terms)
-        kept, saved = launch.forward(logits, target, terms)
-        for _ in range(2):  # the second is the short way
+        recorded, saved = launch.forward(logits, target, terms)
+        for _ in range(2):  # the second is replayed
             alone, nothing = launch.forward(logits, target, terms, False)
-            assert torch.equal(alone, kept) and nothing is None and saved.shape == (3 * 37 + 2,)
+            assert torch.equal(alone, recorded) and nothing is None and saved.shape == (3 * 37 + 2,)
         with monkeypatch.context() as m:
             m.setattr(launch, "single_launch", lambda *_: False)
             two, _ = launch.forward(logits, target, terms)
-            assert torch.equal(two, kept)
+            assert torch.equal(two, recorded)
     assert {key[10] for key in launch._launchers if key[1] == "forward"} == {False, True}
 
 

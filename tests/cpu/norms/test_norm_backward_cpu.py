@@ -67,7 +67,7 @@ class Recorder:
 @pytest.fixture
 def recorder(monkeypatch):
     recorder = Recorder()
-    monkeypatch.setattr(ops.plan, "launcher", recorder)
+    monkeypatch.setattr(ops.launch, "launcher", recorder)
     monkeypatch.setattr(ops, "_calls", {})
     return recorder
 

@@ -6,8 +6,10 @@ from hypothesis import strategies as st
 
 from tests.cpu.rows.test_row_plan import shapes
 from tkq.norms.backward import catalog, ops
+from tkq.norms.backward import launch as backward_launch
 from tkq.norms.backward import plan as backward_plan
-from tkq.norms.backward.plan import ByRows, limits, of_rows, steps
+from tkq.norms.backward.launch import ByRows
+from tkq.norms.backward.plan import limits, of_rows, steps
 from tkq.rows.persistent import plan as rows
 from tkq.rows.persistent.launch import recipe_of
 from tkq.rows.persistent.plan import RowShape, plan
@@ -75,27 +77,27 @@ def test_a_kernel_is_made_when_its_number_of_rows_comes(monkeypatch):
         made.append(p.warps)
         return lambda loads, *others: calls.append((p.warps, loads[0].shape[0], others))
 
-    monkeypatch.setattr(backward_plan.launch, "launcher", launcher)
+    monkeypatch.setattr(backward_launch.launch, "launcher", launcher)
     monkeypatch.setattr(arch, "num_sms", lambda device: 132)
     monkeypatch.setattr(arch, "require_hopper", lambda device: None)
-    run = backward_plan.launcher(catalog.spec("layernorm", 4096), "cuda")
+    run = backward_launch.launcher(catalog.spec("layernorm", 4096), "cuda")
     assert isinstance(run, ByRows) and not made
     for m in (8449, 1, 1024, 8448, 3, 1 << 20):
         run((torch.empty(m, 0),), "others")
     assert made == [4, 8], "each once"
     assert [warps for warps, *_ in calls] == [4, 8, 8, 8, 8, 4] and calls[0] == (4, 8449, ("others",))
-    backward_plan.launcher(catalog.spec("rmsnorm", 8192), "cuda")
+    backward_launch.launcher(catalog.spec("rmsnorm", 8192), "cuda")
     assert made == [4, 8, 8], "one plan needs no choice"
 
 
 def test_a_rehearsal_takes_the_kernels_of_all_rows(monkeypatch):
     made = []
-    monkeypatch.setattr(backward_plan.launch, "launcher",
+    monkeypatch.setattr(backward_launch.launch, "launcher",
                         lambda spec, device, p: made.append(p.warps) or (lambda *call: None))
     monkeypatch.setattr(arch, "num_sms", lambda device: 132)
     monkeypatch.setattr(arch, "require_hopper", lambda device: None)
     monkeypatch.setattr(dry_run, "under_way", lambda: True)
-    run = backward_plan.launcher(catalog.spec("layernorm", 4096), "cuda")
+    run = backward_launch.launcher(catalog.spec("layernorm", 4096), "cuda")
     run((torch.empty(9, 0),))
     assert made == [8, 4], "each once"
 
@@ -104,7 +106,7 @@ def test_a_call_of_another_number_of_rows_is_looked_up(monkeypatch):
     """No second spec, no second check."""
     asked, ran = [], []
     monkeypatch.setattr(ops, "_calls", {})
-    monkeypatch.setattr(backward_plan, "launcher", lambda spec, device: asked.append(spec) or
+    monkeypatch.setattr(backward_launch, "launcher", lambda spec, device: asked.append(spec) or
                         (lambda loads, *others: ran.append(loads[0].shape[0])))
     weight = torch.ones(64)
     for m in (5, 70, 3):

@@ -8,9 +8,9 @@ from tkq.norms import config as norms_config
 from tkq.norms import plan as norms
 from tkq.norms.catalog import expectation
 from tkq.norms.config import Config, recomputes_output, waits_together
-from tkq.norms.forward import build
 from tkq.norms.forward.fp8_long_rows import RecomputeOutput
 from tkq.norms.forward.fp8_output import Fp8Output
+from tkq.norms.forward.kernel import NormWithOptions, norm_of, output_of
 from tkq.norms.forward.layernorm import LayerNorm
 from tkq.norms.forward.layernorm_multi_row import LayerNormMultiRow
 from tkq.norms.forward.row_norm import Output
@@ -26,7 +26,7 @@ def spec(N, weight="bf16", bias=None, x="bf16", vector=8, kind="layernorm", **op
 def parts(s, config=None):
     """(the norm's, the output's) class of the kernel that a spec has."""
     config = config or norms.plan(s)
-    return build._norm(s, config), build._output(s, config)
+    return norm_of(s, config), output_of(s, config)
 
 
 def test_which_rows_are_computed_twice():
@@ -39,7 +39,7 @@ def test_which_rows_are_computed_twice():
     for other in (spec(65536, **QUANT), spec(131072, kind="rmsnorm", **QUANT), spec(131072, vector=4, **QUANT),
                   spec(262144, **QUANT), spec(131072, "fp32", "fp32", **QUANT),
                   spec(131072, residual="bf16", total="bf16", **QUANT), spec(131072, x="fp32", vector=4, **QUANT),
-                  spec(262144, residual="bf16", total="bf16", out="e4m3", scale="block")):
+                  spec(262144, residual="bf16", total="bf16", out="e4m3", scale="1x128")):
         assert norms.plan(other).min_blocks_per_sm == 0 and parts(other)[1] is Fp8Output
     config = norms.plan(s := spec(262144, residual="bf16", total="bf16", **QUANT))
     assert config.min_blocks_per_sm == 2 and parts(s) == (LayerNorm, Fp8Output)
@@ -49,14 +49,14 @@ def test_which_rows_are_computed_twice():
 
 def test_the_kernel_has_the_parts_that_are_chosen():
     s = spec(131072, **QUANT)
-    kernel = build.build(s, norms.plan(s))[0].norm
+    kernel = NormWithOptions(s, norms.plan(s)).norm
     assert (type(kernel.norm), type(kernel.output)) == parts(s) == (LayerNormMultiRow, RecomputeOutput)
     assert waits_together(s, norms.plan(s))
 
 
 @settings(max_examples=60)
 @given(st.integers(8193, 32768), st.sampled_from([None, "bf16", "fp32"]), st.sampled_from([None, "fp32"]),
-       st.sampled_from(["row", "block", None]))
+       st.sampled_from(["row", "1x128", None]))
 def test_every_row_fits(vectors, weight, bias, scale):
     s = spec(8 * vectors, weight, bias, out=scale and "e4m3", scale=scale)
     config = norms.plan(s)
@@ -68,7 +68,7 @@ def test_every_row_fits(vectors, weight, bias, scale):
         assert expectation(s, config).registers * t.threads * config.min_blocks_per_sm <= 65536
 
 
-@pytest.mark.parametrize("scale", ["row", "block"])
+@pytest.mark.parametrize("scale", ["row", "1x128"])
 @pytest.mark.parametrize("N", [100008, 131072])
 def test_variants_are_valid_and_begin_with_the_plan(N, scale):
     s = spec(N, out="e4m3", scale=scale)
@@ -92,7 +92,7 @@ def test_a_config_that_cannot_serve_is_refused(change, words):
         norms_config.check(spec(262144, **QUANT), Config(**config))
 
 
-@pytest.mark.parametrize("other", [dict(kind="rmsnorm", **QUANT), dict(out="e4m3", scale="block"),
+@pytest.mark.parametrize("other", [dict(kind="rmsnorm", **QUANT), dict(out="e4m3", scale="1x128"),
                                    dict(heads="rows", **QUANT)])
 def test_other_float8_results_wait_in_registers(other):
     with pytest.raises(ValueError, match="load: 'shared' is for a float8 layernorm"):

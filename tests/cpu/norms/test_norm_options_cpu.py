@@ -131,7 +131,7 @@ def test_a_bad_option_is_named(kind, error, says, options):
     (ValueError, r"weight: shape is \(3, 4\), expected \(2, 4\)", lambda: tkq.layernorm(X, torch.ones(3, 4))),
     (ValueError, r"bias: shape is \(4,\), expected \(2, 4\)",
      lambda: tkq.layernorm(X, torch.ones(2, 4), torch.ones(4))),
-    (ValueError, "granularity: got 'tensor', allowed are 'row', 'block'",
+    (ValueError, "granularity: got 'tensor', allowed are 'row', '1x128'",
      lambda: tkq.rmsnorm_quant(X, granularity="tensor")),
     (NotImplementedError, "rmsnorm_quant: x requires a gradient",
      lambda: tkq.rmsnorm_quant(torch.ones(2, 4, requires_grad=True))),
@@ -399,7 +399,7 @@ def test_opcheck(kind, grad):
                               test_utils=("test_schema", "test_faketensor"))
 
 
-@pytest.mark.parametrize("granularity", ["row", "block"])
+@pytest.mark.parametrize("granularity", ["row", "1x128"])
 def test_opcheck_of_the_quantising_ops(granularity):
     x = torch.randn(4, 3, 200).bfloat16()
     for kind in KINDS:
@@ -450,7 +450,7 @@ def e4m3(v):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("granularity", ["row", "block"])
+@pytest.mark.parametrize("granularity", ["row", "1x128"])
 @pytest.mark.parametrize("N", [1, 100, 128, 129, 512])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_quantised(kind, granularity, N, dtype):
@@ -475,7 +475,7 @@ def test_zeros_nan_and_infinity_quantise_to_what_is_documented():
     x[1] = 0
     x[2, 150] = float("nan")
     x[3, 150] = float("inf")
-    for granularity, parts in (("row", [slice(None)]), ("block", [slice(0, 128), slice(128, 256), slice(256, 300)])):
+    for granularity, parts in (("row", [slice(None)]), ("1x128", [slice(0, 128), slice(128, 256), slice(256, 300)])):
         q, scale = tkq.rmsnorm_quant(x, weight, granularity=granularity)
         assert (scale[1] == 2.0**-126).all() and (q[1].float() == 0).all()
         assert torch.isnan(scale[2]).all() and torch.isnan(q[2].float()).all(), "the statistics are the row's"
@@ -490,5 +490,5 @@ def test_zeros_nan_and_infinity_quantise_to_what_is_documented():
 
 
 def test_a_row_of_quantised_zeros_comes_back_as_zeros():
-    q, scale = tkq.layernorm_quant(torch.full((2, 256), 3.0), granularity="block")
+    q, scale = tkq.layernorm_quant(torch.full((2, 256), 3.0), granularity="1x128")
     assert (q.float() * scale.repeat_interleave(128, 1) == 0).all()

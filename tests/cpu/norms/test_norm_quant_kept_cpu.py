@@ -1,5 +1,5 @@
-"""Plans of quantising blocks that stay: who has one, and that it fits. Machine code: test_kernels_sass.py; what they
-compute: tests/gpu/norms/test_norm_quant_kept.py."""
+"""Plans of persistent float8 norms: which specs have one; they fit. Machine code: test_kernels_sass.py. Results:
+tests/gpu/norms/test_norm_quant_kept.py."""
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ from tkq.norms.fp8_persistent_plan import shape
 from tkq.norms.spec import GROUP, NormSpec
 from tkq.rows.persistent import plan as rows
 
-SCALES, KINDS = st.sampled_from(["row", "block"]), st.sampled_from(["rmsnorm", "layernorm"])
+SCALES, KINDS = st.sampled_from(["row", "1x128"]), st.sampled_from(["rmsnorm", "layernorm"])
 
 
 def spec(N, weight="fp32", bias="fp32", x="bf16", scale="row", kind="layernorm", **options):
@@ -23,7 +23,7 @@ def check(s, p):
     assert p.stages >= len(shape(s).sums) + 2, "a row is on its way while others are worked on"
     firsts = range(0, s.N, p.cols)
     assert len(firsts) == p.cluster, "each block of a cluster has columns, and all of them have every column"
-    if s.scale == "block":
+    if s.scale == "1x128":
         assert not any(first % GROUP for first in firsts) and p.threads_per_row * p.vector % GROUP == 0
 
 
@@ -40,7 +40,7 @@ def test_every_long_row_with_more_of_weight_and_bias_than_of_x(vectors, given, s
 def test_every_row_that_is_longer_still(vectors, given, scale, kind):
     s = spec(8 * vectors, *given, scale=scale, kind=kind)
     p = fp8_persistent_plan.planned(s)
-    assert (p is not None) == (s.N > 131072 or scale == "block")
+    assert (p is not None) == (s.N > 131072 or scale == "1x128")
     if p:
         check(s, p)
 
@@ -51,7 +51,7 @@ def test_rows_with_a_residual(vectors, scale, kind, total):
     """Rows of 262144 columns have room for three at once: two exchanges would leave none to come meanwhile."""
     s = spec(8 * vectors, scale=scale, kind=kind, residual="bf16", total=total)
     p = fp8_persistent_plan.planned(s)
-    assert (p is not None) == (s.N == 131072 or (s.N > 131072 and scale == "block"))
+    assert (p is not None) == (s.N == 131072 or (s.N > 131072 and scale == "1x128"))
     if p:
         check(s, p)
 
@@ -90,7 +90,7 @@ def test_others_have_none(other):
     assert not fp8_persistent_plan.variants(other) and fp8_persistent_plan.planned(other) is None
 
 
-@pytest.mark.parametrize("scale", ["row", "block"])
+@pytest.mark.parametrize("scale", ["row", "1x128"])
 @pytest.mark.parametrize("kind", ["rmsnorm", "layernorm"])
 def test_calls_take_it(monkeypatch, kind, scale):
     """With the number of clusters that run at once as the last argument."""
@@ -98,9 +98,9 @@ def test_calls_take_it(monkeypatch, kind, scale):
     monkeypatch.setattr(launch.clusters, "resident", lambda device, cluster, threads: 1000 * cluster + threads)
     for vectors in ((), ("bf16", None)):
         run, units = launch.compiled(spec(262144, *vectors, kind=kind, scale=scale), None)
-        assert run.builder == "tkq.norms.forward.fp8_persistent:build" and units == 16000 + 8 * 32 + 128
+        assert run.builder == "tkq.norms.forward.fp8_persistent:PersistentFp8" and units == 16000 + 8 * 32 + 128
     run, units = launch.compiled(spec(16384, kind=kind, scale=scale), None)
-    assert run.builder == "tkq.norms.forward.fp8_persistent:build" and units == 1000 + 16 * 32 + 128
+    assert run.builder == "tkq.norms.forward.fp8_persistent:PersistentFp8" and units == 1000 + 16 * 32 + 128
     other = launch.compiled(spec(131072 if scale == "row" else 65536, "bf16", None, kind=kind, scale=scale), None)
-    assert other.builder == "tkq.norms.forward.build:build"
+    assert other.builder == "tkq.norms.forward.kernel:NormWithOptions"
     assert recomputes_output(*other.args) == (kind == "layernorm" and scale == "row")

@@ -1,5 +1,5 @@
-"""Norms of a sum with a residual that is kept in 16 bits, where no GPU is needed: the gradient is that at the sum as it
-is kept, on rows that vary by less than it was rounded by; which kernels have statistics of both sums."""
+"""Norms of a sum with a residual stored in 16 bits, where no GPU is needed: the gradient is that at the sum as stored,
+on rows that vary by less than it was rounded by; which kernels have statistics of both sums."""
 import pytest
 import torch
 

@@ -1,12 +1,11 @@
-"""rmsnorm and layernorm where no GPU is needed: what they mean, what they refuse, what the compiler is told."""
+"""rmsnorm and layernorm where no GPU is needed: what they mean, what they refuse, what the compiler is given."""
 import pytest
 import torch
 import torch.nn.functional as F
 
 import tkq
-from tkq.norms import launch, ops
+from tkq.norms import alignment, launch, ops
 from tkq.norms.spec import NormSpec
-from tkq.runtime.call import alignment
 from tkq.testing import assert_2x
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]

@@ -4,7 +4,7 @@ import pytest
 from tkq.pointwise.catalog import shipped
 from tkq.testing import elf, sass
 
-# one of each: forward and backward, the ways to lie in memory, the ways to find a position
+# one of each: forward and backward, the memory layouts, the sources of positions
 NAMES = ("geglu-bf16-apart-v8-d2-forward", "geglu-bf16-apart-v8-d2-both", "geglu_tanh-bf16-apart-v8-d2-both",
          "swiglu-bf16-split-v8-d3-both", "swiglu-bf16-interleaved-v4-d3-forward", "swiglu-bf16-interleaved-v4-d3-both",
          "rope-bf16-r128-tbf16-interleaved-offset-v8", "rope-bf16-r128-tfp32-half-offsets-int64-varlen-v8",

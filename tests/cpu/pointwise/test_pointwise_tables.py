@@ -1,4 +1,4 @@
-"""rope_cos_sin: what the tables hold, when one is kept, what is refused."""
+"""rope_cos_sin: what the tables hold, when one is cached, what is refused."""
 import collections
 
 import numpy
@@ -75,7 +75,7 @@ def test_tables_made_under_a_mode_are_no_later_calls(monkeypatch, mode):
     x = torch.randn(1, 4, 2, 8)
     angles = angles_of(torch.arange(4), 8)
     want = tkq.rope(x, angles.cos().float(), angles.sin().float())
-    for _ in range(2):  # without a table that is kept, and with one
+    for _ in range(2):  # without a cached table, and with one
         if mode == "fake":
             with FakeTensorMode() as fake:
                 assert call(fake.from_tensor(x)).shape == x.shape

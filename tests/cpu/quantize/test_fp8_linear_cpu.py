@@ -218,10 +218,11 @@ def test_bad_input_is_named():
         layers()[0](torch.ones(3, 47))
     with pytest.raises(ValueError, match="in_features is 40"):
         tkq.nn.Fp8Linear(40, 32)
-    with pytest.raises(ValueError, match="granularity: got 'tile'"):
-        tkq.nn.Fp8Linear(32, 32, granularity="tile")
+    for bad in ("tile", "line", "128x128"):  # one of them the old name of a granularity that the weight has alone
+        with pytest.raises(ValueError, match=f"granularity: got '{bad}', allowed are 'row', '1x128', 'tensor', and "):
+            tkq.nn.Fp8Linear(32, 32, granularity=bad)
     for bad in (["row"], None):
-        with pytest.raises(ValueError, match=f"Fp8Linear: granularity: got {re.escape(repr(bad))}, allowed are row"):
+        with pytest.raises(ValueError, match=f"Fp8Linear: granularity: got {re.escape(repr(bad))}, allowed are 'row'"):
             tkq.nn.Fp8Linear(64, 48, granularity=bad)
     for bad in ("64", 64.0, None):
         with pytest.raises(TypeError, match=f"Fp8Linear: in_features: got {bad!r}, allowed are ints"):
@@ -233,9 +234,9 @@ def test_bad_input_is_named():
 
 
 def test_is_a_module_like_any():
-    ours, theirs = layers(granularity="block")
+    ours, theirs = layers(granularity="1x128")
     assert isinstance(ours, torch.nn.Linear) and ours.state_dict().keys() == theirs.state_dict().keys()
-    assert "granularity='block'" in repr(ours)
+    assert "granularity='1x128'" in repr(ours)
     x = torch.randn(16, 48, dtype=torch.bfloat16)
     for copied in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
         assert torch.equal(copied(x), ours(x))

@@ -12,13 +12,13 @@ from tkq.quantize.spec import TileSpec
 from tkq.reference.fp8 import LARGEST, dequantise
 from tkq.runtime.call import counters
 
-GRANULARITIES = ("tensor", "row", "block", "tile")
+GRANULARITIES = ("tensor", "row", "1x128", "128x128")
 
 
 def shares(x, granularity):
     """amax of all that share a scale with an element, element by element."""
     (m, n), out = x.shape, torch.empty(x.shape)
-    down, right = {"tensor": (m, n), "row": (1, n), "block": (1, 128), "tile": (128, 128)}[granularity]
+    down, right = {"tensor": (m, n), "row": (1, n), "1x128": (1, 128), "128x128": (128, 128)}[granularity]
     for i in range(0, m, down):
         for j in range(0, n, right):
             out[i:i + down, j:j + right] = x[i:i + down, j:j + right].abs().max()
@@ -50,14 +50,14 @@ def test_the_transpose_is_that_of_x(granularity):
 
 def test_shapes_are_what_the_gemm_takes():
     x, w = torch.randn(37, 272), torch.randn(136, 272)
-    for kind_x, kind_w in (("tensor", "tensor"), ("row", "row"), ("block", "tile"), ("block", "block")):
+    for kind_x, kind_w in (("tensor", "tensor"), ("row", "row"), ("1x128", "128x128"), ("1x128", "1x128")):
         (a, sa), (b, sb) = tkq.quantize_fp8(x, kind_x), tkq.quantize_fp8(w, kind_w)
         got = tkq.fp8_gemm(a, b.t(), sa, sb.t() if sb.dim() == 2 else sb, out_dtype=torch.float32)
         assert (got - x @ w.t()).norm() < 0.05 * (x @ w.t()).norm()
 
 
 def test_block_scales_lie_down_the_rows():
-    _, scale = tkq.quantize_fp8(torch.randn(37, 272), "block")
+    _, scale = tkq.quantize_fp8(torch.randn(37, 272), "1x128")
     assert scale.shape == (37, 3) and scale.stride() == (1, 40)
 
 
@@ -70,8 +70,8 @@ def test_zeros_nan_and_infinity(granularity):
     x[3, 7] = math.nan
     q, scale = tkq.quantize_fp8(x, granularity)
     hit = torch.zeros_like(x, dtype=torch.bool)
-    hit[{"tensor": slice(None), "row": 3, "block": 3, "tile": slice(128)}[granularity],
-        slice(128) if granularity in ("block", "tile") else slice(None)] = True
+    hit[{"tensor": slice(None), "row": 3, "1x128": 3, "128x128": slice(128)}[granularity],
+        slice(128) if granularity in ("1x128", "128x128") else slice(None)] = True
     hit |= torch.tensor(granularity == "tensor")
     assert torch.equal(q.float().isnan(), hit) and torch.equal(dequantise(q, scale).isnan(), hit)
     x[3, 7] = math.inf
@@ -108,9 +108,9 @@ BAD = (
     (lambda x: (([1],), {}), TypeError, ("x", "list")),
     (lambda x: ((x[0],), {}), ValueError, ("x", "1 dimensions")),
     (lambda x: ((x.t(),), {}), ValueError, ("x", "contiguous")),
-    (lambda x: ((x, "column"), {}), ValueError, ("granularity", "column", "tile")),
+    (lambda x: ((x, "column"), {}), ValueError, ("granularity", "column", "128x128")),
     (lambda x: ((x, "row", torch.bfloat16), {}), TypeError, ("dtype", "bfloat16", "float8_e5m2")),
-    (lambda x: ((x, ["row"]), {}), TypeError, ("granularity", "['row']", "tile")),
+    (lambda x: ((x, ["row"]), {}), TypeError, ("granularity", "['row']", "128x128")),
     *((lambda x, bad=bad: ((x,), dict(transpose=bad)), TypeError, (f"transpose: got {bad!r}", "True and False"))
       for bad in ("yes", None, 1)),
     (lambda x: ((x,), dict(transpose=torch.tensor(True))), TypeError, ("transpose: got a Tensor", "True and False")),
@@ -126,7 +126,7 @@ def test_bad_input_is_named(make, error, words):
     assert all(w in str(caught.value) for w in words), str(caught.value)
 
 
-@pytest.mark.parametrize("granularity", ("row", "block"))
+@pytest.mark.parametrize("granularity", ("row", "1x128"))
 def test_traces(granularity):
     x = torch.randn(37, 272)
 
@@ -141,25 +141,26 @@ def test_which_kernels(monkeypatch):
     """By rows one launch that reads x once, but where columns have scales too, or a row is too long for it."""
     monkeypatch.setattr(ops.arch, "require_hopper", lambda device: None)
     monkeypatch.setattr(ops.arch, "num_sms", lambda device: 132)
-    monkeypatch.setattr(ops, "function", lambda recipe: (recipe.module.rpartition(".")[2], *recipe.args[1:]))
+    monkeypatch.setattr(ops, "function", lambda recipe: (recipe.builder.rpartition(":")[2], *recipe.args[1:]))
 
     def asked(granularity, n, transpose):
         return ops._runs.__wrapped__(granularity, torch.bfloat16, 64, n, (n, 1), 0, E4M3, transpose, 0)
 
-    assert asked("row", 262144, False)[0][0] == "rowwise" and asked("row", 262144, False)[1:] == (None, False)
-    assert asked("row", 262152, False) == (("two_phase", "separate"), 128, False)
-    at_once, claimed = ("two_phase", "cooperative"), ("two_phase", "ticketed")
+    assert asked("row", 262144, False)[0][0] == "RowQuantizer" and asked("row", 262144, False)[1:] == (None, False)
+    assert asked("row", 262152, False) == (("SeparateLaunches",), 128, False)
+    at_once, claimed = ("SingleLaunch", True), ("SingleLaunch", False)
     for n, found in ((1, at_once), (264 * 128, at_once), (264 * 128 + 1, claimed), (1 << 20, claimed)):
         amax = 128 + -(-n // 128) * 128
         assert asked("row", n, True) == (found, amax, True) and asked("tensor", n, True) == (found, 1, True)
-    assert asked("block", 256, True) == asked("tile", 256, True) == asked("tile", 256, False) == (("tiles",), 0, False)
-    assert asked("block", 256, False) == (("group128",), 0, False)
+    assert asked("1x128", 256, True) == asked("128x128", 256, True) == (("Tilewise",), 0, False)
+    assert asked("128x128", 256, False) == (("Tilewise",), 0, False)
+    assert asked("1x128", 256, False) == (("Group128",), 0, False)
 
 
 def test_kept_tiles_are_on_the_gpu_at_once():
     """Twice as many blocks as are launched, by the registers that the tests of machine code allow them."""
     found = [(kernel.recipe.args[0], kernel.expectation.registers) for kernel in shipped()
-             if kernel.recipe.args[1:] == ("cooperative",)]
+             if kernel.recipe.args[1:] == (True,)]
     assert {cooperative_tiles(spec) for spec, _ in found} == {1, 2}
     for spec, registers in found:
         assert 2 * cooperative_tiles(spec) * 256 * registers <= 65536, spec

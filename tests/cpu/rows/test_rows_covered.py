@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from tests.cpu.losses import test_losses_plan, test_softmax_cpu
 from tests.cpu.norms import test_norm_long_cpu
 from tests.cpu.rows import test_reduction_plan
-from tkq.losses import backward as loss_backward
-from tkq.losses import build as loss_build
+from tkq.losses import launch as loss_launch
 from tkq.losses import plan as loss_plan
 from tkq.losses.spec import CrossEntropySpec
 from tkq.norms import plan as norm_plan
 from tkq.norms.forward import row_norm
-from tkq.norms.forward.row_norm import RowNorm
+from tkq.norms.forward.kernel import norm_of
+from tkq.norms.forward.row_norm import Output, RowNorm
 from tkq.rows.one_pass import kernel as row_pass
 from tkq.rows.one_pass.kernel import Here
-from tkq.softmax import build as softmax_build
-from tkq.softmax import plan as softmax_plan
+from tkq.runtime.compile import build
+from tkq.softmax import ops as softmax_ops
 
 ROWS = st.one_of(st.integers(1, 70), st.integers(1, 3000))
 
@@ -32,7 +32,7 @@ def in_python():
     cute = types.SimpleNamespace(arch=types.SimpleNamespace(block_idx=lambda: at.block),
                                  ceil_div=lambda a, b: -(-a // b))
     with pytest.MonkeyPatch.context() as patch:
-        for module in (row_norm, row_pass, loss_backward):
+        for module in (row_norm, row_pass):
             patch.setattr(module, "cute", types.SimpleNamespace(**{**vars(module.cute), **vars(cute)}))
         for module in (row_norm, row_pass):
             patch.setattr(module, "cutlass", types.SimpleNamespace(min=min))
@@ -40,22 +40,21 @@ def in_python():
 
 
 def a_norm(spec, config):
-    kernel = object.__new__(type("Rows", (RowNorm,), {}))
-    kernel.spec, kernel.config, kernel.N, kernel.tile = spec, config, spec.N, config.tile(spec)
-    return kernel
+    return RowNorm(spec, config, norm_of(spec, config)(), Output())
 
 
 @settings(max_examples=60, deadline=None)
 @given(test_reduction_plan.specs())
 def test_each_column_of_a_norm_once(spec):
     kernel = a_norm(spec, norm_plan.plan(spec))
+    columns = kernel.copies.columns
     t, count = kernel.tile, torch.zeros(spec.N, dtype=torch.int32)
     for rank in range(t.cluster):
         for thread in range(t.threads_per_row):
-            col = kernel._column(thread, rank)
-            for j, inside in enumerate(kernel._inside(col)):
+            col = columns.first(thread, rank)
+            for j, inside in enumerate(columns.inside(col)):
                 if inside:
-                    first = col + j * t.vector * t.threads_per_row
+                    first = col + j * columns.pace
                     assert first + t.vector <= spec.N, "a vector that is partly inside"
                     count[first:first + t.vector] += 1
     assert (count == 1).all()
@@ -69,7 +68,7 @@ def test_each_row_of_a_norm_once(in_python, spec, M, data):
     assert sorted(rows_of_a_norm(kernel, in_python, M)) == list(range(M))
 
 
-@pytest.mark.parametrize("scale", ["row", "block"])
+@pytest.mark.parametrize("scale", ["row", "1x128"])
 @pytest.mark.parametrize("N", [131072, 262144])
 def test_each_row_of_a_long_norm_once(in_python, N, scale):
     """In float8, of which some configs take several rows at once."""
@@ -95,19 +94,18 @@ def rows_of_a_norm(kernel, at, M):
 
 
 def rows_of(kernel, at, M, N):
-    """The rows that a OnePassRows stores, of each part."""
-    kernel._set_cluster_n()
-    kernel.tile = kernel._get_tile(kernel.vector * kernel.dtype.width)
-    kernel._shift = lambda m, row: 0
-    t, m = kernel.tile, types.SimpleNamespace(shape=(M, N))
-    across, down, _ = kernel._launch_shape(M)["grid"]
+    """The rows that a kernel with a OnePassRows stores, of each part."""
+    rows = kernel.rows
+    rows.shift = lambda m, row: 0
+    t, m = rows.tile, types.SimpleNamespace(shape=(M, N))
+    across, down, _ = rows.launch_shape(M)["grid"]
     found = {}
     for x in range(across):
         for y in range(down):
             at.block = x, y, 0
-            tile, part = kernel._block()
+            tile, part = rows.block()
             for thread in range(0, t.threads, t.threads_per_row):
-                place = kernel._place(Here(thread, tile, part, None, None, None), m)
+                place = rows.place(Here(thread, tile, part, None, None, None), m)
                 assert 0 <= place.there < M, "what is read lies within"
                 if place.row < M:
                     found.setdefault(part, []).append(place.row)
@@ -118,7 +116,7 @@ def rows_of(kernel, at, M, N):
 @settings(max_examples=25, deadline=None)
 @given(test_softmax_cpu.specs(), ROWS)
 def test_each_row_of_softmax_once(in_python, spec, M):
-    kernel, _ = softmax_build.build(spec, softmax_plan.plan(spec))
+    kernel, _ = build._made(softmax_ops.recipe(spec))
     for rows in rows_of(kernel, in_python, M, spec.N):
         assert sorted(rows) == list(range(M))
 
@@ -127,7 +125,7 @@ def test_each_row_of_softmax_once(in_python, spec, M):
 @given(test_losses_plan.specs(), ROWS)
 def test_each_row_of_a_loss_once(in_python, spec, M):
     """Those that keep their rows, those that walk along them, and the backward."""
-    kernel, _ = loss_build.build(spec, loss_plan.plan(spec))
+    kernel, _ = build._made(loss_launch.recipe(spec))
     for rows in rows_of(kernel, in_python, M, spec.N):
         assert sorted(rows) == list(range(M))
 
@@ -135,7 +133,7 @@ def test_each_row_of_a_loss_once(in_python, spec, M):
 @pytest.mark.parametrize("N", [1000, 32001, 128256, 262208])
 def test_each_row_of_a_loss_that_adds_up_in_its_launch_once(in_python, N):
     spec = CrossEntropySpec("forward", N, "bf16", reduction="mean", vector=1 if N % 8 else 8, once=True)
-    kernel, _ = loss_build.build(spec, loss_plan.plan(spec))
+    kernel, _ = build._made(loss_launch.recipe(spec))
     for M in (1, 2, 37, loss_plan.SINGLE_LAUNCH_ROWS):
         for rows in rows_of(kernel, in_python, M, N):
             assert sorted(rows) == list(range(M))

@@ -107,6 +107,18 @@ def test_the_code_that_is_written_is_the_table(name, argument):
                 refuse(value)
 
 
+PLAIN = {"flag": bool, "number": float, "integer": int, "choice": str, "dtype": torch.dtype}
+
+
+@pytest.mark.parametrize("name, argument", [p for p in ARGUMENTS if p.values[1].kind in PLAIN])
+def test_a_plain_value_is_not_looked_at_closely(monkeypatch, name, argument):
+    check = arguments.checker(name, argument.name)
+    values = [v for v in allowed(argument) if v is None or type(v) is PLAIN[argument.kind]]
+    taken = []
+    monkeypatch.setattr(arguments.Argument, "take", lambda self, op, value: taken.append(value))
+    assert values and [check(value) for value in values] == values and not taken
+
+
 def test_words_are_those_of_the_specs():
     from tkq.gemm.epilogue import spec
     from tkq.gemm.fp8 import ops

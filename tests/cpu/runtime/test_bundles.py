@@ -54,7 +54,7 @@ def made(tmp_path_factory):
     try:
         first = {recipe: bundling.compiled(recipe) for recipe in RECIPES}
         again = {recipe: bundling.compiled(recipe) for recipe in RECIPES}
-        assert all(first[r] == (*again[r][:2], True) and again[r][2] is False for r in RECIPES)  # the objects are kept
+        assert all(first[r] == (*again[r][:2], True) and again[r][2] is False for r in RECIPES)  # objects are cached
         bundling.write(folder, {recipe: found[:2] for recipe, found in again.items()})
     finally:
         build._cache = before
@@ -141,13 +141,13 @@ def test_what_it_lacks_comes_from_elsewhere(made, monkeypatch):
     (lambda data: packed(unpacked(data)[0], {**unpacked(data)[1], "machine": "aarch64"}), "aarch64"),
     (None, "No such file"),
 ))
-def test_one_that_cannot_be_used_is_told_and_left(made, tmp_path, monkeypatch, damage, words):
+def test_one_that_cannot_be_used_is_named_and_left(made, tmp_path, monkeypatch, damage, words):
     if damage:
         (tmp_path / bundle.NAME).write_bytes(damage((made / bundle.NAME).read_bytes()))
     monkeypatch.setenv("TKQ_BUNDLE", str(tmp_path))
     with pytest.warns(UserWarning, match=words):
         assert bundle.current() is None
-    assert bundle.current() is None  # told once
+    assert bundle.current() is None  # said once
 
 
 def test_one_that_everybody_may_write_is_refused(made, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from tkq.runtime.compile.cache import Cache
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[3]
 ENTRIES, PROCESSES, THREADS = 5, 8, 8
-# What compiles is replaced by something quick that takes notes: who is served, and when, is decided around it.
+# What compiles is replaced by something quick that takes notes: what is served, and when, is decided around it.
 PROCESS = f"""
 import os, sys, threading, time
 from tkq.runtime import Recipe, ensure; from tkq.runtime.compile import build
@@ -52,7 +52,7 @@ def test_each_entry_is_made_once_though_one_is_killed_at_it(tmp_path):
             time.sleep(0.02)
         (tmp_path / "log.killed").write_text("")
         victim = begun[0][0]  # others may be at work already, on other entries: they are slow as well, and are killed
-        killed = {who for who, _ in noted(log, "begins")}
+        killed = {process for process, _ in noted(log, "begins")}
         for process in processes:
             if process.pid in killed:
                 process.send_signal(signal.SIGKILL)

@@ -69,7 +69,7 @@ def test_a_kernel_with_a_flipped_bit_is_built_again(tmp_path, monkeypatch):
         assert build.ensure(recipe) is True and path.read_bytes() == WHOLE
 
 
-def test_a_bundle_with_a_flipped_bit_is_told(tmp_path, monkeypatch):
+def test_a_bundle_with_a_flipped_bit_is_named(tmp_path, monkeypatch):
     note = {"kind": "bundle", "arch": keys.TARGET, "machine": keys.machine(), "cuda": "13", "kernels": {}, "native": {}}
     whole, path = packed(DATA, note), tmp_path / bundle.NAME
     monkeypatch.setenv("TKQ_BUNDLE", str(path))

@@ -165,7 +165,7 @@ def test_a_cache_from_which_nothing_may_be_run(folder, mounted, monkeypatch, als
     monkeypatch.setenv("TKQ_CACHE_DIR", str(place / "kernels"))
     said = run(temporary(mounted("tmp", "noexec")) if also else lambda: None)
     assert len(said) == 1 and "cannot be loaded from there" in said[0]
-    assert len(list((place / "kernels").glob("*.so"))) == 3  # kept all the same
+    assert len(list((place / "kernels").glob("*.so"))) == 3  # stored all the same
 
 
 @needs_compiler
@@ -287,7 +287,7 @@ def test_a_relative_folder_where_the_working_folder_is_gone(tmp_path, monkeypatc
     assert len(said) == 1 and "no folder for a cache (kernels" in said[0]
 
 
-def test_the_home_of_a_user_who_is_not_there(monkeypatch):
+def test_the_home_of_a_user_that_does_not_exist(monkeypatch):
     monkeypatch.setenv("TKQ_CACHE_DIR", "~nobody-of-this-name/kernels")
     said = run(natives=False)
     assert len(said) == 1 and "no folder for a cache (~nobody-of-this-name/kernels" in said[0]

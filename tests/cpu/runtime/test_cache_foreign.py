@@ -88,7 +88,7 @@ def test_what_stands_in_the_place_of_a_lock(tmp_path, planted):
     victim.write_text("of the user")
     store = Cache(tmp_path / "kernels", before=())
     store.make()
-    for number in range(64):
+    for number in range(512):
         path = tmp_path / f"kernels/.tkq-lock-{number}"
         {"link": lambda path=path: path.symlink_to(victim), "file": lambda path=path: path.write_text("of the user"),
          "fifo": lambda path=path: os.mkfifo(path), "folder": path.mkdir}[planted]()

@@ -185,7 +185,7 @@ def test_a_fork_inside_leaves_the_parents_lock_alone(tmp_path):
     with store.lock("a"):
         def leave():
             # as if the child went on to the end of the parent's block
-            for number in list(locks._kept._numbers):
+            for number in list(locks._descriptors._numbers):
                 locks._let_go(number)
             return [mine for mine in locks._held.names if mine[1] == os.getpid()]
 
@@ -196,7 +196,7 @@ def test_a_fork_inside_leaves_the_parents_lock_alone(tmp_path):
     assert forked.ended(process, reading)
 
 
-def test_who_waits_goes_on_in_the_end(tmp_path, monkeypatch, caplog):
+def test_a_waiting_process_goes_on_in_the_end(tmp_path, monkeypatch, caplog):
     """The holder has been stopped, say."""
     monkeypatch.setattr(locks, "PATIENCE", 0.05)
     monkeypatch.setattr(locks, "LONGEST", 0.2)

@@ -1,4 +1,4 @@
-"""What is run belongs to the user or root, and nobody else may write it: asked of what was opened, and that is loaded.
+"""What is run belongs to the user or root, and no other may write it: asked of what was opened, and that is loaded.
 
 As root, other users are forks of this process with another number; elsewhere those tests are skipped."""
 import os
@@ -57,23 +57,23 @@ def test_ones_own_are_taken(shared):
 @root
 def test_so_are_roots_by_a_user_and_his_own(shared):
     assert taken(plant(shared / "his", owner=OTHER), OTHER) == [True, True, []]
-    found, kept, said = taken(plant(shared / "roots"), OTHER)
-    assert found and not kept and len(said) == 1 and "cannot be written" in said[0]
+    found, there, said = taken(plant(shared / "roots"), OTHER)
+    assert found and not there and len(said) == 1 and "cannot be written" in said[0]
 
 
 @root
 @pytest.mark.parametrize("victim", (0, OTHER))
 @pytest.mark.parametrize("mode", (0o755, 0o700, 0o1755))
 def test_a_folder_of_another_user(shared, victim, mode):
-    found, kept, said = taken(plant(shared / "planted", mode, THIRD), victim)
-    assert not found and not kept and len(said) == 1
+    found, there, said = taken(plant(shared / "planted", mode, THIRD), victim)
+    assert not found and not there and len(said) == 1
     assert sorted(os.listdir(shared / "planted")) == [NAME]  # nothing was written, root's locks neither
 
 
 @pytest.mark.parametrize("mode", (0o777, 0o1777, 0o2775, 0o770, 0o720))
 def test_a_folder_that_others_may_write(shared, mode):
-    found, kept, said = taken(plant(shared / "open", mode))
-    assert not found and not kept and len(said) == 1 and f"mode {mode:o}" in said[0] and "TKQ_CACHE_DIR" in said[0]
+    found, there, said = taken(plant(shared / "open", mode))
+    assert not found and not there and len(said) == 1 and f"mode {mode:o}" in said[0] and "TKQ_CACHE_DIR" in said[0]
 
 
 @root
@@ -90,8 +90,8 @@ def test_a_folder_on_whose_path_others_may_write(shared):
     plant(shared / "open/tkq", 0o700)
     for mode in (0o777, 0o757):
         (shared / "open").chmod(mode)
-        found, kept, said = taken(shared / "open/tkq")
-        assert not found and not kept and len(said) == 1 and "open on its path" in said[0]
+        found, there, said = taken(shared / "open/tkq")
+        assert not found and not there and len(said) == 1 and "open on its path" in said[0]
     (shared / "open").chmod(0o1777)
     assert taken(shared / "open/tkq") == [True, True, []]
 
@@ -116,8 +116,8 @@ def test_a_group_of_ones_own_may_write_on_the_path(shared, monkeypatch):
 
 @pytest.mark.parametrize("mode", (0o666, 0o664, 0o622))
 def test_an_entry_that_others_may_write(shared, mode):
-    found, kept, said = taken(plant(shared / "own", file_mode=mode))
-    assert not found and kept and not said  # it counts as missing, and will be made anew
+    found, there, said = taken(plant(shared / "own", file_mode=mode))
+    assert not found and there and not said  # it counts as missing, and will be made anew
 
 
 @root

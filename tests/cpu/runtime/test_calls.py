@@ -1,4 +1,4 @@
-"""What a call hands to its kernel, the second time by the short way: the same as the first. Kernels are replaced by
+"""What a call hands to its kernel, the second time replayed: the same as the first. Kernels are replaced by
 notes, and CPU tensors pose as a GPU's."""
 import types
 
@@ -25,10 +25,10 @@ def look(given):
     """What a kernel sees of its arguments: tensors by sizes, strides and types, and by where in which memory where that
     is not new."""
     if isinstance(given, torch.Tensor):
-        kept = {x.untyped_storage().data_ptr() for x in vars(TENSORS).values()}
+        storages = {x.untyped_storage().data_ptr() for x in vars(TENSORS).values()}
         storage = given.untyped_storage().data_ptr()
         return (given.shape, given.stride(), given.dtype,
-                (storage, given.storage_offset()) if storage in kept else given.storage_offset())
+                (storage, given.storage_offset()) if storage in storages else given.storage_offset())
     if isinstance(given, (tuple, list)):
         return tuple(map(look, given))
     return given

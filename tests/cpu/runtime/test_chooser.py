@@ -24,9 +24,9 @@ WAYS = ["C", "Python"] if link.compiler() else ["Python"]
 class Kernel:
     """What a kernel is given, by tvm-ffi or by Python."""
 
-    def __init__(self, way):
+    def __init__(self, language):
         self.seen = []
-        self.run = tvm_ffi.convert(self.note) if way == "C" else self.note
+        self.run = tvm_ffi.convert(self.note) if language == "C" else self.note
 
     def note(self, *args):
         self.seen.append([(tuple(a.shape), tuple(a.stride() if isinstance(a, torch.Tensor) else a.strides),
@@ -37,7 +37,7 @@ class Kernel:
 
 
 @pytest.fixture(params=WAYS)
-def way(request, monkeypatch):
+def language(request, monkeypatch):
     if request.param == "Python":
         monkeypatch.setattr(dispatch, "_in_c", lambda: None)
     return request.param
@@ -50,8 +50,8 @@ def facts(t):
 X, W = torch.zeros(2, 3, 8), torch.ones(8)
 
 
-def test_leading_dimensions_become_one(way):
-    kernel, y = Kernel(way), torch.zeros(2, 3, 8)
+def test_leading_dimensions_become_one(language):
+    kernel, y = Kernel(language), torch.zeros(2, 3, 8)
     run = added(None, kernel.run, (X.view(6, 8), W, None, y, 0.5), Shapes({0: 1}, {3: 1}))
     run(X, W, None, y, 0.5)
     assert kernel.last() == [facts(X.view(6, 8)), facts(W), None, facts(y.view(6, 8)), 0.5]
@@ -62,11 +62,11 @@ def test_leading_dimensions_become_one(way):
     assert kernel.last() == [facts(W.view(1, 8)), facts(W), None, facts(W.view(1, 8)), 0.5]
 
 
-def test_each_call_takes_the_kernel_of_calls_like_it(way):
+def test_each_call_takes_the_kernel_of_calls_like_it(language):
     half, wide = X.half(), torch.zeros(2, 3, 16)
     calls = [(X, W, 1.0), (half, W, 1.0), (X, W.half(), 1.0), (X, None, 1.0), (X, W, None), (wide, W, 1.0),
              (X, W.view(1, 8), 1.0)]
-    kernels, run = [Kernel(way) for _ in calls], None
+    kernels, run = [Kernel(language) for _ in calls], None
     for kernel, call in zip(kernels, calls):
         run = added(run, kernel.run, call, Shapes({0: 1}, {}))
     for kernel, call in zip(kernels, calls):
@@ -77,8 +77,8 @@ def test_each_call_takes_the_kernel_of_calls_like_it(way):
             run(*call)
 
 
-def test_the_same_call_again_takes_the_newer_kernel(way):
-    old, newer, other = Kernel(way), Kernel(way), Kernel(way)
+def test_the_same_call_again_takes_the_newer_kernel(language):
+    old, newer, other = Kernel(language), Kernel(language), Kernel(language)
     run = added(None, old.run, (X,), Shapes({0: 1}, {}))
     run = added(run, other.run, (X.half(),), Shapes({0: 1}, {}))
     again = added(run, newer.run, (torch.zeros(9, 8),), Shapes({0: 1}, {}))
@@ -86,8 +86,8 @@ def test_the_same_call_again_takes_the_newer_kernel(way):
     assert [len(k.seen) for k in (old, newer, other)] == [1, 1, 1]
 
 
-def test_what_is_no_rows_of_a_matrix_goes_to_a_kernel_that_keeps_more(way):
-    rows, heads = Kernel(way), Kernel(way)
+def test_what_is_no_rows_of_a_matrix_goes_to_a_kernel_that_keeps_more(language):
+    rows, heads = Kernel(language), Kernel(language)
     run = added(None, heads.run, (torch.zeros(1, 3, 8),), Shapes({0: 2}, {}))
     run = added(run, rows.run, (W.view(1, 8),), Shapes({0: 1}, {}))
     run(X)
@@ -99,8 +99,8 @@ def test_what_is_no_rows_of_a_matrix_goes_to_a_kernel_that_keeps_more(way):
         run(x.transpose(1, 2)[:, :, 1:4])
 
 
-def test_a_kernel_takes_what_it_needs_in_its_order(way):
-    kernel = Kernel(way)
+def test_a_kernel_takes_what_it_needs_in_its_order(language):
+    kernel = Kernel(language)
     run = added(None, Ended(kernel.run, 7), (X, W, 0.5), Shapes({0: 1}, {}, takes=(1, None, 0, 2, None)))
     run(X, W, 0.25)
     assert kernel.last() == [facts(W), None, facts(X.view(6, 8)), 0.25, None, 7]
@@ -108,8 +108,8 @@ def test_a_kernel_takes_what_it_needs_in_its_order(way):
     assert kernel.last() == [facts(X), None, 8]
 
 
-def test_leading_dimensions_must_be_the_same(way):
-    kernel = Kernel(way)
+def test_leading_dimensions_must_be_the_same(language):
+    kernel = Kernel(language)
     run = added(None, kernel.run, (X, X), Shapes({0: 1, 1: 1}, {}))
     run(X, X)
     assert len(kernel.seen) == 1
@@ -119,8 +119,8 @@ def test_leading_dimensions_must_be_the_same(way):
     assert len(kernel.seen) == 1
 
 
-def test_nothing_and_too_much_are_refused(way):
-    kernel = Kernel(way)
+def test_nothing_and_too_much_are_refused(language):
+    kernel = Kernel(language)
     run = added(None, kernel.run, (X,), Shapes({0: 1}, {}))
     for x in (X[:0], X[:, :0], torch.zeros(1, 1, 8).expand(1 << 20, 129, 8)):
         with pytest.raises(ValueError, match="chooser"):
@@ -129,17 +129,17 @@ def test_nothing_and_too_much_are_refused(way):
     assert len(kernel.seen) == 1
 
 
-def test_an_error_of_the_kernel_is_the_calls(way):
+def test_an_error_of_the_kernel_is_the_calls(language):
     def refuses(x):
         raise TypeError("no such x")
 
-    run = added(None, tvm_ffi.convert(refuses) if way == "C" else refuses, (X,), Shapes({0: 1}, {}))
+    run = added(None, tvm_ffi.convert(refuses) if language == "C" else refuses, (X,), Shapes({0: 1}, {}))
     with pytest.raises(TypeError, match="no such x"):
         run(X)
 
 
-def test_what_is_known_does_not_grow_for_ever(way):
-    kernel, run = Kernel(way), None
+def test_what_is_known_does_not_grow_for_ever(language):
+    kernel, run = Kernel(language), None
     for n in range(1, 600):
         run = added(run, kernel.run, (torch.zeros(1, n),), Shapes({0: 1}, {}))
     run(torch.zeros(4, 599))
@@ -147,10 +147,10 @@ def test_what_is_known_does_not_grow_for_ever(way):
         run(torch.zeros(4, 1))
 
 
-def test_calls_from_many_threads_while_kernels_are_added(way):
-    """A chooser does not change: whoever calls one sees all of its kernels, or none yet."""
+def test_calls_from_many_threads_while_kernels_are_added(language):
+    """A chooser does not change: a call of one sees all of its kernels, or none yet."""
     sizes = range(1, 100)
-    kernels = {n: Kernel(way) for n in sizes}
+    kernels = {n: Kernel(language) for n in sizes}
     known = {"run": None}
 
     def calls():
@@ -195,20 +195,20 @@ def tensors(draw):
 
 
 @given(tensors(), st.integers(1, 2))
-def test_dimensions_are_joined_where_torch_can_view_them(x, kept):
+def test_dimensions_are_joined_where_torch_can_view_them(x, row_dims):
     """And to the same: torch's `view` says which strides describe a merged dimension."""
-    if x.dim() < kept:
+    if x.dim() < row_dims:
         return
     try:
-        want = x.view(-1, *x.shape[x.dim() - kept:])
+        want = x.view(-1, *x.shape[x.dim() - row_dims:])
     except RuntimeError:
         want = None
-    for way in WAYS:
-        kernel = Kernel(way)
-        run = added(None, kernel.run, (x,), Shapes({0: kept}, {}))
-        if way == "Python":
-            run = dispatch._InPython(None, dispatch._Entry(kernel.run, None, [0], [kept | 32], dispatch._look(
-                [kept | 32], (x,))))
+    for language in WAYS:
+        kernel = Kernel(language)
+        run = added(None, kernel.run, (x,), Shapes({0: row_dims}, {}))
+        if language == "Python":
+            run = dispatch._InPython(None, dispatch._Entry(kernel.run, None, [0], [row_dims | 32], dispatch._look(
+                [row_dims | 32], (x,))))
         if want is None:
             with pytest.raises(ValueError, match="chooser"):
                 run(x)
@@ -217,9 +217,9 @@ def test_dimensions_are_joined_where_torch_can_view_them(x, kept):
         (shape, strides, pointer), = kernel.last()
         assert shape == want.shape and pointer == x.data_ptr()
         assert all(n == 1 or a == b for n, a, b in zip(shape, strides, want.stride()))  # of one element any will do
-        if x.dim() != kept + 1:
+        if x.dim() != row_dims + 1:
             assert shape[0] > 1 or strides[0] == math.prod(shape[1:])
-            assert alloc.folded(x, kept).stride() == strides
+            assert alloc.folded(x, row_dims).stride() == strides
 
 
 def test_without_a_compiler_calls_take_the_other_way(monkeypatch, tmp_path):
@@ -271,9 +271,9 @@ def test_kernels_are_held_and_let_go():
     assert gone() is None
 
 
-def test_who_keeps_the_fewest_dimensions_leaves_matrices_to_others(way):
+def test_a_kernel_of_the_fewest_dimensions_leaves_matrices_to_others(language):
     """Whichever of the two came first."""
-    matrix, heads = Kernel(way), Kernel(way)
+    matrix, heads = Kernel(language), Kernel(language)
     apart = torch.zeros(3, 7, 8)[:, :5]  # no stride describes rows of (3, 5)
     run = added(None, heads.run, (apart, None), Shapes({0: 2, 1: 2}, {}, fewest=True))
     run(apart, None)
@@ -286,7 +286,7 @@ def test_who_keeps_the_fewest_dimensions_leaves_matrices_to_others(way):
     assert matrix.last() == [facts(X.view(6, 8)), None]
     run(apart, None)
     assert heads.last() == [facts(apart), None]
-    both = Kernel(way)  # one of two tensors that must stay as it is is enough
+    both = Kernel(language)  # one of two tensors that must stay as it is is enough
     run = added(None, both.run, (apart, torch.zeros(3, 5, 8)), Shapes({0: 2, 1: 2}, {}, fewest=True))
     y = torch.zeros(3, 5, 8)
     run(apart, y)
@@ -297,8 +297,8 @@ def test_who_keeps_the_fewest_dimensions_leaves_matrices_to_others(way):
         run(y, y)
 
 
-def test_calls_that_it_would_refuse_are_not_added(way):
-    kernel = Kernel(way)
+def test_calls_that_it_would_refuse_are_not_added(language):
+    kernel = Kernel(language)
     many = torch.zeros(1).expand(1 << 15, (1 << 15) + 1)
     for x in (many, torch.zeros(0, 8)):
         assert added(None, kernel.run, (x,), Shapes({0: 1}, {})) is None

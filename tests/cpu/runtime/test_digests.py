@@ -71,7 +71,7 @@ from tkq.softmax.plan import plan
 from tkq.softmax.spec import SoftmaxSpec
 spec = SoftmaxSpec(4096, "bf16", 8)
 store = build.recall()
-name = keys.entry_name(Recipe("tkq.softmax.build:build", (spec, plan(spec))))
+name = keys.entry_name(Recipe("tkq.softmax.forward:Softmax", (spec, plan(spec))))
 print(name, "tkq.runtime.compile.normalised" in sys.modules)
 digests.keep(store.folder)
 """

@@ -71,7 +71,7 @@ print(json.dumps(asked))
 
 
 def test_tvm_ffi_comes_by_way_of_the_module_that_keeps_it_from_asking():
-    """But for what the kernels are keyed by: who calls those has imported that module before."""
+    """But for what the kernels are keyed by: what calls those has imported that module before."""
     found = {str(path.relative_to(CHECKOUT)) for path in (CHECKOUT / "tkq").rglob("*.py")
              if re.search(r"^ *(import|from) tvm_ffi", path.read_text(), re.MULTILINE)}
     assert found == {f"tkq/runtime/compile/{name}.py" for name in ("ffi", "link")}

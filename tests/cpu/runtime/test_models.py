@@ -51,9 +51,9 @@ def test_they_are_those_that_the_host_functions_plan(llama):
                     dict(residual="bf16", total="bf16", stats=True)):
         assert launch.recipe(NormSpec(**norm, **options)) in recipes
     builders = {recipe.builder for recipe in recipes}
-    assert {"tkq.attention.forward.kernel:build", "tkq.attention.backward.packed_ds:build",
-            "tkq.gemm.dense.kernel:build",
-            "tkq.gemm.dense.small_m_kernel:build", "tkq.losses.build:total", "tkq.pointwise.build:rope"} <= builders
+    assert {"tkq.attention.forward.kernel:AttentionForward", "tkq.attention.backward.kernel:BackwardKernel",
+            "tkq.gemm.dense.kernel:DenseGemm", "tkq.gemm.dense.small_m_kernel:SmallMGemm",
+            "tkq.losses.reduce:Total", "tkq.pointwise.rope:Rope"} <= builders
 
 
 @pytest.mark.slow
@@ -85,13 +85,13 @@ def test_models_by_name_and_by_configuration(given, expected):
 
 
 def test_names_may_come_from_an_iterator(monkeypatch):
-    class Kept(io.StringIO):
+    class Recorded(io.StringIO):
         def close(self):
             sent.append(json.loads(self.getvalue()))
 
     sent = []
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: types.SimpleNamespace(
-        stdin=Kept(), poll=lambda: 0, communicate=lambda: ("", ""), returncode=0))
+        stdin=Recorded(), poll=lambda: 0, communicate=lambda: ("", ""), returncode=0))
     prefetch_("llama-1b", ops=(name for name in ("gemm", "rmsnorm")))
     assert sent[0][1:] == [["gemm", "rmsnorm"], 1]
 
@@ -114,7 +114,7 @@ def test_what_is_no_model(tmp_path):
 def test_prefetch_compiles_in_the_background(started):
     handle, cache = started
     assert re.match(r"2 kernels, 2 of them compiled now, 0 wrong", handle.wait(120)) and handle.done
-    assert sum(path.name.startswith("build-") for path in cache.entries()) == 2
+    assert sum(path.name.startswith("gated-") for path in cache.entries()) == 2
     assert handle.wait() == handle.wait(1)
 
 
@@ -164,9 +164,9 @@ class Terminal(io.StringIO):
 def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere():
     for out in (io.StringIO(), Terminal()):
         progress = precompile.Progress(3, out)
-        progress.told("one", (True,), None, False)
-        progress.told("two", (False,), None, False)
-        progress.told("three", None, "ValueError: no", True)
+        progress.show("one", (True,), None, False)
+        progress.show("two", (False,), None, False)
+        progress.show("three", None, "ValueError: no", True)
         assert re.match(r"3 kernels, 1 of them compiled now, 1 wrong, in \d", progress.ended())
         text = out.getvalue()
         assert "[3/3] three: FAILED: ValueError: no\n" in text
@@ -177,10 +177,10 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere():
 
 
 def test_the_command_refuses_what_it_cannot_do():
-    def told(*words):
+    def printed(*words):
         done = subprocess.run([sys.executable, "-m", "tkq", "compile", *words], capture_output=True, text=True)
         assert done.returncode == 2
         return done.stderr
 
-    assert "invalid choice: 'sm_100a'" in told("--arch", "sm_100a")
-    assert "no model 'llama-9b'" in told("--models", "llama-9b")
+    assert "invalid choice: 'sm_100a'" in printed("--arch", "sm_100a")
+    assert "no model 'llama-9b'" in printed("--models", "llama-9b")

@@ -1,4 +1,4 @@
-"""runtime.new: tensors past the dispatcher, and where that way is closed."""
+"""runtime.new: tensors past the dispatcher, and where that is not possible."""
 import functools
 
 import pytest

@@ -39,7 +39,7 @@ def test_it_finds_what_the_program_found(elsewhere, tmp_path):
                           env={**environment, "TKQ_CACHE_DIR": str(tmp_path / "cache")})
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("2 kernels, 2 of them compiled now, 0 wrong")
-    assert len(list((tmp_path / "cache").glob("build-*"))) == 2
+    assert len(list((tmp_path / "cache").glob("gated-*"))) == 2
 
 
 def test_a_child_has_the_path_of_this_process(monkeypatch, tmp_path):

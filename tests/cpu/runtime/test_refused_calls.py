@@ -1,4 +1,4 @@
-"""A call that the short way refuses goes on with the result that was allocated for it."""
+"""A call that the call cache refuses goes on with the result that was allocated for it."""
 import pytest
 import torch
 
@@ -47,6 +47,17 @@ def test_softmax(monkeypatch, made, known):
         made.clear()
         result = call()
         assert (result == 3.0).all() and alike(made, result)
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_the_op_of_softmax_looks_at_the_scale(monkeypatch, log):
+    """As a compiled program calls it, where the launcher is known, which does not."""
+    launched = []
+    monkeypatch.setattr(softmax, "_launch_cache", {log: lambda *given: launched.append(given)})
+    softmax._cuda(X, 0.5, log)
+    with pytest.raises(ValueError, match=f"{'log_' * log}softmax: scale: got nan"):
+        softmax._cuda(X, float("nan"), log)
+    assert len(launched) == 1
 
 
 @pytest.mark.parametrize("up", [Y, None])

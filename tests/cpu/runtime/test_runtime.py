@@ -1,4 +1,4 @@
-"""From a recipe to a function: compiled once, whoever asks, and never again while nothing changes."""
+"""From a recipe to a function: compiled once, however many ask, and never again while nothing changes."""
 import json
 import math
 import os
@@ -118,7 +118,7 @@ def test_a_second_process_is_quick_and_does_not_import_the_dsl(recipe):
 
 
 def test_torch_may_come_last(recipe):
-    """Nobody has imported it where a kernel is compiled and loaded."""
+    """It has not been imported where a kernel is compiled and loaded."""
     seen = finish(start(recipe, "torch comes last"))
     assert seen["y"] == [0, 2, 4, 6, 8] and seen["dsl"] and compiles(recipe) == 2
 
@@ -190,7 +190,7 @@ def test_the_name_of_an_entry_changes_with_what_can_change_the_code(recipe, monk
 def test_the_name_changes_with_the_kernels_sources_and_not_with_others(tmp_path):
     shutil.copytree(CHECKOUT / "tkq", tmp_path / "tkq", ignore=shutil.ignore_patterns("__pycache__"))
     program = ("from tkq.runtime import Recipe; from tkq.runtime.compile import keys; "
-               "print(keys.entry_name(Recipe('tkq.gemm.dense.kernel:build', (1,))))")
+               "print(keys.entry_name(Recipe('tkq.gemm.dense.kernel:DenseGemm', (1,))))")
 
     def name(edited=None):
         if edited:
@@ -338,7 +338,7 @@ def test_recipes_that_are_none(arguments, error):
 def test_the_fingerprint_is_cheap(tmp_path):
     program = "\n".join((
         "import time; from tkq.runtime.compile import build, digests, sources",
-        "began = time.process_time(); folder = build.recall().folder; sources.digest(('tkq.losses.build',))",
+        "began = time.process_time(); folder = build.recall().folder; sources.digest(('tkq.losses.forward',))",
         "print(time.process_time() - began); digests.keep(folder)"))
     seconds = [float(subprocess.run([sys.executable, "-c", program], cwd=CHECKOUT, capture_output=True, text=True,
                                     env={**os.environ, "TKQ_CACHE_DIR": str(tmp_path / "cache")}, check=True).stdout)

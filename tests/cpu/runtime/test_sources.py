@@ -18,10 +18,10 @@ CHECKOUT = pathlib.Path(__file__).resolve().parents[3]
 # Recipe.sources; the others see no kernel.
 DYNAMIC = {"tkq", "tkq.warmup.catalog", "tkq.runtime.compile.build", "tkq.runtime.compile.sources",
            "tkq.gemm.epilogue.spec",
-           "tkq.integrations", "tkq.integrations.transformers_modules", "tkq.reduction.launch", "tkq.reference",
-           "tkq.rows.persistent.launch", "tkq.runtime", "tkq.runtime.compile.values", "tkq.testing", "tkq.warmup.tune"}
-# Builds each recipe of a pickle in a process of its own, which has the DSL but nothing of tkq, and tells what of tkq it
-# then has.
+           "tkq.integrations", "tkq.integrations.transformers_modules", "tkq.reduction.build", "tkq.reference",
+           "tkq.rows.persistent.build", "tkq.runtime", "tkq.runtime.compile.values", "tkq.testing", "tkq.warmup.tune"}
+# Builds each recipe of a pickle in a process of its own, which has the DSL but nothing of tkq, and prints what it then
+# has of tkq.
 BUILD = """
 import importlib, json, os, pickle, sys
 import cutlass, cutlass.cute, torch
@@ -94,8 +94,8 @@ def one_of_each_builder():
 
 def test_what_a_builder_really_imports_counts():
     recipes = one_of_each_builder()
-    told = json.dumps([(*recipe.builder.split(":"), pickle.dumps(recipe.args).hex()) for recipe in recipes])
-    done = subprocess.run([sys.executable, "-c", BUILD], input=told, cwd=CHECKOUT, capture_output=True, text=True,
+    given = json.dumps([(*recipe.builder.split(":"), pickle.dumps(recipe.args).hex()) for recipe in recipes])
+    done = subprocess.run([sys.executable, "-c", BUILD], input=given, cwd=CHECKOUT, capture_output=True, text=True,
                           check=True)
     imported = list(map(json.loads, done.stdout.splitlines()))
     assert len(imported) == len(recipes) > 15
@@ -111,13 +111,13 @@ def test_kernels_do_not_count_for_each_other():
         return set(sources.reached(modules))
 
     attention, gemm = of("tkq.attention.forward.kernel"), of("tkq.gemm.dense.kernel")
-    norm = of("tkq.norms.forward.build")
+    norm = of("tkq.norms.forward.kernel")
     assert {"tkq.tile", "tkq.tile.mma", "tkq.runtime.compile.fake"} <= attention & gemm & norm
     assert {"tkq.norms.forward.row_norm", "tkq.norms.forward.rmsnorm", "tkq.utils", "tkq.reduction_base"} <= norm
     for names, others in ((attention, ("gemm", "norms", "rows", "losses")), (gemm, ("attention", "norms", "rows")),
                           (norm, ("attention", "gemm", "rows.persistent", "losses", "pointwise"))):
         assert not [name for name in names for other in others if name.startswith(f"tkq.{other}.")]
-    assert "tkq.norms.backward.kernel" not in of("tkq.rows.persistent.launch")
+    assert "tkq.norms.backward.kernel" not in of("tkq.rows.persistent.build")
 
 
 def test_no_kernel_counts_what_only_pytorch_sees():
@@ -132,7 +132,7 @@ def test_the_classes_of_arguments_count():
     spec = PerHeadSpec.__new__(PerHeadSpec)
     for name in PerHeadSpec.__dataclass_fields__:
         object.__setattr__(spec, name, 0)
-    assert keys.modules_of(Recipe("tkq.norms.backward.per_head_kernel:build", (1, (spec,)))) == (
+    assert keys.modules_of(Recipe("tkq.norms.backward.per_head_kernel:PerHeadBackward", (1, (spec,)))) == (
         "tkq.norms.backward.per_head_kernel", "tkq.norms.backward.per_head_plan")
 
 
@@ -192,7 +192,7 @@ def test_each_file_that_counts_changes_the_digest_and_no_other_does(tree, name):
 @pytest.mark.parametrize("line", ("import tkq", "import tkq as t", "import os, tkq.reduction.geometry  # binds tkq",
                                   "from tkq import ReductionBase",
                                   "import importlib; importlib.import_module('tkq')", "from tkq import *"))
-def test_who_imports_tkq_itself_may_use_all_of_it(tmp_path, monkeypatch, line):
+def test_what_imports_tkq_itself_may_use_all_of_it(tmp_path, monkeypatch, line):
     (tmp_path / "whole_of_tkq.py").write_text(f"{line}\n")
     monkeypatch.syspath_prepend(tmp_path)
     found = set(sources.reached(("whole_of_tkq",)))

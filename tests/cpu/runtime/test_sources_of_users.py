@@ -21,7 +21,7 @@ TREE = {
         import space.inner
         N = int(os.environ.get("KERN_N", 4))
         LITERAL = 7
-        STARTED = os.getpid()          # nobody's business
+        STARTED = os.getpid()          # no part of a kernel
         def build(): return helper.f(N) + size + LITERAL + thing()
     """,
     "helper.py": "from below import *\nimport later\ndef f(n): return n\nSIZE = 3\n",
@@ -115,7 +115,7 @@ def test_classes_of_arguments_of_other_modules_count(tree):
 
 
 def test_kernels_of_tkq_look_at_nothing_else():
-    recipe = Recipe("tkq.norms.forward.build:build", (1,))
+    recipe = Recipe("tkq.norms.forward.kernel:PlainNorm", (1,))
     modules = keys.modules_of(recipe)
     assert sources.versions(modules) == sources.environment(modules) == values.of(recipe, modules) == ()
     keys.entry_name(recipe)
@@ -204,7 +204,7 @@ def test_values_of_every_kind_and_way(tree, monkeypatch):
     monkeypatch.setenv("KERN_FLAG", "fast")
     (tree / "kern.py").write_text(CLASS)
     kern = importlib.import_module("kern")
-    recipe = Recipe("tkq.rows.persistent.launch:build", (Named("kern", "Kernel"),), sources=("kern",))
+    recipe = Recipe("tkq.rows.persistent.build:build", (Named("kern", "Kernel"),), sources=("kern",))
     assert values_of(recipe) == {
         "kern.CHOSEN": "<Kind.A: 1>", "kern.CONFIG": "Config(tile=(64, 64))", "kern.SCALE": "2.0", "kern.OTHER": "-1",
         "kern.Base.WIDTH": "16", "kern.deep(n)": "5", "kern.deep(m)": "-0.5", "environment.KERN_FLAG": "fast"}
@@ -349,7 +349,7 @@ def test_long_chains_of_functions(tree):
 def test_an_epilogues_function(tree):
     (tree / "kern.py").write_text("ALPHA, B = float(0.5), 1 + 2\ndef act(x): return ALPHA * x\ndef b(): return B\n")
     importlib.import_module("kern")
-    recipe = Recipe("tkq.gemm.dense.kernel:build", (("kern:act",),), sources=("kern",))
+    recipe = Recipe("tkq.gemm.dense.kernel:DenseGemm", (("kern:act",),), sources=("kern",))
     assert values_of(recipe) == {"kern.ALPHA": "0.5"}
 
 

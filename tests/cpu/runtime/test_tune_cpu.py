@@ -1,4 +1,4 @@
-"""tkq.tune without a GPU: what it chooses among, what it keeps, and who looks there."""
+"""tkq.tune without a GPU: what it chooses among, what it stores, and which calls look there."""
 import contextlib
 import dataclasses
 import json
@@ -14,28 +14,21 @@ from tkq import runtime
 from tkq.gemm import candidates
 from tkq.gemm import tuned as chosen
 from tkq.gemm.dense import launch as call
-from tkq.gemm.dense import plan
 from tkq.gemm.dense.config import Config
 from tkq.gemm.dense.small_m_config import SmallMConfig
 from tkq.gemm.dense.spec import GemmSpec
-from tkq.gemm.epilogue.spec import Epilogue
 from tkq.gemm.fp8 import ops
 from tkq.gemm.fp8.config import Fp8Config
-from tkq.gemm.fp8.plan import launch
 from tkq.gemm.fp8.spec import Fp8Spec
 from tkq.gemm.grouped import ops as grouped_ops
 from tkq.gemm.grouped.spec import GroupedSpec
 from tkq.runtime.compile import build, tuned
+from tkq.runtime.device import arch
 from tkq.testing import timing
 from tkq.warmup import tune
 
-SIZES = ((1, 8192, 8192), (64, 4096, 512), (128, 1000, 72), (129, 136, 272), (4096, 4096, 4096), (65536, 128, 28672))
-GEMMS = (GemmSpec(), GemmSpec(b_major="k"), GemmSpec(out="fp32"), GemmSpec(store="direct"),
-         GemmSpec(a_major="m", accumulate=True), GemmSpec(batch="ab"), GemmSpec(epilogue=Epilogue("gelu", bias="bf16")),
-         GemmSpec(b_major="k", epilogue=Epilogue("swiglu")), GemmSpec(out="fp32", epilogue=Epilogue(residual=True)))
-FP8S = (Fp8Spec(), Fp8Spec(scales="row"), Fp8Spec(scales="block", promote=True), Fp8Spec(scales="line", promote=True),
-        Fp8Spec(out="e4m3"), Fp8Spec(store="direct"))
-CLASSES = {**candidates.CLASSES["gemm"], **candidates.CLASSES["fp8_gemm"]}
+CONFIGS = {x.op: x for x in (call.CONFIGS, ops.CONFIGS, grouped_ops.CONFIGS)}
+CLASSES = {**CONFIGS["gemm"].classes, **CONFIGS["fp8_gemm"].classes}
 EFFORT = timing.Effort(rounds=7, round_seconds=0.001, warmup_seconds=0.001)
 
 
@@ -68,43 +61,7 @@ def _forget(module):
     (call.clear if module is call else module._launcher.cache_clear)()
 
 
-# ---- what is chosen among --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("spec", GEMMS)
-def test_candidates_of_gemm_fit_and_begin_with_the_plan(spec, size):
-    found = candidates.of_gemm(spec, *size, 132)
-    assert 2 < len(found) < 50 and len(set(found)) == len(found)
-    assert plan.launch(spec, *size, 132)[0].args[1] == found[0]
-    for config in found:
-        config.check(spec)
-        assert plan.launch(spec, *size, 132, config)[0].args[1] == config
-        if isinstance(config, SmallMConfig):
-            assert config.m >= size[0]
-
-
-def test_nothing_is_chosen_where_there_is_one_kernel():
-    assert candidates.of_gemm(GemmSpec(load="direct", store="direct"), 64, 64, 64, 132) == []
-
-
-@pytest.mark.parametrize("size", [(m, n, -(-k // 16) * 16) for m, n, k in SIZES])
-@pytest.mark.parametrize("spec", FP8S)
-def test_candidates_of_fp8_gemm(spec, size):
-    found = candidates.of_fp8_gemm(spec, *size, 132)
-    assert 2 < len(found) < 50 and len(set(found)) == len(found)
-    assert launch(spec, *size, 132)[0].args[1] == found[0]
-    assert all(config.check(spec) is config for config in found)
-
-
-@pytest.mark.parametrize("spec", (GroupedSpec(), GroupedSpec("k", b_major="n"),
-                                  GroupedSpec("m", "e4m3", "e4m3", "bf16", "block")))
-def test_candidates_of_grouped_gemm(spec):
-    found = candidates.of_grouped_gemm(spec, 8192, 4096, 16, 132)
-    assert 2 < len(found) < 50 and len(set(found)) == len(found)
-
-
-# ---- what is kept ----------------------------------------------------------------------------------------
+# ---- what is stored --------------------------------------------------------------------------------------
 
 
 def problem(spec=None, sizes=(4096, 4096, 4096, 1), gpu="a GPU, 132 processors"):
@@ -141,7 +98,7 @@ def test_another_problem_finds_nothing():
 def test_what_does_not_fit_counts_as_not_there(change):
     path = tuned.write(problem(), Config(raster_group=4), {})
     path.write_text(change(path.read_text()))
-    assert chosen.stored(problem(), tuned.read(problem())) is None
+    assert chosen.stored(problem(), tuned.read(problem()), call.CONFIGS) is None
 
 
 def fields(config, **changed):
@@ -157,11 +114,11 @@ def fields(config, **changed):
     ("fp8_gemm", Fp8Spec(), fields(Fp8Config(wgmma_in_flight=0), split=0)),
     ("fp8_gemm", Fp8Spec(), fields(Fp8Config(wgmma_in_flight=0), stages=4.0)),
     ("grouped_gemm", GroupedSpec(), fields(SmallMConfig())),
-    ("grouped_gemm", GroupedSpec("k", "e4m3", "e4m3", "fp32", "row"), fields(Fp8Config(n=128, pdl=True))),
+    ("grouped_gemm", GroupedSpec("k", "e4m3", "e4m3", "fp32", "row", "row"), fields(Fp8Config(n=128, pdl=True))),
     ("grouped_gemm", GroupedSpec(out="fp32"), fields(Fp8Config(n=128, wgmma_in_flight=0, overlap_epilogue=1))),
     ("grouped_gemm", GroupedSpec(), fields(Fp8Config(n=128, stages=7)))))
 def test_a_configuration_of_no_sense_counts_as_not_there(op, spec, found):
-    assert chosen.stored(tuned.Problem(op, spec, (64, 512, 512, 4), "a GPU"), found) is None
+    assert chosen.stored(tuned.Problem(op, spec, (64, 512, 512, 4), "a GPU"), found, CONFIGS[op]) is None
 
 
 def test_what_a_fleet_shares_is_read_first(fresh_cache, tmp_path, monkeypatch):
@@ -192,7 +149,7 @@ def test_what_cannot_be_written_counts_for_this_process(wrong, fresh_cache, monk
         monkeypatch.setattr(tuned.os, "replace", lambda *_, **__: (_ for _ in ()).throw(OSError("full")))
     with pytest.warns(UserWarning, match="for this process alone"):
         tuned.write(problem(), Config(raster_group=4), {})
-    assert tuned.anything() and chosen.stored(problem(), tuned.read(problem())) == Config(raster_group=4)
+    assert tuned.anything() and chosen.stored(problem(), tuned.read(problem()), call.CONFIGS) == Config(raster_group=4)
     assert wrong == "a file" or list((fresh_cache / "tuned").iterdir()) == [], "a temporary file stayed"
 
 
@@ -214,7 +171,7 @@ def test_the_kernel_cache_does_not_count_it(fresh_cache):
     assert path.exists() and [p.name for p in store.entries()] == ["b.so"]
 
 
-# ---- who looks there -------------------------------------------------------------------------------------
+# ---- which calls look there -------------------------------------------------------------------------------
 
 
 def test_gemm_takes_what_was_found(hopper):
@@ -232,7 +189,7 @@ def test_gemm_takes_what_was_found(hopper):
 
 
 def test_the_others_take_what_was_found(hopper):
-    spec, size = Fp8Spec(scales="row"), (512, 512, 256)
+    spec, size = Fp8Spec(scale_a="row", scale_b="row"), (512, 512, 256)
     tuned.write(chosen.problem("fp8_gemm", spec, size, torch.device("cpu")), Fp8Config(raster_group=4), {})
     x, one, rows = torch.float8_e4m3fn, torch.float32, ((512, 256), (256, 512))
     kernel, *_ = ops._launcher(x, x, *rows, one, one, (512, 1), (1, 512), None, torch.bfloat16, None, -1, -1, -1)
@@ -250,13 +207,13 @@ def gemm_kind():
     a, b = torch.zeros(512, 256, dtype=torch.bfloat16), torch.zeros(256, 512, dtype=torch.bfloat16)
     *_, kind = call.kind_of(a, b, torch.zeros(512, 512, dtype=torch.bfloat16), False, False, call.PLAIN)
     tunable = call.tunable(a, b)
-    return kind, tunable.problem, *tunable.candidates[:2], (a, b)
+    return kind, tunable.problem, *candidates.of(tunable.problem, 132)[:2], (a, b)
 
 
 def test_what_another_process_found_counts_once_tune_is_asked(hopper, monkeypatch):
     kind, asked, planned, other, args = gemm_kind()
     assert call._launcher(kind, None)[0].args[1] == planned
-    with monkeypatch.context() as alone:  # another process: this one is not told
+    with monkeypatch.context() as alone:  # another process: this one does not know
         alone.setattr(tuned, "clear", lambda: None)
         tuned.write(asked, other, dict(gain=1.1, times={}, failed={}))
     call.clear()
@@ -266,7 +223,7 @@ def test_what_another_process_found_counts_once_tune_is_asked(hopper, monkeypatc
     assert call._launcher(kind, None)[0].args[1] == other
 
 
-def test_nothing_is_read_where_nobody_ever_tuned(hopper, monkeypatch):
+def test_nothing_is_read_where_nothing_was_tuned(hopper, monkeypatch):
     kind, _, planned, *_ = gemm_kind()
     monkeypatch.setattr(tuned, "read", lambda _: pytest.fail("read"))
     assert call._launcher(kind, None)[0].args[1] == planned
@@ -282,11 +239,12 @@ def test_work_is_done_on_the_tensors_device(monkeypatch):
         current.pop()
 
     monkeypatch.setattr(torch.cuda, "device", device)
-    tunable, gpu, _ = fake_call((1.0, 0.5))
+    tunable, gpu, configs = fake_call((1.0, 0.5))
     tunable = tunable._replace(call=lambda config, out, x, _: seen.extend(current) or out.copy_(x))
     monkeypatch.setattr(call, "tunable", lambda *_: seen.extend(current) or tunable)
     measured = tune._measured
-    monkeypatch.setattr(tune, "_measured", lambda tunable, effort: measured(tunable, effort, gpu))
+    monkeypatch.setattr(tune, "_measured", lambda tunable, _, effort: measured(tunable, configs, effort, gpu))
+    monkeypatch.setattr(arch, "num_sms", lambda _: 132)
     with FakeTensorMode(allow_non_fake_inputs=True):
         x = torch.empty(8, 8, device="cuda:1")
     tkq.tune(tkq.gemm, x, x, effort=EFFORT)
@@ -336,7 +294,7 @@ def fake_call(milliseconds, results=None):
         result = (results or {}).get(config.raster_group, 0)
         return result(out, x) if callable(result) else out.copy_(x + result)
 
-    tunable = chosen.Tunable(problem(), configs, (torch.ones(130, 70), None), torch.empty(130, 70),
+    tunable = chosen.Tunable(problem(), call.CONFIGS, (torch.ones(130, 70), None), torch.empty(130, 70),
                              lambda config, out, x, _: made(config, out, x),
                              lambda: forgotten.append(1))
     return tunable, InTurn(milliseconds), configs
@@ -344,7 +302,7 @@ def fake_call(milliseconds, results=None):
 
 def test_the_fastest_wins_and_is_kept():
     tunable, gpu, configs = fake_call((1.0, 2.0, 0.8, 1.1))
-    found = tune._measured(tunable, EFFORT, gpu)
+    found = tune._measured(tunable, configs, EFFORT, gpu)
     assert found.chosen == str(configs[2]) and found.gain == pytest.approx(1.25) and not found.failed
     assert list(found.times) == [str(c) for c in configs]
     assert json.loads(problem().path.read_text())["gain"] == found.gain
@@ -353,13 +311,13 @@ def test_the_fastest_wins_and_is_kept():
 
 def test_the_plan_stays_where_others_are_hardly_faster():
     tunable, gpu, configs = fake_call((1.0, 0.998, 1.0))
-    found = tune._measured(tunable, EFFORT, gpu)
+    found = tune._measured(tunable, configs, EFFORT, gpu)
     assert found.chosen == str(configs[0]) and found.gain == 1.0
 
 
 def test_one_with_another_result_is_left_out():
     tunable, gpu, configs = fake_call((1.0, 0.5, 0.9), results={2: 5.0, 3: 1e-4})
-    found = tune._measured(tunable, EFFORT, gpu)
+    found = tune._measured(tunable, configs, EFFORT, gpu)
     assert found.chosen == str(configs[2]) and "off by" in found.failed[str(configs[1])]
 
 
@@ -369,7 +327,7 @@ def test_one_that_writes_nothing_or_a_corner_wrong_is_left_out():
         return out
 
     tunable, gpu, configs = fake_call((1.0, 0.5, 0.6, 0.9), results={2: lambda out, x: out, 3: corner})
-    found = tune._measured(tunable, EFFORT, gpu)
+    found = tune._measured(tunable, configs, EFFORT, gpu)
     assert found.chosen == str(configs[3]) and list(found.failed) == [str(configs[1]), str(configs[2])]
 
 

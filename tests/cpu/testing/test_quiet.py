@@ -34,7 +34,7 @@ def test_others_may_speak(capfd, caplog):
 @pytest.mark.parametrize("worker", [True, False])
 def test_a_worker_may_say_that_it_waits_for_another(worker, capfd, caplog, monkeypatch):
     """Of workers that begin with an empty cache, one compiled behind the lock that another one wanted. By itself a
-    process has nobody to wait for."""
+    process has none to wait for."""
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     if worker:
         monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")

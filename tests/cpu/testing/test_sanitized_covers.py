@@ -1,4 +1,4 @@
-"""The small calls that run under a sanitizer take a kernel of every kind that tkq ships: found out by a rehearsal, as
+"""The small calls that run under a sanitizer take a kernel of every kind that tkq ships: found out by a dry_run, as
 there is no GPU here."""
 import json
 import pathlib
@@ -8,20 +8,20 @@ import sys
 ROOT = pathlib.Path(__file__).parents[3]
 REHEARSED = """
 import json
-from tkq.runtime.compile import dry_run as rehearsal
+from tkq.runtime.compile import dry_run
 
-rehearsal.begin()
+dry_run.begin()
 from tests.helpers.sanitizer import calls as sanitized, attention_calls as sanitized_attention
 
 for family in (*sanitized.FAMILIES.values(), *sanitized_attention.FAMILIES.values()):
     for case in family("meta"):
         pass
-print(json.dumps(sorted({(r.builder, *(type(arg).__name__ for arg in r.args)) for r in rehearsal.taken()})))
+print(json.dumps(sorted({(r.builder, *(type(arg).__name__ for arg in r.args)) for r in dry_run.taken()})))
 """
 
 
 def test_a_kernel_of_each_kind_is_run():
-    """A kind: who builds it, and from specs and configurations of which classes."""
+    """A kind: its builder, and from specs and configurations of which classes."""
     from tkq.warmup import catalog
 
     done = subprocess.run([sys.executable, "-c", REHEARSED], cwd=ROOT, capture_output=True, text=True, timeout=120)

@@ -111,7 +111,7 @@ def test_counts():
     (dict(registers=160), dict(), "setmaxnreg hangs"),
     (dict(threads=512), dict(), "a multiprocessor has 65536"),
     (dict(threads=None), dict(), "block of unknown size"),
-    (dict(setmaxreg=(("TRY_ALLOC", 176),)), dict(), "setmaxnreg hangs"),  # nobody gives any
+    (dict(setmaxreg=(("TRY_ALLOC", 176),)), dict(), "setmaxnreg hangs"),  # no warpgroup gives any
     (dict(setmaxreg=(("DEALLOC", 24),)), dict(), None),
     (THREE_ROLES, dict(roles=((24, 1), (72, 1), (208, 2))), None),
     (THREE_ROLES, dict(roles=((24, 1), (72, 1), (208, 3))), "setmaxnreg hangs"),

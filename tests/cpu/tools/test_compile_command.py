@@ -43,8 +43,9 @@ def test_what_cannot_be_meant_is_said_before_anything_is_compiled(words, said, c
                                                                   monkeypatch):
     monkeypatch.setattr(precompile, "ensure", lambda recipe: pytest.fail("compiled"))
     assert command.main(["compile", *words]) == 2
-    told = capsys.readouterr()
-    assert told.err.startswith("tkq compile: ") and said in told.err and told.err.count("\n") == 1 and not told.out
+    printed = capsys.readouterr()
+    assert printed.err.startswith("tkq compile: ") and said in printed.err and printed.err.count("\n") == 1
+    assert not printed.out
 
 
 def test_models_behind_a_model(capsys, monkeypatch):

@@ -72,9 +72,9 @@ WRONG = (
 @pytest.mark.parametrize("change, words, broken", WRONG)
 def test_what_is_wrong_is_said(change, words, broken):
     findings = diagnose(dataclasses.replace(GOOD, **change))
-    told = [f for f in findings if all(word in f.text for word in words)]
-    assert told, findings
-    assert told[0].broken is broken
+    matching = [f for f in findings if all(word in f.text for word in words)]
+    assert matching, findings
+    assert matching[0].broken is broken
     assert any(f.broken for f in findings) is broken
 
 
@@ -124,7 +124,7 @@ def test_doctor_survives_a_cache_that_cannot_be_read(capsys, monkeypatch):
 
     monkeypatch.setattr(doctor, "examine", lambda: GOOD)
     monkeypatch.setattr(Cache, "_entries", refused)
-    assert doctor.main() == 0  # what is compiled can be kept all the same: the folder was made just now
+    assert doctor.main() == 0  # what is compiled can be stored all the same: the folder was made just now
     assert "cannot be read (Permission denied)" in capsys.readouterr().out
 
 

@@ -11,8 +11,6 @@ LONGER = {
     "tests/cpu/losses/test_losses_cpu.py": 440,
     "tests/cpu/norms/test_norm_options_cpu.py": 494,
     "tests/cpu/runtime/test_again.py": 444,
-    "tests/cpu/runtime/test_tune_cpu.py": 416,
-    "tests/gpu/losses/test_cross_entropy.py": 410,
     "tests/gpu/norms/test_norm_backward.py": 455,
     "tests/gpu/norms/test_norm_options.py": 492,
 }

@@ -64,6 +64,13 @@ def test_new_imports_break_the_contracts(tmp_path):
     assert f"Contracts: 0 kept, {len(BAD)} broken." in said, "a contract without a violation in BAD"
 
 
+def test_no_import_is_excepted_from_the_contracts():
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no tomllib")
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    excepted = [contract["name"] for contract in contracts if "ignore_imports" in contract]
+    assert len(contracts) == len(BAD) and not excepted, "move what is imported to where all may import it"
+
+
 def test_sources_of_a_contract_mean_modules():
     grimp = pytest.importorskip("grimp", reason="import-linter is not installed")
     from tests.helpers.lint.reach import matched

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,12 +26,10 @@ from tkq.attention.forward.spec import AttentionSpec  # noqa: E402
 from tkq.gemm.dense.config import Config  # noqa: E402
 from tkq.gemm.dense.kernel import DenseGemm  # noqa: E402
 from tkq.gemm.dense.spec import GemmSpec  # noqa: E402
-from tkq.gemm.dense.wave_sync_config import WaveSyncConfig  # noqa: E402
-from tkq.gemm.dense.wave_sync_kernel import WaveSyncGemm  # noqa: E402
-from tkq.gemm.fp8.config import Fp8Config, WaveSyncFp8Config  # noqa: E402
+from tkq.gemm.fp8.config import Fp8Config  # noqa: E402
+from tkq.gemm.fp8.kernel import Fp8Gemm  # noqa: E402
 from tkq.gemm.fp8.plan import PROMOTED  # noqa: E402
 from tkq.gemm.fp8.spec import Fp8Spec  # noqa: E402
-from tkq.gemm.fp8.wave_sync_kernel import WaveSyncPipelinedFp8Gemm  # noqa: E402
 from tkq.reduction import geometry  # noqa: E402
 from tkq.reduction_base import ReductionBase  # noqa: E402
 from tkq.runtime.compile import sources  # noqa: E402
@@ -159,13 +158,13 @@ def row_kernel(N):
 
 
 @pytest.mark.parametrize("recipe", [
-    Recipe("tkq.attention.forward.kernel:build",
+    Recipe("tkq.attention.forward.kernel:AttentionForward",
            (AttentionSpec("bf16", 128), plan(AttentionSpec("bf16", 128), "long"))),
-    Recipe("tkq.gemm.dense.kernel:build", (GemmSpec(b_major="k"), Config())),
-    Recipe("tkq.gemm.fp8.kernel:build",
-           (Fp8Spec(scales="block", promote=True), Fp8Config(m=128, n=128, stagger_stages=0))),
-    Recipe("tkq.gemm.fp8.wave_sync_kernel:build",
-           (Fp8Spec(scales="block", promote=True), WaveSyncFp8Config.of(PROMOTED[1], 8))),
+    Recipe("tkq.gemm.dense.kernel:DenseGemm", (GemmSpec(b_major="k"), Config())),
+    Recipe("tkq.gemm.fp8.kernel:Fp8Gemm",
+           (Fp8Spec(scale_a="1x128", scale_b="128x128", promote=True), Fp8Config(m=128, n=128, stagger_stages=0))),
+    Recipe("tkq.gemm.fp8.kernel:WithCounter",
+           (Fp8Spec(scale_a="1x128", scale_b="128x128", promote=True), replace(PROMOTED[1], wave_sync=8))),
     Recipe("write_a_gemm:build"), 4096, 32768,
 ], ids=["attention", "gemm", "fp8", "fp8 that keeps pace", "lcf", "rows", "rows of clusters"])
 def test_arrivals_and_registers_are_those_of_the_compiled_kernel(recipe, tmp_path, monkeypatch):
@@ -203,9 +202,9 @@ def test_a_picture_of_a_gemm_agrees_with_its_config(config):
 
 
 def test_pictures_of_kernels_that_keep_pace_say_so():
-    block = Fp8Spec(scales="block", promote=True)
-    for kernel in (WaveSyncGemm(GemmSpec(b_major="k"), WaveSyncConfig(overlap_epilogue=1)),
-                   WaveSyncPipelinedFp8Gemm(block, WaveSyncFp8Config.of(PROMOTED[1], 8))):
+    block = Fp8Spec(scale_a="1x128", scale_b="128x128", promote=True)
+    for kernel in (DenseGemm(GemmSpec(b_major="k"), Config(overlap_epilogue=1, wave_sync=16)),
+                   Fp8Gemm(block, replace(PROMOTED[1], wave_sync=8))):
         picture = viz.pipeline(kernel)
         assert type(kernel).__name__ in picture.title and len(picture.pipes) == 1
         assert f"behind 1 / {kernel.config.wave_sync} of its own: wait until all" in picture.producer.steps[-1]

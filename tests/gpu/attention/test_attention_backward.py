@@ -266,7 +266,7 @@ def test_deterministic_windows(dim, window_sizes):
     (64, True, 2111), (64, False, 2111), (128, True, 1111), (128, True, 2111), (128, True, 8300), (128, False, 2111),
     (256, True, 2111)))
 def test_500_runs(dim, causal, keys, deterministic):
-    """Groups of query heads, beside other work on another stream: blocks that stay, and full blocks of one task."""
+    """Groups of query heads, beside other work on another stream: persistent blocks, and full blocks of one task."""
     q, k, v, do = make(2, 1024, keys, 8, 2, dim, torch.bfloat16)
     o, lse = reference.flash_attn(q, k, v, causal)
     first = gradients(do, q, k, v, o, lse, causal=causal, deterministic=deterministic)

@@ -14,7 +14,7 @@ BF16, FP16 = torch.bfloat16, torch.float16
 PERSISTENT = {"store_from_registers": True, "persistent": True, "overlap_dk": False}
 OVERLAP_DK = {"overlap_dk": True, "store_from_registers": True}
 HELPER_WARPS = {**PERSISTENT, "helper_warps": True, "l2_section_mb": 8, "registers": (32, 64, 208)}
-DQ_SERIAL = {**PERSISTENT, **OVERLAP_DK, "ping_pong": True, "dq_serial": True, "l2_section_mb": 4}
+DQ_SERIAL = {**PERSISTENT, **OVERLAP_DK, "ping_pong": True, "dq_reduce": "serial", "l2_section_mb": 4}
 BULK = {"dq_reduce": "bulk", "dq_cols": 64, "ds_stages": 1, "p_stages": 1, "registers": (24, 72, 208, 208)}
 NOT_PLANNED = [pytest.param(dim, causal, BF16, change, marks=pytest.mark.slow) for dim in (64, 128)
                for causal in (False, True)

@@ -1,31 +1,31 @@
 """Attention's backward with background by query heads, of K/V heads that are shared: small problems, also with few
 blocks for all tasks."""
+import dataclasses
+
 import pytest
 import torch
 
 from tests.helpers.attention.gradients import FEW_SIZES, compare, make
 from tkq.attention.backward import ops
-from tkq.attention.backward.dq_first_store_config import DqFirstStoreConfig
-from tkq.attention.backward.gqa_config import GqaConfig
 from tkq.attention.backward.plan import _HELPER_WARPS
 
 BF16, FP16 = torch.bfloat16, torch.float16
 FORMS = (
-    (GqaConfig, 128, True, BF16, {"heads_per_task": 2}), (GqaConfig, 128, False, BF16, {}),
-    (DqFirstStoreConfig, 128, True, BF16, {"heads_per_task": 2}),
-    (DqFirstStoreConfig, 128, False, BF16, {"heads_per_task": 2}),
+    ("bulk", 128, True, BF16, {"heads_per_task": 2}), ("bulk", 128, False, BF16, {}),
+    ("first_store", 128, True, BF16, {"heads_per_task": 2}),
+    ("first_store", 128, False, BF16, {"heads_per_task": 2}),
     *(pytest.param(*form, marks=pytest.mark.slow) for form in (
-        (GqaConfig, 128, True, FP16, {"heads_per_task": 1, "tail_waves": 2}),
-        (GqaConfig, 128, True, BF16, {"l2_section_mb": 1}), (GqaConfig, 128, False, BF16, {"heads_per_task": 2}),
-        (GqaConfig, 64, True, BF16, {"heads_per_task": 2}),
-        (DqFirstStoreConfig, 128, True, FP16, {"heads_per_task": 2}))))
+        ("bulk", 128, True, FP16, {"heads_per_task": 1, "tail_waves": 2}),
+        ("bulk", 128, True, BF16, {"l2_section_mb": 1}), ("bulk", 128, False, BF16, {"heads_per_task": 2}),
+        ("bulk", 64, True, BF16, {"heads_per_task": 2}),
+        ("first_store", 128, True, FP16, {"heads_per_task": 2}))))
 
 
-@pytest.mark.parametrize("kind, dim, causal, dtype, change", FORMS)
-def test_heads_in_the_background(kind, dim, causal, dtype, change, monkeypatch):
+@pytest.mark.parametrize("dq_reduce, dim, causal, dtype, change", FORMS)
+def test_heads_in_the_background(dq_reduce, dim, causal, dtype, change, monkeypatch):
     """Parts that go on from each other, groups that no part divides, more tasks than the device holds at once, more
     queries than keys and fewer; large scores, and a gradient of lse."""
-    config = kind.of(_HELPER_WARPS[dim], **change)
+    config = dataclasses.replace(_HELPER_WARPS[dim], by_query_head=True, dq_reduce=dq_reduce, **change)
     for rows, keys in ((1, 1), (113, 203), (300, 100), (1000, 65), (641, 1100), (1023, 1024), (300, 2100)):
         compare(*make(2, rows, keys, 8, 2, dim, dtype), causal, what=f"{rows} x {keys} {change}", config=config)
     for batch, heads, kv_heads in ((8, 32, 8), (3, 40, 8), (2, 24, 4), (4, 6, 2), (3, 5, 5)):

@@ -1,4 +1,5 @@
-"""Attention's backward without seams, which the plan has for long packed sequences, on small ones; and its choices."""
+"""Attention's backward with fuse_preprocess, planned for long packed sequences, on small ones; and its choices."""
+import dataclasses
 import subprocess
 import sys
 
@@ -9,7 +10,6 @@ from tests.helpers.attention.gradients import compare, make
 from tests.helpers.attention.varlen_gradients import MANY, MIXED, Problem
 from tkq.attention.arguments import Options
 from tkq.attention.backward import ops, varlen_ops
-from tkq.attention.backward.fuse_preprocess_config import FusePreprocessConfig
 from tkq.attention.backward.plan import _HELPER_WARPS
 
 
@@ -26,7 +26,7 @@ NOT_PLANNED = ((128, True, {"dq_reduce": "atomic", "ds_stages": 4}),)
 def test_packed(dim, causal, change, monkeypatch):
     """Blocks of 128 keys: none, one, parts of them; fewer queries than keys, and more; rows of no sequence, and not in
     use; more tiles than the kernel before makes statistics of."""
-    config, options = FusePreprocessConfig.of(_HELPER_WARPS[dim], **change), Options(causal)
+    config, options = dataclasses.replace(_HELPER_WARPS[dim], fuse_preprocess=True, **change), Options(causal)
     Problem(MIXED, 4, 2, dim, options=options).judge(f"mixed {change}", config=config)
     Problem(MIXED[::-1], 3, 3, dim, spare=300, options=options).judge(f"spare rows {change}", config=config)
     Problem(MANY, 2, 1, dim, options=options).judge(f"many short ones {change}", config=config)
@@ -53,7 +53,7 @@ def test_the_plan_of_long_ones(causal, dim):
 
 def test_dk_and_dv_are_the_same_in_each_run():
     problem = Problem((*MIXED, (3000, 3000)), 8, 8, 128, options=Options(True), longest=3000)
-    config = FusePreprocessConfig.of(_HELPER_WARPS[128])
+    config = dataclasses.replace(_HELPER_WARPS[128], fuse_preprocess=True)
     first = problem.judge("first", config=config)
     for _ in range(20):
         assert all(torch.equal(a, b) for a, b in zip(problem.run(config=config)[1:3], first[1:3]))
@@ -64,7 +64,7 @@ def test_dk_and_dv_are_the_same_in_each_run():
 @pytest.mark.parametrize("dim", (64, 128))
 def test_equal_sequences(dim, causal, monkeypatch):
     """Which the plan has nothing of."""
-    config = FusePreprocessConfig.of(_HELPER_WARPS[dim])
+    config = dataclasses.replace(_HELPER_WARPS[dim], fuse_preprocess=True)
     for rows, keys in ((700, 641), (1, 1), (113, 203), (300, 100), (1000, 65), (641, 1100), (1023, 1024)):
         compare(*make(2, rows, keys, 4, 2, dim, torch.bfloat16), causal, what=f"{rows} x {keys}", config=config)
     compare(*make(8, 500, 420, 32, 16, dim, torch.bfloat16), causal, what="many heads", config=config)
@@ -77,5 +77,5 @@ def test_equal_sequences(dim, causal, monkeypatch):
 
 def test_few_queries_of_a_long_sequence_are_in_use():
     """In a process of its own: it would hang if zeroes were made too late. See there."""
-    subprocess.run([sys.executable, "-m", "tests.helpers.attention.seqused_program", "seamless"], check=True,
+    subprocess.run([sys.executable, "-m", "tests.helpers.attention.seqused_program", "fuse_preprocess"], check=True,
                    timeout=60)

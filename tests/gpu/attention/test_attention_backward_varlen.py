@@ -91,7 +91,7 @@ def test_brief_ones_narrower_than_their_tiles(dim, dim_v, causal):
 
 @pytest.mark.parametrize("longest", (512, 900))
 def test_no_key_is_in_use(longest):
-    """No block of the main kernel has anything to do: dQ is still made, from its accumulator or by who sees no tile."""
+    """No block of the main kernel has anything to do: dQ is still made, with and without an accumulator."""
     problem = Problem(MIXED, 4, 2, 128, in_use=True, longest=longest, options=Options(True))
     problem.lengths = problem.lengths._replace(seqused_k=torch.zeros_like(problem.lengths.seqused_k))
     problem.tensors[4].zero_()

@@ -12,8 +12,8 @@ from tkq.attention.backward import varlen_ops
 from tkq.attention.backward.plan import SINGLE
 
 PERSISTENT = {"store_from_registers": True, "persistent": True, "ping_pong": True}
-DQ_SERIAL = {**PERSISTENT, "overlap_dk": True, "dq_serial": True, "l2_section_mb": 4}
-BRIEF64 = {**PERSISTENT, "dq_serial": True, "l2_section_mb": 4, "stages": 2}
+DQ_SERIAL = {**PERSISTENT, "overlap_dk": True, "dq_reduce": "serial", "l2_section_mb": 4}
+BRIEF64 = {**PERSISTENT, "dq_reduce": "serial", "l2_section_mb": 4, "stages": 2}
 HELPER_WARPS = {**PERSISTENT, "overlap_dk": True, "helper_warps": True, "l2_section_mb": 8, "registers": (32, 64, 208)}
 
 

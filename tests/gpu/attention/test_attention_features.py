@@ -23,7 +23,7 @@ LIMITS = (0, 1, 63, 64, 65, 127, 128, 200, 1000)
 
 
 def windows(kind):
-    """(left, right), -1 for no limit: those of the kind that tell kernels apart."""
+    """(left, right), -1 for no limit: those of the kind that need kernels of their own."""
     for i, n in enumerate(LIMITS):
         other = LIMITS[(i * 5 + 2) % len(LIMITS)]
         yield {"left": (n, -1), "right": (-1, max(n, 1)), "both": (other, max(n, 1)), "causal": (n, 0)}[kind]

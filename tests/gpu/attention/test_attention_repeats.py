@@ -82,7 +82,7 @@ def test_forward_of_packed_sequences(dims, causal, longest):
     (128, (8, 2), 1111, Options(True, softcap=20.0), False), (128, (8, 2), 1111, Options(True), True),
     (128, (8, 2), 1111, Options(False, None, 100, 0), True), (256, (4, 2), 1111, Options(True), True)), ids=str)
 def test_backward(dim, heads, keys, options, deterministic):
-    """Each form that the plan chooses: tasks of blocks that stay, with dQ made by idle warps, and by themselves. With
+    """Each form that the plan chooses: tasks of persistent blocks, with dQ made by idle warps, and by themselves. With
     the sinks' gradient."""
     q, k, v, do = make(2, 1024, keys, *heads, dim, BF16)
     causal, _, left, right, softcap = options

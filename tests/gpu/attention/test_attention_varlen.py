@@ -57,7 +57,7 @@ def test_hard_data(dim, causal):
 
 
 def test_pairs_of_blocks_that_fetch_tasks():
-    """Without a mask and with long sequences two blocks share a task: the first one tells the second which."""
+    """Without a mask and with long sequences two blocks share a task: the first one sends it to the second."""
     long = dict(max_q=8192, max_k=8192)
     for lengths in (MIXED, [(2500, 2500), (1, 3000), (700, 0), (257, 255), (3000, 1)], [(1, 1)], [(40, 90)] * 200):
         compare(*make(lengths, 4, 2, 128), f"{len(lengths)} sequences", **long)
@@ -160,7 +160,7 @@ def test_layouts():
     one_head = [x[:, :1].expand(-1, 4, -1) for x in (k, v)]
     compare(q, *one_head, cu_q, cu_k, "stride 0 over heads", causal=True)
     one_key = [x[:1].as_strided((1, 4, 128), (1001, 128, 1)) for x in (k, v)]
-    compare(q[:3], *one_key, cumulated([3]), cumulated([1]), "one key, of a stride that nobody uses")
+    compare(q[:3], *one_key, cumulated([3]), cumulated([1]), "one key, of a stride that is not used")
     heads_first = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k, v)]
     compare(*heads_first, cu_q, cu_k, "(H, total, D) in memory", causal=True)
 
@@ -254,7 +254,7 @@ def dealt(lengths, heads, total_q, used=None):
 
 def test_tasks_are_those_of_the_definition():
     choose = random.Random(1)
-    deal = runtime.function(Recipe("tests.helpers.attention.scheduler_kernel:build", ()))
+    deal = runtime.function(Recipe("tests.helpers.attention.scheduler_kernel:Deal", ()))
     for count in (1, 2, 31, 32, 33, 100, 700):
         most = 3000 if count < 50 else 200
         lengths = [(choose.randrange(most), choose.randrange(most)) for _ in range(count)]

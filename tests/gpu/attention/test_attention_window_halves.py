@@ -60,7 +60,7 @@ def test_more_tasks_than_blocks(kind):
 
 
 def test_the_public_way():
-    """With gradients' lse and without; the same bits again. Which kernel it is, bits do not tell: tests/cpu does."""
+    """With gradients' lse and without; the same bits again. Which kernel it is, bits do not show: tests/cpu does."""
     q, k, v = make(1, SHORT + 70, SHORT + 70, 2, 1, 128)
     for window in ((1023, 0), (LONG_WINDOW, 0), (LONG_WINDOW, 511)):
         options = dict(left=window[0], right=window[1])

@@ -1,6 +1,7 @@
 """Float8 products whose blocks keep pace: exact, whatever the blocks have to wait for, and the counter is zero
 afterwards."""
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,11 +10,10 @@ import tkq
 from tests.gpu.gemm.test_fp8_gemm import check_exact, spec_of
 from tests.helpers.gemm.fp8_cases import operands
 from tkq.gemm.fp8 import ops, plan
-from tkq.gemm.fp8.config import WaveSyncFp8Config
 from tkq.gemm.fp8.plan import BLOCKS, FAST, PROMOTED
 from tkq.runtime.call import counters
 
-WAVE_SYNC = {"block": WaveSyncFp8Config.of(PROMOTED[1]), "row": WaveSyncFp8Config.of(FAST[0])}
+WAVE_SYNC = {"1x128_128x128": replace(PROMOTED[1], wave_sync=16), "row": replace(FAST[0], wave_sync=16)}
 
 
 def at_zero():
@@ -32,26 +32,26 @@ def test_rounds(kind, blocks):
 
 def test_other_forms():
     """Sums that are promoted one after the other, and in quarters; a result by elements."""
-    check_exact("row", (700, 1032, 2064), WaveSyncFp8Config.of(PROMOTED[1]), promote=True, blocks=6)
-    check_exact("block", (700, 1032, 2064), WaveSyncFp8Config.of(BLOCKS[0]), blocks=6)
-    check_exact("block", (700, 1001, 2064), WAVE_SYNC["block"], blocks=6)
+    check_exact("row", (700, 1032, 2064), replace(PROMOTED[1], wave_sync=16), promote=True, blocks=6)
+    check_exact("1x128_128x128", (700, 1032, 2064), replace(BLOCKS[0], wave_sync=16), blocks=6)
+    check_exact("1x128_128x128", (700, 1001, 2064), WAVE_SYNC["1x128_128x128"], blocks=6)
     assert at_zero()
 
 
 def test_blocks_that_have_no_processor_yet():
     """Twice as many blocks as run at once: the first ones lose their patience, and end."""
     blocks = 2 * torch.cuda.get_device_properties(0).multi_processor_count
-    check_exact("block", (8192, 8192, 512), WAVE_SYNC["block"], blocks=blocks)
+    check_exact("1x128_128x128", (8192, 8192, 512), WAVE_SYNC["1x128_128x128"], blocks=blocks)
     assert at_zero()
 
 
 def test_graphs_and_streams():
     """A graph has a counter of its own, and so has a stream."""
-    args, spec = operands(4096, 4096, 1024, "block", device="cuda"), spec_of("block", n=4096)
+    args, spec = operands(4096, 4096, 1024, "1x128_128x128", device="cuda"), spec_of("1x128_128x128", n=4096)
     c = torch.empty(4096, 4096, dtype=torch.bfloat16, device="cuda")
 
     def run(out):
-        ops.run(spec, *args, out, WAVE_SYNC["block"], 12)
+        ops.run(spec, *args, out, WAVE_SYNC["1x128_128x128"], 12)
 
     run(c)
     want = c.clone()
@@ -79,9 +79,9 @@ def test_calls_that_a_plan_gives_it(monkeypatch):
     monkeypatch.setattr(plan, "WAVE_SYNC_BYTES", 0)
     ops.clear()
     try:
-        args = operands(2048, 4096, 1024, "block", device="cuda", whole=True, powers=True)
-        spec = spec_of("block", n=4096)
-        assert isinstance(plan.plan(spec, 2048, 4096, 1024, 132), WaveSyncFp8Config)
+        args = operands(2048, 4096, 1024, "1x128_128x128", device="cuda", whole=True, powers=True)
+        spec = spec_of("1x128_128x128", n=4096)
+        assert plan.plan(spec, 2048, 4096, 1024, 132).wave_sync
         want = torch.full((2048, 4096), math.nan, dtype=torch.bfloat16, device="cuda")
         ops.run(spec, *args, want, PROMOTED[1])
         side = torch.cuda.Stream()

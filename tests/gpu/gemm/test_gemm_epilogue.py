@@ -229,7 +229,7 @@ def test_out():
 
 
 def test_out_again():
-    """The short way of calls that have come before: to other memory, over c, not over a; autograd is told."""
+    """Replayed calls: to other memory, over c, not over a; autograd knows of it."""
     a, b = operands(300, 520, 136)
     total = matrix(300, 520)
     for _ in range(3):
@@ -270,7 +270,7 @@ def test_repeats_and_graphs(activation):
 
 
 def test_a_tile_that_is_one_panel():
-    """Of a gated tile of 128 columns 64 are left: two tiles in a row write by way of the same shared memory, and with
+    """Of a gated tile of 128 columns 64 are left: two tiles in a row write through the same shared memory, and with
     one step of K to a tile hardly anything but the writing takes time."""
     m, n, k = 65536, 128, 64
     a, b = (matrix(*shape, seed=seed) / 32 for shape, seed in (((m, k), 1), ((n, k), 2)))

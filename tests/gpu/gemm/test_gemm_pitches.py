@@ -146,7 +146,8 @@ def test_the_memory_of_copies_is_free_again():
 def test_the_copies_alone(dtype, rows, cols):
     """One matrix, and two in one launch."""
     name, each = {BF16: "bf16", torch.float32: "fp32"}[dtype], 16 // dtype.itemsize
-    one, two = (function(Recipe("tkq.gemm.dense.realign:build", (RealignSpec(name, both),))) for both in (False, True))
+    one, two = (function(Recipe("tkq.gemm.dense.realign:Realign", (RealignSpec(name, both),)))
+                for both in (False, True))
     for first, more in itertools.product(range(each), (0, 1, 5)):
         given, rooms = [], []
         for height in (rows, 2 * rows + 1):

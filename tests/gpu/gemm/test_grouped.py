@@ -8,12 +8,13 @@ import tkq
 from tests.helpers.gemm.fp8_cases import E4M3, E5M2, blocks, matrix, scale
 from tkq.gemm.grouped import ops
 from tkq.gemm.grouped.spec import FAST, PROMOTED, GroupedSpec, fit_to_spec
+from tkq.granularity import PRODUCTS
 from tkq.reference.grouped import bounds, grouped_gemm
 from tkq.testing import assert_2x
 
 SIZES = {"equal": [128] * 4, "skewed": [0, 1, 700, 0, 130, 3, 500, 0], "all in one": [0, 0, 300], "none": [0, 0],
          "single rows": [1] * 40, "just over a tile": [129, 0, 1, 129], "many": [5, 0, 64, 1] * 20}
-KINDS = ("bf16", "bf16 rows", "row", "block")
+KINDS = ("bf16", "bf16 rows", "row", "1x128_128x128")
 POISON = 7.0
 
 
@@ -32,7 +33,8 @@ def operands(kind, m, groups, n, k):
         b = whole(groups, n, k, seed=1).transpose(1, 2)
         return whole(m, k), b.contiguous() if kind == "bf16 rows" else b, None, None
     b = torch.cat([matrix(n, k, E4M3, "cuda", i, True).view(torch.uint8) for i in range(groups)]).view(E4M3)
-    to_a, to_b = {"row": ((m, 1), (groups, 1, n)), "block": ((m, blocks(k)), (groups, blocks(k), blocks(n)))}[kind]
+    to_a, to_b = {"row": ((m, 1), (groups, 1, n)),
+                  "1x128_128x128": ((m, blocks(k)), (groups, blocks(k), blocks(n)))}[kind]
     return (matrix(m, k, E4M3, "cuda", 0, True), b.view(groups, n, k).transpose(1, 2), scale(to_a, "cuda", 0, True),
             scale(to_b, "cuda", 1, True))
 
@@ -40,7 +42,7 @@ def operands(kind, m, groups, n, k):
 def spec_of(kind):
     if kind.startswith("bf16"):
         return GroupedSpec(b_major="n" if kind == "bf16 rows" else "k")
-    return GroupedSpec("m", "e4m3", "e4m3", "bf16", kind)
+    return GroupedSpec("m", "e4m3", "e4m3", "bf16", *PRODUCTS[kind])
 
 
 def check(kind, sizes, n, k, config, behind=5, blocks=None):
@@ -61,7 +63,7 @@ def check(kind, sizes, n, k, config, behind=5, blocks=None):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_tile(kind):
-    for config in PROMOTED if kind == "block" else FAST:
+    for config in PROMOTED if kind == "1x128_128x128" else FAST:
         for sizes in SIZES.values():
             check(kind, sizes, 776, 272, config)
         check(kind, SIZES["skewed"], 1536, 528, config, behind=0, blocks=6)
@@ -70,7 +72,7 @@ def test_every_tile(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_tile_of_large_products(kind):
     """Several tiles a block, written under the next ones; blocks without work."""
-    config = (PROMOTED if kind == "block" else FAST)[0]
+    config = (PROMOTED if kind == "1x128_128x128" else FAST)[0]
     check(kind, SIZES["skewed"], 1536, 528, config, behind=0, blocks=6)
     check(kind, SIZES["equal"], 776, 272, config)
 
@@ -139,7 +141,7 @@ def test_the_gradient_of_weights(out_dtype):
 
 # ---- float8 along K --------------------------------------------------------------------------------------
 
-FLOAT8_K = ("row", "row of groups", "line")
+FLOAT8_K = ("row", "row of groups", "1x128_1x128")
 
 
 def tokens(kind, m, n, k, groups, types=(E4M3, E4M3)):
@@ -150,7 +152,7 @@ def tokens(kind, m, n, k, groups, types=(E4M3, E4M3)):
         return wide.view(dtype)[:, :k]
 
     shapes = {"row": ((m, 1), (1, n)), "row of groups": ((groups, m, 1), (groups, 1, n)),
-              "line": ((m, blocks(k)), (blocks(k), n))}[kind]
+              "1x128_1x128": ((m, blocks(k)), (blocks(k), n))}[kind]
     return (padded(m, types[0], 0), padded(n, types[1], 1).t(), scale(shapes[0], "cuda", 0, True),
             scale(shapes[1], "cuda", 1, True))
 
@@ -161,7 +163,7 @@ def check_along_k(kind, sizes, m, n, config, out="bf16", behind=5, blocks=None):
     a, b, *scales = tokens(kind, m, n, k, len(sizes))
     a[:, sum(sizes):].view(torch.uint8)[:] = 0x7F
     b.t()[:, sum(sizes):].view(torch.uint8)[:] = 0x7F
-    spec = GroupedSpec("k", "e4m3", "e4m3", out, "line" if kind == "line" else "row")
+    spec = GroupedSpec("k", "e4m3", "e4m3", out, *PRODUCTS[kind if "128" in kind else "row"])
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[out]
     buffer = torch.full((len(sizes), m + 2, n + 16), POISON, dtype=dtype, device="cuda")
     ops.run(spec, a, b, buffer[:, 1:-1, 8:-8], offsets, scales, fit_to_spec(config, spec), blocks)
@@ -175,7 +177,7 @@ def check_along_k(kind, sizes, m, n, config, out="bf16", behind=5, blocks=None):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FLOAT8_K)
 def test_float8_along_k(kind):
-    for config in PROMOTED if kind == "line" else FAST:
+    for config in PROMOTED if kind == "1x128_1x128" else FAST:
         for sizes in SIZES.values():
             check_along_k(kind, sizes, 328, 520, config)
         check_along_k(kind, SIZES["skewed"], 1001, 1032, config, behind=0, blocks=6)
@@ -215,14 +217,14 @@ def test_float8_gradient_of_weights_beside_bf16():
     """From what the quantiser makes of tokens, in one pass with what the forward takes."""
     sizes = [300, 0, 17, 195]
     x, y = (torch.randn(512, n, device="cuda").bfloat16() for n in (256, 520))
-    _, _, xt, scale_x = tkq.quantize_fp8(x, "block", transpose=True)
-    _, _, yt, scale_y = tkq.quantize_fp8(y, "block", transpose=True)
+    _, _, xt, scale_x = tkq.quantize_fp8(x, "1x128", transpose=True)
+    _, _, yt, scale_y = tkq.quantize_fp8(y, "1x128", transpose=True)
     got = tkq.grouped_gemm(xt, yt.t(), ends(sizes), scale_a=scale_x, scale_b=scale_y.t(), out_dtype=torch.float32)
     want = grouped_gemm(x.t(), y, ends(sizes), out_dtype=torch.float32)
     assert ((got - want).norm() / want.norm()).item() < 0.05 and not got[1].any()
 
 
-@pytest.mark.parametrize("kind", ("bf16", "row", "line"))
+@pytest.mark.parametrize("kind", ("bf16", "row", "1x128_1x128"))
 def test_graph_with_changed_sizes_along_k(kind):
     if kind == "bf16":
         a, b, scales = whole(1008, 136).t(), whole(1008, 264, seed=1), {}
@@ -317,7 +319,7 @@ def test_offsets_that_make_no_sense():
         torch.cuda.synchronize()
 
 
-@pytest.mark.parametrize("kind", ("bf16", "block"))
+@pytest.mark.parametrize("kind", ("bf16", "1x128_128x128"))
 def test_graph_with_changed_sizes(kind):
     a, b, sa, sb = operands(kind, 1000, 4, 520, 272)
     offsets = ends([250] * 4)

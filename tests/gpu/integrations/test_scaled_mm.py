@@ -11,7 +11,7 @@ if not hasattr(F, "scaled_mm"):
 S = F.ScalingType
 M, N, K = 384, 528, 1040
 RECIPES = {"tensor": (S.TensorWise, S.TensorWise), "row": (S.RowWise, S.RowWise),
-           "block": (S.BlockWise1x128, S.BlockWise128x128), "line": (S.BlockWise1x128, S.BlockWise1x128)}
+           "1x128_128x128": (S.BlockWise1x128, S.BlockWise128x128), "1x128_1x128": (S.BlockWise1x128, S.BlockWise1x128)}
 
 
 def call(f, kind, args, **kw):
@@ -30,7 +30,7 @@ def torchs(kind, args, **kw):
     that it does not refuse. Skips what this torch has not."""
     a, b, sa, sb = args
     orders = [(sa, sb)]
-    if kind in ("block", "line"):
+    if "128" in kind:
         tall, down = sa.t().contiguous().t(), sb.t().contiguous().t()
         padded = F.pad(sb, (0, 0, 0, -sb.shape[0] % 4)).t().contiguous().t()
         orders = [(tall, down), (tall, sb.contiguous()), (tall, padded)]

@@ -162,7 +162,7 @@ def test_decoding_with_a_graph(padded):
 @pytest.mark.parametrize("cache", ["dynamic", "static", pytest.param("compiled", marks=pytest.mark.slow)])
 def test_generate(cache, padded):
     """The logits of each step are the whole sequence's. compiled: a static cache's steps, as generate compiles them
-    where it is not told otherwise."""
+    where nothing else is asked for."""
     m, ids = model("Llama").eval(), tokens(S=32)
     tkq_transformers.patch(m)
     keep = torch.ones_like(ids)

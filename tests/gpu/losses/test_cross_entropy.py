@@ -1,10 +1,10 @@
-"""cross_entropy on the GPU: numerics by the 2x rule, hard data, every way to lie in memory, streams and graphs."""
+"""cross_entropy on the GPU: numerics by the 2x rule, hard data, every memory layout, streams and graphs."""
 import pytest
 import torch
 import torch.nn.functional as F
 
 import tkq
-from tests.helpers.losses.cases import DTYPES, EVERYTHING, check, check_both, class_weights, incoming, make
+from tests.helpers.losses.cases import DTYPES, EVERYTHING, OPTIONS, check, check_both, class_weights, incoming, make
 from tests.helpers.process.streams import on_a_side_stream
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.losses import launch, ops
@@ -17,27 +17,28 @@ from tkq.runtime.call import debug
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("V", [1000, 4096])
 @pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["plain", "everything"])
+@pytest.mark.sampled(when=lambda dtype, V, options: ((V == 1000) == (dtype != "bf16")) == (not options))  # all pairs
 def test_types(dtype, V, options):
     logits, target = make((37, V), dtype, 3.0)
     check(logits, target, **options)
     check(logits, target.int(), weight=class_weights(V, "bf16"), **options)
 
 
-@pytest.mark.parametrize("options", [
-    dict(label_smoothing=0.1), dict(label_smoothing=1.0), dict(softcap=5.0), dict(z_loss=1e-2),
-    dict(z_loss=1e-4, softcap=30.0), dict(ignore_index=3)], ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("weighted", [False, True])
-def test_each_option(options, weighted):
-    for V in (1000, 40000):
-        logits, target = make((37, V), "bf16", 3.0)
-        if "ignore_index" in options:
-            target[target < 0] = 3
-        for reduction in ("none", "mean"):
-            check(logits, target, weight=class_weights(V) if weighted else None, reduction=reduction, **options)
+@pytest.mark.parametrize("V", [1000, 40000])
+@pytest.mark.sampled(when=lambda options, weighted, V: weighted == (V == 1000) ^ OPTIONS.index(options) % 2)
+def test_each_option(options, weighted, V):
+    logits, target = make((37, V), "bf16", 3.0)
+    if "ignore_index" in options:
+        target[target < 0] = 3
+    for reduction in ("none", "mean"):
+        check(logits, target, weight=class_weights(V) if weighted else None, reduction=reduction, **options)
 
 
 @pytest.mark.parametrize("V", [1, 2, 3, 7, 8, 31, 64, 100, 257, 1000, 1023, 1024, 1536, 2048, 3073, 4100, 8192, 10001,
                                16384, 16392])
+@pytest.mark.sampled(when=lambda V: V not in (2, 64, 257, 1536, 2048))
 def test_few_classes(V):
     for M in (1, 3, 130):
         logits, target = make((M, V), "bf16", 2.0)
@@ -48,6 +49,7 @@ def test_few_classes(V):
 @pytest.mark.parametrize("dtype, V", [("bf16", 32001), ("bf16", 32768), ("bf16", 50257), ("bf16", 65536),
                                       ("bf16", 128256), ("bf16", 151936), ("bf16", 262144), ("bf16", 262208),
                                       ("bf16", 524288), ("fp32", 50257), ("fp32", 262144), ("fp32", 524287)])
+@pytest.mark.sampled(when=lambda V: V not in (65536, 128256, 151936, 262208))
 def test_many_classes(dtype, V):
     logits, target = make((11, V), dtype, 2.0)
     check(logits, target)
@@ -198,8 +200,9 @@ def test_a_target_out_of_range_is_nan_in_its_row_or_an_error_when_asked_for():
 @pytest.mark.parametrize("V, room, first", [
     (1024, 1032, 0), (1024, 1032, 8), (1024, 1025, 0), (1024, 1026, 1), (1000, 1024, 4), (1001, 1009, 3),
     (1001, 1001, 0), (50257, 50304, 0), (40000, 40003, 3), (7, 16, 1), (1, 3, 1)])
+@pytest.mark.sampled(when=lambda dtype, room: dtype == "bf16" or room in (1025, 1024, 1009, 40003, 16))
 def test_rows_that_begin_anywhere(dtype, V, room, first):
-    """Around the view there is NaN: whoever reads too much, shows; and so it stays: whoever writes too much."""
+    """Around the view there is NaN: a read too far shows; and so it stays: a write too far shows."""
     wide = torch.full((21, room), float("nan"), device="cuda", dtype=DTYPES[dtype])
     view = wide[:, first:first + V]
     logits, target = make((21, V), dtype)
@@ -213,55 +216,6 @@ def test_rows_that_begin_anywhere(dtype, V, room, first):
     eps = torch.finfo(view.dtype).eps
     assert torch.allclose(over.float(), gradient.float(), rtol=2 * eps, atol=1e-6)
     assert torch.isnan(wide[:, :first]).all() and torch.isnan(wide[:, first + V:]).all()
-
-
-def test_autograd_notices_a_gradient_written_over_logits():
-    h, target = torch.randn(8, 4096, device="cuda"), torch.zeros(8, dtype=torch.int64, device="cuda")
-    h.requires_grad_()
-    for _ in range(3):  # the first call, one that is known, one like it again
-        logits = torch.tanh(h)
-        _, gradient = tkq.cross_entropy_and_gradient(logits, target, inplace=True)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            logits.backward(gradient)
-
-
-def test_logits_that_share_memory_are_not_written_over():
-    logits, target = torch.randn(1, 4096, device="cuda"), torch.zeros(6, dtype=torch.int64, device="cuda")
-    before = logits.clone()
-    with pytest.raises(ValueError, match="cross_entropy_and_gradient: logits: is .* share memory"):
-        tkq.cross_entropy_and_gradient(logits.expand(6, 4096), target, inplace=True)
-    shared = (logits.requires_grad_() * 1).expand(6, 4096)
-    with pytest.raises(ValueError, match="cross_entropy: logits: is .* share memory"):
-        tkq.cross_entropy(shared, target, inplace_backward=True)
-    assert torch.equal(logits, before)
-
-
-def test_inplace_backward():
-    for shape in ((37, 1000), (3, 4, 50257)):
-        logits, target = make(shape)
-        apart = logits.clone().requires_grad_()
-        wanted, = torch.autograd.grad(tkq.cross_entropy(apart * 1, target), apart)
-        leaf = logits.clone().requires_grad_()
-        x = leaf * 1
-        loss = tkq.cross_entropy(x, target, inplace_backward=True)
-        before = torch.cuda.memory_allocated()
-        found, = torch.autograd.grad(loss, x, retain_graph=True)
-        assert found.data_ptr() == x.data_ptr() and torch.equal(found, wanted)
-        assert torch.cuda.memory_allocated() - before < 4096
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            torch.autograd.grad(loss, x)
-        with pytest.raises(RuntimeError, match="logits is a leaf"):
-            tkq.cross_entropy(leaf, target, inplace_backward=True)
-        assert torch.equal(leaf, logits)
-
-
-def test_who_else_saved_the_logits_learns_that_they_are_gone():
-    logits, target = make((5, 100))
-    x = logits.clone().requires_grad_() * 1
-    other = x.square().sum()
-    torch.autograd.grad(tkq.cross_entropy(x, target, inplace_backward=True), x)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        torch.autograd.grad(other, x)
 
 
 def test_leading_dimensions_and_dloss_of_any_stride():
@@ -392,8 +346,8 @@ def test_more_than_2_31_elements():
     with poisoned():
         loss, saved = launch.forward(logits, target, Terms(reduction="none"))
         launch.backward(logits, target, torch.ones(M, device="cuda"), saved, Terms(reduction="none"), True)
-    wanted, kept = launch.forward(sample, index, Terms(reduction="none"))
-    gradient = launch.backward(sample, index, torch.ones(len(rows), device="cuda"), kept, Terms(reduction="none"))
+    wanted, saved = launch.forward(sample, index, Terms(reduction="none"))
+    gradient = launch.backward(sample, index, torch.ones(len(rows), device="cuda"), saved, Terms(reduction="none"))
     assert torch.allclose(loss[rows], wanted, rtol=1e-5) and not loss.isnan().any()
     assert torch.allclose(logits[rows].float(), gradient.float(), rtol=2**-6, atol=1e-7)
     assert not logits[:: M // 100].isnan().any()
@@ -403,8 +357,8 @@ def test_more_than_2_31_elements():
 def test_a_forward_that_keeps_nothing_finds_the_same(N):
     x, target = torch.randn(9, N, device="cuda").bfloat16(), torch.randint(N, (9,), device="cuda")
     for options in ({}, dict(label_smoothing=0.1), dict(softcap=20.0, z_loss=1e-4)):
-        kept = tkq.cross_entropy(x.clone().requires_grad_(), target, reduction="none", **options)
-        for _ in range(2):  # the second finds its launcher by the short way
+        recorded = tkq.cross_entropy(x.clone().requires_grad_(), target, reduction="none", **options)
+        for _ in range(2):  # the second is replayed
             with poisoned():
                 alone = tkq.cross_entropy(x, target, reduction="none", **options)
-            assert torch.equal(alone, kept)
+            assert torch.equal(alone, recorded)

@@ -15,8 +15,9 @@ SHAPES = [(1, 256), (8, 256), (777, 1000), (1024, 8192), (1024, 64), (63, 131072
 
 @pytest.mark.parametrize("M, V", SHAPES)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.sampled(when=lambda V, reduction: reduction == "mean" or V in (256, 1000, 131072, 50257))
 def test_values_and_bits(M, V, reduction):
-    """Held rows and walks; kept or not; again and again, in memory that is NaN before."""
+    """Held rows and walks; saved or not; again and again, in memory that is NaN before."""
     assert plan.single_launch(M, V, reduction)
     logits, target = make((M, V), "bf16", 2.0)
     target[0] = 0

@@ -96,9 +96,9 @@ def test_a_second_backward_and_only_what_is_asked_for():
         x, weight, target = make()
         loss = tkq.linear_cross_entropy(x, weight, target, reduction=reduction).sum()
         first = torch.autograd.grad(loss, (x, weight), retain_graph=True)
-        kept = [g.clone() for g in first]
+        copies = [g.clone() for g in first]
         second = torch.autograd.grad(loss, (x, weight))
-        for a, b, c in zip(first, kept, second):
+        for a, b, c in zip(first, copies, second):
             assert torch.equal(a, b), "what was handed out stays what it was"
             assert torch.allclose(a.float(), c.float(), rtol=0.02, atol=0.01 * a.float().abs().max().item())
         only_x, = torch.autograd.grad(

@@ -1,4 +1,4 @@
-"""softmax and log_softmax on the GPU, forward and backward: numerics by the 2x rule, every way to lie in memory."""
+"""softmax and log_softmax on the GPU, forward and backward: numerics by the 2x rule, every memory layout."""
 import pytest
 import torch
 
@@ -158,8 +158,10 @@ def test_a_scale_below_zero(log):
 @pytest.mark.parametrize("N, room, first", [
     (1024, 1024 + 8, 0), (1024, 1032, 8), (1024, 1025, 0), (1024, 1026, 1), (1000, 1024, 4), (1001, 1009, 3),
     (1001, 1001, 0), (40000, 40003, 3), (7, 16, 1), (1, 3, 1)])
+@pytest.mark.sampled(when=lambda log, x, N, room: log == (x == "fp32") or (x == "bf16" and (N, room) in (
+    (1024, 1026), (1001, 1009))))
 def test_rows_that_begin_anywhere(log, x, N, room, first):
-    """Around the view there is NaN: whoever reads too much, shows. Around the results, too: whoever writes too much."""
+    """Around the view there is NaN: a read too far shows. Around the results, too: a write too far shows."""
     wide = torch.full((21, room), float("nan"), device="cuda", dtype=DTYPES[x])
     view = wide[:, first:first + N]
     view.copy_(make((21, N), x))

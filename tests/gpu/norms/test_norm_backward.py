@@ -1,4 +1,4 @@
-"""norm_backward on the GPU: numerics by the 2x rule, every way to lie in memory, column sums to the bit, streams."""
+"""norm_backward on the GPU: numerics by the 2x rule, every memory layout, column sums to the bit, streams."""
 import contextlib
 
 import pytest
@@ -70,8 +70,8 @@ def check(kind, dy, x, weight=None, what="", **options):
     options.setdefault("needs", (True, weight is not None, kind == "layernorm"))
     with poisoned():
         got = norm_backward(kind, dy, x, weight, rstd, mean, **options)
-    kept = {k: v for k, v in options.items() if k in ("dresidual_out", "weight_offset")}
-    judge(kind, dy, x, weight, rstd, mean, got, what=f"{tuple(x.shape)} {what}", **kept)
+    given = {k: v for k, v in options.items() if k in ("dresidual_out", "weight_offset")}
+    judge(kind, dy, x, weight, rstd, mean, got, what=f"{tuple(x.shape)} {what}", **given)
     return got
 
 
@@ -218,7 +218,7 @@ def test_nan_and_inf_stay_where_they_belong(kind):
 @pytest.mark.parametrize("N, room, first", [(1024, 1032, 0), (1024, 1032, 8), (1024, 1028, 4), (1024, 1025, 1),
                                             (20008, 20024, 16)])
 def test_rows_with_a_stride_are_read_in_place(kind, N, room, first):
-    """Around the views there is NaN: whoever reads too much, shows."""
+    """Around the views there is NaN: a read too far shows."""
     dy, x, weight = make(143, N)
     whole = check(kind, dy, x, weight)
     views = []
@@ -318,7 +318,7 @@ def test_kernels_that_start_under_the_end_of_each_other_wait_for_it():
 
 @pytest.mark.parametrize("name", FEW)
 def test_other_plans(name):
-    """What tuning may choose instead of the planned way."""
+    """What tuning may choose instead of the plan."""
     s, found = _other_plans(4096, FEW)
     for M in (1, 1500):
         _check_plan(s, name, found[name], M)

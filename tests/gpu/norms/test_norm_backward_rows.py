@@ -47,7 +47,7 @@ def test_all_plans_in_turns_give_the_same_bits_again(kind, N):
 
 
 def test_another_number_of_rows_in_a_cuda_graph():
-    """Its kernel was never called before the capture: nobody else has this offset."""
+    """Its kernel was never called before the capture: no other call has this offset."""
     N, offset = 1024, dict(weight_offset=0.375)
     given = [make(M, N) for M in (100, ends("rmsnorm", N)[-1])]
     numbers = [statistics("rmsnorm", x) for _, x, _ in given]

@@ -17,7 +17,7 @@ def test_mixes(backward, kind, x, weight, bias, out):
 
 @pytest.mark.parametrize("kind", ["rmsnorm", "layernorm"])
 def test_a_residual_in_bfloat16(backward, kind):
-    """What models have. The sum is kept in bfloat16: as exact as x and residual themselves."""
+    """What models have. The sum is stored in bfloat16: as exact as x and residual themselves."""
     for M in (1, 129):
         for how in (None, *HARD):
             check_gradients(kind, leaves_of((M, 256), "bf16", how=how, weight="bf16", residual="bf16"), what=how)

@@ -29,7 +29,7 @@ def test_the_poison_bites(monkeypatch, kind):
         monkeypatch.setattr(launch, name, ops.LaunchCache(), raising=False)
     x, extra = make((5, 256), "bf16", weight="bf16", residual="bf16")
     for call in (Call(kind, EPS), Call(kind, EPS, total=torch.float32, stats=True),
-                 Call(kind, EPS, out=E4M3, scale="row"), Call(kind, EPS, out=E4M3, scale="block")):
+                 Call(kind, EPS, out=E4M3, scale="row"), Call(kind, EPS, out=E4M3, scale="1x128")):
         for _ in range(3):
             made = [t for t in launch.norm(call, x, extra["weight"], None, extra["residual"]) if t is not None]
             assert made and all(t.float().isnan().all() for t in made), call
@@ -166,7 +166,7 @@ def test_no_rows(kind, shape):
     x = torch.zeros(shape, device="cuda", dtype=torch.bfloat16)
     y, h = getattr(tkq, kind)(x, residual=x, prenorm=True, residual_dtype=torch.float32)
     assert y.shape == h.shape == shape and h.dtype == torch.float32
-    for granularity in ("row", "block"):
+    for granularity in ("row", "1x128"):
         q, scale = getattr(tkq, kind + "_quant")(x, granularity=granularity)
         assert q.shape == shape and scale.shape == (0, 1)
 
@@ -303,18 +303,18 @@ def leaves_of(shape, x="bf16", frozen=(), how=None, **vectors):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("N", [1000, 4096])
 def test_gradients_of_a_plain_call(backward, kind, N):
-    for frozen in ((), ("weight",), ("x",)):
+    for frozen in ((), ("weight",), ("x",)) if N == 1000 else ((),):
         check_gradients(kind, leaves_of((129, N), weight="bf16", frozen=frozen), with_sum=False)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("x, residual", [("bf16", "fp32"), ("fp32", "fp32"), ("fp32", "bf16")])
 def test_gradients_with_a_residual(backward, kind, x, residual):
-    vectors = dict(weight="fp32", bias="fp32", residual=residual)
-    for how in (None, *HARD):
+    for vectors, how in ((dict(weight="fp32", bias="fp32", residual=residual), how) for how in (None, *HARD)):
         check_gradients(kind, leaves_of((129, 1000), x, how=how, **vectors), offset=1.0, what=how)
-        check_gradients(kind, leaves_of((129, 1000), x, how=how, frozen=("residual", "bias"), **vectors), offset=1.0,
-                        what=how)
+        if x == "bf16":
+            leaves = leaves_of((129, 1000), x, how=how, frozen=("residual", "bias"), **vectors)
+            check_gradients(kind, leaves, offset=1.0, what=how)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -451,7 +451,7 @@ def test_the_op_in_fake_mode():
     for kind in KINDS:
         op = getattr(torch.ops.tkq, kind)
         torch.library.opcheck(op, (x, w, None, EPS, r, 1.0, torch.float32, torch.bfloat16, True), test_utils=utils)
-        for granularity in ("row", "block"):
+        for granularity in ("row", "1x128"):
             getattr(tkq, kind + "_quant")  # registers the op
             op = getattr(torch.ops.tkq, kind + "_quant")
             torch.library.opcheck(op, (x, w, None, EPS, r, 0.0, torch.bfloat16, granularity), test_utils=utils)
@@ -475,7 +475,7 @@ def test_what_is_wrong_is_named_after_a_good_call_too(bad, words):
 
 @pytest.mark.parametrize("call", [
     lambda x, w, r: tkq.rmsnorm(x, w, residual=r, prenorm=True), lambda x, w, r: tkq.rmsnorm_quant(x, w, residual=r),
-    lambda x, w, r: tkq.layernorm_quant(x, w, granularity="block")])
+    lambda x, w, r: tkq.layernorm_quant(x, w, granularity="1x128")])
 def test_an_eager_call_is_one_launch(call):
     from torch.profiler import ProfilerActivity, profile
 

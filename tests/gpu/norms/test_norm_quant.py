@@ -57,7 +57,7 @@ def of_mean(kind, total, extra):
     return 2.0**-22 * total.abs().amax(1, keepdim=True) * rstd * largest
 
 
-@pytest.mark.parametrize("granularity", ["row", "block"])
+@pytest.mark.parametrize("granularity", ["row", "1x128"])
 @pytest.mark.parametrize("N", [1, 100, 128, 1024, 1001, 4096, 16384, 40000, 131072, 262144])
 def test_rmsnorm_quant(granularity, N):
     for M in (1, 35):
@@ -65,7 +65,7 @@ def test_rmsnorm_quant(granularity, N):
         check_quantised("rmsnorm", x, extra, granularity, f"M {M}")
 
 
-@pytest.mark.parametrize("granularity", ["row", "block"])
+@pytest.mark.parametrize("granularity", ["row", "1x128"])
 @pytest.mark.parametrize("kind, x, residual, N", [
     ("layernorm", "bf16", "bf16", 1000), ("layernorm", "fp32", "fp32", 4096), ("rmsnorm", "bf16", "fp32", 8192),
     ("layernorm", "bf16", "bf16", 65536), ("layernorm", "fp32", "fp32", 262143), ("rmsnorm", "fp16", "bf16", 4098)])
@@ -78,7 +78,7 @@ def test_quantised_with_a_residual(granularity, kind, x, residual, N):
             check_quantised(kind, inputs, extra, granularity, how)
 
 
-@pytest.mark.parametrize("granularity", ["row", "block"])
+@pytest.mark.parametrize("granularity", ["row", "1x128"])
 def test_quantised_hard_data(granularity):
     for scale in (1e4, 1e-4):
         x, extra = make((9, 4096), "bf16", scale, weight="bf16")
@@ -90,7 +90,7 @@ def test_quantised_hard_data(granularity):
     check_quantised("rmsnorm", x, extra, granularity, "tiny results")
 
 
-@pytest.mark.parametrize("granularity", ["row", "block"])
+@pytest.mark.parametrize("granularity", ["row", "1x128"])
 @pytest.mark.parametrize("N", [300, 1001, 65536])
 def test_zeros_nan_and_infinity_quantise_to_what_is_documented(granularity, N):
     x, extra = make((5, N), "bf16", weight="bf16")
@@ -154,8 +154,8 @@ def test_long_rows_of_layernorm(N, vectors):
 @pytest.mark.parametrize("N, granularity, x, vectors", [
     (65544, "row", "bf16", dict(weight="bf16")),  # whole blocks of a cluster without a column
     (200008, "row", "bf16", dict(weight="fp32", bias="fp32")),
-    (131072, "block", "bf16", dict(weight="bf16")),
-    (262144, "block", "bf16", dict(weight="fp32", bias="fp32")),
+    (131072, "1x128", "bf16", dict(weight="bf16")),
+    (262144, "1x128", "bf16", dict(weight="fp32", bias="fp32")),
     (262144, "row", "bf16", dict(weight="bf16", residual="bf16")),
     (131072, "row", "fp16", dict(weight="fp16"))])
 def test_other_long_rows_of_layernorm(N, granularity, x, vectors):

@@ -34,7 +34,7 @@ def run(kind, p, x, extra, granularity):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("granularity", ["row", "block"])
+@pytest.mark.parametrize("granularity", ["row", "1x128"])
 @pytest.mark.parametrize("kind, N", [("layernorm", 262144), ("layernorm", 131072), ("layernorm", 100008),
                                      ("layernorm", 65536), ("layernorm", 16384), ("layernorm", 12296),
                                      ("rmsnorm", 100008)])
@@ -50,13 +50,13 @@ def test_each_geometry(kind, N, granularity):
 
 
 @pytest.mark.parametrize("kind, most, N, granularity, x, vectors", [
-    ("layernorm", 53, 262144, "block", "bf16", HEAVY),
+    ("layernorm", 53, 262144, "1x128", "bf16", HEAVY),
     ("layernorm", 19, 131072, "row", "bf16", dict(weight="bf16", bias="bf16")),
-    ("layernorm", 19, 100008, "block", "fp16", dict(weight="fp32")), ("rmsnorm", 19, 262144, "row", "bf16", HEAVY),
-    ("rmsnorm", 19, 100008, "block", "fp16", dict(weight="fp32")),
-    ("layernorm", 811, 16384, "row", "bf16", HEAVY), ("rmsnorm", 411, 20008, "block", "fp16", dict(weight="fp32")),
+    ("layernorm", 19, 100008, "1x128", "fp16", dict(weight="fp32")), ("rmsnorm", 19, 262144, "row", "bf16", HEAVY),
+    ("rmsnorm", 19, 100008, "1x128", "fp16", dict(weight="fp32")),
+    ("layernorm", 811, 16384, "row", "bf16", HEAVY), ("rmsnorm", 411, 20008, "1x128", "fp16", dict(weight="fp32")),
     ("layernorm", 53, 131072, "row", "bf16", dict(residual="bf16", **HEAVY)),
-    ("layernorm", 29, 262144, "block", "bf16", dict(residual="bf16", **HEAVY))], ids=str)
+    ("layernorm", 29, 262144, "1x128", "bf16", dict(residual="bf16", **HEAVY))], ids=str)
 def test_many_rows_and_other_types(kind, most, N, granularity, x, vectors):
     """One row, and more (811, 411 or 53, or 29 with two tensors, are more than the stages of all clusters); rows apart;
     NaN, infinity and a constant row beside others, which have the bits that they had."""
@@ -86,6 +86,6 @@ def test_many_rows_and_other_types(kind, most, N, granularity, x, vectors):
 def test_what_is_added_to_the_weight():
     """A weight_offset, as a weight that is as much more: they have the same bits."""
     x, extra = make((19, 100008), "bf16", weight="fp32")
-    found = tkq.rmsnorm_quant(x, **extra, eps=EPS, weight_offset=0.375, granularity="block")
-    wanted = tkq.rmsnorm_quant(x, extra["weight"] + 0.375, eps=EPS, granularity="block")
+    found = tkq.rmsnorm_quant(x, **extra, eps=EPS, weight_offset=0.375, granularity="1x128")
+    wanted = tkq.rmsnorm_quant(x, extra["weight"] + 0.375, eps=EPS, granularity="1x128")
     assert torch.equal(found[0].view(torch.uint8), wanted[0].view(torch.uint8)) and torch.equal(found[1], wanted[1])

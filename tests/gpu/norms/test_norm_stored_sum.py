@@ -1,6 +1,6 @@
 # ruff: noqa: F401, F811
-"""Norms of a sum with a residual that is kept in 16 bits: what their backward pass reads is the rounded sum, and so are
-the mean and rstd that it is given. Rows that vary by less than they are rounded show it."""
+"""Norms of a sum with a residual stored in 16 bits: what their backward pass reads is the rounded sum, and so are the
+mean and rstd that it is given. Rows that vary by less than they are rounded show it."""
 import math
 
 import pytest
@@ -33,7 +33,7 @@ def check_statistics(found, h, what=""):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("N", [64, 1000, 4098, 4096, 16384, 65536, 131072, 262144])
 def test_the_statistics(kind, N):
-    """Those that a backward pass is to have are of what it reads: of x, or of the sum as it is kept."""
+    """Those that a backward pass is to have are of what it reads: of x, or of the sum as it is stored."""
     for how in (None, *HARD):
         x, extra = make((19, N), "bf16", mean=0.0 if how else 2.0, weight="bf16", residual="bf16")
         if how is not None:
@@ -71,7 +71,7 @@ def test_several_rows_that_wait_for_their_cluster_together():
 @pytest.mark.parametrize("x, N", [("bf16", 64), ("bf16", 1024), ("fp16", 4096), ("bf16", 8192), ("bf16", 16384),
                                   ("bf16", 65536), ("bf16", 262144)])
 def test_gradients_with_a_sum_in_16_bits(backward, kind, x, N):
-    """By each plan, of rows that are rounded by as much as they vary: the gradient at the sum as it is kept."""
+    """By each plan, of rows that are rounded by as much as they vary: the gradient at the sum as it is stored."""
     for how in (None, *HARD):
         if (x, how) != ("fp16", "large"):  # that would be infinite
             leaves = leaves_of((37, N), x, how=how, weight=x, residual=x)

@@ -1,4 +1,4 @@
-"""rmsnorm and layernorm on the GPU: numerics by the 2x rule, every way to lie in memory, streams and graphs."""
+"""rmsnorm and layernorm on the GPU: numerics by the 2x rule, every memory layout, streams and graphs."""
 import pytest
 import torch
 import torch.nn.functional as F
@@ -27,10 +27,14 @@ def same_precision(kind, x, weight, bias):
     return torch_norm(kind, *wide).to(x.dtype)
 
 
+def into(out, kind, x, weight, bias):
+    return launch.norm(launch.Call(kind, EPS), x, weight, bias, None, (out, None, None, None, None))[0]
+
+
 def check(kind, x, weight=None, bias=None, what=""):
     """Into an output that is NaN before."""
     out = torch.full(x.shape, float("nan"), dtype=x.dtype, device=x.device)
-    y = launch.plain(kind, x, weight, bias, EPS, out)
+    y = into(out, kind, x, weight, bias)
     assert y is out
     wide = [None if t is None else t.double() for t in (x, weight, bias)]
     assert_2x(y, torch_norm(kind, *wide), same_precision(kind, x, weight, bias), ulps=1, what=what)
@@ -50,12 +54,17 @@ def make(shape, dtype, weight=None, bias=None, scale=1.0, mean=0.0, seed=0):
 # Every mix of x and weight with a bias in two types, every pair of two at both sizes; and a bias in the third type.
 MIXES = [(x, weight, bias, ((37, 1024), (5, 1000))[(i + j + k) % 2]) for i, x in enumerate(DTYPES)
          for j, weight in enumerate([None, *DTYPES]) for k, bias in enumerate([None, "bf16", "fp32"])]
+# Of these, all pairs of two types: every third, another third for each norm.
+PLACES = {(x, weight, bias): i + j + k for i, x in enumerate(DTYPES) for j, weight in enumerate([None, *DTYPES])
+          for k, bias in enumerate([None, "bf16", "fp32"])}
 MIXES += [("bf16", "fp32", "fp16", (37, 1024)), ("fp16", "bf16", "fp16", (5, 1000)),
           ("fp32", "fp16", "fp16", (37, 1024))]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("x, weight, bias, shape", MIXES)
+@pytest.mark.sampled(when=lambda kind, x, weight, bias: bias == "fp16" or (
+    PLACES[x, weight, bias] % 3 == KINDS.index(kind)))
 def test_every_mix_of_types(kind, x, weight, bias, shape):
     check(kind, *make(shape, x, weight, bias))
 
@@ -63,6 +72,7 @@ def test_every_mix_of_types(kind, x, weight, bias, shape):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("N", [1, 2, 3, 7, 8, 9, 31, 64, 65, 127, 128, 130, 257, 1000, 1023, 2048, 3072, 3073, 4096,
                                4100, 6144, 8192, 8200, 10001, 16384])
+@pytest.mark.sampled(when=lambda kind, N: kind == "rmsnorm" or N not in (2, 9, 64, 127, 257, 2048, 3072, 6144, 8192))
 def test_short_rows(kind, N):
     for M in (1, 3, 129):
         check(kind, *make((M, N), "bf16", "bf16", "bf16"), what=f"M {M}")
@@ -79,6 +89,7 @@ def test_long_rows(kind, x, N):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("x, N", [("bf16", 32768), ("bf16", 131072), ("bf16", 131080), ("bf16", 200008),
                                   ("bf16", 262136), ("bf16", 262144), ("fp16", 262144), ("fp32", 131072)])
+@pytest.mark.sampled(when=lambda kind, N: kind == "rmsnorm" or N not in (200008, 262136))
 def test_long_rows_with_a_weight_of_their_type(kind, x, N):
     """They have plans of their own: above 256 KB x in shared memory, the weight in registers, the stores last."""
     check(kind, *make((11, N), x, x, None))
@@ -150,8 +161,9 @@ def test_nan_and_inf_stay_in_their_row(kind):
 @pytest.mark.parametrize("N, room, first", [
     (1024, 1024 + 8, 0), (1024, 1032, 8), (1024, 1025, 0), (1024, 1026, 1), (1000, 1024, 4), (1001, 1009, 3),
     (16384, 16384 + 24, 16), (40000, 40003, 3), (7, 16, 1), (1, 3, 1)])
+@pytest.mark.sampled(when=lambda kind, x, room: (x == "bf16") == (kind == "rmsnorm") or room in (1026, 1009, 40003))
 def test_rows_with_a_stride_are_read_in_place(kind, x, N, room, first):
-    """Around the view there is NaN: whoever reads too much, shows."""
+    """Around the view there is NaN: a read too far shows."""
     wide = torch.full((21, room), float("nan"), device="cuda", dtype=DTYPES[x])
     view = wide[:, first:first + N]
     view.copy_(make((21, N), x)[0])
@@ -169,7 +181,7 @@ def test_nothing_is_written_outside_the_output(kind, M, N, rows_before):
     whole = torch.full((M + 2 * rows_before, N), float("nan"), device="cuda", dtype=torch.bfloat16)
     out = whole[rows_before:rows_before + M]
     x, w, b = make((M, N), "bf16", "bf16", "bf16")
-    launch.plain(kind, x, w, b, EPS, out)
+    into(out, kind, x, w, b)
     assert torch.isfinite(out).all()
     assert torch.isnan(whole[:rows_before]).all() and torch.isnan(whole[rows_before + M:]).all()
 
@@ -214,7 +226,7 @@ def test_more_than_2_31_elements(kind):
     sample, w, _ = make((len(rows), N), "bf16", "bf16")
     x[rows] = sample
     y = torch.full_like(x, float("nan"))
-    launch.plain(kind, x, w, None, EPS, y)
+    into(y, kind, x, w, None)
     assert torch.equal(y[rows], check(kind, sample, w))
     ones = check(kind, torch.ones_like(sample[:1]), w)
     assert torch.equal(y[rows[3] + 1], ones[0])

@@ -1,4 +1,4 @@
-"""swiglu and geglu on the GPU: numerics by the 2x rule, forward and backward, every way to lie in memory."""
+"""swiglu and geglu on the GPU: numerics by the 2x rule, forward and backward, every memory layout."""
 import math
 
 import pytest
@@ -135,8 +135,8 @@ def test_a_nan_stays_where_it_is():
     y = tkq.swiglu(gate, up)
     found = gated_ops._gradients_on_gpu(dy, gate, up, "swiglu", "apart", True, True)
     for mine, before in ((y, clean), *zip(found, clean_dy)):
-        kept = ~torch.isnan(mine)
-        assert int((~kept).sum()) in (1, 2) and torch.equal(mine[kept], before[kept])
+        numbers = ~torch.isnan(mine)
+        assert int((~numbers).sum()) in (1, 2) and torch.equal(mine[numbers], before[numbers])
 
 
 @pytest.mark.parametrize("N", [1, 2, 3, 4, 7, 8, 12, 63, 64, 65, 1000, 1023, 1025, 4098, 11008])
@@ -158,7 +158,7 @@ def test_one_tensor_of_fp32():
 @pytest.mark.parametrize("N, room, first", [
     (1024, 1032, 0), (1024, 1032, 8), (1024, 1026, 1), (1000, 1010, 4), (7, 16, 1)])
 def test_rows_with_a_stride_are_read_in_place(N, room, first):
-    """Around the views there is NaN: whoever reads too much, shows."""
+    """Around the views there is NaN: a read too far shows."""
     gate, up, dy = make((21, N), "bf16")
     views = []
     for t in (gate, up, dy):

@@ -168,7 +168,7 @@ def test_q_and_k_in_one_launch():
 
 
 def test_views_are_read_in_place():
-    """Around them there is NaN: whoever reads too much, shows."""
+    """Around them there is NaN: a read too far shows."""
     cos, sin = tables(64)
     x = make((2, 9, 4, 64))
     want = tkq.rope(x, cos, sin)

@@ -7,14 +7,14 @@ import torch
 import tkq
 from tests.helpers.gemm.fp8_cases import E4M3, E5M2
 from tests.helpers.sanitizer.nan_fill import poisoned
+from tkq.granularity import BLOCKS
 from tkq.quantize import ops
-from tkq.quantize.spec import BLOCKS
 from tkq.quantize.workspace import workspace_size
 from tkq.reference.fp8 import dequantise, quantize_fp8
 from tkq.runtime.call import counters
 
 SHAPES = ((1, 8), (128, 128), (130, 264), (37, 1000), (257, 4096), (5, 333), (129, 7))
-GRANULARITIES = ("tensor", "row", "block", "tile")
+GRANULARITIES = ("tensor", "row", "1x128", "128x128")
 
 
 def check(q, scale, x, granularity, dtype):
@@ -92,7 +92,7 @@ def test_views(granularity, transpose):
 def test_what_comes_out_is_what_the_gemm_takes():
     x, w = (torch.randn(n, 1024, device="cuda").bfloat16() for n in (200, 384))
     want = x.double() @ w.double().t()
-    for kind_x, kind_w in (("tensor", "tensor"), ("row", "row"), ("block", "tile"), ("block", "block")):
+    for kind_x, kind_w in (("tensor", "tensor"), ("row", "row"), ("1x128", "128x128"), ("1x128", "1x128")):
         (a, sa), (b, sb) = tkq.quantize_fp8(x, kind_x), tkq.quantize_fp8(w, kind_w)
         got = tkq.fp8_gemm(a, b.t(), sa, sb.t() if sb.dim() == 2 else sb, out_dtype=torch.float32)
         assert (got - want).norm() < 0.05 * want.norm()
@@ -199,7 +199,7 @@ def test_graph(shape):
 
 
 def test_rows_of_a_cluster():
-    """So many that blocks of a cluster begin apart: none may send to one that is not ready."""
+    """Enough tiles that blocks of a cluster begin apart: none may send to one that is not ready."""
     x = torch.randn(8192, 32776, device="cuda", dtype=torch.bfloat16)
     for _ in range(3):
         with poisoned():
@@ -223,5 +223,5 @@ def test_more_than_2_31_elements():
         q, scale = tkq.quantize_fp8(x, granularity)
         if granularity != "tensor":
             last = -(-65537 // 128) - 1
-            part = scale[65408:] if granularity != "tile" else scale[last - 1:]
+            part = scale[65408:] if granularity != "128x128" else scale[last - 1:]
             check(q[65408:], part, x[65408:], granularity, E4M3)

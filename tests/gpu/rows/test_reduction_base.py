@@ -84,7 +84,7 @@ def test_reload_from_is_the_kernels_choice(reload_from):
 @pytest.mark.parametrize("name", ["RMSNorm", "LayerNorm"])
 @pytest.mark.parametrize("cluster_n", [2, 4, 8, MAX_CLUSTER])
 def test_clusters_asked_for(name, cluster_n):
-    """Also where the row is too short for so many blocks: the base class cuts the cluster down."""
+    """Also where the row is too short for that number of blocks: the base class cuts the cluster down."""
     for N in (512, 2048, 16384, 20000, 131072):
         check_norm(name, 9, N, BF16, FP32, cluster_n=cluster_n)
 

@@ -42,12 +42,13 @@ def test_two_exchanges_and_a_number(size):
         x = randn(M, size[0])
         means = [empty(M) for _ in range(3)]
         run(SoftmaxMean, size, x=x, mean=means[0])
-        run(SoftmaxMean, size, past_l1=False, x=x, mean=means[1])
+        if size in (SIZES[4], SIZES[8]):
+            run(SoftmaxMean, size, past_l1=False, x=x, mean=means[1])
+            assert torch.equal(means[0], means[1])
         y = empty(*x.shape, dtype=BF16)
         run(SoftmaxScaled, size, x=x, y=y, mean=means[2])
         truth, peer = ((torch.softmax(x, -1) * x).sum(-1) for x in (x.double(), x.float()))
         assert_2x(means[0], truth, peer, ulps=16, what=f"M {M}", bias_ulps=8)
-        assert torch.equal(means[0], means[1])
         assert torch.allclose(means[2], means[0], rtol=1e-5, atol=1e-6)
         full = torch.softmax(x.double(), -1) * x.double()
         assert_2x(y, full, full.to(BF16), ulps=2, what=f"rows, M {M}")
@@ -59,10 +60,11 @@ def test_a_pair_in_one_exchange_and_rows_that_are_stored(size):
         x = randn(M, size[0])
         y, lse, alone = empty(*x.shape), empty(M), empty(M)
         run(kernels.Softmax, size, x=x, y=y, lse=lse, scale=0.7)
-        run(kernels.LogSumExp, size, x=x, lse=alone)
         assert_2x(y, *(torch.softmax(x.to(t) * 0.7, -1) for t in (torch.float64, FP32)), ulps=16, bias_ulps=8)
         assert_2x(lse, *(torch.logsumexp(x.to(t) * 0.7, -1) for t in (torch.float64, FP32)), ulps=4, bias_ulps=2)
-        assert_2x(alone, *(torch.logsumexp(x.to(t), -1) for t in (torch.float64, FP32)), ulps=4, bias_ulps=2)
+        if size in SIZES[1::2]:  # the same exchange, without the rows
+            run(kernels.LogSumExp, size, x=x, lse=alone)
+            assert_2x(alone, *(torch.logsumexp(x.to(t), -1) for t in (torch.float64, FP32)), ulps=4, bias_ulps=2)
 
 
 @pytest.mark.parametrize("size", SIZES[1:], ids=str)

@@ -57,8 +57,8 @@ def test_heads_and_their_gradients(kind):
 
 
 @pytest.mark.parametrize("kind, granularity, N, heavy", [
-    ("rmsnorm", "row", 4096, False), ("rmsnorm", "block", 4096, False), ("layernorm", "row", 131072, False),
-    ("layernorm", "row", 262144, True), ("layernorm", "block", 262144, True)])
+    ("rmsnorm", "row", 4096, False), ("rmsnorm", "1x128", 4096, False), ("layernorm", "row", 131072, False),
+    ("layernorm", "row", 262144, True), ("layernorm", "1x128", 262144, True)])
 def test_quantised(kind, granularity, N, heavy):
     """heavy: float32 weight and bias, for which blocks stay (`tkq.norms.forward.fp8_persistent`)."""
     M = (1 << 31) // N + 5

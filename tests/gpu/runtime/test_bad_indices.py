@@ -234,8 +234,8 @@ def test_offsets_of_float8_groups(cuts):
     b, sb = b.view(5, 256, 128).transpose(1, 2), sb.view(5, 1, 256)
     a, sa = tkq.quantize_fp8(x, "row")
     a, sa = guarded(a, "end"), guarded(sa, "end")
-    xt, sx = tkq.quantize_fp8(x, "block", transpose=True)[2:]
-    yt, sy = tkq.quantize_fp8(y, "block", transpose=True)[2:]
+    xt, sx = tkq.quantize_fp8(x, "1x128", transpose=True)[2:]
+    yt, sy = tkq.quantize_fp8(y, "1x128", transpose=True)[2:]
     bad, right = (torch.tensor(n, device="cuda", dtype=torch.int32) for n in (cuts, risen(cuts, 304).tolist()))
     last = int(right[-1])
     found, wanted = (tkq.grouped_gemm(a, b, o, scale_a=sa, scale_b=sb) for o in (bad, right))

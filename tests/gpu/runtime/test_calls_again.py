@@ -1,4 +1,4 @@
-"""A call that came before takes a shorter way: to the same result, to the bit, as the first call."""
+"""A call that came before is replayed: to the same result, to the bit, as the first call."""
 import importlib
 import types
 
@@ -25,7 +25,7 @@ CHOOSERS = {"tkq.norms.launch": ("rmsnorm of three dimensions", "rmsnorm of slic
             "tkq.pointwise.gated_ops": ("swiglu of three dimensions",), "tkq.pointwise.rope_launch": ("rope_qk",)}
 
 
-# Copies before its launch, launches twice, or has its short way in Python, past `route`.
+# Copies before its launch, launches twice, or is replayed in Python, past `route`.
 LONG = ("rmsnorm of slices", "gemm into out", "gemm onto c")
 
 

@@ -143,7 +143,7 @@ def test_on_a_device_that_is_not_the_current_one():
             wanted = {name: run(case, case.inputs("cuda", grad=True)) for name, case in CASES.items()}
         with torch.cuda.device(current):
             for name, case in CASES.items():
-                for _ in range(2):  # a second call may take a shorter way
+                for _ in range(2):  # a second call may be replayed
                     found = run(case, case.inputs(f"cuda:{other}", grad=True))
                     assert all(t.device.index == other for t in found), name
                     assert_same(found, wanted[name], case.exact, f"{name} on {other}, {current} being current")

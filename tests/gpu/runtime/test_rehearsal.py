@@ -1,4 +1,4 @@
-"""A rehearsal, which has no GPU, names the kernels that the same calls take on one."""
+"""A dry run, which has no GPU, names the kernels that the same calls take on one."""
 import base64
 import json
 import pathlib

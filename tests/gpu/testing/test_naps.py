@@ -1,11 +1,17 @@
 """Each kernel family under pressure, each in a process of its own: what a missing wait, or a stage freed too early,
 would do to results. See tests/helpers/sanitizer/pressed.py."""
-import subprocess
-import sys
-
 import pytest
 
+from tests.helpers.process import fresh
 from tests.helpers.sanitizer import pressed
+
+PROGRAM = """
+import sys
+from tests.helpers.sanitizer import pressed
+pressed.main(*sys.argv[1:])
+"""
+# Forks of a process that has these: importing them takes longer than most cases. No import starts CUDA.
+IMPORTS = "torch, pytest, cutlass.cute, tvm_ffi"
 
 LOADED = (
     "attention", "attention_bridge", "attention_packed", "attention_window", "backward_in_background",
@@ -30,7 +36,5 @@ def ids(kind, cases):
                          + ids("stores", STORED) + ids("firsts", FIRSTS) + ids("roles", ROLES)
                          + ids("barriers", COUNTED) + ids("starts", STARTED))
 def test_under_pressure(kind, case):
-    found = subprocess.run([sys.executable, "-m", "tests.helpers.sanitizer.pressed", kind, case], timeout=100,
-                           capture_output=True,
-                           text=True)
+    found = fresh.run(PROGRAM, kind, case, imports=IMPORTS, timeout=100)
     assert found.returncode == 0, "\n".join((found.stdout + found.stderr).splitlines()[-8:])

@@ -23,28 +23,27 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(TOOL is None, reason="compute
 
 # Whose reports of racecheck are known, by a part of the kernel's name; those of the second list only where they are
 # between copies into shared memory and reads, those of the third between stores and reads, as the instructions at the
-# addresses say; where no nvdisasm is installed nobody knows, and the name is enough. That racecheck takes stores and
+# addresses say; where no nvdisasm is installed that is unknown, and the name is enough. That racecheck takes stores and
 # reads for a race which mbarriers order is the last test's "sums".
 KNOWN = {
     "tkqnormsbackward": "RowKernel: bulk copies, and numbers in slots, that mbarriers order: see the last test",
     "PersistentLayerNorm": "as RowKernel",
     "PersistentFp8": "as RowKernel",
-    "KGroupedGemm": "both consumers write equal words; its docstring says why",
+    "MaskedGroups": "both consumers write equal words; its docstring says why",
 }
 COPIED = {
-    "PipelinedPromotionFp8Gemm": "as RowKernel: the producer copies a stage's scales (cp.async), consumers "
+    "PipelinedPromotion": "as RowKernel: the producer copies a stage's scales (cp.async), consumers "
                       "read them, and stages come round; the small calls of Fp8Gemm use none twice",
     "tkqattentionbackward": "as RowKernel: a tile's statistics are brought by a bulk copy, beside Q's, and read by the "
                             "warpgroups with keys; stages come round where a block has more tiles than stages",
-    "SmallMFp8Gemm": "as PipelinedPromotionFp8Gemm, where a block has more steps of K than stages",
+    "SmallMFp8Gemm": "as PipelinedPromotion, where a block has more steps of K than stages",
 }
 
 STORED = {
     "tkqattentionforward": "tasks go from the producer to the consumers by `tile.Mailbox`",
-    "tkqattentionbackward_wide": "P goes from the values' to the keys' warps, whose pipe its docstring draws",
-    "GqaBackward": "tasks, by `tile.Mailbox`",
-    "PackedDsGqa": "as GqaBackward",
-    "PackedDsBackward": "tasks, by `tile.Mailbox`",
+    "DkvHdim256": "P goes from the warps with dV to those with dK, whose pipe its docstring draws",
+    "PackedDs_DqByTask": "tasks, by `tile.Mailbox`",
+    "DqByQueryHead_AddDq": "as PackedDs_DqByTask",
 }
 
 
@@ -94,7 +93,7 @@ def test_bad_indices_touch_nothing_outside(family):
 def test_what_racecheck_follows(what, order, reported):
     """It finds a race, and no race where the block meets; but what mbarriers order, plain to see in
     `tests/helpers/tile/kernels/races.py`, it takes for a race. Where this fails for "mbarrier", it has learned that:
-    then RowKernel, and for "scales" PipelinedPromotionFp8Gemm, are not to be in KNOWN."""
+    then RowKernel, and for "scales" PipelinedPromotion, are not to be in KNOWN."""
     done = sanitized("racecheck", "tests.helpers.sanitizer.racecheck_kernels", what, order)
     assert done.returncode == (FOUND if reported else 0), done.stdout
     assert f"ok  {what} {order}" in done.stdout and ("Race reported" in done.stdout) == reported, done.stdout

@@ -15,15 +15,15 @@ def counter_for(kind):
 def test_each_task_once(kind, cluster, capped, tasks):
     counter = counter_for(kind)
     for blocks in (cluster, 4, 132, 264):  # beyond ``tasks`` too, where not capped
-        done, who = torch.zeros(tasks, dtype=torch.int32, device="cuda"), poisoned("int32", tasks)
+        done, first = torch.zeros(tasks, dtype=torch.int32, device="cuda"), poisoned("int32", tasks)
         for launch in range(1, 4):
-            run("schedule:build_deal", (kind, cluster, capped), done, who, counter, blocks)
+            run("schedule:build_deal", (kind, cluster, capped), done, first, counter, blocks)
             assert (done == launch * cluster).all(), f"{blocks} blocks, launch {launch}: {done.unique().tolist()} times"
             assert counter is None or counter.item() == 0, f"{blocks} blocks: the counter is left at {counter.item()}"
-        assert (who % cluster == 0).all(), f"{blocks} blocks: first blocks are {who.unique().tolist()}"
+        assert (first % cluster == 0).all(), f"{blocks} blocks: first blocks are {first.unique().tolist()}"
         if kind == "static" and not capped:
             number = torch.arange(tasks, dtype=torch.int32, device="cuda")
-            same(who, number % blocks * cluster, "block b takes b, b + n, ..")
+            same(first, number % blocks * cluster, "block b takes b, b + n, ..")
 
 
 @pytest.mark.parametrize("shape", ((8, 16, 16), (513, 208, 336)))

@@ -1,4 +1,4 @@
-"""Who waits for whom: rings, pipes, mailboxes, turns, barriers. What comes out shows that nobody went too early."""
+"""Which role waits for which: rings, pipes, mailboxes, turns, barriers. Results show that none went too early."""
 import pytest
 import torch
 
@@ -85,7 +85,7 @@ def test_cluster_barrier(cluster, split):
     assert torch.equal(out, following * 10.0 + rank)
 
 
-def test_who_am_i():
+def test_ranks_of_threads():
     out = poisoned("int32", 384, 5)
     run("sync:build_who", (), (out,))
     assert out.tolist() == [[t // 32, t // 128, t % 32, t % 128, int(t // 32 % 4 == 0)] for t in range(384)]

@@ -24,6 +24,13 @@ class Deal:
                         True)
         self.kernel(varlen, tasks, number).launch(grid=[blocks, 1, 1], block=[32, 1, 1], stream=stream)
 
+    def fake_arguments(self) -> tuple:
+        """What it is compiled for."""
+        B, n = fake.sym(), fake.sym()
+        ints = lambda *shape: fake.tensor("int32", shape, align=4)
+        return (ints(fake.sym()), ints(fake.sym()), ints(B), ints(B), ints(n, 6), ints(1), Int32(0), Int32(0),
+                Int32(1), Int32(1))
+
     @cute.kernel
     def kernel(self, varlen: Varlen, tasks: cute.Tensor, number: cute.Tensor):
         scan, schedule = varlen.begin(tk.Schedule(Int32(0), "static"))
@@ -35,10 +42,3 @@ class Deal:
                     tasks[n, f] = Int32((found[0], found[1], *found[2:])[f])
             n = schedule.following(n)
         number[0] = schedule.tasks
-
-
-def build():
-    B, n = fake.sym(), fake.sym()
-    ints = lambda *shape: fake.tensor("int32", shape, align=4)
-    return Deal(), (ints(fake.sym()), ints(fake.sym()), ints(B), ints(B), ints(n, 6), ints(1), Int32(0), Int32(0),
-                    Int32(1), Int32(1))

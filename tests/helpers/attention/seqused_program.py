@@ -1,6 +1,6 @@
 """The backward of a sequence of which few queries are in use, by three blocks: a program of its own, as it may hang.
 
-    python -m tests.helpers.attention.seqused_program [seamless]
+    python -m tests.helpers.attention.seqused_program [fuse_preprocess]
 
 dQ's accumulator has room for all of a head's 2000 rows, 32 tiles, of which one is used. The 12 heads are worked on
 together, as 64 rows of each fit in L2: the three blocks' first tasks are heads 0, 1 and 2, and then 3, 4 and 5. No tile
@@ -16,7 +16,6 @@ import torch
 from tests.helpers.attention.varlen_gradients import BF16, cumulated, one_sequence
 from tkq.attention.arguments import Lengths, Options
 from tkq.attention.backward import varlen_ops
-from tkq.attention.backward.fuse_preprocess_config import FusePreprocessConfig
 from tkq.attention.backward.plan import SINGLE
 from tkq.runtime.device import arch
 from tkq.testing import assert_2x
@@ -25,7 +24,7 @@ ROWS, USED, HEADS, DIM = 2000, 64, 12, 128
 HELPER_WARPS = dataclasses.replace(SINGLE[DIM], store_from_registers=True, persistent=True, ping_pong=True,
                                    overlap_dk=True, helper_warps=True,
                                    l2_section_mb=8, registers=(32, 64, 208))
-FORMS = {"": HELPER_WARPS, "seamless": FusePreprocessConfig.of(HELPER_WARPS)}
+FORMS = {"": HELPER_WARPS, "fuse_preprocess": dataclasses.replace(HELPER_WARPS, fuse_preprocess=True)}
 
 
 def main(form=""):

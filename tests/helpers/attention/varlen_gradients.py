@@ -113,7 +113,7 @@ class Problem:
                 self.low_dsinks += low[3]
 
     def run(self, deterministic=False, config=None):
-        """config: instead of the plan's; what is not in use is then nobody's, and must not be NaN."""
+        """config: instead of the plan's; what is not in use then belongs to no task, and must not be NaN."""
         poison = torch.full((16 << 20,), math.nan, device="cuda")  # what torch.empty is likely to give next
         del poison
         if config is not None:

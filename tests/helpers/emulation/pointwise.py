@@ -8,8 +8,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from tkq.pointwise import activations, build, gated, gated_ops, rope, rope_launch
-from tkq.runtime.compile import fake
+from tkq.pointwise import activations, gated, gated_ops, rope, rope_launch
+from tkq.runtime.compile import build, fake
 from tkq.tile import vectors
 
 
@@ -57,14 +57,14 @@ def _erf(x):
 
 @functools.cache
 def _function(recipe):
-    kernel, args = getattr(build, recipe.builder.partition(":")[2])(*recipe.args)
+    kernel, args = build._made(recipe)
     return cute.compile(kernel, *args, options="--enable-tvm-ffi")
 
 
 def use(monkeypatch):
     """From here on, for this test, tkq's launch path takes tensors of the CPU."""
-    monkeypatch.setattr(build, "Gated", GatedOnCpu)
-    monkeypatch.setattr(build, "Rope", RopeOnCpu)
+    monkeypatch.setattr(gated, "Gated", GatedOnCpu)
+    monkeypatch.setattr(rope, "Rope", RopeOnCpu)
     monkeypatch.setattr(fake, "tensor", functools.partial(fake.tensor, host=True))
     monkeypatch.setattr(vectors, "load", _load)
     monkeypatch.setattr(vectors, "store", _store)

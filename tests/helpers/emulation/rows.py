@@ -5,6 +5,7 @@ where a row is reduced, so that nothing is exchanged; loads and stores go elemen
 are others.
 """
 import functools
+import sys
 
 import cutlass
 import cutlass.cute as cute
@@ -12,110 +13,93 @@ import torch
 from cutlass import Float32, Int32, Int64
 
 from tkq.losses import backward as loss_backward
-from tkq.losses import build as loss_build
 from tkq.losses import class_rows, launch
 from tkq.losses import forward as loss_forward
 from tkq.losses import reduce as loss_total
 from tkq.losses import single_launch as loss_once
 from tkq.losses import streaming as loss_walk
 from tkq.losses.plan import StreamingConfig, TotalConfig
+from tkq.rows.one_pass import copies
 from tkq.rows.one_pass.kernel import Here
 from tkq.rows.one_pass.plan import RowConfig
-from tkq.runtime.compile import fake
-from tkq.softmax import backward, build, forward, online, ops
+from tkq.runtime.compile import build, fake
+from tkq.softmax import backward, forward, online, ops
 
 ALONE = RowConfig(1, 32)  # a row to a thread
 WALK = StreamingConfig(1, 32, load="registers", vectors=2)  # the same, in steps
 SHARED_BY_MANY = RowConfig(4, 32, 3)  # where nothing is exchanged: threads and blocks to a row
 
 
-class OnCpu:
-    """Mixed in before a OnePassRows."""
-
-    def _load_atom(self, m):
-        return None
-
-    _store_atom = _load_atom
-
-    def _in_order(self):
-        """Of losses: a matter of the GPU's compiler."""
-
-    def _copy(self, atom, src, dst):
-        for i in range(cute.size(src)):
-            dst[i] = src[i]
-
-    @cute.jit
-    def _all(self, m: cute.Tensor, operands: cutlass.Constexpr):
-        """Every thread of every block."""
-        self._layout()
-        t, buffer = self.tile, cute.make_rmem_tensor(cute.make_layout((1, (1, 1), max(self.stage, 1))), Int64)
-        for tile in cutlass.range(cute.ceil_div(m.shape[0], t.rows)):
-            for part in cutlass.range(t.cluster):
-                for thread in cutlass.range(t.threads):
-                    self.work(Here(Int32(thread), Int32(tile), Int32(part), None, buffer, None), *operands)
+def copy(copies, atom, src, dst):
+    """Of RowCopies, element by element."""
+    for i in range(cute.size(src)):
+        dst[i] = src[i]
 
 
-class Softmax(OnCpu, forward.Softmax):
+@cute.jit
+def everywhere(rows: cutlass.Constexpr, work: cutlass.Constexpr, m: cute.Tensor, operands: cutlass.Constexpr):
+    """The work of every thread of every block. rows: the kernel's OnePassRows."""
+    t, buffer = rows.tile, cute.make_rmem_tensor(cute.make_layout((1, (1, 1), max(rows.stage, 1))), Int64)
+    for tile in cutlass.range(cute.ceil_div(m.shape[0], t.rows)):
+        for part in cutlass.range(t.cluster):
+            for thread in cutlass.range(t.threads):
+                work(Here(Int32(thread), Int32(tile), Int32(part), None, buffer, None), *operands)
+
+
+class Softmax(forward.Softmax):
     @cute.jit
     def __call__(self, mX: cute.Tensor, mO: cute.Tensor, scale: Float32):
-        self._all(mX, (mX, mO, scale))
+        everywhere(self.rows, self.work, mX, (mX, mO, scale))
 
 
-class SoftmaxBackward(OnCpu, backward.SoftmaxBackward):
+class SoftmaxBackward(backward.SoftmaxBackward):
     @cute.jit
     def __call__(self, mY: cute.Tensor, mDY: cute.Tensor, mDX: cute.Tensor, scale: Float32):
-        self._all(mY, (mY, mDY, mDX, scale))
+        everywhere(self.rows, self.work, mY, (mY, mDY, mDX, scale))
 
 
-class CrossEntropy(OnCpu, loss_forward.CrossEntropy):
+class CrossEntropy(loss_forward.CrossEntropy):
     def __init__(self, spec, config):
         super().__init__(spec, config)
-        self.total_spec, self.finish = self.finish and self.finish.spec, None
+        self.row.followed = False
 
     @cute.jit
     def __call__(self, mX, mT, mW, mLoss, mSaved, mAll, mD, ignore_index: Int64, smoothing: Float32, z_loss: Float32,
                  softcap: Float32):
         losses, M = mLoss, mX.shape[0]
-        if cutlass.const_expr(self.total_spec is not None):
+        if cutlass.const_expr(self.finish is not None):
             losses = cute.make_tensor(mSaved.iterator + (2 * M + 2), cute.make_layout(M))
-        self._all(mX,
-                  (mX, mT, mW, losses, mSaved, mAll, mD, class_rows.Options(ignore_index, smoothing, z_loss, softcap)))
-        if cutlass.const_expr(self.total_spec is not None):
-            inverse = class_rows.Kept.of(mSaved, mAll, M).all if cutlass.const_expr(self.total_spec.mean) else None
-            Total(self.total_spec, TotalConfig(32, 1))(losses, mT, mW, mLoss, inverse, ignore_index)
+        o = class_rows.Options(ignore_index, smoothing, z_loss, softcap)
+        everywhere(self.rows, self.row.work, mX, (mX, mT, mW, losses, mSaved, mAll, mD, o))
+        if cutlass.const_expr(self.finish is not None):
+            total = self.finish.spec
+            inverse = class_rows.Kept.of(mSaved, mAll, M).all if cutlass.const_expr(total.mean) else None
+            Total(total, TotalConfig(32, 1))(losses, mT, mW, mLoss, inverse, ignore_index)
 
 
-class CrossEntropyStreaming(CrossEntropy, loss_walk.CrossEntropyStreaming):
-    pass
-
-
-class CrossEntropySingleLaunch(OnCpu, loss_once.CrossEntropySingleLaunch):
+class CrossEntropySingleLaunch(loss_once.CrossEntropySingleLaunch):
     @cute.jit
     def __call__(self, mX, mT, mW, mLoss, mSaved, mRoom, mD, ignore_index: Int64, smoothing: Float32, z_loss: Float32,
                  softcap: Float32):
         losses, M = loss_once.losses_of(mRoom, mX.shape[0]), mX.shape[0]
         o = class_rows.Options(ignore_index, smoothing, z_loss, softcap)
-        self._all(mX, (mX, mT, mW, losses, mSaved, None, None, o))
+        everywhere(self.rows, self.row.work, mX, (mX, mT, mW, losses, mSaved, None, None, o))
         total = Total(self.last.spec, TotalConfig(32, 1))
         total(losses, mT, mW, mLoss, self.inverse_of(mSaved, M), ignore_index)
 
 
-class CrossEntropyStreamingSingleLaunch(CrossEntropySingleLaunch, loss_once.CrossEntropyStreamingSingleLaunch):
-    pass
-
-
-class CrossEntropyBackward(OnCpu, loss_backward.CrossEntropyBackward):
+class CrossEntropyBackward(loss_backward.CrossEntropyBackward):
     @cute.jit
     def __call__(self, mX, mT, mW, mDLoss, mSaved, mAll, mD, ignore_index: Int64, smoothing: Float32, z_loss: Float32,
                  softcap: Float32):
-        self._all(mX,
-                  (mX, mT, mW, mDLoss, mSaved, mAll, mD, class_rows.Options(ignore_index, smoothing, z_loss, softcap)))
+        o = class_rows.Options(ignore_index, smoothing, z_loss, softcap)
+        everywhere(self.rows, self.work, mX, (mX, mT, mW, mDLoss, mSaved, mAll, mD, o))
 
 
-class Scale(OnCpu, loss_backward.Scale):
+class Scale(loss_backward.Scale):
     @cute.jit
     def __call__(self, mX: cute.Tensor, mFactor: cute.Tensor):
-        self._all(mX, (mX, mFactor[()]))
+        everywhere(self.rows, self.work, mX, (mX, mFactor[()]))
 
 
 class Total(loss_total.Total):
@@ -132,20 +116,22 @@ class Total(loss_total.Total):
 
 @functools.cache
 def _compiled(recipe):
-    module = {"softmax": build, "losses": loss_build}[recipe.module.split(".")[1]]
-    kernel, args = getattr(module, recipe.builder.partition(":")[2])(*recipe.args)
+    kernel, args = build._made(recipe)
     return cute.compile(kernel, *args, options="--enable-tvm-ffi")
+
+
+def _use_copies(monkeypatch):
+    monkeypatch.setattr(copies.RowCopies, "copy", copy)
+    for atom in ("load_atom", "store_atom"):
+        monkeypatch.setattr(copies.RowCopies, atom, lambda self, m: None)
+    monkeypatch.setattr(loss_forward.HeldRow, "in_order", lambda self: None)  # a matter of the GPU's compiler
 
 
 def use(monkeypatch):
     """From here on, for this test, the launch paths of softmax and the losses take tensors of the CPU."""
-    for module, names in ((build, (Softmax, SoftmaxBackward)),
-                          (loss_build,
-                           (CrossEntropy, CrossEntropyStreaming, CrossEntropySingleLaunch,
-                            CrossEntropyStreamingSingleLaunch,
-                            CrossEntropyBackward, Scale, Total))):
-        for cls in names:
-            monkeypatch.setattr(module, cls.__name__, cls)
+    for cls in (Softmax, SoftmaxBackward, CrossEntropy, CrossEntropySingleLaunch, CrossEntropyBackward, Scale, Total):
+        monkeypatch.setattr(sys.modules[cls.__base__.__module__], cls.__name__, cls)
+    _use_copies(monkeypatch)
     monkeypatch.setattr(fake, "tensor", functools.partial(fake.tensor, host=True))
     monkeypatch.setattr(fake, "scalar", functools.partial(fake.scalar, host=True))
 

@@ -1,10 +1,11 @@
 """Inputs of the float8 tests: operands with scales of every granularity, and their exact products."""
 import torch
 
+from tkq.granularity import PRODUCTS
 from tkq.reference.fp8 import GROUP, fp8_gemm
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-KINDS = ("tensor", "row", "block", "line")
+KINDS = tuple(PRODUCTS)
 
 
 def blocks(n):
@@ -12,8 +13,8 @@ def blocks(n):
 
 
 def scale_shapes(kind, m, n, k):
-    return {"tensor": ((), ()), "row": ((m, 1), (1, n)), "block": ((m, blocks(k)), (blocks(k), blocks(n))),
-            "line": ((m, blocks(k)), (blocks(k), n))}[kind]
+    return {"tensor": ((), ()), "row": ((m, 1), (1, n)), "1x128_128x128": ((m, blocks(k)), (blocks(k), blocks(n))),
+            "1x128_1x128": ((m, blocks(k)), (blocks(k), n))}[kind]
 
 
 def matrix(rows, cols, dtype=E4M3, device="cpu", seed=0, whole=False, overlap_epilogue=1.0):

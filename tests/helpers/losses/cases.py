@@ -9,6 +9,8 @@ from tkq.testing import assert_2x
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 EVERYTHING = dict(label_smoothing=0.1, z_loss=1e-3, softcap=20.0)
+OPTIONS = (dict(label_smoothing=0.1), dict(label_smoothing=1.0), dict(softcap=5.0), dict(z_loss=1e-2),
+           dict(z_loss=1e-4, softcap=30.0), dict(ignore_index=3))
 
 
 def make(shape, dtype="bf16", size=1.0, seed=0, device="cuda"):

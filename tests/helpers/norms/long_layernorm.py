@@ -8,7 +8,7 @@ EPS = 1e-5
 
 
 def check_calls(N, x, vectors):
-    """Plain and recorded, in place of a wider tensor's rows too; and the gradients, which take what it kept."""
+    """Plain and recorded, in place of a wider tensor's rows too; and the gradients, which take what it saved."""
     def norm(t, w, b):
         return torch.nn.functional.layer_norm(t, (N,), w, b, EPS)
 

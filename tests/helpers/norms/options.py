@@ -1,4 +1,4 @@
-"""Norms with options: torch's way, and inputs."""
+"""Norms with options: in torch's ops, and inputs."""
 import pytest
 import torch
 import torch.nn.functional as F
@@ -72,6 +72,6 @@ def harden(how, x, residual):
 
 
 def torch_norm_of_stored(kind, stored, x, weight=None, bias=None, residual=None, offset=0.0):
-    """`torch_norm` of the sum as it is kept: ``stored`` has its values, and its gradient is that of x + residual."""
+    """`torch_norm` of the sum as it is saved: ``stored`` has its values, and its gradient is that of x + residual."""
     h = x + residual
     return torch_norm(kind, h + (stored.to(h.dtype) - h).detach(), weight, bias, None, offset)

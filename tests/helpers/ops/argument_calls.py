@@ -69,7 +69,7 @@ NO_NUMBERS = (True, False, numpy.True_, "1", b"1", [1.0], {}, 1j, object(), torc
               numpy.array([1.0, 2.0]))
 NO_FLAGS = (0, 1, 2, 1.0, "yes", "", [], object(), numpy.True_, float("nan"), torch.tensor(True),
             torch.tensor([True, False]), numpy.array([True, False]))
-NO_WORDS = (1, True, b"row", ["row"], {}, object(), torch.tensor(1), numpy.array(["row", "block"]))
+NO_WORDS = (1, True, b"row", ["row"], {}, object(), torch.tensor(1), numpy.array(["row", "1x128"]))
 NO_DTYPES = ("bf16", "float32", float, 5, [F32], numpy.float32, torch.tensor(1.0))
 
 

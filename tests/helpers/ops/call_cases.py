@@ -47,7 +47,7 @@ def cases(g):
         "layernorm": lambda: tkq.layernorm(g.x, g.w, g.w32),
         "layernorm in another type": lambda: tkq.layernorm(g.x, g.w, out_dtype=torch.float32),
         "rmsnorm_quant": lambda: tkq.rmsnorm_quant(g.x, g.w),
-        "layernorm_quant by blocks": lambda: tkq.layernorm_quant(g.x.view(3, 2, 64), granularity="block"),
+        "layernorm_quant by blocks": lambda: tkq.layernorm_quant(g.x.view(3, 2, 64), granularity="1x128"),
         "softmax": lambda: tkq.softmax(g.x),
         "log_softmax of three dimensions": lambda: tkq.log_softmax(g.x.view(2, 3, 64), scale=2.0),
         "cross_entropy, none": lambda: tkq.cross_entropy(g.x, g.classes, reduction="none"),
@@ -93,7 +93,7 @@ def cases(g):
         "grouped_gemm": lambda: tkq.grouped_gemm(g.a, g.b3[:2], g.ends),
         "grouped_gemm, gradient": lambda: tkq.grouped_gemm(g.a.t(), g.c, g.ends),
         "quantize_fp8": lambda: tkq.quantize_fp8(g.x),
-        "quantize_fp8 with the transpose": lambda: tkq.quantize_fp8(g.x, "block", transpose=True),
+        "quantize_fp8 with the transpose": lambda: tkq.quantize_fp8(g.x, "1x128", transpose=True),
         "quantize_fp8 by rows with the transpose": lambda: tkq.quantize_fp8(g.x, "row", transpose=True),
         "quantize_fp8, tensor": lambda: tkq.quantize_fp8(g.x, "tensor"),
     }

@@ -156,7 +156,7 @@ CASES = {case.name: case for case in (
     Case("layernorm", _with_bias, lambda x, weight, bias: tkq.layernorm(x, weight, bias), ("x", "weight", "bias")),
     Case("rmsnorm_quant", _rows, lambda x, weight: tkq.rmsnorm_quant(x, weight)),
     Case("layernorm_quant", _with_bias,
-         lambda x, weight, bias: tkq.layernorm_quant(x, weight, bias, granularity="block")),
+         lambda x, weight, bias: tkq.layernorm_quant(x, weight, bias, granularity="1x128")),
     Case("softmax", _one, lambda x: tkq.softmax(x), ("x",)),
     Case("log_softmax", _one, lambda x: tkq.log_softmax(x), ("x",)),
     Case("cross_entropy", _classes, lambda logits, target: tkq.cross_entropy(logits, target), ("logits",)),
@@ -189,7 +189,7 @@ CASES = {case.name: case for case in (
          ("a", "b", "bias"), ("a", "b"), exact=False),
     Case("grouped_gemm", _groups, lambda a, b, offsets: tkq.grouped_gemm(a, b, offsets), ("a", "b"), ("a", "b")),
     Case("fp8_gemm", _float8, lambda a, b, scale_a, scale_b: tkq.fp8_gemm(a, b.t(), scale_a, scale_b)),
-    Case("quantize_fp8", _one, lambda x: tkq.quantize_fp8(x, "block", transpose=True)),
+    Case("quantize_fp8", _one, lambda x: tkq.quantize_fp8(x, "1x128", transpose=True)),
 )}
 
 WITH_GRADIENTS = [case for case in CASES.values() if case.leaves]

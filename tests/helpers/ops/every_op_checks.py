@@ -128,20 +128,20 @@ def scales_gradients(case, device):
     plain = case.inputs(device, grad=True)
     backward(case.call(*plain.values()))
     inputs = case.inputs(device)
-    kept = {name: inputs[name].float().requires_grad_() for name in case.leaves}
+    weights = {name: inputs[name].float().requires_grad_() for name in case.leaves}
     scaler = torch.amp.GradScaler(device, init_scale=256.0, growth_interval=1)
-    optimizer = torch.optim.SGD(kept.values(), lr=0.5)
+    optimizer = torch.optim.SGD(weights.values(), lr=0.5)
 
     def step(factor):
-        given = inputs | {name: x.to(inputs[name].dtype) for name, x in kept.items()}
+        given = inputs | {name: x.to(inputs[name].dtype) for name, x in weights.items()}
         optimizer.zero_grad()
         backward([scaler.scale(t * factor) for t in results(case.call(*given.values())) if t.requires_grad])
-        before = [x.detach().clone() for x in kept.values()]
+        before = [x.detach().clone() for x in weights.values()]
         scaler.unscale_(optimizer)
-        gradients = [x.grad.clone() for x in kept.values()]
+        gradients = [x.grad.clone() for x in weights.values()]
         scaler.step(optimizer)
         scaler.update()
-        return gradients, [torch.equal(x, old) for x, old in zip(kept.values(), before)]
+        return gradients, [torch.equal(x, old) for x, old in zip(weights.values(), before)]
 
     found, same = step(1.0)
     assert_same(found, [plain[name].grad.float() for name in case.leaves], False, f"{case.name}, unscaled")

@@ -23,11 +23,11 @@ def start(work, user=None):
             os.setgid(user)
             os.setuid(user)
         try:
-            told = {"result": work()}
+            outcome = {"result": work()}
         except BaseException:
-            told = {"problem": traceback.format_exc()}
+            outcome = {"problem": traceback.format_exc()}
         with os.fdopen(writing, "w") as out:
-            json.dump(told, out)
+            json.dump(outcome, out)
     finally:
         os._exit(0)
 
@@ -42,9 +42,9 @@ def ended(process, reading, seconds=30.0):
         os.kill(process, signal.SIGKILL)
     os.waitpid(process, 0)
     assert parts, f"no answer in {seconds} s"
-    told = json.loads(b"".join(parts))
-    assert "problem" not in told, told["problem"]
-    return told["result"]
+    outcome = json.loads(b"".join(parts))
+    assert "problem" not in outcome, outcome["problem"]
+    return outcome["result"]
 
 
 def done(work, user=None, seconds=30.0):

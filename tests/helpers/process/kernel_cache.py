@@ -118,7 +118,7 @@ def refresh(asked: dict, jobs: int = 1) -> tuple:
 
 
 class Carried:
-    """The plugin behind `--kernel-cache`. With pytest-xdist each worker tells, with its tests' reports, what they asked
+    """The plugin behind `--kernel-cache`. With pytest-xdist each worker sends, with its tests' reports, what they asked
     for; the main process unpacks before the workers start, and packs when they are through."""
 
     def __init__(self, file, worker, counts):
@@ -131,7 +131,7 @@ class Carried:
             self.began = True
             found = unpack(self.file)
             self.before = found.asked
-            print(_told(self.file, found))
+            print(_summary(self.file, found))
 
     def pytest_runtest_teardown(self, item):
         new = [recipe for recipe in build._functions if recipe not in self.known] if self.counts(item) else []
@@ -158,7 +158,7 @@ def _table(asked):
         yield f"{len(recipes):6} kernels  {name}"
 
 
-def _told(file, found):
+def _summary(file, found):
     return f"{file}: {found.count} kernels unpacked" + (f"; it is damaged: {found.damaged}" if found.damaged else "")
 
 
@@ -172,7 +172,7 @@ def main(words=None) -> int:
     found = Unpacked(0, {}, None)
     if chosen.action != "pack":
         found = unpack(chosen.file)
-        print(_told(chosen.file, found))
+        print(_summary(chosen.file, found))
     if chosen.action == "refresh":
         compiled, failed = refresh(found.asked, chosen.jobs)
         print(f"{compiled} kernels compiled; {len(failed)} are no longer", *failed, sep="\n    ")

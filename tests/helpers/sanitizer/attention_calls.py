@@ -15,7 +15,6 @@ from tests.helpers.sanitizer.calls import BF16, main, on, randn
 from tkq import reference
 from tkq.attention.arguments import Lengths, Options
 from tkq.attention.backward import ops
-from tkq.attention.backward.gqa_config import GqaConfig
 from tkq.attention.backward.ops import attention_backward
 from tkq.attention.backward.plan import SINGLE
 from tkq.attention.backward.varlen_ops import attention_varlen_backward
@@ -73,7 +72,7 @@ def gradients(device):
     stays = {"store_from_registers": True, "persistent": True}
     behind = {**stays, "helper_warps": True, "registers": (32, 64, 208)}
     forms = (("by itself", {}), ("stays", stays), ("dQ by itself", None), ("behind", behind),
-             ("behind, by query heads", {**behind, "dq_reduce": "bulk", "heads_per_task": 1}))
+             ("behind, by query heads", {**behind, "dq_reduce": "bulk", "by_query_head": True, "heads_per_task": 1}))
     for dim in (64, 128, 256):
         q, k, v = qkv(130, 200, 2, 1, dim)
         o, lse = reference.flash_attn(q, k, v, True)
@@ -91,9 +90,7 @@ def gradients(device):
 
 
 def config_of(dim, change):
-    if change is None:
-        return None
-    return (GqaConfig.of if "heads_per_task" in change else replace)(SINGLE[dim], **change)
+    return None if change is None else replace(SINGLE[dim], **change)
 
 
 def more_forward(device):

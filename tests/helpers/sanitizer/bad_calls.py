@@ -22,7 +22,7 @@ from tkq.attention.backward.varlen_ops import attention_varlen_backward
 EVERYTHING = dict(label_smoothing=0.1, z_loss=1e-3, softcap=20.0)
 
 
-def told(*found):
+def summed(*found):
     """The numbers with 0 for NaN, and where there is NaN; with a 1 behind them, as there may be none."""
     flat = [F.pad(x.detach().float().flatten(), (0, 1), value=1.0) for x in found]
     return [part for x in flat for part in (x.nan_to_num(0.0), x.isnan().float())]
@@ -36,11 +36,11 @@ def of_classes(device, V, rows, dtype, options):
     x, t, w = on(device, randn(0, rows, V, grad=True), target, randn(1, V).float().abs() + 0.1)
     given = dict(weight=w if options else None, ignore_index=1 << 40 if options else -1, **options)
     loss = tkq.cross_entropy(x, t, reduction="none", **given)
-    yield f"{dtype} {V} {options}", told(loss, *grad(loss.sum(), x))
+    yield f"{dtype} {V} {options}", summed(loss, *grad(loss.sum(), x))
     loss = tkq.cross_entropy(x, t, **given)
-    yield f"{dtype} {V} {options} mean", told(loss, *grad(loss, x))
+    yield f"{dtype} {V} {options} mean", summed(loss, *grad(loss, x))
     both = cross_entropy_and_gradient(x.detach(), t, **given)
-    yield f"{dtype} {V} {options} at once", told(*both)
+    yield f"{dtype} {V} {options} at once", summed(*both)
 
 
 def cross_entropy(device):
@@ -66,7 +66,7 @@ def linear(device):
             for reduction in ("none", "mean", "sum"):
                 loss = tkq.linear_cross_entropy(x, w, t, class_weight=class_weight, ignore_index=-1,
                                                 reduction=reduction)
-                yield f"linear {dtype} {reduction}", told(loss, *grad(loss.sum(), (x, w)))
+                yield f"linear {dtype} {reduction}", summed(loss, *grad(loss.sum(), (x, w)))
 
 
 def rope(device):
@@ -77,15 +77,15 @@ def rope(device):
         ids = positions(64, dtype)
         x, c, s, i = on(device, randn(0, 1, 64, 3, 64, grad=True), cos, sin, ids)
         y = tkq.rope(x, c, s, position_ids=i[None])
-        yield f"position_ids {dtype}", told(y, *grad(y, x, torch.ones_like(y)))
+        yield f"position_ids {dtype}", summed(y, *grad(y, x, torch.ones_like(y)))
         x, o = on(device, randn(0, 64, 2, 3, 64, grad=True), ids)
         y = tkq.rope(x, c, s, seqlen_offsets=o)
-        yield f"seqlen_offsets {dtype}", told(y, *grad(y, x, torch.ones_like(y)))
+        yield f"seqlen_offsets {dtype}", summed(y, *grad(y, x, torch.ones_like(y)))
     for cuts in CUTS:
         x, k, c, s, cu, o = on(device, randn(0, 300, 3, 64), randn(1, 300, 1, 64), cos, sin,
                                torch.tensor(cuts, dtype=torch.int32), torch.tensor([0, 2**31 - 1, -3, 5]))
         for offsets in (0, 2**31 - 1, o):
-            yield f"cu_seqlens {cuts}", told(*tkq.rope_qk(x, k, c, s, cu_seqlens=cu, seqlen_offsets=offsets))
+            yield f"cu_seqlens {cuts}", summed(*tkq.rope_qk(x, k, c, s, cu_seqlens=cu, seqlen_offsets=offsets))
 
 
 def grouped(device):
@@ -97,12 +97,12 @@ def grouped(device):
         x, y, b, offsets = on(device, randn(0, 304, 136, grad=True), randn(1, 304, 264),
                               randn(2, 5, 136, 264, grad=True), ends)
         c = tkq.grouped_gemm(x, b, offsets)
-        yield f"along M {cuts}", told(c[:last], *grad(c[:last].float().sum(), (x, b)))
-        yield f"along K {cuts}", told(tkq.grouped_gemm(x.detach().t(), y, offsets))
-        found = (*tkq.quantize_fp8(randn(0, 304, 128), "block", transpose=True)[2:],
-                 *tkq.quantize_fp8(randn(1, 304, 264), "block", transpose=True)[2:])
+        yield f"along M {cuts}", summed(c[:last], *grad(c[:last].float().sum(), (x, b)))
+        yield f"along K {cuts}", summed(tkq.grouped_gemm(x.detach().t(), y, offsets))
+        found = (*tkq.quantize_fp8(randn(0, 304, 128), "1x128", transpose=True)[2:],
+                 *tkq.quantize_fp8(randn(1, 304, 264), "1x128", transpose=True)[2:])
         xt, sx, yt, sy = on(device, *found)
-        yield f"float8 along K {cuts}", told(tkq.grouped_gemm(xt, yt.t(), offsets, scale_a=sx, scale_b=sy.t()))
+        yield f"float8 along K {cuts}", summed(tkq.grouped_gemm(xt, yt.t(), offsets, scale_a=sx, scale_b=sy.t()))
 
 
 USED = torch.tensor([1 << 30, -3, -(1 << 31), 20], dtype=torch.int32)  # lengths in use that are none
@@ -129,7 +129,7 @@ def attention(device):
             (q, k, v, *_), cu, used = packed(device, cuts, dim, heads, in_use)
             o, lse = tkq.flash_attn_varlen(q, k, v, cu, cu, longest, longest, causal=True, return_lse=True,
                                            seqused_q=used[0], seqused_k=used[1])
-            yield f"{cuts} D{dim} up to {longest}", told(o, lse.nan_to_num(neginf=-9.0))
+            yield f"{cuts} D{dim} up to {longest}", summed(o, lse.nan_to_num(neginf=-9.0))
 
 
 def backward(device, dim, heads, longest, in_use, deterministic=False):
@@ -137,7 +137,7 @@ def backward(device, dim, heads, longest, in_use, deterministic=False):
         (q, k, v, do, o, lse), cu, used = packed(device, cuts, dim, heads, in_use)
         found = attention_varlen_backward((do, q, k, v, o, lse, None), None, Lengths(cu, cu, *used, longest, longest),
                                           Options(True), deterministic=deterministic)
-        yield f"{cuts} D{dim} up to {longest} {deterministic}", told(*found[:3])
+        yield f"{cuts} D{dim} up to {longest} {deterministic}", summed(*found[:3])
 
 
 def gradients(device):
@@ -147,7 +147,7 @@ def gradients(device):
 
 
 def gradients_of_long(device):
-    """Of blocks that stay, with dQ made behind, also the statistics."""
+    """Of persistent blocks with helper warps that convert dQ, also the statistics."""
     yield from backward(device, 64, 2, 900, True)
     yield from backward(device, 128, 1, 8200, False)
 

@@ -1,4 +1,4 @@
-"""Memory on the GPU with nothing mapped in front of it, or behind it: whoever touches what is outside faults."""
+"""Memory on the GPU with nothing mapped in front of it, or behind it: an access outside faults."""
 import torch
 from cuda.bindings import driver as cu
 

@@ -20,10 +20,10 @@ from tkq.testing import assert_2x, pressure
 
 PLACES = {"start": 3000, "producer": 400, "consumer": 400, "wait": 400, "arrive": 400, "barrier": 300, "cluster": 1500,
           "store": 300}
-# Who is late: everybody now and then; what is loaded, so that nobody may read before it is there; who reads, so that
-# nobody may write before it was read, nor give it back; what is stored, so that nobody may be told before it has left;
+# What is late: all roles now and then; loads, so that none may read before the data are there; reads, so that none may
+# write before the data were read, nor give the stage back; stores, so that none may be signalled before it has left;
 # the first part of a sum, so that no other may be added before it is there; one role of a block alone;
-# one warpgroup behind the block's barriers, so that nobody may count for it; some blocks of a cluster, so that nobody
+# one warpgroup behind the block's barriers, so that no other may count for it; some blocks of a cluster, so that none
 # may send to what they have not set up.
 KINDS = {"naps": dict(naps=PLACES), "loads": dict(naps={"load": 6000, "start": 3000}),
          "reads": dict(naps={"consumer": 4000, "arrive": 4000}, poison=True),
@@ -68,9 +68,9 @@ def gemm_not_held():
 
 
 def gemm_paced():
-    from tkq.gemm.dense.wave_sync_config import WaveSyncConfig
+    from tkq.gemm.dense.config import Config
 
-    gemm(WaveSyncConfig(overlap_epilogue=1), (700, 1032, 512), 4, "k")
+    gemm(Config(overlap_epilogue=1, wave_sync=16), (700, 1032, 512), 4, "k")
 
 
 def gemm_few_rows():
@@ -108,7 +108,7 @@ def fp8_promoted():
 
 
 def fp8_blocks():
-    fp8("block", "BLOCKS", promote=True)
+    fp8("1x128_128x128", "BLOCKS", promote=True)
 
 
 def fp8_few_rows():
@@ -125,7 +125,7 @@ def fp8_few_rows_blocks():
     from tkq.gemm.fp8.small_m_config import SmallMFp8Config
 
     for _ in range(REPEATS):
-        take("block", (61, 136, 2064), SmallMFp8Config(64, 64, 2))
+        take("1x128_128x128", (61, 136, 2064), SmallMFp8Config(64, 64, 2))
 
 
 def grouped(sizes=None, n=776, k=272, blocks=6):

@@ -154,11 +154,10 @@ def backward_chain():
 
 
 def backward_seamless():
-    from tkq.attention.backward.fuse_preprocess_config import FusePreprocessConfig
     from tkq.attention.backward.plan import _HELPER_WARPS
 
     num_sms(3)
-    backward_packed(FusePreprocessConfig.of(_HELPER_WARPS[128]), causal=True)
+    backward_packed(dataclasses.replace(_HELPER_WARPS[128], fuse_preprocess=True), causal=True)
 
 
 CASES = (attention, attention_bridge, attention_cluster, attention_packed, attention_window, backward_in_background,

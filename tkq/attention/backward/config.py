@@ -9,6 +9,9 @@ SEMAPHORE_BYTES = 512  # semaphores, and what aligns them; all tiles are multipl
 ROWS = 128  # queries of a block of the kernel that makes dQ alone: likewise
 
 
+DQ_REDUCE = ("atomic", "bulk", "first_store", "serial")
+
+
 @dataclass(frozen=True)
 class BackwardConfig:
     """tile: query rows of a step. block: keys of a block. stages: tiles of Q, and of dO, in flight; ds_stages: of dS;
@@ -16,15 +19,25 @@ class BackwardConfig:
     tile). registers: of a thread of each role, the producer, the dQ warpgroup, then the two warpgroups with keys or,
     where width is above 128, that with dV and that with dK.
 
+    The variants, of which ``tkq.attention.backward.kernel.BackwardKernel`` is composed:
+
+    dq_reduce: how dQ of a tile comes to be the sum over the blocks of keys. "atomic": each adds to an fp32 accumulator
+    from registers; "bulk": through shared memory; "first_store": likewise, and the first to contribute stores
+    (``dq_first_store``); "serial": from block to block, without zeroing, helper warps and a kernel behind
+    (``dq_serial``).
+    ping_pong: the dK/dV warpgroups compute P in turns, so that they stay out of step. overlap_dk: dK of a tile is
+    computed under P of the next, one product more in each task. packed_ds: dS in packed bf16x2, where that can be
+    (``packs_ds``). store_from_registers: dK and dV are written from registers, not through K's and V's memory;
+    persistent: which then takes the next task's K and V meanwhile.
+    helper_warps: the producer's neighbour warps do the work of the kernels before and after
+    (``tkq.attention.backward.helper_warps``): zero the accumulator and convert it to dQ, with "first_store" only the
+    latter. fuse_preprocess: they make the statistics of the rows too. by_query_head: they count by query head, not by
+    K/V head, so that dQ of a head is converted while that of the next is added up.
     l2_section_mb: queries, their gradients and the dQ accumulator that are worked on together, in MB of L2.
     longest_first: where there are masks, the blocks with most queries first; of packed sequences, those with most
-    queries. dq_reduce: how dQ is added to its accumulator, "atomic" from registers, "bulk" through shared memory.
-    ping_pong: the dK/dV warpgroups compute P in turns, so that they stay out of step. overlap_dk: dK of a tile is
-    computed under P of the next, one product more in each task. store_from_registers: dK and dV are written from
-    registers, not through K's and V's memory; persistent: which then takes the next task's K and V meanwhile.
-    helper_warps: the producer's neighbour warps do the work of the kernels before and after
-    (``tkq.attention.backward.helper_warps``). dq_serial: dQ is reduced from block to block, without zeroing, helper
-    warps and a kernel behind (``tkq.attention.backward.dq_serial``).
+    queries. tail_waves: waves of blocks in the heads at the end, whose longest tasks come first. heads_per_task: query
+    heads of a task, of those that share a K/V head, where that divides their number, else one; dK and dV partial sums
+    are passed on from task to task (``tkq.attention.backward.gqa_split``). 0: all of them in one task.
 
     Of the separate dQ kernel: dq_kernel_kv, keys of a K or V tile, dq_kernel_stages, tiles of each in flight, and
     dq_kernel_registers, of the producer and of a consumer."""
@@ -41,10 +54,14 @@ class BackwardConfig:
     dq_reduce: str = "atomic"
     ping_pong: bool = False
     overlap_dk: bool = False
+    packed_ds: bool = True
     store_from_registers: bool = False
     persistent: bool = False
     helper_warps: bool = False
-    dq_serial: bool = False
+    fuse_preprocess: bool = False
+    by_query_head: bool = False
+    tail_waves: int = 1
+    heads_per_task: int = 0
     dq_kernel_kv: int = 128
     dq_kernel_stages: int = 2
     dq_kernel_registers: tuple = (24, 240)
@@ -59,6 +76,18 @@ class BackwardConfig:
     def l2_section_bytes(self) -> int:
         return self.l2_section_mb << 20
 
+    @property
+    def serial(self) -> bool:
+        """dQ goes from block to block."""
+        return self.dq_reduce == "serial"
+
+    def packs_ds(self, spec: BackwardSpec) -> bool:
+        """dS is computed in packed bf16x2 (``tkq.attention.backward.ds``). A serial reduction without overlap_dk has no
+        register left for it at head_dim 128."""
+        registers = spec.width == 64 or self.overlap_dk or not self.serial
+        return (self.packed_ds and registers and spec.dtype == "bf16" and spec.width <= 128 and spec.adds_dq
+                and not spec.softcap)
+
     def dq_parts(self, width: int) -> tuple[int, int]:
         """A tile of dQ as (parts of 64 rows, parts of dq_cols columns)."""
         return self.tile // 64, width // self.dq_cols
@@ -66,19 +95,19 @@ class BackwardConfig:
     def workspace_floats(self, spec: BackwardSpec, rows: int) -> int:
         """Of a query head of ``rows`` rows, in whole tiles: two statistics a row and, where dQ is added up, its fp32;
         and counters, two of each sequence, or four of each tile."""
-        counters = 6 if self.dq_serial else 2
+        counters = 6 if self.serial else 2
         return -(-rows // self.tile) * (self.tile * (2 + (spec.width if spec.adds_dq else 0)) + counters) + 8
 
     def dkv_partial_floats(self, spec: BackwardSpec, keys: int) -> int:
-        """More of it, of a K/V head of ``keys`` keys, where dK and dV are handed on."""
-        return 0
+        """More of it, of a K/V head of ``keys`` keys: dK and dV that are handed on, and a counter for each warp."""
+        return -(-keys // self.block) * (2 * self.block * spec.width + 8) + 8 if self.heads_per_task else 0
 
     def shared_bytes(self, width: int) -> int:
         """Of a block."""
         tile = self.tile * width * 2
         stats, ds = 8 * self.tile * self.stages, self.block * self.tile * 2 * self.ds_stages
-        dq = 64 * self.dq_cols * 4 if self.dq_reduce == "bulk" else 0
-        dq *= self.tile // 64 * (width // self.dq_cols) if self.dq_serial else 1
+        dq = 0 if self.dq_reduce == "atomic" else 64 * self.dq_cols * 4
+        dq *= self.tile // 64 * (width // self.dq_cols) if self.serial else 1
         p = self.p_stages * 64 * self.tile * 2 if width > 128 else 0
         keys = 2 * self.block * width * 2
         return SEMAPHORE_BYTES + keys + 2 * self.stages * tile + stats + ds + dq + p
@@ -89,23 +118,37 @@ class BackwardConfig:
         if self.tile % 64 or width % self.dq_cols or self.block != (64 if wide else 128):
             raise ValueError(f"{self}: tile must be a multiple of 64, dq_cols divide width {width}, and block be "
                              "128, 64 where width is above 128")
-        if self.dq_reduce not in ("atomic", "bulk") or (wide and self.ping_pong):
-            raise ValueError(f"{self}: dq_reduce is atomic or bulk; ping_pong is for two dK/dV warpgroups")
+        if self.dq_reduce not in DQ_REDUCE or (wide and self.ping_pong):
+            raise ValueError(f"{self}: dq_reduce is one of {', '.join(DQ_REDUCE)}; ping_pong is for two dK/dV "
+                             "warpgroups")
         if self.persistent and not self.store_from_registers:
             raise ValueError(f"{self}: persistent needs store_from_registers")
-        if self.helper_warps and (not self.persistent or self.dq_cols % 32):
-            raise ValueError(f"{self}: helper_warps needs persistent, and dq_cols a multiple of 32")
-        if self.dq_serial and (wide or not self.persistent or self.helper_warps or self.dq_reduce != "bulk"):
-            raise ValueError(f"{self}: dq_serial needs persistent and dq_reduce bulk, without helper_warps, and is "
-                             "for two dK/dV warpgroups")
+        if self.serial and (wide or not self.persistent or self.helper_warps):
+            raise ValueError(f"{self}: dq_reduce serial needs persistent, without helper_warps, and is for two dK/dV "
+                             "warpgroups")
         if self.overlap_dk and (wide or self.stages < 2):
             raise ValueError(f"{self}: overlap_dk is for two dK/dV warpgroups, and 2 stages or more")
         if len(self.registers) != (4 if wide else 3) or sum(n * groups for n, groups in self.roles) > 512:
             raise ValueError(f"{self}: registers of {4 if wide else 3} roles, "
                              "512 for a thread of each warpgroup in all")
+        self._check_helper_warps(wide)
         alone = SEMAPHORE_BYTES + 4 * width * (ROWS + self.dq_kernel_kv * self.dq_kernel_stages)
         for what, taken in (("", self.shared_bytes(width)), (" for dQ alone", alone)):
             if taken > SHARED_BYTES:
                 raise ValueError(f"{self}: {taken} bytes of shared memory{what} at width {width}, "
                                  f"there are {SHARED_BYTES}")
         return self
+
+    def _check_helper_warps(self, wide):
+        if self.helper_warps and (not self.persistent or self.dq_cols % 32):
+            raise ValueError(f"{self}: helper_warps needs persistent, and dq_cols a multiple of 32")
+        if self.fuse_preprocess and (not self.helper_warps or wide or self.by_query_head):
+            raise ValueError(f"{self}: fuse_preprocess needs helper_warps, without by_query_head, and is for two dK/dV "
+                             "warpgroups")
+        if self.by_query_head and (not self.helper_warps or wide or self.dq_reduce not in ("bulk", "first_store")):
+            raise ValueError(f"{self}: by_query_head needs helper_warps and dq_reduce bulk or first_store, and is for "
+                             "two dK/dV warpgroups")
+        if self.dq_reduce == "first_store" and not self.by_query_head:
+            raise ValueError(f"{self}: dq_reduce first_store needs by_query_head")
+        if self.tail_waves < 1 or ((self.tail_waves > 1 or self.heads_per_task) and not self.by_query_head):
+            raise ValueError(f"{self}: tail_waves is 1 or more; more than 1, and heads_per_task, need by_query_head")

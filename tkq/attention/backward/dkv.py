@@ -1,68 +1,52 @@
-"""Flash attention backward (Dao et al., 2022, algorithm 4) on the tile layer: dK, dV, and dQ added up in fp32."""
+"""dK and dV of heads of up to 128 columns: two warpgroups, each with 64 keys."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, const_expr
+from cutlass import Constexpr, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward.config import BackwardConfig
-from tkq.attention.backward.dkv_hdim256 import DkvHdim256
-from tkq.attention.backward.dq_atomic import DqAtomic
-from tkq.attention.backward.dq_serial import DqSerial
-from tkq.attention.backward.math import gradients, probabilities
+from tkq.attention.backward.dkv_output import DkvOutput, acquire_after
+from tkq.attention.backward.ds import Fp32Ds, PackedDs, slope, stats_of
+from tkq.attention.backward.gqa_split import pass_on_dkv
+from tkq.attention.backward.math import probabilities
 from tkq.attention.backward.spec import BackwardSpec
-from tkq.attention.backward.state import Scalars, State
-from tkq.attention.common.operands import BackwardOperands, Gradients, Sequences
+from tkq.attention.backward.state import State, Tiles
 from tkq.attention.common.sequences import piece
-from tkq.runtime.compile import fake
 from tkq.tile import WARPGROUP
 
 DKV_BARRIER, PING_PONG_BARRIER = 1, 3  # one each for each warpgroup with keys
 
 
-class AttentionBackward(DqAtomic):
-    """dV = P' dO, dK = scale * dS' Q, dQ = scale * dS K, with P = exp(scale * Q K' - lse) and
-    dS = P * (dO V' - rowsum(o * do) + dlse).
+class Dkv:
+    """Where a warpgroup has room for dK and dV together. The roles are drawn in ``BackwardKernel``.
 
-    A task, one for each block or one after the other, is 128 keys of one K/V head; all queries that see them, of all
-    its query heads, pass by in tiles. Scores are transposed, (key, query), so that P' and dS' are operands in registers
-    as they are.
+    S and dP share registers: with both, dK and dV there would not be enough; the assembler still begins dP as soon as S
+    has been scaled."""
 
-      producer (warp 0)        K V, then Q dO of one tile after the other
-      2 warpgroups (dK, dV)    S' = K Q' | P, dP' = V dO' under it | dV += P' dO, dS under it | dS' to shared memory,
-                               dK += dS' Q, with ``overlap_dk`` under the next tile's P | next tile .. | write dK, dV
-      1 warpgroup              dQ = dS K | added to the accumulator in global memory | next tile ..
-      helper warps (warps 1-3) see ``HelperWarps``
+    kv_releases = 8, 8  # warps that arrive on the empty barriers of K and of V
 
-      pipe      stages     full (arrivals)             empty (arrivals)
-      Q, stats  stages     producer's bytes (1)        every warp with keys (8)
-      dO        stages     producer's bytes (1)        every warp with keys (8)
-      dS        ds_stages  every warp with keys (8)    the dQ warpgroup's warps (4)
+    def __init__(self, spec: BackwardSpec, config: BackwardConfig, tiles: Tiles, scheduler):
+        self.spec, self.config, self.tiles, self.scheduler = spec, config, tiles, scheduler
+        self.output = DkvOutput(spec, config, tiles, scheduler)
+        self.ds = (PackedDs if config.packs_ds(spec) else Fp32Ds)(spec, config)
 
-    The dK/dV warpgroups synchronise at the pipes alone: one's elementwise work overlaps another's wgmma. Adding to dQ,
-    whose traffic comes in bursts, holds up its own warpgroup only. S and dP share registers: with both, dK and dV there
-    would not be enough; the assembler still begins dP as soon as S has been scaled. ``BackwardPreprocess`` makes the
-    statistics of the rows, where rows past the end and rows that see no key have P = 0, so that no query needs a mask;
-    without helper warps it zeroes the accumulator, and ``BackwardPostprocess`` makes dQ of it.
-    """
+    def roles(self, g, s, registers):
+        """A tuple of ``tk.Role``."""
+        return tk.Role(lambda wg: self.run(g, s, wg), registers[0], warpgroups=2),
 
-    warpgroups = 4
-
-    def roles(self, g, s):
-        producer, dq, dkv = self.config.registers
-        return (self.first_role(g, s, producer),
-                tk.Role(lambda _: self.dq_warpgroup(g, s), dq),
-                tk.Role(lambda wg: self.dkv_warpgroup(g, s, wg), dkv, warpgroups=2))
+    def p_ring(self, al):
+        """Where warpgroups hand P to each other: they do not."""
 
     @cute.jit
-    def dkv_warpgroup(self, g, s, wg):
-        tile, dim, dtype = self.config.tile, self.spec.width, self.q_tile.dtype
+    def run(self, g, s, wg):
+        tile, dim, dtype = self.config.tile, self.spec.width, self.tiles.q.dtype
         scores, kv = tk.rt_fl(tile), tk.ring(1)
         c = State(s=scores, dp=scores, p=tk.rt(tile, dtype), ds=tk.rt(tile, dtype), ds_prev=tk.rt(tile, dtype),
                   dk=tk.rt_fl(dim), dv=tk.rt_fl(dim), ring=s.q_pipe.ring(), q_prev=s.q_pipe.ring(),
                   ds_ring=s.ds_pipe.ring(), ping_pong=tk.PingPong(2, wg, self.config.ping_pong, PING_PONG_BARRIER),
                   wg=wg)
         c.ping_pong.start()
-        self.each_task(g, s, lambda t, reload_task: self.dkv_task(g, s, t, reload_task, c, kv))
+        self.scheduler.each_task(g, s, lambda t, reload_task: self.dkv_task(g, s, t, reload_task, c, kv))
 
     @cute.jit
     def dkv_task(self, g, s, t, reload_task: Constexpr, c, kv):
@@ -73,12 +57,12 @@ class AttentionBackward(DqAtomic):
         if const_expr(self.config.overlap_dk):
             tk.zero(c.ds_prev)
             c.q_prev.count[0] = c.ring.count[0]
-        self.visit(g, s, t, c, self.step)
+        self.scheduler.visit(g, s, t, c, self.step)
         if const_expr(self.config.overlap_dk):
             self.last_dk(s, c)
         for i in cutlass.range_constexpr(2):
-            self.release_kv(s, i)
-        self.next_kv(kv)
+            self.scheduler.release_kv(s, i)
+        self.scheduler.next_kv(kv)
         self.finish(g, s, reload_task(), c)
 
     def step(self, *args):
@@ -93,10 +77,10 @@ class AttentionBackward(DqAtomic):
         self.make_p(g, s, t, c, m, masked)
         c.ping_pong.give()
         s.do_pipe.wait(c.ring)
-        self.multiply_dp(s, c)
+        self.ds.multiply_dp(s, c)
         tk.mma_AB(c.dv, c.p, s.do[c.ring.stage])
         tk.mma_wait(1)  # dP
-        self.make_ds(s, c)
+        self.ds.make(s, c)
         if const_expr(self.spec.adds_dq):
             self.hand_over(s, c)
             c.ds_ring.advance()
@@ -121,10 +105,10 @@ class AttentionBackward(DqAtomic):
         tk.mma_wait(0)  # dK
         self.release_q_prev(s, c)
         s.do_pipe.wait(c.ring)
-        self.multiply_dp(s, c)
+        self.ds.multiply_dp(s, c)
         tk.mma_AB(c.dv, c.p, s.do[c.ring.stage])
         tk.mma_wait(1)  # dP
-        self.make_ds(s, c)
+        self.ds.make(s, c)
         if const_expr(self.spec.adds_dq):
             self.hand_over(s, c)
             c.ds_ring.advance()
@@ -134,21 +118,11 @@ class AttentionBackward(DqAtomic):
         c.ring.advance()
 
     def make_p(self, g, s, t, c, m, masked):
-        limits = self.limits(g, t, m, c.wg) if masked else ()
-        probabilities(c.p, self.slope(c), c.s, self.stats(s, c.ring, 0), g.scores, limits)
-
-    def multiply_dp(self, s, c):
-        tk.mm_ABt(c.dp, s.v[c.wg], s.do[c.ring.stage])
-
-    def make_ds(self, s, c):
-        gradients(c.ds, self.slope(c), c.dp, self.stats(s, c.ring, 1))
-
-    def slope(self, c):
-        """Of ``probabilities``: in registers that are there."""
-        return c.ds if self.spec.softcap else c.p
+        limits = self.scheduler.limits(g, t, m, c.wg) if masked else ()
+        probabilities(c.p, slope(self.spec, c), c.s, stats_of(s, c.ring, 0, self.config.tile), g.scores, limits)
 
     def save_ds(self, g, c):
-        """kept = dS. An operand that comes round a loop must be written while no product runs, or the assembler lets
+        """ds_prev = dS. An operand that comes round a loop must be written while no product runs, or the assembler lets
         none run under anything else; a copy it would see through, so a 0 that it does not know enters."""
         to, x = (cute.recast_tensor(tile.tensor, Int32) for tile in (c.ds_prev, c.ds))
         for i in range(cute.size(x)):
@@ -178,7 +152,7 @@ class AttentionBackward(DqAtomic):
 
     def wait_for_dq(self, s, c):
         """Until the warpgroup that makes dQ has read K for the last time."""
-        self.acquire_after(s.ds_pipe, c.ds_ring)
+        acquire_after(s.ds_pipe, c.ds_ring)
 
     @cute.jit
     def finish(self, g, s, t, c):
@@ -189,49 +163,29 @@ class AttentionBackward(DqAtomic):
             self.write_both(g, t, c, number)
         else:
             tk.sync(barrier, WARPGROUP)  # V has been read
-            self.send(piece(g.layout, g.dv, t.rows_k), s.v[c.wg], c.dv, at, barrier)
+            self.output.send(piece(g.layout, g.dv, t.rows_k), s.v[c.wg], c.dv, at, barrier)
             tk.mul(c.dk, c.dk, g.scale)
             if const_expr(self.spec.adds_dq):
                 self.wait_for_dq(s, c)
-            self.send(piece(g.layout, g.dk, t.rows_k), s.k[c.wg], c.dk, at, barrier)
+            self.output.send(piece(g.layout, g.dk, t.rows_k), s.k[c.wg], c.dk, at, barrier)
         tk.store_wait()
 
+    @cute.jit
     def write_both(self, g, t, c, number):
-        self.write(g, g.dv, c.dv, t, number)
+        if const_expr(self.config.heads_per_task):
+            if self.pass_on(g, t, c, number):
+                self.write_sums(g, t, c, number)
+        else:
+            self.write_sums(g, t, c, number)
+
+    def pass_on(self, g, t, c, number):
+        """From one part of the query heads to the next. Is this the last, which has the sums?"""
+        blocks = g.tasks // (g.layout.batches * g.kv_heads)
+        head = t.sequence * (g.kv_heads // g.splits_per_kv_head) + self.scheduler.kv_head(g, t)
+        place = head * (2 * blocks) + number
+        return pass_on_dkv(g.dkv_partials, place, t.head % g.splits_per_kv_head, g.splits_per_kv_head, (c.dk, c.dv))
+
+    def write_sums(self, g, t, c, number):
+        self.output.write(g, g.dv, c.dv, t, number)
         tk.mul(c.dk, c.dk, g.scale)
-        self.write(g, g.dk, c.dk, t, number)
-
-
-class DqSerialBackward(DqSerial, AttentionBackward):
-    """With dQ that goes from block to block."""
-
-
-def _kind(spec, config):
-    return DqSerialBackward if config.dq_serial else DkvHdim256 if spec.width > 128 else AttentionBackward
-
-
-def build(spec: BackwardSpec, config: BackwardConfig):
-    """The kernels and their fake arguments: any B, Sq, Sk, H, Hk, D and Dv up to the width, and strides that are
-    multiples of 16 bytes."""
-    B, Bp, Sq, Sk, H, Hk = (fake.sym() for _ in range(6))
-    D, Dv = (fake.sym(divisibility=8) for _ in range(2))
-    batch = () if spec.varlen else (B,)
-
-    def operand(seqlen, heads, cols):
-        shape = *batch, seqlen, heads, cols
-        return fake.tensor(spec.dtype, shape, (*(fake.sym64(divisibility=8) for _ in shape[1:]), 1), align=16)
-
-    def rows():
-        shape = *batch, H, Sq
-        return fake.tensor("fp32", shape, tuple(fake.sym64() for _ in shape), align=4)
-
-    def ints(n, there=True):
-        return fake.tensor("int32", (n,), align=4) if there else None
-
-    q, dq, o, do = (operand(Sq, H, cols) for cols in (D, D, Dv, Dv))
-    k, dk, v, dv = (operand(Sk, Hk, cols) for cols in (D, D, Dv, Dv))
-    sequences = Sequences(ints(Bp), ints(Bp), ints(B, spec.seqused_q), ints(B, spec.seqused_k)) if spec.varlen else None
-    return _kind(spec, config)(spec, config), (
-        BackwardOperands(do, q, k, v, o, rows(), rows() if spec.dlse else None),
-        Gradients(dq if spec.dq else None, dk, dv), fake.tensor("fp32", (fake.sym64(),)), sequences,
-        Scalars(Float32(1.0), Float32(0.0), Int32(0), Int32(0), Int32(1)))
+        self.output.write(g, g.dk, c.dk, t, number)

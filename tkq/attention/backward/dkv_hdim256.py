@@ -1,19 +1,22 @@
-"""Attention's backward for heads so wide that a warpgroup has no room for dK and dV together."""
+"""dK and dV of heads so wide that a warpgroup has no room for both: one for each, and P goes between them."""
 import cutlass.cute as cute
 from cutlass import Constexpr, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.attention.backward.dq_atomic import DqAtomic
+from tkq.attention.backward.config import BackwardConfig
+from tkq.attention.backward.dkv_output import DkvOutput, acquire_after
+from tkq.attention.backward.ds import stats_of
 from tkq.attention.backward.math import gradients, probabilities
-from tkq.attention.backward.state import DkState, DvState
+from tkq.attention.backward.spec import BackwardSpec
+from tkq.attention.backward.state import DkState, DvState, Tiles
 from tkq.attention.common.sequences import piece
 from tkq.tile import WARPGROUP
 
 DV_BARRIER, DK_BARRIER = 1, 2
 
 
-class DkvHdim256(DqAtomic):
-    """As ``AttentionBackward``, with 64 keys to a block and a warpgroup for each product that is kept:
+class DkvHdim256:
+    """In ``BackwardKernel`` above head_dim 128, with 64 keys to a block and a warpgroup for each accumulated product:
 
       producer (warp 0)    K V, then Q dO of one tile after the other
       dV warpgroup         S' = K Q' | P (with a softcap its slope) to shared memory | dV += P' dO | next .. | write dV
@@ -28,14 +31,16 @@ class DkvHdim256(DqAtomic):
 
     P goes from a thread to the one with the same place in the other warpgroup: 16 bytes of each side by side."""
 
-    warpgroups = 4
     kv_releases = 4, 4  # values read K, keys V
 
-    def roles(self, g, s):
-        producer, dq, dv, dk = self.config.registers
-        return (self.first_role(g, s, producer),
-                tk.Role(lambda _: self.dq_warpgroup(g, s), dq), tk.Role(lambda _: self.dv_warpgroup(g, s), dv),
-                tk.Role(lambda _: self.dk_warpgroup(g, s), dk))
+    def __init__(self, spec: BackwardSpec, config: BackwardConfig, tiles: Tiles, scheduler):
+        self.spec, self.config, self.tiles, self.scheduler = spec, config, tiles, scheduler
+        self.output = DkvOutput(spec, config, tiles, scheduler)
+
+    def roles(self, g, s, registers):
+        """A tuple of ``tk.Role``."""
+        dv, dk = registers
+        return tk.Role(lambda _: self.dv_warpgroup(g, s), dv), tk.Role(lambda _: self.dk_warpgroup(g, s), dk)
 
     def p_ring(self, al):
         """(4, thread, quads, stages) of pairs of 16-bit elements."""
@@ -43,11 +48,11 @@ class DkvHdim256(DqAtomic):
         return al.allocate_tensor(Int32, cute.make_layout(shape), 128)
 
     def accumulators(self):
-        """dK or dV of 64 keys, in tiles of so many columns as one product may have here."""
-        return tuple(tk.rt_fl(self.out_tile.cols) for _ in range(self.spec.width // self.out_tile.cols))
+        """dK or dV of 64 keys, in tiles of the most columns that one product may have here."""
+        return tuple(tk.rt_fl(self.tiles.out.cols) for _ in range(self.spec.width // self.tiles.out.cols))
 
     def accumulate(self, accumulators, a, b):
-        """kept += a @ b"""
+        """accumulators += a @ b"""
         for i, x in enumerate(accumulators):
             tk.mma_AB(x, a, b, b_part=i)
 
@@ -55,35 +60,35 @@ class DkvHdim256(DqAtomic):
         """Write dK or dV: from registers, or through a ring of shared memory that is no longer read."""
         if self.config.store_from_registers:
             for i, x in enumerate(accumulators):
-                self.write(g, dst, x, t, t.block, i)
+                self.output.write(g, dst, x, t, t.block, i)
         else:
-            room = ring.scratch(self.out_tile)
+            room = ring.scratch(self.tiles.out)
             for i, x in enumerate(accumulators):
-                self.send(piece(g.layout, dst, t.rows_k), room[i], x, (t.batch_k, t.head, t.block, i), barrier)
+                self.output.send(piece(g.layout, dst, t.rows_k), room[i], x, (t.batch_k, t.head, t.block, i), barrier)
 
     # ---- values ----------------------------------------------------------------------------------
 
     @cute.jit
     def dv_warpgroup(self, g, s):
         tile, kv = self.config.tile, tk.ring(1)
-        p = tk.rt(tile, self.q_tile.dtype)
-        slope = tk.rt(tile, self.q_tile.dtype) if const_expr(self.spec.softcap) else p
+        p = tk.rt(tile, self.tiles.q.dtype)
+        slope = tk.rt(tile, self.tiles.q.dtype) if const_expr(self.spec.softcap) else p
         c = DvState(s=tk.rt_fl(tile), p=p, slope=slope, dv=self.accumulators(), ring=s.q_pipe.ring(),
                     p_ring=s.p_pipe.ring())
-        self.each_task(g, s, lambda t, reload_task: self.dv_task(g, s, t, reload_task, c, kv))
+        self.scheduler.each_task(g, s, lambda t, reload_task: self.dv_task(g, s, t, reload_task, c, kv))
 
     @cute.jit
     def dv_task(self, g, s, t, reload_task: Constexpr, c, kv):
         for x in c.dv:
             tk.zero(x)
         tk.wait(s.kv_full[0], kv.phase)
-        self.visit(g, s, t, c, self.dv_step)
-        self.release_kv(s, 0)
+        self.scheduler.visit(g, s, t, c, self.dv_step)
+        self.scheduler.release_kv(s, 0)
         t = reload_task()
         if const_expr(not self.config.store_from_registers):
             tk.wait(s.kv_full[1], kv.phase)  # where no query sees a key, V may still be on its way
-            self.acquire_after(s.p_pipe, c.p_ring)  # V has been read for the last time, and then P
-        self.next_kv(kv)
+            acquire_after(s.p_pipe, c.p_ring)  # V has been read for the last time, and then P
+        self.scheduler.next_kv(kv)
         self.send_accumulators(g, g.dv, s.v, c.dv, t, DV_BARRIER)
         tk.store_wait()
 
@@ -93,8 +98,8 @@ class DkvHdim256(DqAtomic):
         s.q_pipe.wait(c.ring)
         tk.mm_ABt(c.s, s.k[0], s.q[c.ring.stage])
         tk.mma_wait(0)
-        limits = self.limits(g, t, m, 0) if masked else ()
-        probabilities(c.p, c.slope, c.s, self.stats(s, c.ring, 0), g.scores, limits)
+        limits = self.scheduler.limits(g, t, m, 0) if masked else ()
+        probabilities(c.p, c.slope, c.s, stats_of(s, c.ring, 0, self.config.tile), g.scores, limits)
         s.do_pipe.wait(c.ring)
         self.accumulate(c.dv, c.p, do)
         s.q_pipe.release(c.ring)
@@ -118,26 +123,26 @@ class DkvHdim256(DqAtomic):
 
     @cute.jit
     def dk_warpgroup(self, g, s):
-        tile, kv, dtype = self.config.tile, tk.ring(1), self.q_tile.dtype
+        tile, kv, dtype = self.config.tile, tk.ring(1), self.tiles.q.dtype
         c = DkState(dp=tk.rt_fl(tile), slope=tk.rt(tile, dtype), ds=tk.rt(tile, dtype), dk=self.accumulators(),
                     ring=s.q_pipe.ring(), p_ring=s.p_pipe.ring(), ds_ring=s.ds_pipe.ring())
-        self.each_task(g, s, lambda t, reload_task: self.dk_task(g, s, t, reload_task, c, kv))
+        self.scheduler.each_task(g, s, lambda t, reload_task: self.dk_task(g, s, t, reload_task, c, kv))
 
     @cute.jit
     def dk_task(self, g, s, t, reload_task: Constexpr, c, kv):
         for x in c.dk:
             tk.zero(x)
         tk.wait(s.kv_full[1], kv.phase)
-        self.visit(g, s, t, c, self.dk_step)
-        self.release_kv(s, 1)
+        self.scheduler.visit(g, s, t, c, self.dk_step)
+        self.scheduler.release_kv(s, 1)
         t = reload_task()
         for x in c.dk:
             tk.mul(x, x, g.scale)
         if const_expr(not self.config.store_from_registers):
             tk.wait(s.kv_full[0], kv.phase)
             if const_expr(self.spec.adds_dq):  # the last dS has been taken, and so K; values has used it before P
-                self.acquire_after(s.ds_pipe, c.ds_ring)
-        self.next_kv(kv)
+                acquire_after(s.ds_pipe, c.ds_ring)
+        self.scheduler.next_kv(kv)
         self.send_accumulators(g, g.dk, s.k, c.dk, t, DK_BARRIER)
         tk.store_wait()
 
@@ -149,7 +154,7 @@ class DkvHdim256(DqAtomic):
         s.p_pipe.wait(c.p_ring)
         self.hand_over(c.slope, s.p, c.p_ring, True)
         s.q_pipe.wait(c.ring)
-        delta = self.stats(s, c.ring, 1)
+        delta = stats_of(s, c.ring, 1, self.config.tile)
         tk.mma_wait(0)
         s.do_pipe.release(c.ring)
         gradients(c.ds, c.slope, c.dp, delta)

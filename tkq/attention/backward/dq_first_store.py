@@ -1,4 +1,5 @@
-"""The first block to contribute to a dQ tile stores its partial sum; later blocks add. Saves zeroing the accumulator.
+"""dQ policy "first_store": the first block to contribute to a tile stores its partial sum; later blocks add. Saves
+zeroing the accumulator.
 
 Zeroing writes the accumulator and, once it has left L2, reads it again: half as many bytes as the statistics and dQ
 take together. Each dQ tile has a state word:
@@ -15,20 +16,15 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 import tkq.tile as tk
-from tkq.attention.backward.dkv import build as build_alike
-from tkq.attention.backward.dq_atomic import store_or_add
-from tkq.attention.backward.dq_first_store_config import DqFirstStoreConfig
-from tkq.attention.backward.gqa import GqaBackward
-from tkq.attention.backward.helper_warps import ConvertHelperWarps
-from tkq.attention.backward.spec import BackwardSpec
+from tkq.attention.backward.dq_tile import DqTile, store_or_add
 from tkq.attention.common.counters import load_acquire, wait_count, words_of
 
 STORED = 1 << 24  # added to a tile's state word by each warp that has stored its rows
 THERE = 4 * STORED
 
 
-class DqFirstStore(GqaBackward):
-    """See ``AttentionBackward``, of which these roles are others:
+class FirstStoreDq:
+    """What a dQ warpgroup does with one tile (``DqByQueryHead``). These roles of ``BackwardKernel`` are others:
 
       1 warpgroup (dQ)         read the tile's state word | claim it if unclaimed, else wait until it is stored
                                | dQ = dS K | store, and signal the word; or add | next tile .. | when a query head's
@@ -43,13 +39,12 @@ class DqFirstStore(GqaBackward):
     The words are what ``Counters`` has as ``ready``. The kernel before clears all of these, in each launch.
     """
 
-    def __init__(self, spec: BackwardSpec, config: DqFirstStoreConfig):
-        super().__init__(spec, config)
-        self.helper_warps = ConvertHelperWarps(spec, config, self.head_in_order)
+    def __init__(self, tile: DqTile, scheduler):
+        self.tile, self.scheduler = tile, scheduler
 
     @cute.jit
     def add_tile(self, g, s, t, dq, ring, head, m):
-        number = self.tile_number(g, t, head, m)
+        number = self.scheduler.tile_number(g, t, head, m)
         seen = cute.arch.make_warp_uniform(load_acquire(words_of(g), Int32(number)))
         s.ds_pipe.wait(ring)
         first = self.is_first(g, t, Int32(number), seen)
@@ -83,10 +78,10 @@ class DqFirstStore(GqaBackward):
         warp = tk.warp_id() % 4
 
         def send(address):
-            self.send_rows(s.dq[None, None, None, warp], dq,
-                           lambda room, size: store_or_add(first, address + warp * size, room, size))
+            self.tile.send_rows(s.dq[None, None, None, warp], dq,
+                                lambda room, size: store_or_add(first, address + warp * size, room, size))
 
-        self.each_part(g, s, dq, ring, number, send)
+        self.tile.each_part(g, s, dq, ring, number, send)
 
 
 @cute.jit
@@ -101,8 +96,3 @@ def claimed(words, number, mine):
 
 def owner(word):
     return word & (STORED - 1)
-
-
-def build(spec: BackwardSpec, config: DqFirstStoreConfig):
-    """The kernels and their fake arguments, as ``tkq.attention.backward.dkv.build``."""
-    return DqFirstStore(spec, config), build_alike(spec, config)[1]

@@ -1,4 +1,4 @@
-"""Serial dQ reduction: key blocks of a head run last to first. The last stores, middle ones add, the first adds its own
+"""dQ policy "serial": key blocks of a head run last to first. The last stores, middle ones add, the first adds its own
 part and writes dQ. No zeroing before, no conversion kernel after.
 
 Deadlock-free: a block waits only on blocks claimed before it. Waits are rare: in a causal problem a block begins with
@@ -10,10 +10,15 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Int32, Int64, const_expr
 
 import tkq.tile as tk
-from tkq.attention.backward.dq_atomic import DqAtomic, store_or_add
+from tkq.attention.backward.config import BackwardConfig
+from tkq.attention.backward.dq_tile import DqTile, store_or_add
 from tkq.attention.backward.helper_warps import columns
+from tkq.attention.backward.spec import BackwardSpec
+from tkq.attention.backward.state import DqSerialOperands
 from tkq.attention.common.counters import load_acquire
 from tkq.attention.common.query_mask import key_blocks_of
+from tkq.attention.common.sequences import with_batch
+from tkq.attention.common.tile_order import serial_heads
 
 TOGETHER = 4  # tiles that one fence signals
 
@@ -32,32 +37,46 @@ class DqSerialState:
     sent: cute.Tensor
 
 
-class DqSerial(DqAtomic):
+class SerialDq:
     """Each warp by itself: wait until it is the tile's turn | for dS | dQ = dS K | .. of the first block: + the sums so
     far, which come meanwhile, write dQ | of others: store or add, and raise the counts of several tiles at once."""
 
+    def __init__(self, spec: BackwardSpec, config: BackwardConfig, tile: DqTile, scheduler):
+        self.spec, self.config, self.tile, self.scheduler = spec, config, tile, scheduler
+        self.all_serial = spec.varlen or not (spec.right and config.longest_first)  # no heads whose longest come first
+
+    def operands(self, dq, counters, right, heads, l2_section, tail_heads, tiles) -> DqSerialOperands:
+        """In the host function. heads: of K and V, of all batches. tiles: of a K/V head's query heads."""
+        counts = cute.make_tensor(counters.iterator + 1, cute.make_layout((cute.size(counters) - 1,)))
+        if self.all_serial:
+            serial = Int32(1 << 30), Int32((1 << 31) - 1)
+        else:
+            first = serial_heads(heads, l2_section, tail_heads)
+            serial = first, first * tiles
+        return DqSerialOperands(with_batch(dq, self.spec.varlen), counts, *serial, right)
+
     @cute.jit
-    def dq_warpgroup(self, g, s):
+    def run(self, g, s):
         ints = [cute.make_rmem_tensor((1,), Int32) for _ in range(3)]
         c = DqSerialState(tk.rt_fl(self.config.dq_cols), s.ds_pipe.ring(), tk.ring(1), tk.ring(1), *ints)
         cute.arch.griddepcontrol_wait()  # counts and accumulators are zero
-        self.each_task(g, s, lambda t, reload_task: self.serial_task(g, s, t, c))
+        self.scheduler.each_task(g, s, lambda t, reload_task: self.serial_task(g, s, t, c))
 
     @cute.jit
     def serial_task(self, g, s, t, c):
         tk.wait(s.kv_full[0], c.kv.phase)
         c.sent[0] = Int32(0)
-        self.each_tile(g, t, lambda _, h, m: self.serial_step(g, s, t, c, h, m))
+        self.scheduler.each_tile(g, t, lambda _, h, m: self.serial_step(g, s, t, c, h, m))
         self.signal(g, c, 0)
         tk.store_wait(read=False)  # additions outside the serial reduction
-        self.release_kv(s, 0)
-        self.next_kv(c.kv)
+        self.scheduler.release_kv(s, 0)
+        self.scheduler.next_kv(c.kv)
 
     @cute.jit
     def serial_step(self, g, s, t, c, h, m):
         rows, cols = self.config.dq_parts(self.spec.width)
-        head = self.query_head(g, t, h)
-        number, warp = self.tile_number(g, t, head, m), tk.warp_id() % 4
+        head = self.scheduler.query_head(g, t, h)
+        number, warp = self.scheduler.tile_number(g, t, head, m), tk.warp_id() % 4
         at = Int32(number) * 4 + warp
         last = self.last_block(g, t, m)
         serial = t.sequence * g.kv_heads + t.head < g.dq_serial.heads
@@ -77,7 +96,7 @@ class DqSerial(DqAtomic):
         if (c.sent[0] > TOGETHER) | (begins & (c.sent[0] > 1)):
             self.signal(g, c, 1)
         for i in cutlass.range_constexpr(rows * cols):
-            self.make_dq(s, c.dq, c.ring, a_part=i // cols, b_part=i % cols)
+            self.tile.make(s, c.dq, c.ring, a_part=i // cols, b_part=i % cols)
             if const_expr(i == rows * cols - 1):
                 s.ds_pipe.release(c.ring)
             if final:
@@ -92,7 +111,7 @@ class DqSerial(DqAtomic):
 
     def last_block(self, g, t, m):
         """That sees tile m."""
-        return key_blocks_of(self.extent(g, t.rows_q, t.rows_k), m * self.config.tile).end - 1
+        return key_blocks_of(self.scheduler.extent(g, t.rows_q, t.rows_k), m * self.config.tile).end - 1
 
     @cute.jit
     def wait_turn(self, g, t, c, m, at):
@@ -163,7 +182,7 @@ class DqSerial(DqAtomic):
     def send_part(self, g, s, dq, number, i: Constexpr[int], begins, warp):
         """Part i of dQ, to or onto the accumulator."""
         rows, cols = self.config.dq_parts(self.spec.width)
-        self.send_rows(
+        self.tile.send_rows(
             s.dq[None, None, None, warp, i], dq,
             lambda room, size: store_or_add(begins, self.address(g, number, i, warp), room, size), rows * cols - 1)
 

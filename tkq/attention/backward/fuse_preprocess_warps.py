@@ -2,16 +2,14 @@
 
 Before the kernel that adds up could begin, all of O and dO had to be read, 60 us for 134 MB on an H100; so it begins
 with what its first tasks need. For short sequences this does not pay: the helper warps fall behind then."""
-from typing import NamedTuple
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 import tkq.tile as tk
 from tkq.attention.backward.config import BackwardConfig
-from tkq.attention.backward.helper_warps import FINISHED, ZEROED, Counters, HelperWarps, columns
-from tkq.attention.backward.preprocess import VECTOR, BackwardPreprocess, Rows
+from tkq.attention.backward.helper_warps import FINISHED, ZEROED, HelperWarps, columns
+from tkq.attention.backward.preprocess import VECTOR, BackwardPreprocess
 from tkq.attention.backward.spec import BackwardSpec
 from tkq.attention.common.counters import claim, wait_count_backoff
 from tkq.attention.common.integers import ceil_div
@@ -20,21 +18,11 @@ from tkq.attention.common.sequences import in_sequences
 WARP = 32
 
 
-class PreprocessOperands(NamedTuple):
-    """As ``HelperOperands``. rows: of which the statistics are. known: of how many tiles, in order, they are there."""
-
-    dq: cute.Tensor
-    counters: Counters
-    zero_ahead: Int32
-    rows: Rows
-    known: Int32
-
-
 class PreprocessHelperWarps(HelperWarps):
     """Zeroes a tile's accumulator and makes its statistics. ``ready`` counts the tiles for which both are there."""
 
-    def __init__(self, spec: BackwardSpec, config: BackwardConfig):
-        super().__init__(spec, config)
+    def __init__(self, spec: BackwardSpec, config: BackwardConfig, scheduler):
+        super().__init__(spec, config, scheduler)
         self.pre = BackwardPreprocess(spec, config)
         self.ahead = 2 if spec.varlen else 1  # rows that are asked for at once: what there are registers for
 
@@ -51,7 +39,7 @@ class PreprocessHelperWarps(HelperWarps):
                 if zeroed < tiles:
                     self.prepare(g, zeroed)
                 zeroed = zeroed + 1
-            at = self.tile(g, n)  # found again: kept, it would take registers
+            at = self.tile(g, n)  # found again: held, it would take registers
             head = self.head(g, at)
             wait_count_backoff(counters.ready, head, self.tiles_of(g, at.rows_q))
             wait_count_backoff(counters.added, head, 4 * self.blocks(at.rows_k))
@@ -80,7 +68,6 @@ class PreprocessHelperWarps(HelperWarps):
                         for z in (rows.o, rows.do)]
                 total = cutlass.select_(i == lane, self.pre.row_sum(x, y, lane < shares), total)
             self.pre.write(rows, stats, (at.batch, at.head, first, end), k * WARP + lane * together + mine, total)
-
 
     @cute.jit
     def convert(self, g, at):

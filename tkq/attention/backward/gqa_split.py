@@ -69,6 +69,3 @@ def _store(tile, sums, i, warp):
     mine = _quads(tile)
     for j in range(tile.cols // 8):
         cute.autovec_copy(mine[None, j], sums[None, tk.lane_id(), j, warp, i])
-
-
-# ---- counters ----------------------------------------------------------------------------------------

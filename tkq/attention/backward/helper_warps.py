@@ -1,6 +1,6 @@
 """Helper warps: zero the dQ accumulator ahead of the tasks and convert finished tiles to dQ behind them, overlapped
 with the main loop, so that the accumulator stays in L2."""
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import cutlass
 import cutlass.cute as cute
@@ -8,7 +8,7 @@ from cutlass import Constexpr, Float32, Int32, Int64
 
 import tkq.tile as tk
 from tkq.attention.backward.config import BackwardConfig
-from tkq.attention.backward.gqa_config import GqaConfig
+from tkq.attention.backward.preprocess import Rows
 from tkq.attention.backward.spec import BackwardSpec
 from tkq.attention.common.counters import (
     claim,
@@ -28,7 +28,7 @@ WARP = 32
 class Counters(NamedTuple):
     """int32, zero in the beginning. next: (3,) the numbers that are given out next, of tasks, of tiles to zero and of
     those to finish. ready: of the K/V heads of all sequences, tiles that are zero. added: likewise, warps that have
-    added all of a task's dQ."""
+    added all of a task's dQ. With ``by_query_head`` of the query heads."""
 
     next: cute.Tensor
     ready: cute.Tensor
@@ -49,11 +49,14 @@ ZEROED, FINISHED = 1, 2  # of Counters.next
 
 
 class HelperOperands(NamedTuple):
-    """dq: (B, Sq, H, D). zero_ahead: tiles that are zeroed ahead of the last that is done with, at least."""
+    """dq: (B, Sq, H, D). zero_ahead: tiles that are zeroed ahead of the last that is done with, at least. With
+    ``fuse_preprocess``, rows: of which the statistics are; known: of how many tiles, in order, they are there."""
 
     dq: cute.Tensor
     counters: Counters
     zero_ahead: Int32
+    rows: Optional[Rows] = None
+    known: Optional[Int32] = None
 
 
 class HelperWarps:
@@ -65,8 +68,8 @@ class HelperWarps:
       dQ warps      next task | wait until its head is zeroed | add | signal | ..
     """
 
-    def __init__(self, spec: BackwardSpec, config: BackwardConfig):
-        self.spec, self.config = spec, config
+    def __init__(self, spec: BackwardSpec, config: BackwardConfig, scheduler):
+        self.spec, self.config, self.scheduler = spec, config, scheduler
 
     @cute.jit
     def run(self, g):
@@ -89,10 +92,15 @@ class HelperWarps:
             n = claim(counters.next, FINISHED)
 
     def tile(self, g, n):
-        """Where tile n is: of those of a sequence, or of all equal ones, head by head."""
-        return g.layout.at(False, self.config.tile, n, g.heads,
-                           lambda index, slots, *_: (index // slots, index % slots),
-                           self.config.longest_first)
+        """Where tile n is: of those of a sequence, or of all equal ones, head by head; with ``by_query_head`` in the
+        order of the tasks' heads."""
+        def order(index, slots, *_):
+            if not self.config.by_query_head:
+                return index // slots, index % slots
+            head, of_task = index // slots, g.heads_per_kv
+            return self.scheduler.head_in_order(g, head // of_task) * of_task + head % of_task, index % slots
+
+        return g.layout.at(False, self.config.tile, n, g.heads, order, self.config.longest_first)
 
     def number(self, g, at):
         """The tile's place in the workspace."""
@@ -100,12 +108,15 @@ class HelperWarps:
         return Int64(first) + Int64(at.head) * g.tiles + at.number
 
     def head(self, g, at):
-        """The tile's K/V head, of all sequences."""
+        """Whose counters the tile has: its K/V head, of all sequences, or its query head."""
+        if self.config.by_query_head:
+            return at.sequence * g.heads + at.head
         return at.sequence * g.kv_heads + at.head // g.heads_per_kv
 
     def tiles_of(self, g, rows):
-        """Of a K/V head, those that have rows."""
-        return ceil_div(rows, self.config.tile) * g.heads_per_kv
+        """Of such a head, those that have rows."""
+        tiles = ceil_div(rows, self.config.tile)
+        return tiles if self.config.by_query_head else tiles * g.heads_per_kv
 
     def blocks(self, keys):
         """Of a K/V head."""
@@ -177,33 +188,7 @@ class HelperWarps:
         tk.store_wait(read=False)
         signal_fenced(g.helper_warps.counters.added, t.sequence * g.kv_heads + t.head)
 
-
-def columns(x: cute.Tensor, first) -> cute.Tensor:
-    """Of (rows, columns), from column ``first``, a multiple of 8, on."""
-    rows, cols = x.shape
-    start = (x.iterator + first * x.stride[1]).align(16)
-    return cute.make_tensor(start, cute.make_layout((rows, cols - first), stride=x.stride))
-
-
-class GqaHelperWarps(HelperWarps):
-    """Counters are of query heads. Tiles come in the order of the tasks' heads."""
-
-    def __init__(self, spec: BackwardSpec, config: GqaConfig, head_in_order):
-        super().__init__(spec, config)
-        self.head_in_order = head_in_order
-
-    def tile(self, g, n):
-        def order(index, slots, *_):
-            head, of_task = index // slots, g.heads_per_kv
-            return self.head_in_order(g, head // of_task) * of_task + head % of_task, index % slots
-
-        return g.layout.at(False, self.config.tile, n, g.heads, order)
-
-    def head(self, g, at):
-        return at.sequence * g.heads + at.head
-
-    def tiles_of(self, g, rows):
-        return ceil_div(rows, self.config.tile)
+    # ---- likewise, with ``by_query_head`` --------------------------------------------------------------
 
     @cute.jit
     def wait_head(self, g, t, head):
@@ -218,8 +203,8 @@ class GqaHelperWarps(HelperWarps):
         signal(g.helper_warps.counters.added, sequence * g.heads + head)
 
 
-class ConvertHelperWarps(GqaHelperWarps):
-    """Makes dQ of what has been added up, and no zeroes."""
+class ConvertHelperWarps(HelperWarps):
+    """With dq_reduce "first_store": dQ of what has been added up, and no zeroes."""
 
     @cute.jit
     def run(self, g):
@@ -229,7 +214,7 @@ class ConvertHelperWarps(GqaHelperWarps):
         while n < tiles:
             at = self.tile(g, n)
             wait_count_backoff(counters.added, self.head(g, at), 4 * self.blocks(at.rows_k))
-            self.convert(g, self.tile(g, n))  # found again: kept, it would take registers
+            self.convert(g, self.tile(g, n))  # found again: held, it would take registers
             n = claim(counters.next, FINISHED)
 
     def wait_head(self, g, t, head):
@@ -244,3 +229,10 @@ class ConvertHelperWarps(GqaHelperWarps):
         tk.zero(x)
         if has_contribution:
             self.load(x, theirs, first)
+
+
+def columns(x: cute.Tensor, first) -> cute.Tensor:
+    """Of (rows, columns), from column ``first``, a multiple of 8, on."""
+    rows, cols = x.shape
+    start = (x.iterator + first * x.stride[1]).align(16)
+    return cute.make_tensor(start, cute.make_layout((rows, cols - first), stride=x.stride))

@@ -14,7 +14,7 @@ from tkq.runtime import function
 from tkq.runtime.call import check, dtypes, ops
 from tkq.runtime.device import arch
 
-# what decides the kernels (see launcher_of) -> (function, spec, configuration, processors); as many as kinds of call
+# what decides the kernels (see launcher_of) -> (function, spec, configuration, SMs); as many as kinds of call
 _launchers: dict = {}
 OP = "attention_backward"
 
@@ -71,7 +71,7 @@ def _check(tensors, sinks, options):
 
 
 def check_gradient_of(op, tensors, sinks, options, rank):
-    """(do, q, k, v, o, lse, dlse), where q has so many dimensions, and what comes with them."""
+    """(do, q, k, v, o, lse, dlse), where q has ``rank`` dimensions, and what comes with them."""
     do, q, k, v, o, lse, dlse = tensors
     check_operands(op, q, k, v, sinks, rank)
     check_options(op, options)
@@ -179,7 +179,7 @@ def run(tensors: BackwardOperands, gradients: Gradients, options: Options = PLAI
 
 
 def launcher_of(device, key, **more):
-    """(the compiled function, its spec and configuration, the device's multiprocessors). key: as ``run`` makes it;
+    """(the compiled function, its spec and configuration, the device's SMs). key: as ``run`` makes it;
     more: of the spec."""
     arch.require_hopper(device)
     dtype, head_dim, head_dim_v, no_left, no_right, no_softcap, no_dq, no_dlse, deterministic, length = key[:10]

@@ -4,41 +4,22 @@ import itertools
 from dataclasses import replace
 
 from tkq.attention.backward.config import BackwardConfig
-from tkq.attention.backward.dq_first_store_config import DqFirstStoreConfig
-from tkq.attention.backward.fuse_preprocess_config import FusePreprocessConfig
-from tkq.attention.backward.gqa_config import GqaConfig
 from tkq.attention.backward.spec import WIDTHS, BackwardSpec
 from tkq.attention.forward.plan import LENGTHS, length_class
 from tkq.runtime.compile.recipe import Recipe
 
-BRIEF = 512  # keys: packed sequences up to so many are brief
+BRIEF = 512  # most keys of packed sequences that are brief
 PACKED_LENGTHS = ("brief", *LENGTHS)
 
 
 def packed_class(seqlen_k: int) -> str:
-    """``length_class`` of packed sequences, the longest of which has so many keys."""
+    """``length_class`` of packed sequences, by the number of keys of the longest."""
     return "brief" if seqlen_k <= BRIEF else length_class(seqlen_k)
-
-
-def packed_ds(spec: BackwardSpec, config: BackwardConfig) -> bool:
-    """dS is computed in packed bf16x2 (``tkq.attention.backward.packed_ds``). A serial reduction without overlap_dk has
-    no register left for it at head_dim 128."""
-    registers = spec.width == 64 or config.overlap_dk or not config.dq_serial
-    return registers and spec.dtype == "bf16" and spec.width <= 128 and spec.adds_dq and not spec.softcap
 
 
 def recipe(spec: BackwardSpec, config: BackwardConfig) -> Recipe:
     """Of the kernels of a configuration."""
-    module = "dkv"
-    if packed_ds(spec, config):
-        module = "packed_ds"
-    elif isinstance(config, DqFirstStoreConfig):
-        module = "dq_first_store"
-    elif isinstance(config, GqaConfig):
-        module = "gqa"
-    elif isinstance(config, FusePreprocessConfig):
-        module = "fuse_preprocess"
-    return Recipe(f"tkq.attention.backward.{module}:build", (spec, config))
+    return Recipe("tkq.attention.backward.kernel:BackwardKernel", (spec, config))
 
 
 def plan(spec: BackwardSpec, length: str = "medium", group: int = 1) -> BackwardConfig:
@@ -66,7 +47,7 @@ def _planned(spec, length, group):
         return SINGLE[64]
     behind = replace(_HELPER_WARPS[spec.width], l2_section_mb=_section(spec, length))
     # else its helper warps fall behind
-    return FusePreprocessConfig.of(behind) if spec.varlen and length == "long" else behind
+    return replace(behind, fuse_preprocess=True) if spec.varlen and length == "long" else behind
 
 
 def _section(spec, length):
@@ -113,13 +94,13 @@ _PERSISTENT = {64: replace(_D64, store_from_registers=True, persistent=True),
                128: replace(_D128, ping_pong=True, persistent=True)}
 _HELPER_WARPS = {width: replace(config, helper_warps=True, registers=(32, 64, 208), l2_section_mb=8)
                  for width, config in _PERSISTENT.items()}
-_DQ_SERIAL = {64: replace(_PERSISTENT[64], dq_serial=True, stages=2, l2_section_mb=4),
-              128: replace(_PERSISTENT[128], dq_serial=True, l2_section_mb=4)}
+_DQ_SERIAL = {64: replace(_PERSISTENT[64], dq_reduce="serial", stages=2, l2_section_mb=4),
+              128: replace(_PERSISTENT[128], dq_reduce="serial", l2_section_mb=4)}
 _DQ_SERIAL_FULL = replace(_DQ_SERIAL[128], overlap_dk=False)  # with overlap_dk it lacks a register without masks
-_GQA = {width: GqaConfig.of(config) for width, config in _HELPER_WARPS.items()}
+_GQA = {width: replace(config, by_query_head=True) for width, config in _HELPER_WARPS.items()}
 _GQA_SPLIT = replace(_GQA[128], heads_per_task=2)
 _GQA_SPLIT_LONG = replace(_GQA_SPLIT, tail_waves=2)
-_DQ_FIRST_STORE = DqFirstStoreConfig.of(_HELPER_WARPS[128], heads_per_task=2)
+_DQ_FIRST_STORE = replace(_GQA_SPLIT, dq_reduce="first_store")
 SINGLE = {64: _D64, 128: _D128, 256: _D256}  # of a width: blocks that have one task, what variants are made of
 
 
@@ -155,7 +136,7 @@ def shipped():
 def _expectation(spec, config):
     from tkq.runtime.compile.expectation import Expectation
 
-    dq = ({"atomic": "REDG", "bulk": "UBLKRED"}[config.dq_reduce],) if spec.adds_dq else ()
+    dq = ("REDG" if config.dq_reduce == "atomic" else "UBLKRED",) if spec.adds_dq else ()
     return Expectation(
         tensor=24,
         instructions=("UTMALDG", "STG.E.128" if config.store_from_registers else "UTMASTG", "UBLKCP", "USETMAXREG",

@@ -53,7 +53,7 @@ class BackwardPostprocess:
 
 
 def load_part(x, tile, part):
-    """x, 64 rows of dQ, from part ``part`` of an accumulator's tile, in its order (see ``DqAtomic``). From L2,
+    """x, 64 rows of dQ, from part ``part`` of an accumulator's tile, in its order (see ``DqTile``). From L2,
     where it was added up."""
     quads = x.cols // 8
     mine = cute.make_tensor(x.tensor.iterator, cute.make_layout((4, quads)))

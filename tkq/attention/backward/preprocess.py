@@ -150,7 +150,7 @@ class BackwardPreprocess:
         stats[self.tile + i] = second
 
 
-TILES_PREPROCESSED_BEFORE = 4  # for each multiprocessor: two of its first task, and those of its neighbours' heads
+TILES_PREPROCESSED_BEFORE = 4  # for each SM: two of its first task, and those of its neighbours' heads
 
 
 def tile_by_number(layout, size, n, heads, longest_first):

@@ -7,7 +7,7 @@ WIDTHS = (64, 128, 256)  # of tiles: TMA fills a narrower head up with zeros
 
 
 def width(head_dim: int, head_dim_v: int) -> int:
-    """Of the tiles that hold so many columns of q and k, and of v.
+    """Of the tiles that hold ``head_dim`` columns of q and k, and ``head_dim_v`` of v.
 
     Raises:
         NotImplementedError: not multiples of 8 from 8 to 256.
@@ -22,7 +22,7 @@ def width(head_dim: int, head_dim_v: int) -> int:
 @dataclass(frozen=True)
 class BackwardSpec:
     """dtype: of q, k, v, o, their gradients and do. width: columns of a tile, see ``width``. left, right: queries see
-    no further than so many keys (known at run time) to the left, to the right of the key they are aligned with; causal
+    at most a number of keys, known at run time, to the left and to the right of the key they are aligned with; causal
     is right, of 0. softcap: scores went through softcap * tanh(score / softcap). dq: q's gradient is wanted too. dlse:
     the log-sum-exp has a gradient. deterministic: the same in each run. varlen: packed sequences, delimited by
     cu_seqlens; seqused_q, seqused_k: only the first rows of each are in use.

@@ -6,7 +6,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 import tkq.tile as tk
+from tkq.attention.backward.config import BackwardConfig
 from tkq.attention.backward.math import Scores
+from tkq.attention.backward.spec import BackwardSpec
 
 
 class Scalars(NamedTuple):
@@ -30,6 +32,25 @@ class DqSerialOperands(NamedTuple):
     heads: Int32
     tiles: Int32
     right: Int32
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The tiles in shared memory. of_keys: tiles of K, of V and of dS that a block has."""
+
+    q: tk.st
+    kv: tk.st
+    out: tk.st  # of dK and dV
+    ds: tk.st
+    of_keys: int
+    stats_bytes: int
+
+    @staticmethod
+    def of(spec: BackwardSpec, config: BackwardConfig) -> "Tiles":
+        dtype = tk.element_type(spec.dtype)
+        return Tiles(tk.st(config.tile, spec.width, dtype), tk.st(64, spec.width, dtype),
+                     tk.st(64, min(spec.width, 128), dtype), tk.st(64, config.tile, dtype), config.block // 64,
+                     8 * config.tile)
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,37 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Int32, Int64, const_expr
 
 import tkq.tile as tk
+from tkq.attention.backward.config import BackwardConfig
+from tkq.attention.backward.math import limits
+from tkq.attention.backward.spec import BackwardSpec
 from tkq.attention.backward.state import Task
-from tkq.attention.common.query_mask import QueryExtent, query_tiles_of, tile_of_task
-from tkq.attention.common.tile_order import l2_section_of, serial_block
+from tkq.attention.common.query_mask import QueryExtent, mask_limits, query_tiles_of, tile_of_task
+from tkq.attention.common.tile_order import l2_section_of, part_in_order, serial_block
 
 
-class BackwardTasks:
-    """What ``BackwardBase`` knows of tasks: numbers, in an order in which the heads of a section stay in L2."""
+class TileScheduler:
+    """The numbers of tasks, in an order in which the heads of a section stay in L2, and what producer, dK/dV part, dQ
+    part and helper warps ask about a task: one source for all of them.
+
+    A task is a block of keys of one K/V head with all its query heads. With ``heads_per_task`` parts of these have
+    tasks of their own, those of a K/V head as far apart as there are blocks at once: tasks of several query heads of a
+    causal problem, which take unequally long, are soon at different ones, and more than L2 holds would be at work at
+    once. With a serial dQ the blocks of a head come last to first."""
+
+    def __init__(self, spec: BackwardSpec, config: BackwardConfig):
+        self.spec, self.config = spec, config
+
+    # ---- host ----------------------------------------------------------------------------------
+
+    def split_heads(self, heads, kv_heads):
+        """(K/V heads in number, as many as have tasks of their own; how many of them are of one K/V head, or None)."""
+        heads_per_task = self.config.heads_per_task
+        if not heads_per_task:
+            return kv_heads, None
+        of_task = cutlass.select_(heads // kv_heads % heads_per_task == 0, Int32(heads_per_task), Int32(1))
+        return heads // of_task, heads // kv_heads // of_task
+
+    # ---- device --------------------------------------------------------------------------------
 
     def extent(self, g, rows_q, rows_k):
         left, right = (g.left if self.spec.left else None), (g.right if self.spec.right else None)
@@ -56,13 +80,6 @@ class BackwardTasks:
         tk.sync_block()
 
     @cute.jit
-    def assign_if(self, condition, roles: Constexpr):
-        if condition:
-            tk.assign(roles)
-        else:  # where no block has a key: a kernel that waits for this one waits for BackwardPreprocess through it
-            cute.arch.griddepcontrol_wait()
-
-    @cute.jit
     def find_task(self, g, i):
         """Task i."""
         c, masks = self.config, const_expr(self.spec.left or self.spec.right)
@@ -71,8 +88,9 @@ class BackwardTasks:
             l2_section = g.l2_section
             if self.spec.varlen:
                 l2_section = l2_section_of(rows_q, g.l2_section, c.l2_section_bytes, heads)
-            head, block = tile_of_task(index, blocks, heads, l2_section, masks and c.longest_first, g.tail_heads)
-            if const_expr(c.dq_serial):
+            head, block = tile_of_task(index, blocks, heads, l2_section, masks and c.longest_first, self.tail_heads(g))
+            head = self.head_in_order(g, head)
+            if const_expr(c.serial):
                 block = serial_block(block, blocks, head < g.dq_serial.heads)
             return head, block
 
@@ -82,8 +100,19 @@ class BackwardTasks:
         return Task(at.sequence, at.rows_q, at.rows_k, at.batch_q, at.batch_k, first, at.head, at.number, r.first,
                     r.first_unmasked, r.end_unmasked, r.end)
 
+    def tail_heads(self, g):
+        """See ``tile_of_task``."""
+        return g.tail_heads * self.config.tail_waves if self.config.by_query_head else g.tail_heads
+
+    def head_in_order(self, g, head):
+        """Head ``head`` in the order of work."""
+        if not self.config.heads_per_task:
+            return head
+        return part_in_order(head, g.kv_heads * g.layout.batches, g.splits_per_kv_head, g.l2_section, g.tail_heads)
+
     def kv_head(self, g, t):
-        return t.head
+        """Of the task, in K and V."""
+        return t.head // g.splits_per_kv_head if self.config.heads_per_task else t.head
 
     def query_head(self, g, t, h):
         return t.head * g.heads_per_kv + h
@@ -91,6 +120,50 @@ class BackwardTasks:
     def tile_number(self, g, t, head, m):
         """Of tile m of a query head, among those of all heads."""
         return Int64(t.first_tile) + Int64(head) * g.tiles + m
+
+    # ---- of a task -----------------------------------------------------------------------------
+
+    @cute.jit
+    def each_tile(self, g, t, work: Constexpr):
+        """``work(i, h, m)`` for each tile m of each query head h, in the order in which all roles go through them; i is
+        0 the first time, and counts with ``fuse_preprocess``."""
+        if const_expr(self.config.fuse_preprocess):
+            tiles = t.end - t.first
+            for h in cutlass.range(g.heads_per_kv, unroll=1):
+                for i in cutlass.range(tiles, unroll=1):
+                    work(h * tiles + i, h, t.first + i)
+        else:
+            for h in cutlass.range(g.heads_per_kv, unroll=1):
+                for m in cutlass.range(t.first, t.end, unroll=1):
+                    work(h + m - t.first, h, m)
+
+    @cute.jit
+    def visit(self, g, s, t, c, step: Constexpr):
+        """``step(g, s, t, c, m, masked)`` for each tile of each query head, in the order of ``each_tile``."""
+        for _ in cutlass.range(g.heads_per_kv, unroll=1):
+            for m in cutlass.range(t.first, t.first_unmasked, unroll=1):
+                step(g, s, t, c, m, True)
+            for m in cutlass.range(t.first_unmasked, t.end_unmasked, unroll=1):
+                step(g, s, t, c, m, False)
+            if const_expr(self.spec.left):
+                for m in cutlass.range(t.end_unmasked, t.end, unroll=1):
+                    step(g, s, t, c, m, True)
+
+    def limits(self, g, t, m, half):
+        """Of ``probabilities``: which queries of tile m see which of 64 keys."""
+        key = t.block * self.config.block + half * 64
+        return limits(*mask_limits(self.extent(g, t.rows_q, t.rows_k), key, m), rows=t.rows_k - key)
+
+    def release_kv(self, s, which):
+        """A warp reads K (0) or V (1) of its task no more."""
+        if self.config.persistent:
+            cute.arch.sync_warp()
+            tk.arrive(s.kv_empty[which])
+
+    def next_kv(self, kv):
+        """To the next task's K and V."""
+        if self.config.persistent:
+            kv.advance()
 
 
 def values_of(t: Task) -> list:

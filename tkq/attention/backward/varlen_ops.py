@@ -85,7 +85,7 @@ def _cuda(tensors, sinks, lengths, options, deterministic, needs):
         if not (fits and seqused_q is None and seqused_k is None):  # before anything is copied, or filled with zeros
             _check_all(tensors, sinks, lengths, options)
         do = do if fits else do.clone(memory_format=torch.contiguous_format)
-        # rows that are not in use are nobody's task
+        # rows that are not in use belong to no task
         new_q, new_k = (torch.empty if used is None else torch.zeros for used in (seqused_q, seqused_k))
         dq = new_q(q.shape, dtype=q.dtype, device=q.device) if needs[0] else None
         dk, dv = (new_k(x.shape, dtype=q.dtype, device=q.device) for x in (k, v))

@@ -197,7 +197,7 @@ def in_sequences(layout, at: TileCoord):
 
 
 def piece(layout, x: tk.gl, rows) -> tk.gl:
-    """x as a task of a sequence of so many rows sees it."""
+    """x as a task of a sequence of ``rows`` rows sees it."""
     return x.part(rows) if layout.ragged else x
 
 

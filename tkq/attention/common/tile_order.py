@@ -31,8 +31,20 @@ def even_l2_section(l2_section, heads_per_kv, heads):
     return ceil_div(kv_heads, most(ceil_div(kv_heads, at_most), 1)) * heads_per_kv
 
 
+def part_in_order(number, parts, splits_per_kv_head, l2_section, tail_heads):
+    """Part ``number`` in the order of work, of ``parts`` of all K/V heads, ``splits_per_kv_head`` of each: the first
+    parts of a group of K/V heads before their second ones, and so on, then the next group. A group has, in whole
+    sections, at most as many parts as run at once (``tail_heads`` less one or two): a part's dK and dV are ready when
+    the next one needs them."""
+    together = most((tail_heads - 1) // l2_section, 1) * l2_section
+    group = number // (together * splits_per_kv_head)
+    within = number - group * (together * splits_per_kv_head)
+    width = least(together, parts // splits_per_kv_head - group * together)
+    return (group * together + within % width) * splits_per_kv_head + within // width
+
+
 def work_rank(blocks):
-    """0 to 30, the fewer the more work: sequences whose longest tasks have so many key blocks, in steps of half a power
+    """0 to 30, the fewer the more work: of a sequence, by the key blocks of its longest task, in steps of half a power
     of 2. Those of a lower rank come first."""
     bits = _float_bits(most(blocks, 1))  # the exponent and the first bit behind it
     return most(30 - ((bits >> 22) - 254), 0)
@@ -57,8 +69,8 @@ def serial_block(block, blocks, now):
 def l2_section_of(rows, row_bytes, l2_section_bytes, heads):
     """For ``tile_of_task``, K/V heads that are worked on together: as many as fit into ``l2_section_bytes`` of L2, with
     ``row_bytes`` for each of ``rows`` queries."""
-    kept = most(least(rows, 1 << 15) * row_bytes, 1)  # 32 bits
-    return heads_in_l2_section(kept, l2_section_bytes, 1, heads)
+    kv_bytes = most(least(rows, 1 << 15) * row_bytes, 1)  # 32 bits
+    return heads_in_l2_section(kv_bytes, l2_section_bytes, 1, heads)
 
 
 def zero_ahead_of(l2_section, tail_heads, tiles):

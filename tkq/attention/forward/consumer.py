@@ -13,185 +13,185 @@ class Consumer:
         self.spec, self.config, self.softmax = spec, config, Softmax(spec, config)
         self.tiles, self.fields = Tiles.of(spec, config), field_names(spec)
 
-    def state(self, s, wg):
+    def state(self, smem, wg):
         """Registers."""
         config, kv = self.config, self.config.kv
         return State(s=tk.rt_fl(kv), p=tk.rt(kv, self.tiles.q.dtype), o=tk.rt_fl(self.spec.head_dim_v),
                      max=tk.rv(), norm=tk.rv(), correct=tk.rv(), shift=tk.rv(), last_max=tk.rv(), last_norm=tk.rv(),
                      task=Fields.new(self.fields), last=Fields.new(self.fields),
-                     k=s.k_pipe.ring(), v=s.v_pipe.ring(), q=tk.ring(config.q_stages),
+                     k=smem.k_pipe.ring(), v=smem.v_pipe.ring(), q=tk.ring(config.q_stages),
                      ping_pong=tk.PingPong(config.consumers, wg, enabled=config.ping_pong), wg=wg)
 
     @cute.jit
-    def run(self, g, s, wg):
-        config, c = self.config, self.state(s, wg)
-        c.ping_pong.start()
-        blocks = self.next_task(s, c)
+    def run(self, g, smem, wg):
+        config, regs = self.config, self.state(smem, wg)
+        regs.ping_pong.start()
+        blocks = self.next_task(smem, regs)
         if const_expr(config.overlap_tasks and not self.spec.varlen):
-            self.begin(g, s, c)
+            self.begin(g, smem, regs)
         elif const_expr(config.overlap_tasks):
             if blocks > 0:  # there may be fewer tasks than blocks: how many is known only here
-                self.begin(g, s, c)
+                self.begin(g, smem, regs)
         while blocks > 0:
             if const_expr(not config.overlap_tasks):
-                self.begin(g, s, c)
-            tk.zero(c.o)
-            self.steps(g, s, c)
+                self.begin(g, smem, regs)
+            tk.zero(regs.o)
+            self.steps(g, smem, regs)
             if const_expr(not config.o_reuses_q_smem):
-                tk.arrive(s.q_empty[self.q_at(c)])
-            self.swap_task(c)
+                tk.arrive(smem.q_empty[self.q_at(regs)])
+            self.swap_task(regs)
             if const_expr(config.overlap_tasks):
-                blocks = self.next_task(s, c)
+                blocks = self.next_task(smem, regs)
                 if blocks > 0:
-                    self.overlap_tasks(g, s, c)
+                    self.overlap_tasks(g, smem, regs)
                 else:
-                    self.end(s, c)
-                self.finish(g, s, c)
+                    self.end(smem, regs)
+                self.finish(g, smem, regs)
             else:
-                self.end(s, c)
-                self.finish(g, s, c)
-                blocks = self.next_task(s, c)
+                self.end(smem, regs)
+                self.finish(g, smem, regs)
+                blocks = self.next_task(smem, regs)
         tk.store_wait()
 
-    def swap_task(self, c):
+    def swap_task(self, regs):
         """Move the current task to `last`; its epilogue runs later."""
         for f in range(len(self.fields)):
-            c.last.values[f] = c.task.values[f]
-        c.q.advance()
+            regs.last.values[f] = regs.task.values[f]
+        regs.q.advance()
 
-    def q_at(self, c):
-        return c.q.stage * self.config.consumers + c.wg
+    def q_at(self, regs):
+        return regs.q.stage * self.config.consumers + regs.wg
 
     @cute.jit
-    def next_task(self, s, c):
+    def next_task(self, smem, regs):
         """Wait for the next task's Q, and the task with it. How many blocks it has: none, and all is done."""
-        i = self.q_at(c)
-        tk.wait(s.q_full[i], c.q.phase)
+        i = self.q_at(regs)
+        tk.wait(smem.q_full[i], regs.q.phase)
         for f in cutlass.range_constexpr(len(self.fields)):
-            c.task.values[f] = cute.arch.make_warp_uniform(s.task[f, i])
-        return c.task["blocks"]
+            regs.task.values[f] = cute.arch.make_warp_uniform(smem.task[f, i])
+        return regs.task["blocks"]
 
     @cute.jit
-    def begin(self, g, s, c):
+    def begin(self, g, smem, regs):
         """A task's first S = Q @ K.T, and its softmax."""
-        s.k_pipe.wait(c.k)
-        tk.mm_ABt(c.s, s.q[self.q_at(c)], s.k[c.k.stage])
+        smem.k_pipe.wait(regs.k)
+        tk.mm_ABt(regs.s, smem.q[self.q_at(regs)], smem.k[regs.k.stage])
         tk.mma_wait()
-        self.release(s.k_pipe, c.k)
-        self.softmax.first(g, c)
-        tk.copy(c.p, c.s)
+        self.release(smem.k_pipe, regs.k)
+        self.softmax.first(g, regs)
+        tk.copy(regs.p, regs.s)
 
     @cute.jit
-    def steps(self, g, s, c):
+    def steps(self, g, smem, regs):
         """Each further S and softmax, over the P @ V of the block before."""
-        blocks, n_masked_right = c.task["blocks"], Int32(1)
+        blocks, n_masked_right = regs.task["blocks"], Int32(1)
         if const_expr(self.spec.causal or self.spec.right):
-            n_masked_right = c.task["n_masked_right"]
+            n_masked_right = regs.task["n_masked_right"]
             for i in cutlass.range(1, n_masked_right, unroll=1):
-                self.step(g, s, c, i, RIGHT | LEFT)
+                self.step(g, smem, regs, i, RIGHT | LEFT)
         whole = blocks
         if const_expr(self.spec.left):
-            whole = blocks - c.task["n_masked_left"]
+            whole = blocks - regs.task["n_masked_left"]
         for i in cutlass.range(n_masked_right, whole, unroll=1):
-            self.step(g, s, c, i, 0)
+            self.step(g, smem, regs, i, 0)
         if const_expr(self.spec.left):
             for i in cutlass.range(whole, blocks, unroll=1):
-                self.step(g, s, c, i, LEFT)
+                self.step(g, smem, regs, i, LEFT)
 
     @cute.jit
-    def step(self, g, s, c, i, sides: Constexpr[int]):
+    def step(self, g, smem, regs, i, sides: Constexpr[int]):
         """The i-th block of the visit."""
-        self.issue(s, c)
-        moved = self.softmax.step(g, c, i, sides)
+        self.issue(smem, regs)
+        moved = self.softmax.step(g, regs, i, sides)
         tk.mma_wait(0)
-        self.release(s.v_pipe, c.v)
-        tk.copy(c.p, c.s)
-        self.correct_if(c, moved)
+        self.release(smem.v_pipe, regs.v)
+        tk.copy(regs.p, regs.s)
+        self.correct_if(regs, moved)
 
-    def issue(self, s, c):
+    def issue(self, smem, regs):
         """The next S = Q @ K.T, and O += P @ V of the block before; wait for S."""
-        s.k_pipe.wait(c.k)
-        c.ping_pong.take()
-        tk.mm_ABt(c.s, s.q[self.q_at(c)], s.k[c.k.stage])
-        s.v_pipe.wait(c.v)
-        tk.mma_AB(c.o, c.p, s.v[c.v.stage])
-        c.ping_pong.give()
+        smem.k_pipe.wait(regs.k)
+        regs.ping_pong.take()
+        tk.mm_ABt(regs.s, smem.q[self.q_at(regs)], smem.k[regs.k.stage])
+        smem.v_pipe.wait(regs.v)
+        tk.mma_AB(regs.o, regs.p, smem.v[regs.v.stage])
+        regs.ping_pong.give()
         tk.mma_wait(1)
-        self.release(s.k_pipe, c.k)
+        self.release(smem.k_pipe, regs.k)
 
     @cute.jit
-    def overlap_tasks(self, g, s, c):
+    def overlap_tasks(self, g, smem, regs):
         """The next task's first S and softmax, over this task's last P @ V."""
-        self.issue(s, c)
-        self.keep_statistics(c)
-        self.softmax.first(g, c)
+        self.issue(smem, regs)
+        self.save_statistics(regs)
+        self.softmax.first(g, regs)
         tk.mma_wait(0)
-        self.release(s.v_pipe, c.v)
-        tk.copy(c.p, c.s)
+        self.release(smem.v_pipe, regs.v)
+        tk.copy(regs.p, regs.s)
 
     @cute.jit
-    def end(self, s, c):
+    def end(self, smem, regs):
         """The last P @ V."""
-        s.v_pipe.wait(c.v)
-        tk.mma_AB(c.o, c.p, s.v[c.v.stage])
-        self.keep_statistics(c)
+        smem.v_pipe.wait(regs.v)
+        tk.mma_AB(regs.o, regs.p, smem.v[regs.v.stage])
+        self.save_statistics(regs)
         tk.mma_wait()
-        self.release(s.v_pipe, c.v)
+        self.release(smem.v_pipe, regs.v)
 
     @cute.jit
-    def correct_if(self, c, moved):
+    def correct_if(self, regs, moved):
         """O so far, after max has moved."""
         if moved:
-            tk.mul_row(c.o, c.o, c.correct)
+            tk.mul_row(regs.o, regs.o, regs.correct)
 
     def release(self, pipe, ring):
         pipe.release(ring)
         ring.advance()
 
-    def keep_statistics(self, c):
-        tk.copy(c.last_max, c.max)
-        tk.copy(c.last_norm, c.norm)
+    def save_statistics(self, regs):
+        tk.copy(regs.last_max, regs.max)
+        tk.copy(regs.last_norm, regs.norm)
 
     # ---- writing out ---------------------------------------------------------------------------
 
     @cute.jit
-    def finish(self, g, s, c):
+    def finish(self, g, smem, regs):
         """Divide by the norm; write O, and perhaps the log-sum-exp, of the last task."""
-        t, lse = c.last, tk.rv()
-        row_tile = t["tile"] * self.config.consumers + c.wg
-        self.softmax.statistics(g, c, lse)
-        tk.mul_row(c.o, c.o, c.last_norm)
+        t, lse = regs.last, tk.rv()
+        row_tile = t["tile"] * self.config.consumers + regs.wg
+        self.softmax.statistics(g, regs, lse)
+        tk.mul_row(regs.o, regs.o, regs.last_norm)
         if const_expr(self.spec.lse):
             self.store_lse(g, t, lse, row_tile * 64)
         if const_expr(self.config.o_from_registers):
-            self.store_o(g, c, row_tile * 64)
+            self.store_o(g, regs, row_tile * 64)
         else:
-            self.store_o_async(g, s, c, row_tile)
+            self.store_o_async(g, smem, regs, row_tile)
 
-    def store_o(self, g, c, row):
+    def store_o(self, g, regs, row):
         """From registers. row: as in ``store_lse``."""
-        t = c.last
+        t = regs.last
         first, end = self.rows_of(g, t)
         o = g.o[None, None, t["head"]] if self.spec.varlen else g.o[None, None, t["head"], t["batch"]]
-        tk.store_narrow(o, c.o, first + row, end)
+        tk.store_narrow(o, regs.o, first + row, end)
 
     @cute.jit
-    def store_o_async(self, g, s, c, row_tile):
-        """By way of shared memory."""
-        t = c.last
+    def store_o_async(self, g, smem, regs, row_tile):
+        """Through shared memory."""
+        t = regs.last
         o, of = clipped(self.spec, g.o, t["batch"], g.tasks.lengths(t)[0])
-        barrier, panel = 8 + c.wg, self.tiles.o.cols
+        barrier, panel = 8 + regs.wg, self.tiles.o.cols
         for p in cutlass.range_constexpr(self.config.o_store_steps):
             tk.store_wait()  # the store before has left the tile
             tk.sync(barrier, tk.WARPGROUP)
-            tk.store(s.o[c.wg], tk.columns(c.o, p * panel, panel))
+            tk.store(smem.o[regs.wg], tk.columns(regs.o, p * panel, panel))
             tk.publish()
             tk.sync(barrier, tk.WARPGROUP)
             if tk.first_warp_of_group():
-                tk.store_async(o, s.o[c.wg], (*of, t["head"], row_tile, p))
+                tk.store_async(o, smem.o[regs.wg], (*of, t["head"], row_tile, p))
         if const_expr(self.config.o_reuses_q_smem):
             tk.store_wait()
-            tk.arrive(s.q_empty[c.wg])
+            tk.arrive(smem.q_empty[regs.wg])
 
     def rows_of(self, g, t):
         """(first, end) of the sequence's rows in lse, and in O as a tile has it; packed heads' rows each by itself."""

@@ -44,6 +44,8 @@ class AttentionForward:
     """
 
     def __init__(self, spec: AttentionSpec, config: AttentionConfig):
+        if spec != spec.kernel():
+            raise ValueError(f"{type(self).__name__}: {spec} is not a kernel's; that is {spec.kernel()}")
         self.spec, self.config, self.tiles = spec, config, Tiles.of(spec, config)
         self.producer, self.consumer = Producer(spec, config), Consumer(spec, config)
 
@@ -53,25 +55,25 @@ class AttentionForward:
     def __call__(self, operands: Operands, sequences: Optional[Sequences], counter: cute.Tensor, scalars: Scalars,
                  stream: cuda.CUstream):
         """counter: (1,) int32 that is 0. sequences: None unless varlen."""
-        spec, c = self.spec, self.config
+        spec, cfg = self.spec, self.config
         # (batch, row, head, col) to (row, col, head, batch)
         order = [0, 2, 1] if const_expr(spec.varlen) else [1, 3, 2, 0]
         q, k, v, o = [cute.make_tensor(x.iterator, cute.select(x.layout, order)) for x in operands[:4]]
         tasks, number = self.tasks(q, k, sequences, scalars)
         capped = const_expr(spec.softcap)
         g = Globals(
-            q=tk.gl.load(tk.packed(q, spec.pack), self.tiles.q), k=tk.gl.load(k, self.tiles.k, c.cluster),
-            v=tk.gl.load(tk.ragged(v) if spec.varlen else v, self.tiles.v, c.cluster),
+            q=tk.gl.load(tk.packed(q, spec.pack), self.tiles.q), k=tk.gl.load(k, self.tiles.k, cfg.cluster),
+            v=tk.gl.load(tk.ragged(v) if spec.varlen else v, self.tiles.v, cfg.cluster),
             o=self.output(o),
             lse=self.packed_lse(operands.lse) if const_expr(operands.lse is not None) else None, sinks=operands.sinks,
-            tasks=tasks, schedule=tk.Schedule(number, c.schedule, c.cluster, counter),
+            tasks=tasks, schedule=tk.Schedule(number, cfg.schedule, cfg.cluster, counter),
             left=scalars.left if const_expr(spec.left) else None,
             right=scalars.right if const_expr(spec.right) else None,
             scale=(scalars.softcap if capped else scalars.scale) * tk.LOG2E,
             cap=scalars.scale / scalars.softcap if capped else None)
-        blocks = tk.blocks_for(c.schedule, number, scalars.num_sms, c.cluster)
-        self.kernel(g).launch(grid=[blocks, 1, 1], block=[tk.WARPGROUP * (c.consumers + 1), 1, 1],
-                              cluster=[c.cluster, 1, 1] if const_expr(c.cluster > 1) else None, stream=stream,
+        blocks = tk.blocks_for(cfg.schedule, number, scalars.num_sms, cfg.cluster)
+        self.kernel(g).launch(grid=[blocks, 1, 1], block=[tk.WARPGROUP * (cfg.consumers + 1), 1, 1],
+                              cluster=[cfg.cluster, 1, 1] if const_expr(cfg.cluster > 1) else None, stream=stream,
                               min_blocks_per_mp=1)
 
     def output(self, o):
@@ -92,83 +94,82 @@ class AttentionForward:
 
     def tasks(self, q, k, sequences, scalars):
         """(what knows the tasks, how many there are; of sequences of any length, how many there may be)"""
-        spec, c = self.spec, self.config
+        spec, cfg = self.spec, self.config
         heads, heads_per_kv = q.shape[2] // spec.pack, q.shape[2] // k.shape[2] // spec.pack
-        queries = c.tile_rows // spec.pack
+        queries = cfg.tile_rows // spec.pack
         key_bytes = (spec.head_dim + spec.head_dim_v) * self.tiles.k.dtype.width // 8
         if spec.varlen:
             tiles = ceil_div(q.shape[0], queries) + sequences.cu_q.shape[0]
-            return Varlen(*sequences, q.shape[0], k.shape[0], heads, heads_per_kv, queries, c.kv, key_bytes,
-                          c.l2_section_mb << 20, spec.longest_first), tiles * heads
+            return Varlen(*sequences, q.shape[0], k.shape[0], heads, heads_per_kv, queries, cfg.kv, key_bytes,
+                          cfg.l2_section_mb << 20, spec.longest_first), tiles * heads
         tiles, all_heads = ceil_div(q.shape[0], queries), heads * q.shape[3]
         window, keys = const_expr(spec.left and (spec.causal or spec.right)), cutlass.min(k.shape[0], Int32(1 << 20))
         if window:  # what a tile of rows and its neighbour see; a head's first tiles see fewer keys than the others
             right = cutlass.min(scalars.right, keys) if const_expr(spec.right) else 0
             keys = cutlass.min(keys, cutlass.min(scalars.left, keys) + right + 2 * queries)
-        l2_section = heads_in_l2_section(keys * key_bytes, c.l2_section_mb << 20, heads_per_kv, all_heads)
+        l2_section = heads_in_l2_section(keys * key_bytes, cfg.l2_section_mb << 20, heads_per_kv, all_heads)
         l2_section = even_l2_section(l2_section, heads_per_kv, all_heads)
         return Dense(q.shape[0], k.shape[0], heads, heads_per_kv, tiles, all_heads, l2_section,
                      spec.longest_first or window), tiles * all_heads
 
+    def fake_arguments(self) -> tuple:
+        """What it is compiled for: any B, Sq, Sk, H, Hk, any head dims that its tiles hold, and strides that are
+        multiples of 16 bytes."""
+        spec = self.spec
+        B, Sq, Sk, H, Hk = (fake.sym() for _ in range(5))
+        D, Dv = (fake.sym(divisibility=8) for _ in range(2))
+
+        def operand(seqlen, heads, cols):
+            shape = (seqlen, heads, cols) if spec.varlen else (B, seqlen, heads, cols)
+            strides = (*(fake.sym64(divisibility=8) for _ in shape[1:]), 1)
+            return fake.tensor(spec.dtype, shape, strides, align=16)
+
+        def ints(n, there):
+            return fake.tensor("int32", (n,), align=4) if there else None
+
+        Bp = fake.sym()
+        lse = fake.tensor("fp32", (H, Sq) if spec.varlen else (B, H, Sq), align=4) if spec.lse else None
+        sinks = fake.tensor(spec.sinks, (H,), align=4 if spec.sinks == "fp32" else 2) if spec.sinks else None
+        sequences = Sequences(ints(Bp, True), ints(Bp, True), ints(B, spec.seqused_q), ints(B, spec.seqused_k))
+        return (
+            Operands(operand(Sq, H, D), operand(Sk, Hk, D), operand(Sk, Hk, Dv), operand(Sq, H, Dv), lse, sinks),
+            sequences if spec.varlen else None, ints(1, True),
+            Scalars(Float32(1.0), Float32(1.0), Int32(0), Int32(0), Int32(1)))
+
     # ---- device --------------------------------------------------------------------------------
 
     def shared(self, al: tk.SharedAllocator) -> Shared:
-        c, tiles = self.config, self.tiles
-        n, releases = c.consumers * c.q_stages, (4 * c.consumers, c.cluster)
+        cfg, tiles = self.config, self.tiles
+        n, releases = cfg.consumers * cfg.q_stages, (4 * cfg.consumers, cfg.cluster)
         q = al.tile(tiles.q, n)
-        o = q if c.o_reuses_q_smem or c.o_from_registers else al.tile(tiles.o, c.consumers)
-        k = al.tile(tiles.k, c.stages)
-        v = al.tile(tiles.v, c.stages)
+        o = q if cfg.o_reuses_q_smem or cfg.o_from_registers else al.tile(tiles.o, cfg.consumers)
+        k = al.tile(tiles.k, cfg.stages)
+        v = al.tile(tiles.v, cfg.stages)
         task = al.vector(len(field_names(self.spec)), n, Int32)
         q_full, q_empty = al.semaphores(n), al.semaphores(n)
-        k_pipe = al.pipe(c.stages, tiles.k.bytes, *releases)
-        v_pipe = al.pipe(c.stages, tiles.v.bytes, *releases)
+        k_pipe = al.pipe(cfg.stages, tiles.k.bytes, *releases)
+        v_pipe = al.pipe(cfg.stages, tiles.v.bytes, *releases)
         next_task_slot = (al.vector(1, 1, Int32),
-                          al.semaphores(2)) if c.cluster > 1 and c.schedule == "dynamic" else None
+                          al.semaphores(2)) if cfg.cluster > 1 and cfg.schedule == "dynamic" else None
         return Shared(q, o, k, v, task, q_full, q_empty, k_pipe, v_pipe, next_task_slot)
 
     @cute.kernel
     def kernel(self, g: Globals):
-        c, s = self.config, self.shared(tk.SharedAllocator())
-        n = c.consumers * c.q_stages
+        cfg, smem = self.config, self.shared(tk.SharedAllocator())
+        n = cfg.consumers * cfg.q_stages
 
         def initialise():
-            s.k_pipe.init()
-            s.v_pipe.init()
+            smem.k_pipe.init()
+            smem.v_pipe.init()
             for i in cutlass.range_constexpr(n):
-                tk.init(s.q_full[i], 1)
-                tk.init(s.q_empty[i], 4)
-            if const_expr(s.next_task_slot is not None):
+                tk.init(smem.q_full[i], 1)
+                tk.init(smem.q_empty[i], 4)
+            if const_expr(smem.next_task_slot is not None):
                 for i in cutlass.range_constexpr(2):
-                    tk.init(s.next_task_slot[1][i], 1)
+                    tk.init(smem.next_task_slot[1][i], 1)
 
-        tk.init_block(initialise, c.cluster)
-        tk.specialise(lambda: self.producer.run(g, s), lambda wg: self.consumer.run(g, s, wg), c.consumers, c.registers)
-        if const_expr(c.cluster > 1):
+        tk.init_block(initialise, cfg.cluster)
+        tk.specialise(lambda: self.producer.run(g, smem), lambda wg: self.consumer.run(g, smem, wg), cfg.consumers,
+                      cfg.registers)
+        if const_expr(cfg.cluster > 1):
             tk.cluster_sync()  # no block exits while another may still write to its shared memory
-
-
-def build(spec: AttentionSpec, config: AttentionConfig):
-    """The kernel and its fake arguments: any B, Sq, Sk, H, Hk, any head dims that its tiles hold, and strides that are
-    multiples of 16 bytes."""
-    if spec != spec.kernel():
-        raise ValueError(f"attention's build: {spec} is not a kernel's; that is {spec.kernel()}")
-    B, Sq, Sk, H, Hk = (fake.sym() for _ in range(5))
-    D, Dv = (fake.sym(divisibility=8) for _ in range(2))
-
-    def operand(seqlen, heads, cols):
-        shape = (seqlen, heads, cols) if spec.varlen else (B, seqlen, heads, cols)
-        strides = (*(fake.sym64(divisibility=8) for _ in shape[1:]), 1)
-        return fake.tensor(spec.dtype, shape, strides, align=16)
-
-    def ints(n, there):
-        return fake.tensor("int32", (n,), align=4) if there else None
-
-    Bp = fake.sym()
-    lse = fake.tensor("fp32", (H, Sq) if spec.varlen else (B, H, Sq), align=4) if spec.lse else None
-    sinks = fake.tensor(spec.sinks, (H,), align=4 if spec.sinks == "fp32" else 2) if spec.sinks else None
-    sequences = Sequences(ints(Bp, True), ints(Bp, True), ints(B, spec.seqused_q), ints(B, spec.seqused_k))
-    return AttentionForward(spec, config), (
-        Operands(operand(Sq, H, D), operand(Sk, Hk, D), operand(Sk, Hk, Dv), operand(Sq, H, Dv), lse, sinks),
-        sequences if spec.varlen else None, ints(1, True),
-        Scalars(Float32(1.0), Float32(1.0), Int32(0), Int32(0), Int32(1)))

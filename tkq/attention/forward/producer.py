@@ -15,9 +15,9 @@ class Producer:
         self.fields = field_names(spec)
 
     @cute.jit
-    def run(self, g, s):
+    def run(self, g, smem):
         tk.prefetch(g.q, g.k, g.v, *[g.o] * (not self.config.o_from_registers))
-        k_ring, v_ring, q_ring = s.k_pipe.ring(), s.v_pipe.ring(), tk.ring(self.config.q_stages)
+        k_ring, v_ring, q_ring = smem.k_pipe.ring(), smem.v_pipe.ring(), tk.ring(self.config.q_stages)
         next_task_slot = tk.ring(1)
         tasks, schedule = g.tasks.begin(g.schedule)
         number = schedule.first()
@@ -29,22 +29,22 @@ class Producer:
             k, k_of = unclipped(self.spec, g.k, t.batch_k, t.rows_k)
             v, v_of = clipped(self.spec, g.v, t.batch_k, t.rows_k)
             k_of, v_of = (*k_of, head), (*v_of, head)
-            self.load(s.k, k, s.k_pipe, k_ring, k_of, end - 1)
-            self.load_q(g, s, q_ring, t, seen)
+            self.load(smem.k, k, smem.k_pipe, k_ring, k_of, end - 1)
+            self.load_q(g, smem, q_ring, t, seen)
             for j in cutlass.range(1, seen.blocks, unroll=1):
-                self.load(s.k, k, s.k_pipe, k_ring, k_of, end - 1 - j)
-                self.load(s.v, v, s.v_pipe, v_ring, v_of, end - j)
+                self.load(smem.k, k, smem.k_pipe, k_ring, k_of, end - 1 - j)
+                self.load(smem.v, v, smem.v_pipe, v_ring, v_of, end - j)
             # Not earlier: fetching 1 or 3 blocks ahead gained nothing, and working the next task out before V's last
             # load lost 2 to 3 % of causal problems.
             fetched = schedule.fetch()
-            self.load(s.v, v, s.v_pipe, v_ring, v_of, seen.first)
-            number = schedule.following(number, fetched, lambda found: self.signal(s, found, next_task_slot))
-        self.close(s, q_ring)
+            self.load(smem.v, v, smem.v_pipe, v_ring, v_of, seen.first)
+            number = schedule.following(number, fetched, lambda found: self.signal(smem, found, next_task_slot))
+        self.close(smem, q_ring)
 
     @cute.jit
-    def signal(self, s, number, next_task_slot):
+    def signal(self, smem, number, next_task_slot):
         """From the first block's number to both blocks'."""
-        place, (there, read) = s.next_task_slot[0], (s.next_task_slot[1][0], s.next_task_slot[1][1])
+        place, (there, read) = smem.next_task_slot[0], (smem.next_task_slot[1][0], smem.next_task_slot[1][1])
         if tk.cluster_rank() == 0:
             tk.wait(read, next_task_slot.phase ^ 1)
             with cute.arch.elect_one():
@@ -59,13 +59,13 @@ class Producer:
         return number
 
     @cute.jit
-    def close(self, s, q_ring):
+    def close(self, smem, q_ring):
         """No more tasks."""
         for w in cutlass.range_constexpr(self.config.consumers):
-            i = self.acquire_q(s, q_ring, w)
+            i = self.acquire_q(smem, q_ring, w)
             with cute.arch.elect_one():
-                s.task[self.fields.index("blocks"), i] = Int32(0)
-                cute.arch.mbarrier_arrive(s.q_full[i].ptr)
+                smem.task[self.fields.index("blocks"), i] = Int32(0)
+                cute.arch.mbarrier_arrive(smem.q_full[i].ptr)
 
     def seen(self, g, t: Task):
         """The key blocks of a task, the same for all blocks of a cluster."""
@@ -78,13 +78,13 @@ class Producer:
         tk.load_async(dst[ring.stage], src, (*of, block, 0), sem)
         ring.advance()
 
-    def acquire_q(self, s, ring, w):
+    def acquire_q(self, smem, ring, w):
         """Wait until consumer w has done with the Q tile at the ring's position: its index."""
         i = ring.stage * self.config.consumers + w
-        tk.wait(s.q_empty[i], ring.phase ^ 1)
+        tk.wait(smem.q_empty[i], ring.phase ^ 1)
         return i
 
-    def load_q(self, g, s, ring, t, seen):
+    def load_q(self, g, smem, ring, t, seen):
         """Each consumer's Q tile, and the task with it."""
         tile = t.tile
         if self.config.cluster > 1:
@@ -92,10 +92,10 @@ class Producer:
         known = {**t._asdict(), "tile": tile, **vars(seen)}
         q, of = unclipped(self.spec, g.q, t.batch, t.rows_q)  # rows behind the sequence are not written
         for w in range(self.config.consumers):
-            i = self.acquire_q(s, ring, w)
+            i = self.acquire_q(smem, ring, w)
             with cute.arch.elect_one():
                 for f, name in enumerate(self.fields):
-                    s.task[f, i] = Int32(known[name])
-                cute.arch.mbarrier_arrive_and_expect_tx(s.q_full[i].ptr, self.tiles.q.bytes)
-            tk.load_async(s.q[i], q, (*of, t.head, tile * self.config.consumers + w, 0), s.q_full[i])
+                    smem.task[f, i] = Int32(known[name])
+                cute.arch.mbarrier_arrive_and_expect_tx(smem.q_full[i].ptr, self.tiles.q.bytes)
+            tk.load_async(smem.q[i], q, (*of, t.head, tile * self.config.consumers + w, 0), smem.q_full[i])
         ring.advance()

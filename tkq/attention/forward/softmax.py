@@ -30,140 +30,140 @@ class Softmax:
     def __init__(self, spec, config):
         self.spec, self.config = spec, config
 
-    def first(self, g, c):
+    def first(self, g, regs):
         """The first block of a visit."""
-        tk.zero(c.norm)
-        tk.neg_infty(c.max)
-        self.scores(g, c, 0, RIGHT | LEFT)
-        self.move(g, c, guarded=True)
-        self.exponentials(g, c, guarded=True)
+        tk.zero(regs.norm)
+        tk.neg_infty(regs.max)
+        self.scores(g, regs, 0, RIGHT | LEFT)
+        self.move(g, regs, guarded=True)
+        self.exponentials(g, regs, guarded=True)
 
-    def step(self, g, c, i, sides):
-        """att, the scores of the i-th block of the visit, become exponentials. sides: which need a mask. Did max of a
+    def step(self, g, regs, i, sides):
+        """S, the scores of the i-th block of the visit, become exponentials. sides: which need a mask. Did max of a
         row of the warp's move, so that O must be rescaled?"""
-        self.scores(g, c, i, sides)
-        moved, guarded = self.out_of_range(g, c), bool(sides & RIGHT)
-        self.move_if(g, c, moved, guarded)
-        self.exponentials(g, c, guarded)
+        self.scores(g, regs, i, sides)
+        moved, guarded = self.out_of_range(g, regs), bool(sides & RIGHT)
+        self.move_if(g, regs, moved, guarded)
+        self.exponentials(g, regs, guarded)
         return moved
 
-    def scores(self, g, c, i, sides):
-        if self.spec.softcap:  # softcap * tanh(scale * att / softcap); the first factor is in g.scale
-            tk.mul(c.s, c.s, g.cap)
-            tk.tanh(c.s, c.s)
+    def scores(self, g, regs, i, sides):
+        if self.spec.softcap:  # softcap * tanh(scale * S / softcap); the first factor is in g.scale
+            tk.mul(regs.s, regs.s, g.cap)
+            tk.tanh(regs.s, regs.s)
         if sides:
-            self.mask(g, c, i, sides)
+            self.mask(g, regs, i, sides)
 
-    def limits(self, g, c, i):
+    def limits(self, g, regs, i):
         """``limits_in_block`` of the warpgroup's first row and the i-th block of the visit."""
         spec, pack = self.spec, self.spec.pack
-        block = c.task["blocks"] - 1 - i
+        block = regs.task["blocks"] - 1 - i
         if spec.left:
-            block = block + c.task["first"]
-        row = c.task["tile"] * (self.config.rows // pack) + c.wg * (64 // pack)
-        return limits_in_block(extent(spec, self.config, g, *g.tasks.lengths(c.task)), row, block)
+            block = block + regs.task["first"]
+        row = regs.task["tile"] * (self.config.rows // pack) + regs.wg * (64 // pack)
+        return limits_in_block(extent(spec, self.config, g, *g.tasks.lengths(regs.task)), row, block)
 
     @cute.jit
-    def mask(self, g, c, i, sides: Constexpr[int]):
+    def mask(self, g, regs, i, sides: Constexpr[int]):
         """The scores of keys that a row does not see become -inf."""
         spec, pack = self.spec, self.spec.pack
-        first, end, most = self.limits(g, c, i)
+        first, end, most = self.limits(g, regs, i)
         if const_expr(sides & RIGHT):
             if const_expr(spec.causal):  # what a row sees ends where the keys do, or before
-                tk.right_fill(c.s, end, -Float32.inf, diagonal=pack)
+                tk.right_fill(regs.s, end, -Float32.inf, diagonal=pack)
             elif const_expr(spec.right):
-                tk.right_fill(c.s, end, -Float32.inf, diagonal=pack, end=most)
+                tk.right_fill(regs.s, end, -Float32.inf, diagonal=pack, end=most)
             else:
-                tk.right_fill(c.s, most, -Float32.inf)
+                tk.right_fill(regs.s, most, -Float32.inf)
         if const_expr(spec.left and sides == LEFT):
-            tk.left_fill(c.s, first, -Float32.inf, diagonal=pack)
+            tk.left_fill(regs.s, first, -Float32.inf, diagonal=pack)
         elif const_expr(spec.left and sides & LEFT and not spec.long_window):
             if first + 63 // pack > 0:  # few tasks are so short that a block needs both
-                tk.left_fill(c.s, first, -Float32.inf, diagonal=pack)
+                tk.left_fill(regs.s, first, -Float32.inf, diagonal=pack)
 
     @cute.jit
-    def out_of_range(self, g, c):
-        found, scores = cutlass.Boolean(False), c.s.rows_view
+    def out_of_range(self, g, regs):
+        found, scores = cutlass.Boolean(False), regs.s.rows_view
         for r in cutlass.range_constexpr(2):
-            top = largest_of_bits([scores[r, j] for j in range(c.s.cols // 4)])
-            standing = c.max.tensor[r]
+            top = largest_of_bits([scores[r, j] for j in range(regs.s.cols // 4)])
+            standing = regs.max.tensor[r]
             found = found | (standing < -ROOM) | (top * g.scale - standing > ROOM)
         return cute.arch.vote_any_sync(found)
 
     @cute.jit
-    def move_if(self, g, c, moved, guarded: Constexpr[bool]):
+    def move_if(self, g, regs, moved, guarded: Constexpr[bool]):
         if moved:
-            self.move(g, c, guarded)
+            self.move(g, regs, guarded)
 
-    def move(self, g, c, guarded):
+    def move(self, g, regs, guarded):
         """Where scores are out of range, max becomes the largest, or ``LEAST``, and norm moves on with it. Other rows
         stay as they are: what comes out for a row does not depend on those beside it.
 
         guarded: a row may have seen no key yet. There are such only in blocks with a mask on the right."""
-        tk.copy(c.correct, c.max)
-        tk.row_max(c.shift, c.s)
-        tk.mul(c.shift, c.shift, g.scale)
-        self.raise_max(c)
-        self.find_shift(c, guarded)
-        tk.sub(c.correct, c.correct, c.shift)
-        tk.exp2(c.correct, c.correct)
-        tk.mul(c.norm, c.norm, c.correct)
+        tk.copy(regs.correct, regs.max)
+        tk.row_max(regs.shift, regs.s)
+        tk.mul(regs.shift, regs.shift, g.scale)
+        self.raise_max(regs)
+        self.find_shift(regs, guarded)
+        tk.sub(regs.correct, regs.correct, regs.shift)
+        tk.exp2(regs.correct, regs.correct)
+        tk.mul(regs.norm, regs.norm, regs.correct)
 
-    def find_shift(self, c, guarded):
+    def find_shift(self, regs, guarded):
         if guarded and self.spec.sides:
-            tk.finite_or_zero(c.shift, c.max)
+            tk.finite_or_zero(regs.shift, regs.max)
         else:
-            tk.copy(c.shift, c.max)
+            tk.copy(regs.shift, regs.max)
 
     @cute.jit
-    def raise_max(self, c):
+    def raise_max(self, regs):
         """To shift, the largest scores."""
         for r in cutlass.range_constexpr(2):
-            standing, found = c.max.tensor[r], c.shift.tensor[r]
+            standing, found = regs.max.tensor[r], regs.shift.tensor[r]
             stays = (standing >= -ROOM) & (found - standing <= ROOM)
             top = cute.arch.fmax(standing, found)
             near = top >= LEAST - BELOW[self.spec.dtype]
             top = cute.arch.fmax(top, Float32(LEAST)) if near else top
-            c.max.tensor[r] = standing if stays else top
+            regs.max.tensor[r] = standing if stays else top
 
-    def exponentials(self, g, c, guarded):
-        """att becomes exp2(scale * att - shift), which is 0 for a score of -inf; norm moves on. guarded: see move."""
-        self.find_shift(c, guarded)
-        tk.mul(c.s, c.s, g.scale)  # one FFMA with the next line
-        tk.sub_row(c.s, c.s, c.shift)
-        tk.exp2(c.s, c.s)
-        tk.row_sum_partial(c.norm, c.s, c.norm)
+    def exponentials(self, g, regs, guarded):
+        """S becomes exp2(scale * S - shift), which is 0 for a score of -inf; norm moves on. guarded: see move."""
+        self.find_shift(regs, guarded)
+        tk.mul(regs.s, regs.s, g.scale)  # one FFMA with the next line
+        tk.sub_row(regs.s, regs.s, regs.shift)
+        tk.exp2(regs.s, regs.s)
+        tk.row_sum_partial(regs.norm, regs.s, regs.norm)
 
     # ---- of a whole row ------------------------------------------------------------------------
 
     @cute.jit
-    def statistics(self, g, c, lse):
+    def statistics(self, g, regs, lse):
         """lse from max and norm; the norm becomes its reciprocal, or 0 for a row that saw no key."""
-        tk.quad_sum(c.last_norm)
+        tk.quad_sum(regs.last_norm)
         for r in cutlass.range_constexpr(2):
             if const_expr(self.spec.sinks is None):
-                norm = c.last_norm.tensor[r]
+                norm = regs.last_norm.tensor[r]
                 empty = norm == Float32(0.0)
-                c.last_norm.tensor[r] = Float32(0.0) if empty else cute.arch.rcp_approx(norm)
+                regs.last_norm.tensor[r] = Float32(0.0) if empty else cute.arch.rcp_approx(norm)
                 lse.tensor[r] = -Float32.inf if empty else (
-                    c.last_max.tensor[r] + cute.math.log2(norm, fastmath=True)) * tk.LN2
+                    regs.last_max.tensor[r] + cute.math.log2(norm, fastmath=True)) * tk.LN2
             else:
-                self.with_sink(g, c, lse, r)
+                self.with_sink(g, regs, lse, r)
 
     @cute.jit
-    def with_sink(self, g, c, lse, r):
+    def with_sink(self, g, regs, lse, r):
         """The same, of row r, with one more logit in the sum."""
         pack = self.spec.pack
-        head = c.last["head"] if const_expr(pack == 1) else (
-            c.last["head"] * pack + (tk.first_row() + 8 * r) % pack)
+        head = regs.last["head"] if const_expr(pack == 1) else (
+            regs.last["head"] * pack + (tk.first_row() + 8 * r) % pack)
         sink = Float32(g.sinks[head]) * tk.LOG2E
-        row = c.last_max.tensor[r]
+        row = regs.last_max.tensor[r]
         top = cutlass.max(row, sink)
         top = Float32(0.0) if top == -Float32.inf else top
         weight = cute.math.exp2(row - top, fastmath=True)
-        norm = c.last_norm.tensor[r] * weight + cute.math.exp2(sink - top, fastmath=True)
+        norm = regs.last_norm.tensor[r] * weight + cute.math.exp2(sink - top, fastmath=True)
         empty = norm == Float32(0.0)  # no key, and a sink of -inf
-        c.last_norm.tensor[r] = Float32(0.0) if empty else weight * cute.arch.rcp_approx(norm)
+        regs.last_norm.tensor[r] = Float32(0.0) if empty else weight * cute.arch.rcp_approx(norm)
         lse.tensor[r] = -Float32.inf if empty else (top + cute.math.log2(norm, fastmath=True)) * tk.LN2
 
 

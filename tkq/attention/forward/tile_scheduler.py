@@ -144,7 +144,7 @@ FALLS = -(1 << 31)  # beside the ranks, which are below 31
 
 @dataclass(frozen=True)
 class Scan:
-    """A warp on its way through the sequences, 32 at a time: those of the first rank, then those of the next. Numbers
+    """A warp that walks the sequences, 32 at a time: those of the first rank, then those of the next. Numbers
     are asked for in rising order, so it never turns back.
 
     state: ranks still to come, this one included, and FALLS; the first of the 32 sequences; tiles before them; tiles of

@@ -7,9 +7,9 @@ from cutlass import Int32
 
 import tkq.tile as tk
 from tkq.attention.common.mask import LOWER, ROWS, TILE, UPPER, tiles_of_warpgroup
-from tkq.attention.forward import kernel
 from tkq.attention.forward.config import WindowConfig
 from tkq.attention.forward.consumer import Consumer
+from tkq.attention.forward.kernel import AttentionForward
 from tkq.attention.forward.producer import Producer
 from tkq.attention.forward.softmax import LEFT, RIGHT, Softmax
 from tkq.attention.forward.spec import AttentionSpec
@@ -29,17 +29,17 @@ class WindowProducer(Producer):
         super().__init__(spec, config)
         self.fields = fields_of(spec)
 
-    def load_q(self, g, s, ring, t, seen):
+    def load_q(self, g, smem, ring, t, seen):
         """Each consumer's Q tile, and the task with it."""
         e = extent(self.spec, self.config, g, t.rows_q, t.rows_k)
         for w in range(self.config.consumers):
             known = {**t._asdict(), **tiles_of_warpgroup(e, seen, t.tile * e.tile_rows + w * ROWS)}
-            i = self.acquire_q(s, ring, w)
+            i = self.acquire_q(smem, ring, w)
             with cute.arch.elect_one():
                 for f, name in enumerate(self.fields):
-                    s.task[f, i] = Int32(known[name])
-                cute.arch.mbarrier_arrive_and_expect_tx(s.q_full[i].ptr, self.tiles.q.bytes)
-            tk.load_async(s.q[i], g.q, (t.batch, t.head, t.tile * self.config.consumers + w, 0), s.q_full[i])
+                    smem.task[f, i] = Int32(known[name])
+                cute.arch.mbarrier_arrive_and_expect_tx(smem.q_full[i].ptr, self.tiles.q.bytes)
+            tk.load_async(smem.q[i], g.q, (t.batch, t.head, t.tile * self.config.consumers + w, 0), smem.q_full[i])
         ring.advance()
 
 
@@ -58,8 +58,8 @@ class HalfTileSoftmax(Softmax):
         super().__init__(spec, config)
         self.start = start
 
-    def limits(self, g, c, i):
-        return [None if x is None else x - self.start for x in super().limits(g, c, i)]
+    def limits(self, g, regs, i):
+        return [None if x is None else x - self.start for x in super().limits(g, regs, i)]
 
 
 @dataclass(frozen=True)
@@ -80,116 +80,116 @@ class WindowConsumer(Consumer):
         self.fields = fields_of(spec)
         self.half_softmax = {half: HalfTileSoftmax(spec, config, KEYS[half][0]) for half in KEYS}
 
-    def state(self, s, wg):
-        all_of = super().state(s, wg)
+    def state(self, smem, wg):
+        all_of = super().state(smem, wg)
         return WindowState(**{f.name: getattr(all_of, f.name) for f in fields(all_of)}, half=tk.rt_fl(HALF))
 
     @cute.jit
-    def begin(self, g, s, c):
-        self.skip_tiles(s, c, c.task["before"])
-        s.k_pipe.wait(c.k)
-        if c.task["cut"] == LOWER:
-            self.first(g, s, c, LOWER)
+    def begin(self, g, smem, regs):
+        self.skip_tiles(smem, regs, regs.task["before"])
+        smem.k_pipe.wait(regs.k)
+        if regs.task["cut"] == LOWER:
+            self.first(g, smem, regs, LOWER)
         else:
-            self.first(g, s, c, BOTH)
+            self.first(g, smem, regs, BOTH)
 
     @cute.jit
-    def skip_tiles(self, s, c, tiles):
+    def skip_tiles(self, smem, regs, tiles):
         """Key tiles that none of the rows sees. A turn for each: both consumers take as many."""
         for _ in cutlass.range(tiles, unroll=1):
-            c.ping_pong.take()
-            c.ping_pong.give()
-            s.k_pipe.wait(c.k)
-            self.release(s.k_pipe, c.k)
-            s.v_pipe.wait(c.v)
-            self.release(s.v_pipe, c.v)
+            regs.ping_pong.take()
+            regs.ping_pong.give()
+            smem.k_pipe.wait(regs.k)
+            self.release(smem.k_pipe, regs.k)
+            smem.v_pipe.wait(regs.v)
+            self.release(smem.v_pipe, regs.v)
 
-    def first(self, g, s, c, seen):
+    def first(self, g, smem, regs, seen):
         """The first S and its softmax."""
-        self.scores(s, c, seen)
+        self.scores(smem, regs, seen)
         tk.mma_wait()
-        self.release(s.k_pipe, c.k)
-        self.softmax_of(c, seen, lambda softmax, c: softmax.first(g, c))
-        self.weights(c, seen)
+        self.release(smem.k_pipe, regs.k)
+        self.softmax_of(regs, seen, lambda softmax, regs: softmax.first(g, regs))
+        self.weights(regs, seen)
 
     @cute.jit
-    def steps(self, g, s, c):
-        blocks, n_masked_right = c.task["blocks"], c.task["n_masked_right"]
-        whole, end = blocks - c.task["n_masked_left"], blocks
+    def steps(self, g, smem, regs):
+        blocks, n_masked_right = regs.task["blocks"], regs.task["n_masked_right"]
+        whole, end = blocks - regs.task["n_masked_left"], blocks
         for i in cutlass.range(1, n_masked_right, unroll=1):
-            self.tile(g, s, c, i, RIGHT | LEFT, BOTH)
-        if c.task["cut"] == LOWER:
-            self.tile(g, s, c, n_masked_right, 0, BOTH, before=LOWER)
+            self.tile(g, smem, regs, i, RIGHT | LEFT, BOTH)
+        if regs.task["cut"] == LOWER:
+            self.tile(g, smem, regs, n_masked_right, 0, BOTH, before=LOWER)
             n_masked_right = n_masked_right + 1
-        if c.task["cut"] == UPPER:
+        if regs.task["cut"] == UPPER:
             end = end - 1
         for i in cutlass.range(n_masked_right, whole, unroll=1):
-            self.tile(g, s, c, i, 0, BOTH)
+            self.tile(g, smem, regs, i, 0, BOTH)
         for i in cutlass.range(whole, end, unroll=1):
-            self.tile(g, s, c, i, LEFT, BOTH)
+            self.tile(g, smem, regs, i, LEFT, BOTH)
         if end < blocks:
-            self.tile(g, s, c, end, LEFT, UPPER)
+            self.tile(g, smem, regs, end, LEFT, UPPER)
 
-    def tile(self, g, s, c, i, sides, seen, before=BOTH):
+    def tile(self, g, smem, regs, i, sides, seen, before=BOTH):
         """The i-th tile of the visit; before: what was seen of the tile before."""
-        self.pair(s, c, seen, before)
-        moved = self.softmax_of(c, seen, lambda softmax, c: softmax.step(g, c, i, sides))
+        self.pair(smem, regs, seen, before)
+        moved = self.softmax_of(regs, seen, lambda softmax, regs: softmax.step(g, regs, i, sides))
         tk.mma_wait(0)
-        self.release(s.v_pipe, c.v)
-        self.weights(c, seen)
-        self.correct_if(c, moved)
+        self.release(smem.v_pipe, regs.v)
+        self.weights(regs, seen)
+        self.correct_if(regs, moved)
 
-    def pair(self, s, c, seen, before):
+    def pair(self, smem, regs, seen, before):
         """The next S, and O += P @ V of the tile before; wait for S."""
-        s.k_pipe.wait(c.k)
-        c.ping_pong.take()
-        self.scores(s, c, seen)
-        s.v_pipe.wait(c.v)
-        self.sum(s, c, before)
-        c.ping_pong.give()
+        smem.k_pipe.wait(regs.k)
+        regs.ping_pong.take()
+        self.scores(smem, regs, seen)
+        smem.v_pipe.wait(regs.v)
+        self.sum(smem, regs, before)
+        regs.ping_pong.give()
         tk.mma_wait(1)
-        self.release(s.k_pipe, c.k)
+        self.release(smem.k_pipe, regs.k)
 
     @cute.jit
-    def end(self, s, c):
-        s.v_pipe.wait(c.v)
-        if c.last["cut"] == UPPER:
-            self.sum(s, c, UPPER)
+    def end(self, smem, regs):
+        smem.v_pipe.wait(regs.v)
+        if regs.last["cut"] == UPPER:
+            self.sum(smem, regs, UPPER)
         else:
-            self.sum(s, c, BOTH)
-        self.keep_statistics(c)
+            self.sum(smem, regs, BOTH)
+        self.save_statistics(regs)
         tk.mma_wait()
-        self.release(s.v_pipe, c.v)
+        self.release(smem.v_pipe, regs.v)
 
-    def finish(self, g, s, c):
-        super().finish(g, s, c)
-        self.skip_tiles(s, c, c.last["after"])
+    def finish(self, g, smem, regs):
+        super().finish(g, smem, regs)
+        self.skip_tiles(smem, regs, regs.last["after"])
 
-    def scores(self, s, c, seen):
+    def scores(self, smem, regs, seen):
         """S = Q @ K.T"""
-        q, k = s.q[self.q_at(c)], s.k[c.k.stage]
+        q, k = smem.q[self.q_at(regs)], smem.k[regs.k.stage]
         if seen is BOTH:
-            tk.mm_ABt(c.s, q, k)
+            tk.mm_ABt(regs.s, q, k)
         else:
-            tk.mm_ABt(c.half, q, k, b_part=KEYS[seen][0] // HALF)
+            tk.mm_ABt(regs.half, q, k, b_part=KEYS[seen][0] // HALF)
 
-    def sum(self, s, c, seen):
+    def sum(self, smem, regs, seen):
         """O += P @ V"""
-        tk.mma_AB(c.o, c.p, s.v[c.v.stage], k=seen if seen is BOTH else KEYS[seen])
+        tk.mma_AB(regs.o, regs.p, smem.v[regs.v.stage], k=seen if seen is BOTH else KEYS[seen])
 
-    def softmax_of(self, c, seen, do):
+    def softmax_of(self, regs, seen, do):
         """do(softmax, state), of the scores of a tile or of half of it."""
-        return do(self.softmax, c) if seen is BOTH else do(self.half_softmax[seen], c.of_half())
+        return do(self.softmax, regs) if seen is BOTH else do(self.half_softmax[seen], regs.of_half())
 
-    def weights(self, c, seen):
+    def weights(self, regs, seen):
         """P, as the tensor cores take it."""
         if seen is BOTH:
-            tk.copy(c.p, c.s)
+            tk.copy(regs.p, regs.s)
         else:
-            tk.copy(tk.columns(c.p, KEYS[seen][0], HALF), c.half)
+            tk.copy(tk.columns(regs.p, KEYS[seen][0], HALF), regs.half)
 
 
-class WindowForward(kernel.AttentionForward):
+class WindowForward(AttentionForward):
     """``AttentionForward`` of rows that see a number of keys on either side of their own.
 
     A block's 128 rows see a key tile of 128 more than each of its two warpgroups' 64 rows need: of a window of 1024
@@ -212,8 +212,3 @@ class WindowForward(kernel.AttentionForward):
     def shared(self, al: tk.SharedAllocator) -> Shared:
         n = self.config.consumers * self.config.q_stages
         return replace(super().shared(al), task=al.vector(len(fields_of(self.spec)), n, Int32))
-
-
-def build(spec: AttentionSpec, config: WindowConfig):
-    """As ``forward.build``."""
-    return WindowForward(spec, config), kernel.build(spec, config)[1]

@@ -16,5 +16,6 @@ def window_plan(spec: AttentionSpec, length: str) -> Optional[WindowConfig]:
 
 
 def builder_of(config: AttentionConfig) -> str:
-    """Of the kernel that a configuration is for, as ``Recipe`` names it."""
-    return f"tkq.attention.forward.{'window' if isinstance(config, WindowConfig) else 'kernel'}:build"
+    """The class of the kernel that a configuration is for, as ``Recipe`` names it."""
+    name = "window:WindowForward" if isinstance(config, WindowConfig) else "kernel:AttentionForward"
+    return f"tkq.attention.forward.{name}"

@@ -7,11 +7,10 @@ from ...runtime.compile.recipe import Recipe, Shipped
 from ..epilogue.spec import Epilogue
 from . import small_m_plan
 from .config import STEP, STORE_ROW_BYTES, Config, wide_residual
-from .plan import PARTED, TILES, configure_epilogue, fit_to_spec, recipe_of
+from .plan import PARTED, TILES, WAVE_SYNC, configure, recipe_of
 from .realign_config import RealignSpec
 from .small_m_config import SLOT_BYTES, WIDTHS, SmallMConfig
 from .spec import BYTES, GemmSpec
-from .wave_sync_config import WaveSyncConfig
 
 EPILOGUES = {  # beside the plain one, in the largest tile and a small one
     "bias": Epilogue(bias="bf16"),
@@ -38,7 +37,7 @@ def expectation(spec: GemmSpec, config: Config) -> Expectation:
     wanted = ["UTMALDG", "USETMAXREG", by_tma if spec.store == "tma" else "STG"]
     dims = 2 + bool(spec.epilogue.gate) + ("b" in spec.batch)
     wanted += [f"UTMALDG.{dims}D.MULTICAST"] * (config.cluster > 1)
-    wanted += ["REDG.E.INC", "LDG.E.STRONG.GPU"] * isinstance(config, WaveSyncConfig)
+    wanted += ["REDG.E.INC", "LDG.E.STRONG.GPU"] * (config.wave_sync > 0)
     return Expectation(tensor=(2 + panels * config.overlap_epilogue) * products, waits_per_mma=1 / products,
                        instructions=tuple(wanted), absent=PARTED + ("STG",) * (spec.store == "tma"),
                        registers=min(255, REGISTER_FILE // (128 * (1 + config.consumers)) // 8 * 8),
@@ -56,17 +55,17 @@ def narrow_expectation(spec: GemmSpec, config: SmallMConfig) -> Expectation:
 def shipped() -> list[Shipped]:
     """Every tile with every order of the operands and every way out; fp16 where torch's usual layouts take it; the
     epilogues, batches; few rows; the kernel for what TMA does not take, and copies into what it takes."""
-    return [*_plain(), *_epilogues(), *_paced(), *_small_m(), *_elements(), *_copies()]
+    return [*_plain(), *_epilogues(), *_wave_sync(), *_small_m(), *_elements(), *_copies()]
 
 
-def _paced():
+def _wave_sync():
     """Which a plan takes for large tiles only, in clusters."""
     specs = [GemmSpec(out=out, a_major=a, b_major=b) for a, b, out in (
         ("k", "k", "bf16"), ("k", "n", "bf16"), ("m", "n", "bf16"), ("k", "k", "fp32"))]
     specs += [GemmSpec(b_major="k", store="rows"), GemmSpec("fp16", "fp16", b_major="k"),
               GemmSpec(b_major="k", epilogue=Epilogue("silu")), GemmSpec(b_major="k", epilogue=EPILOGUES["c"])]
     for spec in specs:
-        config = WaveSyncConfig.of(fit_to_spec(configure_epilogue(TILES[0], spec), spec))
+        config = replace(configure(TILES[0], spec), wave_sync=WAVE_SYNC)
         name = "_".join(filter(None, (spec.epilogue.activation, "c" * spec.epilogue.residual)))
         yield _dense(spec, config, name, spec == specs[0])
 
@@ -81,8 +80,7 @@ def _plain():
     specs += [GemmSpec(batch=batch, b_major=b) for batch, b in (("ab", "n"), ("ab", "k"), ("b", "n"), ("a", "k"))]
     for spec, tile in itertools.product(specs, TILES):
         quick = spec in QUICK_PLAIN and tile is TILES[0]
-        yield _dense(spec, fit_to_spec(configure_epilogue(tile, spec), spec), "batch" + spec.batch if spec.batch
-                     else "", quick)
+        yield _dense(spec, configure(tile, spec), "batch" + spec.batch if spec.batch else "", quick)
 
 
 def _epilogues():
@@ -91,7 +89,7 @@ def _epilogues():
         if wide_residual(spec) and tile.n == 256:
             continue
         quick = name in QUICK and out == "bf16" and tile is TILES[0]
-        yield _dense(spec, fit_to_spec(configure_epilogue(tile, spec), spec), name, quick)
+        yield _dense(spec, configure(tile, spec), name, quick)
     for name in ("bias_silu", "swiglu"):
         spec = GemmSpec(b_major="k", epilogue=EPILOGUES[name])
         yield _dense(spec, Config(overlap_epilogue=2 if name == "bias_silu" else 4, defer_activation=True),
@@ -138,7 +136,7 @@ def _elements():
     for name, spec in cases:
         four_blocks = REGISTER_FILE // 4 // 128  # run on a processor, but where C is added
         registers = 255 if spec.epilogue.residual else four_blocks
-        yield Shipped(f"gemm_{name}_elements", Recipe("tkq.gemm.dense.unaligned:build", (spec,)),
+        yield Shipped(f"gemm_{name}_elements", Recipe("tkq.gemm.dense.unaligned:UnalignedGemm", (spec,)),
                       replace(wanted, registers=registers),
                       name == "bf16_kn_bf16")
 
@@ -147,5 +145,5 @@ def _copies():
     wanted = Expectation(instructions=("LDG.E.128", "STG.E.128"), registers=REGISTER_FILE // 1536 // 8 * 8)
     for dtype, both in itertools.product(("bf16", "fp16"), (False, True)):
         yield Shipped(f"gemm_copy_{dtype}{'_both' * both}",
-                      Recipe("tkq.gemm.dense.realign:build", (RealignSpec(dtype, both),)), wanted,
+                      Recipe("tkq.gemm.dense.realign:Realign", (RealignSpec(dtype, both),)), wanted,
                       dtype == "bf16" and both)

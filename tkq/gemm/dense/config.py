@@ -20,7 +20,8 @@ class Config:
     products run. overlap_epilogue: one store (an epilogue subtile) under each of the next tile's first steps, not all
     under the first one; 2 and 4: a half and a quarter of a subtile, with defer_activation. defer_activation: what waits
     is the product, and the activation is computed when it is stored: the product is rounded before and after it, as in
-    two calls. pdl: the launch lies under the end of the kernel before.
+    two calls. pdl: the launch lies under the end of the kernel before. wave_sync: a block loads no more than
+    1 / wave_sync of a tile before all blocks have begun a tile of that wave; 0: it does not wait for others.
     """
 
     m: int = 128
@@ -32,6 +33,7 @@ class Config:
     overlap_epilogue: int = 0
     defer_activation: bool = False
     pdl: bool = False
+    wave_sync: int = 0
 
     @property
     def consumers(self) -> int:
@@ -40,7 +42,8 @@ class Config:
 
     @property
     def name(self) -> str:
-        return f"{self.m}x{self.n}" + (f"_cluster{self.cluster}" if self.cluster > 1 else "")
+        cluster = f"_cluster{self.cluster}" if self.cluster > 1 else ""
+        return f"{self.m}x{self.n}{cluster}" + "_wave_sync" * (self.wave_sync > 0)
 
     def shared_bytes(self, spec: GemmSpec) -> int:
         """Shared memory of a block: stages, panels of C, semaphores, and what alignment may cost."""
@@ -65,9 +68,10 @@ class Config:
             and (self.hold_in_registers or not self.overlap_epilogue)
             and (self.defer_activation or self.overlap_epilogue < 2),
             "defer_activation": not self.defer_activation or (self.hold_in_registers and spec.epilogue.curved),
+            "wave_sync": not self.wave_sync or (self.wave_sync > 0 and can_wave_sync(spec)),
         }
-        for name, kept in rules.items():
-            if not kept:
+        for name, holds in rules.items():
+            if not holds:
                 raise ValueError(f"gemm: {name} does not fit in {self} for {spec}")
         if self.shared_bytes(spec) > SHARED_BYTES:
             raise ValueError(f"gemm: {self} takes {self.shared_bytes(spec)} bytes of shared memory for {spec}, "
@@ -85,6 +89,11 @@ def can_hold_in_registers(spec: GemmSpec) -> bool:
     write are quicker at once."""
     pairs = not spec.epilogue.residual or spec.epilogue.residual_pairs
     return spec.out != "fp32" and spec.store == "tma" and pairs
+
+
+def can_wave_sync(spec: GemmSpec) -> bool:
+    """May blocks wait for each other in each wave? The counter takes a bias's place."""
+    return spec.load == "tma" and not (spec.epilogue.bias or spec.epilogue.gate)
 
 
 def has_store_buffers(spec: GemmSpec) -> bool:

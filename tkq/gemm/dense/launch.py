@@ -15,8 +15,9 @@ from .. import tuned
 from ..epilogue.spec import GATED, Epilogue, is_located, name_of
 from ..epilogue.spec import PLAIN as PLAIN_EPILOGUE
 from . import realigned
-from .plan import launch
+from .plan import launch, takes_counter
 from .spec import OUT_DTYPES, GemmSpec, is_k_major
+from .stored import CONFIGS
 
 _tensors = arguments.checker("gemm", "a", "b", "bias")
 _operands = arguments.checker("gemm", "a", "b", "bias", "c", "out")
@@ -228,10 +229,10 @@ def _launcher(kind, config):
     arch.require_hopper(device)
     spec, sizes, batches = spec_of(*facts)
     if config is None:
-        config = tuned.chosen("gemm", spec, (*sizes, batches), device)
+        config = tuned.chosen(CONFIGS, spec, (*sizes, batches), device)
     recipe, blocks = launch(spec, *sizes, arch.num_sms(device), config, batches)
     kernel = function(recipe)
-    return (WaveSyncLaunch(kernel) if recipe.module == "tkq.gemm.dense.wave_sync_kernel" else kernel), blocks
+    return (WaveSyncLaunch(kernel) if takes_counter(recipe) else kernel), blocks
 
 
 def spec_of(dtype, out, ways, size, epilogue):
@@ -253,8 +254,6 @@ def spec_of(dtype, out, ways, size, epilogue):
 
 def tunable(a, b, *, bias=None, activation=None, c=None, alpha=1.0, beta=0.0, out=None, out_dtype=None):
     """For ``tkq.tune``: a call of ``gemm``."""
-    from .. import candidates  # the plans of all products
-
     _operands(a, b, bias, c, out)
     alpha, beta = _numbers(alpha, beta)
     out_dtype = _out_dtype(out_dtype)
@@ -273,9 +272,8 @@ def tunable(a, b, *, bias=None, activation=None, c=None, alpha=1.0, beta=0.0, ou
 
     *_, kind = kind_of(a, b, out, False, False, extra)
     spec, sizes, batches = spec_of(*kind[:-1])
-    found = candidates.of_gemm(spec, *sizes, arch.num_sms(a.device), batches) if all((*sizes, batches)) else []
-    return tuned.Tunable(tuned.problem("gemm", spec, (*sizes, batches), a.device), found, (a, b, bias, c), out, call,
-                         clear)
+    return tuned.Tunable(tuned.problem("gemm", spec, (*sizes, batches), a.device), CONFIGS, (a, b, bias, c), out,
+                         call, clear)
 
 
 # ---- what can be wrong with a call -----------------------------------------------------------------------

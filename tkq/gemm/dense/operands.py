@@ -70,7 +70,7 @@ def _select(x, modes):
 
 
 def parts_of_tile(ring: tk.SharedTile, part: tk.st, parts: int) -> tk.SharedTile:
-    """A ring of b's tiles as a ring of so many parts each: of a tile stored (N, K), rows; of one stored (K, N), whole
+    """A ring of b's tiles as a ring of ``parts`` parts each: of a tile stored (N, K), rows; of one stored (K, N), whole
     panels of columns."""
     if parts == 1:
         return ring

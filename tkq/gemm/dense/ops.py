@@ -39,7 +39,7 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
     The sum is rounded once. But for "relu", the activation of a 16-bit result without c is computed while the next
     tile's products run, of the sum in the result's type: rounded before and after, as by two calls.
 
-    Differentiable once, in a, b, bias and c. Where autograd records a call with an activation, the sum is kept and the
+    Differentiable once, in a, b, bias and c. Where autograd records a call with an activation, the sum is saved and the
     activation is a pass of its own; later backward products read a and b.
 
     Args:
@@ -99,13 +99,13 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
         if found is not None:
             return found
     alpha, beta, out_dtype = _options(alpha, beta, out_dtype)
-    way = ops.route(a, b, bias, c, out)
+    mode = ops.route(a, b, bias, c, out)
     if out is not None:
-        into = _launch_into if way == "direct" and out.is_cuda else _into
-        return into(out, a, b, out_dtype, Extra(bias, name, c, alpha, beta), way)
-    if way == "direct":
+        into = _launch_into if mode == "direct" and out.is_cuda else _into
+        return into(out, a, b, out_dtype, Extra(bias, name, c, alpha, beta), mode)
+    if mode == "direct":
         return (_launch if a.is_cuda else _on_cpu)(a, b, bias, name, c, alpha, beta, out_dtype, False)
-    if way == "record" and not name:
+    if mode == "record" and not name:
         return _Function.apply(a, b, bias, c, (alpha, beta, out_dtype))
     check_call(a, b, out_dtype, Extra(bias, name, c, alpha, beta))
     check.refuse_tangent("gemm", a=a, b=b, bias=bias, c=c)
@@ -178,7 +178,7 @@ def _zeros(a, b):
     return a.new_zeros(*a.shape[:-1], 8), b.new_zeros(*b.shape[:-2], 8, b.shape[-1])
 
 
-def _launch_into(out, a, b, out_dtype, extra, way):
+def _launch_into(out, a, b, out_dtype, extra, mode):
     """In plain eager mode on a GPU: what has been checked before is not checked again, but for where out lies."""
     try:
         key = quick_into(out, a, b, out_dtype, extra)
@@ -187,10 +187,10 @@ def _launch_into(out, a, b, out_dtype, extra, way):
             return out
     except Exception:  # what is wrong is found below, with words for it
         key = None
-    return _into(out, a, b, out_dtype, extra, way, key)
+    return _into(out, a, b, out_dtype, extra, mode, key)
 
 
-def _into(out, a, b, out_dtype, extra, way, key=None):
+def _into(out, a, b, out_dtype, extra, mode, key=None):
     check.dtype("out", out, OUT_DTYPES)
     check_call(a, b, out.dtype if out_dtype is None else out_dtype, extra)
     check_out(out, a, b, out_dtype, extra)
@@ -199,7 +199,7 @@ def _into(out, a, b, out_dtype, extra, way, key=None):
     if _needs_gradient(a, b, extra.bias, extra.c, out):
         raise RuntimeError("gemm: out is given and an argument requires a gradient: out has no gradients; call it "
                            "under torch.no_grad(), or without out")
-    if way == "direct":
+    if mode == "direct":
         check_apart(out, a, b, extra)
         if out.is_cuda and a.shape[-1] and out.numel():
             launched = run(a, b, out, extra=extra)
@@ -237,7 +237,7 @@ def _fake(a: Tensor, b: Tensor, bias: Optional[Tensor], activation: str, c: Opti
 
 def _setup(ctx, inputs, output):
     a, b, bias, activation, _, alpha, beta, _ = inputs
-    if activation:  # reached only through torch.ops: the function above takes another way
+    if activation:  # reached only through torch.ops: the function above takes another route
         raise NotImplementedError(f"gemm: activation {activation!r} has no gradient in the op; call tkq.gemm")
     _remember(ctx, a, b, bias, alpha, beta)
 

@@ -4,22 +4,22 @@ The sizes come from a model of one processor's clocks (``cycles``), which knows 
 a wgmma reads both operands from shared memory while TMA writes the next ones there.
 """
 from dataclasses import replace
-from typing import Optional, Union
+from typing import Optional
 
 from ...runtime.compile.recipe import Recipe
 from ..epilogue.spec import sources
 from ..raster import even_blocks
-from . import small_m_config, small_m_plan
-from .config import STEP, Config, can_hold_in_registers, wide_residual
+from . import small_m_plan
+from .config import STEP, Config, can_hold_in_registers, can_wave_sync, wide_residual
+from .small_m_config import SmallMConfig, takes
 from .spec import GemmSpec
-from .wave_sync_config import WaveSyncConfig
-from .wave_sync_config import takes as takes_wave_sync
 
 MACS = 2048  # a clock and processor: the tensor cores, 16-bit operands
 SHARED = 128  # bytes a clock and processor, reads and writes together
 L2 = 64  # bytes a clock and processor
 TILE_CLOCKS = 1500  # a tile's beginning and end, as far as nothing hides them
 PARTED = ("BRA.DIV",)  # which a warp has that the compiler does not know to be whole: its lanes share no registers
+WAVE_SYNC = 16  # blocks meet behind this part of each tile, 1 / 16
 WAVE_SYNC_STEPS, WAVE_SYNC_K = 6000, 8192  # fewest steps of a block in all, and K, with wave sync
 
 
@@ -50,21 +50,36 @@ def cycles(config: Config, M: int, N: int, K: int, num_sms: int, batches: int = 
     return waves(config, M, N, num_sms, batches) * (-(-K // STEP) * step + TILE_CLOCKS)
 
 
-def plan(spec: GemmSpec, M: int, N: int, K: int, num_sms: int, batches: int = 1) -> Config:
-    """The configuration for a problem that comes in by TMA: what should be fastest, the first of TILES if equal.
+def plan(spec: GemmSpec, M: int, N: int, K: int, num_sms: int, batches: int = 1) -> Config | SmallMConfig:
+    """The configuration for a problem that comes in by TMA, what should be fastest: the small-M kernel's where there is
+    one (``small_m_plan``), else a tile."""
+    if M <= small_m_plan.MOST_M and takes(spec):
+        return small_m_plan.plan(spec, M, N, K, num_sms)
+    return best_tile(spec, M, N, K, num_sms, batches)
+
+
+def best_tile(spec: GemmSpec, M: int, N: int, K: int, num_sms: int, batches: int = 1) -> Config:
+    """The tile of the fewest ``cycles``, the first of TILES if equal; then how its results go out, then whether its
+    blocks keep in step. No choice looks at a later one.
 
     A cluster only where each of its blocks has rows of C."""
     allowed = [config for config in TILES
                if config.m * (config.cluster - 1) < M and not (config.n == 256 and wide_residual(spec))]
-    best = fit_to_spec(configure_epilogue(min(allowed, key=lambda x: cycles(x, M, N, K, num_sms, batches)), spec), spec)
-    return WaveSyncConfig.of(best) if needs_wave_sync(best, spec, M, N, K, num_sms, batches) else best
+    tile = min(allowed, key=lambda x: cycles(x, M, N, K, num_sms, batches))
+    wave_sync = WAVE_SYNC if needs_wave_sync(tile, spec, M, N, K, num_sms, batches) else 0
+    return replace(configure(tile, spec), wave_sync=wave_sync)
+
+
+def configure(tile: Config, spec: GemmSpec) -> Config:
+    """A tile of TILES as a spec's kernel has it."""
+    return fit_to_spec(configure_epilogue(tile, spec), spec)
 
 
 def needs_wave_sync(config: Config, spec: GemmSpec, M: int, N: int, K: int, num_sms: int, batches: int = 1) -> bool:
     """Do blocks drift apart: the largest tiles, many and long? What it is worth is in docs/attempts.md."""
     largest = (config.n, config.cluster) == (256, 2)
     many = waves(config, M, N, num_sms, batches) * -(-K // STEP) > WAVE_SYNC_STEPS
-    return largest and many and K >= WAVE_SYNC_K and takes_wave_sync(spec)
+    return largest and many and K >= WAVE_SYNC_K and can_wave_sync(spec)
 
 
 def waves(config: Config, M: int, N: int, num_sms: int, batches: int = 1) -> int:
@@ -73,8 +88,11 @@ def waves(config: Config, M: int, N: int, num_sms: int, batches: int = 1) -> int
     return -(-batches * rows * cols // max(1, num_sms // config.cluster))
 
 
-def fit_to_spec(config: Config, spec: GemmSpec) -> Config:
-    """The configuration without what this spec's output does not allow."""
+def fit_to_spec(config: Config | SmallMConfig, spec: GemmSpec) -> Config | SmallMConfig:
+    """The configuration without what this spec's output does not allow; a small-M kernel's is checked, and stays what
+    it is."""
+    if isinstance(config, SmallMConfig):
+        return config.check(spec)
     if not can_hold_in_registers(spec):
         config = replace(config, hold_in_registers=False, overlap_epilogue=0, defer_activation=False)
     return config.check(spec)
@@ -91,23 +109,25 @@ def configure_epilogue(config: Config, spec: GemmSpec) -> Config:
 
 
 def launch(spec: GemmSpec, M: int, N: int, K: int, num_sms: int,
-           config: Union[Config, small_m_config.SmallMConfig, None] = None, batches: int = 1):
+           config: Optional[Config | SmallMConfig] = None, batches: int = 1):
     """(what to compile and call, how many blocks; 0 where the kernel counts for itself) for a problem; config instead
     of the plan's."""
     if spec.load == "direct":
-        return Recipe("tkq.gemm.dense.unaligned:build", (spec,), sources=sources(spec.epilogue)), 0
-    if config is None and M <= small_m_plan.MOST_M and small_m_config.takes(spec):
-        config = small_m_plan.plan(spec, M, N, K, num_sms)
-    if isinstance(config, small_m_config.SmallMConfig):
-        return small_m_plan.recipe(spec, config), 0
+        return Recipe("tkq.gemm.dense.unaligned:UnalignedGemm", (spec,), sources=sources(spec.epilogue)), 0
     config = fit_to_spec(config, spec) if config else plan(spec, M, N, K, num_sms, batches)
+    if isinstance(config, SmallMConfig):
+        return small_m_plan.recipe(spec, config), 0
     rows, cols = tiles(config, M, N)
     return recipe_of(spec, config), even_blocks(batches * rows * cols, num_sms, config.cluster)
 
 
 def recipe_of(spec: GemmSpec, config: Config) -> Recipe:
-    kernel = "wave_sync_kernel" if isinstance(config, WaveSyncConfig) else "kernel"
-    return Recipe(f"tkq.gemm.dense.{kernel}:build", (spec, config), sources=sources(spec.epilogue))
+    return Recipe("tkq.gemm.dense.kernel:DenseGemm", (spec, config), sources=sources(spec.epilogue))
+
+
+def takes_counter(recipe: Recipe) -> bool:
+    """Does its kernel have wave sync, and so a counter among its arguments?"""
+    return getattr(recipe.args[-1], "wave_sync", 0) > 0
 
 
 def recipe(spec: GemmSpec, M: int, N: int, K: int, num_sms: int, config: Optional[Config] = None) -> Recipe:

@@ -5,7 +5,7 @@ from cutlass import const_expr
 
 from ... import tile as tk
 
-AT_ONCE = 8  # numbers of a thread that are on their way
+AT_ONCE = 8  # loads of a thread in flight
 
 
 @cute.jit

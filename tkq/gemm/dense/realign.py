@@ -45,6 +45,17 @@ class Realign:
         self.kernel(src, dst, work, src2, dst2, work2, blocks).launch(
             grid=[blocks + more, 1, 1], block=[self.spec.threads, 1, 1], stream=stream)
 
+    def fake_arguments(self) -> tuple:
+        """What it is compiled for: src, dst, three dimensions each; and another pair, None without ``both``."""
+        from ...runtime.compile import fake
+
+        dtype, found = self.spec.dtype, []
+        for _ in range(1 + self.spec.both):
+            shape, unit = (fake.sym(), fake.sym()), self.each
+            found.append(fake.tensor(dtype, (*shape, fake.sym()), (fake.sym64(), fake.sym64(), 1), align=self.size))
+            found.append(fake.tensor(dtype, (*shape, fake.sym(unit)), (fake.sym64(unit), fake.sym64(unit), 1)))
+        return *found, *(None,) * (4 - len(found))
+
     def _work(self, dst):
         batches, rows, cols = dst.shape
         per_row = cols // self.each
@@ -163,15 +174,3 @@ class Unit(NamedTuple):
     there: object
     source: Int64
     column: Int32
-
-
-def build(spec: RealignSpec):
-    """(kernel, fake arguments): src, dst, three dimensions each; and another pair, None without ``both``."""
-    from ...runtime.compile import fake
-
-    kernel, found = Realign(spec), []
-    for _ in range(1 + spec.both):
-        shape, unit = (fake.sym(), fake.sym()), kernel.each
-        found.append(fake.tensor(spec.dtype, (*shape, fake.sym()), (fake.sym64(), fake.sym64(), 1), align=kernel.size))
-        found.append(fake.tensor(spec.dtype, (*shape, fake.sym(unit)), (fake.sym64(unit), fake.sym64(unit), 1)))
-    return kernel, (*found, *(None,) * (4 - len(found)))

@@ -26,8 +26,8 @@ class Problem(NamedTuple):
 
 # Measured on an H100 (docs/attempts/gemm.md):
 TILE, STEP = (64, 128), 64  # of the kernel that reads element by element
-STEP_NS = 6000.0  # of a block that has no other beside it on its processor
-BUSY_STEP_NS = 2000.0  # of each of many, a processor
+STEP_NS = 6000.0  # of a block that has no other beside it on its SM
+BUSY_STEP_NS = 2000.0  # of each of many, an SM
 PROCESSORS = 132
 COPY = 2800.0  # GB/s, read and written
 LAUNCH_NS = 2500.0  # of copies, however small

@@ -91,7 +91,7 @@ class Copies(NamedTuple):
     def of(a: Tensor, b: Tensor, majors, around: Around) -> "Copies":
         """majors: is K contiguous in a, in b?"""
         spec = RealignSpec(dtypes.name_of(a.dtype), both=around.a and around.b)
-        return Copies(function(Recipe("tkq.gemm.dense.realign:build", (spec,))),
+        return Copies(function(Recipe("tkq.gemm.dense.realign:Realign", (spec,))),
                       Copied.of(a, majors[0]) if around.a else None,
                       Copied.of(b, not majors[1]) if around.b else None)
 

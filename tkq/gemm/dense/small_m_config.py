@@ -9,7 +9,7 @@ from .spec import BYTES, GemmSpec
 
 WIDTHS = (16, 32, 64, 128)  # of A's rows, padded
 STEP = 64  # of K in a stage
-SLOT_BYTES = (228 * 1024 // 2) - 1024  # of a block's shared memory, where two share a processor
+SLOT_BYTES = (228 * 1024 // 2) - 1024  # of a block's shared memory, where two share an SM
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ class SmallMConfig:
         Raises:
             ValueError: naming what does not fit.
         """
-        for name, kept in self.rules(spec).items():
-            if not kept:
+        for name, holds in self.rules(spec).items():
+            if not holds:
                 raise ValueError(f"{self.op}: {name} does not fit in {self} for {spec}")
         if self.shared_bytes(spec) > 2 * SLOT_BYTES:
             raise ValueError(f"{self.op}: {self} takes {self.shared_bytes(spec)} bytes of shared memory for {spec}, "

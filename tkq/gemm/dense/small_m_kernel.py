@@ -53,7 +53,7 @@ class SmallMGemm:
       empty[i]   one arrival a consumer warp: 4 x consumers
     sent         1 arrival, and the bytes of all that comes from other blocks
 
-    Two blocks share a processor, so that one's beginning and end run under the other's stream.
+    Two blocks share an SM, so that one's beginning and end run under the other's stream.
     """
 
     def __init__(self, spec: GemmSpec, config: SmallMConfig):
@@ -82,6 +82,10 @@ class SmallMGemm:
         tiles = cute.ceil_div(out.shape[1], self.width)
         self.kernel(g).launch(grid=[tiles * x.split, 1, 1], block=[x.threads, 1, 1], cluster=[x.split, 1, 1],
                               stream=stream, min_blocks_per_mp=1)
+
+    def fake_arguments(self) -> tuple:
+        """What it is compiled for: as ``DenseGemm``, but ``blocks`` is not used: the grid is what the sizes make it."""
+        return *operands.fakes(self.spec), Int32(1)
 
     # ---- device --------------------------------------------------------------------------------
 
@@ -215,8 +219,3 @@ class SmallMGemm:
             ep.linear(x, sums, e, g.inputs, v, c)
         ep.activate(parts[0], e, parts, ep.Place(Int32(m), n), tk.element_type(self.spec.out), transposed=True)
         tk.store_elements(g.out, parts[0], n, m)
-
-
-def build(spec: GemmSpec, config: SmallMConfig):
-    """(kernel, fake arguments): as ``dense.build``, but ``blocks`` is not used: the grid is what the sizes make it."""
-    return SmallMGemm(spec, config), (*operands.fakes(spec), Int32(1))

@@ -70,7 +70,7 @@ def is_k_major(extent: int, stride: int, k_stride: int):
 
 
 def fits_tma(address: int, pitch: int, lines: int, bytes: int) -> bool:
-    """Whether TMA reads a matrix: its base, and the ``pitch`` in elements of so many bytes between its ``lines``.
+    """Whether TMA reads a matrix: its base, and the ``pitch``, in elements of ``bytes`` bytes, between its ``lines``.
 
     It reads whole units of 16 bytes, also past the end of a line: up to 7 neighbours, inside the pitch. Where M or N is
     contiguous they feed rows or columns of C that are not stored, and no other, NaN or not. Along K, where they would

@@ -14,7 +14,7 @@ M, N, K = 64, 128, 64  # a block's tile
 
 class UnalignedGemm:
     """A warpgroup a tile, one block each: its threads load a step of K element by element (zeros past the end), meet,
-    multiply, meet again. Several blocks on a processor run under each other's loads. Gated, B's tile is 64 columns of
+    multiply, meet again. Several blocks on an SM run under each other's loads. Gated, B's tile is 64 columns of
     the gate and the same 64 of up, each with its accumulator."""
 
     def __init__(self, spec: GemmSpec):
@@ -38,6 +38,10 @@ class UnalignedGemm:
         inputs = ep.Inputs(operands.column_vector(bias, spec), operands.residual(c, spec), alpha, beta)
         self.kernel(A, operands.weights(b, spec), out, inputs, steps).launch(
             grid=[tiles * batches, 1, 1], block=[tk.WARPGROUP, 1, 1], stream=stream)
+
+    def fake_arguments(self) -> tuple:
+        """What it is compiled for: as ``DenseGemm``, but ``blocks`` is not used: it is one a tile."""
+        return *operands.fakes(self.spec), Int32(1)
 
     @cute.kernel
     def kernel(self, a: cute.Tensor, b: cute.Tensor, out: cute.Tensor, inputs: ep.Inputs, steps: Int32):
@@ -87,8 +91,3 @@ class UnalignedGemm:
                 ep.load_residual(c, inputs.residual, place, e.residual_pairs)
             ep.linear(x, x, e, inputs, bias, c)
         ep.activate(acc[0], e, acc, place, tk.element_type(self.spec.out))
-
-
-def build(spec: GemmSpec):
-    """(kernel, fake arguments): as ``dense.build``, but ``blocks`` is not used: it is one a tile."""
-    return UnalignedGemm(spec), (*operands.fakes(spec), Int32(1))

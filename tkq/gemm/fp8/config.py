@@ -2,7 +2,7 @@
 there makes no kernel anew. Pure Python, no torch, no DSL."""
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import gcd
 
 from ..dense.config import SHARED_BYTES
@@ -23,7 +23,7 @@ class Fp8Config:
                         mainloop
       wgmma_in_flight   products left in flight when a stage is released; not with promotion
       split             with promotion: parts of a subtile's columns that are multiplied and promoted by themselves
-      promotion_unroll  with promotion, for scales by blocks: steps of a loop body in which a part is multiplied
+      promotion_unroll  with promotion, for 128x128 scales of b: steps of a loop body in which a part is multiplied
                         while the one before is promoted; 0: no overlap
     epilogue:
       overlap_epilogue  a tile's result waits in registers and is stored under the next tile's first steps, a subtile
@@ -36,6 +36,8 @@ class Fp8Config:
                         share A's
       raster_group      columns of tiles to a band of the tile order
       pdl               programmatic dependent launch
+      wave_sync         a block loads no more than 1 / wave_sync of a tile before all blocks have begun a tile of that
+                        wave; 0: it does not wait for others
     """
 
     m: int = 128
@@ -54,6 +56,7 @@ class Fp8Config:
     split: int = 1
     promotion_unroll: int = 0
     store_per_warp: bool = False
+    wave_sync: int = 0
 
     @property
     def name(self) -> str:
@@ -62,7 +65,7 @@ class Fp8Config:
         words += [f"overlap{self.overlap_epilogue}"] * (self.overlap_epilogue > 0) + ["pdl"] * self.pdl
         words += [f"split{self.split}"] * (self.split > 1)
         words += [f"promotion{self.promotion_unroll}"] * (self.promotion_unroll > 0)
-        words += ["store_per_warp"] * self.store_per_warp
+        words += ["store_per_warp"] * self.store_per_warp + ["wave_sync"] * (self.wave_sync > 0)
         return "_".join(words)
 
     @property
@@ -77,7 +80,7 @@ class Fp8Config:
 
     @property
     def chunk(self) -> int:
-        """Columns of a part that surely share a block scale."""
+        """Columns of a part that surely share a 128x128 scale."""
         return gcd(self.part, GROUP)
 
     def store_n(self, out: str) -> int:
@@ -118,7 +121,7 @@ class Fp8Config:
 
     def scales(self, spec: Fp8Spec) -> int:
         """Scales in a stage."""
-        return {"block": self.m + 32, "line": self.m + self.n}.get(spec.scales, 0)
+        return {"128x128": self.m + 32, "1x128": self.m + self.n}.get(spec.scale_b, 0)
 
     def shared_bytes(self, spec: Fp8Spec) -> int:
         """Shared memory of a block: stages, panels of C, semaphores, and what alignment may cost."""
@@ -151,9 +154,10 @@ class Fp8Config:
             "split": self.split == 1 or spec.promote,
             "promotion_unroll": not self.promotion_unroll
             or (spec.pipelines_promotion and self.m_subtiles * self.split in (2, 4)),
+            "wave_sync": not self.wave_sync or (self.wave_sync > 0 and can_wave_sync(spec, self)),
         }
-        for name, kept in rules.items():
-            if not kept:
+        for name, holds in rules.items():
+            if not holds:
                 raise ValueError(f"fp8_gemm: {name} does not fit in {self} for {spec}")
         if self.shared_bytes(spec) > SHARED_BYTES:
             raise ValueError(f"fp8_gemm: {self} takes {self.shared_bytes(spec)} bytes of shared memory for {spec}, "
@@ -176,29 +180,34 @@ def overlap_fits(spec: Fp8Spec, config: Fp8Config) -> bool:
     return config.overlap_epilogue in (0, 1, 2, 4) and config.wgmma_in_flight == 0 and config.n % 64 == 0
 
 
-@dataclass(frozen=True)
-class WaveSyncFp8Config(Fp8Config):
-    """An ``Fp8Config`` with wave_sync, as above. Not for scales by lines: their addresses leave the producer no
-    registers. Nor with both a pipelined promotion and an overlapped epilogue: wave_sync leaves the consumers 8
+def can_wave_sync(spec: Fp8Spec, config: Fp8Config) -> bool:
+    """May blocks wait for each other in each wave? Not for 1x128 scales of b: their addresses leave the producer no
+    registers. Nor with both a pipelined promotion and an overlapped epilogue: wave sync leaves the consumers 8
     registers fewer."""
+    return spec.scale_b != "1x128" and not (config.overlap_epilogue and config.promotion_unroll)
 
-    wave_sync: int = 16
 
-    @classmethod
-    def of(cls, config: Fp8Config, wave_sync: int = 16) -> WaveSyncFp8Config:
-        return cls(**{f.name: getattr(config, f.name) for f in fields(config)}, wave_sync=wave_sync)
+# ---- where registers decide what a consumer does when
 
-    @property
-    def name(self) -> str:
-        return f"{super().name}_wave_sync"
 
-    def check(self, spec: Fp8Spec) -> WaveSyncFp8Config:
-        """Self, if the kernel can take it for this spec.
+def prefetches_scales(spec: Fp8Spec, config: Fp8Config) -> bool:
+    """Are the scales of a tile's columns fetched under its first product? They take 64 registers, which neither
+    promoted sums nor results that wait leave."""
+    return spec.scale_b == "row" and not (spec.promote or config.overlap_epilogue)
 
-        Raises:
-            ValueError: naming the field that does not fit.
-        """
-        super().check(spec)
-        if self.wave_sync < 1 or spec.scales == "line" or (self.overlap_epilogue and self.promotion_unroll):
-            raise ValueError(f"fp8_gemm: wave_sync does not fit in {self} for {spec}")
-        return self
+
+def loads_bias_ahead(config: Fp8Config) -> bool:
+    """Is a tile's bias fetched before its products? Each panel of 32 columns waited for its own, 330 clocks. (With an
+    overlapped epilogue, under the first products. With wave sync, when the tile is written: 192 columns leave no
+    registers.)"""
+    return not config.wave_sync
+
+
+def sums_begin_with_bias(config: Fp8Config) -> bool:
+    """Instead of zero: where sums begin under products, and cost nothing."""
+    return config.overlap_epilogue > 0 and config.promotion_unroll > 0
+
+
+def few_special_functions(spec: Fp8Spec, config: Fp8Config) -> bool:
+    """Is an activation computed where special functions cost more than plain instructions?"""
+    return sums_begin_with_bias(config) and config.stores_before_product(spec.out)

@@ -8,9 +8,19 @@ from cutlass.cutlass_dsl import T, dsl_user_op
 from ... import tile as tk
 from ..epilogue import registers as ep
 from ..epilogue.registers import activation
+from .config import (
+    Fp8Config,
+    few_special_functions,
+    loads_bias_ahead,
+    prefetches_scales,
+    sums_begin_with_bias,
+)
+from .matrices import load_row_scales
+from .spec import Fp8Spec
+from .state import Tiles
 
 
-def fma_line(d: tk.RegTile, a: tk.RegTile, row: tk.RowVec, scales: cute.Tensor):
+def fma_scaled(d: tk.RegTile, a: tk.RegTile, row: tk.RowVec, scales: cute.Tensor):
     """d[i, j] += a[i, j] * row[i] * scales[j]; scales: as many fp32 in shared memory, aligned to 8 bytes."""
     pairs = cute.make_tensor(scales.iterator, cute.make_layout((2, a.cols // 2)))
     to, of = d.rows_view, a.rows_view
@@ -95,72 +105,78 @@ def silu_in_8_bits(x):
 OUTPUT_BARRIER = 8  # and one more for each further consumer
 
 
-class Fp8Out:
-    """The methods of ``Fp8Gemm`` by which a tile goes out, panel by panel."""
+class Epilogue:
+    """What becomes of a consumer's sums, panel by panel: scale, bias, activation, and to memory.
 
-    few_special = False  # is an activation computed where special functions cost more than plain instructions?
+    ``store_buffers`` panels of a consumer's own in shared memory: its own named barrier twice a panel (written by all,
+    sent by one warp), none where each warp stores its own 16 rows; TMA's own count of stores under way for using a
+    buffer again."""
+
+    def __init__(self, spec: Fp8Spec, config: Fp8Config, tiles: Tiles, operands):
+        self.spec, self.config, self.tiles, self.operands = spec, config, tiles, operands
+        self.out = tk.element_type(spec.out)
 
     @cute.jit
     def write(self, g, s: Constexpr, u: Constexpr, t, wg):
         """The tile, panel by panel."""
         x, spec = self.config, self.spec
-        if const_expr(not self.bias_ahead):
+        if const_expr(not loads_bias_ahead(x)):
             self.load_bias(g, u, t)
-        if const_expr(spec.scales == "row" and not self.prefetch_scales):
-            self.load_row_scales(g, u, t, wg)
-        factor = g.scale_a[0] * g.scale_b[0] if const_expr(spec.scales == "tensor") else None
+        if const_expr(spec.scale_b == "row" and not prefetches_scales(spec, x)):
+            load_row_scales(self.operands, g, u, t, wg)
+        factor = g.scale_a[0] * g.scale_b[0] if const_expr(spec.scale_b == "tensor") else None
         shrink = cute.arch.rcp_approx(g.out_scale[0]) if const_expr(spec.out == "e4m3") else None
-        for i in cutlass.range_constexpr(x.m_subtiles * x.n // self.store_n):
+        for i in cutlass.range_constexpr(x.m_subtiles * x.n // self.tiles.store_n):
             self.write_subtile(g, s, u, t, i, wg, factor, shrink)
 
     def write_subtile(self, g, s, u, t, i, wg, factor, shrink):
         """factor: of scales per tensor. shrink: one over that of e4m3."""
         x, spec = self.config, self.spec
-        first, part, at = i * self.store_n % x.n, self.subtile_of(u, i), self.place(t, i, wg)
-        self.scale(g, u, part, factor, i * self.store_n // x.n, first, t)
+        first, part, at = i * self.tiles.store_n % x.n, self.subtile_of(u, i), self.place(t, i, wg)
+        self.scale(g, u, part, factor, i * self.tiles.store_n // x.n, first, t)
         self.add_bias(u, part, first)
-        activate(part, spec.activation, self.out, self.few_special)
+        activate(part, spec.activation, self.out, few_special_functions(spec, x))
         if spec.out == "e4m3":
             tk.mul(part, part, shrink)
         if spec.store == "tma":
             self.send(g, s, part, t, at, wg, (i % x.store_buffers, x.stores_in_flight(i, spec.out)))
         elif spec.out == "e4m3":
-            store_e4m3_elements(g.c, part, at[0] * 64, at[1] * self.store_n)
+            store_e4m3_elements(g.c, part, at[0] * 64, at[1] * self.tiles.store_n)
         else:
-            tk.store_elements(g.c, part, at[0] * 64, at[1] * self.store_n)
+            tk.store_elements(g.c, part, at[0] * 64, at[1] * self.tiles.store_n)
 
     def load_bias(self, g, u, t):
         if self.spec.bias is not None:
             ep.load_spread(u.bias, g.bias, t.col * self.config.n)
 
     def add_bias(self, u, part, first):
-        """To columns of the tile from ``first`` on."""
-        if self.spec.bias is not None:
-            bias = tk.cv(self.store_n)
+        """To columns of the tile from ``first`` on, where their sums did not begin with it."""
+        if self.spec.bias is not None and not sums_begin_with_bias(self.config):
+            bias = tk.cv(self.tiles.store_n)
             ep.gather(bias, u.bias, first)
             tk.add_col(part, part, bias)
 
     def subtile_of(self, u, i):
         """Panel i of a consumer's, as a view of its sums."""
         x = self.config
-        w, first = i * self.store_n // x.n, i * self.store_n % x.n
-        return tk.columns(u.acc[w * x.split + first // x.part], first % x.part, self.store_n)
+        w, first = i * self.tiles.store_n // x.n, i * self.tiles.store_n % x.n
+        return tk.columns(u.acc[w * x.split + first // x.part], first % x.part, self.tiles.store_n)
 
     def place(self, t, i, wg):
         """Where it lies in C: (row, column) in panels."""
         x = self.config
-        each = x.n // self.store_n
+        each = x.n // self.tiles.store_n
         return t.row * (x.m // 64) + wg * x.m_subtiles + i // each, t.col * each + i % each
 
     def scale(self, g, u, part, factor, w, first, t):
-        if self.spec.scales == "tensor":
+        if self.spec.scale_b == "tensor":
             tk.mul(part, part, factor)
-        elif self.spec.scales == "row":
-            if self.prefetch_scales:
-                cols = tk.columns(u.cols, first, self.store_n)
+        elif self.spec.scale_b == "row":
+            if prefetches_scales(self.spec, self.config):
+                cols = tk.columns(u.cols, first, self.tiles.store_n)
             else:
-                cols = tk.cv(self.store_n)
-                tk.load_cols(cols, self.column_scales(g, t), t.col * self.config.n + first, g.n)
+                cols = tk.cv(self.tiles.store_n)
+                tk.load_cols(cols, self.operands.column_scales(g, t), t.col * self.config.n + first, g.n)
             tk.mul_outer(part, part, u.rows[w], cols)
 
     @cute.jit
@@ -169,7 +185,7 @@ class Fp8Out:
         buffer, stores_in_flight = buffers
         tk.store_wait(stores_in_flight)
         self.meet(wg)
-        number, subtiles = wg * self.config.store_buffers + buffer, s.c.stacked(self.stores)
+        number, subtiles = wg * self.config.store_buffers + buffer, s.c.stacked(self.tiles.stores)
         if const_expr(self.spec.out == "e4m3"):
             store_e4m3(pairs_of(subtiles)[number], part)
         else:
@@ -178,9 +194,9 @@ class Fp8Out:
         self.meet(wg)
         if const_expr(self.config.store_per_warp):
             warp = tk.warp_id() % 4
-            self.store_subtile(g, s.c[4 * number + warp], t, (4 * at[0] + warp, at[1]))
+            self.operands.store_subtile(g, s.c[4 * number + warp], t, (4 * at[0] + warp, at[1]))
         elif tk.first_warp_of_group():
-            self.store_subtile(g, s.c[number], t, at)
+            self.operands.store_subtile(g, s.c[number], t, at)
 
     def meet(self, wg):
         """Synchronise the threads that write a store's rows."""
@@ -188,7 +204,3 @@ class Fp8Out:
             cute.arch.sync_warp()
         else:
             tk.sync(OUTPUT_BARRIER + wg, tk.WARPGROUP)
-
-    def store_subtile(self, g, subtile, t, at):
-        """at: (row, column) in panels."""
-        tk.store_async(g.c, subtile, at)

@@ -6,10 +6,12 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from tkq.gemm import candidates, tuned
+from tkq.gemm import tuned
+from tkq.gemm.dense.plan import takes_counter
 from tkq.gemm.dense.spec import TMA_BYTES, fits_tma_store
 from tkq.gemm.fp8.plan import launch
 from tkq.gemm.fp8.spec import ACTIVATIONS, BIASES, FP8, K_UNIT, OUT, Fp8Spec, granularity, shapes_allowed
+from tkq.gemm.fp8.stored import CONFIGS
 from tkq.reference import fp8
 from tkq.runtime import arguments, function
 from tkq.runtime.call import alloc, check, counters, dtypes, ops
@@ -54,20 +56,21 @@ def fp8_gemm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, bias: Op
     Args:
         a: (M, K), float8_e4m3fn or float8_e5m2, K contiguous. K is a multiple of 16; base and row pitch are, in bytes.
         b: (K, N), either float8 type, K contiguous too (column-major): the ``.t()`` of a row-major (N, K).
-        scale_a, scale_b: float32, which multiply to dequantise. One of these pairs of shapes:
-            one element each: for all of a and all of b;
-            (M, 1) with (1, N): for each row of a and each column of b;
-            (M, ceil(K / 128)) with (ceil(K / 128), ceil(N / 128)): for each 128 of K of a row of a, and each 128 x 128
-            of b;
-            (M, ceil(K / 128)) with (ceil(K / 128), N): for each 128 of K of a row of a and of a column of b (weight
-            gradients).
+        scale_a, scale_b: float32, which multiply to dequantise. Their shapes say what shares a scale, by the names of
+            ``tkq.quantize_fp8`` for a and for b.t(); one of these pairs:
+            one element each ("tensor"): for all of a and all of b;
+            (M, 1) with (1, N) ("row"): for each row of a and each column of b;
+            (M, ceil(K / 128)) with (ceil(K / 128), ceil(N / 128)) ("1x128" with "128x128"): for each 128 of K of a row
+            of a, and each 128 x 128 of b;
+            (M, ceil(K / 128)) with (ceil(K / 128), N) ("1x128" both): for each 128 of K of a row of a and of a column
+            of b (weight gradients).
             Any strides. Fast are scale_a's whose M is contiguous, as ``tkq.quantize_fp8`` makes them, and scale_b's
             whose N is.
         bias: (N,), bfloat16, float16 or float32, contiguous.
         activation: "relu", "silu", "gelu" (by erf) or "gelu_tanh". Of a 16-bit result of "fast" sums it may be computed
             while the next tile's products run, of the sum in the result's type: rounded before and after, as by two
-            calls. On a GPU gelu, gelu_tanh and, by blocks, silu are less exact where the result is bfloat16 or float8:
-            docs/numerics.md says by how much; gelu of -inf is 0 there, else NaN, as PyTorch's.
+            calls. On a GPU gelu, gelu_tanh and, with 128x128 scales of b, silu are less exact where the result is
+            bfloat16 or float8: docs/numerics.md says by how much; gelu of -inf is 0 there, else NaN, as PyTorch's.
         out_dtype: bfloat16, float16, float32 or float8_e4m3fn.
         out_scale: for float8 results, and only for them: float32, one element; the result is y / out_scale, and what is
             beyond 448 becomes 448.
@@ -171,7 +174,7 @@ def run(spec: Fp8Spec, a, b, scale_a, scale_b, c, config=None, blocks=None, *, b
 
 def _kernel(recipe):
     found = function(recipe)
-    return WaveSyncLaunch(found) if recipe.module == "tkq.gemm.fp8.wave_sync_kernel" else found
+    return WaveSyncLaunch(found) if takes_counter(recipe) else found
 
 
 def clear() -> None:
@@ -208,8 +211,8 @@ def _launcher(a_dtype, b_dtype, shape_a, shape_b, dtype_sa, dtype_sb, shape_sa, 
         raise ValueError("fp8_gemm: several devices")
     device = arch.device(devices[0])
     arch.require_hopper(device)
-    recipe, blocks = launch(spec, m, n, k, arch.num_sms(device), tuned.chosen("fp8_gemm", spec, (m, n, k), device))
-    return _kernel(recipe), blocks, m, n, spec.scales != "tensor"
+    recipe, blocks = launch(spec, m, n, k, arch.num_sms(device), tuned.chosen(CONFIGS, spec, (m, n, k), device))
+    return _kernel(recipe), blocks, m, n, spec.scale_b != "tensor"
 
 
 def _spec(a_dtype, b_dtype, shape_a, shape_b, stride_a, stride_b, scales, ways, accumulate, names=_NAMES) -> Fp8Spec:
@@ -240,7 +243,7 @@ def _spec(a_dtype, b_dtype, shape_a, shape_b, stride_a, stride_b, scales, ways, 
         raise NotImplementedError(f"activation: got {activation!r}, allowed are None, {', '.join(ACTIVATIONS)}")
     _out_scale(out_dtype, out_scale)
     row = n * out_dtype.itemsize
-    return Fp8Spec(dtypes.name_of(a_dtype), dtypes.name_of(b_dtype), dtypes.name_of(out_dtype), kind,
+    return Fp8Spec(dtypes.name_of(a_dtype), dtypes.name_of(b_dtype), dtypes.name_of(out_dtype), *kind,
                    _promote(kind, accumulate), dtypes.name_of(bias[0]) if bias else None, activation,
                    "tma" if fits_tma_store(0, n, m, n, out_dtype.itemsize) and row else "direct")
 
@@ -288,7 +291,7 @@ def _out_scale(out_dtype, facts):
 def _promote(kind, accumulate):
     if accumulate is not None and accumulate not in ACCUMULATE:
         raise ValueError(f"accumulate: got {accumulate!r}, allowed are {', '.join(map(repr, ACCUMULATE))}")
-    per_step = kind in ("block", "line")
+    per_step = kind[0] == "1x128"
     if per_step and accumulate == "fast":
         raise ValueError("accumulate: got 'fast' with scales that change along K, allowed is 'fp32'")
     return per_step or accumulate == "fp32"
@@ -354,7 +357,6 @@ def tunable(a, b, scale_a, scale_b, *, bias=None, activation=None, out_dtype=tor
         run(spec, a, b, scale_a, scale_b, c, config, bias=bias, out_scale=out_scale)
         return c
 
-    found = candidates.of_fp8_gemm(spec, m, n, k, arch.num_sms(a.device)) if m and n and k else []
-    return tuned.Tunable(tuned.problem("fp8_gemm", spec, (m, n, k), a.device), found,
+    return tuned.Tunable(tuned.problem("fp8_gemm", spec, (m, n, k), a.device), CONFIGS,
                          (a, b, scale_a, scale_b, bias, out_scale),
                          torch.empty(m, n, dtype=out_dtype, device=a.device), call, clear)

@@ -2,15 +2,14 @@
 from dataclasses import replace
 from typing import Optional
 
-from ...runtime.compile.expectation import REGISTER_FILE, Expectation
-from ...runtime.compile.recipe import Recipe, Shipped
+from ...runtime.compile.recipe import Recipe
 from ..dense.config import SHARED_BYTES
-from ..dense.plan import PARTED, SHARED
+from ..dense.plan import SHARED
 from ..raster import even_blocks
 from . import small_m_plan
-from .config import STEP, Fp8Config, WaveSyncFp8Config, can_overlap_epilogue
+from .config import STEP, Fp8Config, can_overlap_epilogue
 from .small_m_config import SmallMFp8Config
-from .spec import ACTIVATIONS, BYTES, Fp8Spec
+from .spec import BYTES, Fp8Spec
 
 MACS = 4096  # a clock and processor: the tensor cores, 8-bit operands
 L2 = 42  # bytes a clock and processor: what all of them together get from L2, shared out
@@ -30,7 +29,7 @@ FAST = (
 # The smaller ones, of which two share A or B: what `tune` tries beside those.
 SHARING = tuple(replace(tile, cluster=2, cluster_along_n=cluster_along_n) for tile in FAST[2:]
                 for cluster_along_n in (False, True))
-# for scales by blocks, beside those of PROMOTED
+# for 1x128 and 128x128 scales, beside those of PROMOTED
 BLOCKS = (Fp8Config(split=4, store_row_bytes=64, pdl=True, promotion_unroll=4),)
 PROMOTED = (
     Fp8Config(split=2, cluster=1, store_row_bytes=64, pdl=True),
@@ -40,9 +39,8 @@ PROMOTED = (
     Fp8Config(n=64, stages=7, cluster=1, pdl=True),
 )
 # Where blocks would drift apart (see ``needs_wave_sync``): by scales and whether sums are promoted, wave_sync; by a
-# tile's
-# columns, how many of them to a band, so that a wave reads about the least.
-WAVE_SYNC = {("block", True): 8, ("tensor", False): 16, ("row", False): 16}
+# tile's columns, how many of them to a band, so that a wave reads about the least.
+WAVE_SYNC = {("128x128", True): 8, ("tensor", False): 16, ("row", False): 16}
 WAVE_SYNC_BANDS = {192: 10}
 # of K in all of a block's tiles; of A and B in a wave: half of an H100's L2
 WAVE_SYNC_STEPS, WAVE_SYNC_BYTES = 3000, 25e6
@@ -52,7 +50,7 @@ SMALL = (Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, stagger_stages
 
 def table(spec: Fp8Spec) -> tuple:
     """The tiles for more than a few rows."""
-    return FAST if not spec.promote else BLOCKS + PROMOTED if spec.scales == "block" else PROMOTED
+    return FAST if not spec.promote else BLOCKS + PROMOTED if spec.scale_b == "128x128" else PROMOTED
 
 
 def tiles(config: Fp8Config, M: int, N: int):
@@ -83,38 +81,44 @@ def waves(config: Fp8Config, M: int, N: int, num_sms: int) -> int:
 
 
 def plan(spec: Fp8Spec, M: int, N: int, K: int, num_sms: int) -> Fp8Config | SmallMFp8Config:
-    """The configuration for a problem: what should be fastest."""
+    """The configuration for a problem, what should be fastest: blocks that share K where rows or tiles are few
+    (``small_m_plan``), else a tile."""
     few = small_m_plan.plan(spec, M, N, K, num_sms)
     return best_tile(spec, M, N, K, num_sms) if few is None else few
 
 
 def best_tile(spec: Fp8Spec, M: int, N: int, K: int, num_sms: int) -> Fp8Config:
-    """The tile that should be fastest, the first of the list if equal.
+    """The tile of the fewest ``cycles``, the first of its table if equal; then whether its blocks keep in step, then
+    how its results go out, then as many stages as there is room for. No choice looks at a later one."""
+    table_of = (*(SMALL if M <= 64 else ()), *table(spec))
+    useful = [tile for tile in table_of if cluster_is_useful(tile, M, N)]
+    tile = min(useful, key=lambda tile: cycles(tile, M, N, K, num_sms, spec.promote))
+    if needs_wave_sync(tile, spec, M, N, K, num_sms):
+        tile = with_wave_sync(tile, spec)
+    return configure(tile, spec)
 
-    A cluster only where each of its blocks has a part of C."""
-    few = (c for c in SMALL if M <= 64)
-    some = [c for c in (*few, *table(spec)) if cluster_is_useful(c, M, N)]
-    best = min(some, key=lambda c: cycles(c, M, N, K, num_sms, spec.promote))
-    found = fit_to_spec(configure_epilogue(best, spec), spec)
-    if not needs_wave_sync(found, spec, M, N, K, num_sms):
-        return found
-    return fit_to_spec(configure_epilogue(with_wave_sync(best, spec), spec), spec)
+
+def configure(tile: Fp8Config, spec: Fp8Spec) -> Fp8Config:
+    """A tile of a table as a spec's kernel has it."""
+    return fit_to_spec(configure_epilogue(tile, spec), spec)
 
 
 def needs_wave_sync(config: Fp8Config, spec: Fp8Spec, M: int, N: int, K: int, num_sms: int) -> bool:
     """Do blocks drift apart until what one has read is gone from L2 when another comes for it? Over many steps, where a
-    round's A and B are more than the half of L2 holds that a processor reads through."""
+    wave's A and B are more than the half of L2 holds that an SM reads through. Clusters with an overlapped epilogue or
+    a pipelined promotion were timed."""
+    if config.cluster == 1 or (spec.scale_b, spec.promote) not in WAVE_SYNC:
+        return False
+    overlaps = config.overlap_epilogue > 0 and can_overlap_epilogue(spec, config)
+    pipelines = config.promotion_unroll > 0 and spec.pipelines_promotion
     many = waves(config, M, N, num_sms) * -(-K // STEP) > WAVE_SYNC_STEPS
-    drifts = many and wave_bytes(config, M, N, K, num_sms) > WAVE_SYNC_BYTES
-    timed = config.cluster > 1 and (config.overlap_epilogue or config.promotion_unroll) and (spec.scales,
-                                                                                             spec.promote) in WAVE_SYNC
-    return bool(drifts and timed)
+    return (overlaps or pipelines) and many and wave_bytes(config, M, N, K, num_sms) > WAVE_SYNC_BYTES
 
 
-def with_wave_sync(config: Fp8Config, spec: Fp8Spec) -> WaveSyncFp8Config:
+def with_wave_sync(config: Fp8Config, spec: Fp8Spec) -> Fp8Config:
     """The same tile, with wave sync."""
-    config = replace(config, raster_group=WAVE_SYNC_BANDS.get(config.n, config.raster_group))
-    return WaveSyncFp8Config.of(config, WAVE_SYNC.get((spec.scales, spec.promote), WaveSyncFp8Config.wave_sync))
+    return replace(config, raster_group=WAVE_SYNC_BANDS.get(config.n, config.raster_group),
+                   wave_sync=WAVE_SYNC.get((spec.scale_b, spec.promote), 16))
 
 
 def wave_bytes(config: Fp8Config, M: int, N: int, K: int, num_sms: int) -> int:
@@ -127,21 +131,22 @@ def wave_bytes(config: Fp8Config, M: int, N: int, K: int, num_sms: int) -> int:
 
 def configure_epilogue(config: Fp8Config, spec: Fp8Spec) -> Fp8Config:
     """How results go out. Of an activation that takes longer than a step, a quarter of a panel's under each; with a
-    pipelined promotion, ``_waiting`` subtiles under the next one's first step. (With wave sync neither that nor
+    pipelined promotion, ``pending_panels`` under the next one's first step. (With wave sync neither that nor
     store_per_warp was timed.)"""
-    may_wait = can_overlap_epilogue(spec, config) and config.store_n(spec.out) > 0 and not isinstance(config,
-                                                                                                      WaveSyncFp8Config)
+    may_wait = can_overlap_epilogue(spec, config) and config.store_n(spec.out) > 0 and not config.wave_sync
     if config.promotion_unroll:
-        return replace(config, overlap_epilogue=_waiting(config, spec) if may_wait else 0, store_per_warp=may_wait)
+        pending = pending_panels(config, spec) if may_wait else 0
+        return replace(config, overlap_epilogue=pending, store_per_warp=may_wait)
     if config.overlap_epilogue and spec.activation not in (None, "relu"):
         return replace(config, overlap_epilogue=4, store_per_warp=may_wait)
     return config
 
 
-def _waiting(config: Fp8Config, spec: Fp8Spec) -> int:
-    """Most panels: with more of them some epilogues spill. Of quarters at 4096^3, times torch's speed: seven of eight
-    1.063 and six 1.060, with gelu 1.023 and five 1.020; with silu six, 1.022. Of fp16, which would show that silu's
-    error, none: the exact one has 1.012, waiting 1.009 (docs/attempts/gemm.md)."""
+def pending_panels(config: Fp8Config, spec: Fp8Spec) -> int:
+    """How many of a tile are stored under the next one. Most: with more of them some epilogues spill. Of quarters at
+    4096^3, times torch's speed: seven of eight 1.063 and six 1.060, with gelu 1.023 and five 1.020; with silu six,
+    1.022. Of fp16, which would show that silu's error, none: the exact one has 1.012, waiting 1.009
+    (docs/attempts/gemm.md)."""
     count, quarters = config.n_stores(spec.out), config.m_subtiles * config.split == 4
     if BYTES[spec.out] == 4:
         return count // 2
@@ -188,86 +193,4 @@ def launch(spec: Fp8Spec, M: int, N: int, K: int, num_sms: int,
 
 
 def recipe_of(spec: Fp8Spec, config: Fp8Config) -> Recipe:
-    kernel = "wave_sync_kernel" if isinstance(config, WaveSyncFp8Config) else "kernel"
-    return Recipe(f"tkq.gemm.fp8.{kernel}:build", (spec, config))
-
-
-def expectation(spec: Fp8Spec, config: Fp8Config) -> Expectation:
-    """What the machine code must show: no product waited for one by one, TMA in and out."""
-    parts = config.m_subtiles * config.split
-    steps = 1 + config.promotion_unroll if spec.promote else 2  # the first step of a tile is its own
-    if config.overlap_epilogue:
-        steps += steps if config.promotion_unroll else config.n_stores(spec.out) * (config.overlap_epilogue
-                                                                                    if spec.activation else 1)
-    products = 4 * parts * steps
-    wanted = ["UTMALDG", "USETMAXREG", "STG" if spec.store == "direct" else "UTMASTG"]
-    wanted += ["UTMALDG.2D.MULTICAST"] * (config.cluster > 1) + ["LDGSTS"] * spec.per_step
-    wanted += ["REDG.E.INC", "LDG.E.STRONG.GPU"] * isinstance(config, WaveSyncFp8Config)
-    return Expectation(tensor=products, waits_per_mma=0.5, instructions=tuple(wanted), absent=PARTED,
-                       registers=min(255, REGISTER_FILE // (128 * (1 + config.consumers)) // 8 * 8),
-                       smem=config.shared_bytes(spec) + 2048)
-
-
-def traits(spec: Fp8Spec, config: Fp8Config) -> frozenset:
-    """What decides on a kernel's code, in pairs: its tile (whether sums are promoted, and with wave sync) with its
-    scales, with its way out, and with what its epilogue computes. A shipped kernel has each pair that a plan may reach;
-    types that are as wide share code."""
-    tile = (spec.promote, config.m, config.n, config.consumers, config.cluster, config.cluster_along_n, config.split,
-            config.promotion_unroll, config.overlap_epilogue > 0, config.store_per_warp,
-            isinstance(config, WaveSyncFp8Config))
-    out = spec.out if BYTES[spec.out] != 2 else "16 bits"
-    curved = "curved" if spec.activation not in (None, "relu") else "bias" if spec.bias or spec.activation else "plain"
-    return frozenset({(tile, "scales", spec.scales), (tile, "out", out, spec.store), (tile, "epilogue", curved)})
-
-
-WAYS = (  # out, store, bias, activation
-    ("bf16", "direct", "bf16", None), ("fp32", "tma", "bf16", "gelu"), ("fp32", "direct", None, None),
-    ("e4m3", "tma", "bf16", None), ("e4m3", "direct", None, None))
-
-
-def shipped() -> list[Shipped]:
-    """What the tests of machine code cover: every tile with every granularity, with every way out: all ``traits``."""
-    every = [(Fp8Spec(scales=s, promote=p), tile) for s in ("tensor", "row") for p in (False, True)
-             for tile in ((PROMOTED if p else FAST) + SMALL)]
-    every += [(spec, tile) for spec in (Fp8Spec(scales="block", promote=True), Fp8Spec(scales="line", promote=True))
-              for tile in table(spec) + SMALL]
-    cases = every + [
-        (replace(spec, out=out, store=store, bias=bias, activation=activation), tile) for spec, tile in every
-        if spec.scales in ("row", "block") and (spec.promote == (spec.scales == "block"))
-        for out, store, bias, activation in WAYS]
-    cases += [  # a tile with a pipelined promotion has another form with other scales
-        (Fp8Spec(out=out, scales="line", promote=True, store=store, bias=bias, activation=activation), PROMOTED[1])
-        for out, store, bias, activation in WAYS]
-    cases += [(Fp8Spec(out=out, scales="row", store=store), FAST[0])
-              for out in ("bf16", "fp16", "fp32", "e4m3") for store in ("tma", "direct")]
-    cases += [(Fp8Spec(scales=s), replace(FAST[0], overlap_epilogue=0)) for s in ("tensor", "row")]
-    cases += [(Fp8Spec(a=a, b=b, scales="tensor"), FAST[0]) for a, b in (("e5m2", "e4m3"), ("e4m3", "e5m2"))]
-    cases += [(Fp8Spec(scales="row", bias="bf16", activation=x), FAST[0]) for x in ACTIVATIONS]
-    cases += [(Fp8Spec(scales="row", bias="bf16", activation=x), FAST[1]) for x in ("relu", "gelu")]
-    cases += [(Fp8Spec(scales="tensor", bias="bf16", activation="gelu"), tile) for tile in FAST[:2]]
-    cases += [(Fp8Spec(scales="block", promote=True, bias="bf16", activation=activation, store=store), tile)
-              for tile in (BLOCKS[0], PROMOTED[1])
-              for activation, store in (("gelu", "tma"), ("gelu", "direct"), (None, "tma"), ("silu", "tma"))]
-    cases += [(Fp8Spec(out="fp16", scales="block", promote=True, bias="bf16", activation="silu"), BLOCKS[0])]
-    cases += [(Fp8Spec(out="fp32", scales="block", promote=True), tile) for tile in (BLOCKS[0], PROMOTED[1])]
-    cases += [(Fp8Spec(out="e4m3", scales="row", bias="bf16", activation="gelu"), FAST[0])]
-    cases += [(spec, with_wave_sync(tile, spec)) for spec, tile in every
-              if tile.cluster > 1 and tile not in SMALL and spec.scales != "line"]
-    cases += [(spec, with_wave_sync(tile, spec)) for spec, tile in cases if tile == PROMOTED[1]
-              and spec.scales == "block"]
-    cases += [(x, with_wave_sync(FAST[0], x)) for x in (Fp8Spec(scales="row", bias="bf16", activation=activation)
-                                                        for activation in (None, "gelu"))]
-    found = {}
-    for spec, tile in cases:
-        config = fit_to_spec(configure_epilogue(tile, spec), spec)
-        words = ["fp8_gemm", spec.a, spec.b, spec.scales + ("_promoted" if spec.promote else ""), spec.out]
-        words += [f"bias_{spec.activation}"] * (spec.bias is not None) + [spec.store, config.name]
-        name = "_".join(words)
-        quick = (spec, tile) in QUICK
-        found.setdefault(name, Shipped(name, recipe_of(spec, config), expectation(spec, config),
-                                       quick))
-    return list(found.values())
-
-
-QUICK = ((Fp8Spec(scales="row"), FAST[0]), (Fp8Spec(out="e4m3", scales="row"), FAST[0]),
-         (Fp8Spec(scales="block", promote=True), BLOCKS[0]))
+    return Recipe(f"tkq.gemm.fp8.kernel:{'WithCounter' if config.wave_sync else 'Fp8Gemm'}", (spec, config))

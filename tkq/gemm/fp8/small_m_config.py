@@ -31,8 +31,8 @@ class SmallMFp8Config(SmallMConfig):
 
     def scales(self, spec: Fp8Spec) -> int:
         """Places for scales in a stage."""
-        of_b = {"block": 32, "line": self.rows}
-        return self.scales_of_a + of_b[spec.scales] if spec.scales in of_b else 0
+        of_b = {"128x128": 32, "1x128": self.rows}
+        return self.scales_of_a + of_b[spec.scale_b] if spec.scale_b in of_b else 0
 
     def stage_bytes(self, spec: Fp8Spec) -> int:
         return (self.m + self.rows) * STEP + 4 * self.scales(spec)

@@ -10,11 +10,11 @@ from cutlass import Constexpr, Int32, Int64, const_expr
 from ... import tile as tk
 from ..dense.small_m_kernel import SmallMGemm
 from .config import STEP
-from .epilogue import activate, fma_line, store_e4m3_elements
-from .kernel import Fp8Gemm, operands
+from .epilogue import activate, fma_scaled, store_e4m3_elements
+from .kernel import operands
 from .small_m_config import SmallMFp8Config
 from .spec import GROUP, Fp8Spec
-from .state import transposed, vector
+from .state import scales_at, transposed, vector
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,19 @@ class SmallMFp8Gemm(SmallMGemm):
         m, n, steps = c.shape[0], c.shape[1], cute.ceil_div(a.shape[1], STEP)
         g = Globals(
             a=tk.gl.load(a, self.a_tile), b=tk.gl.load(transposed(b), self.b_tile), out=transposed(c),
-            scale_a=self.scales(scale_a, m, steps),
-            scale_b=self.scales(scale_b, cute.ceil_div(n, GROUP) if const_expr(spec.scales == "block") else n, steps),
+            scale_a=scales_at(spec, scale_a, m, steps),
+            scale_b=scales_at(spec, scale_b, cute.ceil_div(n, GROUP) if const_expr(spec.scale_b == "128x128") else n,
+                              steps),
             bias=vector(spec.bias, bias, n) if const_expr(spec.bias is not None) else None,
             out_scale=vector("fp32", out_scale, 1) if const_expr(spec.out == "e4m3") else None, steps=steps)
         tiles = cute.ceil_div(n, x.rows) * (cute.ceil_div(m, x.m) if const_expr(x.tiled) else 1)
         self.kernel(g).launch(grid=[tiles * x.split, 1, 1], block=[x.threads, 1, 1],
                               cluster=[x.split, 1, 1], stream=stream, min_blocks_per_mp=1, use_pdl=x.pdl)
 
-    scales = Fp8Gemm.scales
+    def fake_arguments(self) -> tuple:
+        """What it is compiled for: as ``Fp8Gemm``, but ``blocks`` is not used: the grid is what the sizes make it."""
+        scales = (Int64(1), Int64(1), Int64(1))
+        return *operands(self.spec), scales, scales, Int64(1), Int64(1), Int32(1)
 
     # ---- device --------------------------------------------------------------------------------
 
@@ -122,7 +126,7 @@ class SmallMFp8Gemm(SmallMGemm):
         for first in range(0, x.scales_of_a, 32):
             m = self.tile_of(g) * x.m + first + lane
             tk.copy_async(to, first + lane, g.scale_a, (cutlass.min(m, M - 1), k))
-        if self.spec.scales == "block":  # one for each warpgroup: whatever of its 64 columns, they lie in one block
+        if self.spec.scale_b == "128x128":  # one for each warpgroup: its 64 columns lie in one block
             col = cutlass.min(row * x.rows + lane % x.consumers * 64, N - 1)
             tk.copy_async(to, x.scales_of_a + lane, g.scale_b, (col // GROUP, k))
             return
@@ -134,7 +138,7 @@ class SmallMFp8Gemm(SmallMGemm):
         """Early, long before they are used: the scales and the bias of the result's columns, values of each row of the
         accumulator."""
         N, found = cute.size(g.out, mode=[0]), []
-        for there, source in ((self.spec.scales == "row", g.scale_b), (self.spec.bias is not None, g.bias)):
+        for there, source in ((self.spec.scale_b == "row", g.scale_b), (self.spec.bias is not None, g.bias)):
             found.append(tk.rv() if there else None)
             if there:
                 tk.load_rows(found[-1], source, n, N)
@@ -165,14 +169,14 @@ class SmallMFp8Gemm(SmallMGemm):
     def row_scales(self, s, r, row, wg):
         """Of a step: of the columns of b that this warpgroup has."""
         if self.spec.per_step:
-            here, of_line = s.scales[None, r.stage], self.spec.scales == "line"
+            here, of_columns = s.scales[None, r.stage], self.spec.scale_b == "1x128"
             for h in range(2):
-                row.tensor[h] = here[self.config.scales_of_a + (64 * wg + tk.first_row() + 8 * h if of_line else wg)]
+                row.tensor[h] = here[self.config.scales_of_a + (64 * wg + tk.first_row() + 8 * h if of_columns else wg)]
 
     def promote(self, s, r, acc, part, row):
         if self.spec.per_step:
             of_a = cute.make_tensor(s.scales[None, r.stage].iterator, cute.make_layout(self.config.m))
-            fma_line(acc, part, row, of_a)
+            fma_scaled(acc, part, row, of_a)
         else:
             tk.add(acc, acc, part)
 
@@ -191,17 +195,11 @@ class SmallMFp8Gemm(SmallMGemm):
             tk.store_elements(g.out, x, n, m)
 
     def scale(self, g, x, sums, of_b, m):
-        if self.spec.scales == "tensor":
+        if self.spec.scale_b == "tensor":
             tk.mul(x, sums, g.scale_a[0] * g.scale_b[0])
-        elif self.spec.scales == "row":
+        elif self.spec.scale_b == "row":
             of_a = tk.cv(x.cols)
             tk.load_cols(of_a, g.scale_a, Int32(m), cute.size(g.out, mode=[1]))
             tk.mul_outer(x, sums, of_b, of_a)
         else:
             tk.copy(x, sums)
-
-
-def build(spec: Fp8Spec, config: SmallMFp8Config):
-    """(kernel, fake arguments): as ``fp8.build``, but ``blocks`` is not used: the grid is what the sizes make it."""
-    scales = (Int64(1), Int64(1), Int64(1))
-    return SmallMFp8Gemm(spec, config), (*operands(spec), scales, scales, Int64(1), Int64(1), Int32(1))

@@ -3,13 +3,14 @@ and those of more whose tiles are few. Pure Python."""
 from dataclasses import replace
 from typing import Optional
 
+from ...granularity import PRODUCTS, pair_name, scales_of
 from ...runtime.compile.expectation import REGISTER_FILE, Expectation
 from ...runtime.compile.recipe import Recipe, Shipped
 from ..dense.small_m_config import SLOT_BYTES, WIDTHS
 from ..dense.small_m_plan import FEWEST_STEPS, HBM, MOST_M, fit_to_spec
 from .config import STEP
 from .small_m_config import SmallMFp8Config
-from .spec import BYTES, SCALES, Fp8Spec
+from .spec import BYTES, Fp8Spec
 
 # Measured on an H100 (docs/attempts/gemm.md):
 STREAMS = 32  # rows of A; with more, tiles are as fast where K is not shared
@@ -45,7 +46,7 @@ def of_tiles(spec: Fp8Spec, M: int, N: int, K: int, num_sms: int) -> Optional[Sm
 
 
 def tiles(M: int, N: int, rows: int) -> int:
-    """Of the widest kernel, with so many columns of B to a block."""
+    """Of the widest kernel, with ``rows`` columns of B to a block."""
     return -(-M // MOST_M) * -(-N // rows)
 
 
@@ -64,12 +65,12 @@ def splits(rate: float, tiles: int, steps: int, num_sms: int) -> int:
 def recipe(spec: Fp8Spec, config: SmallMFp8Config) -> Recipe:
     """What to compile. The result goes out element by element, whatever its strides allow."""
     spec = replace(spec, store="direct")
-    return Recipe("tkq.gemm.fp8.small_m_kernel:build", (spec, config.check(spec)))
+    return Recipe("tkq.gemm.fp8.small_m_kernel:SmallMFp8Gemm", (spec, config.check(spec)))
 
 
 def expectation(spec: Fp8Spec, config: SmallMFp8Config) -> Expectation:
-    """What its machine code must show: registers and shared memory for so many blocks as the stages leave room for on
-    a processor."""
+    """What its machine code must show: registers and shared memory for as many blocks on a processor as the stages
+    leave room for."""
     places = 2 if config.shared_bytes(spec) <= SLOT_BYTES else 1
     wanted = ("UTMALDG", "STG", *["LDGSTS"] * spec.per_step)
     registers = min(255, REGISTER_FILE // places // config.threads // 8 * 8)
@@ -86,16 +87,16 @@ WAYS = (("fp32", None, None), ("e4m3", "bf16", "gelu"), ("bf16", "bf16", "relu")
 
 
 def traits(spec: Fp8Spec, config: SmallMFp8Config) -> frozenset:
-    """As ``fp8.plan.traits``."""
+    """As ``fp8.catalog.traits``."""
     shape = spec.promote, config.m, config.rows, config.split, config.shared_bytes(spec) <= SLOT_BYTES
     out = spec.out if BYTES[spec.out] != 2 else "16 bits"
     curved = "curved" if spec.activation not in (None, "relu") else "bias" if spec.bias or spec.activation else "plain"
-    return frozenset({(shape, "scales", spec.scales), (shape[1:], "out", out), (shape[1:], "epilogue", curved)})
+    return frozenset({(shape, "scales", spec.scale_b), (shape[1:], "out", out), (shape[1:], "epilogue", curved)})
 
 
 def shipped() -> list[Shipped]:
     """Every shape that the plan has with every granularity, and with every other way out: all ``traits``."""
-    every = [Fp8Spec(scales=s, promote=p) for s in SCALES for p in (False, True) if p or s in ("tensor", "row")]
+    every = [Fp8Spec(**scales_of(s), promote=p) for s in PRODUCTS for p in (False, True) if p or s in ("tensor", "row")]
     cases = []
     for i, shape in enumerate(SHAPES):
         specs = [spec for spec in every if spec.promote or shape[1] == ROWS]
@@ -107,10 +108,10 @@ def shipped() -> list[Shipped]:
 
 def _shipped(spec, m, rows, split, places):
     config = fit_to_spec(SmallMFp8Config(m, rows, split, pdl=True), replace(spec, store="direct"), places)
-    words = ["fp8_gemm", spec.scales + ("_promoted" if spec.promote else ""), spec.out]
+    words = ["fp8_gemm", pair_name(spec) + ("_promoted" if spec.promote else ""), spec.out]
     words += [f"bias_{spec.activation}"] * (spec.bias is not None) + [config.name]
     quick = (spec, m, rows, split, places) == QUICK
     return Shipped("_".join(words), recipe(spec, config), expectation(spec, config), quick)
 
 
-QUICK = Fp8Spec(scales="block", promote=True), 16, ROWS, 4, 1
+QUICK = Fp8Spec(**scales_of("1x128_128x128"), promote=True), 16, ROWS, 4, 1

@@ -1,32 +1,23 @@
 """Float8 products of groups along K (gradients of experts' weights): what of a stage is another group's is masked."""
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, Int64
+from cutlass import Constexpr, Float32, Int32
 
 from ... import tile as tk
-from ..fp8.config import STEP, Fp8Config
+from ..fp8.config import STEP
 from ..fp8.epilogue import OUTPUT_BARRIER
-from ..fp8.spec import BYTES, GROUP
-from ..fp8.state import State, at, transposed
-from .kernel import GroupedGemm
-from .spec import GroupedSpec
+from ..fp8.matrices import load_scales
+from ..fp8.spec import GROUP
+from ..fp8.state import at, transposed
+from .groups import Groups
 
 WORDS = STEP // 4  # of 32 bits in a row of a stage: one for each lane
 
 
-@dataclass(frozen=True)
-class KGroupedState(State):
-    """edge: of the step to multiply next, the first number of K that is the group's, and where they end; counted from
-    the step's beginning, so either may be outside of it."""
-
-    edge: Any = None
-
-
-class KGroupedGemm(GroupedGemm):
-    """GroupedGemm along K for float8, whose operands have K contiguous: groups begin and end anywhere, and nothing
+class MaskedGroups(Groups):
+    """``Groups`` along K of float8, whose operands have K contiguous: groups begin and end anywhere, and nothing
     clips at their ends.
 
     Where scales are of rows, steps begin where the group does, or up to 15 bytes before: TMA takes columns from units
@@ -50,10 +41,10 @@ class KGroupedGemm(GroupedGemm):
     def matrices(self, b):
         return transposed(b)
 
-    def row_scales(self, given, m, steps):
+    def scales_of_rows(self, given, m, steps):
         return self.scales_along_k(given, m, steps)
 
-    def group_scales(self, given, groups, n, steps):
+    def scales_of_columns(self, given, groups, n, steps):
         return self.scales_along_k(given, n, steps)
 
     def scales_along_k(self, given, extent, steps):
@@ -83,29 +74,20 @@ class KGroupedGemm(GroupedGemm):
 
     def load_scales(self, g, to, t, k):
         last = cute.ceil_div(g.k, GROUP) - 1  # an empty group at the end has a step behind it
-        super().load_scales(g, to, t, cutlass.min(t.first // STEP + k, last))
+        load_scales(self, g, to, t, cutlass.min(t.first // STEP + k, last))
 
     def column_scales(self, g, t):
         return g.scale_b if self.spec.per_step else g.scale_b[(t.group, None)]
 
-    def load_row_scales(self, g, u, t, wg):
-        x = self.config
-        for w in range(x.m_subtiles):
-            tk.load_rows(u.rows[w], g.scale_a[(t.group, None)], self.first_row(t) + 64 * (wg * x.m_subtiles + w), g.m)
+    def row_scales(self, g, t):
+        return g.scale_a[(t.group, None)]
 
     # ---- device: masks ---------------------------------------------------------------------------
 
-    def state(self, s) -> KGroupedState:
-        u = super().state(s)
-        return KGroupedState(u.acc, u.full, u.done, u.rows, u.cols, u.bias, cute.make_rmem_tensor((2,), Int32))
-
-    def sum_all(self, g, s, u, t, wg):
-        self.begin(u, t)
-        super().sum_all(g, s, u, t, wg)
-
-    def sum_promoted(self, g, s, u, t, wg):
-        self.begin(u, t)
-        super().sum_promoted(g, s, u, t, wg)
+    def edge(self):
+        """Of the step to multiply next, the first number of K that is the group's, and where they end; counted from the
+        step's beginning, so either may be outside of it."""
+        return cute.make_rmem_tensor((2,), Int32)
 
     def begin(self, u, t):
         u.edge[0] = t.first - self.first(t)
@@ -154,21 +136,3 @@ def columns_from(x: tk.gl, first) -> tk.gl:
     """Columns are counted from ``first`` on."""
     rows = 0 if isinstance(x.type_rows, int) else (0, 0)
     return replace(x, tensor=cute.domain_offset((rows, first), x.tensor))
-
-
-def operands(spec: GroupedSpec):
-    """Fake a (M, K), b (K, N), both K-contiguous, c (G, M, N) and offsets: any sizes, what TMA asks of strides."""
-    from ...runtime.compile import fake
-
-    M, N, K, G = fake.sym(), fake.sym(), fake.sym(), fake.sym()
-    unit = 16 // BYTES[spec.out]
-    return (fake.tensor(spec.a, (M, K), (fake.sym64(divisibility=16), 1)),
-            fake.tensor(spec.b, (K, N), (1, fake.sym64(divisibility=16))),
-            fake.tensor(spec.out, (G, M, N), (fake.sym64(divisibility=unit), fake.sym64(divisibility=unit), 1)),
-            fake.tensor("int32", (G,), (1,), align=4))
-
-
-def build(spec: GroupedSpec, config: Fp8Config):
-    """As ``grouped.build``."""
-    scales = (Int64(1),) * 4
-    return KGroupedGemm(spec, config), (*operands(spec), scales, scales, Int32(1))

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tkq.gemm import candidates, tuned
+from tkq.gemm import tuned
 from tkq.gemm.dense.spec import TMA_BYTES
 from tkq.gemm.grouped.spec import HALF, MOST_GROUPS, GroupedSpec, granularity, plan, recipe, shapes_allowed
+from tkq.gemm.grouped.stored import CONFIGS
 from tkq.reference import grouped
 from tkq.runtime import arguments, function
 from tkq.runtime.call import alloc, autocast, check, dtypes, ops
@@ -41,11 +42,12 @@ def grouped_gemm(a: Tensor, b: Tensor, offsets: Tensor, *, scale_a: Optional[Ten
             Any values: one below 0 counts as 0, one past the end as the end, one below an offset before it as that
             one, so its group is empty. Nothing outside the tensors is read or written.
         scale_a, scale_b: for float8, float32, any strides.
-            With b (G, K, N): (M, 1) and (G, 1, N); or (M, ceil(K / 128)) and (G, ceil(K / 128), ceil(N / 128)).
-            With b (K, N): (M, 1) and (1, N); each group's own, (G, M, 1) and (G, 1, N); or (M, ceil(K / 128)) and
-            (ceil(K / 128), N), which count 128 from the first of all K on, wherever groups begin: those of the
-            transposes that ``tkq.quantize_fp8(x, "block", transpose=True)`` makes. (A block that two groups have part
-            of has one scale: where it is NaN, it is so for both.)
+            With b (G, K, N): (M, 1) and (G, 1, N) ("row" of ``tkq.quantize_fp8``); or (M, ceil(K / 128)) ("1x128") and
+            (G, ceil(K / 128), ceil(N / 128)) ("128x128").
+            With b (K, N): (M, 1) and (1, N) ("row"); each group's own, (G, M, 1) and (G, 1, N); or (M, ceil(K / 128))
+            and (ceil(K / 128), N) ("1x128" both), which count 128 from the first of all K on, wherever groups begin:
+            those of the transposes that ``tkq.quantize_fp8(x, "1x128", transpose=True)`` makes. (A block that two
+            groups have part of has one scale: where it is NaN, it is so for both.)
         out_dtype: bfloat16, float16 or float32. Not given: a's, for float8 bfloat16.
 
     K and N are multiples of 8, with float8 K of 16; with float32 results N of 4 is enough; all bases and pitches are
@@ -83,10 +85,10 @@ def _routed(a, b, offsets, scale_a=None, scale_b=None, out_dtype=None):
         if found is not None:
             return found
     out_dtype = _out_dtype(out_dtype)
-    way = ops.route(a, b, offsets, scale_a, scale_b)
-    if way == "direct":
+    mode = ops.route(a, b, offsets, scale_a, scale_b)
+    if mode == "direct":
         return (_launched if a.is_cuda else _cpu)(a, b, offsets, scale_a, scale_b, out_dtype)
-    if way == "record" and scale_a is scale_b is None and b.dim() != 2 and not b.shape[-1] % 8:
+    if mode == "record" and scale_a is scale_b is None and b.dim() != 2 and not b.shape[-1] % 8:
         return _Function.apply(a, b, offsets, out_dtype)
     check.refuse_tangent("grouped_gemm", a=a, b=b)
     _check(a, b, offsets, scale_a, scale_b, out_dtype)
@@ -185,7 +187,7 @@ def _launcher(a, b, offsets, scales, out_dtype):
     device = arch.device(index)
     arch.require_hopper(device)
     num_sms = arch.num_sms(device)
-    config = tuned.chosen("grouped_gemm", spec, (m, shape[-1], k, groups), device)
+    config = tuned.chosen(CONFIGS, spec, (m, shape[-1], k, groups), device)
     config = config or plan(spec, m, shape[-1], groups, num_sms)
     blocks = num_sms // config.cluster * config.cluster
     return function(recipe(spec, config)), blocks, shape, alloc.strides(shape), out
@@ -225,7 +227,7 @@ def _spec(a, b, offsets, scales, out_dtype):
     else:  # nothing to multiply: strides say nothing
         b_major = "n" if along_k and not narrow else "k"
     spec = GroupedSpec("k" if along_k else "m", dtypes.name_of(a_dtype), dtypes.name_of(b_dtype), dtypes.name_of(out),
-                       kind, b_major)
+                       *kind, b_major)
     return spec, (groups, m, n) if along_k else (m, n), out
 
 
@@ -238,7 +240,7 @@ def _scales(narrow, along, sizes, scales):
     if not narrow:
         if scales:
             raise ValueError("scale_a, scale_b: given with operands of 16 bits, allowed with float8")
-        return "none"
+        return "none", "none"
     if not scales:
         raise ValueError("scale_a, scale_b: got None, float8 needs both")
     for name, dtype in (("scale_a", scales[0]), ("scale_b", scales[2])):
@@ -350,8 +352,7 @@ def tunable(a, b, offsets, *, scale_a=None, scale_b=None, out_dtype=None):
         return c
 
     sizes = m, n, k, groups
-    found = candidates.of_grouped_gemm(spec, m, n, groups, arch.num_sms(a.device)) if all(sizes) else []
     last = max(int(offsets.max()), 0) if groups and spec.along == "m" else None  # rows behind it belong to none
-    return tuned.Tunable(tuned.problem("grouped_gemm", spec, sizes, a.device), found,
+    return tuned.Tunable(tuned.problem("grouped_gemm", spec, sizes, a.device), CONFIGS,
                          (a, b, offsets, scale_a, scale_b), torch.empty(shape, dtype=out, device=a.device), call,
                          clear, lambda c: c[:last])

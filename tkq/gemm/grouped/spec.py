@@ -2,6 +2,7 @@
 from dataclasses import dataclass, replace
 from typing import Optional
 
+from ...granularity import PRODUCTS, pair_name
 from ...runtime.compile.expectation import REGISTER_FILE, Expectation
 from ...runtime.compile.recipe import Recipe, Shipped
 from ..dense.config import SHARED_BYTES
@@ -18,9 +19,9 @@ class GroupedSpec:
     """along "m": c[i] = a[i] @ b[g], g being row i's group: a (M, K), b (G, K, N), c (M, N). along "k":
     c[g] = a[:, g] @ b[g], the columns of a and rows of b that are g's: a (M, K), b (K, N), c (G, M, N).
 
-    a, b: their types, both 16-bit and the same, or float8. out: c's. scales: "none" for 16 bits; for float8, see
-    Fp8Spec, "row" or, along "m", "block", along "k", "line". b_major: b's contiguous dimension, "k" or, for 16 bits,
-    "n". along "k" a is M- and b N-contiguous, of float8 both are K-contiguous.
+    a, b: their types, both 16-bit and the same, or float8. out: c's. scale_a, scale_b: "none" for 16 bits; for float8,
+    see Fp8Spec, "row" with "row", or "1x128" with "128x128" (along "m") or "1x128" (along "k"). b_major: b's contiguous
+    dimension, "k" or, for 16 bits, "n". along "k" a is M- and b N-contiguous, of float8 both are K-contiguous.
 
     Raises:
         NotImplementedError: a value that no kernel takes, by name.
@@ -30,7 +31,8 @@ class GroupedSpec:
     a: str = "bf16"
     b: str = "bf16"
     out: str = "bf16"
-    scales: str = "none"
+    scale_a: str = "none"
+    scale_b: str = "none"
     b_major: str = "k"
 
     # what Fp8Gemm asks a spec, and is always so here
@@ -42,16 +44,31 @@ class GroupedSpec:
     def __post_init__(self):
         narrow = self.a in FP8
         allowed = {"along": ("m", "k"), "a": (*HALF, *FP8), "b": FP8 if narrow else (self.a,), "out": OUT,
-                   "scales": ("row", "line" if self.along == "k" else "block") if narrow else ("none",),
                    "b_major": ("k",) if narrow else ("k", "n") if self.along == "m" else ("n",)}
         for name, values in allowed.items():
             if getattr(self, name) not in values:
                 raise NotImplementedError(f"grouped_gemm: {name} is {getattr(self, name)!r}, supported with a in "
                                           f"{self.a} along {self.along} are {', '.join(values)}")
+        pairs = ((PRODUCTS["row"], ("1x128", "1x128" if self.along == "k" else "128x128")) if narrow
+                 else (("none", "none"),))
+        if (self.scale_a, self.scale_b) not in pairs:
+            raise NotImplementedError(f"grouped_gemm: scale_a is {self.scale_a!r} and scale_b {self.scale_b!r}, "
+                                      f"supported with a in {self.a} along {self.along} are "
+                                      f"{', '.join(' with '.join(pair) for pair in pairs)}")
 
     @property
     def per_step(self) -> bool:
-        return self.scales in ("block", "line")
+        return self.scale_a == "1x128"
+
+    @property
+    def m_major(self) -> bool:
+        """Is a (M, K) contiguous in M?"""
+        return self.along == "k" and self.b_major == "n"
+
+    @property
+    def masked(self) -> bool:
+        """Do groups begin and end inside of steps?"""
+        return self.along == "k" and self.a in FP8
 
     @property
     def promote(self) -> bool:
@@ -103,15 +120,13 @@ def fit_to_spec(config: Fp8Config, spec: GroupedSpec) -> Fp8Config:
     """With as many stages as there is room for; as the dense kernel's rules have it."""
     while config.stages > 2 and shared_bytes(config, spec) > SHARED_BYTES:
         config = replace(config, stages=config.stages - 1, stagger_stages=min(config.stagger_stages, config.stages - 2))
-    masked = spec.along == "k" and spec.a in FP8
-    overlap_epilogue = config.overlap_epilogue if can_overlap_epilogue(spec, config) and not masked else 0
-    return replace(config, overlap_epilogue=overlap_epilogue, store_per_warp=False, pdl=config.pdl
-                   and not masked).check(spec)
+    overlap_epilogue = config.overlap_epilogue if can_overlap_epilogue(spec, config) and not spec.masked else 0
+    return replace(config, overlap_epilogue=overlap_epilogue, store_per_warp=False, wave_sync=0,
+                   pdl=config.pdl and not spec.masked).check(spec)
 
 
 def recipe(spec: GroupedSpec, config: Fp8Config) -> Recipe:
-    masked = spec.along == "k" and spec.a in FP8
-    return Recipe(f"tkq.gemm.grouped.{'k_grouped' if masked else 'kernel'}:build", (spec, config))
+    return Recipe("tkq.gemm.grouped.kernel:GroupedGemm", (spec, config))
 
 
 def expectation(spec: GroupedSpec, config: Fp8Config) -> Expectation:
@@ -129,25 +144,28 @@ def shipped() -> list[Shipped]:
     """Every tile with every kind of operands."""
     specs = [GroupedSpec(), GroupedSpec(b_major="n"), GroupedSpec("k", b_major="n"), GroupedSpec(out="fp32"),
              GroupedSpec("k", out="fp32", b_major="n"), GroupedSpec("m", "fp16", "fp16", "fp16"),
-             GroupedSpec("m", "e4m3", "e4m3", "bf16", "row"), GroupedSpec("m", "e4m3", "e4m3", "bf16", "block"),
-             GroupedSpec("k", "e4m3", "e4m3", "fp32", "row"), GroupedSpec("k", "e4m3", "e4m3", "bf16", "line"),
-             GroupedSpec("k", "e5m2", "e4m3", "bf16", "row"), GroupedSpec("k", "e4m3", "e4m3", "fp32", "line")]
+             GroupedSpec("m", "e4m3", "e4m3", "bf16", "row", "row"),
+             GroupedSpec("m", "e4m3", "e4m3", "bf16", "1x128", "128x128"),
+             GroupedSpec("k", "e4m3", "e4m3", "fp32", "row", "row"),
+             GroupedSpec("k", "e4m3", "e4m3", "bf16", "1x128", "1x128"),
+             GroupedSpec("k", "e5m2", "e4m3", "bf16", "row", "row"),
+             GroupedSpec("k", "e4m3", "e4m3", "fp32", "1x128", "1x128")]
     found = []
     for spec in specs:
         for i, tile in enumerate(PROMOTED if spec.promote else FAST):
             config = fit_to_spec(tile, spec)
             types = spec.a if spec.a == spec.b else f"{spec.a}_{spec.b}"
-            name = f"grouped_gemm_{spec.along}_{types}_{spec.out}_{spec.scales}_{spec.b_major}_{config.name}"
+            name = f"grouped_gemm_{spec.along}_{types}_{spec.out}_{pair_name(spec)}_{spec.b_major}_{config.name}"
             quick = i == 0 and spec in (specs[0], specs[2], specs[7], specs[9])
             found.append(Shipped(name, recipe(spec, config), expectation(spec, config), quick))
     return found
 
 
-def granularity(along: str, sizes: tuple, scale_a: tuple, scale_b: tuple) -> Optional[str]:
-    """Which of Fp8Spec's scales two shapes mean; None for others. sizes: M, N, K, groups."""
+def granularity(along: str, sizes: tuple, scale_a: tuple, scale_b: tuple) -> Optional[tuple[str, str]]:
+    """Which pair of Fp8Spec's scales two shapes mean; None for others. sizes: M, N, K, groups."""
     m, n, k, groups = sizes
     found = (tuple(scale_a), tuple(scale_b))
-    return next((kind for kind, *shapes in _scale_shapes(along, m, n, -(-k // 128), groups) if found == tuple(shapes)),
+    return next((pair for pair, *shapes in _scale_shapes(along, m, n, -(-k // 128), groups) if found == tuple(shapes)),
                 None)
 
 
@@ -158,6 +176,10 @@ def shapes_allowed(along: str, sizes: tuple) -> str:
 
 
 def _scale_shapes(along, m, n, steps, groups):
+    """(granularities, shape of scale_a, of scale_b)"""
+    row = PRODUCTS["row"]
     if along == "m":
-        return ("row", (m, 1), (groups, 1, n)), ("block", (m, steps), (groups, steps, -(-n // 128)))
-    return (("row", (m, 1), (1, n)), ("row", (groups, m, 1), (groups, 1, n)), ("line", (m, steps), (steps, n)))
+        return ((row, (m, 1), (groups, 1, n)),
+                (("1x128", "128x128"), (m, steps), (groups, steps, -(-n // 128))))
+    return ((row, (m, 1), (1, n)), (row, (groups, m, 1), (groups, 1, n)),
+            (("1x128", "1x128"), (m, steps), (steps, n)))

@@ -4,7 +4,7 @@ from ...rows.persistent.launch import recipe_of
 from ...rows.persistent.plan import RowPlan, plan, smem_bytes
 from ...rows.persistent.spec import RowSpec, Stream
 from ...runtime.compile.expectation import Expectation
-from ..catalog import KINDS, SIZES
+from ..shipped_sizes import KINDS, SIZES
 from .plan import steps
 
 _CLASSES = {"rmsnorm": "RMSNormBackward", "layernorm": "LayerNormBackward"}

@@ -10,7 +10,7 @@ from ...rows.persistent import launch as rows
 from ...rows.persistent.spec import MAX_ROWS, RowSpec, Stream
 from ...runtime.call import check, dtypes
 from ..spec import KINDS, MAX_N
-from . import plan
+from . import launch
 
 _CLASSES = {"rmsnorm": "RMSNormBackward", "layernorm": "LayerNormBackward"}
 _SUMS = {"rmsnorm": (1,), "layernorm": (2,)}
@@ -121,7 +121,7 @@ def _call(kind, dy, x, weight, dresidual_out, weight_offset, needs, dx_dtype, dr
     dweight = bool(needs[1]) and weight is not None
     dbias = _bias_dtype(weight, dbias_dtype) if needs[2] else None
     spec = spec_of(kind, dy, x, weight, dresidual_out, weight_offset, dx, dresidual, dweight, dbias)
-    run = plan.launcher(spec, x.device) if spec.stores or spec.columns else None
+    run = launch.launcher(spec, x.device) if spec.stores or spec.columns else None
     return _Call(run, dx, dresidual, dweight, dbias)
 
 
@@ -151,24 +151,13 @@ def _check(kind, dy, x, weight, rstd, mean, dresidual_out):
     if not 1 <= N <= MAX_N or M > MAX_ROWS:
         raise NotImplementedError(f"norm_backward: x: got shape ({M}, {N}), allowed are 1 to {MAX_N} columns and at "
                                   f"most {MAX_ROWS} rows")
-    for name, t in (("dy", dy), ("dresidual_out", dresidual_out)):
-        if t is not None:
-            check.dtype(name, t, tuple(WIDTH))
-            check.shape(name, t, (M, N))
-            check.last_dim_contiguous(name, t)
-    check.last_dim_contiguous("x", x)
-    for name, t in (("rstd", rstd), ("mean", mean)):
-        if t is not None or (name == "mean" and kind == "layernorm"):
-            check.dtype(name, t, ("fp32",))
-            check.shape(name, t, (M,))
-            check.last_dim_contiguous(name, t)
     if kind == "rmsnorm" and mean is not None:
         raise ValueError("mean: rmsnorm has none")
-    if weight is not None:
-        check.dtype("weight", weight, tuple(WIDTH))
-        check.shape("weight", weight, (N,))
-        check.last_dim_contiguous("weight", weight)
-    check.same_device(dy=dy, x=x, weight=weight, rstd=rstd, mean=mean, dresidual_out=dresidual_out)
+    rows, numbers = (tuple(WIDTH), (M, N)), (("fp32",), (M,))
+    given = [("dy", dy, *rows), ("dresidual_out", dresidual_out, *rows), ("x", x, *rows), ("rstd", rstd, *numbers),
+             ("mean", mean, *numbers), ("weight", weight, tuple(WIDTH), (N,))]
+    needed = ("dy", "x", "rstd", "mean") if kind == "layernorm" else ("dy", "x", "rstd")
+    check.each(*(one for one in given if one[1] is not None or one[0] in needed))
 
 
 def _on_cpu(kind, dy, x, weight, rstd, mean, dresidual_out, weight_offset, needs, dx_dtype, dresidual_dtype,

@@ -17,6 +17,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 from ... import tile as tk
+from ...reduction_base import ReductionBase
+from ...rows.one_pass.columns import Columns
 from ...rows.one_pass.copies import RowCopies, both
 from ...runtime.compile import fake
 from ...utils import WARP, row_reduce
@@ -43,11 +45,14 @@ class Operands(NamedTuple):
     dbias: Optional[cute.Tensor]
 
 
-class PerHeadBackward(RowCopies):
+class PerHeadBackward(ReductionBase):
     def __init__(self, spec, config):
         self.reductions = 2 if spec.kind == "layernorm" else 1
         super().__init__(tk.element_type(spec.x), spec.D, config.rows_per_thread * self.reductions)
         self.spec, self.config = spec, config
+        self._set_cluster_n()
+        self.tile = self._get_tile(spec.vector * self.dtype.width)
+        self.copies = RowCopies(Columns(self.tile, self.N), config.load)
 
     def _calculate_threads_per_row(self):
         return self.config.threads_per_row
@@ -55,12 +60,39 @@ class PerHeadBackward(RowCopies):
     def _get_num_threads(self):
         return self.config.threads
 
+    def fake_arguments(self):
+        """Compiled for `Operands`, what is added to the weight or None, and the number of blocks."""
+        spec = self.spec
+        rows, positions, heads, columns = fake.sym(), fake.sym(), fake.sym(), fake.sym()
+        shares = fake.sym()
+
+        def bytes_of(dtype):
+            return spec.vector * tk.element_type(dtype).width // 8
+
+        def loaded(dtype):
+            strides = (fake.sym64(divisibility=spec.vector), fake.sym64(divisibility=spec.vector), 1)
+            return dtype and fake.tensor(dtype, (positions, heads, spec.D), strides, align=bytes_of(dtype))
+
+        def stored(dtype):
+            return dtype and fake.tensor(dtype, (rows, spec.D), (spec.D, 1), align=bytes_of(dtype))
+
+        def partial(dtype):
+            return dtype and fake.tensor("fp32", (shares, columns), (fake.sym64(divisibility=spec.vector), 1))
+
+        def summed(dtype):
+            return dtype and fake.tensor(dtype, (columns,), (1,), align=4)
+
+        weight = fake.tensor(spec.weight, (heads, spec.D), (spec.D, 1), align=min(16, bytes_of(spec.weight)))
+        rstd, mean = (fake.tensor("fp32", (rows,), (1,), align=4) for _ in range(2))
+        operands = Operands(
+            loaded(spec.dy), loaded(spec.x), weight, rstd, mean if spec.kind == "layernorm" else None,
+            loaded(spec.dresidual_out), stored(spec.dx), stored(spec.dresidual), partial(spec.dweight),
+            partial(spec.dbias), summed(spec.dweight), summed(spec.dbias))
+        return operands, Float32(0) if spec.offset else None, Int32(1)
+
     @cute.jit
     def __call__(self, g: Operands, offset: Optional[Float32], blocks: Int32, stream: cuda.CUstream):
-        self._set_cluster_n()
-        bits = self.spec.vector * self.dtype.width
-        _, tv_layout = self._get_tv_layout(bits)
-        self.tile = self._get_tile(bits)
+        _, tv_layout = self._get_tv_layout(self.spec.vector * self.dtype.width)
         heads = cute.fast_divmod_create_divisor_v2(g.x.shape[1])
         self.kernel(g, offset, heads, tv_layout).launch(grid=[blocks, 1, 1], block=[self.tile.threads, 1, 1],
                                                         stream=stream)
@@ -75,8 +107,8 @@ class PerHeadBackward(RowCopies):
         tidx, _, _ = cute.arch.thread_idx()
         smem = tk.SharedAllocator()
         buffer, _ = self._allocate_reduction_buffer_and_mbar(smem, tv_layout)
-        col = tidx % t.threads_per_row * t.vector
-        mine = Mine(tidx, col, self._inside(col), [], smem)
+        col = self.copies.columns.first(tidx, 0)
+        mine = Mine(tidx, col, self.copies.columns.inside(col), [], smem)
         groups = cute.arch.grid_dim()[0] * t.rows
         group = cute.arch.block_idx()[0] * t.rows + tidx // t.threads_per_row
         share, head = divmod(group, heads)
@@ -106,14 +138,14 @@ class PerHeadBackward(RowCopies):
         """dy, x, what is added to dx, rstd and mean. Past the end zeros, but the last row's numbers."""
         there = place.row < count
         numbers = [None if m is None else m[cutlass.min(place.row, count - 1)] for m in (g.rstd, g.mean)]
-        mine = mine._replace(inside=tuple(both(inside, there) for inside in mine.inside))
-        streams = [None if m is None else self._fetch_row(m, (*place.at, mine.col), mine.inside, mine.smem, mine.tidx)
+        inside, coord = tuple(both(inside, there) for inside in mine.inside), (*place.at, mine.col)
+        streams = [None if m is None else self.copies.fetch_row(m, coord, inside, mine.smem, mine.tidx)
                    for m in (g.dy, g.x, g.dresidual_out)]
         return *streams, *numbers
 
     def _row(self, g, place, count, held, w, dw, db, buffers, mine):
         dy, x, added, rstd, mean = held
-        t = self.tile
+        t, copies = self.tile, self.copies
         products = gradients = None
         for j in range(t.blocks):
             dy_j, x_j = _floats(dy, j), _centred(x, j, mean)
@@ -139,10 +171,10 @@ class PerHeadBackward(RowCopies):
             for m in (g.dx, g.dresidual):
                 if m is not None:
                     stored = both(mine.inside[j], place.row < count)
-                    self._put(self._store_atom(m), self._packed(dx, m), self._view(m, (place.row, mine.col))[None, j],
-                              stored)
+                    copies.put(copies.store_atom(m), copies.packed(dx, m),
+                               copies.view(m, (place.row, mine.col))[None, j], stored)
 
-    # ---- what is kept over the rows -------------------------------------------------------------------
+    # ---- what is held across rows ---------------------------------------------------------------------
 
     def _weight(self, m, coord, mine, offset):
         """This thread's part of its head's weight, as fp32 vectors."""
@@ -157,7 +189,7 @@ class PerHeadBackward(RowCopies):
         return sums
 
     def _store_sums(self, partial, coord, sums, mine):
-        to = self._view(partial, coord)
+        to = self.copies.view(partial, coord)
         for j in range(self.tile.blocks):
             self._put_floats(sums[None, j], to[None, j], mine.inside[j])
 
@@ -214,33 +246,3 @@ def _add(sums, j, value):
 def _add_if(sums: cute.Tensor, j: cutlass.Constexpr[int], value, wanted):
     if wanted:
         _add(sums, j, value)
-
-
-def build(spec, config):
-    """(kernel, fake arguments)."""
-    rows, positions, heads, columns = fake.sym(), fake.sym(), fake.sym(), fake.sym()
-    shares = fake.sym()
-
-    def bytes_of(dtype):
-        return spec.vector * tk.element_type(dtype).width // 8
-
-    def loaded(dtype):
-        strides = (fake.sym64(divisibility=spec.vector), fake.sym64(divisibility=spec.vector), 1)
-        return dtype and fake.tensor(dtype, (positions, heads, spec.D), strides, align=bytes_of(dtype))
-
-    def stored(dtype):
-        return dtype and fake.tensor(dtype, (rows, spec.D), (spec.D, 1), align=bytes_of(dtype))
-
-    def partial(dtype):
-        return dtype and fake.tensor("fp32", (shares, columns), (fake.sym64(divisibility=spec.vector), 1))
-
-    def summed(dtype):
-        return dtype and fake.tensor(dtype, (columns,), (1,), align=4)
-
-    weight = fake.tensor(spec.weight, (heads, spec.D), (spec.D, 1), align=min(16, bytes_of(spec.weight)))
-    rstd, mean = (fake.tensor("fp32", (rows,), (1,), align=4) for _ in range(2))
-    operands = Operands(
-        loaded(spec.dy), loaded(spec.x), weight, rstd, mean if spec.kind == "layernorm" else None,
-        loaded(spec.dresidual_out), stored(spec.dx), stored(spec.dresidual), partial(spec.dweight), partial(spec.dbias),
-        summed(spec.dweight), summed(spec.dbias))
-    return PerHeadBackward(spec, config), (operands, Float32(0) if spec.offset else None, Int32(1))

@@ -6,15 +6,15 @@ from torch import Tensor
 
 from ... import runtime
 from ...runtime.call import dtypes
-from ...runtime.call.alignment import vector
 from ...runtime.device import arch
+from ..alignment import vector
 from .per_head_plan import PerHeadSpec, blocks, plan
 
 _MAX_ROWS = 1 << 30  # of one launch: the kernel counts rows in 32 bits
 
 
 def recipe(spec: PerHeadSpec, config=None):
-    return runtime.Recipe("tkq.norms.backward.per_head_kernel:build", (spec, config or plan(spec)))
+    return runtime.Recipe("tkq.norms.backward.per_head_kernel:PerHeadBackward", (spec, config or plan(spec)))
 
 
 def heads_backward(kind: str, dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, mean: Optional[Tensor] = None, *,

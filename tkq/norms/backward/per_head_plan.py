@@ -8,7 +8,7 @@ from ...reduction import geometry
 from ..spec import KINDS
 
 MAX_D = 4096
-THREADS_EACH = 512  # of a multiprocessor: their registers fill it
+THREADS_EACH = 512  # of an SM: their registers fill it
 
 
 @dataclass(frozen=True)

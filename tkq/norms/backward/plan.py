@@ -1,33 +1,28 @@
-"""Which plan a norm's backward runs with, by how many rows there are. Pure but for `launcher`: no torch, no DSL.
+"""Which plan a norm's backward runs with, by how many rows there are. Pure: no torch, no DSL.
 
 `tkq.rows.persistent.plan` knows a row, not how many of them come. For many rows it has what moves most bytes a second;
-where a
-processor has few, what a launch costs besides decides: how soon the first row is there, and how long column sums take
-once the last one has been read. So a shape has a plan for each of a few numbers of rows, of which a call takes the
-first that has room: a kernel each, compiled when it is first called for, whatever M the calls have.
+where an SM has few, what a launch costs besides decides: how soon the first row is there, and how long column
+sums take once the last one has been read. So a shape has a plan for each of a few numbers of rows, of which a call
+takes the first that has room: a kernel each, compiled when it is first called for, whatever M the calls have.
 """
 from __future__ import annotations
 
 from typing import NamedTuple, Optional
 
-from ...rows.persistent import launch
 from ...rows.persistent.plan import RowPlan, RowShape, plan
-from ...rows.persistent.spec import RowSpec
-from ...runtime.compile import dry_run
-from ...runtime.device import arch
 
 MOST_PLANS = 2  # of a shape
 
 
 class Step(NamedTuple):
-    """elements: of one load, that a processor has at most; None: any number."""
+    """elements: of one load, that an SM has at most; None: any number."""
 
     elements: Optional[int]
     plan: RowPlan
 
 
-# (least and most columns, most elements of a processor, choices), of two loads of 16 bits, by column sums.
-# Measured on an H100 (132 processors) in microseconds with L2 cleared, one column sum, two of them, in brackets the
+# (least and most columns, most elements of an SM, choices), of two loads of 16 bits, by column sums.
+# Measured on an H100 (132 SMs) in microseconds with L2 cleared, one column sum, two of them, in brackets the
 # plan for many rows (docs/attempts.md): 32768 x 1024 71.7, 72.7 (73.4, 74.5); 16384 x 2048 72.0, 73.2 (71.0, 77.2);
 # 1024 x 4096 12.7, 14.6 (13.3, 17.1); 4096 x 4096 38.4, 40.0 (38.5, 42.5); 8192 x 4096 73.0, 74.5 (71.2, 75.4). Where
 # they end at 1024 and 4096 columns is of another run.
@@ -54,7 +49,7 @@ def steps(shape: RowShape) -> tuple:
 def _fitting(shape, choices):
     try:
         return plan(shape, **choices)
-    except ValueError:  # the row has too many bytes for so many stages, say
+    except ValueError:  # that many stages of such a row do not fit, say
         return None
 
 
@@ -66,39 +61,3 @@ def limits(shape: RowShape, num_sms: int) -> tuple:
 def of_rows(shape: RowShape, rows: int, num_sms: int = 132) -> RowPlan:
     """The plan of a call."""
     return next(p for most, p in limits(shape, num_sms) if most is None or rows <= most)
-
-
-class ByRows:
-    """A launcher that takes the one of its launchers that is for so many rows. makes: (rows, function that makes one)
-    of each."""
-
-    def __init__(self, makes: tuple):
-        self.most = [most for most, _ in makes]
-        self.makes = [make for _, make in makes]
-        self.made = [None] * len(makes)
-
-    def make_all(self) -> None:
-        for i, make in enumerate(self.makes):
-            self.made[i] = make()
-
-    def __call__(self, loads, *others) -> None:
-        rows, i = loads[0].shape[0], 0
-        while self.most[i] is not None and rows > self.most[i]:
-            i += 1
-        run = self.made[i]
-        if run is None:
-            run = self.made[i] = self.makes[i]()
-        run(loads, *others)
-
-
-def launcher(spec: RowSpec, device):
-    """What launches a spec's calls."""
-    found = limits(spec.shape, arch.num_sms(device))
-    makes = tuple((most, lambda p=p: launch.launcher(spec, device, p)) for most, p in found)
-    if len(makes) == 1:
-        return makes[0][1]()
-    arch.require_hopper(device)
-    run = ByRows(makes)
-    if dry_run.under_way():  # a bundle has the kernels of all rows
-        run.make_all()
-    return run

@@ -42,7 +42,7 @@ class RecomputeOutput(Output):
 
     def finish(self, kernel, g, parts, mine, statistics, affine):
         amax = _of_cluster(self._largest_of(kernel, g, parts, mine, statistics, affine), parts)
-        kernel._forget()
+        kernel.copies.forget()
         scales = [scale_of(m, kernel.spec.out) for m in amax]
         inverses = [cute.arch.rcp_approx(s) for s in scales]
         for place, scale in zip(mine.places, scales, strict=True):
@@ -51,7 +51,7 @@ class RecomputeOutput(Output):
             affine_j = kernel.affine_of(g, affine, mine.inside, j)
             for r, part in enumerate(parts):
                 y = kernel.result(part, j, statistics[r], affine_j[r])
-                kernel.store(g.out, mine.places[r], mine, kernel._packed(y * inverses[r], g.out), j)
+                kernel.store(g.out, mine.places[r], mine, kernel.copies.packed(y * inverses[r], g.out), j)
 
     def _largest_of(self, kernel, g, parts, mine, statistics, affine):
         """This thread's largest |result| of each row."""

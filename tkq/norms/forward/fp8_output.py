@@ -33,7 +33,7 @@ class Fp8Output(Output):
             _store_scales(kernel, g.scale, place, mine, scales)
             inverses = [cute.arch.rcp_approx(s) for s in scales]
             for j, y in enumerate(ys[r]):
-                kernel.store(g.out, place, mine, kernel._packed(y * inverses[j // _together(kernel)], g.out), j)
+                kernel.store(g.out, place, mine, kernel.copies.packed(y * inverses[j // _together(kernel)], g.out), j)
 
 
 def _store_scales(kernel, scale, place, mine, scales):

@@ -7,6 +7,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ... import tile as tk
+from ...rows.persistent.elements import RowElements
 from ...rows.persistent.kernel import RowKernel
 from ...rows.persistent.monoid import Exchange, Monoid, add
 from ...rows.persistent.partition import put
@@ -15,16 +16,9 @@ from ...tile.float8 import nan_max, scale_of
 from ...utils import WARP, domain_offset_i64, rsqrt
 from ..fp8_persistent_plan import shape
 from ..spec import GROUP
-from .build import _arguments
+from . import arguments
 from .fp8_output import largest, largest_of
 from .layernorm_persistent import MOMENTS, given, moments
-
-
-def build(spec, plan):
-    """(kernel, fake arguments), as `build.build` has them, and the number of clusters last."""
-    norm = LayerNorm() if spec.kind == "layernorm" else RMSNorm()
-    scales = RowScale() if spec.scale == "row" else GroupScales()
-    return PersistentFp8(spec, plan, norm, scales), (*_arguments(spec), Int32(0))
 
 
 class PersistentFp8(RowKernel):
@@ -41,17 +35,22 @@ class PersistentFp8(RowKernel):
 
     loads, vectors, parameters = ("x", "residual"), ("weight", "bias"), ("eps",)
     stores, results = (), ()  # float8 and scales are written here: no RowKernel else has them
-    _writes_rows = True  # by `_write_row`, of no Stream
 
-    def __init__(self, spec, plan, norm, scales):
-        s, self.out, self.norm, self.scales = shape(spec), spec.out, norm, scales
-        self.exchanges = (norm.exchange, *scales.exchanges)
+    def __init__(self, spec, plan):
+        s, self.norm_spec, self.out = shape(spec), spec, spec.out
+        self.norm = LayerNorm() if spec.kind == "layernorm" else RMSNorm()
+        self.scales = RowScale() if spec.scale == "row" else GroupScales()
+        self.exchanges = (self.norm.exchange, *self.scales.exchanges)
         if spec.offset:
             self.parameters = ("eps", "offset")
         loads, vectors = (tuple(Stream(name, getattr(spec, name)) for name in names if getattr(spec, name))
                           for names in (self.loads, self.vectors))
         super().__init__(RowSpec(__name__, type(self).__qualname__, spec.N, loads, vectors=vectors, vector=s.vector,
-                                 bulk=s.bulk, sums=s.sums), plan)
+                                 bulk=s.bulk, sums=s.sums), plan, Fp8Elements)
+
+    def fake_arguments(self):
+        """Compiled for what `arguments.with_options` has, and the number of clusters."""
+        return (*arguments.with_options(self.norm_spec), Int32(0))
 
     @cute.jit
     def __call__(self, mX: cute.Tensor, mW: Optional[cute.Tensor], mB: Optional[cute.Tensor], mO: cute.Tensor,
@@ -62,27 +61,6 @@ class PersistentFp8(RowKernel):
 
     def _launch(self, loads, stores, vectors, scale, parameters, units, stream):
         super().__call__(loads, stores, vectors, None, (scale,), None, None, None, parameters, units, stream)
-
-    def _vectors(self, c):
-        """What is added to the weight is so once: it is the same for all rows."""
-        held = super()._vectors(c)
-        if "offset" in self.parameters:
-            held["weight"].store(held["weight"].load() + c.g.parameters[1])
-        return held
-
-    def _elements(self, c, views, j):
-        e = super()._elements(c, views, j)
-        if self.has("residual"):
-            e.x = e.x + e.residual
-        return e
-
-    def _accumulate(self, c, k, views, r, total):
-        if k == 0:
-            for i, value in enumerate(self.norm.statistics(self, c, views)):
-                total[i] = value
-        else:
-            ys = (self.write(self._elements(c, views, j), r)["y"] for j in range(self.plan.chunks))
-            total[0] = largest_of([largest(y, c.part.inside(j)) for j, y in enumerate(ys)])
 
     def row(self, sums, r):
         return self.norm.row(self.N, sums, r)
@@ -96,17 +74,44 @@ class PersistentFp8(RowKernel):
         scale = scale_of(amax[0], self.out)
         return dict(scale=scale, inverse=cute.arch.rcp_approx(scale))
 
-    def _write_row(self, c, views, row, r):
-        self.scales.write_row(self, c, views, row, r)
 
-    # ---- for the parts --------------------------------------------------------------------------------
+class Fp8Elements(RowElements):
+    """What a PersistentFp8 does with a row once it is there."""
+
+    writes_rows = True  # by the scales' `write_row`, of no Stream
+
+    def vectors(self, c):
+        """What is added to the weight is so once: it is the same for all rows."""
+        held = super().vectors(c)
+        if "offset" in self.kernel.parameters:
+            held["weight"].store(held["weight"].load() + c.g.parameters[1])
+        return held
+
+    def chunk(self, c, views, j):
+        e = super().chunk(c, views, j)
+        if self.kernel.has("residual"):
+            e.x = e.x + e.residual
+        return e
+
+    def accumulate(self, c, k, views, r, total):
+        if k == 0:
+            for i, value in enumerate(self.kernel.norm.statistics(self, c, views)):
+                total[i] = value
+        else:
+            ys = (self.kernel.write(self.chunk(c, views, j), r)["y"] for j in range(self.plan.chunks))
+            total[0] = largest_of([largest(y, c.part.inside(j)) for j, y in enumerate(ys)])
+
+    def write_row(self, c, views, row, r):
+        self.kernel.scales.write_row(self, c, views, row, r)
+
+    # ---- for the scales ---------------------------------------------------------------------------------
 
     def result(self, c, views, row, j, r):
         """Vector j of the row's result, as fp32. The sum with the residual, where it is asked for, is written."""
-        e = self._elements(c, views, j)
+        e = self.chunk(c, views, j)
         for total in c.g.stores[1:]:
             self._put(c, total, row, j, e.x)
-        return self.write(e, r)["y"]
+        return self.kernel.write(e, r)["y"]
 
     def store(self, c, row, j, y):
         self._put(c, c.g.stores[0], row, j, y)
@@ -126,10 +131,10 @@ class RowScale:
     # unlike `monoid.MAXIMUM` not below 0
     exchanges = (Exchange(Monoid(lambda a, b: (nan_max(a[0], b[0]),), (0.0,)), row="scaled"),)
 
-    def write_row(self, kernel, c, views, row, r):
+    def write_row(self, elements, c, views, row, r):
         _store_one(c.g.results[0], (row, 0), r.scale, (c.part.thread == 0) & (c.s.rank == 0))
-        for j in range(kernel.plan.chunks):
-            kernel.store(c, row, j, kernel.result(c, views, row, j, r) * r.inverse)
+        for j in range(elements.plan.chunks):
+            elements.store(c, row, j, elements.result(c, views, row, j, r) * r.inverse)
 
 
 class GroupScales:
@@ -138,20 +143,20 @@ class GroupScales:
 
     exchanges = ()
 
-    def write_row(self, kernel, c, views, row, r):
-        together = 4 if kernel.plan.warps <= 8 else 2
-        for first in range(0, kernel.plan.chunks, together):
-            js = range(first, min(first + together, kernel.plan.chunks))
-            ys = [kernel.result(c, views, row, j, r) for j in js]
+    def write_row(self, elements, c, views, row, r):
+        together = 4 if elements.plan.warps <= 8 else 2
+        for first in range(0, elements.plan.chunks, together):
+            js = range(first, min(first + together, elements.plan.chunks))
+            ys = [elements.result(c, views, row, j, r) for j in js]
             amax = [largest(y, c.part.inside(j)) for y, j in zip(ys, js, strict=True)]
-            for j, y, m in zip(js, ys, self._of_groups(kernel, amax), strict=True):
-                scale = scale_of(m, kernel.out)
-                self._store_scale(kernel.plan, c, row, j, scale)
-                kernel.store(c, row, j, y * cute.arch.rcp_approx(scale))
+            for j, y, m in zip(js, ys, self._of_groups(elements.plan, amax), strict=True):
+                scale = scale_of(m, elements.kernel.out)
+                self._store_scale(elements.plan, c, row, j, scale)
+                elements.store(c, row, j, y * cute.arch.rcp_approx(scale))
 
-    def _of_groups(self, kernel, amax):
+    def _of_groups(self, plan, amax):
         """Each over the lanes that have its 128 columns."""
-        lanes, offset = min(WARP, GROUP // kernel.plan.vector), 1
+        lanes, offset = min(WARP, GROUP // plan.vector), 1
         while offset < lanes:
             amax = [nan_max(m, cute.arch.shuffle_sync_bfly(m, offset=offset)) for m in amax]
             offset *= 2
@@ -176,8 +181,8 @@ def _store_one(t: cute.Tensor, coord, value: Float32, mine):
 class LayerNorm:
     exchange = MOMENTS
 
-    def statistics(self, kernel, c, views):
-        return moments(kernel, c, views, exact=True)
+    def statistics(self, elements, c, views):
+        return moments(elements, c, views, exact=True)
 
     def row(self, N, sums, r):
         return dict(mean=sums[1], rstd=rsqrt(sums[2] * (1.0 / N) + r.eps))
@@ -189,10 +194,10 @@ class LayerNorm:
 class RMSNorm:
     exchange = Exchange(add(1))
 
-    def statistics(self, kernel, c, views):
+    def statistics(self, elements, c, views):
         squares = None
-        for j in range(kernel.plan.chunks):
-            x = kernel._elements(c, views, j).x  # 0 past the row's end
+        for j in range(elements.plan.chunks):
+            x = elements.chunk(c, views, j).x  # 0 past the row's end
             squares = x * x if squares is None else squares + x * x
         return (squares.reduce(cute.ReductionOp.ADD, 0.0, 0),)
 

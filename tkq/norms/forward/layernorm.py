@@ -53,7 +53,7 @@ class LayerNorm:
             total = x if total is None else total + x
         count = _count(kernel, tk.warp_id() % max(kernel.tile.threads_per_row // WARP, 1), row.rank)
         mean = _quotient(self._sum(total, lanes), count)
-        kernel._forget()
+        kernel.copies.forget()
         # the rounded values about the rounded mean, of which rows of one number have none: so they are seen once
         about = (mean, kernel.rounded(mean)) if kernel.spec.rounded else (mean,)
         rests, squares = [None] * len(about), [None] * len(about)

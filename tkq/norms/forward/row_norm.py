@@ -16,6 +16,8 @@ from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import CopyG2ROp
 
 from ... import tile as tk
+from ...reduction_base import ReductionBase
+from ...rows.one_pass.columns import Columns
 from ...rows.one_pass.copies import RowCopies, both, floats
 from ...utils import domain_offset_i64
 
@@ -89,7 +91,7 @@ class Affine(NamedTuple):
     offset: Optional[Float32]
 
 
-class RowNorm(RowCopies):
+class RowNorm(ReductionBase):
     """norm has three methods: `exchanged(spec)`, the type of what warps exchange; `statistics(kernel, rows, eps)`, for
     each row and each of `RowNorm.seen` a (shift, scale), in every thread of the row; `normalise(x, statistics)`. The
     first row's statistics wait for the cluster before they are exchanged. output: see `Output`."""
@@ -97,6 +99,10 @@ class RowNorm(RowCopies):
     def __init__(self, spec, config, norm, output):
         super().__init__(tk.element_type(spec.x), spec.N, config.rows_per_thread * spec.exchanges, norm.exchanged(spec))
         self.spec, self.config, self.norm, self.output = spec, config, norm, output
+        self._set_cluster_n()
+        self.tile = self._get_tile(spec.vector * self.dtype.width)
+        past_l1 = config.load == "shared" and not config.split
+        self.copies = RowCopies(Columns(self.tile, self.N), config.load, past_l1)
 
     def _calculate_threads_per_row(self):
         return self.config.threads_per_row
@@ -108,17 +114,8 @@ class RowNorm(RowCopies):
         self.cluster_n = self.config.cluster
 
     @cute.jit
-    def __call__(self, mX: cute.Tensor, mW: Optional[cute.Tensor], mB: Optional[cute.Tensor], mO: cute.Tensor,
-                 eps: Float32, stream: cuda.CUstream):
-        """A spec without options."""
-        self.launch(Operands(mX, mW, mB, mO), eps, None, stream)
-
-    @cute.jit
     def launch(self, g: Operands, eps: Float32, offset: Optional[Float32], stream: cuda.CUstream):
-        self._set_cluster_n()
-        bits = self.spec.vector * self.dtype.width
-        (tile_rows, _), tv_layout = self._get_tv_layout(bits)
-        self.tile = self._get_tile(bits)
+        (tile_rows, _), tv_layout = self._get_tv_layout(self.spec.vector * self.dtype.width)
         heads = None
         if const_expr(self.spec.heads is not None):
             heads = cute.fast_divmod_create_divisor_v2(g.x.shape[1])
@@ -138,10 +135,8 @@ class RowNorm(RowCopies):
         buffer, mbar_ptr = self._allocate_reduction_buffer_and_mbar(smem, tv_layout)
         self._initialize_cluster(tidx, mbar_ptr, t.threads // 32)
 
-        col = tidx % t.threads_per_row * t.vector
-        if const_expr(self.cluster_n > 1):
-            col = rank * t.cols + col
-        mine = Mine(tidx, col, self._inside(col), self._places(tidx, g.rows, heads), smem)
+        col = self.copies.columns.first(tidx, rank)
+        mine = Mine(tidx, col, self.copies.columns.inside(col), self._places(tidx, g.rows, heads), smem)
         held = [self._load_row(g, place, mine) for place in mine.places]
         if const_expr(config.load == "shared"):
             cute.arch.cp_async_commit_group()
@@ -154,11 +149,8 @@ class RowNorm(RowCopies):
         statistics = self.norm.statistics(self, parts, eps)
         if const_expr(g.rstd is not None):
             self._store_statistics(g, mine, [of_row[-1] for of_row in statistics])
-        self._forget()
+        self.copies.forget()
         self.output.finish(self, g, parts, mine, [of_row[0] for of_row in statistics], affine)
-
-    def _past_l1(self):
-        return not self.config.split
 
     # ---- where a thread's elements are ------------------------------------------------------------
 
@@ -183,7 +175,7 @@ class RowNorm(RowCopies):
 
     def _load(self, m, place, mine):
         """Start loading this thread's part of a row of m; where it will be. Vectors outside the row are zero."""
-        return self._fetch_row(m, (*place.at, mine.col), mine.inside, mine.smem, mine.tidx)
+        return self.copies.fetch_row(m, (*place.at, mine.col), mine.inside, mine.smem, mine.tidx)
 
     # ---- weight and bias ------------------------------------------------------------------------------
 
@@ -192,9 +184,9 @@ class RowNorm(RowCopies):
         t = self.tile
         if m is None or not self.config.prefetch_weight:
             return None
-        source, held = self._view(m, coord), cute.make_rmem_tensor((t.vector, t.blocks), m.element_type)
+        source, held = self.copies.view(m, coord), cute.make_rmem_tensor((t.vector, t.blocks), m.element_type)
         for j in range(t.blocks):
-            self._fetch(_vector_atom(self, m), source[None, j], held[None, j], inside[j])
+            self.copies.fetch(_vector_atom(self, m), source[None, j], held[None, j], inside[j])
         return held
 
     def _vector(self, held, m, coord, inside, j):
@@ -207,8 +199,8 @@ class RowNorm(RowCopies):
 
     def store(self, m, place, mine, packed, j):
         """Vector j of a row of m (M, N)."""
-        stored = self._within(mine.inside[j], place, m)
-        self._put(self._store_atom(m), packed, self._view(m, (place.row, mine.col))[None, j], stored)
+        stored, copies = self._within(mine.inside[j], place, m), self.copies
+        copies.put(copies.store_atom(m), packed, copies.view(m, (place.row, mine.col))[None, j], stored)
 
     def store_scalar(self, m, place, value, chosen, *column):
         """m[row, *column] = value, by the chosen threads."""
@@ -239,7 +231,7 @@ class RowNorm(RowCopies):
         return (x, self.rounded(x)) if self.spec.rounded else (x,)
 
     def rounded(self, x):
-        """fp32 as the sum is kept."""
+        """fp32 as the sum is stored."""
         return x.to(tk.element_type(self.spec.total)).to(Float32)
 
     def _affine(self, g, mine, offset):
@@ -268,8 +260,8 @@ class RowNorm(RowCopies):
     def _store_total(self, total, parts, mine):
         for place, part in zip(mine.places, parts, strict=True):
             for j in range(self.tile.blocks):
-                self.store(total, place, mine, self._packed(part.block(j), total), j)
-        self._forget()
+                self.store(total, place, mine, self.copies.packed(part.block(j), total), j)
+        self.copies.forget()
 
     def _store_statistics(self, g, mine, statistics):
         for place, (mean, rstd) in zip(mine.places, statistics, strict=True):
@@ -281,27 +273,13 @@ class RowNorm(RowCopies):
 def vector_of(kernel, m, coord, inside, j):
     """Vector j of a thread's part of weight or bias, which begins at `coord`, loaded where it is used; as fp32."""
     one = cute.make_rmem_tensor(kernel.tile.vector, m.element_type)
-    kernel._fetch(_vector_atom(kernel, m), kernel._view(m, coord)[None, j], one, inside[j])
+    kernel.copies.fetch(_vector_atom(kernel, m), kernel.copies.view(m, coord)[None, j], one, inside[j])
     return one.load().to(Float32)
 
 
 def _vector_atom(kernel, m):
     bits = min(128, kernel.spec.vector * m.element_type.width)
     return cute.make_copy_atom(CopyG2ROp(), m.element_type, num_bits_per_copy=bits)
-
-
-class WithOptions:
-    """A RowNorm with the arguments of a spec with options."""
-
-    def __init__(self, norm: RowNorm):
-        self.norm = norm
-
-    @cute.jit
-    def __call__(self, mX: cute.Tensor, mW: Optional[cute.Tensor], mB: Optional[cute.Tensor], mO: cute.Tensor,
-                 mR: Optional[cute.Tensor], mT: Optional[cute.Tensor], mRstd: Optional[cute.Tensor],
-                 mMean: Optional[cute.Tensor], mScale: Optional[cute.Tensor], eps: Float32, offset: Optional[Float32],
-                 stream: cuda.CUstream):
-        self.norm.launch(Operands(mX, mW, mB, mO, mR, mT, mRstd, mMean, mScale), eps, offset, stream)
 
 
 class Output:
@@ -321,7 +299,7 @@ class Output:
             affine_j = kernel.affine_of(g, affine, mine.inside, j)
             for r, part in enumerate(parts):
                 y = kernel.result(part, j, statistics[r], affine_j[r])
-                results.append((g.out, mine.places[r], mine, kernel._packed(y, g.out), j))
+                results.append((g.out, mine.places[r], mine, kernel.copies.packed(y, g.out), j))
                 if not kernel.config.split:
                     kernel.store(*results.pop())
         if kernel.config.split:

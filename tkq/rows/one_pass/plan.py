@@ -5,7 +5,7 @@ from ...reduction import geometry
 
 WIDTH = {"bf16": 16, "fp16": 16, "fp32": 32}  # the types of rows, in bits
 ACCESS_BITS = 128
-THREADS = 2048  # of a multiprocessor
+THREADS = 2048  # of an SM
 # (largest row in bytes, threads to a row, threads, blocks of a cluster), for 16-byte accesses to short rows that
 # threads hold: measured on an H100 for rmsnorm (bench/tune/norms.py), which reads, holds and writes them as others do.
 SHORT = (
@@ -25,7 +25,7 @@ class RowConfig:
 
     load: "registers" (which hold the row over the exchange) or "shared" (by cp.async; a thread reads what it copied
     itself, once for each pass, and so needs few registers).
-    min_blocks_per_sm: blocks for which a multiprocessor is to have registers; 0: threads get what they need.
+    min_blocks_per_sm: blocks for which an SM is to have registers; 0: threads get what they need.
     """
 
     threads_per_row: int
@@ -56,7 +56,7 @@ def tile(spec, config: RowConfig) -> geometry.Tile:
 
 
 def smem_bytes(spec, config: RowConfig, exchanges: int, exchanged: int = 8) -> int:
-    """Shared memory of a block: rows that pass through it; a buffer for each exchange of so many bytes a warp; its
+    """Shared memory of a block: rows that pass through it; a buffer for each exchange, ``exchanged`` bytes a warp; its
     mbarrier."""
     t = tile(spec, config)
     rows = t.rows * t.cols * WIDTH[spec.x] // 8 if config.load == "shared" else 0

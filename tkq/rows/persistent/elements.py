@@ -5,54 +5,30 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, const_expr
 
-from ... import tile as tk
-from ...reduction_base import ReductionBase
 from ...utils import widened
 from .exchange import across_lanes, of_vector
 from .partition import loaded, put
-from .shape import WARP, RowPlan
-from .spec import RowSpec
+from .shape import WARP
 
 
-class PersistentElements(ReductionBase):
-    """What ``PersistentRows``, whose docstring says what a context is, does with a row once it is there."""
+class RowElements:
+    """A part of a `RowKernel`, its `kernel`: what ``PersistentRows``, whose docstring says what a context is, does with
+    a row once it is there. A kernel that reduces or writes rows in another way hands its own to RowKernel's
+    constructor."""
 
-    def __init__(self, spec: RowSpec, plan: RowPlan):
-        super().__init__(tk.element_type(spec.loads[0].dtype), spec.N, stage=len(spec.sums))
-        self.spec, self.plan, self.cluster_n = spec, plan, plan.cluster
-        for name, value in {**self.options, **dict(spec.options)}.items():
-            setattr(self, name, value)
-        self.active = () if self.only_down(spec) else self.exchanges
-        if spec.sums != tuple(x.monoid.sums for x in self.active):
-            raise ValueError(f"{type(self).__name__}: sums: got {spec.sums}, its exchanges have "
-                             f"{tuple(x.monoid.sums for x in self.active)}")
-        streams = (*spec.loads, *spec.stores, *spec.vectors, *spec.columns)
-        self.given = {*(s.name for s in streams), *spec.scalars, *spec.results}
-
-    @classmethod
-    def only_down(cls, spec: RowSpec) -> bool:
-        """Is nothing but ``down``'s column sums asked for?"""
-        return not spec.stores and not spec.results and cls.down is not None
-
-    @classmethod
-    def exchanges_of(cls, spec: RowSpec) -> tuple:
-        """Those that a call needs."""
-        return () if cls.only_down(spec) else cls.exchanges
-
-    def has(self, name) -> bool:
-        """Was the tensor given? Known at compile time."""
-        return name in self.given
+    def __init__(self, kernel):
+        self.kernel, self.spec, self.plan, self.active = kernel, kernel.spec, kernel.plan, kernel.active
 
     @property
     def early(self) -> bool:
         """Do the column sums leave the registers before the last tile is written?"""
-        return bool(self.plan.early and self.active and self.down is not None)
+        return bool(self.plan.early and self.active and self.kernel.down is not None)
 
     @property
     def last_read(self) -> int:
         """The age at which a row's elements are read for the last time. Where ``write`` has nothing to do it is that of
         the last exchange: the row's stage is free one row earlier."""
-        return len(self.active) - (1 if self.active and not self._writes_rows else 0)
+        return len(self.active) - (1 if self.active and not self.writes_rows else 0)
 
     @property
     def first_finishes(self) -> bool:
@@ -61,42 +37,42 @@ class PersistentElements(ReductionBase):
         a block that has one row uses none twice."""
         each_slot_once = self.plan.held and bool(self.active)
         return ((len(self.active) > 1 or each_slot_once) and self.plan.cluster == 1 and self.plan.width > 1
-                and not self._writes_rows)
+                and not self.writes_rows)
 
     @property
-    def _writes_rows(self) -> bool:
+    def writes_rows(self) -> bool:
         return bool(self.spec.stores or (self.spec.columns and not self.early))
 
     # ---- a row's numbers ----------------------------------------------------------------------------
 
-    def _numbers(self):
+    def numbers(self):
         numbers = cute.make_rmem_tensor((max(1, len(self.spec.scalars)),), Float32)
         numbers.fill(0.0)
         return numbers
 
-    def _move(self, dst, src):
+    def move(self, dst, src):
         for i in range(cute.size(dst)):
             dst[i] = src[i]
 
-    def _load_numbers(self, c, numbers, tile):
+    def load_numbers(self, c, numbers, tile):
         """Of a tile to come; past the end those of the last row."""
         row = cutlass.min(c.part.row(tile), c.s.rows - 1)
         for i in range(len(self.spec.scalars)):
             numbers[i] = c.g.scalars[i][row]
 
-    def _known(self, c, numbers):
+    def known(self, c, numbers):
         known = {name: numbers[i] for i, name in enumerate(self.spec.scalars)}
-        return SimpleNamespace(**known, **dict(zip(self.parameters, c.g.parameters or (), strict=True)))
+        return SimpleNamespace(**known, **dict(zip(self.kernel.parameters, c.g.parameters or (), strict=True)))
 
-    def _reduced(self, r, k, values):
-        r.__dict__.update(getattr(self, self.active[k].row)(values, r))
+    def reduced(self, r, k, values):
+        r.__dict__.update(getattr(self.kernel, self.active[k].row)(values, r))
 
     # ---- a row's elements ---------------------------------------------------------------------------
 
-    def _views(self, c, stage, row):
+    def views(self, c, stage, row):
         return c.rows.views(row if self.plan.direct else stage, c.part)
 
-    def _vectors(self, c):
+    def vectors(self, c):
         """This thread's part of the (N,) vectors, as far as it is held."""
         held = {}
         for stream, t in zip(self.spec.vectors, c.g.vectors or (), strict=True):
@@ -110,7 +86,8 @@ class PersistentElements(ReductionBase):
                 held[stream.name][None, j].store(loaded(view[None, j], c.part.inside(j)).to(dtype))
         return held
 
-    def _elements(self, c, views, j):
+    def chunk(self, c, views, j):
+        """The elements of chunk j, by name: e of the kernel's methods."""
         inside = c.part.inside(j)
         there = self.plan.held or inside  # in registers
         e = {stream.name: loaded(view[None, j], there) for stream, view in zip(self.spec.loads, views, strict=True)}
@@ -119,7 +96,7 @@ class PersistentElements(ReductionBase):
             e[name] = loaded(held[None, j], inside) if late else widened(held[None, j])
         return SimpleNamespace(**e)
 
-    def _element(self, c, k, views, row, r):
+    def element(self, c, k, views, row, r):
         """The warp's part of the row as an element of exchange k's monoid, in all of its lanes."""
         monoid = self.active[k].monoid
         total = cute.make_rmem_tensor((monoid.sums,), Float32)
@@ -133,63 +110,64 @@ class PersistentElements(ReductionBase):
     def _accumulate_if(self, c: Constexpr, k: Constexpr[int], views: Constexpr, exists: Constexpr, r: Constexpr,
                        total: cute.Tensor):
         if const_expr(exists is True):
-            self._accumulate(c, k, views, r, total)
+            self.accumulate(c, k, views, r, total)
         else:
             if exists:
-                self._accumulate(c, k, views, r, total)
+                self.accumulate(c, k, views, r, total)
 
-    def _accumulate(self, c, k, views, r, total):
+    def accumulate(self, c, k, views, r, total):
         exchange = self.active[k]
         monoid, found = exchange.monoid, None
         for j in range(self.plan.chunks):
-            e = self._elements(c, views, j)
+            e = self.chunk(c, views, j)
             inside = c.part.inside(j)
-            values = getattr(self, exchange.partial)(e, r)
+            values = getattr(self.kernel, exchange.partial)(e, r)
             if not isinstance(values, (tuple, list)) or len(values) != len(monoid.neutral):
                 found = f"{len(values)} values" if isinstance(values, (tuple, list)) else type(values).__name__
-                raise ValueError(f"{type(self).__name__}: {exchange.partial} returned {found}, its exchange takes a "
-                                 f"tuple of {len(monoid.neutral)}")
+                raise ValueError(f"{type(self.kernel).__name__}: {exchange.partial} returned {found}, its exchange "
+                                 f"takes a tuple of {len(monoid.neutral)}")
             values = tuple(or_neutral(v, inside, n) for v, n in zip(values, monoid.neutral, strict=True))
             found = values if found is None else monoid.combine(found, values)
             if k == 0 and self.early:
-                self._add_columns(c, j, self.down(e, r))
+                self._add_columns(c, j, self.kernel.down(e, r))
         for i, value in enumerate(of_vector(found, monoid)):
             total[i] = value
 
     def _add_columns(self, c, j, values):
+        method = "write" if self.kernel.down is None else "down"
         for stream in self.spec.columns:
-            c.columns.add(stream.name, j, self._of("write" if self.down is None else "down", values, stream.name))
+            c.columns.add(stream.name, j, self._of(method, values, stream.name))
 
     def _of(self, method, values, name):
         """What a method of the subclass gave for a store or a column."""
         if not values or name not in values:
             found = ", ".join(values or ()) or "nothing"
-            raise ValueError(f"{type(self).__name__}: {method} returned {found}, and no {name}")
+            raise ValueError(f"{type(self.kernel).__name__}: {method} returned {found}, and no {name}")
         return values[name]
 
     @cute.jit
-    def _write(self, c: Constexpr, views: Constexpr, row: Int32, exists: Constexpr, r: Constexpr):
+    def write(self, c: Constexpr, views: Constexpr, row: Int32, exists: Constexpr, r: Constexpr):
         if const_expr(exists is True):
-            self._write_row(c, views, row, r)
+            self.write_row(c, views, row, r)
         else:
             if exists:
-                self._write_row(c, views, row, r)
+                self.write_row(c, views, row, r)
 
-    def _write_row(self, c, views, row, r):
+    def write_row(self, c, views, row, r):
         for name, t in zip(self.spec.results, c.g.results or (), strict=True):
             _store_one(t, row, getattr(r, name), (c.part.thread == 0) & (c.s.rank == 0))
-        if not self._writes_rows:
+        if not self.writes_rows:
             return
         outs = [c.part.of_row(t, row) for t in c.g.stores or ()]
         for j in range(self.plan.chunks):
-            e = self._elements(c, views, j)
-            values = {} if self.only_down(self.spec) else self.write(e, r)
+            e = self.chunk(c, views, j)
+            values = {} if self.kernel.only_down(self.spec) else self.kernel.write(e, r)
             for stream, t, out in zip(self.spec.stores, c.g.stores or (), outs, strict=True):
                 x = cute.make_rmem_tensor((self.plan.vector,), t.element_type)
                 x.store(self._of("write", values, stream.name).to(t.element_type))
                 put(out[None, j], x, c.part.inside(j), self.plan.streaming)
             if not self.early:
-                down = {} if self.down is None else self.down(e, r)
+                down = {} if self.kernel.down is None else self.kernel.down(e, r)
                 self._add_columns(c, j, {**(values or {}), **(down or {})})
 
 
@@ -206,8 +184,8 @@ def or_neutral(value, inside: Constexpr, neutral: Constexpr[float]):
         return value
     if const_expr(not isinstance(value, cute.TensorSSA)):
         return cutlass.select_(inside, value, Float32(neutral))
-    kept = cute.make_rmem_tensor(value.shape, Float32)
-    kept.fill(neutral)
+    values = cute.make_rmem_tensor(value.shape, Float32)
+    values.fill(neutral)
     if inside:
-        kept.store(value)
-    return kept.load()
+        values.store(value)
+    return values.load()

@@ -6,11 +6,20 @@ in tkq.rows.
 """
 from typing import ClassVar
 
-from .engine import PersistentRows
+import cuda.bindings.driver as cuda
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ... import tile as tk
+from ...reduction_base import ReductionBase
+from .elements import RowElements
+from .engine import Args, PersistentRows
 from .monoid import Exchange, add
+from .shape import RowPlan
+from .spec import RowSpec
 
 
-class RowKernel(PersistentRows):
+class RowKernel(ReductionBase):
     """Persistent blocks, one to a multiprocessor or several. A row belongs to a few lanes, a warp, several warps, a
     block or a cluster of blocks, by its length; a tile is as many rows as a block holds at once, and tile t goes to
     block (or cluster) t % of as many as there are.
@@ -69,6 +78,19 @@ class RowKernel(PersistentRows):
     options: ClassVar[dict] = {}
     exchanges: ClassVar[tuple] = (Exchange(add(1)),)
 
+    def __init__(self, spec: RowSpec, plan: RowPlan, elements=RowElements):
+        super().__init__(tk.element_type(spec.loads[0].dtype), spec.N, stage=len(spec.sums))
+        self.spec, self.plan, self.cluster_n = spec, plan, plan.cluster
+        for name, value in {**self.options, **dict(spec.options)}.items():
+            setattr(self, name, value)
+        self.active = () if self.only_down(spec) else self.exchanges
+        if spec.sums != tuple(x.monoid.sums for x in self.active):
+            raise ValueError(f"{type(self).__name__}: sums: got {spec.sums}, its exchanges have "
+                             f"{tuple(x.monoid.sums for x in self.active)}")
+        streams = (*spec.loads, *spec.stores, *spec.vectors, *spec.columns)
+        self.given = {*(s.name for s in streams), *spec.scalars, *spec.results}
+        self._engine = PersistentRows(elements(self))
+
     def partial(self, e, r) -> tuple:
         raise NotImplementedError(f"{type(self).__name__}.partial")
 
@@ -79,6 +101,52 @@ class RowKernel(PersistentRows):
         return {}
 
     down = None  # or a method (e, r) -> dict
+
+    def has(self, name) -> bool:
+        """Was the tensor given? Known at compile time."""
+        return name in self.given
+
+    @classmethod
+    def only_down(cls, spec: RowSpec) -> bool:
+        """Is nothing but ``down``'s column sums asked for?"""
+        return not spec.stores and not spec.results and cls.down is not None
+
+    @classmethod
+    def exchanges_of(cls, spec: RowSpec) -> tuple:
+        """Those that a call needs."""
+        return () if cls.only_down(spec) else cls.exchanges
+
+    # ---- what ReductionBase asks for ----------------------------------------------------------------
+
+    def _calculate_threads_per_row(self):
+        return self.plan.threads_per_row
+
+    def _get_num_threads(self):
+        return self.plan.threads
+
+    def _set_cluster_n(self):
+        self.cluster_n = self.plan.cluster
+
+    # ---- launch -------------------------------------------------------------------------------------
+
+    @cute.jit
+    def __call__(self, loads, stores, vectors, scalars, results, columns, workspace, counter, parameters, units: Int32,
+                 stream: cuda.CUstream):
+        """Tuples of tensors in the spec's order, or None; workspace and counter with column sums only; units: the most
+        clusters (blocks, without clusters) that may run at once."""
+        rows = Int32(loads[0].shape[0])
+        g = Args(loads, stores, vectors, scalars, results, columns, workspace, counter, parameters, rows)
+        self._engine.launch(self, g, units, stream)
+
+    @cute.kernel
+    def kernel(self, g: Args):
+        """The roles above."""
+        self._engine.block(g)
+
+    @cute.kernel
+    def tail(self, g: Args, units: Int32):
+        """For the column sums, launched under the end of the main one."""
+        self._engine.tail(g, units)
 
     # ---- from torch ---------------------------------------------------------------------------------
 

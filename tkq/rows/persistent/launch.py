@@ -47,8 +47,8 @@ def launcher(spec: RowSpec, device, chosen: RowPlan | None = None) -> Launcher:
 
 
 def recipe_of(spec: RowSpec, chosen: RowPlan | None = None) -> runtime.Recipe:
-    """The recipe of a spec, with its planned way or another one."""
-    return runtime.Recipe("tkq.rows.persistent.launch:build", (spec, chosen or plan(spec.shape)),
+    """The recipe of a spec, with its plan or another one."""
+    return runtime.Recipe("tkq.rows.persistent.build:build", (spec, chosen or plan(spec.shape)),
                           sources=(spec.module,))
 
 
@@ -165,7 +165,7 @@ def bulk(N: int, loads) -> bool:
 
 
 def _multiple(t, bytes_) -> bool:
-    """Does every row begin at a multiple of so many bytes?"""
+    """Does every row begin at a multiple of ``bytes_`` bytes?"""
     apart = t.stride(0) * t.element_size() if t.shape[0] > 1 else 0
     return t.data_ptr() % bytes_ == 0 and apart % bytes_ == 0
 
@@ -200,40 +200,3 @@ def _check_devices(cls, given):
     name, first = next(iter(tensors.items()))
     if not first.is_cuda:
         raise ValueError(f"{cls.__name__}.launch: {name}: is on {first.device}, allowed are CUDA tensors")
-
-
-# ---- for the compiler -------------------------------------------------------------------------------
-
-
-def build(spec: RowSpec, p: RowPlan):
-    """(kernel, fake arguments) of a spec: the builder of these recipes."""
-    import importlib
-
-    from cutlass import Float32, Int32
-
-    from ...runtime.compile import fake
-
-    cls = importlib.import_module(spec.module)
-    for name in spec.qualname.split("."):
-        cls = getattr(cls, name)
-    rows, units = fake.sym(), fake.sym()
-
-    def matrix(s, bytes_):
-        stride = (fake.sym64(divisibility=8 * bytes_ // s.width), 1)
-        return fake.tensor(s.dtype, (rows, spec.N), stride, align=bytes_)
-
-    def some(made):
-        return tuple(made) or None
-
-    arguments = (
-        some(matrix(s, 16 if spec.bulk else spec.vector * s.width // 8) for s in spec.loads),
-        some(matrix(s, spec.vector * s.width // 8) for s in spec.stores),
-        some(fake.tensor(s.dtype, (spec.N,), (1,), align=s.align) for s in spec.vectors),
-        some(fake.tensor("fp32", (rows,), (1,), align=4) for _ in spec.scalars),
-        some(fake.tensor("fp32", (rows,), (1,), align=4) for _ in spec.results),
-        some(fake.tensor(s.dtype, (spec.N,), (1,), align=16) for s in spec.columns),
-        fake.tensor("fp32", (len(spec.columns), units, p.pitch)) if spec.columns else None,
-        fake.tensor("int32", (1,), align=4) if spec.columns else None,
-        some(Float32(0) for _ in cls.parameters),
-        Int32(0))
-    return cls(spec, p), arguments

@@ -1,4 +1,4 @@
-"""Which rows and columns belong to whom: of a grid to a block, of a block to a thread."""
+"""Partitions of rows and columns: of a grid to blocks, of a block to threads."""
 from dataclasses import dataclass
 from typing import Any
 

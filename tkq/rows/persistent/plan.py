@@ -111,8 +111,8 @@ def _held(shape: RowShape) -> Optional[RowPlan]:
 
 
 def _registers(shape, p) -> int:
-    """That a thread needs to hold its part of a row and to work on it: the more blocks share a multiprocessor, the more
-    bytes are under way. By what compiled kernels take without spilling: half as many again as hold the row, an
+    """That a thread needs to hold its part of a row and to work on it: the more blocks share an SM, the more
+    bytes are in flight. By what compiled kernels take without spilling: half as many again as hold the row, an
     exchange's vectors, and a vector of each load."""
     held = p.chunks * sum(max(1, p.vector * bits // 32) for bits in shape.loads + shape.vectors)
     needed = held * 3 // 2 + 8 * (max((*shape.sums, 1)) + len(shape.loads) + len(shape.vectors))
@@ -158,7 +158,7 @@ def _vectors(shape, p) -> str:
 
 
 def _accesses(shape, p) -> int:
-    """Elements of an access: half as many where two column sums leave few registers for what is under way."""
+    """Elements of an access: half as many where two column sums leave few registers for what is in flight."""
     crowded = shape.columns > 1 and p.consumer_registers - shape.columns * p.per_thread < SEVERAL_SUMS_REGISTERS
     return p.vector // 2 if crowded and p.vector > 1 else p.vector
 

@@ -28,6 +28,6 @@ TABLE = {
 # bytes of a row, and of vectors beside it, to a thread. The first that holds a row is taken.
 HELD = ((1, 4, 64), (1, 8, 64), (2, 8, 64), (4, 8, 64), (8, 8, 64))
 
-# Of the same, with longer rows: blocks of a cluster, warps, blocks on a multiprocessor; 32 elements of a row to a
+# Of the same, with longer rows: blocks of a cluster, warps, blocks on an SM; 32 elements of a row to a
 # thread. They wait for exchanges and not for stores, and need others that work meanwhile more than a deep ring.
 REDUCING = ((1, 4, 3), (1, 8, 3), (1, 16, 2), (2, 8, 3), (4, 8, 3), (8, 8, 3), (16, 8, 3))

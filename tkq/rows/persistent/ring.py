@@ -60,7 +60,7 @@ class RowRing:
 
     @cute.jit
     def prime(self, loads: Constexpr, s: BlockPartition):
-        """The first tiles, before anybody else has seen the ring: no stage needs a wait. One warp."""
+        """The first tiles, before any other warp has seen the ring: no stage needs a wait. One warp."""
         for i in cutlass.range(cutlass.min(s.tiles, Int32(self.plan.stages)), unroll=1):
             self._issue(loads, s, i, i)
 

@@ -1,4 +1,4 @@
-"""What a RowKernel's plan depends on, what it says, and what a block takes of a multiprocessor. Pure Python: no torch,
+"""What a RowKernel's plan depends on, what it says, and what a block takes of an SM. Pure Python: no torch,
 no DSL."""
 from dataclasses import dataclass
 from typing import Optional
@@ -7,7 +7,7 @@ from ...reduction.geometry import SMEM_BYTES
 
 DEPTH = 4  # exchange slots: a warp that publishes row i has collected row i - 2, so all warps have read row i - 4
 WARPGROUP, WARP = 128, 32
-REGISTER_FILE, THREADS = 65536, 2048  # of a multiprocessor
+REGISTER_FILE, THREADS = 65536, 2048  # of an SM
 RESERVED = 1024  # bytes of shared memory that each block costs besides its own
 PRODUCER_REGISTERS = 24
 MOST_REGISTERS = 240  # of a consumer thread
@@ -70,7 +70,7 @@ class RowPlan:
     pdl: launch under the end of the kernel before, wait for that kernel here, and let the next one do the same: its
         blocks then come as this one's go.
     evict_first: loads leave L2 first. streaming: so do stores.
-    min_blocks_per_sm: blocks on a multiprocessor, which share its registers and its memory: one works where another
+    min_blocks_per_sm: blocks on an SM, which share its registers and its memory: one works where another
     waits.
     held: no ring and no persistent loop: one block (or cluster) for each tile. Its threads hold their part of
         the tile in registers, and read each element once. past_l1: they load past L1.
@@ -101,7 +101,7 @@ class RowPlan:
 
     @property
     def depth(self) -> int:
-        """Rows whose exchange may be under way at once."""
+        """Rows whose exchange may be in flight at once."""
         return 1 if self.held else DEPTH
 
     @property
@@ -167,7 +167,7 @@ class RowPlan:
     @property
     def registers(self) -> tuple:
         """(producer, consumer) registers a thread once the roles are known. The pool is what the launch took, not what
-        the multiprocessor has: asking for more never returns."""
+        the SM has: asking for more never returns."""
         left = self.launch_registers * self.block - PRODUCER_REGISTERS * WARPGROUP
         return PRODUCER_REGISTERS, min(MOST_REGISTERS, left // self.threads // 8 * 8)
 
@@ -176,7 +176,7 @@ class RowPlan:
         return self.launch_registers if self.direct else self.registers[1]
 
     def units(self, rows: int, most: int) -> int:
-        """Clusters of the grid: at most `most`, and a tile at least for each; more than multiprocessors, each with its
+        """Clusters of the grid: at most `most`, and a tile at least for each; more than SMs, each with its
         own row of column sums, only where they have many. Of a held plan, one for each tile."""
         tiles = -(-rows // self.groups)
         if self.held:
@@ -230,12 +230,12 @@ def smem_bytes(shape: RowShape, p: RowPlan) -> int:
 
 
 def room(p: RowPlan) -> int:
-    """Bytes of shared memory that each of its blocks on a multiprocessor may have."""
+    """Bytes of shared memory that each of its blocks on an SM may have."""
     return (SMEM_BYTES + RESERVED) // p.min_blocks_per_sm - RESERVED
 
 
 def carveout(shape: RowShape, p: RowPlan) -> Optional[int]:
-    """Percent of a multiprocessor's shared memory and L1 that its blocks take; None: the driver chooses."""
+    """Percent of an SM's shared memory and L1 that its blocks take; None: the driver chooses."""
     if p.min_blocks_per_sm == 1:
         return None
     return -(-100 * p.min_blocks_per_sm * (smem_bytes(shape,

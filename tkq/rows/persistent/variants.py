@@ -4,7 +4,7 @@ from .shape import RowShape
 
 LEAST_WORKING_REGISTERS = 48  # with which a variant is still tried
 
-# Several choices at once that are worth timing, by name. A block that shares its multiprocessor with another one needs
+# Several choices at once that are worth timing, by name. A block that shares its SM with another one needs
 # a ring of few stages; "halves" and "quarters" of a row leave less undone when the last rows are dealt out.
 _COMBINED = {
     "whole rows": dict(cluster=1, per_thread=16, warps=8, stages=4),

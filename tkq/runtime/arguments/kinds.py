@@ -16,7 +16,9 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+from ... import granularity
 from ..call import check, dtypes
+from . import granularities
 
 END = check.FLOAT32_END
 _DEVICES = "cuda", "cpu", "meta"
@@ -31,7 +33,8 @@ class Argument:
 
     none: is None allowed? default: what stands in the signature; `REQUIRED` where nothing does.
     dtypes: of a tensor, or the values of a dtype, by their names ("bf16"). Of an integer: of a tensor in its place.
-    choices: the words of a choice.
+    choices: the words of a choice. scales: these are names of `tkq.granularity`, and torch's members and the old names
+        are taken for them.
     low, high: the least and the largest number, both allowed; None where there is none. above: low itself is not.
     end: a number's magnitude is below this: infinite from there on in the type that it is computed in.
     written: the function writes to the tensor: "always", or the flag that asks for it.
@@ -50,6 +53,7 @@ class Argument:
     end: float = END
     written: str = ""
     error: type = ValueError
+    scales: bool = False
 
     @property
     def types(self) -> tuple:
@@ -63,6 +67,8 @@ class Argument:
             return "True and False"
         if self.kind == "choice":
             words = ", ".join(map(repr, self.choices))
+            if self.scales:
+                words += f", and {granularity.members(self.choices)}"
         elif self.kind in ("dtype", "tensor"):
             words = ", ".join(map(str, self.types))
         else:
@@ -125,6 +131,8 @@ class Argument:
         return self.high is None or value <= self.high
 
     def _choice(self, where, value):
+        if self.scales:
+            value = granularities.parse(where[:-2], value, self.choices, warn=not torch.compiler.is_dynamo_compiling())
         if not isinstance(value, str):
             raise TypeError(f"{where}got {came(value)}, allowed are {self.allowed}")
         if value not in self.choices:

@@ -4,6 +4,7 @@ What the tensors of a call have to be together (shapes, devices, strides) is ask
 """
 from __future__ import annotations
 
+from ... import granularity
 from ..call.dtypes import torch_type
 from .kinds import DOUBLE_END, Argument
 
@@ -56,7 +57,7 @@ def _norm(eps, *last, bias_first=False):
 
 
 _OUT, _SUM = dtype("out_dtype", *WIDE), dtype("residual_dtype", *WIDE)
-_SCALES = choice("granularity", "row", "row", "block")
+_SCALES = choice("granularity", "row", "row", "1x128", scales=True)
 
 
 def _loss(weight, *last, reductions=("none", "mean", "sum")):
@@ -106,7 +107,7 @@ TABLES = {
                  tensor("bias", *WIDE, none=True), choice("activation", None, *ACTIVATIONS, error=NotImplementedError),
                  dtype("out_dtype", *WIDE, "e4m3", default="bf16"), tensor("out_scale", "fp32", none=True),
                  choice("accumulate", None, "fast", "fp32")),
-    "quantize_fp8": (tensor("x", *WIDE), choice("granularity", "row", "tensor", "row", "block", "tile"),
+    "quantize_fp8": (tensor("x", *WIDE), choice("granularity", "row", *granularity.NAMES, scales=True),
                      dtype("dtype", *FP8, default="e4m3"), flag("transpose")),
     "grouped_gemm": (tensor("a", *HALF, *FP8), tensor("b", *HALF, *FP8), tensor("offsets", "int32"),
                      tensor("scale_a", "fp32", none=True), tensor("scale_b", "fp32", none=True), _OUT),

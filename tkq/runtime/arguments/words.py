@@ -33,6 +33,8 @@ def _type(a) -> str:
         return f"is not {_listed(a.dtypes)}"
     if a.kind == "integer" and a.dtypes:
         return f"is no int or tensor of {_listed(a.dtypes)}"
+    if a.scales:
+        return "is no word or ScalingType"
     return {"flag": "is no bool", "number": "is no number", "integer": "is no int", "choice": "is no word",
             "function": "is no word or function", "window": "is no pair of ints and None",
             "device": "is no device"}[a.kind]

@@ -19,7 +19,7 @@ def checker(op: str, *names: str, called: str = ""):
 
     called: the name that errors say, where it is not the op's."""
     arguments = {argument.name: argument for argument in TABLES[op]}
-    known = {"Tensor": Tensor, "dtype": torch.dtype, "strided": torch.strided,
+    known = {"Tensor": Tensor, "torch_dtype": torch.dtype, "strided": torch.strided,
              "traced": torch.compiler.is_dynamo_compiling}
     lines = [f"def check({', '.join(names)}):"]
     for name in names:
@@ -49,7 +49,7 @@ def _wrong(argument) -> str:
     if kind == "choice":
         return f"type({name}) is not str or {name} not in {argument.choices!r}"
     if kind == "dtype":
-        return f"type({name}) is not dtype or {name} not in types_{name}"
+        return f"type({name}) is not torch_dtype or {name} not in types_{name}"
     if kind == "tensor":
         pending = f" or {name}.is_neg()" if "e4m3" in argument.dtypes else ""  # which torch cannot do in float8
         return (f"not isinstance({name}, Tensor) or {name}.dtype not in types_{name} or not traced() and "

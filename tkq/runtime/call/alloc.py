@@ -40,6 +40,16 @@ def maker(index: int):
     return functools.partial(empty, index)
 
 
+def beside(x: Tensor) -> tuple:
+    """(x's shape, the strides of a contiguous tensor of that shape, `maker` of x's device): for results of x's shape
+    and others, what they have in common asked once."""
+    shape, index = tuple(x.shape), x.get_device()
+    stride = (shape[1], 1) if len(shape) == 2 else x.stride() if x.is_contiguous() else strides(shape)
+    if _short and index >= 0 and (_one_device() or index == _current()) and not _filling():
+        return shape, stride, _strided
+    return shape, stride, functools.partial(empty, index)
+
+
 def contiguous(index: int, shape: tuple, dtype: torch.dtype) -> Tensor:
     """The same, contiguous."""
     if len(shape) == 2:
@@ -72,19 +82,19 @@ def over(x: Tensor, shape: tuple, stride: tuple) -> Tensor:
     return x.as_strided(shape, stride) if _over is None else _over(x, shape, stride, 0)
 
 
-def folded(t: Tensor, kept: int) -> Tensor | None:
-    """t with all but the last `kept` dimensions made one, in its memory; None where no stride describes that one."""
+def folded(t: Tensor, row_dims: int) -> Tensor | None:
+    """t with all but the last `row_dims` dimensions made one, in its memory; None where that one has no stride."""
     shape, of = t.shape, t.stride()
-    step = one_stride(t, kept)
-    size, last = math.prod(shape[:len(shape) - kept]), tuple(shape[len(shape) - kept:])
-    return None if step is None else over(t, (size, *last), (step, *of[len(of) - kept:]))
+    step = one_stride(t, row_dims)
+    size, last = math.prod(shape[:len(shape) - row_dims]), tuple(shape[len(shape) - row_dims:])
+    return None if step is None else over(t, (size, *last), (step, *of[len(of) - row_dims:]))
 
 
-def one_stride(t: Tensor, kept: int) -> int | None:
-    """The stride that describes all but the last `kept` dimensions as one; None where there is none."""
+def one_stride(t: Tensor, row_dims: int) -> int | None:
+    """The stride that describes all but the last `row_dims` dimensions as one; None where there is none."""
     shape, of = t.shape, t.stride()
-    size, step = 1, math.prod(shape[len(shape) - kept:])  # of a dimension of one element: as if all were contiguous
-    for i in range(len(shape) - kept - 1, -1, -1):
+    size, step = 1, math.prod(shape[len(shape) - row_dims:])  # of a dimension of one element: as if all were contiguous
+    for i in range(len(shape) - row_dims - 1, -1, -1):
         n = shape[i]
         if n != 1:
             if size == 1:

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ..device import arch
 from . import dtypes
 
 FLOAT32_END = 2.0**128 - 2.0**103  # kernels take numbers as float32: from here on they are infinite there
@@ -101,6 +102,44 @@ def _dense(name, x):
         raise TypeError(f"{name}: got a {'nested' if x.is_nested else x.layout} tensor, expected a dense one")
 
 
+def rows(op: str, most: int, x: Tensor, vectors: dict, like: dict, launched: bool = False) -> None:
+    """What a norm of rows asks of its tensors together, once each has been looked at: ValueError, NotImplementedError
+    for more than `most` columns.
+
+    x: (..., N), its last dimension contiguous. vectors, by name: (N,), contiguous; all (H, N), a row for each head of x
+    (..., H, N), where the first of them has two dimensions. like, by name: tensors of x's shape, their last dimension
+    contiguous. None among them is passed over. All are on one device; launched: one that the kernels run on."""
+    if x.dim() == 0 or x.shape[-1] < 1:
+        raise ValueError(f"{op}: x: got shape {tuple(x.shape)}, allowed are (..., N) with N of 1 and more")
+    if x.shape[-1] > most:
+        raise NotImplementedError(f"{op}: x: got N = {x.shape[-1]} columns, allowed are 1 to {most}")
+    last_dim_contiguous("x", x)
+    first = next(iter(vectors.values()))
+    of_heads = first is not None and first.dim() == 2 and x.dim() > 1
+    for name, t in vectors.items():
+        if t is not None:
+            shape(name, t, tuple(x.shape[-2:] if of_heads else x.shape[-1:]))
+            if not t.is_contiguous():
+                raise ValueError(f"{op}: {name}: strides are {t.stride()}, allowed is contiguous: call .contiguous()")
+    for name, t in like.items():
+        if t is not None:
+            shape(name, t, tuple(x.shape))
+            last_dim_contiguous(name, t)
+    same_device(x=x, **vectors, **like)
+    if launched:
+        arch.require_hopper(x.device)
+
+
+def each(*expected: tuple) -> None:
+    """TypeError, ValueError unless each (name, tensor, names of types, shape) is one of these types, of this shape, its
+    last dimension contiguous, and all are on one device."""
+    for name, x, types, size in expected:
+        dtype(name, x, types)
+        shape(name, x, size)
+        last_dim_contiguous(name, x)
+    same_device(**{name: x for name, x, *_ in expected})
+
+
 def same_device(**tensors) -> None:
     """TypeError, ValueError unless all are tensors on one device; None among them is passed over."""
     first = None
@@ -160,7 +199,7 @@ def refuse_overlap(op_name: str, **tensors) -> None:
 
 def refuse_inference(op_name: str, **tensors) -> None:
     """RuntimeError, as torch's, where a tensor that is to be written over was made under torch.inference_mode and this
-    is outside of it: asked before a launch, as its version cannot be told after one."""
+    is outside of it: asked before a launch, as its version is unknown after one."""
     for name, x in tensors.items():
         if x.is_inference() and not torch.is_inference_mode_enabled():
             raise RuntimeError(f"{op_name}: {name}: was made under torch.inference_mode; not allowed in place outside "

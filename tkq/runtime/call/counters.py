@@ -27,7 +27,7 @@ def counter(index: int) -> torch.Tensor:
     store that is zeroed outside of captures, so that a graph holds no memset; where there is none yet, or none
     left, the zeroing is captured too.
     """
-    if index < 0:  # on no GPU: a rehearsal, which launches nothing
+    if index < 0:  # on no GPU: a dry run, which launches nothing
         return torch.empty(1, dtype=torch.int32, device=arch.device(index))
     stream = torch._C._cuda_getCurrentRawStream(index)
     if stream and _capturing(index):  # what is captured is never the default stream, 0
@@ -53,7 +53,7 @@ def room(index: int, size: int) -> torch.Tensor:
 
 
 def kept(index: int, size: int) -> torch.Tensor:
-    """As ``room``, of at least so many elements, all of which are zero at first; later they are as the launch before
+    """As ``room``, of ``size`` elements or more, all of which are zero at first; later they are as the launch before
     left them, on purpose: only kernels that agree on that share it. Of a device and stream there is one of each power
     of two that was asked for."""
     return _room(_kept_rooms, index, 1 << (size - 1).bit_length())

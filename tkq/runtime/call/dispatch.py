@@ -2,9 +2,9 @@
 
 What a kernel is compiled for (types, columns, whether there is a bias) has to be asked of every tensor of a call, and
 kernels know rows of matrices where a call has any number of dimensions: in Python that is a key of many parts, and
-views of 0.8 us each. tvm-ffi describes all tensors to whom it calls anyway. So a function in C stands between a call
-and its kernel (chooser.c): it finds the kernel by these descriptions, and changes them to those of matrices. It is
-compiled once, where there is a C compiler, and kept with the kernels. Without one the same is done here.
+views of 0.8 us each. tvm-ffi describes all tensors to the callee anyway. So a function in C stands between a call
+and its kernel (dispatch.c): it finds the kernel by these descriptions, and changes them to those of matrices. It is
+compiled once, where there is a C compiler, and cached with the kernels. Without one the same is done here.
 """
 from __future__ import annotations
 

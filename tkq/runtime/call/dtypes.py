@@ -18,6 +18,11 @@ def name_of(dtype: torch.dtype) -> str:
     return _NAMES.get(dtype) or str(dtype).removeprefix("torch.")
 
 
+def names(*values) -> tuple:
+    """`name_of` each, of tensors or torch types; None for None."""
+    return tuple(None if x is None else name_of(x.dtype if isinstance(x, torch.Tensor) else x) for x in values)
+
+
 def torch_type(name: str) -> torch.dtype:
     """The torch type of a name.
 

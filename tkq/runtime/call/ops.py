@@ -10,6 +10,7 @@ from torch.autograd import Function, forward_ad
 from torch.nn import Parameter
 
 from ..compile import ffi  # noqa: F401  what calls the kernels, with the op's import and not in its first call
+from . import check
 
 _PLAIN = frozenset((Tensor, Parameter))
 _PLAIN_OR_NONE = _PLAIN | {type(None)}
@@ -63,7 +64,7 @@ def torch_op(name: str, *, cuda, cpu, fake, setup=None, backward=None, of: str =
 
 def _schema(function) -> str:
     """What the dispatcher takes. It would ask tracers for the value of a float: a number that follows from a size, as
-    1 / x.shape[0] does, would be that of the traced size, and the program good for no other. A Scalar is kept as it is;
+    1 / x.shape[0] does, would be that of the traced size, and the program good for no other. A Scalar stays as it is;
     one with a default is not, as the dispatcher compares with that."""
     return re.sub(r"\bfloat\b", "Scalar", torch.library.infer_schema(function, mutates_args=()))
 
@@ -197,7 +198,7 @@ def route(*tensors) -> str:
 
 
 class Short:
-    """`route` in plain eager mode, in C: "direct", "record", or None. again.py sets it when it has its library."""
+    """`route` in plain eager mode, in C: "direct", "record", or None. replay.py sets it when it has its library."""
 
     @staticmethod
     def route(*tensors):
@@ -250,6 +251,12 @@ def may_record(*tensors) -> bool:
     if kept_by_jit():
         return True
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def recorded_op(op: str, **tensors) -> bool:
+    """What a call asks before it takes the op's way: `check.refuse_tangent`, and `may_record`, which it returns."""
+    check.refuse_tangent(op, **tensors)
+    return may_record(*tensors.values())
 
 
 def direct(*tensors) -> bool:

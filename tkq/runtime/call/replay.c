@@ -233,7 +233,7 @@ static TVMFFIAny value(const Record *record, const Part *part, Call *call, DLTen
     return found;
 }
 
-/* tvm-ffi's tuples are objects: here they stand on the stack, counted once, so that nobody frees them. */
+/* tvm-ffi's tuples are objects: here they stand on the stack, counted once, so that nothing frees them. */
 static void arrange(const Record *record, Call *call, DLTensor *made, TVMFFIAny *given, TVMFFIAny *items, List *list) {
     for (int i = 0; i < record->parts; ++i) {
         const Part *part = &record->part[i];

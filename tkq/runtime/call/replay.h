@@ -1,4 +1,4 @@
-/* What again.c and again_add.c share: Python, as far as it is used, torch, and what is remembered of calls. */
+/* What replay.c and replay_add.c share: Python, as far as it is used, torch, and what is remembered of calls. */
 #ifndef TKQ_AGAIN_H
 #define TKQ_AGAIN_H
 #include <dlpack/dlpack.h>
@@ -50,7 +50,7 @@ Size PyTuple_Size(Object *);
 enum { GIVENS = 24, MADE = 5, PARTS = 48, LISTS = 4, KEPT = 2, RESULTS = 6, DIMENSIONS = 5 };
 enum { SETS = 128, WAYS = 4, MISSED = 4096, EQUAL = 2 };
 enum { NEW = 2, IN_USE = 4 }; /* how many others have to ask for a record's place until one gets it */
-enum { OF_GIVEN, OF_MADE, OF_NONE, OF_INT, OF_FLOAT, OF_ADDRESS, OF_KEPT, OF_LIST }; /* again.py's, in this order */
+enum { OF_GIVEN, OF_MADE, OF_NONE, OF_INT, OF_FLOAT, OF_ADDRESS, OF_KEPT, OF_LIST }; /* replay.py's, in this order */
 #define NAME "tkq.runtime.call.replay"
 
 /* A function of torch. */
@@ -129,6 +129,6 @@ Record *find(Again *again, const Call *call, Object *const *given);
 void leave(Record *record);
 /* route of ops.py for plain eager mode: "direct", "record", or None where it is another, or Python has to say. */
 Object *route(Object *self, Object *const *given, Size count);
-/* take of again.py, of a capsule with an Again. */
+/* take of replay.py, of a capsule with an Again. */
 Object *take(Object *self, Object *const *given, Size count);
 #endif

@@ -1,20 +1,20 @@
 """Call cache: replays the launch of a call with the same shapes, strides and options from C.
 
 Most calls of a model come again and again: the same types, sizes, strides and options, other addresses. Of such a call
-all is known but the addresses: which kernel it takes, with which numbers, and what it has to allocate. again.c keeps
+all is known but the addresses: which kernel it takes, with which numbers, and what it has to allocate. replay.c keeps
 that, and does the rest of the call: it sees that nothing but plain eager mode is under way and that no gradient is
 recorded (as `ops.route` does), allocates by torch's own function, and launches on torch's stream. It is compiled once,
-where there is a C compiler, as chooser.c is; without one, and on a Python without its lock, nothing is remembered.
+where there is a C compiler, as dispatch.c is; without one, and on a Python without its lock, nothing is remembered.
 
 An op says at its top, past what torch.compile traces:
 
-    found = _again.take(x, weight, eps)
+    found = _call_cache.take(x, weight, eps)
     if found is not None:
         return found
 
 and where such a call has been launched for the first times:
 
-    _again.add((x, weight, eps), run, (x, weight, y, eps), y)
+    _call_cache.add((x, weight, eps), run, (x, weight, y, eps), y)
 """
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from ..system.forks import Renewed
 from . import inside, ops
 
 _GIVEN, _MADE, _NONE, _INT, _FLOAT, _ADDRESS, _KEPT, _LIST = range(8)
-_MOST_GIVEN = 24  # as in again.c
+_MOST_GIVEN = 24  # as in replay.c
 _PLAIN = frozenset((type(None), bool, int, float, str, torch.dtype))
 _all: weakref.WeakSet = weakref.WeakSet()
 _one_at_a_time = Renewed(threading.Lock)
@@ -76,12 +76,8 @@ class CallCache:
         not among `given` were allocated for it. run: the compiled function, or a chooser. arguments: what it was given:
         tensors of these, an `Address` of a tensor of `given`, numbers that follow from what `take` looks at, None, and
         tuples of all that. kept: tensors among the arguments that are the same at every call."""
-        library = _library()
-        if library is None or not isinstance(run, tvm_ffi.Function):
+        if not isinstance(run, tvm_ffi.Function) or (self._wants is _nothing and not self._begun()):
             return
-        with _one_at_a_time:
-            if self.take is _nothing:
-                self.take, self._wants = library.tkq_functions(library.tkq_new(self._by_stream))
         wants = self._wants
         if not wants(*given):  # for calls whose sizes change all the time nothing is put together
             return
@@ -91,7 +87,17 @@ class CallCache:
                 _describe(x, given, made, kept, parts) for x in arguments):
             make = tuple((tuple(t.shape), t.stride(), t.dtype) for t in made)
             places = tuple(-1 if t is None else _of_result(t, given, made) for t in results)
-            library.tkq_add(wants.__self__, given, make, run.__chandle__(), tuple(parts), places, results is result)
+            _library().tkq_add(wants.__self__, given, make, run.__chandle__(), tuple(parts), places, results is result)
+
+    def _begun(self) -> bool:
+        """Is there a library? Then calls can be added from now on."""
+        library = _library()
+        if library is None:
+            return False
+        with _one_at_a_time:
+            if self.take is _nothing:
+                self.take, self._wants = library.tkq_functions(library.tkq_new(self._by_stream))
+        return True
 
 
 def clear() -> None:
@@ -113,7 +119,7 @@ def _place(x, tensors):
 
 
 def _describe(x, given, made, kept, parts) -> bool:
-    """Add what again.c takes for an argument; False where it knows no such."""
+    """Add what replay.c takes for an argument; False where it knows no such."""
     if type(x) is tuple:
         parts.append((_LIST, len(x)))
         return all(type(item) is not tuple and _describe(item, given, made, kept, parts) for item in x)
@@ -147,7 +153,7 @@ def _of_result(t, given, made):
 
 @functools.cache
 def _library():
-    """again.c as a library for ctypes, prepared; None where it cannot be had: calls take the long way then."""
+    """replay.c as a library for ctypes, prepared; None where it cannot be had: calls take the long way then."""
     try:
         return _prepared()
     except (OSError, RuntimeError, AttributeError, ValueError, ImportError) as error:

@@ -162,7 +162,7 @@ static int keep_parts(Record *record, Object *parts) {
 }
 
 /* given: of the call. made: for each new tensor the arguments of torch's function. run: of tvm-ffi, its handle. parts:
- * pairs (kind, what), in turn; a list's after it. results: places. Nothing is kept where that is more than there is
+ * pairs (kind, what), in turn; a list's after it. results: places. Nothing is recorded where that is more than there is
  * room for. */
 TVM_FFI_DLL_EXPORT void tkq_add(Object *capsule, Object *given, Object *made, void *run, Object *parts, Object *results,
                                 int is_tuple) {

@@ -59,7 +59,7 @@ def configure(folder=None, most_bytes: int | None = None) -> Cache:
 def function(recipe: Recipe):
     """The kernel as a function of positional arguments, torch tensors among them, that runs on torch's current stream.
 
-    In memory, else from the disk cache (milliseconds; the DSL is not imported), else compiled (seconds) and kept.
+    In memory, else from the disk cache (milliseconds; the DSL is not imported), else compiled (seconds) and cached.
     It checks dtypes, shapes, strides, alignment and devices of what it gets, by what the builder declared.
 
     Raises: whatever the builder or the DSL says of a recipe that cannot be compiled.
@@ -80,8 +80,11 @@ def entry_of(recipe: Recipe, arch: str = keys.TARGET) -> Entry:
     return _ensured(recipe, arch)[0]
 
 
-def compile_recipe(recipe: Recipe, options: str = "", arch: str = keys.TARGET):
-    """Compile afresh, past the cache: the DSL's compiled object, for a look at the machine code. Needs no GPU."""
+def compile_recipe(recipe: Recipe, options: str = "", arch: str = keys.TARGET, runs: bool = True):
+    """Compile afresh, past the cache: the DSL's compiled object, for a look at the machine code. Needs no GPU.
+
+    runs: can the object be called, where there is a GPU for it? The DSL loads it for that, which takes a third of a
+    short kernel's time; an object that is only exported does without."""
     with _one_at_a_time, _in_the_dsl:
         import cutlass.cute as cute
 
@@ -91,7 +94,7 @@ def compile_recipe(recipe: Recipe, options: str = "", arch: str = keys.TARGET):
         # The architecture is said here, not by CUTE_DSL_ARCH: that is read once, with the DSL's first import.
         words = filter(None, (keys.OPTIONS, f"--gpu-arch {arch}", recipe.options, options))
         with _pressure():
-            return cute.compile(kernel, *args, options=" ".join(words))
+            return cute.compile(kernel, *args, options=" ".join(words), no_jit_engine=not runs)
 
 
 def _pressure():
@@ -200,7 +203,7 @@ def _built(recipe, name, arch) -> tuple[bytes, dict]:
     can load), symbol, builder, args, arch, seconds, dynamic_smem {kernel: bytes, or None where a call decides}."""
     began = time.perf_counter()
     symbol = "tkq_" + name.rpartition("-")[2]
-    data, host_code = exported(compile_recipe(recipe, arch=arch), symbol)
+    data, host_code = exported(compile_recipe(recipe, arch=arch, runs=False), symbol)
     linked = link.link(data, *places())
     data, kind = linked or (data, "object")
     return data, {
@@ -232,7 +235,10 @@ def exported(compiled, symbol):
 
 def _made(recipe):
     module, _, name = recipe.builder.partition(":")
-    made = getattr(importlib.import_module(module), name)(*recipe.args)
+    builder = getattr(importlib.import_module(module), name)
+    made = builder(*recipe.args)
+    if isinstance(builder, type):
+        made = made, made.fake_arguments()
     if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], tuple)):
         raise TypeError(f"{recipe.builder}: returned {made!r}, expected (jit callable, tuple of fake arguments)")
     return made

@@ -7,7 +7,7 @@ import pathlib
 import re
 import tempfile
 
-from ... import __version__
+from ...version import __version__
 from ..system import scratch
 from . import build, digests, keys, link
 from .bundle import NAME, NATIVE, digest, native_sources
@@ -54,7 +54,7 @@ def _replace(path, data):
 
 
 def compiled(recipe) -> tuple[str, bytes, bool]:
-    """(symbol, the object file's bytes, whether it was compiled now): kept in the disk cache, beside what it links."""
+    """(symbol, the object file's bytes, whether it was compiled now): in the disk cache, beside what it links."""
     store, name = build._named(recipe)
     symbol = "tkq_" + name.rpartition("-")[2]
     found = store.find(name + ".obj")
@@ -62,7 +62,7 @@ def compiled(recipe) -> tuple[str, bytes, bool]:
         with build.writable(name) as store:
             found = store.find(name + ".obj")  # another process may have been faster
             if found is None:
-                data, _ = build.exported(build.compile_recipe(recipe), symbol)
+                data, _ = build.exported(build.compile_recipe(recipe, runs=False), symbol)
                 store.put(name + ".obj", data, {"symbol": symbol, "builder": recipe.builder, "args": repr(recipe.args)})
                 return symbol, data, True
     return symbol, found.object(), False

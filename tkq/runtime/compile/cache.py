@@ -30,9 +30,11 @@ _IS_MAGIC = re.compile(rb"tkq-entry-\d\n")  # of all versions: old entries are r
 _TAIL = 8 + 32 + len(_MAGIC)  # length of the note, SHA-256 of object, note and that length, magic
 _IS_NAME = re.compile(r"(?!tkq-kernels\.)\w[\w-]*\.(so|o|obj)")  # a bundle has the same format, and is no entry
 _IS_OURS_BESIDE = re.compile(r"\.tkq-.*|\.lock-\d+|tuned")  # locks, those of older versions, tuned configurations
-DIGESTS = ".tkq-digests"  # what ``digests`` keeps beside the entries
+DIGESTS = ".tkq-digests"  # what ``digests`` stores beside the entries
 _ABANDONED = 3600  # seconds after which a temporary file belongs to a process that died
-_LOCKS = 64
+# Lock files: kernels whose names share one wait for each other. Of 16 processes that compile at once, one in thirty
+# does; with 64 files one in five did.
+_LOCKS = 512
 _loads = itertools.count(1)
 _said: set = set()  # what was warned of
 _passed_over: set = set()  # paths of entries that are whole and did not load here; until they are written anew
@@ -122,8 +124,8 @@ class Cache:
         _passed_over.add(entry.path)
 
     def lock(self, name: str):
-        """A context that one process at a time is in. Names share 64 lock files, which are never deleted. A process
-        that waits for longer than ``locks.PATIENCE`` says so once, by the logger "tkq".
+        """A context that one process at a time is in. Names share ``_LOCKS`` lock files, which are never deleted. A
+        process that waits for longer than ``locks.PATIENCE`` says so once, by the logger "tkq".
 
         The caller keeps threads of one process from racing for it.
 
@@ -187,6 +189,9 @@ class Cache:
             with contextlib.suppress(OSError):
                 if folder.open(name).status.st_mtime < time.time() - _ABANDONED:
                     folder.remove(name)
+        # At most what files with an entry's name take: known without a look into each, which every compile would pay.
+        if sum(_size(folder, name) for name in folder.names() if _IS_NAME.fullmatch(name)) <= self.most_bytes:
+            return
         entries = self._entries()
         total = sum(size for _, size, _ in entries)
         for _, size, name in entries:
@@ -195,6 +200,12 @@ class Cache:
             if name != keep:
                 total -= size
                 folder.remove(name)
+
+
+def _size(folder, name):
+    with contextlib.suppress(OSError):  # removed by another process meanwhile
+        return os.stat(name, dir_fd=folder.number, follow_symlinks=False).st_size
+    return 0
 
 
 def default_folder() -> pathlib.Path:

@@ -1,8 +1,7 @@
 """Which kernels calls would take, found out without a GPU: host functions run as ever, on tensors without memory
 (``device="meta"``) that pass for CUDA's, and in the places of kernels stand functions that do nothing.
 
-For a process of its own, which ends then: tensors are told that they are on a GPU, and host functions keep what they
-found for calls to come.
+For a process of its own, which ends then: tensors count as on a GPU, and host functions cache what they found.
 """
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ _device = "meta"
 
 
 def begin(num_sms: int = 132, device: str = "meta") -> None:
-    """From now on this process launches nothing, and plans for a Hopper GPU of so many multiprocessors. device: "cuda"
+    """From now on this process launches nothing, and plans for a Hopper GPU of ``num_sms`` SMs. device: "cuda"
     for calls on tensors of the GPU that is here, and plans for it."""
     global _noted, _device
     import torch
@@ -25,7 +24,7 @@ def begin(num_sms: int = 132, device: str = "meta") -> None:
 
 
 def device() -> str:
-    """Where tensors of a rehearsal's calls are to be."""
+    """Where tensors of a dry run's calls are to be."""
     return _device
 
 

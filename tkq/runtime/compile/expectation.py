@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SMEM_LIMIT = 232448  # bytes that a block can have on sm_90, the 1024 that the driver reserves among them
-REGISTER_FILE = 65536  # 32-bit registers of a multiprocessor
+REGISTER_FILE = 65536  # 32-bit registers of an SM
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ As it is imported, tvm-ffi gives an older PyTorch two protocols, and asks for it
 fifth of a second or more, after which no process forked from this one can use a GPU. A PyTorch that has both (2.10 and
 later) loses nothing where tvm-ffi leaves that out.
 
-tvm-ffi is told so by a variable of its own, which is set during its import alone and not where a user has set it. A
+tvm-ffi learns this from a variable of its own, which is set during its import alone and not where a user has set it. A
 process that another thread starts meanwhile inherits it. A program that imports tvm-ffi or the DSL before tkq keeps
 what that did.
 """

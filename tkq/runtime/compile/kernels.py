@@ -10,7 +10,7 @@ def function(recipe):
     """The kernel as a function of positional arguments, torch tensors among them, that runs on torch's current stream.
 
     In memory, else from the bundle (see ``bundle``) or the disk cache (milliseconds; the DSL is not imported), else
-    compiled (seconds) and kept. It checks dtypes, shapes, strides, alignment and devices of what it gets, by what the
+    compiled (seconds) and cached. It checks dtypes, shapes, strides, alignment and devices of what it gets, by what the
     builder declared.
 
     Raises:

@@ -22,8 +22,9 @@ _SHIM = pathlib.Path(__file__).with_name("shim.c")
 _SHIMMED = {b"CuteDSLRT_TVMFFISetRaisedCudaError"}
 # Lazy: on a machine without CUDA a kernel still loads and checks its arguments. Bsymbolic: kernels of the same name in
 # two objects stay apart.
-_FLAGS = ("-O1", "-fPIC", "-shared", "-s", "-Wl,-z,lazy", "-Wl,-Bsymbolic", "-Wl,--exclude-libs,ALL",
-          "-Wl,--gc-sections")
+_CODE = "-O1", "-fPIC"
+_FLAGS = (*_CODE, "-shared", "-s", "-Wl,-z,lazy", "-Wl,-Bsymbolic", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections")
+_shims: dict = {}  # path of a C compiler -> the shim as an object file's bytes: most of a link is its compilation
 _unending: list = []  # what is to be said of a C compiler that did not end: it is not asked again
 
 
@@ -83,11 +84,21 @@ def link(data: bytes, *places) -> tuple[bytes, str] | None:
     def linked(folder):
         source = os.path.join(folder, "kernel.o")
         pathlib.Path(source).write_bytes(data)
-        parts = [str(_SHIM), str(dsl_folder() / "libcuda_dialect_runtime_static.a")] if static else []
+        parts = [_shim(folder), str(dsl_folder() / "libcuda_dialect_runtime_static.a")] if static else []
         return compiled([*_FLAGS, source, *parts], folder)
 
     found = attempted(linked, *places)
     return None if found is None else (found, "static" if static else "shared")
+
+
+def _shim(folder):
+    """The shim's object file, in the folder; compiled by the first that asks. Raises what ``scratch.run`` does."""
+    path, used = pathlib.Path(folder, "shim.o"), compiler()
+    if used not in _shims:
+        scratch.run([used, *_CODE, "-c", str(_SHIM), "-o", str(path)], folder)
+        _shims[used] = path.read_bytes()
+    path.write_bytes(_shims[used])
+    return str(path)
 
 
 def compiled(words: list, folder: str) -> bytes:

@@ -1,5 +1,5 @@
-"""Functions in C of ``tkq/runtime/call``, that calls go through: compiled once by the user's compiler, kept with
-kernels."""
+"""Functions in C of ``tkq/runtime/call``, that calls go through: compiled once by the user's compiler, cached
+with kernels."""
 from __future__ import annotations
 
 import hashlib

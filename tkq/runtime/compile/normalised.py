@@ -97,7 +97,7 @@ class Read:
 
 def _unread(files) -> set:
     """{(class, field)} that may be left out: of a class's last fields those that no file has a name for, where no call
-    passes so many positional arguments that they would be set by their places."""
+    passes enough positional arguments to set them by their places."""
     words = set().union(*(one.words for one in files))
     derived, calls = (set().union(*sets) for sets in zip(*((one.derived, one.calls) for one in files)))
     names, found = [cls.name for one in files for cls in one.classes], set()
@@ -107,11 +107,11 @@ def _unread(files) -> set:
             family |= more
         given = [n for called, n in calls if called in family or called == "cls"]
         plain = len(family) == 1 and not cls.bases  # else places are shifted in other classes
-        kept = len(cls.fields)
-        while kept and cls.fields[kept - 1][0] not in words:
-            kept -= 1
-        if all(n == 0 or (plain and 0 <= n <= cls.others + kept) for n in given):
-            found |= {(cls.name, name) for name, _, _ in cls.fields[kept:]}
+        end = len(cls.fields)
+        while end and cls.fields[end - 1][0] not in words:
+            end -= 1
+        if all(n == 0 or (plain and 0 <= n <= cls.others + end) for n in given):
+            found |= {(cls.name, name) for name, _, _ in cls.fields[end:]}
     return found
 
 

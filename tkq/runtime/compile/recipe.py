@@ -11,10 +11,11 @@ class Recipe:
     """A kernel to be built: its builder and the builder's arguments. ``repr(args)`` and the options are its compile
     key, beside sources; of tkq's own dataclasses the fields that differ from their defaults.
 
-    builder: ``"package.module:function"``. The module is imported only when a compile is needed. ``function(*args)``
-        returns a jit callable and the tuple of its fake arguments. A callable that takes one argument more gets torch's
-        current stream there; a host function that takes none gets none.
-    args: frozen dataclasses, strings, numbers, None, or tuples of them: their ``repr`` must tell everything.
+    builder: ``"package.module:Kernel"``. The module is imported only when a compile is needed. ``Kernel(*args)`` is a
+        jit callable, whose method ``fake_arguments()`` returns the tuple of what it is compiled for. In a class's place
+        a function may stand that returns both. A callable that takes one argument more gets torch's current stream
+        there; a host function that takes none gets none.
+    args: frozen dataclasses, strings, numbers, None, or tuples of them: their ``repr`` must be complete.
     options: more words for the DSL's compiler, as in ``cute.compile(options=)``.
     sources: more modules, by name, whose files decide the machine code: a new one means a new compile. Those of the
         builder and of the classes in args count always, with what they import from tkq and from their own packages.
@@ -28,7 +29,7 @@ class Recipe:
     def __post_init__(self):
         module, colon, name = self.builder.partition(":")
         if not (module and colon and name.isidentifier()):
-            raise ValueError(f"Recipe: builder is {self.builder!r}, allowed is 'package.module:function'")
+            raise ValueError(f"Recipe: builder is {self.builder!r}, allowed is 'package.module:Kernel'")
         if not isinstance(self.args, tuple) or not isinstance(self.sources, tuple):
             raise TypeError(f"Recipe: args and sources must be tuples, got {self.args!r} and {self.sources!r}")
         if " at 0x" in repr(self.args):

@@ -32,7 +32,8 @@ _ALWAYS = ("runtime/compile/build.py", "runtime/compile/link.py",
 _FAKE = "tkq.runtime.compile.fake"  # nearly every builder imports it: for all, so that none is forgotten
 # These see no kernel, and those that kernels share a module with lead here.
 _HOST_ONLY = re.compile(
-    r"tkq\.(runtime(?!\.compile\.fake$)|testing|integrations|warmup|cli|models|names|nn|__main__|reference)(\..*)?")
+    r"tkq\.(runtime(?!\.compile\.fake$)|testing|integrations|warmup|cli|models|names|nn|version|__main__|reference)"
+    r"(\..*)?")
 # After "import": names in brackets, with comments between them, or the names up to the end of the statement.
 _IMPORT = re.compile(r"import(?=[\s\\(*])[ \t\\\r\n]*(?:\(((?:[^()#]|#[^\n]*)*)\)|((?:[^\n;#\\]|\\\r?\n)*))")
 _FROM = re.compile(r"(?<![\w.])from(?!\w)[ \t\\\r\n]*([\w.]+)[ \t\\\r\n]*\Z")

@@ -17,7 +17,7 @@ import pathlib
 import warnings
 from typing import Any
 
-from ... import __version__
+from ...version import __version__
 from ..system import trusted
 from .build import cache
 
@@ -29,7 +29,7 @@ _ignored = False
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """op: the public function's name. spec: what it compiles for; its repr tells everything. sizes: all that the plan
+    """op: the public function's name. spec: what it compiles for; its repr is complete. sizes: all that the plan
     sees beside it. gpu: the kind of device, see ``arch.model``."""
 
     op: str
@@ -116,8 +116,8 @@ def config(found: dict | None, spec, classes: dict):
 
 
 def write(problem: Problem, chosen, notes: dict) -> pathlib.Path:
-    """Keep a configuration, a dataclass of numbers, strings and booleans, with whatever else is to be remembered. The
-    file is replaced in one step; where that cannot be, a warning says so and it is kept for this process."""
+    """Store a configuration, a dataclass of numbers, strings and booleans, with whatever else is to be remembered. The
+    file is replaced in one step; where that cannot be, a warning says so and it counts for this process."""
     path = problem.path
     found = {"problem": problem.words, "class": type(chosen).__name__, "config": dataclasses.asdict(chosen), **notes}
     try:

@@ -7,7 +7,7 @@ import torch
 
 HOPPER = (9, 0)
 _elsewhere = torch.device("cpu")
-_assumed = None  # what a device without an index has, where a rehearsal says so
+_assumed = None  # what a device without an index has, where a dry run says so
 
 
 class _Assumed(NamedTuple):
@@ -20,8 +20,8 @@ class _Assumed(NamedTuple):
 
 
 def assume(num_sms: int) -> None:
-    """For ``rehearsal``: tensors that are on no GPU, whose index is -1, count as on a Hopper GPU of so many
-    multiprocessors, and what is allocated beside them has no memory."""
+    """For a dry run: tensors that are on no GPU, whose index is -1, count as on a Hopper GPU of
+    ``num_sms`` multiprocessors, and what is allocated beside them has no memory."""
     global _elsewhere, _assumed
     _elsewhere, _assumed = torch.device("meta"), _Assumed(num_sms)
 

@@ -1,5 +1,5 @@
-"""How many clusters of blocks a device runs at once: not its processors divided by the cluster, because a cluster stays
-within a GPC, and not all GPCs have as many processors. Asked of the driver by ctypes: a first call does not wait
+"""How many clusters of blocks a device runs at once: not its SMs divided by the cluster, because a cluster stays
+within a GPC, and not all GPCs have as many SMs. Asked of the driver by ctypes: a first call does not wait
 until cuda.bindings is imported, and a machine that runs a bundle need not have it."""
 import ctypes
 import functools
@@ -27,16 +27,16 @@ class _Config(ctypes.Structure):
 
 
 def resident(device, cluster: int, threads: int) -> int:
-    """Clusters of ``cluster`` blocks of ``threads`` threads, one block to a processor."""
+    """Clusters of ``cluster`` blocks of ``threads`` threads, one block to an SM."""
     index = arch._index(device)
-    if cluster == 1 or index < 0:  # below 0: of a rehearsal, in which it decides nothing
+    if cluster == 1 or index < 0:  # below 0: of a dry run, in which it decides nothing
         return arch.num_sms(device) // cluster
     return _asked(index, cluster, threads)
 
 
 @functools.cache
 def _asked(index: int, cluster: int, threads: int) -> int:
-    """The driver's answer, for a kernel that does nothing: whatever fits on a processor of its own fits as well."""
+    """The driver's answer, for a kernel that does nothing: whatever fits on an SM of its own fits as well."""
     module, probe = ctypes.c_void_p(), ctypes.c_void_p()
     with driver.context(index):
         driver.ask("cuModuleLoadData", ctypes.byref(module), _PROBE)

@@ -41,9 +41,9 @@ class Renewed:
         self._lock = self._make()
 
 
-class Kept:
+class Descriptors:
     """Descriptors that a forked process closes at once. A file lock lasts until all copies of its descriptor are
-    closed: a child that kept one would hold the lock beyond its parent's end."""
+    closed: a child that left one open would hold the lock beyond its parent's end."""
 
     def __init__(self):
         self._numbers, self._gate = set(), threading.Lock()

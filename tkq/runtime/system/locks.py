@@ -25,7 +25,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _HEAD, _LINE = b"tkq lock: ", 256
 _log = logging.getLogger("tkq")
-_kept = forks.Kept()
+_descriptors = forks.Descriptors()
 
 
 class _Held(threading.local):
@@ -54,7 +54,7 @@ def held(folder: Folder, file: str, name: str):
                                'if __name__ == "__main__"')
         yield
         return
-    number = _kept.open(file, _OPEN, 0o600, dir_fd=folder.number)
+    number = _descriptors.open(file, _OPEN, 0o600, dir_fd=folder.number)
     try:
         status = os.fstat(number)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
@@ -71,18 +71,18 @@ def held(folder: Folder, file: str, name: str):
 
 
 def _let_go(number):
-    if _kept.has(number):  # else this is a process forked inside the block, and the lock is the parent's
+    if _descriptors.has(number):  # else this is a process forked inside the block, and the lock is the parent's
         with contextlib.suppress(OSError):  # explicitly: a child forked by C code has the file too
             fcntl.flock(number, fcntl.LOCK_UN)
-        _kept.close(number)
+        _descriptors.close(number)
 
 
 def _wait(number, name):
-    began, told, pause = time.monotonic(), False, 0.002
+    began, logged, pause = time.monotonic(), False, 0.002
     while not _locked(number):
         waited = time.monotonic() - began
-        if waited > PATIENCE and not told:
-            told = True
+        if waited > PATIENCE and not logged:
+            logged = True
             _say_that_it_waits(_holder(number), name)
         if waited > LONGEST:
             _log.warning("tkq: waits no longer, and compiles %s itself", name)

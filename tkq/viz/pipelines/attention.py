@@ -12,7 +12,7 @@ def describe(kernel) -> Pipeline:
     every = f"one of each warp of {c.consumers} consumers{shared}"
     of_kv = dict(stages=c.stages, empty=4 * c.consumers * c.cluster, empty_by=every)
     last = "after O has left through Q's tile" if c.o_reuses_q_smem else "after the task's last S"
-    told = c.cluster > 1 and c.schedule == "dynamic"
+    dealt = c.cluster > 1 and c.schedule == "dynamic"
     return Pipeline(
         title=f"AttentionForward: {spec.dtype}, head_dim {spec.head_dim}{', causal' * spec.causal}, {c.schedule} tasks "
               f"of {c.rows} rows",
@@ -28,5 +28,5 @@ def describe(kernel) -> Pipeline:
             Pipe("K", str(tiles.k), bytes=tiles.k.bytes, **of_kv),
             Pipe("V", str(tiles.v), bytes=tiles.v.bytes, **of_kv)),
         notes=("Each of the two blocks loads half of a K or V tile, for both.",) * (c.cluster > 1)
-        + ("The first block's producer tells the other's which task is next.",) * told,
-        others=((1, 2),) * told)
+        + ("The first block's producer sends the next task to the other's.",) * dealt,
+        others=((1, 2),) * dealt)

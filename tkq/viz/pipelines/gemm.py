@@ -1,7 +1,5 @@
 """The roles and pipes of the GEMMs, for ``tkq.viz``. No kernel's code depends on this module; a test compares it with
 the semaphores that compiled kernels initialise."""
-from ...gemm.dense.wave_sync_config import WaveSyncConfig
-from ...gemm.fp8.config import WaveSyncFp8Config
 from ...tile.block import register_split
 from ..pipeline import Pipe, Pipeline, Role
 
@@ -23,10 +21,10 @@ def describe(kernel) -> Pipeline:
 
 
 def describe_fp8(kernel) -> Pipeline:
-    """Of an ``Fp8Gemm`` or a subclass: overlapped epilogue, pipelined promotion, grouped."""
+    """Of an ``Fp8Gemm`` or a ``GroupedGemm``."""
     spec, c = kernel.spec, kernel.config
-    few_many = register_split(c.consumers, *(kernel.addressing if spec.per_step and c.consumers == 2 else ()))
-    scales = "no scales" if spec.scales == "none" else f"scales by {spec.scales}"
+    few_many = register_split(c.consumers, *kernel.block.registers)
+    scales = "no scales" if spec.scale_b == "none" else f"scales {spec.scale_a} of a, {spec.scale_b} of b"
     written = "its epilogue, and stored panel by panel"
     if c.overlap_epilogue and c.promotion_unroll:
         written = f"its epilogue; its last {c.overlap_epilogue} panels wait in the sums, for the next tile's first step"
@@ -38,10 +36,16 @@ def describe_fp8(kernel) -> Pipeline:
         title=f"{type(kernel).__name__}: {scales}, tiles of {c.m} x {c.n}", written=written)
 
 
+def describe_with_counter(kernel) -> Pipeline:
+    """Of a ``WithCounter``: its Fp8Gemm's."""
+    return describe_fp8(kernel.gemm)
+
+
 def _of_one_pipe(kernel, few_many, copies, title, written, notes) -> Pipeline:
     """copies: threads of the producer that bring a stage's scales by copies of their own."""
     c = kernel.config
-    paced = isinstance(c, (WaveSyncConfig, WaveSyncFp8Config))
+    paced = getattr(c, "wave_sync", 0) > 0
+    a, b = kernel.tiles.a, kernel.tiles.b
     n, several = c.consumers, "s" * (c.consumers > 1)
     shared = f" in each of {c.cluster} blocks" * (c.cluster > 1)
     return Pipeline(
@@ -52,8 +56,8 @@ def _of_one_pipe(kernel, few_many, copies, title, written, notes) -> Pipeline:
         consumer=Role(f"consumer{several}", f"warps 4 to {4 * n + 3}, {n} warpgroup{several}", few_many[1], (
             "each tile: for each step of K: wait for its stage, wgmma, release the stage before",
             f"then {written}")),
-        pipes=(Pipe("AB", f"A: {kernel.a_tile}, B: {kernel.b_tile}", c.stages,
-                    kernel.a_tile.bytes + kernel.b_tile.bytes, 4 * n * c.cluster,
+        pipes=(Pipe("AB", f"A: {a}, B: {b}", c.stages,
+                    a.bytes + b.bytes, 4 * n * c.cluster,
                     f"one of each warp of {n} consumer{several}{shared}", full=1 + copies,
                     full_by="the producer and its lanes' copies" if copies else "the producer"),),
         notes=(*notes, COUNTED) if paced else notes)

@@ -67,7 +67,7 @@ class Program(tk.LCF):
 
 
 def producer(bytes, load, **more):
-    """A pipe of so many bytes a stage, a producer that fills stages by ``load(g, tile, ring, sem)``, a consumer."""
+    """A pipe, ``bytes`` a stage, a producer that fills stages by ``load(g, tile, ring, sem)``, a consumer."""
 
     def body(g):
         al = tk.SharedAllocator()

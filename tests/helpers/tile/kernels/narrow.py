@@ -72,7 +72,7 @@ def build_roles(roles):
 
 
 class Scratch:
-    """y = x, (128, 64) bf16, by way of the two tiles of 64 rows that a ring of one tile of 64 x 128 has room for, after
+    """y = x, (128, 64) bf16, through the two tiles of 64 rows that a ring of one tile of 64 x 128 has room for, after
     that has been loaded from z."""
 
     def __init__(self):

@@ -13,7 +13,7 @@ STAGES, WIDTH, WARPS = 2, 128, 4
 
 
 def build_scales(order):
-    """As ``build_copies``, by cp.async, four elements a thread: how `tkq.gemm.fp8.kernel` brings the scales of a
+    """As ``build_copies``, by cp.async, four elements a thread: how `tkq.gemm.fp8.matrices` brings the scales of a
     step."""
     return build_copies(order, "threads")
 
@@ -102,7 +102,7 @@ def build_sums(order):
     i % 4, and all read all four, as `tkq.rows.persistent.exchange` does.
 
     order: "mbarrier" (arrive after the write, wait before the read), "block" (a barrier of the block instead) or "none"
-    (nobody waits)."""
+    (none waits)."""
     @cute.jit
     def body(x, y):
         al = tk.SharedAllocator()

@@ -13,41 +13,41 @@ from .common import sym, tensor
 
 
 class Deal:
-    """done[i] += 1 by each block, and who[i] = its cluster's first block, for each task i that it is dealt. capped: as
+    """done[i] += 1 by each block, and first[i] = its cluster's first block, for each task i dealt to it. capped: as
     many blocks as ``blocks_for`` says, else ``blocks`` clusters, though there be fewer tasks."""
 
     def __init__(self, kind, cluster, capped):
         self.kind, self.cluster, self.capped = kind, cluster, capped
 
     @cute.jit
-    def __call__(self, done: cute.Tensor, who: cute.Tensor, counter: Optional[cute.Tensor], blocks: Int32,
+    def __call__(self, done: cute.Tensor, first: cute.Tensor, counter: Optional[cute.Tensor], blocks: Int32,
                  stream: cuda.CUstream):
         order = tk.Schedule(done.shape[0], self.kind, self.cluster, counter)
         grid = blocks * self.cluster
         if cutlass.const_expr(self.capped):
             grid = tk.blocks_for(self.kind, order.tasks, blocks, self.cluster)
-        self.kernel(order, done, who).launch(
+        self.kernel(order, done, first).launch(
             grid=[grid, 1, 1], block=[32, 1, 1], cluster=[self.cluster, 1, 1], stream=stream)
 
     @cute.kernel
-    def kernel(self, order: tk.Schedule, done: cute.Tensor, who: cute.Tensor):
+    def kernel(self, order: tk.Schedule, done: cute.Tensor, first: cute.Tensor):
         al = tk.SharedAllocator()
-        told = Told(self.cluster, al.vector(1, 1), al.semaphores(), al.semaphores())
-        tk.init_block(told.init, self.cluster)
+        number_for_all = NumberForAll(self.cluster, al.vector(1, 1), al.semaphores(), al.semaphores())
+        tk.init_block(number_for_all.init, self.cluster)
         turn, number, rank = tk.ring(1), order.first(), tk.cluster_rank()
         while number < order.tasks:
             fetched = order.fetch()
             if tk.lane_id() == 0:
                 cute.arch.atomic_add((done.iterator + number).llvm_ptr, Int32(1))
                 if rank == 0:
-                    who[number] = cute.arch.block_idx()[0]
-            number = order.following(number, fetched, lambda found: told.tell(found, turn))
-        tk.cluster_sync()  # nobody leaves while another may still write to it
+                    first[number] = cute.arch.block_idx()[0]
+            number = order.following(number, fetched, lambda found: number_for_all.send(found, turn))
+        tk.cluster_sync()  # no block leaves while another may still write to it
 
 
 @dataclass(frozen=True)
-class Told:
-    """A cluster's first block tells the others a number: place, and semaphores (it is there, all have read it)."""
+class NumberForAll:
+    """A cluster's first block sends the others a number: place, and semaphores (it is there, all have read it)."""
 
     cluster: Constexpr[int]
     place: cute.Tensor
@@ -59,8 +59,8 @@ class Told:
         tk.init(self.read, max(self.cluster - 1, 1))
 
     @cute.jit
-    def tell(self, number, turn):
-        """From the first block's number to that of all. turn: a ring of one, how often it was told."""
+    def send(self, number, turn):
+        """From the first block's number to that of all. turn: a ring of one, how often it was sent."""
         if tk.cluster_rank() == 0:
             tk.wait(self.read, turn.phase ^ 1)
             if 0 < tk.lane_id() < self.cluster:

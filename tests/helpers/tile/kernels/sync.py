@@ -1,4 +1,4 @@
-"""Who waits for whom: rings and pipes, mailboxes, turns, barriers of a block and of a cluster."""
+"""Which role waits for which: rings and pipes, mailboxes, turns, barriers of a block and of a cluster."""
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
@@ -98,8 +98,8 @@ def build_commit(stages, producers):
 
 
 class Producers:
-    """y = -x, (n, 32 * warps) fp32, as ``build_commit``, with the roles that ``specialise`` gives: so many producer
-    warps, and a warpgroup that drains."""
+    """y = -x, (n, 32 * warps) fp32, as ``build_commit``, with the roles that ``specialise`` gives: producer warps, and
+    a warpgroup that drains."""
 
     stages = 2
 
@@ -203,7 +203,7 @@ def build_turns(groups, enabled=True):
 
 def build_no_turns():
     """out[wg, i] = i, by two warpgroups that take turns as often as they like and never give: turns that are not
-    enabled wait for nobody."""
+    enabled wait for no other."""
     @cute.jit
     def body(out):
         wg = tk.warpgroup_id()

@@ -1,4 +1,4 @@
-"""Vectors that a tensor's address and strides allow."""
+"""The widest access that the addresses and strides of a call's tensors allow."""
 
 
 def vector(streams, vectors=()) -> int:

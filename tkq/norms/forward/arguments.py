@@ -1,41 +1,19 @@
-"""From a spec and a config to something that can be compiled: the builder of the one-pass norms' recipes."""
+"""What the norms' forwards are compiled for."""
 from cutlass import Float32
 
 from ... import tile as tk
 from ...runtime.compile import fake
-from ..config import recomputes_output, waits_together
 from ..spec import GROUP
-from .fp8_long_rows import RecomputeOutput
-from .fp8_output import Fp8Output
-from .layernorm import LayerNorm
-from .layernorm_multi_row import LayerNormMultiRow
-from .rmsnorm import RMSNorm
-from .row_norm import Output, RowNorm, WithOptions
 
 
-def build(spec, config):
-    """(kernel, fake arguments): x, weight, bias, out, eps for a spec without options; with options all of `Operands`,
-    eps and the weight's offset, None where the spec has none of it."""
-    kernel = RowNorm(spec, config, _norm(spec, config)(), _output(spec, config)())
-    if spec.plain:
-        x, w, b, out, *_, eps, _ = _arguments(spec)
-        return kernel, (x, w, b, out, eps)
-    return WithOptions(kernel), _arguments(spec)
+def plain(spec):
+    """Of a spec without options: fake x, weight, bias, out, eps; None where the spec has none of it."""
+    x, w, b, out, *_, eps, _ = with_options(spec)
+    return x, w, b, out, eps
 
 
-def _norm(spec, config):
-    if spec.kind == "rmsnorm":
-        return RMSNorm
-    return LayerNormMultiRow if waits_together(spec, config) else LayerNorm
-
-
-def _output(spec, config):
-    if spec.scale is None:
-        return Output
-    return RecomputeOutput if recomputes_output(spec, config) else Fp8Output
-
-
-def _arguments(spec):
+def with_options(spec):
+    """Fake arguments: all of `Operands`, eps and the weight's offset; None where the spec has none of it."""
     rows, heads = fake.sym(), fake.sym() if spec.heads else None
 
     def matrix(dtype):
