@@ -92,10 +92,12 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
     the sum over these tokens of q dq - v dv."""
     q, k, v, g, initial, final = saved
     dstate = None if initial is None else torch.float32
+    # a launch multiplies by scale what its state gives, and the final state is not of the outputs
+    behind = None if dfinal is None else dfinal / scale
     gated = g is not None
     dq = launch(Given(do, v, k, g, initial=_turned(initial), x=q if gated else None), scale)
-    dk = launch(Given(v, do, q, g, initial=_turned(dfinal), reverse=True), scale)
-    dv = launch(Given(k, q, do, g, initial=dfinal, final=dstate, x=v if gated else None, reverse=True), scale)
+    dk = launch(Given(v, do, q, g, initial=_turned(behind), reverse=True), scale)
+    dv = launch(Given(k, q, do, g, initial=behind, final=dstate, x=v if gated else None, reverse=True), scale)
     dg = None
     if gated:
         dg = (dq.dots - dv.dots).flip(1).cumsum(1).flip(1)
@@ -103,7 +105,7 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
             dg = dg + (final * dfinal).sum((-1, -2))[:, None]
         if g.dim() == 1:
             dg = dg.sum((0, 1))
-    return Gradients(dq.o, dk.o, dv.o, dg, dv.state)
+    return Gradients(dq.o, dk.o, dv.o, dg, None if initial is None else scale * dv.state)
 
 
 def _turned(state):

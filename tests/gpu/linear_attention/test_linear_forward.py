@@ -22,11 +22,12 @@ def make(B, S, H, HV, K, V, gate, dtype=BF16, decay=0.1):  # noqa: PLR0913
 
 def chunked(q, k, v, g, initial):
     """As the kernel rounds it, in plain PyTorch: P, the state that queries see and the values that it takes up go
-    through 16 bits."""
+    through 16 bits; what decays faster than by 2^-150 a token does so."""
     dtype, (B, S, H, K), (HV, V) = q.dtype, q.shape, v.shape[2:]
     r = HV // H
     q, k = (x.float().repeat_interleave(r, 2).transpose(1, 2) for x in (q, k))
     v = v.float().transpose(1, 2)
+    g = None if g is None else g.clamp(min=-150 * math.log(2))
     G = torch.zeros(B, HV, S, device=q.device) if g is None else (
         g.view(1, -1, 1).expand(B, -1, S) if g.dim() == 1 else g.transpose(1, 2))
     state = torch.zeros(B, HV, K, V, device=q.device) if initial is None else initial.float()
@@ -48,7 +49,9 @@ def check(q, k, v, g, initial=None):
     want, want_state = recurrence(*(x.double() for x in (q, k, v)), g, initial_state=initial)
     peer, peer_state = chunked(q, k, v, g, initial)
     assert_2x(o, want, peer, what="o")
-    assert_2x(final.flatten(0, 2), want_state.flatten(0, 2), peer_state.flatten(0, 2), what="final state")
+    # tensor cores cut off what they add to a sum of fp32: an ulp for each 16 tokens at most
+    assert_2x(final.flatten(0, 2), want_state.flatten(0, 2), peer_state.flatten(0, 2), ulps=1 + q.shape[1] / 16,
+              bias_ulps=1 + q.shape[1] / 16, what="final state")
     return o, final
 
 
