@@ -25,6 +25,7 @@ _PUBLIC = {
     "grouped_gemm": "tkq.gemm.grouped.ops",
     "layernorm": "tkq.norms.ops",
     "layernorm_quant": "tkq.norms.quant_ops",
+    "linear_attn": "tkq.linear_attention.ops",
     "linear_cross_entropy": "tkq.losses.linear_ops",
     "log_softmax": "tkq.softmax.ops",
     "prefetch": "tkq.warmup.prefetch",

@@ -112,6 +112,32 @@ def _attention_backward(g):
     yield where(heads, S(0)), dict(dict.fromkeys(names, heads), lse=of_lse, dlse=of_lse, sinks=S(0))
 
 
+def _linear_attention(g):
+    """States have heads where tokens have rows."""
+    final = g.output_final_state
+    yield (S(0), S(0) if final else R), dict(_sequences(g.g, 0), q=S(0), k=S(0), v=S(0), initial_state=S(0))
+    if g.q.shape[2] % g.q.mesh.size() == 0:
+        yield (S(2), S(1) if final else R), dict(_sequences(g.g, 2), q=S(2), k=S(2), v=S(2), initial_state=S(1))
+
+
+def _linear_attention_backward(g):
+    needs = g.need_q, g.need_k, g.need_v, g.need_g, g.need_initial
+    heads = g.q.shape[2] % g.q.mesh.size() == 0
+    for dimension, of_states in ((0, 0), (2, 1)) if heads else ((0, 0),):
+        gates = _sequences(g.g, dimension).get("g", P)
+        results = *(S(dimension),) * 3, gates, S(of_states)
+        yield (tuple(p if need else R for need, p in zip(needs, results)),
+               dict(_sequences(g.g, dimension), **dict.fromkeys(("do", "q", "k", "v"), S(dimension)),
+                    **dict.fromkeys(("dstate", "initial_state", "state"), S(of_states))))
+
+
+def _sequences(gates, dimension):
+    """How logarithms of decays lie, of tokens or of heads alone: the latter are the same for each sequence."""
+    if gates is None or gates.ndim == 3:
+        return dict(g=S(dimension))
+    return dict(g=S(0)) if dimension == 2 else {}
+
+
 def _gemm(g):
     last = g.a.ndim - 1
     gated = "glu" in g.activation
@@ -149,7 +175,8 @@ RULES = {
     "softmax_backward": _softmax, "cross_entropy": _losses_of_rows, "cross_entropy_backward": _losses_of_rows_backward,
     "gated": _gated, "gated_backward": _gated_backward, "rope": _rope, "rope_qk": _rope, "flash_attn": _attention,
     "flash_attn_backward": _attention_backward, "flash_attn_varlen": _attention,
-    "flash_attn_varlen_backward": _attention_backward, "gemm": _gemm, "grouped_gemm": _grouped_gemm,
+    "flash_attn_varlen_backward": _attention_backward, "linear_attn": _linear_attention,
+    "linear_attn_backward": _linear_attention_backward, "gemm": _gemm, "grouped_gemm": _grouped_gemm,
     "fp8_gemm": _fp8_gemm, "quantize_fp8": _quantised,
     # of whole losses, and of logits that are nowhere whole: everything is gathered
     "cross_entropy_and_gradient": lambda g: (), "linear_cross_entropy": lambda g: (),

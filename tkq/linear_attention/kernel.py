@@ -131,6 +131,24 @@ class LinearAttention:
 
     # ---- host ----------------------------------------------------------------------------------
 
+    def fake_arguments(self):
+        """Compiled for any B, S and heads, and strides of q, k, v, o and x that are multiples of 16 bytes."""
+        spec, (B, S, H, HV, HO) = self.spec, (fake.sym() for _ in range(5))
+        K, V = spec.head_dim, spec.value_dim
+
+        def operand(heads, cols):
+            return fake.tensor(spec.dtype, (B, S, heads, cols), (*(fake.sym64(divisibility=8) for _ in range(3)), 1))
+
+        def of_tokens(dtype):
+            return _any_strides(dtype, (B, S, HO))
+
+        g = {"none": None, "head": fake.tensor("fp32", (HO,), align=4), "token": of_tokens("fp32")}[spec.gate]
+        dots = fake.tensor("fp32", (-(-V // CHUNK), B, S, HO), align=4) if spec.dot else None
+        operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HO, V), g, of_tokens(spec.delta),
+                            _any_strides(spec.initial, (B, HO, K, V)), _any_strides(spec.final, (B, HO, K, V)),
+                            operand(fake.sym(), V) if spec.dot else None, dots)
+        return operands, Float32(1.0)
+
     @cute.jit
     def __call__(self, operands: Operands, scale: Float32, stream: cuda.CUstream):
         c = self.config
@@ -283,7 +301,6 @@ class LinearAttention:
         if leader:
             tk.store_async(g.o, tile, (t.batch, t.head, chunk, t.part + wg))
 
-
     @cute.jit
     def put_dots(self, g, s, t, c, chunk, wg):
         """Sums over this warpgroup's columns: over a warp's rows by shuffles, over the warps through shared memory."""
@@ -308,23 +325,7 @@ def transposed(states, t):
     return cute.make_tensor(x.iterator, cute.select(x.layout, [1, 0]))
 
 
-def build(spec: LinearSpec, config: LinearConfig):
-    """(kernel, fake arguments): any B, S and heads, and strides that are multiples of 16 bytes."""
-    B, S, H, HV, HO = (fake.sym() for _ in range(5))
-
-    def operand(heads, cols):
-        return fake.tensor(spec.dtype, (B, S, heads, cols), (*(fake.sym64(divisibility=8) for _ in range(3)), 1))
-
-    def states(dtype):
-        return dtype and fake.tensor(dtype, (B, HO, spec.head_dim, spec.value_dim),
-                                     tuple(fake.sym64() for _ in range(4)), align=4 if dtype == "fp32" else 2)
-
-    g = {"none": None, "head": fake.tensor("fp32", (HO,), align=4),
-         "token": fake.tensor("fp32", (B, S, HO), tuple(fake.sym64() for _ in range(3)), align=4)}[spec.gate]
-    K, V = spec.head_dim, spec.value_dim
-    beta = spec.delta and fake.tensor(spec.delta, (B, S, HO), tuple(fake.sym64() for _ in range(3)),
-                                      align=4 if spec.delta == "fp32" else 2)
-    dots = fake.tensor("fp32", (-(-V // CHUNK), B, S, HO), align=4) if spec.dot else None
-    operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HO, V), g, beta, states(spec.initial),
-                        states(spec.final), operand(fake.sym(), V) if spec.dot else None, dots)
-    return LinearAttention(spec, config), (operands, Float32(1.0))
+def _any_strides(dtype, shape):
+    """None without a dtype."""
+    strides = tuple(fake.sym64() for _ in shape)
+    return dtype and fake.tensor(dtype, shape, strides, align=4 if dtype == "fp32" else 2)

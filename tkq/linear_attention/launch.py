@@ -11,11 +11,14 @@ from tkq.linear_attention.plan import plan
 from tkq.linear_attention.spec import LinearSpec
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
+from tkq.runtime.device import arch
+
+_launchers: dict = {}  # what decides the kernel -> its function; as many as kinds of call
 
 
 def recipe(spec: LinearSpec) -> Recipe:
     """The kernel's."""
-    return Recipe("tkq.linear_attention.kernel:build", (spec, plan(spec)))
+    return Recipe("tkq.linear_attention.kernel:LinearAttention", (spec, plan(spec)))
 
 
 class Given(NamedTuple):
@@ -53,60 +56,25 @@ def spec_of(given: Given) -> LinearSpec:
 
 
 def launch(given: Given, scale: float) -> Made:
-    """One launch of the engine."""
+    """One launch of the engine; none where there are no tokens."""
     q, k, v, g, beta, initial, final, x, _ = given
     (B, S, H, K), (HV, V) = q.shape, v.shape[2:]
-    heads = max(H, HV)
-    o = torch.empty(B, S, heads, V, device=v.device, dtype=v.dtype)
-    state = None if final is None else torch.empty(B, heads, K, V, device=v.device, dtype=final)
-    dots = None if x is None else torch.empty(-(-V // CHUNK), B, S, heads, device=v.device)
-    if B * heads:
-        function(recipe(spec_of(given)))((q, k, v, o, g, beta, initial, state, x, dots), scale)
-    return Made(o, state, None if dots is None else dots.sum(0))
+    heads, device = max(H, HV), v.device
+    o = torch.empty(B, S, heads, V, device=device, dtype=v.dtype)
+    state = None if final is None else torch.empty(B, heads, K, V, device=device, dtype=final)
+    dots = None if x is None else torch.empty(-(-V // CHUNK), B, S, heads, device=device, dtype=torch.float32)
+    if B * S * heads:
+        _launcher(given)((q, k, v, o, g, beta, initial, state, x, dots), scale)
+    elif state is not None:
+        state.zero_() if initial is None else state.copy_(initial)
+    return Made(o, state, dots if dots is None else dots[0] if len(dots) == 1 else dots.sum(0))
 
 
-class Saved(NamedTuple):
-    """What the gradients need of a forward."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    g: Tensor | None
-    initial: Tensor | None
-    final: Tensor | None  # the state, where its gradient comes
-
-
-class Gradients(NamedTuple):
-    """q's, k's and v's of each head of v; the gate's, as the gate; the initial state's, fp32."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    g: Tensor | None
-    initial: Tensor | None
-
-
-def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = None) -> Gradients:
-    """Each gradient is a linear attention of others of the tensors: dq in the order of the tokens, dk and dv in the
-    reversed one. What the gates of a token and those behind it get is what queries from there on take from keys before:
-    the sum over these tokens of q dq - v dv."""
-    q, k, v, g, initial, final = saved
-    dstate = None if initial is None else torch.float32
-    # a launch multiplies by scale what its state gives, and the final state is not of the outputs
-    behind = None if dfinal is None else dfinal / scale
-    gated = g is not None
-    dq = launch(Given(do, v, k, g, initial=_turned(initial), x=q if gated else None), scale)
-    dk = launch(Given(v, do, q, g, initial=_turned(behind), reverse=True), scale)
-    dv = launch(Given(k, q, do, g, initial=behind, final=dstate, x=v if gated else None, reverse=True), scale)
-    dg = None
-    if gated:
-        dg = (dq.dots - dv.dots).flip(1).cumsum(1).flip(1)
-        if dfinal is not None:
-            dg = dg + (final * dfinal).sum((-1, -2))[:, None]
-        if g.dim() == 1:
-            dg = dg.sum((0, 1))
-    return Gradients(dq.o, dk.o, dv.o, dg, None if initial is None else scale * dv.state)
-
-
-def _turned(state):
-    return None if state is None else state.transpose(-1, -2)
+def _launcher(given):
+    q, k, v, g, beta, initial, final, x, reverse = given
+    types = (t if t is None else t.dtype for t in (beta, initial))
+    key = (q.get_device(), q.dtype, q.shape[3], v.shape[3], g is None or g.dim(), *types, final, x is None, reverse)
+    if key not in _launchers:
+        arch.require_hopper(q.device)
+        _launchers[key] = function(recipe(spec_of(given)))
+    return _launchers[key]

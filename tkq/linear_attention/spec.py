@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 DTYPES = ("bf16", "fp16")
 GATES = ("none", "head", "token")
-WIDTHS = tuple(range(32, 257, 16))
+HEAD_DIMS = tuple(range(32, 129, 16))  # 256 columns of the state are more registers than a thread has
+VALUE_DIMS = tuple(range(32, 257, 16))
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class LinearSpec:
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("gate", self.gate, GATES),
-                                   ("head_dim", self.head_dim, WIDTHS), ("value_dim", self.value_dim, WIDTHS),
+                                   ("head_dim", self.head_dim, HEAD_DIMS), ("value_dim", self.value_dim, VALUE_DIMS),
                                    ("initial", self.initial, (None, "fp32", "bf16")),
                                    ("final", self.final, (None, "fp32", "bf16")),
                                    ("delta", self.delta, (None, "fp32", "bf16"))):

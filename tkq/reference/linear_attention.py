@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from tkq.reference.precision import _upcast
+from tkq.runtime.call import autocast
 
 
+@autocast.apart
 def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, scale: Optional[float] = None,
                 initial_state: Optional[Tensor] = None, cu_seqlens: Optional[Tensor] = None,
                 beta: Optional[Tensor] = None):
@@ -51,3 +53,33 @@ def _decay(g, b, tokens, state):
     else:
         g = g[b, tokens]
     return (g[..., None] if g.dim() == 2 else g).exp()[..., None]
+
+
+@autocast.apart
+def linear_attn_backward(do: Tensor, dfinal: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor,
+                         g: Optional[Tensor], initial_state: Optional[Tensor], scale: Optional[float]):
+    """(dq, dk, dv, dg, dinitial), wide, None for what there is not: from the last token to the first, with the states
+    of all tokens. dfinal: the final state's gradient, or None. g: as `linear_attn`'s, but not of each channel."""
+    do, q, k, v = (_upcast(x) for x in (do, q, k, v))
+    (B, S, H, K), (HV, V) = q.shape, v.shape[2:]
+    scale = K**-0.5 if scale is None else scale
+    state = v.new_zeros(B, HV, K, V) if initial_state is None else initial_state.to(v.dtype)
+    wide_q, wide_k = (x.repeat_interleave(HV // H, 2) for x in (q, k))
+    decay = None if g is None else g.to(v.dtype).exp().expand(B, S, HV)[..., None, None]
+    before = []  # what each token adds to
+    for t in range(S):
+        before.append(state if decay is None else decay[:, t] * state)
+        state = before[t] + wide_k[:, t, :, :, None] * v[:, t, :, None]
+    dstate = torch.zeros_like(state) if dfinal is None else dfinal.to(v.dtype)
+    dq, dk, dv, dg = (torch.zeros_like(x) for x in (wide_q, wide_k, v, v[..., 0]))
+    for t in reversed(range(S)):
+        after = before[t] + wide_k[:, t, :, :, None] * v[:, t, :, None]
+        dq[:, t] = scale * (after @ do[:, t, :, :, None])[..., 0]
+        dstate = dstate + scale * wide_q[:, t, :, :, None] * do[:, t, :, None]
+        dk[:, t] = (dstate @ v[:, t, :, :, None])[..., 0]
+        dv[:, t] = (wide_k[:, t, :, None] @ dstate)[:, :, 0]
+        dg[:, t] = (dstate * before[t]).sum((-1, -2))
+        dstate = dstate if decay is None else decay[:, t] * dstate
+    dq, dk = (x.unflatten(2, (H, -1)).sum(3) for x in (dq, dk))
+    dg = None if g is None else dg.sum((0, 1)) if g.dim() == 1 else dg
+    return dq, dk, dv, dg, None if initial_state is None else dstate

@@ -22,6 +22,7 @@ _LISTS = (
     "tkq.losses.catalog",
     "tkq.attention.forward.catalog",
     "tkq.attention.backward.catalog",
+    "tkq.linear_attention.catalog",
 )
 
 # Functions whose kernels are named otherwise, or that take those of others too.

@@ -46,6 +46,8 @@ def call(name: str, device="cpu") -> dict:
         "quantize_fp8": lambda: x,
         "grouped_gemm": lambda: dict(a=t(16, 64), b=t(3, 64, 32), offsets=t.ends(3)),
         "flash_attn": lambda: dict(q=t(1, 16, 4, 64), k=t(1, 16, 4, 64), v=t(1, 16, 4, 64), sinks=t(4, dtype=F32)),
+        "linear_attn": lambda: dict(q=t(1, 16, 4, 64), k=t(1, 16, 4, 64), v=t(1, 16, 4, 64), g=-t.ones(1, 16, 4),
+                                    initial_state=t(1, 4, 64, 64, dtype=F32)),
         "flash_attn_varlen": lambda: dict(q=flat, k=t(16, 4, 64), v=t(16, 4, 64), cu_seqlens_q=starts,
                                           cu_seqlens_k=starts, max_seqlen_q=16, max_seqlen_k=16,
                                           seqused_k=torch.ones(3, dtype=INT, device=device)),

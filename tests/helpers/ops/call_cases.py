@@ -24,7 +24,8 @@ def inputs(device):
         by_columns=torch.ones(1, 32, device=device), classes=ints(*range(6)), ends=ints(10, 24),
         classes_of_many=torch.zeros(2000, dtype=torch.long, device=device),
         ids=torch.zeros(2, 5, dtype=INT, device=device), cu=ints(0, 3, 40), used_q=ints(1, 2), used_k=ints(3, 4),
-        w32=t(64, dtype=torch.float32))
+        w32=t(64, dtype=torch.float32), decays=-torch.arange(8, device=device) / 8.0,
+        state=t(2, 8, 64, 64, dtype=torch.float32))
 
 
 def _onto(c, a, b):
@@ -78,6 +79,9 @@ def cases(g):
             g.q[0], g.k[0], g.v[0], g.cu, g.cu, 40, 50, causal=True, return_lse=True),
         "flash_attn_varlen in use": lambda: tkq.flash_attn_varlen(
             g.q[0], g.k[0], g.v[0], g.cu, g.cu, 40, 50, seqused_q=g.used_q, seqused_k=g.used_k),
+        "linear_attn": lambda: tkq.linear_attn(g.q[..., :2, :], g.q[..., 2:4, :], g.q),
+        "linear_attn with states": lambda: tkq.linear_attn(
+            g.q, g.q, g.q, g.decays, 0.5, initial_state=g.state, output_final_state=True),
         "gemm": lambda: tkq.gemm(g.a, g.b),
         "gemm of views": lambda: tkq.gemm(g.wide[:, 1:65], g.b[:, :31]),
         "gemm with an epilogue": lambda: tkq.gemm(g.a, g.b, bias=g.row, activation="silu", alpha=2.0),

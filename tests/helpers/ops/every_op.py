@@ -131,6 +131,15 @@ def _qkv_packed(t):
                 cu_seqlens_k=t.starts(3))
 
 
+def _gated_heads(t):
+    return dict(q=t(2, t.rows, 4, 64), k=t(2, t.rows, 4, 64), v=t(2, t.rows, 4, 64), g=-t(2, t.rows, 4, dtype=F32).abs())
+
+
+def _gated_heads_shared(t):
+    return dict(q=t(2, t.rows, 2, 64), k=t(2, t.rows, 2, 64), v=t(2, t.rows, 4, 64), g=-t(4, dtype=F32).abs(),
+                initial_state=t(2, 4, 64, 64, dtype=F32))
+
+
 def _matrices(t):
     return dict(a=t(t.rows, 64), b=t(64, 32))
 
@@ -183,6 +192,12 @@ CASES = {case.name: case for case in (
     Case("flash_attn_varlen", _qkv_packed,
          lambda q, k, v, cu_seqlens_q, cu_seqlens_k: tkq.flash_attn_varlen(
              q, k, v, cu_seqlens_q, cu_seqlens_k, 64, 64, causal=True), ("q", "k", "v"), ("q", "k", "v"), exact=False),
+    Case("linear_attn", _gated_heads, lambda q, k, v, g: tkq.linear_attn(q, k, v, g), ("q", "k", "v", "g"),
+         ("q", "k", "v")),
+    Case("linear_attn, with states", _gated_heads_shared,
+         lambda q, k, v, g, initial_state: tkq.linear_attn(
+             q, k, v, g, initial_state=initial_state, output_final_state=True),
+         ("q", "k", "v", "g", "initial_state"), ("q", "k", "v")),
     Case("gemm", _matrices, lambda a, b: tkq.gemm(a, b), ("a", "b"), ("a", "b")),
     Case("gemm, with an epilogue", _matrices_and_bias,
          lambda a, b, bias: tkq.gemm(a, b, bias=bias, activation="silu", alpha=2.0),

@@ -118,6 +118,8 @@ TABLES = {
         _CAUSAL, _SCALE, _WINDOW, _SOFTCAP, _SINKS,
         tensor("seqused_q", "int32", none=True), tensor("seqused_k", "int32", none=True), flag("return_lse"),
         flag("deterministic")),
+    "linear_attn": (*_QKV, tensor("g", "fp32", none=True), number("scale", None),
+                    tensor("initial_state", "fp32", "bf16", none=True), flag("output_final_state")),
     "tune": (Argument("function", "other", default=REQUIRED), Argument("effort", "other"), flag("again")),
     "prefetch": (Argument("ops", "other", default=()), integer("jobs", 1, 1)),
 }

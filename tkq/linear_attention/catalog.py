@@ -1,0 +1,43 @@
+"""The kernels of linear attention that tkq itself can choose, and what their machine code must show."""
+import itertools
+
+from tkq.linear_attention.launch import recipe
+from tkq.linear_attention.plan import plan
+from tkq.linear_attention.spec import GATES, LinearSpec
+from tkq.runtime.compile.expectation import Expectation
+from tkq.runtime.compile.recipe import Shipped
+
+SIZES = (64, 128)
+QUICK = {"linear_attn-bf16-k128-v128-token", "linear_attn_dk-bf16-k128-v128-token"}
+
+
+def shipped() -> list:
+    """Forward and backward of bf16, K and V of 64 and 128, each gate; states that come in and go out of one size. A
+    kernel that is one and the other stands here once."""
+    found = {}
+    for name, spec in (*_of_sizes(), *_with_states()):
+        found.setdefault(recipe(spec), Shipped(name, recipe(spec), expectation(spec), quick=name in QUICK))
+    return list(found.values())
+
+
+def _of_sizes():
+    for K, V, gate in itertools.product(SIZES, SIZES, GATES):
+        gated = gate != "none"
+        end = f"-bf16-k{K}-v{V}-{gate}"
+        yield f"linear_attn{end}", LinearSpec("bf16", K, V, gate)
+        yield f"linear_attn_dq{end}", LinearSpec("bf16", V, K, gate, dot=gated)
+        yield f"linear_attn_dk{end}", LinearSpec("bf16", V, K, gate, reverse=True)
+        yield f"linear_attn_dv{end}", LinearSpec("bf16", K, V, gate, reverse=True, dot=gated)
+
+
+def _with_states():
+    end = "-bf16-k128-v128-token-states"
+    yield f"linear_attn{end}", LinearSpec("bf16", 128, 128, "token", "fp32", "fp32")
+    yield f"linear_attn_dv{end}", LinearSpec("bf16", 128, 128, "token", "fp32", "fp32", reverse=True, dot=True)
+
+
+def expectation(spec: LinearSpec) -> Expectation:
+    """Products of the scores and of the state's three, a wait each at most; loads and stores by TMA."""
+    few, some, many = plan(spec).registers
+    return Expectation(tensor=spec.head_dim // 16 * 3, instructions=("UTMALDG", "UTMASTG", "USETMAXREG"),
+                       roles=((few, 1), (some, 1), (many, plan(spec).groups)))

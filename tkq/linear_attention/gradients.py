@@ -1,0 +1,102 @@
+"""The gradients of linear attention: three launches of the engine, and sums of what they give."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tkq.linear_attention.launch import Given, Made, launch
+from tkq.linear_attention.spec import HEAD_DIMS
+
+
+class Saved(NamedTuple):
+    """What the gradients need of a forward."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor | None
+    initial: Tensor | None
+    final: Tensor | None  # the state, where its gradient comes
+
+
+class Needs(NamedTuple):
+    """Which gradients are wanted."""
+
+    q: bool = True
+    k: bool = True
+    v: bool = True
+    g: bool = True
+    initial: bool = True
+
+
+class Gradients(NamedTuple):
+    """Of the tensors' shapes and types; None where it is not wanted."""
+
+    q: Tensor | None
+    k: Tensor | None
+    v: Tensor | None
+    g: Tensor | None
+    initial: Tensor | None
+
+
+def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = None,
+             needs: Needs = Needs()) -> Gradients:
+    """Each gradient is a linear attention of others of the tensors: dq in the order of the tokens, dk and dv in the
+    reversed one. What the gates of a token and those behind it get is what queries from there on take from keys before:
+    the sum over these tokens of q dq - v dv.
+
+    Heads of v that share one of q and k each give a dq and a dk of 16 bits, which torch adds up in float32."""
+    q, k, v, g, initial, final = saved
+    needs = Needs(*needs[:3], needs.g and g is not None, needs.initial and initial is not None)
+    if scale == 0.0:  # o is 0: what goes back comes from the final state alone, and does not depend on the scale
+        do, scale = torch.zeros_like(do), 1.0
+    # a launch multiplies by scale what its state gives, and the final state is not of the outputs
+    behind = None if dfinal is None else dfinal / scale
+    dq = dk = dv = dg = dinitial = None
+    if needs.q or needs.g:
+        made = over_values(v.shape[3], lambda part: launch(Given(
+            do[..., part], v[..., part], k, g, initial=_turned(initial, part), x=q if needs.g else None), scale))
+        dq, dots_q = _of_shared(made.o, q), made.dots
+    if needs.k:
+        dk = _of_shared(over_values(v.shape[3], lambda part: launch(Given(
+            v[..., part], do[..., part], q, g, initial=_turned(behind, part), reverse=True), scale)).o, k)
+    if needs.v or needs.g or needs.initial:
+        made = launch(Given(k, q, do, g, initial=behind, final=torch.float32 if needs.initial else None,
+                            x=v if needs.g else None, reverse=True), scale)
+        dv = made.o
+        if needs.initial:
+            dinitial = (scale * made.state).to(initial.dtype)
+        if needs.g:
+            dg = _of_gates(g, dots_q - made.dots, None if dfinal is None else (final * dfinal).sum((-1, -2)))
+    return Gradients(dq if needs.q else None, dk, dv if needs.v else None, dg, dinitial)
+
+
+def over_values(columns: int, make) -> Made:
+    """The sum of `make(part)` over parts of V's columns, of which an operand in K's place may have 128 at most."""
+    if columns <= HEAD_DIMS[-1]:
+        return make(slice(None))
+    half = -(-columns // 32) * 16
+    first, second = make(slice(half)), make(slice(half, None))
+    return Made(first.o + second.o, None, None if first.dots is None else first.dots + second.dots)
+
+
+def _of_gates(g, differences, of_final):
+    """differences: (B, S, HV), those of each token; of_final: (B, HV), what the final state's gradient adds to all."""
+    dg = differences.flip(1).cumsum(1).flip(1)
+    if of_final is not None:
+        dg = dg + of_final[:, None]
+    return dg.sum((0, 1)) if g.dim() == 1 else dg
+
+
+def _of_shared(gradient, x):
+    """Of each head of v to each head of x."""
+    if gradient.shape == x.shape:
+        return gradient
+    return gradient.unflatten(2, (x.shape[2], -1)).sum(3)
+
+
+def _turned(state, part):
+    """(B, HV, part of V, K)"""
+    return None if state is None else state[..., part].transpose(-1, -2)

@@ -1,0 +1,192 @@
+"""tkq.linear_attn: what PyTorch sees of linear attention."""
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from tkq.linear_attention.check import check_call, check_layouts, lowered, options
+from tkq.linear_attention.gradients import Needs, Saved, backward
+from tkq.linear_attention.launch import Given, launch
+from tkq.reference import linear_attention as reference
+from tkq.runtime.call import autocast, check, ops
+
+INPUTS = 5  # q, k, v, g, initial_state: those that may have a gradient
+
+
+def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, scale: Optional[float] = None,
+                initial_state: Optional[Tensor] = None, output_final_state: bool = False):
+    """Causal linear attention, with a state that may decay (retention, lightning attention, scalar gates): with a state
+    S of K x V numbers for each head of v, from the first token to the last
+
+        S[t] = exp(g[t]) S[t - 1] + k[t] v[t]',   o[t] = scale * S[t]' q[t]
+
+    Computed in chunks of 64 tokens: products in 16 bits, sums, decays and the state in float32.
+
+    Args:
+        q, k: (B, S, H, K), bfloat16 or float16, K a multiple of 16 from 32 to 128. S may be any length, also 0.
+        v: (B, S, HV, V), as q, V a multiple of 16 from 32 to 256. HV is a multiple of H: HV / H neighbouring heads of v
+            share one of q and k.
+            The last dimension of q, k and v is contiguous; base and other strides are multiples of 16 bytes: slices of
+            a packed tensor go in without a copy.
+        g: natural logarithms of decays, float32: (B, S, HV), one for each token and head of v; (HV,), one for each head
+            at all tokens; None: nothing decays. Usually at most 0; -inf forgets all that came before. Above 0 the state
+            grows: right as long as no factor within 64 tokens is infinite in float32, and what the state takes up with
+            it fits q's type.
+        scale: of o; 1 / sqrt(K) where not given.
+        initial_state: the state before the first token, (B, HV, K, V), float32 or bfloat16, any strides. None: zeros.
+        output_final_state: also return the state behind the last token.
+
+    Returns:
+        o (B, S, HV, V), contiguous, of q's dtype; with output_final_state the pair (o, state), state (B, HV, K, V)
+        float32, which the next call takes as initial_state.
+
+    Raises:
+        TypeError: q, k or v is no dense tensor of bf16 or fp16; g is no dense tensor of fp32; scale is no number;
+            initial_state is no dense tensor of fp32 or bf16; output_final_state is no bool; dtypes that differ.
+        ValueError: a number that is not finite in float32; shapes that do not go together, devices that differ, strides
+            or a base that TMA cannot take.
+        NotImplementedError: a K or V that is not supported; a g of four dimensions, a decay for each column of k; more
+            than 65535 sequences or heads.
+        RuntimeError: a GPU other than Hopper.
+
+    Differentiable once, in q, k, v, g and initial_state, through o and the state; gradients are the same, bit for bit,
+    in every run. Under torch.autocast q, k and v are cast.
+
+    Source: Katharopoulos et al., 2020; Sun et al., RetNet, 2023, and Yang et al., 2023, for the form in chunks. CPU
+    tensors take ``tkq.reference.linear_attention``, by the same rules.
+
+    Example::
+
+        q, k = torch.randn(2, 2, 128, 4, 64, device="cuda", dtype=torch.bfloat16)
+        v = torch.randn(2, 128, 8, 128, device="cuda", dtype=torch.bfloat16)  # two heads share one of q and k
+        g = -torch.rand(2, 128, 8, device="cuda")
+        o = tkq.linear_attn(q, k, v, g)  # (2, 128, 8, 128) bfloat16
+        o, state = tkq.linear_attn(q, k, v, g, output_final_state=True)  # ..; (2, 8, 64, 128) float32
+    """
+    scale, output_final_state = options(scale, output_final_state)
+    if ops.traced() or autocast.on():
+        q, k, v = lowered(q, k, v)
+    mode = ops.route(q, k, v, g, initial_state)
+    if mode == "direct":
+        o, state = (_cuda if q.is_cuda else _cpu)(q, k, v, g, initial_state, scale, output_final_state)
+    elif mode == "record":
+        return _Recorded.apply(q, k, v, g, initial_state, scale, output_final_state)
+    else:
+        check.refuse_tangent("linear_attn", q=q, k=k, v=v, g=g, initial_state=initial_state)
+        check_call(q, k, v, g, initial_state)  # the dispatcher's words name no argument
+        o, state = _op(q, k, v, g, initial_state, scale, output_final_state)
+    return (o, state) if output_final_state else o
+
+
+def _scale(scale, q) -> float:
+    return q.shape[3]**-0.5 if scale is None else scale
+
+
+# The ops return the state always: an empty one where none is asked for.
+
+
+def _cuda(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], initial_state: Optional[Tensor],
+          scale: Optional[float], output_final_state: bool) -> tuple[Tensor, Tensor]:
+    options(scale, output_final_state)  # of the dispatcher too, where no public function has looked at them
+    check_call(q, k, v, g, initial_state)
+    check_layouts(q, k, v)
+    final = torch.float32 if output_final_state else None
+    made = launch(Given(q, k, v, _gates(g), None, initial_state, final), _scale(scale, q))
+    return made.o, q.new_empty(0, dtype=torch.float32) if made.state is None else made.state
+
+
+def _gates(g):
+    """Of heads: contiguous, as the kernel has them."""
+    return g.contiguous() if g is not None and g.dim() == 1 else g
+
+
+def _cpu(q, k, v, g, initial_state, scale, output_final_state):
+    check_call(q, k, v, g, initial_state)
+    check_layouts(q, k, v)
+    o, state = reference.linear_attn(q, k, v, g, scale, initial_state)
+    state = state.clone() if output_final_state else q.new_empty(0, dtype=torch.float32)
+    return o.to(q.dtype), state
+
+
+def _fake(q, k, v, g, initial_state, scale, output_final_state):
+    check_call(q, k, v, g, initial_state)
+    state = (*v.shape[::2], q.shape[3], v.shape[3]) if output_final_state else 0
+    return q.new_empty(v.shape), q.new_empty(state, dtype=torch.float32)
+
+
+# ---- gradients ------------------------------------------------------------------------------------------------------
+
+
+def _backward_cuda(do: Tensor, dstate: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor],
+                   initial_state: Optional[Tensor], state: Optional[Tensor], scale: Optional[float], need_q: bool,
+                   need_k: bool, need_v: bool, need_g: bool, need_initial: bool
+                   ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Empty ones for what is not wanted."""
+    needs = Needs(need_q, need_k, need_v, need_g, need_initial)
+    found = backward(Saved(q, k, v, _gates(g), initial_state, state), _scale(scale, q), _for_tma(do), dstate, needs)
+    return tuple(q.new_empty(0) if x is None else x for x in found)
+
+
+def _for_tma(do):
+    """do, copied where TMA cannot read it."""
+    try:
+        check_layouts(do)
+    except ValueError:
+        return do.clone(memory_format=torch.contiguous_format)
+    return do
+
+
+def _backward_cpu(do, dstate, q, k, v, g, initial_state, state, scale, *needs):
+    given = q, k, v, g, initial_state
+    found = reference.linear_attn_backward(do, dstate, *given, scale)
+    return tuple(x.to(of.dtype).contiguous() if needed and x is not None else q.new_empty(0)
+                 for x, of, needed in zip(found, given, needs))
+
+
+def _backward_fake(do, dstate, q, k, v, g, initial_state, state, scale, *needs):
+    return tuple(of.new_empty(of.shape) if needed and of is not None else q.new_empty(0)
+                 for of, needed in zip((q, k, v, g, initial_state), needs))
+
+
+def _keep(ctx, given, state, scale):
+    ctx.save_for_backward(*given, state)
+    ctx.scale = scale
+    ctx.set_materialize_grads(False)  # None, and not a tensor of zeros, for what was not used
+
+
+def _setup(ctx, inputs, output):
+    _keep(ctx, inputs[:INPUTS], output[1] if inputs[6] else None, inputs[5])
+
+
+def _backward(ctx, do, dstate):
+    *given, state = ctx.saved_tensors
+    needs = ctx.needs_input_grad[:INPUTS]
+    if state is None:
+        dstate = None
+    if do is None and dstate is None:
+        return (None,) * (INPUTS + 2)
+    if do is None:  # the state alone was used
+        do = torch.zeros_like(given[2])
+    tensors = do, dstate, *given, state
+    call = _backward_op
+    if ops.direct(*tensors):
+        call = _backward_cuda if do.is_cuda else _backward_cpu
+    found = call(*tensors, ctx.scale, *needs)
+    return *(x if needed else None for x, needed in zip(found, needs)), None, None
+
+
+def _record(ctx, q, k, v, g, initial_state, scale, output_final_state):
+    """The same in plain eager mode, past the dispatcher."""
+    call = _cuda if q.is_cuda else _cpu
+    o, state = call(q, k, v, g, initial_state, scale, output_final_state)
+    _keep(ctx, (q, k, v, g, initial_state), state if output_final_state else None, scale)
+    return (o, state) if output_final_state else o
+
+
+def _recorded_backward(ctx, do, dstate=None):
+    return _backward(ctx, do, dstate)
+
+
+_op = ops.torch_op("linear_attn", cuda=_cuda, cpu=_cpu, fake=_fake, setup=_setup, backward=_backward)
+_backward_op = ops.torch_op("linear_attn_backward", cuda=_backward_cuda, cpu=_backward_cpu, fake=_backward_fake)
+_Recorded = ops.eager_function("LinearAttention", forward=_record, backward=_recorded_backward, of="linear_attn")
