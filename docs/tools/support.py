@@ -23,6 +23,7 @@ from tkq.gemm.epilogue.spec import ACTIVATIONS, GATED, Epilogue
 from tkq.gemm.fp8 import spec as fp8_spec
 from tkq.gemm.grouped import spec as grouped_spec
 from tkq.granularity import PRODUCTS, scales_of
+from tkq.linear_attention.spec import LinearSpec
 from tkq.losses.spec import MAX_V, CrossEntropySpec
 from tkq.norms import plan as norm_plan
 from tkq.norms.spec import MAX_N, NormSpec
@@ -85,12 +86,21 @@ def types() -> dict[str, tuple[list, str]]:
         "linear_cross_entropy": (half, f"{loss[1]}; x's columns: a multiple of 8"),
         "swiglu": gated, "geglu": gated, "rope": turned, "rope_qk": turned,
         "flash_attn": flash, "flash_attn_varlen": (flash[0], f"any sequence lengths, including 0; {dims}"),
+        "linear_attn": (taken(lambda t: LinearSpec(t, 64, 64), TYPES), f"any S; {_widths_of_states()}"),
         "gemm": (half, "any M, N; K a multiple of 8"),
         "grouped_gemm": (taken(lambda t: _grouped(t, "m"), TYPES), f"up to {grouped_spec.MOST_GROUPS} groups, which "
                          "may be empty; K a multiple of 8, float8: 16"),
         "fp8_gemm": (taken(lambda t: fp8_spec.Fp8Spec(a=t), TYPES), f"any M, N; K a multiple of {fp8_spec.K_UNIT}"),
         "quantize_fp8": (taken(lambda t: TileSpec("1x128", t), TYPES), "any"),
     }
+
+
+def _widths_of_states() -> str:
+    """Of linear attention, whose sizes are all multiples of 16."""
+    of = {"K": taken(lambda n: LinearSpec("bf16", n, 64), range(1, 400)),
+          "V": taken(lambda n: LinearSpec("bf16", 64, n), range(1, 400))}
+    assert all(n % 16 == 0 for sizes in of.values() for n in sizes)
+    return ", ".join(f"{name} {sizes[0]} to {sizes[-1]}" for name, sizes in of.items()) + ", multiples of 16"
 
 
 def overview() -> str:

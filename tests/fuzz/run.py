@@ -10,7 +10,7 @@ import torch
 
 import tkq
 
-from . import judge, odd, oracles, oracles_attention, usual
+from . import judge, odd, oracles, oracles_attention, oracles_linear, usual
 from .kinds import kind_of
 
 GOOD = "right", "refused"
@@ -42,6 +42,7 @@ OPERATIONS = {
     "grouped_gemm": Operation(usual.grouped_gemm, oracles.grouped_gemm, ("a", "b")),
     "flash_attn": Operation(usual.flash_attn, oracles_attention.flash_attn, _ATTENDED),
     "flash_attn_varlen": Operation(usual.flash_attn_varlen, oracles_attention.flash_attn_varlen, _ATTENDED),
+    "linear_attn": Operation(usual.linear_attn, oracles_linear.linear_attn, ("q", "k", "v", "g", "initial_state")),
     "rope": Operation(usual.rope, oracles.rope, ("x",)),
     "rope_qk": Operation(usual.rope_qk, oracles.rope_qk, ("q", "k")),
     "rope_cos_sin": Operation(usual.rope_cos_sin, oracles.rope_cos_sin),

@@ -196,6 +196,18 @@ def flash_attn_varlen(d):
                 **_attention_options(d, heads_k * shared, dtype), seqused_q=used[0], seqused_k=used[1])
 
 
+def linear_attn(d):
+    batch, tokens, heads, shared, dtype = d.one(1, 2), d.of((0, 1, 7, 24), (7, 24)), d.one(1, 2), d.one(1, 2), d.half()
+    sizes, heads_v = (d.of((32, 48, 64), (64,)), d.of((32, 80), (64,))), heads * shared
+    gates = d.one((), (heads_v,), (batch, tokens, heads_v))
+    return dict(q=d.normal(batch, tokens, heads, sizes[0], dtype=dtype),
+                k=d.normal(batch, tokens, heads, sizes[0], dtype=dtype),
+                v=d.normal(batch, tokens, heads_v, sizes[1], dtype=dtype), g=-d.positive(*gates) if gates else None,
+                scale=d.one(None, 0.5, -2, 0),
+                initial_state=d.maybe(0.3, lambda: d.normal(batch, heads_v, *sizes, dtype=d.one(FP32, BF16))),
+                output_final_state=d.chance(0.4))
+
+
 def _rope(d, names):
     batch, length, heads, dtype, table = d.one(1, 2), d.one(1, 6), d.one(1, 3), d.real(), 16
     size = d.of((8, 64), (64,))
