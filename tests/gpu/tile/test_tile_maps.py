@@ -36,6 +36,7 @@ ROWS = {
     "add_col": lambda a, v, w: a + w,
     "mul_col": lambda a, v, w: a * w,
     "mul_outer": lambda a, v, w: a * w * v,
+    "decay_outer": lambda a, v, w: a.double() * torch.exp2((v - w).double()),
     "fma_outer": lambda a, v, w: a.double() * (1.0 + v.double() * _halves(a, 2.0, -3.0)),
     "fma_outer_one": lambda a, v, w: a.double() * (0.5 * v.double()),
     "vector_mul": lambda a, v, w: a * (w + w) * (v * 2.0),
@@ -213,6 +214,23 @@ def test_store_elements_adds(dtype, cols, shape):
     inside.copy_((inside.float() + x[:n, :m]).to(DTYPES[dtype]))
     run("maps:build_accumulate", (dtype, cols), (x, around[1:-1, 1:-2]))
     same(around, expected)
+
+
+@pytest.mark.parametrize("src,dst,cols", cases.LOADED_FROM)
+@pytest.mark.parametrize("shape", ((70, 70), (66, 20), (40, 9), (2, 30)))
+@pytest.mark.parametrize("turned", (False, True))
+def test_load_from(src, dst, cols, shape, turned):
+    """Inside a tensor with NaN around: zeros past its end."""
+    rows, width = shape
+    around = poisoned(src, *((width + 3, rows + 2) if turned else (rows + 2, width + 3)))
+    around = around.t() if turned else around
+    x = around[1:-1, 1:-2]
+    x.copy_(normal(src, rows, width))
+    y, expected = poisoned(dst, 64, cols), torch.zeros(64, cols, device="cuda", dtype=DTYPES[dst])
+    part = x[2:66, 1:1 + cols]
+    expected[:part.shape[0], :part.shape[1]] = part.to(DTYPES[dst])
+    run("maps:build_load_from", (src, dst, cols), (x, y))
+    same(y, expected)
 
 
 @pytest.mark.parametrize("cols,dtype", cases.NARROW_STORES)

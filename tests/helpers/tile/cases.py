@@ -128,6 +128,9 @@ PRODUCERS = [2, 3, 4]
 # dtype, cols of store_elements that add
 ACCUMULATED = [("fp32", 24), ("bf16", 32)]
 
+# of the source, of the tile, cols of load_from
+LOADED_FROM = [("fp32", "fp32", 24), ("bf16", "fp32", 32), ("fp32", "bf16", 64)]
+
 # (registers, warpgroups, warps) of each role
 ROLES = [((24, 1, 1), (72, 1, 4), (144, 2, 4)), ((40, 1, 2), (232, 2, 4))]
 
@@ -135,7 +138,7 @@ FILLS = [(24, "fp32"), (64, "fp32"), (256, "bf16"), (16, "fp16"), (176, "fp32"),
 
 
 def _round_trip_sass(cols, src, dst, swizzle, transposed):
-    return ("UTMASTG",) + (() if dst == "fp32" else ("STSM",) if transposed else ("STSM", "LDSM"))
+    return ("UTMASTG",) + (() if dst == "fp32" else ("STSM", "LDSM"))
 
 
 def _cases():
@@ -177,6 +180,7 @@ def _cases():
     yield "maps:build_half_columns", (64, "bf16"), ()
     yield "maps:build_vectors", (24,), ("MUFU",)
     yield from (("maps:build_accumulate", x, ()) for x in ACCUMULATED)
+    yield from (("maps:build_load_from", x, ()) for x in LOADED_FROM)
     yield from (("maps:build_narrow", x, ("STG.E.128", "SHFL.BFLY")) for x in NARROW_STORES)
     yield from (("maps:build_global", x, ()) for x in ((64, "fp32"), (16, "bf16"), (32, "fp16")))
 

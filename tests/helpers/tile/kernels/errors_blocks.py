@@ -38,6 +38,12 @@ BLOCKS = {
     "shared_cols_size": (
         lambda x: tk.load_shared_cols(tk.cv(64), tk.SharedAllocator().vector(32)[None, 0]),
         ValueError, "load_shared_cols: v is column vector of 64"),
+    "load_T_shape": (
+        lambda x: tk.load_T(tk.rt_bf(64), one(64, 128)),
+        ValueError, "load_T: "),
+    "load_T_dtype": (
+        lambda x: tk.load_T(tk.rt_fl(64), one(64, 64)),
+        TypeError, "load_T: dst is 64 x 64 fp32 in registers, src is .*: allowed are the same 16-bit types"),
     "mma_steps": (
         lambda x: tk.mm_ABt(tk.rt(64), one(64, 64), one(64, 64), k=(0, 24)),
         ValueError, r"mm_ABt: k is \(0, 24\), allowed are multiples of 16 from 0 to 64"),

@@ -156,6 +156,18 @@ REGISTERS = {
     "fma_outer_number": (
         lambda x: tk.fma_outer(tk.rt_fl(64), tk.rt_fl(64), tk.rv(), 3.0),
         TypeError, "fma_outer: block is 3.0 .float., allowed is a list of numbers"),
+    "decay_outer_row": (
+        lambda x: tk.decay_outer(tk.rt_fl(64), tk.rt_fl(64), tk.cv(64), tk.cv(64)),
+        TypeError, "decay_outer: operand row is column vector of 64"),
+    "decay_outer_col": (
+        lambda x: tk.decay_outer(tk.rt_fl(64), tk.rt_fl(64), tk.rv(), tk.cv(32)),
+        ValueError, "decay_outer: operand col is column vector of 32, operand a is 64 x 64 fp32"),
+    "load_from_rank": (
+        lambda x: tk.load_from(tk.rt_fl(64), x[0, None], 0, 0),
+        ValueError, "load_from: the global tensor has 1 dimensions"),
+    "load_from_dst": (
+        lambda x: tk.load_from(tk.rv(), x, 0, 0),
+        TypeError, "load_from: "),
     "store_elements_src": (
         lambda x: tk.store_elements(x, tk.rv(), 0, 0),
         TypeError, "store_elements: src is row vector, allowed is a register tile"),

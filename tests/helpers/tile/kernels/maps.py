@@ -30,6 +30,7 @@ ROWS = {
     "add_col": lambda d, a, v, w: tk.add_col(d, a, w),
     "mul_col": lambda d, a, v, w: tk.mul_col(d, a, w),
     "mul_outer": lambda d, a, v, w: tk.mul_outer(d, a, v, w),
+    "decay_outer": lambda d, a, v, w: tk.decay_outer(d, a, v, w),
     "fma_outer": lambda d, a, v, w: (tk.copy(d, a), tk.fma_outer(d, a, v, [Float32(2.0), Float32(-3.0)])),
     "fma_outer_one": lambda d, a, v, w: (tk.zero(d), tk.fma_outer(d, a, v, [Float32(0.5)])),
     "vector_mul": lambda d, a, v, w: _with_vectors(d, a, v, w),
@@ -203,6 +204,16 @@ def build_accumulate(dtype, cols):
         tk.store_elements(y, t, 2, 1, accumulate=True)
 
     return OneBlock(body), ((tensor("fp32", 64, cols), any_strides(dtype, sym(), sym())),)
+
+
+def build_load_from(src, dst, cols):
+    """y = x[2 :, 1 :], x of any size and strides."""
+    def body(x, y):
+        t = tk.rt(cols, tk.element_type(dst))
+        tk.load_from(t, x, 2, 1)
+        put(y, t)
+
+    return OneBlock(body), ((any_strides(src, sym(), sym()), tensor(dst, 64, cols)),)
 
 
 def build_narrow(cols, dtype):

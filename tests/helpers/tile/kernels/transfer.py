@@ -11,7 +11,7 @@ from .common import get, put, tensor
 class RoundTrip:
     """x -> registers -> store -> TMA -> stored; and stored's shared tile -> load -> registers -> loaded.
 
-    x: (64, cols) of the register type; stored: (64, cols) of the shared type, transposed for store_T."""
+    x: (64, cols) of the register type; stored: (64, cols) of the shared type, transposed for store_T and load_T."""
 
     def __init__(self, cols, src, dst, swizzle, transposed):
         self.cols, self.src, self.transposed = cols, tk.element_type(src), transposed
@@ -36,10 +36,12 @@ class RoundTrip:
         tk.sync_block()
         if tk.first_warp_of_group():
             tk.store_async(stored, tile, (0, 0))
-        if cutlass.const_expr(not self.transposed):
-            back = tk.rt(self.cols, self.type.dtype)
+        back = tk.rt(self.cols, self.type.dtype)
+        if cutlass.const_expr(self.transposed):
+            tk.load_T(back, tile)
+        else:
             tk.load(back, tile)
-            put(loaded, back)
+        put(loaded, back)
         tk.store_wait()
 
 
