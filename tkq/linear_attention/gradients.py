@@ -41,8 +41,11 @@ class Gradients(NamedTuple):
     initial: Tensor | None
 
 
+ALL = Needs()
+
+
 def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = None,
-             needs: Needs = Needs()) -> Gradients:
+             needs: Needs = ALL) -> Gradients:
     """Each gradient is a linear attention of others of the tensors: dq in the order of the tokens, dk and dv in the
     reversed one. What the gates of a token and those behind it get is what queries from there on take from keys before:
     the sum over these tokens of q dq - v dv.

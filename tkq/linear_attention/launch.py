@@ -71,7 +71,7 @@ def launch(given: Given, scale: float) -> Made:
 
 
 def _launcher(given):
-    q, k, v, g, beta, initial, final, x, reverse = given
+    q, _, v, g, beta, initial, final, x, reverse = given
     types = (t if t is None else t.dtype for t in (beta, initial))
     key = (q.get_device(), q.dtype, q.shape[3], v.shape[3], g is None or g.dim(), *types, final, x is None, reverse)
     if key not in _launchers:

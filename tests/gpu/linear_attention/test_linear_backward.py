@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from tests.gpu.linear_attention.test_linear_forward import chunked, make
-from tkq.linear_attention.launch import Saved, backward
+from tkq.linear_attention.gradients import Saved, backward
 from tkq.reference.linear_attention import linear_attn as recurrence
 from tkq.testing import assert_2x
 
@@ -24,13 +24,12 @@ def exactly(q, k, v, g, initial):
     return recurrence(q, k, v, g, initial_state=initial)
 
 
-def check(q, k, v, g, initial, scale, groups=1):
-    """groups: heads of v that share one of q and k."""
+def check(q, k, v, g, initial, scale):
     do = torch.randn_like(v)
     final = recurrence(*(x.double() for x in (q, k, v)), g, initial_state=initial)[1].float()
     dfinal = torch.randn_like(final)
     got = backward(Saved(q, k, v, g, initial, final), scale, do, dfinal)
-    given = [*(x.repeat_interleave(groups, 2) for x in (q, k)), v, g, initial]
+    given = [q, k, v, g, initial]
     want = gradients(exactly, do, dfinal, [None if x is None else x.double() for x in given])
     other = gradients(chunked, do, dfinal, given)
     for name, mine, exact, theirs in zip(NAMES, got, want, other):
@@ -38,15 +37,19 @@ def check(q, k, v, g, initial, scale, groups=1):
             assert mine is None
             continue
         rows = exact.shape[-1]
-        assert_2x(mine.reshape(-1, rows), exact.reshape(-1, rows), theirs.reshape(-1, rows), what=name)
+        # tensor cores cut off what they add to a sum of fp32: an ulp for each 16 tokens at most
+        room = 1 + q.shape[1] / 16 if mine.dtype == torch.float32 else 1
+        assert_2x(mine.reshape(-1, rows), exact.reshape(-1, rows), theirs.reshape(-1, rows), ulps=room,
+                  bias_ulps=room - 1, what=name)
 
 
-@pytest.mark.parametrize("gate", ["none", "head", "token"])
-@pytest.mark.parametrize("S, K, V", [(1, 64, 64), (64, 64, 128), (65, 128, 64), (300, 128, 128)])
-def test_gradients(gate, S, K, V):
+@pytest.mark.parametrize("S, K, V, gate", [
+    (1, 64, 64, "token"), (64, 64, 64, "token"), (300, 64, 64, "token"), (65, 128, 64, "head"), (64, 64, 128, "none"),
+    (300, 128, 128, "token"), (65, 128, 128, "token")])
+def test_gradients(S, K, V, gate):
     given = make(2, S, 3, 3, K, V, gate)
     check(*given, torch.randn(2, 3, K, V, device="cuda"), K**-0.5)
 
 
 def test_shared_heads():
-    check(*make(1, 200, 2, 6, 64, 64, "token"), None, 0.125, groups=3)
+    check(*make(1, 200, 2, 6, 64, 64, "token"), None, 0.125)

@@ -132,7 +132,7 @@ def _qkv_packed(t):
 
 
 def _gated_heads(t):
-    return dict(q=t(2, t.rows, 4, 64), k=t(2, t.rows, 4, 64), v=t(2, t.rows, 4, 64), g=-t(2, t.rows, 4, dtype=F32).abs())
+    return dict(**_qkv(t), g=-t(2, t.rows, 4, dtype=F32).abs())
 
 
 def _gated_heads_shared(t):
