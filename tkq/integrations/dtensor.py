@@ -128,7 +128,7 @@ def _linear_attention_backward(g):
         results = *(S(dimension),) * 3, gates, S(of_states)
         yield (tuple(p if need else R for need, p in zip(needs, results)),
                dict(_sequences(g.g, dimension), **dict.fromkeys(("do", "q", "k", "v"), S(dimension)),
-                    **dict.fromkeys(("dstate", "initial_state", "state"), S(of_states))))
+                    **dict.fromkeys(("dstate", "initial_state"), S(of_states))))
 
 
 def _sequences(gates, dimension):

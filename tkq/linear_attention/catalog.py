@@ -33,6 +33,8 @@ def _of_sizes():
 def _with_states():
     end = "-bf16-k128-v128-token-states"
     yield f"linear_attn{end}", LinearSpec("bf16", 128, 128, "token", "fp32", "fp32")
+    yield f"linear_attn_dq{end}", LinearSpec("bf16", 128, 128, "token", "fp32", "fp32", dot=True)
+    yield f"linear_attn_dk{end}", LinearSpec("bf16", 128, 128, "token", "fp32", reverse=True)
     yield f"linear_attn_dv{end}", LinearSpec("bf16", 128, 128, "token", "fp32", "fp32", reverse=True, dot=True)
 
 

@@ -110,6 +110,11 @@ class Gate:
         first, second = reversed(between) if self.spec.reverse else between
         tk.apply_narrow(p, lambda s, i, j: s * scale * cute.math.exp2(i - j, fastmath=True), x, first, second)
 
+    def weigh_rest(self, p, x, between, scale):
+        """p = what `weigh` rounded off."""
+        first, second = reversed(between) if self.spec.reverse else between
+        tk.apply_narrow(p, lambda s, p, i, j: s * scale * cute.math.exp2(i - j, fastmath=True) - p, x, p, first, second)
+
     # ---- the state's warpgroups ----------------------------------------------------------------
 
     def load(self, c, shared, stage):
@@ -130,6 +135,10 @@ class Gate:
         if self.gated:
             tk.apply_narrow(c.u, lambda v, f: v * f, c.w if self.spec.delta else c.v, c.to_end)
             tk.mul(c.s, c.s, shared.total[0, stage])
+
+    def rest_of_values(self, c):
+        """c.u = what `decay` rounded off."""
+        tk.apply_narrow(c.u, lambda v, f, u: v * f - u, c.v, c.to_end, c.u)
 
     def values(self, c):
         """Those that the state takes up."""

@@ -18,7 +18,6 @@ class Saved(NamedTuple):
     v: Tensor
     g: Tensor | None
     initial: Tensor | None
-    final: Tensor | None  # the state, where its gradient comes
 
 
 class Needs(NamedTuple):
@@ -50,18 +49,21 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
     reversed one. What the gates of a token and those behind it get is what queries from there on take from keys before:
     the sum over these tokens of q dq - v dv.
 
-    Heads of v that share one of q and k each give a dq and a dk of 16 bits, which torch adds up in float32."""
-    q, k, v, g, initial, final = saved
+    Heads of v that share one of q and k each give a dq and a dk of 16 bits, which torch adds up in float32. The final
+    state, whose product with its gradient all gates get, is made again beside dq: more exactly than the forward's."""
+    q, k, v, g, initial = saved
     needs = Needs(*needs[:3], needs.g and g is not None, needs.initial and initial is not None)
     if scale == 0.0:  # o is 0: what goes back comes from the final state alone, and does not depend on the scale
         do, scale = torch.zeros_like(do), 1.0
     # a launch multiplies by scale what its state gives, and the final state is not of the outputs
     behind = None if dfinal is None else dfinal / scale
-    dq = dk = dv = dg = dinitial = None
+    dq = dk = dv = dg = dinitial = of_q = None
     if needs.q or needs.g:
-        made = over_values(v.shape[3], lambda part: launch(Given(
-            do[..., part], v[..., part], k, g, initial=_turned(initial, part), x=q if needs.g else None), scale))
-        dq, dots_q = _of_shared(made.o, q), made.dots
+        final = torch.float32 if needs.g and behind is not None else None
+        of_q = over_values(v.shape[3], lambda part: launch(Given(
+            do[..., part], v[..., part], k, g, initial=_turned(initial, part), final=final,
+            x=q if needs.g else None), scale))
+        dq = _of_shared(of_q.o, q)
     if needs.k:
         dk = _of_shared(over_values(v.shape[3], lambda part: launch(Given(
             v[..., part], do[..., part], q, g, initial=_turned(behind, part), reverse=True), scale)).o, k)
@@ -72,24 +74,27 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
         if needs.initial:
             dinitial = (scale * made.state).to(initial.dtype)
         if needs.g:
-            dg = _of_gates(g, dots_q - made.dots, None if dfinal is None else (final * dfinal).sum((-1, -2)))
+            at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum((-1, -2))
+            dg = _of_gates(g, of_q.dots - made.dots, at_end)
     return Gradients(dq if needs.q else None, dk, dv if needs.v else None, dg, dinitial)
 
 
 def over_values(columns: int, make) -> Made:
-    """The sum of `make(part)` over parts of V's columns, of which an operand in K's place may have 128 at most."""
+    """The sum of `make(part)` over parts of V's columns, of which an operand in K's place may have 128 at most, and
+    their states (B, HV, V, K) as one."""
     if columns <= HEAD_DIMS[-1]:
         return make(slice(None))
     half = -(-columns // 32) * 16
     first, second = make(slice(half)), make(slice(half, None))
-    return Made(first.o + second.o, None, None if first.dots is None else first.dots + second.dots)
+    state = None if first.state is None else torch.cat((first.state, second.state), 2)
+    return Made(first.o + second.o, state, None if first.dots is None else first.dots + second.dots)
 
 
-def _of_gates(g, differences, of_final):
-    """differences: (B, S, HV), those of each token; of_final: (B, HV), what the final state's gradient adds to all."""
+def _of_gates(g, differences, at_end):
+    """differences: (B, S, HV), those of each token; at_end: (B, HV), what the final state's gradient adds to all."""
     dg = differences.flip(1).cumsum(1).flip(1)
-    if of_final is not None:
-        dg = dg + of_final[:, None]
+    if at_end is not None:
+        dg = dg + at_end[:, None]
     return dg.sum((0, 1)) if g.dim() == 1 else dg
 
 

@@ -64,6 +64,7 @@ class Shared:
     dots: Any
     o: tk.SharedTile
     p: tk.SharedTile
+    rest: Any  # of p, with dots
     gate: Any
     delta: Any
     tokens: tk.Pipe
@@ -116,6 +117,9 @@ class LinearAttention:
       producer (a warp)        Q K V of a chunk | of the next | ..
       scores (a warpgroup)     Q K', gates, mask: P | P of the next chunk | ..
       state (1 or 2)           O' = S' Q', O' += V' P', S' += V' K | O to global memory | ..
+
+    With sums of o times another tensor ("dot"), of whose differences gates' gradients are made, 16 bits are too few:
+    what rounding takes from an operand, P, S' or values that decay, goes through the tensor cores as a second one.
 
       pipe      stages           full (arrivals)            empty (arrivals)
       tokens    config.stages    producer's bytes (1)       warps of the scores and of the state (4 + 4 groups)
@@ -175,7 +179,8 @@ class LinearAttention:
                    tuple(al.tile(self.v_tile, c.stages) for _ in range(n)),
                    tuple(al.tile(self.v_tile, c.stages) for _ in range(n * self.spec.dot)),
                    al.vector(CHUNK, 4 * n) if self.spec.dot else None, al.tile(self.v_tile, n),
-                   al.tile(self.p_tile, 2), self.gate.shared(al), self.delta.shared(al),
+                   al.tile(self.p_tile, 2), al.tile(self.p_tile, 2) if self.spec.dot else None,
+                   self.gate.shared(al), self.delta.shared(al),
                    al.pipe(c.stages, 2 * self.qk_tile.bytes + n * (1 + self.spec.dot) * self.v_tile.bytes,
                            4 + 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
@@ -227,15 +232,22 @@ class LinearAttention:
             s.tokens.release(ring)
             self.delta.invert(s.delta, mine, between, out.stage, SCORES_BARRIER)
             self.gate.weigh(p, x, between, g.scale)
-            if const_expr(self.spec.reverse):
-                tk.left_fill(p, 0, 0.0, diagonal=True)
-            else:
-                tk.right_fill(p, 1, 0.0, diagonal=True)
-            tk.store(s.p[out.stage], p)
+            self.put_scores(s.p[out.stage], p)
+            if const_expr(self.spec.dot):
+                self.gate.weigh_rest(p, x, between, g.scale)
+                self.put_scores(s.rest[out.stage], p)
             tk.publish()
             s.scores.commit(out)
             ring.advance()
             out.advance()
+
+    def put_scores(self, tile, p):
+        """Without those of tokens that a query does not see."""
+        if self.spec.reverse:
+            tk.left_fill(p, 0, 0.0, diagonal=True)
+        else:
+            tk.right_fill(p, 1, 0.0, diagonal=True)
+        tk.store(tile, p)
 
     @cute.jit
     def keep_state(self, g, s, t, wg):
@@ -254,10 +266,16 @@ class LinearAttention:
             self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))
             s.scores.wait(scores)
             tk.mma_wait(0)
+            if const_expr(spec.dot):
+                tk.apply_narrow(c.s16, lambda wide, rounded: wide - rounded, c.s, c.s16)
+                tk.mma_ABt(c.o, c.s16, s.q[ring.stage])
+                tk.mma_wait(0)
             self.delta.updates(c, s.delta, scores.stage)
             self.gate.load(c, s.gate, scores.stage)
             self.gate.at_query(c, g.scale)
             tk.mma_ABt(c.o, c.v, s.p[scores.stage])
+            if const_expr(spec.dot):
+                tk.mma_ABt(c.o, c.v, s.rest[scores.stage])
             self.gate.decay(c, s.gate, scores.stage)
             tk.mma_AB(c.s, self.gate.values(c), s.k[ring.stage])
             tk.mma_wait(1)
@@ -266,6 +284,12 @@ class LinearAttention:
                 self.put_dots(g, s, t, c, self.order(t, i), wg)
             self.put(g, s, t, c, self.order(t, i), wg)
             tk.mma_wait(0)
+            if const_expr(spec.dot):
+                self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))  # anew: registers had o, x and s
+                self.gate.load(c, s.gate, scores.stage)
+                self.gate.rest_of_values(c)
+                tk.mma_AB(c.s, c.u, s.k[ring.stage])
+                tk.mma_wait(0)
             s.tokens.release(ring)
             s.scores.release(scores)
             ring.advance()

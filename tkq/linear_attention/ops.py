@@ -118,12 +118,11 @@ def _fake(q, k, v, g, initial_state, scale, output_final_state):
 
 
 def _backward_cuda(do: Tensor, dstate: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor],
-                   initial_state: Optional[Tensor], state: Optional[Tensor], scale: Optional[float], need_q: bool,
-                   need_k: bool, need_v: bool, need_g: bool, need_initial: bool
-                   ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+                   initial_state: Optional[Tensor], scale: Optional[float], need_q: bool, need_k: bool, need_v: bool,
+                   need_g: bool, need_initial: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Empty ones for what is not wanted."""
     needs = Needs(need_q, need_k, need_v, need_g, need_initial)
-    found = backward(Saved(q, k, v, _gates(g), initial_state, state), _scale(scale, q), _for_tma(do), dstate, needs)
+    found = backward(Saved(q, k, v, _gates(g), initial_state), _scale(scale, q), _for_tma(do), dstate, needs)
     return tuple(q.new_empty(0) if x is None else x for x in found)
 
 
@@ -136,42 +135,41 @@ def _for_tma(do):
     return do
 
 
-def _backward_cpu(do, dstate, q, k, v, g, initial_state, state, scale, *needs):
+def _backward_cpu(do, dstate, q, k, v, g, initial_state, scale, *needs):
     given = q, k, v, g, initial_state
     found = reference.linear_attn_backward(do, dstate, *given, scale)
     return tuple(x.to(of.dtype).contiguous() if needed and x is not None else q.new_empty(0)
                  for x, of, needed in zip(found, given, needs))
 
 
-def _backward_fake(do, dstate, q, k, v, g, initial_state, state, scale, *needs):
+def _backward_fake(do, dstate, q, k, v, g, initial_state, scale, *needs):
     return tuple(of.new_empty(of.shape) if needed and of is not None else q.new_empty(0)
                  for of, needed in zip((q, k, v, g, initial_state), needs))
 
 
-def _keep(ctx, given, state, scale):
-    ctx.save_for_backward(*given, state)
-    ctx.scale = scale
+def _keep(ctx, given, scale, output_final_state):
+    ctx.save_for_backward(*given)
+    ctx.known = scale, output_final_state
     ctx.set_materialize_grads(False)  # None, and not a tensor of zeros, for what was not used
 
 
 def _setup(ctx, inputs, output):
-    _keep(ctx, inputs[:INPUTS], output[1] if inputs[6] else None, inputs[5])
+    _keep(ctx, inputs[:INPUTS], *inputs[INPUTS:])
 
 
 def _backward(ctx, do, dstate):
-    *given, state = ctx.saved_tensors
-    needs = ctx.needs_input_grad[:INPUTS]
-    if state is None:
+    given, needs, (scale, output_final_state) = ctx.saved_tensors, ctx.needs_input_grad[:INPUTS], ctx.known
+    if not output_final_state:
         dstate = None
     if do is None and dstate is None:
         return (None,) * (INPUTS + 2)
     if do is None:  # the state alone was used
         do = torch.zeros_like(given[2])
-    tensors = do, dstate, *given, state
+    tensors = do, dstate, *given
     call = _backward_op
     if ops.direct(*tensors):
         call = _backward_cuda if do.is_cuda else _backward_cpu
-    found = call(*tensors, ctx.scale, *needs)
+    found = call(*tensors, scale, *needs)
     return *(x if needed else None for x, needed in zip(found, needs)), None, None
 
 
@@ -179,7 +177,7 @@ def _record(ctx, q, k, v, g, initial_state, scale, output_final_state):
     """The same in plain eager mode, past the dispatcher."""
     call = _cuda if q.is_cuda else _cpu
     o, state = call(q, k, v, g, initial_state, scale, output_final_state)
-    _keep(ctx, (q, k, v, g, initial_state), state if output_final_state else None, scale)
+    _keep(ctx, (q, k, v, g, initial_state), scale, output_final_state)
     return (o, state) if output_final_state else o
 
 

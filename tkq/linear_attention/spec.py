@@ -15,7 +15,8 @@ class LinearSpec:
 
     dtype: of q, k, v and o. head_dim, value_dim: K and V. gate: "none"; "head", a logarithm of a decay for each head;
     "token", one for each token and head. initial, final: dtypes of the states that come in and go out, or None.
-    dot: of each token and head also the sum of o times another tensor, from o before it is rounded.
+    dot: of each token and head also the sum of o times another tensor, from o before it is rounded, and with no operand
+        rounded to 16 bits; with a gate, without delta.
     delta: beta's dtype, with the delta rule.
     reverse: from the last token to the first, each of which sees those behind it: gradients are of this form.
     """
@@ -40,6 +41,8 @@ class LinearSpec:
                 raise ValueError(f"LinearSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
         if self.delta and self.reverse:
             raise ValueError("LinearSpec: delta and reverse, allowed is one of them")
+        if self.dot and (self.delta or not self.gated):
+            raise ValueError("LinearSpec: dot, allowed is with a gate and without delta")
 
     @property
     def gated(self) -> bool:

@@ -55,12 +55,11 @@ def launched(given, scale):
 @pytest.mark.parametrize("V, scale", [(48, 0.3), (144, -2.0), (48, 0.0)])
 def test_gradients_are_made_of_launches(monkeypatch, gate, V, scale):
     monkeypatch.setattr(gradients, "launch", launched)
-    q, k, v, g, initial = given = make(gate, V=V)
-    do, dstate = torch.randn_like(v), torch.randn_like(initial)
-    state = recurrence(q, k, v, g, scale, initial)[1]
+    given = make(gate, V=V)
+    do, dstate = torch.randn_like(given[2]), torch.randn_like(given[4])
     want = by_autograd(*given, scale, do, dstate)
     for needs in (Needs(), Needs(k=False, g=False), Needs(q=False, v=False)):
-        found = backward(Saved(*given, state), scale, do, dstate, needs)
+        found = backward(Saved(*given), scale, do, dstate, needs)
         for mine, exact, needed in zip(found, want, needs):
             assert (mine is None) == (exact is None or not needed)
             if mine is not None:

@@ -26,9 +26,8 @@ def exactly(q, k, v, g, initial):
 
 def check(q, k, v, g, initial, scale):
     do = torch.randn_like(v)
-    final = recurrence(*(x.double() for x in (q, k, v)), g, initial_state=initial)[1].float()
-    dfinal = torch.randn_like(final)
-    got = backward(Saved(q, k, v, g, initial, final), scale, do, dfinal)
+    dfinal = torch.randn(len(q), v.shape[2], q.shape[3], v.shape[3], device="cuda")
+    got = backward(Saved(q, k, v, g, initial), scale, do, dfinal)
     given = [q, k, v, g, initial]
     want = gradients(exactly, do, dfinal, [None if x is None else x.double() for x in given])
     other = gradients(chunked, do, dfinal, given)
@@ -44,7 +43,7 @@ def check(q, k, v, g, initial, scale):
 
 
 @pytest.mark.parametrize("S, K, V, gate", [
-    (1, 64, 64, "token"), (64, 64, 64, "token"), (300, 64, 64, "token"), (65, 128, 64, "head"), (64, 64, 128, "none"),
+    (2, 64, 64, "token"), (64, 64, 64, "token"), (300, 64, 64, "token"), (65, 128, 64, "head"), (64, 64, 128, "none"),
     (300, 128, 128, "token"), (65, 128, 128, "token")])
 def test_gradients(S, K, V, gate):
     given = make(2, S, 3, 3, K, V, gate)
