@@ -120,6 +120,10 @@ OPS: dict[str, tuple[Part, ...]] = {
         Part("pointwise", ("gated",), ("geglu", "geglu_tanh")),
         Part("pointwise", ("gated",), ("geglu backward", "geglu_tanh backward"), "backward"),
     ),
+    "linear_attn": (
+        Part("linear_attention", ("forward",)),
+        Part("linear_attention", ("training",), what="forward and backward"),
+    ),
 }
 # files that measure something else by a main of their own: clocks, the docs' kernels, starting, a whole model
 EXTRAS = {"sustained": "sustained", "fp8_sums": "fp8_accumulation_error", "chapters": "chapters",
@@ -137,12 +141,13 @@ AGAINST: dict[str, tuple[str, ...]] = {
     "liger": ("Liger", "Liger CuTe"),
     "deepgemm": ("DeepGEMM",),
     "fa3": ("FA3",),
+    "fla": ("fla",),
     "torch": ("torch", "torch._addmm_activation", "flash SDPA"),
 }
 USUAL = tuple(name for name in AGAINST if name != "quack-tuned")  # that one compiles 44 kernels
 CUBLAS_IN_TORCH = ("fp8_gemm",)  # where the candidate "torch" is a product of cuBLASLt's
 PACKAGES = {"quack": "quack-kernels", "quack-tuned": "quack-kernels", "fa4": "flash-attn-4", "liger": "liger-kernel",
-            "torch.compile": "triton"}
+            "torch.compile": "triton", "fla": "flash-linear-attention"}
 MODULES = {"deepgemm": ("deep_gemm", "vllm"), "fa3": ("flash_attn_interface",)}  # that one of them is there says it
 
 
@@ -204,6 +209,7 @@ NAMES = {("attention_forward", "varlen"): "flash_attn_varlen", "attention_forwar
          ("attention_backward", "deterministic"): "flash_attn, deterministic backward",
          "attention_backward": "flash_attn, backward", "attention_backward_varlen": "flash_attn_varlen, backward",
          "both": "cross_entropy_and_gradient", "cross_entropy_mean": "cross_entropy, mean"}
+NAMES |= {("linear_attn", "training"): "linear_attn, forward and backward"}
 NAMES |= {f"{op}_backward": f"{op}, backward" for op in ("rmsnorm", "layernorm", "softmax", "cross_entropy")}
 # by the first word of an op: the other words as pages and pictures have them
 _FP8 = {"tensor": "scales per tensor", "row": "scales per row", "block": "scales 1x128 and 128x128",

@@ -36,8 +36,8 @@ def test_without_a_gpu_it_says_so(capsys, monkeypatch):
 
 @pytest.mark.parametrize("argv, words", (
     (["rmsnrom"], "op: unknown rmsnrom; did you mean rmsnorm? Valid: flash_attn, flash_attn_varlen, gemm,"),
-    (["--against", "quack,fa5"],
-     "--against: unknown fa5; did you mean fa4? Valid: torch.compile, cudnn, cublas, quack, quack-tuned, fa4, liger"),
+    (["--against", "quack,fa4x"],
+     "--against: unknown fa4x; did you mean fa4? Valid: torch.compile, cudnn, cublas, quack, quack-tuned, fa4, liger"),
     (["--sections", "zzz"], "--sections: unknown zzz. Valid: backward, batched, bf16, block,"),
     (["--part", "4/4"], "got '4/4', allowed is such as 0/4"),
     (["--again", "gemm"], "--again: unknown gemm. Valid: short, peers"),

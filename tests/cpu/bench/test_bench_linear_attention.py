@@ -1,0 +1,34 @@
+"""bench.ops.linear_attention where no GPU is needed: its cases at tiny shapes, and the peer that is plain PyTorch."""
+import pytest
+import torch
+
+from bench.ops import linear_attention
+from bench.peers import common
+from bench.peers import linear_attention as peers
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    monkeypatch.setattr(linear_attention, "DIM", 32)
+    monkeypatch.setattr(linear_attention, "randn", lambda i, *shape: torch.randn(
+        *shape, generator=torch.Generator().manual_seed(i)).bfloat16())
+    monkeypatch.setattr(peers, "_compiled", lambda f: f)
+
+
+@pytest.mark.parametrize("section", ("forward", "training"))
+def test_ours_and_torch_agree(tiny, section):
+    jobs = list(linear_attention.BENCH.sections[section](((2, 192, 2),)))
+    assert len({job.question.shape for job in jobs}) == len(jobs) == 2
+    for job in jobs:
+        assert set(job.peer_names) <= set(common.PEERS[job.peer_op])
+        given = job.make_inputs(1)
+        for name, call in {"tkq": job.ours, **common.find(job.peer_op, ("torch.compile",))[0]}.items():
+            assert job.error(name, given, call(*given)) < 0.02, (job.question.shape, name)
+            wrong = call(given[0], given[1], 1.1 * given[2], *given[3:])
+            assert job.error(name, given, wrong) > 0.05
+
+
+def test_work_is_counted_once(tiny):
+    first, = {job.question.work for job in linear_attention.jobs("forward", ((2, 192, 2),))}
+    both, = {job.question.work for job in linear_attention.jobs("training", ((2, 192, 2),))}
+    assert both == 3 * first == 12 * 2 * 192 * 2 * 32 * 32
