@@ -2,10 +2,10 @@
 
     python -m bench.ops.linear_attention [--sections calls,forward,training] [--quick] [--shapes 8x2048x32]
 
-bf16, K = V = 128. Shapes: sequences, their length, heads; decays of heads (lightning attention) and of tokens. The work
-is the state's update and its read, 4 * K * V a token and head, and three times that with the backward. A result is judged
-by the sum over keys in float32, on the first sequence's first and last head. Results go to OUT/linear_attention.json
-after every case.
+bf16, K = V = 128. Shapes: sequences, their length, heads; decays of heads (lightning attention) and of tokens. The
+work is the state's update and its read, 4 * K * V a token and head, and three times that with the backward. A result is
+judged by the sum over keys in float32, on the first sequence's first and last head. Results go to
+OUT/linear_attention.json after every case.
 """
 
 from __future__ import annotations

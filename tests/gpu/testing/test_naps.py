@@ -17,7 +17,8 @@ LOADED = (
     "attention", "attention_bridge", "attention_packed", "attention_window", "backward_in_background",
     "backward_of_one_task", "backward_wide", "backward_in_order", "backward_seamless", "gemm", "gemm_long",
     "gemm_not_held", "gemm_few_rows", "fp8", "fp8_not_spread", "fp8_promoted", "fp8_blocks", "fp8_few_rows",
-    "fp8_few_rows_blocks", "grouped", "grouped_long", "norm_backward", "norm_backward_warps", "norm_quantised")
+    "fp8_few_rows_blocks", "grouped", "grouped_long", "linear", "norm_backward", "norm_backward_warps",
+    "norm_quantised")
 STORED = "backward_first", "backward_chain", "backward_grouped", "backward_grouped_at_once"
 CLUSTER = "attention_cluster",
 FIRSTS = "backward_first_at_once", "backward_chain"

@@ -266,8 +266,22 @@ def grouped(device):
     yield "grouped_gemm of float8 along K", (tkq.grouped_gemm(xt, yt.t(), offsets, scale_a=sx, scale_b=sy.t()),)
 
 
+def states(device):
+    """Linear attention: two heads of v to one of q, gates of tokens, states; and one warpgroup of the state."""
+    import tkq
+
+    for K, V, tokens in ((64, 128, 200), (64, 64, 65)):
+        q, k, v, g, initial, do, dstate = on(
+            device, *(randn(i, 1, tokens, 2, K, grad=True) for i in (0, 1)), randn(2, 1, tokens, 4, V, grad=True),
+            (-randn(3, 1, tokens, 4, dtype=torch.float32).abs()).requires_grad_(),
+            randn(4, 1, 4, K, V, dtype=torch.float32, grad=True), randn(5, 1, tokens, 4, V),
+            randn(6, 1, 4, K, V, dtype=torch.float32))
+        o, state = tkq.linear_attn(q, k, v, g, initial_state=initial, output_final_state=True)
+        yield f"linear_attn {K} x {V}", (o, state, *grad((o, state), (q, k, v, g, initial), (do, dstate)))
+
+
 FAMILIES = {f.__name__: f for f in (norms, residents, heads, softmax, cross_entropy, linear, quant, rope, gated, gemm,
-                                    fp8, quantise, grouped)}
+                                    fp8, quantise, grouped, states)}
 
 
 def apart(a, b) -> float:

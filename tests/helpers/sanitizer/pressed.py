@@ -142,6 +142,16 @@ def grouped_long():
     grouped([40, 1, 130, 64, 7], 264, 4096, 2)
 
 
+def linear():
+    """More chunks than stages, one and two warpgroups of the state; forward and backward."""
+    from tests.gpu.linear_attention import test_linear_op as cases
+
+    given = cases.with_states(cases.make(2, 460, 2, 4, 64, 128, "token"))
+    cases.check(*given)
+    gradients = torch.randn_like(given[2]), torch.randn_like(given[4])
+    same_bits(lambda: cases.results(cases.ours, given, gradients))
+
+
 # ---- rows ----------------------------------------------------------------------------------------------
 
 
@@ -264,7 +274,7 @@ def quantize_claimed_few():
 
 CASES = {f.__name__: f for f in (
     *attention.CASES, gemm, gemm_long, gemm_cluster, gemm_not_held, gemm_paced, gemm_few_rows, fp8, fp8_not_spread,
-    fp8_promoted, fp8_blocks, fp8_few_rows, fp8_few_rows_blocks, grouped, grouped_long, norm_backward,
+    fp8_promoted, fp8_blocks, fp8_few_rows, fp8_few_rows_blocks, grouped, grouped_long, linear, norm_backward,
     norm_backward_warps, norm_backward_cluster, norm_cluster, norm_quantised, rows_held, softmax, cross_entropy,
     quantize, quantize_few, quantize_claimed, quantize_claimed_few, rope, gated)}
 

@@ -1,0 +1,46 @@
+"""Faults in linear attention."""
+from .mutant import family, pressed
+
+NAPS, LOADS, READS = (pressed(x) for x in ("naps-linear", "loads-linear", "reads-linear"))
+TESTS = "tests/gpu/linear_attention/"
+LONG, ODD = ((f"{TESTS}test_linear_op.py::test_shared_heads[{tokens}]",) for tokens in (200, 65))
+STATES, RESET = ((f"{TESTS}{name}",) for name in ("test_linear_op.py::test_two_calls_are_one",
+                                                  "test_linear_forward.py::test_a_reset"))
+
+MUTANTS = (
+    *family(
+        "linear", "tkq/linear_attention/gates.py",
+        ("state_does_not_decay", "tk.mul(c.s, c.s, shared.total[0, stage])", "", LONG),
+        ("values_do_not_decay", "left = cute.math.exp2(last - x, fastmath=True)", "left = cute.math.exp2(x - x)", LONG),
+        ("outputs_of_the_other_order", "begun, left = left, begun", "pass", LONG),
+        ("gate_of_infinity", "ahead[e] = Float32(LOWEST) if x < LOWEST else x", "ahead[e] = x", RESET)),
+    *family(
+        "linear", "tkq/linear_attention/kernel.py",
+        ("mask_without_the_diagonal", "tk.right_fill(p, 1, 0.0, diagonal=True)",
+         "tk.right_fill(p, 0, 0.0, diagonal=True)", ODD),
+        ("reversed_mask_without_the_diagonal", "tk.left_fill(p, 0, 0.0, diagonal=True)",
+         "tk.left_fill(p, 1, 0.0, diagonal=True)", ODD),
+        ("gradients_in_the_order_of_tokens", "return t.chunks - 1 - i if self.spec.reverse else i", "return i", LONG),
+        ("last_chunk_left_out", "t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, part * n, "
+         "cute.ceil_div(g.tokens, CHUNK))", "t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, "
+         "part * n, g.tokens // CHUNK)", ODD),
+        ("keys_of_another_head", "tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head_k, chunk, 0), sem)",
+         "tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head, chunk, 0), sem)", ODD),
+        ("first_state_left_out", "tk.load_from(state, transposed(g.initial, t), row0, 0)", "tk.zero(state)", STATES),
+        ("no_wait_for_tokens", """
+            s.tokens.wait(ring)
+            tk.mm_ABt(x, s.q[ring.stage], s.k[ring.stage])
+         """, "tk.mm_ABt(x, s.q[ring.stage], s.k[ring.stage])", LOADS),
+        ("no_wait_for_scores", "s.scores.wait(scores)", "", NAPS),
+        ("scores_written_over", "s.scores.acquire_empty(out)", "", READS),
+        ("tokens_freed_before_their_products", """
+            tk.mma_wait(0)
+            if const_expr(spec.dot):
+                self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))  # anew: registers had o, x and s
+         """, """
+            s.tokens.release(ring)
+            tk.mma_wait(0)
+            if const_expr(spec.dot):
+                self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))  # anew: registers had o, x and s
+         """, READS)),
+)
