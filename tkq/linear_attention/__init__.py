@@ -1,1 +1,2 @@
-"""Linear attention and state space models: one chunked engine."""
+"""Linear attention and state space models: one chunked engine. tkq.linear_attn is the function that users call; the
+delta rule (`delta.py`) is a part of the kernel without one yet."""

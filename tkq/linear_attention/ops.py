@@ -38,7 +38,8 @@ def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, sca
 
     Returns:
         o (B, S, HV, V), contiguous, of q's dtype; with output_final_state the pair (o, state), state (B, HV, K, V)
-        float32, which the next call takes as initial_state.
+        float32, which the next call takes as initial_state. NaN and infinities in v reach all tokens of their chunk of
+        64, those before them too.
 
     Raises:
         TypeError: q, k or v is no dense tensor of bf16 or fp16; g is no dense tensor of fp32; scale is no number;
