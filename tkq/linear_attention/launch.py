@@ -57,17 +57,24 @@ def spec_of(given: Given) -> LinearSpec:
 
 def launch(given: Given, scale: float) -> Made:
     """One launch of the engine; none where there are no tokens."""
+    return start(given, scale)[0]
+
+
+def start(given: Given, scale: float) -> tuple:
+    """(what is made, (the function that was launched, its arguments) or None)."""
     q, k, v, g, beta, initial, final, x, _ = given
     (B, S, H, K), (HV, V) = q.shape, v.shape[2:]
     heads, device = max(H, HV), v.device
     o = torch.empty(B, S, heads, V, device=device, dtype=v.dtype)
     state = None if final is None else torch.empty(B, heads, K, V, device=device, dtype=final)
     dots = None if x is None else torch.empty(-(-V // CHUNK), B, S, heads, device=device, dtype=torch.float32)
+    call = None
     if B * S * heads:
-        _launcher(given)((q, k, v, o, g, beta, initial, state, x, dots), scale)
+        call = _launcher(given), ((q, k, v, o, g, beta, initial, state, x, dots), scale)
+        call[0](*call[1])
     elif state is not None:
         state.zero_() if initial is None else state.copy_(initial)
-    return Made(o, state, dots if dots is None else dots[0] if len(dots) == 1 else dots.sum(0))
+    return Made(o, state, dots if dots is None else dots[0] if len(dots) == 1 else dots.sum(0)), call
 
 
 def _launcher(given):

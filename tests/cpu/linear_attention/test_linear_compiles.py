@@ -1,16 +1,26 @@
-"""The delta rule's forward, which no public function calls yet, compiles for sm_90a without spills: no GPU needed."""
+"""Machine code, without a GPU: shipped kernels of each kind, and the delta rule's forward, which no public function
+calls yet. No spills, tensor cores not serialised."""
 import pytest
 
-from tkq.linear_attention.catalog import expectation
+from tkq.linear_attention.catalog import expectation, shipped
 from tkq.linear_attention.launch import recipe
 from tkq.linear_attention.spec import LinearSpec
 from tkq.testing import sass
 
+needs_nvdisasm = pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is not installed")
 
+
+@needs_nvdisasm
+@pytest.mark.parametrize("name", ["linear_attn-bf16-k128-v128-token", "linear_attn_dk-bf16-k64-v128-head",
+                                  "linear_attn_dv-bf16-k128-v128-token-states"])
+def test_shipped(name):
+    kernel, = (kernel for kernel in shipped() if kernel.name == name)
+    sass.assert_sass(kernel.recipe, kernel.expectation)
+
+
+@needs_nvdisasm
 @pytest.mark.parametrize("gate, beta, states", [("token", "fp32", "fp32"), ("none", "bf16", None)])
-def test_machine_code(gate, beta, states):
-    if sass.nvdisasm() is None:
-        pytest.skip("nvdisasm is not installed")
+def test_delta_rule(gate, beta, states):
     spec = LinearSpec("bf16", 128, 128, gate, states, states, delta=beta)
     sass.assert_sass(recipe(spec), expectation(spec))
 
