@@ -13,8 +13,8 @@ _ELSEWHERE = {
                   "flashattnqkvpackedfunc flashattnkvpackedfunc flashattnforward",
     "flash_attn_varlen": "flashattnvarlenfunc flashattnvarlenqkvpackedfunc varlenattn varlenattention "
                          "flashattentionvarlen",
-    "linear_attn": "linearattention chunksimplegla simplegla chunklinearattn lightningattn chunklightningattn retention "
-                   "chunkretention",
+    "linear_attn": "linearattention chunksimplegla simplegla chunklinearattn lightningattn chunklightningattn "
+                   "retention chunkretention",
     "layernorm": "layernormfn layernormfwd addlayernorm nativelayernorm",
     "rmsnorm": "rmsnormfn rmsnormfwd addrmsnorm fusedaddrmsnorm fusedrmsnorm",
     "softmax": "softmaxfwd",

@@ -5,9 +5,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tkq.linear_attention.launch import Given, Made, launch
 from tkq.linear_attention.spec import HEAD_DIMS
+
+BLOCK = 32  # tokens whose sums are taken one by one
 
 
 class Saved(NamedTuple):
@@ -92,10 +95,29 @@ def over_values(columns: int, make) -> Made:
 
 def _of_gates(g, differences, at_end):
     """differences: (B, S, HV), those of each token; at_end: (B, HV), what the final state's gradient adds to all."""
-    dg = differences.flip(1).cumsum(1).flip(1)
+    dg = suffix_sums(differences)
     if at_end is not None:
         dg = dg + at_end[:, None]
-    return dg.sum((0, 1)) if g.dim() == 1 else dg
+    return dg.sum((0, 1)) if g.dim() == 1 else dg.contiguous()
+
+
+def suffix_sums(x: Tensor) -> Tensor:
+    """x (B, S, H) -> the sums of each token's and those behind it, in an order that S alone decides: torch.cumsum adds
+    in one that varies where B and H are 1, and is refused or takes S^2 memory where deterministic algorithms are
+    asked for."""
+    tokens = x.shape[1]
+    if tokens <= BLOCK:
+        return _windows(x[:, None])[:, 0] if tokens > 1 else x
+    blocks = pad(x, (0, 0, 0, -tokens % BLOCK)).unflatten(1, (-1, BLOCK))
+    within = _windows(blocks)
+    behind = suffix_sums(within[:, :, 0])[:, 1:]
+    return (within + pad(behind, (0, 0, 0, 1))[:, :, None]).flatten(1, 2)[:, :tokens]
+
+
+def _windows(blocks):
+    """(B, n, b, H) -> in each block the sums from each element to the last."""
+    size = blocks.shape[2]
+    return pad(blocks, (0, 0, 0, size - 1)).unfold(2, size, 1).sum(-1)
 
 
 def _of_shared(gradient, x):

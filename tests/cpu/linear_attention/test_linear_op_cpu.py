@@ -66,6 +66,15 @@ def test_gradients_are_made_of_launches(monkeypatch, gate, V, scale):
                 torch.testing.assert_close(mine, exact)
 
 
+@pytest.mark.parametrize("tokens", [0, 1, 2, 31, 32, 33, 64, 1000, 2049])
+def test_suffix_sums(tokens):
+    x = torch.randn(2, tokens, 3, dtype=torch.float64)
+    torch.testing.assert_close(gradients.suffix_sums(x), x.flip(1).cumsum(1).flip(1))
+    if tokens > 2:
+        x[0, tokens // 2, 1] = math.nan
+        torch.testing.assert_close(gradients.suffix_sums(x), x.flip(1).cumsum(1).flip(1), equal_nan=True)
+
+
 @pytest.mark.parametrize("gate", ["none", "head", "token"])
 def test_the_reference_of_the_gradients(gate):
     given = make(gate)
