@@ -1,7 +1,7 @@
 """fp8_gemm against torch (cuBLASLt, CUTLASS) and QuACK: every scale granularity, small M, fused epilogues.
 
-    python -m bench.ops.fp8_gemm [--sections tensor,row,1x128_128x128,1x128_1x128,few,epilogue,calls] [--shapes 8192x8192x8192]
-    [--quick]
+    python -m bench.ops.fp8_gemm [--sections tensor,row,1x128_128x128,1x128_1x128,few,epilogue,calls]
+    [--shapes 8192x8192x8192] [--quick]
 
 Operands are randn, quantised before the clock runs; results bf16. From 4096^3 on a turn is a burst of 20 ms after 0.1 s
 of rest; --idle 0 takes turns at the power limit, `bench.studies.sustained` two seconds of each. "QuACK tuned" compiles

@@ -1,4 +1,4 @@
-"""grouped_gemm against torch: bf16, float8 with scales by rows and 1x128, 128x128, equal and skewed groups; weight gradients.
+"""grouped_gemm against torch: bf16, float8 by rows and by 1x128, equal and skewed groups; weight gradients.
 
     python -m bench.ops.grouped_gemm [--sections bf16,row,1x128_128x128,gradient,gradient_row,gradient_1x128,calls]
         [--shapes 8192x4096x4096] [--quick]
@@ -133,7 +133,8 @@ def _section(kind):
     return lambda shapes: jobs(kind, shapes)
 
 
-SECTIONS = {kind: _section(kind) for kind in ("bf16", "row", "1x128_128x128", "gradient", "gradient_row", "gradient_1x128")}
+KINDS = ("bf16", "row", "1x128_128x128", "gradient", "gradient_row", "gradient_1x128")
+SECTIONS = {kind: _section(kind) for kind in KINDS}
 BENCH = Bench("grouped_gemm", __doc__, SECTIONS, shapes=dict.fromkeys(SECTIONS, SHAPES), quick=SHAPES[:1], calls=calls)
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ def torch_scales(kind: str, scale_a, scale_b):
     down, across = scale_b.t().contiguous().t(), scale_b.contiguous()
     padded = F.pad(scale_b, (0, 0, 0, -scale_b.shape[0] % 4)).t().contiguous().t()
     found = [(tall, down), (tall, across), (tall, padded)]
-    return found if kind == "1x128_128x128" else [*found, (tall, across.t()), (tall, down.t())]  # of blocks it may be square
+    # of blocks it may be square
+    return found if kind == "1x128_128x128" else [*found, (tall, across.t()), (tall, down.t())]
 
 
 _order: dict = {}  # kind -> which of torch_scales torch takes on this machine

@@ -1,4 +1,4 @@
-"""Time configurations of the float8 GEMM against torch: `python -m bench.tune.fp8 [--kinds 1x128_128x128] [--out FILE]`.
+"""Time configurations of the float8 GEMM against torch: `python -m bench.tune.fp8 [--kinds row] [--out FILE]`.
 
 As bench/tune/gemm.py: every round lets each variant work once, in an order that changes; what counts is the median over
 the rounds of torch's time / the variant's time in the same round. "NAME + ACTIVATION" has a bias and that activation,
@@ -19,7 +19,7 @@ from tkq.gemm.fp8.config import Fp8Config
 from tkq.gemm.fp8.plan import best_tile, fit_to_spec, launch
 from tkq.gemm.fp8.small_m_config import SmallMFp8Config
 from tkq.gemm.fp8.spec import Fp8Spec
-from tkq.granularity import PRODUCTS, scales_of
+from tkq.granularity import scales_of
 
 TALL = Fp8Config(m=256, n=128, cluster_along_n=True, wgmma_in_flight=0)
 PIPELINED = Fp8Config(n=192, stages=4, split=2, store_row_bytes=64, pdl=True, promotion_unroll=8)

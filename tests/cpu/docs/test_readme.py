@@ -152,7 +152,8 @@ def test_costs_have_the_words_of_pages(name, wanted):
 
 
 @pytest.mark.parametrize("bench, section, wanted", [
-    ("fp8_gemm", "1x128_1x128", "fp8_gemm, scales 1x128 on both"), ("quantize", "128x128", "quantize_fp8, scales 128x128"),
+    ("fp8_gemm", "1x128_1x128", "fp8_gemm, scales 1x128 on both"),
+    ("quantize", "128x128", "quantize_fp8, scales 128x128"),
     ("grouped_gemm", "gradient_1x128", "grouped_gemm, K-grouped, scales 1x128 on both"),
     ("attention_forward", "dense", "attention forward dense"), ("fp8_gemm", "few", "fp8 gemm few")])
 def test_pictures_have_the_words_of_pages(bench, section, wanted):
