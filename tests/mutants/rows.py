@@ -125,8 +125,8 @@ MUTANTS = (
             top, total = online.join(mine, total, row)
          """, "top, total = online.join(mine, total, row)", LOSS_STARTS),
         ("of_the_part_of_a_row",
-         "classes.put_loss(mLoss, kept, loss, (top, rest, weights), place, writes, first, mX.shape[0])",
-         "classes.put_loss(mLoss, kept, loss, (mine, rest, weights), place, writes, first, mX.shape[0])", LOSS)),
+         "classes.put_loss(mLoss, saved, loss, (top, rest, weights), place, writes, first, mX.shape[0])",
+         "classes.put_loss(mLoss, saved, loss, (mine, rest, weights), place, writes, first, mX.shape[0])", LOSS)),
     *family(
         "norm", "tkq/norms/forward/rmsnorm.py",
         ("no_wait_for_the_cluster",
@@ -204,8 +204,8 @@ MUTANTS = (
          """, QUANTIZE)),
     *family(
         "loss", "tkq/losses/backward.py",
-        ("backward_of_another_row", "top, rest = kept.rows[2 * place.there], kept.rows[2 * place.there + 1]",
-         "top, rest = kept.rows[2 * place.there], kept.rows[2 * (place.there ^ 1) + 1]",
+        ("backward_of_another_row", "top, rest = saved.rows[2 * place.there], saved.rows[2 * place.there + 1]",
+         "top, rest = saved.rows[2 * place.there], saved.rows[2 * (place.there ^ 1) + 1]",
          ("tests/gpu/losses/test_cross_entropy.py::test_types[plain-1000-fp32]",))),
     *family(
         "gated", "tkq/pointwise/gated.py",

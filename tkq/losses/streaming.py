@@ -13,7 +13,7 @@ from ..rows.one_pass.copies import in_registers
 from ..rows.one_pass.kernel import Row
 from ..softmax.online import INF, OnlineRow, exp, finite, larger, log
 from ..utils import warp_reduce, widened
-from .class_rows import ClassRows, Kept, Options, Target, element, rows_of
+from .class_rows import ClassRows, Options, Saved, Target, element, rows_of
 
 
 class Way(NamedTuple):
@@ -51,7 +51,7 @@ class StreamingRow:
     def work(self, here, mX, mT, mW, mLoss, mSaved, mAll, mD, o: Options):
         """One thread's."""
         rows, classes, online = self.rows, self.classes, self.online
-        place, kept = rows.place(here, mX), Kept.of(mSaved, mAll, mX.shape[0])
+        place, saved = rows.place(here, mX), Saved.of(mSaved, mAll, mX.shape[0])
         given = mT[place.there]  # not needed before the row's end: the load has the whole walk to arrive
         top, total = self.over_row(self._way(mX, place), o)
         target, first = classes.known_target(Int64(given), mW, o), place.col <= 0
@@ -61,7 +61,7 @@ class StreamingRow:
         top, total = online.join(*self.of_warp(top, total), Row(None, place, 0))
         rest = log(total)
         loss = classes.loss(target, top - z + rest, top + rest, None, o)
-        classes.put_loss(mLoss, kept, loss, (top, rest, None), place, first, first, mX.shape[0])
+        classes.put_loss(mLoss, saved, loss, (top, rest, None), place, first, first, mX.shape[0])
 
     def _way(self, mX, place: tuple) -> Way:
         t, here, ring = self.rows.tile, place.here, None

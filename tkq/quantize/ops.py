@@ -148,7 +148,7 @@ def _launched(x, granularity, dtype, transpose):
                 if granularity in OWN_SCALES:
                     scale_t = alloc.empty(index, *_scales(granularity, n, m), torch.float32)
             if claims:
-                workspace = counters.kept(index, workspace_size(largest))
+                workspace = counters.workspace(index, workspace_size(largest))
             elif largest:
                 amax = alloc.empty(index, (largest,), (1,), torch.int32)
             arguments = x, q, scale, qt, scale_t, workspace if claims else amax
@@ -188,9 +188,9 @@ def _scale_buffer(granularity, m, n, device):
 
 @lru_cache(4096)
 def _runs(granularity, x, m, n, strides, aligned, out, transpose, index):
-    """(kernel, of how many it finds the largest in memory; None of the norms' kernel; does it take a room for it that
-    calls share?) for a kind of call. aligned: x's address modulo 16. Raises where something is wrong, and where there
-    is nothing to quantise."""
+    """(kernel, of how many it finds the largest in memory; None of the norms' kernel; does it take a workspace for it
+    that calls share?) for a kind of call. aligned: x's address modulo 16. Raises where something is wrong, and where
+    there is nothing to quantise."""
     lines = m * n and (n == 1 or strides[1] == 1)
     if granularity not in GRANULARITIES or not lines:
         raise ValueError

@@ -196,13 +196,13 @@ def test_linear_in_chunks(monkeypatch, reduction, dtype):
     layer, dloss = Layer(x, weight, target), torch.randn(21) if reduction == "none" else torch.tensor(2.0)
     found = linear.forward(layer, terms, True, True)
     assert torch.allclose(found.loss, reference.linear_cross_entropy(x, weight, target, terms), rtol=1e-4)
-    anew = linear.backward(layer, terms, dloss, found.kept, found.all, True, True)
+    recomputed = linear.backward(layer, terms, dloss, found.saved, found.all, True, True)
     wanted = reference.linear_cross_entropy_backward(x, weight, target, dloss, terms)
     factor = linear.gradient_factor(terms, x, dloss, found.all)
     at_once = [] if reduction == "none" else [
         launch.scale_(found.dx, factor),
         (found.dweight * factor).to(dtype) if dtype == torch.float16 else launch.scale_(found.dweight, factor)]
-    for gradients in (anew, at_once):
+    for gradients in (recomputed, at_once):
         for mine, right in zip(gradients, wanted):
             assert mine.dtype == dtype
             assert torch.allclose(mine.float(), right.float(), rtol=0.05, atol=0.02 * right.abs().max())

@@ -28,8 +28,8 @@ def test_values_and_bits(M, V, reduction):
         with poisoned():
             found, nothing = launch.forward(logits, target, terms, False)
         assert nothing is None and torch.equal(found, wanted)
-    rooms = [room for key, room in counters._rooms.items() if key[2] == launch._ROOM]
-    assert rooms and not any(room[0].item() for room in rooms), "a counter was not set back to 0"
+    scratch = [each for key, each in counters._scratch.items() if key[2] == launch._SCRATCH]
+    assert scratch and not any(each[0].item() for each in scratch), "a counter was not set back to 0"
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_smoothing_needs_several_exchanges():
 
 
 def test_streams_side_by_side():
-    """Each has a counter and a room of its own."""
+    """Each has a counter and scratch memory of its own."""
     cases = [make((1024, 4096), "bf16", 2.0, seed) for seed in range(4)]
     wanted = [tkq.cross_entropy(x, t) for x, t in cases]
     streams = [torch.cuda.Stream() for _ in cases]

@@ -147,11 +147,11 @@ def test_more_tiles_than_run_at_once(granularity, transpose):
     x = torch.randn(16 * 128 - 8, 128 * 128 - 24, device="cuda").bfloat16()
     for _ in range(3):
         run(x, granularity, transpose=transpose)
-    room = counters.kept(0, workspace_size(ops._largest_of(granularity, *x.shape, transpose)))
-    assert room[0].item() in (0, -1 << 31)  # no tickets
+    workspace = counters.workspace(0, workspace_size(ops._largest_of(granularity, *x.shape, transpose)))
+    assert workspace[0].item() in (0, -1 << 31)  # no tickets
 
 
-def test_calls_that_share_a_room():
+def test_calls_that_share_a_workspace():
     """Of several sizes and kinds, one of more tiles than fit on the GPU at once, after each other: each finds its half
     as zeros, and odd numbers of them leave the other half to the next."""
     given = [(torch.randn(m, n, device="cuda").bfloat16() * 2**i, transpose, granularity)
@@ -161,12 +161,12 @@ def test_calls_that_share_a_room():
         for x, transpose, granularity in given:
             run(x, granularity, transpose=transpose)
     sizes = [workspace_size(ops._largest_of(granularity, *x.shape, transpose)) for x, transpose, granularity in given]
-    assert len({counters.kept(0, size).data_ptr() for size in sizes}) < len(set(sizes))  # some do share one
+    assert len({counters.workspace(0, size).data_ptr() for size in sizes}) < len(set(sizes))  # some do share one
 
 
 @pytest.mark.parametrize("granularity, transpose", CLAIMED)
 def test_side_by_side(granularity, transpose):
-    """Calls on several streams have a room each, and get on where others, or torch's kernels, hold the processors."""
+    """Calls on several streams have a workspace each, and get on where others, or torch's kernels, hold the processors."""
     given = [torch.randn(1024, 4096 + 264 * i, device="cuda").bfloat16() * 2**i for i in range(4)]
     a, streams = torch.randn(4096, 4096, device="cuda"), [torch.cuda.Stream() for _ in given]
     torch.cuda.synchronize()

@@ -64,8 +64,8 @@ class CrossEntropy(loss_forward.CrossEntropy):
         self.row.followed = False
 
     @cute.jit
-    def __call__(self, mX, mT, mW, mLoss, mSaved, mAll, mD, ignore_index: Int64, smoothing: Float32, z_loss: Float32,
-                 softcap: Float32):
+    def __call__(self, mX, mT, mW, mLoss, mSaved, mAll, mD, ignore_index: Int64, smoothing: Float32,
+                 z_loss: Float32, softcap: Float32):
         losses, M = mLoss, mX.shape[0]
         if cutlass.const_expr(self.finish is not None):
             losses = cute.make_tensor(mSaved.iterator + (2 * M + 2), cute.make_layout(M))
@@ -73,15 +73,15 @@ class CrossEntropy(loss_forward.CrossEntropy):
         everywhere(self.rows, self.row.work, mX, (mX, mT, mW, losses, mSaved, mAll, mD, o))
         if cutlass.const_expr(self.finish is not None):
             total = self.finish.spec
-            inverse = class_rows.Kept.of(mSaved, mAll, M).all if cutlass.const_expr(total.mean) else None
+            inverse = class_rows.Saved.of(mSaved, mAll, M).all if cutlass.const_expr(total.mean) else None
             Total(total, TotalConfig(32, 1))(losses, mT, mW, mLoss, inverse, ignore_index)
 
 
 class CrossEntropySingleLaunch(loss_once.CrossEntropySingleLaunch):
     @cute.jit
-    def __call__(self, mX, mT, mW, mLoss, mSaved, mRoom, mD, ignore_index: Int64, smoothing: Float32, z_loss: Float32,
-                 softcap: Float32):
-        losses, M = loss_once.losses_of(mRoom, mX.shape[0]), mX.shape[0]
+    def __call__(self, mX, mT, mW, mLoss, mSaved, mScratch, mD, ignore_index: Int64, smoothing: Float32,
+                 z_loss: Float32, softcap: Float32):
+        losses, M = loss_once.losses_of(mScratch, mX.shape[0]), mX.shape[0]
         o = class_rows.Options(ignore_index, smoothing, z_loss, softcap)
         everywhere(self.rows, self.row.work, mX, (mX, mT, mW, losses, mSaved, None, None, o))
         total = Total(self.last.spec, TotalConfig(32, 1))
@@ -90,8 +90,8 @@ class CrossEntropySingleLaunch(loss_once.CrossEntropySingleLaunch):
 
 class CrossEntropyBackward(loss_backward.CrossEntropyBackward):
     @cute.jit
-    def __call__(self, mX, mT, mW, mDLoss, mSaved, mAll, mD, ignore_index: Int64, smoothing: Float32, z_loss: Float32,
-                 softcap: Float32):
+    def __call__(self, mX, mT, mW, mDLoss, mSaved, mAll, mD, ignore_index: Int64, smoothing: Float32,
+                 z_loss: Float32, softcap: Float32):
         o = class_rows.Options(ignore_index, smoothing, z_loss, softcap)
         everywhere(self.rows, self.work, mX, (mX, mT, mW, mDLoss, mSaved, mAll, mD, o))
 
@@ -151,6 +151,6 @@ def use(monkeypatch):
         monkeypatch.setattr(module, "_launch_cache", {})
         monkeypatch.setattr(module.runtime, "function", _compiled)
         monkeypatch.setattr(module.arch, "require_hopper", lambda device: None)
-    monkeypatch.setattr(launch.counters, "room", lambda index, size: torch.zeros(size, dtype=torch.int32))
+    monkeypatch.setattr(launch.counters, "with_scratch", lambda index, size: torch.zeros(size, dtype=torch.int32))
     monkeypatch.setattr(ops, "plan", lambda spec: ALONE)
     monkeypatch.setattr(launch, "plan", lambda spec: SHARED_BY_MANY if spec.kind == "backward" else ALONE)
