@@ -143,7 +143,7 @@ def forward(q, k, v, sinks, options, return_lse):
             counter = counters.counter(index)
             arguments = (q, k, v, o, lse, sinks), None, counter, numbers
             kernel(*arguments)
-            _call_cache.add((q, k, v, sinks, *options, return_lse), kernel, arguments, (o, lse), kept=(counter,))
+            _call_cache.add((q, k, v, sinks, *options, return_lse), kernel, arguments, (o, lse), constants=(counter,))
             return o, lse
         batch, rows, heads, head_dim = q.shape
         _, keys, kv_heads, head_dim_v = v.shape

@@ -152,7 +152,7 @@ def forward(q, k, v, sinks, lengths, options, return_lse):
             arguments = (q, k, v, o, lse, sinks), (cu_q, cu_k, None, seqused_k), counter, numbers
             kernel(*arguments)
             _call_cache.add((q, k, v, sinks, *lengths, *options, return_lse), kernel, arguments, (o, lse),
-                            kept=(counter,))
+                            constants=(counter,))
             return o, lse
         total, heads, head_dim = q.shape
         keys, kv_heads, head_dim_v = v.shape

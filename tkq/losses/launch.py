@@ -53,7 +53,7 @@ def forward(logits: Tensor, target: Tensor, terms: tuple, save: bool = True) -> 
                     scratch = counters.with_scratch(index, _SCRATCH)
             arguments = logits, target, weight, loss, saved, scratch, None, ignore_index, smoothing, z_loss, softcap
             run(*arguments)
-            call_cache.add((logits, target, *terms, save), run, arguments, (loss, saved), kept=(scratch,))
+            call_cache.add((logits, target, *terms, save), run, arguments, (loss, saved), constants=(scratch,))
             return loss, saved
     except Exception:  # nothing is known, or it was refused
         pass

@@ -76,7 +76,7 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, *, class_wei
         return _forward(x, weight, target, *terms, False, False)[0]
     check.refuse_gradient("linear_cross_entropy", class_weight=class_weight)
     check.refuse_tangent("linear_cross_entropy", x=x, weight=weight)
-    record = torch.is_grad_enabled() and not ops.kept_by_jit()  # then the backward computes them
+    record = torch.is_grad_enabled() and not ops.traced_by_jit()  # then the backward computes them
     call = _Function.apply if mode == "record" else _op
     return call(x, weight, target, *terms, record and x.requires_grad, record and weight.requires_grad)[0]
 

@@ -93,7 +93,7 @@ def together(x: Tensor, layers) -> list[Tensor]:
     """What each of the layers, of one recipe, makes of x (..., in_features), which is quantised once for all."""
     rows, first = x.reshape(-1, x.shape[-1]), layers[0]
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-    if ops.kept_by_jit():
+    if ops.traced_by_jit():
         with torch.no_grad():
             ys = _products(rows, layers)
     else:

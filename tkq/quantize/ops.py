@@ -154,8 +154,9 @@ def _launched(x, granularity, dtype, transpose):
             arguments = x, q, scale, qt, scale_t, workspace if claims else amax
         run(*arguments)
         found = q, scale, qt, scale_t, amax
+        constants = () if workspace is None else (workspace,)
         _call_cache[has_workspace(granularity, transpose)].add((x, granularity, dtype, transpose), run, arguments,
-                                                               found, kept=() if workspace is None else (workspace,))
+                                                               found, constants)
         return found
     except Exception:
         # What a launch stumbles over; the words for a user are found only when something is wrong.

@@ -203,8 +203,8 @@ def test_calls_whose_kernels_count_are_remembered_by_stream(granularity, transpo
 
 @pytest.mark.parametrize("largest", (1, 256, 1280, 40960))
 def test_halves_of_a_workspace(largest):
-    """As the kernel finds them in a workspace that the host hands out: in it, behind the tickets, apart, each with room for
-    what is largest behind its count, at whole vectors."""
+    """As the kernel finds them in a workspace of the host's: in it, behind the tickets, apart, each with space for all
+    maxima behind its count, at whole vectors."""
     size = 1 << (workspace.workspace_size(largest) - 1).bit_length()
     first, second = (workspace.first_of(size, number) for number in (0, 1))
     assert first >= 1 and second + workspace.half_of(size) <= size

@@ -166,7 +166,7 @@ def test_calls_that_share_a_workspace():
 
 @pytest.mark.parametrize("granularity, transpose", CLAIMED)
 def test_side_by_side(granularity, transpose):
-    """Calls on several streams have a workspace each, and get on where others, or torch's kernels, hold the processors."""
+    """Calls on several streams have a workspace each, and get on where others, or torch's kernels, hold the SMs."""
     given = [torch.randn(1024, 4096 + 264 * i, device="cuda").bfloat16() * 2**i for i in range(4)]
     a, streams = torch.randn(4096, 4096, device="cuda"), [torch.cuda.Stream() for _ in given]
     torch.cuda.synchronize()

@@ -80,7 +80,7 @@ def quick(a, b, bias, activation, c, alpha, beta, out_dtype):
     given = a, b, bias, activation, c, alpha, beta, out_dtype
     if isinstance(kernel, WaveSyncLaunch):
         wave_sync_call_cache.add(given, kernel.kernel, (a, b, out, counter, c, alpha, beta, blocks), out,
-                                 kept=(counter,))
+                                 constants=(counter,))
     else:
         call_cache.add(given, kernel, (a, b, out, bias, c, alpha, beta, blocks), out)
     return out, None
