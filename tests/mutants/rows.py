@@ -9,7 +9,7 @@ LONG_STARTS, NORM_STARTS, SOFTMAX_STARTS, LOSS_STARTS = (pressed("starts-" + x) 
 HELD = pressed("naps-rows_held")
 HELD_AROUND, HELD_CLUSTER = (("tests/gpu/rows/test_rows_held.py -k " + k,) for k in ("around",
                                                                                      "'two_exchanges and 40000'"))
-SOFTMAX, LOSS, QUANTIZE, CLAIMED, ROPE, GATED = (pressed(x) for x in (
+SOFTMAX, LOSS, QUANTIZE, TICKETED, ROPE, GATED = (pressed(x) for x in (
     "naps-softmax", "naps-cross_entropy", "naps-quantize", "naps-quantize_claimed", "naps-rope", "naps-gated"))
 
 MUTANTS = (
@@ -149,7 +149,7 @@ MUTANTS = (
          """, """
             tk.sync_block()
             place = Int32(_same(place))  # so that nothing else is held over the wait
-         """, CLAIMED),
+         """, TICKETED),
         ("counted_before_all_threads_found", """
                 self.find.finish(g, al, t, tile, held)
                 tk.sync_block()
@@ -169,12 +169,12 @@ MUTANTS = (
          """, """
             tile = number // across, number % across
             held = self.find.held(g, t, tile)
-         """, CLAIMED),
-        ("kept_amax_read_before_all_found_theirs", """
+         """, TICKETED),
+        ("cooperative_amax_read_before_all_found_theirs", """
             _wait_for(found, tiles)
             if number == 0:  # all blocks have read it
          """, "if number == 0:  # all blocks have read it", QUANTIZE),
-        ("kept_counted_before_all_threads_found", """
+        ("cooperative_counted_before_all_threads_found", """
             tk.sync_block()
             if t == 0:
                 _count(found)
@@ -184,7 +184,7 @@ MUTANTS = (
                 _count(found)
                 _wait_for(found, tiles)
          """, pressed("barriers-quantize_few")),
-        ("kept_half_not_cleared", """
+        ("cooperative_half_not_cleared", """
             g, tile = Operands(x, q, scale, qt, scale_t, amax), (number // across, number % across)
             held = self.find.held(g, t, tile)
             self.clear_half(workspace, 1 - second, number * THREADS + t, tiles * THREADS)

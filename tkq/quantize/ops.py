@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from tkq.granularity import BLOCKS
 from tkq.norms.spec import MAX_N, NormSpec
-from tkq.quantize.catalog import TWICE, has_workspace, rows_recipe, tiles_recipe, way
+from tkq.quantize.catalog import TWO_PHASE, has_workspace, rows_recipe, tiles_recipe, way
 from tkq.quantize.spec import EDGE, GRANULARITIES, VECTOR, TileSpec
 from tkq.quantize.workspace import workspace_size
 from tkq.reference import fp8
@@ -135,7 +135,7 @@ def _launched(x, granularity, dtype, transpose):
         aligned = x.data_ptr() & 15
         index = x.get_device()
         by_rows = granularity == "row" and not transpose and n <= MAX_N  # one kernel for any number of rows
-        run, largest, claims = _runs(granularity, x.dtype, min(m, 2) if by_rows else m, n, x.stride(), aligned, dtype,
+        run, largest, shared = _runs(granularity, x.dtype, min(m, 2) if by_rows else m, n, x.stride(), aligned, dtype,
                                      transpose, index)
         q = alloc.empty(index, (m, n), (n, 1), dtype)
         scale = alloc.empty(index, *_scales(granularity, m, n), torch.float32)
@@ -147,11 +147,11 @@ def _launched(x, granularity, dtype, transpose):
                 qt = alloc.empty(index, (n, m), (m, 1), dtype)
                 if granularity in OWN_SCALES:
                     scale_t = alloc.empty(index, *_scales(granularity, n, m), torch.float32)
-            if claims:
+            if shared:
                 workspace = counters.workspace(index, workspace_size(largest))
             elif largest:
                 amax = alloc.empty(index, (largest,), (1,), torch.int32)
-            arguments = x, q, scale, qt, scale_t, workspace if claims else amax
+            arguments = x, q, scale, qt, scale_t, workspace if shared else amax
         run(*arguments)
         found = q, scale, qt, scale_t, amax
         constants = () if workspace is None else (workspace,)
@@ -206,7 +206,7 @@ def _runs(granularity, x, m, n, strides, aligned, out, transpose, index):
     wide = not (n % VECTOR or (m > 1 and strides[0] % VECTOR) or aligned)
     spec = TileSpec(granularity, *names, transpose, wide, m % VECTOR == 0 or not transpose)
     chosen = way(spec, -(-m // EDGE) * -(-n // EDGE), arch.num_sms(arch.device(index)))
-    largest = _largest_of(granularity, m, n, transpose) if granularity in TWICE else 0
+    largest = _largest_of(granularity, m, n, transpose) if granularity in TWO_PHASE else 0
     return function(tiles_recipe(spec, chosen)), largest, has_workspace(granularity, transpose)
 
 

@@ -28,7 +28,7 @@ def test_those_of_a_kind_are_far_apart():
     assert len({(j.question.shape.split()[2:4][1], j.question.shape.split()[-1]) for j in first}) == 6
 
 
-def test_each_process_has_its_share_and_no_choice_by_timing_is_kept(monkeypatch):
+def test_each_process_has_its_share_and_no_choice_by_timing_is_stored(monkeypatch):
     done = []
     run = types.SimpleNamespace(warm=lambda j: done.append(j.question.shape), warm_calls=lambda make: done.append(make))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

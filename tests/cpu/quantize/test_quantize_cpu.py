@@ -148,8 +148,8 @@ def test_which_kernels(monkeypatch):
 
     assert asked("row", 262144, False)[0][0] == "RowQuantizer" and asked("row", 262144, False)[1:] == (None, False)
     assert asked("row", 262152, False) == (("SeparateLaunches",), 128, False)
-    at_once, claimed = ("SingleLaunch", True), ("SingleLaunch", False)
-    for n, found in ((1, at_once), (264 * 128, at_once), (264 * 128 + 1, claimed), (1 << 20, claimed)):
+    cooperative, ticketed = ("SingleLaunch", True), ("SingleLaunch", False)
+    for n, found in ((1, cooperative), (264 * 128, cooperative), (264 * 128 + 1, ticketed), (1 << 20, ticketed)):
         amax = 128 + -(-n // 128) * 128
         assert asked("row", n, True) == (found, amax, True) and asked("tensor", n, True) == (found, 1, True)
     assert asked("1x128", 256, True) == asked("128x128", 256, True) == (("Tilewise",), 0, False)

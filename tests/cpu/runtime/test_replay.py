@@ -1,4 +1,4 @@
-"""runtime.call.replay: calls that came before, which take no Python. Kernels are replaced by notes of what they are given."""
+"""runtime.call.replay: calls that came before, which take no Python. Kernels are replaced by notes of arguments."""
 import gc
 import pathlib
 import subprocess

@@ -1,5 +1,5 @@
 """Plans of persistent float8 norms: which specs have one; they fit. Machine code: test_kernels_sass.py. Results:
-tests/gpu/norms/test_norm_quant_kept.py."""
+tests/gpu/norms/test_norm_quant_persistent.py."""
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
