@@ -135,7 +135,7 @@ def _contiguous(x):
     return x if x.stride()[-1] == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
-def _with_lines(x):
+def _gemm_layout(x):
     """x where gemm takes it: its last dimension is contiguous or, of a matrix, either; else a copy."""
     return x if x.stride()[-1:] == (1,) or (x.dim() == 2 and x.stride(0) == 1) else x.contiguous()
 
@@ -351,7 +351,7 @@ class Linear(nn.Linear):
         from .gemm.dense.ops import gemm  # with the first call: not everyone who wants a norm wants it
 
         check.tensor("input", input)
-        x = _with_lines(input)
+        x = _gemm_layout(input)
         if not x.dim() or x.shape[-1] != self.in_features:
             raise ValueError(f"input: shape is {tuple(x.shape)}, its last dimension must be in_features, "
                              f"{self.in_features}")

@@ -198,7 +198,7 @@ MUTANTS = (
                 last()
             self.make(s, dq, ring, a_part=i // cols, b_part=i % cols)
          """, WHOLE),
-        ("dq_room_written_over_before_it_left", """
+        ("dq_staging_overwritten_before_it_left", """
             tk.store_wait(pending)
             cute.arch.sync_warp()
             mine = cute.make_tensor(dq.tensor.iterator, cute.make_layout((4, quads)))
@@ -231,7 +231,7 @@ MUTANTS = (
             tk.store_wait(but * rows * cols, read=False)
             cute.arch.sync_warp()
          """, "cute.arch.sync_warp()", CHAIN),
-        ("dq_out_of_turn", "self.wait_turn(g, t, c, m, at)", "put(c.ready, Int32(1))", CHAIN),
+        ("dq_out_of_order", "self.wait_contributions(g, t, c, m, at)", "put(c.ready, Int32(1))", CHAIN),
         ("dq_sums_not_awaited", "tk.wait(s.dq_full[warp], c.sums.phase)", "cute.arch.sync_warp()", CHAIN)),
     *family(
         "backward", FOLDER + "backward/dq_kernel.py",

@@ -111,7 +111,7 @@ def _chunks(layer):
     for first in range(0, M, rows):
         part = slice(first, min(first + rows, M))
         z = memory[:part.stop - first, :V]
-        gemm(x[part], weight.t(), z, room=True)
+        gemm(x[part], weight.t(), z, writable_padding=True)
         yield part, z
 
 

@@ -125,9 +125,9 @@ def _cpu(x, weight, target, class_weight, ignore_index, reduction, label_smoothi
         nothing.zero_()
     if reduction != "none" and (grad_x or grad_weight):
         one = torch.ones((), device=x.device)
-        owes = 1.0 if reduction == "sum" else 1 / linear.gradient_factor(terms, x, one,
+        factor = 1.0 if reduction == "sum" else 1 / linear.gradient_factor(terms, x, one,
                                                                          _inverse(weight, target, terms)[None])
-        gradients = reference.linear_cross_entropy_backward(x, weight, target, one * owes, terms)
+        gradients = reference.linear_cross_entropy_backward(x, weight, target, one * factor, terms)
         for to, gradient in zip(found[3:], gradients):
             if to.numel():
                 to.copy_(gradient.view(to.shape))

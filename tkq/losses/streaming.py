@@ -1,4 +1,4 @@
-"""The losses of long rows of logits: every thread walks along its row and keeps two numbers of it."""
+"""The losses of long rows of logits: every thread streams its part of the row and keeps two numbers of it."""
 import functools
 import operator
 from typing import NamedTuple, Optional
@@ -17,7 +17,7 @@ from .class_rows import ClassRows, Options, Saved, Target, element, rows_of
 
 
 class Way(NamedTuple):
-    """What a thread walks along. x: its (vector, vectors of the row) in global memory. ring: (vector, vectors of a
+    """What a thread streams. x: its (vector, vectors of the row) in global memory. ring: (vector, vectors of a
     step, stages) in shared memory, or None. place: where it begins."""
 
     x: cute.Tensor
@@ -39,7 +39,7 @@ class StreamingRow:
     With load = "registers" there is no ring: a step's loads wait for memory, and the other blocks of the
     multiprocessor go on meanwhile. Where several blocks are on each, at different places of their rows, one's exchange,
     and the next one's start, are covered by the others; the longest rows, which seldom exchange, have one block with
-    more on its way. The blocks of a cluster walk side by side.
+    more on its way. The blocks of a cluster stream side by side.
     """
 
     def __init__(self, spec, config):
@@ -52,7 +52,7 @@ class StreamingRow:
         """One thread's."""
         rows, classes, online = self.rows, self.classes, self.online
         place, saved = rows.place(here, mX), Saved.of(mSaved, mAll, mX.shape[0])
-        given = mT[place.there]  # not needed before the row's end: the load has the whole walk to arrive
+        given = mT[place.there]  # not needed before the row's end: the load has the whole row to arrive
         top, total = self.over_row(self._way(mX, place), o)
         target, first = classes.known_target(Int64(given), mW, o), place.col <= 0
         z = self.at_target(mX, place, target, first, o)
@@ -75,7 +75,7 @@ class StreamingRow:
 
     @cute.jit
     def at_target(self, mX: cute.Tensor, place: Constexpr, target: Constexpr[Target], first, o: Constexpr[Options]):
-        """z of the target, in the row's first thread. From L2, where the walk has just brought it; it comes while the
+        """z of the target, in the row's first thread. From L2, where streaming has just brought it; it comes while the
         warps exchange."""
         z = Float32(0)
         if first & target.known:

@@ -16,17 +16,17 @@ def make(shape, *args):
     return cases.make(shape, *args, device="cpu")
 
 
-@pytest.mark.parametrize("walks", [False, True])
+@pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_values(monkeypatch, walks, reduction):
+def test_values(monkeypatch, streams, reduction):
     """Beside the reference, saved or not, and to the bit beside the two launches where both add up in one order."""
     rows.use(monkeypatch)
-    if walks:
+    if streams:
         monkeypatch.setattr(launch, "plan",
-                            lambda spec: rows.SHARED_BY_MANY if spec.kind == "backward" else rows.WALK)
+                            lambda spec: rows.SHARED_BY_MANY if spec.kind == "backward" else rows.STREAMING)
     logits, target = make((37, 40), "bf16", 3.0)
     weight = cases.class_weights(40, "bf16", device="cpu")
-    for options in ({}, dict(weight=weight), {} if walks else dict(weight=weight, **EVERYTHING)):
+    for options in ({}, dict(weight=weight), {} if streams else dict(weight=weight, **EVERYTHING)):
         terms = Terms(reduction=reduction, **options)
         check(logits, target, terms)
         recorded, saved = launch.forward(logits, target, terms)

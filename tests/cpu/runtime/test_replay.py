@@ -20,8 +20,7 @@ from tests.helpers.process import ffi_tensors
 from tkq.gemm.dense import plan
 from tkq.gemm.fp8 import ops as fp8_ops
 from tkq.gemm.fp8 import plan as fp8_plan
-from tkq.runtime.call import counters, debug, ops
-from tkq.runtime.call import replay
+from tkq.runtime.call import counters, debug, ops, replay
 from tkq.runtime.call.replay import Address, CallCache
 from tkq.runtime.compile import link
 

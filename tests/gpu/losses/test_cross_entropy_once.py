@@ -17,7 +17,7 @@ SHAPES = [(1, 256), (8, 256), (777, 1000), (1024, 8192), (1024, 64), (63, 131072
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.sampled(when=lambda V, reduction: reduction == "mean" or V in (256, 1000, 131072, 50257))
 def test_values_and_bits(M, V, reduction):
-    """Held rows and walks; saved or not; again and again, in memory that is NaN before."""
+    """Held and streamed rows; saved or not; again and again, in memory that is NaN before."""
     assert plan.single_launch(M, V, reduction)
     logits, target = make((M, V), "bf16", 2.0)
     target[0] = 0
@@ -42,7 +42,7 @@ def in_two(monkeypatch):
 
 @pytest.mark.parametrize("M, V", [(37, 40000), (11, 524288), (1030, 131072)])
 def test_in_two_launches(M, V, in_two):
-    """Walks, and a launch of its own for the total: what many long rows take."""
+    """Streamed rows, and a launch of its own for the total: what many long rows take."""
     logits, target = make((M, V), "bf16", 2.0)
     target[::3] = -100
     options = [dict()] if M > 1000 else [dict(), dict(label_smoothing=0.1, z_loss=1e-3, softcap=20.0)]

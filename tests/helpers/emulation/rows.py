@@ -17,7 +17,7 @@ from tkq.losses import class_rows, launch
 from tkq.losses import forward as loss_forward
 from tkq.losses import reduce as loss_total
 from tkq.losses import single_launch as loss_once
-from tkq.losses import streaming as loss_walk
+from tkq.losses import streaming as loss_streaming
 from tkq.losses.plan import StreamingConfig, TotalConfig
 from tkq.rows.one_pass import copies
 from tkq.rows.one_pass.kernel import Here
@@ -26,7 +26,7 @@ from tkq.runtime.compile import build, fake
 from tkq.softmax import backward, forward, online, ops
 
 ALONE = RowConfig(1, 32)  # a row to a thread
-WALK = StreamingConfig(1, 32, load="registers", vectors=2)  # the same, in steps
+STREAMING = StreamingConfig(1, 32, load="registers", vectors=2)  # the same, in steps
 SHARED_BY_MANY = RowConfig(4, 32, 3)  # where nothing is exchanged: threads and blocks to a row
 
 
@@ -141,10 +141,10 @@ def use(monkeypatch):
     for module in (online, forward, loss_forward, class_rows):
         if hasattr(module, "reciprocal"):
             monkeypatch.setattr(module, "reciprocal", reciprocal)
-    for module in (online, forward, backward, loss_forward, loss_walk, loss_backward, class_rows):
+    for module in (online, forward, backward, loss_forward, loss_streaming, loss_backward, class_rows):
         if hasattr(module, "exp"):
             monkeypatch.setattr(module, "exp", lambda x: cute.math.exp2(x * online.LOG2E))
-    for module in (online, loss_walk):
+    for module in (online, loss_streaming):
         monkeypatch.setattr(module, "larger", lambda a, b: cutlass.select_(a > b, a, b))
     for module in (ops, launch):
         monkeypatch.setattr(module, "_launchers", {})

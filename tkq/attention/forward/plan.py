@@ -79,7 +79,7 @@ _WIDE = {
 
 def fitted(head_dim: int, head_dim_v: int) -> AttentionConfig:
     """A configuration for any pair of tiles: the largest K and V tiles up to 128 keys that go with two consumers, and
-    then as much room for Q and O as is left, with the bridge where it is enough for the next task's Q."""
+    then as much room for Q and O as is left, with ``overlap_tasks`` where it is enough for the next task's Q."""
     panels = [head_dim_v // cols for cols in (64, 32) if head_dim_v % cols == 0]
     layouts = (dict(overlap_tasks=True), *(dict(q_stages=1, o_store_steps=n) for n in (1, *panels)))
     for kv, layout in itertools.product((128, 112, 96, 80, 64, 48), layouts):

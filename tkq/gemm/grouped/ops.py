@@ -255,8 +255,8 @@ def _scales(narrow, along, sizes, scales):
 def _majors(narrow, along_k, shape_a, stride_a, shape_b, stride_b, size):
     """b's contiguous dimension, "k" or "n", where strides are such that TMA takes them."""
     m_major = along_k and not narrow
-    a_lines, a_run = (stride_a[1], stride_a[0]) if m_major else stride_a
-    if a_run != 1 or a_lines * size % TMA_BYTES:
+    a_pitch, a_step = (stride_a[1], stride_a[0]) if m_major else stride_a
+    if a_step != 1 or a_pitch * size % TMA_BYTES:
         what = "column" if m_major else "row"
         raise ValueError(f"a: strides are {stride_a}, allowed is {what}-major with a pitch of a multiple of 16 bytes")
     *group, k, n = stride_b
