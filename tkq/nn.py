@@ -299,11 +299,11 @@ class GEGLU(SwiGLU):
 
 
 class RotaryEmbedding(nn.Module):
-    """Turns queries and keys by their positions, on `tkq.rope_qk`.
+    """Rotates queries and keys by their positions, on `tkq.rope_qk`.
 
-    dim: columns of a head that turn. max_seqlen: positions that the tables have. base, interleaved: as `rope_cos_sin`
+    dim: columns of a head that rotate. max_seqlen: positions that the tables have. base, interleaved: as `rope_cos_sin`
     and `rope_qk`. The tables, buffers `cos` and `sin`, are the module's own: no part of the state dict, float32, and of
-    the same values when the module is moved or cast. A model whose layers turn alike needs one module for all of them.
+    the same values when the module is moved or cast. A model whose layers rotate alike needs one module for all.
     """
 
     def __init__(self, dim: int, max_seqlen: int, base: float = 10000.0, *, interleaved: bool = False, device=None):

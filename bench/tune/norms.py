@@ -105,11 +105,11 @@ def _candidate(spec: NormSpec, config):
             return out
         return call
     types = [None if d is None else torch_type(d) for d in (spec.out, spec.total)]
-    asked = launch.Call(spec.kind, EPS, 0.0, *types, spec.stats, spec.scale)
+    options = launch.Call(spec.kind, EPS, 0.0, *types, spec.stats, spec.scale)
 
     def call_with_options(x, weight, bias, residual):
-        results = launch.allocate(asked, x)
-        run(*launch._arguments(asked, (x, residual), weight, bias, results), *units)
+        results = launch.allocate(options, x)
+        run(*launch._arguments(options, (x, residual), weight, bias, results), *units)
         return results[0]
 
     return call_with_options

@@ -153,11 +153,11 @@ class ClassRows:
 
     # ---- the loss ---------------------------------------------------------------------------------------------------
 
-    def loss(self, target, nll, lse, spread, o):
-        """A row's. nll: lse - z[target]. spread: sum(w * (lse - z)) over the classes, with label smoothing."""
+    def loss(self, target, nll, lse, smoothing_loss, o):
+        """A row's. nll: lse - z[target]. smoothing_loss: sum(w * (lse - z)) over the classes, with label smoothing."""
         loss = target.weight * nll
         if self.spec.smoothing:
-            loss = loss * (1.0 - o.smoothing) + spread * (o.smoothing * (1.0 / self.rows.N))
+            loss = loss * (1.0 - o.smoothing) + smoothing_loss * (o.smoothing * (1.0 / self.rows.N))
         loss = loss + cutlass.select_(o.z_loss == 0.0, Float32(0), o.z_loss * lse * lse)  # lse may be infinite
         return cutlass.select_(target.ignored, Float32(0), cutlass.select_(target.known, loss, Float32.nan))
 

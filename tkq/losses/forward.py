@@ -99,11 +99,11 @@ class HeldRow:
             tk.cluster_wait()
         top, total = online.join(mine, total, row)
         rest = log(total)
-        spread, weights = self.over_classes(row, mW, below, top + rest, o)
+        smoothing_loss, weights = self.over_classes(row, mW, below, top + rest, o)
         if self.followed:
             cute.arch.griddepcontrol_launch_dependents()
         first = place.col <= 0
-        loss = classes.loss(target, top - z + rest, top + rest, spread, o)
+        loss = classes.loss(target, top - z + rest, top + rest, smoothing_loss, o)
         writes = cutlass.select_(target.known, owner, first)
         classes.put_loss(mLoss, saved, loss, (top, rest, weights), place, writes, first, mX.shape[0])
         if mD is not None:
@@ -129,8 +129,8 @@ class HeldRow:
             distance.append(w * (online.values(row, j, o, neutral=below) - below))
             weights.append(w)
         weight = online.total(weights)
-        spread = weight * (lse - below) - online.total(distance)
-        return online.add_pairs(spread, weight, row._replace(stage=1))
+        smoothing_loss = weight * (lse - below) - online.total(distance)
+        return online.add_pairs(smoothing_loss, weight, row._replace(stage=1))
 
     def probabilities(self, row, exponentials, mine, top, total, o):
         """The function from j to vector j of the probabilities."""

@@ -27,7 +27,7 @@ def rope_cos_sin(seqlen: int, dim: int, base: float = 10000.0, *, dtype: torch.d
 
     Args:
         seqlen: positions 0 to seqlen - 1; 0 and more.
-        dim: columns of a head that turn; even.
+        dim: columns of a head that rotate; even.
         base: theta, above 0.
         dtype: float32 unless given; bfloat16 and float16 too.
         device: the current CUDA device where there is one, unless given; otherwise the CPU.

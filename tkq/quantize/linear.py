@@ -126,13 +126,13 @@ class _Linear(Function):
         keep = recording and any(ctx.needs_input_grad[3:3 + n])
         q, scale, *saved = _quantised(x, recipe, E4M3, keep)
         saved = list(saved)  # Dynamo of torch 2.11 has a tuple
-        ys, turn = [], recording and ctx.needs_input_grad[0]
+        ys, needs_dx = [], recording and ctx.needs_input_grad[0]
         for weight, bias in zip(weights, biases):
-            w, scale_w, *turned = quantize_fp8(weight, WEIGHTS[recipe.granularity],
-                                               transpose=turn and recipe.keep_weight)
+            w, scale_w, *transposed = quantize_fp8(weight, WEIGHTS[recipe.granularity],
+                                               transpose=needs_dx and recipe.keep_weight)
             ys.append(fp8_gemm(q, w.t(), scale, scale_w.t(), bias=bias, out_dtype=x.dtype))
-            saved += turned or [weight] * turn
-        if keep and turn:  # a result of nothing stands for x and the weights, whose float8 leads nowhere: `ops.once`
+            saved += transposed or [weight] * needs_dx
+        if keep and needs_dx:  # a result of nothing stands for x and the weights, whose float8 leads nowhere: `ops.once`
             ys.append(x.new_empty(0))
             saved.append(ys[-1])
         ctx.save_for_backward(*saved)
@@ -166,13 +166,13 @@ def _gradients(dy, weight, x, recipe, dtypes):
     """(dx, dweight), of dtypes. weight, x: the transposes' float8 and scales, None where dx or dweight is not wanted;
     of the weight it may be the weight itself, alone."""
     dx = dweight = None
-    q, scale, *turned = _quantised(dy, recipe, recipe.gradient, x is not None)
+    q, scale, *transposed = _quantised(dy, recipe, recipe.gradient, x is not None)
     if weight is not None:
         if not recipe.keep_weight:
             weight = quantize_fp8(*weight, WEIGHTS[recipe.granularity], transpose=True)[2:]
         dx = fp8_gemm(q, weight[0].t(), scale, weight[1].t(), out_dtype=dtypes[0])
     if x is not None:
-        dweight = fp8_gemm(turned[0], x[0].t(), turned[1], x[1].t(), out_dtype=dtypes[1],
+        dweight = fp8_gemm(transposed[0], x[0].t(), transposed[1], x[1].t(), out_dtype=dtypes[1],
                            accumulate="fp32" if x[0].shape[1] > LONG else None)
     return dx, dweight
 
@@ -180,8 +180,8 @@ def _gradients(dy, weight, x, recipe, dtypes):
 def _quantised(x, recipe, dtype, both):
     """(q, scale) of x (M, K); with ``both`` those of x.t() too, to whose rows zeros are added, to a multiple of 16."""
     if both:
-        q, scale, *turned = quantize_padded(x, recipe.granularity, dtype, _UNIT)
+        q, scale, *transposed = quantize_padded(x, recipe.granularity, dtype, _UNIT)
     else:
-        q, scale, *turned = quantize_fp8(x, recipe.granularity, dtype)
+        q, scale, *transposed = quantize_fp8(x, recipe.granularity, dtype)
     # not y, afterwards: a view could not be written in place
-    return q[:x.shape[0]], scale if recipe.granularity == "tensor" else scale[:x.shape[0]], *turned
+    return q[:x.shape[0]], scale if recipe.granularity == "tensor" else scale[:x.shape[0]], *transposed

@@ -44,8 +44,8 @@ def expectation(spec: GemmSpec, config: Config) -> Expectation:
                        smem=config.shared_bytes(spec) + 1024)
 
 
-def narrow_expectation(spec: GemmSpec, config: SmallMConfig) -> Expectation:
-    """As ``expectation``, of the narrow kernel: so few registers that two blocks fit and, but for a block that has its
+def small_m_expectation(spec: GemmSpec, config: SmallMConfig) -> Expectation:
+    """As ``expectation``, of the small-M kernel: so few registers that two blocks fit and, but for a block that has its
     processor for itself, so little shared memory."""
     places = 2 if config.shared_bytes(spec) <= SLOT_BYTES else 1
     return Expectation(tensor=STEP // 16, waits_per_mma=0.5, instructions=("UTMALDG", "STG"),
@@ -119,7 +119,7 @@ def _small_m():
 
 def _few_rows(spec, config, what="", quick=False):
     name = "_".join(filter(None, (f"gemm_{spec.dtype}_k{spec.b_major}_{spec.out}", what, config.name)))
-    return Shipped(name, small_m_plan.recipe(spec, config), narrow_expectation(spec, config), quick)
+    return Shipped(name, small_m_plan.recipe(spec, config), small_m_expectation(spec, config), quick)
 
 
 def _elements():
