@@ -123,20 +123,21 @@ class _Linear(Function):
         x, recipe, recording, *parameters = inputs
         n = len(parameters) // 2
         weights, biases = parameters[:n], parameters[n:]
-        keep = recording and any(ctx.needs_input_grad[3:3 + n])
-        q, scale, *saved = _quantised(x, recipe, E4M3, keep)
+        saves_x = recording and any(ctx.needs_input_grad[3:3 + n])
+        q, scale, *saved = _quantised(x, recipe, E4M3, saves_x)
         saved = list(saved)  # Dynamo of torch 2.11 has a tuple
         ys, needs_dx = [], recording and ctx.needs_input_grad[0]
         for weight, bias in zip(weights, biases):
             w, scale_w, *transposed = quantize_fp8(weight, WEIGHTS[recipe.granularity],
-                                               transpose=needs_dx and recipe.keep_weight)
+                                                   transpose=needs_dx and recipe.keep_weight)
             ys.append(fp8_gemm(q, w.t(), scale, scale_w.t(), bias=bias, out_dtype=x.dtype))
             saved += transposed or [weight] * needs_dx
-        if keep and needs_dx:  # a result of nothing stands for x and the weights, whose float8 leads nowhere: `ops.once`
+        # an empty result stands for x and the weights, whose float8 leads nowhere: `ops.once`
+        if saves_x and needs_dx:
             ys.append(x.new_empty(0))
             saved.append(ys[-1])
         ctx.save_for_backward(*saved)
-        ctx.recipe, ctx.keeps_x, ctx.dtype = recipe, keep, x.dtype
+        ctx.recipe, ctx.saves_x, ctx.dtype = recipe, saves_x, x.dtype
         ctx.weights, ctx.biased = [w.dtype for w in weights], [None if b is None else b.dtype for b in biases]
         ctx.set_materialize_grads(False)
         return tuple(ys)
@@ -145,7 +146,7 @@ class _Linear(Function):
     @functools.partial(ops.once, "Fp8Linear")
     def backward(ctx, *dys):
         n, saved = len(ctx.weights), ctx.saved_tensors
-        x, of_weights = (saved[:2], saved[2:]) if ctx.keeps_x else (None, saved)
+        x, of_weights = (saved[:2], saved[2:]) if ctx.saves_x else (None, saved)
         each, dys = 2 if ctx.recipe.keep_weight else 1, dys[:n]
         wants_x, _, _, *wants = ctx.needs_input_grad
         wants = [wanted and dys[i % n] is not None for i, wanted in enumerate(wants)]

@@ -54,7 +54,7 @@ def attention_packed():
 
 
 def attention_window():
-    from tests.gpu.attention.test_attention_window_halves import planned
+    from tests.gpu.attention.test_attention_window import planned
     from tests.helpers.attention.inputs import make
 
     num_sms(3)
