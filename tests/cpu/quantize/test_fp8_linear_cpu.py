@@ -122,7 +122,7 @@ def test_a_weight_that_is_not_kept(granularity):
 
 @pytest.mark.parametrize("of_x", (False, True))
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_what_is_kept(granularity, of_x):
+def test_what_is_saved(granularity, of_x):
     """x's float8 along the tokens, in place of x, which is quantised once for several layers; where x has a gradient,
     the weights' along the outputs. And then nothing, in x's and the weights' place, by a result of no elements."""
     ours = [layers(granularity=granularity)[0] for _ in range(2)]
