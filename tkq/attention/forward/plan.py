@@ -55,8 +55,8 @@ def _measured(spec, length):
 # Measured on an H100, B * S = 16384, H * D = 2048, at 1024, 4096 and 16384 keys, against others in the same run (see
 # docs/attempts.md).
 # head_dim 128: without ``overlap_tasks``, which was best while the softmax took longer: now causal problems of 1024 and
-#   4096 keys have 0.95 and 0.97 of what is planned with it, full ones 0.99 and 0.96. PingPong: 4096 keys, full, are 1.04
-# times
+#   4096 keys have 0.95 and 0.97 of what is planned with it, full ones 0.99 and 0.96. PingPong: 4096 keys, full, are
+#   1.04 times
 #   as fast without them; 1024 full have 0.99, causal 0.95, 4096 causal 0.97. Pairs of blocks with the widest tiles of K
 #   and V win where all is full and long; at 4096 keys they have 0.93. That long begins at 8192 is a guess between 4096
 #   and 16384.
