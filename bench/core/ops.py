@@ -68,17 +68,17 @@ OPS: dict[str, tuple[Part, ...]] = {
         Part("gemm", ("batched",), what="batched"),
     ),
     "fp8_gemm": (
-        Part("fp8_gemm", ("tensor", "row", "block")),
-        Part("fp8_gemm", ("line",), what="scales 1x128 on both"),
+        Part("fp8_gemm", ("tensor", "row", "1x128_128x128")),
+        Part("fp8_gemm", ("1x128_1x128",), what="scales 1x128 on both"),
         Part("fp8_gemm", ("epilogue",), what="bias and activation"),
         Part("fp8_gemm", ("few",), what="small M"),
     ),
     "grouped_gemm": (
-        Part("grouped_gemm", ("bf16", "row", "block")),
-        Part("grouped_gemm", ("gradient", "gradient_row", "gradient_line"), what="K-grouped"),
+        Part("grouped_gemm", ("bf16", "row", "1x128_128x128")),
+        Part("grouped_gemm", ("gradient", "gradient_row", "gradient_1x128"), what="K-grouped"),
     ),
     "quantize_fp8": (
-        Part("quantize", ("row", "block", "tile", "tensor")),
+        Part("quantize", ("row", "1x128", "128x128", "tensor")),
         Part("quantize", ("transpose",), what="with transpose"),
     ),
     "rmsnorm": (
@@ -93,12 +93,12 @@ OPS: dict[str, tuple[Part, ...]] = {
         Part("norm_backward", ("backward",), ("layernorm_backward",), "backward"),
     ),
     "rmsnorm_quant": (
-        Part("norms", ("quant",), ("rmsnorm_quant row", "rmsnorm_quant block", "rmsnorm_quant + residual",
-                                   "rmsnorm_quant + bias row", "rmsnorm_quant + bias block")),
+        Part("norms", ("quant",), ("rmsnorm_quant row", "rmsnorm_quant 1x128", "rmsnorm_quant + residual",
+                                   "rmsnorm_quant + bias row", "rmsnorm_quant + bias 1x128")),
     ),
     "layernorm_quant": (
-        Part("norms", ("quant",), ("layernorm_quant row", "layernorm_quant block", "layernorm_quant + bias row",
-                                   "layernorm_quant + bias block")),
+        Part("norms", ("quant",), ("layernorm_quant row", "layernorm_quant 1x128", "layernorm_quant + bias row",
+                                   "layernorm_quant + bias 1x128")),
     ),
     "softmax": (Part("softmax", ("forward",)), Part("softmax", ("backward",), what="backward")),
     "cross_entropy": (
@@ -206,12 +206,12 @@ NAMES = {("attention_forward", "varlen"): "flash_attn_varlen", "attention_forwar
          "both": "cross_entropy_and_gradient", "cross_entropy_mean": "cross_entropy, mean"}
 NAMES |= {f"{op}_backward": f"{op}, backward" for op in ("rmsnorm", "layernorm", "softmax", "cross_entropy")}
 # by the first word of an op: the other words as pages and pictures have them
-_FP8 = {"tensor": "scales per tensor", "row": "scales per row", "block": "scales 1x128 and 128x128",
-        "line": "scales 1x128 on both"}
-_ONE = {"tensor": "scales per tensor", "row": "scales per row", "block": "scales 1x128", "tile": "scales 128x128",
+_FP8 = {"tensor": "scales per tensor", "row": "scales per row", "1x128_128x128": "scales 1x128 and 128x128",
+        "1x128_1x128": "scales 1x128 on both"}
+_ONE = {"tensor": "scales per tensor", "row": "scales per row", "1x128": "scales 1x128", "128x128": "scales 128x128",
         "transpose": "with transpose"}
-_GROUPED = {"row": _FP8["row"], "block": _FP8["block"], "gradient": "K-grouped, bf16",
-            "gradient_row": f"K-grouped, {_FP8['row']}", "gradient_line": f"K-grouped, {_FP8['line']}"}
+_GROUPED = {"row": _FP8["row"], "1x128_128x128": _FP8["1x128_128x128"], "gradient": "K-grouped, bf16",
+            "gradient_row": f"K-grouped, {_FP8['row']}", "gradient_1x128": f"K-grouped, {_FP8['1x128_1x128']}"}
 FUNCTIONS = {"quantize": "quantize_fp8"}
 _CALLS = {"fp8_gemm": _FP8, "grouped_gemm": _GROUPED, "quantize_fp8": _ONE}
 WORDS = {"fp8_gemm": _FP8, "gemm": _FP8, "quantize": _ONE, "rmsnorm_quant": _ONE,
@@ -245,7 +245,7 @@ def shown_picture(bench: str, section: str) -> str:
 
 def is_float8(op: str, unit: str) -> bool:
     """Does a case's operation multiply float8? Of those that are judged by operations."""
-    words = {"fp8_gemm", "tensor", "row", "block", "tile", "line", "gradient_row", "gradient_line"}
+    words = {"fp8_gemm", *_FP8, "gradient_row", "gradient_1x128"}
     return unit == "TFLOP/s" and bool(words & set(op.split()))
 
 

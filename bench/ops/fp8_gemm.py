@@ -1,7 +1,7 @@
 """fp8_gemm against torch (cuBLASLt, CUTLASS) and QuACK: every scale granularity, small M, fused epilogues.
 
-    python -m bench.ops.fp8_gemm [--sections tensor,row,block,line,few,epilogue,calls] [--shapes 8192x8192x8192]
-    [--quick]
+    python -m bench.ops.fp8_gemm [--sections tensor,row,1x128_128x128,1x128_1x128,few,epilogue,calls]
+    [--shapes 8192x8192x8192] [--quick]
 
 Operands are randn, quantised before the clock runs; results bf16. From 4096^3 on a turn is a burst of 20 ms after 0.1 s
 of rest; --idle 0 takes turns at the power limit, `bench.studies.sustained` two seconds of each. "QuACK tuned" compiles
@@ -32,7 +32,7 @@ from tkq.testing.timing import relative_error
 LARGE = ((4096, 4096, 4096), (8192, 8192, 8192), (16384, 16384, 16384), (8192, 28672, 8192), (8192, 8192, 28672))
 FEW = tuple((m, 8192, 8192) for m in (1, 4, 16, 32, 64, 128))
 QUICK = (LARGE[0], LARGE[1], FEW[2])
-AT_LEAST = {"tensor": (0.98, 1.01), "row": (0.98, 1.01), "block": (1.00, 1.04)}  # at each shape, in the mean
+AT_LEAST = {"tensor": (0.98, 1.01), "row": (0.98, 1.01), "1x128_128x128": (1.00, 1.04)}  # at each shape, in the mean
 FEW_GBS, FEW_ROWS, CALL_US = 2200, 64, 14.0
 SAMPLE_ROWS = 128
 
@@ -78,13 +78,13 @@ def large_jobs(kind: str, shapes) -> Iterator[Job]:
 
 def few_jobs(shapes) -> Iterator[Job]:
     for shape in shapes:
-        for kind in ("tensor", "row", "block"):
+        for kind in ("tensor", "row", "1x128_128x128"):
             yield product_job("few", kind, shape, "GB/s")
 
 
 def epilogue_jobs(shapes) -> Iterator[Job]:
     for shape in shapes:
-        for kind in ("row", "tensor", "block"):
+        for kind in ("row", "tensor", "1x128_128x128"):
             for activation in (None, *ACTIVATIONS):
                 options = {"activation": activation}
                 yield product_job("epilogue", kind, shape, roof=Bound(("plain",), 0.97), options=options)
@@ -115,7 +115,7 @@ def _large(kind):
     return lambda shapes: large_jobs(kind, shapes)
 
 
-KINDS = ("tensor", "row", "block", "line")
+KINDS = ("tensor", "row", "1x128_128x128", "1x128_1x128")
 BENCH = Bench(
     "fp8_gemm", __doc__,
     {**{kind: _large(kind) for kind in KINDS}, "few": few_jobs, "epilogue": epilogue_jobs},

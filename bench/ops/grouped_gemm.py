@@ -1,6 +1,6 @@
-"""grouped_gemm against torch: bf16, float8 with row and block scales, equal and skewed groups; weight gradients.
+"""grouped_gemm against torch: bf16, float8 by rows and by 1x128, equal and skewed groups; weight gradients.
 
-    python -m bench.ops.grouped_gemm [--sections bf16,row,block,gradient,gradient_row,gradient_line,calls]
+    python -m bench.ops.grouped_gemm [--sections bf16,row,1x128_128x128,gradient,gradient_row,gradient_1x128,calls]
         [--shapes 8192x4096x4096] [--quick]
 
 16 groups; a shape is M (of all groups) x N x K; of gradients (K, N) is the result of each group. Results go to
@@ -59,8 +59,8 @@ PEERS = {"grouped_gemm": {"torch": _grouped, deepgemm.NAME: deepgemm.grouped},
 common.PEERS.update(PEERS)
 
 
-def _float8(x, block):
-    q, scale = tkq.quantize_fp8(x, block)
+def _float8(x, granularity):
+    q, scale = tkq.quantize_fp8(x, granularity)
     return q.view(torch.uint8), scale
 
 
@@ -75,7 +75,7 @@ def make_inputs(kind, m, n, k, offsets, seed):
     if kind == "gradient_row":  # each group's own scales, as torch wants them: here the same for all
         (a, sa), (b, sb) = (tkq.quantize_fp8(randn(m, cols).t().contiguous()) for cols in (k, n))
         return a, b.t(), offsets, sa.repeat(GROUPS, 1, 1), sb.t().repeat(GROUPS, 1, 1)
-    if kind == "gradient_line":
+    if kind == "gradient_1x128":
         (_, _, a, sa), (_, _, b, sb) = (tkq.quantize_fp8(randn(m, cols), "1x128", transpose=True) for cols in (k, n))
         return a, b.t(), offsets, sa, sb.t()
     if kind == "bf16":
@@ -133,7 +133,8 @@ def _section(kind):
     return lambda shapes: jobs(kind, shapes)
 
 
-SECTIONS = {kind: _section(kind) for kind in ("bf16", "row", "block", "gradient", "gradient_row", "gradient_line")}
+KINDS = ("bf16", "row", "1x128_128x128", "gradient", "gradient_row", "gradient_1x128")
+SECTIONS = {kind: _section(kind) for kind in KINDS}
 BENCH = Bench("grouped_gemm", __doc__, SECTIONS, shapes=dict.fromkeys(SECTIONS, SHAPES), quick=SHAPES[:1], calls=calls)
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """quantize_fp8 against torch.compile and a copy of as many bytes.
 
-    python -m bench.ops.quantize [--sections row,block,tile,tensor,transpose,calls] [--shapes 8192x8192] [--quick]
+    python -m bench.ops.quantize [--sections row,1x128,128x128,tensor,transpose,calls] [--shapes 8192x8192] [--quick]
 
 bf16 to e4m3. Bytes: 3 an element, 4 with the transpose; "tensor", and "row" with the transpose, read twice and are
 counted so: 5 and 6. Results go to OUT/quantize.json after every case. Exit status as the other benches'.
@@ -42,12 +42,11 @@ def _blocks(down, right):
     return f
 
 
-# the op's name in results: what it is called with
-GRANULARITIES = {"row": "row", "block": "1x128", "tile": "128x128", "tensor": "tensor"}
+GRANULARITIES = "row", "1x128", "128x128", "tensor"
 
 
 def _torch(granularity):
-    f = {"row": _row, "block": _blocks(1, 128), "tile": _blocks(128, 128)}[granularity]
+    f = {"row": _row, "1x128": _blocks(1, 128), "128x128": _blocks(128, 128)}[granularity]
     compiled = _compiled(f)
     return lambda x, bytes: compiled(x)
 
@@ -67,7 +66,7 @@ def jobs(granularity: str, transpose: bool, shapes) -> Iterator[Job]:
             return x, torch.zeros(m * n * per_element // 2, dtype=torch.uint8, device="cuda")
 
         def ours(x, bytes):
-            return tkq.quantize_fp8(x, GRANULARITIES[granularity], transpose=transpose)
+            return tkq.quantize_fp8(x, granularity, transpose=transpose)
 
         def error(name, given, output):
             if name == "copy":
@@ -75,8 +74,8 @@ def jobs(granularity: str, transpose: bool, shapes) -> Iterator[Job]:
             rows = slice(0, 256)
             wanted = given[0][rows].float()
             if granularity != "tensor":
-                wanted = dequantise(*quantize_fp8(wanted, BLOCKS[GRANULARITIES[granularity]]))
-            of = {"tensor": slice(None), "tile": slice(2)}.get(granularity, rows)
+                wanted = dequantise(*quantize_fp8(wanted, BLOCKS[granularity]))
+            of = {"tensor": slice(None), "128x128": slice(2)}.get(granularity, rows)
             scale = output[1][of]
             return relative_error(dequantise(output[0][rows], scale), wanted)
 
@@ -88,15 +87,14 @@ def jobs(granularity: str, transpose: bool, shapes) -> Iterator[Job]:
 
 
 def transposes(shapes) -> Iterator[Job]:
-    for granularity in ("row", "block", "tile"):
+    for granularity in ("row", "1x128", "128x128"):
         yield from jobs(granularity, True, shapes)
 
 
 def calls() -> dict[str, Call]:
     """Eager calls on small tensors, and on larger ones where x is read twice."""
     x, larger = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in ((128, 256), (1024, 1024)))
-    ours = {f"quantize_fp8 {g}": Call(lambda name=name: tkq.quantize_fp8(x, name), False, CALL_US)
-            for g, name in GRANULARITIES.items()}
+    ours = {f"quantize_fp8 {g}": Call(lambda g=g: tkq.quantize_fp8(x, g), False, CALL_US) for g in GRANULARITIES}
     for name, of in (("", x), (" 1024x1024", larger)):
         ours[f"quantize_fp8 row transpose{name}"] = Call(
             lambda of=of: tkq.quantize_fp8(of, "row", transpose=True), False, CALL_US)

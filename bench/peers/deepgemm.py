@@ -52,8 +52,8 @@ def bf16() -> Callable:
 
 
 def fp8(kind: str) -> Callable:
-    """f(a, b, scale_a, scale_b, ...) as bench/peers/fp8.py has it, of kind "block"."""
-    if kind != "block":
+    """f(a, b, scale_a, scale_b, ...) as bench/peers/fp8.py has it, of kind "1x128_128x128"."""
+    if kind != "1x128_128x128":
         raise NotImplementedError(f"DeepGEMM has no product of scales by {kind} that writes bf16")
     deep, ours = library(), _Prepared()
 
@@ -69,7 +69,7 @@ def fp8(kind: str) -> Callable:
 
 def grouped(kind: str) -> Callable:
     """f(a, b, offsets[, scale_a, scale_b]) as bench/ops/grouped_gemm.py has it, of groups along M."""
-    if kind not in ("bf16", "block"):
+    if kind not in ("bf16", "1x128_128x128"):
         raise NotImplementedError(f"DeepGEMM has no grouped product of kind {kind} that writes bf16")
     deep, ours = library(), _Prepared()
 

@@ -16,7 +16,7 @@ def torch_mm(kind: str) -> Callable:
     """torch's own (cuBLASLt, CUTLASS): f(a, b, scale_a, scale_b), to bf16, fast accumulation but for blocks."""
     if kind in ("tensor", "row"):
         return lambda a, b, sa, sb: torch._scaled_mm(a, b, sa, sb, out_dtype=torch.bfloat16, use_fast_accum=True)
-    wide = F.ScalingType.BlockWise128x128 if kind == "block" else F.ScalingType.BlockWise1x128
+    wide = F.ScalingType.BlockWise128x128 if kind == "1x128_128x128" else F.ScalingType.BlockWise1x128
     one = F.ScalingType.BlockWise1x128
 
     def run(a, b, sa, sb):
@@ -28,14 +28,15 @@ def torch_mm(kind: str) -> Callable:
 def torch_scales(kind: str, scale_a, scale_b):
     """The same scales in the orders of memory, or b's by columns, of which torch takes the first that it does not
     refuse."""
-    if kind not in ("block", "line"):
+    if kind not in ("1x128_128x128", "1x128_1x128"):
         return [(scale_a, scale_b)]
     tall = scale_a.t().contiguous().t()
     tall = tall.as_strided(tall.shape, (1, tall.shape[0]))  # of one row, too
     down, across = scale_b.t().contiguous().t(), scale_b.contiguous()
     padded = F.pad(scale_b, (0, 0, 0, -scale_b.shape[0] % 4)).t().contiguous().t()
     found = [(tall, down), (tall, across), (tall, padded)]
-    return found if kind == "block" else [*found, (tall, across.t()), (tall, down.t())]  # of blocks it may be square
+    # of blocks it may be square
+    return found if kind == "1x128_128x128" else [*found, (tall, across.t()), (tall, down.t())]
 
 
 _order: dict = {}  # kind -> which of torch_scales torch takes on this machine
@@ -85,7 +86,7 @@ PEERS = {"fp8_gemm": {"torch": _torch, "QuACK": _quack(False), "QuACK tuned": _q
 
 def names(kind: str) -> tuple[str, ...]:
     """The libraries that have products with such scales."""
-    deep = (deepgemm.NAME,) if kind in ("block", "line") else ()
+    deep = (deepgemm.NAME,) if kind in ("1x128_128x128", "1x128_1x128") else ()
     return (*bound_names(kind), *deep)
 
 
@@ -105,8 +106,8 @@ def operands(m: int, n: int, k: int, kind: str, seed: int) -> tuple:
         scale = x.abs().amax((1, 3), keepdim=True) / 448
         return (x / scale).to(FP8).view(rows, k), scale.view(rows // down, k // right)
 
-    of_a, of_b = {"tensor": ((0, 0),) * 2, "row": ((1, 0),) * 2, "block": ((1, 128), (128, 128)),
-                  "line": ((1, 128),) * 2}[kind]
+    of_a, of_b = {"tensor": ((0, 0),) * 2, "row": ((1, 0),) * 2, "1x128_128x128": ((1, 128), (128, 128)),
+                  "1x128_1x128": ((1, 128),) * 2}[kind]
     (a, sa), (b, sb) = quantised(m, of_a), quantised(n, of_b)
     if kind == "tensor":
         return a, b.t(), sa.view(()), sb.view(())

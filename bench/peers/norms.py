@@ -70,7 +70,7 @@ def _quantised(granularity: str, kind: str = "rmsnorm") -> Callable:
         wide, vector = x.float(), weight.float()
         y = (F.layer_norm(wide, wide.shape[-1:], vector, None, RMS_EPS) if kind == "layernorm" else
              _rmsnorm(wide, vector, None))
-        groups = y.unflatten(-1, (-1, GROUP)) if granularity == "block" else y.unsqueeze(-2)
+        groups = y.unflatten(-1, (-1, GROUP)) if granularity == "1x128" else y.unsqueeze(-2)
         scale = (groups.abs().amax(-1, keepdim=True) / 448.0).clamp_min(2.0**-126)
         q = (groups / scale).to(torch.float8_e4m3fn).flatten(-2)
         return q, scale.squeeze(-1)
@@ -115,16 +115,16 @@ PEERS: dict[str, dict[str, Callable[..., Callable]]] = liger_cute.added_to({
         "torch.compile": lambda: _compiled(_added),
     },
     "rmsnorm_quant row": {"plain": _plain, "torch.compile": lambda: _compiled(_quantised("row"))},
-    "rmsnorm_quant block": {"plain": _plain, "torch.compile": lambda: _compiled(_quantised("block"))},
+    "rmsnorm_quant 1x128": {"plain": _plain, "torch.compile": lambda: _compiled(_quantised("1x128"))},
     "rmsnorm_quant + bias row": {"plain": _plain},
-    "rmsnorm_quant + bias block": {"plain": _plain},
+    "rmsnorm_quant + bias 1x128": {"plain": _plain},
     "layernorm_quant row": {
         "plain": lambda: _plain("layernorm"),
         "torch.compile": lambda: _compiled(_quantised("row", "layernorm")),
     },
-    "layernorm_quant block": {"plain": lambda: _plain("layernorm")},
+    "layernorm_quant 1x128": {"plain": lambda: _plain("layernorm")},
     "layernorm_quant + bias row": {"plain": lambda: _plain("layernorm")},
-    "layernorm_quant + bias block": {"plain": lambda: _plain("layernorm")},
+    "layernorm_quant + bias 1x128": {"plain": lambda: _plain("layernorm")},
     "rmsnorm_quant + residual": {"plain": _plain_added},
     "rmsnorm heads": {
         "copy": lambda: lambda x, weight: copied(x),

@@ -145,13 +145,14 @@ def listed(names: Iterable[str]) -> str:
 
 
 def _named(cases: list[Case]) -> list[str]:
-    """The operation of each, and its section where one operation has the same shape in several."""
+    """The operation of each, and its section where one operation has the same shape in several and does not say it."""
     names = [ops.shown(case.op, case.section) for case in cases]
     sections: dict[tuple, set] = {}
     for name, case in zip(names, cases):
         sections.setdefault((name, case.shape), set()).add(case.section)
     several = {name for (name, _), found in sections.items() if len(found) > 1}
-    return [listed([name]) + f", {case.section}" * (name in several) for name, case in zip(names, cases)]
+    return [listed([name]) + f", {case.section}" * (name in several and case.section not in case.op.split())
+            for name, case in zip(names, cases)]
 
 
 def _case_row(case: Case) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Large GEMMs, 8192^3, as bursts after idle and sustained, against torch, QuACK and DeepGEMM, with clock and power.
 
-    python -m bench.studies.sustained [--kinds bf16,tensor,row,block] [--shapes 8192x8192x8192] [--seconds 2] [--rounds
-    7]
+    python -m bench.studies.sustained [--kinds bf16,tensor,row,1x128_128x128] [--shapes 8192x8192x8192] [--seconds 2]
+    [--rounds 7]
 
 Shapes are MxNxK. A burst: 10 ms, after as long a lead-in, after 0.15 s without work; all take turns (none with
 --rounds 0). Sustained: a quarter of a second of each, then each works for some seconds, in two turns with nothing
@@ -28,7 +28,7 @@ from bench.peers import fp8, gemm
 from tkq.runtime import ignore_tuned
 from tkq.testing import timing
 
-KINDS = ("bf16", "tensor", "row", "block")
+KINDS = ("bf16", "tensor", "row", "1x128_128x128")
 OTHERS = ("QuACK", "QuACK tuned", "DeepGEMM")  # that may be missing, and be left out
 IDLE, BURST, PIECE, LEAD_IN = 0.15, 0.01, 0.1, 0.25  # seconds
 

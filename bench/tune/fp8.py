@@ -1,4 +1,4 @@
-"""Time configurations of the float8 GEMM against torch: `python -m bench.tune.fp8 [--kinds block] [--out FILE]`.
+"""Time configurations of the float8 GEMM against torch: `python -m bench.tune.fp8 [--kinds row] [--out FILE]`.
 
 As bench/tune/gemm.py: every round lets each variant work once, in an order that changes; what counts is the median over
 the rounds of torch's time / the variant's time in the same round. "NAME + ACTIVATION" has a bias and that activation,
@@ -19,7 +19,7 @@ from tkq.gemm.fp8.config import Fp8Config
 from tkq.gemm.fp8.plan import best_tile, fit_to_spec, launch
 from tkq.gemm.fp8.small_m_config import SmallMFp8Config
 from tkq.gemm.fp8.spec import Fp8Spec
-from tkq.granularity import PRODUCTS, scales_of
+from tkq.granularity import scales_of
 
 TALL = Fp8Config(m=256, n=128, cluster_along_n=True, wgmma_in_flight=0)
 PIPELINED = Fp8Config(n=192, stages=4, split=2, store_row_bytes=64, pdl=True, promotion_unroll=8)
@@ -160,8 +160,6 @@ SMALL = {
                                    stagger_stages=0, pdl=True),
     "64x64 pipelined 4 pdl": replace(FEW, split=2, promotion_unroll=4),
 }
-# the kind, as results name it: the pair of granularities
-KINDS = {**{name: name for name in PRODUCTS}, "block": "1x128_128x128", "line": "1x128_1x128"}
 SIZES = "4096,8192,16384,8192x28672x8192,8192x8192x28672"
 EMPTY = "1x8192x8192,16x8192x8192,64x8192x8192"
 
@@ -169,7 +167,7 @@ EMPTY = "1x8192x8192,16x8192x8192,64x8192x8192"
 def variants(kind: str, few=None) -> dict[str, Fp8Config]:
     """few: the sizes of a product of few tiles."""
     if not few:
-        return PROMOTED if "128" in KINDS[kind] else FAST
+        return PROMOTED if "128" in kind else FAST
     tile = best_tile(spec(kind), *few, 132)
     best = {"tile": tile, "tile without pdl": replace(tile, pdl=False)}
     return best | (SMALL if few[0] <= 64 else {}) | sharing(kind, few)
@@ -195,7 +193,7 @@ def parts(name: str) -> tuple[str, str]:
 
 def spec(kind: str, name: str = "") -> Fp8Spec:
     epilogue = parts(name)[1]
-    return Fp8Spec(**scales_of(KINDS[kind]), promote="128" in KINDS[kind], bias="bf16" if epilogue else None,
+    return Fp8Spec(**scales_of(kind), promote="128" in kind, bias="bf16" if epilogue else None,
                    activation=activation(name))
 
 
@@ -210,7 +208,7 @@ def config(kind: str, few, name: str) -> Fp8Config:
 
 def arguments(argv=None):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--kinds", default="tensor,row,block")
+    p.add_argument("--kinds", default="tensor,row,1x128_128x128")
     p.add_argument("--sizes", help=f"MxNxK, or one number for all three; {SIZES} or, with --small, {EMPTY}")
     p.add_argument("--small", action="store_true", help="the variants for products of few tiles")
     p.add_argument("--zeros", action="store_true", help="operands of zeros, which cost the tensor cores little power: "

@@ -116,7 +116,7 @@ MUTANTS = (
         ("no_wait_for_a_stage", "s.pipe.wait(u.full)", "", FP8),
         ("scales_of_the_rows_below", "return t.row * self.config.m", "return t.row * self.config.m + 1",
          BLOCKS),
-        ("scales_not_awaited", "tk.copy_async_arrive(sem)", "cute.arch.mbarrier_arrive(sem.ptr)",
+        ("scales_not_awaited", "tk.copy_async_arrive(sem)", "cutlass.cute.arch.mbarrier_arrive(sem.ptr)",
          pressed("loads-fp8_blocks"))),
     *family(
         "fp8", FOLDER + "fp8/mainloop.py",

@@ -173,7 +173,7 @@ MUTANTS = (
         ("cooperative_amax_read_before_all_found_theirs", """
             _wait_for(found, tiles)
             if number == 0:  # all blocks have read it
-         """, "if number == 0:  # all blocks have read it", QUANTIZE),
+         """, "if number == 0:  # all blocks have read it", pressed("barriers-quantize_few")),
         ("cooperative_counted_before_all_threads_found", """
             tk.sync_block()
             if t == 0:

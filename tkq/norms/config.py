@@ -61,17 +61,11 @@ def packed_words(spec: NormSpec, config: Config) -> int:
     return -(-per * bits // 32)
 
 
-def recomputes_output(spec: NormSpec, config: Config) -> bool:
-    """Are float8 results computed twice, from x in shared memory (`fp8_long_rows.RecomputeOutput`), or do they wait in
-    registers for their scale?"""
-    return spec.scale is not None and config.load == "shared"
-
-
 def waits_together(spec: NormSpec, config: Config) -> bool:
     """Do a thread's rows wait for their cluster together (`LayerNormMultiRow`), or one after the other?"""
     t = config.tile(spec)
-    return (spec.kind == "layernorm" and (not spec.scale or recomputes_output(spec, config)) and
-            config.rows_per_thread > 1 and t.cluster > 1 and t.even(spec.N))
+    return (spec.kind == "layernorm" and not spec.scale and config.rows_per_thread > 1 and t.cluster > 1 and
+            t.even(spec.N))
 
 
 def check(spec: NormSpec, config: Config) -> None:
@@ -79,6 +73,8 @@ def check(spec: NormSpec, config: Config) -> None:
     t = config.tile(spec)
     if config.load not in ("registers", "shared"):
         raise ValueError(f"load: got {config.load!r}, allowed are registers, shared")
+    if config.load == "shared" and spec.scale:
+        raise ValueError("load: got 'shared', allowed is registers for float8 results, where they wait for their scale")
     narrowest = min(WIDTH[d] for d in (spec.x, spec.residual) if d)
     if config.load == "shared" and spec.vector * narrowest < 32:
         raise ValueError(f"load: cp.async copies at least 4 bytes, got a vector of {spec.vector} {spec.x}")
@@ -90,8 +86,6 @@ def check(spec: NormSpec, config: Config) -> None:
         raise ValueError(f"cluster of {t.cluster}, {smem_bytes(spec, config)} bytes of shared memory: too much")
     if config.min_blocks_per_sm:
         _check_blocks(spec, config)
-    if recomputes_output(spec, config):
-        _check_recompute(spec, config)
 
 
 def _check_blocks(spec, config):
@@ -101,12 +95,3 @@ def _check_blocks(spec, config):
     if blocks < 0 or room > SMEM_BYTES or blocks * t.threads * 32 > REGISTERS:
         raise ValueError(f"min_blocks_per_sm: got {blocks} blocks of {t.threads} threads, {room} bytes of shared "
                          f"memory, allowed are 0 and what fits in {SMEM_BYTES} bytes and {REGISTERS} registers")
-
-
-def _check_recompute(spec, config):
-    t = config.tile(spec)
-    if spec.kind != "layernorm" or spec.heads or spec.scale != "row":
-        raise ValueError(f"load: 'shared' is for a float8 layernorm with one scale to a row, without heads, "
-                         f"got {spec}")
-    if t.cluster < 2 or t.rows > 1:
-        raise ValueError(f"load: float8 results of 'shared' are of a row for a cluster of blocks, got {t}")

@@ -4,7 +4,7 @@ from typing import Optional
 
 from ..dtypes import WIDTH
 from ..rows.one_pass import plan as row_plan
-from .config import PACKED_WORDS, Config, check, packed_words, recomputes_output
+from .config import PACKED_WORDS, Config, check, packed_words
 from .spec import NormSpec
 
 # (largest row in bytes, the residual's among them; config), for whole 16-byte accesses. Measured on an H100 in bf16
@@ -88,16 +88,14 @@ def _narrow(spec: NormSpec) -> Config:
 # Rows of layernorm above these bytes, for which the tables above take too many registers. (largest row of x in bytes;
 # config) where weight and bias are no more bytes than x, by scale ("sum": a row's, with a residual); None, and what is
 # not here: the tables above. Most longer rows, those with more of weight and bias, and scales of 128 columns are
-# `fp8_persistent_plan`'s, which comes first. Milliseconds on an H100 beside those of plain layernorm: N 131072 (M 8192)
-# 1.120 of 1.415; 262144 (M 4096) with a residual 2.505 of 3.062.
+# `fp8_persistent_plan`'s, which comes first. Milliseconds on an H100 beside those of plain layernorm: N 262144 (M 4096)
+# with a residual 2.505 of 3.062.
 LONG_FROM_BYTES = 131072
 _LONG = {
-    "row": ((262144, Config(128, 128, 16, "shared", rows_per_thread=2, min_blocks_per_sm=5)),),
+    "row": ((262144, Config(128, 128, 16, prefetch_weight=False)),),
     "sum": ((262144, None), (524288, Config(512, 512, 16, prefetch_weight=False, min_blocks_per_sm=2))),
     None: ((262144, Config(128, 128, 16, "shared")),),
 }
-# in place of the first, where its blocks would not have as many columns each: asking what is inside takes registers
-_LONG_UNEVEN = Config(256, 256, 8, "shared", prefetch_weight=False, rows_per_thread=2, min_blocks_per_sm=3)
 
 
 def _is_long(spec) -> bool:
@@ -113,8 +111,7 @@ def _long(spec: NormSpec) -> Optional[Config]:
     scale = spec.scale
     if spec.residual:
         scale = "sum" if scale == "row" else "none such"
-    config = next((config for limit, config in _LONG.get(scale, ()) if spec.N * spec.width // 8 <= limit), None)
-    return _LONG_UNEVEN if scale == "row" and config and not config.tile(spec).even(spec.N) else config
+    return next((config for limit, config in _LONG.get(scale, ()) if spec.N * spec.width // 8 <= limit), None)
 
 
 def plan(spec: NormSpec) -> Config:
@@ -137,20 +134,12 @@ def variants(spec: NormSpec) -> list[Config]:
     return list(dict.fromkeys([*found, *_long_variants(spec)]))
 
 
-# (blocks of a cluster, threads, rows at once, blocks on an SM)
-_LONG_GEOMETRIES = ((16, 256, 2, 3), (16, 256, 2, 4), (16, 256, 1, 3), (16, 256, 1, 4), (16, 256, 3, 2),
-                    (16, 256, 3, 4), (16, 512, 2, 2), (16, 128, 2, 5), (8, 256, 2, 3))
-
-
 def _long_variants(spec):
-    """Of long rows of a float8 layernorm: several blocks on an SM."""
+    """Of long rows of a float8 layernorm: two blocks on an SM."""
     if not (_is_long(spec) and spec.scale):
         return []
-    found = [Config(threads, threads, cluster, "shared", early, rows, blocks)
-             for cluster, threads, rows, blocks in _LONG_GEOMETRIES for early in (True, False)]
-    found += [Config(512, 512, cluster, "registers", early, 1, 2) for cluster in (8, 16) for early in (True, False)]
-    return [c for c in found if _serves(spec, c) and
-            (recomputes_output(spec, c) or c.tile(spec).per_thread <= 32)]
+    found = [Config(512, 512, cluster, "registers", early, 1, 2) for cluster in (8, 16) for early in (True, False)]
+    return [c for c in found if _serves(spec, c) and c.tile(spec).per_thread <= 32]
 
 
 def _serves(spec, config) -> bool:
@@ -162,7 +151,7 @@ def _serves(spec, config) -> bool:
 
 
 def _worth(spec: NormSpec, config: Config) -> bool:
-    if not _serves(spec, config) or recomputes_output(spec, config):
+    if not _serves(spec, config):
         return False
     t = config.tile(spec)
     held = t.cols * spec.loaded // 8 * t.rows * config.rows_per_thread

@@ -38,7 +38,7 @@ def test_without_a_gpu_it_says_so(capsys, monkeypatch):
     (["rmsnrom"], "op: unknown rmsnrom; did you mean rmsnorm? Valid: flash_attn, flash_attn_varlen, gemm,"),
     (["--against", "quack,fa5"],
      "--against: unknown fa5; did you mean fa4? Valid: torch.compile, cudnn, cublas, quack, quack-tuned, fa4, liger"),
-    (["--sections", "zzz"], "--sections: unknown zzz. Valid: backward, batched, bf16, block,"),
+    (["--sections", "zzz"], "--sections: unknown zzz. Valid: 128x128, 1x128, 1x128_128x128, 1x128_1x128,"),
     (["--part", "4/4"], "got '4/4', allowed is such as 0/4"),
     (["--again", "gemm"], "--again: unknown gemm. Valid: short, peers"),
     (["--rounds", "5"], "--rounds: at least 7, so that a median means something; got 5"),

@@ -172,7 +172,7 @@ def test_groups_of_deepgemm():
         deepgemm._rows(torch.tensor([100, 256]), 256)
 
 
-@pytest.mark.parametrize("make, kind", ((deepgemm.fp8, "line"), (deepgemm.fp8, "row"),
+@pytest.mark.parametrize("make, kind", ((deepgemm.fp8, "1x128_1x128"), (deepgemm.fp8, "row"),
                                         (deepgemm.grouped, "row"), (deepgemm.grouped, "gradient")))
 def test_what_deepgemm_has_no_product_for_is_said_before_it_is_imported(make, kind):
     with pytest.raises(NotImplementedError, match="DeepGEMM has no "):

@@ -99,7 +99,7 @@ def test_candidates_agree(kind, monkeypatch):
 
 @pytest.mark.parametrize("kind, others", (
     ("bf16", ("QuACK", "QuACK tuned", "DeepGEMM")), ("tensor", ("QuACK", "QuACK tuned")), ("row", ()),
-    ("block", ("DeepGEMM",))))
+    ("1x128_128x128", ("DeepGEMM",))))
 def test_others_are_beside_where_they_have_such_a_product(kind, others):
     makers, _ = sustained.candidates(kind, 128, 128, 128)
     assert list(makers) == ["torch", *others, "tkq"] and set(others) <= set(sustained.OTHERS)

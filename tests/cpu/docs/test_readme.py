@@ -140,8 +140,8 @@ def test_a_table_shows_the_fastest_rival_and_not_the_roof():
 
 
 @pytest.mark.parametrize("name, wanted", [
-    ("CPU per eager call: fp8_gemm line tkq", "CPU per eager call: fp8_gemm, scales 1x128 on both, tkq"),
-    ("CPU per eager call: quantize_fp8 tile", "CPU per eager call: quantize_fp8, scales 128x128"),
+    ("CPU per eager call: fp8_gemm 1x128_1x128 tkq", "CPU per eager call: fp8_gemm, scales 1x128 on both, tkq"),
+    ("CPU per eager call: quantize_fp8 128x128", "CPU per eager call: quantize_fp8, scales 128x128"),
     ("CPU per eager call: quantize_fp8 row transpose 1024x1024",
      "CPU per eager call: quantize_fp8, scales per row, transpose, 1024x1024"),
     ("CPU per eager call: grouped_gemm bf16 tkq", "CPU per eager call: grouped_gemm bf16 tkq"),
@@ -152,8 +152,9 @@ def test_costs_have_the_words_of_pages(name, wanted):
 
 
 @pytest.mark.parametrize("bench, section, wanted", [
-    ("fp8_gemm", "line", "fp8_gemm, scales 1x128 on both"), ("quantize", "tile", "quantize_fp8, scales 128x128"),
-    ("grouped_gemm", "gradient_line", "grouped_gemm, K-grouped, scales 1x128 on both"),
+    ("fp8_gemm", "1x128_1x128", "fp8_gemm, scales 1x128 on both"),
+    ("quantize", "128x128", "quantize_fp8, scales 128x128"),
+    ("grouped_gemm", "gradient_1x128", "grouped_gemm, K-grouped, scales 1x128 on both"),
     ("attention_forward", "dense", "attention forward dense"), ("fp8_gemm", "few", "fp8 gemm few")])
 def test_pictures_have_the_words_of_pages(bench, section, wanted):
     assert ops.shown_picture(bench, section) == wanted

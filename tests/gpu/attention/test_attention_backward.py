@@ -89,6 +89,7 @@ def test_gradient_of_lse(dim, causal):
 
 @pytest.mark.parametrize("dim", (96, 192, 256))
 @pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.sampled(when=lambda dim, causal: causal == (dim != 192))
 def test_fp16_hard_data(dim, causal):
     q, k, v, do = make(2, 517, 517, 4, 2, dim, torch.float16, dim_v=128 if dim == 192 else None)
     compare(q * 20, k, v, do, causal, what="large scores")

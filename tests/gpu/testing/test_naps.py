@@ -4,14 +4,17 @@ import pytest
 
 from tests.helpers.process import fresh
 from tests.helpers.sanitizer import pressed
+from tests.mutants import mutant
+from tests.mutants.every import MUTANTS
 
 PROGRAM = """
 import sys
 from tests.helpers.sanitizer import pressed
 pressed.main(*sys.argv[1:])
 """
-# Forks of a process that has these: importing them takes longer than most cases. No import starts CUDA.
-IMPORTS = "torch, pytest, cutlass.cute, tvm_ffi"
+# Forks of a process that has these: importing them takes longer than most cases. None of them starts CUDA, which a fork
+# cannot use; tvm_ffi does (it asks torch for devices), and has to come later.
+IMPORTS = "torch, pytest, cutlass.cute"
 
 LOADED = (
     "attention", "attention_bridge", "attention_packed", "attention_window", "backward_in_background",
@@ -24,6 +27,7 @@ FIRSTS = "backward_first_at_once", "backward_chain"
 ROLES = ("attention", "attention_window", "backward_in_background", "backward_of_one_task", "backward_wide_one_p",
          "backward_in_order", "backward_chain", "backward_seamless")
 STARTED = "norm_backward_cluster", "norm_cluster", "softmax", "cross_entropy"
+CATCHING = {m.tests for m in MUTANTS}  # the everyday run has what a fault is caught by, --slow the others too
 COUNTED = "quantize", "quantize_few", "quantize_claimed", "quantize_claimed_few"
 
 
@@ -35,6 +39,7 @@ def ids(kind, cases):
                          + ids("loads", CLUSTER) + ids("reads", CLUSTER) + ids("reads", LOADED)
                          + ids("stores", STORED) + ids("firsts", FIRSTS) + ids("roles", ROLES)
                          + ids("barriers", COUNTED) + ids("starts", STARTED))
+@pytest.mark.sampled(when=lambda kind, case: mutant.pressed(f"{kind}-{case}") in CATCHING)
 def test_under_pressure(kind, case):
     found = fresh.run(PROGRAM, kind, case, imports=IMPORTS, timeout=100)
     assert found.returncode == 0, "\n".join((found.stdout + found.stderr).splitlines()[-8:])

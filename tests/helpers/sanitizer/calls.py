@@ -125,8 +125,7 @@ def quant(device):
             x, weight = on(device, randn(0, 9, N), randn(1, N))
             q, scale = tkq.rmsnorm_quant(x, weight, granularity=granularity)
             yield f"rmsnorm_quant {N} {granularity}", (q, scale)
-    for N in (1024,
-              131072):  # results in registers; computed twice, two rows at once (`fp8_long_rows.RecomputeOutput`)
+    for N in (1024, 131072):  # a block to a row; a cluster
         x, weight = on(device, randn(0, 5, N), randn(1, N))
         q, scale = tkq.layernorm_quant(x, weight)
         yield f"layernorm_quant {N}", (q, scale)

@@ -5,9 +5,8 @@ import cuda.bindings.driver as cuda
 import cutlass.cute as cute
 from cutlass import Float32
 
-from ..config import recomputes_output, waits_together
+from ..config import waits_together
 from . import arguments
-from .fp8_long_rows import RecomputeOutput
 from .fp8_output import Fp8Output
 from .layernorm import LayerNorm
 from .layernorm_multi_row import LayerNormMultiRow
@@ -56,12 +55,10 @@ def norm_of(spec, config):
     return LayerNormMultiRow if waits_together(spec, config) else LayerNorm
 
 
-def output_of(spec, config):
+def output_of(spec):
     """The class of a RowNorm's output."""
-    if spec.scale is None:
-        return Output
-    return RecomputeOutput if recomputes_output(spec, config) else Fp8Output
+    return Output if spec.scale is None else Fp8Output
 
 
 def _row_norm(spec, config):
-    return RowNorm(spec, config, norm_of(spec, config)(), output_of(spec, config)())
+    return RowNorm(spec, config, norm_of(spec, config)(), output_of(spec)())

@@ -1,10 +1,10 @@
 """RowNorm: the one-pass kernel of rmsnorm and layernorm, on ReductionBase. A row stays on the chip.
 
 A thread holds `blocks` vectors of a row, of `rows_per_thread` rows at once. It starts all its loads before it waits for
-any. The kernel is composed of two parts, which `build.build` chooses:
+any. The kernel is composed of two parts, which `kernel` chooses:
 
   norm     RMSNorm | LayerNorm | LayerNormMultiRow: a row's statistics, and an element's normalised value
-  output   Output | Fp8Output | RecomputeOutput: the results, and their way to memory
+  output   Output | Fp8Output: the results, and their way to memory
 """
 from dataclasses import dataclass
 from typing import NamedTuple, Optional
@@ -193,7 +193,7 @@ class RowNorm(ReductionBase):
         """Vector j of weight or bias, as fp32; None where there is none."""
         if m is None:
             return None
-        return self.output.widened(held[None, j]) if held is not None else vector_of(self, m, coord, inside, j)
+        return held[None, j].load().to(Float32) if held is not None else vector_of(self, m, coord, inside, j)
 
     # ---- stores ---------------------------------------------------------------------------------------
 
@@ -222,7 +222,7 @@ class RowNorm(ReductionBase):
 
     def _row(self, data, r, rank, mine, buffer, mbar_ptr):
         stages = [e * self.config.rows_per_thread + r for e in range(self.spec.exchanges)]
-        return self.output.row(data, mine.inside, rank, tuple(buffer[None, None, s] for s in stages),
+        return Row(data, mine.inside, rank, tuple(buffer[None, None, s] for s in stages),
                    tuple(mbar_ptr + s if self.cluster_n > 1 else None for s in stages))
 
     def seen(self, row, j):
@@ -284,13 +284,7 @@ def _vector_atom(kernel, m):
 
 class Output:
     """A part of RowNorm: results in x's type or another, each stored when it is there, or with `Config.split` all at
-    the end. row: the class of a thread's part of a row."""
-
-    row = Row
-
-    def widened(self, x):
-        """A vector of weight or bias that came early, as fp32."""
-        return x.load().to(Float32)
+    the end."""
 
     def finish(self, kernel, g, parts, mine, statistics, affine):
         """Compute the results and store them."""
