@@ -121,7 +121,7 @@ def _recorded(ctx, q, k, v, sinks, how):
     options, deterministic, return_lse = how
     found = _call_cache.take(q, k, v, sinks, *options, True)
     o, lse = found or (forward if q.is_cuda else _cpu)(q, k, v, sinks, options, True)
-    autograd.keep(ctx, (q, k, v, sinks, o, lse), options, deterministic)
+    autograd.save(ctx, (q, k, v, sinks, o, lse), options, deterministic)
     return autograd.both(ctx, o, lse) if return_lse else o
 
 

@@ -122,7 +122,7 @@ def _recorded(ctx, q, k, v, sinks, how):
     lengths, options, deterministic, return_lse = how
     found = _call_cache.take(q, k, v, sinks, *lengths, *options, True)
     o, lse = found or (forward if q.is_cuda else _cpu)(q, k, v, sinks, lengths, options, True)
-    autograd.keep(ctx, (q, k, v, sinks, o, lse), options, deterministic, lengths)
+    autograd.save(ctx, (q, k, v, sinks, o, lse), options, deterministic, lengths)
     return autograd.both(ctx, o, lse) if return_lse else o
 
 
