@@ -41,10 +41,10 @@ def forward(logits: Tensor, target: Tensor, terms: tuple, save: bool = True) -> 
             index = logits.get_device()
             make, saved, scratch = alloc.maker(index), None, None
             if each:
-                lines = tuple(target.shape)
+                sizes = tuple(target.shape)
                 if save:
                     saved = make((2 * M + 2,), (1,), torch.float32)
-                loss = make(lines, (1,) if len(lines) == 1 else alloc.strides(lines), torch.float32)
+                loss = make(sizes, (1,) if len(sizes) == 1 else alloc.strides(sizes), torch.float32)
             else:
                 if save or not one:
                     saved = make((3 * M + 2,), (1,), torch.float32)

@@ -192,8 +192,8 @@ def _runs(granularity, x, m, n, strides, aligned, out, transpose, index):
     """(kernel, of how many it finds the largest in memory; None of the norms' kernel; does it take a workspace for it
     that calls share?) for a kind of call. aligned: x's address modulo 16. Raises where something is wrong, and where
     there is nothing to quantise."""
-    lines = m * n and (n == 1 or strides[1] == 1)
-    if granularity not in GRANULARITIES or not lines:
+    readable = m * n and (n == 1 or strides[1] == 1)
+    if granularity not in GRANULARITIES or not readable:
         raise ValueError
     arch.require_hopper(arch.device(index))
     size, names = x.itemsize, (dtypes.name_of(x), dtypes.name_of(out))

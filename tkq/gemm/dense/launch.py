@@ -282,8 +282,8 @@ def tunable(a, b, *, bias=None, activation=None, c=None, alpha=1.0, beta=0.0, ou
 
 def shape_of(a, b, activation) -> tuple:
     """The result's."""
-    *lines, _ = a.shape
-    return (*lines, b.shape[-1] // 2 if activation in GATED else b.shape[-1])
+    *leading, _ = a.shape
+    return (*leading, b.shape[-1] // 2 if activation in GATED else b.shape[-1])
 
 
 def check_call(a, b, out_dtype, extra=PLAIN, *, any_k=False) -> None:

@@ -215,8 +215,8 @@ def _spec(a, b, offsets, scales, out_dtype):
         raise ValueError(f"offsets: strides are {offsets[2]}, allowed is contiguous")
     out = _out_dtype(out_dtype) or (torch.bfloat16 if is_fp8 else a_dtype)
     unit = TMA_BYTES // a_dtype.itemsize
-    lines = unit if along_k and not is_fp8 else 1  # M and N, where they are contiguous
-    for name, size, step in (("N", n, max(TMA_BYTES // out.itemsize, lines)), ("M", m, lines),
+    multiple = unit if along_k and not is_fp8 else 1  # M and N, where they are contiguous
+    for name, size, step in (("N", n, max(TMA_BYTES // out.itemsize, multiple)), ("M", m, multiple),
                              ("K", k, 1 if along_k else unit)):
         if size % step:
             raise NotImplementedError(f"grouped_gemm: {name} is {size}, supported are multiples of {step}: a is "
