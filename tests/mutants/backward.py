@@ -2,13 +2,13 @@
 from .mutant import family, pressed
 
 WHOLE, WHOLE_READS, LATE, LATE_READS, WIDE, ORDER, FIRST, CHAIN = (pressed(x) for x in (
-    "naps-backward_of_one_task", "reads-backward_of_one_task", "naps-backward_in_background",
-    "reads-backward_in_background", "naps-backward_wide", "naps-backward_in_order", "stores-backward_first",
+    "naps-backward_of_one_task", "reads-backward_of_one_task", "naps-backward_helper_warps",
+    "reads-backward_helper_warps", "naps-backward_wide", "naps-backward_in_order", "stores-backward_first",
     "stores-backward_chain"))
 WHOLE_LOADS = pressed("loads-backward_of_one_task")
 LATE_LOADS, LATE_ROLES, WIDE_LOADS, WIDE_ROLES, ORDER_LOADS, ORDER_READS, FIRSTS, SEAMLESS, GROUPED = (
     pressed(x) for x in (
-        "loads-backward_in_background", "roles-backward_in_background", "loads-backward_wide",
+        "loads-backward_helper_warps", "roles-backward_helper_warps", "loads-backward_wide",
         "roles-backward_wide_one_p", "loads-backward_in_order", "reads-backward_in_order",
         "firsts-backward_first_at_once", "roles-backward_seamless", "stores-backward_grouped_at_once"))
 FOLDER = "tkq/attention/"

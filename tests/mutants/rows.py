@@ -10,7 +10,7 @@ HELD = pressed("naps-rows_held")
 HELD_AROUND, HELD_CLUSTER = (("tests/gpu/rows/test_rows_held.py -k " + k,) for k in ("around",
                                                                                      "'two_exchanges and 40000'"))
 SOFTMAX, LOSS, QUANTIZE, TICKETED, ROPE, GATED = (pressed(x) for x in (
-    "naps-softmax", "naps-cross_entropy", "naps-quantize", "naps-quantize_claimed", "naps-rope", "naps-gated"))
+    "naps-softmax", "naps-cross_entropy", "naps-quantize", "naps-quantize_ticketed", "naps-rope", "naps-gated"))
 
 MUTANTS = (
     *family(
@@ -161,7 +161,7 @@ MUTANTS = (
                 if t == 0:
                     _count(found)
             else:
-         """, pressed("barriers-quantize_claimed_few")),
+         """, pressed("barriers-quantize_ticketed_few")),
         ("half_not_cleared", """
             tile = number // across, number % across
             held = self.find.held(g, t, tile)
