@@ -4,8 +4,8 @@ from .mutant import family, pressed
 NAPS, LOADS, READS, OVERLAP_TASKS, CLUSTER_LOADS, CLUSTER_READS, WINDOW, WINDOW_LOADS, WINDOW_READS, PACKED = (
     pressed(x) for x in (
         "naps-attention", "loads-attention", "reads-attention", "naps-attention_overlap_tasks",
-        "loads-attention_cluster", "reads-attention_cluster", "naps-attention_window", "loads-attention_window", "reads-attention_window",
-        "naps-attention_packed"))
+        "loads-attention_cluster", "reads-attention_cluster", "naps-attention_window",
+        "loads-attention_window", "reads-attention_window", "naps-attention_packed"))
 FOLDER = "tkq/attention/"
 
 MUTANTS = (
