@@ -162,4 +162,5 @@ def backward_seamless():
 
 CASES = (attention, attention_overlap_tasks, attention_cluster, attention_packed, attention_window,
          backward_helper_warps, backward_of_one_task, backward_wide, backward_wide_one_p, backward_first,
-         backward_first_at_once, backward_grouped, backward_grouped_at_once, backward_in_order, backward_chain, backward_seamless)
+         backward_first_at_once, backward_grouped, backward_grouped_at_once, backward_in_order,
+         backward_chain, backward_seamless)
