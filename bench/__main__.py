@@ -31,8 +31,8 @@ from pathlib import Path
 import torch
 
 from bench.core import ahead, bounds, calls, command, compared, harness, ops, row_peers, turns
-from bench.core.asked import jobs_of, parse
 from bench.core.command import Bench, Job
+from bench.core.command_line import jobs_of, parse
 from bench.core.join_results import Mixed, join_folders
 from bench.core.progress import Progress
 from bench.core.results import Case, Report, reports_in
@@ -118,9 +118,10 @@ def _left(jobs: list[tuple[Bench, Job]], options) -> list[tuple[Bench, Job]]:
 
 
 def _stale(case: Case, job: Job) -> set[str]:
-    """How a case would now be timed that its file lacks, of `asked.AGAIN`: between other kernels, beside more peers."""
+    """How a case would now be timed that its file lacks, of `command_line.AGAIN`: between other kernels, with more
+    peers."""
     short = {"short"} if case.short and not case.between else set()
-    new = [name for name in job.peer_names if row_peers.became_of(case, name) == row_peers.NOT_ASKED]
+    new = [name for name in job.peer_names if row_peers.became_of(case, name) == row_peers.NOT_REQUESTED]
     return short | ({"peers"} if new else set())
 
 

@@ -69,8 +69,8 @@ class Registers:
     correct: tk.RowVec  # factor that rescales o and sum when max changes
 
 
-def beyond(room, s, max, scale):
-    """Does some score of the warp, times scale, exceed its row's max by more than room? The maximum includes 0, because
+def exceeds(threshold, s, max, scale):
+    """Does some score of the warp, times scale, exceed its row's max by more than threshold? The maximum includes 0, as
     non-negative floats compare like integers, and one instruction finds the largest of three integers."""
     found = cutlass.Boolean(False)
     for r in range(2):  # this thread's rows
@@ -78,7 +78,7 @@ def beyond(room, s, max, scale):
         top = [Int32(0), Int32(0)]  # two chains
         for i in range(0, len(scores), 2):
             top[i // 2 % 2] = cutlass.max(cutlass.max(top[i // 2 % 2], scores[i]), scores[i + 1])
-        found = found | (cutlass.max(*top).bitcast(Float32) * scale - max.tensor[r] > room)
+        found = found | (cutlass.max(*top).bitcast(Float32) * scale - max.tensor[r] > threshold)
     return cute.arch.vote_any_sync(found)
 
 
@@ -181,7 +181,7 @@ class FlashAttention:
     def softmax(self, g, c):
         """s becomes exp2(scale * s - max), and sum accumulates. max cancels out in the end, so it changes only if an
         exponential of the warp would exceed 2^8. Returns whether it changed, and so o has to be rescaled."""
-        moved = beyond(8, c.s, c.max, g.scale)
+        moved = exceeds(8, c.s, c.max, g.scale)
         if moved:
             tk.copy(c.correct, c.max)
             tk.row_max(c.max, c.s)

@@ -135,7 +135,7 @@ def _contiguous(x):
     return x if x.stride()[-1] == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
-def _with_lines(x):
+def _gemm_layout(x):
     """x where gemm takes it: its last dimension is contiguous or, of a matrix, either; else a copy."""
     return x if x.stride()[-1:] == (1,) or (x.dim() == 2 and x.stride(0) == 1) else x.contiguous()
 
@@ -299,11 +299,11 @@ class GEGLU(SwiGLU):
 
 
 class RotaryEmbedding(nn.Module):
-    """Turns queries and keys by their positions, on `tkq.rope_qk`.
+    """Rotates queries and keys by their positions, on `tkq.rope_qk`.
 
-    dim: columns of a head that turn. max_seqlen: positions that the tables have. base, interleaved: as `rope_cos_sin`
+    dim: columns of a head that rotate. max_seqlen: positions that the tables have. base, interleaved: as `rope_cos_sin`
     and `rope_qk`. The tables, buffers `cos` and `sin`, are the module's own: no part of the state dict, float32, and of
-    the same values when the module is moved or cast. A model whose layers turn alike needs one module for all of them.
+    the same values when the module is moved or cast. A model whose layers rotate alike needs one module for all.
     """
 
     def __init__(self, dim: int, max_seqlen: int, base: float = 10000.0, *, interleaved: bool = False, device=None):
@@ -351,7 +351,7 @@ class Linear(nn.Linear):
         from .gemm.dense.ops import gemm  # with the first call: not everyone who wants a norm wants it
 
         check.tensor("input", input)
-        x = _with_lines(input)
+        x = _gemm_layout(input)
         if not x.dim() or x.shape[-1] != self.in_features:
             raise ValueError(f"input: shape is {tuple(x.shape)}, its last dimension must be in_features, "
                              f"{self.in_features}")

@@ -12,9 +12,9 @@ from bench.core.results import Case, Report
 if TYPE_CHECKING:
     from bench.core.command import Job
 
-TIMED, FAILED, HAS_NONE, NOT_INSTALLED, LEFT_OUT, NOT_ASKED = (
+TIMED, FAILED, HAS_NONE, NOT_INSTALLED, LEFT_OUT, NOT_REQUESTED = (
     "timed", "failed", "unsupported", "not installed", "excluded", "not run")
-WHY = (FAILED, HAS_NONE, NOT_INSTALLED, LEFT_OUT, NOT_ASKED)
+WHY = (FAILED, HAS_NONE, NOT_INSTALLED, LEFT_OUT, NOT_REQUESTED)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def became_of(case: Case, peer: str) -> str:
     for timing in case.comparison.timings:
         if timing.name == peer:
             return TIMED if timing.ok else _why(timing.note)
-    return _why(case.missing[peer]) if peer in case.missing else NOT_ASKED
+    return _why(case.missing[peer]) if peer in case.missing else NOT_REQUESTED
 
 
 def _why(reason: str) -> str:
@@ -107,16 +107,16 @@ def _why(reason: str) -> str:
     return LEFT_OUT if reason.startswith("left out") else FAILED
 
 
-def of_row(cases: Iterable[Case], asked: Iterable[str] = ()) -> list[Peer]:
+def of_row(cases: Iterable[Case], requested: Iterable[str] = ()) -> list[Peer]:
     """Every peer that was timed, failed, could not be had or was not asked at these cases, those that were timed most
-    often first. asked: more peers, that the cases may not know of."""
+    often first. requested: more peers, that the cases may not know of."""
     cases = list(cases)
     names: dict[str, None] = {}
     for case in cases:
         names |= dict.fromkeys((*(t.name for t in case.comparison.timings if t.name != case.ours), *case.missing))
         names |= dict.fromkeys(case.bound.against if case.bound else ())
     found = []
-    for name in filter(ops.is_rival, {**names, **dict.fromkeys(asked)}):
+    for name in filter(ops.is_rival, {**names, **dict.fromkeys(requested)}):
         at: dict[str, int] = {}
         for case in cases:
             word = became_of(case, name)

@@ -22,7 +22,7 @@ from bench.core.results import Bound
 from bench.ops.foundation import BF16, generator
 from bench.peers import common, pointwise
 from tkq.pointwise import gated_ops, plan
-from tkq.pointwise.rope_check import Turn
+from tkq.pointwise.rope_check import Rotation
 from tkq.pointwise.rope_launch import launch
 from tkq.pointwise.spec import GatedSpec, RopeSpec
 from tkq.reference import pointwise as reference
@@ -46,7 +46,7 @@ def _randn(i: int, *shape: int) -> torch.Tensor:
 def _inverse(x, cos, sin):
     """The backward of rope, as autograd calls it."""
     out = torch.empty_like(x)
-    launch(Turn(cos, sin, 0, None, None, None, False, True), x, out)
+    launch(Rotation(cos, sin, 0, None, None, None, False, True), x, out)
     return out
 
 
@@ -185,12 +185,12 @@ def _rope_name(config) -> str:
 
 
 def _rope_with(config, interleaved):
-    def turn(x, cos, sin):
+    def rotation(x, cos, sin):
         out = torch.empty_like(x)
-        launch(Turn(cos, sin, 0, None, None, None, interleaved, False), x, out, config=config)
+        launch(Rotation(cos, sin, 0, None, None, None, interleaved, False), x, out, config=config)
         return out
 
-    return turn
+    return rotation
 
 
 # ---- the cost of a call ------------------------------------------------------------------------------------------

@@ -170,7 +170,7 @@ def _not_timed(case: Case) -> str:
     by: dict[str, list[str]] = {}
     for peer in row_peers.of_row([case]):
         for why in set(peer.at) - {row_peers.TIMED}:
-            by.setdefault("not timed" if why == row_peers.NOT_ASKED else why, []).append(peer.name)
+            by.setdefault("not timed" if why == row_peers.NOT_REQUESTED else why, []).append(peer.name)
     return "; ".join(f"{', '.join(names)} {why}" for why, names in sorted(by.items()))
 
 

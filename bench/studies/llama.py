@@ -183,7 +183,7 @@ class Steps:
         found = dict(at_most=APART, rate=rate, batch=batch, seqlen=seqlen, sizes=dict(self.sizes),
                      versions=here.versions, made={}, apart={}, losses={})
         if resume and path.exists():
-            found = kept_curves(json.loads(path.read_text()), found)
+            found = resumed_curves(json.loads(path.read_text()), found)
         others = [name for name in llama_train.BACKENDS if name != self.best and self.backends.get(name, 1.0)]
         runs = [self.plain, llama_train.Run("tkq", self.ours("tkq")),
                 *(llama_train.Run(name, self.ours(name)) for name in self.linears if "fp8" in name),
@@ -200,7 +200,7 @@ class Steps:
         return found
 
 
-def kept_curves(old: dict, new: dict) -> dict:
+def resumed_curves(old: dict, new: dict) -> dict:
     """What a file has of whole curves that were made alike. Files had no seqlen, sizes, versions and days at first:
     what those say nothing of is taken to be alike, and their curves have the file's day, "" without."""
     for key in ("at_most", "rate", "batch", "seqlen", "sizes", "versions"):

@@ -175,9 +175,9 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--precompile", action="store_true")
     args = p.parse_args(argv)
     deadline = time.monotonic() + args.seconds
-    asked = list(cases(args.cases))
+    selected = list(cases(args.cases))
     only = [name.strip() for name in args.only.split(",") if name.strip()]
-    chosen = {case: candidates(case.spec, length_class(case.longest), only) for case in asked}
+    chosen = {case: candidates(case.spec, length_class(case.longest), only) for case in selected}
     broken = precompile([recipe(case, config) for case, found in chosen.items() for config in found.values()])
     if args.precompile:
         return 1 if broken else 0

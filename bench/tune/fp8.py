@@ -294,14 +294,14 @@ def call(kind, few, name):
 
     from tkq.gemm.fp8 import ops
 
-    wanted, asked, bias = config(kind, few, name), spec(kind, name), []
+    wanted, gemm_spec, bias = config(kind, few, name), spec(kind, name), []
     blocks = blocks_of(name.partition(" + ")[0])[1]
 
     def f(a, b, sa, sb):
         c = torch.empty(a.shape[0], b.shape[1], dtype=torch.bfloat16, device=a.device)
-        if asked.bias and not bias:
+        if gemm_spec.bias and not bias:
             bias.append(some_bias(c))
-        ops.run(asked, a, b, sa, sb, c, wanted, blocks, bias=bias[0] if bias else None)
+        ops.run(gemm_spec, a, b, sa, sb, c, wanted, blocks, bias=bias[0] if bias else None)
         return c
 
     return f

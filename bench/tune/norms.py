@@ -2,7 +2,7 @@
 
     python -m bench.tune.norms --precompile            compile only; needs no GPU
     python -m bench.tune.norms --out DIRECTORY         compile, time, print a table, write norms.json
-    python -m bench.tune.norms --case "layernorm with bias" --n 262144 --match kept
+    python -m bench.tune.norms --case "layernorm with bias" --n 262144 --match persistent
 
 First all variants in short turns; then the quickest few among the peers. plan.py's table is what this script finds.
 """
@@ -59,23 +59,23 @@ def gigabytes(spec: NormSpec, M: int) -> float:
 
 def chosen(spec: NormSpec, match: str = "") -> dict:
     """The planned config, and those whose label contains one of the texts, by label."""
-    kept = _kept(spec)
-    every = list(dict.fromkeys([kept.planned(spec) or plan(spec), *variants(spec), *kept.variants(spec)]))
+    persistent = _persistent(spec)
+    every = list(dict.fromkeys([persistent.planned(spec) or plan(spec), *variants(spec), *persistent.variants(spec)]))
     return {label(c): c for c in [every[0], *(c for c in every if any(t in label(c) for t in match.split(",")))]}
 
 
-def _kept(spec: NormSpec):
-    """Where the plans of blocks that stay are."""
+def _persistent(spec: NormSpec):
+    """The module with the plans of persistent kernels."""
     return fp8_persistent_plan if spec.scale else persistent_plan
 
 
 def _recipe(spec: NormSpec, c):
-    return (_kept(spec).recipe if isinstance(c, RowPlan) else recipe)(spec, c)
+    return (_persistent(spec).recipe if isinstance(c, RowPlan) else recipe)(spec, c)
 
 
 def label(c) -> str:
     if isinstance(c, RowPlan):
-        return f"kept {c.cluster}x{c.warps} warps {c.stages} stages r{c.min_blocks_per_sm}"
+        return f"persistent {c.cluster}x{c.warps} warps {c.stages} stages r{c.min_blocks_per_sm}"
     words = [f"{c.threads_per_row}/{c.threads}", f"c{c.cluster}", c.load[:3]]
     words += ["late"] if not c.prefetch_weight else []
     words += [f"x{c.rows_per_thread}"] if c.rows_per_thread > 1 else []
@@ -105,11 +105,11 @@ def _candidate(spec: NormSpec, config):
             return out
         return call
     types = [None if d is None else torch_type(d) for d in (spec.out, spec.total)]
-    asked = launch.Call(spec.kind, EPS, 0.0, *types, spec.stats, spec.scale)
+    options = launch.Call(spec.kind, EPS, 0.0, *types, spec.stats, spec.scale)
 
     def call_with_options(x, weight, bias, residual):
-        results = launch.allocate(asked, x)
-        run(*launch._arguments(asked, (x, residual), weight, bias, results), *units)
+        results = launch.allocate(options, x)
+        run(*launch._arguments(options, (x, residual), weight, bias, results), *units)
         return results[0]
 
     return call_with_options
@@ -176,7 +176,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for norms.json")
     parser.add_argument("--case", choices=tuple(CASES), action="append", help="all where not given")
     parser.add_argument("--n", type=int, action="append", help="only these N")
-    parser.add_argument("--match", default="", help="by parts of labels: 'kept,c16 sha'")
+    parser.add_argument("--match", default="", help="by parts of labels: 'persistent,c16 sha'")
     parser.add_argument("--compiled", action="store_true", help="torch.compile too: a minute more")
     options = parser.parse_args()
     peer_names = ("copy", "QuACK", "torch.compile")[: 3 if options.compiled else 2]

@@ -4,7 +4,7 @@ from tkq.rows.persistent.kernel import RowKernel
 from tkq.utils import rsqrt
 
 
-class KeptRMSNorm(RowKernel):
+class PersistentRMSNorm(RowKernel):
     """rmsnorm, and with a residual the sum that it is of, too."""
 
     loads, stores, vectors, parameters = ("x", "residual"), ("y", "total"), ("weight",), ("eps",)

@@ -46,7 +46,7 @@ def name_of(p: rows.RowPlan) -> str:
 def _stages(shape, p, most: int) -> int:
     """As many as fit beside ``p.resident`` blocks."""
     return next((s for s in range(most, 0, -1)
-                 if rows.smem_bytes(shape, dataclasses.replace(p, stages=s)) <= rows.room(p)), 0)
+                 if rows.smem_bytes(shape, dataclasses.replace(p, stages=s)) <= rows.smem_limit(p)), 0)
 
 
 def candidates(kind: str, n: int) -> dict:

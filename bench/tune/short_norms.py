@@ -40,7 +40,7 @@ CASES = {
 }
 # persistent: elements of a thread, warps, stages of the ring (0: threads load their rows themselves), blocks on a
 # multiprocessor
-KEPT = {"stay, ring": (32, 8, 3, 2), "stay, direct": (16, 8, 0, 4)}
+PERSISTENT = {"persistent, ring": (32, 8, 3, 2), "persistent, direct": (16, 8, 0, 4)}
 
 
 class Variant(NamedTuple):
@@ -51,8 +51,9 @@ class Variant(NamedTuple):
     def recipe(self) -> Recipe:
         if not isinstance(self.config, RowPlan):
             return recipe(*self)
-        return persistent_plan.recipe(*self) if self.spec.kind == "layernorm" else recipe_of(_kept_spec(self.spec),
-                                                                                       self.config)
+        if self.spec.kind == "layernorm":
+            return persistent_plan.recipe(*self)
+        return recipe_of(_persistent_spec(self.spec), self.config)
 
     @property
     def words(self) -> str:
@@ -81,19 +82,20 @@ def variants(case: str, N: int) -> dict[str, Variant]:
     found = {"planned": Variant(spec, planned)}
     found |= {name: Variant(spec, dataclasses.replace(planned, **choice)) for name, choice in others.items()}
     found["8 bytes"] = Variant(dataclasses.replace(spec, vector=4), planned)
-    return found | {name: Variant(spec, _kept_plan(spec, *geometry)) for name, geometry in KEPT.items()}
+    return found | {name: Variant(spec, _persistent_plan(spec, *geometry)) for name, geometry in PERSISTENT.items()}
 
 
-def _kept_spec(spec: NormSpec) -> RowSpec:
+def _persistent_spec(spec: NormSpec) -> RowSpec:
     def streams(**dtypes):
         return tuple(Stream(name, dtype) for name, dtype in dtypes.items() if dtype)
 
-    return RowSpec("bench.tune.persistent_norms", "KeptRMSNorm", spec.N, streams(x=spec.x, residual=spec.residual),
-                   streams(y=spec.x, total=spec.total), streams(weight=spec.weight))
+    return RowSpec("bench.tune.persistent_norms", "PersistentRMSNorm", spec.N,
+                   streams(x=spec.x, residual=spec.residual), streams(y=spec.x, total=spec.total),
+                   streams(weight=spec.weight))
 
 
-def _kept_plan(spec: NormSpec, per_thread: int, warps: int, stages: int, min_blocks_per_sm: int) -> RowPlan:
-    shape = persistent_plan.shape(spec) if spec.kind == "layernorm" else _kept_spec(spec).shape
+def _persistent_plan(spec: NormSpec, per_thread: int, warps: int, stages: int, min_blocks_per_sm: int) -> RowPlan:
+    shape = persistent_plan.shape(spec) if spec.kind == "layernorm" else _persistent_spec(spec).shape
     return rows.plan(shape, cluster=1, per_thread=per_thread, warps=warps, stages=stages,
                      min_blocks_per_sm=min_blocks_per_sm)
 

@@ -51,8 +51,8 @@ def _blocks(lines: list[str]) -> list[list[str]]:
         if block and block[-1].endswith(":") and not _SECTION.match(block[0]) and re.match(" +[-*] ", line):
             blocks.append(block)  # a list right below what it is of
             block = []
-        kept = block and (_SECTION.match(block[0]) or block[0].endswith("::"))
-        if (not line or line.startswith(" ")) if kept else (line and not line.endswith("::")):
+        whole = block and (_SECTION.match(block[0]) or block[0].endswith("::"))
+        if (not line or line.startswith(" ")) if whole else (line and not line.endswith("::")):
             block.append(line)
         else:
             blocks.append(block)

@@ -1,11 +1,11 @@
 """Faults in attention's forward."""
 from .mutant import family, pressed
 
-NAPS, LOADS, READS, BRIDGE, CLUSTER_LOADS, CLUSTER_READS, WINDOW, WINDOW_LOADS, WINDOW_READS, PACKED = (
+NAPS, LOADS, READS, OVERLAP_TASKS, CLUSTER_LOADS, CLUSTER_READS, WINDOW, WINDOW_LOADS, WINDOW_READS, PACKED = (
     pressed(x) for x in (
-        "naps-attention", "loads-attention", "reads-attention", "naps-attention_bridge", "loads-attention_cluster",
-        "reads-attention_cluster", "naps-attention_window", "loads-attention_window", "reads-attention_window",
-        "naps-attention_packed"))
+        "naps-attention", "loads-attention", "reads-attention", "naps-attention_overlap_tasks",
+        "loads-attention_cluster", "reads-attention_cluster", "naps-attention_window",
+        "loads-attention_window", "reads-attention_window", "naps-attention_packed"))
 FOLDER = "tkq/attention/"
 
 MUTANTS = (
@@ -72,7 +72,7 @@ MUTANTS = (
         ("no_correction_of_o", "tk.mul_row(regs.o, regs.o, regs.correct)",
          "tk.mul(regs.o, regs.o, cutlass.Float32(1.0))", NAPS),
         ("o_not_divided", "tk.mul_row(regs.o, regs.o, regs.last_norm)",
-         "tk.mul_row(regs.o, regs.o, regs.norm)", BRIDGE),
+         "tk.mul_row(regs.o, regs.o, regs.norm)", OVERLAP_TASKS),
         ("lse_of_other_rows", "return first, first + rows * pack", "return first, first + rows * pack - 1", NAPS)),
     *family(
         "attention", FOLDER + "forward/producer.py",
@@ -100,7 +100,7 @@ MUTANTS = (
          "return first, None if e.right is None else own + e.right + 2 - start, e.rows_k - start", NAPS),
         ("keys_past_the_end", "return first, None if e.right is None else own + e.right + 1 - start, e.rows_k - start",
          "return first, None if e.right is None else own + e.right + 1 - start, e.rows_k - start + 1",
-         BRIDGE),
+         OVERLAP_TASKS),
         ("one_mask_too_few", "n_masked_right = most(end - whole, 1)", "n_masked_right = most(end - whole - 1, 1)",
          NAPS),
         ("left_off_by_one", "first = None if e.left is None else own - e.left - start",

@@ -2,13 +2,13 @@
 from .mutant import family, pressed
 
 WHOLE, WHOLE_READS, LATE, LATE_READS, WIDE, ORDER, FIRST, CHAIN = (pressed(x) for x in (
-    "naps-backward_of_one_task", "reads-backward_of_one_task", "naps-backward_in_background",
-    "reads-backward_in_background", "naps-backward_wide", "naps-backward_in_order", "stores-backward_first",
+    "naps-backward_of_one_task", "reads-backward_of_one_task", "naps-backward_helper_warps",
+    "reads-backward_helper_warps", "naps-backward_wide", "naps-backward_in_order", "stores-backward_first",
     "stores-backward_chain"))
 WHOLE_LOADS = pressed("loads-backward_of_one_task")
 LATE_LOADS, LATE_ROLES, WIDE_LOADS, WIDE_ROLES, ORDER_LOADS, ORDER_READS, FIRSTS, SEAMLESS, GROUPED = (
     pressed(x) for x in (
-        "loads-backward_in_background", "roles-backward_in_background", "loads-backward_wide",
+        "loads-backward_helper_warps", "roles-backward_helper_warps", "loads-backward_wide",
         "roles-backward_wide_one_p", "loads-backward_in_order", "reads-backward_in_order",
         "firsts-backward_first_at_once", "roles-backward_seamless", "stores-backward_grouped_at_once"))
 FOLDER = "tkq/attention/"
@@ -198,7 +198,7 @@ MUTANTS = (
                 last()
             self.make(s, dq, ring, a_part=i // cols, b_part=i % cols)
          """, WHOLE),
-        ("dq_room_written_over_before_it_left", """
+        ("dq_staging_overwritten_before_it_left", """
             tk.store_wait(pending)
             cute.arch.sync_warp()
             mine = cute.make_tensor(dq.tensor.iterator, cute.make_layout((4, quads)))
@@ -231,7 +231,7 @@ MUTANTS = (
             tk.store_wait(but * rows * cols, read=False)
             cute.arch.sync_warp()
          """, "cute.arch.sync_warp()", CHAIN),
-        ("dq_out_of_turn", "self.wait_turn(g, t, c, m, at)", "put(c.ready, Int32(1))", CHAIN),
+        ("dq_out_of_order", "self.wait_contributions(g, t, c, m, at)", "put(c.ready, Int32(1))", CHAIN),
         ("dq_sums_not_awaited", "tk.wait(s.dq_full[warp], c.sums.phase)", "cute.arch.sync_warp()", CHAIN)),
     *family(
         "backward", FOLDER + "backward/dq_kernel.py",

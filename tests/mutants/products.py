@@ -1,10 +1,10 @@
 """Faults in the GEMMs: 16 bits and float8, few rows, grouped."""
 from .mutant import family, pressed
 
-NAPS, LONG, SPREAD, CLUSTER, PACED, FEW, FP8, PROMOTED, BLOCKS, FP8_FEW, GROUPED = (pressed(x) for x in (
-    "naps-gemm", "reads-gemm_long", "reads-gemm", "naps-gemm_cluster", "naps-gemm_paced", "naps-gemm_few_rows",
-    "naps-fp8", "naps-fp8_promoted", "naps-fp8_blocks", "naps-fp8_few_rows", "naps-grouped"))
-SPLITS = ("tests/gpu/gemm/test_gemm_few_rows.py::test_every_split[small_m64x128_split8]",)
+NAPS, LONG, OVERLAPPED, CLUSTER, WAVE_SYNC, FEW, FP8, PROMOTED, BLOCKS, FP8_FEW, GROUPED = (pressed(x) for x in (
+    "naps-gemm", "reads-gemm_long", "reads-gemm", "naps-gemm_cluster", "naps-gemm_wave_sync", "naps-gemm_small_m",
+    "naps-fp8", "naps-fp8_promoted", "naps-fp8_blocks", "naps-fp8_small_m", "naps-grouped"))
+SPLITS = ("tests/gpu/gemm/test_gemm_small_m.py::test_every_split[small_m64x128_split8]",)
 FOLDER = "tkq/gemm/"
 
 MUTANTS = (
@@ -31,7 +31,7 @@ MUTANTS = (
             self.release(s, u)
             tk.mma_wait(0)
             if const_expr(x.hold_in_registers):
-         """, SPREAD),
+         """, OVERLAPPED),
         # That the sums are read too early cannot show: where the wait is missing, the assembler waits behind every
         # instruction instead. What shows is that the last product's stage goes before anybody has waited for it.
         ("no_wait_for_the_last_product", """
@@ -43,7 +43,7 @@ MUTANTS = (
             self.release(s, u)
             if const_expr(x.hold_in_registers):
                 self.epilogue.finish(g, u, t, wg)
-         """, SPREAD),
+         """, OVERLAPPED),
         ("written_as_the_next_tile", """
             if number >= order.workers():  # not this block's first
                 self.epilogue.write(g, s, u, self.matrices.tile(g, s, order, number - order.workers()), wg)
@@ -88,7 +88,7 @@ MUTANTS = (
         "gemm", FOLDER + "wave_sync.py",
         ("paced_counter_not_back", "count_up(g.counter, Uint32((waves + 1) * cute.arch.grid_dim()[0] - 1))",
          "count_up(g.counter, Uint32((waves + 2) * cute.arch.grid_dim()[0] - 1))",
-         ("tests/gpu/gemm/test_gemm_paced.py::test_rounds[6]",))),
+         ("tests/gpu/gemm/test_gemm_wave_sync.py::test_rounds[6]",))),
     *family(
         "few", FOLDER + "dense/small_m_kernel.py",
         ("rows_no_wait_for_a_stage", """
@@ -101,7 +101,7 @@ MUTANTS = (
          """, """
             s.pipe.release(done)
             tk.mma_wait(self.config.parts)
-         """, pressed("reads-gemm_few_rows")),
+         """, pressed("reads-gemm_small_m")),
         ("rows_no_wait_for_the_other_blocks", "tk.wait(s.sent, 0)", "", FEW),
         ("rows_a_block_s_sums_twice", "self.send(s, acc, reducer, (rank - reducer + x.split - 1) % x.split)",
          "self.send(s, acc, reducer, (rank - reducer + x.split) % (x.split - 1))",
@@ -126,8 +126,8 @@ MUTANTS = (
          """, """
             self.release(s, u)
             tk.mma_wait(x.m_subtiles * x.wgmma_in_flight)
-         """, pressed("reads-fp8_not_spread")),
-        ("spread_stage_freed_too_early", """
+         """, pressed("reads-fp8_not_overlapped")),
+        ("overlapped_stage_freed_too_early", """
             tk.mma_wait(0)
             self.release(s, u)
             self.multiply(s, u, self.operands.mma, wg)
@@ -160,12 +160,12 @@ MUTANTS = (
          """, pressed("reads-fp8_blocks"))),
     *family(
         "fp8", FOLDER + "fp8/small_m_kernel.py",
-        ("few_rows_scale_of_another_row", "tk.load_cols(of_a, g.scale_a, Int32(m), cute.size(g.out, mode=[1]))",
+        ("small_m_scale_of_another_row", "tk.load_cols(of_a, g.scale_a, Int32(m), cute.size(g.out, mode=[1]))",
          "tk.load_cols(of_a, g.scale_a, Int32(m) + 1, cute.size(g.out, mode=[1]))", FP8_FEW),
-        ("few_rows_scales_not_awaited", "tk.copy_async_arrive(sem)", "cute.arch.mbarrier_arrive(sem.ptr)",
-         pressed("loads-fp8_few_rows_blocks")),
-        ("few_rows_no_wait_for_a_stage", "s.pipe.wait(full)", "", pressed("naps-fp8_few_rows_blocks")),
-        ("few_rows_stage_freed_too_early", """
+        ("small_m_scales_not_awaited", "tk.copy_async_arrive(sem)", "cute.arch.mbarrier_arrive(sem.ptr)",
+         pressed("loads-fp8_small_m_blocks")),
+        ("small_m_no_wait_for_a_stage", "s.pipe.wait(full)", "", pressed("naps-fp8_small_m_blocks")),
+        ("small_m_stage_freed_too_early", """
             tk.mma_wait(0)
             self.promote(s, full, acc, part, row)
             s.pipe.release(full)
@@ -173,7 +173,7 @@ MUTANTS = (
             s.pipe.release(full)
             tk.mma_wait(0)
             self.promote(s, full, acc, part, row)
-         """, pressed("reads-fp8_few_rows_blocks"))),
+         """, pressed("reads-fp8_small_m_blocks"))),
     *family(
         "grouped", FOLDER + "grouped/k_grouped.py",
         ("masked_end_of_a_group", "if first > 0 or end < STEP:", "if first > 0:",

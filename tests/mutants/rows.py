@@ -9,8 +9,8 @@ LONG_STARTS, NORM_STARTS, SOFTMAX_STARTS, LOSS_STARTS = (pressed("starts-" + x) 
 HELD = pressed("naps-rows_held")
 HELD_AROUND, HELD_CLUSTER = (("tests/gpu/rows/test_rows_held.py -k " + k,) for k in ("around",
                                                                                      "'two_exchanges and 40000'"))
-SOFTMAX, LOSS, QUANTIZE, CLAIMED, ROPE, GATED = (pressed(x) for x in (
-    "naps-softmax", "naps-cross_entropy", "naps-quantize", "naps-quantize_claimed", "naps-rope", "naps-gated"))
+SOFTMAX, LOSS, QUANTIZE, TICKETED, ROPE, GATED = (pressed(x) for x in (
+    "naps-softmax", "naps-cross_entropy", "naps-quantize", "naps-quantize_ticketed", "naps-rope", "naps-gated"))
 
 MUTANTS = (
     *family(
@@ -125,8 +125,8 @@ MUTANTS = (
             top, total = online.join(mine, total, row)
          """, "top, total = online.join(mine, total, row)", LOSS_STARTS),
         ("of_the_part_of_a_row",
-         "classes.put_loss(mLoss, kept, loss, (top, rest, weights), place, writes, first, mX.shape[0])",
-         "classes.put_loss(mLoss, kept, loss, (mine, rest, weights), place, writes, first, mX.shape[0])", LOSS)),
+         "classes.put_loss(mLoss, saved, loss, (top, rest, weights), place, writes, first, mX.shape[0])",
+         "classes.put_loss(mLoss, saved, loss, (mine, rest, weights), place, writes, first, mX.shape[0])", LOSS)),
     *family(
         "norm", "tkq/norms/forward/rmsnorm.py",
         ("no_wait_for_the_cluster",
@@ -149,7 +149,7 @@ MUTANTS = (
          """, """
             tk.sync_block()
             place = Int32(_same(place))  # so that nothing else is held over the wait
-         """, CLAIMED),
+         """, TICKETED),
         ("counted_before_all_threads_found", """
                 self.find.finish(g, al, t, tile, held)
                 tk.sync_block()
@@ -161,7 +161,7 @@ MUTANTS = (
                 if t == 0:
                     _count(found)
             else:
-         """, pressed("barriers-quantize_claimed_few")),
+         """, pressed("barriers-quantize_ticketed_few")),
         ("half_not_cleared", """
             tile = number // across, number % across
             held = self.find.held(g, t, tile)
@@ -169,12 +169,12 @@ MUTANTS = (
          """, """
             tile = number // across, number % across
             held = self.find.held(g, t, tile)
-         """, CLAIMED),
-        ("kept_amax_read_before_all_found_theirs", """
+         """, TICKETED),
+        ("cooperative_amax_read_before_all_found_theirs", """
             _wait_for(found, tiles)
             if number == 0:  # all blocks have read it
          """, "if number == 0:  # all blocks have read it", pressed("barriers-quantize_few")),
-        ("kept_counted_before_all_threads_found", """
+        ("cooperative_counted_before_all_threads_found", """
             tk.sync_block()
             if t == 0:
                 _count(found)
@@ -184,7 +184,7 @@ MUTANTS = (
                 _count(found)
                 _wait_for(found, tiles)
          """, pressed("barriers-quantize_few")),
-        ("kept_half_not_cleared", """
+        ("cooperative_half_not_cleared", """
             g, tile = Operands(x, q, scale, qt, scale_t, amax), (number // across, number % across)
             held = self.find.held(g, t, tile)
             self.clear_half(workspace, 1 - second, number * THREADS + t, tiles * THREADS)
@@ -204,8 +204,8 @@ MUTANTS = (
          """, QUANTIZE)),
     *family(
         "loss", "tkq/losses/backward.py",
-        ("backward_of_another_row", "top, rest = kept.rows[2 * place.there], kept.rows[2 * place.there + 1]",
-         "top, rest = kept.rows[2 * place.there], kept.rows[2 * (place.there ^ 1) + 1]",
+        ("backward_of_another_row", "top, rest = saved.rows[2 * place.there], saved.rows[2 * place.there + 1]",
+         "top, rest = saved.rows[2 * place.there], saved.rows[2 * (place.there ^ 1) + 1]",
          ("tests/gpu/losses/test_cross_entropy.py::test_types[plain-1000-fp32]",))),
     *family(
         "gated", "tkq/pointwise/gated.py",

@@ -1,7 +1,7 @@
 """Faults in the tile layer, which all kernels share."""
 from .mutant import family, pressed
 
-GEMM, ATTENTION, BACKWARD = (pressed(x) for x in ("naps-gemm", "naps-attention", "naps-backward_in_background"))
+GEMM, ATTENTION, BACKWARD = (pressed(x) for x in ("naps-gemm", "naps-attention", "naps-backward_helper_warps"))
 MAILBOX = ("tests/gpu/tile/test_tile_sync.py::test_mailbox",)  # where nothing else holds the producer back
 
 MUTANTS = (

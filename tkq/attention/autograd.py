@@ -7,7 +7,7 @@ from tkq.attention.backward.varlen_ops import attention_varlen_backward
 INPUTS = 4  # q, k, v, sinks: those that may have a gradient
 
 
-def keep(ctx, tensors, options: tuple, deterministic: bool, lengths: tuple = ()) -> None:
+def save(ctx, tensors, options: tuple, deterministic: bool, lengths: tuple = ()) -> None:
     """tensors: q, k, v, sinks, o, lse. options, lengths: as ``arguments.Options`` and, of varlen, ``Lengths``."""
     ctx.save_for_backward(*tensors, *lengths[:4])
     ctx.known = options, deterministic, lengths[4:]
@@ -36,7 +36,7 @@ def gradients(ctx, do, dlse):
 
 def setup(ctx, inputs, output):
     """Of the op: see ``tkq.attention.ops``. Its lse is there, as a gradient is asked for."""
-    keep(ctx, (*inputs[:INPUTS], *both(ctx, *output)), inputs[4:9], inputs[10])
+    save(ctx, (*inputs[:INPUTS], *both(ctx, *output)), inputs[4:9], inputs[10])
 
 
 def backward(ctx, do, dlse):
@@ -54,7 +54,7 @@ def recorded_backward(ctx, do, dlse=None):
 
 def setup_varlen(ctx, inputs, output):
     """Of the op: see ``tkq.attention.varlen_ops``."""
-    keep(ctx, (*inputs[:INPUTS], *both(ctx, *output)), inputs[10:15], inputs[16], inputs[4:10])
+    save(ctx, (*inputs[:INPUTS], *both(ctx, *output)), inputs[10:15], inputs[16], inputs[4:10])
 
 
 def backward_varlen(ctx, do, dlse):

@@ -121,7 +121,7 @@ def _recorded(ctx, q, k, v, sinks, how):
     options, deterministic, return_lse = how
     found = _call_cache.take(q, k, v, sinks, *options, True)
     o, lse = found or (forward if q.is_cuda else _cpu)(q, k, v, sinks, options, True)
-    autograd.keep(ctx, (q, k, v, sinks, o, lse), options, deterministic)
+    autograd.save(ctx, (q, k, v, sinks, o, lse), options, deterministic)
     return autograd.both(ctx, o, lse) if return_lse else o
 
 
@@ -143,7 +143,7 @@ def forward(q, k, v, sinks, options, return_lse):
             counter = counters.counter(index)
             arguments = (q, k, v, o, lse, sinks), None, counter, numbers
             kernel(*arguments)
-            _call_cache.add((q, k, v, sinks, *options, return_lse), kernel, arguments, (o, lse), kept=(counter,))
+            _call_cache.add((q, k, v, sinks, *options, return_lse), kernel, arguments, (o, lse), constants=(counter,))
             return o, lse
         batch, rows, heads, head_dim = q.shape
         _, keys, kv_heads, head_dim_v = v.shape

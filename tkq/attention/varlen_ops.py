@@ -122,7 +122,7 @@ def _recorded(ctx, q, k, v, sinks, how):
     lengths, options, deterministic, return_lse = how
     found = _call_cache.take(q, k, v, sinks, *lengths, *options, True)
     o, lse = found or (forward if q.is_cuda else _cpu)(q, k, v, sinks, lengths, options, True)
-    autograd.keep(ctx, (q, k, v, sinks, o, lse), options, deterministic, lengths)
+    autograd.save(ctx, (q, k, v, sinks, o, lse), options, deterministic, lengths)
     return autograd.both(ctx, o, lse) if return_lse else o
 
 
@@ -152,7 +152,7 @@ def forward(q, k, v, sinks, lengths, options, return_lse):
             arguments = (q, k, v, o, lse, sinks), (cu_q, cu_k, None, seqused_k), counter, numbers
             kernel(*arguments)
             _call_cache.add((q, k, v, sinks, *lengths, *options, return_lse), kernel, arguments, (o, lse),
-                            kept=(counter,))
+                            constants=(counter,))
             return o, lse
         total, heads, head_dim = q.shape
         keys, kv_heads, head_dim_v = v.shape

@@ -4,7 +4,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from .dense import plan
-from .dense import small_m_plan as narrow_plan
+from .dense import small_m_plan as dense_small_m_plan
 from .dense.small_m_config import SLOT_BYTES, WIDTHS, SmallMConfig, takes
 from .fp8 import plan as fp8_plan
 from .fp8 import small_m_plan
@@ -33,7 +33,7 @@ def of_gemm(spec, M: int, N: int, K: int, num_sms: int, batches: int = 1) -> lis
     if spec.load == "direct":
         return []
     planned = plan.launch(spec, M, N, K, num_sms, batches=batches)[0].args[1]
-    few = M <= narrow_plan.MOST_M and takes(spec)
+    few = M <= dense_small_m_plan.MOST_M and takes(spec)
     parts = 2 if spec.epilogue.gate else 1
     found = [planned, *(_small_m(spec, M, SmallMConfig(parts=parts)) if few else ())]
     table = plan.TILES[-1:] if few else [x for x in plan.TILES if x.m * (x.cluster - 1) < M]
@@ -54,7 +54,7 @@ def _small_m(spec, M, config):
     m = next((width for width in WIDTHS if width >= M), WIDTHS[-1])
     for rows, split, places in itertools.product((64, 128), (1, 2, 4, 8), (2, 1)):
         with suppress(ValueError):
-            found = narrow_plan.fit_to_spec(replace(config, m=m, rows=rows, split=split), spec, places)
+            found = dense_small_m_plan.fit_to_spec(replace(config, m=m, rows=rows, split=split), spec, places)
             if found.shared_bytes(spec) <= 2 // places * SLOT_BYTES:
                 yield found
 
@@ -65,7 +65,7 @@ def of_fp8_gemm(spec, M: int, N: int, K: int, num_sms: int) -> list:
     table = (*(fp8_plan.SMALL if M <= 64 else ()), *fp8_plan.table(spec))
     tiles = _worth([x for x in table if fp8_plan.cluster_is_useful(x, M, N)],
                    lambda x: fp8_plan.cycles(x, M, N, K, num_sms, spec.promote))
-    few = M <= narrow_plan.MOST_M or small_m_plan.tiles(M, N, 128) <= num_sms
+    few = M <= dense_small_m_plan.MOST_M or small_m_plan.tiles(M, N, 128) <= num_sms
     found = [planned, *(_small_m(spec, M, SmallMFp8Config(pdl=True)) if few else ())]
     tiles = [fp8_plan.configure_epilogue(tile, spec) for tile in tiles]
     found += [replace(tile, raster_group=raster_group) for tile in tiles for raster_group in GROUPS]

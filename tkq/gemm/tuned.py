@@ -33,13 +33,13 @@ def chosen(configs: StoredConfigs, spec, sizes: tuple, device):
     does not fit today's kernels."""
     if not tuned.anything():
         return None
-    asked = problem(configs.op, spec, sizes, device)
-    return stored(asked, tuned.read(asked), configs)
+    query = problem(configs.op, spec, sizes, device)
+    return stored(query, tuned.read(query), configs)
 
 
-def stored(asked: tuned.Problem, found: dict | None, configs: StoredConfigs):
+def stored(query: tuned.Problem, found: dict | None, configs: StoredConfigs):
     """The configuration in what was read for a problem; None where there is none that its kernels take as it is."""
     if found is None:
         return None
-    config = tuned.config(found, asked.spec, configs.classes)
-    return config if config is not None and configs.fits(config, asked.spec, asked.sizes[0]) else None
+    config = tuned.config(found, query.spec, configs.classes)
+    return config if config is not None and configs.fits(config, query.spec, query.sizes[0]) else None

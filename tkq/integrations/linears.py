@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from .. import gemm
 from ..gemm.dense.backward import padded, ready
 from ..gemm.dense.ops import multiply
-from ..nn import Linear, _with_lines
+from ..nn import Linear, _gemm_layout
 from ..quantize.linear import Fp8Linear
 from ..quantize.linear import together as quantised_together
 from ..runtime.call import ops
@@ -30,7 +30,7 @@ def together(x: Tensor, *layers: nn.Module) -> list[Tensor]:
     if apply is None:
         return [layer(x) for layer in layers]
     rows = x.reshape(-1, x.shape[-1])
-    results = apply(ours, _with_lines(rows) if ours else rows, *weights)
+    results = apply(ours, _gemm_layout(rows) if ours else rows, *weights)
     return [y.view(*x.shape[:-1], y.shape[-1]) for y in results]
 
 

@@ -123,7 +123,7 @@ def _rest(q):
             empty(0, dtype=q.dtype, device=q.device))
 
 
-def _turned(*tensors):
+def _transposed(*tensors):
     """(B, H, S, D) to (B, S, H, D) and back."""
     return tuple(x.transpose(1, 2) for x in tensors)
 
@@ -149,7 +149,7 @@ def _forward(q, k, v, call, longest, out=None):
 def sdpa_forward(query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
     """aten::_scaled_dot_product_flash_attention. The result has the query's order of strides, as its meta function
     says."""
-    q, k, v = _turned(query, key, value)
+    q, k, v = _transposed(query, key, value)
     call = Call(dropout_p, is_causal, return_debug_mask, scale)
     if not _takes(q, k, v, call) or v.shape[-1] != q.shape[-1]:
         return None
@@ -208,12 +208,12 @@ def _takes_gradient(do, q, k, v, o, lse, call):
 def sdpa_backward(grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal,
                   philox_seed, philox_offset, *, scale=None):
     """aten::_scaled_dot_product_flash_attention_backward. Gradients have the order of strides of what they are of."""
-    do, q, k, v, o = _turned(grad_out, query, key, value, out)
+    do, q, k, v, o = _transposed(grad_out, query, key, value, out)
     call = Call(dropout_p, is_causal, scale=scale)
     if cum_seq_q is not None or not _takes_gradient(do, q, k, v, o, logsumexp, call):
         return None
     gradients = tuple(torch.empty_like(x) for x in (query, key, value))
-    _backward(do, q, k, v, o, logsumexp, call, None, Gradients(*_turned(*gradients)))
+    _backward(do, q, k, v, o, logsumexp, call, None, Gradients(*_transposed(*gradients)))
     return gradients
 
 

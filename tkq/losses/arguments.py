@@ -12,7 +12,7 @@ def of_rows(spec):
     logits, target = matrix(spec, rows), vector(spec.target, rows)
     weight = None if spec.weight is None else vector(spec.weight, spec.N)
     loss = fake.tensor("fp32", (rows,), (fake.sym64(),), align=4) if spec.reduction == "none" else fake.scalar("fp32")
-    saved = vector("fp32", fake.sym()) if spec.keep else None, vector("fp32", 2) if spec.part else None
+    saved = vector("fp32", fake.sym()) if spec.save else None, vector("fp32", 2) if spec.part else None
     if spec.once:
         saved = saved[0], fake.tensor("int32", (fake.sym(),), (1,), align=16)
     gradient = None if spec.kind == "forward" else matrix(spec, rows)

@@ -11,7 +11,7 @@ from ..rows.one_pass.kernel import OnePassRows
 from ..runtime.compile import fake
 from ..softmax.online import exp
 from . import arguments
-from .class_rows import ClassRows, Kept, Options
+from .class_rows import ClassRows, Options, Saved
 
 
 class CrossEntropyBackward:
@@ -30,7 +30,7 @@ class CrossEntropyBackward:
                  mSaved: cute.Tensor, mAll: Optional[cute.Tensor], mD: cute.Tensor, ignore_index: Int64,
                  smoothing: Float32, z_loss: Float32, softcap: Float32, stream: cuda.CUstream):
         """mX, mD: (M, N), may be one; mT: (M,); mW: (N,) or None; mDLoss: (M,), or () where the loss was reduced;
-        mSaved, mAll: see `Kept`."""
+        mSaved, mAll: see `Saved`."""
         tv_layout = self.rows.layout()
         o = Options(ignore_index, smoothing, z_loss, softcap)
         self.kernel(mX, mT, mW, mDLoss, mSaved, mAll, mD, o, tv_layout).launch(
@@ -44,14 +44,14 @@ class CrossEntropyBackward:
     def work(self, here, mX, mT, mW, mDLoss, mSaved, mAll, mD, o):
         """One thread's."""
         rows, classes = self.rows, self.classes
-        place, kept = rows.place(here, mX), Kept.of(mSaved, mAll, mX.shape[0])
+        place, saved = rows.place(here, mX), Saved.of(mSaved, mAll, mX.shape[0])
         row = rows.row(mX, place)
         target = classes.target(mT, mW, place.there, o)
-        top, rest = kept.rows[2 * place.there], kept.rows[2 * place.there + 1]
+        top, rest = saved.rows[2 * place.there], saved.rows[2 * place.there + 1]
         scale = mDLoss[place.there] if self.spec.reduction == "none" else mDLoss[()]
         if self.spec.reduction == "mean":
-            scale = scale * kept.all[0]
-        weights = kept.all[1] if self.spec.smoothing and mW is not None else Float32(self.spec.N)
+            scale = scale * saved.all[0]
+        weights = saved.all[1] if self.spec.smoothing and mW is not None else Float32(self.spec.N)
         slope = classes.slope(target, top + rest, weights, scale, o)
         for j in range(rows.tile.blocks):
             z = classes.value(row.block(j), o)

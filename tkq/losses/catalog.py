@@ -23,11 +23,11 @@ def shipped() -> list:
                       (1, "bf16", "int64", 1, False, {}), (7, "fp32", "int32", 1, False, {}))]
     specs += [CrossEntropySpec(kind, 128256, "bf16", reduction=reduction, vector=8, part=True)
               for kind, reduction in (("forward", "none"), ("backward", "mean"), ("backward", "none"))]
-    specs += [CrossEntropySpec("forward", N, "bf16", vector=8, keep=False) for N in (4096, 131072)]
+    specs += [CrossEntropySpec("forward", N, "bf16", vector=8, save=False) for N in (4096, 131072)]
     specs += [CrossEntropySpec("forward", 4096, "bf16", weight=w, reduction=reduction, vector=8)
               for reduction, w in (("sum", None), ("mean", None), ("mean", "bf16"))]
-    specs += [CrossEntropySpec("forward", N, "bf16", weight=w, reduction=reduction, vector=8, keep=keep, once=True)
-              for N, reduction, w, keep in ((256, "mean", None, False), (4096, "mean", "fp32", True),
+    specs += [CrossEntropySpec("forward", N, "bf16", weight=w, reduction=reduction, vector=8, save=save, once=True)
+              for N, reduction, w, save in ((256, "mean", None, False), (4096, "mean", "fp32", True),
                                             (131072, "sum", None, False))]
     quick = {("fused", 4096, "none", None), ("backward", 4096, "mean", None)}
     quick |= {(kind, 50257, "none", None) for kind in KINDS}
@@ -44,7 +44,7 @@ def shipped() -> list:
 
 def _name(s: CrossEntropySpec) -> str:
     options = [s.target, s.weight and f"w{s.weight}", s.smoothing and "smoothing", s.softcap and "softcap",
-               s.shifted and "shifted", s.part and "part", "alone" if not s.keep else "", "once" if s.once else "",
+               s.shifted and "shifted", s.part and "part", "alone" if not s.save else "", "once" if s.once else "",
                f"v{s.vector}"]
     return "-".join(["cross_entropy_" + s.kind, s.x, f"n{s.N}", s.reduction, *filter(None, options)])
 

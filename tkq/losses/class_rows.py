@@ -52,7 +52,7 @@ class Slope(NamedTuple):
     one: Float32
 
 
-class Kept(NamedTuple):
+class Saved(NamedTuple):
     """What a forward saves for a backward, fp32.
 
     rows: of row m, [2 m] the largest z and [2 m + 1] log(sum(exp(z - largest))); their sum is its lse.
@@ -70,7 +70,7 @@ class Kept(NamedTuple):
             return None
         if part is None:
             part = cute.make_tensor(saved.iterator + 2 * rows, cute.make_layout(2))
-        return Kept(saved, part)
+        return Saved(saved, part)
 
 
 class ClassRows:
@@ -153,28 +153,28 @@ class ClassRows:
 
     # ---- the loss ---------------------------------------------------------------------------------------------------
 
-    def loss(self, target, nll, lse, spread, o):
-        """A row's. nll: lse - z[target]. spread: sum(w * (lse - z)) over the classes, with label smoothing."""
+    def loss(self, target, nll, lse, smoothing_loss, o):
+        """A row's. nll: lse - z[target]. smoothing_loss: sum(w * (lse - z)) over the classes, with label smoothing."""
         loss = target.weight * nll
         if self.spec.smoothing:
-            loss = loss * (1.0 - o.smoothing) + spread * (o.smoothing * (1.0 / self.rows.N))
+            loss = loss * (1.0 - o.smoothing) + smoothing_loss * (o.smoothing * (1.0 / self.rows.N))
         loss = loss + cutlass.select_(o.z_loss == 0.0, Float32(0), o.z_loss * lse * lse)  # lse may be infinite
         return cutlass.select_(target.ignored, Float32(0), cutlass.select_(target.known, loss, Float32.nan))
 
     @cute.jit
-    def put_loss(self, mLoss: cute.Tensor, kept: Constexpr, loss, found: Constexpr, place: Constexpr, writes, first,
+    def put_loss(self, mLoss: cute.Tensor, saved: Constexpr, loss, found: Constexpr, place: Constexpr, writes, first,
                  rows):
         """found: largest z, log(sum) and sum of class weights."""
         if place.row < rows:
             if writes:
                 mLoss[place.row] = loss
-            if const_expr(kept is not None):
+            if const_expr(saved is not None):
                 if first:
-                    kept.rows[2 * place.row] = found[0]
-                    kept.rows[2 * place.row + 1] = found[1]
+                    saved.rows[2 * place.row] = found[0]
+                    saved.rows[2 * place.row + 1] = found[1]
                     if const_expr(self.spec.smoothing):
                         if place.row == 0:
-                            kept.all[1] = found[2]
+                            saved.all[1] = found[2]
 
     # ---- the gradient -----------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from .. import tile as tk
 from ..rows.one_pass.kernel import Row
 from ..softmax.online import OnlineRow, exp, finite, log, reciprocal
 from . import arguments
-from .class_rows import ClassRows, Kept, Options, Slope, rows_of
+from .class_rows import ClassRows, Options, Saved, Slope, rows_of
 from .plan import StreamingConfig, TotalConfig
 from .reduce import Total
 from .spec import ReduceSpec
@@ -19,7 +19,7 @@ from .streaming import StreamingRow
 
 class CrossEntropy:
     """One pass over a row of logits. The thread that has the target's column writes the row's loss, the row's first
-    thread what a backward needs (`Kept`). For a mean or a sum the losses lie behind that, and `Total` adds them up.
+    thread what a backward needs (`Saved`). For a mean or a sum the losses lie behind that, and `Total` adds them up.
 
     row: a thread's work, `HeldRow` or `streaming.StreamingRow`, as the config is.
     """
@@ -37,7 +37,7 @@ class CrossEntropy:
     def __call__(self, mX: cute.Tensor, mT: cute.Tensor, mW: Optional[cute.Tensor], mLoss: cute.Tensor,
                  mSaved: Optional[cute.Tensor], mAll: Optional[cute.Tensor], mD: Optional[cute.Tensor],
                  ignore_index: Int64, smoothing: Float32, z_loss: Float32, softcap: Float32, stream: cuda.CUstream):
-        """mX: (M, N); mT: (M,); mW: (N,) or None; mLoss: (M,), or () where reduced; mSaved, mAll: see `Kept`; mD where
+        """mX: (M, N); mT: (M,); mW: (N,) or None; mLoss: (M,), or () where reduced; mSaved, mAll: see `Saved`; mD where
         fused: (M, N), may be mX."""
         tv_layout = self.rows.layout()
         o = Options(ignore_index, smoothing, z_loss, softcap)
@@ -47,7 +47,7 @@ class CrossEntropy:
         self.kernel(mX, mT, mW, losses, mSaved, mAll, mD, o, tv_layout).launch(
             **self.rows.launch_shape(rows), stream=stream)
         if const_expr(self.finish is not None):
-            of_mean = (mT, mW, Kept.of(mSaved, mAll, rows).all) if self.finish.spec.mean else (None, None, None)
+            of_mean = (mT, mW, Saved.of(mSaved, mAll, rows).all) if self.finish.spec.mean else (None, None, None)
             self.finish(losses, *of_mean[:2], mLoss, of_mean[2], ignore_index, stream)
 
     @cute.kernel
@@ -84,7 +84,7 @@ class HeldRow:
     def work(self, here, mX, mT, mW, mLoss, mSaved, mAll, mD, o):
         """One thread's."""
         rows, classes, online, forget = self.rows, self.classes, self.online, self.rows.copies.forget
-        place, kept = rows.place(here, mX), Kept.of(mSaved, mAll, mX.shape[0])
+        place, saved = rows.place(here, mX), Saved.of(mSaved, mAll, mX.shape[0])
         target = classes.target(mT, mW, place.there, o)
         self.in_order()
         row = rows.row(mX, place)
@@ -99,15 +99,15 @@ class HeldRow:
             tk.cluster_wait()
         top, total = online.join(mine, total, row)
         rest = log(total)
-        spread, weights = self.over_classes(row, mW, below, top + rest, o)
+        smoothing_loss, weights = self.over_classes(row, mW, below, top + rest, o)
         if self.followed:
             cute.arch.griddepcontrol_launch_dependents()
         first = place.col <= 0
-        loss = classes.loss(target, top - z + rest, top + rest, spread, o)
+        loss = classes.loss(target, top - z + rest, top + rest, smoothing_loss, o)
         writes = cutlass.select_(target.known, owner, first)
-        classes.put_loss(mLoss, kept, loss, (top, rest, weights), place, writes, first, mX.shape[0])
+        classes.put_loss(mLoss, saved, loss, (top, rest, weights), place, writes, first, mX.shape[0])
         if mD is not None:
-            slope = classes.slope(target, top + rest, weights, kept.all[0] if self.spec.part else Float32(1), o)
+            slope = classes.slope(target, top + rest, weights, saved.all[0] if self.spec.part else Float32(1), o)
             probability = self.probabilities(row, exponentials, mine, top, total, o)
             forget()
             self.put_gradient(mD, mW, row, probability, target, slope, o)
@@ -129,8 +129,8 @@ class HeldRow:
             distance.append(w * (online.values(row, j, o, neutral=below) - below))
             weights.append(w)
         weight = online.total(weights)
-        spread = weight * (lse - below) - online.total(distance)
-        return online.add_pairs(spread, weight, row._replace(stage=1))
+        smoothing_loss = weight * (lse - below) - online.total(distance)
+        return online.add_pairs(smoothing_loss, weight, row._replace(stage=1))
 
     def probabilities(self, row, exponentials, mine, top, total, o):
         """The function from j to vector j of the probabilities."""

@@ -24,66 +24,66 @@ call_cache = CallCache(by_stream=True)  # of `forward`, past `enabled`
 _launchers: dict = {}  # with addresses -> any launcher
 # where a launch that makes the total has a counter and, at 16 bytes, its losses:
 # `single_launch.CrossEntropySingleLaunch`
-_ROOM = 4 + SINGLE_LAUNCH_ROWS
+_SCRATCH = 4 + SINGLE_LAUNCH_ROWS
 
 
-def forward(logits: Tensor, target: Tensor, terms: tuple, keep: bool = True) -> tuple:
-    """(loss, what a backward needs: see `class_rows.Kept`), with as little Python as it takes. terms: the fields of a
-    Terms. Not keep: the second one is not needed: None, or memory that the reduction took."""
+def forward(logits: Tensor, target: Tensor, terms: tuple, save: bool = True) -> tuple:
+    """(loss, what a backward needs: see `class_rows.Saved`), with as little Python as it takes. terms: the fields of a
+    Terms. save False: the second one is not needed: None, or memory that the reduction took."""
     weight, ignore_index, reduction, smoothing, z_loss, softcap = terms
     each = reduction == "none"
     try:
         shape = logits.shape
         M = shape[0] if len(shape) == 2 else math.prod(shape[:-1])
         one = not each and single_launch(M, shape[-1], reduction)
-        run = _launch_cache[reduction, smoothing != 0, softcap != 0, keep or not (each or one), one]
+        run = _launch_cache[reduction, smoothing != 0, softcap != 0, save or not (each or one), one]
         if M <= MAX_ROWS and 0 <= smoothing <= 1 and not enabled():
             index = logits.get_device()
-            make, saved, room = alloc.maker(index), None, None
+            make, saved, scratch = alloc.maker(index), None, None
             if each:
-                lines = tuple(target.shape)
-                if keep:
+                sizes = tuple(target.shape)
+                if save:
                     saved = make((2 * M + 2,), (1,), torch.float32)
-                loss = make(lines, (1,) if len(lines) == 1 else alloc.strides(lines), torch.float32)
+                loss = make(sizes, (1,) if len(sizes) == 1 else alloc.strides(sizes), torch.float32)
             else:
-                if keep or not one:
+                if save or not one:
                     saved = make((3 * M + 2,), (1,), torch.float32)
                 loss = make((), (), torch.float32)
                 if one:
-                    room = counters.room(index, _ROOM)
-            arguments = logits, target, weight, loss, saved, room, None, ignore_index, smoothing, z_loss, softcap
+                    scratch = counters.with_scratch(index, _SCRATCH)
+            arguments = logits, target, weight, loss, saved, scratch, None, ignore_index, smoothing, z_loss, softcap
             run(*arguments)
-            call_cache.add((logits, target, *terms, keep), run, arguments, (loss, saved), kept=(room,))
+            call_cache.add((logits, target, *terms, save), run, arguments, (loss, saved), constants=(scratch,))
             return loss, saved
     except Exception:  # nothing is known, or it was refused
         pass
-    return _carefully(logits, target, Terms(*terms), keep)
+    return _carefully(logits, target, Terms(*terms), save)
 
 
-def _carefully(logits, target, terms, keep):
+def _carefully(logits, target, terms, save):
     check_call(logits, target, terms)
     x, index = rows(logits), flat(target)
     if enabled():
         check_targets(target, x.shape[1], terms.ignore_index)
     M, each, like = x.shape[0], terms.reduction == "none", dict(dtype=torch.float32, device=x.device)
     one = single_launch(*x.shape, terms.reduction)
-    keep = keep or not (each or one)
-    saved = torch.empty(saved_size(M, terms.reduction), **like) if keep else None
+    save = save or not (each or one)
+    saved = torch.empty(saved_size(M, terms.reduction), **like) if save else None
     if not M:
         return torch.full(target.shape if each else (), 0.0 if terms.reduction == "sum" else torch.nan, **like), saved
     loss = torch.empty(target.shape if each else (), **like)
-    run = launcher("forward", x, index, terms, terms.reduction, keep=keep, one=one)
-    room = counters.room(x.get_device(), _ROOM) if one else None
-    given = x, index, terms.weight, flat(loss) if each else loss, saved, room, None, *terms[1:2], *terms[3:]
-    if _launch_cache.get(_key("forward", x, index, terms, terms.reduction, keep, one)) is run:
-        place = terms.reduction, terms.label_smoothing != 0, terms.softcap != 0, keep, one
+    run = launcher("forward", x, index, terms, terms.reduction, save=save, one=one)
+    scratch = counters.with_scratch(x.get_device(), _SCRATCH) if one else None
+    given = x, index, terms.weight, flat(loss) if each else loss, saved, scratch, None, *terms[1:2], *terms[3:]
+    if _launch_cache.get(_key("forward", x, index, terms, terms.reduction, save, one)) is run:
+        place = terms.reduction, terms.label_smoothing != 0, terms.softcap != 0, save, one
         _launch_cache[place] = added(_launch_cache.get(place), run, given, Shapes({0: 1, 1: 0}, {3: 0} if each else {}))
     run(*given)
     return loss, saved
 
 
 def saved_size(M: int, reduction: str) -> int:
-    """Numbers that a forward saves: Kept, and the losses where they are reduced."""
+    """Numbers that a forward saves: `class_rows.Saved`, and the losses where they are reduced."""
     return 2 * M + 2 if reduction == "none" else 3 * M + 2
 
 
@@ -145,10 +145,10 @@ def flat(target: Tensor) -> Tensor:
 
 
 def launcher(kind: str, x: Tensor, target: Tensor, terms: Terms, reduction: str, gradient=None, part: bool = False,
-             keep: bool = True, one: bool = False):
+             save: bool = True, one: bool = False):
     """The compiled kernel for logits (M, V), their targets and, but for a forward, their gradient."""
     given = (x,) if gradient is None or gradient is x else (x, gradient)
-    kind_of_call = _key(kind, x, target, terms, reduction, keep, one)
+    kind_of_call = _key(kind, x, target, terms, reduction, save, one)
     key = (*kind_of_call, part, *[(t.data_ptr() & 15, t.stride(0) & 7) for t in given])
     run = _launchers.get(key)
     if run is None:
@@ -161,19 +161,19 @@ def launcher(kind: str, x: Tensor, target: Tensor, terms: Terms, reduction: str,
     return run
 
 
-def _key(kind, x, target, terms, reduction, keep, one):
+def _key(kind, x, target, terms, reduction, save, one):
     return (x.get_device(), kind, x.dtype, x.shape[1], target.dtype, terms.weight is not None and terms.weight.dtype,
-            reduction, terms.label_smoothing != 0, terms.softcap != 0, keep, one)
+            reduction, terms.label_smoothing != 0, terms.softcap != 0, save, one)
 
 
 def _spec(kind_of_call, x, given, part):
-    _, kind, dtype, N, target, weight, reduction, smoothing, softcap, keep, one = kind_of_call
+    _, kind, dtype, N, target, weight, reduction, smoothing, softcap, save, one = kind_of_call
     arch.require_hopper(x.device)
     size = x.element_size()
     vector, shifted = row_plan.access(N, size, [(t.data_ptr(), t.stride(0) * size) for t in given])
     return CrossEntropySpec(kind, N, dtypes.name_of(dtype), dtypes.name_of(target),
                             dtypes.name_of(weight) if weight else None, reduction, smoothing, softcap, vector, shifted,
-                            part, keep, one)
+                            part, save, one)
 
 
 def recipe(spec: CrossEntropySpec, config=None):
@@ -193,7 +193,7 @@ def both(logits: Tensor, target: Tensor, terms: Terms, inplace: bool) -> tuple:
         check_targets(target, x.shape[1], terms.ignore_index)
     gradient = logits if inplace else torch.empty_strided(logits.shape, gradient_stride(logits), dtype=x.dtype,
                                                           device=x.device)
-    loss, losses, kept = torch.empty((), **like), torch.empty(M, **like), torch.empty(2 * M + 2, **like)
+    loss, losses, saved = torch.empty((), **like), torch.empty(M, **like), torch.empty(2 * M + 2, **like)
     if not M:
         return loss.fill_(0.0 if terms.reduction == "sum" else torch.nan), gradient
     all = None
@@ -201,7 +201,7 @@ def both(logits: Tensor, target: Tensor, terms: Terms, inplace: bool) -> tuple:
         all = torch.empty(2, **like)
         total(None, index, terms, None, all)
     to = x if inplace else rows(gradient)
-    part_forward(x, index, terms, losses, kept, all, to)
+    part_forward(x, index, terms, losses, saved, all, to)
     total(losses, index, terms, loss, all)
     if inplace and x.data_ptr() != logits.data_ptr():  # logits that had to be copied to be rows
         logits.copy_(x.view(logits.shape))
@@ -255,15 +255,15 @@ def scale_recipe(spec: ScaleSpec):
     return runtime.Recipe("tkq.losses.backward:Scale", (spec, scale(spec)))
 
 
-def part_forward(x, target, terms, losses, kept, all, gradient=None) -> None:
-    """The losses of some rows (m, V) into losses (m,), what a backward needs of them into kept (2 m,), and, times
-    all[0], their gradient, which may be x. Without `all`, kept is (2 m + 2,), and the gradient times 1."""
+def part_forward(x, target, terms, losses, saved, all, gradient=None) -> None:
+    """The losses of some rows (m, V) into losses (m,), what a backward needs of them into saved (2 m,), and, times
+    all[0], their gradient, which may be x. Without `all`, saved is (2 m + 2,), and the gradient times 1."""
     kind = "forward" if gradient is None else "fused"
     run = launcher(kind, x, target, terms, "none", gradient, all is not None)
-    run(x, target, terms.weight, losses, kept, all, gradient, *terms[1:2], *terms[3:])
+    run(x, target, terms.weight, losses, saved, all, gradient, *terms[1:2], *terms[3:])
 
 
-def part_backward(x, target, terms, dloss, kept, all) -> None:
+def part_backward(x, target, terms, dloss, saved, all) -> None:
     """The gradient of some rows, over them. dloss: (m,), or () where the loss was reduced."""
     run = launcher("backward", x, target, terms, terms.reduction, x, True)
-    run(x, target, terms.weight, dloss, kept, all, x, *terms[1:2], *terms[3:])
+    run(x, target, terms.weight, dloss, saved, all, x, *terms[1:2], *terms[3:])

@@ -24,11 +24,11 @@ class Layer(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """kept, all: see `class_rows.Kept`. dx, dweight: the gradients, empty where none was asked for; to be multiplied by
-    `gradient_factor`."""
+    """saved, all: see `class_rows.Saved`. dx, dweight: the gradients, empty where none was asked for; to be multiplied
+    by `gradient_factor`."""
 
     loss: Tensor
-    kept: Tensor
+    saved: Tensor
     all: Tensor
     dx: Tensor
     dweight: Tensor
@@ -39,37 +39,37 @@ def forward(layer: Layer, terms: Terms, grad_x: bool, grad_weight: bool) -> Outc
     x, target = layer.x, layer.target
     M, each = x.shape[0], terms.reduction == "none"
     like = dict(dtype=torch.float32, device=x.device)
-    losses, kept, all = torch.empty(M, **like), torch.empty(2 * M, **like), torch.ones(2, **like)
+    losses, saved, all = torch.empty(M, **like), torch.empty(2 * M, **like), torch.ones(2, **like)
     fused = (grad_x or grad_weight) and not each
     dx, dweight = _gradients(layer, fused and grad_x, fused and grad_weight)
     loss = losses if each else torch.empty((), **like)
     if not M:
-        return Outcome(loss if each else loss.fill_(0.0 if terms.reduction == "sum" else torch.nan), kept, all, dx,
+        return Outcome(loss if each else loss.fill_(0.0 if terms.reduction == "sum" else torch.nan), saved, all, dx,
                        dweight.zero_())
     if fused and (folds(terms, x) or (terms.weight is not None and terms.reduction == "mean")):
         launch.total(None, target, terms, None, all)
         if not folds(terms, x):  # 1, or what makes NaN of every row that counts, and leaves the ignored ones 0
             all.masked_fill_(all.isfinite(), 1.0)
     for part, z in _chunks(layer):
-        launch.part_forward(z, target[part], terms, losses[part], kept[2 * part.start:2 * part.stop], all,
+        launch.part_forward(z, target[part], terms, losses[part], saved[2 * part.start:2 * part.stop], all,
                             z if fused else None)
         if fused:
             _add(layer, part, z, dx, dweight)
     if not each:
         launch.total(losses, target, terms, loss, all)
-    return Outcome(loss, kept, all, dx, dweight)
+    return Outcome(loss, saved, all, dx, dweight)
 
 
-def backward(layer: Layer, terms: Terms, dloss: Tensor, kept: Tensor, all: Tensor, grad_x: bool,
+def backward(layer: Layer, terms: Terms, dloss: Tensor, saved: Tensor, all: Tensor, grad_x: bool,
              grad_weight: bool) -> tuple:
-    """(dx, dweight), with each chunk's logits computed anew. dloss: (M,), or () where the loss was reduced."""
+    """(dx, dweight), with each chunk's logits recomputed. dloss: (M,), or () where the loss was reduced."""
     dx, dweight = _gradients(layer, grad_x, grad_weight)
     each = terms.reduction == "none"
     if not layer.x.shape[0]:
         return dx, dweight.zero_()
     for part, z in _chunks(layer):
         launch.part_backward(z, layer.target[part], terms, dloss[part] if each else dloss,
-                             kept[2 * part.start:2 * part.stop], all)
+                             saved[2 * part.start:2 * part.stop], all)
         _add(layer, part, z, dx, dweight)
     return dx, dweight.to(layer.weight.dtype)
 
@@ -111,7 +111,7 @@ def _chunks(layer):
     for first in range(0, M, rows):
         part = slice(first, min(first + rows, M))
         z = memory[:part.stop - first, :V]
-        gemm(x[part], weight.t(), z, room=True)
+        gemm(x[part], weight.t(), z, writable_padding=True)
         yield part, z
 
 

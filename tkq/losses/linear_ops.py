@@ -27,7 +27,7 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, *, class_wei
     Rows go in chunks: their logits, in x's type, then the losses, then, over the logits, the gradient, and from that
     the gradients of x and weight. For "mean" and "sum" all of it happens in the forward where x or weight requires a
     gradient, and the backward multiplies by the incoming gradient (a look at it, where that is 1). For "none", or a
-    second backward of a retained graph, the backward computes each chunk's logits anew.
+    second backward of a retained graph, the backward computes each chunk's logits again.
 
     At a time a chunk's logits are in memory, at most 512 MB of them or 512 rows, and in fp16 a float32 gradient of
     weight. A gradient of weight in bf16 is rounded once for each chunk, a quarter of the rows as a rule: it is as exact
@@ -76,7 +76,7 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, *, class_wei
         return _forward(x, weight, target, *terms, False, False)[0]
     check.refuse_gradient("linear_cross_entropy", class_weight=class_weight)
     check.refuse_tangent("linear_cross_entropy", x=x, weight=weight)
-    record = torch.is_grad_enabled() and not ops.kept_by_jit()  # then the backward computes them
+    record = torch.is_grad_enabled() and not ops.traced_by_jit()  # then the backward computes them
     call = _Function.apply if mode == "record" else _op
     return call(x, weight, target, *terms, record and x.requires_grad, record and weight.requires_grad)[0]
 
@@ -121,13 +121,13 @@ def _cpu(x, weight, target, class_weight, ignore_index, reduction, label_smoothi
     terms = Terms(class_weight, ignore_index, reduction, label_smoothing, z_loss, softcap)
     found = _empty(x, weight, target, reduction, grad_x, grad_weight)
     found.loss.copy_(reference.linear_cross_entropy(x, weight, target, terms))
-    for nothing in (found.kept, found.all):
+    for nothing in (found.saved, found.all):
         nothing.zero_()
     if reduction != "none" and (grad_x or grad_weight):
         one = torch.ones((), device=x.device)
-        owes = 1.0 if reduction == "sum" else 1 / linear.gradient_factor(terms, x, one,
+        factor = 1.0 if reduction == "sum" else 1 / linear.gradient_factor(terms, x, one,
                                                                          _inverse(weight, target, terms)[None])
-        gradients = reference.linear_cross_entropy_backward(x, weight, target, one * owes, terms)
+        gradients = reference.linear_cross_entropy_backward(x, weight, target, one * factor, terms)
         for to, gradient in zip(found[3:], gradients):
             if to.numel():
                 to.copy_(gradient.view(to.shape))
@@ -173,12 +173,12 @@ def _setup(ctx, inputs, output):
 def _backward(ctx, dloss, *_):
     if dloss is None:
         return (None,) * 11
-    x, weight, target, class_weight, kept, all, dx, dweight = ctx.saved_tensors
+    x, weight, target, class_weight, saved, all, dx, dweight = ctx.saved_tensors
     terms, (needs_x, needs_weight) = Terms(class_weight, *ctx.terms), ctx.needs_input_grad[:2]
     # not computed where the call was traced of other tensors, by torch.jit
     missing = (needs_x and not ctx.grad_x) or (needs_weight and not ctx.grad_weight)
     if terms.reduction == "none" or ctx.handed_out or missing:
-        dx, dweight = _anew(x, weight, target, dloss, kept, all, terms, needs_x, needs_weight)
+        dx, dweight = _recomputed(x, weight, target, dloss, saved, all, terms, needs_x, needs_weight)
     elif ops.route(x, weight, target, dloss) != "op":
         ctx.handed_out = True  # from here on these are the caller's, and what is saved is no longer what it was
         dx, dweight = _multiplied(dx, dweight, linear.gradient_factor(terms, x, dloss, all), weight)
@@ -202,32 +202,32 @@ def _multiplied(dx, dweight, factor, weight):
     return dx.detach(), dweight.detach()  # fresh tensors of that memory, which autograd may keep without a copy
 
 
-# ---- gradients computed anew ----------------------------------------------------------------------------------------
+# ---- gradients recomputed ----------------------------------------------------------------------------------------
 
 
-def _anew(x, weight, target, dloss, kept, all, terms, grad_x, grad_weight):
+def _recomputed(x, weight, target, dloss, saved, all, terms, grad_x, grad_weight):
     call = _op_backward
     if ops.route(x, weight, target, dloss) != "op":
         call = _cuda_backward if x.is_cuda else _cpu_backward
-    return call(x, weight, target, dloss, kept, all, *terms, grad_x, grad_weight)
+    return call(x, weight, target, dloss, saved, all, *terms, grad_x, grad_weight)
 
 
-def _cuda_backward(x: Tensor, weight: Tensor, target: Tensor, dloss: Tensor, kept: Tensor, all: Tensor,
+def _cuda_backward(x: Tensor, weight: Tensor, target: Tensor, dloss: Tensor, saved: Tensor, all: Tensor,
                    class_weight: Optional[Tensor], ignore_index: int, reduction: str, label_smoothing: float,
                    z_loss: float, softcap: float, grad_x: bool, grad_weight: bool) -> tuple[Tensor, Tensor]:
     terms = Terms(class_weight, ignore_index, reduction, label_smoothing, z_loss, softcap)
     dloss = dloss.reshape(-1) if reduction == "none" else dloss
-    return linear.backward(_layer(x, weight, target), terms, dloss, kept, all, grad_x, grad_weight)
+    return linear.backward(_layer(x, weight, target), terms, dloss, saved, all, grad_x, grad_weight)
 
 
-def _cpu_backward(x, weight, target, dloss, kept, all, *rest):
+def _cpu_backward(x, weight, target, dloss, saved, all, *rest):
     *terms, grad_x, grad_weight = rest
     dx, dweight = reference.linear_cross_entropy_backward(x, weight, target, dloss, Terms(*terms))
     return (dx.reshape(-1, x.shape[-1]).contiguous() if grad_x else x.new_empty(0),
             dweight if grad_weight else x.new_empty(0))
 
 
-def _fake_backward(x, weight, target, dloss, kept, all, *rest):
+def _fake_backward(x, weight, target, dloss, saved, all, *rest):
     *_, grad_x, grad_weight = rest
     return (x.new_empty((x.numel() // x.shape[-1], x.shape[-1]) if grad_x else 0),
             weight.new_empty(weight.shape if grad_weight else 0))

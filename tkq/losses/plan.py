@@ -19,7 +19,7 @@ _FORWARD = (
     (6144, 64, 128, 1),
     (12288, 128, 128, 1),
     (24576, 256, 256, 1),
-    (49152, 512, 512, 1),  # longer ones: _WALK, _LONG_WALK
+    (49152, 512, 512, 1),  # longer ones: _STREAMING, _LONG_STREAMING
     (98304, 512, 512, 2),
     (196608, 512, 512, 4),
     (393216, 512, 512, 8),
@@ -29,10 +29,10 @@ _FORWARD = (
 
 @dataclass(frozen=True)
 class StreamingConfig(RowConfig):
-    """For a forward that keeps nothing of a row: its threads walk along it, in steps of `vectors` accesses.
+    """For a forward that streams a row: its threads read it in steps of `vectors` accesses, and hold none.
 
     load: "shared": a ring of `stages` steps, of which one is read while the copies of the others are in flight;
-    "registers": a step is loaded when it is its turn.
+    "registers": a step is loaded when it is needed.
     """
 
     load: str = "shared"
@@ -42,10 +42,11 @@ class StreamingConfig(RowConfig):
 
 # Longer rows, without label smoothing: three blocks on an SM, each with 48 of its 64 KB in flight; from
 # 128 KB on, where one block's row lasts, one with 160 of 192 KB (3194 GB/s at N 65536, where three have 3158). The
-# fewer rows are walked along at a time, the better: blocks of 256 and 128 threads are slower. A row that is held in
+# fewer rows are streamed at a time, the better: blocks of 256 and 128 threads are slower. A row that is held in
 # several (as above, where smoothing needs two passes over it) has nothing in flight while they exchange.
-_WALK_FROM, _LONG_WALK_FROM = 49152, 131072  # bytes
-_WALK, _LONG_WALK = StreamingConfig(512, 512, vectors=2, stages=4), StreamingConfig(1024, 1024, vectors=2, stages=6)
+_STREAMING_FROM, _LONG_STREAMING_FROM = 49152, 131072  # bytes
+_STREAMING = StreamingConfig(512, 512, vectors=2, stages=4)
+_LONG_STREAMING = StreamingConfig(1024, 1024, vectors=2, stages=6)
 
 _FUSED_HELD = 262144  # bytes of a row that stay in registers at most
 
@@ -93,8 +94,8 @@ def check(spec: CrossEntropySpec, config: RowConfig) -> None:
 
 def _check_streaming(spec, config):
     if spec.kind != "forward" or spec.smoothing:
-        raise ValueError(f"a walk keeps nothing of a row: got {spec.kind}, label smoothing {spec.smoothing}, allowed "
-                         "is a forward without")
+        raise ValueError(f"streaming: got {spec.kind}, label smoothing {spec.smoothing}, allowed is a "
+                         "forward without")
     if not 1 <= config.vectors <= 8:
         raise ValueError(f"vectors: got {config.vectors}, allowed are 1 to 8")
     if config.load == "shared":
@@ -122,8 +123,8 @@ def plan(spec: CrossEntropySpec) -> RowConfig:
         return row_plan.narrow(spec, most_cluster=16)
     if spec.kind == "fused":
         return _fused(spec)
-    if spec.N * spec.width // 8 > _WALK_FROM and not spec.smoothing:
-        return _WALK if spec.N * spec.width // 8 < _LONG_WALK_FROM else _LONG_WALK
+    if spec.N * spec.width // 8 > _STREAMING_FROM and not spec.smoothing:
+        return _STREAMING if spec.N * spec.width // 8 < _LONG_STREAMING_FROM else _LONG_STREAMING
     return next(RowConfig(*shape) for limit, *shape in _FORWARD if spec.N * spec.width // 8 <= limit)
 
 
@@ -151,8 +152,8 @@ def variants(spec: CrossEntropySpec) -> list[RowConfig]:
     return list(dict.fromkeys(found))
 
 
-# Walks worth timing: (threads, cluster, vectors, stages[, resident]) through shared memory, (threads, resident,
-# vectors) without
+# Streaming configs worth timing: (threads, cluster, vectors, stages[, resident]) through shared memory, (threads,
+# resident, vectors) without
 _RINGS = ((512, 1, 2, 4), (512, 1, 4, 3), (512, 1, 2, 6), (512, 2, 2, 4), (512, 4, 2, 4), (512, 8, 2, 4),
           (256, 4, 2, 6), (1024, 1, 2, 6), (1024, 1, 2, 3, 2), (1024, 1, 1, 6, 2))
 _LOADS = ((256, 5, 4), (512, 2, 4))

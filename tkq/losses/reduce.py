@@ -13,7 +13,7 @@ from ..runtime.compile import fake
 from ..utils import collect, lanes_used, pack_f32x2, publish, unpack_f32x2, warp_reduce
 from .arguments import vector
 
-AHEAD = 8  # rows of a thread whose loads are in flight together
+IN_FLIGHT = 8  # rows of a thread whose loads are in flight together
 
 
 class Total(ReductionBase):
@@ -93,7 +93,7 @@ class Total(ReductionBase):
         rows = cute.size(mLosses if const_expr(self.spec.losses) else mT)
         step = self.config.threads * self.config.cluster
         total, weight = Float32(0), Float32(0)
-        for row in cutlass.range(first, rows, step, unroll=AHEAD):
+        for row in cutlass.range(first, rows, step, unroll=IN_FLIGHT):
             if const_expr(self.spec.losses):
                 total += mLosses[row]
             if const_expr(self.spec.mean):

@@ -9,22 +9,22 @@ from cutlass import Constexpr, Float32, Int32, Int64, const_expr
 from .. import tile as tk
 from ..utils import WARP, warp_reduce
 from . import arguments
-from .class_rows import Kept, Options
+from .class_rows import Options, Saved
 from .forward import row_of, total_of
 from .plan import TotalConfig
 from .reduce import Total
 
-AHEAD = 4  # numbers of the room before its losses: they begin at 16 bytes
+HEADER = 4  # numbers of the scratch memory before its losses, which begin at 16 bytes
 
 
 class CrossEntropySingleLaunch:
     """`forward.CrossEntropy` without a launch of its own for the total. row: as there.
 
-      every block    losses of its rows -> room | block's barrier | thread 0: a ticket (release, acquire) | barrier
+      every block    losses of its rows -> scratch | block's barrier | thread 0: a ticket (release, acquire) | barrier
       the last one   thread i of n: losses and weights of rows i, i + n, .. | warps | one thread: loss, 1 / weights
 
-    The order of the additions depends on the number of rows and of the block's threads alone. room: int32, its first
-    element the counter that tickets are drawn from, 0 before and after; from AHEAD on the rows' losses, fp32.
+    The order of the additions depends on the number of rows and of the block's threads alone. mScratch: int32, its
+    first element the counter that tickets are drawn from, 0 before and after; from HEADER on the rows' losses, fp32.
     """
 
     def __init__(self, spec, config):
@@ -38,39 +38,39 @@ class CrossEntropySingleLaunch:
 
     @cute.jit
     def __call__(self, mX: cute.Tensor, mT: cute.Tensor, mW: Optional[cute.Tensor], mLoss: cute.Tensor,
-                 mSaved: Optional[cute.Tensor], mRoom: cute.Tensor, mD: Optional[cute.Tensor], ignore_index: Int64,
+                 mSaved: Optional[cute.Tensor], mScratch: cute.Tensor, mD: Optional[cute.Tensor], ignore_index: Int64,
                  smoothing: Float32, z_loss: Float32, softcap: Float32, stream: cuda.CUstream):
-        """As CrossEntropy has them, but mLoss: (); mRoom: at least AHEAD + M."""
+        """As CrossEntropy has them, but mLoss: (); mScratch: at least HEADER + M."""
         tv_layout = self.rows.layout()
         o = Options(ignore_index, smoothing, z_loss, softcap)
-        self.kernel(mX, mT, mW, mLoss, mSaved, mRoom, o, tv_layout).launch(
+        self.kernel(mX, mT, mW, mLoss, mSaved, mScratch, o, tv_layout).launch(
             **self.rows.launch_shape(mX.shape[0]), stream=stream)
 
     @cute.kernel
     def kernel(self, mX: cute.Tensor, mT: cute.Tensor, mW: Optional[cute.Tensor], mLoss: cute.Tensor,
-               mSaved: Optional[cute.Tensor], mRoom: cute.Tensor, o: Options, tv_layout: cute.Layout):
-        here, losses = self.rows.here(tv_layout), losses_of(mRoom, mX.shape[0])
+               mSaved: Optional[cute.Tensor], mScratch: cute.Tensor, o: Options, tv_layout: cute.Layout):
+        here, losses = self.rows.here(tv_layout), losses_of(mScratch, mX.shape[0])
         warps = const_expr(self.rows.tile.threads // WARP)
         ticket = here.smem.allocate_tensor(Int32, cute.make_layout(1), byte_alignment=4)
         parts = here.smem.allocate_tensor(Float32, cute.make_layout((2, warps)), byte_alignment=8)
         self.row.work(here, mX, mT, mW, losses, mSaved, None, None, o)
-        if self._is_last(here, mRoom, ticket):
+        if self._is_last(here, mScratch, ticket):
             of_mean = (mT, mW) if const_expr(self.last.spec.mean) else (None, None)
             mine = self.last.mine(losses, *of_mean, o.ignore_index, here.thread)
             self._add_up(here, mine, parts, mLoss, self.inverse_of(mSaved, mX.shape[0]))
 
     def inverse_of(self, mSaved, rows):
         """Where 1 / the sum of the weights goes; None where it is not needed."""
-        return Kept.of(mSaved, None, rows).all if mSaved is not None and self.last.spec.mean else None
+        return Saved.of(mSaved, None, rows).all if mSaved is not None and self.last.spec.mean else None
 
     @cute.jit
-    def _is_last(self, here: Constexpr, mRoom: cute.Tensor, ticket: cute.Tensor):
+    def _is_last(self, here: Constexpr, mScratch: cute.Tensor, ticket: cute.Tensor):
         """Have all other blocks' losses been written? The same for all threads, which may read them then."""
         tiles, parts, _ = cute.arch.grid_dim()
         blocks = tiles * parts
         tk.sync_block()
         if here.thread == 0:
-            ticket[0] = Int32(tk.grid_ticket(mRoom.iterator.toint(), blocks))
+            ticket[0] = Int32(tk.grid_ticket(mScratch.iterator.toint(), blocks))
         tk.sync_block()
         return ticket[0] == blocks - 1
 
@@ -88,6 +88,6 @@ class CrossEntropySingleLaunch:
             self.last.put(mLoss, inverse, total, weight)
 
 
-def losses_of(room, rows):
-    """The part of the room that is the rows' losses, (M,)."""
-    return cute.make_tensor(cute.recast_ptr(room.iterator, dtype=Float32) + AHEAD, cute.make_layout(rows))
+def losses_of(scratch, rows):
+    """The part of the scratch memory that is the rows' losses, (M,)."""
+    return cute.make_tensor(cute.recast_ptr(scratch.iterator, dtype=Float32) + HEADER, cute.make_layout(rows))

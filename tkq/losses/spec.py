@@ -17,9 +17,9 @@ class CrossEntropySpec:
     "backward". N: classes. x: element type of the logits and their gradient. target: int32 or int64.
     weight: type of the class weights, or None. smoothing, softcap: are there label smoothing, a softcap?
 
-    part: the rows are some of many, so that what belongs to all of them lies apart: see `class_rows.Kept`. What a fused
-    one multiplies its gradients by lies there, too; without a part it is 1.
-    keep: False: a forward of losses alone, or of their total at once, that leaves nothing for a backward.
+    part: the rows are some of many, so that what belongs to all of them lies apart: see `class_rows.Saved`. What a
+    fused one multiplies its gradients by lies there, too; without a part it is 1.
+    save: False: a forward of losses alone, or of their total at once, that leaves nothing for a backward.
     once: the total in the forward's own launch, for few rows: see `single_launch`.
 
     vector: elements of one access. shifted: rows begin anywhere in 16 bytes, logits and gradient alike; accesses are
@@ -37,7 +37,7 @@ class CrossEntropySpec:
     vector: int = 1
     shifted: bool = False
     part: bool = False
-    keep: bool = True
+    save: bool = True
     once: bool = False
 
     def __post_init__(self):
@@ -45,8 +45,8 @@ class CrossEntropySpec:
             raise ValueError(f"once: got {self.kind}, reduction {self.reduction}, part {self.part}; allowed are "
                              "forward, mean or sum, no part")
         alone = self.reduction == "none" or self.once
-        if not self.keep and (self.kind != "forward" or not alone or self.part):
-            raise ValueError(f"keep: got False of {self.kind}, reduction {self.reduction}, part {self.part}; allowed "
+        if not self.save and (self.kind != "forward" or not alone or self.part):
+            raise ValueError(f"save: got False of {self.kind}, reduction {self.reduction}, part {self.part}; allowed "
                              "of forward, none (or once), no part")
         if self.part and self.kind == "forward" and self.reduction != "none":
             raise ValueError(f"reduction: got {self.reduction} of a part of the rows, allowed is none")

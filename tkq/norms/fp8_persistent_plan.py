@@ -14,7 +14,7 @@ SQUARES, AMAX = 1, 1  # what is exchanged of an rmsnorm's row; of the scale of a
 SERVED_FROM_BYTES, FROM_BYTES, WIDTH_OF_X = 16384, 131072, 16  # of a row: what has variants, what is long; bits
 # of a row of x: with more of weight and bias than of x, alone and beside a residual. Below, the one-pass kernel is
 # as fast, or faster.
-HEAVY_FROM_BYTES, HEAVY_BESIDE_RESIDUAL_FROM_BYTES = 24576, 2 * FROM_BYTES
+HEAVY_FROM_BYTES, HEAVY_WITH_RESIDUAL_FROM_BYTES = 24576, 2 * FROM_BYTES
 # of all that is read of a row with no more of weight and bias than that, by scale: up to there they are as fast
 LIGHT_ABOVE_BYTES = {"row": 2 * FROM_BYTES, "1x128": FROM_BYTES}
 # (blocks of a cluster, warps, stages, blocks on an SM)
@@ -64,7 +64,7 @@ def planned(spec: NormSpec) -> Optional[RowPlan]:
 def _least(spec) -> int:
     """Bytes of a row of x from which on persistent kernels are planned."""
     if sum(shape(spec).vectors) > spec.loaded:
-        return HEAVY_BESIDE_RESIDUAL_FROM_BYTES if spec.residual else HEAVY_FROM_BYTES
+        return HEAVY_WITH_RESIDUAL_FROM_BYTES if spec.residual else HEAVY_FROM_BYTES
     return (LIGHT_ABOVE_BYTES[spec.scale] + 1) * spec.loaded // spec.width
 
 

@@ -119,7 +119,7 @@ def remember(calls: CallCache, given: tuple, call: tuple, tensors: tuple, made: 
 def allocate(call: tuple, x: Tensor) -> Results:
     """New tensors for what a call asks for."""
     _, _, _, out, total, stats, scale = call
-    shape, stride, make = alloc.beside(x)
+    shape, stride, make = alloc.layout_of(x)
     y, h = make(shape, stride, out or x.dtype), None if total is None else make(shape, stride, total)
     if stats or scale is not None:
         return y, h, *_of_rows(call, make, shape)

@@ -166,8 +166,8 @@ def _value(gate: Tensor, up: Optional[Tensor], kind: str, packing: str, out: Opt
 def _empty_result(gate, packing):
     if packing == "apart":
         return _empty(gate)
-    *lines, N = gate.shape
-    return alloc.contiguous(gate.get_device(), (*lines, N // 2), gate.dtype)
+    *leading, N = gate.shape
+    return alloc.contiguous(gate.get_device(), (*leading, N // 2), gate.dtype)
 
 
 def _empty(x):

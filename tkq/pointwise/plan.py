@@ -85,13 +85,13 @@ def past_l1(spec: RopeSpec) -> bool:
 
 @dataclass(frozen=True)
 class Columns:
-    """How the columns of one head are dealt out, in chunks: first those that turn, then those that are copied.
+    """How the columns of one head are dealt out, in chunks: first those that rotate, then those that are copied.
 
     A chunk is one access of `vector` elements, or `two` of them `gap` (in a copied chunk `rest_gap`) elements apart, of
     which the second may lie past the end of what is copied. Chunks begin `step` elements apart.
     """
 
-    turning: int
+    rotating: int
     copied: int
     step: int
     two: bool
@@ -100,7 +100,7 @@ class Columns:
 
     @property
     def chunks(self) -> int:
-        return self.turning + self.copied
+        return self.rotating + self.copied
 
 
 def columns(spec: RopeSpec) -> Columns:
@@ -114,16 +114,16 @@ def columns(spec: RopeSpec) -> Columns:
 
 
 def place_of(spec: RopeSpec, chunk, select):
-    """(does the chunk turn? its first column, how far its second access is from the first)
+    """(does the chunk rotate? its first column, how far its second access is from the first)
 
     Where the second access would lie past the end, it is the first once more: the same elements are copied twice."""
     c = columns(spec)
     if c.copied == 0:
         return True, chunk * c.step, c.gap
-    turns = chunk < c.turning
-    copied = spec.rotary_dim + (chunk - c.turning) * c.step
+    rotates = chunk < c.rotating
+    copied = spec.rotary_dim + (chunk - c.rotating) * c.step
     rest_gap = select(copied + c.rest_gap < spec.rotary_dim + spec.rest, c.rest_gap, 0)
-    return turns, select(turns, chunk * c.step, copied), select(turns, c.gap, rest_gap)
+    return rotates, select(rotates, chunk * c.step, copied), select(rotates, c.gap, rest_gap)
 
 
 def unit_of(unit, chunks: int, groups):

@@ -1,4 +1,4 @@
-"""Rotary position embedding: pairs of columns of every head turn by an angle that depends on the token's position."""
+"""Rotary position embedding: pairs of columns of every head rotate by an angle that depends on the token's position."""
 from typing import NamedTuple, Optional
 
 import cuda.bindings.driver as cuda
@@ -114,7 +114,7 @@ class Rope:
                  mStarts: Optional[cute.Tensor], offset: Int32, sign: Float32, stream: cuda.CUstream):
         """mX, mO: (B, S, H, D), or (total, H, D) where lengths vary; mX2, mO2: a second pair or None.
         mCos, mSin: (rows, rotary_dim / 2). mPositions: offsets (B,) or ids (B, S) or (total,), or None.
-        mStarts: cu_seqlens (B + 1,) or None. offset: of all positions. sign: 1, or -1 to turn back."""
+        mStarts: cu_seqlens (B + 1,) or None. offset: of all positions. sign: 1, or -1 to rotate back."""
         given = Given(mX, mO, mX2, mO2, mCos, mSin, mPositions, mStarts, offset, sign)
         work = self._work(given)
         self.kernel(given, work).launch(grid=[cute.ceil_div(work.units, self.config.threads), 1, 1],
@@ -139,7 +139,7 @@ class Rope:
         at = cutlass.min(unit, work.units - 1)
         token, group, chunk = (Int32(i) for i in plan.unit_of(at, self.columns.chunks, work.all_groups))
         batch, place = (Int32(i) for i in divmod(token, work.length))
-        turns, first, gap = plan.place_of(self.spec, chunk, cutlass.select_)
+        rotates, first, gap = plan.place_of(self.spec, chunk, cutlass.select_)
         where = (token, 0, first) if const_expr(self.spec.varlen) else (batch, place, 0, first)
         heads = self._heads(g.mX, g.mO, where, group, work.groups)
         if const_expr(g.mX2 is not None):
@@ -148,14 +148,14 @@ class Rope:
         held = [self._load(heads, j, gap) for j in range(self.config.heads_each)]
 
         row, in_sequence = self._position(g, token, batch, place)
-        if const_expr(turns is not True):
-            chunk = cutlass.select_(turns, chunk, 0)  # where nothing turns, any row's first columns will do
+        if const_expr(rotates is not True):
+            chunk = cutlass.select_(rotates, chunk, 0)  # where nothing rotates, any row's first columns will do
         cos, sin = self._angle(g, row, chunk)
-        turns = _both(turns, in_sequence)
+        rotates = _both(rotates, in_sequence)
         for j in cutlass.range_constexpr(self.config.heads_each):
             head = heads.first + j * heads.pitch
             if (unit < work.units) & (head < heads.count):
-                self._store(heads, head, gap, self._turn(held[j], cos, sin, turns))
+                self._store(heads, head, gap, self._rotate(held[j], cos, sin, rotates))
 
     # ---- which heads and position ----------------------------------------------------------
 
@@ -207,17 +207,17 @@ class Rope:
         head = cutlass.min(heads.first + j * heads.pitch, heads.count - 1)
         return [vectors.load(run, self.past_l1) for run in self._runs(heads.source, heads.source_step, head, gap)]
 
-    def _turn(self, held, cos, sin, turns):
+    def _rotate(self, held, cos, sin, rotates):
         """The results of what `_load` gave, as it lies in memory."""
         values = [vectors.wide(part) for part in held]
         a, b = values if self.columns.two else (values[0][::2], values[0][1::2])
-        turned = [(x * c - y * s, y * c + x * s) for x, y, c, s in zip(a, b, cos, sin, strict=True)]
-        if turns is not True:
-            turned = [(cutlass.select_(turns, new_x, x), cutlass.select_(turns, new_y, y))
-                      for (new_x, new_y), x, y in zip(turned, a, b, strict=True)]
+        rotated = [(x * c - y * s, y * c + x * s) for x, y, c, s in zip(a, b, cos, sin, strict=True)]
+        if rotates is not True:
+            rotated = [(cutlass.select_(rotates, new_x, x), cutlass.select_(rotates, new_y, y))
+                      for (new_x, new_y), x, y in zip(rotated, a, b, strict=True)]
         if self.columns.two:
-            return [vectors.packed(part, self.dtype) for part in zip(*turned, strict=True)]
-        return [vectors.packed([x for pair in turned for x in pair], self.dtype)]
+            return [vectors.packed(part, self.dtype) for part in zip(*rotated, strict=True)]
+        return [vectors.packed([x for pair in rotated for x in pair], self.dtype)]
 
     def _store(self, heads, head, gap, results):
         for result, run in zip(results, self._runs(heads.result, heads.result_step, head, gap), strict=True):

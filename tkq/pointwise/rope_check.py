@@ -1,4 +1,4 @@
-"""What a call of tkq.rope turns by, and everything that can be wrong with one."""
+"""What a call of tkq.rope rotates by, and everything that can be wrong with one."""
 from typing import NamedTuple, Optional
 
 from torch import Tensor
@@ -17,8 +17,8 @@ _longest = {op: arguments.checker(op, "max_seqlen") for op in options}
 _inner = arguments.checker("rope", "interleaved", "seqlen_offsets")
 
 
-class Turn(NamedTuple):
-    """By what angles a call turns: every argument of the ops but x (or q and k)."""
+class Rotation(NamedTuple):
+    """By what angles a call rotates: every argument of the ops but x (or q and k)."""
 
     cos: Tensor
     sin: Tensor
@@ -30,11 +30,11 @@ class Turn(NamedTuple):
     inverse: bool
 
 
-def check_call(tensors, turn):
+def check_call(tensors, rotation):
     """Raises what the public functions promise. tensors: x, or q and k."""
     op, names = ("rope", ("x",)) if len(tensors) == 1 else ("rope_qk", ("q", "k"))
-    _TENSORS[op](*tensors, turn.cos, turn.sin, turn.position_ids, turn.cu_seqlens)
-    _inner(turn.interleaved, turn.offset)
+    _TENSORS[op](*tensors, rotation.cos, rotation.sin, rotation.position_ids, rotation.cu_seqlens)
+    _inner(rotation.interleaved, rotation.offset)
     for name, x in zip(names, tensors, strict=True):
         check.rank(name, x, 3, 4)
         check.last_dim_contiguous(name, x)
@@ -43,10 +43,11 @@ def check_call(tensors, turn):
         raise TypeError(f"rope_qk: k is {last.dtype}, q is {x.dtype}; both must have one dtype")
     if last.shape[:-2] != x.shape[:-2] or last.shape[-1] != x.shape[-1]:
         raise ValueError(f"rope_qk: k has shape {tuple(last.shape)}, q {tuple(x.shape)}; only heads may differ")
-    _check_table(x, turn.cos, turn.sin)
-    _check_positions(x, turn)
-    check.same_device(**dict(zip(names, tensors, strict=True)), cos=turn.cos, sin=turn.sin,
-                      seqlen_offsets=turn.offsets, position_ids=turn.position_ids, cu_seqlens=turn.cu_seqlens)
+    _check_table(x, rotation.cos, rotation.sin)
+    _check_positions(x, rotation)
+    check.same_device(**dict(zip(names, tensors, strict=True)), cos=rotation.cos, sin=rotation.sin,
+                      seqlen_offsets=rotation.offsets, position_ids=rotation.position_ids,
+                      cu_seqlens=rotation.cu_seqlens)
 
 
 def _check_table(x, cos, sin):
@@ -58,7 +59,7 @@ def _check_table(x, cos, sin):
                          "agree")
     if not 1 <= cos.shape[-1] <= x.shape[-1] // 2:
         raise ValueError(f"rope: cos: last dimension is {cos.shape[-1]}, allowed are 1 to {x.shape[-1] // 2}, half the "
-                         f"columns that turn; of a table with both halves pass cos[..., :R // 2]")
+                         f"columns that rotate; of a table with both halves pass cos[..., :R // 2]")
     if 2 * cos.shape[-1] > MAX_ROTARY_DIM:
         raise NotImplementedError(f"rope: cos: last dimension is {cos.shape[-1]}, supported are up to "
                                   f"{MAX_ROTARY_DIM // 2}")
@@ -68,11 +69,12 @@ def _check_table(x, cos, sin):
                          "row for each token")
 
 
-def _check_positions(x, turn):
-    tokens, starts = tuple(x.shape[:-2]), turn.cu_seqlens
+def _check_positions(x, rotation):
+    tokens, starts = tuple(x.shape[:-2]), rotation.cu_seqlens
     given = [name for name, is_given in (
-        ("a table with a row for each token", turn.cos.dim() == 3), ("position_ids", turn.position_ids is not None),
-        ("seqlen_offsets", turn.offsets is not None or turn.offset != 0)) if is_given]
+        ("a table with a row for each token", rotation.cos.dim() == 3),
+        ("position_ids", rotation.position_ids is not None),
+        ("seqlen_offsets", rotation.offsets is not None or rotation.offset != 0)) if is_given]
     if len(given) > 1:
         raise ValueError(f"rope: got {' and '.join(given)}; one of them names the positions")
     if starts is not None:
@@ -81,16 +83,16 @@ def _check_positions(x, turn):
         if starts.dim() != 1 or starts.shape[0] < 2 or starts.stride(0) != 1:
             raise ValueError(f"rope: cu_seqlens: got shape {tuple(starts.shape)}, strides {starts.stride()}; expected "
                              "(B + 1,), contiguous, B of 1 and more")
-    elif len(tokens) == 1 and not (turn.cos.dim() == 3 or turn.position_ids is not None):
+    elif len(tokens) == 1 and not (rotation.cos.dim() == 3 or rotation.position_ids is not None):
         raise ValueError("rope: x has 3 dimensions: cu_seqlens or position_ids is needed")
-    if turn.position_ids is not None:
-        _check_ids(turn.position_ids, tokens)
-    if turn.offsets is not None:
-        check.dtype("seqlen_offsets", turn.offsets, INDEX)
-        check.shape("seqlen_offsets", turn.offsets, (x.shape[0] if starts is None else starts.shape[0] - 1,))
-    _check_offset(turn, tokens)
-    if not turn.cos.shape[-2] and x.numel():
-        raise ValueError(f"rope: cos: got shape {tuple(turn.cos.shape)}, allowed are tables of 1 row and more")
+    if rotation.position_ids is not None:
+        _check_ids(rotation.position_ids, tokens)
+    if rotation.offsets is not None:
+        check.dtype("seqlen_offsets", rotation.offsets, INDEX)
+        check.shape("seqlen_offsets", rotation.offsets, (x.shape[0] if starts is None else starts.shape[0] - 1,))
+    _check_offset(rotation, tokens)
+    if not rotation.cos.shape[-2] and x.numel():
+        raise ValueError(f"rope: cos: got shape {tuple(rotation.cos.shape)}, allowed are tables of 1 row and more")
 
 
 def _check_ids(ids, tokens):
@@ -99,9 +101,9 @@ def _check_ids(ids, tokens):
         raise ValueError(f"rope: position_ids: shape is {tuple(ids.shape)}, expected one of {allowed}")
 
 
-def _check_offset(turn, tokens):
-    offset, rows = turn.offset, turn.cos.shape[-2]
-    if len(tokens) == 2 and turn.position_ids is None and turn.offsets is None and offset + tokens[1] > rows:
+def _check_offset(rotation, tokens):
+    offset, rows = rotation.offset, rotation.cos.shape[-2]
+    if len(tokens) == 2 and rotation.position_ids is None and rotation.offsets is None and offset + tokens[1] > rows:
         raise ValueError(f"rope: cos: has {rows} rows; {tokens[1]} tokens from position {offset} need "
                          f"{offset + tokens[1]}")
 

@@ -8,7 +8,7 @@ from ..runtime.call.dispatch import Shapes, added
 from ..runtime.call.replay import CallCache
 from ..runtime.device import arch
 from .plan import MAX_UNITS, RopeConfig, columns, plan_rope
-from .rope_check import Turn, check_call
+from .rope_check import Rotation, check_call
 from .spec import RopeSpec
 
 # Launchers by what a call looks like; as many as there are kinds of call. What varies within a kind, the kernel checks.
@@ -19,12 +19,12 @@ _launch_cache: dict = {}
 call_cache = CallCache()  # of `launch_simple`: x, x2, cos, sin, offset, interleaved, inverse, in_place
 
 
-def launch_simple(turn, x, x2=None, in_place=False):
-    """(out, out2) of x (B, S, H, D) turned by a table of rows for positions offset .. offset + S, and of x2 (B, S, H2,
+def launch_simple(rotation, x, x2=None, in_place=False):
+    """(out, out2) of x (B, S, H, D) rotated by a table of rows for positions offset .. offset + S, and of x2 (B, S, H2,
     D) if there is one, with as little Python as it takes; None where that is not known yet, or was refused, or is not
-    what the turn says. in_place: out is x."""
+    what the rotation says. in_place: out is x."""
     try:
-        cos, sin, offset, offsets, ids, starts, interleaved, inverse = turn
+        cos, sin, offset, offsets, ids, starts, interleaved, inverse = rotation
         batch, length, heads, width = shape = tuple(x.shape)
         rows, half = cos.shape
         heads2 = 0 if x2 is None else x2.shape[2]
@@ -52,21 +52,21 @@ def launch_simple(turn, x, x2=None, in_place=False):
     return out, out2
 
 
-def launch(turn, x, out, x2=None, out2=None, config=None):
-    """out = x turned, and out2 = x2 if there is one.
+def launch(rotation, x, out, x2=None, out2=None, config=None):
+    """out = x rotated, and out2 = x2 if there is one.
 
-    turn: a Turn, or the plain tuple of its fields. config: another than the plan's, for tests and tuning."""
+    rotation: a Rotation, or the plain tuple of its fields. config: another than the plan's, for tests and tuning."""
     try:
-        _run(turn, x, out, x2, out2, config)
+        _run(rotation, x, out, x2, out2, config)
     except Exception:
         # The compiled function checks types, shapes, strides, addresses and devices; words for a user are found when
         # they are needed.
-        check_call((x,) if x2 is None else (x, x2), Turn(*turn))
+        check_call((x,) if x2 is None else (x, x2), Rotation(*rotation))
         raise
 
 
-def _run(turn, x, out, x2, out2, config):
-    cos, sin, offset, offsets, ids, starts, interleaved, inverse = turn
+def _run(rotation, x, out, x2, out2, config):
+    cos, sin, offset, offsets, ids, starts, interleaved, inverse = rotation
     *tokens, heads, width = x.shape
     *rows, half = cos.shape
     if offsets is None and ids is None and starts is None and len(rows) == 1 and len(tokens) == 2:
@@ -74,7 +74,7 @@ def _run(turn, x, out, x2, out2, config):
         if not 0 <= offset <= rows[0] - tokens[1]:
             raise ValueError  # check_call has the words
     else:
-        cos, sin, positions, kind = _positions(turn, tokens)
+        cos, sin, positions, kind = _positions(rotation, tokens)
         index = None if positions is None else positions.dtype
     size = x.itemsize
     bits = 16 | x.data_ptr() | (width | _strides(x) | (2 * half if interleaved else half)) * size
@@ -91,7 +91,7 @@ def _run(turn, x, out, x2, out2, config):
     kernel = _launchers.get(key)
     if kernel is None or elements > MAX_UNITS:
         tensors = (x,) if x2 is None else (x, x2)
-        check_call(tensors, Turn(*turn))
+        check_call(tensors, Rotation(*rotation))
         kernel = _checked(key, tensors, cos, bool(interleaved), vector, kind, index, config)
     if elements:
         given = x, out, x2, out2, cos, sin, positions, starts, offset, -1.0 if inverse else 1.0
@@ -116,11 +116,11 @@ def _fitting(vector, interleaved, cos, sin):
     return vector
 
 
-def _positions(turn, tokens):
+def _positions(rotation, tokens):
     """cos and sin as (rows, R / 2); offsets or ids or None; how a token finds its row.
 
     Raises a ValueError without words, which check_call has, for what the compiled function cannot see."""
-    cos, sin, offset, offsets, ids, starts = turn[:6]
+    cos, sin, offset, offsets, ids, starts = rotation[:6]
     length = tokens[-1]
     if offset < 0 or ((offset or offsets is not None) and (ids is not None or cos.dim() == 3)):
         raise ValueError

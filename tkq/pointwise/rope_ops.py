@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ..reference import pointwise as reference
 from ..runtime.call import alloc, check, ops
-from .rope_check import Turn, check_call, check_longest, offsets, options
+from .rope_check import Rotation, check_call, check_longest, offsets, options
 from .rope_launch import call_cache, launch, launch_simple
 
 
@@ -16,7 +16,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, seql
     """Rotary position embedding (Su et al., RoFormer, 2021): pairs (a, b) of the first R columns of every head become
     (a cos - b sin, b cos + a sin), with the cos and sin of the token's position.
 
-    Computed in float32 and rounded once. Differentiable once, in x: the gradient turns back.
+    Computed in float32 and rounded once. Differentiable once, in x: the gradient rotates back.
 
     Args:
         x: (B, S, H, D), or (total, H, D) with cu_seqlens or position_ids; bf16, fp16 or fp32. The last dimension is
@@ -67,26 +67,26 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, seql
                     torch.autograd.graph.increment_version(x)
                 return found[0]
         interleaved, inplace = options["rope"](interleaved, inplace)
-        turn, mode = (cos, sin, seqlen_offsets, None, None, None, interleaved, False), ops.route(x, cos, sin)
+        rotation, mode = (cos, sin, seqlen_offsets, None, None, None, interleaved, False), ops.route(x, cos, sin)
     else:
         interleaved, inplace = options["rope"](interleaved, inplace)
-        turn = _turn("rope", cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen)
-        mode = ops.route(x, cos, sin, turn[3], position_ids, cu_seqlens)
+        rotation = _rotation("rope", cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen)
+        mode = ops.route(x, cos, sin, rotation[3], position_ids, cu_seqlens)
     if mode == "direct":
-        return _in_place(x, turn) if inplace else _forward(x, turn)
+        return _in_place(x, rotation) if inplace else _forward(x, rotation)
     if mode == "record" and not (cos.requires_grad or sin.requires_grad):
         if inplace:
             check.refuse_leaf("rope", x=x)
             check.refuse_view("rope", x=x)
-        return (_InPlaceFunction if inplace else _Function).apply(x, turn)
+        return (_InPlaceFunction if inplace else _Function).apply(x, rotation)
     check.refuse_gradient("rope", cos=cos, sin=sin)
     check.refuse_tangent("rope", x=x)
-    check_call((x,), Turn(*turn))
+    check_call((x,), Rotation(*rotation))
     if not inplace:
-        return _op(x, *turn)
+        return _op(x, *rotation)
     if not ops.traced():  # there torch copies, and says so itself
         check.refuse_overlap("rope", x=x)
-    return x.copy_(_op(x, *turn))
+    return x.copy_(_op(x, *rotation))
 
 
 def rope_qk(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False,
@@ -121,20 +121,20 @@ def rope_qk(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool
             if found is not None:
                 return found
         interleaved = options["rope_qk"](interleaved)
-        turn, mode = (cos, sin, seqlen_offsets, None, None, None, interleaved, False), ops.route(q, k, cos, sin)
+        rotation, mode = (cos, sin, seqlen_offsets, None, None, None, interleaved, False), ops.route(q, k, cos, sin)
     else:
         check.tensor("rope_qk: k", k)
         interleaved = options["rope_qk"](interleaved)
-        turn = _turn("rope_qk", cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen)
-        mode = ops.route(q, k, cos, sin, turn[3], position_ids, cu_seqlens)
+        rotation = _rotation("rope_qk", cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen)
+        mode = ops.route(q, k, cos, sin, rotation[3], position_ids, cu_seqlens)
     if mode == "direct":
-        return _forward_qk(q, k, turn)
+        return _forward_qk(q, k, rotation)
     if mode == "record" and not (cos.requires_grad or sin.requires_grad):
-        return _QKFunction.apply(q, k, turn)
+        return _QKFunction.apply(q, k, rotation)
     check.refuse_gradient("rope_qk", cos=cos, sin=sin)
     check.refuse_tangent("rope_qk", q=q, k=k)
-    check_call((q, k), Turn(*turn))
-    return _qk_op(q, k, *turn)
+    check_call((q, k), Rotation(*rotation))
+    return _qk_op(q, k, *rotation)
 
 
 def _rows_of_all(x, cos, sin, offset):
@@ -147,7 +147,7 @@ def _rows_of_all(x, cos, sin, offset):
     return cos, sin
 
 
-def _turn(op, cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen):
+def _rotation(op, cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen):
     offset, starts = offsets[op](seqlen_offsets), None
     if type(offset) is not int and isinstance(offset, Tensor):  # the first question is the fast one
         offset, starts = 0, offset
@@ -157,7 +157,7 @@ def _turn(op, cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, m
         if offset + max_seqlen > cos.shape[-2]:
             raise ValueError(f"{op}: cos: has {cos.shape[-2]} rows; max_seqlen {max_seqlen} from offset {offset} needs "
                              f"{offset + max_seqlen}")
-    return cos, sin, offset, starts, position_ids, cu_seqlens, interleaved, False  # a Turn, without its cost
+    return cos, sin, offset, starts, position_ids, cu_seqlens, interleaved, False  # a Rotation, without its cost
 
 
 def _empty(x):
@@ -165,48 +165,48 @@ def _empty(x):
     return alloc.like(x, x.get_device(), x.dtype)
 
 
-def _replayed(x, x2, turn):
+def _replayed(x, x2, rotation):
     """(out, out2) of a call of the simple kind that came before; or None."""
-    cos, sin, offset, offsets, ids, starts, interleaved, inverse = turn
+    cos, sin, offset, offsets, ids, starts, interleaved, inverse = rotation
     simple = offsets is ids is starts is None
     return call_cache.take(x, x2, cos, sin, offset, interleaved, inverse, False) if simple else None
 
 
-def _forward(x, turn):
+def _forward(x, rotation):
     if not x.is_cuda:
-        check_call((x,), Turn(*turn))
-        return reference.rope(x, *turn)
-    found = launch_simple(turn, x)
+        check_call((x,), Rotation(*rotation))
+        return reference.rope(x, *rotation)
+    found = launch_simple(rotation, x)
     if found is not None:
         return found[0]
     out = _empty(x)
-    launch(turn, x, out)
+    launch(rotation, x, out)
     return out
 
 
-def _forward_qk(q, k, turn):
+def _forward_qk(q, k, rotation):
     if not q.is_cuda:
-        check_call((q, k), Turn(*turn))
-        return reference.rope(q, *turn), reference.rope(k, *turn)
-    out = launch_simple(turn, q, k)
+        check_call((q, k), Rotation(*rotation))
+        return reference.rope(q, *rotation), reference.rope(k, *rotation)
+    out = launch_simple(rotation, q, k)
     if out is None:
         out = _empty(q), _empty(k)
-        launch(turn, q, out[0], k, out[1])
+        launch(rotation, q, out[0], k, out[1])
     return out
 
 
-def _in_place(x, turn):
+def _in_place(x, rotation):
     if not x.is_cuda:
-        check_call((x,), Turn(*turn))
+        check_call((x,), Rotation(*rotation))
         check.refuse_inference("rope", x=x)
         check.refuse_overlap("rope", x=x)
-        return x.copy_(reference.rope(x, *turn))
+        return x.copy_(reference.rope(x, *rotation))
     check.refuse_inference("rope", x=x)
-    if launch_simple(turn, x, in_place=True) is None:
+    if launch_simple(rotation, x, in_place=True) is None:
         check.refuse_overlap("rope", x=x)
-        columns_ = 2 * turn[0].shape[-1]
-        turned = x if columns_ >= x.shape[-1] else x[..., :columns_]  # more columns than there are: refused by name
-        launch(turn, turned, turned)
+        columns_ = 2 * rotation[0].shape[-1]
+        rotated = x if columns_ >= x.shape[-1] else x[..., :columns_]  # more columns than there are: refused by name
+        launch(rotation, rotated, rotated)
     torch.autograd.graph.increment_version(x)
     return x
 
@@ -214,15 +214,15 @@ def _in_place(x, turn):
 # ---- what PyTorch sees ---------------------------------------------------------------------------------------------
 
 
-def _remember(ctx, turn):
-    cos, sin, offset, offsets, ids, starts, interleaved, inverse = turn
+def _remember(ctx, rotation):
+    cos, sin, offset, offsets, ids, starts, interleaved, inverse = rotation
     ctx.save_for_backward(cos, sin, offsets, ids, starts)
     ctx.facts = offset, interleaved, inverse
-    ctx.set_materialize_grads(False)  # where only q was used, nothing is turned for k
+    ctx.set_materialize_grads(False)  # where only q was used, nothing is rotated for k
 
 
 def _back(ctx):
-    """The turn the other way, as a plain tuple."""
+    """The rotation the other way, as a plain tuple."""
     cos, sin, offsets, ids, starts = ctx.saved_tensors
     offset, interleaved, inverse = ctx.facts
     return cos, sin, offset, offsets, ids, starts, interleaved, not inverse
@@ -234,42 +234,42 @@ def _contiguous(dy):
     return dy.clone(memory_format=torch.contiguous_format)  # contiguous() leaves a tensor of no elements as it is
 
 
-def _turned(dy, turn):
+def _rotated(dy, rotation):
     dy = _contiguous(dy)
-    return _forward(dy, turn) if ops.direct(dy, *turn[:2], *turn[3:6]) else _op(dy, *turn)
+    return _forward(dy, rotation) if ops.direct(dy, *rotation[:2], *rotation[3:6]) else _op(dy, *rotation)
 
 
 def _gradient(ctx, dy):
-    return None if dy is None else _turned(dy, _back(ctx))
+    return None if dy is None else _rotated(dy, _back(ctx))
 
 
 def _gradients(ctx, dq, dk):
-    turn, needs = _back(ctx), ctx.needs_input_grad[:2]
+    rotation, needs = _back(ctx), ctx.needs_input_grad[:2]
     need_q, need_k = needs[0] and dq is not None, needs[1] and dk is not None
     if need_q and need_k:
         dq, dk = _contiguous(dq), _contiguous(dk)
-        direct = ops.direct(dq, dk, *turn[:2], *turn[3:6])
-        return _forward_qk(dq, dk, turn) if direct else _qk_op(dq, dk, *turn)
-    return [_turned(dy, turn) if needed else None for dy, needed in ((dq, need_q), (dk, need_k))]
+        direct = ops.direct(dq, dk, *rotation[:2], *rotation[3:6])
+        return _forward_qk(dq, dk, rotation) if direct else _qk_op(dq, dk, *rotation)
+    return [_rotated(dy, rotation) if needed else None for dy, needed in ((dq, need_q), (dk, need_k))]
 
 
-# In plain eager mode: inputs are x, or q and k, and the turn.
+# In plain eager mode: inputs are x, or q and k, and the rotation.
 
 
-def _record(ctx, x, turn):
-    _remember(ctx, turn)
-    return _op_forward(x, *turn)
+def _record(ctx, x, rotation):
+    _remember(ctx, rotation)
+    return _op_forward(x, *rotation)
 
 
-def _record_in_place(ctx, x, turn):
+def _record_in_place(ctx, x, rotation):
     ctx.mark_dirty(x)
-    _remember(ctx, turn)
-    return _in_place(x, turn)
+    _remember(ctx, rotation)
+    return _in_place(x, rotation)
 
 
-def _record_qk(ctx, q, k, turn):
-    _remember(ctx, turn)
-    return _op_forward_qk(q, k, *turn)
+def _record_qk(ctx, q, k, rotation):
+    _remember(ctx, rotation)
+    return _op_forward_qk(q, k, *rotation)
 
 
 def _recorded_backward(ctx, dy):
@@ -280,43 +280,43 @@ def _recorded_backward_qk(ctx, dq, dk):
     return *_gradients(ctx, dq, dk), None
 
 
-# The ops: a turn's fields are inputs.
+# The ops: a rotation's fields are inputs.
 
 
 def _setup(ctx, inputs, output):
-    _remember(ctx, inputs[-len(Turn._fields):])
+    _remember(ctx, inputs[-len(Rotation._fields):])
 
 
 def _backward(ctx, dy):
-    return _gradient(ctx, dy), *[None] * len(Turn._fields)
+    return _gradient(ctx, dy), *[None] * len(Rotation._fields)
 
 
 def _backward_qk(ctx, dq, dk):
-    return *_gradients(ctx, dq, dk), *[None] * len(Turn._fields)
+    return *_gradients(ctx, dq, dk), *[None] * len(Rotation._fields)
 
 
 def _op_forward(x: Tensor, cos: Tensor, sin: Tensor, offset: int, offsets: Optional[Tensor],
                 position_ids: Optional[Tensor], cu_seqlens: Optional[Tensor], interleaved: bool,
                 inverse: bool) -> Tensor:
-    turn = cos, sin, offset, offsets, position_ids, cu_seqlens, interleaved, inverse
-    found = _replayed(x, None, turn)
-    return _forward(x, turn) if found is None else found[0]
+    rotation = cos, sin, offset, offsets, position_ids, cu_seqlens, interleaved, inverse
+    found = _replayed(x, None, rotation)
+    return _forward(x, rotation) if found is None else found[0]
 
 
 def _op_forward_qk(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, offset: int, offsets: Optional[Tensor],
                    position_ids: Optional[Tensor], cu_seqlens: Optional[Tensor], interleaved: bool,
                    inverse: bool) -> tuple[Tensor, Tensor]:
-    turn = cos, sin, offset, offsets, position_ids, cu_seqlens, interleaved, inverse
-    return _replayed(q, k, turn) or _forward_qk(q, k, turn)
+    rotation = cos, sin, offset, offsets, position_ids, cu_seqlens, interleaved, inverse
+    return _replayed(q, k, rotation) or _forward_qk(q, k, rotation)
 
 
-def _fake(x, *turn):
-    check_call((x,), Turn(*turn))
+def _fake(x, *rotation):
+    check_call((x,), Rotation(*rotation))
     return x.new_empty(x.shape)
 
 
-def _fake_qk(q, k, *turn):
-    check_call((q, k), Turn(*turn))
+def _fake_qk(q, k, *rotation):
+    check_call((q, k), Rotation(*rotation))
     return q.new_empty(q.shape), k.new_empty(k.shape)
 
 

@@ -27,7 +27,7 @@ def rope_cos_sin(seqlen: int, dim: int, base: float = 10000.0, *, dtype: torch.d
 
     Args:
         seqlen: positions 0 to seqlen - 1; 0 and more.
-        dim: columns of a head that turn; even.
+        dim: columns of a head that rotate; even.
         base: theta, above 0.
         dtype: float32 unless given; bfloat16 and float16 too.
         device: the current CUDA device where there is one, unless given; otherwise the CPU.
@@ -54,7 +54,7 @@ def rope_cos_sin(seqlen: int, dim: int, base: float = 10000.0, *, dtype: torch.d
     if torch.compiler.is_compiling() or not ops.direct() or (
             device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return _computed(seqlen, _frequencies(dim, base, device), dtype)
-    cos, sin = _kept(seqlen, dim, float(base), dtype, device)
+    cos, sin = _cached(seqlen, dim, float(base), dtype, device)
     with torch.inference_mode(False):  # what an inference-mode call has made, training may use
         return cos[:seqlen].clone(), sin[:seqlen].clone()
 
@@ -80,7 +80,7 @@ def _device(device) -> torch.device:
     return device
 
 
-def _kept(seqlen, dim, base, dtype, device):
+def _cached(seqlen, dim, base, dtype, device):
     key = dim, base, dtype, device
     with _one_at_a_time:
         found = _tables.get(key)

@@ -65,7 +65,7 @@ def widest_gated(dtype: str, packing: str) -> int:
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """dtype: of x and the result. table: of cos and sin. rotary_dim: columns that turn.
+    """dtype: of x and the result. table: of cos and sin. rotary_dim: columns that rotate.
 
     rest: columns beyond them, copied; 0 also in place, where they stay as they are.
     interleaved: neighbours form a pair, not the columns i and i + rotary_dim / 2.

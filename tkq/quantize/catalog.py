@@ -6,7 +6,7 @@ from ..runtime.compile.recipe import Recipe, Shipped
 from .spec import GRANULARITIES, TileSpec
 
 ROW_LENGTHS = (1024, 4096, 8192, 28672)
-TWICE = ("tensor", "row")  # which read x once for what is largest, tile by tile
+TWO_PHASE = ("tensor", "row")  # which read x once for what is largest, tile by tile
 ONE_PHASE = {"tiles": "Tilewise", "group128": "Group128"}  # modules, and their kernels
 LAUNCHES = ("separate", "ticketed", "cooperative")  # from the first phase of `two_phase` to the second
 
@@ -17,7 +17,7 @@ def rows_recipe(spec: NormSpec) -> Recipe:
 
 def way(spec: TileSpec, tiles: int, num_sms: int) -> str:
     """How a number of tiles is quantised: the module of one phase, "group128" or "tiles", or one of LAUNCHES."""
-    if spec.granularity not in TWICE:
+    if spec.granularity not in TWO_PHASE:
         return "group128" if spec.granularity == "1x128" and not spec.transpose else "tiles"
     if not has_workspace(spec.granularity, spec.transpose):
         return "separate"
@@ -61,8 +61,8 @@ def shipped() -> list[Shipped]:
                     name = f"quantize_{granularity}_{x}{name}"
                     for chosen in dict.fromkeys(way(spec, tiles, 132) for tiles in (1 << 20, 1)):
                         quick = x == "bf16" and wide and transpose and granularity == "row"
-                        found.append(Shipped(name + "_kept" * (chosen == "cooperative"), tiles_recipe(spec, chosen),
-                                             _expectation(spec, chosen), quick))
+                        found.append(Shipped(name + "_cooperative" * (chosen == "cooperative"),
+                                             tiles_recipe(spec, chosen), _expectation(spec, chosen), quick))
     return found
 
 

@@ -93,7 +93,7 @@ def together(x: Tensor, layers) -> list[Tensor]:
     """What each of the layers, of one recipe, makes of x (..., in_features), which is quantised once for all."""
     rows, first = x.reshape(-1, x.shape[-1]), layers[0]
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-    if ops.kept_by_jit():
+    if ops.traced_by_jit():
         with torch.no_grad():
             ys = _products(rows, layers)
     else:
@@ -123,20 +123,21 @@ class _Linear(Function):
         x, recipe, recording, *parameters = inputs
         n = len(parameters) // 2
         weights, biases = parameters[:n], parameters[n:]
-        keep = recording and any(ctx.needs_input_grad[3:3 + n])
-        q, scale, *saved = _quantised(x, recipe, E4M3, keep)
+        saves_x = recording and any(ctx.needs_input_grad[3:3 + n])
+        q, scale, *saved = _quantised(x, recipe, E4M3, saves_x)
         saved = list(saved)  # Dynamo of torch 2.11 has a tuple
-        ys, turn = [], recording and ctx.needs_input_grad[0]
+        ys, needs_dx = [], recording and ctx.needs_input_grad[0]
         for weight, bias in zip(weights, biases):
-            w, scale_w, *turned = quantize_fp8(weight, WEIGHTS[recipe.granularity],
-                                               transpose=turn and recipe.keep_weight)
+            w, scale_w, *transposed = quantize_fp8(weight, WEIGHTS[recipe.granularity],
+                                                   transpose=needs_dx and recipe.keep_weight)
             ys.append(fp8_gemm(q, w.t(), scale, scale_w.t(), bias=bias, out_dtype=x.dtype))
-            saved += turned or [weight] * turn
-        if keep and turn:  # a result of nothing stands for x and the weights, whose float8 leads nowhere: `ops.once`
+            saved += transposed or [weight] * needs_dx
+        # an empty result stands for x and the weights, whose float8 leads nowhere: `ops.once`
+        if saves_x and needs_dx:
             ys.append(x.new_empty(0))
             saved.append(ys[-1])
         ctx.save_for_backward(*saved)
-        ctx.recipe, ctx.keeps_x, ctx.dtype = recipe, keep, x.dtype
+        ctx.recipe, ctx.saves_x, ctx.dtype = recipe, saves_x, x.dtype
         ctx.weights, ctx.biased = [w.dtype for w in weights], [None if b is None else b.dtype for b in biases]
         ctx.set_materialize_grads(False)
         return tuple(ys)
@@ -145,7 +146,7 @@ class _Linear(Function):
     @functools.partial(ops.once, "Fp8Linear")
     def backward(ctx, *dys):
         n, saved = len(ctx.weights), ctx.saved_tensors
-        x, of_weights = (saved[:2], saved[2:]) if ctx.keeps_x else (None, saved)
+        x, of_weights = (saved[:2], saved[2:]) if ctx.saves_x else (None, saved)
         each, dys = 2 if ctx.recipe.keep_weight else 1, dys[:n]
         wants_x, _, _, *wants = ctx.needs_input_grad
         wants = [wanted and dys[i % n] is not None for i, wanted in enumerate(wants)]
@@ -166,13 +167,13 @@ def _gradients(dy, weight, x, recipe, dtypes):
     """(dx, dweight), of dtypes. weight, x: the transposes' float8 and scales, None where dx or dweight is not wanted;
     of the weight it may be the weight itself, alone."""
     dx = dweight = None
-    q, scale, *turned = _quantised(dy, recipe, recipe.gradient, x is not None)
+    q, scale, *transposed = _quantised(dy, recipe, recipe.gradient, x is not None)
     if weight is not None:
         if not recipe.keep_weight:
             weight = quantize_fp8(*weight, WEIGHTS[recipe.granularity], transpose=True)[2:]
         dx = fp8_gemm(q, weight[0].t(), scale, weight[1].t(), out_dtype=dtypes[0])
     if x is not None:
-        dweight = fp8_gemm(turned[0], x[0].t(), turned[1], x[1].t(), out_dtype=dtypes[1],
+        dweight = fp8_gemm(transposed[0], x[0].t(), transposed[1], x[1].t(), out_dtype=dtypes[1],
                            accumulate="fp32" if x[0].shape[1] > LONG else None)
     return dx, dweight
 
@@ -180,8 +181,8 @@ def _gradients(dy, weight, x, recipe, dtypes):
 def _quantised(x, recipe, dtype, both):
     """(q, scale) of x (M, K); with ``both`` those of x.t() too, to whose rows zeros are added, to a multiple of 16."""
     if both:
-        q, scale, *turned = quantize_padded(x, recipe.granularity, dtype, _UNIT)
+        q, scale, *transposed = quantize_padded(x, recipe.granularity, dtype, _UNIT)
     else:
-        q, scale, *turned = quantize_fp8(x, recipe.granularity, dtype)
+        q, scale, *transposed = quantize_fp8(x, recipe.granularity, dtype)
     # not y, afterwards: a view could not be written in place
-    return q[:x.shape[0]], scale if recipe.granularity == "tensor" else scale[:x.shape[0]], *turned
+    return q[:x.shape[0]], scale if recipe.granularity == "tensor" else scale[:x.shape[0]], *transposed

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from tkq.granularity import BLOCKS
 from tkq.norms.spec import MAX_N, NormSpec
-from tkq.quantize.catalog import TWICE, has_workspace, rows_recipe, tiles_recipe, way
+from tkq.quantize.catalog import TWO_PHASE, has_workspace, rows_recipe, tiles_recipe, way
 from tkq.quantize.spec import EDGE, GRANULARITIES, VECTOR, TileSpec
 from tkq.quantize.workspace import workspace_size
 from tkq.reference import fp8
@@ -135,7 +135,7 @@ def _launched(x, granularity, dtype, transpose):
         aligned = x.data_ptr() & 15
         index = x.get_device()
         by_rows = granularity == "row" and not transpose and n <= MAX_N  # one kernel for any number of rows
-        run, largest, claims = _runs(granularity, x.dtype, min(m, 2) if by_rows else m, n, x.stride(), aligned, dtype,
+        run, largest, shared = _runs(granularity, x.dtype, min(m, 2) if by_rows else m, n, x.stride(), aligned, dtype,
                                      transpose, index)
         q = alloc.empty(index, (m, n), (n, 1), dtype)
         scale = alloc.empty(index, *_scales(granularity, m, n), torch.float32)
@@ -147,15 +147,16 @@ def _launched(x, granularity, dtype, transpose):
                 qt = alloc.empty(index, (n, m), (m, 1), dtype)
                 if granularity in OWN_SCALES:
                     scale_t = alloc.empty(index, *_scales(granularity, n, m), torch.float32)
-            if claims:
-                workspace = counters.kept(index, workspace_size(largest))
+            if shared:
+                workspace = counters.workspace(index, workspace_size(largest))
             elif largest:
                 amax = alloc.empty(index, (largest,), (1,), torch.int32)
-            arguments = x, q, scale, qt, scale_t, workspace if claims else amax
+            arguments = x, q, scale, qt, scale_t, workspace if shared else amax
         run(*arguments)
         found = q, scale, qt, scale_t, amax
+        constants = () if workspace is None else (workspace,)
         _call_cache[has_workspace(granularity, transpose)].add((x, granularity, dtype, transpose), run, arguments,
-                                                               found, kept=() if workspace is None else (workspace,))
+                                                               found, constants)
         return found
     except Exception:
         # What a launch stumbles over; the words for a user are found only when something is wrong.
@@ -188,11 +189,11 @@ def _scale_buffer(granularity, m, n, device):
 
 @lru_cache(4096)
 def _runs(granularity, x, m, n, strides, aligned, out, transpose, index):
-    """(kernel, of how many it finds the largest in memory; None of the norms' kernel; does it take a room for it that
-    calls share?) for a kind of call. aligned: x's address modulo 16. Raises where something is wrong, and where there
-    is nothing to quantise."""
-    lines = m * n and (n == 1 or strides[1] == 1)
-    if granularity not in GRANULARITIES or not lines:
+    """(kernel, of how many it finds the largest in memory; None of the norms' kernel; does it take a workspace for it
+    that calls share?) for a kind of call. aligned: x's address modulo 16. Raises where something is wrong, and where
+    there is nothing to quantise."""
+    readable = m * n and (n == 1 or strides[1] == 1)
+    if granularity not in GRANULARITIES or not readable:
         raise ValueError
     arch.require_hopper(arch.device(index))
     size, names = x.itemsize, (dtypes.name_of(x), dtypes.name_of(out))
@@ -205,7 +206,7 @@ def _runs(granularity, x, m, n, strides, aligned, out, transpose, index):
     wide = not (n % VECTOR or (m > 1 and strides[0] % VECTOR) or aligned)
     spec = TileSpec(granularity, *names, transpose, wide, m % VECTOR == 0 or not transpose)
     chosen = way(spec, -(-m // EDGE) * -(-n // EDGE), arch.num_sms(arch.device(index)))
-    largest = _largest_of(granularity, m, n, transpose) if granularity in TWICE else 0
+    largest = _largest_of(granularity, m, n, transpose) if granularity in TWO_PHASE else 0
     return function(tiles_recipe(spec, chosen)), largest, has_workspace(granularity, transpose)
 
 

@@ -113,7 +113,7 @@ class Tilewise:
             self.store(g.q, [v * inverses[i] for v in vectors.wide(held[i])], row0 + i, col0)
         if spec.transpose:
             inverses = self.column_scales(g, al, t, tile, held, col0, inverses)
-            x = [vectors.wide(_anew(row)) for row in held]
+            x = [vectors.wide(_copied(row)) for row in held]
             self.transpose(g, al, t, tile, x, inverses)
 
     def tile_of(self, block, t, across):
@@ -264,7 +264,7 @@ def _loaded(met, column, warp):
     return held
 
 
-def _anew(held):
+def _copied(held):
     """The same elements, of which the compiler knows nothing: what it made of them need not be held."""
     found = cute.make_rmem_tensor(cute.size(held), held.element_type)
     words, new = cute.recast_tensor(held, Uint32), cute.recast_tensor(found, Uint32)

@@ -9,7 +9,7 @@ def workspace_size(largest: int) -> int:
 
 
 def half_of(size):
-    """Numbers of each half, of a room of ``size``."""
+    """Numbers of each half, of a workspace of ``size``."""
     return (size - LINE) // 2
 
 

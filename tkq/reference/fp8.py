@@ -62,10 +62,10 @@ def quantize_fp8(x: Tensor, block: tuple, dtype: torch.dtype = torch.float8_e4m3
     """(q, scale): x ~ q * scale, with a scale for each block of (rows, columns), 0 standing for all of them."""
     scale = scales_of(x, block, dtype)
     wide = x.float()
-    return narrowed(wide / _spread_blocks(scale, block, x.shape), dtype), scale
+    return narrowed(wide / _expanded_blocks(scale, block, x.shape), dtype), scale
 
 
-def _spread_blocks(scale, block, shape):
+def _expanded_blocks(scale, block, shape):
     for dim, (size, length) in enumerate(zip(block, shape)):
         scale = scale.repeat_interleave(size or max(length, 1), dim).narrow(dim, 0, length)
     return scale

@@ -75,8 +75,8 @@ def cross_entropy_rows(logits: Tensor, target: Tensor, terms: Terms) -> Tensor:
     log_p = torch.log_softmax(z, -1)
     loss = -hit * log_p.gather(-1, index[:, None])[:, 0]
     if terms.label_smoothing:
-        spread = -(log_p * _class_weights(z, terms)).sum(-1)
-        loss = loss * (1 - terms.label_smoothing) + spread * (terms.label_smoothing / z.shape[-1])
+        smoothing_loss = -(log_p * _class_weights(z, terms)).sum(-1)
+        loss = loss * (1 - terms.label_smoothing) + smoothing_loss * (terms.label_smoothing / z.shape[-1])
     if terms.z_loss:
         loss = loss + terms.z_loss * z.logsumexp(-1).square()
     return loss.masked_fill(~known, torch.nan).masked_fill(ignored, 0.0)

@@ -59,23 +59,23 @@ def gated_backward(kind: str, dy: Tensor, gate: Tensor, up: Optional[Tensor] = N
 
 def rope_rows(shape, table_rows: int, offset: int = 0, offsets: Optional[Tensor] = None,
               position_ids: Optional[Tensor] = None, cu_seqlens: Optional[Tensor] = None, device=None):
-    """(row of the table, does it turn?) of every token, both of x's shape without heads and columns: (B, S) or
+    """(row of the table, does it rotate?) of every token, both of x's shape without heads and columns: (B, S) or
     (total,). With cu_seqlens a token's position counts from its sequence's first one; tokens of no sequence do not
-    turn."""
+    rotate."""
     if position_ids is not None:
         rows = position_ids.long().expand(shape)
         return rows, torch.ones(shape, dtype=torch.bool, device=device)
     places = torch.arange(shape[-1], device=device)
-    turns = torch.ones(shape, dtype=torch.bool, device=device)
+    rotates = torch.ones(shape, dtype=torch.bool, device=device)
     if cu_seqlens is None:
         shift = offset if offsets is None else offset + offsets.long()[:, None]
-        return (places + shift).expand(shape), turns
+        return (places + shift).expand(shape), rotates
     starts = cu_seqlens.long()
     sequence = last_begun(starts, places)
-    turns = (places >= starts[sequence]) & (places < starts[sequence + 1])
+    rotates = (places >= starts[sequence]) & (places < starts[sequence + 1])
     rows = places - starts[sequence] + offset
     rows = rows if offsets is None else rows + offsets.long()[sequence]
-    return rows.masked_fill(~turns, 0), turns
+    return rows.masked_fill(~rotates, 0), rotates
 
 
 def last_begun(starts: Tensor, places: Tensor) -> Tensor:
@@ -99,23 +99,23 @@ def _taken(table, rows):
 def rope(x: Tensor, cos: Tensor, sin: Tensor, offset: int = 0, offsets: Optional[Tensor] = None,
          position_ids: Optional[Tensor] = None, cu_seqlens: Optional[Tensor] = None, interleaved: bool = False,
          inverse: bool = False) -> Tensor:
-    """x (B, S, H, D) or (total, H, D) with its first R columns turned, pair by pair, by the angle of the token's row of
-    cos and sin (Su et al., 2021): (a, b) becomes (a cos - b sin, b cos + a sin).
+    """x (B, S, H, D) or (total, H, D) with its first R columns rotated, pair by pair, by the angle of the token's row
+    of cos and sin (Su et al., 2021): (a, b) becomes (a cos - b sin, b cos + a sin).
 
     cos, sin: (rows, R / 2), or (B or 1, S, R / 2): a row for each token. interleaved: columns 2 i and 2 i + 1 are a
     pair, instead of i and i + R / 2. inverse: by the negative angle, which is also the gradient."""
     half = cos.shape[-1]
     if cos.dim() == 3:
-        turns = None
+        rotates = None
         c, s = (_upcast(t)[:, :, None].reshape(-1, *x.shape[1:-2], 1, half) for t in (cos, sin))
     else:
-        rows, turns = rope_rows(x.shape[:-2], cos.shape[0], offset, offsets, position_ids, cu_seqlens, x.device)
+        rows, rotates = rope_rows(x.shape[:-2], cos.shape[0], offset, offsets, position_ids, cu_seqlens, x.device)
         c, s = _taken(cos, rows), _taken(sin, rows)
     s = -s if inverse else s
     front, rest = _upcast(x[..., :2 * half]), x[..., 2 * half:]
     a, b = (front[..., ::2], front[..., 1::2]) if interleaved else front.chunk(2, -1)
-    turned = a * c.to(a.dtype) - b * s.to(a.dtype), b * c.to(a.dtype) + a * s.to(a.dtype)
-    turned = (torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)).to(x.dtype)
-    if turns is not None:
-        turned = torch.where(turns[..., None, None], turned, x[..., :2 * half])
-    return torch.cat((turned, rest), -1)
+    rotated = a * c.to(a.dtype) - b * s.to(a.dtype), b * c.to(a.dtype) + a * s.to(a.dtype)
+    rotated = (torch.stack(rotated, -1).flatten(-2) if interleaved else torch.cat(rotated, -1)).to(x.dtype)
+    if rotates is not None:
+        rotated = torch.where(rotates[..., None, None], rotated, x[..., :2 * half])
+    return torch.cat((rotated, rest), -1)

@@ -78,5 +78,5 @@ def pressure(naps: Mapping[str, int] | None = None, poison: bool = False, late_s
                          "warpgroup")
     if build._functions:
         raise RuntimeError("pressure: this process has kernels already, which would stay as they are; say it first")
-    asked = setting.Pressure(tuple(sorted((naps or {}).items())), poison, late_stores, late_additions, one_group)
-    setting.ask(asked if naps or poison or late_stores or late_additions else None)
+    requested = setting.Pressure(tuple(sorted((naps or {}).items())), poison, late_stores, late_additions, one_group)
+    setting.ask(requested if naps or poison or late_stores or late_additions else None)

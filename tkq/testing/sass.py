@@ -284,9 +284,9 @@ def _wrong_launch(kernel, roles):
 
 
 def _wrong_roles(kernel, roles, granted):
-    found, asked = sorted({n for _, n in kernel.setmaxreg}), sorted({n for n, _ in roles})
-    if found != asked:
-        return [f"setmaxnreg asks for {found}, expected {asked}"]
+    found, requested = sorted({n for _, n in kernel.setmaxreg}), sorted({n for n, _ in roles})
+    if found != requested:
+        return [f"setmaxnreg asks for {found}, expected {requested}"]
     need, have = WARPGROUP * sum(n * groups for n, groups in roles), granted * kernel.threads
     return [f"setmaxnreg hangs: {need} registers in all, but the launch gives {have}"] if need > have else []
 

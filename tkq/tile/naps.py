@@ -32,8 +32,8 @@ def nap(place: str):
     such instruction. place: one of `tkq.testing.naps`."""
     pressure = _of_trace.get()
     if pressure is not None:
-        for asked, ns in pressure.naps:
-            if asked == place:
+        for where, ns in pressure.naps:
+            if where == place:
                 _sleep(ns, pressure.one_group, place == "barrier")
 
 

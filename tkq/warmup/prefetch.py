@@ -20,7 +20,7 @@ class Prefetch:
     ends otherwise before all is compiled says so by a warning."""
 
     def __init__(self, process):
-        self._process, self._told, self._owner, self._stopped = process, ("", ""), os.getpid(), False
+        self._process, self._output, self._owner, self._stopped = process, ("", ""), os.getpid(), False
         self._watcher = threading.Thread(target=self._watch, name="tkq-prefetch", daemon=True)
         self._watcher.start()
         atexit.register(self.stop)
@@ -41,7 +41,7 @@ class Prefetch:
             raise TimeoutError(f"prefetch: not done after {timeout} s")
         if self._process.returncode:
             raise RuntimeError(f"prefetch: {self._last_words()}")
-        return self._told[0].strip().rpartition("\n")[2]
+        return self._output[0].strip().rpartition("\n")[2]
 
     def stop(self) -> None:
         """End it, if it is still at work. In a process forked from the one that started it: nothing."""
@@ -56,13 +56,13 @@ class Prefetch:
 
     def _watch(self):
         """Read what it says, so that no pipe is ever full, until it ends."""
-        self._told = self._process.communicate()
+        self._output = self._process.communicate()
         if self._process.returncode and not self._stopped:
             warnings.warn(f"tkq.prefetch: it ended before all was compiled ({self._last_words()}); calls compile what "
                           "they need.", stacklevel=1)
 
     def _last_words(self):
-        out, error = self._told
+        out, error = self._output
         status = self._process.returncode
         return error.strip()[-2000:] or out.strip()[-2000:] or (
             "it was ended" if status < 0 else f"it ended with status {status}")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tkq.attention.forward.softmax import BELOW, LEAST, ROOM, of_three
+from tkq.attention.forward.softmax import BELOW, LEAST, RESCALE_THRESHOLD, of_three
 
 SCORES = st.floats(-1e4, 1e4, width=32) | st.floats(-20, 20, width=32) | st.just(-math.inf)
 ROUNDED = {"bf16": 8, "fp16": 11}  # bits of a number of P
@@ -22,17 +22,17 @@ def value(i):
     return struct.unpack("<f", struct.pack("<i", i))[0]
 
 
-def out_of_range(scores, standing):
+def out_of_range(scores, row_max):
     """As ``Softmax.out_of_range``, of scaled scores."""
-    return standing < -ROOM or value(max(map(bits, scores))) - standing > ROOM
+    return row_max < -RESCALE_THRESHOLD or value(max(map(bits, scores))) - row_max > RESCALE_THRESHOLD
 
 
 @settings(max_examples=300)
 @given(st.lists(SCORES, min_size=32, max_size=32), st.floats(-30, 30, width=32))
-def test_nothing_out_of_range_is_missed(scores, standing):
-    out = out_of_range(scores, standing)
-    assert out or max(scores) - standing <= ROOM
-    assert not out or standing < -ROOM or max(scores) - standing > ROOM
+def test_nothing_out_of_range_is_missed(scores, row_max):
+    out = out_of_range(scores, row_max)
+    assert out or max(scores) - row_max <= RESCALE_THRESHOLD
+    assert not out or row_max < -RESCALE_THRESHOLD or max(scores) - row_max > RESCALE_THRESHOLD
 
 
 @pytest.mark.parametrize("n", (3, 8, 16, 31))

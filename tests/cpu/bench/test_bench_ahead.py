@@ -7,7 +7,7 @@ import torch
 import torch._inductor.config as inductor
 
 from bench import __main__ as front
-from bench.core import ahead, asked, command, harness, ops
+from bench.core import ahead, command, command_line, harness, ops
 from bench.core.command import Job
 from bench.ops import attention_forward
 from bench.peers import common
@@ -28,7 +28,7 @@ def test_those_of_a_kind_are_far_apart():
     assert len({(j.question.shape.split()[2:4][1], j.question.shape.split()[-1]) for j in first}) == 6
 
 
-def test_each_process_has_its_share_and_no_choice_by_timing_is_kept(monkeypatch):
+def test_each_process_has_its_share_and_no_choice_by_timing_is_stored(monkeypatch):
     done = []
     run = types.SimpleNamespace(warm=lambda j: done.append(j.question.shape), warm_calls=lambda make: done.append(make))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -106,10 +106,10 @@ def test_a_process_knows_the_runs_cases_and_calls(monkeypatch, tmp_path):
     monkeypatch.setattr(ahead, "compile_part", lambda run, calls, jobs, part: found.update(
         calls=len(calls), shapes=[j.question.shape for j in jobs], part=part, without=run._without))
     usual = ["softmax", "--sections", "forward", "--against", "quack", "--out", str(tmp_path), "--warm-part", "1/4"]
-    assert front.warm_part(asked.parse(usual)) == 0
+    assert front.warm_part(command_line.parse(usual)) == 0
     assert found["calls"] == 1 and len(found["shapes"]) == 9 and found["part"] == (1, 4)
     assert {"Liger", "torch", "torch.compile"} <= set(found["without"]) and "QuACK" not in found["without"]
-    front.warm_part(asked.parse([*usual, "--no-calls", "--part", "1/2"]))
+    front.warm_part(command_line.parse([*usual, "--no-calls", "--part", "1/2"]))
     assert found["calls"] == 0 and len(found["shapes"]) == 4
-    front.warm_part(asked.parse([*usual, "--calls-only"]))
+    front.warm_part(command_line.parse([*usual, "--calls-only"]))
     assert found["calls"] == 1 and found["shapes"] == []

@@ -1,4 +1,4 @@
-"""`python -m tkq bench`: a whole run on a GPU that is scripted. tests/cpu/bench/test_bench_asked.py has its options."""
+"""`python -m tkq bench`: a whole run on a scripted GPU. tests/cpu/bench/test_bench_command_line.py has its options."""
 import dataclasses
 import io
 import json
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bench import __main__ as front
-from bench.core import asked, command, harness, ops
+from bench.core import command, command_line, harness, ops
 from bench.core.command import Bench, Job
 from bench.core.progress import Progress
 from bench.core.results import Report
@@ -174,7 +174,7 @@ def test_folders_of_results_are_joined(run, tmp_path, capsys):
     status, report = run(*folders, out="whole")
     assert status == 0 and len(report.cases) == 6 and (tmp_path / "whole" / "results.md").exists()
     with pytest.raises(SystemExit):
-        asked.parse(folders)
+        command_line.parse(folders)
     assert "--out says where they are joined" in capsys.readouterr().err
     other = json.loads((tmp_path / "part0" / "made_up.json").read_text())
     other["environment"]["device"] = "another card"

@@ -82,7 +82,7 @@ def test_other_ways_of_short_norms_can_run_and_differ(case, N):
     assert len({variant.recipe for variant in found.values()}) == len(found)
     assert len({variant.words for variant in found.values()}) == len(found)
     for name, variant in found.items():
-        if not name.startswith("stay"):
+        if not name.startswith("persistent"):
             config.check(variant.spec, variant.config)
     job = short_norms._job(case, N)
     assert {*short_norms.CASES[case, N], "copy"} <= set(job.peer_names)

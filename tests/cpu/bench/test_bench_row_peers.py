@@ -23,8 +23,8 @@ def case(shape="M1 N1", section="forward", op="softmax", bound=None, missing=Non
                 missing=missing or {}, roof=roof)
 
 
-def said(cases, asked=()):
-    return list(map(str, row_peers.of_row(cases, asked)))
+def said(cases, requested=()):
+    return list(map(str, row_peers.of_row(cases, requested)))
 
 
 def test_a_peer_that_was_timed_everywhere_needs_no_word():

@@ -89,20 +89,20 @@ def test_a_page_without_markers_is_refused():
         llama_page.written("a page", "figures")
 
 
-def test_whole_curves_of_runs_that_were_alike_are_kept():
+def test_whole_curves_of_runs_that_were_alike_are_resumed():
     new = dict(at_most=0.005, rate=1e-4, batch=2, seqlen=4096, sizes={"hidden_size": 8}, versions={"torch": "2.11"},
                made={}, apart={}, losses={})
     whole = [8.0] * llama.STEPS
     old = {**new, "made": {"torch": "2026-11-22T10:00", "tkq": "2026-11-22T10:00"},
            "apart": {"torch": 0.0, "tkq": 0.001}, "losses": {"torch": whole, "tkq": [8.0] * 50}}
     merged = {**new, "made": {"torch": "2026-11-22T10:00"}, "apart": {"torch": 0.0}, "losses": {"torch": whole}}
-    assert llama.kept_curves(old, new) == merged
+    assert llama.resumed_curves(old, new) == merged
     for key, other in (("rate", 1e-3), ("seqlen", 512), ("sizes", {}), ("versions", {"torch": "2.12"})):
         with pytest.raises(ValueError, match=f"{key}: the curves on file are of .*: begin a new file"):
-            llama.kept_curves({**old, key: other}, new)
+            llama.resumed_curves({**old, key: other}, new)
     for key in ("seqlen", "sizes", "versions", "made"):
         del old[key]  # as files were
-    assert llama.kept_curves(old, new) == {**merged, "made": {"torch": ""}}
+    assert llama.resumed_curves(old, new) == {**merged, "made": {"torch": ""}}
 
 
 def test_the_page_says_which_curves_are_of_an_earlier_run():

@@ -306,7 +306,7 @@ def test_pages_have_what_kernels_of_your_own_take():
     pages = api.pages()
     for said in ("tkq.runtime.compile.fake.tensor(dtype_name, shape", "tkq.runtime.compile.fake.sym(",
                  "tkq.runtime.device.arch.num_sms(",
-                 "tkq.runtime.call.counters.counter(", "tkq.runtime.call.counters.kept("):
+                 "tkq.runtime.call.counters.counter(", "tkq.runtime.call.counters.workspace("):
         assert said in pages["api/runtime.md"], said
     for said in ("ReductionBase._set_cluster_n(self)", "ReductionBase._calculate_threads_per_row(self)",
                  "ReductionBase._get_num_threads(self)", "ReductionBase._get_tv_layout(self",

@@ -46,7 +46,7 @@ def test_a_plan_fits(spec, m, n, k, num_sms):
     config = best_tile(spec, m, n, 16 * k, num_sms)
     assert config.check(spec) is config and config.shared_bytes(spec) <= SHARED_BYTES
     assert fit_to_spec(config, spec) == config  # what was chosen last fits what was chosen before
-    few = small_m_plan.plan(spec, m, n, 16 * k, num_sms)  # tests/cpu/gemm/test_fp8_narrow_plan.py
+    few = small_m_plan.plan(spec, m, n, 16 * k, num_sms)  # tests/cpu/gemm/test_fp8_small_m_plan.py
     assert plan(spec, m, n, 16 * k, num_sms) == (few or config)
     recipe, blocks = launch(spec, m, n, 16 * k, num_sms, config)
     rows, cols = tiles(config, m, n)

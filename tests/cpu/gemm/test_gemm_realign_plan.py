@@ -50,7 +50,7 @@ def test_a_copy_is_as_tma_takes_it(lies, rows, cols, batches):
     assert taken.stride(-2 if lies.turned else -1) == 1 or (rows if lies.turned else cols) == 1
     assert all(s % 8 == 0 for i, s in enumerate(taken.stride()) if i != (taken.dim() - (2 if lies.turned else 1)))
     assert memory.numel() == max(1, batches) * (cols if lies.turned else rows) * memory.stride(1)
-    lines = realigned.alloc.over(x, copied.lines, copied.apart)
+    lines = realigned.alloc.over(x, copied.src_shape, copied.src_stride)
     assert torch.equal(lines.mT if lies.turned else lines, x if batches else x[None])
     memory.fill_(NAN)[..., :lines.shape[-1]] = lines
     assert torch.equal(taken, x), "the memory as the product takes it"

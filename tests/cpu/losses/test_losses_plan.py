@@ -76,7 +76,7 @@ def test_a_config_that_cannot_serve_is_refused(change, says):
 @pytest.mark.parametrize("spec, change, says", [
     (dict(kind="fused"), {}, "fused"), (dict(smoothing=True), {}, "smoothing True"), ({}, dict(vectors=9), "vectors"),
     ({}, dict(stages=1), "stages"), ({}, dict(stages=15), "stages"), ({}, dict(cluster=3), "cluster")])
-def test_a_walk_that_cannot_serve_is_refused(spec, change, says):
+def test_streaming_that_cannot_serve_is_refused(spec, change, says):
     spec = CrossEntropySpec(**{**dict(kind="forward", N=65536, x="bf16", vector=8), **spec})
     with pytest.raises(ValueError, match=says):
         plan.check(spec, replace(plan.StreamingConfig(256, 256), **change))

@@ -338,13 +338,13 @@ def test_gradients_that_are_not_contiguous(kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("prenorm", [False, True])
-def test_what_is_kept_for_backward(kind, residual, prenorm):
+def test_what_is_saved_for_backward(kind, residual, prenorm):
     """What was normalised, the weight, rstd and mean: nothing else, and nothing twice."""
     x, w, r = torch.randn(6, 40, requires_grad=True), torch.randn(40), torch.randn(6, 40) if residual else None
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         y = getattr(tkq, kind)(x, w, residual=r, prenorm=prenorm)
-    assert sorted(t.numel() for t in kept) == [40, 240]
+    assert sorted(t.numel() for t in saved) == [40, 240]
     statistics = (y[0] if prenorm else y).grad_fn.statistics  # by autograd's own node: see gradients.remember_quickly
     assert [t if t is None else t.numel() for t in statistics] == [6, 6 if kind == "layernorm" else None]
 

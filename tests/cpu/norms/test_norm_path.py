@@ -57,7 +57,7 @@ def test_the_first_call_takes_each_step_once(name):
     with fake_gpu.launches() as launched, torch.no_grad():
         found = asked(lambda: CALLS[name](3))
     assert len(launched) == 1
-    assert found == ["check", "route", "beside", "check", "rows", *strides, "names", "function", "added", "add"]
+    assert found == ["check", "route", "layout_of", "check", "rows", *strides, "names", "function", "added", "add"]
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -68,14 +68,14 @@ def test_a_call_whose_launcher_is_known_checks_no_tensor(name):
             CALLS[name](m)
         found = asked(lambda: CALLS[name](5))
     assert len(launched) == 4
-    assert found == ["check", "route", "beside", "__call__", "add"]
+    assert found == ["check", "route", "layout_of", "__call__", "add"]
 
 
 def test_a_call_on_a_graph_of_gradients_takes_the_same_steps():
     x = X[:7].clone().requires_grad_()
     with fake_gpu.launches():
         found = asked(lambda: tkq.rmsnorm(x, W))
-    assert found == ["check", "route", "beside", "check", "rows", "names", "function", "added", "add"]
+    assert found == ["check", "route", "layout_of", "check", "rows", "names", "function", "added", "add"]
 
 
 # ---- eps: looked at where it comes in, as a known launcher does not look at numbers ------------------------------

@@ -42,7 +42,7 @@ def run(route, kind, tensors, total):
 @pytest.mark.parametrize("route, dtype, total", [("eager", BF16, BF16), ("eager", FP16, FP16), ("eager", FP32, BF16),
                                                  ("op", BF16, BF16), ("compiled", BF16, BF16)])
 @pytest.mark.parametrize("shape, weight", [((12, 256), 256), ((12, 3, 64), (3, 64))])
-def test_gradients_are_those_at_the_sum_as_it_is_kept(kind, route, dtype, total, shape, weight):
+def test_gradients_are_those_at_the_sum_as_it_is_stored(kind, route, dtype, total, shape, weight):
     for how in HARD if route == "eager" else ("constant", "nearly constant"):
         if (how, dtype) == ("large", FP16):  # that would be infinite
             continue

@@ -7,7 +7,7 @@ import torch
 from tests.helpers.emulation import pointwise
 from tkq.pointwise import gated_ops
 from tkq.pointwise.plan import GatedConfig, RopeConfig
-from tkq.pointwise.rope_check import Turn
+from tkq.pointwise.rope_check import Rotation
 from tkq.pointwise.rope_launch import launch
 from tkq.reference import pointwise as reference
 from tkq.testing import assert_2x
@@ -98,11 +98,11 @@ def check_rope(x, R, x2=None, table="fp32", config=None, **more):
     angles = torch.rand(64, R // 2) * 6
     cos, sin = (more.pop("tables", None) or (f(angles).to(DTYPES[table]) for f in (torch.cos, torch.sin)))
     for inverse in (False, True):
-        turn = Turn(cos, sin, more.get("offset", 0), more.get("offsets"), more.get("position_ids"),
+        rotation = Rotation(cos, sin, more.get("offset", 0), more.get("offsets"), more.get("position_ids"),
                     more.get("cu_seqlens"), more.get("interleaved", False), inverse)
         given = [x] if x2 is None else [x, x2]
         outs = [nans(*t.shape, dtype=t.dtype) for t in given]
-        launch(turn, *[t for pair in zip(given, outs) for t in pair], config=config)
+        launch(rotation, *[t for pair in zip(given, outs) for t in pair], config=config)
         for t, y in zip(given, outs):
             truth = reference.rope(t.double(), cos.double(), sin.double(), inverse=inverse, **more)
             assert_2x(y, truth, reference.rope(t, cos, sin, inverse=inverse, **more), ulps=1)
@@ -168,7 +168,7 @@ def test_rope_in_place(interleaved):
     cos, sin = torch.randn(2, 16, 12)
     qkv = torch.randn(2, 7, 6, 32).bfloat16()
     before, view = qkv.clone(), qkv[:, :, 1:4, :24]
-    launch(Turn(cos, sin, 0, None, None, None, interleaved, False), view, view)
+    launch(Rotation(cos, sin, 0, None, None, None, interleaved, False), view, view)
     want = reference.rope(before[:, :, 1:4], cos, sin, interleaved=interleaved)
     assert_2x(view, want[..., :24].double(), want[..., :24], ulps=1)
     untouched = torch.ones(qkv.shape, dtype=torch.bool)
@@ -188,7 +188,7 @@ def test_the_compiled_function_refuses_what_it_cannot_take():
     calls = [(x, x, dict(), "x: dtype is"), (x, x.transpose(2, 3), dict(), "x: strides are"),
              (x, x, dict(cu_seqlens=starts), "cu_seqlens: goes with"), (x, x, dict(offset=0.5), "seqlen_offsets: got"),
              (x.flatten(0, 1), x.flatten(0, 1), dict(cu_seqlens=None), "cu_seqlens or position_ids")]
-    good = Turn(cos, sin, 0, None, None, None, False, False)
+    good = Rotation(cos, sin, 0, None, None, None, False, False)
     launch(good, x, x.clone())
     launch(good._replace(cu_seqlens=starts), x.flatten(0, 1), x.flatten(0, 1).clone())
     for like, given, more, says in calls:

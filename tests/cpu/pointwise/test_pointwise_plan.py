@@ -26,9 +26,9 @@ def rope_specs(draw):
 
 
 def accesses(spec, chunk):
-    """[first column of each access of a chunk], and does it turn?"""
-    turns, first, gap = plan.place_of(spec, chunk, choose)
-    return [first, first + gap] if plan.columns(spec).two else [first], turns
+    """[first column of each access of a chunk], and does it rotate?"""
+    rotates, first, gap = plan.place_of(spec, chunk, choose)
+    return [first, first + gap] if plan.columns(spec).two else [first], rotates
 
 
 @given(rope_specs())
@@ -45,10 +45,10 @@ def test_every_column_of_a_head_belongs_to_one_chunk(spec):
 
 @given(rope_specs())
 def test_a_chunk_turns_whole_pairs_by_its_columns_of_the_table(spec):
-    n, turned = plan.table_vector(spec), set()
+    n, rotated = plan.table_vector(spec), set()
     for chunk in range(plan.columns(spec).chunks):
-        firsts, turns = accesses(spec, chunk)
-        if not turns:
+        firsts, rotates = accesses(spec, chunk)
+        if not rotates:
             assert min(firsts) >= spec.rotary_dim
             continue
         if len(firsts) == 2:
@@ -59,8 +59,8 @@ def test_a_chunk_turns_whole_pairs_by_its_columns_of_the_table(spec):
         for e, pair in enumerate(pairs):
             i = chunk * n + e
             assert pair == ((2 * i, 2 * i + 1) if spec.interleaved else (i, i + spec.rotary_dim // 2))
-            turned.add(i)
-    assert turned == set(range(spec.rotary_dim // 2))
+            rotated.add(i)
+    assert rotated == set(range(spec.rotary_dim // 2))
 
 
 @given(rope_specs(), st.integers(1, 70), st.integers(1, 5), st.integers(0, 9))

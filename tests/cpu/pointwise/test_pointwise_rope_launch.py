@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from tkq.pointwise import rope_launch
-from tkq.pointwise.rope_check import Turn
+from tkq.pointwise.rope_check import Rotation
 
 X, COS, IDS = torch.zeros(2, 5, 3, 8), torch.zeros(9, 4), torch.zeros(2, 5).int()
 FLAT, STARTS = X.flatten(0, 1), torch.tensor([0, 4, 10], dtype=torch.int32)
@@ -21,8 +21,8 @@ def launches(monkeypatch):
     return seen
 
 
-def turn(cos, sin, offset=0, offsets=None, ids=None, starts=None, interleaved=False, inverse=False):
-    return Turn(cos, sin, offset, offsets, ids, starts, interleaved, inverse)
+def rotation(cos, sin, offset=0, offsets=None, ids=None, starts=None, interleaved=False, inverse=False):
+    return Rotation(cos, sin, offset, offsets, ids, starts, interleaved, inverse)
 
 
 def bf16(*shape):
@@ -43,7 +43,7 @@ def test_the_access_fits_every_address(launches, x, R, table_dtype, interleaved,
     cos, sin = (torch.zeros(9, R // 2, dtype=table_dtype) for _ in range(2))
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     for _ in range(2):
-        rope_launch.launch(turn(cos, sin, interleaved=interleaved), x, out)
+        rope_launch.launch(rotation(cos, sin, interleaved=interleaved), x, out)
     (spec, args), second = launches
     assert spec == second[0] and args[0] is x and args[1] is out and args[2] is args[3] is None
     assert (spec.vector, spec.rotary_dim, spec.rest, spec.interleaved) == (vector, R, x.shape[-1] - R, interleaved)
@@ -55,7 +55,7 @@ def test_the_access_fits_every_address(launches, x, R, table_dtype, interleaved,
 def test_tables_at_any_address(launches, first, pitch, interleaved, vector):
     cos = torch.zeros(9, 44)[:, :pitch].as_strided((9, 32), (pitch, 1), first)
     x = bf16(2, 5, 3, 64)
-    rope_launch.launch(turn(cos, cos, interleaved=interleaved), x, x)
+    rope_launch.launch(rotation(cos, cos, interleaved=interleaved), x, x)
     assert launches[0][0].vector == vector
 
 
@@ -63,7 +63,7 @@ def test_tables_at_any_address(launches, first, pitch, interleaved, vector):
     (dict(), "offset", None), (dict(offset=3), "offset", None), (dict(offsets=IDS[0, :2]), "offsets", "int32"),
     (dict(ids=IDS.long()), "ids", "int64"), (dict(ids=IDS[:1]), "ids", "int32")])
 def test_how_tokens_find_their_row(launches, more, kind, index):
-    rope_launch.launch(turn(COS, COS, **more), X, X)
+    rope_launch.launch(rotation(COS, COS, **more), X, X)
     (spec, args), = launches
     assert (spec.positions, spec.index, spec.varlen) == (kind, index, False)
     assert args[4] is COS and args[7] is None and args[8] == more.get("offset", 0)
@@ -73,18 +73,18 @@ def test_how_tokens_find_their_row(launches, more, kind, index):
 def test_a_row_for_each_token(launches):
     for rows, kind in ((2, "token"), (1, "offset")):
         t = torch.zeros(rows, 5, 4)
-        rope_launch.launch(turn(t, t), X, X)
+        rope_launch.launch(rotation(t, t), X, X)
         spec, args = launches.pop()
         assert spec.positions == kind and args[4].shape == (rows * 5, 4) and args[4].data_ptr() == t.data_ptr()
     t = torch.zeros(1, 10, 4)
-    rope_launch.launch(turn(t, t), FLAT, FLAT)
+    rope_launch.launch(rotation(t, t), FLAT, FLAT)
     assert launches[0][0].positions == "token" and launches[0][0].varlen
 
 
 def test_several_lengths(launches):
     for more, kind in ((dict(starts=STARTS), "offset"), (dict(starts=STARTS, offsets=STARTS[:2]), "offsets"),
                        (dict(ids=IDS.flatten()), "ids")):
-        rope_launch.launch(turn(COS, COS, **more), FLAT, FLAT, FLAT[:, :1], FLAT[:, :1])
+        rope_launch.launch(rotation(COS, COS, **more), FLAT, FLAT, FLAT[:, :1], FLAT[:, :1])
         spec, args = launches.pop()
         assert (spec.positions, spec.varlen, spec.tensors) == (kind, True, 2)
         assert args[7] is more.get("starts") and args[2].shape == (10, 1, 8)
@@ -92,7 +92,7 @@ def test_several_lengths(launches):
 
 def test_the_way_back_is_the_same_kernel(launches):
     for inverse, sign in ((False, 1.0), (True, -1.0)):
-        rope_launch.launch(turn(COS, COS, inverse=inverse), X, X)
+        rope_launch.launch(rotation(COS, COS, inverse=inverse), X, X)
         assert launches[-1][1][9] == sign
     assert launches[0][0] == launches[1][0] and len(rope_launch._launchers) == 1
 
@@ -101,7 +101,7 @@ def test_nothing_to_do_launches_nothing(launches):
     for shape in ((0, 5, 3, 8), (2, 0, 3, 8), (2, 5, 0, 8)):
         x = torch.zeros(shape)
         for _ in range(2):
-            rope_launch.launch(turn(COS, COS), x, x)
+            rope_launch.launch(rotation(COS, COS), x, x)
     assert launches == []
 
 
@@ -111,20 +111,20 @@ def test_nothing_to_do_launches_nothing(launches):
     (FLAT, dict(starts=STARTS, offsets=IDS[0]))])
 def test_what_was_right_once_does_not_let_the_next_call_through(launches, x, more):
     """After a good call of the same kind: the compiled function would not see these."""
-    rope_launch.launch(turn(COS, COS), X, X)
-    rope_launch.launch(turn(COS, COS, offsets=IDS[0, :2]), X, X)
-    rope_launch.launch(turn(COS, COS, ids=IDS), X, X)
+    rope_launch.launch(rotation(COS, COS), X, X)
+    rope_launch.launch(rotation(COS, COS, offsets=IDS[0, :2]), X, X)
+    rope_launch.launch(rotation(COS, COS, ids=IDS), X, X)
     for good in (dict(starts=STARTS), dict(starts=STARTS, offsets=IDS[0, :2])):
-        rope_launch.launch(turn(COS, COS, **good), FLAT, FLAT)
+        rope_launch.launch(rotation(COS, COS, **good), FLAT, FLAT)
     before = len(launches)
     with pytest.raises(ValueError):
-        rope_launch.launch(turn(COS, COS, **more), x, x)
+        rope_launch.launch(rotation(COS, COS, **more), x, x)
     assert len(launches) == before
 
 
 def test_too_much_work_is_refused(launches, monkeypatch):
     monkeypatch.setattr(rope_launch, "MAX_UNITS", 20)
-    rope_launch.launch(turn(COS, COS), X, X)  # 2 * 5 tokens, one group of heads, one chunk of 2 x 4 columns
+    rope_launch.launch(rotation(COS, COS), X, X)  # 2 * 5 tokens, one group of heads, one chunk of 2 x 4 columns
     assert len(launches) == 1 and launches[0][0].vector == 4
     with pytest.raises(NotImplementedError, match="units of work in one call, allowed are 20; split the batch"):
-        rope_launch.launch(turn(COS, COS), X.repeat(3, 1, 1, 1), X.repeat(3, 1, 1, 1))
+        rope_launch.launch(rotation(COS, COS), X.repeat(3, 1, 1, 1), X.repeat(3, 1, 1, 1))

@@ -30,7 +30,7 @@ def test_the_tables():
     assert tkq.rope_cos_sin(0, 16, device="cpu")[0].shape == (0, 8)
 
 
-def test_tables_are_kept_and_not_for_ever(monkeypatch):
+def test_tables_are_cached_and_not_for_ever(monkeypatch):
     monkeypatch.setattr(rope_tables, "_tables", type(rope_tables._tables)())
     computed, made = [], rope_tables._computed
     monkeypatch.setattr(rope_tables, "_computed", lambda rows, *given: computed.append(rows) or made(rows, *given))

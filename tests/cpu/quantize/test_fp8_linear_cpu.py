@@ -108,32 +108,32 @@ def test_sums_of_many_tokens_are_added_up_in_float32(monkeypatch):
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_a_weight_that_is_not_kept(granularity):
     """The same gradients; what is saved of it is the weight."""
-    kept, found = [], []
+    saved, found = [], []
     x = torch.randn(20, 48, dtype=torch.bfloat16, requires_grad=True)
     ours = [layers(granularity=granularity, keep_weight=keep)[0] for keep in (True, False)]
     ours[1].load_state_dict(ours[0].state_dict())
     for layer in ours:
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
             y = layer(x)
         found.append(torch.autograd.grad(y.square().sum(), (x, layer.weight, layer.bias)))
     assert all(torch.equal(a, b) for a, b in zip(*found))
-    assert any(t is ours[1].weight for t in kept) and not any(t is ours[0].weight for t in kept)
+    assert any(t is ours[1].weight for t in saved) and not any(t is ours[0].weight for t in saved)
 
 
 @pytest.mark.parametrize("of_x", (False, True))
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_what_is_kept(granularity, of_x):
+def test_what_is_saved(granularity, of_x):
     """x's float8 along the tokens, in place of x, which is quantised once for several layers; where x has a gradient,
     the weights' along the outputs. And then nothing, in x's and the weights' place, by a result of no elements."""
     ours = [layers(granularity=granularity)[0] for _ in range(2)]
     x = torch.randn(20, 48, dtype=torch.bfloat16, requires_grad=of_x)
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         linear.together(x, ours)
     if of_x:
-        assert not kept.pop().numel()
-    assert [t.dtype for t in kept] == [E4M3, torch.float32] * (3 if of_x else 1)
-    assert [tuple(t.shape) for t in kept[::2]] == [(48, 32), (48, 32), (48, 32)][:len(kept) // 2]
+        assert not saved.pop().numel()
+    assert [t.dtype for t in saved] == [E4M3, torch.float32] * (3 if of_x else 1)
+    assert [tuple(t.shape) for t in saved[::2]] == [(48, 32), (48, 32), (48, 32)][:len(saved) // 2]
 
 
 @pytest.mark.parametrize("keep_weight", (True, False))

@@ -148,8 +148,8 @@ def test_which_kernels(monkeypatch):
 
     assert asked("row", 262144, False)[0][0] == "RowQuantizer" and asked("row", 262144, False)[1:] == (None, False)
     assert asked("row", 262152, False) == (("SeparateLaunches",), 128, False)
-    at_once, claimed = ("SingleLaunch", True), ("SingleLaunch", False)
-    for n, found in ((1, at_once), (264 * 128, at_once), (264 * 128 + 1, claimed), (1 << 20, claimed)):
+    cooperative, ticketed = ("SingleLaunch", True), ("SingleLaunch", False)
+    for n, found in ((1, cooperative), (264 * 128, cooperative), (264 * 128 + 1, ticketed), (1 << 20, ticketed)):
         amax = 128 + -(-n // 128) * 128
         assert asked("row", n, True) == (found, amax, True) and asked("tensor", n, True) == (found, 1, True)
     assert asked("1x128", 256, True) == asked("128x128", 256, True) == (("Tilewise",), 0, False)
@@ -157,7 +157,7 @@ def test_which_kernels(monkeypatch):
     assert asked("1x128", 256, False) == (("Group128",), 0, False)
 
 
-def test_kept_tiles_are_on_the_gpu_at_once():
+def test_tiles_of_a_cooperative_launch_are_on_the_gpu_at_once():
     """Twice as many blocks as are launched, by the registers that the tests of machine code allow them."""
     found = [(kernel.recipe.args[0], kernel.expectation.registers) for kernel in shipped()
              if kernel.recipe.args[1:] == (True,)]
@@ -166,7 +166,7 @@ def test_kept_tiles_are_on_the_gpu_at_once():
         assert 2 * cooperative_tiles(spec) * 256 * registers <= 65536, spec
 
 
-def test_kept_tiles_of_narrow_rows_and_of_32_bits():
+def test_cooperative_tiles_of_narrow_rows_and_of_32_bits():
     """Where a thread needs more than 64 registers there are half as many."""
     for given, most in ((dict(), 2), (dict(x="fp16"), 2), (dict(x="fp32"), 1), (dict(wide=False), 1),
                         (dict(wide_t=False), 1)):
@@ -174,31 +174,37 @@ def test_kept_tiles_of_narrow_rows_and_of_32_bits():
         assert [way(spec, tiles, 132) for tiles in (132 * most, 132 * most + 1)] == ["cooperative", "ticketed"]
 
 
-def test_room_of_claims(monkeypatch):
-    """Of each power of two there is one room."""
+def test_the_workspace_of_a_size(monkeypatch):
+    """There is one of each power of two, device and stream; scratch memory of the same size is another."""
     made = []
-    monkeypatch.setattr(counters, "_rooms", {})
-    monkeypatch.setattr(counters, "_kept_rooms", {})
-    monkeypatch.setattr(counters, "_kept", lambda size, index: made.append((size, index)) or torch.zeros(size))
+
+    def zeros(size, index):
+        made.append((size, index))
+        return torch.zeros(size)
+
+    monkeypatch.setattr(counters, "_scratch", {})
+    monkeypatch.setattr(counters, "_workspaces", {})
+    monkeypatch.setattr(counters, "_persistent_zeros", zeros)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
-    first = counters.kept(0, 5)
-    assert counters.kept(0, 8) is first and counters.room(0, 8) is not first and counters.kept(1, 8) is not first
-    assert counters.kept(0, 9) is not first and made == [(8, 0), (8, 0), (8, 1), (16, 0)]
+    first = counters.workspace(0, 5)
+    assert counters.workspace(0, 8) is first
+    assert counters.with_scratch(0, 8) is not first and counters.workspace(1, 8) is not first
+    assert counters.workspace(0, 9) is not first and made == [(8, 0), (8, 0), (8, 1), (16, 0)]
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("transpose", (False, True, 0, 1, None))
 def test_calls_whose_kernels_count_are_remembered_by_stream(granularity, transpose):
-    """All that may take a room, and no others: a graph's call takes the long way then."""
+    """All that may take a workspace, and no others: a graph's call takes the long way then."""
     ways = {way(TileSpec(granularity, transpose=bool(transpose)), tiles, 132) for tiles in (1, 264, 265, 1 << 20)}
     in_one = {"cooperative", "ticketed"}
     assert ways == in_one if has_workspace(granularity, transpose) else not ways & in_one
 
 
 @pytest.mark.parametrize("largest", (1, 256, 1280, 40960))
-def test_halves_of_a_room(largest):
-    """As the kernel finds them in a room that the host hands out: in it, behind the tickets, apart, each with room for
-    what is largest behind its count, at whole vectors."""
+def test_halves_of_a_workspace(largest):
+    """As the kernel finds them in a workspace of the host's: in it, behind the tickets, apart, each with space for all
+    maxima behind its count, at whole vectors."""
     size = 1 << (workspace.workspace_size(largest) - 1).bit_length()
     first, second = (workspace.first_of(size, number) for number in (0, 1))
     assert first >= 1 and second + workspace.half_of(size) <= size
@@ -206,6 +212,6 @@ def test_halves_of_a_room(largest):
         assert begin + workspace.LINE + largest <= end and (begin + workspace.LINE) % 4 == 0
 
 
-def test_room_for_the_largest():
+def test_how_many_maxima_are_found():
     assert [ops._largest_of("row", 130, 40, transpose) for transpose in (False, True)] == [256, 384]
     assert ops._largest_of("tensor", 130, 40, True) == 1

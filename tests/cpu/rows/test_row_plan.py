@@ -163,7 +163,7 @@ def test_longer_rows_come_through_a_ring_to_blocks_that_share_a_multiprocessor(N
     assert (p.cluster, p.warps, p.min_blocks_per_sm, p.stages, p.held) == (cluster, 8, 3, 3, False)
     shape = RowShape(N, (32, 32), vector=4, sums=(1, 2, 1))
     wide = plan(shape)
-    assert wide.direct or (wide.stages == 4 and rows.smem_bytes(shape, wide) <= rows.room(wide))
+    assert wide.direct or (wide.stages == 4 and rows.smem_bytes(shape, wide) <= rows.smem_limit(wide))
     assert wide.direct == (N == 131072), "four rows do not fit"
     assert not wide.held
 

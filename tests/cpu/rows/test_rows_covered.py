@@ -124,7 +124,7 @@ def test_each_row_of_softmax_once(in_python, spec, M):
 @settings(max_examples=25, deadline=None)
 @given(test_losses_plan.specs(), ROWS)
 def test_each_row_of_a_loss_once(in_python, spec, M):
-    """Those that keep their rows, those that walk along them, and the backward."""
+    """Those that hold their rows, those that stream them, and the backward."""
     kernel, _ = build._made(loss_launch.recipe(spec))
     for rows in rows_of(kernel, in_python, M, spec.N):
         assert sorted(rows) == list(range(M))

@@ -112,21 +112,21 @@ def test_cross_entropy(options, dtype, V, room, first):
 @pytest.mark.parametrize("options, dtype, V, room, first", [
     *(({}, "bf16", *place) for place in PLACES), ({}, "bf16", 136, 136, 0), ({}, "bf16", 129, 140, 5),
     ({}, "fp32", 33, 33, 0), (dict(softcap=5.0, z_loss=1e-2), "bf16", 40, 48, 8)])
-def test_a_walk(monkeypatch, options, dtype, V, room, first):
+def test_streaming(monkeypatch, options, dtype, V, room, first):
     """The forward in steps, of which none, some or all lie within the row."""
     logits, target = make((37, V), dtype, 3.0)
     view, wide = within(logits, room, first)
     weight = class_weights(V, "bf16") if options else None
     held, _ = check(view, target, weight=weight, **options)
-    walk(monkeypatch)
+    stream(monkeypatch)
     found, _ = check(view, target, weight=weight, **options)
     assert torch.allclose(found, held, rtol=1e-6, atol=1e-6) and untouched(wide, view)
     check(view, target, weight=weight, reduction="mean", **options)
 
 
-def walk(monkeypatch):
+def stream(monkeypatch):
     planned = launch.plan
-    monkeypatch.setattr(launch, "plan", lambda spec: rows.WALK if spec.kind == "forward" else planned(spec))
+    monkeypatch.setattr(launch, "plan", lambda spec: rows.STREAMING if spec.kind == "forward" else planned(spec))
     launch._launchers.clear(), launch._launch_cache.clear()
 
 
@@ -154,11 +154,11 @@ def test_the_fused_pass_and_the_total(reduction, weighted):
             assert (gradient.data_ptr() == given.data_ptr()) == inplace
 
 
-@pytest.mark.parametrize("walks", [False, True])
-def test_rows_that_have_no_loss(monkeypatch, walks):
+@pytest.mark.parametrize("streams", [False, True])
+def test_rows_that_have_no_loss(monkeypatch, streams):
     """Ignored ones, whatever they hold; targets that are no class; an ignored class; all -inf but one."""
-    if walks:
-        walk(monkeypatch)
+    if streams:
+        stream(monkeypatch)
     logits, target = make((9, 33), "bf16")
     logits[1], target[4], target[5], target[7] = math.nan, 33, -1, 2**40
     terms = Terms(reduction="none")
@@ -184,7 +184,7 @@ def test_rows_that_have_no_loss(monkeypatch, walks):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_linear_in_chunks(monkeypatch, reduction, dtype):
     """The launches of a GPU, with PyTorch's product in the place of ours."""
-    def product(a, b, c, accumulate=False, room=False):
+    def product(a, b, c, accumulate=False, writable_padding=False):
         found = (a.float() @ b.float()).to(c.dtype)
         c.copy_(c + found if accumulate else found)
 
@@ -196,13 +196,13 @@ def test_linear_in_chunks(monkeypatch, reduction, dtype):
     layer, dloss = Layer(x, weight, target), torch.randn(21) if reduction == "none" else torch.tensor(2.0)
     found = linear.forward(layer, terms, True, True)
     assert torch.allclose(found.loss, reference.linear_cross_entropy(x, weight, target, terms), rtol=1e-4)
-    anew = linear.backward(layer, terms, dloss, found.kept, found.all, True, True)
+    recomputed = linear.backward(layer, terms, dloss, found.saved, found.all, True, True)
     wanted = reference.linear_cross_entropy_backward(x, weight, target, dloss, terms)
     factor = linear.gradient_factor(terms, x, dloss, found.all)
     at_once = [] if reduction == "none" else [
         launch.scale_(found.dx, factor),
         (found.dweight * factor).to(dtype) if dtype == torch.float16 else launch.scale_(found.dweight, factor)]
-    for gradients in (anew, at_once):
+    for gradients in (recomputed, at_once):
         for mine, right in zip(gradients, wanted):
             assert mine.dtype == dtype
             assert torch.allclose(mine.float(), right.float(), rtol=0.05, atol=0.02 * right.abs().max())

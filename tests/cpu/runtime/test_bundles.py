@@ -112,11 +112,11 @@ def test_no_host_function_needs_the_dsl():
 
 
 def test_it_is_found_beside_the_package_and_comes_before_the_cache(made, monkeypatch):
-    assert bundle.BESIDE == CHECKOUT / "tkq_bundle" and not bundle.BESIDE.exists()
+    assert bundle.ADJACENT == CHECKOUT / "tkq_bundle" and not bundle.ADJACENT.exists()
     monkeypatch.delenv("TKQ_BUNDLE", raising=False)
     assert bundle.current() is None
     bundle.current.cache_clear()
-    monkeypatch.setattr(bundle, "BESIDE", made)
+    monkeypatch.setattr(bundle, "ADJACENT", made)
     monkeypatch.setattr(keys, "entry_name", None)  # would raise if the cache were asked
     x, y = torch.arange(3.0), torch.empty(3)
     function(RECIPES[1])(x, y)

@@ -78,6 +78,6 @@ def test_the_default_stream_is_not_asked_for_a_capture(monkeypatch, stream, aske
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: stream, raising=False)
     monkeypatch.setattr(counters, "_capturing", lambda index: questions.append(index))
     monkeypatch.setattr(counters, "_of_stream", {(0, stream): "counter"})
-    monkeypatch.setattr(counters, "_rooms", {(0, stream, 9): "room"})
-    assert counters.counter(0) == "counter" and counters.room(0, 9) == "room"
+    monkeypatch.setattr(counters, "_scratch", {(0, stream, 9): "scratch"})
+    assert counters.counter(0) == "counter" and counters.with_scratch(0, 9) == "scratch"
     assert questions == [0] * 2 * asked

@@ -300,7 +300,7 @@ def fake_call(milliseconds, results=None):
     return tunable, InTurn(milliseconds), configs
 
 
-def test_the_fastest_wins_and_is_kept():
+def test_the_fastest_wins_and_is_recorded():
     tunable, gpu, configs = fake_call((1.0, 2.0, 0.8, 1.1))
     found = tune._measured(tunable, configs, EFFORT, gpu)
     assert found.chosen == str(configs[2]) and found.gain == pytest.approx(1.25) and not found.failed

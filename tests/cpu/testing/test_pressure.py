@@ -34,7 +34,7 @@ def before_the_first_kernel(monkeypatch):
 def test_what_is_refused(error, words, given):
     with pytest.raises(error, match=words):
         pressure(**given)
-    assert setting.asked() is None
+    assert setting.current() is None
 
 
 def test_it_comes_before_the_first_kernel():

@@ -3,6 +3,7 @@ import pytest
 
 import tkq.tile as tk
 from tkq.runtime import arch
+from tkq.runtime.call import counters
 
 
 def test_an_old_name_of_the_tile_layer_warns():
@@ -17,6 +18,14 @@ def test_the_number_of_sms_by_its_old_name_warns(monkeypatch):
         assert arch.processors("cuda") == 132
 
 
+@pytest.mark.parametrize("old, new", (("kept", "workspace"), ("room", "with_scratch")))
+def test_old_names_of_counters_warn(old, new):
+    with pytest.warns(DeprecationWarning, match=f"counters.{old} is now counters.{new}"):
+        assert getattr(counters, old) is getattr(counters, new)
+
+
 def test_another_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="has no attribute 'Circles'"):
         tk.Circles  # noqa: B018
+    with pytest.raises(AttributeError, match="has no attribute 'circles'"):
+        counters.circles  # noqa: B018

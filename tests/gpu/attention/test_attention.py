@@ -60,8 +60,8 @@ def test_heads(dim, causal):
 @pytest.mark.parametrize("overlap_tasks", (False, True))
 @pytest.mark.parametrize("causal", (False, True))
 def test_each_task_has_its_own_largest_scores(causal, overlap_tasks):
-    """512 tasks: a block has several and, with the bridge, begins the next one before it has written O and lse of the
-    last."""
+    """512 tasks: a block has several and, with overlap_tasks, begins the next one before it has written O and lse of
+    the last."""
     q, k, v = make(8, 256, 256, 32, 8, 128)
     apart = torch.linspace(0.2, 5, 8 * 32, device="cuda")[torch.randperm(8 * 32, device="cuda")]
     q = (q * apart.view(8, 1, 32, 1)).to(q.dtype)

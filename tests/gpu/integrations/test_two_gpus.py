@@ -1,5 +1,5 @@
 """Every op on two GPUs, a process for each (NCCL): on DTensors that are sharded, in modules that FSDP2 shards, and in
-torch's tensor parallelism. Of one process with two GPUs: test_every_op.py, test_calls_again.py."""
+torch's tensor parallelism. Of one process with two GPUs: test_every_op.py, test_replayed_calls.py."""
 import pytest
 import torch
 

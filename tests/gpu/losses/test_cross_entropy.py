@@ -69,8 +69,8 @@ def test_the_variants_that_tuning_may_choose(kind, V):
     wanted = loss if kind == "forward" else launch.backward(logits, target, dloss, saved, terms)
     spec, seen = CrossEntropySpec(kind, V, "bf16", vector=8), {}
     for config in variants(spec):
-        walks = hasattr(config, "stages")
-        seen.setdefault((walks, config.load, config.cluster, config.threads_per_row < config.threads), config)
+        streams = hasattr(config, "stages")
+        seen.setdefault((streams, config.load, config.cluster, config.threads_per_row < config.threads), config)
     assert len(seen) >= 2
     for config in seen.values():
         out = torch.full_like(wanted, float("nan"))

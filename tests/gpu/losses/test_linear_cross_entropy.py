@@ -229,8 +229,8 @@ def test_gemm_accumulates(out, first):
 
 
 @pytest.mark.parametrize("k", [1, 7, 8, 100, 1001])
-def test_gemm_with_any_k_and_rows_with_room(k):
-    """K contiguous with zeros behind it; and results with room behind their rows."""
+def test_gemm_with_any_k_and_padded_rows(k):
+    """K contiguous with zeros behind it; and results with padding behind their rows."""
     pitch = -(-k // 8) * 8
     for m, n in ((5, 64), (300, 264), (513, 1000)):
         a, b = integers(m, k, pitch=pitch), integers(k, n, seed=1)
@@ -239,8 +239,8 @@ def test_gemm_with_any_k_and_rows_with_room(k):
         assert torch.equal(c, (a.double() @ b.double()).to(c.dtype)), (m, n, k)
         if k in (8, 1001):
             x, w = integers(m, 64), integers(k, 64, seed=2)
-            room = torch.full((m, pitch + 8), float("nan"), device="cuda", dtype=torch.bfloat16)
-            room[:, k:pitch] = 0  # this much may be overwritten, with zeros
-            gemm(x, w.t(), room[:, :k], room=True)
-            assert torch.equal(room[:, :k], (x.double() @ w.double().t()).to(c.dtype))
-            assert not room[:, k:pitch].any() and room[:, pitch:].isnan().all()
+            padded = torch.full((m, pitch + 8), float("nan"), device="cuda", dtype=torch.bfloat16)
+            padded[:, k:pitch] = 0  # this much may be overwritten, with zeros
+            gemm(x, w.t(), padded[:, :k], writable_padding=True)
+            assert torch.equal(padded[:, :k], (x.double() @ w.double().t()).to(c.dtype))
+            assert not padded[:, k:pitch].any() and padded[:, pitch:].isnan().all()

@@ -251,7 +251,7 @@ def backward():
 
 
 def gradients(kind, leaves, dtype, grads, stored, offset=0.0):
-    """Of torch's own, the inputs in dtype; of the sum as it is kept, where there is a residual."""
+    """Of torch's own, the inputs in dtype; of the sum as it is stored, where there is a residual."""
     own = {n: t.detach().to(dtype).requires_grad_(t.requires_grad) for n, t in leaves.items()}
     given = [own.get(n) for n in ("x", "weight", "bias", "residual")]
     y, h = torch_norm(kind, *given, offset) if stored is None else torch_norm_of_stored(kind, stored, *given, offset)

@@ -6,7 +6,7 @@ import torch
 
 import tkq
 from tests.helpers.process.streams import on_a_side_stream
-from tkq.pointwise.rope_check import Turn
+from tkq.pointwise.rope_check import Rotation
 from tkq.pointwise.rope_launch import launch
 from tkq.reference import pointwise as reference
 from tkq.testing import assert_2x
@@ -36,16 +36,16 @@ def truth(x, cos, sin, **more):
 def check(x, cos, sin, x2=None, config=None, what="", **more):
     """Forward and, with the same data, backward; into outputs that are NaN before. more: as reference.rope has it."""
     for inverse in (False, True):
-        turn = Turn(cos, sin, more.get("offset", 0), more.get("offsets"), more.get("position_ids"),
+        rotation = Rotation(cos, sin, more.get("offset", 0), more.get("offsets"), more.get("position_ids"),
                     more.get("cu_seqlens"), more.get("interleaved", False), inverse)
         given = [x] if x2 is None else [x, x2]
         outs = [poisoned(t) for t in given]
-        launch(turn, *[t for pair in zip(given, outs) for t in pair], config=config)
+        launch(rotation, *[t for pair in zip(given, outs) for t in pair], config=config)
         for t, y in zip(given, outs):
             same = reference.rope(t.float(), cos.float(), sin.float(), inverse=inverse, **more).to(t.dtype)
             assert_2x(y, truth(t, cos, sin, inverse=inverse, **more), same, ulps=1, what=f"{what} inverse {inverse}")
             R = 2 * cos.shape[-1]
-            assert torch.equal(y[..., R:], t[..., R:]), f"{what}: the columns that do not turn"
+            assert torch.equal(y[..., R:], t[..., R:]), f"{what}: the columns that do not rotate"
     return outs
 
 
@@ -192,7 +192,7 @@ def test_nothing_is_written_outside_the_output():
     for shape, R in (((2, 9, 5, 64), 64), ((2, 9, 3, 80), 32)):
         x, (cos, sin) = make(shape), tables(R)
         whole = torch.full((shape[0] + 2, *shape[1:]), math.nan, device=DEVICE, dtype=x.dtype)
-        launch(Turn(cos, sin, 0, None, None, None, False, False), x, whole[1:-1])
+        launch(Rotation(cos, sin, 0, None, None, None, False, False), x, whole[1:-1])
         assert torch.isfinite(whole[1:-1]).all() and torch.isnan(whole[0]).all() and torch.isnan(whole[-1]).all()
 
 
@@ -256,7 +256,7 @@ def test_autograd(interleaved):
 def test_turning_back_undoes_it():
     x, (cos, sin) = make((2, 37, 8, 64), "fp32"), tables(64)
     y, z = tkq.rope(x, cos, sin), torch.empty_like(x)
-    launch(Turn(cos, sin, 0, None, None, None, False, True), y, z)
+    launch(Rotation(cos, sin, 0, None, None, None, False, True), y, z)
     assert (z - x).abs().max() < 1e-5
 
 
@@ -366,7 +366,7 @@ def test_more_than_2_31_elements():
     x[[0, 64, B - 1]] = sample
     want = tkq.rope(sample, cos, sin)
     y = torch.full_like(x, math.nan)
-    launch(Turn(cos, sin, 0, None, None, None, False, False), x, y)
+    launch(Rotation(cos, sin, 0, None, None, None, False, False), x, y)
     assert torch.equal(y[[0, 64, B - 1]], want)
     ones = tkq.rope(torch.ones_like(sample[:1]), cos, sin)[0]
     assert all(torch.equal(y[b], ones) for b in range(B) if b not in (0, 64, B - 1))

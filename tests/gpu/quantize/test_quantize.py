@@ -123,10 +123,10 @@ def test_what_was_largest_in_the_call_before_is_forgotten(granularity, shape):
         assert torch.equal(scale, scale_before * 2**-6) and torch.equal(got.float(), want.float())
 
 
-CLAIMED = (("tensor", False), ("tensor", True), ("row", True))
+WITH_WORKSPACE = (("tensor", False), ("tensor", True), ("row", True))
 
 
-@pytest.mark.parametrize("granularity, transpose", CLAIMED)
+@pytest.mark.parametrize("granularity, transpose", WITH_WORKSPACE)
 def test_few_tiles_and_many(granularity, transpose):
     """Tiles that fit on the GPU at once, and more: of the same rows and columns the same, to the last bit."""
     x = torch.zeros(41 * 128 + 3, 16 * 128, device="cuda").bfloat16()
@@ -141,32 +141,32 @@ def test_few_tiles_and_many(granularity, transpose):
         assert torch.equal(many[2][:, :259].float(), more[2].float()) and torch.equal(many[3], more[3])
 
 
-@pytest.mark.parametrize("granularity, transpose", CLAIMED)
+@pytest.mark.parametrize("granularity, transpose", WITH_WORKSPACE)
 def test_more_tiles_than_run_at_once(granularity, transpose):
     """2 * 16 * 128 blocks, of which those that wait must not keep out those that are waited for."""
     x = torch.randn(16 * 128 - 8, 128 * 128 - 24, device="cuda").bfloat16()
     for _ in range(3):
         run(x, granularity, transpose=transpose)
-    room = counters.kept(0, workspace_size(ops._largest_of(granularity, *x.shape, transpose)))
-    assert room[0].item() in (0, -1 << 31)  # no tickets
+    workspace = counters.workspace(0, workspace_size(ops._largest_of(granularity, *x.shape, transpose)))
+    assert workspace[0].item() in (0, -1 << 31)  # no tickets
 
 
-def test_calls_that_share_a_room():
+def test_calls_that_share_a_workspace():
     """Of several sizes and kinds, one of more tiles than fit on the GPU at once, after each other: each finds its half
     as zeros, and odd numbers of them leave the other half to the next."""
     given = [(torch.randn(m, n, device="cuda").bfloat16() * 2**i, transpose, granularity)
              for i, (m, n) in enumerate(((1000, 1040), (8, 8), (2400, 2000), (136, 1032), (1500, 128)))
-             for granularity, transpose in CLAIMED]
+             for granularity, transpose in WITH_WORKSPACE]
     for _ in range(3):
         for x, transpose, granularity in given:
             run(x, granularity, transpose=transpose)
     sizes = [workspace_size(ops._largest_of(granularity, *x.shape, transpose)) for x, transpose, granularity in given]
-    assert len({counters.kept(0, size).data_ptr() for size in sizes}) < len(set(sizes))  # some do share one
+    assert len({counters.workspace(0, size).data_ptr() for size in sizes}) < len(set(sizes))  # some do share one
 
 
-@pytest.mark.parametrize("granularity, transpose", CLAIMED)
+@pytest.mark.parametrize("granularity, transpose", WITH_WORKSPACE)
 def test_side_by_side(granularity, transpose):
-    """Calls on several streams have a room each, and get on where others, or torch's kernels, hold the processors."""
+    """Calls on several streams have a workspace each, and get on where others, or torch's kernels, hold the SMs."""
     given = [torch.randn(1024, 4096 + 264 * i, device="cuda").bfloat16() * 2**i for i in range(4)]
     a, streams = torch.randn(4096, 4096, device="cuda"), [torch.cuda.Stream() for _ in given]
     torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""More than 2^31 elements, where offsets in 32 bits would wrap: heads, quantising norms, kept rows, gates' gradients.
+"""More than 2^31 elements, where offsets in 32 bits would wrap: heads, quantising norms, persistent norms, gates.
 
 A few rows, the first and last ones and some beyond 2^31, are looked at: they come out as on their own."""
 import pytest
@@ -74,7 +74,7 @@ def test_quantised(kind, granularity, N, heavy):
 
 
 @pytest.mark.parametrize("N", [65536, 262144])
-def test_rows_that_are_kept(N):
+def test_persistent_rows(N):
     """layernorm of the longest rows, with float32 vectors: `tkq.norms.forward.layernorm_persistent`."""
     M = (1 << 31) // N + 5
     x, some = huge(M, N)

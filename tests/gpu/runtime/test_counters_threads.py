@@ -14,7 +14,7 @@ def test_a_new_thread(monkeypatch):
 
     def ask():
         try:
-            found.extend((counters.counter(0), counters.room(0, 9)))
+            found.extend((counters.counter(0), counters.with_scratch(0, 9)))
         except BaseException as problem:  # for the thread that waits
             found.append(problem)
 
@@ -32,7 +32,7 @@ def test_while_another_thread_captures(monkeypatch):
     def ask():
         with torch.cuda.stream(torch.cuda.Stream()):
             try:
-                found.extend((counters.counter(0), counters.room(0, 11)))
+                found.extend((counters.counter(0), counters.with_scratch(0, 11)))
             except BaseException as problem:
                 found.append(problem)
 

@@ -28,9 +28,9 @@ def launches():
                             ("_index", lambda device: 0), ("model", lambda device: "a GPU")):
             patched.setattr(arch, name, value)
         patched.setattr(clusters, "resident", lambda *args: 132)
-        room = torch.zeros(4096, dtype=torch.int32)
-        patched.setattr(counters, "counter", lambda index: room[:1])
-        patched.setattr(counters, "room", lambda index, size: room[:size])
+        scratch = torch.zeros(4096, dtype=torch.int32)
+        patched.setattr(counters, "counter", lambda index: scratch[:1])
+        patched.setattr(counters, "with_scratch", lambda index, size: scratch[:size])
         for module in pkgutil.walk_packages(tkq.__path__, "tkq."):  # or one would find the notes and keep them
             if module.name.endswith("ops"):
                 importlib.import_module(module.name)

@@ -17,7 +17,7 @@ from tkq.losses import class_rows, launch
 from tkq.losses import forward as loss_forward
 from tkq.losses import reduce as loss_total
 from tkq.losses import single_launch as loss_once
-from tkq.losses import streaming as loss_walk
+from tkq.losses import streaming as loss_streaming
 from tkq.losses.plan import StreamingConfig, TotalConfig
 from tkq.rows.one_pass import copies
 from tkq.rows.one_pass.kernel import Here
@@ -26,7 +26,7 @@ from tkq.runtime.compile import build, fake
 from tkq.softmax import backward, forward, online, ops
 
 ALONE = RowConfig(1, 32)  # a row to a thread
-WALK = StreamingConfig(1, 32, load="registers", vectors=2)  # the same, in steps
+STREAMING = StreamingConfig(1, 32, load="registers", vectors=2)  # the same, in steps
 SHARED_BY_MANY = RowConfig(4, 32, 3)  # where nothing is exchanged: threads and blocks to a row
 
 
@@ -64,8 +64,8 @@ class CrossEntropy(loss_forward.CrossEntropy):
         self.row.followed = False
 
     @cute.jit
-    def __call__(self, mX, mT, mW, mLoss, mSaved, mAll, mD, ignore_index: Int64, smoothing: Float32, z_loss: Float32,
-                 softcap: Float32):
+    def __call__(self, mX, mT, mW, mLoss, mSaved, mAll, mD, ignore_index: Int64, smoothing: Float32,
+                 z_loss: Float32, softcap: Float32):
         losses, M = mLoss, mX.shape[0]
         if cutlass.const_expr(self.finish is not None):
             losses = cute.make_tensor(mSaved.iterator + (2 * M + 2), cute.make_layout(M))
@@ -73,15 +73,15 @@ class CrossEntropy(loss_forward.CrossEntropy):
         everywhere(self.rows, self.row.work, mX, (mX, mT, mW, losses, mSaved, mAll, mD, o))
         if cutlass.const_expr(self.finish is not None):
             total = self.finish.spec
-            inverse = class_rows.Kept.of(mSaved, mAll, M).all if cutlass.const_expr(total.mean) else None
+            inverse = class_rows.Saved.of(mSaved, mAll, M).all if cutlass.const_expr(total.mean) else None
             Total(total, TotalConfig(32, 1))(losses, mT, mW, mLoss, inverse, ignore_index)
 
 
 class CrossEntropySingleLaunch(loss_once.CrossEntropySingleLaunch):
     @cute.jit
-    def __call__(self, mX, mT, mW, mLoss, mSaved, mRoom, mD, ignore_index: Int64, smoothing: Float32, z_loss: Float32,
-                 softcap: Float32):
-        losses, M = loss_once.losses_of(mRoom, mX.shape[0]), mX.shape[0]
+    def __call__(self, mX, mT, mW, mLoss, mSaved, mScratch, mD, ignore_index: Int64, smoothing: Float32,
+                 z_loss: Float32, softcap: Float32):
+        losses, M = loss_once.losses_of(mScratch, mX.shape[0]), mX.shape[0]
         o = class_rows.Options(ignore_index, smoothing, z_loss, softcap)
         everywhere(self.rows, self.row.work, mX, (mX, mT, mW, losses, mSaved, None, None, o))
         total = Total(self.last.spec, TotalConfig(32, 1))
@@ -90,8 +90,8 @@ class CrossEntropySingleLaunch(loss_once.CrossEntropySingleLaunch):
 
 class CrossEntropyBackward(loss_backward.CrossEntropyBackward):
     @cute.jit
-    def __call__(self, mX, mT, mW, mDLoss, mSaved, mAll, mD, ignore_index: Int64, smoothing: Float32, z_loss: Float32,
-                 softcap: Float32):
+    def __call__(self, mX, mT, mW, mDLoss, mSaved, mAll, mD, ignore_index: Int64, smoothing: Float32,
+                 z_loss: Float32, softcap: Float32):
         o = class_rows.Options(ignore_index, smoothing, z_loss, softcap)
         everywhere(self.rows, self.work, mX, (mX, mT, mW, mDLoss, mSaved, mAll, mD, o))
 
@@ -141,16 +141,16 @@ def use(monkeypatch):
     for module in (online, forward, loss_forward, class_rows):
         if hasattr(module, "reciprocal"):
             monkeypatch.setattr(module, "reciprocal", reciprocal)
-    for module in (online, forward, backward, loss_forward, loss_walk, loss_backward, class_rows):
+    for module in (online, forward, backward, loss_forward, loss_streaming, loss_backward, class_rows):
         if hasattr(module, "exp"):
             monkeypatch.setattr(module, "exp", lambda x: cute.math.exp2(x * online.LOG2E))
-    for module in (online, loss_walk):
+    for module in (online, loss_streaming):
         monkeypatch.setattr(module, "larger", lambda a, b: cutlass.select_(a > b, a, b))
     for module in (ops, launch):
         monkeypatch.setattr(module, "_launchers", {})
         monkeypatch.setattr(module, "_launch_cache", {})
         monkeypatch.setattr(module.runtime, "function", _compiled)
         monkeypatch.setattr(module.arch, "require_hopper", lambda device: None)
-    monkeypatch.setattr(launch.counters, "room", lambda index, size: torch.zeros(size, dtype=torch.int32))
+    monkeypatch.setattr(launch.counters, "with_scratch", lambda index, size: torch.zeros(size, dtype=torch.int32))
     monkeypatch.setattr(ops, "plan", lambda spec: ALONE)
     monkeypatch.setattr(launch, "plan", lambda spec: SHARED_BY_MANY if spec.kind == "backward" else ALONE)

@@ -5,7 +5,7 @@ of others' parts: a long test that stands late in a part is begun late, and all 
 # The first of a minute or so each, whatever is in the kernel cache: they compile kernels of their own, in programs of
 # their own. The last, of ten seconds each, a hundred of which would otherwise be what the run ends with.
 LONG = ("test_fuzz_on_gpu.py", "test_bundle.py::test_the_smoke_part_without_the_dsl", "test_examples_gpu.py",
-        "test_rehearsal.py", "test_sanitizer.py", "test_launches.py", "test_naps.py")
+        "test_dry_run.py", "test_sanitizer.py", "test_launches.py", "test_naps.py")
 
 
 def is_long(nodeid: str) -> bool:

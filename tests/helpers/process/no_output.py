@@ -8,7 +8,7 @@ import warnings
 CHECKOUT = str(pathlib.Path(__file__).resolve().parents[3])  # its name does not count
 OURS = re.compile(r"\btkq\b(?!-)|cutlass|\bcute\b|tvm_ffi", re.IGNORECASE)
 # of the test run itself, on a cold cache: another worker compiled for long, behind the same one of the cache's locks
-BESIDE = re.compile(r"\btkq: waits for another process, which compiles \(process and kernel: ")
+WAITS = re.compile(r"\btkq: waits for another process, which compiles \(process and kernel: ")
 
 
 @contextlib.contextmanager
@@ -23,5 +23,5 @@ def no_word(capfd, caplog):
     said += capfd.readouterr().err.splitlines()
     said = [line for line in said if OURS.search(line.replace(CHECKOUT, ""))]
     if "PYTEST_XDIST_WORKER" in os.environ:
-        said = [line for line in said if not BESIDE.search(line)]
+        said = [line for line in said if not WAITS.search(line)]
     assert not said, "\n".join(said)

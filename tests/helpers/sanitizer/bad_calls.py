@@ -50,7 +50,7 @@ def cross_entropy(device):
 
 
 def long_rows(device):
-    """Rows that begin anywhere, of a cluster, that are walked along."""
+    """Rows that begin anywhere, of a cluster, that are streamed."""
     for V, options in ((50257, {}), (131072, {}), (131072, EVERYTHING)):
         yield from of_classes(device, V, 24, torch.int64, options)
 

@@ -94,7 +94,7 @@ def softmax(device):
 
 
 def cross_entropy(device):
-    """Rows that are held, rows that are walked along, and rows of a cluster."""
+    """Rows that are held, rows that are streamed, and rows of a cluster."""
     import tkq
     from tkq.losses.ops import cross_entropy_and_gradient
 
@@ -235,7 +235,7 @@ def quantise(device):
             yield f"quantize_fp8 {m} x {n} {granularity} alone", tkq.quantize_fp8(x, granularity)
     x, = on(device, randn(0, 3, 262400))  # rows longer than a kernel holds
     yield "quantize_fp8 3 x 262400 row", tkq.quantize_fp8(x, "row")
-    for m, n in ((700, 1100), (2056, 2180)):  # both halves of a room; and more tiles than fit on the GPU at once
+    for m, n in ((700, 1100), (2056, 2180)):  # both halves of a workspace; and more tiles than fit on the GPU at once
         x, = on(device, randn(0, m, n))
         for granularity in ("tensor", "row"):
             yield f"quantize_fp8 {m} x {n} {granularity}", tkq.quantize_fp8(x, granularity, transpose=True)

@@ -3,7 +3,7 @@ import torch
 from cuda.bindings import driver as cu
 
 GUARD = 1 << 28  # bytes of addresses that stay unmapped, on either side
-_kept: list = []  # what tensors lie in
+_mappings: list = []  # what tensors lie in
 
 
 class _Mapping:
@@ -37,8 +37,8 @@ def guarded(x: torch.Tensor, where: str) -> torch.Tensor:
     stays for the life of the process."""
     if where not in ("front", "end"):
         raise ValueError(f"guarded: where is {where!r}, allowed are 'front' and 'end'")
-    _kept.append(_Mapping(x.numel() * x.element_size() // 2, where))
-    y = torch.as_tensor(_kept[-1], device="cuda").view(x.dtype).view(x.shape)
-    if y.data_ptr() != _kept[-1].__cuda_array_interface__["data"][0]:
+    _mappings.append(_Mapping(x.numel() * x.element_size() // 2, where))
+    y = torch.as_tensor(_mappings[-1], device="cuda").view(x.dtype).view(x.shape)
+    if y.data_ptr() != _mappings[-1].__cuda_array_interface__["data"][0]:
         raise RuntimeError("guarded: torch copied the memory")
     return y.copy_(x)

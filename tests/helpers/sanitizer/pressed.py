@@ -67,13 +67,13 @@ def gemm_not_held():
     gemm(Config(cluster=1, hold_in_registers=False))
 
 
-def gemm_paced():
+def gemm_wave_sync():
     from tkq.gemm.dense.config import Config
 
     gemm(Config(overlap_epilogue=1, wave_sync=16), (700, 1032, 512), 4, "k")
 
 
-def gemm_few_rows():
+def gemm_small_m():
     from tests.gpu.gemm.test_gemm import operands
     from tests.gpu.gemm.test_gemm_epilogue import between_poison, exact
     from tkq.gemm.dense import small_m_plan
@@ -95,7 +95,7 @@ def fp8(kind="row", which="FAST", **options):
         cases.check_exact(kind, (300, 528, 1168), config, blocks=3, **options)
 
 
-def fp8_not_spread():
+def fp8_not_overlapped():
     """A product in flight when the stage before is given back; more steps of K than stages."""
     from tests.gpu.gemm import test_fp8_gemm as cases
 
@@ -111,17 +111,17 @@ def fp8_blocks():
     fp8("1x128_128x128", "BLOCKS", promote=True)
 
 
-def fp8_few_rows():
-    from tests.gpu.gemm.test_fp8_narrow import take
+def fp8_small_m():
+    from tests.gpu.gemm.test_fp8_small_m import take
     from tkq.gemm.fp8.small_m_config import SmallMFp8Config
 
     for _ in range(REPEATS):
         take("row", (61, 136, 2064), SmallMFp8Config(64, 64, 2))
 
 
-def fp8_few_rows_blocks():
+def fp8_small_m_blocks():
     """Whose scales come step by step."""
-    from tests.gpu.gemm.test_fp8_narrow import take
+    from tests.gpu.gemm.test_fp8_small_m import take
     from tkq.gemm.fp8.small_m_config import SmallMFp8Config
 
     for _ in range(REPEATS):
@@ -194,7 +194,7 @@ def rows_held():
 
 
 def norm_quantised():
-    from tests.gpu.norms import test_norm_quant_kept as cases
+    from tests.gpu.norms import test_norm_quant_persistent as cases
     from tkq.norms import fp8_persistent_plan
 
     p = fp8_persistent_plan.variants(cases.spec_of("layernorm", 65536, "row"))[0]
@@ -245,7 +245,7 @@ def gated():
     check_forward("swiglu", *make((130, 1000), "bf16")[:2])
 
 
-def quantize_claimed():
+def quantize_ticketed():
     """More tiles than blocks keep."""
     num_sms(8)
     quantize()
@@ -266,17 +266,17 @@ def quantize_few():
     quantize((256, 128), 50)
 
 
-def quantize_claimed_few():
+def quantize_ticketed_few():
     """A tile, found by one block and written by another."""
     num_sms(0)
     quantize((128, 128), 50)
 
 
 CASES = {f.__name__: f for f in (
-    *attention.CASES, gemm, gemm_long, gemm_cluster, gemm_not_held, gemm_paced, gemm_few_rows, fp8, fp8_not_spread,
-    fp8_promoted, fp8_blocks, fp8_few_rows, fp8_few_rows_blocks, grouped, grouped_long, linear, norm_backward,
-    norm_backward_warps, norm_backward_cluster, norm_cluster, norm_quantised, rows_held, softmax, cross_entropy,
-    quantize, quantize_few, quantize_claimed, quantize_claimed_few, rope, gated)}
+    *attention.CASES, gemm, gemm_long, gemm_cluster, gemm_not_held, gemm_wave_sync, gemm_small_m, fp8,
+    fp8_not_overlapped, fp8_promoted, fp8_blocks, fp8_small_m, fp8_small_m_blocks, grouped, grouped_long, linear,
+    norm_backward, norm_backward_warps, norm_backward_cluster, norm_cluster, norm_quantised, rows_held, softmax, cross_entropy,
+    quantize, quantize_few, quantize_ticketed, quantize_ticketed_few, rope, gated)}
 
 
 def main(kind, case):

@@ -30,7 +30,7 @@ def forward(q, k, v, config, **options):
     same_bits(lambda: compare(q, k, v, config=config, **options), again)
 
 
-def attention_bridge():
+def attention_overlap_tasks():
     attention(causal=False, overlap_tasks=True)
 
 
@@ -54,7 +54,7 @@ def attention_packed():
 
 
 def attention_window():
-    from tests.gpu.attention.test_attention_window_halves import planned
+    from tests.gpu.attention.test_attention_window import planned
     from tests.helpers.attention.inputs import make
 
     num_sms(3)
@@ -81,7 +81,7 @@ def backward(config, dim=128, causal=True, rows=641, few=True, **options):
     same_bits(lambda: cases.compare(q, k, v, do, causal, config=config, **options)[fixed], again)
 
 
-def backward_in_background():
+def backward_helper_warps():
     from tkq.attention.backward.plan import _HELPER_WARPS
 
     backward(_HELPER_WARPS[128])
@@ -160,6 +160,7 @@ def backward_seamless():
     backward_packed(dataclasses.replace(_HELPER_WARPS[128], fuse_preprocess=True), causal=True)
 
 
-CASES = (attention, attention_bridge, attention_cluster, attention_packed, attention_window, backward_in_background,
-         backward_of_one_task, backward_wide, backward_wide_one_p, backward_first, backward_first_at_once,
-         backward_grouped, backward_grouped_at_once, backward_in_order, backward_chain, backward_seamless)
+CASES = (attention, attention_overlap_tasks, attention_cluster, attention_packed, attention_window,
+         backward_helper_warps, backward_of_one_task, backward_wide, backward_wide_one_p, backward_first,
+         backward_first_at_once, backward_grouped, backward_grouped_at_once, backward_in_order,
+         backward_chain, backward_seamless)

@@ -62,9 +62,9 @@ class DkvHdim256:
             for i, x in enumerate(accumulators):
                 self.output.write(g, dst, x, t, t.block, i)
         else:
-            room = ring.scratch(self.tiles.out)
+            tiles = ring.scratch(self.tiles.out)
             for i, x in enumerate(accumulators):
-                self.output.send(piece(g.layout, dst, t.rows_k), room[i], x, (t.batch_k, t.head, t.block, i), barrier)
+                self.output.send(piece(g.layout, dst, t.rows_k), tiles[i], x, (t.batch_k, t.head, t.block, i), barrier)
 
     # ---- values ----------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ class AddDq:
         if self.config.dq_reduce == "bulk":
             warp = tk.warp_id() % 4
             self.tile.send_rows(s.dq[None, None, None, warp], dq,
-                                lambda room, size: tk.bulk_add(address + warp * size, room, size))
+                                lambda src, size: tk.bulk_add(address + warp * size, src, size))
         else:
             x, quads = dq.tensor, self.config.dq_cols // 8
             mine = address + tk.warp_id() % 4 * (quads * 512) + tk.lane_id() * 16

@@ -79,7 +79,7 @@ class FirstStoreDq:
 
         def send(address):
             self.tile.send_rows(s.dq[None, None, None, warp], dq,
-                                lambda room, size: store_or_add(first, address + warp * size, room, size))
+                                lambda src, size: store_or_add(first, address + warp * size, src, size))
 
         self.tile.each_part(g, s, dq, ring, number, send)
 

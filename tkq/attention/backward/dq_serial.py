@@ -25,7 +25,7 @@ TOGETHER = 4  # tiles that one fence signals
 
 @dataclass(frozen=True)
 class DqSerialState:
-    """Registers of the warpgroup that makes dQ. Each (1,): ready, tiles from the next on whose turn it is known to be;
+    """Registers of the warpgroup that makes dQ. Each (1,): ready, tiles from the next on that this block may add to;
     first, where the counts of the tiles are that have been sent and not signalled, and sent, how many these are."""
 
     dq: tk.RegTile
@@ -38,7 +38,7 @@ class DqSerialState:
 
 
 class SerialDq:
-    """Each warp by itself: wait until it is the tile's turn | for dS | dQ = dS K | .. of the first block: + the sums so
+    """Each warp by itself: wait for earlier contributions | for dS | dQ = dS K | .. of the first block: + the sums so
     far, which come meanwhile, write dQ | of others: store or add, and raise the counts of several tiles at once."""
 
     def __init__(self, spec: BackwardSpec, config: BackwardConfig, tile: DqTile, scheduler):
@@ -88,7 +88,7 @@ class SerialDq:
         if sums | (others & (t.block < last)):
             if c.ready[0] == 0:
                 self.signal(g, c, 0)
-                self.wait_turn(g, t, c, m, at)
+                self.wait_contributions(g, t, c, m, at)
             put(c.ready, c.ready[0] - 1)
         if sums:
             self.fetch(g, s, number, warp)
@@ -114,8 +114,9 @@ class SerialDq:
         return key_blocks_of(self.scheduler.extent(g, t.rows_q, t.rows_k), m * self.config.tile).end - 1
 
     @cute.jit
-    def wait_turn(self, g, t, c, m, at):
-        """Until it is tile m's turn; for how many from it on it is. Each lane asks about one."""
+    def wait_contributions(self, g, t, c, m, at):
+        """Wait for the contributions to tile m that have to precede this block's: for block 0 those of all others, else
+        the stored one. ready: how many tiles from m on have theirs. Each lane looks at one."""
         mine, ready = m + tk.lane_id(), Int32(0)
         there = mine < t.end
         wanted = cutlass.select_(t.block == 0, self.last_block(g, t, mine), Int32(1))
@@ -184,7 +185,7 @@ class SerialDq:
         rows, cols = self.config.dq_parts(self.spec.width)
         self.tile.send_rows(
             s.dq[None, None, None, warp, i], dq,
-            lambda room, size: store_or_add(begins, self.address(g, number, i, warp), room, size), rows * cols - 1)
+            lambda src, size: store_or_add(begins, self.address(g, number, i, warp), src, size), rows * cols - 1)
 
 
 def put(x, value):

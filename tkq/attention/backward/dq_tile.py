@@ -49,26 +49,26 @@ class DqTile:
         tk.mma_wait(0)
 
     @cute.jit
-    def send_rows(self, room, dq, send: Constexpr, pending: Constexpr[int] = 0):
-        """A warp's rows of a part by way of its room in shared memory, out of which all but the last ``pending`` of its
-        parts have to have left: ``send(address of the room, bytes)`` by one lane."""
+    def send_rows(self, staging, dq, send: Constexpr, pending: Constexpr[int] = 0):
+        """A warp's rows of a part by way of its staging buffer in shared memory, out of which all but the last
+        ``pending`` of its parts have to have left: ``send(the buffer's address, bytes)`` by one lane."""
         lane, quads = tk.lane_id(), self.config.dq_cols // 8
         tk.store_wait(pending)
         cute.arch.sync_warp()
         mine = cute.make_tensor(dq.tensor.iterator, cute.make_layout((4, quads)))
         for j in cutlass.range_constexpr(quads):
-            cute.autovec_copy(mine[None, j], room[None, lane, j])
+            cute.autovec_copy(mine[None, j], staging[None, lane, j])
         tk.publish()
         cute.arch.sync_warp()
         if lane == 0:
-            send(room.iterator.toint(), quads * 512)
+            send(staging.iterator.toint(), quads * 512)
             tk.bulk_commit()
 
 
 @cute.jit
-def store_or_add(first, to, room, size: Constexpr[int]):
+def store_or_add(first, to, src, size: Constexpr[int]):
     """From shared memory: the first contributor stores, later ones add."""
     if first:
-        tk.bulk_store(to, room, size)
+        tk.bulk_store(to, src, size)
     else:
-        tk.bulk_add(to, room, size)
+        tk.bulk_add(to, src, size)

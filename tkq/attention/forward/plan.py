@@ -54,9 +54,9 @@ def _measured(spec, length):
 
 # Measured on an H100, B * S = 16384, H * D = 2048, at 1024, 4096 and 16384 keys, against others in the same run (see
 # docs/attempts.md).
-# head_dim 128: without the bridge, which was best while the softmax took longer: now causal problems of 1024 and 4096
-#   keys have 0.95 and 0.97 of what is planned with it, full ones 0.99 and 0.96. PingPong: 4096 keys, full, are 1.04
-# times
+# head_dim 128: without ``overlap_tasks``, which was best while the softmax took longer: now causal problems of 1024 and
+#   4096 keys have 0.95 and 0.97 of what is planned with it, full ones 0.99 and 0.96. PingPong: 4096 keys, full, are
+#   1.04 times
 #   as fast without them; 1024 full have 0.99, causal 0.95, 4096 causal 0.97. Pairs of blocks with the widest tiles of K
 #   and V win where all is full and long; at 4096 keys they have 0.93. That long begins at 8192 is a guess between 4096
 #   and 16384.
@@ -79,7 +79,7 @@ _WIDE = {
 
 def fitted(head_dim: int, head_dim_v: int) -> AttentionConfig:
     """A configuration for any pair of tiles: the largest K and V tiles up to 128 keys that go with two consumers, and
-    then as much room for Q and O as is left, with the bridge where it is enough for the next task's Q."""
+    then as much room for Q and O as is left, with ``overlap_tasks`` where it is enough for the next task's Q."""
     panels = [head_dim_v // cols for cols in (64, 32) if head_dim_v % cols == 0]
     layouts = (dict(overlap_tasks=True), *(dict(q_stages=1, o_store_steps=n) for n in (1, *panels)))
     for kv, layout in itertools.product((128, 112, 96, 80, 64, 48), layouts):

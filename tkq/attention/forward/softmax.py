@@ -11,17 +11,18 @@ RIGHT, LEFT = 1, 2  # sides of a mask
 # Exponents of 2: how far a row's scores may go beyond what is subtracted from them; the least that is, unless the row's
 # scores are so far below it that P, in 16 bits, would lose keys of them. fp16 would at once: what is 2 ** -17 of
 # 2 ** -8 is 0 there, and many such keys are a large part of a row.
-ROOM = 8.0
-LEAST = 1.0 - ROOM
+RESCALE_THRESHOLD = 8.0
+LEAST = 1.0 - RESCALE_THRESHOLD
 BELOW = {"bf16": 64.0, "fp16": 0.0}
 
 
 class Softmax:
     """Exponentials are base 2. ``max`` stands for the largest score that a row has seen, as an exponent: it is
     subtracted from the exponents, and cancels out in the end, whatever it is. So it stays, and with it O and the norm
-    so far, as long as no score goes more than ``ROOM`` beyond it (as in FlashAttention-4; 2 ** 8 loses nothing in 16 or
-    32 bits). ``norm`` is this thread's part of the sum of exponentials; ``correct``: the factor that rescales O and the
-    row sum when the running max changes; ``shift`` what is subtracted: max, or 0 for a row that has seen no key.
+    so far, as long as no score goes more than ``RESCALE_THRESHOLD`` beyond it (as in FlashAttention-4; 2 ** 8 loses
+    nothing in 16 or 32 bits). ``norm`` is this thread's part of the sum of exponentials; ``correct``: the factor that
+    rescales O and the row sum when the running max changes; ``shift`` what is subtracted: max, or 0 for a row that has
+    seen no key.
 
     Whether scores are in range is decided by an integer maximum of their bits, three at once by one instruction.
     Integer compare orders positive floats; if all scores are negative it may return any of them, which cannot trigger a
@@ -86,8 +87,8 @@ class Softmax:
         found, scores = cutlass.Boolean(False), regs.s.rows_view
         for r in cutlass.range_constexpr(2):
             top = largest_of_bits([scores[r, j] for j in range(regs.s.cols // 4)])
-            standing = regs.max.tensor[r]
-            found = found | (standing < -ROOM) | (top * g.scale - standing > ROOM)
+            row_max = regs.max.tensor[r]
+            found = found | (row_max < -RESCALE_THRESHOLD) | (top * g.scale - row_max > RESCALE_THRESHOLD)
         return cute.arch.vote_any_sync(found)
 
     @cute.jit
@@ -119,12 +120,12 @@ class Softmax:
     def raise_max(self, regs):
         """To shift, the largest scores."""
         for r in cutlass.range_constexpr(2):
-            standing, found = regs.max.tensor[r], regs.shift.tensor[r]
-            stays = (standing >= -ROOM) & (found - standing <= ROOM)
-            top = cute.arch.fmax(standing, found)
+            row_max, found = regs.max.tensor[r], regs.shift.tensor[r]
+            stays = (row_max >= -RESCALE_THRESHOLD) & (found - row_max <= RESCALE_THRESHOLD)
+            top = cute.arch.fmax(row_max, found)
             near = top >= LEAST - BELOW[self.spec.dtype]
             top = cute.arch.fmax(top, Float32(LEAST)) if near else top
-            regs.max.tensor[r] = standing if stays else top
+            regs.max.tensor[r] = row_max if stays else top
 
     def exponentials(self, g, regs, guarded):
         """S becomes exp2(scale * S - shift), which is 0 for a score of -inf; norm moves on. guarded: see move."""

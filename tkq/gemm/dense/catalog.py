@@ -44,8 +44,8 @@ def expectation(spec: GemmSpec, config: Config) -> Expectation:
                        smem=config.shared_bytes(spec) + 1024)
 
 
-def narrow_expectation(spec: GemmSpec, config: SmallMConfig) -> Expectation:
-    """As ``expectation``, of the narrow kernel: so few registers that two blocks fit and, but for a block that has its
+def small_m_expectation(spec: GemmSpec, config: SmallMConfig) -> Expectation:
+    """As ``expectation``, of the small-M kernel: so few registers that two blocks fit and, but for a block that has its
     processor for itself, so little shared memory."""
     places = 2 if config.shared_bytes(spec) <= SLOT_BYTES else 1
     return Expectation(tensor=STEP // 16, waits_per_mma=0.5, instructions=("UTMALDG", "STG"),
@@ -106,20 +106,20 @@ def _dense(spec: GemmSpec, config: Config, epilogue="", quick=False) -> Shipped:
 def _small_m():
     for b_major, m in itertools.product("kn", WIDTHS):
         spec = GemmSpec(b_major=b_major)
-        yield _few_rows(spec, small_m_plan.plan(spec, m, 8192, 8192, 132), quick=m == 16 and b_major == "k")
+        yield _of_small_m(spec, small_m_plan.plan(spec, m, 8192, 8192, 132), quick=m == 16 and b_major == "k")
     spec = GemmSpec(b_major="n", epilogue=EPILOGUES["bias_geglu"])
-    yield _few_rows(spec, small_m_plan.plan(spec, 128, 8192, 8192, 132), "bias_geglu", quick=True)
+    yield _of_small_m(spec, small_m_plan.plan(spec, 128, 8192, 8192, 132), "bias_geglu", quick=True)
     for split, rows in ((2, 64), (4, 128), (8, 64)):
         config = small_m_plan.fit_to_spec(SmallMConfig(64, rows, split), GemmSpec(b_major="k"))
-        yield _few_rows(GemmSpec(b_major="k"), config, "other")
+        yield _of_small_m(GemmSpec(b_major="k"), config, "other")
     for name in ("bias", "bias_gelu", "all_silu", "swiglu", "bias_geglu"):
         spec = GemmSpec(out="fp32", b_major="k", epilogue=EPILOGUES[name])
-        yield _few_rows(spec, small_m_plan.plan(spec, 16, 8192, 8192, 132), name)
+        yield _of_small_m(spec, small_m_plan.plan(spec, 16, 8192, 8192, 132), name)
 
 
-def _few_rows(spec, config, what="", quick=False):
+def _of_small_m(spec, config, what="", quick=False):
     name = "_".join(filter(None, (f"gemm_{spec.dtype}_k{spec.b_major}_{spec.out}", what, config.name)))
-    return Shipped(name, small_m_plan.recipe(spec, config), narrow_expectation(spec, config), quick)
+    return Shipped(name, small_m_plan.recipe(spec, config), small_m_expectation(spec, config), quick)
 
 
 def _elements():

@@ -50,7 +50,7 @@ class Consumer:
             pending = [tk.rt(tiles.store_n, tiles.out.dtype)
                        for _ in range(tiles.n_stores * (tiles.parts if x.defer_activation else 1))]
         if e.bias:
-            bias = [ep.spread(x.n // tiles.parts, tk.element_type(e.bias)) for _ in range(tiles.parts)]
+            bias = [ep.lane_cols(x.n // tiles.parts, tk.element_type(e.bias)) for _ in range(tiles.parts)]
         return State(tk.rt_fl(x.n), pending, bias, s.pipe.ring(), s.pipe.ring())
 
     # ---- products

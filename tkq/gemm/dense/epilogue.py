@@ -34,7 +34,7 @@ class Epilogue:
         if self.spec.epilogue.bias:
             for part, v in enumerate(u.bias):
                 bias = g.inputs.bias[None, part] if self.tiles.parts == 2 else g.inputs.bias
-                ep.load_spread(v, bias, t.col * (self.tiles.n_stores * self.tiles.store_n))
+                ep.load_lane_cols(v, bias, t.col * (self.tiles.n_stores * self.tiles.store_n))
         if self.spec.epilogue.residual and self.config.hold_in_registers:
             for i, subtile in enumerate(u.pending):
                 self.load_residual(g, subtile, t, i, wg)

@@ -80,7 +80,7 @@ def quick(a, b, bias, activation, c, alpha, beta, out_dtype):
     given = a, b, bias, activation, c, alpha, beta, out_dtype
     if isinstance(kernel, WaveSyncLaunch):
         wave_sync_call_cache.add(given, kernel.kernel, (a, b, out, counter, c, alpha, beta, blocks), out,
-                                 kept=(counter,))
+                                 constants=(counter,))
     else:
         call_cache.add(given, kernel, (a, b, out, bias, c, alpha, beta, blocks), out)
     return out, None
@@ -134,19 +134,20 @@ def clear() -> None:
     _launcher.cache_clear()
 
 
-def run(a, b, out, config=None, blocks=None, *, accumulate=False, room=False, loose=False, extra=PLAIN, key=None):
+def run(a, b, out, config=None, blocks=None, *, accumulate=False, writable_padding=False, loose=False, extra=PLAIN,
+        key=None):
     """out = a @ b and its epilogue, with no more checks than the compiled function makes. out: its rows are contiguous,
     their pitch is free. All matrices, or all with a batch in front. K is any number from 8 on (from 1 on where it is
     contiguous in neither a nor b); where it is not a multiple of 8, what follows a row of K numbers, up to 16 bytes, is
     zero.
 
-    accumulate: out += a @ b, see GemmSpec. room: what follows a row of out, up to 16 bytes, may be overwritten: with
-    zeros, or added to. loose: K is no multiple of 8, and anything follows a row of K numbers.
+    accumulate: out += a @ b, see GemmSpec. writable_padding: what follows a row of out, up to 16 bytes, may be
+    overwritten: with zeros, or added to. loose: K is no multiple of 8, and anything follows a row of K numbers.
     key: what ``quick`` will know the call by. For tests and tuning: a Config and a number of blocks (at most; at least
     a cluster) instead of the plan's.
 
     Returns the kernel and its blocks; None where it took other views of a or b than these."""
-    x, y, kind = kind_of(a, b, out, accumulate, room, extra, loose)
+    x, y, kind = kind_of(a, b, out, accumulate, writable_padding, extra, loose)
     if config or kind[2][2]:  # or TMA takes both operands
         kernel, planned = _launcher(kind, config)
     else:
@@ -159,7 +160,7 @@ def run(a, b, out, config=None, blocks=None, *, accumulate=False, room=False, lo
     return kernel, planned
 
 
-def kind_of(a, b, out, accumulate, room, extra, loose=False):
+def kind_of(a, b, out, accumulate, writable_padding, extra, loose=False):
     """(a, b as the kernel gets them, what decides on it: the arguments of ``spec_of`` and the device)."""
     batch, epilogue = (), ()
     if a.dim() == 3:
@@ -171,7 +172,7 @@ def kind_of(a, b, out, accumulate, room, extra, loose=False):
     a_is_k, b_is_k = is_k_major(m, a_m, a_k), is_k_major(n, b_n, b_k)
     if a_is_k is None or b_is_k is None or a.device != b.device:
         raise ValueError("gemm: a and b must be contiguous in one dimension, and on one device")
-    fits = realigned.fits(a, b, out, (a_is_k, b_is_k), room, loose)
+    fits = realigned.fits(a, b, out, (a_is_k, b_is_k), writable_padding, loose)
     load = fits.a and fits.b
     if extra is not PLAIN:
         epilogue = _epilogue(extra, size)
@@ -281,8 +282,8 @@ def tunable(a, b, *, bias=None, activation=None, c=None, alpha=1.0, beta=0.0, ou
 
 def shape_of(a, b, activation) -> tuple:
     """The result's."""
-    *lines, _ = a.shape
-    return (*lines, b.shape[-1] // 2 if activation in GATED else b.shape[-1])
+    *leading, _ = a.shape
+    return (*leading, b.shape[-1] // 2 if activation in GATED else b.shape[-1])
 
 
 def check_call(a, b, out_dtype, extra=PLAIN, *, any_k=False) -> None:

@@ -120,10 +120,10 @@ def _needs_gradient(*tensors) -> bool:
 
 def _cuda(a: Tensor, b: Tensor, bias: Optional[Tensor], activation: str, c: Optional[Tensor], alpha: float, beta: float,
           out_dtype: Optional[torch.dtype]) -> Tensor:
-    return _again_or_launch(a, b, bias, activation, c, alpha, beta, out_dtype, True)
+    return _replayed_or_launched(a, b, bias, activation, c, alpha, beta, out_dtype, True)
 
 
-def _again_or_launch(*given):
+def _replayed_or_launched(*given):
     """given: as of ``_launch``."""
     found = call_cache.take(*given[:-1])
     if found is None:
@@ -281,7 +281,7 @@ _op = ops.torch_op("gemm", cuda=_cuda, cpu=_cpu, fake=_fake, setup=_setup, backw
 def _recorded(ctx, a, b, bias, c, numbers):
     alpha, beta, out_dtype = numbers
     _remember(ctx, a, b, bias, alpha, beta)
-    return (_again_or_launch if a.is_cuda else _on_cpu)(a, b, bias, "", c, alpha, beta, out_dtype, False)
+    return (_replayed_or_launched if a.is_cuda else _on_cpu)(a, b, bias, "", c, alpha, beta, out_dtype, False)
 
 
 def _recorded_backward(ctx, dy):

@@ -24,14 +24,14 @@ class Fits(NamedTuple):
     out: bool
 
 
-def fits(a: Tensor, b: Tensor, out: Tensor, majors, room: bool, loose: bool) -> Fits:
-    """majors: is K contiguous in a, in b? room, loose: as of ``call.run``. A row of a result that ends anywhere ends
-    with a unit of 16 bytes, its room included."""
+def fits(a: Tensor, b: Tensor, out: Tensor, majors, writable_padding: bool, loose: bool) -> Fits:
+    """majors: is K contiguous in a, in b? writable_padding, loose: as of ``launch.run``. A row of a result that ends
+    anywhere ends with a unit of 16 bytes, its padding included."""
     a_is_k, b_is_k = majors
     whole = out.dim() == 2 or out.shape[0] == 1 or out.stride(0) * out.element_size() % TMA_BYTES == 0
     return Fits(_fits(a, a_is_k) and not (loose and a_is_k), _fits(b, not b_is_k) and not (loose and b_is_k),
                 whole and fits_tma_store(out.data_ptr(), out.stride(-2), out.shape[-2],
-                                         TMA_BYTES if room else out.shape[-1], out.element_size()))
+                                         TMA_BYTES if writable_padding else out.shape[-1], out.element_size()))
 
 
 def _fits(x: Tensor, by_rows: bool) -> bool:
@@ -48,13 +48,13 @@ def gate_fits(activation: str, b_is_k: bool, n: int) -> bool:
 
 
 class Copied(NamedTuple):
-    """How a matrix, or a batch of them, is copied. lines, apart: of it, as (batches, lines, elements). room, steps: of
-    the memory beside it. shape, stride: of that memory as the product takes it."""
+    """How a matrix, or a batch of them, is copied. src_shape, src_stride: of it, as (batches, rows or columns, elements
+    of one). copy_shape, copy_stride: of the copy, likewise. shape, stride: of the copy as the product takes it."""
 
-    lines: tuple
-    apart: tuple
-    room: tuple
-    steps: tuple
+    src_shape: tuple
+    src_stride: tuple
+    copy_shape: tuple
+    copy_stride: tuple
     shape: tuple
     stride: tuple
 
@@ -72,8 +72,8 @@ class Copied(NamedTuple):
                       tuple(x.shape), (steps[0], *stride) if x.dim() == 3 else stride)
 
     def memory(self, x: Tensor) -> Tensor:
-        """New memory beside x."""
-        return alloc.empty(x.get_device(), self.room, self.steps, x.dtype)
+        """New memory for the copy of x."""
+        return alloc.empty(x.get_device(), self.copy_shape, self.copy_stride, x.dtype)
 
     def taken(self, memory: Tensor) -> Tensor:
         """As the product takes it."""
@@ -103,7 +103,7 @@ class Copies(NamedTuple):
                 found.append(x)
                 continue
             memory = copied.memory(x)
-            pairs += [alloc.over(x, copied.lines, copied.apart), memory]
+            pairs += [alloc.over(x, copied.src_shape, copied.src_stride), memory]
             found.append(copied.taken(memory))
         self.run(*pairs, *(None,) * (4 - len(pairs)))
         return found

@@ -163,7 +163,7 @@ def _located(dst, f, x, place, transposed):
 
 
 @dataclass(frozen=True)
-class SpreadCols:
+class LaneCols:
     """Values of some columns, a multiple of 64, over the lanes of each warp: lane i has those of columns 2 i and
     2 i + 1 of each 64. So a quarter of what a ``ColVec`` needs waits in registers, and a shuffle brings the rest."""
 
@@ -171,12 +171,12 @@ class SpreadCols:
     cols: int
 
 
-def spread(cols, dtype) -> SpreadCols:
+def lane_cols(cols, dtype) -> LaneCols:
     """Uninitialised."""
-    return SpreadCols(cute.make_rmem_tensor((2, cols // 64), dtype), cols)
+    return LaneCols(cute.make_rmem_tensor((2, cols // 64), dtype), cols)
 
 
-def load_spread(v: SpreadCols, src: cute.Tensor, col0):
+def load_lane_cols(v: LaneCols, src: cute.Tensor, col0):
     """v[j] = src[col0 + j]; past the end the last one is repeated."""
     last = cute.size(src) - 1
     for k in range(v.cols // 64):
@@ -184,7 +184,7 @@ def load_spread(v: SpreadCols, src: cute.Tensor, col0):
             v.tensor[i, k] = src[cutlass.min(col0 + 64 * k + 2 * tk.lane_id() + i, last)]
 
 
-def gather(dst: tk.ColVec, v: SpreadCols, first):
+def gather(dst: tk.ColVec, v: LaneCols, first):
     """dst = v's columns from ``first`` on, as fp32. Whole warps."""
     words = cute.recast_tensor(v.tensor, Int32)  # a pair of 16 bits, or one of the two
     for j in range(dst.cols // 8):

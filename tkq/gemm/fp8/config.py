@@ -196,7 +196,7 @@ def prefetches_scales(spec: Fp8Spec, config: Fp8Config) -> bool:
     return spec.scale_b == "row" and not (spec.promote or config.overlap_epilogue)
 
 
-def loads_bias_ahead(config: Fp8Config) -> bool:
+def prefetches_bias(config: Fp8Config) -> bool:
     """Is a tile's bias fetched before its products? Each panel of 32 columns waited for its own, 330 clocks. (With an
     overlapped epilogue, under the first products. With wave sync, when the tile is written: 192 columns leave no
     registers.)"""

@@ -5,7 +5,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, const_expr
 
 from ... import tile as tk
-from .config import Fp8Config, loads_bias_ahead
+from .config import Fp8Config, prefetches_bias
 from .epilogue import Epilogue
 from .mainloop import Mainloop
 from .overlapped_epilogue import OverlappedConsumer
@@ -53,7 +53,7 @@ class Consumer:
         self.stagger.wait(g, s, order, number, wg)
         while number < order.tasks:
             t = self.operands.tile(g, s, order, number)
-            if const_expr(loads_bias_ahead(self.config)):
+            if const_expr(prefetches_bias(self.config)):
                 self.epilogue.load_bias(g, u, t)
             self.mainloop.sum(g, s, u, t, wg)
             self.epilogue.write(g, s, u, t, wg)

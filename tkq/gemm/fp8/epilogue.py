@@ -11,7 +11,7 @@ from ..epilogue.registers import activation
 from .config import (
     Fp8Config,
     few_special_functions,
-    loads_bias_ahead,
+    prefetches_bias,
     prefetches_scales,
     sums_begin_with_bias,
 )
@@ -120,7 +120,7 @@ class Epilogue:
     def write(self, g, s: Constexpr, u: Constexpr, t, wg):
         """The tile, panel by panel."""
         x, spec = self.config, self.spec
-        if const_expr(not loads_bias_ahead(x)):
+        if const_expr(not prefetches_bias(x)):
             self.load_bias(g, u, t)
         if const_expr(spec.scale_b == "row" and not prefetches_scales(spec, x)):
             load_row_scales(self.operands, g, u, t, wg)
@@ -147,7 +147,7 @@ class Epilogue:
 
     def load_bias(self, g, u, t):
         if self.spec.bias is not None:
-            ep.load_spread(u.bias, g.bias, t.col * self.config.n)
+            ep.load_lane_cols(u.bias, g.bias, t.col * self.config.n)
 
     def add_bias(self, u, part, first):
         """To columns of the tile from ``first`` on, where their sums did not begin with it."""

@@ -77,7 +77,7 @@ class OverlappedConsumer:
         first = self.write_under(g, s, u, pending, t, last, number, wg)
         if const_expr(self.spec.scale_b == "row"):
             load_row_scales(self.operands, g, u, t, wg)
-            ep.load_spread(pending.cols, self.operands.column_scales(g, t), t.col * self.config.n)
+            ep.load_lane_cols(pending.cols, self.operands.column_scales(g, t), t.col * self.config.n)
         self.epilogue.load_bias(g, u, t)
         for _ in cutlass.range(first, self.operands.steps(g, t), unroll=1):
             self.mainloop.next_step(s, u, wg)
@@ -87,7 +87,7 @@ class OverlappedConsumer:
 
     def pending(self) -> PendingTile:
         x, spec = self.config, self.spec
-        cols = ep.spread(x.n, Float32) if spec.scale_b == "row" else None
+        cols = ep.lane_cols(x.n, Float32) if spec.scale_b == "row" else None
         count = x.m_subtiles * x.n // self.tiles.store_n
         return PendingTile([tk.rt(self.tiles.store_n, self.epilogue.out) for _ in range(count)], cols)
 

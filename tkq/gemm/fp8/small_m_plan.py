@@ -17,7 +17,7 @@ STREAMS = 32  # rows of A; with more, tiles are as fast where K is not shared
 ROWS = 64  # of B's transpose to a block: with 128, nothing was faster by more than 1 %
 PROCESSOR = {False: 110, True: 60}  # bytes a nanosecond that one processor reads of A and B; where sums are promoted
 ENOUGH = 0.9  # of what HBM gives, from which on more blocks gain nothing
-TURNS = range(3, 7)  # of blocks on each processor: the last one weighs, so they are shorter (four share K), and one
+WAVES = range(3, 7)  # of blocks on each processor: the last one weighs, so they are shorter (four share K), and one
 # begins under the other's end (two on a processor, so that all can be in clusters)
 TILES_STEPS = 32  # of K, from which on blocks share it that have part of A's rows
 
@@ -27,7 +27,7 @@ def plan(spec: Fp8Spec, M: int, N: int, K: int, num_sms: int) -> Optional[SmallM
     if M > MOST_M:
         return of_tiles(spec, M, N, K, num_sms)
     m, blocks, steps = next(width for width in WIDTHS if width >= M), -(-N // ROWS), -(-K // STEP)
-    if M <= STREAMS and -(-blocks // num_sms) in TURNS and steps // 4 >= FEWEST_STEPS:
+    if M <= STREAMS and -(-blocks // num_sms) in WAVES and steps // 4 >= FEWEST_STEPS:
         return fit_to_spec(SmallMFp8Config(m, ROWS, 4, pdl=True), spec, places=2)
     split = splits(PROCESSOR[spec.promote] * ROWS / (ROWS + m), blocks, steps, num_sms)
     if M > STREAMS and split == 1:

@@ -88,7 +88,7 @@ class State:
         x = config
         return State([tk.rt_fl(x.part) for _ in range(x.m_subtiles * x.split)], pipe.ring(), pipe.ring(),
                      [tk.rv() for _ in range(x.m_subtiles)], tk.cv(x.n) if prefetches_scales(spec, x) else None,
-                     ep.spread(-(-x.n // 64) * 64, tk.element_type(spec.bias)) if spec.bias else None)
+                     ep.lane_cols(-(-x.n // 64) * 64, tk.element_type(spec.bias)) if spec.bias else None)
 
 
 # ---- what came in, as tensors --------------------------------------------------------------------

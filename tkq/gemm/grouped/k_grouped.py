@@ -106,30 +106,30 @@ class MaskedGroups(Groups):
     def mask(self, s: Constexpr, u: Constexpr, wg, first, end):
         """Zeros but for [first, end) of a stage's K. A warp takes every fourth row, a lane the same 4 bytes of each."""
         x, byte = self.config, 4 * tk.lane_id()
-        keep = Int32(0)
+        byte_mask = Int32(0)
         for i in cutlass.range_constexpr(4):
             if byte + i >= first:
                 if byte + i < end:
-                    keep = keep | Int32(255 << 8 * i if i < 3 else -(1 << 24))
+                    byte_mask = byte_mask | Int32(255 << 8 * i if i < 3 else -(1 << 24))
         for w in cutlass.range_constexpr(x.m_subtiles):
-            self.keep(s.a, u.full.stage * (x.m // 64) + wg * x.m_subtiles + w, keep)
+            self.apply_mask(s.a, u.full.stage * (x.m // 64) + wg * x.m_subtiles + w, byte_mask)
         for i in cutlass.range_constexpr(x.split):
-            self.keep(s.b, u.full.stage * x.split + i, keep)
+            self.apply_mask(s.b, u.full.stage * x.split + i, byte_mask)
         tk.publish()
         tk.sync(OUTPUT_BARRIER + wg, tk.WARPGROUP)
 
     @cute.jit
-    def keep(self, ring: Constexpr, number, keep):
+    def apply_mask(self, ring: Constexpr, number, byte_mask):
         """Nothing is read but by lanes, two at most, whose 4 bytes are in part the group's. Another consumer, ahead or
         behind, leaves the same words."""
         words = ring.scratch(tk.st(ring.type.rows, WORDS, Int32, 128))[number].tensor
         warp, lane = tk.thread_in_warpgroup() // 32, tk.lane_id()
-        if keep == 0:
+        if byte_mask == 0:
             for r in cutlass.range(ring.type.rows // 4, unroll=8):
                 words[4 * r + warp, lane] = Int32(0)
-        elif keep != -1:
+        elif byte_mask != -1:
             for r in cutlass.range(ring.type.rows // 4, unroll=8):
-                words[4 * r + warp, lane] = words[4 * r + warp, lane] & keep
+                words[4 * r + warp, lane] = words[4 * r + warp, lane] & byte_mask
 
 
 def columns_from(x: tk.gl, first) -> tk.gl:

@@ -196,9 +196,9 @@ def _launcher(a, b, offsets, scales, out_dtype):
 def _spec(a, b, offsets, scales, out_dtype):
     """Everything that can be wrong with shapes, strides and dtypes; (what it asks for, the result's shape and type)."""
     (a_dtype, shape_a, stride_a, _), (b_dtype, shape_b, stride_b, _) = a, b
-    narrow = dtypes.name_of(a_dtype) in FP8
+    is_fp8 = dtypes.name_of(a_dtype) in FP8
     _dtype("a", a_dtype, (*HALF, *FP8))
-    _dtype("b", b_dtype, FP8 if narrow else (dtypes.name_of(a_dtype),))
+    _dtype("b", b_dtype, FP8 if is_fp8 else (dtypes.name_of(a_dtype),))
     if len(shape_a) != 2:
         raise ValueError(f"a: has {len(shape_a)} dimensions, shape {tuple(shape_a)}; allowed: 2")
     if len(shape_b) not in (2, 3):
@@ -213,19 +213,19 @@ def _spec(a, b, offsets, scales, out_dtype):
         raise NotImplementedError(f"offsets: {groups} groups, supported are up to {MOST_GROUPS}")
     if groups > 1 and offsets[2][0] != 1:
         raise ValueError(f"offsets: strides are {offsets[2]}, allowed is contiguous")
-    out = _out_dtype(out_dtype) or (torch.bfloat16 if narrow else a_dtype)
+    out = _out_dtype(out_dtype) or (torch.bfloat16 if is_fp8 else a_dtype)
     unit = TMA_BYTES // a_dtype.itemsize
-    lines = unit if along_k and not narrow else 1  # M and N, where they are contiguous
-    for name, size, step in (("N", n, max(TMA_BYTES // out.itemsize, lines)), ("M", m, lines),
+    multiple = unit if along_k and not is_fp8 else 1  # M and N, where they are contiguous
+    for name, size, step in (("N", n, max(TMA_BYTES // out.itemsize, multiple)), ("M", m, multiple),
                              ("K", k, 1 if along_k else unit)):
         if size % step:
             raise NotImplementedError(f"grouped_gemm: {name} is {size}, supported are multiples of {step}: a is "
                                       f"{tuple(shape_a)}, b {tuple(shape_b)}")
-    kind = _scales(narrow, "k" if along_k else "m", (m, n, k, groups), scales)
+    kind = _scales(is_fp8, "k" if along_k else "m", (m, n, k, groups), scales)
     if m and k and n and groups:
-        b_major = _majors(narrow, along_k, shape_a, stride_a, shape_b, stride_b, a_dtype.itemsize)
+        b_major = _majors(is_fp8, along_k, shape_a, stride_a, shape_b, stride_b, a_dtype.itemsize)
     else:  # nothing to multiply: strides say nothing
-        b_major = "n" if along_k and not narrow else "k"
+        b_major = "n" if along_k and not is_fp8 else "k"
     spec = GroupedSpec("k" if along_k else "m", dtypes.name_of(a_dtype), dtypes.name_of(b_dtype), dtypes.name_of(out),
                        *kind, b_major)
     return spec, (groups, m, n) if along_k else (m, n), out
@@ -236,8 +236,8 @@ def _dtype(name, dtype, allowed):
         raise TypeError(f"{name}: dtype is {dtype}, allowed are {', '.join(allowed)}")
 
 
-def _scales(narrow, along, sizes, scales):
-    if not narrow:
+def _scales(is_fp8, along, sizes, scales):
+    if not is_fp8:
         if scales:
             raise ValueError("scale_a, scale_b: given with operands of 16 bits, allowed with float8")
         return "none", "none"
@@ -252,15 +252,15 @@ def _scales(narrow, along, sizes, scales):
     return kind
 
 
-def _majors(narrow, along_k, shape_a, stride_a, shape_b, stride_b, size):
+def _majors(is_fp8, along_k, shape_a, stride_a, shape_b, stride_b, size):
     """b's contiguous dimension, "k" or "n", where strides are such that TMA takes them."""
-    m_major = along_k and not narrow
-    a_lines, a_run = (stride_a[1], stride_a[0]) if m_major else stride_a
-    if a_run != 1 or a_lines * size % TMA_BYTES:
+    m_major = along_k and not is_fp8
+    a_pitch, a_step = (stride_a[1], stride_a[0]) if m_major else stride_a
+    if a_step != 1 or a_pitch * size % TMA_BYTES:
         what = "column" if m_major else "row"
         raise ValueError(f"a: strides are {stride_a}, allowed is {what}-major with a pitch of a multiple of 16 bytes")
     *group, k, n = stride_b
-    b_major = "n" if n == 1 and not narrow else "k" if k == 1 and not m_major else None
+    b_major = "n" if n == 1 and not is_fp8 else "k" if k == 1 and not m_major else None
     if b_major is None:
         allowed = ("row-major" if m_major else "column-major: pass .t().contiguous().t()" if along_k else
                    "K-contiguous: pass .transpose(1, 2).contiguous().transpose(1, 2)")

@@ -42,14 +42,14 @@ class GroupedSpec:
     pipelines_promotion = False
 
     def __post_init__(self):
-        narrow = self.a in FP8
-        allowed = {"along": ("m", "k"), "a": (*HALF, *FP8), "b": FP8 if narrow else (self.a,), "out": OUT,
-                   "b_major": ("k",) if narrow else ("k", "n") if self.along == "m" else ("n",)}
+        is_fp8 = self.a in FP8
+        allowed = {"along": ("m", "k"), "a": (*HALF, *FP8), "b": FP8 if is_fp8 else (self.a,), "out": OUT,
+                   "b_major": ("k",) if is_fp8 else ("k", "n") if self.along == "m" else ("n",)}
         for name, values in allowed.items():
             if getattr(self, name) not in values:
                 raise NotImplementedError(f"grouped_gemm: {name} is {getattr(self, name)!r}, supported with a in "
                                           f"{self.a} along {self.along} are {', '.join(values)}")
-        pairs = ((PRODUCTS["row"], ("1x128", "1x128" if self.along == "k" else "128x128")) if narrow
+        pairs = ((PRODUCTS["row"], ("1x128", "1x128" if self.along == "k" else "128x128")) if is_fp8
                  else (("none", "none"),))
         if (self.scale_a, self.scale_b) not in pairs:
             raise NotImplementedError(f"grouped_gemm: scale_a is {self.scale_a!r} and scale_b {self.scale_b!r}, "

@@ -30,18 +30,18 @@ def spec(kind: str, N: int, dtype="bf16", weight="bf16", *, dx=None, dresidual_o
 def shipped() -> list:
     """Every size of the tables and both kinds; each type; what else may be asked for; rows that bulk copies cannot
     take; and of each the plans for few rows."""
-    asked = [(kind, N, dict(weight=w)) for kind in KINDS for N in (64, 128, 2048, *SIZES) for w in ("bf16", "fp32")]
-    asked += [(kind, 4096, dict(dtype=d, weight=w)) for kind in KINDS for d, w in (
+    cases = [(kind, N, dict(weight=w)) for kind in KINDS for N in (64, 128, 2048, *SIZES) for w in ("bf16", "fp32")]
+    cases += [(kind, 4096, dict(dtype=d, weight=w)) for kind in KINDS for d, w in (
         ("fp16", "fp16"), ("fp32", "fp32"), ("bf16", None))]
-    asked += [(kind, N, dict(dtype="fp32", weight="fp32")) for kind in KINDS for N in (1024, 32768, 131072, 262144)]
-    asked += [(kind, 4096, dict(columns=0)) for kind in KINDS]
-    asked += [(kind, N, dict(dresidual_out=d, dresidual="fp32")) for kind in KINDS for N in (4096, 65536)
+    cases += [(kind, N, dict(dtype="fp32", weight="fp32")) for kind in KINDS for N in (1024, 32768, 131072, 262144)]
+    cases += [(kind, 4096, dict(columns=0)) for kind in KINDS]
+    cases += [(kind, N, dict(dresidual_out=d, dresidual="fp32")) for kind in KINDS for N in (4096, 65536)
               for d in ("bf16", "fp32")]
-    asked += [(kind, N, dict(vector=v, bulk=False)) for kind in KINDS for N, v in (
+    cases += [(kind, N, dict(vector=v, bulk=False)) for kind in KINDS for N, v in (
         (7, 1), (1001, 1), (4100, 4), (65537, 1), (262143, 1))]
     quick = {("rmsnorm", 1024), ("layernorm", 131072)}
     found = {}
-    for kind, N, options in asked:
+    for kind, N, options in cases:
         name = f"{kind}_backward-n{N}" + "".join(f"-{key}_{value}" for key, value in options.items())
         s = spec(kind, N, **options)
         few = options.get("weight") != "fp32"

@@ -100,8 +100,8 @@ class LayerNorm:
         about = cute.arch.shuffle_sync(means[0], 0)
         weighted = [c * (m - about) for c, m in zip(counts, means, strict=True)]
         mean = about + warp_reduce(sum(weighted[1:], weighted[0]), operator.add, lanes) * (1.0 / kernel.N)
-        spread = [s + c * (m - mean) * (m - mean) for s, c, m in zip(sums, counts, means, strict=True)]
-        return mean, warp_reduce(sum(spread[1:], spread[0]), operator.add, lanes)
+        squares = [s + c * (m - mean) * (m - mean) for s, c, m in zip(sums, counts, means, strict=True)]
+        return mean, warp_reduce(sum(squares[1:], squares[0]), operator.add, lanes)
 
 
 def _count(kernel, slot, rank):

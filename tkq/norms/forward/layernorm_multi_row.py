@@ -39,8 +39,8 @@ def _arrived(buffer, mbar_ptr, N, eps):
     lanes, count = lanes_used(slots), N // slots
     about = cute.arch.shuffle_sync(means[0], 0)  # one warp's mean, so that a mean far from 0 costs no digits
     mean = about + warp_reduce(sum(m - about for m in means), operator.add, lanes) * (1.0 / slots)
-    spread = sum(s + (m - mean) * (m - mean) * Float32(count) for m, s in zip(means, squares, strict=True))
-    return mean, rsqrt(warp_reduce(spread, operator.add, lanes) * (1.0 / N) + eps)
+    squares = sum(s + (m - mean) * (m - mean) * Float32(count) for m, s in zip(means, squares, strict=True))
+    return mean, rsqrt(warp_reduce(squares, operator.add, lanes) * (1.0 / N) + eps)
 
 
 @cute.jit

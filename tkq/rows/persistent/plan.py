@@ -21,8 +21,8 @@ from .shape import (
     RowPlan,
     RowShape,
     power_of_two,
-    room,
     smem_bytes,
+    smem_limit,
 )
 
 FINISHES = ("grid", "tail")
@@ -68,8 +68,9 @@ def check(shape: RowShape, p: RowPlan) -> None:
                          f"stages = {p.stages}, {shape.columns} column sums")
     if not 1 <= p.min_blocks_per_sm <= (16 if p.held else 4) or p.min_blocks_per_sm * p.block > THREADS:
         raise ValueError(f"min_blocks_per_sm: {p.min_blocks_per_sm} of {p.block} threads, an SM has {THREADS}")
-    if smem_bytes(shape, p) > room(p):
-        raise ValueError(f"{smem_bytes(shape, p)} bytes of smem, one of {p.min_blocks_per_sm} blocks has {room(p)}")
+    smem, limit = smem_bytes(shape, p), smem_limit(p)
+    if smem > limit:
+        raise ValueError(f"{smem} bytes of smem, one of {p.min_blocks_per_sm} blocks has {limit}")
 
 
 # (blocks of a cluster, elements of a thread, warps, stages beyond those that the exchanges keep): the first that fits
@@ -129,7 +130,7 @@ def _reducing(shape: RowShape) -> Optional[RowPlan]:
         if not found or found.stages < stages or (warps == 4 and found.threads_per_row > WARP):
             continue
         found = replace(found, stages=stages, min_blocks_per_sm=min_blocks_per_sm)
-        while found.min_blocks_per_sm > 1 and smem_bytes(shape, found) > room(found):
+        while found.min_blocks_per_sm > 1 and smem_bytes(shape, found) > smem_limit(found):
             found = replace(found, min_blocks_per_sm=found.min_blocks_per_sm - 1)
         return replace(found, vectors=_vectors(shape, found), vector=_accesses(shape, found))
     return None

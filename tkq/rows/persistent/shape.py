@@ -229,7 +229,7 @@ def smem_bytes(shape: RowShape, p: RowPlan) -> int:
     return ring + scratch_bytes(shape, p) + slots + semaphores + alignment
 
 
-def room(p: RowPlan) -> int:
+def smem_limit(p: RowPlan) -> int:
     """Bytes of shared memory that each of its blocks on an SM may have."""
     return (SMEM_BYTES + RESERVED) // p.min_blocks_per_sm - RESERVED
 

@@ -71,7 +71,7 @@ def _logits(written):
 
 
 _LONGEST = (1 << 31) - 1
-_TURN = (tensor("cos", *WIDE), tensor("sin", *WIDE), flag("interleaved"),
+_ROTATION = (tensor("cos", *WIDE), tensor("sin", *WIDE), flag("interleaved"),
          integer("seqlen_offsets", 0, 0, _LONGEST, dtypes=INDEX), tensor("position_ids", *INDEX, none=True),
          tensor("cu_seqlens", "int32", none=True), integer("max_seqlen", None, 0, _LONGEST))
 _LAYOUT = choice("layout", "split", "split", "interleaved")
@@ -92,8 +92,8 @@ TABLES = {
     "cross_entropy_and_gradient": (*_logits("inplace"), *_loss("weight", flag("inplace"), reductions=("mean", "sum"))),
     "linear_cross_entropy": (tensor("x", *HALF), tensor("weight", *HALF), tensor("target", *INDEX),
                              *_loss("class_weight")),
-    "rope": (tensor("x", *WIDE, written="inplace"), *_TURN, flag("inplace")),
-    "rope_qk": (tensor("q", *WIDE), tensor("k", *WIDE), *_TURN),
+    "rope": (tensor("x", *WIDE, written="inplace"), *_ROTATION, flag("inplace")),
+    "rope_qk": (tensor("q", *WIDE), tensor("k", *WIDE), *_ROTATION),
     "rope_cos_sin": (integer("seqlen", REQUIRED, 0, _LONGEST), integer("dim", REQUIRED, 2, 1 << 16),
                      number("base", 10000.0, 0, above=True, end=DOUBLE_END), dtype("dtype", *WIDE, default="fp32"),
                      Argument("device", "device", none=True), tensor("inv_freq", *WIDE, "float64", none=True)),

@@ -40,7 +40,7 @@ def maker(index: int):
     return functools.partial(empty, index)
 
 
-def beside(x: Tensor) -> tuple:
+def layout_of(x: Tensor) -> tuple:
     """(x's shape, the strides of a contiguous tensor of that shape, `maker` of x's device): for results of x's shape
     and others, what they have in common asked once."""
     shape, index = tuple(x.shape), x.get_device()

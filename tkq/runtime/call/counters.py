@@ -1,4 +1,4 @@
-"""Counters in global memory: a kernel hands out work by one and leaves it at zero, or as `kept` says.
+"""Counters in global memory: a kernel hands out work by one and leaves it at zero, or as `workspace` says.
 
 They are found by a stream's handle. A program that destroys a stream of its own (torch.cuda.ExternalStream) while calls
 on it are under way, and makes another that gets the same handle, would have two kernels draw from one: wait for the
@@ -12,8 +12,8 @@ import torch
 from ..device import arch, driver
 
 _of_stream: dict = {}  # (device index, stream) -> counter; grows with the streams that a process uses
-_rooms: dict = {}  # (device index, stream, size) -> room; likewise
-_kept_rooms: dict = {}  # likewise; sizes are powers of two
+_scratch: dict = {}  # (device index, stream, size) -> counter and scratch memory; likewise
+_workspaces: dict = {}  # likewise; sizes are powers of two
 _of_graphs: dict = {}  # device index -> (counters for captured calls, how many have been handed out)
 CAPTURED_CALLS = 16384
 
@@ -37,37 +37,37 @@ def counter(index: int) -> torch.Tensor:
     found = _of_stream.get((index, stream))
     if found is None:
         if index not in _of_graphs:
-            store = _kept(CAPTURED_CALLS, index)
+            store = _persistent_zeros(CAPTURED_CALLS, index)
             torch.cuda.synchronize(index)  # once: a capture, on whatever stream, may come next
             _of_graphs[index] = store, itertools.count()
-        found = _of_stream[index, stream] = _kept(1, index)
+        found = _of_stream[index, stream] = _persistent_zeros(1, index)
     return found
 
 
-def room(index: int, size: int) -> torch.Tensor:
+def with_scratch(index: int, size: int) -> torch.Tensor:
     """An int32 tensor of which the first element is a counter as above; the others are the launch's, to write and read.
 
     A call that is being captured gets a new one, its zeroing captured too.
     """
-    return _room(_rooms, index, size)
+    return _per_stream(_scratch, index, size)
 
 
-def kept(index: int, size: int) -> torch.Tensor:
-    """As ``room``, of ``size`` elements or more, all of which are zero at first; later they are as the launch before
-    left them, on purpose: only kernels that agree on that share it. Of a device and stream there is one of each power
-    of two that was asked for."""
-    return _room(_kept_rooms, index, 1 << (size - 1).bit_length())
+def workspace(index: int, size: int) -> torch.Tensor:
+    """As ``with_scratch``, of ``size`` elements or more, all of which are zero at first; later they are as the launch
+    before left them, on purpose: only kernels that agree on that share it. Of a device and stream there is one of each
+    power of two that was asked for."""
+    return _per_stream(_workspaces, index, 1 << (size - 1).bit_length())
 
 
-def _room(rooms, index, size):
+def _per_stream(tensors, index, size):
     if index < 0:  # as above
         return torch.empty(size, dtype=torch.int32, device=arch.device(index))
     stream = torch._C._cuda_getCurrentRawStream(index)
     if stream and _capturing(index):
         return _zeros(size, index)
-    found = rooms.get((index, stream, size))
+    found = tensors.get((index, stream, size))
     if found is None:
-        found = rooms[index, stream, size] = _kept(size, index)
+        found = tensors[index, stream, size] = _persistent_zeros(size, index)
     return found
 
 
@@ -90,7 +90,7 @@ class _Memory:
         self.__cuda_array_interface__ = dict(shape=(n,), typestr="<i4", data=(address.value, False), version=3)
 
 
-def _kept(n, index):
+def _persistent_zeros(n, index):
     """Zero for what comes on the current stream of the device."""
     with torch.cuda.device(index):
         return torch.as_tensor(_Memory(n, index), device=torch.device("cuda", index))
@@ -107,3 +107,16 @@ def _capturing(index: int) -> bool:
         return _current_captures()
     with torch.cuda.device(index):
         return _current_captures()
+
+
+_RENAMED = {"kept": "workspace", "room": "with_scratch"}  # old names, for one minor version
+
+
+def __getattr__(name):
+    if name in _RENAMED:
+        import warnings  # with the first old name
+
+        warnings.warn(f"counters.{name} is now counters.{_RENAMED[name]}; the next minor version drops the old name",
+                      DeprecationWarning, stacklevel=2)
+        return globals()[_RENAMED[name]]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

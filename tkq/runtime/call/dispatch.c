@@ -7,8 +7,8 @@
 #include <tvm/ffi/c_api.h>
 
 enum { ARGUMENTS = 16, DIMENSIONS = 4, ENTRIES = 256, MOST = 1 << 30 };
-enum { NOTHING = -1, CONSTANT = -2 };                           /* in the place of an argument */
-enum { KEPT = 7, AS_IT_IS = 8, RESULT = 16, COLUMNS = 32, FEWEST = 64 }; /* of a way: dispatch.py says what they mean */
+enum { NOTHING = -1, CONSTANT = -2 }; /* in the place of an argument */
+enum { TRAILING = 7, AS_IT_IS = 8, RESULT = 16, COLUMNS = 32, FEWEST = 64 }; /* of a way: see dispatch.py */
 
 typedef struct {
     int64_t kind;    /* no tensor: -1 for None, 0; else type and, for one that stays as it is, dimensions */
@@ -82,9 +82,9 @@ static int countable(const DLTensor *t) {
 
 /* The leading dimensions as one; 0 where no stride describes that one. */
 static int join(const DLTensor *t, int leading, View *view) {
-    int kept = t->ndim - leading;
+    int trailing = t->ndim - leading;
     int64_t size = 1, step = 1;
-    if (kept + 1 > DIMENSIONS || t->strides == NULL) return 0;
+    if (trailing + 1 > DIMENSIONS || t->strides == NULL) return 0;
     for (int i = leading; i < t->ndim; ++i) {
         view->shape[i - leading + 1] = t->shape[i];
         view->strides[i - leading + 1] = t->strides[i];
@@ -101,7 +101,7 @@ static int join(const DLTensor *t, int leading, View *view) {
     view->shape[0] = size;
     view->strides[0] = step;
     view->tensor = *t;
-    view->tensor.ndim = kept + 1;
+    view->tensor.ndim = trailing + 1;
     view->tensor.shape = view->shape;
     view->tensor.strides = view->strides;
     return 1;
@@ -118,7 +118,7 @@ static int arranged(const Entry *entry, const TVMFFIAny *args, int count, TVMFFI
         int way = entry->ways[i], leading;
         seen[i] = args[i];
         if (way & AS_IT_IS || t == NULL) continue;
-        leading = t->ndim - (way & KEPT);
+        leading = t->ndim - (way & TRAILING);
         if (leading < 0) return 0;
         if (way & FEWEST) {
             ++fewest;
@@ -221,7 +221,7 @@ TVM_FFI_DLL_EXPORT int __tvm_ffi_added(void *self, const TVMFFIAny *args, int32_
     for (int i = 0; before && i < before->entries; ++i) {
         const Entry *other = &before->entry[i];
         if (same(other, &entry, count)) continue;
-        if (!placed && (other->ways[0] & KEPT) > (entry.ways[0] & KEPT)) {
+        if (!placed && (other->ways[0] & TRAILING) > (entry.ways[0] & TRAILING)) {
             chooser->entry[at++] = entry;
             placed = 1;
         }

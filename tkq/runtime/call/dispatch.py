@@ -21,7 +21,7 @@ from . import alloc
 
 MOST = 1 << 30  # elements of a call's first tensor: more may need several launches, which is the caller's business
 _NOTHING, _CONSTANT = -1, -2
-_KEPT, _AS_IT_IS, _RESULT, _COLUMNS, _FEWEST = 7, 8, 16, 32, 64
+_TRAILING, _AS_IT_IS, _RESULT, _COLUMNS, _FEWEST = 7, 8, 16, 32, 64
 _one_at_a_time = forks.Renewed(threading.Lock)
 
 
@@ -65,10 +65,10 @@ def added(found, run, given: tuple, shapes: Shapes):
     if not 0 < given[0].numel() <= MOST:
         return found
     ways = [_AS_IT_IS] * len(given)
-    for place, kept in shapes.rows.items():
-        ways[place] = kept | _FEWEST * shapes.fewest
-    for place, kept in shapes.results.items():
-        ways[place] = _RESULT | kept
+    for place, trailing in shapes.rows.items():
+        ways[place] = trailing | _FEWEST * shapes.fewest
+    for place, trailing in shapes.results.items():
+        ways[place] = _RESULT | trailing
     for place in shapes.columns:
         ways[place] |= _COLUMNS
     kernel, constant = run if isinstance(run, Ended) else (run, None)
@@ -94,7 +94,7 @@ class _Entry(NamedTuple):
 class _InPython:
     def __init__(self, found, entry):
         entries = [e for e in getattr(found, "entries", ()) if (e.ways, e.looks) != (entry.ways, entry.looks)]
-        self.entries = sorted([*entries[-255:], entry], key=lambda e: e.ways[0] & _KEPT)
+        self.entries = sorted([*entries[-255:], entry], key=lambda e: e.ways[0] & _TRAILING)
 
     def __call__(self, *given):
         for entry in self.entries if 0 < given[0].numel() <= MOST else ():
@@ -116,20 +116,20 @@ def _arranged(entry, given):
     """What the kernel takes of a call's arguments; None where that needs a copy, or leading dimensions differ, or all
     tensors that are to keep the fewest dimensions could keep one less."""
     seen, lead = list(given), None
-    fewest = [(t, way & _KEPT) for way, t in zip(entry.ways, given) if way & _FEWEST and isinstance(t, Tensor)]
-    if fewest and all(t.dim() >= kept and alloc.one_stride(t, kept - 1) is not None for t, kept in fewest):
+    fewest = [(t, way & _TRAILING) for way, t in zip(entry.ways, given) if way & _FEWEST and isinstance(t, Tensor)]
+    if fewest and all(t.dim() >= trailing and alloc.one_stride(t, trailing - 1) is not None for t, trailing in fewest):
         return None
     for i, (way, t) in enumerate(zip(entry.ways, given)):
         if way & _AS_IT_IS or not isinstance(t, Tensor):
             continue
-        kept = way & _KEPT
+        trailing = way & _TRAILING
         if not way & _RESULT:
-            here = t.shape[:t.dim() - kept]
+            here = t.shape[:t.dim() - trailing]
             if here != (here if lead is None else lead):
                 return None
             lead = here
-        if t.dim() != kept + 1:
-            seen[i] = alloc.folded(t, kept)
+        if t.dim() != trailing + 1:
+            seen[i] = alloc.folded(t, trailing)
             if seen[i] is None:
                 return None
     return [None if i == _NOTHING else entry.constant if i == _CONSTANT else seen[i] for i in entry.places]

@@ -240,15 +240,15 @@ def _other(kind) -> str:
     return "op"
 
 
-def kept_by_jit() -> bool:
-    """Does torch.jit.trace keep this call? Whether a tensor requires a gradient says nothing then: others may come when
-    the program runs, and torch's own check of a trace traces again, without gradients."""
+def traced_by_jit() -> bool:
+    """Does torch.jit.trace record this call? Whether a tensor requires a gradient says nothing then: others may come
+    when the program runs, and torch's own check of a trace traces again, without gradients."""
     return not traced() and _jit()
 
 
 def may_record(*tensors) -> bool:
-    """Of a call on the op's way: is a gradient recorded? May one be, where torch.jit.trace keeps the call?"""
-    if kept_by_jit():
+    """Of a call on the op's way: is a gradient recorded? May one be, where torch.jit.trace records the call?"""
+    if traced_by_jit():
         return True
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 

@@ -99,7 +99,7 @@ static int first_of(Object *const *given, int i) {
     return first;
 }
 
-int look(const Again *again, Object *const *given, Size count, Call *call) {
+int look(const CallCache *cache, Object *const *given, Size count, Call *call) {
     long long grad;
     uint64_t hash = 0;
     if (count < 1 || count > GIVENS || !eager() || number(ask(&torch.filling)) != 0 ||
@@ -143,7 +143,7 @@ int look(const Again *again, Object *const *given, Size count, Call *call) {
             return 0;
         }
     }
-    if (again->by_stream) {
+    if (cache->by_stream) {
         if (call->stream && number(ask(&torch.captures)) != 0) return 0;
         hash = mixed(hash, (uintptr_t)call->stream);
     }
@@ -172,9 +172,9 @@ static int same_other(Object *known, Object *given) {
     return found > 0;
 }
 
-static int fits(const Again *again, const Record *record, const Call *call, Object *const *given) {
+static int fits(const CallCache *cache, const Record *record, const Call *call, Object *const *given) {
     if (record == NULL || record->hash != call->hash || record->givens != call->count ||
-        !same_device(record->device, call->device) || (again->by_stream && record->stream != call->stream))
+        !same_device(record->device, call->device) || (cache->by_stream && record->stream != call->stream))
         return 0;
     for (int i = 0; i < call->count; ++i)
         if (call->tensors >> i & 1 ? !same_tensor(&record->given[i], &call->tensor[i], call->same[i])
@@ -183,10 +183,10 @@ static int fits(const Again *again, const Record *record, const Call *call, Obje
     return 1;
 }
 
-Record *find(Again *again, const Call *call, Object *const *given) {
-    Record **set = again->record[call->hash % SETS];
+Record *find(CallCache *cache, const Call *call, Object *const *given) {
+    Record **set = cache->record[call->hash % SETS];
     for (int i = 0; i < WAYS; ++i)
-        if (fits(again, set[i], call, given)) return set[i];
+        if (fits(cache, set[i], call, given)) return set[i];
     return NULL;
 }
 
@@ -194,7 +194,7 @@ void leave(Record *record) {
     if (record == NULL || --record->users) return;
     for (int i = 0; i < record->givens; ++i) Py_DecRef(record->given[i].other);
     for (int i = 0; i < record->made; ++i) Py_DecRef(record->make[i]);
-    for (int i = 0; i < record->kept; ++i) Py_DecRef(record->keep[i]);
+    for (int i = 0; i < record->constants; ++i) Py_DecRef(record->owner[i]);
     if (record->run) TVMFFIObjectDecRef(record->run);
     free(record);
 }
@@ -228,7 +228,7 @@ static TVMFFIAny value(const Record *record, const Part *part, Call *call, DLTen
         found.type_index = kTVMFFIDLTensorPtr;
         found.v_ptr = part->kind == OF_GIVEN ? &call->tensor[part->place]
                       : part->kind == OF_MADE ? &made[part->place]
-                                              : (DLTensor *)&record->keeps[part->place];
+                                              : (DLTensor *)&record->constant[part->place];
     }
     return found;
 }
@@ -291,13 +291,13 @@ static Object *results(const Record *record, Object *const *given, Object **made
 }
 
 Object *take(Object *self, Object *const *given, Size count) {
-    Again *again = PyCapsule_GetPointer(self, NAME);
+    CallCache *cache = PyCapsule_GetPointer(self, NAME);
     Object *made[MADE], *found = NULL;
     DLTensor tensors[MADE];
     Record *record;
     Call call;
-    if (!look(again, given, count, &call)) return none();
-    record = find(again, &call, given);
+    if (!look(cache, given, count, &call)) return none();
+    record = find(cache, &call, given);
     if (record == NULL || record->refused) return none();
     ++record->users;
     record->chances = IN_USE;

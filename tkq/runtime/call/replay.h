@@ -1,6 +1,6 @@
 /* What replay.c and replay_add.c share: Python, as far as it is used, torch, and what is remembered of calls. */
-#ifndef TKQ_AGAIN_H
-#define TKQ_AGAIN_H
+#ifndef TKQ_REPLAY_H
+#define TKQ_REPLAY_H
 #include <dlpack/dlpack.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,10 +47,10 @@ Object *PyTuple_New(Size);
 int PyTuple_SetItem(Object *, Size, Object *);
 Size PyTuple_Size(Object *);
 
-enum { GIVENS = 24, MADE = 5, PARTS = 48, LISTS = 4, KEPT = 2, RESULTS = 6, DIMENSIONS = 5 };
+enum { GIVENS = 24, MADE = 5, PARTS = 48, LISTS = 4, CONSTANTS = 2, RESULTS = 6, DIMENSIONS = 5 };
 enum { SETS = 128, WAYS = 4, MISSED = 4096, EQUAL = 2 };
 enum { NEW = 2, IN_USE = 4 }; /* how many others have to ask for a record's place until one gets it */
-enum { OF_GIVEN, OF_MADE, OF_NONE, OF_INT, OF_FLOAT, OF_ADDRESS, OF_KEPT, OF_LIST }; /* replay.py's, in this order */
+enum { OF_GIVEN, OF_MADE, OF_NONE, OF_INT, OF_FLOAT, OF_ADDRESS, OF_CONSTANT, OF_LIST }; /* as replay.py has them */
 #define NAME "tkq.runtime.call.replay"
 
 /* A function of torch. */
@@ -96,10 +96,10 @@ typedef struct {
     int refused; /* run does not take such calls: they go the long way for good */
     TVMFFIObjectHandle run;
     DLDevice device;
-    int givens, made, kept, parts, arguments, results, is_tuple;
+    int givens, made, constants, parts, arguments, results, is_tuple;
     Given given[GIVENS];
-    Object *make[MADE], *keep[KEPT];
-    DLTensor keeps[KEPT];
+    Object *make[MADE], *owner[CONSTANTS];
+    DLTensor constant[CONSTANTS];
     Part part[PARTS];
     int result[RESULTS]; /* a place of what is given, GIVENS + a place of what is made, or -1 for None */
 } Record;
@@ -108,7 +108,7 @@ typedef struct {
     int by_stream; /* calls of another stream are other calls, and what a graph captures goes the long way */
     Record *record[SETS][WAYS];
     uint32_t missed[MISSED]; /* of calls that were asked for, half of their hash */
-} Again;
+} CallCache;
 
 /* What a call is, but for the addresses. */
 typedef struct {
@@ -122,13 +122,13 @@ typedef struct {
 } Call;
 
 /* What the call is; 0 where it is none that can be remembered. */
-int look(const Again *again, Object *const *given, Size count, Call *call);
+int look(const CallCache *cache, Object *const *given, Size count, Call *call);
 /* What is known of it, or NULL. */
-Record *find(Again *again, const Call *call, Object *const *given);
+Record *find(CallCache *cache, const Call *call, Object *const *given);
 /* A user of the record less; NULL too. */
 void leave(Record *record);
 /* route of ops.py for plain eager mode: "direct", "record", or None where it is another, or Python has to say. */
 Object *route(Object *self, Object *const *given, Size count);
-/* take of replay.py, of a capsule with an Again. */
+/* take of replay.py, of a capsule with a CallCache. */
 Object *take(Object *self, Object *const *given, Size count);
 #endif

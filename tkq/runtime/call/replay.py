@@ -36,7 +36,7 @@ from ..compile.ffi import tvm_ffi
 from ..system.forks import Renewed
 from . import inside, ops
 
-_GIVEN, _MADE, _NONE, _INT, _FLOAT, _ADDRESS, _KEPT, _LIST = range(8)
+_GIVEN, _MADE, _NONE, _INT, _FLOAT, _ADDRESS, _CONSTANT, _LIST = range(8)
 _MOST_GIVEN = 24  # as in replay.c
 _PLAIN = frozenset((type(None), bool, int, float, str, torch.dtype))
 _all: weakref.WeakSet = weakref.WeakSet()
@@ -69,13 +69,13 @@ class CallCache:
         with _one_at_a_time:
             self.take = self._wants = _nothing
 
-    def add(self, given: tuple, run, arguments: tuple, result, kept: tuple = ()) -> None:
+    def add(self, given: tuple, run, arguments: tuple, result, constants: tuple = ()) -> None:
         """Remember a call that has been launched, the second time that one like it is given here.
 
         given: what `take` gets. result: what the call returns: a tensor, or a tuple of tensors and None; those that are
         not among `given` were allocated for it. run: the compiled function, or a chooser. arguments: what it was given:
         tensors of these, an `Address` of a tensor of `given`, numbers that follow from what `take` looks at, None, and
-        tuples of all that. kept: tensors among the arguments that are the same at every call."""
+        tuples of all that. constants: tensors among the arguments that are the same at every call."""
         if not isinstance(run, tvm_ffi.Function) or (self._wants is _nothing and not self._begun()):
             return
         wants = self._wants
@@ -84,7 +84,7 @@ class CallCache:
         results = result if isinstance(result, tuple) else (result,)
         made, parts = [t for t in results if t is not None and _place(t, given) is None], []
         if all(isinstance(x, Tensor) or _is_plain(x) for x in given) and all(
-                _describe(x, given, made, kept, parts) for x in arguments):
+                _describe(x, given, made, constants, parts) for x in arguments):
             make = tuple((tuple(t.shape), t.stride(), t.dtype) for t in made)
             places = tuple(-1 if t is None else _of_result(t, given, made) for t in results)
             _library().tkq_add(wants.__self__, given, make, run.__chandle__(), tuple(parts), places, results is result)
@@ -102,8 +102,8 @@ class CallCache:
 
 def clear() -> None:
     """Of all functions: where other kernels are to be taken from now on."""
-    for again in _all:
-        again.clear()
+    for cache in _all:
+        cache.clear()
 
 
 def _nothing(*given):
@@ -118,11 +118,11 @@ def _place(x, tensors):
     return next((i for i, t in enumerate(tensors) if t is x), None)
 
 
-def _describe(x, given, made, kept, parts) -> bool:
+def _describe(x, given, made, constants, parts) -> bool:
     """Add what replay.c takes for an argument; False where it knows no such."""
     if type(x) is tuple:
         parts.append((_LIST, len(x)))
-        return all(type(item) is not tuple and _describe(item, given, made, kept, parts) for item in x)
+        return all(type(item) is not tuple and _describe(item, given, made, constants, parts) for item in x)
     if x is None:
         parts.append((_NONE, 0))
     elif type(x) is int:
@@ -137,8 +137,8 @@ def _describe(x, given, made, kept, parts) -> bool:
         return False
     elif (place := _place(x, given)) is not None:
         parts.append((_GIVEN, place))
-    elif _place(x, kept) is not None:
-        parts.append((_KEPT, x))
+    elif _place(x, constants) is not None:
+        parts.append((_CONSTANT, x))
     elif (place := _place(x, made)) is not None:
         parts.append((_MADE, place))
     else:

@@ -8,8 +8,8 @@ static int has_elements(const DLTensor *t) {
 }
 
 /* Where a call's record would go: to a place that is free, or that of the one with the fewest chances. */
-static Record **place_of(Again *again, uint64_t hash) {
-    Record **set = again->record[hash % SETS], **found = set;
+static Record **place_of(CallCache *cache, uint64_t hash) {
+    Record **set = cache->record[hash % SETS], **found = set;
     for (int i = 0; i < WAYS; ++i) {
         if (set[i] == NULL) return &set[i];
         if (set[i]->chances < (*found)->chances) found = &set[i];
@@ -20,18 +20,18 @@ static Record **place_of(Again *again, uint64_t hash) {
 /* Is it a call that may be remembered, has it been asked for before, and is it not known? Where that costs another its
  * place, not at once: with more kinds of calls than places each would only drive out the next. */
 static Object *wants(Object *self, Object *const *given, Size count) {
-    Again *again = PyCapsule_GetPointer(self, NAME);
+    CallCache *cache = PyCapsule_GetPointer(self, NAME);
     Record *other;
     uint32_t *missed;
     Call call;
     int found;
-    if (!look(again, given, count, &call) || find(again, &call, given)) return PyBool_FromLong(0);
+    if (!look(cache, given, count, &call) || find(cache, &call, given)) return PyBool_FromLong(0);
     for (int i = 0; i < count; ++i)
         if (call.tensors >> i & 1 && !has_elements(&call.tensor[i])) return PyBool_FromLong(0); /* none is launched */
-    missed = &again->missed[call.hash % MISSED];
+    missed = &cache->missed[call.hash % MISSED];
     found = *missed == (uint32_t)(call.hash >> 32);
     *missed = (uint32_t)(call.hash >> 32);
-    other = *place_of(again, call.hash);
+    other = *place_of(cache, call.hash);
     if (found && other && other->chances) {
         --other->chances;
         found = 0;
@@ -86,17 +86,17 @@ TVM_FFI_DLL_EXPORT Object *tkq_route(void) {
 }
 
 static void gone(Object *capsule) {
-    Again *again = PyCapsule_GetPointer(capsule, NAME);
-    for (int i = 0; i < SETS * WAYS; ++i) leave(again->record[i / WAYS][i % WAYS]);
-    free(again);
+    CallCache *cache = PyCapsule_GetPointer(capsule, NAME);
+    for (int i = 0; i < SETS * WAYS; ++i) leave(cache->record[i / WAYS][i % WAYS]);
+    free(cache);
 }
 
 /* A capsule with nothing in it yet. */
 TVM_FFI_DLL_EXPORT Object *tkq_new(int by_stream) {
-    Again *again = calloc(1, sizeof *again);
-    if (again == NULL) abort();
-    again->by_stream = by_stream;
-    return PyCapsule_New(again, NAME, gone);
+    CallCache *cache = calloc(1, sizeof *cache);
+    if (cache == NULL) abort();
+    cache->by_stream = by_stream;
+    return PyCapsule_New(cache, NAME, gone);
 }
 
 /* (take, wants) of a capsule. */
@@ -108,7 +108,7 @@ TVM_FFI_DLL_EXPORT Object *tkq_functions(Object *capsule) {
     return found;
 }
 
-static void keep_given(Record *record, const Call *call, Object *given) {
+static void record_given(Record *record, const Call *call, Object *given) {
     record->givens = call->count;
     for (int i = 0; i < call->count; ++i) {
         Given *to = &record->given[i];
@@ -126,15 +126,15 @@ static void keep_given(Record *record, const Call *call, Object *given) {
     }
 }
 
-static void keep_part(Record *record, Part *part, Object *pair) {
+static void record_part(Record *record, Part *part, Object *pair) {
     Object *what = PyTuple_GetItem(pair, 1);
     part->kind = (int32_t)item(pair, 0);
     if (part->kind == OF_FLOAT) {
         part->real = PyFloat_AsDouble(what);
-    } else if (part->kind == OF_KEPT && record->kept < KEPT) {
-        torch.dlpack->dltensor_from_py_object_no_sync(what, &record->keeps[record->kept]);
-        Py_IncRef(record->keep[record->kept] = what);
-        part->place = record->kept++;
+    } else if (part->kind == OF_CONSTANT && record->constants < CONSTANTS) {
+        torch.dlpack->dltensor_from_py_object_no_sync(what, &record->constant[record->constants]);
+        Py_IncRef(record->owner[record->constants] = what);
+        part->place = record->constants++;
     } else if (part->kind == OF_INT) {
         part->integer = PyLong_AsLongLong(what);
     } else if (part->kind != OF_NONE) {
@@ -143,12 +143,12 @@ static void keep_part(Record *record, Part *part, Object *pair) {
 }
 
 /* 0 for more lists than there is room for. */
-static int keep_parts(Record *record, Object *parts) {
+static int record_parts(Record *record, Object *parts) {
     Size count = PyTuple_Size(parts);
     int lists = 0, inside = 0;
     for (; record->parts < count; ++record->parts) {
         Part *part = &record->part[record->parts];
-        keep_part(record, part, PyTuple_GetItem(parts, record->parts));
+        record_part(record, part, PyTuple_GetItem(parts, record->parts));
         if (inside)
             --inside;
         else
@@ -166,14 +166,14 @@ static int keep_parts(Record *record, Object *parts) {
  * room for. */
 TVM_FFI_DLL_EXPORT void tkq_add(Object *capsule, Object *given, Object *made, void *run, Object *parts, Object *results,
                                 int is_tuple) {
-    Again *again = PyCapsule_GetPointer(capsule, NAME);
+    CallCache *cache = PyCapsule_GetPointer(capsule, NAME);
     Size count = PyTuple_Size(given), makes = PyTuple_Size(made), places = PyTuple_Size(results);
     Object *in_place[GIVENS];
     Record *record;
     Call call;
     if (count > GIVENS || makes > MADE || PyTuple_Size(parts) > PARTS || places > RESULTS) return;
     for (int i = 0; i < count; ++i) in_place[i] = PyTuple_GetItem(given, i);
-    if (!look(again, in_place, count, &call) || (record = calloc(1, sizeof *record)) == NULL) return;
+    if (!look(cache, in_place, count, &call) || (record = calloc(1, sizeof *record)) == NULL) return;
     record->users = 1;
     record->chances = NEW;
     record->hash = call.hash;
@@ -181,13 +181,13 @@ TVM_FFI_DLL_EXPORT void tkq_add(Object *capsule, Object *given, Object *made, vo
     record->device = call.device;
     record->is_tuple = is_tuple;
     TVMFFIObjectIncRef(record->run = run);
-    keep_given(record, &call, given);
+    record_given(record, &call, given);
     for (; record->made < makes; ++record->made)
         Py_IncRef(record->make[record->made] = PyTuple_GetItem(made, record->made));
     for (; record->results < places; ++record->results)
         record->result[record->results] = (int)item(results, record->results);
-    if (keep_parts(record, parts) && !PyErr_Occurred() && !find(again, &call, in_place)) {
-        Record **place = place_of(again, record->hash);
+    if (record_parts(record, parts) && !PyErr_Occurred() && !find(cache, &call, in_place)) {
+        Record **place = place_of(cache, record->hash);
         leave(*place);
         *place = record;
     } else {

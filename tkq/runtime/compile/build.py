@@ -99,8 +99,8 @@ def compile_recipe(recipe: Recipe, options: str = "", arch: str = keys.TARGET, r
 
 def _pressure():
     """What tests have asked for, for the tile layer to see; nothing, and nothing imported, where nothing was."""
-    asked = pressure.asked()
-    return contextlib.nullcontext() if asked is None else _tile_naps().traced_under(asked)
+    active = pressure.current()
+    return contextlib.nullcontext() if active is None else _tile_naps().traced_under(active)
 
 
 def _tile_naps():

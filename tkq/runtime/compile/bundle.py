@@ -22,7 +22,7 @@ from .cache import Entry, read_entry
 NAME = "tkq-kernels.so"
 NATIVE = ("replay", "dispatch")  # what calls go through in C: sources of this folder whose names begin so
 _FOLDER = pathlib.Path(__file__).parents[1] / "call"
-BESIDE = pathlib.Path(__file__).resolve().parents[3] / "tkq_bundle"
+ADJACENT = pathlib.Path(__file__).resolve().parents[3] / "tkq_bundle"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +84,7 @@ def current() -> Bundle | None:
     """The bundle in use; None without one. A warning names one that cannot be used."""
     named = os.environ.get("TKQ_BUNDLE")
     try:
-        path = pathlib.Path(named).expanduser().absolute() if named else BESIDE
+        path = pathlib.Path(named).expanduser().absolute() if named else ADJACENT
     except (RuntimeError, OSError) as error:  # ~ of no user; a relative one, where the working folder is gone
         return _unusable(named, error)
     path = path / NAME if path.is_dir() or not named else path

@@ -29,7 +29,7 @@ _MAGIC = b"tkq-entry-2\n"
 _IS_MAGIC = re.compile(rb"tkq-entry-\d\n")  # of all versions: old entries are removed too
 _TAIL = 8 + 32 + len(_MAGIC)  # length of the note, SHA-256 of object, note and that length, magic
 _IS_NAME = re.compile(r"(?!tkq-kernels\.)\w[\w-]*\.(so|o|obj)")  # a bundle has the same format, and is no entry
-_IS_OURS_BESIDE = re.compile(r"\.tkq-.*|\.lock-\d+|tuned")  # locks, those of older versions, tuned configurations
+_IS_OUR_OTHER_FILE = re.compile(r"\.tkq-.*|\.lock-\d+|tuned")  # locks, those of older versions, tuned configurations
 DIGESTS = ".tkq-digests"  # what ``digests`` stores beside the entries
 _ABANDONED = 3600  # seconds after which a temporary file belongs to a process that died
 # Lock files: kernels whose names share one wait for each other. Of 16 processes that compile at once, one in thirty
@@ -149,7 +149,7 @@ class Cache:
         other files; their modes stay, and with any of them the folder's."""
         folder = trusted.folder(self.folder)
         ours = {name for _, _, name in self._entries()}
-        foreign = sorted(name for name in set(folder.names()) - ours if not _IS_OURS_BESIDE.fullmatch(name))
+        foreign = sorted(name for name in set(folder.names()) - ours if not _IS_OUR_OTHER_FILE.fullmatch(name))
         for name in (*ours, DIGESTS):
             with contextlib.suppress(OSError):
                 file = folder.open(name)

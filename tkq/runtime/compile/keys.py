@@ -36,7 +36,7 @@ def _named(recipe, arch, options, compiler):
     modules, chosen = modules_of(recipe), switches()
     as_text = bool(chosen or _SAYS_WHERE.search(f"{recipe.options} {options}"))
     parts = (recipe.builder, text_of(recipe.args), recipe.options, arch, options, machine(), compiler, chosen,
-             sources.digest(modules, as_text), sources.environment(modules), *filter(None, [pressure.asked()]))
+             sources.digest(modules, as_text), sources.environment(modules), *filter(None, [pressure.current()]))
     stem = recipe.module.rpartition(".")[2].strip("_") or "kernel"
     return f"{stem}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"
 

@@ -24,15 +24,15 @@ class Pressure:
     one_group: bool = False
 
 
-_asked: Pressure | None = None  # of the process: kernels in memory have it or have it not
+_current: Pressure | None = None  # of the process: kernels in memory have it or have it not
 
 
-def asked() -> Pressure | None:
+def current() -> Pressure | None:
     """What holds; None where nothing was said, as outside of tests."""
-    return _asked
+    return _current
 
 
 def ask(pressure: Pressure | None) -> None:
     """From now on, for kernels that are not in memory."""
-    global _asked
-    _asked = pressure
+    global _current
+    _current = pressure

@@ -31,11 +31,11 @@ def resident(device, cluster: int, threads: int) -> int:
     index = arch._index(device)
     if cluster == 1 or index < 0:  # below 0: of a dry run, in which it decides nothing
         return arch.num_sms(device) // cluster
-    return _asked(index, cluster, threads)
+    return _queried(index, cluster, threads)
 
 
 @functools.cache
-def _asked(index: int, cluster: int, threads: int) -> int:
+def _queried(index: int, cluster: int, threads: int) -> int:
     """The driver's answer, for a kernel that does nothing: whatever fits on an SM of its own fits as well."""
     module, probe = ctypes.c_void_p(), ctypes.c_void_p()
     with driver.context(index):

@@ -1,4 +1,4 @@
-"""Long rows, quantised by blocks that stay (`tkq.norms.forward.fp8_persistent`): variants against float64, more rows
+"""Long rows, quantised by persistent kernels (`tkq.norms.forward.fp8_persistent`): variants against float64, more rows
 than clusters, types, a residual, and the rows beside one that is not a number. Hard rows: test_norm_quant.py, whose
 long ones with float32 weight and bias take it."""
 import math

@@ -1,4 +1,4 @@
-"""runtime.chooser: which kernel a call takes, and what that is given; in C and in Python alike."""
+"""runtime.call.dispatch: which kernel a call takes, and what that is given; in C and in Python alike."""
 import contextlib
 import math
 import pathlib
@@ -230,7 +230,7 @@ def test_without_a_compiler_calls_take_the_other_way(monkeypatch, tmp_path):
 
 
 @pytest.mark.skipif(len(WAYS) == 1, reason="no C compiler")
-def test_it_is_compiled_once_and_kept(monkeypatch, tmp_path):
+def test_it_is_compiled_once_and_cached(monkeypatch, tmp_path):
     monkeypatch.setattr(build, "_cache", build.Cache(tmp_path))
     assert isinstance(dispatch._in_c.__wrapped__(), tvm_ffi.Function)
     monkeypatch.setattr(native, "_compiled", lambda kind: pytest.fail("compiled again"))

@@ -17,7 +17,7 @@ SHAPES = [(1, 256), (8, 256), (777, 1000), (1024, 8192), (1024, 64), (63, 131072
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.sampled(when=lambda V, reduction: reduction == "mean" or V in (256, 1000, 131072, 50257))
 def test_values_and_bits(M, V, reduction):
-    """Held rows and walks; saved or not; again and again, in memory that is NaN before."""
+    """Held and streamed rows; saved or not; again and again, in memory that is NaN before."""
     assert plan.single_launch(M, V, reduction)
     logits, target = make((M, V), "bf16", 2.0)
     target[0] = 0
@@ -28,8 +28,8 @@ def test_values_and_bits(M, V, reduction):
         with poisoned():
             found, nothing = launch.forward(logits, target, terms, False)
         assert nothing is None and torch.equal(found, wanted)
-    rooms = [room for key, room in counters._rooms.items() if key[2] == launch._ROOM]
-    assert rooms and not any(room[0].item() for room in rooms), "a counter was not set back to 0"
+    scratch = [each for key, each in counters._scratch.items() if key[2] == launch._SCRATCH]
+    assert scratch and not any(each[0].item() for each in scratch), "a counter was not set back to 0"
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def in_two(monkeypatch):
 
 @pytest.mark.parametrize("M, V", [(37, 40000), (11, 524288), (1030, 131072)])
 def test_in_two_launches(M, V, in_two):
-    """Walks, and a launch of its own for the total: what many long rows take."""
+    """Streamed rows, and a launch of its own for the total: what many long rows take."""
     logits, target = make((M, V), "bf16", 2.0)
     target[::3] = -100
     options = [dict()] if M > 1000 else [dict(), dict(label_smoothing=0.1, z_loss=1e-3, softcap=20.0)]
@@ -59,7 +59,7 @@ def test_smoothing_needs_several_exchanges():
 
 
 def test_streams_side_by_side():
-    """Each has a counter and a room of its own."""
+    """Each has a counter and scratch memory of its own."""
     cases = [make((1024, 4096), "bf16", 2.0, seed) for seed in range(4)]
     wanted = [tkq.cross_entropy(x, t) for x, t in cases]
     streams = [torch.cuda.Stream() for _ in cases]

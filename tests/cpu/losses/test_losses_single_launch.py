@@ -16,17 +16,17 @@ def make(shape, *args):
     return cases.make(shape, *args, device="cpu")
 
 
-@pytest.mark.parametrize("walks", [False, True])
+@pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_values(monkeypatch, walks, reduction):
+def test_values(monkeypatch, streams, reduction):
     """Beside the reference, saved or not, and to the bit beside the two launches where both add up in one order."""
     rows.use(monkeypatch)
-    if walks:
+    if streams:
         monkeypatch.setattr(launch, "plan",
-                            lambda spec: rows.SHARED_BY_MANY if spec.kind == "backward" else rows.WALK)
+                            lambda spec: rows.SHARED_BY_MANY if spec.kind == "backward" else rows.STREAMING)
     logits, target = make((37, 40), "bf16", 3.0)
     weight = cases.class_weights(40, "bf16", device="cpu")
-    for options in ({}, dict(weight=weight), {} if walks else dict(weight=weight, **EVERYTHING)):
+    for options in ({}, dict(weight=weight), {} if streams else dict(weight=weight, **EVERYTHING)):
         terms = Terms(reduction=reduction, **options)
         check(logits, target, terms)
         recorded, saved = launch.forward(logits, target, terms)
@@ -66,32 +66,32 @@ def test_few_rows_take_it():
                                   "mean") and not plan.single_launch(plan.SINGLE_LAUNCH_ROWS, 16384, "mean")
     from tkq.losses import single_launch
 
-    assert launch._ROOM >= plan.SINGLE_LAUNCH_ROWS + single_launch.AHEAD
+    assert launch._SCRATCH >= plan.SINGLE_LAUNCH_ROWS + single_launch.HEADER
 
 
 def test_what_a_spec_refuses():
-    assert not CrossEntropySpec("forward", 256, "bf16", reduction="mean", keep=False, once=True).keep
+    assert not CrossEntropySpec("forward", 256, "bf16", reduction="mean", save=False, once=True).save
     for kind, options in (("forward", {}), ("backward", dict(reduction="mean")),
                           ("forward", dict(reduction="mean", part=True))):
         with pytest.raises(ValueError):
             CrossEntropySpec(kind, 256, "bf16", once=True, **options)
-    with pytest.raises(ValueError, match="keep"):
-        CrossEntropySpec("forward", 256, "bf16", reduction="mean", keep=False)
+    with pytest.raises(ValueError, match="save"):
+        CrossEntropySpec("forward", 256, "bf16", reduction="mean", save=False)
 
 
-def test_rooms(monkeypatch):
+def test_scratch_memory(monkeypatch):
     """One for each device, stream and size; every captured call has its own."""
     capturing, stream = [False], [7]
-    monkeypatch.setattr(counters, "_rooms", {})
+    monkeypatch.setattr(counters, "_scratch", {})
     monkeypatch.setattr(counters, "_capturing", lambda index: capturing[0])
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: stream[0], raising=False)
-    for zeros in ("_zeros", "_kept"):
+    for zeros in ("_zeros", "_persistent_zeros"):
         monkeypatch.setattr(counters, zeros, lambda n, index: torch.zeros(n, dtype=torch.int32))
-    first = counters.room(0, 9)
-    assert first.shape == (9,) and not first.any() and counters.room(0, 9) is first
-    assert counters.room(1, 9) is not first and counters.room(0, 10) is not first
+    first = counters.with_scratch(0, 9)
+    assert first.shape == (9,) and not first.any() and counters.with_scratch(0, 9) is first
+    assert counters.with_scratch(1, 9) is not first and counters.with_scratch(0, 10) is not first
     capturing[0] = True
-    assert counters.room(0, 9) is not counters.room(0, 9)
+    assert counters.with_scratch(0, 9) is not counters.with_scratch(0, 9)
     capturing[0], stream[0] = False, 8
-    assert counters.room(0, 9) is not first
-    assert len(counters._rooms) == 4
+    assert counters.with_scratch(0, 9) is not first
+    assert len(counters._scratch) == 4

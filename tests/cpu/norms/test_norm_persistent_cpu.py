@@ -1,4 +1,4 @@
-"""PersistentLayerNorm's plans, and its machine code. What it computes: tests/gpu/norms/test_norm_kept.py."""
+"""PersistentLayerNorm's plans, and its machine code. What it computes: tests/gpu/norms/test_norm_persistent.py."""
 import pytest
 
 from tkq.norms import persistent_plan
@@ -40,4 +40,4 @@ def test_machine_code(bias):
     found = sass.report(persistent_plan.recipe(s, p))
     wanted = Expectation(instructions=("UBLKCP", "STG.E.128", "STAS", "LDS.128", "LDG.E.128"), registers=168,
                          smem=smem_bytes(persistent_plan.shape(s), p) + 2048)
-    assert sass.expect_all(found, wanted) == [], sass.text("kept", found)
+    assert sass.expect_all(found, wanted) == [], sass.text("persistent", found)

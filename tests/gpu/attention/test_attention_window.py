@@ -1,5 +1,5 @@
 """Windows whose warpgroups leave out halves of tiles, on a GPU: against float64, at all alignments of both edges. When
-that kernel is taken: tests/cpu/attention/test_attention_halves_calls.py."""
+that kernel is taken: tests/cpu/attention/test_attention_window_calls.py."""
 import math
 
 import pytest

@@ -55,7 +55,7 @@ def assert_same(found, first):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_again(calls, name, monkeypatch):
+def test_replayed(calls, name, monkeypatch):
     """The second call and more, some on another stream, one where torch fills what is new, and one that a CUDA graph
     replays."""
     call, side = calls[name], torch.cuda.Stream()

@@ -1,5 +1,5 @@
 """LayerNormMultiRow: which specs take it, and its machine code. What it computes:
-tests/gpu/norms/test_norm_several.py."""
+tests/gpu/norms/test_norm_multi_row.py."""
 import pytest
 
 from tkq.norms import catalog

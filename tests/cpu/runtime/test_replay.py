@@ -1,4 +1,4 @@
-"""runtime.again: calls that came before, which take no Python. Kernels are replaced by notes of what they are given."""
+"""runtime.call.replay: calls that came before, which take no Python. Kernels are replaced by notes of arguments."""
 import gc
 import pathlib
 import subprocess
@@ -20,8 +20,7 @@ from tests.helpers.process import ffi_tensors
 from tkq.gemm.dense import plan
 from tkq.gemm.fp8 import ops as fp8_ops
 from tkq.gemm.fp8 import plan as fp8_plan
-from tkq.runtime.call import counters, debug, ops
-from tkq.runtime.call import replay as again
+from tkq.runtime.call import counters, debug, ops, replay
 from tkq.runtime.call.replay import Address, CallCache
 from tkq.runtime.compile import link
 
@@ -55,7 +54,7 @@ X, W = torch.zeros(4, 8), torch.ones(8)
 
 
 def op(kernel, made=torch.empty_like):
-    """A function as again.py says an op is: (its calls, a function of (x, weight, number), what went the long way)."""
+    """A function as replay.py says an op is: (its calls, a function of (x, weight, number), what went the long way)."""
     calls, long = CallCache(), []
 
     def call(x, weight, number):
@@ -130,10 +129,10 @@ def test_only_in_plain_eager_mode(name):
     calls, call, _ = op(Kernel())
     for _ in range(3):
         call(X, W, 0.5)
-    again, asked = [], []
+    found, asked = [], []
 
     def ask(x):
-        again.append(calls.take(x, W, 0.5))
+        found.append(calls.take(x, W, 0.5))
         asked.append(ops.route(x, W))
         return x
 
@@ -157,7 +156,7 @@ def test_only_in_plain_eager_mode(name):
             asked.clear()
         finally:
             torch.use_deterministic_algorithms(False)
-    assert again and all(found is None for found in again) and "direct" not in asked
+    assert found and all(results is None for results in found) and "direct" not in asked
     assert calls.take(X, W, 0.5) is not None
 
 
@@ -192,7 +191,7 @@ def test_what_is_refused_is_not_tried_again():
     assert len(long) == 2 + 4 and len(kernel.given) == 2 + 3
 
 
-def test_what_cannot_be_described_is_not_kept():
+def test_what_cannot_be_described_is_not_recorded():
     calls, kernel, y = CallCache(), Kernel(), torch.empty_like(X)
     known, six = kernel.run, [y.clone() for _ in range(6)]
     for run, arguments, result in ((lambda *given: None, (X, y), y), (known, (X, y, object()), y), (known, (X, W), y),
@@ -272,7 +271,7 @@ def test_from_many_threads_while_all_is_forgotten():
 
 
 def test_without_a_compiler_nothing_is_remembered(monkeypatch):
-    monkeypatch.setattr(again, "_library", lambda: None)
+    monkeypatch.setattr(replay, "_library", lambda: None)
     kernel = Kernel()
     _, call, long = op(kernel)
     for _ in range(4):
@@ -281,7 +280,7 @@ def test_without_a_compiler_nothing_is_remembered(monkeypatch):
 
 
 def test_the_source_has_no_warnings():
-    sources, include = pathlib.Path(again.__file__).parent.glob("replay*.c"), tvm_ffi.libinfo.include_paths()
+    sources, include = pathlib.Path(replay.__file__).parent.glob("replay*.c"), tvm_ffi.libinfo.include_paths()
     done = subprocess.run([link.compiler(), "-std=c11", "-Wall", "-Wextra", "-Werror", "-fsyntax-only",
                            *map(str, sources), *(f"-I{path}" for path in include)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -299,7 +298,7 @@ LONG = ("rmsnorm of slices", "rope in place of a part", "rope in place of a slic
 
 @pytest.fixture
 def kernels(launches, monkeypatch):  # noqa: F811
-    """As `launches`, by kernels that again.c can call."""
+    """As `launches`, by kernels that replay.c can call."""
     notes = []
 
     def function(recipe):
@@ -309,9 +308,9 @@ def kernels(launches, monkeypatch):  # noqa: F811
         if name.startswith("tkq") and callable(getattr(module, "function",
                                                        None)) and name != "tkq.runtime.compile.build":
             monkeypatch.setattr(module, "function", function)
-    again.clear()
+    replay.clear()
     yield notes
-    again.clear()
+    replay.clear()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -352,11 +351,11 @@ def test_targets_are_checked_where_that_was_asked_for(kernels):
 
 def test_a_library_that_cannot_be_loaded(monkeypatch, tmp_path):
     """As from a cache that a machine with another loader shares: calls take the long way, and nothing is raised."""
-    broken = tmp_path / "again.so"
+    broken = tmp_path / "replay.so"
     broken.write_bytes(b"no library")
-    monkeypatch.setattr(again.native, "library", lambda kind: broken)
+    monkeypatch.setattr(replay.native, "library", lambda kind: broken)
     with pytest.warns(UserWarning, match="calls take longer"):
-        assert again._library.__wrapped__() is None
+        assert replay._library.__wrapped__() is None
 
 
 @pytest.mark.parametrize("name", ("gemm", "fp8_gemm by blocks"))
@@ -391,7 +390,7 @@ def test_a_product_that_keeps_pace_has_its_streams_counter(kernels, monkeypatch,
 
 def ways(*tensors):
     """(what is said in C, what Python says)"""
-    assert again._library() is not None
+    assert replay._library() is not None
     return ops.short.route(*tensors), ops._route(tensors)
 
 

@@ -1,5 +1,5 @@
 """Plans of persistent float8 norms: which specs have one; they fit. Machine code: test_kernels_sass.py. Results:
-tests/gpu/norms/test_norm_quant_kept.py."""
+tests/gpu/norms/test_norm_quant_persistent.py."""
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -74,7 +74,7 @@ def test_shorter_rows_have_variants(vectors, scale, kind, residual):
     found = fp8_persistent_plan.variants(s)
     assert found and (fp8_persistent_plan.planned(s) is not None) == (s.N >= 12288 and residual is None)
     with pytest.MonkeyPatch.context() as patched:
-        for name in ("HEAVY_FROM_BYTES", "HEAVY_BESIDE_RESIDUAL_FROM_BYTES"):
+        for name in ("HEAVY_FROM_BYTES", "HEAVY_WITH_RESIDUAL_FROM_BYTES"):
             patched.setattr(fp8_persistent_plan, name, fp8_persistent_plan.SERVED_FROM_BYTES)
         found += [fp8_persistent_plan.planned(s)] if residual is None or s.N >= 16384 else []
     for p in found:

@@ -8,7 +8,7 @@ import torch
 
 import tkq.__main__
 from bench import __main__ as front
-from bench.core import asked, command, ops
+from bench.core import command, command_line, ops
 from bench.core.command import Bench
 from bench.ops import attention_forward
 from bench.report import readme_table
@@ -19,7 +19,7 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
 
 
 def test_operations_may_stand_anywhere():
-    given = asked.parse(["--quick", "rmsnorm", "--against", "torch.compile", "swiglu", "--sections", "forward"])
+    given = command_line.parse(["--quick", "rmsnorm", "--against", "torch.compile", "swiglu", "--sections", "forward"])
     assert given.ops == ["rmsnorm", "swiglu"] and given.against == ("torch.compile",)
     assert given.sections == ("forward",) and given.quick
 
@@ -58,29 +58,29 @@ def test_what_holds_no_results_is_named(tmp_path, capsys):
     for path, words in ((tmp_path / "other.json", "has no results"), (tmp_path / "broken.json", "cannot be read")):
         for option in ("--compare", "--results"):
             with pytest.raises(SystemExit) as left:
-                asked.parse([option, str(path)])
+                command_line.parse([option, str(path)])
             assert left.value.code == 2 and f"{path} {words}" in capsys.readouterr().err
 
 
 def test_a_single_files_tables_do_not_replace_those_of_its_folder():
     file = readme_table.RESULTS / "norms.json"
-    assert asked.parse(["--results", str(file)]).out == asked.OUT
-    assert asked.parse(["--results", str(file.parent)]).out == file.parent
+    assert command_line.parse(["--results", str(file)]).out == command_line.OUT
+    assert command_line.parse(["--results", str(file.parent)]).out == file.parent
 
 
 def test_commands_in_the_docs_are_right(monkeypatch):
-    monkeypatch.setattr(asked, "_unreadable", lambda path: None)
+    monkeypatch.setattr(command_line, "_unreadable", lambda path: None)
     texts = [front.__doc__, *(page.read_text() for page in PAGES)]
     lines = [line for text in texts for line in re.findall(r"^ *python -m tkq bench\b(.*)$", text, re.MULTILINE)]
     lines = [line for line in lines if "FILE" not in line]  # of shapes
     assert len(lines) > 8
     for line in lines:
-        asked.parse(shlex.split(line.partition("   ")[0], comments=True))
+        command_line.parse(shlex.split(line.partition("   ")[0], comments=True))
 
 
 def test_shapes_of_a_file():
     text = "# of a model\nrmsnorm 8192x4096 16x32  # two\n\nflash_attn 4096x128\n"
-    assert asked.read_shapes(text) == {"rmsnorm": ((8192, 4096), (16, 32)), "flash_attn": ((4096, 128),)}
+    assert command_line.read_shapes(text) == {"rmsnorm": ((8192, 4096), (16, 32)), "flash_attn": ((4096, 128),)}
 
 
 @pytest.mark.parametrize("text, words", (
@@ -90,10 +90,10 @@ def test_shapes_of_a_file():
     ("softmax", "softmax: no shapes, such as 32768x1024")))
 def test_shapes_that_are_wrong(text, words, tmp_path, capsys):
     with pytest.raises(ValueError, match=words.replace("?", r"\?")):
-        asked.read_shapes(text)
+        command_line.read_shapes(text)
     (tmp_path / "shapes").write_text(text)
     with pytest.raises(SystemExit):
-        asked.parse(["--shapes", str(tmp_path / "shapes")])
+        command_line.parse(["--shapes", str(tmp_path / "shapes")])
     assert words in capsys.readouterr().err
 
 
@@ -125,15 +125,15 @@ def test_every_committed_case_has_a_title():
 
 
 def options(*argv):
-    return asked.parse(list(argv))
+    return command_line.parse(list(argv))
 
 
 def test_cases_are_those_of_the_operation_with_the_peers_that_are_asked_for():
-    found = asked.jobs_of("layernorm", options("--against", "quack", "--quick"))
+    found = command_line.jobs_of("layernorm", options("--against", "quack", "--quick"))
     assert {(bench.name, job.question.op) for bench, job in found} == {
         ("norms", "layernorm"), ("norm_backward", "layernorm_backward")}
     assert {job.peer_names for _, job in found} == {("QuACK", "copy"), ("QuACK", "add")}
-    assert not asked.jobs_of("layernorm", options("--sections", "dense"))
+    assert not command_line.jobs_of("layernorm", options("--sections", "dense"))
 
 
 def test_the_effort_is_the_files_own_but_for_what_is_asked():
@@ -147,12 +147,12 @@ def test_the_effort_is_the_files_own_but_for_what_is_asked():
 @pytest.mark.parametrize("op", ("gemm", "fp8_gemm"))
 def test_large_products_are_bursts_after_a_rest_unless_idle_says_otherwise(op):
     rests = {(job.question.section, job.question.shape.partition(" ")[0]): job.idle_seconds
-             for _, job in asked.jobs_of(op, options())}
+             for _, job in command_line.jobs_of(op, options())}
     assert {rest for (section, _), rest in rests.items() if section not in ("few", "batched")} == {command.REST}
     assert {rest for (section, _), rest in rests.items() if section in ("few", "batched")} == {0.0}
     for idle in ("0", "0.5"):
-        assert {job.idle_seconds for _, job in asked.jobs_of(op, options("--idle", idle))} == {float(idle)}
-    assert {job.idle_seconds for _, job in asked.jobs_of("softmax", options())} == {0.0}
+        assert {job.idle_seconds for _, job in command_line.jobs_of(op, options("--idle", idle))} == {float(idle)}
+    assert {job.idle_seconds for _, job in command_line.jobs_of("softmax", options())} == {0.0}
 
 
 def test_a_small_product_takes_turns_without_rest():
@@ -163,16 +163,16 @@ def test_shapes_choose_cases(tmp_path):
     (tmp_path / "shapes").write_text("rmsnorm 64x32\n")
     chosen = options("--shapes", str(tmp_path / "shapes"))
     assert chosen.ops == ["rmsnorm"]
-    assert [(job.question.section, job.question.shape) for _, job in asked.jobs_of("rmsnorm", chosen)] == [
+    assert [(job.question.section, job.question.shape) for _, job in command_line.jobs_of("rmsnorm", chosen)] == [
         (section, "M64 N32") for section in ("forward", "residual", "backward")]  # heads have shapes of their own
 
 
 def test_gates_take_every_shape_that_is_named():
     chosen = options()
-    usual = {op: [job.question.shape for _, job in asked.jobs_of(op, chosen)] for op in ("swiglu", "geglu")}
+    usual = {op: [job.question.shape for _, job in command_line.jobs_of(op, chosen)] for op in ("swiglu", "geglu")}
     assert len(usual["swiglu"]) == 6 and set(usual["geglu"]) == {"M8192 N8192"}
-    chosen.shapes = asked.read_shapes("geglu 64x32 8x16")
-    found = [job.question.shape for _, job in asked.jobs_of("geglu", chosen)]
+    chosen.shapes = command_line.read_shapes("geglu 64x32 8x16")
+    found = [job.question.shape for _, job in command_line.jobs_of("geglu", chosen)]
     assert len(found) == 8 and found.count("M64 N32") == found.count("M8 N16")  # two kinds, forward and backward
 
 
