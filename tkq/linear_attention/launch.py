@@ -80,7 +80,8 @@ def start(given: Given, scale: float) -> tuple:
 def _launcher(given):
     q, _, v, g, beta, initial, final, x, reverse = given
     types = (t if t is None else t.dtype for t in (beta, initial))
-    key = (q.get_device(), q.dtype, q.shape[3], v.shape[3], g is None or g.dim(), *types, final, x is None, reverse)
+    gate = 0 if g is None else g.dim()
+    key = (q.get_device(), q.dtype, q.shape[3], v.shape[3], gate, *types, final, x is None, reverse)
     if key not in _launchers:
         arch.require_hopper(q.device)
         _launchers[key] = function(recipe(spec_of(given)))

@@ -160,9 +160,13 @@ def _rotation(op, cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlen
     return cos, sin, offset, starts, position_ids, cu_seqlens, interleaved, False  # a Rotation, without its cost
 
 
-def _empty(x):
-    """A contiguous tensor like x."""
-    return alloc.like(x, x.get_device(), x.dtype)
+def _empty(rotation, *tensors):
+    """A contiguous tensor like each. What is not dense has none: `check_call` has the words for it."""
+    try:
+        return [alloc.like(x, x.get_device(), x.dtype) for x in tensors]
+    except Exception:
+        check_call(tensors, Rotation(*rotation))
+        raise
 
 
 def _replayed(x, x2, rotation):
@@ -179,7 +183,7 @@ def _forward(x, rotation):
     found = launch_simple(rotation, x)
     if found is not None:
         return found[0]
-    out = _empty(x)
+    out, = _empty(rotation, x)
     launch(rotation, x, out)
     return out
 
@@ -190,7 +194,7 @@ def _forward_qk(q, k, rotation):
         return reference.rope(q, *rotation), reference.rope(k, *rotation)
     out = launch_simple(rotation, q, k)
     if out is None:
-        out = _empty(q), _empty(k)
+        out = tuple(_empty(rotation, q, k))
         launch(rotation, q, out[0], k, out[1])
     return out
 

@@ -147,3 +147,12 @@ def test_kernels_of_calls_are_those_that_are_shipped():
             tkq.linear_attn(*leaves).backward(torch.zeros_like(v))
             assert len(seen) == 4 and {recipe for recipe, _ in seen} <= recipes
             seen.clear()
+
+
+def test_the_kind_of_gate_decides_the_kernel():
+    """Whatever came before: none, one for each head, one for each token."""
+    with fake_gpu.launches() as seen, torch.no_grad():
+        for gate in ("none", "head", "token", "head", "none"):
+            q, k, v, g, _ = make(gate, 64, 128, BF16)
+            tkq.linear_attn(q, k, v, g)
+    assert [recipe.args[0].gate for recipe, _ in seen] == ["none", "head", "token", "head", "none"]

@@ -2,6 +2,8 @@
 import pytest
 import torch
 
+import tkq
+from tests.helpers.emulation import fake_gpu
 from tkq.pointwise import rope_launch
 from tkq.pointwise.rope_check import Rotation
 
@@ -128,3 +130,16 @@ def test_too_much_work_is_refused(launches, monkeypatch):
     assert len(launches) == 1 and launches[0][0].vector == 4
     with pytest.raises(NotImplementedError, match="units of work in one call, allowed are 20; split the batch"):
         rope_launch.launch(rotation(COS, COS), X.repeat(3, 1, 1, 1), X.repeat(3, 1, 1, 1))
+
+
+@pytest.mark.parametrize("sparse", [torch.Tensor.to_sparse, lambda x: x[0, :, 0].to_sparse_csr()])
+def test_a_sparse_tensor_is_refused_by_name(sparse):
+    """On a GPU too, where results are allocated before anything else looks at the tensor."""
+    x, cos = bf16(1, 5, 3, 8), torch.zeros(9, 4)
+    with fake_gpu.launches() as launched:
+        for call, name in ((lambda: tkq.rope(sparse(x), cos, cos), "rope: x"),
+                           (lambda: tkq.rope_qk(sparse(x), x, cos, cos), "rope_qk: q"),
+                           (lambda: tkq.rope_qk(x, sparse(x), cos, cos), "rope_qk: k")):
+            with pytest.raises(TypeError, match=name):
+                call()
+    assert not launched

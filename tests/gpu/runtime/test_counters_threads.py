@@ -8,7 +8,7 @@ from tkq.runtime.call import counters
 
 def test_a_new_thread(monkeypatch):
     torch.cuda.synchronize()
-    for name in ("_of_stream", "_rooms", "_of_graphs"):
+    for name in ("_of_stream", "_scratch", "_of_graphs"):
         monkeypatch.setattr(counters, name, {})
     found = []
 
