@@ -114,7 +114,7 @@ def overview() -> str:
         gradients = "yes" if case.leaves else "no"
         rows.append((f"`{case.function}`", ", ".join(of), sizes, gradients, str(launches[0]), backward))
     return _section("Operations", "Types of the main inputs; the API pages list the others, and the inputs with "
-                    "gradients. Launches: of a small call and its backward, counted on an H100 "
+                    "gradients. Launches: of a small call and its backward, counted on an H100 or H200 "
                     "([launches](launches.md)).",
                     ("function", "types", "sizes", "gradients", "launches", "backward"), rows)
 

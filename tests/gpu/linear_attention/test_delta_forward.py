@@ -4,6 +4,7 @@ import torch
 from torch.nn.functional import normalize
 
 from tests.gpu.linear_attention.test_linear_forward import BF16, make
+from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.linear_attention.launch import Given, launch
 from tkq.reference.linear_attention import linear_attn as recurrence
 from tkq.testing import assert_2x
@@ -33,7 +34,8 @@ def chunked(q, k, v, g, beta, initial):
 
 
 def check(q, k, v, g, beta, initial=None):
-    o, final, _ = launch(Given(q, k, v, g, beta, initial, torch.float32), q.shape[-1]**-0.5)
+    with poisoned():
+        o, final, _ = launch(Given(q, k, v, g, beta, initial, torch.float32), q.shape[-1]**-0.5)
     want, want_state = recurrence(*(x.double() for x in (q, k, v)), g, initial_state=initial, beta=beta)
     peer, peer_state = chunked(q, k, v, g, beta, initial)
     assert_2x(o, want, peer, what="o")

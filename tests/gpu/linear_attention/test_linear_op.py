@@ -4,6 +4,7 @@ import torch
 
 import tkq
 from tests.gpu.linear_attention.test_linear_forward import BF16, chunked, make
+from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.reference.linear_attention import linear_attn as recurrence
 from tkq.testing import assert_2x
 
@@ -37,16 +38,17 @@ def check(q, k, v, g, initial=None, of_state=True):
     given = q, k, v, g, initial
     do = torch.randn_like(v)
     dstate = torch.randn(len(q), v.shape[2], q.shape[3], v.shape[3], device="cuda") if of_state else None
-    found = results(ours, given, (do, dstate))
+    with poisoned():
+        found = results(ours, given, (do, dstate))
     want = results(exactly, [None if x is None else x.double() for x in given], (do, dstate))
     peer = results(chunked, given, (do, dstate))
     # tensor cores cut off what they add to a sum of fp32: an ulp for each 16 tokens at most
-    room = dict(ulps=1 + q.shape[1] / 16, bias_ulps=1 + q.shape[1] / 16)
+    tolerance = dict(ulps=1 + q.shape[1] / 16, bias_ulps=1 + q.shape[1] / 16)
     for name, mine, exact, theirs in zip(("o", "state", *NAMES), found, want, peer):
         if exact is not None:
             rows = exact.shape[-1]
             assert_2x(*(x.reshape(-1, rows) for x in (mine, exact, theirs)), what=name,
-                      **room if mine.dtype == torch.float32 else {})
+                      **tolerance if mine.dtype == torch.float32 else {})
     return found
 
 

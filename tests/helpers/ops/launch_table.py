@@ -1,7 +1,7 @@
 """How many launches a call of every op is (tests/helpers/ops/every_op.py), and its backward: counted on a GPU, and
 shown.
 
-    python -m tests.helpers.ops.launch_table --count      # on an H100: launches.json, which the GPU suite compares with
+    python -m tests.helpers.ops.launch_table --count      # on a GPU: launches.json, which the GPU suite compares with
     python -m tests.helpers.ops.launch_table --write      # anywhere: docs/launches.md, made of it
 """
 import argparse
@@ -18,8 +18,9 @@ _HEAD = """# Launches per call
 
 <!-- python -m tests.helpers.ops.launch_table --write -->
 Kernels, copies and fills per call: without gradients, with autograd, and in the backward. Counted by PyTorch's profiler
-on an H100 from the second call on, in eager mode, on small tensors ([every_op.py](../tests/helpers/ops/every_op.py)
-has the calls). Every run of the GPU suite checks them. Larger inputs may have other plans.
+on an H100 or H200 from the second call on, in eager mode, on small tensors
+([every_op.py](../tests/helpers/ops/every_op.py) has the calls). Every run of the GPU suite checks them. Larger inputs
+may have other plans.
 
 | call | forward | forward with autograd | backward |
 | --- | --- | --- | --- |
