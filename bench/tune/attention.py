@@ -26,15 +26,13 @@ from bench.peers.common import find
 from bench.tune.common import precompile
 from tkq.attention.arguments import Lengths, Options
 from tkq.attention.common.operands import Operands
-from tkq.attention.forward.config import AttentionConfig, WindowConfig
-from tkq.attention.forward.plan import length_class, plan
+from tkq.attention.forward.config import AttentionConfig
+from tkq.attention.forward.plan import length_class, plan, recipe
 from tkq.attention.forward.spec import LONG_WINDOW, AttentionSpec
-from tkq.attention.forward.window_plan import builder_of, window_plan
-from tkq.runtime import Recipe
 
 # What each name changes of the plan; a name of several words changes all of it.
 CHANGES = {
-    "plan": {}, "tasks": {}, "kv64": dict(kv=64), "kv80": dict(kv=80), "kv96": dict(kv=96), "kv112": dict(kv=112),
+    "plan": {}, "kv64": dict(kv=64), "kv80": dict(kv=80), "kv96": dict(kv=96), "kv112": dict(kv=112),
     "kv128": dict(kv=128), "kv144": dict(kv=144), "kv160": dict(kv=160), "kv176": dict(kv=176), "kv192": dict(kv=192),
     "1wg": dict(consumers=1), "2wg": dict(consumers=2), "3wg": dict(consumers=3), "1stage": dict(stages=1),
     "2stages": dict(stages=2), "3stages": dict(stages=3), "4stages": dict(stages=4), "static": dict(schedule="static"),
@@ -49,10 +47,9 @@ CHANGES = {
     "own_o": dict(o_reuses_q_smem=False, o_from_registers=False),
     "direct": dict(o_reuses_q_smem=False, o_from_registers=True, o_store_steps=1),
     **{f"mb{n}": dict(l2_section_mb=n) for n in (8, 16, 20, 24, 32, 40, 48, 64)},
-    "half_tiles": {},  # of a WindowConfig
 }
 
-WINDOW = ("plan", "tasks", "half_tiles", "half_tiles free", "overlap_tasks", "free")
+WINDOW = ("plan", "overlap_tasks", "free")
 VARIANTS = {
     64: ("plan", "alone", "ping_pong", "free", "2wg overlap_tasks 2stages", "2wg alone 3stages",
          "3wg alone 2stages",
@@ -71,11 +68,9 @@ VARIANTS = {
 
 
 def config_of(name: str, planned: AttentionConfig) -> AttentionConfig:
-    """The plan with the changes that the name's words say; with "halves" among them, the window kernel's."""
-    changes, words = {}, name.split()
-    if "half_tiles" in words:
-        planned = WindowConfig()
-    for word in words:
+    """The plan with the changes that the name's words say."""
+    changes = {}
+    for word in name.split():
         changes.update(CHANGES[word])
     return replace(planned, **changes)
 
@@ -90,7 +85,7 @@ def candidates(spec: AttentionSpec, length: str, only=()) -> dict[str, Attention
     """By name, the configurations that can run; one that is another's double is left out."""
     kernel, planned, found = spec.kernel(), plan(spec, length), {}
     for name in only or (WINDOW if spec.left else VARIANTS[max(kernel.head_dim, kernel.head_dim_v)]):
-        config = (window_plan(kernel, length) if name == "plan" else None) or config_of(name, planned)
+        config = config_of(name, planned)
         if not kernel.longest_first:  # sections do not matter to the others
             config = replace(config, l2_section_mb=planned.l2_section_mb)
         try:
@@ -178,7 +173,7 @@ def main(argv: list[str] | None = None) -> int:
     selected = list(cases(args.cases))
     only = [name.strip() for name in args.only.split(",") if name.strip()]
     chosen = {case: candidates(case.spec, length_class(case.longest), only) for case in selected}
-    broken = precompile([recipe(case, config) for case, found in chosen.items() for config in found.values()])
+    broken = precompile([recipe(case.spec, config) for case, found in chosen.items() for config in found.values()])
     if args.precompile:
         return 1 if broken else 0
     if not torch.cuda.is_available():
@@ -188,12 +183,9 @@ def main(argv: list[str] | None = None) -> int:
         if time.monotonic() > deadline:
             print(f"{case}: not run, the time is up")
             continue
-        time_one(case, {name: config for name, config in found.items() if recipe(case, config) not in broken}, args)
+        runs = {name: config for name, config in found.items() if recipe(case.spec, config) not in broken}
+        time_one(case, runs, args)
     return 0
-
-
-def recipe(case: Case, config: AttentionConfig) -> Recipe:
-    return Recipe(builder_of(config), (case.spec.kernel(), config))
 
 
 def time_one(case: Case, chosen, args):

@@ -1,11 +1,10 @@
 """Faults in attention's forward."""
 from .mutant import family, pressed
 
-NAPS, LOADS, READS, OVERLAP_TASKS, CLUSTER_LOADS, CLUSTER_READS, WINDOW, WINDOW_LOADS, WINDOW_READS, PACKED = (
+NAPS, LOADS, READS, OVERLAP_TASKS, CLUSTER_LOADS, CLUSTER_READS, WINDOW, PACKED = (
     pressed(x) for x in (
         "naps-attention", "loads-attention", "reads-attention", "naps-attention_overlap_tasks",
-        "loads-attention_cluster", "reads-attention_cluster", "naps-attention_window",
-        "loads-attention_window", "reads-attention_window", "naps-attention_packed"))
+        "loads-attention_cluster", "reads-attention_cluster", "naps-attention_window", "naps-attention_packed"))
 FOLDER = "tkq/attention/"
 
 MUTANTS = (
@@ -105,38 +104,6 @@ MUTANTS = (
          NAPS),
         ("left_off_by_one", "first = None if e.left is None else own - e.left - start",
          "first = None if e.left is None else own - e.left + 1 - start", WINDOW)),
-    *family(
-        "window", FOLDER + "forward/window.py",
-        ("no_wait_for_k", """
-            smem.k_pipe.wait(regs.k)
-            regs.ping_pong.take()
-            self.scores(smem, regs, seen)
-         """, """
-            regs.ping_pong.take()
-            self.scores(smem, regs, seen)
-         """, WINDOW_LOADS),
-        ("no_wait_for_v", """
-            smem.v_pipe.wait(regs.v)
-            self.sum(smem, regs, before)
-         """, "self.sum(smem, regs, before)", WINDOW_LOADS),
-        ("k_freed_before_its_product", """
-            tk.mma_wait(1)
-            self.release(smem.k_pipe, regs.k)
-         """, """
-            self.release(smem.k_pipe, regs.k)
-            tk.mma_wait(1)
-         """, WINDOW_READS),
-        ("v_freed_before_its_product", """
-            tk.mma_wait(0)
-            self.release(smem.v_pipe, regs.v)
-            self.weights(regs, seen)
-         """, """
-            self.release(smem.v_pipe, regs.v)
-            tk.mma_wait(0)
-            self.weights(regs, seen)
-         """, WINDOW_READS),
-        ("other_half_of_k", "tk.mm_ABt(regs.half, q, k, b_part=KEYS[seen][0] // HALF)",
-         "tk.mm_ABt(regs.half, q, k, b_part=1 - KEYS[seen][0] // HALF)", WINDOW)),
     *family(
         "packed", FOLDER + "forward/tile_scheduler.py",
         ("a_sequence_too_far", "lane = cute.arch.popc(cute.arch.vote_ballot_sync(self.state[UPTO] <= unit))",

@@ -22,10 +22,9 @@ from tkq.attention.arguments import (
     refuse_out_of_range,
 )
 from tkq.attention.common.operands import Operands
-from tkq.attention.forward.plan import LONG, SHORT, length_class, pack_of, plan
+from tkq.attention.forward.plan import LONG, SHORT, length_class, pack_of, plan, recipe
 from tkq.attention.forward.spec import LONG_WINDOW, AttentionSpec
-from tkq.attention.forward.window_plan import builder_of, window_plan
-from tkq.runtime import Recipe, function
+from tkq.runtime import function
 from tkq.runtime.call import alloc, autocast, check, counters, dtypes, ops
 from tkq.runtime.call.replay import CallCache
 from tkq.runtime.device import arch
@@ -204,16 +203,13 @@ def _launch(operands, sizes, options, index, config=None):
     pack = 1 if heads == kv_heads else pack_of(rows, heads // kv_heads)
     short, long, long_window = keys < SHORT, keys >= LONG, left >= LONG_WINDOW
     key = (q.dtype, head_dim, head_dim_v, causal, left < 0, right < 0, softcap == 0.0, sinks is None or sinks.dtype,
-           pack, lse is None, short, long, long_window, long_window and rows <= keys, index, config)
+           pack, lse is None, short, long, long_window, index, config)
     launcher = _launchers.get(key)
     if launcher is None:
         spec = AttentionSpec(
             dtypes.name_of(q.dtype), head_dim, causal, lse is not None, head_dim_v, left >= 0, right >= 0,
             softcap > 0, sinks if sinks is None else dtypes.name_of(sinks.dtype), pack=pack, long_window=long_window)
-        length = length_class(keys)
-        if config is None and rows <= keys:
-            config = window_plan(spec.kernel(), length)
-        launcher = _launchers[key] = launcher_of(q.device, spec, length, config)
+        launcher = _launchers[key] = launcher_of(q.device, spec, length_class(keys), config)
     kernel, num_sms, scale = launcher
     scale = scale if softmax_scale is None else softmax_scale
     numbers = scale, softcap, left, right, num_sms  # a Scalars
@@ -225,7 +221,7 @@ def launcher_of(device, spec, length, config=None):
     """(the compiled kernel, how many SMs the device has, the softmax scale where none is given)"""
     arch.require_hopper(device)
     config = config or plan(spec, length)
-    return function(Recipe(builder_of(config), (spec.kernel(), config))), arch.num_sms(device), spec.head_dim**-0.5
+    return function(recipe(spec, config)), arch.num_sms(device), spec.head_dim**-0.5
 
 
 def _cpu(q, k, v, sinks, options, return_lse):

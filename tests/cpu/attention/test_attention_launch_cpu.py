@@ -56,6 +56,24 @@ def test_a_right_of_0_is_causal(call, left, launched):
     assert launched[-1][0].right and not launched[-1][0].causal and launched[-1][1][3] == 7
 
 
+def test_which_limits_a_kernel_knows(launched):
+    """A limit beyond all keys is none, a left one of LONG_WINDOW keys or more is far. Calls that differ in one of these
+    alone come one after the other: they must not share a launcher."""
+    S, far = ops.SHORT, ops.LONG_WINDOW
+    for found, rows, keys, left, right in (
+            (("causal", "left", "long_window"), S, S, far, 0), (("causal", "left"), S, S, far - 1, 0),
+            (("causal", "left", "long_window"), S, S, S - 2, 0), (("causal",), S, S, S - 1, 0),
+            (("left", "long_window"), S, S, far, -1), (("left", "long_window", "right"), S, S, far, 63),
+            (("left", "right"), S, S, far - 1, 63), (("left", "long_window"), S, S, far, S - 1),
+            (("left", "long_window", "right"), S, S, far, S - 2), (("causal", "left", "long_window"), 1, S, far, 0),
+            (("causal", "left", "long_window"), S + 1, S, far, 0), (("causal",), S, S, -1, 0), ((), S, S, -1, -1)):
+        q, k = (torch.zeros(1, n, 2, 64, dtype=BF16) for n in (rows, keys))
+        tkq.flash_attn(q, k, k, window_size=(left, right))
+        spec, numbers = launched[-1]
+        assert tuple(x for x in ("causal", "left", "long_window", "right") if getattr(spec, x)) == found
+        assert numbers[2:4] == (left if spec.left else -1, right if spec.right else -1)
+
+
 @pytest.mark.parametrize("call", (dense, packed))
 @pytest.mark.parametrize("name", FLAGS)
 @pytest.mark.parametrize("bad", (0, 1, None, "no", numpy.False_, numpy.True_, torch.tensor(True)), ids=str)

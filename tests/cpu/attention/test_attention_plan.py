@@ -27,6 +27,11 @@ def test_every_plan_fits_the_hardware(spec, length):
     assert not spec.varlen or (config.schedule == "dynamic" and few >= 40), "tasks among sequences are fetched"
 
 
+@given(SPECS)
+def test_windows_of_all_lengths_have_one_plan(spec):
+    assert not spec.left or len({plan(spec, length) for length in LENGTHS}) == 1
+
+
 @pytest.mark.parametrize("dims", list(itertools.product(WIDTHS, WIDTHS)))
 def test_any_pair_of_head_dims_has_a_configuration(dims):
     config = fitted(*dims)

@@ -41,7 +41,7 @@ def forward(device):
 
 
 def options(device):
-    """Limits on either side, also by halves of tiles, softcap, sinks, heads that share a tile."""
+    """Limits on either side, softcap, sinks, heads that share a tile."""
     import tkq
 
     sinks = randn(3, 4, dtype=torch.float32)
@@ -50,8 +50,6 @@ def options(device):
                              ("softcap", 100, dict(softcap=15.0)), ("packed heads", 3, dict(causal=True))):
         q, k, v, s = on(device, *qkv(rows, 900, 4, 1, 128), sinks)
         yield name, tkq.flash_attn(q, k, v, sinks=s, return_lse=True, **more)
-    q, k, v = on(device, *qkv(1300, 2100, 2, 1, 128))
-    yield "halves", tkq.flash_attn(q, k, v, window_size=(600, 0), return_lse=True)
 
 
 def varlen(device):

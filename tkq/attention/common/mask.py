@@ -3,7 +3,7 @@
 The kernel calls these functions on run-time ints, the tests on Python's ints; ranges are computed here only. A *task*
 is one tile of query rows of one head of one batch element: the work of a block, or of a cluster.
 """
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Optional
 
 from tkq.attention.common.integers import ceil_div, least, most
@@ -72,36 +72,3 @@ def limits_in_block(e: Extent, row, block):
     own = row + e.rows_k - e.rows_q
     first = None if e.left is None else own - e.left - start
     return first, None if e.right is None else own + e.right + 1 - start, e.rows_k - start
-
-
-# ---- What each of a task's two warpgroups sees of the key tiles that pass by: pure arithmetic, as in ``ranges``.
-#
-# The queries are no more than the keys, and limited on both sides: a row sees a key, its own.
-
-
-ROWS, TILE = 64, 128  # of a warpgroup; keys
-LOWER, UPPER = 1, 2  # halves of a key tile, see ``cut_of``
-
-
-def at_least(a, b):
-    """1 where a >= b, 0 elsewhere."""
-    return most(least(a - b + 1, 1), 0)
-
-
-def tiles_of_warpgroup(e: Extent, task: KeyBlockRange, row) -> dict:
-    """The key tiles of a warpgroup's 64 rows from ``row`` on, in a task whose rows see ``task``: its own
-    ``KeyBlockRange``. before, after: how many of the task's tiles it lets pass before and after those. cut: see
-    ``cut_of``."""
-    r = key_blocks_of(replace(e, tile_rows=ROWS), row)
-    before = task.first + task.blocks - r.first - r.blocks
-    return dict(vars(r), before=before, after=r.first - task.first, cut=cut_of(e, r, row))
-
-
-def cut_of(e: Extent, r: KeyBlockRange, row):
-    """LOWER: of the first tile of the visit the 64 rows see only keys of the lower half. UPPER: of the last one only
-    keys of the upper half. 0: neither, or a tile beside it needs the same mask."""
-    own = row + e.rows_k - e.rows_q
-    top = least(own + e.right + ROWS, e.rows_k) - (r.first + r.blocks - 1) * TILE
-    lower = at_least(ROWS, top) * at_least(1, r.n_masked_right) * at_least(r.blocks - r.n_masked_left, 2)
-    upper = at_least(own - e.left - r.first * TILE, ROWS) * at_least(r.n_masked_left, 1) * at_least(r.blocks, 3)
-    return LOWER * lower + UPPER * upper * (1 - lower)

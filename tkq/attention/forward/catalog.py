@@ -6,11 +6,10 @@ for together."""
 import itertools
 from typing import NamedTuple, Optional
 
-from tkq.attention.forward.plan import LENGTHS, plan
+from tkq.attention.forward.plan import LENGTHS, plan, recipe
 from tkq.attention.forward.spec import WIDTHS, AttentionSpec
-from tkq.attention.forward.window_plan import builder_of, window_plan
 from tkq.runtime.compile.expectation import Expectation
-from tkq.runtime.compile.recipe import Recipe, Shipped
+from tkq.runtime.compile.recipe import Shipped
 
 QUICK = ((64, True, "medium"), (128, False, "short"), (128, False, "long"), (128, True, "short"))
 
@@ -40,10 +39,9 @@ def shipped():
     """Names are unique: flash_attn, dtype, head dims, choices, length."""
     out = {}
     for spec, length, quick in (*_plain(), *_choices(), *_masks(), *of_models()):
-        for name, config in (("", plan(spec, length)), ("_window", window_plan(spec, length))):
-            if config is not None:
-                recipe = Recipe(builder_of(config), (spec, config))
-                out.setdefault(recipe, Shipped(_name(spec, length) + name, recipe, _expectation(spec, config), quick))
+        config = plan(spec, length)
+        kernel = recipe(spec, config)
+        out.setdefault(kernel, Shipped(_name(spec, length), kernel, _expectation(spec, config), quick))
     return list(out.values())
 
 

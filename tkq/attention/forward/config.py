@@ -74,20 +74,3 @@ class AttentionConfig:
         if self.cluster > 2 and self.schedule == "dynamic":
             raise ValueError(f"{self}: a cluster's first block passes the next task to one other block, not to a third")
         return self
-
-
-# ---- How the kernel of ``window.WindowForward`` is built.
-
-
-@dataclass(frozen=True)
-class WindowConfig(AttentionConfig):
-    """kv is 128, consumers are 2; tasks do not overlap."""
-
-    overlap_tasks: bool = False
-    registers: tuple = (40, 232)
-
-    def check(self, head_dim: int, head_dim_v: int) -> "WindowConfig":
-        """As ``AttentionConfig.check``."""
-        if (self.kv, self.consumers, self.cluster) != (128, 2, 1) or self.o_reuses_q_smem or self.overlap_tasks:
-            raise ValueError(f"{self}: allowed are kv 128, 2 consumers, cluster 1, no o_reuses_q_smem, overlap_tasks")
-        return super().check(head_dim, head_dim_v)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from tkq.attention.forward.config import AttentionConfig
 from tkq.attention.forward.spec import AttentionSpec
+from tkq.runtime.compile.recipe import Recipe
 
 LENGTHS = ("short", "medium", "long")
 SHORT, LONG = 2048, 8192  # keys: short below, long from
@@ -25,6 +26,11 @@ def pack_of(rows: int, ratio: int) -> int:
     pack = min(ratio & -ratio, 64)
     alone, together = pack * -(-rows // PACK_ROWS), -(-rows * pack // PACK_ROWS)
     return pack if 4 * together <= 3 * alone else 1
+
+
+def recipe(spec: AttentionSpec, config: AttentionConfig) -> Recipe:
+    """Of the kernel of a configuration."""
+    return Recipe("tkq.attention.forward.kernel:AttentionForward", (spec.kernel(), config))
 
 
 def plan(spec: AttentionSpec, length: str = "medium") -> AttentionConfig:
