@@ -7,7 +7,19 @@ LONG, ODD = ((f"{TESTS}test_linear_op.py::test_shared_heads[{tokens}]",) for tok
 STATES, RESET = ((f"{TESTS}{name}",) for name in ("test_linear_op.py::test_two_calls_are_one",
                                                   "test_linear_forward.py::test_a_reset"))
 
+DELTA, HARD = ((f"{TESTS}test_delta_forward.py::{name}",) for name in (
+    "test_lengths[300-token]", "test_hard_inverses[0.1-identical-2.0]"))
+
 MUTANTS = (
+    *family(
+        "linear", "tkq/linear_attention/delta.py",
+        ("keys_are_not_erased", "shared.erase[i, stage] = ahead[e] * decay", "shared.erase[i, stage] = 0.0 * decay",
+         DELTA),
+        ("erased_before_they_decay", "shared.erase[i, stage] = ahead[e] * decay", "shared.erase[i, stage] = ahead[e]",
+         DELTA),
+        ("beta_of_one", "tk.mul_row(x, x, beta)", "", HARD),
+        ("last_column_is_not_solved", "for k in cutlass.range_constexpr(CHUNK - 1):",
+         "for k in cutlass.range_constexpr(CHUNK - 2):", HARD)),
     *family(
         "linear", "tkq/linear_attention/gates.py",
         ("state_does_not_decay", "tk.mul(c.s, c.s, shared.total[0, stage])", "", LONG),

@@ -11,10 +11,10 @@ SIZES = (64, 128)
 
 
 def shipped() -> list:
-    """Forward and backward of bf16, K and V of 64 and 128, each gate; states that come in and go out of one size. A
-    kernel that is one and the other stands here once."""
+    """Forward and backward of bf16, K and V of 64 and 128, each gate; states that come in and go out of one size; the
+    delta rule's forward of the width that models have. A kernel that is one and the other stands here once."""
     found = {}
-    for name, spec in (*_of_sizes(), *_with_states()):
+    for name, spec in (*_of_sizes(), *_with_states(), *_delta_rule()):
         found.setdefault(recipe(spec), Shipped(name, recipe(spec), expectation(spec)))
     return list(found.values())
 
@@ -35,6 +35,15 @@ def _with_states():
     yield f"linear_attn_dq{end}", LinearSpec("bf16", 128, 128, "token", "fp32", "fp32", dot=True)
     yield f"linear_attn_dk{end}", LinearSpec("bf16", 128, 128, "token", "fp32", reverse=True)
     yield f"linear_attn_dv{end}", LinearSpec("bf16", 128, 128, "token", "fp32", "fp32", reverse=True, dot=True)
+
+
+def _delta_rule():
+    """Forward alone."""
+    for gate, beta in itertools.product(("none", "token"), ("fp32", "bf16")):
+        yield f"gated_delta_rule-bf16-k128-v128-{gate}-beta_{beta}", LinearSpec("bf16", 128, 128, gate, delta=beta)
+    for initial in (None, "fp32"):
+        yield (f"gated_delta_rule-bf16-k128-v128-token-beta_fp32-{'states' if initial else 'final'}",
+               LinearSpec("bf16", 128, 128, "token", initial, "fp32", delta="fp32"))
 
 
 def expectation(spec: LinearSpec) -> Expectation:

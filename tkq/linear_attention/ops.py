@@ -4,7 +4,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from tkq.linear_attention.check import check_call, check_layouts, lowered, options
+from tkq.linear_attention.check import OP, check_call, check_layouts, lowered, options
 from tkq.linear_attention.gradients import Needs, Saved, backward
 from tkq.linear_attention.launch import Given, start
 from tkq.reference import linear_attention as reference
@@ -80,7 +80,7 @@ def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, sca
     elif mode == "record":
         return _Recorded.apply(q, k, v, g, initial_state, scale, output_final_state)
     else:
-        check.refuse_tangent("linear_attn", q=q, k=k, v=v, g=g, initial_state=initial_state)
+        check.refuse_tangent(OP, q=q, k=k, v=v, g=g, initial_state=initial_state)
         check_call(q, k, v, g, initial_state)  # the dispatcher's words name no argument
         o, state = _op(q, k, v, g, initial_state, scale, output_final_state)
     return (o, state) if output_final_state else o
@@ -93,7 +93,7 @@ def _scale(scale, q) -> float:
 def _forward(q, k, v, g, initial_state, scale, output_final_state):
     """(o, the state or None), of CUDA tensors."""
     check_call(q, k, v, g, initial_state)
-    check_layouts(q, k, v)
+    check_layouts(OP, q, k, v)
     final = torch.float32 if output_final_state else None
     (o, state, _), call = start(Given(q, k, v, _gates(g), None, initial_state, final), _scale(scale, q))
     if call is not None:
@@ -122,7 +122,7 @@ def _gates(g):
 
 def _cpu(q, k, v, g, initial_state, scale, output_final_state):
     check_call(q, k, v, g, initial_state)
-    check_layouts(q, k, v)
+    check_layouts(OP, q, k, v)
     o, state = reference.linear_attn(q, k, v, g, scale, initial_state)
     state = state.clone() if output_final_state else q.new_empty(0, dtype=torch.float32)
     return o.to(q.dtype), state
@@ -149,7 +149,7 @@ def _backward_cuda(do: Tensor, dstate: Optional[Tensor], q: Tensor, k: Tensor, v
 def _for_tma(do):
     """do, copied where TMA cannot read it."""
     try:
-        check_layouts(do)
+        check_layouts(OP, do)
     except ValueError:
         return do.clone(memory_format=torch.contiguous_format)
     return do
