@@ -217,12 +217,13 @@ class LinearAttention:
         """P of each chunk, and beside it what decays."""
         ring, out = s.tokens.ring(), s.scores.ring()
         x, p = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype)
-        gates, mine = self.gate.begin(g, t, self.order(t, 0)), self.delta.begin(g, t)
+        gates, mine = self.gate.begin(g, t, self.order(t, 0)), self.delta.begin(g, t, self.order(t, 0))
         for i in cutlass.range(t.chunks, unroll=1):
             following = self.order(t, i + 1)
             s.tokens.wait(ring)
-            tk.mm_ABt(x, s.q[ring.stage], s.k[ring.stage])
-            self.delta.products(mine, s.k[ring.stage])
+            if const_expr(not self.spec.updates):
+                tk.mm_ABt(x, s.q[ring.stage], s.k[ring.stage])
+            self.delta.products(mine, s.q[ring.stage] if self.spec.reverse else s.k[ring.stage])
             s.scores.acquire_empty(out)
             self.gate.factors(g, s.gate, t, following, gates, out.stage)
             self.delta.factors(g, s.delta, t, following, mine, self.gate.sums_of(s.gate), out.stage)
@@ -231,8 +232,9 @@ class LinearAttention:
             tk.mma_wait(0)
             s.tokens.release(ring)
             self.delta.invert(s.delta, mine, between, out.stage, SCORES_BARRIER)
-            self.gate.weigh(p, x, between, g.scale)
-            self.put_scores(s.p[out.stage], p)
+            if const_expr(not self.spec.updates):
+                self.gate.weigh(p, x, between, g.scale)
+                self.put_scores(s.p[out.stage], p)
             if const_expr(self.spec.dot):
                 self.gate.weigh_rest(p, x, between, g.scale)
                 self.put_scores(s.rest[out.stage], p)
@@ -243,10 +245,11 @@ class LinearAttention:
 
     def put_scores(self, tile, p):
         """Without those of tokens that a query does not see."""
+        apart = int(self.spec.strict)  # by how many tokens a query and a key are at least
         if self.spec.reverse:
-            tk.left_fill(p, 0, 0.0, diagonal=True)
+            tk.left_fill(p, apart, 0.0, diagonal=True)
         else:
-            tk.right_fill(p, 1, 0.0, diagonal=True)
+            tk.right_fill(p, 1 - apart, 0.0, diagonal=True)
         tk.store(tile, p)
 
     @cute.jit
@@ -262,7 +265,8 @@ class LinearAttention:
             s.tokens.wait(ring)
             tk.copy(c.s16, c.s)
             self.delta.of_state(c, s.k[ring.stage])
-            tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
+            if const_expr(not spec.updates):
+                tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
             self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))
             s.scores.wait(scores)
             tk.mma_wait(0)
@@ -272,12 +276,15 @@ class LinearAttention:
                 tk.mma_wait(0)
             self.delta.updates(c, s.delta, scores.stage)
             self.gate.load(c, s.gate, scores.stage)
-            self.gate.at_query(c, g.scale)
-            tk.mma_ABt(c.o, c.v, s.p[scores.stage])
+            if const_expr(not spec.updates):
+                self.gate.at_query(c, g.scale)
+                tk.mma_ABt(c.o, c.v, s.p[scores.stage])
             if const_expr(spec.dot):
                 tk.mma_ABt(c.o, c.v, s.rest[scores.stage])
+            self.delta.gradients_of_updates(c, s.delta, scores.stage)
             self.gate.decay(c, s.gate, scores.stage)
             tk.mma_AB(c.s, self.gate.values(c), s.k[ring.stage])
+            self.delta.erase(c, s.q[ring.stage])
             tk.mma_wait(1)
             if const_expr(self.spec.dot):
                 self.of_group(s.x, wg, lambda x: tk.load_T(c.x, x[ring.stage]))
@@ -319,7 +326,7 @@ class LinearAttention:
         if leader:
             tk.store_wait()
         tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
-        tk.store_T(tile, c.o)
+        tk.store_T(tile, self.delta.result(c))
         tk.publish()
         tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
         if leader:
