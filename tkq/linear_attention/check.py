@@ -1,10 +1,13 @@
 """What a caller may pass to linear_attn and gated_delta_rule."""
+import torch
+
 from tkq.linear_attention.spec import HEAD_DIMS, VALUE_DIMS
 from tkq.runtime import arguments
 from tkq.runtime.call import check
 from tkq.runtime.call.autocast import lowered
 
-__all__ = ["DELTA", "OP", "check_call", "check_delta_call", "check_layouts", "delta_options", "lowered", "options"]
+__all__ = ["DELTA", "OP", "check_call", "check_delta_call", "check_layouts", "delta_options", "for_tma", "lowered",
+           "options"]
 OP, DELTA = "linear_attn", "gated_delta_rule"
 MOST = 65535  # sequences, heads: blocks of a launch along a dimension of the grid
 
@@ -81,3 +84,12 @@ def check_layouts(op, *operands):
                                  "(16 bytes): call .contiguous()")
         if x.data_ptr() % 16:
             raise ValueError(f"{op}: {name}: begins at an address that is not a multiple of 16 bytes: call .clone()")
+
+
+def for_tma(do):
+    """A gradient that came in, copied where TMA cannot read it."""
+    try:
+        check_layouts(OP, do)
+    except ValueError:
+        return do.clone(memory_format=torch.contiguous_format)
+    return do

@@ -1,5 +1,5 @@
-"""The gradients of the gated delta rule: the corrected values and their gradient, a launch of the engine each; from there
-on the launches of plain linear attention.
+"""The gradients of the gated delta rule: the corrected values and their gradient, a launch of the engine each; from
+there on the launches of plain linear attention.
 
 Of a head, with decays a[t] = exp(g[t]), c the scale, what the state lacks of a value, and the corrected value:
 
@@ -7,7 +7,7 @@ Of a head, with decays a[t] = exp(g[t]), c the scale, what the state lacks of a 
 
 Let D[t] be the loss's derivative by S[t], and E[t] that by a[t] S[t-1]. From the last token to the first
 
-    D[t] = c q[t] do[t]' + a[t+1] E[t+1]      du[t] = D[t]' k[t]      E[t] = D[t] - k[t] dv[t]'      dv[t] = beta[t] du[t]
+    D[t] = c q[t] do[t]' + a[t+1] E[t+1],   du[t] = D[t]' k[t],   dv[t] = beta[t] du[t],   E[t] = D[t] - k[t] dv[t]'
 
 so that D is a delta rule in the other direction. In a chunk, with D behind it, A = (I + L)^-1 of the forward, and
 P[i, j] = e^(G[j] - G[i]) k[i] q[j] for j >= i:
@@ -97,7 +97,7 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
     solved = dq = dk = dg = z = None
     if any((needs.k, needs.v, need_g, needs.beta, need_initial)):
         solved = launch(Given(k, q, do, g, beta, behind, torch.float32 if need_initial else None, reverse=True), scale)
-        dv = (beta[..., None] * _wide(solved.o)).to(v.dtype)
+        dv = (_wide(beta)[..., None] * solved.o).to(v.dtype)
         p = p._replace(du=solved.o, dv=dv)
     if needs.q or need_g:
         of_q = _dq(p, need_g, need_g and dfinal is not None)
@@ -137,14 +137,14 @@ def _dk(p, z):
             p.u[..., part], values[..., part], queries, g, reverse=True,
             initial=_turned(more.get("behind"), part), strict=more.get("strict", False)), scale)).o
 
-    made = _wide(of(p.do, q, p.scale, behind=p.behind)) - of(p.dv, k, 1.0, strict=True) - beta[..., None] * _wide(z)
+    made = _wide(of(p.do, q, p.scale, behind=p.behind)) - of(p.dv, k, 1.0, strict=True) - _wide(beta)[..., None] * z
     return _of_shared(made, k).to(k.dtype)
 
 
 def _dbeta(p, z):
     _, k, v, _, beta, _ = p.saved
-    keys = k.repeat_interleave(v.shape[2] // k.shape[2], 2)
-    return ((_wide(v) * p.du).sum(-1) - (_wide(keys) * z).sum(-1)).to(beta.dtype)
+    of_keys = (_wide(k)[:, :, :, None] * z.unflatten(2, (k.shape[2], -1))).sum(-1).flatten(2, 3)
+    return ((_wide(v) * p.du).sum(-1) - of_keys).to(beta.dtype)
 
 
 def _dots(p):

@@ -4,8 +4,10 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from tkq.linear_attention.check import DELTA, check_delta_call, check_layouts, delta_options, lowered
+from tkq.linear_attention.check import DELTA, check_delta_call, check_layouts, delta_options, for_tma, lowered
+from tkq.linear_attention.delta_gradients import DeltaNeeds, DeltaSaved, backward
 from tkq.linear_attention.launch import Given, start
+from tkq.linear_attention.recorded import Recorder
 from tkq.reference import linear_attention as reference
 from tkq.runtime.call import autocast, check, ops
 from tkq.runtime.call.replay import CallCache
@@ -51,11 +53,12 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
             no dense tensor of fp32 or bf16; scale is no number; output_final_state is no bool; dtypes that differ.
         ValueError: a number that is not finite in float32; shapes that do not go together, devices that differ, strides
             or a base that TMA cannot take.
-        NotImplementedError: a gradient asked for; a K or V that is not supported; a g of four dimensions, a decay for
-            each column of k; more than 65535 sequences or heads.
+        NotImplementedError: a K or V that is not supported; a g of four dimensions, a decay for each column of k; more
+            than 65535 sequences or heads.
         RuntimeError: a GPU other than Hopper.
 
-    Results are the same, bit for bit, in every run. Under torch.autocast q, k and v are cast.
+    Differentiable once, in q, k, v, g, beta and initial_state, through o and the state; results and gradients are the
+    same, bit for bit, in every run. Under torch.autocast q, k and v are cast.
 
     Source: Yang et al., Gated Delta Networks, 2024; Schlag et al., 2021; the form in chunks: Yang et al., 2024. CPU
     tensors take ``tkq.reference.linear_attention``, by the same rules.
@@ -76,10 +79,13 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
         if found is not None:
             return found if output_final_state else found[0]
     scale, output_final_state = delta_options(scale, output_final_state)
-    if ops.direct(q, k, v, g, beta, initial_state):
+    mode = ops.route(q, k, v, g, beta, initial_state)
+    if mode == "direct":
         o, state = (_forward if q.is_cuda else _cpu)(q, k, v, g, beta, initial_state, scale, output_final_state)
+    elif mode == "record":
+        return _Recorded.apply(q, k, v, g, beta, initial_state, scale, output_final_state)
     else:
-        check.refuse_gradient(DELTA, q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state)
+        check.refuse_tangent(DELTA, q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state)
         check_delta_call(q, k, v, g, beta, initial_state)  # the dispatcher's words name no argument
         o, state = _op(q, k, v, g, beta, initial_state, scale, output_final_state)
     return (o, state) if output_final_state else o
@@ -100,7 +106,7 @@ def _forward(q, k, v, g, beta, initial_state, scale, output_final_state):
     return o, state
 
 
-# The op returns the state always: an empty one where none is asked for.
+# The ops return the state always: an empty one where none is asked for.
 
 
 def _cuda(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor, initial_state: Optional[Tensor],
@@ -128,4 +134,32 @@ def _fake(q, k, v, g, beta, initial_state, scale, output_final_state):
     return q.new_empty(v.shape), q.new_empty(state, dtype=torch.float32)
 
 
-_op = ops.torch_op(DELTA, cuda=_cuda, cpu=_cpu, fake=_fake)
+# ---- gradients ------------------------------------------------------------------------------------------------------
+
+
+def _backward_cuda(do: Tensor, dstate: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor],
+                   beta: Tensor, initial_state: Optional[Tensor], scale: Optional[float], need_q: bool, need_k: bool,
+                   need_v: bool, need_g: bool, need_beta: bool, need_initial: bool) -> tuple[Tensor, Tensor, Tensor,
+                                                                                             Tensor, Tensor, Tensor]:
+    """Empty ones for what is not wanted."""
+    needs = DeltaNeeds(need_q, need_k, need_v, need_g, need_beta, need_initial)
+    found = backward(DeltaSaved(q, k, v, g, beta, initial_state), _scale(scale, q), for_tma(do), dstate, needs)
+    return tuple(q.new_empty(0) if x is None else x for x in found)
+
+
+def _backward_cpu(do, dstate, q, k, v, g, beta, initial_state, scale, *needs):
+    given = q, k, v, g, beta, initial_state
+    found = reference.gated_delta_rule_backward(do, dstate, *given, scale)
+    return tuple(x.to(of.dtype).contiguous() if needed and x is not None else q.new_empty(0)
+                 for x, of, needed in zip(found, given, needs))
+
+
+def _backward_fake(do, dstate, q, k, v, g, beta, initial_state, scale, *needs):
+    return tuple(of.new_empty(of.shape) if needed and of is not None else q.new_empty(0)
+                 for of, needed in zip((q, k, v, g, beta, initial_state), needs))
+
+
+_backward_op = ops.torch_op("gated_delta_rule_backward", cuda=_backward_cuda, cpu=_backward_cpu, fake=_backward_fake)
+_recorder = Recorder(6, _cuda, _cpu, _backward_cuda, _backward_cpu, _backward_op)
+_op = ops.torch_op(DELTA, cuda=_cuda, cpu=_cpu, fake=_fake, setup=_recorder.setup, backward=_recorder.backward)
+_Recorded = ops.eager_function("GatedDeltaRule", forward=_recorder.record, backward=_recorder.backward, of=DELTA)

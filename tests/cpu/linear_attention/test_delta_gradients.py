@@ -6,7 +6,7 @@ from torch.nn.functional import normalize
 
 from tests.helpers.linear_launches import launched
 from tkq.linear_attention import delta_gradients
-from tkq.linear_attention.delta_gradients import DeltaNeeds, DeltaSaved, backward
+from tkq.linear_attention.delta_gradients import ALL, DeltaNeeds, DeltaSaved, backward
 from tkq.reference.linear_attention import gated_delta_rule_backward
 from tkq.reference.linear_attention import linear_attn as recurrence
 
@@ -14,7 +14,7 @@ KEYS = {"random": lambda k: k, "identical": lambda k: k[:, :1].expand_as(k),
         "correlated": lambda k: normalize(k[:, :1] + 0.3 * k, dim=-1)}
 
 
-def make(S=130, K=32, V=48, decay=0.1, keys="random", beta=None, states=True):  # noqa: PLR0913
+def make(S=130, K=32, V=48, decay=0.1, keys="random", beta=None, states=True):
     """q, k, v, g, beta, initial state; two heads of v share one of q and k."""
     torch.manual_seed(0)
     q, k = (normalize(torch.randn(2, S, 2, K, dtype=torch.float64), dim=-1) for _ in range(2))
@@ -34,7 +34,7 @@ def by_autograd(q, k, v, g, beta, initial, scale, do, dstate):  # noqa: PLR0913
     return [None if x is None else next(found) for x in leaves]
 
 
-def check(given, scale=0.3, needs=DeltaNeeds(), of_state=True):
+def check(given, scale=0.3, needs=ALL, of_state=True):
     do, dstate = torch.randn_like(given[2]), torch.randn(2, 4, given[0].shape[3], given[2].shape[3]).double()
     dstate = dstate if of_state else None
     want = by_autograd(*given, scale, do, dstate)

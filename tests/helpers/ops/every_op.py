@@ -211,10 +211,11 @@ CASES = {case.name: case for case in (
              q, k, v, g, initial_state=initial_state, output_final_state=True),
          ("q", "k", "v", "g", "initial_state"), ("q", "k", "v"), exact=False),
     Case("gated_delta_rule", _unit_keys, lambda q, k, v, g, beta: tkq.gated_delta_rule(q, k, v, g, beta),
-         cast=("q", "k", "v")),
+         ("q", "k", "v", "g", "beta"), ("q", "k", "v"), exact=False),
     Case("gated_delta_rule, with states", _unit_keys_with_state,
          lambda q, k, v, g, beta, initial_state: tkq.gated_delta_rule(
-             q, k, v, g, beta, initial_state=initial_state, output_final_state=True), cast=("q", "k", "v")),
+             q, k, v, g, beta, initial_state=initial_state, output_final_state=True),
+         ("q", "k", "v", "g", "beta", "initial_state"), ("q", "k", "v"), exact=False),
     Case("gemm", _matrices, lambda a, b: tkq.gemm(a, b), ("a", "b"), ("a", "b")),
     Case("gemm, with an epilogue", _matrices_and_bias,
          lambda a, b, bias: tkq.gemm(a, b, bias=bias, activation="silu", alpha=2.0),
