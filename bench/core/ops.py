@@ -124,7 +124,10 @@ OPS: dict[str, tuple[Part, ...]] = {
         Part("linear_attention", ("forward",)),
         Part("linear_attention", ("training",), what="forward and backward"),
     ),
-    "gated_delta_rule": (Part("gated_delta_rule", ("forward",)),),
+    "gated_delta_rule": (
+        Part("gated_delta_rule", ("forward",)),
+        Part("gated_delta_rule", ("training",), what="forward and backward"),
+    ),
 }
 # files that measure something else by a main of their own: clocks, the docs' kernels, starting, a whole model
 EXTRAS = {"sustained": "sustained", "fp8_sums": "fp8_accumulation_error", "chapters": "chapters",
@@ -213,7 +216,7 @@ NAMES = {("attention_forward", "varlen"): "flash_attn_varlen", "attention_forwar
          ("attention_backward", "deterministic"): "flash_attn, deterministic backward",
          "attention_backward": "flash_attn, backward", "attention_backward_varlen": "flash_attn_varlen, backward",
          "both": "cross_entropy_and_gradient", "cross_entropy_mean": "cross_entropy, mean"}
-NAMES |= {("linear_attn", "training"): "linear_attn, forward and backward"}
+NAMES |= {(op, "training"): f"{op}, forward and backward" for op in ("linear_attn", "gated_delta_rule")}
 NAMES |= {f"{op}_backward": f"{op}, backward" for op in ("rmsnorm", "layernorm", "softmax", "cross_entropy")}
 # by the first word of an op: the other words as pages and pictures have them
 _FP8 = {"tensor": "scales per tensor", "row": "scales per row", "1x128_128x128": "scales 1x128 and 128x128",

@@ -1,11 +1,11 @@
-"""gated_delta_rule against FlashInfer, FlashQLA and fla: forward.
+"""gated_delta_rule against FlashInfer, FlashQLA and fla: forward, and forward with backward.
 
-    python -m bench.ops.gated_delta_rule [--sections calls,forward] [--quick] [--shapes 8x2048x32]
+    python -m bench.ops.gated_delta_rule [--sections calls,forward,training] [--quick] [--shapes 8x2048x32]
 
 bf16, K = V = 128; a decay and a beta for each token. Shapes: sequences, their length, heads of v, of which two share
-one of q and k. The work is the state's update and its read, 4 * K * V a token and head. A result is judged by one
-triangular system of the first 8192 tokens in float64, on the first sequence's first and last head. Results go to
-OUT/gated_delta_rule.json after every case.
+one of q and k. The work is the state's update and its read, 4 * K * V a token and head, and three times that with the
+backward. A result is judged by one triangular system in float64, on the first sequence's first and last head (o), or on
+its first head of q and k (gradients, of short sequences). Results go to OUT/gated_delta_rule.json after every case.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from tkq.testing.timing import relative_error
 DIM = 128
 SHAPES = ((8, 2048, 32), (32, 2048, 32), (2, 8192, 32), (1, 32768, 32))
 QUICK = SHAPES[:1]
-PEERS = tuple(delta_rule.PEERS["gated_delta_rule"])
-BOUND = Bound(("FlashInfer", "FlashQLA"), 1.03)
+TRAINING = ((8, 2048, 32), (2, 8192, 32), (1, 32768, 32))
+JUDGED = 8192  # tokens for whose system there is room
+BOUNDS = {"forward": Bound(("FlashInfer", "FlashQLA"), 1.03), "training": Bound(("FlashQLA",), 1.3)}
 
 
 def inputs(i, batch, length, heads):
@@ -51,12 +52,24 @@ def exactly(q, k, v, g, beta):
 
 def forward_error(_, given, found):
     """Of the first tokens, as many as such a system has room for."""
-    worst, q, tokens = 0.0, given[0], min(found.shape[1], 8192)
+    worst, q, tokens = 0.0, given[0], min(found.shape[1], JUDGED)
     for h in (0, found.shape[2] - 1):
         shared = h * q.shape[2] // found.shape[2]
         one = [x[0, :tokens, h if x.shape[2] == found.shape[2] else shared] for x in given[:5]]
         worst = max(worst, relative_error(found[0, :tokens, h], exactly(*one)))
     return worst
+
+
+def training_error(_, given, found):
+    """The largest of the results', of both heads that share the first of q and k; of long sequences that of o."""
+    if found[0].shape[1] > JUDGED:
+        return forward_error(None, given, found[0])
+    leaves = [x[:1, :, :1 if x.shape[2] < found[0].shape[2] else 2].detach().double().requires_grad_()
+              for x in given[:5]]
+    o = torch.stack([exactly(*(x[0, :, min(h, x.shape[2] - 1)] for x in leaves)) for h in (0, 1)], 1)
+    want = torch.autograd.grad(o, leaves, given[6][0, :, :2].double())
+    pairs = [(found[0][:1, :, :2], o.detach()[None]), *((x[:1, :, :y.shape[2]], y) for x, y in zip(found[1:], want))]
+    return max(relative_error(x, y) for x, y in pairs)
 
 
 def ours(q, k, v, g, beta, alpha):
@@ -66,12 +79,16 @@ def ours(q, k, v, g, beta, alpha):
 def jobs(section, shapes) -> Iterator[Job]:
     for batch, length, heads in shapes:
         def make(i, size=(batch, length, heads)):
-            return inputs(i, *size)
+            given = inputs(i, *size)
+            return given if section == "forward" else (*given, randn(9000 + i, *size, DIM))
 
-        work = 4 * batch * length * heads * DIM * DIM
+        forward = section == "forward"
+        op = "gated_delta_rule" if forward else "gated_delta_rule_training"
+        work = (4 if forward else 12) * batch * length * heads * DIM * DIM
         question = harness.Question(section, "gated_delta_rule", f"B{batch} S{length} H{heads // 2}/{heads} D{DIM}",
-                                    "TFLOP/s", work, BOUND)
-        yield Job(question, ours, "gated_delta_rule", PEERS, make, forward_error)
+                                    "TFLOP/s", work, BOUNDS[section])
+        yield Job(question, ours if forward else delta_rule.training(ours), op, tuple(delta_rule.PEERS[op]), make,
+                  forward_error if forward else training_error)
 
 
 def calls() -> dict[str, Call]:
@@ -87,8 +104,8 @@ def calls() -> dict[str, Call]:
 
 BENCH = Bench(
     "gated_delta_rule", __doc__,
-    {"forward": lambda shapes: jobs("forward", shapes)},
-    shapes={"forward": SHAPES},
+    {section: lambda shapes, section=section: jobs(section, shapes) for section in ("forward", "training")},
+    shapes={"forward": SHAPES, "training": TRAINING},
     quick=QUICK,
     calls=calls,
 )

@@ -1,4 +1,5 @@
-"""The baselines of the gated delta rule, with tkq's layout: (q, k, v, g, beta, alpha) -> o; alpha is exp(g).
+"""The baselines of the gated delta rule, with tkq's layout: (q, k, v, g, beta, alpha) -> o; alpha is exp(g). Of its
+training: (q, k, v, g, beta, alpha, do) -> (o, gradients of q, k, v, g and beta).
 
 fla: fla.ops.gated_delta_rule of flash-linear-attention. FlashQLA: kernels in TileLang, K = V = 128 alone. FlashInfer:
 its kernel for prefill on Hopper in one launch, K = V = 128 alone, which takes alpha and sequences by cu_seqlens.
@@ -43,8 +44,19 @@ def flashinfer() -> Callable:
     return prefill
 
 
+def training(forward: Callable) -> Callable:
+    """Forward and backward of one call."""
+    def step(q, k, v, g, beta, alpha, do):
+        leaves = [x.detach().requires_grad_() for x in (q, k, v, g, beta)]
+        o = forward(*leaves, alpha)
+        return o.detach(), *torch.autograd.grad(o, leaves, do)
+
+    return step
+
+
 PEERS: dict[str, dict[str, Callable[..., Callable]]] = {
     "gated_delta_rule": {"fla": fla, "FlashQLA": flash_qla, "FlashInfer": flashinfer},
+    "gated_delta_rule_training": {"fla": lambda: training(fla()), "FlashQLA": lambda: training(flash_qla())},
 }
 
 common.PEERS.update(PEERS)
