@@ -31,7 +31,8 @@ def launched(given, scale) -> Made:
         chunk = Chunk(given, scale, g[:, :, at].cumsum(-1), None if beta is None else beta[:, :, at])
         out[:, :, at], state = chunk.step(q[:, :, at], k[:, :, at], v[:, :, at], state)
     dots = None if given.x is None else (out * of_heads(given.x)).sum(-1).transpose(1, 2)
-    return Made(out.transpose(1, 2).to(given.v.dtype), None if given.final is None else state, dots)
+    dv = (beta * out).transpose(1, 2).to(given.v.dtype) if given.reverse and beta is not None else None
+    return Made(out.transpose(1, 2).to(given.v.dtype), None if given.final is None else state, dots, dv)
 
 
 class Chunk:

@@ -44,6 +44,7 @@ MUTANTS = (
          "tk.right_fill(p, 1, 0.0, diagonal=True)", GRADIENTS),
         ("reversed_strict_mask_with_the_diagonal", "tk.left_fill(p, apart, 0.0, diagonal=True)",
          "tk.left_fill(p, 0, 0.0, diagonal=True)", GRADIENTS),
+        ("gradients_without_beta", "tk.mul_col(c.w, c.w, c.beta)", "", GRADIENTS),
         ("inverse_of_queries", "self.delta.products(mine, s.q[ring.stage] if self.spec.reverse else s.k[ring.stage])",
          "self.delta.products(mine, s.k[ring.stage])", GRADIENTS),
         ("gradients_in_the_order_of_tokens", "return t.chunks - 1 - i if self.spec.reverse else i", "return i", LONG),

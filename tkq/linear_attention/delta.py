@@ -150,6 +150,7 @@ class Delta:
     def gradients_of_updates(self, c, shared, stage):
         """Reversed, c.w = dU', from c.o, which is under way."""
         if self.back:
+            tk.load_shared_cols(c.beta, shared.beta[None, stage])
             tk.load_shared_cols(c.erase, shared.erase[None, stage])
             tk.mma_wait(0)
             tk.copy(c.x, c.o)
@@ -163,5 +164,5 @@ class Delta:
             tk.mma_AB(c.s, c.x, keys)
 
     def result(self, c):
-        """What goes to global memory: U, its gradient, or a chunk's outputs."""
+        """What goes to global memory: U, its gradient (and that times beta), or a chunk's outputs."""
         return c.w if self.spec.updates or self.back else c.o

@@ -97,8 +97,7 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
     solved = dq = dk = dg = z = None
     if any((needs.k, needs.v, need_g, needs.beta, need_initial)):
         solved = launch(Given(k, q, do, g, beta, behind, torch.float32 if need_initial else None, reverse=True), scale)
-        dv = (_wide(beta)[..., None] * solved.o).to(v.dtype)
-        p = p._replace(du=solved.o, dv=dv)
+        p = p._replace(du=solved.o, dv=solved.dv)
     if needs.q or need_g:
         of_q = _dq(p, need_g, need_g and dfinal is not None)
         dq = _of_shared(of_q.o, q) if needs.q else None
@@ -109,7 +108,7 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
     if need_g:
         at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum((-1, -2))
         dg = _of_gates(g, of_q.dots - _dots(p), at_end)
-    return DeltaGradients(dq, dk, dv if needs.v else None, dg, _dbeta(p, z.o) if needs.beta else None,
+    return DeltaGradients(dq, dk, p.dv if needs.v else None, dg, _dbeta(p, z.o) if needs.beta else None,
                           (scale * solved.state).to(initial.dtype) if need_initial else None)
 
 
@@ -137,7 +136,8 @@ def _dk(p, z):
             p.u[..., part], values[..., part], queries, g, reverse=True,
             initial=_turned(more.get("behind"), part), strict=more.get("strict", False)), scale)).o
 
-    made = _wide(of(p.do, q, p.scale, behind=p.behind)) - of(p.dv, k, 1.0, strict=True) - _wide(beta)[..., None] * z
+    made = _wide(of(p.do, q, p.scale, behind=p.behind))
+    made.sub_(of(p.dv, k, 1.0, strict=True)).addcmul_(_wide(beta)[..., None], z, value=-1)
     return _of_shared(made, k).to(k.dtype)
 
 

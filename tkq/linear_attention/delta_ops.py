@@ -100,7 +100,7 @@ def _forward(q, k, v, g, beta, initial_state, scale, output_final_state):
     check_delta_call(q, k, v, g, beta, initial_state)
     check_layouts(DELTA, q, k, v)
     final = torch.float32 if output_final_state else None
-    (o, state, _), call = start(Given(q, k, v, g, beta, initial_state, final), _scale(scale, q))
+    (o, state, *_), call = start(Given(q, k, v, g, beta, initial_state, final), _scale(scale, q))
     if call is not None:
         _call_cache.add((q, k, v, g, beta, initial_state, scale, output_final_state), *call, (o, state))
     return o, state

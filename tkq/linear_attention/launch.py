@@ -39,11 +39,12 @@ class Given(NamedTuple):
 
 
 class Made(NamedTuple):
-    """o, the final state or None, (B, S, HO) sums of o times x or None."""
+    """o, the final state or None, (B, S, HO) sums of o times x or None, o times beta of what is reversed with it."""
 
     o: Tensor
     state: Tensor | None
     dots: Tensor | None
+    dv: Tensor | None = None
 
 
 def spec_of(given: Given) -> LinearSpec:
@@ -70,13 +71,14 @@ def start(given: Given, scale: float) -> tuple:
     o = torch.empty(B, S, heads, V, device=device, dtype=v.dtype)
     state = None if final is None else torch.empty(B, heads, K, V, device=device, dtype=final)
     dots = None if x is None else torch.empty(-(-V // CHUNK), B, S, heads, device=device, dtype=torch.float32)
+    dv = torch.empty_like(o) if beta is not None and given.reverse else None
     call = None
     if B * S * heads:
-        call = _launcher(given), ((q, k, v, o, g, beta, initial, state, x, dots), scale)
+        call = _launcher(given), ((q, k, v, o, g, beta, initial, state, x, dots, dv), scale)
         call[0](*call[1])
     elif state is not None:
         state.zero_() if initial is None else state.copy_(initial)
-    return Made(o, state, dots if dots is None else dots[0] if len(dots) == 1 else dots.sum(0)), call
+    return Made(o, state, dots if dots is None else dots[0] if len(dots) == 1 else dots.sum(0), dv), call
 
 
 def _launcher(given):

@@ -93,3 +93,18 @@ def test_the_reference_of_the_gradients(decay):
     want, (do, dstate) = check(given)
     for mine, exact in zip(gated_delta_rule_backward(do, dstate, *given, 0.3), want):
         assert mine is exact is None or torch.allclose(mine, exact)
+
+
+@pytest.mark.parametrize("keys, beta", [("random", None), ("correlated", 1.0), ("random", 2.0)])
+@pytest.mark.parametrize("decay", [0.1, 20.0])
+def test_16_bits_are_enough(keys, beta, decay):
+    """The launches rounded as the kernels round them: errors are those of a few roundings to 8 bits."""
+    q, k, v, g, b, initial = make(200, 32, 48, decay, keys, beta)
+    q, k, v = (x.to(torch.bfloat16) for x in (q, k, v))
+    g, b, initial = (x.float() for x in (g, b, initial))
+    do, dstate = torch.randn_like(v), torch.randn_like(initial)
+    found = backward(DeltaSaved(q, k, v, g, b, initial), 0.3, do, dstate)
+    want = gated_delta_rule_backward(do.double(), dstate.double(), q.double(), k.double(), v.double(), g, b, initial,
+                                     0.3)
+    for name, mine, exact in zip(DeltaSaved._fields, found, want):
+        assert (mine.double() - exact).norm() < 2**-6 * exact.norm(), name
