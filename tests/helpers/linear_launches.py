@@ -47,9 +47,10 @@ class Chunk:
         left = (sums[..., -1:] - sums)[..., None].exp()
         self.at_query, self.to_end = (left, self.begun) if given.reverse else (self.begun, left)
 
-    def narrow(self, x, exact=False):
-        """As an operand. exact: one in two parts."""
-        return x if exact else x.to(self.given.v.dtype).to(x.dtype)
+    def narrow(self, x, in_two=False):
+        """As an operand. in_two: in two parts, with what rounding leaves."""
+        first = x.to(self.given.v.dtype).to(x.dtype)
+        return first + self.narrow(x - first) if in_two else first
 
     def scores(self, q, k):
         p, above = self.scale * self.decay * (q @ k.mT), int(self.given.strict)
@@ -62,13 +63,13 @@ class Chunk:
 
     def step(self, q, k, v, state):
         """(outputs, the state behind the chunk)"""
-        exact, values = self.given.x is not None, v
-        old = self.narrow(state, exact)
+        in_two, values = self.given.x is not None, v
+        old = self.narrow(state, in_two)
         if self.beta is not None and not self.given.reverse:
             values = self.inverse(k) @ self.narrow(self.beta * v - self.beta * self.begun * (k @ old))
             v = self.narrow(values)
         o = self.scale * self.at_query * (q @ old) + self.scores(q, k) @ v
-        state = self.total * state + k.mT @ self.narrow(self.to_end * values, exact)
+        state = self.total * state + k.mT @ self.narrow(self.to_end * values, in_two)
         if self.beta is not None and self.given.reverse:
             o = self.inverse(q).mT @ self.narrow(o)
             state = state - q.mT @ self.narrow(self.beta * self.begun / self.scale * o)
