@@ -30,10 +30,11 @@ def test_rounds_once(out_dtype):
 
 
 def test_bias_activation_and_float8_out():
-    args, bias, s = operands(M, N, K, "row"), torch.randn(N), torch.tensor(0.25)
-    y = exact(args).float() + bias
-    assert torch.equal(tkq.fp8_gemm(*args, bias=bias, activation="relu", out_dtype=E4M3, out_scale=s).float(),
-                       (y.relu() / 0.25).clamp(-448, 448).to(E4M3).float())
+    args, bias, s = operands(M, N, K, "row", whole=True, powers=True), torch.arange(N) % 17 - 8.0, torch.tensor(0.25)
+    y = exact(args, torch.float32) + bias  # to the bit: sums of whole numbers times powers of two
+    q = tkq.fp8_gemm(*args, bias=bias, activation="relu", out_dtype=E4M3, out_scale=s).float()
+    assert torch.equal(q, (y.relu() / 0.25).clamp(-448, 448).to(E4M3).float())
+    assert 0.1 < ((0 < q) & (q < 448)).float().mean()
     for name, f in (("silu", torch.nn.functional.silu), ("gelu", torch.nn.functional.gelu)):
         torch.testing.assert_close(tkq.fp8_gemm(*args, bias=bias, activation=name, out_dtype=torch.float32), f(y),
                                    rtol=1e-4, atol=1e-4)
