@@ -15,6 +15,8 @@ _ELSEWHERE = {
                          "flashattentionvarlen",
     "linear_attn": "linearattention chunksimplegla simplegla chunklinearattn lightningattn chunklightningattn "
                    "retention chunkretention",
+    "gated_delta_rule": "chunkgateddeltarule gateddeltanet gdn deltarule chunkdeltarule deltanet gateddelta "
+                        "chunkgateddeltaruleprefill",
     "layernorm": "layernormfn layernormfwd addlayernorm nativelayernorm",
     "rmsnorm": "rmsnormfn rmsnormfwd addrmsnorm fusedaddrmsnorm fusedrmsnorm",
     "softmax": "softmaxfwd",

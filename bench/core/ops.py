@@ -124,6 +124,10 @@ OPS: dict[str, tuple[Part, ...]] = {
         Part("linear_attention", ("forward",)),
         Part("linear_attention", ("training",), what="forward and backward"),
     ),
+    "gated_delta_rule": (
+        Part("gated_delta_rule", ("forward",)),
+        Part("gated_delta_rule", ("training",), what="forward and backward"),
+    ),
 }
 # files that measure something else by a main of their own: clocks, the docs' kernels, starting, a whole model
 EXTRAS = {"sustained": "sustained", "fp8_sums": "fp8_accumulation_error", "chapters": "chapters",
@@ -142,13 +146,16 @@ AGAINST: dict[str, tuple[str, ...]] = {
     "deepgemm": ("DeepGEMM",),
     "fa3": ("FA3",),
     "fla": ("fla",),
+    "flashinfer": ("FlashInfer",),
+    "flashqla": ("FlashQLA",),
     "torch": ("torch", "torch._addmm_activation", "flash SDPA"),
 }
 USUAL = tuple(name for name in AGAINST if name != "quack-tuned")  # that one compiles 44 kernels
 CUBLAS_IN_TORCH = ("fp8_gemm",)  # where the candidate "torch" is a product of cuBLASLt's
 PACKAGES = {"quack": "quack-kernels", "quack-tuned": "quack-kernels", "fa4": "flash-attn-4", "liger": "liger-kernel",
-            "torch.compile": "triton", "fla": "flash-linear-attention"}
-MODULES = {"deepgemm": ("deep_gemm", "vllm"), "fa3": ("flash_attn_interface",)}  # that one of them is there says it
+            "torch.compile": "triton", "fla": "flash-linear-attention", "flashinfer": "flashinfer-python"}
+MODULES = {"deepgemm": ("deep_gemm", "vllm"), "fa3": ("flash_attn_interface",),
+           "flashqla": ("flash_qla",)}  # that one of them is there says it
 
 
 def bench_of(name: str) -> Bench:
@@ -209,7 +216,7 @@ NAMES = {("attention_forward", "varlen"): "flash_attn_varlen", "attention_forwar
          ("attention_backward", "deterministic"): "flash_attn, deterministic backward",
          "attention_backward": "flash_attn, backward", "attention_backward_varlen": "flash_attn_varlen, backward",
          "both": "cross_entropy_and_gradient", "cross_entropy_mean": "cross_entropy, mean"}
-NAMES |= {("linear_attn", "training"): "linear_attn, forward and backward"}
+NAMES |= {(op, "training"): f"{op}, forward and backward" for op in ("linear_attn", "gated_delta_rule")}
 NAMES |= {f"{op}_backward": f"{op}, backward" for op in ("rmsnorm", "layernorm", "softmax", "cross_entropy")}
 # by the first word of an op: the other words as pages and pictures have them
 _FP8 = {"tensor": "scales per tensor", "row": "scales per row", "1x128_128x128": "scales 1x128 and 128x128",

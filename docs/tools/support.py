@@ -86,7 +86,8 @@ def types() -> dict[str, tuple[list, str]]:
         "linear_cross_entropy": (half, f"{loss[1]}; x's columns: a multiple of 8"),
         "swiglu": gated, "geglu": gated, "rope": turned, "rope_qk": turned,
         "flash_attn": flash, "flash_attn_varlen": (flash[0], f"any sequence lengths, including 0; {dims}"),
-        "linear_attn": (taken(lambda t: LinearSpec(t, 64, 64), TYPES), f"any S; {_widths_of_states()}"),
+        **dict.fromkeys(("linear_attn", "gated_delta_rule"), (taken(lambda t: LinearSpec(t, 64, 64), TYPES),
+                                                              f"any S; {_widths_of_states()}")),
         "gemm": (half, "any M, N; K a multiple of 8"),
         "grouped_gemm": (taken(lambda t: _grouped(t, "m"), TYPES), f"up to {grouped_spec.MOST_GROUPS} groups, which "
                          "may be empty; K a multiple of 8, float8: 16"),

@@ -208,6 +208,14 @@ def linear_attn(d):
                 output_final_state=d.chance(0.4))
 
 
+def gated_delta_rule(d):
+    """Keys of length 1."""
+    given = linear_attn(d)
+    k, tokens = torch.nn.functional.normalize(given["k"].float(), dim=-1), given["v"].shape[:3]
+    return dict(given, k=k.to(given["k"].dtype), g=d.maybe(0.7, lambda: -d.positive(*tokens)),
+                beta=d.normal(*tokens, dtype=FP32).sigmoid().to(d.one(FP32, BF16)))
+
+
 def _rope(d, names):
     batch, length, heads, dtype, table = d.one(1, 2), d.one(1, 6), d.one(1, 3), d.real(), 16
     size = d.of((8, 64), (64,))

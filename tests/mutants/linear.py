@@ -7,7 +7,27 @@ LONG, ODD = ((f"{TESTS}test_linear_op.py::test_shared_heads[{tokens}]",) for tok
 STATES, RESET = ((f"{TESTS}{name}",) for name in ("test_linear_op.py::test_two_calls_are_one",
                                                   "test_linear_forward.py::test_a_reset"))
 
+DELTA, HARD = ((f"{TESTS}test_delta_forward.py::{name}",) for name in (
+    "test_lengths[300-token]", "test_hard_inverses[0.1-identical-2.0]"))
+GRADIENTS, FIRST = ((f"{TESTS}{name}",) for name in (
+    "test_delta_backward.py::test_lengths[300-token]",
+    "test_delta_launches.py::test_nothing_in_front_of_the_first_token_counts"))
+
 MUTANTS = (
+    *family(
+        "linear", "tkq/linear_attention/delta.py",
+        ("keys_are_not_erased", "shared.erase[i, stage] = ahead[e] * decay", "shared.erase[i, stage] = 0.0 * decay",
+         DELTA),
+        ("erased_before_they_decay", "shared.erase[i, stage] = ahead[e] * decay", "shared.erase[i, stage] = ahead[e]",
+         DELTA),
+        ("beta_of_one", "tk.mul_row(x, x, beta)", "", HARD),
+        ("last_column_is_not_solved", "for k in cutlass.range_constexpr(CHUNK - 1):",
+         "for k in cutlass.range_constexpr(CHUNK - 2):", HARD),
+        ("gradients_by_the_inverse_not_transposed", "tk.mm_AB(c.w, c.x, shared.inverse[stage])",
+         "tk.mm_ABt(c.w, c.x, shared.inverse[stage])", GRADIENTS),
+        ("gradients_are_not_erased", "tk.mma_AB(c.s, c.x, keys)", "", GRADIENTS),
+        ("erased_without_the_scale", "decay = decay / g.scale", "pass", GRADIENTS),
+        ("beta_of_tokens_before_the_first", "if token >= 0 and token < g.tokens:", "if token < g.tokens:", FIRST)),
     *family(
         "linear", "tkq/linear_attention/gates.py",
         ("state_does_not_decay", "tk.mul(c.s, c.s, shared.total[0, stage])", "", LONG),
@@ -16,10 +36,17 @@ MUTANTS = (
         ("gate_of_infinity", "ahead[e] = Float32(LOWEST) if x < LOWEST else x", "ahead[e] = x", RESET)),
     *family(
         "linear", "tkq/linear_attention/kernel.py",
-        ("mask_without_the_diagonal", "tk.right_fill(p, 1, 0.0, diagonal=True)",
+        ("mask_without_the_diagonal", "tk.right_fill(p, 1 - apart, 0.0, diagonal=True)",
          "tk.right_fill(p, 0, 0.0, diagonal=True)", ODD),
-        ("reversed_mask_without_the_diagonal", "tk.left_fill(p, 0, 0.0, diagonal=True)",
+        ("reversed_mask_without_the_diagonal", "tk.left_fill(p, apart, 0.0, diagonal=True)",
          "tk.left_fill(p, 1, 0.0, diagonal=True)", ODD),
+        ("strict_mask_with_the_diagonal", "tk.right_fill(p, 1 - apart, 0.0, diagonal=True)",
+         "tk.right_fill(p, 1, 0.0, diagonal=True)", GRADIENTS),
+        ("reversed_strict_mask_with_the_diagonal", "tk.left_fill(p, apart, 0.0, diagonal=True)",
+         "tk.left_fill(p, 0, 0.0, diagonal=True)", GRADIENTS),
+        ("gradients_without_beta", "tk.mul_col(c.w, c.w, c.beta)", "", GRADIENTS),
+        ("inverse_of_queries", "self.delta.products(mine, s.q[ring.stage] if self.spec.reverse else s.k[ring.stage])",
+         "self.delta.products(mine, s.k[ring.stage])", GRADIENTS),
         ("gradients_in_the_order_of_tokens", "return t.chunks - 1 - i if self.spec.reverse else i", "return i", LONG),
         ("last_chunk_left_out", "t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, part * n, "
          "cute.ceil_div(g.tokens, CHUNK))", "t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, "
@@ -29,8 +56,8 @@ MUTANTS = (
         ("first_state_left_out", "tk.load_from(state, transposed(g.initial, t), row0, 0)", "tk.zero(state)", STATES),
         ("no_wait_for_tokens", """
             s.tokens.wait(ring)
-            tk.mm_ABt(x, s.q[ring.stage], s.k[ring.stage])
-         """, "tk.mm_ABt(x, s.q[ring.stage], s.k[ring.stage])", LOADS),
+            if const_expr(not self.spec.updates):
+         """, "if const_expr(not self.spec.updates):", LOADS),
         ("no_wait_for_scores", "s.scores.wait(scores)", "", NAPS),
         ("scores_written_over", "s.scores.acquire_empty(out)", "", READS),
         ("tokens_freed_before_their_products", """

@@ -120,6 +120,12 @@ def _linear_attention(g):
         yield (S(2), S(1) if final else R), dict(_sequences(g.g, 2), q=S(2), k=S(2), v=S(2), initial_state=S(1))
 
 
+def _delta_rule(g):
+    """As linear attention; beta lies as gates of tokens do."""
+    for results, given in _linear_attention(g):
+        yield results, dict(given, beta=given["q"])
+
+
 def _linear_attention_backward(g):
     needs = g.need_q, g.need_k, g.need_v, g.need_g, g.need_initial
     heads = g.q.shape[2] % g.q.mesh.size() == 0
@@ -129,6 +135,14 @@ def _linear_attention_backward(g):
         yield (tuple(p if need else R for need, p in zip(needs, results)),
                dict(_sequences(g.g, dimension), **dict.fromkeys(("do", "q", "k", "v"), S(dimension)),
                     **dict.fromkeys(("dstate", "initial_state"), S(of_states))))
+
+
+def _delta_rule_backward(g):
+    needs = g.need_q, g.need_k, g.need_v, g.need_g, g.need_beta, g.need_initial
+    for dimension, of_states in ((0, 0), (2, 1)) if g.q.shape[2] % g.q.mesh.size() == 0 else ((0, 0),):
+        tokens, states = S(dimension), S(of_states)
+        yield (tuple(p if need else R for need, p in zip(needs, (*(tokens,) * 5, states))),
+               dict(dict.fromkeys(("do", "q", "k", "v", "g", "beta"), tokens), dstate=states, initial_state=states))
 
 
 def _sequences(gates, dimension):
@@ -176,8 +190,9 @@ RULES = {
     "gated": _gated, "gated_backward": _gated_backward, "rope": _rope, "rope_qk": _rope, "flash_attn": _attention,
     "flash_attn_backward": _attention_backward, "flash_attn_varlen": _attention,
     "flash_attn_varlen_backward": _attention_backward, "linear_attn": _linear_attention,
-    "linear_attn_backward": _linear_attention_backward, "gemm": _gemm, "grouped_gemm": _grouped_gemm,
-    "fp8_gemm": _fp8_gemm, "quantize_fp8": _quantised,
+    "linear_attn_backward": _linear_attention_backward, "gated_delta_rule": _delta_rule,
+    "gated_delta_rule_backward": _delta_rule_backward, "gemm": _gemm,
+    "grouped_gemm": _grouped_gemm, "fp8_gemm": _fp8_gemm, "quantize_fp8": _quantised,
     # of whole losses, and of logits that are nowhere whole: everything is gathered
     "cross_entropy_and_gradient": lambda g: (), "linear_cross_entropy": lambda g: (),
     "linear_cross_entropy_backward": lambda g: (),

@@ -1,2 +1,2 @@
-"""Linear attention and state space models: one chunked engine. tkq.linear_attn is the function that users call; the
-delta rule (`delta.py`) is a part of the kernel without one yet."""
+"""Linear attention and state space models: one chunked engine. users call tkq.linear_attn and, with
+the delta rule, tkq.gated_delta_rule."""

@@ -1,5 +1,6 @@
 """The kernels of linear attention that tkq itself can choose, and what their machine code must show."""
 import itertools
+from dataclasses import replace
 
 from tkq.linear_attention.launch import recipe
 from tkq.linear_attention.plan import plan
@@ -11,10 +12,10 @@ SIZES = (64, 128)
 
 
 def shipped() -> list:
-    """Forward and backward of bf16, K and V of 64 and 128, each gate; states that come in and go out of one size. A
-    kernel that is one and the other stands here once."""
+    """Forward and backward of bf16, K and V of 64 and 128, each gate; states that come in and go out of one size; the
+    delta rule's forward of the width that models have. A kernel that is one and the other stands here once."""
     found = {}
-    for name, spec in (*_of_sizes(), *_with_states()):
+    for name, spec in (*_of_sizes(), *_with_states(), *_delta_rule()):
         found.setdefault(recipe(spec), Shipped(name, recipe(spec), expectation(spec)))
     return list(found.values())
 
@@ -37,8 +38,26 @@ def _with_states():
     yield f"linear_attn_dv{end}", LinearSpec("bf16", 128, 128, "token", "fp32", "fp32", reverse=True, dot=True)
 
 
+def _delta_rule():
+    """With kernels of linear attention's gradients, too."""
+    for gate, beta in itertools.product(("none", "token"), ("fp32", "bf16")):
+        end, spec = f"-bf16-k128-v128-{gate}-beta_{beta}", LinearSpec("bf16", 128, 128, gate, delta=beta)
+        yield f"gated_delta_rule{end}", spec
+        yield f"gated_delta_rule_updates{end}", replace(spec, updates=True)
+        yield f"gated_delta_rule_du{end}", replace(spec, reverse=True)
+    for gate, dot in (("none", False), ("token", False), ("token", True)):
+        end = f"-bf16-k128-v128-{gate}{'-dot' * dot}"
+        spec = LinearSpec("bf16", 128, 128, gate, dot=dot, strict=True)
+        yield f"gated_delta_rule_keys_before{end}", spec
+        yield f"gated_delta_rule_keys_behind{end}", replace(spec, reverse=True)
+    for initial in (None, "fp32"):
+        yield (f"gated_delta_rule-bf16-k128-v128-token-beta_fp32-{'states' if initial else 'final'}",
+               LinearSpec("bf16", 128, 128, "token", initial, "fp32", delta="fp32"))
+
+
 def expectation(spec: LinearSpec) -> Expectation:
-    """Products of the scores and of the state's three, a wait each at most; loads and stores by TMA."""
+    """Products of the scores and of the state's three, a wait each at most; loads and stores by TMA. Where corrected
+    values come out, there is no product with queries."""
     few, some, many = plan(spec).registers
     return Expectation(tensor=spec.head_dim // 16 * 3, instructions=("UTMALDG", "UTMASTG", "USETMAXREG"),
                        roles=((few, 1), (some, 1), (many, plan(spec).groups)))

@@ -13,7 +13,7 @@ from tkq.linear_attention.spec import LinearSpec
 
 class DeltaShared(NamedTuple):
     """inverse: (I + L)^-1, 16 bits, two stages. lower: L, fp32, of the scores' warpgroup alone, column by column. beta,
-    erase: of a chunk's tokens, beta and beta * 2^G, two stages."""
+    erase: of a chunk's tokens, beta and beta * 2^G, in the reversed order over the scale, two stages."""
 
     inverse: tk.SharedTile
     lower: cute.Tensor
@@ -27,10 +27,16 @@ class Delta:
         U = (I + L)^-1 beta (V - e^G K S)
 
     takes the place of V. The scores' warpgroup makes the inverse: a thread solves for one of its columns, in fp32, with
-    the column in registers."""
+    the column in registers.
+
+    Reversed, K is in the place of Q, Q in that of K and dO in that of V: O is what the gradient of U is without the
+    chunk's other tokens. U's gradient, and what it takes off the state's, are (see `delta_gradients`)
+
+        dU = (I + L)^-1' O,  S - (beta e^G / scale K)' dU"""
 
     def __init__(self, spec: LinearSpec, tile: tk.st):
         self.spec, self.there, self.tile = spec, spec.delta, tile
+        self.forward, self.back = spec.delta and not spec.reverse, spec.delta and spec.reverse
 
     def shared(self, al: tk.SharedAllocator) -> Any:
         """Room for it in shared memory; None without the rule."""
@@ -40,12 +46,12 @@ class Delta:
 
     # ---- the scores' warpgroup -----------------------------------------------------------------
 
-    def begin(self, g, t):
+    def begin(self, g, t, chunk):
         """Registers: of the products of keys, the rows' factors, this lane's two of the next chunk, a column."""
         if not self.there:
             return None
         ahead = cute.make_rmem_tensor((2,), Float32)
-        self.read(g, t, 0, ahead)
+        self.read(g, t, chunk, ahead)
         return tk.rt_fl(CHUNK), tk.rv(), ahead, cute.make_rmem_tensor((CHUNK,), Float32)
 
     @cute.jit
@@ -54,7 +60,10 @@ class Delta:
         for e in cutlass.range_constexpr(2):
             token = chunk * CHUNK + 2 * tk.lane_id() + e
             ahead[e] = Float32(0.0)
-            if token < g.tokens:
+            if const_expr(self.back):
+                if token >= 0 and token < g.tokens:
+                    ahead[e] = Float32(g.beta[t.batch, token, t.head])
+            elif token < g.tokens:
                 ahead[e] = Float32(g.beta[t.batch, token, t.head])
 
     def products(self, mine, keys):
@@ -74,6 +83,8 @@ class Delta:
                     decay = Float32(1.0)
                     if const_expr(at_start is not None):
                         decay = cute.math.exp2(at_start[i, stage], fastmath=True)
+                    if const_expr(self.back):
+                        decay = decay / g.scale
                     shared.erase[i, stage] = ahead[e] * decay
             self.read(g, t, following, ahead)
 
@@ -123,15 +134,35 @@ class Delta:
 
     def of_state(self, c, keys):
         """What the state gives for the keys is under way."""
-        if self.there:
+        if self.forward:
             tk.mm_ABt(c.w, c.s16, keys)
 
     def updates(self, c, shared, stage):
         """c.w = U', c.v the same, rounded: what the state gave for the keys has arrived."""
-        if self.there:
+        if self.forward:
             tk.load_shared_cols(c.beta, shared.beta[None, stage])
             tk.load_shared_cols(c.erase, shared.erase[None, stage])
             tk.apply_narrow(c.v, lambda v, w, b, e: b * v - e * w, c.v, c.w, c.beta, c.erase)
             tk.mm_ABt(c.w, c.v, shared.inverse[stage])
             tk.mma_wait(0)
             tk.copy(c.v, c.w)
+
+    def gradients_of_updates(self, c, shared, stage):
+        """Reversed, c.w = dU', from c.o, which is under way."""
+        if self.back:
+            tk.load_shared_cols(c.beta, shared.beta[None, stage])
+            tk.load_shared_cols(c.erase, shared.erase[None, stage])
+            tk.mma_wait(0)
+            tk.copy(c.x, c.o)
+            tk.mm_AB(c.w, c.x, shared.inverse[stage])
+            tk.mma_wait(0)
+
+    def erase(self, c, keys):
+        """Reversed, what dU takes off the state is under way."""
+        if self.back:
+            tk.apply_narrow(c.x, lambda du, e: -(e * du), c.w, c.erase)
+            tk.mma_AB(c.s, c.x, keys)
+
+    def result(self, c):
+        """What goes to global memory: U, its gradient (and that times beta), or a chunk's outputs."""
+        return c.w if self.spec.updates or self.back else c.o

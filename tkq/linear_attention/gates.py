@@ -133,8 +133,12 @@ class Gate:
     def decay(self, c, shared, stage):
         """The state to the chunk's end."""
         if self.gated:
-            tk.apply_narrow(c.u, lambda v, f: v * f, c.w if self.spec.delta else c.v, c.to_end)
+            tk.apply_narrow(c.u, lambda v, f: v * f, self.taken_up(c), c.to_end)
             tk.mul(c.s, c.s, shared.total[0, stage])
+
+    def taken_up(self, c):
+        """What a state takes up, before it decays."""
+        return c.w if self.spec.delta and not self.spec.reverse else c.v
 
     def rest_of_values(self, c):
         """c.u = what `decay` rounded off."""

@@ -22,7 +22,8 @@ SCORES_BARRIER, OUT_BARRIER = 1, 2  # named barriers: of the scores' warpgroup, 
 class Operands(NamedTuple):
     """q, k: (B, S, H, K). v: (B, S, Hv, V). o: (B, S, HO, V), HO a multiple of H and Hv: neighbouring heads of o share
     one of theirs. g: None, (HO,) or (B, S, HO) fp32. beta: None, or (B, S, HO). initial, final: (B, HO, K, V) or None,
-    of any strides. x: None, or as v. dots: (ceil(V / 64), B, S, HO) fp32, the sums of o times x of 64 columns each."""
+    of any strides. x: None, or as v. dots: (ceil(V / 64), B, S, HO) fp32, the sums of o times x of 64 columns each. dv:
+    None, or as o: with delta, reversed, o times beta."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -34,6 +35,7 @@ class Operands(NamedTuple):
     final: Optional[cute.Tensor]
     x: Optional[cute.Tensor]
     dots: Optional[cute.Tensor]
+    dv: Optional[cute.Tensor]
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Globals:
     k: tk.gl
     v: tk.gl
     o: tk.gl
+    dv: Optional[tk.gl]
     x: Optional[tk.gl]
     g: Optional[cute.Tensor]
     beta: Optional[cute.Tensor]
@@ -150,7 +153,8 @@ class LinearAttention:
         dots = fake.tensor("fp32", (-(-V // CHUNK), B, S, HO), align=4) if spec.dot else None
         operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HO, V), g, of_tokens(spec.delta),
                             _any_strides(spec.initial, (B, HO, K, V)), _any_strides(spec.final, (B, HO, K, V)),
-                            operand(fake.sym(), V) if spec.dot else None, dots)
+                            operand(fake.sym(), V) if spec.dot else None, dots,
+                            operand(HO, V) if self.delta.back else None)
         return operands, Float32(1.0)
 
     @cute.jit
@@ -158,12 +162,15 @@ class LinearAttention:
         c = self.config
         # (batch, token, head, col) to (token, col, head, batch)
         q, k, v, o = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0])) for x in operands[:4]]
-        x, x_heads = None, Int32(1)
+        dv, x, x_heads = None, None, Int32(1)
+        if const_expr(self.delta.back):
+            dv = cute.make_tensor(operands.dv.iterator, cute.select(operands.dv.layout, [1, 3, 2, 0]))
+            dv = tk.gl.store(dv, self.v_tile)
         if const_expr(self.spec.dot):
             x = cute.make_tensor(operands.x.iterator, cute.select(operands.x.layout, [1, 3, 2, 0]))
             x, x_heads = tk.gl.load(x, self.v_tile), o.shape[2] // x.shape[2]
         g = Globals(tk.gl.load(q, self.qk_tile), tk.gl.load(k, self.qk_tile), tk.gl.load(v, self.v_tile),
-                    tk.gl.store(o, self.v_tile), x, *operands[4:8], operands.dots, scale, Int32(q.shape[0]),
+                    tk.gl.store(o, self.v_tile), dv, x, *operands[4:8], operands.dots, scale, Int32(q.shape[0]),
                     o.shape[2] // k.shape[2], o.shape[2] // v.shape[2], x_heads)
         parts = -(-self.spec.value_dim // (CHUNK * c.groups))
         self.kernel(g).launch(grid=[parts, o.shape[2], o.shape[3]], block=[tk.WARPGROUP * (c.groups + 2), 1, 1],
@@ -217,12 +224,13 @@ class LinearAttention:
         """P of each chunk, and beside it what decays."""
         ring, out = s.tokens.ring(), s.scores.ring()
         x, p = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype)
-        gates, mine = self.gate.begin(g, t, self.order(t, 0)), self.delta.begin(g, t)
+        gates, mine = self.gate.begin(g, t, self.order(t, 0)), self.delta.begin(g, t, self.order(t, 0))
         for i in cutlass.range(t.chunks, unroll=1):
             following = self.order(t, i + 1)
             s.tokens.wait(ring)
-            tk.mm_ABt(x, s.q[ring.stage], s.k[ring.stage])
-            self.delta.products(mine, s.k[ring.stage])
+            if const_expr(not self.spec.updates):
+                tk.mm_ABt(x, s.q[ring.stage], s.k[ring.stage])
+            self.delta.products(mine, s.q[ring.stage] if self.spec.reverse else s.k[ring.stage])
             s.scores.acquire_empty(out)
             self.gate.factors(g, s.gate, t, following, gates, out.stage)
             self.delta.factors(g, s.delta, t, following, mine, self.gate.sums_of(s.gate), out.stage)
@@ -231,8 +239,9 @@ class LinearAttention:
             tk.mma_wait(0)
             s.tokens.release(ring)
             self.delta.invert(s.delta, mine, between, out.stage, SCORES_BARRIER)
-            self.gate.weigh(p, x, between, g.scale)
-            self.put_scores(s.p[out.stage], p)
+            if const_expr(not self.spec.updates):
+                self.gate.weigh(p, x, between, g.scale)
+                self.put_scores(s.p[out.stage], p)
             if const_expr(self.spec.dot):
                 self.gate.weigh_rest(p, x, between, g.scale)
                 self.put_scores(s.rest[out.stage], p)
@@ -243,10 +252,11 @@ class LinearAttention:
 
     def put_scores(self, tile, p):
         """Without those of tokens that a query does not see."""
+        apart = int(self.spec.strict)  # by how many tokens a query and a key are at least
         if self.spec.reverse:
-            tk.left_fill(p, 0, 0.0, diagonal=True)
+            tk.left_fill(p, apart, 0.0, diagonal=True)
         else:
-            tk.right_fill(p, 1, 0.0, diagonal=True)
+            tk.right_fill(p, 1 - apart, 0.0, diagonal=True)
         tk.store(tile, p)
 
     @cute.jit
@@ -262,7 +272,8 @@ class LinearAttention:
             s.tokens.wait(ring)
             tk.copy(c.s16, c.s)
             self.delta.of_state(c, s.k[ring.stage])
-            tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
+            if const_expr(not spec.updates):
+                tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
             self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))
             s.scores.wait(scores)
             tk.mma_wait(0)
@@ -272,17 +283,23 @@ class LinearAttention:
                 tk.mma_wait(0)
             self.delta.updates(c, s.delta, scores.stage)
             self.gate.load(c, s.gate, scores.stage)
-            self.gate.at_query(c, g.scale)
-            tk.mma_ABt(c.o, c.v, s.p[scores.stage])
+            if const_expr(not spec.updates):
+                self.gate.at_query(c, g.scale)
+                tk.mma_ABt(c.o, c.v, s.p[scores.stage])
             if const_expr(spec.dot):
                 tk.mma_ABt(c.o, c.v, s.rest[scores.stage])
+            self.delta.gradients_of_updates(c, s.delta, scores.stage)
             self.gate.decay(c, s.gate, scores.stage)
             tk.mma_AB(c.s, self.gate.values(c), s.k[ring.stage])
+            self.delta.erase(c, s.q[ring.stage])
             tk.mma_wait(1)
             if const_expr(self.spec.dot):
                 self.of_group(s.x, wg, lambda x: tk.load_T(c.x, x[ring.stage]))
                 self.put_dots(g, s, t, c, self.order(t, i), wg)
-            self.put(g, s, t, c, self.order(t, i), wg)
+            self.put(g.o, s, t, self.delta.result(c), self.order(t, i), wg)
+            if const_expr(self.delta.back):
+                tk.mul_col(c.w, c.w, c.beta)
+                self.put(g.dv, s, t, c.w, self.order(t, i), wg)
             tk.mma_wait(0)
             if const_expr(spec.dot):
                 self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))  # anew: registers had o, x and s
@@ -313,17 +330,17 @@ class LinearAttention:
             tk.load_from(state, transposed(g.initial, t), row0, 0)
 
     @cute.jit
-    def put(self, g, s, t, c, chunk, wg):
-        """A chunk's outputs through shared memory: those of the chunk before have left it."""
+    def put(self, to, s, t, x, chunk, wg):
+        """A chunk's outputs through shared memory: those before have left it."""
         tile, leader = s.o[wg], tk.warp_id() % 4 == 0
         if leader:
             tk.store_wait()
         tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
-        tk.store_T(tile, c.o)
+        tk.store_T(tile, x)
         tk.publish()
         tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
         if leader:
-            tk.store_async(g.o, tile, (t.batch, t.head, chunk, t.part + wg))
+            tk.store_async(to, tile, (t.batch, t.head, chunk, t.part + wg))
 
     @cute.jit
     def put_dots(self, g, s, t, c, chunk, wg):

@@ -23,7 +23,7 @@ def recipe(spec: LinearSpec) -> Recipe:
 
 class Given(NamedTuple):
     """What an engine's launch takes, as `kernel.Operands` has it. final: dtype of the final state, or None. x: for sums
-    of o times x."""
+    of o times x. reverse, strict, updates: as `LinearSpec` has them."""
 
     q: Tensor
     k: Tensor
@@ -34,14 +34,17 @@ class Given(NamedTuple):
     final: torch.dtype | None = None
     x: Tensor | None = None
     reverse: bool = False
+    strict: bool = False
+    updates: bool = False
 
 
 class Made(NamedTuple):
-    """o, the final state or None, (B, S, HO) sums of o times x or None."""
+    """o, the final state or None, (B, S, HO) sums of o times x or None, o times beta of what is reversed with it."""
 
     o: Tensor
     state: Tensor | None
     dots: Tensor | None
+    dv: Tensor | None = None
 
 
 def spec_of(given: Given) -> LinearSpec:
@@ -52,7 +55,7 @@ def spec_of(given: Given) -> LinearSpec:
     g = given.g
     gate = "none" if g is None else "head" if g.dim() == 1 else "token"
     return LinearSpec(name(given.q), given.q.shape[-1], given.v.shape[-1], gate, name(given.initial), name(given.final),
-                      given.reverse, name(given.beta), given.x is not None)
+                      given.reverse, name(given.beta), given.x is not None, given.strict, given.updates)
 
 
 def launch(given: Given, scale: float) -> Made:
@@ -62,26 +65,27 @@ def launch(given: Given, scale: float) -> Made:
 
 def start(given: Given, scale: float) -> tuple:
     """(what is made, (the function that was launched, its arguments) or None)."""
-    q, k, v, g, beta, initial, final, x, _ = given
+    q, k, v, g, beta, initial, final, x, *_ = given
     (B, S, H, K), (HV, V) = q.shape, v.shape[2:]
     heads, device = max(H, HV), v.device
     o = torch.empty(B, S, heads, V, device=device, dtype=v.dtype)
     state = None if final is None else torch.empty(B, heads, K, V, device=device, dtype=final)
     dots = None if x is None else torch.empty(-(-V // CHUNK), B, S, heads, device=device, dtype=torch.float32)
+    dv = torch.empty_like(o) if beta is not None and given.reverse else None
     call = None
     if B * S * heads:
-        call = _launcher(given), ((q, k, v, o, g, beta, initial, state, x, dots), scale)
+        call = _launcher(given), ((q, k, v, o, g, beta, initial, state, x, dots, dv), scale)
         call[0](*call[1])
     elif state is not None:
         state.zero_() if initial is None else state.copy_(initial)
-    return Made(o, state, dots if dots is None else dots[0] if len(dots) == 1 else dots.sum(0)), call
+    return Made(o, state, dots if dots is None else dots[0] if len(dots) == 1 else dots.sum(0), dv), call
 
 
 def _launcher(given):
-    q, _, v, g, beta, initial, final, x, reverse = given
+    q, _, v, g, beta, initial, final, x, *ways = given
     types = (t if t is None else t.dtype for t in (beta, initial))
     gate = 0 if g is None else g.dim()
-    key = (q.get_device(), q.dtype, q.shape[3], v.shape[3], gate, *types, final, x is None, reverse)
+    key = (q.get_device(), q.dtype, q.shape[3], v.shape[3], gate, *types, final, x is None, *ways)
     if key not in _launchers:
         arch.require_hopper(q.device)
         _launchers[key] = function(recipe(spec_of(given)))

@@ -4,15 +4,15 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from tkq.linear_attention.check import check_call, check_layouts, lowered, options
+from tkq.linear_attention.check import OP, check_call, check_layouts, for_tma, lowered, options
 from tkq.linear_attention.gradients import Needs, Saved, backward
 from tkq.linear_attention.launch import Given, start
+from tkq.linear_attention.recorded import Recorder
 from tkq.reference import linear_attention as reference
 from tkq.runtime.call import autocast, check, ops
 from tkq.runtime.call.replay import CallCache
 
 _call_cache = CallCache()  # of `_forward`
-INPUTS = 5  # q, k, v, g, initial_state: those that may have a gradient
 
 
 def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, scale: Optional[float] = None,
@@ -80,7 +80,7 @@ def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, sca
     elif mode == "record":
         return _Recorded.apply(q, k, v, g, initial_state, scale, output_final_state)
     else:
-        check.refuse_tangent("linear_attn", q=q, k=k, v=v, g=g, initial_state=initial_state)
+        check.refuse_tangent(OP, q=q, k=k, v=v, g=g, initial_state=initial_state)
         check_call(q, k, v, g, initial_state)  # the dispatcher's words name no argument
         o, state = _op(q, k, v, g, initial_state, scale, output_final_state)
     return (o, state) if output_final_state else o
@@ -93,9 +93,9 @@ def _scale(scale, q) -> float:
 def _forward(q, k, v, g, initial_state, scale, output_final_state):
     """(o, the state or None), of CUDA tensors."""
     check_call(q, k, v, g, initial_state)
-    check_layouts(q, k, v)
+    check_layouts(OP, q, k, v)
     final = torch.float32 if output_final_state else None
-    (o, state, _), call = start(Given(q, k, v, _gates(g), None, initial_state, final), _scale(scale, q))
+    (o, state, *_), call = start(Given(q, k, v, _gates(g), None, initial_state, final), _scale(scale, q))
     if call is not None:
         _call_cache.add((q, k, v, g, initial_state, scale, output_final_state), *call, (o, state))
     return o, state
@@ -122,7 +122,7 @@ def _gates(g):
 
 def _cpu(q, k, v, g, initial_state, scale, output_final_state):
     check_call(q, k, v, g, initial_state)
-    check_layouts(q, k, v)
+    check_layouts(OP, q, k, v)
     o, state = reference.linear_attn(q, k, v, g, scale, initial_state)
     state = state.clone() if output_final_state else q.new_empty(0, dtype=torch.float32)
     return o.to(q.dtype), state
@@ -142,17 +142,8 @@ def _backward_cuda(do: Tensor, dstate: Optional[Tensor], q: Tensor, k: Tensor, v
                    need_g: bool, need_initial: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Empty ones for what is not wanted."""
     needs = Needs(need_q, need_k, need_v, need_g, need_initial)
-    found = backward(Saved(q, k, v, _gates(g), initial_state), _scale(scale, q), _for_tma(do), dstate, needs)
+    found = backward(Saved(q, k, v, _gates(g), initial_state), _scale(scale, q), for_tma(do), dstate, needs)
     return tuple(q.new_empty(0) if x is None else x for x in found)
-
-
-def _for_tma(do):
-    """do, copied where TMA cannot read it."""
-    try:
-        check_layouts(do)
-    except ValueError:
-        return do.clone(memory_format=torch.contiguous_format)
-    return do
 
 
 def _backward_cpu(do, dstate, q, k, v, g, initial_state, scale, *needs):
@@ -167,44 +158,7 @@ def _backward_fake(do, dstate, q, k, v, g, initial_state, scale, *needs):
                  for of, needed in zip((q, k, v, g, initial_state), needs))
 
 
-def _keep(ctx, given, scale, output_final_state):
-    ctx.save_for_backward(*given)
-    ctx.known = scale, output_final_state
-    ctx.set_materialize_grads(False)  # None, and not a tensor of zeros, for what was not used
-
-
-def _setup(ctx, inputs, output):
-    _keep(ctx, inputs[:INPUTS], *inputs[INPUTS:])
-
-
-def _backward(ctx, do, dstate):
-    given, needs, (scale, output_final_state) = ctx.saved_tensors, ctx.needs_input_grad[:INPUTS], ctx.known
-    if not output_final_state:
-        dstate = None
-    if do is None and dstate is None:
-        return (None,) * (INPUTS + 2)
-    if do is None:  # the state alone was used
-        do = torch.zeros_like(given[2])
-    tensors = do, dstate, *given
-    call = _backward_op
-    if ops.direct(*tensors):
-        call = _backward_cuda if do.is_cuda else _backward_cpu
-    found = call(*tensors, scale, *needs)
-    return *(x if needed else None for x, needed in zip(found, needs)), None, None
-
-
-def _record(ctx, q, k, v, g, initial_state, scale, output_final_state):
-    """The same in plain eager mode, past the dispatcher."""
-    call = _cuda if q.is_cuda else _cpu
-    o, state = call(q, k, v, g, initial_state, scale, output_final_state)
-    _keep(ctx, (q, k, v, g, initial_state), scale, output_final_state)
-    return (o, state) if output_final_state else o
-
-
-def _recorded_backward(ctx, do, dstate=None):
-    return _backward(ctx, do, dstate)
-
-
-_op = ops.torch_op("linear_attn", cuda=_cuda, cpu=_cpu, fake=_fake, setup=_setup, backward=_backward)
 _backward_op = ops.torch_op("linear_attn_backward", cuda=_backward_cuda, cpu=_backward_cpu, fake=_backward_fake)
-_Recorded = ops.eager_function("LinearAttention", forward=_record, backward=_recorded_backward, of="linear_attn")
+_recorder = Recorder(5, _cuda, _cpu, _backward_cuda, _backward_cpu, _backward_op)
+_op = ops.torch_op(OP, cuda=_cuda, cpu=_cpu, fake=_fake, setup=_recorder.setup, backward=_recorder.backward)
+_Recorded = ops.eager_function("LinearAttention", forward=_recorder.record, backward=_recorder.backward, of=OP)

@@ -17,8 +17,11 @@ class LinearSpec:
     "token", one for each token and head. initial, final: dtypes of the states that come in and go out, or None.
     dot: of each token and head also the sum of o times another tensor, from o before it is rounded, and with no operand
         rounded to 16 bits; with a gate, without delta.
-    delta: beta's dtype, with the delta rule.
+    delta: beta's dtype, with the delta rule. Reversed it is the gradient of the corrected values that comes out, and q
+        in the place of which are the keys (see `delta_gradients`).
     reverse: from the last token to the first, each of which sees those behind it: gradients are of this form.
+    strict: a token does not see itself; without delta.
+    updates: with delta, not reversed: the corrected values come out.
     """
 
     dtype: str
@@ -30,6 +33,8 @@ class LinearSpec:
     reverse: bool = False
     delta: str | None = None
     dot: bool = False
+    strict: bool = False
+    updates: bool = False
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("gate", self.gate, GATES),
@@ -39,8 +44,10 @@ class LinearSpec:
                                    ("delta", self.delta, (None, "fp32", "bf16"))):
             if got not in allowed:
                 raise ValueError(f"LinearSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
-        if self.delta and self.reverse:
-            raise ValueError("LinearSpec: delta and reverse, allowed is one of them")
+        if self.delta and self.strict:
+            raise ValueError("LinearSpec: delta and strict, allowed is one of them")
+        if self.updates and (self.reverse or not self.delta):
+            raise ValueError("LinearSpec: updates, allowed is with delta and not reversed")
         if self.dot and (self.delta or not self.gated):
             raise ValueError("LinearSpec: dot, allowed is with a gate and without delta")
 

@@ -31,6 +31,7 @@ _BEGINNINGS = {
     "cross_entropy_and_gradient": ("cross_entropy_and_gradient", "cross_entropy_fused", "total"),
     "linear_cross_entropy": ("linear_cross_entropy", "cross_entropy", "total", "scale", "gemm"),
     "flash_attn_varlen": ("flash_attn",),
+    "gated_delta_rule": ("gated_delta_rule", "linear_attn"),
     "rope_qk": ("rope",),
     "rmsnorm_quant": ("rmsnorm",),
     "layernorm_quant": ("layernorm",),

@@ -1,5 +1,5 @@
-"""Machine code, without a GPU: shipped kernels of each kind, and the delta rule's forward, which no public function
-calls yet. No spills, tensor cores not serialised."""
+"""Machine code, without a GPU: shipped kernels of each kind, those of the delta rule with states. No spills, tensor
+cores not serialised."""
 import pytest
 
 from tkq.linear_attention.catalog import expectation, shipped
@@ -12,7 +12,9 @@ needs_nvdisasm = pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is
 
 @needs_nvdisasm
 @pytest.mark.parametrize("name", ["linear_attn-bf16-k128-v128-token", "linear_attn_dk-bf16-k64-v128-head",
-                                  "linear_attn_dv-bf16-k128-v128-token-states"])
+                                  "linear_attn_dv-bf16-k128-v128-token-states",
+                                  "gated_delta_rule_updates-bf16-k128-v128-token-beta_fp32",
+                                  "gated_delta_rule_keys_behind-bf16-k128-v128-token-dot"])
 def test_shipped(name):
     kernel, = (kernel for kernel in shipped() if kernel.name == name)
     sass.assert_sass(kernel.recipe, kernel.expectation)
@@ -20,13 +22,15 @@ def test_shipped(name):
 
 @needs_nvdisasm
 @pytest.mark.parametrize("gate, beta, states", [("token", "fp32", "fp32"), ("none", "bf16", None)])
-def test_delta_rule(gate, beta, states):
-    spec = LinearSpec("bf16", 128, 128, gate, states, states, delta=beta)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_delta_rule(gate, beta, states, reverse):
+    spec = LinearSpec("bf16", 128, 128, gate, states, states, delta=beta, reverse=reverse)
     sass.assert_sass(recipe(spec), expectation(spec))
 
 
 @pytest.mark.parametrize("given, words", [
-    (dict(delta="fp32", reverse=True), "delta and reverse"), (dict(dot=True), "dot"),
+    (dict(delta="fp32", strict=True), "delta and strict"), (dict(updates=True), "updates"), (dict(dot=True), "dot"),
+    (dict(delta="fp32", updates=True, reverse=True), "updates"),
     (dict(dot=True, gate="token", delta="bf16"), "dot"), (dict(head_dim=144), "head_dim is 144"),
     (dict(value_dim=40), "value_dim is 40"), (dict(gate="channel"), "gate is 'channel'")])
 def test_what_a_spec_refuses(given, words):

@@ -35,7 +35,7 @@ def by_autograd(q, k, v, g, initial, scale, do, dstate):
 
 def launched(given, scale):
     """`launch.launch` in float64, token by token."""
-    q, k, v, g, _, initial, final, x, reverse = given
+    q, k, v, g, _, initial, final, x, reverse, *_ = given
     heads = max(q.shape[2], v.shape[2])
     q, k, v = (t.repeat_interleave(heads // t.shape[2], 2) for t in (q, k, v))
     of_first = None

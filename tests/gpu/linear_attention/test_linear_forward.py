@@ -47,7 +47,7 @@ def chunked(q, k, v, g, initial):
 
 def check(q, k, v, g, initial=None):
     with poisoned():
-        o, final, _ = launch(Given(q, k, v, g, None, initial, torch.float32), q.shape[-1]**-0.5)
+        o, final, *_ = launch(Given(q, k, v, g, None, initial, torch.float32), q.shape[-1]**-0.5)
     want, want_state = recurrence(*(x.double() for x in (q, k, v)), g, initial_state=initial)
     peer, peer_state = chunked(q, k, v, g, initial)
     assert_2x(o, want, peer, what="o")
@@ -89,15 +89,15 @@ def test_states_that_go_on(dtype):
     initial = torch.randn(2, 4, 64, 64, device="cuda").to(dtype)
     o, final = check(q, k, v, g, initial)
     first = [x[:, :128] for x in (q, k, v, g)]
-    o1, s1, _ = launch(Given(*first, None, initial, torch.float32), 64**-0.5)
-    o2, s2, _ = launch(Given(*(x[:, 128:] for x in (q, k, v, g)), None, s1, torch.float32), 64**-0.5)
+    o1, s1, *_ = launch(Given(*first, None, initial, torch.float32), 64**-0.5)
+    o2, s2, *_ = launch(Given(*(x[:, 128:] for x in (q, k, v, g)), None, s1, torch.float32), 64**-0.5)
     assert torch.equal(torch.cat([o1, o2], 1), o) and torch.equal(s2, final)
 
 
 def test_no_tokens():
     q, k, v, g = make(2, 0, 2, 2, 64, 64, "token")
     initial = torch.randn(2, 2, 64, 64, device="cuda")
-    o, final, _ = launch(Given(q, k, v, g, None, initial, torch.float32), 1.0)
+    o, final, *_ = launch(Given(q, k, v, g, None, initial, torch.float32), 1.0)
     assert o.shape == v.shape and torch.equal(final, initial)
 
 
@@ -108,8 +108,8 @@ def test_nothing_behind_the_end_counts():
         wide = torch.full((1, 200, *x.shape[2:]), math.nan, device="cuda", dtype=x.dtype)
         wide[:, :100] = x
         return wide[:, :100]
-    o, final, _ = launch(Given(q, k, v, g, final=torch.float32), 0.125)
-    again, state, _ = launch(Given(*map(behind, (q, k, v, g)), final=torch.float32), 0.125)
+    o, final, *_ = launch(Given(q, k, v, g, final=torch.float32), 0.125)
+    again, state, *_ = launch(Given(*map(behind, (q, k, v, g)), final=torch.float32), 0.125)
     assert torch.equal(o, again) and torch.equal(final, state)
 
 

@@ -141,6 +141,17 @@ def _gated_heads_shared(t):
                 initial_state=t(2, 4, 64, 64, dtype=F32))
 
 
+def _unit_keys(t):
+    """The delta rule's: keys of length 1, beta from 0 to 1."""
+    k = torch.nn.functional.normalize(t(2, t.rows, 2, 64).float(), dim=-1).to(t.dtype)
+    return dict(q=t(2, t.rows, 2, 64), k=k, v=t(2, t.rows, 4, 64), g=-t(2, t.rows, 4, dtype=F32).abs(),
+                beta=t(2, t.rows, 4, dtype=F32).sigmoid())
+
+
+def _unit_keys_with_state(t):
+    return dict(**_unit_keys(t), initial_state=t(2, 4, 64, 64, dtype=F32))
+
+
 def _matrices(t):
     return dict(a=t(t.rows, 64), b=t(64, 32))
 
@@ -199,6 +210,12 @@ CASES = {case.name: case for case in (
          lambda q, k, v, g, initial_state: tkq.linear_attn(
              q, k, v, g, initial_state=initial_state, output_final_state=True),
          ("q", "k", "v", "g", "initial_state"), ("q", "k", "v"), exact=False),
+    Case("gated_delta_rule", _unit_keys, lambda q, k, v, g, beta: tkq.gated_delta_rule(q, k, v, g, beta),
+         ("q", "k", "v", "g", "beta"), ("q", "k", "v"), exact=False),
+    Case("gated_delta_rule, with states", _unit_keys_with_state,
+         lambda q, k, v, g, beta, initial_state: tkq.gated_delta_rule(
+             q, k, v, g, beta, initial_state=initial_state, output_final_state=True),
+         ("q", "k", "v", "g", "beta", "initial_state"), ("q", "k", "v"), exact=False),
     Case("gemm", _matrices, lambda a, b: tkq.gemm(a, b), ("a", "b"), ("a", "b")),
     Case("gemm, with an epilogue", _matrices_and_bias,
          lambda a, b, bias: tkq.gemm(a, b, bias=bias, activation="silu", alpha=2.0),

@@ -49,6 +49,8 @@ def recorded(g) -> dict:
         ("flash_attn_varlen", lambda q, k, v: tkq.flash_attn_varlen(q, k, v, g.cu, g.cu, 40, 50, causal=True),
          g.q[0], g.k[0], g.v[0]),
         ("linear_attn", lambda q, decays: tkq.linear_attn(q / 8, q / 8, q, decays), g.q, g.decays),
+        ("gated_delta_rule", lambda q, k, gates, betas: tkq.gated_delta_rule(k, k, q, gates, betas),
+         g.q, g.keys, g.gates, g.betas),
         ("gemm", lambda a, b: tkq.gemm(a, b), g.a, g.b),
         ("gemm with an activation", lambda a, b: tkq.gemm(a, b, activation="silu"), g.a, g.b),
     )}

@@ -277,6 +277,10 @@ def states(device):
             randn(6, 1, 4, K, V, dtype=torch.float32))
         o, state = tkq.linear_attn(q, k, v, g, initial_state=initial, output_final_state=True)
         yield f"linear_attn {K} x {V}", (o, state, *grad((o, state), (q, k, v, g, initial), (do, dstate)))
+        q, k, v, g, initial, beta = given = [
+            x.detach().requires_grad_() for x in (q, k / 8, v, g, initial, g.sigmoid())]
+        o, state = tkq.gated_delta_rule(q, k, v, g, beta, None, initial, True)
+        yield f"gated_delta_rule {K} x {V}", (o, state, *grad((o, state), given, (do, dstate)))
 
 
 FAMILIES = {f.__name__: f for f in (norms, residents, heads, softmax, cross_entropy, linear, quant, rope, gated, gemm,

@@ -152,6 +152,19 @@ def linear():
     same_bits(lambda: cases.results(cases.ours, given, gradients))
 
 
+def delta():
+    """The delta rule likewise: corrected values and their gradients beside float64, the bits of all."""
+    from tests.gpu.linear_attention import test_delta_backward as cases
+    from tests.gpu.linear_attention import test_delta_launches as launches
+
+    given = q, k, v, g, beta, initial = cases.with_state(cases.with_beta(cases.make(2, 460, 2, 4, 64, 128, "token")))
+    for reverse in (False, True):
+        launches.check(launches.Given(k, q if reverse else k, v, g, beta, initial, torch.float32, reverse=reverse,
+                                      updates=not reverse))
+    gradients = torch.randn_like(v), torch.randn_like(initial)
+    same_bits(lambda: cases.gradients(given, *gradients))
+
+
 # ---- rows ----------------------------------------------------------------------------------------------
 
 
@@ -274,7 +287,7 @@ def quantize_ticketed_few():
 
 CASES = {f.__name__: f for f in (
     *attention.CASES, gemm, gemm_long, gemm_cluster, gemm_not_held, gemm_wave_sync, gemm_small_m, fp8,
-    fp8_not_overlapped, fp8_promoted, fp8_blocks, fp8_small_m, fp8_small_m_blocks, grouped, grouped_long, linear,
+    fp8_not_overlapped, fp8_promoted, fp8_blocks, fp8_small_m, fp8_small_m_blocks, grouped, grouped_long, linear, delta,
     norm_backward, norm_backward_warps, norm_backward_cluster, norm_cluster, norm_quantised, rows_held, softmax,
     cross_entropy, quantize, quantize_few, quantize_ticketed, quantize_ticketed_few, rope, gated)}
 

@@ -1,0 +1,114 @@
+"""gated_delta_rule against FlashInfer, FlashQLA and fla: forward, and forward with backward.
+
+    python -m bench.ops.gated_delta_rule [--sections calls,forward,training] [--quick] [--shapes 8x2048x32]
+
+bf16, K = V = 128; a decay and a beta for each token. Shapes: sequences, their length, heads of v, of which two share
+one of q and k. The work is the state's update and its read, 4 * K * V a token and head, and three times that with the
+backward. A result is judged by one triangular system in float64, on the first sequence's first and last head (o), or on
+its first head of q and k (gradients, of short sequences). Results go to OUT/gated_delta_rule.json after every case.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import torch
+
+import tkq
+from bench.core import harness
+from bench.core.command import Bench, Job, main
+from bench.core.harness import Call
+from bench.core.results import Bound
+from bench.ops.rows_common import BF16, randn
+from bench.peers import common, delta_rule
+from tkq.testing.timing import relative_error
+
+DIM = 128
+SHAPES = ((8, 2048, 32), (32, 2048, 32), (2, 8192, 32), (1, 32768, 32))
+QUICK = SHAPES[:1]
+TRAINING = ((8, 2048, 32), (2, 8192, 32), (1, 32768, 32))
+JUDGED = 8192  # tokens for whose system there is room
+BOUNDS = {"forward": Bound(("FlashInfer", "FlashQLA"), 1.03), "training": Bound(("FlashQLA",), 1.3)}
+
+
+def inputs(i, batch, length, heads):
+    """q and k of length 1; q, k, v, g, beta, exp(g)."""
+    q, k = (torch.nn.functional.normalize(randn(3 * i + n, batch, length, heads // 2, DIM), dim=-1) for n in (0, 1))
+    v = randn(3 * i + 2, batch, length, heads, DIM)
+    g = -0.5 * torch.sigmoid(randn(5000 + i, batch, length, heads).float())
+    return q, k, v, g, torch.sigmoid(randn(6000 + i, batch, length, heads).float()), g.exp()
+
+
+def exactly(q, k, v, g, beta):
+    """The delta rule as one triangular system, of one sequence and head (S, D), g and beta (S,)."""
+    q, k, v, g, beta = (x.double() for x in (q, k, v, g, beta))
+    G = g.cumsum(0)
+    decay = (G[:, None] - G).clamp(max=0).exp()
+    lower = (beta[:, None] * decay * (k @ k.T)).tril(-1)
+    u = torch.linalg.solve_triangular(lower, beta[:, None] * v, upper=False, unitriangular=True)
+    return q.shape[1]**-0.5 * (q @ k.T * decay).tril() @ u
+
+
+def forward_error(_, given, found):
+    """Of the first tokens, as many as such a system has room for."""
+    worst, q, tokens = 0.0, given[0], min(found.shape[1], JUDGED)
+    for h in (0, found.shape[2] - 1):
+        shared = h * q.shape[2] // found.shape[2]
+        one = [x[0, :tokens, h if x.shape[2] == found.shape[2] else shared] for x in given[:5]]
+        worst = max(worst, relative_error(found[0, :tokens, h], exactly(*one)))
+    return worst
+
+
+def training_error(_, given, found):
+    """The largest of the results', of both heads that share the first of q and k; of long sequences that of o."""
+    if found[0].shape[1] > JUDGED:
+        return forward_error(None, given, found[0])
+    leaves = [x[:1, :, :1 if x.shape[2] < found[0].shape[2] else 2].detach().double().requires_grad_()
+              for x in given[:5]]
+    o = torch.stack([exactly(*(x[0, :, min(h, x.shape[2] - 1)] for x in leaves)) for h in (0, 1)], 1)
+    want = torch.autograd.grad(o, leaves, given[6][0, :, :2].double())
+    pairs = [(found[0][:1, :, :2], o.detach()[None]), *((x[:1, :, :y.shape[2]], y) for x, y in zip(found[1:], want))]
+    return max(relative_error(x, y) for x, y in pairs)
+
+
+def ours(q, k, v, g, beta, alpha):
+    return tkq.gated_delta_rule(q, k, v, g, beta)
+
+
+def jobs(section, shapes) -> Iterator[Job]:
+    for batch, length, heads in shapes:
+        def make(i, size=(batch, length, heads)):
+            given = inputs(i, *size)
+            return given if section == "forward" else (*given, randn(9000 + i, *size, DIM))
+
+        forward = section == "forward"
+        op = "gated_delta_rule" if forward else "gated_delta_rule_training"
+        work = (4 if forward else 12) * batch * length * heads * DIM * DIM
+        question = harness.Question(section, "gated_delta_rule", f"B{batch} S{length} H{heads // 2}/{heads} D{DIM}",
+                                    "TFLOP/s", work, BOUNDS[section])
+        yield Job(question, ours if forward else delta_rule.training(ours), op, tuple(delta_rule.PEERS[op]), make,
+                  forward_error if forward else training_error)
+
+
+def calls() -> dict[str, Call]:
+    """Eager calls on tiny tensors."""
+    q, k, v = (torch.randn(1, 64, 2, 128, device="cuda", dtype=BF16) / 16 for _ in range(3))
+    g, beta = -torch.rand(1, 64, 2, device="cuda"), torch.rand(1, 64, 2, device="cuda")
+    found = {"x + x": Call(lambda: v + v),
+             "gated_delta_rule tkq": Call(lambda: tkq.gated_delta_rule(q, k, v, g, beta))}
+    for name, call in common.find("gated_delta_rule", ("fla",))[0].items():
+        found[f"gated_delta_rule {name}"] = Call(lambda call=call: call(q, k, v, g, beta, None))
+    return found
+
+
+BENCH = Bench(
+    "gated_delta_rule", __doc__,
+    {section: lambda shapes, section=section: jobs(section, shapes) for section in ("forward", "training")},
+    shapes={"forward": SHAPES, "training": TRAINING},
+    quick=QUICK,
+    calls=calls,
+)
+
+if __name__ == "__main__":
+    sys.exit(main(BENCH))

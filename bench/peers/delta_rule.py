@@ -1,0 +1,62 @@
+"""The baselines of the gated delta rule, with tkq's layout: (q, k, v, g, beta, alpha) -> o; alpha is exp(g). Of its
+training: (q, k, v, g, beta, alpha, do) -> (o, gradients of q, k, v, g and beta).
+
+fla: fla.ops.gated_delta_rule of flash-linear-attention. FlashQLA: kernels in TileLang, K = V = 128 alone. FlashInfer:
+its kernel for prefill on Hopper in one launch, K = V = 128 alone, which takes alpha and sequences by cu_seqlens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from bench.peers import common
+
+
+def fla() -> Callable:
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+    return lambda q, k, v, g, beta, alpha: chunk_gated_delta_rule(q, k, v, g, beta)[0]
+
+
+def flash_qla() -> Callable:
+    from flash_qla import chunk_gated_delta_rule
+
+    return lambda q, k, v, g, beta, alpha: chunk_gated_delta_rule(q, k, v, g, beta)[0]
+
+
+def flashinfer() -> Callable:
+    from flashinfer.gdn_kernels.delta_rule_dsl.delta_rule_sm90 import delta_rule_prefill_dsl_sm90
+
+    ends: dict = {}  # sequences, their length -> cu_seqlens
+
+    def prefill(q, k, v, g, beta, alpha):
+        B, S, heads, V = v.shape
+        if (B, S) not in ends:
+            ends[B, S] = torch.arange(B + 1, device=v.device, dtype=torch.int64) * S
+        o, state = torch.empty_like(v), torch.empty(B, heads, V, q.shape[3], device=v.device)
+        packed = (x.flatten(0, 1) for x in (o, q, k, v, alpha, beta))
+        out, q, k, v, alpha, beta = packed
+        delta_rule_prefill_dsl_sm90(out, state, q, k, v, None, alpha, beta, ends[B, S], q.shape[-1]**-0.5)
+        return o
+
+    return prefill
+
+
+def training(forward: Callable) -> Callable:
+    """Forward and backward of one call."""
+    def step(q, k, v, g, beta, alpha, do):
+        leaves = [x.detach().requires_grad_() for x in (q, k, v, g, beta)]
+        o = forward(*leaves, alpha)
+        return o.detach(), *torch.autograd.grad(o, leaves, do)
+
+    return step
+
+
+PEERS: dict[str, dict[str, Callable[..., Callable]]] = {
+    "gated_delta_rule": {"fla": fla, "FlashQLA": flash_qla, "FlashInfer": flashinfer},
+    "gated_delta_rule_training": {"fla": lambda: training(fla()), "FlashQLA": lambda: training(flash_qla())},
+}
+
+common.PEERS.update(PEERS)

@@ -1,0 +1,111 @@
+"""The gated delta rule's gradients, where no GPU is needed: made of the engine's launches in float64, chunk by chunk,
+against autograd of the recurrence, on the cases that break kernels."""
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from tests.helpers.linear_launches import launched
+from tkq.linear_attention import delta_gradients
+from tkq.linear_attention.delta_gradients import ALL, DeltaNeeds, DeltaSaved, backward
+from tkq.reference.linear_attention import gated_delta_rule_backward
+from tkq.reference.linear_attention import linear_attn as recurrence
+
+KEYS = {"random": lambda k: k, "identical": lambda k: k[:, :1].expand_as(k),
+        "correlated": lambda k: normalize(k[:, :1] + 0.3 * k, dim=-1)}
+
+
+def make(S=130, K=32, V=48, decay=0.1, keys="random", beta=None, states=True):
+    """q, k, v, g, beta, initial state; two heads of v share one of q and k."""
+    torch.manual_seed(0)
+    q, k = (normalize(torch.randn(2, S, 2, K, dtype=torch.float64), dim=-1) for _ in range(2))
+    v = torch.randn(2, S, 4, V, dtype=torch.float64)
+    g = None if decay is None else -decay * torch.rand(2, S, 4, dtype=torch.float64)
+    b = torch.rand(2, S, 4, dtype=torch.float64) if beta is None else torch.full((2, S, 4), beta, dtype=torch.float64)
+    return q, KEYS[keys](k), v, g, b, torch.randn(2, 4, K, V, dtype=torch.float64) if states else None
+
+
+def by_autograd(q, k, v, g, beta, initial, scale, do, dstate):  # noqa: PLR0913
+    leaves = [None if x is None else x.clone().requires_grad_() for x in (q, k, v, g, beta, initial)]
+    q, k, v, g, beta, initial = leaves
+    results = recurrence(q, k, v, g, scale, initial, beta=beta)
+    pairs = [(y, dy) for y, dy in zip(results, (do, dstate)) if dy is not None]
+    found = iter(torch.autograd.grad([y for y, _ in pairs], [x for x in leaves if x is not None],
+                                     [dy for _, dy in pairs]))
+    return [None if x is None else next(found) for x in leaves]
+
+
+def check(given, scale=0.3, needs=ALL, of_state=True):
+    do, dstate = torch.randn_like(given[2]), torch.randn(2, 4, given[0].shape[3], given[2].shape[3]).double()
+    dstate = dstate if of_state else None
+    want = by_autograd(*given, scale, do, dstate)
+    for mine, exact, needed in zip(backward(DeltaSaved(*given), scale, do, dstate, needs), want, needs):
+        assert (mine is None) == (exact is None or not needed)
+        if mine is not None:
+            torch.testing.assert_close(mine, exact, rtol=1e-9, atol=1e-9 * exact.abs().max().item())
+    return want, (do, dstate)
+
+
+@pytest.fixture(autouse=True)
+def exactly(monkeypatch):
+    monkeypatch.setattr(delta_gradients, "launch", launched)
+
+
+@pytest.mark.parametrize("S", [1, 63, 64, 65, 200])
+@pytest.mark.parametrize("decay", [None, 0.1])
+def test_lengths(S, decay):
+    check(make(S, decay=decay))
+
+
+@pytest.mark.parametrize("keys", KEYS)
+@pytest.mark.parametrize("beta", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("decay", [0.0, 0.1, 20.0])
+@pytest.mark.sampled(when=lambda keys, beta, decay: (keys == "identical") == (beta == 2.0) and decay != 20.0)
+def test_hard_inverses(keys, beta, decay):
+    check(make(keys=keys, beta=beta, decay=decay))
+
+
+def test_a_reset():
+    given = make(200)
+    given[3][:, ::37] = -60.0
+    check(given)
+
+
+@pytest.mark.parametrize("scale", [-2.0, 0.0])
+def test_scales(scale):
+    check(make(70), scale)
+
+
+def test_without_states():
+    check(make(states=False), of_state=False)
+
+
+def test_more_values_than_an_operand_in_the_place_of_keys():
+    check(make(70, V=144))
+
+
+@pytest.mark.parametrize("i", range(6))
+def test_one_gradient(i):
+    check(make(70), needs=DeltaNeeds(*(i == j for j in range(6))))
+
+
+@pytest.mark.parametrize("decay", [None, 0.1])
+def test_the_reference_of_the_gradients(decay):
+    given = make(7, decay=decay)
+    want, (do, dstate) = check(given)
+    for mine, exact in zip(gated_delta_rule_backward(do, dstate, *given, 0.3), want):
+        assert mine is exact is None or torch.allclose(mine, exact)
+
+
+@pytest.mark.parametrize("keys, beta", [("random", None), ("correlated", 1.0), ("random", 2.0)])
+@pytest.mark.parametrize("decay", [0.1, 20.0])
+def test_16_bits_are_enough(keys, beta, decay):
+    """The launches rounded as the kernels round them: errors are those of a few roundings to 8 bits."""
+    q, k, v, g, b, initial = make(200, 32, 48, decay, keys, beta)
+    q, k, v = (x.to(torch.bfloat16) for x in (q, k, v))
+    g, b, initial = (x.float() for x in (g, b, initial))
+    do, dstate = torch.randn_like(v), torch.randn_like(initial)
+    found = backward(DeltaSaved(q, k, v, g, b, initial), 0.3, do, dstate)
+    want = gated_delta_rule_backward(do.double(), dstate.double(), q.double(), k.double(), v.double(), g, b, initial,
+                                     0.3)
+    for name, mine, exact in zip(DeltaSaved._fields, found, want):
+        assert (mine.double() - exact).norm() < 2**-6 * exact.norm(), name

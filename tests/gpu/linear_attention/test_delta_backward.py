@@ -1,0 +1,157 @@
+"""Gradients of tkq.gated_delta_rule against the reference's in float64, beside the same launches in plain PyTorch,
+rounded as the kernels round."""
+import pytest
+import torch
+
+import tkq
+from tests.gpu.linear_attention.test_delta_op import with_beta
+from tests.gpu.linear_attention.test_linear_forward import BF16, make
+from tests.helpers.linear_launches import launched
+from tkq.linear_attention import delta_gradients
+from tkq.linear_attention.delta_gradients import DeltaSaved
+from tkq.reference.linear_attention import gated_delta_rule_backward
+from tkq.testing import assert_2x
+
+NAMES = "q", "k", "v", "g", "beta", "initial_state"
+ANY = 2.0**60  # ulps: no bound
+
+
+def with_state(given, dtype=torch.float32):
+    q, _, v, *_ = given
+    return *given, torch.randn(len(q), v.shape[2], q.shape[3], v.shape[3], device="cuda").to(dtype)
+
+
+def gradients(given, do, dstate, scale=None):
+    """By autograd through the op; None for what there is not."""
+    leaves = [None if x is None else x.detach().clone().requires_grad_() for x in given]
+    o, state = tkq.gated_delta_rule(*leaves[:5], scale, leaves[5], True)
+    pairs = [(y, dy) for y, dy in ((o, do), (state, dstate)) if dy is not None]
+    wanted = [x for x in leaves if x is not None]
+    found = iter(torch.autograd.grad([y for y, _ in pairs], wanted, [dy for _, dy in pairs]))
+    return [None if x is None else next(found) for x in leaves]
+
+
+def check(monkeypatch, *given, of_state=True, scale=None):
+    q, _, v, *_ = given = given if len(given) == 6 else (*given, None)
+    do = torch.randn_like(v)
+    dstate = torch.randn(len(q), v.shape[2], q.shape[3], v.shape[3], device="cuda") if of_state else None
+    found = gradients(given, do, dstate, scale)
+    wide = [None if x is None else x.double() for x in (do, dstate, *given)]
+    want = gated_delta_rule_backward(*wide, scale)
+    with monkeypatch.context() as m:
+        m.setattr(delta_gradients, "launch", launched)
+        peer = delta_gradients.backward(DeltaSaved(*given), q.shape[3]**-0.5 if scale is None else scale, do, dstate)
+    # tensor cores cut off what they add to a sum of fp32: an ulp for each 16 tokens at most
+    room = 1 + q.shape[1] / 16
+    for name, mine, exact, other in zip(NAMES, found, want, peer):
+        assert (mine is None) == (exact is None)
+        if exact is not None:
+            # an error of u or du, of 16 bits, is in the gradients of all tokens before it: they may have one sign
+            assert_2x(*(x.reshape(-1, exact.shape[-1]) for x in (mine, exact, other)), what=name,
+                      **dict(ulps=room, bias_ulps=ANY) if mine.dtype == torch.float32 else {})
+    return found
+
+
+@pytest.mark.parametrize("gate", ["none", "token"])
+@pytest.mark.parametrize("S", [1, 63, 64, 65, 300])
+@pytest.mark.sampled(when=lambda gate, S: gate == "token" or S == 65)
+def test_lengths(monkeypatch, gate, S):
+    check(monkeypatch, *with_state(with_beta(make(2, S, 2, 4, 64, 64, gate))))
+
+
+@pytest.mark.parametrize("K, V, dtype, beta", [
+    (128, 128, BF16, torch.float32), (64, 128, BF16, BF16), (96, 80, BF16, torch.float32),
+    (64, 64, torch.float16, torch.float32), (64, 256, BF16, torch.float32)])
+@pytest.mark.sampled(when=lambda K, V: (K, V) in ((96, 80), (64, 256)))
+def test_widths_and_types(monkeypatch, K, V, dtype, beta):
+    check(monkeypatch, *with_beta(make(1, 130, 1, 2, K, V, "token", dtype), beta), of_state=False)
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("keys", ["random", "identical"])
+@pytest.mark.parametrize("decay", [0.1, 20.0])
+def test_hard_inverses(monkeypatch, beta, keys, decay):
+    q, k, v, g = make(1, 256, 2, 2, 64, 64, "token", decay=decay)
+    k = k[:, :1].expand_as(k).contiguous() if keys == "identical" else k
+    check(monkeypatch, q, k, v, g, torch.full((1, 256, 2), beta, device="cuda"))
+
+
+def test_a_reset(monkeypatch):
+    q, k, v, g, beta = with_beta(make(1, 300, 2, 2, 64, 64, "token"))
+    g[:, ::37] = -60.0
+    check(monkeypatch, q, k, v, g, beta)
+
+
+def test_a_negative_scale(monkeypatch):
+    check(monkeypatch, *with_state(with_beta(make(1, 130, 1, 2, 64, 64, "token"))), scale=-2.0)
+
+
+def test_a_scale_of_zero():
+    """o is 0, and what comes back from the state is that of any scale."""
+    given = with_state(with_beta(make(1, 65, 2, 2, 64, 64, "token")))
+    dstate = torch.randn_like(given[5])
+    found = [gradients(given, torch.zeros_like(given[2]), dstate, scale) for scale in (0.0, 1.0)]
+    assert all(torch.equal(a, b) for a, b in zip(*found)) and not found[0][0].any()
+
+
+def test_no_tokens():
+    given = with_state(with_beta(make(2, 0, 2, 4, 64, 64, "token")))
+    dstate = torch.randn_like(given[5])
+    *_, of_state = gradients(given, torch.zeros_like(given[2]), dstate)
+    torch.testing.assert_close(of_state, dstate)
+
+
+@pytest.mark.parametrize("leaf", range(6))
+def test_one_gradient_is_that_of_all(leaf):
+    """dq comes from operands in one part where g's is not asked for."""
+    given = with_state(with_beta(make(1, 65, 2, 4, 64, 64, "token")))
+    do, dstate = torch.randn_like(given[2]), torch.randn_like(given[5])
+    leaves = [x.detach().requires_grad_(i == leaf) for i, x in enumerate(given)]
+    results = tkq.gated_delta_rule(*leaves[:5], None, leaves[5], True)
+    found, = torch.autograd.grad(results, [leaves[leaf]], (do, dstate))
+    want = gradients(given, do, dstate)[leaf]
+    if NAMES[leaf] == "q":
+        torch.testing.assert_close(found, want, rtol=0, atol=2**-6 * want.abs().max().item())
+    else:
+        assert torch.equal(found, want)
+
+
+@pytest.mark.parametrize("used", ["o", "state"])
+def test_one_result_is_used(used):
+    given = with_state(with_beta(make(1, 65, 2, 2, 64, 64, "token")))
+    do, dstate = torch.randn_like(given[2]), torch.randn_like(given[5])
+    leaves = [x.detach().requires_grad_() for x in given]
+    results = tkq.gated_delta_rule(*leaves[:5], None, leaves[5], True)
+    y, dy = (results[0], do) if used == "o" else (results[1], dstate)
+    found = torch.autograd.grad(y, leaves, dy)
+    want = gradients(given, do * (used == "o"), dstate * (used == "state"))
+    assert all(torch.equal(a, b) for a, b in zip(found, want))
+
+
+def test_the_same_bits():
+    given = with_state(with_beta(make(2, 700, 2, 4, 64, 64, "token")))
+    do, dstate = torch.randn_like(given[2]), torch.randn_like(given[5])
+    first = gradients(given, do, dstate)
+    for _ in range(5):
+        assert all(torch.equal(a, b) for a, b in zip(gradients(given, do, dstate), first))
+
+
+def test_in_a_cuda_graph():
+    given = with_state(with_beta(make(1, 130, 2, 4, 64, 64, "token")))
+    do, dstate = torch.randn_like(given[2]), torch.randn_like(given[5])
+    gradients(given, do, dstate)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = gradients(given, do, dstate)
+    for x in (*given, do, dstate):
+        x.copy_(x.flip(1) * 0.5)
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(found, gradients(given, do, dstate)))
+
+
+def test_compiled_in_one_graph():
+    given = [x.requires_grad_() for x in with_state(with_beta(make(1, 65, 2, 4, 64, 64, "token")))]
+    ours = lambda *x: tkq.gated_delta_rule(*x[:5], None, x[5], True)
+    compiled, dy = torch.compile(ours, fullgraph=True), [torch.randn_like(y) for y in ours(*given)]
+    found, want = (torch.autograd.grad(f(*given), given, dy) for f in (compiled, ours))
+    assert all(torch.equal(a, b) for a, b in zip(found, want))

@@ -1,0 +1,96 @@
+"""The launches that the delta rule's gradients are made of, one by one, against the same in float64: tokens that do not
+see themselves, corrected values, their gradients. Beside the same in plain PyTorch, rounded as the kernel rounds."""
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from tests.gpu.linear_attention.test_linear_forward import make
+from tests.helpers.linear_launches import launched
+from tkq.linear_attention.launch import Given, launch
+from tkq.testing import assert_2x
+
+
+def check(given, scale=0.3):
+    found, peer = launch(given, scale), launched(given, scale)
+    exact = launched(given._replace(**{name: None if x is None else x.double() for name, x in given._asdict().items()
+                                       if x is None or isinstance(x, torch.Tensor)}), scale)
+    room = 1 + given.q.shape[1] / 16  # tensor cores cut off what they add to a sum of fp32
+    assert_2x(found.o, exact.o, peer.o, what="o")
+    if given.beta is not None and given.reverse:
+        assert_2x(found.dv, exact.dv, peer.dv, what="dv")
+    for what, mine, want, other in zip(("state", "dots"), found[1:], exact[1:], peer[1:]):
+        if want is not None:
+            assert_2x(*(x.flatten(0, -2) for x in (mine, want, other)), ulps=room, bias_ulps=room, what=what)
+    return found
+
+
+def beta_of(v, dtype=torch.float32):
+    return torch.rand(v.shape[:3], device="cuda").to(dtype)
+
+
+def states(q, v):
+    return torch.randn(len(q), max(q.shape[2], v.shape[2]), q.shape[3], v.shape[3], device="cuda")
+
+
+@pytest.mark.parametrize("S", [1, 63, 64, 65, 200])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("gate", ["none", "token"])
+@pytest.mark.sampled(when=lambda gate, reverse: (gate == "token") == reverse)
+def test_tokens_that_do_not_see_themselves(S, reverse, gate):
+    q, k, v, g = make(2, S, 2, 4, 64, 64, gate)
+    check(Given(q, k, v, g, initial=states(q, v), strict=True, reverse=reverse))
+
+
+@pytest.mark.parametrize("S", [1, 65, 200])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_sums_of_those(S, reverse):
+    q, k, v, g = make(2, S, 2, 4, 64, 64, "token")
+    check(Given(q, k, v, g, initial=states(q, v), x=torch.randn_like(v), strict=True, reverse=reverse))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("gate", ["none", "token"])
+@pytest.mark.parametrize("S", [1, 63, 64, 65, 300])
+@pytest.mark.sampled(when=lambda gate, S: gate == "token" or S in (1, 65))
+def test_updates_and_their_gradients(reverse, gate, S):
+    q, k, v, g = make(2, S, 2, 4, 128, 128, gate)
+    first, second = (k, q) if reverse else (k, k)
+    check(Given(first, second, v, g, beta_of(v), states(q, v), torch.float32, reverse=reverse, updates=not reverse))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("K, V, dtype", [(32, 32, torch.float32), (64, 128, torch.bfloat16), (96, 80, torch.float32),
+                                         (128, 256, torch.float32)])
+@pytest.mark.sampled(when=lambda K: K in (96, 128))
+def test_widths(reverse, K, V, dtype):
+    q, k, v, g = make(1, 130, 2, 2, K, V, "token")
+    check(Given(k, q if reverse else k, v, g, beta_of(v, dtype), states(q, v), torch.float32, reverse=reverse,
+                updates=not reverse))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("beta", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("keys", ["random", "identical", "correlated"])
+@pytest.mark.parametrize("decay", [0.1, 20.0])
+def test_hard_inverses(reverse, beta, keys, decay):
+    q, k, v, g = make(1, 256, 2, 2, 64, 64, "token", decay=decay)
+    if keys == "identical":
+        k = k[:, :1].expand_as(k).contiguous()
+    elif keys == "correlated":
+        k = normalize(k[:, :1].float() + 0.3 * torch.randn(k.shape, device="cuda") / 8, dim=-1).to(k.dtype)
+    check(Given(k, q if reverse else k, v, g, torch.full(v.shape[:3], beta, device="cuda"), None, torch.float32,
+                reverse=reverse, updates=not reverse))
+
+
+def test_nothing_in_front_of_the_first_token_counts():
+    """Reversed, beta and gates of chunks that there are not."""
+    q, k, v, g = make(1, 100, 2, 2, 64, 64, "token")
+    beta = beta_of(v)
+    def behind(x):
+        wide = torch.full((1, 300, *x.shape[2:]), torch.nan, device="cuda", dtype=x.dtype)
+        wide[:, 100:200] = x
+        return wide[:, 100:200]
+    given = k, q, v, g, beta
+    found = launch(Given(*given, final=torch.float32, reverse=True), 0.125)
+    again = launch(Given(*map(behind, given), final=torch.float32, reverse=True), 0.125)
+    assert torch.equal(found.o, again.o) and torch.equal(found.state, again.state)

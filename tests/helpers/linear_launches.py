@@ -1,0 +1,76 @@
+"""The launches of linear attention's engine in plain PyTorch, chunk by chunk as `LinearAttention` has them: exactly, in
+float64, or rounded where the kernel rounds."""
+import math
+
+import torch
+
+from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.gates import LOWEST
+from tkq.linear_attention.launch import Made
+
+
+def launched(given, scale) -> Made:
+    """As `launch.launch`. float64 stays float64, nothing is rounded; what is of 16 bits is computed in float32, its
+    operands are rounded as the kernel's are."""
+    (B, S, H, _), (HV, V) = given.q.shape, given.v.shape[2:]
+    heads = max(H, HV)
+    wide = torch.promote_types(given.q.dtype, torch.float32)
+
+    def of_heads(x):
+        return x.repeat_interleave(heads // x.shape[2], 2).transpose(1, 2).to(wide)
+
+    q, k, v = map(of_heads, given[:3])
+    g = torch.zeros(1, dtype=wide, device=v.device) if given.g is None else given.g.to(wide)
+    g = g.clamp(min=LOWEST * math.log(2)).expand(B, S, heads).transpose(1, 2)
+    beta = None if given.beta is None else given.beta.to(wide).transpose(1, 2)[..., None]
+    state = q.new_zeros(B, heads, q.shape[3], V) if given.initial is None else given.initial.to(wide)
+    out = torch.zeros_like(v)
+    starts = range(0, S, CHUNK)
+    for start in reversed(starts) if given.reverse else starts:
+        at = slice(start, start + CHUNK)
+        chunk = Chunk(given, scale, g[:, :, at].cumsum(-1), None if beta is None else beta[:, :, at])
+        out[:, :, at], state = chunk.step(q[:, :, at], k[:, :, at], v[:, :, at], state)
+    dots = None if given.x is None else (out * of_heads(given.x)).sum(-1).transpose(1, 2)
+    dv = (beta * out).transpose(1, 2).to(given.v.dtype) if given.reverse and beta is not None else None
+    return Made(out.transpose(1, 2).to(given.v.dtype), None if given.final is None else state, dots, dv)
+
+
+class Chunk:
+    """One chunk of all heads."""
+
+    def __init__(self, given, scale, sums, beta):
+        self.given, self.scale, self.beta, self.total = given, scale, beta, sums[..., -1:, None].exp()
+        first, second = sums[..., :, None], sums[..., None, :]
+        self.forward = (first - second).clamp(max=0).exp()
+        self.decay = self.forward.mT if given.reverse else self.forward
+        self.begun = sums[..., None].exp()
+        left = (sums[..., -1:] - sums)[..., None].exp()
+        self.at_query, self.to_end = (left, self.begun) if given.reverse else (self.begun, left)
+
+    def narrow(self, x, in_two=False):
+        """As an operand. in_two: in two parts, with what rounding leaves."""
+        first = x.to(self.given.v.dtype).to(x.dtype)
+        return first + self.narrow(x - first) if in_two else first
+
+    def scores(self, q, k):
+        p, above = self.scale * self.decay * (q @ k.mT), int(self.given.strict)
+        return self.narrow(p.triu(above) if self.given.reverse else p.tril(-above), self.given.x is not None)
+
+    def inverse(self, keys):
+        lower = (self.beta * self.forward * (keys @ keys.mT)).tril(-1)
+        unit = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device).expand_as(lower)
+        return self.narrow(torch.linalg.solve_triangular(unit + lower, unit, upper=False))
+
+    def step(self, q, k, v, state):
+        """(outputs, the state behind the chunk)"""
+        in_two, values = self.given.x is not None, v
+        old = self.narrow(state, in_two)
+        if self.beta is not None and not self.given.reverse:
+            values = self.inverse(k) @ self.narrow(self.beta * v - self.beta * self.begun * (k @ old))
+            v = self.narrow(values)
+        o = self.scale * self.at_query * (q @ old) + self.scores(q, k) @ v
+        state = self.total * state + k.mT @ self.narrow(self.to_end * values, in_two)
+        if self.beta is not None and self.given.reverse:
+            o = self.inverse(q).mT @ self.narrow(o)
+            state = state - q.mT @ self.narrow(self.beta * self.begun / self.scale * o)
+        return values if self.given.updates else o, state

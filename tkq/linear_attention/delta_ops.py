@@ -1,0 +1,165 @@
+"""tkq.gated_delta_rule: what PyTorch sees of the delta rule."""
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from tkq.linear_attention.check import DELTA, check_delta_call, check_layouts, delta_options, for_tma, lowered
+from tkq.linear_attention.delta_gradients import DeltaNeeds, DeltaSaved, backward
+from tkq.linear_attention.launch import Given, start
+from tkq.linear_attention.recorded import Recorder
+from tkq.reference import linear_attention as reference
+from tkq.runtime.call import autocast, check, ops
+from tkq.runtime.call.replay import CallCache
+
+_call_cache = CallCache()  # of `_forward`
+
+
+def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor,
+                     scale: Optional[float] = None, initial_state: Optional[Tensor] = None,
+                     output_final_state: bool = False):
+    """The gated delta rule (Gated DeltaNet; without gates DeltaNet), causal: with a state S of K x V numbers for each
+    head of v, from the first token to the last
+
+        u[t] = beta[t] (v[t] - exp(g[t]) S[t - 1]' k[t])
+        S[t] = exp(g[t]) S[t - 1] + k[t] u[t]',   o[t] = scale * S[t]' q[t]
+
+    What the state already gives for a key is taken off the value before it is written. Computed in chunks of 64
+    tokens, whose triangular systems are solved in float32: products in 16 bits, sums, decays and the state in float32.
+
+    Args:
+        q, k: (B, S, H, K), bfloat16 or float16, K a multiple of 16 from 32 to 128. S may be any length, also 0. Keys
+            are taken as they come: models normalise them to length 1; with longer ones, where beta times the square of
+            the length is above 2, the state grows from token to token.
+        v: (B, S, HV, V), as q, V a multiple of 16 from 32 to 256. HV is a multiple of H: HV / H neighbouring heads of v
+            share one of q and k.
+            The last dimension of q, k and v is contiguous; base and other strides are multiples of 16 bytes: slices of
+            a packed tensor go in without a copy.
+        g: natural logarithms of decays, (B, S, HV) float32, any strides; None: nothing decays. At most 0; -inf forgets
+            all that came before.
+        beta: how much of a value is written, (B, S, HV), float32 or bfloat16, any strides: from 0 to 1, or to 2 where a
+            model allows negative eigenvalues.
+        scale: of o; 1 / sqrt(K) where not given.
+        initial_state: the state before the first token, (B, HV, K, V), float32 or bfloat16, any strides. None: zeros.
+        output_final_state: also return the state behind the last token.
+
+    Returns:
+        o (B, S, HV, V), contiguous, of q's dtype; with output_final_state the pair (o, state), state (B, HV, K, V)
+        float32, which the next call takes as initial_state. NaN and infinities in v reach all tokens of their chunk of
+        64, those before them too.
+
+    Raises:
+        TypeError: q, k or v is no dense tensor of bf16 or fp16; g is no dense tensor of fp32; beta or initial_state is
+            no dense tensor of fp32 or bf16; scale is no number; output_final_state is no bool; dtypes that differ.
+        ValueError: a number that is not finite in float32; shapes that do not go together, devices that differ, strides
+            or a base that TMA cannot take.
+        NotImplementedError: a K or V that is not supported; a g of four dimensions, a decay for each column of k; more
+            than 65535 sequences or heads.
+        RuntimeError: a GPU other than Hopper.
+
+    Differentiable once, in q, k, v, g, beta and initial_state, through o and the state; results and gradients are the
+    same, bit for bit, in every run. Under torch.autocast q, k and v are cast.
+
+    Source: Yang et al., Gated Delta Networks, 2024; Schlag et al., 2021; the form in chunks: Yang et al., 2024. CPU
+    tensors take ``tkq.reference.linear_attention``, by the same rules.
+
+    Example::
+
+        q, k = torch.nn.functional.normalize(torch.randn(2, 2, 128, 4, 64, device="cuda"), dim=-1).bfloat16()
+        v = torch.randn(2, 128, 8, 128, device="cuda", dtype=torch.bfloat16)  # two heads share one of q and k
+        g, beta = -torch.rand(2, 128, 8, device="cuda"), torch.rand(2, 128, 8, device="cuda")
+        o = tkq.gated_delta_rule(q, k, v, g, beta)  # (2, 128, 8, 128) bfloat16
+        o, state = tkq.gated_delta_rule(q, k, v, g, beta, output_final_state=True)  # ..; (2, 8, 64, 128) float32
+    """
+    traced = ops.traced()
+    if traced or autocast.on():
+        q, k, v = lowered(q, k, v)
+    if not traced:
+        found = _call_cache.take(q, k, v, g, beta, initial_state, scale, output_final_state)
+        if found is not None:
+            return found if output_final_state else found[0]
+    scale, output_final_state = delta_options(scale, output_final_state)
+    mode = ops.route(q, k, v, g, beta, initial_state)
+    if mode == "direct":
+        o, state = (_forward if q.is_cuda else _cpu)(q, k, v, g, beta, initial_state, scale, output_final_state)
+    elif mode == "record":
+        return _Recorded.apply(q, k, v, g, beta, initial_state, scale, output_final_state)
+    else:
+        check.refuse_tangent(DELTA, q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state)
+        check_delta_call(q, k, v, g, beta, initial_state)  # the dispatcher's words name no argument
+        o, state = _op(q, k, v, g, beta, initial_state, scale, output_final_state)
+    return (o, state) if output_final_state else o
+
+
+def _scale(scale, q) -> float:
+    return q.shape[3]**-0.5 if scale is None else float(scale)
+
+
+def _forward(q, k, v, g, beta, initial_state, scale, output_final_state):
+    """(o, the state or None), of CUDA tensors."""
+    check_delta_call(q, k, v, g, beta, initial_state)
+    check_layouts(DELTA, q, k, v)
+    final = torch.float32 if output_final_state else None
+    (o, state, *_), call = start(Given(q, k, v, g, beta, initial_state, final), _scale(scale, q))
+    if call is not None:
+        _call_cache.add((q, k, v, g, beta, initial_state, scale, output_final_state), *call, (o, state))
+    return o, state
+
+
+# The ops return the state always: an empty one where none is asked for.
+
+
+def _cuda(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor, initial_state: Optional[Tensor],
+          scale: Optional[float], output_final_state: bool) -> tuple[Tensor, Tensor]:
+    given = q, k, v, g, beta, initial_state, scale, output_final_state
+    found = _call_cache.take(*given)
+    if found is None:
+        delta_options(scale, output_final_state)  # of the dispatcher, where no public function has looked at them
+        found = _forward(*given)
+    o, state = found
+    return o, q.new_empty(0, dtype=torch.float32) if state is None else state
+
+
+def _cpu(q, k, v, g, beta, initial_state, scale, output_final_state):
+    check_delta_call(q, k, v, g, beta, initial_state)
+    check_layouts(DELTA, q, k, v)
+    o, state = reference.linear_attn(q, k, v, g, scale, initial_state, beta=beta)
+    state = state.clone() if output_final_state else q.new_empty(0, dtype=torch.float32)
+    return o.to(q.dtype), state
+
+
+def _fake(q, k, v, g, beta, initial_state, scale, output_final_state):
+    check_delta_call(q, k, v, g, beta, initial_state)
+    state = (*v.shape[::2], q.shape[3], v.shape[3]) if output_final_state else 0
+    return q.new_empty(v.shape), q.new_empty(state, dtype=torch.float32)
+
+
+# ---- gradients ------------------------------------------------------------------------------------------------------
+
+
+def _backward_cuda(do: Tensor, dstate: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor],
+                   beta: Tensor, initial_state: Optional[Tensor], scale: Optional[float], need_q: bool, need_k: bool,
+                   need_v: bool, need_g: bool, need_beta: bool, need_initial: bool) -> tuple[Tensor, Tensor, Tensor,
+                                                                                             Tensor, Tensor, Tensor]:
+    """Empty ones for what is not wanted."""
+    needs = DeltaNeeds(need_q, need_k, need_v, need_g, need_beta, need_initial)
+    found = backward(DeltaSaved(q, k, v, g, beta, initial_state), _scale(scale, q), for_tma(do), dstate, needs)
+    return tuple(q.new_empty(0) if x is None else x for x in found)
+
+
+def _backward_cpu(do, dstate, q, k, v, g, beta, initial_state, scale, *needs):
+    given = q, k, v, g, beta, initial_state
+    found = reference.gated_delta_rule_backward(do, dstate, *given, scale)
+    return tuple(x.to(of.dtype).contiguous() if needed and x is not None else q.new_empty(0)
+                 for x, of, needed in zip(found, given, needs))
+
+
+def _backward_fake(do, dstate, q, k, v, g, beta, initial_state, scale, *needs):
+    return tuple(of.new_empty(of.shape) if needed and of is not None else q.new_empty(0)
+                 for of, needed in zip((q, k, v, g, beta, initial_state), needs))
+
+
+_backward_op = ops.torch_op("gated_delta_rule_backward", cuda=_backward_cuda, cpu=_backward_cpu, fake=_backward_fake)
+_recorder = Recorder(6, _cuda, _cpu, _backward_cuda, _backward_cpu, _backward_op)
+_op = ops.torch_op(DELTA, cuda=_cuda, cpu=_cpu, fake=_fake, setup=_recorder.setup, backward=_recorder.backward)
+_Recorded = ops.eager_function("GatedDeltaRule", forward=_recorder.record, backward=_recorder.backward, of=DELTA)
