@@ -6,6 +6,7 @@ from torch import Tensor
 
 from tkq.linear_attention.check import DELTA, check_delta_call, check_layouts, delta_options, for_tma, lowered
 from tkq.linear_attention.delta_gradients import DeltaNeeds, DeltaSaved, backward
+from tkq.linear_attention.delta_inputs import DeltaOptions, prepared
 from tkq.linear_attention.launch import Given, start
 from tkq.linear_attention.recorded import Recorder
 from tkq.reference import linear_attention as reference
@@ -17,7 +18,9 @@ _call_cache = CallCache()  # of `_forward`
 
 def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor,
                      scale: Optional[float] = None, initial_state: Optional[Tensor] = None,
-                     output_final_state: bool = False):
+                     output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False, *,
+                     A_log: Optional[Tensor] = None, dt_bias: Optional[Tensor] = None,
+                     use_gate_in_kernel: bool = False, allow_neg_eigval: bool = False):
     """The gated delta rule (Gated DeltaNet; without gates DeltaNet), causal: with a state S of K x V numbers for each
     head of v, from the first token to the last
 
@@ -42,6 +45,12 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
         scale: of o; 1 / sqrt(K) where not given.
         initial_state: the state before the first token, (B, HV, K, V), float32 or bfloat16, any strides. None: zeros.
         output_final_state: also return the state behind the last token.
+        use_qk_l2norm_in_kernel: each head of q and k is divided by sqrt(sum(x^2) + 1e-6) and rounded, by `tkq.rmsnorm`
+            ahead of the rule; q and k may then have any strides but for the last dimension's.
+        A_log, dt_bias: (HV,), bfloat16, float16 or float32, with use_gate_in_kernel. dt_bias may be None: zeros.
+        use_gate_in_kernel: the decays' logarithms are -exp(A_log) * softplus(g + dt_bias), in float32: g is what a
+            model's projection gives, and may be bfloat16 or float16 too. Computed ahead of the rule, by PyTorch.
+        allow_neg_eigval: beta, from 0 to 1, is multiplied by 2.
 
     Returns:
         o (B, S, HV, V), contiguous, of q's dtype; with output_final_state the pair (o, state), state (B, HV, K, V)
@@ -50,15 +59,17 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
 
     Raises:
         TypeError: q, k or v is no dense tensor of bf16 or fp16; g is no dense tensor of fp32; beta or initial_state is
-            no dense tensor of fp32 or bf16; scale is no number; output_final_state is no bool; dtypes that differ.
+            no dense tensor of fp32 or bf16; scale is no number; output_final_state, use_qk_l2norm_in_kernel,
+            use_gate_in_kernel or allow_neg_eigval is no bool; A_log or dt_bias is no dense tensor of bf16, fp16 or
+            fp32; dtypes that differ.
         ValueError: a number that is not finite in float32; shapes that do not go together, devices that differ, strides
-            or a base that TMA cannot take.
+            or a base that TMA cannot take; A_log or dt_bias without use_gate_in_kernel, which needs A_log and a g.
         NotImplementedError: a K or V that is not supported; a g of four dimensions, a decay for each column of k; more
             than 65535 sequences or heads.
         RuntimeError: a GPU other than Hopper.
 
-    Differentiable once, in q, k, v, g, beta and initial_state, through o and the state; results and gradients are the
-    same, bit for bit, in every run. Under torch.autocast q, k and v are cast.
+    Differentiable once, in q, k, v, g, beta, initial_state, A_log and dt_bias, through o and the state; results and
+    gradients are the same, bit for bit, in every run. Under torch.autocast q, k and v are cast.
 
     Source: Yang et al., Gated Delta Networks, 2024; Schlag et al., 2021; the form in chunks: Yang et al., 2024. CPU
     tensors take ``tkq.reference.linear_attention``, by the same rules.
@@ -74,6 +85,10 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
     traced = ops.traced()
     if traced or autocast.on():
         q, k, v = lowered(q, k, v)
+    if not (use_qk_l2norm_in_kernel is use_gate_in_kernel is allow_neg_eigval is False
+            and A_log is None and dt_bias is None):
+        q, k, g, beta = prepared(q, k, v, g, beta, DeltaOptions(use_qk_l2norm_in_kernel, A_log, dt_bias,
+                                                                use_gate_in_kernel, allow_neg_eigval))
     if not traced:
         found = _call_cache.take(q, k, v, g, beta, initial_state, scale, output_final_state)
         if found is not None:

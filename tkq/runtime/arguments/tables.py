@@ -122,7 +122,9 @@ TABLES = {
     "linear_attn": (*_QKV, tensor("g", "fp32", none=True), number("scale", None),
                     *_STATES),
     "gated_delta_rule": (*_QKV, Argument("g", "tensor", True, REQUIRED, ("fp32",)), tensor("beta", "fp32", "bf16"),
-                         number("scale", None), *_STATES),
+                         number("scale", None), *_STATES, flag("use_qk_l2norm_in_kernel"),
+                         tensor("A_log", *WIDE, none=True), tensor("dt_bias", *WIDE, none=True),
+                         flag("use_gate_in_kernel"), flag("allow_neg_eigval")),
     "tune": (Argument("function", "other", default=REQUIRED), Argument("effort", "other"), flag("again")),
     "prefetch": (Argument("ops", "other", default=()), integer("jobs", 1, 1)),
 }
