@@ -44,7 +44,7 @@ OPERATIONS = {
     "flash_attn_varlen": Operation(usual.flash_attn_varlen, oracles_attention.flash_attn_varlen, _ATTENDED),
     "linear_attn": Operation(usual.linear_attn, oracles_linear.linear_attn, ("q", "k", "v", "g", "initial_state")),
     "gated_delta_rule": Operation(usual.gated_delta_rule, oracles_linear.gated_delta_rule,
-                                  ("q", "k", "v", "g", "beta", "initial_state")),
+                                  ("q", "k", "v", "g", "beta", "initial_state", "A_log", "dt_bias")),
     "rope": Operation(usual.rope, oracles.rope, ("x",)),
     "rope_qk": Operation(usual.rope_qk, oracles.rope_qk, ("q", "k")),
     "rope_cos_sin": Operation(usual.rope_cos_sin, oracles.rope_cos_sin),

@@ -1,5 +1,4 @@
 """tkq.gated_delta_rule as layers call it, with all its options: inputs, what they mean in float64, and a `Case`."""
-import torch
 import torch.nn.functional as F
 
 import tkq
@@ -16,17 +15,16 @@ def tensors(t, K=64, V=64) -> dict:
                 beta=t(2, t.rows, 4, dtype=F32).sigmoid(), A_log=t(4, dtype=F32), dt_bias=t(4, dtype=F32))
 
 
-def call(q, k, v, g, beta, A_log, dt_bias, scale=None, initial_state=None, output_final_state=False):
-    return tkq.gated_delta_rule(q, k, v, g, beta, scale, initial_state, output_final_state, A_log=A_log,
-                                dt_bias=dt_bias, **OPTIONS)
+def call(q, k, v, g, beta, A_log, dt_bias, **more):
+    """more: scale and states."""
+    return tkq.gated_delta_rule(q, k, v, g, beta, A_log=A_log, dt_bias=dt_bias, **OPTIONS, **more)
 
 
-def exact(q, k, v, g, beta, A_log, dt_bias, scale=None, initial_state=None):
+def exact(q, k, v, g, beta, A_log, dt_bias, **more):
     """(o, state) in float64 from the first step on."""
     q, k, v, g, beta, A_log, dt_bias = (x.double() for x in (q, k, v, g, beta, A_log, dt_bias))
     q, k = (x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for x in (q, k))
-    g = -A_log.exp() * F.softplus(g + dt_bias)
-    return recurrence(q, k, v, g, scale, initial_state, beta=2 * beta)
+    return recurrence(q, k, v, -A_log.exp() * F.softplus(g + dt_bias), beta=2 * beta, **more)
 
 
 CASE = Case("gated_delta_rule", tensors, call, NAMES, ("q", "k", "v"), exact=False)

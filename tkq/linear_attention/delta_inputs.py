@@ -45,6 +45,7 @@ def prepared(q, k, v, g, beta, options: DeltaOptions):
 def _unit(name, x):
     """x / sqrt(sum(x^2) + eps) of each head, rounded once: an RMS norm, whose eps stands beside the mean of squares."""
     check.rank(f"{DELTA}: {name}", x, 4)
+    check.settled(f"{DELTA}: {name}", x)
     check.last_dim_contiguous(f"{DELTA}: {name}", x)
     K = x.shape[3]
     return rmsnorm(x, x.new_full((K,), K**-0.5, dtype=torch.float32), eps=L2_EPS / K) if K else x
