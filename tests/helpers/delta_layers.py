@@ -28,3 +28,24 @@ def exact(q, k, v, g, beta, A_log, dt_bias, **more):
 
 
 CASE = Case("gated_delta_rule", tensors, call, NAMES, ("q", "k", "v"), exact=False)
+
+
+def layer_exact(layer, x, weights=None):
+    """tkq.nn.GatedDeltaNet of the first tokens, in float64. weights: its parameters by name, in float64."""
+    w = {name: p.detach().double() for name, p in layer.named_parameters()} if weights is None else weights
+    x = x.double()
+
+    def mixed(name, heads):
+        y = F.linear(x, w[f"{name}_proj.weight"]).mT
+        taps = w[f"{name}_conv1d.weight"]
+        y = F.conv1d(F.pad(y, (taps.shape[2] - 1, 0)), taps, w.get(f"{name}_conv1d.bias"), groups=len(taps))
+        return F.silu(y).mT.unflatten(-1, (heads, -1))
+
+    q, k, v = mixed("q", layer.num_heads), mixed("k", layer.num_heads), mixed("v", layer.num_v_heads)
+    a, b = (F.linear(x, w[f"{name}_proj.weight"]) for name in "ab")
+    # `exact` doubles beta
+    o, _ = exact(q, k, v, a, b.sigmoid() * (1.0 if layer.allow_neg_eigval else 0.5), w["A_log"], w["dt_bias"])
+    o = o * (o.square().mean(-1, keepdim=True) + layer.o_norm.eps).rsqrt() * w["o_norm.weight"]
+    if "g_proj.weight" in w:
+        o = o * F.silu(F.linear(x, w["g_proj.weight"]).unflatten(-1, o.shape[2:]))
+    return F.linear(o.flatten(-2), w["o_proj.weight"])
