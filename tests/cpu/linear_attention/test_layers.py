@@ -35,7 +35,8 @@ def error(found, want):
 @pytest.mark.parametrize("activation", [None, "silu"])
 def test_a_convolution(width, bias, activation):
     torch.manual_seed(0)
-    x, weight, b, before = (torch.randn(s, dtype=torch.float64) for s in ((2, 7, 6), (6, width), (6,), (2, 6, width - 1)))
+    x, weight, b, before = (torch.randn(s, dtype=torch.float64) for s in (
+        (2, 7, 6), (6, width), (6,), (2, 6, width - 1)))
     b = b if bias else None
     y, state = causal_conv1d(x, weight, b, activation, before, True)
     whole = torch.cat((before.mT, x), 1)
