@@ -46,9 +46,10 @@ def delta_forward(family, cls):
         q, k, v, z, b, a = self.fix_query_key_value_ordering(*projected)
         state = _state(cache, self.layer_idx)  # ahead of `_convolved`, with which a cache begins
         q, k, v = _convolved(self, torch.cat([x.flatten(2) for x in (q, k, v)], -1), cache)
-        o, last = gated_delta_rule(q, k, v, a, b.float().sigmoid(), None, state, True, True, A_log=self.A_log,
-                                   dt_bias=self.dt_bias, use_gate_in_kernel=True)
+        o = gated_delta_rule(q, k, v, a, b.float().sigmoid(), None, state, cache is not None, True, A_log=self.A_log,
+                             dt_bias=self.dt_bias, use_gate_in_kernel=True)
         if cache is not None:
+            o, last = o
             cache.update_recurrent_state(last, self.layer_idx)
         o = self.norm(o.reshape(-1, self.head_v_dim), z.reshape(-1, self.head_v_dim))
         return self.out_proj(o.view(*hidden_states.shape[:2], -1))
