@@ -281,10 +281,6 @@ def states(device):
             x.detach().requires_grad_() for x in (q, k / 8, v, g, initial, g.sigmoid())]
         o, state = tkq.gated_delta_rule(q, k, v, g, beta, None, initial, True)
         yield f"gated_delta_rule {K} x {V}", (o, state, *grad((o, state), given, (do, dstate)))
-        weights = g[0, 0].detach().requires_grad_()
-        o = tkq.gated_delta_rule(q, k, v, g, beta, use_qk_l2norm_in_kernel=True, A_log=weights, dt_bias=weights,
-                                 use_gate_in_kernel=True, allow_neg_eigval=True)
-        yield f"gated_delta_rule {K} x {V} of a layer", (o, *grad(o, (q, k, v, g, beta, weights), do))
 
 
 FAMILIES = {f.__name__: f for f in (norms, residents, heads, softmax, cross_entropy, linear, quant, rope, gated, gemm,
