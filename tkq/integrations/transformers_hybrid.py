@@ -15,6 +15,8 @@ _HALF = torch.bfloat16, torch.float16
 
 def gated_norm_forward(family, cls):
     def forward(self, hidden_states, gate):
+        if gate.dtype != hidden_states.dtype:
+            return cls.forward(self, hidden_states, gate)
         return swiglu(gate, rmsnorm(hidden_states, self.weight, eps=self.variance_epsilon))
 
     return forward

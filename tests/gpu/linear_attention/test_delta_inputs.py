@@ -87,4 +87,4 @@ def test_in_a_cuda_graph():
 
 
 def test_compiled():
-    checks.compiles_once(delta_layers.CASE, "cuda", "inductor", checks.ROWS[:2])
+    checks.compiles_once(delta_layers.CASE, "cuda", sizes=checks.ROWS[:2])

@@ -38,9 +38,9 @@ def test_results_and_gradients(options):
         y.backward(dy)
     want = delta_layers.layer_exact(layer, wide_x, wide)
     want.backward(dy.double())
-    assert error(y, want) < 0.02 and error(x.grad, wide_x.grad) < 0.03
+    assert error(y, want) < 0.02 and error(x.grad, wide_x.grad) < 0.05
     for name, p in layer.named_parameters():
-        assert error(p.grad, wide[name].grad) < 0.04, name
+        assert error(p.grad, wide[name].grad) < 0.05, name
 
 
 @pytest.mark.parametrize("cuts", [(64, 128), (1, 2, 100)])
@@ -54,8 +54,7 @@ def test_chained_calls_are_one(cuts):
             found.append(y)
     assert error(torch.cat(found, 1), want.double()) < 0.02
     assert error(cache.state, last.state.double()) < 0.02
-    assert all(map(torch.equal, (c[..., -1:] for c in cache.conv), (c[..., -1:] for c in last.conv))) or all(
-        error(a, b.double()) < 0.01 for a, b in zip(cache.conv, last.conv))
+    assert all(error(a, b.double()) < 0.01 for a, b in zip(cache.conv, last.conv))
 
 
 def test_compiled():
