@@ -134,7 +134,7 @@ class LinearAttention:
         self.dtype = element_type(spec.dtype)
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
-        self.delta = Delta(spec, self.p_tile)
+        self.delta = Delta(spec, self.p_tile, SCORES_BARRIER)
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -226,25 +226,28 @@ class LinearAttention:
         x, p = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype)
         gates, mine = self.gate.begin(g, t, self.order(t, 0)), self.delta.begin(g, t, self.order(t, 0))
         for i in cutlass.range(t.chunks, unroll=1):
-            following = self.order(t, i + 1)
             s.tokens.wait(ring)
             if const_expr(not self.spec.updates):
                 tk.mm_ABt(x, s.q[ring.stage], s.k[ring.stage])
-            self.delta.products(mine, s.q[ring.stage] if self.spec.reverse else s.k[ring.stage])
             s.scores.acquire_empty(out)
-            self.gate.factors(g, s.gate, t, following, gates, out.stage)
-            self.delta.factors(g, s.delta, t, following, mine, self.gate.sums_of(s.gate), out.stage)
+            self.gate.factors(g, s.gate, gates, out.stage)
+            self.delta.factors(g, s.delta, mine, self.gate.sums_of(s.gate), out.stage)
             tk.sync(SCORES_BARRIER, tk.WARPGROUP)
             between = self.gate.between(s.gate, gates, out.stage)
             tk.mma_wait(0)
-            s.tokens.release(ring)
-            self.delta.invert(s.delta, mine, between, out.stage, SCORES_BARRIER)
             if const_expr(not self.spec.updates):
                 self.gate.weigh(p, x, between, g.scale)
+            self.delta.products(x, s.q[ring.stage] if self.spec.reverse else s.k[ring.stage])
+            if const_expr(not self.spec.updates):
                 self.put_scores(s.p[out.stage], p)
             if const_expr(self.spec.dot):
                 self.gate.weigh_rest(p, x, between, g.scale)
                 self.put_scores(s.rest[out.stage], p)
+            tk.mma_wait(0)
+            s.tokens.release(ring)
+            self.delta.invert(s.delta, x, mine, between, out.stage)
+            self.gate.ask(g, t, self.order(t, i + 1), gates)
+            self.delta.ask(g, t, self.order(t, i + 1), mine)
             tk.publish()
             s.scores.commit(out)
             ring.advance()
@@ -281,15 +284,18 @@ class LinearAttention:
                 tk.apply_narrow(c.s16, lambda wide, rounded: wide - rounded, c.s, c.s16)
                 tk.mma_ABt(c.o, c.s16, s.q[ring.stage])
                 tk.mma_wait(0)
-            self.delta.updates(c, s.delta, scores.stage)
-            self.gate.load(c, s.gate, scores.stage)
             if const_expr(not spec.updates):
-                self.gate.at_query(c, g.scale)
+                self.gate.at_query(c, s.gate, scores.stage, g.scale)
+            self.delta.updates(c, s.delta, scores.stage)
+            if const_expr(not self.delta.back):
+                self.gate.decay(c, s.gate, scores.stage)
+            if const_expr(not spec.updates):
                 tk.mma_ABt(c.o, c.v, s.p[scores.stage])
             if const_expr(spec.dot):
                 tk.mma_ABt(c.o, c.v, s.rest[scores.stage])
             self.delta.gradients_of_updates(c, s.delta, scores.stage)
-            self.gate.decay(c, s.gate, scores.stage)
+            if const_expr(self.delta.back):
+                self.gate.decay(c, s.gate, scores.stage)
             tk.mma_AB(c.s, self.gate.values(c), s.k[ring.stage])
             self.delta.erase(c, s.q[ring.stage])
             tk.mma_wait(1)
@@ -303,8 +309,7 @@ class LinearAttention:
             tk.mma_wait(0)
             if const_expr(spec.dot):
                 self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))  # anew: registers had o, x and s
-                self.gate.load(c, s.gate, scores.stage)
-                self.gate.rest_of_values(c)
+                self.gate.rest_of_values(c, s.gate, scores.stage)
                 tk.mma_AB(c.s, c.u, s.k[ring.stage])
                 tk.mma_wait(0)
             s.tokens.release(ring)
