@@ -7,8 +7,8 @@ LONG, ODD = ((f"{TESTS}test_linear_op.py::test_shared_heads[{tokens}]",) for tok
 STATES, RESET = ((f"{TESTS}{name}",) for name in ("test_linear_op.py::test_two_calls_are_one",
                                                   "test_linear_forward.py::test_a_reset"))
 
-DELTA, HARD = ((f"{TESTS}test_delta_forward.py::{name}",) for name in (
-    "test_lengths[300-token]", "test_hard_inverses[0.1-identical-2.0]"))
+DELTA, HARD, ALIKE = ((f"{TESTS}test_delta_forward.py::{name}",) for name in (
+    "test_lengths[300-token]", "test_hard_inverses[0.1-identical-2.0]", "test_hard_inverses[0.0-identical-2.0]"))
 GRADIENTS, FIRST = ((f"{TESTS}{name}",) for name in (
     "test_delta_backward.py::test_lengths[300-token]",
     "test_delta_launches.py::test_nothing_in_front_of_the_first_token_counts"))
@@ -21,13 +21,19 @@ MUTANTS = (
         ("erased_before_they_decay", "shared.erase[i, stage] = ahead[e] * decay", "shared.erase[i, stage] = ahead[e]",
          DELTA),
         ("beta_of_one", "tk.mul_row(x, x, beta)", "", HARD),
-        ("last_column_is_not_solved", "for k in cutlass.range_constexpr(CHUNK - 1):",
-         "for k in cutlass.range_constexpr(CHUNK - 2):", HARD),
         ("gradients_by_the_inverse_not_transposed", "tk.mm_AB(c.w, c.x, shared.inverse[stage])",
          "tk.mm_ABt(c.w, c.x, shared.inverse[stage])", GRADIENTS),
         ("gradients_are_not_erased", "tk.mma_AB(c.s, c.x, keys)", "", GRADIENTS),
-        ("erased_without_the_scale", "decay = decay / g.scale", "pass", GRADIENTS),
+        ("erased_without_the_scale", "decay = decay * cute.arch.rcp_approx(g.scale)", "pass", GRADIENTS),
         ("beta_of_tokens_before_the_first", "if token >= 0 and token < g.tokens:", "if token < g.tokens:", FIRST)),
+    *family(
+        "linear_inverse", "tkq/linear_attention/inverse.py",
+        ("last_column_is_not_solved", "for k in cutlass.range_constexpr(EDGE - 1):",
+         "for k in cutlass.range_constexpr(EDGE - 2):", HARD),
+        ("block_of_32_left_out", "self.merge(lower, Int32(0), warp // 2, warp % 2, 2 * EDGE)", "pass", HARD),
+        ("with_its_sign", "a[e, 0] = -left[e // 2 + e % 2 * 2, 0, k]", "a[e, 0] = left[e // 2 + e % 2 * 2, 0, k]",
+         HARD),
+        ("of_11_bits", "for x, y in ((a_rest, b), (a, b_rest), (a, b)):", "for x, y in ((a, b),):", ALIKE)),
     *family(
         "linear", "tkq/linear_attention/gates.py",
         ("state_does_not_decay", "tk.mul(c.s, c.s, shared.total[0, stage])", "", LONG),
@@ -45,8 +51,8 @@ MUTANTS = (
         ("reversed_strict_mask_with_the_diagonal", "tk.left_fill(p, apart, 0.0, diagonal=True)",
          "tk.left_fill(p, 0, 0.0, diagonal=True)", GRADIENTS),
         ("gradients_without_beta", "tk.mul_col(c.w, c.w, c.beta)", "", GRADIENTS),
-        ("inverse_of_queries", "self.delta.products(mine, s.q[ring.stage] if self.spec.reverse else s.k[ring.stage])",
-         "self.delta.products(mine, s.k[ring.stage])", GRADIENTS),
+        ("inverse_of_queries", "self.delta.products(x, s.q[ring.stage] if self.spec.reverse else s.k[ring.stage])",
+         "self.delta.products(x, s.k[ring.stage])", GRADIENTS),
         ("gradients_in_the_order_of_tokens", "return t.chunks - 1 - i if self.spec.reverse else i", "return i", LONG),
         ("last_chunk_left_out", "t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, part * n, "
          "cute.ceil_div(g.tokens, CHUNK))", "t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, "

@@ -43,7 +43,8 @@ class Delta:
         """Room for it in shared memory; None without the rule."""
         if not self.there:
             return None
-        return DeltaShared(al.tile(self.tile, 2), al.vector(CHUNK * PITCH)[None, 0], al.vector(CHUNK, 2), al.vector(CHUNK, 2))
+        lower = al.vector(CHUNK * PITCH)[None, 0]
+        return DeltaShared(al.tile(self.tile, 2), lower, al.vector(CHUNK, 2), al.vector(CHUNK, 2))
 
     # ---- the scores' warpgroup -----------------------------------------------------------------
 

@@ -14,14 +14,14 @@ PITCH = CHUNK + 4  # floats from a column to the next: neighbours of a product's
 
 
 class LowerInverse:
-    """X = (I + L)^-1 in place of L, 64 x 64, fp32, in shared memory, column by column, by the 128 threads of a warpgroup.
+    """X = (I + L)^-1 in the place of L, 64 x 64, fp32, in shared memory, column by column, by a warpgroup:
 
-      threads 0 to 63    the four blocks of 16 x 16 on the diagonal, by substitution: a thread has a column
-      warps              the block of 16 x 16 below two of these, -X[1] L[1, 0] X[0]: two warps have one
-                         the block of 32 x 32 below two pairs, likewise: four warps
+      threads 0 to 63    each of the four blocks of 16 x 16 on the diagonal by substitution, a column a thread
+      all                the block below two of these, X[1, 0] = -X[1, 1] L[1, 0] X[0, 0]: two warps for each
+      all                the block of 32 x 32 below two such pairs, likewise
 
-    Substitution is in fp32. The products' operands are two TF32 numbers each, 22 bits: with keys that are alike the inverse
-    is made of sums that cancel. Above the diagonal L is zero, and X as well."""
+    Substitution is in fp32. Operands of the products are two TF32 numbers each, 22 bits: where keys are alike, the
+    inverse is made of sums that cancel. Above the diagonal L is zero, and so is X."""
 
     def __init__(self, barrier: int):
         self.barrier = barrier

@@ -284,18 +284,14 @@ class LinearAttention:
                 tk.apply_narrow(c.s16, lambda wide, rounded: wide - rounded, c.s, c.s16)
                 tk.mma_ABt(c.o, c.s16, s.q[ring.stage])
                 tk.mma_wait(0)
+            self.delta.updates(c, s.delta, scores.stage)
+            self.gate.decay(c, s.gate, scores.stage)
             if const_expr(not spec.updates):
                 self.gate.at_query(c, s.gate, scores.stage, g.scale)
-            self.delta.updates(c, s.delta, scores.stage)
-            if const_expr(not self.delta.back):
-                self.gate.decay(c, s.gate, scores.stage)
-            if const_expr(not spec.updates):
                 tk.mma_ABt(c.o, c.v, s.p[scores.stage])
             if const_expr(spec.dot):
                 tk.mma_ABt(c.o, c.v, s.rest[scores.stage])
             self.delta.gradients_of_updates(c, s.delta, scores.stage)
-            if const_expr(self.delta.back):
-                self.gate.decay(c, s.gate, scores.stage)
             tk.mma_AB(c.s, self.gate.values(c), s.k[ring.stage])
             self.delta.erase(c, s.q[ring.stage])
             tk.mma_wait(1)
