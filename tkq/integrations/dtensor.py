@@ -127,6 +127,14 @@ def _delta_rule(g):
         yield results, dict(given, beta=given["q"])
 
 
+def _pool(g):
+    """What is written in place lies whole on each rank."""
+    if any(p != R for p in g.initial_state.placements):
+        raise NotImplementedError(f"initial_state: is placed {g.initial_state.placements}; a pool that is written in "
+                                  "place may be replicated, or a local tensor")
+    return ()
+
+
 def _linear_attention_backward(g):
     needs = g.need_q, g.need_k, g.need_v, g.need_g, g.need_initial
     for dimension, of_states in _dimensions(g):
@@ -197,7 +205,8 @@ RULES = {
     "flash_attn_backward": _attention_backward, "flash_attn_varlen": _attention,
     "flash_attn_varlen_backward": _attention_backward, "linear_attn": _linear_attention,
     "linear_attn_backward": _linear_attention_backward, "gated_delta_rule": _delta_rule,
-    "gated_delta_rule_backward": _delta_rule_backward, "gemm": _gemm,
+    "gated_delta_rule_backward": _delta_rule_backward, "linear_attn_pool": _pool, "gated_delta_rule_pool": _pool,
+    "gemm": _gemm,
     "grouped_gemm": _grouped_gemm, "fp8_gemm": _fp8_gemm, "quantize_fp8": _quantised,
     # of whole losses, and of logits that are nowhere whole: everything is gathered
     "cross_entropy_and_gradient": lambda g: (), "linear_cross_entropy": lambda g: (),

@@ -172,11 +172,22 @@ def _fake(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens
 def _pool_cuda(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor, initial_state: Tensor,
                scale: Optional[float], cu_seqlens: Optional[Tensor], state_indices: Tensor,
                state_v_first: bool) -> Tensor:
-    pool = turned(DELTA, initial_state, state_v_first)
-    given = q, k, v, g, beta, pool, scale, True, cu_seqlens, state_v_first, state_indices
-    o, _ = _call_cache.take(*given) or _forward(*given)
-    written(initial_state)
+    given = q, k, v, g, beta, initial_state, scale, cu_seqlens, state_indices, state_v_first
+    o = _pool_replayed(*given)
+    if o is None:
+        pool = turned(DELTA, initial_state, state_v_first)
+        o, _ = _forward(q, k, v, g, beta, pool, scale, True, cu_seqlens, state_v_first, state_indices)
+        written(initial_state)
     return o
+
+
+def _pool_replayed(q, k, v, g, beta, initial_state, scale, cu_seqlens, state_indices, state_v_first):
+    pool = turned(DELTA, initial_state, state_v_first)
+    found = _call_cache.take(q, k, v, g, beta, pool, scale, True, cu_seqlens, state_v_first, state_indices)
+    if found is None:
+        return None
+    written(initial_state)
+    return found[0]
 
 
 def _pool_cpu(q, k, v, g, beta, initial_state, scale, cu_seqlens, state_indices, state_v_first):
@@ -230,5 +241,5 @@ _recorder = Recorder(6, _cuda, _cpu, _backward_cuda, _backward_cpu, _backward_op
 _op = ops.torch_op(DELTA, cuda=_cuda, cpu=_cpu, fake=_fake, setup=_recorder.setup, backward=_recorder.backward)
 _pool_op = ops.torch_op("gated_delta_rule_pool", cuda=_pool_cuda, cpu=_pool_cpu, fake=_pool_fake, of=DELTA,
                         mutates=("initial_state",))
-_pools = Pools(DELTA, _pool_cuda, _pool_cpu, _pool_op, check_delta_call)
+_pools = Pools(DELTA, _pool_replayed, _pool_cuda, _pool_cpu, _pool_op, check_delta_call)
 _Recorded = ops.eager_function("GatedDeltaRule", forward=_recorder.record, backward=_recorder.backward, of=DELTA)

@@ -79,7 +79,10 @@ def start(given: Given, scale: float) -> tuple:
     dots = None if x is None else torch.empty(-(-V // CHUNK), B, S, heads, device=device, dtype=torch.float32)
     dv = torch.empty_like(o) if beta is not None and given.reverse else None
     call = None
-    if B * S * heads:
+    if given.cu is not None and given.cu.shape[0] == 1:  # no sequence has these tokens
+        o.zero_()
+        dv = None if dv is None else dv.zero_()
+    elif B * S * heads:
         call = _launcher(given), ((q, k, v, o, g, beta, initial, state, x, dots, dv, given.cu, given.state_indices),
                                   scale)
         call[0](*call[1])

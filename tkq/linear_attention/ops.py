@@ -172,11 +172,22 @@ def _fake(q, k, v, g, initial_state, scale, output_final_state, cu_seqlens, stat
 def _pool_cuda(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], initial_state: Tensor,
                scale: Optional[float], cu_seqlens: Optional[Tensor], state_indices: Tensor,
                state_v_first: bool) -> Tensor:
-    pool = turned(OP, initial_state, state_v_first)
-    given = q, k, v, g, pool, scale, True, cu_seqlens, state_v_first, state_indices
-    o, _ = _call_cache.take(*given) or _forward(*given)
-    written(initial_state)
+    given = q, k, v, g, initial_state, scale, cu_seqlens, state_indices, state_v_first
+    o = _pool_replayed(*given)
+    if o is None:
+        pool = turned(OP, initial_state, state_v_first)
+        o, _ = _forward(q, k, v, g, pool, scale, True, cu_seqlens, state_v_first, state_indices)
+        written(initial_state)
     return o
+
+
+def _pool_replayed(q, k, v, g, initial_state, scale, cu_seqlens, state_indices, state_v_first):
+    pool = turned(OP, initial_state, state_v_first)
+    found = _call_cache.take(q, k, v, g, pool, scale, True, cu_seqlens, state_v_first, state_indices)
+    if found is None:
+        return None
+    written(initial_state)
+    return found[0]
 
 
 def _pool_cpu(q, k, v, g, initial_state, scale, cu_seqlens, state_indices, state_v_first):
@@ -229,5 +240,5 @@ _recorder = Recorder(5, _cuda, _cpu, _backward_cuda, _backward_cpu, _backward_op
 _op = ops.torch_op(OP, cuda=_cuda, cpu=_cpu, fake=_fake, setup=_recorder.setup, backward=_recorder.backward)
 _pool_op = ops.torch_op("linear_attn_pool", cuda=_pool_cuda, cpu=_pool_cpu, fake=_pool_fake, of=OP,
                         mutates=("initial_state",))
-_pools = Pools(OP, _pool_cuda, _pool_cpu, _pool_op, check_call)
+_pools = Pools(OP, _pool_replayed, _pool_cuda, _pool_cpu, _pool_op, check_call)
 _Recorded = ops.eager_function("LinearAttention", forward=_recorder.record, backward=_recorder.backward, of=OP)

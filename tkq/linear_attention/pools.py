@@ -14,25 +14,29 @@ from tkq.runtime.call import check, ops
 
 @dataclass(frozen=True)
 class Pools:
-    """name: the op's. cuda, cpu, op: take the op's tensors, of which the pool is the last one, the scale, and what a
-    `check.Where` has; give o. check: of the tensors, the pool (.., K, V), and a `check.Where`."""
+    """name: the op's. All but check take the op's tensors, of which the pool is the last one, the scale, and what a
+    `check.Where` has, and give o. replayed: of a call like one that came before, or None. cuda, cpu: the op's
+    functions, and op. check: of the tensors, the pool as (.., K, V), and a `check.Where`."""
 
     name: str
+    replayed: Callable
     cuda: Callable
     cpu: Callable
     op: Any
     check: Callable
 
     def call(self, tensors, scale, where) -> Tensor:
-        """o."""
-        mode = ops.route(*tensors, *where[:2])
-        if mode == "record" or (mode == "op" and ops.may_record(*tensors)):
-            refuse_recorded(self.name, *tensors)
-        if mode == "direct":
-            return (self.cuda if tensors[0].is_cuda else self.cpu)(*tensors, scale, *where)
-        check.refuse_tangent(self.name, **{f"tensor {i}": x for i, x in enumerate(tensors)})
+        given = *tensors, scale, *where
+        if not ops.traced():
+            found = self.replayed(*given)
+            if found is not None:
+                return found
+        if ops.direct(*tensors, *where[:2]):
+            return (self.cuda if tensors[0].is_cuda else self.cpu)(*given)
         self.check(*tensors[:-1], turned(self.name, tensors[-1], where.state_v_first), where)
-        return self.op(*tensors, scale, *where)
+        check.refuse_tangent(self.name, **{f"tensor {i}": x for i, x in enumerate(tensors)})
+        refuse_recorded(self.name, *tensors)
+        return self.op(*given)
 
 
 def may_be_written(op: str, pool: Tensor) -> None:

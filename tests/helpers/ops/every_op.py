@@ -163,6 +163,21 @@ def _packed_unit_keys(t):
     return dict(given, k=k, beta=t(1, t.rows, 4, dtype=F32).sigmoid())
 
 
+def _packed_heads_and_indices(t):
+    q, k, v, g, pool, cu_seqlens = _packed_heads(t).values()
+    return dict(q=q, k=k, v=v, g=g, pool=pool, cu_seqlens=cu_seqlens, state_indices=t.integers(-1, 3, 3))
+
+
+def _packed_unit_keys_and_indices(t):
+    q, k, v, g, pool, cu_seqlens, beta = _packed_unit_keys(t).values()
+    return dict(q=q, k=k, v=v, g=g, beta=beta, pool=pool, cu_seqlens=cu_seqlens, state_indices=t.integers(-1, 3, 3))
+
+
+def _with_pool(function, *tensors, pool, **places):
+    """The pool, which is written, is a copy: a call may come again."""
+    return function(*tensors, initial_state=pool.clone(), output_final_state=True, **places)
+
+
 def _matrices(t):
     return dict(a=t(t.rows, 64), b=t(64, 32))
 
@@ -225,6 +240,10 @@ CASES = {case.name: case for case in (
          lambda q, k, v, g, initial_state, cu_seqlens: tkq.linear_attn(
              q, k, v, g, initial_state=initial_state, output_final_state=True, cu_seqlens=cu_seqlens),
          ("q", "k", "v", "g", "initial_state"), ("q", "k", "v"), exact=False),
+    Case("linear_attn, with a pool", _packed_heads_and_indices,
+         lambda q, k, v, g, pool, cu_seqlens, state_indices: _with_pool(
+             tkq.linear_attn, q, k, v, g, pool=pool, cu_seqlens=cu_seqlens, state_indices=state_indices),
+         cast=("q", "k", "v")),
     Case("gated_delta_rule", _unit_keys, lambda q, k, v, g, beta: tkq.gated_delta_rule(q, k, v, g, beta),
          ("q", "k", "v", "g", "beta"), ("q", "k", "v"), exact=False),
     Case("gated_delta_rule, with states", _unit_keys_with_state,
@@ -235,6 +254,10 @@ CASES = {case.name: case for case in (
          lambda q, k, v, g, initial_state, cu_seqlens, beta: tkq.gated_delta_rule(
              q, k, v, g, beta, initial_state=initial_state, output_final_state=True, cu_seqlens=cu_seqlens),
          ("q", "k", "v", "g", "beta", "initial_state"), ("q", "k", "v"), exact=False),
+    Case("gated_delta_rule, with a pool", _packed_unit_keys_and_indices,
+         lambda q, k, v, g, beta, pool, cu_seqlens, state_indices: _with_pool(
+             tkq.gated_delta_rule, q, k, v, g, beta, pool=pool, cu_seqlens=cu_seqlens, state_indices=state_indices),
+         cast=("q", "k", "v")),
     Case("gemm", _matrices, lambda a, b: tkq.gemm(a, b), ("a", "b"), ("a", "b")),
     Case("gemm, with an epilogue", _matrices_and_bias,
          lambda a, b, bias: tkq.gemm(a, b, bias=bias, activation="silu", alpha=2.0),
