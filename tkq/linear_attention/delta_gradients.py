@@ -34,7 +34,7 @@ from torch import Tensor
 
 from tkq.linear_attention.gradients import _of_gates, _of_shared, _turned, over_values
 from tkq.linear_attention.launch import Given, launch
-from tkq.linear_attention.segments import segments
+from tkq.linear_attention.segments import Segments, segments
 
 
 class DeltaSaved(NamedTuple):
@@ -73,13 +73,14 @@ class DeltaGradients(NamedTuple):
 
 class Pass(NamedTuple):
     """What the launches of a backward share. u: the corrected values, du: their gradient. behind: the final state's
-    gradient, as a launch that multiplies by scale takes it."""
+    gradient, as a launch that multiplies by scale takes it. of: packed sequences' tokens, or None."""
 
     saved: DeltaSaved
     scale: float
     do: Tensor
     behind: Tensor | None
     u: Tensor
+    of: Segments | None
     du: Tensor | None = None
     dv: Tensor | None = None
 
@@ -95,7 +96,8 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
     if scale == 0.0:  # o is 0: what goes back comes from the final state alone, and does not depend on the scale
         do, scale = torch.zeros_like(do), 1.0
     behind = None if dfinal is None else dfinal / scale
-    p = Pass(saved, scale, do, behind, launch(Given(k, k, v, g, beta, initial, updates=True, cu=cu), 1.0).o)
+    p = Pass(saved, scale, do, behind, launch(Given(k, k, v, g, beta, initial, updates=True, cu=cu), 1.0).o,
+             segments(cu, q.shape[1]))
     solved = dq = dk = dg = z = None
     if any((needs.k, needs.v, need_g, needs.beta, need_initial)):
         solved = launch(Given(k, q, do, g, beta, behind, torch.float32 if need_initial else None, reverse=True, cu=cu),
@@ -110,7 +112,7 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
         dk = _dk(p, z.o)
     if need_g:
         at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum((-1, -2))
-        dg = _of_gates(g, of_q.dots - _dots(p), at_end, cu)
+        dg = _of_gates(g, of_q.dots - _dots(p), at_end, p.of)
     return DeltaGradients(dq, dk, p.dv if needs.v else None, dg, _dbeta(p, z.o) if needs.beta else None,
                           (scale * solved.state).to(initial.dtype) if need_initial else None)
 
@@ -152,7 +154,7 @@ def _dbeta(p, z):
 
 def _inside(p, x):
     """Of tokens of no sequence zeros, whatever stands in q, k, v and beta there."""
-    return x if p.saved.cu is None else segments(p.saved.cu, x.shape[1]).only_inside(x)
+    return x if p.of is None else p.of.only_inside(x)
 
 
 def _dots(p):

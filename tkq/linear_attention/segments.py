@@ -30,16 +30,17 @@ class Segments(NamedTuple):
         alone decides: no sum has a part of another sequence, which would not vanish from it (NaN), or leave errors of
         its own size."""
         x, step, tokens = x.clone(), 1, x.shape[1]
-        place = torch.arange(tokens, device=x.device)
+        behind = (self.end - torch.arange(tokens, device=x.device))[:, None]
         while step < tokens:
-            here = (place + step < self.end)[:-step, None]
-            x[:, :-step] += torch.where(here, x[:, step:], 0)
+            x[:, :-step] += torch.where(behind[:-step] > step, x[:, step:], 0)
             step *= 2
         return x
 
 
-def segments(cu: Tensor, tokens: int) -> Segments:
-    """Of cu_seqlens (N + 1,), which mean what `edges` says: the kernel's rule, in `packed`."""
+def segments(cu: Tensor | None, tokens: int) -> Segments | None:
+    """Of cu_seqlens (N + 1,), which mean what `edges` says: the kernel's rule, in `packed`. None without."""
+    if cu is None:
+        return None
     bounds, place = edges(cu, tokens), torch.arange(tokens, device=cu.device)
     count = len(cu) - 1
     of = torch.searchsorted(bounds[1:], place, right=True)
