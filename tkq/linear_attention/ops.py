@@ -49,8 +49,8 @@ def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, sca
         state_indices: (N,) int32, with as many states as the call has sequences (B, or those of cu_seqlens): sequence n
             begins with row state_indices[n] of initial_state, a pool (M, HV, K, V), and the state behind its last token
             is written there, in the pool's dtype. Any values: where there is no such row, as with -1, the sequence
-            begins with zeros and its state is not written. Rows that two sequences have hold, in the end, the state of
-            one of them, and what these begin with is not defined. Without gradients.
+            begins with zeros and its state is not written. A row that two sequences have holds numbers of their states,
+            and what they begin with is not defined. Without gradients.
         state_v_first: states are (.., V, K), those that come in and those that go out; these contiguous.
 
     Returns:

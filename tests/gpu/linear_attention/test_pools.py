@@ -160,7 +160,7 @@ def test_state_indices(op, where):
 
 @pytest.mark.parametrize("op", OPS)
 def test_one_row_for_all(op):
-    """What is in it in the end is the state of one of them; the others are as they were."""
+    """It has numbers of theirs; the others are as they were."""
     *tensors, pool = tensors_of(op)
     before = pool.clone()
     call(op, [*tensors, pool], cu_of(), state_indices=indices_of((2,) * N))
