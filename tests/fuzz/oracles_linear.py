@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import torch
 
+from .judge import ROUNDING
 from .oracles import WIDE, Wanted, number, operand
 
 
@@ -25,11 +26,13 @@ def linear_attn(given):
         last.append(one.mT if v_first else one)
     rows = _finite(given, o.shape[:3])
     found = [Wanted("o", o, 8, given["q"].dtype, rows)]
-    # values with what decays are rounded to 16 bits
     of_states = None if rows is None else rows.all(1) if given["cu_seqlens"] is None else rows.all().expand(
         len(pieces), heads_v)
     last = torch.stack(last) if last else state
-    return [*found, Wanted("state", last, 2**13, torch.float32, of_states)] if given["output_final_state"] else found
+    # values, of several times the state's size, are rounded to 16 bits with what decays; the delta rule's more often
+    roundings = (4 if beta is None else 8) * ROUNDING[given["q"].dtype] / ROUNDING[torch.float32]
+    last = Wanted("state", last, roundings, torch.float32, of_states)
+    return [*found, last] if given["output_final_state"] else found
 
 
 def _pieces(given, batch, tokens):
