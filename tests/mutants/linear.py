@@ -45,7 +45,9 @@ MUTANTS = (
          (f"{TESTS}test_packed.py::test_many_sequences[linear_attn]",)),
         ("states_of_the_first_sequence", "state = Int32(-1) if n >= count else n",
          "state = Int32(-1) if n >= count else Int32(0)", PACKED),
-        ("rows_by_the_sequence", "state = g.state_indices[n]", "state = n", ROWS),
+        ("rows_by_the_sequence", "state = self.row(g.state_indices[n])", "state = n", ROWS),
+        ("rows_of_the_lower_32_bits", "return Int32(cutlass.max(cutlass.min(index, (1 << 31) - 1), -1))",
+         "return Int32(index)", (f"{TESTS}test_pools.py::test_state_indices[linear_attn-end]",)),
         ("rows_behind_the_pool", "there = (t.state >= 0) & (t.state < rows)", "there = t.state >= 0", ROWS)),
     *family(
         "linear", "tkq/linear_attention/segments.py",

@@ -69,8 +69,8 @@ def _packed():
     yield f"gated_delta_rule_updates{end}", replace(delta, final=None, updates=True)
     yield f"gated_delta_rule_du{end}", replace(delta, reverse=True)
     for op, one in (("linear_attn", spec), ("gated_delta_rule", delta)):
-        yield f"{op}{end}-pool", replace(one, pool=True)
-        yield f"{op}-bf16-k128-v128-token-pool", replace(one, packed=None, pool=True)
+        yield f"{op}{end}-pool", replace(one, pool="int32")
+        yield f"{op}-bf16-k128-v128-token-pool", replace(one, packed=None, pool="int32")
 
 
 def expectation(spec: LinearSpec) -> Expectation:

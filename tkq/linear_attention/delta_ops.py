@@ -64,8 +64,7 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
     Raises:
         TypeError: q, k or v is no dense tensor of bf16 or fp16; g is no dense tensor of fp32; beta or initial_state is
             no dense tensor of fp32 or bf16; scale is no number; output_final_state or state_v_first is no bool;
-            cu_seqlens is no dense tensor of int32 or int64; state_indices is no dense tensor of int32; dtypes that
-            differ.
+            cu_seqlens or state_indices is no dense tensor of int32 or int64; dtypes that differ.
         ValueError: a number that is not finite in float32; shapes that do not go together, devices that differ, strides
             or a base that TMA cannot take; state_indices without initial_state, or with one whose elements share
             memory.

@@ -25,7 +25,7 @@ class Operands(NamedTuple):
     one of theirs. g: None, (HO,) or (B, S, HO) fp32. beta: None, or (B, S, HO). initial, final: (B, HO, K, V) or None,
     of any strides. x: None, or as v. dots: (ceil(V / 64), B, S, HO) fp32, the sums of o times x of 64 columns each. dv:
     None, or as o: with delta, reversed, o times beta. cu: None, or (N + 1,), where N packed sequences begin and end:
-    then B is 1, and states are N. state_indices: None, or (N,) int32, rows of a pool, which is initial and final."""
+    then B is 1, and states are N. state_indices: None, or (N,), rows of a pool, which is initial and final."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -158,13 +158,12 @@ class LinearAttention:
 
         g = {"none": None, "head": fake.tensor("fp32", (HO,), align=4), "token": of_tokens("fp32")}[spec.gate]
         dots = fake.tensor("fp32", (-(-V // CHUNK), B, S, HO), align=4) if spec.dot else None
-        cu = spec.packed and fake.tensor(spec.packed, (fake.sym(),), align=8 if spec.packed == "int64" else 4)
         states = (fake.sym() if spec.packed or spec.pool else B), HO, K, V
         operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HO, V), g, of_tokens(spec.delta),
                             _any_strides(spec.initial, states), _any_strides(spec.final, states),
                             operand(fake.sym(), V) if spec.dot else None, dots,
-                            operand(HO, V) if self.delta.back else None, cu,
-                            fake.tensor("int32", (fake.sym(),), align=4) if spec.pool else None)
+                            operand(HO, V) if self.delta.back else None, _numbers(spec.packed),
+                            _numbers(spec.pool))
         return operands, Float32(1.0)
 
     @cute.jit
@@ -375,3 +374,8 @@ def _any_strides(dtype, shape):
     """None without a dtype."""
     strides = tuple(fake.sym64() for _ in shape)
     return dtype and fake.tensor(dtype, shape, strides, align=4 if dtype == "fp32" else 2)
+
+
+def _numbers(dtype):
+    """Of sequences; None without a dtype."""
+    return dtype and fake.tensor(dtype, (fake.sym(),), align=8 if dtype == "int64" else 4)

@@ -61,7 +61,7 @@ def spec_of(given: Given) -> LinearSpec:
     gate = "none" if g is None else "head" if g.dim() == 1 else "token"
     return LinearSpec(name(given.q), given.q.shape[-1], given.v.shape[-1], gate, name(given.initial), name(given.final),
                       given.reverse, name(given.beta), given.x is not None, given.strict, given.updates,
-                      name(given.cu), given.state_indices is not None)
+                      name(given.cu), name(given.state_indices))
 
 
 def launch(given: Given, scale: float) -> Made:
@@ -108,10 +108,9 @@ def no_states(q, v, cu, v_first, dtype=torch.float32, heads=None) -> Tensor:
 
 def _launcher(given):
     q, _, v, g, beta, initial, final, x, *ways = given[:11]
-    types = (t if t is None else t.dtype for t in (beta, initial, given.cu))
+    types = (t if t is None else t.dtype for t in (beta, initial, given.cu, given.state_indices))
     gate = 0 if g is None else g.dim()
-    key = (q.get_device(), q.dtype, q.shape[3], v.shape[3], gate, *types, final, x is None,
-           given.state_indices is None, *ways)
+    key = (q.get_device(), q.dtype, q.shape[3], v.shape[3], gate, *types, final, x is None, *ways)
     if key not in _launchers:
         arch.require_hopper(q.device)
         _launchers[key] = function(recipe(spec_of(given)))

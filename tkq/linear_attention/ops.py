@@ -46,9 +46,9 @@ def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, sca
             as 0, one beyond S as S, and one below a number before it as that one, so its sequence is empty. Nothing
             outside the tensors is read or written. Tokens of no sequence, before the first or behind the last one, have
             o of 0 and a part in no gradient, whatever stands there; theirs are 0.
-        state_indices: (N,) int32, with as many states as the call has sequences (B, or those of cu_seqlens): sequence n
-            begins with row state_indices[n] of initial_state, a pool (M, HV, K, V), and the state behind its last token
-            is written there, in the pool's dtype. Any values: where there is no such row, as with -1, the sequence
+        state_indices: (N,) int32 or int64, a number for each sequence (B, or those of cu_seqlens): sequence n begins
+            with row state_indices[n] of initial_state, a pool (M, HV, K, V), and the state behind its last token is
+            written there, in the pool's dtype. Any values: where there is no such row, as with -1, the sequence
             begins with zeros and its state is not written. A row that two sequences have holds numbers of their states,
             and what they begin with is not defined. Without gradients.
         state_v_first: states are (.., V, K), those that come in and those that go out; these contiguous.
@@ -61,7 +61,7 @@ def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, sca
     Raises:
         TypeError: q, k or v is no dense tensor of bf16 or fp16; g is no dense tensor of fp32; scale is no number;
             initial_state is no dense tensor of fp32 or bf16; output_final_state or state_v_first is no bool; cu_seqlens
-            is no dense tensor of int32 or int64; state_indices is no dense tensor of int32; dtypes that differ.
+            or state_indices is no dense tensor of int32 or int64; dtypes that differ.
         ValueError: a number that is not finite in float32; shapes that do not go together, devices that differ, strides
             or a base that TMA cannot take; state_indices without initial_state, or with one whose elements share
             memory.

@@ -95,10 +95,10 @@ class Sequences:
             first, end = self.bounds(g, n, count)
             rows = Int32(0) if n >= count else end - first
             state = Int32(-1) if n >= count else n
-        if const_expr(self.pool):
+        if const_expr(self.pool is not None):
             state = Int32(-1)
             if n < cute.size(g.state_indices):
-                state = g.state_indices[n]
+                state = self.row(g.state_indices[n])
         return Piece(*[cute.arch.make_warp_uniform(x) for x in (first, end, rows, state)])
 
     @cute.jit
@@ -115,6 +115,12 @@ class Sequences:
         if n > count:
             first, end = Int32(0), self.cut(g, 0)
         return first, end
+
+    def row(self, index):
+        """A state's index as 32 bits: what is no row stays none."""
+        if self.pool == "int64":
+            return Int32(cutlass.max(cutlass.min(index, (1 << 31) - 1), -1))
+        return index
 
     def cut(self, g, i):
         """cu[i], within the tokens."""

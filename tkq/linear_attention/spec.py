@@ -23,7 +23,7 @@ class LinearSpec:
     strict: a token does not see itself; without delta.
     updates: with delta, not reversed: the corrected values come out.
     packed: dtype of cu_seqlens, with sequences of any length one behind the other; None: a batch.
-    pool: states are rows of a pool, each sequence's by its index; initial and final are that pool.
+    pool: dtype of state_indices, with states in rows of a pool, which is initial and final; None: one behind the other.
     """
 
     dtype: str
@@ -38,7 +38,7 @@ class LinearSpec:
     strict: bool = False
     updates: bool = False
     packed: str | None = None
-    pool: bool = False
+    pool: str | None = None
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("gate", self.gate, GATES),
@@ -46,7 +46,8 @@ class LinearSpec:
                                    ("initial", self.initial, (None, "fp32", "bf16")),
                                    ("final", self.final, (None, "fp32", "bf16")),
                                    ("delta", self.delta, (None, "fp32", "bf16")),
-                                   ("packed", self.packed, (None, "int32", "int64"))):
+                                   ("packed", self.packed, (None, "int32", "int64")),
+                                   ("pool", self.pool, (None, "int32", "int64"))):
             if got not in allowed:
                 raise ValueError(f"LinearSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
         if self.delta and self.strict:

@@ -37,8 +37,9 @@ def test_delta_rule(gate, beta, states, reverse):
     (dict(delta="fp32", updates=True, reverse=True), "updates"),
     (dict(dot=True, gate="token", delta="bf16"), "dot"), (dict(head_dim=144), "head_dim is 144"),
     (dict(value_dim=40), "value_dim is 40"),
-    (dict(packed="uint8"), "packed is 'uint8'"), (dict(pool=True), "pool"), (dict(pool=True, initial="fp32"), "pool"),
-    (dict(pool=True, initial="fp32", final="fp32", reverse=True), "pool"), (dict(gate="channel"), "gate is 'channel'")])
+    (dict(packed="uint8"), "packed is 'uint8'"), (dict(pool="int32"), "pool"), (dict(pool="uint8"), "pool is 'uint8'"),
+    (dict(pool="int64", initial="fp32", final="fp32", reverse=True), "pool"),
+    (dict(gate="channel"), "gate is 'channel'")])
 def test_what_a_spec_refuses(given, words):
     with pytest.raises(ValueError, match=f"LinearSpec: {words}"):
         LinearSpec(**dict(dtype="bf16", head_dim=64, value_dim=64) | given)

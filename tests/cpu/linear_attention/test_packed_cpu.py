@@ -146,16 +146,17 @@ INDICES = 3, -1, 0, 7, -(1 << 31), (1 << 31) - 1  # of a pool of 7
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("dtype, v_first, packed", [(torch.float32, False, True), (torch.bfloat16, True, True),
-                                                    (torch.float32, True, False)])
-def test_a_pool(op, dtype, v_first, packed):
+@pytest.mark.parametrize("dtype, v_first, packed, index", [
+    (torch.float32, False, True, torch.int32), (torch.bfloat16, True, True, torch.int64),
+    (torch.float32, True, False, torch.int32)])
+def test_a_pool(op, dtype, v_first, packed, index):
     *tensors, pool = make(op, torch.bfloat16, states=7)
     if not packed:
         tensors = [x.expand(N, *x.shape[1:]) for x in tensors]
     pool = (pool.mT.contiguous() if v_first else pool).to(dtype)
     before, version = pool.clone(), pool._version
     given = dict(output_final_state=True, cu_seqlens=cu() if packed else None, state_v_first=v_first)
-    indices = torch.tensor(INDICES, dtype=torch.int32)
+    indices = torch.tensor(INDICES, dtype=index)
     call = getattr(tkq, op)
     o, same = call(*tensors, initial_state=pool, state_indices=indices, **given)
     first = torch.stack([before[i] if 0 <= i < 7 else torch.zeros_like(before[0]) for i in INDICES])
@@ -213,7 +214,7 @@ def test_what_autograd_may_not_see_of_a_pool(op):
     (dict(state_v_first=True, state_indices=torch.zeros(N, dtype=torch.int32)), ValueError,
      r"initial_state: shape is \(6, 4, 32, 48\), expected \(any, 4, 48, 32\)"),
     (dict(state_indices=torch.zeros(2, dtype=torch.int32)), ValueError, r"state_indices: shape is \(2,\)"),
-    (dict(state_indices=torch.zeros(N, dtype=torch.int64)), TypeError, "state_indices: dtype is torch.int64"),
+    (dict(state_indices=torch.zeros(N)), TypeError, "state_indices: dtype is torch.float32"),
     (dict(state_indices=torch.zeros(N, dtype=torch.int32), initial_state=None), ValueError,
      "initial_state: is None, with state_indices expected is the pool"),
     (dict(state_indices=torch.zeros(N, dtype=torch.int32), initial_state=torch.zeros(1, 4, 32, 48).expand(
@@ -237,9 +238,9 @@ def test_the_kernels_of_calls():
         for dtype in (None, torch.int32, torch.int64):
             tkq.linear_attn(*tensors, cu_seqlens=dtype and cu(dtype))
         tkq.linear_attn(*tensors, initial_state=pool, cu_seqlens=cu(), state_indices=indices)
-        tkq.linear_attn(*tensors, initial_state=pool[:1].bfloat16(), state_indices=indices[:1])
+        tkq.linear_attn(*tensors, initial_state=pool[:1].bfloat16(), state_indices=indices[:1].long())
     assert [(r.args[0].packed, r.args[0].pool, r.args[0].final) for r, _ in seen] == [
-        (None, False, None), ("int32", False, None), ("int64", False, None), ("int32", True, "fp32"),
-        (None, True, "bf16")]
+        (None, None, None), ("int32", None, None), ("int64", None, None), ("int32", "int32", "fp32"),
+        (None, "int64", "bf16")]
     operands = seen[-2][1][0]
     assert operands[6] is operands[7] is pool

@@ -13,8 +13,8 @@ N = len(LENGTHS)
 INDICES = 3, -1, 0, 7, -(1 << 31), (1 << 31) - 1, 5  # of a pool of 7
 
 
-def indices_of(values=INDICES):
-    return torch.tensor(values, device="cuda", dtype=torch.int32)
+def indices_of(values=INDICES, dtype=torch.int32):
+    return torch.tensor(values, device="cuda", dtype=dtype)
 
 
 def first_of(pool, indices):
@@ -150,8 +150,10 @@ def test_cu_seqlens(op, where, dtype):
 def test_state_indices(op, where):
     tensors, states = guarded_call(op, where)
     cu = torch.tensor((0, 5, 5, 70, 200, 200, 280, 300), device="cuda", dtype=torch.int32)
-    for values in (INDICES, (6, 5, 4, 3, 2, 1, 0), (-1,) * 7, (1 << 30,) * 7, (-7, 700, 6, 1 << 20, -1 << 20, 7, 0)):
-        indices = guarded(indices_of(values), where)
+    wide = (1 << 32, (1 << 32) + 3, (1 << 63) - 1, -(1 << 63), -(1 << 32) + 2, 1 << 31, 4)
+    for values in (INDICES, (6, 5, 4, 3, 2, 1, 0), (-1,) * 7, (1 << 30,) * 7, (-7, 700, 6, 1 << 20, -1 << 20, 7, 0),
+                   wide):
+        indices = guarded(indices_of(values, torch.int64 if values is wide else torch.int32), where)
         pool = guarded(states, where)
         want, last = call(op, [*tensors, first_of(states, indices)], cu)
         o, _ = call(op, [*tensors, pool], cu, state_indices=indices)

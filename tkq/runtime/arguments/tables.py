@@ -81,7 +81,7 @@ _CAUSAL, _SCALE = flag("causal"), number("softmax_scale", None, 0, above=True)
 _WINDOW = Argument("window_size", "window", default=(None, None), low=-1, high=(1 << 30) - 1)
 _SOFTCAP, _SINKS = number("softcap", 0.0, 0), tensor("sinks", *WIDE, none=True)
 _STATES = tensor("initial_state", "fp32", "bf16", none=True, written="state_indices"), flag("output_final_state")
-_PACKED = tensor("cu_seqlens", *INDEX, none=True), tensor("state_indices", "int32", none=True), flag("state_v_first")
+_PACKED = tensor("cu_seqlens", *INDEX, none=True), tensor("state_indices", *INDEX, none=True), flag("state_v_first")
 
 TABLES = {
     "softmax": _ROWS,
