@@ -51,11 +51,13 @@ MUTANTS = (
         ("rows_behind_the_pool", "there = (t.state >= 0) & (t.state < rows)", "there = t.state >= 0", ROWS)),
     *family(
         "linear", "tkq/linear_attention/segments.py",
-        ("gradients_of_gates_beyond_the_sequence", "x[:, :-step] += torch.where(behind[:-step] > step, x[:, step:], 0)",
+        ("gradients_of_gates_beyond_the_sequence",
+         "x[:, :-step] += torch.where(behind[:-step] > step, x[:, step:], zero)",
          "x[:, :-step] += x[:, step:].clone()", APART),
         ("gradients_of_tokens_of_no_sequence",
-         "return torch.where(self.inside.view(1, -1, *(1,) * (x.dim() - 2)), x, 0)", "return x", NONE),
-        ("tokens_before_the_first_are_its", "of = torch.where(place < bounds[0], count, of)", "", NONE)),
+         "return torch.where(self.inside.view(1, -1, *(1,) * (x.dim() - 2)), x, x.new_zeros(()))", "return x",
+         NONE),
+        ("tokens_before_the_first_are_its", "of.masked_fill_(place < bounds[0], count)", "", NONE)),
     *family(
         "linear", "tkq/linear_attention/delta.py",
         ("keys_are_not_erased", "shared.erase[i, stage] = ahead[e] * decay", "shared.erase[i, stage] = 0.0 * decay",

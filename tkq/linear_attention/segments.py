@@ -19,7 +19,7 @@ class Segments(NamedTuple):
 
     def only_inside(self, x: Tensor) -> Tensor:
         """x (B, S, ..) with zeros for tokens of no sequence, whatever is there."""
-        return torch.where(self.inside.view(1, -1, *(1,) * (x.dim() - 2)), x, 0)
+        return torch.where(self.inside.view(1, -1, *(1,) * (x.dim() - 2)), x, x.new_zeros(()))
 
     def of_tokens(self, x: Tensor) -> Tensor:
         """x (N, ..), of sequences -> (S, ..), of their tokens; 0 for those of none."""
@@ -30,9 +30,9 @@ class Segments(NamedTuple):
         alone decides: no sum has a part of another sequence, which would not vanish from it (NaN), or leave errors of
         its own size."""
         x, step, tokens = x.clone(), 1, x.shape[1]
-        behind = (self.end - torch.arange(tokens, device=x.device))[:, None]
+        behind, zero = (self.end - torch.arange(tokens, device=x.device))[:, None], x.new_zeros(())
         while step < tokens:
-            x[:, :-step] += torch.where(behind[:-step] > step, x[:, step:], 0)
+            x[:, :-step] += torch.where(behind[:-step] > step, x[:, step:], zero)
             step *= 2
         return x
 
@@ -44,6 +44,6 @@ def segments(cu: Tensor | None, tokens: int) -> Segments | None:
     bounds, place = edges(cu, tokens), torch.arange(tokens, device=cu.device)
     count = len(cu) - 1
     of = torch.searchsorted(bounds[1:], place, right=True)
-    of = torch.where(place < bounds[0], count, of)
+    of.masked_fill_(place < bounds[0], count)
     end = torch.cat((bounds[1:], bounds.new_full((1,), tokens)))[of]
     return Segments(of, end, of < count)
