@@ -80,7 +80,7 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
             dinitial = (scale * made.state).to(initial.dtype)
         if needs.g:
             at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum((-1, -2))
-            dg = _of_gates(g, of_q.dots - made.dots, at_end, segments(cu, q.shape[1]))
+            dg = _of_gates(g, of_q.dots, made.dots, at_end, segments(cu, q.shape[1]))
     return Gradients(dq if needs.q else None, dk, dv if needs.v else None, dg, dinitial)
 
 
@@ -95,15 +95,15 @@ def over_values(columns: int, make) -> Made:
     return Made(first.o + second.o, state, None if first.dots is None else first.dots + second.dots)
 
 
-def _of_gates(g, differences, at_end, of=None):
-    """differences: (B, S, HV), those of each token, of tokens of no sequence anything; at_end: (B or N, HV), what the
+def _of_gates(g, x, less, at_end, of=None):
+    """x - less: (B, S, HV), those of each token, of tokens of no sequence anything; at_end: (B or N, HV), what the
     final state's gradient adds to all. of: the tokens' `Segments`, where sequences are packed."""
     if of is None:
-        dg = suffix_sums(differences)
+        dg = suffix_sums(x - less)
         if at_end is not None:
             dg = dg + at_end[:, None]
     else:
-        dg = of.suffix_sums(of.only_inside(differences))
+        dg = of.suffix_sums(of.only_inside(x - less))
         if at_end is not None:
             dg = dg + of.of_tokens(at_end)
     return dg.sum((0, 1)) if g.dim() == 1 else dg.contiguous()
