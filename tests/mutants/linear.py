@@ -13,7 +13,51 @@ GRADIENTS, FIRST = ((f"{TESTS}{name}",) for name in (
     "test_delta_backward.py::test_lengths[300-token]",
     "test_delta_launches.py::test_nothing_in_front_of_the_first_token_counts"))
 
+PACKED, PACKED_BACK, NONE, FALLS, APART, ROWS = ((f"{TESTS}{name}",) for name in (
+    "test_packed.py::test_forward[64-64-cu0-token]",
+    "test_packed.py::test_results_and_gradients[dtype0-gated_delta_rule-token]",
+    "test_packed.py::test_tokens_before_the_first_sequence[gated_delta_rule]",
+    "test_pools.py::test_cu_seqlens[dtype0-linear_attn-end]",
+    "test_packed.py::test_no_sequence_reaches_another[linear_attn]",
+    "test_pools.py::test_states_are_read_and_written_there[True-dtype0-linear_attn]"))
+
 MUTANTS = (
+    *family(
+        "linear", "tkq/linear_attention/packed.py",
+        ("gates_of_the_next_sequence", "g, tokens=piece.rows, q=g.q.part(piece.rows), k=g.k.part(piece.rows), "
+         "v=g.v.part(piece.rows),", "g, tokens=g.tokens - piece.first, q=g.q.part(piece.rows), "
+         "k=g.k.part(piece.rows), v=g.v.part(piece.rows),", PACKED),
+        ("reversed_gates_of_the_next_sequence", "g, tokens=piece.rows, q=g.q.part(piece.rows), "
+         "k=g.k.part(piece.rows), v=g.v.part(piece.rows),", "g, tokens=g.tokens - piece.first, "
+         "q=g.q.part(piece.rows), k=g.k.part(piece.rows), v=g.v.part(piece.rows),", PACKED_BACK),
+        ("a_token_of_the_next_sequence", "return first, end", "return first, cutlass.min(end + 1, g.tokens)", APART),
+        ("gates_of_the_first_sequence", "at = x.iterator + Int64(first) * strides[batch + 1]",
+         "at = x.iterator + Int64(0) * strides[batch + 1]", PACKED),
+        ("tokens_of_no_sequence_are_read", "rows = Int32(0) if n >= count else end - first", "rows = end - first",
+         NONE),
+        ("tokens_of_no_sequence_are_left", "x=g.x and g.x.part(piece.rows), o=g.o.part(written), "
+         "dv=g.dv and g.dv.part(written),", "x=g.x and g.x.part(piece.rows), o=g.o.part(piece.rows), "
+         "dv=g.dv and g.dv.part(written),", NONE),
+        ("sequences_that_overlap", 'first = cute.arch.warp_redux_sync(first, "max")', "first = self.cut(g, last)",
+         FALLS),
+        ("sequences_from_32_on", "for base in cutlass.range(0, last + 1, WARP, unroll=4):",
+         "for base in cutlass.range(0, 1, WARP, unroll=4):",
+         (f"{TESTS}test_packed.py::test_many_sequences[linear_attn]",)),
+        ("states_of_the_first_sequence", "state = Int32(-1) if n >= count else n",
+         "state = Int32(-1) if n >= count else Int32(0)", PACKED),
+        ("rows_by_the_sequence", "state = self.row(g.state_indices[n])", "state = n", ROWS),
+        ("rows_of_the_lower_32_bits", "return Int32(cutlass.max(cutlass.min(index, (1 << 31) - 1), -1))",
+         "return Int32(index)", (f"{TESTS}test_pools.py::test_state_indices[linear_attn-end]",)),
+        ("rows_behind_the_pool", "there = (t.state >= 0) & (t.state < rows)", "there = t.state >= 0", ROWS)),
+    *family(
+        "linear", "tkq/linear_attention/segments.py",
+        ("gradients_of_gates_beyond_the_sequence",
+         "x[:, :-step] += torch.where(behind[:-step] > step, x[:, step:], zero)",
+         "x[:, :-step] += x[:, step:].clone()", APART),
+        ("gradients_of_tokens_of_no_sequence",
+         "return torch.where(self.inside.view(1, -1, *(1,) * (x.dim() - 2)), x, x.new_zeros(()))", "return x",
+         NONE),
+        ("tokens_before_the_first_are_its", "of.masked_fill_(place < bounds[0], count)", "", NONE)),
     *family(
         "linear", "tkq/linear_attention/delta.py",
         ("keys_are_not_erased", "shared.erase[i, stage] = ahead[e] * decay", "shared.erase[i, stage] = 0.0 * decay",
@@ -54,12 +98,11 @@ MUTANTS = (
         ("inverse_of_queries", "self.delta.products(x, s.q[ring.stage] if self.spec.reverse else s.k[ring.stage])",
          "self.delta.products(x, s.k[ring.stage])", GRADIENTS),
         ("gradients_in_the_order_of_tokens", "return t.chunks - 1 - i if self.spec.reverse else i", "return i", LONG),
-        ("last_chunk_left_out", "t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, part * n, "
-         "cute.ceil_div(g.tokens, CHUNK))", "t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, "
-         "part * n, g.tokens // CHUNK)", ODD),
+        ("last_chunk_left_out", "cute.ceil_div(tokens, CHUNK))", "tokens // CHUNK)", ODD),
         ("keys_of_another_head", "tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head_k, chunk, 0), sem)",
          "tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head, chunk, 0), sem)", ODD),
-        ("first_state_left_out", "tk.load_from(state, transposed(g.initial, t), row0, 0)", "tk.zero(state)", STATES),
+        ("first_state_left_out", "tk.load_from(state, self.sequences.state(g.initial, t), row0, 0)",
+         "tk.zero(state)", STATES),
         ("no_wait_for_tokens", """
             s.tokens.wait(ring)
             if const_expr(not self.spec.updates):
