@@ -34,8 +34,7 @@ BY_NAME = {name: ("chunk_size",) for name in SIGNATURES
            if name.startswith("chunk") and name != "chunk_linear_attn"} | {
     "chunk_gated_delta_rule": (*GATES, "chunk_size")}
 ALIASES = {"chunk_gdn": "chunk_gated_delta_rule", "fused_recurrent_gdn": "fused_recurrent_gated_delta_rule"}
-REFUSED = {"state_v_first": True, "cu_seqlens": torch.tensor([0, 3, 9]), "reverse": True, "cp_context": object(),
-           "gk": torch.zeros(2), "gv": torch.zeros(2)}
+REFUSED = {"reverse": True, "cp_context": object(), "gk": torch.zeros(2), "gv": torch.zeros(2)}
 
 
 def inputs(name, S=9, K=32, V=48, device="cpu") -> dict:

@@ -2,7 +2,7 @@
 
     from tkq.integrations.fla import chunk_gated_delta_rule    # where fla.ops.gated_delta_rule was
 
-Tensors are (B, T, H, K), states (B, HV, K, V) float32, as fla has them, and the pair (o, final state or None) comes
+Tensors are (B, T, H, K), states (N, HV, K, V) float32, as fla has them, and the pair (o, final state or None) comes
 back. bf16 and fp16, K a multiple of 16 to 128, V to 256: see `tkq.linear_attn` and `tkq.gated_delta_rule`, whose errors
 say what these do not take. Gates of 16 bits and betas of fp16 are made float32, which is exact; fla computes with them
 in float32 too. The `fused_recurrent` forms are computed in chunks as well: the same within rounding.
@@ -27,7 +27,8 @@ __all__ = ["chunk_delta_rule", "chunk_gated_delta_rule", "chunk_gdn", "chunk_lig
 
 # Of what the functions below take besides the arguments of every call: the names that go on to tkq's function, as they
 # are. An argument that such a function gets is opened here, and nowhere else: all of them hand theirs to `_extra`.
-PASSED_ON = {"linear_attn": frozenset(), "gated_delta_rule": frozenset()}
+_PACKED = frozenset({"cu_seqlens", "state_v_first"})
+PASSED_ON = {"linear_attn": _PACKED, "gated_delta_rule": _PACKED}
 
 
 def _extra(name, op, **given):
@@ -183,7 +184,7 @@ def _normalized(name, q, k, v, scale, initial_state, output_final_state, normali
     if not normalize:
         return _linear(name, q, k, v, None, scale, initial_state, output_final_state, **given)
     if given.get("cu_seqlens") is not None:
-        raise NotImplementedError(f"{name}: cu_seqlens: got a Tensor, allowed with normalize=False alone")
+        raise NotImplementedError(f"{name}: cu_seqlens: got a Tensor with normalize=True, allowed is one of them")
     state, z = initial_state if isinstance(initial_state, tuple) else (initial_state, None)
     o, last = _linear(name, q, k, v, None, scale, state, output_final_state, **given)
     sums = k.float().cumsum(1)

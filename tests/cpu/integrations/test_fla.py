@@ -84,10 +84,34 @@ def test_gradients(name):
 def test_what_tkq_has_not_is_refused(name, argument):
     function, op = getattr(tkq_fla, name), "gated_delta_rule" if "delta" in name else "linear_attn"
     given = fla_calls.inputs(name) | {argument: fla_calls.REFUSED[argument]}
-    if "normalize" in given:
-        given |= dict(normalize=False, initial_state=None)
     with pytest.raises(NotImplementedError, match=f"^{name}: {argument}: got .*, which tkq.{op} has not"):
         function(**given)
+
+
+@EACH
+def test_packed_sequences(name):
+    """One behind the other, of 4, 0 and 5 tokens, each with its state: what each gets alone."""
+    given = fla_calls.inputs(name)
+    names = [n for n in ("q", "k", "v", "g", "beta") if n in given]
+    row = given | {n: given[n][:1] for n in names}
+    if "normalize" in given:
+        row["normalize"], (row["initial_state"], _) = False, row["initial_state"]
+    pool = torch.cat((row["initial_state"], row["initial_state"][:1]))
+    found, states = fla_calls.call(name, row | dict(cu_seqlens=torch.tensor([0, 4, 4, 9]), initial_state=pool))
+    for i, at in ((0, slice(0, 4)), (2, slice(4, 9))):
+        alone = row | {n: row[n][:, at] for n in names} | dict(initial_state=pool[i:i + 1])
+        o, state = fla_calls.call(name, alone)
+        torch.testing.assert_close((found[:, at], states[i:i + 1]), (o, state), rtol=2**-7, atol=1e-5)
+    assert torch.equal(states[1], pool[1])
+
+
+@pytest.mark.parametrize("name", [name for name, names in fla_calls.SIGNATURES.items() if "state_v_first" in names])
+def test_states_of_the_other_order(name):
+    given = fla_calls.inputs(name)
+    o, state = fla_calls.call(name, given)
+    turned = given | dict(initial_state=given["initial_state"].mT, state_v_first=True)
+    found, last = fla_calls.call(name, turned)
+    assert torch.equal(found, o) and torch.equal(last, state.mT)
 
 
 def test_what_is_opened_goes_on(monkeypatch):
@@ -111,7 +135,7 @@ def test_what_is_opened_goes_on(monkeypatch):
     ("chunk_gated_delta_rule", dict(beta=[1.0]), TypeError, "beta: got list"),
     ("chunk_gated_delta_rule", dict(A_log=None), ValueError, "A_log: got None"),
     ("chunk_linear_attn", dict(normalize=None), TypeError, "normalize: got None"),
-    ("chunk_linear_attn", dict(cu_seqlens=torch.zeros(2)), NotImplementedError, "cu_seqlens: got a Tensor, allowed"),
+    ("chunk_linear_attn", dict(cu_seqlens=torch.zeros(2)), NotImplementedError, "cu_seqlens: got a Tensor with norm"),
     ("chunk_lightning_attn", dict(num_layers=0), ValueError, "num_layers is 0"),
     ("chunk_lightning_attn", dict(layer_idx="1"), TypeError, "layer_idx: got str"),
     ("chunk_retention", dict(q=None), TypeError, "q: got NoneType"),
