@@ -95,6 +95,23 @@ def test_gradients():
         assert (a.double() - b).norm() < 0.02 * b.norm(), name  # q and k are rounded once more
 
 
+def test_packed_sequences_and_a_pool():
+    """The options come ahead of what says where sequences and states lie."""
+    given = make(9)
+    row = {name: x[:1] if x.dim() > 1 else x for name, x in given.items()}
+    initial, pool = torch.randn(2, 4, 32, 48), torch.zeros(5, 4, 32, 48)
+    pool[[3, 1]] = initial
+    cu, rows = torch.tensor([0, 4, 9]), torch.tensor([3, 1])
+    o, states = delta_layers.call(**row, initial_state=initial, output_final_state=True, cu_seqlens=cu)
+    with torch.no_grad():
+        found = delta_layers.call(**row, initial_state=pool, cu_seqlens=cu, state_indices=rows)
+    assert torch.equal(found, o) and torch.equal(pool[rows], states)
+    for i, at in enumerate((slice(0, 4), slice(4, 9))):
+        alone = {name: x[:, at] if x.dim() > 1 else x for name, x in row.items()}
+        want = delta_layers.call(**alone, initial_state=initial[i:i + 1])
+        torch.testing.assert_close(o[:, at], want, rtol=2**-7, atol=2**-9)
+
+
 def zeros(*shape, dtype=torch.float32):
     return torch.zeros(shape, dtype=dtype)
 
