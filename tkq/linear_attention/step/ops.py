@@ -193,6 +193,8 @@ def _linear_cpu(q, k, v, g, state, scale, indices, accepted, v_first, out):
     check_linear(q, k, v, g, state, indices, accepted, v_first, out)
     check_layouts(LINEAR, q=q, k=k, v=v, g=_of_channels(g), out=out)
     written(LINEAR, state, out)
+    if q.is_meta:  # no rows to look at
+        return results(v, out, q.dtype)
     o = reference.linear_attn_step(q, k, v, g, state, scale, indices, accepted, v_first)
     changed(state, None)
     return o.to(q.dtype) if out is None else out.copy_(o)
@@ -244,6 +246,8 @@ def _delta_cpu(q, k, v, g, beta, state, scale, l2norm, indices, accepted, v_firs
     check_delta(q, k, v, g, beta, state, indices, accepted, v_first, out)
     check_layouts(DELTA, q=q, k=k, v=v, g=_of_channels(g), out=out)
     written(DELTA, state, out)
+    if q.is_meta:
+        return results(v, out, q.dtype)
     o = reference.linear_attn_step(q, k, v, g, state, scale, indices, accepted, v_first, beta, l2norm)
     changed(state, None)
     return o.to(q.dtype) if out is None else out.copy_(o)
