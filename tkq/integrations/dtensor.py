@@ -252,8 +252,8 @@ def _where_it_is(op, name, spec, found):
     left = [each for each in found if {each[1].get(name, R)} == there]
     if not left:
         allowed = sorted({str(inputs.get(name, R)) for _, inputs in found})
-        raise NotImplementedError(f"{op._schema.name.partition('::')[2]}: {name}: is placed as {spec.placements}; it is "
-                                  f"written to where it is, and supported are {', '.join(allowed)}, along all "
+        raise NotImplementedError(f"{op._schema.name.partition('::')[2]}: {name}: is placed as {spec.placements}; it "
+                                  f"is written to where it is, and supported are {', '.join(allowed)}, along all "
                                   "dimensions of a mesh")
     return left
 

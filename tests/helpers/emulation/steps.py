@@ -1,13 +1,13 @@
-"""Steps of linear attention without a GPU: the kernel's own methods, with a warp's 32 numbers in the place of each value
-that a lane has. Every address that is read or written is checked against the tensor.
+"""Steps of linear attention without a GPU: the kernel's own methods, with a warp's 32 numbers in the place of each
+value that a lane has. Every address that is read or written is checked against the tensor.
 
 `run(spec, operands, scale)` does what a launch does; operands are CPU tensors."""
-from types import SimpleNamespace
-from unittest.mock import patch
+import importlib.util
+from types import ModuleType, SimpleNamespace
 
 import torch
 
-from tkq.linear_attention.step import kernel, state, token
+import tkq.linear_attention.step.kernel  # noqa: F401  whose copies look it up
 from tkq.linear_attention.step.plan import plan
 
 LANES = 32
@@ -154,6 +154,22 @@ class Machine:
                     const_expr=lambda x: x, element_type=KINDS.__getitem__)
 
 
+def modules(machine) -> SimpleNamespace:
+    """Copies of the kernel's modules, which the DSL has not traced, with a machine's names."""
+    found = SimpleNamespace()
+    for name in ("state", "token", "kernel"):
+        spec = importlib.util.find_spec(f"tkq.linear_attention.step.{name}")
+        module: ModuleType = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        for word, value in machine.names().items():
+            if hasattr(module, word):
+                setattr(module, word, value)
+        setattr(found, name, module)
+    found.kernel.LaneState = found.state.LaneState
+    found.kernel.Recurrence, found.kernel.StateSpace = _plain(found.token.Recurrence), _plain(found.token.StateSpace)
+    return found
+
+
 def _plain(cls):
     """The class with the methods that the DSL traces as they are written."""
     methods = {name: f.__wrapped__ for name, f in vars(cls).items() if hasattr(f, "__wrapped__")}
@@ -163,6 +179,7 @@ def _plain(cls):
 def run(spec, operands, scale=1.0, config=None, warps=1):
     """What a launch does with operands of the CPU. Returns {id(tensor): offsets that were written}."""
     machine = Machine()
+    kernel = modules(machine).kernel
 
     class Step(_plain(kernel.LinearStep)):
         def put(self, g, at, t, out):
@@ -171,24 +188,14 @@ def run(spec, operands, scale=1.0, config=None, warps=1):
             _copy(_packed(out, self.dtype), _run_at(g.o, coord, self.config.v_values))
             machine.mask = None
 
-    names, patches = machine.names(), []
-    for module in (kernel, state, token):
-        patches += [patch.object(module, name, value) for name, value in names.items() if hasattr(module, name)]
-    patches += [patch.object(kernel, name, _plain(getattr(kernel, name))) for name in ("Recurrence", "StateSpace")]
-    for each in patches:
-        each.start()
-    try:
-        step = Step(spec, config or plan(spec))
-        tokens = operands.v.shape[1] if step.has_tokens else 1
-        heads_per_k = operands.v.shape[-2] // operands.q.shape[-2]
-        g = kernel.Globals(*(None if x is None else Memory(x, machine) for x in operands), scale, tokens, heads_per_k)
-        machine.warps = warps
-        for n in range(operands.v.shape[0]):
-            for head in range(operands.v.shape[-2]):
-                for slice_ in range(spec.value_dim // step.config.columns):
-                    machine.block, machine.warp = (slice_ // warps, head, n), slice_ % warps
-                    step.kernel(g)
-        return machine.written
-    finally:
-        for each in patches:
-            each.stop()
+    step = Step(spec, config or plan(spec))
+    tokens = operands.v.shape[1] if step.has_tokens else 1
+    heads_per_k = operands.v.shape[-2] // operands.q.shape[-2]
+    g = kernel.Globals(*(None if x is None else Memory(x, machine) for x in operands), scale, tokens, heads_per_k)
+    machine.warps = warps
+    for n in range(operands.v.shape[0]):
+        for head in range(operands.v.shape[-2]):
+            for slice_ in range(spec.value_dim // step.config.columns):
+                machine.block, machine.warp = (slice_ // warps, head, n), slice_ % warps
+                step.kernel(g)
+    return machine.written

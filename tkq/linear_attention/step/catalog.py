@@ -3,7 +3,7 @@ import itertools
 from dataclasses import replace
 
 from tkq.linear_attention.step.launch import recipe
-from tkq.linear_attention.step.plan import plan
+from tkq.linear_attention.step.plan import ACCESS, plan
 from tkq.linear_attention.step.spec import SsdSpec, StepSpec
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
@@ -32,8 +32,10 @@ def _models():
 
 
 def expectation(spec: StepSpec) -> Expectation:
-    """States in accesses of 16 bytes, no shared memory, and of one token as many registers as leave room for 16 warps
-    an SM."""
-    few = plan(spec).threads == 512
-    return Expectation(instructions=() if spec.layout == "any" else ("LDG.E.128", "STG.E.128"), absent=("LDS", "BAR"),
+    """States in accesses of 16 bytes where the plan has such, no shared memory, and of one token as many registers as
+    leave room for 16 warps an SM."""
+    c = plan(spec)
+    few, run = c.threads == 512, {"v": c.v_values, "k": c.k_run, "any": 1}[spec.layout]
+    wide = run * {"fp32": 4, "bf16": 2}[spec.state] == ACCESS
+    return Expectation(instructions=("LDG.E.128", "STG.E.128") if wide else (), absent=("LDS", "BAR"),
                        registers=128 if few else 255, smem=1024)

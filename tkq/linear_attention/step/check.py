@@ -1,5 +1,10 @@
 """What a caller may pass to a step."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
 import torch
+from torch import Tensor
 
 from tkq.linear_attention.step.spec import DIMS
 from tkq.runtime import arguments
@@ -18,8 +23,56 @@ delta_options = arguments.checker(DELTA, "scale", "use_qk_l2norm_in_kernel", "st
 ssd_options = arguments.checker(SSD, "dt_softplus")
 
 
-def check_linear(q, k, v, g, state, indices, accepted, v_first, out=None):
+class LinearCall(NamedTuple):
+    """What linear_attn_step takes, but for out, in the order of its op's arguments."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor | None
+    state: Tensor
+    scale: float | None
+    indices: Tensor | None
+    accepted: Tensor | None
+    v_first: bool
+
+
+class DeltaCall(NamedTuple):
+    """The same of gated_delta_rule_step."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor | None
+    beta: Tensor
+    state: Tensor
+    scale: float | None
+    l2norm: bool
+    indices: Tensor | None
+    accepted: Tensor | None
+    v_first: bool
+
+
+class SsdCall(NamedTuple):
+    """The same of ssd_step."""
+
+    state: Tensor
+    x: Tensor
+    dt: Tensor
+    A: Tensor
+    B: Tensor
+    C: Tensor
+    D: Tensor | None
+    z: Tensor | None
+    dt_bias: Tensor | None
+    dt_softplus: bool
+    indices: Tensor | None
+    accepted: Tensor | None
+
+
+def check_linear(call: LinearCall, out=None):
     """Raises what linear_attn_step promises of its tensors, but for strides."""
+    q, k, v, g, state, _, indices, accepted, v_first = call
     _linear_tensors(q, k, v, g, state, indices, accepted, out)
     sizes = _check_operands(LINEAR, q, k, v, g=g, state=state, state_indices=indices, num_accepted_tokens=accepted,
                             out=out)
@@ -32,8 +85,9 @@ def check_linear(q, k, v, g, state, indices, accepted, v_first, out=None):
     _check_out(LINEAR, q, v, out)
 
 
-def check_delta(q, k, v, g, beta, state, indices, accepted, v_first, out=None):
+def check_delta(call: DeltaCall, out=None):
     """Raises what gated_delta_rule_step promises of its tensors, but for strides."""
+    q, k, v, g, beta, state, _, _, indices, accepted, v_first = call
     _delta_tensors(q, k, v, g, beta, state, indices, accepted, out)
     sizes = N, T, HV, K, _ = _check_operands(DELTA, q, k, v, g=g, beta=beta, state=state, state_indices=indices,
                                              num_accepted_tokens=accepted, out=out)
@@ -46,8 +100,9 @@ def check_delta(q, k, v, g, beta, state, indices, accepted, v_first, out=None):
     _check_out(DELTA, q, v, out)
 
 
-def check_ssd(state, x, dt, A, B, C, D, z, dt_bias, indices, accepted, out=None):
+def check_ssd(call: SsdCall, out=None):
     """Raises what ssd_step promises of its tensors, but for strides."""
+    state, x, dt, A, B, C, D, z, dt_bias, _, indices, accepted = call
     _ssd_tensors(state, x, dt, A, B, C, D, z, dt_bias, indices, accepted, out)
     check.same_device(state=state, x=x, dt=dt, A=A, B=B, C=C, D=D, z=z, dt_bias=dt_bias, state_batch_indices=indices,
                       num_accepted_tokens=accepted, out=out)
@@ -72,13 +127,13 @@ def check_ssd(state, x, dt, A, B, C, D, z, dt_bias, indices, accepted, out=None)
             check.shape(f"{SSD}: {name}", t, head if t.dim() == len(head) else (*head, *more))
             if name != "D" and t.dim() > len(head) and any(
                     n > 1 and s for n, s in zip(more, t.stride()[len(head):])):
-                raise NotImplementedError(f"{SSD}: {name}: strides are {t.stride()}, numbers that differ within a head; "
-                                          f"supported are one for each head, as {head} or expanded from it")
+                raise NotImplementedError(f"{SSD}: {name}: strides are {t.stride()}, numbers that differ within a "
+                                          f"head; supported are one for each head, as {head} or expanded from it")
     _check_pool(SSD, state, (N, T, H, K, P), True)
     _check_rows(SSD, "state_batch_indices", state, (N, T), indices, accepted)
     if accepted is not None and x.dim() == 3:
-        raise ValueError(f"{SSD}: num_accepted_tokens: x has no dimension of tokens, shape {tuple(x.shape)}; allowed is "
-                         "with (N, T, H, P)")
+        raise ValueError(f"{SSD}: num_accepted_tokens: x has no dimension of tokens, shape {tuple(x.shape)}; allowed "
+                         "is with (N, T, H, P)")
     _check_out(SSD, x, x, out)
 
 
@@ -99,15 +154,15 @@ def _check_operands(op, q, k, v, **others):
 
 def _check_heads(op, name, heads, of, shared):
     if not shared or not heads or heads % shared:
-        raise ValueError(f"{op}: {name} has {heads} heads, {of} has {shared}; allowed are from 1 on, {name}'s a multiple "
-                         f"of {of}'s")
+        raise ValueError(f"{op}: {name} has {heads} heads, {of} has {shared}; allowed are from 1 on, {name}'s a "
+                         f"multiple of {of}'s")
 
 
 def _check_sizes(op, columns, counts):
     for name, size, what in columns:
         if size not in DIMS:
-            raise NotImplementedError(f"{op}: {name}: {what} is {size}, supported are multiples of 16 from {DIMS[0]} to "
-                                      f"{DIMS[-1]}")
+            raise NotImplementedError(f"{op}: {name}: {what} is {size}, supported are multiples of 16 from "
+                                      f"{DIMS[0]} to {DIMS[-1]}")
     for name, size, what in counts:
         if size > MOST:
             raise NotImplementedError(f"{op}: {name}: has {size} {what}, supported are up to {MOST}")
@@ -131,8 +186,8 @@ def _check_rows(op, name, state, sizes, indices, accepted):
     elif indices is not None:
         check.shape(f"{op}: {name}", indices, (N,))
     elif state.shape[0] < N:
-        raise ValueError(f"{op}: state: has {state.shape[0]} rows for {N} sequences; allowed without {name} are at least "
-                         "as many")
+        raise ValueError(f"{op}: state: has {state.shape[0]} rows for {N} sequences; allowed without {name} are at "
+                         "least as many")
 
 
 def _check_out(op, q, v, out):

@@ -112,9 +112,9 @@ class LinearStep:
         indices = numbers(spec.indices, (N, T) if spec.accepted else (N,))
         accepted = numbers(spec.accepted, (N,))
         if ssd is None:
-            g = {"none": lambda: None, "head": lambda: numbers("fp32", (HV,)),
-                 "token": lambda: numbers("fp32", (N, T, HV)), "channel": lambda: operand(HV, K, "fp32", 4)}[spec.gate]()
-            of_rule = g, numbers(spec.delta, (N, T, HV))
+            gates = {"none": None, "head": numbers("fp32", (HV,)), "token": numbers("fp32", (N, T, HV)),
+                     "channel": operand(HV, K, "fp32", 4)}
+            of_rule = gates[spec.gate], numbers(spec.delta, (N, T, HV))
             of_ssd = None, None, None
         else:
             def expanded(name, *dims):

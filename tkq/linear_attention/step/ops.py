@@ -6,6 +6,8 @@ from torch import Tensor
 from tkq.linear_attention.step.check import (
     DELTA,
     LINEAR,
+    DeltaCall,
+    LinearCall,
     changed,
     check_delta,
     check_layouts,
@@ -91,12 +93,12 @@ def linear_attn_step(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], state
             changed(state, out)
             return found
     scale, state_v_first = linear_options(scale, state_v_first)
-    given = q, k, v, g, state, scale, state_indices, num_accepted_tokens, state_v_first
+    call = LinearCall(q, k, v, g, state, scale, state_indices, num_accepted_tokens, state_v_first)
     if ops.direct(q, k, v, g, state, state_indices, num_accepted_tokens, out):
-        return (_linear if q.is_cuda else _linear_cpu)(*given, out)
+        return (_linear if q.is_cuda else _linear_cpu)(call, out)
     check.refuse_gradient(LINEAR, q=q, k=k, v=v, g=g, state=state, out=out)
-    check_linear(q, k, v, g, state, state_indices, num_accepted_tokens, state_v_first, out)  # the dispatcher's words
-    o = _linear_op(*given)  # name no argument
+    check_linear(call, out)  # the dispatcher's words name no argument
+    o = _linear_op(*call)
     return o if out is None else out.copy_(o)
 
 
@@ -159,121 +161,119 @@ def gated_delta_rule_step(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], 
             changed(state, out)
             return found
     scale, use_qk_l2norm_in_kernel, state_v_first = delta_options(scale, use_qk_l2norm_in_kernel, state_v_first)
-    given = (q, k, v, g, beta, state, scale, use_qk_l2norm_in_kernel, state_indices, num_accepted_tokens,
-             state_v_first)
+    call = DeltaCall(q, k, v, g, beta, state, scale, use_qk_l2norm_in_kernel, state_indices, num_accepted_tokens,
+                     state_v_first)
     if ops.direct(q, k, v, g, beta, state, state_indices, num_accepted_tokens, out):
-        return (_delta if q.is_cuda else _delta_cpu)(*given, out)
+        return (_delta if q.is_cuda else _delta_cpu)(call, out)
     check.refuse_gradient(DELTA, q=q, k=k, v=v, g=g, beta=beta, state=state, out=out)
-    check_delta(q, k, v, g, beta, state, state_indices, num_accepted_tokens, state_v_first, out)
-    o = _delta_op(*given)
+    check_delta(call, out)
+    o = _delta_op(*call)
     return o if out is None else out.copy_(o)
 
 
-def _scale(scale, q) -> float:
-    return q.shape[3]**-0.5 if scale is None else float(scale)
+def _scale(call) -> float:
+    return call.q.shape[3]**-0.5 if call.scale is None else float(call.scale)
+
+
+def _checked(op, call, out):
+    """Strides and what autograd asks, of a call whose shapes have been looked at."""
+    of_channels = call.g if call.g is not None and call.g.dim() == 4 else None  # read as q is
+    check_layouts(op, q=call.q, k=call.k, v=call.v, g=of_channels, out=out)
+    written(op, call.state, out)
+
+
+def _finish(call, out, o):
+    changed(call.state, None)
+    return o.to(call.q.dtype) if out is None else out.copy_(o)
 
 
 # ---- linear attention -----------------------------------------------------------------------------------------------
 
 
-def _linear(q, k, v, g, state, scale, indices, accepted, v_first, out):
+def _linear(call, out=None):
     """Of CUDA tensors."""
-    check_linear(q, k, v, g, state, indices, accepted, v_first, out)
-    check_layouts(LINEAR, q=q, k=k, v=v, g=_of_channels(g), out=out)
-    written(LINEAR, state, out)
+    check_linear(call, out)
+    _checked(LINEAR, call, out)
+    q, k, v, g, state, _, indices, accepted, v_first = call
     o = results(v, out, q.dtype)
-    call = start(Given(q, k, v, o, g, None, state, indices, accepted), Options(v_first), _scale(scale, q))
-    if call is not None:
+    launched = start(Given(q, k, v, o, g, None, state, indices, accepted), Options(v_first), _scale(call))
+    if launched is not None:
         changed(state, out)
-        _linear_calls.add((q, k, v, g, state, scale, indices, accepted, v_first, out), *call, o)
+        _linear_calls.add((*call, out), *launched, o)
     return o
 
 
-def _linear_cpu(q, k, v, g, state, scale, indices, accepted, v_first, out):
-    check_linear(q, k, v, g, state, indices, accepted, v_first, out)
-    check_layouts(LINEAR, q=q, k=k, v=v, g=_of_channels(g), out=out)
-    written(LINEAR, state, out)
-    if q.is_meta:  # no rows to look at
-        return results(v, out, q.dtype)
-    o = reference.linear_attn_step(q, k, v, g, state, scale, indices, accepted, v_first)
-    changed(state, None)
-    return o.to(q.dtype) if out is None else out.copy_(o)
-
-
-def _of_channels(g):
-    """A g whose rows are read as those of q; None otherwise."""
-    return g if g is not None and g.dim() == 4 else None
+def _linear_cpu(call, out=None):
+    check_linear(call, out)
+    _checked(LINEAR, call, out)
+    if call.q.is_meta:  # no rows to look at
+        return results(call.v, out, call.q.dtype)
+    return _finish(call, out, reference.linear_attn_step(*call))
 
 
 def _linear_cuda_op(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], state: Tensor, scale: Optional[float],
                     state_indices: Optional[Tensor], num_accepted_tokens: Optional[Tensor],
                     state_v_first: bool) -> Tensor:
-    given = q, k, v, g, state, scale, state_indices, num_accepted_tokens, state_v_first, None
-    found = _linear_calls.take(*given)
+    call = LinearCall(q, k, v, g, state, scale, state_indices, num_accepted_tokens, state_v_first)
+    found = _linear_calls.take(*call, None)
     if found is None:
         linear_options(scale, state_v_first)  # of the dispatcher, where no public function has looked at them
-        return _linear(*given)
+        return _linear(call)
     changed(state, None)
     return found
 
 
-def _linear_cpu_op(*given):
-    return _linear_cpu(*given, None)
-
-
-def _linear_fake(q, k, v, g, state, scale, indices, accepted, v_first):
-    check_linear(q, k, v, g, state, indices, accepted, v_first)
-    return q.new_empty(v.shape)
+def _linear_fake(*call):
+    call = LinearCall(*call)
+    check_linear(call)
+    return call.q.new_empty(call.v.shape)
 
 
 # ---- the delta rule -------------------------------------------------------------------------------------------------
 
 
-def _delta(q, k, v, g, beta, state, scale, l2norm, indices, accepted, v_first, out):
+def _delta(call, out=None):
     """Of CUDA tensors."""
-    check_delta(q, k, v, g, beta, state, indices, accepted, v_first, out)
-    check_layouts(DELTA, q=q, k=k, v=v, g=_of_channels(g), out=out)
-    written(DELTA, state, out)
+    check_delta(call, out)
+    _checked(DELTA, call, out)
+    q, k, v, g, beta, state, _, l2norm, indices, accepted, v_first = call
     o = results(v, out, q.dtype)
-    call = start(Given(q, k, v, o, g, beta, state, indices, accepted), Options(v_first, l2norm), _scale(scale, q))
-    if call is not None:
+    launched = start(Given(q, k, v, o, g, beta, state, indices, accepted), Options(v_first, l2norm), _scale(call))
+    if launched is not None:
         changed(state, out)
-        _delta_calls.add((q, k, v, g, beta, state, scale, l2norm, indices, accepted, v_first, out), *call, o)
+        _delta_calls.add((*call, out), *launched, o)
     return o
 
 
-def _delta_cpu(q, k, v, g, beta, state, scale, l2norm, indices, accepted, v_first, out):
-    check_delta(q, k, v, g, beta, state, indices, accepted, v_first, out)
-    check_layouts(DELTA, q=q, k=k, v=v, g=_of_channels(g), out=out)
-    written(DELTA, state, out)
-    if q.is_meta:
-        return results(v, out, q.dtype)
-    o = reference.linear_attn_step(q, k, v, g, state, scale, indices, accepted, v_first, beta, l2norm)
-    changed(state, None)
-    return o.to(q.dtype) if out is None else out.copy_(o)
+def _delta_cpu(call, out=None):
+    check_delta(call, out)
+    _checked(DELTA, call, out)
+    if call.q.is_meta:
+        return results(call.v, out, call.q.dtype)
+    q, k, v, g, beta, state, scale, l2norm, *rows = call
+    return _finish(call, out, reference.linear_attn_step(q, k, v, g, state, scale, *rows, beta, l2norm))
 
 
 def _delta_cuda_op(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor, state: Tensor,
                    scale: Optional[float], use_qk_l2norm_in_kernel: bool, state_indices: Optional[Tensor],
                    num_accepted_tokens: Optional[Tensor], state_v_first: bool) -> Tensor:
-    given = (q, k, v, g, beta, state, scale, use_qk_l2norm_in_kernel, state_indices, num_accepted_tokens,
-             state_v_first, None)
-    found = _delta_calls.take(*given)
+    call = DeltaCall(q, k, v, g, beta, state, scale, use_qk_l2norm_in_kernel, state_indices, num_accepted_tokens,
+                     state_v_first)
+    found = _delta_calls.take(*call, None)
     if found is None:
         delta_options(scale, use_qk_l2norm_in_kernel, state_v_first)
-        return _delta(*given)
+        return _delta(call)
     changed(state, None)
     return found
 
 
-def _delta_cpu_op(*given):
-    return _delta_cpu(*given, None)
+def _delta_fake(*call):
+    call = DeltaCall(*call)
+    check_delta(call)
+    return call.q.new_empty(call.v.shape)
 
 
-def _delta_fake(q, k, v, g, beta, state, scale, l2norm, indices, accepted, v_first):
-    check_delta(q, k, v, g, beta, state, indices, accepted, v_first)
-    return q.new_empty(v.shape)
-
-
-_linear_op = ops.torch_op(LINEAR, cuda=_linear_cuda_op, cpu=_linear_cpu_op, fake=_linear_fake, mutates=("state",))
-_delta_op = ops.torch_op(DELTA, cuda=_delta_cuda_op, cpu=_delta_cpu_op, fake=_delta_fake, mutates=("state",))
+_linear_op = ops.torch_op(LINEAR, cuda=_linear_cuda_op, cpu=lambda *call: _linear_cpu(LinearCall(*call)),
+                          fake=_linear_fake, mutates=("state",))
+_delta_op = ops.torch_op(DELTA, cuda=_delta_cuda_op, cpu=lambda *call: _delta_cpu(DeltaCall(*call)), fake=_delta_fake,
+                         mutates=("state",))

@@ -3,7 +3,7 @@ from typing import Optional
 
 from torch import Tensor
 
-from tkq.linear_attention.step.check import SSD, changed, check_layouts, check_ssd, ssd_options, written
+from tkq.linear_attention.step.check import SSD, SsdCall, changed, check_layouts, check_ssd, ssd_options, written
 from tkq.linear_attention.step.launch import Given, Options, results, start
 from tkq.reference import linear_steps as reference
 from tkq.runtime.call import autocast, check, ops
@@ -35,9 +35,9 @@ def ssd_step(state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tens
         D: (H,), or (H, P).
         z: as x.
         dt_bias: (H,).
-            dt, A and dt_bias may also come expanded to a number for each of P, and A's for each of K, with strides of 0.
-            A, D and dt_bias have any of dt's dtypes; of x, B, C and z the last dimension is contiguous, base and other
-            strides are multiples of 16 bytes.
+            dt, A and dt_bias may also come expanded to a number for each of P, A's also for each of K, with strides of
+            0. A, D and dt_bias have any of dt's dtypes; of x, B, C and z the last dimension is contiguous, base and
+            other strides are multiples of 16 bytes.
         dt_softplus: dt + dt_bias goes through softplus.
         state_batch_indices: (N,) int32 or int64: the row of the pool that has the state of a sequence. A sequence whose
             row the pool does not have, -1 for example, is skipped: its y is 0, and no state is read or written. No two
@@ -82,61 +82,59 @@ def ssd_step(state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tens
             changed(state, out)
             return found
     dt_softplus = ssd_options(dt_softplus)
-    given = state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, state_batch_indices, num_accepted_tokens
+    call = SsdCall(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, state_batch_indices, num_accepted_tokens)
     if ops.direct(x, state, dt, A, B, C, D, z, dt_bias, state_batch_indices, num_accepted_tokens, out):
-        return (_cuda if x.is_cuda else _cpu)(*given, out)
+        return (_cuda if x.is_cuda else _cpu)(call, out)
     check.refuse_gradient(SSD, state=state, x=x, dt=dt, A=A, B=B, C=C, D=D, z=z, dt_bias=dt_bias, out=out)
-    check_ssd(*given[:9], *given[10:], out)  # the dispatcher's words name no argument
-    y = _op(*given)
+    check_ssd(call, out)  # the dispatcher's words name no argument
+    y = _op(*call)
     return y if out is None else out.copy_(y)
 
 
-def _checked(state, x, dt, A, B, C, D, z, dt_bias, indices, accepted, out):
-    check_ssd(state, x, dt, A, B, C, D, z, dt_bias, indices, accepted, out)
-    check_layouts(SSD, x=x, B=B, C=C, z=z, out=out)
-    written(SSD, state, out)
+def _checked(call, out):
+    check_ssd(call, out)
+    check_layouts(SSD, x=call.x, B=call.B, C=call.C, z=call.z, out=out)
+    written(SSD, call.state, out)
 
 
-def _cuda(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, indices, accepted, out):
+def _cuda(call, out=None):
     """Of CUDA tensors."""
-    _checked(state, x, dt, A, B, C, D, z, dt_bias, indices, accepted, out)
+    _checked(call, out)
+    state, x, dt, A, B, C, D, z, dt_bias, softplus, indices, accepted = call
     y = results(x, out, x.dtype)
     given = Given(C, B, x, y, A, dt, state, indices, accepted, D, z, dt_bias)
-    call = start(given, Options(True, False, dt_softplus), 1.0)
-    if call is not None:
+    launched = start(given, Options(True, False, softplus), 1.0)
+    if launched is not None:
         changed(state, out)
-        _call_cache.add((state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, indices, accepted, out), *call, y)
+        _call_cache.add((*call, out), *launched, y)
     return y
 
 
-def _cpu(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, indices, accepted, out):
-    _checked(state, x, dt, A, B, C, D, z, dt_bias, indices, accepted, out)
-    if x.is_meta:  # no rows to look at
-        return results(x, out, x.dtype)
-    y = reference.ssd_step(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, indices, accepted)
-    changed(state, None)
-    return y.to(x.dtype) if out is None else out.copy_(y)
+def _cpu(call, out=None):
+    _checked(call, out)
+    if call.x.is_meta:  # no rows to look at
+        return results(call.x, out, call.x.dtype)
+    y = reference.ssd_step(*call)
+    changed(call.state, None)
+    return y.to(call.x.dtype) if out is None else out.copy_(y)
 
 
 def _cuda_op(state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Optional[Tensor],
              z: Optional[Tensor], dt_bias: Optional[Tensor], dt_softplus: bool, state_batch_indices: Optional[Tensor],
              num_accepted_tokens: Optional[Tensor]) -> Tensor:
-    given = state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, state_batch_indices, num_accepted_tokens, None
-    found = _call_cache.take(*given)
+    call = SsdCall(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, state_batch_indices, num_accepted_tokens)
+    found = _call_cache.take(*call, None)
     if found is None:
         ssd_options(dt_softplus)
-        return _cuda(*given)
+        return _cuda(call)
     changed(state, None)
     return found
 
 
-def _cpu_op(*given):
-    return _cpu(*given, None)
+def _fake(*call):
+    call = SsdCall(*call)
+    check_ssd(call)
+    return call.x.new_empty(call.x.shape)
 
 
-def _fake(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, indices, accepted):
-    check_ssd(state, x, dt, A, B, C, D, z, dt_bias, indices, accepted)
-    return x.new_empty(x.shape)
-
-
-_op = ops.torch_op(SSD, cuda=_cuda_op, cpu=_cpu_op, fake=_fake, mutates=("state",))
+_op = ops.torch_op(SSD, cuda=_cuda_op, cpu=lambda *call: _cpu(SsdCall(*call)), fake=_fake, mutates=("state",))

@@ -21,8 +21,8 @@ class Part(NamedTuple):
 
 
 class LaneState:
-    """Numbers (i, j), i along K, j along V. Along K they are `k_run` neighbours and then as many of the next lane's; along
-    V they are neighbours. Where one access takes several, they are those along the state's contiguous dimension."""
+    """Numbers (i, j), i along K, j along V. Along K they are `k_run` neighbours, and `k_run` more behind those of the
+    other lanes; along V they are neighbours. One access takes several along the state's contiguous dimension."""
 
     def __init__(self, spec: StepSpec, config: StepConfig):
         self.spec, self.config, self.dtype = spec, config, element_type(spec.state)
