@@ -36,7 +36,8 @@ def test_warps_divide_the_slices(slices):
 
 @pytest.mark.parametrize("given, words", [
     (dict(head_dim=24), "head_dim is 24"), (dict(value_dim=272), "value_dim is 272"),
-    (dict(gate="row"), "gate is 'row'"), (dict(state="fp16"), "state is 'fp16'"), (dict(layout="x"), "layout is 'x'"), (dict(delta="fp16"), "delta is"),
+    (dict(gate="row"), "gate is 'row'"), (dict(state="fp16"), "state is 'fp16'"), (dict(layout="x"), "layout is 'x'"),
+    (dict(delta="fp16"), "delta is"),
     (dict(accepted="int32"), "accepted, allowed is with indices"), (dict(indices="int16"), "indices is 'int16'"),
     (dict(ssd=SsdSpec("bf16"), delta="fp32"), "ssd with a gate"), (dict(ssd=SsdSpec("bf16"), several=True), "several")])
 def test_what_a_spec_refuses(given, words):

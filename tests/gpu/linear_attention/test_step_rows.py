@@ -4,6 +4,7 @@ import torch
 
 import tkq
 from tests.helpers.linear_steps import BF16, F32, beta_of, check, make, pool_of
+from tests.helpers.sanitizer.guard_pages import guarded
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -22,6 +23,22 @@ def test_rows_that_the_pool_does_not_have(dtype, T):
     named = {row for row in rows if 0 <= row < 10}
     assert all(torch.equal(pool[row], before[row]) for row in range(10) if row not in named)
     assert pool._base[:, 4:].isnan().all()
+
+
+@pytest.mark.parametrize("where", ["front", "end"])
+def test_nothing_outside_of_the_pool_is_touched(where):
+    """It begins, or ends, where its mapping does, and so do index tensors: an access outside faults."""
+    end = torch.iinfo(torch.int64)
+    q, k, v, g = make(8, 1, 2, 4, 64, 64)
+    pool = guarded(torch.randn(6, 4, 64, 64, device="cuda"), where)
+    rows = guarded(torch.tensor([5, 0, -1, 6, 7, -2, end.max, end.min], device="cuda"), where)
+    o = check(q, k, v, g, pool, beta_of(v), None, rows)
+    assert o.flatten(1).any(1).tolist() == [True, True] + 6 * [False]
+    q, k, v, g = make(4, 2, 2, 4, 64, 64)
+    rows = guarded(torch.tensor([[5, 6], [0, -1], [8, 9], [-3, 1]], device="cuda"), where)
+    accepted = guarded(torch.tensor([1, 1, 2, end.max], device="cuda"), where)
+    o = check(q, k, v, g, pool, None, None, rows, accepted)
+    assert o.flatten(1).any(1).tolist() == [True, True, False, False]
 
 
 def test_no_row_at_all():

@@ -171,6 +171,7 @@ def _check_sizes(op, columns, counts):
 def _check_pool(op, state, sizes, v_first):
     _, _, HV, K, V = sizes
     check.shape(f"{op}: state", state, (None, HV, V, K) if v_first else (None, HV, K, V))
+    check.settled(f"{op}: state", state)
     check.refuse_overlap(op, state=state)
 
 

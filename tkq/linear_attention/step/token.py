@@ -85,7 +85,8 @@ class StateSpace:
             numbers[2] = number(g.bias, self.of_head(at, "dt_bias"))
         if const_expr(ssd.skip is not None):
             for j in cutlass.range_constexpr(c.v_values):
-                skip[j] = number(g.skip, (at.head, at.part.v + j) if const_expr("D" in ssd.expanded) else (at.head,))
+                row = (at.head, at.part.v + j)
+                skip[j] = number(g.skip, row if const_expr("D" in ssd.expanded) else row[:1])
         if const_expr(ssd.z):
             coord = (*at.of(t, ssd.tokens), at.head, at.part.v)
             z.store(vectors.load(vectors.run_at(g.z, coord, c.v_values)).load().to(Float32))
