@@ -16,8 +16,7 @@ NAMES = (
     "geglu of one tensor", "rope", "rope in place", "rope_qk", "flash_attn", "flash_attn with options",
     "flash_attn_varlen", "gemm", "gemm with an epilogue", "gemm with c", "gemm into out", "gemm onto c",
     "gemm of a batch", "fp8_gemm by rows", "grouped_gemm", "quantize_fp8", "quantize_fp8 with the transpose",
-    "quantize_fp8 by rows with the transpose", "quantize_fp8, tensor", "linear_attn_step", "gated_delta_rule_step",
-    "ssd_step")
+    "quantize_fp8 by rows with the transpose", "quantize_fp8, tensor")
 
 
 CHOOSERS = {"tkq.norms.launch": ("rmsnorm of three dimensions", "rmsnorm of slices", "rmsnorm with a residual"),

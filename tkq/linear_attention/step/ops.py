@@ -81,8 +81,9 @@ def linear_attn_step(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], state
         q, k = torch.randn(2, 4, 1, 8, 128, device="cuda", dtype=torch.bfloat16)
         v = torch.randn(4, 1, 16, 128, device="cuda", dtype=torch.bfloat16)
         pool = torch.zeros(32, 16, 128, 128, device="cuda")
+        g = -torch.rand(4, 1, 16, device="cuda")
         rows = torch.tensor([7, 3, -1, 30], device="cuda")  # the third sequence is skipped
-        o = tkq.linear_attn_step(q, k, v, -torch.rand(4, 1, 16, device="cuda"), pool, None, rows)  # (4, 1, 16, 128)
+        o = tkq.linear_attn_step(q, k, v, g, pool, None, rows)  # (4, 1, 16, 128) bfloat16
     """
     traced = ops.traced()
     if traced or autocast.on():
@@ -149,7 +150,7 @@ def gated_delta_rule_step(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], 
         v = torch.randn(4, 1, 16, 128, device="cuda", dtype=torch.bfloat16)
         g, beta = -torch.rand(4, 1, 16, device="cuda"), torch.rand(4, 1, 16, device="cuda")
         pool, rows = torch.zeros(32, 16, 128, 128, device="cuda"), torch.tensor([7, 3, -1, 30], device="cuda")
-        o = tkq.gated_delta_rule_step(q, k, v, g, beta, pool, use_qk_l2norm_in_kernel=True, state_indices=rows)
+        o = tkq.gated_delta_rule_step(q, k, v, g, beta, pool, None, True, rows)  # (4, 1, 16, 128) bfloat16
     """
     traced = ops.traced()
     if traced or autocast.on():
