@@ -86,6 +86,17 @@ def cases(g):
         "gated_delta_rule": lambda: tkq.gated_delta_rule(g.q[..., :2, :], g.keys[..., :2, :], g.q, g.gates, g.betas),
         "gated_delta_rule with states": lambda: tkq.gated_delta_rule(
             g.q, g.keys, g.q, None, g.betas, 0.5, initial_state=g.state, output_final_state=True),
+        "linear_attn of packed sequences": lambda: tkq.linear_attn(
+            g.q[:1], g.q[:1], g.q[:1], g.gates[:1], initial_state=g.state, cu_seqlens=g.cu, state_v_first=True,
+            output_final_state=True),
+        "linear_attn with a pool": lambda: tkq.linear_attn(
+            g.q, g.q, g.q, g.decays, 0.5, initial_state=g.state.clone(), output_final_state=True,
+            state_indices=g.used_q),
+        "gated_delta_rule of packed sequences": lambda: tkq.gated_delta_rule(
+            g.q[:1], g.keys[:1], g.q[:1], g.gates[:1], g.betas[:1], cu_seqlens=g.cu),
+        "gated_delta_rule with a pool": lambda: tkq.gated_delta_rule(
+            g.q[:1], g.keys[:1], g.q[:1], None, g.betas[:1], initial_state=g.state.clone(), cu_seqlens=g.cu,
+            state_indices=g.used_q, output_final_state=True),
         "linear_attn_step": lambda: tkq.linear_attn_step(
             g.q[:, :1, :2], g.keys[:, :1, :2], g.q[:, :1], g.gates[:, :1], g.state),
         "linear_attn_step of several tokens": lambda: tkq.linear_attn_step(

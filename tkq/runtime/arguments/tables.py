@@ -83,7 +83,8 @@ _SOFTCAP, _SINKS = number("softcap", 0.0, 0), tensor("sinks", *WIDE, none=True)
 _POOL = tensor("state", "fp32", "bf16", written="always")
 _ACCEPTED = tensor("num_accepted_tokens", *INDEX, none=True)
 _STEP_OUT = tensor("out", *HALF, none=True, written="always")
-_STATES = tensor("initial_state", "fp32", "bf16", none=True), flag("output_final_state")
+_STATES = tensor("initial_state", "fp32", "bf16", none=True, written="state_indices"), flag("output_final_state")
+_PACKED = tensor("cu_seqlens", *INDEX, none=True), tensor("state_indices", *INDEX, none=True), flag("state_v_first")
 
 TABLES = {
     "softmax": _ROWS,
@@ -123,9 +124,9 @@ TABLES = {
         tensor("seqused_q", "int32", none=True), tensor("seqused_k", "int32", none=True), flag("return_lse"),
         flag("deterministic")),
     "linear_attn": (*_QKV, tensor("g", "fp32", none=True), number("scale", None),
-                    *_STATES),
+                    *_STATES, *_PACKED),
     "gated_delta_rule": (*_QKV, Argument("g", "tensor", True, REQUIRED, ("fp32",)), tensor("beta", "fp32", "bf16"),
-                         number("scale", None), *_STATES),
+                         number("scale", None), *_STATES, *_PACKED),
     "linear_attn_step": (*_QKV, Argument("g", "tensor", True, REQUIRED, ("fp32",)), _POOL, number("scale", None),
                          tensor("state_indices", *INDEX, none=True), _ACCEPTED, flag("state_v_first"), _STEP_OUT),
     "gated_delta_rule_step": (

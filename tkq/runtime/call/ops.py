@@ -44,10 +44,10 @@ def torch_op(name: str, *, cuda, cpu, fake, setup=None, backward=None, of: str =
     has it; the same two serve ``eager_function``, and both differentiate ``once``. Without one the host function
     refuses gradients.
 
-    mutates: the names of tensors that cuda and cpu write to; they raise their versions themselves.
-
     of: the public functions whose op it is, where they have other names. torch.func.grad and torch.func.vmap are
     refused with them: torch's own fallback for vmap calls an op once for each slice, and warns.
+    mutates: names of tensors that the op writes to; without gradients. Their versions are counted by ``cuda`` and
+    ``cpu``, which compiled code calls straight.
 
     As torch.library.custom_op makes one, but for what a call costs: a model that was compiled by torch calls its ops in
     this way, hundreds in a step (see ``_gradients``). A result must be a new tensor, no input and no other result: that
@@ -64,7 +64,7 @@ def torch_op(name: str, *, cuda, cpu, fake, setup=None, backward=None, of: str =
     return op
 
 
-def _schema(function, mutates=()) -> str:
+def _schema(function, mutates) -> str:
     """What the dispatcher takes. It would ask tracers for the value of a float: a number that follows from a size, as
     1 / x.shape[0] does, would be that of the traced size, and the program good for no other. A Scalar stays as it is;
     one with a default is not, as the dispatcher compares with that."""
