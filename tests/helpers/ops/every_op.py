@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import tkq
+from tests.helpers.ops import step_calls as steps
 
 BF16, F8, F32, INT = torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch.int32
 
@@ -180,69 +181,6 @@ def _with_pool(function, *tensors, pool, **places):
     return function(*tensors, initial_state=pool.clone(), output_final_state=True, **places)
 
 
-def _one_token(t):
-    """Of sequences whose states are in a pool, in rows of their own."""
-    tokens, rows = (t.rows, 1, 4), torch.arange(t.rows, device=t.device) * 5 % 48
-    return dict(q=t(t.rows, 1, 2, 64), k=t(t.rows, 1, 2, 64) / 8, v=t(*tokens, 48), g=-t(*tokens, dtype=F32).abs(),
-                beta=t(*tokens, dtype=F32).sigmoid(), state=t(48, 4, 64, 48, dtype=F32), state_indices=rows)
-
-
-def _one_token_of_v_first(t):
-    given = _one_token(t)
-    given["state"] = given["state"].mT.contiguous()
-    return given
-
-
-def _one_token_without_beta(t):
-    return {name: x for name, x in _one_token(t).items() if name != "beta"}
-
-
-def _accepted(t):
-    """Tokens whose states have rows of their own."""
-    tokens = (2, t.rows, 4)
-    return dict(q=t(2, t.rows, 2, 64), k=t(2, t.rows, 2, 64) / 8, v=t(*tokens, 48), g=-t(*tokens, dtype=F32).abs(),
-                state=t(96, 4, 64, 48, dtype=F32),
-                state_indices=torch.arange(2 * t.rows, device=t.device).view(2, t.rows) * 5 % 96,
-                num_accepted_tokens=t.integers(1, 3, 2))
-
-
-def _state_space(t):
-    """B, C of two groups."""
-    return dict(x=t(t.rows, 4, 48), dt=t(t.rows, 4, dtype=F32).abs(), A=-t(4, dtype=F32).abs(), B=t(t.rows, 2, 64),
-                C=t(t.rows, 2, 64), D=t(4), z=t(t.rows, 4, 48), state=t(t.rows, 4, 48, 64, dtype=F32))
-
-
-def _own(state):
-    """A copy, as the case's tensors are for several calls. Something else, which is to be refused, as it is."""
-    return state.clone() if isinstance(state, Tensor) else state
-
-
-def _linear_attn_step(q, k, v, g, state, state_indices):
-    state = _own(state)
-    return tkq.linear_attn_step(q, k, v, g, state, None, state_indices), state
-
-
-def _accepting_step(q, k, v, g, state, state_indices, num_accepted_tokens):
-    state = _own(state)
-    return tkq.linear_attn_step(q, k, v, g, state, None, state_indices, num_accepted_tokens=num_accepted_tokens), state
-
-
-def _delta_step(q, k, v, g, beta, state, state_indices):
-    state = _own(state)
-    return tkq.gated_delta_rule_step(q, k, v, g, beta, state, None, True, state_indices), state
-
-
-def _delta_step_of_v_first(q, k, v, g, beta, state, state_indices):
-    state = _own(state)
-    o = tkq.gated_delta_rule_step(q, k, v, g, beta, state, None, False, state_indices, state_v_first=True)
-    return o, state
-
-
-def _ssd_step(x, dt, A, B, C, D, z, state):
-    state = _own(state)
-    return tkq.ssd_step(state, x, dt, A, B, C, D, z, dt_softplus=True), state
-
-
 def _matrices(t):
     return dict(a=t(t.rows, 64), b=t(64, 32))
 
@@ -323,18 +261,18 @@ CASES = {case.name: case for case in (
          lambda q, k, v, g, beta, pool, cu_seqlens, state_indices: _with_pool(
              tkq.gated_delta_rule, q, k, v, g, beta, pool=pool, cu_seqlens=cu_seqlens, state_indices=state_indices),
          cast=("q", "k", "v")),
-    Case("linear_attn_step", _one_token_without_beta, _linear_attn_step, cast=("q", "k", "v"),
+    Case("linear_attn_step", steps.one_token_without_beta, steps.linear_attn_step, cast=("q", "k", "v"),
          alone=lambda q, k, v, g, state, rows: tkq.linear_attn_step(q, k, v, g, state, None, rows)),
-    Case("linear_attn_step, with num_accepted_tokens", _accepted, _accepting_step, cast=("q", "k", "v"),
+    Case("linear_attn_step, with num_accepted_tokens", steps.accepted, steps.accepting_step, cast=("q", "k", "v"),
          alone=lambda q, k, v, g, state, rows, accepted: tkq.linear_attn_step(
              q, k, v, g, state, None, rows, num_accepted_tokens=accepted)),
-    Case("gated_delta_rule_step", _one_token, _delta_step, cast=("q", "k", "v"),
+    Case("gated_delta_rule_step", steps.one_token, steps.delta_step, cast=("q", "k", "v"),
          alone=lambda q, k, v, g, beta, state, rows: tkq.gated_delta_rule_step(
              q, k, v, g, beta, state, None, True, rows)),
-    Case("gated_delta_rule_step, with state_v_first", _one_token_of_v_first, _delta_step_of_v_first,
+    Case("gated_delta_rule_step, with state_v_first", steps.one_token_of_v_first, steps.delta_step_of_v_first,
          cast=("q", "k", "v"), alone=lambda q, k, v, g, beta, state, rows: tkq.gated_delta_rule_step(
              q, k, v, g, beta, state, None, False, rows, state_v_first=True)),
-    Case("ssd_step", _state_space, _ssd_step, cast=("x", "B", "C", "z"),
+    Case("ssd_step", steps.state_space, steps.ssd_step, cast=("x", "B", "C", "z"),
          alone=lambda x, dt, A, B, C, D, z, state: tkq.ssd_step(state, x, dt, A, B, C, D, z, dt_softplus=True)),
     Case("gemm", _matrices, lambda a, b: tkq.gemm(a, b), ("a", "b"), ("a", "b")),
     Case("gemm, with an epilogue", _matrices_and_bias,
