@@ -10,7 +10,7 @@ import torch
 
 import tkq
 
-from . import judge, odd, oracles, oracles_attention, oracles_linear, usual
+from . import judge, odd, oracles, oracles_attention, oracles_linear, oracles_steps, usual
 from .kinds import kind_of
 
 GOOD = "right", "refused"
@@ -45,9 +45,9 @@ OPERATIONS = {
     "linear_attn": Operation(usual.linear_attn, oracles_linear.linear_attn, ("q", "k", "v", "g", "initial_state")),
     "gated_delta_rule": Operation(usual.gated_delta_rule, oracles_linear.gated_delta_rule,
                                   ("q", "k", "v", "g", "beta", "initial_state")),
-    "linear_attn_step": Operation(usual.linear_attn_step, oracles_linear.linear_attn_step),
-    "gated_delta_rule_step": Operation(usual.gated_delta_rule_step, oracles_linear.linear_attn_step),
-    "ssd_step": Operation(usual.ssd_step, oracles_linear.ssd_step),
+    "linear_attn_step": Operation(usual.linear_attn_step, oracles_steps.linear_attn_step),
+    "gated_delta_rule_step": Operation(usual.gated_delta_rule_step, oracles_steps.linear_attn_step),
+    "ssd_step": Operation(usual.ssd_step, oracles_steps.ssd_step),
     "rope": Operation(usual.rope, oracles.rope, ("x",)),
     "rope_qk": Operation(usual.rope_qk, oracles.rope_qk, ("q", "k")),
     "rope_cos_sin": Operation(usual.rope_cos_sin, oracles.rope_cos_sin),
