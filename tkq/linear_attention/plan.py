@@ -11,7 +11,7 @@ MOST_STAGES = 4
 def plan(spec: LinearSpec) -> LinearConfig:
     """As many warpgroups for the state as V fills, two at most, or one where they have no registers for two. As many
     stages as there is room for."""
-    groups = 1 if spec.value_dim <= CHUNK or spec.packed and _widest_delta(spec) else 2
+    groups = 1 if spec.value_dim <= CHUNK or (spec.packed and _widest_delta(spec)) else 2
     tile = 2 * CHUNK * CHUNK
     stage = 2 * 2 * CHUNK * spec.head_dim + groups * (1 + spec.dot) * tile
     rest = (2 + groups + 2 * spec.dot) * tile + (4 * tile + 1024 if spec.delta else 0)
