@@ -4,7 +4,8 @@ import inspect
 import torch
 from torch import Tensor
 
-from .. import gated_delta_rule, rmsnorm, swiglu
+from .. import gated_delta_rule, gated_delta_rule_step, rmsnorm, swiglu
+from ..linear_attention.delta_inputs import log_decays
 from ..linear_attention.short_convolution import causal_conv1d
 from ..linear_attention.spec import HEAD_DIMS, VALUE_DIMS
 from ..runtime.call.check import under_autocast
@@ -32,8 +33,9 @@ def delta_refuses(module):
 
 
 def delta_forward(family, cls):
-    """Prefill, training and steps of one token alike go through `tkq.gated_delta_rule`, with the cache's state. Other
-    types, sequences packed into one row and convolutions with hooks go to the class's own forward."""
+    """Prefill and training by `tkq.gated_delta_rule`, with the cache's state; a token behind a cache, where gradients
+    are off, by `tkq.gated_delta_rule_step`, which updates that state in place. Other types, sequences packed into one
+    row and convolutions with hooks go to the class's own forward."""
     cache_name = cache_argument(cls)
 
     def forward(self, hidden_states, cache=None, attention_mask=None, cache_params=None, **kwargs):
@@ -48,10 +50,15 @@ def delta_forward(family, cls):
         q, k, v, z, b, a = self.fix_query_key_value_ordering(*projected)
         state = _state(cache, self.layer_idx)  # ahead of `_convolved`, with which a cache begins
         q, k, v = _convolved(self, torch.cat([x.flatten(2) for x in (q, k, v)], -1), cache)
-        o = gated_delta_rule(q, k, v, a, b.float().sigmoid(), None, state, cache is not None, True, A_log=self.A_log,
-                             dt_bias=self.dt_bias, use_gate_in_kernel=True)
-        if cache is not None:
-            o, last = o
+        beta = b.float().sigmoid()
+        if state is not None and q.shape[1] == 1 and not torch.is_grad_enabled():
+            g = log_decays(a, self.A_log, self.dt_bias)
+            o, last = gated_delta_rule_step(q, k, v, g, beta, state, None, True), state
+        else:
+            o = gated_delta_rule(q, k, v, a, beta, None, state, cache is not None, True, A_log=self.A_log,
+                                 dt_bias=self.dt_bias, use_gate_in_kernel=True)
+            o, last = (o, None) if cache is None else o
+        if cache is not None and last is not cache.layers[self.layer_idx].recurrent_states[0]:
             cache.update_recurrent_state(last, self.layer_idx)
         o = self.norm(o.reshape(-1, self.head_v_dim), z.reshape(-1, self.head_v_dim))
         return self.out_proj(o.view(*hidden_states.shape[:2], -1))

@@ -52,7 +52,7 @@ def _unit(name, x):
 
 
 def _gate(v, g, options):
-    """-exp(A_log) * softplus(g + dt_bias), float32."""
+    """`log_decays` of what goes together."""
     if not options.gate:
         name = "dt_bias" if options.A_log is None else "A_log"
         raise ValueError(f"{DELTA}: {name}: got a tensor, allowed with use_gate_in_kernel=True alone")
@@ -69,11 +69,15 @@ def _gate(v, g, options):
     check.shape(f"{DELTA}: g", g, tokens)
     check.shape(f"{DELTA}: A_log", options.A_log, tokens[2:])
     check.same_device(v=v, g=g, A_log=options.A_log, dt_bias=options.dt_bias)
-    x = _wide(g)
     if options.dt_bias is not None:
         check.shape(f"{DELTA}: dt_bias", options.dt_bias, tokens[2:])
-        x = x + _wide(options.dt_bias)
-    return -_wide(options.A_log).exp() * softplus(x)
+    return log_decays(g, options.A_log, options.dt_bias)
+
+
+def log_decays(g, A_log, dt_bias=None):
+    """-exp(A_log) * softplus(g + dt_bias), float32. g: (B, S, HV). A_log, dt_bias: (HV,)."""
+    x = _wide(g) if dt_bias is None else _wide(g) + _wide(dt_bias)
+    return -_wide(A_log).exp() * softplus(x)
 
 
 def _wide(x):

@@ -25,15 +25,20 @@ def quiet(capfd, caplog):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How often the rule was called by mixers, with how many tokens, and whether with a state."""
+    """How often the rule was called by mixers, with how many tokens, and whether with a state; or "step"."""
     seen = []
+
+    def stepped(*given):
+        seen.append("step")
+        return step(*given)
 
     def counted(q, *given, **options):
         seen.append((q.shape[1], given[5] is not None))
         return rule(q, *given, **options)
 
-    rule = hybrid.gated_delta_rule
+    rule, step = hybrid.gated_delta_rule, hybrid.gated_delta_rule_step
     monkeypatch.setattr(hybrid, "gated_delta_rule", counted)
+    monkeypatch.setattr(hybrid, "gated_delta_rule_step", stepped)
     return seen
 
 
@@ -74,7 +79,7 @@ def test_generate(cache, keep, calls):
     m, right = patched().eval(), model(torch.float32, "sdpa").eval()
     out = m.generate(tokens().masked_fill(keep == 0, 0), attention_mask=keep, max_new_tokens=6, do_sample=False,
                      output_logits=True, return_dict_in_generate=True, cache_implementation=cache)
-    assert calls == [(70, False)] * 4 + [(1, True)] * 20
+    assert calls == [(70, False)] * 4 + ["step"] * 20
     whole = torch.nn.functional.pad(keep, (0, 5), value=1)
     with torch.no_grad():
         want = right(out.sequences[:, :-1], attention_mask=whole,
@@ -94,13 +99,29 @@ def test_a_prompt_in_parts(cuts, calls):
         cache, found = transformers.DynamicCache(config=m.config), []
         for part in ids.tensor_split(cuts, 1):
             found.append(m(part, use_cache=True, **{name: cache}).logits)
-        assert [with_state for _, with_state in calls] == [False] * 4 + [True] * 4 * len(cuts)
+        assert [call == "step" or call[1] for call in calls] == [False] * 4 + [True] * 4 * len(cuts)
+        assert calls.count("step") == 4 * (3 in cuts)
         assert error(torch.cat(found, 1), want) < 0.02
         one = ids[:, :1]
         other = copy.deepcopy(cache)
         mine = m(one, use_cache=True, **{name: cache}).logits
         tkq_transformers.unpatch(m)
         assert error(mine, m(one, use_cache=True, **{name: other}).logits) < 0.02
+
+
+def test_a_token_with_gradients(calls):
+    """Through the cache's state, by the rule itself; the same as a step."""
+    m = patched().eval()
+    mixer, x = m.model.layers[0].linear_attn, torch.randn(1, 6, 64).to(BF16)
+    name, found = hybrid.cache_argument(type(mixer)), []
+    for gradients in (True, False):
+        cache = transformers.DynamicCache(config=m.config)
+        with torch.no_grad():
+            mixer(x[:, :5], **{name: cache})
+        with torch.set_grad_enabled(gradients):
+            found.append(mixer(x[:, 5:], **{name: cache}))
+    assert calls == [(5, False), (1, True), (5, False), "step"] and found[0].requires_grad
+    assert error(found[0].detach(), found[1]) < 0.02
 
 
 def test_what_goes_to_the_class_itself(calls):
