@@ -107,7 +107,7 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
         dk = _dk(p, z.o)
     if need_g:
         at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum((-1, -2))
-        dg = _of_gates(g, of_q.dots - _dots(p), at_end)
+        dg = _of_gates(g, of_q.dots, _dots(p), at_end)
     return DeltaGradients(dq, dk, p.dv if needs.v else None, dg, _dbeta(p, z.o) if needs.beta else None,
                           (scale * solved.state).to(initial.dtype) if need_initial else None)
 

@@ -5,12 +5,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from tkq.linear_attention.launch import Given, Made, launch
 from tkq.linear_attention.spec import HEAD_DIMS
-
-BLOCK = 32  # tokens whose sums are taken one by one
+from tkq.linear_attention.suffix import suffix_sums
 
 
 class Saved(NamedTuple):
@@ -78,7 +76,7 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
             dinitial = (scale * made.state).to(initial.dtype)
         if needs.g:
             at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum((-1, -2))
-            dg = _of_gates(g, of_q.dots - made.dots, at_end)
+            dg = _of_gates(g, of_q.dots, made.dots, at_end)
     return Gradients(dq if needs.q else None, dk, dv if needs.v else None, dg, dinitial)
 
 
@@ -93,31 +91,10 @@ def over_values(columns: int, make) -> Made:
     return Made(first.o + second.o, state, None if first.dots is None else first.dots + second.dots)
 
 
-def _of_gates(g, differences, at_end):
-    """differences: (B, S, HV), those of each token; at_end: (B, HV), what the final state's gradient adds to all."""
-    dg = suffix_sums(differences)
-    if at_end is not None:
-        dg = dg + at_end[:, None]
-    return dg.sum((0, 1)) if g.dim() == 1 else dg.contiguous()
-
-
-def suffix_sums(x: Tensor) -> Tensor:
-    """x (B, S, H) -> the sums of each token's and those behind it, in an order that S alone decides: torch.cumsum adds
-    in one that varies where B and H are 1, and is refused or takes S^2 memory where deterministic algorithms are
-    asked for."""
-    tokens = x.shape[1]
-    if tokens <= BLOCK:
-        return _windows(x[:, None])[:, 0] if tokens > 1 else x
-    blocks = pad(x, (0, 0, 0, -tokens % BLOCK)).unflatten(1, (-1, BLOCK))
-    within = _windows(blocks)
-    behind = suffix_sums(within[:, :, 0])[:, 1:]
-    return (within + pad(behind, (0, 0, 0, 1))[:, :, None]).flatten(1, 2)[:, :tokens]
-
-
-def _windows(blocks):
-    """(B, n, b, H) -> in each block the sums from each element to the last."""
-    size = blocks.shape[2]
-    return pad(blocks, (0, 0, 0, size - 1)).unfold(2, size, 1).sum(-1)
+def _of_gates(g, x, less, at_end):
+    """x - less: (B, S, HV), those of each token; at_end: (B, HV), what the final state's gradient adds to all."""
+    dg = suffix_sums(x, less, end=at_end)
+    return dg.sum((0, 1)) if g.dim() == 1 else dg
 
 
 def _of_shared(gradient, x):

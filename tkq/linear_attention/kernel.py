@@ -13,6 +13,7 @@ from tkq.linear_attention.config import CHUNK, LinearConfig
 from tkq.linear_attention.delta import Delta
 from tkq.linear_attention.gates import Gate
 from tkq.linear_attention.spec import LinearSpec
+from tkq.linear_attention.ssd import Ssd
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
@@ -22,8 +23,8 @@ SCORES_BARRIER, OUT_BARRIER = 1, 2  # named barriers: of the scores' warpgroup, 
 class Operands(NamedTuple):
     """q, k: (B, S, H, K). v: (B, S, Hv, V). o: (B, S, HO, V), HO a multiple of H and Hv: neighbouring heads of o share
     one of theirs. g: None, (HO,) or (B, S, HO) fp32. beta: None, or (B, S, HO). initial, final: (B, HO, K, V) or None,
-    of any strides. x: None, or as v. dots: (ceil(V / 64), B, S, HO) fp32, the sums of o times x of 64 columns each. dv:
-    None, or as o: with delta, reversed, o times beta."""
+    of any strides; (B, HO, V, K) with v_first. x: None, or as v. dots: (ceil(V / 64), B, S, HO) fp32, the sums of o
+    times x of 64 columns each. dv: None, or as o: with delta, reversed, o times beta."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -56,6 +57,7 @@ class Globals:
     heads_per_k: Int32
     heads_per_v: Int32
     heads_per_x: Int32
+    ssd: Any
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,8 @@ class LinearAttention:
     """
 
     def __init__(self, spec: LinearSpec, config: LinearConfig):
-        self.spec, self.config, self.gate = spec, config, Gate(spec)
+        self.spec, self.config, self.ssd = spec, config, Ssd(spec)
+        self.gate = Gate(spec, self.ssd)
         self.dtype = element_type(spec.dtype)
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
@@ -150,15 +153,17 @@ class LinearAttention:
             return _any_strides(dtype, (B, S, HO))
 
         g = {"none": None, "head": fake.tensor("fp32", (HO,), align=4), "token": of_tokens("fp32")}[spec.gate]
+        g = None if spec.ssd else g
         dots = fake.tensor("fp32", (-(-V // CHUNK), B, S, HO), align=4) if spec.dot else None
+        states = (B, HO, V, K) if spec.v_first else (B, HO, K, V)
         operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HO, V), g, of_tokens(spec.delta),
-                            _any_strides(spec.initial, (B, HO, K, V)), _any_strides(spec.final, (B, HO, K, V)),
-                            operand(fake.sym(), V) if spec.dot else None, dots,
+                            _any_strides(spec.initial, states), _any_strides(spec.final, states),
+                            operand(fake.sym(), V) if spec.has_x else None, dots,
                             operand(HO, V) if self.delta.back else None)
-        return operands, Float32(1.0)
+        return operands, Float32(1.0), self.ssd.fake_operands(B, S, HO)
 
     @cute.jit
-    def __call__(self, operands: Operands, scale: Float32, stream: cuda.CUstream):
+    def __call__(self, operands: Operands, scale: Float32, ssd: Any, stream: cuda.CUstream):
         c = self.config
         # (batch, token, head, col) to (token, col, head, batch)
         q, k, v, o = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0])) for x in operands[:4]]
@@ -166,12 +171,14 @@ class LinearAttention:
         if const_expr(self.delta.back):
             dv = cute.make_tensor(operands.dv.iterator, cute.select(operands.dv.layout, [1, 3, 2, 0]))
             dv = tk.gl.store(dv, self.v_tile)
-        if const_expr(self.spec.dot):
+        if const_expr(self.spec.has_x):
             x = cute.make_tensor(operands.x.iterator, cute.select(operands.x.layout, [1, 3, 2, 0]))
             x, x_heads = tk.gl.load(x, self.v_tile), o.shape[2] // x.shape[2]
+        states = [x if x is None or not self.spec.v_first else cute.make_tensor(
+            x.iterator, cute.select(x.layout, [0, 1, 3, 2])) for x in operands[6:8]]
         g = Globals(tk.gl.load(q, self.qk_tile), tk.gl.load(k, self.qk_tile), tk.gl.load(v, self.v_tile),
-                    tk.gl.store(o, self.v_tile), dv, x, *operands[4:8], operands.dots, scale, Int32(q.shape[0]),
-                    o.shape[2] // k.shape[2], o.shape[2] // v.shape[2], x_heads)
+                    tk.gl.store(o, self.v_tile), dv, x, *operands[4:6], *states, operands.dots, scale, Int32(q.shape[0]),
+                    o.shape[2] // k.shape[2], o.shape[2] // v.shape[2], x_heads, ssd)
         parts = -(-self.spec.value_dim // (CHUNK * c.groups))
         self.kernel(g).launch(grid=[parts, o.shape[2], o.shape[3]], block=[tk.WARPGROUP * (c.groups + 2), 1, 1],
                               stream=stream, min_blocks_per_mp=1)
@@ -181,15 +188,14 @@ class LinearAttention:
     @cute.kernel
     def kernel(self, g: Globals):
         c, al = self.config, tk.SharedAllocator()
-        n = c.groups
+        n, x = c.groups, int(self.spec.has_x)
         s = Shared(al.tile(self.qk_tile, c.stages), al.tile(self.qk_tile, c.stages),
                    tuple(al.tile(self.v_tile, c.stages) for _ in range(n)),
-                   tuple(al.tile(self.v_tile, c.stages) for _ in range(n * self.spec.dot)),
+                   tuple(al.tile(self.v_tile, c.stages) for _ in range(n * x)),
                    al.vector(CHUNK, 4 * n) if self.spec.dot else None, al.tile(self.v_tile, n),
                    al.tile(self.p_tile, 2), al.tile(self.p_tile, 2) if self.spec.dot else None,
                    self.gate.shared(al), self.delta.shared(al),
-                   al.pipe(c.stages, 2 * self.qk_tile.bytes + n * (1 + self.spec.dot) * self.v_tile.bytes,
-                           4 + 4 * n),
+                   al.pipe(c.stages, 2 * self.qk_tile.bytes + n * (1 + x) * self.v_tile.bytes, 4 + 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
         part, head, batch = cute.arch.block_idx()
@@ -214,7 +220,7 @@ class LinearAttention:
             tk.load_async(s.q[ring.stage], g.q, (t.batch, t.head_k, chunk, 0), sem)
             for wg in cutlass.range_constexpr(self.config.groups):
                 tk.load_async(s.v[wg][ring.stage], g.v, (t.batch, t.head_v, chunk, t.part + wg), sem)
-                if const_expr(self.spec.dot):
+                if const_expr(self.spec.has_x):
                     at = t.batch, t.head // g.heads_per_x, chunk, t.part + wg
                     tk.load_async(s.x[wg][ring.stage], g.x, at, sem)
             ring.advance()
@@ -268,6 +274,7 @@ class LinearAttention:
         ring, scores = s.tokens.ring(), s.scores.ring()
         row0 = (t.part + wg) * CHUNK
         self.first_state(g, t, c.s, row0)
+        skip = self.ssd.begin(g, t, row0)
         for i in cutlass.range(t.chunks, unroll=1):
             s.tokens.wait(ring)
             tk.copy(c.s16, c.s)
@@ -293,10 +300,15 @@ class LinearAttention:
             tk.mma_AB(c.s, self.gate.values(c), s.k[ring.stage])
             self.delta.erase(c, s.q[ring.stage])
             tk.mma_wait(1)
-            if const_expr(self.spec.dot):
+            if const_expr(spec.has_x):
                 self.of_group(s.x, wg, lambda x: tk.load_T(c.x, x[ring.stage]))
+            if const_expr(spec.dot):
                 self.put_dots(g, s, t, c, self.order(t, i), wg)
-            self.put(g.o, s, t, self.delta.result(c), self.order(t, i), wg)
+                if const_expr(self.ssd.skips):
+                    self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))  # anew: registers had o, x and s
+            self.ssd.sum_skip(c, skip)
+            self.ssd.finish(c, s.gate, skip, scores.stage)
+            self.put(g.o, s, t, self.ssd.result(c, self.delta.result(c)), self.order(t, i), wg)
             if const_expr(self.delta.back):
                 tk.mul_col(c.w, c.w, c.beta)
                 self.put(g.dv, s, t, c.w, self.order(t, i), wg)
@@ -313,6 +325,7 @@ class LinearAttention:
             scores.advance()
         if const_expr(spec.final is not None):
             tk.store_elements(transposed(g.final, t), c.s, row0, 0)
+        self.ssd.put_skip(g, t, skip, row0)
         tk.store_wait(read=False)
 
     @cute.jit

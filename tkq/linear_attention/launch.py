@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.plan import plan
-from tkq.linear_attention.spec import LinearSpec
+from tkq.linear_attention.spec import LinearSpec, SsdSpec
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
@@ -21,9 +21,31 @@ def recipe(spec: LinearSpec) -> Recipe:
     return Recipe("tkq.linear_attention.kernel:LinearAttention", (spec, plan(spec)))
 
 
+class Steps(NamedTuple):
+    """Mamba-2's part of a launch, as `ssd.SsdOperands` has it: d = clamp(softplus(dt + bias), low, high), or without
+    softplus. gated: o is multiplied by silu(x). skip_gradient: the sums over tokens of v times x come out."""
+
+    dt: Tensor
+    A: Tensor
+    bias: Tensor | None
+    softplus: bool
+    low: float
+    high: float
+    skip: Tensor | None = None
+    gated: bool = False
+    skip_gradient: bool = False
+
+    @property
+    def spec(self) -> SsdSpec:
+        dt, bias, skip = (x if x is None else dtypes.name_of(x.dtype) for x in (self.dt, self.bias, self.skip))
+        return SsdSpec(dt, bias, self.softplus, skip, 1 if skip is None else self.skip.dim(), self.gated,
+                       self.skip_gradient)
+
+
 class Given(NamedTuple):
     """What an engine's launch takes, as `kernel.Operands` has it. final: dtype of the final state, or None. x: for sums
-    of o times x. reverse, strict, updates: as `LinearSpec` has them."""
+    of o times x, or, with steps.gated, what o is multiplied by. reverse, strict, updates, v_first: as `LinearSpec` has
+    them. steps: Mamba-2's, in the place of g."""
 
     q: Tensor
     k: Tensor
@@ -36,15 +58,24 @@ class Given(NamedTuple):
     reverse: bool = False
     strict: bool = False
     updates: bool = False
+    steps: Steps | None = None
+    v_first: bool = False
+
+    @property
+    def dot(self) -> bool:
+        """Are there sums of o times x?"""
+        return self.x is not None and not (self.steps and self.steps.gated)
 
 
 class Made(NamedTuple):
-    """o, the final state or None, (B, S, HO) sums of o times x or None, o times beta of what is reversed with it."""
+    """o, the final state or None, (B, S, HO) sums of o times x or None, o times beta of what is reversed with it.
+    of_skip: (B, HO, V), D's gradient, or None."""
 
     o: Tensor
     state: Tensor | None
     dots: Tensor | None
     dv: Tensor | None = None
+    of_skip: Tensor | None = None
 
 
 def spec_of(given: Given) -> LinearSpec:
@@ -52,10 +83,11 @@ def spec_of(given: Given) -> LinearSpec:
     def name(x):
         return None if x is None else dtypes.name_of(x if isinstance(x, torch.dtype) else x.dtype)
 
-    g = given.g
-    gate = "none" if g is None else "head" if g.dim() == 1 else "token"
+    g, steps = given.g, given.steps
+    gate = "token" if steps else "none" if g is None else "head" if g.dim() == 1 else "token"
     return LinearSpec(name(given.q), given.q.shape[-1], given.v.shape[-1], gate, name(given.initial), name(given.final),
-                      given.reverse, name(given.beta), given.x is not None, given.strict, given.updates)
+                      given.reverse, name(given.beta), given.dot, given.strict, given.updates, steps and steps.spec,
+                      given.v_first)
 
 
 def launch(given: Given, scale: float) -> Made:
@@ -67,22 +99,31 @@ def start(given: Given, scale: float) -> tuple:
     """(what is made, (the function that was launched, its arguments) or None)."""
     q, k, v, g, beta, initial, final, x, *_ = given
     (B, S, H, K), (HV, V) = q.shape, v.shape[2:]
-    heads, device = max(H, HV), v.device
+    heads, device, steps = max(H, HV), v.device, given.steps
     o = torch.empty(B, S, heads, V, device=device, dtype=v.dtype)
-    state = None if final is None else torch.empty(B, heads, K, V, device=device, dtype=final)
-    dots = None if x is None else torch.empty(-(-V // CHUNK), B, S, heads, device=device, dtype=torch.float32)
+    state = None if final is None else torch.empty(B, heads, *((V, K) if given.v_first else (K, V)), device=device,
+                                                   dtype=final)
+    dots = torch.empty(-(-V // CHUNK), B, S, heads, device=device, dtype=torch.float32) if given.dot else None
     dv = torch.empty_like(o) if beta is not None and given.reverse else None
+    of_skip = None
+    if steps and steps.skip_gradient:
+        of_skip = torch.empty(B, heads, V, device=device, dtype=torch.float32)
     call = None
     if B * S * heads:
-        call = _launcher(given), ((q, k, v, o, g, beta, initial, state, x, dots, dv), scale)
+        of_steps = steps and (steps.dt, steps.A, steps.bias, steps.skip, steps.low, steps.high, of_skip)
+        call = _launcher(given), ((q, k, v, o, g, beta, initial, state, x, dots, dv), scale, of_steps)
         call[0](*call[1])
-    elif state is not None:
-        state.zero_() if initial is None else state.copy_(initial)
-    return Made(o, state, dots if dots is None else dots[0] if len(dots) == 1 else dots.sum(0), dv), call
+    else:
+        if state is not None:
+            state.zero_() if initial is None else state.copy_(initial)
+        if of_skip is not None:
+            of_skip.zero_()
+    dots = dots if dots is None else dots[0] if len(dots) == 1 else dots.sum(0)
+    return Made(o, state, dots, dv, of_skip), call
 
 
 def _launcher(given):
-    q, _, v, g, beta, initial, final, x, *ways = given
+    q, _, v, g, beta, initial, final, x, *ways = given._replace(steps=given.steps and given.steps.spec)
     types = (t if t is None else t.dtype for t in (beta, initial))
     gate = 0 if g is None else g.dim()
     key = (q.get_device(), q.dtype, q.shape[3], v.shape[3], gate, *types, final, x is None, *ways)

@@ -42,8 +42,9 @@ def step_sizes_backward(ddt: Tensor, dt: Tensor, dt_bias: Optional[Tensor] = Non
     """The gradient of dt before its bias, wide; ddt: that of `step_sizes`. 0 outside dt_limit, as of torch.clamp."""
     raw = _upcast(dt)
     raw = raw if dt_bias is None else raw + dt_bias.to(raw.dtype)
-    soft = softplus(raw) if dt_softplus else raw
-    ddt = ddt.where((soft >= dt_limit[0]) & (soft <= dt_limit[1]), 0.0)
+    if not dt_softplus or dt_limit[0] > 0.0 or dt_limit[1] < math.inf:
+        soft = softplus(raw) if dt_softplus else raw
+        ddt = ddt.where((soft >= dt_limit[0]) & (soft <= dt_limit[1]), 0.0)
     return ddt * raw.sigmoid() if dt_softplus else ddt
 
 
