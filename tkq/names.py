@@ -17,6 +17,7 @@ _ELSEWHERE = {
                    "retention chunkretention",
     "gated_delta_rule": "chunkgateddeltarule gateddeltanet gdn deltarule chunkdeltarule deltanet gateddelta "
                         "chunkgateddeltaruleprefill",
+    "mamba2_ssd": "mambachunkscancombined mambachunkscan ssd mamba2 mamba ssdchunkscan statespacedual",
     "layernorm": "layernormfn layernormfwd addlayernorm nativelayernorm",
     "rmsnorm": "rmsnormfn rmsnormfwd addrmsnorm fusedaddrmsnorm fusedrmsnorm",
     "softmax": "softmaxfwd",

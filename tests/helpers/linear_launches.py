@@ -7,7 +7,7 @@ import torch
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.gates import LOWEST
 from tkq.linear_attention.launch import Made
-from tkq.reference.ssd import step_sizes
+from tkq.reference.ssd import biased, step_sizes
 
 
 def launched(given, scale) -> Made:
@@ -24,11 +24,11 @@ def launched(given, scale) -> Made:
     g = torch.zeros(1, dtype=wide, device=v.device) if given.g is None else given.g.to(wide)
     steps, d = given.steps, None
     if steps:
-        d = step_sizes(steps.dt, steps.bias, steps.softplus, (steps.low, steps.high)).to(wide)
+        d = step_sizes(biased(steps.dt, steps.bias), steps.softplus, (steps.low, steps.high)).to(wide)
         g, d = d * steps.A.to(wide), d.transpose(1, 2)[..., None]
     g = g.clamp(min=LOWEST * math.log(2)).expand(B, S, heads).transpose(1, 2)
     beta = None if given.beta is None else given.beta.to(wide).transpose(1, 2)[..., None]
-    initial = given.initial.mT if given.v_first and given.initial is not None else given.initial
+    initial = given.initial.mT if given.state_v_first and given.initial is not None else given.initial
     state = q.new_zeros(B, heads, q.shape[3], V) if initial is None else initial.to(wide)
     out = torch.zeros_like(v)
     starts = range(0, S, CHUNK)
@@ -49,7 +49,7 @@ def launched(given, scale) -> Made:
             out = out * torch.nn.functional.silu(of_heads(given.x))
         of_skip = (v * of_heads(given.x)).sum(2) if steps.skip_gradient else None
     dv = (beta * out).transpose(1, 2).to(given.v.dtype) if given.reverse and beta is not None else None
-    state = None if given.final is None else state.mT if given.v_first else state
+    state = None if given.final is None else state.mT if given.state_v_first else state
     return Made(out.transpose(1, 2).to(given.v.dtype), state, dots, dv, of_skip)
 
 

@@ -63,17 +63,17 @@ def _ssd():
         final, end = initial, f"-bf16-n{N}-p64{'-states' if initial else ''}"
         plain = SsdSpec("bf16", "fp32", softplus=True)
         skip = replace(plain, skip="fp32")
-        spec = LinearSpec("bf16", N, 64, "token", initial, final, ssd=skip, v_first=True)
+        spec = LinearSpec("bf16", N, 64, "token", initial, final, ssd=skip, state_v_first=True)
         yield f"mamba2_ssd{end}", spec
         yield f"mamba2_ssd_gated{end}", replace(spec, ssd=replace(skip, gated=True))
         yield f"mamba2_ssd_dc{end}", LinearSpec("bf16", 64, N, "token", initial, final, dot=True, ssd=plain)
         yield f"mamba2_ssd_db{end}", LinearSpec("bf16", 64, N, "token", initial, reverse=True, ssd=plain)
         yield f"mamba2_ssd_dx{end}", replace(spec, reverse=True, dot=True, ssd=replace(skip, skip_gradient=True))
-    yield "mamba2_ssd-bf16-n128-p64-final", LinearSpec("bf16", 128, 64, "token", None, "fp32", ssd=skip, v_first=True)
+    yield "mamba2_ssd-bf16-n128-p64-final", replace(spec, initial=None)
 
 
 def _sums():
-    """What gates' gradients are made of: without and with the final state's gradient, linear attention's and Mamba-2's."""
+    """What gates' gradients are made of, linear attention's and Mamba-2's, without and with the final state's."""
     for factor, end in itertools.product((False, True), repeat=2):
         name = f"linear_attn_suffix_sums{'-factor' * factor}{'-end' * end}"
         yield Shipped(name, suffix_recipe(SuffixSpec(True, factor, end)), Expectation(instructions=("DADD",)))

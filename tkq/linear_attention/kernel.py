@@ -11,6 +11,7 @@ from cutlass import Constexpr, Float32, Int32, const_expr
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK, LinearConfig
 from tkq.linear_attention.delta import Delta
+from tkq.linear_attention.dots import put_dots
 from tkq.linear_attention.gates import Gate
 from tkq.linear_attention.spec import LinearSpec
 from tkq.linear_attention.ssd import Ssd
@@ -23,8 +24,8 @@ SCORES_BARRIER, OUT_BARRIER = 1, 2  # named barriers: of the scores' warpgroup, 
 class Operands(NamedTuple):
     """q, k: (B, S, H, K). v: (B, S, Hv, V). o: (B, S, HO, V), HO a multiple of H and Hv: neighbouring heads of o share
     one of theirs. g: None, (HO,) or (B, S, HO) fp32. beta: None, or (B, S, HO). initial, final: (B, HO, K, V) or None,
-    of any strides; (B, HO, V, K) with v_first. x: None, or as v. dots: (ceil(V / 64), B, S, HO) fp32, the sums of o
-    times x of 64 columns each. dv: None, or as o: with delta, reversed, o times beta."""
+    of any strides; (B, HO, V, K) with state_v_first. x: None, or as v. dots: (ceil(V / 64), B, S, HO) fp32, the sums of
+    o times x of 64 columns each. dv: None, or as o: with delta, reversed, o times beta."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -155,7 +156,7 @@ class LinearAttention:
         g = {"none": None, "head": fake.tensor("fp32", (HO,), align=4), "token": of_tokens("fp32")}[spec.gate]
         g = None if spec.ssd else g
         dots = fake.tensor("fp32", (-(-V // CHUNK), B, S, HO), align=4) if spec.dot else None
-        states = (B, HO, V, K) if spec.v_first else (B, HO, K, V)
+        states = (B, HO, V, K) if spec.state_v_first else (B, HO, K, V)
         operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HO, V), g, of_tokens(spec.delta),
                             _any_strides(spec.initial, states), _any_strides(spec.final, states),
                             operand(fake.sym(), V) if spec.has_x else None, dots,
@@ -174,11 +175,11 @@ class LinearAttention:
         if const_expr(self.spec.has_x):
             x = cute.make_tensor(operands.x.iterator, cute.select(operands.x.layout, [1, 3, 2, 0]))
             x, x_heads = tk.gl.load(x, self.v_tile), o.shape[2] // x.shape[2]
-        states = [x if x is None or not self.spec.v_first else cute.make_tensor(
+        states = [x if x is None or not self.spec.state_v_first else cute.make_tensor(
             x.iterator, cute.select(x.layout, [0, 1, 3, 2])) for x in operands[6:8]]
         g = Globals(tk.gl.load(q, self.qk_tile), tk.gl.load(k, self.qk_tile), tk.gl.load(v, self.v_tile),
-                    tk.gl.store(o, self.v_tile), dv, x, *operands[4:6], *states, operands.dots, scale, Int32(q.shape[0]),
-                    o.shape[2] // k.shape[2], o.shape[2] // v.shape[2], x_heads, ssd)
+                    tk.gl.store(o, self.v_tile), dv, x, *operands[4:6], *states, operands.dots, scale,
+                    Int32(q.shape[0]), o.shape[2] // k.shape[2], o.shape[2] // v.shape[2], x_heads, ssd)
         parts = -(-self.spec.value_dim // (CHUNK * c.groups))
         self.kernel(g).launch(grid=[parts, o.shape[2], o.shape[3]], block=[tk.WARPGROUP * (c.groups + 2), 1, 1],
                               stream=stream, min_blocks_per_mp=1)
@@ -281,7 +282,7 @@ class LinearAttention:
             self.delta.of_state(c, s.k[ring.stage])
             if const_expr(not spec.updates):
                 tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
-            self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))
+            self.read_values(s, c, wg, ring.stage)
             s.scores.wait(scores)
             tk.mma_wait(0)
             if const_expr(spec.dot):
@@ -303,22 +304,14 @@ class LinearAttention:
             if const_expr(spec.has_x):
                 self.of_group(s.x, wg, lambda x: tk.load_T(c.x, x[ring.stage]))
             if const_expr(spec.dot):
-                self.put_dots(g, s, t, c, self.order(t, i), wg)
-                if const_expr(self.ssd.skips):
-                    self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))  # anew: registers had o, x and s
-            self.ssd.sum_skip(c, skip)
-            self.ssd.finish(c, s.gate, skip, scores.stage)
+                put_dots(g, s.dots, t, c, self.order(t, i), (wg, OUT_BARRIER + wg))
+            self.ssd.finish(c, s.gate, skip, scores.stage, lambda: self.read_values(s, c, wg, ring.stage))
             self.put(g.o, s, t, self.ssd.result(c, self.delta.result(c)), self.order(t, i), wg)
             if const_expr(self.delta.back):
                 tk.mul_col(c.w, c.w, c.beta)
                 self.put(g.dv, s, t, c.w, self.order(t, i), wg)
             tk.mma_wait(0)
-            if const_expr(spec.dot):
-                self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))  # anew: registers had o, x and s
-                self.gate.load(c, s.gate, scores.stage)
-                self.gate.rest_of_values(c)
-                tk.mma_AB(c.s, c.u, s.k[ring.stage])
-                tk.mma_wait(0)
+            self.add_rest(s, c, wg, (ring.stage, scores.stage))
             s.tokens.release(ring)
             s.scores.release(scores)
             ring.advance()
@@ -327,6 +320,19 @@ class LinearAttention:
             tk.store_elements(transposed(g.final, t), c.s, row0, 0)
         self.ssd.put_skip(g, t, skip, row0)
         tk.store_wait(read=False)
+
+    def add_rest(self, s, c, wg, stages):
+        """What rounding took from the values that the state took up. They are read anew: registers had o, x and s."""
+        if self.spec.dot:
+            self.read_values(s, c, wg, stages[0])
+            self.gate.load(c, s.gate, stages[1])
+            self.gate.rest_of_values(c)
+            tk.mma_AB(c.s, c.u, s.k[stages[0]])
+            tk.mma_wait(0)
+
+    def read_values(self, s, c, wg, stage):
+        """A chunk's, transposed."""
+        self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[stage]))
 
     @cute.jit
     def of_group(self, tiles: Constexpr, wg, f: Constexpr):
@@ -354,23 +360,6 @@ class LinearAttention:
         tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
         if leader:
             tk.store_async(to, tile, (t.batch, t.head, chunk, t.part + wg))
-
-    @cute.jit
-    def put_dots(self, g, s, t, c, chunk, wg):
-        """Sums over this warpgroup's columns: over a warp's rows by shuffles, over the warps through shared memory."""
-        dots, out = s.dots, g.dots
-        for j in cutlass.range_constexpr(CHUNK // 4):
-            i = j // 2 * 4 + j % 2
-            mine = c.o.tensor[i] * Float32(c.x.tensor[i]) + c.o.tensor[i + 2] * Float32(c.x.tensor[i + 2])
-            for offset in (4, 8, 16):
-                mine = mine + cute.arch.shuffle_sync_bfly(mine, offset=offset)
-            if tk.lane_id() < 4:
-                dots[tk.first_col() + 8 * (j // 2) + j % 2, 4 * wg + tk.warp_id() % 4] = mine
-        tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
-        token = tk.thread_in_warpgroup()
-        if token < CHUNK and chunk * CHUNK + token < g.tokens and t.part + wg < out.shape[0]:
-            of_warps = [dots[token, 4 * wg + w] for w in range(4)]
-            out[t.part + wg, t.batch, chunk * CHUNK + token, t.head] = sum(of_warps[1:], of_warps[0])
 
 
 def transposed(states, t):

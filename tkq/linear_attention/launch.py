@@ -44,8 +44,8 @@ class Steps(NamedTuple):
 
 class Given(NamedTuple):
     """What an engine's launch takes, as `kernel.Operands` has it. final: dtype of the final state, or None. x: for sums
-    of o times x, or, with steps.gated, what o is multiplied by. reverse, strict, updates, v_first: as `LinearSpec` has
-    them. steps: Mamba-2's, in the place of g."""
+    of o times x, or, with steps.gated, what o is multiplied by. reverse, strict, updates, state_v_first: as
+    `LinearSpec` has them. steps: Mamba-2's, in the place of g."""
 
     q: Tensor
     k: Tensor
@@ -59,7 +59,7 @@ class Given(NamedTuple):
     strict: bool = False
     updates: bool = False
     steps: Steps | None = None
-    v_first: bool = False
+    state_v_first: bool = False
 
     @property
     def dot(self) -> bool:
@@ -87,7 +87,7 @@ def spec_of(given: Given) -> LinearSpec:
     gate = "token" if steps else "none" if g is None else "head" if g.dim() == 1 else "token"
     return LinearSpec(name(given.q), given.q.shape[-1], given.v.shape[-1], gate, name(given.initial), name(given.final),
                       given.reverse, name(given.beta), given.dot, given.strict, given.updates, steps and steps.spec,
-                      given.v_first)
+                      given.state_v_first)
 
 
 def launch(given: Given, scale: float) -> Made:
@@ -101,8 +101,8 @@ def start(given: Given, scale: float) -> tuple:
     (B, S, H, K), (HV, V) = q.shape, v.shape[2:]
     heads, device, steps = max(H, HV), v.device, given.steps
     o = torch.empty(B, S, heads, V, device=device, dtype=v.dtype)
-    state = None if final is None else torch.empty(B, heads, *((V, K) if given.v_first else (K, V)), device=device,
-                                                   dtype=final)
+    sizes = (V, K) if given.state_v_first else (K, V)
+    state = None if final is None else torch.empty(B, heads, *sizes, device=device, dtype=final)
     dots = torch.empty(-(-V // CHUNK), B, S, heads, device=device, dtype=torch.float32) if given.dot else None
     dv = torch.empty_like(o) if beta is not None and given.reverse else None
     of_skip = None

@@ -49,7 +49,7 @@ class LinearSpec:
     strict: a token does not see itself; without delta.
     updates: with delta, not reversed: the corrected values come out.
     ssd: Mamba-2's gate and factors, with the gate "token" and without delta; or None.
-    v_first: states are V by K, and not K by V.
+    state_v_first: states are V by K, and not K by V.
     """
 
     dtype: str
@@ -64,7 +64,7 @@ class LinearSpec:
     strict: bool = False
     updates: bool = False
     ssd: SsdSpec | None = None
-    v_first: bool = False
+    state_v_first: bool = False
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("gate", self.gate, GATES),

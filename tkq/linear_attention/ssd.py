@@ -110,16 +110,20 @@ class Ssd:
 
     def sum_skip(self, c, mine):
         """A chunk's part of D's gradient: x times v, added up before it comes to the others."""
-        if self.there and self.ssd.skip_gradient:
+        if self.ssd.skip_gradient:
             for r in range(2):
                 of_row = [i for i in range(cute.size(c.x.tensor)) if i // 2 % 2 == r]
                 products = [Float32(c.x.tensor[i]) * Float32(c.v.tensor[i]) for i in of_row]
                 mine[1].tensor[r] = mine[1].tensor[r] + sum(products[1:], products[0])
 
-    def finish(self, c, gate, mine, stage):
-        """c.x = a chunk's outputs, rounded, from c.o, c.v and z, which is in c.x."""
+    def finish(self, c, gate, mine, stage, read_values):
+        """c.x = a chunk's outputs, rounded, from c.o, c.v and z, which is in c.x. With sums of o times x values are
+        read anew: registers had o, x and s."""
         if not self.finishes:
             return
+        if self.spec.dot and self.skips:
+            read_values()
+        self.sum_skip(c, mine)
         skip = mine[0] if self.skips else 0.0
         d = 1.0
         if self.gets:

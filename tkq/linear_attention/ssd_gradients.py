@@ -1,5 +1,5 @@
-"""The gradients of Mamba-2's state space dual: those of linear attention, of which q is C, k is B, v is d x and g is d A,
-with d = clamp(softplus(dt + dt_bias)), and what follows from them.
+"""The gradients of Mamba-2's state space dual: those of linear attention, of which q is C, k is B, v is d x and g is
+d A, with d = clamp(softplus(dt + dt_bias)), and what follows from them.
 
 Let do be the gradient of y before it is gated, dv that of v. With the tokens' decays as in `gradients`
 
@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import silu
 
 from tkq.linear_attention.gradients import _of_shared, over_values
 from tkq.linear_attention.launch import Given, Steps, launch
@@ -39,11 +40,6 @@ class SsdSaved(NamedTuple):
     @property
     def steps(self) -> Steps:
         return Steps(self.dt, self.A, self.dt_bias, self.softplus, *self.limit)
-
-    @property
-    def of_dt(self) -> tuple:
-        """What d is made of."""
-        return self.dt, self.dt_bias, self.softplus, self.limit
 
 
 class SsdNeeds(NamedTuple):
@@ -81,7 +77,7 @@ def forward(saved: SsdSaved, final: torch.dtype | None = None, gated: bool = Tru
     """The forward's launch."""
     gated = gated and saved.z is not None
     return Given(saved.C, saved.B, saved.x, initial=saved.initial, final=final, x=saved.z if gated else None,
-                 steps=saved.steps._replace(skip=saved.D, gated=gated), v_first=True)
+                 steps=saved.steps._replace(skip=saved.D, gated=gated), state_v_first=True)
 
 
 def backward(saved: SsdSaved, dy: Tensor, dfinal: Tensor | None = None, needs: SsdNeeds = ALL) -> SsdGradients:
@@ -98,7 +94,7 @@ def backward(saved: SsdSaved, dy: Tensor, dfinal: Tensor | None = None, needs: S
     if needs.x or needs.D or needs.initial or of_steps:
         with_x = of_steps or needs.D
         of_x = launch(Given(saved.B, saved.C, do, initial=dfinal, final=torch.float32 if needs.initial else None,
-                            x=x if with_x else None, reverse=True, v_first=True,
+                            x=x if with_x else None, reverse=True, state_v_first=True,
                             steps=saved.steps._replace(skip=D, skip_gradient=needs.D)), 1.0)
     if needs.D:
         dD = of_x.of_skip.sum((0, 2) if D.dim() == 1 else 0).to(D.dtype)
@@ -119,12 +115,12 @@ def _there(saved, needs):
 
 def _ungated(saved, dy, need_z):
     """(the gradient of y before it is gated, that of z or None)."""
-    z = saved.z.to(torch.promote_types(saved.z.dtype, torch.float32))
-    of_z = z.sigmoid()
-    do, dz = (dy * (z * of_z)).to(dy.dtype), None
+    wide = torch.promote_types(dy.dtype, torch.float32)
+    z = saved.z.to(wide)
+    do, dz = (dy * silu(z)).to(dy.dtype), None
     if need_z:
         y = launch(forward(saved, gated=False), 1.0).o
-        dz = (dy * y * (of_z * (1 + z * (1 - of_z)))).to(saved.z.dtype)
+        dz = torch.ops.aten.silu_backward(dy.to(wide) * y, z).to(saved.z.dtype)
     return do, dz
 
 
@@ -146,9 +142,10 @@ def _dB(saved, do, dfinal):
 
 def _of_steps(saved, of_c, of_x, at_end):
     """The gradients of dt, A and dt_bias. of_c, of_x: the sums of C dC and of x dv."""
-    d = reference.step_sizes(*saved.of_dt)
+    bias, how = saved.dt_bias, (saved.softplus, saved.limit)
+    raw = reference.biased(saved.dt, bias)
+    d = reference.step_sizes(raw, *how)
     dg = suffix_sums(of_c, of_x, d, at_end)
-    ddt = reference.step_sizes_backward(torch.addcmul(of_x, saved.A, dg), *saved.of_dt)
-    bias = saved.dt_bias
+    ddt = reference.step_sizes_backward(torch.addcmul(of_x, saved.A, dg), raw, *how)
     return (ddt.to(saved.dt.dtype), (d * dg).sum((0, 1)),
             None if bias is None else ddt.sum((0, 1)).to(bias.dtype))

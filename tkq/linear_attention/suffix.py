@@ -16,7 +16,8 @@ def recipe(spec: SuffixSpec) -> Recipe:
     return Recipe("tkq.linear_attention.suffix_kernel:SuffixSums", (spec,))
 
 
-def suffix_sums(x: Tensor, less: Tensor | None = None, factor: Tensor | None = None, end: Tensor | None = None) -> Tensor:
+def suffix_sums(x: Tensor, less: Tensor | None = None, factor: Tensor | None = None,
+                end: Tensor | None = None) -> Tensor:
     """(B, S, H): of each token the sum of x - factor * less over it and those behind it, and end (B, H). x, less and
     factor are (B, S, H), factor goes with less.
 

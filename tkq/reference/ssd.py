@@ -1,12 +1,11 @@
-"""Mamba-2's state space dual token by token, in plain PyTorch: what it means. The path of CPU tensors, the oracle of the
-tests.
+"""Mamba-2's state space dual token by token, in plain PyTorch: what it means. The path of CPU tensors, the oracle of
+the tests.
 
 Computed in float32 (float64 stays float64), rounded once at the end. Clear rather than fast.
 """
 import math
 from typing import NamedTuple, Optional
 
-import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
@@ -29,23 +28,30 @@ class SsdGradients(NamedTuple):
     initial_states: Optional[Tensor]
 
 
-def step_sizes(dt: Tensor, dt_bias: Optional[Tensor] = None, dt_softplus: bool = False,
-               dt_limit: tuple = (0.0, math.inf)) -> Tensor:
-    """The dt that the recurrence takes, wide: softplus(dt + dt_bias), within dt_limit."""
+def biased(dt: Tensor, dt_bias: Optional[Tensor] = None) -> Tensor:
+    """dt + dt_bias, wide."""
     dt = _upcast(dt)
-    dt = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
-    return (softplus(dt) if dt_softplus else dt).clamp(*dt_limit)
+    return dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
 
 
-def step_sizes_backward(ddt: Tensor, dt: Tensor, dt_bias: Optional[Tensor] = None, dt_softplus: bool = False,
+def step_sizes(raw: Tensor, dt_softplus: bool = False, dt_limit: tuple = (0.0, math.inf)) -> Tensor:
+    """The d that the recurrence takes: softplus(raw), within dt_limit; raw: what `biased` gives."""
+    d = softplus(raw) if dt_softplus else raw
+    return d.clamp(*dt_limit) if _limits(dt_softplus, dt_limit) else d
+
+
+def step_sizes_backward(dd: Tensor, raw: Tensor, dt_softplus: bool = False,
                         dt_limit: tuple = (0.0, math.inf)) -> Tensor:
-    """The gradient of dt before its bias, wide; ddt: that of `step_sizes`. 0 outside dt_limit, as of torch.clamp."""
-    raw = _upcast(dt)
-    raw = raw if dt_bias is None else raw + dt_bias.to(raw.dtype)
-    if not dt_softplus or dt_limit[0] > 0.0 or dt_limit[1] < math.inf:
-        soft = softplus(raw) if dt_softplus else raw
-        ddt = ddt.where((soft >= dt_limit[0]) & (soft <= dt_limit[1]), 0.0)
-    return ddt * raw.sigmoid() if dt_softplus else ddt
+    """The gradient of raw. dd: that of `step_sizes`. 0 outside dt_limit, as torch.clamp's."""
+    if _limits(dt_softplus, dt_limit):
+        d = softplus(raw) if dt_softplus else raw
+        dd = dd.where((d >= dt_limit[0]) & (d <= dt_limit[1]), 0.0)
+    return dd * raw.sigmoid() if dt_softplus else dd
+
+
+def _limits(dt_softplus, dt_limit):
+    """Is there something for dt_limit to do?"""
+    return not dt_softplus or dt_limit[0] > 0.0 or dt_limit[1] < math.inf
 
 
 @autocast.apart
@@ -53,11 +59,12 @@ def mamba2_ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Option
                z: Optional[Tensor] = None, dt_bias: Optional[Tensor] = None, initial_states: Optional[Tensor] = None,
                dt_softplus: bool = False, dt_limit: tuple = (0.0, math.inf)):
     """(y, final states), both wide: h[t] = exp(dt[t] A) h[t-1] + dt[t] x[t] B[t]', y[t] = h[t] C[t] + D x[t], times
-    silu(z[t]); dt as `step_sizes` gives it.
+    silu(z[t]); dt as `biased` and
+    `step_sizes` give it.
 
     x, z: (B, S, H, P). dt: (B, S, H). A, dt_bias: (H,). B, C: (B, S, G, N); H / G heads share one of theirs. D: (H,) or
     (H, P). States: (B, H, P, N)."""
-    step = step_sizes(dt, dt_bias, dt_softplus, dt_limit)
+    step = step_sizes(biased(dt, dt_bias), dt_softplus, dt_limit)
     y, states = _ungated(x, step.to(_upcast(x).dtype), A, B, C, D, initial_states)
     return y if z is None else y * silu(z.to(y.dtype)), states
 
@@ -80,9 +87,8 @@ def mamba2_ssd_backward(dy: Tensor, dfinal: Optional[Tensor], x: Tensor, dt: Ten
                         initial_states: Optional[Tensor], dt_softplus: bool = False,
                         dt_limit: tuple = (0.0, math.inf)) -> SsdGradients:
     """dfinal: the final states' gradient, or None."""
-    of_dt = dt, dt_bias, dt_softplus, dt_limit
-    wide = _upcast(x)
-    step = step_sizes(*of_dt).to(wide.dtype)
+    wide, raw, how = _upcast(x), biased(dt, dt_bias), (dt_softplus, dt_limit)
+    step = step_sizes(raw, *how).to(wide.dtype)
     dy, dD, dz = dy.to(step.dtype), None, None
     if z is not None:
         y, _ = _ungated(x, step, A, B, C, D, initial_states)
@@ -94,7 +100,7 @@ def mamba2_ssd_backward(dy: Tensor, dfinal: Optional[Tensor], x: Tensor, dt: Ten
     if D is not None:
         dx = dx + _of_channels(D.to(dx.dtype)) * dy
         dD = (dy * wide).sum((0, 1) if D.dim() == 2 else (0, 1, 3))
-    ddt = step_sizes_backward((wide * dv).sum(-1) + A.to(dg.dtype) * dg, *of_dt)
+    ddt = step_sizes_backward((wide * dv).sum(-1) + A.to(dg.dtype) * dg, raw, *how)
     return SsdGradients(dx, ddt, (step * dg).sum((0, 1)), dB, dC, dD, dz,
                         None if dt_bias is None else ddt.sum((0, 1)), None if dinitial is None else dinitial.mT)
 

@@ -1,5 +1,5 @@
-"""Mamba-2's gradients, where no GPU is needed: made of the engine's launches in float64, chunk by chunk, against autograd
-of the recurrence, on the cases that break kernels."""
+"""Mamba-2's gradients, where no GPU is needed: made of the engine's launches in float64, chunk by chunk, against
+autograd of the recurrence, on the cases that break kernels."""
 import math
 
 import pytest
@@ -13,9 +13,10 @@ from tkq.reference.ssd import mamba2_ssd, mamba2_ssd_backward
 NAMES = SsdGradients._fields
 
 
-def make(S=130, H=4, G=2, P=48, N=32, D_dims=1, bias=0.0, without=(), soft=True, limit=(0.0, math.inf)):
+def make(S=130, P=48, D_dims=1, bias=0.0, without=(), soft=True, limit=(0.0, math.inf)):
     """Two heads share one of B and C. bias: dt is about softplus of it."""
     torch.manual_seed(0)
+    H, G, N = 4, 2, 32
 
     def randn(*shape):
         return torch.randn(*shape, dtype=torch.float64)

@@ -10,9 +10,10 @@ from tkq.reference.ssd import mamba2_ssd, mamba2_ssd_backward
 NAMES = "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states"
 
 
-def make(S=9, H=4, G=2, P=5, N=6, D_dims=1, without=()):
+def make(D_dims=1, without=()):
     """By name; two heads share one of B and C."""
     torch.manual_seed(0)
+    S, H, G, P, N = 9, 4, 2, 5, 6
 
     def randn(*shape):
         return torch.randn(*shape, dtype=torch.float64)
@@ -22,8 +23,9 @@ def make(S=9, H=4, G=2, P=5, N=6, D_dims=1, without=()):
     return {name: None if name in without else given[name] for name in NAMES}
 
 
-def recurrence(x, dt, A, B, C, D, z, dt_bias, initial_states, limit):
+def recurrence(given, limit):
     """h[t] = exp(dt[t] A) h[t-1] + dt[t] x[t] B[t]', y[t] = h[t] C[t], head by head."""
+    x, dt, A, B, C, D, z, dt_bias, initial_states = given.values()
     dt = softplus(dt + dt_bias).clamp(*limit)
     y = torch.zeros_like(x)
     states = torch.zeros_like(initial_states)
@@ -42,7 +44,7 @@ def recurrence(x, dt, A, B, C, D, z, dt_bias, initial_states, limit):
 def test_it_is_the_recurrence(D_dims, limit):
     given = make(D_dims=D_dims)
     found = mamba2_ssd(**given, dt_softplus=True, dt_limit=limit)
-    for mine, exact in zip(found, recurrence(**given, limit=limit)):
+    for mine, exact in zip(found, recurrence(given, limit)):
         torch.testing.assert_close(mine, exact)
 
 
