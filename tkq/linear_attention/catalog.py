@@ -66,6 +66,7 @@ def _ssd():
         spec = LinearSpec("bf16", N, 64, "token", initial, final, ssd=skip, state_v_first=True)
         yield f"mamba2_ssd{end}", spec
         yield f"mamba2_ssd_gated{end}", replace(spec, ssd=replace(skip, gated=True))
+        yield f"mamba2_ssd_not_gated{end}", replace(spec, final=None)  # once more, for z's gradient
         yield f"mamba2_ssd_dc{end}", LinearSpec("bf16", 64, N, "token", initial, final, dot=True, ssd=plain)
         yield f"mamba2_ssd_db{end}", LinearSpec("bf16", 64, N, "token", initial, reverse=True, ssd=plain)
         yield f"mamba2_ssd_dx{end}", replace(spec, reverse=True, dot=True, ssd=replace(skip, skip_gradient=True))
