@@ -138,8 +138,8 @@ def test_two_calls_are_one(dtype):
 def test_views_are_read_in_place():
     """Slices of a packed projection, states of another order, dt of any strides."""
     given = make(2, 100, H=4, G=1, P=64, N=64, without=("dt_bias",))
-    packed = torch.randn(2, 100, 4 * 64 * 2 + 2 * 64 + 4, device="cuda").to(BF16)
-    z, x, B, C, dt = packed.split((256, 256, 64, 64, 4), -1)
+    packed = torch.randn(2, 100, 4 * 64 * 2 + 2 * 64 + 8, device="cuda").to(BF16)
+    z, x, B, C, dt, _ = packed.split((256, 256, 64, 64, 4, 4), -1)
     given = given._replace(x=x.unflatten(-1, (4, 64)), z=z.unflatten(-1, (4, 64)), B=B[:, :, None], C=C[:, :, None],
                            dt=dt, initial=torch.randn(2, 4, 64, 64, device="cuda").mT)
     whole = given._replace(**{name: x.contiguous() for name, x in given._asdict().items()
