@@ -128,6 +128,10 @@ OPS: dict[str, tuple[Part, ...]] = {
         Part("gated_delta_rule", ("forward",)),
         Part("gated_delta_rule", ("training",), what="forward and backward"),
     ),
+    "mamba2_ssd": (
+        Part("mamba2_ssd", ("forward",)),
+        Part("mamba2_ssd", ("training",), what="forward and backward"),
+    ),
 }
 # files that measure something else by a main of their own: clocks, the docs' kernels, starting, a whole model
 EXTRAS = {"sustained": "sustained", "fp8_sums": "fp8_accumulation_error", "chapters": "chapters",
@@ -148,6 +152,7 @@ AGAINST: dict[str, tuple[str, ...]] = {
     "fla": ("fla",),
     "flashinfer": ("FlashInfer",),
     "flashqla": ("FlashQLA",),
+    "mamba_ssm": ("mamba_ssm",),
     "torch": ("torch", "torch._addmm_activation", "flash SDPA"),
 }
 USUAL = tuple(name for name in AGAINST if name != "quack-tuned")  # that one compiles 44 kernels
@@ -155,7 +160,7 @@ CUBLAS_IN_TORCH = ("fp8_gemm",)  # where the candidate "torch" is a product of c
 PACKAGES = {"quack": "quack-kernels", "quack-tuned": "quack-kernels", "fa4": "flash-attn-4", "liger": "liger-kernel",
             "torch.compile": "triton", "fla": "flash-linear-attention", "flashinfer": "flashinfer-python"}
 MODULES = {"deepgemm": ("deep_gemm", "vllm"), "fa3": ("flash_attn_interface",),
-           "flashqla": ("flash_qla",)}  # that one of them is there says it
+           "flashqla": ("flash_qla",), "mamba_ssm": ("mamba_ssm",)}  # that one of them is there says it
 
 
 def bench_of(name: str) -> Bench:
@@ -216,7 +221,7 @@ NAMES = {("attention_forward", "varlen"): "flash_attn_varlen", "attention_forwar
          ("attention_backward", "deterministic"): "flash_attn, deterministic backward",
          "attention_backward": "flash_attn, backward", "attention_backward_varlen": "flash_attn_varlen, backward",
          "both": "cross_entropy_and_gradient", "cross_entropy_mean": "cross_entropy, mean"}
-NAMES |= {(op, "training"): f"{op}, forward and backward" for op in ("linear_attn", "gated_delta_rule")}
+NAMES |= {(op, "training"): f"{op}, forward and backward" for op in ("linear_attn", "gated_delta_rule", "mamba2_ssd")}
 NAMES |= {f"{op}_backward": f"{op}, backward" for op in ("rmsnorm", "layernorm", "softmax", "cross_entropy")}
 # by the first word of an op: the other words as pages and pictures have them
 _FP8 = {"tensor": "scales per tensor", "row": "scales per row", "1x128_128x128": "scales 1x128 and 128x128",

@@ -45,6 +45,7 @@ OPERATIONS = {
     "linear_attn": Operation(usual.linear_attn, oracles_linear.linear_attn, ("q", "k", "v", "g", "initial_state")),
     "gated_delta_rule": Operation(usual.gated_delta_rule, oracles_linear.gated_delta_rule,
                                   ("q", "k", "v", "g", "beta", "initial_state")),
+    "mamba2_ssd": Operation(usual.mamba2_ssd, oracles_linear.mamba2_ssd, oracles_linear.SSD),
     "rope": Operation(usual.rope, oracles.rope, ("x",)),
     "rope_qk": Operation(usual.rope_qk, oracles.rope_qk, ("q", "k")),
     "rope_cos_sin": Operation(usual.rope_cos_sin, oracles.rope_cos_sin),
