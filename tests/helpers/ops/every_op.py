@@ -228,11 +228,11 @@ CASES = {case.name: case for case in (
          ("q", "k", "v", "g", "beta", "initial_state"), ("q", "k", "v"), exact=False),
     Case("mamba2_ssd", _ssd,
          lambda x, dt, A, B, C, D, dt_bias: tkq.mamba2_ssd(x, dt, A, B, C, D, dt_bias=dt_bias, dt_softplus=True),
-         ("x", "dt", "A", "B", "C", "D", "dt_bias"), ("x", "B", "C"), exact=False),
+         ("x", "dt", "B", "C", "A", "D", "dt_bias"), ("x", "B", "C"), exact=False),
     Case("mamba2_ssd, with states", _ssd_with_states,
          lambda x, dt, A, B, C, D, dt_bias, z, initial_states: tkq.mamba2_ssd(
              x, dt, A, B, C, D, z, dt_bias, initial_states, True, return_final_states=True),
-         ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states"), ("x", "B", "C", "z"), exact=False),
+         ("x", "dt", "B", "C", "z", "A", "D", "dt_bias", "initial_states"), ("x", "B", "C", "z"), exact=False),
     Case("gemm", _matrices, lambda a, b: tkq.gemm(a, b), ("a", "b"), ("a", "b")),
     Case("gemm, with an epilogue", _matrices_and_bias,
          lambda a, b, bias: tkq.gemm(a, b, bias=bias, activation="silu", alpha=2.0),
