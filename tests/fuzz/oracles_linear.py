@@ -56,7 +56,9 @@ def mamba2_ssd(given):
     y = y if D is None else y + (D[:, None] if D.dim() == 1 else D) * x
     y = y if z is None else y * torch.nn.functional.silu(z)
     rows = _finite(given, y.shape[:3], SSD)
-    last = Wanted("states", state, 2**13, torch.float32, None if rows is None else rows.all(1))
+    # d x is rounded to 16 bits with what decays
+    last = Wanted("states", state, 4 * ROUNDING[given["x"].dtype] / ROUNDING[torch.float32], torch.float32,
+                  None if rows is None else rows.all(1))
     return [Wanted("y", y, 8, given["x"].dtype, rows), *([last] if given["return_final_states"] else [])]
 
 
