@@ -39,7 +39,11 @@ def launched(given, scale) -> Made:
             chunk.adds(d[:, :, at])
         out[:, :, at], state = chunk.step(q[:, :, at], k[:, :, at], v[:, :, at], state)
     dots = (out * of_heads(given.x)).sum(-1).transpose(1, 2) if given.dot else None
-    of_skip = None
+    of_skip = diagonal = None
+    if steps and given.dot:  # sums are of others than the token itself
+        diagonal = (q * k).sum(-1, keepdim=True)
+        out = out + diagonal * (scale if given.reverse else scale * d) * v
+        diagonal = diagonal[..., 0].transpose(1, 2)
     if steps:
         out = d * out if given.reverse else out
         if steps.skip is not None:
@@ -50,7 +54,7 @@ def launched(given, scale) -> Made:
         of_skip = (v * of_heads(given.x)).sum(2) if steps.skip_gradient else None
     dv = (beta * out).transpose(1, 2).to(given.v.dtype) if given.reverse and beta is not None else None
     state = None if given.final is None else state.mT if given.state_v_first else state
-    return Made(out.transpose(1, 2).to(given.v.dtype), state, dots, dv, of_skip)
+    return Made(out.transpose(1, 2).to(given.v.dtype), state, dots, dv, of_skip, diagonal)
 
 
 class Chunk:
@@ -75,7 +79,8 @@ class Chunk:
         return first + self.narrow(x - first) if in_two else first
 
     def scores(self, q, k):
-        p, above = self.scale * self.decay * (q @ k.mT), int(self.given.strict)
+        p = self.scale * self.decay * (q @ k.mT)
+        above = int(self.given.strict or (self.given.steps is not None and self.given.dot))
         return self.narrow(p.triu(above) if self.given.reverse else p.tril(-above), self.given.dot)
 
     def inverse(self, keys):

@@ -84,7 +84,15 @@ MUTANTS = (
         ("x_gradient_without_the_step", "o = o * d", "pass", SSD_GRADIENTS),
         ("skip_gradient_of_the_last_chunk", "mine[1].tensor[r] = mine[1].tensor[r] + sum(products[1:], products[0])",
          "mine[1].tensor[r] = sum(products[1:], products[0])", SSD_GRADIENTS),
-        ("steps_of_another_token", "ahead[2 + e] = d", "ahead[3 - e] = d", SSD)),
+        ("steps_of_another_token", "ahead[2 + e] = d", "ahead[3 - e] = d", SSD),
+        ("diagonal_without_its_step", "shared[row, 2 * stage] = view[r, j] * factor",
+         "shared[row, 2 * stage] = view[r, j]", SSD_GRADIENTS),
+        ("diagonal_of_other_columns", "if wg + t.part == 0 and thread < CHUNK and token < g.tokens:",
+         "if wg + t.part == 1 and thread < CHUNK and token < g.tokens:", SSD_GRADIENTS)),
+    *family(
+        "linear", "tkq/linear_attention/kernel.py",
+        ("diagonal_twice", "apart = int(self.spec.strict or self.ssd.apart)", "apart = int(self.spec.strict)",
+         SSD_GRADIENTS)),
     *family(
         "linear", "tkq/linear_attention/gates.py",
         ("states_without_the_step", "left = left * ahead[2 + e] if const_expr(self.adds) else left", "pass", SSD),

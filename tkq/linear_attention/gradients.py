@@ -88,7 +88,9 @@ def over_values(columns: int, make) -> Made:
     half = -(-columns // 32) * 16
     first, second = make(slice(half)), make(slice(half, None))
     state = None if first.state is None else torch.cat((first.state, second.state), 2)
-    return Made(first.o + second.o, state, None if first.dots is None else first.dots + second.dots)
+    dots, diagonal = (None if x is None else x + y for x, y in ((first.dots, second.dots),
+                                                                (first.diagonal, second.diagonal)))
+    return Made(first.o + second.o, state, dots, diagonal=diagonal)
 
 
 def _of_gates(g, x, less, at_end):

@@ -73,6 +73,7 @@ class Shared:
     rest: Any  # of p, with dots
     gate: Any
     delta: Any
+    diagonal: Any
     tokens: tk.Pipe
     scores: tk.Pipe
 
@@ -195,7 +196,7 @@ class LinearAttention:
                    tuple(al.tile(self.v_tile, c.stages) for _ in range(n * x)),
                    al.vector(CHUNK, 4 * n) if self.spec.dot else None, al.tile(self.v_tile, n),
                    al.tile(self.p_tile, 2), al.tile(self.p_tile, 2) if self.spec.dot else None,
-                   self.gate.shared(al), self.delta.shared(al),
+                   self.gate.shared(al), self.delta.shared(al), self.ssd.shared(al),
                    al.pipe(c.stages, 2 * self.qk_tile.bytes + n * (1 + x) * self.v_tile.bytes, 4 + 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
@@ -247,6 +248,7 @@ class LinearAttention:
             s.tokens.release(ring)
             self.delta.invert(s.delta, mine, between, out.stage, SCORES_BARRIER)
             if const_expr(not self.spec.updates):
+                self.ssd.put_diagonal(s.diagonal, x, between, g.scale, out.stage)
                 self.gate.weigh(p, x, between, g.scale)
                 self.put_scores(s.p[out.stage], p)
             if const_expr(self.spec.dot):
@@ -259,7 +261,7 @@ class LinearAttention:
 
     def put_scores(self, tile, p):
         """Without those of tokens that a query does not see."""
-        apart = int(self.spec.strict)  # by how many tokens a query and a key are at least
+        apart = int(self.spec.strict or self.ssd.apart)  # by how many tokens a query and a key are at least
         if self.spec.reverse:
             tk.left_fill(p, apart, 0.0, diagonal=True)
         else:
@@ -305,7 +307,8 @@ class LinearAttention:
                 self.of_group(s.x, wg, lambda x: tk.load_T(c.x, x[ring.stage]))
             if const_expr(spec.dot):
                 put_dots(g, s.dots, t, c, self.order(t, i), (wg, OUT_BARRIER + wg))
-            self.ssd.finish(c, s.gate, skip, scores.stage, lambda: self.read_values(s, c, wg, ring.stage))
+            self.ssd.write_diagonal(g, t, s.diagonal, (wg, self.order(t, i)), scores.stage)
+            self.ssd.finish(c, s, skip, scores.stage, lambda: self.read_values(s, c, wg, ring.stage))
             self.put(g.o, s, t, self.ssd.result(c, self.delta.result(c)), self.order(t, i), wg)
             if const_expr(self.delta.back):
                 tk.mul_col(c.w, c.w, c.beta)

@@ -69,13 +69,14 @@ class Given(NamedTuple):
 
 class Made(NamedTuple):
     """o, the final state or None, (B, S, HO) sums of o times x or None, o times beta of what is reversed with it.
-    of_skip: (B, HO, V), D's gradient, or None."""
+    of_skip: (B, HO, V), D's gradient, or None. diagonal: with steps and dots (B, S, HO), q k of each token."""
 
     o: Tensor
     state: Tensor | None
     dots: Tensor | None
     dv: Tensor | None = None
     of_skip: Tensor | None = None
+    diagonal: Tensor | None = None
 
 
 def spec_of(given: Given) -> LinearSpec:
@@ -108,9 +109,12 @@ def start(given: Given, scale: float) -> tuple:
     of_skip = None
     if steps and steps.skip_gradient:
         of_skip = torch.empty(B, heads, V, device=device, dtype=torch.float32)
+    diagonal = None
+    if steps and given.dot:
+        diagonal = torch.empty(B, S, heads, device=device, dtype=torch.float32)
     call = None
     if B * S * heads:
-        of_steps = steps and (steps.dt, steps.A, steps.bias, steps.skip, steps.low, steps.high, of_skip)
+        of_steps = steps and (steps.dt, steps.A, steps.bias, steps.skip, steps.low, steps.high, of_skip, diagonal)
         call = _launcher(given), ((q, k, v, o, g, beta, initial, state, x, dots, dv), scale, of_steps)
         call[0](*call[1])
     else:
@@ -119,7 +123,7 @@ def start(given: Given, scale: float) -> tuple:
         if of_skip is not None:
             of_skip.zero_()
     dots = dots if dots is None else dots[0] if len(dots) == 1 else dots.sum(0)
-    return Made(o, state, dots, dv, of_skip), call
+    return Made(o, state, dots, dv, of_skip, diagonal), call
 
 
 def _launcher(given):

@@ -14,6 +14,6 @@ def plan(spec: LinearSpec) -> LinearConfig:
     groups = 1 if spec.value_dim <= CHUNK or spec.delta else 2
     tile = 2 * CHUNK * CHUNK
     stage = 2 * 2 * CHUNK * spec.head_dim + groups * (1 + spec.has_x) * tile
-    rest = (2 + groups + 2 * spec.dot) * tile + (4 * tile if spec.delta else 1024 if spec.ssd else 0)
+    rest = (2 + groups + 2 * spec.dot) * tile + (4 * tile if spec.delta else 2048 if spec.ssd else 0)
     stages = min(MOST_STAGES, (SHARED - rest) // stage)
     return LinearConfig(groups, stages, (24, 232, 240) if groups == 1 else (24, 104, 192))

@@ -4,10 +4,12 @@ d A, with d = clamp(softplus(dt + dt_bias)), and what follows from them.
 Let do be the gradient of y before it is gated, dv that of v. With the tokens' decays as in `gradients`
 
     dC[t] = h[t]' do[t],   dB[t] = d[t] D[t]' x[t],   dv[t] = D[t] B[t],   D the gradient of the state
-    dg[t] = the sum over t and the tokens behind it of C dC - d x dv
+    dg[t] = the sum over t and the tokens behind it of C dC - d x dv, without what t itself has in both
     dx[t] = d[t] dv[t] + D_skip do[t],   dd[t] = x[t] dv[t] + A dg[t],   dA = the sum of d dg
 
-and dt's gradient is that of d through the clamp and softplus. v is never written: launches multiply by d."""
+and dt's gradient is that of d through the clamp and softplus. v is never written: launches multiply by d. What a token
+has from itself, d (C B) (do x) in C dC and in d x dv, is the most of both where decays are strong, and would leave its
+rounding in dg: the launches' sums are without it, and x dv has it from what they give beside them, do x and C B."""
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -102,7 +104,7 @@ def backward(saved: SsdSaved, dy: Tensor, dfinal: Tensor | None = None, needs: S
         dinitial = of_x.state.to(saved.initial.dtype)
     if of_steps:
         at_end = None if dfinal is None else (of_c.state * dfinal).sum((-1, -2))
-        found = _of_steps(saved, of_c.dots, of_x.dots, at_end)
+        found = _of_steps(saved, of_c, of_x, at_end)
     ddt, dA, dbias = (x if needed else None for x, needed in zip(found, (needs.dt, needs.A, needs.dt_bias)))
     return SsdGradients(of_x.o if needs.x else None, ddt, dA, _of_shared(of_b.o, saved.B) if needs.B else None,
                         _of_shared(of_c.o, saved.C) if needs.C else None, dD, dz if needs.z else None, dbias, dinitial)
@@ -141,11 +143,12 @@ def _dB(saved, do, dfinal):
 
 
 def _of_steps(saved, of_c, of_x, at_end):
-    """The gradients of dt, A and dt_bias. of_c, of_x: the sums of C dC and of x dv."""
+    """The gradients of dt, A and dt_bias. of_c, of_x: what makes dC and dx, with the sums of C dC and of x dv."""
     bias, how = saved.dt_bias, (saved.softplus, saved.limit)
     raw = reference.biased(saved.dt, bias)
     d = reference.step_sizes(raw, *how)
-    dg = suffix_sums(of_c, of_x, d, at_end)
-    ddt = reference.step_sizes_backward(torch.addcmul(of_x, saved.A, dg), raw, *how)
+    dg = suffix_sums(of_c.dots, of_x.dots, d, at_end)
+    of_v = torch.addcmul(of_x.dots, of_c.diagonal, of_x.diagonal)
+    ddt = reference.step_sizes_backward(torch.addcmul(of_v, saved.A, dg), raw, *how)
     return (ddt.to(saved.dt.dtype), (d * dg).sum((0, 1)),
             None if bias is None else ddt.sum((0, 1)).to(bias.dtype))

@@ -131,7 +131,7 @@ def test_each_launch_has_room(P, N):
                  LinearSpec("bf16", N, P, "token", dot=True, reverse=True, ssd=ssd)):
         c = plan(spec)
         tiles = c.stages * (4 * 64 * spec.head_dim + c.groups * (1 + spec.has_x) * 8192)
-        assert c.stages >= 2 and tiles + (2 + c.groups + 2 * spec.dot) * 8192 + 1024 <= SHARED
+        assert c.stages >= 2 and tiles + (2 + c.groups + 2 * spec.dot) * 8192 + 2048 <= SHARED
 
 
 @pytest.mark.parametrize("given, words", [
