@@ -23,7 +23,7 @@ def linear_attn(given):
         state = state + torch.einsum("bhk,bhv->bhkv", k[:, t], u)
         out.append(scale * torch.einsum("bhk,bhkv->bhv", q[:, t], state))
     o = torch.stack(out, 1) if out else v
-    rows = _finite(given, o.shape[:3])
+    rows = _finite(given, o)
     found = [Wanted("o", o, 8, given["q"].dtype, rows)]
     # values, of several times the state's size, are rounded to 16 bits with what decays; the delta rule's more often
     roundings = 4 if beta is None else 8
@@ -55,7 +55,7 @@ def mamba2_ssd(given):
     y = torch.stack(out, 1) if out else x
     y = y if D is None else y + (D[:, None] if D.dim() == 1 else D) * x
     y = y if z is None else y * torch.nn.functional.silu(z)
-    rows = _finite(given, y.shape[:3], SSD)
+    rows = _finite(given, y, SSD)
     # d x is rounded to 16 bits with what decays
     last = Wanted("states", state, 4 * ROUNDING[given["x"].dtype] / ROUNDING[torch.float32], torch.float32,
                   None if rows is None else rows.all(1))
@@ -65,10 +65,12 @@ def mamba2_ssd(given):
 SSD = "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states"
 
 
-def _finite(given, shape, names=("q", "k", "v", "g", "beta", "initial_state")):
+def _finite(given, o, names=("q", "k", "v", "g", "beta", "initial_state")):
     """Where results are compared, (B, S, HV): not in sequences with what is not finite, which reaches other tokens of
-    its chunk on a GPU, and is not added up in one order everywhere. None: in all. A gate of -inf is an end."""
-    fine = torch.ones(shape, dtype=torch.bool)
+    its chunk on a GPU, and is not added up in one order everywhere; nor of heads whose results grow without end, in
+    float32 to infinity. None: in all. A gate of -inf is an end."""
+    large = (o.detach().abs() > 2.0**60).any(3).any(1)
+    fine = (~large[:, None]).expand(o.shape[:3]).clone()
     for name in names:
         if given.get(name) is not None:
             x = operand(given, name).detach()

@@ -86,9 +86,9 @@ def cases(g):
         "gated_delta_rule": lambda: tkq.gated_delta_rule(g.q[..., :2, :], g.keys[..., :2, :], g.q, g.gates, g.betas),
         "gated_delta_rule with states": lambda: tkq.gated_delta_rule(
             g.q, g.keys, g.q, None, g.betas, 0.5, initial_state=g.state, output_final_state=True),
-        "mamba2_ssd": lambda: tkq.mamba2_ssd(g.q, g.betas, g.decays, g.keys, g.keys, D=-g.decays, dt_softplus=True),
+        "mamba2_ssd": lambda: tkq.mamba2_ssd(g.q, g.betas, g.decays, g.keys, g.keys, D=g.sinks, dt_softplus=True),
         "mamba2_ssd with states": lambda: tkq.mamba2_ssd(
-            g.q, g.betas, g.decays, g.keys[..., :2, :], g.keys[..., :2, :], -g.decays, g.q, g.decays, g.state,
+            g.q, g.betas, g.decays, g.keys[..., :2, :], g.keys[..., :2, :], g.sinks, g.q, g.decays, g.state,
             dt_limit=(0.1, 0.5), return_final_states=True),
         "gemm": lambda: tkq.gemm(g.a, g.b),
         "gemm of views": lambda: tkq.gemm(g.wide[:, 1:65], g.b[:, :31]),
