@@ -261,7 +261,8 @@ class LinearAttention:
 
     def put_scores(self, tile, p):
         """Without those of tokens that a query does not see."""
-        apart = int(self.spec.strict or self.ssd.apart)  # by how many tokens a query and a key are at least
+        # by how many tokens a query and a key are at least
+        apart = int(self.spec.strict or self.ssd.apart)
         if self.spec.reverse:
             tk.left_fill(p, apart, 0.0, diagonal=True)
         else:

@@ -54,8 +54,8 @@ def mamba2_ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Option
         TypeError: x, B, C or z is no dense tensor of bf16 or fp16; dt, D or dt_bias is no dense tensor of bf16, fp16 or
             fp32; A is no dense tensor of fp32; initial_states is no dense tensor of fp32 or bf16; dt_softplus or
             return_final_states is no bool; dt_limit is no pair of numbers; dtypes that differ.
-        ValueError: dt_limit has NaN or descends; shapes that do not go together, devices that differ, strides or a base
-            that TMA cannot take.
+        ValueError: dt_limit has NaN, descends or is finite and infinite in float32; shapes that do not go together,
+            devices that differ, strides or a base that TMA cannot take.
         NotImplementedError: a P or N that is not supported; more than 65535 sequences or heads.
         RuntimeError: a GPU other than Hopper.
 

@@ -140,7 +140,8 @@ class _Refused:
     def limits(_):
         return [(value, TypeError) for value in (None, 5, (1.0,), (1, 2, 3), "12", (None, 1.0), ("a", 1), (0.0, True),
                                                  {0.0: 1.0, 2.0: 3.0}, torch.tensor([1, 2]), (torch.tensor(1), 1))] + [
-            (value, ValueError) for value in ((1.0, 0.5), (float("nan"), 1.0), (0.0, float("nan")))]
+            (value, ValueError) for value in ((1.0, 0.5), (float("nan"), 1.0), (0.0, float("nan")),
+                                           (0.0, 1e39), (-1e39, 0.0))]
 
     @staticmethod
     def device(_):

@@ -194,8 +194,9 @@ class Argument:
         if any(isinstance(x, bool) or not isinstance(x, numbers.Real) for x in value):
             raise TypeError(f"{where}got {came(value)}, expected (low, high) of numbers")
         low, high = map(_float, value)
-        if not low <= high:
-            raise ValueError(f"{where}got {came(value)}, allowed are two numbers in ascending order, infinities too")
+        if not low <= high or any(self.end <= abs(x) < float("inf") for x in (low, high)):
+            raise ValueError(f"{where}got {came(value)}, allowed are two numbers in ascending order: infinities, and "
+                             "those that are finite in float32")
         return low, high
 
     def _or_none(self):

@@ -48,7 +48,7 @@ def _range(a) -> str:
     if a.kind == "window":
         return f"has a number outside {plain(a.low)} to {plain(a.high)}"
     if a.kind == "limits":
-        return "has NaN or descends"
+        return "has NaN, descends or is finite and infinite in float32"
     if a.kind == "device":
         return "is one that is not there"
     if a.high is not None:
