@@ -57,6 +57,7 @@ OPERATIONS = {
 PROMISED = [
     (IndexError, r"^dim: got"),
     (RuntimeError, r"is a leaf that requires a gradient|was made under torch.inference_mode|is one of several views|"
+                   r"Inference tensors cannot be saved for backward|"
                    r"out is given and an argument requires a gradient|compute capability|share memory"),
 ]
 LOST_GPU = re.compile("illegal|misaligned address|unspecified launch|CUDA error")
