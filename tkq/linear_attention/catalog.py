@@ -14,10 +14,10 @@ SIZES = (64, 128)
 
 def shipped() -> list:
     """Forward and backward of bf16, K and V of 64 and 128, each gate; states that come in and go out of one size; the
-    delta rule's forward of the width that models have; Mamba-2's of its two usual sizes. A kernel that is one and the
-    other stands here once."""
+    delta rule's forward of the width that models have; packed sequences and pools of that width; Mamba-2's of its two
+    usual sizes. A kernel that is one and the other stands here once."""
     found = {}
-    for name, spec in (*_of_sizes(), *_with_states(), *_delta_rule(), *_ssd()):
+    for name, spec in (*_of_sizes(), *_with_states(), *_delta_rule(), *_packed(), *_ssd()):
         found.setdefault(recipe(spec), Shipped(name, recipe(spec), expectation(spec)))
     return [*found.values(), *_sums()]
 
@@ -78,6 +78,23 @@ def _sums():
     for factor, end in itertools.product((False, True), repeat=2):
         name = f"linear_attn_suffix_sums{'-factor' * factor}{'-end' * end}"
         yield Shipped(name, suffix_recipe(SuffixSpec(True, factor, end)), Expectation(instructions=("DADD",)))
+
+
+def _packed():
+    """Sequences by cu_seqlens of 32 bits, gates of tokens, states; and states in a pool."""
+    end = "-bf16-k128-v128-token-packed"
+    spec = LinearSpec("bf16", 128, 128, "token", "fp32", "fp32", packed="int32")
+    delta = replace(spec, delta="fp32")
+    yield f"linear_attn{end}", spec
+    yield f"linear_attn_dq{end}", replace(spec, dot=True)
+    yield f"linear_attn_dk{end}", replace(spec, final=None, reverse=True)
+    yield f"linear_attn_dv{end}", replace(spec, reverse=True, dot=True)
+    yield f"gated_delta_rule{end}", delta
+    yield f"gated_delta_rule_updates{end}", replace(delta, final=None, updates=True)
+    yield f"gated_delta_rule_du{end}", replace(delta, reverse=True)
+    for op, one in (("linear_attn", spec), ("gated_delta_rule", delta)):
+        yield f"{op}{end}-pool", replace(one, pool="int32")
+        yield f"{op}-bf16-k128-v128-token-pool", replace(one, packed=None, pool="int32")
 
 
 def expectation(spec: LinearSpec) -> Expectation:

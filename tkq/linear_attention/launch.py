@@ -44,8 +44,10 @@ class Steps(NamedTuple):
 
 class Given(NamedTuple):
     """What an engine's launch takes, as `kernel.Operands` has it. final: dtype of the final state, or None. x: for sums
-    of o times x, or, with steps.gated, what o is multiplied by. reverse, strict, updates, state_v_first: as
-    `LinearSpec` has them. steps: Mamba-2's, in the place of g."""
+    of o times x, or, with steps.gated, what o is multiplied by. reverse, strict, updates: as `LinearSpec` has them. cu:
+    where packed sequences begin and end. state_indices: initial is a pool, which is written, too; final is its dtype.
+    v_first: the final state lies in memory as (.., V, K). steps: Mamba-2's, in the place of g, not with cu and
+    state_indices. state_v_first: states are (.., V, K)."""
 
     q: Tensor
     k: Tensor
@@ -58,6 +60,9 @@ class Given(NamedTuple):
     reverse: bool = False
     strict: bool = False
     updates: bool = False
+    cu: Tensor | None = None
+    state_indices: Tensor | None = None
+    v_first: bool = False
     steps: Steps | None = None
     state_v_first: bool = False
 
@@ -87,8 +92,8 @@ def spec_of(given: Given) -> LinearSpec:
     g, steps = given.g, given.steps
     gate = "token" if steps else "none" if g is None else "head" if g.dim() == 1 else "token"
     return LinearSpec(name(given.q), given.q.shape[-1], given.v.shape[-1], gate, name(given.initial), name(given.final),
-                      given.reverse, name(given.beta), given.dot, given.strict, given.updates, steps and steps.spec,
-                      given.state_v_first)
+                      given.reverse, name(given.beta), given.dot, given.strict, given.updates, name(given.cu),
+                      name(given.state_indices), steps and steps.spec, given.state_v_first)
 
 
 def launch(given: Given, scale: float) -> Made:
@@ -98,12 +103,11 @@ def launch(given: Given, scale: float) -> Made:
 
 def start(given: Given, scale: float) -> tuple:
     """(what is made, (the function that was launched, its arguments) or None)."""
-    q, k, v, g, beta, initial, final, x, *_ = given
-    (B, S, H, K), (HV, V) = q.shape, v.shape[2:]
+    q, k, v, g, beta, initial, _, x, *_ = given
+    (B, S, H, _), (HV, V) = q.shape, v.shape[2:]
     heads, device, steps = max(H, HV), v.device, given.steps
     o = torch.empty(B, S, heads, V, device=device, dtype=v.dtype)
-    sizes = (V, K) if given.state_v_first else (K, V)
-    state = None if final is None else torch.empty(B, heads, *sizes, device=device, dtype=final)
+    state = initial if given.state_indices is not None else _final(given, heads)
     dots = torch.empty(-(-V // CHUNK), B, S, heads, device=device, dtype=torch.float32) if given.dot else None
     dv = torch.empty_like(o) if beta is not None and given.reverse else None
     of_skip = None
@@ -113,12 +117,16 @@ def start(given: Given, scale: float) -> tuple:
     if steps and given.dot:
         diagonal = torch.empty(B, S, heads, device=device, dtype=torch.float32)
     call = None
-    if B * S * heads:
+    if given.cu is not None and given.cu.shape[0] == 1:  # no sequence has these tokens
+        o.zero_()
+        dv = None if dv is None else dv.zero_()
+    elif B * S * heads:
         of_steps = steps and (steps.dt, steps.A, steps.bias, steps.skip, steps.low, steps.high, of_skip, diagonal)
-        call = _launcher(given), ((q, k, v, o, g, beta, initial, state, x, dots, dv), scale, of_steps)
+        call = _launcher(given), ((q, k, v, o, g, beta, initial, state, x, dots, dv, given.cu, given.state_indices),
+                                  scale, of_steps)
         call[0](*call[1])
     else:
-        if state is not None:
+        if state is not None and state is not initial:
             state.zero_() if initial is None else state.copy_(initial)
         if of_skip is not None:
             of_skip.zero_()
@@ -126,11 +134,31 @@ def start(given: Given, scale: float) -> tuple:
     return Made(o, state, dots, dv, of_skip, diagonal), call
 
 
+def _final(given, heads):
+    """Room for the final states; None where they are not asked for."""
+    if given.final is None:
+        return None
+    if given.state_v_first:
+        sizes = given.q.shape[0], heads, given.v.shape[3], given.q.shape[3]
+        return torch.empty(sizes, device=given.v.device, dtype=given.final)
+    return no_states(given.q, given.v, given.cu, given.v_first, given.final, heads)
+
+
+def no_states(q, v, cu, v_first, dtype=torch.float32, heads=None) -> Tensor:
+    """Room for final states, (N, HV, K, V), of which K or V comes first in memory."""
+    count, sizes = q.shape[0] if cu is None else cu.shape[0] - 1, (q.shape[3], v.shape[3])
+    shape = count, heads or v.shape[2], *(reversed(sizes) if v_first else sizes)
+    found = torch.empty(shape, device=v.device, dtype=dtype)
+    return found.mT if v_first else found
+
+
 def _launcher(given):
-    q, _, v, g, beta, initial, final, x, *ways = given._replace(steps=given.steps and given.steps.spec)
-    types = (t if t is None else t.dtype for t in (beta, initial))
+    q, _, v, g, beta, initial, final, x, *ways = given[:11]
+    types = (t if t is None else t.dtype for t in (beta, initial, given.cu, given.state_indices))
+    of_steps = given.steps and given.steps.spec
     gate = 0 if g is None else g.dim()
-    key = (q.get_device(), q.dtype, q.shape[3], v.shape[3], gate, *types, final, x is None, *ways)
+    key = (q.get_device(), q.dtype, q.shape[3], v.shape[3], gate, *types, final, x is None, of_steps,
+           given.state_v_first, *ways)
     if key not in _launchers:
         arch.require_hopper(q.device)
         _launchers[key] = function(recipe(spec_of(given)))

@@ -50,6 +50,8 @@ class LinearSpec:
     updates: with delta, not reversed: the corrected values come out.
     ssd: Mamba-2's gate and factors, with the gate "token" and without delta; or None.
     state_v_first: states are V by K, and not K by V.
+    packed: dtype of cu_seqlens, with sequences of any length one behind the other; None: a batch.
+    pool: dtype of state_indices, with states in rows of a pool, which is initial and final; None: one behind the other.
     """
 
     dtype: str
@@ -63,6 +65,8 @@ class LinearSpec:
     dot: bool = False
     strict: bool = False
     updates: bool = False
+    packed: str | None = None
+    pool: str | None = None
     ssd: SsdSpec | None = None
     state_v_first: bool = False
 
@@ -71,7 +75,9 @@ class LinearSpec:
                                    ("head_dim", self.head_dim, HEAD_DIMS), ("value_dim", self.value_dim, VALUE_DIMS),
                                    ("initial", self.initial, (None, "fp32", "bf16")),
                                    ("final", self.final, (None, "fp32", "bf16")),
-                                   ("delta", self.delta, (None, "fp32", "bf16"))):
+                                   ("delta", self.delta, (None, "fp32", "bf16")),
+                                   ("packed", self.packed, (None, "int32", "int64")),
+                                   ("pool", self.pool, (None, "int32", "int64"))):
             if got not in allowed:
                 raise ValueError(f"LinearSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
         if self.delta and self.strict:
@@ -80,12 +86,15 @@ class LinearSpec:
             raise ValueError("LinearSpec: updates, allowed is with delta and not reversed")
         if self.dot and (self.delta or not self.gated):
             raise ValueError("LinearSpec: dot, allowed is with a gate and without delta")
-        if self.ssd and (self.gate != "token" or self.delta or self.strict):
-            raise ValueError("LinearSpec: ssd, allowed is with the gate 'token' and without delta and strict")
+        if self.ssd and (self.gate != "token" or self.delta or self.strict or self.packed or self.pool):
+            raise ValueError("LinearSpec: ssd, allowed is with the gate 'token' and without delta, strict, packed and "
+                             "pool")
         if self.gated_by_x and (self.reverse or self.dot):
             raise ValueError("LinearSpec: ssd.gated, allowed is without reverse and without dot")
         if self.ssd and self.ssd.skip_gradient and not (self.reverse and self.dot):
             raise ValueError("LinearSpec: ssd.skip_gradient, allowed is with reverse and dot")
+        if self.pool and (self.reverse or self.initial is None or self.initial != self.final):
+            raise ValueError("LinearSpec: pool, allowed is not reversed, with initial and final of one dtype")
 
     @property
     def gated(self) -> bool:
