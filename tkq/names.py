@@ -18,6 +18,10 @@ _ELSEWHERE = {
     "gated_delta_rule": "chunkgateddeltarule gateddeltanet gdn deltarule chunkdeltarule deltanet gateddelta "
                         "chunkgateddeltaruleprefill",
     "mamba2_ssd": "mambachunkscancombined mambachunkscan ssd mamba2 mamba ssdchunkscan statespacedual",
+    "linear_attn_step": "fusedrecurrentsimplegla fusedrecurrentgla fusedrecurrentlinearattn lightningattndecode",
+    "gated_delta_rule_step": "fusedrecurrentgateddeltarule fusedrecurrentdeltarule fusedrecurrentkda "
+                             "gateddeltaruledecode fusedrecurrentgateddeltaruleupdate",
+    "ssd_step": "selectivestateupdate selectivestateupdatefn mambastep ssdupdate",
     "layernorm": "layernormfn layernormfwd addlayernorm nativelayernorm",
     "rmsnorm": "rmsnormfn rmsnormfwd addrmsnorm fusedaddrmsnorm fusedrmsnorm",
     "softmax": "softmaxfwd",

@@ -23,6 +23,7 @@ _LISTS = (
     "tkq.attention.forward.catalog",
     "tkq.attention.backward.catalog",
     "tkq.linear_attention.catalog",
+    "tkq.linear_attention.step.catalog",
 )
 
 # Functions whose kernels are named otherwise, or that take those of others too.
@@ -33,6 +34,9 @@ _BEGINNINGS = {
     "flash_attn_varlen": ("flash_attn",),
     "gated_delta_rule": ("gated_delta_rule", "linear_attn"),
     "mamba2_ssd": ("mamba2_ssd", "linear_attn_suffix_sums"),
+    "linear_attn_step": ("step_linear_attn",),
+    "gated_delta_rule_step": ("step_gated_delta_rule",),
+    "ssd_step": ("step_ssd",),
     "rope_qk": ("rope",),
     "rmsnorm_quant": ("rmsnorm",),
     "layernorm_quant": ("layernorm",),
