@@ -121,10 +121,10 @@ def _refuse_channels(op, g, *shapes):
                                   f"supported are {' and '.join(map(str, shapes))}")
 
 
-def check_layouts(op, *operands):
-    """What TMA cannot take of q, k and v: strides and addresses."""
-    for name, x in zip("qkv", operands):
-        if not x.numel():
+def check_layouts(op, *operands, names="qkv"):
+    """What TMA cannot take of q, k and v, or of others: strides and addresses."""
+    for name, x in zip(names, operands):
+        if x is None or not x.numel():
             continue
         check.last_dim_contiguous(f"{op}: {name}", x)
         for i in range(3):
