@@ -1,0 +1,30 @@
+"""Which configuration a call gets: from the spec."""
+from __future__ import annotations
+
+from tkq.linear_attention.channels.spec import ChannelSpec
+from tkq.linear_attention.config import CHUNK, LinearConfig
+from tkq.linear_attention.plan import MOST_STAGES, SHARED
+
+SMALL = 4096  # bytes: of sums and factors of columns
+
+
+def plan(spec: ChannelSpec) -> LinearConfig:
+    """As many warpgroups for the state as its rows fill, two at most, or one with the delta rule, whose inverse takes
+    registers. As many stages as there is room for."""
+    tile, wide = 2 * CHUNK * CHUNK, 2 * CHUNK * spec.head_dim
+    groups = 1 if spec.value_dim <= CHUNK or spec.delta else 2
+    stage = 2 * wide + groups * tile
+    if spec.of_values:
+        rest = 2 * (groups * tile + groups * 2 * tile + tile) + SMALL
+        return LinearConfig(groups, min(MOST_STAGES, (SHARED - rest) // stage),
+                            (24, 240, 240) if groups == 1 else (24, 144, 168))
+    rest = 2 * wide + (groups + 2) * tile + SMALL
+    if spec.delta:
+        rest += 4 * wide + 2 * tile + (0 if shares_levels(spec) else 2 * tile)
+    return LinearConfig(groups, min(MOST_STAGES, (SHARED - rest) // stage),
+                        (24, 232, 240) if groups == 1 else (24, 152, 168))
+
+
+def shares_levels(spec: ChannelSpec) -> bool:
+    """Has L the room of a level's operand, once that has been multiplied?"""
+    return 2 * spec.head_dim >= 2 * CHUNK
