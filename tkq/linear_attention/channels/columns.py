@@ -17,10 +17,17 @@ class Mine(NamedTuple):
     """A thread's columns, 2 pair and 2 pair + 1, of 32 of a chunk's tokens. a: (32, 2), logarithms of decays, then
     decays. at: where its words are in a tile, for rows that the swizzle moves alike."""
 
-    half: Int32
-    pair: Int32
     a: cute.Tensor
     at: cute.Tensor
+
+    @property
+    def half(self):
+        """Made where it is used, and not in a register all the time."""
+        return tk.thread_in_warpgroup() // CHUNK
+
+    @property
+    def pair(self):
+        return tk.thread_in_warpgroup() % CHUNK
 
 
 class Columns:
@@ -41,13 +48,12 @@ class Columns:
     # ---- gates ---------------------------------------------------------------------------------
 
     def begin(self) -> Mine:
-        thread = tk.thread_in_warpgroup()
-        half, pair = cute.arch.make_warp_uniform(thread // CHUNK), thread % CHUNK
+        half, pair = tk.thread_in_warpgroup() // CHUNK, tk.thread_in_warpgroup() % CHUNK
         at = cute.make_rmem_tensor((self.row // 4,), Int32)
         for moved in range(self.row // 4):
             panel = pair // self.row * CHUNK + half * MINE
             at[moved] = panel * self.row + ((pair % self.row) ^ (4 * moved))
-        return Mine(half, pair, cute.make_rmem_tensor(cute.make_layout((MINE, 2), stride=(2, 1)), Float32), at)
+        return Mine(cute.make_rmem_tensor(cute.make_layout((MINE, 2), stride=(2, 1)), Float32), at)
 
     def word(self, mine, i):
         """Where a token's is. 16 bytes of a row are moved by what its number of 128 bytes is modulo 8."""
@@ -55,14 +61,14 @@ class Columns:
 
     @cute.jit
     def read(self, gates: cute.Tensor, tokens, chunk, mine: Mine):
-        """Logarithms of a chunk. gates: (tokens, columns), columns contiguous. 0 past the end."""
+        """Logarithms of a chunk, from 0 on. gates: (tokens, columns), columns contiguous. 0 past the end."""
         two = cute.make_layout(2)
         first = chunk * CHUNK + mine.half * MINE
         start = gates.iterator + cute.crd2idx((first, 2 * mine.pair), gates.layout)
         for i in cutlass.range_constexpr(MINE):
             mine.a[i, 0], mine.a[i, 1] = Float32(0.0), Float32(0.0)
             token = first + i
-            if token >= 0 and token < tokens and 2 * mine.pair < self.columns:
+            if token < tokens and 2 * mine.pair < self.columns:
                 at = (start + i * gates.stride[0]).align(8)
                 cute.autovec_copy(cute.make_tensor(at, two), cute.make_tensor(mine.a.iterator + 2 * i, two))
 
@@ -170,15 +176,18 @@ def words(tile: tk.SharedTile) -> Any:
 
 
 @cute.jit
-def gather_scores(p: tk.RegTile, x: tk.RegTile, half: Constexpr[int], upper: Constexpr[bool], scale):
+def gather_scores(p: tk.RegTile, x: tk.RegTile, part: Constexpr[int], half: Constexpr[int], upper: Constexpr[bool],
+                  scale):
     """p = scale * x, rounded, where a row and a column are of one level, the row in the later half; upper: in the
-    earlier one. half 0 is the diagonal. What p has there is 0 before."""
+    earlier one. half 0 is the diagonal. x: the part-th of p's columns, as many as it has. What p has there is 0
+    before."""
     to, of, mask = cute.recast_tensor(p.tensor, Int32), x.rows_view, _words_of_level(half, upper)
     warp = tk.warp_id() % 4
     for w in cutlass.range_constexpr(4):
         if warp == w:
-            for r, n in eights_of_level(w, half, upper):
-                two = _cvt2(of[r, 2 * n] * scale, of[r, 2 * n + 1] * scale, p.dtype)
+            for r, n in eights_of_level(w, half, upper, range(part * x.cols // 8, (part + 1) * x.cols // 8)):
+                m = 2 * n - part * x.cols // 4
+                two = _cvt2(of[r, m] * scale, of[r, m + 1] * scale, p.dtype)
                 to[2 * n + r] = to[2 * n + r] | (two & mask)
 
 
@@ -194,9 +203,9 @@ def gather_lower(lower: tk.RegTile, x: tk.RegTile, half: Constexpr[int]):
                 to[r, 2 * n + 1] = of[r, 2 * n + 1] if mask < 0 else to[r, 2 * n + 1]
 
 
-def eights_of_level(warp, half, upper):
+def eights_of_level(warp, half, upper, columns=range(CHUNK // 8)):
     """[(r, n)]: where there is something of a level in 8 rows, a warp's r-th, and the n-th 8 columns."""
-    cells = [(r, n) for r in range(2) for n in range(CHUNK // 8)]
+    cells = [(r, n) for r in range(2) for n in columns]
     if half < 8:
         return [(r, n) for r, n in cells if n == 2 * warp + r]
     return [(r, n) for r, n in cells if of_level(8 * (2 * warp + r), 8 * n, half, upper)]

@@ -151,7 +151,7 @@ class ChannelAttention:
                    al.pipe(2, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
         part, head, batch = cute.arch.block_idx()
-        t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, part * n, cute.ceil_div(g.tokens, CHUNK))
+        t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, part * n, None)
         few, some, many = c.registers
         tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
                    tk.Role(lambda _: self.make_scores(g, s, t), some),
@@ -167,16 +167,20 @@ class ChannelAttention:
                                  cute.make_layout((CHUNK * CHUNK, 1)))
         return DeltaShared(al.tile(self.p_tile, 2), lower, al.vector(CHUNK, 2), al.vector(CHUNK, 2))
 
-    def order(self, t, i):
+    def chunks(self, g):
+        """Counted where it is used: a register that all had from the start would be one too many."""
+        return (g.tokens + (CHUNK - 1)) >> 6
+
+    def order(self, g, i):
         """The i-th chunk that is visited."""
-        return t.chunks - 1 - i if self.spec.reverse else i
+        return self.chunks(g) - 1 - i if self.spec.reverse else i
 
     @cute.jit
     def produce(self, g, s, t):
         ring = s.tokens.ring()
         tk.prefetch(g.q, g.k, g.v, g.o)
-        for i in cutlass.range(t.chunks, unroll=1):
-            chunk = self.order(t, i)
+        for i in cutlass.range(self.chunks(g), unroll=1):
+            chunk = self.order(g, i)
             sem = s.tokens.acquire(ring)
             tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head_k, chunk, 0), sem)
             tk.load_async(s.q[ring.stage], g.q, (t.batch, t.head_k, chunk, 0), sem)
@@ -186,36 +190,37 @@ class ChannelAttention:
 
     @cute.jit
     def make_scores(self, g, s, t):
-        """P of each chunk, L's inverse, and operands that meet the state. While a level's products are under way, the
-        next level's operands are written: early rows beside that of P, late ones beside that of L."""
+        """P of each chunk, L's inverse, and operands that meet the state. A level has two products, of half of P's
+        columns each, or of P and of L; while they are under way, the next level's operands are written."""
         ring, out = s.tokens.ring(), s.scores.ring()
-        x, p = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype)
-        gates, mine = g.g[t.batch, None, t.head, None], self.columns.begin()
-        of_delta = self.delta.begin(g, t, self.order(t, 0))
-        self.columns.read(gates, g.tokens, self.order(t, 0), mine)
-        for i in cutlass.range(t.chunks, unroll=1):
-            following = self.order(t, i + 1)
+        x, p = tk.rt_fl(CHUNK if self.solved else CHUNK // 2), tk.rt(CHUNK, self.dtype)
+        mine = self.columns.begin()
+        of_delta = self.delta.begin(g, t, self.order(g, 0))
+        self.columns.read(gates_of(g, t), g.tokens, self.order(g, 0), mine)
+        for i in cutlass.range(self.chunks(g), unroll=1):
+            following = self.order(g, i + 1)
             s.tokens.wait(ring)
             q, k = s.q[ring.stage], s.k[ring.stage]
-            tk.zero(p)
-            if const_expr(self.scored):
-                tk.mm_ABt(x, q, k)
             products = s.products[None, out.stage]
             self.columns.decays(mine, products)
+            tk.zero(p)
+            self.multiply(x, (k, q), 0, True)
             for n in cutlass.range_constexpr(len(HALVES)):
                 early, late = self.rows(q, k, self.operands(s, n))
                 self.columns.early(mine, HALVES[n], early)
-                self.between(g, s, x, p, of_delta, n - 1)
+                self.gather(g, x, p, of_delta, 0, n - 1)
+                self.multiply(x, self.operands(s, n - 1) if n else (k, q), 1, n == 0)
                 self.columns.late(mine, HALVES[n], late)
                 tk.publish()
-                self.take_lower(x, of_delta, n - 1)
+                self.gather(g, x, p, of_delta, 1, n - 1)
                 tk.sync(SCORES_BARRIER, tk.WARPGROUP)
-                self.multiply(x, self.operands(s, n))
+                self.multiply(x, self.operands(s, n), 0, False)
             s.scores.acquire_empty(out)
-            self.between(g, s, x, p, of_delta, len(HALVES) - 1)
+            self.gather(g, x, p, of_delta, 0, len(HALVES) - 1)
+            self.multiply(x, self.operands(s, len(HALVES) - 1), 1, False)
             self.scale_in_place(s, q, k, mine, products, out.stage)
-            self.take_lower(x, of_delta, len(HALVES) - 1)
-            self.columns.read(gates, g.tokens, following, mine)
+            self.gather(g, x, p, of_delta, 1, len(HALVES) - 1)
+            self.columns.read(gates_of(g, t), g.tokens, cutlass.max(following, 0), mine)
             self.delta.factors(g, s.delta, t, following, of_delta, None, out.stage)
             if const_expr(self.solved):
                 tk.sync(SCORES_BARRIER, tk.WARPGROUP)
@@ -233,31 +238,34 @@ class ChannelAttention:
         """Of the n-th level: those of keys, with the delta rule those of queries apart."""
         return s.levels[n % 2], s.others[n % 2] if self.solved else None
 
-    def multiply(self, x, operands):
-        """P's part, or with updates L's, is under way."""
+    def multiply(self, x, operands, part, raw):
+        """A part of a level's products is under way. raw: operands are keys and queries as they came, and the level is
+        the diagonal, of which L has nothing."""
         keys, others = operands
-        if self.scored:
-            first, second = keys, others or keys
-            tk.mm_ABt(x, *((first, second) if self.spec.reverse else (second, first)))
-        else:
+        first, second = keys, others or keys
+        if raw or not self.spec.reverse:
+            first, second = second, first
+        if not self.solved:
+            tk.mm_ABt(x, first, second, b_part=part)
+        elif part == 1 and not raw:
             tk.mm_ABt(x, keys, keys)
+        elif part == 0 and self.scored:
+            tk.mm_ABt(x, first, second)
 
-    def between(self, g, s, x, p, of_delta, n):
-        """P's part of the n-th level has arrived, of which -1 is the diagonal; L's is under way."""
-        if self.scored:
+    def gather(self, g, x, p, of_delta, part, n):
+        """A part of the n-th level's products, of which -1 is the diagonal, has arrived."""
+        half = HALVES[n] if n >= 0 else 0
+        if not self.solved:
             tk.mma_wait(0)
-            gather_scores(p, x, HALVES[n] if n >= 0 else 0, self.spec.reverse, g.scale)
-            if self.solved and n >= 0:
-                keys, _ = self.operands(s, n)
-                tk.mm_ABt(x, keys, keys)
-
-    def take_lower(self, x, of_delta, n):
-        """L's part of the n-th level has arrived."""
-        if self.solved and n < 0:
+            gather_scores(p, x, part, half, self.spec.reverse, g.scale)
+        elif part == 0 and self.scored:
+            tk.mma_wait(0)
+            gather_scores(p, x, 0, half, self.spec.reverse, g.scale)
+        elif part == 1 and n < 0:
             tk.zero(of_delta[0])
-        elif self.solved:
+        elif part == 1:
             tk.mma_wait(0)
-            gather_lower(of_delta[0], x, HALVES[n])
+            gather_lower(of_delta[0], x, half)
 
     def rows(self, q, k, operands):
         """(early, late) of a level: what goes where. Queries and keys change places in the reversed order."""
@@ -288,16 +296,16 @@ class ChannelAttention:
             tk.zero(c.s)
         else:
             tk.load_from(c.s, transposed(g.initial, t), row0, 0)
-        for i in cutlass.range(t.chunks, unroll=1):
+        for i in cutlass.range(self.chunks(g), unroll=1):
             s.tokens.wait(ring)
             tk.copy(c.s16, c.s)
-            self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))
             s.scores.wait(scores)
             started = s.started[scores.stage] if self.solved else None
             self.delta.of_state(c, started)
             if const_expr(self.scored):
                 tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
             tk.mma_wait(0)
+            self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))  # in registers that had the state, rounded
             self.delta.updates(c, s.delta, scores.stage)
             if const_expr(self.scored):
                 tk.mul(c.o, c.o, g.scale)
@@ -307,10 +315,10 @@ class ChannelAttention:
             tk.mma_AB(c.s, c.v, s.k[ring.stage])
             self.delta.erase(c, started)
             tk.mma_wait(1)
-            self.put(g.o, s, t, self.delta.result(c), self.order(t, i), wg)
+            self.put(g.o, s, t, self.delta.result(c), self.order(g, i), wg)
             if const_expr(self.delta.back):
                 tk.mul_col(c.w, c.w, c.beta)
-                self.put(g.dv, s, t, c.w, self.order(t, i), wg)
+                self.put(g.dv, s, t, c.w, self.order(g, i), wg)
             tk.mma_wait(0)
             s.tokens.release(ring)
             s.scores.release(scores)
@@ -339,3 +347,8 @@ class ChannelAttention:
         tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
         if leader:
             tk.store_async(to, tile, (t.batch, t.head, chunk, t.part + wg))
+
+
+def gates_of(g, t):
+    """(tokens, columns) of the task's head. Its address is made anew for each chunk, of what needs no registers."""
+    return g.g[t.batch, None, t.head, None]

@@ -22,7 +22,7 @@ def plan(spec: ChannelSpec) -> LinearConfig:
     if spec.delta:
         rest += 4 * wide + 2 * tile + (0 if shares_levels(spec) else 2 * tile)
     return LinearConfig(groups, min(MOST_STAGES, (SHARED - rest) // stage),
-                        (24, 232, 240) if groups == 1 else (24, 152, 168))
+                        (24, 232, 240) if groups == 1 else (24, 168, 160))
 
 
 def shares_levels(spec: ChannelSpec) -> bool:
