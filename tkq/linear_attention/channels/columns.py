@@ -10,24 +10,14 @@ from tkq.linear_attention.config import CHUNK
 from tkq.tile.maps import _cvt2
 
 HALVES = (32, 16, 8, 4, 2, 1)  # tokens of a half, level by level
-MINE = CHUNK // 2  # tokens of a thread
 
 
 class Mine(NamedTuple):
-    """A thread's columns, 2 pair and 2 pair + 1, of 32 of a chunk's tokens. a: (32, 2), logarithms of decays, then
-    decays. at: where its words are in a tile, for rows that the swizzle moves alike."""
+    """What a thread has in registers of its two columns and its tokens, 32 or 16 that are neighbours. a: (tokens, 2),
+    logarithms of decays, then decays. at: where its words are in a tile, for rows that the swizzle moves alike."""
 
     a: cute.Tensor
     at: cute.Tensor
-
-    @property
-    def half(self):
-        """Made where it is used, and not in a register all the time."""
-        return tk.thread_in_warpgroup() // CHUNK
-
-    @property
-    def pair(self):
-        return tk.thread_in_warpgroup() % CHUNK
 
 
 class Columns:
@@ -43,107 +33,131 @@ class Columns:
 
     def __init__(self, tile: tk.st):
         self.columns, self.dtype = tile.cols, tile.dtype
+        self.mine = 32 if self.columns > 64 else 16  # tokens of a thread, so that all 128 have two columns
         self.row = tile.swizzle // 4  # words of a row of a panel
+
+    @property
+    def part(self):
+        """Which of the chunk's parts, of as many tokens as a thread has, is this thread's. Made where it is used, and
+        not in a register all the time."""
+        return tk.thread_in_warpgroup() // (2 * self.mine)
+
+    @property
+    def pair(self):
+        """This thread's columns are 2 pair and 2 pair + 1."""
+        return tk.thread_in_warpgroup() % (2 * self.mine)
 
     # ---- gates ---------------------------------------------------------------------------------
 
     def begin(self) -> Mine:
-        half, pair = tk.thread_in_warpgroup() // CHUNK, tk.thread_in_warpgroup() % CHUNK
         at = cute.make_rmem_tensor((self.row // 4,), Int32)
         for moved in range(self.row // 4):
-            panel = pair // self.row * CHUNK + half * MINE
-            at[moved] = panel * self.row + ((pair % self.row) ^ (4 * moved))
-        return Mine(cute.make_rmem_tensor(cute.make_layout((MINE, 2), stride=(2, 1)), Float32), at)
+            rows = self.pair // self.row * CHUNK + self.part * self.mine
+            at[moved] = rows * self.row + ((self.pair % self.row) ^ (4 * moved))
+        return Mine(cute.make_rmem_tensor(cute.make_layout((self.mine, 2), stride=(2, 1)), Float32), at)
 
     def word(self, mine, i):
         """Where a token's is. 16 bytes of a row are moved by what its number of 128 bytes is modulo 8."""
         return mine.at[i * self.row // 32 % (self.row // 4)] + i * self.row
 
     @cute.jit
-    def read(self, gates: cute.Tensor, tokens, chunk, mine: Mine):
-        """Logarithms of a chunk, from 0 on. gates: (tokens, columns), columns contiguous. 0 past the end."""
+    def read(self, gates: cute.Tensor, tokens, columns, chunk, mine: Mine):
+        """Logarithms of a chunk, from 0 on. gates: (tokens, columns), columns contiguous. 0 past the end of either."""
         two = cute.make_layout(2)
-        first = chunk * CHUNK + mine.half * MINE
-        start = gates.iterator + cute.crd2idx((first, 2 * mine.pair), gates.layout)
-        for i in cutlass.range_constexpr(MINE):
+        first = chunk * CHUNK + self.part * self.mine
+        start = gates.iterator + cute.crd2idx((first, 2 * self.pair), gates.layout)
+        for i in cutlass.range_constexpr(self.mine):
             mine.a[i, 0], mine.a[i, 1] = Float32(0.0), Float32(0.0)
             token = first + i
-            if token < tokens and 2 * mine.pair < self.columns:
+            if token < tokens and 2 * self.pair < columns:
                 at = (start + i * gates.stride[0]).align(8)
                 cute.autovec_copy(cute.make_tensor(at, two), cute.make_tensor(mine.a.iterator + 2 * i, two))
 
     @cute.jit
     def decays(self, mine: Mine, products: cute.Tensor):
-        """Logarithms become decays. products: (2 * columns,), those of each half for each column."""
-        for i in cutlass.range_constexpr(MINE):
+        """Logarithms become decays. products: (parts * columns,), those of each part for each column."""
+        for i in cutlass.range_constexpr(self.mine):
             for e in cutlass.range_constexpr(2):
                 mine.a[i, e] = cute.math.exp2(mine.a[i, e] * tk.LOG2E, fastmath=True)
-        if 2 * mine.pair < self.columns:
+        if 2 * self.pair < self.columns:
             for e in cutlass.range_constexpr(2):
-                products[mine.half * self.columns + 2 * mine.pair + e] = _product([mine.a[i, e] for i in range(MINE)])
+                products[self.part * self.columns + 2 * self.pair + e] = _product(
+                    [mine.a[i, e] for i in range(self.mine)])
 
-    # ---- operands ------------------------------------------------------------------------------
+    # ---- factors -------------------------------------------------------------------------------
 
     @cute.jit
-    def early(self, mine: Mine, half: Constexpr[int], pairs: Constexpr):
-        """Rows of a level's operands, of tokens in an earlier half. pairs: (to, of), tiles as words."""
-        if 2 * mine.pair < self.columns:
-            if const_expr(half == MINE):
-                if mine.half == 0:
-                    self.earlier(mine, pairs, range(MINE))
+    def early(self, mine: Mine, products: cute.Tensor, half: Constexpr[int], put: Constexpr):
+        """put(mine, i, f) for a thread's tokens that are in an earlier half of a level: f are two factors, or None for
+        ones. products: as `decays` has left them, behind a barrier."""
+        if 2 * self.pair < self.columns:
+            if const_expr(half >= self.mine):
+                per = half // self.mine
+                if self.part // per % 2 == 0:
+                    behind = None if per == 1 else self.neighbour(products, self.part % 2 == 0)
+                    self.earlier(mine, put, range(self.mine), behind)
             else:
-                for first in cutlass.range_constexpr(0, MINE, 2 * half):
-                    self.earlier(mine, pairs, range(first, first + half))
+                for first in cutlass.range_constexpr(0, self.mine, 2 * half):
+                    self.earlier(mine, put, range(first, first + half))
 
     @cute.jit
-    def late(self, mine: Mine, half: Constexpr[int], pairs: Constexpr):
+    def late(self, mine: Mine, products: cute.Tensor, half: Constexpr[int], put: Constexpr):
         """Of tokens in a later half."""
-        if 2 * mine.pair < self.columns:
-            if const_expr(half == MINE):
-                if mine.half == 1:
-                    self.later(mine, pairs, range(MINE))
+        if 2 * self.pair < self.columns:
+            if const_expr(half >= self.mine):
+                per = half // self.mine
+                if self.part // per % 2 == 1:
+                    before = None if per == 1 else self.neighbour(products, self.part % 2 == 1)
+                    self.later(mine, put, range(self.mine), before)
             else:
-                for first in cutlass.range_constexpr(half, MINE, 2 * half):
-                    self.later(mine, pairs, range(first, first + half))
+                for first in cutlass.range_constexpr(half, self.mine, 2 * half):
+                    self.later(mine, put, range(first, first + half))
 
     @cute.jit
-    def to_ends(self, mine: Mine, products: cute.Tensor, early: Constexpr, late: Constexpr, total: Constexpr):
-        """Rows of the operands that meet the state. late: with what decays from the chunk's start to a token; early:
-        from a token to the chunk's end; behind those of late, for both may be in place. total: (columns,) or None, what
-        a chunk decays by."""
-        if 2 * mine.pair < self.columns:
-            one, other = (Float32(1.0), Float32(1.0)), []
-            for e in cutlass.range_constexpr(2):
-                other.append(products[(1 - mine.half) * self.columns + 2 * mine.pair + e])
-            before = [other[e] if mine.half == 1 else one[e] for e in range(2)]
-            behind = [one[e] if mine.half == 1 else other[e] for e in range(2)]
-            self.later(mine, late, range(MINE), before)
-            self.earlier(mine, early, range(MINE), behind)
-            if const_expr(total is not None):
-                if mine.half == 0:
-                    for e in cutlass.range_constexpr(2):
-                        col = 2 * mine.pair + e
-                        total[col] = products[col] * other[e]
+    def to_ends(self, mine: Mine, products: cute.Tensor, early: Constexpr, late: Constexpr, total: cute.Tensor):
+        """Factors between tokens and the chunk's ends. late: from its start to a token; early: from a token to its end,
+        when all of late's are put. total: (columns,), what a chunk decays by."""
+        if 2 * self.pair < self.columns:
+            parts, part = CHUNK // self.mine, self.part
+            before, behind = [Float32(1.0), Float32(1.0)], [Float32(1.0), Float32(1.0)]
+            for n in cutlass.range_constexpr(parts):
+                for e in cutlass.range_constexpr(2):
+                    x = products[n * self.columns + 2 * self.pair + e]
+                    before[e] = before[e] * (x if n < part else Float32(1.0))
+                    behind[e] = behind[e] * (x if n > part else Float32(1.0))
+            self.later(mine, late, range(self.mine), before)
+            self.earlier(mine, early, range(self.mine), behind)
+            if part == 0:
+                for e in cutlass.range_constexpr(2):
+                    col = 2 * self.pair + e
+                    total[col] = behind[e] * products[col]
 
-    def earlier(self, mine, pairs, tokens, f=None):
-        """Of each of the tokens, with the decays behind it. f: of those behind the last."""
+    def neighbour(self, products, there):
+        """The products of the other part of a half of two, or ones."""
+        found = [products[(self.part ^ 1) * self.columns + 2 * self.pair + e] for e in range(2)]
+        return [cutlass.select_(there, x, Float32(1.0)) for x in found]
+
+    def earlier(self, mine, put, tokens, f=None):
+        """Of each of the tokens, the decays behind it. f: of those behind the last."""
         for i in reversed(tokens):
-            self.put(mine, pairs, i, f)
+            put(mine, i, f)
             f = times(f, mine.a, i)
 
-    def later(self, mine, pairs, tokens, f=None):
-        """Of each of the tokens, with the decays up to its own. f: of those before the first."""
+    def later(self, mine, put, tokens, f=None):
+        """Of each of the tokens, the decays up to its own. f: of those before the first."""
         for i in tokens:
             f = times(f, mine.a, i)
-            self.put(mine, pairs, i, f)
+            put(mine, i, f)
 
-    def put(self, mine, pairs, i, f):
-        """to = f * of, of a token."""
-        at, read = self.word(mine, i), {}
-        for to, of in pairs:
-            if id(of) not in read:
-                read[id(of)] = of[at] if f is None else scaled(of[at], f, self.dtype)
-            to[at] = read[id(of)]
+    def rows(self, *pairs):
+        """to = f * of, of a token, for pairs (to, of) of tiles as words: what `early`, `late` and `to_ends` put."""
+        def put(mine, i, f):
+            at, made = self.word(mine, i), {}
+            for to, of in pairs:
+                if id(of) not in made:
+                    made[id(of)] = of[at] if f is None else scaled(of[at], f, self.dtype)
+                to[at] = made[id(of)]
+        return put
 
 
 def times(f, a, i):
@@ -189,6 +203,19 @@ def gather_scores(p: tk.RegTile, x: tk.RegTile, part: Constexpr[int], half: Cons
                 m = 2 * n - part * x.cols // 4
                 two = _cvt2(of[r, m] * scale, of[r, m + 1] * scale, p.dtype)
                 to[2 * n + r] = to[2 * n + r] | (two & mask)
+
+
+@cute.jit
+def pick_scores(p: tk.RegTile, of: tk.RegTile, half: Constexpr[int], upper: Constexpr[bool]):
+    """p = of, both of 16 bits, where `gather_scores` has something of a level, and 0 elsewhere."""
+    to, given = cute.recast_tensor(p.tensor, Int32), cute.recast_tensor(of.tensor, Int32)
+    mask = _words_of_level(half, upper)
+    warp = tk.warp_id() % 4
+    to.fill(0)
+    for w in cutlass.range_constexpr(4):
+        if warp == w:
+            for r, n in eights_of_level(w, half, upper):
+                to[2 * n + r] = given[2 * n + r] & mask
 
 
 @cute.jit

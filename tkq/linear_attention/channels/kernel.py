@@ -46,7 +46,7 @@ class Shared:
     levels: tk.SharedTile  # operands of two levels
     others: Any  # with the delta rule: of queries, for those of keys are of all rows
     started: Any  # with the delta rule: keys, with what decays from a chunk's start
-    products: cute.Tensor  # of decays: those of each half, for each column
+    products: cute.Tensor  # of decays: those of each part of it, for each column
     total: cute.Tensor  # of a chunk, for each column
     delta: Any
     tokens: tk.Pipe
@@ -145,7 +145,7 @@ class ChannelAttention:
         v, o, p = tuple(al.tile(self.v_tile, c.stages) for _ in range(n)), al.tile(self.v_tile, n), al.tile(self.p_tile, 2)
         levels = al.tile(self.qk_tile, 2)
         s = Shared(q, k, v, o, p, levels, al.tile(self.qk_tile, 2) if delta else None,
-                   al.tile(self.qk_tile, 2) if delta else None, al.vector(2 * K, 2), al.vector(K, 2),
+                   al.tile(self.qk_tile, 2) if delta else None, al.vector(4 * K, 2), al.vector(K, 2),
                    self.shared_of_delta(al, levels),
                    al.pipe(c.stages, 2 * self.qk_tile.bytes + n * self.v_tile.bytes, 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
@@ -196,7 +196,7 @@ class ChannelAttention:
         x, p = tk.rt_fl(CHUNK if self.solved else CHUNK // 2), tk.rt(CHUNK, self.dtype)
         mine = self.columns.begin()
         of_delta = self.delta.begin(g, t, self.order(g, 0))
-        self.columns.read(gates_of(g, t), g.tokens, self.order(g, 0), mine)
+        self.read(g, t, self.order(g, 0), mine)
         for i in cutlass.range(self.chunks(g), unroll=1):
             following = self.order(g, i + 1)
             s.tokens.wait(ring)
@@ -205,12 +205,14 @@ class ChannelAttention:
             self.columns.decays(mine, products)
             tk.zero(p)
             self.multiply(x, (k, q), 0, True)
+            if const_expr(self.columns.mine < HALVES[0]):
+                tk.sync(SCORES_BARRIER, tk.WARPGROUP)
             for n in cutlass.range_constexpr(len(HALVES)):
                 early, late = self.rows(q, k, self.operands(s, n))
-                self.columns.early(mine, HALVES[n], early)
+                self.columns.early(mine, products, HALVES[n], early)
                 self.gather(g, x, p, of_delta, 0, n - 1)
                 self.multiply(x, self.operands(s, n - 1) if n else (k, q), 1, n == 0)
-                self.columns.late(mine, HALVES[n], late)
+                self.columns.late(mine, products, HALVES[n], late)
                 tk.publish()
                 self.gather(g, x, p, of_delta, 1, n - 1)
                 tk.sync(SCORES_BARRIER, tk.WARPGROUP)
@@ -220,7 +222,7 @@ class ChannelAttention:
             self.multiply(x, self.operands(s, len(HALVES) - 1), 1, False)
             self.scale_in_place(s, q, k, mine, products, out.stage)
             self.gather(g, x, p, of_delta, 1, len(HALVES) - 1)
-            self.columns.read(gates_of(g, t), g.tokens, cutlass.max(following, 0), mine)
+            self.read(g, t, following, mine)
             self.delta.factors(g, s.delta, t, following, of_delta, None, out.stage)
             if const_expr(self.solved):
                 tk.sync(SCORES_BARRIER, tk.WARPGROUP)
@@ -233,6 +235,10 @@ class ChannelAttention:
             s.scores.commit(out)
             ring.advance()
             out.advance()
+
+    def read(self, g, t, chunk, mine):
+        """Behind the last chunk, of the first one: it is not used."""
+        self.columns.read(g.g[t.batch, None, t.head, None], g.tokens, self.spec.head_dim, cutlass.max(chunk, 0), mine)
 
     def operands(self, s, n):
         """Of the n-th level: those of keys, with the delta rule those of queries apart."""
@@ -268,14 +274,15 @@ class ChannelAttention:
             gather_lower(of_delta[0], x, half)
 
     def rows(self, q, k, operands):
-        """(early, late) of a level: what goes where. Queries and keys change places in the reversed order."""
+        """What is put in a level's early rows, and in the late ones. Queries and keys change places in the reversed
+        order."""
         of_keys, of_others = (words(x) for x in ((q, k) if self.spec.reverse else (k, q)))
-        to = words(operands[0])
+        to, rows = words(operands[0]), self.columns.rows
         if not self.solved:
-            return [(to, of_keys)], [(to, of_others)]
+            return rows((to, of_keys)), rows((to, of_others))
         if not self.scored:
-            return [(to, of_keys)], [(to, of_keys)]
-        return [(to, of_keys)], [(to, of_keys), (words(operands[1]), of_others)]
+            return rows((to, of_keys)), rows((to, of_keys))
+        return rows((to, of_keys)), rows((to, of_keys), (words(operands[1]), of_others))
 
     def scale_in_place(self, s, q, k, mine, products, stage):
         """Operands that meet the state."""
@@ -283,7 +290,8 @@ class ChannelAttention:
         late = [(others, others)] if self.scored else []
         if self.solved:
             late.append((words(s.started[stage]), keys))
-        self.columns.to_ends(mine, products, [(keys, keys)], late, s.total[None, stage])
+        rows = self.columns.rows
+        self.columns.to_ends(mine, products, rows((keys, keys)), rows(*late), s.total[None, stage])
 
     @cute.jit
     def keep_state(self, g, s, t, wg):
@@ -347,8 +355,3 @@ class ChannelAttention:
         tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
         if leader:
             tk.store_async(to, tile, (t.batch, t.head, chunk, t.part + wg))
-
-
-def gates_of(g, t):
-    """(tokens, columns) of the task's head. Its address is made anew for each chunk, of what needs no registers."""
-    return g.g[t.batch, None, t.head, None]
