@@ -21,7 +21,7 @@ def in_python(monkeypatch):
     now = SimpleNamespace(thread=0)
     names = SimpleNamespace(thread_in_warpgroup=lambda: now.thread, lane_id=lambda: now.thread % 32, LOG2E=1.0)
     monkeypatch.setattr(columns, "tk", names)
-    monkeypatch.setattr(columns, "cutlass", SimpleNamespace(range_constexpr=range))
+    monkeypatch.setattr(columns, "cutlass", SimpleNamespace(range_constexpr=range, select_=lambda c, a, b: a if c else b))
     monkeypatch.setattr(columns, "cute", SimpleNamespace(
         math=SimpleNamespace(exp2=lambda x, fastmath: 2.0**x), make_rmem_tensor=lambda *of: {},
         make_layout=lambda *of, **kw: None))
@@ -44,7 +44,7 @@ def places(at, swizzle):
 
 def device(now, K):
     swizzle = next(s for s in (128, 64, 32) if 2 * K % s == 0)
-    tile = Columns(SimpleNamespace(cols=K, dtype=None, swizzle=swizzle), K)
+    tile = Columns(SimpleNamespace(cols=K, dtype=None, swizzle=swizzle))
     def words(x=None):
         to = Words([(float("nan"),) * 2] * (CHUNK * K // 2))
         for (t, pair), at in zip([(t, p) for t in range(CHUNK) for p in range(K // 2)], places(K, swizzle)):
@@ -54,10 +54,11 @@ def device(now, K):
     def back(words):
         return torch.tensor([words[at] for at in places(K, swizzle)], dtype=torch.float64).view(CHUNK, K)
     def mine(thread, a):
-        half, pair, m = thread // CHUNK, thread % CHUNK, tile.begin()
-        for i in range(32):
+        m = tile.begin()
+        for i in range(tile.mine):
             for e in range(2):
-                m.a[i, e] = float(a[32 * half + i, 2 * pair + e]) if 2 * pair < K else 1.0
+                there = 2 * tile.pair < K
+                m.a[i, e] = float(a[tile.mine * tile.part + i, 2 * tile.pair + e]) if there else 1.0
         return m
     return tile, words, back, mine
 
@@ -111,13 +112,14 @@ def test_scores(in_python, K):
     a = torch.rand(CHUNK, K, dtype=torch.float64)
     a[20], a[40, ::2] = 0.0, 0.0  # what forgets
     q, k, p = words(late), words(early), torch.zeros(CHUNK, CHUNK, dtype=torch.float64)
+    products = a.view(-1, tile.mine, K).prod(1).flatten().tolist()
     lower = torch.zeros_like(p)
     for half in (0, *HALVES):
         rows, others = words(), words()
         if half:
-            each_thread(in_python, mine, a, lambda m: Columns.early.__wrapped__(tile, m, half, tile.rows((rows, k))))
+            each_thread(in_python, mine, a, lambda m: Columns.early.__wrapped__(tile, m, products, half, tile.rows((rows, k))))
             each_thread(in_python, mine, a,
-                        lambda m: Columns.late.__wrapped__(tile, m, half, tile.rows((rows, k), (others, q))))
+                        lambda m: Columns.late.__wrapped__(tile, m, products, half, tile.rows((rows, k), (others, q))))
             rows, others = back(rows), back(others).nan_to_num(7.0)
             assert rows.isfinite().all()
         else:
@@ -137,7 +139,7 @@ def test_operands_that_meet_the_state(in_python, K):
     x, y, logs = torch.randn(CHUNK, K), torch.randn(CHUNK, K), -torch.rand(CHUNK, K, dtype=torch.float64)
     a = 2.0**logs
     keys, others, started = words(x), words(y), words()
-    products, total, held = [None] * (2 * K), [None] * K, {}
+    products, total, held = [None] * (4 * K), [None] * K, {}
     def decays(m):
         held[in_python.thread] = m
         Columns.decays.__wrapped__(tile, m, products)

@@ -18,7 +18,9 @@ class ChannelSpec:
         in the place of which are the keys (see `delta_gradients`). updates: with delta, not reversed: the corrected
         values come out.
     of_values: gates are of the columns of v, which are K, and not of those of q and k, which are V; o is fp32. strict:
-        a token does not see itself; with of_values."""
+        a token does not see itself; with of_values.
+    dot: also o times another tensor, x, element by element and from parts of o that are exact: each is multiplied by
+        x with its decays, rounded as where x is v and v is x (see `gradients`); with of_values."""
 
     dtype: str
     head_dim: int
@@ -30,6 +32,7 @@ class ChannelSpec:
     updates: bool = False
     of_values: bool = False
     strict: bool = False
+    dot: bool = False
 
     def __post_init__(self):
         rows = HEAD_DIMS if self.of_values else VALUE_DIMS
@@ -42,5 +45,5 @@ class ChannelSpec:
             raise ValueError("ChannelSpec: updates, allowed is with delta and not reversed")
         if self.of_values and self.delta:
             raise ValueError("ChannelSpec: of_values and delta, allowed is one of them")
-        if self.strict and not self.of_values:
-            raise ValueError("ChannelSpec: strict, allowed is with of_values")
+        if (self.strict or self.dot) and not self.of_values:
+            raise ValueError(f"ChannelSpec: {'strict' if self.strict else 'dot'}, allowed is with of_values")
