@@ -173,13 +173,17 @@ def _product(xs):
 
 def scaled(word, f, dtype):
     """Two numbers of 16 bits, times those of f."""
-    if dtype is BFloat16:
-        two = (word << Int32(16)).bitcast(Float32), (word & Int32(-65536)).bitcast(Float32)
-    else:
-        held = cute.make_rmem_tensor((1,), Int32)
-        held[0] = word
-        two = [Float32(cute.recast_tensor(held, dtype)[e]) for e in range(2)]
+    two = unpacked(word, dtype)
     return _cvt2(two[0] * f[0], two[1] * f[1], dtype)
+
+
+def unpacked(word, dtype):
+    """Two numbers of 16 bits, as fp32."""
+    if dtype is BFloat16:
+        return (word << Int32(16)).bitcast(Float32), (word & Int32(-65536)).bitcast(Float32)
+    held = cute.make_rmem_tensor((1,), Int32)
+    held[0] = word
+    return [Float32(cute.recast_tensor(held, dtype)[e]) for e in range(2)]
 
 
 def words(tile: tk.SharedTile) -> Any:

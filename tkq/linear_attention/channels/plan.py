@@ -14,7 +14,7 @@ def plan(spec: ChannelSpec) -> LinearConfig:
     registers, and with gates of values, where a block has 64 of them. As many stages as there is room for."""
     tile, wide = 2 * CHUNK * CHUNK, 2 * CHUNK * spec.head_dim
     groups = 1 if spec.value_dim <= CHUNK or spec.delta or spec.of_values else 2
-    stage = 2 * wide + groups * tile
+    stage = 2 * wide + (groups + spec.dot) * tile
     if spec.of_values:  # rows with their factors, those factors, P
         rest = 2 * (tile + 2 * CHUNK * (CHUNK + PAD) * 2 + tile) + SMALL
     else:

@@ -1,6 +1,6 @@
 """Linear attention whose gates are of the columns of v: the passes of the gradients of gates for each column."""
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -8,7 +8,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.linear_attention.channels.columns import HALVES, Columns, pick_scores, words
+from tkq.linear_attention.channels.columns import HALVES, Columns, pick_scores, scaled, unpacked, words
 from tkq.linear_attention.channels.plan import PAD
 from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.config import CHUNK, LinearConfig
@@ -22,7 +22,9 @@ class Globals:
     q: tk.gl
     k: tk.gl
     v: tk.gl
+    x: Optional[tk.gl]
     o: cute.Tensor
+    dots: Optional[cute.Tensor]
     g: cute.Tensor
     initial: Optional[cute.Tensor]
     final: Optional[cute.Tensor]
@@ -30,6 +32,7 @@ class Globals:
     tokens: Int32
     heads_per_k: Int32
     heads_per_v: Int32
+    heads_per_x: Int32
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Shared:
     q: tk.SharedTile
     k: tk.SharedTile
     v: tk.SharedTile
+    x: Any
     carried: tk.SharedTile  # rows of v, with their factors
     factors: cute.Tensor  # (2, tokens, columns): of the rows that take them
     p: tk.SharedTile  # the pairs of one level
@@ -54,7 +58,9 @@ class State:
     s16: tk.RegTile
     v: tk.RegTile  # values, transposed
     o: tk.RegTile  # outputs, transposed: columns by tokens
-    x: tk.RegTile  # those of a level, of 32 tokens
+    given: tk.RegTile  # those of a level, of 32 tokens, without the tokens' own factors
+    x: Any  # with dot, of which it is that with the outputs: x, transposed, and the products
+    dots: Any
     total: tk.RowVec
 
 
@@ -99,17 +105,21 @@ class ChannelValues:
 
         operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HO, V, "fp32", 4),
                             operand(HO, V, "fp32", 4), None, _any_strides(spec.initial, (B, HO, K, V)),
-                            _any_strides(spec.final, (B, HO, K, V)), None, None, None)
+                            _any_strides(spec.final, (B, HO, K, V)), operand(fake.sym(), V) if spec.dot else None,
+                            operand(HO, V, "fp32", 4) if spec.dot else None, None)
         return operands, Float32(1.0)
 
     @cute.jit
     def __call__(self, operands: Operands, scale: Float32, stream: cuda.CUstream):
         # (batch, token, head, col) to (token, col, head, batch)
         q, k, v = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0])) for x in operands[:3]]
-        o, heads = operands.o, operands.o.shape[2]
-        g = Globals(tk.gl.load(q, self.qk_tile), tk.gl.load(k, self.qk_tile), tk.gl.load(v, self.v_tile), o,
-                    operands.g, operands.initial, operands.final, scale, Int32(q.shape[0]), heads // k.shape[2],
-                    heads // v.shape[2])
+        o, heads, x, x_heads = operands.o, operands.o.shape[2], None, Int32(1)
+        if const_expr(self.spec.dot):
+            x = cute.make_tensor(operands.x.iterator, cute.select(operands.x.layout, [1, 3, 2, 0]))
+            x, x_heads = tk.gl.load(x, self.v_tile), heads // x.shape[2]
+        g = Globals(tk.gl.load(q, self.qk_tile), tk.gl.load(k, self.qk_tile), tk.gl.load(v, self.v_tile), x, o,
+                    operands.dots, operands.g, operands.initial, operands.final, scale, Int32(q.shape[0]),
+                    heads // k.shape[2], heads // v.shape[2], x_heads)
         self.kernel(g).launch(grid=[-(-self.spec.value_dim // CHUNK), heads, o.shape[0]], block=[3 * tk.WARPGROUP, 1, 1],
                               stream=stream, min_blocks_per_mp=1)
 
@@ -120,9 +130,9 @@ class ChannelValues:
         stages, al, row = self.config.stages, tk.SharedAllocator(), CHUNK + PAD
         factors = cute.make_layout((2, CHUNK, CHUNK), stride=(CHUNK * row, row, 1))
         s = Shared(al.tile(self.qk_tile, stages), al.tile(self.qk_tile, stages), al.tile(self.v_tile, stages),
-                   al.tile(self.v_tile, 2), al.allocate_tensor(Float32, factors, 128), al.tile(self.p_tile, 2),
+                   al.tile(self.v_tile, stages) if self.spec.dot else None, al.tile(self.v_tile, 2), al.allocate_tensor(Float32, factors, 128), al.tile(self.p_tile, 2),
                    al.vector(4 * CHUNK), al.vector(CHUNK),
-                   al.pipe(stages, 2 * self.qk_tile.bytes + self.v_tile.bytes, 4), al.pipe(2, 0, 4, producers=4))
+                   al.pipe(stages, 2 * self.qk_tile.bytes + (1 + self.spec.dot) * self.v_tile.bytes, 4), al.pipe(2, 0, 4, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.steps)])
         part, head, batch = cute.arch.block_idx()
         t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, part, None)
@@ -148,6 +158,8 @@ class ChannelValues:
             tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head_k, chunk, 0), sem)
             tk.load_async(s.q[ring.stage], g.q, (t.batch, t.head_k, chunk, 0), sem)
             tk.load_async(s.v[ring.stage], g.v, (t.batch, t.head_v, chunk, t.part), sem)
+            if const_expr(self.spec.dot):
+                tk.load_async(s.x[ring.stage], g.x, (t.batch, t.head // g.heads_per_x, chunk, t.part), sem)
             ring.advance()
 
     @cute.jit
@@ -219,7 +231,8 @@ class ChannelValues:
     @cute.jit
     def keep_state(self, g, s, t):
         c = State(tk.rt_fl(self.spec.head_dim), tk.rt(self.spec.head_dim, self.dtype), tk.rt(CHUNK, self.dtype),
-                  tk.rt_fl(CHUNK), tk.rt_fl(CHUNK // 2), tk.rv())
+                  tk.rt_fl(CHUNK), tk.rt_fl(CHUNK // 2), tk.rt(CHUNK, self.dtype) if self.spec.dot else None,
+                  tk.rt_fl(CHUNK) if self.spec.dot else None, tk.rv())
         ring, steps = s.tokens.ring(), s.steps.ring()
         if const_expr(self.spec.initial is None):
             tk.zero(c.s)
@@ -227,13 +240,13 @@ class ChannelValues:
             tk.load_from(c.s, transposed(g.initial, t), t.part * CHUNK, 0)
         for i in cutlass.range(self.chunks(g), unroll=1):
             s.tokens.wait(ring)
-            tk.copy(c.s16, c.s)
-            tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
+            self.of_state(c, s.q[ring.stage])
+            if const_expr(self.spec.dot):
+                tk.load_T(c.x, s.x[ring.stage])
             s.steps.wait(steps)
             tk.load_rows(c.total, s.total[None, 0], 0, CHUNK)
-            tk.mma_wait(0)
             tk.mul_row(c.s, c.s, c.total)
-            self.scale_outputs(c.o, s.factors, steps.stage, g.scale)
+            self.scale_outputs(c, s.factors, steps.stage, g.scale)
             tk.load_T(c.v, s.carried[steps.stage])
             tk.mma_AB(c.s, c.v, s.k[ring.stage])
             tk.mma_wait(0)
@@ -246,19 +259,73 @@ class ChannelValues:
             if const_expr(not self.spec.strict):
                 s.steps.wait(steps)
                 tk.load_T(c.v, s.v[ring.stage])
-                tk.mma_ABt(c.o, c.v, s.p[steps.stage])
-                tk.mma_wait(0)
+                self.add_level(c, s, steps.stage, 0)
                 self.next(s, steps)
             s.tokens.release(ring)
-            self.put(g, t, c.o, self.order(g, i) * CHUNK)
+            token0 = self.order(g, i) * CHUNK
+            self.put(g.o, g, t, c.o, token0)
+            if const_expr(self.spec.dot):
+                self.put(g.dots, g, t, c.dots, token0)
             ring.advance()
         if const_expr(self.spec.final is not None):
             tk.store_elements(transposed(g.final, t), c.s, t.part * CHUNK, 0)
 
+    def of_state(self, c, queries):
+        """c.o = what the state gives, with dot from the state in two parts."""
+        tk.copy(c.s16, c.s)
+        tk.mm_ABt(c.o, c.s16, queries)
+        tk.mma_wait(0)
+        if self.spec.dot:
+            tk.apply_narrow(c.s16, lambda wide, rounded: wide - rounded, c.s, c.s16)
+            tk.mma_ABt(c.o, c.s16, queries)
+            tk.mma_wait(0)
+
+    def next(self, s, steps):
+        s.steps.release(steps)
+        steps.advance()
+
+    def scale_outputs(self, c, factors, stage, scale):
+        """What the state gave, as each token sees it."""
+        if self.spec.dot:
+            tk.zero(c.dots)
+        for r, n in pairs_of(range(CHUNK)):
+            given = [c.o.rows_view[r, 2 * n + e] * scale for e in range(2)]
+            for e in range(2):
+                c.o.rows_view[r, 2 * n + e] = Float32(0.0)
+            self.add(c, r, n, given, self.factors_at(factors, stage, r, n))
+
+    def add_level(self, c, s, stage, half):
+        """A level's outputs, as each token sees them, 32 tokens at a time. half 0: the diagonal, without factors."""
+        takes = [token for token in range(CHUNK) if not half or token // half % 2 != self.spec.reverse]
+        for part in range(2):
+            mine = [token for token in takes if token // 32 == part]
+            if mine:
+                tk.mm_ABt(c.given, c.v, s.p[stage], b_part=part)
+                tk.mma_wait(0)
+                for r, n in pairs_of(mine):
+                    f = self.factors_at(s.factors, stage, r, n) if half else None
+                    self.add(c, r, n, [c.given.rows_view[r, 2 * (n - 4 * part) + e] for e in range(2)], f)
+
+    def add(self, c, r, n, given, f):
+        """Two tokens' outputs, and those times x: with x's factors rounded as they are where x is what is carried."""
+        o = c.o.rows_view
+        for e in range(2):
+            o[r, 2 * n + e] = o[r, 2 * n + e] + given[e] if f is None else cute.math.fma(
+                given[e], f[e], o[r, 2 * n + e])
+        if self.spec.dot:
+            word, dots = cute.recast_tensor(c.x.tensor, Int32)[2 * n + r], c.dots.rows_view
+            x = unpacked(word if f is None else scaled(word, f, self.dtype), self.dtype)
+            for e in range(2):
+                dots[r, 2 * n + e] = cute.math.fma(given[e], x[e], dots[r, 2 * n + e])
+
+    def factors_at(self, factors, stage, r, n):
+        """Of a thread's r-th column and its two tokens among the n-th 8."""
+        return [factors[stage, tk.first_col() + 8 * n + e, tk.first_row() + 8 * r] for e in range(2)]
+
     @cute.jit
-    def put(self, g, t, o: tk.RegTile, token0):
+    def put(self, to: cute.Tensor, g, t, o: tk.RegTile, token0):
         """Outputs to global memory, in pieces of 32 bytes."""
-        x, view = g.o[t.batch, None, t.head, None], o.rows_view
+        x, view = to[t.batch, None, t.head, None], o.rows_view
         row, token = t.part * CHUNK + tk.first_row(), token0 + tk.first_col()
         at = x.iterator + cute.crd2idx((token, row), x.layout)
         for r in cutlass.range_constexpr(2):
@@ -266,35 +333,6 @@ class ChannelValues:
                 behind = 8 * (j // 2) + j % 2
                 if token + behind < g.tokens and row + 8 * r < self.spec.value_dim:
                     cute.make_tensor(at + (behind * x.stride[0] + 8 * r), cute.make_layout(1))[0] = view[r, j]
-
-    def next(self, s, steps):
-        s.steps.release(steps)
-        steps.advance()
-
-    def scale_outputs(self, o, factors, stage, scale):
-        """What the state gave, as each token sees it."""
-        for r, j, f in self.of_thread(factors, stage, range(CHUNK)):
-            o.rows_view[r, j] = o.rows_view[r, j] * (f * scale)
-
-    def add_level(self, c, s, stage, half):
-        """A level's outputs, as each token sees them, 32 tokens at a time."""
-        takes = [token for token in range(CHUNK) if token // half % 2 != self.spec.reverse]
-        for part in range(2):
-            mine = [token for token in takes if token // 32 == part]
-            if mine:
-                tk.mm_ABt(c.x, c.v, s.p[stage], b_part=part)
-                tk.mma_wait(0)
-                for r, j, f in self.of_thread(s.factors, stage, mine):
-                    c.o.rows_view[r, j] = cute.math.fma(c.x.rows_view[r, j - 8 * part], f, c.o.rows_view[r, j])
-
-    def of_thread(self, factors, stage, tokens):
-        """(r, j, factor) of a thread's elements, but of those that are of none of the tokens in any thread."""
-        for r in range(2):
-            for j in range(CHUNK // 4):
-                first = 8 * (j // 2) + j % 2
-                if any(first + 2 * lane in tokens for lane in range(4)):
-                    column = tk.first_row() + 8 * r
-                    yield r, j, factors[stage, tk.first_col() + first, column]
 
 
 def factors_of(columns, factors, stage):
@@ -306,3 +344,9 @@ def factors_of(columns, factors, stage):
         at = factors.iterator + cute.crd2idx((stage, columns.part * columns.mine + i, 2 * columns.pair), factors.layout)
         cute.autovec_copy(two, cute.make_tensor(at.align(8), cute.make_layout(2)))
     return put
+
+
+def pairs_of(tokens):
+    """[(r, n)]: which of a thread's two columns, and which 8 tokens of which it has two, are of any of the tokens in any
+    thread."""
+    return [(r, n) for r in range(2) for n in range(CHUNK // 8) if any(token // 8 == n for token in tokens)]
