@@ -22,9 +22,8 @@ def check_call(q, k, v, g, initial_state):
     _tensors(q, k, v, g, initial_state)
     tokens = _check_operands(OP, q, k, v, g=g, initial_state=initial_state)
     if g is not None:
-        _refuse_channels(OP, g, tokens[2:], tokens)
-        check.rank(f"{OP}: g", g, 1, 3)
-        check.shape(f"{OP}: g", g, tokens[2:] if g.dim() == 1 else tokens)
+        check.rank(f"{OP}: g", g, 1, 3, 4)
+        check.shape(f"{OP}: g", g, tokens[2:] if g.dim() == 1 else (*tokens, q.shape[3])[:g.dim()])
 
 
 def check_delta_call(q, k, v, g, beta, initial_state):
@@ -32,8 +31,8 @@ def check_delta_call(q, k, v, g, beta, initial_state):
     _delta_tensors(q, k, v, g, beta, initial_state)
     tokens = _check_operands(DELTA, q, k, v, g=g, beta=beta, initial_state=initial_state)
     if g is not None:
-        _refuse_channels(DELTA, g, tokens)
-        check.shape(f"{DELTA}: g", g, tokens)
+        check.rank(f"{DELTA}: g", g, 3, 4)
+        check.shape(f"{DELTA}: g", g, (*tokens, q.shape[3])[:g.dim()])
     check.shape(f"{DELTA}: beta", beta, tokens)
 
 
@@ -65,23 +64,17 @@ def _check_sizes(op, q, v):
             raise NotImplementedError(f"{op}: {name}: has {x.shape[i]} {what}, supported are up to {MOST}")
 
 
-def _refuse_channels(op, g, *shapes):
-    """shapes: those that are supported."""
-    if g.dim() == 4:
-        raise NotImplementedError(f"{op}: g: has 4 dimensions, shape {tuple(g.shape)}, a decay for each column of k; "
-                                  f"supported are {' and '.join(map(str, shapes))}")
-
-
-def check_layouts(op, *operands):
-    """What TMA cannot take of q, k and v: strides and addresses."""
-    for name, x in zip("qkv", operands):
+def check_layouts(op, q, k, v, g=None):
+    """What TMA cannot take of q, k and v: strides and addresses; of gates for each column likewise."""
+    for name, x in zip("qkvg", (q, k, v, g if g is not None and g.dim() == 4 else q)):
         if not x.numel():
             continue
+        unit = 16 // x.element_size()
         check.last_dim_contiguous(f"{op}: {name}", x)
         for i in range(3):
-            if x.stride(i) % 8 and x.shape[i] > 1:
-                raise ValueError(f"{op}: {name}: strides are {x.stride()}; stride {i} must be a multiple of 8 elements "
-                                 "(16 bytes): call .contiguous()")
+            if x.stride(i) % unit and x.shape[i] > 1:
+                raise ValueError(f"{op}: {name}: strides are {x.stride()}; stride {i} must be a multiple of {unit} "
+                                 "elements (16 bytes): call .contiguous()")
         if x.data_ptr() % 16:
             raise ValueError(f"{op}: {name}: begins at an address that is not a multiple of 16 bytes: call .clone()")
 
@@ -89,7 +82,7 @@ def check_layouts(op, *operands):
 def for_tma(do):
     """A gradient that came in, copied where TMA cannot read it."""
     try:
-        check_layouts(OP, do)
+        check_layouts(OP, do, do, do)
     except ValueError:
         return do.clone(memory_format=torch.contiguous_format)
     return do

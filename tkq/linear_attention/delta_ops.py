@@ -4,6 +4,9 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from tkq.linear_attention.channels import launch as channels
+from tkq.linear_attention.channels.delta_gradients import backward as channels_backward
+from tkq.linear_attention.channels.launch import ChannelGiven
 from tkq.linear_attention.check import DELTA, check_delta_call, check_layouts, delta_options, for_tma, lowered
 from tkq.linear_attention.delta_gradients import DeltaNeeds, DeltaSaved, backward
 from tkq.linear_attention.launch import Given, start
@@ -18,8 +21,8 @@ _call_cache = CallCache()  # of `_forward`
 def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor,
                      scale: Optional[float] = None, initial_state: Optional[Tensor] = None,
                      output_final_state: bool = False):
-    """The gated delta rule (Gated DeltaNet; without gates DeltaNet), causal: with a state S of K x V numbers for each
-    head of v, from the first token to the last
+    """The gated delta rule (Gated DeltaNet; with a gate for each column of k Kimi Delta Attention, KDA; without gates
+    DeltaNet), causal: with a state S of K x V numbers for each head of v, from the first token to the last
 
         u[t] = beta[t] (v[t] - exp(g[t]) S[t - 1]' k[t])
         S[t] = exp(g[t]) S[t - 1] + k[t] u[t]',   o[t] = scale * S[t]' q[t]
@@ -35,8 +38,8 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
             share one of q and k.
             The last dimension of q, k and v is contiguous; base and other strides are multiples of 16 bytes: slices of
             a packed tensor go in without a copy.
-        g: natural logarithms of decays, (B, S, HV) float32, any strides; None: nothing decays. At most 0; -inf forgets
-            all that came before.
+        g: natural logarithms of decays, float32: (B, S, HV), any strides; (B, S, HV, K), one for each column of k, that
+            is each row of S, in memory as q is; None: nothing decays. At most 0; -inf forgets all that came before.
         beta: how much of a value is written, (B, S, HV), float32 or bfloat16, any strides: from 0 to 1, or to 2 where a
             model allows negative eigenvalues.
         scale: of o; 1 / sqrt(K) where not given.
@@ -53,14 +56,13 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
             no dense tensor of fp32 or bf16; scale is no number; output_final_state is no bool; dtypes that differ.
         ValueError: a number that is not finite in float32; shapes that do not go together, devices that differ, strides
             or a base that TMA cannot take.
-        NotImplementedError: a K or V that is not supported; a g of four dimensions, a decay for each column of k; more
-            than 65535 sequences or heads.
+        NotImplementedError: a K or V that is not supported; more than 65535 sequences or heads.
         RuntimeError: a GPU other than Hopper.
 
     Differentiable once, in q, k, v, g, beta and initial_state, through o and the state; results and gradients are the
     same, bit for bit, in every run. Under torch.autocast q, k and v are cast.
 
-    Source: Yang et al., Gated Delta Networks, 2024; Schlag et al., 2021; the form in chunks: Yang et al., 2024. CPU
+    Source: Yang et al., Gated Delta Networks, 2024; Schlag et al., 2021; Kimi Linear, 2025. CPU
     tensors take ``tkq.reference.linear_attention``, by the same rules.
 
     Example::
@@ -98,9 +100,14 @@ def _scale(scale, q) -> float:
 def _forward(q, k, v, g, beta, initial_state, scale, output_final_state):
     """(o, the state or None), of CUDA tensors."""
     check_delta_call(q, k, v, g, beta, initial_state)
-    check_layouts(DELTA, q, k, v)
+    check_layouts(DELTA, q, k, v, g)
     final = torch.float32 if output_final_state else None
-    (o, state, *_), call = start(Given(q, k, v, g, beta, initial_state, final), _scale(scale, q))
+    given = q, k, v, g, beta, initial_state, final
+    if g is not None and g.dim() == 4:
+        made, call = channels.start(ChannelGiven(*given), _scale(scale, q))
+    else:
+        made, call = start(Given(*given), _scale(scale, q))
+    o, state, *_ = made
     if call is not None:
         _call_cache.add((q, k, v, g, beta, initial_state, scale, output_final_state), *call, (o, state))
     return o, state
@@ -122,7 +129,7 @@ def _cuda(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor, in
 
 def _cpu(q, k, v, g, beta, initial_state, scale, output_final_state):
     check_delta_call(q, k, v, g, beta, initial_state)
-    check_layouts(DELTA, q, k, v)
+    check_layouts(DELTA, q, k, v, g)
     o, state = reference.linear_attn(q, k, v, g, scale, initial_state, beta=beta)
     state = state.clone() if output_final_state else q.new_empty(0, dtype=torch.float32)
     return o.to(q.dtype), state
@@ -143,7 +150,8 @@ def _backward_cuda(do: Tensor, dstate: Optional[Tensor], q: Tensor, k: Tensor, v
                                                                                              Tensor, Tensor, Tensor]:
     """Empty ones for what is not wanted."""
     needs = DeltaNeeds(need_q, need_k, need_v, need_g, need_beta, need_initial)
-    found = backward(DeltaSaved(q, k, v, g, beta, initial_state), _scale(scale, q), for_tma(do), dstate, needs)
+    of = channels_backward if g is not None and g.dim() == 4 else backward
+    found = of(DeltaSaved(q, k, v, g, beta, initial_state), _scale(scale, q), for_tma(do), dstate, needs)
     return tuple(q.new_empty(0) if x is None else x for x in found)
 
 

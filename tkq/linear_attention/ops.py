@@ -4,6 +4,9 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from tkq.linear_attention.channels import launch as channels
+from tkq.linear_attention.channels.gradients import backward as channels_backward
+from tkq.linear_attention.channels.launch import ChannelGiven
 from tkq.linear_attention.check import OP, check_call, check_layouts, for_tma, lowered, options
 from tkq.linear_attention.gradients import Needs, Saved, backward
 from tkq.linear_attention.launch import Given, start
@@ -17,10 +20,10 @@ _call_cache = CallCache()  # of `_forward`
 
 def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, scale: Optional[float] = None,
                 initial_state: Optional[Tensor] = None, output_final_state: bool = False):
-    """Causal linear attention, with a state that may decay (retention, lightning attention, scalar gates): with a state
-    S of K x V numbers for each head of v, from the first token to the last
+    """Causal linear attention, with a state that may decay (retention, lightning attention, scalar gates; GLA, a gate
+    for each column of k): with a state S of K x V numbers for each head of v, from the first token to the last
 
-        S[t] = exp(g[t]) S[t - 1] + k[t] v[t]',   o[t] = scale * S[t]' q[t]
+        S[t] = exp(g[t]) S[t - 1] + k[t] v[t]',   o[t] = scale * S[t]' q[t]      a g of columns is of the rows of S
 
     Computed in chunks of 64 tokens: products in 16 bits, sums, decays and the state in float32.
 
@@ -31,9 +34,9 @@ def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, sca
             The last dimension of q, k and v is contiguous; base and other strides are multiples of 16 bytes: slices of
             a packed tensor go in without a copy.
         g: natural logarithms of decays, float32: (B, S, HV), one for each token and head of v; (HV,), one for each head
-            at all tokens; None: nothing decays. Usually at most 0; -inf forgets all that came before. Above 0 the state
-            grows: right as long as no factor within 64 tokens is infinite in float32, and what the state takes up with
-            it fits q's type.
+            at all tokens; (B, S, HV, K), one for each token, head and column of k, in memory as q is; None: nothing
+            decays. Usually at most 0; -inf forgets all that came before. Above 0 the state grows: right as long as no
+            factor within 64 tokens is infinite in float32, and what the state takes up with it fits q's type.
         scale: of o; 1 / sqrt(K) where not given.
         initial_state: the state before the first token, (B, HV, K, V), float32 or bfloat16, any strides. None: zeros.
         output_final_state: also return the state behind the last token.
@@ -48,14 +51,13 @@ def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, sca
             initial_state is no dense tensor of fp32 or bf16; output_final_state is no bool; dtypes that differ.
         ValueError: a number that is not finite in float32; shapes that do not go together, devices that differ, strides
             or a base that TMA cannot take.
-        NotImplementedError: a K or V that is not supported; a g of four dimensions, a decay for each column of k; more
-            than 65535 sequences or heads.
+        NotImplementedError: a K or V that is not supported; more than 65535 sequences or heads.
         RuntimeError: a GPU other than Hopper.
 
     Differentiable once, in q, k, v, g and initial_state, through o and the state; gradients are the same, bit for bit,
     in every run. Under torch.autocast q, k and v are cast.
 
-    Source: Katharopoulos et al., 2020; Sun et al., RetNet, 2023, and Yang et al., 2023, for the form in chunks. CPU
+    Source: Katharopoulos et al., 2020; Sun et al., RetNet, 2023, and Yang et al., GLA, 2023, for the form in chunks. CPU
     tensors take ``tkq.reference.linear_attention``, by the same rules.
 
     Example::
@@ -93,9 +95,13 @@ def _scale(scale, q) -> float:
 def _forward(q, k, v, g, initial_state, scale, output_final_state):
     """(o, the state or None), of CUDA tensors."""
     check_call(q, k, v, g, initial_state)
-    check_layouts(OP, q, k, v)
+    check_layouts(OP, q, k, v, g)
     final = torch.float32 if output_final_state else None
-    (o, state, *_), call = start(Given(q, k, v, _gates(g), None, initial_state, final), _scale(scale, q))
+    if g is not None and g.dim() == 4:
+        made, call = channels.start(ChannelGiven(q, k, v, g, None, initial_state, final), _scale(scale, q))
+    else:
+        made, call = start(Given(q, k, v, _gates(g), None, initial_state, final), _scale(scale, q))
+    o, state, *_ = made
     if call is not None:
         _call_cache.add((q, k, v, g, initial_state, scale, output_final_state), *call, (o, state))
     return o, state
@@ -122,7 +128,7 @@ def _gates(g):
 
 def _cpu(q, k, v, g, initial_state, scale, output_final_state):
     check_call(q, k, v, g, initial_state)
-    check_layouts(OP, q, k, v)
+    check_layouts(OP, q, k, v, g)
     o, state = reference.linear_attn(q, k, v, g, scale, initial_state)
     state = state.clone() if output_final_state else q.new_empty(0, dtype=torch.float32)
     return o.to(q.dtype), state
@@ -142,7 +148,8 @@ def _backward_cuda(do: Tensor, dstate: Optional[Tensor], q: Tensor, k: Tensor, v
                    need_g: bool, need_initial: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Empty ones for what is not wanted."""
     needs = Needs(need_q, need_k, need_v, need_g, need_initial)
-    found = backward(Saved(q, k, v, _gates(g), initial_state), _scale(scale, q), for_tma(do), dstate, needs)
+    of = channels_backward if g is not None and g.dim() == 4 else backward
+    found = of(Saved(q, k, v, _gates(g), initial_state), _scale(scale, q), for_tma(do), dstate, needs)
     return tuple(q.new_empty(0) if x is None else x for x in found)
 
 
