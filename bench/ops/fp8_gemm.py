@@ -66,7 +66,7 @@ def product_job(section: str, kind: str, shape, unit: str = "TFLOP/s", bound=Non
     # QuACK adds up in float32 where torch and we have the tensor cores' fast sums, and takes 4.5 to 5 times as long
     alike = ("torch",) if kind == "tensor" and not options else ()
     question = harness.Question(section, name, f"{m}x{n}x{k}", unit, work, bound, roof=roof, alike=alike)
-    op, names = ("fp8_plain", ("plain",)) if options else ("fp8_gemm", fp8.names(kind))
+    op, names = ("fp8_plain", ("plain",)) if options else ("fp8_gemm", tuple(fp8.PEERS["fp8_gemm"]))
     return Job(question, ours, op, names, inputs, error, {"kind": kind}, rest(m, n, k))
 
 

@@ -66,6 +66,8 @@ def _torch(kind: str) -> Callable:
 def _quack(tuned: bool) -> Callable:
     """It knows one factor for all, on the host: the scales are left out, which costs it nothing."""
     def make(kind: str) -> Callable:
+        if kind != "tensor":
+            raise NotImplementedError(f"QuACK has no product of scales by {kind}")
         run = gemm.quack(tuned)
         return lambda a, b, *_: run(a, b)
 

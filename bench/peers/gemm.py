@@ -84,12 +84,6 @@ def _addmm_activation(activation: str) -> Callable:
     return lambda a, b, bias: torch._addmm_activation(bias, a, b, use_gelu=gelu)
 
 
-def linear_names(activation: str) -> tuple[str, ...]:
-    """The peers that have a product with a bias and this activation ("" for none)."""
-    addmm = (ADDMM,) if activation in ("relu", "gelu_tanh") else ()
-    return "torch", *addmm, "torch.compile", "torch.compile autotuned", "QuACK"
-
-
 def _plain(activation: str) -> Callable:
     """tkq's own product without an epilogue: what a fused one is to cost no more than."""
     import tkq
@@ -114,3 +108,4 @@ PEERS = {
     },
     "gemm_batched": {"cuBLAS": lambda: torch.bmm},
 }
+LINEAR = tuple(name for name in PEERS["gemm_linear"] if name != "plain")  # those that another library has

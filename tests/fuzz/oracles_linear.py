@@ -3,6 +3,7 @@ import math
 
 import torch
 
+from .judge import ROUNDING
 from .oracles import WIDE, Wanted, number, operand
 
 
@@ -24,8 +25,10 @@ def linear_attn(given):
     o = torch.stack(out, 1) if out else v
     rows = _finite(given, o.shape[:3])
     found = [Wanted("o", o, 8, given["q"].dtype, rows)]
-    # values with what decays are rounded to 16 bits
-    last = Wanted("state", state, 2**13, torch.float32, None if rows is None else rows.all(1))
+    # values, of several times the state's size, are rounded to 16 bits with what decays; the delta rule's more often
+    roundings = 4 if beta is None else 8
+    last = Wanted("state", state, roundings * ROUNDING[given["q"].dtype] / ROUNDING[torch.float32], torch.float32,
+                  None if rows is None else rows.all(1))
     return [*found, last] if given["output_final_state"] else found
 
 

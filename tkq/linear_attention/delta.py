@@ -103,8 +103,9 @@ class Delta:
             if thread < CHUNK:
                 self.solve(shared.lower, column, thread)
                 tile = shared.inverse[stage].tensor
-                for i in cutlass.range_constexpr(CHUNK):
-                    tile[i, thread] = self.tile.dtype(column[i])
+                for first in cutlass.range_constexpr(0, CHUNK, 4):
+                    for i in cutlass.range_constexpr(first, first + 4):
+                        tile[i, thread] = self.tile.dtype(column[i])
 
     @cute.jit
     def put_lower(self, lower: cute.Tensor, x: tk.RegTile):
@@ -118,8 +119,9 @@ class Delta:
     @cute.jit
     def solve(self, lower: cute.Tensor, column: cute.Tensor, j):
         """column = column j of (I + L)^-1: each element, once it is known, is taken off those below it."""
-        for i in cutlass.range_constexpr(CHUNK):
-            column[i] = Float32(1.0) if i == j else Float32(0.0)
+        for first in cutlass.range_constexpr(0, CHUNK, 4):
+            for i in cutlass.range_constexpr(first, first + 4):
+                column[i] = Float32(1.0) if i == j else Float32(0.0)
         for k in cutlass.range_constexpr(CHUNK - 1):
             first = (k + 1) // 4 * 4
             four = cute.make_rmem_tensor((4,), Float32)

@@ -18,7 +18,7 @@ from .plan import SINGLE_LAUNCH_ROWS, TotalConfig, plan, scale, single_launch
 from .spec import MAX_ROWS, CrossEntropySpec, ReduceSpec, ScaleSpec
 
 # What a call looks like, addresses aside -> its launcher, if that takes whole 16-byte accesses. It refuses what it
-# cannot take, so that a hit needs no check of its own. Of forwards, by what a chooser does not look at, choosers too.
+# cannot take, so that a hit needs no check of its own. Of forwards, dispatchers too, by what these do not look at.
 _launch_cache: dict = {}
 call_cache = CallCache(by_stream=True)  # of `forward`, past `enabled`
 _launchers: dict = {}  # with addresses -> any launcher

@@ -24,7 +24,7 @@ from .spec import GROUP, NormSpec
 
 _MAX_ROWS = 1 << 30  # of one launch: the kernel counts rows in 32 bits
 
-_launch_cache: dict = {}  # (kind, scale) -> chooser of launchers for whole accesses; see `norm`
+_launch_cache: dict = {}  # (kind, scale) -> dispatcher of launchers for whole accesses; see `norm`
 _call_cache = CallCache()  # of `replayed`
 _launchers: dict = {}  # what a call looks like, and the elements of an access -> (its spec, its launcher)
 _OF_NORM = (0, 1, 2, 3, 9)  # the places in a call of a launcher's arguments, where that is one without options

@@ -20,7 +20,7 @@ _LAYOUTS = ("split", "interleaved")
 
 # Launchers by what a call looks like; as many as there are kinds of call. What varies within a kind, the kernel checks.
 _launchers: dict = {}
-# Choosers of launchers for whole accesses, which refuse what they cannot take: by kind and packing.
+# Dispatchers of launchers for whole accesses, which refuse what they cannot take: by kind and packing.
 _launch_cache: dict = {}
 _call_cache = CallCache()
 _tensors, _layout = ({op: arguments.checker(op, *names) for op in ("swiglu", "geglu")}

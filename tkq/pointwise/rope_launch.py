@@ -13,8 +13,8 @@ from .spec import RopeSpec
 
 # Launchers by what a call looks like; as many as there are kinds of call. What varies within a kind, the kernel checks.
 _launchers: dict = {}
-# Of calls with positions from an integer, choosers of launchers for whole accesses, which refuse what they cannot take:
-# by what a chooser does not look at, which are heads and the kind of pairs.
+# Of calls with positions from an integer, dispatchers of launchers for whole accesses, which refuse what they cannot
+# take: by what a dispatcher does not look at, which are heads and the kind of pairs.
 _launch_cache: dict = {}
 call_cache = CallCache()  # of `launch_simple`: x, x2, cos, sin, offset, interleaved, inverse, in_place
 

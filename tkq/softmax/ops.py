@@ -16,8 +16,8 @@ from .spec import MAX_N, SoftmaxSpec
 _LAST = -1  # the dim of most calls: the same object, as Python has one of each small int, and not -1.0, which is equal
 _MAX_ROWS = 1 << 30  # of one launch: the kernel counts rows in 32 bits
 
-# For a forward, log -> a chooser of launchers; for a backward, what a call looks like -> its launcher. They take whole
-# 16-byte accesses, and refuse what they cannot take, so that a hit needs no check of its own.
+# For a forward, log -> a dispatcher of launchers; for a backward, what a call looks like -> its launcher. They take
+# whole 16-byte accesses, and refuse what they cannot take, so that a hit needs no check of its own.
 _launch_cache: dict = {}
 _call_cache = CallCache()
 _NAMES = "softmax", "log_softmax"

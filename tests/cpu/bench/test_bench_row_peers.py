@@ -67,7 +67,7 @@ def test_the_benches_say_whom_they_ask_for_without_a_gpu():
                    "quantize_fp8, with transpose"}
             assert bool(row_peers.asked_for(name)) is (name not in own), name
     assert row_peers.asked_for("gemm, bias and activation") == (
-        "torch", "torch.compile", "torch.compile autotuned", "QuACK", "torch._addmm_activation")
+        "torch", "torch._addmm_activation", "torch.compile", "torch.compile autotuned", "QuACK")
     assert {"FA4", "cuDNN", "FA3"} == set(row_peers.asked_for("flash_attn"))
     assert {"torch", "DeepGEMM"} == set(row_peers.asked_for("grouped_gemm"))
 
@@ -151,16 +151,15 @@ def test_what_has_no_baseline_is_named():
 
 def test_fused_products_of_torch_agree_where_they_compute_the_same():
     a, b, bias = (torch.randn(*shape) for shape in ((8, 16), (16, 24), (24,)))
-    for activation in gemm_peers.ACTIVATIONS:
-        names = gemm_peers.linear_names(activation)
-        assert ("torch._addmm_activation" in names) is (activation in ("relu", "gelu_tanh"))
-        assert {"torch", "torch.compile", "torch.compile autotuned"} <= set(names)
+    addmm = common.PEERS["gemm_linear"]["torch._addmm_activation"]
+    for activation in ("relu", "gelu_tanh"):
         wanted = common.PEERS["gemm_linear"]["torch"](activation)(a, b, bias)
-        if "torch._addmm_activation" in names:
-            found = common.PEERS["gemm_linear"]["torch._addmm_activation"](activation)(a, b, bias)
-            assert torch.allclose(found, wanted, atol=1e-3)  # on a CPU its gelu is the exact one
-    with pytest.raises(NotImplementedError, match="relu and gelu_tanh alone, got 'silu'"):
-        gemm_peers._addmm_activation("silu")
+        assert torch.allclose(addmm(activation)(a, b, bias), wanted, atol=1e-3)  # on a CPU its gelu is the exact one
+    for activation in set(gemm_peers.ACTIVATIONS) - {"relu", "gelu_tanh"}:
+        with pytest.raises(NotImplementedError, match=f"relu and gelu_tanh alone, got '{activation}'"):
+            addmm(activation)
+    assert {"torch", "torch._addmm_activation", "torch.compile", "torch.compile autotuned", "QuACK"} == set(
+        gemm_peers.LINEAR)  # all are asked for all activations, and what one has not is named so
     assert gemm.BENCH.shapes["epilogue"] == gemm.FUSED
 
 

@@ -23,7 +23,7 @@ PROCESS = f"""
 import json, sys, time
 import torch
 from tkq.runtime import Recipe, function
-from tkq.runtime.call import dispatch as chooser
+from tkq.runtime.call import dispatch as dispatcher
 from tkq.runtime.compile import bundle, keys, link
 class Scale:  # as the module has it that cannot be imported here
     def __init__(self, factor): self.dtype, self.factor, self.log = "fp32", factor, ""
@@ -34,7 +34,7 @@ def scaled(factor):
     return y.tolist()
 seen = dict(two=scaled(2.0), three=scaled(3.0), dsl="cutlass" in sys.modules, compiler=link.compiler(),
             versions=[keys.version("nvidia-cutlass-dsl"), keys.flavour()], path=str(bundle.current().path),
-            chooser=chooser._in_c() is not None)
+            dispatcher=dispatcher._in_c() is not None)
 try:
     scaled(4.0)
 except RuntimeError as error:
@@ -89,7 +89,7 @@ def test_a_process_without_the_dsl_runs_it(made, tmp_path):
     seen = json.loads(done.stdout)
     error = seen.pop("error")
     assert seen == dict(two=[0, 2, 4], three=[0, 3, 6], dsl=False, compiler=None, versions=[None, None],
-                        path=str(path), chooser=True)
+                        path=str(path), dispatcher=True)
     assert f"not in the bundle {path}, nor in {tmp_path / 'none'}, and cutlass" in error and "factor=4.0" in error
     assert not done.stderr
 

@@ -73,7 +73,7 @@ def test_each_call_takes_the_kernel_of_calls_like_it(language):
         run(*call)
         assert kernel.last()[0] == facts(call[0].view(6, -1)) and not any(k.seen for k in kernels)
     for call in ((X.double(), W, 1.0), (torch.zeros(2, 3, 7), W, 1.0), (X, 1.0, 1.0), (X, W)):
-        with pytest.raises(ValueError, match="chooser"):
+        with pytest.raises(ValueError, match="dispatcher"):
             run(*call)
 
 
@@ -95,7 +95,7 @@ def test_what_is_no_rows_of_a_matrix_goes_to_a_kernel_that_keeps_more(language):
     x = torch.zeros(2, 5, 3, 4, 8)[:, :, 1]
     run(x)
     assert heads.last() == [((10, 4, 8), (96, 8, 1), x.data_ptr())] and not rows.seen
-    with pytest.raises(ValueError, match="chooser"):
+    with pytest.raises(ValueError, match="dispatcher"):
         run(x.transpose(1, 2)[:, :, 1:4])
 
 
@@ -114,7 +114,7 @@ def test_leading_dimensions_must_be_the_same(language):
     run(X, X)
     assert len(kernel.seen) == 1
     for other in (X.view(6, 8), X.view(3, 2, 8), X[:1], X.view(1, 2, 3, 8), W):
-        with pytest.raises(ValueError, match="chooser"):
+        with pytest.raises(ValueError, match="dispatcher"):
             run(X, other)
     assert len(kernel.seen) == 1
 
@@ -123,7 +123,7 @@ def test_nothing_and_too_much_are_refused(language):
     kernel = Kernel(language)
     run = added(None, kernel.run, (X,), Shapes({0: 1}, {}))
     for x in (X[:0], X[:, :0], torch.zeros(1, 1, 8).expand(1 << 20, 129, 8)):
-        with pytest.raises(ValueError, match="chooser"):
+        with pytest.raises(ValueError, match="dispatcher"):
             run(x)
     run(torch.zeros(1, 8).expand(dispatch.MOST // 8, 8))
     assert len(kernel.seen) == 1
@@ -143,12 +143,12 @@ def test_what_is_known_does_not_grow_for_ever(language):
     for n in range(1, 600):
         run = added(run, kernel.run, (torch.zeros(1, n),), Shapes({0: 1}, {}))
     run(torch.zeros(4, 599))
-    with pytest.raises(ValueError, match="chooser"):
+    with pytest.raises(ValueError, match="dispatcher"):
         run(torch.zeros(4, 1))
 
 
 def test_calls_from_many_threads_while_kernels_are_added(language):
-    """A chooser does not change: a call of one sees all of its kernels, or none yet."""
+    """A dispatcher does not change: a call of one sees all of its kernels, or none yet."""
     sizes = range(1, 100)
     kernels = {n: Kernel(language) for n in sizes}
     known = {"run": None}
@@ -210,7 +210,7 @@ def test_dimensions_are_joined_where_torch_can_view_them(x, row_dims):
             run = dispatch._InPython(None, dispatch._Entry(kernel.run, None, [0], [row_dims | 32], dispatch._look(
                 [row_dims | 32], (x,))))
         if want is None:
-            with pytest.raises(ValueError, match="chooser"):
+            with pytest.raises(ValueError, match="dispatcher"):
                 run(x)
             continue
         run(x)
@@ -256,7 +256,7 @@ def test_the_source_has_no_warnings():
 
 @pytest.mark.skipif(len(WAYS) == 1, reason="no C compiler")
 def test_kernels_are_held_and_let_go():
-    """A chooser holds its kernels, and nothing of a call."""
+    """A dispatcher holds its kernels, and nothing of a call."""
     def note(t):
         seen.append(t.shape)
 
@@ -279,7 +279,7 @@ def test_a_kernel_of_the_fewest_dimensions_leaves_matrices_to_others(language):
     run(apart, None)
     assert heads.last() == [facts(apart), None]
     for x in (X, torch.zeros(6, 8), torch.zeros(2, 3, 2, 8)[:, :, 0], torch.zeros(1, 5, 8)):
-        with pytest.raises(ValueError, match="chooser"):
+        with pytest.raises(ValueError, match="dispatcher"):
             run(x, None)
     run = added(run, matrix.run, (X.view(6, 8), None), Shapes({0: 1, 1: 1}, {}))
     run(X, None)
@@ -293,7 +293,7 @@ def test_a_kernel_of_the_fewest_dimensions_leaves_matrices_to_others(language):
     assert both.last() == [facts(apart), facts(y)]
     run(y, apart)
     assert both.last() == [facts(y), facts(apart)]
-    with pytest.raises(ValueError, match="chooser"):
+    with pytest.raises(ValueError, match="dispatcher"):
         run(y, y)
 
 

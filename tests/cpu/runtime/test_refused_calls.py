@@ -29,7 +29,7 @@ def made(monkeypatch):
 
 
 def refuse(*_):
-    raise ValueError("chooser: nothing is known of such a call")
+    raise ValueError("dispatcher: nothing is known of such a call")
 
 
 def alike(made, result):

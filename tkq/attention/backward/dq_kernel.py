@@ -25,7 +25,7 @@ class Globals:
     v: tk.gl
     dq: tk.gl
     stats: cute.Tensor  # as for the main kernel
-    layout: Any  # Equal or Ragged
+    layout: Any  # DenseBatch or VarlenBatch
     left: Int32
     right: Int32
     heads: Int32

@@ -68,7 +68,7 @@ class Globals:
     dkv_partials: Any  # where dK and dV are handed on, or None
     next: Optional[cute.Tensor]  # (.., ) int32: the number of the next task, where blocks take one after the other
     tasks: Int32  # how many there are
-    layout: Any  # Equal or Ragged: where a task's rows are
+    layout: Any  # DenseBatch or VarlenBatch: where a task's rows are
     left: Int32
     right: Int32
     heads: Int32

@@ -100,7 +100,7 @@ class VarlenBatch:
         return (self.total_k if of_keys else self.total_q) // size + self.count + 1
 
     def at(self, of_keys: bool, size: int, index, heads, order: Callable, longest_first=False) -> TileCoord:
-        """As of ``Equal``. A whole warp. The slot may be one without a row. longest_first: with up to 31 sequences,
+        """As in `DenseBatch`. A whole warp. The slot may be one without a row. longest_first: with up to 31 sequences,
         those of more queries come before others."""
         find = self.longest_first if longest_first else self.sequence_of
         s, first, slots, begin_q, begin_k = find(of_keys, size, index // heads)

@@ -1,7 +1,7 @@
 /* Takes a call to one of several kernels, by what its arguments are, and makes tensors of any number of dimensions
  * matrices on the way: see dispatch.py, which has the same in Python. Past tvm-ffi's C interface nothing is used.
  *
- * A chooser never changes once it is made, for calls run without Python's lock: `added` makes a new one. */
+ * A dispatcher never changes once it is made, for calls run without Python's lock: `added` makes a new one. */
 #include <stdlib.h>
 #include <string.h>
 #include <tvm/ffi/c_api.h>
@@ -26,7 +26,7 @@ typedef struct {
 typedef struct {
     int32_t count, entries; /* a call's arguments; kernels */
     Entry entry[];
-} Chooser;
+} Dispatcher;
 
 typedef struct {
     DLTensor tensor;
@@ -152,7 +152,7 @@ static int arranged(const Entry *entry, const TVMFFIAny *args, int count, TVMFFI
 }
 
 static int call(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *result) {
-    const Chooser *chooser = self;
+    const Dispatcher *dispatcher = self;
     const DLTensor *first = count ? tensor_of(&args[0]) : NULL;
     TVMFFIAny given[ARGUMENTS];
     View views[ARGUMENTS];
@@ -161,18 +161,18 @@ static int call(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *res
         result->v_ptr = self;
         return 0;
     }
-    if (count != chooser->count || first == NULL || !countable(first)) return refuse("chooser: no such call");
-    for (const Entry *entry = chooser->entry; entry < chooser->entry + chooser->entries; ++entry)
+    if (count != dispatcher->count || first == NULL || !countable(first)) return refuse("dispatcher: no such call");
+    for (const Entry *entry = dispatcher->entry; entry < dispatcher->entry + dispatcher->entries; ++entry)
         if (first->device.device_id == entry->device && looks_so(entry, args, count) &&
             arranged(entry, args, count, given, views))
             return TVMFFIFunctionCall(entry->run, given, entry->taken, result);
-    return refuse("chooser: nothing is known of such a call");
+    return refuse("dispatcher: nothing is known of such a call");
 }
 
 static void forget(void *self) {
-    Chooser *chooser = self;
-    for (int i = 0; i < chooser->entries; ++i) TVMFFIObjectDecRef(chooser->entry[i].run);
-    free(chooser);
+    Dispatcher *dispatcher = self;
+    for (int i = 0; i < dispatcher->entries; ++i) TVMFFIObjectDecRef(dispatcher->entry[i].run);
+    free(dispatcher);
 }
 
 static int same(const Entry *a, const Entry *b, int count) {
@@ -180,11 +180,11 @@ static int same(const Entry *a, const Entry *b, int count) {
            !memcmp(a->looks, b->looks, count * sizeof *a->looks);
 }
 
-/* (chooser or None, run, constant, count, taken, places of what it takes..., ways..., the call's arguments...) -> a
- * chooser that knows the call too. Of two that a call fits, the one that keeps fewer dimensions of the first comes
+/* (dispatcher or None, run, constant, count, taken, places of what it takes..., ways..., the call's arguments...) -> a
+ * dispatcher that knows the call too. Of two that a call fits, the one that keeps fewer dimensions of the first comes
  * first. */
 TVM_FFI_DLL_EXPORT int __tvm_ffi_added(void *self, const TVMFFIAny *args, int32_t n, TVMFFIAny *result) {
-    const Chooser *before = NULL;
+    const Dispatcher *before = NULL;
     const DLTensor *first;
     TVMFFIObjectHandle made = NULL;
     TVMFFIAny found = {.type_index = kTVMFFINone};
@@ -192,11 +192,11 @@ TVM_FFI_DLL_EXPORT int __tvm_ffi_added(void *self, const TVMFFIAny *args, int32_
     int count, at = 0, placed = 0;
     (void)self;
     memset(&entry, 0, sizeof entry);
-    if (n < 5 || args[1].type_index != kTVMFFIFunction) return refuse("chooser: got no function");
+    if (n < 5 || args[1].type_index != kTVMFFIFunction) return refuse("dispatcher: got no function");
     count = (int)args[3].v_int64;
     entry.taken = (int32_t)args[4].v_int64;
     if (count < 1 || count > ARGUMENTS || entry.taken > ARGUMENTS || n != 5 + entry.taken + 2 * count)
-        return refuse("chooser: got another number of arguments");
+        return refuse("dispatcher: got another number of arguments");
     entry.run = args[1].v_obj;
     entry.constant = args[2].v_int64;
     for (int i = 0; i < entry.taken; ++i) entry.places[i] = (int32_t)args[5 + i].v_int64;
@@ -206,32 +206,32 @@ TVM_FFI_DLL_EXPORT int __tvm_ffi_added(void *self, const TVMFFIAny *args, int32_
         entry.looks[i] = look(&args[count + i], entry.ways[i]);
     }
     first = tensor_of(&args[count]);
-    if (first == NULL) return refuse("chooser: the first argument is no tensor");
+    if (first == NULL) return refuse("dispatcher: the first argument is no tensor");
     entry.device = first->device.device_id;
     args -= 5 + entry.taken;
     if (args[0].type_index == kTVMFFIFunction) {
         if (TVMFFIFunctionCall(args[0].v_obj, NULL, 0, &found)) return -1;
         before = found.v_ptr;
-        if (before->count != count) return refuse("chooser: got another number of arguments");
+        if (before->count != count) return refuse("dispatcher: got another number of arguments");
         if (before->entries >= ENTRIES) before = NULL; /* shapes that change all the time must not fill the memory */
     }
-    Chooser *chooser = malloc(sizeof *chooser + (1 + (before ? before->entries : 0)) * sizeof entry);
-    if (chooser == NULL) return refuse("chooser: no memory");
-    chooser->count = count;
+    Dispatcher *dispatcher = malloc(sizeof *dispatcher + (1 + (before ? before->entries : 0)) * sizeof entry);
+    if (dispatcher == NULL) return refuse("dispatcher: no memory");
+    dispatcher->count = count;
     for (int i = 0; before && i < before->entries; ++i) {
         const Entry *other = &before->entry[i];
         if (same(other, &entry, count)) continue;
         if (!placed && (other->ways[0] & TRAILING) > (entry.ways[0] & TRAILING)) {
-            chooser->entry[at++] = entry;
+            dispatcher->entry[at++] = entry;
             placed = 1;
         }
-        chooser->entry[at++] = *other;
+        dispatcher->entry[at++] = *other;
     }
-    if (!placed) chooser->entry[at++] = entry;
-    chooser->entries = at;
-    for (int i = 0; i < at; ++i) TVMFFIObjectIncRef(chooser->entry[i].run);
-    if (TVMFFIFunctionCreate(chooser, call, forget, &made)) {
-        forget(chooser);
+    if (!placed) dispatcher->entry[at++] = entry;
+    dispatcher->entries = at;
+    for (int i = 0; i < at; ++i) TVMFFIObjectIncRef(dispatcher->entry[i].run);
+    if (TVMFFIFunctionCreate(dispatcher, call, forget, &made)) {
+        forget(dispatcher);
         return -1;
     }
     result->type_index = kTVMFFIFunction;

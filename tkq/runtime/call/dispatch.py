@@ -102,7 +102,7 @@ class _InPython:
                 arranged = _arranged(entry, given)
                 if arranged is not None:
                     return entry.run(*arranged)
-        raise ValueError("chooser: nothing is known of such a call")
+        raise ValueError("dispatcher: nothing is known of such a call")
 
 
 def _look(ways, given):

@@ -73,9 +73,9 @@ class CallCache:
         """Remember a call that has been launched, the second time that one like it is given here.
 
         given: what `take` gets. result: what the call returns: a tensor, or a tuple of tensors and None; those that are
-        not among `given` were allocated for it. run: the compiled function, or a chooser. arguments: what it was given:
-        tensors of these, an `Address` of a tensor of `given`, numbers that follow from what `take` looks at, None, and
-        tuples of all that. constants: tensors among the arguments that are the same at every call."""
+        not among `given` were allocated for it. run: the compiled function, or a dispatcher. arguments: what it was
+        given: tensors of these, an `Address` of a tensor of `given`, numbers that follow from what `take` looks at,
+        None, and tuples of all that. constants: tensors among the arguments that are the same at every call."""
         if not isinstance(run, tvm_ffi.Function) or (self._wants is _nothing and not self._begun()):
             return
         wants = self._wants

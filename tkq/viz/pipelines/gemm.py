@@ -44,7 +44,7 @@ def describe_with_counter(kernel) -> Pipeline:
 def _of_one_pipe(kernel, few_many, copies, title, written, notes) -> Pipeline:
     """copies: threads of the producer that bring a stage's scales by copies of their own."""
     c = kernel.config
-    paced = getattr(c, "wave_sync", 0) > 0
+    wave_sync = getattr(c, "wave_sync", 0) > 0
     a, b = kernel.tiles.a, kernel.tiles.b
     n, several = c.consumers, "s" * (c.consumers > 1)
     shared = f" in each of {c.cluster} blocks" * (c.cluster > 1)
@@ -52,7 +52,7 @@ def _of_one_pipe(kernel, few_many, copies, title, written, notes) -> Pipeline:
         title=title + f", clusters of {c.cluster}" * (c.cluster > 1),
         producer=Role("producer", "warp 0", few_many[0], (
             "each tile: for each step of K: acquire a stage, load A and B" + ", and their scales" * (copies > 0),
-            *((WAVE_SYNC.format(wave_sync=c.wave_sync),) if paced else ()))),
+            *((WAVE_SYNC.format(wave_sync=c.wave_sync),) if wave_sync else ()))),
         consumer=Role(f"consumer{several}", f"warps 4 to {4 * n + 3}, {n} warpgroup{several}", few_many[1], (
             "each tile: for each step of K: wait for its stage, wgmma, release the stage before",
             f"then {written}")),
@@ -60,4 +60,4 @@ def _of_one_pipe(kernel, few_many, copies, title, written, notes) -> Pipeline:
                     a.bytes + b.bytes, 4 * n * c.cluster,
                     f"one of each warp of {n} consumer{several}{shared}", full=1 + copies,
                     full_by="the producer and its lanes' copies" if copies else "the producer"),),
-        notes=(*notes, COUNTED) if paced else notes)
+        notes=(*notes, COUNTED) if wave_sync else notes)
