@@ -16,7 +16,8 @@ def linear_attn(given):
     scale, out = number(given["scale"], columns**-0.5), []
     for t in range(tokens):
         if g is not None:
-            state = (g if g.dim() == 1 else g[:, t]).exp()[..., None, None] * state
+            decay = (g if g.dim() == 1 else g[:, t]).exp()[..., None]
+            state = (decay if g.dim() == 4 else decay[..., None]) * state
         u = v[:, t]
         if beta is not None:
             u = beta[:, t, :, None] * (u - torch.einsum("bhk,bhkv->bhv", k[:, t], state))

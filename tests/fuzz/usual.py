@@ -199,7 +199,7 @@ def flash_attn_varlen(d):
 def linear_attn(d):
     batch, tokens, heads, shared, dtype = d.one(1, 2), d.of((0, 1, 7, 24), (7, 24)), d.one(1, 2), d.one(1, 2), d.half()
     sizes, heads_v = (d.of((32, 48, 64), (64,)), d.of((32, 80), (64,))), heads * shared
-    gates = d.one((), (heads_v,), (batch, tokens, heads_v))
+    gates = d.one((), (heads_v,), (batch, tokens, heads_v), (batch, tokens, heads_v, sizes[0]))
     return dict(q=d.normal(batch, tokens, heads, sizes[0], dtype=dtype),
                 k=d.normal(batch, tokens, heads, sizes[0], dtype=dtype),
                 v=d.normal(batch, tokens, heads_v, sizes[1], dtype=dtype), g=-d.positive(*gates) if gates else None,
@@ -212,7 +212,8 @@ def gated_delta_rule(d):
     """Keys of length 1."""
     given = linear_attn(d)
     k, tokens = torch.nn.functional.normalize(given["k"].float(), dim=-1), given["v"].shape[:3]
-    return dict(given, k=k.to(given["k"].dtype), g=d.maybe(0.7, lambda: -d.positive(*tokens)),
+    gates = d.one(tokens, (*tokens, k.shape[3]))
+    return dict(given, k=k.to(given["k"].dtype), g=d.maybe(0.7, lambda: -d.positive(*gates)),
                 beta=d.normal(*tokens, dtype=FP32).sigmoid().to(d.one(FP32, BF16)))
 
 

@@ -1,4 +1,5 @@
 """All mutants."""
-from . import attention, backward, linear, products, rows, tile
+from . import attention, backward, channels, linear, products, rows, tile
 
-MUTANTS = (*attention.MUTANTS, *backward.MUTANTS, *linear.MUTANTS, *products.MUTANTS, *rows.MUTANTS, *tile.MUTANTS)
+MUTANTS = (*attention.MUTANTS, *backward.MUTANTS, *channels.MUTANTS, *linear.MUTANTS, *products.MUTANTS, *rows.MUTANTS,
+           *tile.MUTANTS)

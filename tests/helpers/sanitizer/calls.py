@@ -281,6 +281,12 @@ def states(device):
             x.detach().requires_grad_() for x in (q, k / 8, v, g, initial, g.sigmoid())]
         o, state = tkq.gated_delta_rule(q, k, v, g, beta, None, initial, True)
         yield f"gated_delta_rule {K} x {V}", (o, state, *grad((o, state), given, (do, dstate)))
+        gates = (g.detach()[..., None] * torch.linspace(0, 2, K, device=device)).requires_grad_()
+        given = q, k, v, gates, beta, initial
+        o, state = tkq.gated_delta_rule(q, k, v, gates, beta, None, initial, True)
+        yield f"gated_delta_rule {K} x {V}, columns", (o, state, *grad((o, state), given, (do, dstate)))
+        o = tkq.linear_attn(q, k, v, gates)
+        yield f"linear_attn {K} x {V}, columns", (o, *grad((o,), (q, k, v, gates), (do,)))
 
 
 FAMILIES = {f.__name__: f for f in (norms, residents, heads, softmax, cross_entropy, linear, quant, rope, gated, gemm,
