@@ -28,8 +28,8 @@ def launched(given, scale) -> Made:
         at = slice(start, start + CHUNK)
         chunk = Chunk(given, scale, decays[:, :, at], None if beta is None else beta[:, :, at])
         if given.of_values:
-            given_x = None if x is None else x[:, :, at]
-            out[:, :, at], dots[:, :, at], state = chunk.of_values(q[:, :, at], k[:, :, at], v[:, :, at], state, given_x)
+            out[:, :, at], dots[:, :, at], state = chunk.of_values(
+                q[:, :, at], k[:, :, at], v[:, :, at], state, None if x is None else x[:, :, at])
         else:
             out[:, :, at], state = chunk.of_keys(q[:, :, at], k[:, :, at], v[:, :, at], state)
     out, dots = out[:, :, :S], None if x is None else dots[:, :, :S].transpose(1, 2)

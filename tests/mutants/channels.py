@@ -10,7 +10,7 @@ KEYS, DELTA, VALUES, LAST, LONG = ((f"{TESTS}{name}",) for name in (
 
 MUTANTS = (
     *family(
-        "channels", "tkq/linear_attention/channels/columns.py",
+        "linear", "tkq/linear_attention/channels/columns.py",
         ("reference_a_token_late", """
             f = times(f, mine.a, i)
             put(mine, i, f)
@@ -28,15 +28,15 @@ MUTANTS = (
         ("diagonal_left_out", "there = row == col", "there = row > 8", KEYS),
         ("level_of_the_earlier_half", "return (late ^ early) // half == 1 and late // half % 2 == 1",
          "return (late ^ early) // half == 1 and late // half % 2 == 0", KEYS),
-        ("neighbour_is_oneself", 
+        ("neighbour_is_oneself",
          "found = [products[(self.part ^ 1) * self.columns + 2 * self.pair + e] for e in range(2)]",
          "found = [products[self.part * self.columns + 2 * self.pair + e] for e in range(2)]", VALUES),
         ("gates_of_tokens_behind_the_end", "if token < tokens and 2 * self.pair < columns:",
          "if 2 * self.pair < columns:", LAST)),
     *family(
-        "channels", "tkq/linear_attention/channels/kernel.py",
+        "linear", "tkq/linear_attention/channels/kernel.py",
         ("state_does_not_decay_by_columns", "mul_columns(c.s, s.total[None, scores.stage])", "", KEYS),
-        ("keys_do_not_decay_to_the_end", 
+        ("keys_do_not_decay_to_the_end",
          "self.columns.to_ends(mine, products, rows((keys, keys)), rows(*late), s.total[None, stage])",
          "self.columns.to_ends(mine, products, rows(), rows(*late), s.total[None, stage])", KEYS),
         ("what_the_state_gives_for_keys_as_they_came", "self.delta.of_state(c, started)",
@@ -46,7 +46,7 @@ MUTANTS = (
         ("columns_no_wait_for_scores", "s.scores.wait(scores)", "", NAPS),
         ("columns_scores_written_over", "s.scores.acquire_empty(out)", "", READS)),
     *family(
-        "channels", "tkq/linear_attention/channels/values.py",
+        "linear", "tkq/linear_attention/channels/values.py",
         ("rows_of_the_state_do_not_decay", "tk.mul_row(c.s, c.s, c.total)", "", VALUES),
         ("state_in_one_part", "tk.mma_ABt(c.o, c.s16, queries)", "", LONG),
         ("x_with_factors_that_are_not_rounded", "x = unpacked(word if f is None else scaled(word, f, self.dtype), "

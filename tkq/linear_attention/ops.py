@@ -57,8 +57,8 @@ def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, sca
     Differentiable once, in q, k, v, g and initial_state, through o and the state; gradients are the same, bit for bit,
     in every run. Under torch.autocast q, k and v are cast.
 
-    Source: Katharopoulos et al., 2020; Sun et al., RetNet, 2023, and Yang et al., GLA, 2023, for the form in chunks. CPU
-    tensors take ``tkq.reference.linear_attention``, by the same rules.
+    Source: Katharopoulos et al., 2020; Sun et al., RetNet, 2023, and Yang et al., GLA, 2023, for the form in chunks.
+    CPU tensors take ``tkq.reference.linear_attention``, by the same rules.
 
     Example::
 

@@ -1,5 +1,6 @@
 """Decays of columns as factors of operands: the device's own code, thread by thread in Python numbers, gives every pair
 of a chunk's tokens its decay, exactly once."""
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +22,8 @@ def in_python(monkeypatch):
     now = SimpleNamespace(thread=0)
     names = SimpleNamespace(thread_in_warpgroup=lambda: now.thread, lane_id=lambda: now.thread % 32, LOG2E=1.0)
     monkeypatch.setattr(columns, "tk", names)
-    monkeypatch.setattr(columns, "cutlass", SimpleNamespace(range_constexpr=range, select_=lambda c, a, b: a if c else b))
+    monkeypatch.setattr(columns, "cutlass", SimpleNamespace(
+        range_constexpr=range, select_=lambda c, a, b: a if c else b))
     monkeypatch.setattr(columns, "cute", SimpleNamespace(
         math=SimpleNamespace(exp2=lambda x, fastmath: 2.0**x), make_rmem_tensor=lambda *of: {},
         make_layout=lambda *of, **kw: None))
@@ -99,31 +101,37 @@ def test_levels_have_each_pair_once(in_python, upper):
     for half in HALVES:
         for parts in (1, 2, 4):
             cells = [eights_of_level(1, half, upper, range(n * 8 // parts, (n + 1) * 8 // parts)) for n in range(parts)]
-            assert sorted(sum(cells, [])) == sorted(eights_of_level(1, half, upper))
+            assert sorted(itertools.chain(*cells)) == sorted(eights_of_level(1, half, upper))
     assert of_level(5, 3, 2, False) is False and of_level(6, 5, 2, False) and of_level(5, 6, 2, True)
+
+
+def level(now, tile, products, mine, half, tiles):
+    """A level's rows of keys, and of queries."""
+    rows, others, keys, queries = tiles
+    early, late = Columns.early.__wrapped__, Columns.late.__wrapped__
+    for now.thread in range(128):
+        early(tile, mine(now.thread), products, half, tile.rows((rows, keys)))
+        late(tile, mine(now.thread), products, half, tile.rows((rows, keys), (others, queries)))
+    return rows, others
 
 
 @pytest.mark.parametrize("K", [128, 64, 48, 32, 96])
 def test_scores(in_python, K):
     torch.manual_seed(0)
     tile, words, back, mine = device(in_python, K)
-    early, late, a = (torch.randn(CHUNK, K, dtype=torch.float64) for _ in range(2)), None, None
-    early, late = early
+    early, late = (torch.randn(CHUNK, K, dtype=torch.float64) for _ in range(2))
     a = torch.rand(CHUNK, K, dtype=torch.float64)
     a[20], a[40, ::2] = 0.0, 0.0  # what forgets
     q, k, p = words(late), words(early), torch.zeros(CHUNK, CHUNK, dtype=torch.float64)
     products = a.view(-1, tile.mine, K).prod(1).flatten().tolist()
     lower = torch.zeros_like(p)
     for half in (0, *HALVES):
-        rows, others = words(), words()
+        rows, others = early, late
         if half:
-            each_thread(in_python, mine, a, lambda m: Columns.early.__wrapped__(tile, m, products, half, tile.rows((rows, k))))
-            each_thread(in_python, mine, a,
-                        lambda m: Columns.late.__wrapped__(tile, m, products, half, tile.rows((rows, k), (others, q))))
+            rows, others = level(in_python, tile, products,
+                                 lambda thread: mine(thread, a), half, (words(), words(), k, q))
             rows, others = back(rows), back(others).nan_to_num(7.0)
             assert rows.isfinite().all()
-        else:
-            rows, others = early, late
         take = mask(in_python, half, False)
         p[take] = (others @ rows.T)[take]
         lower[take] = (rows @ rows.T)[take]

@@ -20,7 +20,7 @@ from tkq.reference.linear_attention import linear_attn as recurrence
 BF16 = torch.bfloat16
 
 
-def make(S=130, K=32, V=48, decay=0.3, delta=False, states=True):  # noqa: PLR0913
+def make(S=130, K=32, V=48, decay=0.3, delta=False, states=True):
     """q, k, v, g[, beta], initial state; two heads of v share one of q and k."""
     torch.manual_seed(0)
     q, k = (normalize(torch.randn(2, S, 2, K, dtype=torch.float64), dim=-1) for _ in range(2))

@@ -1,5 +1,5 @@
-"""Gates for each column of k: the launches against the same in float64, beside the same in plain PyTorch, rounded as the
-kernels round; the ops and their gradients against the recurrence in float64."""
+"""Gates for each column of k: the launches against the same in float64, beside the same in plain PyTorch, rounded as
+the kernels round; the ops and their gradients against the recurrence in float64."""
 import math
 
 import pytest
@@ -24,7 +24,7 @@ DELTA = {"forward": {}, "reversed": dict(reverse=True), "updates": dict(updates=
 VALUES = WAYS | {"strict": dict(strict=True), "strict reversed": dict(strict=True, reverse=True)}
 
 
-def make(B, S, H, HV, K, V, dtype=BF16, decay=0.1):  # noqa: PLR0913
+def make(B, S, H, HV, K, V, dtype=BF16, decay=0.1):
     torch.manual_seed(0)
     q, k = (normalize(torch.randn(B, S, H, K, device="cuda"), dim=-1).to(dtype) for _ in range(2))
     v = torch.randn(B, S, HV, V, device="cuda").to(dtype)
@@ -85,7 +85,7 @@ def test_lengths_of_the_delta_rule(S, way):
 @pytest.mark.parametrize("S", [1, 63, 64, 65, 300])
 @pytest.mark.parametrize("way", VALUES)
 @pytest.mark.parametrize("dot", [False, True])
-@pytest.mark.sampled(when=lambda way, S, dot: dot and S in (1, 65, 300) or way == "forward")
+@pytest.mark.sampled(when=lambda way, S, dot: (dot and S in (1, 65, 300)) or way == "forward")
 def test_lengths_with_gates_of_values(S, way, dot):
     q, k, v, g = make(2, S, 2, 4, 128, 128)
     check(of_values(q, k, v, g, dot, initial=state_of(v, q.repeat_interleave(2, 2)), **VALUES[way]))
@@ -242,8 +242,11 @@ def test_gradients_of_gates_are_as_good_at_any_length(delta):
 @pytest.mark.parametrize("delta", [False, True])
 def test_two_calls_are_one(delta):
     given = make(1, 256, 2, 2, 64, 64)
-    op = (lambda q, k, v, g, *state: tkq.gated_delta_rule(q, k, v, g, g[..., 0].exp(), None, *state, True)) if delta else (
-        lambda q, k, v, g, *state: tkq.linear_attn(q, k, v, g, None, *state, True))
+    def op(q, k, v, g, state):
+        if delta:
+            return tkq.gated_delta_rule(q, k, v, g, g[..., 0].exp(), None, state, True)
+        return tkq.linear_attn(q, k, v, g, None, state, True)
+
     o, state = op(*given, None)
     first, middle = op(*(x[:, :128] for x in given), None)
     second, last = op(*(x[:, 128:] for x in given), middle)

@@ -51,9 +51,10 @@ def recorded(g) -> dict:
         ("linear_attn", lambda q, decays: tkq.linear_attn(q / 8, q / 8, q, decays), g.q, g.decays),
         ("gated_delta_rule", lambda q, k, gates, betas: tkq.gated_delta_rule(k, k, q, gates, betas),
          g.q, g.keys, g.gates, g.betas),
-        ("linear_attn with gates of columns", lambda q, gates: tkq.linear_attn(q / 8, q / 8, q, gates), g.q, g.columns),
-        ("gated_delta_rule with gates of columns", lambda q, k, gates, betas: tkq.gated_delta_rule(k, k, q, gates, betas),
-         g.q, g.keys, g.columns, g.betas),
+        ("linear_attn with gates of columns", lambda q, gates: tkq.linear_attn(q / 8, q / 8, q, gates),
+         g.q, g.columns),
+        ("gated_delta_rule with gates of columns",
+         lambda q, k, gates, betas: tkq.gated_delta_rule(k, k, q, gates, betas), g.q, g.keys, g.columns, g.betas),
         ("gemm", lambda a, b: tkq.gemm(a, b), g.a, g.b),
         ("gemm with an activation", lambda a, b: tkq.gemm(a, b, activation="silu"), g.a, g.b),
     )}

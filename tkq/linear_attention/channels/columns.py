@@ -22,8 +22,8 @@ class Mine(NamedTuple):
 
 class Columns:
     """With a[t] the decay of a column at token t, what token j wrote is at a token i behind it less by the product of
-    a[j + 1] .. a[i]. Let h be the highest power of 2 in which i and j differ: i is in the later half of 2 h neighbouring
-    tokens and j in the earlier one. Where the later half begins, the product is split in two:
+    a[j + 1] .. a[i]. Let h be the highest power of 2 in which i and j differ: i is in the later half of 2 h
+    neighbouring tokens and j in the earlier one. Where the later half begins, the product is split in two:
 
         a[i] .. back to that token's, a factor of row i         the rest, down to a[j + 1], a factor of row j
 

@@ -9,8 +9,8 @@ from tkq.linear_attention.gradients import ALL, Gradients, Needs, Saved, _of_sha
 
 
 def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = None, needs: Needs = ALL) -> Gradients:
-    """dv is a linear attention in the reversed order, as with other gates. dq and dk have gates of the columns that come
-    out:
+    """dv is a linear attention in the reversed order, as with other gates. dq and dk have gates of the columns that
+    come out:
 
         dq[i, c] = scale * sum over j <= i of (do[i] v[j]) D[j+1..i] k[j, c]     D the products of column c's decays
         dk[j, c] = scale * sum over i >= j of (do[i] v[j]) D[j+1..i] q[i, c]
@@ -45,7 +45,7 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
                      _of_shared(of_k.o, k).to(k.dtype) if needs.k else None, dv if needs.v else None, dg, dinitial)
 
 
-def of_columns(queries, keys, values, g, scale, initial=None, final=None, **ways):  # noqa: PLR0913
+def of_columns(queries, keys, values, g, scale, initial=None, final=None, **ways):
     """A launch with gates of the columns of values; of parts of V, which are its heads' columns."""
     return over_values(keys.shape[3], lambda part: launch(ChannelGiven(
         queries[..., part], keys[..., part], values, g, initial=_turned(initial, part), final=final, of_values=True,

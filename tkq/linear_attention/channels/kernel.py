@@ -68,8 +68,8 @@ class State:
 
 
 class ChannelAttention:
-    """o[t] = scale * S[t]' q[t], S[t] = diag(exp(g[t])) S[t-1] + k[t] v[t]', for chunks of 64 tokens: with D the products
-    of decays, for each column,
+    """o[t] = scale * S[t]' q[t], S[t] = diag(exp(g[t])) S[t-1] + k[t] v[t]', for chunks of 64 tokens: with D the
+    products of decays, for each column,
 
         O = scale * ((D[0..i] Q) S + P V),  P[i, j] = (D[j+1..i] q[i]) k[j] for j <= i
         S = D[0..63] S + (D[i+1..63] K)' V
@@ -78,10 +78,10 @@ class ChannelAttention:
 
         O = scale * ((D[i+1..63] Q) S + P V),  S = D[0..63] S + (D[0..i] K)' V,  S of the chunks behind
 
-    P is a sum of products of 64 x 64, one for each level of `Columns` and one for the diagonal, of each of which its own
-    part is taken. Queries and keys that meet the state are scaled where they lie in shared memory. A block has one head
-    of one sequence and 64 columns of V for each of its warpgroups of the state, which keep S' (V by K, fp32) in their
-    accumulators from the first chunk to the last.
+    P is a sum of products of 64 x 64, one for each level of `Columns` and one for the diagonal, of each of which its
+    own part is taken. Queries and keys that meet the state are scaled where they lie in shared memory. A block has one
+    head of one sequence and 64 columns of V for each of its warpgroups of the state, which keep S' (V by K, fp32) in
+    their accumulators from the first chunk to the last.
 
       producer (a warp)        Q K V of a chunk | of the next | ..
       scores (a warpgroup)     decays, six levels: P; Q and K scaled | of the next chunk | ..
@@ -142,7 +142,8 @@ class ChannelAttention:
         c, al = self.config, tk.SharedAllocator()
         n, delta, K = c.groups, self.solved, self.spec.head_dim
         q, k = (al.tile(self.qk_tile, c.stages) for _ in range(2))
-        v, o, p = tuple(al.tile(self.v_tile, c.stages) for _ in range(n)), al.tile(self.v_tile, n), al.tile(self.p_tile, 2)
+        v = tuple(al.tile(self.v_tile, c.stages) for _ in range(n))
+        o, p = al.tile(self.v_tile, n), al.tile(self.p_tile, 2)
         levels = al.tile(self.qk_tile, 2)
         s = Shared(q, k, v, o, p, levels, al.tile(self.qk_tile, 2) if delta else None,
                    al.tile(self.qk_tile, 2) if delta else None, al.vector(4 * K, 2), al.vector(K, 2),

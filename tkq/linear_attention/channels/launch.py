@@ -47,7 +47,8 @@ def spec_of(given: ChannelGiven) -> ChannelSpec:
         return None if x is None else dtypes.name_of(x if isinstance(x, torch.dtype) else x.dtype)
 
     return ChannelSpec(name(given.q), given.q.shape[-1], given.v.shape[-1], name(given.initial), name(given.final),
-                       given.reverse, name(given.beta), given.updates, given.of_values, given.strict, given.x is not None)
+                       given.reverse, name(given.beta), given.updates, given.of_values, given.strict,
+                       given.x is not None)
 
 
 def launch(given: ChannelGiven, scale: float) -> Made:

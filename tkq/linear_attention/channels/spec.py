@@ -1,4 +1,4 @@
-"""What was asked for, as far as a kernel of gates for each column depends on it: a frozen dataclass, the compile key."""
+"""What was asked for, as far as a kernel of gates for each column depends on it: the compile key."""
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -71,9 +71,9 @@ class ChannelValues:
         O[i, c] = scale * (D[0..i] (Q S)[i, c] + sum over j <= i of (q[i] k[j]) D[j+1..i] v[j, c])
         S[:, c] = D[0..63] S[:, c] + K' (D[i+1..63] v[:, c])
 
-    Reversed, a token sees those from itself to the last, and D[0..i] and D[i+1..63] change places. A sum's decays do not
-    go into Q K', for they differ from column to column: for each level of `Columns` the part of Q K' that is of it is
-    multiplied by rows of v with their factors, and the result has the factors of its own rows.
+    Reversed, a token sees those from itself to the last, and D[0..i] and D[i+1..63] change places. A sum's decays do
+    not go into Q K', for they differ from column to column: for each level of `Columns` the part of Q K' that is of it
+    is multiplied by rows of v with their factors, and the result has the factors of its own rows.
 
       producer (a warp)    Q K V of a chunk | of the next | ..
       scores (1)           Q K'; of each step its part, rows of v, factors | ..
@@ -120,8 +120,9 @@ class ChannelValues:
         g = Globals(tk.gl.load(q, self.qk_tile), tk.gl.load(k, self.qk_tile), tk.gl.load(v, self.v_tile), x, o,
                     operands.dots, operands.g, operands.initial, operands.final, scale, Int32(q.shape[0]),
                     heads // k.shape[2], heads // v.shape[2], x_heads)
-        self.kernel(g).launch(grid=[-(-self.spec.value_dim // CHUNK), heads, o.shape[0]], block=[3 * tk.WARPGROUP, 1, 1],
-                              stream=stream, min_blocks_per_mp=1)
+        parts = -(-self.spec.value_dim // CHUNK)
+        self.kernel(g).launch(grid=[parts, heads, o.shape[0]], block=[3 * tk.WARPGROUP, 1, 1], stream=stream,
+                              min_blocks_per_mp=1)
 
     # ---- device --------------------------------------------------------------------------------
 
@@ -129,10 +130,11 @@ class ChannelValues:
     def kernel(self, g: Globals):
         stages, al, row = self.config.stages, tk.SharedAllocator(), CHUNK + PAD
         factors = cute.make_layout((2, CHUNK, CHUNK), stride=(CHUNK * row, row, 1))
+        loaded = 2 * self.qk_tile.bytes + (1 + self.spec.dot) * self.v_tile.bytes
         s = Shared(al.tile(self.qk_tile, stages), al.tile(self.qk_tile, stages), al.tile(self.v_tile, stages),
-                   al.tile(self.v_tile, stages) if self.spec.dot else None, al.tile(self.v_tile, 2), al.allocate_tensor(Float32, factors, 128), al.tile(self.p_tile, 2),
-                   al.vector(4 * CHUNK), al.vector(CHUNK),
-                   al.pipe(stages, 2 * self.qk_tile.bytes + (1 + self.spec.dot) * self.v_tile.bytes, 4), al.pipe(2, 0, 4, producers=4))
+                   al.tile(self.v_tile, stages) if self.spec.dot else None, al.tile(self.v_tile, 2),
+                   al.allocate_tensor(Float32, factors, 128), al.tile(self.p_tile, 2), al.vector(4 * CHUNK),
+                   al.vector(CHUNK), al.pipe(stages, loaded, 4), al.pipe(2, 0, 4, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.steps)])
         part, head, batch = cute.arch.block_idx()
         t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, part, None)
@@ -347,6 +349,6 @@ def factors_of(columns, factors, stage):
 
 
 def pairs_of(tokens):
-    """[(r, n)]: which of a thread's two columns, and which 8 tokens of which it has two, are of any of the tokens in any
-    thread."""
+    """[(r, n)]: which of a thread's two columns, and which 8 tokens of which it has two, are of any of the tokens in
+    any thread."""
     return [(r, n) for r in range(2) for n in range(CHUNK // 8) if any(token // 8 == n for token in tokens)]
