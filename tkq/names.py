@@ -14,9 +14,9 @@ _ELSEWHERE = {
     "flash_attn_varlen": "flashattnvarlenfunc flashattnvarlenqkvpackedfunc varlenattn varlenattention "
                          "flashattentionvarlen",
     "linear_attn": "linearattention chunksimplegla simplegla chunklinearattn lightningattn chunklightningattn "
-                   "retention chunkretention",
+                   "retention chunkretention gla chunkgla gatedlinearattention",
     "gated_delta_rule": "chunkgateddeltarule gateddeltanet gdn deltarule chunkdeltarule deltanet gateddelta "
-                        "chunkgateddeltaruleprefill",
+                        "chunkgateddeltaruleprefill kda chunkkda kimideltaattention",
     "layernorm": "layernormfn layernormfwd addlayernorm nativelayernorm",
     "rmsnorm": "rmsnormfn rmsnormfwd addrmsnorm fusedaddrmsnorm fusedrmsnorm",
     "softmax": "softmaxfwd",
