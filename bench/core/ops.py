@@ -123,10 +123,14 @@ OPS: dict[str, tuple[Part, ...]] = {
     "linear_attn": (
         Part("linear_attention", ("forward",)),
         Part("linear_attention", ("training",), what="forward and backward"),
+        Part("linear_attention", ("packed",), what="packed"),
+        Part("linear_attention", ("packed_training",), what="packed, forward and backward"),
     ),
     "gated_delta_rule": (
         Part("gated_delta_rule", ("forward",)),
         Part("gated_delta_rule", ("training",), what="forward and backward"),
+        Part("gated_delta_rule", ("packed",), what="packed"),
+        Part("gated_delta_rule", ("packed_training",), what="packed, forward and backward"),
     ),
 }
 # files that measure something else by a main of their own: clocks, the docs' kernels, starting, a whole model

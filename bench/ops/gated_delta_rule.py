@@ -1,12 +1,14 @@
-"""gated_delta_rule against FlashInfer, FlashQLA and fla: forward, and forward with backward.
+"""gated_delta_rule against FlashInfer, FlashQLA and fla: forward, and forward with backward; and of packed sequences.
 
-    python -m bench.ops.gated_delta_rule [--sections calls,forward,training] [--quick] [--shapes 8x2048x32]
+    python -m bench.ops.gated_delta_rule [--sections calls,forward,training,packed,packed_training] [--quick]
+        [--shapes 8x2048x32]
 
-bf16, K = V = 128; a decay and a beta for each token. Shapes: sequences, their length, heads of v, of which two share
-one of q and k. Of the first shape also with a decay for each column (KDA), as many heads of q and k, and fla alone. The
-work is the state's update and its read, 4 * K * V a token and head, and three times that with the
-backward. A result is judged by one triangular system in float64, on the first sequence's first and last head (o), or on
-its first head of q and k (gradients, of short sequences). Results go to OUT/gated_delta_rule.json after every case.
+bf16, K = V = 128; a decay and a beta for each token. Shapes: sequences, their length (packed: the tokens of all),
+heads of v, of which two share one of q and k; of the first shape also with a decay for each column (KDA), as many
+heads of q and k, and fla alone. The work is the state's update and its read, 4 * K * V a token and head,
+and three times that with the backward. A result is judged by one triangular system in float64, on the first (packed:
+and the last) sequence's first and last head (o), or on its first head of q and k (gradients, of short sequences).
+Results go to OUT/gated_delta_rule.json after every case.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from bench.core import harness
 from bench.core.command import Bench, Job, main
 from bench.core.harness import Call
 from bench.core.results import Bound
-from bench.ops import columns
+from bench.ops import columns, packed_states
 from bench.ops.rows_common import BF16, randn
 from bench.peers import common, delta_rule
 from tkq.testing.timing import relative_error
@@ -100,6 +102,40 @@ def jobs(section, shapes) -> Iterator[Job]:
                   forward_error if forward else training_error)
 
 
+def packed_error(_, given, found):
+    """As a sequence of its own, the first and the last one; found: o, and gradients where they are there."""
+    *tensors, cu = given[:7]
+    worst = 0.0
+    for at in packed_states.judged(cu):
+        one = [x[:, at] for x in tensors]
+        if isinstance(found, torch.Tensor):
+            worst = max(worst, forward_error(None, one, found[:, at]))
+        else:
+            worst = max(worst, training_error(None, (*one, given[7][:, at]), [x[:, at] for x in found]))
+    return worst
+
+
+def packed(q, k, v, g, beta, alpha, cu):
+    return tkq.gated_delta_rule(q, k, v, g, beta, cu_seqlens=cu)
+
+
+def packed_jobs(section, shapes) -> Iterator[Job]:
+    for count, tokens, heads in shapes:
+        forward = section == "packed"
+
+        def make(i, size=(count, tokens, heads), forward=forward):
+            tensors = inputs(i, 1, *size[1:])
+            given = *tensors, packed_states.cu_seqlens(*size[:2], tensors[0].device)
+            return given if forward else (*given, randn(9000 + i, 1, *size[1:], DIM))
+
+        op = "gated_delta_rule_packed" if forward else "gated_delta_rule_packed_training"
+        work = (4 if forward else 12) * tokens * heads * DIM * DIM
+        question = harness.Question(section, "gated_delta_rule", f"{count} in S{tokens} H{heads // 2}/{heads} D{DIM}",
+                                    "TFLOP/s", work, BOUNDS["forward" if forward else "training"])
+        yield Job(question, packed if forward else delta_rule.packed_training(packed), op, tuple(delta_rule.PEERS[op]),
+                  make, packed_error)
+
+
 def calls() -> dict[str, Call]:
     """Eager calls on tiny tensors."""
     q, k, v = (torch.randn(1, 64, 2, 128, device="cuda", dtype=BF16) / 16 for _ in range(3))
@@ -113,8 +149,10 @@ def calls() -> dict[str, Call]:
 
 BENCH = Bench(
     "gated_delta_rule", __doc__,
-    {section: lambda shapes, section=section: jobs(section, shapes) for section in ("forward", "training")},
-    shapes={"forward": SHAPES, "training": TRAINING},
+    {section: lambda shapes, section=section, of=of: of(section, shapes) for section, of in (
+        ("forward", jobs), ("training", jobs), ("packed", packed_jobs), ("packed_training", packed_jobs))},
+    shapes={"forward": SHAPES, "training": TRAINING,
+            **dict.fromkeys(("packed", "packed_training"), packed_states.SHAPES)},
     quick=QUICK,
     calls=calls,
 )

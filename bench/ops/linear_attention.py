@@ -1,12 +1,13 @@
-"""linear_attn against fla and torch.compile: forward, and forward with backward.
+"""linear_attn against fla and torch.compile: forward, and forward with backward; and of packed sequences.
 
-    python -m bench.ops.linear_attention [--sections calls,forward,training] [--quick] [--shapes 8x2048x32]
+    python -m bench.ops.linear_attention [--sections calls,forward,training,packed,packed_training] [--quick]
+        [--shapes 8x2048x32]
 
-bf16, K = V = 128. Shapes: sequences, their length, heads; decays of heads (lightning attention), of tokens, and of
-columns (GLA), the last of the first shape and against fla alone. The
-work is the state's update and its read, 4 * K * V a token and head, and three times that with the backward. A result is
-judged by the sum over keys in float32, on the first sequence's first and last head. Results go to
-OUT/linear_attention.json after every case.
+bf16, K = V = 128. Shapes: sequences, their length (packed: the tokens of all), heads; decays of heads (lightning
+attention), of tokens, and of columns (GLA: of the first shape, against fla alone). The work is the state's update and
+its read, 4 * K * V a token and head, and three times that with the backward. A result is judged by the sum over keys in
+float32, on the first (packed: and the last) sequence's first and last head. Results go to OUT/linear_attention.json
+after every case.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from bench.core import harness
 from bench.core.command import Bench, Job, main
 from bench.core.harness import Call
 from bench.core.results import Bound
-from bench.ops import columns
+from bench.ops import columns, packed_states
 from bench.ops.rows_common import BF16, randn
 from bench.peers import common
-from bench.peers.linear_attention import training
+from bench.peers.linear_attention import packed_training, training
 from tkq.testing.timing import relative_error
 
 DIM = 128
@@ -97,6 +98,40 @@ def jobs(section, shapes) -> Iterator[Job]:
                       forward_error if forward else training_error)
 
 
+def packed_error(_, given, found):
+    """As a sequence of its own, the first and the last one; found: o, and gradients where they are there."""
+    *tensors, cu = given[:5]
+    worst = 0.0
+    for at in packed_states.judged(cu):
+        one_of = [x[:, at] for x in tensors]
+        if isinstance(found, torch.Tensor):
+            worst = max(worst, forward_error(None, one_of, found[:, at]))
+        else:
+            worst = max(worst, training_error(None, (*one_of, given[5][:, at]), [x[:, at] for x in found]))
+    return worst
+
+
+def packed(q, k, v, g, cu):
+    return tkq.linear_attn(q, k, v, g, cu_seqlens=cu)
+
+
+def packed_jobs(section, shapes) -> Iterator[Job]:
+    for count, tokens, heads in shapes:
+        forward = section == "packed"
+
+        def make(i, size=(count, tokens, heads), forward=forward):
+            tensors = inputs(i, 1, *size[1:], "token")
+            given = *tensors, packed_states.cu_seqlens(*size[:2], tensors[0].device)
+            return given if forward else (*given, randn(9000 + i, 1, *size[1:], DIM))
+
+        work = (4 if forward else 12) * tokens * heads * DIM * DIM
+        bound = Bound(("fla",), (FORWARD if forward else TRAINING)["token"])
+        question = harness.Question(section, "linear_attn", f"{count} in S{tokens} H{heads} D{DIM} decay per token",
+                                    "TFLOP/s", work, bound)
+        op = "linear_attn_packed" if forward else "linear_attn_packed_training"
+        yield Job(question, packed if forward else packed_training(packed), op, ("fla",), make, packed_error)
+
+
 def calls() -> dict[str, Call]:
     """Eager calls on tiny tensors."""
     q, k, v = (torch.randn(1, 64, 2, 64, device="cuda", dtype=BF16) for _ in range(3))
@@ -113,8 +148,10 @@ def calls() -> dict[str, Call]:
 
 BENCH = Bench(
     "linear_attention", __doc__,
-    {section: lambda shapes, section=section: jobs(section, shapes) for section in ("forward", "training")},
-    shapes={"forward": SHAPES, "training": SHAPES},
+    {section: lambda shapes, section=section, of=of: of(section, shapes) for section, of in (
+        ("forward", jobs), ("training", jobs), ("packed", packed_jobs), ("packed_training", packed_jobs))},
+    shapes={"forward": SHAPES, "training": SHAPES,
+            **dict.fromkeys(("packed", "packed_training"), packed_states.SHAPES)},
     quick=QUICK,
     calls=calls,
 )

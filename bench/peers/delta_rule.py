@@ -61,10 +61,51 @@ def training(forward: Callable) -> Callable:
     return step
 
 
+# ---- packed sequences: cu_seqlens come behind alpha -----------------------------------------------------------------
+
+
+def fla_packed() -> Callable:
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+    return lambda q, k, v, g, beta, alpha, cu: chunk_gated_delta_rule(q, k, v, g, beta, cu_seqlens=cu)[0]
+
+
+def flash_qla_packed() -> Callable:
+    from flash_qla import chunk_gated_delta_rule
+
+    return lambda q, k, v, g, beta, alpha, cu: chunk_gated_delta_rule(q, k, v, g, beta, cu_seqlens=cu)[0]
+
+
+def flashinfer_packed() -> Callable:
+    from flashinfer.gdn_kernels.delta_rule_dsl.delta_rule_sm90 import delta_rule_prefill_dsl_sm90
+
+    def prefill(q, k, v, g, beta, alpha, cu):
+        state = torch.empty(len(cu) - 1, v.shape[2], v.shape[3], q.shape[3], device=v.device)
+        o, scale = torch.empty_like(v), q.shape[-1]**-0.5
+        delta_rule_prefill_dsl_sm90(o[0], state, q[0], k[0], v[0], None, alpha[0], beta[0], cu.long(), scale)
+        return o
+
+    return prefill
+
+
+def packed_training(forward: Callable) -> Callable:
+    """Forward and backward of one call; do comes last."""
+    def step(*given):
+        *tensors, alpha, cu, do = given
+        leaves = [x.detach().requires_grad_() for x in tensors]
+        o = forward(*leaves, alpha, cu)
+        return o.detach(), *torch.autograd.grad(o, leaves, do)
+
+    return step
+
+
 PEERS: dict[str, dict[str, Callable[..., Callable]]] = {
     "gated_delta_rule": {"fla": fla, "FlashQLA": flash_qla, "FlashInfer": flashinfer},
     "gated_delta_rule_training": {"fla": lambda: training(fla()), "FlashQLA": lambda: training(flash_qla())},
     "kda": {"fla": fla_columns}, "kda_training": {"fla": lambda: training(fla_columns())},
+    "gated_delta_rule_packed": {"fla": fla_packed, "FlashQLA": flash_qla_packed, "FlashInfer": flashinfer_packed},
+    "gated_delta_rule_packed_training": {"fla": lambda: packed_training(fla_packed()),
+                                         "FlashQLA": lambda: packed_training(flash_qla_packed())},
 }
 
 common.PEERS.update(PEERS)

@@ -62,10 +62,30 @@ def training(forward: Callable) -> Callable:
     return step
 
 
+def fla_packed() -> Callable:
+    """(q, k, v, g, cu_seqlens) -> o."""
+    from fla.ops.simple_gla import chunk_simple_gla
+
+    return lambda q, k, v, g, cu: chunk_simple_gla(q, k, v, g=g, cu_seqlens=cu)[0]
+
+
+def packed_training(forward: Callable) -> Callable:
+    """Forward and backward of one call; cu_seqlens and do come last."""
+    def step(*given):
+        *tensors, cu, do = given
+        leaves = [x.detach().requires_grad_() for x in tensors]
+        o = forward(*leaves, cu)
+        return o.detach(), *torch.autograd.grad(o, leaves, do)
+
+    return step
+
+
 PEERS: dict[str, dict[str, Callable[..., Callable]]] = {
     "linear_attn": {"fla": fla, "torch.compile": lambda: _compiled(chunked)},
     "linear_attn_training": {"fla": lambda: training(fla()), "torch.compile": lambda: training(_compiled(chunked))},
     "gla": {"fla": fla_columns}, "gla_training": {"fla": lambda: training(fla_columns())},
+    "linear_attn_packed": {"fla": fla_packed},
+    "linear_attn_packed_training": {"fla": lambda: packed_training(fla_packed())},
 }
 
 common.PEERS.update(PEERS)

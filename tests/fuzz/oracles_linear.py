@@ -1,5 +1,6 @@
 """What linear attention means, in float64 on the CPU: token by token."""
 import math
+from itertools import pairwise
 
 import torch
 
@@ -12,25 +13,48 @@ def linear_attn(given):
     g, beta, state = (None if given.get(n) is None else operand(given, n) for n in ("g", "beta", "initial_state"))
     (batch, tokens, heads, columns), (heads_v, columns_v) = q.shape, v.shape[2:]
     q, k = (x.repeat_interleave(heads_v // heads, 2) for x in (q, k))
-    state = torch.zeros(batch, heads_v, columns, columns_v, dtype=WIDE) if state is None else state
-    scale, out = number(given["scale"], columns**-0.5), []
-    for t in range(tokens):
-        if g is not None:
-            decay = (g if g.dim() == 1 else g[:, t]).exp()[..., None]
-            state = (decay if g.dim() == 4 else decay[..., None]) * state
-        u = v[:, t]
-        if beta is not None:
-            u = beta[:, t, :, None] * (u - torch.einsum("bhk,bhkv->bhv", k[:, t], state))
-        state = state + torch.einsum("bhk,bhv->bhkv", k[:, t], u)
-        out.append(scale * torch.einsum("bhk,bhkv->bhv", q[:, t], state))
-    o = torch.stack(out, 1) if out else v
+    pieces, v_first = _pieces(given, batch, tokens), given["state_v_first"]
+    if state is None:
+        state = torch.zeros(len(pieces), heads_v, columns, columns_v, dtype=WIDE)
+    elif v_first:
+        state = state.mT
+    scale, o, last = number(given["scale"], columns**-0.5), torch.zeros_like(v), []
+    for of, (row, begin, end) in zip(state, pieces):
+        part = [x if x is None or x.dim() == 1 else x[row, begin:end] for x in (q, k, v, g, beta)]
+        found, one = _sequence(*part, of, scale)
+        o = torch.cat((o[:row], torch.cat((o[row, :begin], found, o[row, end:]))[None], o[row + 1:]))
+        last.append(one.mT if v_first else one)
     rows = _finite(given, o.shape[:3])
     found = [Wanted("o", o, 8, given["q"].dtype, rows)]
+    of_states = None if rows is None else rows.all(1) if given["cu_seqlens"] is None else rows.all().expand(
+        len(pieces), heads_v)
+    last = torch.stack(last) if last else state
     # values, of several times the state's size, are rounded to 16 bits with what decays; the delta rule's more often
-    roundings = 4 if beta is None else 8
-    last = Wanted("state", state, roundings * ROUNDING[given["q"].dtype] / ROUNDING[torch.float32], torch.float32,
-                  None if rows is None else rows.all(1))
+    roundings = (4 if beta is None else 8) * ROUNDING[given["q"].dtype] / ROUNDING[torch.float32]
+    last = Wanted("state", last, roundings, torch.float32, of_states)
     return [*found, last] if given["output_final_state"] else found
+
+
+def _pieces(given, batch, tokens):
+    """(row of the batch, first token, end) of each sequence."""
+    if given["cu_seqlens"] is None:
+        return [(row, 0, tokens) for row in range(batch)]
+    return [(0, *pair) for pair in pairwise(given["cu_seqlens"].tolist())]
+
+
+def _sequence(q, k, v, g, beta, state, scale):
+    """(o, the state behind the last token) of (tokens, heads, columns)."""
+    out = []
+    for t in range(len(v)):
+        if g is not None:
+            decay = (g if g.dim() == 1 else g[t]).exp()[..., None]
+            state = (decay if g.dim() == 3 else decay[..., None]) * state
+        u = v[t]
+        if beta is not None:
+            u = beta[t, :, None] * (u - torch.einsum("hk,hkv->hv", k[t], state))
+        state = state + torch.einsum("hk,hv->hkv", k[t], u)
+        out.append(scale * torch.einsum("hk,hkv->hv", q[t], state))
+    return torch.stack(out) if out else v, state
 
 
 def gated_delta_rule(given):
@@ -48,6 +72,8 @@ def _finite(given, shape):
             bad = ~x.isfinite() & ~((x == -math.inf) & (name == "g"))
             if x.dim() == 1:
                 fine &= ~bad
+            elif given["cu_seqlens"] is not None:  # all in one row: nothing is compared
+                fine &= not bad.any()
             else:
                 fine &= ~bad.flatten(1).any(1)[:, None, None]
     return None if fine.all() else fine

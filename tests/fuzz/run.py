@@ -60,7 +60,7 @@ PROMISED = [
 ]
 LOST_GPU = re.compile("illegal|misaligned address|unspecified launch|CUDA error")
 # Data that says where rows lie: what comes of lies is documented and has tests of its own; here it may not fail.
-PLACES = "cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "offsets"
+PLACES = "cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "offsets", "state_indices"
 
 
 class Outcome(NamedTuple):
@@ -141,7 +141,8 @@ def choose_leaves(op, given, draw):
 def outcome_of(name, op, given, changed, draw, gradients):
     """(verdict, detail)"""
     function = getattr(tkq, name)
-    written = {n for n in ("out", *("x", "logits") * (given.get("inplace") is True)) if n in given}
+    written = {n for n in ("out", *("x", "logits") * (given.get("inplace") is True),
+                           *("initial_state",) * (given.get("state_indices") is not None)) if n in given}
     before = {n: bits(x) for n, x in given.items() if isinstance(x, torch.Tensor) and n not in written}
     seen = {n: x.detach().clone() if n in written and is_plain(x) else x for n, x in given.items()}
     try:

@@ -199,20 +199,24 @@ def flash_attn_varlen(d):
 def linear_attn(d):
     batch, tokens, heads, shared, dtype = d.one(1, 2), d.of((0, 1, 7, 24), (7, 24)), d.one(1, 2), d.one(1, 2), d.half()
     sizes, heads_v = (d.of((32, 48, 64), (64,)), d.of((32, 80), (64,))), heads * shared
-    gates = d.one((), (heads_v,), (batch, tokens, heads_v), (batch, tokens, heads_v, sizes[0]))
+    packed, count, v_first = d.chance(0.3), d.one(1, 3), d.chance(0.2)
+    batch = 1 if packed else batch
+    cuts = d.integers(0, tokens + 1, count + 1).sort().values.to(d.one(torch.int32, torch.int64)) if packed else None
+    gates = d.one((), (heads_v,), (batch, tokens, heads_v), *(() if packed else ((batch, tokens, heads_v, sizes[0]),)))
+    states = count if packed else batch, heads_v, *(reversed(sizes) if v_first else sizes)
     return dict(q=d.normal(batch, tokens, heads, sizes[0], dtype=dtype),
                 k=d.normal(batch, tokens, heads, sizes[0], dtype=dtype),
                 v=d.normal(batch, tokens, heads_v, sizes[1], dtype=dtype), g=-d.positive(*gates) if gates else None,
                 scale=d.one(None, 0.5, -2, 0),
-                initial_state=d.maybe(0.3, lambda: d.normal(batch, heads_v, *sizes, dtype=d.one(FP32, BF16))),
-                output_final_state=d.chance(0.4))
+                initial_state=d.maybe(0.3, lambda: d.normal(*states, dtype=d.one(FP32, BF16))),
+                output_final_state=d.chance(0.4), cu_seqlens=cuts, state_indices=None, state_v_first=v_first)
 
 
 def gated_delta_rule(d):
     """Keys of length 1."""
     given = linear_attn(d)
     k, tokens = torch.nn.functional.normalize(given["k"].float(), dim=-1), given["v"].shape[:3]
-    gates = d.one(tokens, (*tokens, k.shape[3]))
+    gates = d.one(tokens, *(() if given["cu_seqlens"] is not None else ((*tokens, k.shape[3]),)))
     return dict(given, k=k.to(given["k"].dtype), g=d.maybe(0.7, lambda: -d.positive(*gates)),
                 beta=d.normal(*tokens, dtype=FP32).sigmoid().to(d.one(FP32, BF16)))
 

@@ -7,13 +7,57 @@ LONG, ODD = ((f"{TESTS}test_linear_op.py::test_shared_heads[{tokens}]",) for tok
 STATES, RESET = ((f"{TESTS}{name}",) for name in ("test_linear_op.py::test_two_calls_are_one",
                                                   "test_linear_forward.py::test_a_reset"))
 
-DELTA, HARD = ((f"{TESTS}test_delta_forward.py::{name}",) for name in (
-    "test_lengths[300-token]", "test_hard_inverses[0.1-identical-2.0]"))
+DELTA, HARD, ALIKE = ((f"{TESTS}test_delta_forward.py::{name}",) for name in (
+    "test_lengths[300-token]", "test_hard_inverses[0.1-identical-2.0]", "test_hard_inverses[0.0-identical-2.0]"))
 GRADIENTS, FIRST = ((f"{TESTS}{name}",) for name in (
     "test_delta_backward.py::test_lengths[300-token]",
     "test_delta_launches.py::test_nothing_in_front_of_the_first_token_counts"))
 
+PACKED, PACKED_BACK, NONE, FALLS, APART, ROWS = ((f"{TESTS}{name}",) for name in (
+    "test_packed.py::test_forward[64-64-cu0-token]",
+    "test_packed.py::test_results_and_gradients[dtype0-gated_delta_rule-token]",
+    "test_packed.py::test_tokens_before_the_first_sequence[gated_delta_rule]",
+    "test_pools.py::test_cu_seqlens[dtype0-linear_attn-end]",
+    "test_packed.py::test_no_sequence_reaches_another[linear_attn]",
+    "test_pools.py::test_states_are_read_and_written_there[True-dtype0-linear_attn]"))
+
 MUTANTS = (
+    *family(
+        "linear", "tkq/linear_attention/packed.py",
+        ("gates_of_the_next_sequence", "g, tokens=piece.rows, q=g.q.part(piece.rows), k=g.k.part(piece.rows), "
+         "v=g.v.part(piece.rows),", "g, tokens=g.tokens - piece.first, q=g.q.part(piece.rows), "
+         "k=g.k.part(piece.rows), v=g.v.part(piece.rows),", PACKED),
+        ("reversed_gates_of_the_next_sequence", "g, tokens=piece.rows, q=g.q.part(piece.rows), "
+         "k=g.k.part(piece.rows), v=g.v.part(piece.rows),", "g, tokens=g.tokens - piece.first, "
+         "q=g.q.part(piece.rows), k=g.k.part(piece.rows), v=g.v.part(piece.rows),", PACKED_BACK),
+        ("a_token_of_the_next_sequence", "return first, end", "return first, cutlass.min(end + 1, g.tokens)", APART),
+        ("gates_of_the_first_sequence", "at = x.iterator + Int64(first) * strides[batch + 1]",
+         "at = x.iterator + Int64(0) * strides[batch + 1]", PACKED),
+        ("tokens_of_no_sequence_are_read", "rows = Int32(0) if n >= count else end - first", "rows = end - first",
+         NONE),
+        ("tokens_of_no_sequence_are_left", "x=g.x and g.x.part(piece.rows), o=g.o.part(written), "
+         "dv=g.dv and g.dv.part(written),", "x=g.x and g.x.part(piece.rows), o=g.o.part(piece.rows), "
+         "dv=g.dv and g.dv.part(written),", NONE),
+        ("sequences_that_overlap", 'first = cute.arch.warp_redux_sync(first, "max")', "first = self.cut(g, last)",
+         FALLS),
+        ("sequences_from_32_on", "for base in cutlass.range(0, last + 1, WARP, unroll=4):",
+         "for base in cutlass.range(0, 1, WARP, unroll=4):",
+         (f"{TESTS}test_packed.py::test_many_sequences[linear_attn]",)),
+        ("states_of_the_first_sequence", "state = Int32(-1) if n >= count else n",
+         "state = Int32(-1) if n >= count else Int32(0)", PACKED),
+        ("rows_by_the_sequence", "state = self.row(g.state_indices[n])", "state = n", ROWS),
+        ("rows_of_the_lower_32_bits", "return Int32(cutlass.max(cutlass.min(index, (1 << 31) - 1), -1))",
+         "return Int32(index)", (f"{TESTS}test_pools.py::test_state_indices[linear_attn-end]",)),
+        ("rows_behind_the_pool", "there = (t.state >= 0) & (t.state < rows)", "there = t.state >= 0", ROWS)),
+    *family(
+        "linear", "tkq/linear_attention/segments.py",
+        ("gradients_of_gates_beyond_the_sequence",
+         "x[:, :-step] += torch.where(behind[:-step] > step, x[:, step:], zero)",
+         "x[:, :-step] += x[:, step:].clone()", APART),
+        ("gradients_of_tokens_of_no_sequence",
+         "return torch.where(self.inside.view(1, -1, *(1,) * (x.dim() - 2)), x, x.new_zeros(()))", "return x",
+         NONE),
+        ("tokens_before_the_first_are_its", "of.masked_fill_(place < bounds[0], count)", "", NONE)),
     *family(
         "linear", "tkq/linear_attention/delta.py",
         ("keys_are_not_erased", "shared.erase[i, stage] = ahead[e] * decay", "shared.erase[i, stage] = 0.0 * decay",
@@ -21,13 +65,19 @@ MUTANTS = (
         ("erased_before_they_decay", "shared.erase[i, stage] = ahead[e] * decay", "shared.erase[i, stage] = ahead[e]",
          DELTA),
         ("beta_of_one", "tk.mul_row(x, x, beta)", "", HARD),
-        ("last_column_is_not_solved", "for k in cutlass.range_constexpr(CHUNK - 1):",
-         "for k in cutlass.range_constexpr(CHUNK - 2):", HARD),
         ("gradients_by_the_inverse_not_transposed", "tk.mm_AB(c.w, c.x, shared.inverse[stage])",
          "tk.mm_ABt(c.w, c.x, shared.inverse[stage])", GRADIENTS),
         ("gradients_are_not_erased", "tk.mma_AB(c.s, c.x, keys)", "", GRADIENTS),
-        ("erased_without_the_scale", "decay = decay / g.scale", "pass", GRADIENTS),
+        ("erased_without_the_scale", "decay = decay * cute.arch.rcp_approx(g.scale)", "pass", GRADIENTS),
         ("beta_of_tokens_before_the_first", "if token >= 0 and token < g.tokens:", "if token < g.tokens:", FIRST)),
+    *family(
+        "linear_inverse", "tkq/linear_attention/inverse.py",
+        ("last_column_is_not_solved", "for k in cutlass.range_constexpr(EDGE - 1):",
+         "for k in cutlass.range_constexpr(EDGE - 2):", HARD),
+        ("block_of_32_left_out", "self.merge(lower, Int32(0), warp // 2, warp % 2, 2 * EDGE)", "pass", HARD),
+        ("with_its_sign", "a[e, 0] = -left[e // 2 + e % 2 * 2, 0, k]", "a[e, 0] = left[e // 2 + e % 2 * 2, 0, k]",
+         HARD),
+        ("of_11_bits", "for x, y in ((a_rest, b), (a, b_rest), (a, b)):", "for x, y in ((a, b),):", ALIKE)),
     *family(
         "linear", "tkq/linear_attention/gates.py",
         ("state_does_not_decay", "tk.mul(c.s, c.s, shared.total[0, stage])", "", LONG),
@@ -45,15 +95,14 @@ MUTANTS = (
         ("reversed_strict_mask_with_the_diagonal", "tk.left_fill(p, apart, 0.0, diagonal=True)",
          "tk.left_fill(p, 0, 0.0, diagonal=True)", GRADIENTS),
         ("gradients_without_beta", "tk.mul_col(c.w, c.w, c.beta)", "", GRADIENTS),
-        ("inverse_of_queries", "self.delta.products(mine, s.q[ring.stage] if self.spec.reverse else s.k[ring.stage])",
-         "self.delta.products(mine, s.k[ring.stage])", GRADIENTS),
+        ("inverse_of_queries", "self.delta.products(x, s.q[ring.stage] if self.spec.reverse else s.k[ring.stage])",
+         "self.delta.products(x, s.k[ring.stage])", GRADIENTS),
         ("gradients_in_the_order_of_tokens", "return t.chunks - 1 - i if self.spec.reverse else i", "return i", LONG),
-        ("last_chunk_left_out", "t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, part * n, "
-         "cute.ceil_div(g.tokens, CHUNK))", "t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, "
-         "part * n, g.tokens // CHUNK)", ODD),
+        ("last_chunk_left_out", "cute.ceil_div(tokens, CHUNK))", "tokens // CHUNK)", ODD),
         ("keys_of_another_head", "tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head_k, chunk, 0), sem)",
          "tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head, chunk, 0), sem)", ODD),
-        ("first_state_left_out", "tk.load_from(state, transposed(g.initial, t), row0, 0)", "tk.zero(state)", STATES),
+        ("first_state_left_out", "tk.load_from(state, self.sequences.state(g.initial, t), row0, 0)",
+         "tk.zero(state)", STATES),
         ("no_wait_for_tokens", """
             s.tokens.wait(ring)
             if const_expr(not self.spec.updates):

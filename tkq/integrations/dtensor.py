@@ -113,9 +113,10 @@ def _attention_backward(g):
 
 
 def _linear_attention(g):
-    """States have heads where tokens have rows."""
+    """States have heads where tokens have rows. Packed sequences are of one row."""
     final = g.output_final_state
-    yield (S(0), S(0) if final else R), dict(_sequences(g.g, 0), q=S(0), k=S(0), v=S(0), initial_state=S(0))
+    if g.cu_seqlens is None:
+        yield (S(0), S(0) if final else R), dict(_sequences(g.g, 0), q=S(0), k=S(0), v=S(0), initial_state=S(0))
     if g.q.shape[2] % g.q.mesh.size() == 0:
         yield (S(2), S(1) if final else R), dict(_sequences(g.g, 2), q=S(2), k=S(2), v=S(2), initial_state=S(1))
 
@@ -126,10 +127,17 @@ def _delta_rule(g):
         yield results, dict(given, beta=given["q"])
 
 
+def _pool(g):
+    """What is written in place lies whole on each rank."""
+    if any(p != R for p in g.initial_state.placements):
+        raise NotImplementedError(f"initial_state: is placed {g.initial_state.placements}; a pool that is written in "
+                                  "place may be replicated, or a local tensor")
+    return ()
+
+
 def _linear_attention_backward(g):
     needs = g.need_q, g.need_k, g.need_v, g.need_g, g.need_initial
-    heads = g.q.shape[2] % g.q.mesh.size() == 0
-    for dimension, of_states in ((0, 0), (2, 1)) if heads else ((0, 0),):
+    for dimension, of_states in _dimensions(g):
         gates = _sequences(g.g, dimension).get("g", P)
         results = *(S(dimension),) * 3, gates, S(of_states)
         yield (tuple(p if need else R for need, p in zip(needs, results)),
@@ -139,10 +147,16 @@ def _linear_attention_backward(g):
 
 def _delta_rule_backward(g):
     needs = g.need_q, g.need_k, g.need_v, g.need_g, g.need_beta, g.need_initial
-    for dimension, of_states in ((0, 0), (2, 1)) if g.q.shape[2] % g.q.mesh.size() == 0 else ((0, 0),):
+    for dimension, of_states in _dimensions(g):
         tokens, states = S(dimension), S(of_states)
         yield (tuple(p if need else R for need, p in zip(needs, (*(tokens,) * 5, states))),
                dict(dict.fromkeys(("do", "q", "k", "v", "g", "beta"), tokens), dstate=states, initial_state=states))
+
+
+def _dimensions(g):
+    """(of tokens, of states): along which a backward may be spread, sequences and heads."""
+    heads = g.q.shape[2] % g.q.mesh.size() == 0
+    return ((0, 0),) * (g.cu_seqlens is None) + ((2, 1),) * heads
 
 
 def _sequences(gates, dimension):
@@ -191,7 +205,8 @@ RULES = {
     "flash_attn_backward": _attention_backward, "flash_attn_varlen": _attention,
     "flash_attn_varlen_backward": _attention_backward, "linear_attn": _linear_attention,
     "linear_attn_backward": _linear_attention_backward, "gated_delta_rule": _delta_rule,
-    "gated_delta_rule_backward": _delta_rule_backward, "gemm": _gemm,
+    "gated_delta_rule_backward": _delta_rule_backward, "linear_attn_pool": _pool, "gated_delta_rule_pool": _pool,
+    "gemm": _gemm,
     "grouped_gemm": _grouped_gemm, "fp8_gemm": _fp8_gemm, "quantize_fp8": _quantised,
     # of whole losses, and of logits that are nowhere whole: everything is gathered
     "cross_entropy_and_gradient": lambda g: (), "linear_cross_entropy": lambda g: (),

@@ -13,9 +13,10 @@ SIZES = (64, 128)
 
 def shipped() -> list:
     """Forward and backward of bf16, K and V of 64 and 128, each gate; states that come in and go out of one size; the
-    delta rule's forward of the width that models have. A kernel that is one and the other stands here once."""
+    delta rule's forward of the width that models have; packed sequences and pools of that width. A kernel that is one
+    and the other stands here once."""
     found = {}
-    for name, spec in (*_of_sizes(), *_with_states(), *_delta_rule()):
+    for name, spec in (*_of_sizes(), *_with_states(), *_delta_rule(), *_packed()):
         found.setdefault(recipe(spec), Shipped(name, recipe(spec), expectation(spec)))
     return list(found.values())
 
@@ -53,6 +54,23 @@ def _delta_rule():
     for initial in (None, "fp32"):
         yield (f"gated_delta_rule-bf16-k128-v128-token-beta_fp32-{'states' if initial else 'final'}",
                LinearSpec("bf16", 128, 128, "token", initial, "fp32", delta="fp32"))
+
+
+def _packed():
+    """Sequences by cu_seqlens of 32 bits, gates of tokens, states; and states in a pool."""
+    end = "-bf16-k128-v128-token-packed"
+    spec = LinearSpec("bf16", 128, 128, "token", "fp32", "fp32", packed="int32")
+    delta = replace(spec, delta="fp32")
+    yield f"linear_attn{end}", spec
+    yield f"linear_attn_dq{end}", replace(spec, dot=True)
+    yield f"linear_attn_dk{end}", replace(spec, final=None, reverse=True)
+    yield f"linear_attn_dv{end}", replace(spec, reverse=True, dot=True)
+    yield f"gated_delta_rule{end}", delta
+    yield f"gated_delta_rule_updates{end}", replace(delta, final=None, updates=True)
+    yield f"gated_delta_rule_du{end}", replace(delta, reverse=True)
+    for op, one in (("linear_attn", spec), ("gated_delta_rule", delta)):
+        yield f"{op}{end}-pool", replace(one, pool="int32")
+        yield f"{op}-bf16-k128-v128-token-pool", replace(one, packed=None, pool="int32")
 
 
 def expectation(spec: LinearSpec) -> Expectation:

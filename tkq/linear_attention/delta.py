@@ -8,6 +8,7 @@ from cutlass import Float32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.inverse import PITCH, LowerInverse
 from tkq.linear_attention.spec import LinearSpec
 
 
@@ -26,15 +27,15 @@ class Delta:
 
         U = (I + L)^-1 beta (V - e^G K S)
 
-    takes the place of V. The scores' warpgroup makes the inverse: a thread solves for one of its columns, in fp32, with
-    the column in registers.
+    takes the place of V. The scores' warpgroup makes the inverse (see `LowerInverse`).
 
     Reversed, K is in the place of Q, Q in that of K and dO in that of V: O is what the gradient of U is without the
     chunk's other tokens. U's gradient, and what it takes off the state's, are (see `delta_gradients`)
 
         dU = (I + L)^-1' O,  S - (beta e^G / scale K)' dU"""
 
-    def __init__(self, spec: LinearSpec, tile: tk.st):
+    def __init__(self, spec: LinearSpec, tile: tk.st, barrier: int):
+        self.inverse = LowerInverse(barrier)
         self.spec, self.there, self.tile = spec, spec.delta, tile
         self.forward, self.back = spec.delta and not spec.reverse, spec.delta and spec.reverse
 
@@ -42,17 +43,18 @@ class Delta:
         """Room for it in shared memory; None without the rule."""
         if not self.there:
             return None
-        return DeltaShared(al.tile(self.tile, 2), al.vector(CHUNK * CHUNK), al.vector(CHUNK, 2), al.vector(CHUNK, 2))
+        lower = al.vector(CHUNK * PITCH)[None, 0]
+        return DeltaShared(al.tile(self.tile, 2), lower, al.vector(CHUNK, 2), al.vector(CHUNK, 2))
 
     # ---- the scores' warpgroup -----------------------------------------------------------------
 
     def begin(self, g, t, chunk):
-        """Registers: of the products of keys, the rows' factors, this lane's two of the next chunk, a column."""
+        """Registers: the rows' factors, this lane's two of the next chunk, the inverse."""
         if not self.there:
             return None
         ahead = cute.make_rmem_tensor((2,), Float32)
         self.read(g, t, chunk, ahead)
-        return tk.rt_fl(CHUNK), tk.rv(), ahead, cute.make_rmem_tensor((CHUNK,), Float32)
+        return tk.rv(), ahead, tk.rt(CHUNK, self.tile.dtype)
 
     @cute.jit
     def read(self, g, t, chunk, ahead: cute.Tensor):
@@ -66,16 +68,16 @@ class Delta:
             elif token < g.tokens:
                 ahead[e] = Float32(g.beta[t.batch, token, t.head])
 
-    def products(self, mine, keys):
-        """K K' is under way."""
+    def products(self, x: tk.RegTile, keys):
+        """x = K K' is under way."""
         if self.there:
-            tk.mm_ABt(mine[0], keys, keys)
+            tk.mm_ABt(x, keys, keys)
 
     @cute.jit
-    def factors(self, g, shared, t, following, mine, at_start, stage):
+    def factors(self, g, shared, mine, at_start, stage):
         """To shared memory, by the first warp, behind the gates' sums. at_start: those, None without gates."""
         if const_expr(self.there):
-            ahead = mine[2]
+            ahead = mine[1]
             if tk.warp_id() % 4 == 0:
                 for e in cutlass.range_constexpr(2):
                     i = 2 * tk.lane_id() + e
@@ -84,53 +86,45 @@ class Delta:
                     if const_expr(at_start is not None):
                         decay = cute.math.exp2(at_start[i, stage], fastmath=True)
                     if const_expr(self.back):
-                        decay = decay / g.scale
+                        decay = decay * cute.arch.rcp_approx(g.scale)
                     shared.erase[i, stage] = ahead[e] * decay
-            self.read(g, t, following, ahead)
+
+    def ask(self, g, t, chunk, mine):
+        """beta of the chunk that follows is on its way."""
+        if self.there:
+            self.read(g, t, chunk, mine[1])
 
     @cute.jit
-    def invert(self, shared, mine, between, stage, barrier):
-        """K K' has arrived: its inverse to shared memory."""
+    def invert(self, shared, x: tk.RegTile, mine, between, stage):
+        """x = K K' has arrived: the inverse to shared memory."""
         if const_expr(self.there):
-            x, beta, _, column = mine
+            beta, _, x16 = mine
             tk.load_rows(beta, shared.beta[None, stage], 0, CHUNK)
             tk.mul_row(x, x, beta)
             if const_expr(between is not None):
                 tk.decay_outer(x, x, *between)
+            tk.right_fill(x, 0, 0.0, diagonal=True)
             self.put_lower(shared.lower, x)
-            tk.sync(barrier, tk.WARPGROUP)
-            thread = tk.thread_in_warpgroup()
-            if thread < CHUNK:
-                self.solve(shared.lower, column, thread)
-                tile = shared.inverse[stage].tensor
-                for first in cutlass.range_constexpr(0, CHUNK, 4):
-                    for i in cutlass.range_constexpr(first, first + 4):
-                        tile[i, thread] = self.tile.dtype(column[i])
+            self.inverse.sync()
+            self.inverse.invert(shared.lower)
+            self.get_lower(x, shared.lower)
+            tk.copy(x16, x)
+            tk.store(shared.inverse[stage], x16)
 
     @cute.jit
     def put_lower(self, lower: cute.Tensor, x: tk.RegTile):
-        view = x.rows_view
-        for r in cutlass.range_constexpr(2):
-            row = tk.first_row() + 8 * r
-            for j in cutlass.range_constexpr(CHUNK // 4):
-                col = tk.first_col() + 8 * (j // 2) + j % 2
-                lower[col * CHUNK + row, 0] = view[r, j]
+        self.each(x, lambda held, r, j, at: lower.__setitem__(at, held[r, j]))
 
     @cute.jit
-    def solve(self, lower: cute.Tensor, column: cute.Tensor, j):
-        """column = column j of (I + L)^-1: each element, once it is known, is taken off those below it."""
-        for first in cutlass.range_constexpr(0, CHUNK, 4):
-            for i in cutlass.range_constexpr(first, first + 4):
-                column[i] = Float32(1.0) if i == j else Float32(0.0)
-        for k in cutlass.range_constexpr(CHUNK - 1):
-            first = (k + 1) // 4 * 4
-            four = cute.make_rmem_tensor((4,), Float32)
-            for i in cutlass.range_constexpr(first, CHUNK, 4):
-                at = cute.make_tensor(lower.iterator + (k * CHUNK + i), cute.make_layout((4,)))
-                cute.autovec_copy(at, four)
-                for e in cutlass.range_constexpr(4):
-                    if const_expr(i + e > k):
-                        column[i + e] = column[i + e] - four[e] * column[k]
+    def get_lower(self, x: tk.RegTile, lower: cute.Tensor):
+        self.each(x, lambda held, r, j, at: held.__setitem__((r, j), lower[at]))
+
+    def each(self, x: tk.RegTile, f):
+        """f of a lane's elements and where they are in shared memory."""
+        for r in range(2):
+            for j in range(CHUNK // 4):
+                col = tk.first_col() + 8 * (j // 2) + j % 2
+                f(x.rows_view, r, j, col * PITCH + tk.first_row() + 8 * r)
 
     # ---- the state's warpgroups ----------------------------------------------------------------
 

@@ -34,10 +34,11 @@ from torch import Tensor
 
 from tkq.linear_attention.gradients import _of_gates, _of_shared, _turned, over_values
 from tkq.linear_attention.launch import Given, launch
+from tkq.linear_attention.segments import Segments, segments
 
 
 class DeltaSaved(NamedTuple):
-    """What the gradients need of a forward."""
+    """What the gradients need of a forward. cu: where packed sequences begin and end."""
 
     q: Tensor
     k: Tensor
@@ -45,6 +46,7 @@ class DeltaSaved(NamedTuple):
     g: Tensor | None
     beta: Tensor
     initial: Tensor | None
+    cu: Tensor | None = None
 
 
 class DeltaNeeds(NamedTuple):
@@ -71,13 +73,14 @@ class DeltaGradients(NamedTuple):
 
 class Pass(NamedTuple):
     """What the launches of a backward share. u: the corrected values, du: their gradient. behind: the final state's
-    gradient, as a launch that multiplies by scale takes it."""
+    gradient, as a launch that multiplies by scale takes it. of: packed sequences' tokens, or None."""
 
     saved: DeltaSaved
     scale: float
     do: Tensor
     behind: Tensor | None
     u: Tensor
+    of: Segments | None
     du: Tensor | None = None
     dv: Tensor | None = None
 
@@ -88,15 +91,17 @@ ALL = DeltaNeeds()
 def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None = None,
              needs: DeltaNeeds = ALL) -> DeltaGradients:
     """Two launches for u and du, one for dq, three for dk (the last of which dbeta takes, too), three more for dg."""
-    q, k, v, g, beta, initial = saved
+    q, k, v, g, beta, initial, cu = saved
     need_g, need_initial = needs.g and g is not None, needs.initial and initial is not None
     if scale == 0.0:  # o is 0: what goes back comes from the final state alone, and does not depend on the scale
         do, scale = torch.zeros_like(do), 1.0
     behind = None if dfinal is None else dfinal / scale
-    p = Pass(saved, scale, do, behind, launch(Given(k, k, v, g, beta, initial, updates=True), 1.0).o)
+    p = Pass(saved, scale, do, behind, launch(Given(k, k, v, g, beta, initial, updates=True, cu=cu), 1.0).o,
+             segments(cu, q.shape[1]))
     solved = dq = dk = dg = z = None
     if any((needs.k, needs.v, need_g, needs.beta, need_initial)):
-        solved = launch(Given(k, q, do, g, beta, behind, torch.float32 if need_initial else None, reverse=True), scale)
+        solved = launch(Given(k, q, do, g, beta, behind, torch.float32 if need_initial else None, reverse=True, cu=cu),
+                        scale)
         p = p._replace(du=solved.o, dv=solved.dv)
     if needs.q or need_g:
         of_q = _dq(p, need_g, need_g and dfinal is not None)
@@ -107,51 +112,56 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
         dk = _dk(p, z.o)
     if need_g:
         at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum((-1, -2))
-        dg = _of_gates(g, of_q.dots - _dots(p), at_end)
+        dg = _of_gates(g, of_q.dots, _dots(p), at_end, p.of)
     return DeltaGradients(dq, dk, p.dv if needs.v else None, dg, _dbeta(p, z.o) if needs.beta else None,
                           (scale * solved.state).to(initial.dtype) if need_initial else None)
 
 
 def _dq(p, with_dots, with_final):
     """dq; with sums of q dq; with the final state, made again of u as it is here."""
-    q, k, _, g, _, initial = p.saved
+    q, k, _, g, _, initial, cu = p.saved
     return over_values(p.u.shape[3], lambda part: launch(Given(
         p.do[..., part], p.u[..., part], k, g, initial=_turned(initial, part),
-        final=torch.float32 if with_final else None, x=q if with_dots else None), p.scale))
+        final=torch.float32 if with_final else None, x=q if with_dots else None, cu=cu), p.scale))
 
 
 def of_keys_before(p, d, with_dots=False):
     """a[t] S[t-1] d[t], d as v; with sums of this times k."""
-    _, k, _, g, _, initial = p.saved
+    _, k, _, g, _, initial, cu = p.saved
     return over_values(d.shape[3], lambda part: launch(Given(
         d[..., part], p.u[..., part], k, g, initial=_turned(initial, part), x=k if with_dots else None,
-        strict=True), 1.0))
+        strict=True, cu=cu), 1.0))
 
 
 def _dk(p, z):
-    q, k, _, g, beta, _ = p.saved
+    q, k, _, g, beta, _, cu = p.saved
 
     def of(values, queries, scale, **more):
         return over_values(p.u.shape[3], lambda part: launch(Given(
             p.u[..., part], values[..., part], queries, g, reverse=True,
-            initial=_turned(more.get("behind"), part), strict=more.get("strict", False)), scale)).o
+            initial=_turned(more.get("behind"), part), strict=more.get("strict", False), cu=cu), scale)).o
 
     made = _wide(of(p.do, q, p.scale, behind=p.behind))
     made.sub_(of(p.dv, k, 1.0, strict=True)).addcmul_(_wide(beta)[..., None], z, value=-1)
-    return _of_shared(made, k).to(k.dtype)
+    return _of_shared(_inside(p, made), k).to(k.dtype)
 
 
 def _dbeta(p, z):
-    _, k, v, _, beta, _ = p.saved
+    _, k, v, _, beta, *_ = p.saved
     of_keys = (_wide(k)[:, :, :, None] * z.unflatten(2, (k.shape[2], -1))).sum(-1).flatten(2, 3)
-    return ((_wide(v) * p.du).sum(-1) - of_keys).to(beta.dtype)
+    return _inside(p, (_wide(v) * p.du).sum(-1) - of_keys).to(beta.dtype)
+
+
+def _inside(p, x):
+    """Of tokens of no sequence zeros, whatever stands in q, k, v and beta there."""
+    return x if p.of is None else p.of.only_inside(x)
 
 
 def _dots(p):
     """What values get of queries behind them, less what they get of keys; what keys take of values before them."""
-    q, k, _, g, _, _ = p.saved
-    of_queries = launch(Given(k, q, p.do, g, initial=p.behind, x=p.u, reverse=True), p.scale).dots
-    of_keys = launch(Given(k, k, p.dv, g, x=p.u, reverse=True, strict=True), 1.0).dots
+    q, k, _, g, _, _, cu = p.saved
+    of_queries = launch(Given(k, q, p.do, g, initial=p.behind, x=p.u, reverse=True, cu=cu), p.scale).dots
+    of_keys = launch(Given(k, k, p.dv, g, x=p.u, reverse=True, strict=True, cu=cu), 1.0).dots
     return of_queries - of_keys + of_keys_before(p, p.dv, True).dots
 
 

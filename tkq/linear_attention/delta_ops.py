@@ -7,10 +7,20 @@ from torch import Tensor
 from tkq.linear_attention.channels import launch as channels
 from tkq.linear_attention.channels.delta_gradients import backward as channels_backward
 from tkq.linear_attention.channels.launch import ChannelGiven
-from tkq.linear_attention.check import DELTA, check_delta_call, check_layouts, delta_options, for_tma, lowered
+from tkq.linear_attention.check import (
+    DELTA,
+    Where,
+    check_delta_call,
+    check_layouts,
+    delta_options,
+    for_tma,
+    lowered,
+    turned,
+)
 from tkq.linear_attention.delta_gradients import DeltaNeeds, DeltaSaved, backward
-from tkq.linear_attention.launch import Given, start
-from tkq.linear_attention.recorded import Recorder
+from tkq.linear_attention.launch import Given, no_states, start
+from tkq.linear_attention.pools import Pools, laid_out, may_be_written, put_rows, rows_of, written
+from tkq.linear_attention.recorded import Recorder, results
 from tkq.reference import linear_attention as reference
 from tkq.runtime.call import autocast, check, ops
 from tkq.runtime.call.replay import CallCache
@@ -20,7 +30,8 @@ _call_cache = CallCache()  # of `_forward`
 
 def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor,
                      scale: Optional[float] = None, initial_state: Optional[Tensor] = None,
-                     output_final_state: bool = False):
+                     output_final_state: bool = False, *, cu_seqlens: Optional[Tensor] = None,
+                     state_indices: Optional[Tensor] = None, state_v_first: bool = False):
     """The gated delta rule (Gated DeltaNet; with a gate for each column of k Kimi Delta Attention, KDA; without gates
     DeltaNet), causal: with a state S of K x V numbers for each head of v, from the first token to the last
 
@@ -45,19 +56,25 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
         scale: of o; 1 / sqrt(K) where not given.
         initial_state: the state before the first token, (B, HV, K, V), float32 or bfloat16, any strides. None: zeros.
         output_final_state: also return the state behind the last token.
+        cu_seqlens, state_indices, state_v_first: packed sequences, a pool of states that is written in place, and how
+            states lie: as ``linear_attn``.
 
     Returns:
         o (B, S, HV, V), contiguous, of q's dtype; with output_final_state the pair (o, state), state (B, HV, K, V)
-        float32, which the next call takes as initial_state. NaN and infinities in v reach all tokens of their chunk of
-        64, those before them too.
+        float32, which the next call takes as initial_state; with state_indices it is initial_state itself. NaN and
+        infinities in v reach all tokens of their chunk of 64, those before them too; not those of other sequences.
 
     Raises:
         TypeError: q, k or v is no dense tensor of bf16 or fp16; g is no dense tensor of fp32; beta or initial_state is
-            no dense tensor of fp32 or bf16; scale is no number; output_final_state is no bool; dtypes that differ.
+            no dense tensor of fp32 or bf16; scale is no number; output_final_state or state_v_first is no bool;
+            cu_seqlens or state_indices is no dense tensor of int32 or int64; dtypes that differ.
         ValueError: a number that is not finite in float32; shapes that do not go together, devices that differ, strides
-            or a base that TMA cannot take.
-        NotImplementedError: a K or V that is not supported; more than 65535 sequences or heads.
-        RuntimeError: a GPU other than Hopper.
+            or a base that TMA cannot take; state_indices without initial_state, or with one whose elements share
+            memory.
+        NotImplementedError: a K or V that is not supported; more than 65535 sequences (65533 of cu_seqlens) or heads; a
+            g of four dimensions with cu_seqlens or state_indices; state_indices with a tensor that requires a gradient.
+        RuntimeError: a GPU other than Hopper; state_indices with a pool that was made under torch.inference_mode,
+            outside of it.
 
     Differentiable once, in q, k, v, g, beta and initial_state, through o and the state; results and gradients are the
     same, bit for bit, in every run. Under torch.autocast q, k and v are cast.
@@ -76,40 +93,55 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
     traced = ops.traced()
     if traced or autocast.on():
         q, k, v = lowered(q, k, v)
+    if state_indices is not None:
+        scale, output_final_state, state_v_first = delta_options(scale, output_final_state, state_v_first)
+        o = _pools.call((q, k, v, g, beta, initial_state), scale, Where(cu_seqlens, state_indices, state_v_first))
+        return (o, initial_state) if output_final_state else o
+    initial_state = turned(DELTA, initial_state, state_v_first)
     if not traced:
-        found = _call_cache.take(q, k, v, g, beta, initial_state, scale, output_final_state)
+        found = _call_cache.take(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens,
+                                 state_v_first, None)
         if found is not None:
-            return found if output_final_state else found[0]
-    scale, output_final_state = delta_options(scale, output_final_state)
-    mode = ops.route(q, k, v, g, beta, initial_state)
+            return results(*found, output_final_state, state_v_first)
+    scale, output_final_state, state_v_first = delta_options(scale, output_final_state, state_v_first)
+    given = q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first
+    mode = ops.route(q, k, v, g, beta, initial_state, cu_seqlens)
     if mode == "direct":
-        o, state = (_forward if q.is_cuda else _cpu)(q, k, v, g, beta, initial_state, scale, output_final_state)
+        o, state = (_forward if q.is_cuda else _cpu)(*given)
     elif mode == "record":
-        return _Recorded.apply(q, k, v, g, beta, initial_state, scale, output_final_state)
+        found = _Recorded.apply(*given)
+        o, state = found if output_final_state else (found, None)
     else:
         check.refuse_tangent(DELTA, q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state)
-        check_delta_call(q, k, v, g, beta, initial_state)  # the dispatcher's words name no argument
-        o, state = _op(q, k, v, g, beta, initial_state, scale, output_final_state)
-    return (o, state) if output_final_state else o
+        # the dispatcher's words name no argument
+        check_delta_call(q, k, v, g, beta, initial_state, Where(cu_seqlens, None, state_v_first))
+        o, state = _op(*given)
+    return results(o, state, output_final_state, state_v_first)
 
 
 def _scale(scale, q) -> float:
     return q.shape[3]**-0.5 if scale is None else float(scale)
 
 
-def _forward(q, k, v, g, beta, initial_state, scale, output_final_state):
-    """(o, the state or None), of CUDA tensors."""
-    check_delta_call(q, k, v, g, beta, initial_state)
+def _forward(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens=None, state_v_first=False,
+             state_indices=None):
+    """(o, the state or None), of CUDA tensors. States are (.., K, V), whichever of these comes first in memory."""
+    check_delta_call(q, k, v, g, beta, initial_state, Where(cu_seqlens, state_indices, state_v_first))
     check_layouts(DELTA, q, k, v, g)
     final = torch.float32 if output_final_state else None
-    given = q, k, v, g, beta, initial_state, final
+    if state_indices is not None:
+        may_be_written(DELTA, initial_state)
+        final = initial_state.dtype
     if g is not None and g.dim() == 4:
-        made, call = channels.start(ChannelGiven(*given), _scale(scale, q))
+        made, call = channels.start(ChannelGiven(q, k, v, g, beta, initial_state, final, v_first=state_v_first),
+                                    _scale(scale, q))
     else:
-        made, call = start(Given(*given), _scale(scale, q))
+        made, call = start(Given(q, k, v, g, beta, initial_state, final, cu=cu_seqlens, state_indices=state_indices,
+                                 v_first=state_v_first), _scale(scale, q))
     o, state, *_ = made
     if call is not None:
-        _call_cache.add((q, k, v, g, beta, initial_state, scale, output_final_state), *call, (o, state))
+        _call_cache.add((q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first,
+                         state_indices), *call, (o, state))
     return o, state
 
 
@@ -117,28 +149,71 @@ def _forward(q, k, v, g, beta, initial_state, scale, output_final_state):
 
 
 def _cuda(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor, initial_state: Optional[Tensor],
-          scale: Optional[float], output_final_state: bool) -> tuple[Tensor, Tensor]:
-    given = q, k, v, g, beta, initial_state, scale, output_final_state
-    found = _call_cache.take(*given)
+          scale: Optional[float], output_final_state: bool, cu_seqlens: Optional[Tensor],
+          state_v_first: bool) -> tuple[Tensor, Tensor]:
+    given = q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first
+    found = _call_cache.take(*given, None)
     if found is None:
-        delta_options(scale, output_final_state)  # of the dispatcher, where no public function has looked at them
+        # of the dispatcher, where no public function has looked at them
+        delta_options(scale, output_final_state, state_v_first)
         found = _forward(*given)
     o, state = found
     return o, q.new_empty(0, dtype=torch.float32) if state is None else state
 
 
-def _cpu(q, k, v, g, beta, initial_state, scale, output_final_state):
-    check_delta_call(q, k, v, g, beta, initial_state)
+def _cpu(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first):
+    check_delta_call(q, k, v, g, beta, initial_state, Where(cu_seqlens, None, state_v_first))
     check_layouts(DELTA, q, k, v, g)
-    o, state = reference.linear_attn(q, k, v, g, scale, initial_state, beta=beta)
-    state = state.clone() if output_final_state else q.new_empty(0, dtype=torch.float32)
-    return o.to(q.dtype), state
+    if q.is_meta:  # no lengths to look at
+        return _fake(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first)
+    o, state = reference.linear_attn(q, k, v, g, scale, initial_state, cu_seqlens, beta=beta)
+    return o.to(q.dtype), laid_out(state, state_v_first) if output_final_state else q.new_empty(0, dtype=torch.float32)
 
 
-def _fake(q, k, v, g, beta, initial_state, scale, output_final_state):
-    check_delta_call(q, k, v, g, beta, initial_state)
-    state = (*v.shape[::2], q.shape[3], v.shape[3]) if output_final_state else 0
-    return q.new_empty(v.shape), q.new_empty(state, dtype=torch.float32)
+def _fake(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first):
+    check_delta_call(q, k, v, g, beta, initial_state, Where(cu_seqlens, None, state_v_first))
+    state = no_states(q, v, cu_seqlens, state_v_first) if output_final_state else q.new_empty(0, dtype=torch.float32)
+    return q.new_empty(v.shape), state
+
+
+def _pool_cuda(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor, initial_state: Tensor,
+               scale: Optional[float], cu_seqlens: Optional[Tensor], state_indices: Tensor,
+               state_v_first: bool) -> Tensor:
+    given = q, k, v, g, beta, initial_state, scale, cu_seqlens, state_indices, state_v_first
+    o = _pool_replayed(*given)
+    if o is None:
+        pool = turned(DELTA, initial_state, state_v_first)
+        o, _ = _forward(q, k, v, g, beta, pool, scale, True, cu_seqlens, state_v_first, state_indices)
+        written(initial_state)
+    return o
+
+
+def _pool_replayed(q, k, v, g, beta, initial_state, scale, cu_seqlens, state_indices, state_v_first):
+    pool = turned(DELTA, initial_state, state_v_first)
+    found = _call_cache.take(q, k, v, g, beta, pool, scale, True, cu_seqlens, state_v_first, state_indices)
+    if found is None:
+        return None
+    written(initial_state)
+    return found[0]
+
+
+def _pool_cpu(q, k, v, g, beta, initial_state, scale, cu_seqlens, state_indices, state_v_first):
+    o = _pool_fake(q, k, v, g, beta, initial_state, scale, cu_seqlens, state_indices, state_v_first)
+    check_layouts(DELTA, q, k, v, g)
+    may_be_written(DELTA, initial_state)
+    if q.is_meta:
+        return o
+    pool = turned(DELTA, initial_state, state_v_first)
+    o, states = reference.linear_attn(q, k, v, g, scale, rows_of(pool, state_indices), cu_seqlens, beta=beta)
+    put_rows(pool, state_indices, states)
+    written(initial_state)
+    return o.to(q.dtype)
+
+
+def _pool_fake(q, k, v, g, beta, initial_state, scale, cu_seqlens, state_indices, state_v_first):
+    pool, where = turned(DELTA, initial_state, state_v_first), Where(cu_seqlens, state_indices, state_v_first)
+    check_delta_call(q, k, v, g, beta, pool, where)
+    return q.new_empty(v.shape)
 
 
 # ---- gradients ------------------------------------------------------------------------------------------------------
@@ -146,18 +221,20 @@ def _fake(q, k, v, g, beta, initial_state, scale, output_final_state):
 
 def _backward_cuda(do: Tensor, dstate: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor],
                    beta: Tensor, initial_state: Optional[Tensor], scale: Optional[float], need_q: bool, need_k: bool,
-                   need_v: bool, need_g: bool, need_beta: bool, need_initial: bool) -> tuple[Tensor, Tensor, Tensor,
-                                                                                             Tensor, Tensor, Tensor]:
+                   need_v: bool, need_g: bool, need_beta: bool, need_initial: bool,
+                   cu_seqlens: Optional[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Empty ones for what is not wanted."""
     needs = DeltaNeeds(need_q, need_k, need_v, need_g, need_beta, need_initial)
+    saved = DeltaSaved(q, k, v, g, beta, initial_state, cu_seqlens)
     of = channels_backward if g is not None and g.dim() == 4 else backward
-    found = of(DeltaSaved(q, k, v, g, beta, initial_state), _scale(scale, q), for_tma(do), dstate, needs)
+    found = of(saved, _scale(scale, q), for_tma(do), dstate, needs)
     return tuple(q.new_empty(0) if x is None else x for x in found)
 
 
 def _backward_cpu(do, dstate, q, k, v, g, beta, initial_state, scale, *needs):
+    *needs, cu_seqlens = needs
     given = q, k, v, g, beta, initial_state
-    found = reference.gated_delta_rule_backward(do, dstate, *given, scale)
+    found = reference.gated_delta_rule_backward(do, dstate, *given, scale, cu_seqlens)
     return tuple(x.to(of.dtype).contiguous() if needed and x is not None else q.new_empty(0)
                  for x, of, needed in zip(found, given, needs))
 
@@ -170,4 +247,7 @@ def _backward_fake(do, dstate, q, k, v, g, beta, initial_state, scale, *needs):
 _backward_op = ops.torch_op("gated_delta_rule_backward", cuda=_backward_cuda, cpu=_backward_cpu, fake=_backward_fake)
 _recorder = Recorder(6, _cuda, _cpu, _backward_cuda, _backward_cpu, _backward_op)
 _op = ops.torch_op(DELTA, cuda=_cuda, cpu=_cpu, fake=_fake, setup=_recorder.setup, backward=_recorder.backward)
+_pool_op = ops.torch_op("gated_delta_rule_pool", cuda=_pool_cuda, cpu=_pool_cpu, fake=_pool_fake, of=DELTA,
+                        mutates=("initial_state",))
+_pools = Pools(DELTA, _pool_replayed, _pool_cuda, _pool_cpu, _pool_op, check_delta_call)
 _Recorded = ops.eager_function("GatedDeltaRule", forward=_recorder.record, backward=_recorder.backward, of=DELTA)

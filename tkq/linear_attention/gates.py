@@ -57,11 +57,15 @@ class Gate:
                 x = x * tk.LOG2E
                 ahead[e] = Float32(LOWEST) if x < LOWEST else x
 
-    def factors(self, g, shared, t, following, gates, stage):
-        """A chunk's to shared memory, by the first warp. The following chunk's gates are asked for."""
+    def factors(self, g, shared, gates, stage):
+        """A chunk's to shared memory, by the first warp."""
         if self.gated:
             self.sums(g, shared, gates[0], stage)
-            self.read(g, t, following, gates[0])
+
+    def ask(self, g, t, chunk, gates):
+        """The gates of the chunk that follows are on their way."""
+        if self.gated:
+            self.read(g, t, chunk, gates[0])
 
     def sums_of(self, shared):
         """The sums of both stages; None without gates."""
@@ -117,15 +121,10 @@ class Gate:
 
     # ---- the state's warpgroups ----------------------------------------------------------------
 
-    def load(self, c, shared, stage):
-        """A chunk's factors."""
-        if self.gated:
-            tk.load_shared_cols(c.at_query, shared.at_query[None, stage])
-            tk.load_shared_cols(c.to_end, shared.to_end[None, stage])
-
-    def at_query(self, c, scale):
+    def at_query(self, c, shared, stage, scale):
         """What the state gave, as each query sees it."""
         if self.gated:
+            tk.load_shared_cols(c.at_query, shared.at_query[None, stage])
             tk.mul_col(c.o, c.o, c.at_query)
         else:
             tk.mul(c.o, c.o, scale)
@@ -133,6 +132,7 @@ class Gate:
     def decay(self, c, shared, stage):
         """The state to the chunk's end."""
         if self.gated:
+            tk.load_shared_cols(c.to_end, shared.to_end[None, stage])
             tk.apply_narrow(c.u, lambda v, f: v * f, self.taken_up(c), c.to_end)
             tk.mul(c.s, c.s, shared.total[0, stage])
 
@@ -140,8 +140,9 @@ class Gate:
         """What a state takes up, before it decays."""
         return c.w if self.spec.delta and not self.spec.reverse else c.v
 
-    def rest_of_values(self, c):
+    def rest_of_values(self, c, shared, stage):
         """c.u = what `decay` rounded off."""
+        tk.load_shared_cols(c.to_end, shared.to_end[None, stage])
         tk.apply_narrow(c.u, lambda v, f, u: v * f - u, c.v, c.to_end, c.u)
 
     def values(self, c):

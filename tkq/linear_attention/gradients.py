@@ -8,19 +8,21 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tkq.linear_attention.launch import Given, Made, launch
+from tkq.linear_attention.segments import segments
 from tkq.linear_attention.spec import HEAD_DIMS
 
 BLOCK = 32  # tokens whose sums are taken one by one
 
 
 class Saved(NamedTuple):
-    """What the gradients need of a forward."""
+    """What the gradients need of a forward. cu: where packed sequences begin and end."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     g: Tensor | None
     initial: Tensor | None
+    cu: Tensor | None = None
 
 
 class Needs(NamedTuple):
@@ -54,7 +56,7 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
 
     Heads of v that share one of q and k each give a dq and a dk of 16 bits, which torch adds up in float32. The final
     state, whose product with its gradient all gates get, is made again beside dq: more exactly than the forward's."""
-    q, k, v, g, initial = saved
+    q, k, v, g, initial, cu = saved
     needs = Needs(*needs[:3], needs.g and g is not None, needs.initial and initial is not None)
     if scale == 0.0:  # o is 0: what goes back comes from the final state alone, and does not depend on the scale
         do, scale = torch.zeros_like(do), 1.0
@@ -65,20 +67,20 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
         final = torch.float32 if needs.g and behind is not None else None
         of_q = over_values(v.shape[3], lambda part: launch(Given(
             do[..., part], v[..., part], k, g, initial=_turned(initial, part), final=final,
-            x=q if needs.g else None), scale))
+            x=q if needs.g else None, cu=cu), scale))
         dq = _of_shared(of_q.o, q)
     if needs.k:
         dk = _of_shared(over_values(v.shape[3], lambda part: launch(Given(
-            v[..., part], do[..., part], q, g, initial=_turned(behind, part), reverse=True), scale)).o, k)
+            v[..., part], do[..., part], q, g, initial=_turned(behind, part), reverse=True, cu=cu), scale)).o, k)
     if needs.v or needs.g or needs.initial:
         made = launch(Given(k, q, do, g, initial=behind, final=torch.float32 if needs.initial else None,
-                            x=v if needs.g else None, reverse=True), scale)
+                            x=v if needs.g else None, reverse=True, cu=cu), scale)
         dv = made.o
         if needs.initial:
             dinitial = (scale * made.state).to(initial.dtype)
         if needs.g:
             at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum((-1, -2))
-            dg = _of_gates(g, of_q.dots - made.dots, at_end)
+            dg = _of_gates(g, of_q.dots, made.dots, at_end, segments(cu, q.shape[1]))
     return Gradients(dq if needs.q else None, dk, dv if needs.v else None, dg, dinitial)
 
 
@@ -93,11 +95,17 @@ def over_values(columns: int, make) -> Made:
     return Made(first.o + second.o, state, None if first.dots is None else first.dots + second.dots)
 
 
-def _of_gates(g, differences, at_end):
-    """differences: (B, S, HV), those of each token; at_end: (B, HV), what the final state's gradient adds to all."""
-    dg = suffix_sums(differences)
-    if at_end is not None:
-        dg = dg + at_end[:, None]
+def _of_gates(g, x, less, at_end, of=None):
+    """x - less: (B, S, HV), those of each token, of tokens of no sequence anything; at_end: (B or N, HV), what the
+    final state's gradient adds to all. of: the tokens' `Segments`, where sequences are packed."""
+    if of is None:
+        dg = suffix_sums(x - less)
+        if at_end is not None:
+            dg = dg + at_end[:, None]
+    else:
+        dg = of.suffix_sums(of.only_inside(x - less))
+        if at_end is not None:
+            dg = dg + of.of_tokens(at_end)
     return dg.sum((0, 1)) if g.dim() == 1 else dg.contiguous()
 
 

@@ -12,6 +12,7 @@ import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK, LinearConfig
 from tkq.linear_attention.delta import Delta
 from tkq.linear_attention.gates import Gate
+from tkq.linear_attention.packed import Sequences
 from tkq.linear_attention.spec import LinearSpec
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
@@ -23,7 +24,8 @@ class Operands(NamedTuple):
     """q, k: (B, S, H, K). v: (B, S, Hv, V). o: (B, S, HO, V), HO a multiple of H and Hv: neighbouring heads of o share
     one of theirs. g: None, (HO,) or (B, S, HO) fp32. beta: None, or (B, S, HO). initial, final: (B, HO, K, V) or None,
     of any strides. x: None, or as v. dots: (ceil(V / 64), B, S, HO) fp32, the sums of o times x of 64 columns each. dv:
-    None, or as o: with delta, reversed, o times beta."""
+    None, or as o: with delta, reversed, o times beta. cu: None, or (N + 1,), where N packed sequences begin and end:
+    then B is 1, and states are N. state_indices: None, or (N,), rows of a pool, which is initial and final."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -36,6 +38,8 @@ class Operands(NamedTuple):
     x: Optional[cute.Tensor]
     dots: Optional[cute.Tensor]
     dv: Optional[cute.Tensor]
+    cu: Optional[cute.Tensor]
+    state_indices: Optional[cute.Tensor]
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ class Globals:
     heads_per_k: Int32
     heads_per_v: Int32
     heads_per_x: Int32
+    cu: Optional[cute.Tensor]
+    state_indices: Optional[cute.Tensor]
 
 
 @dataclass(frozen=True)
@@ -76,9 +82,10 @@ class Shared:
 
 @dataclass(frozen=True)
 class Task:
-    """One head of one sequence, and where its V begins, in tiles of 64."""
+    """One head of one sequence, the row of its states, and where its V begins, in tiles of 64."""
 
     batch: Int32
+    state: Int32
     head: Int32
     head_k: Int32
     head_v: Int32
@@ -134,7 +141,7 @@ class LinearAttention:
         self.dtype = element_type(spec.dtype)
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
-        self.delta = Delta(spec, self.p_tile)
+        self.delta, self.sequences = Delta(spec, self.p_tile, SCORES_BARRIER), Sequences(spec)
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -151,29 +158,30 @@ class LinearAttention:
 
         g = {"none": None, "head": fake.tensor("fp32", (HO,), align=4), "token": of_tokens("fp32")}[spec.gate]
         dots = fake.tensor("fp32", (-(-V // CHUNK), B, S, HO), align=4) if spec.dot else None
+        states = (fake.sym() if spec.packed or spec.pool else B), HO, K, V
         operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HO, V), g, of_tokens(spec.delta),
-                            _any_strides(spec.initial, (B, HO, K, V)), _any_strides(spec.final, (B, HO, K, V)),
+                            _any_strides(spec.initial, states), _any_strides(spec.final, states),
                             operand(fake.sym(), V) if spec.dot else None, dots,
-                            operand(HO, V) if self.delta.back else None)
+                            operand(HO, V) if self.delta.back else None, _numbers(spec.packed),
+                            _numbers(spec.pool))
         return operands, Float32(1.0)
 
     @cute.jit
     def __call__(self, operands: Operands, scale: Float32, stream: cuda.CUstream):
-        c = self.config
-        # (batch, token, head, col) to (token, col, head, batch)
-        q, k, v, o = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0])) for x in operands[:4]]
+        c, at = self.config, self.sequences
+        q, k, v, o = [at.rows(x) for x in operands[:4]]
         dv, x, x_heads = None, None, Int32(1)
         if const_expr(self.delta.back):
-            dv = cute.make_tensor(operands.dv.iterator, cute.select(operands.dv.layout, [1, 3, 2, 0]))
-            dv = tk.gl.store(dv, self.v_tile)
+            dv = at.stores(at.rows(operands.dv), self.v_tile)
         if const_expr(self.spec.dot):
-            x = cute.make_tensor(operands.x.iterator, cute.select(operands.x.layout, [1, 3, 2, 0]))
-            x, x_heads = tk.gl.load(x, self.v_tile), o.shape[2] // x.shape[2]
-        g = Globals(tk.gl.load(q, self.qk_tile), tk.gl.load(k, self.qk_tile), tk.gl.load(v, self.v_tile),
-                    tk.gl.store(o, self.v_tile), dv, x, *operands[4:8], operands.dots, scale, Int32(q.shape[0]),
-                    o.shape[2] // k.shape[2], o.shape[2] // v.shape[2], x_heads)
+            x = at.rows(operands.x)
+            x, x_heads = at.loads(x, self.v_tile), o.shape[2] // x.shape[2]
+        g = Globals(at.loads(q, self.qk_tile), at.loads(k, self.qk_tile), at.loads(v, self.v_tile),
+                    at.stores(o, self.v_tile), dv, x, *operands[4:8], operands.dots, scale, Int32(q.shape[0]),
+                    o.shape[2] // k.shape[2], o.shape[2] // v.shape[2], x_heads, operands.cu, operands.state_indices)
         parts = -(-self.spec.value_dim // (CHUNK * c.groups))
-        self.kernel(g).launch(grid=[parts, o.shape[2], o.shape[3]], block=[tk.WARPGROUP * (c.groups + 2), 1, 1],
+        blocks = at.blocks(operands.q, operands.cu)
+        self.kernel(g).launch(grid=[parts, o.shape[2], blocks], block=[tk.WARPGROUP * (c.groups + 2), 1, 1],
                               stream=stream, min_blocks_per_mp=1)
 
     # ---- device --------------------------------------------------------------------------------
@@ -192,8 +200,10 @@ class LinearAttention:
                            4 + 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
-        part, head, batch = cute.arch.block_idx()
-        t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, part * n, cute.ceil_div(g.tokens, CHUNK))
+        part, head, block = cute.arch.block_idx()
+        g, batch, state, tokens = self.sequences.of_block(g, block)
+        t = Task(batch, state, head, head // g.heads_per_k, head // g.heads_per_v, part * n,
+                 cute.ceil_div(tokens, CHUNK))
         few, some, many = c.registers
         tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
                    tk.Role(lambda _: self.make_scores(g, s, t), some),
@@ -226,25 +236,28 @@ class LinearAttention:
         x, p = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype)
         gates, mine = self.gate.begin(g, t, self.order(t, 0)), self.delta.begin(g, t, self.order(t, 0))
         for i in cutlass.range(t.chunks, unroll=1):
-            following = self.order(t, i + 1)
             s.tokens.wait(ring)
             if const_expr(not self.spec.updates):
                 tk.mm_ABt(x, s.q[ring.stage], s.k[ring.stage])
-            self.delta.products(mine, s.q[ring.stage] if self.spec.reverse else s.k[ring.stage])
             s.scores.acquire_empty(out)
-            self.gate.factors(g, s.gate, t, following, gates, out.stage)
-            self.delta.factors(g, s.delta, t, following, mine, self.gate.sums_of(s.gate), out.stage)
+            self.gate.factors(g, s.gate, gates, out.stage)
+            self.delta.factors(g, s.delta, mine, self.gate.sums_of(s.gate), out.stage)
             tk.sync(SCORES_BARRIER, tk.WARPGROUP)
             between = self.gate.between(s.gate, gates, out.stage)
             tk.mma_wait(0)
-            s.tokens.release(ring)
-            self.delta.invert(s.delta, mine, between, out.stage, SCORES_BARRIER)
             if const_expr(not self.spec.updates):
                 self.gate.weigh(p, x, between, g.scale)
+            self.delta.products(x, s.q[ring.stage] if self.spec.reverse else s.k[ring.stage])
+            if const_expr(not self.spec.updates):
                 self.put_scores(s.p[out.stage], p)
             if const_expr(self.spec.dot):
                 self.gate.weigh_rest(p, x, between, g.scale)
                 self.put_scores(s.rest[out.stage], p)
+            tk.mma_wait(0)
+            s.tokens.release(ring)
+            self.delta.invert(s.delta, x, mine, between, out.stage)
+            self.gate.ask(g, t, self.order(t, i + 1), gates)
+            self.delta.ask(g, t, self.order(t, i + 1), mine)
             tk.publish()
             s.scores.commit(out)
             ring.advance()
@@ -282,14 +295,13 @@ class LinearAttention:
                 tk.mma_ABt(c.o, c.s16, s.q[ring.stage])
                 tk.mma_wait(0)
             self.delta.updates(c, s.delta, scores.stage)
-            self.gate.load(c, s.gate, scores.stage)
+            self.gate.decay(c, s.gate, scores.stage)
             if const_expr(not spec.updates):
-                self.gate.at_query(c, g.scale)
+                self.gate.at_query(c, s.gate, scores.stage, g.scale)
                 tk.mma_ABt(c.o, c.v, s.p[scores.stage])
             if const_expr(spec.dot):
                 tk.mma_ABt(c.o, c.v, s.rest[scores.stage])
             self.delta.gradients_of_updates(c, s.delta, scores.stage)
-            self.gate.decay(c, s.gate, scores.stage)
             tk.mma_AB(c.s, self.gate.values(c), s.k[ring.stage])
             self.delta.erase(c, s.q[ring.stage])
             tk.mma_wait(1)
@@ -303,8 +315,7 @@ class LinearAttention:
             tk.mma_wait(0)
             if const_expr(spec.dot):
                 self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))  # anew: registers had o, x and s
-                self.gate.load(c, s.gate, scores.stage)
-                self.gate.rest_of_values(c)
+                self.gate.rest_of_values(c, s.gate, scores.stage)
                 tk.mma_AB(c.s, c.u, s.k[ring.stage])
                 tk.mma_wait(0)
             s.tokens.release(ring)
@@ -312,7 +323,7 @@ class LinearAttention:
             ring.advance()
             scores.advance()
         if const_expr(spec.final is not None):
-            tk.store_elements(transposed(g.final, t), c.s, row0, 0)
+            tk.store_elements(self.sequences.state(g.final, t), c.s, row0, 0)
         tk.store_wait(read=False)
 
     @cute.jit
@@ -327,7 +338,7 @@ class LinearAttention:
         if const_expr(self.spec.initial is None):
             tk.zero(state)
         else:
-            tk.load_from(state, transposed(g.initial, t), row0, 0)
+            tk.load_from(state, self.sequences.state(g.initial, t), row0, 0)
 
     @cute.jit
     def put(self, to, s, t, x, chunk, wg):
@@ -360,13 +371,12 @@ class LinearAttention:
             out[t.part + wg, t.batch, chunk * CHUNK + token, t.head] = sum(of_warps[1:], of_warps[0])
 
 
-def transposed(states, t):
-    """V by K of the task's head, of states (B, HV, K, V)."""
-    x = states[t.batch, t.head, None, None]
-    return cute.make_tensor(x.iterator, cute.select(x.layout, [1, 0]))
-
-
 def _any_strides(dtype, shape):
     """None without a dtype."""
     strides = tuple(fake.sym64() for _ in shape)
     return dtype and fake.tensor(dtype, shape, strides, align=4 if dtype == "fp32" else 2)
+
+
+def _numbers(dtype):
+    """Of sequences; None without a dtype."""
+    return dtype and fake.tensor(dtype, (fake.sym(),), align=8 if dtype == "int64" else 4)

@@ -23,7 +23,9 @@ def recipe(spec: LinearSpec) -> Recipe:
 
 class Given(NamedTuple):
     """What an engine's launch takes, as `kernel.Operands` has it. final: dtype of the final state, or None. x: for sums
-    of o times x. reverse, strict, updates: as `LinearSpec` has them."""
+    of o times x. reverse, strict, updates: as `LinearSpec` has them. cu: where packed sequences begin and end.
+    state_indices: initial is a pool, which is written, too; final is its dtype. v_first: the final state lies in memory
+    as (.., V, K)."""
 
     q: Tensor
     k: Tensor
@@ -36,6 +38,9 @@ class Given(NamedTuple):
     reverse: bool = False
     strict: bool = False
     updates: bool = False
+    cu: Tensor | None = None
+    state_indices: Tensor | None = None
+    v_first: bool = False
 
 
 class Made(NamedTuple):
@@ -55,7 +60,8 @@ def spec_of(given: Given) -> LinearSpec:
     g = given.g
     gate = "none" if g is None else "head" if g.dim() == 1 else "token"
     return LinearSpec(name(given.q), given.q.shape[-1], given.v.shape[-1], gate, name(given.initial), name(given.final),
-                      given.reverse, name(given.beta), given.x is not None, given.strict, given.updates)
+                      given.reverse, name(given.beta), given.x is not None, given.strict, given.updates,
+                      name(given.cu), name(given.state_indices))
 
 
 def launch(given: Given, scale: float) -> Made:
@@ -65,25 +71,44 @@ def launch(given: Given, scale: float) -> Made:
 
 def start(given: Given, scale: float) -> tuple:
     """(what is made, (the function that was launched, its arguments) or None)."""
-    q, k, v, g, beta, initial, final, x, *_ = given
-    (B, S, H, K), (HV, V) = q.shape, v.shape[2:]
+    q, k, v, g, beta, initial, _, x, *_ = given
+    (B, S, H, _), (HV, V) = q.shape, v.shape[2:]
     heads, device = max(H, HV), v.device
     o = torch.empty(B, S, heads, V, device=device, dtype=v.dtype)
-    state = None if final is None else torch.empty(B, heads, K, V, device=device, dtype=final)
+    state = initial if given.state_indices is not None else _final(given, heads)
     dots = None if x is None else torch.empty(-(-V // CHUNK), B, S, heads, device=device, dtype=torch.float32)
     dv = torch.empty_like(o) if beta is not None and given.reverse else None
     call = None
-    if B * S * heads:
-        call = _launcher(given), ((q, k, v, o, g, beta, initial, state, x, dots, dv), scale)
+    if given.cu is not None and given.cu.shape[0] == 1:  # no sequence has these tokens
+        o.zero_()
+        dv = None if dv is None else dv.zero_()
+    elif B * S * heads:
+        call = _launcher(given), ((q, k, v, o, g, beta, initial, state, x, dots, dv, given.cu, given.state_indices),
+                                  scale)
         call[0](*call[1])
-    elif state is not None:
+    elif state is not None and state is not initial:
         state.zero_() if initial is None else state.copy_(initial)
     return Made(o, state, dots if dots is None else dots[0] if len(dots) == 1 else dots.sum(0), dv), call
 
 
+def _final(given, heads):
+    """Room for the final states; None where they are not asked for."""
+    if given.final is None:
+        return None
+    return no_states(given.q, given.v, given.cu, given.v_first, given.final, heads)
+
+
+def no_states(q, v, cu, v_first, dtype=torch.float32, heads=None) -> Tensor:
+    """Room for final states, (N, HV, K, V), of which K or V comes first in memory."""
+    count, sizes = q.shape[0] if cu is None else cu.shape[0] - 1, (q.shape[3], v.shape[3])
+    shape = count, heads or v.shape[2], *(reversed(sizes) if v_first else sizes)
+    found = torch.empty(shape, device=v.device, dtype=dtype)
+    return found.mT if v_first else found
+
+
 def _launcher(given):
-    q, _, v, g, beta, initial, final, x, *ways = given
-    types = (t if t is None else t.dtype for t in (beta, initial))
+    q, _, v, g, beta, initial, final, x, *ways = given[:11]
+    types = (t if t is None else t.dtype for t in (beta, initial, given.cu, given.state_indices))
     gate = 0 if g is None else g.dim()
     key = (q.get_device(), q.dtype, q.shape[3], v.shape[3], gate, *types, final, x is None, *ways)
     if key not in _launchers:

@@ -2,18 +2,25 @@
 from __future__ import annotations
 
 from tkq.linear_attention.config import CHUNK, LinearConfig
-from tkq.linear_attention.spec import LinearSpec
+from tkq.linear_attention.spec import HEAD_DIMS, LinearSpec
 
 SHARED = 222 * 1024  # bytes of a block that tiles may take: 4 KB are left for factors and semaphores
 MOST_STAGES = 4
 
 
 def plan(spec: LinearSpec) -> LinearConfig:
-    """As many warpgroups for the state as V fills, two at most, or one with the delta rule, whose inverse takes
-    registers. As many stages as there is room for."""
-    groups = 1 if spec.value_dim <= CHUNK or spec.delta else 2
+    """As many warpgroups for the state as V fills, two at most. As many stages as there is room for."""
+    groups = 1 if spec.value_dim <= CHUNK else 2
     tile = 2 * CHUNK * CHUNK
     stage = 2 * 2 * CHUNK * spec.head_dim + groups * (1 + spec.dot) * tile
-    rest = (2 + groups + 2 * spec.dot) * tile + (4 * tile if spec.delta else 0)
+    rest = (2 + groups + 2 * spec.dot) * tile + (4 * tile + 1024 if spec.delta else 0)
     stages = min(MOST_STAGES, (SHARED - rest) // stage)
-    return LinearConfig(groups, stages, (24, 232, 240) if groups == 1 else (24, 104, 192))
+    return LinearConfig(groups, stages, _registers(spec, groups))
+
+
+def _registers(spec, groups):
+    """A delta rule's scores take more, its state's forward with the widest keys as well."""
+    if groups == 1:
+        return 24, 232, 240
+    widest = spec.head_dim == HEAD_DIMS[-1] and not spec.reverse
+    return (24, 136, 176) if spec.delta and not widest else (24, 104, 192)

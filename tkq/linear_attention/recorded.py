@@ -12,9 +12,9 @@ from tkq.runtime.call import ops
 
 @dataclass(frozen=True)
 class Recorder:
-    """An op takes tensors or None, the third of which is v, then its scale and whether the final state is wanted; it
-    gives o and that state, empty where it is not. Its backward's op takes their gradients, the tensors, the scale, and
-    of each tensor whether its gradient is wanted.
+    """An op takes tensors or None, the third of which is v, then its scale, whether the final state is wanted,
+    cu_seqlens or None, and perhaps more; it gives o and that state, empty where it is not. Its backward's op takes
+    their gradients, the tensors, the scale, of each tensor whether its gradient is wanted, and cu_seqlens.
 
     inputs: how many tensors. cuda, cpu: the op's functions; backward_cuda, backward_cpu, backward_op: its backward's,
     and the op."""
@@ -26,31 +26,40 @@ class Recorder:
     backward_cpu: Callable
     backward_op: Any
 
-    def keep(self, ctx, given, scale, output_final_state):
-        ctx.save_for_backward(*given)
+    def keep(self, ctx, given, scale, output_final_state, cu_seqlens=None, *_):
+        ctx.save_for_backward(*given, cu_seqlens)
         ctx.known = scale, output_final_state
         ctx.set_materialize_grads(False)  # None, and not a tensor of zeros, for what was not used
 
     def setup(self, ctx, inputs, output):
+        ctx.more = len(inputs) - self.inputs
         self.keep(ctx, inputs[:self.inputs], *inputs[self.inputs:])
 
     def backward(self, ctx, do, dstate=None):
-        given, needs, (scale, output_final_state) = ctx.saved_tensors, ctx.needs_input_grad[:self.inputs], ctx.known
+        (*given, cu_seqlens), (scale, output_final_state) = ctx.saved_tensors, ctx.known
+        needs = ctx.needs_input_grad[:self.inputs]
         if not output_final_state:
             dstate = None
         if do is None and dstate is None:
-            return (None,) * (self.inputs + 2)
+            return (None,) * (self.inputs + ctx.more)
         if do is None:  # the state alone was used
             do = torch.zeros_like(given[2])
         tensors = do, dstate, *given
         call = self.backward_op
-        if ops.direct(*tensors):
+        if ops.direct(*tensors, cu_seqlens):
             call = self.backward_cuda if do.is_cuda else self.backward_cpu
-        found = call(*tensors, scale, *needs)
-        return *(x if needed else None for x, needed in zip(found, needs)), None, None
+        found = call(*tensors, scale, *needs, cu_seqlens)
+        return *(x if needed else None for x, needed in zip(found, needs)), *(None,) * ctx.more
 
     def record(self, ctx, *given):
         """The op in plain eager mode, past the dispatcher."""
         o, state = (self.cuda if given[0].is_cuda else self.cpu)(*given)
-        self.keep(ctx, given[:self.inputs], *given[self.inputs:])
-        return (o, state) if given[-1] else o
+        self.setup(ctx, given, None)
+        return (o, state) if given[self.inputs + 1] else o
+
+
+def results(o, state, output_final_state, state_v_first):
+    """As a caller has them; state: (.., K, V)."""
+    if not output_final_state:
+        return o
+    return o, state.mT if state_v_first else state

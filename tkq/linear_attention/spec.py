@@ -22,6 +22,8 @@ class LinearSpec:
     reverse: from the last token to the first, each of which sees those behind it: gradients are of this form.
     strict: a token does not see itself; without delta.
     updates: with delta, not reversed: the corrected values come out.
+    packed: dtype of cu_seqlens, with sequences of any length one behind the other; None: a batch.
+    pool: dtype of state_indices, with states in rows of a pool, which is initial and final; None: one behind the other.
     """
 
     dtype: str
@@ -35,13 +37,17 @@ class LinearSpec:
     dot: bool = False
     strict: bool = False
     updates: bool = False
+    packed: str | None = None
+    pool: str | None = None
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("gate", self.gate, GATES),
                                    ("head_dim", self.head_dim, HEAD_DIMS), ("value_dim", self.value_dim, VALUE_DIMS),
                                    ("initial", self.initial, (None, "fp32", "bf16")),
                                    ("final", self.final, (None, "fp32", "bf16")),
-                                   ("delta", self.delta, (None, "fp32", "bf16"))):
+                                   ("delta", self.delta, (None, "fp32", "bf16")),
+                                   ("packed", self.packed, (None, "int32", "int64")),
+                                   ("pool", self.pool, (None, "int32", "int64"))):
             if got not in allowed:
                 raise ValueError(f"LinearSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
         if self.delta and self.strict:
@@ -50,6 +56,8 @@ class LinearSpec:
             raise ValueError("LinearSpec: updates, allowed is with delta and not reversed")
         if self.dot and (self.delta or not self.gated):
             raise ValueError("LinearSpec: dot, allowed is with a gate and without delta")
+        if self.pool and (self.reverse or self.initial is None or self.initial != self.final):
+            raise ValueError("LinearSpec: pool, allowed is not reversed, with initial and final of one dtype")
 
     @property
     def gated(self) -> bool:

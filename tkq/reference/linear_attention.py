@@ -2,6 +2,7 @@
 
 Computed in float32 (float64 stays float64), rounded once at the end. Clear rather than fast.
 """
+import itertools
 from typing import Optional
 
 import torch
@@ -20,14 +21,15 @@ def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, sca
     u is v; with beta (B, S, HV), the delta rule, it is beta[t] (v[t] - k[t] exp(g[t]) S[t-1]).
 
     q, k: (B, S, H, K). v: (B, S, HV, V); HV / H heads of v share one of q and k. g: None, (HV,), (B, S, HV) or
-    (B, S, HV, K). States: (N, HV, K, V), N the sequences: B, or those between cu_seqlens (N + 1,) of B = 1."""
+    (B, S, HV, K). States: (N, HV, K, V), N the sequences: B, or those between cu_seqlens (N + 1,) of B = 1, as `edges`
+    takes them. o of tokens of no sequence is 0."""
     q, k, v = (_upcast(x) for x in (q, k, v))
     B, S, H, K = q.shape
     HV, V = v.shape[2:]
     q, k = (x.repeat_interleave(HV // H, 2) for x in (q, k))
     scale = K**-0.5 if scale is None else scale
     pieces = [(b, slice(0, S)) for b in range(B)] if cu_seqlens is None else [
-        (0, slice(a, e)) for a, e in zip(cu_seqlens.tolist(), cu_seqlens[1:].tolist())]
+        (0, tokens) for tokens in _pieces(cu_seqlens, S)]
     o, states = torch.zeros_like(v), []
     for n, (b, tokens) in enumerate(pieces):
         state = v.new_zeros(HV, K, V) if initial_state is None else initial_state[n].to(v.dtype)
@@ -41,6 +43,18 @@ def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, sca
             o[b, t] = scale * (q[b, t, :, None, :] @ state)[:, 0]
         states.append(state)
     return o, torch.stack(states) if states else v.new_zeros(0, HV, K, V)
+
+
+def edges(cu_seqlens: Tensor, tokens: int) -> Tensor:
+    """(N + 1,) int64: where sequences begin and end, whatever cu_seqlens say. A number below 0 counts as 0, one beyond
+    the tokens as their number, one below a number before it as that one: sequences do not overlap."""
+    return cu_seqlens.long().clamp(0, tokens).cummax(0).values
+
+
+def _pieces(cu_seqlens, tokens):
+    """The tokens of each sequence."""
+    cuts = edges(cu_seqlens, tokens).tolist()
+    return [slice(a, e) for a, e in itertools.pairwise(cuts)]
 
 
 def _decay(g, b, tokens, state):
@@ -57,9 +71,12 @@ def _decay(g, b, tokens, state):
 
 @autocast.apart
 def linear_attn_backward(do: Tensor, dfinal: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor,
-                         g: Optional[Tensor], initial_state: Optional[Tensor], scale: Optional[float]):
+                         g: Optional[Tensor], initial_state: Optional[Tensor], scale: Optional[float],
+                         cu_seqlens: Optional[Tensor] = None):
     """(dq, dk, dv, dg, dinitial), wide, None for what there is not: from the last token to the first, with the states
     of all tokens. dfinal: the final state's gradient, or None. g: as `linear_attn`'s."""
+    if cu_seqlens is not None:
+        return _of_each(linear_attn_backward, cu_seqlens, do, dfinal, (q, k, v, g), initial_state, scale)
     do, q, k, v = (_upcast(x) for x in (do, q, k, v))
     (B, S, H, K), (HV, V) = q.shape, v.shape[2:]
     scale = K**-0.5 if scale is None else scale
@@ -87,10 +104,12 @@ def linear_attn_backward(do: Tensor, dfinal: Optional[Tensor], q: Tensor, k: Ten
 @autocast.apart
 def gated_delta_rule_backward(do: Tensor, dfinal: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor,
                               g: Optional[Tensor], beta: Tensor, initial_state: Optional[Tensor],
-                              scale: Optional[float]):
+                              scale: Optional[float], cu_seqlens: Optional[Tensor] = None):
     """(dq, dk, dv, dg, dbeta, dinitial) of `linear_attn` with beta, wide, None for what there is not: from the last
     token to the first, with the states of all tokens. dfinal: the final state's gradient, or None. g: None,
     (B, S, HV) or (B, S, HV, K)."""
+    if cu_seqlens is not None:
+        return _of_each(gated_delta_rule_backward, cu_seqlens, do, dfinal, (q, k, v, g, beta), initial_state, scale)
     do, q, k, v = (_upcast(x) for x in (do, q, k, v))
     (B, S, H, K), (HV, V) = q.shape, v.shape[2:]
     scale = K**-0.5 if scale is None else scale
@@ -122,6 +141,24 @@ def gated_delta_rule_backward(do: Tensor, dfinal: Optional[Tensor], q: Tensor, k
 def _of(state, x):
     """state' x of each head: (B, HV, K, V), (B, HV, K) -> (B, HV, V)."""
     return (x[..., None, :] @ state)[..., 0, :]
+
+
+def _of_each(backward, cu_seqlens, do, dfinal, given, initial_state, scale):
+    """A backward, of each sequence by itself; zeros for tokens of none. given: its tensors of tokens."""
+    tensors = *given, initial_state
+    found = [None if x is None else torch.zeros(x.shape, dtype=_upcast(do).dtype, device=x.device) for x in tensors]
+    for n, tokens in enumerate(_pieces(cu_seqlens, do.shape[1])):
+        parts = [x if x is None or x.dim() == 1 else x[:, tokens] for x in given]
+        states = [None if x is None else x[n:n + 1] for x in (dfinal, initial_state)]
+        *of_tokens, of_state = backward(do[:, tokens], states[0], *parts, states[1], scale)
+        for to, x in zip(found, of_tokens):
+            if x is not None and x.dim() == 1:
+                to += x
+            elif x is not None:
+                to[:, tokens] = x
+        if of_state is not None:
+            found[-1][n] = of_state[0]
+    return tuple(found)
 
 
 def _decays(g, v):

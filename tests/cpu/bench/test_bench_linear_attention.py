@@ -32,3 +32,14 @@ def test_work_is_counted_once(tiny):
     first, = {job.question.work for job in linear_attention.jobs("forward", ((2, 192, 2),))}
     both, = {job.question.work for job in linear_attention.jobs("training", ((2, 192, 2),))}
     assert both == 3 * first == 12 * 2 * 192 * 2 * 32 * 32
+
+
+@pytest.mark.parametrize("section", ("packed", "packed_training"))
+def test_packed_sequences_are_judged_one_by_one(tiny, section):
+    job, = linear_attention.BENCH.sections[section](((3, 192, 4),))
+    assert set(job.peer_names) == set(common.PEERS[job.peer_op])
+    given = job.make_inputs(1)
+    assert job.error("tkq", given, job.ours(*given)) < 0.02
+    assert job.error("tkq", given, job.ours(given[0], given[1], 1.1 * given[2], *given[3:])) > 0.05
+    cu = given[4]
+    assert cu[0] == 0 and cu[-1] == 192 and cu.diff().min() > 0

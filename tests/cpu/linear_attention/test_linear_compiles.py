@@ -14,7 +14,11 @@ needs_nvdisasm = pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is
 @pytest.mark.parametrize("name", ["linear_attn-bf16-k128-v128-token", "linear_attn_dk-bf16-k64-v128-head",
                                   "linear_attn_dv-bf16-k128-v128-token-states",
                                   "gated_delta_rule_updates-bf16-k128-v128-token-beta_fp32",
-                                  "gated_delta_rule_keys_behind-bf16-k128-v128-token-dot"])
+                                  "gated_delta_rule_keys_behind-bf16-k128-v128-token-dot",
+                                  "linear_attn-bf16-k128-v128-token-packed-pool",
+                                  "linear_attn_dv-bf16-k128-v128-token-packed",
+                                  "gated_delta_rule_du-bf16-k128-v128-token-packed",
+                                  "gated_delta_rule-bf16-k128-v128-token-packed-pool"])
 def test_shipped(name):
     kernel, = (kernel for kernel in shipped() if kernel.name == name)
     sass.assert_sass(kernel.recipe, kernel.expectation)
@@ -32,7 +36,10 @@ def test_delta_rule(gate, beta, states, reverse):
     (dict(delta="fp32", strict=True), "delta and strict"), (dict(updates=True), "updates"), (dict(dot=True), "dot"),
     (dict(delta="fp32", updates=True, reverse=True), "updates"),
     (dict(dot=True, gate="token", delta="bf16"), "dot"), (dict(head_dim=144), "head_dim is 144"),
-    (dict(value_dim=40), "value_dim is 40"), (dict(gate="channel"), "gate is 'channel'")])
+    (dict(value_dim=40), "value_dim is 40"),
+    (dict(packed="uint8"), "packed is 'uint8'"), (dict(pool="int32"), "pool"), (dict(pool="uint8"), "pool is 'uint8'"),
+    (dict(pool="int64", initial="fp32", final="fp32", reverse=True), "pool"),
+    (dict(gate="channel"), "gate is 'channel'")])
 def test_what_a_spec_refuses(given, words):
     with pytest.raises(ValueError, match=f"LinearSpec: {words}"):
         LinearSpec(**dict(dtype="bf16", head_dim=64, value_dim=64) | given)

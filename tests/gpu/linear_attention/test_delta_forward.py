@@ -62,7 +62,7 @@ def test_widths(K, V, dtype):
 @pytest.mark.parametrize("keys", ["random", "identical", "correlated"])
 @pytest.mark.parametrize("decay", [0.0, 0.1, 20.0])
 def test_hard_inverses(beta, keys, decay):
-    q, k, v, g = make(1, 256, 2, 2, 64, 64, "token", decay=decay)
+    q, k, v, g = make(1, 256, 2, 2, 128, 128, "token", decay=decay)
     if keys == "identical":
         k = k[:, :1].expand_as(k).contiguous()
     elif keys == "correlated":

@@ -90,6 +90,17 @@ def cases(g):
         "linear_attn with gates of columns": lambda: tkq.linear_attn(g.q, g.q, g.q, g.columns),
         "gated_delta_rule with gates of columns": lambda: tkq.gated_delta_rule(
             g.q, g.keys, g.q, g.columns, g.betas, output_final_state=True),
+        "linear_attn of packed sequences": lambda: tkq.linear_attn(
+            g.q[:1], g.q[:1], g.q[:1], g.gates[:1], initial_state=g.state, cu_seqlens=g.cu, state_v_first=True,
+            output_final_state=True),
+        "linear_attn with a pool": lambda: tkq.linear_attn(
+            g.q, g.q, g.q, g.decays, 0.5, initial_state=g.state.clone(), output_final_state=True,
+            state_indices=g.used_q),
+        "gated_delta_rule of packed sequences": lambda: tkq.gated_delta_rule(
+            g.q[:1], g.keys[:1], g.q[:1], g.gates[:1], g.betas[:1], cu_seqlens=g.cu),
+        "gated_delta_rule with a pool": lambda: tkq.gated_delta_rule(
+            g.q[:1], g.keys[:1], g.q[:1], None, g.betas[:1], initial_state=g.state.clone(), cu_seqlens=g.cu,
+            state_indices=g.used_q, output_final_state=True),
         "gemm": lambda: tkq.gemm(g.a, g.b),
         "gemm of views": lambda: tkq.gemm(g.wide[:, 1:65], g.b[:, :31]),
         "gemm with an epilogue": lambda: tkq.gemm(g.a, g.b, bias=g.row, activation="silu", alpha=2.0),

@@ -152,6 +152,32 @@ def _unit_keys_with_state(t):
     return dict(**_unit_keys(t), initial_state=t(2, 4, 64, 64, dtype=F32))
 
 
+def _packed_heads(t):
+    return dict(q=t(1, t.rows, 2, 64), k=t(1, t.rows, 2, 64), v=t(1, t.rows, 4, 64),
+                g=-t(1, t.rows, 4, dtype=F32).abs(), initial_state=t(3, 4, 64, 64, dtype=F32), cu_seqlens=t.starts(3))
+
+
+def _packed_unit_keys(t):
+    given = _packed_heads(t)
+    k = torch.nn.functional.normalize(given["k"].float(), dim=-1).to(t.dtype)
+    return dict(given, k=k, beta=t(1, t.rows, 4, dtype=F32).sigmoid())
+
+
+def _packed_heads_and_indices(t):
+    q, k, v, g, pool, cu_seqlens = _packed_heads(t).values()
+    return dict(q=q, k=k, v=v, g=g, pool=pool, cu_seqlens=cu_seqlens, state_indices=t.integers(-1, 3, 3))
+
+
+def _packed_unit_keys_and_indices(t):
+    q, k, v, g, pool, cu_seqlens, beta = _packed_unit_keys(t).values()
+    return dict(q=q, k=k, v=v, g=g, beta=beta, pool=pool, cu_seqlens=cu_seqlens, state_indices=t.integers(-1, 3, 3))
+
+
+def _with_pool(function, *tensors, pool, **places):
+    """The pool, which is written, is a copy: a call may come again."""
+    return function(*tensors, initial_state=pool.clone(), output_final_state=True, **places)
+
+
 def _matrices(t):
     return dict(a=t(t.rows, 64), b=t(64, 32))
 
@@ -210,12 +236,28 @@ CASES = {case.name: case for case in (
          lambda q, k, v, g, initial_state: tkq.linear_attn(
              q, k, v, g, initial_state=initial_state, output_final_state=True),
          ("q", "k", "v", "g", "initial_state"), ("q", "k", "v"), exact=False),
+    Case("linear_attn, of packed sequences", _packed_heads,
+         lambda q, k, v, g, initial_state, cu_seqlens: tkq.linear_attn(
+             q, k, v, g, initial_state=initial_state, output_final_state=True, cu_seqlens=cu_seqlens),
+         ("q", "k", "v", "g", "initial_state"), ("q", "k", "v"), exact=False),
+    Case("linear_attn, with a pool", _packed_heads_and_indices,
+         lambda q, k, v, g, pool, cu_seqlens, state_indices: _with_pool(
+             tkq.linear_attn, q, k, v, g, pool=pool, cu_seqlens=cu_seqlens, state_indices=state_indices),
+         cast=("q", "k", "v")),
     Case("gated_delta_rule", _unit_keys, lambda q, k, v, g, beta: tkq.gated_delta_rule(q, k, v, g, beta),
          ("q", "k", "v", "g", "beta"), ("q", "k", "v"), exact=False),
     Case("gated_delta_rule, with states", _unit_keys_with_state,
          lambda q, k, v, g, beta, initial_state: tkq.gated_delta_rule(
              q, k, v, g, beta, initial_state=initial_state, output_final_state=True),
          ("q", "k", "v", "g", "beta", "initial_state"), ("q", "k", "v"), exact=False),
+    Case("gated_delta_rule, of packed sequences", _packed_unit_keys,
+         lambda q, k, v, g, initial_state, cu_seqlens, beta: tkq.gated_delta_rule(
+             q, k, v, g, beta, initial_state=initial_state, output_final_state=True, cu_seqlens=cu_seqlens),
+         ("q", "k", "v", "g", "beta", "initial_state"), ("q", "k", "v"), exact=False),
+    Case("gated_delta_rule, with a pool", _packed_unit_keys_and_indices,
+         lambda q, k, v, g, beta, pool, cu_seqlens, state_indices: _with_pool(
+             tkq.gated_delta_rule, q, k, v, g, beta, pool=pool, cu_seqlens=cu_seqlens, state_indices=state_indices),
+         cast=("q", "k", "v")),
     Case("gemm", _matrices, lambda a, b: tkq.gemm(a, b), ("a", "b"), ("a", "b")),
     Case("gemm, with an epilogue", _matrices_and_bias,
          lambda a, b, bias: tkq.gemm(a, b, bias=bias, activation="silu", alpha=2.0),

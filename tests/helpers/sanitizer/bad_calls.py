@@ -152,8 +152,29 @@ def gradients_of_long(device):
     yield from backward(device, 128, 1, 8200, False)
 
 
+ROWS = torch.tensor([2, -1, 1 << 30, -(1 << 31)], dtype=torch.int32)  # of a pool of 3
+
+
+def states(device):
+    """Linear attention and the delta rule of packed sequences, forward and backward, and with a pool."""
+    import tkq
+
+    for cuts in CUTS:
+        q, k, v, do = (randn(i, 1, 300, n, 64) / d for i, (n, d) in enumerate(((2, 8), (2, 8), (2, 1), (2, 1))))
+        g, beta = -randn(4, 1, 300, 2).float().abs(), randn(5, 1, 300, 2).float().sigmoid()
+        q, k, v, do, g, beta, initial, cu, rows = on(
+            device, q, k, v, do, g, beta, randn(6, 4, 2, 64, 64).float(), torch.tensor(cuts), ROWS)
+        for op, tensors in ((tkq.linear_attn, (q, k, v, g)), (tkq.gated_delta_rule, (q, k, v, g, beta))):
+            given = [x.detach().requires_grad_() for x in (*tensors, initial)]
+            o, last = op(*given[:-1], initial_state=given[-1], output_final_state=True, cu_seqlens=cu)
+            yield f"{op.__name__} {cuts}", summed(o, last, *grad((o, last), given, (do, torch.ones_like(last))))
+            pool = initial[:3].clone()
+            yield f"{op.__name__} {cuts} with a pool", summed(op(
+                *tensors, initial_state=pool, cu_seqlens=cu, state_indices=rows), pool)
+
+
 FAMILIES = {f.__name__: f for f in (cross_entropy, long_rows, linear, rope, grouped, attention, gradients,
-                                    gradients_of_long)}
+                                    gradients_of_long, states)}
 
 if __name__ == "__main__":
     sys.exit(main(FAMILIES))

@@ -287,6 +287,25 @@ def states(device):
         yield f"gated_delta_rule {K} x {V}, columns", (o, state, *grad((o, state), given, (do, dstate)))
         o = tkq.linear_attn(q, k, v, gates)
         yield f"linear_attn {K} x {V}, columns", (o, *grad((o,), (q, k, v, gates), (do,)))
+    yield from packed_states(device)
+
+
+def packed_states(device):
+    """Sequences of 0, 1, 64, 70 tokens and 5 of none, forward and backward; a pool that is written."""
+    import tkq
+
+    q, k, v, g, beta, initial, do, dstate = on(
+        device, *(randn(i, 1, 140, 2, 64) / 8 for i in (0, 1)), randn(2, 1, 140, 4, 64),
+        -randn(3, 1, 140, 4, dtype=torch.float32).abs(), randn(4, 1, 140, 4, dtype=torch.float32).sigmoid(),
+        randn(5, 4, 4, 64, 64, dtype=torch.float32), randn(6, 1, 140, 4, 64), randn(7, 4, 4, 64, 64).float())
+    cu, rows = on(device, torch.tensor([0, 0, 1, 65, 135]), torch.tensor([1, -1, 3, 0], dtype=torch.int32))
+    for op, tensors in ((tkq.linear_attn, (q, k, v, g)), (tkq.gated_delta_rule, (q, k, v, g, beta))):
+        given = [x.detach().requires_grad_() for x in (*tensors, initial)]
+        o, state = op(*given[:-1], initial_state=given[-1], output_final_state=True, cu_seqlens=cu)
+        yield f"{op.__name__}, packed", (o, state, *grad((o, state), given, (do, dstate)))
+        pool = initial.clone()
+        o = op(*tensors, initial_state=pool, cu_seqlens=cu, state_indices=rows)
+        yield f"{op.__name__}, with a pool", (o, pool)
 
 
 FAMILIES = {f.__name__: f for f in (norms, residents, heads, softmax, cross_entropy, linear, quant, rope, gated, gemm,

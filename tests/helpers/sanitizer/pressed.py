@@ -182,6 +182,19 @@ def channels():
     same_bits(lambda: cases.results((q, k, v, g, beta, state), *gradients))
 
 
+def packed_states():
+    """Sequences of several chunks one behind the other: linear attention with gradients, the delta rule's launches."""
+    from tests.gpu.linear_attention import test_packed as cases
+
+    cu = cases.cu_of((0, 270, 271, 700, 890))
+    q, k, v, g, beta, initial = cases.tensors_of("gated_delta_rule", S=900, N=4)
+    for reverse in (False, True):
+        cases.check_launch(cases.Given(k, q if reverse else k, v, g, beta, initial, torch.float32, reverse=reverse,
+                                       updates=not reverse, cu=cu))
+    given, gradients = (q, k, v, g, initial), (torch.randn_like(v), torch.randn_like(initial))
+    same_bits(lambda: cases.with_gradients("linear_attn", given, cu, gradients))
+
+
 # ---- rows ----------------------------------------------------------------------------------------------
 
 
@@ -305,9 +318,8 @@ def quantize_ticketed_few():
 CASES = {f.__name__: f for f in (
     *attention.CASES, gemm, gemm_long, gemm_cluster, gemm_not_held, gemm_wave_sync, gemm_small_m, fp8,
     fp8_not_overlapped, fp8_promoted, fp8_blocks, fp8_small_m, fp8_small_m_blocks, grouped, grouped_long, linear, delta,
-    channels,
-    norm_backward, norm_backward_warps, norm_backward_cluster, norm_cluster, norm_quantised, rows_held, softmax,
-    cross_entropy, quantize, quantize_few, quantize_ticketed, quantize_ticketed_few, rope, gated)}
+    channels, packed_states, norm_backward, norm_backward_warps, norm_backward_cluster, norm_cluster, norm_quantised,
+    rows_held, softmax, cross_entropy, quantize, quantize_few, quantize_ticketed, quantize_ticketed_few, rope, gated)}
 
 
 def main(kind, case):

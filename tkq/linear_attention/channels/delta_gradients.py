@@ -25,7 +25,7 @@ from tkq.linear_attention.gradients import _of_shared
 def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None = None,
              needs: DeltaNeeds = ALL) -> DeltaGradients:
     """Two launches for u and du, and of five more those that are needed."""
-    q, k, v, g, beta, initial = saved
+    q, k, v, g, beta, initial, _ = saved
     need_initial = needs.initial and initial is not None
     if scale == 0.0:  # o is 0: what goes back comes from the final state alone, and does not depend on the scale
         do, scale = torch.zeros_like(do), 1.0

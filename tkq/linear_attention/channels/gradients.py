@@ -20,7 +20,7 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
     up. With D[j+1..i] = E F, E what is of row i and F what is of row j, either is made of the same three numbers: do[i]
     v[j], rounded; q E, rounded; k F, rounded (`dot`). The final state, which is made again beside dq, times its
     gradient is added to all."""
-    q, k, v, g, initial = saved
+    q, k, v, g, initial, _ = saved
     needs = Needs(*needs[:4], needs.initial and initial is not None)
     if scale == 0.0:  # o is 0: what goes back comes from the final state alone, and does not depend on the scale
         do, scale = torch.zeros_like(do), 1.0

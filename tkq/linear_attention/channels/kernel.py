@@ -10,11 +10,12 @@ from cutlass import Constexpr, Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.channels.columns import HALVES, Columns, gather_lower, gather_scores, mul_columns, words
+from tkq.linear_attention.channels.parts import OUT_BARRIER, SCORES_BARRIER, Operands, Task, any_strides, transposed
 from tkq.linear_attention.channels.plan import shares_levels
 from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.config import CHUNK, LinearConfig
 from tkq.linear_attention.delta import Delta, DeltaShared
-from tkq.linear_attention.kernel import OUT_BARRIER, SCORES_BARRIER, Operands, Task, _any_strides, transposed
+from tkq.linear_attention.inverse import PITCH
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
@@ -100,7 +101,8 @@ class ChannelAttention:
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
         self.columns = Columns(self.qk_tile)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
-        self.delta, self.scored, self.solved = Delta(spec, self.p_tile), not spec.updates, bool(spec.delta)
+        self.delta = Delta(spec, self.p_tile, SCORES_BARRIER)
+        self.scored, self.solved = not spec.updates, bool(spec.delta)
         self.aliased = self.solved and shares_levels(spec)
 
     # ---- host ----------------------------------------------------------------------------------
@@ -114,8 +116,8 @@ class ChannelAttention:
             return fake.tensor(dtype, (B, S, heads, cols), (*(fake.sym64(divisibility=unit) for _ in range(3)), 1))
 
         operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HO, V), operand(HO, K, "fp32", 4),
-                            _any_strides(spec.delta, (B, S, HO)), _any_strides(spec.initial, (B, HO, K, V)),
-                            _any_strides(spec.final, (B, HO, K, V)), None, None,
+                            any_strides(spec.delta, (B, S, HO)), any_strides(spec.initial, (B, HO, K, V)),
+                            any_strides(spec.final, (B, HO, K, V)), None, None,
                             operand(HO, V) if self.delta.back else None)
         return operands, Float32(1.0)
 
@@ -152,20 +154,20 @@ class ChannelAttention:
                    al.pipe(2, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
         part, head, batch = cute.arch.block_idx()
-        t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, part * n, None)
+        t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, part * n)
         few, some, many = c.registers
         tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
                    tk.Role(lambda _: self.make_scores(g, s, t), some),
                    tk.Role(lambda wg: self.keep_state(g, s, t, wg), many, n)))
 
     def shared_of_delta(self, al, levels):
-        """L takes the room of the levels' first operand where that is large enough."""
+        """L takes the room of the levels' operands where that is large enough."""
         if not self.solved:
             return None
         if not self.aliased:
             return self.delta.shared(al)
         lower = cute.make_tensor(cute.recast_ptr(levels.staged.iterator, cute.make_swizzle(0, 4, 3), dtype=Float32),
-                                 cute.make_layout((CHUNK * CHUNK, 1)))
+                                 cute.make_layout(CHUNK * PITCH))
         return DeltaShared(al.tile(self.p_tile, 2), lower, al.vector(CHUNK, 2), al.vector(CHUNK, 2))
 
     def chunks(self, g):
@@ -197,6 +199,7 @@ class ChannelAttention:
         x, p = tk.rt_fl(CHUNK if self.solved else CHUNK // 2), tk.rt(CHUNK, self.dtype)
         mine = self.columns.begin()
         of_delta = self.delta.begin(g, t, self.order(g, 0))
+        lower = tk.rt_fl(CHUNK) if self.solved else None
         self.read(g, t, self.order(g, 0), mine)
         for i in cutlass.range(self.chunks(g), unroll=1):
             following = self.order(g, i + 1)
@@ -211,23 +214,24 @@ class ChannelAttention:
             for n in cutlass.range_constexpr(len(HALVES)):
                 early, late = self.rows(q, k, self.operands(s, n))
                 self.columns.early(mine, products, HALVES[n], early)
-                self.gather(g, x, p, of_delta, 0, n - 1)
+                self.gather(g, x, p, lower, 0, n - 1)
                 self.multiply(x, self.operands(s, n - 1) if n else (k, q), 1, n == 0)
                 self.columns.late(mine, products, HALVES[n], late)
                 tk.publish()
-                self.gather(g, x, p, of_delta, 1, n - 1)
+                self.gather(g, x, p, lower, 1, n - 1)
                 tk.sync(SCORES_BARRIER, tk.WARPGROUP)
                 self.multiply(x, self.operands(s, n), 0, False)
             s.scores.acquire_empty(out)
-            self.gather(g, x, p, of_delta, 0, len(HALVES) - 1)
+            self.gather(g, x, p, lower, 0, len(HALVES) - 1)
             self.multiply(x, self.operands(s, len(HALVES) - 1), 1, False)
             self.scale_in_place(s, q, k, mine, products, out.stage)
-            self.gather(g, x, p, of_delta, 1, len(HALVES) - 1)
+            self.gather(g, x, p, lower, 1, len(HALVES) - 1)
             self.read(g, t, following, mine)
-            self.delta.factors(g, s.delta, t, following, of_delta, None, out.stage)
+            self.delta.factors(g, s.delta, of_delta, None, out.stage)
+            self.delta.ask(g, t, following, of_delta)
             if const_expr(self.solved):
                 tk.sync(SCORES_BARRIER, tk.WARPGROUP)
-            self.delta.invert(s.delta, of_delta, None, out.stage, SCORES_BARRIER)
+            self.delta.invert(s.delta, lower, of_delta, None, out.stage)
             if const_expr(self.scored):
                 tk.store(s.p[out.stage], p)
             tk.publish()
@@ -259,7 +263,7 @@ class ChannelAttention:
         elif part == 0 and self.scored:
             tk.mm_ABt(x, first, second)
 
-    def gather(self, g, x, p, of_delta, part, n):
+    def gather(self, g, x, p, lower, part, n):
         """A part of the n-th level's products, of which -1 is the diagonal, has arrived."""
         half = HALVES[n] if n >= 0 else 0
         if not self.solved:
@@ -269,10 +273,10 @@ class ChannelAttention:
             tk.mma_wait(0)
             gather_scores(p, x, 0, half, self.spec.reverse, g.scale)
         elif part == 1 and n < 0:
-            tk.zero(of_delta[0])
+            tk.zero(lower)
         elif part == 1:
             tk.mma_wait(0)
-            gather_lower(of_delta[0], x, half)
+            gather_lower(lower, x, half)
 
     def rows(self, q, k, operands):
         """What is put in a level's early rows, and in the late ones. Queries and keys change places in the reversed

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tkq.linear_attention.channels.plan import plan
 from tkq.linear_attention.channels.spec import ChannelSpec
-from tkq.linear_attention.launch import Made
+from tkq.linear_attention.launch import Made, no_states
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
@@ -25,7 +25,7 @@ def recipe(spec: ChannelSpec) -> Recipe:
 class ChannelGiven(NamedTuple):
     """What a launch takes, as `kernel.Operands` has it; g: (B, S, HO, K) fp32, with of_values (B, S, HO, V). final:
     dtype of the final state, or None. x: as v, with of_values, for o times x. reverse, updates, of_values, strict: as
-    `ChannelSpec` has them."""
+    `ChannelSpec` has them. v_first: the final state lies in memory as (.., V, K)."""
 
     q: Tensor
     k: Tensor
@@ -38,6 +38,7 @@ class ChannelGiven(NamedTuple):
     updates: bool = False
     of_values: bool = False
     strict: bool = False
+    v_first: bool = False
     x: Tensor | None = None
 
 
@@ -59,10 +60,10 @@ def launch(given: ChannelGiven, scale: float) -> Made:
 def start(given: ChannelGiven, scale: float) -> tuple:
     """(what is made, (the function that was launched, its arguments) or None)."""
     q, k, v, g, beta, initial, final, *_, x = given
-    (B, S, H, K), (HV, V) = q.shape, v.shape[2:]
+    (B, S, H, _), (HV, V) = q.shape, v.shape[2:]
     heads, device = max(H, HV), v.device
     o = torch.empty(B, S, heads, V, device=device, dtype=torch.float32 if given.of_values else v.dtype)
-    state = None if final is None else torch.empty(B, heads, K, V, device=device, dtype=final)
+    state = None if final is None else no_states(q, v, None, given.v_first, final, heads)
     dots = None if x is None else torch.empty_like(o)
     dv = torch.empty_like(o) if beta is not None and given.reverse else None
     call = None

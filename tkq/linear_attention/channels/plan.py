@@ -20,11 +20,11 @@ def plan(spec: ChannelSpec) -> LinearConfig:
     else:
         rest = 2 * wide + (groups + 2) * tile + SMALL
     if spec.delta:
-        rest += 4 * wide + 2 * tile + (0 if shares_levels(spec) else 2 * tile)
+        rest += 4 * wide + 2 * tile + (0 if shares_levels(spec) else 2 * tile + 1024)
     return LinearConfig(groups, min(MOST_STAGES, (SHARED - rest) // stage),
                         (24, 232, 240) if groups == 1 else (24, 168, 160))
 
 
 def shares_levels(spec: ChannelSpec) -> bool:
-    """Has L the room of a level's operand, once that has been multiplied?"""
-    return 2 * spec.head_dim >= 2 * CHUNK
+    """Has L the room of two levels' operands, once they have been multiplied?"""
+    return 2 * 2 * spec.head_dim >= 4 * (CHUNK + 4)

@@ -9,10 +9,10 @@ from cutlass import Constexpr, Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.channels.columns import HALVES, Columns, pick_scores, scaled, unpacked, words
+from tkq.linear_attention.channels.parts import SCORES_BARRIER, Operands, Task, any_strides, transposed
 from tkq.linear_attention.channels.plan import PAD
 from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.config import CHUNK, LinearConfig
-from tkq.linear_attention.kernel import SCORES_BARRIER, Operands, Task, _any_strides, transposed
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
@@ -104,8 +104,8 @@ class ChannelValues:
             return fake.tensor(dtype, (B, S, heads, cols), (*(fake.sym64(divisibility=unit) for _ in range(3)), 1))
 
         operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HO, V, "fp32", 4),
-                            operand(HO, V, "fp32", 4), None, _any_strides(spec.initial, (B, HO, K, V)),
-                            _any_strides(spec.final, (B, HO, K, V)), operand(fake.sym(), V) if spec.dot else None,
+                            operand(HO, V, "fp32", 4), None, any_strides(spec.initial, (B, HO, K, V)),
+                            any_strides(spec.final, (B, HO, K, V)), operand(fake.sym(), V) if spec.dot else None,
                             operand(HO, V, "fp32", 4) if spec.dot else None, None)
         return operands, Float32(1.0)
 
@@ -137,7 +137,7 @@ class ChannelValues:
                    al.vector(CHUNK), al.pipe(stages, loaded, 4), al.pipe(2, 0, 4, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.steps)])
         part, head, batch = cute.arch.block_idx()
-        t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, part, None)
+        t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, part)
         few, some, many = self.config.registers
         tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
                    tk.Role(lambda _: self.make_steps(g, s, t), some),

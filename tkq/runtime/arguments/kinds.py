@@ -37,7 +37,7 @@ class Argument:
         are taken for them.
     low, high: the least and the largest number, both allowed; None where there is none. above: low itself is not.
     end: a number's magnitude is below this: infinite from there on in the type that it is computed in.
-    written: the function writes to the tensor: "always", or the flag that asks for it.
+    written: the function writes to the tensor: "always", or the argument that asks for it.
     error: of a choice that is not among the words, or of an integer that the tensors do not allow.
     """
 

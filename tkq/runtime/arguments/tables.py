@@ -80,7 +80,8 @@ _QKV = tensor("q", *HALF), tensor("k", *HALF), tensor("v", *HALF)
 _CAUSAL, _SCALE = flag("causal"), number("softmax_scale", None, 0, above=True)
 _WINDOW = Argument("window_size", "window", default=(None, None), low=-1, high=(1 << 30) - 1)
 _SOFTCAP, _SINKS = number("softcap", 0.0, 0), tensor("sinks", *WIDE, none=True)
-_STATES = tensor("initial_state", "fp32", "bf16", none=True), flag("output_final_state")
+_STATES = tensor("initial_state", "fp32", "bf16", none=True, written="state_indices"), flag("output_final_state")
+_PACKED = tensor("cu_seqlens", *INDEX, none=True), tensor("state_indices", *INDEX, none=True), flag("state_v_first")
 
 TABLES = {
     "softmax": _ROWS,
@@ -120,9 +121,9 @@ TABLES = {
         tensor("seqused_q", "int32", none=True), tensor("seqused_k", "int32", none=True), flag("return_lse"),
         flag("deterministic")),
     "linear_attn": (*_QKV, tensor("g", "fp32", none=True), number("scale", None),
-                    *_STATES),
+                    *_STATES, *_PACKED),
     "gated_delta_rule": (*_QKV, Argument("g", "tensor", True, REQUIRED, ("fp32",)), tensor("beta", "fp32", "bf16"),
-                         number("scale", None), *_STATES),
+                         number("scale", None), *_STATES, *_PACKED),
     "tune": (Argument("function", "other", default=REQUIRED), Argument("effort", "other"), flag("again")),
     "prefetch": (Argument("ops", "other", default=()), integer("jobs", 1, 1)),
 }

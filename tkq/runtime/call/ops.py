@@ -36,7 +36,7 @@ class LaunchCache(dict):
         self[key] = value
 
 
-def torch_op(name: str, *, cuda, cpu, fake, setup=None, backward=None, of: str = ""):
+def torch_op(name: str, *, cuda, cpu, fake, setup=None, backward=None, of: str = "", mutates: tuple = ()):
     """Register ``tkq::name`` and return the op to call.
 
     cuda, cpu: the functions behind it; the schema is read from ``cuda``'s annotations. fake: the outputs' shapes and
@@ -46,13 +46,15 @@ def torch_op(name: str, *, cuda, cpu, fake, setup=None, backward=None, of: str =
 
     of: the public functions whose op it is, where they have other names. torch.func.grad and torch.func.vmap are
     refused with them: torch's own fallback for vmap calls an op once for each slice, and warns.
+    mutates: names of tensors that the op writes to; without gradients. Their versions are counted by ``cuda`` and
+    ``cpu``, which compiled code calls straight.
 
     As torch.library.custom_op makes one, but for what a call costs: a model that was compiled by torch calls its ops in
     this way, hundreds in a step (see ``_gradients``). A result must be a new tensor, no input and no other result: that
     is not asked at each call, but by opcheck in the tests.
     """
     qualified = f"tkq::{name}"
-    _LIBRARY.define(name + _schema(cuda), tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.define(name + _schema(cuda, mutates), tags=(torch.Tag.pt2_compliant_tag,))
     op = getattr(torch.ops.tkq, name).default
     _LIBRARY.impl(name, _untraced(cuda), "CUDA")
     _LIBRARY.impl(name, _untraced(cpu), "CPU")
@@ -62,11 +64,11 @@ def torch_op(name: str, *, cuda, cpu, fake, setup=None, backward=None, of: str =
     return op
 
 
-def _schema(function) -> str:
+def _schema(function, mutates) -> str:
     """What the dispatcher takes. It would ask tracers for the value of a float: a number that follows from a size, as
     1 / x.shape[0] does, would be that of the traced size, and the program good for no other. A Scalar stays as it is;
     one with a default is not, as the dispatcher compares with that."""
-    return re.sub(r"\bfloat\b", "Scalar", torch.library.infer_schema(function, mutates_args=()))
+    return re.sub(r"\bfloat\b", "Scalar", torch.library.infer_schema(function, mutates_args=mutates))
 
 
 def _gradients(op, cuda, cpu, setup, backward, of):

@@ -1,0 +1,73 @@
+"""Calls whose states are rows of a pool, which they write: in place, without gradients."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tkq.linear_attention.check import refuse_recorded, turned
+from tkq.runtime.call import check, ops
+
+
+@dataclass(frozen=True)
+class Pools:
+    """name: the op's. All but check take the op's tensors, of which the pool is the last one, the scale, and what a
+    `check.Where` has, and give o. replayed: of a call like one that came before, or None. cuda, cpu: the op's
+    functions, and op. check: of the tensors, the pool as (.., K, V), and a `check.Where`."""
+
+    name: str
+    replayed: Callable
+    cuda: Callable
+    cpu: Callable
+    op: Any
+    check: Callable
+
+    def call(self, tensors, scale, where) -> Tensor:
+        given = *tensors, scale, *where
+        if not ops.traced():
+            found = self.replayed(*given)
+            if found is not None:
+                return found
+        if ops.direct(*tensors, *where[:2]):
+            return (self.cuda if tensors[0].is_cuda else self.cpu)(*given)
+        self.check(*tensors[:-1], turned(self.name, tensors[-1], where.state_v_first), where)
+        check.refuse_tangent(self.name, **{f"tensor {i}": x for i, x in enumerate(tensors)})
+        refuse_recorded(self.name, *tensors)
+        return self.op(*given)
+
+
+def may_be_written(op: str, pool: Tensor) -> None:
+    """Raises where it may not."""
+    check.refuse_inference(op, initial_state=pool)
+    check.refuse_overlap(op, initial_state=pool)
+
+
+def written(pool: Tensor) -> None:
+    """A backward that saved it raises."""
+    torch.autograd.graph.increment_version(pool)
+
+
+def rows_of(pool: Tensor, indices: Tensor) -> Tensor:
+    """The states that sequences begin with: zeros where there is no such row. On the CPU."""
+    states = pool.new_zeros(len(indices), *pool.shape[1:])
+    for n, row in _there(pool, indices):
+        states[n] = pool[row]
+    return states
+
+
+def put_rows(pool: Tensor, indices: Tensor, states: Tensor) -> None:
+    """Likewise, those that sequences end with."""
+    for n, row in _there(pool, indices):
+        pool[row] = states[n]
+
+
+def _there(pool, indices):
+    return [(n, row) for n, row in enumerate(indices.tolist()) if 0 <= row < len(pool)]
+
+
+def laid_out(states: Tensor, v_first: bool) -> Tensor:
+    """A copy of (.., K, V) with K or V first in memory."""
+    return states.mT.clone(memory_format=torch.contiguous_format).mT if v_first else states.clone()
