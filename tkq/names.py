@@ -17,6 +17,10 @@ _ELSEWHERE = {
                    "retention chunkretention gla chunkgla gatedlinearattention",
     "gated_delta_rule": "chunkgateddeltarule gateddeltanet gdn deltarule chunkdeltarule deltanet gateddelta "
                         "chunkgateddeltaruleprefill kda chunkkda kimideltaattention",
+    "linear_attn_step": "fusedrecurrentsimplegla fusedrecurrentgla fusedrecurrentlinearattn lightningattndecode",
+    "gated_delta_rule_step": "fusedrecurrentgateddeltarule fusedrecurrentdeltarule fusedrecurrentkda "
+                             "gateddeltaruledecode fusedrecurrentgateddeltaruleupdate",
+    "ssd_step": "selectivestateupdate selectivestateupdatefn mambastep ssdupdate",
     "layernorm": "layernormfn layernormfwd addlayernorm nativelayernorm",
     "rmsnorm": "rmsnormfn rmsnormfwd addrmsnorm fusedaddrmsnorm fusedrmsnorm",
     "softmax": "softmaxfwd",

@@ -132,6 +132,9 @@ OPS: dict[str, tuple[Part, ...]] = {
         Part("gated_delta_rule", ("packed",), what="packed"),
         Part("gated_delta_rule", ("packed_training",), what="packed, forward and backward"),
     ),
+    "linear_attn_step": (Part("linear_steps", ("gate",)),),
+    "gated_delta_rule_step": (Part("linear_steps", ("gdn", "kda")),),
+    "ssd_step": (Part("linear_steps", ("ssd",)),),
 }
 # files that measure something else by a main of their own: clocks, the docs' kernels, starting, a whole model
 EXTRAS = {"sustained": "sustained", "fp8_sums": "fp8_accumulation_error", "chapters": "chapters",
@@ -152,12 +155,14 @@ AGAINST: dict[str, tuple[str, ...]] = {
     "fla": ("fla",),
     "flashinfer": ("FlashInfer",),
     "flashqla": ("FlashQLA",),
+    "mamba": ("mamba_ssm",),
     "torch": ("torch", "torch._addmm_activation", "flash SDPA"),
 }
 USUAL = tuple(name for name in AGAINST if name != "quack-tuned")  # that one compiles 44 kernels
 CUBLAS_IN_TORCH = ("fp8_gemm",)  # where the candidate "torch" is a product of cuBLASLt's
 PACKAGES = {"quack": "quack-kernels", "quack-tuned": "quack-kernels", "fa4": "flash-attn-4", "liger": "liger-kernel",
-            "torch.compile": "triton", "fla": "flash-linear-attention", "flashinfer": "flashinfer-python"}
+            "torch.compile": "triton", "fla": "flash-linear-attention", "flashinfer": "flashinfer-python",
+            "mamba": "mamba-ssm"}
 MODULES = {"deepgemm": ("deep_gemm", "vllm"), "fa3": ("flash_attn_interface",),
            "flashqla": ("flash_qla",)}  # that one of them is there says it
 

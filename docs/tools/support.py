@@ -24,6 +24,7 @@ from tkq.gemm.fp8 import spec as fp8_spec
 from tkq.gemm.grouped import spec as grouped_spec
 from tkq.granularity import PRODUCTS, scales_of
 from tkq.linear_attention.spec import LinearSpec
+from tkq.linear_attention.step.spec import StepSpec
 from tkq.losses.spec import MAX_V, CrossEntropySpec
 from tkq.norms import plan as norm_plan
 from tkq.norms.spec import MAX_N, NormSpec
@@ -88,12 +89,25 @@ def types() -> dict[str, tuple[list, str]]:
         "flash_attn": flash, "flash_attn_varlen": (flash[0], f"any sequence lengths, including 0; {dims}"),
         **dict.fromkeys(("linear_attn", "gated_delta_rule"), (taken(lambda t: LinearSpec(t, 64, 64), TYPES),
                                                               f"any S; {_widths_of_states()}")),
+        **_steps(),
         "gemm": (half, "any M, N; K a multiple of 8"),
         "grouped_gemm": (taken(lambda t: _grouped(t, "m"), TYPES), f"up to {grouped_spec.MOST_GROUPS} groups, which "
                          "may be empty; K a multiple of 8, float8: 16"),
         "fp8_gemm": (taken(lambda t: fp8_spec.Fp8Spec(a=t), TYPES), f"any M, N; K a multiple of {fp8_spec.K_UNIT}"),
         "quantize_fp8": (taken(lambda t: TileSpec("1x128", t), TYPES), "any"),
     }
+
+
+def _steps() -> dict:
+    """Whose states are in a pool."""
+    of = {name: taken(make, range(1, 400)) for name, make in (
+        ("K", lambda n: StepSpec("bf16", n, 64)), ("V", lambda n: StepSpec("bf16", 64, n)))}
+    assert all(n % 16 == 0 for sizes in of.values() for n in sizes)
+    k, v = (f"{sizes[0]} to {sizes[-1]}" for sizes in of.values())
+    halves = taken(lambda t: StepSpec(t, 64, 64), TYPES)
+    linear = halves, f"any N, T; K {k}, V {v}, multiples of 16"
+    return {"linear_attn_step": linear, "gated_delta_rule_step": linear,
+            "ssd_step": (halves, f"any N, T; P {v}, states {k}, multiples of 16")}
 
 
 def _widths_of_states() -> str:

@@ -10,7 +10,7 @@ import torch
 
 import tkq
 
-from . import judge, odd, oracles, oracles_attention, oracles_linear, usual
+from . import judge, odd, oracles, oracles_attention, oracles_linear, oracles_steps, usual
 from .kinds import kind_of
 
 GOOD = "right", "refused"
@@ -45,6 +45,9 @@ OPERATIONS = {
     "linear_attn": Operation(usual.linear_attn, oracles_linear.linear_attn, ("q", "k", "v", "g", "initial_state")),
     "gated_delta_rule": Operation(usual.gated_delta_rule, oracles_linear.gated_delta_rule,
                                   ("q", "k", "v", "g", "beta", "initial_state")),
+    "linear_attn_step": Operation(usual.linear_attn_step, oracles_steps.linear_attn_step),
+    "gated_delta_rule_step": Operation(usual.gated_delta_rule_step, oracles_steps.linear_attn_step),
+    "ssd_step": Operation(usual.ssd_step, oracles_steps.ssd_step),
     "rope": Operation(usual.rope, oracles.rope, ("x",)),
     "rope_qk": Operation(usual.rope_qk, oracles.rope_qk, ("q", "k")),
     "rope_cos_sin": Operation(usual.rope_cos_sin, oracles.rope_cos_sin),
@@ -60,7 +63,8 @@ PROMISED = [
 ]
 LOST_GPU = re.compile("illegal|misaligned address|unspecified launch|CUDA error")
 # Data that says where rows lie: what comes of lies is documented and has tests of its own; here it may not fail.
-PLACES = "cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "offsets", "state_indices"
+PLACES = "cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "offsets", "state_indices", \
+    "state_batch_indices", "num_accepted_tokens"
 
 
 class Outcome(NamedTuple):
@@ -141,7 +145,7 @@ def choose_leaves(op, given, draw):
 def outcome_of(name, op, given, changed, draw, gradients):
     """(verdict, detail)"""
     function = getattr(tkq, name)
-    written = {n for n in ("out", *("x", "logits") * (given.get("inplace") is True),
+    written = {n for n in ("out", "state", *("x", "logits") * (given.get("inplace") is True),
                            *("initial_state",) * (given.get("state_indices") is not None)) if n in given}
     before = {n: bits(x) for n, x in given.items() if isinstance(x, torch.Tensor) and n not in written}
     seen = {n: x.detach().clone() if n in written and is_plain(x) else x for n, x in given.items()}

@@ -221,6 +221,51 @@ def gated_delta_rule(d):
                 beta=d.normal(*tokens, dtype=FP32).sigmoid().to(d.one(FP32, BF16)))
 
 
+def _rows_of_a_pool(d, count, tokens):
+    """(rows of the pool, one for each sequence or None, numbers of accepted tokens or None)."""
+    if tokens and d.chance(0.2):
+        rows = torch.arange(count * tokens).view(count, tokens).flip(0)
+        return count * tokens + 1, d.int32(rows.tolist()), d.int32([d.one(1, tokens) for _ in range(count)])
+    return count + 1, d.maybe(0.7, lambda: d.int32([*range(1, count), -1][:count])), None
+
+
+def linear_attn_step(d):
+    count, tokens, heads, shared, dtype = d.one(1, 3), d.one(1, 1, 1, 2, 4), d.one(1, 2), d.one(1, 2), d.half()
+    K, V, heads_v = d.of((32, 48, 144), (64,)), d.of((32, 80), (64,)), heads * shared
+    gates = d.one((), (heads_v,), (count, tokens, heads_v), (count, tokens, heads_v, K))
+    rows, indices, accepted = _rows_of_a_pool(d, count, tokens)
+    v_first = d.chance(0.5)
+    return dict(q=d.normal(count, tokens, heads, K, dtype=dtype), k=d.normal(count, tokens, heads, K, dtype=dtype),
+                v=d.normal(count, tokens, heads_v, V, dtype=dtype), g=-d.positive(*gates) if gates else None,
+                state=d.normal(rows, heads_v, *((V, K) if v_first else (K, V)), dtype=d.one(FP32, BF16)),
+                scale=d.one(None, 0.5, -2, 0), state_indices=indices, num_accepted_tokens=accepted,
+                state_v_first=v_first, out=None)
+
+
+def gated_delta_rule_step(d):
+    """Keys of length 1."""
+    given = linear_attn_step(d)
+    k, tokens = torch.nn.functional.normalize(given["k"].float(), dim=-1), given["v"].shape[:3]
+    gates = d.one(tokens, (*tokens, k.shape[-1]))
+    return dict(given, k=k.to(given["k"].dtype), g=d.maybe(0.7, lambda: -d.positive(*gates)),
+                beta=d.normal(*tokens, dtype=FP32).sigmoid().to(d.one(FP32, BF16)),
+                use_qk_l2norm_in_kernel=d.chance(0.5))
+
+
+def ssd_step(d):
+    count, tokens, heads, shared, dtype = d.one(1, 3), d.one(0, 0, 2), d.one(1, 2), d.one(1, 2), d.half()
+    K, P, all_heads, lead = d.of((32, 48), (64,)), d.of((32, 80), (64,)), heads * shared, (tokens,) if tokens else ()
+    rows, indices, accepted = _rows_of_a_pool(d, count, tokens)
+    return dict(state=d.normal(rows, all_heads, P, K, dtype=d.one(FP32, BF16)),
+                x=d.normal(count, *lead, all_heads, P, dtype=dtype),
+                dt=d.positive(count, *lead, all_heads).to(d.one(FP32, dtype)), A=-d.positive(all_heads),
+                B=d.normal(count, *lead, heads, K, dtype=dtype), C=d.normal(count, *lead, heads, K, dtype=dtype),
+                D=d.maybe(0.5, lambda: d.normal(*d.one((all_heads,), (all_heads, P)), dtype=FP32)),
+                z=d.maybe(0.5, lambda: d.normal(count, *lead, all_heads, P, dtype=dtype)),
+                dt_bias=d.maybe(0.5, lambda: d.normal(all_heads, dtype=FP32)), dt_softplus=d.chance(0.5),
+                state_batch_indices=indices, num_accepted_tokens=accepted, out=None)
+
+
 def _rope(d, names):
     batch, length, heads, dtype, table = d.one(1, 2), d.one(1, 6), d.one(1, 3), d.real(), 16
     size = d.of((8, 64), (64,))

@@ -135,6 +135,28 @@ def _pool(g):
     return ()
 
 
+def _step(g):
+    """A state is where it is: it is written to. Rows that state_indices names are the same for each rank."""
+    if g.state_indices is None and g.state.shape[0] == g.q.shape[0]:
+        tokens = dict.fromkeys(("q", "k", "v", "beta", "state"), S(0))
+        yield (S(0),), dict(_of_tokens(g.g, 0), **tokens)
+    if g.q.shape[2] % g.q.mesh.size() == 0:
+        yield (S(2),), dict(_of_tokens(g.g, 2), **dict.fromkeys(("q", "k", "v", "beta"), S(2)), state=S(1))
+
+
+def _of_tokens(gates, dimension):
+    return dict(g=S(dimension)) if gates is not None and gates.ndim == 4 else _sequences(gates, dimension)
+
+
+def _ssd_step(g):
+    of_sequences, heads = dict.fromkeys(("state", "x", "dt", "B", "C", "z"), S(0)), S(g.x.ndim - 2)
+    if g.state_batch_indices is None and g.state.shape[0] == g.x.shape[0]:
+        yield (S(0),), of_sequences
+    if g.B.shape[-2] % g.B.mesh.size() == 0:
+        yield (heads,), dict(dict.fromkeys(("x", "dt", "B", "C", "z"), heads), state=S(1),
+                             **dict.fromkeys(("A", "D", "dt_bias"), S(0)))
+
+
 def _linear_attention_backward(g):
     needs = g.need_q, g.need_k, g.need_v, g.need_g, g.need_initial
     for dimension, of_states in _dimensions(g):
@@ -206,7 +228,7 @@ RULES = {
     "flash_attn_varlen_backward": _attention_backward, "linear_attn": _linear_attention,
     "linear_attn_backward": _linear_attention_backward, "gated_delta_rule": _delta_rule,
     "gated_delta_rule_backward": _delta_rule_backward, "linear_attn_pool": _pool, "gated_delta_rule_pool": _pool,
-    "gemm": _gemm,
+    "linear_attn_step": _step, "gated_delta_rule_step": _step, "ssd_step": _ssd_step, "gemm": _gemm,
     "grouped_gemm": _grouped_gemm, "fp8_gemm": _fp8_gemm, "quantize_fp8": _quantised,
     # of whole losses, and of logits that are nowhere whole: everything is gathered
     "cross_entropy_and_gradient": lambda g: (), "linear_cross_entropy": lambda g: (),
@@ -232,8 +254,23 @@ def _placements(op, rule, *args):
     tensors = {name for name, value in given.items() if isinstance(value, DTensorSpec)}
     results = len(op._schema.returns)
     found = [((R,) * results, {}), *rule(SimpleNamespace(results=results, **given))]
+    for name in (a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write):
+        if name in tensors:
+            found = _where_it_is(op, name, given[name], found)
     return [(list(outputs), [inputs.get(name, R) if name in tensors else None for name in list(given)[:len(args)]])
             for outputs, inputs in found]
+
+
+def _where_it_is(op, name, spec, found):
+    """Those of the placements that leave a tensor where it is: of one that is written to a moved copy would be lost."""
+    there = set(spec.placements)
+    left = [each for each in found if {each[1].get(name, R)} == there]
+    if not left:
+        allowed = sorted({str(inputs.get(name, R)) for _, inputs in found})
+        raise NotImplementedError(f"{op._schema.name.partition('::')[2]}: {name}: is placed as {spec.placements}; it "
+                                  f"is written to where it is, and supported are {', '.join(allowed)}, along all "
+                                  "dimensions of a mesh")
+    return left
 
 
 _register()

@@ -9,8 +9,9 @@ MOST_STAGES = 4
 
 
 def plan(spec: LinearSpec) -> LinearConfig:
-    """As many warpgroups for the state as V fills, two at most. As many stages as there is room for."""
-    groups = 1 if spec.value_dim <= CHUNK else 2
+    """As many warpgroups for the state as V fills, two at most, or one where they have no registers for two. As many
+    stages as there is room for."""
+    groups = 1 if spec.value_dim <= CHUNK or (spec.packed and _widest_delta(spec)) else 2
     tile = 2 * CHUNK * CHUNK
     stage = 2 * 2 * CHUNK * spec.head_dim + groups * (1 + spec.dot) * tile
     rest = (2 + groups + 2 * spec.dot) * tile + (4 * tile + 1024 if spec.delta else 0)
@@ -19,8 +20,11 @@ def plan(spec: LinearSpec) -> LinearConfig:
 
 
 def _registers(spec, groups):
-    """A delta rule's scores take more, its state's forward with the widest keys as well."""
+    """The delta rule's scores take more; its state does where keys are widest, in the forward."""
     if groups == 1:
         return 24, 232, 240
-    widest = spec.head_dim == HEAD_DIMS[-1] and not spec.reverse
-    return (24, 136, 176) if spec.delta and not widest else (24, 104, 192)
+    return (24, 136, 176) if spec.delta and not _widest_delta(spec) else (24, 104, 192)
+
+
+def _widest_delta(spec):
+    return spec.delta and not spec.reverse and spec.head_dim == HEAD_DIMS[-1]

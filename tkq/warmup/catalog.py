@@ -24,6 +24,7 @@ _LISTS = (
     "tkq.attention.backward.catalog",
     "tkq.linear_attention.catalog",
     "tkq.linear_attention.channels.catalog",
+    "tkq.linear_attention.step.catalog",
 )
 
 # Functions whose kernels are named otherwise, or that take those of others too.
@@ -33,6 +34,9 @@ _BEGINNINGS = {
     "linear_cross_entropy": ("linear_cross_entropy", "cross_entropy", "total", "scale", "gemm"),
     "flash_attn_varlen": ("flash_attn",),
     "gated_delta_rule": ("gated_delta_rule", "linear_attn"),
+    "linear_attn_step": ("step_linear_attn",),
+    "gated_delta_rule_step": ("step_gated_delta_rule",),
+    "ssd_step": ("step_ssd",),
     "rope_qk": ("rope",),
     "rmsnorm_quant": ("rmsnorm",),
     "layernorm_quant": ("layernorm",),

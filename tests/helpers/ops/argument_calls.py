@@ -51,10 +51,20 @@ def call(name: str, device="cpu") -> dict:
         "gated_delta_rule": lambda: dict(q=t(1, 16, 4, 64), k=t(1, 16, 4, 64) / 16, v=t(1, 16, 4, 64),
                                          g=-t.ones(1, 16, 4), beta=t.ones(1, 16, 4) / 2,
                                          initial_state=t(3, 4, 64, 64, dtype=F32), cu_seqlens=starts),
+        "linear_attn_step": lambda: _tokens(t) | dict(state=t(6, 4, 64, 64, dtype=F32)),
+        "gated_delta_rule_step": lambda: _tokens(t) | dict(beta=t.ones(2, 1, 4) / 2,
+                                                           state=t(6, 4, 64, 64, dtype=F32)),
+        "ssd_step": lambda: dict(state=t(2, 4, 32, 64, dtype=F32), x=t(2, 4, 32), dt=t.ones(2, 4), A=-t.ones(4),
+                                 B=t(2, 4, 64), C=t(2, 4, 64), D=t(4), z=t(2, 4, 32), dt_bias=t.ones(4)),
         "flash_attn_varlen": lambda: dict(q=flat, k=t(16, 4, 64), v=t(16, 4, 64), cu_seqlens_q=starts,
                                           cu_seqlens_k=starts, max_seqlen_q=16, max_seqlen_k=16,
                                           seqused_k=torch.ones(3, dtype=INT, device=device)),
     }[name]()
+
+
+def _tokens(t):
+    return dict(q=t(2, 1, 4, 64), k=t(2, 1, 4, 64) / 16, v=t(2, 1, 4, 64), g=-t.ones(2, 1, 4),
+                state_indices=t.integers(0, 3, 2) * 2)
 
 
 def negated(x: torch.Tensor) -> torch.Tensor:
@@ -63,6 +73,9 @@ def negated(x: torch.Tensor) -> torch.Tensor:
 
 
 def run(name: str, given: dict):
+    """A pool of states, which a call writes to, is copied: that of the next call is the same."""
+    if isinstance(given.get("state"), torch.Tensor):
+        given = given | {"state": given["state"].clone()}
     return getattr(tkq, name)(**given)
 
 

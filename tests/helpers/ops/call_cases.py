@@ -101,6 +101,15 @@ def cases(g):
         "gated_delta_rule with a pool": lambda: tkq.gated_delta_rule(
             g.q[:1], g.keys[:1], g.q[:1], None, g.betas[:1], initial_state=g.state.clone(), cu_seqlens=g.cu,
             state_indices=g.used_q, output_final_state=True),
+        "linear_attn_step": lambda: tkq.linear_attn_step(
+            g.q[:, :1, :2], g.keys[:, :1, :2], g.q[:, :1], g.gates[:, :1], g.state),
+        "linear_attn_step of several tokens": lambda: tkq.linear_attn_step(
+            g.q[:, :3], g.keys[:, :3], g.q[:, :3], g.decays, g.state, 0.5, g.cu[:2]),
+        "gated_delta_rule_step": lambda: tkq.gated_delta_rule_step(
+            g.q[:, :1, :2], g.keys[:, :1, :2], g.q[:, :1], g.gates[:, :1], g.betas[:, :1], g.state, None, True,
+            g.used_q),
+        "ssd_step": lambda: tkq.ssd_step(
+            g.state, g.q[:, 0], g.betas[:, 0], g.decays, g.keys[:, 0, :2], g.keys[:, 1, :2], dt_softplus=True),
         "gemm": lambda: tkq.gemm(g.a, g.b),
         "gemm of views": lambda: tkq.gemm(g.wide[:, 1:65], g.b[:, :31]),
         "gemm with an epilogue": lambda: tkq.gemm(g.a, g.b, bias=g.row, activation="silu", alpha=2.0),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import tkq
+from tests.helpers.ops import step_calls as steps
 
 BF16, F8, F32, INT = torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch.int32
 
@@ -22,6 +23,7 @@ class Case:
     leaves: the names of those that have gradients.
     cast: the names of those that torch.autocast casts; the result then has autocast's type, or is float32.
     graphs: how many torch.compile makes for all numbers of rows.
+    alone: the function alone, where the call adds copies of what the function writes to.
     exact: False where gradients are added in an order that varies, a call whose gradient is recorded rounds more, or
         one gradient rounds otherwise where another is asked for.
     """
@@ -33,6 +35,7 @@ class Case:
     cast: tuple = ()
     graphs: int = 1
     exact: bool = True
+    alone: Callable | None = None
 
     @property
     def function(self) -> str:
@@ -258,6 +261,19 @@ CASES = {case.name: case for case in (
          lambda q, k, v, g, beta, pool, cu_seqlens, state_indices: _with_pool(
              tkq.gated_delta_rule, q, k, v, g, beta, pool=pool, cu_seqlens=cu_seqlens, state_indices=state_indices),
          cast=("q", "k", "v")),
+    Case("linear_attn_step", steps.one_token_without_beta, steps.linear_attn_step, cast=("q", "k", "v"),
+         alone=lambda q, k, v, g, state, rows: tkq.linear_attn_step(q, k, v, g, state, None, rows)),
+    Case("linear_attn_step, with num_accepted_tokens", steps.accepted, steps.accepting_step, cast=("q", "k", "v"),
+         alone=lambda q, k, v, g, state, rows, accepted: tkq.linear_attn_step(
+             q, k, v, g, state, None, rows, num_accepted_tokens=accepted)),
+    Case("gated_delta_rule_step", steps.one_token, steps.delta_step, cast=("q", "k", "v"),
+         alone=lambda q, k, v, g, beta, state, rows: tkq.gated_delta_rule_step(
+             q, k, v, g, beta, state, None, True, rows)),
+    Case("gated_delta_rule_step, with state_v_first", steps.one_token_of_v_first, steps.delta_step_of_v_first,
+         cast=("q", "k", "v"), alone=lambda q, k, v, g, beta, state, rows: tkq.gated_delta_rule_step(
+             q, k, v, g, beta, state, None, False, rows, state_v_first=True)),
+    Case("ssd_step", steps.state_space, steps.ssd_step, cast=("x", "B", "C", "z"),
+         alone=lambda x, dt, A, B, C, D, z, state: tkq.ssd_step(state, x, dt, A, B, C, D, z, dt_softplus=True)),
     Case("gemm", _matrices, lambda a, b: tkq.gemm(a, b), ("a", "b"), ("a", "b")),
     Case("gemm, with an epilogue", _matrices_and_bias,
          lambda a, b, bias: tkq.gemm(a, b, bias=bias, activation="silu", alpha=2.0),

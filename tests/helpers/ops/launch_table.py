@@ -53,7 +53,7 @@ def count() -> dict:
     """As `numbers`, counted."""
     found = {}
     for name, case in CASES.items():
-        found[name] = [launches(case.call, *case.inputs("cuda").values())]
+        found[name] = [launches(case.alone or case.call, *case.inputs("cuda").values())]
         if case.leaves:
             inputs = case.inputs("cuda", grad=True)
             _, gradients = incoming(case.call(*inputs.values()))

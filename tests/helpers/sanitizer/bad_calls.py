@@ -152,6 +152,24 @@ def gradients_of_long(device):
     yield from backward(device, 128, 1, 8200, False)
 
 
+def steps(device):
+    """Rows that a pool does not have, of both types; numbers of accepted tokens that are none."""
+    import tkq
+
+    for dtype in (torch.int32, torch.int64):
+        end = torch.iinfo(dtype)
+        rows = torch.tensor([0, -1, 5, 6, end.max, end.min, -7, 3], dtype=dtype)
+        for T, accepted in ((1, None), (2, torch.tensor([0, 1, 2, 3, end.max, end.min, -1, 1], dtype=dtype))):
+            q, k, v, g, pool, at, n = on(
+                device, randn(0, 8, T, 2, 64), randn(1, 8, T, 2, 64) / 8, randn(2, 8, T, 4, 64),
+                -randn(3, 8, T, 4).float().abs(), randn(4, 6, 4, 64, 64).float(),
+                rows if accepted is None else torch.stack((rows, rows.flip(0)), 1)[:, :T],
+                rows if accepted is None else accepted)
+            o = tkq.gated_delta_rule_step(q, k, v, g, g.sigmoid(), pool, state_indices=at,
+                                          num_accepted_tokens=None if accepted is None else n)
+            yield f"gated_delta_rule_step {dtype} {T}", summed(o) + (summed(pool) if accepted is None else [])
+
+
 ROWS = torch.tensor([2, -1, 1 << 30, -(1 << 31)], dtype=torch.int32)  # of a pool of 3
 
 
@@ -174,7 +192,7 @@ def states(device):
 
 
 FAMILIES = {f.__name__: f for f in (cross_entropy, long_rows, linear, rope, grouped, attention, gradients,
-                                    gradients_of_long, states)}
+                                    gradients_of_long, states, steps)}
 
 if __name__ == "__main__":
     sys.exit(main(FAMILIES))

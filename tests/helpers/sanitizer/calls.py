@@ -308,8 +308,29 @@ def packed_states(device):
         yield f"{op.__name__}, with a pool", (o, pool)
 
 
+def steps(device):
+    """One token and several, states with either dimension contiguous and neither, rows by indices; a state space."""
+    import tkq
+
+    for T, K, V, kind in ((1, 128, 64, "v"), (3, 64, 48, "k"), (2, 48, 32, "any")):
+        q, k, v, g, pool, rows = on(
+            device, randn(0, 3, T, 2, K), randn(1, 3, T, 2, K) / 8, randn(2, 3, T, 4, V),
+            -randn(3, 3, T, 4, dtype=torch.float32).abs(), randn(4, 5, 4, K, V, dtype=torch.float32),
+            torch.tensor([4, -1, 0]))
+        pool = {"v": pool, "k": pool.mT.contiguous().mT, "any": torch.stack((pool, pool), -1)[..., 0]}[kind]
+        o = tkq.linear_attn_step(q, k, v, g, pool, None, rows)
+        yield f"linear_attn_step {K} x {V}", (o.clone(), pool.clone())
+        o = tkq.gated_delta_rule_step(q, k, v, g, g.sigmoid(), pool, None, True, rows)
+        yield f"gated_delta_rule_step {K} x {V}", (o, pool)
+    x, dt, A, B, C, pool, rows = on(
+        device, randn(5, 3, 4, 64), randn(6, 3, 4), -randn(7, 4, dtype=torch.float32).abs(), randn(8, 3, 2, 128) / 8,
+        randn(9, 3, 2, 128) / 8, randn(10, 5, 4, 64, 128, dtype=torch.float32), torch.tensor([2, 0, -1]))
+    y = tkq.ssd_step(pool, x, dt, A, B, C, A, x, A, True, rows)
+    yield "ssd_step", (y, pool)
+
+
 FAMILIES = {f.__name__: f for f in (norms, residents, heads, softmax, cross_entropy, linear, quant, rope, gated, gemm,
-                                    fp8, quantise, grouped, states)}
+                                    fp8, quantise, grouped, states, steps)}
 
 
 def apart(a, b) -> float:

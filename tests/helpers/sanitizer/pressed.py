@@ -195,6 +195,20 @@ def packed_states():
     same_bits(lambda: cases.with_gradients("linear_attn", given, cu, gradients))
 
 
+def steps():
+    """Several tokens of sequences whose states are in a pool."""
+    from tests.helpers import linear_steps as cases
+
+    q, k, v, g = cases.make(70, 3, 2, 4, 128, 64)
+    beta, pool, rows = cases.beta_of(v), cases.pool_of(80, 4, 128, 64), cases.rows_of(70, 80)
+
+    def run():
+        own = pool.clone()
+        return [cases.check(q, k, v, g, own, beta, None, rows), own]
+
+    same_bits(run)
+
+
 # ---- rows ----------------------------------------------------------------------------------------------
 
 
@@ -318,8 +332,8 @@ def quantize_ticketed_few():
 CASES = {f.__name__: f for f in (
     *attention.CASES, gemm, gemm_long, gemm_cluster, gemm_not_held, gemm_wave_sync, gemm_small_m, fp8,
     fp8_not_overlapped, fp8_promoted, fp8_blocks, fp8_small_m, fp8_small_m_blocks, grouped, grouped_long, linear, delta,
-    channels, packed_states, norm_backward, norm_backward_warps, norm_backward_cluster, norm_cluster, norm_quantised,
-    rows_held, softmax, cross_entropy, quantize, quantize_few, quantize_ticketed, quantize_ticketed_few, rope, gated)}
+    channels, packed_states, steps, norm_backward, norm_backward_warps, norm_backward_cluster, norm_cluster,
+    norm_quantised, rows_held, softmax, cross_entropy, quantize, quantize_few, quantize_ticketed, quantize_ticketed_few, rope, gated)}
 
 
 def main(kind, case):

@@ -80,6 +80,9 @@ _QKV = tensor("q", *HALF), tensor("k", *HALF), tensor("v", *HALF)
 _CAUSAL, _SCALE = flag("causal"), number("softmax_scale", None, 0, above=True)
 _WINDOW = Argument("window_size", "window", default=(None, None), low=-1, high=(1 << 30) - 1)
 _SOFTCAP, _SINKS = number("softcap", 0.0, 0), tensor("sinks", *WIDE, none=True)
+_POOL = tensor("state", "fp32", "bf16", written="always")
+_ACCEPTED = tensor("num_accepted_tokens", *INDEX, none=True)
+_STEP_OUT = tensor("out", *HALF, none=True, written="always")
 _STATES = tensor("initial_state", "fp32", "bf16", none=True, written="state_indices"), flag("output_final_state")
 _PACKED = tensor("cu_seqlens", *INDEX, none=True), tensor("state_indices", *INDEX, none=True), flag("state_v_first")
 
@@ -124,6 +127,16 @@ TABLES = {
                     *_STATES, *_PACKED),
     "gated_delta_rule": (*_QKV, Argument("g", "tensor", True, REQUIRED, ("fp32",)), tensor("beta", "fp32", "bf16"),
                          number("scale", None), *_STATES, *_PACKED),
+    "linear_attn_step": (*_QKV, Argument("g", "tensor", True, REQUIRED, ("fp32",)), _POOL, number("scale", None),
+                         tensor("state_indices", *INDEX, none=True), _ACCEPTED, flag("state_v_first"), _STEP_OUT),
+    "gated_delta_rule_step": (
+        *_QKV, Argument("g", "tensor", True, REQUIRED, ("fp32",)), tensor("beta", "fp32", "bf16"), _POOL,
+        number("scale", None), flag("use_qk_l2norm_in_kernel"), tensor("state_indices", *INDEX, none=True), _ACCEPTED,
+        flag("state_v_first"), _STEP_OUT),
+    "ssd_step": (_POOL, tensor("x", *HALF), tensor("dt", *WIDE), tensor("A", *WIDE), tensor("B", *HALF),
+                 tensor("C", *HALF), tensor("D", *WIDE, none=True), tensor("z", *HALF, none=True),
+                 tensor("dt_bias", *WIDE, none=True), flag("dt_softplus"),
+                 tensor("state_batch_indices", *INDEX, none=True), _ACCEPTED, _STEP_OUT),
     "tune": (Argument("function", "other", default=REQUIRED), Argument("effort", "other"), flag("again")),
     "prefetch": (Argument("ops", "other", default=()), integer("jobs", 1, 1)),
 }

@@ -1,0 +1,41 @@
+"""The kernels of steps that tkq itself can choose, and what their machine code must show."""
+import itertools
+from dataclasses import replace
+
+from tkq.linear_attention.step.launch import recipe
+from tkq.linear_attention.step.plan import ACCESS, plan
+from tkq.linear_attention.step.spec import SsdSpec, StepSpec
+from tkq.runtime.compile.expectation import Expectation
+from tkq.runtime.compile.recipe import Shipped
+
+
+def shipped() -> list:
+    """Of bf16, as models decode: one token of sequences whose states are in a pool by int32 or int64, K and V of 128, a
+    state space of 64 x 128; and several tokens of which some are accepted."""
+    return [Shipped(name, recipe(spec), expectation(spec)) for name, spec in _models()]
+
+
+def _models():
+    for indices, state in itertools.product(("int32", "int64"), ("fp32", "bf16")):
+        end, pool = f"-bf16-k128-v128-{state}-{indices}", dict(state=state, indices=indices)
+        for gate in ("head", "token"):
+            yield f"step_linear_attn{end}-{gate}", StepSpec("bf16", 128, 128, gate, **pool)
+        for gate in ("token", "channel"):
+            delta = StepSpec("bf16", 128, 128, gate, **pool, delta="fp32", l2norm=True)
+            yield f"step_gated_delta_rule{end}-{gate}", delta
+            yield f"step_gated_delta_rule{end}-{gate}-v_first", replace(delta, layout="k", v_first=True)
+        yield f"step_gated_delta_rule{end}-token-accepted", replace(delta, gate="token", several=True,
+                                                                    accepted=indices)
+        ssd = SsdSpec("bf16", "fp32", "fp32", "fp32", softplus=True, expanded=("A", "dt", "D", "dt_bias"))
+        yield f"step_ssd-bf16-p64-n128-{state}-{indices}", StepSpec("bf16", 128, 64, layout="k", v_first=True, **pool,
+                                                                    ssd=ssd)
+
+
+def expectation(spec: StepSpec) -> Expectation:
+    """States in accesses of 16 bytes where the plan has such, no shared memory, and of one token as many registers as
+    leave room for 16 warps an SM."""
+    c = plan(spec)
+    few, run = c.threads == 512, {"v": c.v_values, "k": c.k_run, "any": 1}[spec.layout]
+    wide = run * {"fp32": 4, "bf16": 2}[spec.state] == ACCESS
+    return Expectation(instructions=("LDG.E.128", "STG.E.128") if wide else (), absent=("LDS", "BAR"),
+                       registers=128 if few else 255, smem=1024)
