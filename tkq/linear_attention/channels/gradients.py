@@ -55,4 +55,4 @@ def of_columns(queries, keys, values, g, scale, initial=None, final=None, **ways
 def of_gates(differences, at_end):
     """differences: (B, S, HV, K), those of each token; at_end: (B, HV, K), what the final state's gradient adds."""
     dg = suffix_sums(differences.flatten(2)).view(differences.shape)
-    return dg if at_end is None else dg + at_end[:, None]
+    return dg.contiguous() if at_end is None else dg + at_end[:, None]
