@@ -2,7 +2,7 @@
 import itertools
 from dataclasses import replace
 
-from tkq.linear_attention.channels.launch import recipe
+from tkq.linear_attention.channels.launch import recipe, sums_recipe
 from tkq.linear_attention.channels.plan import plan
 from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.runtime.compile.expectation import Expectation
@@ -17,7 +17,9 @@ def shipped() -> list:
     found = {}
     for name, spec in (*_of_sizes(), *_with_states(), *_delta_rule()):
         found.setdefault(recipe(spec), Shipped(name, recipe(spec), expectation(spec)))
-    return list(found.values())
+    sums = Expectation(instructions=("LDG.E.64", "STG.E.64"))
+    return [*found.values(), Shipped("linear_attn_dg-column", sums_recipe(2), sums),
+            Shipped("gated_delta_rule_dg-column", sums_recipe(4), sums)]
 
 
 def _of_sizes():

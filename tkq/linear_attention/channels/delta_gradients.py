@@ -47,7 +47,7 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
         of_keys = of_columns(u, solved.dv, k, g, 1.0, x=x, reverse=True, strict=True)
     if needs.g:
         at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum(-1)
-        dg = of_gates(of_q.dots.sub_(of_queries.dots).add_(of_keys.dots).sub_(w.dots), at_end)
+        dg = of_gates((of_q.dots, of_queries.dots, of_keys.dots, w.dots), at_end)
     return DeltaGradients(
         _of_shared(of_q.o, q).to(q.dtype) if needs.q else None,
         _of_shared(of_queries.o.sub_(of_keys.o).sub_(w.o), k).to(k.dtype) if needs.k else None,

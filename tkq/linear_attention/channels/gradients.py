@@ -3,8 +3,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from tkq.linear_attention.channels.launch import ChannelGiven, launch
+from tkq.linear_attention.channels.launch import ChannelGiven, launch, of_chunks
 from tkq.linear_attention.gradients import ALL, Gradients, Needs, Saved, _of_shared, _turned, over_values, suffix_sums
 
 
@@ -40,7 +41,7 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
             dinitial = (scale * made.state).to(initial.dtype)
     if needs.g:
         at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum(-1)
-        dg = of_gates(of_q.dots.sub_(of_k.dots), at_end)
+        dg = of_gates((of_q.dots, of_k.dots), at_end)
     return Gradients(_of_shared(of_q.o, q).to(q.dtype) if needs.q else None,
                      _of_shared(of_k.o, k).to(k.dtype) if needs.k else None, dv if needs.v else None, dg, dinitial)
 
@@ -52,7 +53,12 @@ def of_columns(queries, keys, values, g, scale, initial=None, final=None, **ways
         **ways), scale))
 
 
-def of_gates(differences, at_end):
-    """differences: (B, S, HV, K), those of each token; at_end: (B, HV, K), what the final state's gradient adds."""
-    dg = suffix_sums(differences.flatten(2)).view(differences.shape)
-    return dg.contiguous() if at_end is None else dg + at_end[:, None]
+def of_gates(terms, at_end):
+    """The sums over each token and those behind it of terms[0] - terms[1] (+ terms[2] - terms[3]), (B, S, HV, K) each;
+    at_end: (B, HV, K), what the final state's gradient adds to all. In an order that S alone decides."""
+    shape = terms[0].shape
+    sums, totals = of_chunks([x.flatten(2) for x in terms])
+    behind = pad(suffix_sums(totals)[:, 1:], (0, 0, 0, 1))
+    if at_end is not None:
+        behind = behind + at_end.flatten(1)[:, None]
+    return sums.add_(behind[:, :, None]).flatten(1, 2)[:, :shape[1]].contiguous().view(shape)

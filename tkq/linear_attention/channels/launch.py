@@ -5,9 +5,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tkq.linear_attention.channels.plan import plan
-from tkq.linear_attention.channels.spec import ChannelSpec
+from tkq.linear_attention.channels.spec import ChannelSpec, SumsSpec
+from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.launch import Made, no_states
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
@@ -83,3 +85,26 @@ def _launcher(given):
         arch.require_hopper(q.device)
         _launchers[key] = function(recipe(spec_of(given)))
     return _launchers[key]
+
+
+def of_chunks(terms) -> tuple:
+    """(sums (B, n, 64, C), totals (B, n, C)) of terms, two or four of (B, S, C), as `sums.ChunkSums` has them."""
+    B, S, C = terms[0].shape
+    chunks = -(-S // CHUNK)
+    if not terms[0].is_cuda or not terms[0].numel():
+        x = sum(terms[2::2], terms[0]) - sum(terms[3::2], terms[1])
+        x = pad(x, (0, 0, 0, -S % CHUNK)).view(B, chunks, CHUNK, C)
+        sums = x.flip(2).cumsum(2).flip(2)
+        return sums, sums[:, :, 0].clone()
+    sums, totals = (torch.empty(*shape, C, device=terms[0].device) for shape in ((B, chunks, CHUNK), (B, chunks)))
+    key = terms[0].get_device(), len(terms)
+    if key not in _launchers:
+        arch.require_hopper(terms[0].device)
+        _launchers[key] = function(sums_recipe(len(terms)))
+    _launchers[key](*terms, *(None,) * (4 - len(terms)), sums, totals)
+    return sums, totals
+
+
+def sums_recipe(terms: int) -> Recipe:
+    """The kernel's of sums of two or four terms."""
+    return Recipe("tkq.linear_attention.channels.sums:ChunkSums", (SumsSpec(terms),))

@@ -47,3 +47,14 @@ class ChannelSpec:
             raise ValueError("ChannelSpec: of_values and delta, allowed is one of them")
         if (self.strict or self.dot) and not self.of_values:
             raise ValueError(f"ChannelSpec: {'strict' if self.strict else 'dot'}, allowed is with of_values")
+
+
+@dataclass(frozen=True)
+class SumsSpec:
+    """Sums over a chunk's tokens (`sums.ChunkSums`). terms: of how many tensors, 2 or 4."""
+
+    terms: int
+
+    def __post_init__(self):
+        if self.terms not in (2, 4):
+            raise ValueError(f"SumsSpec: terms is {self.terms}, allowed are 2 and 4")
