@@ -3,10 +3,11 @@ from .mutant import family, pressed
 
 NAPS, READS = (pressed(x) for x in ("naps-channels", "reads-channels"))
 TESTS = "tests/gpu/linear_attention/test_channels.py::"
-KEYS, DELTA, VALUES, LAST, LONG = ((f"{TESTS}{name}",) for name in (
+KEYS, DELTA, VALUES, LAST, LONG, SUMS = ((f"{TESTS}{name}",) for name in (
     "test_lengths[forward-300]", "test_lengths_of_the_delta_rule[forward-300]",
     "test_lengths_with_gates_of_values[True-forward-300]",
-    "test_nothing_behind_the_end_counts", "test_gradients_of_gates_are_as_good_at_any_length[False]"))
+    "test_nothing_behind_the_end_counts", "test_gradients_of_gates_are_as_good_at_any_length[False]",
+    "test_sums_over_a_chunks_tokens[300-80-2]"))
 
 MUTANTS = (
     *family(
@@ -41,8 +42,8 @@ MUTANTS = (
          "self.columns.to_ends(mine, products, rows(), rows(*late), s.total[None, stage])", KEYS),
         ("what_the_state_gives_for_keys_as_they_came", "self.delta.of_state(c, started)",
          "self.delta.of_state(c, s.k[ring.stage])", DELTA),
-        ("lower_of_a_level_left_out", "gather_lower(of_delta[0], x, half)",
-         "gather_lower(of_delta[0], x, half if half != 16 else 8)", DELTA),
+        ("lower_of_a_level_left_out", "gather_lower(lower, x, half)",
+         "gather_lower(lower, x, half if half != 16 else 8)", DELTA),
         ("columns_no_wait_for_scores", "s.scores.wait(scores)", "", NAPS),
         ("columns_scores_written_over", "s.scores.acquire_empty(out)", "", READS)),
     *family(
@@ -55,5 +56,10 @@ MUTANTS = (
         ("columns_no_wait_for_a_level", """
             for n in cutlass.range_constexpr(len(HALVES)):
                 s.steps.wait(steps)
-         """, "for n in cutlass.range_constexpr(len(HALVES)):", NAPS)),
+         """, "for n in cutlass.range_constexpr(len(HALVES)):", NAPS)),    *family(
+        "linear", "tkq/linear_attention/channels/sums.py",
+        ("sums_of_terms_all_added", "found = held[e, i, 0] - held[e, i, 1]",
+         "found = held[e, i, 0] + held[e, i, 1]", SUMS),
+        ("sums_of_tokens_behind_the_last", "if token < x.terms[0].shape[1]:", "if token < x.terms[0].shape[1] + 1:",
+         SUMS)),
 )
