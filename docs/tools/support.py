@@ -89,6 +89,8 @@ def types() -> dict[str, tuple[list, str]]:
         "flash_attn": flash, "flash_attn_varlen": (flash[0], f"any sequence lengths, including 0; {dims}"),
         **dict.fromkeys(("linear_attn", "gated_delta_rule"), (taken(lambda t: LinearSpec(t, 64, 64), TYPES),
                                                               f"any S; {_widths_of_states()}")),
+        "mamba2_ssd": (taken(lambda t: LinearSpec(t, 64, 64), TYPES),
+                       f"any S; {_widths_of_states().replace('K', 'N').replace('V', 'P')}"),
         **_steps(),
         "gemm": (half, "any M, N; K a multiple of 8"),
         "grouped_gemm": (taken(lambda t: _grouped(t, "m"), TYPES), f"up to {grouped_spec.MOST_GROUPS} groups, which "

@@ -147,6 +147,15 @@ WINDOW = {
     "tensors": torch.tensor([1, 2]), "string": "12", "NaN": (math.nan, 0), "dict": {1: 2, 3: 4}, "set": {1, 2},
     "10**30": (10**30, 0),
 }
+LIMITS = {
+    "(0, 1)": (0, 1), "(-inf, inf)": (-math.inf, math.inf), "descending": (1.0, 0.5), "NaN": (math.nan, 1.0),
+    "list": [0.0, 2.0], "np": (np.float32(0.5), np.float64(2)), "huge": (0.0, 1e300),
+    "Fraction": (0, fractions.Fraction(1, 3)),
+}
+NO_LIMITS = {
+    "None": None, "5": 5, "(1,)": (1.0,), "three": (0, 1, 2), "str": ("a", 1), "bools": (False, True),
+    "tensors": torch.tensor([0.0, 1.0]), "string": "12", "dict": {1: 2, 3: 4}, "set": {1, 2},
+}
 DEVICE = {"None": None, "int": 0, "-1": -1, "str": "nonsense", "meta": "meta", "cpu:5": "cpu:5", "cuda:99": "cuda:99",
           "list": [], "float": 1.5, "device": torch.device("cpu")}
 
@@ -154,4 +163,5 @@ DEVICE = {"None": None, "int": 0, "-1": -1, "str": "nonsense", "meta": "meta", "
 REPLACED = {
     "number": (NUMBER, NO_NUMBER), "flag": ({}, NO_FLAG), "word": (WORD, NO_WORD), "dtype": (DTYPE, NO_DTYPE),
     "window": (WINDOW, {}), "device": (DEVICE, {}),
+    "limits": (LIMITS, NO_LIMITS),
 }

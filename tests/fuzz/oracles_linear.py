@@ -24,7 +24,7 @@ def linear_attn(given):
         found, one = _sequence(*part, of, scale)
         o = torch.cat((o[:row], torch.cat((o[row, :begin], found, o[row, end:]))[None], o[row + 1:]))
         last.append(one.mT if v_first else one)
-    rows = _finite(given, o.shape[:3])
+    rows = _finite(given, o)
     found = [Wanted("o", o, 8, given["q"].dtype, rows)]
     of_states = None if rows is None else rows.all(1) if given["cu_seqlens"] is None else rows.all().expand(
         len(pieces), heads_v)
@@ -62,17 +62,47 @@ def gated_delta_rule(given):
     return linear_attn(given)
 
 
-def _finite(given, shape):
+def mamba2_ssd(given):
+    """Mamba-2's recurrence, token by token."""
+    x, dt, A, B, C = (operand(given, n) for n in ("x", "dt", "A", "B", "C"))
+    D, z, bias, state = (None if given[n] is None else operand(given, n) for n in ("D", "z", "dt_bias",
+                                                                                   "initial_states"))
+    (batch, tokens, heads, P), (groups, N) = x.shape, B.shape[2:]
+    B, C = (t.repeat_interleave(heads // groups, 2) for t in (B, C))
+    dt = dt if bias is None else dt + bias
+    dt = torch.nn.functional.softplus(dt) if given["dt_softplus"] else dt
+    dt = dt.clamp(*map(float, given["dt_limit"]))
+    state, out = torch.zeros(batch, heads, P, N, dtype=WIDE) if state is None else state, []
+    for t in range(tokens):
+        taken = torch.einsum("bhp,bhn->bhpn", dt[:, t, :, None] * x[:, t], B[:, t])
+        state = (dt[:, t] * A).exp()[..., None, None] * state + taken
+        out.append(torch.einsum("bhpn,bhn->bhp", state, C[:, t]))
+    y = torch.stack(out, 1) if out else x
+    y = y if D is None else y + (D[:, None] if D.dim() == 1 else D) * x
+    y = y if z is None else y * torch.nn.functional.silu(z)
+    rows = _finite(given, y, SSD)
+    # d x is rounded to 16 bits with what decays
+    last = Wanted("states", state, 4 * ROUNDING[given["x"].dtype] / ROUNDING[torch.float32], torch.float32,
+                  None if rows is None else rows.all(1))
+    return [Wanted("y", y, 8, given["x"].dtype, rows), *([last] if given["return_final_states"] else [])]
+
+
+SSD = "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states"
+
+
+def _finite(given, o, names=("q", "k", "v", "g", "beta", "initial_state")):
     """Where results are compared, (B, S, HV): not in sequences with what is not finite, which reaches other tokens of
-    its chunk on a GPU, and is not added up in one order everywhere. None: in all. A gate of -inf is an end."""
-    fine = torch.ones(shape, dtype=torch.bool)
-    for name in ("q", "k", "v", "g", "beta", "initial_state"):
+    its chunk on a GPU, and is not added up in one order everywhere; nor of heads whose results grow without end, in
+    float32 to infinity. None: in all. A gate of -inf is an end."""
+    large = (o.detach().abs() > 2.0**60).any(3).any(1)
+    fine = (~large[:, None]).expand(o.shape[:3]).clone()
+    for name in names:
         if given.get(name) is not None:
             x = operand(given, name).detach()
             bad = ~x.isfinite() & ~((x == -math.inf) & (name == "g"))
-            if x.dim() == 1:
-                fine &= ~bad
-            elif given["cu_seqlens"] is not None:  # all in one row: nothing is compared
+            if x.dim() == 1 or name == "D":
+                fine &= ~bad.view(len(x), -1).any(1)  # of heads
+            elif given.get("cu_seqlens") is not None:  # all in one row: nothing is compared
                 fine &= not bad.any()
             else:
                 fine &= ~bad.flatten(1).any(1)[:, None, None]

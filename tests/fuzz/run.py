@@ -45,6 +45,7 @@ OPERATIONS = {
     "linear_attn": Operation(usual.linear_attn, oracles_linear.linear_attn, ("q", "k", "v", "g", "initial_state")),
     "gated_delta_rule": Operation(usual.gated_delta_rule, oracles_linear.gated_delta_rule,
                                   ("q", "k", "v", "g", "beta", "initial_state")),
+    "mamba2_ssd": Operation(usual.mamba2_ssd, oracles_linear.mamba2_ssd, oracles_linear.SSD),
     "linear_attn_step": Operation(usual.linear_attn_step, oracles_steps.linear_attn_step),
     "gated_delta_rule_step": Operation(usual.gated_delta_rule_step, oracles_steps.linear_attn_step),
     "ssd_step": Operation(usual.ssd_step, oracles_steps.ssd_step),
@@ -59,6 +60,7 @@ OPERATIONS = {
 PROMISED = [
     (IndexError, r"^dim: got"),
     (RuntimeError, r"is a leaf that requires a gradient|was made under torch.inference_mode|is one of several views|"
+                   r"Inference tensors cannot be saved for backward|"
                    r"out is given and an argument requires a gradient|compute capability|share memory"),
 ]
 LOST_GPU = re.compile("illegal|misaligned address|unspecified launch|CUDA error")

@@ -221,6 +221,21 @@ def gated_delta_rule(d):
                 beta=d.normal(*tokens, dtype=FP32).sigmoid().to(d.one(FP32, BF16)))
 
 
+def mamba2_ssd(d):
+    batch, tokens, groups, shared, dtype = d.one(1, 2), d.of((0, 1, 7, 24), (7, 24)), d.one(1, 2), d.one(1, 2), d.half()
+    (P, N), heads = (d.of((32, 80), (64,)), d.of((32, 48, 64), (64,))), groups * shared
+    small = d.of((FP32, BF16, FP16), (FP32, BF16))
+    return dict(x=d.normal(batch, tokens, heads, P, dtype=dtype), dt=d.positive(batch, tokens, heads).to(small),
+                A=-d.positive(heads), B=d.normal(batch, tokens, groups, N, dtype=dtype, scale=N**-0.5),
+                C=d.normal(batch, tokens, groups, N, dtype=dtype),
+                D=d.maybe(0.6, lambda: d.normal(*(heads, P)[:d.one(1, 2)], dtype=small)),
+                z=d.maybe(0.4, lambda: d.normal(batch, tokens, heads, P, dtype=dtype)),
+                dt_bias=d.maybe(0.6, lambda: d.normal(heads, dtype=FP32)),
+                initial_states=d.maybe(0.3, lambda: d.normal(batch, heads, P, N, dtype=d.one(FP32, BF16))),
+                dt_softplus=d.chance(0.7), dt_limit=d.one((0.0, float("inf")), (0.25, 2.0)),
+                return_final_states=d.chance(0.4))
+
+
 def _rows_of_a_pool(d, count, tokens):
     """(rows of the pool, one for each sequence or None, numbers of accepted tokens or None)."""
     if tokens and d.chance(0.2):

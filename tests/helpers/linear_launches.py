@@ -9,6 +9,7 @@ from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.gates import LOWEST
 from tkq.linear_attention.launch import Made
 from tkq.reference.linear_attention import edges
+from tkq.reference.ssd import biased, step_sizes
 
 
 def launched(given, scale) -> Made:
@@ -25,18 +26,39 @@ def launched(given, scale) -> Made:
 
     q, k, v = map(of_heads, given[:3])
     g = torch.zeros(1, dtype=wide, device=v.device) if given.g is None else given.g.to(wide)
+    steps, d = given.steps, None
+    if steps:
+        d = step_sizes(biased(steps.dt, steps.bias), steps.softplus, (steps.low, steps.high)).to(wide)
+        g, d = d * steps.A.to(wide), d.transpose(1, 2)[..., None]
     g = g.clamp(min=LOWEST * math.log(2)).expand(B, S, heads).transpose(1, 2)
     beta = None if given.beta is None else given.beta.to(wide).transpose(1, 2)[..., None]
-    state = q.new_zeros(B, heads, q.shape[3], V) if given.initial is None else given.initial.to(wide)
+    initial = given.initial.mT if given.state_v_first and given.initial is not None else given.initial
+    state = q.new_zeros(B, heads, q.shape[3], V) if initial is None else initial.to(wide)
     out = torch.zeros_like(v)
     starts = range(0, S, CHUNK)
     for start in reversed(starts) if given.reverse else starts:
         at = slice(start, start + CHUNK)
         chunk = Chunk(given, scale, g[:, :, at].cumsum(-1), None if beta is None else beta[:, :, at])
+        if steps and not given.reverse:
+            chunk.adds(d[:, :, at])
         out[:, :, at], state = chunk.step(q[:, :, at], k[:, :, at], v[:, :, at], state)
-    dots = None if given.x is None else (out * of_heads(given.x)).sum(-1).transpose(1, 2)
+    dots = (out * of_heads(given.x)).sum(-1).transpose(1, 2) if given.dot else None
+    of_skip = diagonal = None
+    if steps and given.dot:  # sums are of others than the token itself
+        diagonal = (q * k).sum(-1, keepdim=True)
+        out = out + diagonal * (scale if given.reverse else scale * d) * v
+        diagonal = diagonal[..., 0].transpose(1, 2)
+    if steps:
+        out = d * out if given.reverse else out
+        if steps.skip is not None:
+            D = steps.skip.to(wide)
+            out = out + D.reshape(heads, 1, -1) * v
+        if steps.gated:
+            out = out * torch.nn.functional.silu(of_heads(given.x))
+        of_skip = (v * of_heads(given.x)).sum(2) if steps.skip_gradient else None
     dv = (beta * out).transpose(1, 2).to(given.v.dtype) if given.reverse and beta is not None else None
-    return Made(out.transpose(1, 2).to(given.v.dtype), None if given.final is None else state, dots, dv)
+    state = None if given.final is None else state.mT if given.state_v_first else state
+    return Made(out.transpose(1, 2).to(given.v.dtype), state, dots, dv, of_skip, diagonal)
 
 
 def _of_sequences(given, scale):
@@ -73,14 +95,19 @@ class Chunk:
         left = (sums[..., -1:] - sums)[..., None].exp()
         self.at_query, self.to_end = (left, self.begun) if given.reverse else (self.begun, left)
 
+    def adds(self, d):
+        """Tokens add d times their values: Mamba-2's."""
+        self.decay, self.to_end = self.decay * d.mT, self.to_end * d
+
     def narrow(self, x, in_two=False):
         """As an operand. in_two: in two parts, with what rounding leaves."""
         first = x.to(self.given.v.dtype).to(x.dtype)
         return first + self.narrow(x - first) if in_two else first
 
     def scores(self, q, k):
-        p, above = self.scale * self.decay * (q @ k.mT), int(self.given.strict)
-        return self.narrow(p.triu(above) if self.given.reverse else p.tril(-above), self.given.x is not None)
+        p = self.scale * self.decay * (q @ k.mT)
+        above = int(self.given.strict or (self.given.steps is not None and self.given.dot))
+        return self.narrow(p.triu(above) if self.given.reverse else p.tril(-above), self.given.dot)
 
     def inverse(self, keys):
         lower = (self.beta * self.forward * (keys @ keys.mT)).tril(-1)
@@ -89,7 +116,7 @@ class Chunk:
 
     def step(self, q, k, v, state):
         """(outputs, the state behind the chunk)"""
-        in_two, values = self.given.x is not None, v
+        in_two, values = self.given.dot, v
         old = self.narrow(state, in_two)
         if self.beta is not None and not self.given.reverse:
             values = self.inverse(k) @ self.narrow(self.beta * v - self.beta * self.begun * (k @ old))

@@ -13,6 +13,11 @@ GRADIENTS, FIRST = ((f"{TESTS}{name}",) for name in (
     "test_delta_backward.py::test_lengths[300-token]",
     "test_delta_launches.py::test_nothing_in_front_of_the_first_token_counts"))
 
+SSD, LIMITS, GATED, SSD_GRADIENTS, SUMS, SEGMENTS, CANCEL = ((f"{TESTS}test_{name}",) for name in (
+    "ssd_forward.py::test_lengths[65]", "ssd_forward.py::test_limits[limit0]",
+    "ssd_forward.py::test_types_and_what_there_is[without0-dtype1-of_dt1]", "ssd_backward.py::test_lengths[300]",
+    "suffix_sums.py::test_lengths[5000]", "suffix_sums.py::test_lengths[40000]",
+    "suffix_sums.py::test_sums_that_cancel"))
 PACKED, PACKED_BACK, NONE, FALLS, APART, ROWS = ((f"{TESTS}{name}",) for name in (
     "test_packed.py::test_forward[64-64-cu0-token]",
     "test_packed.py::test_results_and_gradients[dtype0-gated_delta_rule-token]",
@@ -111,12 +116,43 @@ MUTANTS = (
         ("scores_written_over", "s.scores.acquire_empty(out)", "", READS),
         ("tokens_freed_before_their_products", """
             tk.mma_wait(0)
-            if const_expr(spec.dot):
-                self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))  # anew: registers had o, x and s
+            self.add_rest(s, c, wg, (ring.stage, scores.stage))
          """, """
             s.tokens.release(ring)
             tk.mma_wait(0)
-            if const_expr(spec.dot):
-                self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))  # anew: registers had o, x and s
+            self.add_rest(s, c, wg, (ring.stage, scores.stage))
          """, READS)),
+    *family(
+        "linear", "tkq/linear_attention/ssd.py",
+        ("steps_without_their_bias", "d = d + Float32(o.bias[t.head])", "pass", SSD),
+        ("steps_below_their_limit", "d = o.low if d < o.low else d", "pass", LIMITS),
+        ("outputs_without_the_skip", "o = o + skip * v", "pass", SSD),
+        ("gated_by_the_sigmoid", "o = o * z * cute.arch.rcp_approx(1.0 + cute.math.exp2(-tk.LOG2E * z, fastmath=True))",
+         "o = o * cute.arch.rcp_approx(1.0 + cute.math.exp2(-tk.LOG2E * z, fastmath=True))", GATED),
+        ("x_gradient_without_the_step", "o = o * d", "pass", SSD_GRADIENTS),
+        ("skip_gradient_of_the_last_chunk", "mine[1].tensor[r] = mine[1].tensor[r] + sum(products[1:], products[0])",
+         "mine[1].tensor[r] = sum(products[1:], products[0])", SSD_GRADIENTS),
+        ("steps_of_another_token", "ahead[2 + e] = d", "ahead[3 - e] = d", SSD),
+        ("diagonal_without_its_step", "shared[row, 2 * stage] = view[r, j] * factor",
+         "shared[row, 2 * stage] = view[r, j]", SSD_GRADIENTS),
+        ("diagonal_of_other_columns", "if wg + t.part == 0 and thread < CHUNK and token < g.tokens:",
+         "if wg + t.part == 1 and thread < CHUNK and token < g.tokens:", SSD_GRADIENTS)),
+    *family(
+        "linear", "tkq/linear_attention/kernel.py",
+        ("diagonal_twice", "apart = int(self.spec.strict or self.ssd.apart)", "apart = int(self.spec.strict)",
+         SSD_GRADIENTS)),
+    *family(
+        "linear", "tkq/linear_attention/gates.py",
+        ("states_without_the_step", "left = left * ahead[2 + e] if const_expr(self.adds) else left", "pass", SSD),
+        ("scores_without_the_step", "shared.dt[i, stage] = ahead[2 + e] * g.scale if const_expr(self.adds) else "
+         "ahead[2 + e]", "shared.dt[i, stage] = g.scale if const_expr(self.adds) else ahead[2 + e]", SSD)),
+    *family(
+        "linear", "tkq/linear_attention/suffix_kernel.py",
+        ("what_is_behind_the_segment_left_out", "for i in cutlass.range(t.tiles - t.tile1, unroll=1):",
+         "for i in cutlass.range(t.tiles - t.tiles, unroll=1):", SUMS),
+        ("tiles_behind_in_the_segment_left_out", "total[0] = total[0] + sums[mine - t.lane, 0]", "pass", SEGMENTS),
+        ("lanes_behind_left_out", "self.store(y, values, total[0] + sums[mine + 1, 0], t, t.tile1 - 1 - i)",
+         "self.store(y, values, total[0], t, t.tile1 - 1 - i)", SUMS),
+        ("rounded_sums", "values[e] = values[e] + values[e + 1]",
+         "values[e] = Float64(Float32(values[e] + values[e + 1]))", CANCEL)),
 )

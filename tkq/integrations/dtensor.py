@@ -175,6 +175,35 @@ def _delta_rule_backward(g):
                dict(dict.fromkeys(("do", "q", "k", "v", "g", "beta"), tokens), dstate=states, initial_state=states))
 
 
+def _ssd_ways(g):
+    """How tensors may lie: of tokens, of states, of heads alone (A, D, dt_bias), B and C, and the gradients of the
+    latter two kinds. By heads: with their groups, or with the one group that all share."""
+    yield S(0), S(0), R, S(0), P, S(0)
+    groups, ranks = g.B.shape[2], g.B.mesh.size()
+    if groups % ranks == 0:
+        yield S(2), S(1), S(0), S(2), S(0), S(2)
+    elif groups == 1 and g.x.shape[2] % ranks == 0:
+        yield S(2), S(1), S(0), R, S(0), P
+
+
+def _ssd_given(tokens, states, heads, groups):
+    return dict(x=tokens, dt=tokens, A=heads, B=groups, C=groups, D=heads, z=tokens, dt_bias=heads,
+                initial_states=states)
+
+
+def _ssd(g):
+    for tokens, states, heads, groups, *_ in _ssd_ways(g):
+        yield (tokens, states if g.return_final_states else R), _ssd_given(tokens, states, heads, groups)
+
+
+def _ssd_backward(g):
+    names = "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial"
+    for tokens, states, heads, groups, of_heads, of_groups in _ssd_ways(g):
+        found = _ssd_given(tokens, states, of_heads, of_groups).values()
+        yield (tuple(p if getattr(g, f"need_{name}") else R for name, p in zip(names, found)),
+               dict(_ssd_given(tokens, states, heads, groups), dy=tokens, dstates=states))
+
+
 def _dimensions(g):
     """(of tokens, of states): along which a backward may be spread, sequences and heads."""
     heads = g.q.shape[2] % g.q.mesh.size() == 0
@@ -228,6 +257,7 @@ RULES = {
     "flash_attn_varlen_backward": _attention_backward, "linear_attn": _linear_attention,
     "linear_attn_backward": _linear_attention_backward, "gated_delta_rule": _delta_rule,
     "gated_delta_rule_backward": _delta_rule_backward, "linear_attn_pool": _pool, "gated_delta_rule_pool": _pool,
+    "mamba2_ssd": _ssd, "mamba2_ssd_backward": _ssd_backward,
     "linear_attn_step": _step, "gated_delta_rule_step": _step, "ssd_step": _ssd_step, "gemm": _gemm,
     "grouped_gemm": _grouped_gemm, "fp8_gemm": _fp8_gemm, "quantize_fp8": _quantised,
     # of whole losses, and of logits that are nowhere whole: everything is gathered

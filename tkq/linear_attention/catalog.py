@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from tkq.linear_attention.launch import recipe
 from tkq.linear_attention.plan import plan
-from tkq.linear_attention.spec import GATES, LinearSpec
+from tkq.linear_attention.spec import GATES, LinearSpec, SsdSpec, SuffixSpec
+from tkq.linear_attention.suffix import recipe as suffix_recipe
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
 
@@ -13,12 +14,12 @@ SIZES = (64, 128)
 
 def shipped() -> list:
     """Forward and backward of bf16, K and V of 64 and 128, each gate; states that come in and go out of one size; the
-    delta rule's forward of the width that models have; packed sequences and pools of that width. A kernel that is one
-    and the other stands here once."""
+    delta rule's forward of the width that models have; packed sequences and pools of that width; Mamba-2's of its two
+    usual sizes. A kernel that is one and the other stands here once."""
     found = {}
-    for name, spec in (*_of_sizes(), *_with_states(), *_delta_rule(), *_packed()):
+    for name, spec in (*_of_sizes(), *_with_states(), *_delta_rule(), *_packed(), *_ssd()):
         found.setdefault(recipe(spec), Shipped(name, recipe(spec), expectation(spec)))
-    return list(found.values())
+    return [*found.values(), *_sums()]
 
 
 def _of_sizes():
@@ -54,6 +55,29 @@ def _delta_rule():
     for initial in (None, "fp32"):
         yield (f"gated_delta_rule-bf16-k128-v128-token-beta_fp32-{'states' if initial else 'final'}",
                LinearSpec("bf16", 128, 128, "token", initial, "fp32", delta="fp32"))
+
+
+def _ssd():
+    """As models call it: P 64, dt of bf16 with a bias, softplus, D of each head; states that come in and go out."""
+    for N, initial in itertools.product(SIZES, (None, "fp32")):
+        final, end = initial, f"-bf16-n{N}-p64{'-states' if initial else ''}"
+        plain = SsdSpec("bf16", "fp32", softplus=True)
+        skip = replace(plain, skip="fp32")
+        spec = LinearSpec("bf16", N, 64, "token", initial, final, ssd=skip, state_v_first=True)
+        yield f"mamba2_ssd{end}", spec
+        yield f"mamba2_ssd_gated{end}", replace(spec, ssd=replace(skip, gated=True))
+        yield f"mamba2_ssd_not_gated{end}", replace(spec, final=None)  # once more, for z's gradient
+        yield f"mamba2_ssd_dc{end}", LinearSpec("bf16", 64, N, "token", initial, final, dot=True, ssd=plain)
+        yield f"mamba2_ssd_db{end}", LinearSpec("bf16", 64, N, "token", initial, reverse=True, ssd=plain)
+        yield f"mamba2_ssd_dx{end}", replace(spec, reverse=True, dot=True, ssd=replace(skip, skip_gradient=True))
+    yield "mamba2_ssd-bf16-n128-p64-final", replace(spec, initial=None)
+
+
+def _sums():
+    """What gates' gradients are made of, linear attention's and Mamba-2's, without and with the final state's."""
+    for factor, end in itertools.product((False, True), repeat=2):
+        name = f"linear_attn_suffix_sums{'-factor' * factor}{'-end' * end}"
+        yield Shipped(name, suffix_recipe(SuffixSpec(True, factor, end)), Expectation(instructions=("DADD",)))
 
 
 def _packed():

@@ -9,8 +9,8 @@ from tkq.runtime import arguments
 from tkq.runtime.call import check
 from tkq.runtime.call.autocast import lowered
 
-__all__ = ["DELTA", "OP", "Where", "check_call", "check_delta_call", "check_layouts", "delta_options", "for_tma",
-           "lowered", "options", "refuse_recorded", "turned"]
+__all__ = ["DELTA", "OP", "Where", "check_call", "check_delta_call", "check_layouts", "columns_of", "delta_options",
+           "for_tma", "lowered", "options", "refuse_recorded", "turned"]
 OP, DELTA = "linear_attn", "gated_delta_rule"
 MOST = 65535  # sequences, heads: blocks of a launch along a dimension of the grid
 
@@ -122,10 +122,15 @@ def _refuse_packed_columns(op, g, where):
                                       "is not supported; supported are batches, and gates of tokens")
 
 
-def check_layouts(op, q, k, v, g=None):
-    """What TMA cannot take of q, k and v: strides and addresses; of gates for each column likewise."""
-    for name, x in zip("qkvg", (q, k, v, g if g is not None and g.dim() == 4 else q)):
-        if not x.numel():
+def columns_of(g):
+    """Gates for each column, which are read as q, k and v are; None for others."""
+    return g if g is not None and g.dim() == 4 else None
+
+
+def check_layouts(op, *operands, names="qkv"):
+    """What TMA cannot take of q, k and v, or of others: strides and addresses."""
+    for name, x in zip(names, operands):
+        if x is None or not x.numel():
             continue
         unit = 16 // x.element_size()
         check.last_dim_contiguous(f"{op}: {name}", x)
@@ -140,7 +145,7 @@ def check_layouts(op, q, k, v, g=None):
 def for_tma(do):
     """A gradient that came in, copied where TMA cannot read it."""
     try:
-        check_layouts(OP, do, do, do)
+        check_layouts(OP, do)
     except ValueError:
         return do.clone(memory_format=torch.contiguous_format)
     return do

@@ -12,6 +12,7 @@ from tkq.linear_attention.check import (
     Where,
     check_delta_call,
     check_layouts,
+    columns_of,
     delta_options,
     for_tma,
     lowered,
@@ -127,7 +128,7 @@ def _forward(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seql
              state_indices=None):
     """(o, the state or None), of CUDA tensors. States are (.., K, V), whichever of these comes first in memory."""
     check_delta_call(q, k, v, g, beta, initial_state, Where(cu_seqlens, state_indices, state_v_first))
-    check_layouts(DELTA, q, k, v, g)
+    check_layouts(DELTA, q, k, v, columns_of(g), names="qkvg")
     final = torch.float32 if output_final_state else None
     if state_indices is not None:
         may_be_written(DELTA, initial_state)
@@ -163,7 +164,7 @@ def _cuda(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor, in
 
 def _cpu(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first):
     check_delta_call(q, k, v, g, beta, initial_state, Where(cu_seqlens, None, state_v_first))
-    check_layouts(DELTA, q, k, v, g)
+    check_layouts(DELTA, q, k, v, columns_of(g), names="qkvg")
     if q.is_meta:  # no lengths to look at
         return _fake(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first)
     o, state = reference.linear_attn(q, k, v, g, scale, initial_state, cu_seqlens, beta=beta)
@@ -199,7 +200,7 @@ def _pool_replayed(q, k, v, g, beta, initial_state, scale, cu_seqlens, state_ind
 
 def _pool_cpu(q, k, v, g, beta, initial_state, scale, cu_seqlens, state_indices, state_v_first):
     o = _pool_fake(q, k, v, g, beta, initial_state, scale, cu_seqlens, state_indices, state_v_first)
-    check_layouts(DELTA, q, k, v, g)
+    check_layouts(DELTA, q, k, v, columns_of(g), names="qkvg")
     may_be_written(DELTA, initial_state)
     if q.is_meta:
         return o

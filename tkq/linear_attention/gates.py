@@ -1,5 +1,5 @@
 """How a state decays: the part of `LinearAttention` that knows of gates."""
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import cutlass
 import cutlass.cute as cute
@@ -14,12 +14,14 @@ LOWEST = -150.0  # of a gate, as a power of 2: such a factor is 0 in fp32, and s
 
 class GateShared(NamedTuple):
     """Of a chunk's 64 tokens, two stages, G in powers of 2. sum: G. at_query: scale * 2^G. to_end: 2^(G[63] - G); the
-    other way around in the reversed order. total: 2^G[63]."""
+    other way around in the reversed order. total: 2^G[63]. dt: with Mamba-2's steps d, scale * d, and to_end is
+    multiplied by d; reversed it is d alone."""
 
     sum: cute.Tensor
     at_query: cute.Tensor
     to_end: cute.Tensor
     total: cute.Tensor
+    dt: Optional[cute.Tensor]
 
 
 class Gate:
@@ -27,14 +29,18 @@ class Gate:
     pair of tokens, each token and the state as a whole. Factors are made of differences of sums: where gates are
     logarithms of decays, nothing overflows."""
 
-    def __init__(self, spec: LinearSpec):
+    def __init__(self, spec: LinearSpec, ssd: Any = None):
+        """ssd: Mamba-2's part, which makes the gates there (see `ssd.Ssd`); it has d, one more factor of a token."""
         self.spec, self.gated = spec, spec.gated
+        self.ssd = ssd if spec.ssd else None
+        self.adds = spec.ssd is not None and not spec.reverse  # does a token add d times its value?
 
     def shared(self, al: tk.SharedAllocator) -> Any:
         """Room for it in shared memory; None without a gate."""
         if not self.gated:
             return None
-        return GateShared(*[al.vector(CHUNK, 2) for _ in range(3)], al.vector(4, 2))
+        return GateShared(*[al.vector(CHUNK, 2) for _ in range(3)], al.vector(4, 2),
+                          al.vector(CHUNK, 2) if self.ssd else None)
 
     # ---- the scores' warpgroup -----------------------------------------------------------------
 
@@ -42,12 +48,16 @@ class Gate:
         """(registers of this lane's two gates of the next chunk, row and column sums); the first chunk's are read."""
         if not self.gated:
             return None
-        ahead = cute.make_rmem_tensor((2,), Float32)
+        ahead = cute.make_rmem_tensor((4 if self.ssd else 2,), Float32)
         self.read(g, t, chunk, ahead)
-        return ahead, tk.rv(), tk.cv(CHUNK)
+        return ahead, tk.rv(), tk.cv(CHUNK), tk.cv(CHUNK) if self.adds else None
+
+    def read(self, g, t, chunk, ahead: cute.Tensor):
+        """Of two tokens a lane."""
+        (self.ssd.read if self.ssd else self.read_gates)(g, t, chunk, ahead)
 
     @cute.jit
-    def read(self, g, t, chunk, ahead: cute.Tensor):
+    def read_gates(self, g, t, chunk, ahead: cute.Tensor):
         """Gates of two tokens a lane, in powers of 2; 0 past the end."""
         for e in cutlass.range_constexpr(2):
             token = chunk * CHUNK + 2 * tk.lane_id() + e
@@ -72,13 +82,17 @@ class Gate:
         return shared.sum if self.gated else None
 
     def between(self, shared, gates, stage):
-        """Running sums of a chunk for rows and columns of P, behind a barrier; None without gates."""
+        """Running sums of a chunk for rows and columns of P, behind a barrier; None without gates. Beside them, where
+        tokens add d times their values, scale * d of the columns."""
         if not self.gated:
             return None
-        _, rows, cols = gates
+        _, rows, cols, steps = gates
         sums = shared.sum[None, stage]
         tk.load_rows(rows, sums, 0, CHUNK)
         tk.load_shared_cols(cols, sums)
+        if self.adds:
+            tk.load_shared_cols(steps, shared.dt[None, stage])
+            return rows, cols, steps
         return rows, cols
 
     @cute.jit
@@ -102,6 +116,9 @@ class Gate:
                 if const_expr(self.spec.reverse):
                     begun, left = left, begun
                 shared.at_query[i, stage] = g.scale * begun
+                if const_expr(self.ssd is not None):
+                    shared.dt[i, stage] = ahead[2 + e] * g.scale if const_expr(self.adds) else ahead[2 + e]
+                    left = left * ahead[2 + e] if const_expr(self.adds) else left
                 shared.to_end[i, stage] = left
             if lane == 0:
                 shared.total[0, stage] = cute.math.exp2(last, fastmath=True)
@@ -111,13 +128,19 @@ class Gate:
         if between is None:
             tk.apply_narrow(p, lambda s: s * scale, x)
             return
-        first, second = reversed(between) if self.spec.reverse else between
-        tk.apply_narrow(p, lambda s, i, j: s * scale * cute.math.exp2(i - j, fastmath=True), x, first, second)
+        tk.apply_narrow(p, lambda s, i, j, f: s * f * cute.math.exp2(i - j, fastmath=True), x,
+                        *self.weights(between, scale))
+
+    def weights(self, between, scale):
+        """Of P's elements: the sums whose difference is the decay, and a factor."""
+        if self.adds:
+            return between
+        return *(reversed(between) if self.spec.reverse else between), scale
 
     def weigh_rest(self, p, x, between, scale):
         """p = what `weigh` rounded off."""
-        first, second = reversed(between) if self.spec.reverse else between
-        tk.apply_narrow(p, lambda s, p, i, j: s * scale * cute.math.exp2(i - j, fastmath=True) - p, x, p, first, second)
+        tk.apply_narrow(p, lambda s, p, i, j, f: s * f * cute.math.exp2(i - j, fastmath=True) - p, x, p,
+                        *self.weights(between, scale))
 
     # ---- the state's warpgroups ----------------------------------------------------------------
 

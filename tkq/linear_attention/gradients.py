@@ -5,13 +5,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from tkq.linear_attention.launch import Given, Made, launch
 from tkq.linear_attention.segments import segments
 from tkq.linear_attention.spec import HEAD_DIMS
-
-BLOCK = 32  # tokens whose sums are taken one by one
+from tkq.linear_attention.suffix import suffix_sums
 
 
 class Saved(NamedTuple):
@@ -92,40 +90,21 @@ def over_values(columns: int, make) -> Made:
     half = -(-columns // 32) * 16
     first, second = make(slice(half)), make(slice(half, None))
     state = None if first.state is None else torch.cat((first.state, second.state), 2)
-    return Made(first.o + second.o, state, None if first.dots is None else first.dots + second.dots)
+    dots, diagonal = (None if x is None else x + y for x, y in ((first.dots, second.dots),
+                                                                (first.diagonal, second.diagonal)))
+    return Made(first.o + second.o, state, dots, diagonal=diagonal)
 
 
 def _of_gates(g, x, less, at_end, of=None):
     """x - less: (B, S, HV), those of each token, of tokens of no sequence anything; at_end: (B or N, HV), what the
     final state's gradient adds to all. of: the tokens' `Segments`, where sequences are packed."""
     if of is None:
-        dg = suffix_sums(x - less)
-        if at_end is not None:
-            dg = dg + at_end[:, None]
+        dg = suffix_sums(x, less, end=at_end)
     else:
         dg = of.suffix_sums(of.only_inside(x - less))
         if at_end is not None:
             dg = dg + of.of_tokens(at_end)
     return dg.sum((0, 1)) if g.dim() == 1 else dg.contiguous()
-
-
-def suffix_sums(x: Tensor) -> Tensor:
-    """x (B, S, H) -> the sums of each token's and those behind it, in an order that S alone decides: torch.cumsum adds
-    in one that varies where B and H are 1, and is refused or takes S^2 memory where deterministic algorithms are
-    asked for."""
-    tokens = x.shape[1]
-    if tokens <= BLOCK:
-        return _windows(x[:, None])[:, 0] if tokens > 1 else x
-    blocks = pad(x, (0, 0, 0, -tokens % BLOCK)).unflatten(1, (-1, BLOCK))
-    within = _windows(blocks)
-    behind = suffix_sums(within[:, :, 0])[:, 1:]
-    return (within + pad(behind, (0, 0, 0, 1))[:, :, None]).flatten(1, 2)[:, :tokens]
-
-
-def _windows(blocks):
-    """(B, n, b, H) -> in each block the sums from each element to the last."""
-    size = blocks.shape[2]
-    return pad(blocks, (0, 0, 0, size - 1)).unfold(2, size, 1).sum(-1)
 
 
 def _of_shared(gradient, x):

@@ -11,9 +11,11 @@ from cutlass import Constexpr, Float32, Int32, const_expr
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK, LinearConfig
 from tkq.linear_attention.delta import Delta
+from tkq.linear_attention.dots import put_dots
 from tkq.linear_attention.gates import Gate
 from tkq.linear_attention.packed import Sequences
 from tkq.linear_attention.spec import LinearSpec
+from tkq.linear_attention.ssd import Ssd
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
@@ -23,9 +25,10 @@ SCORES_BARRIER, OUT_BARRIER = 1, 2  # named barriers: of the scores' warpgroup, 
 class Operands(NamedTuple):
     """q, k: (B, S, H, K). v: (B, S, Hv, V). o: (B, S, HO, V), HO a multiple of H and Hv: neighbouring heads of o share
     one of theirs. g: None, (HO,) or (B, S, HO) fp32. beta: None, or (B, S, HO). initial, final: (B, HO, K, V) or None,
-    of any strides. x: None, or as v. dots: (ceil(V / 64), B, S, HO) fp32, the sums of o times x of 64 columns each. dv:
-    None, or as o: with delta, reversed, o times beta. cu: None, or (N + 1,), where N packed sequences begin and end:
-    then B is 1, and states are N. state_indices: None, or (N,), rows of a pool, which is initial and final."""
+    of any strides; (B, HO, V, K) with state_v_first. x: None, or as v. dots: (ceil(V / 64), B, S, HO) fp32, the sums of
+    o times x of 64 columns each. dv: None, or as o: with delta, reversed, o times beta. cu: None, or (N + 1,), where N
+    packed sequences begin and end: then B is 1, and states are N. state_indices: None, or (N,), rows of a pool, which
+    is initial and final."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -60,6 +63,7 @@ class Globals:
     heads_per_k: Int32
     heads_per_v: Int32
     heads_per_x: Int32
+    ssd: Any
     cu: Optional[cute.Tensor]
     state_indices: Optional[cute.Tensor]
 
@@ -76,6 +80,7 @@ class Shared:
     rest: Any  # of p, with dots
     gate: Any
     delta: Any
+    diagonal: Any
     tokens: tk.Pipe
     scores: tk.Pipe
 
@@ -137,7 +142,8 @@ class LinearAttention:
     """
 
     def __init__(self, spec: LinearSpec, config: LinearConfig):
-        self.spec, self.config, self.gate = spec, config, Gate(spec)
+        self.spec, self.config, self.ssd = spec, config, Ssd(spec)
+        self.gate = Gate(spec, self.ssd)
         self.dtype = element_type(spec.dtype)
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
@@ -157,28 +163,33 @@ class LinearAttention:
             return _any_strides(dtype, (B, S, HO))
 
         g = {"none": None, "head": fake.tensor("fp32", (HO,), align=4), "token": of_tokens("fp32")}[spec.gate]
+        g = None if spec.ssd else g
         dots = fake.tensor("fp32", (-(-V // CHUNK), B, S, HO), align=4) if spec.dot else None
-        states = (fake.sym() if spec.packed or spec.pool else B), HO, K, V
+        rows, sizes = fake.sym() if spec.packed or spec.pool else B, (V, K) if spec.state_v_first else (K, V)
+        states = rows, HO, *sizes
         operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HO, V), g, of_tokens(spec.delta),
                             _any_strides(spec.initial, states), _any_strides(spec.final, states),
-                            operand(fake.sym(), V) if spec.dot else None, dots,
+                            operand(fake.sym(), V) if spec.has_x else None, dots,
                             operand(HO, V) if self.delta.back else None, _numbers(spec.packed),
                             _numbers(spec.pool))
-        return operands, Float32(1.0)
+        return operands, Float32(1.0), self.ssd.fake_operands(B, S, HO)
 
     @cute.jit
-    def __call__(self, operands: Operands, scale: Float32, stream: cuda.CUstream):
+    def __call__(self, operands: Operands, scale: Float32, ssd: Any, stream: cuda.CUstream):
         c, at = self.config, self.sequences
         q, k, v, o = [at.rows(x) for x in operands[:4]]
         dv, x, x_heads = None, None, Int32(1)
         if const_expr(self.delta.back):
             dv = at.stores(at.rows(operands.dv), self.v_tile)
-        if const_expr(self.spec.dot):
+        if const_expr(self.spec.has_x):
             x = at.rows(operands.x)
             x, x_heads = at.loads(x, self.v_tile), o.shape[2] // x.shape[2]
+        states = [x if x is None or not self.spec.state_v_first else cute.make_tensor(
+            x.iterator, cute.select(x.layout, [0, 1, 3, 2])) for x in operands[6:8]]
         g = Globals(at.loads(q, self.qk_tile), at.loads(k, self.qk_tile), at.loads(v, self.v_tile),
-                    at.stores(o, self.v_tile), dv, x, *operands[4:8], operands.dots, scale, Int32(q.shape[0]),
-                    o.shape[2] // k.shape[2], o.shape[2] // v.shape[2], x_heads, operands.cu, operands.state_indices)
+                    at.stores(o, self.v_tile), dv, x, *operands[4:6], *states, operands.dots, scale, Int32(q.shape[0]),
+                    o.shape[2] // k.shape[2], o.shape[2] // v.shape[2], x_heads, ssd, operands.cu,
+                    operands.state_indices)
         parts = -(-self.spec.value_dim // (CHUNK * c.groups))
         blocks = at.blocks(operands.q, operands.cu)
         self.kernel(g).launch(grid=[parts, o.shape[2], blocks], block=[tk.WARPGROUP * (c.groups + 2), 1, 1],
@@ -189,15 +200,14 @@ class LinearAttention:
     @cute.kernel
     def kernel(self, g: Globals):
         c, al = self.config, tk.SharedAllocator()
-        n = c.groups
+        n, x = c.groups, int(self.spec.has_x)
         s = Shared(al.tile(self.qk_tile, c.stages), al.tile(self.qk_tile, c.stages),
                    tuple(al.tile(self.v_tile, c.stages) for _ in range(n)),
-                   tuple(al.tile(self.v_tile, c.stages) for _ in range(n * self.spec.dot)),
+                   tuple(al.tile(self.v_tile, c.stages) for _ in range(n * x)),
                    al.vector(CHUNK, 4 * n) if self.spec.dot else None, al.tile(self.v_tile, n),
                    al.tile(self.p_tile, 2), al.tile(self.p_tile, 2) if self.spec.dot else None,
-                   self.gate.shared(al), self.delta.shared(al),
-                   al.pipe(c.stages, 2 * self.qk_tile.bytes + n * (1 + self.spec.dot) * self.v_tile.bytes,
-                           4 + 4 * n),
+                   self.gate.shared(al), self.delta.shared(al), self.ssd.shared(al),
+                   al.pipe(c.stages, 2 * self.qk_tile.bytes + n * (1 + x) * self.v_tile.bytes, 4 + 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
         part, head, block = cute.arch.block_idx()
@@ -224,7 +234,7 @@ class LinearAttention:
             tk.load_async(s.q[ring.stage], g.q, (t.batch, t.head_k, chunk, 0), sem)
             for wg in cutlass.range_constexpr(self.config.groups):
                 tk.load_async(s.v[wg][ring.stage], g.v, (t.batch, t.head_v, chunk, t.part + wg), sem)
-                if const_expr(self.spec.dot):
+                if const_expr(self.spec.has_x):
                     at = t.batch, t.head // g.heads_per_x, chunk, t.part + wg
                     tk.load_async(s.x[wg][ring.stage], g.x, at, sem)
             ring.advance()
@@ -246,6 +256,7 @@ class LinearAttention:
             between = self.gate.between(s.gate, gates, out.stage)
             tk.mma_wait(0)
             if const_expr(not self.spec.updates):
+                self.ssd.put_diagonal(s.diagonal, x, between, g.scale, out.stage)
                 self.gate.weigh(p, x, between, g.scale)
             self.delta.products(x, s.q[ring.stage] if self.spec.reverse else s.k[ring.stage])
             if const_expr(not self.spec.updates):
@@ -265,7 +276,8 @@ class LinearAttention:
 
     def put_scores(self, tile, p):
         """Without those of tokens that a query does not see."""
-        apart = int(self.spec.strict)  # by how many tokens a query and a key are at least
+        # by how many tokens a query and a key are at least
+        apart = int(self.spec.strict or self.ssd.apart)
         if self.spec.reverse:
             tk.left_fill(p, apart, 0.0, diagonal=True)
         else:
@@ -281,13 +293,14 @@ class LinearAttention:
         ring, scores = s.tokens.ring(), s.scores.ring()
         row0 = (t.part + wg) * CHUNK
         self.first_state(g, t, c.s, row0)
+        skip = self.ssd.begin(g, t, row0)
         for i in cutlass.range(t.chunks, unroll=1):
             s.tokens.wait(ring)
             tk.copy(c.s16, c.s)
             self.delta.of_state(c, s.k[ring.stage])
             if const_expr(not spec.updates):
                 tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
-            self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))
+            self.read_values(s, c, wg, ring.stage)
             s.scores.wait(scores)
             tk.mma_wait(0)
             if const_expr(spec.dot):
@@ -305,26 +318,38 @@ class LinearAttention:
             tk.mma_AB(c.s, self.gate.values(c), s.k[ring.stage])
             self.delta.erase(c, s.q[ring.stage])
             tk.mma_wait(1)
-            if const_expr(self.spec.dot):
+            if const_expr(spec.has_x):
                 self.of_group(s.x, wg, lambda x: tk.load_T(c.x, x[ring.stage]))
-                self.put_dots(g, s, t, c, self.order(t, i), wg)
-            self.put(g.o, s, t, self.delta.result(c), self.order(t, i), wg)
+            if const_expr(spec.dot):
+                put_dots(g, s.dots, t, c, self.order(t, i), (wg, OUT_BARRIER + wg))
+            self.ssd.write_diagonal(g, t, s.diagonal, (wg, self.order(t, i)), scores.stage)
+            self.ssd.finish(c, s, skip, scores.stage, lambda: self.read_values(s, c, wg, ring.stage))
+            self.put(g.o, s, t, self.ssd.result(c, self.delta.result(c)), self.order(t, i), wg)
             if const_expr(self.delta.back):
                 tk.mul_col(c.w, c.w, c.beta)
                 self.put(g.dv, s, t, c.w, self.order(t, i), wg)
             tk.mma_wait(0)
-            if const_expr(spec.dot):
-                self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))  # anew: registers had o, x and s
-                self.gate.rest_of_values(c, s.gate, scores.stage)
-                tk.mma_AB(c.s, c.u, s.k[ring.stage])
-                tk.mma_wait(0)
+            self.add_rest(s, c, wg, (ring.stage, scores.stage))
             s.tokens.release(ring)
             s.scores.release(scores)
             ring.advance()
             scores.advance()
         if const_expr(spec.final is not None):
             tk.store_elements(self.sequences.state(g.final, t), c.s, row0, 0)
+        self.ssd.put_skip(g, t, skip, row0)
         tk.store_wait(read=False)
+
+    def add_rest(self, s, c, wg, stages):
+        """What rounding took from the values that the state took up. They are read anew: registers had o, x and s."""
+        if self.spec.dot:
+            self.read_values(s, c, wg, stages[0])
+            self.gate.rest_of_values(c, s.gate, stages[1])
+            tk.mma_AB(c.s, c.u, s.k[stages[0]])
+            tk.mma_wait(0)
+
+    def read_values(self, s, c, wg, stage):
+        """A chunk's, transposed."""
+        self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[stage]))
 
     @cute.jit
     def of_group(self, tiles: Constexpr, wg, f: Constexpr):
@@ -352,23 +377,6 @@ class LinearAttention:
         tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
         if leader:
             tk.store_async(to, tile, (t.batch, t.head, chunk, t.part + wg))
-
-    @cute.jit
-    def put_dots(self, g, s, t, c, chunk, wg):
-        """Sums over this warpgroup's columns: over a warp's rows by shuffles, over the warps through shared memory."""
-        dots, out = s.dots, g.dots
-        for j in cutlass.range_constexpr(CHUNK // 4):
-            i = j // 2 * 4 + j % 2
-            mine = c.o.tensor[i] * Float32(c.x.tensor[i]) + c.o.tensor[i + 2] * Float32(c.x.tensor[i + 2])
-            for offset in (4, 8, 16):
-                mine = mine + cute.arch.shuffle_sync_bfly(mine, offset=offset)
-            if tk.lane_id() < 4:
-                dots[tk.first_col() + 8 * (j // 2) + j % 2, 4 * wg + tk.warp_id() % 4] = mine
-        tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
-        token = tk.thread_in_warpgroup()
-        if token < CHUNK and chunk * CHUNK + token < g.tokens and t.part + wg < out.shape[0]:
-            of_warps = [dots[token, 4 * wg + w] for w in range(4)]
-            out[t.part + wg, t.batch, chunk * CHUNK + token, t.head] = sum(of_warps[1:], of_warps[0])
 
 
 def _any_strides(dtype, shape):

@@ -7,7 +7,17 @@ from torch import Tensor
 from tkq.linear_attention.channels import launch as channels
 from tkq.linear_attention.channels.gradients import backward as channels_backward
 from tkq.linear_attention.channels.launch import ChannelGiven
-from tkq.linear_attention.check import OP, Where, check_call, check_layouts, for_tma, lowered, options, turned
+from tkq.linear_attention.check import (
+    OP,
+    Where,
+    check_call,
+    check_layouts,
+    columns_of,
+    for_tma,
+    lowered,
+    options,
+    turned,
+)
 from tkq.linear_attention.gradients import Needs, Saved, backward
 from tkq.linear_attention.launch import Given, no_states, start
 from tkq.linear_attention.pools import Pools, laid_out, may_be_written, put_rows, rows_of, written
@@ -123,7 +133,7 @@ def _forward(q, k, v, g, initial_state, scale, output_final_state, cu_seqlens=No
              state_indices=None):
     """(o, the state or None), of CUDA tensors. States are (.., K, V), whichever of these comes first in memory."""
     check_call(q, k, v, g, initial_state, Where(cu_seqlens, state_indices, state_v_first))
-    check_layouts(OP, q, k, v, g)
+    check_layouts(OP, q, k, v, columns_of(g), names="qkvg")
     final = torch.float32 if output_final_state else None
     if state_indices is not None:
         may_be_written(OP, initial_state)
@@ -164,7 +174,7 @@ def _gates(g):
 
 def _cpu(q, k, v, g, initial_state, scale, output_final_state, cu_seqlens, state_v_first):
     check_call(q, k, v, g, initial_state, Where(cu_seqlens, None, state_v_first))
-    check_layouts(OP, q, k, v, g)
+    check_layouts(OP, q, k, v, columns_of(g), names="qkvg")
     if q.is_meta:  # no lengths to look at
         return _fake(q, k, v, g, initial_state, scale, output_final_state, cu_seqlens, state_v_first)
     o, state = reference.linear_attn(q, k, v, g, scale, initial_state, cu_seqlens)
@@ -200,7 +210,7 @@ def _pool_replayed(q, k, v, g, initial_state, scale, cu_seqlens, state_indices, 
 
 def _pool_cpu(q, k, v, g, initial_state, scale, cu_seqlens, state_indices, state_v_first):
     o = _pool_fake(q, k, v, g, initial_state, scale, cu_seqlens, state_indices, state_v_first)
-    check_layouts(OP, q, k, v, g)
+    check_layouts(OP, q, k, v, columns_of(g), names="qkvg")
     may_be_written(OP, initial_state)
     if q.is_meta:
         return o

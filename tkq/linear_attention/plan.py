@@ -13,8 +13,8 @@ def plan(spec: LinearSpec) -> LinearConfig:
     stages as there is room for."""
     groups = 1 if spec.value_dim <= CHUNK or (spec.packed and _widest_delta(spec)) else 2
     tile = 2 * CHUNK * CHUNK
-    stage = 2 * 2 * CHUNK * spec.head_dim + groups * (1 + spec.dot) * tile
-    rest = (2 + groups + 2 * spec.dot) * tile + (4 * tile + 1024 if spec.delta else 0)
+    stage = 2 * 2 * CHUNK * spec.head_dim + groups * (1 + spec.has_x) * tile
+    rest = (2 + groups + 2 * spec.dot) * tile + (4 * tile + 1024 if spec.delta else 2048 if spec.ssd else 0)
     stages = min(MOST_STAGES, (SHARED - rest) // stage)
     return LinearConfig(groups, stages, _registers(spec, groups))
 

@@ -7,6 +7,32 @@ DTYPES = ("bf16", "fp16")
 GATES = ("none", "head", "token")
 HEAD_DIMS = tuple(range(32, 129, 16))  # 256 columns of the state are more registers than a thread has
 VALUE_DIMS = tuple(range(32, 257, 16))
+WIDE = "bf16", "fp16", "fp32"
+
+
+@dataclass(frozen=True)
+class SsdSpec:
+    """What Mamba-2's state space dual has beside linear attention (see `ssd.Ssd`).
+
+    dt, bias, skip: dtypes of dt, dt_bias and D; the latter two may be None. softplus: dt is that of dt + dt_bias.
+    skip_dims: of D: 1, a number for each head; 2, one for each of its V columns. gated: outputs are multiplied by
+    silu(z), which has the place of the engine's x; not reversed and without dot. skip_gradient: with dot, reversed: for
+    each head and column of V the sum of v times x over the tokens.
+    """
+
+    dt: str
+    bias: str | None = None
+    softplus: bool = False
+    skip: str | None = None
+    skip_dims: int = 1
+    gated: bool = False
+    skip_gradient: bool = False
+
+    def __post_init__(self):
+        for name, got, allowed in (("dt", self.dt, WIDE), ("bias", self.bias, (None, *WIDE)),
+                                   ("skip", self.skip, (None, *WIDE)), ("skip_dims", self.skip_dims, (1, 2))):
+            if got not in allowed:
+                raise ValueError(f"SsdSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
 
 
 @dataclass(frozen=True)
@@ -22,6 +48,8 @@ class LinearSpec:
     reverse: from the last token to the first, each of which sees those behind it: gradients are of this form.
     strict: a token does not see itself; without delta.
     updates: with delta, not reversed: the corrected values come out.
+    ssd: Mamba-2's gate and factors, with the gate "token" and without delta; or None.
+    state_v_first: states are V by K, and not K by V.
     packed: dtype of cu_seqlens, with sequences of any length one behind the other; None: a batch.
     pool: dtype of state_indices, with states in rows of a pool, which is initial and final; None: one behind the other.
     """
@@ -39,6 +67,8 @@ class LinearSpec:
     updates: bool = False
     packed: str | None = None
     pool: str | None = None
+    ssd: SsdSpec | None = None
+    state_v_first: bool = False
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("gate", self.gate, GATES),
@@ -56,6 +86,13 @@ class LinearSpec:
             raise ValueError("LinearSpec: updates, allowed is with delta and not reversed")
         if self.dot and (self.delta or not self.gated):
             raise ValueError("LinearSpec: dot, allowed is with a gate and without delta")
+        if self.ssd and (self.gate != "token" or self.delta or self.strict or self.packed or self.pool):
+            raise ValueError("LinearSpec: ssd, allowed is with the gate 'token' and without delta, strict, packed and "
+                             "pool")
+        if self.gated_by_x and (self.reverse or self.dot):
+            raise ValueError("LinearSpec: ssd.gated, allowed is without reverse and without dot")
+        if self.ssd and self.ssd.skip_gradient and not (self.reverse and self.dot):
+            raise ValueError("LinearSpec: ssd.skip_gradient, allowed is with reverse and dot")
         if self.pool and (self.reverse or self.initial is None or self.initial != self.final):
             raise ValueError("LinearSpec: pool, allowed is not reversed, with initial and final of one dtype")
 
@@ -63,3 +100,26 @@ class LinearSpec:
     def gated(self) -> bool:
         """Does the state decay?"""
         return self.gate != "none"
+
+    @property
+    def gated_by_x(self) -> bool:
+        """Are outputs multiplied by silu of another tensor?"""
+        return self.ssd is not None and self.ssd.gated
+
+    @property
+    def has_x(self) -> bool:
+        """Does a launch read another tensor beside the values?"""
+        return self.dot or self.gated_by_x
+
+
+@dataclass(frozen=True)
+class SuffixSpec:
+    """Sums over each token and those behind it (see `suffix_kernel.SuffixSums`): what is there beside x."""
+
+    less: bool = False
+    factor: bool = False
+    end: bool = False
+
+    def __post_init__(self):
+        if self.factor and not self.less:
+            raise ValueError("SuffixSpec: factor, allowed is with less")

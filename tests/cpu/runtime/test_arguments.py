@@ -1,5 +1,6 @@
 """The table of the functions' arguments: the functions, their docstrings and what is refused are as it says."""
 import inspect
+import math
 import re
 import warnings
 
@@ -86,7 +87,8 @@ def allowed(argument):
     """Some of the values that an argument may have, and what they are taken as."""
     a, numbers = argument, {argument.low, argument.high} - {None}
     values = {"flag": (True, False), "number": (0.5, 1), "integer": (3,), "choice": a.choices,
-              "dtype": a.types, "device": ("cpu", torch.device("cpu")), "window": ((None, 1), (-1, 0), [3, 4])}[a.kind]
+              "dtype": a.types, "device": ("cpu", torch.device("cpu")), "window": ((None, 1), (-1, 0), [3, 4]),
+              "limits": ((0.0, 1.0), (-math.inf, math.inf), [0, 1])}[a.kind]
     if a.kind in ("number", "integer"):
         values = [v for v in (*values, *numbers) if not (a.above and v == a.low)]
     if a.kind == "integer":

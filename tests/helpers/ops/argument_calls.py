@@ -51,6 +51,9 @@ def call(name: str, device="cpu") -> dict:
         "gated_delta_rule": lambda: dict(q=t(1, 16, 4, 64), k=t(1, 16, 4, 64) / 16, v=t(1, 16, 4, 64),
                                          g=-t.ones(1, 16, 4), beta=t.ones(1, 16, 4) / 2,
                                          initial_state=t(3, 4, 64, 64, dtype=F32), cu_seqlens=starts),
+        "mamba2_ssd": lambda: dict(x=t(1, 16, 4, 64), dt=t(1, 16, 4, dtype=F32).abs(), A=-t.ones(4),
+                                   B=t(1, 16, 2, 64) / 8, C=t(1, 16, 2, 64), D=t.ones(4),
+                                   z=t(1, 16, 4, 64), dt_bias=t.ones(4), initial_states=t(1, 4, 64, 64, dtype=F32)),
         "linear_attn_step": lambda: _tokens(t) | dict(state=t(6, 4, 64, 64, dtype=F32)),
         "gated_delta_rule_step": lambda: _tokens(t) | dict(beta=t.ones(2, 1, 4) / 2,
                                                            state=t(6, 4, 64, 64, dtype=F32)),
@@ -145,6 +148,13 @@ class _Refused:
         return [(value, TypeError) for value in (None, 5, (1,), (1, 2, 3), "12", (1.0, 2), ("a", 1), (True, False),
                                                  {1: 2, 3: 4}, torch.tensor([1, 2]), (torch.tensor(1), 1))] + [
             (value, ValueError) for value in ((-2, 0), (1 << 30, 0), (0, 10**30))]
+
+    @staticmethod
+    def limits(_):
+        return [(value, TypeError) for value in (None, 5, (1.0,), (1, 2, 3), "12", (None, 1.0), ("a", 1), (0.0, True),
+                                                 {0.0: 1.0, 2.0: 3.0}, torch.tensor([1, 2]), (torch.tensor(1), 1))] + [
+            (value, ValueError) for value in ((1.0, 0.5), (float("nan"), 1.0), (0.0, float("nan")),
+                                           (0.0, 1e39), (-1e39, 0.0))]
 
     @staticmethod
     def device(_):

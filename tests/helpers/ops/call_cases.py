@@ -90,6 +90,10 @@ def cases(g):
         "linear_attn with gates of columns": lambda: tkq.linear_attn(g.q, g.q, g.q, g.columns),
         "gated_delta_rule with gates of columns": lambda: tkq.gated_delta_rule(
             g.q, g.keys, g.q, g.columns, g.betas, output_final_state=True),
+        "mamba2_ssd": lambda: tkq.mamba2_ssd(g.q, g.betas, g.decays, g.keys, g.keys, D=g.sinks, dt_softplus=True),
+        "mamba2_ssd with states": lambda: tkq.mamba2_ssd(
+            g.q, g.betas, g.decays, g.keys[..., :2, :], g.keys[..., :2, :], g.sinks, g.q, g.decays, g.state,
+            dt_limit=(0.1, 0.5), return_final_states=True),
         "linear_attn of packed sequences": lambda: tkq.linear_attn(
             g.q[:1], g.q[:1], g.q[:1], g.gates[:1], initial_state=g.state, cu_seqlens=g.cu, state_v_first=True,
             output_final_state=True),

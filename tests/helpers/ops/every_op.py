@@ -155,6 +155,16 @@ def _unit_keys_with_state(t):
     return dict(**_unit_keys(t), initial_state=t(2, 4, 64, 64, dtype=F32))
 
 
+def _ssd(t):
+    """Two groups of B and C for four heads; dt of 16 bits."""
+    return dict(x=t(2, t.rows, 4, 64), dt=t(2, t.rows, 4, dtype=BF16), A=-t(4, dtype=F32).exp(),
+                B=t(2, t.rows, 2, 64) / 8, C=t(2, t.rows, 2, 64) / 8, D=t(4, dtype=F32), dt_bias=t(4, dtype=F32))
+
+
+def _ssd_with_states(t):
+    return dict(**_ssd(t), z=t(2, t.rows, 4, 64), initial_states=t(2, 4, 64, 64, dtype=F32))
+
+
 def _packed_heads(t):
     return dict(q=t(1, t.rows, 2, 64), k=t(1, t.rows, 2, 64), v=t(1, t.rows, 4, 64),
                 g=-t(1, t.rows, 4, dtype=F32).abs(), initial_state=t(3, 4, 64, 64, dtype=F32), cu_seqlens=t.starts(3))
@@ -253,6 +263,13 @@ CASES = {case.name: case for case in (
          lambda q, k, v, g, beta, initial_state: tkq.gated_delta_rule(
              q, k, v, g, beta, initial_state=initial_state, output_final_state=True),
          ("q", "k", "v", "g", "beta", "initial_state"), ("q", "k", "v"), exact=False),
+    Case("mamba2_ssd", _ssd,
+         lambda x, dt, A, B, C, D, dt_bias: tkq.mamba2_ssd(x, dt, A, B, C, D, dt_bias=dt_bias, dt_softplus=True),
+         ("x", "dt", "B", "C", "A", "D", "dt_bias"), ("x", "B", "C"), exact=False),
+    Case("mamba2_ssd, with states", _ssd_with_states,
+         lambda x, dt, A, B, C, D, dt_bias, z, initial_states: tkq.mamba2_ssd(
+             x, dt, A, B, C, D, z, dt_bias, initial_states, True, return_final_states=True),
+         ("x", "dt", "B", "C", "z", "A", "D", "dt_bias", "initial_states"), ("x", "B", "C", "z"), exact=False),
     Case("gated_delta_rule, of packed sequences", _packed_unit_keys,
          lambda q, k, v, g, initial_state, cu_seqlens, beta: tkq.gated_delta_rule(
              q, k, v, g, beta, initial_state=initial_state, output_final_state=True, cu_seqlens=cu_seqlens),

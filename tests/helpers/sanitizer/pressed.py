@@ -182,6 +182,20 @@ def channels():
     same_bits(lambda: cases.results((q, k, v, g, beta, state), *gradients))
 
 
+def ssd():
+    """Mamba-2 likewise, with a gate of its outputs; sums behind each token over several tiles of a segment."""
+    from tests.gpu.linear_attention import test_ssd_backward as backward
+    from tests.gpu.linear_attention import test_ssd_forward as cases
+    from tests.gpu.linear_attention import test_suffix_sums as sums
+
+    given = cases.make(2, 460, without=())
+    cases.check(given)
+    gradients = backward.incoming(given)
+    same_bits(lambda: backward.gradients(given, *gradients))
+    x, less = sums.make(2, 1, 40000, 2)
+    same_bits(lambda: [sums.check(x, less)])
+
+
 def packed_states():
     """Sequences of several chunks one behind the other: linear attention with gradients, the delta rule's launches."""
     from tests.gpu.linear_attention import test_packed as cases
@@ -332,7 +346,7 @@ def quantize_ticketed_few():
 CASES = {f.__name__: f for f in (
     *attention.CASES, gemm, gemm_long, gemm_cluster, gemm_not_held, gemm_wave_sync, gemm_small_m, fp8,
     fp8_not_overlapped, fp8_promoted, fp8_blocks, fp8_small_m, fp8_small_m_blocks, grouped, grouped_long, linear, delta,
-    channels, packed_states, steps, norm_backward, norm_backward_warps, norm_backward_cluster, norm_cluster,
+    channels, packed_states, ssd, steps, norm_backward, norm_backward_warps, norm_backward_cluster, norm_cluster,
     norm_quantised, rows_held, softmax, cross_entropy, quantize, quantize_few, quantize_ticketed,
     quantize_ticketed_few, rope, gated)}
 

@@ -5,6 +5,8 @@ from dataclasses import replace
 from tkq.linear_attention.channels.launch import recipe, sums_recipe
 from tkq.linear_attention.channels.plan import plan
 from tkq.linear_attention.channels.spec import ChannelSpec
+from tkq.linear_attention.spec import SuffixSpec
+from tkq.linear_attention.suffix import recipe as suffix_recipe
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
 
@@ -19,7 +21,8 @@ def shipped() -> list:
         found.setdefault(recipe(spec), Shipped(name, recipe(spec), expectation(spec)))
     sums = Expectation(instructions=("LDG.E.64", "STG.E.64"))
     return [*found.values(), Shipped("linear_attn_dg-column", sums_recipe(2), sums),
-            Shipped("gated_delta_rule_dg-column", sums_recipe(4), sums)]
+            Shipped("gated_delta_rule_dg-column", sums_recipe(4), sums),
+            Shipped("linear_attn_suffix_sums-column", suffix_recipe(SuffixSpec()), Expectation(instructions=("DADD",)))]
 
 
 def _of_sizes():

@@ -28,8 +28,9 @@ DOUBLE_END = sys.float_info.max
 
 @dataclass(frozen=True)
 class Argument:
-    """kind: "tensor", "flag", "number", "integer", "dtype", "choice", "window" (a pair of limits), "device"; "function"
-    (a choice, or the user's function) and "other", which the function itself checks.
+    """kind: "tensor", "flag", "number", "integer", "dtype", "choice", "window" (a pair of limits), "limits" (a pair
+    of numbers, infinities too), "device"; "function" (a choice, or the user's function) and "other", which the function
+    itself checks.
 
     none: is None allowed? default: what stands in the signature; `REQUIRED` where nothing does.
     dtypes: of a tensor, or the values of a dtype, by their names ("bf16"). Of an integer: of a tensor in its place.
@@ -186,6 +187,17 @@ class Argument:
             raise ValueError(f"{where}got {came(value)}, allowed are numbers of keys from 0 to 2^30 - 1, and None or "
                              "-1 for no limit")
         return int(n)
+
+    def _limits(self, where, value):
+        if not isinstance(value, (tuple, list)) or len(value) != 2:
+            raise TypeError(f"{where}got {came(value)}, expected (low, high)")
+        if any(isinstance(x, bool) or not isinstance(x, numbers.Real) for x in value):
+            raise TypeError(f"{where}got {came(value)}, expected (low, high) of numbers")
+        low, high = map(_float, value)
+        if not low <= high or any(self.end <= abs(x) < float("inf") for x in (low, high)):
+            raise ValueError(f"{where}got {came(value)}, allowed are two numbers in ascending order: infinities, and "
+                             "those that are finite in float32")
+        return low, high
 
     def _or_none(self):
         return " or None" if self.none else ""

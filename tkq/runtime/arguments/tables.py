@@ -4,6 +4,8 @@ What the tensors of a call have to be together (shapes, devices, strides) is ask
 """
 from __future__ import annotations
 
+import math
+
 from ... import granularity
 from ..call.dtypes import torch_type
 from .kinds import DOUBLE_END, Argument
@@ -127,6 +129,10 @@ TABLES = {
                     *_STATES, *_PACKED),
     "gated_delta_rule": (*_QKV, Argument("g", "tensor", True, REQUIRED, ("fp32",)), tensor("beta", "fp32", "bf16"),
                          number("scale", None), *_STATES, *_PACKED),
+    "mamba2_ssd": (tensor("x", *HALF), tensor("dt", *WIDE), tensor("A", "fp32"), tensor("B", *HALF), tensor("C", *HALF),
+                   tensor("D", *WIDE, none=True), tensor("z", *HALF, none=True), tensor("dt_bias", *WIDE, none=True),
+                   tensor("initial_states", "fp32", "bf16", none=True), flag("dt_softplus"),
+                   Argument("dt_limit", "limits", default=(0.0, math.inf)), flag("return_final_states")),
     "linear_attn_step": (*_QKV, Argument("g", "tensor", True, REQUIRED, ("fp32",)), _POOL, number("scale", None),
                          tensor("state_indices", *INDEX, none=True), _ACCEPTED, flag("state_v_first"), _STEP_OUT),
     "gated_delta_rule_step": (

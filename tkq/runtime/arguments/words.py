@@ -37,7 +37,7 @@ def _type(a) -> str:
         return "is no word or ScalingType"
     return {"flag": "is no bool", "number": "is no number", "integer": "is no int", "choice": "is no word",
             "function": "is no word or function", "window": "is no pair of ints and None",
-            "device": "is no device"}[a.kind]
+            "limits": "is no pair of numbers", "device": "is no device"}[a.kind]
 
 
 def _range(a) -> str:
@@ -47,6 +47,8 @@ def _range(a) -> str:
         return "is another word"
     if a.kind == "window":
         return f"has a number outside {plain(a.low)} to {plain(a.high)}"
+    if a.kind == "limits":
+        return "has NaN, descends or is finite and infinite in float32"
     if a.kind == "device":
         return "is one that is not there"
     if a.high is not None:

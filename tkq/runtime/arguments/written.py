@@ -50,6 +50,10 @@ def _wrong(argument) -> str:
         return f"type({name}) is not str or {name} not in {argument.choices!r}"
     if kind == "dtype":
         return f"type({name}) is not torch_dtype or {name} not in types_{name}"
+    if kind == "limits":
+        floats = f"type({name}[0]) is not float or type({name}[1]) is not float"
+        inside = f"-{end} < {name}[0] <= {name}[1] and ({name}[1] < {end} or {name}[1] == 1e999)"  # 1e999: infinity
+        return f"type({name}) is not tuple or len({name}) != 2 or {floats} or not ({inside})"
     if kind == "tensor":
         pending = f" or {name}.is_neg()" if "e4m3" in argument.dtypes else ""  # which torch cannot do in float8
         return (f"not isinstance({name}, Tensor) or {name}.dtype not in types_{name} or not traced() and "

@@ -1,0 +1,37 @@
+"""Machine code of Mamba-2's launches and of the sums of gates' gradients, without a GPU: no spills, tensor cores not
+serialised, of shipped sizes and of the widest."""
+from dataclasses import replace
+
+import pytest
+
+from tkq.linear_attention.catalog import expectation, shipped
+from tkq.linear_attention.launch import recipe
+from tkq.linear_attention.spec import LinearSpec, SsdSpec
+from tkq.testing import sass
+
+pytestmark = pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is not installed")
+STEPS = SsdSpec("bf16", "fp32", True, "fp32", 2)
+SPECS = {
+    "forward": LinearSpec("bf16", 128, 256, "token", "fp32", "fp32", ssd=STEPS, state_v_first=True),
+    "gated": LinearSpec("fp16", 128, 128, "token", "fp32", "fp32", ssd=replace(STEPS, dt="fp32", gated=True),
+                        state_v_first=True),
+    "dC": LinearSpec("bf16", 128, 128, "token", "fp32", "fp32", dot=True, ssd=STEPS),
+    "dB": LinearSpec("bf16", 128, 128, "token", "fp32", reverse=True, ssd=STEPS),
+    "dx": LinearSpec("bf16", 128, 256, "token", "fp32", "fp32", reverse=True, dot=True,
+                     ssd=replace(STEPS, skip_gradient=True), state_v_first=True),
+    "narrow": LinearSpec("bf16", 96, 80, "token", reverse=True, dot=True, ssd=replace(STEPS, skip_gradient=True)),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_widest(name):
+    sass.assert_sass(recipe(SPECS[name]), expectation(SPECS[name]))
+
+
+@pytest.mark.parametrize("name", ["mamba2_ssd-bf16-n128-p64", "mamba2_ssd_gated-bf16-n64-p64-states",
+                                  "mamba2_ssd_dc-bf16-n128-p64", "mamba2_ssd_db-bf16-n64-p64-states",
+                                  "mamba2_ssd_dx-bf16-n128-p64-states", "linear_attn_suffix_sums",
+                                  "linear_attn_suffix_sums-factor-end"])
+def test_shipped(name):
+    kernel, = (kernel for kernel in shipped() if kernel.name == name)
+    sass.assert_sass(kernel.recipe, kernel.expectation)

@@ -1,0 +1,77 @@
+"""Sums of each token and those behind it, against float64: exactly rounded but for the last bits of float64."""
+import pytest
+import torch
+
+from tests.helpers.sanitizer.nan_fill import poisoned
+from tkq.linear_attention.suffix import suffix_sums
+
+
+def make(*shape):
+    torch.manual_seed(0)
+    return torch.randn(*shape, device="cuda")
+
+
+def check(x, less=None, factor=None, end=None):
+    with poisoned():
+        found = suffix_sums(x, less, factor, end)
+    wide = x.double() if less is None else x.double() - (less if factor is None else factor.double() * less).double()
+    want = wide.flip(1).cumsum(1).flip(1) + (0.0 if end is None else end.double()[:, None])
+    assert found.dtype == torch.float32 and found.shape == x.shape
+    torch.testing.assert_close(found.double(), want, rtol=2**-23, atol=1e-11)
+    return found
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 15, 16, 17, 63, 65, 1023, 1024, 1025, 5000, 40000])
+def test_lengths(tokens):
+    check(make(2, tokens, 3))
+
+
+@pytest.mark.parametrize("heads", [1, 7, 8, 9, 80])
+def test_heads(heads):
+    check(make(2, 1100, heads))
+
+
+@pytest.mark.parametrize("tokens", [100, 2500, 33000])
+@pytest.mark.parametrize("with_factor, with_end", [(False, False), (True, False), (False, True), (True, True)])
+def test_differences(tokens, with_factor, with_end):
+    x, less, factor = make(3, 2, tokens, 5)
+    check(x, less, factor if with_factor else None, make(2, 5) if with_end else None)
+
+
+def test_sums_that_cancel():
+    """Of large numbers little is left: in float32 it would be lost."""
+    x = 1e4 * make(1, 3000, 4)
+    found = check(x, x.flip(1).contiguous())
+    assert found[:, 0].abs().max() < 1e-6 * found.abs().max()
+
+
+def test_any_strides():
+    x = make(3, 700, 2).permute(2, 1, 0)
+    assert not x.is_contiguous() and torch.equal(check(x), check(x.contiguous()))
+
+
+def test_nothing_behind_the_end_counts():
+    wide = torch.full((2, 300, 16), torch.nan, device="cuda")
+    wide[:, :100, :5] = make(2, 100, 5)
+    assert torch.equal(check(wide[:, :100, :5]), check(wide[:, :100, :5].contiguous()))
+
+
+def test_not_a_number_reaches_those_before_it():
+    x = make(2, 2100, 9)
+    x[1, 1500, 3] = torch.nan
+    found, want = suffix_sums(x), suffix_sums(x.nan_to_num())
+    nan = found.isnan()
+    assert nan[1, :1501, 3].all() and nan.sum() == 1501 and torch.equal(found[~nan], want[~nan])
+
+
+def test_no_tokens():
+    assert suffix_sums(make(2, 0, 3)).shape == (2, 0, 3) and suffix_sums(make(0, 5, 3)).shape == (0, 5, 3)
+
+
+def test_the_order_is_that_of_the_length_alone():
+    """The same bits in each run, whatever the batch and the heads beside."""
+    x = make(4, 9000, 20)
+    found = suffix_sums(x)
+    for _ in range(3):
+        assert torch.equal(suffix_sums(x), found)
+    assert torch.equal(suffix_sums(x[2:3, :, 11:12]), found[2:3, :, 11:12])

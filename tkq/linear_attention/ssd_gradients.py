@@ -1,0 +1,154 @@
+"""The gradients of Mamba-2's state space dual: those of linear attention, of which q is C, k is B, v is d x and g is
+d A, with d = clamp(softplus(dt + dt_bias)), and what follows from them.
+
+Let do be the gradient of y before it is gated, dv that of v. With the tokens' decays as in `gradients`
+
+    dC[t] = h[t]' do[t],   dB[t] = d[t] D[t]' x[t],   dv[t] = D[t] B[t],   D the gradient of the state
+    dg[t] = the sum over t and the tokens behind it of C dC - d x dv, without what t itself has in both
+    dx[t] = d[t] dv[t] + D_skip do[t],   dd[t] = x[t] dv[t] + A dg[t],   dA = the sum of d dg
+
+and dt's gradient is that of d through the clamp and softplus. v is never written: launches multiply by d. What a token
+has from itself, d (C B) (do x) in C dC and in d x dv, is the most of both where decays are strong, and would leave its
+rounding in dg: the launches' sums are without it, and x dv has it from what they give beside them, do x and C B."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from tkq.linear_attention.gradients import _of_shared, over_values
+from tkq.linear_attention.launch import Given, Steps, launch
+from tkq.linear_attention.suffix import suffix_sums
+from tkq.reference import ssd as reference
+
+
+class SsdSaved(NamedTuple):
+    """What the gradients need of a forward."""
+
+    x: Tensor
+    dt: Tensor
+    A: Tensor
+    B: Tensor
+    C: Tensor
+    D: Tensor | None = None
+    z: Tensor | None = None
+    dt_bias: Tensor | None = None
+    initial: Tensor | None = None
+    softplus: bool = False
+    limit: tuple = (0.0, float("inf"))
+
+    @property
+    def steps(self) -> Steps:
+        return Steps(self.dt, self.A, self.dt_bias, self.softplus, *self.limit)
+
+
+class SsdNeeds(NamedTuple):
+    """Which gradients are wanted."""
+
+    x: bool = True
+    dt: bool = True
+    A: bool = True
+    B: bool = True
+    C: bool = True
+    D: bool = True
+    z: bool = True
+    dt_bias: bool = True
+    initial: bool = True
+
+
+class SsdGradients(NamedTuple):
+    """Of the tensors' shapes and types; None where it is not wanted."""
+
+    x: Tensor | None = None
+    dt: Tensor | None = None
+    A: Tensor | None = None
+    B: Tensor | None = None
+    C: Tensor | None = None
+    D: Tensor | None = None
+    z: Tensor | None = None
+    dt_bias: Tensor | None = None
+    initial: Tensor | None = None
+
+
+ALL = SsdNeeds()
+
+
+def forward(saved: SsdSaved, final: torch.dtype | None = None, gated: bool = True) -> Given:
+    """The forward's launch."""
+    gated = gated and saved.z is not None
+    return Given(saved.C, saved.B, saved.x, initial=saved.initial, final=final, x=saved.z if gated else None,
+                 steps=saved.steps._replace(skip=saved.D, gated=gated), state_v_first=True)
+
+
+def backward(saved: SsdSaved, dy: Tensor, dfinal: Tensor | None = None, needs: SsdNeeds = ALL) -> SsdGradients:
+    """A launch each for dC, dB and dx, which d's gradient is made of, too; with z one more, of y before it is gated,
+    which is made again."""
+    x, D, needs = saved.x, saved.D, _there(saved, needs)
+    do, dz, dD, dinitial = dy, None, None, None
+    if saved.z is not None:
+        do, dz = _ungated(saved, dy, needs.z)
+    of_steps = needs.dt or needs.A or needs.dt_bias
+    of_c = _dC(saved, do, of_steps, dfinal is not None) if needs.C or of_steps else None
+    of_b = _dB(saved, do, dfinal) if needs.B else None
+    of_x, found = None, (None, None, None)
+    if needs.x or needs.D or needs.initial or of_steps:
+        with_x = of_steps or needs.D
+        of_x = launch(Given(saved.B, saved.C, do, initial=dfinal, final=torch.float32 if needs.initial else None,
+                            x=x if with_x else None, reverse=True, state_v_first=True,
+                            steps=saved.steps._replace(skip=D, skip_gradient=needs.D)), 1.0)
+    if needs.D:
+        dD = of_x.of_skip.sum((0, 2) if D.dim() == 1 else 0).to(D.dtype)
+    if needs.initial:
+        dinitial = of_x.state.to(saved.initial.dtype)
+    if of_steps:
+        at_end = None if dfinal is None else (of_c.state * dfinal).sum((-1, -2))
+        found = _of_steps(saved, of_c, of_x, at_end)
+    ddt, dA, dbias = (x if needed else None for x, needed in zip(found, (needs.dt, needs.A, needs.dt_bias)))
+    return SsdGradients(of_x.o if needs.x else None, ddt, dA, _of_shared(of_b.o, saved.B) if needs.B else None,
+                        _of_shared(of_c.o, saved.C) if needs.C else None, dD, dz if needs.z else None, dbias, dinitial)
+
+
+def _there(saved, needs):
+    """Those that are wanted of tensors that there are."""
+    return SsdNeeds(*(needed and x is not None for needed, x in zip(needs, saved)))
+
+
+def _ungated(saved, dy, need_z):
+    """(the gradient of y before it is gated, that of z or None)."""
+    wide = torch.promote_types(dy.dtype, torch.float32)
+    z = saved.z.to(wide)
+    do, dz = (dy * silu(z)).to(dy.dtype), None
+    if need_z:
+        y = launch(forward(saved, gated=False), 1.0).o
+        dz = torch.ops.aten.silu_backward(dy.to(wide) * y, z).to(saved.z.dtype)
+    return do, dz
+
+
+def _dC(saved, do, with_dots, with_final):
+    """dC of each head; with sums of C dC; with the final state, made again here."""
+    initial = saved.initial
+    return over_values(do.shape[3], lambda part: launch(Given(
+        do[..., part], saved.x[..., part], saved.B, initial=None if initial is None else initial[:, :, part],
+        final=torch.float32 if with_dots and with_final else None, x=saved.C if with_dots else None,
+        steps=saved.steps), 1.0))
+
+
+def _dB(saved, do, dfinal):
+    """dB of each head."""
+    return over_values(do.shape[3], lambda part: launch(Given(
+        saved.x[..., part], do[..., part], saved.C, initial=None if dfinal is None else dfinal[:, :, part],
+        reverse=True, steps=saved.steps), 1.0))
+
+
+def _of_steps(saved, of_c, of_x, at_end):
+    """The gradients of dt, A and dt_bias. of_c, of_x: what makes dC and dx, with the sums of C dC and of x dv."""
+    bias, how = saved.dt_bias, (saved.softplus, saved.limit)
+    raw = reference.biased(saved.dt, bias)
+    d = reference.step_sizes(raw, *how)
+    dg = suffix_sums(of_c.dots, of_x.dots, d, at_end)
+    of_v = torch.addcmul(of_x.dots, of_c.diagonal, of_x.diagonal)
+    ddt = reference.step_sizes_backward(torch.addcmul(of_v, saved.A, dg), raw, *how)
+    return (ddt.to(saved.dt.dtype), (d * dg).sum((0, 1)),
+            None if bias is None else ddt.sum((0, 1)).to(bias.dtype))
