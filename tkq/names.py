@@ -14,9 +14,9 @@ _ELSEWHERE = {
     "flash_attn_varlen": "flashattnvarlenfunc flashattnvarlenqkvpackedfunc varlenattn varlenattention "
                          "flashattentionvarlen",
     "linear_attn": "linearattention chunksimplegla simplegla chunklinearattn lightningattn chunklightningattn "
-                   "retention chunkretention",
+                   "retention chunkretention gla chunkgla gatedlinearattention",
     "gated_delta_rule": "chunkgateddeltarule gateddeltanet gdn deltarule chunkdeltarule deltanet gateddelta "
-                        "chunkgateddeltaruleprefill",
+                        "chunkgateddeltaruleprefill kda chunkkda kimideltaattention",
     "mamba2_ssd": "mambachunkscancombined mambachunkscan ssd mamba2 mamba ssdchunkscan statespacedual",
     "linear_attn_step": "fusedrecurrentsimplegla fusedrecurrentgla fusedrecurrentlinearattn lightningattndecode",
     "gated_delta_rule_step": "fusedrecurrentgateddeltarule fusedrecurrentdeltarule fusedrecurrentkda "

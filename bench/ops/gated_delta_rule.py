@@ -4,7 +4,8 @@
         [--shapes 8x2048x32]
 
 bf16, K = V = 128; a decay and a beta for each token. Shapes: sequences, their length (packed: the tokens of all),
-heads of v, of which two share one of q and k. The work is the state's update and its read, 4 * K * V a token and head,
+heads of v, of which two share one of q and k; of the first shape also with a decay for each column (KDA), as many
+heads of q and k, and fla alone. The work is the state's update and its read, 4 * K * V a token and head,
 and three times that with the backward. A result is judged by one triangular system in float64, on the first (packed:
 and the last) sequence's first and last head (o), or on its first head of q and k (gradients, of short sequences).
 Results go to OUT/gated_delta_rule.json after every case.
@@ -22,7 +23,7 @@ from bench.core import harness
 from bench.core.command import Bench, Job, main
 from bench.core.harness import Call
 from bench.core.results import Bound
-from bench.ops import packed_states
+from bench.ops import columns, packed_states
 from bench.ops.rows_common import BF16, randn
 from bench.peers import common, delta_rule
 from tkq.testing.timing import relative_error
@@ -33,18 +34,23 @@ QUICK = SHAPES[:1]
 TRAINING = ((8, 2048, 32), (2, 8192, 32), (1, 32768, 32))
 JUDGED = 8192  # tokens for whose system there is room
 BOUNDS = {"forward": Bound(("FlashInfer", "FlashQLA"), 1.03), "training": Bound(("FlashQLA",), 1.3)}
+OF_COLUMNS = Bound(("fla",), 4.0)  # with the backward
 
 
-def inputs(i, batch, length, heads):
+def inputs(i, batch, length, heads, of_columns=False):
     """q and k of length 1; q, k, v, g, beta, exp(g)."""
-    q, k = (torch.nn.functional.normalize(randn(3 * i + n, batch, length, heads // 2, DIM), dim=-1) for n in (0, 1))
+    of_keys, of = (heads, (DIM,)) if of_columns else (heads // 2, ())
+    q, k = (torch.nn.functional.normalize(randn(3 * i + n, batch, length, of_keys, DIM), dim=-1) for n in (0, 1))
     v = randn(3 * i + 2, batch, length, heads, DIM)
-    g = -0.5 * torch.sigmoid(randn(5000 + i, batch, length, heads).float())
+    g = -0.5 * torch.sigmoid(randn(5000 + i, batch, length, heads, *of).float())
     return q, k, v, g, torch.sigmoid(randn(6000 + i, batch, length, heads).float()), g.exp()
 
 
 def exactly(q, k, v, g, beta):
-    """The delta rule as one triangular system, of one sequence and head (S, D), g and beta (S,)."""
+    """The delta rule as one triangular system, of one sequence and head (S, D), g and beta (S,). g of columns (S, D):
+    as one for each chunk."""
+    if g.dim() > 1:
+        return columns.exactly(q, k, v, g, beta)
     q, k, v, g, beta = (x.double() for x in (q, k, v, g, beta))
     G = g.cumsum(0)
     decay = (G[:, None] - G).clamp(max=0).exp()
@@ -80,16 +86,18 @@ def ours(q, k, v, g, beta, alpha):
 
 
 def jobs(section, shapes) -> Iterator[Job]:
-    for batch, length, heads in shapes:
-        def make(i, size=(batch, length, heads)):
-            given = inputs(i, *size)
+    for (batch, length, heads), of_columns in (*((shape, False) for shape in shapes), (shapes[0], True)):
+        def make(i, size=(batch, length, heads), of_columns=of_columns):
+            given = inputs(i, *size, of_columns)
             return given if section == "forward" else (*given, randn(9000 + i, *size, DIM))
 
         forward = section == "forward"
-        op = "gated_delta_rule" if forward else "gated_delta_rule_training"
+        op = ("kda" if of_columns else "gated_delta_rule") + ("" if forward else "_training")
         work = (4 if forward else 12) * batch * length * heads * DIM * DIM
-        question = harness.Question(section, "gated_delta_rule", f"B{batch} S{length} H{heads // 2}/{heads} D{DIM}",
-                                    "TFLOP/s", work, BOUNDS[section])
+        shape = f"B{batch} S{length} H{heads if of_columns else heads // 2}/{heads} D{DIM}"
+        bound = BOUNDS[section] if not of_columns else None if forward else OF_COLUMNS
+        question = harness.Question(section, "gated_delta_rule", shape + " decay per column" * of_columns, "TFLOP/s",
+                                    work, bound)
         yield Job(question, ours if forward else delta_rule.training(ours), op, tuple(delta_rule.PEERS[op]), make,
                   forward_error if forward else training_error)
 

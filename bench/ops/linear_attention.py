@@ -4,9 +4,10 @@
         [--shapes 8x2048x32]
 
 bf16, K = V = 128. Shapes: sequences, their length (packed: the tokens of all), heads; decays of heads (lightning
-attention) and of tokens. The work is the state's update and its read, 4 * K * V a token and head, and three times that
-with the backward. A result is judged by the sum over keys in float32, on the first (packed: and the last) sequence's
-first and last head. Results go to OUT/linear_attention.json after every case.
+attention), of tokens, and of columns (GLA: of the first shape, against fla alone). The work is the state's update and
+its read, 4 * K * V a token and head, and three times that with the backward. A result is judged by the sum over keys in
+float32, on the first (packed: and the last) sequence's first and last head. Results go to OUT/linear_attention.json
+after every case.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from bench.core import harness
 from bench.core.command import Bench, Job, main
 from bench.core.harness import Call
 from bench.core.results import Bound
-from bench.ops import packed_states
+from bench.ops import columns, packed_states
 from bench.ops.rows_common import BF16, randn
 from bench.peers import common
 from bench.peers.linear_attention import packed_training, training
@@ -30,9 +31,10 @@ from tkq.testing.timing import relative_error
 DIM = 128
 SHAPES = ((8, 2048, 32), (2, 8192, 64))
 QUICK = SHAPES[:1]
-GATES = ("head", "token")
-FORWARD, TRAINING = {"head": 1.8, "token": 1.9}, {"head": 2.5, "token": 2.5}  # times fla
-PEERS = ("fla", "torch.compile")
+GATES = ("head", "token", "column")
+FORWARD = {"head": 1.8, "token": 1.9, "column": 3.5}  # times fla
+TRAINING = {"head": 2.5, "token": 2.5, "column": 3.5}
+PEERS = {"head": ("fla", "torch.compile"), "token": ("fla", "torch.compile"), "column": ("fla",)}
 
 
 def inputs(i, batch, length, heads, gate):
@@ -41,11 +43,14 @@ def inputs(i, batch, length, heads, gate):
     v = randn(3 * i + 2, batch, length, heads, DIM)
     if gate == "head":
         return q, k, v, -torch.logspace(-1, -8, heads, base=2, device=v.device)
-    return q, k, v, -0.5 * torch.sigmoid(randn(5000 + i, batch, length, heads).float())
+    of = (DIM,) if gate == "column" else ()
+    return q, k, v, -0.5 * torch.sigmoid(randn(5000 + i, batch, length, heads, *of).float())
 
 
 def exactly(q, k, v, g):
-    """The sum over keys, of one sequence and head (S, D), g (S,)."""
+    """The sum over keys, of one sequence and head (S, D), g (S,) or (S, D)."""
+    if g.dim() > 1:
+        return columns.exactly(q, k, v, g)
     G = g.double().cumsum(0)
     decay = (G[:, None] - G).clamp(max=0).exp().tril().to(q.dtype)
     return q.shape[1]**-0.5 * (q @ k.T * decay) @ v
@@ -60,7 +65,7 @@ def forward_error(_, given, found):
     worst = 0.0
     for h in (0, found.shape[2] - 1):
         q, k, v, g = (one(x, h) for x in given)
-        worst = max(worst, relative_error(found[0, :, h], exactly(q, k, v, g.expand(len(q)))))
+        worst = max(worst, relative_error(found[0, :, h], exactly(q, k, v, g if g.dim() else g.expand(len(q)))))
     return worst
 
 
@@ -70,14 +75,14 @@ def training_error(_, given, found):
     for h in (0, found[0].shape[2] - 1):
         leaves = [one(x, h).requires_grad_() for x in given[:4 if g.dim() > 1 else 3]]
         o = exactly(*leaves[:3], leaves[3] if g.dim() > 1 else one(g, h).expand(len(leaves[0])))
-        want = o.detach(), *torch.autograd.grad(o, leaves, one(given[4], h))
+        want = o.detach(), *torch.autograd.grad(o, leaves, one(given[4], h).to(o.dtype))
         worst = max(worst, *(relative_error(one(x, h), y) for x, y in zip(found, want)))
     return worst
 
 
 def jobs(section, shapes) -> Iterator[Job]:
-    for batch, length, heads in shapes:
-        for gate in GATES:
+    for n, (batch, length, heads) in enumerate(shapes):
+        for gate in GATES if n == 0 else GATES[:2]:
             def make(i, size=(batch, length, heads), gate=gate):
                 given = inputs(i, *size, gate)
                 return given if section == "forward" else (*given, randn(9000 + i, *size, DIM))
@@ -87,8 +92,9 @@ def jobs(section, shapes) -> Iterator[Job]:
             bound = Bound(("fla",), (FORWARD if forward else TRAINING)[gate])
             question = harness.Question(section, "linear_attn", f"B{batch} S{length} H{heads} D{DIM} decay per {gate}",
                                         "TFLOP/s", work, bound)
+            op = "gla" if gate == "column" else "linear_attn"
             yield Job(question, tkq.linear_attn if forward else training(tkq.linear_attn),
-                      "linear_attn" if forward else "linear_attn_training", PEERS, make,
+                      op if forward else f"{op}_training", PEERS[gate], make,
                       forward_error if forward else training_error)
 
 

@@ -2,7 +2,8 @@
 training: (q, k, v, g, beta, alpha, do) -> (o, gradients of q, k, v, g and beta).
 
 fla: fla.ops.gated_delta_rule of flash-linear-attention. FlashQLA: kernels in TileLang, K = V = 128 alone. FlashInfer:
-its kernel for prefill on Hopper in one launch, K = V = 128 alone, which takes alpha and sequences by cu_seqlens.
+its kernel for prefill on Hopper in one launch, K = V = 128 alone, which takes alpha and sequences by cu_seqlens. With
+gates of columns, "kda": fla.ops.kda alone; kernels with the gate's own function in them are another work.
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ def fla() -> Callable:
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
     return lambda q, k, v, g, beta, alpha: chunk_gated_delta_rule(q, k, v, g, beta)[0]
+
+
+def fla_columns() -> Callable:
+    from fla.ops.kda import chunk_kda
+
+    return lambda q, k, v, g, beta, alpha: chunk_kda(q, k, v, g, beta)[0]
 
 
 def flash_qla() -> Callable:
@@ -95,6 +102,7 @@ def packed_training(forward: Callable) -> Callable:
 PEERS: dict[str, dict[str, Callable[..., Callable]]] = {
     "gated_delta_rule": {"fla": fla, "FlashQLA": flash_qla, "FlashInfer": flashinfer},
     "gated_delta_rule_training": {"fla": lambda: training(fla()), "FlashQLA": lambda: training(flash_qla())},
+    "kda": {"fla": fla_columns}, "kda_training": {"fla": lambda: training(fla_columns())},
     "gated_delta_rule_packed": {"fla": fla_packed, "FlashQLA": flash_qla_packed, "FlashInfer": flashinfer_packed},
     "gated_delta_rule_packed_training": {"fla": lambda: packed_training(fla_packed()),
                                          "FlashQLA": lambda: packed_training(flash_qla_packed())},

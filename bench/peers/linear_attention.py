@@ -3,7 +3,7 @@
 
 fla: fla.ops.simple_gla of flash-linear-attention, whose gates of heads are called g_gamma. It refuses gradients of
 gates of tokens on Hopper with some versions of Triton: such a case is without it. torch.compile: the form in chunks,
-whose states are a product with the decays between chunks.
+whose states are a product with the decays between chunks. With gates of columns, "gla": fla.ops.gla alone.
 """
 
 from __future__ import annotations
@@ -46,6 +46,12 @@ def fla() -> Callable:
     return lambda q, k, v, g: chunk_simple_gla(q, k, v, **{"g_gamma" if g.dim() == 1 else "g": g})[0]
 
 
+def fla_columns() -> Callable:
+    from fla.ops.gla import chunk_gla
+
+    return lambda q, k, v, g: chunk_gla(q, k, v, g)[0]
+
+
 def training(forward: Callable) -> Callable:
     """Forward and backward of one call."""
     def step(q, k, v, g, do):
@@ -77,6 +83,7 @@ def packed_training(forward: Callable) -> Callable:
 PEERS: dict[str, dict[str, Callable[..., Callable]]] = {
     "linear_attn": {"fla": fla, "torch.compile": lambda: _compiled(chunked)},
     "linear_attn_training": {"fla": lambda: training(fla()), "torch.compile": lambda: training(_compiled(chunked))},
+    "gla": {"fla": fla_columns}, "gla_training": {"fla": lambda: training(fla_columns())},
     "linear_attn_packed": {"fla": fla_packed},
     "linear_attn_packed_training": {"fla": lambda: packed_training(fla_packed())},
 }

@@ -47,7 +47,8 @@ def _sequence(q, k, v, g, beta, state, scale):
     out = []
     for t in range(len(v)):
         if g is not None:
-            state = (g if g.dim() == 1 else g[t]).exp()[..., None, None] * state
+            decay = (g if g.dim() == 1 else g[t]).exp()[..., None]
+            state = (decay if g.dim() == 3 else decay[..., None]) * state
         u = v[t]
         if beta is not None:
             u = beta[t, :, None] * (u - torch.einsum("hk,hkv->hv", k[t], state))

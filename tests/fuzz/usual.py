@@ -202,7 +202,7 @@ def linear_attn(d):
     packed, count, v_first = d.chance(0.3), d.one(1, 3), d.chance(0.2)
     batch = 1 if packed else batch
     cuts = d.integers(0, tokens + 1, count + 1).sort().values.to(d.one(torch.int32, torch.int64)) if packed else None
-    gates = d.one((), (heads_v,), (batch, tokens, heads_v))
+    gates = d.one((), (heads_v,), (batch, tokens, heads_v), *(() if packed else ((batch, tokens, heads_v, sizes[0]),)))
     states = count if packed else batch, heads_v, *(reversed(sizes) if v_first else sizes)
     return dict(q=d.normal(batch, tokens, heads, sizes[0], dtype=dtype),
                 k=d.normal(batch, tokens, heads, sizes[0], dtype=dtype),
@@ -217,7 +217,8 @@ def gated_delta_rule(d):
     given = linear_attn(d)
     k, tokens = torch.nn.functional.normalize(given["k"].float(), dim=-1), given["v"].shape[:3]
     gate, l2norm, weight = d.chance(0.3), d.chance(0.3), lambda: d.normal(tokens[2], dtype=d.one(FP32, BF16))
-    g = d.normal(*tokens, dtype=d.one(FP32, BF16)) if gate else d.maybe(0.7, lambda: -d.positive(*tokens))
+    gates = d.one(tokens, *(() if given["cu_seqlens"] is not None else ((*tokens, k.shape[3]),)))
+    g = d.normal(*tokens, dtype=d.one(FP32, BF16)) if gate else d.maybe(0.7, lambda: -d.positive(*gates))
     return dict(given, k=given["k"] if l2norm else k.to(given["k"].dtype), g=g,
                 beta=d.normal(*tokens, dtype=FP32).sigmoid().to(d.one(FP32, BF16)), use_qk_l2norm_in_kernel=l2norm,
                 A_log=weight() if gate else None, dt_bias=d.maybe(0.7, weight) if gate else None,

@@ -212,7 +212,7 @@ def _dimensions(g):
 
 def _sequences(gates, dimension):
     """How logarithms of decays lie, of tokens or of heads alone: the latter are the same for each sequence."""
-    if gates is None or gates.ndim == 3:
+    if gates is None or gates.ndim > 1:
         return dict(g=S(dimension))
     return dict(g=S(0)) if dimension == 2 else {}
 

@@ -9,8 +9,8 @@ from tkq.runtime import arguments
 from tkq.runtime.call import check
 from tkq.runtime.call.autocast import lowered
 
-__all__ = ["DELTA", "OP", "Where", "check_call", "check_delta_call", "check_layouts", "delta_options", "for_tma",
-           "lowered", "options", "refuse_recorded", "turned"]
+__all__ = ["DELTA", "OP", "Where", "check_call", "check_delta_call", "check_layouts", "columns_of", "delta_options",
+           "for_tma", "lowered", "options", "refuse_recorded", "turned"]
 OP, DELTA = "linear_attn", "gated_delta_rule"
 MOST = 65535  # sequences, heads: blocks of a launch along a dimension of the grid
 
@@ -37,9 +37,9 @@ def check_call(q, k, v, g, initial_state, where=BATCH):
     _tensors(q, k, v, g, initial_state, *where[:2])
     tokens = _check_operands(OP, q, k, v, where, g=g, initial_state=initial_state)
     if g is not None:
-        _refuse_channels(OP, g, tokens[2:], tokens)
-        check.rank(f"{OP}: g", g, 1, 3)
-        check.shape(f"{OP}: g", g, tokens[2:] if g.dim() == 1 else tokens)
+        check.rank(f"{OP}: g", g, 1, 3, 4)
+        check.shape(f"{OP}: g", g, tokens[2:] if g.dim() == 1 else (*tokens, q.shape[3])[:g.dim()])
+        _refuse_packed_columns(OP, g, where)
 
 
 def check_delta_call(q, k, v, g, beta, initial_state, where=BATCH):
@@ -47,8 +47,9 @@ def check_delta_call(q, k, v, g, beta, initial_state, where=BATCH):
     _delta_tensors(q, k, v, g, beta, initial_state, *where[:2])
     tokens = _check_operands(DELTA, q, k, v, where, g=g, beta=beta, initial_state=initial_state)
     if g is not None:
-        _refuse_channels(DELTA, g, tokens)
-        check.shape(f"{DELTA}: g", g, tokens)
+        check.rank(f"{DELTA}: g", g, 3, 4)
+        check.shape(f"{DELTA}: g", g, (*tokens, q.shape[3])[:g.dim()])
+        _refuse_packed_columns(DELTA, g, where)
     check.shape(f"{DELTA}: beta", beta, tokens)
 
 
@@ -114,11 +115,16 @@ def _check_sizes(op, q, v):
             raise NotImplementedError(f"{op}: {name}: has {x.shape[i]} {what}, supported are up to {MOST}")
 
 
-def _refuse_channels(op, g, *shapes):
-    """shapes: those that are supported."""
-    if g.dim() == 4:
-        raise NotImplementedError(f"{op}: g: has 4 dimensions, shape {tuple(g.shape)}, a decay for each column of k; "
-                                  f"supported are {' and '.join(map(str, shapes))}")
+def _refuse_packed_columns(op, g, where):
+    for name, x in zip(_WHERE, where):
+        if g.dim() == 4 and x is not None:
+            raise NotImplementedError(f"{op}: {name}: with a g of four dimensions, a decay for each column of k, which "
+                                      "is not supported; supported are batches, and gates of tokens")
+
+
+def columns_of(g):
+    """Gates for each column, which are read as q, k and v are; None for others."""
+    return g if g is not None and g.dim() == 4 else None
 
 
 def check_layouts(op, *operands, names="qkv"):
@@ -126,11 +132,12 @@ def check_layouts(op, *operands, names="qkv"):
     for name, x in zip(names, operands):
         if x is None or not x.numel():
             continue
+        unit = 16 // x.element_size()
         check.last_dim_contiguous(f"{op}: {name}", x)
         for i in range(3):
-            if x.stride(i) % 8 and x.shape[i] > 1:
-                raise ValueError(f"{op}: {name}: strides are {x.stride()}; stride {i} must be a multiple of 8 elements "
-                                 "(16 bytes): call .contiguous()")
+            if x.stride(i) % unit and x.shape[i] > 1:
+                raise ValueError(f"{op}: {name}: strides are {x.stride()}; stride {i} must be a multiple of {unit} "
+                                 "elements (16 bytes): call .contiguous()")
         if x.data_ptr() % 16:
             raise ValueError(f"{op}: {name}: begins at an address that is not a multiple of 16 bytes: call .clone()")
 

@@ -4,11 +4,15 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from tkq.linear_attention.channels import launch as channels
+from tkq.linear_attention.channels.delta_gradients import backward as channels_backward
+from tkq.linear_attention.channels.launch import ChannelGiven
 from tkq.linear_attention.check import (
     DELTA,
     Where,
     check_delta_call,
     check_layouts,
+    columns_of,
     delta_options,
     for_tma,
     lowered,
@@ -33,8 +37,8 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
                      use_gate_in_kernel: bool = False, allow_neg_eigval: bool = False,
                      cu_seqlens: Optional[Tensor] = None, state_indices: Optional[Tensor] = None,
                      state_v_first: bool = False):
-    """The gated delta rule (Gated DeltaNet; without gates DeltaNet), causal: with a state S of K x V numbers for each
-    head of v, from the first token to the last
+    """The gated delta rule (Gated DeltaNet; with a gate for each column of k Kimi Delta Attention, KDA; without gates
+    DeltaNet), causal: with a state S of K x V numbers for each head of v, from the first token to the last
 
         u[t] = beta[t] (v[t] - exp(g[t]) S[t - 1]' k[t])
         S[t] = exp(g[t]) S[t - 1] + k[t] u[t]',   o[t] = scale * S[t]' q[t]
@@ -50,8 +54,8 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
             share one of q and k.
             The last dimension of q, k and v is contiguous; base and other strides are multiples of 16 bytes: slices of
             a packed tensor go in without a copy.
-        g: natural logarithms of decays, (B, S, HV) float32, any strides; None: nothing decays. At most 0; -inf forgets
-            all that came before.
+        g: natural logarithms of decays, float32: (B, S, HV), any strides; (B, S, HV, K), one for each column of k, that
+            is each row of S, in memory as q is; None: nothing decays. At most 0; -inf forgets all that came before.
         beta: how much of a value is written, (B, S, HV), float32 or bfloat16, any strides: from 0 to 1, or to 2 where a
             model allows negative eigenvalues.
         scale: of o; 1 / sqrt(K) where not given.
@@ -79,15 +83,16 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
         ValueError: a number that is not finite in float32; shapes that do not go together, devices that differ, strides
             or a base that TMA cannot take; state_indices without initial_state, or with one whose elements share
             memory; A_log or dt_bias without use_gate_in_kernel, which needs A_log and a g.
-        NotImplementedError: a K or V that is not supported; a g of four dimensions, a decay for each column of k; more
-            than 65535 sequences (65533 of cu_seqlens) or heads; state_indices with a tensor that requires a gradient.
+        NotImplementedError: a K or V that is not supported; more than 65535 sequences (65533 of cu_seqlens) or heads; a
+            g of four dimensions with cu_seqlens, state_indices or use_gate_in_kernel; state_indices with a tensor that
+            requires a gradient.
         RuntimeError: a GPU other than Hopper; state_indices with a pool that was made under torch.inference_mode,
             outside of it.
 
     Differentiable once, in q, k, v, g, beta, initial_state, A_log and dt_bias, through o and the state; results and
     gradients are the same, bit for bit, in every run. Under torch.autocast q, k and v are cast.
 
-    Source: Yang et al., Gated Delta Networks, 2024; Schlag et al., 2021; the form in chunks: Yang et al., 2024. CPU
+    Source: Yang et al., Gated Delta Networks, 2024; Schlag et al., 2021; Kimi Linear, 2025. CPU
     tensors take ``tkq.reference.linear_attention``, by the same rules.
 
     Example::
@@ -139,13 +144,18 @@ def _forward(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seql
              state_indices=None):
     """(o, the state or None), of CUDA tensors. States are (.., K, V), whichever of these comes first in memory."""
     check_delta_call(q, k, v, g, beta, initial_state, Where(cu_seqlens, state_indices, state_v_first))
-    check_layouts(DELTA, q, k, v)
+    check_layouts(DELTA, q, k, v, columns_of(g), names="qkvg")
     final = torch.float32 if output_final_state else None
     if state_indices is not None:
         may_be_written(DELTA, initial_state)
         final = initial_state.dtype
-    (o, state, *_), call = start(Given(q, k, v, g, beta, initial_state, final, cu=cu_seqlens,
-                                       state_indices=state_indices, v_first=state_v_first), _scale(scale, q))
+    if g is not None and g.dim() == 4:
+        made, call = channels.start(ChannelGiven(q, k, v, g, beta, initial_state, final, v_first=state_v_first),
+                                    _scale(scale, q))
+    else:
+        made, call = start(Given(q, k, v, g, beta, initial_state, final, cu=cu_seqlens, state_indices=state_indices,
+                                 v_first=state_v_first), _scale(scale, q))
+    o, state, *_ = made
     if call is not None:
         _call_cache.add((q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first,
                          state_indices), *call, (o, state))
@@ -170,7 +180,7 @@ def _cuda(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor, in
 
 def _cpu(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first):
     check_delta_call(q, k, v, g, beta, initial_state, Where(cu_seqlens, None, state_v_first))
-    check_layouts(DELTA, q, k, v)
+    check_layouts(DELTA, q, k, v, columns_of(g), names="qkvg")
     if q.is_meta:  # no lengths to look at
         return _fake(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first)
     o, state = reference.linear_attn(q, k, v, g, scale, initial_state, cu_seqlens, beta=beta)
@@ -206,7 +216,7 @@ def _pool_replayed(q, k, v, g, beta, initial_state, scale, cu_seqlens, state_ind
 
 def _pool_cpu(q, k, v, g, beta, initial_state, scale, cu_seqlens, state_indices, state_v_first):
     o = _pool_fake(q, k, v, g, beta, initial_state, scale, cu_seqlens, state_indices, state_v_first)
-    check_layouts(DELTA, q, k, v)
+    check_layouts(DELTA, q, k, v, columns_of(g), names="qkvg")
     may_be_written(DELTA, initial_state)
     if q.is_meta:
         return o
@@ -233,7 +243,8 @@ def _backward_cuda(do: Tensor, dstate: Optional[Tensor], q: Tensor, k: Tensor, v
     """Empty ones for what is not wanted."""
     needs = DeltaNeeds(need_q, need_k, need_v, need_g, need_beta, need_initial)
     saved = DeltaSaved(q, k, v, g, beta, initial_state, cu_seqlens)
-    found = backward(saved, _scale(scale, q), for_tma(do), dstate, needs)
+    of = channels_backward if g is not None and g.dim() == 4 else backward
+    found = of(saved, _scale(scale, q), for_tma(do), dstate, needs)
     return tuple(q.new_empty(0) if x is None else x for x in found)
 
 

@@ -4,7 +4,20 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from tkq.linear_attention.check import OP, Where, check_call, check_layouts, for_tma, lowered, options, turned
+from tkq.linear_attention.channels import launch as channels
+from tkq.linear_attention.channels.gradients import backward as channels_backward
+from tkq.linear_attention.channels.launch import ChannelGiven
+from tkq.linear_attention.check import (
+    OP,
+    Where,
+    check_call,
+    check_layouts,
+    columns_of,
+    for_tma,
+    lowered,
+    options,
+    turned,
+)
 from tkq.linear_attention.gradients import Needs, Saved, backward
 from tkq.linear_attention.launch import Given, no_states, start
 from tkq.linear_attention.pools import Pools, laid_out, may_be_written, put_rows, rows_of, written
@@ -20,10 +33,10 @@ def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, sca
                 initial_state: Optional[Tensor] = None, output_final_state: bool = False, *,
                 cu_seqlens: Optional[Tensor] = None, state_indices: Optional[Tensor] = None,
                 state_v_first: bool = False):
-    """Causal linear attention, with a state that may decay (retention, lightning attention, scalar gates): with a state
-    S of K x V numbers for each head of v, from the first token to the last
+    """Causal linear attention, with a state that may decay (retention, lightning attention, scalar gates; GLA, a gate
+    for each column of k): with a state S of K x V numbers for each head of v, from the first token to the last
 
-        S[t] = exp(g[t]) S[t - 1] + k[t] v[t]',   o[t] = scale * S[t]' q[t]
+        S[t] = exp(g[t]) S[t - 1] + k[t] v[t]',   o[t] = scale * S[t]' q[t]      a g of columns is of the rows of S
 
     Computed in chunks of 64 tokens: products in 16 bits, sums, decays and the state in float32.
 
@@ -34,9 +47,9 @@ def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, sca
             The last dimension of q, k and v is contiguous; base and other strides are multiples of 16 bytes: slices of
             a packed tensor go in without a copy.
         g: natural logarithms of decays, float32: (B, S, HV), one for each token and head of v; (HV,), one for each head
-            at all tokens; None: nothing decays. Usually at most 0; -inf forgets all that came before. Above 0 the state
-            grows: right as long as no factor within 64 tokens is infinite in float32, and what the state takes up with
-            it fits q's type.
+            at all tokens; (B, S, HV, K), one for each token, head and column of k, in memory as q is; None: nothing
+            decays. Usually at most 0; -inf forgets all that came before. Above 0 the state grows: right as long as no
+            factor within 64 tokens is infinite in float32, and what the state takes up with it fits q's type.
         scale: of o; 1 / sqrt(K) where not given.
         initial_state: the state before the first token, (B, HV, K, V), float32 or bfloat16, any strides. None: zeros.
         output_final_state: also return the state behind the last token.
@@ -65,8 +78,8 @@ def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, sca
         ValueError: a number that is not finite in float32; shapes that do not go together, devices that differ, strides
             or a base that TMA cannot take; state_indices without initial_state, or with one whose elements share
             memory.
-        NotImplementedError: a K or V that is not supported; a g of four dimensions, a decay for each column of k; more
-            than 65535 sequences (65533 of cu_seqlens) or heads; state_indices with a tensor that requires a gradient.
+        NotImplementedError: a K or V that is not supported; more than 65535 sequences (65533 of cu_seqlens) or heads; a
+            g of four dimensions with cu_seqlens or state_indices; state_indices with a tensor that requires a gradient.
         RuntimeError: a GPU other than Hopper; state_indices with a pool that was made under torch.inference_mode,
             outside of it.
 
@@ -120,13 +133,18 @@ def _forward(q, k, v, g, initial_state, scale, output_final_state, cu_seqlens=No
              state_indices=None):
     """(o, the state or None), of CUDA tensors. States are (.., K, V), whichever of these comes first in memory."""
     check_call(q, k, v, g, initial_state, Where(cu_seqlens, state_indices, state_v_first))
-    check_layouts(OP, q, k, v)
+    check_layouts(OP, q, k, v, columns_of(g), names="qkvg")
     final = torch.float32 if output_final_state else None
     if state_indices is not None:
         may_be_written(OP, initial_state)
         final = initial_state.dtype
-    (o, state, *_), call = start(Given(q, k, v, _gates(g), None, initial_state, final, cu=cu_seqlens,
-                                       state_indices=state_indices, v_first=state_v_first), _scale(scale, q))
+    if g is not None and g.dim() == 4:
+        made, call = channels.start(ChannelGiven(q, k, v, g, None, initial_state, final, v_first=state_v_first),
+                                    _scale(scale, q))
+    else:
+        made, call = start(Given(q, k, v, _gates(g), None, initial_state, final, cu=cu_seqlens,
+                                 state_indices=state_indices, v_first=state_v_first), _scale(scale, q))
+    o, state, *_ = made
     if call is not None:
         _call_cache.add((q, k, v, g, initial_state, scale, output_final_state, cu_seqlens, state_v_first,
                          state_indices), *call, (o, state))
@@ -156,7 +174,7 @@ def _gates(g):
 
 def _cpu(q, k, v, g, initial_state, scale, output_final_state, cu_seqlens, state_v_first):
     check_call(q, k, v, g, initial_state, Where(cu_seqlens, None, state_v_first))
-    check_layouts(OP, q, k, v)
+    check_layouts(OP, q, k, v, columns_of(g), names="qkvg")
     if q.is_meta:  # no lengths to look at
         return _fake(q, k, v, g, initial_state, scale, output_final_state, cu_seqlens, state_v_first)
     o, state = reference.linear_attn(q, k, v, g, scale, initial_state, cu_seqlens)
@@ -192,7 +210,7 @@ def _pool_replayed(q, k, v, g, initial_state, scale, cu_seqlens, state_indices, 
 
 def _pool_cpu(q, k, v, g, initial_state, scale, cu_seqlens, state_indices, state_v_first):
     o = _pool_fake(q, k, v, g, initial_state, scale, cu_seqlens, state_indices, state_v_first)
-    check_layouts(OP, q, k, v)
+    check_layouts(OP, q, k, v, columns_of(g), names="qkvg")
     may_be_written(OP, initial_state)
     if q.is_meta:
         return o
@@ -218,7 +236,8 @@ def _backward_cuda(do: Tensor, dstate: Optional[Tensor], q: Tensor, k: Tensor, v
                    cu_seqlens: Optional[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Empty ones for what is not wanted."""
     needs = Needs(need_q, need_k, need_v, need_g, need_initial)
-    found = backward(Saved(q, k, v, _gates(g), initial_state, cu_seqlens), _scale(scale, q), for_tma(do), dstate, needs)
+    of = channels_backward if g is not None and g.dim() == 4 else backward
+    found = of(Saved(q, k, v, _gates(g), initial_state, cu_seqlens), _scale(scale, q), for_tma(do), dstate, needs)
     return tuple(q.new_empty(0) if x is None else x for x in found)
 
 

@@ -74,7 +74,7 @@ def linear_attn_backward(do: Tensor, dfinal: Optional[Tensor], q: Tensor, k: Ten
                          g: Optional[Tensor], initial_state: Optional[Tensor], scale: Optional[float],
                          cu_seqlens: Optional[Tensor] = None):
     """(dq, dk, dv, dg, dinitial), wide, None for what there is not: from the last token to the first, with the states
-    of all tokens. dfinal: the final state's gradient, or None. g: as `linear_attn`'s, but not of each channel."""
+    of all tokens. dfinal: the final state's gradient, or None. g: as `linear_attn`'s."""
     if cu_seqlens is not None:
         return _of_each(linear_attn_backward, cu_seqlens, do, dfinal, (q, k, v, g), initial_state, scale)
     do, q, k, v = (_upcast(x) for x in (do, q, k, v))
@@ -82,24 +82,23 @@ def linear_attn_backward(do: Tensor, dfinal: Optional[Tensor], q: Tensor, k: Ten
     scale = K**-0.5 if scale is None else scale
     state = v.new_zeros(B, HV, K, V) if initial_state is None else initial_state.to(v.dtype)
     wide_q, wide_k = (x.repeat_interleave(HV // H, 2) for x in (q, k))
-    decay = None if g is None else g.to(v.dtype).exp().expand(B, S, HV)[..., None, None]
+    decay = _decays(g, v)
     before = []  # what each token adds to
     for t in range(S):
         before.append(state if decay is None else decay[:, t] * state)
         state = before[t] + wide_k[:, t, :, :, None] * v[:, t, :, None]
     dstate = torch.zeros_like(state) if dfinal is None else dfinal.to(v.dtype)
-    dq, dk, dv, dg = (torch.zeros_like(x) for x in (wide_q, wide_k, v, v[..., 0]))
+    dq, dk, dv, dg = (torch.zeros_like(x) for x in (wide_q, wide_k, v, wide_k))
     for t in reversed(range(S)):
         after = before[t] + wide_k[:, t, :, :, None] * v[:, t, :, None]
         dq[:, t] = scale * (after @ do[:, t, :, :, None])[..., 0]
         dstate = dstate + scale * wide_q[:, t, :, :, None] * do[:, t, :, None]
         dk[:, t] = (dstate @ v[:, t, :, :, None])[..., 0]
         dv[:, t] = (wide_k[:, t, :, None] @ dstate)[:, :, 0]
-        dg[:, t] = (dstate * before[t]).sum((-1, -2))
+        dg[:, t] = (dstate * before[t]).sum(-1)
         dstate = dstate if decay is None else decay[:, t] * dstate
     dq, dk = (x.unflatten(2, (H, -1)).sum(3) for x in (dq, dk))
-    dg = None if g is None else dg.sum((0, 1)) if g.dim() == 1 else dg
-    return dq, dk, dv, dg, None if initial_state is None else dstate
+    return dq, dk, dv, _dg(g, dg), None if initial_state is None else dstate
 
 
 @autocast.apart
@@ -107,8 +106,8 @@ def gated_delta_rule_backward(do: Tensor, dfinal: Optional[Tensor], q: Tensor, k
                               g: Optional[Tensor], beta: Tensor, initial_state: Optional[Tensor],
                               scale: Optional[float], cu_seqlens: Optional[Tensor] = None):
     """(dq, dk, dv, dg, dbeta, dinitial) of `linear_attn` with beta, wide, None for what there is not: from the last
-    token to the first, with the states of all tokens. dfinal: the final state's gradient, or None. g: None or
-    (B, S, HV)."""
+    token to the first, with the states of all tokens. dfinal: the final state's gradient, or None. g: None,
+    (B, S, HV) or (B, S, HV, K)."""
     if cu_seqlens is not None:
         return _of_each(gated_delta_rule_backward, cu_seqlens, do, dfinal, (q, k, v, g, beta), initial_state, scale)
     do, q, k, v = (_upcast(x) for x in (do, q, k, v))
@@ -117,14 +116,14 @@ def gated_delta_rule_backward(do: Tensor, dfinal: Optional[Tensor], q: Tensor, k
     state = v.new_zeros(B, HV, K, V) if initial_state is None else initial_state.to(v.dtype)
     wide_q, wide_k = (x.repeat_interleave(HV // H, 2) for x in (q, k))
     beta = beta.to(v.dtype)[..., None]
-    decay = None if g is None else g.to(v.dtype).exp()[..., None, None]
+    decay = _decays(g, v)
     before, errors = [], torch.zeros_like(v)  # what each token adds to; what the state lacks of each value
     for t in range(S):
         before.append(state if decay is None else decay[:, t] * state)
         errors[:, t] = v[:, t] - _of(before[t], wide_k[:, t])
         state = before[t] + wide_k[:, t, :, :, None] * (beta * errors)[:, t, :, None]
     dstate = torch.zeros_like(state) if dfinal is None else dfinal.to(v.dtype)
-    dq, dk, dv, dg, dbeta = (torch.zeros_like(x) for x in (wide_q, wide_k, v, v[..., 0], v[..., 0]))
+    dq, dk, dv, dg, dbeta = (torch.zeros_like(x) for x in (wide_q, wide_k, v, wide_k, v[..., 0]))
     for t in reversed(range(S)):
         key, u = wide_k[:, t, :, :, None], (beta * errors)[:, t]
         dq[:, t] = scale * _of((before[t] + key * u[:, :, None]).mT, do[:, t])
@@ -133,10 +132,10 @@ def gated_delta_rule_backward(do: Tensor, dfinal: Optional[Tensor], q: Tensor, k
         dv[:, t], dbeta[:, t] = beta[:, t] * du, (errors[:, t] * du).sum(-1)
         dk[:, t] = _of(dstate.mT, u) - _of(before[t].mT, dv[:, t])
         dstate = dstate - key * dv[:, t, :, None]
-        dg[:, t] = (dstate * before[t]).sum((-1, -2))
+        dg[:, t] = (dstate * before[t]).sum(-1)
         dstate = dstate if decay is None else decay[:, t] * dstate
     dq, dk = (x.unflatten(2, (H, -1)).sum(3) for x in (dq, dk))
-    return dq, dk, dv, None if g is None else dg, dbeta, None if initial_state is None else dstate
+    return dq, dk, dv, _dg(g, dg), dbeta, None if initial_state is None else dstate
 
 
 def _of(state, x):
@@ -160,3 +159,19 @@ def _of_each(backward, cu_seqlens, do, dfinal, given, initial_state, scale):
         if of_state is not None:
             found[-1][n] = of_state[0]
     return tuple(found)
+
+
+def _decays(g, v):
+    """exp(g) as (B, S, HV, 1 or K, 1); None without gates."""
+    if g is None:
+        return None
+    g = g.to(v.dtype).exp()
+    return g[..., None] if g.dim() == 4 else g.expand(v.shape[:3])[..., None, None]
+
+
+def _dg(g, of_columns):
+    """(B, S, HV, K), of which g may have the sums; None without gates."""
+    if g is None or g.dim() == 4:
+        return None if g is None else of_columns
+    dg = of_columns.sum(-1)
+    return dg.sum((0, 1)) if g.dim() == 1 else dg

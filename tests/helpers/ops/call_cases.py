@@ -26,7 +26,8 @@ def inputs(device):
         ids=torch.zeros(2, 5, dtype=INT, device=device), cu=ints(0, 3, 40), used_q=ints(1, 2), used_k=ints(3, 4),
         w32=t(64, dtype=torch.float32), decays=-torch.arange(8, device=device) / 8.0,
         state=t(2, 8, 64, 64, dtype=torch.float32), gates=-t(2, 40, 8, dtype=torch.float32).abs() / 8,
-        betas=t(2, 40, 8, dtype=torch.float32).sigmoid(), keys=t(2, 40, 8, 64) / 16)
+        betas=t(2, 40, 8, dtype=torch.float32).sigmoid(), keys=t(2, 40, 8, 64) / 16,
+        columns=-t(2, 40, 8, 64, dtype=torch.float32).abs() / 8)
 
 
 def _onto(c, a, b):
@@ -89,6 +90,9 @@ def cases(g):
             use_gate_in_kernel=True, allow_neg_eigval=True),
         "gated_delta_rule with states": lambda: tkq.gated_delta_rule(
             g.q, g.keys, g.q, None, g.betas, 0.5, initial_state=g.state, output_final_state=True),
+        "linear_attn with gates of columns": lambda: tkq.linear_attn(g.q, g.q, g.q, g.columns),
+        "gated_delta_rule with gates of columns": lambda: tkq.gated_delta_rule(
+            g.q, g.keys, g.q, g.columns, g.betas, output_final_state=True),
         "mamba2_ssd": lambda: tkq.mamba2_ssd(g.q, g.betas, g.decays, g.keys, g.keys, D=g.sinks, dt_softplus=True),
         "mamba2_ssd with states": lambda: tkq.mamba2_ssd(
             g.q, g.betas, g.decays, g.keys[..., :2, :], g.keys[..., :2, :], g.sinks, g.q, g.decays, g.state,

@@ -286,6 +286,12 @@ def states(device):
         y, state = tkq.mamba2_ssd(x, dt, A, B, C, D, do, bias, initial, True, return_final_states=True)
         yield f"mamba2_ssd {K} x {V}", (y, state, *grad((y, state), (x, dt, A, B, C, D, bias, initial),
                                                         (do, dstate.mT)))
+        gates = (g.detach()[..., None] * torch.linspace(0, 2, K, device=device)).requires_grad_()
+        given = q, k, v, gates, beta, initial
+        o, state = tkq.gated_delta_rule(q, k, v, gates, beta, None, initial, True)
+        yield f"gated_delta_rule {K} x {V}, columns", (o, state, *grad((o, state), given, (do, dstate)))
+        o = tkq.linear_attn(q, k, v, gates)
+        yield f"linear_attn {K} x {V}, columns", (o, *grad((o,), (q, k, v, gates), (do,)))
     yield from packed_states(device)
 
 

@@ -165,6 +165,23 @@ def delta():
     same_bits(lambda: cases.gradients(given, *gradients))
 
 
+def channels():
+    """Gates for each column: passes of more chunks than stages, also the delta rule's, beside float64; the bits of all
+    results and gradients."""
+    from tests.gpu.linear_attention import test_channels as cases
+
+    q, k, v, g = cases.make(2, 460, 2, 4, 64, 128)
+    beta, state = cases.beta_of(v), cases.state_of(q, v)
+    for reverse in (False, True):
+        cases.check(cases.of_keys(q, k, v, g, initial=state, reverse=reverse))
+        cases.check(cases.of_values(q, k, v, g, True, reverse=reverse))
+    cases.check(cases.of_keys(q, k, v, g, beta=beta, initial=state))
+    cases.check(cases.of_keys(k, q, v, g, beta=beta, initial=state, reverse=True))
+    gradients = torch.randn_like(v), torch.randn_like(state)
+    same_bits(lambda: cases.results((q, k, v, g, state), *gradients))
+    same_bits(lambda: cases.results((q, k, v, g, beta, state), *gradients))
+
+
 def ssd():
     """Mamba-2 likewise, with a gate of its outputs; sums behind each token over several tiles of a segment."""
     from tests.gpu.linear_attention import test_ssd_backward as backward
@@ -329,8 +346,9 @@ def quantize_ticketed_few():
 CASES = {f.__name__: f for f in (
     *attention.CASES, gemm, gemm_long, gemm_cluster, gemm_not_held, gemm_wave_sync, gemm_small_m, fp8,
     fp8_not_overlapped, fp8_promoted, fp8_blocks, fp8_small_m, fp8_small_m_blocks, grouped, grouped_long, linear, delta,
-    packed_states, ssd, steps, norm_backward, norm_backward_warps, norm_backward_cluster, norm_cluster, norm_quantised,
-    rows_held, softmax, cross_entropy, quantize, quantize_few, quantize_ticketed, quantize_ticketed_few, rope, gated)}
+    channels, packed_states, ssd, steps, norm_backward, norm_backward_warps, norm_backward_cluster, norm_cluster,
+    norm_quantised, rows_held, softmax, cross_entropy, quantize, quantize_few, quantize_ticketed,
+    quantize_ticketed_few, rope, gated)}
 
 
 def main(kind, case):

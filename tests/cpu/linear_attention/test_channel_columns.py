@@ -1,0 +1,163 @@
+"""Decays of columns as factors of operands: the device's own code, thread by thread in Python numbers, gives every pair
+of a chunk's tokens its decay, exactly once."""
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tkq.linear_attention.channels import columns
+from tkq.linear_attention.channels.columns import HALVES, Columns, eights_of_level, of_level
+
+CHUNK = 64
+
+
+class Words(list):
+    """A tile's memory: pairs of numbers."""
+
+
+@pytest.fixture(autouse=True)
+def in_python(monkeypatch):
+    """These names in place of the DSL's."""
+    now = SimpleNamespace(thread=0)
+    names = SimpleNamespace(thread_in_warpgroup=lambda: now.thread, lane_id=lambda: now.thread % 32, LOG2E=1.0)
+    monkeypatch.setattr(columns, "tk", names)
+    monkeypatch.setattr(columns, "cutlass", SimpleNamespace(
+        range_constexpr=range, select_=lambda c, a, b: a if c else b))
+    monkeypatch.setattr(columns, "cute", SimpleNamespace(
+        math=SimpleNamespace(exp2=lambda x, fastmath: 2.0**x), make_rmem_tensor=lambda *of: {},
+        make_layout=lambda *of, **kw: None))
+    for name in ("const_expr", "Float32", "Int32"):
+        monkeypatch.setattr(columns, name, lambda x: x)
+    monkeypatch.setattr(columns, "scaled", lambda word, f, dtype: (word[0] * f[0], word[1] * f[1]))
+    return now
+
+
+def swizzled(row, col, swizzle):
+    """Where TMA and wgmma have an element of 16 bits, in words."""
+    panel, byte = divmod(2 * col, swizzle)
+    at = panel * CHUNK * swizzle + row * swizzle + byte
+    return (at ^ (at >> 3 & swizzle - 16)) // 4
+
+
+def places(at, swizzle):
+    return [swizzled(t, 2 * pair, swizzle) for t in range(CHUNK) for pair in range(at // 2)]
+
+
+def device(now, K):
+    swizzle = next(s for s in (128, 64, 32) if 2 * K % s == 0)
+    tile = Columns(SimpleNamespace(cols=K, dtype=None, swizzle=swizzle))
+    def words(x=None):
+        to = Words([(float("nan"),) * 2] * (CHUNK * K // 2))
+        for (t, pair), at in zip([(t, p) for t in range(CHUNK) for p in range(K // 2)], places(K, swizzle)):
+            if x is not None:
+                to[at] = tuple(x[t, 2 * pair:2 * pair + 2].tolist())
+        return to
+    def back(words):
+        return torch.tensor([words[at] for at in places(K, swizzle)], dtype=torch.float64).view(CHUNK, K)
+    def mine(thread, a):
+        m = tile.begin()
+        for i in range(tile.mine):
+            for e in range(2):
+                there = 2 * tile.pair < K
+                m.a[i, e] = float(a[tile.mine * tile.part + i, 2 * tile.pair + e]) if there else 1.0
+        return m
+    return tile, words, back, mine
+
+
+def each_thread(now, make, a, f):
+    for now.thread in range(128):
+        f(make(now.thread, a))
+
+
+def bits(now, half, upper):
+    """Which columns of its eight a lane's row has, of a level."""
+    f = columns._words_of_level.__wrapped__
+    found = torch.zeros(8, 8, dtype=torch.bool)
+    for now.thread in range(32):
+        word = f(half, upper) & 0xffffffff
+        assert word in (0, 0xffff, 0xffff0000, 0xffffffff)
+        for e in range(2):
+            found[now.thread // 4, now.thread % 4 * 2 + e] = bool(word >> 16 * e & 1)
+    return found
+
+
+def mask(now, half, upper):
+    """(64, 64): what the gathers take of a level's products."""
+    found = torch.zeros(CHUNK, CHUNK, dtype=torch.bool)
+    for warp in range(4):
+        for r, n in eights_of_level(warp, half, upper):
+            rows, cols = slice(8 * (2 * warp + r), 8 * (2 * warp + r) + 8), slice(8 * n, 8 * n + 8)
+            assert not found[rows, cols].any()
+            found[rows, cols] = bits(now, half, upper)
+    return found
+
+
+@pytest.mark.parametrize("upper", [False, True])
+def test_levels_have_each_pair_once(in_python, upper):
+    masks = torch.stack([mask(in_python, half, upper) for half in (0, *HALVES)]).sum(0)
+    exact = torch.ones(CHUNK, CHUNK)
+    assert torch.equal(masks.float(), exact.triu() if upper else exact.tril())
+    for half in HALVES:
+        for parts in (1, 2, 4):
+            cells = [eights_of_level(1, half, upper, range(n * 8 // parts, (n + 1) * 8 // parts)) for n in range(parts)]
+            assert sorted(itertools.chain(*cells)) == sorted(eights_of_level(1, half, upper))
+    assert of_level(5, 3, 2, False) is False and of_level(6, 5, 2, False) and of_level(5, 6, 2, True)
+
+
+def level(now, tile, products, mine, half, tiles):
+    """A level's rows of keys, and of queries."""
+    rows, others, keys, queries = tiles
+    early, late = Columns.early.__wrapped__, Columns.late.__wrapped__
+    for now.thread in range(128):
+        early(tile, mine(now.thread), products, half, tile.rows((rows, keys)))
+        late(tile, mine(now.thread), products, half, tile.rows((rows, keys), (others, queries)))
+    return rows, others
+
+
+@pytest.mark.parametrize("K", [128, 64, 48, 32, 96])
+def test_scores(in_python, K):
+    torch.manual_seed(0)
+    tile, words, back, mine = device(in_python, K)
+    early, late = (torch.randn(CHUNK, K, dtype=torch.float64) for _ in range(2))
+    a = torch.rand(CHUNK, K, dtype=torch.float64)
+    a[20], a[40, ::2] = 0.0, 0.0  # what forgets
+    q, k, p = words(late), words(early), torch.zeros(CHUNK, CHUNK, dtype=torch.float64)
+    products = a.view(-1, tile.mine, K).prod(1).flatten().tolist()
+    lower = torch.zeros_like(p)
+    for half in (0, *HALVES):
+        rows, others = early, late
+        if half:
+            rows, others = level(in_python, tile, products,
+                                 lambda thread: mine(thread, a), half, (words(), words(), k, q))
+            rows, others = back(rows), back(others).nan_to_num(7.0)
+            assert rows.isfinite().all()
+        take = mask(in_python, half, False)
+        p[take] = (others @ rows.T)[take]
+        lower[take] = (rows @ rows.T)[take]
+    decay = torch.stack([torch.stack([a[j + 1:i + 1].prod(0) for j in range(CHUNK)]) for i in range(CHUNK)])
+    torch.testing.assert_close(p, torch.einsum("ic,jc,ijc->ij", late, early, decay).tril())
+    torch.testing.assert_close(lower.tril(-1), torch.einsum("ic,jc,ijc->ij", early, early, decay).tril(-1))
+
+
+@pytest.mark.parametrize("K", [128, 48])
+def test_operands_that_meet_the_state(in_python, K):
+    torch.manual_seed(0)
+    tile, words, back, mine = device(in_python, K)
+    x, y, logs = torch.randn(CHUNK, K), torch.randn(CHUNK, K), -torch.rand(CHUNK, K, dtype=torch.float64)
+    a = 2.0**logs
+    keys, others, started = words(x), words(y), words()
+    products, total, held = [None] * (4 * K), [None] * K, {}
+    def decays(m):
+        held[in_python.thread] = m
+        Columns.decays.__wrapped__(tile, m, products)
+    each_thread(in_python, mine, logs, decays)
+    for in_python.thread in range(128):
+        Columns.to_ends.__wrapped__(tile, held[in_python.thread], products, tile.rows((keys, keys)),
+                                  tile.rows((others, others), (started, keys)), total)
+    before = a.cumprod(0)
+    behind = torch.stack([a[i + 1:].prod(0) for i in range(CHUNK)])
+    torch.testing.assert_close(back(others), y * before)
+    torch.testing.assert_close(back(started), x * before)
+    torch.testing.assert_close(back(keys), x * behind)
+    torch.testing.assert_close(torch.tensor(total, dtype=torch.float64), a.prod(0))

@@ -1,0 +1,54 @@
+"""Machine code of gates for each column, without a GPU: no spills, tensor cores not serialised. And what a spec
+refuses, that plans have room."""
+import itertools
+
+import pytest
+
+from tkq.linear_attention.channels.catalog import expectation, shipped
+from tkq.linear_attention.channels.launch import recipe
+from tkq.linear_attention.channels.plan import plan
+from tkq.linear_attention.channels.spec import ChannelSpec
+from tkq.linear_attention.spec import HEAD_DIMS, VALUE_DIMS
+from tkq.testing import sass
+
+needs_nvdisasm = pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is not installed")
+
+
+@needs_nvdisasm
+@pytest.mark.parametrize("name", [
+    "linear_attn-bf16-k128-v128-column", "linear_attn_dv-bf16-k128-v128-column",
+    "linear_attn-bf16-k128-v128-column-states", "linear_attn_dq-bf16-k128-v128-column",
+    "linear_attn_dk-bf16-k64-v128-column",
+    "gated_delta_rule-bf16-k128-v128-column-beta_fp32-states",
+    "gated_delta_rule_updates-bf16-k128-v128-column-beta_fp32",
+    "linear_attn_dg-column", "gated_delta_rule_dg-column",
+    "gated_delta_rule_du-bf16-k128-v128-column-beta_bf16", "gated_delta_rule_keys_behind-bf16-k128-v128-column-dot"])
+def test_shipped(name):
+    kernel, = (kernel for kernel in shipped() if kernel.name == name)
+    sass.assert_sass(kernel.recipe, kernel.expectation)
+
+
+@needs_nvdisasm
+@pytest.mark.parametrize("spec", [
+    ChannelSpec("fp16", 48, 112, "bf16", "bf16"), ChannelSpec("fp16", 128, 256, reverse=True),
+    ChannelSpec("bf16", 96, 80, "fp32", "fp32", True, "fp32"),
+    ChannelSpec("bf16", 96, 80, "fp32", "fp32", True, of_values=True, dot=True)])
+def test_other_sizes(spec):
+    sass.assert_sass(recipe(spec), expectation(spec))
+
+
+def test_plans_have_room():
+    for K, V, delta in itertools.product(HEAD_DIMS, VALUE_DIMS, (None, "fp32")):
+        assert plan(ChannelSpec("bf16", K, V, delta=delta)).stages >= 2
+    for V, K in itertools.product(HEAD_DIMS, HEAD_DIMS):
+        assert plan(ChannelSpec("bf16", V, K, of_values=True, dot=True)).stages >= 2
+
+
+@pytest.mark.parametrize("given, words", [
+    (dict(updates=True), "updates"), (dict(delta="fp32", updates=True, reverse=True), "updates"),
+    (dict(delta="fp32", of_values=True), "of_values and delta"), (dict(strict=True), "strict"), (dict(dot=True), "dot"),
+    (dict(head_dim=144), "head_dim is 144"), (dict(value_dim=40), "value_dim is 40"),
+    (dict(value_dim=256, of_values=True), "value_dim is 256"), (dict(initial="fp16"), "initial is 'fp16'")])
+def test_what_a_spec_refuses(given, words):
+    with pytest.raises(ValueError, match=f"ChannelSpec: {words}"):
+        ChannelSpec(**dict(dtype="bf16", head_dim=64, value_dim=64) | given)

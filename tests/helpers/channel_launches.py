@@ -1,0 +1,115 @@
+"""The launches of gates for each column in plain PyTorch, chunk by chunk and level by level as the kernels have them:
+exactly, in float64, or rounded where the kernels round."""
+import torch
+from torch.nn.functional import pad
+
+from tkq.linear_attention.channels.columns import HALVES
+from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.launch import Made
+
+
+def launched(given, scale) -> Made:
+    """As `launch.launch` of the channels. float64 stays float64, nothing is rounded; what is of 16 bits is computed in
+    float32, its operands are rounded as the kernel's are."""
+    (B, S, H, _), (HV, V) = given.q.shape, given.v.shape[2:]
+    heads = max(H, HV)
+    wide = torch.promote_types(given.q.dtype, torch.float32)
+
+    def of_heads(x):
+        x = pad(x.to(wide), (0, 0, 0, 0, 0, -S % CHUNK))
+        return x.repeat_interleave(heads // x.shape[2], 2).transpose(1, 2)
+
+    q, k, v, decays = *map(of_heads, given[:3]), of_heads(given.g).exp()
+    beta = None if given.beta is None else of_heads(given.beta[..., None])
+    state = q.new_zeros(B, heads, q.shape[3], V) if given.initial is None else given.initial.to(wide)
+    out, dots, x = torch.zeros_like(v), torch.zeros_like(v), None if given.x is None else of_heads(given.x)
+    starts = range(0, S, CHUNK)
+    for start in reversed(starts) if given.reverse else starts:
+        at = slice(start, start + CHUNK)
+        chunk = Chunk(given, scale, decays[:, :, at], None if beta is None else beta[:, :, at])
+        if given.of_values:
+            out[:, :, at], dots[:, :, at], state = chunk.of_values(
+                q[:, :, at], k[:, :, at], v[:, :, at], state, None if x is None else x[:, :, at])
+        else:
+            out[:, :, at], state = chunk.of_keys(q[:, :, at], k[:, :, at], v[:, :, at], state)
+    out, dots = out[:, :, :S], None if x is None else dots[:, :, :S].transpose(1, 2)
+    dv = None
+    if given.reverse and beta is not None:
+        dv = (beta[:, :, :S] * out).transpose(1, 2).to(given.v.dtype)
+    out = out.transpose(1, 2)
+    return Made(out if given.of_values else out.to(given.v.dtype), None if given.final is None else state, dots, dv)
+
+
+class Chunk:
+    """One chunk of all heads; decays: (B, heads, 64, columns)."""
+
+    def __init__(self, given, scale, decays, beta):
+        self.given, self.scale, self.beta, self.decays = given, scale, beta, decays
+        self.total = decays.prod(-2, keepdim=True)
+        self.before, self.behind = decays.cumprod(-2), self.suffixes(decays)
+        self.of_queries, self.of_keys_ = (self.behind, self.before) if given.reverse else (self.before, self.behind)
+
+    @staticmethod
+    def suffixes(x):
+        """Products behind each."""
+        return torch.cat([x[..., 1:, :], torch.ones_like(x[..., :1, :])], -2).flip(-2).cumprod(-2).flip(-2)
+
+    def narrow(self, x):
+        return x.to(self.given.v.dtype).to(x.dtype)
+
+    def levels(self):
+        """(mask of later rows and earlier columns, factors of each token) of each level; the diagonal has ones."""
+        i = torch.arange(CHUNK, device=self.decays.device)
+        yield i[:, None] == i, torch.ones_like(self.decays)
+        for half in HALVES:
+            parts = self.decays.unflatten(-2, (-1, 2, half))
+            factors = torch.stack([self.suffixes(parts[..., 0, :, :]), parts[..., 1, :, :].cumprod(-2)], -3)
+            late, early = i[:, None], i[None]
+            yield ((late ^ early) // half == 1) & (late // half % 2 == 1), factors.flatten(-4, -2)
+
+    def pairs(self, late, early, diagonal=True):
+        """(64, 64) of each head: of later rows and earlier columns."""
+        found = 0
+        for n, (mask, factors) in enumerate(self.levels()):
+            if n or diagonal:
+                found = found + mask * (self.narrow(late * factors) @ self.narrow(early * factors).mT)
+        return found
+
+    def inverse(self, keys):
+        lower = self.beta * self.pairs(keys, keys, False)
+        unit = torch.eye(CHUNK, dtype=lower.dtype, device=lower.device).expand_as(lower)
+        return self.narrow(torch.linalg.solve_triangular(unit + lower, unit, upper=False))
+
+    def of_keys(self, q, k, v, state):
+        """(outputs, the state behind the chunk)"""
+        reverse, delta, total = self.given.reverse, self.beta is not None, self.total.mT
+        old, keys = self.narrow(state), q if reverse else k
+        started = self.narrow(keys * self.before)
+        if delta and not reverse:
+            v = values = self.inverse(k) @ self.narrow(self.beta * v - self.beta * (started @ old))
+            v = self.narrow(v)
+            if self.given.updates:
+                return values, total * state + self.narrow(k * self.of_keys_).mT @ v
+        p = self.pairs(k, q).mT if reverse else self.pairs(q, k)
+        o = self.scale * (self.narrow(q * self.of_queries) @ old) + self.narrow(self.scale * p) @ v
+        state = total * state + self.narrow(k * self.of_keys_).mT @ v
+        if delta and reverse:
+            o = self.inverse(q).mT @ self.narrow(o)
+            state = state - started.mT @ self.narrow(self.beta / self.scale * o)
+        return o, state
+
+    def of_values(self, q, k, v, state, x):
+        """(outputs, those times x, the state behind the chunk)"""
+        old = self.narrow(state)
+        if x is not None:
+            old = old + self.narrow(state - old)
+        given, p, dots = self.scale * (q @ old), self.narrow(self.scale * (q @ k.mT)), 0
+        steps = [(given, self.of_queries)]
+        for n, (mask, factors) in enumerate(self.levels()):
+            if n or not self.given.strict:
+                mask = mask.mT if self.given.reverse else mask
+                steps.append(((p * mask) @ self.narrow(v * factors), factors))
+        if x is not None:
+            dots = sum(given * self.narrow(x * factors) for given, factors in steps)
+        return (sum(given * factors for given, factors in steps), dots,
+                self.total * state + k.mT @ self.narrow(v * self.of_keys_))

@@ -1,0 +1,65 @@
+"""Faults in linear attention with gates for each column."""
+from .mutant import family, pressed
+
+NAPS, READS = (pressed(x) for x in ("naps-channels", "reads-channels"))
+TESTS = "tests/gpu/linear_attention/test_channels.py::"
+KEYS, DELTA, VALUES, LAST, LONG, SUMS = ((f"{TESTS}{name}",) for name in (
+    "test_lengths[forward-300]", "test_lengths_of_the_delta_rule[forward-300]",
+    "test_lengths_with_gates_of_values[True-forward-300]",
+    "test_nothing_behind_the_end_counts", "test_gradients_of_gates_are_as_good_at_any_length[False]",
+    "test_sums_over_a_chunks_tokens[300-80-2]"))
+
+MUTANTS = (
+    *family(
+        "linear", "tkq/linear_attention/channels/columns.py",
+        ("reference_a_token_late", """
+            f = times(f, mine.a, i)
+            put(mine, i, f)
+         """, """
+            put(mine, i, f)
+            f = times(f, mine.a, i)
+         """, KEYS),
+        ("early_rows_with_their_own_decay", """
+            put(mine, i, f)
+            f = times(f, mine.a, i)
+         """, """
+            f = times(f, mine.a, i)
+            put(mine, i, f)
+         """, KEYS),
+        ("diagonal_left_out", "there = row == col", "there = row > 8", KEYS),
+        ("level_of_the_earlier_half", "return (late ^ early) // half == 1 and late // half % 2 == 1",
+         "return (late ^ early) // half == 1 and late // half % 2 == 0", KEYS),
+        ("neighbour_is_oneself",
+         "found = [products[(self.part ^ 1) * self.columns + 2 * self.pair + e] for e in range(2)]",
+         "found = [products[self.part * self.columns + 2 * self.pair + e] for e in range(2)]", VALUES),
+        ("gates_of_tokens_behind_the_end", "if token < tokens and 2 * self.pair < columns:",
+         "if 2 * self.pair < columns:", LAST)),
+    *family(
+        "linear", "tkq/linear_attention/channels/kernel.py",
+        ("state_does_not_decay_by_columns", "mul_columns(c.s, s.total[None, scores.stage])", "", KEYS),
+        ("keys_do_not_decay_to_the_end",
+         "self.columns.to_ends(mine, products, rows((keys, keys)), rows(*late), s.total[None, stage])",
+         "self.columns.to_ends(mine, products, rows(), rows(*late), s.total[None, stage])", KEYS),
+        ("what_the_state_gives_for_keys_as_they_came", "self.delta.of_state(c, started)",
+         "self.delta.of_state(c, s.k[ring.stage])", DELTA),
+        ("lower_of_a_level_left_out", "gather_lower(lower, x, half)",
+         "gather_lower(lower, x, half if half != 16 else 8)", DELTA),
+        ("columns_no_wait_for_scores", "s.scores.wait(scores)", "", NAPS),
+        ("columns_scores_written_over", "s.scores.acquire_empty(out)", "", READS)),
+    *family(
+        "linear", "tkq/linear_attention/channels/values.py",
+        ("rows_of_the_state_do_not_decay", "tk.mul_row(c.s, c.s, c.total)", "", VALUES),
+        ("state_in_one_part", "tk.mma_ABt(c.o, c.s16, queries)", "", LONG),
+        ("x_with_factors_that_are_not_rounded", "x = unpacked(word if f is None else scaled(word, f, self.dtype), "
+         "self.dtype)", "x = [a * b for a, b in zip(unpacked(word, self.dtype), f or (Float32(1.0), Float32(1.0)))]",
+         LONG),
+        ("columns_no_wait_for_a_level", """
+            for n in cutlass.range_constexpr(len(HALVES)):
+                s.steps.wait(steps)
+         """, "for n in cutlass.range_constexpr(len(HALVES)):", NAPS)),    *family(
+        "linear", "tkq/linear_attention/channels/sums.py",
+        ("sums_of_terms_all_added", "found = held[e, i, 0] - held[e, i, 1]",
+         "found = held[e, i, 0] + held[e, i, 1]", SUMS),
+        ("sums_of_tokens_behind_the_last", "if token < x.terms[0].shape[1]:", "if token < x.terms[0].shape[1] + 1:",
+         SUMS)),
+)

@@ -1,0 +1,362 @@
+"""Linear attention with a gate for each column of k (GLA: Yang et al., 2023), and the delta rule with such gates (KDA:
+Kimi Linear, 2025), chunk by chunk, with the state in accumulators."""
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, Float32, Int32, const_expr
+
+import tkq.tile as tk
+from tkq.linear_attention.channels.columns import HALVES, Columns, gather_lower, gather_scores, mul_columns, words
+from tkq.linear_attention.channels.parts import OUT_BARRIER, SCORES_BARRIER, Operands, Task, any_strides, transposed
+from tkq.linear_attention.channels.plan import shares_levels
+from tkq.linear_attention.channels.spec import ChannelSpec
+from tkq.linear_attention.config import CHUNK, LinearConfig
+from tkq.linear_attention.delta import Delta, DeltaShared
+from tkq.linear_attention.inverse import PITCH
+from tkq.runtime.compile import fake
+from tkq.tile.dtypes import element_type
+
+
+@dataclass(frozen=True)
+class Globals:
+    q: tk.gl
+    k: tk.gl
+    v: tk.gl
+    o: tk.gl
+    dv: Optional[tk.gl]
+    g: cute.Tensor
+    beta: Optional[cute.Tensor]
+    initial: Optional[cute.Tensor]
+    final: Optional[cute.Tensor]
+    scale: Float32
+    tokens: Int32
+    heads_per_k: Int32
+    heads_per_v: Int32
+
+
+@dataclass(frozen=True)
+class Shared:
+    q: tk.SharedTile
+    k: tk.SharedTile
+    v: tuple  # of each warpgroup of the state
+    o: tk.SharedTile
+    p: tk.SharedTile
+    levels: tk.SharedTile  # operands of two levels
+    others: Any  # with the delta rule: of queries, for those of keys are of all rows
+    started: Any  # with the delta rule: keys, with what decays from a chunk's start
+    products: cute.Tensor  # of decays: those of each part of it, for each column
+    total: cute.Tensor  # of a chunk, for each column
+    delta: Any
+    tokens: tk.Pipe
+    scores: tk.Pipe
+
+
+@dataclass(frozen=True)
+class State:
+    """Registers of 64 rows of V."""
+
+    s: tk.RegTile  # the state, transposed: V by K
+    s16: tk.RegTile  # the same, rounded: an operand
+    v: tk.RegTile  # a chunk's values, transposed
+    o: tk.RegTile  # outputs, transposed: V by tokens
+    x: tk.RegTile
+    w: tk.RegTile  # with the delta rule: what the state gives for keys, then what it takes up
+    beta: tk.ColVec
+    erase: tk.ColVec
+
+
+class ChannelAttention:
+    """o[t] = scale * S[t]' q[t], S[t] = diag(exp(g[t])) S[t-1] + k[t] v[t]', for chunks of 64 tokens: with D the
+    products of decays, for each column,
+
+        O = scale * ((D[0..i] Q) S + P V),  P[i, j] = (D[j+1..i] q[i]) k[j] for j <= i
+        S = D[0..63] S + (D[i+1..63] K)' V
+
+    Reversed, a token sees those from itself to the last, P[i, j] = (D[i+1..j] q[i]) k[j] for j >= i, and
+
+        O = scale * ((D[i+1..63] Q) S + P V),  S = D[0..63] S + (D[0..i] K)' V,  S of the chunks behind
+
+    P is a sum of products of 64 x 64, one for each level of `Columns` and one for the diagonal, of each of which its
+    own part is taken. Queries and keys that meet the state are scaled where they lie in shared memory. A block has one
+    head of one sequence and 64 columns of V for each of its warpgroups of the state, which keep S' (V by K, fp32) in
+    their accumulators from the first chunk to the last.
+
+      producer (a warp)        Q K V of a chunk | of the next | ..
+      scores (a warpgroup)     decays, six levels: P; Q and K scaled | of the next chunk | ..
+      state (1 or 2)           O' = S' Q', O' += V' P', S' += V' K | O to global memory | ..
+
+    With the delta rule (`Delta`) L is made beside P, of keys in the place of queries.
+
+      pipe      stages           full (arrivals)            empty (arrivals)
+      tokens    config.stages    producer's bytes (1)       warps of the state (4 groups), behind the scores
+      scores    2                warps of the scores (4)    warps of the state (4 groups)
+    """
+
+    def __init__(self, spec: ChannelSpec, config: LinearConfig):
+        self.spec, self.config = spec, config
+        self.dtype = element_type(spec.dtype)
+        self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
+        self.columns = Columns(self.qk_tile)
+        self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
+        self.delta = Delta(spec, self.p_tile, SCORES_BARRIER)
+        self.scored, self.solved = not spec.updates, bool(spec.delta)
+        self.aliased = self.solved and shares_levels(spec)
+
+    # ---- host ----------------------------------------------------------------------------------
+
+    def fake_arguments(self):
+        """Compiled for any B, S and heads, and strides of q, k, v, g and o that are multiples of 16 bytes."""
+        spec, (B, S, H, HV, HO) = self.spec, (fake.sym() for _ in range(5))
+        K, V = spec.head_dim, spec.value_dim
+
+        def operand(heads, cols, dtype=spec.dtype, unit=8):
+            return fake.tensor(dtype, (B, S, heads, cols), (*(fake.sym64(divisibility=unit) for _ in range(3)), 1))
+
+        operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HO, V), operand(HO, K, "fp32", 4),
+                            any_strides(spec.delta, (B, S, HO)), any_strides(spec.initial, (B, HO, K, V)),
+                            any_strides(spec.final, (B, HO, K, V)), None, None,
+                            operand(HO, V) if self.delta.back else None)
+        return operands, Float32(1.0)
+
+    @cute.jit
+    def __call__(self, operands: Operands, scale: Float32, stream: cuda.CUstream):
+        c = self.config
+        # (batch, token, head, col) to (token, col, head, batch)
+        q, k, v, o = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0])) for x in operands[:4]]
+        dv = None
+        if const_expr(self.delta.back):
+            dv = cute.make_tensor(operands.dv.iterator, cute.select(operands.dv.layout, [1, 3, 2, 0]))
+            dv = tk.gl.store(dv, self.v_tile)
+        g = Globals(tk.gl.load(q, self.qk_tile), tk.gl.load(k, self.qk_tile), tk.gl.load(v, self.v_tile),
+                    tk.gl.store(o, self.v_tile), dv, *operands[4:8], scale, Int32(q.shape[0]),
+                    o.shape[2] // k.shape[2], o.shape[2] // v.shape[2])
+        parts = -(-self.spec.value_dim // (CHUNK * c.groups))
+        self.kernel(g).launch(grid=[parts, o.shape[2], o.shape[3]], block=[tk.WARPGROUP * (c.groups + 2), 1, 1],
+                              stream=stream, min_blocks_per_mp=1)
+
+    # ---- device --------------------------------------------------------------------------------
+
+    @cute.kernel
+    def kernel(self, g: Globals):
+        c, al = self.config, tk.SharedAllocator()
+        n, delta, K = c.groups, self.solved, self.spec.head_dim
+        q, k = (al.tile(self.qk_tile, c.stages) for _ in range(2))
+        v = tuple(al.tile(self.v_tile, c.stages) for _ in range(n))
+        o, p = al.tile(self.v_tile, n), al.tile(self.p_tile, 2)
+        levels = al.tile(self.qk_tile, 2)
+        s = Shared(q, k, v, o, p, levels, al.tile(self.qk_tile, 2) if delta else None,
+                   al.tile(self.qk_tile, 2) if delta else None, al.vector(4 * K, 2), al.vector(K, 2),
+                   self.shared_of_delta(al, levels),
+                   al.pipe(c.stages, 2 * self.qk_tile.bytes + n * self.v_tile.bytes, 4 * n),
+                   al.pipe(2, 0, 4 * n, producers=4))
+        tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
+        part, head, batch = cute.arch.block_idx()
+        t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, part * n)
+        few, some, many = c.registers
+        tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
+                   tk.Role(lambda _: self.make_scores(g, s, t), some),
+                   tk.Role(lambda wg: self.keep_state(g, s, t, wg), many, n)))
+
+    def shared_of_delta(self, al, levels):
+        """L takes the room of the levels' operands where that is large enough."""
+        if not self.solved:
+            return None
+        if not self.aliased:
+            return self.delta.shared(al)
+        lower = cute.make_tensor(cute.recast_ptr(levels.staged.iterator, cute.make_swizzle(0, 4, 3), dtype=Float32),
+                                 cute.make_layout(CHUNK * PITCH))
+        return DeltaShared(al.tile(self.p_tile, 2), lower, al.vector(CHUNK, 2), al.vector(CHUNK, 2))
+
+    def chunks(self, g):
+        """Counted where it is used: a register that all had from the start would be one too many."""
+        return (g.tokens + (CHUNK - 1)) >> 6
+
+    def order(self, g, i):
+        """The i-th chunk that is visited."""
+        return self.chunks(g) - 1 - i if self.spec.reverse else i
+
+    @cute.jit
+    def produce(self, g, s, t):
+        ring = s.tokens.ring()
+        tk.prefetch(g.q, g.k, g.v, g.o)
+        for i in cutlass.range(self.chunks(g), unroll=1):
+            chunk = self.order(g, i)
+            sem = s.tokens.acquire(ring)
+            tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head_k, chunk, 0), sem)
+            tk.load_async(s.q[ring.stage], g.q, (t.batch, t.head_k, chunk, 0), sem)
+            for wg in cutlass.range_constexpr(self.config.groups):
+                tk.load_async(s.v[wg][ring.stage], g.v, (t.batch, t.head_v, chunk, t.part + wg), sem)
+            ring.advance()
+
+    @cute.jit
+    def make_scores(self, g, s, t):
+        """P of each chunk, L's inverse, and operands that meet the state. A level has two products, of half of P's
+        columns each, or of P and of L; while they are under way, the next level's operands are written."""
+        ring, out = s.tokens.ring(), s.scores.ring()
+        x, p = tk.rt_fl(CHUNK if self.solved else CHUNK // 2), tk.rt(CHUNK, self.dtype)
+        mine = self.columns.begin()
+        of_delta = self.delta.begin(g, t, self.order(g, 0))
+        lower = tk.rt_fl(CHUNK) if self.solved else None
+        self.read(g, t, self.order(g, 0), mine)
+        for i in cutlass.range(self.chunks(g), unroll=1):
+            following = self.order(g, i + 1)
+            s.tokens.wait(ring)
+            q, k = s.q[ring.stage], s.k[ring.stage]
+            products = s.products[None, out.stage]
+            self.columns.decays(mine, products)
+            tk.zero(p)
+            self.multiply(x, (k, q), 0, True)
+            if const_expr(self.columns.mine < HALVES[0]):
+                tk.sync(SCORES_BARRIER, tk.WARPGROUP)
+            for n in cutlass.range_constexpr(len(HALVES)):
+                early, late = self.rows(q, k, self.operands(s, n))
+                self.columns.early(mine, products, HALVES[n], early)
+                self.gather(g, x, p, lower, 0, n - 1)
+                self.multiply(x, self.operands(s, n - 1) if n else (k, q), 1, n == 0)
+                self.columns.late(mine, products, HALVES[n], late)
+                tk.publish()
+                self.gather(g, x, p, lower, 1, n - 1)
+                tk.sync(SCORES_BARRIER, tk.WARPGROUP)
+                self.multiply(x, self.operands(s, n), 0, False)
+            s.scores.acquire_empty(out)
+            self.gather(g, x, p, lower, 0, len(HALVES) - 1)
+            self.multiply(x, self.operands(s, len(HALVES) - 1), 1, False)
+            self.scale_in_place(s, q, k, mine, products, out.stage)
+            self.gather(g, x, p, lower, 1, len(HALVES) - 1)
+            self.read(g, t, following, mine)
+            self.delta.factors(g, s.delta, of_delta, None, out.stage)
+            self.delta.ask(g, t, following, of_delta)
+            if const_expr(self.solved):
+                tk.sync(SCORES_BARRIER, tk.WARPGROUP)
+            self.delta.invert(s.delta, lower, of_delta, None, out.stage)
+            if const_expr(self.scored):
+                tk.store(s.p[out.stage], p)
+            tk.publish()
+            if const_expr(self.aliased):
+                tk.sync(SCORES_BARRIER, tk.WARPGROUP)
+            s.scores.commit(out)
+            ring.advance()
+            out.advance()
+
+    def read(self, g, t, chunk, mine):
+        """Behind the last chunk, of the first one: it is not used."""
+        self.columns.read(g.g[t.batch, None, t.head, None], g.tokens, self.spec.head_dim, cutlass.max(chunk, 0), mine)
+
+    def operands(self, s, n):
+        """Of the n-th level: those of keys, with the delta rule those of queries apart."""
+        return s.levels[n % 2], s.others[n % 2] if self.solved else None
+
+    def multiply(self, x, operands, part, raw):
+        """A part of a level's products is under way. raw: operands are keys and queries as they came, and the level is
+        the diagonal, of which L has nothing."""
+        keys, others = operands
+        first, second = keys, others or keys
+        if raw or not self.spec.reverse:
+            first, second = second, first
+        if not self.solved:
+            tk.mm_ABt(x, first, second, b_part=part)
+        elif part == 1 and not raw:
+            tk.mm_ABt(x, keys, keys)
+        elif part == 0 and self.scored:
+            tk.mm_ABt(x, first, second)
+
+    def gather(self, g, x, p, lower, part, n):
+        """A part of the n-th level's products, of which -1 is the diagonal, has arrived."""
+        half = HALVES[n] if n >= 0 else 0
+        if not self.solved:
+            tk.mma_wait(0)
+            gather_scores(p, x, part, half, self.spec.reverse, g.scale)
+        elif part == 0 and self.scored:
+            tk.mma_wait(0)
+            gather_scores(p, x, 0, half, self.spec.reverse, g.scale)
+        elif part == 1 and n < 0:
+            tk.zero(lower)
+        elif part == 1:
+            tk.mma_wait(0)
+            gather_lower(lower, x, half)
+
+    def rows(self, q, k, operands):
+        """What is put in a level's early rows, and in the late ones. Queries and keys change places in the reversed
+        order."""
+        of_keys, of_others = (words(x) for x in ((q, k) if self.spec.reverse else (k, q)))
+        to, rows = words(operands[0]), self.columns.rows
+        if not self.solved:
+            return rows((to, of_keys)), rows((to, of_others))
+        if not self.scored:
+            return rows((to, of_keys)), rows((to, of_keys))
+        return rows((to, of_keys)), rows((to, of_keys), (words(operands[1]), of_others))
+
+    def scale_in_place(self, s, q, k, mine, products, stage):
+        """Operands that meet the state."""
+        keys, others = (words(x) for x in ((q, k) if self.spec.reverse else (k, q)))
+        late = [(others, others)] if self.scored else []
+        if self.solved:
+            late.append((words(s.started[stage]), keys))
+        rows = self.columns.rows
+        self.columns.to_ends(mine, products, rows((keys, keys)), rows(*late), s.total[None, stage])
+
+    @cute.jit
+    def keep_state(self, g, s, t, wg):
+        spec = self.spec
+        c = State(tk.rt_fl(spec.head_dim), tk.rt(spec.head_dim, self.dtype), tk.rt(CHUNK, self.dtype), tk.rt_fl(CHUNK),
+                  tk.rt(CHUNK, self.dtype), tk.rt_fl(CHUNK), *[tk.cv(CHUNK) for _ in range(2)])
+        ring, scores = s.tokens.ring(), s.scores.ring()
+        row0 = (t.part + wg) * CHUNK
+        if const_expr(spec.initial is None):
+            tk.zero(c.s)
+        else:
+            tk.load_from(c.s, transposed(g.initial, t), row0, 0)
+        for i in cutlass.range(self.chunks(g), unroll=1):
+            s.tokens.wait(ring)
+            tk.copy(c.s16, c.s)
+            s.scores.wait(scores)
+            started = s.started[scores.stage] if self.solved else None
+            self.delta.of_state(c, started)
+            if const_expr(self.scored):
+                tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
+            tk.mma_wait(0)
+            self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))  # in registers that had the state, rounded
+            self.delta.updates(c, s.delta, scores.stage)
+            if const_expr(self.scored):
+                tk.mul(c.o, c.o, g.scale)
+                tk.mma_ABt(c.o, c.v, s.p[scores.stage])
+            self.delta.gradients_of_updates(c, s.delta, scores.stage)
+            mul_columns(c.s, s.total[None, scores.stage])
+            tk.mma_AB(c.s, c.v, s.k[ring.stage])
+            self.delta.erase(c, started)
+            tk.mma_wait(1)
+            self.put(g.o, s, t, self.delta.result(c), self.order(g, i), wg)
+            if const_expr(self.delta.back):
+                tk.mul_col(c.w, c.w, c.beta)
+                self.put(g.dv, s, t, c.w, self.order(g, i), wg)
+            tk.mma_wait(0)
+            s.tokens.release(ring)
+            s.scores.release(scores)
+            ring.advance()
+            scores.advance()
+        if const_expr(spec.final is not None):
+            tk.store_elements(transposed(g.final, t), c.s, row0, 0)
+        tk.store_wait(read=False)
+
+    @cute.jit
+    def of_group(self, tiles: Constexpr, wg, f: Constexpr):
+        """f of the tile that belongs to this warpgroup."""
+        for i in cutlass.range_constexpr(len(tiles)):
+            if wg == i:
+                f(tiles[i])
+
+    @cute.jit
+    def put(self, to, s, t, x, chunk, wg):
+        """A chunk's outputs through shared memory: those before have left it."""
+        tile, leader = s.o[wg], tk.warp_id() % 4 == 0
+        if leader:
+            tk.store_wait()
+        tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
+        tk.store_T(tile, x)
+        tk.publish()
+        tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
+        if leader:
+            tk.store_async(to, tile, (t.batch, t.head, chunk, t.part + wg))

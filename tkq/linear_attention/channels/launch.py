@@ -1,0 +1,110 @@
+"""From torch tensors to a launch of what has gates for each column."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from tkq.linear_attention.channels.plan import plan
+from tkq.linear_attention.channels.spec import ChannelSpec, SumsSpec
+from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.launch import Made, no_states
+from tkq.runtime import Recipe, function
+from tkq.runtime.call import dtypes
+from tkq.runtime.device import arch
+
+_launchers: dict = {}  # what decides the kernel -> its function; as many as kinds of call
+
+
+def recipe(spec: ChannelSpec) -> Recipe:
+    """The kernel's."""
+    kernel = "values:ChannelValues" if spec.of_values else "kernel:ChannelAttention"
+    return Recipe(f"tkq.linear_attention.channels.{kernel}", (spec, plan(spec)))
+
+
+class ChannelGiven(NamedTuple):
+    """What a launch takes, as `kernel.Operands` has it; g: (B, S, HO, K) fp32, with of_values (B, S, HO, V). final:
+    dtype of the final state, or None. x: as v, with of_values, for o times x. reverse, updates, of_values, strict: as
+    `ChannelSpec` has them. v_first: the final state lies in memory as (.., V, K)."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    beta: Tensor | None = None
+    initial: Tensor | None = None
+    final: torch.dtype | None = None
+    reverse: bool = False
+    updates: bool = False
+    of_values: bool = False
+    strict: bool = False
+    v_first: bool = False
+    x: Tensor | None = None
+
+
+def spec_of(given: ChannelGiven) -> ChannelSpec:
+    """Of a launch."""
+    def name(x):
+        return None if x is None else dtypes.name_of(x if isinstance(x, torch.dtype) else x.dtype)
+
+    return ChannelSpec(name(given.q), given.q.shape[-1], given.v.shape[-1], name(given.initial), name(given.final),
+                       given.reverse, name(given.beta), given.updates, given.of_values, given.strict,
+                       given.x is not None)
+
+
+def launch(given: ChannelGiven, scale: float) -> Made:
+    """One launch; none where there are no tokens."""
+    return start(given, scale)[0]
+
+
+def start(given: ChannelGiven, scale: float) -> tuple:
+    """(what is made, (the function that was launched, its arguments) or None)."""
+    q, k, v, g, beta, initial, final, *_, x = given
+    (B, S, H, _), (HV, V) = q.shape, v.shape[2:]
+    heads, device = max(H, HV), v.device
+    o = torch.empty(B, S, heads, V, device=device, dtype=torch.float32 if given.of_values else v.dtype)
+    state = None if final is None else no_states(q, v, None, given.v_first, final, heads)
+    dots = None if x is None else torch.empty_like(o)
+    dv = torch.empty_like(o) if beta is not None and given.reverse else None
+    call = None
+    if B * S * heads:
+        call = _launcher(given), ((q, k, v, o, g, beta, initial, state, x, dots, dv), scale)
+        call[0](*call[1])
+    elif state is not None:
+        state.zero_() if initial is None else state.copy_(initial)
+    return Made(o, state, dots, dv), call
+
+
+def _launcher(given):
+    q, _, v, _, beta, initial, *ways, x = given
+    types = (t if t is None else t.dtype for t in (beta, initial))
+    key = (q.get_device(), q.dtype, q.shape[3], v.shape[3], *types, *ways, x is None)
+    if key not in _launchers:
+        arch.require_hopper(q.device)
+        _launchers[key] = function(recipe(spec_of(given)))
+    return _launchers[key]
+
+
+def of_chunks(terms) -> tuple:
+    """(sums (B, n, 64, C), totals (B, n, C)) of terms, two or four of (B, S, C), as `sums.ChunkSums` has them."""
+    B, S, C = terms[0].shape
+    chunks = -(-S // CHUNK)
+    if not terms[0].is_cuda or not terms[0].numel():
+        x = sum(terms[2::2], terms[0]) - sum(terms[3::2], terms[1])
+        x = pad(x, (0, 0, 0, -S % CHUNK)).view(B, chunks, CHUNK, C)
+        sums = x.flip(2).cumsum(2).flip(2)
+        return sums, sums[:, :, 0].clone()
+    sums, totals = (torch.empty(*shape, C, device=terms[0].device) for shape in ((B, chunks, CHUNK), (B, chunks)))
+    key = terms[0].get_device(), len(terms)
+    if key not in _launchers:
+        arch.require_hopper(terms[0].device)
+        _launchers[key] = function(sums_recipe(len(terms)))
+    _launchers[key](*terms, *(None,) * (4 - len(terms)), sums, totals)
+    return sums, totals
+
+
+def sums_recipe(terms: int) -> Recipe:
+    """The kernel's of sums of two or four terms."""
+    return Recipe("tkq.linear_attention.channels.sums:ChunkSums", (SumsSpec(terms),))

@@ -1,0 +1,30 @@
+"""Which configuration a call gets: from the spec."""
+from __future__ import annotations
+
+from tkq.linear_attention.channels.spec import ChannelSpec
+from tkq.linear_attention.config import CHUNK, LinearConfig
+from tkq.linear_attention.plan import MOST_STAGES, SHARED
+
+SMALL = 4096  # bytes: of factors of columns and of tokens
+PAD = 4  # columns behind a row of factors: those of a warp's rows and columns are then in different banks
+
+
+def plan(spec: ChannelSpec) -> LinearConfig:
+    """As many warpgroups for the state as its rows fill, two at most, or one with the delta rule, whose inverse takes
+    registers, and with gates of values, where a block has 64 of them. As many stages as there is room for."""
+    tile, wide = 2 * CHUNK * CHUNK, 2 * CHUNK * spec.head_dim
+    groups = 1 if spec.value_dim <= CHUNK or spec.delta or spec.of_values else 2
+    stage = 2 * wide + (groups + spec.dot) * tile
+    if spec.of_values:  # rows with their factors, those factors, P
+        rest = 2 * (tile + 2 * CHUNK * (CHUNK + PAD) * 2 + tile) + SMALL
+    else:
+        rest = 2 * wide + (groups + 2) * tile + SMALL
+    if spec.delta:
+        rest += 4 * wide + 2 * tile + (0 if shares_levels(spec) else 2 * tile + 1024)
+    return LinearConfig(groups, min(MOST_STAGES, (SHARED - rest) // stage),
+                        (24, 232, 240) if groups == 1 else (24, 168, 160))
+
+
+def shares_levels(spec: ChannelSpec) -> bool:
+    """Has L the room of two levels' operands, once they have been multiplied?"""
+    return 2 * 2 * spec.head_dim >= 4 * (CHUNK + 4)

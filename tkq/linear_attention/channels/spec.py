@@ -1,0 +1,60 @@
+"""What was asked for, as far as a kernel of gates for each column depends on it: the compile key."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tkq.linear_attention.spec import DTYPES, HEAD_DIMS, VALUE_DIMS
+
+STATES = (None, "fp32", "bf16")
+
+
+@dataclass(frozen=True)
+class ChannelSpec:
+    """A pass of linear attention whose gates are of each column of k.
+
+    dtype: of q, k and v. head_dim, value_dim: K and V. initial, final: dtypes of the states that come in and go out, or
+    None. reverse: from the last token to the first, each of which sees those behind it.
+    delta: beta's dtype, with the delta rule. Reversed it is the gradient of the corrected values that comes out, and q
+        in the place of which are the keys (see `delta_gradients`). updates: with delta, not reversed: the corrected
+        values come out.
+    of_values: gates are of the columns of v, which are K, and not of those of q and k, which are V; o is fp32. strict:
+        a token does not see itself; with of_values.
+    dot: also o times another tensor, x, element by element and from parts of o that are exact: each is multiplied by
+        x with its decays, rounded as where x is v and v is x (see `gradients`); with of_values."""
+
+    dtype: str
+    head_dim: int
+    value_dim: int
+    initial: str | None = None
+    final: str | None = None
+    reverse: bool = False
+    delta: str | None = None
+    updates: bool = False
+    of_values: bool = False
+    strict: bool = False
+    dot: bool = False
+
+    def __post_init__(self):
+        rows = HEAD_DIMS if self.of_values else VALUE_DIMS
+        for name, got, allowed in (("dtype", self.dtype, DTYPES), ("head_dim", self.head_dim, HEAD_DIMS),
+                                   ("value_dim", self.value_dim, rows), ("initial", self.initial, STATES),
+                                   ("final", self.final, STATES), ("delta", self.delta, STATES)):
+            if got not in allowed:
+                raise ValueError(f"ChannelSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
+        if self.updates and (self.reverse or not self.delta):
+            raise ValueError("ChannelSpec: updates, allowed is with delta and not reversed")
+        if self.of_values and self.delta:
+            raise ValueError("ChannelSpec: of_values and delta, allowed is one of them")
+        if (self.strict or self.dot) and not self.of_values:
+            raise ValueError(f"ChannelSpec: {'strict' if self.strict else 'dot'}, allowed is with of_values")
+
+
+@dataclass(frozen=True)
+class SumsSpec:
+    """Sums over a chunk's tokens (`sums.ChunkSums`). terms: of how many tensors, 2 or 4."""
+
+    terms: int
+
+    def __post_init__(self):
+        if self.terms not in (2, 4):
+            raise ValueError(f"SumsSpec: terms is {self.terms}, allowed are 2 and 4")
