@@ -15,6 +15,7 @@ SIGNATURES = {
     "chunk_simple_gla": ("q", "k", "v", "g", "g_gamma", *STATES, "state_v_first", "cu_seqlens", "cu_seqlens_cpu"),
     "fused_chunk_simple_gla": ("q", "k", "v", "g", "g_gamma", *STATES, "cu_seqlens"),
     "fused_recurrent_simple_gla": ("q", "k", "v", "g", "g_gamma", *STATES, "reverse", "state_v_first", "cu_seqlens"),
+    "chunk_gla": ("q", "k", "v", "g", *STATES, "state_v_first", "cu_seqlens", "cu_seqlens_cpu"),
     "chunk_retention": (*LINEAR, "cu_seqlens"),
     "fused_chunk_retention": (*LINEAR, "cu_seqlens"),
     "fused_recurrent_retention": (*LINEAR, "reverse", "state_v_first", "cu_seqlens"),
@@ -27,14 +28,19 @@ SIGNATURES = {
                                "cu_seqlens_cpu", "chunk_indices", "cp_context"),
     "fused_recurrent_gated_delta_rule": ("q", "k", "v", "g", "gk", "gv", "beta", *STATES, L2, *GATES, *SIGMOID,
                                          "state_v_first", "cu_seqlens"),
+    "chunk_kda": ("q", "k", "v", "g", "beta", *STATES, L2, "use_gate_in_kernel", *SIGMOID, "safe_gate", "lower_bound",
+                  "disable_recompute", "return_intermediate_states", "state_v_first", "cu_seqlens", "cu_seqlens_cpu",
+                  "cp_context", "use_graph", "max_num_seqs"),
     "chunk_delta_rule": ("q", "k", "v", "beta", *STATES, L2, "cu_seqlens", "cu_seqlens_cpu"),
     "fused_recurrent_delta_rule": ("q", "k", "v", "beta", *STATES, L2, "cu_seqlens"),
 }
 BY_NAME = {name: ("chunk_size",) for name in SIGNATURES
-           if name.startswith("chunk") and name != "chunk_linear_attn"} | {
+           if name.startswith("chunk") and name not in ("chunk_linear_attn", "chunk_gla")} | {
     "chunk_gated_delta_rule": (*GATES, "chunk_size")}
 ALIASES = {"chunk_gdn": "chunk_gated_delta_rule", "fused_recurrent_gdn": "fused_recurrent_gated_delta_rule"}
-REFUSED = {"reverse": True, "cp_context": object(), "gk": torch.zeros(2), "gv": torch.zeros(2)}
+COLUMNS = "chunk_gla", "chunk_kda"  # whose gates are of each column of k
+REFUSED = {"lower_bound": -5.0, "return_intermediate_states": True, "reverse": True, "cp_context": object(),
+           "gk": torch.zeros(2), "gv": torch.zeros(2)}
 
 
 def inputs(name, S=9, K=32, V=48, device="cpu") -> dict:
@@ -54,8 +60,10 @@ def inputs(name, S=9, K=32, V=48, device="cpu") -> dict:
                  dt_bias=torch.rand(heads, device=device), use_qk_l2norm_in_kernel=True,
                  use_beta_sigmoid_in_kernel="A_log" in names, allow_neg_eigval="A_log" in names)
     known["g"], known["beta"] = (x.bfloat16() for x in gates)
+    if name in COLUMNS:
+        known["g"] = torch.randn(2, S, heads, K, device=device).bfloat16()
     if "A_log" not in names:
-        known |= dict(g=-known["g"].abs(), beta=known["beta"].sigmoid())
+        known |= dict(g=-known["g"].abs(), beta=known["beta"].sigmoid(), use_gate_in_kernel=False)
     if known["normalize"] and "normalize" in names:
         known["initial_state"] = known["initial_state"], torch.rand(2, 1, 2, K, device=device)
     return {argument: known[argument] for argument in names if argument in known}
@@ -90,6 +98,7 @@ def call(name, given, positions=True):
     if not positions:
         return function(**given)
     places = [given.get(argument) for argument in SIGNATURES[name]]
-    places = [False if value is None and argument in ("state_v_first", "reverse") else value
+    flags = "state_v_first", "reverse", "safe_gate", "disable_recompute", "return_intermediate_states", "use_graph"
+    places = [False if argument in flags and value is None else value
               for argument, value in zip(SIGNATURES[name], places)]
     return function(*places, **{argument: x for argument, x in given.items() if argument not in SIGNATURES[name]})

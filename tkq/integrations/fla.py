@@ -8,8 +8,8 @@ say what these do not take. Gates of 16 bits and betas of fp16 are made float32,
 in float32 too. The `fused_recurrent` forms are computed in chunks as well: the same within rounding.
 
 An argument that tkq's function has not is refused by name, with NotImplementedError, unless it is at its default, None
-or False: `PASSED_ON` says what goes on. chunk_size, cu_seqlens_cpu and chunk_indices say how fla computes, not what,
-and are passed over.
+or False: `PASSED_ON` says what goes on. chunk_size, cu_seqlens_cpu, chunk_indices and the like say how fla computes,
+not what, and are passed over.
 """
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from torch import Tensor
 from .. import gated_delta_rule, linear_attn
 from ..runtime.call import check
 
-__all__ = ["chunk_delta_rule", "chunk_gated_delta_rule", "chunk_gdn", "chunk_lightning_attn", "chunk_linear_attn",
-           "chunk_retention", "chunk_simple_gla", "fused_chunk_linear_attn", "fused_chunk_retention",
-           "fused_chunk_simple_gla", "fused_recurrent_delta_rule", "fused_recurrent_gated_delta_rule",
-           "fused_recurrent_gdn", "fused_recurrent_lightning_attn", "fused_recurrent_linear_attn",
-           "fused_recurrent_retention", "fused_recurrent_simple_gla"]
+__all__ = ["chunk_delta_rule", "chunk_gated_delta_rule", "chunk_gdn", "chunk_gla", "chunk_kda", "chunk_lightning_attn",
+           "chunk_linear_attn", "chunk_retention", "chunk_simple_gla", "fused_chunk_linear_attn",
+           "fused_chunk_retention", "fused_chunk_simple_gla", "fused_recurrent_delta_rule",
+           "fused_recurrent_gated_delta_rule", "fused_recurrent_gdn", "fused_recurrent_lightning_attn",
+           "fused_recurrent_linear_attn", "fused_recurrent_retention", "fused_recurrent_simple_gla"]
 
 # Of what the functions below take besides the arguments of every call: the names that go on to tkq's function, as they
 # are. An argument that such a function gets is opened here, and nowhere else: all of them hand theirs to `_extra`.
@@ -92,6 +92,14 @@ def _simple_gla(name, q, k, v, g, g_gamma, scale, initial_state, output_final_st
         raise NotImplementedError(f"{name}: g_gamma: got a tensor with g, allowed is one of them")
     gates = g if g_gamma is None else g_gamma
     return _linear(name, q, k, v, gates, scale, initial_state, output_final_state, **given)
+
+
+def chunk_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float | None = None,
+              initial_state: Tensor | None = None, output_final_state: bool = False, state_v_first: bool = False,
+              cu_seqlens: Tensor | None = None, cu_seqlens_cpu=None):
+    """`tkq.linear_attn` with g (B, T, HV, K), logarithms of decays for each column of k."""
+    return _linear("chunk_gla", q, k, v, g, scale, initial_state, output_final_state, state_v_first=state_v_first,
+                   cu_seqlens=cu_seqlens)
 
 
 def chunk_retention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, initial_state: Tensor | None = None,
@@ -247,6 +255,24 @@ def fused_recurrent_gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor 
                    use_gate_in_kernel=use_gate_in_kernel, A_log=A_log, dt_bias=dt_bias)
     return _delta("fused_recurrent_gated_delta_rule", q, k, v, g, beta, scale, initial_state, output_final_state,
                   use_qk_l2norm_in_kernel, given, options)
+
+
+def chunk_kda(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float | None = None,
+              initial_state: Tensor | None = None, output_final_state: bool = False,
+              use_qk_l2norm_in_kernel: bool = False, use_gate_in_kernel: bool = False,
+              use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False, safe_gate: bool = False,
+              lower_bound: float | None = None, disable_recompute: bool = False,
+              return_intermediate_states: bool = False, state_v_first: bool = False, cu_seqlens: Tensor | None = None,
+              cu_seqlens_cpu=None, cp_context=None, use_graph: bool = False, max_num_seqs: int | None = None, *,
+              chunk_size: int | None = None):
+    """`tkq.gated_delta_rule` with g (B, T, HV, K), logarithms of decays for each column of k: Kimi Delta Attention.
+    safe_gate, disable_recompute, use_graph and max_num_seqs are passed over: how fla computes."""
+    given = dict(use_gate_in_kernel=use_gate_in_kernel, lower_bound=lower_bound, cp_context=cp_context,
+                 return_intermediate_states=return_intermediate_states, state_v_first=state_v_first,
+                 cu_seqlens=cu_seqlens)
+    options = dict(use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel, allow_neg_eigval=allow_neg_eigval)
+    return _delta("chunk_kda", q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
+                  given, options)
 
 
 def chunk_delta_rule(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, scale: float | None = None,
