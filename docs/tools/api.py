@@ -15,7 +15,7 @@ from .docstrings import first_sentence, markdown, of
 # page -> (title, modules whose public names it has)
 MODULES = {
     "nn": ("Modules: tkq.nn", ("tkq.nn",)),
-    "integrations": ("Integrations", ("tkq.integrations.sdpa", "tkq.integrations.transformers",
+    "integrations": ("Integrations", ("tkq.integrations.sdpa", "tkq.integrations.transformers", "tkq.integrations.fla",
                                       "tkq.integrations.scaled_mm")),
     "runtime": ("Compile and cache: tkq.runtime", ("tkq.runtime", "tkq.runtime.compile.fake", "tkq.runtime.device.arch",
                                                    "tkq.runtime.call.counters")),

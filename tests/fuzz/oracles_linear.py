@@ -58,8 +58,19 @@ def _sequence(q, k, v, g, beta, state, scale):
 
 
 def gated_delta_rule(given):
-    """The same recurrence, with beta."""
-    return linear_attn(given)
+    """The same recurrence, with beta, of what the options make of q, k, g and beta."""
+    made = {}
+    if given["use_qk_l2norm_in_kernel"]:
+        for name in ("q", "k"):
+            x = operand(given, name)
+            unit = x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+            made[name] = unit + (unit.to(given[name].dtype).to(WIDE) - unit).detach()  # rounded, as it is given on
+    if given["use_gate_in_kernel"]:
+        bias = 0.0 if given["dt_bias"] is None else operand(given, "dt_bias")
+        made["g"] = -operand(given, "A_log").exp() * torch.nn.functional.softplus(operand(given, "g") + bias)
+    if given["allow_neg_eigval"]:
+        made["beta"] = 2 * operand(given, "beta")
+    return linear_attn(dict(given, leaves={**given.get("leaves", {}), **made}))
 
 
 def mamba2_ssd(given):
@@ -90,7 +101,7 @@ def mamba2_ssd(given):
 SSD = "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states"
 
 
-def _finite(given, o, names=("q", "k", "v", "g", "beta", "initial_state")):
+def _finite(given, o, names=("q", "k", "v", "g", "beta", "initial_state", "A_log", "dt_bias")):
     """Where results are compared, (B, S, HV): not in sequences with what is not finite, which reaches other tokens of
     its chunk on a GPU, and is not added up in one order everywhere; nor of heads whose results grow without end, in
     float32 to infinity. None: in all. A gate of -inf is an end."""

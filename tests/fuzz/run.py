@@ -44,7 +44,7 @@ OPERATIONS = {
     "flash_attn_varlen": Operation(usual.flash_attn_varlen, oracles_attention.flash_attn_varlen, _ATTENDED),
     "linear_attn": Operation(usual.linear_attn, oracles_linear.linear_attn, ("q", "k", "v", "g", "initial_state")),
     "gated_delta_rule": Operation(usual.gated_delta_rule, oracles_linear.gated_delta_rule,
-                                  ("q", "k", "v", "g", "beta", "initial_state")),
+                                  ("q", "k", "v", "g", "beta", "initial_state", "A_log", "dt_bias")),
     "mamba2_ssd": Operation(usual.mamba2_ssd, oracles_linear.mamba2_ssd, oracles_linear.SSD),
     "linear_attn_step": Operation(usual.linear_attn_step, oracles_steps.linear_attn_step),
     "gated_delta_rule_step": Operation(usual.gated_delta_rule_step, oracles_steps.linear_attn_step),

@@ -69,8 +69,9 @@ def patch(model: nn.Module, *, linear: str | None = None, keep_weight: bool = Tr
     embedding (in attention layers), gated MLPs, the additions around norms (in decoder layers), and the loss.
 
     Args:
-        model: of Llama, Mistral, Qwen 2, Qwen 3, Gemma 2, Gemma 3; or anything that has such modules in it. Changed in
-            place. How attention itself is computed stays as it is: ``model.set_attn_implementation("tkq")``.
+        model: of Llama, Mistral, Qwen 2, Qwen 3, Gemma 2, Gemma 3, or Qwen3-Next, whose linear attention then runs on
+            `tkq.gated_delta_rule`, and whose loss stays; or anything that has such modules in it. Changed in place. How
+            attention itself is computed stays as it is: ``model.set_attn_implementation("tkq")``.
         linear: what linear layers of decoder layers become: None, as they are; "tkq", `tkq.nn.Linear`; "fp8",
             "fp8_block" and "fp8_tensor", `tkq.nn.Fp8Linear` with scales "row", "1x128", and "tensor" with gradients
             in float8_e5m2 (those with sizes that are multiples of 16).

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from typing import NamedTuple, Optional
@@ -14,6 +15,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from .. import geglu, linear_cross_entropy, rmsnorm, rope_qk, swiglu
+from . import transformers_hybrid as hybrid
 from .linears import added, changed, together
 from .transformers_attention import refuse_unmasked
 
@@ -23,13 +25,14 @@ class Family(NamedTuple):
 
     norm: the name of a norm's eps. offset: what its weight is added to. four_norms: a layer has norms behind attention
     and MLP too. head_norms: queries and keys are normalised. options: what the layer gives its attention, by the names
-    of its attributes."""
+    of its attributes. hybrid: layers have attention, with a gate, or the gated delta rule."""
 
     norm: str = "variance_epsilon"
     offset: float = 0.0
     four_norms: bool = False
     head_norms: bool = False
     options: dict = {}  # noqa: RUF012  never written to
+    hybrid: bool = False
 
 
 _WINDOW, _GEMMA = {"sliding_window": "sliding_window"}, dict(norm="eps", offset=1.0, four_norms=True)
@@ -41,6 +44,7 @@ FAMILIES = {
     "Qwen3": Family(head_norms=True, options=_WINDOW),
     "Gemma2": Family(**_GEMMA, options={**_WINDOW, "softcap": "attn_logit_softcapping"}),
     "Gemma3": Family(**_GEMMA, head_norms=True, options=_WINDOW),
+    "Qwen3Next": Family("eps", 1.0, head_norms=True, hybrid=True),
 }
 _TANH = functools.partial(geglu, approximate="tanh")
 ACTIVATIONS = {  # by the classes behind transformers' names
@@ -79,7 +83,11 @@ def attention_forward(family, cls):
                 **kwargs):
         """cache: past_key_values, as its name is from transformers 5.24 on."""
         shape = *hidden_states.shape[:-1], -1, self.head_dim
-        q, k, v = (x.view(shape) for x in together(hidden_states, self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = together(hidden_states, self.q_proj, self.k_proj, self.v_proj)
+        gate = None
+        if family.hybrid:  # each head has its gate behind its query
+            q, gate = q.view(*shape[:-1], 2 * self.head_dim).chunk(2, -1)
+        q, k, v = (x.view(shape) for x in (q, k, v))
         if family.head_norms:
             q, k = self.q_norm(q), self.k_norm(k)
         cos, sin = (table[..., :table.shape[-1] // 2] for table in position_embeddings)  # the halves are the same
@@ -93,7 +101,8 @@ def attention_forward(family, cls):
         options = {name: _attribute(self, path) for name, path in family.options.items()}
         o, weights = call(self, q, k, v, attention_mask, dropout=self.attention_dropout if self.training else 0.0,
                           scaling=self.scaling, **options, **kwargs)
-        return self.o_proj(o.reshape(*hidden_states.shape[:-1], -1).contiguous()), weights
+        o = o.reshape(*hidden_states.shape[:-1], -1).contiguous()
+        return self.o_proj(o if gate is None else o * gate.reshape(o.shape).sigmoid()), weights
 
     return forward
 
@@ -115,6 +124,28 @@ def layer_forward(family, cls):
             return residual + self.post_feedforward_layernorm(self.mlp(h))
         h, residual = _normed(self.post_attention_layernorm, h, residual)
         return residual + self.mlp(h) if _own(self.mlp, "MLP") is None else self.mlp(h, residual)
+
+    return forward
+
+
+def hybrid_layer_forward(family, cls):
+    """As `layer_forward`, with the mixer that the layer has; an MLP may be one of experts."""
+    mixer = getattr(sys.modules[cls.__module__], cls.__name__.replace("DecoderLayer", "GatedDeltaNet"))
+    cache_name = hybrid.cache_argument(mixer)
+
+    def forward(self, hidden_states, **kwargs):
+        h, residual = _normed(self.input_layernorm, hidden_states)
+        if self.block_type == "linear_attention":
+            given = {name: x for name, x in kwargs.items() if name not in ("position_embeddings", "position_ids")}
+            given[cache_name] = given.pop(_CACHE, None)
+            h = self.linear_attn(hidden_states=h, **given)
+        else:
+            h, _ = self.self_attn(hidden_states=h, **kwargs)
+        h, residual = _normed(self.post_attention_layernorm, h, residual)
+        if _own(self.mlp, "MLP") is not None:
+            return self.mlp(h, residual)
+        h = self.mlp(h)
+        return residual + (h[0] if isinstance(h, tuple) else h)
 
     return forward
 
@@ -201,6 +232,14 @@ class Kind(NamedTuple):
 
 KINDS = (Kind("RMSNorm", norm_forward), Kind("MLP", mlp_forward, _unknown_activation),
          Kind("Attention", attention_forward), Kind("DecoderLayer", layer_forward), Kind("ForCausalLM", loss_forward))
+HYBRID_KINDS = (*KINDS[:3], Kind("RMSNormGated", hybrid.gated_norm_forward),
+                Kind("GatedDeltaNet", hybrid.delta_forward, hybrid.delta_refuses),
+                Kind("DecoderLayer", hybrid_layer_forward))
+
+
+def kinds_of(family):
+    """What patch knows of a family's modules."""
+    return HYBRID_KINDS if family.hybrid else KINDS
 
 
 class Known(NamedTuple):
@@ -226,7 +265,7 @@ class Known(NamedTuple):
         return made
 
 
-_families: dict = {kind.ending: {} for kind in KINDS}  # of each kind: the class made -> its family
+_families: dict = {kind.ending: {} for kind in (*KINDS, *HYBRID_KINDS)}  # of each kind: the class made -> its family
 _subclasses: dict = {}  # (class, what it becomes) -> the one made for it: as many as the tables here give
 _originals: dict = {}  # the class made -> the one it was made for
 
@@ -251,7 +290,7 @@ def named(name: str):
     if name in ("Linear_Linear", "Linear_Fp8Linear"):
         from .. import nn as tkq_nn
         return _subclass(nn.Linear, None, getattr(tkq_nn, name.partition("_")[2]))
-    if name in (family + kind.ending for family in FAMILIES for kind in KINDS):  # else nothing is imported
+    if name in (family + kind.ending for family, at in FAMILIES.items() for kind in kinds_of(at)):  # else no import
         return next((found.subclass(cls) for cls, found in known().items() if cls.__name__ == name), None)
     return None
 
@@ -267,14 +306,19 @@ def known() -> dict:
     found = {}
     for name, family in FAMILIES.items():
         try:
-            module = importlib.import_module(f"transformers.models.{name.lower()}.modeling_{name.lower()}")
+            module = importlib.import_module("transformers.models.{0}.modeling_{0}".format(_written(name)))
         except ImportError:
             continue
-        for kind in KINDS:
+        for kind in kinds_of(family):
             cls = getattr(module, name + kind.ending, None)
             if cls is not None:
                 found[cls] = Known(family, kind)
     return found
+
+
+def _written(name):
+    """A model's name as its module has it: qwen3_next of Qwen3Next."""
+    return re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
 # ---- linear layers ---------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from tkq.linear_attention.check import (
     turned,
 )
 from tkq.linear_attention.delta_gradients import DeltaNeeds, DeltaSaved, backward
+from tkq.linear_attention.delta_inputs import DeltaOptions, prepared
 from tkq.linear_attention.launch import Given, no_states, start
 from tkq.linear_attention.pools import Pools, laid_out, may_be_written, put_rows, rows_of, written
 from tkq.linear_attention.recorded import Recorder, results
@@ -31,8 +32,11 @@ _call_cache = CallCache()  # of `_forward`
 
 def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor,
                      scale: Optional[float] = None, initial_state: Optional[Tensor] = None,
-                     output_final_state: bool = False, *, cu_seqlens: Optional[Tensor] = None,
-                     state_indices: Optional[Tensor] = None, state_v_first: bool = False):
+                     output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False, *,
+                     A_log: Optional[Tensor] = None, dt_bias: Optional[Tensor] = None,
+                     use_gate_in_kernel: bool = False, allow_neg_eigval: bool = False,
+                     cu_seqlens: Optional[Tensor] = None, state_indices: Optional[Tensor] = None,
+                     state_v_first: bool = False):
     """The gated delta rule (Gated DeltaNet; with a gate for each column of k Kimi Delta Attention, KDA; without gates
     DeltaNet), causal: with a state S of K x V numbers for each head of v, from the first token to the last
 
@@ -57,6 +61,12 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
         scale: of o; 1 / sqrt(K) where not given.
         initial_state: the state before the first token, (B, HV, K, V), float32 or bfloat16, any strides. None: zeros.
         output_final_state: also return the state behind the last token.
+        use_qk_l2norm_in_kernel: each head of q and k is divided by sqrt(sum(x^2) + 1e-6) and rounded, by `tkq.rmsnorm`
+            ahead of the rule; q and k may then have any strides but for the last dimension's.
+        A_log, dt_bias: (HV,), bfloat16, float16 or float32, with use_gate_in_kernel. dt_bias may be None: zeros.
+        use_gate_in_kernel: the decays' logarithms are -exp(A_log) * softplus(g + dt_bias), in float32: g is what a
+            model's projection gives, and may be bfloat16 or float16 too. Computed ahead of the rule, by PyTorch.
+        allow_neg_eigval: beta, from 0 to 1, is multiplied by 2.
         cu_seqlens, state_indices, state_v_first: packed sequences, a pool of states that is written in place, and how
             states lie: as ``linear_attn``.
 
@@ -67,21 +77,23 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
 
     Raises:
         TypeError: q, k or v is no dense tensor of bf16 or fp16; g is no dense tensor of fp32; beta or initial_state is
-            no dense tensor of fp32 or bf16; scale is no number; output_final_state or state_v_first is no bool;
-            cu_seqlens or state_indices is no dense tensor of int32 or int64; dtypes that differ.
+            no dense tensor of fp32 or bf16; scale is no number; output_final_state, use_qk_l2norm_in_kernel,
+            use_gate_in_kernel, allow_neg_eigval or state_v_first is no bool; A_log or dt_bias is no dense tensor of
+            bf16, fp16 or fp32; cu_seqlens or state_indices is no dense tensor of int32 or int64; dtypes that differ.
         ValueError: a number that is not finite in float32; shapes that do not go together, devices that differ, strides
             or a base that TMA cannot take; state_indices without initial_state, or with one whose elements share
-            memory.
+            memory; A_log or dt_bias without use_gate_in_kernel, which needs A_log and a g.
         NotImplementedError: a K or V that is not supported; more than 65535 sequences (65533 of cu_seqlens) or heads; a
-            g of four dimensions with cu_seqlens or state_indices; state_indices with a tensor that requires a gradient.
+            g of four dimensions with cu_seqlens, state_indices or use_gate_in_kernel; state_indices with a tensor that
+            requires a gradient.
         RuntimeError: a GPU other than Hopper; state_indices with a pool that was made under torch.inference_mode,
             outside of it.
 
-    Differentiable once, in q, k, v, g, beta and initial_state, through o and the state; results and gradients are the
-    same, bit for bit, in every run. Under torch.autocast q, k and v are cast.
+    Differentiable once, in q, k, v, g, beta, initial_state, A_log and dt_bias, through o and the state; results and
+    gradients are the same, bit for bit, in every run. Under torch.autocast q, k and v are cast.
 
-    Source: Yang et al., Gated Delta Networks, 2024; Schlag et al., 2021; Kimi Linear, 2025. CPU
-    tensors take ``tkq.reference.linear_attention``, by the same rules.
+    Source: Yang et al., Gated Delta Networks, 2024; Schlag et al., 2021; Kimi Linear, 2025. CPU tensors take
+    ``tkq.reference.linear_attention``, by the same rules.
 
     Example::
 
@@ -94,6 +106,10 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
     traced = ops.traced()
     if traced or autocast.on():
         q, k, v = lowered(q, k, v)
+    if not (use_qk_l2norm_in_kernel is use_gate_in_kernel is allow_neg_eigval is False
+            and A_log is None and dt_bias is None):
+        q, k, g, beta = prepared(q, k, v, g, beta, DeltaOptions(use_qk_l2norm_in_kernel, A_log, dt_bias,
+                                                                use_gate_in_kernel, allow_neg_eigval))
     if state_indices is not None:
         scale, output_final_state, state_v_first = delta_options(scale, output_final_state, state_v_first)
         o = _pools.call((q, k, v, g, beta, initial_state), scale, Where(cu_seqlens, state_indices, state_v_first))

@@ -297,6 +297,7 @@ WITHOUT_TENSORS = [  # (a module, its arguments, the name of the one that is rep
     *((tkq.nn.RotaryEmbedding(64, 8), (HEADS, HEADS), name) for name in ("q", "k")),
     (tkq.nn.Linear(64, 48), (X,), "input"),
     (tkq.nn.Fp8Linear(64, 48), (X,), "x"),
+    (tkq.nn.GatedDeltaNet(64, num_heads=2, head_dim=32), (HEADS,), "x"),
 ]
 
 
@@ -339,6 +340,8 @@ TRACED = {
     "RMSNormQuant": (lambda: tkq.nn.RMSNormQuant(16).requires_grad_(False), lambda: (torch.randn(6, 16),)),
     "LayerNormQuant": (lambda: tkq.nn.LayerNormQuant(16).requires_grad_(False), lambda: (torch.randn(6, 16),)),
     "Fp8Linear": (lambda: tkq.nn.Fp8Linear(16, 16, dtype=BF16), lambda: (torch.randn(16, 16).to(BF16),)),
+    "GatedDeltaNet": (lambda: tkq.nn.GatedDeltaNet(16, num_heads=1, head_dim=32, dtype=BF16),
+                      lambda: (torch.randn(2, 5, 16).to(BF16),)),
 }
 
 

@@ -85,6 +85,9 @@ def cases(g):
         "linear_attn with states": lambda: tkq.linear_attn(
             g.q, g.q, g.q, g.decays, 0.5, initial_state=g.state, output_final_state=True),
         "gated_delta_rule": lambda: tkq.gated_delta_rule(g.q[..., :2, :], g.keys[..., :2, :], g.q, g.gates, g.betas),
+        "gated_delta_rule of a layer": lambda: tkq.gated_delta_rule(
+            g.q, g.q, g.q, g.gates, g.betas, use_qk_l2norm_in_kernel=True, A_log=g.decays, dt_bias=g.decays,
+            use_gate_in_kernel=True, allow_neg_eigval=True),
         "gated_delta_rule with states": lambda: tkq.gated_delta_rule(
             g.q, g.keys, g.q, None, g.betas, 0.5, initial_state=g.state, output_final_state=True),
         "linear_attn with gates of columns": lambda: tkq.linear_attn(g.q, g.q, g.q, g.columns),

@@ -1,0 +1,166 @@
+"""tkq.integrations.fla: fla's names and order of arguments, against float64 on the CPU; what is refused, by name."""
+import inspect
+
+import pytest
+import torch
+
+import tkq
+import tkq.integrations.fla as tkq_fla
+from tests.helpers import fla_calls
+
+BF16 = torch.bfloat16
+EACH = pytest.mark.parametrize("name", fla_calls.SIGNATURES)
+
+
+def test_all_functions_are_here():
+    assert set(tkq_fla.__all__) == fla_calls.SIGNATURES.keys() | fla_calls.ALIASES.keys()
+    assert all(getattr(tkq_fla, other) is getattr(tkq_fla, name) for other, name in fla_calls.ALIASES.items())
+    assert tkq.integrations.fla is tkq_fla
+
+
+@EACH
+def test_arguments(name):
+    found = inspect.signature(getattr(tkq_fla, name)).parameters.values()
+    assert tuple(p.name for p in found if p.kind is p.POSITIONAL_OR_KEYWORD) == fla_calls.SIGNATURES[name]
+    assert tuple(p.name for p in found if p.kind is p.KEYWORD_ONLY) == fla_calls.BY_NAME.get(name, ())
+
+
+@EACH
+@pytest.mark.parametrize("positions", [True, False])
+def test_results(name, positions):
+    given = fla_calls.inputs(name)
+    o, state = fla_calls.call(name, given, positions)
+    want, last = fla_calls.exact(name, given)
+    assert o.dtype == BF16
+    torch.testing.assert_close(o.double(), want, rtol=2**-5, atol=2**-6)
+    (state, last) = ((x if isinstance(x, tuple) else (x,)) for x in (state, last))
+    for a, b in zip(state, last):
+        assert a.dtype == torch.float32
+        torch.testing.assert_close(a.double(), b, rtol=2**-5, atol=2**-6)
+
+
+@EACH
+def test_without_a_final_state(name):
+    given = fla_calls.inputs(name)
+    o, state = fla_calls.call(name, given | dict(output_final_state=False))
+    assert state is None and torch.equal(o, fla_calls.call(name, given)[0])
+
+
+@EACH
+def test_defaults(name):
+    """q, k, v and what has no default, alone: the scale is 1 / sqrt(K)."""
+    function = getattr(tkq_fla, name)
+    needed = {p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty}
+    given = {n: x for n, x in fla_calls.inputs(name).items() if n in needed}
+    if "g" in given:
+        given["g"] = -given["g"].abs()
+    if fla_calls.L2 in fla_calls.SIGNATURES[name]:
+        given["k"], given["beta"] = given["k"] / 8, given["beta"].sigmoid() if "beta" in given else None
+    o, state = function(**{n: x for n, x in given.items() if x is not None})
+    plain = dict(given, scale=32**-0.5, initial_state=torch.zeros(2, given["v"].shape[2], 32, 48))
+    if name.startswith(("chunk_linear", "fused_chunk_linear")):
+        plain |= dict(normalize=True, initial_state=(plain["initial_state"], torch.zeros(2, 1, 2, 32)))
+    if "delta" in name and plain["beta"] is None:
+        plain["beta"] = torch.ones(given["v"].shape[:3])
+    torch.testing.assert_close(o.double(), fla_calls.exact(name, plain)[0], rtol=2**-5, atol=2**-6)
+    assert state is None
+
+
+@EACH
+def test_gradients(name):
+    given = fla_calls.inputs(name)
+    leaves = {n: x.detach().requires_grad_() for n, x in given.items() if isinstance(x, torch.Tensor)}
+    wide = {n: x.detach().double().requires_grad_() for n, x in leaves.items()}
+    found, want = fla_calls.call(name, given | leaves)[0], fla_calls.exact(name, given | wide)[0]
+    do = torch.randn_like(found)
+    mine = torch.autograd.grad(found, list(leaves.values()), do)
+    right = torch.autograd.grad(want, list(wide.values()), do.double())
+    for n, a, b in zip(leaves, mine, right):
+        assert a.dtype == leaves[n].dtype and (a.double() - b).norm() < 0.03 * b.norm(), n
+
+
+@pytest.mark.parametrize("name, argument", [(name, argument) for name, names in fla_calls.SIGNATURES.items()
+                                            for argument in fla_calls.REFUSED if argument in names])
+def test_what_tkq_has_not_is_refused(name, argument):
+    function, op = getattr(tkq_fla, name), "gated_delta_rule" if "delta" in name else "linear_attn"
+    given = fla_calls.inputs(name) | {argument: fla_calls.REFUSED[argument]}
+    with pytest.raises(NotImplementedError, match=f"^{name}: {argument}: got .*, which tkq.{op} has not"):
+        function(**given)
+
+
+@EACH
+def test_packed_sequences(name):
+    """One behind the other, of 4, 0 and 5 tokens, each with its state: what each gets alone."""
+    given = fla_calls.inputs(name)
+    names = [n for n in ("q", "k", "v", "g", "beta") if n in given]
+    row = given | {n: given[n][:1] for n in names}
+    if "normalize" in given:
+        row["normalize"], (row["initial_state"], _) = False, row["initial_state"]
+    pool = torch.cat((row["initial_state"], row["initial_state"][:1]))
+    found, states = fla_calls.call(name, row | dict(cu_seqlens=torch.tensor([0, 4, 4, 9]), initial_state=pool))
+    for i, at in ((0, slice(0, 4)), (2, slice(4, 9))):
+        alone = row | {n: row[n][:, at] for n in names} | dict(initial_state=pool[i:i + 1])
+        o, state = fla_calls.call(name, alone)
+        torch.testing.assert_close((found[:, at], states[i:i + 1]), (o, state), rtol=2**-7, atol=1e-5)
+    assert torch.equal(states[1], pool[1])
+
+
+@pytest.mark.parametrize("name", [name for name, names in fla_calls.SIGNATURES.items() if "state_v_first" in names])
+def test_states_of_the_other_order(name):
+    given = fla_calls.inputs(name)
+    o, state = fla_calls.call(name, given)
+    turned = given | dict(initial_state=given["initial_state"].mT, state_v_first=True)
+    found, last = fla_calls.call(name, turned)
+    assert torch.equal(found, o) and torch.equal(last, state.mT)
+
+
+def test_what_is_opened_goes_on(monkeypatch):
+    """What a table's line opens reaches tkq's function under its name; what it does not, stays refused."""
+    seen = []
+    monkeypatch.setattr(tkq_fla, "PASSED_ON", {"linear_attn": frozenset({"cu_seqlens"})})
+    monkeypatch.setattr(tkq_fla, "linear_attn", lambda *given, **options: seen.append(options))
+    q = torch.zeros(1, 9, 2, 32, dtype=BF16)
+    cu = torch.tensor([0, 9])
+    tkq_fla.chunk_simple_gla(q, q, q, cu_seqlens=cu, chunk_size=32, cu_seqlens_cpu=cu)
+    assert seen == [dict(cu_seqlens=cu)]
+    with pytest.raises(NotImplementedError, match="state_v_first"):
+        tkq_fla.chunk_simple_gla(q, q, q, state_v_first=True)
+
+
+@pytest.mark.parametrize("name, changed, error, words", [
+    ("chunk_simple_gla", dict(g_gamma=torch.zeros(4)), NotImplementedError, "g_gamma: got a tensor with g"),
+    ("chunk_simple_gla", dict(g=torch.zeros(2, 9, 4, 32)), NotImplementedError, "g: has 4 dimensions"),
+    ("chunk_gated_delta_rule", dict(use_beta_sigmoid_in_kernel=False), ValueError, "allow_neg_eigval: got True"),
+    ("chunk_gated_delta_rule", dict(use_beta_sigmoid_in_kernel=1), TypeError, "use_beta_sigmoid_in_kernel: got 1"),
+    ("chunk_gated_delta_rule", dict(beta=[1.0]), TypeError, "beta: got list"),
+    ("chunk_gated_delta_rule", dict(A_log=None), ValueError, "A_log: got None"),
+    ("chunk_linear_attn", dict(normalize=None), TypeError, "normalize: got None"),
+    ("chunk_linear_attn", dict(cu_seqlens=torch.zeros(2)), NotImplementedError, "cu_seqlens: got a Tensor with norm"),
+    ("chunk_lightning_attn", dict(num_layers=0), ValueError, "num_layers is 0"),
+    ("chunk_lightning_attn", dict(layer_idx="1"), TypeError, "layer_idx: got str"),
+    ("chunk_retention", dict(q=None), TypeError, "q: got NoneType"),
+])
+def test_what_is_refused(name, changed, error, words):
+    with pytest.raises(error, match=f": {words}"):
+        getattr(tkq_fla, name)(**fla_calls.inputs(name) | changed)
+
+
+def test_a_head_first_layout_is_no_argument():
+    with pytest.raises(TypeError, match="head_first"):
+        tkq_fla.chunk_retention(**fla_calls.inputs("chunk_retention"), head_first=True)
+
+
+def test_sums_of_no_tokens():
+    q = torch.zeros(2, 0, 2, 32, dtype=BF16)
+    o, (state, z) = tkq_fla.chunk_linear_attn(q, q, q, output_final_state=True)
+    assert o.shape == q.shape and not state.any() and z.shape == (2, 1, 2, 32) and not z.any()
+    initial = torch.randn(2, 2, 32, 32), torch.randn(2, 1, 2, 32)
+    _, last = tkq_fla.chunk_linear_attn(q, q, q, initial_state=initial, output_final_state=True)
+    assert all(map(torch.equal, last, initial))
+
+
+def test_a_state_alone_begins_with_no_sum():
+    given = fla_calls.inputs("chunk_linear_attn")
+    state, z = given.pop("initial_state")
+    o, _ = tkq_fla.chunk_linear_attn(**given, initial_state=state)
+    assert torch.equal(o, tkq_fla.chunk_linear_attn(**given, initial_state=(state, torch.zeros_like(z)))[0])

@@ -1,0 +1,171 @@
+"""The options of tkq.gated_delta_rule that prepare q, k, g and beta: results, gradients, what is refused."""
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tkq
+from tests.helpers import delta_layers
+from tests.helpers.ops import every_op_checks as checks
+from tests.helpers.ops import every_op_sharded as sharded
+from tests.helpers.ops.every_op import Maker
+
+BF16 = torch.bfloat16
+
+
+def make(S=9, dtype=BF16, gates=BF16):
+    given = delta_layers.tensors(Maker("cpu", S, 0, dtype), 32, 48)
+    return given | {name: given[name].to(gates) for name in ("g", "A_log", "dt_bias")}
+
+
+@pytest.mark.parametrize("gates", [BF16, torch.float16, torch.float32])
+def test_results(gates):
+    given = make(gates=gates)
+    initial = torch.randn(2, 4, 32, 48)
+    o, state = delta_layers.call(**given, scale=0.4, initial_state=initial, output_final_state=True)
+    want, last = delta_layers.exact(**given, scale=0.4, initial_state=initial)
+    torch.testing.assert_close(o.double(), want, rtol=2**-6, atol=2**-7)  # q and k are rounded once more
+    torch.testing.assert_close(state.double(), last, rtol=2**-6, atol=2**-6)
+
+
+OPTIONS = {
+    "l2norm": (dict(use_qk_l2norm_in_kernel=True), lambda q, k, v, g, beta, A_log, dt_bias: (
+        *(F.normalize(x.double(), dim=-1).to(BF16) for x in (q, k)), v, -g.abs(), beta)),
+    "gate": (dict(use_gate_in_kernel=True), lambda q, k, v, g, beta, A_log, dt_bias: (
+        q, k, v, -A_log.exp() * F.softplus(g + dt_bias), beta)),
+    "negative eigenvalues": (dict(allow_neg_eigval=True), lambda q, k, v, g, beta, A_log, dt_bias: (
+        q, k, v, -g.abs(), 2 * beta)),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_option_alone(name):
+    options, prepare = OPTIONS[name]
+    given = make(gates=torch.float32)
+    given |= dict(q=given["q"] / 8, k=given["k"] / 8)
+    want = tkq.gated_delta_rule(*prepare(**given))
+    if name != "gate":
+        given |= dict(g=-given["g"].abs(), A_log=None, dt_bias=None)
+    found = tkq.gated_delta_rule(**given, **options)
+    torch.testing.assert_close(found, want, rtol=2**-7, atol=2**-9)
+    del options[next(iter(options))]
+    given |= dict(A_log=None, dt_bias=None)
+    if name != "gate":
+        assert not torch.allclose(tkq.gated_delta_rule(**given), want, rtol=2**-4, atol=2**-5)
+
+
+def test_no_bias_is_zeros():
+    given = make()
+    zeros = given | dict(dt_bias=torch.zeros(4))
+    assert torch.equal(delta_layers.call(**given | dict(dt_bias=None)), delta_layers.call(**zeros))
+
+
+def test_vectors_of_zeros_stay_zeros():
+    """Padding: no division by zero, and no gradient that is not finite."""
+    given = make()
+    for name in ("q", "k"):
+        given[name][:, 3] = 0
+        given[name].requires_grad_()
+    o = delta_layers.call(**given)
+    o.float().sum().backward()
+    assert not o[:, 3].any() and given["q"].grad.isfinite().all() and given["k"].grad.isfinite().all()
+
+
+def test_with_the_norm_strides_are_free():
+    """What TMA could not read is read by the norm."""
+    given = make()
+    odd = given | {name: F.pad(given[name], (1, 0))[..., 1:] for name in ("q", "k")}
+    assert torch.equal(delta_layers.call(**odd), delta_layers.call(**given))
+
+
+def test_no_tokens():
+    assert delta_layers.call(**make(S=0)).shape == (2, 0, 4, 48)
+
+
+def test_gradients():
+    given = make(gates=torch.float32)
+    wide = {name: x.detach().double().requires_grad_() for name, x in given.items()}
+    for x in given.values():
+        x.requires_grad_()
+    found, want = delta_layers.call(**given), delta_layers.exact(**wide)[0]
+    do = torch.randn_like(found)
+    mine = torch.autograd.grad(found, list(given.values()), do)
+    exact = torch.autograd.grad(want, list(wide.values()), do.double())
+    for name, a, b in zip(given, mine, exact):
+        assert a.dtype == given[name].dtype
+        assert (a.double() - b).norm() < 0.02 * b.norm(), name  # q and k are rounded once more
+
+
+def test_packed_sequences_and_a_pool():
+    """The options come ahead of what says where sequences and states lie."""
+    given = make(9)
+    row = {name: x[:1] if x.dim() > 1 else x for name, x in given.items()}
+    initial, pool = torch.randn(2, 4, 32, 48), torch.zeros(5, 4, 32, 48)
+    pool[[3, 1]] = initial
+    cu, rows = torch.tensor([0, 4, 9]), torch.tensor([3, 1])
+    o, states = delta_layers.call(**row, initial_state=initial, output_final_state=True, cu_seqlens=cu)
+    with torch.no_grad():
+        found = delta_layers.call(**row, initial_state=pool, cu_seqlens=cu, state_indices=rows)
+    assert torch.equal(found, o) and torch.equal(pool[rows], states)
+    for i, at in enumerate((slice(0, 4), slice(4, 9))):
+        alone = {name: x[:, at] if x.dim() > 1 else x for name, x in row.items()}
+        want = delta_layers.call(**alone, initial_state=initial[i:i + 1])
+        torch.testing.assert_close(o[:, at], want, rtol=2**-7, atol=2**-9)
+
+
+def zeros(*shape, dtype=torch.float32):
+    return torch.zeros(shape, dtype=dtype)
+
+
+@pytest.mark.parametrize("changed, error, words", [
+    (dict(A_log=None), ValueError, "A_log: got None, expected a tensor with use_gate_in_kernel=True"),
+    (dict(g=None), ValueError, "g: got None, expected a tensor with use_gate_in_kernel=True"),
+    (dict(use_gate_in_kernel=False), ValueError, "A_log: got a tensor, allowed with use_gate_in_kernel=True alone"),
+    (dict(use_gate_in_kernel=False, A_log=None), ValueError, "dt_bias: got a tensor, allowed with use_gate_in_kernel"),
+    (dict(g=zeros(2, 9, 4, 32)), NotImplementedError, "use_gate_in_kernel: got True with a g of 4 dimensions"),
+    (dict(g=zeros(2, 9, 2)), ValueError, r"g: shape is \(2, 9, 2\), expected \(2, 9, 4\)"),
+    (dict(g=zeros(2, 9, 4, dtype=torch.float64)), TypeError, "g: dtype is torch.float64"),
+    (dict(A_log=zeros(2)), ValueError, r"A_log: shape is \(2,\), expected \(4\)"),
+    (dict(dt_bias=zeros(4, 1)), ValueError, r"dt_bias: shape is \(4, 1\), expected \(4\)"),
+    (dict(dt_bias=zeros(4).to("meta")), ValueError, "dt_bias: is on meta"),
+    (dict(dt_bias=zeros(4, dtype=torch.int32)), TypeError, "dt_bias"),
+    (dict(use_qk_l2norm_in_kernel=1), TypeError, "use_qk_l2norm_in_kernel: got 1, allowed are True and False"),
+    (dict(q=zeros(2, 9, 64, dtype=BF16)), ValueError, "q: has 3 dimensions"),
+    (dict(q=zeros(2, 9, 2, 32)), TypeError, "q: .*float32"),
+    (dict(k=zeros(2, 9, 2, 64, dtype=BF16)[..., ::2]), ValueError, "k: "),
+    (dict(k=zeros(2, 9, 2, 48, dtype=BF16)), ValueError, r"k: shape is \(2, 9, 2, 48\)"),
+    (dict(q=zeros(2, 9, 2, 256, dtype=BF16), k=zeros(2, 9, 2, 256, dtype=BF16)), NotImplementedError, "q: K is 256"),
+    (dict(v=zeros(2, 9, dtype=BF16)), ValueError, "v: has 2 dimensions"),
+    (dict(beta=None), TypeError, "beta"),
+])
+def test_what_is_refused(changed, error, words):
+    with pytest.raises(error, match=f"^(gated_delta_rule: )?({words})"):
+        tkq.gated_delta_rule(**make() | delta_layers.OPTIONS | changed)
+
+
+def test_opcheck():
+    checks.passes_opcheck(delta_layers.CASE, "cpu", checks.QUICK)
+
+
+def test_compiled():
+    checks.compiles_once(delta_layers.CASE, "cpu", "eager", checks.ROWS[::2])
+
+
+@pytest.mark.slow
+def test_compiled_through_aot_dispatcher():
+    checks.compiles_once(delta_layers.CASE, "cpu")
+
+
+def test_exported():
+    checks.exports(delta_layers.CASE, "cpu")
+
+
+def test_autocast():
+    checks.keeps_its_types_under_autocast(delta_layers.CASE, "cpu")
+    checks.autocasts(delta_layers.CASE, "cpu")
+
+
+def test_on_dtensors():
+    """Sharded by sequences and by heads."""
+    with sharded.one_rank("cpu") as mesh:
+        for dimension in (None, 0, 2):
+            sharded.on_dtensors(delta_layers.CASE, mesh, "cpu", dimension)

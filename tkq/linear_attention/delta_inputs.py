@@ -1,0 +1,84 @@
+"""What models do to q, k, g and beta ahead of the delta rule: options of `gated_delta_rule`, made of other ops around
+its own. Each is differentiable as these are."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from tkq.linear_attention.check import DELTA
+from tkq.norms.ops import rmsnorm
+from tkq.runtime import arguments
+from tkq.runtime.call import check
+
+L2_EPS = 1e-6  # added to the sum of squares, as fla and transformers have it
+GATE_TYPES = ("bf16", "fp16", "fp32")
+_check = arguments.checker(DELTA, "use_qk_l2norm_in_kernel", "A_log", "dt_bias", "use_gate_in_kernel",
+                           "allow_neg_eigval")
+_tensors = arguments.checker(DELTA, "q", "k", "v", "beta")
+
+
+class DeltaOptions(NamedTuple):
+    """As `gated_delta_rule` has them."""
+
+    l2norm: bool = False
+    A_log: Tensor | None = None
+    dt_bias: Tensor | None = None
+    gate: bool = False
+    neg_eigval: bool = False
+
+
+def prepared(q, k, v, g, beta, options: DeltaOptions):
+    """(q, k, g, beta) as the rule itself takes them. Raises what the docstring of `gated_delta_rule` promises of the
+    options; all else is left to the rule."""
+    options = DeltaOptions(*_check(*options))
+    _tensors(q, k, v, beta)
+    if options.l2norm:
+        q, k = _unit("q", q), _unit("k", k)
+    if options.gate or options.A_log is not None or options.dt_bias is not None:
+        g = _gate(v, g, options)
+    return q, k, g, 2.0 * beta if options.neg_eigval else beta
+
+
+def _unit(name, x):
+    """x / sqrt(sum(x^2) + eps) of each head, rounded once: an RMS norm, whose eps stands beside the mean of squares."""
+    check.rank(f"{DELTA}: {name}", x, 4)
+    check.settled(f"{DELTA}: {name}", x)
+    check.last_dim_contiguous(f"{DELTA}: {name}", x)
+    K = x.shape[3]
+    return rmsnorm(x, x.new_full((K,), K**-0.5, dtype=torch.float32), eps=L2_EPS / K) if K else x
+
+
+def _gate(v, g, options):
+    """`log_decays` of what goes together."""
+    if not options.gate:
+        name = "dt_bias" if options.A_log is None else "A_log"
+        raise ValueError(f"{DELTA}: {name}: got a tensor, allowed with use_gate_in_kernel=True alone")
+    if g is None:
+        raise ValueError(f"{DELTA}: g: got None, expected a tensor with use_gate_in_kernel=True")
+    if options.A_log is None:
+        raise ValueError(f"{DELTA}: A_log: got None, expected a tensor with use_gate_in_kernel=True")
+    check.dtype(f"{DELTA}: g", g, GATE_TYPES)
+    check.rank(f"{DELTA}: v", v, 4)
+    tokens = tuple(v.shape[:3])
+    if g.dim() == 4:
+        raise NotImplementedError(f"{DELTA}: use_gate_in_kernel: got True with a g of 4 dimensions, shape "
+                                  f"{tuple(g.shape)}; supported is {tokens}")
+    check.shape(f"{DELTA}: g", g, tokens)
+    check.shape(f"{DELTA}: A_log", options.A_log, tokens[2:])
+    check.same_device(v=v, g=g, A_log=options.A_log, dt_bias=options.dt_bias)
+    if options.dt_bias is not None:
+        check.shape(f"{DELTA}: dt_bias", options.dt_bias, tokens[2:])
+    return log_decays(g, options.A_log, options.dt_bias)
+
+
+def log_decays(g, A_log, dt_bias=None):
+    """-exp(A_log) * softplus(g + dt_bias), float32. g: (B, S, HV). A_log, dt_bias: (HV,)."""
+    x = _wide(g) if dt_bias is None else _wide(g) + _wide(dt_bias)
+    return -_wide(A_log).exp() * softplus(x)
+
+
+def _wide(x):
+    return x.to(torch.float32)
