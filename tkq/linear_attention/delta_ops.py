@@ -92,8 +92,8 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
     Differentiable once, in q, k, v, g, beta, initial_state, A_log and dt_bias, through o and the state; results and
     gradients are the same, bit for bit, in every run. Under torch.autocast q, k and v are cast.
 
-    Source: Yang et al., Gated Delta Networks, 2024; Schlag et al., 2021; Kimi Linear, 2025. CPU
-    tensors take ``tkq.reference.linear_attention``, by the same rules.
+    Source: Yang et al., Gated Delta Networks, 2024; Schlag et al., 2021; Kimi Linear, 2025. CPU tensors take
+    ``tkq.reference.linear_attention``, by the same rules.
 
     Example::
 
