@@ -101,7 +101,7 @@ def _of_gates(g, x, less, at_end, of=None):
     if of is None:
         dg = suffix_sums(x, less, end=at_end)
     else:
-        dg = of.suffix_sums(of.only_inside(x - less))
+        dg = of.suffix_sums(x - less)
         if at_end is not None:
             dg = dg + of.of_tokens(at_end)
     return dg.sum((0, 1)) if g.dim() == 1 else dg.contiguous()

@@ -26,15 +26,15 @@ class Segments(NamedTuple):
         return torch.cat((x, x.new_zeros(1, *x.shape[1:])))[self.of]
 
     def suffix_sums(self, x: Tensor) -> Tensor:
-        """x (B, S, H) -> the sums of each token's and those behind it in its sequence. By doubling, in an order that S
-        alone decides: no sum has a part of another sequence, which would not vanish from it (NaN), or leave errors of
-        its own size."""
-        x, step, tokens = x.clone(), 1, x.shape[1]
+        """x (B, S, H) -> the sums of each token's and those behind it in its sequence; 0 for tokens of
+        none, whatever is there. By doubling, in an order that S alone decides: no sum has a part of another sequence,
+        which would not vanish from it (NaN), or leave errors of its own size."""
+        x, step, tokens = self.only_inside(x), 1, x.shape[1]
         behind, zero = (self.end - torch.arange(tokens, device=x.device))[:, None], x.new_zeros(())
         while step < tokens:
             x[:, :-step] += torch.where(behind[:-step] > step, x[:, step:], zero)
             step *= 2
-        return x
+        return self.only_inside(x)
 
 
 def segments(cu: Tensor | None, tokens: int) -> Segments | None:

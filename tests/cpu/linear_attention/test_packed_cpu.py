@@ -61,12 +61,18 @@ def test_sums_stay_in_their_sequence():
     of, x = segments(cu(), S), torch.randn(1, S, 3, dtype=torch.float64)
     x[0, CU[4] + 5, 1] = math.nan  # of the sixth token
     x[0, CU[-1]:] = math.nan
-    found = of.suffix_sums(of.only_inside(x))
+    found = of.suffix_sums(x)
     for a, e in itertools.pairwise(CU):
         torch.testing.assert_close(found[:, a:e], x[:, a:e].flip(1).cumsum(1).flip(1), equal_nan=True)
     assert not found[:, CU[-1]:].any() and found.isnan().sum() == 6
     of_tokens = of.of_tokens(torch.arange(1.0, N + 1)[:, None])[:, 0]
     assert of_tokens.tolist() == [n + 1 for n, length in enumerate(LENGTHS) for _ in range(length)] + [0] * 7
+
+
+def test_tokens_of_no_sequence_have_no_sums():
+    found = segments(torch.tensor((40, 100, 100, 250)), 300).suffix_sums(torch.ones(1, 300, 1))[0, :, 0]
+    assert not found[:40].any() and not found[250:].any()
+    assert torch.equal(found[40:250], torch.cat((torch.arange(60.0, 0, -1), torch.arange(150.0, 0, -1))))
 
 
 # ---- gradients --------------------------------------------------------------------------------------------------

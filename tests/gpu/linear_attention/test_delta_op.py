@@ -91,6 +91,6 @@ def test_in_a_cuda_graph():
 
 def test_compiled_in_one_graph_with_opcheck():
     given = with_beta(make(1, 65, 2, 4, 64, 64, "token"))
-    torch.library.opcheck(torch.ops.tkq.gated_delta_rule.default, (*given, None, None, True))
+    torch.library.opcheck(torch.ops.tkq.gated_delta_rule.default, (*given, None, None, True, None, False))
     compiled = torch.compile(lambda *x: tkq.gated_delta_rule(*x, output_final_state=True), fullgraph=True)
     assert all(map(torch.equal, compiled(*given), tkq.gated_delta_rule(*given, output_final_state=True)))

@@ -162,7 +162,7 @@ def test_the_same_bits():
 
 def test_compiled_in_one_graph_with_opcheck():
     given = [x.requires_grad_() for x in with_states(make(1, 65, 2, 4, 64, 64, "token"))]
-    torch.library.opcheck(torch.ops.tkq.linear_attn.default, (*given, None, True))
+    torch.library.opcheck(torch.ops.tkq.linear_attn.default, (*given, None, True, None, False))
     compiled = torch.compile(lambda *x: ours(*x), fullgraph=True)
     dy = [torch.randn_like(y) for y in ours(*given)]
     found, want = (torch.autograd.grad(f(*given), given, dy) for f in (compiled, ours))

@@ -73,6 +73,10 @@ class Maker:
         inner = torch.randint(0, self.rows + 1, (groups - 1,), generator=self._generator).sort().values
         return torch.cat((inner, torch.tensor([self.rows]))).to(INT).to(self.device)
 
+    def rows_apart(self, low, high) -> Tensor:
+        """The integers from low to below high, but for one, in any order: none of them twice."""
+        return (torch.randperm(high - low, generator=self._generator)[1:] + low).to(INT).to(self.device)
+
     def starts(self, sequences) -> Tensor:
         """cu_seqlens."""
         return torch.cat((torch.zeros(1, dtype=INT, device=self.device), self.ends(sequences)))
@@ -178,12 +182,12 @@ def _packed_unit_keys(t):
 
 def _packed_heads_and_indices(t):
     q, k, v, g, pool, cu_seqlens = _packed_heads(t).values()
-    return dict(q=q, k=k, v=v, g=g, pool=pool, cu_seqlens=cu_seqlens, state_indices=t.integers(-1, 3, 3))
+    return dict(q=q, k=k, v=v, g=g, pool=pool, cu_seqlens=cu_seqlens, state_indices=t.rows_apart(-1, 3))
 
 
 def _packed_unit_keys_and_indices(t):
     q, k, v, g, pool, cu_seqlens, beta = _packed_unit_keys(t).values()
-    return dict(q=q, k=k, v=v, g=g, beta=beta, pool=pool, cu_seqlens=cu_seqlens, state_indices=t.integers(-1, 3, 3))
+    return dict(q=q, k=k, v=v, g=g, beta=beta, pool=pool, cu_seqlens=cu_seqlens, state_indices=t.rows_apart(-1, 3))
 
 
 def _with_pool(function, *tensors, pool, **places):

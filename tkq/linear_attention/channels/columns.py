@@ -181,9 +181,9 @@ def unpacked(word, dtype):
     """Two numbers of 16 bits, as fp32."""
     if dtype is BFloat16:
         return (word << Int32(16)).bitcast(Float32), (word & Int32(-65536)).bitcast(Float32)
-    held = cute.make_rmem_tensor((1,), Int32)
-    held[0] = word
-    return [Float32(cute.recast_tensor(held, dtype)[e]) for e in range(2)]
+    two = cute.make_rmem_tensor((2,), dtype)
+    cute.recast_tensor(two, Int32)[0] = word
+    return [Float32(two[e]) for e in range(2)]
 
 
 def words(tile: tk.SharedTile) -> Any:

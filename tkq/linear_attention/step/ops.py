@@ -88,7 +88,7 @@ def linear_attn_step(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], state
     traced = ops.traced()
     if traced or autocast.on():
         q, k, v = autocast.lowered(q, k, v)
-    if not traced:
+    if not traced and not check.made_in_inference(state):
         found = _linear_calls.take(q, k, v, g, state, scale, state_indices, num_accepted_tokens, state_v_first, out)
         if found is not None:
             changed(state, out)
@@ -155,7 +155,7 @@ def gated_delta_rule_step(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], 
     traced = ops.traced()
     if traced or autocast.on():
         q, k, v = autocast.lowered(q, k, v)
-    if not traced:
+    if not traced and not check.made_in_inference(state):
         found = _delta_calls.take(q, k, v, g, beta, state, scale, use_qk_l2norm_in_kernel, state_indices,
                                   num_accepted_tokens, state_v_first, out)
         if found is not None:

@@ -75,7 +75,7 @@ def ssd_step(state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tens
     traced = ops.traced()
     if traced or autocast.on():
         x, B, C, z = autocast.lowered(x, B, C, z)
-    if not traced:
+    if not traced and not check.made_in_inference(state):
         found = _call_cache.take(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, state_batch_indices,
                                  num_accepted_tokens, out)
         if found is not None:

@@ -197,6 +197,11 @@ def refuse_overlap(op_name: str, **tensors) -> None:
                              "share memory; not allowed in place: pass a tensor whose rows lie apart")
 
 
+def made_in_inference(x) -> bool:
+    """Would `refuse_inference` refuse it? For calls that are replayed: such a one goes the usual way, and is refused."""
+    return isinstance(x, torch.Tensor) and x.is_inference() and not torch.is_inference_mode_enabled()
+
+
 def refuse_inference(op_name: str, **tensors) -> None:
     """RuntimeError, as torch's, where a tensor that is to be written over was made under torch.inference_mode and this
     is outside of it: asked before a launch, as its version is unknown after one."""
