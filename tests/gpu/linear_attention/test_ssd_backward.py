@@ -14,6 +14,7 @@ from tkq.testing import assert_2x
 
 NAMES = SsdGradients._fields
 ANY = 2.0**60  # ulps: no bound
+OF_TWO_PARTS = 2.0**8  # 2^-16, in units of the last place of fp32
 
 
 def incoming(given, of_state=True):
@@ -51,9 +52,11 @@ def check(monkeypatch, given, of_state=True):
     for name, mine, exact, other in zip(NAMES, found, want, peer):
         assert (mine is None) == (exact is None), name
         if exact is not None:
-            # what rounding does to a token is in the sums of all tokens before it: they may have one sign
+            # what rounding does to a token is in the sums of all tokens before it: they may have one sign. Those that
+            # gates' gradients are differences of have operands in two parts, of 16 bits: a few such roundings decide
+            ulps = max(room, OF_TWO_PARTS) if name in ("dt", "A", "dt_bias") else room
             assert_2x(*(x.reshape(-1, exact.shape[-1]) for x in (mine, exact, other)), what=name,
-                      **dict(ulps=room, bias_ulps=ANY) if mine.dtype == F32 else {})
+                      **dict(ulps=ulps, bias_ulps=ANY) if mine.dtype == F32 else {})
     return found
 
 

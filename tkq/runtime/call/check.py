@@ -198,7 +198,7 @@ def refuse_overlap(op_name: str, **tensors) -> None:
 
 
 def made_in_inference(x) -> bool:
-    """Would `refuse_inference` refuse it? For calls that are replayed: such a one goes the usual way, and is refused."""
+    """Would `refuse_inference` refuse it? Such a call is not replayed: it goes the usual way, and is refused."""
     return isinstance(x, torch.Tensor) and x.is_inference() and not torch.is_inference_mode_enabled()
 
 
