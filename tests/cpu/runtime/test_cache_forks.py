@@ -148,14 +148,14 @@ def test_programs_that_are_started_have_none(tmp_path):
 
 
 HOLDER = """
-import os, sys, threading, time
+import os, pathlib, sys, threading, time
 from tkq.runtime.compile.cache import Cache
 
 def child():
     os.write(1, f"{os.fork() or os.getpid()}\\n".encode())
     time.sleep(60)
 
-with Cache(sys.argv[1], before=()).lock("a"):
+with Cache(pathlib.Path(sys.argv[1]), before=()).lock("a"):
     if sys.argv[2] == "inside":
         child()
     thread = threading.Thread(target=child)
