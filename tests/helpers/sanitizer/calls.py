@@ -281,10 +281,10 @@ def states(device):
             x.detach().requires_grad_() for x in (q, k / 8, v, g, initial, g.sigmoid())]
         o, state = tkq.gated_delta_rule(q, k, v, g, beta, None, initial, True)
         yield f"gated_delta_rule {K} x {V}", (o, state, *grad((o, state), given, (do, dstate)))
-        x, dt, B, C, initial, A, D, bias = (t.detach().requires_grad_() for t in (
+        x, dt, B, C, states, A, D, bias = (t.detach().requires_grad_() for t in (
             v, beta, k, q, initial.mT, -g[0, 0].sigmoid(), initial[0, :, 0], g[0, 1]))
-        y, state = tkq.mamba2_ssd(x, dt, A, B, C, D, do, bias, initial, True, return_final_states=True)
-        yield f"mamba2_ssd {K} x {V}", (y, state, *grad((y, state), (x, dt, A, B, C, D, bias, initial),
+        y, state = tkq.mamba2_ssd(x, dt, A, B, C, D, do, bias, states, True, return_final_states=True)
+        yield f"mamba2_ssd {K} x {V}", (y, state, *grad((y, state), (x, dt, A, B, C, D, bias, states),
                                                         (do, dstate.mT)))
         gates = (g.detach()[..., None] * torch.linspace(0, 2, K, device=device)).requires_grad_()
         given = q, k, v, gates, beta, initial
