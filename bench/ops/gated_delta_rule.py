@@ -69,6 +69,7 @@ def forward_error(_, given, found):
     return worst
 
 
+@torch.enable_grad()
 def training_error(_, given, found):
     """The largest of the results', of both heads that share the first of q and k; of long sequences that of o."""
     if found[0].shape[1] > JUDGED:

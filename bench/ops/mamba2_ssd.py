@@ -69,6 +69,7 @@ def forward_error(_, given, found):
     return max(relative_error(found[0, :tokens, h], exactly(*one(given, h, tokens))) for h in (0, found.shape[2] - 1))
 
 
+@torch.enable_grad()
 def training_error(_, given, found):
     """The largest of y's and the gradients' of x and dt, on the first and the last head; B and C are shared by all."""
     worst = 0.0

@@ -53,6 +53,7 @@ def flashinfer() -> Callable:
 
 def training(forward: Callable) -> Callable:
     """Forward and backward of one call."""
+    @torch.enable_grad()  # the harness calls without
     def step(q, k, v, g, beta, alpha, do):
         leaves = [x.detach().requires_grad_() for x in (q, k, v, g, beta)]
         o = forward(*leaves, alpha)
@@ -90,6 +91,7 @@ def flashinfer_packed() -> Callable:
 
 def packed_training(forward: Callable) -> Callable:
     """Forward and backward of one call; do comes last."""
+    @torch.enable_grad()  # the harness calls without
     def step(*given):
         *tensors, alpha, cu, do = given
         leaves = [x.detach().requires_grad_() for x in tensors]

@@ -54,6 +54,7 @@ def fla_columns() -> Callable:
 
 def training(forward: Callable) -> Callable:
     """Forward and backward of one call."""
+    @torch.enable_grad()  # the harness calls without
     def step(q, k, v, g, do):
         leaves = [x.detach().requires_grad_() for x in (q, k, v, *(() if g.dim() == 1 else (g,)))]
         o = forward(*leaves) if g.dim() > 1 else forward(*leaves, g)
@@ -71,6 +72,7 @@ def fla_packed() -> Callable:
 
 def packed_training(forward: Callable) -> Callable:
     """Forward and backward of one call; cu_seqlens and do come last."""
+    @torch.enable_grad()  # the harness calls without
     def step(*given):
         *tensors, cu, do = given
         leaves = [x.detach().requires_grad_() for x in tensors]

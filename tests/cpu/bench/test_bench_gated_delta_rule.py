@@ -6,6 +6,13 @@ from bench.ops import gated_delta_rule
 from bench.peers import common
 
 
+@pytest.fixture(autouse=True)
+def without_gradients():
+    """As the harness calls."""
+    with torch.no_grad():
+        yield
+
+
 @pytest.mark.parametrize("section", ("forward", "training"))
 def test_ours_is_what_judges_it(monkeypatch, section):
     monkeypatch.setattr(gated_delta_rule, "DIM", 32)

@@ -7,6 +7,13 @@ from bench.peers import common
 from bench.peers import linear_attention as peers
 
 
+@pytest.fixture(autouse=True)
+def without_gradients():
+    """As the harness calls."""
+    with torch.no_grad():
+        yield
+
+
 @pytest.fixture
 def tiny(monkeypatch):
     monkeypatch.setattr(linear_attention, "DIM", 32)

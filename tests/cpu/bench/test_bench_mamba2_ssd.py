@@ -7,6 +7,13 @@ from bench.peers import common, ssd
 from bench.peers.linear_attention import chunked
 
 
+@pytest.fixture(autouse=True)
+def without_gradients():
+    """As the harness calls."""
+    with torch.no_grad():
+        yield
+
+
 @pytest.mark.parametrize("section", ("forward", "training"))
 @pytest.mark.parametrize("N", [64, 32])
 def test_ours_is_what_judges_it(monkeypatch, section, N):
