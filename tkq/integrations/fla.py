@@ -55,6 +55,12 @@ _HALF = torch.bfloat16, torch.float16
 # ---- linear attention -----------------------------------------------------------------------------------------------
 
 
+def _of_rank(name, argument, x, dims):
+    """Other functions have gates of other ranks. What is no tensor is refused by the op."""
+    if isinstance(x, Tensor):
+        check.rank(f"{name}: {argument}", x, dims)
+
+
 def _linear(name, q, k, v, g, scale, initial_state, output_final_state, **given):
     found = linear_attn(q, k, v, _wide(g, *_HALF), scale, initial_state, output_final_state,
                         **_extra(name, "linear_attn", **given))
@@ -90,6 +96,8 @@ def fused_recurrent_simple_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None
 def _simple_gla(name, q, k, v, g, g_gamma, scale, initial_state, output_final_state, **given):
     if g is not None and g_gamma is not None:
         raise NotImplementedError(f"{name}: g_gamma: got a tensor with g, allowed is one of them")
+    _of_rank(name, "g", g, 3)
+    _of_rank(name, "g_gamma", g_gamma, 1)
     gates = g if g_gamma is None else g_gamma
     return _linear(name, q, k, v, gates, scale, initial_state, output_final_state, **given)
 
@@ -98,6 +106,8 @@ def chunk_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float | None = 
               initial_state: Tensor | None = None, output_final_state: bool = False, state_v_first: bool = False,
               cu_seqlens: Tensor | None = None, cu_seqlens_cpu=None):
     """`tkq.linear_attn` with g (B, T, HV, K), logarithms of decays for each column of k."""
+    check.tensor("chunk_gla: g", g)
+    _of_rank("chunk_gla", "g", g, 4)
     return _linear("chunk_gla", q, k, v, g, scale, initial_state, output_final_state, state_v_first=state_v_first,
                    cu_seqlens=cu_seqlens)
 
@@ -235,6 +245,7 @@ def chunk_gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Ten
                            *, use_gate_in_kernel: bool = False, A_log: Tensor | None = None,
                            dt_bias: Tensor | None = None, chunk_size: int | None = None):
     """`tkq.gated_delta_rule`. use_beta_sigmoid_in_kernel: beta is sigmoid(beta), with allow_neg_eigval twice that."""
+    _of_rank("chunk_gated_delta_rule", "g", g, 3)
     given = dict(state_v_first=state_v_first, cu_seqlens=cu_seqlens, cp_context=cp_context)
     options = dict(use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel, allow_neg_eigval=allow_neg_eigval,
                    use_gate_in_kernel=use_gate_in_kernel, A_log=A_log, dt_bias=dt_bias)
@@ -250,6 +261,7 @@ def fused_recurrent_gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor 
                                      use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False,
                                      state_v_first: bool = False, cu_seqlens: Tensor | None = None):
     """As `chunk_gated_delta_rule`; beta is 1 where not given."""
+    _of_rank("fused_recurrent_gated_delta_rule", "g", g, 3)
     given = dict(gk=gk, gv=gv, state_v_first=state_v_first, cu_seqlens=cu_seqlens)
     options = dict(use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel, allow_neg_eigval=allow_neg_eigval,
                    use_gate_in_kernel=use_gate_in_kernel, A_log=A_log, dt_bias=dt_bias)
@@ -267,6 +279,8 @@ def chunk_kda(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: f
               chunk_size: int | None = None):
     """`tkq.gated_delta_rule` with g (B, T, HV, K), logarithms of decays for each column of k: Kimi Delta Attention.
     safe_gate, disable_recompute, use_graph and max_num_seqs are passed over: how fla computes."""
+    check.tensor("chunk_kda: g", g)
+    _of_rank("chunk_kda", "g", g, 4)
     given = dict(use_gate_in_kernel=use_gate_in_kernel, lower_bound=lower_bound, cp_context=cp_context,
                  return_intermediate_states=return_intermediate_states, state_v_first=state_v_first,
                  cu_seqlens=cu_seqlens)

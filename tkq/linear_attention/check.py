@@ -66,11 +66,11 @@ def _check_operands(op, q, k, v, where, **others):
     if not H or not HV or HV % H:
         raise ValueError(f"{op}: v has {HV} heads, q has {H}; allowed are from 1 on, v's a multiple of q's")
     _check_sizes(op, q, v)
-    _check_states(op, others["initial_state"], _sequences(op, q, where.cu_seqlens), (HV, K, V), where)
+    _check_states(op, others["initial_state"], sequences(op, q, where.cu_seqlens), (HV, K, V), where)
     return B, S, HV
 
 
-def _sequences(op, q, cu_seqlens):
+def sequences(op, q, cu_seqlens):
     """How many."""
     if cu_seqlens is None:
         return q.shape[0]

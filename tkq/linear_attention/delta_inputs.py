@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from tkq.linear_attention.check import DELTA
+from tkq.linear_attention.check import DELTA, sequences
+from tkq.linear_attention.segments import segments
 from tkq.norms.ops import rmsnorm
 from tkq.runtime import arguments
 from tkq.runtime.call import check
@@ -17,7 +18,7 @@ L2_EPS = 1e-6  # added to the sum of squares, as fla and transformers have it
 GATE_TYPES = ("bf16", "fp16", "fp32")
 _check = arguments.checker(DELTA, "use_qk_l2norm_in_kernel", "A_log", "dt_bias", "use_gate_in_kernel",
                            "allow_neg_eigval")
-_tensors = arguments.checker(DELTA, "q", "k", "v", "beta")
+_tensors = arguments.checker(DELTA, "q", "k", "v", "beta", "cu_seqlens")
 
 
 class DeltaOptions(NamedTuple):
@@ -30,28 +31,45 @@ class DeltaOptions(NamedTuple):
     neg_eigval: bool = False
 
 
-def prepared(q, k, v, g, beta, options: DeltaOptions):
+def prepared(q, k, v, g, beta, options: DeltaOptions, cu_seqlens: Tensor | None = None):
     """(q, k, g, beta) as the rule itself takes them. Raises what the docstring of `gated_delta_rule` promises of the
-    options; all else is left to the rule."""
+    options; all else is left to the rule. Tokens of no sequence count as zeros: what stands there reaches no gradient,
+    not even as NaN times 0."""
     options = DeltaOptions(*_check(*options))
-    _tensors(q, k, v, beta)
+    _tensors(q, k, v, beta, cu_seqlens)
+    only_inside = _inside(v, cu_seqlens)
     if options.l2norm:
-        q, k = _unit("q", q), _unit("k", k)
+        q, k = _unit("q", q, only_inside), _unit("k", k, only_inside)
     if options.gate or options.A_log is not None or options.dt_bias is not None:
-        g = _gate(v, g, options)
+        g = _gate(v, g, options, only_inside)
     return q, k, g, 2.0 * beta if options.neg_eigval else beta
 
 
-def _unit(name, x):
+def _inside(v, cu_seqlens):
+    """x of tokens -> the same, zeros for tokens of no sequence."""
+    if cu_seqlens is None:
+        return lambda x: x
+    check.rank(f"{DELTA}: v", v, 4)
+    sequences(DELTA, v, cu_seqlens)
+    check.same_device(v=v, cu_seqlens=cu_seqlens)
+    of = segments(cu_seqlens, v.shape[1])
+
+    def only_inside(x):
+        return of.only_inside(x) if x.shape[:2] == v.shape[:2] else x  # which the rule refuses
+
+    return only_inside
+
+
+def _unit(name, x, only_inside):
     """x / sqrt(sum(x^2) + eps) of each head, rounded once: an RMS norm, whose eps stands beside the mean of squares."""
     check.rank(f"{DELTA}: {name}", x, 4)
     check.settled(f"{DELTA}: {name}", x)
     check.last_dim_contiguous(f"{DELTA}: {name}", x)
-    K = x.shape[3]
+    x, K = only_inside(x), x.shape[3]
     return rmsnorm(x, x.new_full((K,), K**-0.5, dtype=torch.float32), eps=L2_EPS / K) if K else x
 
 
-def _gate(v, g, options):
+def _gate(v, g, options, only_inside):
     """`log_decays` of what goes together."""
     if not options.gate:
         name = "dt_bias" if options.A_log is None else "A_log"
@@ -71,7 +89,7 @@ def _gate(v, g, options):
     check.same_device(v=v, g=g, A_log=options.A_log, dt_bias=options.dt_bias)
     if options.dt_bias is not None:
         check.shape(f"{DELTA}: dt_bias", options.dt_bias, tokens[2:])
-    return log_decays(g, options.A_log, options.dt_bias)
+    return log_decays(only_inside(g), options.A_log, options.dt_bias)
 
 
 def log_decays(g, A_log, dt_bias=None):

@@ -109,7 +109,7 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
     if not (use_qk_l2norm_in_kernel is use_gate_in_kernel is allow_neg_eigval is False
             and A_log is None and dt_bias is None):
         q, k, g, beta = prepared(q, k, v, g, beta, DeltaOptions(use_qk_l2norm_in_kernel, A_log, dt_bias,
-                                                                use_gate_in_kernel, allow_neg_eigval))
+                                                                use_gate_in_kernel, allow_neg_eigval), cu_seqlens)
     if state_indices is not None:
         scale, output_final_state, state_v_first = delta_options(scale, output_final_state, state_v_first)
         o = _pools.call((q, k, v, g, beta, initial_state), scale, Where(cu_seqlens, state_indices, state_v_first))
@@ -206,6 +206,8 @@ def _pool_cuda(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tenso
 
 
 def _pool_replayed(q, k, v, g, beta, initial_state, scale, cu_seqlens, state_indices, state_v_first):
+    if check.made_in_inference(initial_state):
+        return None
     pool = turned(DELTA, initial_state, state_v_first)
     found = _call_cache.take(q, k, v, g, beta, pool, scale, True, cu_seqlens, state_v_first, state_indices)
     if found is None:

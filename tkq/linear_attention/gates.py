@@ -45,7 +45,8 @@ class Gate:
     # ---- the scores' warpgroup -----------------------------------------------------------------
 
     def begin(self, g, t, chunk):
-        """(registers of this lane's two gates of the next chunk, row and column sums); the first chunk's are read."""
+        """(registers of this lane's two gates of the next chunk, with Mamba-2 its d, too; row and column sums; with
+        Mamba-2 what columns are multiplied by); the first chunk's are read."""
         if not self.gated:
             return None
         ahead = cute.make_rmem_tensor((4 if self.ssd else 2,), Float32)

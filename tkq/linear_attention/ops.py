@@ -53,17 +53,17 @@ def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, sca
         scale: of o; 1 / sqrt(K) where not given.
         initial_state: the state before the first token, (B, HV, K, V), float32 or bfloat16, any strides. None: zeros.
         output_final_state: also return the state behind the last token.
-        cu_seqlens: (N + 1,) int32 or int64, rising from 0 to S: B is 1, and sequence n has the tokens cu_seqlens[n] to
-            cu_seqlens[n + 1]. It may have none. States are then (N, HV, K, V). They stay on the GPU: nothing waits for
-            their values, and under a CUDA graph they may change between replays. Any values: a number below 0 counts
-            as 0, one beyond S as S, and one below a number before it as that one, so its sequence is empty. Nothing
-            outside the tensors is read or written. Tokens of no sequence, before the first or behind the last one, have
-            o of 0 and a part in no gradient, whatever stands there; theirs are 0.
-        state_indices: (N,) int32 or int64, a number for each sequence (B, or those of cu_seqlens): sequence n begins
-            with row state_indices[n] of initial_state, a pool (M, HV, K, V), and the state behind its last token is
-            written there, in the pool's dtype. Any values: where there is no such row, as with -1, the sequence
-            begins with zeros and its state is not written. A row that two sequences have holds numbers of their states,
-            and what they begin with is not defined. Without gradients.
+        cu_seqlens: (N + 1,) int32 or int64, contiguous, rising from 0 to S: B is 1, and sequence n has the tokens
+            cu_seqlens[n] to cu_seqlens[n + 1]. It may have none. States are then (N, HV, K, V). They stay on the GPU:
+            nothing waits for their values, and under a CUDA graph they may change between replays. Any values: a number
+            below 0 counts as 0, one beyond S as S, and one below a number before it as that one, so its sequence is
+            empty. Nothing outside the tensors is read or written. Tokens of no sequence, before the first or behind the
+            last one, have o of 0 and a part in no gradient, whatever stands there; theirs are 0.
+        state_indices: (N,) int32 or int64, contiguous, a number for each sequence (B, or those of cu_seqlens): sequence
+            n begins with row state_indices[n] of initial_state, a pool (M, HV, K, V), and the state behind its last
+            token is written there, in the pool's dtype. Any values: where there is no such row, as with -1, the
+            sequence begins with zeros and its state is not written. A row that two sequences have holds numbers of
+            their states, and what they begin with is not defined. Without gradients.
         state_v_first: states are (.., V, K), those that come in and those that go out; these contiguous.
 
     Returns:
@@ -200,6 +200,8 @@ def _pool_cuda(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], initial_sta
 
 
 def _pool_replayed(q, k, v, g, initial_state, scale, cu_seqlens, state_indices, state_v_first):
+    if check.made_in_inference(initial_state):
+        return None
     pool = turned(OP, initial_state, state_v_first)
     found = _call_cache.take(q, k, v, g, pool, scale, True, cu_seqlens, state_v_first, state_indices)
     if found is None:

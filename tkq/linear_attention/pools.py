@@ -27,7 +27,7 @@ class Pools:
 
     def call(self, tensors, scale, where) -> Tensor:
         given = *tensors, scale, *where
-        if not ops.traced() and not check.made_in_inference(tensors[-1]):
+        if not ops.traced():
             found = self.replayed(*given)
             if found is not None:
                 return found
@@ -36,6 +36,7 @@ class Pools:
         self.check(*tensors[:-1], turned(self.name, tensors[-1], where.state_v_first), where)
         check.refuse_tangent(self.name, **{f"tensor {i}": x for i, x in enumerate(tensors)})
         refuse_recorded(self.name, *tensors)
+        check.settled(f"{self.name}: initial_state", tensors[-1])  # the dispatcher would write a copy
         return self.op(*given)
 
 

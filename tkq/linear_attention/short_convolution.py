@@ -38,7 +38,7 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, activat
     padded = torch.cat((state.to(x.dtype), x.transpose(1, 2)), 2)  # (B, C, W - 1 + S)
     y = F.conv1d(padded, weight[:, None], bias, groups=C) if S else padded[..., :0]
     y = ACTIVATIONS[activation](y).transpose(1, 2).contiguous()
-    return (y, padded[..., S:]) if output_final_state else y
+    return (y, padded[..., S:].clone(memory_format=torch.contiguous_format)) if output_final_state else y
 
 
 class ShortConvolution(nn.Conv1d):

@@ -169,3 +169,22 @@ def test_on_dtensors():
     with sharded.one_rank("cpu") as mesh:
         for dimension in (None, 0, 2):
             sharded.on_dtensors(delta_layers.CASE, mesh, "cpu", dimension)
+
+
+def test_what_stands_in_tokens_of_no_sequence_reaches_no_gradient():
+    """Of the options' own tensors, too: a sum over tokens."""
+    q, k = torch.randn(2, 1, 8, 1, 32).bfloat16()
+    given = [q, k, torch.randn(1, 8, 2, 32).bfloat16(), torch.randn(1, 8, 2), torch.rand(1, 8, 2)]
+    weights = [torch.zeros(2), torch.zeros(2)]
+
+    def gradients(tensors):
+        leaves = [x.detach().clone().requires_grad_() for x in (*tensors, *weights)]
+        o = tkq.gated_delta_rule(*leaves[:5], None, None, False, True, A_log=leaves[5], dt_bias=leaves[6],
+                                 use_gate_in_kernel=True, cu_seqlens=torch.tensor([1, 5]))
+        return torch.autograd.grad(o.float().sum(), leaves)
+
+    spoilt = [x.clone() for x in given]
+    for x in spoilt:
+        x[:, 5:] = x[:, :1] = float("nan")
+    for found, want in zip(gradients(spoilt), gradients(given)):
+        assert torch.equal(found, want) and not found.isnan().any()

@@ -10,6 +10,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[3]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+FEWER = {"hybrid_train": ["--steps", "20"]}  # 300 are test_layers_on_gpu's, with --slow
 
 
 def is_llama(path):
@@ -27,7 +28,7 @@ def test_example(path):
     llama = is_llama(path)
     if llama and importlib.util.find_spec("transformers") is None:
         pytest.skip("transformers is not installed")
-    command = [sys.executable, str(path), *(["--small"] if llama else [])]
+    command = [sys.executable, str(path), *(["--small"] if llama else FEWER.get(path.stem, []))]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150)
     report = f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     assert done.returncode == 0, report

@@ -13,8 +13,8 @@ SCORES_BARRIER, OUT_BARRIER = 1, 2  # named barriers: of the scores' warpgroup, 
 class Operands(NamedTuple):
     """q, k: (B, S, H, K). v: (B, S, Hv, V). o: (B, S, HO, V), HO a multiple of H and Hv: neighbouring heads of o share
     one of theirs. g: (B, S, HO, K) fp32, with gates of values (B, S, HO, V). beta: None, or (B, S, HO). initial, final:
-    (B, HO, K, V) or None, of any strides. x: None, or as v. dots: None, or as o, o times x. dv: None, or as o: with the
-    delta rule, reversed, o times beta."""
+    (B, HO, K, V) or None, of any strides. x: None, or as v, of any heads that divide HO. dots: None, or as o, o
+    times x. dv: None, or as o: with the delta rule, reversed, o times beta."""
 
     q: cute.Tensor
     k: cute.Tensor

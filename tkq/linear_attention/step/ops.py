@@ -88,7 +88,7 @@ def linear_attn_step(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], state
     traced = ops.traced()
     if traced or autocast.on():
         q, k, v = autocast.lowered(q, k, v)
-    if not traced and not check.made_in_inference(state):
+    if not traced and not (check.made_in_inference(state) or check.made_in_inference(out)):
         found = _linear_calls.take(q, k, v, g, state, scale, state_indices, num_accepted_tokens, state_v_first, out)
         if found is not None:
             changed(state, out)
@@ -155,7 +155,7 @@ def gated_delta_rule_step(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], 
     traced = ops.traced()
     if traced or autocast.on():
         q, k, v = autocast.lowered(q, k, v)
-    if not traced and not check.made_in_inference(state):
+    if not traced and not (check.made_in_inference(state) or check.made_in_inference(out)):
         found = _delta_calls.take(q, k, v, g, beta, state, scale, use_qk_l2norm_in_kernel, state_indices,
                                   num_accepted_tokens, state_v_first, out)
         if found is not None:
@@ -216,7 +216,7 @@ def _linear_cuda_op(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], state:
                     state_indices: Optional[Tensor], num_accepted_tokens: Optional[Tensor],
                     state_v_first: bool) -> Tensor:
     call = LinearCall(q, k, v, g, state, scale, state_indices, num_accepted_tokens, state_v_first)
-    found = _linear_calls.take(*call, None)
+    found = None if check.made_in_inference(state) else _linear_calls.take(*call, None)
     if found is None:
         linear_options(scale, state_v_first)  # of the dispatcher, where no public function has looked at them
         return _linear(call)
@@ -260,7 +260,7 @@ def _delta_cuda_op(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: T
                    num_accepted_tokens: Optional[Tensor], state_v_first: bool) -> Tensor:
     call = DeltaCall(q, k, v, g, beta, state, scale, use_qk_l2norm_in_kernel, state_indices, num_accepted_tokens,
                      state_v_first)
-    found = _delta_calls.take(*call, None)
+    found = None if check.made_in_inference(state) else _delta_calls.take(*call, None)
     if found is None:
         delta_options(scale, use_qk_l2norm_in_kernel, state_v_first)
         return _delta(call)

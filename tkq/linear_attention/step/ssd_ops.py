@@ -75,7 +75,7 @@ def ssd_step(state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tens
     traced = ops.traced()
     if traced or autocast.on():
         x, B, C, z = autocast.lowered(x, B, C, z)
-    if not traced and not check.made_in_inference(state):
+    if not traced and not (check.made_in_inference(state) or check.made_in_inference(out)):
         found = _call_cache.take(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, state_batch_indices,
                                  num_accepted_tokens, out)
         if found is not None:
@@ -123,7 +123,7 @@ def _cuda_op(state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tens
              z: Optional[Tensor], dt_bias: Optional[Tensor], dt_softplus: bool, state_batch_indices: Optional[Tensor],
              num_accepted_tokens: Optional[Tensor]) -> Tensor:
     call = SsdCall(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, state_batch_indices, num_accepted_tokens)
-    found = _call_cache.take(*call, None)
+    found = None if check.made_in_inference(state) else _call_cache.take(*call, None)
     if found is None:
         ssd_options(dt_softplus)
         return _cuda(call)
