@@ -25,10 +25,10 @@ SCORES_BARRIER, OUT_BARRIER = 1, 2  # named barriers: of the scores' warpgroup, 
 class Operands(NamedTuple):
     """q, k: (B, S, H, K). v: (B, S, Hv, V). o: (B, S, HO, V), HO a multiple of H and Hv: neighbouring heads of o share
     one of theirs. g: None, (HO,) or (B, S, HO) fp32. beta: None, or (B, S, HO). initial, final: (B, HO, K, V) or None,
-    of any strides; (B, HO, V, K) with state_v_first. x: None, or as v, of any heads that divide HO. dots:
-    (ceil(V / 64), B, S, HO) fp32, the sums of o times x of 64 columns each. dv: None, or as o: with delta, reversed, o times beta. cu: None, or (N + 1,), where N
-    packed sequences begin and end: then B is 1, and states are N. state_indices: None, or (N,), rows of a pool, which
-    is initial and final."""
+    of any strides; (B, HO, V, K) with state_v_first. x: None, or as v, of any heads that divide HO. dots: (ceil(V /
+    64), B, S, HO) fp32, the sums of o times x of 64 columns each. dv: None, or as o: with delta, reversed, o times
+    beta. cu: None, or (N + 1,), where N packed sequences begin and end: then B is 1, and states are N. state_indices:
+    None, or (N,), rows of a pool, which is initial and final."""
 
     q: cute.Tensor
     k: cute.Tensor
