@@ -169,3 +169,12 @@ def test_a_state_alone_begins_with_no_sum():
     state, z = given.pop("initial_state")
     o, _ = tkq_fla.chunk_linear_attn(**given, initial_state=state)
     assert torch.equal(o, tkq_fla.chunk_linear_attn(**given, initial_state=(state, torch.zeros_like(z)))[0])
+
+
+@pytest.mark.parametrize("name", ["chunk_gla", "chunk_kda", "chunk_simple_gla", "chunk_gated_delta_rule"])
+def test_gates_of_another_rank_are_refused(name):
+    q, k, v = torch.randn(3, 1, 8, 2, 32).bfloat16()
+    g = -torch.rand(1, 8, 2, *((32,) if name in ("chunk_simple_gla", "chunk_gated_delta_rule") else ()))
+    beta = (torch.rand(1, 8, 2),) if name in ("chunk_kda", "chunk_gated_delta_rule") else ()
+    with pytest.raises(ValueError, match=f"{name}: g: has {g.dim()} dimensions"):
+        getattr(tkq_fla, name)(q, k, v, g, *beta)

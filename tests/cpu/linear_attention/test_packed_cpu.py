@@ -250,3 +250,12 @@ def test_the_kernels_of_calls():
         (None, "int64", "bf16")]
     operands = seen[-2][1][0]
     assert operands[6] is operands[7] is pool
+
+
+@pytest.mark.parametrize("op", ["linear_attn", "gated_delta_rule"])
+def test_a_negated_pool_is_refused_by_name(op):
+    q, k, v = torch.randn(3, 1, 8, 2, 32).bfloat16()
+    given = (None,) if op == "linear_attn" else (None, torch.rand(1, 8, 2))
+    with pytest.raises(ValueError, match=f"{op}: initial_state: is a view with a pending negation"):
+        getattr(tkq, op)(q, k, v, *given, initial_state=torch._neg_view(torch.zeros(3, 2, 32, 32)),
+                         state_indices=torch.tensor([0]))
