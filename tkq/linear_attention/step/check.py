@@ -176,7 +176,7 @@ def _check_pool(op, state, sizes, v_first):
 
 
 def _check_rows(op, name, state, sizes, indices, accepted):
-    """How sequences are told their rows of the pool."""
+    """Which rows of the pool belong to which sequences."""
     N, T = sizes
     if accepted is not None:
         check.shape(f"{op}: num_accepted_tokens", accepted, (N,))

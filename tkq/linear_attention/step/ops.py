@@ -53,8 +53,8 @@ def linear_attn_step(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], state
         num_accepted_tokens: for speculative decoding, (N,) int32 or int64, with state_indices (N, T): row
             state_indices[n, t] gets the state behind token t of sequence n, where the pool has it, and the state before
             the first token is the one in row state_indices[n, num_accepted_tokens[n] - 1], which the last call has put
-            there: of its tokens so many were accepted. A sequence is skipped where that number is not from 1 to T, or
-            the pool does not have the row.
+            there: that is how many of its tokens were accepted. A sequence is skipped where that number is not from 1
+            to T, or the pool does not have the row.
         state_v_first: states are (M, HV, V, K).
         out: where o is written, of v's shape and q's dtype, laid out as v. It shares no memory with the others.
 
