@@ -75,7 +75,7 @@ class GatedDeltaNet(nn.Module):
             check.size(f"GatedDeltaNet: {name}", size)
         for name, flag in (("conv_bias", conv_bias), ("use_gate", use_gate), ("allow_neg_eigval", allow_neg_eigval)):
             check.flag(f"GatedDeltaNet: {name}", flag)
-        _check_heads(num_heads, num_v_heads, head_dim, head_v_dim)
+        check_heads("GatedDeltaNet", num_heads, num_v_heads, head_dim, head_v_dim)
         self.hidden_size, self.num_heads, self.num_v_heads = hidden_size, num_heads, num_v_heads
         self.head_dim, self.head_v_dim, self.allow_neg_eigval = head_dim, head_v_dim, allow_neg_eigval
         new = dict(device=device, dtype=dtype)
@@ -126,11 +126,12 @@ class GatedDeltaNet(nn.Module):
                 f"{', allow_neg_eigval=True' if self.allow_neg_eigval else ''}")
 
 
-def _check_heads(num_heads, num_v_heads, head_dim, head_v_dim):
+def check_heads(layer, num_heads, num_v_heads, head_dim, head_v_dim):
+    """What a layer around the delta rule is given."""
     if num_v_heads % num_heads:
-        raise ValueError(f"GatedDeltaNet: num_v_heads is {num_v_heads}, allowed are multiples of num_heads, which is "
+        raise ValueError(f"{layer}: num_v_heads is {num_v_heads}, allowed are multiples of num_heads, which is "
                          f"{num_heads}")
     for name, size, allowed in (("head_dim", head_dim, HEAD_DIMS), ("head_v_dim", head_v_dim, VALUE_DIMS)):
         if size not in allowed:
-            raise NotImplementedError(f"GatedDeltaNet: {name} is {size}, supported are multiples of 16 from "
+            raise NotImplementedError(f"{layer}: {name} is {size}, supported are multiples of 16 from "
                                       f"{allowed[0]} to {allowed[-1]}")

@@ -298,6 +298,8 @@ WITHOUT_TENSORS = [  # (a module, its arguments, the name of the one that is rep
     (tkq.nn.Linear(64, 48), (X,), "input"),
     (tkq.nn.Fp8Linear(64, 48), (X,), "x"),
     (tkq.nn.GatedDeltaNet(64, num_heads=2, head_dim=32), (HEADS,), "x"),
+    (tkq.nn.KimiDeltaAttention(64, num_heads=2, head_dim=32), (HEADS,), "x"),
+    (tkq.nn.Mamba2(64, d_state=32, headdim=32), (HEADS,), "u"),
 ]
 
 
@@ -342,6 +344,10 @@ TRACED = {
     "Fp8Linear": (lambda: tkq.nn.Fp8Linear(16, 16, dtype=BF16), lambda: (torch.randn(16, 16).to(BF16),)),
     "GatedDeltaNet": (lambda: tkq.nn.GatedDeltaNet(16, num_heads=1, head_dim=32, dtype=BF16),
                       lambda: (torch.randn(2, 5, 16).to(BF16),)),
+    "KimiDeltaAttention": (lambda: tkq.nn.KimiDeltaAttention(16, num_heads=1, head_dim=32, dtype=BF16),
+                           lambda: (torch.randn(2, 5, 16).to(BF16),)),
+    "Mamba2": (lambda: tkq.nn.Mamba2(16, d_state=32, headdim=32, dtype=BF16),
+               lambda: (torch.randn(2, 5, 16).to(BF16),)),
 }
 
 
