@@ -23,7 +23,7 @@ from .runtime import arguments
 from .runtime.call import check
 
 __all__ = ["GEGLU", "CrossEntropyLoss", "Fp8Linear", "GatedDeltaNet", "KimiDeltaAttention",  # noqa: F822
-           "LayerNorm", "LayerNormQuant", "Linear", "LinearCrossEntropyLoss", "LogSoftmax", "Mamba2", "RMSNorm",  # noqa: F822
+           "LayerNorm", "LayerNormQuant", "Linear", "LinearCrossEntropyLoss", "LogSoftmax", "Mamba2", "RMSNorm",
            "RMSNormQuant", "RotaryEmbedding", "Softmax", "SwiGLU"]
 
 # what constructors are given, refused there and not in the first forward

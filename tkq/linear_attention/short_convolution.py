@@ -53,8 +53,8 @@ def _sequences(batch, cu_seqlens):
     check.tensor(f"{NAME}: cu_seqlens", cu_seqlens)
     check.rank(f"{NAME}: cu_seqlens", cu_seqlens, 1)
     if not len(cu_seqlens) or batch != 1:
-        raise ValueError(f"{NAME}: cu_seqlens: has {len(cu_seqlens)} numbers, allowed is one more than sequences; x has "
-                         f"{batch} rows, allowed with cu_seqlens is 1")
+        raise ValueError(f"{NAME}: cu_seqlens: has {len(cu_seqlens)} numbers, allowed is one more than sequences; x "
+                         f"has {batch} rows, allowed with cu_seqlens is 1")
     return len(cu_seqlens) - 1
 
 
