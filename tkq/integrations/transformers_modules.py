@@ -1,5 +1,6 @@
 """Modules of transformers' models on tkq: subclasses that differ in `forward` alone, and the table of what they are of.
 """
+import contextlib
 import functools
 import importlib
 import inspect
@@ -16,6 +17,8 @@ from transformers.utils.generic import can_return_tuple
 
 from .. import geglu, linear_cross_entropy, rmsnorm, rope_qk, swiglu
 from . import transformers_hybrid as hybrid
+from . import transformers_kimi as kimi
+from . import transformers_mamba as mamba
 from .linears import added, changed, together
 from .transformers_attention import refuse_unmasked
 
@@ -25,7 +28,8 @@ class Family(NamedTuple):
 
     norm: the name of a norm's eps. offset: what its weight is added to. four_norms: a layer has norms behind attention
     and MLP too. head_norms: queries and keys are normalised. options: what the layer gives its attention, by the names
-    of its attributes. hybrid: layers have attention, with a gate, or the gated delta rule."""
+    of its attributes. hybrid: layers have attention, with a gate, or the gated delta rule. mixer: which of `MIXERS`
+    layers have instead."""
 
     norm: str = "variance_epsilon"
     offset: float = 0.0
@@ -33,6 +37,7 @@ class Family(NamedTuple):
     head_norms: bool = False
     options: dict = {}  # noqa: RUF012  never written to
     hybrid: bool = False
+    mixer: str = ""
 
 
 _WINDOW, _GEMMA = {"sliding_window": "sliding_window"}, dict(norm="eps", offset=1.0, four_norms=True)
@@ -45,6 +50,11 @@ FAMILIES = {
     "Gemma2": Family(**_GEMMA, options={**_WINDOW, "softcap": "attn_logit_softcapping"}),
     "Gemma3": Family(**_GEMMA, head_norms=True, options=_WINDOW),
     "Qwen3Next": Family("eps", 1.0, head_norms=True, hybrid=True),
+    "KimiLinear": Family(mixer="kimi"),
+    "Mamba2": Family(mixer="mamba2"),
+    "Bamba": Family(mixer="mamba2"),
+    "GraniteMoeHybrid": Family(mixer="granite"),
+    "NemotronH": Family(mixer="nemotron"),
 }
 _TANH = functools.partial(geglu, approximate="tanh")
 ACTIVATIONS = {  # by the classes behind transformers' names
@@ -218,7 +228,15 @@ def _loss(model, hidden, labels, num_items_in_batch=None, ignore_index=-100, shi
 
 
 def _unknown_activation(module):
-    name = type(module.act_fn).__name__
+    return _unknown(module.act_fn)
+
+
+def _unknown_granite(module):
+    return _unknown(module.activation)
+
+
+def _unknown(activation):
+    name = type(activation).__name__
     return None if name in ACTIVATIONS else f"activation {name}"
 
 
@@ -226,7 +244,7 @@ class Kind(NamedTuple):
     """Of modules: how their classes' names end, what makes their forward, and what may speak against a module."""
 
     ending: str
-    forward: Callable
+    forward: Optional[Callable]  # None: only linear layers in it may be replaced
     why_not: Callable = lambda module: None
 
 
@@ -235,11 +253,19 @@ KINDS = (Kind("RMSNorm", norm_forward), Kind("MLP", mlp_forward, _unknown_activa
 HYBRID_KINDS = (*KINDS[:3], Kind("RMSNormGated", hybrid.gated_norm_forward),
                 Kind("GatedDeltaNet", hybrid.delta_forward, hybrid.delta_refuses),
                 Kind("DecoderLayer", hybrid_layer_forward))
+MIXERS = {
+    "kimi": (*KINDS[:2], Kind("DeltaAttention", kimi.delta_forward, kimi.refuses), Kind("DecoderLayer", None)),
+    "mamba2": (*KINDS[:2], Kind("Mixer", mamba.mixer_forward, mamba.refuses), Kind("Block", None),
+               Kind("DecoderLayer", None)),
+    "granite": (KINDS[0], Kind("MLP", mamba.granite_mlp_forward, _unknown_granite),
+                Kind("MambaLayer", mamba.mixer_forward, mamba.refuses), Kind("DecoderLayer", None)),
+    "nemotron": (KINDS[0], Kind("Mamba2Mixer", mamba.mixer_forward, mamba.refuses), Kind("Block", None)),
+}
 
 
 def kinds_of(family):
     """What patch knows of a family's modules."""
-    return HYBRID_KINDS if family.hybrid else KINDS
+    return MIXERS[family.mixer] if family.mixer else HYBRID_KINDS if family.hybrid else KINDS
 
 
 class Known(NamedTuple):
@@ -254,7 +280,7 @@ class Known(NamedTuple):
 
     @property
     def is_layer(self):
-        return self.kind.ending == "DecoderLayer"
+        return self.kind.ending in ("DecoderLayer", "Block")
 
     def why_not(self, module) -> Optional[str]:
         return self.kind.why_not(module)
@@ -265,7 +291,8 @@ class Known(NamedTuple):
         return made
 
 
-_families: dict = {kind.ending: {} for kind in (*KINDS, *HYBRID_KINDS)}  # of each kind: the class made -> its family
+# of each kind: the class made -> its family
+_families: dict = {kind.ending: {} for kinds in (KINDS, HYBRID_KINDS, *MIXERS.values()) for kind in kinds}
 _subclasses: dict = {}  # (class, what it becomes) -> the one made for it: as many as the tables here give
 _originals: dict = {}  # the class made -> the one it was made for
 
@@ -290,7 +317,8 @@ def named(name: str):
     if name in ("Linear_Linear", "Linear_Fp8Linear"):
         from .. import nn as tkq_nn
         return _subclass(nn.Linear, None, getattr(tkq_nn, name.partition("_")[2]))
-    if name in (family + kind.ending for family, at in FAMILIES.items() for kind in kinds_of(at)):  # else no import
+    if name in (family + kind.ending for family, at in FAMILIES.items() for kind in kinds_of(at)
+                if kind.forward):  # else no import
         return next((found.subclass(cls) for cls, found in known().items() if cls.__name__ == name), None)
     return None
 
@@ -305,10 +333,7 @@ def known() -> dict:
     """The classes of this version of transformers that are in the table."""
     found = {}
     for name, family in FAMILIES.items():
-        try:
-            module = importlib.import_module("transformers.models.{0}.modeling_{0}".format(_written(name)))
-        except ImportError:
-            continue
+        module = _module(name)
         for kind in kinds_of(family):
             cls = getattr(module, name + kind.ending, None)
             if cls is not None:
@@ -316,9 +341,12 @@ def known() -> dict:
     return found
 
 
-def _written(name):
-    """A model's name as its module has it: qwen3_next of Qwen3Next."""
-    return re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+def _module(name):
+    """That of a model, qwen3_next of Qwen3Next or granitemoehybrid of GraniteMoeHybrid; None in versions without it."""
+    for written in (re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", name), name):
+        with contextlib.suppress(ImportError):
+            return importlib.import_module("transformers.models.{0}.modeling_{0}".format(written.lower()))
+    return None
 
 
 # ---- linear layers ---------------------------------------------------------------------------------------------------
