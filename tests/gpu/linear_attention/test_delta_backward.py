@@ -47,8 +47,9 @@ def check(monkeypatch, *given, of_state=True, scale=None):
         assert (mine is None) == (exact is None)
         if exact is not None:
             # an error of u or du, of 16 bits, is in the gradients of all tokens before it: they may have one sign
+            bias = bias_of_one_sign(exact, other, room)
             assert_2x(*(x.reshape(-1, exact.shape[-1]) for x in (mine, exact, other)), what=name,
-                      **dict(ulps=room, bias_ulps=bias_of_one_sign(exact, other, room)) if mine.dtype == torch.float32 else {})
+                      **dict(ulps=room, bias_ulps=bias) if mine.dtype == torch.float32 else {})
     return found
 
 
