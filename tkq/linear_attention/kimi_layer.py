@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tkq.linear_attention.channels.decays import column_decays
-from tkq.linear_attention.delta_ops import gated_delta_rule
+from tkq.linear_attention.delta.ops import gated_delta_rule
 from tkq.linear_attention.layers import LEAST_DT, MOST_DT, DeltaNetCache, check_heads
 from tkq.linear_attention.short_convolution import ShortConvolution
 from tkq.linear_attention.step.ops import gated_delta_rule_step

@@ -11,7 +11,7 @@ from tkq.linear_attention.check import for_tma
 from tkq.linear_attention.layers import LEAST_DT, MOST_DT
 from tkq.linear_attention.short_convolution import ShortConvolution
 from tkq.linear_attention.spec import HEAD_DIMS, VALUE_DIMS
-from tkq.linear_attention.ssd_ops import mamba2_ssd
+from tkq.linear_attention.ssd.ops import mamba2_ssd
 from tkq.linear_attention.step.ssd_ops import ssd_step
 from tkq.norms.ops import rmsnorm
 from tkq.runtime import arguments
