@@ -14,7 +14,8 @@ BF16 = torch.bfloat16
 EACH = pytest.mark.parametrize("name", MODELS)
 # of other tests' kernels
 SIZES = {"KimiLinear": dict(linear_head_dim=64), "Mamba2": dict(hidden_size=128, head_dim=64, state_size=64),
-         **dict.fromkeys(("Bamba", "GraniteMoeHybrid"), dict(hidden_size=128, mamba_d_head=64, mamba_d_state=64)),
+         "Bamba": dict(hidden_size=128, mamba_d_head=64, mamba_d_state=64),
+         "GraniteMoeHybrid": dict(hidden_size=128, mamba_d_head=64, mamba_d_state=64),
          "NemotronH": dict(mamba_head_dim=64, ssm_state_size=64)}
 
 
