@@ -76,18 +76,3 @@ def _normed(norm, y):
     """Its result of what is gated already. Before transformers 5.24 groups have one norm in most models."""
     groups = y.shape[-1] // getattr(norm, "group_size", y.shape[-1])
     return grouped_rmsnorm(y, norm.weight, norm.variance_epsilon, groups)
-
-
-def granite_mlp_forward(family, cls):
-    """Of experts that all tokens share, whose gate and values are one product."""
-    from .transformers_modules import ACTIVATIONS
-
-    def forward(self, hidden_states):
-        h = self.input_linear(hidden_states)
-        gated = None if changed(self.activation) else ACTIVATIONS.get(type(self.activation).__name__)
-        if gated is None:
-            gate, up = h.chunk(2, -1)
-            return self.output_linear(self.activation(gate) * up)
-        return self.output_linear(gated(h))
-
-    return forward

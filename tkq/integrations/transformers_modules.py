@@ -15,11 +15,12 @@ from torch import nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from .. import geglu, linear_cross_entropy, rmsnorm, rope_qk, swiglu
+from .. import linear_cross_entropy, rmsnorm, rope_qk
 from . import transformers_hybrid as hybrid
 from . import transformers_kimi as kimi
 from . import transformers_mamba as mamba
-from .linears import added, changed, together
+from . import transformers_mlps as mlps
+from .linears import changed, together
 from .transformers_attention import refuse_unmasked
 
 
@@ -56,11 +57,6 @@ FAMILIES = {
     "GraniteMoeHybrid": Family(mixer="granite"),
     "NemotronH": Family(mixer="nemotron"),
 }
-_TANH = functools.partial(geglu, approximate="tanh")
-ACTIVATIONS = {  # by the classes behind transformers' names
-    "SiLU": swiglu, "SiLUActivation": swiglu, "GELU": geglu, "GELUActivation": geglu,
-    "GELUTanh": _TANH, "PytorchGELUTanh": _TANH, "NewGELUActivation": _TANH,
-}
 _CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"  # before 5.24
 LINEARS = (None, "tkq", "fp8", "fp8_block", "fp8_tensor")
 
@@ -71,17 +67,6 @@ LINEARS = (None, "tkq", "fp8", "fp8_block", "fp8_tensor")
 def norm_forward(family, cls):
     def forward(self, hidden_states):
         return rmsnorm(hidden_states, self.weight, eps=getattr(self, family.norm), weight_offset=family.offset)
-
-    return forward
-
-
-def mlp_forward(family, cls):
-    def forward(self, x, residual=None):
-        """residual: what the result is added to, which its layer may say: see `layer_forward`."""
-        gate, up = together(x, self.gate_proj, self.up_proj)
-        gated = None if changed(self.act_fn) else ACTIVATIONS.get(type(self.act_fn).__name__)
-        h = self.act_fn(gate) * up if gated is None else gated(gate, up)
-        return self.down_proj(h) if residual is None else added(self.down_proj, h, residual)
 
     return forward
 
@@ -227,19 +212,6 @@ def _loss(model, hidden, labels, num_items_in_batch=None, ignore_index=-100, shi
 # ---- what is replaced by what ----------------------------------------------------------------------------------------
 
 
-def _unknown_activation(module):
-    return _unknown(module.act_fn)
-
-
-def _unknown_granite(module):
-    return _unknown(module.activation)
-
-
-def _unknown(activation):
-    name = type(activation).__name__
-    return None if name in ACTIVATIONS else f"activation {name}"
-
-
 class Kind(NamedTuple):
     """Of modules: how their classes' names end, what makes their forward, and what may speak against a module."""
 
@@ -248,7 +220,7 @@ class Kind(NamedTuple):
     why_not: Callable = lambda module: None
 
 
-KINDS = (Kind("RMSNorm", norm_forward), Kind("MLP", mlp_forward, _unknown_activation),
+KINDS = (Kind("RMSNorm", norm_forward), Kind("MLP", mlps.gated_forward, mlps.refuses),
          Kind("Attention", attention_forward), Kind("DecoderLayer", layer_forward), Kind("ForCausalLM", loss_forward))
 HYBRID_KINDS = (*KINDS[:3], Kind("RMSNormGated", hybrid.gated_norm_forward),
                 Kind("GatedDeltaNet", hybrid.delta_forward, hybrid.delta_refuses),
@@ -257,7 +229,7 @@ MIXERS = {
     "kimi": (*KINDS[:2], Kind("DeltaAttention", kimi.delta_forward, kimi.refuses), Kind("DecoderLayer", None)),
     "mamba2": (*KINDS[:2], Kind("Mixer", mamba.mixer_forward, mamba.refuses), Kind("Block", None),
                Kind("DecoderLayer", None)),
-    "granite": (KINDS[0], Kind("MLP", mamba.granite_mlp_forward, _unknown_granite),
+    "granite": (KINDS[0], Kind("MLP", mlps.granite_forward, mlps.refuses),
                 Kind("MambaLayer", mamba.mixer_forward, mamba.refuses), Kind("DecoderLayer", None)),
     "nemotron": (KINDS[0], Kind("Mamba2Mixer", mamba.mixer_forward, mamba.refuses), Kind("Block", None)),
 }
