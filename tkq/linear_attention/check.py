@@ -9,8 +9,8 @@ from tkq.runtime import arguments
 from tkq.runtime.call import check
 from tkq.runtime.call.autocast import lowered
 
-__all__ = ["DELTA", "OP", "Where", "check_call", "check_delta_call", "check_layouts", "columns_of", "delta_options",
-           "for_tma", "lowered", "options", "refuse_recorded", "turned"]
+__all__ = ["DELTA", "OP", "Where", "check_call", "check_delta_call", "check_indices", "check_layouts", "columns_of",
+           "delta_options", "for_tma", "lowered", "options", "refuse_recorded", "turned"]
 OP, DELTA = "linear_attn", "gated_delta_rule"
 MOST = 65535  # sequences, heads: blocks of a launch along a dimension of the grid
 
@@ -70,8 +70,8 @@ def _check_operands(op, q, k, v, where, **others):
     return B, S, HV
 
 
-def sequences(op, q, cu_seqlens):
-    """How many."""
+def sequences(op, q, cu_seqlens, name="q"):
+    """How many. name: q's, in an error's words."""
     if cu_seqlens is None:
         return q.shape[0]
     check.rank(f"{op}: cu_seqlens", cu_seqlens, 1)
@@ -79,7 +79,8 @@ def sequences(op, q, cu_seqlens):
     if count < 0:
         raise ValueError(f"{op}: cu_seqlens: has no number, allowed is one more than sequences")
     if q.shape[0] != 1:
-        raise ValueError(f"{op}: q: has {q.shape[0]} sequences, with cu_seqlens allowed is 1, with the tokens of all")
+        raise ValueError(f"{op}: {name}: has {q.shape[0]} sequences, with cu_seqlens allowed is 1, with the tokens of "
+                         "all")
     if count > MOST - 2:  # those of no sequence have two blocks
         raise NotImplementedError(f"{op}: cu_seqlens: has {count} sequences, supported are up to {MOST - 2}")
     _check_numbers(op, "cu_seqlens", cu_seqlens)
@@ -91,13 +92,18 @@ def _check_states(op, states, count, of_each, where):
     heads, K, V = of_each
     shape = (V, K) if where.state_v_first else (K, V)
     if where.state_indices is not None:
-        check.shape(f"{op}: state_indices", where.state_indices, (count,))
-        _check_numbers(op, "state_indices", where.state_indices)
-        if states is None:
-            raise ValueError(f"{op}: initial_state: is None, with state_indices expected is the pool of states")
+        check_indices(op, where.state_indices, count, states)
         count = None
     if states is not None:
         check.shape(f"{op}: initial_state", states.mT if where.state_v_first else states, (count, heads, *shape))
+
+
+def check_indices(op, indices, count, pool, name="initial_state"):
+    """Of `count` sequences. name: the pool's, in an error's words."""
+    check.shape(f"{op}: state_indices", indices, (count,))
+    _check_numbers(op, "state_indices", indices)
+    if pool is None:
+        raise ValueError(f"{op}: {name}: is None, with state_indices expected is the pool of states")
 
 
 def _check_numbers(op, name, x):
