@@ -39,7 +39,6 @@ def check_call(q, k, v, g, initial_state, where=BATCH):
     if g is not None:
         check.rank(f"{OP}: g", g, 1, 3, 4)
         check.shape(f"{OP}: g", g, tokens[2:] if g.dim() == 1 else (*tokens, q.shape[3])[:g.dim()])
-        _refuse_packed_columns(OP, g, where)
 
 
 def check_delta_call(q, k, v, g, beta, initial_state, where=BATCH):
@@ -49,7 +48,6 @@ def check_delta_call(q, k, v, g, beta, initial_state, where=BATCH):
     if g is not None:
         check.rank(f"{DELTA}: g", g, 3, 4)
         check.shape(f"{DELTA}: g", g, (*tokens, q.shape[3])[:g.dim()])
-        _refuse_packed_columns(DELTA, g, where)
     check.shape(f"{DELTA}: beta", beta, tokens)
 
 
@@ -119,13 +117,6 @@ def _check_sizes(op, q, v):
     for name, x, i, what in (("q", q, 0, "sequences"), ("v", v, 2, "heads")):
         if x.shape[i] > MOST:
             raise NotImplementedError(f"{op}: {name}: has {x.shape[i]} {what}, supported are up to {MOST}")
-
-
-def _refuse_packed_columns(op, g, where):
-    for name, x in zip(_WHERE, where):
-        if g.dim() == 4 and x is not None:
-            raise NotImplementedError(f"{op}: {name}: with a g of four dimensions, a decay for each column of k, which "
-                                      "is not supported; supported are batches, and gates of tokens")
 
 
 def columns_of(g):
