@@ -127,11 +127,12 @@ def _delta_rule(g):
         yield results, dict(given, beta=given["q"])
 
 
-def _pool(g):
+def _pool(g, name="initial_state"):
     """What is written in place lies whole on each rank."""
-    if any(p != R for p in g.initial_state.placements):
-        raise NotImplementedError(f"initial_state: is placed {g.initial_state.placements}; a pool that is written in "
-                                  "place may be replicated, or a local tensor")
+    pool = getattr(g, name)
+    if any(p != R for p in pool.placements):
+        raise NotImplementedError(f"{name}: is placed {pool.placements}; a pool that is written in place may be "
+                                  "replicated, or a local tensor")
     return ()
 
 
@@ -177,8 +178,10 @@ def _delta_rule_backward(g):
 
 def _ssd_ways(g):
     """How tensors may lie: of tokens, of states, of heads alone (A, D, dt_bias), B and C, and the gradients of the
-    latter two kinds. By heads: with their groups, or with the one group that all share."""
-    yield S(0), S(0), R, S(0), P, S(0)
+    latter two kinds. By sequences, unless they are packed, in one row; by heads: with their groups, or with the one
+    group that all share."""
+    if g.cu_seqlens is None:
+        yield S(0), S(0), R, S(0), P, S(0)
     groups, ranks = g.B.shape[2], g.B.mesh.size()
     if groups % ranks == 0:
         yield S(2), S(1), S(0), S(2), S(0), S(2)
@@ -194,6 +197,10 @@ def _ssd_given(tokens, states, heads, groups):
 def _ssd(g):
     for tokens, states, heads, groups, *_ in _ssd_ways(g):
         yield (tokens, states if g.return_final_states else R), _ssd_given(tokens, states, heads, groups)
+
+
+def _ssd_pool(g):
+    return _pool(g, "initial_states")
 
 
 def _ssd_backward(g):
@@ -257,7 +264,7 @@ RULES = {
     "flash_attn_varlen_backward": _attention_backward, "linear_attn": _linear_attention,
     "linear_attn_backward": _linear_attention_backward, "gated_delta_rule": _delta_rule,
     "gated_delta_rule_backward": _delta_rule_backward, "linear_attn_pool": _pool, "gated_delta_rule_pool": _pool,
-    "mamba2_ssd": _ssd, "mamba2_ssd_backward": _ssd_backward,
+    "mamba2_ssd_pool": _ssd_pool, "mamba2_ssd": _ssd, "mamba2_ssd_backward": _ssd_backward,
     "linear_attn_step": _step, "gated_delta_rule_step": _step, "ssd_step": _ssd_step, "gemm": _gemm,
     "grouped_gemm": _grouped_gemm, "fp8_gemm": _fp8_gemm, "quantize_fp8": _quantised,
     # of whole losses, and of logits that are nowhere whole: everything is gathered

@@ -78,8 +78,8 @@ def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, sca
         ValueError: a number that is not finite in float32; shapes that do not go together, devices that differ, strides
             or a base that TMA cannot take; state_indices without initial_state, or with one whose elements share
             memory.
-        NotImplementedError: a K or V that is not supported; more than 65535 sequences (65533 of cu_seqlens) or heads; a
-            g of four dimensions with cu_seqlens or state_indices; state_indices with a tensor that requires a gradient.
+        NotImplementedError: a K or V that is not supported; more than 65535 sequences (65533 of cu_seqlens) or heads;
+            state_indices with a tensor that requires a gradient.
         RuntimeError: a GPU other than Hopper; state_indices with a pool that was made under torch.inference_mode,
             outside of it.
 
@@ -139,7 +139,8 @@ def _forward(q, k, v, g, initial_state, scale, output_final_state, cu_seqlens=No
         may_be_written(OP, initial_state)
         final = initial_state.dtype
     if g is not None and g.dim() == 4:
-        made, call = channels.start(ChannelGiven(q, k, v, g, None, initial_state, final, v_first=state_v_first),
+        made, call = channels.start(ChannelGiven(q, k, v, g, None, initial_state, final, v_first=state_v_first,
+                                                 cu=cu_seqlens, state_indices=state_indices),
                                     _scale(scale, q))
     else:
         made, call = start(Given(q, k, v, _gates(g), None, initial_state, final, cu=cu_seqlens,

@@ -4,6 +4,7 @@ from __future__ import annotations
 from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.config import CHUNK, LinearConfig
 from tkq.linear_attention.plan import MOST_STAGES, SHARED
+from tkq.linear_attention.spec import HEAD_DIMS
 
 SMALL = 4096  # bytes: of factors of columns and of tokens
 PAD = 4  # columns behind a row of factors: those of a warp's rows and columns are then in different banks
@@ -11,9 +12,11 @@ PAD = 4  # columns behind a row of factors: those of a warp's rows and columns a
 
 def plan(spec: ChannelSpec) -> LinearConfig:
     """As many warpgroups for the state as its rows fill, two at most, or one with the delta rule, whose inverse takes
-    registers, and with gates of values, where a block has 64 of them. As many stages as there is room for."""
+    registers, with gates of values, where a block has 64 of them, and with a pool where keys are widest, as the row of
+    the states takes registers, too. As many stages as there is room for."""
     tile, wide = 2 * CHUNK * CHUNK, 2 * CHUNK * spec.head_dim
-    groups = 1 if spec.value_dim <= CHUNK or spec.delta or spec.of_values else 2
+    pool = spec.pool and spec.head_dim == HEAD_DIMS[-1]
+    groups = 1 if spec.value_dim <= CHUNK or spec.delta or spec.of_values or pool else 2
     stage = 2 * wide + (groups + spec.dot) * tile
     if spec.of_values:  # rows with their factors, those factors, P
         rest = 2 * (tile + 2 * CHUNK * (CHUNK + PAD) * 2 + tile) + SMALL
@@ -21,8 +24,8 @@ def plan(spec: ChannelSpec) -> LinearConfig:
         rest = 2 * wide + (groups + 2) * tile + SMALL
     if spec.delta:
         rest += 4 * wide + 2 * tile + (0 if shares_levels(spec) else 2 * tile + 1024)
-    return LinearConfig(groups, min(MOST_STAGES, (SHARED - rest) // stage),
-                        (24, 232, 240) if groups == 1 else (24, 168, 160))
+    registers = (24, 168, 160) if groups == 2 else (24, 240 if spec.packed and spec.delta else 232, 240)
+    return LinearConfig(groups, min(MOST_STAGES, (SHARED - rest) // stage), registers)
 
 
 def shares_levels(spec: ChannelSpec) -> bool:
