@@ -73,6 +73,15 @@ def packed(kwargs) -> bool:
     return any(kwargs.get(name) is not None for name in ("cu_seq_lens_q", "seq_idx"))
 
 
+def must_be_alone(x: Tensor, state, attention_mask, kwargs) -> bool:
+    """Are sequences packed into one row in a way that is left to the class: by `seq_idx` alone, behind a cache, with
+    padding?"""
+    cu = kwargs.get("cu_seq_lens_q")
+    if cu is None:
+        return kwargs.get("seq_idx") is not None
+    return len(x) != 1 or state is not None or attention_mask is not None
+
+
 def masked(x: Tensor, attention_mask) -> Tensor:
     """x (B, S, ..), zeros where a mask (B, S) has padding."""
     return x if attention_mask is None else (x * attention_mask[:, :, None]).to(x.dtype)
@@ -91,18 +100,19 @@ def cached_state(cache, layer):
 
 
 def put_state(cache, layer, state):
-    """The state behind the last token, where a step has not written it already."""
+    """The state behind the last token, that of the last sequence of a row, where a step has not written it already."""
     if cache is not None and state is not cache.layers[layer].recurrent_states[0]:
         cache.update_recurrent_state(state, layer)
 
 
-def convolved(mixer, mixed, cache):
+def convolved(mixer, mixed, cache, cu=None):
     """mixed (B, S, channels) by a mixer's convolution with silu, behind what the cache has, which gets the last ones.
-    """
-    tokens = mixed.shape[1]
+    cu: cu_seqlens of packed sequences, which begin with nothing."""
+    tokens, row = mixed.shape[1], mixed
     if cache is not None:
-        mixed = cache.update_conv_state(mixed.mT, mixer.layer_idx, conv_kernel_size=mixer.conv_kernel_size).mT
-    return causal_conv1d(mixed, mixer.conv1d.weight[:, 0], mixer.conv1d.bias, "silu")[:, -tokens:]
+        row = cache.update_conv_state(mixed.mT, mixer.layer_idx, conv_kernel_size=mixer.conv_kernel_size).mT
+    return causal_conv1d(row if cu is None else mixed, mixer.conv1d.weight[:, 0], mixer.conv1d.bias, "silu",
+                         cu_seqlens=cu)[:, -tokens:]
 
 
 def _convolved(mixer, mixed, cache):

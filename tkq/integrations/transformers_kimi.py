@@ -11,7 +11,7 @@ from .transformers_hybrid import (
     convolved,
     is_16_bit,
     masked,
-    packed,
+    must_be_alone,
     put_state,
 )
 
@@ -25,27 +25,29 @@ def refuses(module):
 
 def delta_forward(family, cls):
     """Prefill and training by `tkq.gated_delta_rule` with gates for each column, with the cache's state; a token behind
-    a cache, where gradients are off, by `tkq.gated_delta_rule_step`, which updates that state in place. Other types,
-    sequences packed into one row and convolutions with hooks go to the class's own forward."""
+    a cache, where gradients are off, by `tkq.gated_delta_rule_step`, which updates that state in place.
+    Sequences packed into one row are kept apart by `cu_seq_lens_q`. Other types, rows packed otherwise and convolutions
+    with hooks go to the class's own forward."""
     cache_name = cache_argument(cls)
 
     def forward(self, hidden_states, cache=None, attention_mask=None, cache_params=None, **kwargs):
         """cache: cache_params, as its name is from transformers 5.24 on."""
         cache = cache_params if cache is None else cache
-        if packed(kwargs) or not is_16_bit(hidden_states) or changed(self.conv1d):
+        state = cached_state(cache, self.layer_idx)  # ahead of `convolved`, with which a cache begins
+        alone, cu = must_be_alone(hidden_states, state, attention_mask, kwargs), kwargs.get("cu_seq_lens_q")
+        if alone or not is_16_bit(hidden_states) or changed(self.conv1d):
             return cls.forward(self, hidden_states, attention_mask=attention_mask, **{cache_name: cache}, **kwargs)
         x = masked(hidden_states, attention_mask)
         heads = self.num_heads, self.head_dim
-        state = cached_state(cache, self.layer_idx)  # ahead of `convolved`, with which a cache begins
         q, k, v, b = together(x, self.q_proj, self.k_proj, self.v_proj, self.b_proj)
-        mixed = convolved(self, torch.cat((q, k, v), -1), cache)
+        mixed = convolved(self, torch.cat((q, k, v), -1), cache, cu)
         q, k, v = (t.unflatten(-1, heads) for t in mixed.chunk(3, -1))
         g, beta = _decays(self.forget_gate, x, heads), b.float().sigmoid()
         if state is not None and q.shape[1] == 1 and not torch.is_grad_enabled():
             o, last = gated_delta_rule_step(q, k, v, g, beta, state, None, True), state
         else:
-            o = gated_delta_rule(q, k, v, g, beta, None, state, cache is not None, True)
-            o, last = (o, None) if cache is None else o
+            o = gated_delta_rule(q, k, v, g, beta, None, state, cache is not None, True, cu_seqlens=cu)
+            o, last = (o, None) if cache is None else (o[0], o[1] if cu is None else o[1][-1:])
         put_state(cache, self.layer_idx, last)
         o = _normed(self.o_norm, o, self.g_b_proj(self.g_a_proj(x)).view(o.shape))
         return self.o_proj(o.flatten(-2))

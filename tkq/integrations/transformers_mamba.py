@@ -13,7 +13,7 @@ from .transformers_hybrid import (
     convolved,
     is_16_bit,
     masked,
-    packed,
+    must_be_alone,
     put_state,
 )
 
@@ -34,7 +34,8 @@ def refuses(module):
 def mixer_forward(family, cls):
     """Prefill and training by `tkq.mamba2_ssd`, with the cache's state; a token behind a cache, where gradients are
     off, by `tkq.ssd_step`, which updates that state in place. Such a token's step size has no limits, as in the class.
-    Other types, sequences packed into one row and convolutions with hooks go to the class's own forward."""
+    Sequences packed into one row are kept apart by `cu_seq_lens_q`. Other types, rows packed otherwise and convolutions
+    with hooks go to the class's own forward."""
     cache_name = cache_argument(cls)
 
     def forward(self, hidden_states, cache=None, attention_mask=None, cache_params=None, **kwargs):
@@ -43,11 +44,12 @@ def mixer_forward(family, cls):
         state = cached_state(cache, self.layer_idx)  # ahead of `convolved`, with which a cache begins
         one = state is not None and hidden_states.shape[1] == 1
         limit = NO_LIMIT if one else tuple(map(float, self.time_step_limit))
-        if packed(kwargs) or not is_16_bit(hidden_states) or changed(self.conv1d):
+        alone, cu = must_be_alone(hidden_states, state, attention_mask, kwargs), kwargs.get("cu_seq_lens_q")
+        if alone or not is_16_bit(hidden_states) or changed(self.conv1d):
             return cls.forward(self, hidden_states, attention_mask=attention_mask, **{cache_name: cache}, **kwargs)
         z, mixed, dt = self.in_proj(masked(hidden_states, attention_mask)).split(
             [self.intermediate_size, self.conv_dim, self.num_heads], -1)
-        mixed = masked(convolved(self, mixed, cache), attention_mask)  # the convolution has a bias
+        mixed = masked(convolved(self, mixed, cache, cu), attention_mask)  # the convolution has a bias
         shared = self.n_groups * self.ssm_state_size
         x, B, C = mixed.split([self.intermediate_size, shared, shared], -1)
         B, C = (t.unflatten(-1, (self.n_groups, -1)) for t in (B, C))
@@ -57,8 +59,8 @@ def mixer_forward(family, cls):
         if one and not torch.is_grad_enabled():
             y, last = ssd_step(state, *given, True), state
         else:
-            y = mamba2_ssd(*given, state, True, limit, cache is not None)
-            y, last = (y, None) if cache is None else y
+            y = mamba2_ssd(*given, state, True, limit, cache is not None, cu_seqlens=cu)
+            y, last = (y, None) if cache is None else (y[0], y[1] if cu is None else y[1][-1:])
         put_state(cache, self.layer_idx, last)
         y = _normed(self.norm, y.flatten(-2)) if fused else self.norm(y.flatten(-2), z)
         return self.out_proj(y.to(hidden_states.dtype))

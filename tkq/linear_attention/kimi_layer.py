@@ -99,8 +99,8 @@ class KimiDeltaAttention(nn.Module):
     def forward(self, x: Tensor, cache: DeltaNetCache | None = None, *, output_cache: bool = False,
                 cu_seqlens: Tensor | None = None):
         """x: (B, S, hidden_size). cache: of the tokens before x, from the call that had them. output_cache: also return
-        the cache of all tokens up to x's last. cu_seqlens: of packed sequences, as `tkq.gated_delta_rule` has them,
-        which refuses them with gates for each column so far (NotImplementedError).
+        the cache of all tokens up to x's last. cu_seqlens: of packed sequences, (N + 1,), as `tkq.gated_delta_rule` has
+        them: B is 1, and a cache has N rows.
 
         Returns y (B, S, hidden_size), or (y, cache), tensors of its own. A sequence may be cut anywhere: chained calls
         are one within rounding."""

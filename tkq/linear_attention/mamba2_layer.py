@@ -113,15 +113,18 @@ class Mamba2(nn.Module):
             dt.uniform_(math.log(LEAST_DT), math.log(MOST_DT)).exp_()
             self.dt_bias.copy_(dt.expm1().log())  # softplus of this is dt
 
-    def forward(self, u: Tensor, cache: Mamba2Cache | None = None, *, output_cache: bool = False):
+    def forward(self, u: Tensor, cache: Mamba2Cache | None = None, *, output_cache: bool = False,
+                cu_seqlens: Tensor | None = None):
         """u: (B, S, d_model). cache: of the tokens before u, from the call that had them. output_cache: also return the
-        cache of all tokens up to u's last.
+        cache of all tokens up to u's last. cu_seqlens: of packed sequences, (M + 1,), as `tkq.mamba2_ssd` has them: B
+        is 1, and a cache has M rows.
 
         Returns out (B, S, d_model), or (out, cache), tensors of its own. A sequence may be cut anywhere: chained calls
         are one within rounding."""
-        (z, x, B, C, dt), conv = self._mixed(u, cache)
+        (z, x, B, C, dt), conv = self._mixed(u, cache, cu_seqlens)
         found = mamba2_ssd(x, dt, self._A(), B, C, self._D(), for_tma(z), self.dt_bias,
-                           None if cache is None else cache.state, True, self.dt_limit, output_cache)
+                           None if cache is None else cache.state, True, self.dt_limit, output_cache,
+                           cu_seqlens=cu_seqlens)
         y, state = found if output_cache else (found, None)
         return (self._out(y), Mamba2Cache(conv, state)) if output_cache else self._out(y)
 
@@ -143,13 +146,13 @@ class Mamba2(nn.Module):
         cache.conv.copy_(conv)
         return self._out(y)
 
-    def _mixed(self, u, cache):
+    def _mixed(self, u, cache, cu_seqlens=None):
         """(z, x, B, C by heads, dt), the last inputs of the convolution."""
         check.tensor("u", u)
         check.shape("u", u, (None, None, self.d_model))
         shared = self.ngroups * self.d_state
         z, mixed, dt = self.in_proj(u).split([self.d_inner, self.d_inner + 2 * shared, self.nheads], -1)
-        mixed, conv = self.conv1d(mixed, None if cache is None else cache.conv, True)
+        mixed, conv = self.conv1d(mixed, None if cache is None else cache.conv, True, cu_seqlens)
         x, B, C = mixed.split([self.d_inner, shared, shared], -1)
         z, x = (t.unflatten(-1, (self.nheads, self.headdim)) for t in (z, x))
         B, C = (t.unflatten(-1, (self.ngroups, self.d_state)) for t in (B, C))

@@ -2,6 +2,7 @@
 parameters, by tkq's CPU references: at most twice as far from float32 as the unpatched model of 16 bits is."""
 import copy
 import inspect
+import itertools
 import pickle
 
 import pytest
@@ -153,7 +154,7 @@ def test_a_token_with_gradients(name, calls):
 
 @EACH
 def test_what_goes_to_the_class_itself(name, calls):
-    """Rows whose packed sequences are named, and a convolution with hooks, as accelerate's that brings weights."""
+    """Rows whose packed sequences are numbered, and a convolution with hooks, as accelerate's that brings weights."""
     model = MODELS[name]
     m, seen = patched(model).eval(), []
     mixer, theirs = (mixers(model, made)[0] for made in (m, make(model).eval()))
@@ -171,6 +172,29 @@ def test_what_goes_to_the_class_itself(name, calls):
     mixer.conv1d.register_forward_pre_hook(lambda module, given: seen.append(module))
     m(tokens())
     assert len(calls) == model.count - 1
+
+
+@EACH
+@pytest.mark.parametrize("with_cache", [False, True])
+def test_packed_sequences(name, with_cache, calls):
+    """By cu_seq_lens_q, each as if it were alone, and the cache goes on behind the last one."""
+    model, x, cuts = MODELS[name], torch.randn(1, 80, 64).to(BF16), (0, 3, 70, 80)
+    m, wide, plain = patched(model).eval(), make(model, torch.float32).eval(), make(model).eval()
+    mixer, right, peer = (mixers(model, made)[0] for made in (m, wide, plain))
+    parts, given = [slice(*cut) for cut in itertools.pairwise(cuts)], hybrid.cache_argument(type(mixer))
+    cache = transformers.DynamicCache(config=m.config) if with_cache else None
+    with torch.no_grad():
+        found = mixer(x, **{given: cache}, cu_seq_lens_q=torch.tensor(cuts, dtype=torch.int32), max_length_q=67)
+        want, theirs = (torch.cat([of(x[:, part].to(dtype)) for part in parts], 1)
+                        for of, dtype in ((right, torch.float32), (peer, BF16)))
+        assert calls == [(80, False)] and error(found, want) <= 2 * error(theirs, want)
+        assert error(right(x.float()), want) > 5 * error(theirs, want)
+        if with_cache:
+            one, both = torch.randn(1, 1, 64).to(BF16), x[:, parts[-1]]
+            want, theirs = (of(torch.cat((both, one), 1).to(dtype))[:, -1:]
+                            for of, dtype in ((right, torch.float32), (peer, BF16)))
+            assert error(mixer(one, **{given: cache}), want) <= 2 * error(theirs, want)
+            assert calls[-1] == "step"
 
 
 def test_steps_of_a_model_with_limits(calls):

@@ -1,6 +1,7 @@
 """tkq.nn.KimiDeltaAttention and Mamba2 on the CPU: as near to float64 as eager PyTorch in their type."""
 import copy
 import inspect
+import itertools
 import math
 import pickle
 
@@ -223,6 +224,31 @@ def test_a_limit_has_no_step():
         layer.step(tokens(1), cache)
 
 
-def test_packed_sequences_with_gates_for_each_column_are_refused_by_the_rule():
-    with pytest.raises(NotImplementedError, match="gated_delta_rule: .*cu_seqlens"):
-        make("kimi")(tokens()[:1], cu_seqlens=torch.tensor([0, 4, 11]))
+@BOTH
+def test_packed_sequences(kind):
+    """Of 4, 0, 66 and 1 tokens and behind a cache of their own: each as if it were alone, and tokens of none are 0s."""
+    layer, x = make(kind), tokens(74)[:1]
+    cuts = [2, 6, 6, 72, 73]
+    with torch.no_grad():
+        _, before = layer(tokens(20, size=48).repeat(2, 1, 1), output_cache=True)
+        y, cache = layer(x, before, output_cache=True, cu_seqlens=torch.tensor(cuts))
+        bound = apart(kind, x)
+        for n, (a, e) in enumerate(itertools.pairwise(cuts)):
+            row = type(before)(*(tuple(t[n:n + 1] for t in part) if isinstance(part, tuple) else part[n:n + 1]
+                                 for part in before))
+            want, last = layer(x[:, a:e], row, output_cache=True)
+            assert a == e or mixer_layers.error(y[:, a:e], want) <= bound, n
+            assert mixer_layers.error(cache.state[n:n + 1], last.state) <= bound
+            for found, wanted in zip(*((c.conv if kind == "kimi" else (c.conv,)) for c in (cache, last))):
+                assert mixer_layers.error(found[n:n + 1], wanted) <= bound
+
+
+@BOTH
+def test_gradients_of_packed_sequences(kind):
+    layer, x = make(kind), tokens(70)[:1]
+    cu, dy = torch.tensor([0, 4, 70]), torch.randn(1, 70, 48).to(BF16)
+    found = torch.autograd.grad(layer(x, cu_seqlens=cu), list(layer.parameters()), dy)
+    alone = torch.cat([layer(x[:, a:e]) for a, e in ((0, 4), (4, 70))], 1)
+    bound = apart(kind, x)
+    for a, b in zip(found, torch.autograd.grad(alone, list(layer.parameters()), dy)):
+        assert mixer_layers.error(a, b) <= bound
