@@ -33,11 +33,12 @@ def mamba_chunk_scan_combined(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Te
     """`tkq.mamba2_ssd`, whose arguments these are, in mamba_ssm's order. A may be of 16 bits: it is made float32.
 
     Returns out (batch, seqlen, nheads, headdim), or (out, final_states (batch, nheads, headdim, dstate) float32)."""
-    for name, value in (("seq_idx", seq_idx), ("cu_seqlens", cu_seqlens),
-                        ("return_varlen_states", return_varlen_states)):
+    for name, value, default in (("seq_idx", seq_idx, None), ("cu_seqlens", cu_seqlens, None),
+                                 ("return_varlen_states", return_varlen_states, False)):
         if value is not None and value is not False:
             shown = f"a {type(value).__name__}" if isinstance(value, Tensor) else repr(value)
-            raise NotImplementedError(f"{SCAN}: {name}: got {shown}, which tkq.mamba2_ssd has not")
+            raise NotImplementedError(f"{SCAN}: {name}: got {shown}, supported is {default}; tkq.mamba2_ssd takes "
+                                      "packed sequences by its own cu_seqlens")
     check.tensor(f"{SCAN}: A", A)
     x, B, C, z = _laid_out(x, B, C, z)
     return mamba2_ssd(x, dt, A.float(), B, C, D, z, dt_bias, initial_states, dt_softplus, dt_limit, return_final_states)

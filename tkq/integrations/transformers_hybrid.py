@@ -34,28 +34,30 @@ def delta_refuses(module):
 
 def delta_forward(family, cls):
     """Prefill and training by `tkq.gated_delta_rule`, with the cache's state; a token behind a cache, where gradients
-    are off, by `tkq.gated_delta_rule_step`, which updates that state in place. Other types, sequences packed into one
-    row and convolutions with hooks go to the class's own forward."""
+    are off, by `tkq.gated_delta_rule_step`, which updates that state in place. Sequences packed into one row are kept
+    apart by `cu_seq_lens_q`. Other types, rows packed otherwise and convolutions with hooks go to the class's own
+    forward."""
     cache_name = cache_argument(cls)
 
     def forward(self, hidden_states, cache=None, attention_mask=None, cache_params=None, **kwargs):
         """cache: cache_params, as its name is from transformers 5.24 on."""
         cache = cache_params if cache is None else cache
-        if packed(kwargs) or not is_16_bit(hidden_states) or changed(self.conv1d):
+        state = cached_state(cache, self.layer_idx)  # ahead of `convolved`, with which a cache begins
+        alone, cu = must_be_alone(hidden_states, state, attention_mask, kwargs), kwargs.get("cu_seq_lens_q")
+        if alone or not is_16_bit(hidden_states) or changed(self.conv1d):
             return cls.forward(self, hidden_states, attention_mask=attention_mask, **{cache_name: cache}, **kwargs)
         hidden_states = masked(hidden_states, attention_mask)
         projected = together(hidden_states, self.in_proj_qkvz, self.in_proj_ba)
         q, k, v, z, b, a = self.fix_query_key_value_ordering(*projected)
-        state = cached_state(cache, self.layer_idx)  # ahead of `convolved`, with which a cache begins
-        q, k, v = _convolved(self, torch.cat([x.flatten(2) for x in (q, k, v)], -1), cache)
+        q, k, v = _convolved(self, torch.cat([x.flatten(2) for x in (q, k, v)], -1), cache, cu)
         beta = b.float().sigmoid()
         if state is not None and q.shape[1] == 1 and not torch.is_grad_enabled():
             g = log_decays(a, self.A_log, self.dt_bias)
             o, last = gated_delta_rule_step(q, k, v, g, beta, state, None, True), state
         else:
             o = gated_delta_rule(q, k, v, a, beta, None, state, cache is not None, True, A_log=self.A_log,
-                                 dt_bias=self.dt_bias, use_gate_in_kernel=True)
-            o, last = (o, None) if cache is None else o
+                                 dt_bias=self.dt_bias, use_gate_in_kernel=True, cu_seqlens=cu)
+            o, last = (o, None) if cache is None else (o[0], o[1] if cu is None else o[1][-1:])
         put_state(cache, self.layer_idx, last)
         o = self.norm(o.reshape(-1, self.head_v_dim), z.reshape(-1, self.head_v_dim))
         return self.out_proj(o.view(*hidden_states.shape[:2], -1))
@@ -66,11 +68,6 @@ def delta_forward(family, cls):
 def cache_argument(cls) -> str:
     """What the forward of a class calls the cache, which depends on the version."""
     return "cache" if "cache" in inspect.signature(cls.forward).parameters else "cache_params"
-
-
-def packed(kwargs) -> bool:
-    """Are sequences packed into one row, by what a mixer was given besides?"""
-    return any(kwargs.get(name) is not None for name in ("cu_seq_lens_q", "seq_idx"))
 
 
 def must_be_alone(x: Tensor, state, attention_mask, kwargs) -> bool:
@@ -115,9 +112,9 @@ def convolved(mixer, mixed, cache, cu=None):
                          cu_seqlens=cu)[:, -tokens:]
 
 
-def _convolved(mixer, mixed, cache):
+def _convolved(mixer, mixed, cache, cu):
     """q, k and v by heads. mixed: all three, (B, S, channels)."""
-    mixed = convolved(mixer, mixed, cache)
+    mixed = convolved(mixer, mixed, cache, cu)
     sizes = mixer.head_k_dim, mixer.head_k_dim, mixer.head_v_dim
     parts = mixed.split([mixer.key_dim, mixer.key_dim, mixer.value_dim], -1)
     return [x.unflatten(-1, (-1, size)) for x, size in zip(parts, sizes)]

@@ -98,23 +98,25 @@ class GatedDeltaNet(nn.Module):
             dt.uniform_(math.log(LEAST_DT), math.log(MOST_DT)).exp_()
             self.dt_bias.copy_(dt.expm1().log())  # softplus of this is dt
 
-    def forward(self, x: Tensor, cache: DeltaNetCache | None = None, *, output_cache: bool = False):
+    def forward(self, x: Tensor, cache: DeltaNetCache | None = None, *, output_cache: bool = False,
+                cu_seqlens: Tensor | None = None):
         """x: (B, S, hidden_size). cache: of the tokens before x, from the call that had them. output_cache: also return
-        the cache of all tokens up to x's last.
+        the cache of all tokens up to x's last. cu_seqlens: of packed sequences, (N + 1,), as `tkq.gated_delta_rule` has
+        them: B is 1, and a cache has N rows.
 
         Returns y (B, S, hidden_size), or (y, cache). A sequence may be cut anywhere: chained calls are one within
         rounding."""
         check.tensor("x", x)
         check.shape("x", x, (None, None, self.hidden_size))
         before = (None, None, None) if cache is None else cache.conv
-        mixed = [conv(project(x), state, True) for conv, project, state in zip(
+        mixed = [conv(project(x), state, True, cu_seqlens) for conv, project, state in zip(
             (self.q_conv1d, self.k_conv1d, self.v_conv1d), (self.q_proj, self.k_proj, self.v_proj), before)]
         q, k, v = (y.unflatten(-1, heads) for (y, _), heads in zip(mixed, (
             (self.num_heads, self.head_dim), (self.num_heads, self.head_dim), (self.num_v_heads, self.head_v_dim))))
         found = gated_delta_rule(
             q, k, v, self.a_proj(x), self.b_proj(x).float().sigmoid(), None, None if cache is None else cache.state,
             output_cache, True, A_log=self.A_log, dt_bias=self.dt_bias, use_gate_in_kernel=True,
-            allow_neg_eigval=self.allow_neg_eigval)
+            allow_neg_eigval=self.allow_neg_eigval, cu_seqlens=cu_seqlens)
         o, state = found if output_cache else (found, None)
         gate = self.g_proj(x).unflatten(-1, v.shape[2:]) if hasattr(self, "g_proj") else None
         y = self.o_proj(self.o_norm(o, gate).flatten(-2))
