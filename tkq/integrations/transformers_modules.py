@@ -53,7 +53,7 @@ FAMILIES = {
     "Qwen3Next": Family("eps", 1.0, head_norms=True, hybrid=True),
     "KimiLinear": Family(mixer="kimi"),
     "Mamba2": Family(mixer="mamba2"),
-    "Bamba": Family(mixer="mamba2"),
+    "Bamba": Family(mixer="bamba"),
     "GraniteMoeHybrid": Family(mixer="granite"),
     "NemotronH": Family(mixer="nemotron"),
 }
@@ -227,8 +227,8 @@ HYBRID_KINDS = (*KINDS[:3], Kind("RMSNormGated", hybrid.gated_norm_forward),
                 Kind("DecoderLayer", hybrid_layer_forward))
 MIXERS = {
     "kimi": (*KINDS[:2], Kind("DeltaAttention", kimi.delta_forward, kimi.refuses), Kind("DecoderLayer", None)),
-    "mamba2": (*KINDS[:2], Kind("Mixer", mamba.mixer_forward, mamba.refuses), Kind("Block", None),
-               Kind("DecoderLayer", None)),
+    "mamba2": (KINDS[0], Kind("Mixer", mamba.mixer_forward, mamba.refuses), Kind("Block", None)),
+    "bamba": (*KINDS[:2], Kind("Mixer", mamba.mixer_forward, mamba.refuses), Kind("DecoderLayer", None)),
     "granite": (KINDS[0], Kind("MLP", mlps.granite_forward, mlps.refuses),
                 Kind("MambaLayer", mamba.mixer_forward, mamba.refuses), Kind("DecoderLayer", None)),
     "nemotron": (KINDS[0], Kind("Mamba2Mixer", mamba.mixer_forward, mamba.refuses), Kind("Block", None)),
