@@ -1,4 +1,5 @@
-"""Layers of transformers' hybrid models whose mixer is the gated delta rule (Qwen3-Next): their forwards on tkq."""
+"""Layers of transformers' hybrid models whose mixer is the gated delta rule (Qwen3-Next): their forwards on tkq; and
+what other mixers' forwards have in common with them: caches, convolutions, packed rows."""
 import inspect
 
 import torch
@@ -68,6 +69,12 @@ def delta_forward(family, cls):
 def cache_argument(cls) -> str:
     """What the forward of a class calls the cache, which depends on the version."""
     return "cache" if "cache" in inspect.signature(cls.forward).parameters else "cache_params"
+
+
+def is_plain(module, ending) -> bool:
+    """Is it a module of transformers' own, of a class whose name ends so, whose call runs its forward and no more?"""
+    cls = type(module)
+    return cls.__module__.startswith("transformers.") and cls.__name__.endswith(ending) and not changed(module)
 
 
 def must_be_alone(x: Tensor, state, attention_mask, kwargs) -> bool:

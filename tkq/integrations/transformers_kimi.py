@@ -10,6 +10,7 @@ from .transformers_hybrid import (
     cached_state,
     convolved,
     is_16_bit,
+    is_plain,
     masked,
     must_be_alone,
     put_state,
@@ -55,20 +56,14 @@ def delta_forward(family, cls):
     return forward
 
 
-def _is_plain(module, ending) -> bool:
-    """Is it transformers' own module of a kind, and nothing more?"""
-    cls = type(module)
-    return cls.__module__.startswith("transformers.") and cls.__name__.endswith(ending) and not changed(module)
-
-
 def _decays(gate, x, heads):
     """What the gate gives, with a softplus that also very negative numbers do not vanish from."""
-    if not _is_plain(gate, "ForgetGate"):
+    if not is_plain(gate, "ForgetGate"):
         return gate(x)
     return column_decays(gate.f_b_proj(gate.f_a_proj(x)).unflatten(-1, heads), gate.A_log, gate.dt_bias)
 
 
 def _normed(norm, o, gate):
-    if not _is_plain(norm, "RMSNormGated"):
+    if not is_plain(norm, "RMSNormGated"):
         return norm(o, gate)
     return rmsnorm(o, norm.weight, eps=norm.variance_epsilon) * gate.sigmoid()

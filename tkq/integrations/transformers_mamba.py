@@ -12,6 +12,7 @@ from .transformers_hybrid import (
     cached_state,
     convolved,
     is_16_bit,
+    is_plain,
     masked,
     must_be_alone,
     put_state,
@@ -53,7 +54,7 @@ def mixer_forward(family, cls):
         shared = self.n_groups * self.ssm_state_size
         x, B, C = mixed.split([self.intermediate_size, shared, shared], -1)
         B, C = (t.unflatten(-1, (self.n_groups, -1)) for t in (B, C))
-        fused = _is_plain(self.norm)
+        fused = is_plain(self.norm, "RMSNormGated")  # which gates first and then norms
         gate = for_tma(z.unflatten(-1, (self.num_heads, -1))) if fused else None
         given = (x.unflatten(-1, (self.num_heads, -1)), dt, -self.A_log.float().exp(), B, C, self.D, gate, self.dt_bias)
         if one and not torch.is_grad_enabled():
@@ -66,12 +67,6 @@ def mixer_forward(family, cls):
         return self.out_proj(y.to(hidden_states.dtype))
 
     return forward
-
-
-def _is_plain(norm) -> bool:
-    """Is it transformers' own norm, which gates first and then norms, and nothing more?"""
-    cls = type(norm)
-    return cls.__module__.startswith("transformers.") and cls.__name__.endswith("RMSNormGated") and not changed(norm)
 
 
 def _normed(norm, y):
