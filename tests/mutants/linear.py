@@ -25,24 +25,29 @@ PACKED, PACKED_BACK, NONE, FALLS, APART, ROWS = ((f"{TESTS}{name}",) for name in
     "test_pools.py::test_cu_seqlens[dtype0-linear_attn-end]",
     "test_packed.py::test_no_sequence_reaches_another[linear_attn]",
     "test_pools.py::test_states_are_read_and_written_there[True-dtype0-linear_attn]"))
+PACKED_SSD = (f"{TESTS}test_ssd_backward.py::test_packed_sequences[1]",)
 
 MUTANTS = (
     *family(
         "linear", "tkq/linear_attention/engine/packed.py",
-        ("gates_of_the_next_sequence", "g, tokens=piece.rows, q=g.q.part(piece.rows), k=g.k.part(piece.rows), "
-         "v=g.v.part(piece.rows),", "g, tokens=g.tokens - piece.first, q=g.q.part(piece.rows), "
-         "k=g.k.part(piece.rows), v=g.v.part(piece.rows),", PACKED),
-        ("reversed_gates_of_the_next_sequence", "g, tokens=piece.rows, q=g.q.part(piece.rows), "
-         "k=g.k.part(piece.rows), v=g.v.part(piece.rows),", "g, tokens=g.tokens - piece.first, "
-         "q=g.q.part(piece.rows), k=g.k.part(piece.rows), v=g.v.part(piece.rows),", PACKED_BACK),
+        ("gates_of_the_next_sequence", "return replace(g, tokens=piece.rows, **found)",
+         "return replace(g, tokens=g.tokens - first, **found)", PACKED),
+        ("reversed_gates_of_the_next_sequence", "return replace(g, tokens=piece.rows, **found)",
+         "return replace(g, tokens=g.tokens - first, **found)", PACKED_BACK),
+        ("steps_of_the_first_sequence",
+         '(("ssd",), lambda x: x._replace(dt=_tokens(x.dt, first), diagonal=_tokens(x.diagonal, first)))):',
+         '(("ssd",), lambda x: x._replace(diagonal=_tokens(x.diagonal, first)))):', PACKED_SSD),
+        ("diagonals_of_the_first_sequence",
+         '(("ssd",), lambda x: x._replace(dt=_tokens(x.dt, first), diagonal=_tokens(x.diagonal, first)))):',
+         '(("ssd",), lambda x: x._replace(dt=_tokens(x.dt, first)))):', PACKED_SSD),
         ("a_token_of_the_next_sequence", "return first, end", "return first, cutlass.min(end + 1, g.tokens)", APART),
         ("gates_of_the_first_sequence", "at = x.iterator + Int64(first) * strides[batch + 1]",
          "at = x.iterator + Int64(0) * strides[batch + 1]", PACKED),
         ("tokens_of_no_sequence_are_read", "rows = Int32(0) if n >= count else end - first", "rows = end - first",
          NONE),
-        ("tokens_of_no_sequence_are_left", "x=g.x and g.x.part(piece.rows), o=g.o.part(written), "
-         "dv=g.dv and g.dv.part(written),", "x=g.x and g.x.part(piece.rows), o=g.o.part(piece.rows), "
-         "dv=g.dv and g.dv.part(written),", NONE),
+        ("tokens_of_no_sequence_are_left",
+         '(("o", "dv"), lambda x: x.part(written) if isinstance(x, tk.gl) else _tokens(x, first)),',
+         '(("o", "dv"), lambda x: x.part(piece.rows) if isinstance(x, tk.gl) else _tokens(x, first)),', NONE),
         ("sequences_that_overlap", 'first = cute.arch.warp_redux_sync(first, "max")', "first = self.cut(g, last)",
          FALLS),
         ("sequences_from_32_on", "for base in cutlass.range(0, last + 1, WARP, unroll=4):",
@@ -132,6 +137,8 @@ MUTANTS = (
         ("x_gradient_without_the_step", "o = o * d", "pass", SSD_GRADIENTS),
         ("skip_gradient_of_the_last_chunk", "mine[1].tensor[r] = mine[1].tensor[r] + sum(products[1:], products[0])",
          "mine[1].tensor[r] = sum(products[1:], products[0])", SSD_GRADIENTS),
+        ("skip_gradients_of_the_first_sequence", "g.ssd.of_skip[t.state, t.head, row] = mine[1].tensor[r]",
+         "g.ssd.of_skip[0, t.head, row] = mine[1].tensor[r]", PACKED_SSD),
         ("steps_of_another_token", "ahead[2 + e] = d", "ahead[3 - e] = d", SSD),
         ("diagonal_without_its_step", "shared[row, 2 * stage] = view[r, j] * factor",
          "shared[row, 2 * stage] = view[r, j]", SSD_GRADIENTS),
