@@ -231,7 +231,8 @@ class ChannelAttention:
             self.delta.ask(g, t, following, of_delta)
             if const_expr(self.solved):
                 tk.sync(SCORES_BARRIER, tk.WARPGROUP)
-            self.delta.invert(s.delta, lower, of_delta, None, out.stage)
+            self.delta.put(s.delta, lower, of_delta, None, out.stage)
+            self.delta.invert(s.delta, lower, of_delta, out.stage)
             if const_expr(self.scored):
                 tk.store(s.p[out.stage], p)
             tk.publish()
