@@ -10,9 +10,10 @@ import tkq
 from tests.helpers.channel_launches import launched
 from tests.helpers.one_sign import bias_of_one_sign
 from tests.helpers.sanitizer.nan_fill import poisoned
-from tkq.linear_attention.channels import delta_gradients, gradients
+from tkq.linear_attention.channels import gradients
 from tkq.linear_attention.channels.launch import ChannelGiven, launch, of_chunks
-from tkq.linear_attention.delta_gradients import DeltaSaved
+from tkq.linear_attention.delta import channel_gradients as delta_gradients
+from tkq.linear_attention.delta.gradients import DeltaSaved
 from tkq.linear_attention.gradients import Saved
 from tkq.reference.linear_attention import gated_delta_rule_backward, linear_attn_backward
 from tkq.reference.linear_attention import linear_attn as recurrence

@@ -8,8 +8,8 @@ from tests.gpu.linear_attention.test_delta_op import with_beta
 from tests.gpu.linear_attention.test_linear_forward import BF16, make
 from tests.helpers.linear_launches import launched
 from tests.helpers.one_sign import bias_of_one_sign
-from tkq.linear_attention import delta_gradients
-from tkq.linear_attention.delta_gradients import DeltaSaved
+from tkq.linear_attention.delta import gradients as delta_gradients
+from tkq.linear_attention.delta.gradients import DeltaSaved
 from tkq.reference.linear_attention import gated_delta_rule_backward
 from tkq.testing import assert_2x
 

@@ -11,7 +11,8 @@ from tests.gpu.linear_attention.test_linear_forward import BF16, make
 from tests.helpers.linear_launches import launched
 from tests.helpers.one_sign import bias_of_one_sign
 from tests.helpers.sanitizer.nan_fill import poisoned
-from tkq.linear_attention import delta_gradients, gradients
+from tkq.linear_attention import gradients
+from tkq.linear_attention.delta import gradients as delta_gradients
 from tkq.linear_attention.launch import Given, launch
 from tkq.reference.linear_attention import gated_delta_rule_backward, linear_attn_backward
 from tkq.reference.linear_attention import linear_attn as recurrence

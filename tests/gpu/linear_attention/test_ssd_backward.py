@@ -8,8 +8,8 @@ from tests.gpu.linear_attention.test_ssd_forward import BF16, F32, make, ours, w
 from tests.helpers.linear_launches import launched
 from tests.helpers.one_sign import bias_of_one_sign
 from tests.helpers.sanitizer.nan_fill import poisoned
-from tkq.linear_attention import ssd_gradients
-from tkq.linear_attention.ssd_gradients import SsdGradients
+from tkq.linear_attention.ssd import gradients as ssd_gradients
+from tkq.linear_attention.ssd.gradients import SsdGradients
 from tkq.reference.ssd import mamba2_ssd_backward
 from tkq.testing import assert_2x
 
