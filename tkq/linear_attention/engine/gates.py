@@ -6,8 +6,8 @@ import cutlass.cute as cute
 from cutlass import Float32, const_expr
 
 import tkq.tile as tk
-from tkq.linear_attention import ahead
 from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.engine import ahead
 from tkq.linear_attention.spec import LinearSpec
 
 LOWEST = -150.0  # of a gate, as a power of 2: such a factor is 0 in fp32, and sums of it keep their last bits
