@@ -13,6 +13,7 @@ from tkq.linear_attention.channels.columns import HALVES, Columns, gather_lower,
 from tkq.linear_attention.channels.parts import OUT_BARRIER, SCORES_BARRIER, Operands, Task, any_strides, transposed
 from tkq.linear_attention.channels.plan import shares_levels
 from tkq.linear_attention.channels.spec import ChannelSpec
+from tkq.linear_attention.channels.square import Square, gather_square, gather_square_lower
 from tkq.linear_attention.config import CHUNK, LinearConfig
 from tkq.linear_attention.engine.delta import Delta, DeltaShared
 from tkq.linear_attention.engine.inverse import PITCH
@@ -47,11 +48,21 @@ class Shared:
     levels: tk.SharedTile  # operands of two levels
     others: Any  # with the delta rule: of queries, for those of keys are of all rows
     started: Any  # with the delta rule: keys, with what decays from a chunk's start
+    near: Any  # of each warp: are a chunk's decays such that `Square` holds?
     products: cute.Tensor  # of decays: those of each part of it, for each column
     total: cute.Tensor  # of a chunk, for each column
     delta: Any
     tokens: tk.Pipe
     scores: tk.Pipe
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Registers of a chunk's 64 x 64 scores."""
+
+    x: tk.RegTile  # products: half of the columns, or, with the delta rule, all
+    p: tk.RegTile
+    lower: Any  # L, with the delta rule
 
 
 @dataclass(frozen=True)
@@ -100,6 +111,7 @@ class ChannelAttention:
         self.dtype = element_type(spec.dtype)
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
         self.columns = Columns(self.qk_tile)
+        self.square = Square(self.columns)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
         self.delta = Delta(spec, self.p_tile, SCORES_BARRIER)
         self.scored, self.solved = not spec.updates, bool(spec.delta)
@@ -148,7 +160,8 @@ class ChannelAttention:
         o, p = al.tile(self.v_tile, n), al.tile(self.p_tile, 2)
         levels = al.tile(self.qk_tile, 2)
         s = Shared(q, k, v, o, p, levels, al.tile(self.qk_tile, 2) if delta else None,
-                   al.tile(self.qk_tile, 2) if delta else None, al.vector(4 * K, 2), al.vector(K, 2),
+                   al.tile(self.qk_tile, 2) if delta else None, self.square.shared(al), al.vector(4 * K, 2),
+                   al.vector(K, 2),
                    self.shared_of_delta(al, levels),
                    al.pipe(c.stages, 2 * self.qk_tile.bytes + n * self.v_tile.bytes, 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
@@ -193,54 +206,113 @@ class ChannelAttention:
 
     @cute.jit
     def make_scores(self, g, s, t):
-        """P of each chunk, L's inverse, and operands that meet the state. A level has two products, of half of P's
-        columns each, or of P and of L; while they are under way, the next level's operands are written."""
+        """P of each chunk, L's inverse, and operands that meet the state: two levels, of pairs of different blocks of
+        16 tokens, and pairs of one block by `Square`, or by four levels more."""
         ring, out = s.tokens.ring(), s.scores.ring()
-        x, p = tk.rt_fl(CHUNK if self.solved else CHUNK // 2), tk.rt(CHUNK, self.dtype)
         mine = self.columns.begin()
         of_delta = self.delta.begin(g, t, self.order(g, 0))
-        lower = tk.rt_fl(CHUNK) if self.solved else None
+        c = Scores(tk.rt_fl(CHUNK if self.solved else CHUNK // 2), tk.rt(CHUNK, self.dtype),
+                   tk.rt_fl(CHUNK) if self.solved else None)
         self.read(g, t, self.order(g, 0), mine)
         for i in cutlass.range(self.chunks(g), unroll=1):
             following = self.order(g, i + 1)
             s.tokens.wait(ring)
             q, k = s.q[ring.stage], s.k[ring.stage]
             products = s.products[None, out.stage]
+            near = s.near[None, out.stage] if self.square.there else None
+            if const_expr(self.square.there):
+                self.square.find(mine, near)
             self.columns.decays(mine, products)
-            tk.zero(p)
-            self.multiply(x, (k, q), 0, True)
-            if const_expr(self.columns.mine < HALVES[0]):
-                tk.sync(SCORES_BARRIER, tk.WARPGROUP)
-            for n in cutlass.range_constexpr(len(HALVES)):
-                early, late = self.rows(q, k, self.operands(s, n))
-                self.columns.early(mine, products, HALVES[n], early)
-                self.gather(g, x, p, lower, 0, n - 1)
-                self.multiply(x, self.operands(s, n - 1) if n else (k, q), 1, n == 0)
-                self.columns.late(mine, products, HALVES[n], late)
-                tk.publish()
-                self.gather(g, x, p, lower, 1, n - 1)
-                tk.sync(SCORES_BARRIER, tk.WARPGROUP)
-                self.multiply(x, self.operands(s, n), 0, False)
+            self.begin_scores(c)
+            tk.sync(SCORES_BARRIER, tk.WARPGROUP)
+            place = q, k, products
+            self.add_levels(g, s, c, mine, place, False)
+            if const_expr(self.square.there):
+                tk.sync(SCORES_BARRIER, tk.WARPGROUP)  # the levels' operands have been read
+                if self.square.holds(near):
+                    self.add_square(g, s, c, mine, place)
+                else:
+                    self.add_levels(g, s, c, mine, place, True)
+            else:
+                self.add_levels(g, s, c, mine, place, True)
             s.scores.acquire_empty(out)
-            self.gather(g, x, p, lower, 0, len(HALVES) - 1)
-            self.multiply(x, self.operands(s, len(HALVES) - 1), 1, False)
             self.scale_in_place(s, q, k, mine, products, out.stage)
-            self.gather(g, x, p, lower, 1, len(HALVES) - 1)
             self.read(g, t, following, mine)
             self.delta.factors(g, s.delta, of_delta, None, out.stage)
             self.delta.ask(g, t, following, of_delta)
             if const_expr(self.solved):
                 tk.sync(SCORES_BARRIER, tk.WARPGROUP)
-            self.delta.put(s.delta, lower, of_delta, None, out.stage)
-            self.delta.invert(s.delta, lower, of_delta, out.stage)
+            self.delta.put(s.delta, c.lower, of_delta, None, out.stage)
+            self.delta.invert(s.delta, c.lower, of_delta, out.stage)
             if const_expr(self.scored):
-                tk.store(s.p[out.stage], p)
+                tk.store(s.p[out.stage], c.p)
             tk.publish()
             if const_expr(self.aliased):
                 tk.sync(SCORES_BARRIER, tk.WARPGROUP)
             s.scores.commit(out)
             ring.advance()
             out.advance()
+
+    def put_square(self, s, mine, place, to):
+        """Operands of `Square`; to: of those that are divided by none."""
+        of_keys, of_others = (words(x) for x in (place if self.spec.reverse else reversed(place)))
+        late = [(words(to), of_others)] if self.scored else []
+        if self.solved:
+            late.append((words(s.levels[1]), of_keys))
+        self.square.put(mine, [(words(s.levels[0]), of_keys)], late)
+
+    def begin_scores(self, c):
+        tk.zero(c.p)
+        if self.solved:
+            tk.zero(c.lower)
+
+    @cute.jit
+    def add_levels(self, g, s, c, mine, place, near: Constexpr[bool]):
+        """Two levels; near: the diagonal and four levels. A level has two products, of half of P's columns each, or of
+        P and of L; while they are under way, the next level's operands are written."""
+        q, k, products = place
+        levels = range(2, len(HALVES)) if near else range(2)
+        if const_expr(near):
+            self.multiply(c.x, (k, q), 0, True)
+        for n in cutlass.range_constexpr(levels.start, levels.stop):
+            begun = const_expr(near or n > 0)
+            early, late = self.rows(q, k, self.operands(s, n))
+            before = n - 1 if n > levels.start else -1
+            self.columns.early(mine, products, HALVES[n], early)
+            if const_expr(begun):
+                self.gather(g, c, 0, before)
+                self.multiply(c.x, self.operands(s, before) if before >= 0 else (k, q), 1, before < 0)
+            self.columns.late(mine, products, HALVES[n], late)
+            tk.publish()
+            if const_expr(begun):
+                self.gather(g, c, 1, before)
+            tk.sync(SCORES_BARRIER, tk.WARPGROUP)
+            self.multiply(c.x, self.operands(s, n), 0, False)
+        last = levels.stop - 1
+        self.gather(g, c, 0, last)
+        self.multiply(c.x, self.operands(s, last), 1, False)
+        self.gather(g, c, 1, last)
+
+    @cute.jit
+    def add_square(self, g, s, c, mine, place):
+        """Pairs of one block of 16."""
+        to = s.others[0] if const_expr(self.solved) else s.levels[1]
+        self.put_square(s, mine, place[:2], to)
+        tk.publish()
+        tk.sync(SCORES_BARRIER, tk.WARPGROUP)
+        if const_expr(self.scored):
+            first, second = (s.levels[0], to) if self.spec.reverse else (to, s.levels[0])
+            for part in cutlass.range_constexpr(CHUNK // c.x.cols):
+                if const_expr(self.solved):
+                    tk.mm_ABt(c.x, first, second)
+                else:
+                    tk.mm_ABt(c.x, first, second, b_part=part)
+                tk.mma_wait(0)
+                gather_square(c.p, c.x, part, self.spec.reverse, g.scale)
+        if const_expr(self.solved):
+            tk.mm_ABt(c.x, s.levels[1], s.levels[0])
+            tk.mma_wait(0)
+            gather_square_lower(c.lower, c.x)
 
     def read(self, g, t, chunk, mine):
         """Behind the last chunk, of the first one: it is not used."""
@@ -264,20 +336,18 @@ class ChannelAttention:
         elif part == 0 and self.scored:
             tk.mm_ABt(x, first, second)
 
-    def gather(self, g, x, p, lower, part, n):
+    def gather(self, g, c, part, n):
         """A part of the n-th level's products, of which -1 is the diagonal, has arrived."""
         half = HALVES[n] if n >= 0 else 0
         if not self.solved:
             tk.mma_wait(0)
-            gather_scores(p, x, part, half, self.spec.reverse, g.scale)
+            gather_scores(c.p, c.x, part, half, self.spec.reverse, g.scale)
         elif part == 0 and self.scored:
             tk.mma_wait(0)
-            gather_scores(p, x, 0, half, self.spec.reverse, g.scale)
-        elif part == 1 and n < 0:
-            tk.zero(lower)
-        elif part == 1:
+            gather_scores(c.p, c.x, 0, half, self.spec.reverse, g.scale)
+        elif part == 1 and n >= 0:
             tk.mma_wait(0)
-            gather_lower(lower, x, half)
+            gather_lower(c.lower, c.x, half)
 
     def rows(self, q, k, operands):
         """What is put in a level's early rows, and in the late ones. Queries and keys change places in the reversed
