@@ -110,8 +110,9 @@ def level(now, tile, products, mine, half, tiles):
     rows, others, keys, queries = tiles
     early, late = Columns.early.__wrapped__, Columns.late.__wrapped__
     for now.thread in range(128):
-        early(tile, mine(now.thread), products, half, tile.rows((rows, keys)))
-        late(tile, mine(now.thread), products, half, tile.rows((rows, keys), (others, queries)))
+        puts = tile.rows((rows, keys)), tile.rows((rows, keys), (others, queries))
+        early(tile, mine(now.thread), products, half, puts)
+        late(tile, mine(now.thread), half, puts)
     return rows, others
 
 

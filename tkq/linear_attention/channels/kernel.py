@@ -259,7 +259,8 @@ class ChannelAttention:
         late = [(words(to), of_others)] if self.scored else []
         if self.solved:
             late.append((words(s.levels[1]), of_keys))
-        self.square.put(mine, [(words(s.levels[0]), of_keys)], late)
+        rows = self.columns.rows
+        self.square.put(mine, rows((words(s.levels[0]), of_keys)), rows(*late))
 
     def begin_scores(self, c):
         tk.zero(c.p)
@@ -276,13 +277,13 @@ class ChannelAttention:
             self.multiply(c.x, (k, q), 0, True)
         for n in cutlass.range_constexpr(levels.start, levels.stop):
             begun = const_expr(near or n > 0)
-            early, late = self.rows(q, k, self.operands(s, n))
+            puts = self.rows(q, k, self.operands(s, n))
             before = n - 1 if n > levels.start else -1
-            self.columns.early(mine, products, HALVES[n], early)
+            self.columns.early(mine, products, HALVES[n], puts)
             if const_expr(begun):
                 self.gather(g, c, 0, before)
                 self.multiply(c.x, self.operands(s, before) if before >= 0 else (k, q), 1, before < 0)
-            self.columns.late(mine, products, HALVES[n], late)
+            self.columns.late(mine, HALVES[n], puts)
             tk.publish()
             if const_expr(begun):
                 self.gather(g, c, 1, before)

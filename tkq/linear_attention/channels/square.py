@@ -6,11 +6,11 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Boolean, Constexpr, Float32, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.linear_attention.channels.columns import Columns, Mine
+from tkq.linear_attention.channels.columns import Columns, Mine, times
 from tkq.tile.maps import _cvt2
 
 EDGE = 16  # of a block
-MOST = 7.5  # of a logarithm to base 2: eight decays of this size are within 2^60 of one, a factor that bf16 has room for
+MOST = 7.5  # of a logarithm to base 2: eight such decays are within 2^60 of one, for which bf16 has room
 
 
 class Square:
@@ -47,25 +47,23 @@ class Square:
 
     @cute.jit
     def put(self, mine: Mine, early: Constexpr, late: Constexpr):
-        """A thread's tokens with their factors. early: [(to, of)], tiles as words, of of / f; late: of of * f."""
+        """A thread's tokens with their factors. early: puts rows that are divided by f; late: those times f."""
         c = self.columns
         if 2 * c.pair < c.columns:
             for first in cutlass.range_constexpr(0, c.mine, EDGE):
                 middle = first + EDGE // 2
-                one = [Float32(1.0), Float32(1.0)]
-                f = one
-                for i in range(middle, first + EDGE):
-                    f = [f[e] * mine.a[i, e] for e in range(2)]
-                    self.put_row(mine, i, f, early, late)
-                f = one  # 1 / f of a token before the middle
-                for i in reversed(range(first, middle)):
-                    self.put_row(mine, i, f, late, early)
-                    f = [f[e] * mine.a[i, e] for e in range(2)]
+                self.put_half(mine, range(middle, first + EDGE), True, (early, late))
+                self.put_half(mine, reversed(range(first, middle)), False, (late, early))
 
-    def put_row(self, mine, i, f, divided, multiplied):
-        c = self.columns
-        c.rows(*multiplied)(mine, i, f)
-        c.rows(*divided)(mine, i, [cute.arch.rcp_approx(x) for x in f])
+    def put_half(self, mine, tokens, own, puts):
+        """Away from the middle, f of each token with its own decay or without. puts: of what is divided by f, and of
+        what is multiplied."""
+        rows, f = [], None
+        for i in tokens:
+            before, f = f, times(f, mine.a, i)
+            rows.append((i, f if own else before))
+        puts[1](mine, rows)
+        puts[0](mine, [(i, f and [cute.arch.rcp_approx(x) for x in f]) for i, f in rows])
 
 
 @cute.jit

@@ -304,12 +304,9 @@ class LinearAttention:
             self.delta.of_state(c, s.k[ring.stage])
             if const_expr(not spec.updates):
                 tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
-            if const_expr(not self.delta.forward):
-                self.read_values(s, c, wg, ring.stage)
+            self.read_values(s, c, wg, ring.stage)
             s.scores.wait(scores)
             tk.mma_wait(0)
-            if const_expr(self.delta.forward):  # only now there are registers for them
-                self.read_values(s, c, wg, ring.stage)
             if const_expr(spec.dot):
                 tk.apply_narrow(c.s16, lambda wide, rounded: wide - rounded, c.s, c.s16)
                 tk.mma_ABt(c.o, c.s16, s.q[ring.stage])
