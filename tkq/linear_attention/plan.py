@@ -23,7 +23,9 @@ def _registers(spec, groups):
     """The delta rule's scores take more; its state does where keys are widest, in the forward."""
     if groups == 1:
         return 24, 232, 240
-    return (24, 136, 176) if spec.delta and not _widest_delta(spec) else (24, 104, 192)
+    if spec.delta:
+        return (24, 112, 184) if _widest_delta(spec) else (24, 136, 176)
+    return 24, 104, 192
 
 
 def _widest_delta(spec):

@@ -9,11 +9,11 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.linear_attention.channels.columns import HALVES, Columns, gather_lower, gather_scores, mul_columns, words
+from tkq.linear_attention.channels.columns import Columns, mul_columns
 from tkq.linear_attention.channels.parts import OUT_BARRIER, SCORES_BARRIER, Operands, Task, any_strides, transposed
 from tkq.linear_attention.channels.plan import shares_levels
+from tkq.linear_attention.channels.scores import ChannelScores
 from tkq.linear_attention.channels.spec import ChannelSpec
-from tkq.linear_attention.channels.square import Square, gather_square, gather_square_lower
 from tkq.linear_attention.config import CHUNK, LinearConfig
 from tkq.linear_attention.engine.delta import Delta, DeltaShared
 from tkq.linear_attention.engine.inverse import PITCH
@@ -54,15 +54,6 @@ class Shared:
     delta: Any
     tokens: tk.Pipe
     scores: tk.Pipe
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Registers of a chunk's 64 x 64 scores."""
-
-    x: tk.RegTile  # products: half of the columns, or, with the delta rule, all
-    p: tk.RegTile
-    lower: Any  # L, with the delta rule
 
 
 @dataclass(frozen=True)
@@ -111,10 +102,10 @@ class ChannelAttention:
         self.dtype = element_type(spec.dtype)
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
         self.columns = Columns(self.qk_tile)
-        self.square = Square(self.columns)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
         self.delta = Delta(spec, self.p_tile, SCORES_BARRIER)
         self.scored, self.solved = not spec.updates, bool(spec.delta)
+        self.scores = ChannelScores(spec, self.columns, SCORES_BARRIER)
         self.aliased = self.solved and shares_levels(spec)
 
     # ---- host ----------------------------------------------------------------------------------
@@ -160,7 +151,7 @@ class ChannelAttention:
         o, p = al.tile(self.v_tile, n), al.tile(self.p_tile, 2)
         levels = al.tile(self.qk_tile, 2)
         s = Shared(q, k, v, o, p, levels, al.tile(self.qk_tile, 2) if delta else None,
-                   al.tile(self.qk_tile, 2) if delta else None, self.square.shared(al), al.vector(4 * K, 2),
+                   al.tile(self.qk_tile, 2) if delta else None, self.scores.square.shared(al), al.vector(4 * K, 2),
                    al.vector(K, 2),
                    self.shared_of_delta(al, levels),
                    al.pipe(c.stages, 2 * self.qk_tile.bytes + n * self.v_tile.bytes, 4 * n),
@@ -211,32 +202,31 @@ class ChannelAttention:
         ring, out = s.tokens.ring(), s.scores.ring()
         mine = self.columns.begin()
         of_delta = self.delta.begin(g, t, self.order(g, 0))
-        c = Scores(tk.rt_fl(CHUNK if self.solved else CHUNK // 2), tk.rt(CHUNK, self.dtype),
-                   tk.rt_fl(CHUNK) if self.solved else None)
+        c = self.scores.registers()
         self.read(g, t, self.order(g, 0), mine)
         for i in cutlass.range(self.chunks(g), unroll=1):
             following = self.order(g, i + 1)
             s.tokens.wait(ring)
             q, k = s.q[ring.stage], s.k[ring.stage]
             products = s.products[None, out.stage]
-            near = s.near[None, out.stage] if self.square.there else None
-            if const_expr(self.square.there):
-                self.square.find(mine, near)
+            near = s.near[None, out.stage] if self.scores.square.there else None
+            if const_expr(self.scores.square.there):
+                self.scores.square.find(mine, near)
             self.columns.decays(mine, products)
-            self.begin_scores(c)
+            self.scores.begin(c)
             tk.sync(SCORES_BARRIER, tk.WARPGROUP)
             place = q, k, products
-            self.add_levels(g, s, c, mine, place, False)
-            if const_expr(self.square.there):
+            self.scores.add_levels(g, s, c, mine, place, False)
+            if const_expr(self.scores.square.there):
                 tk.sync(SCORES_BARRIER, tk.WARPGROUP)  # the levels' operands have been read
-                if self.square.holds(near):
-                    self.add_square(g, s, c, mine, place)
+                if self.scores.square.holds(near):
+                    self.scores.add_square(g, s, c, mine, place)
                 else:
-                    self.add_levels(g, s, c, mine, place, True)
+                    self.scores.add_levels(g, s, c, mine, place, True)
             else:
-                self.add_levels(g, s, c, mine, place, True)
+                self.scores.add_levels(g, s, c, mine, place, True)
             s.scores.acquire_empty(out)
-            self.scale_in_place(s, q, k, mine, products, out.stage)
+            self.scores.scale_in_place(s, mine, place, out.stage)
             self.read(g, t, following, mine)
             self.delta.factors(g, s.delta, of_delta, None, out.stage)
             self.delta.ask(g, t, following, of_delta)
@@ -253,122 +243,9 @@ class ChannelAttention:
             ring.advance()
             out.advance()
 
-    def put_square(self, s, mine, place, to):
-        """Operands of `Square`; to: of those that are divided by none."""
-        of_keys, of_others = (words(x) for x in (place if self.spec.reverse else reversed(place)))
-        late = [(words(to), of_others)] if self.scored else []
-        if self.solved:
-            late.append((words(s.levels[1]), of_keys))
-        rows = self.columns.rows
-        self.square.put(mine, rows((words(s.levels[0]), of_keys)), rows(*late))
-
-    def begin_scores(self, c):
-        tk.zero(c.p)
-        if self.solved:
-            tk.zero(c.lower)
-
-    @cute.jit
-    def add_levels(self, g, s, c, mine, place, near: Constexpr[bool]):
-        """Two levels; near: the diagonal and four levels. A level has two products, of half of P's columns each, or of
-        P and of L; while they are under way, the next level's operands are written."""
-        q, k, products = place
-        levels = range(2, len(HALVES)) if near else range(2)
-        if const_expr(near):
-            self.multiply(c.x, (k, q), 0, True)
-        for n in cutlass.range_constexpr(levels.start, levels.stop):
-            begun = const_expr(near or n > 0)
-            puts = self.rows(q, k, self.operands(s, n))
-            before = n - 1 if n > levels.start else -1
-            self.columns.early(mine, products, HALVES[n], puts)
-            if const_expr(begun):
-                self.gather(g, c, 0, before)
-                self.multiply(c.x, self.operands(s, before) if before >= 0 else (k, q), 1, before < 0)
-            self.columns.late(mine, HALVES[n], puts)
-            tk.publish()
-            if const_expr(begun):
-                self.gather(g, c, 1, before)
-            tk.sync(SCORES_BARRIER, tk.WARPGROUP)
-            self.multiply(c.x, self.operands(s, n), 0, False)
-        last = levels.stop - 1
-        self.gather(g, c, 0, last)
-        self.multiply(c.x, self.operands(s, last), 1, False)
-        self.gather(g, c, 1, last)
-
-    @cute.jit
-    def add_square(self, g, s, c, mine, place):
-        """Pairs of one block of 16."""
-        to = s.others[0] if const_expr(self.solved) else s.levels[1]
-        self.put_square(s, mine, place[:2], to)
-        tk.publish()
-        tk.sync(SCORES_BARRIER, tk.WARPGROUP)
-        if const_expr(self.scored):
-            first, second = (s.levels[0], to) if self.spec.reverse else (to, s.levels[0])
-            for part in cutlass.range_constexpr(CHUNK // c.x.cols):
-                if const_expr(self.solved):
-                    tk.mm_ABt(c.x, first, second)
-                else:
-                    tk.mm_ABt(c.x, first, second, b_part=part)
-                tk.mma_wait(0)
-                gather_square(c.p, c.x, part, self.spec.reverse, g.scale)
-        if const_expr(self.solved):
-            tk.mm_ABt(c.x, s.levels[1], s.levels[0])
-            tk.mma_wait(0)
-            gather_square_lower(c.lower, c.x)
-
     def read(self, g, t, chunk, mine):
         """Behind the last chunk, of the first one: it is not used."""
         self.columns.read(g.g[t.batch, None, t.head, None], g.tokens, self.spec.head_dim, cutlass.max(chunk, 0), mine)
-
-    def operands(self, s, n):
-        """Of the n-th level: those of keys, with the delta rule those of queries apart."""
-        return s.levels[n % 2], s.others[n % 2] if self.solved else None
-
-    def multiply(self, x, operands, part, raw):
-        """A part of a level's products is under way. raw: operands are keys and queries as they came, and the level is
-        the diagonal, of which L has nothing."""
-        keys, others = operands
-        first, second = keys, others or keys
-        if raw or not self.spec.reverse:
-            first, second = second, first
-        if not self.solved:
-            tk.mm_ABt(x, first, second, b_part=part)
-        elif part == 1 and not raw:
-            tk.mm_ABt(x, keys, keys)
-        elif part == 0 and self.scored:
-            tk.mm_ABt(x, first, second)
-
-    def gather(self, g, c, part, n):
-        """A part of the n-th level's products, of which -1 is the diagonal, has arrived."""
-        half = HALVES[n] if n >= 0 else 0
-        if not self.solved:
-            tk.mma_wait(0)
-            gather_scores(c.p, c.x, part, half, self.spec.reverse, g.scale)
-        elif part == 0 and self.scored:
-            tk.mma_wait(0)
-            gather_scores(c.p, c.x, 0, half, self.spec.reverse, g.scale)
-        elif part == 1 and n >= 0:
-            tk.mma_wait(0)
-            gather_lower(c.lower, c.x, half)
-
-    def rows(self, q, k, operands):
-        """What is put in a level's early rows, and in the late ones. Queries and keys change places in the reversed
-        order."""
-        of_keys, of_others = (words(x) for x in ((q, k) if self.spec.reverse else (k, q)))
-        to, rows = words(operands[0]), self.columns.rows
-        if not self.solved:
-            return rows((to, of_keys)), rows((to, of_others))
-        if not self.scored:
-            return rows((to, of_keys)), rows((to, of_keys))
-        return rows((to, of_keys)), rows((to, of_keys), (words(operands[1]), of_others))
-
-    def scale_in_place(self, s, q, k, mine, products, stage):
-        """Operands that meet the state."""
-        keys, others = (words(x) for x in ((q, k) if self.spec.reverse else (k, q)))
-        late = [(others, others)] if self.scored else []
-        if self.solved:
-            late.append((words(s.started[stage]), keys))
-        rows = self.columns.rows
-        self.columns.to_ends(mine, products, rows((keys, keys)), rows(*late), s.total[None, stage])
 
     @cute.jit
     def keep_state(self, g, s, t, wg):
