@@ -17,6 +17,7 @@ _ELSEWHERE = {
                    "retention chunkretention gla chunkgla gatedlinearattention",
     "gated_delta_rule": "chunkgateddeltarule gateddeltanet gdn deltarule chunkdeltarule deltanet gateddelta "
                         "chunkgateddeltaruleprefill kda chunkkda kimideltaattention",
+    "hedgehog": "lolcats hedgehogattention slidingwindowlinearattention lolcatslinearattention",
     "mamba2_ssd": "mambachunkscancombined mambachunkscan ssd mamba2 mamba ssdchunkscan statespacedual",
     "linear_attn_step": "fusedrecurrentsimplegla fusedrecurrentgla fusedrecurrentlinearattn lightningattndecode",
     "gated_delta_rule_step": "fusedrecurrentgateddeltarule fusedrecurrentdeltarule fusedrecurrentkda "
