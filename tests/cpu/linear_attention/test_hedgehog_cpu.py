@@ -139,7 +139,8 @@ def zeros(*shape, dtype=BF16):
     (dict(q_map=zeros(3, 64, 40)[..., 8:].transpose(1, 2).contiguous().transpose(1, 2)), ValueError,
      "q_map: strides are .* the last dimension must be contiguous"),
     (dict(q=zeros(2, 200, 3, 65)[..., 1:]), ValueError, "q: strides are .* must be a multiple of 8 elements"),
-    (dict(window_size=32), ValueError, "window_size"), (dict(window_size=64.0), TypeError, "window_size"),
+    (dict(window_size=32), NotImplementedError, "window_size: is 32, supported is 64"),
+    (dict(window_size=0), ValueError, "window_size"), (dict(window_size=64.0), TypeError, "window_size"),
 ])
 def test_what_is_refused(changed, error, words):
     with pytest.raises(error, match=f"hedgehog: {words}"):

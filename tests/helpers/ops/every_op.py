@@ -290,8 +290,7 @@ CASES = {case.name: case for case in (
     Case("hedgehog", _heads_and_maps,
          lambda q, k, v, q_map, k_map, linear_factor, window_factor: tkq.hedgehog(
              q, k, v, q_map, k_map, linear_factor, window_factor),
-         ("q", "k", "v", "q_map", "k_map", "linear_factor", "window_factor"), ("q", "k", "v", "q_map", "k_map"),
-         exact=False),
+         ("q", "k", "v"), ("q", "k", "v", "q_map", "k_map"), exact=False),
     Case("linear_attn_step", steps.one_token_without_beta, steps.linear_attn_step, cast=("q", "k", "v"),
          alone=lambda q, k, v, g, state, rows: tkq.linear_attn_step(q, k, v, g, state, None, rows)),
     Case("linear_attn_step, with num_accepted_tokens", steps.accepted, steps.accepting_step, cast=("q", "k", "v"),

@@ -8,7 +8,14 @@ OP = "hedgehog"
 NAMES = "q", "k", "v", "q_map", "k_map", "linear_factor", "window_factor"  # the tensors
 
 _tensors = arguments.checker(OP, *NAMES)
-options = arguments.checker(OP, "window_size")
+WINDOW = 64
+_size = arguments.checker(OP, "window_size")
+
+
+def check_window(size):
+    """Raises what hedgehog promises of window_size."""
+    if _size(size) != WINDOW:
+        raise NotImplementedError(f"{OP}: window_size: is {size}, supported is {WINDOW}")
 
 
 def check_call(*given):

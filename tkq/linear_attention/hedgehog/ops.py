@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from tkq.linear_attention.check import for_tma, lowered
-from tkq.linear_attention.hedgehog.check import NAMES, OP, check_call, check_hedgehog_layouts, options
+from tkq.linear_attention.hedgehog.check import NAMES, OP, check_call, check_hedgehog_layouts, check_window
 from tkq.linear_attention.hedgehog.gradients import backward
 from tkq.linear_attention.hedgehog.launch import Given, start
 from tkq.reference import hedgehog as reference
@@ -40,11 +40,12 @@ def hedgehog(q: Tensor, k: Tensor, v: Tensor, q_map: Tensor, k_map: Tensor, line
         before them too.
 
     Raises:
-        TypeError: q, k, v or a map is no dense tensor of bf16 or fp16; a factor is no dense tensor of fp32; window_size
-            is no int; dtypes that differ.
-        ValueError: a window_size that is not 64; shapes that do not go together, devices that differ, strides or a base
-            that TMA cannot take.
-        NotImplementedError: a D or F that is not supported; more than 65535 sequences or heads.
+        TypeError: q, k, v, q_map or k_map is no dense tensor of bf16 or fp16; linear_factor or window_factor is no dense
+            tensor of fp32; window_size is no int; dtypes that differ.
+        ValueError: window_size is outside 1 to 2^31 - 1; shapes that do not go together, devices that differ, strides
+            or a base that TMA cannot take.
+        NotImplementedError: a window_size other than 64, a D or F that is not supported; more than 65535 sequences or
+            heads.
         RuntimeError: a GPU other than Hopper.
 
     Differentiable once, in all tensors; gradients are the same, bit for bit, in every run. They go through most, too:
@@ -68,7 +69,7 @@ def hedgehog(q: Tensor, k: Tensor, v: Tensor, q_map: Tensor, k_map: Tensor, line
         found = _call_cache.take(*given, window_size)
         if found is not None:
             return found
-    options(window_size)
+    check_window(window_size)
     mode = ops.route(*given)
     if mode == "direct":
         return (_forward if q.is_cuda else _cpu)(*given, window_size)
@@ -95,7 +96,7 @@ def _cuda(q: Tensor, k: Tensor, v: Tensor, q_map: Tensor, k_map: Tensor, linear_
     given = q, k, v, q_map, k_map, linear_factor, window_factor, window_size
     found = _call_cache.take(*given)
     if found is None:
-        options(window_size)  # of the dispatcher, where no public function has looked at it
+        check_window(window_size)  # of the dispatcher, where no public function has looked at it
         found = _forward(*given)
     return found
 
