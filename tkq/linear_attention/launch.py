@@ -44,8 +44,9 @@ class Steps(NamedTuple):
 
 class Given(NamedTuple):
     """What an engine's launch takes, as `kernel.Operands` has it. final: dtype of the final state, or None. x: for sums
-    of o times x, or, with steps.gated, what o is multiplied by. reverse, strict, updates, others: as `LinearSpec` has them.
-    cu: where packed sequences begin and end. state_indices: initial is a pool, which is written, too; final is its dtype.
+    of o times x, or, with steps.gated, what o is multiplied by. reverse, strict, updates, others: as `LinearSpec` has
+    them. cu: where packed sequences begin and end. state_indices: initial is a pool, which is written, too; final is
+    its dtype.
     v_first: the final state lies in memory as (.., V, K). steps: Mamba-2's, in the place of g, not with cu and
     state_indices. state_v_first: states are (.., V, K)."""
 

@@ -95,10 +95,14 @@ class LinearSpec:
             raise ValueError("LinearSpec: ssd.gated, allowed is without reverse and without dot")
         if self.ssd and self.ssd.skip_gradient and not (self.reverse and self.dot):
             raise ValueError("LinearSpec: ssd.skip_gradient, allowed is with reverse and dot")
-        if self.others and (self.gated or self.delta or self.strict):
-            raise ValueError("LinearSpec: others, allowed is without gates, delta and strict")
         if self.pool and (self.reverse or self.initial is None or self.initial != self.final):
             raise ValueError("LinearSpec: pool, allowed is not reversed, with initial and final of one dtype")
+
+        self._check_others()
+
+    def _check_others(self):
+        if self.others and (self.gated or self.delta or self.strict):
+            raise ValueError("LinearSpec: others, allowed is without gates, delta and strict")
 
     @property
     def gated(self) -> bool:

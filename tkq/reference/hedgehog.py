@@ -58,7 +58,7 @@ def features_backward(df: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Te
 
 def before(q: Tensor, k: Tensor, v: Tensor, reverse: bool = False) -> Tensor:
     """o[i] = sum of (q[i] k[j]) v[j] over tokens j of the blocks of 64 before i's; reverse: of those behind."""
-    B, S = q.shape[:2]
+    S = q.shape[1]
     blocks = [pad(x, (0, 0, 0, 0, 0, -S % WINDOW)).unflatten(1, (-1, WINDOW)) for x in (q, k, v)]
     states = torch.einsum("bnjhk,bnjhv->bnhkv", *blocks[1:])
     sums = states.flip(1).cumsum(1).flip(1) if reverse else states.cumsum(1)

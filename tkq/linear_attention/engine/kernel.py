@@ -311,10 +311,7 @@ class LinearAttention:
             self.gate.decay(c, s.gate, scores.stage)
             if const_expr(not spec.updates):
                 self.gate.at_query(c, s.gate, scores.stage, g.scale)
-            if const_expr(spec.scored):
-                tk.mma_ABt(c.o, c.v, s.p[scores.stage])
-            if const_expr(spec.dot):
-                tk.mma_ABt(c.o, c.v, s.rest[scores.stage])
+            self.add_own(s, c, scores.stage)
             self.delta.gradients_of_updates(c, s.delta, scores.stage)
             tk.mma_AB(c.s, self.gate.values(c), s.k[ring.stage])
             self.delta.erase(c, s.q[ring.stage])
@@ -339,6 +336,13 @@ class LinearAttention:
             tk.store_elements(self.sequences.state(g.final, t), c.s, row0, 0)
         self.ssd.put_skip(g, t, skip, row0)
         tk.store_wait(read=False)
+
+    def add_own(self, s, c, stage):
+        """What a chunk's tokens give each other."""
+        if self.spec.scored:
+            tk.mma_ABt(c.o, c.v, s.p[stage])
+        if self.spec.dot:
+            tk.mma_ABt(c.o, c.v, s.rest[stage])
 
     def add_rest(self, s, c, wg, stages):
         """What rounding took from the values that the state took up. They are read anew: registers had o, x and s."""

@@ -27,7 +27,7 @@ def check_call(*given):
             raise TypeError(f"{OP}: {name} is {x.dtype}, q is {q.dtype}; q, k, v and the maps must have one dtype")
     check.rank(f"{OP}: q", q, 4)
     check.rank(f"{OP}: q_map", q_map, 3)
-    (B, S, H, D), F = q.shape, q_map.shape[2]
+    (B, _, H, D), F = q.shape, q_map.shape[2]
     for name, x, shape in zip(NAMES[1:], (k, v, q_map, k_map, linear, window),
                               (q.shape, q.shape, (H, D, None), (H, D, F), (H,), (H,))):
         check.shape(f"{OP}: {name}", x, shape)

@@ -9,8 +9,8 @@ LEAST = 1e-6  # of a feature
 
 
 def make_features(w, y: tk.RegTile, tiles, sums=None):
-    """tiles = softmax of y and of -y along rows, 1e-6 at least, rounded. sums: w.far += a thread's part of the features'
-    products with sums, (2 F, 1) fp32. w: registers as `kernel.Weights` has them. NaN stays NaN."""
+    """tiles = softmax of y and of -y along rows, 1e-6 at least, rounded. sums: w.far += a thread's part of the
+    features' products with sums, (2 F, 1) fp32. w: registers as `kernel.Weights` has them. NaN stays NaN."""
     for part, sign in ((0, 1.0), (1, -1.0)):
         tk.mul(w.e, y, sign * tk.LOG2E)
         tk.row_max(w.row, w.e)

@@ -106,7 +106,7 @@ class State:
 class HedgehogAttention:
     """With y = x W of each head and f(x) = max(1e-6, (softmax(y), softmax(-y))) of queries and keys by their maps,
 
-        a[i, j] = window * exp(q[i] k[j] / sqrt(D) - most[i])     for j <= i of query i's chunk of 64 and of the one before
+        a[i, j] = window * exp(q[i] k[j] / sqrt(D) - most[i])     for j <= i of query i's chunk of 64 and of that before
         a[i, j] = linear * f(q[i]) f(k[j])                        for j of chunks before these
         o[i] = sum over j of a[i, j] v[j] / (sum over j of a[i, j] + 1e-6)
 

@@ -1,5 +1,4 @@
 """tkq.hedgehog: what PyTorch sees of Hedgehog's attention."""
-import torch
 from torch import Tensor
 
 from tkq.linear_attention.check import for_tma, lowered
@@ -40,8 +39,8 @@ def hedgehog(q: Tensor, k: Tensor, v: Tensor, q_map: Tensor, k_map: Tensor, line
         before them too.
 
     Raises:
-        TypeError: q, k, v, q_map or k_map is no dense tensor of bf16 or fp16; linear_factor or window_factor is no dense
-            tensor of fp32; window_size is no int; dtypes that differ.
+        TypeError: q, k, v, q_map or k_map is no dense tensor of bf16 or fp16; linear_factor or window_factor is no
+            dense tensor of fp32; window_size is no int; dtypes that differ.
         ValueError: window_size is outside 1 to 2^31 - 1; shapes that do not go together, devices that differ, strides
             or a base that TMA cannot take.
         NotImplementedError: a window_size other than 64, a D or F that is not supported; more than 65535 sequences or
