@@ -114,13 +114,21 @@ def _lagging(before, q, k, v, reverse=False):
 
 
 def _sums_before(x, reverse=False):
-    """Of each token the sum of x over the blocks that are in its state."""
-    S = x.shape[1]
+    """Of each token the sum of x over the blocks that are in its state; by doubling, in an order that their number
+    alone decides."""
+    S, step = x.shape[1], 1
     sums = pad(x, (0, 0, 0, 0, 0, -S % WINDOW)).unflatten(1, (-1, WINDOW)).sum(2)
     sums = sums.flip(1) if reverse else sums
-    sums = pad(sums.cumsum(1), (0, 0, 0, 0, 2, 0))[:, :sums.shape[1]]
+    while step < sums.shape[1]:
+        sums, step = sums + _later(sums, step), 2 * step
+    sums = _later(sums, 2)
     sums = sums.flip(1) if reverse else sums
     return sums.repeat_interleave(WINDOW, 1)[:, :S]
+
+
+def _later(x, blocks):
+    """Moved by some blocks; 0 ahead of them."""
+    return pad(x, (0, 0, 0, 0, blocks, 0))[:, :x.shape[1]]
 
 
 class _Window:
