@@ -45,21 +45,34 @@ def features(x: Tensor, weight: Tensor) -> Tensor:
     return torch.cat((y.softmax(-1), (-y).softmax(-1)), -1).clamp(min=LEAST)
 
 
-def features_backward(df: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(dx, dweight) of `features`."""
+class _Features(NamedTuple):
+    """Of y = x W: softmax of y and of -y, before they are brought to 1e-6 at least, and what they are made of."""
+
+    x: Tensor
+    weight: Tensor
+    parts: tuple[Tensor, Tensor]
+
+    def values(self) -> Tensor:
+        return torch.cat(self.parts, -1).clamp_(min=LEAST)
+
+    def backward(self, df: Tensor) -> tuple[Tensor, Tensor]:
+        """(dx, dweight)."""
+        dy = None
+        for f, part in zip(self.parts, df.chunk(2, -1)):
+            part = part.where(f >= LEAST, 0.0).sub_((f * part.where(f >= LEAST, 0.0)).sum(-1, keepdim=True)).mul_(f)
+            dy = part if dy is None else dy.sub_(part)
+        return torch.einsum("bshf,hdf->bshd", dy, self.weight), torch.einsum("bshd,bshf->hdf", self.x, dy)
+
+
+def _features(x, weight):
     y = torch.einsum("bshd,hdf->bshf", x, weight)
-    dy = torch.zeros_like(y)
-    for sign, part in ((1, df[..., :y.shape[3]]), (-1, df[..., y.shape[3]:])):
-        f = (sign * y).softmax(-1)
-        part = part.where(f >= LEAST, 0.0)
-        dy += sign * f * (part - (f * part).sum(-1, keepdim=True))
-    return torch.einsum("bshf,hdf->bshd", dy, weight), torch.einsum("bshd,bshf->hdf", x, dy)
+    return _Features(x, weight, (y.softmax(-1), (-y).softmax(-1)))
 
 
 def before(q: Tensor, k: Tensor, v: Tensor, reverse: bool = False) -> Tensor:
     """o[i] = sum of (q[i] k[j]) v[j] over tokens j of the blocks of 64 before i's; reverse: of those behind."""
     S = q.shape[1]
-    blocks = [pad(x, (0, 0, 0, 0, 0, -S % WINDOW)).unflatten(1, (-1, WINDOW)) for x in (q, k, v)]
+    blocks = [_whole(_upcast(x)).unflatten(1, (-1, WINDOW)) for x in (q, k, v)]
     states = torch.einsum("bnjhk,bnjhv->bnhkv", *blocks[1:])
     sums = states.flip(1).cumsum(1).flip(1) if reverse else states.cumsum(1)
     return torch.einsum("bnihk,bnhkv->bnihv", blocks[0], sums - states).flatten(1, 2)[:, :S]
@@ -79,14 +92,15 @@ class Gradients(NamedTuple):
 
 @autocast.apart
 def hedgehog_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, q_map: Tensor, k_map: Tensor, linear_factor: Tensor,
-                      window_factor: Tensor, before: Callable = before) -> Gradients:
+                      window_factor: Tensor, before: Callable = before, narrow: bool = False) -> Gradients:
     """By blocks of 64 tokens: memory grows as the number of tokens does, but for what `before` takes. before: as
-    `before`, which has a state for each block."""
-    given = [_upcast(x) for x in (do, q, k, v, q_map, k_map, linear_factor, window_factor)]
-    do, q, k, v, q_map, k_map, linear, window = given
-    near = _Window(q, k, v, do)
-    of_q, of_k = features(q, q_map), features(k, k_map)
-    sums = _sums_before(of_k)
+    `before`, which has a state for each block. narrow: it is given tensors of q's type."""
+    wide = [_upcast(x) for x in (q, k, v, do)]
+    q_map, k_map, linear, window = (_upcast(x) for x in (q_map, k_map, linear_factor, window_factor))
+    near, taken_type = _Window(*wide), q.dtype if narrow else wide[0].dtype
+    map_q, map_k = _features(wide[0], q_map), _features(wide[1], k_map)
+    of_q, of_k = map_q.values(), map_k.values()
+    sums, of_k = _sums_before(of_k), of_k.to(taken_type)
     far = (of_q * sums).sum(-1)
     inverse = 1 / (window * near.total + linear * far + EPS)  # (B, S, H)
     taken = _lagging(before, do, v, of_k)  # sum over keys far of (do[i] v[j]) f(k[j])
@@ -95,13 +109,32 @@ def hedgehog_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, q_map: Tensor
     dwindow = inverse * (near.of_do - delta * near.total)
     dlinear = inverse * (far_do - delta * far)
     dq, dk, dv = near.backward(inverse * window, delta, window * dwindow)
-    weight = (linear * inverse)[..., None]
-    more_q, dq_map = features_backward(weight * (taken - delta[..., None] * sums), q, q_map)
-    weighted = weight * of_q
-    of_far = _lagging(before, v, do, weighted, reverse=True) - _sums_before(delta[..., None] * weighted, reverse=True)
-    more_k, dk_map = features_backward(of_far, k, k_map)
-    dv = dv + _lagging(before, of_k, weighted, do, reverse=True)
-    return Gradients(dq + more_q, dk + more_k, dv, dq_map, dk_map, dlinear.sum((0, 1)), dwindow.sum((0, 1)))
+    weight = linear * inverse
+    more, dq_map = map_q.backward(taken.sub_(sums.mul_(delta[..., None])).mul_(weight[..., None]))
+    dq += more
+    power = _power_above(weight)  # by which fp16 has room for weights that are all small
+    weighted = of_q.mul_((weight / power)[..., None])
+    sums = _sums_before(delta[..., None] * weighted, reverse=True)
+    weighted, power = weighted.to(taken_type), power[..., None]
+    of_far = _lagging(before, v, do, weighted, reverse=True).sub_(sums).mul_(power)
+    more, dk_map = map_k.backward(of_far)
+    dk += more
+    dv += _lagging(before, of_k, weighted, do, reverse=True).mul_(power)
+    return Gradients(dq, dk, dv, dq_map, dk_map, dlinear.sum((0, 1)), dwindow.sum((0, 1)))
+
+
+def _power_above(x):
+    """A power of 2 above all numbers of each sequence and head: (B, S, H) -> (B, 1, H)."""
+    if not x.numel():
+        return x.new_ones(x.shape[0], 1, x.shape[2])
+    _, exponent = torch.frexp(x.abs().amax(1, keepdim=True))
+    return torch.ldexp(torch.ones_like(x[:, :1]), exponent)
+
+
+def _whole(x):
+    """With zeros behind the last token, to the end of its block."""
+    missing = -x.shape[1] % WINDOW
+    return pad(x, (0, 0, 0, 0, 0, missing)) if missing else x
 
 
 def _lagging(before, q, k, v, reverse=False):
@@ -117,7 +150,7 @@ def _sums_before(x, reverse=False):
     """Of each token the sum of x over the blocks that are in its state; by doubling, in an order that their number
     alone decides."""
     S, step = x.shape[1], 1
-    sums = pad(x, (0, 0, 0, 0, 0, -S % WINDOW)).unflatten(1, (-1, WINDOW)).sum(2)
+    sums = _whole(x).unflatten(1, (-1, WINDOW)).sum(2)
     sums = sums.flip(1) if reverse else sums
     while step < sums.shape[1]:
         sums, step = sums + _later(sums, step), 2 * step
@@ -149,7 +182,7 @@ class _Window:
         self.total, self.of_do = (self.tokenwise(x.sum(-1)) for x in (self.e, self.e * self.dp))
 
     def blocks(self, x):
-        return pad(x, (0, 0, 0, 0, 0, -x.shape[1] % WINDOW)).unflatten(1, (-1, WINDOW)).transpose(2, 3)
+        return _whole(x).unflatten(1, (-1, WINDOW)).transpose(2, 3)
 
     def pairs(self, x):
         return torch.cat((pad(x, (0, 0, 0, 0, 0, 0, 1, 0))[:, :-1], x), 3)
