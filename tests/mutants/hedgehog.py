@@ -7,6 +7,9 @@ LONG, SHORT, HARD, BESIDE, GRADIENTS, OTHERS = ((f"{TESTS}{name}",) for name in 
     "test_lengths[460]", "test_lengths[65]", "test_hard_data[8.0-1.0]", "test_types_and_sizes[dtype0-64-64]",
     "test_gradients[460]", "test_other_chunks_alone[False]"))
 
+WINDOW = (f"{TESTS}test_gradients_of_the_window[460]",)
+PRESSED_WINDOW, READ_WINDOW = (pressed(f"{kind}-hedgehog_window") for kind in ("naps", "reads"))
+
 MUTANTS = (
     *family(
         "linear", "tkq/linear_attention/hedgehog/kernel.py",
@@ -47,14 +50,28 @@ MUTANTS = (
         "linear", "tkq/reference/hedgehog.py",
         ("hedgehog_gradients_of_the_window_as_keys_before", "late, early = slice(WINDOW, None), slice(0, max(0, "
          "q.shape[1] - WINDOW))", "late, early = slice(0, None), slice(0, None)", GRADIENTS),
-        ("hedgehog_most_has_no_gradient", "share = of_most / self.most.sum(-1, keepdim=True)", "share = 0 * of_most",
-         GRADIENTS)),
+        ("hedgehog_features_without_delta",
+         "more, dq_map = map_q.backward(taken.sub_(sums.mul_(delta[..., None])).mul_(weight[..., None]))",
+         "more, dq_map = map_q.backward(taken.sub_(sums).mul_(weight[..., None]))", GRADIENTS)),
     *family(
         "linear", "tkq/linear_attention/spec.py",
         ("hedgehog_own_chunk_with_the_others", "return not (self.updates or self.others)", "return not self.updates",
          OTHERS)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/gradients.py",
-        ("hedgehog_one_power_left_out", "return o.float() * powers[0] * powers[1] * powers[2]",
-         "return o.float() * powers[0] * powers[1]", GRADIENTS)),
+        ("hedgehog_keys_before_in_the_order_of_tokens",
+         "return launch(Given(q, k, v, reverse=reverse, others=True), 1.0).o.to(wide)",
+         "return launch(Given(q, k, v, others=True), 1.0).o.to(wide)", GRADIENTS)),
+    *family(
+        "linear", "tkq/linear_attention/hedgehog/window_kernel.py",
+        ("hedgehog_largest_score_without_its_part", "e * inverse * (d - delta) - cutlass.select_(e == 1.0, less, "
+         "Float32(0.0))), x, dp, rows.inverse, rows.delta,", "e * inverse * (d - delta)), x, dp, rows.inverse, "
+         "rows.delta,", WINDOW),
+        ("hedgehog_keys_without_the_chunk_behind", "tk.mma_AtB(dk, s.ds[1], s.q[tokens.stage])", "", WINDOW),
+        ("hedgehog_last_chunk_of_keys_left_out", "self.put_keys(g, s, t, (dk, dv), t.chunks - 1)", "", WINDOW),
+        ("hedgehog_no_wait_for_pairs", """
+            s.tokens.wait(tokens)
+            s.pairs.wait(pairs)
+         """, "s.tokens.wait(tokens)", PRESSED_WINDOW),
+        ("hedgehog_pairs_written_over", "s.pairs.acquire_empty(out)", "", READ_WINDOW)),
 )

@@ -69,7 +69,7 @@ def _features(x, weight):
     return _Features(x, weight, (y.softmax(-1), (-y).softmax(-1)))
 
 
-def before(q: Tensor, k: Tensor, v: Tensor, reverse: bool = False) -> Tensor:
+def before_window(q: Tensor, k: Tensor, v: Tensor, reverse: bool = False) -> Tensor:
     """o[i] = sum of (q[i] k[j]) v[j] over tokens j of the blocks of 64 before i's; reverse: of those behind."""
     S = q.shape[1]
     blocks = [_whole(_upcast(x)).unflatten(1, (-1, WINDOW)) for x in (q, k, v)]
@@ -92,23 +92,18 @@ class Gradients(NamedTuple):
 
 @autocast.apart
 def hedgehog_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, q_map: Tensor, k_map: Tensor, linear_factor: Tensor,
-                      window_factor: Tensor, before: Callable = before, narrow: bool = False) -> Gradients:
-    """By blocks of 64 tokens: memory grows as the number of tokens does, but for what `before` takes. before: as
-    `before`, which has a state for each block. narrow: it is given tensors of q's type."""
-    wide = [_upcast(x) for x in (q, k, v, do)]
+                      window_factor: Tensor, parts: "Parts | None" = None) -> Gradients:
+    """By blocks of 64 tokens: memory grows as the number of tokens does, but for what `before` takes."""
+    before, window_part, narrow = parts or Parts(before_window, in_window)
     q_map, k_map, linear, window = (_upcast(x) for x in (q_map, k_map, linear_factor, window_factor))
-    near, taken_type = _Window(*wide), q.dtype if narrow else wide[0].dtype
-    map_q, map_k = _features(wide[0], q_map), _features(wide[1], k_map)
+    map_q, map_k = _features(_upcast(q), q_map), _features(_upcast(k), k_map)
     of_q, of_k = map_q.values(), map_k.values()
+    taken_type = q.dtype if narrow else of_q.dtype
     sums, of_k = _sums_before(of_k), of_k.to(taken_type)
-    far = (of_q * sums).sum(-1)
-    inverse = 1 / (window * near.total + linear * far + EPS)  # (B, S, H)
     taken = _lagging(before, do, v, of_k)  # sum over keys far of (do[i] v[j]) f(k[j])
-    far_do = (of_q * taken).sum(-1)
-    delta = inverse * (window * near.of_do + linear * far_do)  # o do
-    dwindow = inverse * (near.of_do - delta * near.total)
+    far, far_do = (of_q * sums).sum(-1), (of_q * taken).sum(-1)
+    inverse, delta, dwindow, dq, dk, dv = window_part(q, k, v, do, far, far_do, linear, window)
     dlinear = inverse * (far_do - delta * far)
-    dq, dk, dv = near.backward(inverse * window, delta, window * dwindow)
     weight = linear * inverse
     more, dq_map = map_q.backward(taken.sub_(sums.mul_(delta[..., None])).mul_(weight[..., None]))
     dq += more
@@ -121,6 +116,15 @@ def hedgehog_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, q_map: Tensor
     dk += more
     dv += _lagging(before, of_k, weighted, do, reverse=True).mul_(power)
     return Gradients(dq, dk, dv, dq_map, dk_map, dlinear.sum((0, 1)), dwindow.sum((0, 1)))
+
+
+class Parts(NamedTuple):
+    """What may take the place of the functions here. before: of `before_window`, window: of `in_window`. narrow:
+    `before` is given tensors of q's type."""
+
+    before: Callable
+    window: Callable
+    narrow: bool = False
 
 
 def _power_above(x):
@@ -164,6 +168,18 @@ def _later(x, blocks):
     return pad(x, (0, 0, 0, 0, blocks, 0))[:, :x.shape[1]]
 
 
+def in_window(q: Tensor, k: Tensor, v: Tensor, do: Tensor, far: Tensor, far_do: Tensor, linear: Tensor,
+              window: Tensor, narrow: Callable = lambda x: x) -> tuple:
+    """(inverse, delta, dwindow, dq, dk, dv): of each token (B, S, H) 1 over its denominator, o do, and the gradient of
+    window; and the window's part of the gradients. far, far_do: what is before the window adds to a denominator, and to
+    it times o do, without linear. narrow: of weights and of gradients of scores, where they are operands."""
+    near = _Window(*(_upcast(x) for x in (q, k, v, do)))
+    inverse = 1 / (window * near.total + linear * far + EPS)
+    delta = inverse * (window * near.of_do + linear * far_do)
+    dwindow = inverse * (near.of_do - delta * near.total)
+    return inverse, delta, dwindow, *near.backward(inverse * window, delta, window * dwindow, narrow)
+
+
 class _Window:
     """The window's part, in blocks: (B, n, H, 64 queries, 128 keys, of the block before and of the own)."""
 
@@ -196,11 +212,12 @@ class _Window:
         own, before = x[..., WINDOW:, :], x[..., :WINDOW, :]
         return self.tokenwise(own + pad(before[:, 1:], (0, 0, 0, 0, 0, 0, 0, 1)))
 
-    def backward(self, weight, delta, of_most):
+    def backward(self, weight, delta, of_most, narrow):
         """(dq, dk, dv). weight: of exponentials, in o. delta: do o. of_most: what the largest score gets less, shared
         by those that are as large; all (B, S, H)."""
         weight, delta, of_most = (self.blocks(x[..., None]) for x in (weight, delta, of_most))
         p = weight * self.e
         share = of_most / self.most.sum(-1, keepdim=True)
-        ds = self.scale * (p * (self.dp - delta) - share * self.most)
+        ds = narrow(self.scale * (p * (self.dp - delta) - share * self.most))
+        p = narrow(p)
         return self.tokenwise(ds @ self.k), self.apart(ds.mT @ self.q), self.apart(p.mT @ self.do)

@@ -8,9 +8,9 @@ import tkq
 from tests.helpers.emulation import fake_gpu
 from tests.helpers.linear_launches import launched
 from tkq.linear_attention.hedgehog import gradients
-from tkq.linear_attention.hedgehog.catalog import expectation, of_others, shipped
-from tkq.linear_attention.hedgehog.launch import recipe
-from tkq.linear_attention.hedgehog.spec import HedgehogSpec
+from tkq.linear_attention.hedgehog.catalog import expectation, of_others, of_window, shipped
+from tkq.linear_attention.hedgehog.launch import recipe, window_recipe
+from tkq.linear_attention.hedgehog.spec import HedgehogSpec, WindowSpec
 from tkq.linear_attention.launch import recipe as linear_recipe
 from tkq.linear_attention.spec import LinearSpec
 from tkq.reference import hedgehog as reference
@@ -89,6 +89,7 @@ def test_gradients():
 def test_gradients_by_the_engine(S, monkeypatch):
     """The three launches as the kernel has them, of which float64 is not rounded."""
     monkeypatch.setattr(gradients, "launch", launched)
+    monkeypatch.setattr(gradients, "window_gradients", reference.in_window)
     given = [x.double() for x in make(S).values()]
     do = torch.randn_like(given[0])
     for mine, want in zip(gradients.backward(do, *given), reference.hedgehog_backward(do, *given)):
@@ -97,6 +98,7 @@ def test_gradients_by_the_engine(S, monkeypatch):
 
 def test_small_weights_of_fp16_have_room(monkeypatch):
     monkeypatch.setattr(gradients, "launch", launched)
+    monkeypatch.setattr(gradients, "window_gradients", reference.in_window)
     given = list(make(400, dtype=torch.float16).values())
     given[5], given[6] = given[5] * 1e-5, given[6] * 1e-2
     do = torch.randn_like(given[0])
@@ -154,7 +156,7 @@ def test_kernels_of_calls_are_those_that_are_shipped(D, F):
     with fake_gpu.launches() as seen:
         o = tkq.hedgehog(*leaves)
         torch.autograd.grad(o, leaves, torch.zeros_like(o))
-        assert len(seen) == 4 and {recipe for recipe, _ in seen} <= recipes
+        assert len(seen) == 5 and {recipe for recipe, _ in seen} <= recipes
 
 
 @needs_nvdisasm
@@ -162,6 +164,12 @@ def test_kernels_of_calls_are_those_that_are_shipped(D, F):
 def test_machine_code(dtype, D, F):
     spec = HedgehogSpec(dtype, D, F)
     sass.assert_sass(recipe(spec), expectation(spec))
+
+
+@needs_nvdisasm
+def test_machine_code_of_the_windows_gradients():
+    spec = WindowSpec("bf16", 128)
+    sass.assert_sass(window_recipe(spec), of_window(spec))
 
 
 @needs_nvdisasm

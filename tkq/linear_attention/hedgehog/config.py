@@ -11,3 +11,10 @@ class HedgehogConfig:
 
     groups: int = 2
     registers: tuple = (24, 136, 176)
+
+
+@dataclass(frozen=True)
+class WindowConfig:
+    """registers: of a thread of the producer, and of the warpgroups of pairs, of queries and of keys."""
+
+    registers: tuple = (24, 208, 96, 184)

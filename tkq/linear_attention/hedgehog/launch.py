@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tkq.linear_attention.hedgehog.config import WindowConfig
 from tkq.linear_attention.hedgehog.plan import plan
-from tkq.linear_attention.hedgehog.spec import HedgehogSpec
+from tkq.linear_attention.hedgehog.spec import HedgehogSpec, WindowSpec
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
@@ -51,3 +52,23 @@ def _launcher(given):
         arch.require_hopper(q.device)
         _launchers[key] = function(recipe(HedgehogSpec(dtypes.name_of(q.dtype), q.shape[3], q_map.shape[2])))
     return _launchers[key]
+
+
+def window_recipe(spec: WindowSpec) -> Recipe:
+    """The kernel's of the window's part of the gradients."""
+    return Recipe("tkq.linear_attention.hedgehog.window_kernel:WindowGradients", (spec, WindowConfig()))
+
+
+def window_gradients(q: Tensor, k: Tensor, v: Tensor, do: Tensor, far: Tensor, far_do: Tensor, linear: Tensor,
+                     window: Tensor) -> tuple:
+    """As `reference.hedgehog.in_window`; dq, dk and dv are of q's type."""
+    numbers = [torch.empty(far.shape, device=q.device, dtype=torch.float32) for _ in range(3)]
+    gradients = [torch.empty(q.shape, device=q.device, dtype=q.dtype) for _ in range(3)]
+    if q.numel():
+        key = "window", q.get_device(), q.dtype, q.shape[3]
+        if key not in _launchers:
+            arch.require_hopper(q.device)
+            _launchers[key] = function(window_recipe(WindowSpec(dtypes.name_of(q.dtype), q.shape[3])))
+        _launchers[key]((q, k, v, do, *gradients, far.contiguous(), far_do.contiguous(), *numbers,
+                         linear.contiguous(), window.contiguous()), q.shape[3]**-0.5)
+    return *numbers, *gradients

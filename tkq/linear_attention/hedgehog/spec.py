@@ -27,3 +27,16 @@ class HedgehogSpec:
     def in_place(self) -> bool:
         """Have a tile's features the room of the tile itself?"""
         return 2 * self.features == self.head_dim
+
+
+@dataclass(frozen=True)
+class WindowSpec:
+    """The window's part of the gradients. dtype, head_dim: as `HedgehogSpec` has them."""
+
+    dtype: str
+    head_dim: int
+
+    def __post_init__(self):
+        for name, got, allowed in (("dtype", self.dtype, DTYPES), ("head_dim", self.head_dim, HEAD_DIMS)):
+            if got not in allowed:
+                raise ValueError(f"WindowSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
