@@ -59,7 +59,7 @@ class _Features(NamedTuple):
         """(dx, dweight)."""
         dy = None
         for f, part in zip(self.parts, df.chunk(2, -1)):
-            part = part.where(f >= LEAST, 0.0).sub_((f * part.where(f >= LEAST, 0.0)).sum(-1, keepdim=True)).mul_(f)
+            part = torch._softmax_backward_data(part.where(f >= LEAST, 0.0), f, -1, f.dtype)  # in one pass
             dy = part if dy is None else dy.sub_(part)
         return torch.einsum("bshf,hdf->bshd", dy, self.weight), torch.einsum("bshd,bshf->hdf", self.x, dy)
 
