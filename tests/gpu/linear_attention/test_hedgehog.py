@@ -130,10 +130,12 @@ def check_gradients(*given):
     want = torch.autograd.grad(reference.hedgehog(*wide), wide, do.double(), allow_unused=True, materialize_grads=True)
     peer = _as_launched(do, leaves)
     for name, x, exact, other in zip(NAMES, found, want, peer):
+        if x.dim() == 1:  # sums over tokens of differences of numbers of size 10, rounded by 2^-9: four deviations
+            assert ((x - exact).abs() <= 4 * 10 * 2**-9 * (do.shape[0] * do.shape[1])**0.5).all(), name
+            continue
         assert_2x(*(t.reshape(-1, t.shape[-1]) for t in (x, exact, other.to(x.dtype))), what=name)
         # that peer is of the same formulas: a few roundings to 16 bits, of numbers that are added up
-        if x.dim() > 1:
-            assert (x - exact).norm() <= 2**-5 * exact.norm(), name
+        assert (x - exact).norm() <= 2**-5 * exact.norm(), name
 
 
 def rounded(*given):
