@@ -10,7 +10,7 @@ Under autocast Linear, Fp8Linear and LinearCrossEntropyLoss cast as torch does. 
 
 SwiGLU, GEGLU, RotaryEmbedding and LinearCrossEntropyLoss are modules around functions that torch.nn has not, or not in
 every version; RMSNormQuant and LayerNormQuant are norms for products in float8, of models that are not trained.
-GatedDeltaNet, KimiDeltaAttention and Mamba2 are mixers of hybrid models, whole layers with their projections.
+GatedDeltaNet, HedgehogAttention, KimiDeltaAttention and Mamba2 are mixers, whole layers with their projections.
 """
 from typing import Optional
 
@@ -22,9 +22,9 @@ from .norms.ops import layernorm, rmsnorm
 from .runtime import arguments
 from .runtime.call import check
 
-__all__ = ["GEGLU", "CrossEntropyLoss", "Fp8Linear", "GatedDeltaNet", "KimiDeltaAttention",  # noqa: F822
-           "LayerNorm", "LayerNormQuant", "Linear", "LinearCrossEntropyLoss", "LogSoftmax", "Mamba2", "RMSNorm",
-           "RMSNormQuant", "RotaryEmbedding", "Softmax", "SwiGLU"]
+__all__ = ["GEGLU", "CrossEntropyLoss", "Fp8Linear", "GatedDeltaNet", "HedgehogAttention",  # noqa: F822
+           "KimiDeltaAttention", "LayerNorm", "LayerNormQuant", "Linear", "LinearCrossEntropyLoss", "LogSoftmax",
+           "Mamba2", "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "Softmax", "SwiGLU"]
 
 # what constructors are given, refused there and not in the first forward
 _loss = arguments.checker("cross_entropy", "z_loss", "softcap", "inplace_backward", called="CrossEntropyLoss")
@@ -49,6 +49,9 @@ def __getattr__(name):
     if name == "Mamba2":
         from .linear_attention.mamba2_layer import Mamba2
         return Mamba2
+    if name == "HedgehogAttention":
+        from .linear_attention.hedgehog.layers import HedgehogAttention
+        return HedgehogAttention
     raise _names.unknown("tkq.nn", name, __all__)
 
 

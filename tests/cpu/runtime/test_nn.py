@@ -300,6 +300,7 @@ WITHOUT_TENSORS = [  # (a module, its arguments, the name of the one that is rep
     (tkq.nn.GatedDeltaNet(64, num_heads=2, head_dim=32), (HEADS,), "x"),
     (tkq.nn.KimiDeltaAttention(64, num_heads=2, head_dim=32), (HEADS,), "x"),
     (tkq.nn.Mamba2(64, d_state=32, headdim=32), (HEADS,), "u"),
+    (tkq.nn.HedgehogAttention(64, num_heads=2, head_dim=64), (HEADS,), "x"),
 ]
 
 
@@ -348,6 +349,8 @@ TRACED = {
                            lambda: (torch.randn(2, 5, 16).to(BF16),)),
     "Mamba2": (lambda: tkq.nn.Mamba2(16, d_state=32, headdim=32, dtype=BF16),
                lambda: (torch.randn(2, 5, 16).to(BF16),)),
+    "HedgehogAttention": (lambda: tkq.nn.HedgehogAttention(16, num_heads=1, head_dim=64, dtype=BF16),
+                          lambda: (torch.randn(2, 5, 16).to(BF16),)),
 }
 
 

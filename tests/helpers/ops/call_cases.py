@@ -27,7 +27,8 @@ def inputs(device):
         w32=t(64, dtype=torch.float32), decays=-torch.arange(8, device=device) / 8.0,
         state=t(2, 8, 64, 64, dtype=torch.float32), gates=-t(2, 40, 8, dtype=torch.float32).abs() / 8,
         betas=t(2, 40, 8, dtype=torch.float32).sigmoid(), keys=t(2, 40, 8, 64) / 16,
-        columns=-t(2, 40, 8, 64, dtype=torch.float32).abs() / 8)
+        columns=-t(2, 40, 8, 64, dtype=torch.float32).abs() / 8, map=t(8, 64, 32) / 8,
+        factors=torch.full((8,), 0.5, device=device))
 
 
 def _onto(c, a, b):
@@ -119,6 +120,7 @@ def cases(g):
         "mamba2_ssd with a pool": lambda: tkq.mamba2_ssd(
             g.q, g.betas, g.decays, g.keys, g.keys, initial_states=g.state.clone(), dt_softplus=True,
             state_indices=g.used_q, return_final_states=True),
+        "hedgehog": lambda: tkq.hedgehog(g.q, g.keys, g.q, g.map, g.map, g.factors, g.factors),
         "linear_attn_step": lambda: tkq.linear_attn_step(
             g.q[:, :1, :2], g.keys[:, :1, :2], g.q[:, :1], g.gates[:, :1], g.state),
         "linear_attn_step of several tokens": lambda: tkq.linear_attn_step(

@@ -293,6 +293,19 @@ def states(device):
         o = tkq.linear_attn(q, k, v, gates)
         yield f"linear_attn {K} x {V}, columns", (o, *grad((o,), (q, k, v, gates), (do,)))
     yield from packed_states(device)
+    yield from windows_and_states(device)
+
+
+def windows_and_states(device):
+    """Hedgehog's attention: features beside what they are made of, and in its place."""
+    import tkq
+
+    for D, F, tokens in ((128, 64, 260), (64, 64, 65), (64, 32, 200)):
+        given = on(device, *(randn(i, 1, tokens, 2, D, grad=True) for i in range(3)),
+                   *((randn(i, 2, D, F) / 8).requires_grad_() for i in (3, 4)),
+                   *(randn(i, 2, dtype=torch.float32).sigmoid().requires_grad_() for i in (5, 6)))
+        o = tkq.hedgehog(*given)
+        yield f"hedgehog {D} x {F}", (o, *(grad((o,), given, (torch.ones_like(o),)) if F == 32 else ()))
 
 
 def packed_states(device):
@@ -312,12 +325,12 @@ def packed_states(device):
         o = op(*tensors, initial_state=pool, cu_seqlens=cu, state_indices=rows)
         yield f"{op.__name__}, with a pool", (o, pool)
     columns = (g[..., None] * torch.linspace(0, 2, 64, device=device)).contiguous()
-    given = [x.detach().requires_grad_() for x in (q, k, v, columns, beta)]
-    o = tkq.gated_delta_rule(*given, cu_seqlens=cu)
-    yield "gated_delta_rule, packed, columns", (o, *grad((o,), given, (do,)))
-    given = [x.detach().requires_grad_() for x in (v, beta, -beta[0, 0], k, q, beta[0, 1])]
-    y = tkq.mamba2_ssd(*given, dt_softplus=True, cu_seqlens=cu)
-    yield "mamba2_ssd, packed", (y, *grad((y,), given, (do,)))
+    given = [x.detach().requires_grad_() for x in (q, k, v, columns, beta, initial)]
+    o, state = tkq.gated_delta_rule(*given[:5], None, given[5], True, cu_seqlens=cu.int())
+    yield "gated_delta_rule, packed, columns", (o, state, *grad((o, state), given, (do, dstate)))
+    given = [x.detach().requires_grad_() for x in (v, beta, -beta[0, 0], k, q, beta[0, 1], do, beta[0, 2], initial)]
+    y, state = tkq.mamba2_ssd(*given, True, return_final_states=True, cu_seqlens=cu.int())
+    yield "mamba2_ssd, packed", (y, state, *grad((y, state), given, (do, dstate)))
 
 
 def steps(device):

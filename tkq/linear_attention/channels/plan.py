@@ -24,8 +24,17 @@ def plan(spec: ChannelSpec) -> LinearConfig:
         rest = 2 * wide + (groups + 2) * tile + SMALL
     if spec.delta:
         rest += 4 * wide + 2 * tile + (0 if shares_levels(spec) else 2 * tile + 1024)
-    registers = (24, 168, 160) if groups == 2 else (24, 240 if spec.packed and spec.delta else 232, 240)
-    return LinearConfig(groups, min(MOST_STAGES, (SHARED - rest) // stage), registers)
+    return LinearConfig(groups, min(MOST_STAGES, (SHARED - rest) // stage),
+                        _registers(spec, groups))
+
+
+def _registers(spec, groups):
+    """The scores take most with the delta rule; packed, so does its state."""
+    if groups == 2:
+        return 24, 168, 160
+    if not spec.delta:
+        return 24, 232, 240
+    return 24, 240, 240 if spec.packed else 232
 
 
 def shares_levels(spec: ChannelSpec) -> bool:

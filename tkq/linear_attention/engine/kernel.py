@@ -247,28 +247,32 @@ class LinearAttention:
         gates, mine = self.gate.begin(g, t, self.order(t, 0)), self.delta.begin(g, t, self.order(t, 0))
         for i in cutlass.range(t.chunks, unroll=1):
             s.tokens.wait(ring)
-            if const_expr(not self.spec.updates):
+            if const_expr(self.spec.scored):
                 tk.mm_ABt(x, s.q[ring.stage], s.k[ring.stage])
             s.scores.acquire_empty(out)
-            self.gate.factors(g, s.gate, gates, out.stage)
+            self.gate.factors(g, t, self.order(t, i), (s.gate, out.stage), gates)
             self.delta.factors(g, s.delta, mine, self.gate.sums_of(s.gate), out.stage)
+            if const_expr(not self.spec.delta):
+                self.gate.ask(g, t, self.order(t, i + 1), gates)
             tk.sync(SCORES_BARRIER, tk.WARPGROUP)
             between = self.gate.between(s.gate, gates, out.stage)
             tk.mma_wait(0)
-            if const_expr(not self.spec.updates):
+            if const_expr(self.spec.scored):
                 self.ssd.put_diagonal(s.diagonal, x, between, g.scale, out.stage)
                 self.gate.weigh(p, x, between, g.scale)
             self.delta.products(x, s.q[ring.stage] if self.spec.reverse else s.k[ring.stage])
-            if const_expr(not self.spec.updates):
+            if const_expr(self.spec.scored):
                 self.put_scores(s.p[out.stage], p)
             if const_expr(self.spec.dot):
                 self.gate.weigh_rest(p, x, between, g.scale)
                 self.put_scores(s.rest[out.stage], p)
             tk.mma_wait(0)
             s.tokens.release(ring)
-            self.delta.invert(s.delta, x, mine, between, out.stage)
-            self.gate.ask(g, t, self.order(t, i + 1), gates)
-            self.delta.ask(g, t, self.order(t, i + 1), mine)
+            self.delta.put(s.delta, x, mine, between, out.stage)
+            if const_expr(self.spec.delta):  # registers are free again, and the inverse takes as long as memory does
+                self.gate.ask(g, t, self.order(t, i + 1), gates)
+                self.delta.ask(g, t, self.order(t, i + 1), mine)
+            self.delta.invert(s.delta, x, mine, out.stage)
             tk.publish()
             s.scores.commit(out)
             ring.advance()
@@ -311,9 +315,7 @@ class LinearAttention:
             self.gate.decay(c, s.gate, scores.stage)
             if const_expr(not spec.updates):
                 self.gate.at_query(c, s.gate, scores.stage, g.scale)
-                tk.mma_ABt(c.o, c.v, s.p[scores.stage])
-            if const_expr(spec.dot):
-                tk.mma_ABt(c.o, c.v, s.rest[scores.stage])
+            self.add_own(s, c, scores.stage)
             self.delta.gradients_of_updates(c, s.delta, scores.stage)
             tk.mma_AB(c.s, self.gate.values(c), s.k[ring.stage])
             self.delta.erase(c, s.q[ring.stage])
@@ -338,6 +340,13 @@ class LinearAttention:
             tk.store_elements(self.sequences.state(g.final, t), c.s, row0, 0)
         self.ssd.put_skip(g, t, skip, row0)
         tk.store_wait(read=False)
+
+    def add_own(self, s, c, stage):
+        """What a chunk's tokens give each other."""
+        if self.spec.scored:
+            tk.mma_ABt(c.o, c.v, s.p[stage])
+        if self.spec.dot:
+            tk.mma_ABt(c.o, c.v, s.rest[stage])
 
     def add_rest(self, s, c, wg, stages):
         """What rounding took from the values that the state took up. They are read anew: registers had o, x and s."""
