@@ -53,18 +53,22 @@ def make(first: tk.RegTile, second: tk.RegTile, x: Row):
     """The features of x's rows, in two tiles: 64 x FIRST and 64 x (160 - FIRST)."""
     halves = [cute.recast_tensor(t.tensor, Int32) for t in (first, second)]
     dtype = first.dtype
-    one = cutlass.select_(x.first_lane, Int32(0x3F80 if type_name(dtype) == "bf16" else 0x3C00), Int32(0))
     for r in range(2):
         def product(a, b, r=r):
             return _mul2(x.pair(r, a), x.pair(r, b), dtype)
 
         ends = [cutlass.select_(x.upper, x.pair(r, m + 2), x.pair(r, m)) for m in (0, 8)]
-        made = [x.pair(r, 0), x.pair(r, 2), one, _mul2(*ends, dtype)]
+        made = [x.pair(r, 0), x.pair(r, 2), one(x, dtype), _mul2(*ends, dtype)]
         for shift in range(8):
             made += [product(0, shift), product(2, 2 + shift)]
         for block, word in enumerate(made):
             half, at = (0, block) if block < FIRST // 8 else (1, block - FIRST // 8)
             halves[half][2 * at + r] = word
+
+
+def one(x: Row, dtype):
+    """A pair of the block that has the 1."""
+    return cutlass.select_(x.first_lane, Int32(0x3F80 if type_name(dtype) == "bf16" else 0x3C00), Int32(0))
 
 
 def tokens_near(chunks):
@@ -73,11 +77,14 @@ def tokens_near(chunks):
     return (Int32(0x7F000000) - bits).bitcast(Float32), bits.bitcast(Float32)
 
 
-def weights(scale, times):
-    """What a product of the features of q and k is multiplied by, block by block, times a number."""
+def narrow(to: tuple, state: tuple, scale, times):
+    """A state over features, V by 160 in two tiles, as operands: with what each product of the features of q and k is
+    multiplied by, and a number."""
     linear, square = scale * times, scale * scale * times
     of_kind = {"linear": linear, "one": times, "square": square * 0.5, "pair": square}
-    return [of_kind[kind] for kind in blocks()]
+    weights = [of_kind[kind] for kind in blocks()]
+    for n, first in enumerate((0, FIRST // 8)):
+        tk.apply_narrow(to[n], lambda x, column, first=first: x * weights[first + column // 8], state[n], tk.COLUMN)
 
 
 @dsl_user_op

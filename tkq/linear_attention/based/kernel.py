@@ -45,6 +45,7 @@ class Globals:
     states: Optional[cute.Tensor]
     moments: Optional[cute.Tensor]
     scale: Float32
+    times: Float32
     tokens: Int32
     heads_per_k: Int32
     heads_per_v: Int32
@@ -144,18 +145,19 @@ class Based:
         o = operand(HO, spec.value_dim) if self.outputs else None
         operands = Operands(operand(H, FEATURE_DIM), operand(H, FEATURE_DIM), operand(HV, spec.value_dim), o, sums,
                             states, moments)
-        return operands, Float32(1.0), 1, 1, 1
+        return operands, Float32(1.0), Float32(1.0), 1, 1, 1
 
     @cute.jit
-    def __call__(self, operands: Operands, scale: Float32, heads: Int32, segments: Int32, per_segment: Int32,
-                 stream: cuda.CUstream):
-        """heads: of o. segments: how many are launched of each sequence. per_segment: chunks."""
+    def __call__(self, operands: Operands, scale: Float32, times: Float32, heads: Int32, segments: Int32,
+                 per_segment: Int32, stream: cuda.CUstream):
+        """times: without norm o is multiplied by it. heads: of o. segments: how many are launched of each sequence.
+        per_segment: chunks."""
         rows = [x if x is None else cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0]))
                 for x in operands[:4]]
         q, k, v, o = rows  # (token, col, head, batch)
         g = Globals(tk.gl.load(q, self.x_tile), tk.gl.load(k, self.x_tile), tk.gl.load(v, self.v_tile),
-                    o if o is None else tk.gl.store(o, self.v_tile), *operands[4:], scale, Int32(q.shape[0]),
-                    heads // k.shape[2], heads // v.shape[2], Int32(q.shape[3]), per_segment)
+                    o if o is None else tk.gl.store(o, self.v_tile), *operands[4:], scale, times,
+                    Int32(q.shape[0]), heads // k.shape[2], heads // v.shape[2], Int32(q.shape[3]), per_segment)
         parts = -(-self.spec.value_dim // CHUNK)
         self.kernel(g).launch(grid=[parts, heads, q.shape[3] * segments], block=[3 * tk.WARPGROUP, 1, 1],
                               stream=stream, min_blocks_per_mp=1)
@@ -258,7 +260,7 @@ class Based:
         for i in cutlass.range(t.count, unroll=1):
             times, back = features.tokens_near(t.first + i)
             if const_expr(self.outputs):
-                self.narrow(c, g.scale, times)
+                features.narrow(c.s16, c.s, g.scale, times)
             s.tokens.wait(ring)
             tk.load_T(c.v, s.v[ring.stage])
             s.ready.wait(ready)
@@ -272,7 +274,10 @@ class Based:
                 tk.mma_AB(c.s[n], c.v, s.of_k[n][ready.stage])
             if const_expr(self.outputs):
                 tk.mma_wait(2)
-                self.sums.divide(c.o, c.factor, s.sums, ready.stage)
+                if const_expr(self.spec.norm):
+                    self.sums.divide(c.o, c.factor, s.sums, ready.stage)
+                else:
+                    tk.mul(c.o, c.o, g.times)
                 self.put(g, s, t, c.o, self.order(t, i))
             tk.mma_wait(0)
             s.tokens.release(ring)
@@ -283,13 +288,6 @@ class Based:
             self.last_state(g, t, c)
         if const_expr(self.outputs):
             tk.store_wait(read=False)
-
-    def narrow(self, c, scale, times):
-        """The state as an operand."""
-        weights = features.weights(scale, times)
-        for n, first in enumerate((0, FIRST // 8)):
-            tk.apply_narrow(c.s16[n], lambda x, column, first=first: x * weights[first + column // 8], c.s[n],
-                            tk.COLUMN)
 
     @cute.jit
     def first_state(self, g, t, c):

@@ -30,3 +30,19 @@ def segments(blocks: int, tokens: int, multiprocessors: int) -> int:
     if not blocks or 2 * blocks > multiprocessors:
         return 1
     return max(1, min(multiprocessors // blocks, chunks // SHORTEST))
+
+
+@dataclass(frozen=True)
+class GradientConfig:
+    """As `BasedConfig`. states: chunks whose states are ahead. registers: of a thread of the producer, and of the
+    features', the state's and the gradients' warpgroup."""
+
+    stages: int = 3
+    ahead: int = 2
+    states: int = 2
+    registers: tuple = (24, 104, 152, 232)
+
+
+def gradient_plan(spec) -> GradientConfig:
+    """The same for all."""
+    return GradientConfig()

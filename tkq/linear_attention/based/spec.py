@@ -32,3 +32,18 @@ class BasedSpec:
                 raise ValueError(f"BasedSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
         if self.norm and self.reverse:
             raise ValueError("BasedSpec: norm and reverse, allowed is one of them")
+
+
+@dataclass(frozen=True)
+class GradientSpec:
+    """A launch that makes the gradient of q, or reversed that of k. Otherwise as `BasedSpec`."""
+
+    dtype: str
+    value_dim: int
+    norm: bool = True
+    reverse: bool = False
+
+    def __post_init__(self):
+        for name, got, allowed in (("dtype", self.dtype, DTYPES), ("value_dim", self.value_dim, VALUE_DIMS)):
+            if got not in allowed:
+                raise ValueError(f"GradientSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")

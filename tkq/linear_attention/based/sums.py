@@ -137,7 +137,6 @@ class Sums:
     # ---- the state's warpgroup ------------------------------------------------------------------
 
     def divide(self, o: tk.RegTile, factor: tk.ColVec, shared, stage):
-        """Outputs, transposed, by their sums."""
-        if self.norm:
-            tk.load_shared_cols(factor, shared.one_over[None, stage])
-            tk.mul_col(o, o, factor)
+        """Outputs, transposed, by their sums, with a norm."""
+        tk.load_shared_cols(factor, shared.one_over[None, stage])
+        tk.mul_col(o, o, factor)
