@@ -9,8 +9,8 @@ from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.based import chain, features
-from tkq.linear_attention.based.layout import COLUMNS, FIRST
-from tkq.linear_attention.based.moments import WIDTH, Moments
+from tkq.linear_attention.based.layout import COLUMNS, FIRST, MOMENTS
+from tkq.linear_attention.based.moments import Moments
 from tkq.linear_attention.based.plan import GradientConfig
 from tkq.linear_attention.based.spec import FEATURE_DIM, GradientSpec
 from tkq.linear_attention.config import CHUNK
@@ -233,7 +233,7 @@ class BasedGradient:
     @cute.jit
     def make_gradients(self, g, s, t):
         c = Gradient(tk.rt_fl(CHUNK), tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), tk.rt_fl(FEATURE_DIM),
-                     (tk.rt_fl(FIRST), tk.rt_fl(COLUMNS - FIRST)), tk.rt_fl(WIDTH), tk.rv(), tk.cv(CHUNK))
+                     (tk.rt_fl(FIRST), tk.rt_fl(COLUMNS - FIRST)), tk.rt_fl(MOMENTS), tk.rv(), tk.cv(CHUNK))
         ring, ready, states = s.tokens.ring(), s.ready.ring(), s.states.ring()
         for i in cutlass.range(t.chunks, unroll=1):
             chunk = self.order(t, i)

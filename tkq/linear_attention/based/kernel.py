@@ -10,7 +10,7 @@ from cutlass import Float32, Int32, const_expr
 import tkq.tile as tk
 from tkq.linear_attention.based import features
 from tkq.linear_attention.based.held import add_held, put_held
-from tkq.linear_attention.based.layout import COLUMNS, FIRST
+from tkq.linear_attention.based.layout import COLUMNS, FIRST, HELD_MOMENTS, HELD_STATE
 from tkq.linear_attention.based.plan import BasedConfig
 from tkq.linear_attention.based.spec import FEATURE_DIM, BasedSpec
 from tkq.linear_attention.based.sums import Sums
@@ -139,9 +139,9 @@ class Based:
         sums = fake.tensor("fp32", (B, S, HO), align=4) if spec.norm and self.outputs else None
         states = moments = None
         if spec.part:
-            states = fake.tensor("fp32", (segments, B, HO, -(-spec.value_dim // CHUNK), COLUMNS // 2, tk.WARPGROUP))
+            states = fake.tensor("fp32", (segments, B, HO, -(-spec.value_dim // CHUNK), HELD_STATE, tk.WARPGROUP))
             if spec.norm:
-                moments = fake.tensor("fp32", (segments, B, HO, self.sums.HELD, tk.WARPGROUP))
+                moments = fake.tensor("fp32", (segments, B, HO, HELD_MOMENTS, tk.WARPGROUP))
         o = operand(HO, spec.value_dim) if self.outputs else None
         operands = Operands(operand(H, FEATURE_DIM), operand(H, FEATURE_DIM), operand(HV, spec.value_dim), o, sums,
                             states, moments)

@@ -5,6 +5,10 @@ BLOCKS = 20  # of 8 columns
 COLUMNS = 8 * BLOCKS
 FIRST = 64  # columns of the first of the two tiles that features lie in
 ONE = 16  # the column that is 1
+MOMENTS = 32  # columns of the moments: multiples of 16 that have the linear features and the one
+THREADS = 128  # of a warpgroup
+HELD_STATE = 64 * COLUMNS // THREADS  # numbers of a thread's state, of its moments
+HELD_MOMENTS = 64 * MOMENTS // THREADS
 
 
 def blocks() -> list:

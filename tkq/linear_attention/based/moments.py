@@ -8,10 +8,9 @@ from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.based import features
+from tkq.linear_attention.based.layout import MOMENTS as WIDTH
 from tkq.linear_attention.based.spec import GradientSpec
 from tkq.linear_attention.config import CHUNK
-
-WIDTH = 32  # columns of the moments: multiples of 16 that have the linear features and the one
 
 
 class MomentsShared(NamedTuple):

@@ -9,11 +9,10 @@ from cutlass import Constexpr, Float32, const_expr
 import tkq.tile as tk
 from tkq.linear_attention.based.features import tokens_near
 from tkq.linear_attention.based.held import add_held, put_held
+from tkq.linear_attention.based.layout import MOMENTS as WIDTH
 from tkq.linear_attention.based.layout import ONE
 from tkq.linear_attention.based.spec import BasedSpec
 from tkq.linear_attention.config import CHUNK
-
-WIDTH = 32  # columns of the moments: multiples of 16 that have the linear features and the one
 
 
 class SumsShared(NamedTuple):
@@ -46,8 +45,6 @@ class Sums:
     and over those of a chunk it is the sum of a row of P, before P is rounded. m and M are exact products that the
     tensor cores add up in float32; their product with q takes them in two parts of 16 bits. A weight is 1 / 2 at least,
     so a sum is half the number of its tokens at least: nothing has to be added before dividing by it."""
-
-    HELD = CHUNK * WIDTH // tk.WARPGROUP  # numbers of a thread's moments
 
     def __init__(self, spec: BasedSpec, dtype: Any):
         self.norm, self.part, self.dtype = spec.norm, spec.part, dtype
