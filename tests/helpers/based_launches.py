@@ -1,5 +1,5 @@
-"""The launches of Based in plain PyTorch, chunk by chunk as the kernels have them: exactly, in float64, or rounded where
-the kernels round."""
+"""The launches of Based in plain PyTorch, chunk by chunk as the kernels have them: exactly, in float64, or rounded
+where the kernels round."""
 import math
 
 import torch

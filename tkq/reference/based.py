@@ -4,7 +4,6 @@ Computed in float32 (float64 stays float64), rounded once at the end. Clear rath
 """
 from typing import Optional
 
-import torch
 from torch import Tensor
 
 from tkq.reference.precision import _upcast

@@ -54,6 +54,7 @@ def call(name: str, device="cpu") -> dict:
         "mamba2_ssd": lambda: dict(x=t(1, 16, 4, 64), dt=t(1, 16, 4, dtype=F32).abs(), A=-t.ones(4),
                                    B=t(1, 16, 2, 64) / 8, C=t(1, 16, 2, 64), D=t.ones(4),
                                    z=t(1, 16, 4, 64), dt_bias=t.ones(4), initial_states=t(1, 4, 64, 64, dtype=F32)),
+        "based": lambda: dict(q=t(1, 16, 4, 16), k=t(1, 16, 4, 16), v=t(1, 16, 4, 64)),
         "linear_attn_step": lambda: _tokens(t) | dict(state=t(6, 4, 64, 64, dtype=F32)),
         "gated_delta_rule_step": lambda: _tokens(t) | dict(beta=t.ones(2, 1, 4) / 2,
                                                            state=t(6, 4, 64, 64, dtype=F32)),

@@ -57,6 +57,7 @@ def recorded(g) -> dict:
          lambda q, k, gates, betas: tkq.gated_delta_rule(k, k, q, gates, betas), g.q, g.keys, g.columns, g.betas),
         ("mamba2_ssd", lambda x, dt, A, k, D: tkq.mamba2_ssd(x, dt, A, k, k, D, dt_bias=A, dt_softplus=True),
          g.q, g.betas, g.decays, g.keys, g.sinks),
+        ("based", lambda q, k, v: tkq.based(q[..., :16], k[..., :16], v), g.q, g.keys, g.q),
         ("gemm", lambda a, b: tkq.gemm(a, b), g.a, g.b),
         ("gemm with an activation", lambda a, b: tkq.gemm(a, b, activation="silu"), g.a, g.b),
     )}

@@ -1,10 +1,11 @@
 """The features of the second-order Taylor series of exp(q k), each product of two different columns once:
 
-    1 + s + s^2 / 2 = 1 + scale sum_i q[i] k[i] + scale^2 sum_i (q[i] k[i])^2 / 2 + scale^2 sum_{i < j} q[i] q[j] k[i] k[j]
+    1 + s + s^2 / 2 = 1 + scale * sum of q[i] k[i] over i + scale^2 / 2 * sum of (q[i] k[i])^2 over i
+                    + scale^2 * sum of q[i] q[j] k[i] k[j] over i < j
 
-1 + 16 + 136 = 153 of 160 columns, in blocks of 8. A thread makes the columns that the tensor cores' layout gives it, two
-of each block, with no word from another: lane l of four has the row rotated by 4 l columns, y[m] = x[(4 l + m) % 16],
-and its columns are
+1 + 16 + 136 = 153 of 160 columns, in blocks of 8. A thread makes the columns that the tensor cores' layout gives it,
+two of each block, with no word from another: lane l of four has the row rotated by 4 l columns, y[m] =
+x[(4 l + m) % 16], and its columns are
 
     block 0, 1           y[0] y[1] | y[2] y[3]
     block 2              1 in the first column of all, else 0

@@ -89,10 +89,12 @@ class Gradient:
 
 class BasedGradient:
     """dx[i] = scale * times * sum of (a[i] b[j] - delta) (1 + s) y[j] over j <= i, s = scale * x[i] y[j]: with x = q,
-    y = k, a = do divided by the sum of weights, b = v and delta[i] = a[i] o[i] the gradient of q. Reversed, over j >= i,
-    with k, q, v, do so divided and delta[j], that of k. Without a norm do is not divided, and there is no delta.
+    y = k, a = do divided by the sum of weights, b = v and delta[i] = a[i] o[i] the gradient of q. Reversed, over
+    j >= i, with k, q, v, do so divided and delta[j], that of k. Without a norm do is not divided, and there is no
+    delta.
 
-    Within a chunk of 64 tokens it is (A B' - delta) (1 + s) Y, masked. What the chunks before add is, of the features f,
+    Within a chunk of 64 tokens it is (A B' - delta) (1 + s) Y, masked. What the chunks before add is, of the features
+    f,
 
         dF = A S,  S the sum of b[j] f(y[j])',   dx = dF times the derivatives of f at x,
 
@@ -191,8 +193,9 @@ class BasedGradient:
             features.make(*made, features.Row(s.y[ring.stage]))
             for n in cutlass.range_constexpr(2):
                 tk.store(s.of_y[n][out.stage], made[n])
-            self.moments.put(m, s.moments, g, t, self.order(t, i), i, i, out.stage, features.Row(s.x[ring.stage]),
-                             made[0])
+            self.moments.put_sum(m, s.moments, g.scale, i, out.stage)
+            self.moments.put_x(m, s.moments, features.Row(s.x[ring.stage]), out.stage)
+            self.moments.put_weighted(m, s.moments, g, t, (self.order(t, i), i), made[0])
             tk.publish()
             s.tokens.release(ring)
             s.ready.commit(out)

@@ -95,8 +95,8 @@ class State:
 
 
 class Based:
-    """o[t] = sum of w[t, j] v[j] / sum of w[t, j] over j <= t, w[t, j] = 1 + s + s^2 / 2, s = scale * q[t] k[j]; without
-    norm the dividend. With f the features of `features`, whose products are w, and S the sum of f(k[j]) v[j]' over the
+    """o[t] = sum of w[t, j] v[j] / sum of w[t, j] over j <= t, w[t, j] = 1 + s + s^2 / 2, s = scale * q[t] k[j];
+    without norm the dividend. With f the features of `features`, whose products are w, and S the sum of f(k[j]) v[j]' over the
     chunks of 64 tokens before,
 
         O = f(Q) S + P V,   P[t, j] = w[t, j] for j <= t (reversed: for j >= t, and S of the chunks behind)
@@ -170,7 +170,8 @@ class Based:
         s = Shared(al.tile(self.x_tile, c.stages), al.tile(self.x_tile, c.stages), al.tile(self.v_tile, c.stages),
                    *[tuple(al.tile(x, c.ahead) for x in self.f_tiles) for _ in range(2)], al.tile(self.p_tile, c.ahead),
                    al.tile(self.v_tile), self.sums.shared(al, c.ahead),
-                   al.pipe(c.stages, (1 + self.outputs) * self.x_tile.bytes + self.v_tile.bytes, 8), al.pipe(c.ahead, 0, 4, producers=4))
+                   al.pipe(c.stages, (1 + self.outputs) * self.x_tile.bytes + self.v_tile.bytes, 8),
+                   al.pipe(c.ahead, 0, 4, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.ready)])
         part, head, block = cute.arch.block_idx()
         chunks, segment = cute.ceil_div(g.tokens, CHUNK), block // g.batches

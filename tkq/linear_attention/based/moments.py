@@ -41,7 +41,7 @@ class Moments:
         m + scale M x,   m the sum of a[j] y[j], M the sum of a[j] y[j] y[j]'
 
     a is 1 for q's gradient and delta for k's. a y goes to the tensor cores in two parts of 16 bits, one below the other
-    in M = [a y, a]' [y, 1], and so do m and M when x is multiplied: x stands in its operand twice. Rounded are only what
+    in M = [a y, a]' [y, 1], and so do m and M when x is multiplied: x stands in its operand twice. Lost is only what
     the second parts leave."""
 
     def __init__(self, spec: GradientSpec, dtype: Any):
@@ -66,31 +66,39 @@ class Moments:
         tk.zero(m.sum)
         return m
 
-    def put(self, m, shared, g, t, chunk, chunks, i, stage, x, y: tk.RegTile):
-        """The moments of the chunks before, x's rows, and this chunk's y with weights. x: a `Row`; y: the first tile of
-        its features. chunks: how many were before."""
-        if self.norm:
-            self.put_sum(m, shared, g.scale, chunks, stage)
-            self.put_x(m, shared.x[stage], x)
-            self.put_weighted(m, shared.weighted[i % 2], g, t, chunk, y)
-
     def put_sum(self, m, shared, scale, chunks, stage):
+        """The moments of so many chunks as operands."""
+        if self.norm:
+            self.narrow(m, scale, chunks)
+            tk.store(shared.high[stage], m.high)
+            tk.store(shared.low[stage], m.low)
+
+    def narrow(self, m, scale, chunks):
         times, _ = features.tokens_near(chunks)
         # rows 0 to 15 and 32 to 47 are of y, the others of 1
         weight = Float32(cutlass.select_(tk.warp_id() % 2 == 0, scale * scale, scale)) * times
         tk.apply_narrow(m.high, lambda x: x * weight, m.sum)
         tk.apply_narrow(m.low, lambda x, high: x * weight - high, m.sum, m.high)
-        tk.store(shared.high[stage], m.high)
-        tk.store(shared.low[stage], m.low)
 
-    def put_x(self, m, to, x):
+    def put_x(self, m, shared, x, stage):
+        """x's rows, twice. x: a `Row`."""
+        if self.norm:
+            self.twice(m, x)
+            tk.store(shared.x[stage], m.weighted)
+
+    def twice(self, m, x):
         words = cute.recast_tensor(m.weighted.tensor, Int32)
         for r in range(2):
             for block, word in enumerate([x.pair(r, 0), x.pair(r, 2), features.one(x, self.dtype), Int32(0)] * 2):
                 words[2 * block + r] = word
-        tk.store(to, m.weighted)
 
-    def put_weighted(self, m, to, g, t, chunk, y):
+    def put_weighted(self, m, shared, g, t, where, y):
+        """A chunk's y with weights. y: the first tile of its features. where: (the chunk, how many were before)."""
+        if self.norm:
+            self.weigh(m, g, t, where[0], y)
+            tk.store(shared.weighted[where[1] % 2], m.weighted)
+
+    def weigh(self, m, g, t, chunk, y):
         words = cute.recast_tensor(m.weighted.tensor, Int32)
         tk.copy(m.high, tk.columns(y, 0, WIDTH))
         if self.reverse:
@@ -106,7 +114,6 @@ class Moments:
                 at, there = 2 * block + r, block < 3  # the fourth has products of two columns
                 words[at] = high[at] if there else Int32(0)
                 words[8 + at] = low[at] if there and self.reverse else Int32(0)
-        tk.store(to, m.weighted)
 
     def products(self, m, shared, y: tk.SharedTile, i):
         """Start to add the chunk's own."""

@@ -23,8 +23,9 @@ def based(q: Tensor, k: Tensor, v: Tensor, scale: Optional[float] = None, use_no
                                                                                                  dividend alone
 
     A state over the 153 different products of none, one or two columns of k stands for all tokens of chunks before, so
-    that time and memory grow with S, not with S^2. Computed in chunks of 64 tokens: products in 16 bits, sums of weights
-    and the state in float32. Where heads are few, sequences are cut in segments, by two launches: equal within rounding.
+    that time and memory grow with S, not with S^2. Computed in chunks of 64 tokens: products in 16 bits, sums of
+    weights and the state in float32. Where heads are few, sequences are cut in segments, by two launches: equal within
+    rounding.
 
     Args:
         q, k: (B, S, H, 16), bfloat16 or float16. S may be any length, also 0.

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, const_expr
+from cutlass import Float32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.based.features import tokens_near
