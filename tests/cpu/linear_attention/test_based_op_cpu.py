@@ -79,7 +79,7 @@ def test_what_a_call_launches():
     assert [recipe.builder.partition(":")[2] for recipe, _ in back] == [
         "PrepareGradients", "BasedGradient", "BasedGradient", "Based"]
     assert [recipe.args[0].reverse for recipe, _ in back] == [False, False, True, True]
-    (q, k, v, o, sums, states, moments), scale, times, heads, segments, chunks = forward[0][1]
+    (*_, o, sums, states, moments), scale, times, heads, segments, chunks = forward[0][1]
     assert (scale, times, heads, segments, chunks) == (0.25, 1.0, 4, 1, 2) and states is moments is None
     assert sums.shape == o.shape[:3] and sums.dtype == torch.float32
 

@@ -96,8 +96,8 @@ class State:
 
 class Based:
     """o[t] = sum of w[t, j] v[j] / sum of w[t, j] over j <= t, w[t, j] = 1 + s + s^2 / 2, s = scale * q[t] k[j];
-    without norm the dividend. With f the features of `features`, whose products are w, and S the sum of f(k[j]) v[j]' over the
-    chunks of 64 tokens before,
+    without norm the dividend. With f the features of `features`, whose products are w, and S the sum of f(k[j]) v[j]'
+    over the chunks of 64 tokens before,
 
         O = f(Q) S + P V,   P[t, j] = w[t, j] for j <= t (reversed: for j >= t, and S of the chunks behind)
 
