@@ -44,7 +44,7 @@ def based(q: Tensor, k: Tensor, v: Tensor, scale: Optional[float] = None, use_no
     Raises:
         TypeError: q, k or v is no dense tensor of bf16 or fp16; scale is no number; use_norm is no bool; dtypes that
             differ.
-        ValueError: a scale that is not finite in float32; shapes that do not go together, devices that differ, strides
+        ValueError: a number that is not finite in float32; shapes that do not go together, devices that differ, strides
             or a base that TMA cannot take.
         NotImplementedError: q and k of other than 16 columns, a V that is not supported; more than 65535 sequences or
             heads.
