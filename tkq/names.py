@@ -41,8 +41,9 @@ _ELSEWHERE = {
     "prefetch": "warmup precompile",
 }
 _KNOWN = {word: name for name, words in _ELSEWHERE.items() for word in words.split()}
-_CLASSES = ("CrossEntropyLoss", "Fp8Linear", "GEGLU", "GatedDeltaNet", "LayerNorm", "LayerNormQuant", "Linear",
-            "LinearCrossEntropyLoss", "LogSoftmax", "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "Softmax", "SwiGLU")
+_CLASSES = ("BasedAttention", "CrossEntropyLoss", "Fp8Linear", "GEGLU", "GatedDeltaNet", "LayerNorm", "LayerNormQuant",
+            "Linear", "LinearCrossEntropyLoss", "LogSoftmax", "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "Softmax",
+            "SwiGLU")
 
 
 def listed(namespace: dict, public) -> list[str]:

@@ -7,6 +7,7 @@ import torch
 from tkq.linear_attention.based.gradients import OfOutputs, times
 from tkq.linear_attention.based.layout import columns
 from tkq.linear_attention.config import CHUNK
+from tkq.reference.based import based
 
 
 def features(x):
@@ -113,3 +114,23 @@ def chain(d, x):
             others = [x[..., j] for m, j in enumerate(places) if m != n]
             found[i] = found[i] + d[..., column] * (others[0] if others else 1.0)
     return torch.stack(found, -1)
+
+
+def layer_exact(layer, x, weights):
+    """tkq.nn.BasedAttention in float64. weights: the layer's by name, in float64."""
+    q, k, v = ((x @ weights[f"{name}_proj.weight"].T).unflatten(-1, (layer.num_heads, -1)) for name in "qkv")
+    return based(q, k, v, use_norm=layer.use_norm)[0].flatten(-2) @ weights["o_proj.weight"].T
+
+
+def check_layer(layer, x):
+    """Results and gradients against float64."""
+    x = x.requires_grad_()
+    wide = {name: p.detach().double().requires_grad_() for name, p in layer.named_parameters()}
+    wide_x = x.detach().double().requires_grad_()
+    y, want = layer(x), layer_exact(layer, wide_x, wide)
+    dy = torch.randn_like(y)
+    y.backward(dy)
+    want.backward(dy.double())
+    for mine, of in ((y, want), (x.grad, wide_x.grad), *((p.grad, wide[name].grad)
+                                                         for name, p in layer.named_parameters())):
+        assert (mine.double() - of).norm() < 0.03 * of.norm()

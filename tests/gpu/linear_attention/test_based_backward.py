@@ -2,7 +2,7 @@
 import pytest
 import torch
 
-import tkq
+import tkq.nn
 from tests.gpu.linear_attention.test_based import BF16, FP16, make
 from tests.helpers import based_launches
 from tests.helpers.sanitizer.nan_fill import poisoned
@@ -83,3 +83,10 @@ def test_gradients_of_odd_strides():
                torch.randn(1, 65, 2, 67, device="cuda").to(BF16)[..., 1:65]):
         found, want = (torch.autograd.grad(o, given, x, retain_graph=True) for x in (do, do.contiguous()))
         assert all(map(torch.equal, found, want))
+
+
+def test_a_layer():
+    """tkq.nn.BasedAttention against float64."""
+    torch.manual_seed(0)
+    based_launches.check_layer(tkq.nn.BasedAttention(256, num_heads=4, device="cuda", dtype=BF16),
+                               torch.randn(2, 100, 256, device="cuda").to(BF16))
