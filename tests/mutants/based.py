@@ -1,9 +1,9 @@
 """Faults in Based."""
 from .mutant import family, pressed
 
-NAPS, LOADS, READS = (pressed(x) for x in ("naps-based", "loads-based", "reads-based"))
+NAPS, READS = (pressed(x) for x in ("naps-based", "reads-based"))
 TESTS = "tests/gpu/linear_attention/"
-LONG, SEGMENTS = ((f"{TESTS}test_based.py::{name}",) for name in ("test_lengths[300]", "test_segments[2600]"))
+LONG, SEGMENTS = ((f"{TESTS}test_based.py::{name}",) for name in ("test_lengths[300]", "test_segments"))
 GRADIENTS, HALVES = ((f"{TESTS}test_based_backward.py::{name}",) for name in (
     "test_lengths[300]", "test_float16_and_two_parts_of_values"))
 
@@ -58,11 +58,7 @@ MUTANTS = (
          "tk.right_fill(c.w, 0, 0.0, diagonal=True)", GRADIENTS),
         ("without_the_moments", "of_chunks_before = far[r][j] - self.moments.taken(c, r, j)",
          "of_chunks_before = far[r][j]", GRADIENTS),
-        ("gradients_without_a_wait_for_states", "s.states.wait(states)", "", NAPS),
-        ("no_wait_for_tokens_of_gradients", """
-            s.tokens.wait(ring)
-            tk.mm_ABt(c.s, s.x[ring.stage], s.y[ring.stage])
-         """, "tk.mm_ABt(c.s, s.x[ring.stage], s.y[ring.stage])", LOADS)),
+        ("gradients_without_a_wait_for_states", "s.states.wait(states)", "", NAPS)),
     *family(
         "based", "tkq/linear_attention/based/prepare_kernel.py",
         ("not_divided", "factor = times / x.sums[batch, token, head]", "factor = times", GRADIENTS)),

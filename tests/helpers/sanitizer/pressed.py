@@ -200,13 +200,12 @@ def ssd():
 
 
 def based():
-    """Based likewise: more chunks than stages, in segments, too."""
+    """Based likewise: more chunks than stages."""
     from tests.gpu.linear_attention import test_based as cases
     from tests.gpu.linear_attention import test_based_backward as backward
 
     given = cases.make(2, 460, 2, 4, 64)
     cases.check(*given)
-    cases.check(*cases.make(1, 2600, 1, 1, 64))
     do = torch.randn_like(given[2])
     same_bits(lambda: backward.gradients(given, do))
 
