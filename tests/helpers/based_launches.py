@@ -36,6 +36,7 @@ def launched(given, scale, factor=1.0):
     q, k, v, norm, reverse = given
     heads, wide = max(q.shape[2], v.shape[2]), torch.promote_types(q.dtype, torch.float32)
     fq, fk, q, k, v = (of_heads(x, heads, wide) for x in (features(q), features(k), q, k, v))
+    of_q, of_k = features(q), features(k)  # not rounded: sums are of exact products
     o, sums = torch.zeros_like(v), torch.zeros_like(v[..., 0])
     state, moments = v.new_zeros(*v.shape[:2], 160, v.shape[3]), v.new_zeros(*v.shape[:2], 160)
     exact = weights(scale, v)
@@ -45,9 +46,9 @@ def launched(given, scale, factor=1.0):
         w = w.triu() if reverse else w.tril()
         p = 2.0**-max(0, math.floor(math.log2(max(before, 1))))
         o[:, :, at] = fq[:, :, at] @ narrow(exact[:, None] * state * p, given) / p + narrow(w, given) @ v[:, :, at]
-        sums[:, :, at] = w.sum(-1) + (fq[:, :, at] @ (exact * moments)[..., None])[..., 0]
+        sums[:, :, at] = w.sum(-1) + (of_q[:, :, at] @ (exact * moments)[..., None])[..., 0]
         state = state + fk[:, :, at].mT @ v[:, :, at]
-        moments = moments + fk[:, :, at].sum(2)
+        moments = moments + of_k[:, :, at].sum(2)
     o = o / sums[..., None] if norm else o * factor
     return o.transpose(1, 2).to(given.v.dtype), sums.transpose(1, 2).contiguous() if norm else None
 
