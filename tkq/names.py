@@ -19,6 +19,7 @@ _ELSEWHERE = {
                         "chunkgateddeltaruleprefill kda chunkkda kimideltaattention",
     "hedgehog": "lolcats hedgehogattention slidingwindowlinearattention lolcatslinearattention",
     "mamba2_ssd": "mambachunkscancombined mambachunkscan ssd mamba2 mamba ssdchunkscan statespacedual",
+    "based": "parallelbased fusedchunkbased chunkbased basedlinearattention taylorlinearattention",
     "linear_attn_step": "fusedrecurrentsimplegla fusedrecurrentgla fusedrecurrentlinearattn lightningattndecode",
     "gated_delta_rule_step": "fusedrecurrentgateddeltarule fusedrecurrentdeltarule fusedrecurrentkda "
                              "gateddeltaruledecode fusedrecurrentgateddeltaruleupdate",
@@ -41,9 +42,9 @@ _ELSEWHERE = {
     "prefetch": "warmup precompile",
 }
 _KNOWN = {word: name for name, words in _ELSEWHERE.items() for word in words.split()}
-_CLASSES = ("CrossEntropyLoss", "Fp8Linear", "GEGLU", "GatedDeltaNet", "HedgehogAttention", "KimiDeltaAttention",
-            "LayerNorm", "LayerNormQuant", "Linear", "LinearCrossEntropyLoss", "LogSoftmax", "Mamba2", "RMSNorm",
-            "RMSNormQuant", "RotaryEmbedding", "Softmax", "SwiGLU")
+_CLASSES = ("BasedAttention", "CrossEntropyLoss", "Fp8Linear", "GEGLU", "GatedDeltaNet", "HedgehogAttention",
+            "KimiDeltaAttention", "LayerNorm", "LayerNormQuant", "Linear", "LinearCrossEntropyLoss", "LogSoftmax",
+            "Mamba2", "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "Softmax", "SwiGLU")
 
 
 def listed(namespace: dict, public) -> list[str]:

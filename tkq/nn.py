@@ -10,7 +10,8 @@ Under autocast Linear, Fp8Linear and LinearCrossEntropyLoss cast as torch does. 
 
 SwiGLU, GEGLU, RotaryEmbedding and LinearCrossEntropyLoss are modules around functions that torch.nn has not, or not in
 every version; RMSNormQuant and LayerNormQuant are norms for products in float8, of models that are not trained.
-GatedDeltaNet, HedgehogAttention, KimiDeltaAttention and Mamba2 are mixers, whole layers with their projections.
+GatedDeltaNet, BasedAttention, HedgehogAttention, KimiDeltaAttention and Mamba2 are mixers, whole layers with their
+projections.
 """
 from typing import Optional
 
@@ -22,7 +23,7 @@ from .norms.ops import layernorm, rmsnorm
 from .runtime import arguments
 from .runtime.call import check
 
-__all__ = ["GEGLU", "CrossEntropyLoss", "Fp8Linear", "GatedDeltaNet", "HedgehogAttention",  # noqa: F822
+__all__ = ["GEGLU", "BasedAttention", "CrossEntropyLoss", "Fp8Linear", "GatedDeltaNet", "HedgehogAttention",  # noqa: F822
            "KimiDeltaAttention", "LayerNorm", "LayerNormQuant", "Linear", "LinearCrossEntropyLoss", "LogSoftmax",
            "Mamba2", "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "Softmax", "SwiGLU"]
 
@@ -52,6 +53,9 @@ def __getattr__(name):
     if name == "HedgehogAttention":
         from .linear_attention.hedgehog.layers import HedgehogAttention
         return HedgehogAttention
+    if name == "BasedAttention":
+        from .linear_attention.based.layer import BasedAttention
+        return BasedAttention
     raise _names.unknown("tkq.nn", name, __all__)
 
 

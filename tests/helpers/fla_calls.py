@@ -43,6 +43,7 @@ BY_NAME = {name: ("chunk_size",) for name in SIGNATURES
            if name.startswith("chunk") and name not in ("chunk_linear_attn", "chunk_gla")} | {
     "chunk_gated_delta_rule": (*GATES, "chunk_size"), "chunk_kda": (*GATES[1:], "chunk_size")}
 ALIASES = {"chunk_gdn": "chunk_gated_delta_rule", "fused_recurrent_gdn": "fused_recurrent_gated_delta_rule"}
+BASED = {"fused_chunk_based", "parallel_based"}  # that have no states
 COLUMNS = "chunk_gla", "fused_recurrent_gla", "chunk_kda", "fused_recurrent_kda"  # gates of each column of k
 REFUSED = {"return_intermediate_states": True, "reverse": True, "cp_context": object(), "output_attentions": True,
            "gk": torch.zeros(2), "gv": torch.zeros(2)}

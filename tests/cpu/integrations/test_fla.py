@@ -13,7 +13,7 @@ EACH = pytest.mark.parametrize("name", fla_calls.SIGNATURES)
 
 
 def test_all_functions_are_here():
-    assert set(tkq_fla.__all__) == fla_calls.SIGNATURES.keys() | fla_calls.ALIASES.keys()
+    assert set(tkq_fla.__all__) == fla_calls.SIGNATURES.keys() | fla_calls.ALIASES.keys() | fla_calls.BASED
     assert all(getattr(tkq_fla, other) is getattr(tkq_fla, name) for other, name in fla_calls.ALIASES.items())
     assert tkq.integrations.fla is tkq_fla
 
@@ -202,3 +202,17 @@ def test_gates_with_a_bound(name, A_log):
     o, _ = fla_calls.call(name, given | ({} if A_log else dict(A_log=None)))
     torch.testing.assert_close(o.double(), want, rtol=2**-5, atol=2**-6)
     assert (fla_calls.exact(name, given | dict(lower_bound=None))[0] - want).norm() > 0.2 * want.norm()
+
+
+@pytest.mark.parametrize("name", sorted(fla_calls.BASED))
+def test_based(name):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 9, 3, cols).bfloat16() for cols in (16, 16, 48))
+    f = getattr(tkq_fla, name)
+    assert tuple(inspect.signature(f).parameters) == ("q", "k", "v", "scale", "use_norm", "head_first")
+    o = f(q, k, v, 0.5, False)
+    assert torch.equal(o, tkq.based(q, k, v, 0.5, False)) and not torch.equal(o, f(q, k, v))
+    heads_first = (x.transpose(1, 2) for x in (q, k, v))
+    assert torch.equal(f(*heads_first, 0.5, False, True).transpose(1, 2), o)
+    with pytest.raises(TypeError, match="head_first"):
+        f(q, k, v, head_first=1)
