@@ -121,6 +121,8 @@ def cases(g):
             g.q, g.betas, g.decays, g.keys, g.keys, initial_states=g.state.clone(), dt_softplus=True,
             state_indices=g.used_q, return_final_states=True),
         "hedgehog": lambda: tkq.hedgehog(g.q, g.keys, g.q, g.map, g.map, g.factors, g.factors),
+        "based": lambda: tkq.based(g.q[..., :2, :16], g.keys[..., :2, :16], g.q),
+        "based without a norm": lambda: tkq.based(g.q[..., :16], g.keys[..., :16], g.q, 0.5, use_norm=False),
         "linear_attn_step": lambda: tkq.linear_attn_step(
             g.q[:, :1, :2], g.keys[:, :1, :2], g.q[:, :1], g.gates[:, :1], g.state),
         "linear_attn_step of several tokens": lambda: tkq.linear_attn_step(

@@ -138,6 +138,7 @@ TABLES = {
                    tensor("initial_states", "fp32", "bf16", none=True, written="state_indices"), flag("dt_softplus"),
                    Argument("dt_limit", "limits", default=(0.0, math.inf)), flag("return_final_states"),
                    *_PACKED[:2]),
+    "based": (*_QKV, number("scale", None), Argument("use_norm", "flag", default=True)),
     "linear_attn_step": (*_QKV, Argument("g", "tensor", True, REQUIRED, ("fp32",)), _POOL, number("scale", None),
                          tensor("state_indices", *INDEX, none=True), _ACCEPTED, flag("state_v_first"), _STEP_OUT),
     "gated_delta_rule_step": (
