@@ -12,11 +12,11 @@ PAD = 4  # columns behind a row of factors: those of a warp's rows and columns a
 
 def plan(spec: ChannelSpec) -> LinearConfig:
     """As many warpgroups for the state as its rows fill, two at most, or one with the delta rule, whose inverse takes
-    registers, with gates of values, where a block has 64 of them, and with a pool where keys are widest, as the row of
-    the states takes registers, too. As many stages as there is room for."""
+    registers, with gates of values, where a block has 64 of them, and forward where keys are widest and a block finds
+    its sequence or its states, which takes registers, too. As many stages as there is room for."""
     tile, wide = 2 * CHUNK * CHUNK, 2 * CHUNK * spec.head_dim
-    pool = spec.pool and spec.head_dim == HEAD_DIMS[-1]
-    groups = 1 if spec.value_dim <= CHUNK or spec.delta or spec.of_values or pool else 2
+    found = (spec.packed or spec.pool) and not spec.reverse and spec.head_dim == HEAD_DIMS[-1]
+    groups = 1 if spec.value_dim <= CHUNK or spec.delta or spec.of_values or found else 2
     stage = 2 * wide + (groups + spec.dot) * tile
     if spec.of_values:  # rows with their factors, those factors, P
         rest = 2 * (tile + 2 * CHUNK * (CHUNK + PAD) * 2 + tile) + SMALL
