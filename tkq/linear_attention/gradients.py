@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tkq.linear_attention.finish.launch import over_shared
 from tkq.linear_attention.launch import Given, Made, launch
 from tkq.linear_attention.segments import segments
 from tkq.linear_attention.spec import HEAD_DIMS
@@ -52,7 +53,7 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
     reversed one. What the gates of a token and those behind it get is what queries from there on take from keys before:
     the sum over these tokens of q dq - v dv.
 
-    Heads of v that share one of q and k each give a dq and a dk of 16 bits, which torch adds up in float32. The final
+    Heads of v that share one of q and k each give a dq and a dk of 16 bits, which are added up in float32. The final
     state, whose product with its gradient all gates get, is made again beside dq: more exactly than the forward's."""
     q, k, v, g, initial, cu = saved
     needs = Needs(*needs[:3], needs.g and g is not None, needs.initial and initial is not None)
@@ -66,10 +67,10 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
         of_q = over_values(v.shape[3], lambda part: launch(Given(
             do[..., part], v[..., part], k, g, initial=_turned(initial, part), final=final,
             x=q if needs.g else None, cu=cu), scale))
-        dq = _of_shared(of_q.o, q)
+        dq = over_shared((of_q.o,), q) if needs.q else None
     if needs.k:
-        dk = _of_shared(over_values(v.shape[3], lambda part: launch(Given(
-            v[..., part], do[..., part], q, g, initial=_turned(behind, part), reverse=True, cu=cu), scale)).o, k)
+        dk = over_shared((over_values(v.shape[3], lambda part: launch(Given(
+            v[..., part], do[..., part], q, g, initial=_turned(behind, part), reverse=True, cu=cu), scale)).o,), k)
     if needs.v or needs.g or needs.initial:
         made = launch(Given(k, q, do, g, initial=behind, final=torch.float32 if needs.initial else None,
                             x=v if needs.g else None, reverse=True, cu=cu), scale)
@@ -79,7 +80,7 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
         if needs.g:
             at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum((-1, -2))
             dg = _of_gates(g, of_q.dots, made.dots, at_end, segments(cu, q.shape[1]))
-    return Gradients(dq if needs.q else None, dk, dv if needs.v else None, dg, dinitial)
+    return Gradients(dq, dk, dv if needs.v else None, dg, dinitial)
 
 
 def over_values(columns: int, make) -> Made:
@@ -105,13 +106,6 @@ def _of_gates(g, x, less, at_end, of=None):
         if at_end is not None:
             dg = dg + of.of_tokens(at_end)
     return dg.sum((0, 1)) if g.dim() == 1 else dg.contiguous()
-
-
-def _of_shared(gradient, x):
-    """Of each head of v to each head of x."""
-    if gradient.shape == x.shape:
-        return gradient
-    return gradient.unflatten(2, (x.shape[2], -1)).sum(3)
 
 
 def _turned(state, part):

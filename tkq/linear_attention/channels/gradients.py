@@ -6,7 +6,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tkq.linear_attention.channels.launch import ChannelGiven, launch, of_chunks
-from tkq.linear_attention.gradients import ALL, Gradients, Needs, Saved, _of_shared, _turned, over_values
+from tkq.linear_attention.finish.launch import over_shared
+from tkq.linear_attention.gradients import ALL, Gradients, Needs, Saved, _turned, over_values
 from tkq.linear_attention.suffix.launch import suffix_sums
 
 
@@ -43,8 +44,8 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
     if needs.g:
         at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum(-1)
         dg = of_gates((of_q.dots, of_k.dots), at_end)
-    return Gradients(_of_shared(of_q.o, q).to(q.dtype) if needs.q else None,
-                     _of_shared(of_k.o, k).to(k.dtype) if needs.k else None, dv if needs.v else None, dg, dinitial)
+    return Gradients(over_shared((of_q.o,), q) if needs.q else None, over_shared((of_k.o,), k) if needs.k else None,
+                     dv if needs.v else None, dg, dinitial)
 
 
 def of_columns(queries, keys, values, g, scale, initial=None, final=None, **ways):

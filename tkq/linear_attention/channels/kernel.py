@@ -118,7 +118,7 @@ class ChannelAttention:
         operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HO, V), operand(HO, K, "fp32", 4),
                             any_strides(spec.delta, (B, S, HO)), any_strides(spec.initial, (B, HO, K, V)),
                             any_strides(spec.final, (B, HO, K, V)), None, None,
-                            operand(HO, V) if self.delta.back else None)
+                            operand(HO, V) if self.delta.gives_two else None)
         return operands, Float32(1.0)
 
     @cute.jit
@@ -127,7 +127,7 @@ class ChannelAttention:
         # (batch, token, head, col) to (token, col, head, batch)
         q, k, v, o = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0])) for x in operands[:4]]
         dv = None
-        if const_expr(self.delta.back):
+        if const_expr(self.delta.gives_two):
             dv = cute.make_tensor(operands.dv.iterator, cute.select(operands.dv.layout, [1, 3, 2, 0]))
             dv = tk.gl.store(dv, self.v_tile)
         g = Globals(tk.gl.load(q, self.qk_tile), tk.gl.load(k, self.qk_tile), tk.gl.load(v, self.v_tile),
@@ -320,6 +320,9 @@ class ChannelAttention:
             tk.mma_wait(0)
             self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))  # in registers that had the state, rounded
             self.delta.updates(c, s.delta, scores.stage)
+            if const_expr(spec.updates):
+                self.put(g.dv, s, t, c.w, self.order(g, i), wg)
+                self.delta.write(c)
             if const_expr(self.scored):
                 tk.mul(c.o, c.o, g.scale)
                 tk.mma_ABt(c.o, c.v, s.p[scores.stage])

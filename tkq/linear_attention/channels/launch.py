@@ -67,7 +67,7 @@ def start(given: ChannelGiven, scale: float) -> tuple:
     o = torch.empty(B, S, heads, V, device=device, dtype=torch.float32 if given.of_values else v.dtype)
     state = None if final is None else no_states(q, v, None, given.v_first, final, heads)
     dots = None if x is None else torch.empty_like(o)
-    dv = torch.empty_like(o) if beta is not None and given.reverse else None
+    dv = torch.empty_like(o) if beta is not None and (given.reverse or given.updates) else None
     call = None
     if B * S * heads:
         call = _launcher(given), ((q, k, v, o, g, beta, initial, state, x, dots, dv), scale)
