@@ -3,12 +3,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from tkq.linear_attention.channels.launch import ChannelGiven, launch, of_chunks
+from tkq.linear_attention.channels.launch import ChannelGiven, column_sums, launch
 from tkq.linear_attention.finish.launch import over_shared
 from tkq.linear_attention.gradients import ALL, Gradients, Needs, Saved, _turned, over_values
-from tkq.linear_attention.suffix.launch import suffix_sums
 
 
 def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = None, needs: Needs = ALL) -> Gradients:
@@ -57,10 +55,6 @@ def of_columns(queries, keys, values, g, scale, initial=None, final=None, **ways
 
 def of_gates(terms, at_end):
     """The sums over each token and those behind it of terms[0] - terms[1] (+ terms[2] - terms[3]), (B, S, HV, K) each;
-    at_end: (B, HV, K), what the final state's gradient adds to all. In an order that S alone decides."""
-    shape = terms[0].shape
-    sums, totals = of_chunks([x.flatten(2) for x in terms])
-    behind = pad(suffix_sums(totals)[:, 1:], (0, 0, 0, 1))
-    if at_end is not None:
-        behind = behind + at_end.flatten(1)[:, None]
-    return sums.add_(behind[:, :, None]).flatten(1, 2)[:, :shape[1]].contiguous().view(shape)
+    at_end: (B, HV, K), what the final state's gradient adds to all."""
+    sums = column_sums([x.flatten(2) for x in terms], None if at_end is None else at_end.flatten(1))
+    return sums.view(terms[0].shape)

@@ -5,9 +5,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from tkq.linear_attention.channels.plan import plan
+from tkq.linear_attention.channels.plan import plan, segment_chunks
 from tkq.linear_attention.channels.spec import ChannelSpec, SumsSpec
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.launch import Made, no_states
@@ -87,24 +86,37 @@ def _launcher(given):
     return _launchers[key]
 
 
-def of_chunks(terms) -> tuple:
-    """(sums (B, n, 64, C), totals (B, n, C)) of terms, two or four of (B, S, C), as `sums.ChunkSums` has them."""
-    B, S, C = terms[0].shape
-    chunks = -(-S // CHUNK)
-    if not terms[0].is_cuda or not terms[0].numel():
-        x = sum(terms[2::2], terms[0]) - sum(terms[3::2], terms[1])
-        x = pad(x, (0, 0, 0, -S % CHUNK)).view(B, chunks, CHUNK, C)
-        sums = x.flip(2).cumsum(2).flip(2)
-        return sums, sums[:, :, 0].clone()
-    sums, totals = (torch.empty(*shape, C, device=terms[0].device) for shape in ((B, chunks, CHUNK), (B, chunks)))
-    key = terms[0].get_device(), len(terms)
+def column_sums(terms, end: Tensor | None = None) -> Tensor:
+    """(B, S, C): of each token the sum over it and those behind it of terms[0] - terms[1] (+ terms[2] - terms[3]), and
+    end (B, C). terms: two or four of (B, S, C), contiguous.
+
+    float32 on a GPU: by one launch, or two where columns are too few to fill it, in an order that S alone decides.
+    Others by torch.cumsum, in their own type."""
+    first = terms[0]
+    if not first.is_cuda:
+        x = sum(terms[2::2], first) - sum(terms[3::2], terms[1])
+        y = x.flip(1).cumsum(1).flip(1)
+        return y if end is None else y + end[:, None]
+    (B, S, C), count, y = first.shape, len(terms), torch.empty_like(first)
+    if y.numel():
+        arch.require_hopper(first.device)
+        given, chunks = (*terms, *(None,) * (4 - count)), -(-S // CHUNK)
+        each = segment_chunks(B * C, chunks)
+        totals = first.new_empty(B, chunks if each < chunks else 0, C)
+        if totals.numel():
+            _sums(first, SumsSpec(count, "totals"))(*given, None, None, totals, each)
+        end = None if end is None else end.contiguous()
+        _sums(first, SumsSpec(count, end=end is not None))(*given, totals, end, y, each)
+    return y
+
+
+def _sums(x, spec):
+    key = x.get_device(), spec
     if key not in _launchers:
-        arch.require_hopper(terms[0].device)
-        _launchers[key] = function(sums_recipe(len(terms)))
-    _launchers[key](*terms, *(None,) * (4 - len(terms)), sums, totals)
-    return sums, totals
+        _launchers[key] = function(sums_recipe(spec))
+    return _launchers[key]
 
 
-def sums_recipe(terms: int) -> Recipe:
-    """The kernel's of sums of two or four terms."""
-    return Recipe("tkq.linear_attention.channels.sums:ChunkSums", (SumsSpec(terms),))
+def sums_recipe(spec: SumsSpec) -> Recipe:
+    """The kernel's."""
+    return Recipe("tkq.linear_attention.channels.sums:ColumnSums", (spec,))

@@ -6,6 +6,7 @@ from tkq.linear_attention.config import CHUNK, LinearConfig
 from tkq.linear_attention.plan import MOST_STAGES, SHARED
 
 SMALL = 4096  # bytes: of factors of columns and of tokens
+FILLED = 2**15  # threads of sums over tokens that keep a GPU's memory at work
 PAD = 4  # columns behind a row of factors: those of a warp's rows and columns are then in different banks
 
 
@@ -28,3 +29,9 @@ def plan(spec: ChannelSpec) -> LinearConfig:
 def shares_levels(spec: ChannelSpec) -> bool:
     """Has L the room of two levels' operands, once they have been multiplied?"""
     return 2 * 2 * spec.head_dim >= 4 * (CHUNK + 4)
+
+
+def segment_chunks(columns: int, chunks: int) -> int:
+    """How many chunks of a column a thread of `sums.ColumnSums` has: all of them, or fewer where columns are so few
+    that a GPU would have less to do than it can: all but the first segment are read twice then."""
+    return -(-chunks // max(1, FILLED // columns))

@@ -51,10 +51,17 @@ class ChannelSpec:
 
 @dataclass(frozen=True)
 class SumsSpec:
-    """Sums over a chunk's tokens (`sums.ChunkSums`). terms: of how many tensors, 2 or 4."""
+    """Sums over each token and those behind it (`sums.ColumnSums`). terms: of how many tensors, 2 or 4. what: "sums";
+    "totals", those of chunks of 64 tokens alone. end: is there what is added to all?"""
 
     terms: int
+    what: str = "sums"
+    end: bool = False
 
     def __post_init__(self):
         if self.terms not in (2, 4):
             raise ValueError(f"SumsSpec: terms is {self.terms}, allowed are 2 and 4")
+        if self.what not in ("sums", "totals"):
+            raise ValueError(f"SumsSpec: what is {self.what!r}, allowed are sums, totals")
+        if self.what == "totals" and self.end:
+            raise ValueError("SumsSpec: end, allowed is without totals")
