@@ -319,10 +319,7 @@ class ChannelAttention:
                 tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
             tk.mma_wait(0)
             self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))  # in registers that had the state, rounded
-            self.delta.updates(c, s.delta, scores.stage)
-            if const_expr(spec.updates):
-                self.put(g.dv, s, t, c.w, self.order(g, i), wg)
-                self.delta.write(c)
+            self.delta.updates(c, s.delta, scores.stage, lambda: self.put(g.dv, s, t, c.w, self.order(g, i), wg))
             if const_expr(self.scored):
                 tk.mul(c.o, c.o, g.scale)
                 tk.mma_ABt(c.o, c.v, s.p[scores.stage])

@@ -149,9 +149,9 @@ class Delta:
         if self.forward:
             tk.mm_ABt(c.w, c.s16, keys)
 
-    def updates(self, c, shared, stage):
+    def updates(self, c, shared, stage, put):
         """c.w = U', c.v the same, rounded: what the state gave for the keys has arrived. Where corrected values come
-        out, c.w = R'."""
+        out, R' before, which `put` writes."""
         if self.forward:
             tk.load_shared_cols(c.beta, shared.beta[None, stage])
             tk.load_shared_cols(c.erase, shared.erase[None, stage])
@@ -161,13 +161,10 @@ class Delta:
                 tk.apply_narrow(c.v, lambda v, w, b, e: b * v - e * w, c.v, c.w, c.beta, c.erase)
             tk.mm_ABt(c.w, c.v, shared.inverse[stage])
             tk.mma_wait(0)
-            if not self.spec.updates:
-                tk.copy(c.v, c.w)
-
-    def write(self, c):
-        """R' is c.w: from here on c.w = U', c.v the same, rounded."""
-        tk.mul_col(c.w, c.w, c.beta)
-        tk.copy(c.v, c.w)
+            if self.spec.updates:
+                put()
+                tk.mul_col(c.w, c.w, c.beta)
+            tk.copy(c.v, c.w)
 
     def gradients_of_updates(self, c, shared, stage):
         """Reversed, c.w = dU', from c.o, which is under way."""

@@ -307,10 +307,7 @@ class LinearAttention:
                 tk.apply_narrow(c.s16, lambda wide, rounded: wide - rounded, c.s, c.s16)
                 tk.mma_ABt(c.o, c.s16, s.q[ring.stage])
                 tk.mma_wait(0)
-            self.delta.updates(c, s.delta, scores.stage)
-            if const_expr(spec.updates):
-                self.put(g.dv, s, t, c.w, self.order(t, i), wg)
-                self.delta.write(c)
+            self.delta.updates(c, s.delta, scores.stage, lambda: self.put(g.dv, s, t, c.w, self.order(t, i), wg))
             self.gate.decay(c, s.gate, scores.stage)
             if const_expr(not spec.updates):
                 self.gate.at_query(c, s.gate, scores.stage, g.scale)
