@@ -42,8 +42,7 @@ def launched(given, scale) -> Made:
         if steps and not given.reverse:
             chunk.adds(d[:, :, at])
         out[:, :, at], state = chunk.step(q[:, :, at], k[:, :, at], v[:, :, at], state)
-        if given.updates:
-            lacking[:, :, at] = chunk.lacking
+        lacking[:, :, at] = chunk.lacking
     dots = (out * of_heads(given.x)).sum(-1).transpose(1, 2) if given.dot else None
     of_skip = diagonal = None
     if steps and given.dot:  # sums are of others than the token itself
@@ -58,10 +57,15 @@ def launched(given, scale) -> Made:
         if steps.gated:
             out = out * torch.nn.functional.silu(of_heads(given.x))
         of_skip = (v * of_heads(given.x)).sum(2) if steps.skip_gradient else None
-    dv = lacking if given.updates else beta * out if given.reverse and beta is not None else None
-    dv = None if dv is None else dv.transpose(1, 2).to(given.v.dtype)
+    dv = None if beta is None else _beside(given, beta * out, lacking)
     state = None if given.final is None else state.mT if given.state_v_first else state
     return Made(out.transpose(1, 2).to(given.v.dtype), state, dots, dv, of_skip, diagonal)
+
+
+def _beside(given, times_beta, lacking):
+    """What comes out beside o: reversed o times beta, with updates what times beta is o."""
+    found = lacking if given.updates else times_beta if given.reverse else None
+    return None if found is None else found.transpose(1, 2).to(given.v.dtype)
 
 
 def _of_sequences(given, scale):
@@ -91,6 +95,7 @@ class Chunk:
 
     def __init__(self, given, scale, sums, beta):
         self.given, self.scale, self.beta, self.total = given, scale, beta, sums[..., -1:, None].exp()
+        self.lacking = 0.0  # with updates: what times beta they are
         first, second = sums[..., :, None], sums[..., None, :]
         self.forward = (first - second).clamp(max=0).exp()
         self.decay = self.forward.mT if given.reverse else self.forward

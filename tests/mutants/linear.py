@@ -10,7 +10,7 @@ STATES, RESET = ((f"{TESTS}{name}",) for name in ("test_linear_op.py::test_two_c
 DELTA, HARD, ALIKE = ((f"{TESTS}test_delta_forward.py::{name}",) for name in (
     "test_lengths[300-token]", "test_hard_inverses[0.1-identical-2.0]", "test_hard_inverses[0.0-identical-2.0]"))
 GRADIENTS, FIRST = ((f"{TESTS}{name}",) for name in (
-    "test_delta_backward.py::test_lengths[300-token]",
+    "test_delta_backward.py::test_lengths[token-lengths1]",
     "test_delta_launches.py::test_nothing_in_front_of_the_first_token_counts"))
 
 SSD, LIMITS, GATED, SSD_GRADIENTS, SUMS, SEGMENTS, CANCEL = ((f"{TESTS}test_{name}",) for name in (

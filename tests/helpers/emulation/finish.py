@@ -33,12 +33,11 @@ class RowDotsOnCpu(rows.RowDots):
 
 class ColumnSumsOnCpu(sums.ColumnSums):
     @cute.jit
-    def __call__(self, a, b, c, d, totals, end, y, each: Int32):
-        given = sums.Given((a, b, c, d)[:self.spec.terms], totals, end, y)
-        for batch in cutlass.range(y.shape[0]):
-            for segment in cutlass.range(self.segments(a, each)[0]):
-                for col in cutlass.range(y.shape[2]):
-                    self.thread((Int32(batch), Int32(segment), Int32(col)), given, each)
+    def __call__(self, x: sums.Given, each: Int32):
+        for batch in cutlass.range(x.y.shape[0]):
+            for segment in cutlass.range(self.segments(x.terms[0], each)[0]):
+                for col in cutlass.range(x.y.shape[2]):
+                    self.thread((Int32(batch), Int32(segment), Int32(col)), x, each)
 
 
 def _load(src, once=False):

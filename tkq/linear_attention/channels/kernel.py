@@ -1,6 +1,7 @@
 """Linear attention with a gate for each column of k (GLA: Yang et al., 2023), and the delta rule with such gates (KDA:
 Kimi Linear, 2025), chunk by chunk, with the state in accumulators."""
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Optional
 
 import cuda.bindings.driver as cuda
@@ -319,7 +320,7 @@ class ChannelAttention:
                 tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
             tk.mma_wait(0)
             self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))  # in registers that had the state, rounded
-            self.delta.updates(c, s.delta, scores.stage, lambda: self.put(g.dv, s, t, c.w, self.order(g, i), wg))
+            self.delta.updates(c, s.delta, scores.stage, partial(self.put, g.dv, s, t, c.w, self.order(g, i), wg))
             if const_expr(self.scored):
                 tk.mul(c.o, c.o, g.scale)
                 tk.mma_ABt(c.o, c.v, s.p[scores.stage])

@@ -100,13 +100,13 @@ def column_sums(terms, end: Tensor | None = None) -> Tensor:
     (B, S, C), count, y = first.shape, len(terms), torch.empty_like(first)
     if y.numel():
         arch.require_hopper(first.device)
-        given, chunks = (*terms, *(None,) * (4 - count)), -(-S // CHUNK)
+        chunks = -(-S // CHUNK)
         each = segment_chunks(B * C, chunks)
         totals = first.new_empty(B, chunks if each < chunks else 0, C)
         if totals.numel():
-            _sums(first, SumsSpec(count, "totals"))(*given, None, None, totals, each)
+            _sums(first, SumsSpec(count, "totals"))((tuple(terms), None, None, totals), each)
         end = None if end is None else end.contiguous()
-        _sums(first, SumsSpec(count, end=end is not None))(*given, totals, end, y, each)
+        _sums(first, SumsSpec(count, end=end is not None))((tuple(terms), totals, end, y), each)
     return y
 
 

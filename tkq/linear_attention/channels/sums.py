@@ -45,16 +45,13 @@ class ColumnSums:
         totals = fake.tensor("fp32", (B, N, C), align=4) if spec.what == "sums" else None
         end = fake.tensor("fp32", (B, C), align=4) if spec.end else None
         y = fake.tensor("fp32", (B, N if spec.what == "totals" else S, C), align=4)
-        return *terms, *(None,) * (4 - spec.terms), totals, end, y, Int32(1)
+        return Given(terms, totals, end, y), Int32(1)
 
     @cute.jit
-    def __call__(self, a: cute.Tensor, b: cute.Tensor, c: Optional[cute.Tensor], d: Optional[cute.Tensor],
-                 totals: Optional[cute.Tensor], end: Optional[cute.Tensor], y: cute.Tensor, each: Int32,
-                 stream: cuda.CUstream):
+    def __call__(self, x: Given, each: Int32, stream: cuda.CUstream):
         """each: chunks of a segment."""
-        columns, (blocks, _) = cute.ceil_div(y.shape[2], THREADS), self.segments(a, each)
-        self.kernel(Given((a, b, c, d)[:self.spec.terms], totals, end, y), each).launch(
-            grid=[blocks, columns, y.shape[0]], block=[THREADS, 1, 1], stream=stream)
+        columns, (blocks, _) = cute.ceil_div(x.y.shape[2], THREADS), self.segments(x.terms[0], each)
+        self.kernel(x, each).launch(grid=[blocks, columns, x.y.shape[0]], block=[THREADS, 1, 1], stream=stream)
 
     def segments(self, term, each):
         """(how many blocks there are of a column's tokens, all chunks)."""
