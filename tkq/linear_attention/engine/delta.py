@@ -91,8 +91,9 @@ class Delta:
                         decay = cute.math.exp2(at_start[i, stage], fastmath=True)
                     if const_expr(self.back):
                         decay = decay * cute.arch.rcp_approx(g.scale)
-                    erased = decay if const_expr(self.spec.updates) else ahead[e] * decay
-                    shared.erase[i, stage] = erased
+                    shared.erase[i, stage] = ahead[e] * decay
+                    if const_expr(self.spec.updates):
+                        shared.erase[i, stage] = decay
 
     def ask(self, g, t, chunk, mine):
         """beta of the chunk that follows is on its way."""
