@@ -8,7 +8,6 @@ from torch import Tensor
 
 from tkq.linear_attention.finish.launch import over_shared
 from tkq.linear_attention.launch import Given, Made, launch
-from tkq.linear_attention.segments import segments
 from tkq.linear_attention.spec import HEAD_DIMS
 from tkq.linear_attention.suffix.launch import suffix_sums
 
@@ -79,7 +78,7 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
             dinitial = (scale * made.state).to(initial.dtype)
         if needs.g:
             at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum((-1, -2))
-            dg = _of_gates(g, of_q.dots, made.dots, at_end, segments(cu, q.shape[1]))
+            dg = _of_gates(g, of_q.dots, made.dots, at_end, cu)
     return Gradients(dq, dk, dv if needs.v else None, dg, dinitial)
 
 
@@ -96,15 +95,10 @@ def over_values(columns: int, make) -> Made:
     return Made(first.o + second.o, state, dots, diagonal=diagonal)
 
 
-def _of_gates(g, x, less, at_end, of=None):
+def _of_gates(g, x, less, at_end, cu=None):
     """x - less: (B, S, HV), those of each token, of tokens of no sequence anything; at_end: (B or N, HV), what the
-    final state's gradient adds to all. of: the tokens' `Segments`, where sequences are packed."""
-    if of is None:
-        dg = suffix_sums(x, less, end=at_end)
-    else:
-        dg = of.suffix_sums(x - less)
-        if at_end is not None:
-            dg = dg + of.of_tokens(at_end)
+    final state's gradient adds to all. cu: where packed sequences begin and end, or None."""
+    dg = suffix_sums(x, less, end=at_end, cu=cu)
     return dg.sum((0, 1)) if g.dim() == 1 else dg.contiguous()
 
 

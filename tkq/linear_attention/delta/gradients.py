@@ -38,7 +38,6 @@ from torch import Tensor
 from tkq.linear_attention.finish.launch import over_shared, row_dots
 from tkq.linear_attention.gradients import _of_gates, _turned, over_values
 from tkq.linear_attention.launch import Given, launch
-from tkq.linear_attention.segments import segments
 
 
 class DeltaSaved(NamedTuple):
@@ -118,7 +117,7 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
     if need_g:
         at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum((-1, -2))
         of_queries, of_keys, before = (made.dots for made in of_k)
-        dg = _of_gates(g, of_q.dots, of_queries - of_keys + before, at_end, segments(cu, q.shape[1]))
+        dg = _of_gates(g, of_q.dots, of_queries - of_keys + before, at_end, cu)
     return DeltaGradients(dq, dk, p.dv if needs.v else None, dg,
                           row_dots(p.lacking, p.du, beta.dtype) if needs.beta else None,
                           (scale * solved.state).to(initial.dtype) if need_initial else None)
