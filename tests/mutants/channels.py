@@ -10,6 +10,7 @@ FINISH = "tests/gpu/linear_attention/test_finish_on_gpu.py::"
 HEADS, DOTS, SUMS, SEGMENTS = ((f"{FINISH}{name}",) for name in (
     "test_sums_over_shared_heads", "test_dot_products", "test_sums_behind_each_token[2-False]",
     "test_one_segment_and_several_give_the_same_bits"))
+PACKED = tuple(f"{FINISH}test_packed_sequences[{case}]" for case in ("cuts0-3013-40", "cuts1-1000-130"))
 
 MUTANTS = (
     *family(
@@ -62,8 +63,11 @@ MUTANTS = (
     *family(
         "linear", "tkq/linear_attention/channels/sums.py",
         ("sums_of_terms_all_added", "found = held[i, 0] - held[i, 1]", "found = held[i, 0] + held[i, 1]", SUMS),
-        ("sums_of_tokens_behind_the_last", "if token < x.terms[0].shape[1]:", "if token < x.terms[0].shape[1] + 1:",
-         SUMS),
+        ("sums_of_tokens_behind_the_last", "if token < of.rows:", "if token < of.rows + 1:", SUMS),
+        ("sums_of_the_first_sequence", "at = m.iterator + cute.crd2idx((batch, of.first + part * self.ahead, col), "
+         "m.layout)", "at = m.iterator + cute.crd2idx((batch, part * self.ahead, col), m.layout)", PACKED),
+        ("totals_of_the_first_sequence", "chunks, row0 = cute.ceil_div(of.end - of.first, CHUNK), of.first // CHUNK",
+         "chunks, row0 = cute.ceil_div(of.end - of.first, CHUNK), 0", PACKED),
         ("sums_without_the_chunks_behind", "behind[0] = behind[0] + Float64(total[0])", "pass", SEGMENTS),
         ("sums_without_the_next_segment", "for i in cutlass.range(chunks - last, unroll=8):",
          "for i in cutlass.range(chunks - last - 1, unroll=8):", SEGMENTS),

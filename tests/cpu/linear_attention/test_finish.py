@@ -6,7 +6,7 @@ import torch
 from tests.helpers.emulation.finish import ColumnSumsOnCpu, HeadSumsOnCpu, RowDotsOnCpu, function
 from tkq.linear_attention.channels.catalog import shipped as shipped_columns
 from tkq.linear_attention.channels.launch import column_sums
-from tkq.linear_attention.channels.plan import FILLED, segment_chunks
+from tkq.linear_attention.channels.plan import FILLED, sums_segments
 from tkq.linear_attention.channels.spec import SumsSpec
 from tkq.linear_attention.finish.catalog import shipped
 from tkq.linear_attention.finish.launch import over_shared, row_dots
@@ -66,15 +66,15 @@ def test_sums_behind_each_token(monkeypatch, terms, end):
         given = [randn(2, S, 5) for _ in range(terms)]
         at_end, operands = randn(2, 5) if end else None, tuple(given)
         y, chunks = torch.full((2, S, 5), torch.nan), -(-S // 64)
-        sums((operands, y[:, :0], at_end, y), chunks)
+        sums((operands, y[:, :0], at_end, y, None), 1)
         want = differences(given).flip(1).cumsum(1).flip(1) + (at_end.double()[:, None] if end else 0.0)
         torch.testing.assert_close(y.double(), want, rtol=1e-6, atol=1e-4)
         torch.testing.assert_close(column_sums(given, at_end).double(), want, rtol=1e-5, atol=1e-3)
-        for each in range(1, chunks):
+        for segments in range(2, chunks + 2):
             behind, again = torch.full((2, chunks, 5), torch.nan), torch.full_like(y, torch.nan)
-            totals((operands, None, None, behind), each)
-            sums((operands, behind, at_end, again), each)
-            assert torch.equal(again, y) and behind[:, :each].isnan().all()
+            totals((operands, None, None, behind, None), segments)
+            sums((operands, behind, at_end, again, None), segments)
+            assert torch.equal(again, y) and behind[:, :-(-chunks // segments)].isnan().all()
 
 
 # ---- in plain PyTorch -----------------------------------------------------------------------------------------------
@@ -96,11 +96,10 @@ def test_functions_of_cpu_tensors():
 
 @pytest.mark.parametrize("columns", [1, 512, 4096, FILLED, 10 * FILLED])
 @pytest.mark.parametrize("chunks", [1, 7, 32, 512])
-def test_segments_have_all_chunks(columns, chunks):
-    each = segment_chunks(columns, chunks)
-    segments = -(-chunks // each)
-    assert 1 <= each <= chunks and (segments - 1) * each < chunks <= segments * each
-    assert columns < FILLED or segments == 1
+def test_segments_fill_a_gpu(columns, chunks):
+    segments = sums_segments(columns, chunks)
+    assert 1 <= segments <= chunks and (columns < FILLED) >= (segments > 1)
+    assert segments == chunks or segments * columns > FILLED // 2
 
 
 def test_heads_at_once_and_lanes():
@@ -115,7 +114,8 @@ def test_heads_at_once_and_lanes():
     (RowDotsSpec, dict(lanes=3), "lanes is 3"), (RowDotsSpec, dict(out="fp64"), "out is 'fp64'"),
     (RowDotsSpec, dict(dtype="fp32"), "dtype is 'fp32'"), (RowDotsSpec, dict(columns=4), "columns is 4"),
     (SumsSpec, dict(terms=3), "terms is 3"), (SumsSpec, dict(what="all"), "what is 'all'"),
-    (SumsSpec, dict(what="totals", end=True), "end")])
+    (SumsSpec, dict(what="totals", end=True), "end"),
+    (SumsSpec, dict(packed="int8"), "packed is 'int8'")])
 def test_what_a_spec_refuses(kind, given, words):
     usual = {HeadSumsSpec: dict(dtype="bf16", columns=64, terms=1, of="bf16"), SumsSpec: dict(terms=2),
              RowDotsSpec: dict(dtype="bf16", columns=64, out="fp32", lanes=8)}[kind]

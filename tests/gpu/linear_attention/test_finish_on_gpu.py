@@ -1,12 +1,15 @@
 """What follows the engine's launches in a backward: sums over heads that share one of q and k, dot products of rows,
 sums of columns over each token and those behind it."""
+import itertools
+
 import pytest
 import torch
 
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.linear_attention.channels.launch import column_sums
-from tkq.linear_attention.channels.plan import FILLED, segment_chunks
+from tkq.linear_attention.channels.plan import FILLED, sums_segments
 from tkq.linear_attention.finish.launch import over_shared, row_dots
+from tkq.reference.linear_attention import edges
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -66,10 +69,27 @@ def test_sums_behind_each_token(terms, end):
 def test_one_segment_and_several_give_the_same_bits():
     given = [randn(8, 700, FILLED // 8, seed=i) for i in range(2)]
     few = [x[3:4, :, 100:150].contiguous() for x in given]
-    assert segment_chunks(FILLED, 11) == 11 and segment_chunks(50, 11) == 1
+    assert sums_segments(FILLED, 11) == 1 and sums_segments(50, 11) == 11
     with poisoned():
         whole, part = column_sums(given), column_sums(few)
     assert torch.equal(whole[3:4, :, 100:150], part)
+
+
+@pytest.mark.parametrize("cuts, tokens, C", [
+    ((0, 0, 1, 64, 129, 700, 700, 3000), 3013, 40), ((7, 3, 900, -5, 500, 99999), 1000, 130), ((5,), 70, 32)])
+def test_packed_sequences(cuts, tokens, C):
+    """Each as by itself, bit for bit, also where cu_seqlens fall; NaN in tokens of none."""
+    cu, end, given = torch.tensor(cuts, device="cuda"), randn(len(cuts) - 1, C), [
+        randn(1, tokens, C, seed=i) for i in range(2)]
+    bounds = edges(cu, tokens).tolist()
+    for x in given:
+        x[:, :bounds[0]], x[:, bounds[-1]:] = torch.nan, torch.nan
+    with poisoned():
+        found = column_sums(given, end, cu)
+    assert not found[:, :bounds[0]].any() and not found[:, bounds[-1]:].any()
+    for n, (a, e) in enumerate(itertools.pairwise(bounds)):
+        alone = column_sums([x[:, a:e].contiguous() for x in given], end[n:n + 1])
+        assert torch.equal(found[:, a:e], alone), n
 
 
 def test_no_tokens():

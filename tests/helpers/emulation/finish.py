@@ -9,6 +9,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from tkq.linear_attention.channels import sums
+from tkq.linear_attention.engine.packed import Piece
 from tkq.linear_attention.finish import heads, rows
 from tkq.runtime.compile import fake
 from tkq.tile import vectors
@@ -33,11 +34,12 @@ class RowDotsOnCpu(rows.RowDots):
 
 class ColumnSumsOnCpu(sums.ColumnSums):
     @cute.jit
-    def __call__(self, x: sums.Given, each: Int32):
+    def __call__(self, x: sums.Given, segments: Int32):
         for batch in cutlass.range(x.y.shape[0]):
-            for segment in cutlass.range(self.segments(x.terms[0], each)[0]):
+            of = Piece(Int32(0), x.tokens, x.tokens, Int32(batch))
+            for segment in cutlass.range(segments - int(self.finds)):
                 for col in cutlass.range(x.y.shape[2]):
-                    self.thread((Int32(batch), Int32(segment), Int32(col)), x, each)
+                    self.thread((Int32(batch), Int32(segment), Int32(col)), of, x, segments)
 
 
 def _load(src, once=False):

@@ -6,10 +6,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tkq.linear_attention.channels.plan import plan, segment_chunks
+from tkq.linear_attention.channels.plan import plan, sums_segments
 from tkq.linear_attention.channels.spec import ChannelSpec, SumsSpec
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.launch import Made, no_states
+from tkq.linear_attention.suffix.launch import suffix_sums
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
@@ -86,27 +87,27 @@ def _launcher(given):
     return _launchers[key]
 
 
-def column_sums(terms, end: Tensor | None = None) -> Tensor:
+def column_sums(terms, end: Tensor | None = None, cu: Tensor | None = None) -> Tensor:
     """(B, S, C): of each token the sum over it and those behind it of terms[0] - terms[1] (+ terms[2] - terms[3]), and
-    end (B, C). terms: two or four of (B, S, C), contiguous.
+    end (B, C). terms: two or four of (B, S, C), contiguous. cu: (N + 1,), where packed sequences begin and end, as
+    `edges` has it: sums end with a sequence, end is (N, C); tokens of no sequence have 0, whatever is there.
 
-    float32 on a GPU: by one launch, or two where columns are too few to fill it, in an order that S alone decides.
-    Others by torch.cumsum, in their own type."""
+    float32 on a GPU: by one launch, or two where columns are too few to fill it, in an order that a sequence's length
+    alone decides. Others by torch, in their own type."""
     first = terms[0]
     if not first.is_cuda:
-        x = sum(terms[2::2], first) - sum(terms[3::2], terms[1])
-        y = x.flip(1).cumsum(1).flip(1)
-        return y if end is None else y + end[:, None]
+        return suffix_sums(sum(terms[2::2], first), sum(terms[3::2], terms[1]), end=end, cu=cu)
     (B, S, C), count, y = first.shape, len(terms), torch.empty_like(first)
     if y.numel():
         arch.require_hopper(first.device)
-        chunks = -(-S // CHUNK)
-        each = segment_chunks(B * C, chunks)
-        totals = first.new_empty(B, chunks if each < chunks else 0, C)
-        if totals.numel():
-            _sums(first, SumsSpec(count, "totals"))((tuple(terms), None, None, totals), each)
-        end = None if end is None else end.contiguous()
-        _sums(first, SumsSpec(count, end=end is not None))((tuple(terms), totals, end, y), each)
+        sequences = B if cu is None else max(len(cu) - 1, 1)
+        chunks, packed = -(-S // CHUNK), None if cu is None else dtypes.name_of(cu.dtype)
+        segments = sums_segments(sequences * C, chunks)
+        totals = first.new_empty(B, chunks * (segments > 1), C)
+        if segments > 1:
+            _sums(first, SumsSpec(count, "totals", packed=packed))((tuple(terms), None, None, totals, cu), segments)
+        end = None if end is None or not len(end) else end.contiguous()  # of no sequences
+        _sums(first, SumsSpec(count, "sums", end is not None, packed))((tuple(terms), totals, end, y, cu), segments)
     return y
 
 

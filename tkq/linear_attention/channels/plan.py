@@ -31,7 +31,7 @@ def shares_levels(spec: ChannelSpec) -> bool:
     return 2 * 2 * spec.head_dim >= 4 * (CHUNK + 4)
 
 
-def segment_chunks(columns: int, chunks: int) -> int:
-    """How many chunks of a column a thread of `sums.ColumnSums` has: all of them, or fewer where columns are so few
-    that a GPU would have less to do than it can: all but the first segment are read twice then."""
-    return -(-chunks // max(1, FILLED // columns))
+def sums_segments(columns: int, chunks: int) -> int:
+    """How many segments `sums.ColumnSums` makes of a sequence: one, or more where columns are so few that a GPU would
+    have less to do than it can: all but the first segment are read twice then. columns: those of all sequences."""
+    return max(1, min(FILLED // columns, chunks))
