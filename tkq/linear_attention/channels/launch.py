@@ -95,7 +95,7 @@ def column_sums(terms, end: Tensor | None = None, cu: Tensor | None = None) -> T
     float32 on a GPU: by one launch, or two where columns are too few to fill it, in an order that a sequence's length
     alone decides. Others by torch, in their own type."""
     first = terms[0]
-    if not first.is_cuda:
+    if not (first.is_cuda and first.dtype == torch.float32):
         return suffix_sums(sum(terms[2::2], first), sum(terms[3::2], terms[1]), end=end, cu=cu)
     (B, S, C), count, y = first.shape, len(terms), torch.empty_like(first)
     if y.numel():
@@ -103,8 +103,9 @@ def column_sums(terms, end: Tensor | None = None, cu: Tensor | None = None) -> T
         sequences = B if cu is None else max(len(cu) - 1, 1)
         chunks, packed = -(-S // CHUNK), None if cu is None else dtypes.name_of(cu.dtype)
         segments = sums_segments(sequences * C, chunks)
-        totals = first.new_empty(B, chunks * (segments > 1), C)
+        totals = y[:, :0]
         if segments > 1:
+            totals = first.new_empty(B, chunks, C)
             _sums(first, SumsSpec(count, "totals", packed=packed))((tuple(terms), None, None, totals, cu), segments)
         end = None if end is None or not len(end) else end.contiguous()  # of no sequences
         _sums(first, SumsSpec(count, "sums", end is not None, packed))((tuple(terms), totals, end, y, cu), segments)
