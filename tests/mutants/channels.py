@@ -69,8 +69,8 @@ MUTANTS = (
         ("totals_of_the_first_sequence", "chunks, row0 = cute.ceil_div(of.end - of.first, CHUNK), of.first // CHUNK",
          "chunks, row0 = cute.ceil_div(of.end - of.first, CHUNK), 0", PACKED),
         ("sums_without_the_chunks_behind", "behind[0] = behind[0] + Float64(total[0])", "pass", SEGMENTS),
-        ("sums_without_the_next_segment", "for i in cutlass.range(chunks - last, unroll=8):",
-         "for i in cutlass.range(chunks - last - 1, unroll=8):", SEGMENTS),
+        ("sums_without_the_next_segment", "for i in cutlass.range(rows[1] - rows[0], unroll=8):",
+         "for i in cutlass.range(rows[1] - rows[0] - 1, unroll=8):", SEGMENTS),
         ("sums_of_the_part_before", "held.store(following.load())", "pass", SUMS)),
     *family(
         "linear", "tkq/linear_attention/finish/heads.py",
