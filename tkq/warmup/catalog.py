@@ -25,6 +25,7 @@ _LISTS = (
     "tkq.linear_attention.catalog",
     "tkq.linear_attention.channels.catalog",
     "tkq.linear_attention.finish.catalog",
+    "tkq.linear_attention.hedgehog.catalog",
     "tkq.linear_attention.step.catalog",
 )
 
