@@ -44,13 +44,13 @@ def test_a_large_element_and_what_cancels():
     assert torch.equal(found, over_shared((zero, zero, second), x))
 
 
-@pytest.mark.parametrize("V, dtype, out", [(64, BF16, F32), (128, BF16, BF16), (80, F16, F32), (256, BF16, F32)])
+@pytest.mark.parametrize("V, dtype, out", [(64, BF16, F32), (80, F16, F32), (256, BF16, BF16)])
 def test_dot_products(V, dtype, out):
     a, b = (randn(2, 301, 5, V, dtype=dtype, seed=i) for i in range(2))
     with poisoned():
         found = row_dots(a, b, out)
     exact, sizes = (a.double() * b.double()).sum(-1), (a.double() * b.double()).abs().sum(-1)
-    room = V // 8 * 2**-24 * sizes + (2**-8 if out == BF16 else 0.0) * exact.abs()
+    room = (8 + V // 8) * 2**-24 * sizes + (2**-8 if out == BF16 else 0.0) * exact.abs()
     assert found.dtype == out and bool(((found.double() - exact).abs() <= room).all())
 
 
