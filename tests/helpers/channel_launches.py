@@ -26,6 +26,7 @@ def launched(given, scale) -> Made:
     beta = None if given.beta is None else of_heads(given.beta[..., None])
     state = q.new_zeros(B, heads, q.shape[3], V) if given.initial is None else given.initial.to(wide)
     out, dots, x = torch.zeros_like(v), torch.zeros_like(v), None if given.x is None else of_heads(given.x)
+    lacking = torch.zeros_like(v)
     starts = range(0, S, CHUNK)
     for start in reversed(starts) if given.reverse else starts:
         at = slice(start, start + CHUNK)
@@ -35,10 +36,12 @@ def launched(given, scale) -> Made:
                 q[:, :, at], k[:, :, at], v[:, :, at], state, None if x is None else x[:, :, at])
         else:
             out[:, :, at], state = chunk.of_keys(q[:, :, at], k[:, :, at], v[:, :, at], state)
+            if given.updates:
+                lacking[:, :, at] = chunk.lacking
     out, dots = out[:, :, :S], None if x is None else dots[:, :, :S].transpose(1, 2)
     dv = None
-    if given.reverse and beta is not None:
-        dv = (beta[:, :, :S] * out).transpose(1, 2).to(given.v.dtype)
+    if beta is not None and (given.reverse or given.updates):
+        dv = (lacking[:, :, :S] if given.updates else beta[:, :, :S] * out).transpose(1, 2).to(given.v.dtype)
     out = out.transpose(1, 2)
     return Made(out if given.of_values else out.to(given.v.dtype), None if given.final is None else state, dots, dv)
 
@@ -79,7 +82,7 @@ class Chunk:
         return found
 
     def inverse(self, keys):
-        lower = self.beta * self.pairs(keys, keys, False)
+        lower = (self.beta.mT if self.given.updates else self.beta) * self.pairs(keys, keys, False)
         unit = torch.eye(CHUNK, dtype=lower.dtype, device=lower.device).expand_as(lower)
         return self.narrow(torch.linalg.solve_triangular(unit + lower, unit, upper=False))
 
@@ -88,11 +91,12 @@ class Chunk:
         reverse, delta, total = self.given.reverse, self.beta is not None, self.total.mT
         old, keys = self.narrow(state), q if reverse else k
         started = self.narrow(keys * self.before)
+        if self.given.updates:
+            self.lacking = self.inverse(k) @ self.narrow(v - started @ old)
+            values = self.beta * self.lacking
+            return values, total * state + self.narrow(k * self.of_keys_).mT @ self.narrow(values)
         if delta and not reverse:
-            v = values = self.inverse(k) @ self.narrow(self.beta * v - self.beta * (started @ old))
-            v = self.narrow(v)
-            if self.given.updates:
-                return values, total * state + self.narrow(k * self.of_keys_).mT @ v
+            v = self.narrow(self.inverse(k) @ self.narrow(self.beta * v - self.beta * (started @ old)))
         p = self.pairs(k, q).mT if reverse else self.pairs(q, k)
         o = self.scale * (self.narrow(q * self.of_queries) @ old) + self.narrow(self.scale * p) @ v
         state = total * state + self.narrow(k * self.of_keys_).mT @ v

@@ -34,7 +34,7 @@ def launched(given, scale) -> Made:
     beta = None if given.beta is None else given.beta.to(wide).transpose(1, 2)[..., None]
     initial = given.initial.mT if given.state_v_first and given.initial is not None else given.initial
     state = q.new_zeros(B, heads, q.shape[3], V) if initial is None else initial.to(wide)
-    out = torch.zeros_like(v)
+    out, lacking = torch.zeros_like(v), torch.zeros_like(v)
     starts = range(0, S, CHUNK)
     for start in reversed(starts) if given.reverse else starts:
         at = slice(start, start + CHUNK)
@@ -42,6 +42,7 @@ def launched(given, scale) -> Made:
         if steps and not given.reverse:
             chunk.adds(d[:, :, at])
         out[:, :, at], state = chunk.step(q[:, :, at], k[:, :, at], v[:, :, at], state)
+        lacking[:, :, at] = chunk.lacking
     dots = (out * of_heads(given.x)).sum(-1).transpose(1, 2) if given.dot else None
     of_skip = diagonal = None
     if steps and given.dot:  # sums are of others than the token itself
@@ -56,9 +57,15 @@ def launched(given, scale) -> Made:
         if steps.gated:
             out = out * torch.nn.functional.silu(of_heads(given.x))
         of_skip = (v * of_heads(given.x)).sum(2) if steps.skip_gradient else None
-    dv = (beta * out).transpose(1, 2).to(given.v.dtype) if given.reverse and beta is not None else None
+    dv = None if beta is None else _beside(given, beta * out, lacking)
     state = None if given.final is None else state.mT if given.state_v_first else state
     return Made(out.transpose(1, 2).to(given.v.dtype), state, dots, dv, of_skip, diagonal)
+
+
+def _beside(given, times_beta, lacking):
+    """What comes out beside o: reversed o times beta, with updates what times beta is o."""
+    found = lacking if given.updates else times_beta if given.reverse else None
+    return None if found is None else found.transpose(1, 2).to(given.v.dtype)
 
 
 def of_sequences(given, scale, launched):
@@ -94,6 +101,7 @@ class Chunk:
 
     def __init__(self, given, scale, sums, beta):
         self.given, self.scale, self.beta, self.total = given, scale, beta, sums[..., -1:, None].exp()
+        self.lacking = 0.0  # with updates: what times beta they are
         first, second = sums[..., :, None], sums[..., None, :]
         self.forward = (first - second).clamp(max=0).exp()
         self.decay = self.forward.mT if given.reverse else self.forward
@@ -116,7 +124,8 @@ class Chunk:
         return self.narrow(p.triu(above) if self.given.reverse else p.tril(-above), self.given.dot)
 
     def inverse(self, keys):
-        lower = (self.beta * self.forward * (keys @ keys.mT)).tril(-1)
+        beta = self.beta.mT if self.given.updates else self.beta
+        lower = (beta * self.forward * (keys @ keys.mT)).tril(-1)
         unit = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device).expand_as(lower)
         return self.narrow(torch.linalg.solve_triangular(unit + lower, unit, upper=False))
 
@@ -125,7 +134,11 @@ class Chunk:
         in_two, values = self.given.dot, v
         old = self.narrow(state, in_two)
         if self.beta is not None and not self.given.reverse:
-            values = self.inverse(k) @ self.narrow(self.beta * v - self.beta * self.begun * (k @ old))
+            if self.given.updates:
+                self.lacking = self.inverse(k) @ self.narrow(v - self.begun * (k @ old))
+                values = self.beta * self.lacking
+            else:
+                values = self.inverse(k) @ self.narrow(self.beta * v - self.beta * self.begun * (k @ old))
             v = self.narrow(values)
         o = self.scale * self.at_query * (q @ old)
         o = o if self.given.others else o + self.scores(q, k) @ v

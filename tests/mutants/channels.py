@@ -3,12 +3,15 @@ from .mutant import family, pressed
 
 NAPS, DELTA_NAPS, READS = (pressed(x) for x in ("naps-channels", "naps-channels_delta", "reads-channels"))
 TESTS = "tests/gpu/linear_attention/test_channels.py::"
-KEYS, FAR, DELTA, VALUES, LAST, LONG, SUMS = ((f"{TESTS}{name}",) for name in (
+KEYS, FAR, DELTA, VALUES, LAST, LONG = ((f"{TESTS}{name}",) for name in (
     "test_lengths[o]", "test_resets", "test_lengths[delta]", "test_lengths[dq]", "test_nothing_behind_the_end_counts",
-    "test_gradients_of_gates_are_as_good_at_any_length[False]", "test_sums_over_a_chunks_tokens[2]"))
-PACKED, BEFORE = ((f"tests/gpu/linear_attention/test_packed.py::{name}",) for name in (
-    "test_results_and_gradients[dtype0-linear_attn of columns-]",
-    "test_tokens_before_the_first_sequence[linear_attn of columns]"))
+    "test_gradients_of_gates_are_as_good_at_any_length[False]"))
+BEFORE = ("tests/gpu/linear_attention/test_packed.py::test_tokens_before_the_first_sequence[linear_attn of columns]",)
+FINISH = "tests/gpu/linear_attention/test_finish_on_gpu.py::"
+HEADS, DOTS, SUMS, SEGMENTS = ((f"{FINISH}{name}",) for name in (
+    "test_sums_over_shared_heads", "test_dot_products", "test_sums_behind_each_token[2-False]",
+    "test_one_segment_and_several_give_the_same_bits"))
+PACKED = tuple(f"{FINISH}test_packed_sequences[{case}]" for case in ("cuts0-3013-40", "cuts1-1000-130"))
 
 MUTANTS = (
     *family(
@@ -71,20 +74,33 @@ MUTANTS = (
          """, "for n in cutlass.range_constexpr(len(HALVES)):", NAPS)),
     *family(
         "linear", "tkq/linear_attention/channels/sums.py",
-        ("sums_of_terms_all_added", "found = held[e, i, 0] - held[e, i, 1]",
-         "found = held[e, i, 0] + held[e, i, 1]", SUMS),
-        ("sums_of_tokens_behind_the_last", "if token < x.terms[0].shape[1]:", "if token < x.terms[0].shape[1] + 1:",
-         SUMS),
-        ("sums_beyond_a_sequence", "total[e] = Float32(0.0) if marks[i] != 0 else total[e]", "pass", PACKED),
-        ("sums_of_tokens_of_no_sequence", "found = Float32(0.0) if marks[i] == 2 else found", "pass", BEFORE)),
+        ("sums_of_terms_all_added", "found = held[i, 0] - held[i, 1]", "found = held[i, 0] + held[i, 1]", SUMS),
+        ("sums_of_tokens_behind_the_last", "if token < of.rows:", "if token < of.rows + 1:", SUMS),
+        ("sums_of_the_first_sequence", "at = m.iterator + cute.crd2idx((batch, of.first + part * self.ahead, col), "
+         "m.layout)", "at = m.iterator + cute.crd2idx((batch, part * self.ahead, col), m.layout)", PACKED),
+        ("totals_of_the_first_sequence", "chunks, row0 = cute.ceil_div(of.end - of.first, CHUNK), of.first // CHUNK",
+         "chunks, row0 = cute.ceil_div(of.end - of.first, CHUNK), 0", PACKED),
+        ("sums_without_the_chunks_behind", "behind[0] = behind[0] + Float64(total[0])", "pass", SEGMENTS),
+        ("sums_without_the_next_segment", "for i in cutlass.range(rows[1] - rows[0], unroll=8):",
+         "for i in cutlass.range(rows[1] - rows[0] - 1, unroll=8):", SEGMENTS),
+        ("sums_of_the_part_before", "held.store(following.load())", "pass", SUMS)),
+    *family(
+        "linear", "tkq/linear_attention/finish/heads.py",
+        ("terms_added_to_a_heads_first", "found = found - x[e]", "found = found + x[e]", HEADS),
+        ("heads_from_the_first_part_alone",
+         "for part in cutlass.range(terms[0].shape[1] // self.spec.at_once, unroll=1):",
+         "for part in cutlass.range(1, unroll=1):", HEADS),
+        ("heads_of_another_row", "n = block * (THREADS // self.vectors) + thread // self.vectors",
+         "n = block * (THREADS // self.vectors)", HEADS)),
+    *family(
+        "linear", "tkq/linear_attention/finish/rows.py",
+        ("dots_of_half_a_row", "for i in cutlass.range_constexpr(lanes.bit_length() - 1):",
+         "for i in cutlass.range_constexpr(lanes.bit_length() - 2):", DOTS),
+        ("dots_with_the_next_row", "if n < y.shape[0] and column < self.spec.columns:", "if n < y.shape[0]:", DOTS)),
     *family(
         "linear", "tkq/linear_attention/channels/values.py",
         ("columns_of_no_sequence_are_left", "tokens = t.tokens if const_expr(self.spec.packed) else g.tokens",
          "tokens = g.tokens", BEFORE)),
-    *family(
-        "linear", "tkq/linear_attention/channels/gradients.py",
-        ("sums_of_the_next_chunk_for_all", "sums += torch.where(goes_on, behind[:, :, None], behind.new_zeros(()))",
-         "sums += behind[:, :, None]", PACKED)),
     *family(
         "linear", "tkq/linear_attention/channels/parts.py",
         ("chunks_of_all_sequences", "return ((t.tokens if spec.packed else g.tokens) + (CHUNK - 1)) >> 6",

@@ -9,15 +9,18 @@ STATES, RESET = ((f"{TESTS}{name}",) for name in ("test_linear_op.py::test_two_c
 
 DELTA, HARD, ALIKE = ((f"{TESTS}test_delta_forward.py::{name}",) for name in (
     "test_lengths[300-token]", "test_hard_inverses[0.1-identical-2.0]", "test_hard_inverses[0.0-identical-2.0]"))
-GRADIENTS, FIRST = ((f"{TESTS}{name}",) for name in (
+GRADIENTS, FIRST, LACKING = ((f"{TESTS}{name}",) for name in (
     "test_delta_backward.py::test_lengths[token-lengths1]",
-    "test_delta_launches.py::test_nothing_in_front_of_the_first_token_counts"))
+    "test_delta_launches.py::test_nothing_in_front_of_the_first_token_counts",
+    "test_delta_launches.py::test_hard_inverses[0.1-identical-2.0-False]"))
 
 SSD, LIMITS, GATED, SSD_GRADIENTS, SUMS, SEGMENTS, CANCEL = ((f"{TESTS}test_{name}",) for name in (
     "ssd_forward.py::test_lengths[65]", "ssd_forward.py::test_limits[limit0]",
     "ssd_forward.py::test_types_and_what_there_is[without0-dtype1-of_dt1]", "ssd_backward.py::test_lengths[300]",
     "suffix_sums.py::test_lengths[5000]", "suffix_sums.py::test_lengths[40000]",
     "suffix_sums.py::test_sums_that_cancel"))
+PACKED_SUMS = (f"{TESTS}test_suffix_sums.py::test_packed_sequences[cuts0-40013-dtype0]",
+               f"{TESTS}test_suffix_sums.py::test_packed_sequences[cuts1-1000-dtype1]")
 PACKED, PACKED_BACK, NONE, FALLS, APART, ROWS = ((f"{TESTS}{name}",) for name in (
     "test_packed.py::test_forward[64-64-cu0-token]",
     "test_packed.py::test_results_and_gradients[dtype0-gated_delta_rule-token]",
@@ -63,11 +66,11 @@ MUTANTS = (
         "linear", "tkq/linear_attention/segments.py",
         ("gradients_of_gates_beyond_the_sequence",
          "x[:, :-step] += torch.where(behind[:-step] > step, x[:, step:], zero)",
-         "x[:, :-step] += x[:, step:].clone()", APART),
+         "x[:, :-step] += x[:, step:].clone()", PACKED_SUMS),
         ("gradients_of_tokens_of_no_sequence",
          "return torch.where(self.inside.view(1, -1, *(1,) * (x.dim() - 2)), x, x.new_zeros(()))", "return x",
-         NONE),
-        ("tokens_before_the_first_are_its", "of.masked_fill_(place < bounds[0], count)", "", NONE)),
+         PACKED_SUMS),
+        ("tokens_before_the_first_are_its", "of.masked_fill_(place < bounds[0], count)", "", PACKED_SUMS)),
     *family(
         "linear", "tkq/linear_attention/engine/delta.py",
         ("keys_are_not_erased", "shared.erase[i, stage] = beta * decay", "shared.erase[i, stage] = 0.0 * decay",
@@ -75,6 +78,10 @@ MUTANTS = (
         ("erased_before_they_decay", "shared.erase[i, stage] = beta * decay", "shared.erase[i, stage] = beta",
          DELTA),
         ("beta_of_one", "tk.mul_row(x, x, beta)", "", HARD),
+        ("what_values_lack_by_an_inverse_without_beta", "self.scale_columns(x, shared.beta[None, stage])", "pass",
+         LACKING),
+        ("what_values_lack_taken_up", "tk.mul_col(c.w, c.w, c.beta)", "pass", LACKING),
+        ("what_values_lack_erased_with_beta", "shared.erase[i, stage] = decay", "pass", LACKING),
         ("gradients_by_the_inverse_not_transposed", "tk.mm_AB(c.w, c.x, shared.inverse[stage])",
          "tk.mm_ABt(c.w, c.x, shared.inverse[stage])", GRADIENTS),
         ("gradients_are_not_erased", "tk.mma_AB(c.s, c.x, keys)", "", GRADIENTS),
@@ -161,8 +168,14 @@ MUTANTS = (
         ("what_is_behind_the_segment_left_out", "for i in cutlass.range(t.tiles - t.tile1, unroll=1):",
          "for i in cutlass.range(t.tiles - t.tiles, unroll=1):", SUMS),
         ("tiles_behind_in_the_segment_left_out", "total[0] = total[0] + sums[mine - t.lane, 0]", "pass", SEGMENTS),
-        ("lanes_behind_left_out", "self.store(y, values, total[0] + sums[mine + 1, 0], t, t.tile1 - 1 - i)",
-         "self.store(y, values, total[0], t, t.tile1 - 1 - i)", SUMS),
+        ("lanes_behind_left_out", "self.store(x.y, values, total[0] + sums[mine + 1, 0], t, t.tile1 - 1 - i)",
+         "self.store(x.y, values, total[0], t, t.tile1 - 1 - i)", SUMS),
+        ("packed_sums_of_tokens_of_none", "if t.here and token < t.of.rows:",
+         "if t.here and token < t.of.end - t.of.first:", PACKED_SUMS),
+        ("packed_sums_of_the_first_sequence", "at = t.batch, t.of.first + token, t.head", "at = t.batch, token, t.head",
+         PACKED_SUMS),
+        ("packed_sums_with_the_first_end", "total[0] = total[0] + Float64(x.end[t.of.state, t.head])",
+         "total[0] = total[0] + Float64(x.end[0, t.head])", PACKED_SUMS),
         ("rounded_sums", "values[e] = values[e] + values[e + 1]",
          "values[e] = Float64(Float32(values[e] + values[e + 1]))", CANCEL)),
 )

@@ -90,10 +90,13 @@ def _packed_ssd():
 
 
 def _sums():
-    """What gates' gradients are made of, linear attention's and Mamba-2's, without and with the final state's."""
+    """What gates' gradients are made of, linear attention's and Mamba-2's, without and with the final state's; those of
+    packed sequences."""
     for factor, end in itertools.product((False, True), repeat=2):
         name = f"linear_attn_suffix_sums{'-factor' * factor}{'-end' * end}"
         yield Shipped(name, suffix_recipe(SuffixSpec(True, factor, end)), Expectation(instructions=("DADD",)))
+    yield Shipped("linear_attn_suffix_sums-end-packed", suffix_recipe(SuffixSpec(True, end=True, packed="int32")),
+                  Expectation(instructions=("DADD",)))
 
 
 def _packed():

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tkq.linear_attention.finish.launch import over_shared
 from tkq.linear_attention.launch import Given, Made, launch
-from tkq.linear_attention.segments import segments
 from tkq.linear_attention.spec import HEAD_DIMS
 from tkq.linear_attention.suffix.launch import suffix_sums
 
@@ -52,7 +52,7 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
     reversed one. What the gates of a token and those behind it get is what queries from there on take from keys before:
     the sum over these tokens of q dq - v dv.
 
-    Heads of v that share one of q and k each give a dq and a dk of 16 bits, which torch adds up in float32. The final
+    Heads of v that share one of q and k each give a dq and a dk of 16 bits, which are added up in float32. The final
     state, whose product with its gradient all gates get, is made again beside dq: more exactly than the forward's."""
     q, k, v, g, initial, cu = saved
     needs = Needs(*needs[:3], needs.g and g is not None, needs.initial and initial is not None)
@@ -66,10 +66,10 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
         of_q = over_values(v.shape[3], lambda part: launch(Given(
             do[..., part], v[..., part], k, g, initial=_turned(initial, part), final=final,
             x=q if needs.g else None, cu=cu), scale))
-        dq = _of_shared(of_q.o, q)
+        dq = over_shared((of_q.o,), q) if needs.q else None
     if needs.k:
-        dk = _of_shared(over_values(v.shape[3], lambda part: launch(Given(
-            v[..., part], do[..., part], q, g, initial=_turned(behind, part), reverse=True, cu=cu), scale)).o, k)
+        dk = over_shared((over_values(v.shape[3], lambda part: launch(Given(
+            v[..., part], do[..., part], q, g, initial=_turned(behind, part), reverse=True, cu=cu), scale)).o,), k)
     if needs.v or needs.g or needs.initial:
         made = launch(Given(k, q, do, g, initial=behind, final=torch.float32 if needs.initial else None,
                             x=v if needs.g else None, reverse=True, cu=cu), scale)
@@ -78,8 +78,8 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
             dinitial = (scale * made.state).to(initial.dtype)
         if needs.g:
             at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum((-1, -2))
-            dg = _of_gates(g, of_q.dots, made.dots, at_end, segments(cu, q.shape[1]))
-    return Gradients(dq if needs.q else None, dk, dv if needs.v else None, dg, dinitial)
+            dg = _of_gates(g, of_q.dots, made.dots, at_end, cu)
+    return Gradients(dq, dk, dv if needs.v else None, dg, dinitial)
 
 
 def over_values(columns: int, make) -> Made:
@@ -95,23 +95,11 @@ def over_values(columns: int, make) -> Made:
     return Made(first.o + second.o, state, dots, diagonal=diagonal)
 
 
-def _of_gates(g, x, less, at_end, of=None):
+def _of_gates(g, x, less, at_end, cu=None):
     """x - less: (B, S, HV), those of each token, of tokens of no sequence anything; at_end: (B or N, HV), what the
-    final state's gradient adds to all. of: the tokens' `Segments`, where sequences are packed."""
-    if of is None:
-        dg = suffix_sums(x, less, end=at_end)
-    else:
-        dg = of.suffix_sums(x - less)
-        if at_end is not None:
-            dg = dg + of.of_tokens(at_end)
+    final state's gradient adds to all. cu: where packed sequences begin and end, or None."""
+    dg = suffix_sums(x, less, end=at_end, cu=cu)
     return dg.sum((0, 1)) if g.dim() == 1 else dg.contiguous()
-
-
-def _of_shared(gradient, x):
-    """Of each head of v to each head of x."""
-    if gradient.shape == x.shape:
-        return gradient
-    return gradient.unflatten(2, (x.shape[2], -1)).sum(3)
 
 
 def _turned(state, part):

@@ -74,8 +74,9 @@ class Given(NamedTuple):
 
 
 class Made(NamedTuple):
-    """o, the final state or None, (B, S, HO) sums of o times x or None, o times beta of what is reversed with it.
-    of_skip: (B, HO, V), D's gradient, or None. diagonal: with steps and dots (B, S, HO), q k of each token."""
+    """o, the final state or None, (B, S, HO) sums of o times x or None. dv: with beta and reversed o times beta, with
+    updates what times beta is o, or None. of_skip: (B, HO, V), D's gradient, or None. diagonal: with steps and dots
+    (B, S, HO), q k of each token."""
 
     o: Tensor
     state: Tensor | None
@@ -110,7 +111,7 @@ def start(given: Given, scale: float) -> tuple:
     o = torch.empty(B, S, heads, V, device=device, dtype=v.dtype)
     state = initial if given.state_indices is not None else _final(given, heads)
     dots = torch.empty(-(-V // CHUNK), B, S, heads, device=device, dtype=torch.float32) if given.dot else None
-    dv = torch.empty_like(o) if beta is not None and given.reverse else None
+    dv = torch.empty_like(o) if beta is not None and (given.reverse or given.updates) else None
     of_skip = None
     if steps and steps.skip_gradient:
         count = B if given.cu is None else given.cu.shape[0] - 1

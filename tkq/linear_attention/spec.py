@@ -126,12 +126,17 @@ class LinearSpec:
 
 @dataclass(frozen=True)
 class SuffixSpec:
-    """Sums over each token and those behind it (see `suffix_kernel.SuffixSums`): what is there beside x."""
+    """Sums over each token and those behind it (see `suffix.kernel.SuffixSums`): what is there beside x. packed: dtype
+    of cu_seqlens, or None. pool: none of the states that `engine.packed` finds for the engine."""
 
     less: bool = False
     factor: bool = False
     end: bool = False
+    packed: str | None = None
+    pool = None
 
     def __post_init__(self):
         if self.factor and not self.less:
             raise ValueError("SuffixSpec: factor, allowed is with less")
+        if self.packed not in (None, "int32", "int64"):
+            raise ValueError(f"SuffixSpec: packed is {self.packed!r}, allowed are None, int32, int64")

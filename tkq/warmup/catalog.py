@@ -25,6 +25,7 @@ _LISTS = (
     "tkq.linear_attention.catalog",
     "tkq.linear_attention.based.catalog",
     "tkq.linear_attention.channels.catalog",
+    "tkq.linear_attention.finish.catalog",
     "tkq.linear_attention.hedgehog.catalog",
     "tkq.linear_attention.step.catalog",
 )
@@ -36,7 +37,7 @@ _BEGINNINGS = {
     "linear_cross_entropy": ("linear_cross_entropy", "cross_entropy", "total", "scale", "gemm"),
     "flash_attn_varlen": ("flash_attn",),
     "gated_delta_rule": ("gated_delta_rule", "linear_attn"),
-    "mamba2_ssd": ("mamba2_ssd", "linear_attn_suffix_sums"),
+    "mamba2_ssd": ("mamba2_ssd", "linear_attn_suffix_sums", "linear_attn_shared_heads"),
     "linear_attn_step": ("step_linear_attn",),
     "gated_delta_rule_step": ("step_gated_delta_rule",),
     "ssd_step": ("step_ssd",),

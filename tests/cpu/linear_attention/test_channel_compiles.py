@@ -21,7 +21,6 @@ needs_nvdisasm = pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is
     "linear_attn_dk-bf16-k64-v128-column",
     "gated_delta_rule-bf16-k128-v128-column-beta_fp32-states",
     "gated_delta_rule_updates-bf16-k128-v128-column-beta_fp32",
-    "linear_attn_dg-column", "gated_delta_rule_dg-column",
     "linear_attn-bf16-k128-v128-column-packed-pool", "gated_delta_rule_du-bf16-k128-v128-column-packed",
     "gated_delta_rule_dg-column-packed",
     "gated_delta_rule_du-bf16-k128-v128-column-beta_bf16", "gated_delta_rule_keys_behind-bf16-k128-v128-column-dot"])

@@ -14,6 +14,7 @@ from tkq.linear_attention.channels.catalog import shipped
 from tkq.linear_attention.channels.launch import ChannelGiven
 from tkq.linear_attention.delta import channel_gradients as delta_gradients
 from tkq.linear_attention.delta.gradients import DeltaNeeds, DeltaSaved
+from tkq.linear_attention.finish import catalog as finish
 from tkq.linear_attention.gradients import Needs, Saved
 from tkq.reference.linear_attention import gated_delta_rule_backward, linear_attn_backward
 from tkq.reference.linear_attention import linear_attn as recurrence
@@ -175,7 +176,7 @@ def test_states_of_which_v_comes_first(delta):
 @pytest.mark.parametrize("beta", [torch.float32, BF16])
 def test_kernels_are_those_that_are_shipped(monkeypatch, delta, beta):
     monkeypatch.undo()
-    recipes = {kernel.recipe for kernel in shipped()}
+    recipes = {kernel.recipe for kernel in (*shipped(), *finish.shipped())}
     given = [(x.to(BF16) if i < 3 else x.to(beta) if delta and i == 4 else x.float()).requires_grad_()
              for i, x in enumerate(make(70, 128, 128, delta=delta, states=False)[:-1])]
     op = tkq.gated_delta_rule if delta else tkq.linear_attn
@@ -185,5 +186,5 @@ def test_kernels_are_those_that_are_shipped(monkeypatch, delta, beta):
         if beta == torch.float32:
             op(*(x.detach() for x in given), output_final_state=True)
             op(*(x.detach() for x in given), None, torch.zeros(2, 4, 128, 128), True)
-    assert len(seen) == (10 if delta else 6) + 2 * (beta == torch.float32)
+    assert len(seen) == (12 if delta else 8) + 2 * (beta == torch.float32)
     assert {recipe for recipe, _ in seen} <= recipes

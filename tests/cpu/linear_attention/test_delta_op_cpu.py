@@ -7,6 +7,7 @@ import torch
 import tkq
 from tests.helpers.emulation import fake_gpu
 from tkq.linear_attention.catalog import shipped
+from tkq.linear_attention.finish import catalog as finish
 from tkq.reference.linear_attention import linear_attn as recurrence
 
 BF16 = torch.bfloat16
@@ -119,10 +120,10 @@ def test_kernels_of_calls_are_those_that_are_shipped():
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("beta", [torch.float32, BF16])
 def test_kernels_of_gradients_are_those_that_are_shipped(gated, beta):
-    recipes = {kernel.recipe for kernel in shipped()}
+    recipes = {kernel.recipe for kernel in (*shipped(), *finish.shipped())}
     q, k, v, g, b, _ = make(128, 128, beta=beta)
     leaves = [x.requires_grad_() for x in (q, k, v, g, b)]
     with fake_gpu.launches() as seen:
         o = tkq.gated_delta_rule(q, k, v, g if gated else None, b)
         torch.autograd.grad(o, leaves if gated else [q, k, v, b], torch.zeros_like(o))
-    assert len(seen) == (11 if gated else 7) and {recipe for recipe, _ in seen} <= recipes
+    assert len(seen) == (11 if gated else 10) and {recipe for recipe, _ in seen} <= recipes

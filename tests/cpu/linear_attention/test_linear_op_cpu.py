@@ -8,6 +8,7 @@ import tkq
 from tests.helpers.emulation import fake_gpu
 from tkq.linear_attention import gradients
 from tkq.linear_attention.catalog import shipped
+from tkq.linear_attention.finish import catalog as finish
 from tkq.linear_attention.gradients import Needs, Saved, backward
 from tkq.linear_attention.launch import Made
 from tkq.linear_attention.suffix.launch import suffix_sums
@@ -143,13 +144,13 @@ def test_too_many_sequences():
 
 
 def test_kernels_of_calls_are_those_that_are_shipped():
-    recipes = {kernel.recipe for kernel in shipped()}
+    recipes = {kernel.recipe for kernel in (*shipped(), *finish.shipped())}
     with fake_gpu.launches() as seen:
         for gate in ("none", "head", "token"):
             q, k, v, g, _ = make(gate, 64, 128, BF16)
             leaves = [x.requires_grad_() for x in (q, k, v, g) if x is not None]
             tkq.linear_attn(*leaves).backward(torch.zeros_like(v))
-            assert len(seen) == (4 if gate == "none" else 5) and {recipe for recipe, _ in seen} <= recipes
+            assert len(seen) == (6 if gate == "none" else 7) and {recipe for recipe, _ in seen} <= recipes
             seen.clear()
 
 

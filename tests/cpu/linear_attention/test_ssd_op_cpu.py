@@ -7,6 +7,7 @@ import torch
 import tkq
 from tests.helpers.emulation import fake_gpu
 from tkq.linear_attention.catalog import shipped
+from tkq.linear_attention.finish import catalog as finish
 from tkq.linear_attention.plan import SHARED, plan
 from tkq.linear_attention.spec import LinearSpec, SsdSpec, SuffixSpec
 from tkq.reference.ssd import mamba2_ssd as recurrence
@@ -104,7 +105,7 @@ def test_too_many_sequences():
 @pytest.mark.parametrize("N", [64, 128])
 @pytest.mark.parametrize("gated", [False, True])
 def test_kernels_of_calls_are_those_that_are_shipped(N, gated):
-    recipes = {kernel.recipe for kernel in shipped()}
+    recipes = {kernel.recipe for kernel in (*shipped(), *finish.shipped())}
     given = make(64, N) | ({} if gated else dict(z=None))
     without = given | dict(initial_states=None)
     with fake_gpu.launches() as seen:
@@ -117,7 +118,7 @@ def test_kernels_of_calls_are_those_that_are_shipped(N, gated):
             found = tkq.mamba2_ssd(**leaves, dt_softplus=True, return_final_states=final)
             found = found if final else (found,)
             torch.autograd.grad(found, list(leaves.values()), [torch.zeros_like(x) for x in found])
-            assert len(seen) == (6 if gated else 5) and {recipe for recipe, _ in seen} <= recipes
+            assert len(seen) == (8 if gated else 7) and {recipe for recipe, _ in seen} <= recipes
 
 
 @pytest.mark.parametrize("P", range(32, 257, 16))

@@ -18,7 +18,7 @@ from tests.helpers.channel_launches import launched
 from tests.helpers.one_sign import bias_of_one_sign
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.linear_attention.channels import gradients
-from tkq.linear_attention.channels.launch import ChannelGiven, launch, of_chunks
+from tkq.linear_attention.channels.launch import ChannelGiven, launch
 from tkq.linear_attention.delta import channel_gradients as delta_gradients
 from tkq.linear_attention.delta.gradients import DeltaSaved
 from tkq.linear_attention.gradients import Saved
@@ -164,18 +164,6 @@ def test_nothing_behind_the_end_counts():
         found = launch(mine, 0.125)
         again = launch(mine._replace(**{x: behind(getattr(mine, x)) for x in "qkvg"}), 0.125)
         assert torch.equal(found.o, again.o) and torch.equal(found.state, again.state)
-
-
-@pytest.mark.parametrize("terms", [2, 4])
-def test_sums_over_a_chunks_tokens(terms):
-    for S, C in ((1, 32), (63, 48), (64, 256), (65, 512), (300, 80)):
-        given = [torch.randn(2, S, C, device="cuda") for _ in range(terms)]
-        with poisoned():
-            sums, totals = of_chunks(given)
-        x = torch.nn.functional.pad(sum(x.double() * (-1)**i for i, x in enumerate(given)), (0, 0, 0, -S % 64))
-        want = x.view(2, -1, 64, C).flip(2).cumsum(2).flip(2)
-        torch.testing.assert_close(sums.double(), want, rtol=1e-6, atol=1e-4)
-        assert torch.equal(totals, sums[:, :, 0])
 
 
 # ---- ops and gradients ----------------------------------------------------------------------------------------------

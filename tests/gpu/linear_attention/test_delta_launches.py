@@ -16,7 +16,7 @@ def check(given, scale=0.3):
                                        if x is None or isinstance(x, torch.Tensor)}), scale)
     room = 1 + given.q.shape[1] / 16  # tensor cores cut off what they add to a sum of fp32
     assert_2x(found.o, exact.o, peer.o, what="o")
-    if given.beta is not None and given.reverse:
+    if given.beta is not None and (given.reverse or given.updates):
         assert_2x(found.dv, exact.dv, peer.dv, what="dv")
     for what, mine, want, other in zip(("state", "dots"), found[1:], exact[1:], peer[1:]):
         if want is not None:

@@ -45,6 +45,31 @@ def test_sums_that_cancel():
     assert found[:, 0].abs().max() < 1e-6 * found.abs().max()
 
 
+@pytest.mark.parametrize("cuts, tokens, dtype", [
+    ((0, 0, 1, 64, 129, 5000, 5000, 40000), 40013, torch.int32), ((7, 3, 900, -5, 500, 99999), 1000, torch.int64),
+    ((3, 2500), 2600, torch.int32), ((5,), 70, torch.int32), (tuple(range(0, 3001, 3)), 3100, torch.int32)])
+def test_packed_sequences(cuts, tokens, dtype):
+    """Each by itself, also where cu_seqlens fall; NaN in tokens of none."""
+    x, less = make(2, 1, tokens, 9)
+    cu, end = torch.tensor(cuts, device="cuda", dtype=dtype), make(len(cuts) - 1, 9)
+    begin, last = (min(max(c, 0), tokens) for c in (cuts[0], max(cuts)))
+    for given in (x, less):
+        given[:, :begin], given[:, last:] = torch.nan, torch.nan
+    with poisoned():
+        found = suffix_sums(x, less, None, end, cu)
+    want = suffix_sums(x.double(), less.double(), None, end.double(), cu)  # by torch
+    torch.testing.assert_close(found.double(), want, rtol=2**-23, atol=1e-11)
+    assert not found[:, :begin].any() and not found[:, last:].any()
+
+
+def test_not_a_number_stays_in_its_sequence():
+    x, cu = make(1, 3000, 9), torch.tensor((0, 1100, 1700, 3000), device="cuda")
+    x[0, 1500, 3] = torch.nan
+    found, want = suffix_sums(x, cu=cu), suffix_sums(x.nan_to_num(), cu=cu)
+    nan = found.isnan()
+    assert nan[0, 1100:1501, 3].all() and nan.sum() == 401 and torch.equal(found[~nan], want[~nan])
+
+
 def test_any_strides():
     x = make(3, 700, 2).permute(2, 1, 0)
     assert not x.is_contiguous() and torch.equal(check(x), check(x.contiguous()))

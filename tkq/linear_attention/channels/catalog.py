@@ -4,9 +4,7 @@ from dataclasses import replace
 
 from tkq.linear_attention.channels.launch import recipe, sums_recipe
 from tkq.linear_attention.channels.plan import plan
-from tkq.linear_attention.channels.spec import ChannelSpec
-from tkq.linear_attention.spec import SuffixSpec
-from tkq.linear_attention.suffix.launch import recipe as suffix_recipe
+from tkq.linear_attention.channels.spec import ChannelSpec, SumsSpec
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
 
@@ -19,12 +17,7 @@ def shipped() -> list:
     found = {}
     for name, spec in (*_of_sizes(), *_with_states(), *_delta_rule(), *_packed()):
         found.setdefault(recipe(spec), Shipped(name, recipe(spec), expectation(spec)))
-    sums = Expectation(instructions=("LDG.E.64", "STG.E.64"))
-    return [*found.values(), Shipped("linear_attn_dg-column", sums_recipe(2), sums),
-            Shipped("gated_delta_rule_dg-column", sums_recipe(4), sums),
-            Shipped("linear_attn_dg-column-packed", sums_recipe(2, True), sums),
-            Shipped("gated_delta_rule_dg-column-packed", sums_recipe(4, True), sums),
-            Shipped("linear_attn_suffix_sums-column", suffix_recipe(SuffixSpec()), Expectation(instructions=("DADD",)))]
+    return [*found.values(), *_sums()]
 
 
 def _of_sizes():
@@ -76,6 +69,17 @@ def _packed():
     for op, one in (("linear_attn", spec), ("gated_delta_rule", delta)):
         yield f"{op}{end}-pool", replace(one, pool="int32")
         yield f"{op}-bf16-k128-v128-column-pool", replace(one, packed=None, pool="int32")
+
+
+def _sums():
+    """Of gates' gradients, without and with the final state's; totals of chunks where columns are few."""
+    wanted = Expectation(instructions=("LDG.E", "STG.E", "DADD"))
+    for op, terms in (("linear_attn", 2), ("gated_delta_rule", 4)):
+        for end in (False, True):
+            yield Shipped(f"{op}_dg-column{'-end' * end}", sums_recipe(SumsSpec(terms, end=end)), wanted)
+        yield Shipped(f"{op}_dg-column-packed", sums_recipe(SumsSpec(terms, packed="int32")), wanted)
+        yield Shipped(f"{op}_dg_totals-column", sums_recipe(SumsSpec(terms, "totals")),
+                      Expectation(instructions=("LDG.E", "STG.E")))
 
 
 def expectation(spec: ChannelSpec) -> Expectation:

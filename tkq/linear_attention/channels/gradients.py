@@ -3,13 +3,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from tkq.linear_attention.channels.launch import ChannelGiven, launch, of_chunks
-from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.gradients import ALL, Gradients, Needs, Saved, _of_shared, _turned, over_values
-from tkq.linear_attention.segments import segments
-from tkq.linear_attention.suffix.launch import suffix_sums
+from tkq.linear_attention.channels.launch import ChannelGiven, column_sums, launch
+from tkq.linear_attention.finish.launch import over_shared
+from tkq.linear_attention.gradients import ALL, Gradients, Needs, Saved, _turned, over_values
 
 
 def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = None, needs: Needs = ALL) -> Gradients:
@@ -44,9 +41,9 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
             dinitial = (scale * made.state).to(initial.dtype)
     if needs.g:
         at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum(-1)
-        dg = of_gates((of_q.dots, of_k.dots), at_end, segments(cu, q.shape[1]))
-    return Gradients(_of_shared(of_q.o, q).to(q.dtype) if needs.q else None,
-                     _of_shared(of_k.o, k).to(k.dtype) if needs.k else None, dv if needs.v else None, dg, dinitial)
+        dg = of_gates((of_q.dots, of_k.dots), at_end, cu)
+    return Gradients(over_shared((of_q.o,), q) if needs.q else None, over_shared((of_k.o,), k) if needs.k else None,
+                     dv if needs.v else None, dg, dinitial)
 
 
 def of_columns(queries, keys, values, g, scale, initial=None, final=None, **ways):
@@ -56,27 +53,8 @@ def of_columns(queries, keys, values, g, scale, initial=None, final=None, **ways
         **ways), scale))
 
 
-def of_gates(terms, at_end, of=None):
+def of_gates(terms, at_end, cu=None):
     """The sums over each token and those behind it of terms[0] - terms[1] (+ terms[2] - terms[3]), (B, S, HV, K) each;
-    at_end: (B or N, HV, K), what the final state's gradient adds to all. of: the tokens' `Segments`, where sequences
-    are packed. In an order that S alone decides, or S and where sequences lie."""
-    shape = terms[0].shape
-    if of is not None:
-        return _of_sequences([x.flatten(2) for x in terms], at_end, of).view(shape)
-    sums, totals = of_chunks([x.flatten(2) for x in terms])
-    behind = pad(suffix_sums(totals)[:, 1:], (0, 0, 0, 1))
-    if at_end is not None:
-        behind = behind + at_end.flatten(1)[:, None]
-    return sums.add_(behind[:, :, None]).flatten(1, 2)[:, :shape[1]].contiguous().view(shape)
-
-
-def _of_sequences(terms, at_end, of):
-    """Sums of chunks, each of which begins anew with each sequence in it, and, of a chunk's last sequence, what there
-    is of it behind the chunk."""
-    tokens = terms[0].shape[1]
-    sums, totals = of_chunks(terms, of)
-    behind = pad(of.chunks(CHUNK).suffix_sums(totals)[:, 1:], (0, 0, 0, 1))
-    goes_on = pad(of.reaches(CHUNK), (0, -tokens % CHUNK)).view(1, -1, CHUNK, 1)
-    sums += torch.where(goes_on, behind[:, :, None], behind.new_zeros(()))
-    dg = sums.flatten(1, 2)[:, :tokens]
-    return dg.contiguous() if at_end is None else dg + of.of_tokens(at_end.flatten(1))
+    at_end: (B or N, HV, K), what the final state's gradient adds to all. cu: where packed sequences begin and end."""
+    sums = column_sums([x.flatten(2) for x in terms], None if at_end is None else at_end.flatten(1), cu)
+    return sums.view(terms[0].shape)

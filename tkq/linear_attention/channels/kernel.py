@@ -1,6 +1,7 @@
 """Linear attention with a gate for each column of k (GLA: Yang et al., 2023), and the delta rule with such gates (KDA:
 Kimi Linear, 2025), chunk by chunk, with the state in accumulators."""
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Optional
 
 import cuda.bindings.driver as cuda
@@ -134,7 +135,7 @@ class ChannelAttention:
         operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HO, V), operand(HO, K, "fp32", 4),
                             any_strides(spec.delta, (B, S, HO)), any_strides(spec.initial, states),
                             any_strides(spec.final, states), None, None,
-                            operand(HO, V) if self.delta.back else None, numbers(spec.packed), numbers(spec.pool))
+                            operand(HO, V) if self.delta.gives_two else None, numbers(spec.packed), numbers(spec.pool))
         return operands, Float32(1.0)
 
     @cute.jit
@@ -142,7 +143,7 @@ class ChannelAttention:
         c, at = self.config, self.sequences
         q, k, v, o = [at.rows(x) for x in operands[:4]]
         dv = None
-        if const_expr(self.delta.back):
+        if const_expr(self.delta.gives_two):
             dv = at.stores(at.rows(operands.dv), self.v_tile)
         g = Globals(at.loads(q, self.qk_tile), at.loads(k, self.qk_tile), at.loads(v, self.v_tile),
                     at.stores(o, self.v_tile), dv, *operands[4:8], scale, Int32(q.shape[0]),
@@ -273,7 +274,7 @@ class ChannelAttention:
                 tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
             tk.mma_wait(0)
             self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))  # in registers that had the state, rounded
-            self.delta.updates(c, s.delta, scores.stage)
+            self.delta.updates(c, s.delta, scores.stage, partial(self.put, g.dv, s, t, c.w, order(self.spec, g, t, i), wg))
             if const_expr(self.scored):
                 tk.mul(c.o, c.o, g.scale)
                 tk.mma_ABt(c.o, c.v, s.p[scores.stage])

@@ -5,13 +5,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from tkq.linear_attention.channels.plan import plan
+from tkq.linear_attention.channels.plan import plan, sums_segments
 from tkq.linear_attention.channels.spec import ChannelSpec, SumsSpec
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.launch import Made, no_states
-from tkq.linear_attention.segments import Segments
+from tkq.linear_attention.suffix.launch import suffix_sums
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
@@ -73,7 +72,7 @@ def start(given: ChannelGiven, scale: float) -> tuple:
     state = initial if rows is not None else None if final is None else no_states(
         q, v, cu, given.v_first, final, heads)
     dots = None if x is None else torch.empty_like(o)
-    dv = torch.empty_like(o) if beta is not None and given.reverse else None
+    dv = torch.empty_like(o) if beta is not None and (given.reverse or given.updates) else None
     call = None
     if cu is not None and cu.shape[0] == 1:  # no sequence has these tokens
         for made in (o, dots, dv):
@@ -96,30 +95,38 @@ def _launcher(given):
     return _launchers[key]
 
 
-def of_chunks(terms, of: Segments | None = None) -> tuple:
-    """(sums (B, n, 64, C), totals (B, n, C)) of terms, two or four of (B, S, C), as `sums.ChunkSums` has them. of: the
-    tokens' sequences, where these are packed."""
-    B, S, C = terms[0].shape
-    chunks = -(-S // CHUNK)
-    if not terms[0].is_cuda or not terms[0].numel():
-        x = sum(terms[2::2], terms[0]) - sum(terms[3::2], terms[1])
-        if of is not None:
-            ends = (torch.arange(S, device=x.device) // CHUNK + 1) * CHUNK
-            sums = of._replace(end=torch.minimum(of.end, ends)).suffix_sums(x)
-            sums = pad(sums, (0, 0, 0, -S % CHUNK)).view(B, chunks, CHUNK, C)
-            return sums, sums[:, :, 0].clone()
-        x = pad(x, (0, 0, 0, -S % CHUNK)).view(B, chunks, CHUNK, C)
-        sums = x.flip(2).cumsum(2).flip(2)
-        return sums, sums[:, :, 0].clone()
-    sums, totals = (torch.empty(*shape, C, device=terms[0].device) for shape in ((B, chunks, CHUNK), (B, chunks)))
-    key = terms[0].get_device(), len(terms), of is not None
+def column_sums(terms, end: Tensor | None = None, cu: Tensor | None = None) -> Tensor:
+    """(B, S, C): of each token the sum over it and those behind it of terms[0] - terms[1] (+ terms[2] - terms[3]), and
+    end (B, C). terms: two or four of (B, S, C), contiguous. cu: (N + 1,), where packed sequences begin and end, as
+    `edges` has it: sums end with a sequence, end is (N, C); tokens of no sequence have 0, whatever is there.
+
+    float32 on a GPU: by one launch, or two where columns are too few to fill it, in an order that a sequence's length
+    alone decides. Others by torch, in their own type."""
+    first = terms[0]
+    if not (first.is_cuda and first.dtype == torch.float32):
+        return suffix_sums(sum(terms[2::2], first), sum(terms[3::2], terms[1]), end=end, cu=cu)
+    (B, S, C), count, y = first.shape, len(terms), torch.empty_like(first)
+    if y.numel():
+        arch.require_hopper(first.device)
+        sequences = B if cu is None else max(len(cu) - 1, 1)
+        chunks, packed = -(-S // CHUNK), None if cu is None else dtypes.name_of(cu.dtype)
+        segments = sums_segments(sequences * C, chunks)
+        totals = y[:, :0]
+        if segments > 1:
+            totals = first.new_empty(B, chunks, C)
+            _sums(first, SumsSpec(count, "totals", packed=packed))((tuple(terms), None, None, totals, cu), segments)
+        end = None if end is None or not len(end) else end.contiguous()  # of no sequences
+        _sums(first, SumsSpec(count, "sums", end is not None, packed))((tuple(terms), totals, end, y, cu), segments)
+    return y
+
+
+def _sums(x, spec):
+    key = x.get_device(), spec
     if key not in _launchers:
-        arch.require_hopper(terms[0].device)
-        _launchers[key] = function(sums_recipe(len(terms), of is not None))
-    _launchers[key](*terms, *(None,) * (4 - len(terms)), None if of is None else of.marks(), sums, totals)
-    return sums, totals
+        _launchers[key] = function(sums_recipe(spec))
+    return _launchers[key]
 
 
-def sums_recipe(terms: int, packed: bool = False) -> Recipe:
-    """The kernel's of sums of two or four terms."""
-    return Recipe("tkq.linear_attention.channels.sums:ChunkSums", (SumsSpec(terms, packed),))
+def sums_recipe(spec: SumsSpec) -> Recipe:
+    """The kernel's."""
+    return Recipe("tkq.linear_attention.channels.sums:ColumnSums", (spec,))

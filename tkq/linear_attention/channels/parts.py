@@ -15,9 +15,9 @@ class Operands(NamedTuple):
     """q, k: (B, S, H, K). v: (B, S, Hv, V). o: (B, S, HO, V), HO a multiple of H and Hv: neighbouring heads of o share
     one of theirs. g: (B, S, HO, K) fp32, with gates of values (B, S, HO, V). beta: None, or (B, S, HO). initial, final:
     (B, HO, K, V) or None, of any strides. x: None, or as v, of any heads that divide HO. dots: None, or as o, o
-    times x. dv: None, or as o: with the delta rule, reversed, o times beta. cu: None, or (N + 1,), where N packed
-    sequences begin and end: then B is 1, and states are N. state_indices: None, or (N,), rows of a pool, which is
-    initial and final."""
+    times x. dv: None, or as o: with the delta rule, reversed, o times beta; with updates what times beta is o. cu:
+    None, or (N + 1,), where N packed sequences begin and end: then B is 1, and states are N. state_indices: None, or
+    (N,), rows of a pool, which is initial and final."""
 
     q: cute.Tensor
     k: cute.Tensor

@@ -7,6 +7,7 @@ from tkq.linear_attention.plan import MOST_STAGES, SHARED
 from tkq.linear_attention.spec import HEAD_DIMS
 
 SMALL = 4096  # bytes: of factors of columns and of tokens
+FILLED = 2**15  # threads of sums over tokens that keep a GPU's memory at work
 PAD = 4  # columns behind a row of factors: those of a warp's rows and columns are then in different banks
 
 
@@ -40,3 +41,9 @@ def _registers(spec, groups):
 def shares_levels(spec: ChannelSpec) -> bool:
     """Has L the room of two levels' operands, once they have been multiplied?"""
     return 2 * 2 * spec.head_dim >= 4 * (CHUNK + 4)
+
+
+def sums_segments(columns: int, chunks: int) -> int:
+    """How many segments `sums.ColumnSums` makes of a sequence: one, or more where columns are so few that a GPU would
+    have less to do than it can: all but the first segment are read twice then. columns: those of all sequences."""
+    return max(1, min(FILLED // columns, chunks))

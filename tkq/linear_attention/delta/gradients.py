@@ -17,14 +17,17 @@ P[i, j] = e^(G[j] - G[i]) k[i] q[j] for j >= i:
 What is left are sums over pairs of tokens, which are linear attentions, as of u nothing else is differentiated:
 
     dq[t]    = c S[t] do[t]
-    z[t]     = a[t] S[t-1] du[t]                       the keys before t, t itself left out
-    dk[t]    = D[t] u[t] - beta[t] z[t]                D u: of queries from t on, and of keys behind t
-    dbeta[t] = r[t] du[t] = v[t] du[t] - k[t] z[t]
+    w[t]     = a[t] S[t-1] dv[t]                       the keys before t, t itself left out
+    dk[t]    = D[t] u[t] - w[t]                        D u: of queries from t on, and of keys behind t
+    dbeta[t] = r[t] du[t]
     dg[t]    = sum of E[t] a[t] S[t-1]
 
 Each pair of a key before t and a query, or a key, from t on has a part in dg[t]: it is the sum, over t and the tokens
-behind it, of what queries and keys as they come later take, less what they give as they come earlier. Both are made of
-the same u and dv of 16 bits, with operands in two parts: the sums are differences of equal numbers."""
+behind it, of what queries and keys as they come later take, less what they give as they come earlier:
+
+    q dq - k x + k y - k w          x[t]: D u of queries from t on     y[t]: of keys behind t
+
+All are made of the same u and dv of 16 bits, with operands in two parts: the sums are differences of equal numbers."""
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -32,9 +35,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tkq.linear_attention.gradients import _of_gates, _of_shared, _turned, over_values
+from tkq.linear_attention.finish.launch import over_shared, row_dots
+from tkq.linear_attention.gradients import _of_gates, _turned, over_values
 from tkq.linear_attention.launch import Given, launch
-from tkq.linear_attention.segments import Segments, segments
 
 
 class DeltaSaved(NamedTuple):
@@ -72,15 +75,15 @@ class DeltaGradients(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """What the launches of a backward share. u: the corrected values, du: their gradient. behind: the final state's
-    gradient, as a launch that multiplies by scale takes it. of: packed sequences' tokens, or None."""
+    """What the launches of a backward share. u: the corrected values, lacking: what times beta they are, du, dv: the
+    gradients of both. behind: the final state's gradient, as a launch that multiplies by scale takes it."""
 
     saved: DeltaSaved
     scale: float
     do: Tensor
     behind: Tensor | None
     u: Tensor
-    of: Segments | None
+    lacking: Tensor
     du: Tensor | None = None
     dv: Tensor | None = None
 
@@ -90,30 +93,33 @@ ALL = DeltaNeeds()
 
 def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None = None,
              needs: DeltaNeeds = ALL) -> DeltaGradients:
-    """Two launches for u and du, one for dq, three for dk (the last of which dbeta takes, too), three more for dg."""
+    """Two launches of the engine for u and du, which dbeta and dv are made of, one for dq, three for dk; dg is made of
+    the latter four. Of tokens of no sequence the engine's outputs are zeros, whatever stands in q, k, v and beta there:
+    nothing but these is multiplied here."""
     q, k, v, g, beta, initial, cu = saved
     need_g, need_initial = needs.g and g is not None, needs.initial and initial is not None
     if scale == 0.0:  # o is 0: what goes back comes from the final state alone, and does not depend on the scale
         do, scale = torch.zeros_like(do), 1.0
     behind = None if dfinal is None else dfinal / scale
-    p = Pass(saved, scale, do, behind, launch(Given(k, k, v, g, beta, initial, updates=True, cu=cu), 1.0).o,
-             segments(cu, q.shape[1]))
-    solved = dq = dk = dg = z = None
+    made = launch(Given(k, k, v, g, beta, initial, updates=True, cu=cu), 1.0)
+    p = Pass(saved, scale, do, behind, made.o, made.dv)
+    solved = dq = dk = dg = None
     if any((needs.k, needs.v, need_g, needs.beta, need_initial)):
         solved = launch(Given(k, q, do, g, beta, behind, torch.float32 if need_initial else None, reverse=True, cu=cu),
                         scale)
         p = p._replace(du=solved.o, dv=solved.dv)
     if needs.q or need_g:
         of_q = _dq(p, need_g, need_g and dfinal is not None)
-        dq = _of_shared(of_q.o, q) if needs.q else None
-    if needs.k or needs.beta:
-        z = of_keys_before(p, p.du)
-    if needs.k:
-        dk = _dk(p, z.o)
+        dq = over_shared((of_q.o,), q) if needs.q else None
+    if needs.k or need_g:
+        of_k = _of_keys(p, need_g)
+        dk = over_shared([made.o for made in of_k], k) if needs.k else None
     if need_g:
         at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum((-1, -2))
-        dg = _of_gates(g, of_q.dots, _dots(p), at_end, p.of)
-    return DeltaGradients(dq, dk, p.dv if needs.v else None, dg, _dbeta(p, z.o) if needs.beta else None,
+        of_queries, of_keys, before = (made.dots for made in of_k)
+        dg = _of_gates(g, of_q.dots, of_queries - of_keys + before, at_end, cu)
+    return DeltaGradients(dq, dk, p.dv if needs.v else None, dg,
+                          row_dots(p.lacking, p.du, beta.dtype) if needs.beta else None,
                           (scale * solved.state).to(initial.dtype) if need_initial else None)
 
 
@@ -125,46 +131,18 @@ def _dq(p, with_dots, with_final):
         final=torch.float32 if with_final else None, x=q if with_dots else None, cu=cu), p.scale))
 
 
-def of_keys_before(p, d, with_dots=False):
-    """a[t] S[t-1] d[t], d as v; with sums of this times k."""
-    _, k, _, g, _, initial, cu = p.saved
-    return over_values(d.shape[3], lambda part: launch(Given(
-        d[..., part], p.u[..., part], k, g, initial=_turned(initial, part), x=k if with_dots else None,
-        strict=True, cu=cu), 1.0))
+def _of_keys(p, with_dots):
+    """What dk is made of: x, y and w, the latter two to be taken off; with sums of each times k."""
+    q, k, _, g, _, initial, cu = p.saved
+    x, u = k if with_dots else None, p.u
 
+    def of(scale, make):
+        return over_values(u.shape[3], lambda part: launch(make(part), scale))
 
-def _dk(p, z):
-    q, k, _, g, beta, _, cu = p.saved
-
-    def of(values, queries, scale, **more):
-        return over_values(p.u.shape[3], lambda part: launch(Given(
-            p.u[..., part], values[..., part], queries, g, reverse=True,
-            initial=_turned(more.get("behind"), part), strict=more.get("strict", False), cu=cu), scale)).o
-
-    made = _wide(of(p.do, q, p.scale, behind=p.behind))
-    made.sub_(of(p.dv, k, 1.0, strict=True)).addcmul_(_wide(beta)[..., None], z, value=-1)
-    return _of_shared(_inside(p, made), k).to(k.dtype)
-
-
-def _dbeta(p, z):
-    _, k, v, _, beta, *_ = p.saved
-    of_keys = (_wide(k)[:, :, :, None] * z.unflatten(2, (k.shape[2], -1))).sum(-1).flatten(2, 3)
-    return _inside(p, (_wide(v) * p.du).sum(-1) - of_keys).to(beta.dtype)
-
-
-def _inside(p, x):
-    """Of tokens of no sequence zeros, whatever stands in q, k, v and beta there."""
-    return x if p.of is None else p.of.only_inside(x)
-
-
-def _dots(p):
-    """What values get of queries behind them, less what they get of keys; what keys take of values before them."""
-    q, k, _, g, _, _, cu = p.saved
-    of_queries = launch(Given(k, q, p.do, g, initial=p.behind, x=p.u, reverse=True, cu=cu), p.scale).dots
-    of_keys = launch(Given(k, k, p.dv, g, x=p.u, reverse=True, strict=True, cu=cu), 1.0).dots
-    return of_queries - of_keys + of_keys_before(p, p.dv, True).dots
-
-
-def _wide(x):
-    """16 bits as float32."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    of_queries = of(p.scale, lambda part: Given(
+        u[..., part], p.do[..., part], q, g, initial=_turned(p.behind, part), x=x, reverse=True, cu=cu))
+    of_keys = of(1.0, lambda part: Given(
+        u[..., part], p.dv[..., part], k, g, x=x, reverse=True, strict=True, cu=cu))
+    before = of(1.0, lambda part: Given(
+        p.dv[..., part], u[..., part], k, g, initial=_turned(initial, part), x=x, strict=True, cu=cu))
+    return of_queries, of_keys, before

@@ -28,7 +28,10 @@ class Delta:
 
         U = (I + L)^-1 beta (V - e^G K S)
 
-    takes the place of V. The scores' warpgroup makes the inverse (see `LowerInverse`).
+    takes the place of V. The scores' warpgroup makes the inverse (see `LowerInverse`). Where corrected values come out,
+    what they are made of does, too, which division by a beta of 0 would not give:
+
+        R = (I + M)^-1 (V - e^G K S),  U = beta R,  M[i, j] = e^(G[i] - G[j]) k[i] k[j] beta[j] for j < i
 
     Reversed, K is in the place of Q, Q in that of K and dO in that of V: O is what the gradient of U is without the
     chunk's other tokens. U's gradient, and what it takes off the state's, are (see `delta_gradients`)
@@ -39,6 +42,7 @@ class Delta:
         self.inverse = LowerInverse(barrier)
         self.spec, self.there, self.tile = spec, spec.delta, tile
         self.forward, self.back = spec.delta and not spec.reverse, spec.delta and spec.reverse
+        self.gives_two = self.back or spec.updates  # o, and beside it one that beta tells apart from it
 
     def shared(self, al: tk.SharedAllocator) -> Any:
         """Room for it in shared memory; None without the rule."""
@@ -75,6 +79,8 @@ class Delta:
                     if const_expr(self.back):
                         decay = decay * cute.arch.rcp_approx(g.scale)
                     shared.erase[i, stage] = beta * decay
+                    if const_expr(self.spec.updates):
+                        shared.erase[i, stage] = decay
 
     def ask(self, g, t, chunk, mine):
         """beta of the chunk that follows is on its way."""
@@ -86,10 +92,13 @@ class Delta:
         """x = K K' has arrived: L to shared memory."""
         if const_expr(self.there):
             beta = mine[0]
-            tk.load_rows(beta, shared.beta[None, stage], 0, CHUNK)
-            tk.mul_row(x, x, beta)
+            if const_expr(not self.spec.updates):
+                tk.load_rows(beta, shared.beta[None, stage], 0, CHUNK)
+                tk.mul_row(x, x, beta)
             if const_expr(between is not None):
                 tk.decay_outer(x, x, *between)
+            if const_expr(self.spec.updates):
+                self.scale_columns(x, shared.beta[None, stage])
             tk.right_fill(x, 0, 0.0, diagonal=True)
             self.put_lower(shared.lower, x)
 
@@ -102,6 +111,14 @@ class Delta:
             self.get_lower(x, shared.lower)
             tk.copy(mine[2], x)
             tk.store(shared.inverse[stage], mine[2])
+
+    @cute.jit
+    def scale_columns(self, x: tk.RegTile, factors: cute.Tensor):
+        """Each column as it is stored: registers of all factors at once would be too many."""
+        for j in cutlass.range_constexpr(CHUNK // 4):
+            f = factors[tk.first_col() + 8 * (j // 2) + j % 2]
+            for r in cutlass.range_constexpr(2):
+                x.rows_view[r, j] = x.rows_view[r, j] * f
 
     @cute.jit
     def put_lower(self, lower: cute.Tensor, x: tk.RegTile):
@@ -125,14 +142,21 @@ class Delta:
         if self.forward:
             tk.mm_ABt(c.w, c.s16, keys)
 
-    def updates(self, c, shared, stage):
-        """c.w = U', c.v the same, rounded: what the state gave for the keys has arrived."""
+    def updates(self, c, shared, stage, put):
+        """c.w = U', c.v the same, rounded: what the state gave for the keys has arrived. Where corrected values come
+        out, R' before, which `put` writes."""
         if self.forward:
             tk.load_shared_cols(c.beta, shared.beta[None, stage])
             tk.load_shared_cols(c.erase, shared.erase[None, stage])
-            tk.apply_narrow(c.v, lambda v, w, b, e: b * v - e * w, c.v, c.w, c.beta, c.erase)
+            if self.spec.updates:
+                tk.apply_narrow(c.v, lambda v, w, e: v - e * w, c.v, c.w, c.erase)
+            else:
+                tk.apply_narrow(c.v, lambda v, w, b, e: b * v - e * w, c.v, c.w, c.beta, c.erase)
             tk.mm_ABt(c.w, c.v, shared.inverse[stage])
             tk.mma_wait(0)
+            if self.spec.updates:
+                put()
+                tk.mul_col(c.w, c.w, c.beta)
             tk.copy(c.v, c.w)
 
     def gradients_of_updates(self, c, shared, stage):

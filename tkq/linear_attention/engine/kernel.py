@@ -1,6 +1,7 @@
 """Linear attention, chunk by chunk (Katharopoulos et al., 2020; the chunked form of Sun et al., 2023, and Yang et al.,
 2023), with the state in accumulators."""
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Optional
 
 import cuda.bindings.driver as cuda
@@ -27,8 +28,8 @@ class Operands(NamedTuple):
     one of theirs. g: None, (HO,) or (B, S, HO) fp32. beta: None, or (B, S, HO). initial, final: (B, HO, K, V) or None,
     of any strides; (B, HO, V, K) with state_v_first. x: None, or as v, of any heads that divide HO. dots: (ceil(V /
     64), B, S, HO) fp32, the sums of o times x of 64 columns each. dv: None, or as o: with delta, reversed, o times
-    beta. cu: None, or (N + 1,), where N packed sequences begin and end: then B is 1, and states are N. state_indices:
-    None, or (N,), rows of a pool, which is initial and final."""
+    beta; with updates what times beta is o. cu: None, or (N + 1,), where N packed sequences begin and end: then B is 1,
+    and states are N. state_indices: None, or (N,), rows of a pool, which is initial and final."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -170,7 +171,7 @@ class LinearAttention:
         operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HO, V), g, of_tokens(spec.delta),
                             _any_strides(spec.initial, states), _any_strides(spec.final, states),
                             operand(fake.sym(), V) if spec.has_x else None, dots,
-                            operand(HO, V) if self.delta.back else None, _numbers(spec.packed),
+                            operand(HO, V) if self.delta.gives_two else None, _numbers(spec.packed),
                             _numbers(spec.pool))
         return operands, Float32(1.0), self.ssd.fake_operands(B, S, HO)
 
@@ -179,7 +180,7 @@ class LinearAttention:
         c, at = self.config, self.sequences
         q, k, v, o = [at.rows(x) for x in operands[:4]]
         dv, x, x_heads = None, None, Int32(1)
-        if const_expr(self.delta.back):
+        if const_expr(self.delta.gives_two):
             dv = at.stores(at.rows(operands.dv), self.v_tile)
         if const_expr(self.spec.has_x):
             x = at.rows(operands.x)
@@ -311,7 +312,7 @@ class LinearAttention:
                 tk.apply_narrow(c.s16, lambda wide, rounded: wide - rounded, c.s, c.s16)
                 tk.mma_ABt(c.o, c.s16, s.q[ring.stage])
                 tk.mma_wait(0)
-            self.delta.updates(c, s.delta, scores.stage)
+            self.delta.updates(c, s.delta, scores.stage, partial(self.put, g.dv, s, t, c.w, self.order(t, i), wg))
             self.gate.decay(c, s.gate, scores.stage)
             if const_expr(not spec.updates):
                 self.gate.at_query(c, s.gate, scores.stage, g.scale)

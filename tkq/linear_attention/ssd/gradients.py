@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from tkq.linear_attention.gradients import _of_shared, over_values
+from tkq.linear_attention.finish.launch import over_shared
+from tkq.linear_attention.gradients import over_values
 from tkq.linear_attention.launch import Given, Steps, launch
 from tkq.linear_attention.segments import segments
 from tkq.linear_attention.suffix.launch import suffix_sums
@@ -110,8 +111,9 @@ def backward(saved: SsdSaved, dy: Tensor, dfinal: Tensor | None = None, needs: S
         at_end = None if dfinal is None else (of_c.state * dfinal).sum((-1, -2))
         found = _of_steps(saved, of_c, of_x, at_end, of)
     ddt, dA, dbias = (x if needed else None for x, needed in zip(found, (needs.dt, needs.A, needs.dt_bias)))
-    return SsdGradients(of_x.o if needs.x else None, ddt, dA, _of_shared(of_b.o, saved.B) if needs.B else None,
-                        _of_shared(of_c.o, saved.C) if needs.C else None, dD, dz if needs.z else None, dbias, dinitial)
+    dB, dC = (over_shared((made.o,), x) if needed else None
+              for made, x, needed in ((of_b, saved.B, needs.B), (of_c, saved.C, needs.C)))
+    return SsdGradients(of_x.o if needs.x else None, ddt, dA, dB, dC, dD, dz if needs.z else None, dbias, dinitial)
 
 
 def _there(saved, needs):
@@ -152,11 +154,7 @@ def _of_steps(saved, of_c, of_x, at_end, of=None):
     bias, how = saved.dt_bias, (saved.softplus, saved.limit)
     raw = reference.biased(saved.dt, bias)
     d = reference.step_sizes(raw, *how)
-    if of is None:
-        dg = suffix_sums(of_c.dots, of_x.dots, d, at_end)
-    else:
-        dg = of.suffix_sums(of_c.dots - d * of_x.dots)
-        dg = dg if at_end is None else dg + of.of_tokens(at_end)
+    dg = suffix_sums(of_c.dots, of_x.dots, d, at_end, saved.cu)
     of_v = torch.addcmul(of_x.dots, of_c.diagonal, of_x.diagonal)
     ddt = reference.step_sizes_backward(torch.addcmul(of_v, saved.A, dg), raw, *how)
     if of is not None:

@@ -1,0 +1,136 @@
+"""What follows the engine's launches in a backward, where no GPU is needed: the kernels' own code on the CPU against
+float64, the plans, machine code."""
+import pytest
+import torch
+
+from tests.helpers.emulation.finish import ColumnSumsOnCpu, HeadSumsOnCpu, RowDotsOnCpu, function
+from tkq.linear_attention.channels.catalog import shipped as shipped_columns
+from tkq.linear_attention.channels.launch import column_sums
+from tkq.linear_attention.channels.plan import FILLED, sums_segments
+from tkq.linear_attention.channels.spec import SumsSpec
+from tkq.linear_attention.finish.catalog import shipped
+from tkq.linear_attention.finish.launch import over_shared, row_dots
+from tkq.linear_attention.finish.spec import HeadSumsSpec, RowDotsSpec, at_once, lanes
+from tkq.testing import sass
+
+BF16, F32 = torch.bfloat16, torch.float32
+needs_nvdisasm = pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is not installed")
+
+
+def randn(*shape, dtype=F32):
+    return torch.randn(*shape).to(dtype)
+
+
+def differences(terms):
+    return sum((-1)**i * x.double() for i, x in enumerate(terms))
+
+
+# ---- the kernels ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns, terms, of, heads, dtype", [
+    (128, 3, "bf16", 2, "bf16"), (96, 1, "fp16", 24, "fp16"), (32, 3, "fp32", 1, "bf16"), (48, 1, "fp32", 3, "fp16")])
+def test_sums_over_heads(monkeypatch, columns, terms, of, heads, dtype):
+    torch.manual_seed(0)
+    kernel = HeadSumsOnCpu(HeadSumsSpec(dtype, columns, terms, of, at_once(heads, terms)))
+    wide = {"bf16": BF16, "fp16": torch.float16, "fp32": F32}
+    given = [randn(37, heads, columns, dtype=wide[of]) for _ in range(terms)]
+    y = torch.full((37, columns), torch.nan, dtype=wide[dtype])
+    function(kernel, monkeypatch)(*given, *(None,) * (3 - terms), y)
+    first, *rest = (x.float() for x in given)
+    want = 0
+    for h in range(heads):
+        want = want + (first[:, h] - rest[0][:, h] - rest[1][:, h] if rest else first[:, h])
+    assert torch.equal(y, want.to(y.dtype))
+
+
+@pytest.mark.parametrize("columns, dtype, out", [(128, "bf16", F32), (80, "fp16", BF16)])
+def test_dot_products(monkeypatch, columns, dtype, out):
+    torch.manual_seed(0)
+    names = {F32: "fp32", BF16: "bf16"}
+    kernel = RowDotsOnCpu(RowDotsSpec(dtype, columns, names[out], 1))
+    a, b = (randn(300, columns, dtype=BF16 if dtype == "bf16" else torch.float16) for _ in range(2))
+    y = torch.full((300,), torch.nan, dtype=out)
+    function(kernel, monkeypatch)(a, b, y)
+    torch.testing.assert_close(y.double(), (a.double() * b.double()).sum(-1), rtol=2**-8 if out == BF16 else 1e-6,
+                               atol=1e-5)
+
+
+@pytest.mark.parametrize("terms, end", [(2, True), (4, False)])
+def test_sums_behind_each_token(monkeypatch, terms, end):
+    """In one segment and in several, the same bits."""
+    torch.manual_seed(0)
+    specs = SumsSpec(terms, end=end), SumsSpec(terms, "totals")
+    sums, totals = (function(ColumnSumsOnCpu(spec), monkeypatch) for spec in specs)
+    for S in (1, 63, 64, 65, 300):
+        given = [randn(2, S, 5) for _ in range(terms)]
+        at_end, operands = randn(2, 5) if end else None, tuple(given)
+        y, chunks = torch.full((2, S, 5), torch.nan), -(-S // 64)
+        sums((operands, y[:, :0], at_end, y, None), 1)
+        want = differences(given).flip(1).cumsum(1).flip(1) + (at_end.double()[:, None] if end else 0.0)
+        torch.testing.assert_close(y.double(), want, rtol=1e-6, atol=1e-4)
+        torch.testing.assert_close(column_sums(given, at_end).double(), want, rtol=1e-5, atol=1e-3)
+        for segments in range(2, chunks + 2):
+            behind, again = torch.full((2, chunks, 5), torch.nan), torch.full_like(y, torch.nan)
+            totals((operands, None, None, behind, None), segments)
+            sums((operands, behind, at_end, again, None), segments)
+            assert torch.equal(again, y) and behind[:, :-(-chunks // segments)].isnan().all()
+
+
+# ---- in plain PyTorch -----------------------------------------------------------------------------------------------
+
+
+def test_functions_of_cpu_tensors():
+    torch.manual_seed(0)
+    terms = [randn(2, 5, 6, 32, dtype=BF16) for _ in range(3)]
+    x, first = randn(2, 5, 3, 32, dtype=BF16), terms[0].float()
+    want = (first - terms[1].float() - terms[2].float()).unflatten(2, (3, 2)).sum(3).to(BF16)
+    assert torch.equal(over_shared(terms, x), want)
+    assert over_shared(terms[:1], terms[1]) is terms[0]
+    found = row_dots(terms[0], terms[1], F32)
+    assert found.shape == (2, 5, 6) and torch.equal(found, (first * terms[1].float()).sum(-1))
+
+
+# ---- plans ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", [1, 512, 4096, FILLED, 10 * FILLED])
+@pytest.mark.parametrize("chunks", [1, 7, 32, 512])
+def test_segments_fill_a_gpu(columns, chunks):
+    segments = sums_segments(columns, chunks)
+    assert 1 <= segments <= chunks and (columns < FILLED) >= (segments > 1)
+    assert segments == chunks or segments * columns > FILLED // 2
+
+
+def test_heads_at_once_and_lanes():
+    assert [at_once(heads, 1) for heads in (1, 2, 3, 4, 12, 80)] == [1, 2, 1, 4, 4, 8]
+    assert [at_once(heads, 3) for heads in (1, 2, 3, 4, 12, 80)] == [1, 2, 1, 4, 4, 4]
+    assert [lanes(columns) for columns in (32, 48, 64, 80, 128, 144, 256)] == [4, 8, 8, 16, 16, 32, 32]
+
+
+@pytest.mark.parametrize("kind, given, words", [
+    (HeadSumsSpec, dict(terms=2), "terms is 2"), (HeadSumsSpec, dict(of="fp16"), "of is 'fp16'"),
+    (HeadSumsSpec, dict(columns=36), "columns is 36"), (HeadSumsSpec, dict(at_once=16), "at_once is 16"),
+    (RowDotsSpec, dict(lanes=3), "lanes is 3"), (RowDotsSpec, dict(out="fp64"), "out is 'fp64'"),
+    (RowDotsSpec, dict(dtype="fp32"), "dtype is 'fp32'"), (RowDotsSpec, dict(columns=4), "columns is 4"),
+    (SumsSpec, dict(terms=3), "terms is 3"), (SumsSpec, dict(what="all"), "what is 'all'"),
+    (SumsSpec, dict(what="totals", end=True), "end"),
+    (SumsSpec, dict(packed="int8"), "packed is 'int8'")])
+def test_what_a_spec_refuses(kind, given, words):
+    usual = {HeadSumsSpec: dict(dtype="bf16", columns=64, terms=1, of="bf16"), SumsSpec: dict(terms=2),
+             RowDotsSpec: dict(dtype="bf16", columns=64, out="fp32", lanes=8)}[kind]
+    with pytest.raises(ValueError, match=f"{kind.__name__}: {words}"):
+        kind(**usual | given)
+
+
+# ---- machine code ---------------------------------------------------------------------------------------------------
+
+
+@needs_nvdisasm
+@pytest.mark.parametrize("name", [
+    "gated_delta_rule_dk-bf16-k128-2", "gated_delta_rule_dk-bf16-k128-column-1",
+    "linear_attn_shared_heads-bf16-k128-8", "gated_delta_rule_dbeta-bf16-v128-beta_fp32", "linear_attn_dg-column",
+    "gated_delta_rule_dg-column-end", "linear_attn_dg_totals-column"])
+def test_shipped(name):
+    kernel, = (kernel for kernel in (*shipped(), *shipped_columns()) if kernel.name == name)
+    sass.assert_sass(kernel.recipe, kernel.expectation)

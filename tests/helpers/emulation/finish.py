@@ -1,0 +1,64 @@
+"""The kernels behind linear attention's launches on a CPU: their own `thread`, called for one thread after the other.
+
+What differs from the GPU: loads and stores go element by element, and a row of a dot product has one thread, so that
+nothing is exchanged."""
+import functools
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from tkq.linear_attention.channels import sums
+from tkq.linear_attention.engine.packed import Piece
+from tkq.linear_attention.finish import heads, rows
+from tkq.runtime.compile import fake
+from tkq.tile import vectors
+
+
+class HeadSumsOnCpu(heads.HeadSums):
+    @cute.jit
+    def __call__(self, a, b, d, y):
+        rows_each = heads.THREADS // self.vectors
+        for block in cutlass.range(cute.ceil_div(y.shape[0], rows_each)):
+            for thread in cutlass.range(rows_each * self.vectors):
+                self.thread(Int32(block), Int32(thread), (a, b, d), y)
+
+
+class RowDotsOnCpu(rows.RowDots):
+    @cute.jit
+    def __call__(self, a, b, y):
+        for block in cutlass.range(cute.ceil_div(y.shape[0], rows.THREADS)):
+            for thread in cutlass.range(rows.THREADS):
+                self.thread(Int32(block), Int32(thread), a, b, y)
+
+
+class ColumnSumsOnCpu(sums.ColumnSums):
+    @cute.jit
+    def __call__(self, x: sums.Given, segments: Int32):
+        for batch in cutlass.range(x.y.shape[0]):
+            of = Piece(Int32(0), x.tokens, x.tokens, Int32(batch))
+            for segment in cutlass.range(segments - int(self.finds)):
+                for col in cutlass.range(x.y.shape[2]):
+                    self.thread((Int32(batch), Int32(segment), Int32(col)), of, x, segments)
+
+
+def _load(src, once=False):
+    held = cute.make_rmem_tensor(cute.size(src), src.element_type)
+    for i in range(cute.size(src)):
+        held[i] = src[i]
+    return held
+
+
+def _store(held, dst, once=False):
+    for i in range(cute.size(held)):
+        dst[i] = held[i]
+
+
+def function(kernel, monkeypatch):
+    """The compiled kernel, of one of this file's classes; takes tensors of the CPU."""
+    with monkeypatch.context() as patched:
+        patched.setattr(fake, "tensor", functools.partial(fake.tensor, host=True))
+        patched.setattr(vectors, "load", _load)
+        patched.setattr(vectors, "store", _store)
+        patched.setattr(cute.math, "fma", lambda a, b, c: a * b + c)
+        return cute.compile(kernel, *kernel.fake_arguments(), options="--enable-tvm-ffi")
