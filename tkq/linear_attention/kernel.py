@@ -14,6 +14,7 @@ from tkq.linear_attention.delta import Delta
 from tkq.linear_attention.dots import put_dots
 from tkq.linear_attention.gates import Gate
 from tkq.linear_attention.packed import Sequences
+from tkq.linear_attention.products import StateProducts
 from tkq.linear_attention.spec import LinearSpec
 from tkq.linear_attention.ssd import Ssd
 from tkq.runtime.compile import fake
@@ -148,6 +149,7 @@ class LinearAttention:
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
         self.delta, self.sequences = Delta(spec, self.p_tile, SCORES_BARRIER), Sequences(spec)
+        self.products = StateProducts(spec, self.delta, OUT_BARRIER)
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -296,27 +298,23 @@ class LinearAttention:
         skip = self.ssd.begin(g, t, row0)
         for i in cutlass.range(t.chunks, unroll=1):
             s.tokens.wait(ring)
-            tk.copy(c.s16, c.s)
-            self.delta.of_state(c, s.k[ring.stage])
-            if const_expr(not spec.updates):
-                tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
+            self.products.begin(c, s, ring.stage)
             self.read_values(s, c, wg, ring.stage)
             s.scores.wait(scores)
             tk.mma_wait(0)
-            if const_expr(spec.dot):
-                tk.apply_narrow(c.s16, lambda wide, rounded: wide - rounded, c.s, c.s16)
-                tk.mma_ABt(c.o, c.s16, s.q[ring.stage])
-                tk.mma_wait(0)
+            self.products.rest(c, s, ring.stage)
             self.delta.updates(c, s.delta, scores.stage)
+            self.gate.take_up(c, s.gate, scores.stage)
+            self.products.behind_updates(c, s, ring.stage)
             self.gate.decay(c, s.gate, scores.stage)
             if const_expr(not spec.updates):
                 self.gate.at_query(c, s.gate, scores.stage, g.scale)
-                tk.mma_ABt(c.o, c.v, s.p[scores.stage])
+                self.products.add_scores(c, s, ring.stage, scores.stage)
             if const_expr(spec.dot):
                 tk.mma_ABt(c.o, c.v, s.rest[scores.stage])
             self.delta.gradients_of_updates(c, s.delta, scores.stage)
             tk.mma_AB(c.s, self.gate.values(c), s.k[ring.stage])
-            self.delta.erase(c, s.q[ring.stage])
+            self.delta.erase(c, s.delta, s.q[ring.stage], scores.stage)
             tk.mma_wait(1)
             if const_expr(spec.has_x):
                 self.of_group(s.x, wg, lambda x: tk.load_T(c.x, x[ring.stage]))
@@ -326,7 +324,7 @@ class LinearAttention:
             self.ssd.finish(c, s, skip, scores.stage, lambda: self.read_values(s, c, wg, ring.stage))
             self.put(g.o, s, t, self.ssd.result(c, self.delta.result(c)), self.order(t, i), wg)
             if const_expr(self.delta.back):
-                tk.mul_col(c.w, c.w, c.beta)
+                self.delta.times_beta(c, s.delta, scores.stage)
                 self.put(g.dv, s, t, c.w, self.order(t, i), wg)
             tk.mma_wait(0)
             self.add_rest(s, c, wg, (ring.stage, scores.stage))
@@ -363,7 +361,7 @@ class LinearAttention:
         if const_expr(self.spec.initial is None):
             tk.zero(state)
         else:
-            tk.load_from(state, self.sequences.state(g.initial, t), row0, 0)
+            self.products.load(state, self.sequences.state(g.initial, t), row0)
 
     @cute.jit
     def put(self, to, s, t, x, chunk, wg):

@@ -2,16 +2,17 @@
 from __future__ import annotations
 
 from tkq.linear_attention.config import CHUNK, LinearConfig
-from tkq.linear_attention.spec import HEAD_DIMS, LinearSpec
+from tkq.linear_attention.spec import NARROW, LinearSpec
 
 SHARED = 222 * 1024  # bytes of a block that tiles may take: 4 KB are left for factors and semaphores
 MOST_STAGES = 4
 
 
 def plan(spec: LinearSpec) -> LinearConfig:
-    """As many warpgroups for the state as V fills, two at most, or one where they have no registers for two. As many
-    stages as there is room for."""
-    groups = 1 if spec.value_dim <= CHUNK or (spec.packed and _widest_delta(spec)) else 2
+    """As many warpgroups for the state as V fills, two at most, or one where they have no registers for two: where K
+    is above 128 a state of 64 rows is 72 to 128 of a thread's. As many stages as there is room for."""
+    one = spec.value_dim <= CHUNK or spec.head_dim > NARROW or (spec.packed and _widest_delta(spec))
+    groups = 1 if one else 2
     tile = 2 * CHUNK * CHUNK
     stage = 2 * 2 * CHUNK * spec.head_dim + groups * (1 + spec.has_x) * tile
     rest = (2 + groups + 2 * spec.dot) * tile + (4 * tile + 1024 if spec.delta else 2048 if spec.ssd else 0)
@@ -19,12 +20,20 @@ def plan(spec: LinearSpec) -> LinearConfig:
     return LinearConfig(groups, stages, _registers(spec, groups))
 
 
+def spilled(spec: LinearSpec) -> int:
+    """Local loads and stores that a kernel may have: of the widest gradients of packed sequences' corrected values, in
+    front of the loop over chunks."""
+    return 8 if spec.packed and spec.delta and spec.reverse and spec.head_dim > NARROW else 0
+
+
 def _registers(spec, groups):
     """The delta rule's scores take more; its state does where keys are widest, in the forward."""
+    if spec.head_dim > NARROW:
+        return 40, 224, 240
     if groups == 1:
         return 24, 232, 240
     return (24, 136, 176) if spec.delta and not _widest_delta(spec) else (24, 104, 192)
 
 
 def _widest_delta(spec):
-    return spec.delta and not spec.reverse and spec.head_dim == HEAD_DIMS[-1]
+    return spec.delta and not spec.reverse and spec.head_dim == NARROW

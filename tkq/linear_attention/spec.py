@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 DTYPES = ("bf16", "fp16")
 GATES = ("none", "head", "token")
-HEAD_DIMS = tuple(range(32, 129, 16))  # 256 columns of the state are more registers than a thread has
+HEAD_DIMS = tuple(range(32, 257, 16))
+NARROW = 128  # columns of K: two warpgroups of a block have the registers for states of that width, one for wider ones
+COLUMN_DIMS = tuple(range(32, NARROW + 1, 16))  # K with gates for each column
 VALUE_DIMS = tuple(range(32, 257, 16))
 WIDE = "bf16", "fp16", "fp32"
 

@@ -33,7 +33,7 @@ def mamba2_ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Option
         dt: step sizes, (B, S, H), float32, bfloat16 or float16, any strides.
         A: (H,), float32, usually below 0. Above 0 the state grows: right as long as no factor within 64 tokens is
             infinite in float32, and what the state takes up with it fits x's type.
-        B, C: (B, S, G, N), as x, N a multiple of 16 from 32 to 128. H is a multiple of G: H / G neighbouring heads of x
+        B, C: (B, S, G, N), as x, N a multiple of 16 from 32 to 256. H is a multiple of G: H / G neighbouring heads of x
             share one of B and C.
             The last dimension of x, B, C and z is contiguous; base and other strides are multiples of 16 bytes: slices
             of a packed tensor go in without a copy.

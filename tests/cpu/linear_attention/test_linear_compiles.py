@@ -37,7 +37,7 @@ def test_delta_rule(gate, beta, states, reverse):
 @pytest.mark.parametrize("given, words", [
     (dict(delta="fp32", strict=True), "delta and strict"), (dict(updates=True), "updates"), (dict(dot=True), "dot"),
     (dict(delta="fp32", updates=True, reverse=True), "updates"),
-    (dict(dot=True, gate="token", delta="bf16"), "dot"), (dict(head_dim=144), "head_dim is 144"),
+    (dict(dot=True, gate="token", delta="bf16"), "dot"), (dict(head_dim=272), "head_dim is 272"),
     (dict(value_dim=40), "value_dim is 40"),
     (dict(packed="uint8"), "packed is 'uint8'"), (dict(pool="int32"), "pool"), (dict(pool="uint8"), "pool is 'uint8'"),
     (dict(pool="int64", initial="fp32", final="fp32", reverse=True), "pool"),
