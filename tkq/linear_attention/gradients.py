@@ -9,7 +9,7 @@ from torch import Tensor
 from tkq.linear_attention.launch import Given, Made, launch
 from tkq.linear_attention.segments import segments
 from tkq.linear_attention.spec import NARROW
-from tkq.linear_attention.suffix import suffix_sums
+from tkq.linear_attention.suffix.launch import suffix_sums
 
 
 class Saved(NamedTuple):

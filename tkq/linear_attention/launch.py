@@ -18,7 +18,7 @@ _launchers: dict = {}  # what decides the kernel -> its function; as many as kin
 
 def recipe(spec: LinearSpec) -> Recipe:
     """The kernel's."""
-    return Recipe("tkq.linear_attention.kernel:LinearAttention", (spec, plan(spec)))
+    return Recipe("tkq.linear_attention.engine.kernel:LinearAttention", (spec, plan(spec)))
 
 
 class Steps(NamedTuple):

@@ -7,7 +7,7 @@ from torch.nn.functional import pad
 
 from tkq.linear_attention.channels.launch import ChannelGiven, launch, of_chunks
 from tkq.linear_attention.gradients import ALL, Gradients, Needs, Saved, _of_shared, _turned, over_values
-from tkq.linear_attention.suffix import suffix_sums
+from tkq.linear_attention.suffix.launch import suffix_sums
 
 
 def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = None, needs: Needs = ALL) -> Gradients:
