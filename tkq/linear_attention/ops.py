@@ -41,8 +41,8 @@ def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, sca
     Computed in chunks of 64 tokens: products in 16 bits, sums, decays and the state in float32.
 
     Args:
-        q, k: (B, S, H, K), bfloat16 or float16, K a multiple of 16 from 32 to 256, to 128 with a g of four dimensions. S
-            may be any length, also 0.
+        q, k: (B, S, H, K), bfloat16 or float16, K a multiple of 16 from 32 to 256, to 128 with a g of four dimensions.
+            S may be any length, also 0.
         v: (B, S, HV, V), as q, V a multiple of 16 from 32 to 256. HV is a multiple of H: HV / H neighbouring heads of v
             share one of q and k.
             The last dimension of q, k and v is contiguous; base and other strides are multiples of 16 bytes: slices of

@@ -47,9 +47,9 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
     tokens, whose triangular systems are solved in float32: products in 16 bits, sums, decays and the state in float32.
 
     Args:
-        q, k: (B, S, H, K), bfloat16 or float16, K a multiple of 16 from 32 to 256, to 128 with a g of four dimensions. S
-            may be any length, also 0. Keys are taken as they come: models normalise them to length 1; with longer ones,
-            where beta times the square of the length is above 2, the state grows from token to token.
+        q, k: (B, S, H, K), bfloat16 or float16, K a multiple of 16 from 32 to 256, to 128 with a g of four dimensions.
+            S may be any length, also 0. Keys are taken as they come: models normalise them to length 1; with longer
+            ones, where beta times the square of the length is above 2, the state grows from token to token.
         v: (B, S, HV, V), as q, V a multiple of 16 from 32 to 256. HV is a multiple of H: HV / H neighbouring heads of v
             share one of q and k.
             The last dimension of q, k and v is contiguous; base and other strides are multiples of 16 bytes: slices of

@@ -2,9 +2,7 @@
 import cutlass.cute as cute
 
 import tkq.tile as tk
-from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.spec import NARROW, LinearSpec
-
 
 LOADED = 16  # columns of a wide state that are asked for at a time
 
