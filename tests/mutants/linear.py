@@ -25,6 +25,8 @@ PACKED, PACKED_BACK, NONE, FALLS, APART, ROWS = ((f"{TESTS}{name}",) for name in
     "test_pools.py::test_cu_seqlens[dtype0-linear_attn-end]",
     "test_packed.py::test_no_sequence_reaches_another[linear_attn]",
     "test_pools.py::test_states_are_read_and_written_there[True-dtype0-linear_attn]"))
+WIDE, WIDE_DELTA, WIDE_SUMS = ((f"{TESTS}test_wide.py::{name}",) for name in (
+    "test_forward[200-0.1]", "test_delta_rule[200-random]", "test_gradients_of_values_and_sums[200]"))
 
 MUTANTS = (
     *family(
@@ -73,6 +75,7 @@ MUTANTS = (
         ("gradients_by_the_inverse_not_transposed", "tk.mm_AB(c.w, c.x, shared.inverse[stage])",
          "tk.mm_ABt(c.w, c.x, shared.inverse[stage])", GRADIENTS),
         ("gradients_are_not_erased", "tk.mma_AB(c.s, c.x, keys)", "", GRADIENTS),
+        ("gradients_without_beta", "tk.mul_col(c.w, c.w, c.beta)", "", GRADIENTS),
         ("erased_without_the_scale", "decay = decay * cute.arch.rcp_approx(g.scale)", "pass", GRADIENTS),
         ("beta_of_tokens_before_the_first", "if token >= 0 and token < g.tokens:", "if token < g.tokens:", FIRST)),
     *family(
@@ -85,10 +88,19 @@ MUTANTS = (
         ("of_11_bits", "for x, y in ((a_rest, b), (a, b_rest), (a, b)):", "for x, y in ((a, b),):", ALIKE)),
     *family(
         "linear", "tkq/linear_attention/engine/gates.py",
-        ("state_does_not_decay", "tk.mul(c.s, c.s, shared.total[0, stage])", "", LONG),
+        ("state_does_not_decay", "tk.mul(c.s, c.s, shared.total[0, stage])", "pass", LONG),
         ("values_do_not_decay", "left = cute.math.exp2(last - x, fastmath=True)", "left = cute.math.exp2(x - x)", LONG),
         ("outputs_of_the_other_order", "begun, left = left, begun", "pass", LONG),
         ("gate_of_infinity", "ahead[e] = Float32(LOWEST) if x < LOWEST else x", "ahead[e] = x", RESET)),
+    *family(
+        "linear_wide", "tkq/linear_attention/engine/products.py",
+        ("last_piece_alone", "multiply = tk.mma_ABt", "multiply = tk.mm_ABt", WIDE),
+        ("pieces_of_the_first_columns", "multiply(d, c.s16, operand, k=(first, first + n))",
+         "multiply(d, c.s16, operand, k=(0, n))", WIDE),
+        ("rest_left_out", "tk.mma_ABt(d, rest, operand, k=(first, first + n))", "pass", WIDE_SUMS),
+        ("values_in_the_place_of_corrected_ones", "tk.store_T(s.v[0][stage], c.w)", "pass", WIDE_DELTA),
+        ("states_of_the_first_columns", "tk.load_from(part, x, row0, first)", "tk.load_from(part, x, row0, 0)",
+         WIDE_DELTA)),
     *family(
         "linear", "tkq/linear_attention/engine/kernel.py",
         ("mask_without_the_diagonal", "tk.right_fill(p, 1 - apart, 0.0, diagonal=True)",
@@ -99,14 +111,13 @@ MUTANTS = (
          "tk.right_fill(p, 1, 0.0, diagonal=True)", GRADIENTS),
         ("reversed_strict_mask_with_the_diagonal", "tk.left_fill(p, apart, 0.0, diagonal=True)",
          "tk.left_fill(p, 0, 0.0, diagonal=True)", GRADIENTS),
-        ("gradients_without_beta", "tk.mul_col(c.w, c.w, c.beta)", "", GRADIENTS),
         ("inverse_of_queries", "self.delta.products(x, s.q[ring.stage] if self.spec.reverse else s.k[ring.stage])",
          "self.delta.products(x, s.k[ring.stage])", GRADIENTS),
         ("gradients_in_the_order_of_tokens", "return t.chunks - 1 - i if self.spec.reverse else i", "return i", LONG),
         ("last_chunk_left_out", "cute.ceil_div(tokens, CHUNK))", "tokens // CHUNK)", ODD),
         ("keys_of_another_head", "tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head_k, chunk, 0), sem)",
          "tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head, chunk, 0), sem)", ODD),
-        ("first_state_left_out", "tk.load_from(state, self.sequences.state(g.initial, t), row0, 0)",
+        ("first_state_left_out", "self.products.load(state, self.sequences.state(g.initial, t), row0)",
          "tk.zero(state)", STATES),
         ("no_wait_for_tokens", """
             s.tokens.wait(ring)

@@ -333,7 +333,7 @@ class LinearAttention:
             ring.advance()
             scores.advance()
         if const_expr(spec.final is not None):
-            tk.store_elements(self.sequences.state(g.final, t), c.s, row0, 0)
+            self.products.store(self.sequences.state(g.final, t), c.s, row0)
         self.ssd.put_skip(g, t, skip, row0)
         tk.store_wait(read=False)
 

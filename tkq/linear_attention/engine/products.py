@@ -28,6 +28,12 @@ class StateProducts:
             part = tk.columns(state, first, min(LOADED, state.cols - first)) if self.wide else state
             tk.load_from(part, x, row0, first)
 
+    def store(self, x, state, row0):
+        """x from row0 on = state."""
+        for first in range(0, state.cols, NARROW):
+            part = tk.columns(state, first, min(NARROW, state.cols - first)) if self.wide else state
+            tk.store_elements(x, part, row0, first)
+
     def begin(self, c, s, stage):
         """Under way: what the state gives for keys, c.w, and for queries, c.o."""
         if not self.wide:
