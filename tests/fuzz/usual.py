@@ -209,7 +209,8 @@ def linear_attn(d):
                 v=d.normal(batch, tokens, heads_v, sizes[1], dtype=dtype), g=-d.positive(*gates) if gates else None,
                 scale=d.one(None, 0.5, -2, 0),
                 initial_state=d.maybe(0.3, lambda: d.normal(*states, dtype=d.one(FP32, BF16))),
-                output_final_state=d.chance(0.4), cu_seqlens=cuts, state_indices=None, state_v_first=v_first)
+                output_final_state=d.chance(0.4), cu_seqlens=cuts, state_indices=None, state_v_first=v_first,
+                checkpoint_every=None)
 
 
 def gated_delta_rule(d):

@@ -9,8 +9,8 @@ from tkq.runtime import arguments
 from tkq.runtime.call import check
 from tkq.runtime.call.autocast import lowered
 
-__all__ = ["DELTA", "OP", "Where", "check_call", "check_delta_call", "check_layouts", "columns_of", "delta_options",
-           "for_tma", "lowered", "options", "refuse_recorded", "turned"]
+__all__ = ["DELTA", "OP", "Where", "check_call", "check_delta_call", "check_layouts", "columns_of", "delta_every",
+           "delta_options", "every_option", "for_tma", "lowered", "options", "refuse_recorded", "turned"]
 OP, DELTA = "linear_attn", "gated_delta_rule"
 MOST = 65535  # sequences, heads: blocks of a launch along a dimension of the grid
 
@@ -18,6 +18,7 @@ _WHERE = "cu_seqlens", "state_indices"
 _tensors = arguments.checker(OP, "q", "k", "v", "g", "initial_state", *_WHERE)
 _delta_tensors = arguments.checker(DELTA, "q", "k", "v", "g", "beta", "initial_state", *_WHERE)
 options = arguments.checker(OP, "scale", "output_final_state", "state_v_first")
+every_option, delta_every = (arguments.checker(op, "checkpoint_every") for op in (OP, DELTA))
 delta_options = arguments.checker(DELTA, "scale", "output_final_state", "state_v_first")
 
 

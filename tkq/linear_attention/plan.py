@@ -21,9 +21,9 @@ def plan(spec: LinearSpec) -> LinearConfig:
 
 
 def spilled(spec: LinearSpec) -> int:
-    """Local loads and stores that a kernel may have: of the widest gradients of packed sequences' corrected values, in
-    front of the loop over chunks."""
-    return 8 if spec.packed and spec.delta and spec.reverse and spec.head_dim > NARROW else 0
+    """Local loads and stores that a kernel may have: of the widest states of packed sequences and pools, with the delta
+    rule, all of them in front of the loop over chunks."""
+    return 8 if (spec.packed or spec.pool) and spec.delta and spec.head_dim > NARROW else 0
 
 
 def _registers(spec, groups):

@@ -10,6 +10,7 @@ from cutlass import Constexpr, Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK, LinearConfig
+from tkq.linear_attention.engine.checkpoints import Checkpoints
 from tkq.linear_attention.engine.delta import Delta
 from tkq.linear_attention.engine.dots import put_dots
 from tkq.linear_attention.engine.gates import Gate
@@ -29,7 +30,8 @@ class Operands(NamedTuple):
     of any strides; (B, HO, V, K) with state_v_first. x: None, or as v, of any heads that divide HO. dots: (ceil(V /
     64), B, S, HO) fp32, the sums of o times x of 64 columns each. dv: None, or as o: with delta, reversed, o times
     beta. cu: None, or (N + 1,), where N packed sequences begin and end: then B is 1, and states are N. state_indices:
-    None, or (N,), rows of a pool, which is initial and final."""
+    None, or (N,), rows of a pool, which is initial and final. checkpoints, every: None, or (B, rows, HO, K, V) of any
+    strides, for states behind every so many chunks (see `checkpoints.Checkpoints`)."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -44,6 +46,8 @@ class Operands(NamedTuple):
     dv: Optional[cute.Tensor]
     cu: Optional[cute.Tensor]
     state_indices: Optional[cute.Tensor]
+    checkpoints: Optional[cute.Tensor]
+    every: Optional[Int32]
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,8 @@ class Globals:
     ssd: Any
     cu: Optional[cute.Tensor]
     state_indices: Optional[cute.Tensor]
+    checkpoints: Optional[cute.Tensor]
+    every: Optional[Int32]
 
 
 @dataclass(frozen=True)
@@ -150,6 +156,7 @@ class LinearAttention:
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
         self.delta, self.sequences = Delta(spec, self.p_tile, SCORES_BARRIER), Sequences(spec)
         self.products = StateProducts(spec, self.delta, OUT_BARRIER)
+        self.checkpoints = Checkpoints(spec, self.products)
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -173,7 +180,7 @@ class LinearAttention:
                             _any_strides(spec.initial, states), _any_strides(spec.final, states),
                             operand(fake.sym(), V) if spec.has_x else None, dots,
                             operand(HO, V) if self.delta.back else None, _numbers(spec.packed),
-                            _numbers(spec.pool))
+                            _numbers(spec.pool), *self.checkpoints.fake_operands(B, HO))
         return operands, Float32(1.0), self.ssd.fake_operands(B, S, HO)
 
     @cute.jit
@@ -191,7 +198,7 @@ class LinearAttention:
         g = Globals(at.loads(q, self.qk_tile), at.loads(k, self.qk_tile), at.loads(v, self.v_tile),
                     at.stores(o, self.v_tile), dv, x, *operands[4:6], *states, operands.dots, scale, Int32(q.shape[0]),
                     o.shape[2] // k.shape[2], o.shape[2] // v.shape[2], x_heads, ssd, operands.cu,
-                    operands.state_indices)
+                    operands.state_indices, operands.checkpoints, operands.every)
         parts = -(-self.spec.value_dim // (CHUNK * c.groups))
         blocks = at.blocks(operands.q, operands.cu)
         self.kernel(g).launch(grid=[parts, o.shape[2], blocks], block=[tk.WARPGROUP * (c.groups + 2), 1, 1],
@@ -330,6 +337,7 @@ class LinearAttention:
             self.add_rest(s, c, wg, (ring.stage, scores.stage))
             s.tokens.release(ring)
             s.scores.release(scores)
+            self.checkpoints.put(g, t, c.s, i, row0)
             ring.advance()
             scores.advance()
         if const_expr(spec.final is not None):
