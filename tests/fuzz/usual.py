@@ -238,7 +238,7 @@ def mamba2_ssd(d):
                 dt_bias=d.maybe(0.6, lambda: d.normal(heads, dtype=FP32)),
                 initial_states=d.maybe(0.3, lambda: d.normal(batch, heads, P, N, dtype=d.one(FP32, BF16))),
                 dt_softplus=d.chance(0.7), dt_limit=d.one((0.0, float("inf")), (0.25, 2.0)),
-                return_final_states=d.chance(0.4))
+                return_final_states=d.chance(0.4), checkpoint_every=None)
 
 
 def _rows_of_a_pool(d, count, tokens):

@@ -27,6 +27,8 @@ PACKED, PACKED_BACK, NONE, FALLS, APART, ROWS = ((f"{TESTS}{name}",) for name in
     "test_pools.py::test_states_are_read_and_written_there[True-dtype0-linear_attn]"))
 WIDE, WIDE_DELTA, WIDE_SUMS = ((f"{TESTS}test_wide.py::{name}",) for name in (
     "test_forward[200-0.1]", "test_delta_rule[200-random]", "test_gradients_of_values_and_sums[200]"))
+CHECKPOINTS, CHECKPOINTS_OF_BATCH = ((f"{TESTS}test_checkpoints.py::test_of_{name}[linear_attn]",) for name in (
+    "packed_sequences", "a_batch"))
 
 MUTANTS = (
     *family(
@@ -92,6 +94,19 @@ MUTANTS = (
         ("values_do_not_decay", "left = cute.math.exp2(last - x, fastmath=True)", "left = cute.math.exp2(x - x)", LONG),
         ("outputs_of_the_other_order", "begun, left = left, begun", "pass", LONG),
         ("gate_of_infinity", "ahead[e] = Float32(LOWEST) if x < LOWEST else x", "ahead[e] = x", RESET)),
+    *family(
+        "linear_checkpoints", "tkq/linear_attention/engine/checkpoints.py",
+        ("of_a_chunk_that_ends_early", "if done % g.every == 0 and done * CHUNK <= g.tokens:",
+         "if done % g.every == 0:", CHECKPOINTS),
+        ("a_chunk_early", "if done % g.every == 0 and done * CHUNK <= g.tokens:",
+         "if i % g.every == 0 and done * CHUNK <= g.tokens:", CHECKPOINTS_OF_BATCH),
+        ("in_one_row", "of_head = g.checkpoints[t.batch, done // g.every - 1, t.head, None, None]",
+         "of_head = g.checkpoints[t.batch, 0, t.head, None, None]", CHECKPOINTS_OF_BATCH)),
+    *family(
+        "linear_checkpoints", "tkq/linear_attention/engine/packed.py",
+        ("of_the_first_sequence",
+         "checkpoints=g.checkpoints and _tokens(g.checkpoints, piece.first // (CHUNK * g.every))",
+         "checkpoints=g.checkpoints and _tokens(g.checkpoints, 0 * piece.first)", CHECKPOINTS)),
     *family(
         "linear_wide", "tkq/linear_attention/engine/products.py",
         ("last_piece_alone", "multiply = tk.mma_ABt", "multiply = tk.mm_ABt", WIDE),

@@ -31,8 +31,8 @@ class Checkpoints:
 
     def call(self, tensors, scale, output_final_state, where, every):
         """As a caller has it: o, the final state where it is wanted, the checkpoints."""
-        every = self.options(every)
-        self.refuse(tensors, where, every)
+        every = multiple_of_chunks(self.name, self.options(every))
+        self.refuse(tensors, where)
         given = *tensors, scale, output_final_state, where.cu_seqlens, where.state_v_first, every
         if ops.direct(*tensors, where.cu_seqlens):
             found = (self.cuda if tensors[0].is_cuda else self.cpu)(*given)
@@ -45,19 +45,29 @@ class Checkpoints:
             state, checkpoints = state.mT if output_final_state else state, checkpoints.mT
         return (o, state, checkpoints) if output_final_state else (o, checkpoints)
 
-    def refuse(self, tensors, where, every):
+    def refuse(self, tensors, where):
         """What checkpoints do not go with."""
-        if every % CHUNK:
-            raise ValueError(f"{self.name}: checkpoint_every: is {every}, allowed are multiples of {CHUNK}")
         if where.state_indices is not None:
             raise NotImplementedError(f"{self.name}: checkpoint_every: with state_indices, which is not supported; "
                                       "pass the rows as initial_state")
         if isinstance(tensors[3], Tensor) and tensors[3].dim() == 4:
             raise NotImplementedError(f"{self.name}: checkpoint_every: with a g of four dimensions, which is not "
                                       "supported; supported are gates of heads and of tokens")
-        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in tensors):
-            raise NotImplementedError(f"{self.name}: checkpoint_every: with a tensor that requires a gradient, which "
-                                      "is not supported; call it under torch.no_grad()")
+        refuse_gradients(self.name, tensors)
+
+
+def multiple_of_chunks(op: str, every: int) -> int:
+    """checkpoint_every, or ValueError."""
+    if every % CHUNK:
+        raise ValueError(f"{op}: checkpoint_every: is {every}, allowed are multiples of {CHUNK}")
+    return every
+
+
+def refuse_gradients(op: str, tensors) -> None:
+    """NotImplementedError where a call would be recorded."""
+    if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in tensors):
+        raise NotImplementedError(f"{op}: checkpoint_every: with a tensor that requires a gradient, which is not "
+                                  "supported; call it under torch.no_grad()")
 
 
 def no_checkpoints(q: Tensor, v: Tensor, every: int, v_first: bool) -> Tensor:

@@ -102,3 +102,34 @@ def test_gradients_and_gates_of_columns_are_refused(op):
         call(q.requires_grad_(), k, v, g, *beta, checkpoint_every=EVERY)
     with torch.no_grad():
         call(q, k, v, g, *beta, checkpoint_every=EVERY)
+
+
+def ssd(batch=2, tokens=150, **more):
+    torch.manual_seed(0)
+    return dict(x=torch.randn(batch, tokens, 2, 32).to(BF16), dt=torch.rand(batch, tokens, 2), A=-torch.rand(2),
+                B=torch.randn(batch, tokens, 1, 48).to(BF16) / 7, C=torch.randn(batch, tokens, 1, 48).to(BF16),
+                D=torch.randn(2), z=torch.randn(batch, tokens, 2, 32).to(BF16), dt_bias=torch.randn(2),
+                initial_states=torch.randn(batch, 2, 32, 48), dt_softplus=True, return_final_states=True, **more)
+
+
+def test_of_mamba2():
+    given = ssd()
+    y, states, found = tkq.mamba2_ssd(**given, checkpoint_every=EVERY)
+    torch.testing.assert_close((y, states), tkq.mamba2_ssd(**given))
+    assert found.shape == (2, 2, 2, 32, 48) and found.is_contiguous()
+    for j in range(2):
+        part = {name: x[:, :(j + 1) * EVERY] if name in ("x", "dt", "B", "C", "z") else x for name, x in given.items()}
+        torch.testing.assert_close(found[:, j], tkq.mamba2_ssd(**part)[1])
+    call = torch.compile(lambda: tkq.mamba2_ssd(**given, checkpoint_every=EVERY), fullgraph=True, backend="aot_eager")
+    assert all(torch.equal(*pair) for pair in zip(call(), (y, states, found)))
+    found = tkq.mamba2_ssd(**given | dict(return_final_states=False), checkpoint_every=192)
+    assert len(found) == 2 and found[1].shape == (2, 0, 2, 32, 48)
+
+
+def test_what_mamba2_refuses():
+    with pytest.raises(ValueError, match="mamba2_ssd: checkpoint_every: is 100, allowed are multiples of 64"):
+        tkq.mamba2_ssd(**ssd(), checkpoint_every=100)
+    given = ssd()
+    given["A"].requires_grad_()
+    with pytest.raises(NotImplementedError, match="mamba2_ssd: checkpoint_every: with a tensor that requires"):
+        tkq.mamba2_ssd(**given, checkpoint_every=EVERY)

@@ -4,15 +4,16 @@ import torch
 
 import tkq
 from tests.gpu.linear_attention.test_packed import CUTS, N, cu_of, tensors_of
+from tests.gpu.linear_attention.test_ssd_forward import make
 from tests.helpers.sanitizer.nan_fill import poisoned
 
 OPS = "linear_attn", "gated_delta_rule"
 
 
-def shorter(op, tensors, initial, first, end):
+def shorter(op, tensors, initial, first, end, **more):
     """The state behind token end - 1 of a sequence that begins with `first`."""
-    part = [x if x.dim() == 1 else x[:, first:end] for x in tensors]
-    return getattr(tkq, op)(*part, initial_state=initial, output_final_state=True)[1]
+    part = [x[:, first:end] for x in tensors]
+    return getattr(tkq, op)(*part, initial_state=initial, output_final_state=True, **more)[1]
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -43,13 +44,28 @@ def test_of_packed_sequences(op):
         for j in range((end - first) // 64):
             row = first // 64 + j
             rows[row] = True
-            assert torch.equal(found[row].mT, shorter(op, tensors, initial[n:n + 1], first, first + 64 * (j + 1))[0])
+            want = shorter(op, tensors, initial[n:n + 1], first, first + 64 * (j + 1),
+                           cu_seqlens=cu_of((0, 64 * (j + 1))))
+            assert torch.equal(found[row].mT, want[0])
     assert rows.sum() == 4 and not found[~rows.cuda()].any()
 
 
 def test_numbers_that_lie():
     """Nothing outside is written."""
-    *tensors, _ = tensors_of("linear_attn")
-    found = [tkq.linear_attn(*tensors, cu_seqlens=cu_of((-70, 130, 64, 1 << 30)), checkpoint_every=64)[1],
-             tkq.linear_attn(*tensors, cu_seqlens=cu_of((0, 130, 130, len(tensors[0][0]))), checkpoint_every=64)[1]]
+    *tensors, initial = tensors_of("linear_attn", N=3)
+    found = [tkq.linear_attn(*tensors, initial_state=initial, output_final_state=True, cu_seqlens=cu_of(cuts),
+                             checkpoint_every=64)[2]
+             for cuts in ((-70, 130, 64, 1 << 30), (0, 130, 130, tensors[0].shape[1]))]
     assert torch.equal(*found) and found[0].abs().amax((1, 2, 3)).gt(0).sum() >= 4
+
+
+def test_of_mamba2():
+    given = make(2, 200, without=())
+    call = lambda given, **more: tkq.mamba2_ssd(*given[:9], given.softplus, given.limit, True, **more)
+    with poisoned():
+        y, states, found = call(given, checkpoint_every=64)
+    want, last = call(given)
+    assert torch.equal(y, want) and torch.equal(states, last) and found.shape == (2, 3, 4, 64, 128)
+    for j in range(3):
+        part = {name: getattr(given, name)[:, :64 * (j + 1)] for name in ("x", "dt", "B", "C", "z")}
+        assert torch.equal(found[:, j], call(given._replace(**part))[1])
