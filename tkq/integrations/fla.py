@@ -3,7 +3,7 @@
     from tkq.integrations.fla import chunk_gated_delta_rule    # where fla.ops.gated_delta_rule was
 
 Tensors are (B, T, H, K), states (N, HV, K, V) float32, as fla has them, and the pair (o, final state or None) comes
-back. bf16 and fp16, K and V multiples of 16 to 256, K to 128 with gates of columns: see `tkq.linear_attn` and
+back. bf16 and fp16, K and V multiples of 16 to 256, K to 128 of KDA: see `tkq.linear_attn` and
 `tkq.gated_delta_rule`, whose errors say what these do not take. Gates of 16 bits and betas of fp16 are made float32,
 which is exact; fla computes with them in float32 too. The `fused_recurrent` forms are computed in chunks as well: the
 same within rounding.

@@ -118,7 +118,7 @@ def _check_sizes(op, q, v):
 
 def _check_columns(op, q, g, where):
     """What is not supported with gates for each column."""
-    if g.dim() == 4 and q.shape[3] not in COLUMN_DIMS:
+    if op == DELTA and g.dim() == 4 and q.shape[3] not in COLUMN_DIMS:
         raise NotImplementedError(f"{op}: q: K is {q.shape[3]}, supported with a g of four dimensions are multiples of "
                                   f"16 from {COLUMN_DIMS[0]} to {COLUMN_DIMS[-1]}")
     for name, x in zip(_WHERE, where):

@@ -4,6 +4,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from tkq.linear_attention.channels import halves
 from tkq.linear_attention.channels import launch as channels
 from tkq.linear_attention.channels.gradients import backward as channels_backward
 from tkq.linear_attention.channels.launch import ChannelGiven
@@ -24,6 +25,7 @@ from tkq.linear_attention.gradients import Needs, Saved, backward
 from tkq.linear_attention.launch import Given, launch, no_states, start
 from tkq.linear_attention.pools import Pools, laid_out, may_be_written, put_rows, rows_of, written
 from tkq.linear_attention.recorded import Recorder, results
+from tkq.linear_attention.spec import NARROW
 from tkq.reference import linear_attention as reference
 from tkq.runtime.call import autocast, check, ops
 from tkq.runtime.call.replay import CallCache
@@ -43,8 +45,7 @@ def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, sca
     Computed in chunks of 64 tokens: products in 16 bits, sums, decays and the state in float32.
 
     Args:
-        q, k: (B, S, H, K), bfloat16 or float16, K a multiple of 16 from 32 to 256, to 128 with a g of four dimensions.
-            S may be any length, also 0.
+        q, k: (B, S, H, K), bfloat16 or float16, K a multiple of 16 from 32 to 256. S may be any length, also 0.
         v: (B, S, HV, V), as q, V a multiple of 16 from 32 to 256. HV is a multiple of H: HV / H neighbouring heads of v
             share one of q and k.
             The last dimension of q, k and v is contiguous; base and other strides are multiples of 16 bytes: slices of
@@ -153,8 +154,10 @@ def _forward(q, k, v, g, initial_state, scale, output_final_state, cu_seqlens=No
         may_be_written(OP, initial_state)
         final = initial_state.dtype
     if g is not None and g.dim() == 4:
-        made, call = channels.start(ChannelGiven(q, k, v, g, None, initial_state, final, v_first=state_v_first),
-                                    _scale(scale, q))
+        given = ChannelGiven(q, k, v, g, None, initial_state, final, v_first=state_v_first)
+        if q.shape[3] > NARROW:
+            return halves.forward(given, _scale(scale, q))
+        made, call = channels.start(given, _scale(scale, q))
     else:
         made, call = start(Given(q, k, v, _gates(g), None, initial_state, final, cu=cu_seqlens,
                                  state_indices=state_indices, v_first=state_v_first), _scale(scale, q))
@@ -278,7 +281,9 @@ def _backward_cuda(do: Tensor, dstate: Optional[Tensor], q: Tensor, k: Tensor, v
                    cu_seqlens: Optional[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Empty ones for what is not wanted."""
     needs = Needs(need_q, need_k, need_v, need_g, need_initial)
-    of = channels_backward if g is not None and g.dim() == 4 else backward
+    of = backward
+    if g is not None and g.dim() == 4:
+        of = channels_backward if q.shape[3] <= NARROW else halves.backward
     found = of(Saved(q, k, v, _gates(g), initial_state, cu_seqlens), _scale(scale, q), for_tma(do), dstate, needs)
     return tuple(q.new_empty(0) if x is None else x for x in found)
 

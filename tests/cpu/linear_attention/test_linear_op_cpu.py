@@ -122,8 +122,6 @@ def zeros(*shape, dtype=BF16):
     (dict(v=zeros(2, 7, 4, 40)), NotImplementedError, "v: V is 40, supported are multiples of 16 from 32 to 256"),
     (dict(q=zeros(2, 7, 2, 272), k=zeros(2, 7, 2, 272)), NotImplementedError,
      "q: K is 272, supported are multiples of 16 from 32 to 256"),
-    (dict(q=zeros(2, 7, 2, 144), k=zeros(2, 7, 2, 144), g=zeros(2, 7, 4, 144, dtype=torch.float32), initial_state=None),
-     NotImplementedError, "q: K is 144, supported with a g of four dimensions are multiples of 16 from 32 to 128"),
     (dict(g=zeros(2, 7, 4, 48, dtype=torch.float32)), ValueError,
      r"g: shape is \(2, 7, 4, 48\), expected \(2, 7, 4, 32\)"),
     (dict(g=zeros(2, 7, 4, 33, dtype=torch.float32)[..., 1:]), ValueError, "g: strides are .* must be a multiple of 4"),
