@@ -292,7 +292,18 @@ def states(device):
         yield f"gated_delta_rule {K} x {V}, columns", (o, state, *grad((o, state), given, (do, dstate)))
         o = tkq.linear_attn(q, k, v, gates)
         yield f"linear_attn {K} x {V}, columns", (o, *grad((o,), (q, k, v, gates), (do,)))
+    yield from wide_states(device)
     yield from packed_states(device)
+
+
+def wide_states(device):
+    """Keys of 256 columns, states on the way."""
+    import tkq
+
+    q, k, v, g, beta = on(device, *(randn(i, 1, 130, 1, 256) / 16 for i in (0, 1)), randn(2, 1, 130, 2, 64),
+                          -randn(3, 1, 130, 2, dtype=torch.float32).abs(),
+                          randn(4, 1, 130, 2, dtype=torch.float32).sigmoid())
+    yield "gated_delta_rule 256 x 64, checkpoints", tkq.gated_delta_rule(q, k, v, g, beta, checkpoint_every=64)
 
 
 def packed_states(device):
