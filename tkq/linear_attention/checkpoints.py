@@ -104,7 +104,7 @@ def on_cpu(run: Callable, tokens: tuple, initial: Tensor | None, cu_seqlens: Ten
                 found[b, first // every + (behind - first) // every - 1] = state[0]
         finals.append(state)
     wide = torch.promote_types(v.dtype, torch.float32)
-    o, checkpoints = torch.zeros(B, S, HV, V, dtype=wide), torch.zeros(B, S // every, HV, K, V, dtype=wide)
+    o, checkpoints = (v.new_zeros(shape, dtype=wide) for shape in ((B, S, HV, V), (B, S // every, HV, K, V)))
     for b, begin, behind, x in outs:
         o[b, begin:behind] = x[0]
     for at, state in found.items():
