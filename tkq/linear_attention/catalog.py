@@ -3,7 +3,7 @@ import itertools
 from dataclasses import replace
 
 from tkq.linear_attention.launch import recipe
-from tkq.linear_attention.plan import plan, spilled
+from tkq.linear_attention.plan import plan, spilled, widest_delta
 from tkq.linear_attention.spec import GATES, LinearSpec, SsdSpec, SuffixSpec
 from tkq.linear_attention.suffix.launch import recipe as suffix_recipe
 from tkq.runtime.compile.expectation import Expectation
@@ -100,7 +100,8 @@ def _packed():
 def expectation(spec: LinearSpec) -> Expectation:
     """Products of the scores, of the state with queries, and of values with both; loads and stores by TMA. Where
     corrected values come out, there are as many with keys."""
-    few, some, many = plan(spec).registers
-    return Expectation(tensor=spec.head_dim // 16 * 2 + 8, instructions=("UTMALDG", "UTMASTG", "USETMAXREG"),
-                       local_memory=spilled(spec),
-                       roles=((few, 1), (some, 1), (many, plan(spec).groups)))
+    (few, some, many), groups = plan(spec).registers, plan(spec).groups
+    tight = widest_delta(spec) and groups == 2
+    return Expectation(tensor=spec.head_dim // 16 * 2 + 8, waits_per_mma=1.0 if tight else 0.5,
+                       instructions=("UTMALDG", "UTMASTG", "USETMAXREG"), local_memory=spilled(spec),
+                       roles=((few, 1), (some, 1), (many, groups)))

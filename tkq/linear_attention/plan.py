@@ -11,7 +11,7 @@ MOST_STAGES = 4
 def plan(spec: LinearSpec) -> LinearConfig:
     """As many warpgroups for the state as V fills, two at most, or one where they have no registers for two: where K
     is above 128 a state of 64 rows is 72 to 128 of a thread's. As many stages as there is room for."""
-    one = spec.value_dim <= CHUNK or spec.head_dim > NARROW or (spec.packed and _widest_delta(spec))
+    one = spec.value_dim <= CHUNK or spec.head_dim > NARROW or (spec.packed and widest_delta(spec))
     groups = 1 if one else 2
     tile = 2 * CHUNK * CHUNK
     stage = 2 * 2 * CHUNK * spec.head_dim + groups * (1 + spec.has_x) * tile
@@ -21,9 +21,10 @@ def plan(spec: LinearSpec) -> LinearConfig:
 
 
 def spilled(spec: LinearSpec) -> int:
-    """Local loads and stores that a kernel may have: of the widest states of packed sequences and pools, with the delta
-    rule, all of them in front of the loop over chunks."""
-    return 8 if (spec.packed or spec.pool) and spec.delta and spec.head_dim > NARROW else 0
+    """Local loads and stores that a kernel may have: see `widest_delta`; of wider states of packed sequences and pools,
+    with the delta rule, all of them in front of the loop over chunks."""
+    wide = (spec.packed or spec.pool) and spec.delta and spec.head_dim > NARROW
+    return 8 if wide or (widest_delta(spec) and plan(spec).groups == 2) else 0
 
 
 def _registers(spec, groups):
@@ -32,8 +33,13 @@ def _registers(spec, groups):
         return 40, 224, 240
     if groups == 1:
         return 24, 232, 240
-    return (24, 136, 176) if spec.delta and not _widest_delta(spec) else (24, 104, 192)
+    if spec.delta:
+        return (24, 112, 184) if widest_delta(spec) else (24, 136, 176)
+    return 24, 104, 192
 
 
-def _widest_delta(spec):
-    return spec.delta and not spec.reverse and spec.head_dim == NARROW
+def widest_delta(spec: LinearSpec) -> bool:
+    """The forward of the delta rule at the widest keys that two warpgroups take: these need 192 registers a thread, with
+    which the scores' have 104, too few. With 8 fewer a state's thread has four numbers in local memory, and ptxas waits
+    for each of its products: a fifth faster on an H200 (bench/results/h200/tuning/linear_attention.json)."""
+    return bool(spec.delta) and not spec.reverse and spec.head_dim == NARROW
