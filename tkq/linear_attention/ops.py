@@ -85,9 +85,9 @@ def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, sca
         TypeError: q, k or v is no dense tensor of bf16 or fp16; g is no dense tensor of fp32; scale is no number;
             initial_state is no dense tensor of fp32 or bf16; output_final_state or state_v_first is no bool; cu_seqlens
             or state_indices is no dense tensor of int32 or int64; checkpoint_every is no int; dtypes that differ.
-        ValueError: a number that is not finite in float32; a checkpoint_every that is no multiple of 64; shapes that do
-            not go together, devices that differ, strides or a base that TMA cannot take; state_indices without
-            initial_state, or with one whose elements share memory.
+        ValueError: checkpoint_every is outside 1 to 2^31 - 1; a number that is not finite in float32; a
+            checkpoint_every that is no multiple of 64; shapes that do not go together, devices that differ, strides or
+            a base that TMA cannot take; state_indices without initial_state, or with one whose elements share memory.
         NotImplementedError: a K or V that is not supported; more than 65535 sequences (65533 of cu_seqlens) or heads; a
             g of four dimensions with cu_seqlens or state_indices; state_indices with a tensor that requires a gradient;
             what checkpoint_every does not go with.

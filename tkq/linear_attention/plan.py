@@ -21,9 +21,9 @@ def plan(spec: LinearSpec) -> LinearConfig:
 
 
 def spilled(spec: LinearSpec) -> int:
-    """Local loads and stores that a kernel may have: see `widest_delta`; of wider states of packed sequences and pools,
-    with the delta rule, all of them in front of the loop over chunks."""
-    wide = (spec.packed or spec.pool) and spec.delta and spec.head_dim > NARROW
+    """Local loads and stores that a kernel may have: see `widest_delta`; of wider states with the delta rule,
+    all of them in front of the loop over chunks."""
+    wide = spec.delta and spec.head_dim > NARROW
     return 8 if wide or (widest_delta(spec) and plan(spec).groups == 2) else 0
 
 
@@ -39,7 +39,7 @@ def _registers(spec, groups):
 
 
 def widest_delta(spec: LinearSpec) -> bool:
-    """The forward of the delta rule at the widest keys that two warpgroups take: these need 192 registers a thread, with
-    which the scores' have 104, too few. With 8 fewer a state's thread has four numbers in local memory, and ptxas waits
-    for each of its products: a fifth faster on an H200 (bench/results/h200/tuning/linear_attention.json)."""
+    """The forward of the delta rule at the widest keys that two warpgroups take: these need 192 registers a thread,
+    with which the scores' have 104, too few. With 8 fewer a state's thread has four numbers in local memory, and ptxas
+    waits for each of its products: a fifth faster on an H200 (bench/results/h200/tuning/linear_attention.json)."""
     return bool(spec.delta) and not spec.reverse and spec.head_dim == NARROW

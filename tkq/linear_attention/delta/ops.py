@@ -82,13 +82,15 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
         TypeError: q, k or v is no dense tensor of bf16 or fp16; g is no dense tensor of fp32; beta or initial_state is
             no dense tensor of fp32 or bf16; scale is no number; output_final_state, use_qk_l2norm_in_kernel,
             use_gate_in_kernel, allow_neg_eigval or state_v_first is no bool; A_log or dt_bias is no dense tensor of
-            bf16, fp16 or fp32; cu_seqlens or state_indices is no dense tensor of int32 or int64; dtypes that differ.
-        ValueError: a number that is not finite in float32; shapes that do not go together, devices that differ, strides
-            or a base that TMA cannot take; state_indices without initial_state, or with one whose elements share
-            memory; A_log or dt_bias without use_gate_in_kernel, which needs A_log and a g.
+            bf16, fp16 or fp32; cu_seqlens or state_indices is no dense tensor of int32 or int64; checkpoint_every
+            is no int; dtypes that differ.
+        ValueError: checkpoint_every is outside 1 to 2^31 - 1; a number that is not finite in float32; a
+            checkpoint_every that is no multiple of 64; shapes that do not go together, devices that differ, strides or
+            a base that TMA cannot take; state_indices without initial_state, or with one whose elements share memory;
+            A_log or dt_bias without use_gate_in_kernel, which needs A_log and a g.
         NotImplementedError: a K or V that is not supported; more than 65535 sequences (65533 of cu_seqlens) or heads; a
             g of four dimensions with cu_seqlens, state_indices or use_gate_in_kernel; state_indices with a tensor that
-            requires a gradient.
+            requires a gradient; what checkpoint_every does not go with.
         RuntimeError: a GPU other than Hopper; state_indices with a pool that was made under torch.inference_mode,
             outside of it.
 

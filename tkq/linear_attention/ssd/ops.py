@@ -60,8 +60,9 @@ def mamba2_ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Option
             fp32; A is no dense tensor of fp32; initial_states is no dense tensor of fp32 or bf16; dt_softplus or
             return_final_states is no bool; dt_limit is no pair of numbers; checkpoint_every is no int; dtypes that
             differ.
-        ValueError: checkpoint_every is no multiple of 64; dt_limit has NaN, descends or is finite and infinite in
-            float32; shapes that do not go together, devices that differ, strides or a base that TMA cannot take.
+        ValueError: dt_limit has NaN, descends or is finite and infinite in float32; checkpoint_every is outside 1 to
+            2^31 - 1; a checkpoint_every that is no multiple of 64; shapes that do not go together, devices that differ,
+            strides or a base that TMA cannot take.
         NotImplementedError: a P or N that is not supported; more than 65535 sequences or heads; checkpoint_every with a
             tensor that requires a gradient.
         RuntimeError: a GPU other than Hopper.

@@ -87,7 +87,7 @@ _ACCEPTED = tensor("num_accepted_tokens", *INDEX, none=True)
 _STEP_OUT = tensor("out", *HALF, none=True, written="always")
 _STATES = tensor("initial_state", "fp32", "bf16", none=True, written="state_indices"), flag("output_final_state")
 _PACKED = tensor("cu_seqlens", *INDEX, none=True), tensor("state_indices", *INDEX, none=True), flag("state_v_first")
-_CHECKPOINTS = integer("checkpoint_every", None, 64, _LONGEST)
+_CHECKPOINTS = integer("checkpoint_every", None, 1, _LONGEST)
 
 TABLES = {
     "softmax": _ROWS,
