@@ -292,7 +292,6 @@ def states(device):
         yield f"gated_delta_rule {K} x {V}, columns", (o, state, *grad((o, state), given, (do, dstate)))
         o = tkq.linear_attn(q, k, v, gates)
         yield f"linear_attn {K} x {V}, columns", (o, *grad((o,), (q, k, v, gates), (do,)))
-    yield from wide_states(device)
     yield from packed_states(device)
     yield from windows_and_states(device)
 
@@ -307,16 +306,6 @@ def windows_and_states(device):
                    *(randn(i, 2, dtype=torch.float32).sigmoid().requires_grad_() for i in (5, 6)))
         o = tkq.hedgehog(*given)
         yield f"hedgehog {D} x {F}", (o, *(grad((o,), given, (torch.ones_like(o),)) if F == 32 else ()))
-
-
-def wide_states(device):
-    """Keys of 256 columns, states on the way."""
-    import tkq
-
-    q, k, v, g, beta = on(device, *(randn(i, 1, 130, 1, 256) / 16 for i in (0, 1)), randn(2, 1, 130, 2, 64),
-                          -randn(3, 1, 130, 2, dtype=torch.float32).abs(),
-                          randn(4, 1, 130, 2, dtype=torch.float32).sigmoid())
-    yield "gated_delta_rule 256 x 64, checkpoints", tkq.gated_delta_rule(q, k, v, g, beta, checkpoint_every=64)
 
 
 def packed_states(device):
@@ -335,6 +324,8 @@ def packed_states(device):
         pool = initial.clone()
         o = op(*tensors, initial_state=pool, cu_seqlens=cu, state_indices=rows)
         yield f"{op.__name__}, with a pool", (o, pool)
+        yield f"{op.__name__}, checkpoints", op(*tensors, cu_seqlens=cu, checkpoint_every=64)
+    yield "256 columns of keys", (tkq.gated_delta_rule(*(x.repeat(1, 1, 1, 4) / 2 for x in (q, k)), v, g, beta),)
 
 
 def steps(device):

@@ -14,7 +14,7 @@ from tkq.linear_attention.engine.checkpoints import Checkpoints
 from tkq.linear_attention.engine.delta import Delta
 from tkq.linear_attention.engine.dots import put_dots
 from tkq.linear_attention.engine.gates import Gate
-from tkq.linear_attention.engine.packed import Sequences
+from tkq.linear_attention.engine.packed import Sequences, any_strides, numbers
 from tkq.linear_attention.engine.products import StateProducts
 from tkq.linear_attention.engine.ssd import Ssd
 from tkq.linear_attention.spec import LinearSpec
@@ -169,7 +169,7 @@ class LinearAttention:
             return fake.tensor(spec.dtype, (B, S, heads, cols), (*(fake.sym64(divisibility=8) for _ in range(3)), 1))
 
         def of_tokens(dtype):
-            return _any_strides(dtype, (B, S, HO))
+            return any_strides(dtype, (B, S, HO))
 
         g = {"none": None, "head": fake.tensor("fp32", (HO,), align=4), "token": of_tokens("fp32")}[spec.gate]
         g = None if spec.ssd else g
@@ -177,10 +177,10 @@ class LinearAttention:
         rows, sizes = fake.sym() if spec.packed or spec.pool else B, (V, K) if spec.state_v_first else (K, V)
         states = rows, HO, *sizes
         operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HO, V), g, of_tokens(spec.delta),
-                            _any_strides(spec.initial, states), _any_strides(spec.final, states),
+                            any_strides(spec.initial, states), any_strides(spec.final, states),
                             operand(fake.sym(), V) if spec.has_x else None, dots,
-                            operand(HO, V) if self.delta.back else None, _numbers(spec.packed),
-                            _numbers(spec.pool), *self.checkpoints.fake_operands(B, HO))
+                            operand(HO, V) if self.delta.back else None, numbers(spec.packed),
+                            numbers(spec.pool), *self.checkpoints.fake_operands(B, HO))
         return operands, Float32(1.0), self.ssd.fake_operands(B, S, HO)
 
     @cute.jit
@@ -392,14 +392,3 @@ class LinearAttention:
         tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
         if leader:
             tk.store_async(to, tile, (t.batch, t.head, chunk, t.part + wg))
-
-
-def _any_strides(dtype, shape):
-    """None without a dtype."""
-    strides = tuple(fake.sym64() for _ in shape)
-    return dtype and fake.tensor(dtype, shape, strides, align=4 if dtype == "fp32" else 2)
-
-
-def _numbers(dtype):
-    """Of sequences; None without a dtype."""
-    return dtype and fake.tensor(dtype, (fake.sym(),), align=8 if dtype == "int64" else 4)
