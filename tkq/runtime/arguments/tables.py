@@ -137,8 +137,8 @@ TABLES = {
     "mamba2_ssd": (tensor("x", *HALF), tensor("dt", *WIDE), tensor("A", "fp32"), tensor("B", *HALF), tensor("C", *HALF),
                    tensor("D", *WIDE, none=True), tensor("z", *HALF, none=True), tensor("dt_bias", *WIDE, none=True),
                    tensor("initial_states", "fp32", "bf16", none=True), flag("dt_softplus"),
-                   Argument("dt_limit", "limits", default=(0.0, math.inf)), flag("return_final_states"),
-                   _CHECKPOINTS),
+                   Argument("dt_limit", "limits", default=(0.0, math.inf)), flag("return_final_states"), _CHECKPOINTS),
+    "based": (*_QKV, number("scale", None), Argument("use_norm", "flag", default=True)),
     "linear_attn_step": (*_QKV, Argument("g", "tensor", True, REQUIRED, ("fp32",)), _POOL, number("scale", None),
                          tensor("state_indices", *INDEX, none=True), _ACCEPTED, flag("state_v_first"), _STEP_OUT),
     "gated_delta_rule_step": (
