@@ -166,10 +166,8 @@ def delta():
 
 
 def delta_wide():
-    """Keys of 256 columns, whose corrected values wait in the place of the values: more chunks than stages."""
-    from tests.gpu.linear_attention import test_wide as cases
-
-    same_bits(lambda: cases.delta_rule(460, "random"))
+    from tests.gpu.linear_attention.test_wide import delta_rule  # keys of 256 columns
+    same_bits(lambda: delta_rule(460, "random"))
 
 
 def channels():
@@ -387,9 +385,8 @@ CASES = {f.__name__: f for f in (
     *attention.CASES, gemm, gemm_long, gemm_cluster, gemm_not_held, gemm_wave_sync, gemm_small_m, fp8,
     fp8_not_overlapped, fp8_promoted, fp8_blocks, fp8_small_m, fp8_small_m_blocks, grouped, grouped_long, linear, delta,
     delta_wide, channels, channels_delta, hedgehog, hedgehog_window, packed_states, ssd, based, steps, norm_backward,
-    norm_backward_warps,
-    norm_backward_cluster, norm_cluster, norm_quantised, rows_held, softmax, cross_entropy, quantize, quantize_few,
-    quantize_ticketed, quantize_ticketed_few, rope, gated)}
+    norm_backward_warps, norm_backward_cluster, norm_cluster, norm_quantised, rows_held, softmax, cross_entropy,
+    quantize, quantize_few, quantize_ticketed, quantize_ticketed_few, rope, gated)}
 
 
 def main(kind, case):
