@@ -108,8 +108,8 @@ MUTANTS = (
     *family(
         "linear_checkpoints", "tkq/linear_attention/engine/packed.py",
         ("of_the_first_sequence",
-         "checkpoints=g.checkpoints and _tokens(g.checkpoints, piece.first // (CHUNK * g.every))",
-         "checkpoints=g.checkpoints and _tokens(g.checkpoints, 0 * piece.first)", CHECKPOINTS)),
+         "checkpoints=None if g.every is None else _tokens(g.checkpoints, piece.first // (CHUNK * g.every))",
+         "checkpoints=None if g.every is None else _tokens(g.checkpoints, 0 * piece.first)", CHECKPOINTS)),
     *family(
         "linear_wide", "tkq/linear_attention/engine/products.py",
         ("last_piece_alone", "multiply = tk.mma_ABt", "multiply = tk.mm_ABt", WIDE),

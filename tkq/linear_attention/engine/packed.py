@@ -74,7 +74,7 @@ class Sequences:
             x=g.x and g.x.part(piece.rows), o=g.o.part(written), dv=g.dv and g.dv.part(written),
             g=_tokens(g.g, piece.first), beta=_tokens(g.beta, piece.first),
             dots=_tokens(g.dots, piece.first, 1),
-            checkpoints=g.checkpoints and _tokens(g.checkpoints, piece.first // (CHUNK * g.every))
+            checkpoints=None if g.every is None else _tokens(g.checkpoints, piece.first // (CHUNK * g.every))
         ), piece.end, piece.state, written
 
     @cute.jit
