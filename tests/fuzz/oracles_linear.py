@@ -83,18 +83,26 @@ def mamba2_ssd(given):
     dt = dt if bias is None else dt + bias
     dt = torch.nn.functional.softplus(dt) if given["dt_softplus"] else dt
     dt = dt.clamp(*map(float, given["dt_limit"]))
-    state, out = torch.zeros(batch, heads, P, N, dtype=WIDE) if state is None else state, []
-    for t in range(tokens):
-        taken = torch.einsum("bhp,bhn->bhpn", dt[:, t, :, None] * x[:, t], B[:, t])
-        state = (dt[:, t] * A).exp()[..., None, None] * state + taken
-        out.append(torch.einsum("bhpn,bhn->bhp", state, C[:, t]))
-    y = torch.stack(out, 1) if out else x
-    y = y if D is None else y + (D[:, None] if D.dim() == 1 else D) * x
-    y = y if z is None else y * torch.nn.functional.silu(z)
+    pieces = _pieces(given, batch, tokens)
+    state = torch.zeros(len(pieces), heads, P, N, dtype=WIDE) if state is None else state
+    of_skip, y, last = None if D is None else D[:, None] if D.dim() == 1 else D, torch.zeros_like(x), []
+    for of, (row, begin, end) in zip(state, pieces):
+        out = []
+        for t in range(begin, end):
+            taken = torch.einsum("hp,hn->hpn", dt[row, t, :, None] * x[row, t], B[row, t])
+            of = (dt[row, t] * A).exp()[..., None, None] * of + taken
+            found = torch.einsum("hpn,hn->hp", of, C[row, t])
+            found = found if D is None else found + of_skip * x[row, t]
+            out.append(found if z is None else found * torch.nn.functional.silu(z[row, t]))
+        found = torch.stack(out) if out else x[row, begin:end]
+        y = torch.cat((y[:row], torch.cat((y[row, :begin], found, y[row, end:]))[None], y[row + 1:]))
+        last.append(of)
+    state = torch.stack(last) if last else state
     rows = _finite(given, y, SSD)
     # d x is rounded to 16 bits with what decays
     last = Wanted("states", state, 4 * ROUNDING[given["x"].dtype] / ROUNDING[torch.float32], torch.float32,
-                  None if rows is None else rows.all(1))
+                  None if rows is None else rows.all(1) if given["cu_seqlens"] is None else rows.all().expand(
+                      len(pieces), heads))
     return [Wanted("y", y, 8, given["x"].dtype, rows), *([last] if given["return_final_states"] else [])]
 
 

@@ -202,7 +202,7 @@ def linear_attn(d):
     packed, count, v_first = d.chance(0.3), d.one(1, 3), d.chance(0.2)
     batch = 1 if packed else batch
     cuts = d.integers(0, tokens + 1, count + 1).sort().values.to(d.one(torch.int32, torch.int64)) if packed else None
-    gates = d.one((), (heads_v,), (batch, tokens, heads_v), *(() if packed else ((batch, tokens, heads_v, sizes[0]),)))
+    gates = d.one((), (heads_v,), (batch, tokens, heads_v), (batch, tokens, heads_v, sizes[0]))
     states = count if packed else batch, heads_v, *(reversed(sizes) if v_first else sizes)
     return dict(q=d.normal(batch, tokens, heads, sizes[0], dtype=dtype),
                 k=d.normal(batch, tokens, heads, sizes[0], dtype=dtype),
@@ -218,7 +218,7 @@ def gated_delta_rule(d):
     given = linear_attn(d)
     k, tokens = torch.nn.functional.normalize(given["k"].float(), dim=-1), given["v"].shape[:3]
     gate, l2norm, weight = d.chance(0.3), d.chance(0.3), lambda: d.normal(tokens[2], dtype=d.one(FP32, BF16))
-    gates = d.one(tokens, *(() if given["cu_seqlens"] is not None else ((*tokens, k.shape[3]),)))
+    gates = d.one(tokens, (*tokens, k.shape[3]))
     g = d.normal(*tokens, dtype=d.one(FP32, BF16)) if gate else d.maybe(0.7, lambda: -d.positive(*gates))
     return dict(given, k=given["k"] if l2norm else k.to(given["k"].dtype), g=g,
                 beta=d.normal(*tokens, dtype=FP32).sigmoid().to(d.one(FP32, BF16)), use_qk_l2norm_in_kernel=l2norm,
@@ -229,6 +229,10 @@ def gated_delta_rule(d):
 def mamba2_ssd(d):
     batch, tokens, groups, shared, dtype = d.one(1, 2), d.of((0, 1, 7, 24), (7, 24)), d.one(1, 2), d.one(1, 2), d.half()
     (P, N), heads = (d.of((32, 80), (64,)), d.of((32, 48, 64), (64,))), groups * shared
+    packed, count = d.chance(0.3), d.one(1, 3)
+    batch = 1 if packed else batch
+    cuts = d.integers(0, tokens + 1, count + 1).sort().values.to(d.one(torch.int32, torch.int64)) if packed else None
+    states = count if packed else batch
     small = d.of((FP32, BF16, FP16), (FP32, BF16))
     return dict(x=d.normal(batch, tokens, heads, P, dtype=dtype), dt=d.positive(batch, tokens, heads).to(small),
                 A=-d.positive(heads), B=d.normal(batch, tokens, groups, N, dtype=dtype, scale=N**-0.5),
@@ -236,9 +240,9 @@ def mamba2_ssd(d):
                 D=d.maybe(0.6, lambda: d.normal(*(heads, P)[:d.one(1, 2)], dtype=small)),
                 z=d.maybe(0.4, lambda: d.normal(batch, tokens, heads, P, dtype=dtype)),
                 dt_bias=d.maybe(0.6, lambda: d.normal(heads, dtype=FP32)),
-                initial_states=d.maybe(0.3, lambda: d.normal(batch, heads, P, N, dtype=d.one(FP32, BF16))),
+                initial_states=d.maybe(0.3, lambda: d.normal(states, heads, P, N, dtype=d.one(FP32, BF16))),
                 dt_softplus=d.chance(0.7), dt_limit=d.one((0.0, float("inf")), (0.25, 2.0)),
-                return_final_states=d.chance(0.4), checkpoint_every=None)
+                return_final_states=d.chance(0.4), cu_seqlens=cuts, state_indices=None, checkpoint_every=None)
 
 
 def hedgehog(d):

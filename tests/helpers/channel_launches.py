@@ -3,6 +3,7 @@ exactly, in float64, or rounded where the kernels round."""
 import torch
 from torch.nn.functional import pad
 
+from tests.helpers.linear_launches import of_sequences
 from tkq.linear_attention.channels.columns import HALVES
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.launch import Made
@@ -11,6 +12,8 @@ from tkq.linear_attention.launch import Made
 def launched(given, scale) -> Made:
     """As `launch.launch` of the channels. float64 stays float64, nothing is rounded; what is of 16 bits is computed in
     float32, its operands are rounded as the kernel's are."""
+    if given.cu is not None:
+        return of_sequences(given, scale, launched)
     (B, S, H, _), (HV, V) = given.q.shape, given.v.shape[2:]
     heads = max(H, HV)
     wide = torch.promote_types(given.q.dtype, torch.float32)

@@ -16,7 +16,7 @@ def launched(given, scale) -> Made:
     """As `launch.launch`. float64 stays float64, nothing is rounded; what is of 16 bits is computed in float32, its
     operands are rounded as the kernel's are."""
     if given.cu is not None:
-        return _of_sequences(given, scale)
+        return of_sequences(given, scale, launched)
     (B, S, H, _), (HV, V) = given.q.shape, given.v.shape[2:]
     heads = max(H, HV)
     wide = torch.promote_types(given.q.dtype, torch.float32)
@@ -61,26 +61,32 @@ def launched(given, scale) -> Made:
     return Made(out.transpose(1, 2).to(given.v.dtype), state, dots, dv, of_skip, diagonal)
 
 
-def _of_sequences(given, scale):
-    """Each by itself; zeros for tokens of none, but NaN in the sums of o times x, as the kernel leaves them."""
+def of_sequences(given, scale, launched):
+    """Each by itself; zeros for tokens of none, but NaN in the sums of o times x, as the kernel leaves them. launched:
+    of a batch."""
     tensors = ("q", "k", "v", "g", "beta", "x")
     made, cuts = [], edges(given.cu, given.q.shape[1]).tolist()
     for n, (begin, end) in enumerate(itertools.pairwise(cuts)):
         part = {name: x if x is None or x.dim() == 1 else x[:, begin:end]
                 for name, x in ((name, getattr(given, name)) for name in tensors)}
+        if getattr(given, "steps", None):
+            part["steps"] = given.steps._replace(dt=given.steps.dt[:, begin:end])
         initial = None if given.initial is None else given.initial[n:n + 1]
         made.append(launched(given._replace(**part, initial=initial, cu=None), scale))
 
     def whole(name, fill):
         parts = [getattr(one, name) for one in made]
+        if parts[0] is None:
+            return None
         found = parts[0].new_full((1, given.q.shape[1], *parts[0].shape[2:]), fill)
         for x, (begin, end) in zip(parts, itertools.pairwise(cuts)):
             found[:, begin:end] = x
         return found
 
     return Made(whole("o", 0.0), None if given.final is None else torch.cat([one.state for one in made]),
-                None if given.x is None else whole("dots", math.nan),
-                whole("dv", 0.0) if given.reverse and given.beta is not None else None)
+                whole("dots", math.nan), whole("dv", 0.0),
+                None if made[0].of_skip is None else torch.cat([one.of_skip for one in made]),
+                whole("diagonal", math.nan))
 
 
 class Chunk:

@@ -6,6 +6,9 @@ TESTS = "tests/gpu/linear_attention/test_channels.py::"
 KEYS, FAR, DELTA, VALUES, LAST, LONG, SUMS = ((f"{TESTS}{name}",) for name in (
     "test_lengths[o]", "test_resets", "test_lengths[delta]", "test_lengths[dq]", "test_nothing_behind_the_end_counts",
     "test_gradients_of_gates_are_as_good_at_any_length[False]", "test_sums_over_a_chunks_tokens[2]"))
+PACKED, BEFORE = ((f"tests/gpu/linear_attention/test_packed.py::{name}",) for name in (
+    "test_results_and_gradients[dtype0-linear_attn of columns-]",
+    "test_tokens_before_the_first_sequence[linear_attn of columns]"))
 
 MUTANTS = (
     *family(
@@ -71,5 +74,19 @@ MUTANTS = (
         ("sums_of_terms_all_added", "found = held[e, i, 0] - held[e, i, 1]",
          "found = held[e, i, 0] + held[e, i, 1]", SUMS),
         ("sums_of_tokens_behind_the_last", "if token < x.terms[0].shape[1]:", "if token < x.terms[0].shape[1] + 1:",
-         SUMS)),
+         SUMS),
+        ("sums_beyond_a_sequence", "total[e] = Float32(0.0) if marks[i] != 0 else total[e]", "pass", PACKED),
+        ("sums_of_tokens_of_no_sequence", "found = Float32(0.0) if marks[i] == 2 else found", "pass", BEFORE)),
+    *family(
+        "linear", "tkq/linear_attention/channels/values.py",
+        ("columns_of_no_sequence_are_left", "tokens = t.tokens if const_expr(self.spec.packed) else g.tokens",
+         "tokens = g.tokens", BEFORE)),
+    *family(
+        "linear", "tkq/linear_attention/channels/gradients.py",
+        ("sums_of_the_next_chunk_for_all", "sums += torch.where(goes_on, behind[:, :, None], behind.new_zeros(()))",
+         "sums += behind[:, :, None]", PACKED)),
+    *family(
+        "linear", "tkq/linear_attention/channels/parts.py",
+        ("chunks_of_all_sequences", "return ((t.tokens if spec.packed else g.tokens) + (CHUNK - 1)) >> 6",
+         "return (g.tokens + (CHUNK - 1)) >> 6", BEFORE)),
 )

@@ -29,24 +29,29 @@ WIDE, WIDE_DELTA, WIDE_SUMS = ((f"{TESTS}test_wide.py::{name}",) for name in (
     "test_forward[200-0.1]", "test_delta_rule[200-random]", "test_gradients_of_values_and_sums[200]"))
 CHECKPOINTS, CHECKPOINTS_OF_BATCH = ((f"{TESTS}test_checkpoints.py::test_of_{name}[linear_attn]",) for name in (
     "packed_sequences", "a_batch"))
+PACKED_SSD = (f"{TESTS}test_ssd_backward.py::test_packed_sequences[1]",)
 
 MUTANTS = (
     *family(
         "linear", "tkq/linear_attention/engine/packed.py",
-        ("gates_of_the_next_sequence", "g, tokens=piece.rows, q=g.q.part(piece.rows), k=g.k.part(piece.rows), "
-         "v=g.v.part(piece.rows),", "g, tokens=g.tokens - piece.first, q=g.q.part(piece.rows), "
-         "k=g.k.part(piece.rows), v=g.v.part(piece.rows),", PACKED),
-        ("reversed_gates_of_the_next_sequence", "g, tokens=piece.rows, q=g.q.part(piece.rows), "
-         "k=g.k.part(piece.rows), v=g.v.part(piece.rows),", "g, tokens=g.tokens - piece.first, "
-         "q=g.q.part(piece.rows), k=g.k.part(piece.rows), v=g.v.part(piece.rows),", PACKED_BACK),
+        ("gates_of_the_next_sequence", "return replace(g, tokens=piece.rows, **found)",
+         "return replace(g, tokens=g.tokens - first, **found)", PACKED),
+        ("reversed_gates_of_the_next_sequence", "return replace(g, tokens=piece.rows, **found)",
+         "return replace(g, tokens=g.tokens - first, **found)", PACKED_BACK),
+        ("steps_of_the_first_sequence",
+         '(("ssd",), lambda x: x._replace(dt=_tokens(x.dt, first), diagonal=_tokens(x.diagonal, first)))):',
+         '(("ssd",), lambda x: x._replace(diagonal=_tokens(x.diagonal, first)))):', PACKED_SSD),
+        ("diagonals_of_the_first_sequence",
+         '(("ssd",), lambda x: x._replace(dt=_tokens(x.dt, first), diagonal=_tokens(x.diagonal, first)))):',
+         '(("ssd",), lambda x: x._replace(dt=_tokens(x.dt, first)))):', PACKED_SSD),
         ("a_token_of_the_next_sequence", "return first, end", "return first, cutlass.min(end + 1, g.tokens)", APART),
         ("gates_of_the_first_sequence", "at = x.iterator + Int64(first) * strides[batch + 1]",
          "at = x.iterator + Int64(0) * strides[batch + 1]", PACKED),
         ("tokens_of_no_sequence_are_read", "rows = Int32(0) if n >= count else end - first", "rows = end - first",
          NONE),
-        ("tokens_of_no_sequence_are_left", "x=g.x and g.x.part(piece.rows), o=g.o.part(written), "
-         "dv=g.dv and g.dv.part(written),", "x=g.x and g.x.part(piece.rows), o=g.o.part(piece.rows), "
-         "dv=g.dv and g.dv.part(written),", NONE),
+        ("tokens_of_no_sequence_are_left",
+         '(("o", "dv"), lambda x: x.part(written) if isinstance(x, tk.gl) else _tokens(x, first)),',
+         '(("o", "dv"), lambda x: x.part(piece.rows) if isinstance(x, tk.gl) else _tokens(x, first)),', NONE),
         ("sequences_that_overlap", 'first = cute.arch.warp_redux_sync(first, "max")', "first = self.cut(g, last)",
          FALLS),
         ("sequences_from_32_on", "for base in cutlass.range(0, last + 1, WARP, unroll=4):",
@@ -108,8 +113,8 @@ MUTANTS = (
     *family(
         "linear_checkpoints", "tkq/linear_attention/engine/packed.py",
         ("of_the_first_sequence",
-         "checkpoints=None if g.every is None else _tokens(g.checkpoints, piece.first // (CHUNK * g.every))",
-         "checkpoints=None if g.every is None else _tokens(g.checkpoints, 0 * piece.first)", CHECKPOINTS)),
+         '(("checkpoints",), lambda x: _tokens(x, first // (CHUNK * g.every))),',
+         '(("checkpoints",), lambda x: _tokens(x, 0 * first)),', CHECKPOINTS)),
     *family(
         "linear_wide", "tkq/linear_attention/engine/products.py",
         ("last_piece_alone", "multiply = tk.mma_ABt", "multiply = tk.mm_ABt", WIDE),
@@ -161,6 +166,8 @@ MUTANTS = (
         ("x_gradient_without_the_step", "o = o * d", "pass", SSD_GRADIENTS),
         ("skip_gradient_of_the_last_chunk", "mine[1].tensor[r] = mine[1].tensor[r] + sum(products[1:], products[0])",
          "mine[1].tensor[r] = sum(products[1:], products[0])", SSD_GRADIENTS),
+        ("skip_gradients_of_the_first_sequence", "g.ssd.of_skip[t.state, t.head, row] = mine[1].tensor[r]",
+         "g.ssd.of_skip[0, t.head, row] = mine[1].tensor[r]", PACKED_SSD),
         ("steps_of_another_token", "found[2 + e] = d", "found[3 - e] = d", SSD),
         ("diagonal_without_its_step", "shared[row, 2 * stage] = view[r, j] * factor",
          "shared[row, 2 * stage] = view[r, j]", SSD_GRADIENTS),

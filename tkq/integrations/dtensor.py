@@ -153,11 +153,12 @@ def _hedgehog_backward(g):
 _OF_HEADS = dict.fromkeys(("q_map", "k_map", "linear_factor", "window_factor"), S(0))
 
 
-def _pool(g):
+def _pool(g, name="initial_state"):
     """What is written in place lies whole on each rank."""
-    if any(p != R for p in g.initial_state.placements):
-        raise NotImplementedError(f"initial_state: is placed {g.initial_state.placements}; a pool that is written in "
-                                  "place may be replicated, or a local tensor")
+    pool = getattr(g, name)
+    if any(p != R for p in pool.placements):
+        raise NotImplementedError(f"{name}: is placed {pool.placements}; a pool that is written in place may be "
+                                  "replicated, or a local tensor")
     return ()
 
 
@@ -203,8 +204,10 @@ def _delta_rule_backward(g):
 
 def _ssd_ways(g):
     """How tensors may lie: of tokens, of states, of heads alone (A, D, dt_bias), B and C, and the gradients of the
-    latter two kinds. By heads: with their groups, or with the one group that all share."""
-    yield S(0), S(0), R, S(0), P, S(0)
+    latter two kinds. By sequences, unless they are packed, in one row; by heads: with their groups, or with the one
+    group that all share."""
+    if g.cu_seqlens is None:
+        yield S(0), S(0), R, S(0), P, S(0)
     groups, ranks = g.B.shape[2], g.B.mesh.size()
     if groups % ranks == 0:
         yield S(2), S(1), S(0), S(2), S(0), S(2)
@@ -220,6 +223,10 @@ def _ssd_given(tokens, states, heads, groups):
 def _ssd(g):
     for tokens, states, heads, groups, *_ in _ssd_ways(g):
         yield (tokens, states if g.return_final_states else R), _ssd_given(tokens, states, heads, groups)
+
+
+def _ssd_pool(g):
+    return _pool(g, "initial_states")
 
 
 def _ssd_backward(g):
@@ -298,6 +305,7 @@ RULES = {
     "gated_delta_rule_backward": _delta_rule_backward, "linear_attn_pool": _pool, "gated_delta_rule_pool": _pool,
     "linear_attn_checkpoints": _with_checkpoints(_linear_attention),
     "gated_delta_rule_checkpoints": _with_checkpoints(_delta_rule), "mamba2_ssd_checkpoints": _with_checkpoints(_ssd),
+    "mamba2_ssd_pool": _ssd_pool,
     "mamba2_ssd": _ssd, "mamba2_ssd_backward": _ssd_backward, "hedgehog": _hedgehog,
     "hedgehog_backward": _hedgehog_backward, "based": _based, "based_backward": _based_backward,
     "linear_attn_step": _step, "gated_delta_rule_step": _step, "ssd_step": _ssd_step, "gemm": _gemm,

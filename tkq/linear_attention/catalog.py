@@ -17,7 +17,7 @@ def shipped() -> list:
     delta rule's forward of the width that models have; packed sequences and pools of that width; Mamba-2's of its two
     usual sizes. A kernel that is one and the other stands here once."""
     found = {}
-    for name, spec in (*_of_sizes(), *_with_states(), *_delta_rule(), *_packed(), *_ssd()):
+    for name, spec in (*_of_sizes(), *_with_states(), *_delta_rule(), *_packed(), *_ssd(), *_packed_ssd()):
         found.setdefault(recipe(spec), Shipped(name, recipe(spec), expectation(spec)))
     return [*found.values(), *_sums()]
 
@@ -71,6 +71,22 @@ def _ssd():
         yield f"mamba2_ssd_db{end}", LinearSpec("bf16", 64, N, "token", initial, reverse=True, ssd=plain)
         yield f"mamba2_ssd_dx{end}", replace(spec, reverse=True, dot=True, ssd=replace(skip, skip_gradient=True))
     yield "mamba2_ssd-bf16-n128-p64-final", replace(spec, initial=None)
+
+
+def _packed_ssd():
+    """Sequences by cu_seqlens of 32 bits, N 128, states; and states in a pool."""
+    plain = SsdSpec("bf16", "fp32", softplus=True)
+    skip, end = replace(plain, skip="fp32"), "-bf16-n128-p64-packed"
+    spec = LinearSpec("bf16", 128, 64, "token", "fp32", "fp32", ssd=skip, state_v_first=True, packed="int32")
+    gated = replace(spec, ssd=replace(skip, gated=True))
+    for name, one in (("mamba2_ssd", spec), ("mamba2_ssd_gated", gated)):
+        yield f"{name}{end}", one
+        yield f"{name}{end}-pool", replace(one, pool="int32")
+    yield f"mamba2_ssd_not_gated{end}", replace(spec, final=None)
+    yield f"mamba2_ssd_dc{end}", LinearSpec("bf16", 64, 128, "token", "fp32", "fp32", dot=True, ssd=plain,
+                                            packed="int32")
+    yield f"mamba2_ssd_db{end}", LinearSpec("bf16", 64, 128, "token", "fp32", reverse=True, ssd=plain, packed="int32")
+    yield f"mamba2_ssd_dx{end}", replace(spec, reverse=True, dot=True, ssd=replace(skip, skip_gradient=True))
 
 
 def _sums():

@@ -9,8 +9,8 @@ from tkq.runtime import arguments
 from tkq.runtime.call import check
 from tkq.runtime.call.autocast import lowered
 
-__all__ = ["DELTA", "OP", "Where", "check_call", "check_delta_call", "check_layouts", "columns_of", "delta_every",
-           "delta_options", "every_option", "for_tma", "lowered", "options", "refuse_recorded", "turned"]
+__all__ = ["DELTA", "OP", "Where", "check_call", "check_delta_call", "check_indices", "check_layouts", "columns_of",
+           "delta_every", "delta_options", "every_option", "for_tma", "lowered", "options", "refuse_recorded", "turned"]
 OP, DELTA = "linear_attn", "gated_delta_rule"
 MOST = 65535  # sequences, heads: blocks of a launch along a dimension of the grid
 
@@ -40,7 +40,6 @@ def check_call(q, k, v, g, initial_state, where=BATCH):
     if g is not None:
         check.rank(f"{OP}: g", g, 1, 3, 4)
         check.shape(f"{OP}: g", g, tokens[2:] if g.dim() == 1 else (*tokens, q.shape[3])[:g.dim()])
-        _check_columns(OP, q, g, where)
 
 
 def check_delta_call(q, k, v, g, beta, initial_state, where=BATCH):
@@ -50,7 +49,9 @@ def check_delta_call(q, k, v, g, beta, initial_state, where=BATCH):
     if g is not None:
         check.rank(f"{DELTA}: g", g, 3, 4)
         check.shape(f"{DELTA}: g", g, (*tokens, q.shape[3])[:g.dim()])
-        _check_columns(DELTA, q, g, where)
+        if g.dim() == 4 and q.shape[3] not in COLUMN_DIMS:
+            raise NotImplementedError(f"{DELTA}: q: K is {q.shape[3]}, supported with a g of four dimensions are "
+                                      f"multiples of 16 from {COLUMN_DIMS[0]} to {COLUMN_DIMS[-1]}")
     check.shape(f"{DELTA}: beta", beta, tokens)
 
 
@@ -71,8 +72,8 @@ def _check_operands(op, q, k, v, where, **others):
     return B, S, HV
 
 
-def sequences(op, q, cu_seqlens):
-    """How many."""
+def sequences(op, q, cu_seqlens, name="q"):
+    """How many. name: q's, in an error's words."""
     if cu_seqlens is None:
         return q.shape[0]
     check.rank(f"{op}: cu_seqlens", cu_seqlens, 1)
@@ -80,7 +81,8 @@ def sequences(op, q, cu_seqlens):
     if count < 0:
         raise ValueError(f"{op}: cu_seqlens: has no number, allowed is one more than sequences")
     if q.shape[0] != 1:
-        raise ValueError(f"{op}: q: has {q.shape[0]} sequences, with cu_seqlens allowed is 1, with the tokens of all")
+        raise ValueError(f"{op}: {name}: has {q.shape[0]} sequences, with cu_seqlens allowed is 1, with the tokens of "
+                         "all")
     if count > MOST - 2:  # those of no sequence have two blocks
         raise NotImplementedError(f"{op}: cu_seqlens: has {count} sequences, supported are up to {MOST - 2}")
     _check_numbers(op, "cu_seqlens", cu_seqlens)
@@ -92,13 +94,18 @@ def _check_states(op, states, count, of_each, where):
     heads, K, V = of_each
     shape = (V, K) if where.state_v_first else (K, V)
     if where.state_indices is not None:
-        check.shape(f"{op}: state_indices", where.state_indices, (count,))
-        _check_numbers(op, "state_indices", where.state_indices)
-        if states is None:
-            raise ValueError(f"{op}: initial_state: is None, with state_indices expected is the pool of states")
+        check_indices(op, where.state_indices, count, states)
         count = None
     if states is not None:
         check.shape(f"{op}: initial_state", states.mT if where.state_v_first else states, (count, heads, *shape))
+
+
+def check_indices(op, indices, count, pool, name="initial_state"):
+    """Of `count` sequences. name: the pool's, in an error's words."""
+    check.shape(f"{op}: state_indices", indices, (count,))
+    _check_numbers(op, "state_indices", indices)
+    if pool is None:
+        raise ValueError(f"{op}: {name}: is None, with state_indices expected is the pool of states")
 
 
 def _check_numbers(op, name, x):
@@ -114,17 +121,6 @@ def _check_sizes(op, q, v):
     for name, x, i, what in (("q", q, 0, "sequences"), ("v", v, 2, "heads")):
         if x.shape[i] > MOST:
             raise NotImplementedError(f"{op}: {name}: has {x.shape[i]} {what}, supported are up to {MOST}")
-
-
-def _check_columns(op, q, g, where):
-    """What is not supported with gates for each column."""
-    if op == DELTA and g.dim() == 4 and q.shape[3] not in COLUMN_DIMS:
-        raise NotImplementedError(f"{op}: q: K is {q.shape[3]}, supported with a g of four dimensions are multiples of "
-                                  f"16 from {COLUMN_DIMS[0]} to {COLUMN_DIMS[-1]}")
-    for name, x in zip(_WHERE, where):
-        if g.dim() == 4 and x is not None:
-            raise NotImplementedError(f"{op}: {name}: with a g of four dimensions, a decay for each column of k, which "
-                                      "is not supported; supported are batches, and gates of tokens")
 
 
 def columns_of(g):

@@ -46,10 +46,9 @@ class Given(NamedTuple):
     """What an engine's launch takes, as `kernel.Operands` has it. final: dtype of the final state, or None. x: for sums
     of o times x, or, with steps.gated, what o is multiplied by. reverse, strict, updates, others: as `LinearSpec` has
     them. cu: where packed sequences begin and end. state_indices: initial is a pool, which is written, too; final is
-    its dtype.
-    v_first: the final state lies in memory as (.., V, K). steps: Mamba-2's, in the place of g, not with cu and
-    state_indices. state_v_first: states are (.., V, K). checkpoint_every: tokens, a multiple of 64, from a state that
-    is written on the way to the next."""
+    its dtype. v_first: the final state lies in memory as (.., V, K). steps: Mamba-2's, in the place of g.
+    state_v_first: states are (.., V, K). checkpoint_every: tokens, a multiple of 64, from a state that is written on
+    the way to the next."""
 
     q: Tensor
     k: Tensor
@@ -120,7 +119,8 @@ def start(given: Given, scale: float) -> tuple:
     dv = torch.empty_like(o) if beta is not None and given.reverse else None
     of_skip = None
     if steps and steps.skip_gradient:
-        of_skip = torch.empty(B, heads, V, device=device, dtype=torch.float32)
+        count = B if given.cu is None else given.cu.shape[0] - 1
+        of_skip = torch.empty(count, heads, V, device=device, dtype=torch.float32)
     diagonal = None
     if steps and given.dot:
         diagonal = torch.empty(B, S, heads, device=device, dtype=torch.float32)
@@ -160,8 +160,8 @@ def _final(given, heads):
     if given.final is None:
         return None
     if given.state_v_first:
-        sizes = given.q.shape[0], heads, given.v.shape[3], given.q.shape[3]
-        return torch.empty(sizes, device=given.v.device, dtype=given.final)
+        count = given.q.shape[0] if given.cu is None else given.cu.shape[0] - 1
+        return torch.empty(count, heads, given.v.shape[3], given.q.shape[3], device=given.v.device, dtype=given.final)
     return no_states(given.q, given.v, given.cu, given.v_first, given.final, heads)
 
 

@@ -88,9 +88,8 @@ def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, sca
         ValueError: checkpoint_every is outside 1 to 2^31 - 1; a number that is not finite in float32; a
             checkpoint_every that is no multiple of 64; shapes that do not go together, devices that differ, strides or
             a base that TMA cannot take; state_indices without initial_state, or with one whose elements share memory.
-        NotImplementedError: a K or V that is not supported; more than 65535 sequences (65533 of cu_seqlens) or heads; a
-            g of four dimensions with cu_seqlens or state_indices; state_indices with a tensor that requires a gradient;
-            what checkpoint_every does not go with.
+        NotImplementedError: a K or V that is not supported; more than 65535 sequences (65533 of cu_seqlens) or heads;
+            state_indices with a tensor that requires a gradient; what checkpoint_every does not go with.
         RuntimeError: a GPU other than Hopper; state_indices with a pool that was made under torch.inference_mode,
             outside of it.
 
@@ -154,7 +153,8 @@ def _forward(q, k, v, g, initial_state, scale, output_final_state, cu_seqlens=No
         may_be_written(OP, initial_state)
         final = initial_state.dtype
     if g is not None and g.dim() == 4:
-        given = ChannelGiven(q, k, v, g, None, initial_state, final, v_first=state_v_first)
+        given = ChannelGiven(q, k, v, g, None, initial_state, final, v_first=state_v_first, cu=cu_seqlens,
+                             state_indices=state_indices)
         if q.shape[3] > NARROW:
             return halves.forward(given, _scale(scale, q))
         made, call = channels.start(given, _scale(scale, q))

@@ -14,9 +14,10 @@ from tkq.runtime.call import check, ops
 
 @dataclass(frozen=True)
 class Pools:
-    """name: the op's. All but check take the op's tensors, of which the pool is the last one, the scale, and what a
-    `check.Where` has, and give o. replayed: of a call like one that came before, or None. cuda, cpu: the op's
-    functions, and op. check: of the tensors, the pool as (.., K, V), and a `check.Where`."""
+    """name: the op's. All but check take the op's tensors, of which the pool is the last one, the scale or other
+    options, and what a `check.Where` has, and give o. replayed: of a call like one that came before, or None. cuda,
+    cpu: the op's functions, and op. check: of the tensors, the pool as (.., K, V), and a `check.Where`. pool: the
+    argument's name."""
 
     name: str
     replayed: Callable
@@ -24,9 +25,14 @@ class Pools:
     cpu: Callable
     op: Any
     check: Callable
+    pool: str = "initial_state"
 
     def call(self, tensors, scale, where) -> Tensor:
-        given = *tensors, scale, *where
+        return self.with_options(tensors, (scale, *where), where)
+
+    def with_options(self, tensors, options, where) -> Tensor:
+        """options: all that a call takes behind its tensors; where: what of it a `check.Where` has."""
+        given = *tensors, *options
         if not ops.traced():
             found = self.replayed(*given)
             if found is not None:
@@ -36,14 +42,14 @@ class Pools:
         self.check(*tensors[:-1], turned(self.name, tensors[-1], where.state_v_first), where)
         check.refuse_tangent(self.name, **{f"tensor {i}": x for i, x in enumerate(tensors)})
         refuse_recorded(self.name, *tensors)
-        check.settled(f"{self.name}: initial_state", tensors[-1])  # the dispatcher would write a copy
+        check.settled(f"{self.name}: {self.pool}", tensors[-1])  # the dispatcher would write a copy
         return self.op(*given)
 
 
-def may_be_written(op: str, pool: Tensor) -> None:
+def may_be_written(op: str, pool: Tensor, name: str = "initial_state") -> None:
     """Raises where it may not."""
-    check.refuse_inference(op, initial_state=pool)
-    check.refuse_overlap(op, initial_state=pool)
+    check.refuse_inference(op, **{name: pool})
+    check.refuse_overlap(op, **{name: pool})
 
 
 def written(pool: Tensor) -> None:

@@ -36,6 +36,23 @@ class Segments(NamedTuple):
             step *= 2
         return self.only_inside(x)
 
+    def chunks(self, size: int) -> Segments:
+        """The same of the first tokens of each `size`, as if these were all there are: of a sequence as many follow
+        each other as it goes on into."""
+        first = slice(None, None, size)
+        return Segments(self.of[first], torch.div(self.end[first] + (size - 1), size, rounding_mode="floor"),
+                        self.inside[first])
+
+    def reaches(self, size: int) -> Tensor:
+        """(S,): does the token's sequence go on into the next `size` tokens?"""
+        place = torch.arange(len(self.end), device=self.end.device)
+        return self.inside & (self.end > (torch.div(place, size, rounding_mode="floor") + 1) * size)
+
+    def marks(self) -> Tensor:
+        """(S,) int32: 1 for a sequence's last token, 2 for a token of none, 0 for others."""
+        place = torch.arange(1, len(self.end) + 1, device=self.end.device)
+        return torch.where(self.inside, (self.end == place).int(), 2)
+
 
 def segments(cu: Tensor | None, tokens: int) -> Segments | None:
     """Of cu_seqlens (N + 1,), which mean what `edges` says: the kernel's rule, in `engine.packed`. None without."""

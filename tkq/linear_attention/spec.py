@@ -93,9 +93,8 @@ class LinearSpec:
             raise ValueError("LinearSpec: updates, allowed is with delta and not reversed")
         if self.dot and (self.delta or not self.gated):
             raise ValueError("LinearSpec: dot, allowed is with a gate and without delta")
-        if self.ssd and (self.gate != "token" or self.delta or self.strict or self.packed or self.pool):
-            raise ValueError("LinearSpec: ssd, allowed is with the gate 'token' and without delta, strict, packed and "
-                             "pool")
+        if self.ssd and (self.gate != "token" or self.delta or self.strict):
+            raise ValueError("LinearSpec: ssd, allowed is with the gate 'token' and without delta and strict")
         if self.gated_by_x and (self.reverse or self.dot):
             raise ValueError("LinearSpec: ssd.gated, allowed is without reverse and without dot")
         if self.ssd and self.ssd.skip_gradient and not (self.reverse and self.dot):

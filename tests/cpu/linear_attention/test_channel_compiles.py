@@ -22,6 +22,8 @@ needs_nvdisasm = pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is
     "gated_delta_rule-bf16-k128-v128-column-beta_fp32-states",
     "gated_delta_rule_updates-bf16-k128-v128-column-beta_fp32",
     "linear_attn_dg-column", "gated_delta_rule_dg-column",
+    "linear_attn-bf16-k128-v128-column-packed-pool", "gated_delta_rule_du-bf16-k128-v128-column-packed",
+    "gated_delta_rule_dg-column-packed",
     "gated_delta_rule_du-bf16-k128-v128-column-beta_bf16", "gated_delta_rule_keys_behind-bf16-k128-v128-column-dot"])
 def test_shipped(name):
     kernel, = (kernel for kernel in shipped() if kernel.name == name)
@@ -46,6 +48,8 @@ def test_plans_have_room():
 
 @pytest.mark.parametrize("given, words", [
     (dict(updates=True), "updates"), (dict(delta="fp32", updates=True, reverse=True), "updates"),
+    (dict(packed="uint8"), "packed is 'uint8'"), (dict(pool="int32"), "pool"),
+    (dict(pool="int32", initial="fp32", final="fp32", of_values=True), "pool"),
     (dict(delta="fp32", of_values=True), "of_values and delta"), (dict(strict=True), "strict"), (dict(dot=True), "dot"),
     (dict(head_dim=144), "head_dim is 144"), (dict(value_dim=40), "value_dim is 40"),
     (dict(value_dim=256, of_values=True), "value_dim is 256"), (dict(initial="fp16"), "initial is 'fp16'")])

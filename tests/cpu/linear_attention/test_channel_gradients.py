@@ -172,15 +172,6 @@ def test_states_of_which_v_comes_first(delta):
 
 
 @pytest.mark.parametrize("delta", [False, True])
-@pytest.mark.parametrize("name", ["cu_seqlens", "state_indices"])
-def test_packed_sequences_and_pools_are_refused(delta, name):
-    *given, initial = [x[:1].to(BF16) if i < 3 else x[:1].float() for i, x in enumerate(make(9, delta=delta))]
-    numbers = torch.tensor([0, 9] if name == "cu_seqlens" else [0])
-    with pytest.raises(NotImplementedError, match=f"{name}: with a g of four dimensions"):
-        call((*given, initial), **{name: numbers})
-
-
-@pytest.mark.parametrize("delta", [False, True])
 @pytest.mark.parametrize("beta", [torch.float32, BF16])
 def test_kernels_are_those_that_are_shipped(monkeypatch, delta, beta):
     monkeypatch.undo()

@@ -8,10 +8,14 @@ import torch
 from torch.nn.functional import normalize
 
 import tkq
+from tests.helpers.channel_launches import launched as channels_launched
 from tests.helpers.emulation import fake_gpu
 from tests.helpers.linear_launches import launched
 from tests.helpers.ops.bad_indices import CUTS
 from tkq.linear_attention import gradients
+from tkq.linear_attention.channels import gradients as channels
+from tkq.linear_attention.channels.launch import of_chunks
+from tkq.linear_attention.delta import channel_gradients
 from tkq.linear_attention.delta import gradients as delta_gradients
 from tkq.linear_attention.segments import segments
 from tkq.reference.linear_attention import edges, gated_delta_rule_backward, linear_attn_backward
@@ -29,7 +33,8 @@ def make(op, dtype=torch.float64, gate="token", K=32, V=48, states=N, S=S):
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     q, k = (normalize(torch.randn(1, S, 2, K, dtype=torch.float64), dim=-1).to(dtype) for _ in range(2))
     v = torch.randn(1, S, 4, V, dtype=torch.float64).to(dtype)
-    g = {"none": None, "head": -torch.rand(4, dtype=wide), "token": -torch.rand(1, S, 4, dtype=wide)}[gate]
+    g = {"none": None, "head": -torch.rand(4, dtype=wide), "token": -torch.rand(1, S, 4, dtype=wide),
+         "column": -torch.rand(1, S, 4, K, dtype=wide)}[gate]
     more = (torch.rand(1, S, 4, dtype=wide),) * (op == "gated_delta_rule")
     return q, k, v, g, *more, torch.randn(states, 4, K, V, dtype=wide)
 
@@ -70,6 +75,24 @@ def test_sums_stay_in_their_sequence():
     assert of_tokens.tolist() == [n + 1 for n, length in enumerate(LENGTHS) for _ in range(length)] + [0] * 7
 
 
+@pytest.mark.parametrize("terms", [2, 4])
+@pytest.mark.parametrize("cuts", [CU_OF_CHUNKS, (3, 64, 64, 190), (0, 300), (130, 131), (0,)])
+def test_sums_of_columns_stay_in_their_sequence(terms, cuts):
+    """Also where a sequence has several chunks of the tokens, and a chunk several sequences. NaN in tokens of none."""
+    of, given = segments(torch.tensor(cuts), 300), torch.randn(terms, 1, 300, 4, 3, dtype=torch.float64)
+    at_end = torch.randn(len(cuts) - 1, 4, 3, dtype=torch.float64)
+    x = sum(x * (-1)**i for i, x in enumerate(given)).flatten(2)
+    want = (of.suffix_sums(x) + of.of_tokens(at_end.flatten(1))).view(1, 300, 4, 3)
+    given[:, :, ~of.inside] = math.nan
+    torch.testing.assert_close(channels.of_gates(list(given), at_end, of), want)
+    sums, totals = of_chunks([x.flatten(2) for x in given], of)
+    assert torch.equal(totals, sums[:, :, 0]) and sums.isfinite().all()
+    marks = of.marks().tolist()
+    for t in range(300):
+        n = int(of.of[t])
+        assert marks[t] == (2 if n == len(cuts) - 1 else int(t + 1 in cuts and t + 1 == int(of.end[t])))
+
+
 def test_tokens_of_no_sequence_have_no_sums():
     found = segments(torch.tensor((40, 100, 100, 250)), 300).suffix_sums(torch.ones(1, 300, 1))[0, :, 0]
     assert not found[:40].any() and not found[250:].any()
@@ -84,12 +107,18 @@ def reference_of(op):
 
 
 @pytest.mark.parametrize("op, gate", [("linear_attn", "none"), ("linear_attn", "head"), ("linear_attn", "token"),
-                                      ("gated_delta_rule", "none"), ("gated_delta_rule", "token")])
+                                      ("gated_delta_rule", "none"), ("gated_delta_rule", "token"),
+                                      ("linear_attn", "column"), ("gated_delta_rule", "column")])
 @pytest.mark.sampled(when=lambda gate: gate != "none")
 def test_gradients_are_made_of_launches(monkeypatch, op, gate):
     """NaN in tokens of no sequence, and in what comes in for them."""
     module = gradients if op == "linear_attn" else delta_gradients
-    monkeypatch.setattr(module, "launch", launched)
+    if gate == "column":
+        for each in (channels, channel_gradients):
+            monkeypatch.setattr(each, "launch", channels_launched)
+        module = channels if op == "linear_attn" else channel_gradients
+    monkeypatch.setattr(gradients, "launch", launched)
+    monkeypatch.setattr(delta_gradients, "launch", launched)
     end, starts = CU_OF_CHUNKS[-1], cu(cuts=CU_OF_CHUNKS)
     given = make(op, gate=gate, S=end + 7)
     do, dstate = torch.randn_like(given[2]), torch.randn_like(given[-1])
@@ -117,9 +146,9 @@ def test_the_reference_of_the_gradients(op):
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_sequences_one_by_one(op, dtype):
-    *tensors, initial = given = [x.requires_grad_() for x in make(op, torch.bfloat16)]
+@pytest.mark.parametrize("dtype, gate", [(torch.int32, "token"), (torch.int64, "token"), (torch.int32, "column")])
+def test_sequences_one_by_one(op, dtype, gate):
+    *tensors, initial = given = [x.requires_grad_() for x in make(op, torch.bfloat16, gate)]
     call = getattr(tkq, op)
     o, states = call(*tensors, initial_state=initial, output_final_state=True, cu_seqlens=cu(dtype))
     do, dstates = torch.randn_like(o), torch.randn_like(states)
@@ -153,11 +182,11 @@ INDICES = 3, -1, 0, 7, -(1 << 31), (1 << 31) - 1  # of a pool of 7
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("dtype, v_first, packed, index", [
-    (torch.float32, False, True, torch.int32), (torch.bfloat16, True, True, torch.int64),
-    (torch.float32, True, False, torch.int32)])
-def test_a_pool(op, dtype, v_first, packed, index):
-    *tensors, pool = make(op, torch.bfloat16, states=7)
+@pytest.mark.parametrize("dtype, v_first, packed, index, gate", [
+    (torch.float32, False, True, torch.int32, "token"), (torch.bfloat16, True, True, torch.int64, "token"),
+    (torch.float32, True, False, torch.int32, "token"), (torch.bfloat16, False, True, torch.int32, "column")])
+def test_a_pool(op, dtype, v_first, packed, index, gate):
+    *tensors, pool = make(op, torch.bfloat16, gate, states=7)
     if not packed:
         tensors = [x.expand(N, *x.shape[1:]) for x in tensors]
     pool = (pool.mT.contiguous() if v_first else pool).to(dtype)

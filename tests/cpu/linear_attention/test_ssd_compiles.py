@@ -19,6 +19,10 @@ SPECS = {
     "dB": LinearSpec("bf16", 128, 128, "token", "fp32", reverse=True, ssd=STEPS),
     "dx": LinearSpec("bf16", 128, 256, "token", "fp32", "fp32", reverse=True, dot=True,
                      ssd=replace(STEPS, skip_gradient=True), state_v_first=True),
+    "packed": LinearSpec("bf16", 128, 256, "token", "fp32", "fp32", ssd=replace(STEPS, gated=True), state_v_first=True,
+                         packed="int64", pool="int64"),
+    "packed dx": LinearSpec("bf16", 128, 256, "token", "fp32", "fp32", reverse=True, dot=True,
+                            ssd=replace(STEPS, skip_gradient=True), state_v_first=True, packed="int64"),
     "narrow": LinearSpec("bf16", 96, 80, "token", reverse=True, dot=True, ssd=replace(STEPS, skip_gradient=True)),
 }
 

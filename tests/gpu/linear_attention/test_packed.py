@@ -8,10 +8,14 @@ import torch
 
 import tkq
 from tests.gpu.linear_attention.test_linear_forward import BF16, make
+from tests.helpers.channel_launches import launched as channels_launched
 from tests.helpers.linear_launches import launched
 from tests.helpers.one_sign import bias_of_one_sign
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.linear_attention import gradients
+from tkq.linear_attention.channels import gradients as channel_gradients
+from tkq.linear_attention.channels.launch import ChannelGiven
+from tkq.linear_attention.delta import channel_gradients as channel_delta_gradients
 from tkq.linear_attention.delta import gradients as delta_gradients
 from tkq.linear_attention.launch import Given, launch
 from tkq.reference.linear_attention import gated_delta_rule_backward, linear_attn_backward
@@ -23,6 +27,7 @@ LENGTHS = 0, 1, 63, 64, 65, 0, 130
 CUTS = (0, *itertools.accumulate(LENGTHS))
 S, N = CUTS[-1] + 13, len(LENGTHS)  # tokens behind the last sequence
 OPS = "linear_attn", "gated_delta_rule"
+EVERY = pytest.mark.parametrize("op", [*OPS, *(f"{op} of columns" for op in OPS), "mamba2_ssd"])
 
 
 def cu_of(cuts=CUTS, dtype=torch.int32):
@@ -30,10 +35,25 @@ def cu_of(cuts=CUTS, dtype=torch.int32):
 
 
 def tensors_of(op, gate="token", K=64, V=64, dtype=BF16, decay=0.1, S=S, N=N):
-    """The tensors of a call, its states last; two heads of v share one of q and k."""
+    """The tensors of a call, its states last; two heads of v share one of q and k. An op may be "of columns": its
+    gates. Mamba-2's: x, dt, A, B, C, D, z, dt_bias."""
     q, k, v, g = make(1, S, 2, 4, K, V, gate, dtype, decay)
-    beta = (torch.rand(1, S, 4, device="cuda"),) * (op == "gated_delta_rule")
-    return q, k, v, g, *beta, torch.randn(N, 4, K, V, device="cuda")
+    states, decays = torch.randn(N, 4, K, V, device="cuda"), -decay * torch.rand(1, S, 4, K, device="cuda")
+    if op == "mamba2_ssd":
+        A, D, bias = torch.randn(3, 4, device="cuda")
+        return v, decays[..., 0], -A.exp(), k, q, D, v.flip(1), bias - 2, states.mT.contiguous()
+    beta = (torch.rand(1, S, 4, device="cuda"),) * op.startswith("gated_delta_rule")
+    return q, k, v, decays if op.endswith("columns") else g, *beta, states
+
+
+def of(tokens, x):
+    """Of these tokens; what is of heads alone as it is."""
+    return x[:, tokens] if x.dim() > 1 else x
+
+
+def incoming_of(given):
+    """Gradients of o and the states."""
+    return torch.randn_like(given[2] if given[2].dim() > 1 else given[0]), torch.randn_like(given[-1])
 
 
 def spoilt(x, *parts):
@@ -51,6 +71,9 @@ def behind(x, end=CUTS[-1]):
 
 def call(op, tensors, cu, **more):
     *tensors, initial = tensors
+    if op == "mamba2_ssd":
+        return tkq.mamba2_ssd(*tensors, initial, True, return_final_states=True, cu_seqlens=cu, **more)
+    op, *_ = op.split()
     return getattr(tkq, op)(*tensors, initial_state=initial, output_final_state=True, cu_seqlens=cu, **more)
 
 
@@ -118,22 +141,27 @@ def test_launches_of_the_delta_rule(reverse, gate, K, V):
 def check_op(monkeypatch, op, given, cu):
     """Results and gradients, tokens outside spoilt."""
     end = int(cu.max())
-    incoming = torch.randn_like(given[2]), torch.randn_like(given[-1])
+    incoming = incoming_of(given)
     with poisoned():
         o, states, *found = with_gradients(op, [behind(x, end) for x in given[:-1]] + [given[-1]], cu,
                                            (behind(incoming[0], end), incoming[1]))
-    module, backward = (gradients, linear_attn_backward) if op == "linear_attn" else (
-        delta_gradients, gated_delta_rule_backward)
+    delta, columns = op.startswith("gated_delta_rule"), op.endswith("columns")
+    module = (channel_delta_gradients if delta else channel_gradients) if columns else (
+        delta_gradients if delta else gradients)
+    backward, of_launch = gated_delta_rule_backward if delta else linear_attn_backward, launched
     wide = [None if x is None else x.double() for x in given]
     q, k, v, g, *beta, initial = wide
     want = recurrence(q, k, v, g, None, initial, cu, *beta)
     want = [*want, *(x for x in backward(*(x.double() for x in incoming), *wide, None, cu) if x is not None)]
     q, k, v, g, *beta, initial = given
-    scale = q.shape[3]**-0.5
-    peer = launched(Given(q, k, v, g, *(beta or [None]), initial, F32, cu=cu), scale)
-    saved = (gradients.Saved if op == "linear_attn" else delta_gradients.DeltaSaved)(*given, cu)
+    scale, call = q.shape[3]**-0.5, Given
+    if columns:
+        of_launch, call = channels_launched, ChannelGiven
+    peer = of_launch(call(q, k, v, g, *(beta or [None]), initial, F32, cu=cu), scale)
+    saved = (delta_gradients.DeltaSaved if delta else gradients.Saved)(*given, cu)
     with monkeypatch.context() as m:
-        m.setattr(module, "launch", launched)
+        for each in {module, channel_gradients} if columns else {module}:
+            m.setattr(each, "launch", of_launch)
         of_peer = [x for x in module.backward(saved, scale, *incoming) if x is not None]
     room = 1 + q.shape[1] / 16  # tensor cores cut off what they add to a sum of fp32
     # an error of u or du, of 16 bits, is in the gradients of all tokens before it: they may have one sign
@@ -151,11 +179,12 @@ def check_op(monkeypatch, op, given, cu):
 
 
 @pytest.mark.parametrize("op, gate", [("linear_attn", "token"), ("linear_attn", "head"), ("linear_attn", "none"),
-                                      ("gated_delta_rule", "token"), ("gated_delta_rule", "none")])
+                                      ("gated_delta_rule", "token"), ("gated_delta_rule", "none"),
+                                      ("linear_attn of columns", ""), ("gated_delta_rule of columns", "")])
 @pytest.mark.parametrize("dtype", [BF16, torch.float16])
 @pytest.mark.sampled(when=lambda gate, dtype: dtype == BF16 or gate == "token")
 def test_results_and_gradients(monkeypatch, op, gate, dtype):
-    check_op(monkeypatch, op, tensors_of(op, gate, dtype=dtype), cu_of())
+    check_op(monkeypatch, op, tensors_of(op, gate or "token", dtype=dtype), cu_of())
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -181,11 +210,11 @@ def test_many_sequences(monkeypatch, op):
     check_op(monkeypatch, op, tensors_of(op, S=sum(lengths), N=70), cu_of((0, *itertools.accumulate(lengths))))
 
 
-@pytest.mark.parametrize("op", OPS)
+@EVERY
 def test_no_sequence_reaches_another(op):
     """NaN in one, in all that is its: others have the same bits, forward and backward, before it and behind it."""
     given, cu = tensors_of(op), cu_of()
-    incoming = torch.randn_like(given[2]), torch.randn_like(given[-1])
+    incoming = incoming_of(given)
     want = with_gradients(op, given, cu, incoming)
     for n in (2, 4):
         at = slice(CUTS[n], CUTS[n + 1])
@@ -196,15 +225,16 @@ def test_no_sequence_reaches_another(op):
         for mine, clean in zip(found, want):
             mine, clean = mine.clone(), clean.clone()
             for x in (mine, clean):
-                x[(slice(None), at) if x.shape[:2] == (1, S) else n] = 0
-            assert torch.equal(mine, clean)
+                if x.dim() > 1:
+                    x[(slice(None), at) if x.shape[:2] == (1, S) else n] = 0
+            assert mine.dim() == 1 or torch.equal(mine, clean)  # heads' parameters have all sequences' gradients
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_a_sequence_is_as_it_is_alone(op):
     """Bit by bit, wherever it lies; but for gradients that torch sums, in an order that all tokens decide."""
     given, cu = tensors_of(op), cu_of()
-    incoming = torch.randn_like(given[2]), torch.randn_like(given[-1])
+    incoming = incoming_of(given)
     names = ("o", "states", "q", "k", "v", "g", *("beta",) * (op == "gated_delta_rule"), "initial_state")
     found = with_gradients(op, given, cu, incoming)
     for n, (a, e) in enumerate(itertools.pairwise(CUTS)):
@@ -229,14 +259,14 @@ def test_one_sequence_is_a_batch_of_one(op):
     assert_close(state, last, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("op", OPS)
+@EVERY
 def test_tokens_before_the_first_sequence(op):
     cu, given = cu_of((70, 100, 100, 230)), tensors_of(op, N=3)
     spoilt_ones = [spoilt(x, slice(0, 70), slice(230, None)) for x in given[:-1]]
-    incoming = torch.randn_like(given[2]), torch.randn_like(given[-1])
+    incoming = incoming_of(given)
     with poisoned():
         found = with_gradients(op, [*spoilt_ones, given[-1]], cu, incoming)
-    want = with_gradients(op, [*(x[:, 70:230] for x in given[:-1]), given[-1]], cu_of((0, 30, 30, 160)),
+    want = with_gradients(op, [*(of(slice(70, 230), x) for x in given[:-1]), given[-1]], cu_of((0, 30, 30, 160)),
                           (incoming[0][:, 70:230], incoming[1]))
     for mine, theirs in zip(found, want):
         if mine.shape[:2] == (1, S):
@@ -245,12 +275,12 @@ def test_tokens_before_the_first_sequence(op):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5 * theirs.abs().max().item())
 
 
-@pytest.mark.parametrize("op", OPS)
+@EVERY
 def test_no_tokens_and_no_sequences(op):
     *tensors, initial = tensors_of(op)
     o, states = call(op, [*tensors, initial], cu_of((0,) * (N + 1)))
     assert not o.any() and torch.equal(states, initial)
-    o, states = call(op, [*(x[:, :0] for x in tensors), initial], cu_of((0,) * (N + 1)))
+    o, states = call(op, [*(of(slice(0), x) for x in tensors), initial], cu_of((0,) * (N + 1)))
     assert o.shape[1] == 0 and torch.equal(states, initial)
     with poisoned():
         o, states = call(op, [*tensors, initial[:0]], cu_of((0,)))
@@ -260,7 +290,7 @@ def test_no_tokens_and_no_sequences(op):
 @pytest.mark.parametrize("op", OPS)
 def test_the_same_bits(op):
     given, cu = tensors_of(op), cu_of()
-    incoming = torch.randn_like(given[2]), torch.randn_like(given[-1])
+    incoming = incoming_of(given)
     first = with_gradients(op, given, cu, incoming)
     for _ in range(5):
         assert all(map(torch.equal, with_gradients(op, given, cu, incoming), first))
@@ -269,7 +299,7 @@ def test_the_same_bits(op):
 @pytest.mark.parametrize("op", OPS)
 def test_nothing_waits_for_the_gpu(op):
     given, cu = tensors_of(op), cu_of()
-    incoming = torch.randn_like(given[2]), torch.randn_like(given[-1])
+    incoming = incoming_of(given)
     with_gradients(op, given, cu, incoming)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -278,11 +308,11 @@ def test_nothing_waits_for_the_gpu(op):
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("op", OPS)
+@EVERY
 def test_in_a_cuda_graph(op):
     """Sequences that change between replays."""
     given, cu = tensors_of(op), cu_of()
-    incoming = torch.randn_like(given[2]), torch.randn_like(given[-1])
+    incoming = incoming_of(given)
     with_gradients(op, given, cu, incoming)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -19,6 +19,7 @@ OF_TWO_PARTS = 2.0**8  # 2^-16, in units of the last place of fp32
 
 def incoming(given, of_state=True):
     B, _, H, P = given.x.shape
+    B = B if given.cu is None else len(given.cu) - 1
     return torch.randn_like(given.x), torch.randn(B, H, P, given.B.shape[3], device="cuda") if of_state else None
 
 
@@ -65,6 +66,20 @@ def check(monkeypatch, given, of_state=True):
 @pytest.mark.parametrize("S", [1, 63, 64, 65, 300])
 def test_lengths(monkeypatch, S):
     check(monkeypatch, make(2, S, of_dt=F32, without=("z",)))
+
+
+@pytest.mark.parametrize("D_dims", [1, 2])
+def test_packed_sequences(monkeypatch, D_dims):
+    """NaN in tokens before the first one and behind the last one, and in what comes in for them."""
+    given = make(1, 350, of_dt=F32, N=64, without=("z",) if D_dims == 2 else (), D_dims=D_dims)
+    cu = torch.tensor((9, 9, 10, 73, 137, 137, 202, 340), device="cuda", dtype=torch.int32)
+    initial = torch.randn(7, 4, 64, 64, device="cuda")
+    for x in given[:9]:
+        if x is not None and x.shape[:2] == (1, 350):
+            x[:, :9] = x[:, 340:] = torch.nan
+    found = check(monkeypatch, given._replace(cu=cu, initial=initial))
+    for x in found:
+        assert x is None or x.shape[:2] != (1, 350) or not (x[:, :9].any() or x[:, 340:].any())
 
 
 @pytest.mark.parametrize("without", [("initial",), ("D", "dt_bias", "initial"), ()])

@@ -33,7 +33,7 @@ def make(B, S, dtype=BF16, of_dt=BF16, bias=-2.0, without=("z", "initial"), D_di
 
 
 def ours(given, final=True):
-    return tkq.mamba2_ssd(*given[:9], given.softplus, given.limit, final)
+    return tkq.mamba2_ssd(*given[:9], given.softplus, given.limit, final, cu_seqlens=given.cu)
 
 
 def wide(given):

@@ -109,6 +109,17 @@ def cases(g):
         "gated_delta_rule with a pool": lambda: tkq.gated_delta_rule(
             g.q[:1], g.keys[:1], g.q[:1], None, g.betas[:1], initial_state=g.state.clone(), cu_seqlens=g.cu,
             state_indices=g.used_q, output_final_state=True),
+        "linear_attn of packed gates of columns": lambda: tkq.linear_attn(
+            g.q[:1], g.q[:1], g.q[:1], g.columns[:1], cu_seqlens=g.cu),
+        "gated_delta_rule with a pool and gates of columns": lambda: tkq.gated_delta_rule(
+            g.q, g.keys, g.q, g.columns, g.betas, initial_state=g.state.clone(), state_indices=g.used_q,
+            output_final_state=True),
+        "mamba2_ssd of packed sequences": lambda: tkq.mamba2_ssd(
+            g.q[:1], g.betas[:1], g.decays, g.keys[:1], g.keys[:1], D=g.sinks, dt_softplus=True, cu_seqlens=g.cu,
+            return_final_states=True),
+        "mamba2_ssd with a pool": lambda: tkq.mamba2_ssd(
+            g.q, g.betas, g.decays, g.keys, g.keys, initial_states=g.state.clone(), dt_softplus=True,
+            state_indices=g.used_q, return_final_states=True),
         "hedgehog": lambda: tkq.hedgehog(g.q, g.keys, g.q, g.map, g.map, g.factors, g.factors),
         "based": lambda: tkq.based(g.q[..., :2, :16], g.keys[..., :2, :16], g.q),
         "based without a norm": lambda: tkq.based(g.q[..., :16], g.keys[..., :16], g.q, 0.5, use_norm=False),

@@ -195,6 +195,33 @@ def _packed_unit_keys_and_indices(t):
     return dict(q=q, k=k, v=v, g=g, beta=beta, pool=pool, cu_seqlens=cu_seqlens, state_indices=t.rows_apart(-1, 3))
 
 
+def _packed_columns(t):
+    """Gates for each column of k."""
+    given = _packed_heads(t)
+    return dict(given, g=-t(1, t.rows, 4, 64, dtype=F32).abs())
+
+
+def _packed_columns_and_unit_keys(t):
+    given = _packed_unit_keys(t)
+    return dict(given, g=-t(1, t.rows, 4, 64, dtype=F32).abs())
+
+
+def _packed_ssd(t):
+    return dict(x=t(1, t.rows, 4, 64), dt=t(1, t.rows, 4, dtype=BF16), A=-t(4, dtype=F32).exp(),
+                B=t(1, t.rows, 2, 64) / 8, C=t(1, t.rows, 2, 64) / 8, D=t(4, dtype=F32),
+                initial_states=t(3, 4, 64, 64, dtype=F32), cu_seqlens=t.starts(3))
+
+
+def _packed_ssd_and_indices(t):
+    return dict(_packed_ssd(t), state_indices=t.rows_apart(-1, 3))
+
+
+def _ssd_with_pool(*tensors):
+    *tensors, pool, cu_seqlens, state_indices = tensors
+    return tkq.mamba2_ssd(*tensors, initial_states=pool.clone(), dt_softplus=True, return_final_states=True,
+                          cu_seqlens=cu_seqlens, state_indices=state_indices)
+
+
 def _with_pool(function, *tensors, pool, **places):
     """The pool, which is written, is a copy: a call may come again."""
     return function(*tensors, initial_state=pool.clone(), output_final_state=True, **places)
@@ -299,6 +326,20 @@ CASES = {case.name: case for case in (
     Case("mamba2_ssd, with checkpoints", _ssd,
          lambda x, dt, A, B, C, D, dt_bias: tkq.mamba2_ssd(x, dt, A, B, C, D, dt_bias=dt_bias, checkpoint_every=64),
          cast=("x", "B", "C")),
+    Case("linear_attn, with packed gates of columns", _packed_columns,
+         lambda q, k, v, g, initial_state, cu_seqlens: tkq.linear_attn(
+             q, k, v, g, initial_state=initial_state, output_final_state=True, cu_seqlens=cu_seqlens),
+         ("q", "k", "v", "g", "initial_state"), ("q", "k", "v"), exact=False),
+    Case("gated_delta_rule, with packed gates of columns", _packed_columns_and_unit_keys,
+         lambda q, k, v, g, initial_state, cu_seqlens, beta: tkq.gated_delta_rule(
+             q, k, v, g, beta, initial_state=initial_state, output_final_state=True, cu_seqlens=cu_seqlens),
+         ("q", "k", "v", "g", "beta", "initial_state"), ("q", "k", "v"), exact=False),
+    Case("mamba2_ssd, of packed sequences", _packed_ssd,
+         lambda x, dt, A, B, C, D, initial_states, cu_seqlens: tkq.mamba2_ssd(
+             x, dt, A, B, C, D, initial_states=initial_states, dt_softplus=True, return_final_states=True,
+             cu_seqlens=cu_seqlens),
+         ("x", "dt", "B", "C", "A", "D", "initial_states"), ("x", "B", "C"), exact=False),
+    Case("mamba2_ssd, with a pool", _packed_ssd_and_indices, _ssd_with_pool, cast=("x", "B", "C")),
     Case("hedgehog", _heads_and_maps,
          lambda q, k, v, q_map, k_map, linear_factor, window_factor: tkq.hedgehog(
              q, k, v, q_map, k_map, linear_factor, window_factor),

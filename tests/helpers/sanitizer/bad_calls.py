@@ -189,6 +189,14 @@ def states(device):
             pool = initial[:3].clone()
             yield f"{op.__name__} {cuts} with a pool", summed(op(
                 *tensors, initial_state=pool, cu_seqlens=cu, state_indices=rows), pool)
+        columns, places = (g[..., None] * torch.linspace(0, 2, 64, device=device)).contiguous(), dict(
+            cu_seqlens=cu.int(), state_indices=rows)
+        for op, tensors in ((tkq.linear_attn, (q, k, v, columns)), (tkq.gated_delta_rule, (q, k, v, columns, beta))):
+            pool = initial[:3].clone()
+            yield f"{op.__name__} {cuts}, columns with a pool", summed(op(*tensors, initial_state=pool, **places), pool)
+        pool = initial[:3].clone()
+        yield f"mamba2_ssd {cuts} with a pool", summed(tkq.mamba2_ssd(
+            v, beta, -beta[0, 0], k, q, beta[0, 1], do, beta[0, 2], pool, True, **places), pool)
 
 
 FAMILIES = {f.__name__: f for f in (cross_entropy, long_rows, linear, rope, grouped, attention, gradients,

@@ -330,7 +330,14 @@ def packed_states(device):
         yield f"{op.__name__}, packed", (o, state, *grad((o, state), given, (do, dstate)))
         pool = initial.clone()
         o = op(*tensors, initial_state=pool, cu_seqlens=cu, state_indices=rows)
-        yield f"{op.__name__}, with a pool; on the way", (o, pool, *op(*tensors, cu_seqlens=cu, checkpoint_every=64))
+        yield f"{op.__name__}, with a pool", (o, pool)
+    columns = (g[..., None] * torch.linspace(0, 2, 64, device=device)).contiguous()
+    given = [x.detach().requires_grad_() for x in (q, k, v, columns, beta, initial)]
+    o, state = tkq.gated_delta_rule(*given[:5], None, given[5], True, cu_seqlens=cu.int())
+    yield "gated_delta_rule, packed, columns", (o, state, *grad((o, state), given, (do, dstate)))
+    given = [x.detach().requires_grad_() for x in (v, beta, -beta[0, 0], k, q, beta[0, 1], do, beta[0, 2], initial)]
+    y, state = tkq.mamba2_ssd(*given, True, return_final_states=True, cu_seqlens=cu.int())
+    yield "mamba2_ssd, packed", (y, state, *grad((y, state), given, (do, dstate)))
 
 
 def steps(device):

@@ -17,11 +17,13 @@ def shipped() -> list:
     """Forward and backward of bf16, K and V of 64 and 128; states that come in and go out of one size; the delta rule's
     of the width that models have. A kernel that is one and the other stands here once."""
     found = {}
-    for name, spec in (*_of_sizes(), *_with_states(), *_delta_rule()):
+    for name, spec in (*_of_sizes(), *_with_states(), *_delta_rule(), *_packed()):
         found.setdefault(recipe(spec), Shipped(name, recipe(spec), expectation(spec)))
     sums = Expectation(instructions=("LDG.E.64", "STG.E.64"))
     return [*found.values(), Shipped("linear_attn_dg-column", sums_recipe(2), sums),
             Shipped("gated_delta_rule_dg-column", sums_recipe(4), sums),
+            Shipped("linear_attn_dg-column-packed", sums_recipe(2, True), sums),
+            Shipped("gated_delta_rule_dg-column-packed", sums_recipe(4, True), sums),
             Shipped("linear_attn_suffix_sums-column", suffix_recipe(SuffixSpec()), Expectation(instructions=("DADD",)))]
 
 
@@ -54,6 +56,26 @@ def _delta_rule():
         if dot or not reverse:
             yield (f"gated_delta_rule_keys_{'behind' if reverse else 'before'}-bf16-k128-v128-column{'-dot' * dot}",
                    ChannelSpec("bf16", 128, 128, reverse=reverse, of_values=True, strict=True, dot=dot))
+
+
+def _packed():
+    """Sequences by cu_seqlens of 32 bits, states; and states in a pool."""
+    end, spec = "-bf16-k128-v128-column-packed", ChannelSpec("bf16", 128, 128, "fp32", "fp32", packed="int32")
+    delta, values = replace(spec, delta="fp32"), replace(spec, of_values=True, dot=True)
+    behind = replace(values, final=None, reverse=True)
+    yield f"linear_attn{end}", spec
+    yield f"linear_attn_dq{end}", values
+    yield f"linear_attn_dk{end}", behind
+    yield f"linear_attn_dv{end}", replace(spec, reverse=True)
+    yield f"gated_delta_rule{end}", delta
+    yield f"gated_delta_rule_updates{end}", replace(delta, final=None, updates=True)
+    yield f"gated_delta_rule_du{end}", replace(delta, reverse=True)
+    yield f"gated_delta_rule_keys_before{end}", replace(values, final=None, strict=True, dot=False)
+    yield f"gated_delta_rule_keys_before{end}-dot", replace(values, final=None, strict=True)
+    yield f"gated_delta_rule_keys_behind{end}-dot", replace(behind, initial=None, strict=True)
+    for op, one in (("linear_attn", spec), ("gated_delta_rule", delta)):
+        yield f"{op}{end}-pool", replace(one, pool="int32")
+        yield f"{op}-bf16-k128-v128-column-pool", replace(one, packed=None, pool="int32")
 
 
 def expectation(spec: ChannelSpec) -> Expectation:

@@ -6,7 +6,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tkq.linear_attention.channels.launch import ChannelGiven, launch, of_chunks
+from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.gradients import ALL, Gradients, Needs, Saved, _of_shared, _turned, over_values
+from tkq.linear_attention.segments import segments
 from tkq.linear_attention.suffix.launch import suffix_sums
 
 
@@ -22,7 +24,7 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
     up. With D[j+1..i] = E F, E what is of row i and F what is of row j, either is made of the same three numbers: do[i]
     v[j], rounded; q E, rounded; k F, rounded (`dot`). The final state, which is made again beside dq, times its
     gradient is added to all."""
-    q, k, v, g, initial, _ = saved
+    q, k, v, g, initial, cu = saved
     needs = Needs(*needs[:4], needs.initial and initial is not None)
     if scale == 0.0:  # o is 0: what goes back comes from the final state alone, and does not depend on the scale
         do, scale = torch.zeros_like(do), 1.0
@@ -31,18 +33,18 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
     of_q = of_k = dv = dinitial = dg = None
     if needs.q or needs.g:
         final = torch.float32 if needs.g and behind is not None else None
-        of_q = of_columns(do, v, k, g, scale, initial, final, x=q if needs.g else None)
+        of_q = of_columns(do, v, k, g, scale, initial, final, x=q if needs.g else None, cu=cu)
     if needs.k or needs.g:
-        of_k = of_columns(v, do, q, g, scale, behind, x=k if needs.g else None, reverse=True)
+        of_k = of_columns(v, do, q, g, scale, behind, x=k if needs.g else None, reverse=True, cu=cu)
     if needs.v or needs.initial:
         made = launch(ChannelGiven(k, q, do, g, initial=behind, final=torch.float32 if needs.initial else None,
-                                   reverse=True), scale)
+                                   reverse=True, cu=cu), scale)
         dv = made.o
         if needs.initial:
             dinitial = (scale * made.state).to(initial.dtype)
     if needs.g:
         at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum(-1)
-        dg = of_gates((of_q.dots, of_k.dots), at_end)
+        dg = of_gates((of_q.dots, of_k.dots), at_end, segments(cu, q.shape[1]))
     return Gradients(_of_shared(of_q.o, q).to(q.dtype) if needs.q else None,
                      _of_shared(of_k.o, k).to(k.dtype) if needs.k else None, dv if needs.v else None, dg, dinitial)
 
@@ -54,12 +56,27 @@ def of_columns(queries, keys, values, g, scale, initial=None, final=None, **ways
         **ways), scale))
 
 
-def of_gates(terms, at_end):
+def of_gates(terms, at_end, of=None):
     """The sums over each token and those behind it of terms[0] - terms[1] (+ terms[2] - terms[3]), (B, S, HV, K) each;
-    at_end: (B, HV, K), what the final state's gradient adds to all. In an order that S alone decides."""
+    at_end: (B or N, HV, K), what the final state's gradient adds to all. of: the tokens' `Segments`, where sequences
+    are packed. In an order that S alone decides, or S and where sequences lie."""
     shape = terms[0].shape
+    if of is not None:
+        return _of_sequences([x.flatten(2) for x in terms], at_end, of).view(shape)
     sums, totals = of_chunks([x.flatten(2) for x in terms])
     behind = pad(suffix_sums(totals)[:, 1:], (0, 0, 0, 1))
     if at_end is not None:
         behind = behind + at_end.flatten(1)[:, None]
     return sums.add_(behind[:, :, None]).flatten(1, 2)[:, :shape[1]].contiguous().view(shape)
+
+
+def _of_sequences(terms, at_end, of):
+    """Sums of chunks, each of which begins anew with each sequence in it, and, of a chunk's last sequence, what there
+    is of it behind the chunk."""
+    tokens = terms[0].shape[1]
+    sums, totals = of_chunks(terms, of)
+    behind = pad(of.chunks(CHUNK).suffix_sums(totals)[:, 1:], (0, 0, 0, 1))
+    goes_on = pad(of.reaches(CHUNK), (0, -tokens % CHUNK)).view(1, -1, CHUNK, 1)
+    sums += torch.where(goes_on, behind[:, :, None], behind.new_zeros(()))
+    dg = sums.flatten(1, 2)[:, :tokens]
+    return dg.contiguous() if at_end is None else dg + of.of_tokens(at_end.flatten(1))

@@ -30,6 +30,8 @@ def forward(given: ChannelGiven, scale: float) -> tuple[Tensor, Tensor | None]:
         q=q[..., part], k=k[..., part], g=g[..., part], initial=rows(initial, part)), scale)
         for part in halves(q.shape[3]))
     o = first.o + second.o
+    if given.state_indices is not None:  # a pool, which has them
+        return o, initial
     if first.state is None:
         return o, None
     if given.v_first:

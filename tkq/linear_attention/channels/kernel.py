@@ -10,13 +10,23 @@ from cutlass import Constexpr, Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.channels.columns import Columns, mul_columns
-from tkq.linear_attention.channels.parts import OUT_BARRIER, SCORES_BARRIER, Operands, Task, any_strides, transposed
+from tkq.linear_attention.channels.parts import (
+    OUT_BARRIER,
+    SCORES_BARRIER,
+    Operands,
+    Task,
+    any_strides,
+    chunks,
+    numbers,
+    order,
+)
 from tkq.linear_attention.channels.plan import shares_levels
 from tkq.linear_attention.channels.scores import ChannelScores
 from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.config import CHUNK, LinearConfig
 from tkq.linear_attention.engine.delta import Delta, DeltaShared
 from tkq.linear_attention.engine.inverse import PITCH
+from tkq.linear_attention.engine.packed import Sequences
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
@@ -36,6 +46,8 @@ class Globals:
     tokens: Int32
     heads_per_k: Int32
     heads_per_v: Int32
+    cu: Optional[cute.Tensor]
+    state_indices: Optional[cute.Tensor]
 
 
 @dataclass(frozen=True)
@@ -98,7 +110,7 @@ class ChannelAttention:
     """
 
     def __init__(self, spec: ChannelSpec, config: LinearConfig):
-        self.spec, self.config = spec, config
+        self.spec, self.config, self.sequences = spec, config, Sequences(spec)
         self.dtype = element_type(spec.dtype)
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
         self.columns = Columns(self.qk_tile)
@@ -114,30 +126,30 @@ class ChannelAttention:
         """Compiled for any B, S and heads, and strides of q, k, v, g and o that are multiples of 16 bytes."""
         spec, (B, S, H, HV, HO) = self.spec, (fake.sym() for _ in range(5))
         K, V = spec.head_dim, spec.value_dim
+        states = fake.sym() if spec.packed or spec.pool else B, HO, K, V
 
         def operand(heads, cols, dtype=spec.dtype, unit=8):
             return fake.tensor(dtype, (B, S, heads, cols), (*(fake.sym64(divisibility=unit) for _ in range(3)), 1))
 
         operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HO, V), operand(HO, K, "fp32", 4),
-                            any_strides(spec.delta, (B, S, HO)), any_strides(spec.initial, (B, HO, K, V)),
-                            any_strides(spec.final, (B, HO, K, V)), None, None,
-                            operand(HO, V) if self.delta.back else None)
+                            any_strides(spec.delta, (B, S, HO)), any_strides(spec.initial, states),
+                            any_strides(spec.final, states), None, None,
+                            operand(HO, V) if self.delta.back else None, numbers(spec.packed), numbers(spec.pool))
         return operands, Float32(1.0)
 
     @cute.jit
     def __call__(self, operands: Operands, scale: Float32, stream: cuda.CUstream):
-        c = self.config
-        # (batch, token, head, col) to (token, col, head, batch)
-        q, k, v, o = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0])) for x in operands[:4]]
+        c, at = self.config, self.sequences
+        q, k, v, o = [at.rows(x) for x in operands[:4]]
         dv = None
         if const_expr(self.delta.back):
-            dv = cute.make_tensor(operands.dv.iterator, cute.select(operands.dv.layout, [1, 3, 2, 0]))
-            dv = tk.gl.store(dv, self.v_tile)
-        g = Globals(tk.gl.load(q, self.qk_tile), tk.gl.load(k, self.qk_tile), tk.gl.load(v, self.v_tile),
-                    tk.gl.store(o, self.v_tile), dv, *operands[4:8], scale, Int32(q.shape[0]),
-                    o.shape[2] // k.shape[2], o.shape[2] // v.shape[2])
+            dv = at.stores(at.rows(operands.dv), self.v_tile)
+        g = Globals(at.loads(q, self.qk_tile), at.loads(k, self.qk_tile), at.loads(v, self.v_tile),
+                    at.stores(o, self.v_tile), dv, *operands[4:8], scale, Int32(q.shape[0]),
+                    o.shape[2] // k.shape[2], o.shape[2] // v.shape[2], operands.cu, operands.state_indices)
         parts = -(-self.spec.value_dim // (CHUNK * c.groups))
-        self.kernel(g).launch(grid=[parts, o.shape[2], o.shape[3]], block=[tk.WARPGROUP * (c.groups + 2), 1, 1],
+        blocks = at.blocks(operands.q, operands.cu)
+        self.kernel(g).launch(grid=[parts, o.shape[2], blocks], block=[tk.WARPGROUP * (c.groups + 2), 1, 1],
                               stream=stream, min_blocks_per_mp=1)
 
     # ---- device --------------------------------------------------------------------------------
@@ -157,8 +169,9 @@ class ChannelAttention:
                    al.pipe(c.stages, 2 * self.qk_tile.bytes + n * self.v_tile.bytes, 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
-        part, head, batch = cute.arch.block_idx()
-        t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, part * n)
+        part, head, block = cute.arch.block_idx()
+        g, batch, state, tokens = self.sequences.of_block(g, block)
+        t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, part * n, state, tokens)
         few, some, many = c.registers
         tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
                    tk.Role(lambda _: self.make_scores(g, s, t), some),
@@ -174,20 +187,12 @@ class ChannelAttention:
                                  cute.make_layout(CHUNK * PITCH))
         return DeltaShared(al.tile(self.p_tile, 2), lower, al.vector(CHUNK, 2), al.vector(CHUNK, 2))
 
-    def chunks(self, g):
-        """Counted where it is used: a register that all had from the start would be one too many."""
-        return (g.tokens + (CHUNK - 1)) >> 6
-
-    def order(self, g, i):
-        """The i-th chunk that is visited."""
-        return self.chunks(g) - 1 - i if self.spec.reverse else i
-
     @cute.jit
     def produce(self, g, s, t):
         ring = s.tokens.ring()
         tk.prefetch(g.q, g.k, g.v, g.o)
-        for i in cutlass.range(self.chunks(g), unroll=1):
-            chunk = self.order(g, i)
+        for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
+            chunk = order(self.spec, g, t, i)
             sem = s.tokens.acquire(ring)
             tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head_k, chunk, 0), sem)
             tk.load_async(s.q[ring.stage], g.q, (t.batch, t.head_k, chunk, 0), sem)
@@ -201,11 +206,11 @@ class ChannelAttention:
         16 tokens, and pairs of one block by `Square`, or by four levels more."""
         ring, out = s.tokens.ring(), s.scores.ring()
         mine = self.columns.begin()
-        of_delta = self.delta.begin(g, t, self.order(g, 0))
+        of_delta = self.delta.begin(g, t, order(self.spec, g, t, 0))
         c = self.scores.registers()
-        self.read(g, t, self.order(g, 0), mine)
-        for i in cutlass.range(self.chunks(g), unroll=1):
-            following = self.order(g, i + 1)
+        self.read(g, t, order(self.spec, g, t, 0), mine)
+        for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
+            following = order(self.spec, g, t, i + 1)
             s.tokens.wait(ring)
             q, k = s.q[ring.stage], s.k[ring.stage]
             products = s.products[None, out.stage]
@@ -257,8 +262,8 @@ class ChannelAttention:
         if const_expr(spec.initial is None):
             tk.zero(c.s)
         else:
-            tk.load_from(c.s, transposed(g.initial, t), row0, 0)
-        for i in cutlass.range(self.chunks(g), unroll=1):
+            tk.load_from(c.s, self.sequences.state(g.initial, t), row0, 0)
+        for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
             s.tokens.wait(ring)
             tk.copy(c.s16, c.s)
             s.scores.wait(scores)
@@ -277,17 +282,17 @@ class ChannelAttention:
             tk.mma_AB(c.s, c.v, s.k[ring.stage])
             self.delta.erase(c, started)
             tk.mma_wait(1)
-            self.put(g.o, s, t, self.delta.result(c), self.order(g, i), wg)
+            self.put(g.o, s, t, self.delta.result(c), order(self.spec, g, t, i), wg)
             if const_expr(self.delta.back):
                 tk.mul_col(c.w, c.w, c.beta)
-                self.put(g.dv, s, t, c.w, self.order(g, i), wg)
+                self.put(g.dv, s, t, c.w, order(self.spec, g, t, i), wg)
             tk.mma_wait(0)
             s.tokens.release(ring)
             s.scores.release(scores)
             ring.advance()
             scores.advance()
         if const_expr(spec.final is not None):
-            tk.store_elements(transposed(g.final, t), c.s, row0, 0)
+            tk.store_elements(self.sequences.state(g.final, t), c.s, row0, 0)
         tk.store_wait(read=False)
 
     @cute.jit

@@ -11,6 +11,7 @@ from tkq.linear_attention.channels.plan import plan
 from tkq.linear_attention.channels.spec import ChannelSpec, SumsSpec
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.launch import Made, no_states
+from tkq.linear_attention.segments import Segments
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
@@ -27,7 +28,8 @@ def recipe(spec: ChannelSpec) -> Recipe:
 class ChannelGiven(NamedTuple):
     """What a launch takes, as `kernel.Operands` has it; g: (B, S, HO, K) fp32, with of_values (B, S, HO, V). final:
     dtype of the final state, or None. x: as v, with of_values, for o times x. reverse, updates, of_values, strict: as
-    `ChannelSpec` has them. v_first: the final state lies in memory as (.., V, K)."""
+    `ChannelSpec` has them. v_first: the final state lies in memory as (.., V, K). cu: where packed sequences begin and
+    end. state_indices: initial is a pool, which is written, too; final is its dtype."""
 
     q: Tensor
     k: Tensor
@@ -42,6 +44,8 @@ class ChannelGiven(NamedTuple):
     strict: bool = False
     v_first: bool = False
     x: Tensor | None = None
+    cu: Tensor | None = None
+    state_indices: Tensor | None = None
 
 
 def spec_of(given: ChannelGiven) -> ChannelSpec:
@@ -51,7 +55,7 @@ def spec_of(given: ChannelGiven) -> ChannelSpec:
 
     return ChannelSpec(name(given.q), given.q.shape[-1], given.v.shape[-1], name(given.initial), name(given.final),
                        given.reverse, name(given.beta), given.updates, given.of_values, given.strict,
-                       given.x is not None)
+                       given.x is not None, name(given.cu), name(given.state_indices))
 
 
 def launch(given: ChannelGiven, scale: float) -> Made:
@@ -61,25 +65,30 @@ def launch(given: ChannelGiven, scale: float) -> Made:
 
 def start(given: ChannelGiven, scale: float) -> tuple:
     """(what is made, (the function that was launched, its arguments) or None)."""
-    q, k, v, g, beta, initial, final, *_, x = given
+    q, k, v, g, beta, initial, final = given[:7]
+    x, cu, rows = given[-3:]
     (B, S, H, _), (HV, V) = q.shape, v.shape[2:]
     heads, device = max(H, HV), v.device
     o = torch.empty(B, S, heads, V, device=device, dtype=torch.float32 if given.of_values else v.dtype)
-    state = None if final is None else no_states(q, v, None, given.v_first, final, heads)
+    state = initial if rows is not None else None if final is None else no_states(
+        q, v, cu, given.v_first, final, heads)
     dots = None if x is None else torch.empty_like(o)
     dv = torch.empty_like(o) if beta is not None and given.reverse else None
     call = None
-    if B * S * heads:
-        call = _launcher(given), ((q, k, v, o, g, beta, initial, state, x, dots, dv), scale)
+    if cu is not None and cu.shape[0] == 1:  # no sequence has these tokens
+        for made in (o, dots, dv):
+            made is None or made.zero_()
+    elif B * S * heads:
+        call = _launcher(given), ((q, k, v, o, g, beta, initial, state, x, dots, dv, cu, rows), scale)
         call[0](*call[1])
-    elif state is not None:
+    elif state is not None and state is not initial:
         state.zero_() if initial is None else state.copy_(initial)
     return Made(o, state, dots, dv), call
 
 
 def _launcher(given):
-    q, _, v, _, beta, initial, *ways, x = given
-    types = (t if t is None else t.dtype for t in (beta, initial))
+    q, _, v, _, beta, initial, *ways, x, cu, rows = given
+    types = (t if t is None else t.dtype for t in (beta, initial, cu, rows))
     key = (q.get_device(), q.dtype, q.shape[3], v.shape[3], *types, *ways, x is None)
     if key not in _launchers:
         arch.require_hopper(q.device)
@@ -87,24 +96,30 @@ def _launcher(given):
     return _launchers[key]
 
 
-def of_chunks(terms) -> tuple:
-    """(sums (B, n, 64, C), totals (B, n, C)) of terms, two or four of (B, S, C), as `sums.ChunkSums` has them."""
+def of_chunks(terms, of: Segments | None = None) -> tuple:
+    """(sums (B, n, 64, C), totals (B, n, C)) of terms, two or four of (B, S, C), as `sums.ChunkSums` has them. of: the
+    tokens' sequences, where these are packed."""
     B, S, C = terms[0].shape
     chunks = -(-S // CHUNK)
     if not terms[0].is_cuda or not terms[0].numel():
         x = sum(terms[2::2], terms[0]) - sum(terms[3::2], terms[1])
+        if of is not None:
+            ends = (torch.arange(S, device=x.device) // CHUNK + 1) * CHUNK
+            sums = of._replace(end=torch.minimum(of.end, ends)).suffix_sums(x)
+            sums = pad(sums, (0, 0, 0, -S % CHUNK)).view(B, chunks, CHUNK, C)
+            return sums, sums[:, :, 0].clone()
         x = pad(x, (0, 0, 0, -S % CHUNK)).view(B, chunks, CHUNK, C)
         sums = x.flip(2).cumsum(2).flip(2)
         return sums, sums[:, :, 0].clone()
     sums, totals = (torch.empty(*shape, C, device=terms[0].device) for shape in ((B, chunks, CHUNK), (B, chunks)))
-    key = terms[0].get_device(), len(terms)
+    key = terms[0].get_device(), len(terms), of is not None
     if key not in _launchers:
         arch.require_hopper(terms[0].device)
-        _launchers[key] = function(sums_recipe(len(terms)))
-    _launchers[key](*terms, *(None,) * (4 - len(terms)), sums, totals)
+        _launchers[key] = function(sums_recipe(len(terms), of is not None))
+    _launchers[key](*terms, *(None,) * (4 - len(terms)), None if of is None else of.marks(), sums, totals)
     return sums, totals
 
 
-def sums_recipe(terms: int) -> Recipe:
+def sums_recipe(terms: int, packed: bool = False) -> Recipe:
     """The kernel's of sums of two or four terms."""
-    return Recipe("tkq.linear_attention.channels.sums:ChunkSums", (SumsSpec(terms),))
+    return Recipe("tkq.linear_attention.channels.sums:ChunkSums", (SumsSpec(terms, packed),))

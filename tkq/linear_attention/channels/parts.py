@@ -5,6 +5,7 @@ from typing import NamedTuple, Optional
 import cutlass.cute as cute
 from cutlass import Int32
 
+from tkq.linear_attention.config import CHUNK
 from tkq.runtime.compile import fake
 
 SCORES_BARRIER, OUT_BARRIER = 1, 2  # named barriers: of the scores' warpgroup, of the state's (one each)
@@ -14,7 +15,9 @@ class Operands(NamedTuple):
     """q, k: (B, S, H, K). v: (B, S, Hv, V). o: (B, S, HO, V), HO a multiple of H and Hv: neighbouring heads of o share
     one of theirs. g: (B, S, HO, K) fp32, with gates of values (B, S, HO, V). beta: None, or (B, S, HO). initial, final:
     (B, HO, K, V) or None, of any strides. x: None, or as v, of any heads that divide HO. dots: None, or as o, o
-    times x. dv: None, or as o: with the delta rule, reversed, o times beta."""
+    times x. dv: None, or as o: with the delta rule, reversed, o times beta. cu: None, or (N + 1,), where N packed
+    sequences begin and end: then B is 1, and states are N. state_indices: None, or (N,), rows of a pool, which is
+    initial and final."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -27,23 +30,37 @@ class Operands(NamedTuple):
     x: Optional[cute.Tensor]
     dots: Optional[cute.Tensor]
     dv: Optional[cute.Tensor]
+    cu: Optional[cute.Tensor]
+    state_indices: Optional[cute.Tensor]
 
 
 @dataclass(frozen=True)
 class Task:
-    """One head of one sequence, and where its V begins, in tiles of 64."""
+    """One head of one sequence, where its V begins, in tiles of 64, the row of its states, and how many tokens are
+    written."""
 
     batch: Int32
     head: Int32
     head_k: Int32
     head_v: Int32
     part: Int32
+    state: Int32
+    tokens: Int32
 
 
-def transposed(states, t):
-    """V by K of the task's head, of states (B, HV, K, V)."""
-    x = states[t.batch, t.head, None, None]
-    return cute.make_tensor(x.iterator, cute.select(x.layout, [1, 0]))
+def chunks(spec, g, t):
+    """Of a task. Counted where it is used: a register that all had from the start would be one too many."""
+    return ((t.tokens if spec.packed else g.tokens) + (CHUNK - 1)) >> 6
+
+
+def order(spec, g, t, i):
+    """The i-th chunk that is visited."""
+    return chunks(spec, g, t) - 1 - i if spec.reverse else i
+
+
+def numbers(dtype):
+    """Of sequences; None without a dtype."""
+    return dtype and fake.tensor(dtype, (fake.sym(),), align=8 if dtype == "int64" else 4)
 
 
 def any_strides(dtype, shape):

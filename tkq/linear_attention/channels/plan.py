@@ -4,6 +4,7 @@ from __future__ import annotations
 from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.config import CHUNK, LinearConfig
 from tkq.linear_attention.plan import MOST_STAGES, SHARED
+from tkq.linear_attention.spec import HEAD_DIMS
 
 SMALL = 4096  # bytes: of factors of columns and of tokens
 PAD = 4  # columns behind a row of factors: those of a warp's rows and columns are then in different banks
@@ -11,9 +12,11 @@ PAD = 4  # columns behind a row of factors: those of a warp's rows and columns a
 
 def plan(spec: ChannelSpec) -> LinearConfig:
     """As many warpgroups for the state as its rows fill, two at most, or one with the delta rule, whose inverse takes
-    registers, and with gates of values, where a block has 64 of them. As many stages as there is room for."""
+    registers, with gates of values, where a block has 64 of them, and forward where keys are widest and a block finds
+    its sequence or its states, which takes registers, too. As many stages as there is room for."""
     tile, wide = 2 * CHUNK * CHUNK, 2 * CHUNK * spec.head_dim
-    groups = 1 if spec.value_dim <= CHUNK or spec.delta or spec.of_values else 2
+    found = (spec.packed or spec.pool) and not spec.reverse and spec.head_dim == HEAD_DIMS[-1]
+    groups = 1 if spec.value_dim <= CHUNK or spec.delta or spec.of_values or found else 2
     stage = 2 * wide + (groups + spec.dot) * tile
     if spec.of_values:  # rows with their factors, those factors, P
         rest = 2 * (tile + 2 * CHUNK * (CHUNK + PAD) * 2 + tile) + SMALL
@@ -26,10 +29,12 @@ def plan(spec: ChannelSpec) -> LinearConfig:
 
 
 def _registers(spec, groups):
-    """The scores take most with the delta rule."""
+    """The scores take most with the delta rule; packed, so does its state."""
     if groups == 2:
         return 24, 168, 160
-    return (24, 240, 232) if spec.delta else (24, 232, 240)
+    if not spec.delta:
+        return 24, 232, 240
+    return 24, 240, 240 if spec.packed else 232
 
 
 def shares_levels(spec: ChannelSpec) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tkq.linear_attention.spec import COLUMN_DIMS, DTYPES, VALUE_DIMS
 
-STATES = (None, "fp32", "bf16")
+STATES, NUMBERS = (None, "fp32", "bf16"), (None, "int32", "int64")
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class ChannelSpec:
     of_values: gates are of the columns of v, which are K, and not of those of q and k, which are V; o is fp32. strict:
         a token does not see itself; with of_values.
     dot: also o times another tensor, x, element by element and from parts of o that are exact: each is multiplied by
-        x with its decays, rounded as where x is v and v is x (see `gradients`); with of_values."""
+        x with its decays, rounded as where x is v and v is x (see `gradients`); with of_values.
+    packed, pool: as `LinearSpec` has them; the latter without of_values."""
 
     dtype: str
     head_dim: int
@@ -33,12 +34,15 @@ class ChannelSpec:
     of_values: bool = False
     strict: bool = False
     dot: bool = False
+    packed: str | None = None
+    pool: str | None = None
 
     def __post_init__(self):
         rows = COLUMN_DIMS if self.of_values else VALUE_DIMS
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("head_dim", self.head_dim, COLUMN_DIMS),
                                    ("value_dim", self.value_dim, rows), ("initial", self.initial, STATES),
-                                   ("final", self.final, STATES), ("delta", self.delta, STATES)):
+                                   ("final", self.final, STATES), ("delta", self.delta, STATES),
+                                   ("packed", self.packed, NUMBERS), ("pool", self.pool, NUMBERS)):
             if got not in allowed:
                 raise ValueError(f"ChannelSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
         if self.updates and (self.reverse or not self.delta):
@@ -47,13 +51,18 @@ class ChannelSpec:
             raise ValueError("ChannelSpec: of_values and delta, allowed is one of them")
         if (self.strict or self.dot) and not self.of_values:
             raise ValueError(f"ChannelSpec: {'strict' if self.strict else 'dot'}, allowed is with of_values")
+        if self.pool and (self.reverse or self.of_values or self.initial is None or self.initial != self.final):
+            raise ValueError("ChannelSpec: pool, allowed is not reversed, without of_values, with initial and final of "
+                             "one dtype")
 
 
 @dataclass(frozen=True)
 class SumsSpec:
-    """Sums over a chunk's tokens (`sums.ChunkSums`). terms: of how many tensors, 2 or 4."""
+    """Sums over a chunk's tokens (`sums.ChunkSums`). terms: of how many tensors, 2 or 4. packed: of sequences that lie
+    one behind the other."""
 
     terms: int
+    packed: bool = False
 
     def __post_init__(self):
         if self.terms not in (2, 4):

@@ -9,10 +9,19 @@ from cutlass import Constexpr, Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.channels.columns import HALVES, Columns, pick_scores, scaled, unpacked, words
-from tkq.linear_attention.channels.parts import SCORES_BARRIER, Operands, Task, any_strides, transposed
+from tkq.linear_attention.channels.parts import (
+    SCORES_BARRIER,
+    Operands,
+    Task,
+    any_strides,
+    chunks,
+    numbers,
+    order,
+)
 from tkq.linear_attention.channels.plan import PAD
 from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.config import CHUNK, LinearConfig
+from tkq.linear_attention.engine.packed import Sequences
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
@@ -24,7 +33,7 @@ class Globals:
     v: tk.gl
     x: Optional[tk.gl]
     o: cute.Tensor
-    dots: Optional[cute.Tensor]
+    of_x: Optional[cute.Tensor]
     g: cute.Tensor
     initial: Optional[cute.Tensor]
     final: Optional[cute.Tensor]
@@ -33,6 +42,7 @@ class Globals:
     heads_per_k: Int32
     heads_per_v: Int32
     heads_per_x: Int32
+    cu: Optional[cute.Tensor]
 
 
 @dataclass(frozen=True)
@@ -87,7 +97,7 @@ class ChannelValues:
     """
 
     def __init__(self, spec: ChannelSpec, config: LinearConfig):
-        self.spec, self.config = spec, config
+        self.spec, self.config, self.sequences = spec, config, Sequences(spec)
         self.dtype = element_type(spec.dtype)
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
@@ -99,29 +109,31 @@ class ChannelValues:
         """Compiled for any B, S and heads, and strides of q, k, v, g and o that are multiples of 16 bytes."""
         spec, (B, S, H, HV, HO) = self.spec, (fake.sym() for _ in range(5))
         K, V = spec.head_dim, spec.value_dim
+        states = fake.sym() if spec.packed else B, HO, K, V
 
         def operand(heads, cols, dtype=spec.dtype, unit=8):
             return fake.tensor(dtype, (B, S, heads, cols), (*(fake.sym64(divisibility=unit) for _ in range(3)), 1))
 
         operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HO, V, "fp32", 4),
-                            operand(HO, V, "fp32", 4), None, any_strides(spec.initial, (B, HO, K, V)),
-                            any_strides(spec.final, (B, HO, K, V)), operand(fake.sym(), V) if spec.dot else None,
-                            operand(HO, V, "fp32", 4) if spec.dot else None, None)
+                            operand(HO, V, "fp32", 4), None, any_strides(spec.initial, states),
+                            any_strides(spec.final, states), operand(fake.sym(), V) if spec.dot else None,
+                            operand(HO, V, "fp32", 4) if spec.dot else None, None, numbers(spec.packed), None)
         return operands, Float32(1.0)
 
     @cute.jit
     def __call__(self, operands: Operands, scale: Float32, stream: cuda.CUstream):
-        # (batch, token, head, col) to (token, col, head, batch)
-        q, k, v = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0])) for x in operands[:3]]
+        at = self.sequences
+        q, k, v = [at.rows(x) for x in operands[:3]]
         o, heads, x, x_heads = operands.o, operands.o.shape[2], None, Int32(1)
         if const_expr(self.spec.dot):
-            x = cute.make_tensor(operands.x.iterator, cute.select(operands.x.layout, [1, 3, 2, 0]))
-            x, x_heads = tk.gl.load(x, self.v_tile), heads // x.shape[2]
-        g = Globals(tk.gl.load(q, self.qk_tile), tk.gl.load(k, self.qk_tile), tk.gl.load(v, self.v_tile), x, o,
+            x = at.rows(operands.x)
+            x, x_heads = at.loads(x, self.v_tile), heads // x.shape[2]
+        g = Globals(at.loads(q, self.qk_tile), at.loads(k, self.qk_tile), at.loads(v, self.v_tile), x, o,
                     operands.dots, operands.g, operands.initial, operands.final, scale, Int32(q.shape[0]),
-                    heads // k.shape[2], heads // v.shape[2], x_heads)
+                    heads // k.shape[2], heads // v.shape[2], x_heads, operands.cu)
         parts = -(-self.spec.value_dim // CHUNK)
-        self.kernel(g).launch(grid=[parts, heads, o.shape[0]], block=[3 * tk.WARPGROUP, 1, 1], stream=stream,
+        blocks = at.blocks(operands.q, operands.cu)
+        self.kernel(g).launch(grid=[parts, heads, blocks], block=[3 * tk.WARPGROUP, 1, 1], stream=stream,
                               min_blocks_per_mp=1)
 
     # ---- device --------------------------------------------------------------------------------
@@ -136,26 +148,20 @@ class ChannelValues:
                    al.allocate_tensor(Float32, factors, 128), al.tile(self.p_tile, 2), al.vector(4 * CHUNK),
                    al.vector(CHUNK), al.pipe(stages, loaded, 4), al.pipe(2, 0, 4, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.steps)])
-        part, head, batch = cute.arch.block_idx()
-        t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, part)
+        part, head, block = cute.arch.block_idx()
+        g, batch, state, tokens = self.sequences.of_block(g, block)
+        t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, part, state, tokens)
         few, some, many = self.config.registers
         tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
                    tk.Role(lambda _: self.make_steps(g, s, t), some),
                    tk.Role(lambda _: self.keep_state(g, s, t), many)))
 
-    def chunks(self, g):
-        return (g.tokens + (CHUNK - 1)) >> 6
-
-    def order(self, g, i):
-        """The i-th chunk that is visited."""
-        return self.chunks(g) - 1 - i if self.spec.reverse else i
-
     @cute.jit
     def produce(self, g, s, t):
         ring = s.tokens.ring()
         tk.prefetch(g.q, g.k, g.v)
-        for i in cutlass.range(self.chunks(g), unroll=1):
-            chunk = self.order(g, i)
+        for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
+            chunk = order(self.spec, g, t, i)
             sem = s.tokens.acquire(ring)
             tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head_k, chunk, 0), sem)
             tk.load_async(s.q[ring.stage], g.q, (t.batch, t.head_k, chunk, 0), sem)
@@ -171,8 +177,8 @@ class ChannelValues:
         x, scores, p = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), tk.rt(CHUNK, self.dtype)
         mine = self.columns.begin()
         self.clear(s)
-        self.read(g, t, self.order(g, 0), mine)
-        for i in cutlass.range(self.chunks(g), unroll=1):
+        self.read(g, t, order(self.spec, g, t, 0), mine)
+        for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
             s.tokens.wait(ring)
             tk.mm_ABt(x, s.q[ring.stage], s.k[ring.stage])
             self.columns.decays(mine, s.products[None, 0])
@@ -190,7 +196,7 @@ class ChannelValues:
                 self.columns.early(mine, s.products[None, 0], HALVES[n], puts)
                 self.columns.late(mine, HALVES[n], puts)
                 self.put_scores(s, scores, p, HALVES[n], out)
-            self.read(g, t, self.order(g, i + 1), mine)
+            self.read(g, t, order(self.spec, g, t, i + 1), mine)
             if const_expr(not self.spec.strict):
                 s.steps.acquire_empty(out)
                 self.put_scores(s, scores, p, 0, out)
@@ -239,8 +245,8 @@ class ChannelValues:
         if const_expr(self.spec.initial is None):
             tk.zero(c.s)
         else:
-            tk.load_from(c.s, transposed(g.initial, t), t.part * CHUNK, 0)
-        for i in cutlass.range(self.chunks(g), unroll=1):
+            tk.load_from(c.s, self.sequences.state(g.initial, t), t.part * CHUNK, 0)
+        for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
             s.tokens.wait(ring)
             self.of_state(c, s.q[ring.stage])
             if const_expr(self.spec.dot):
@@ -264,13 +270,13 @@ class ChannelValues:
                 self.add_level(c, s, steps.stage, 0)
                 self.next(s, steps)
             s.tokens.release(ring)
-            token0 = self.order(g, i) * CHUNK
+            token0 = order(self.spec, g, t, i) * CHUNK
             self.put(g.o, g, t, c.o, token0)
             if const_expr(self.spec.dot):
-                self.put(g.dots, g, t, c.dots, token0)
+                self.put(g.of_x, g, t, c.dots, token0)
             ring.advance()
         if const_expr(self.spec.final is not None):
-            tk.store_elements(transposed(g.final, t), c.s, t.part * CHUNK, 0)
+            tk.store_elements(self.sequences.state(g.final, t), c.s, t.part * CHUNK, 0)
 
     def of_state(self, c, queries):
         """c.o = what the state gives, with dot from the state in two parts."""
@@ -328,12 +334,13 @@ class ChannelValues:
     def put(self, to: cute.Tensor, g, t, o: tk.RegTile, token0):
         """Outputs to global memory, in pieces of 32 bytes."""
         x, view = to[t.batch, None, t.head, None], o.rows_view
+        tokens = t.tokens if const_expr(self.spec.packed) else g.tokens
         row, token = t.part * CHUNK + tk.first_row(), token0 + tk.first_col()
         at = x.iterator + cute.crd2idx((token, row), x.layout)
         for r in cutlass.range_constexpr(2):
             for j in cutlass.range_constexpr(CHUNK // 4):
                 behind = 8 * (j // 2) + j % 2
-                if token + behind < g.tokens and row + 8 * r < self.spec.value_dim:
+                if token + behind < tokens and row + 8 * r < self.spec.value_dim:
                     cute.make_tensor(at + (behind * x.stride[0] + 8 * r), cute.make_layout(1))[0] = view[r, j]
 
 

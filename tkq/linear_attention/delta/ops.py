@@ -89,8 +89,8 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
             a base that TMA cannot take; state_indices without initial_state, or with one whose elements share memory;
             A_log or dt_bias without use_gate_in_kernel, which needs A_log and a g.
         NotImplementedError: a K or V that is not supported; more than 65535 sequences (65533 of cu_seqlens) or heads; a
-            g of four dimensions with cu_seqlens, state_indices or use_gate_in_kernel; state_indices with a tensor that
-            requires a gradient; what checkpoint_every does not go with.
+            g of four dimensions with use_gate_in_kernel; state_indices with a tensor that requires a gradient; what
+            checkpoint_every does not go with.
         RuntimeError: a GPU other than Hopper; state_indices with a pool that was made under torch.inference_mode,
             outside of it.
 
@@ -159,7 +159,8 @@ def _forward(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seql
         may_be_written(DELTA, initial_state)
         final = initial_state.dtype
     if g is not None and g.dim() == 4:
-        made, call = channels.start(ChannelGiven(q, k, v, g, beta, initial_state, final, v_first=state_v_first),
+        made, call = channels.start(ChannelGiven(q, k, v, g, beta, initial_state, final, v_first=state_v_first,
+                                                 cu=cu_seqlens, state_indices=state_indices),
                                     _scale(scale, q))
     else:
         made, call = start(Given(q, k, v, g, beta, initial_state, final, cu=cu_seqlens, state_indices=state_indices,

@@ -68,14 +68,7 @@ class Sequences:
         piece = self.find(g, n)
         if not self.packed:
             return g, n, piece.state, g.tokens
-        written = piece.end - piece.first
-        return replace(
-            g, tokens=piece.rows, q=g.q.part(piece.rows), k=g.k.part(piece.rows), v=g.v.part(piece.rows),
-            x=g.x and g.x.part(piece.rows), o=g.o.part(written), dv=g.dv and g.dv.part(written),
-            g=_tokens(g.g, piece.first), beta=_tokens(g.beta, piece.first),
-            dots=_tokens(g.dots, piece.first, 1),
-            checkpoints=None if g.every is None else _tokens(g.checkpoints, piece.first // (CHUNK * g.every))
-        ), piece.end, piece.state, written
+        return placed(g, piece), piece.end, piece.state, piece.end - piece.first
 
     @cute.jit
     def state(self, x: cute.Tensor, t):
@@ -130,6 +123,20 @@ class Sequences:
         """cu[i], within the tokens."""
         tokens = Int64(g.tokens) if self.packed == "int64" else g.tokens
         return Int32(cutlass.max(cutlass.min(g.cu[i], tokens), 0))
+
+
+def placed(g, piece: Piece):
+    """g, a kernel's tensors and sizes, as a piece's tokens have it: those of its fields that there are."""
+    first, written, found = piece.first, piece.end - piece.first, {}
+    for names, of in ((("q", "k", "v", "x"), lambda x: x.part(piece.rows)),
+                      (("o", "dv"), lambda x: x.part(written) if isinstance(x, tk.gl) else _tokens(x, first)),
+                      (("g", "beta", "of_x"), lambda x: _tokens(x, first)),
+                      (("dots",), lambda x: _tokens(x, first, 1)),
+                      (("checkpoints",), lambda x: _tokens(x, first // (CHUNK * g.every))),
+                      (("ssd",), lambda x: x._replace(dt=_tokens(x.dt, first), diagonal=_tokens(x.diagonal, first)))):
+        there = {name: getattr(g, name, None) for name in names}
+        found.update({name: of(x) for name, x in there.items() if x is not None})
+    return replace(g, tokens=piece.rows, **found)
 
 
 def _tokens(x, first, batch=0):

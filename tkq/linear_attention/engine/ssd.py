@@ -16,8 +16,8 @@ from tkq.runtime.compile import fake
 
 class SsdOperands(NamedTuple):
     """dt: (B, S, HO). A: (HO,) fp32. bias: None or (HO,). skip: D, None, (HO,) or (HO, V). low, high: dt's limits.
-    of_skip: None, or (B, HO, V) fp32, D's gradient of each sequence and column. diagonal: None, or, with sums of o
-    times x, (B, S, HO) fp32: q k of each token."""
+    of_skip: None, or (N, HO, V) fp32, D's gradient of each of N sequences and column. diagonal: None, or, with sums of
+    o times x, (B, S, HO) fp32: q k of each token."""
 
     dt: cute.Tensor
     A: cute.Tensor
@@ -64,7 +64,7 @@ class Ssd:
 
         return SsdOperands(of(ssd.dt, B, S, HO), of("fp32", HO), of(ssd.bias, HO),
                            of(ssd.skip, *(HO, V)[:ssd.skip_dims]), Float32(0.0), Float32(0.0),
-                           fake.tensor("fp32", (B, HO, V), align=4) if ssd.skip_gradient else None,
+                           fake.tensor("fp32", (fake.sym(), HO, V), align=4) if ssd.skip_gradient else None,
                            fake.tensor("fp32", (B, S, HO), align=4) if self.apart else None)
 
     def shared(self, al: tk.SharedAllocator) -> Any:
@@ -143,12 +143,13 @@ class Ssd:
     def read_skip(self, g, t, row0, skip: tk.RowVec):
         for r in cutlass.range_constexpr(2):
             row = row0 + tk.first_row() + 8 * r
-            if const_expr(self.ssd.skip_dims == 1):
+            if const_expr(self.ssd.skip_dims == 1 and not self.spec.packed):
                 skip.tensor[r] = Float32(g.ssd.skip[t.head])
-            else:
+            else:  # not for tokens of no sequence: what is no number there is none in their outputs
                 skip.tensor[r] = Float32(0.0)
-                if row < self.spec.value_dim:
-                    skip.tensor[r] = Float32(g.ssd.skip[t.head, row])
+                if row < self.spec.value_dim and g.tokens > 0:
+                    skip.tensor[r] = Float32(g.ssd.skip[t.head] if const_expr(self.ssd.skip_dims == 1)
+                                             else g.ssd.skip[t.head, row])
 
     def sum_skip(self, c, mine):
         """A chunk's part of D's gradient: x times v, added up before it comes to the others."""
@@ -196,6 +197,6 @@ class Ssd:
             tk.quad_sum(mine[1])
             for r in cutlass.range_constexpr(2):
                 row = row0 + tk.first_row() + 8 * r
-                if row < self.spec.value_dim and tk.lane_id() % 4 == 0:
-                    g.ssd.of_skip[t.batch, t.head, row] = mine[1].tensor[r]
+                if row < self.spec.value_dim and tk.lane_id() % 4 == 0 and t.state >= 0:
+                    g.ssd.of_skip[t.state, t.head, row] = mine[1].tensor[r]
 

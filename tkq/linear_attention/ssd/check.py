@@ -1,5 +1,5 @@
 """What a caller may pass to mamba2_ssd."""
-from tkq.linear_attention.check import MOST, check_layouts
+from tkq.linear_attention.check import BATCH, MOST, check_indices, check_layouts, sequences
 from tkq.linear_attention.spec import HEAD_DIMS, VALUE_DIMS
 from tkq.runtime import arguments
 from tkq.runtime.call import check
@@ -7,15 +7,17 @@ from tkq.runtime.call import check
 OP = "mamba2_ssd"
 NAMES = "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states"  # the tensors
 
-_tensors = arguments.checker(OP, *NAMES)
 every_option = arguments.checker(OP, "checkpoint_every")
+PLACES = "cu_seqlens", "state_indices"
+_tensors = arguments.checker(OP, *NAMES, *PLACES)
 options = arguments.checker(OP, "dt_softplus", "dt_limit", "return_final_states")
 
 
-def check_call(*given):
+def check_call(*given, where=BATCH):
     """Raises what mamba2_ssd promises of its tensors (NAMES), but for strides."""
-    x, dt, A, B, C, D, z, dt_bias, initial_states = _tensors(*given)
-    check.same_device(**dict(zip(NAMES, given)))
+    given = *given, *where[:2]
+    x, dt, A, B, C, D, z, dt_bias, initial_states, *_ = _tensors(*given)
+    check.same_device(**dict(zip((*NAMES, *PLACES), given)))
     for name, tensor in (("B", B), ("C", C), ("z", z)):
         if tensor is not None and tensor.dtype != x.dtype:
             raise TypeError(f"{OP}: {name} is {tensor.dtype}, x is {x.dtype}; x, B, C and z must have one dtype")
@@ -28,7 +30,8 @@ def check_call(*given):
     check.shape(f"{OP}: C", C, (batch, S, G, N))
     check.shape(f"{OP}: dt", dt, (batch, S, H))
     check.shape(f"{OP}: A", A, (H,))
-    _check_others(x, N, D, z, dt_bias, initial_states)
+    _check_others(x, D, z, dt_bias)
+    _check_states(x, N, initial_states, where)
     for name, size, columns, allowed in (("x", P, "P", VALUE_DIMS), ("B", N, "N", HEAD_DIMS)):
         if size not in allowed:
             raise NotImplementedError(f"{OP}: {name}: {columns} is {size}, supported are multiples of 16 from "
@@ -38,8 +41,8 @@ def check_call(*given):
             raise NotImplementedError(f"{OP}: x: has {size} {what}, supported are up to {MOST}")
 
 
-def _check_others(x, N, D, z, dt_bias, initial_states):
-    batch, _, H, P = x.shape
+def _check_others(x, D, z, dt_bias):
+    H, P = x.shape[2:]
     if D is not None:
         check.rank(f"{OP}: D", D, 1, 2)
         check.shape(f"{OP}: D", D, (H, P)[:D.dim()])
@@ -47,8 +50,15 @@ def _check_others(x, N, D, z, dt_bias, initial_states):
         check.shape(f"{OP}: z", z, x.shape)
     if dt_bias is not None:
         check.shape(f"{OP}: dt_bias", dt_bias, (H,))
+
+
+def _check_states(x, N, initial_states, where):
+    count = sequences(OP, x, where.cu_seqlens, "x")
+    if where.state_indices is not None:
+        check_indices(OP, where.state_indices, count, initial_states, "initial_states")
+        count = None
     if initial_states is not None:
-        check.shape(f"{OP}: initial_states", initial_states, (batch, H, P, N))
+        check.shape(f"{OP}: initial_states", initial_states, (count, *x.shape[2:], N))
 
 
 def check_ssd_layouts(x, B, C, z):

@@ -30,6 +30,13 @@ def call(given, how, return_final_states, every):
     return (y, states, checkpoints) if return_final_states else (y, checkpoints)
 
 
+def refuse_places(cu_seqlens, state_indices):
+    """What checkpoints do not go with."""
+    for name, x in (("cu_seqlens", cu_seqlens), ("state_indices", state_indices)):
+        if x is not None:
+            raise NotImplementedError(f"{OP}: checkpoint_every: with {name}, which is not supported; call it without")
+
+
 def _cuda(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Optional[Tensor], z: Optional[Tensor],
           dt_bias: Optional[Tensor], initial_states: Optional[Tensor], dt_softplus: bool, dt_low: float, dt_high: float,
           return_final_states: bool, checkpoint_every: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -20,12 +20,13 @@ from torch.nn.functional import silu
 
 from tkq.linear_attention.gradients import _of_shared, over_values
 from tkq.linear_attention.launch import Given, Steps, launch
+from tkq.linear_attention.segments import segments
 from tkq.linear_attention.suffix.launch import suffix_sums
 from tkq.reference import ssd as reference
 
 
 class SsdSaved(NamedTuple):
-    """What the gradients need of a forward."""
+    """What the gradients need of a forward. cu: where packed sequences begin and end."""
 
     x: Tensor
     dt: Tensor
@@ -38,6 +39,7 @@ class SsdSaved(NamedTuple):
     initial: Tensor | None = None
     softplus: bool = False
     limit: tuple = (0.0, float("inf"))
+    cu: Tensor | None = None
 
     @property
     def steps(self) -> Steps:
@@ -79,7 +81,7 @@ def forward(saved: SsdSaved, final: torch.dtype | None = None, gated: bool = Tru
     """The forward's launch."""
     gated = gated and saved.z is not None
     return Given(saved.C, saved.B, saved.x, initial=saved.initial, final=final, x=saved.z if gated else None,
-                 steps=saved.steps._replace(skip=saved.D, gated=gated), state_v_first=True)
+                 steps=saved.steps._replace(skip=saved.D, gated=gated), state_v_first=True, cu=saved.cu)
 
 
 def backward(saved: SsdSaved, dy: Tensor, dfinal: Tensor | None = None, needs: SsdNeeds = ALL) -> SsdGradients:
@@ -87,8 +89,10 @@ def backward(saved: SsdSaved, dy: Tensor, dfinal: Tensor | None = None, needs: S
     which is made again."""
     x, D, needs = saved.x, saved.D, _there(saved, needs)
     do, dz, dD, dinitial = dy, None, None, None
+    of = segments(saved.cu, x.shape[1])
     if saved.z is not None:
         do, dz = _ungated(saved, dy, needs.z)
+        dz = dz if of is None or dz is None else of.only_inside(dz)
     of_steps = needs.dt or needs.A or needs.dt_bias
     of_c = _dC(saved, do, of_steps, dfinal is not None) if needs.C or of_steps else None
     of_b = _dB(saved, do, dfinal) if needs.B else None
@@ -96,7 +100,7 @@ def backward(saved: SsdSaved, dy: Tensor, dfinal: Tensor | None = None, needs: S
     if needs.x or needs.D or needs.initial or of_steps:
         with_x = of_steps or needs.D
         of_x = launch(Given(saved.B, saved.C, do, initial=dfinal, final=torch.float32 if needs.initial else None,
-                            x=x if with_x else None, reverse=True, state_v_first=True,
+                            x=x if with_x else None, reverse=True, state_v_first=True, cu=saved.cu,
                             steps=saved.steps._replace(skip=D, skip_gradient=needs.D)), 1.0)
     if needs.D:
         dD = of_x.of_skip.sum((0, 2) if D.dim() == 1 else 0).to(D.dtype)
@@ -104,7 +108,7 @@ def backward(saved: SsdSaved, dy: Tensor, dfinal: Tensor | None = None, needs: S
         dinitial = of_x.state.to(saved.initial.dtype)
     if of_steps:
         at_end = None if dfinal is None else (of_c.state * dfinal).sum((-1, -2))
-        found = _of_steps(saved, of_c, of_x, at_end)
+        found = _of_steps(saved, of_c, of_x, at_end, of)
     ddt, dA, dbias = (x if needed else None for x, needed in zip(found, (needs.dt, needs.A, needs.dt_bias)))
     return SsdGradients(of_x.o if needs.x else None, ddt, dA, _of_shared(of_b.o, saved.B) if needs.B else None,
                         _of_shared(of_c.o, saved.C) if needs.C else None, dD, dz if needs.z else None, dbias, dinitial)
@@ -132,23 +136,30 @@ def _dC(saved, do, with_dots, with_final):
     return over_values(do.shape[3], lambda part: launch(Given(
         do[..., part], saved.x[..., part], saved.B, initial=None if initial is None else initial[:, :, part],
         final=torch.float32 if with_dots and with_final else None, x=saved.C if with_dots else None,
-        steps=saved.steps), 1.0))
+        steps=saved.steps, cu=saved.cu), 1.0))
 
 
 def _dB(saved, do, dfinal):
     """dB of each head."""
     return over_values(do.shape[3], lambda part: launch(Given(
         saved.x[..., part], do[..., part], saved.C, initial=None if dfinal is None else dfinal[:, :, part],
-        reverse=True, steps=saved.steps), 1.0))
+        reverse=True, steps=saved.steps, cu=saved.cu), 1.0))
 
 
-def _of_steps(saved, of_c, of_x, at_end):
-    """The gradients of dt, A and dt_bias. of_c, of_x: what makes dC and dx, with the sums of C dC and of x dv."""
+def _of_steps(saved, of_c, of_x, at_end, of=None):
+    """The gradients of dt, A and dt_bias. of_c, of_x: what makes dC and dx, with the sums of C dC and of x dv. of: the
+    tokens' `Segments`, where sequences are packed: what stands in tokens of none is in no sum, not even times 0."""
     bias, how = saved.dt_bias, (saved.softplus, saved.limit)
     raw = reference.biased(saved.dt, bias)
     d = reference.step_sizes(raw, *how)
-    dg = suffix_sums(of_c.dots, of_x.dots, d, at_end)
+    if of is None:
+        dg = suffix_sums(of_c.dots, of_x.dots, d, at_end)
+    else:
+        dg = of.suffix_sums(of_c.dots - d * of_x.dots)
+        dg = dg if at_end is None else dg + of.of_tokens(at_end)
     of_v = torch.addcmul(of_x.dots, of_c.diagonal, of_x.diagonal)
     ddt = reference.step_sizes_backward(torch.addcmul(of_v, saved.A, dg), raw, *how)
+    if of is not None:
+        ddt, d = of.only_inside(ddt), of.only_inside(d)
     return (ddt.to(saved.dt.dtype), (d * dg).sum((0, 1)),
             None if bias is None else ddt.sum((0, 1)).to(bias.dtype))
