@@ -4,13 +4,13 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from tkq.linear_attention.spec import HEAD_DIMS, VALUE_DIMS
+from tkq.linear_attention.spec import COLUMN_DIMS, HEAD_DIMS, VALUE_DIMS
 from tkq.runtime import arguments
 from tkq.runtime.call import check
 from tkq.runtime.call.autocast import lowered
 
 __all__ = ["DELTA", "OP", "Where", "check_call", "check_delta_call", "check_indices", "check_layouts", "columns_of",
-           "delta_options", "for_tma", "lowered", "options", "refuse_recorded", "turned"]
+           "delta_every", "delta_options", "every_option", "for_tma", "lowered", "options", "refuse_recorded", "turned"]
 OP, DELTA = "linear_attn", "gated_delta_rule"
 MOST = 65535  # sequences, heads: blocks of a launch along a dimension of the grid
 
@@ -18,6 +18,7 @@ _WHERE = "cu_seqlens", "state_indices"
 _tensors = arguments.checker(OP, "q", "k", "v", "g", "initial_state", *_WHERE)
 _delta_tensors = arguments.checker(DELTA, "q", "k", "v", "g", "beta", "initial_state", *_WHERE)
 options = arguments.checker(OP, "scale", "output_final_state", "state_v_first")
+every_option, delta_every = (arguments.checker(op, "checkpoint_every") for op in (OP, DELTA))
 delta_options = arguments.checker(DELTA, "scale", "output_final_state", "state_v_first")
 
 
@@ -48,6 +49,9 @@ def check_delta_call(q, k, v, g, beta, initial_state, where=BATCH):
     if g is not None:
         check.rank(f"{DELTA}: g", g, 3, 4)
         check.shape(f"{DELTA}: g", g, (*tokens, q.shape[3])[:g.dim()])
+        if g.dim() == 4 and q.shape[3] not in COLUMN_DIMS:
+            raise NotImplementedError(f"{DELTA}: q: K is {q.shape[3]}, supported with a g of four dimensions are "
+                                      f"multiples of 16 from {COLUMN_DIMS[0]} to {COLUMN_DIMS[-1]}")
     check.shape(f"{DELTA}: beta", beta, tokens)
 
 

@@ -47,7 +47,8 @@ class Given(NamedTuple):
     of o times x, or, with steps.gated, what o is multiplied by. reverse, strict, updates, others: as `LinearSpec` has
     them. cu: where packed sequences begin and end. state_indices: initial is a pool, which is written, too; final is
     its dtype. v_first: the final state lies in memory as (.., V, K). steps: Mamba-2's, in the place of g.
-    state_v_first: states are (.., V, K)."""
+    state_v_first: states are (.., V, K). checkpoint_every: tokens, a multiple of 64, from a state that is written on
+    the way to the next."""
 
     q: Tensor
     k: Tensor
@@ -66,6 +67,7 @@ class Given(NamedTuple):
     steps: Steps | None = None
     state_v_first: bool = False
     others: bool = False
+    checkpoint_every: int | None = None
 
     @property
     def dot(self) -> bool:
@@ -76,7 +78,8 @@ class Given(NamedTuple):
 class Made(NamedTuple):
     """o, the final state or None, (B, S, HO) sums of o times x or None. dv: with beta and reversed o times beta, with
     updates what times beta is o, or None. of_skip: (B, HO, V), D's gradient, or None. diagonal: with steps and dots
-    (B, S, HO), q k of each token."""
+    (B, S, HO), q k of each token. checkpoints: (B, S / checkpoint_every, HO, K, V), rows as `engine.checkpoints` has
+    them, zeros in those of no checkpoint; or None."""
 
     o: Tensor
     state: Tensor | None
@@ -84,6 +87,7 @@ class Made(NamedTuple):
     dv: Tensor | None = None
     of_skip: Tensor | None = None
     diagonal: Tensor | None = None
+    checkpoints: Tensor | None = None
 
 
 def spec_of(given: Given) -> LinearSpec:
@@ -95,7 +99,8 @@ def spec_of(given: Given) -> LinearSpec:
     gate = "token" if steps else "none" if g is None else "head" if g.dim() == 1 else "token"
     return LinearSpec(name(given.q), given.q.shape[-1], given.v.shape[-1], gate, name(given.initial), name(given.final),
                       given.reverse, name(given.beta), given.dot, given.strict, given.updates, name(given.cu),
-                      name(given.state_indices), steps and steps.spec, given.state_v_first, given.others)
+                      name(given.state_indices), steps and steps.spec, given.state_v_first, given.others,
+                      None if given.checkpoint_every is None else "fp32")
 
 
 def launch(given: Given, scale: float) -> Made:
@@ -119,13 +124,16 @@ def start(given: Given, scale: float) -> tuple:
     diagonal = None
     if steps and given.dot:
         diagonal = torch.empty(B, S, heads, device=device, dtype=torch.float32)
-    call = None
+    checkpoints, call, every = _checkpoints(given, heads), None, given.checkpoint_every
+    if checkpoints is not None and not checkpoints.numel():
+        given = given._replace(checkpoint_every=None)
     if given.cu is not None and given.cu.shape[0] == 1:  # no sequence has these tokens
         o.zero_()
         dv = None if dv is None else dv.zero_()
     elif B * S * heads:
         of_steps = steps and (steps.dt, steps.A, steps.bias, steps.skip, steps.low, steps.high, of_skip, diagonal)
-        call = _launcher(given), ((q, k, v, o, g, beta, initial, state, x, dots, dv, given.cu, given.state_indices),
+        call = _launcher(given), ((q, k, v, o, g, beta, initial, state, x, dots, dv, given.cu, given.state_indices,
+                                    *((checkpoints, every // CHUNK) if given.checkpoint_every else (None, None))),
                                   scale, of_steps)
         call[0](*call[1])
     else:
@@ -134,7 +142,17 @@ def start(given: Given, scale: float) -> tuple:
         if of_skip is not None:
             of_skip.zero_()
     dots = dots if dots is None else dots[0] if len(dots) == 1 else dots.sum(0)
-    return Made(o, state, dots, dv, of_skip, diagonal), call
+    return Made(o, state, dots, dv, of_skip, diagonal, checkpoints), call
+
+
+def _checkpoints(given, heads):
+    """Room for checkpoints, (B, rows, HO, K, V), of which K or V comes first in memory; None where there are none."""
+    if given.checkpoint_every is None:
+        return None
+    (B, S, _, K), V = given.q.shape, given.v.shape[3]
+    v_first, make = given.v_first or given.state_v_first, torch.empty if given.cu is None else torch.zeros
+    found = make(B, S // given.checkpoint_every, heads, *((V, K) if v_first else (K, V)), device=given.v.device)
+    return found.mT if v_first else found
 
 
 def _final(given, heads):
@@ -161,7 +179,7 @@ def _launcher(given):
     of_steps = given.steps and given.steps.spec
     gate = 0 if g is None else g.dim()
     key = (q.get_device(), q.dtype, q.shape[3], v.shape[3], gate, *types, final, x is None, of_steps,
-           given.state_v_first, given.others, *ways)
+           given.state_v_first, given.others, given.checkpoint_every is None, *ways)
     if key not in _launchers:
         arch.require_hopper(q.device)
         _launchers[key] = function(recipe(spec_of(given)))

@@ -165,6 +165,11 @@ def delta():
     same_bits(lambda: cases.gradients(given, *gradients))
 
 
+def delta_wide():
+    from tests.gpu.linear_attention.test_wide import delta_rule  # keys of 256 columns
+    same_bits(lambda: delta_rule(460, "random"))
+
+
 def channels():
     """Gates for each column: passes of more chunks than stages beside float64, and the bits of what they give. The
     smallest kernels that have all waits: 32 columns of keys; two warpgroups of the state where there may be two."""
@@ -379,10 +384,9 @@ def quantize_ticketed_few():
 CASES = {f.__name__: f for f in (
     *attention.CASES, gemm, gemm_long, gemm_cluster, gemm_not_held, gemm_wave_sync, gemm_small_m, fp8,
     fp8_not_overlapped, fp8_promoted, fp8_blocks, fp8_small_m, fp8_small_m_blocks, grouped, grouped_long, linear, delta,
-    channels, channels_delta, hedgehog, hedgehog_window, packed_states, ssd, based, steps, norm_backward,
-    norm_backward_warps,
-    norm_backward_cluster, norm_cluster, norm_quantised, rows_held, softmax, cross_entropy, quantize, quantize_few,
-    quantize_ticketed, quantize_ticketed_few, rope, gated)}
+    delta_wide, channels, channels_delta, hedgehog, hedgehog_window, packed_states, ssd, based, steps, norm_backward,
+    norm_backward_warps, norm_backward_cluster, norm_cluster, norm_quantised, rows_held, softmax, cross_entropy,
+    quantize, quantize_few, quantize_ticketed, quantize_ticketed_few, rope, gated)}
 
 
 def main(kind, case):

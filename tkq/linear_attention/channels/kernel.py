@@ -274,7 +274,8 @@ class ChannelAttention:
                 tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
             tk.mma_wait(0)
             self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))  # in registers that had the state, rounded
-            self.delta.updates(c, s.delta, scores.stage, partial(self.put, g.dv, s, t, c.w, order(self.spec, g, t, i), wg))
+            chunk = order(self.spec, g, t, i)
+            self.delta.updates(c, s.delta, scores.stage, partial(self.put, g.dv, s, t, c.w, chunk, wg))
             if const_expr(self.scored):
                 tk.mul(c.o, c.o, g.scale)
                 tk.mma_ABt(c.o, c.v, s.p[scores.stage])

@@ -11,10 +11,12 @@ from cutlass import Constexpr, Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK, LinearConfig
+from tkq.linear_attention.engine.checkpoints import Checkpoints
 from tkq.linear_attention.engine.delta import Delta
 from tkq.linear_attention.engine.dots import put_dots
 from tkq.linear_attention.engine.gates import Gate
-from tkq.linear_attention.engine.packed import Sequences
+from tkq.linear_attention.engine.packed import Sequences, any_strides, numbers
+from tkq.linear_attention.engine.products import StateProducts
 from tkq.linear_attention.engine.ssd import Ssd
 from tkq.linear_attention.spec import LinearSpec
 from tkq.runtime.compile import fake
@@ -29,7 +31,9 @@ class Operands(NamedTuple):
     of any strides; (B, HO, V, K) with state_v_first. x: None, or as v, of any heads that divide HO. dots: (ceil(V /
     64), B, S, HO) fp32, the sums of o times x of 64 columns each. dv: None, or as o: with delta, reversed, o times
     beta; with updates what times beta is o. cu: None, or (N + 1,), where N packed sequences begin and end: then B is 1,
-    and states are N. state_indices: None, or (N,), rows of a pool, which is initial and final."""
+    and states are N. state_indices: None, or (N,), rows of a pool, which is initial and final. checkpoints, every:
+    None, or (B, rows, HO, K, V) of any strides, for states behind every so many chunks (see
+    `checkpoints.Checkpoints`)."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -44,6 +48,8 @@ class Operands(NamedTuple):
     dv: Optional[cute.Tensor]
     cu: Optional[cute.Tensor]
     state_indices: Optional[cute.Tensor]
+    checkpoints: Optional[cute.Tensor]
+    every: Optional[Int32]
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,8 @@ class Globals:
     ssd: Any
     cu: Optional[cute.Tensor]
     state_indices: Optional[cute.Tensor]
+    checkpoints: Optional[cute.Tensor]
+    every: Optional[Int32]
 
 
 @dataclass(frozen=True)
@@ -149,6 +157,8 @@ class LinearAttention:
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
         self.delta, self.sequences = Delta(spec, self.p_tile, SCORES_BARRIER), Sequences(spec)
+        self.products = StateProducts(spec, self.delta, OUT_BARRIER)
+        self.checkpoints = Checkpoints(spec, self.products)
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -161,7 +171,7 @@ class LinearAttention:
             return fake.tensor(spec.dtype, (B, S, heads, cols), (*(fake.sym64(divisibility=8) for _ in range(3)), 1))
 
         def of_tokens(dtype):
-            return _any_strides(dtype, (B, S, HO))
+            return any_strides(dtype, (B, S, HO))
 
         g = {"none": None, "head": fake.tensor("fp32", (HO,), align=4), "token": of_tokens("fp32")}[spec.gate]
         g = None if spec.ssd else g
@@ -169,10 +179,10 @@ class LinearAttention:
         rows, sizes = fake.sym() if spec.packed or spec.pool else B, (V, K) if spec.state_v_first else (K, V)
         states = rows, HO, *sizes
         operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HO, V), g, of_tokens(spec.delta),
-                            _any_strides(spec.initial, states), _any_strides(spec.final, states),
+                            any_strides(spec.initial, states), any_strides(spec.final, states),
                             operand(fake.sym(), V) if spec.has_x else None, dots,
-                            operand(HO, V) if self.delta.gives_two else None, _numbers(spec.packed),
-                            _numbers(spec.pool))
+                            operand(HO, V) if self.delta.gives_two else None, numbers(spec.packed),
+                            numbers(spec.pool), *self.checkpoints.fake_operands(B, HO))
         return operands, Float32(1.0), self.ssd.fake_operands(B, S, HO)
 
     @cute.jit
@@ -190,7 +200,7 @@ class LinearAttention:
         g = Globals(at.loads(q, self.qk_tile), at.loads(k, self.qk_tile), at.loads(v, self.v_tile),
                     at.stores(o, self.v_tile), dv, x, *operands[4:6], *states, operands.dots, scale, Int32(q.shape[0]),
                     o.shape[2] // k.shape[2], o.shape[2] // v.shape[2], x_heads, ssd, operands.cu,
-                    operands.state_indices)
+                    operands.state_indices, operands.checkpoints, operands.every)
         parts = -(-self.spec.value_dim // (CHUNK * c.groups))
         blocks = at.blocks(operands.q, operands.cu)
         self.kernel(g).launch(grid=[parts, o.shape[2], blocks], block=[tk.WARPGROUP * (c.groups + 2), 1, 1],
@@ -301,25 +311,21 @@ class LinearAttention:
         skip = self.ssd.begin(g, t, row0)
         for i in cutlass.range(t.chunks, unroll=1):
             s.tokens.wait(ring)
-            tk.copy(c.s16, c.s)
-            self.delta.of_state(c, s.k[ring.stage])
-            if const_expr(not spec.updates):
-                tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
+            self.products.begin(c, s, ring.stage)
             self.read_values(s, c, wg, ring.stage)
             s.scores.wait(scores)
             tk.mma_wait(0)
-            if const_expr(spec.dot):
-                tk.apply_narrow(c.s16, lambda wide, rounded: wide - rounded, c.s, c.s16)
-                tk.mma_ABt(c.o, c.s16, s.q[ring.stage])
-                tk.mma_wait(0)
+            self.products.rest(c, s, ring.stage)
             self.delta.updates(c, s.delta, scores.stage, partial(self.put, g.dv, s, t, c.w, self.order(t, i), wg))
+            self.gate.take_up(c, s.gate, scores.stage)
+            self.products.behind_updates(c, s, ring.stage)
             self.gate.decay(c, s.gate, scores.stage)
             if const_expr(not spec.updates):
                 self.gate.at_query(c, s.gate, scores.stage, g.scale)
-            self.add_own(s, c, scores.stage)
+            self.add_own(s, c, (ring.stage, scores.stage))
             self.delta.gradients_of_updates(c, s.delta, scores.stage)
             tk.mma_AB(c.s, self.gate.values(c), s.k[ring.stage])
-            self.delta.erase(c, s.q[ring.stage])
+            self.delta.erase(c, s.delta, s.q[ring.stage], scores.stage)
             tk.mma_wait(1)
             if const_expr(spec.has_x):
                 self.of_group(s.x, wg, lambda x: tk.load_T(c.x, x[ring.stage]))
@@ -329,25 +335,26 @@ class LinearAttention:
             self.ssd.finish(c, s, skip, scores.stage, lambda: self.read_values(s, c, wg, ring.stage))
             self.put(g.o, s, t, self.ssd.result(c, self.delta.result(c)), self.order(t, i), wg)
             if const_expr(self.delta.back):
-                tk.mul_col(c.w, c.w, c.beta)
+                self.delta.times_beta(c, s.delta, scores.stage)
                 self.put(g.dv, s, t, c.w, self.order(t, i), wg)
             tk.mma_wait(0)
             self.add_rest(s, c, wg, (ring.stage, scores.stage))
             s.tokens.release(ring)
             s.scores.release(scores)
+            self.checkpoints.put(g, t, c.s, i, row0)
             ring.advance()
             scores.advance()
         if const_expr(spec.final is not None):
-            tk.store_elements(self.sequences.state(g.final, t), c.s, row0, 0)
+            self.products.store(self.sequences.state(g.final, t), c.s, row0)
         self.ssd.put_skip(g, t, skip, row0)
         tk.store_wait(read=False)
 
-    def add_own(self, s, c, stage):
+    def add_own(self, s, c, stages):
         """What a chunk's tokens give each other."""
         if self.spec.scored:
-            tk.mma_ABt(c.o, c.v, s.p[stage])
+            self.products.add_scores(c, s, *stages)
         if self.spec.dot:
-            tk.mma_ABt(c.o, c.v, s.rest[stage])
+            tk.mma_ABt(c.o, c.v, s.rest[stages[1]])
 
     def add_rest(self, s, c, wg, stages):
         """What rounding took from the values that the state took up. They are read anew: registers had o, x and s."""
@@ -373,7 +380,7 @@ class LinearAttention:
         if const_expr(self.spec.initial is None):
             tk.zero(state)
         else:
-            tk.load_from(state, self.sequences.state(g.initial, t), row0, 0)
+            self.products.load(state, self.sequences.state(g.initial, t), row0)
 
     @cute.jit
     def put(self, to, s, t, x, chunk, wg):
@@ -387,14 +394,3 @@ class LinearAttention:
         tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
         if leader:
             tk.store_async(to, tile, (t.batch, t.head, chunk, t.part + wg))
-
-
-def _any_strides(dtype, shape):
-    """None without a dtype."""
-    strides = tuple(fake.sym64() for _ in shape)
-    return dtype and fake.tensor(dtype, shape, strides, align=4 if dtype == "fp32" else 2)
-
-
-def _numbers(dtype):
-    """Of sequences; None without a dtype."""
-    return dtype and fake.tensor(dtype, (fake.sym(),), align=8 if dtype == "int64" else 4)

@@ -8,7 +8,9 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
 
 import tkq.tile as tk
+from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.spec import LinearSpec
+from tkq.runtime.compile import fake
 
 WARP = 32
 
@@ -130,6 +132,7 @@ def placed(g, piece: Piece):
                       (("o", "dv"), lambda x: x.part(written) if isinstance(x, tk.gl) else _tokens(x, first)),
                       (("g", "beta", "of_x"), lambda x: _tokens(x, first)),
                       (("dots",), lambda x: _tokens(x, first, 1)),
+                      (("checkpoints",), lambda x: _tokens(x, first // (CHUNK * g.every))),
                       (("ssd",), lambda x: x._replace(dt=_tokens(x.dt, first), diagonal=_tokens(x.diagonal, first)))):
         there = {name: getattr(g, name, None) for name in names}
         found.update({name: of(x) for name, x in there.items() if x is not None})
@@ -145,3 +148,14 @@ def _tokens(x, first, batch=0):
     strides[batch] = 0
     at = x.iterator + Int64(first) * strides[batch + 1]
     return cute.make_tensor(at, cute.make_layout(x.shape, stride=tuple(strides)))
+
+
+def any_strides(dtype, shape):
+    """None without a dtype."""
+    strides = tuple(fake.sym64() for _ in shape)
+    return dtype and fake.tensor(dtype, shape, strides, align=4 if dtype == "fp32" else 2)
+
+
+def numbers(dtype):
+    """Of sequences; None without a dtype."""
+    return dtype and fake.tensor(dtype, (fake.sym(),), align=8 if dtype == "int64" else 4)

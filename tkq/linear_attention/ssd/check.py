@@ -7,6 +7,7 @@ from tkq.runtime.call import check
 OP = "mamba2_ssd"
 NAMES = "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states"  # the tensors
 
+every_option = arguments.checker(OP, "checkpoint_every")
 PLACES = "cu_seqlens", "state_indices"
 _tensors = arguments.checker(OP, *NAMES, *PLACES)
 options = arguments.checker(OP, "dt_softplus", "dt_limit", "return_final_states")

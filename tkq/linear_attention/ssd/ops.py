@@ -8,6 +8,7 @@ from torch import Tensor
 from tkq.linear_attention.check import Where, for_tma, lowered
 from tkq.linear_attention.launch import start
 from tkq.linear_attention.pools import Pools, may_be_written, put_rows, rows_of, written
+from tkq.linear_attention.ssd import checkpoint_ops
 from tkq.linear_attention.ssd.check import NAMES, OP, check_call, check_ssd_layouts, options
 from tkq.linear_attention.ssd.gradients import SsdNeeds, SsdSaved, backward, forward
 from tkq.reference import ssd as reference
@@ -21,7 +22,8 @@ TENSORS = len(NAMES)  # that a call takes; its options are behind them
 def mamba2_ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Optional[Tensor] = None,
                z: Optional[Tensor] = None, dt_bias: Optional[Tensor] = None, initial_states: Optional[Tensor] = None,
                dt_softplus: bool = False, dt_limit: tuple = (0.0, math.inf), return_final_states: bool = False, *,
-               cu_seqlens: Optional[Tensor] = None, state_indices: Optional[Tensor] = None):
+               cu_seqlens: Optional[Tensor] = None, state_indices: Optional[Tensor] = None,
+               checkpoint_every: Optional[int] = None):
     """Mamba-2's state space dual: with a state h of P x N numbers for each head, from the first token to the last
 
         d[t] = clamp(softplus(dt[t] + dt_bias), dt_limit)
@@ -35,7 +37,7 @@ def mamba2_ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Option
         dt: step sizes, (B, S, H), float32, bfloat16 or float16, any strides.
         A: (H,), float32, usually below 0. Above 0 the state grows: right as long as no factor within 64 tokens is
             infinite in float32, and what the state takes up with it fits x's type.
-        B, C: (B, S, G, N), as x, N a multiple of 16 from 32 to 128. H is a multiple of G: H / G neighbouring heads of x
+        B, C: (B, S, G, N), as x, N a multiple of 16 from 32 to 256. H is a multiple of G: H / G neighbouring heads of x
             share one of B and C.
             The last dimension of x, B, C and z is contiguous; base and other strides are multiples of 16 bytes: slices
             of a packed tensor go in without a copy.
@@ -57,22 +59,27 @@ def mamba2_ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Option
             token is written there, in the pool's dtype. Any values: where there is no such row, as with -1, the
             sequence begins with zeros and its state is not written. A row that two sequences have holds numbers of
             their states, and what they begin with is not defined. Without gradients.
+        checkpoint_every: tokens, a multiple of 64: also return the states behind every so many tokens, as prefix caches
+            keep them. Without gradients, cu_seqlens and state_indices.
 
     Returns:
         y (B, S, H, P), contiguous, of x's dtype; with return_final_states the pair (y, states), states (B, H, P, N)
         float32, which the next call takes as initial_states; with state_indices it is initial_states itself. NaN and
         infinities in x reach all tokens of their chunk of 64, those before them too; not those of other sequences.
+        With checkpoint_every last of all checkpoints (B, S // checkpoint_every, H, P, N) float32: [b, j] is the state
+        behind token (j + 1) * checkpoint_every - 1 of sequence b.
 
     Raises:
         TypeError: x, B, C or z is no dense tensor of bf16 or fp16; dt, D or dt_bias is no dense tensor of bf16, fp16 or
             fp32; A is no dense tensor of fp32; initial_states is no dense tensor of fp32 or bf16; dt_softplus or
             return_final_states is no bool; dt_limit is no pair of numbers; cu_seqlens or state_indices is no dense
-            tensor of int32 or int64; dtypes that differ.
-        ValueError: dt_limit has NaN, descends or is finite and infinite in float32; shapes that do not go together,
-            devices that differ, strides or a base that TMA cannot take; state_indices without initial_states, or with
-            ones whose elements share memory.
+            tensor of int32 or int64; checkpoint_every is no int; dtypes that differ.
+        ValueError: dt_limit has NaN, descends or is finite and infinite in float32; checkpoint_every is outside 1 to
+            2^31 - 1; a checkpoint_every that is no multiple of 64; shapes that do not go together, devices that differ,
+            strides or a base that TMA cannot take; state_indices without initial_states, or with ones whose elements
+            share memory.
         NotImplementedError: a P or N that is not supported; more than 65535 sequences (65533 of cu_seqlens) or heads;
-            state_indices with a tensor that requires a gradient.
+            state_indices with a tensor that requires a gradient; what checkpoint_every does not go with.
         RuntimeError: a GPU other than Hopper; state_indices with a pool that was made under torch.inference_mode,
             outside of it.
 
@@ -94,6 +101,10 @@ def mamba2_ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Option
     if traced or autocast.on():
         x, B, C, z = lowered(x, B, C, z)
     given = x, dt, A, B, C, D, z, dt_bias, initial_states
+    if checkpoint_every is not None:
+        checkpoint_ops.refuse_places(cu_seqlens, state_indices)
+        dt_softplus, limit, return_final_states = options(dt_softplus, dt_limit, return_final_states)
+        return checkpoint_ops.call(given, (dt_softplus, *limit), return_final_states, checkpoint_every)
     if state_indices is not None:
         dt_softplus, limits, return_final_states = options(dt_softplus, dt_limit, return_final_states)
         y = _pools.with_options(given, (dt_softplus, *limits, cu_seqlens, state_indices),
