@@ -32,7 +32,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tkq.linear_attention.gradients import _of_gates, _of_shared, _turned, over_values
+from tkq.linear_attention.gradients import Behind, _of_gates, _of_shared, _turned, behind_last, over_values
 from tkq.linear_attention.launch import Given, launch
 from tkq.linear_attention.segments import Segments, segments
 
@@ -72,13 +72,13 @@ class DeltaGradients(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """What the launches of a backward share. u: the corrected values, du: their gradient. behind: the final state's
-    gradient, as a launch that multiplies by scale takes it. of: packed sequences' tokens, or None."""
+    """What the launches of a backward share. u: the corrected values, du: their gradient. behind: what those take that
+    begin with the final state's gradient. of: packed sequences' tokens, or None."""
 
     saved: DeltaSaved
     scale: float
     do: Tensor
-    behind: Tensor | None
+    behind: Behind
     u: Tensor
     of: Segments | None
     du: Tensor | None = None
@@ -95,13 +95,13 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
     need_g, need_initial = needs.g and g is not None, needs.initial and initial is not None
     if scale == 0.0:  # o is 0: what goes back comes from the final state alone, and does not depend on the scale
         do, scale = torch.zeros_like(do), 1.0
-    behind = None if dfinal is None else dfinal / scale
+    behind = behind_last(q, scale, dfinal)
     p = Pass(saved, scale, do, behind, launch(Given(k, k, v, g, beta, initial, updates=True, cu=cu), 1.0).o,
              segments(cu, q.shape[1]))
     solved = dq = dk = dg = z = None
     if any((needs.k, needs.v, need_g, needs.beta, need_initial)):
-        solved = launch(Given(k, q, do, g, beta, behind, torch.float32 if need_initial else None, reverse=True, cu=cu),
-                        scale)
+        solved = launch(Given(k, behind.q, do, g, beta, behind.state, torch.float32 if need_initial else None,
+                              reverse=True, cu=cu), behind.scale)
         p = p._replace(du=solved.o, dv=solved.dv)
     if needs.q or need_g:
         of_q = _dq(p, need_g, need_g and dfinal is not None)
@@ -114,7 +114,7 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
         at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum((-1, -2))
         dg = _of_gates(g, of_q.dots, _dots(p), at_end, p.of)
     return DeltaGradients(dq, dk, p.dv if needs.v else None, dg, _dbeta(p, z.o) if needs.beta else None,
-                          (scale * solved.state).to(initial.dtype) if need_initial else None)
+                          (behind.scale * solved.state).to(initial.dtype) if need_initial else None)
 
 
 def _dq(p, with_dots, with_final):
@@ -134,14 +134,14 @@ def of_keys_before(p, d, with_dots=False):
 
 
 def _dk(p, z):
-    q, k, _, g, beta, _, cu = p.saved
+    _, k, _, g, beta, _, cu = p.saved
 
     def of(values, queries, scale, **more):
         return over_values(p.u.shape[3], lambda part: launch(Given(
             p.u[..., part], values[..., part], queries, g, reverse=True,
             initial=_turned(more.get("behind"), part), strict=more.get("strict", False), cu=cu), scale)).o
 
-    made = _wide(of(p.do, q, p.scale, behind=p.behind))
+    made = _wide(of(p.do, p.behind.q, p.behind.scale, behind=p.behind.state))
     made.sub_(of(p.dv, k, 1.0, strict=True)).addcmul_(_wide(beta)[..., None], z, value=-1)
     return _of_shared(_inside(p, made), k).to(k.dtype)
 
@@ -159,8 +159,9 @@ def _inside(p, x):
 
 def _dots(p):
     """What values get of queries behind them, less what they get of keys; what keys take of values before them."""
-    q, k, _, g, _, _, cu = p.saved
-    of_queries = launch(Given(k, q, p.do, g, initial=p.behind, x=p.u, reverse=True, cu=cu), p.scale).dots
+    _, k, _, g, _, _, cu = p.saved
+    of_queries = launch(Given(k, p.behind.q, p.do, g, initial=p.behind.state, x=p.u, reverse=True, cu=cu),
+                        p.behind.scale).dots
     of_keys = launch(Given(k, k, p.dv, g, x=p.u, reverse=True, strict=True, cu=cu), 1.0).dots
     return of_queries - of_keys + of_keys_before(p, p.dv, True).dots
 

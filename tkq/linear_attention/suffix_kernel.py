@@ -60,14 +60,14 @@ class SuffixSums:
         tiles = cute.ceil_div(x.shape[1], TILE)
         each = cute.ceil_div(tiles, SEGMENTS)
         self.kernel(x, less, factor, end, y, tiles, each).launch(
-            grid=[cute.ceil_div(tiles, each), cute.ceil_div(x.shape[2], HEADS), x.shape[0]],
+            grid=[cute.ceil_div(x.shape[2], HEADS), cute.ceil_div(tiles, each), x.shape[0]],
             block=[HEADS * LANES, 1, 1], stream=stream)
 
     @cute.kernel
     def kernel(self, x: cute.Tensor, less: Optional[cute.Tensor], factor: Optional[cute.Tensor],
                end: Optional[cute.Tensor], y: cute.Tensor, tiles: Int32, each: Int32):
         sums = tk.SharedAllocator().vector(HEADS * 2 * LANES, dtype=Float64)
-        segment, heads, batch = cute.arch.block_idx()
+        heads, segment, batch = cute.arch.block_idx()  # heads first: the grid's other dimensions end at 65535
         thread, _, _ = cute.arch.thread_idx()
         head, first = heads * HEADS + thread % HEADS, segment * each
         here = head < x.shape[2]

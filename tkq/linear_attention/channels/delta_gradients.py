@@ -19,7 +19,7 @@ from torch import Tensor
 from tkq.linear_attention.channels.gradients import of_columns, of_gates
 from tkq.linear_attention.channels.launch import ChannelGiven, launch
 from tkq.linear_attention.delta_gradients import ALL, DeltaGradients, DeltaNeeds, DeltaSaved
-from tkq.linear_attention.gradients import _of_shared
+from tkq.linear_attention.gradients import _of_shared, behind_last
 
 
 def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None = None,
@@ -29,21 +29,21 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
     need_initial = needs.initial and initial is not None
     if scale == 0.0:  # o is 0: what goes back comes from the final state alone, and does not depend on the scale
         do, scale = torch.zeros_like(do), 1.0
-    behind = None if dfinal is None else dfinal / scale
+    behind = behind_last(q, scale, dfinal)
     u = launch(ChannelGiven(k, k, v, g, beta, initial, updates=True), 1.0).o
     solved = of_q = z = w = of_queries = of_keys = dg = None
     if any((needs.k, needs.v, needs.g, needs.beta, need_initial)):
-        solved = launch(ChannelGiven(k, q, do, g, beta, behind, torch.float32 if need_initial else None, reverse=True),
-                        scale)
+        solved = launch(ChannelGiven(k, behind.q, do, g, beta, behind.state, torch.float32 if need_initial else None,
+                                     reverse=True), behind.scale)
     if needs.q or needs.g:
-        final = torch.float32 if needs.g and behind is not None else None
+        final = torch.float32 if needs.g and dfinal is not None else None
         of_q = of_columns(do, u, k, g, scale, initial, final, x=q if needs.g else None)
     if needs.beta:
         z = of_columns(solved.o, u, k, g, 1.0, initial, strict=True).o
     if needs.k or needs.g:
         x = k if needs.g else None
         w = of_columns(solved.dv, u, k, g, 1.0, initial, x=x, strict=True)
-        of_queries = of_columns(u, do, q, g, scale, behind, x=x, reverse=True)
+        of_queries = of_columns(u, do, behind.q, g, behind.scale, behind.state, x=x, reverse=True)
         of_keys = of_columns(u, solved.dv, k, g, 1.0, x=x, reverse=True, strict=True)
     if needs.g:
         at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum(-1)
@@ -52,7 +52,7 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
         _of_shared(of_q.o, q).to(q.dtype) if needs.q else None,
         _of_shared(of_queries.o.sub_(of_keys.o).sub_(w.o), k).to(k.dtype) if needs.k else None,
         solved.dv if needs.v else None, dg, _dbeta(saved, solved.o, z) if needs.beta else None,
-        (scale * solved.state).to(initial.dtype) if need_initial else None)
+        (behind.scale * solved.state).to(initial.dtype) if need_initial else None)
 
 
 def _dbeta(saved, du, z):
