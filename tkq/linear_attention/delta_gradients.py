@@ -33,8 +33,9 @@ import torch
 from torch import Tensor
 
 from tkq.linear_attention.gradients import Behind, _of_gates, _of_shared, _turned, behind_last, over_values
-from tkq.linear_attention.launch import Given, launch
+from tkq.linear_attention.launch import Given
 from tkq.linear_attention.segments import Segments, segments
+from tkq.linear_attention.split.launch import launch
 
 
 class DeltaSaved(NamedTuple):

@@ -7,9 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tkq.linear_attention.launch import Given, Made, launch
+from tkq.linear_attention.launch import Given, Made
 from tkq.linear_attention.segments import segments
 from tkq.linear_attention.spec import HEAD_DIMS
+from tkq.linear_attention.split.launch import launch
 from tkq.linear_attention.suffix import suffix_sums
 
 

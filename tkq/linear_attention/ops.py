@@ -19,9 +19,10 @@ from tkq.linear_attention.check import (
     turned,
 )
 from tkq.linear_attention.gradients import Needs, Saved, backward
-from tkq.linear_attention.launch import Given, no_states, start
+from tkq.linear_attention.launch import Given, no_states
 from tkq.linear_attention.pools import Pools, laid_out, may_be_written, put_rows, rows_of, written
 from tkq.linear_attention.recorded import Recorder, results
+from tkq.linear_attention.split.launch import start
 from tkq.reference import linear_attention as reference
 from tkq.runtime.call import autocast, check, ops
 from tkq.runtime.call.replay import CallCache

@@ -9,6 +9,7 @@ from cutlass import Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.spec import LinearSpec
+from tkq.runtime.compile import fake
 
 WARP = 32
 
@@ -126,6 +127,11 @@ class Sequences:
         """cu[i], within the tokens."""
         tokens = Int64(g.tokens) if self.packed == "int64" else g.tokens
         return Int32(cutlass.max(cutlass.min(g.cu[i], tokens), 0))
+
+
+def numbers(dtype):
+    """Of sequences, for the compiler; None without a dtype."""
+    return dtype and fake.tensor(dtype, (fake.sym(),), align=8 if dtype == "int64" else 4)
 
 
 def _tokens(x, first, batch=0):

@@ -8,10 +8,10 @@ SHARED = 222 * 1024  # bytes of a block that tiles may take: 4 KB are left for f
 MOST_STAGES = 4
 
 
-def plan(spec: LinearSpec) -> LinearConfig:
+def plan(spec: LinearSpec, groups: int | None = None) -> LinearConfig:
     """As many warpgroups for the state as V fills, two at most, or one where they have no registers for two. As many
-    stages as there is room for."""
-    groups = 1 if spec.value_dim <= CHUNK or (spec.packed and _widest_delta(spec)) else 2
+    stages as there is room for. groups: of these warpgroups, at most."""
+    groups = 1 if groups == 1 or spec.value_dim <= CHUNK or (spec.packed and _widest_delta(spec)) else 2
     tile = 2 * CHUNK * CHUNK
     stage = 2 * 2 * CHUNK * spec.head_dim + groups * (1 + spec.has_x) * tile
     rest = (2 + groups + 2 * spec.dot) * tile + (4 * tile + 1024 if spec.delta else 2048 if spec.ssd else 0)

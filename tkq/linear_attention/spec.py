@@ -52,6 +52,8 @@ class LinearSpec:
     state_v_first: states are V by K, and not K by V.
     packed: dtype of cu_seqlens, with sequences of any length one behind the other; None: a batch.
     pool: dtype of state_indices, with states in rows of a pool, which is initial and final; None: one behind the other.
+    part: of segments of a sequence, one behind the other in the states' rows: "states", what each adds to a state, and
+        what becomes of one by it, without outputs; "outputs", with the state that each begins with; None: no segments.
     """
 
     dtype: str
@@ -69,6 +71,7 @@ class LinearSpec:
     pool: str | None = None
     ssd: SsdSpec | None = None
     state_v_first: bool = False
+    part: str | None = None
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("gate", self.gate, GATES),
@@ -77,7 +80,8 @@ class LinearSpec:
                                    ("final", self.final, (None, "fp32", "bf16")),
                                    ("delta", self.delta, (None, "fp32", "bf16")),
                                    ("packed", self.packed, (None, "int32", "int64")),
-                                   ("pool", self.pool, (None, "int32", "int64"))):
+                                   ("pool", self.pool, (None, "int32", "int64")),
+                                   ("part", self.part, (None, "states", "outputs"))):
             if got not in allowed:
                 raise ValueError(f"LinearSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
         if self.delta and self.strict:
@@ -95,6 +99,13 @@ class LinearSpec:
             raise ValueError("LinearSpec: ssd.skip_gradient, allowed is with reverse and dot")
         if self.pool and (self.reverse or self.initial is None or self.initial != self.final):
             raise ValueError("LinearSpec: pool, allowed is not reversed, with initial and final of one dtype")
+        self._check_part()
+
+    def _check_part(self):
+        states = ("fp32", None) if self.part == "outputs" else (None, "fp32")
+        if self.part and ((self.initial, self.final) != states or self.packed or self.pool):
+            raise ValueError(f"LinearSpec: part {self.part!r}, allowed is with initial, final {states} and without "
+                             "packed and pool")
 
     @property
     def gated(self) -> bool:
@@ -109,7 +120,22 @@ class LinearSpec:
     @property
     def has_x(self) -> bool:
         """Does a launch read another tensor beside the values?"""
-        return self.dot or self.gated_by_x
+        return (self.dot or self.gated_by_x) and self.writes
+
+    @property
+    def writes(self) -> bool:
+        """Are there outputs?"""
+        return self.part != "states"
+
+    @property
+    def scores(self) -> bool:
+        """Is something made of queries? Reversed, the delta rule's state is, too."""
+        return not self.updates and (self.writes or (bool(self.delta) and self.reverse))
+
+    @property
+    def dots(self) -> bool:
+        """Are there sums of outputs times another tensor?"""
+        return self.dot and self.writes
 
 
 @dataclass(frozen=True)

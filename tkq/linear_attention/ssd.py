@@ -15,8 +15,8 @@ from tkq.runtime.compile import fake
 
 class SsdOperands(NamedTuple):
     """dt: (B, S, HO). A: (HO,) fp32. bias: None or (HO,). skip: D, None, (HO,) or (HO, V). low, high: dt's limits.
-    of_skip: None, or (B, HO, V) fp32, D's gradient of each sequence and column. diagonal: None, or, with sums of o
-    times x, (B, S, HO) fp32: q k of each token."""
+    of_skip: None, or (B, HO, V) fp32, D's gradient of each sequence, or segment of one, and column. diagonal: None, or,
+    with sums of o times x, (B, S, HO) fp32: q k of each token."""
 
     dt: cute.Tensor
     A: cute.Tensor
@@ -51,8 +51,8 @@ class Ssd:
         self.apart = self.there and spec.dot  # is P's diagonal apart?
         self.finishes = self.gets or self.skips or self.gated or self.apart
 
-    def fake_operands(self, B, S, HO):
-        """For the compiler; None without it."""
+    def fake_operands(self, B, S, HO, rows):
+        """For the compiler; None without it. rows: of states."""
         if not self.there:
             return None
         ssd, V = self.ssd, self.spec.value_dim
@@ -63,8 +63,8 @@ class Ssd:
 
         return SsdOperands(of(ssd.dt, B, S, HO), of("fp32", HO), of(ssd.bias, HO),
                            of(ssd.skip, *(HO, V)[:ssd.skip_dims]), Float32(0.0), Float32(0.0),
-                           fake.tensor("fp32", (B, HO, V), align=4) if ssd.skip_gradient else None,
-                           fake.tensor("fp32", (B, S, HO), align=4) if self.apart else None)
+                           fake.tensor("fp32", (rows, HO, V), align=4) if ssd.skip_gradient else None,
+                           fake.tensor("fp32", (B, S, HO), align=4) if self.apart and self.spec.writes else None)
 
     def shared(self, al: tk.SharedAllocator) -> Any:
         """Room for diagonals in shared memory, of a stage that of P and q k; None where they are not apart."""
@@ -196,5 +196,5 @@ class Ssd:
             for r in cutlass.range_constexpr(2):
                 row = row0 + tk.first_row() + 8 * r
                 if row < self.spec.value_dim and tk.lane_id() % 4 == 0:
-                    g.ssd.of_skip[t.batch, t.head, row] = mine[1].tensor[r]
+                    g.ssd.of_skip[t.state, t.head, row] = mine[1].tensor[r]
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from tkq.linear_attention.gradients import _of_shared, over_values
-from tkq.linear_attention.launch import Given, Steps, launch
+from tkq.linear_attention.launch import Given, Steps
+from tkq.linear_attention.split.launch import launch
 from tkq.linear_attention.suffix import suffix_sums
 from tkq.reference import ssd as reference
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tkq.linear_attention.check import for_tma, lowered
-from tkq.linear_attention.launch import start
+from tkq.linear_attention.split.launch import start
 from tkq.linear_attention.ssd_check import NAMES, OP, check_call, check_ssd_layouts, options
 from tkq.linear_attention.ssd_gradients import SsdNeeds, SsdSaved, backward, forward
 from tkq.reference import ssd as reference
