@@ -6,7 +6,7 @@ import math
 import torch
 
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.gates import LOWEST
+from tkq.linear_attention.engine.gates import LOWEST
 from tkq.linear_attention.launch import Made
 from tkq.reference.linear_attention import edges
 from tkq.reference.ssd import biased, step_sizes

@@ -1,13 +1,11 @@
 """Faults in linear attention with gates for each column."""
 from .mutant import family, pressed
 
-NAPS, READS = (pressed(x) for x in ("naps-channels", "reads-channels"))
+NAPS, DELTA_NAPS, READS = (pressed(x) for x in ("naps-channels", "naps-channels_delta", "reads-channels"))
 TESTS = "tests/gpu/linear_attention/test_channels.py::"
 KEYS, DELTA, VALUES, LAST, LONG, SUMS = ((f"{TESTS}{name}",) for name in (
-    "test_lengths[forward-300]", "test_lengths_of_the_delta_rule[forward-300]",
-    "test_lengths_with_gates_of_values[True-forward-300]",
-    "test_nothing_behind_the_end_counts", "test_gradients_of_gates_are_as_good_at_any_length[False]",
-    "test_sums_over_a_chunks_tokens[300-80-2]"))
+    "test_lengths[o]", "test_lengths[delta]", "test_lengths[dq]", "test_nothing_behind_the_end_counts",
+    "test_gradients_of_gates_are_as_good_at_any_length[False]", "test_sums_over_a_chunks_tokens[2]"))
 
 MUTANTS = (
     *family(
@@ -44,7 +42,7 @@ MUTANTS = (
          "self.delta.of_state(c, s.k[ring.stage])", DELTA),
         ("lower_of_a_level_left_out", "gather_lower(lower, x, half)",
          "gather_lower(lower, x, half if half != 16 else 8)", DELTA),
-        ("columns_no_wait_for_scores", "s.scores.wait(scores)", "", NAPS),
+        ("columns_no_wait_for_scores", "s.scores.wait(scores)", "", DELTA_NAPS),
         ("columns_scores_written_over", "s.scores.acquire_empty(out)", "", READS)),
     *family(
         "linear", "tkq/linear_attention/channels/values.py",

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from .. import gated_delta_rule, gated_delta_rule_step, rmsnorm, swiglu
-from ..linear_attention.delta_inputs import log_decays
+from ..linear_attention.delta.inputs import log_decays
 from ..linear_attention.short_convolution import causal_conv1d
 from ..linear_attention.spec import HEAD_DIMS, VALUE_DIMS
 from ..runtime.call.check import under_autocast

@@ -1,2 +1,2 @@
-"""Linear attention and state space models: one chunked engine. users call tkq.linear_attn, with the delta rule
+"""Linear attention and state space models: one chunked engine. Users call tkq.linear_attn, with the delta rule
 tkq.gated_delta_rule, and tkq.mamba2_ssd."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 from tkq.linear_attention.launch import recipe
 from tkq.linear_attention.plan import plan
 from tkq.linear_attention.spec import GATES, LinearSpec, SsdSpec, SuffixSpec
-from tkq.linear_attention.suffix import recipe as suffix_recipe
+from tkq.linear_attention.suffix.launch import recipe as suffix_recipe
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
 

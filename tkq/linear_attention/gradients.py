@@ -11,7 +11,7 @@ from tkq.linear_attention.launch import Given, Made
 from tkq.linear_attention.segments import segments
 from tkq.linear_attention.spec import HEAD_DIMS
 from tkq.linear_attention.split.launch import launch
-from tkq.linear_attention.suffix import suffix_sums
+from tkq.linear_attention.suffix.launch import suffix_sums
 
 
 class Saved(NamedTuple):

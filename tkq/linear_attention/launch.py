@@ -18,7 +18,7 @@ _launchers: dict = {}  # what decides the kernel -> its function; as many as kin
 
 def recipe(spec: LinearSpec, groups: int | None = None) -> Recipe:
     """The kernel's. groups: as `plan` has them."""
-    return Recipe("tkq.linear_attention.kernel:LinearAttention", (spec, plan(spec, groups)))
+    return Recipe("tkq.linear_attention.engine.kernel:LinearAttention", (spec, plan(spec, groups)))
 
 
 class Steps(NamedTuple):
@@ -47,7 +47,7 @@ class Given(NamedTuple):
     of o times x, or, with steps.gated, what o is multiplied by. reverse, strict, updates: as `LinearSpec` has them. cu:
     where packed sequences begin and end. state_indices: initial is a pool, which is written, too; final is its dtype.
     v_first: the final state lies in memory as (.., V, K). steps: Mamba-2's, in the place of g, not with cu and
-    state_indices. state_v_first: states are (.., V, K). part, segments: as `LinearSpec` and `segmented.Segmented` have
+    state_indices. state_v_first: states are (.., V, K). part, segments: as `LinearSpec` and `engine.segmented` have
     them: with "states" what comes out is (B * N, HO, C, K), contiguous. groups: as `plan` has them."""
 
     q: Tensor

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tkq.linear_attention.delta_ops import gated_delta_rule
+from tkq.linear_attention.delta.ops import gated_delta_rule
 from tkq.linear_attention.short_convolution import ShortConvolution
 from tkq.linear_attention.spec import HEAD_DIMS, VALUE_DIMS
 from tkq.norms.ops import rmsnorm

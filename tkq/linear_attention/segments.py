@@ -38,7 +38,7 @@ class Segments(NamedTuple):
 
 
 def segments(cu: Tensor | None, tokens: int) -> Segments | None:
-    """Of cu_seqlens (N + 1,), which mean what `edges` says: the kernel's rule, in `packed`. None without."""
+    """Of cu_seqlens (N + 1,), which mean what `edges` says: the kernel's rule, in `engine.packed`. None without."""
     if cu is None:
         return None
     bounds, place = edges(cu, tokens), torch.arange(tokens, device=cu.device)

@@ -9,10 +9,11 @@ from torch.nn.functional import normalize
 import tkq
 from tests.helpers.channel_launches import launched
 from tests.helpers.emulation import fake_gpu
-from tkq.linear_attention.channels import delta_gradients, gradients
+from tkq.linear_attention.channels import gradients
 from tkq.linear_attention.channels.catalog import shipped
 from tkq.linear_attention.channels.launch import ChannelGiven
-from tkq.linear_attention.delta_gradients import DeltaNeeds, DeltaSaved
+from tkq.linear_attention.delta import channel_gradients as delta_gradients
+from tkq.linear_attention.delta.gradients import DeltaNeeds, DeltaSaved
 from tkq.linear_attention.gradients import Needs, Saved
 from tkq.reference.linear_attention import gated_delta_rule_backward, linear_attn_backward
 from tkq.reference.linear_attention import linear_attn as recurrence

@@ -5,8 +5,8 @@ import torch
 from torch.nn.functional import normalize
 
 from tests.helpers.linear_launches import launched
-from tkq.linear_attention import delta_gradients
-from tkq.linear_attention.delta_gradients import ALL, DeltaNeeds, DeltaSaved, backward
+from tkq.linear_attention.delta import gradients as delta_gradients
+from tkq.linear_attention.delta.gradients import ALL, DeltaNeeds, DeltaSaved, backward
 from tkq.reference.linear_attention import gated_delta_rule_backward
 from tkq.reference.linear_attention import linear_attn as recurrence
 

@@ -7,9 +7,10 @@ import torch
 from torch.nn.functional import normalize
 
 from tests.helpers import channel_launches, linear_launches
-from tkq.linear_attention import delta_gradients, gradients
-from tkq.linear_attention.channels import delta_gradients as channel_delta_gradients
+from tkq.linear_attention import gradients
 from tkq.linear_attention.channels import gradients as channel_gradients
+from tkq.linear_attention.delta import channel_gradients as channel_delta_gradients
+from tkq.linear_attention.delta import gradients as delta_gradients
 from tkq.linear_attention.gradients import SMALLEST, behind_last
 from tkq.reference.linear_attention import gated_delta_rule_backward, linear_attn_backward
 

@@ -10,7 +10,7 @@ from tkq.linear_attention import gradients
 from tkq.linear_attention.catalog import shipped
 from tkq.linear_attention.gradients import Needs, Saved, backward
 from tkq.linear_attention.launch import Made
-from tkq.linear_attention.suffix import suffix_sums
+from tkq.linear_attention.suffix.launch import suffix_sums
 from tkq.reference.linear_attention import linear_attn as recurrence
 from tkq.reference.linear_attention import linear_attn_backward
 

@@ -11,7 +11,8 @@ import tkq
 from tests.helpers.emulation import fake_gpu
 from tests.helpers.linear_launches import launched
 from tests.helpers.ops.bad_indices import CUTS
-from tkq.linear_attention import delta_gradients, gradients
+from tkq.linear_attention import gradients
+from tkq.linear_attention.delta import gradients as delta_gradients
 from tkq.linear_attention.segments import segments
 from tkq.reference.linear_attention import edges, gated_delta_rule_backward, linear_attn_backward
 from tkq.reference.linear_attention import linear_attn as recurrence

@@ -9,8 +9,10 @@ import torch
 import tkq
 from tests.gpu.linear_attention.test_linear_forward import BF16, make
 from tests.helpers.linear_launches import launched
+from tests.helpers.one_sign import bias_of_one_sign
 from tests.helpers.sanitizer.nan_fill import poisoned
-from tkq.linear_attention import delta_gradients, gradients
+from tkq.linear_attention import gradients
+from tkq.linear_attention.delta import gradients as delta_gradients
 from tkq.linear_attention.launch import Given, launch
 from tkq.reference.linear_attention import gated_delta_rule_backward, linear_attn_backward
 from tkq.reference.linear_attention import linear_attn as recurrence
@@ -21,7 +23,6 @@ LENGTHS = 0, 1, 63, 64, 65, 0, 130
 CUTS = (0, *itertools.accumulate(LENGTHS))
 S, N = CUTS[-1] + 13, len(LENGTHS)  # tokens behind the last sequence
 OPS = "linear_attn", "gated_delta_rule"
-ANY = 2.0**60  # ulps: no bound
 
 
 def cu_of(cuts=CUTS, dtype=torch.int32):
@@ -136,12 +137,15 @@ def check_op(monkeypatch, op, given, cu):
         of_peer = [x for x in module.backward(saved, scale, *incoming) if x is not None]
     room = 1 + q.shape[1] / 16  # tensor cores cut off what they add to a sum of fp32
     # an error of u or du, of 16 bits, is in the gradients of all tokens before it: they may have one sign
-    bias = room if op == "linear_attn" else ANY
+
+    def bias(exact, other):
+        return room if op == "linear_attn" else bias_of_one_sign(exact, other, room)
+
     for i, (mine, exact, other) in enumerate(zip((o, states, *found), want, (peer.o, peer.state, *of_peer))):
         mine, exact, other = (x[:, :end] if x.dim() > 1 and x.shape[:2] == (1, q.shape[1]) else x
                               for x in (mine, exact, other))
         assert_2x(*(x.reshape(-1, exact.shape[-1]) for x in (mine, exact, other)), what=f"{op} {i}",
-                  **dict(ulps=room, bias_ulps=bias) if mine.dtype == F32 else {})
+                  **dict(ulps=room, bias_ulps=bias(exact, other)) if mine.dtype == F32 else {})
     for x in (o, *found):
         assert x.dim() == 1 or x.shape[:2] != (1, q.shape[1]) or not x[:, end:].any()
 

@@ -6,14 +6,14 @@ import torch
 import tkq
 from tests.gpu.linear_attention.test_ssd_forward import BF16, F32, make, ours, wide
 from tests.helpers.linear_launches import launched
+from tests.helpers.one_sign import bias_of_one_sign
 from tests.helpers.sanitizer.nan_fill import poisoned
-from tkq.linear_attention import ssd_gradients
-from tkq.linear_attention.ssd_gradients import SsdGradients
+from tkq.linear_attention.ssd import gradients as ssd_gradients
+from tkq.linear_attention.ssd.gradients import SsdGradients
 from tkq.reference.ssd import mamba2_ssd_backward
 from tkq.testing import assert_2x
 
 NAMES = SsdGradients._fields
-ANY = 2.0**60  # ulps: no bound
 OF_TWO_PARTS = 2.0**8  # 2^-16, in units of the last place of fp32
 
 
@@ -58,7 +58,7 @@ def check(monkeypatch, given, of_state=True):
             tokens = (exact.dim() == 1 and given.dt.shape[0] * given.dt.shape[1]) or 1
             ulps = max(room, OF_TWO_PARTS * tokens**0.5) if name in ("dt", "A", "dt_bias") else room
             assert_2x(*(x.reshape(-1, exact.shape[-1]) for x in (mine, exact, other)), what=name,
-                      **dict(ulps=ulps, bias_ulps=ANY) if mine.dtype == F32 else {})
+                      **dict(ulps=ulps, bias_ulps=bias_of_one_sign(exact, other, ulps)) if mine.dtype == F32 else {})
     return found
 
 

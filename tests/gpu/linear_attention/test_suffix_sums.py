@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from tests.helpers.sanitizer.nan_fill import poisoned
-from tkq.linear_attention.suffix import suffix_sums
+from tkq.linear_attention.suffix.launch import suffix_sums
 
 
 def make(*shape):

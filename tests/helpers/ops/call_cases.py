@@ -92,7 +92,7 @@ def cases(g):
             g.q, g.keys, g.q, None, g.betas, 0.5, initial_state=g.state, output_final_state=True),
         "linear_attn with gates of columns": lambda: tkq.linear_attn(g.q, g.q, g.q, g.columns),
         "gated_delta_rule with gates of columns": lambda: tkq.gated_delta_rule(
-            g.q, g.keys, g.q, g.columns, g.betas, output_final_state=True),
+            g.q, g.keys, g.q, g.columns, g.betas),
         "mamba2_ssd": lambda: tkq.mamba2_ssd(g.q, g.betas, g.decays, g.keys, g.keys, D=g.sinks, dt_softplus=True),
         "mamba2_ssd with states": lambda: tkq.mamba2_ssd(
             g.q, g.betas, g.decays, g.keys[..., :2, :], g.keys[..., :2, :], g.sinks, g.q, g.decays, g.state,

@@ -53,8 +53,6 @@ def recorded(g) -> dict:
          g.q, g.keys, g.gates, g.betas),
         ("linear_attn with gates of columns", lambda q, gates: tkq.linear_attn(q / 8, q / 8, q, gates),
          g.q, g.columns),
-        ("gated_delta_rule with gates of columns",
-         lambda q, k, gates, betas: tkq.gated_delta_rule(k, k, q, gates, betas), g.q, g.keys, g.columns, g.betas),
         ("mamba2_ssd", lambda x, dt, A, k, D: tkq.mamba2_ssd(x, dt, A, k, k, D, dt_bias=A, dt_softplus=True),
          g.q, g.betas, g.decays, g.keys, g.sinks),
         ("gemm", lambda a, b: tkq.gemm(a, b), g.a, g.b),

@@ -6,7 +6,7 @@ from tkq.linear_attention.channels.launch import recipe, sums_recipe
 from tkq.linear_attention.channels.plan import plan
 from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.spec import SuffixSpec
-from tkq.linear_attention.suffix import recipe as suffix_recipe
+from tkq.linear_attention.suffix.launch import recipe as suffix_recipe
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
 

@@ -16,7 +16,7 @@ from tkq.linear_attention.gradients import (
     behind_last,
     over_values,
 )
-from tkq.linear_attention.suffix import suffix_sums
+from tkq.linear_attention.suffix.launch import suffix_sums
 
 
 def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = None, needs: Needs = ALL) -> Gradients:

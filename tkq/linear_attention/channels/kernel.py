@@ -14,8 +14,8 @@ from tkq.linear_attention.channels.parts import OUT_BARRIER, SCORES_BARRIER, Ope
 from tkq.linear_attention.channels.plan import shares_levels
 from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.config import CHUNK, LinearConfig
-from tkq.linear_attention.delta import Delta, DeltaShared
-from tkq.linear_attention.inverse import PITCH
+from tkq.linear_attention.engine.delta import Delta, DeltaShared
+from tkq.linear_attention.engine.inverse import PITCH
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 

@@ -8,7 +8,7 @@ from cutlass import Float32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.gates import LOWEST
+from tkq.linear_attention.engine.gates import LOWEST
 from tkq.linear_attention.spec import LinearSpec
 from tkq.runtime.compile import fake
 

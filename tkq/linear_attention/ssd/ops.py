@@ -7,8 +7,8 @@ from torch import Tensor
 
 from tkq.linear_attention.check import for_tma, lowered
 from tkq.linear_attention.split.launch import start
-from tkq.linear_attention.ssd_check import NAMES, OP, check_call, check_ssd_layouts, options
-from tkq.linear_attention.ssd_gradients import SsdNeeds, SsdSaved, backward, forward
+from tkq.linear_attention.ssd.check import NAMES, OP, check_call, check_ssd_layouts, options
+from tkq.linear_attention.ssd.gradients import SsdNeeds, SsdSaved, backward, forward
 from tkq.reference import ssd as reference
 from tkq.runtime.call import autocast, check, ops
 from tkq.runtime.call.replay import CallCache

@@ -129,6 +129,12 @@ class Sequences:
         return Int32(cutlass.max(cutlass.min(g.cu[i], tokens), 0))
 
 
+def any_strides(dtype, shape):
+    """A tensor for the compiler; None without a dtype."""
+    strides = tuple(fake.sym64() for _ in shape)
+    return dtype and fake.tensor(dtype, shape, strides, align=4 if dtype == "fp32" else 2)
+
+
 def numbers(dtype):
     """Of sequences, for the compiler; None without a dtype."""
     return dtype and fake.tensor(dtype, (fake.sym(),), align=8 if dtype == "int64" else 4)

@@ -1,7 +1,7 @@
 """The gradients of Mamba-2's state space dual: those of linear attention, of which q is C, k is B, v is d x and g is
 d A, with d = clamp(softplus(dt + dt_bias)), and what follows from them.
 
-Let do be the gradient of y before it is gated, dv that of v. With the tokens' decays as in `gradients`
+Let do be the gradient of y before it is gated, dv that of v. With the tokens' decays as in `linear_attention.gradients`
 
     dC[t] = h[t]' do[t],   dB[t] = d[t] D[t]' x[t],   dv[t] = D[t] B[t],   D the gradient of the state
     dg[t] = the sum over t and the tokens behind it of C dC - d x dv, without what t itself has in both
@@ -21,7 +21,7 @@ from torch.nn.functional import silu
 from tkq.linear_attention.gradients import _of_shared, over_values
 from tkq.linear_attention.launch import Given, Steps
 from tkq.linear_attention.split.launch import launch
-from tkq.linear_attention.suffix import suffix_sums
+from tkq.linear_attention.suffix.launch import suffix_sums
 from tkq.reference import ssd as reference
 
 

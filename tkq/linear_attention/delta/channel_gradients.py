@@ -1,4 +1,4 @@
-"""The gradients of the delta rule with a gate for each column of k: as `tkq.linear_attention.delta_gradients` derives
+"""The gradients of the delta rule with a gate for each column of k: as `tkq.linear_attention.delta.gradients` derives
 them, but that decays are of columns. The corrected values u and their gradient du are a launch each; the rest are
 launches with gates of the columns that come out:
 
@@ -10,7 +10,7 @@ token and those behind it, of
 
     q dq - k x + k y - k w          in that column: what later queries and keys take, less what earlier ones give
 
-Of each pair of tokens behind it two of these have the same, made of the same rounded numbers (`gradients`)."""
+Of each pair of tokens behind it two of these have the same, made of the same rounded numbers (`channels.gradients`)."""
 from __future__ import annotations
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tkq.linear_attention.channels.gradients import of_columns, of_gates
 from tkq.linear_attention.channels.launch import ChannelGiven, launch
-from tkq.linear_attention.delta_gradients import ALL, DeltaGradients, DeltaNeeds, DeltaSaved
+from tkq.linear_attention.delta.gradients import ALL, DeltaGradients, DeltaNeeds, DeltaSaved
 from tkq.linear_attention.gradients import _of_shared, behind_last
 
 

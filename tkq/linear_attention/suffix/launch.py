@@ -13,7 +13,7 @@ _launchers: dict = {}  # (device, what is there beside x) -> the kernel's functi
 
 def recipe(spec: SuffixSpec) -> Recipe:
     """The kernel's."""
-    return Recipe("tkq.linear_attention.suffix_kernel:SuffixSums", (spec,))
+    return Recipe("tkq.linear_attention.suffix.kernel:SuffixSums", (spec,))
 
 
 def suffix_sums(x: Tensor, less: Tensor | None = None, factor: Tensor | None = None,

@@ -9,15 +9,14 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.linear_attention.channels.parts import any_strides
 from tkq.linear_attention.config import CHUNK, LinearConfig
-from tkq.linear_attention.delta import Delta
-from tkq.linear_attention.dots import put_dots
-from tkq.linear_attention.gates import Gate
-from tkq.linear_attention.packed import Sequences, numbers
+from tkq.linear_attention.engine.delta import Delta
+from tkq.linear_attention.engine.dots import put_dots
+from tkq.linear_attention.engine.gates import Gate
+from tkq.linear_attention.engine.packed import Sequences, any_strides, numbers
+from tkq.linear_attention.engine.segmented import Segmented
+from tkq.linear_attention.engine.ssd import Ssd
 from tkq.linear_attention.spec import LinearSpec
-from tkq.linear_attention.split.segmented import Segmented
-from tkq.linear_attention.ssd import Ssd
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 

@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 from tkq.linear_attention.channels import launch as channels
-from tkq.linear_attention.channels.delta_gradients import backward as channels_backward
 from tkq.linear_attention.channels.launch import ChannelGiven
 from tkq.linear_attention.check import (
     DELTA,
@@ -18,8 +17,9 @@ from tkq.linear_attention.check import (
     lowered,
     turned,
 )
-from tkq.linear_attention.delta_gradients import DeltaNeeds, DeltaSaved, backward
-from tkq.linear_attention.delta_inputs import DeltaOptions, prepared
+from tkq.linear_attention.delta.channel_gradients import backward as channels_backward
+from tkq.linear_attention.delta.gradients import DeltaNeeds, DeltaSaved, backward
+from tkq.linear_attention.delta.inputs import DeltaOptions, prepared
 from tkq.linear_attention.launch import Given, no_states
 from tkq.linear_attention.pools import Pools, laid_out, may_be_written, put_rows, rows_of, written
 from tkq.linear_attention.recorded import Recorder, results

@@ -8,7 +8,7 @@ from cutlass import Float32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.inverse import PITCH, LowerInverse
+from tkq.linear_attention.engine.inverse import PITCH, LowerInverse
 from tkq.linear_attention.spec import LinearSpec
 
 
