@@ -103,10 +103,12 @@ MUTANTS = (
         ("inverse_of_queries", "self.delta.products(x, s.q[ring.stage] if self.spec.reverse else s.k[ring.stage])",
          "self.delta.products(x, s.k[ring.stage])", GRADIENTS),
         ("gradients_in_the_order_of_tokens", "i = t.chunks - 1 - i if self.spec.reverse else i", "pass", LONG),
-        ("last_chunk_left_out", "g, batch, cute.ceil_div(tokens, CHUNK))", "g, batch, tokens // CHUNK)", ODD),
+        ("last_chunk_left_out", "batch, first, chunks = self.segmented.of_block(g, batch, "
+         "cute.ceil_div(tokens, CHUNK))", "batch, first, chunks = self.segmented.of_block(g, batch, tokens // CHUNK)", ODD),
         ("keys_of_another_head", "tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head_k, chunk, 0), sem)",
          "tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head, chunk, 0), sem)", ODD),
-        ("first_state_left_out", "None if g.initial is None else self.sequences.state(g.initial, t)", "None", STATES),
+        ("first_state_left_out", "self.segmented.first_state(c.s, row0, None if g.initial is None else "
+         "self.sequences.state(g.initial, t))", "self.segmented.first_state(c.s, row0, None)", STATES),
         ("no_wait_for_tokens", """
             s.tokens.wait(ring)
             if const_expr(self.spec.scores):
