@@ -18,6 +18,8 @@ SSD, LIMITS, GATED, SSD_GRADIENTS, SUMS, SEGMENTS, CANCEL = ((f"{TESTS}test_{nam
     "ssd_forward.py::test_types_and_what_there_is[without0-dtype1-of_dt1]", "ssd_backward.py::test_lengths[300]",
     "suffix_sums.py::test_lengths[5000]", "suffix_sums.py::test_lengths[40000]",
     "suffix_sums.py::test_sums_that_cancel"))
+SPLIT, SPLIT_DELTA = ((f"{TESTS}test_split.py::{name}",) for name in (
+    "test_gates_of_tokens[1000-5]", "test_the_delta_rule[130-8]"))
 PACKED, PACKED_BACK, NONE, FALLS, APART, ROWS = ((f"{TESTS}{name}",) for name in (
     "test_packed.py::test_forward[64-64-cu0-token]",
     "test_packed.py::test_results_and_gradients[dtype0-gated_delta_rule-token]",
@@ -54,6 +56,31 @@ MUTANTS = (
         ("rows_of_the_lower_32_bits", "return Int32(cutlass.max(cutlass.min(index, (1 << 31) - 1), -1))",
          "return Int32(index)", (f"{TESTS}test_pools.py::test_state_indices[linear_attn-end]",)),
         ("rows_behind_the_pool", "there = (t.state >= 0) & (t.state < rows)", "there = t.state >= 0", ROWS)),
+    *family(
+        "linear", "tkq/linear_attention/engine/segmented.py",
+        ("segments_of_another_sequence", "return n // g.segments, first, "
+         "cutlass.max(cutlass.min(each, chunks - first), 0)",
+         "return n % g.segments, first, cutlass.max(cutlass.min(each, chunks - first), 0)", SPLIT),
+        ("a_transfer_from_zeros", "view[r, j] = Float32(1.0)", "view[r, j] = Float32(0.0)", SPLIT_DELTA),
+        ("the_identity_behind_v", "row = row0 - self.first_column + tk.first_row() + 8 * r",
+         "row = row0 - self.spec.value_dim + tk.first_row() + 8 * r", SPLIT_DELTA),
+        ("the_last_chunks_decay_alone", "decay[0] = decay[0] * shared.total[0, stage]",
+         "decay[0] = shared.total[0, stage]", SPLIT)),
+    *family(
+        "linear", "tkq/linear_attention/split/combine.py",
+        ("states_that_do_not_decay", "s[e] = s[e] * factors[e, i] + added[e, i]", "s[e] = s[e] + added[e, i]", SPLIT),
+        ("segments_in_the_order_of_tokens", "return x.states.shape[1] - 1 - i if self.spec.reverse else i", "return i",
+         (f"{TESTS}test_split.py::test_corrected_values[reversed]",)),
+        ("eight_segments_alone", "for base in cutlass.range(0, count, AHEAD, unroll=1):",
+         "for base in cutlass.range(0, cutlass.min(count, AHEAD), AHEAD, unroll=1):",
+         (f"{TESTS}test_split.py::test_gates_of_tokens[1216-19]",)),
+        ("transfers_transposed", "factors[i] = of_head[first + base + i, row]",
+         "factors[i] = of_head[first + row, base + i]", SPLIT_DELTA)),
+    *family(
+        "linear", "tkq/linear_attention/split/launch.py",
+        ("segments_that_all_begin_with_zeros", 'made = engine.launch(given._replace(part="outputs", initial=first, '
+         'final=None), scale)', 'made = engine.launch(given._replace(part="outputs", initial=torch.zeros_like(first), '
+         'final=None), scale)', SPLIT)),
     *family(
         "linear", "tkq/linear_attention/segments.py",
         ("gradients_of_gates_beyond_the_sequence",
@@ -104,7 +131,8 @@ MUTANTS = (
          "self.delta.products(x, s.k[ring.stage])", GRADIENTS),
         ("gradients_in_the_order_of_tokens", "i = t.chunks - 1 - i if self.spec.reverse else i", "pass", LONG),
         ("last_chunk_left_out", "batch, first, chunks = self.segmented.of_block(g, batch, "
-         "cute.ceil_div(tokens, CHUNK))", "batch, first, chunks = self.segmented.of_block(g, batch, tokens // CHUNK)", ODD),
+         "cute.ceil_div(tokens, CHUNK))",
+         "batch, first, chunks = self.segmented.of_block(g, batch, tokens // CHUNK)", ODD),
         ("keys_of_another_head", "tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head_k, chunk, 0), sem)",
          "tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head, chunk, 0), sem)", ODD),
         ("first_state_left_out", "self.segmented.first_state(c.s, row0, None if g.initial is None else "

@@ -292,7 +292,19 @@ def states(device):
         yield f"gated_delta_rule {K} x {V}, columns", (o, state, *grad((o, state), given, (do, dstate)))
         o = tkq.linear_attn(q, k, v, gates)
         yield f"linear_attn {K} x {V}, columns", (o, *grad((o,), (q, k, v, gates), (do,)))
+    yield from segments(device)
     yield from packed_states(device)
+
+
+def segments(device):
+    """One head of 2,048 tokens, which is computed in segments; forward."""
+    import tkq
+
+    q, k, v, g, initial = on(
+        device, randn(0, 1, 2048, 1, 64), randn(1, 1, 2048, 1, 64) / 8, randn(2, 1, 2048, 1, 64),
+        -randn(3, 1, 2048, 1, dtype=torch.float32).abs(), randn(4, 1, 1, 64, 64, dtype=torch.float32))
+    yield "linear_attn, segments", tkq.linear_attn(q, k, v, g, initial_state=initial, output_final_state=True)
+    yield "gated_delta_rule, segments", tkq.gated_delta_rule(q, k, v, g, g.exp(), None, initial, True)
 
 
 def packed_states(device):
