@@ -18,7 +18,7 @@ from tkq.linear_attention.plan import SHARED, plan
 from tkq.linear_attention.spec import LinearSpec
 from tkq.linear_attention.split.launch import recipe as combine
 from tkq.linear_attention.split.launch import states_of
-from tkq.linear_attention.split.plan import GAIN, MOST, SHORTEST, Sizes, Split, split, time
+from tkq.linear_attention.split.plan import GAIN, LONG, MOST, SHORTEST, Sizes, Split, split, time
 from tkq.linear_attention.split.spec import CombineSpec
 from tkq.testing import sass
 
@@ -39,6 +39,7 @@ def test_every_plan():
         usual = Split(min(2, -(-sizes.V // 64)), 1)
         assert how.groups in (1, 2) and how.segments >= 1
         if how != usual:
+            assert chunks >= LONG
             assert time(sizes, how) <= GAIN * time(sizes, usual)
         if how.segments > 1:
             each = -(-chunks // how.segments)

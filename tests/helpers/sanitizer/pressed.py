@@ -360,8 +360,8 @@ CASES = {f.__name__: f for f in (
     *attention.CASES, gemm, gemm_long, gemm_cluster, gemm_not_held, gemm_wave_sync, gemm_small_m, fp8,
     fp8_not_overlapped, fp8_promoted, fp8_blocks, fp8_small_m, fp8_small_m_blocks, grouped, grouped_long, linear, delta,
     split, channels, channels_delta, packed_states, ssd, steps, norm_backward, norm_backward_warps,
-    norm_backward_cluster, norm_cluster, norm_quantised, rows_held, softmax, cross_entropy, quantize, quantize_few, quantize_ticketed,
-    quantize_ticketed_few, rope, gated)}
+    norm_backward_cluster, norm_cluster, norm_quantised, rows_held, softmax, cross_entropy, quantize, quantize_few,
+    quantize_ticketed, quantize_ticketed_few, rope, gated)}
 
 
 def main(kind, case):

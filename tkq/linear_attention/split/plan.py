@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from tkq.linear_attention.config import CHUNK
 
+LONG = 32  # chunks of a sequence: shorter ones are done before what splits them would be worth another kernel
 SHORTEST = 8  # chunks of a segment: below, launches take longer than what they save
 GAIN = 0.8  # of the time without: what is split costs more work, and takes less time by this at most
 MOST = 65535  # sequences times segments: blocks along a dimension of the grid
@@ -38,7 +39,7 @@ def split(sizes: Sizes) -> Split:
     the one with the fewest segments, and then with the most columns a block."""
     usual = Split(min(2, _tiles(sizes.V)), 1)
     chunks = -(-sizes.tokens // CHUNK)
-    if not chunks or not sizes.sequences or not sizes.heads:
+    if chunks < LONG or not sizes.sequences or not sizes.heads:
         return usual
     most = min(max(chunks // SHORTEST, 1), MOST // sizes.sequences)
     # as many segments as have no more blocks than twice the SMs: beyond, waves are as full as they can be
