@@ -40,7 +40,7 @@ def split_of(given: Given) -> Split:
         return Split(2, 1)
     (B, S, H, K), (HV, V) = given.q.shape, given.v.shape[2:]
     return split(Sizes(B, max(H, HV), S, K, V, arch.num_sms(given.v.device), given.beta is not None, given.reverse,
-                       not given.updates))
+                       not given.updates, H))
 
 
 def in_segments(given: Given, scale: float, how: Split) -> Made:

@@ -12,8 +12,9 @@ MOST = 65535  # sequences times segments: blocks along a dimension of the grid
 
 
 class Sizes(NamedTuple):
-    """Of a launch: sequences, computed heads, tokens of each sequence, K, V, multiprocessors. delta: the delta rule's.
-    reverse: from the last token to the first. queries: outputs are computed (else the corrected values alone)."""
+    """Of a launch: sequences, computed heads, tokens of each sequence, K, V, multiprocessors; heads of q and k, as many
+    as are computed where not given. delta: the delta rule's. reverse: from the last token to the first. queries:
+    outputs are computed (else the corrected values alone)."""
 
     sequences: int
     heads: int
@@ -24,6 +25,7 @@ class Sizes(NamedTuple):
     delta: bool = False
     reverse: bool = False
     queries: bool = True
+    key_heads: int | None = None
 
 
 class Split(NamedTuple):
@@ -51,40 +53,41 @@ def split(sizes: Sizes) -> Split:
 
 
 def time(sizes: Sizes, how: Split) -> float:
-    """In products of 64 x 64 x 64, of which a tensor core's SM makes one in about 128 clocks: waves of blocks, times
-    the chunks of each, times what a chunk takes; and what launches and states take."""
-    blocks = sizes.sequences * sizes.heads * how.segments
-    each = -(-_chunks(sizes) // how.segments)
-
-    def waves(tiles):
-        return -(-blocks * -(-tiles // how.groups) // sizes.sms)
-
-    outputs = waves(_tiles(sizes.V)) * each * of_chunk(sizes, how.groups)
+    """Of all launches, in products of 64 x 64 x 64, of which an SM's tensor cores make one in about 128 clocks. A
+    launch takes the longer of two: waves of blocks, times the chunks of each, times what a chunk takes; and what it
+    moves to and from memory. States first cost a second look at keys and values."""
+    outputs = of_launch(sizes, how, _tiles(sizes.V), True)
     if how.segments == 1:
         return outputs
     tiles = _tiles(sizes.V) + (_tiles(sizes.K) if sizes.delta else 0)
-    states = waves(tiles) * each * of_chunk(sizes._replace(queries=sizes.delta and sizes.reverse), how.groups, False)
+    states = of_launch(sizes._replace(queries=sizes.delta and sizes.reverse), how, tiles, False)
     return outputs + states + LAUNCHES + (MATRIX if sizes.delta else STATE) * how.segments
 
 
 # Products that a thing takes as long as. Two launches more; a segment's states, read and written, and what multiplies
-# them; a chunk's inverse and the barriers on the way from one state to the next, which no product hides.
+# them; a chunk's inverse and the barriers on the way from one state to the next, which no product hides; outputs.
 LAUNCHES, STATE, MATRIX = 80, 10, 40
-INVERSE, BARRIERS = 8, 4
+INVERSE, BARRIERS, OUTPUTS = 8, 4, 2
+BYTES = 220_000  # that memory gives in the time of a product: 3.0 TB/s, 128 clocks of 1.75 GHz
+
+
+def of_launch(sizes: Sizes, how: Split, tiles: int, writes: bool) -> float:
+    """Of blocks for `tiles` of 64 columns."""
+    blocks = sizes.sequences * sizes.heads * how.segments * -(-tiles // how.groups)
+    chunks = -(-sizes.tokens // CHUNK)
+    computed = -(-blocks // sizes.sms) * -(-chunks // how.segments) * of_chunk(sizes, how.groups, writes)
+    columns = (sizes.key_heads or sizes.heads) * sizes.K * (1 + sizes.queries) + sizes.heads * sizes.V * (1 + writes)
+    return max(computed, 2 * sizes.sequences * sizes.tokens * columns / BYTES)
 
 
 def of_chunk(sizes: Sizes, groups: int, writes: bool = True) -> float:
-    """A chunk of a block, in products. sizes.queries: with P and what the state gives for queries. The scores'
-    warpgroup and the states' share the tensor cores: their products add up."""
+    """A chunk of a block. sizes.queries: with P and what the state gives for queries. The scores' warpgroup and the
+    states' share the tensor cores: their products add up."""
     k = sizes.K / CHUNK
     scores = k * sizes.queries + (k + INVERSE if sizes.delta else 0)
     # what the state takes up; what it gives for queries, and P; what it gives for keys, and what it lacks
     of_group = k + (k + 1 if sizes.queries else 0) + (k + 1 if sizes.delta else 0)
-    return scores + groups * of_group + BARRIERS + (2 if writes else 0)
-
-
-def _chunks(sizes):
-    return -(-sizes.tokens // CHUNK)
+    return scores + groups * of_group + BARRIERS + (OUTPUTS if writes else 0)
 
 
 def _tiles(columns):
