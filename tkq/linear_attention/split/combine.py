@@ -8,10 +8,10 @@ import cutlass.cute as cute
 from cutlass import Float32, const_expr
 
 import tkq.tile as tk
-from tkq.linear_attention.split.spec import CombineSpec
+from tkq.linear_attention.split.spec import WIDEST, CombineSpec
 from tkq.runtime.compile import fake
 
-THREADS, FOUR = 128, 4
+THREADS, FOUR = WIDEST, 4
 AHEAD = 8  # segments, or rows of a matrix, whose loads are under way
 ROWS = 16  # columns of V that a block has, with a matrix
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from tkq.linear_attention import launch as engine
 from tkq.linear_attention.launch import Given, Made
 from tkq.linear_attention.split.plan import Sizes, Split, split
-from tkq.linear_attention.split.spec import CombineSpec
+from tkq.linear_attention.split.spec import WIDEST, CombineSpec
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
@@ -35,10 +35,11 @@ def start(given: Given, scale: float) -> tuple:
 
 
 def split_of(given: Given) -> Split:
-    """What `plan.split` says. Packed sequences, whose lengths the GPU alone knows, and pools are left whole."""
-    if given.cu is not None or given.state_indices is not None:
-        return Split(2, 1)
+    """What `plan.split` says. Packed sequences, whose lengths the GPU alone knows, pools, and states that are wider than
+    a block of `CombineStates` has threads are left whole."""
     (B, S, H, K), (HV, V) = given.q.shape, given.v.shape[2:]
+    if given.cu is not None or given.state_indices is not None or K > WIDEST:
+        return Split(2, 1)
     return split(Sizes(B, max(H, HV), S, K, V, arch.num_sms(given.v.device), given.beta is not None, given.reverse,
                        not given.updates, H))
 

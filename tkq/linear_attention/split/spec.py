@@ -3,10 +3,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tkq.linear_attention.spec import HEAD_DIMS
-
 TRANSFERS = ("none", "heads", "columns", "matrix")
 STATES = (None, "fp32", "bf16")
+WIDEST = 128  # K: a thread has a row of it
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class CombineSpec:
     reverse: bool = False
 
     def __post_init__(self):
-        for name, got, allowed in (("head_dim", self.head_dim, HEAD_DIMS), ("transfer", self.transfer, TRANSFERS),
+        for name, got, allowed in (("head_dim", self.head_dim, range(32, WIDEST + 1, 16)), ("transfer", self.transfer, TRANSFERS),
                                    ("initial", self.initial, STATES), ("final", self.final, STATES)):
             if got not in allowed:
                 raise ValueError(f"CombineSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
