@@ -21,7 +21,8 @@ class CombineSpec:
     reverse: bool = False
 
     def __post_init__(self):
-        for name, got, allowed in (("head_dim", self.head_dim, range(32, WIDEST + 1, 16)), ("transfer", self.transfer, TRANSFERS),
+        for name, got, allowed in (("head_dim", self.head_dim, tuple(range(32, WIDEST + 1, 16))),
+                                   ("transfer", self.transfer, TRANSFERS),
                                    ("initial", self.initial, STATES), ("final", self.final, STATES)):
             if got not in allowed:
                 raise ValueError(f"CombineSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
