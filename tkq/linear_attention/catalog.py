@@ -3,7 +3,7 @@ import itertools
 from dataclasses import replace
 
 from tkq.linear_attention.launch import recipe
-from tkq.linear_attention.plan import plan
+from tkq.linear_attention.plan import plan, widest_delta
 from tkq.linear_attention.spec import GATES, LinearSpec, SsdSpec, SuffixSpec
 from tkq.linear_attention.split.launch import recipe as combine_recipe
 from tkq.linear_attention.split.spec import CombineSpec
@@ -135,9 +135,11 @@ def expectation(spec: LinearSpec) -> Expectation:
     """Products of the scores and of the state's three, a wait each at most; loads and stores by TMA. Where corrected
     values come out, there is no product with queries; where states alone do, without the delta rule, the one that
     makes them, of 64 tokens, and two waits of roles that have no product."""
-    few, some, many = plan(spec).registers
-    roles = (few, 1), (some, 1), (many, plan(spec).groups)
+    (few, some, many), groups = plan(spec).registers, plan(spec).groups
+    roles = (few, 1), (some, 1), (many, groups)
+    tight = widest_delta(spec) and groups == 2
     if spec.part == "states":
-        return Expectation(tensor=4 * (1 + 4 * bool(spec.delta)), waits_per_mma=1.25,
+        return Expectation(tensor=4 * (1 + 4 * bool(spec.delta)), waits_per_mma=1.25, local_memory=8 if tight else 0,
                            instructions=("UTMALDG", "USETMAXREG"), absent=("UTMASTG",), roles=roles)
-    return Expectation(tensor=spec.head_dim // 16 * 3, instructions=("UTMALDG", "UTMASTG", "USETMAXREG"), roles=roles)
+    return Expectation(tensor=spec.head_dim // 16 * 3, waits_per_mma=1.0 if tight else 0.5,
+                       instructions=("UTMALDG", "UTMASTG", "USETMAXREG"), local_memory=8 if tight else 0, roles=roles)
