@@ -65,9 +65,12 @@ def time(sizes: Sizes, how: Split) -> float:
 
 
 # Products that a thing takes as long as. Two launches more; a segment's states, read and written, and what multiplies
-# them; a chunk's inverse and the barriers on the way from one state to the next, which no product hides; outputs.
+# them; the barriers on the way from one state to the next; outputs; decays, masks and rounding of the delta rule's
+# scores; its inverse, 4,400 clocks with the registers that scores have beside two warpgroups of states, 2,100 beside
+# one (bench/results/h200/tuning/linear_attention.json and docs/attempts/linear_attention.md).
 LAUNCHES, STATE, MATRIX = 80, 10, 40
-INVERSE, BARRIERS, OUTPUTS = 8, 4, 2
+BARRIERS, OUTPUTS, ELEMENTS = 4, 2, 12
+INVERSE = {1: 16, 2: 34}
 BYTES = 220_000  # that memory gives in the time of a product: 3.0 TB/s, 128 clocks of 1.75 GHz
 
 
@@ -82,12 +85,13 @@ def of_launch(sizes: Sizes, how: Split, tiles: int, writes: bool) -> float:
 
 def of_chunk(sizes: Sizes, groups: int, writes: bool = True) -> float:
     """A chunk of a block. sizes.queries: with P and what the state gives for queries. The scores' warpgroup and the
-    states' share the tensor cores: their products add up."""
+    states' share the tensor cores: their products add up. With the delta rule the scores' warpgroup takes longer."""
     k = sizes.K / CHUNK
-    scores = k * sizes.queries + (k + INVERSE if sizes.delta else 0)
+    scores = k * (sizes.queries + sizes.delta)
     # what the state takes up; what it gives for queries, and P; what it gives for keys, and what it lacks
     of_group = k + (k + 1 if sizes.queries else 0) + (k + 1 if sizes.delta else 0)
-    return scores + groups * of_group + BARRIERS + (OUTPUTS if writes else 0)
+    inverted = scores + INVERSE[groups] + ELEMENTS if sizes.delta else 0
+    return max(scores + groups * of_group, inverted) + BARRIERS + (OUTPUTS if writes else 0)
 
 
 def _tiles(columns):
