@@ -21,6 +21,7 @@ _PUBLIC = {
     "fp8_gemm": "tkq.gemm.fp8.ops",
     "flash_attn_varlen": "tkq.attention.varlen_ops",
     "gated_delta_rule": "tkq.linear_attention.delta.ops",
+    "hedgehog": "tkq.linear_attention.hedgehog.ops",
     "mamba2_ssd": "tkq.linear_attention.ssd.ops",
     "gated_delta_rule_step": "tkq.linear_attention.step.ops",
     "geglu": "tkq.pointwise.gated_ops",

@@ -17,6 +17,7 @@ _ELSEWHERE = {
                    "retention chunkretention gla chunkgla gatedlinearattention",
     "gated_delta_rule": "chunkgateddeltarule gateddeltanet gdn deltarule chunkdeltarule deltanet gateddelta "
                         "chunkgateddeltaruleprefill kda chunkkda kimideltaattention",
+    "hedgehog": "lolcats hedgehogattention slidingwindowlinearattention lolcatslinearattention",
     "mamba2_ssd": "mambachunkscancombined mambachunkscan ssd mamba2 mamba ssdchunkscan statespacedual",
     "linear_attn_step": "fusedrecurrentsimplegla fusedrecurrentgla fusedrecurrentlinearattn lightningattndecode",
     "gated_delta_rule_step": "fusedrecurrentgateddeltarule fusedrecurrentdeltarule fusedrecurrentkda "
@@ -40,8 +41,9 @@ _ELSEWHERE = {
     "prefetch": "warmup precompile",
 }
 _KNOWN = {word: name for name, words in _ELSEWHERE.items() for word in words.split()}
-_CLASSES = ("CrossEntropyLoss", "Fp8Linear", "GEGLU", "GatedDeltaNet", "LayerNorm", "LayerNormQuant", "Linear",
-            "LinearCrossEntropyLoss", "LogSoftmax", "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "Softmax", "SwiGLU")
+_CLASSES = ("CrossEntropyLoss", "Fp8Linear", "GEGLU", "GatedDeltaNet", "HedgehogAttention", "LayerNorm",
+            "LayerNormQuant", "Linear", "LinearCrossEntropyLoss", "LogSoftmax", "RMSNorm", "RMSNormQuant",
+            "RotaryEmbedding", "Softmax", "SwiGLU")
 
 
 def listed(namespace: dict, public) -> list[str]:

@@ -240,6 +240,14 @@ def mamba2_ssd(d):
                 return_final_states=d.chance(0.4))
 
 
+def hedgehog(d):
+    batch, tokens, heads, dtype, D, F = d.one(1, 2), d.of((0, 1, 70, 150), (70, 150)), d.one(1, 2), d.half(), 64, 32
+    q, k, v = (d.normal(batch, tokens, heads, D, dtype=dtype) for _ in range(3))
+    return dict(q=q, k=k, v=v, q_map=d.normal(heads, D, F, dtype=dtype, scale=D**-0.5),
+                k_map=d.normal(heads, D, F, dtype=dtype, scale=D**-0.5), linear_factor=d.positive(heads),
+                window_factor=d.positive(heads), window_size=64)
+
+
 def _rows_of_a_pool(d, count, tokens):
     """(rows of the pool, one for each sequence or None, numbers of accepted tokens or None)."""
     if tokens and d.chance(0.2):

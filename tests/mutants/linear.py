@@ -142,8 +142,8 @@ MUTANTS = (
          "self.sequences.state(g.initial, t))", "self.segmented.first_state(c.s, row0, None)", STATES),
         ("no_wait_for_tokens", """
             s.tokens.wait(ring)
-            if const_expr(self.spec.scores):
-         """, "if const_expr(self.spec.scores):", LOADS),
+            if const_expr(self.spec.scored):
+         """, "if const_expr(self.spec.scored):", LOADS),
         ("no_wait_for_scores", "s.scores.wait(scores)", "", NAPS),
         ("scores_written_over", "s.scores.acquire_empty(out)", "", READS),
         ("tokens_freed_before_their_products", """

@@ -24,6 +24,7 @@ _LISTS = (
     "tkq.attention.backward.catalog",
     "tkq.linear_attention.catalog",
     "tkq.linear_attention.channels.catalog",
+    "tkq.linear_attention.hedgehog.catalog",
     "tkq.linear_attention.step.catalog",
 )
 

@@ -195,6 +195,11 @@ def _with_pool(function, *tensors, pool, **places):
     return function(*tensors, initial_state=pool.clone(), output_final_state=True, **places)
 
 
+def _heads_and_maps(t):
+    return dict(_qkv(t), q_map=t(4, 64, 32) / 8, k_map=t(4, 64, 32) / 8, linear_factor=t.ones(4) / 2,
+                window_factor=t.ones(4))
+
+
 def _matrices(t):
     return dict(a=t(t.rows, 64), b=t(64, 32))
 
@@ -282,6 +287,10 @@ CASES = {case.name: case for case in (
          lambda q, k, v, g, beta, pool, cu_seqlens, state_indices: _with_pool(
              tkq.gated_delta_rule, q, k, v, g, beta, pool=pool, cu_seqlens=cu_seqlens, state_indices=state_indices),
          cast=("q", "k", "v")),
+    Case("hedgehog", _heads_and_maps,
+         lambda q, k, v, q_map, k_map, linear_factor, window_factor: tkq.hedgehog(
+             q, k, v, q_map, k_map, linear_factor, window_factor),
+         ("q", "k", "v"), ("q", "k", "v", "q_map", "k_map"), exact=False),
     Case("linear_attn_step", steps.one_token_without_beta, steps.linear_attn_step, cast=("q", "k", "v"),
          alone=lambda q, k, v, g, state, rows: tkq.linear_attn_step(q, k, v, g, state, None, rows)),
     Case("linear_attn_step, with num_accepted_tokens", steps.accepted, steps.accepting_step, cast=("q", "k", "v"),

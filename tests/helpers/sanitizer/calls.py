@@ -294,6 +294,19 @@ def states(device):
         yield f"linear_attn {K} x {V}, columns", (o, *grad((o,), (q, k, v, gates), (do,)))
     yield from segments(device)
     yield from packed_states(device)
+    yield from windows_and_states(device)
+
+
+def windows_and_states(device):
+    """Hedgehog's attention: features beside what they are made of, and in its place."""
+    import tkq
+
+    for D, F, tokens in ((128, 64, 260), (64, 64, 65), (64, 32, 200)):
+        given = on(device, *(randn(i, 1, tokens, 2, D, grad=True) for i in range(3)),
+                   *((randn(i, 2, D, F) / 8).requires_grad_() for i in (3, 4)),
+                   *(randn(i, 2, dtype=torch.float32).sigmoid().requires_grad_() for i in (5, 6)))
+        o = tkq.hedgehog(*given)
+        yield f"hedgehog {D} x {F}", (o, *(grad((o,), given, (torch.ones_like(o),)) if F == 32 else ()))
 
 
 def segments(device):

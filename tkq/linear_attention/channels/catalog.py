@@ -63,5 +63,5 @@ def expectation(spec: ChannelSpec) -> Expectation:
     steps = spec.head_dim // 16
     return Expectation(tensor=6 * (4 if spec.of_values else steps), waits_per_mma=0.4,
                        instructions=("UTMALDG", "USETMAXREG", *(() if spec.of_values else ("UTMASTG",))),
-                       local_memory=24 if groups == 2 and spec.dtype == "bf16" else 0,
+                       local_memory=24 if groups == 2 else 0,
                        roles=((few, 1), (some, 1), (many, groups)))

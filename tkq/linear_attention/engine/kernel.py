@@ -1,7 +1,7 @@
 """Linear attention, chunk by chunk (Katharopoulos et al., 2020; the chunked form of Sun et al., 2023, and Yang et al.,
 2023), with the state in accumulators."""
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -13,6 +13,7 @@ from tkq.linear_attention.config import CHUNK, LinearConfig
 from tkq.linear_attention.engine.delta import Delta
 from tkq.linear_attention.engine.dots import put_dots
 from tkq.linear_attention.engine.gates import Gate
+from tkq.linear_attention.engine.operands import Operands
 from tkq.linear_attention.engine.packed import Sequences, any_strides, numbers
 from tkq.linear_attention.engine.segmented import Segmented
 from tkq.linear_attention.engine.ssd import Ssd
@@ -21,31 +22,6 @@ from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
 SCORES_BARRIER, OUT_BARRIER = 1, 2  # named barriers: of the scores' warpgroup, of the state's (one each)
-
-
-class Operands(NamedTuple):
-    """q, k: (B, S, H, K). v: (B, S, Hv, V). o: (B, S, HO, V), HO a multiple of H and Hv: neighbouring heads of o share
-    one of theirs. g: None, (HO,) or (B, S, HO) fp32. beta: None, or (B, S, HO). initial, final: (B, HO, K, V) or None,
-    of any strides; (B, HO, V, K) with state_v_first. x: None, or as v, of any heads that divide HO. dots: (ceil(V /
-    64), B, S, HO) fp32, the sums of o times x of 64 columns each. dv: None, or as o: with delta, reversed, o times
-    beta. cu: None, or (N + 1,), where N packed sequences begin and end: then B is 1, and states are N. state_indices:
-    None, or (N,), rows of a pool, which is initial and final. Of segments (`Segmented`) states are B * N, and decays
-    None or (B * N, HO) fp32; o is None with part "states"."""
-
-    q: cute.Tensor
-    k: cute.Tensor
-    v: cute.Tensor
-    o: cute.Tensor
-    g: Optional[cute.Tensor]
-    beta: Optional[cute.Tensor]
-    initial: Optional[cute.Tensor]
-    final: Optional[cute.Tensor]
-    x: Optional[cute.Tensor]
-    dots: Optional[cute.Tensor]
-    dv: Optional[cute.Tensor]
-    cu: Optional[cute.Tensor]
-    state_indices: Optional[cute.Tensor]
-    decays: Optional[cute.Tensor]
 
 
 @dataclass(frozen=True)
@@ -217,7 +193,7 @@ class LinearAttention:
                    al.vector(CHUNK, 4 * n) if self.spec.dots else None, al.tile(self.v_tile, n),
                    al.tile(self.p_tile, 2), al.tile(self.p_tile, 2) if self.spec.dots else None,
                    self.gate.shared(al), self.delta.shared(al), self.ssd.shared(al),
-                   al.pipe(c.stages, (1 + self.spec.scores) * self.qk_tile.bytes + n * (1 + x) * self.v_tile.bytes,
+                   al.pipe(c.stages, (1 + self.spec.queried) * self.qk_tile.bytes + n * (1 + x) * self.v_tile.bytes,
                            4 + 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
@@ -242,7 +218,7 @@ class LinearAttention:
             chunk = self.order(t, i)
             sem = s.tokens.acquire(ring)
             tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head_k, chunk, 0), sem)
-            if const_expr(self.spec.scores):
+            if const_expr(self.spec.queried):
                 tk.load_async(s.q[ring.stage], g.q, (t.batch, t.head_k, chunk, 0), sem)
             for wg in cutlass.range_constexpr(self.config.groups):
                 tk.load_async(s.v[wg][ring.stage], g.v, (t.batch, t.head_v, chunk, t.part + wg), sem)
@@ -259,7 +235,7 @@ class LinearAttention:
         gates, mine = self.gate.begin(g, t, self.order(t, 0)), self.delta.begin(g, t, self.order(t, 0))
         for i in cutlass.range(t.chunks, unroll=1):
             s.tokens.wait(ring)
-            if const_expr(self.spec.scores):
+            if const_expr(self.spec.scored):
                 tk.mm_ABt(x, s.q[ring.stage], s.k[ring.stage])
             s.scores.acquire_empty(out)
             self.gate.factors(g, t, self.order(t, i), (s.gate, out.stage), gates)
@@ -269,11 +245,11 @@ class LinearAttention:
             tk.sync(SCORES_BARRIER, tk.WARPGROUP)
             between = self.gate.between(s.gate, gates, out.stage)
             tk.mma_wait(0)
-            if const_expr(self.spec.scores):
+            if const_expr(self.spec.scored):
                 self.ssd.put_diagonal(s.diagonal, x, between, g.scale, out.stage)
                 self.gate.weigh(p, x, between, g.scale)
             self.delta.products(x, s.q[ring.stage] if self.spec.reverse else s.k[ring.stage])
-            if const_expr(self.spec.scores):
+            if const_expr(self.spec.scored):
                 self.put_scores(s.p[out.stage], p)
             if const_expr(self.spec.dots):
                 self.gate.weigh_rest(p, x, between, g.scale)
@@ -314,7 +290,7 @@ class LinearAttention:
             s.tokens.wait(ring)
             tk.copy(c.s16, c.s)
             self.delta.of_state(c, s.k[ring.stage])
-            if const_expr(spec.scores):
+            if const_expr(spec.queried):
                 tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
             self.read_values(s, c, wg, ring.stage)
             s.scores.wait(scores)
@@ -326,11 +302,9 @@ class LinearAttention:
             self.delta.updates(c, s.delta, scores.stage)
             self.gate.decay(c, s.gate, scores.stage)
             self.segmented.decay(decay, s.gate, scores.stage)
-            if const_expr(spec.scores):
+            if const_expr(spec.queried):
                 self.gate.at_query(c, s.gate, scores.stage, g.scale)
-                tk.mma_ABt(c.o, c.v, s.p[scores.stage])
-            if const_expr(spec.dots):
-                tk.mma_ABt(c.o, c.v, s.rest[scores.stage])
+            self.add_own(s, c, scores.stage)
             self.delta.gradients_of_updates(c, s.delta, scores.stage)
             tk.mma_AB(c.s, self.gate.values(c), s.k[ring.stage])
             self.delta.erase(c, s.q[ring.stage])
@@ -362,6 +336,13 @@ class LinearAttention:
         if self.delta.back:
             tk.mul_col(c.w, c.w, c.beta)
             self.put(g.dv, s, t, c.w, chunk, wg)
+
+    def add_own(self, s, c, stage):
+        """What a chunk's tokens give each other."""
+        if self.spec.scored:
+            tk.mma_ABt(c.o, c.v, s.p[stage])
+        if self.spec.dots:
+            tk.mma_ABt(c.o, c.v, s.rest[stage])
 
     def add_rest(self, s, c, wg, stages):
         """What rounding took from the values that the state took up. They are read anew: registers had o, x and s."""

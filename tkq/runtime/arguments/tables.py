@@ -131,6 +131,8 @@ TABLES = {
                          number("scale", None), *_STATES, flag("use_qk_l2norm_in_kernel"),
                          tensor("A_log", *WIDE, none=True), tensor("dt_bias", *WIDE, none=True),
                          flag("use_gate_in_kernel"), flag("allow_neg_eigval"), *_PACKED),
+    "hedgehog": (*_QKV, tensor("q_map", *HALF), tensor("k_map", *HALF), tensor("linear_factor", "fp32"),
+                 tensor("window_factor", "fp32"), integer("window_size", 64, 1, _LONGEST)),
     "mamba2_ssd": (tensor("x", *HALF), tensor("dt", *WIDE), tensor("A", "fp32"), tensor("B", *HALF), tensor("C", *HALF),
                    tensor("D", *WIDE, none=True), tensor("z", *HALF, none=True), tensor("dt_bias", *WIDE, none=True),
                    tensor("initial_states", "fp32", "bf16", none=True), flag("dt_softplus"),
