@@ -15,6 +15,7 @@ from . import names as _names
 from .version import __version__
 
 _PUBLIC = {
+    "based": "tkq.linear_attention.based.ops",
     "cross_entropy": "tkq.losses.ops",
     "cross_entropy_and_gradient": "tkq.losses.ops",
     "flash_attn": "tkq.attention.ops",

@@ -19,6 +19,7 @@ _ELSEWHERE = {
                         "chunkgateddeltaruleprefill kda chunkkda kimideltaattention",
     "hedgehog": "lolcats hedgehogattention slidingwindowlinearattention lolcatslinearattention",
     "mamba2_ssd": "mambachunkscancombined mambachunkscan ssd mamba2 mamba ssdchunkscan statespacedual",
+    "based": "parallelbased fusedchunkbased chunkbased basedlinearattention taylorlinearattention",
     "linear_attn_step": "fusedrecurrentsimplegla fusedrecurrentgla fusedrecurrentlinearattn lightningattndecode",
     "gated_delta_rule_step": "fusedrecurrentgateddeltarule fusedrecurrentdeltarule fusedrecurrentkda "
                              "gateddeltaruledecode fusedrecurrentgateddeltaruleupdate",
@@ -41,8 +42,8 @@ _ELSEWHERE = {
     "prefetch": "warmup precompile",
 }
 _KNOWN = {word: name for name, words in _ELSEWHERE.items() for word in words.split()}
-_CLASSES = ("CrossEntropyLoss", "Fp8Linear", "GEGLU", "GatedDeltaNet", "HedgehogAttention", "LayerNorm",
-            "LayerNormQuant", "Linear", "LinearCrossEntropyLoss", "LogSoftmax", "RMSNorm", "RMSNormQuant",
+_CLASSES = ("BasedAttention", "CrossEntropyLoss", "Fp8Linear", "GEGLU", "GatedDeltaNet", "HedgehogAttention",
+            "LayerNorm", "LayerNormQuant", "Linear", "LinearCrossEntropyLoss", "LogSoftmax", "RMSNorm", "RMSNormQuant",
             "RotaryEmbedding", "Softmax", "SwiGLU")
 
 

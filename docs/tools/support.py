@@ -23,6 +23,7 @@ from tkq.gemm.epilogue.spec import ACTIVATIONS, GATED, Epilogue
 from tkq.gemm.fp8 import spec as fp8_spec
 from tkq.gemm.grouped import spec as grouped_spec
 from tkq.granularity import PRODUCTS, scales_of
+from tkq.linear_attention.based.spec import BasedSpec
 from tkq.linear_attention.hedgehog.spec import HedgehogSpec
 from tkq.linear_attention.spec import LinearSpec
 from tkq.linear_attention.step.spec import StepSpec
@@ -90,6 +91,7 @@ def types() -> dict[str, tuple[list, str]]:
         "flash_attn": flash, "flash_attn_varlen": (flash[0], f"any sequence lengths, including 0; {dims}"),
         **dict.fromkeys(("linear_attn", "gated_delta_rule"), (taken(lambda t: LinearSpec(t, 64, 64), TYPES),
                                                               f"any S; {_widths_of_states()}")),
+        "based": (taken(lambda t: BasedSpec(t, 64), TYPES), "any S; D 16, V 32 to 128 in multiples of 16"),
         "mamba2_ssd": (taken(lambda t: LinearSpec(t, 64, 64), TYPES),
                        f"any S; {_widths_of_states().replace('K', 'N').replace('V', 'P')}"),
         "hedgehog": (taken(lambda t: HedgehogSpec(t, 64, 64), TYPES),

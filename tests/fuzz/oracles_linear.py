@@ -134,3 +134,15 @@ def _finite(given, o, names=("q", "k", "v", "g", "beta", "initial_state", "A_log
             else:
                 fine &= ~bad.flatten(1).any(1)[:, None, None]
     return None if fine.all() else fine
+
+
+def based(given):
+    """The sum of weights times values over tokens, and that of the weights alone."""
+    q, k, v = (operand(given, n) for n in "qkv")
+    q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (q, k))
+    s = number(given["scale"], 0.25) * torch.einsum("bihd,bjhd->bhij", q, k)
+    w = (1 + s + s * s / 2).tril()
+    o = torch.einsum("bhij,bjhv->bihv", w, v)
+    if given["use_norm"]:
+        o = o / w.sum(-1).transpose(1, 2)[..., None]
+    return [Wanted("o", o, 8, given["q"].dtype, _finite(given, o))]

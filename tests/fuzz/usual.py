@@ -248,6 +248,13 @@ def hedgehog(d):
                 window_factor=d.positive(heads), window_size=64)
 
 
+def based(d):
+    batch, tokens, heads, shared, dtype = d.one(1, 2), d.of((0, 1, 7, 24), (7, 24)), d.one(1, 2), d.one(1, 2), d.half()
+    q, k = (d.normal(batch, tokens, heads, 16, dtype=dtype) for _ in range(2))
+    return dict(q=q, k=k, v=d.normal(batch, tokens, heads * shared, d.of((32, 80), (64,)), dtype=dtype),
+                scale=d.one(None, 0.5, -2, 0), use_norm=d.chance(0.7))
+
+
 def _rows_of_a_pool(d, count, tokens):
     """(rows of the pool, one for each sequence or None, numbers of accepted tokens or None)."""
     if tokens and d.chance(0.2):

@@ -56,6 +56,7 @@ def call(name: str, device="cpu") -> dict:
                                    z=t(1, 16, 4, 64), dt_bias=t.ones(4), initial_states=t(1, 4, 64, 64, dtype=F32)),
         "hedgehog": lambda: dict(q=t(1, 16, 4, 64), k=t(1, 16, 4, 64), v=t(1, 16, 4, 64), q_map=t(4, 64, 32),
                                  k_map=t(4, 64, 32), linear_factor=t.ones(4) / 2, window_factor=t.ones(4)),
+        "based": lambda: dict(q=t(1, 16, 4, 16), k=t(1, 16, 4, 16), v=t(1, 16, 4, 64)),
         "linear_attn_step": lambda: _tokens(t) | dict(state=t(6, 4, 64, 64, dtype=F32)),
         "gated_delta_rule_step": lambda: _tokens(t) | dict(beta=t.ones(2, 1, 4) / 2,
                                                            state=t(6, 4, 64, 64, dtype=F32)),

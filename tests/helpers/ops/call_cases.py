@@ -110,6 +110,8 @@ def cases(g):
             g.q[:1], g.keys[:1], g.q[:1], None, g.betas[:1], initial_state=g.state.clone(), cu_seqlens=g.cu,
             state_indices=g.used_q, output_final_state=True),
         "hedgehog": lambda: tkq.hedgehog(g.q, g.keys, g.q, g.map, g.map, g.factors, g.factors),
+        "based": lambda: tkq.based(g.q[..., :2, :16], g.keys[..., :2, :16], g.q),
+        "based without a norm": lambda: tkq.based(g.q[..., :16], g.keys[..., :16], g.q, 0.5, use_norm=False),
         "linear_attn_step": lambda: tkq.linear_attn_step(
             g.q[:, :1, :2], g.keys[:, :1, :2], g.q[:, :1], g.gates[:, :1], g.state),
         "linear_attn_step of several tokens": lambda: tkq.linear_attn_step(

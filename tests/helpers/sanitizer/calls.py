@@ -292,7 +292,17 @@ def states(device):
         yield f"gated_delta_rule {K} x {V}, columns", (o, state, *grad((o, state), given, (do, dstate)))
         o = tkq.linear_attn(q, k, v, gates)
         yield f"linear_attn {K} x {V}, columns", (o, *grad((o,), (q, k, v, gates), (do,)))
+<<<<<<< HEAD
     yield from segments(device)
+=======
+    q, k, v, do = on(device, *(randn(i, 1, 130, 2, 16, grad=True) for i in (0, 1)), randn(2, 1, 130, 4, 64, grad=True),
+                     randn(3, 1, 130, 4, 64))
+    o = tkq.based(q, k, v)
+    yield "based", (o, *grad((o,), (q, k, v), (do,)))
+    with torch.no_grad():
+        yield "based in segments", (tkq.based(*on(device, *(randn(i, 1, 1100, 1, n) for i, n in enumerate(
+            (16, 16, 64))))),)
+>>>>>>> main
     yield from packed_states(device)
     yield from windows_and_states(device)
 

@@ -137,6 +137,7 @@ TABLES = {
                    tensor("D", *WIDE, none=True), tensor("z", *HALF, none=True), tensor("dt_bias", *WIDE, none=True),
                    tensor("initial_states", "fp32", "bf16", none=True), flag("dt_softplus"),
                    Argument("dt_limit", "limits", default=(0.0, math.inf)), flag("return_final_states")),
+    "based": (*_QKV, number("scale", None), Argument("use_norm", "flag", default=True)),
     "linear_attn_step": (*_QKV, Argument("g", "tensor", True, REQUIRED, ("fp32",)), _POOL, number("scale", None),
                          tensor("state_indices", *INDEX, none=True), _ACCEPTED, flag("state_v_first"), _STEP_OUT),
     "gated_delta_rule_step": (
