@@ -292,9 +292,6 @@ def states(device):
         yield f"gated_delta_rule {K} x {V}, columns", (o, state, *grad((o, state), given, (do, dstate)))
         o = tkq.linear_attn(q, k, v, gates)
         yield f"linear_attn {K} x {V}, columns", (o, *grad((o,), (q, k, v, gates), (do,)))
-<<<<<<< HEAD
-    yield from segments(device)
-=======
     q, k, v, do = on(device, *(randn(i, 1, 130, 2, 16, grad=True) for i in (0, 1)), randn(2, 1, 130, 4, 64, grad=True),
                      randn(3, 1, 130, 4, 64))
     o = tkq.based(q, k, v)
@@ -302,7 +299,6 @@ def states(device):
     with torch.no_grad():
         yield "based in segments", (tkq.based(*on(device, *(randn(i, 1, 1100, 1, n) for i, n in enumerate(
             (16, 16, 64))))),)
->>>>>>> main
     yield from packed_states(device)
     yield from windows_and_states(device)
 
@@ -317,17 +313,6 @@ def windows_and_states(device):
                    *(randn(i, 2, dtype=torch.float32).sigmoid().requires_grad_() for i in (5, 6)))
         o = tkq.hedgehog(*given)
         yield f"hedgehog {D} x {F}", (o, *(grad((o,), given, (torch.ones_like(o),)) if F == 32 else ()))
-
-
-def segments(device):
-    """One head of 2,048 tokens, which is computed in segments; forward."""
-    import tkq
-
-    q, k, v, g, initial = on(
-        device, randn(0, 1, 2048, 1, 64), randn(1, 1, 2048, 1, 64) / 8, randn(2, 1, 2048, 1, 64),
-        -randn(3, 1, 2048, 1, dtype=torch.float32).abs(), randn(4, 1, 1, 64, 64, dtype=torch.float32))
-    yield "linear_attn, segments", tkq.linear_attn(q, k, v, g, initial_state=initial, output_final_state=True)
-    yield "gated_delta_rule, segments", tkq.gated_delta_rule(q, k, v, g, g.exp(), None, initial, True)
 
 
 def packed_states(device):

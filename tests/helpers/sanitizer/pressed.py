@@ -15,6 +15,7 @@ import sys
 import torch
 
 from tests.helpers.sanitizer import pressed_attention as attention
+from tests.helpers.sanitizer.pressed_segments import split
 from tests.helpers.sanitizer.repeated import BF16, REPEATS, num_sms, same_bits
 from tkq.testing import assert_2x, pressure
 
@@ -163,16 +164,6 @@ def delta():
                                       updates=not reverse))
     gradients = torch.randn_like(v), torch.randn_like(initial)
     same_bits(lambda: cases.gradients(given, *gradients))
-
-
-def split():
-    """Segments of more chunks than stages: states alone, combined, and outputs; with transfers, which are matrices."""
-    from tests.gpu.linear_attention import test_split as cases
-
-    q, k, v, g = cases.make(1, 900, 1, 2, 64, 64, "token")
-    for given in (cases.Given(q, k, v, g, initial=cases.state_of(v), final=torch.float32),
-                  cases.Given(q, k, v, g, cases.beta_of(v), cases.state_of(v), torch.float32)):
-        same_bits(lambda given=given: [x for x in cases.check(given, 2) if x is not None])
 
 
 def channels():
@@ -389,12 +380,8 @@ def quantize_ticketed_few():
 CASES = {f.__name__: f for f in (
     *attention.CASES, gemm, gemm_long, gemm_cluster, gemm_not_held, gemm_wave_sync, gemm_small_m, fp8,
     fp8_not_overlapped, fp8_promoted, fp8_blocks, fp8_small_m, fp8_small_m_blocks, grouped, grouped_long, linear, delta,
-<<<<<<< HEAD
-    split, channels, channels_delta, hedgehog, hedgehog_window, packed_states, ssd, steps, norm_backward,
-=======
     channels, channels_delta, hedgehog, hedgehog_window, packed_states, ssd, based, steps, norm_backward,
->>>>>>> main
-    norm_backward_warps,
+    norm_backward_warps, split,
     norm_backward_cluster, norm_cluster, norm_quantised, rows_held, softmax, cross_entropy, quantize, quantize_few,
     quantize_ticketed, quantize_ticketed_few, rope, gated)}
 
