@@ -46,8 +46,8 @@ OPS = ("rmsnorm, gradients", "flash_attn, gradients", "linear_cross_entropy, gra
        "rope, gradients", "flash_attn_varlen, gradients", "linear_attn, gradients", "gated_delta_rule, gradients",
        "mamba2_ssd, gradients", "hedgehog, gradients", "based, gradients", TORCH, "gemm", "fp8_gemm", "grouped_gemm",
        "rmsnorm", "flash_attn", "flash_attn_varlen", "linear_attn", "gated_delta_rule", "mamba2_ssd", "hedgehog",
-       "based", "linear_attn_step", "gated_delta_rule_step", "ssd_step", "cross_entropy, mean", "cross_entropy_and_gradient",
-       "rmsnorm_quant", "layernorm_quant by blocks", "layernorm", "softmax", "swiglu", "rope_qk", "quantize_fp8",
+       "based", "linear_attn_step", "gated_delta_rule_step", "ssd_step", "cross_entropy, mean",
+       "cross_entropy_and_gradient", "rmsnorm_quant", "layernorm_quant by blocks", "layernorm", "softmax", "swiglu", "rope_qk", "quantize_fp8",
        "rmsnorm of three dimensions with a residual", "log_softmax of three dimensions", "geglu of one tensor", "rope",
        "gemm with an epilogue")
 
