@@ -209,7 +209,8 @@ def linear_attn(d):
                 v=d.normal(batch, tokens, heads_v, sizes[1], dtype=dtype), g=-d.positive(*gates) if gates else None,
                 scale=d.one(None, 0.5, -2, 0),
                 initial_state=d.maybe(0.3, lambda: d.normal(*states, dtype=d.one(FP32, BF16))),
-                output_final_state=d.chance(0.4), cu_seqlens=cuts, state_indices=None, state_v_first=v_first)
+                output_final_state=d.chance(0.4), cu_seqlens=cuts, state_indices=None, state_v_first=v_first,
+                checkpoint_every=None)
 
 
 def gated_delta_rule(d):
@@ -237,7 +238,7 @@ def mamba2_ssd(d):
                 dt_bias=d.maybe(0.6, lambda: d.normal(heads, dtype=FP32)),
                 initial_states=d.maybe(0.3, lambda: d.normal(batch, heads, P, N, dtype=d.one(FP32, BF16))),
                 dt_softplus=d.chance(0.7), dt_limit=d.one((0.0, float("inf")), (0.25, 2.0)),
-                return_final_states=d.chance(0.4))
+                return_final_states=d.chance(0.4), checkpoint_every=None)
 
 
 def hedgehog(d):

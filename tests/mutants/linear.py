@@ -27,6 +27,10 @@ PACKED, PACKED_BACK, NONE, FALLS, APART, ROWS = ((f"{TESTS}{name}",) for name in
     "test_pools.py::test_cu_seqlens[dtype0-linear_attn-end]",
     "test_packed.py::test_no_sequence_reaches_another[linear_attn]",
     "test_pools.py::test_states_are_read_and_written_there[True-dtype0-linear_attn]"))
+WIDE, WIDE_DELTA, WIDE_SUMS = ((f"{TESTS}test_wide.py::{name}",) for name in (
+    "test_forward[200-0.1]", "test_delta_rule[200-random]", "test_gradients_of_values_and_sums[200]"))
+CHECKPOINTS, CHECKPOINTS_OF_BATCH = ((f"{TESTS}test_checkpoints.py::test_of_{name}[linear_attn]",) for name in (
+    "packed_sequences", "a_batch"))
 
 MUTANTS = (
     *family(
@@ -100,6 +104,7 @@ MUTANTS = (
         ("gradients_by_the_inverse_not_transposed", "tk.mm_AB(c.w, c.x, shared.inverse[stage])",
          "tk.mm_ABt(c.w, c.x, shared.inverse[stage])", GRADIENTS),
         ("gradients_are_not_erased", "tk.mma_AB(c.s, c.x, keys)", "", GRADIENTS),
+        ("gradients_without_beta", "tk.mul_col(c.w, c.w, c.beta)", "", GRADIENTS),
         ("erased_without_the_scale", "decay = decay * cute.arch.rcp_approx(g.scale)", "pass", GRADIENTS),
         ("beta_of_another_token", "beta = Float32(mine[1][e])", "beta = Float32(mine[1][1 - e])", DELTA)),
     *family(
@@ -115,10 +120,32 @@ MUTANTS = (
         ("of_11_bits", "for x, y in ((a_rest, b), (a, b_rest), (a, b)):", "for x, y in ((a, b),):", ALIKE)),
     *family(
         "linear", "tkq/linear_attention/engine/gates.py",
-        ("state_does_not_decay", "tk.mul(c.s, c.s, shared.total[0, stage])", "", LONG),
+        ("state_does_not_decay", "tk.mul(c.s, c.s, shared.total[0, stage])", "pass", LONG),
         ("values_do_not_decay", "left = cute.math.exp2(last - x, fastmath=True)", "left = cute.math.exp2(x - x)", LONG),
         ("outputs_of_the_other_order", "begun, left = left, begun", "pass", LONG),
         ("gate_of_infinity", "return [cutlass.select_(y < LOWEST, Float32(LOWEST), y) for y in x]", "return x", RESET)),
+    *family(
+        "linear_checkpoints", "tkq/linear_attention/engine/checkpoints.py",
+        ("of_a_chunk_that_ends_early", "if done % g.every == 0 and done * CHUNK <= g.tokens:",
+         "if done % g.every == 0:", CHECKPOINTS),
+        ("a_chunk_early", "if done % g.every == 0 and done * CHUNK <= g.tokens:",
+         "if i % g.every == 0 and done * CHUNK <= g.tokens:", CHECKPOINTS_OF_BATCH),
+        ("in_one_row", "of_head = g.checkpoints[t.batch, done // g.every - 1, t.head, None, None]",
+         "of_head = g.checkpoints[t.batch, 0, t.head, None, None]", CHECKPOINTS_OF_BATCH)),
+    *family(
+        "linear_checkpoints", "tkq/linear_attention/engine/packed.py",
+        ("of_the_first_sequence",
+         "checkpoints=g.checkpoints and _tokens(g.checkpoints, piece.first // (CHUNK * g.every))",
+         "checkpoints=g.checkpoints and _tokens(g.checkpoints, 0 * piece.first)", CHECKPOINTS)),
+    *family(
+        "linear_wide", "tkq/linear_attention/engine/products.py",
+        ("last_piece_alone", "multiply = tk.mma_ABt", "multiply = tk.mm_ABt", WIDE),
+        ("pieces_of_the_first_columns", "multiply(d, c.s16, operand, k=(first, first + n))",
+         "multiply(d, c.s16, operand, k=(0, n))", WIDE),
+        ("rest_left_out", "tk.mma_ABt(d, rest, operand, k=(first, first + n))", "pass", WIDE_SUMS),
+        ("values_in_the_place_of_corrected_ones", "tk.store_T(s.v[0][stage], c.w)", "pass", WIDE_DELTA),
+        ("states_of_the_first_columns", "tk.load_from(part, x, row0, first)", "tk.load_from(part, x, row0, 0)",
+         WIDE_DELTA)),
     *family(
         "linear", "tkq/linear_attention/engine/kernel.py",
         ("mask_without_the_diagonal", "tk.right_fill(p, 1 - apart, 0.0, diagonal=True)",
@@ -129,7 +156,6 @@ MUTANTS = (
          "tk.right_fill(p, 1, 0.0, diagonal=True)", GRADIENTS),
         ("reversed_strict_mask_with_the_diagonal", "tk.left_fill(p, apart, 0.0, diagonal=True)",
          "tk.left_fill(p, 0, 0.0, diagonal=True)", GRADIENTS),
-        ("gradients_without_beta", "tk.mul_col(c.w, c.w, c.beta)", "", GRADIENTS),
         ("inverse_of_queries", "self.delta.products(x, s.q[ring.stage] if self.spec.reverse else s.k[ring.stage])",
          "self.delta.products(x, s.k[ring.stage])", GRADIENTS),
         ("gradients_in_the_order_of_tokens", "i = t.chunks - 1 - i if self.spec.reverse else i", "pass", LONG),
@@ -138,8 +164,8 @@ MUTANTS = (
          "batch, first, chunks = self.segmented.of_block(g, batch, tokens // CHUNK)", ODD),
         ("keys_of_another_head", "tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head_k, chunk, 0), sem)",
          "tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head, chunk, 0), sem)", ODD),
-        ("first_state_left_out", "self.segmented.first_state(c.s, row0, None if g.initial is None else "
-         "self.sequences.state(g.initial, t))", "self.segmented.first_state(c.s, row0, None)", STATES),
+        ("first_state_left_out", "self.products.load(state, self.sequences.state(g.initial, t), row0)",
+         "tk.zero(state)", STATES),
         ("no_wait_for_tokens", """
             s.tokens.wait(ring)
             if const_expr(self.spec.scored):

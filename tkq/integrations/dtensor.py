@@ -127,6 +127,16 @@ def _delta_rule(g):
         yield results, dict(given, beta=given["q"])
 
 
+def _with_checkpoints(rule):
+    """As `rule`, with states behind every so many tokens: of rows and heads as tokens are; of packed ones of heads."""
+    def places(g):
+        packed = getattr(g, "cu_seqlens", None) is not None
+        for results, given in rule(g):
+            yield (*results, S(1) if packed else results[0]), given
+
+    return places
+
+
 def _hedgehog(g):
     """Sequences are apart, and so are heads, each of which has maps and factors of its own."""
     yield (S(0),), dict.fromkeys(("q", "k", "v"), S(0))
@@ -286,6 +296,8 @@ RULES = {
     "flash_attn_varlen_backward": _attention_backward, "linear_attn": _linear_attention,
     "linear_attn_backward": _linear_attention_backward, "gated_delta_rule": _delta_rule,
     "gated_delta_rule_backward": _delta_rule_backward, "linear_attn_pool": _pool, "gated_delta_rule_pool": _pool,
+    "linear_attn_checkpoints": _with_checkpoints(_linear_attention),
+    "gated_delta_rule_checkpoints": _with_checkpoints(_delta_rule), "mamba2_ssd_checkpoints": _with_checkpoints(_ssd),
     "mamba2_ssd": _ssd, "mamba2_ssd_backward": _ssd_backward, "hedgehog": _hedgehog,
     "hedgehog_backward": _hedgehog_backward, "based": _based, "based_backward": _based_backward,
     "linear_attn_step": _step, "gated_delta_rule_step": _step, "ssd_step": _ssd_step, "gemm": _gemm,

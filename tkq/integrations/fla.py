@@ -3,9 +3,10 @@
     from tkq.integrations.fla import chunk_gated_delta_rule    # where fla.ops.gated_delta_rule was
 
 Tensors are (B, T, H, K), states (N, HV, K, V) float32, as fla has them, and the pair (o, final state or None) comes
-back. bf16 and fp16, K a multiple of 16 to 128, V to 256: see `tkq.linear_attn` and `tkq.gated_delta_rule`, whose errors
-say what these do not take. Gates of 16 bits and betas of fp16 are made float32, which is exact; fla computes with them
-in float32 too. The `fused_recurrent` forms are computed in chunks as well: the same within rounding.
+back. bf16 and fp16, K and V multiples of 16 to 256, K to 128 of KDA: see `tkq.linear_attn` and
+`tkq.gated_delta_rule`, whose errors say what these do not take. Gates of 16 bits and betas of fp16 are made float32,
+which is exact; fla computes with them in float32 too. The `fused_recurrent` forms are computed in chunks as well: the
+same within rounding.
 
 An argument that tkq's function has not is refused by name, with NotImplementedError, unless it is at its default, None
 or False: `PASSED_ON` says what goes on. chunk_size, cu_seqlens_cpu, chunk_indices and the like say how fla computes,

@@ -3,7 +3,7 @@ import itertools
 from dataclasses import replace
 
 from tkq.linear_attention.launch import recipe
-from tkq.linear_attention.plan import plan, widest_delta
+from tkq.linear_attention.plan import plan, spilled, widest_delta
 from tkq.linear_attention.spec import GATES, LinearSpec, SsdSpec, SuffixSpec
 from tkq.linear_attention.split.launch import recipe as combine_recipe
 from tkq.linear_attention.split.spec import CombineSpec
@@ -132,14 +132,14 @@ def _of_one_group():
 
 
 def expectation(spec: LinearSpec) -> Expectation:
-    """Products of the scores and of the state's three, a wait each at most; loads and stores by TMA. Where corrected
-    values come out, there is no product with queries; where states alone do, without the delta rule, the one that
-    makes them, of 64 tokens, and two waits of roles that have no product."""
+    """Products of the scores, of the state with queries, and of values with both; loads and stores by TMA. Where
+    corrected values come out, there are as many with keys; where states alone do, without the delta rule, the product
+    that makes them, of 64 tokens, and two waits of roles that have none."""
     (few, some, many), groups = plan(spec).registers, plan(spec).groups
     roles = (few, 1), (some, 1), (many, groups)
     tight = widest_delta(spec) and groups == 2
     if spec.part == "states":
-        return Expectation(tensor=4 * (1 + 4 * bool(spec.delta)), waits_per_mma=1.25, local_memory=8 if tight else 0,
+        return Expectation(tensor=4 * (1 + 4 * bool(spec.delta)), waits_per_mma=1.25, local_memory=spilled(spec),
                            instructions=("UTMALDG", "USETMAXREG"), absent=("UTMASTG",), roles=roles)
-    return Expectation(tensor=spec.head_dim // 16 * 3, waits_per_mma=1.0 if tight else 0.5,
-                       instructions=("UTMALDG", "UTMASTG", "USETMAXREG"), local_memory=8 if tight else 0, roles=roles)
+    return Expectation(tensor=spec.head_dim // 16 * 2 + 8, waits_per_mma=1.0 if tight else 0.5,
+                       instructions=("UTMALDG", "UTMASTG", "USETMAXREG"), local_memory=spilled(spec), roles=roles)

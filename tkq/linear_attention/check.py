@@ -4,13 +4,13 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from tkq.linear_attention.spec import HEAD_DIMS, VALUE_DIMS
+from tkq.linear_attention.spec import COLUMN_DIMS, HEAD_DIMS, VALUE_DIMS
 from tkq.runtime import arguments
 from tkq.runtime.call import check
 from tkq.runtime.call.autocast import lowered
 
-__all__ = ["DELTA", "OP", "Where", "check_call", "check_delta_call", "check_layouts", "columns_of", "delta_options",
-           "for_tma", "lowered", "options", "refuse_recorded", "turned"]
+__all__ = ["DELTA", "OP", "Where", "check_call", "check_delta_call", "check_layouts", "columns_of", "delta_every",
+           "delta_options", "every_option", "for_tma", "lowered", "options", "refuse_recorded", "turned"]
 OP, DELTA = "linear_attn", "gated_delta_rule"
 MOST = 65535  # sequences, heads: blocks of a launch along a dimension of the grid
 
@@ -18,6 +18,7 @@ _WHERE = "cu_seqlens", "state_indices"
 _tensors = arguments.checker(OP, "q", "k", "v", "g", "initial_state", *_WHERE)
 _delta_tensors = arguments.checker(DELTA, "q", "k", "v", "g", "beta", "initial_state", *_WHERE)
 options = arguments.checker(OP, "scale", "output_final_state", "state_v_first")
+every_option, delta_every = (arguments.checker(op, "checkpoint_every") for op in (OP, DELTA))
 delta_options = arguments.checker(DELTA, "scale", "output_final_state", "state_v_first")
 
 
@@ -39,7 +40,7 @@ def check_call(q, k, v, g, initial_state, where=BATCH):
     if g is not None:
         check.rank(f"{OP}: g", g, 1, 3, 4)
         check.shape(f"{OP}: g", g, tokens[2:] if g.dim() == 1 else (*tokens, q.shape[3])[:g.dim()])
-        _refuse_packed_columns(OP, g, where)
+        _check_columns(OP, q, g, where)
 
 
 def check_delta_call(q, k, v, g, beta, initial_state, where=BATCH):
@@ -49,7 +50,7 @@ def check_delta_call(q, k, v, g, beta, initial_state, where=BATCH):
     if g is not None:
         check.rank(f"{DELTA}: g", g, 3, 4)
         check.shape(f"{DELTA}: g", g, (*tokens, q.shape[3])[:g.dim()])
-        _refuse_packed_columns(DELTA, g, where)
+        _check_columns(DELTA, q, g, where)
     check.shape(f"{DELTA}: beta", beta, tokens)
 
 
@@ -115,7 +116,11 @@ def _check_sizes(op, q, v):
             raise NotImplementedError(f"{op}: {name}: has {x.shape[i]} {what}, supported are up to {MOST}")
 
 
-def _refuse_packed_columns(op, g, where):
+def _check_columns(op, q, g, where):
+    """What is not supported with gates for each column."""
+    if op == DELTA and g.dim() == 4 and q.shape[3] not in COLUMN_DIMS:
+        raise NotImplementedError(f"{op}: q: K is {q.shape[3]}, supported with a g of four dimensions are multiples of "
+                                  f"16 from {COLUMN_DIMS[0]} to {COLUMN_DIMS[-1]}")
     for name, x in zip(_WHERE, where):
         if g.dim() == 4 and x is not None:
             raise NotImplementedError(f"{op}: {name}: with a g of four dimensions, a decay for each column of k, which "

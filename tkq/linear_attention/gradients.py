@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tkq.linear_attention.launch import Given, Made
 from tkq.linear_attention.segments import segments
-from tkq.linear_attention.spec import HEAD_DIMS
+from tkq.linear_attention.spec import NARROW
 from tkq.linear_attention.split.launch import launch
 from tkq.linear_attention.suffix.launch import suffix_sums
 
@@ -109,7 +109,7 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
 def over_values(columns: int, make) -> Made:
     """The sum of `make(part)` over parts of V's columns, of which an operand in K's place may have 128 at most, and
     their states (B, HV, V, K) as one."""
-    if columns <= HEAD_DIMS[-1]:
+    if columns <= NARROW:
         return make(slice(None))
     half = -(-columns // 32) * 16
     first, second = make(slice(half)), make(slice(half, None))

@@ -48,8 +48,9 @@ class Given(NamedTuple):
     them. cu: where packed sequences begin and end. state_indices: initial is a pool, which is written, too; final is
     its dtype.
     v_first: the final state lies in memory as (.., V, K). steps: Mamba-2's, in the place of g, not with cu and
-    state_indices. state_v_first: states are (.., V, K). part, segments: as `LinearSpec` and `engine.segmented` have
-    them: with "states" what comes out is (B * N, HO, C, K), contiguous. groups: as `plan` has them."""
+    state_indices. state_v_first: states are (.., V, K). checkpoint_every: tokens, a multiple of 64, from a state that
+    is written on the way to the next. part, segments: as `LinearSpec` and `engine.segmented` have them: with "states"
+    what comes out is (B * N, HO, C, K), contiguous. groups: as `plan` has them."""
 
     q: Tensor
     k: Tensor
@@ -68,6 +69,7 @@ class Given(NamedTuple):
     steps: Steps | None = None
     state_v_first: bool = False
     others: bool = False
+    checkpoint_every: int | None = None
     part: str | None = None
     segments: int = 1
     groups: int | None = None
@@ -81,7 +83,8 @@ class Given(NamedTuple):
 class Made(NamedTuple):
     """o, the final state or None, (B, S, HO) sums of o times x or None, o times beta of what is reversed with it.
     of_skip: (B, HO, V), D's gradient, or None; of segments (B * N, ..). diagonal: with steps and dots (B, S, HO), q k
-    of each token. decays: (B * N, HO), of segments."""
+    of each token. checkpoints: (B, S / checkpoint_every, HO, K, V), rows as `engine.checkpoints` has them, zeros in
+    those of no checkpoint; or None. decays: (B * N, HO), of segments."""
 
     o: Tensor
     state: Tensor | None
@@ -89,6 +92,7 @@ class Made(NamedTuple):
     dv: Tensor | None = None
     of_skip: Tensor | None = None
     diagonal: Tensor | None = None
+    checkpoints: Tensor | None = None
     decays: Tensor | None = None
 
 
@@ -101,7 +105,8 @@ def spec_of(given: Given) -> LinearSpec:
     gate = "token" if steps else "none" if g is None else "head" if g.dim() == 1 else "token"
     return LinearSpec(name(given.q), given.q.shape[-1], given.v.shape[-1], gate, name(given.initial), name(given.final),
                       given.reverse, name(given.beta), given.dot, given.strict, given.updates, name(given.cu),
-                      name(given.state_indices), steps and steps.spec, given.state_v_first, given.others, given.part)
+                      name(given.state_indices), steps and steps.spec, given.state_v_first, given.others,
+                      None if given.checkpoint_every is None else "fp32", given.part)
 
 
 def launch(given: Given, scale: float) -> Made:
@@ -128,7 +133,9 @@ def start(given: Given, scale: float) -> tuple:
         of_skip = torch.empty(B * given.segments, heads, V, device=device, dtype=torch.float32)
     if steps and given.dot and writes:
         diagonal = torch.empty(B, S, heads, device=device, dtype=torch.float32)
-    call = None
+    checkpoints, call, every = _checkpoints(given, heads), None, given.checkpoint_every
+    if checkpoints is not None and not checkpoints.numel():
+        given = given._replace(checkpoint_every=None)
     if given.cu is not None and given.cu.shape[0] == 1:  # no sequence has these tokens
         o.zero_()
         dv = None if dv is None else dv.zero_()
@@ -136,6 +143,7 @@ def start(given: Given, scale: float) -> tuple:
         of_steps = steps and (steps.dt, steps.A, steps.bias, steps.skip, steps.low, steps.high, of_skip, diagonal)
         last = state if writes or given.state_v_first else state.mT
         call = _launcher(given), ((q, k, v, o, g, beta, initial, last, x, dots, dv, given.cu, given.state_indices,
+                                   *((checkpoints, every // CHUNK) if given.checkpoint_every else (None, None)),
                                    decays), scale, of_steps)
         call[0](*call[1])
     else:
@@ -144,7 +152,17 @@ def start(given: Given, scale: float) -> tuple:
         if of_skip is not None:
             of_skip.zero_()
     dots = dots if dots is None else dots[0] if len(dots) == 1 else dots.sum(0)
-    return Made(o, state, dots, dv, of_skip, diagonal, decays), call
+    return Made(o, state, dots, dv, of_skip, diagonal, checkpoints, decays), call
+
+
+def _checkpoints(given, heads):
+    """Room for checkpoints, (B, rows, HO, K, V), of which K or V comes first in memory; None where there are none."""
+    if given.checkpoint_every is None:
+        return None
+    (B, S, _, K), V = given.q.shape, given.v.shape[3]
+    v_first, make = given.v_first or given.state_v_first, torch.empty if given.cu is None else torch.zeros
+    found = make(B, S // given.checkpoint_every, heads, *((V, K) if v_first else (K, V)), device=given.v.device)
+    return found.mT if v_first else found
 
 
 def final_state(given, heads):
@@ -180,7 +198,7 @@ def _launcher(given):
     of_steps = given.steps and given.steps.spec
     gate = 0 if g is None else g.dim()
     key = (q.get_device(), q.dtype, q.shape[3], v.shape[3], gate, *types, final, x is None, of_steps,
-           given.state_v_first, given.others, *ways, given.part, given.groups)
+           given.state_v_first, given.others, given.checkpoint_every is None, *ways, given.part, given.groups)
     if key not in _launchers:
         arch.require_hopper(q.device)
         _launchers[key] = function(recipe(spec_of(given), given.groups))

@@ -51,7 +51,7 @@ class GatedDeltaNet(nn.Module):
     Args:
         hidden_size: of x and y.
         num_heads: of q and k. num_v_heads: of v and o, a multiple of num_heads, which is the default.
-        head_dim: columns of q and k, a multiple of 16 from 32 to 128. head_v_dim: of v and o, to 256; head_dim where
+        head_dim: columns of q and k, a multiple of 16 from 32 to 256. head_v_dim: of v and o, likewise; head_dim where
             not given.
         conv_size: taps of the convolutions. conv_bias: they have one.
         use_gate: False: the norm's result is not gated, and there is no g_proj.

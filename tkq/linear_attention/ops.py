@@ -4,6 +4,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from tkq.linear_attention.channels import halves
 from tkq.linear_attention.channels import launch as channels
 from tkq.linear_attention.channels.gradients import backward as channels_backward
 from tkq.linear_attention.channels.launch import ChannelGiven
@@ -13,16 +14,19 @@ from tkq.linear_attention.check import (
     check_call,
     check_layouts,
     columns_of,
+    every_option,
     for_tma,
     lowered,
     options,
     turned,
 )
+from tkq.linear_attention.checkpoints import Checkpoints, cpu_results, no_checkpoints, of_packed, on_cpu
 from tkq.linear_attention.gradients import Needs, Saved, backward
 from tkq.linear_attention.launch import Given, no_states
 from tkq.linear_attention.pools import Pools, laid_out, may_be_written, put_rows, rows_of, written
 from tkq.linear_attention.recorded import Recorder, results
-from tkq.linear_attention.split.launch import start
+from tkq.linear_attention.spec import NARROW
+from tkq.linear_attention.split.launch import launch, start
 from tkq.reference import linear_attention as reference
 from tkq.runtime.call import autocast, check, ops
 from tkq.runtime.call.replay import CallCache
@@ -33,7 +37,7 @@ _call_cache = CallCache()  # of `_forward`
 def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, scale: Optional[float] = None,
                 initial_state: Optional[Tensor] = None, output_final_state: bool = False, *,
                 cu_seqlens: Optional[Tensor] = None, state_indices: Optional[Tensor] = None,
-                state_v_first: bool = False):
+                state_v_first: bool = False, checkpoint_every: Optional[int] = None):
     """Causal linear attention, with a state that may decay (retention, lightning attention, scalar gates; GLA, a gate
     for each column of k): with a state S of K x V numbers for each head of v, from the first token to the last
 
@@ -42,7 +46,7 @@ def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, sca
     Computed in chunks of 64 tokens: products in 16 bits, sums, decays and the state in float32.
 
     Args:
-        q, k: (B, S, H, K), bfloat16 or float16, K a multiple of 16 from 32 to 128. S may be any length, also 0.
+        q, k: (B, S, H, K), bfloat16 or float16, K a multiple of 16 from 32 to 256. S may be any length, also 0.
         v: (B, S, HV, V), as q, V a multiple of 16 from 32 to 256. HV is a multiple of H: HV / H neighbouring heads of v
             share one of q and k.
             The last dimension of q, k and v is contiguous; base and other strides are multiples of 16 bytes: slices of
@@ -66,21 +70,28 @@ def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, sca
             sequence begins with zeros and its state is not written. A row that two sequences have holds numbers of
             their states, and what they begin with is not defined. Without gradients.
         state_v_first: states are (.., V, K), those that come in and those that go out; these contiguous.
+        checkpoint_every: tokens, a multiple of 64: also return the states behind every so many tokens, as prefix caches
+            keep them. Without gradients, state_indices and a g of four dimensions.
 
     Returns:
         o (B, S, HV, V), contiguous, of q's dtype; with output_final_state the pair (o, state), state (B, HV, K, V)
         float32, which the next call takes as initial_state; with state_indices it is initial_state itself. NaN and
         infinities in v reach all tokens of their chunk of 64, those before them too; not those of other sequences.
+        With checkpoint_every last of all checkpoints (B, S // checkpoint_every, HV, K, V) float32: [b, j] is the state
+        behind token (j + 1) * checkpoint_every - 1 of sequence b. With cu_seqlens (S // checkpoint_every, HV, K, V):
+        tokens are counted within each sequence, and those of sequence n begin with row cu_seqlens[n] //
+        checkpoint_every; rows between them are 0.
 
     Raises:
         TypeError: q, k or v is no dense tensor of bf16 or fp16; g is no dense tensor of fp32; scale is no number;
             initial_state is no dense tensor of fp32 or bf16; output_final_state or state_v_first is no bool; cu_seqlens
-            or state_indices is no dense tensor of int32 or int64; dtypes that differ.
-        ValueError: a number that is not finite in float32; shapes that do not go together, devices that differ, strides
-            or a base that TMA cannot take; state_indices without initial_state, or with one whose elements share
-            memory.
+            or state_indices is no dense tensor of int32 or int64; checkpoint_every is no int; dtypes that differ.
+        ValueError: checkpoint_every is outside 1 to 2^31 - 1; a number that is not finite in float32; a
+            checkpoint_every that is no multiple of 64; shapes that do not go together, devices that differ, strides or
+            a base that TMA cannot take; state_indices without initial_state, or with one whose elements share memory.
         NotImplementedError: a K or V that is not supported; more than 65535 sequences (65533 of cu_seqlens) or heads; a
-            g of four dimensions with cu_seqlens or state_indices; state_indices with a tensor that requires a gradient.
+            g of four dimensions with cu_seqlens or state_indices; state_indices with a tensor that requires a gradient;
+            what checkpoint_every does not go with.
         RuntimeError: a GPU other than Hopper; state_indices with a pool that was made under torch.inference_mode,
             outside of it.
 
@@ -101,6 +112,10 @@ def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, sca
     traced = ops.traced()
     if traced or autocast.on():
         q, k, v = lowered(q, k, v)
+    if checkpoint_every is not None:
+        scale, output_final_state, state_v_first = options(scale, output_final_state, state_v_first)
+        return _checkpoints.call((q, k, v, g, turned(OP, initial_state, state_v_first)), scale, output_final_state,
+                                 Where(cu_seqlens, state_indices, state_v_first), checkpoint_every)
     if state_indices is not None:
         scale, output_final_state, state_v_first = options(scale, output_final_state, state_v_first)
         o = _pools.call((q, k, v, g, initial_state), scale, Where(cu_seqlens, state_indices, state_v_first))
@@ -140,8 +155,10 @@ def _forward(q, k, v, g, initial_state, scale, output_final_state, cu_seqlens=No
         may_be_written(OP, initial_state)
         final = initial_state.dtype
     if g is not None and g.dim() == 4:
-        made, call = channels.start(ChannelGiven(q, k, v, g, None, initial_state, final, v_first=state_v_first),
-                                    _scale(scale, q))
+        given = ChannelGiven(q, k, v, g, None, initial_state, final, v_first=state_v_first)
+        if q.shape[3] > NARROW:
+            return halves.forward(given, _scale(scale, q))
+        made, call = channels.start(given, _scale(scale, q))
     else:
         made, call = start(Given(q, k, v, _gates(g), None, initial_state, final, cu=cu_seqlens,
                                  state_indices=state_indices, v_first=state_v_first), _scale(scale, q))
@@ -230,6 +247,32 @@ def _pool_fake(q, k, v, g, initial_state, scale, cu_seqlens, state_indices, stat
     return q.new_empty(v.shape)
 
 
+def _checkpoints_cuda(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], initial_state: Optional[Tensor],
+                      scale: Optional[float], output_final_state: bool, cu_seqlens: Optional[Tensor],
+                      state_v_first: bool, checkpoint_every: int) -> tuple[Tensor, Tensor, Tensor]:
+    check_call(q, k, v, g, initial_state, Where(cu_seqlens, None, state_v_first))
+    check_layouts(OP, q, k, v)
+    made = launch(Given(q, k, v, _gates(g), None, initial_state, torch.float32 if output_final_state else None,
+                        cu=cu_seqlens, v_first=state_v_first, checkpoint_every=checkpoint_every), _scale(scale, q))
+    state = q.new_empty(0, dtype=torch.float32) if made.state is None else made.state
+    return made.o, state, of_packed(made.checkpoints, cu_seqlens)
+
+
+def _checkpoints_cpu(q, k, v, g, initial_state, scale, output_final_state, cu_seqlens, state_v_first, every):
+    made = _checkpoints_fake(q, k, v, g, initial_state, scale, output_final_state, cu_seqlens, state_v_first, every)
+    check_layouts(OP, q, k, v)
+    if q.is_meta:
+        return made
+    found = on_cpu(lambda q, k, v, g, state: reference.linear_attn(q, k, v, g, scale, state), (q, k, v, g),
+                   initial_state, cu_seqlens, every)
+    return cpu_results(found, q, output_final_state, state_v_first, cu_seqlens)
+
+
+def _checkpoints_fake(q, k, v, g, initial_state, scale, output_final_state, cu_seqlens, state_v_first, every):
+    o, state = _fake(q, k, v, g, initial_state, scale, output_final_state, cu_seqlens, state_v_first)
+    return o, state, of_packed(no_checkpoints(q, v, every, state_v_first), cu_seqlens)
+
+
 # ---- gradients ------------------------------------------------------------------------------------------------------
 
 
@@ -239,7 +282,9 @@ def _backward_cuda(do: Tensor, dstate: Optional[Tensor], q: Tensor, k: Tensor, v
                    cu_seqlens: Optional[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Empty ones for what is not wanted."""
     needs = Needs(need_q, need_k, need_v, need_g, need_initial)
-    of = channels_backward if g is not None and g.dim() == 4 else backward
+    of = backward
+    if g is not None and g.dim() == 4:
+        of = channels_backward if q.shape[3] <= NARROW else halves.backward
     found = of(Saved(q, k, v, _gates(g), initial_state, cu_seqlens), _scale(scale, q), for_tma(do), dstate, needs)
     return tuple(q.new_empty(0) if x is None else x for x in found)
 
@@ -262,5 +307,8 @@ _recorder = Recorder(5, _cuda, _cpu, _backward_cuda, _backward_cpu, _backward_op
 _op = ops.torch_op(OP, cuda=_cuda, cpu=_cpu, fake=_fake, setup=_recorder.setup, backward=_recorder.backward)
 _pool_op = ops.torch_op("linear_attn_pool", cuda=_pool_cuda, cpu=_pool_cpu, fake=_pool_fake, of=OP,
                         mutates=("initial_state",))
+_checkpoints_op = ops.torch_op("linear_attn_checkpoints", cuda=_checkpoints_cuda, cpu=_checkpoints_cpu,
+                               fake=_checkpoints_fake, of=OP)
+_checkpoints = Checkpoints(OP, _checkpoints_cuda, _checkpoints_cpu, _checkpoints_op, every_option, check_call)
 _pools = Pools(OP, _pool_replayed, _pool_cuda, _pool_cpu, _pool_op, check_call)
 _Recorded = ops.eager_function("LinearAttention", forward=_recorder.record, backward=_recorder.backward, of=OP)

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 DTYPES = ("bf16", "fp16")
 GATES = ("none", "head", "token")
-HEAD_DIMS = tuple(range(32, 129, 16))  # 256 columns of the state are more registers than a thread has
+HEAD_DIMS = tuple(range(32, 257, 16))
+NARROW = 128  # columns of K: two warpgroups of a block have the registers for states of that width, one for wider ones
+COLUMN_DIMS = tuple(range(32, NARROW + 1, 16))  # K with gates for each column
 VALUE_DIMS = tuple(range(32, 257, 16))
 WIDE = "bf16", "fp16", "fp32"
 
@@ -51,6 +53,7 @@ class LinearSpec:
     others: a token sees those of other chunks alone; without gates, delta and strict.
     ssd: Mamba-2's gate and factors, with the gate "token" and without delta; or None.
     state_v_first: states are V by K, and not K by V.
+    checkpoints: dtype of states that are written on the way, not reversed; or None.
     packed: dtype of cu_seqlens, with sequences of any length one behind the other; None: a batch.
     pool: dtype of state_indices, with states in rows of a pool, which is initial and final; None: one behind the other.
     part: of segments of a sequence, one behind the other in the states' rows: "states", what each adds to a state, and
@@ -73,6 +76,7 @@ class LinearSpec:
     ssd: SsdSpec | None = None
     state_v_first: bool = False
     others: bool = False
+    checkpoints: str | None = None
     part: str | None = None
 
     def __post_init__(self):
@@ -80,6 +84,7 @@ class LinearSpec:
                                    ("head_dim", self.head_dim, HEAD_DIMS), ("value_dim", self.value_dim, VALUE_DIMS),
                                    ("initial", self.initial, (None, "fp32", "bf16")),
                                    ("final", self.final, (None, "fp32", "bf16")),
+                                   ("checkpoints", self.checkpoints, (None, "fp32")),
                                    ("delta", self.delta, (None, "fp32", "bf16")),
                                    ("packed", self.packed, (None, "int32", "int64")),
                                    ("pool", self.pool, (None, "int32", "int64")),
@@ -99,6 +104,11 @@ class LinearSpec:
             raise ValueError("LinearSpec: ssd.gated, allowed is without reverse and without dot")
         if self.ssd and self.ssd.skip_gradient and not (self.reverse and self.dot):
             raise ValueError("LinearSpec: ssd.skip_gradient, allowed is with reverse and dot")
+        self._check_states()
+
+    def _check_states(self):
+        if self.checkpoints and self.reverse:
+            raise ValueError("LinearSpec: checkpoints, allowed is not reversed")
         if self.pool and (self.reverse or self.initial is None or self.initial != self.final):
             raise ValueError("LinearSpec: pool, allowed is not reversed, with initial and final of one dtype")
         self._check_others()

@@ -309,9 +309,12 @@ def finite_or_zero(dst: RowVec, src: RowVec):
 # ---- copies --------------------------------------------------------------------------------------
 
 
-def copy(dst, src):
+def copy(dst, src, again=False):
     """dst = src, converting between dtypes (to nearest even). A tile of fp32 becomes one of 16 bits, that is an
-    accumulator an A operand, and back: the two hold the same elements in the same order."""
+    accumulator an A operand, and back: the two hold the same elements in the same order.
+
+    again: fp32 to 16 bits is computed here, whatever was computed before: of two copies of one tile the compiler would
+    make one, whose registers are in use from the first to the second."""
     if not isinstance(src, _TILES) or type(dst) is not type(src) or _size(dst) != _size(src):
         raise ValueError(f"copy: src is {_name(src)}, dst is {_name(dst)}")
     if not isinstance(dst, RegTile) or dst.dtype == src.dtype:
@@ -320,7 +323,7 @@ def copy(dst, src):
         # Outright pairs: the DSL's own conversion does not always find them.
         s, d = src.tensor, cute.recast_tensor(dst.tensor, Int32)
         for i in range(cute.size(d)):
-            d[i] = _cvt2(s[2 * i], s[2 * i + 1], dst.dtype)
+            d[i] = _cvt2(s[2 * i], s[2 * i + 1], dst.dtype, again)
     elif dst.dtype is Float32 and src.dtype in HALF:
         for i in range(_size(dst)):
             dst.tensor[i] = Float32(src.tensor[i])
@@ -330,9 +333,9 @@ def copy(dst, src):
 
 
 @dsl_user_op
-def _cvt2(lo, hi, dtype, *, loc=None, ip=None):
+def _cvt2(lo, hi, dtype, again=False, *, loc=None, ip=None):
     name = "bf16x2" if dtype is HALF[0] else "f16x2"
     return Int32(llvm.inline_asm(
         T.i32(), [Float32(lo).ir_value(loc=loc, ip=ip), Float32(hi).ir_value(loc=loc, ip=ip)],
-        f"cvt.rn.{name}.f32 $0, $2, $1;", "=r,f,f", has_side_effects=False, is_align_stack=False,
+        f"cvt.rn.{name}.f32 $0, $2, $1;", "=r,f,f", has_side_effects=again, is_align_stack=False,
         asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip))

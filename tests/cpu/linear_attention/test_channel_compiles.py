@@ -8,7 +8,7 @@ from tkq.linear_attention.channels.catalog import expectation, shipped
 from tkq.linear_attention.channels.launch import recipe
 from tkq.linear_attention.channels.plan import plan
 from tkq.linear_attention.channels.spec import ChannelSpec
-from tkq.linear_attention.spec import HEAD_DIMS, VALUE_DIMS
+from tkq.linear_attention.spec import COLUMN_DIMS, VALUE_DIMS
 from tkq.testing import sass
 
 needs_nvdisasm = pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is not installed")
@@ -38,9 +38,9 @@ def test_other_sizes(spec):
 
 
 def test_plans_have_room():
-    for K, V, delta in itertools.product(HEAD_DIMS, VALUE_DIMS, (None, "fp32")):
+    for K, V, delta in itertools.product(COLUMN_DIMS, VALUE_DIMS, (None, "fp32")):
         assert plan(ChannelSpec("bf16", K, V, delta=delta)).stages >= 2
-    for V, K in itertools.product(HEAD_DIMS, HEAD_DIMS):
+    for V, K in itertools.product(COLUMN_DIMS, COLUMN_DIMS):
         assert plan(ChannelSpec("bf16", V, K, of_values=True, dot=True)).stages >= 2
 
 

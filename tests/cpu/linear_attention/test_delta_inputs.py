@@ -133,7 +133,7 @@ def zeros(*shape, dtype=torch.float32):
     (dict(q=zeros(2, 9, 2, 32)), TypeError, "q: .*float32"),
     (dict(k=zeros(2, 9, 2, 64, dtype=BF16)[..., ::2]), ValueError, "k: "),
     (dict(k=zeros(2, 9, 2, 48, dtype=BF16)), ValueError, r"k: shape is \(2, 9, 2, 48\)"),
-    (dict(q=zeros(2, 9, 2, 256, dtype=BF16), k=zeros(2, 9, 2, 256, dtype=BF16)), NotImplementedError, "q: K is 256"),
+    (dict(q=zeros(2, 9, 2, 272, dtype=BF16), k=zeros(2, 9, 2, 272, dtype=BF16)), NotImplementedError, "q: K is 272"),
     (dict(v=zeros(2, 9, dtype=BF16)), ValueError, "v: has 2 dimensions"),
     (dict(beta=None), TypeError, "beta"),
 ])

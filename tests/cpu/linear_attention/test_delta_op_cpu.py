@@ -74,7 +74,10 @@ def zeros(*shape, dtype=torch.float32):
     (dict(g=zeros(2, 7, 4, dtype=BF16)), TypeError, "g"),
     (dict(k=zeros(2, 7, 4, 32, dtype=BF16)), ValueError, r"k: shape is \(2, 7, 4, 32\), expected \(2, 7, 2, 32\)"),
     (dict(v=zeros(2, 7, 4, 40, dtype=BF16)), NotImplementedError, "v: V is 40"),
-    (dict(q=zeros(2, 7, 2, 256, dtype=BF16), k=zeros(2, 7, 2, 256, dtype=BF16)), NotImplementedError, "q: K is 256"),
+    (dict(q=zeros(2, 7, 2, 144, dtype=BF16), k=zeros(2, 7, 2, 144, dtype=BF16), g=zeros(2, 7, 4, 144),
+          initial_state=None), NotImplementedError,
+     "q: K is 144, supported with a g of four dimensions are multiples of 16 from 32 to 128"),
+    (dict(q=zeros(2, 7, 2, 272, dtype=BF16), k=zeros(2, 7, 2, 272, dtype=BF16)), NotImplementedError, "q: K is 272"),
     (dict(initial_state=zeros(2, 2, 32, 48)), ValueError, r"initial_state: shape is \(2, 2, 32, 48\)"),
     (dict(q=zeros(2, 7, 2, 33, dtype=BF16)[..., 1:]), ValueError, "q: strides are .* a multiple of 8 elements"),
 ])

@@ -166,7 +166,7 @@ def test_compiled_with_its_cache():
 
 
 @pytest.mark.parametrize("changed, error, words", [
-    (dict(head_dim=40), NotImplementedError, "head_dim is 40, supported are multiples of 16 from 32 to 128"),
+    (dict(head_dim=40), NotImplementedError, "head_dim is 40, supported are multiples of 16 from 32 to 256"),
     (dict(head_dim=256), NotImplementedError, "head_dim is 256"),
     (dict(head_v_dim=512), NotImplementedError, "head_v_dim is 512, supported are multiples of 16 from 32 to 256"),
     (dict(num_v_heads=3), ValueError, "num_v_heads is 3, allowed are multiples of num_heads, which is 2"),

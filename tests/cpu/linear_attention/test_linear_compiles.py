@@ -1,10 +1,13 @@
 """Machine code, without a GPU: shipped kernels of each kind, those of the delta rule with states. No spills, tensor
 cores not serialised."""
+import itertools
+
 import pytest
 
 from tkq.linear_attention.catalog import expectation, shipped
 from tkq.linear_attention.launch import recipe
-from tkq.linear_attention.spec import LinearSpec
+from tkq.linear_attention.plan import plan
+from tkq.linear_attention.spec import HEAD_DIMS, VALUE_DIMS, LinearSpec
 from tkq.testing import sass
 
 # users would see the DSL's warning at a first call: a loop within a loop avoids it
@@ -34,10 +37,26 @@ def test_delta_rule(gate, beta, states, reverse):
     sass.assert_sass(recipe(spec), expectation(spec))
 
 
+@needs_nvdisasm
+@pytest.mark.parametrize("more", [
+    dict(packed="int32", pool="int64", delta="fp32"), dict(reverse=True, dot=True, strict=True),
+    dict(packed="int32", delta="bf16", reverse=True)])
+def test_wide_keys(more):
+    """At K of 256 one warpgroup's states fill its registers."""
+    spec = LinearSpec("bf16", 256, 128, "token", "fp32", "fp32", **more)
+    sass.assert_sass(recipe(spec), expectation(spec))
+
+
+def test_plans_have_room():
+    for K, V in itertools.product(HEAD_DIMS, VALUE_DIMS):
+        for more in (dict(), dict(dot=True, reverse=True), dict(delta="fp32")):
+            assert plan(LinearSpec("bf16", K, V, "token", **more)).stages >= 2
+
+
 @pytest.mark.parametrize("given, words", [
     (dict(delta="fp32", strict=True), "delta and strict"), (dict(updates=True), "updates"), (dict(dot=True), "dot"),
     (dict(delta="fp32", updates=True, reverse=True), "updates"),
-    (dict(dot=True, gate="token", delta="bf16"), "dot"), (dict(head_dim=144), "head_dim is 144"),
+    (dict(dot=True, gate="token", delta="bf16"), "dot"), (dict(head_dim=272), "head_dim is 272"),
     (dict(value_dim=40), "value_dim is 40"),
     (dict(packed="uint8"), "packed is 'uint8'"), (dict(pool="int32"), "pool"), (dict(pool="uint8"), "pool is 'uint8'"),
     (dict(pool="int64", initial="fp32", final="fp32", reverse=True), "pool"),

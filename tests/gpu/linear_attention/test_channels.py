@@ -301,3 +301,28 @@ def test_in_a_cuda_graph(delta):
         x.copy_(x.flip(1) * 0.5)
     graph.replay()
     assert all(a is b is None or torch.equal(a, b) for a, b in zip(found, results(given, do, None)))
+
+
+# ---- more columns than a launch takes ---------------------------------------------------------------------------
+
+
+def test_halves_of_columns():
+    """Of 256 columns, as two calls of 128, whose sums and gradients they are; in either order of a state's memory."""
+    q, k, v, g = make(1, 200, 1, 2, 256, 128)
+    initial, do = state_of(q, v), torch.randn_like(v)
+
+    def call(part, v_first=False):
+        leaves = [x[..., part].detach().contiguous().requires_grad_() for x in (q, k, g)] + [
+            v.detach().requires_grad_(), initial[:, :, part].detach().contiguous().requires_grad_()]
+        a, b, c, d, e = leaves
+        o, state = tkq.linear_attn(a, b, d, c, 0.1, e.mT if v_first else e, True, state_v_first=v_first)
+        state = state.mT if v_first else state
+        return o, state, *torch.autograd.grad((o, state), leaves, (do, torch.ones_like(state)))
+
+    found, turned = call(slice(None)), call(slice(None), True)
+    one, two = call(slice(128)), call(slice(128, None))
+    assert all(torch.equal(*pair) for pair in zip(found, turned))
+    sums = lambda i: one[i] + two[i]
+    side = lambda i, dimension: torch.cat((one[i], two[i]), dimension)
+    want = sums(0), side(1, 2), side(2, 3), side(3, 3), side(4, 3), sums(5), side(6, 2)
+    assert all(torch.equal(*pair) for pair in zip(found, want))

@@ -292,6 +292,13 @@ CASES = {case.name: case for case in (
          lambda q, k, v, g, beta, pool, cu_seqlens, state_indices: _with_pool(
              tkq.gated_delta_rule, q, k, v, g, beta, pool=pool, cu_seqlens=cu_seqlens, state_indices=state_indices),
          cast=("q", "k", "v")),
+    Case("linear_attn, with checkpoints", _gated_heads,
+         lambda q, k, v, g: tkq.linear_attn(q, k, v, g, checkpoint_every=64), cast=("q", "k", "v")),
+    Case("gated_delta_rule, with checkpoints", _unit_keys,
+         lambda q, k, v, g, beta: tkq.gated_delta_rule(q, k, v, g, beta, checkpoint_every=64), cast=("q", "k", "v")),
+    Case("mamba2_ssd, with checkpoints", _ssd,
+         lambda x, dt, A, B, C, D, dt_bias: tkq.mamba2_ssd(x, dt, A, B, C, D, dt_bias=dt_bias, checkpoint_every=64),
+         cast=("x", "B", "C")),
     Case("hedgehog", _heads_and_maps,
          lambda q, k, v, q_map, k_map, linear_factor, window_factor: tkq.hedgehog(
              q, k, v, q_map, k_map, linear_factor, window_factor),

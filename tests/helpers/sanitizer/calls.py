@@ -330,7 +330,7 @@ def packed_states(device):
         yield f"{op.__name__}, packed", (o, state, *grad((o, state), given, (do, dstate)))
         pool = initial.clone()
         o = op(*tensors, initial_state=pool, cu_seqlens=cu, state_indices=rows)
-        yield f"{op.__name__}, with a pool", (o, pool)
+        yield f"{op.__name__}, with a pool; on the way", (o, pool, *op(*tensors, cu_seqlens=cu, checkpoint_every=64))
 
 
 def steps(device):

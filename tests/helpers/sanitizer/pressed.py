@@ -15,7 +15,6 @@ import sys
 import torch
 
 from tests.helpers.sanitizer import pressed_attention as attention
-from tests.helpers.sanitizer.pressed_segments import split
 from tests.helpers.sanitizer.repeated import BF16, REPEATS, num_sms, same_bits
 from tkq.testing import assert_2x, pressure
 
@@ -164,6 +163,11 @@ def delta():
                                       updates=not reverse))
     gradients = torch.randn_like(v), torch.randn_like(initial)
     same_bits(lambda: cases.gradients(given, *gradients))
+
+
+def delta_wide():
+    from tests.gpu.linear_attention.test_wide import delta_rule  # keys of 256 columns
+    same_bits(lambda: delta_rule(460, "random"))
 
 
 def channels():
@@ -380,10 +384,9 @@ def quantize_ticketed_few():
 CASES = {f.__name__: f for f in (
     *attention.CASES, gemm, gemm_long, gemm_cluster, gemm_not_held, gemm_wave_sync, gemm_small_m, fp8,
     fp8_not_overlapped, fp8_promoted, fp8_blocks, fp8_small_m, fp8_small_m_blocks, grouped, grouped_long, linear, delta,
-    channels, channels_delta, hedgehog, hedgehog_window, packed_states, ssd, based, steps, norm_backward,
-    norm_backward_warps, split,
-    norm_backward_cluster, norm_cluster, norm_quantised, rows_held, softmax, cross_entropy, quantize, quantize_few,
-    quantize_ticketed, quantize_ticketed_few, rope, gated)}
+    delta_wide, channels, channels_delta, hedgehog, hedgehog_window, packed_states, ssd, based, steps, norm_backward,
+    norm_backward_warps, norm_backward_cluster, norm_cluster, norm_quantised, rows_held, softmax, cross_entropy,
+    quantize, quantize_few, quantize_ticketed, quantize_ticketed_few, rope, gated)}
 
 
 def main(kind, case):

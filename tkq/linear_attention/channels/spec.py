@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tkq.linear_attention.spec import DTYPES, HEAD_DIMS, VALUE_DIMS
+from tkq.linear_attention.spec import COLUMN_DIMS, DTYPES, VALUE_DIMS
 
 STATES = (None, "fp32", "bf16")
 
@@ -35,8 +35,8 @@ class ChannelSpec:
     dot: bool = False
 
     def __post_init__(self):
-        rows = HEAD_DIMS if self.of_values else VALUE_DIMS
-        for name, got, allowed in (("dtype", self.dtype, DTYPES), ("head_dim", self.head_dim, HEAD_DIMS),
+        rows = COLUMN_DIMS if self.of_values else VALUE_DIMS
+        for name, got, allowed in (("dtype", self.dtype, DTYPES), ("head_dim", self.head_dim, COLUMN_DIMS),
                                    ("value_dim", self.value_dim, rows), ("initial", self.initial, STATES),
                                    ("final", self.final, STATES), ("delta", self.delta, STATES)):
             if got not in allowed:

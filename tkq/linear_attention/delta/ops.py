@@ -12,18 +12,20 @@ from tkq.linear_attention.check import (
     check_delta_call,
     check_layouts,
     columns_of,
+    delta_every,
     delta_options,
     for_tma,
     lowered,
     turned,
 )
+from tkq.linear_attention.checkpoints import Checkpoints, cpu_results, no_checkpoints, of_packed, on_cpu
 from tkq.linear_attention.delta.channel_gradients import backward as channels_backward
 from tkq.linear_attention.delta.gradients import DeltaNeeds, DeltaSaved, backward
 from tkq.linear_attention.delta.inputs import DeltaOptions, prepared
 from tkq.linear_attention.launch import Given, no_states
 from tkq.linear_attention.pools import Pools, laid_out, may_be_written, put_rows, rows_of, written
 from tkq.linear_attention.recorded import Recorder, results
-from tkq.linear_attention.split.launch import start
+from tkq.linear_attention.split.launch import launch, start
 from tkq.reference import linear_attention as reference
 from tkq.runtime.call import autocast, check, ops
 from tkq.runtime.call.replay import CallCache
@@ -37,7 +39,7 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
                      A_log: Optional[Tensor] = None, dt_bias: Optional[Tensor] = None,
                      use_gate_in_kernel: bool = False, allow_neg_eigval: bool = False,
                      cu_seqlens: Optional[Tensor] = None, state_indices: Optional[Tensor] = None,
-                     state_v_first: bool = False):
+                     state_v_first: bool = False, checkpoint_every: Optional[int] = None):
     """The gated delta rule (Gated DeltaNet; with a gate for each column of k Kimi Delta Attention, KDA; without gates
     DeltaNet), causal: with a state S of K x V numbers for each head of v, from the first token to the last
 
@@ -48,9 +50,9 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
     tokens, whose triangular systems are solved in float32: products in 16 bits, sums, decays and the state in float32.
 
     Args:
-        q, k: (B, S, H, K), bfloat16 or float16, K a multiple of 16 from 32 to 128. S may be any length, also 0. Keys
-            are taken as they come: models normalise them to length 1; with longer ones, where beta times the square of
-            the length is above 2, the state grows from token to token.
+        q, k: (B, S, H, K), bfloat16 or float16, K a multiple of 16 from 32 to 256, to 128 with a g of four dimensions.
+            S may be any length, also 0. Keys are taken as they come: models normalise them to length 1; with longer
+            ones, where beta times the square of the length is above 2, the state grows from token to token.
         v: (B, S, HV, V), as q, V a multiple of 16 from 32 to 256. HV is a multiple of H: HV / H neighbouring heads of v
             share one of q and k.
             The last dimension of q, k and v is contiguous; base and other strides are multiples of 16 bytes: slices of
@@ -68,25 +70,28 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
         use_gate_in_kernel: the decays' logarithms are -exp(A_log) * softplus(g + dt_bias), in float32: g is what a
             model's projection gives, and may be bfloat16 or float16 too. Computed ahead of the rule, by PyTorch.
         allow_neg_eigval: beta, from 0 to 1, is multiplied by 2.
-        cu_seqlens, state_indices, state_v_first: packed sequences, a pool of states that is written in place, and how
-            states lie: as ``linear_attn``.
+        cu_seqlens, state_indices, state_v_first, checkpoint_every: packed sequences, a pool of states that is written
+            in place, how states lie, and states behind every so many tokens: as ``linear_attn``.
 
     Returns:
         o (B, S, HV, V), contiguous, of q's dtype; with output_final_state the pair (o, state), state (B, HV, K, V)
         float32, which the next call takes as initial_state; with state_indices it is initial_state itself. NaN and
         infinities in v reach all tokens of their chunk of 64, those before them too; not those of other sequences.
+        With checkpoint_every last of all the checkpoints of ``linear_attn``.
 
     Raises:
         TypeError: q, k or v is no dense tensor of bf16 or fp16; g is no dense tensor of fp32; beta or initial_state is
             no dense tensor of fp32 or bf16; scale is no number; output_final_state, use_qk_l2norm_in_kernel,
             use_gate_in_kernel, allow_neg_eigval or state_v_first is no bool; A_log or dt_bias is no dense tensor of
-            bf16, fp16 or fp32; cu_seqlens or state_indices is no dense tensor of int32 or int64; dtypes that differ.
-        ValueError: a number that is not finite in float32; shapes that do not go together, devices that differ, strides
-            or a base that TMA cannot take; state_indices without initial_state, or with one whose elements share
-            memory; A_log or dt_bias without use_gate_in_kernel, which needs A_log and a g.
+            bf16, fp16 or fp32; cu_seqlens or state_indices is no dense tensor of int32 or int64; checkpoint_every
+            is no int; dtypes that differ.
+        ValueError: checkpoint_every is outside 1 to 2^31 - 1; a number that is not finite in float32; a
+            checkpoint_every that is no multiple of 64; shapes that do not go together, devices that differ, strides or
+            a base that TMA cannot take; state_indices without initial_state, or with one whose elements share memory;
+            A_log or dt_bias without use_gate_in_kernel, which needs A_log and a g.
         NotImplementedError: a K or V that is not supported; more than 65535 sequences (65533 of cu_seqlens) or heads; a
             g of four dimensions with cu_seqlens, state_indices or use_gate_in_kernel; state_indices with a tensor that
-            requires a gradient.
+            requires a gradient; what checkpoint_every does not go with.
         RuntimeError: a GPU other than Hopper; state_indices with a pool that was made under torch.inference_mode,
             outside of it.
 
@@ -111,6 +116,10 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
             and A_log is None and dt_bias is None):
         q, k, g, beta = prepared(q, k, v, g, beta, DeltaOptions(use_qk_l2norm_in_kernel, A_log, dt_bias,
                                                                 use_gate_in_kernel, allow_neg_eigval), cu_seqlens)
+    if checkpoint_every is not None:
+        scale, output_final_state, state_v_first = delta_options(scale, output_final_state, state_v_first)
+        return _checkpoints.call((q, k, v, g, beta, turned(DELTA, initial_state, state_v_first)), scale,
+                                 output_final_state, Where(cu_seqlens, state_indices, state_v_first), checkpoint_every)
     if state_indices is not None:
         scale, output_final_state, state_v_first = delta_options(scale, output_final_state, state_v_first)
         o = _pools.call((q, k, v, g, beta, initial_state), scale, Where(cu_seqlens, state_indices, state_v_first))
@@ -236,6 +245,34 @@ def _pool_fake(q, k, v, g, beta, initial_state, scale, cu_seqlens, state_indices
     return q.new_empty(v.shape)
 
 
+def _checkpoints_cuda(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor,
+                      initial_state: Optional[Tensor], scale: Optional[float], output_final_state: bool,
+                      cu_seqlens: Optional[Tensor], state_v_first: bool,
+                      checkpoint_every: int) -> tuple[Tensor, Tensor, Tensor]:
+    check_delta_call(q, k, v, g, beta, initial_state, Where(cu_seqlens, None, state_v_first))
+    check_layouts(DELTA, q, k, v)
+    made = launch(Given(q, k, v, g, beta, initial_state, torch.float32 if output_final_state else None, cu=cu_seqlens,
+                        v_first=state_v_first, checkpoint_every=checkpoint_every), _scale(scale, q))
+    state = q.new_empty(0, dtype=torch.float32) if made.state is None else made.state
+    return made.o, state, of_packed(made.checkpoints, cu_seqlens)
+
+
+def _checkpoints_cpu(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first, every):
+    made = _checkpoints_fake(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first,
+                             every)
+    check_layouts(DELTA, q, k, v)
+    if q.is_meta:
+        return made
+    found = on_cpu(lambda q, k, v, g, beta, state: reference.linear_attn(q, k, v, g, scale, state, beta=beta),
+                   (q, k, v, g, beta), initial_state, cu_seqlens, every)
+    return cpu_results(found, q, output_final_state, state_v_first, cu_seqlens)
+
+
+def _checkpoints_fake(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first, every):
+    o, state = _fake(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first)
+    return o, state, of_packed(no_checkpoints(q, v, every, state_v_first), cu_seqlens)
+
+
 # ---- gradients ------------------------------------------------------------------------------------------------------
 
 
@@ -269,5 +306,8 @@ _recorder = Recorder(6, _cuda, _cpu, _backward_cuda, _backward_cpu, _backward_op
 _op = ops.torch_op(DELTA, cuda=_cuda, cpu=_cpu, fake=_fake, setup=_recorder.setup, backward=_recorder.backward)
 _pool_op = ops.torch_op("gated_delta_rule_pool", cuda=_pool_cuda, cpu=_pool_cpu, fake=_pool_fake, of=DELTA,
                         mutates=("initial_state",))
+_checkpoints_op = ops.torch_op("gated_delta_rule_checkpoints", cuda=_checkpoints_cuda, cpu=_checkpoints_cpu,
+                               fake=_checkpoints_fake, of=DELTA)
+_checkpoints = Checkpoints(DELTA, _checkpoints_cuda, _checkpoints_cpu, _checkpoints_op, delta_every, check_delta_call)
 _pools = Pools(DELTA, _pool_replayed, _pool_cuda, _pool_cpu, _pool_op, check_delta_call)
 _Recorded = ops.eager_function("GatedDeltaRule", forward=_recorder.record, backward=_recorder.backward, of=DELTA)

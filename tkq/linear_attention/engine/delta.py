@@ -10,7 +10,7 @@ import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.engine import ahead
 from tkq.linear_attention.engine.inverse import PITCH, LowerInverse
-from tkq.linear_attention.spec import LinearSpec
+from tkq.linear_attention.spec import NARROW, LinearSpec
 
 
 class DeltaShared(NamedTuple):
@@ -128,9 +128,14 @@ class Delta:
     def updates(self, c, shared, stage):
         """c.w = U', c.v the same, rounded: what the state gave for the keys has arrived."""
         if self.forward:
-            tk.load_shared_cols(c.beta, shared.beta[None, stage])
             tk.load_shared_cols(c.erase, shared.erase[None, stage])
-            tk.apply_narrow(c.v, lambda v, w, b, e: b * v - e * w, c.v, c.w, c.beta, c.erase)
+            if self.spec.head_dim > NARROW:  # fewer numbers are in registers at a time
+                tk.mul_col(c.w, c.w, c.erase)
+            tk.load_shared_cols(c.beta, shared.beta[None, stage])
+            if self.spec.head_dim > NARROW:
+                tk.apply_narrow(c.v, lambda v, w, b: b * v - w, c.v, c.w, c.beta)
+            else:
+                tk.apply_narrow(c.v, lambda v, w, b, e: b * v - e * w, c.v, c.w, c.beta, c.erase)
             tk.mm_ABt(c.w, c.v, shared.inverse[stage])
             tk.mma_wait(0)
             tk.copy(c.v, c.w)
@@ -138,18 +143,22 @@ class Delta:
     def gradients_of_updates(self, c, shared, stage):
         """Reversed, c.w = dU', from c.o, which is under way."""
         if self.back:
-            tk.load_shared_cols(c.beta, shared.beta[None, stage])
-            tk.load_shared_cols(c.erase, shared.erase[None, stage])
             tk.mma_wait(0)
             tk.copy(c.x, c.o)
             tk.mm_AB(c.w, c.x, shared.inverse[stage])
             tk.mma_wait(0)
 
-    def erase(self, c, keys):
+    def erase(self, c, shared, keys, stage):
         """Reversed, what dU takes off the state is under way."""
         if self.back:
+            tk.load_shared_cols(c.erase, shared.erase[None, stage])
             tk.apply_narrow(c.x, lambda du, e: -(e * du), c.w, c.erase)
             tk.mma_AB(c.s, c.x, keys)
+
+    def times_beta(self, c, shared, stage):
+        """Reversed, c.w = (dU beta)'."""
+        tk.load_shared_cols(c.beta, shared.beta[None, stage])
+        tk.mul_col(c.w, c.w, c.beta)
 
     def result(self, c):
         """What goes to global memory: U, its gradient (and that times beta), or a chunk's outputs."""

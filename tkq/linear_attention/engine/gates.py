@@ -153,11 +153,15 @@ class Gate:
         else:
             tk.mul(c.o, c.o, scale)
 
-    def decay(self, c, shared, stage):
-        """The state to the chunk's end."""
+    def take_up(self, c, shared, stage):
+        """The values as they are at the chunk's end."""
         if self.gated:
             tk.load_shared_cols(c.to_end, shared.to_end[None, stage])
             tk.apply_narrow(c.u, lambda v, f: v * f, self.taken_up(c), c.to_end)
+
+    def decay(self, c, shared, stage):
+        """The state to the chunk's end."""
+        if self.gated:
             tk.mul(c.s, c.s, shared.total[0, stage])
 
     def taken_up(self, c):
@@ -165,7 +169,7 @@ class Gate:
         return c.w if self.spec.delta and not self.spec.reverse else c.v
 
     def rest_of_values(self, c, shared, stage):
-        """c.u = what `decay` rounded off."""
+        """c.u = what `take_up` rounded off."""
         tk.load_shared_cols(c.to_end, shared.to_end[None, stage])
         tk.apply_narrow(c.u, lambda v, f, u: v * f - u, c.v, c.to_end, c.u)
 

@@ -10,11 +10,13 @@ from cutlass import Constexpr, Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK, LinearConfig
+from tkq.linear_attention.engine.checkpoints import Checkpoints
 from tkq.linear_attention.engine.delta import Delta
 from tkq.linear_attention.engine.dots import put_dots
 from tkq.linear_attention.engine.gates import Gate
 from tkq.linear_attention.engine.operands import Operands
 from tkq.linear_attention.engine.packed import Sequences, any_strides, numbers
+from tkq.linear_attention.engine.products import StateProducts
 from tkq.linear_attention.engine.segmented import Segmented
 from tkq.linear_attention.engine.ssd import Ssd
 from tkq.linear_attention.spec import LinearSpec
@@ -45,6 +47,8 @@ class Globals:
     ssd: Any
     cu: Optional[cute.Tensor]
     state_indices: Optional[cute.Tensor]
+    checkpoints: Optional[cute.Tensor]
+    every: Optional[Int32]
     decays: Optional[cute.Tensor]
     segments: Any
 
@@ -132,6 +136,8 @@ class LinearAttention:
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
         self.delta = Delta(spec, self.p_tile, SCORES_BARRIER)
         self.sequences, self.segmented = Sequences(spec), Segmented(spec)
+        self.products = StateProducts(spec, self.delta, OUT_BARRIER)
+        self.checkpoints = Checkpoints(spec, self.products)
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -155,7 +161,8 @@ class LinearAttention:
                             of_tokens(spec.delta), any_strides(spec.initial, states), any_strides(spec.final, last),
                             operand(fake.sym(), V) if spec.has_x else None, dots,
                             operand(HO, V) if spec.writes and self.delta.back else None, numbers(spec.packed),
-                            numbers(spec.pool), self.segmented.fake_decays(rows, HO))
+                            numbers(spec.pool), *self.checkpoints.fake_operands(B, HO),
+                            self.segmented.fake_decays(rows, HO))
         return operands, Float32(1.0), self.ssd.fake_operands(B, S, HO, rows)
 
     @cute.jit
@@ -284,30 +291,26 @@ class LinearAttention:
                   *[tk.cv(CHUNK) for _ in range(4)])
         ring, scores = s.tokens.ring(), s.scores.ring()
         row0 = (t.part + wg) * CHUNK
-        self.segmented.first_state(c.s, row0, None if g.initial is None else self.sequences.state(g.initial, t))
+        self.first_state(g, t, c.s, row0)
         skip, decay = self.ssd.begin(g, t, row0), self.segmented.begin()
         for i in cutlass.range(t.chunks, unroll=1):
             s.tokens.wait(ring)
-            tk.copy(c.s16, c.s)
-            self.delta.of_state(c, s.k[ring.stage])
-            if const_expr(spec.queried):
-                tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
+            self.products.begin(c, s, ring.stage)
             self.read_values(s, c, wg, ring.stage)
             s.scores.wait(scores)
             tk.mma_wait(0)
-            if const_expr(spec.dots):
-                tk.apply_narrow(c.s16, lambda wide, rounded: wide - rounded, c.s, c.s16)
-                tk.mma_ABt(c.o, c.s16, s.q[ring.stage])
-                tk.mma_wait(0)
+            self.products.rest(c, s, ring.stage)
             self.delta.updates(c, s.delta, scores.stage)
+            self.gate.take_up(c, s.gate, scores.stage)
+            self.products.behind_updates(c, s, ring.stage)
             self.gate.decay(c, s.gate, scores.stage)
             self.segmented.decay(decay, s.gate, scores.stage)
             if const_expr(spec.queried):
                 self.gate.at_query(c, s.gate, scores.stage, g.scale)
-            self.add_own(s, c, scores.stage)
+            self.add_own(s, c, (ring.stage, scores.stage))
             self.delta.gradients_of_updates(c, s.delta, scores.stage)
             tk.mma_AB(c.s, self.gate.values(c), s.k[ring.stage])
-            self.delta.erase(c, s.q[ring.stage])
+            self.delta.erase(c, s.delta, s.q[ring.stage], scores.stage)
             tk.mma_wait(1)
             if const_expr(spec.writes):
                 self.write(g, s, t, c, (wg, self.order(t, i), ring.stage, scores.stage, skip))
@@ -315,10 +318,11 @@ class LinearAttention:
             self.add_rest(s, c, wg, (ring.stage, scores.stage))
             s.tokens.release(ring)
             s.scores.release(scores)
+            self.checkpoints.put(g, t, c.s, i, row0)
             ring.advance()
             scores.advance()
         if const_expr(spec.final is not None):
-            tk.store_elements(self.sequences.state(g.final, t), c.s, row0, 0)
+            self.products.store(self.sequences.state(g.final, t), c.s, row0)
         self.ssd.put_skip(g, t, skip, row0)
         self.segmented.put_decay(g, t, decay, wg)
         tk.store_wait(read=False)
@@ -334,15 +338,15 @@ class LinearAttention:
         self.ssd.finish(c, s, skip, of_scores, lambda: self.read_values(s, c, wg, stage))
         self.put(g.o, s, t, self.ssd.result(c, self.delta.result(c)), chunk, wg)
         if self.delta.back:
-            tk.mul_col(c.w, c.w, c.beta)
+            self.delta.times_beta(c, s.delta, of_scores)
             self.put(g.dv, s, t, c.w, chunk, wg)
 
-    def add_own(self, s, c, stage):
+    def add_own(self, s, c, stages):
         """What a chunk's tokens give each other."""
         if self.spec.scored:
-            tk.mma_ABt(c.o, c.v, s.p[stage])
+            self.products.add_scores(c, s, *stages)
         if self.spec.dots:
-            tk.mma_ABt(c.o, c.v, s.rest[stage])
+            tk.mma_ABt(c.o, c.v, s.rest[stages[1]])
 
     def add_rest(self, s, c, wg, stages):
         """What rounding took from the values that the state took up. They are read anew: registers had o, x and s."""
@@ -362,6 +366,13 @@ class LinearAttention:
         for i in cutlass.range_constexpr(len(tiles)):
             if wg == i:
                 f(tiles[i])
+
+    @cute.jit
+    def first_state(self, g, t, state: tk.RegTile, row0):
+        if const_expr(self.spec.initial is None):
+            self.segmented.first_state(state, row0)
+        else:
+            self.products.load(state, self.sequences.state(g.initial, t), row0)
 
     @cute.jit
     def put(self, to, s, t, x, chunk, wg):

@@ -2,6 +2,7 @@
 from typing import NamedTuple, Optional
 
 import cutlass.cute as cute
+from cutlass import Int32
 
 
 class Operands(NamedTuple):
@@ -10,8 +11,9 @@ class Operands(NamedTuple):
     of any strides; (B, HO, V, K) with state_v_first. x: None, or as v, of any heads that divide HO. dots: (ceil(V /
     64), B, S, HO) fp32, the sums of o times x of 64 columns each. dv: None, or as o: with delta, reversed, o times
     beta. cu: None, or (N + 1,), where N packed sequences begin and end: then B is 1, and states are N. state_indices:
-    None, or (N,), rows of a pool, which is initial and final. Of segments (`Segmented`) states are B * N, and decays
-    None or (B * N, HO) fp32; o is None with part "states"."""
+    None, or (N,), rows of a pool, which is initial and final. checkpoints, every: None, or (B, rows, HO, K, V) of any
+    strides, for states behind every so many chunks (see `checkpoints.Checkpoints`). Of segments (`Segmented`) states
+    are B * N, and decays None or (B * N, HO) fp32; o is None with part "states"."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -26,4 +28,6 @@ class Operands(NamedTuple):
     dv: Optional[cute.Tensor]
     cu: Optional[cute.Tensor]
     state_indices: Optional[cute.Tensor]
+    checkpoints: Optional[cute.Tensor]
+    every: Optional[Int32]
     decays: Optional[cute.Tensor]

@@ -8,6 +8,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
 
 import tkq.tile as tk
+from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.spec import LinearSpec
 from tkq.runtime.compile import fake
 
@@ -72,7 +73,9 @@ class Sequences:
             g, tokens=piece.rows, q=g.q.part(piece.rows), k=g.k.part(piece.rows), v=g.v.part(piece.rows),
             x=g.x and g.x.part(piece.rows), o=g.o.part(written), dv=g.dv and g.dv.part(written),
             g=_tokens(g.g, piece.first), beta=_tokens(g.beta, piece.first),
-            dots=_tokens(g.dots, piece.first, 1)), piece.end, piece.state, written
+            dots=_tokens(g.dots, piece.first, 1),
+            checkpoints=g.checkpoints and _tokens(g.checkpoints, piece.first // (CHUNK * g.every))
+        ), piece.end, piece.state, written
 
     @cute.jit
     def state(self, x: cute.Tensor, t):

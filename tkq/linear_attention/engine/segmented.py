@@ -1,5 +1,5 @@
 """Blocks that have a segment of a sequence each: the part of `LinearAttention` that knows of segments."""
-from typing import Any, Optional
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -63,12 +63,9 @@ class Segmented:
         return n // g.segments, first, cutlass.max(cutlass.min(each, chunks - first), 0)
 
     @cute.jit
-    def first_state(self, state: tk.RegTile, row0, initial: Optional[cute.Tensor]):
-        """initial's, V by K; without it zeros, and in the columns behind the values' the identity."""
-        if const_expr(initial is None):
-            tk.zero(state)
-        else:
-            tk.load_from(state, initial, row0, 0)
+    def first_state(self, state: tk.RegTile, row0):
+        """Zeros; in the columns behind the values' the identity."""
+        tk.zero(state)
         if const_expr(self.transfer):
             view = state.rows_view
             for r in cutlass.range_constexpr(2):

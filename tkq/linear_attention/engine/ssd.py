@@ -10,7 +10,7 @@ import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.engine.ahead import token_of
 from tkq.linear_attention.engine.gates import LOWEST
-from tkq.linear_attention.spec import LinearSpec
+from tkq.linear_attention.spec import NARROW, LinearSpec
 from tkq.runtime.compile import fake
 
 
@@ -160,11 +160,12 @@ class Ssd:
 
     def finish(self, c, s, mine, stage, read_values):
         """c.x = a chunk's outputs, rounded, from c.o, c.v and z, which is in c.x. With sums of o times x values are
-        read anew: registers had o, x and s."""
+        read anew, and of a wide state: registers had o, x and s."""
         if not self.finishes:
             return
-        if self.apart:
+        if self.apart or self.spec.head_dim > NARROW:
             read_values()
+        if self.apart:
             self.add_diagonal(c, s.diagonal, stage)
         self.sum_skip(c, mine)
         skip = mine[0] if self.skips else 0.0

@@ -35,10 +35,10 @@ def start(given: Given, scale: float) -> tuple:
 
 
 def split_of(given: Given) -> Split:
-    """What `plan.split` says. Packed sequences, whose lengths the GPU alone knows, pools, and states that are wider
-    than a block of `CombineStates` has threads are left whole."""
+    """What `plan.split` says. Packed sequences, whose lengths the GPU alone knows, pools, checkpoints, and states that
+    are wider than a block of `CombineStates` has threads are left whole."""
     (B, S, H, K), (HV, V) = given.q.shape, given.v.shape[2:]
-    if given.cu is not None or given.state_indices is not None or K > WIDEST:
+    if given.cu is not None or given.state_indices is not None or given.checkpoint_every or K > WIDEST:
         return Split(2, 1)
     return split(Sizes(B, max(H, HV), S, K, V, arch.num_sms(given.v.device), given.beta is not None, given.reverse,
                        not given.updates, H))

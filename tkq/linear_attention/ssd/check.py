@@ -8,6 +8,7 @@ OP = "mamba2_ssd"
 NAMES = "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states"  # the tensors
 
 _tensors = arguments.checker(OP, *NAMES)
+every_option = arguments.checker(OP, "checkpoint_every")
 options = arguments.checker(OP, "dt_softplus", "dt_limit", "return_final_states")
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tkq.linear_attention.check import for_tma, lowered
 from tkq.linear_attention.split.launch import start
+from tkq.linear_attention.ssd import checkpoint_ops
 from tkq.linear_attention.ssd.check import NAMES, OP, check_call, check_ssd_layouts, options
 from tkq.linear_attention.ssd.gradients import SsdNeeds, SsdSaved, backward, forward
 from tkq.reference import ssd as reference
@@ -19,7 +20,8 @@ TENSORS = len(NAMES)  # that a call takes; its options are behind them
 
 def mamba2_ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Optional[Tensor] = None,
                z: Optional[Tensor] = None, dt_bias: Optional[Tensor] = None, initial_states: Optional[Tensor] = None,
-               dt_softplus: bool = False, dt_limit: tuple = (0.0, math.inf), return_final_states: bool = False):
+               dt_softplus: bool = False, dt_limit: tuple = (0.0, math.inf), return_final_states: bool = False,
+               *, checkpoint_every: Optional[int] = None):
     """Mamba-2's state space dual: with a state h of P x N numbers for each head, from the first token to the last
 
         d[t] = clamp(softplus(dt[t] + dt_bias), dt_limit)
@@ -33,7 +35,7 @@ def mamba2_ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Option
         dt: step sizes, (B, S, H), float32, bfloat16 or float16, any strides.
         A: (H,), float32, usually below 0. Above 0 the state grows: right as long as no factor within 64 tokens is
             infinite in float32, and what the state takes up with it fits x's type.
-        B, C: (B, S, G, N), as x, N a multiple of 16 from 32 to 128. H is a multiple of G: H / G neighbouring heads of x
+        B, C: (B, S, G, N), as x, N a multiple of 16 from 32 to 256. H is a multiple of G: H / G neighbouring heads of x
             share one of B and C.
             The last dimension of x, B, C and z is contiguous; base and other strides are multiples of 16 bytes: slices
             of a packed tensor go in without a copy.
@@ -44,19 +46,25 @@ def mamba2_ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Option
         dt_softplus: d is the softplus of dt + dt_bias, and not dt + dt_bias itself.
         dt_limit: the smallest and the largest d, behind softplus.
         return_final_states: also return the state behind the last token.
+        checkpoint_every: tokens, a multiple of 64: also return the states behind every so many tokens, as prefix caches
+            keep them. Without gradients.
 
     Returns:
         y (B, S, H, P), contiguous, of x's dtype; with return_final_states the pair (y, states), states (B, H, P, N)
         float32, which the next call takes as initial_states. NaN and infinities in x reach all tokens of their chunk of
-        64, those before them too.
+        64, those before them too. With checkpoint_every last of all checkpoints (B, S // checkpoint_every, H, P, N)
+        float32: [b, j] is the state behind token (j + 1) * checkpoint_every - 1 of sequence b.
 
     Raises:
         TypeError: x, B, C or z is no dense tensor of bf16 or fp16; dt, D or dt_bias is no dense tensor of bf16, fp16 or
             fp32; A is no dense tensor of fp32; initial_states is no dense tensor of fp32 or bf16; dt_softplus or
-            return_final_states is no bool; dt_limit is no pair of numbers; dtypes that differ.
-        ValueError: dt_limit has NaN, descends or is finite and infinite in float32; shapes that do not go together,
-            devices that differ, strides or a base that TMA cannot take.
-        NotImplementedError: a P or N that is not supported; more than 65535 sequences or heads.
+            return_final_states is no bool; dt_limit is no pair of numbers; checkpoint_every is no int; dtypes that
+            differ.
+        ValueError: dt_limit has NaN, descends or is finite and infinite in float32; checkpoint_every is outside 1 to
+            2^31 - 1; a checkpoint_every that is no multiple of 64; shapes that do not go together, devices that differ,
+            strides or a base that TMA cannot take.
+        NotImplementedError: a P or N that is not supported; more than 65535 sequences or heads; checkpoint_every with a
+            tensor that requires a gradient.
         RuntimeError: a GPU other than Hopper.
 
     Differentiable once, in all tensors, through y and the states; gradients are the same, bit for bit, in every run.
@@ -77,6 +85,9 @@ def mamba2_ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Option
     if traced or autocast.on():
         x, B, C, z = lowered(x, B, C, z)
     given = x, dt, A, B, C, D, z, dt_bias, initial_states
+    if checkpoint_every is not None:
+        dt_softplus, limit, return_final_states = options(dt_softplus, dt_limit, return_final_states)
+        return checkpoint_ops.call(given, (dt_softplus, *limit), return_final_states, checkpoint_every)
     if not traced:
         found = _call_cache.take(*given, dt_softplus, dt_limit, return_final_states)
         if found is not None:

@@ -87,6 +87,7 @@ _ACCEPTED = tensor("num_accepted_tokens", *INDEX, none=True)
 _STEP_OUT = tensor("out", *HALF, none=True, written="always")
 _STATES = tensor("initial_state", "fp32", "bf16", none=True, written="state_indices"), flag("output_final_state")
 _PACKED = tensor("cu_seqlens", *INDEX, none=True), tensor("state_indices", *INDEX, none=True), flag("state_v_first")
+_CHECKPOINTS = integer("checkpoint_every", None, 1, _LONGEST)
 
 TABLES = {
     "softmax": _ROWS,
@@ -126,17 +127,17 @@ TABLES = {
         tensor("seqused_q", "int32", none=True), tensor("seqused_k", "int32", none=True), flag("return_lse"),
         flag("deterministic")),
     "linear_attn": (*_QKV, tensor("g", "fp32", none=True), number("scale", None),
-                    *_STATES, *_PACKED),
+                    *_STATES, *_PACKED, _CHECKPOINTS),
     "gated_delta_rule": (*_QKV, Argument("g", "tensor", True, REQUIRED, ("fp32",)), tensor("beta", "fp32", "bf16"),
                          number("scale", None), *_STATES, flag("use_qk_l2norm_in_kernel"),
                          tensor("A_log", *WIDE, none=True), tensor("dt_bias", *WIDE, none=True),
-                         flag("use_gate_in_kernel"), flag("allow_neg_eigval"), *_PACKED),
+                         flag("use_gate_in_kernel"), flag("allow_neg_eigval"), *_PACKED, _CHECKPOINTS),
     "hedgehog": (*_QKV, tensor("q_map", *HALF), tensor("k_map", *HALF), tensor("linear_factor", "fp32"),
                  tensor("window_factor", "fp32"), integer("window_size", 64, 1, _LONGEST)),
     "mamba2_ssd": (tensor("x", *HALF), tensor("dt", *WIDE), tensor("A", "fp32"), tensor("B", *HALF), tensor("C", *HALF),
                    tensor("D", *WIDE, none=True), tensor("z", *HALF, none=True), tensor("dt_bias", *WIDE, none=True),
                    tensor("initial_states", "fp32", "bf16", none=True), flag("dt_softplus"),
-                   Argument("dt_limit", "limits", default=(0.0, math.inf)), flag("return_final_states")),
+                   Argument("dt_limit", "limits", default=(0.0, math.inf)), flag("return_final_states"), _CHECKPOINTS),
     "based": (*_QKV, number("scale", None), Argument("use_norm", "flag", default=True)),
     "linear_attn_step": (*_QKV, Argument("g", "tensor", True, REQUIRED, ("fp32",)), _POOL, number("scale", None),
                          tensor("state_indices", *INDEX, none=True), _ACCEPTED, flag("state_v_first"), _STEP_OUT),

@@ -1,0 +1,86 @@
+"""What a state gives for a chunk's queries, and with the delta rule for its keys."""
+import cutlass.cute as cute
+
+import tkq.tile as tk
+from tkq.linear_attention.spec import NARROW, LinearSpec
+
+LOADED = 16  # columns of a wide state that are asked for at a time
+
+
+class StateProducts:
+    """O' = S' Q', and with the delta rule W' = S' K': the operand is S' rounded to 16 bits.
+
+    Up to 128 columns of K it is rounded as a whole, and both products are under way at once. A wider state takes up to
+    128 registers of a thread by itself. There it is rounded a few columns at a time, each piece while the one before it
+    is multiplied; and with the delta rule W' has become the corrected values when O' begins, and these wait for their
+    product with P in shared memory, in the place of the values. One warpgroup has such a state: barrier is its."""
+
+    def __init__(self, spec: LinearSpec, delta, barrier: int):
+        self.spec, self.delta, self.wide, self.barrier = spec, delta, spec.head_dim > NARROW, barrier
+        self.piece = 16 if spec.dot else 32
+        self.late = self.wide and delta.forward and not spec.updates  # is O' made behind the corrected values?
+
+    def load(self, state, x, row0):
+        """state = x from row0 on; of a wide one addresses of 16 columns at a time are in registers."""
+        for first in range(0, state.cols, LOADED if self.wide else state.cols):
+            if first:
+                cute.arch.sync_warp()
+            part = tk.columns(state, first, min(LOADED, state.cols - first)) if self.wide else state
+            tk.load_from(part, x, row0, first)
+
+    def store(self, x, state, row0):
+        """x from row0 on = state."""
+        for first in range(0, state.cols, NARROW):
+            part = tk.columns(state, first, min(NARROW, state.cols - first)) if self.wide else state
+            tk.store_elements(x, part, row0, first)
+
+    def begin(self, c, s, stage):
+        """Under way: what the state gives for keys, c.w, and for queries, c.o."""
+        if not self.wide:
+            tk.copy(c.s16, c.s)
+            self.delta.of_state(c, s.k[stage])
+            if self.spec.queried:
+                tk.mm_ABt(c.o, c.s16, s.q[stage])
+        elif self.delta.forward:
+            self.in_pieces(c, c.w, s.k[stage])
+        else:
+            self.in_pieces(c, c.o, s.q[stage])
+
+    def rest(self, c, s, stage):
+        """With sums of o times another tensor: c.o has what rounding took from the state, too."""
+        if self.spec.dots and not self.wide:
+            tk.apply_narrow(c.s16, lambda wide, rounded: wide - rounded, c.s, c.s16)
+            tk.mma_ABt(c.o, c.s16, s.q[stage])
+            tk.mma_wait(0)
+
+    def behind_updates(self, c, s, stage):
+        """c.o of a wide state that has not decayed, once c.w is the corrected values and no longer in use there."""
+        if self.late:
+            tk.store_T(s.v[0][stage], c.w)
+            tk.publish()
+            self.in_pieces(c, c.o, s.q[stage])
+            tk.mma_wait(0)
+            tk.sync(self.barrier, tk.WARPGROUP)
+
+    def add_scores(self, c, s, stage, scores):
+        """c.o += V' P' is under way."""
+        if self.late:
+            tk.mma_AtBt(c.o, s.v[0][stage], s.p[scores])
+        else:
+            tk.mma_ABt(c.o, c.v, s.p[scores])
+
+    def in_pieces(self, c, d, operand):
+        """d = S' operand', the last of it under way; with sums of o times another tensor S' is in two parts."""
+        rest = tk.rt(c.s16.cols, c.s16.dtype) if self.spec.dot else None
+        multiply = tk.mm_ABt
+        for first in range(0, self.spec.head_dim, self.piece):
+            n = min(self.piece, self.spec.head_dim - first)
+            state, rounded = tk.columns(c.s, first, n), tk.columns(c.s16, first, n)
+            tk.copy(rounded, state, again=True)
+            multiply(d, c.s16, operand, k=(first, first + n))
+            if self.spec.dot:
+                tk.apply_narrow(tk.columns(rest, first, n), lambda x, of_x: x - of_x, state, rounded)
+                tk.mma_ABt(d, rest, operand, k=(first, first + n))
+            if first:
+                tk.mma_wait(1 + self.spec.dot)  # the registers of the piece before are free
+            multiply = tk.mma_ABt
