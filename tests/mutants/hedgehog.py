@@ -55,7 +55,7 @@ MUTANTS = (
          "more, dq_map = map_q.backward(taken.sub_(sums).mul_(weight[..., None]))", GRADIENTS)),
     *family(
         "linear", "tkq/linear_attention/spec.py",
-        ("hedgehog_own_chunk_with_the_others", "return not (self.updates or self.others)", "return not self.updates",
+        ("hedgehog_own_chunk_with_the_others", "return self.queried and not self.others", "return not self.updates",
          OTHERS)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/gradients.py",

@@ -21,6 +21,8 @@ SSD, LIMITS, GATED, SSD_GRADIENTS, SUMS, SEGMENTS, CANCEL = ((f"{TESTS}test_{nam
     "suffix_sums.py::test_sums_that_cancel"))
 PACKED_SUMS = (f"{TESTS}test_suffix_sums.py::test_packed_sequences[cuts0-40013-dtype0]",
                f"{TESTS}test_suffix_sums.py::test_packed_sequences[cuts1-1000-dtype1]")
+SPLIT, SPLIT_DELTA = ((f"{TESTS}test_split.py::{name}",) for name in (
+    "test_gates_of_tokens[1000-5]", "test_the_delta_rule[130-8]"))
 PACKED, PACKED_BACK, NONE, FALLS, APART, ROWS = ((f"{TESTS}{name}",) for name in (
     "test_packed.py::test_forward[64-64-cu0-token]",
     "test_packed.py::test_results_and_gradients[dtype0-gated_delta_rule-token]",
@@ -66,6 +68,31 @@ MUTANTS = (
         ("rows_of_the_lower_32_bits", "return Int32(cutlass.max(cutlass.min(index, (1 << 31) - 1), -1))",
          "return Int32(index)", (f"{TESTS}test_pools.py::test_state_indices[linear_attn-end]",)),
         ("rows_behind_the_pool", "there = (t.state >= 0) & (t.state < rows)", "there = t.state >= 0", ROWS)),
+    *family(
+        "linear", "tkq/linear_attention/engine/segmented.py",
+        ("segments_of_another_sequence", "return n // g.segments, first, "
+         "cutlass.max(cutlass.min(each, chunks - first), 0)",
+         "return n % g.segments, first, cutlass.max(cutlass.min(each, chunks - first), 0)", SPLIT),
+        ("a_transfer_from_zeros", "view[r, j] = Float32(1.0)", "view[r, j] = Float32(0.0)", SPLIT_DELTA),
+        ("the_identity_behind_v", "row = row0 - self.first_column + tk.first_row() + 8 * r",
+         "row = row0 - self.spec.value_dim + tk.first_row() + 8 * r", SPLIT_DELTA),
+        ("the_last_chunks_decay_alone", "decay[0] = decay[0] * shared.total[0, stage]",
+         "decay[0] = shared.total[0, stage]", SPLIT)),
+    *family(
+        "linear", "tkq/linear_attention/split/combine.py",
+        ("states_that_do_not_decay", "s[e] = s[e] * factors[e, i] + added[e, i]", "s[e] = s[e] + added[e, i]", SPLIT),
+        ("segments_in_the_order_of_tokens", "return x.states.shape[1] - 1 - i if self.spec.reverse else i", "return i",
+         (f"{TESTS}test_split.py::test_corrected_values[reversed]",)),
+        ("eight_segments_alone", "for base in cutlass.range(0, count, AHEAD, unroll=1):",
+         "for base in cutlass.range(0, cutlass.min(count, AHEAD), AHEAD, unroll=1):",
+         (f"{TESTS}test_split.py::test_gates_of_tokens[1216-19]",)),
+        ("transfers_transposed", "factors[i] = of_head[first + base + i, row]",
+         "factors[i] = of_head[first + row, base + i]", SPLIT_DELTA)),
+    *family(
+        "linear", "tkq/linear_attention/split/launch.py",
+        ("segments_that_all_begin_with_zeros", 'made = engine.launch(given._replace(part="outputs", initial=first, '
+         'final=None), scale)', 'made = engine.launch(given._replace(part="outputs", initial=torch.zeros_like(first), '
+         'final=None), scale)', SPLIT)),
     *family(
         "linear", "tkq/linear_attention/segments.py",
         ("gradients_of_gates_beyond_the_sequence",
@@ -143,8 +170,10 @@ MUTANTS = (
          "tk.left_fill(p, 0, 0.0, diagonal=True)", GRADIENTS),
         ("inverse_of_queries", "self.delta.products(x, s.q[ring.stage] if self.spec.reverse else s.k[ring.stage])",
          "self.delta.products(x, s.k[ring.stage])", GRADIENTS),
-        ("gradients_in_the_order_of_tokens", "return t.chunks - 1 - i if self.spec.reverse else i", "return i", LONG),
-        ("last_chunk_left_out", "cute.ceil_div(tokens, CHUNK))", "tokens // CHUNK)", ODD),
+        ("gradients_in_the_order_of_tokens", "i = t.chunks - 1 - i if self.spec.reverse else i", "pass", LONG),
+        ("last_chunk_left_out", "batch, first, chunks = self.segmented.of_block(g, batch, "
+         "cute.ceil_div(tokens, CHUNK))",
+         "batch, first, chunks = self.segmented.of_block(g, batch, tokens // CHUNK)", ODD),
         ("keys_of_another_head", "tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head_k, chunk, 0), sem)",
          "tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head, chunk, 0), sem)", ODD),
         ("first_state_left_out", "self.products.load(state, self.sequences.state(g.initial, t), row0)",
@@ -175,7 +204,8 @@ MUTANTS = (
          "mine[1].tensor[r] = sum(products[1:], products[0])", SSD_GRADIENTS),
         ("skip_gradients_of_the_first_sequence", "g.ssd.of_skip[t.state, t.head, row] = mine[1].tensor[r]",
          "g.ssd.of_skip[0, t.head, row] = mine[1].tensor[r]", PACKED_SSD),
-        ("steps_of_another_token", "found[2 + e] = d", "found[3 - e] = d", SSD),
+        ("steps_of_another_token", "found[2 + e] = d if there else Float32(0.0)",
+         "found[3 - e] = d if there else Float32(0.0)", SSD),
         ("diagonal_without_its_step", "shared[row, 2 * stage] = view[r, j] * factor",
          "shared[row, 2 * stage] = view[r, j]", SSD_GRADIENTS),
         ("diagonal_of_other_columns", "if wg + t.part == 0 and thread < CHUNK and token < g.tokens:",

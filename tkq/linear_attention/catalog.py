@@ -5,6 +5,8 @@ from dataclasses import replace
 from tkq.linear_attention.launch import recipe
 from tkq.linear_attention.plan import plan, spilled, widest_delta
 from tkq.linear_attention.spec import GATES, LinearSpec, SsdSpec, SuffixSpec
+from tkq.linear_attention.split.launch import recipe as combine_recipe
+from tkq.linear_attention.split.spec import CombineSpec
 from tkq.linear_attention.suffix.launch import recipe as suffix_recipe
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
@@ -17,9 +19,10 @@ def shipped() -> list:
     delta rule's forward of the width that models have; packed sequences and pools of that width; Mamba-2's of its two
     usual sizes. A kernel that is one and the other stands here once."""
     found = {}
-    for name, spec in (*_of_sizes(), *_with_states(), *_delta_rule(), *_packed(), *_ssd(), *_packed_ssd()):
+    for name, spec in (*_of_sizes(), *_with_states(), *_delta_rule(), *_packed(), *_ssd(), *_packed_ssd(),
+                       *_segments()):
         found.setdefault(recipe(spec), Shipped(name, recipe(spec), expectation(spec)))
-    return [*found.values(), *_sums()]
+    return [*found.values(), *_sums(), *_combined(), *_of_one_group()]
 
 
 def _of_sizes():
@@ -116,11 +119,47 @@ def _packed():
         yield f"{op}-bf16-k128-v128-token-pool", replace(one, packed=None, pool="int32")
 
 
+def _segments():
+    """Of few long sequences: the forwards of the width that models have."""
+    plain = LinearSpec("bf16", 128, 128, "token", None, "fp32", part="states")
+    ssd = LinearSpec("bf16", 128, 64, "token", None, "fp32", ssd=SsdSpec("bf16", "fp32", True), state_v_first=True,
+                     part="states")
+    for name, spec in (("linear_attn", plain), ("linear_attn", replace(plain, gate="head")),
+                       ("linear_attn", replace(plain, gate="none")), ("gated_delta_rule", replace(plain, delta="fp32")),
+                       ("mamba2_ssd", ssd)):
+        end = f"-bf16-k{spec.head_dim}-v{spec.value_dim}-{spec.gate}"
+        outputs = replace(spec, initial="fp32", final=None, part="outputs")
+        yield f"{name}_states{end}", spec
+        if spec.ssd:
+            outputs = replace(outputs, ssd=replace(spec.ssd, skip="fp32"))
+        yield f"{name}_outputs{end}", outputs
+
+
+def _combined():
+    """States that segments begin with, of calls without and with states."""
+    for transfer, last in itertools.product(("none", "heads", "matrix"), (None, "fp32")):
+        name = f"linear_attn_combined-k128-{transfer}{'-states' if last else ''}"
+        yield Shipped(name, combine_recipe(CombineSpec(128, transfer, last, last)),
+                      Expectation(instructions=("FFMA",) if transfer != "none" else ()))
+
+
+def _of_one_group():
+    """64 columns of V a block, where sequences are few: the delta rule's forward."""
+    spec = LinearSpec("bf16", 128, 128, "token", delta="fp32")
+    few, some, many = plan(spec, 1).registers
+    yield Shipped("gated_delta_rule-bf16-k128-v128-token-beta_fp32-columns", recipe(spec, 1),
+                  replace(expectation(spec), roles=((few, 1), (some, 1), (many, 1))))
+
+
 def expectation(spec: LinearSpec) -> Expectation:
     """Products of the scores, of the state with queries, and of values with both; loads and stores by TMA. Where
-    corrected values come out, there are as many with keys."""
+    corrected values come out, there are as many with keys; where states alone do, without the delta rule, the product
+    that makes them, of 64 tokens, and two waits of roles that have none."""
     (few, some, many), groups = plan(spec).registers, plan(spec).groups
+    roles = (few, 1), (some, 1), (many, groups)
     tight = widest_delta(spec) and groups == 2
+    if spec.part == "states":
+        return Expectation(tensor=4 * (1 + 4 * bool(spec.delta)), waits_per_mma=1.25, local_memory=spilled(spec),
+                           instructions=("UTMALDG", "USETMAXREG"), absent=("UTMASTG",), roles=roles)
     return Expectation(tensor=spec.head_dim // 16 * 2 + 8, waits_per_mma=1.0 if tight else 0.5,
-                       instructions=("UTMALDG", "UTMASTG", "USETMAXREG"), local_memory=spilled(spec),
-                       roles=((few, 1), (some, 1), (many, groups)))
+                       instructions=("UTMALDG", "UTMASTG", "USETMAXREG"), local_memory=spilled(spec), roles=roles)

@@ -1,14 +1,16 @@
 """The gradients of linear attention: three launches of the engine, and sums of what they give."""
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tkq.linear_attention.finish.launch import over_shared
-from tkq.linear_attention.launch import Given, Made, launch
+from tkq.linear_attention.launch import Given, Made
 from tkq.linear_attention.spec import NARROW
+from tkq.linear_attention.split.launch import launch
 from tkq.linear_attention.suffix.launch import suffix_sums
 
 
@@ -44,6 +46,28 @@ class Gradients(NamedTuple):
 
 
 ALL = Needs()
+SMALLEST = 2.0**-6  # what queries of fp16 are multiplied by: those of usual sizes stay normal numbers
+
+
+class Behind(NamedTuple):
+    """What the launches take whose state begins with the final state's gradient: queries and scale, whose product is
+    that of the call's, and the gradient over this scale, or None."""
+
+    q: Tensor
+    scale: float
+    state: Tensor | None
+
+
+def behind_last(q: Tensor, scale: float, dfinal: Tensor | None) -> Behind:
+    """A launch multiplies by scale what its state gives, and the final state is not of the outputs: its gradient is
+    divided by it. In fp16 queries take the scale's power of 2, which is exact: a state that is larger by 1 / scale
+    would be infinite where its gradient is not."""
+    if dfinal is None:
+        return Behind(q, scale, None)
+    if q.dtype == torch.float16:
+        unit = min(max(2.0**(math.frexp(scale)[1] - 1), SMALLEST), 1.0)
+        q, scale = q * unit, scale / unit
+    return Behind(q, scale, dfinal / scale)
 
 
 def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = None,
@@ -58,24 +82,24 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
     needs = Needs(*needs[:3], needs.g and g is not None, needs.initial and initial is not None)
     if scale == 0.0:  # o is 0: what goes back comes from the final state alone, and does not depend on the scale
         do, scale = torch.zeros_like(do), 1.0
-    # a launch multiplies by scale what its state gives, and the final state is not of the outputs
-    behind = None if dfinal is None else dfinal / scale
+    behind = behind_last(q, scale, dfinal)
     dq = dk = dv = dg = dinitial = of_q = None
     if needs.q or needs.g:
-        final = torch.float32 if needs.g and behind is not None else None
+        final = torch.float32 if needs.g and dfinal is not None else None
         of_q = over_values(v.shape[3], lambda part: launch(Given(
             do[..., part], v[..., part], k, g, initial=_turned(initial, part), final=final,
             x=q if needs.g else None, cu=cu), scale))
         dq = over_shared((of_q.o,), q) if needs.q else None
     if needs.k:
         dk = over_shared((over_values(v.shape[3], lambda part: launch(Given(
-            v[..., part], do[..., part], q, g, initial=_turned(behind, part), reverse=True, cu=cu), scale)).o,), k)
+            v[..., part], do[..., part], behind.q, g, initial=_turned(behind.state, part), reverse=True, cu=cu),
+            behind.scale)).o,), k)
     if needs.v or needs.g or needs.initial:
-        made = launch(Given(k, q, do, g, initial=behind, final=torch.float32 if needs.initial else None,
-                            x=v if needs.g else None, reverse=True, cu=cu), scale)
+        made = launch(Given(k, behind.q, do, g, initial=behind.state, final=torch.float32 if needs.initial else None,
+                            x=v if needs.g else None, reverse=True, cu=cu), behind.scale)
         dv = made.o
         if needs.initial:
-            dinitial = (scale * made.state).to(initial.dtype)
+            dinitial = (behind.scale * made.state).to(initial.dtype)
         if needs.g:
             at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum((-1, -2))
             dg = _of_gates(g, of_q.dots, made.dots, at_end, cu)

@@ -16,9 +16,9 @@ from tkq.runtime.device import arch
 _launchers: dict = {}  # what decides the kernel -> its function; as many as kinds of call
 
 
-def recipe(spec: LinearSpec) -> Recipe:
-    """The kernel's."""
-    return Recipe("tkq.linear_attention.engine.kernel:LinearAttention", (spec, plan(spec)))
+def recipe(spec: LinearSpec, groups: int | None = None) -> Recipe:
+    """The kernel's. groups: as `plan` has them."""
+    return Recipe("tkq.linear_attention.engine.kernel:LinearAttention", (spec, plan(spec, groups)))
 
 
 class Steps(NamedTuple):
@@ -48,7 +48,8 @@ class Given(NamedTuple):
     them. cu: where packed sequences begin and end. state_indices: initial is a pool, which is written, too; final is
     its dtype. v_first: the final state lies in memory as (.., V, K). steps: Mamba-2's, in the place of g.
     state_v_first: states are (.., V, K). checkpoint_every: tokens, a multiple of 64, from a state that is written on
-    the way to the next."""
+    the way to the next. part, segments: as `LinearSpec` and `engine.segmented` have them: with "states" what comes out
+    is (B * N, HO, C, K), contiguous. groups: as `plan` has them."""
 
     q: Tensor
     k: Tensor
@@ -68,6 +69,9 @@ class Given(NamedTuple):
     state_v_first: bool = False
     others: bool = False
     checkpoint_every: int | None = None
+    part: str | None = None
+    segments: int = 1
+    groups: int | None = None
 
     @property
     def dot(self) -> bool:
@@ -77,9 +81,10 @@ class Given(NamedTuple):
 
 class Made(NamedTuple):
     """o, the final state or None, (B, S, HO) sums of o times x or None. dv: with beta and reversed o times beta, with
-    updates what times beta is o, or None. of_skip: (B, HO, V), D's gradient, or None. diagonal: with steps and dots
-    (B, S, HO), q k of each token. checkpoints: (B, S / checkpoint_every, HO, K, V), rows as `engine.checkpoints` has
-    them, zeros in those of no checkpoint; or None."""
+    updates what times beta is o, or None. of_skip: (B, HO, V), D's gradient, or None; of segments (B * N, ..), of
+    packed sequences (N, ..). diagonal: with steps and dots (B, S, HO), q k of each token. checkpoints: (B, S /
+    checkpoint_every, HO, K, V), rows as `engine.checkpoints` has them, zeros in those of no checkpoint; or None.
+    decays: (B * N, HO), of segments."""
 
     o: Tensor
     state: Tensor | None
@@ -88,6 +93,7 @@ class Made(NamedTuple):
     of_skip: Tensor | None = None
     diagonal: Tensor | None = None
     checkpoints: Tensor | None = None
+    decays: Tensor | None = None
 
 
 def spec_of(given: Given) -> LinearSpec:
@@ -100,7 +106,7 @@ def spec_of(given: Given) -> LinearSpec:
     return LinearSpec(name(given.q), given.q.shape[-1], given.v.shape[-1], gate, name(given.initial), name(given.final),
                       given.reverse, name(given.beta), given.dot, given.strict, given.updates, name(given.cu),
                       name(given.state_indices), steps and steps.spec, given.state_v_first, given.others,
-                      None if given.checkpoint_every is None else "fp32")
+                      None if given.checkpoint_every is None else "fp32", given.part)
 
 
 def launch(given: Given, scale: float) -> Made:
@@ -112,17 +118,21 @@ def start(given: Given, scale: float) -> tuple:
     """(what is made, (the function that was launched, its arguments) or None)."""
     q, k, v, g, beta, initial, _, x, *_ = given
     (B, S, H, _), (HV, V) = q.shape, v.shape[2:]
-    heads, device, steps = max(H, HV), v.device, given.steps
-    o = torch.empty(B, S, heads, V, device=device, dtype=v.dtype)
-    state = initial if given.state_indices is not None else _final(given, heads)
-    dots = torch.empty(-(-V // CHUNK), B, S, heads, device=device, dtype=torch.float32) if given.dot else None
-    dv = torch.empty_like(o) if beta is not None and (given.reverse or given.updates) else None
-    of_skip = None
+    heads, device, steps, writes = max(H, HV), v.device, given.steps, given.part != "states"
+    o = torch.empty(B, S, heads, V, device=device, dtype=v.dtype) if writes else None
+    x = x if writes else None
+    dots = diagonal = of_skip = decays = None
+    if writes:
+        state = initial if given.state_indices is not None else final_state(given, heads)
+    else:
+        state, decays = _of_segments(given, heads)
+    if writes and given.dot:
+        dots = torch.empty(-(-V // CHUNK), B, S, heads, device=device, dtype=torch.float32)
+    dv = torch.empty_like(o) if beta is not None and (given.reverse or given.updates) and writes else None
     if steps and steps.skip_gradient:
-        count = B if given.cu is None else given.cu.shape[0] - 1
+        count = B * given.segments if given.cu is None else given.cu.shape[0] - 1
         of_skip = torch.empty(count, heads, V, device=device, dtype=torch.float32)
-    diagonal = None
-    if steps and given.dot:
+    if steps and given.dot and writes:
         diagonal = torch.empty(B, S, heads, device=device, dtype=torch.float32)
     checkpoints, call, every = _checkpoints(given, heads), None, given.checkpoint_every
     if checkpoints is not None and not checkpoints.numel():
@@ -132,9 +142,10 @@ def start(given: Given, scale: float) -> tuple:
         dv = None if dv is None else dv.zero_()
     elif B * S * heads:
         of_steps = steps and (steps.dt, steps.A, steps.bias, steps.skip, steps.low, steps.high, of_skip, diagonal)
-        call = _launcher(given), ((q, k, v, o, g, beta, initial, state, x, dots, dv, given.cu, given.state_indices,
-                                    *((checkpoints, every // CHUNK) if given.checkpoint_every else (None, None))),
-                                  scale, of_steps)
+        last = state if writes or given.state_v_first else state.mT
+        call = _launcher(given), ((q, k, v, o, g, beta, initial, last, x, dots, dv, given.cu, given.state_indices,
+                                   *((checkpoints, every // CHUNK) if given.checkpoint_every else (None, None)),
+                                   decays), scale, of_steps)
         call[0](*call[1])
     else:
         if state is not None and state is not initial:
@@ -142,7 +153,7 @@ def start(given: Given, scale: float) -> tuple:
         if of_skip is not None:
             of_skip.zero_()
     dots = dots if dots is None else dots[0] if len(dots) == 1 else dots.sum(0)
-    return Made(o, state, dots, dv, of_skip, diagonal, checkpoints), call
+    return Made(o, state, dots, dv, of_skip, diagonal, checkpoints, decays), call
 
 
 def _checkpoints(given, heads):
@@ -155,7 +166,7 @@ def _checkpoints(given, heads):
     return found.mT if v_first else found
 
 
-def _final(given, heads):
+def final_state(given, heads):
     """Room for the final states; None where they are not asked for."""
     if given.final is None:
         return None
@@ -163,6 +174,15 @@ def _final(given, heads):
         count = given.q.shape[0] if given.cu is None else given.cu.shape[0] - 1
         return torch.empty(count, heads, given.v.shape[3], given.q.shape[3], device=given.v.device, dtype=given.final)
     return no_states(given.q, given.v, given.cu, given.v_first, given.final, heads)
+
+
+def _of_segments(given, heads):
+    """Room for what segments make of states: what they add, (B * N, HO, C, K), and factors (B * N, HO) or None."""
+    rows, (K, V), beta = given.q.shape[0] * given.segments, (given.q.shape[3], given.v.shape[3]), given.beta
+    columns = V if beta is None else -(-V // CHUNK) * CHUNK + K
+    gated = beta is None and (given.g is not None or given.steps is not None)
+    states = torch.empty(rows, heads, columns, K, device=given.v.device, dtype=torch.float32)
+    return states, torch.empty(rows, heads, device=given.v.device, dtype=torch.float32) if gated else None
 
 
 def no_states(q, v, cu, v_first, dtype=torch.float32, heads=None) -> Tensor:
@@ -179,8 +199,8 @@ def _launcher(given):
     of_steps = given.steps and given.steps.spec
     gate = 0 if g is None else g.dim()
     key = (q.get_device(), q.dtype, q.shape[3], v.shape[3], gate, *types, final, x is None, of_steps,
-           given.state_v_first, given.others, given.checkpoint_every is None, *ways)
+           given.state_v_first, given.others, given.checkpoint_every is None, *ways, given.part, given.groups)
     if key not in _launchers:
         arch.require_hopper(q.device)
-        _launchers[key] = function(recipe(spec_of(given)))
+        _launchers[key] = function(recipe(spec_of(given), given.groups))
     return _launchers[key]

@@ -22,10 +22,11 @@ from tkq.linear_attention.check import (
 )
 from tkq.linear_attention.checkpoints import Checkpoints, cpu_results, no_checkpoints, of_packed, on_cpu
 from tkq.linear_attention.gradients import Needs, Saved, backward
-from tkq.linear_attention.launch import Given, launch, no_states, start
+from tkq.linear_attention.launch import Given, no_states
 from tkq.linear_attention.pools import Pools, laid_out, may_be_written, put_rows, rows_of, written
 from tkq.linear_attention.recorded import Recorder, results
 from tkq.linear_attention.spec import NARROW
+from tkq.linear_attention.split.launch import launch, start
 from tkq.reference import linear_attention as reference
 from tkq.runtime.call import autocast, check, ops
 from tkq.runtime.call.replay import CallCache

@@ -8,11 +8,12 @@ SHARED = 222 * 1024  # bytes of a block that tiles may take: 4 KB are left for f
 MOST_STAGES = 4
 
 
-def plan(spec: LinearSpec) -> LinearConfig:
+def plan(spec: LinearSpec, groups: int | None = None) -> LinearConfig:
     """As many warpgroups for the state as V fills, two at most, or one where they have no registers for two: where K
-    is above 128 a state of 64 rows is 72 to 128 of a thread's. As many stages as there is room for."""
+    is above 128 a state of 64 rows is 72 to 128 of a thread's. As many stages as there is room for. groups: of these
+    warpgroups, at most."""
     one = spec.value_dim <= CHUNK or spec.head_dim > NARROW or (spec.packed and widest_delta(spec))
-    groups = 1 if one else 2
+    groups = 1 if one or groups == 1 else 2
     tile = 2 * CHUNK * CHUNK
     stage = 2 * 2 * CHUNK * spec.head_dim + groups * (1 + spec.has_x) * tile
     rest = (2 + groups + 2 * spec.dot) * tile + (4 * tile + 1024 if spec.delta else 2048 if spec.ssd else 0)

@@ -56,6 +56,8 @@ class LinearSpec:
     checkpoints: dtype of states that are written on the way, not reversed; or None.
     packed: dtype of cu_seqlens, with sequences of any length one behind the other; None: a batch.
     pool: dtype of state_indices, with states in rows of a pool, which is initial and final; None: one behind the other.
+    part: of segments of a sequence, one behind the other in the states' rows: "states", what each adds to a state, and
+        what becomes of one by it, without outputs; "outputs", with the state that each begins with; None: no segments.
     """
 
     dtype: str
@@ -75,6 +77,7 @@ class LinearSpec:
     state_v_first: bool = False
     others: bool = False
     checkpoints: str | None = None
+    part: str | None = None
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("gate", self.gate, GATES),
@@ -84,7 +87,8 @@ class LinearSpec:
                                    ("checkpoints", self.checkpoints, (None, "fp32")),
                                    ("delta", self.delta, (None, "fp32", "bf16")),
                                    ("packed", self.packed, (None, "int32", "int64")),
-                                   ("pool", self.pool, (None, "int32", "int64"))):
+                                   ("pool", self.pool, (None, "int32", "int64")),
+                                   ("part", self.part, (None, "states", "outputs"))):
             if got not in allowed:
                 raise ValueError(f"LinearSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
         if self.delta and self.strict:
@@ -106,8 +110,14 @@ class LinearSpec:
             raise ValueError("LinearSpec: checkpoints, allowed is not reversed")
         if self.pool and (self.reverse or self.initial is None or self.initial != self.final):
             raise ValueError("LinearSpec: pool, allowed is not reversed, with initial and final of one dtype")
-
         self._check_others()
+        self._check_part()
+
+    def _check_part(self):
+        states = ("fp32", None) if self.part == "outputs" else (None, "fp32")
+        if self.part and ((self.initial, self.final) != states or self.packed or self.pool):
+            raise ValueError(f"LinearSpec: part {self.part!r}, allowed is with initial, final {states} and without "
+                             "packed and pool")
 
     def _check_others(self):
         if self.others and (self.gated or self.delta or self.strict):
@@ -121,7 +131,7 @@ class LinearSpec:
     @property
     def scored(self) -> bool:
         """Are there outputs of a chunk's own tokens?"""
-        return not (self.updates or self.others)
+        return self.queried and not self.others
 
     @property
     def gated_by_x(self) -> bool:
@@ -131,7 +141,22 @@ class LinearSpec:
     @property
     def has_x(self) -> bool:
         """Does a launch read another tensor beside the values?"""
-        return self.dot or self.gated_by_x
+        return (self.dot or self.gated_by_x) and self.writes
+
+    @property
+    def writes(self) -> bool:
+        """Are there outputs?"""
+        return self.part != "states"
+
+    @property
+    def queried(self) -> bool:
+        """Is something made of queries? Reversed, the delta rule's state is, too."""
+        return not self.updates and (self.writes or (bool(self.delta) and self.reverse))
+
+    @property
+    def dots(self) -> bool:
+        """Are there sums of outputs times another tensor?"""
+        return self.dot and self.writes
 
 
 @dataclass(frozen=True)

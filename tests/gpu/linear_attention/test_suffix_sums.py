@@ -100,3 +100,10 @@ def test_the_order_is_that_of_the_length_alone():
     for _ in range(3):
         assert torch.equal(suffix_sums(x), found)
     assert torch.equal(suffix_sums(x[2:3, :, 11:12]), found[2:3, :, 11:12])
+
+
+def test_more_heads_than_a_grid_has_rows():
+    """65536 blocks of heads, of which a grid has 65535 but along x."""
+    heads = 8 * 65535 + 3
+    x = make(1, 3, heads)
+    assert torch.equal(check(x)[:, :, -3:], suffix_sums(x[:, :, -3:].contiguous()))

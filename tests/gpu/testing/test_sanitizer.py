@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.helpers.sanitizer import attention_calls, bad_calls
+from tests.helpers.sanitizer import attention_calls, bad_calls, segment_calls
 from tests.helpers.sanitizer import calls as sanitized_cases
 from tests.helpers.sanitizer.racecheck_report import by_copy, by_store, described, races
 from tkq.testing import sass
@@ -65,7 +65,8 @@ def sanitized(tool, module, *arguments):
                           env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
 
 
-@pytest.mark.parametrize("cases", [sanitized_cases, attention_calls], ids=["all but attention", "attention"])
+@pytest.mark.parametrize("cases", [sanitized_cases, attention_calls, segment_calls],
+                         ids=["all but attention", "attention", "segments"])
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
 def test_nothing_is_found(tool, cases):
     """All families in one process: most of the time is the tool's start."""

@@ -1,4 +1,4 @@
-"""Attention under pressure: cases of `tests.helpers.sanitizer.pressed`."""
+"""Attention, and linear attention in segments, under pressure: cases of `tests.helpers.sanitizer.pressed`."""
 import dataclasses
 import math
 
@@ -160,7 +160,17 @@ def backward_seamless():
     backward_packed(dataclasses.replace(_HELPER_WARPS[128], fuse_preprocess=True), causal=True)
 
 
-CASES = (attention, attention_overlap_tasks, attention_cluster, attention_packed, attention_window,
+def split():
+    """Segments of more chunks than stages: states alone, combined, and outputs; with transfers, which are matrices."""
+    from tests.gpu.linear_attention import test_split as cases
+
+    q, k, v, g = cases.make(1, 900, 1, 2, 64, 64, "token")
+    for given in (cases.Given(q, k, v, g, initial=cases.state_of(v), final=torch.float32),
+                  cases.Given(q, k, v, g, cases.beta_of(v), cases.state_of(v), torch.float32)):
+        same_bits(lambda given=given: [x for x in cases.check(given, 2) if x is not None])
+
+
+CASES = (split, attention, attention_overlap_tasks, attention_cluster, attention_packed, attention_window,
          backward_helper_warps, backward_of_one_task, backward_wide, backward_wide_one_p, backward_first,
          backward_first_at_once, backward_grouped, backward_grouped_at_once, backward_in_order,
          backward_chain, backward_seamless)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tkq.linear_attention.channels.launch import ChannelGiven, column_sums, launch
 from tkq.linear_attention.finish.launch import over_shared
-from tkq.linear_attention.gradients import ALL, Gradients, Needs, Saved, _turned, over_values
+from tkq.linear_attention.gradients import ALL, Gradients, Needs, Saved, _turned, behind_last, over_values
 
 
 def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = None, needs: Needs = ALL) -> Gradients:
@@ -25,20 +25,20 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
     needs = Needs(*needs[:4], needs.initial and initial is not None)
     if scale == 0.0:  # o is 0: what goes back comes from the final state alone, and does not depend on the scale
         do, scale = torch.zeros_like(do), 1.0
-    # a launch multiplies by scale what its state gives, and the final state is not of the outputs
-    behind = None if dfinal is None else dfinal / scale
+    behind = behind_last(q, scale, dfinal)
     of_q = of_k = dv = dinitial = dg = None
     if needs.q or needs.g:
-        final = torch.float32 if needs.g and behind is not None else None
+        final = torch.float32 if needs.g and dfinal is not None else None
         of_q = of_columns(do, v, k, g, scale, initial, final, x=q if needs.g else None, cu=cu)
     if needs.k or needs.g:
-        of_k = of_columns(v, do, q, g, scale, behind, x=k if needs.g else None, reverse=True, cu=cu)
+        of_k = of_columns(v, do, behind.q, g, behind.scale, behind.state, x=k if needs.g else None, reverse=True,
+                          cu=cu)
     if needs.v or needs.initial:
-        made = launch(ChannelGiven(k, q, do, g, initial=behind, final=torch.float32 if needs.initial else None,
-                                   reverse=True, cu=cu), scale)
+        made = launch(ChannelGiven(k, behind.q, do, g, initial=behind.state, reverse=True, cu=cu,
+                                   final=torch.float32 if needs.initial else None), behind.scale)
         dv = made.o
         if needs.initial:
-            dinitial = (scale * made.state).to(initial.dtype)
+            dinitial = (behind.scale * made.state).to(initial.dtype)
     if needs.g:
         at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum(-1)
         dg = of_gates((of_q.dots, of_k.dots), at_end, cu)

@@ -6,7 +6,6 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from tkq.linear_attention.config import CHUNK
-from tkq.runtime.compile import fake
 
 SCORES_BARRIER, OUT_BARRIER = 1, 2  # named barriers: of the scores' warpgroup, of the state's (one each)
 
@@ -56,14 +55,3 @@ def chunks(spec, g, t):
 def order(spec, g, t, i):
     """The i-th chunk that is visited."""
     return chunks(spec, g, t) - 1 - i if spec.reverse else i
-
-
-def numbers(dtype):
-    """Of sequences; None without a dtype."""
-    return dtype and fake.tensor(dtype, (fake.sym(),), align=8 if dtype == "int64" else 4)
-
-
-def any_strides(dtype, shape):
-    """None without a dtype."""
-    strides = tuple(fake.sym64() for _ in shape)
-    return dtype and fake.tensor(dtype, shape, strides, align=4 if dtype == "fp32" else 2)

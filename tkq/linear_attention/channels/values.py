@@ -13,15 +13,13 @@ from tkq.linear_attention.channels.parts import (
     SCORES_BARRIER,
     Operands,
     Task,
-    any_strides,
     chunks,
-    numbers,
     order,
 )
 from tkq.linear_attention.channels.plan import PAD
 from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.config import CHUNK, LinearConfig
-from tkq.linear_attention.engine.packed import Sequences
+from tkq.linear_attention.engine.packed import Sequences, any_strides, numbers
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 

@@ -19,6 +19,7 @@ from tkq.linear_attention.channels.gradients import of_columns, of_gates
 from tkq.linear_attention.channels.launch import ChannelGiven, launch
 from tkq.linear_attention.delta.gradients import ALL, DeltaGradients, DeltaNeeds, DeltaSaved
 from tkq.linear_attention.finish.launch import over_shared, row_dots
+from tkq.linear_attention.gradients import behind_last
 
 
 def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None = None,
@@ -28,19 +29,19 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
     need_initial = needs.initial and initial is not None
     if scale == 0.0:  # o is 0: what goes back comes from the final state alone, and does not depend on the scale
         do, scale = torch.zeros_like(do), 1.0
-    behind = None if dfinal is None else dfinal / scale
+    behind = behind_last(q, scale, dfinal)
     made = launch(ChannelGiven(k, k, v, g, beta, initial, updates=True, cu=cu), 1.0)
     u, solved, of_q, w, of_queries, of_keys, dg = made.o, *(None,) * 6
     if any((needs.k, needs.v, needs.g, needs.beta, need_initial)):
-        solved = launch(ChannelGiven(k, q, do, g, beta, behind, torch.float32 if need_initial else None, reverse=True,
-                                     cu=cu), scale)
+        solved = launch(ChannelGiven(k, behind.q, do, g, beta, behind.state, torch.float32 if need_initial else None,
+                                     reverse=True, cu=cu), behind.scale)
     if needs.q or needs.g:
-        final = torch.float32 if needs.g and behind is not None else None
+        final = torch.float32 if needs.g and dfinal is not None else None
         of_q = of_columns(do, u, k, g, scale, initial, final, x=q if needs.g else None, cu=cu)
     if needs.k or needs.g:
         x = k if needs.g else None
         w = of_columns(solved.dv, u, k, g, 1.0, initial, x=x, strict=True, cu=cu)
-        of_queries = of_columns(u, do, q, g, scale, behind, x=x, reverse=True, cu=cu)
+        of_queries = of_columns(u, do, behind.q, g, behind.scale, behind.state, x=x, reverse=True, cu=cu)
         of_keys = of_columns(u, solved.dv, k, g, 1.0, x=x, reverse=True, strict=True, cu=cu)
     if needs.g:
         at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum(-1)
@@ -49,4 +50,4 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
         over_shared((of_q.o,), q) if needs.q else None,
         over_shared((of_queries.o, of_keys.o, w.o), k) if needs.k else None,
         solved.dv if needs.v else None, dg, row_dots(made.dv, solved.o, beta.dtype) if needs.beta else None,
-        (scale * solved.state).to(initial.dtype) if need_initial else None)
+        (behind.scale * solved.state).to(initial.dtype) if need_initial else None)

@@ -36,8 +36,9 @@ import torch
 from torch import Tensor
 
 from tkq.linear_attention.finish.launch import over_shared, row_dots
-from tkq.linear_attention.gradients import _of_gates, _turned, over_values
-from tkq.linear_attention.launch import Given, launch
+from tkq.linear_attention.gradients import Behind, _of_gates, _turned, behind_last, over_values
+from tkq.linear_attention.launch import Given
+from tkq.linear_attention.split.launch import launch
 
 
 class DeltaSaved(NamedTuple):
@@ -76,12 +77,12 @@ class DeltaGradients(NamedTuple):
 
 class Pass(NamedTuple):
     """What the launches of a backward share. u: the corrected values, lacking: what times beta they are, du, dv: the
-    gradients of both. behind: the final state's gradient, as a launch that multiplies by scale takes it."""
+    gradients of both. behind: what those take that begin with the final state's gradient."""
 
     saved: DeltaSaved
     scale: float
     do: Tensor
-    behind: Tensor | None
+    behind: Behind
     u: Tensor
     lacking: Tensor
     du: Tensor | None = None
@@ -100,13 +101,13 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
     need_g, need_initial = needs.g and g is not None, needs.initial and initial is not None
     if scale == 0.0:  # o is 0: what goes back comes from the final state alone, and does not depend on the scale
         do, scale = torch.zeros_like(do), 1.0
-    behind = None if dfinal is None else dfinal / scale
+    behind = behind_last(q, scale, dfinal)
     made = launch(Given(k, k, v, g, beta, initial, updates=True, cu=cu), 1.0)
     p = Pass(saved, scale, do, behind, made.o, made.dv)
     solved = dq = dk = dg = None
     if any((needs.k, needs.v, need_g, needs.beta, need_initial)):
-        solved = launch(Given(k, q, do, g, beta, behind, torch.float32 if need_initial else None, reverse=True, cu=cu),
-                        scale)
+        solved = launch(Given(k, behind.q, do, g, beta, behind.state, torch.float32 if need_initial else None,
+                              reverse=True, cu=cu), behind.scale)
         p = p._replace(du=solved.o, dv=solved.dv)
     if needs.q or need_g:
         of_q = _dq(p, need_g, need_g and dfinal is not None)
@@ -120,7 +121,7 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
         dg = _of_gates(g, of_q.dots, of_queries - of_keys + before, at_end, cu)
     return DeltaGradients(dq, dk, p.dv if needs.v else None, dg,
                           row_dots(p.lacking, p.du, beta.dtype) if needs.beta else None,
-                          (scale * solved.state).to(initial.dtype) if need_initial else None)
+                          (behind.scale * solved.state).to(initial.dtype) if need_initial else None)
 
 
 def _dq(p, with_dots, with_final):
@@ -133,14 +134,14 @@ def _dq(p, with_dots, with_final):
 
 def _of_keys(p, with_dots):
     """What dk is made of: x, y and w, the latter two to be taken off; with sums of each times k."""
-    q, k, _, g, _, initial, cu = p.saved
+    _, k, _, g, _, initial, cu = p.saved
     x, u = k if with_dots else None, p.u
 
     def of(scale, make):
         return over_values(u.shape[3], lambda part: launch(make(part), scale))
 
-    of_queries = of(p.scale, lambda part: Given(
-        u[..., part], p.do[..., part], q, g, initial=_turned(p.behind, part), x=x, reverse=True, cu=cu))
+    of_queries = of(p.behind.scale, lambda part: Given(
+        u[..., part], p.do[..., part], p.behind.q, g, initial=_turned(p.behind.state, part), x=x, reverse=True, cu=cu))
     of_keys = of(1.0, lambda part: Given(
         u[..., part], p.dv[..., part], k, g, x=x, reverse=True, strict=True, cu=cu))
     before = of(1.0, lambda part: Given(

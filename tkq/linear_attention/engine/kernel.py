@@ -2,7 +2,7 @@
 2023), with the state in accumulators."""
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -15,8 +15,10 @@ from tkq.linear_attention.engine.checkpoints import Checkpoints
 from tkq.linear_attention.engine.delta import Delta
 from tkq.linear_attention.engine.dots import put_dots
 from tkq.linear_attention.engine.gates import Gate
+from tkq.linear_attention.engine.operands import Operands
 from tkq.linear_attention.engine.packed import Sequences, any_strides, numbers
 from tkq.linear_attention.engine.products import StateProducts
+from tkq.linear_attention.engine.segmented import Segmented
 from tkq.linear_attention.engine.ssd import Ssd
 from tkq.linear_attention.spec import LinearSpec
 from tkq.runtime.compile import fake
@@ -25,39 +27,12 @@ from tkq.tile.dtypes import element_type
 SCORES_BARRIER, OUT_BARRIER = 1, 2  # named barriers: of the scores' warpgroup, of the state's (one each)
 
 
-class Operands(NamedTuple):
-    """q, k: (B, S, H, K). v: (B, S, Hv, V). o: (B, S, HO, V), HO a multiple of H and Hv: neighbouring heads of o share
-    one of theirs. g: None, (HO,) or (B, S, HO) fp32. beta: None, or (B, S, HO). initial, final: (B, HO, K, V) or None,
-    of any strides; (B, HO, V, K) with state_v_first. x: None, or as v, of any heads that divide HO. dots: (ceil(V /
-    64), B, S, HO) fp32, the sums of o times x of 64 columns each. dv: None, or as o: with delta, reversed, o times
-    beta; with updates what times beta is o. cu: None, or (N + 1,), where N packed sequences begin and end: then B is 1,
-    and states are N. state_indices: None, or (N,), rows of a pool, which is initial and final. checkpoints, every:
-    None, or (B, rows, HO, K, V) of any strides, for states behind every so many chunks (see
-    `checkpoints.Checkpoints`)."""
-
-    q: cute.Tensor
-    k: cute.Tensor
-    v: cute.Tensor
-    o: cute.Tensor
-    g: Optional[cute.Tensor]
-    beta: Optional[cute.Tensor]
-    initial: Optional[cute.Tensor]
-    final: Optional[cute.Tensor]
-    x: Optional[cute.Tensor]
-    dots: Optional[cute.Tensor]
-    dv: Optional[cute.Tensor]
-    cu: Optional[cute.Tensor]
-    state_indices: Optional[cute.Tensor]
-    checkpoints: Optional[cute.Tensor]
-    every: Optional[Int32]
-
-
 @dataclass(frozen=True)
 class Globals:
     q: tk.gl
     k: tk.gl
     v: tk.gl
-    o: tk.gl
+    o: Optional[tk.gl]
     dv: Optional[tk.gl]
     x: Optional[tk.gl]
     g: Optional[cute.Tensor]
@@ -75,6 +50,8 @@ class Globals:
     state_indices: Optional[cute.Tensor]
     checkpoints: Optional[cute.Tensor]
     every: Optional[Int32]
+    decays: Optional[cute.Tensor]
+    segments: Any
 
 
 @dataclass(frozen=True)
@@ -96,7 +73,8 @@ class Shared:
 
 @dataclass(frozen=True)
 class Task:
-    """One head of one sequence, the row of its states, and where its V begins, in tiles of 64."""
+    """One head of one sequence, the row of its states, and where its V begins, in tiles of 64. first: None, or its
+    segment's first chunk."""
 
     batch: Int32
     state: Int32
@@ -105,6 +83,7 @@ class Task:
     head_v: Int32
     part: Int32
     chunks: Int32
+    first: Any
 
 
 @dataclass(frozen=True)
@@ -156,7 +135,8 @@ class LinearAttention:
         self.dtype = element_type(spec.dtype)
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
-        self.delta, self.sequences = Delta(spec, self.p_tile, SCORES_BARRIER), Sequences(spec)
+        self.delta = Delta(spec, self.p_tile, SCORES_BARRIER)
+        self.sequences, self.segmented = Sequences(spec), Segmented(spec)
         self.products = StateProducts(spec, self.delta, OUT_BARRIER)
         self.checkpoints = Checkpoints(spec, self.products)
 
@@ -175,35 +155,38 @@ class LinearAttention:
 
         g = {"none": None, "head": fake.tensor("fp32", (HO,), align=4), "token": of_tokens("fp32")}[spec.gate]
         g = None if spec.ssd else g
-        dots = fake.tensor("fp32", (-(-V // CHUNK), B, S, HO), align=4) if spec.dot else None
-        rows, sizes = fake.sym() if spec.packed or spec.pool else B, (V, K) if spec.state_v_first else (K, V)
-        states = rows, HO, *sizes
-        operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HO, V), g, of_tokens(spec.delta),
-                            any_strides(spec.initial, states), any_strides(spec.final, states),
+        dots = fake.tensor("fp32", (-(-V // CHUNK), B, S, HO), align=4) if spec.dots else None
+        rows = fake.sym() if spec.packed or spec.pool or spec.part else B
+        states, last = [(rows, HO, *((x, K) if spec.state_v_first else (K, x))) for x in (V, self.segmented.columns)]
+        operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HO, V) if spec.writes else None, g,
+                            of_tokens(spec.delta), any_strides(spec.initial, states), any_strides(spec.final, last),
                             operand(fake.sym(), V) if spec.has_x else None, dots,
-                            operand(HO, V) if self.delta.gives_two else None, numbers(spec.packed),
-                            numbers(spec.pool), *self.checkpoints.fake_operands(B, HO))
-        return operands, Float32(1.0), self.ssd.fake_operands(B, S, HO)
+                            operand(HO, V) if spec.writes and self.delta.gives_two else None, numbers(spec.packed),
+                            numbers(spec.pool), *self.checkpoints.fake_operands(B, HO),
+                            self.segmented.fake_decays(rows, HO))
+        return operands, Float32(1.0), self.ssd.fake_operands(B, S, HO, rows)
 
     @cute.jit
     def __call__(self, operands: Operands, scale: Float32, ssd: Any, stream: cuda.CUstream):
         c, at = self.config, self.sequences
-        q, k, v, o = [at.rows(x) for x in operands[:4]]
-        dv, x, x_heads = None, None, Int32(1)
-        if const_expr(self.delta.gives_two):
+        q, k, v = [at.rows(x) for x in operands[:3]]
+        o, dv, x, x_heads, heads = None, None, None, Int32(1), self.segmented.heads(operands)
+        if const_expr(self.spec.writes):
+            o = at.stores(at.rows(operands.o), self.v_tile)
+        if const_expr(self.spec.writes and bool(self.delta.gives_two)):
             dv = at.stores(at.rows(operands.dv), self.v_tile)
         if const_expr(self.spec.has_x):
             x = at.rows(operands.x)
-            x, x_heads = at.loads(x, self.v_tile), o.shape[2] // x.shape[2]
+            x, x_heads = at.loads(x, self.v_tile), heads // x.shape[2]
         states = [x if x is None or not self.spec.state_v_first else cute.make_tensor(
             x.iterator, cute.select(x.layout, [0, 1, 3, 2])) for x in operands[6:8]]
         g = Globals(at.loads(q, self.qk_tile), at.loads(k, self.qk_tile), at.loads(v, self.v_tile),
-                    at.stores(o, self.v_tile), dv, x, *operands[4:6], *states, operands.dots, scale, Int32(q.shape[0]),
-                    o.shape[2] // k.shape[2], o.shape[2] // v.shape[2], x_heads, ssd, operands.cu,
-                    operands.state_indices, operands.checkpoints, operands.every)
-        parts = -(-self.spec.value_dim // (CHUNK * c.groups))
-        blocks = at.blocks(operands.q, operands.cu)
-        self.kernel(g).launch(grid=[parts, o.shape[2], blocks], block=[tk.WARPGROUP * (c.groups + 2), 1, 1],
+                    o, dv, x, *operands[4:6], *states, operands.dots, scale, Int32(q.shape[0]),
+                    heads // k.shape[2], heads // v.shape[2], x_heads, ssd, *operands[11:],
+                    self.segmented.count(operands))
+        parts = -(-self.segmented.columns // (CHUNK * c.groups))
+        blocks = self.segmented.blocks(operands, at.blocks(operands.q, operands.cu))
+        self.kernel(g).launch(grid=[parts, heads, blocks], block=[tk.WARPGROUP * (c.groups + 2), 1, 1],
                               stream=stream, min_blocks_per_mp=1)
 
     # ---- device --------------------------------------------------------------------------------
@@ -215,34 +198,36 @@ class LinearAttention:
         s = Shared(al.tile(self.qk_tile, c.stages), al.tile(self.qk_tile, c.stages),
                    tuple(al.tile(self.v_tile, c.stages) for _ in range(n)),
                    tuple(al.tile(self.v_tile, c.stages) for _ in range(n * x)),
-                   al.vector(CHUNK, 4 * n) if self.spec.dot else None, al.tile(self.v_tile, n),
-                   al.tile(self.p_tile, 2), al.tile(self.p_tile, 2) if self.spec.dot else None,
+                   al.vector(CHUNK, 4 * n) if self.spec.dots else None, al.tile(self.v_tile, n),
+                   al.tile(self.p_tile, 2), al.tile(self.p_tile, 2) if self.spec.dots else None,
                    self.gate.shared(al), self.delta.shared(al), self.ssd.shared(al),
-                   al.pipe(c.stages, 2 * self.qk_tile.bytes + n * (1 + x) * self.v_tile.bytes, 4 + 4 * n),
+                   al.pipe(c.stages, (1 + self.spec.queried) * self.qk_tile.bytes + n * (1 + x) * self.v_tile.bytes,
+                           4 + 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
         part, head, block = cute.arch.block_idx()
         g, batch, state, tokens = self.sequences.of_block(g, block)
-        t = Task(batch, state, head, head // g.heads_per_k, head // g.heads_per_v, part * n,
-                 cute.ceil_div(tokens, CHUNK))
-        few, some, many = c.registers
-        tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
-                   tk.Role(lambda _: self.make_scores(g, s, t), some),
-                   tk.Role(lambda wg: self.keep_state(g, s, t, wg), many, n)))
+        batch, first, chunks = self.segmented.of_block(g, batch, cute.ceil_div(tokens, CHUNK))
+        t = Task(batch, state, head, head // g.heads_per_k, head // g.heads_per_v, part * n, chunks, first)
+        tk.assign((tk.Role(lambda _: self.produce(g, s, t), c.registers[0], warps=1),
+                   tk.Role(lambda _: self.make_scores(g, s, t), c.registers[1]),
+                   tk.Role(lambda wg: self.keep_state(g, s, t, wg), c.registers[2], n)))
 
     def order(self, t, i):
         """The i-th chunk that is visited."""
-        return t.chunks - 1 - i if self.spec.reverse else i
+        i = t.chunks - 1 - i if self.spec.reverse else i
+        return i if t.first is None else t.first + i
 
     @cute.jit
     def produce(self, g, s, t):
         ring = s.tokens.ring()
-        tk.prefetch(g.q, g.k, g.v, g.o)
+        tk.prefetch(g.q, g.k, g.v, *(x for x in (g.o,) if x is not None))
         for i in cutlass.range(t.chunks, unroll=1):
             chunk = self.order(t, i)
             sem = s.tokens.acquire(ring)
             tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head_k, chunk, 0), sem)
-            tk.load_async(s.q[ring.stage], g.q, (t.batch, t.head_k, chunk, 0), sem)
+            if const_expr(self.spec.queried):
+                tk.load_async(s.q[ring.stage], g.q, (t.batch, t.head_k, chunk, 0), sem)
             for wg in cutlass.range_constexpr(self.config.groups):
                 tk.load_async(s.v[wg][ring.stage], g.v, (t.batch, t.head_v, chunk, t.part + wg), sem)
                 if const_expr(self.spec.has_x):
@@ -274,7 +259,7 @@ class LinearAttention:
             self.delta.products(x, s.q[ring.stage] if self.spec.reverse else s.k[ring.stage])
             if const_expr(self.spec.scored):
                 self.put_scores(s.p[out.stage], p)
-            if const_expr(self.spec.dot):
+            if const_expr(self.spec.dots):
                 self.gate.weigh_rest(p, x, between, g.scale)
                 self.put_scores(s.rest[out.stage], p)
             tk.mma_wait(0)
@@ -308,7 +293,7 @@ class LinearAttention:
         ring, scores = s.tokens.ring(), s.scores.ring()
         row0 = (t.part + wg) * CHUNK
         self.first_state(g, t, c.s, row0)
-        skip = self.ssd.begin(g, t, row0)
+        skip, decay = self.ssd.begin(g, t, row0), self.segmented.begin()
         for i in cutlass.range(t.chunks, unroll=1):
             s.tokens.wait(ring)
             self.products.begin(c, s, ring.stage)
@@ -320,23 +305,16 @@ class LinearAttention:
             self.gate.take_up(c, s.gate, scores.stage)
             self.products.behind_updates(c, s, ring.stage)
             self.gate.decay(c, s.gate, scores.stage)
-            if const_expr(not spec.updates):
+            self.segmented.decay(decay, s.gate, scores.stage)
+            if const_expr(spec.queried):
                 self.gate.at_query(c, s.gate, scores.stage, g.scale)
             self.add_own(s, c, (ring.stage, scores.stage))
             self.delta.gradients_of_updates(c, s.delta, scores.stage)
             tk.mma_AB(c.s, self.gate.values(c), s.k[ring.stage])
             self.delta.erase(c, s.delta, s.q[ring.stage], scores.stage)
             tk.mma_wait(1)
-            if const_expr(spec.has_x):
-                self.of_group(s.x, wg, lambda x: tk.load_T(c.x, x[ring.stage]))
-            if const_expr(spec.dot):
-                put_dots(g, s.dots, t, c, self.order(t, i), (wg, OUT_BARRIER + wg))
-            self.ssd.write_diagonal(g, t, s.diagonal, (wg, self.order(t, i)), scores.stage)
-            self.ssd.finish(c, s, skip, scores.stage, lambda: self.read_values(s, c, wg, ring.stage))
-            self.put(g.o, s, t, self.ssd.result(c, self.delta.result(c)), self.order(t, i), wg)
-            if const_expr(self.delta.back):
-                self.delta.times_beta(c, s.delta, scores.stage)
-                self.put(g.dv, s, t, c.w, self.order(t, i), wg)
+            if const_expr(spec.writes):
+                self.write(g, s, t, c, (wg, self.order(t, i), ring.stage, scores.stage, skip))
             tk.mma_wait(0)
             self.add_rest(s, c, wg, (ring.stage, scores.stage))
             s.tokens.release(ring)
@@ -347,13 +325,28 @@ class LinearAttention:
         if const_expr(spec.final is not None):
             self.products.store(self.sequences.state(g.final, t), c.s, row0)
         self.ssd.put_skip(g, t, skip, row0)
+        self.segmented.put_decay(g, t, decay, wg)
         tk.store_wait(read=False)
+
+    def write(self, g, s, t, c, at):
+        """What comes out of a chunk. at: (the warpgroup, the chunk, stages of tokens and scores, what D has)."""
+        wg, chunk, stage, of_scores, skip = at
+        if self.spec.has_x:
+            self.of_group(s.x, wg, lambda x: tk.load_T(c.x, x[stage]))
+        if self.spec.dots:
+            put_dots(g, s.dots, t, c, chunk, (wg, OUT_BARRIER + wg))
+        self.ssd.write_diagonal(g, t, s.diagonal, (wg, chunk), of_scores)
+        self.ssd.finish(c, s, skip, of_scores, lambda: self.read_values(s, c, wg, stage))
+        self.put(g.o, s, t, self.ssd.result(c, self.delta.result(c)), chunk, wg)
+        if self.delta.back:
+            self.delta.times_beta(c, s.delta, of_scores)
+            self.put(g.dv, s, t, c.w, chunk, wg)
 
     def add_own(self, s, c, stages):
         """What a chunk's tokens give each other."""
         if self.spec.scored:
             self.products.add_scores(c, s, *stages)
-        if self.spec.dot:
+        if self.spec.dots:
             tk.mma_ABt(c.o, c.v, s.rest[stages[1]])
 
     def add_rest(self, s, c, wg, stages):
@@ -378,7 +371,7 @@ class LinearAttention:
     @cute.jit
     def first_state(self, g, t, state: tk.RegTile, row0):
         if const_expr(self.spec.initial is None):
-            tk.zero(state)
+            self.segmented.first_state(state, row0)
         else:
             self.products.load(state, self.sequences.state(g.initial, t), row0)
 

@@ -139,6 +139,17 @@ def placed(g, piece: Piece):
     return replace(g, tokens=piece.rows, **found)
 
 
+def any_strides(dtype, shape):
+    """A tensor for the compiler; None without a dtype."""
+    strides = tuple(fake.sym64() for _ in shape)
+    return dtype and fake.tensor(dtype, shape, strides, align=4 if dtype == "fp32" else 2)
+
+
+def numbers(dtype):
+    """Of sequences, for the compiler; None without a dtype."""
+    return dtype and fake.tensor(dtype, (fake.sym(),), align=8 if dtype == "int64" else 4)
+
+
 def _tokens(x, first, batch=0):
     """x from token ``first`` on, the same for each batch coordinate, which is its dimension ``batch``, before that of
     tokens; a tensor of no tokens as it is."""
@@ -148,14 +159,3 @@ def _tokens(x, first, batch=0):
     strides[batch] = 0
     at = x.iterator + Int64(first) * strides[batch + 1]
     return cute.make_tensor(at, cute.make_layout(x.shape, stride=tuple(strides)))
-
-
-def any_strides(dtype, shape):
-    """None without a dtype."""
-    strides = tuple(fake.sym64() for _ in shape)
-    return dtype and fake.tensor(dtype, shape, strides, align=4 if dtype == "fp32" else 2)
-
-
-def numbers(dtype):
-    """Of sequences; None without a dtype."""
-    return dtype and fake.tensor(dtype, (fake.sym(),), align=8 if dtype == "int64" else 4)

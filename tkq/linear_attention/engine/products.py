@@ -39,7 +39,7 @@ class StateProducts:
         if not self.wide:
             tk.copy(c.s16, c.s)
             self.delta.of_state(c, s.k[stage])
-            if not self.spec.updates:
+            if self.spec.queried:
                 tk.mm_ABt(c.o, c.s16, s.q[stage])
         elif self.delta.forward:
             self.in_pieces(c, c.w, s.k[stage])
@@ -48,7 +48,7 @@ class StateProducts:
 
     def rest(self, c, s, stage):
         """With sums of o times another tensor: c.o has what rounding took from the state, too."""
-        if self.spec.dot and not self.wide:
+        if self.spec.dots and not self.wide:
             tk.apply_narrow(c.s16, lambda wide, rounded: wide - rounded, c.s, c.s16)
             tk.mma_ABt(c.o, c.s16, s.q[stage])
             tk.mma_wait(0)

@@ -16,8 +16,8 @@ from tkq.runtime.compile import fake
 
 class SsdOperands(NamedTuple):
     """dt: (B, S, HO). A: (HO,) fp32. bias: None or (HO,). skip: D, None, (HO,) or (HO, V). low, high: dt's limits.
-    of_skip: None, or (N, HO, V) fp32, D's gradient of each of N sequences and column. diagonal: None, or, with sums of
-    o times x, (B, S, HO) fp32: q k of each token."""
+    of_skip: None, or (N, HO, V) fp32, D's gradient of each of N sequences, or segments of them, and column. diagonal:
+    None, or, with sums of o times x, (B, S, HO) fp32: q k of each token."""
 
     dt: cute.Tensor
     A: cute.Tensor
@@ -52,8 +52,8 @@ class Ssd:
         self.apart = self.there and spec.dot  # is P's diagonal apart?
         self.finishes = self.gets or self.skips or self.gated or self.apart
 
-    def fake_operands(self, B, S, HO):
-        """For the compiler; None without it."""
+    def fake_operands(self, B, S, HO, rows):
+        """For the compiler; None without it. rows: of states."""
         if not self.there:
             return None
         ssd, V = self.ssd, self.spec.value_dim
@@ -64,8 +64,8 @@ class Ssd:
 
         return SsdOperands(of(ssd.dt, B, S, HO), of("fp32", HO), of(ssd.bias, HO),
                            of(ssd.skip, *(HO, V)[:ssd.skip_dims]), Float32(0.0), Float32(0.0),
-                           fake.tensor("fp32", (fake.sym(), HO, V), align=4) if ssd.skip_gradient else None,
-                           fake.tensor("fp32", (B, S, HO), align=4) if self.apart else None)
+                           fake.tensor("fp32", (rows, HO, V), align=4) if ssd.skip_gradient else None,
+                           fake.tensor("fp32", (B, S, HO), align=4) if self.apart and self.spec.writes else None)
 
     def shared(self, al: tk.SharedAllocator) -> Any:
         """Room for diagonals in shared memory, of a stage that of P and q k; None where they are not apart."""
@@ -90,11 +90,12 @@ class Ssd:
                 d = above + cute.math.log1p(cute.math.exp(below))
             d = o.low if d < o.low else d
             d = o.high if d > o.high else d
-            token = token_of(chunk, e)
-            d = Float32(0.0) if token < 0 or token >= g.tokens else d
             x = d * decay
-            found[e] = Float32(LOWEST) if x < LOWEST else x
-            found[2 + e] = d
+            x = Float32(LOWEST) if x < LOWEST else x
+            token = token_of(chunk, e)
+            there = token >= 0 and token < g.tokens
+            found[e] = x if there else Float32(0.0)  # apart: 0 times an A of -inf is none
+            found[2 + e] = d if there else Float32(0.0)
         return found
 
     @cute.jit

@@ -20,8 +20,9 @@ from torch.nn.functional import silu
 
 from tkq.linear_attention.finish.launch import over_shared
 from tkq.linear_attention.gradients import over_values
-from tkq.linear_attention.launch import Given, Steps, launch
+from tkq.linear_attention.launch import Given, Steps
 from tkq.linear_attention.segments import segments
+from tkq.linear_attention.split.launch import launch
 from tkq.linear_attention.suffix.launch import suffix_sums
 from tkq.reference import ssd as reference
 

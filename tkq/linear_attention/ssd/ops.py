@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from tkq.linear_attention.check import Where, for_tma, lowered
-from tkq.linear_attention.launch import start
 from tkq.linear_attention.pools import Pools, may_be_written, put_rows, rows_of, written
+from tkq.linear_attention.split.launch import start
 from tkq.linear_attention.ssd import checkpoint_ops
 from tkq.linear_attention.ssd.check import NAMES, OP, check_call, check_ssd_layouts, options
 from tkq.linear_attention.ssd.gradients import SsdNeeds, SsdSaved, backward, forward

@@ -1,0 +1,82 @@
+"""Linear attention in segments, in plain PyTorch, as `tkq.linear_attention.split` computes it: exactly, in float64, or
+rounded where the kernels round."""
+import torch
+
+from tests.helpers.linear_launches import launched
+from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.launch import Made
+from tkq.reference.ssd import biased, step_sizes
+
+OF_TOKENS = "q", "k", "v", "g", "beta", "x"
+
+
+def cut(given, count):
+    """The segments of a given, in the order in which they are visited."""
+    tokens = given.q.shape[1]
+    chunks = -(-tokens // CHUNK)
+    each = -(-chunks // count) * CHUNK
+
+    def part(x, at):
+        return x if x is None or x.dim() == 1 else x[:, at]
+
+    found = []
+    for start in range(0, tokens, each):
+        at = slice(start, start + each)
+        steps = given.steps and given.steps._replace(dt=part(given.steps.dt, at))
+        found.append(given._replace(**{name: part(getattr(given, name), at) for name in OF_TOKENS}, steps=steps))
+    return found[::-1] if given.reverse else found
+
+
+def in_segments(given, scale, count) -> Made:
+    """As `split.launch.in_segments`; `count` segments at most."""
+    parts, first, made = cut(given, count), given.initial, []
+    wide = torch.promote_types(given.q.dtype, torch.float32)
+    if first is None:
+        V, K = given.v.shape[3], given.q.shape[3]
+        heads = max(given.q.shape[2], given.v.shape[2])
+        first = torch.zeros(len(given.q), heads, *((V, K) if given.state_v_first else (K, V)), dtype=wide,
+                            device=given.v.device)
+    for part in parts:
+        outputs = launched(part._replace(initial=first, final=None), scale)
+        made.append(outputs)
+        first = becomes(part, scale, first.to(wide)) + adds(part, scale)
+    whole = made[::-1] if given.reverse else made
+
+    def joined(name, sums=False):
+        found = [getattr(one, name) for one in whole]
+        return None if found[0] is None else sum(found) if sums else torch.cat(found, 1)
+
+    return Made(joined("o"), None if given.final is None else first, joined("dots"), joined("dv"),
+                joined("of_skip", True), joined("diagonal"))
+
+
+def adds(given, scale):
+    """What a segment adds to a state."""
+    return launched(given._replace(initial=None, final=torch.float32), scale).state
+
+
+def becomes(given, scale, state):
+    """What a segment makes of a state, without what it adds: as float32, where nothing is exact."""
+    if given.beta is None:
+        decay = factor(given, state.dtype)[..., None, None]
+        return decay * state
+    B, HV, K, _ = state.shape
+    unit = torch.eye(K, dtype=state.dtype, device=state.device).expand(B, HV, K, K)
+    nothing = given.v.new_zeros(*given.v.shape[:3], K)
+    transfer = launched(given._replace(v=nothing, initial=unit, final=torch.float32, updates=False), scale).state
+    return transfer @ state
+
+
+def factor(given, dtype):
+    """(B, HO): the product of the decays."""
+    B, S = given.q.shape[:2]
+    heads = max(given.q.shape[2], given.v.shape[2])
+    if given.steps:
+        d = step_sizes(biased(given.steps.dt, given.steps.bias), given.steps.softplus,
+                       (given.steps.low, given.steps.high))
+        g = d.to(dtype) * given.steps.A.to(dtype)
+    elif given.g is None:
+        g = torch.zeros(B, S, heads, dtype=dtype, device=given.v.device)
+    else:
+        g = given.g.to(dtype).expand(B, S, heads)
+    return g.sum(1).exp()

@@ -1,0 +1,95 @@
+"""Blocks that have a segment of a sequence each: the part of `LinearAttention` that knows of segments."""
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, const_expr
+
+import tkq.tile as tk
+from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.spec import LinearSpec
+from tkq.runtime.compile import fake
+
+
+class Segmented:
+    """Of each sequence states have N rows, of which segment n is the n-th; a segment has ceil(chunks / N) chunks, the
+    last ones fewer or none.
+
+    With part "states" a segment begins with zeros, and its last state comes out: what it adds. What becomes of a state
+    that it begins with is, without the delta rule, a factor for each head, the product of what the chunks' decays are
+    (`decays`); with it, a matrix of K x K, which is what the same recurrence makes of the identity where values are 0.
+    It stands behind the values' columns of the state that comes out, from a multiple of 64 on: blocks of columns that
+    v does not have read zeros for them.
+
+    With part "outputs" a segment begins with the state that `combine.CombineStates` has made of those before it."""
+
+    def __init__(self, spec: LinearSpec):
+        self.spec, self.there = spec, spec.part is not None
+        self.states = spec.part == "states"
+        self.transfer, self.decays = self.states and bool(spec.delta), self.states and spec.gated and not spec.delta
+        self.first_column = -(-spec.value_dim // CHUNK) * CHUNK  # of the identity
+        self.columns = self.first_column + spec.head_dim if self.transfer else spec.value_dim  # of a last state
+
+    # ---- host ----------------------------------------------------------------------------------
+
+    def fake_decays(self, rows, heads):
+        """For the compiler; None without."""
+        return fake.tensor("fp32", (rows, heads), align=4) if self.decays else None
+
+    def rows(self, operands):
+        """The states that have one for each segment."""
+        return operands.final if self.states else operands.initial
+
+    def heads(self, operands):
+        """How many are computed."""
+        return operands.final.shape[1] if self.states else operands.o.shape[2]
+
+    def count(self, operands):
+        """Segments of a sequence; None without."""
+        return Int32(self.rows(operands).shape[0]) // operands.q.shape[0] if self.there else None
+
+    def blocks(self, operands, sequences):
+        """Of a head and a part of V."""
+        return self.rows(operands).shape[0] if self.there else sequences
+
+    # ---- device --------------------------------------------------------------------------------
+
+    def of_block(self, g, n, chunks):
+        """(the n-th block's sequence, its first chunk or None, how many it has); chunks: of the sequence."""
+        if not self.there:
+            return n, None, chunks
+        each = cute.ceil_div(chunks, g.segments)
+        first = n % g.segments * each
+        return n // g.segments, first, cutlass.max(cutlass.min(each, chunks - first), 0)
+
+    @cute.jit
+    def first_state(self, state: tk.RegTile, row0):
+        """Zeros; in the columns behind the values' the identity."""
+        tk.zero(state)
+        if const_expr(self.transfer):
+            view = state.rows_view
+            for r in cutlass.range_constexpr(2):
+                row = row0 - self.first_column + tk.first_row() + 8 * r
+                for j in cutlass.range_constexpr(state.cols // 4):
+                    if row == tk.first_col() + 8 * (j // 2) + j % 2:
+                        view[r, j] = Float32(1.0)
+
+    def begin(self) -> Any:
+        """The product of the decays so far; None without."""
+        if not self.decays:
+            return None
+        decay = cute.make_rmem_tensor((1,), Float32)
+        decay[0] = Float32(1.0)
+        return decay
+
+    def decay(self, decay, shared, stage):
+        """With a chunk's."""
+        if self.decays:
+            decay[0] = decay[0] * shared.total[0, stage]
+
+    @cute.jit
+    def put_decay(self, g, t, decay, wg):
+        """Once the last chunk is in it, by the block that has the first columns."""
+        if const_expr(self.decays):
+            if t.part + wg == 0 and tk.thread_in_warpgroup() == 0:
+                g.decays[t.state, t.head] = decay[0]

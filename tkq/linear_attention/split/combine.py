@@ -1,0 +1,195 @@
+"""The states that segments of a sequence begin with, of what each of them adds and makes of a state."""
+from dataclasses import dataclass
+from typing import Optional
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, const_expr
+
+import tkq.tile as tk
+from tkq.linear_attention.split.spec import WIDEST, CombineSpec
+from tkq.runtime.compile import fake
+
+THREADS, FOUR = WIDEST, 4
+AHEAD = 8  # segments, or rows of a matrix, whose loads are under way
+ROWS = 16  # columns of V that a block has, with a matrix
+
+
+@dataclass(frozen=True)
+class Operands:
+    """states: (B, N, HO, C, K) fp32, contiguous: C columns of N segments' states, those of V and, with a matrix, its K
+    behind all others. decays: None, (B, N, HO) or (B, N, HO, K) fp32. initial, final: (B, HO, V, K) or None, of any
+    strides."""
+
+    states: cute.Tensor
+    decays: Optional[cute.Tensor]
+    initial: Optional[cute.Tensor]
+    final: Optional[cute.Tensor]
+
+
+class CombineStates:
+    """states[b, n] becomes the state that segment n begins with: S[0] is the initial state, or zeros, and
+
+        S[n + 1] = T[n] S[n] + states[b, n],   T a factor of heads, of heads and rows of K, or a matrix
+
+    behind the last one the final state. Reversed, from the last segment to the first. In fp32, in the order of the
+    segments: what one segment would do to its state as it decays.
+
+    A thread has four elements of a state, and asks for those of eight segments at once. With a matrix a block has 16
+    columns of V, a thread one row of K of them: the state before is in shared memory, K x 16, and each thread goes
+    through the column of T's transpose that it needs, which its neighbours' lie beside."""
+
+    def __init__(self, spec: CombineSpec):
+        self.spec, self.matrix = spec, spec.transfer == "matrix"
+
+    def fake_arguments(self):
+        """Compiled for any B, N, heads and V."""
+        spec, K, (B, N, HO, C, V) = self.spec, self.spec.head_dim, (fake.sym() for _ in range(5))
+        decays = {"heads": (B, N, HO), "columns": (B, N, HO, K)}.get(spec.transfer)
+
+        def of_call(dtype):
+            strides = tuple(fake.sym64() for _ in range(4))
+            return dtype and fake.tensor(dtype, (B, HO, V, K), strides, align=4 if dtype == "fp32" else 2)
+
+        return (fake.tensor("fp32", (B, N, HO, C, K)), decays and fake.tensor("fp32", decays, align=4),
+                of_call(spec.initial), of_call(spec.final), cutlass.Int32(0))
+
+    @cute.jit
+    def __call__(self, states: cute.Tensor, decays: Optional[cute.Tensor], initial: Optional[cute.Tensor],
+                 final: Optional[cute.Tensor], columns: cutlass.Int32, stream: cuda.CUstream):
+        """columns: V."""
+        B, _, HO, _, K = states.shape
+        if const_expr(self.matrix):
+            across = cute.ceil_div(columns, ROWS)
+        else:
+            across = cute.ceil_div(columns * K, FOUR * THREADS)
+        self.kernel(Operands(states, decays, initial, final), columns).launch(
+            grid=[across, HO, B], block=[THREADS, 1, 1], stream=stream)
+
+    @cute.kernel
+    def kernel(self, x: Operands, columns: cutlass.Int32):
+        block, head, batch = cute.arch.block_idx()
+        if const_expr(self.matrix):
+            self.by_matrices(x, (batch, head), block * ROWS, columns)
+        else:
+            self.by_factors(x, (batch, head), block, columns)
+
+    def segment(self, x, i):
+        """The i-th that is visited."""
+        return x.states.shape[1] - 1 - i if self.spec.reverse else i
+
+    # ---- factors -------------------------------------------------------------------------------
+
+    @cute.jit
+    def by_factors(self, x, where, block, columns):
+        batch, head = where
+        thread, _, _ = cute.arch.thread_idx()
+        K, count = self.spec.head_dim, x.states.shape[1]
+        element = (block * THREADS + thread) * FOUR
+        column, row = element // K, element % K
+        if column < columns:
+            s, four = cute.make_rmem_tensor((FOUR,), Float32), cute.make_layout(FOUR)
+            added = cute.make_rmem_tensor((FOUR, AHEAD), Float32)
+            factors = cute.make_rmem_tensor((FOUR, AHEAD), Float32)
+            factors.fill(1.0)
+            self.first(x, (batch, head, column, row), s)
+            for base in cutlass.range(0, count, AHEAD, unroll=1):
+                for i in cutlass.range_constexpr(AHEAD):
+                    if base + i < count:
+                        n = self.segment(x, base + i)
+                        at = x.states.iterator + cute.crd2idx((batch, n, head, column, row), x.states.layout)
+                        cute.autovec_copy(cute.make_tensor(at.align(16), four), added[None, i])
+                        self.read_factors(x, (batch, n, head, row), factors[None, i])
+                for i in cutlass.range_constexpr(AHEAD):
+                    if base + i < count:
+                        n = self.segment(x, base + i)
+                        at = x.states.iterator + cute.crd2idx((batch, n, head, column, row), x.states.layout)
+                        cute.autovec_copy(s, cute.make_tensor(at.align(16), four))
+                        for e in cutlass.range_constexpr(FOUR):
+                            s[e] = s[e] * factors[e, i] + added[e, i]
+            self.last(x, (batch, head, column, row), s)
+
+    @cute.jit
+    def read_factors(self, x, where, factors: cute.Tensor):
+        batch, n, head, row = where
+        for e in cutlass.range_constexpr(FOUR):
+            if const_expr(self.spec.transfer == "heads"):
+                factors[e] = x.decays[batch, n, head]
+            if const_expr(self.spec.transfer == "columns"):
+                factors[e] = x.decays[batch, n, head, row + e]
+
+    @cute.jit
+    def first(self, x, where, s: cute.Tensor):
+        batch, head, column, row = where
+        for e in cutlass.range_constexpr(FOUR):
+            s[e] = Float32(0.0)
+            if const_expr(self.spec.initial is not None):
+                s[e] = Float32(x.initial[batch, head, column, row + e])
+
+    @cute.jit
+    def last(self, x, where, s: cute.Tensor):
+        batch, head, column, row = where
+        if const_expr(self.spec.final is not None):
+            for e in cutlass.range_constexpr(FOUR):
+                x.final[batch, head, column, row + e] = x.final.element_type(s[e])
+
+    # ---- matrices ------------------------------------------------------------------------------
+
+    @cute.jit
+    def by_matrices(self, x, where, column0, columns):
+        """s[j]: the state's row of this thread, column0 + j of V."""
+        batch, head = where
+        row, _, _ = cute.arch.thread_idx()
+        K, count = self.spec.head_dim, x.states.shape[1]
+        first = x.states.shape[3] - K
+        before = tk.SharedAllocator().vector(THREADS * ROWS)[None, 0]
+        s, added = (cute.make_rmem_tensor((ROWS,), Float32) for _ in range(2))
+        s.fill(0.0)
+        added.fill(0.0)
+        here = column0, row, cutlass.select_(row < K, cutlass.min(columns - column0, ROWS), 0)
+        if const_expr(self.spec.initial is not None):
+            self.get(s, x.initial[batch, head, None, None], here)
+        for i in cutlass.range(count, unroll=1):
+            of_head = x.states[batch, self.segment(x, i), head, None, None]
+            self.get(added, of_head, here)
+            for j in cutlass.range_constexpr(ROWS):
+                before[row * ROWS + j] = s[j]
+            tk.sync_block()
+            self.put(of_head, s, here)
+            for j in cutlass.range_constexpr(ROWS):
+                s[j] = added[j]
+            if row < K:
+                self.multiply(of_head, before, first, row, s)
+            tk.sync_block()
+        if const_expr(self.spec.final is not None):
+            self.put(x.final[batch, head, None, None], s, here)
+
+    @cute.jit
+    def get(self, s: cute.Tensor, of_head: cute.Tensor, here):
+        """A thread's elements. here: its first column of V, its row of K, how many there are of them."""
+        column0, row, count = here
+        for j in cutlass.range_constexpr(ROWS):
+            if j < count:
+                s[j] = Float32(of_head[column0 + j, row])
+
+    @cute.jit
+    def put(self, of_head: cute.Tensor, s: cute.Tensor, here):
+        column0, row, count = here
+        for j in cutlass.range_constexpr(ROWS):
+            if j < count:
+                of_head[column0 + j, row] = of_head.element_type(s[j])
+
+    @cute.jit
+    def multiply(self, of_head: cute.Tensor, before: cute.Tensor, first, row, s: cute.Tensor):
+        """s += T[row] times the state before."""
+        factors, four = cute.make_rmem_tensor((AHEAD,), Float32), cute.make_rmem_tensor((FOUR,), Float32)
+        for base in cutlass.range(0, self.spec.head_dim, AHEAD, unroll=2):
+            for i in cutlass.range_constexpr(AHEAD):
+                factors[i] = of_head[first + base + i, row]
+            for i in cutlass.range_constexpr(AHEAD):
+                for j in cutlass.range_constexpr(0, ROWS, FOUR):
+                    at = before.iterator + ((base + i) * ROWS + j)
+                    cute.autovec_copy(cute.make_tensor(at.align(16), cute.make_layout(FOUR)), four)
+                    for e in cutlass.range_constexpr(FOUR):
+                        s[j + e] = s[j + e] + factors[i] * four[e]

@@ -1,0 +1,89 @@
+"""A launch of the engine, or, where few long sequences would leave most of the GPU idle, three: the states that
+segments of sequences make, those that they begin with, and the outputs."""
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tkq.linear_attention import launch as engine
+from tkq.linear_attention.launch import Given, Made
+from tkq.linear_attention.split.plan import Sizes, Split, split
+from tkq.linear_attention.split.spec import WIDEST, CombineSpec
+from tkq.runtime import Recipe, function
+from tkq.runtime.call import dtypes
+from tkq.runtime.device import arch
+
+_launchers: dict = {}  # what decides the kernel -> its function
+
+
+def recipe(spec: CombineSpec) -> Recipe:
+    """The kernel's that combines states."""
+    return Recipe("tkq.linear_attention.split.combine:CombineStates", (spec,))
+
+
+def launch(given: Given, scale: float) -> Made:
+    """As `tkq.linear_attention.launch.launch`."""
+    return start(given, scale)[0]
+
+
+def start(given: Given, scale: float) -> tuple:
+    """As `tkq.linear_attention.launch.start`, with None in the place of the call where there are several."""
+    how = split_of(given)
+    if how.segments > 1:
+        return in_segments(given, scale, how), None
+    return engine.start(given if how.groups == 2 else given._replace(groups=1), scale)
+
+
+def split_of(given: Given) -> Split:
+    """What `plan.split` says. Packed sequences, whose lengths the GPU alone knows, pools, checkpoints, and states that
+    are wider than a block of `CombineStates` has threads are left whole."""
+    (B, S, H, K), (HV, V) = given.q.shape, given.v.shape[2:]
+    if given.cu is not None or given.state_indices is not None or given.checkpoint_every or K > WIDEST:
+        return Split(2, 1)
+    return split(Sizes(B, max(H, HV), S, K, V, arch.num_sms(given.v.device), given.beta is not None, given.reverse,
+                       not given.updates, H))
+
+
+def in_segments(given: Given, scale: float, how: Split) -> Made:
+    """Of any given without cu and state_indices. What segments add to states and make of them is computed first, with
+    no outputs: nothing is corrected behind them, and all of them are rounded once, from the state that one launch has
+    there but for the order in which it was summed."""
+    given = given._replace(segments=how.segments, groups=how.groups if how.groups == 1 else None)
+    made = engine.launch(states_of(given), scale)
+    first, final = combined(given, made.state, made.decays)
+    made = engine.launch(given._replace(part="outputs", initial=first, final=None), scale)
+    return made._replace(state=final)
+
+
+def states_of(given: Given) -> Given:
+    """What makes the states: without all that decides outputs alone."""
+    steps = given.steps and given.steps._replace(skip=None, gated=False, skip_gradient=False)
+    return given._replace(part="states", initial=None, final=torch.float32, x=given.x if given.dot else None,
+                          strict=False, updates=False, others=False, steps=steps)
+
+
+def combined(given: Given, states: Tensor, decays: Tensor | None) -> tuple:
+    """(states that segments begin with (B * N, HO, K, V), the final state or None); or (.., V, K), as given has them.
+    states, decays: of `launch.Made`."""
+    B, V, rows = given.q.shape[0], given.v.shape[3], states.shape[0]
+    final = engine.final_state(given, states.shape[1])
+
+    def v_first(x):
+        return x if x is None or given.state_v_first else x.mT
+
+    transfer = "matrix" if given.beta is not None else "none" if decays is None else "heads"
+    spec = CombineSpec(states.shape[3], transfer, *(x if x is None else dtypes.name_of(x.dtype)
+                                                    for x in (given.initial, final)), given.reverse)
+    decays = None if decays is None else decays.view(B, rows // B, -1)
+    run(spec, states.view(B, rows // B, *states.shape[1:]), decays, v_first(given.initial), v_first(final), V)
+    first = states[:, :, :V]
+    return first if given.state_v_first else first.mT, final
+
+
+def run(spec: CombineSpec, states: Tensor, *rest) -> None:
+    """The kernel that combines states."""
+    key = states.get_device(), spec
+    if key not in _launchers:
+        arch.require_hopper(states.device)
+        _launchers[key] = function(recipe(spec))
+    _launchers[key](states, *rest)

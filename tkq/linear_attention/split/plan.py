@@ -1,0 +1,98 @@
+"""How a call's work is spread over the GPU's SMs: V over blocks, sequences over segments. From sizes alone."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tkq.linear_attention.config import CHUNK
+
+LONG = 32  # chunks of a sequence: shorter ones are done before what splits them would be worth another kernel
+SHORTEST = 8  # chunks of a segment: below, launches take longer than what they save
+GAIN = 0.8  # of the time without: what is split costs more work, and takes less time by this at most
+MOST = 65535  # sequences times segments: blocks along a dimension of the grid
+
+
+class Sizes(NamedTuple):
+    """Of a launch: sequences, computed heads, tokens of each sequence, K, V, multiprocessors; heads of q and k, as many
+    as are computed where not given. delta: the delta rule's. reverse: from the last token to the first. queries:
+    outputs are computed (else the corrected values alone)."""
+
+    sequences: int
+    heads: int
+    tokens: int
+    K: int
+    V: int
+    sms: int
+    delta: bool = False
+    reverse: bool = False
+    queries: bool = True
+    key_heads: int | None = None
+
+
+class Split(NamedTuple):
+    """groups: of 64 columns of V, of a block: 1 or 2. segments: of each sequence."""
+
+    groups: int
+    segments: int
+
+
+def split(sizes: Sizes) -> Split:
+    """The one that takes the least time as `time` counts it, where that is less than `GAIN` of the time of whole
+    sequences with as many columns a block as there is room for; that one otherwise. Of those that take the same time,
+    the one with the fewest segments, and then with the most columns a block."""
+    usual = Split(min(2, _tiles(sizes.V)), 1)
+    chunks = -(-sizes.tokens // CHUNK)
+    if chunks < LONG or not sizes.sequences or not sizes.heads:
+        return usual
+    most = min(max(chunks // SHORTEST, 1), MOST // sizes.sequences)
+    # as many segments as have no more blocks than twice the SMs: beyond, waves are as full as they can be
+    most = max(1, min(most, 2 * sizes.sms // (sizes.sequences * sizes.heads) + 1))
+    found = [Split(groups, count) for count in range(1, most + 1) for groups in range(usual.groups, 0, -1)
+             if -(-chunks // -(-chunks // count)) == count]  # no segment is empty
+    best = min(found, key=lambda one: time(sizes, one))
+    return best if time(sizes, best) <= GAIN * time(sizes, usual) else usual
+
+
+def time(sizes: Sizes, how: Split) -> float:
+    """Of all launches, in products of 64 x 64 x 64, of which an SM's tensor cores make one in about 128 clocks. A
+    launch takes the longer of two: waves of blocks, times the chunks of each, times what a chunk takes; and what it
+    moves to and from memory. States first cost a second look at keys and values."""
+    outputs = of_launch(sizes, how, _tiles(sizes.V), True)
+    if how.segments == 1:
+        return outputs
+    tiles = _tiles(sizes.V) + (_tiles(sizes.K) if sizes.delta else 0)
+    states = of_launch(sizes._replace(queries=sizes.delta and sizes.reverse), how, tiles, False)
+    return outputs + states + LAUNCHES + (MATRIX if sizes.delta else STATE) * how.segments
+
+
+# Products that a thing takes as long as. Two launches more; a segment's states, read and written, and what multiplies
+# them; the barriers on the way from one state to the next; outputs; decays, masks and rounding of the delta rule's
+# scores; its inverse, 4,400 clocks with the registers that scores have beside two warpgroups of states, 2,100 beside
+# one (bench/results/h200/tuning/linear_attention.json and docs/attempts/linear_attention.md).
+LAUNCHES, STATE, MATRIX = 80, 10, 40
+BARRIERS, OUTPUTS, ELEMENTS = 4, 2, 12
+INVERSE = {1: 16, 2: 34}
+BYTES = 220_000  # that memory gives in the time of a product: 3.0 TB/s, 128 clocks of 1.75 GHz
+
+
+def of_launch(sizes: Sizes, how: Split, tiles: int, writes: bool) -> float:
+    """Of blocks for `tiles` of 64 columns."""
+    blocks = sizes.sequences * sizes.heads * how.segments * -(-tiles // how.groups)
+    chunks = -(-sizes.tokens // CHUNK)
+    computed = -(-blocks // sizes.sms) * -(-chunks // how.segments) * of_chunk(sizes, how.groups, writes)
+    columns = (sizes.key_heads or sizes.heads) * sizes.K * (1 + sizes.queries) + sizes.heads * sizes.V * (1 + writes)
+    return max(computed, 2 * sizes.sequences * sizes.tokens * columns / BYTES)
+
+
+def of_chunk(sizes: Sizes, groups: int, writes: bool = True) -> float:
+    """A chunk of a block. sizes.queries: with P and what the state gives for queries. The scores' warpgroup and the
+    states' share the tensor cores: their products add up. With the delta rule the scores' warpgroup takes longer."""
+    k = sizes.K / CHUNK
+    scores = k * (sizes.queries + sizes.delta)
+    # what the state takes up; what it gives for queries, and P; what it gives for keys, and what it lacks
+    of_group = k + (k + 1 if sizes.queries else 0) + (k + 1 if sizes.delta else 0)
+    inverted = scores + INVERSE[groups] + ELEMENTS if sizes.delta else 0
+    return max(scores + groups * of_group, inverted) + BARRIERS + (OUTPUTS if writes else 0)
+
+
+def _tiles(columns):
+    return -(-columns // CHUNK)

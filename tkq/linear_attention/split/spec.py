@@ -1,0 +1,28 @@
+"""What was asked for, as far as a kernel that combines states depends on it: the compile key."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TRANSFERS = ("none", "heads", "columns", "matrix")
+STATES = (None, "fp32", "bf16")
+WIDEST = 128  # K: a thread has a row of it
+
+
+@dataclass(frozen=True)
+class CombineSpec:
+    """head_dim: K. transfer: what a segment makes of a state before it: "none", nothing; "heads", a factor for each
+    head; "columns", for each row of K, too; "matrix", K x K. initial, final: dtypes of the state before the first
+    segment and of that behind the last one, or None. reverse: the last segment is the first."""
+
+    head_dim: int
+    transfer: str = "none"
+    initial: str | None = None
+    final: str | None = None
+    reverse: bool = False
+
+    def __post_init__(self):
+        for name, got, allowed in (("head_dim", self.head_dim, tuple(range(32, WIDEST + 1, 16))),
+                                   ("transfer", self.transfer, TRANSFERS),
+                                   ("initial", self.initial, STATES), ("final", self.final, STATES)):
+            if got not in allowed:
+                raise ValueError(f"CombineSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
