@@ -36,7 +36,8 @@ def test_shipped(name):
 @needs_nvdisasm
 @pytest.mark.parametrize("spec", [
     ChannelSpec("fp16", 48, 112, "bf16", "bf16"), ChannelSpec("fp16", 128, 256, reverse=True),
-    ChannelSpec("bf16", 96, 80, "fp32", "fp32", True, "fp32"),
+    # its parts are in others: the delta rule in the reversed order at its widest, states, 80 columns of values
+    pytest.param(ChannelSpec("bf16", 96, 80, "fp32", "fp32", True, "fp32"), marks=pytest.mark.slow),
     ChannelSpec("bf16", 96, 80, "fp32", "fp32", True, of_values=True, dot=True)])
 def test_other_sizes(spec):
     sass.assert_sass(recipe(spec), expectation(spec))
