@@ -3,28 +3,28 @@ from .mutant import family, pressed
 
 NAPS, DELTA_NAPS, READS = (pressed(x) for x in ("naps-channels", "naps-channels_delta", "reads-channels"))
 TESTS = "tests/gpu/linear_attention/test_channels.py::"
-KEYS, DELTA, VALUES, LAST, LONG, SUMS = ((f"{TESTS}{name}",) for name in (
-    "test_lengths[o]", "test_lengths[delta]", "test_lengths[dq]", "test_nothing_behind_the_end_counts",
+KEYS, FAR, DELTA, VALUES, LAST, LONG, SUMS = ((f"{TESTS}{name}",) for name in (
+    "test_lengths[o]", "test_resets", "test_lengths[delta]", "test_lengths[dq]", "test_nothing_behind_the_end_counts",
     "test_gradients_of_gates_are_as_good_at_any_length[False]", "test_sums_over_a_chunks_tokens[2]"))
 
 MUTANTS = (
     *family(
         "linear", "tkq/linear_attention/channels/columns.py",
         ("reference_a_token_late", """
-            f = times(f, mine.a, i)
-            put(mine, i, f)
+                f = times(f, mine.a, i)
+                rows.append((i, f))
          """, """
-            put(mine, i, f)
-            f = times(f, mine.a, i)
+                rows.append((i, f))
+                f = times(f, mine.a, i)
          """, KEYS),
         ("early_rows_with_their_own_decay", """
-            put(mine, i, f)
-            f = times(f, mine.a, i)
+                rows.append((i, f))
+                f = times(f, mine.a, i)
          """, """
-            f = times(f, mine.a, i)
-            put(mine, i, f)
+                f = times(f, mine.a, i)
+                rows.append((i, f))
          """, KEYS),
-        ("diagonal_left_out", "there = row == col", "there = row > 8", KEYS),
+        ("diagonal_left_out", "there = row == col", "there = row > 8", FAR),
         ("level_of_the_earlier_half", "return (late ^ early) // half == 1 and late // half % 2 == 1",
          "return (late ^ early) // half == 1 and late // half % 2 == 0", KEYS),
         ("neighbour_is_oneself",
@@ -35,15 +35,26 @@ MUTANTS = (
     *family(
         "linear", "tkq/linear_attention/channels/kernel.py",
         ("state_does_not_decay_by_columns", "mul_columns(c.s, s.total[None, scores.stage])", "", KEYS),
+        ("what_the_state_gives_for_keys_as_they_came", "self.delta.of_state(c, started)",
+         "self.delta.of_state(c, s.k[ring.stage])", DELTA),
+        ("columns_no_wait_for_scores", "s.scores.wait(scores)", "", DELTA_NAPS),
+        ("columns_scores_written_over", "s.scores.acquire_empty(out)", "", READS)),
+    *family(
+        "linear", "tkq/linear_attention/channels/scores.py",
         ("keys_do_not_decay_to_the_end",
          "self.columns.to_ends(mine, products, rows((keys, keys)), rows(*late), s.total[None, stage])",
          "self.columns.to_ends(mine, products, rows(), rows(*late), s.total[None, stage])", KEYS),
-        ("what_the_state_gives_for_keys_as_they_came", "self.delta.of_state(c, started)",
-         "self.delta.of_state(c, s.k[ring.stage])", DELTA),
-        ("lower_of_a_level_left_out", "gather_lower(lower, x, half)",
-         "gather_lower(lower, x, half if half != 16 else 8)", DELTA),
-        ("columns_no_wait_for_scores", "s.scores.wait(scores)", "", DELTA_NAPS),
-        ("columns_scores_written_over", "s.scores.acquire_empty(out)", "", READS)),
+        ("lower_of_a_level_left_out", "gather_lower(c.lower, c.x, half)",
+         "gather_lower(c.lower, c.x, half if half != 16 else 8)", DELTA)),
+    *family(
+        "linear", "tkq/linear_attention/channels/square.py",
+        ("square_of_far_decays", "near = near & (x <= most) & (x >= -most)  # not where it is NaN",
+         "near = near & (x <= most)", FAR),
+        ("square_with_a_token_s_own_decay", "rows.append((i, f if own else before))", "rows.append((i, f))", KEYS),
+        ("square_without_its_diagonal", "to[2 * n + r] = two & mask", "to[2 * n + r] = Int32(0)", KEYS),
+        ("square_of_the_other_half", "elif (n < 2 * w + r) != upper:", "elif (n < 2 * w + r) == upper:", KEYS),
+        ("lower_with_its_diagonal", "to, of, mask = lower.rows_view, x.rows_view, _half_word(False, 1)",
+         "to, of, mask = lower.rows_view, x.rows_view, _half_word(False, 0)", DELTA)),
     *family(
         "linear", "tkq/linear_attention/channels/values.py",
         ("rows_of_the_state_do_not_decay", "tk.mul_row(c.s, c.s, c.total)", "", VALUES),
@@ -54,7 +65,8 @@ MUTANTS = (
         ("columns_no_wait_for_a_level", """
             for n in cutlass.range_constexpr(len(HALVES)):
                 s.steps.wait(steps)
-         """, "for n in cutlass.range_constexpr(len(HALVES)):", NAPS)),    *family(
+         """, "for n in cutlass.range_constexpr(len(HALVES)):", NAPS)),
+    *family(
         "linear", "tkq/linear_attention/channels/sums.py",
         ("sums_of_terms_all_added", "found = held[e, i, 0] - held[e, i, 1]",
          "found = held[e, i, 0] + held[e, i, 1]", SUMS),

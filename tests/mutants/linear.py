@@ -65,16 +65,19 @@ MUTANTS = (
         ("tokens_before_the_first_are_its", "of.masked_fill_(place < bounds[0], count)", "", NONE)),
     *family(
         "linear", "tkq/linear_attention/engine/delta.py",
-        ("keys_are_not_erased", "shared.erase[i, stage] = ahead[e] * decay", "shared.erase[i, stage] = 0.0 * decay",
+        ("keys_are_not_erased", "shared.erase[i, stage] = beta * decay", "shared.erase[i, stage] = 0.0 * decay",
          DELTA),
-        ("erased_before_they_decay", "shared.erase[i, stage] = ahead[e] * decay", "shared.erase[i, stage] = ahead[e]",
+        ("erased_before_they_decay", "shared.erase[i, stage] = beta * decay", "shared.erase[i, stage] = beta",
          DELTA),
         ("beta_of_one", "tk.mul_row(x, x, beta)", "", HARD),
         ("gradients_by_the_inverse_not_transposed", "tk.mm_AB(c.w, c.x, shared.inverse[stage])",
          "tk.mm_ABt(c.w, c.x, shared.inverse[stage])", GRADIENTS),
         ("gradients_are_not_erased", "tk.mma_AB(c.s, c.x, keys)", "", GRADIENTS),
         ("erased_without_the_scale", "decay = decay * cute.arch.rcp_approx(g.scale)", "pass", GRADIENTS),
-        ("beta_of_tokens_before_the_first", "if token >= 0 and token < g.tokens:", "if token < g.tokens:", FIRST)),
+        ("beta_of_another_token", "beta = Float32(mine[1][e])", "beta = Float32(mine[1][1 - e])", DELTA)),
+    *family(
+        "linear", "tkq/linear_attention/engine/ahead.py",
+        ("numbers_of_tokens_before_the_first", "if token >= 0 and token < g.tokens:", "if token < g.tokens:", FIRST)),
     *family(
         "linear_inverse", "tkq/linear_attention/engine/inverse.py",
         ("last_column_is_not_solved", "for k in cutlass.range_constexpr(EDGE - 1):",
@@ -88,7 +91,7 @@ MUTANTS = (
         ("state_does_not_decay", "tk.mul(c.s, c.s, shared.total[0, stage])", "", LONG),
         ("values_do_not_decay", "left = cute.math.exp2(last - x, fastmath=True)", "left = cute.math.exp2(x - x)", LONG),
         ("outputs_of_the_other_order", "begun, left = left, begun", "pass", LONG),
-        ("gate_of_infinity", "ahead[e] = Float32(LOWEST) if x < LOWEST else x", "ahead[e] = x", RESET)),
+        ("gate_of_infinity", "return [cutlass.select_(y < LOWEST, Float32(LOWEST), y) for y in x]", "return x", RESET)),
     *family(
         "linear", "tkq/linear_attention/engine/kernel.py",
         ("mask_without_the_diagonal", "tk.right_fill(p, 1 - apart, 0.0, diagonal=True)",
@@ -132,7 +135,7 @@ MUTANTS = (
         ("x_gradient_without_the_step", "o = o * d", "pass", SSD_GRADIENTS),
         ("skip_gradient_of_the_last_chunk", "mine[1].tensor[r] = mine[1].tensor[r] + sum(products[1:], products[0])",
          "mine[1].tensor[r] = sum(products[1:], products[0])", SSD_GRADIENTS),
-        ("steps_of_another_token", "ahead[2 + e] = d", "ahead[3 - e] = d", SSD),
+        ("steps_of_another_token", "found[2 + e] = d", "found[3 - e] = d", SSD),
         ("diagonal_without_its_step", "shared[row, 2 * stage] = view[r, j] * factor",
          "shared[row, 2 * stage] = view[r, j]", SSD_GRADIENTS),
         ("diagonal_of_other_columns", "if wg + t.part == 0 and thread < CHUNK and token < g.tokens:",
@@ -143,9 +146,9 @@ MUTANTS = (
          SSD_GRADIENTS)),
     *family(
         "linear", "tkq/linear_attention/engine/gates.py",
-        ("states_without_the_step", "left = left * ahead[2 + e] if const_expr(self.adds) else left", "pass", SSD),
-        ("scores_without_the_step", "shared.dt[i, stage] = ahead[2 + e] * g.scale if const_expr(self.adds) else "
-         "ahead[2 + e]", "shared.dt[i, stage] = g.scale if const_expr(self.adds) else ahead[2 + e]", SSD)),
+        ("states_without_the_step", "left = left * logs[2 + e] if const_expr(self.adds) else left", "pass", SSD),
+        ("scores_without_the_step", "shared.dt[i, stage] = logs[2 + e] * g.scale if const_expr(self.adds) else "
+         "logs[2 + e]", "shared.dt[i, stage] = g.scale if const_expr(self.adds) else logs[2 + e]", SSD)),
     *family(
         "linear", "tkq/linear_attention/suffix/kernel.py",
         ("what_is_behind_the_segment_left_out", "for i in cutlass.range(t.tiles - t.tile1, unroll=1):",

@@ -3,7 +3,7 @@ import itertools
 from dataclasses import replace
 
 from tkq.linear_attention.launch import recipe
-from tkq.linear_attention.plan import plan
+from tkq.linear_attention.plan import plan, widest_delta
 from tkq.linear_attention.spec import GATES, LinearSpec, SsdSpec, SuffixSpec
 from tkq.linear_attention.suffix.launch import recipe as suffix_recipe
 from tkq.runtime.compile.expectation import Expectation
@@ -100,6 +100,8 @@ def _packed():
 def expectation(spec: LinearSpec) -> Expectation:
     """Products of the scores and of the state's three, a wait each at most; loads and stores by TMA. Where corrected
     values come out, there is no product with queries."""
-    few, some, many = plan(spec).registers
-    return Expectation(tensor=spec.head_dim // 16 * 3, instructions=("UTMALDG", "UTMASTG", "USETMAXREG"),
-                       roles=((few, 1), (some, 1), (many, plan(spec).groups)))
+    (few, some, many), groups = plan(spec).registers, plan(spec).groups
+    tight = widest_delta(spec) and groups == 2
+    return Expectation(tensor=spec.head_dim // 16 * 3, waits_per_mma=1.0 if tight else 0.5,
+                       instructions=("UTMALDG", "UTMASTG", "USETMAXREG"), local_memory=8 if tight else 0,
+                       roles=((few, 1), (some, 1), (many, groups)))

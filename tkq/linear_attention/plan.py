@@ -11,7 +11,7 @@ MOST_STAGES = 4
 def plan(spec: LinearSpec) -> LinearConfig:
     """As many warpgroups for the state as V fills, two at most, or one where they have no registers for two. As many
     stages as there is room for."""
-    groups = 1 if spec.value_dim <= CHUNK or (spec.packed and _widest_delta(spec)) else 2
+    groups = 1 if spec.value_dim <= CHUNK or (spec.packed and widest_delta(spec)) else 2
     tile = 2 * CHUNK * CHUNK
     stage = 2 * 2 * CHUNK * spec.head_dim + groups * (1 + spec.has_x) * tile
     rest = (2 + groups + 2 * spec.dot) * tile + (4 * tile + 1024 if spec.delta else 2048 if spec.ssd else 0)
@@ -23,8 +23,13 @@ def _registers(spec, groups):
     """The delta rule's scores take more; its state does where keys are widest, in the forward."""
     if groups == 1:
         return 24, 232, 240
-    return (24, 136, 176) if spec.delta and not _widest_delta(spec) else (24, 104, 192)
+    if spec.delta:
+        return (24, 112, 184) if widest_delta(spec) else (24, 136, 176)
+    return 24, 104, 192
 
 
-def _widest_delta(spec):
+def widest_delta(spec: LinearSpec) -> bool:
+    """The forward of the delta rule at the widest keys: two warpgroups of its state need 192 registers a thread, with
+    which the scores' have 104, too few. With 8 fewer a state's thread has four numbers in local memory, and ptxas waits
+    for each of its products: a fifth faster on an H200 (bench/results/h200/tuning/linear_attention.json)."""
     return spec.delta and not spec.reverse and spec.head_dim == HEAD_DIMS[-1]

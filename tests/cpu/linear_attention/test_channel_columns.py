@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tkq.linear_attention.channels import columns
+from tkq.linear_attention.channels import columns, square
 from tkq.linear_attention.channels.columns import HALVES, Columns, eights_of_level, of_level
+from tkq.linear_attention.channels.square import EDGE, Square
 
 CHUNK = 64
 
@@ -21,7 +22,8 @@ def in_python(monkeypatch):
     """These names in place of the DSL's."""
     now = SimpleNamespace(thread=0)
     names = SimpleNamespace(thread_in_warpgroup=lambda: now.thread, lane_id=lambda: now.thread % 32, LOG2E=1.0)
-    monkeypatch.setattr(columns, "tk", names)
+    for module in (columns, square):
+        monkeypatch.setattr(module, "tk", names)
     monkeypatch.setattr(columns, "cutlass", SimpleNamespace(
         range_constexpr=range, select_=lambda c, a, b: a if c else b))
     monkeypatch.setattr(columns, "cute", SimpleNamespace(
@@ -29,6 +31,10 @@ def in_python(monkeypatch):
         make_layout=lambda *of, **kw: None))
     for name in ("const_expr", "Float32", "Int32"):
         monkeypatch.setattr(columns, name, lambda x: x)
+    monkeypatch.setattr(square, "cutlass", columns.cutlass)
+    monkeypatch.setattr(square, "cute", SimpleNamespace(arch=SimpleNamespace(rcp_approx=lambda x: 1 / x)))
+    for name in ("const_expr", "Int32"):
+        monkeypatch.setattr(square, name, lambda x: x)
     monkeypatch.setattr(columns, "scaled", lambda word, f, dtype: (word[0] * f[0], word[1] * f[1]))
     return now
 
@@ -110,8 +116,9 @@ def level(now, tile, products, mine, half, tiles):
     rows, others, keys, queries = tiles
     early, late = Columns.early.__wrapped__, Columns.late.__wrapped__
     for now.thread in range(128):
-        early(tile, mine(now.thread), products, half, tile.rows((rows, keys)))
-        late(tile, mine(now.thread), products, half, tile.rows((rows, keys), (others, queries)))
+        puts = tile.rows((rows, keys)), tile.rows((rows, keys), (others, queries))
+        early(tile, mine(now.thread), products, half, puts)
+        late(tile, mine(now.thread), half, puts)
     return rows, others
 
 
@@ -138,6 +145,36 @@ def test_scores(in_python, K):
     decay = torch.stack([torch.stack([a[j + 1:i + 1].prod(0) for j in range(CHUNK)]) for i in range(CHUNK)])
     torch.testing.assert_close(p, torch.einsum("ic,jc,ijc->ij", late, early, decay).tril())
     torch.testing.assert_close(lower.tril(-1), torch.einsum("ic,jc,ijc->ij", early, early, decay).tril(-1))
+
+
+@pytest.mark.parametrize("K", [128, 48])
+def test_pairs_of_one_block(in_python, K):
+    """One product has D[j+1..i] of all pairs of 16 tokens, on and below the diagonal."""
+    torch.manual_seed(0)
+    tile, words, back, mine = device(in_python, K)
+    x, y = (torch.randn(CHUNK, K, dtype=torch.float64) for _ in range(2))
+    a = 2.0**(-7.5 * torch.rand(CHUNK, K, dtype=torch.float64))
+    keys, others, divided, multiplied = words(x), words(y), words(), words()
+    for in_python.thread in range(128):
+        Square.put.__wrapped__(SimpleNamespace(columns=tile, put_half=lambda *of: Square.put_half(None, *of)),
+                               mine(in_python.thread, a), tile.rows((divided, keys)), tile.rows((multiplied, others)))
+    decay = torch.stack([torch.stack([a[j + 1:i + 1].prod(0) for j in range(CHUNK)]) for i in range(CHUNK)])
+    want = torch.einsum("ic,jc,ijc->ij", y, x, decay)
+    found = back(multiplied) @ back(divided).T
+    for first in range(0, CHUNK, EDGE):
+        block = slice(first, first + EDGE), slice(first, first + EDGE)
+        torch.testing.assert_close(found[block].tril(), want[block].tril())
+
+
+@pytest.mark.parametrize("upper, apart", [(False, 0), (True, 0), (False, 1)])
+def test_half_of_a_block(in_python, upper, apart):
+    found = torch.zeros(8, 8, dtype=torch.bool)
+    for in_python.thread in range(32):
+        word = square._half_word.__wrapped__(upper, apart) & 0xffffffff
+        for e in range(2):
+            found[in_python.thread // 4, in_python.thread % 4 * 2 + e] = bool(word >> 16 * e & 1)
+    whole = torch.ones(8, 8, dtype=torch.bool)
+    assert torch.equal(found, whole.triu() if upper else whole.tril(-apart))
 
 
 @pytest.mark.parametrize("K", [128, 48])

@@ -119,6 +119,19 @@ def test_resets():
         check(given_of(name, q, k, v, g))
 
 
+def test_chunks_of_both_kinds():
+    """Some by one product for pairs of 16 tokens, some by levels: decays at the bound between them, or beyond it in one
+    token; NaN reaches what is behind it, and nothing before."""
+    q, k, v, g = make(1, 300, 2, 2, 64, 64)
+    g[:, 64:128] = -5.15
+    g[:, 150, 1], g[:, 230, :, 3] = -30.0, -5.3
+    for name in ("o", "dv", "delta"):
+        check(given_of(name, q, k, v, g))
+    g[:, 205, 0, 7] = math.nan
+    o = launch(given_of("o", q, k, v, g), 0.3).o
+    assert not o[:, :205].isnan().any() and o[:, 205:, 0].isnan().all() and not o[:, :, 1].isnan().any()
+
+
 def test_hard_inverses():
     """Beta 2 where keys are identical, 1 elsewhere."""
     for decay in (0.0, 0.1, 20.0):

@@ -57,9 +57,11 @@ def _delta_rule():
 
 
 def expectation(spec: ChannelSpec) -> Expectation:
-    """Products of all levels and of the state, a wait for four of each; loads by TMA."""
-    few, some, many = plan(spec).registers
+    """Products of all levels and of the state, a wait for four of each; loads by TMA. Where two warpgroups have the
+    state, the scores' registers do not hold all that both of their ways (levels, `Square`) have from the start."""
+    (few, some, many), groups = plan(spec).registers, plan(spec).groups
     steps = spec.head_dim // 16
     return Expectation(tensor=6 * (4 if spec.of_values else steps), waits_per_mma=0.4,
                        instructions=("UTMALDG", "USETMAXREG", *(() if spec.of_values else ("UTMASTG",))),
-                       roles=((few, 1), (some, 1), (many, plan(spec).groups)))
+                       local_memory=24 if groups == 2 else 0,
+                       roles=((few, 1), (some, 1), (many, groups)))

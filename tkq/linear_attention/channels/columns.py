@@ -10,6 +10,7 @@ from tkq.linear_attention.config import CHUNK
 from tkq.tile.maps import _cvt2
 
 HALVES = (32, 16, 8, 4, 2, 1)  # tokens of a half, level by level
+TOGETHER = 8  # rows that a thread reads before it writes them: shared memory answers once for all of them
 
 
 class Mine(NamedTuple):
@@ -87,31 +88,29 @@ class Columns:
     # ---- factors -------------------------------------------------------------------------------
 
     @cute.jit
-    def early(self, mine: Mine, products: cute.Tensor, half: Constexpr[int], put: Constexpr):
-        """put(mine, i, f) for a thread's tokens that are in an earlier half of a level: f are two factors, or None for
-        ones. products: as `decays` has left them, behind a barrier."""
+    def early(self, mine: Mine, products: cute.Tensor, half: Constexpr[int], puts: Constexpr):
+        """Of a thread's tokens that are in an earlier half of a level, by puts[0], as `rows` makes it; puts[1] is of
+        the later half: of threads that have tokens of one half only, those of both are put at once. products: as
+        `decays` has left them, behind a barrier."""
         if 2 * self.pair < self.columns:
             if const_expr(half >= self.mine):
                 per = half // self.mine
+                beyond = None if const_expr(per == 1) else self.neighbour(products, self.part % 2 == self.part // per)
                 if self.part // per % 2 == 0:
-                    behind = None if per == 1 else self.neighbour(products, self.part % 2 == 0)
-                    self.earlier(mine, put, range(self.mine), behind)
+                    self.earlier(mine, puts[0], range(self.mine), beyond)
+                else:
+                    self.later(mine, puts[1], range(self.mine), beyond)
             else:
                 for first in cutlass.range_constexpr(0, self.mine, 2 * half):
-                    self.earlier(mine, put, range(first, first + half))
+                    self.earlier(mine, puts[0], range(first, first + half))
 
     @cute.jit
-    def late(self, mine: Mine, products: cute.Tensor, half: Constexpr[int], put: Constexpr):
-        """Of tokens in a later half."""
+    def late(self, mine: Mine, half: Constexpr[int], puts: Constexpr):
+        """Of those in a later half that `early` has not put."""
         if 2 * self.pair < self.columns:
-            if const_expr(half >= self.mine):
-                per = half // self.mine
-                if self.part // per % 2 == 1:
-                    before = None if per == 1 else self.neighbour(products, self.part % 2 == 1)
-                    self.later(mine, put, range(self.mine), before)
-            else:
+            if const_expr(half < self.mine):
                 for first in cutlass.range_constexpr(half, self.mine, 2 * half):
-                    self.later(mine, put, range(first, first + half))
+                    self.later(mine, puts[1], range(first, first + half))
 
     @cute.jit
     def to_ends(self, mine: Mine, products: cute.Tensor, early: Constexpr, late: Constexpr, total: cute.Tensor):
@@ -139,25 +138,37 @@ class Columns:
 
     def earlier(self, mine, put, tokens, f=None):
         """Of each of the tokens, the decays behind it. f: of those behind the last."""
-        for i in reversed(tokens):
-            put(mine, i, f)
-            f = times(f, mine.a, i)
+        for some in _together(list(reversed(tokens))):
+            rows = []
+            for i in some:
+                rows.append((i, f))
+                f = times(f, mine.a, i)
+            put(mine, rows)
 
     def later(self, mine, put, tokens, f=None):
         """Of each of the tokens, the decays up to its own. f: of those before the first."""
-        for i in tokens:
-            f = times(f, mine.a, i)
-            put(mine, i, f)
+        for some in _together(list(tokens)):
+            rows = []
+            for i in some:
+                f = times(f, mine.a, i)
+                rows.append((i, f))
+            put(mine, rows)
 
     def rows(self, *pairs):
-        """to = f * of, of a token, for pairs (to, of) of tiles as words: what `early`, `late` and `to_ends` put."""
-        def put(mine, i, f):
-            at, made = self.word(mine, i), {}
+        """put(mine, rows), rows [(token, f)]: to = f * of, for pairs (to, of) of tiles as words; f None for ones."""
+        def put(mine, rows):
+            at = [self.word(mine, i) for i, _ in rows]
+            found = {id(of): [of[n] for n in at] for _, of in pairs}
+            made = {key: [x if f is None else scaled(x, f, self.dtype) for x, (_, f) in zip(of, rows)]
+                    for key, of in found.items()}
             for to, of in pairs:
-                if id(of) not in made:
-                    made[id(of)] = of[at] if f is None else scaled(of[at], f, self.dtype)
-                to[at] = made[id(of)]
+                for n, x in zip(at, made[id(of)]):
+                    to[n] = x
         return put
+
+
+def _together(tokens):
+    return [tokens[n:n + TOGETHER] for n in range(0, len(tokens), TOGETHER)]
 
 
 def times(f, a, i):

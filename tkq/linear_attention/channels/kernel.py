@@ -9,9 +9,10 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.linear_attention.channels.columns import HALVES, Columns, gather_lower, gather_scores, mul_columns, words
+from tkq.linear_attention.channels.columns import Columns, mul_columns
 from tkq.linear_attention.channels.parts import OUT_BARRIER, SCORES_BARRIER, Operands, Task, any_strides, transposed
 from tkq.linear_attention.channels.plan import shares_levels
+from tkq.linear_attention.channels.scores import ChannelScores
 from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.config import CHUNK, LinearConfig
 from tkq.linear_attention.engine.delta import Delta, DeltaShared
@@ -47,6 +48,7 @@ class Shared:
     levels: tk.SharedTile  # operands of two levels
     others: Any  # with the delta rule: of queries, for those of keys are of all rows
     started: Any  # with the delta rule: keys, with what decays from a chunk's start
+    near: Any  # of each warp: are a chunk's decays such that `Square` holds?
     products: cute.Tensor  # of decays: those of each part of it, for each column
     total: cute.Tensor  # of a chunk, for each column
     delta: Any
@@ -103,6 +105,7 @@ class ChannelAttention:
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
         self.delta = Delta(spec, self.p_tile, SCORES_BARRIER)
         self.scored, self.solved = not spec.updates, bool(spec.delta)
+        self.scores = ChannelScores(spec, self.columns, SCORES_BARRIER)
         self.aliased = self.solved and shares_levels(spec)
 
     # ---- host ----------------------------------------------------------------------------------
@@ -148,7 +151,8 @@ class ChannelAttention:
         o, p = al.tile(self.v_tile, n), al.tile(self.p_tile, 2)
         levels = al.tile(self.qk_tile, 2)
         s = Shared(q, k, v, o, p, levels, al.tile(self.qk_tile, 2) if delta else None,
-                   al.tile(self.qk_tile, 2) if delta else None, al.vector(4 * K, 2), al.vector(K, 2),
+                   al.tile(self.qk_tile, 2) if delta else None, self.scores.square.shared(al), al.vector(4 * K, 2),
+                   al.vector(K, 2),
                    self.shared_of_delta(al, levels),
                    al.pipe(c.stages, 2 * self.qk_tile.bytes + n * self.v_tile.bytes, 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
@@ -193,47 +197,45 @@ class ChannelAttention:
 
     @cute.jit
     def make_scores(self, g, s, t):
-        """P of each chunk, L's inverse, and operands that meet the state. A level has two products, of half of P's
-        columns each, or of P and of L; while they are under way, the next level's operands are written."""
+        """P of each chunk, L's inverse, and operands that meet the state: two levels, of pairs of different blocks of
+        16 tokens, and pairs of one block by `Square`, or by four levels more."""
         ring, out = s.tokens.ring(), s.scores.ring()
-        x, p = tk.rt_fl(CHUNK if self.solved else CHUNK // 2), tk.rt(CHUNK, self.dtype)
         mine = self.columns.begin()
         of_delta = self.delta.begin(g, t, self.order(g, 0))
-        lower = tk.rt_fl(CHUNK) if self.solved else None
+        c = self.scores.registers()
         self.read(g, t, self.order(g, 0), mine)
         for i in cutlass.range(self.chunks(g), unroll=1):
             following = self.order(g, i + 1)
             s.tokens.wait(ring)
             q, k = s.q[ring.stage], s.k[ring.stage]
             products = s.products[None, out.stage]
+            near = s.near[None, out.stage] if self.scores.square.there else None
+            if const_expr(self.scores.square.there):
+                self.scores.square.find(mine, near)
             self.columns.decays(mine, products)
-            tk.zero(p)
-            self.multiply(x, (k, q), 0, True)
-            if const_expr(self.columns.mine < HALVES[0]):
-                tk.sync(SCORES_BARRIER, tk.WARPGROUP)
-            for n in cutlass.range_constexpr(len(HALVES)):
-                early, late = self.rows(q, k, self.operands(s, n))
-                self.columns.early(mine, products, HALVES[n], early)
-                self.gather(g, x, p, lower, 0, n - 1)
-                self.multiply(x, self.operands(s, n - 1) if n else (k, q), 1, n == 0)
-                self.columns.late(mine, products, HALVES[n], late)
-                tk.publish()
-                self.gather(g, x, p, lower, 1, n - 1)
-                tk.sync(SCORES_BARRIER, tk.WARPGROUP)
-                self.multiply(x, self.operands(s, n), 0, False)
+            self.scores.begin(c)
+            tk.sync(SCORES_BARRIER, tk.WARPGROUP)
+            place = q, k, products
+            self.scores.add_levels(g, s, c, mine, place, False)
+            if const_expr(self.scores.square.there):
+                tk.sync(SCORES_BARRIER, tk.WARPGROUP)  # the levels' operands have been read
+                if self.scores.square.holds(near):
+                    self.scores.add_square(g, s, c, mine, place)
+                else:
+                    self.scores.add_levels(g, s, c, mine, place, True)
+            else:
+                self.scores.add_levels(g, s, c, mine, place, True)
             s.scores.acquire_empty(out)
-            self.gather(g, x, p, lower, 0, len(HALVES) - 1)
-            self.multiply(x, self.operands(s, len(HALVES) - 1), 1, False)
-            self.scale_in_place(s, q, k, mine, products, out.stage)
-            self.gather(g, x, p, lower, 1, len(HALVES) - 1)
+            self.scores.scale_in_place(s, mine, place, out.stage)
             self.read(g, t, following, mine)
             self.delta.factors(g, s.delta, of_delta, None, out.stage)
             self.delta.ask(g, t, following, of_delta)
             if const_expr(self.solved):
                 tk.sync(SCORES_BARRIER, tk.WARPGROUP)
-            self.delta.invert(s.delta, lower, of_delta, None, out.stage)
+            self.delta.put(s.delta, c.lower, of_delta, None, out.stage)
+            self.delta.invert(s.delta, c.lower, of_delta, out.stage)
             if const_expr(self.scored):
-                tk.store(s.p[out.stage], p)
+                tk.store(s.p[out.stage], c.p)
             tk.publish()
             if const_expr(self.aliased):
                 tk.sync(SCORES_BARRIER, tk.WARPGROUP)
@@ -244,59 +246,6 @@ class ChannelAttention:
     def read(self, g, t, chunk, mine):
         """Behind the last chunk, of the first one: it is not used."""
         self.columns.read(g.g[t.batch, None, t.head, None], g.tokens, self.spec.head_dim, cutlass.max(chunk, 0), mine)
-
-    def operands(self, s, n):
-        """Of the n-th level: those of keys, with the delta rule those of queries apart."""
-        return s.levels[n % 2], s.others[n % 2] if self.solved else None
-
-    def multiply(self, x, operands, part, raw):
-        """A part of a level's products is under way. raw: operands are keys and queries as they came, and the level is
-        the diagonal, of which L has nothing."""
-        keys, others = operands
-        first, second = keys, others or keys
-        if raw or not self.spec.reverse:
-            first, second = second, first
-        if not self.solved:
-            tk.mm_ABt(x, first, second, b_part=part)
-        elif part == 1 and not raw:
-            tk.mm_ABt(x, keys, keys)
-        elif part == 0 and self.scored:
-            tk.mm_ABt(x, first, second)
-
-    def gather(self, g, x, p, lower, part, n):
-        """A part of the n-th level's products, of which -1 is the diagonal, has arrived."""
-        half = HALVES[n] if n >= 0 else 0
-        if not self.solved:
-            tk.mma_wait(0)
-            gather_scores(p, x, part, half, self.spec.reverse, g.scale)
-        elif part == 0 and self.scored:
-            tk.mma_wait(0)
-            gather_scores(p, x, 0, half, self.spec.reverse, g.scale)
-        elif part == 1 and n < 0:
-            tk.zero(lower)
-        elif part == 1:
-            tk.mma_wait(0)
-            gather_lower(lower, x, half)
-
-    def rows(self, q, k, operands):
-        """What is put in a level's early rows, and in the late ones. Queries and keys change places in the reversed
-        order."""
-        of_keys, of_others = (words(x) for x in ((q, k) if self.spec.reverse else (k, q)))
-        to, rows = words(operands[0]), self.columns.rows
-        if not self.solved:
-            return rows((to, of_keys)), rows((to, of_others))
-        if not self.scored:
-            return rows((to, of_keys)), rows((to, of_keys))
-        return rows((to, of_keys)), rows((to, of_keys), (words(operands[1]), of_others))
-
-    def scale_in_place(self, s, q, k, mine, products, stage):
-        """Operands that meet the state."""
-        keys, others = (words(x) for x in ((q, k) if self.spec.reverse else (k, q)))
-        late = [(others, others)] if self.scored else []
-        if self.solved:
-            late.append((words(s.started[stage]), keys))
-        rows = self.columns.rows
-        self.columns.to_ends(mine, products, rows((keys, keys)), rows(*late), s.total[None, stage])
 
     @cute.jit
     def keep_state(self, g, s, t, wg):

@@ -22,7 +22,14 @@ def plan(spec: ChannelSpec) -> LinearConfig:
     if spec.delta:
         rest += 4 * wide + 2 * tile + (0 if shares_levels(spec) else 2 * tile + 1024)
     return LinearConfig(groups, min(MOST_STAGES, (SHARED - rest) // stage),
-                        (24, 232, 240) if groups == 1 else (24, 168, 160))
+                        _registers(spec, groups))
+
+
+def _registers(spec, groups):
+    """The scores take most with the delta rule."""
+    if groups == 2:
+        return 24, 168, 160
+    return (24, 240, 232) if spec.delta else (24, 232, 240)
 
 
 def shares_levels(spec: ChannelSpec) -> bool:

@@ -186,9 +186,9 @@ class ChannelValues:
             out.advance()
             for n in cutlass.range_constexpr(len(HALVES)):
                 s.steps.acquire_empty(out)
-                early, late = self.puts(s, s.v[ring.stage], out.stage)
-                self.columns.early(mine, s.products[None, 0], HALVES[n], early)
-                self.columns.late(mine, s.products[None, 0], HALVES[n], late)
+                puts = self.puts(s, s.v[ring.stage], out.stage)
+                self.columns.early(mine, s.products[None, 0], HALVES[n], puts)
+                self.columns.late(mine, HALVES[n], puts)
                 self.put_scores(s, scores, p, HALVES[n], out)
             self.read(g, t, self.order(g, i + 1), mine)
             if const_expr(not self.spec.strict):
@@ -339,12 +339,13 @@ class ChannelValues:
 
 def factors_of(columns, factors, stage):
     """What `columns` put: a token's factors themselves."""
-    def put(mine, i, f):
-        two = cute.make_rmem_tensor((2,), Float32)
-        for e in range(2):
-            two[e] = Float32(1.0) if f is None else f[e]
-        at = factors.iterator + cute.crd2idx((stage, columns.part * columns.mine + i, 2 * columns.pair), factors.layout)
-        cute.autovec_copy(two, cute.make_tensor(at.align(8), cute.make_layout(2)))
+    def put(mine, rows):
+        two, pair = cute.make_rmem_tensor((2,), Float32), 2 * columns.pair
+        for i, f in rows:
+            for e in range(2):
+                two[e] = Float32(1.0) if f is None else f[e]
+            at = factors.iterator + cute.crd2idx((stage, columns.part * columns.mine + i, pair), factors.layout)
+            cute.autovec_copy(two, cute.make_tensor(at.align(8), cute.make_layout(2)))
     return put
 
 

@@ -8,6 +8,7 @@ from cutlass import Float32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.engine import ahead
 from tkq.linear_attention.engine.inverse import PITCH, LowerInverse
 from tkq.linear_attention.spec import LinearSpec
 
@@ -49,24 +50,10 @@ class Delta:
     # ---- the scores' warpgroup -----------------------------------------------------------------
 
     def begin(self, g, t, chunk):
-        """Registers: the rows' factors, this lane's two of the next chunk, the inverse."""
+        """Registers: the rows' factors, beta of the first chunk (see `ahead`), the inverse."""
         if not self.there:
             return None
-        ahead = cute.make_rmem_tensor((2,), Float32)
-        self.read(g, t, chunk, ahead)
-        return tk.rv(), ahead, tk.rt(CHUNK, self.tile.dtype)
-
-    @cute.jit
-    def read(self, g, t, chunk, ahead: cute.Tensor):
-        """beta of two tokens a lane; 0 past the end."""
-        for e in cutlass.range_constexpr(2):
-            token = chunk * CHUNK + 2 * tk.lane_id() + e
-            ahead[e] = Float32(0.0)
-            if const_expr(self.back):
-                if token >= 0 and token < g.tokens:
-                    ahead[e] = Float32(g.beta[t.batch, token, t.head])
-            elif token < g.tokens:
-                ahead[e] = Float32(g.beta[t.batch, token, t.head])
+        return tk.rv(), ahead.begin(g.beta, g, t, chunk), tk.rt(CHUNK, self.tile.dtype)
 
     def products(self, x: tk.RegTile, keys):
         """x = K K' is under way."""
@@ -77,39 +64,44 @@ class Delta:
     def factors(self, g, shared, mine, at_start, stage):
         """To shared memory, by the first warp, behind the gates' sums. at_start: those, None without gates."""
         if const_expr(self.there):
-            ahead = mine[1]
             if tk.warp_id() % 4 == 0:
                 for e in cutlass.range_constexpr(2):
                     i = 2 * tk.lane_id() + e
-                    shared.beta[i, stage] = ahead[e]
+                    beta = Float32(mine[1][e])
+                    shared.beta[i, stage] = beta
                     decay = Float32(1.0)
                     if const_expr(at_start is not None):
                         decay = cute.math.exp2(at_start[i, stage], fastmath=True)
                     if const_expr(self.back):
                         decay = decay * cute.arch.rcp_approx(g.scale)
-                    shared.erase[i, stage] = ahead[e] * decay
+                    shared.erase[i, stage] = beta * decay
 
     def ask(self, g, t, chunk, mine):
         """beta of the chunk that follows is on its way."""
         if self.there:
-            self.read(g, t, chunk, mine[1])
+            ahead.read(g.beta, g, t, chunk, mine[1])
 
     @cute.jit
-    def invert(self, shared, x: tk.RegTile, mine, between, stage):
-        """x = K K' has arrived: the inverse to shared memory."""
+    def put(self, shared, x: tk.RegTile, mine, between, stage):
+        """x = K K' has arrived: L to shared memory."""
         if const_expr(self.there):
-            beta, _, x16 = mine
+            beta = mine[0]
             tk.load_rows(beta, shared.beta[None, stage], 0, CHUNK)
             tk.mul_row(x, x, beta)
             if const_expr(between is not None):
                 tk.decay_outer(x, x, *between)
             tk.right_fill(x, 0, 0.0, diagonal=True)
             self.put_lower(shared.lower, x)
+
+    @cute.jit
+    def invert(self, shared, x: tk.RegTile, mine, stage):
+        """The inverse to shared memory, by way of x."""
+        if const_expr(self.there):
             self.inverse.sync()
             self.inverse.invert(shared.lower)
             self.get_lower(x, shared.lower)
-            tk.copy(x16, x)
-            tk.store(shared.inverse[stage], x16)
+            tk.copy(mine[2], x)
+            tk.store(shared.inverse[stage], mine[2])
 
     @cute.jit
     def put_lower(self, lower: cute.Tensor, x: tk.RegTile):

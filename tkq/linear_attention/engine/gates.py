@@ -7,6 +7,7 @@ from cutlass import Float32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.engine import ahead
 from tkq.linear_attention.spec import LinearSpec
 
 LOWEST = -150.0  # of a gate, as a power of 2: such a factor is 0 in fp32, and sums of it keep their last bits
@@ -45,38 +46,38 @@ class Gate:
     # ---- the scores' warpgroup -----------------------------------------------------------------
 
     def begin(self, g, t, chunk):
-        """(registers of this lane's two gates of the next chunk, with Mamba-2 its d, too; row and column sums; with
-        Mamba-2 what columns are multiplied by); the first chunk's are read."""
+        """(this lane's numbers of the first chunk (see `ahead`); row and column sums; with Mamba-2 what columns are
+        multiplied by)."""
         if not self.gated:
             return None
-        ahead = cute.make_rmem_tensor((4 if self.ssd else 2,), Float32)
-        self.read(g, t, chunk, ahead)
-        return ahead, tk.rv(), tk.cv(CHUNK), tk.cv(CHUNK) if self.adds else None
+        return ahead.begin(self.numbers(g), g, t, chunk), tk.rv(), tk.cv(CHUNK), tk.cv(CHUNK) if self.adds else None
 
-    def read(self, g, t, chunk, ahead: cute.Tensor):
-        """Of two tokens a lane."""
-        (self.ssd.read if self.ssd else self.read_gates)(g, t, chunk, ahead)
+    def numbers(self, g) -> cute.Tensor:
+        """(B, S, HO): logarithms of decays, with Mamba-2 its dt."""
+        if self.ssd:
+            return g.ssd.dt
+        if self.spec.gate == "head":
+            return cute.make_tensor(g.g.iterator, cute.make_layout((1, 1, g.g.shape[0]), stride=(0, 0, g.g.stride[0])))
+        return g.g
 
     @cute.jit
-    def read_gates(self, g, t, chunk, ahead: cute.Tensor):
-        """Gates of two tokens a lane, in powers of 2; 0 past the end."""
-        for e in cutlass.range_constexpr(2):
-            token = chunk * CHUNK + 2 * tk.lane_id() + e
-            ahead[e] = Float32(0.0)
-            if token >= 0 and token < g.tokens:
-                x = g.g[t.head] if const_expr(self.spec.gate == "head") else g.g[t.batch, token, t.head]
-                x = x * tk.LOG2E
-                ahead[e] = Float32(LOWEST) if x < LOWEST else x
+    def factors(self, g, t, chunk, place, gates):
+        """A chunk's to shared memory, by the first warp. place: (shared memory, the stage)."""
+        if const_expr(self.gated):
+            if tk.warp_id() % 4 == 0:
+                self.sums(g, self.logs(g, t, chunk, gates[0]), *place)
 
-    def factors(self, g, shared, gates, stage):
-        """A chunk's to shared memory, by the first warp."""
-        if self.gated:
-            self.sums(g, shared, gates[0], stage)
+    def logs(self, g, t, chunk, now):
+        """Of this lane's tokens: gates in powers of 2; with Mamba-2 its d, too."""
+        if self.ssd:
+            return self.ssd.steps(g, t, chunk, now)
+        x = [now[e] * tk.LOG2E for e in range(2)]
+        return [cutlass.select_(y < LOWEST, Float32(LOWEST), y) for y in x]
 
     def ask(self, g, t, chunk, gates):
         """The gates of the chunk that follows are on their way."""
         if self.gated:
-            self.read(g, t, chunk, gates[0])
+            ahead.read(self.numbers(g), g, t, chunk, gates[0])
 
     def sums_of(self, shared):
         """The sums of both stages; None without gates."""
@@ -97,32 +98,31 @@ class Gate:
         return rows, cols
 
     @cute.jit
-    def sums(self, g, shared, ahead: cute.Tensor, stage):
-        if tk.warp_id() % 4 == 0:
-            lane = tk.lane_id()
-            before, both = Float32(0.0), ahead[0] + ahead[1]
-            total = both
-            for i in cutlass.range_constexpr(5):
-                other = cute.arch.shuffle_sync_up(total, offset=1 << i, mask_and_clamp=0)
-                if lane >= 1 << i:
-                    total = total + other
-            before = total - both
-            last = cute.arch.shuffle_sync(total, 31)
-            for e in cutlass.range_constexpr(2):
-                x = total if const_expr(e == 1) else before + ahead[0]
-                i = 2 * lane + e
-                shared.sum[i, stage] = x
-                begun = cute.math.exp2(x, fastmath=True)
-                left = cute.math.exp2(last - x, fastmath=True)
-                if const_expr(self.spec.reverse):
-                    begun, left = left, begun
-                shared.at_query[i, stage] = g.scale * begun
-                if const_expr(self.ssd is not None):
-                    shared.dt[i, stage] = ahead[2 + e] * g.scale if const_expr(self.adds) else ahead[2 + e]
-                    left = left * ahead[2 + e] if const_expr(self.adds) else left
-                shared.to_end[i, stage] = left
-            if lane == 0:
-                shared.total[0, stage] = cute.math.exp2(last, fastmath=True)
+    def sums(self, g, logs: Any, shared, stage):
+        lane = tk.lane_id()
+        both = logs[0] + logs[1]
+        total = both
+        for i in cutlass.range_constexpr(5):
+            other = cute.arch.shuffle_sync_up(total, offset=1 << i, mask_and_clamp=0)
+            if lane >= 1 << i:
+                total = total + other
+        before = total - both
+        last = cute.arch.shuffle_sync(total, 31)
+        for e in cutlass.range_constexpr(2):
+            x = total if const_expr(e == 1) else before + logs[0]
+            i = 2 * lane + e
+            shared.sum[i, stage] = x
+            begun = cute.math.exp2(x, fastmath=True)
+            left = cute.math.exp2(last - x, fastmath=True)
+            if const_expr(self.spec.reverse):
+                begun, left = left, begun
+            shared.at_query[i, stage] = g.scale * begun
+            if const_expr(self.ssd is not None):
+                shared.dt[i, stage] = logs[2 + e] * g.scale if const_expr(self.adds) else logs[2 + e]
+                left = left * logs[2 + e] if const_expr(self.adds) else left
+            shared.to_end[i, stage] = left
+        if lane == 0:
+            shared.total[0, stage] = cute.math.exp2(last, fastmath=True)
 
     def weigh(self, p, x, between, scale):
         """p = x times scale and the decay from each key to each query."""

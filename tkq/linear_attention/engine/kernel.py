@@ -250,8 +250,10 @@ class LinearAttention:
             if const_expr(not self.spec.updates):
                 tk.mm_ABt(x, s.q[ring.stage], s.k[ring.stage])
             s.scores.acquire_empty(out)
-            self.gate.factors(g, s.gate, gates, out.stage)
+            self.gate.factors(g, t, self.order(t, i), (s.gate, out.stage), gates)
             self.delta.factors(g, s.delta, mine, self.gate.sums_of(s.gate), out.stage)
+            if const_expr(not self.spec.delta):
+                self.gate.ask(g, t, self.order(t, i + 1), gates)
             tk.sync(SCORES_BARRIER, tk.WARPGROUP)
             between = self.gate.between(s.gate, gates, out.stage)
             tk.mma_wait(0)
@@ -266,9 +268,11 @@ class LinearAttention:
                 self.put_scores(s.rest[out.stage], p)
             tk.mma_wait(0)
             s.tokens.release(ring)
-            self.delta.invert(s.delta, x, mine, between, out.stage)
-            self.gate.ask(g, t, self.order(t, i + 1), gates)
-            self.delta.ask(g, t, self.order(t, i + 1), mine)
+            self.delta.put(s.delta, x, mine, between, out.stage)
+            if const_expr(self.spec.delta):  # registers are free again, and the inverse takes as long as memory does
+                self.gate.ask(g, t, self.order(t, i + 1), gates)
+                self.delta.ask(g, t, self.order(t, i + 1), mine)
+            self.delta.invert(s.delta, x, mine, out.stage)
             tk.publish()
             s.scores.commit(out)
             ring.advance()

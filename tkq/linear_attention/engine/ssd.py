@@ -8,6 +8,7 @@ from cutlass import Float32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.engine.ahead import token_of
 from tkq.linear_attention.engine.gates import LOWEST
 from tkq.linear_attention.spec import LinearSpec
 from tkq.runtime.compile import fake
@@ -73,29 +74,28 @@ class Ssd:
     # ---- the scores' warpgroup -----------------------------------------------------------------
 
     @cute.jit
-    def read(self, g, t, chunk, ahead: cute.Tensor):
-        """Of two tokens a lane of the first warp, which makes the chunk's factors: gates in powers of 2, then d; 0 past
-        the end. NaN stays NaN."""
+    def steps(self, g, t, chunk, now: cute.Tensor):
+        """Of two tokens a lane of the first warp, which makes the chunk's factors, from their dt: gates in powers of 2,
+        then d; 0 past the end. NaN stays NaN."""
         ssd, o = self.ssd, g.ssd
-        for i in cutlass.range_constexpr(4):
-            ahead[i] = Float32(0.0)
-        if tk.warp_id() % 4 == 0:
-            decay = o.A[t.head] * tk.LOG2E
-            for e in cutlass.range_constexpr(2):
-                token = chunk * CHUNK + 2 * tk.lane_id() + e
-                if token >= 0 and token < g.tokens:
-                    d = Float32(o.dt[t.batch, token, t.head])
-                    if const_expr(ssd.bias is not None):
-                        d = d + Float32(o.bias[t.head])
-                    if const_expr(ssd.softplus):
-                        above = d if d > Float32(0.0) else Float32(0.0)
-                        below = -d if d > Float32(0.0) else d
-                        d = above + cute.math.log1p(cute.math.exp(below))
-                    d = o.low if d < o.low else d
-                    d = o.high if d > o.high else d
-                    x = d * decay
-                    ahead[e] = Float32(LOWEST) if x < LOWEST else x
-                    ahead[2 + e] = d
+        found = cute.make_rmem_tensor((4,), Float32)
+        decay = o.A[t.head] * tk.LOG2E
+        for e in cutlass.range_constexpr(2):
+            d = Float32(now[e])
+            if const_expr(ssd.bias is not None):
+                d = d + Float32(o.bias[t.head])
+            if const_expr(ssd.softplus):
+                above = d if d > Float32(0.0) else Float32(0.0)
+                below = -d if d > Float32(0.0) else d
+                d = above + cute.math.log1p(cute.math.exp(below))
+            d = o.low if d < o.low else d
+            d = o.high if d > o.high else d
+            token = token_of(chunk, e)
+            d = Float32(0.0) if token < 0 or token >= g.tokens else d
+            x = d * decay
+            found[e] = Float32(LOWEST) if x < LOWEST else x
+            found[2 + e] = d
+        return found
 
     @cute.jit
     def put_diagonal(self, shared, x: tk.RegTile, between, scale, stage):

@@ -1,0 +1,153 @@
+"""A chunk's 64 x 64 scores with gates for each column, of products of operands that have parts of the decays."""
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, const_expr
+
+import tkq.tile as tk
+from tkq.linear_attention.channels.columns import HALVES, Columns, gather_lower, gather_scores, words
+from tkq.linear_attention.channels.spec import ChannelSpec
+from tkq.linear_attention.channels.square import Square, gather_square, gather_square_lower
+from tkq.linear_attention.config import CHUNK
+from tkq.tile.dtypes import element_type
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Registers of a chunk's 64 x 64 scores."""
+
+    x: tk.RegTile  # products: half of the columns, or, with the delta rule, all
+    p: tk.RegTile
+    lower: Any  # L, with the delta rule
+
+
+class ChannelScores:
+    """The part of `ChannelAttention` that makes P and, with the delta rule, L: by levels of `Columns`, and by `Square`,
+    of operands in shared memory, where s is the kernel's. place: a chunk's q, k and products of decays."""
+
+    def __init__(self, spec: ChannelSpec, columns: Columns, barrier: int):
+        """barrier: of the scores' warpgroup."""
+        self.spec, self.columns, self.square, self.barrier = spec, columns, Square(columns), barrier
+        self.scored, self.solved = not spec.updates, bool(spec.delta)
+
+    def registers(self) -> Scores:
+        """Room for them."""
+        return Scores(tk.rt_fl(CHUNK if self.solved else CHUNK // 2), tk.rt(CHUNK, element_type(self.spec.dtype)),
+                      tk.rt_fl(CHUNK) if self.solved else None)
+
+    def begin(self, c):
+        """Nothing has been added."""
+        tk.zero(c.p)
+        if self.solved:
+            tk.zero(c.lower)
+
+    @cute.jit
+    def add_levels(self, g, s, c, mine, place, near: Constexpr[bool]):
+        """Two levels; near: the diagonal and four levels. A level has two products, of half of P's columns each, or of
+        P and of L; while they are under way, the next level's operands are written."""
+        q, k, products = place
+        levels = range(2, len(HALVES)) if near else range(2)
+        if const_expr(near):
+            self.multiply(c.x, (k, q), 0, True)
+        for n in cutlass.range_constexpr(levels.start, levels.stop):
+            begun = const_expr(near or n > 0)
+            puts = self.rows(q, k, self.operands(s, n))
+            before = n - 1 if n > levels.start else -1
+            self.columns.early(mine, products, HALVES[n], puts)
+            if const_expr(begun):
+                self.gather(g, c, 0, before)
+                self.multiply(c.x, self.operands(s, before) if before >= 0 else (k, q), 1, before < 0)
+            self.columns.late(mine, HALVES[n], puts)
+            tk.publish()
+            if const_expr(begun):
+                self.gather(g, c, 1, before)
+            tk.sync(self.barrier, tk.WARPGROUP)
+            self.multiply(c.x, self.operands(s, n), 0, False)
+        last = levels.stop - 1
+        self.gather(g, c, 0, last)
+        self.multiply(c.x, self.operands(s, last), 1, False)
+        self.gather(g, c, 1, last)
+
+    @cute.jit
+    def add_square(self, g, s, c, mine, place):
+        """Pairs of one block of 16."""
+        to = s.others[0] if const_expr(self.solved) else s.levels[1]
+        self.put_square(s, mine, place[:2], to)
+        tk.publish()
+        tk.sync(self.barrier, tk.WARPGROUP)
+        if const_expr(self.scored):
+            first, second = (s.levels[0], to) if self.spec.reverse else (to, s.levels[0])
+            for part in cutlass.range_constexpr(CHUNK // c.x.cols):
+                if const_expr(self.solved):
+                    tk.mm_ABt(c.x, first, second)
+                else:
+                    tk.mm_ABt(c.x, first, second, b_part=part)
+                tk.mma_wait(0)
+                gather_square(c.p, c.x, part, self.spec.reverse, g.scale)
+        if const_expr(self.solved):
+            tk.mm_ABt(c.x, s.levels[1], s.levels[0])
+            tk.mma_wait(0)
+            gather_square_lower(c.lower, c.x)
+
+    def put_square(self, s, mine, place, to):
+        """Operands of `Square`; to: of those that are divided by none."""
+        of_keys, of_others = (words(x) for x in (place if self.spec.reverse else reversed(place)))
+        late = [(words(to), of_others)] if self.scored else []
+        if self.solved:
+            late.append((words(s.levels[1]), of_keys))
+        rows = self.columns.rows
+        self.square.put(mine, rows((words(s.levels[0]), of_keys)), rows(*late))
+
+    def operands(self, s, n):
+        """Of the n-th level: those of keys, with the delta rule those of queries apart."""
+        return s.levels[n % 2], s.others[n % 2] if self.solved else None
+
+    def multiply(self, x, operands, part, raw):
+        """A part of a level's products is under way. raw: operands are keys and queries as they came, and the level is
+        the diagonal, of which L has nothing."""
+        keys, others = operands
+        first, second = keys, others or keys
+        if raw or not self.spec.reverse:
+            first, second = second, first
+        if not self.solved:
+            tk.mm_ABt(x, first, second, b_part=part)
+        elif part == 1 and not raw:
+            tk.mm_ABt(x, keys, keys)
+        elif part == 0 and self.scored:
+            tk.mm_ABt(x, first, second)
+
+    def gather(self, g, c, part, n):
+        """A part of the n-th level's products, of which -1 is the diagonal, has arrived."""
+        half = HALVES[n] if n >= 0 else 0
+        if not self.solved:
+            tk.mma_wait(0)
+            gather_scores(c.p, c.x, part, half, self.spec.reverse, g.scale)
+        elif part == 0 and self.scored:
+            tk.mma_wait(0)
+            gather_scores(c.p, c.x, 0, half, self.spec.reverse, g.scale)
+        elif part == 1 and n >= 0:
+            tk.mma_wait(0)
+            gather_lower(c.lower, c.x, half)
+
+    def rows(self, q, k, operands):
+        """What is put in a level's early rows, and in the late ones. Queries and keys change places in the reversed
+        order."""
+        of_keys, of_others = (words(x) for x in ((q, k) if self.spec.reverse else (k, q)))
+        to, rows = words(operands[0]), self.columns.rows
+        if not self.solved:
+            return rows((to, of_keys)), rows((to, of_others))
+        if not self.scored:
+            return rows((to, of_keys)), rows((to, of_keys))
+        return rows((to, of_keys)), rows((to, of_keys), (words(operands[1]), of_others))
+
+    def scale_in_place(self, s, mine, place, stage):
+        """Operands that meet the state."""
+        q, k, products = place
+        keys, others = (words(x) for x in ((q, k) if self.spec.reverse else (k, q)))
+        late = [(others, others)] if self.scored else []
+        if self.solved:
+            late.append((words(s.started[stage]), keys))
+        rows = self.columns.rows
+        self.columns.to_ends(mine, products, rows((keys, keys)), rows(*late), s.total[None, stage])
