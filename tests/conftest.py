@@ -62,13 +62,18 @@ def _why_no_gpu():
     return None
 
 
-def _is_asked_for(config):
-    asked = [(config.invocation_params.dir / arg.partition("::")[0]).resolve() for arg in config.args]
-    return config.option.collectonly or any(_GPU_TESTS in (path, *path.parents) for path in asked)
+def _is_one_of_all(config):
+    """Is the GPU suite looked at because all tests are, and not because a path in it was given?"""
+    paths = [(config.invocation_params.dir / arg.partition("::")[0]).resolve() for arg in config.args]
+    given = any(_GPU_TESTS in (path, *path.parents) for path in paths)
+    return not given and any(path in _GPU_TESTS.parents for path in paths)
 
 
 def pytest_ignore_collect(collection_path, config):
-    if collection_path == _GPU_TESTS and not _is_asked_for(config) and (why := _why_no_gpu()):
+    if collection_path != _GPU_TESTS or config.option.collectonly or not _is_one_of_all(config):
+        return None
+    why = _why_no_gpu()
+    if why:
         config.stash[_left_out] = why
         if hasattr(config, "workeroutput"):
             config.workeroutput["left_out"] = why
