@@ -1,4 +1,6 @@
-"""Options of the test run, and the GPU suite as a whole: it runs on an sm_90 device, and is counted elsewhere.
+"""Options of the test run, and the GPU suite as a whole: it runs on an sm_90 device. Elsewhere it is skipped where it
+is asked for, by a path in tests/gpu, and a run of all tests does not look at it: each worker would read thousands of
+tests for nothing. One test in tests/cpu/testing/test_mutants.py collects it.
 
 Most of the GPU suite's time is the compilation of its kernels. On a machine that starts with an empty cache they can
 come from an earlier run, and only those are compiled whose sources have changed since:
@@ -26,6 +28,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 _GPU_TESTS = pathlib.Path(__file__).parent / "gpu"
 _skipped = pytest.StashKey[int]()
+_left_out = pytest.StashKey[str]()  # why the GPU suite is not looked at
 
 
 def pytest_addoption(parser):
@@ -59,6 +62,32 @@ def _why_no_gpu():
     return None
 
 
+def _is_one_of_all(config):
+    """Is the GPU suite looked at because all tests are, and not because a path in it was given?"""
+    paths = [(config.invocation_params.dir / arg.partition("::")[0]).resolve() for arg in config.args]
+    given = any(_GPU_TESTS in (path, *path.parents) for path in paths)
+    return not given and any(path in _GPU_TESTS.parents for path in paths)
+
+
+def pytest_ignore_collect(collection_path, config):
+    if collection_path != _GPU_TESTS or config.option.collectonly or not _is_one_of_all(config):
+        return None
+    why = _why_no_gpu()
+    if why:
+        config.stash[_left_out] = why
+        if hasattr(config, "workeroutput"):
+            config.workeroutput["left_out"] = why
+        return True
+    return None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """Of pytest-xdist: a worker has ended."""
+    if why := getattr(node, "workeroutput", {}).get("left_out"):
+        node.config.stash[_left_out] = why
+
+
 def pytest_collection_modifyitems(config, items):
     sampled.mark(items)
     if not config.getoption("--slow") and "slow" not in config.getoption("-m"):
@@ -79,6 +108,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_terminal_summary(terminalreporter, config):
+    if why := config.stash.get(_left_out, None):
+        terminalreporter.write_line(f"GPU suite left out: it needs an sm_90 GPU (H100, H200); {why}")
     # With pytest-xdist each worker counts for itself; the reports say it here, and why, so that this process, whose end
     # all wait for, needs no torch.
     said = [found[1] for report in terminalreporter.stats.get("skipped", ())

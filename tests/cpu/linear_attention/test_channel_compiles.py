@@ -12,6 +12,10 @@ from tkq.linear_attention.spec import COLUMN_DIMS, VALUE_DIMS
 from tkq.testing import sass
 
 needs_nvdisasm = pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is not installed")
+# Of each there is one here that has all its code and as many registers to fill: with states; as wide, in the same order
+# of tokens; with a strict mask besides.
+HELD_BY_OTHERS = ("linear_attn-bf16-k128-v128-column", "linear_attn_dv-bf16-k128-v128-column",
+                  "linear_attn_dk-bf16-k64-v128-column")
 
 
 @needs_nvdisasm
@@ -24,6 +28,7 @@ needs_nvdisasm = pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is
     "linear_attn-bf16-k128-v128-column-packed-pool", "gated_delta_rule_du-bf16-k128-v128-column-packed",
     "gated_delta_rule_dg-column-packed",
     "gated_delta_rule_du-bf16-k128-v128-column-beta_bf16", "gated_delta_rule_keys_behind-bf16-k128-v128-column-dot"])
+@pytest.mark.sampled(when=lambda name: name not in HELD_BY_OTHERS)
 def test_shipped(name):
     kernel, = (kernel for kernel in shipped() if kernel.name == name)
     sass.assert_sass(kernel.recipe, kernel.expectation)
@@ -32,7 +37,8 @@ def test_shipped(name):
 @needs_nvdisasm
 @pytest.mark.parametrize("spec", [
     ChannelSpec("fp16", 48, 112, "bf16", "bf16"), ChannelSpec("fp16", 128, 256, reverse=True),
-    ChannelSpec("bf16", 96, 80, "fp32", "fp32", True, "fp32"),
+    # its parts are in others: the delta rule in the reversed order at its widest, states, 80 columns of values
+    pytest.param(ChannelSpec("bf16", 96, 80, "fp32", "fp32", True, "fp32"), marks=pytest.mark.slow),
     ChannelSpec("bf16", 96, 80, "fp32", "fp32", True, of_values=True, dot=True)])
 def test_other_sizes(spec):
     sass.assert_sass(recipe(spec), expectation(spec))

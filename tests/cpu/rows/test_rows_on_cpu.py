@@ -112,6 +112,9 @@ def test_cross_entropy(options, dtype, V, room, first):
 @pytest.mark.parametrize("options, dtype, V, room, first", [
     *(({}, "bf16", *place) for place in PLACES), ({}, "bf16", 136, 136, 0), ({}, "bf16", 129, 140, 5),
     ({}, "fp32", 33, 33, 0), (dict(softcap=5.0, z_loss=1e-2), "bf16", 40, 48, 8)])
+# rows below a step: apart by odd numbers, and the shortest; what is aligned is so at 136, too, and with options at 40
+@pytest.mark.sampled(when=lambda dtype, room, first, options: first % 2 or room == 1 or room > 100 or dtype == "fp32"
+                     or options)
 def test_streaming(monkeypatch, options, dtype, V, room, first):
     """The forward in steps, of which none, some or all lie within the row."""
     logits, target = make((37, V), dtype, 3.0)
