@@ -6,7 +6,7 @@ TESTS = "tests/gpu/linear_attention/test_channels.py::"
 KEYS, FAR, DELTA, VALUES, LAST, LONG = ((f"{TESTS}{name}",) for name in (
     "test_lengths[o]", "test_resets", "test_lengths[delta]", "test_lengths[dq]", "test_nothing_behind_the_end_counts",
     "test_gradients_of_gates_are_as_good_at_any_length[False]"))
-BEFORE = ("tests/gpu/linear_attention/test_packed.py::test_tokens_before_the_first_sequence[linear_attn of columns]",)
+BEFORE = ("tests/gpu/linear_attention/test_packed.py::test_tokens_before_the_first_sequence",)
 FINISH = "tests/gpu/linear_attention/test_finish_on_gpu.py::"
 HEADS, DOTS, SUMS, SEGMENTS = ((f"{FINISH}{name}",) for name in (
     "test_sums_over_shared_heads", "test_dot_products", "test_sums_behind_each_token[2-False]",

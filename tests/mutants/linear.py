@@ -111,12 +111,19 @@ MUTANTS = (
         ("beta_of_one", "tk.mul_row(x, x, beta)", "", HARD),
         ("what_values_lack_by_an_inverse_without_beta", "self.scale_columns(x, shared.beta[None, stage])", "pass",
          LACKING),
-        ("what_values_lack_taken_up", "tk.mul_col(c.w, c.w, c.beta)", "pass", LACKING),
+        ("what_values_lack_taken_up", """
+                tk.mul_col(c.w, c.w, c.beta)
+            tk.copy(c.v, c.w)
+         """, "    tk.copy(c.v, c.w)", LACKING),
         ("what_values_lack_erased_with_beta", "shared.erase[i, stage] = decay", "pass", LACKING),
         ("gradients_by_the_inverse_not_transposed", "tk.mm_AB(c.w, c.x, shared.inverse[stage])",
          "tk.mm_ABt(c.w, c.x, shared.inverse[stage])", GRADIENTS),
         ("gradients_are_not_erased", "tk.mma_AB(c.s, c.x, keys)", "", GRADIENTS),
-        ("gradients_without_beta", "tk.mul_col(c.w, c.w, c.beta)", "", GRADIENTS),
+        ("gradients_without_beta", '''
+        """Reversed, c.w = (dU beta)'."""
+        tk.load_shared_cols(c.beta, shared.beta[None, stage])
+        tk.mul_col(c.w, c.w, c.beta)
+         ''', "pass", GRADIENTS),
         ("erased_without_the_scale", "decay = decay * cute.arch.rcp_approx(g.scale)", "pass", GRADIENTS),
         ("beta_of_another_token", "beta = Float32(mine[1][e])", "beta = Float32(mine[1][1 - e])", DELTA)),
     *family(

@@ -280,11 +280,11 @@ class ChannelAttention:
             self.delta.gradients_of_updates(c, s.delta, scores.stage)
             mul_columns(c.s, s.total[None, scores.stage])
             tk.mma_AB(c.s, c.v, s.k[ring.stage])
-            self.delta.erase(c, started)
+            self.delta.erase(c, s.delta, started, scores.stage)
             tk.mma_wait(1)
             self.put(g.o, s, t, self.delta.result(c), order(self.spec, g, t, i), wg)
             if const_expr(self.delta.back):
-                tk.mul_col(c.w, c.w, c.beta)
+                self.delta.times_beta(c, s.delta, scores.stage)
                 self.put(g.dv, s, t, c.w, order(self.spec, g, t, i), wg)
             tk.mma_wait(0)
             s.tokens.release(ring)
