@@ -23,9 +23,11 @@ def plan(spec: LinearSpec, groups: int | None = None) -> LinearConfig:
 
 def spilled(spec: LinearSpec) -> int:
     """Local loads and stores that a kernel may have: see `widest_delta`; of wider states with the delta rule,
-    all of them in front of the loop over chunks."""
+    all of them in front of the loop over chunks; of Mamba-2's where a block finds its sequence or its states."""
     wide = spec.delta and spec.head_dim > NARROW
-    return 8 if wide or (widest_delta(spec) and plan(spec).groups == 2) else 0
+    if wide or (widest_delta(spec) and plan(spec).groups == 2):
+        return 8
+    return 4 if spec.ssd and (spec.packed or spec.pool) else 0
 
 
 def _registers(spec, groups):

@@ -4,7 +4,7 @@ from __future__ import annotations
 from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.config import CHUNK, LinearConfig
 from tkq.linear_attention.plan import MOST_STAGES, SHARED
-from tkq.linear_attention.spec import HEAD_DIMS
+from tkq.linear_attention.spec import NARROW
 
 SMALL = 4096  # bytes: of factors of columns and of tokens
 FILLED = 2**15  # threads of sums over tokens that keep a GPU's memory at work
@@ -16,7 +16,7 @@ def plan(spec: ChannelSpec) -> LinearConfig:
     registers, with gates of values, where a block has 64 of them, and forward where keys are widest and a block finds
     its sequence or its states, which takes registers, too. As many stages as there is room for."""
     tile, wide = 2 * CHUNK * CHUNK, 2 * CHUNK * spec.head_dim
-    found = (spec.packed or spec.pool) and not spec.reverse and spec.head_dim == HEAD_DIMS[-1]
+    found = (spec.packed or spec.pool) and not spec.reverse and spec.head_dim == NARROW
     groups = 1 if spec.value_dim <= CHUNK or spec.delta or spec.of_values or found else 2
     stage = 2 * wide + (groups + spec.dot) * tile
     if spec.of_values:  # rows with their factors, those factors, P
