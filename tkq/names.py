@@ -43,8 +43,8 @@ _ELSEWHERE = {
 }
 _KNOWN = {word: name for name, words in _ELSEWHERE.items() for word in words.split()}
 _CLASSES = ("BasedAttention", "CrossEntropyLoss", "Fp8Linear", "GEGLU", "GatedDeltaNet", "HedgehogAttention",
-            "LayerNorm", "LayerNormQuant", "Linear", "LinearCrossEntropyLoss", "LogSoftmax", "RMSNorm", "RMSNormQuant",
-            "RotaryEmbedding", "Softmax", "SwiGLU")
+            "KimiDeltaAttention", "LayerNorm", "LayerNormQuant", "Linear", "LinearCrossEntropyLoss", "LogSoftmax",
+            "Mamba2", "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "Softmax", "SwiGLU")
 
 
 def listed(namespace: dict, public) -> list[str]:

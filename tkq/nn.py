@@ -10,7 +10,8 @@ Under autocast Linear, Fp8Linear and LinearCrossEntropyLoss cast as torch does. 
 
 SwiGLU, GEGLU, RotaryEmbedding and LinearCrossEntropyLoss are modules around functions that torch.nn has not, or not in
 every version; RMSNormQuant and LayerNormQuant are norms for products in float8, of models that are not trained.
-GatedDeltaNet, BasedAttention and HedgehogAttention are mixers, whole layers with their projections.
+GatedDeltaNet, BasedAttention, HedgehogAttention, KimiDeltaAttention and Mamba2 are mixers, whole layers with their
+projections.
 """
 from typing import Optional
 
@@ -23,8 +24,8 @@ from .runtime import arguments
 from .runtime.call import check
 
 __all__ = ["GEGLU", "BasedAttention", "CrossEntropyLoss", "Fp8Linear", "GatedDeltaNet", "HedgehogAttention",  # noqa: F822
-           "LayerNorm", "LayerNormQuant", "Linear", "LinearCrossEntropyLoss", "LogSoftmax", "RMSNorm", "RMSNormQuant",
-           "RotaryEmbedding", "Softmax", "SwiGLU"]
+           "KimiDeltaAttention", "LayerNorm", "LayerNormQuant", "Linear", "LinearCrossEntropyLoss", "LogSoftmax",
+           "Mamba2", "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "Softmax", "SwiGLU"]
 
 # what constructors are given, refused there and not in the first forward
 _loss = arguments.checker("cross_entropy", "z_loss", "softcap", "inplace_backward", called="CrossEntropyLoss")
@@ -43,6 +44,12 @@ def __getattr__(name):
     if name == "GatedDeltaNet":  # likewise
         from .linear_attention.layers import GatedDeltaNet
         return GatedDeltaNet
+    if name == "KimiDeltaAttention":
+        from .linear_attention.kimi_layer import KimiDeltaAttention
+        return KimiDeltaAttention
+    if name == "Mamba2":
+        from .linear_attention.mamba2_layer import Mamba2
+        return Mamba2
     if name == "HedgehogAttention":
         from .linear_attention.hedgehog.layers import HedgehogAttention
         return HedgehogAttention

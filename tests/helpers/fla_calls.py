@@ -15,10 +15,13 @@ SIGNATURES = {
     "chunk_simple_gla": ("q", "k", "v", "g", "g_gamma", *STATES, "state_v_first", "cu_seqlens", "cu_seqlens_cpu"),
     "fused_chunk_simple_gla": ("q", "k", "v", "g", "g_gamma", *STATES, "cu_seqlens"),
     "fused_recurrent_simple_gla": ("q", "k", "v", "g", "g_gamma", *STATES, "reverse", "state_v_first", "cu_seqlens"),
+    "parallel_simple_gla": ("q", "k", "v", "g", "scale", "output_attentions", "cu_seqlens", "cu_seqlens_cpu"),
     "chunk_gla": ("q", "k", "v", "g", *STATES, "state_v_first", "cu_seqlens", "cu_seqlens_cpu"),
+    "fused_recurrent_gla": ("q", "k", "v", "gk", "gv", *STATES, "reverse", "state_v_first", "cu_seqlens"),
     "chunk_retention": (*LINEAR, "cu_seqlens"),
     "fused_chunk_retention": (*LINEAR, "cu_seqlens"),
     "fused_recurrent_retention": (*LINEAR, "reverse", "state_v_first", "cu_seqlens"),
+    "parallel_retention": ("q", "k", "v", "scale", "output_attentions", "cu_seqlens"),
     "chunk_lightning_attn": ("q", "k", "v", "layer_idx", "num_layers", *STATES, "cu_seqlens"),
     "fused_recurrent_lightning_attn": ("q", "k", "v", "layer_idx", "num_layers", *STATES, "reverse", "cu_seqlens"),
     "chunk_linear_attn": (*LINEAR, "normalize", "cu_seqlens"),
@@ -31,16 +34,18 @@ SIGNATURES = {
     "chunk_kda": ("q", "k", "v", "g", "beta", *STATES, L2, "use_gate_in_kernel", *SIGMOID, "safe_gate", "lower_bound",
                   "disable_recompute", "return_intermediate_states", "state_v_first", "cu_seqlens", "cu_seqlens_cpu",
                   "cp_context", "use_graph", "max_num_seqs"),
+    "fused_recurrent_kda": ("q", "k", "v", "g", "beta", "A_log", "dt_bias", *STATES, L2, "use_gate_in_kernel", *SIGMOID,
+                            "lower_bound", "state_v_first", "cu_seqlens"),
     "chunk_delta_rule": ("q", "k", "v", "beta", *STATES, L2, "cu_seqlens", "cu_seqlens_cpu"),
     "fused_recurrent_delta_rule": ("q", "k", "v", "beta", *STATES, L2, "cu_seqlens"),
 }
 BY_NAME = {name: ("chunk_size",) for name in SIGNATURES
            if name.startswith("chunk") and name not in ("chunk_linear_attn", "chunk_gla")} | {
-    "chunk_gated_delta_rule": (*GATES, "chunk_size")}
+    "chunk_gated_delta_rule": (*GATES, "chunk_size"), "chunk_kda": (*GATES[1:], "chunk_size")}
 ALIASES = {"chunk_gdn": "chunk_gated_delta_rule", "fused_recurrent_gdn": "fused_recurrent_gated_delta_rule"}
 BASED = {"fused_chunk_based", "parallel_based"}  # that have no states
-COLUMNS = "chunk_gla", "chunk_kda"  # whose gates are of each column of k
-REFUSED = {"lower_bound": -5.0, "return_intermediate_states": True, "reverse": True, "cp_context": object(),
+COLUMNS = "chunk_gla", "fused_recurrent_gla", "chunk_kda", "fused_recurrent_kda"  # gates of each column of k
+REFUSED = {"return_intermediate_states": True, "reverse": True, "cp_context": object(), "output_attentions": True,
            "gk": torch.zeros(2), "gv": torch.zeros(2)}
 
 
@@ -53,7 +58,7 @@ def inputs(name, S=9, K=32, V=48, device="cpu") -> dict:
         q, k = q.abs(), k.abs()
     elif L2 not in names:
         q, k = (F.normalize(x.float(), dim=-1).bfloat16() for x in (q, k))
-    heads = 4 if L2 in names or "g" in names else 2
+    heads = 4 if L2 in names or "g" in names or name in COLUMNS else 2
     gates = (torch.randn(2, S, heads, device=device) for _ in range(2))
     known = dict(q=q, k=k, v=torch.randn(2, S, heads, V, device=device).bfloat16(), layer_idx=3, num_layers=8,
                  scale=0.3, initial_state=torch.randn(2, heads, K, V, device=device), output_final_state=True,
@@ -63,19 +68,22 @@ def inputs(name, S=9, K=32, V=48, device="cpu") -> dict:
     known["g"], known["beta"] = (x.bfloat16() for x in gates)
     if name in COLUMNS:
         known["g"] = torch.randn(2, S, heads, K, device=device).bfloat16()
+        known["dt_bias"] = torch.rand(heads * K, device=device)
     if "A_log" not in names:
         known |= dict(g=-known["g"].abs(), beta=known["beta"].sigmoid(), use_gate_in_kernel=False)
     if known["normalize"] and "normalize" in names:
         known["initial_state"] = known["initial_state"], torch.rand(2, 1, 2, K, device=device)
+    if name == "fused_recurrent_gla":
+        known["gk"] = known["g"]
     return {argument: known[argument] for argument in names if argument in known}
 
 
 def exact(name, given):
     """(o, state) in float64 of such a call."""
     w = {n: x.double() if isinstance(x, torch.Tensor) else x for n, x in given.items()}
-    q, k, v, state, z = w["q"], w["k"], w["v"], w["initial_state"], None
+    q, k, v, state, z = w["q"], w["k"], w["v"], w.get("initial_state"), None
     h = torch.arange(q.shape[2], dtype=torch.float64, device=q.device)
-    g, beta = w.get("g"), w.get("beta")
+    g, beta = w.get("g", w.get("gk")), w.get("beta")
     if w.get(L2):
         q, k = (x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for x in (q, k))
     if "retention" in name:
@@ -83,7 +91,10 @@ def exact(name, given):
     if "lightning" in name:
         g = -8 * h / len(h) * (1 - w["layer_idx"] / w["num_layers"])
     if w.get("use_gate_in_kernel"):
-        g, beta = -w["A_log"].exp() * F.softplus(g + w["dt_bias"]), 2 * beta.sigmoid()
+        A, bias = (x.view(len(w["A_log"]), *(-1,) * (g.dim() - 3)) for x in (w["A_log"].exp(), w["dt_bias"]))
+        low = w.get("lower_bound")
+        g = -A * F.softplus(g + bias) if low is None else low * (A * (g + bias)).sigmoid()
+        beta = 2 * beta.sigmoid()
     if w.get("normalize"):
         state, z = state[0].double(), state[1].double()
     o, last = recurrence(q, k, v, g, w["scale"], state, beta=beta)
@@ -99,7 +110,8 @@ def call(name, given, positions=True):
     if not positions:
         return function(**given)
     places = [given.get(argument) for argument in SIGNATURES[name]]
-    flags = "state_v_first", "reverse", "safe_gate", "disable_recompute", "return_intermediate_states", "use_graph"
+    flags = ("state_v_first", "reverse", "safe_gate", "disable_recompute", "return_intermediate_states", "use_graph",
+             "output_attentions")
     places = [False if argument in flags and value is None else value
               for argument, value in zip(SIGNATURES[name], places)]
     return function(*places, **{argument: x for argument, x in given.items() if argument not in SIGNATURES[name]})

@@ -5,7 +5,7 @@
 Tensors are (B, T, H, K), states (N, HV, K, V) float32, as fla has them, and the pair (o, final state or None) comes
 back. bf16 and fp16, K a multiple of 16 to 128, V to 256: see `tkq.linear_attn` and `tkq.gated_delta_rule`, whose errors
 say what these do not take. Gates of 16 bits and betas of fp16 are made float32, which is exact; fla computes with them
-in float32 too. The `fused_recurrent` forms are computed in chunks as well: the same within rounding.
+in float32 too. The `fused_recurrent` and `parallel` forms are computed in chunks as well: the same within rounding.
 
 An argument that tkq's function has not is refused by name, with NotImplementedError, unless it is at its default, None
 or False: `PASSED_ON` says what goes on. chunk_size, cu_seqlens_cpu, chunk_indices and the like say how fla computes,
@@ -17,14 +17,15 @@ import torch
 from torch import Tensor
 
 from .. import based, gated_delta_rule, linear_attn
+from ..linear_attention.channels.decays import column_decays
 from ..runtime.call import check
 
 __all__ = ["chunk_delta_rule", "chunk_gated_delta_rule", "chunk_gdn", "chunk_gla", "chunk_kda", "chunk_lightning_attn",
            "chunk_linear_attn", "chunk_retention", "chunk_simple_gla", "fused_chunk_based", "fused_chunk_linear_attn",
            "fused_chunk_retention", "fused_chunk_simple_gla", "fused_recurrent_delta_rule",
-           "fused_recurrent_gated_delta_rule", "fused_recurrent_gdn", "fused_recurrent_lightning_attn",
-           "fused_recurrent_linear_attn", "fused_recurrent_retention", "fused_recurrent_simple_gla",
-           "parallel_based"]
+           "fused_recurrent_gated_delta_rule", "fused_recurrent_gdn", "fused_recurrent_gla", "fused_recurrent_kda",
+           "fused_recurrent_lightning_attn", "fused_recurrent_linear_attn", "fused_recurrent_retention",
+           "fused_recurrent_simple_gla", "parallel_based", "parallel_retention", "parallel_simple_gla"]
 
 # Of what the functions below take besides the arguments of every call: the names that go on to tkq's function, as they
 # are. An argument that such a function gets is opened here, and nowhere else: all of them hand theirs to `_extra`.
@@ -94,6 +95,13 @@ def fused_recurrent_simple_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None
                        reverse=reverse, state_v_first=state_v_first, cu_seqlens=cu_seqlens)
 
 
+def parallel_simple_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = None, scale: float | None = None,
+                        output_attentions: bool = False, cu_seqlens: Tensor | None = None, cu_seqlens_cpu=None):
+    """As `chunk_simple_gla`, without states: the pair (o, None)."""
+    return _simple_gla("parallel_simple_gla", q, k, v, g, None, scale, None, False,
+                       output_attentions=output_attentions, cu_seqlens=cu_seqlens)
+
+
 def _simple_gla(name, q, k, v, g, g_gamma, scale, initial_state, output_final_state, **given):
     if g is not None and g_gamma is not None:
         raise NotImplementedError(f"{name}: g_gamma: got a tensor with g, allowed is one of them")
@@ -111,6 +119,16 @@ def chunk_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float | None = 
     _of_rank("chunk_gla", "g", g, 4)
     return _linear("chunk_gla", q, k, v, g, scale, initial_state, output_final_state, state_v_first=state_v_first,
                    cu_seqlens=cu_seqlens)
+
+
+def fused_recurrent_gla(q: Tensor, k: Tensor, v: Tensor, gk: Tensor | None = None, gv: Tensor | None = None,
+                        scale: float | None = None, initial_state: Tensor | None = None,
+                        output_final_state: bool = False, reverse: bool = False, state_v_first: bool = False,
+                        cu_seqlens: Tensor | None = None):
+    """As `chunk_gla`, whose g is gk, or None: nothing decays."""
+    _of_rank("fused_recurrent_gla", "gk", gk, 4)
+    return _linear("fused_recurrent_gla", q, k, v, gk, scale, initial_state, output_final_state, gv=gv,
+                   reverse=reverse, state_v_first=state_v_first, cu_seqlens=cu_seqlens)
 
 
 def chunk_retention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, initial_state: Tensor | None = None,
@@ -135,6 +153,13 @@ def fused_recurrent_retention(q: Tensor, k: Tensor, v: Tensor, scale: float | No
     """As `chunk_retention`."""
     return _linear("fused_recurrent_retention", q, k, v, _retention(q), scale, initial_state, output_final_state,
                    reverse=reverse, state_v_first=state_v_first, cu_seqlens=cu_seqlens)
+
+
+def parallel_retention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, output_attentions: bool = False,
+                       cu_seqlens: Tensor | None = None):
+    """As `chunk_retention`, without states: the pair (o, None)."""
+    return _linear("parallel_retention", q, k, v, _retention(q), scale, None, False,
+                   output_attentions=output_attentions, cu_seqlens=cu_seqlens)
 
 
 def _retention(q):
@@ -277,17 +302,55 @@ def chunk_kda(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: f
               lower_bound: float | None = None, disable_recompute: bool = False,
               return_intermediate_states: bool = False, state_v_first: bool = False, cu_seqlens: Tensor | None = None,
               cu_seqlens_cpu=None, cp_context=None, use_graph: bool = False, max_num_seqs: int | None = None, *,
-              chunk_size: int | None = None):
+              A_log: Tensor | None = None, dt_bias: Tensor | None = None, chunk_size: int | None = None):
     """`tkq.gated_delta_rule` with g (B, T, HV, K), logarithms of decays for each column of k: Kimi Delta Attention.
-    safe_gate, disable_recompute, use_graph and max_num_seqs are passed over: how fla computes."""
-    check.tensor("chunk_kda: g", g)
-    _of_rank("chunk_kda", "g", g, 4)
-    given = dict(use_gate_in_kernel=use_gate_in_kernel, lower_bound=lower_bound, cp_context=cp_context,
-                 return_intermediate_states=return_intermediate_states, state_v_first=state_v_first,
-                 cu_seqlens=cu_seqlens)
+    With use_gate_in_kernel they are made of g, A_log (HV numbers) and dt_bias (HV K), by PyTorch in float32:
+    -exp(A_log) softplus(g + dt_bias), or with lower_bound lower_bound sigmoid(exp(A_log) (g + dt_bias)); lower_bound is
+    passed over without. So are safe_gate, disable_recompute, use_graph and max_num_seqs: how fla computes."""
+    g = _column_gates("chunk_kda", g, use_gate_in_kernel, A_log, dt_bias, lower_bound)
+    given = dict(cp_context=cp_context, return_intermediate_states=return_intermediate_states,
+                 state_v_first=state_v_first, cu_seqlens=cu_seqlens)
     options = dict(use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel, allow_neg_eigval=allow_neg_eigval)
     return _delta("chunk_kda", q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
                   given, options)
+
+
+def fused_recurrent_kda(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor | None = None,
+                        dt_bias: Tensor | None = None, scale: float | None = None,
+                        initial_state: Tensor | None = None, output_final_state: bool = False,
+                        use_qk_l2norm_in_kernel: bool = False, use_gate_in_kernel: bool = False,
+                        use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False,
+                        lower_bound: float | None = None, state_v_first: bool = False,
+                        cu_seqlens: Tensor | None = None):
+    """As `chunk_kda`."""
+    name = "fused_recurrent_kda"
+    g = _column_gates(name, g, use_gate_in_kernel, A_log, dt_bias, lower_bound)
+    options = dict(use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel, allow_neg_eigval=allow_neg_eigval)
+    return _delta(name, q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
+                  dict(state_v_first=state_v_first, cu_seqlens=cu_seqlens), options)
+
+
+def _column_gates(name, g, use_gate, A_log, dt_bias, lower_bound):
+    """g as the rule takes it, made of these where use_gate says so."""
+    check.flag(f"{name}: use_gate_in_kernel", use_gate)
+    check.tensor(f"{name}: g", g)
+    check.rank(f"{name}: g", g, 4)
+    given = (("A_log", A_log, g.shape[2]), ("dt_bias", dt_bias, g.shape[2] * g.shape[3]))
+    if not use_gate:
+        for argument, x, _ in given:
+            if x is not None:
+                raise ValueError(f"{name}: {argument}: got a tensor, allowed with use_gate_in_kernel=True alone")
+        return g
+    if lower_bound is not None:
+        check.number(f"{name}: lower_bound", lower_bound)
+    elif A_log is None:
+        raise ValueError(f"{name}: A_log: got None, expected a tensor with use_gate_in_kernel=True and no lower_bound")
+    for argument, x, count in given:
+        if x is not None:
+            check.tensor(f"{name}: {argument}", x)
+            if x.numel() != count:
+                raise ValueError(f"{name}: {argument}: has {x.numel()} numbers, expected {count}")
+    return column_decays(g, A_log, dt_bias, lower_bound)
 
 
 def chunk_delta_rule(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, scale: float | None = None,

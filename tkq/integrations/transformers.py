@@ -69,9 +69,10 @@ def patch(model: nn.Module, *, linear: str | None = None, keep_weight: bool = Tr
     embedding (in attention layers), gated MLPs, the additions around norms (in decoder layers), and the loss.
 
     Args:
-        model: of Llama, Mistral, Qwen 2, Qwen 3, Gemma 2, Gemma 3, or Qwen3-Next, whose linear attention then runs on
-            `tkq.gated_delta_rule`, and whose loss stays; or anything that has such modules in it. Changed in place. How
-            attention itself is computed stays as it is: ``model.set_attn_implementation("tkq")``.
+        model: of Llama, Mistral, Qwen 2, Qwen 3, Gemma 2, Gemma 3; Qwen3-Next and Kimi Linear, whose linear attention
+            then runs on `tkq.gated_delta_rule`, Mamba-2, Bamba, Granite 4 (GraniteMoeHybrid) and Nemotron-H, whose
+            mixers run on `tkq.mamba2_ssd`, and whose losses stay; or anything that has such modules in it. Changed in
+            place. How attention itself is computed stays as it is: ``model.set_attn_implementation("tkq")``.
         linear: what linear layers of decoder layers become: None, as they are; "tkq", `tkq.nn.Linear`; "fp8",
             "fp8_block" and "fp8_tensor", `tkq.nn.Fp8Linear` with scales "row", "1x128", and "tensor" with gradients
             in float8_e5m2 (those with sizes that are multiples of 16).
@@ -103,7 +104,7 @@ def patch(model: nn.Module, *, linear: str | None = None, keep_weight: bool = Tr
         found = known.get(modules.original(type(module)) or type(module))
         if found is None:
             continue
-        if type(module) in known and (loss or not found.is_loss):
+        if type(module) in known and found.kind.forward is not None and (loss or not found.is_loss):
             _replace(module, found, report)
         if linear is not None and found.is_layer:  # of layers that an earlier call has replaced, too
             modules.replace_linears(module, linear, keep_weight, report)

@@ -1,5 +1,6 @@
 """Modules of transformers' models on tkq: subclasses that differ in `forward` alone, and the table of what they are of.
 """
+import contextlib
 import functools
 import importlib
 import inspect
@@ -14,9 +15,12 @@ from torch import nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from .. import geglu, linear_cross_entropy, rmsnorm, rope_qk, swiglu
+from .. import linear_cross_entropy, rmsnorm, rope_qk
 from . import transformers_hybrid as hybrid
-from .linears import added, changed, together
+from . import transformers_kimi as kimi
+from . import transformers_mamba as mamba
+from . import transformers_mlps as mlps
+from .linears import changed, together
 from .transformers_attention import refuse_unmasked
 
 
@@ -25,7 +29,8 @@ class Family(NamedTuple):
 
     norm: the name of a norm's eps. offset: what its weight is added to. four_norms: a layer has norms behind attention
     and MLP too. head_norms: queries and keys are normalised. options: what the layer gives its attention, by the names
-    of its attributes. hybrid: layers have attention, with a gate, or the gated delta rule."""
+    of its attributes. hybrid: layers have attention, with a gate, or the gated delta rule. mixer: which of `MIXERS`
+    layers have instead."""
 
     norm: str = "variance_epsilon"
     offset: float = 0.0
@@ -33,6 +38,7 @@ class Family(NamedTuple):
     head_norms: bool = False
     options: dict = {}  # noqa: RUF012  never written to
     hybrid: bool = False
+    mixer: str = ""
 
 
 _WINDOW, _GEMMA = {"sliding_window": "sliding_window"}, dict(norm="eps", offset=1.0, four_norms=True)
@@ -45,11 +51,11 @@ FAMILIES = {
     "Gemma2": Family(**_GEMMA, options={**_WINDOW, "softcap": "attn_logit_softcapping"}),
     "Gemma3": Family(**_GEMMA, head_norms=True, options=_WINDOW),
     "Qwen3Next": Family("eps", 1.0, head_norms=True, hybrid=True),
-}
-_TANH = functools.partial(geglu, approximate="tanh")
-ACTIVATIONS = {  # by the classes behind transformers' names
-    "SiLU": swiglu, "SiLUActivation": swiglu, "GELU": geglu, "GELUActivation": geglu,
-    "GELUTanh": _TANH, "PytorchGELUTanh": _TANH, "NewGELUActivation": _TANH,
+    "KimiLinear": Family(mixer="kimi"),
+    "Mamba2": Family(mixer="mamba2"),
+    "Bamba": Family(mixer="bamba"),
+    "GraniteMoeHybrid": Family(mixer="granite"),
+    "NemotronH": Family(mixer="nemotron"),
 }
 _CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"  # before 5.24
 LINEARS = (None, "tkq", "fp8", "fp8_block", "fp8_tensor")
@@ -61,17 +67,6 @@ LINEARS = (None, "tkq", "fp8", "fp8_block", "fp8_tensor")
 def norm_forward(family, cls):
     def forward(self, hidden_states):
         return rmsnorm(hidden_states, self.weight, eps=getattr(self, family.norm), weight_offset=family.offset)
-
-    return forward
-
-
-def mlp_forward(family, cls):
-    def forward(self, x, residual=None):
-        """residual: what the result is added to, which its layer may say: see `layer_forward`."""
-        gate, up = together(x, self.gate_proj, self.up_proj)
-        gated = None if changed(self.act_fn) else ACTIVATIONS.get(type(self.act_fn).__name__)
-        h = self.act_fn(gate) * up if gated is None else gated(gate, up)
-        return self.down_proj(h) if residual is None else added(self.down_proj, h, residual)
 
     return forward
 
@@ -217,29 +212,32 @@ def _loss(model, hidden, labels, num_items_in_batch=None, ignore_index=-100, shi
 # ---- what is replaced by what ----------------------------------------------------------------------------------------
 
 
-def _unknown_activation(module):
-    name = type(module.act_fn).__name__
-    return None if name in ACTIVATIONS else f"activation {name}"
-
-
 class Kind(NamedTuple):
     """Of modules: how their classes' names end, what makes their forward, and what may speak against a module."""
 
     ending: str
-    forward: Callable
+    forward: Optional[Callable]  # None: only linear layers in it may be replaced
     why_not: Callable = lambda module: None
 
 
-KINDS = (Kind("RMSNorm", norm_forward), Kind("MLP", mlp_forward, _unknown_activation),
+KINDS = (Kind("RMSNorm", norm_forward), Kind("MLP", mlps.gated_forward, mlps.refuses),
          Kind("Attention", attention_forward), Kind("DecoderLayer", layer_forward), Kind("ForCausalLM", loss_forward))
 HYBRID_KINDS = (*KINDS[:3], Kind("RMSNormGated", hybrid.gated_norm_forward),
                 Kind("GatedDeltaNet", hybrid.delta_forward, hybrid.delta_refuses),
                 Kind("DecoderLayer", hybrid_layer_forward))
+MIXERS = {
+    "kimi": (*KINDS[:2], Kind("DeltaAttention", kimi.delta_forward, kimi.refuses), Kind("DecoderLayer", None)),
+    "mamba2": (KINDS[0], Kind("Mixer", mamba.mixer_forward, mamba.refuses), Kind("Block", None)),
+    "bamba": (*KINDS[:2], Kind("Mixer", mamba.mixer_forward, mamba.refuses), Kind("DecoderLayer", None)),
+    "granite": (KINDS[0], Kind("MLP", mlps.granite_forward, mlps.refuses),
+                Kind("MambaLayer", mamba.mixer_forward, mamba.refuses), Kind("DecoderLayer", None)),
+    "nemotron": (KINDS[0], Kind("Mamba2Mixer", mamba.mixer_forward, mamba.refuses), Kind("Block", None)),
+}
 
 
 def kinds_of(family):
     """What patch knows of a family's modules."""
-    return HYBRID_KINDS if family.hybrid else KINDS
+    return MIXERS[family.mixer] if family.mixer else HYBRID_KINDS if family.hybrid else KINDS
 
 
 class Known(NamedTuple):
@@ -254,7 +252,7 @@ class Known(NamedTuple):
 
     @property
     def is_layer(self):
-        return self.kind.ending == "DecoderLayer"
+        return self.kind.ending in ("DecoderLayer", "Block")
 
     def why_not(self, module) -> Optional[str]:
         return self.kind.why_not(module)
@@ -265,7 +263,8 @@ class Known(NamedTuple):
         return made
 
 
-_families: dict = {kind.ending: {} for kind in (*KINDS, *HYBRID_KINDS)}  # of each kind: the class made -> its family
+# of each kind: the class made -> its family
+_families: dict = {kind.ending: {} for kinds in (KINDS, HYBRID_KINDS, *MIXERS.values()) for kind in kinds}
 _subclasses: dict = {}  # (class, what it becomes) -> the one made for it: as many as the tables here give
 _originals: dict = {}  # the class made -> the one it was made for
 
@@ -290,7 +289,8 @@ def named(name: str):
     if name in ("Linear_Linear", "Linear_Fp8Linear"):
         from .. import nn as tkq_nn
         return _subclass(nn.Linear, None, getattr(tkq_nn, name.partition("_")[2]))
-    if name in (family + kind.ending for family, at in FAMILIES.items() for kind in kinds_of(at)):  # else no import
+    if name in (family + kind.ending for family, at in FAMILIES.items() for kind in kinds_of(at)
+                if kind.forward):  # else no import
         return next((found.subclass(cls) for cls, found in known().items() if cls.__name__ == name), None)
     return None
 
@@ -305,10 +305,7 @@ def known() -> dict:
     """The classes of this version of transformers that are in the table."""
     found = {}
     for name, family in FAMILIES.items():
-        try:
-            module = importlib.import_module("transformers.models.{0}.modeling_{0}".format(_written(name)))
-        except ImportError:
-            continue
+        module = _module(name)
         for kind in kinds_of(family):
             cls = getattr(module, name + kind.ending, None)
             if cls is not None:
@@ -316,9 +313,12 @@ def known() -> dict:
     return found
 
 
-def _written(name):
-    """A model's name as its module has it: qwen3_next of Qwen3Next."""
-    return re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+def _module(name):
+    """That of a model, qwen3_next of Qwen3Next or granitemoehybrid of GraniteMoeHybrid; None in versions without it."""
+    for written in (re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", name), name):
+        with contextlib.suppress(ImportError):
+            return importlib.import_module("transformers.models.{0}.modeling_{0}".format(written.lower()))
+    return None
 
 
 # ---- linear layers ---------------------------------------------------------------------------------------------------

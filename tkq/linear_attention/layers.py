@@ -75,7 +75,7 @@ class GatedDeltaNet(nn.Module):
             check.size(f"GatedDeltaNet: {name}", size)
         for name, flag in (("conv_bias", conv_bias), ("use_gate", use_gate), ("allow_neg_eigval", allow_neg_eigval)):
             check.flag(f"GatedDeltaNet: {name}", flag)
-        _check_heads(num_heads, num_v_heads, head_dim, head_v_dim)
+        check_heads("GatedDeltaNet", num_heads, num_v_heads, head_dim, head_v_dim)
         self.hidden_size, self.num_heads, self.num_v_heads = hidden_size, num_heads, num_v_heads
         self.head_dim, self.head_v_dim, self.allow_neg_eigval = head_dim, head_v_dim, allow_neg_eigval
         new = dict(device=device, dtype=dtype)
@@ -98,23 +98,25 @@ class GatedDeltaNet(nn.Module):
             dt.uniform_(math.log(LEAST_DT), math.log(MOST_DT)).exp_()
             self.dt_bias.copy_(dt.expm1().log())  # softplus of this is dt
 
-    def forward(self, x: Tensor, cache: DeltaNetCache | None = None, *, output_cache: bool = False):
+    def forward(self, x: Tensor, cache: DeltaNetCache | None = None, *, output_cache: bool = False,
+                cu_seqlens: Tensor | None = None):
         """x: (B, S, hidden_size). cache: of the tokens before x, from the call that had them. output_cache: also return
-        the cache of all tokens up to x's last.
+        the cache of all tokens up to x's last. cu_seqlens: of packed sequences, (N + 1,), as `tkq.gated_delta_rule` has
+        them: B is 1, and a cache has N rows.
 
         Returns y (B, S, hidden_size), or (y, cache). A sequence may be cut anywhere: chained calls are one within
         rounding."""
         check.tensor("x", x)
         check.shape("x", x, (None, None, self.hidden_size))
         before = (None, None, None) if cache is None else cache.conv
-        mixed = [conv(project(x), state, True) for conv, project, state in zip(
+        mixed = [conv(project(x), state, True, cu_seqlens) for conv, project, state in zip(
             (self.q_conv1d, self.k_conv1d, self.v_conv1d), (self.q_proj, self.k_proj, self.v_proj), before)]
         q, k, v = (y.unflatten(-1, heads) for (y, _), heads in zip(mixed, (
             (self.num_heads, self.head_dim), (self.num_heads, self.head_dim), (self.num_v_heads, self.head_v_dim))))
         found = gated_delta_rule(
             q, k, v, self.a_proj(x), self.b_proj(x).float().sigmoid(), None, None if cache is None else cache.state,
             output_cache, True, A_log=self.A_log, dt_bias=self.dt_bias, use_gate_in_kernel=True,
-            allow_neg_eigval=self.allow_neg_eigval)
+            allow_neg_eigval=self.allow_neg_eigval, cu_seqlens=cu_seqlens)
         o, state = found if output_cache else (found, None)
         gate = self.g_proj(x).unflatten(-1, v.shape[2:]) if hasattr(self, "g_proj") else None
         y = self.o_proj(self.o_norm(o, gate).flatten(-2))
@@ -126,11 +128,12 @@ class GatedDeltaNet(nn.Module):
                 f"{', allow_neg_eigval=True' if self.allow_neg_eigval else ''}")
 
 
-def _check_heads(num_heads, num_v_heads, head_dim, head_v_dim):
+def check_heads(layer, num_heads, num_v_heads, head_dim, head_v_dim):
+    """What a layer around the delta rule is given."""
     if num_v_heads % num_heads:
-        raise ValueError(f"GatedDeltaNet: num_v_heads is {num_v_heads}, allowed are multiples of num_heads, which is "
+        raise ValueError(f"{layer}: num_v_heads is {num_v_heads}, allowed are multiples of num_heads, which is "
                          f"{num_heads}")
     for name, size, allowed in (("head_dim", head_dim, HEAD_DIMS), ("head_v_dim", head_v_dim, VALUE_DIMS)):
         if size not in allowed:
-            raise NotImplementedError(f"GatedDeltaNet: {name} is {size}, supported are multiples of 16 from "
+            raise NotImplementedError(f"{layer}: {name} is {size}, supported are multiples of 16 from "
                                       f"{allowed[0]} to {allowed[-1]}")

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tkq.linear_attention.packed_convolution import packed_conv1d, packed_last
 from tkq.runtime.call import check
 
 NAME = "causal_conv1d"
@@ -13,7 +14,8 @@ ACTIVATIONS = {None: lambda y: y, "silu": F.silu}
 
 
 def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None,
-                  initial_state: Tensor | None = None, output_final_state: bool = False):
+                  initial_state: Tensor | None = None, output_final_state: bool = False,
+                  cu_seqlens: Tensor | None = None):
     """y[t] = activation(bias + sum of weight[:, i] x[t - W + 1 + i]), i from 0 to W - 1.
 
     Args:
@@ -21,6 +23,8 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, activat
         activation: None or "silu".
         initial_state: (B, C, W - 1), what comes before x, the oldest first; None: zeros.
         output_final_state: also return the last W - 1 inputs, likewise.
+        cu_seqlens: of packed sequences, (N + 1,), as `tkq.linear_attn` has them: B is 1, states are (N, C, W - 1), and
+            no sequence sees another.
 
     Returns:
         (B, S, C), contiguous, of x's type (autocast's, where it is on); with output_final_state the pair (y, state).
@@ -33,12 +37,25 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, activat
     check.rank(f"{NAME}: weight", weight, 2)
     (B, S, C), W = x.shape, weight.shape[1]
     check.shape(f"{NAME}: weight", weight, (C, W))
-    state = x.new_zeros(B, C, W - 1) if initial_state is None else initial_state
-    check.shape(f"{NAME}: initial_state", state, (B, C, W - 1))
+    N = B if cu_seqlens is None else _sequences(B, cu_seqlens)
+    state = x.new_zeros(N, C, W - 1) if initial_state is None else initial_state
+    check.shape(f"{NAME}: initial_state", state, (N, C, W - 1))
+    if cu_seqlens is not None and S:
+        y = ACTIVATIONS[activation](packed_conv1d(x, weight, bias, state, cu_seqlens)).transpose(1, 2).contiguous()
+        return (y, packed_last(x, state, cu_seqlens)) if output_final_state else y
     padded = torch.cat((state.to(x.dtype), x.transpose(1, 2)), 2)  # (B, C, W - 1 + S)
     y = F.conv1d(padded, weight[:, None], bias, groups=C) if S else padded[..., :0]
     y = ACTIVATIONS[activation](y).transpose(1, 2).contiguous()
     return (y, padded[..., S:].clone(memory_format=torch.contiguous_format)) if output_final_state else y
+
+
+def _sequences(batch, cu_seqlens):
+    check.tensor(f"{NAME}: cu_seqlens", cu_seqlens)
+    check.rank(f"{NAME}: cu_seqlens", cu_seqlens, 1)
+    if not len(cu_seqlens) or batch != 1:
+        raise ValueError(f"{NAME}: cu_seqlens: has {len(cu_seqlens)} numbers, allowed is one more than sequences; x "
+                         f"has {batch} rows, allowed with cu_seqlens is 1")
+    return len(cu_seqlens) - 1
 
 
 class ShortConvolution(nn.Conv1d):
@@ -47,5 +64,6 @@ class ShortConvolution(nn.Conv1d):
     def __init__(self, channels: int, width: int, *, bias: bool = False, device=None, dtype=None):
         super().__init__(channels, channels, width, groups=channels, bias=bias, device=device, dtype=dtype)
 
-    def forward(self, x: Tensor, state: Tensor | None = None, output_final_state: bool = False):
-        return causal_conv1d(x, self.weight[:, 0], self.bias, "silu", state, output_final_state)
+    def forward(self, x: Tensor, state: Tensor | None = None, output_final_state: bool = False,
+                cu_seqlens: Tensor | None = None):
+        return causal_conv1d(x, self.weight[:, 0], self.bias, "silu", state, output_final_state, cu_seqlens)

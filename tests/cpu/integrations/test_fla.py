@@ -33,6 +33,9 @@ def test_results(name, positions):
     want, last = fla_calls.exact(name, given)
     assert o.dtype == BF16
     torch.testing.assert_close(o.double(), want, rtol=2**-5, atol=2**-6)
+    if "initial_state" not in given:
+        assert state is None
+        return
     (state, last) = ((x if isinstance(x, tuple) else (x,)) for x in (state, last))
     for a, b in zip(state, last):
         assert a.dtype == torch.float32
@@ -42,7 +45,7 @@ def test_results(name, positions):
 @EACH
 def test_without_a_final_state(name):
     given = fla_calls.inputs(name)
-    o, state = fla_calls.call(name, given | dict(output_final_state=False))
+    o, state = fla_calls.call(name, given | dict.fromkeys(given.keys() & {"output_final_state"}, False))
     assert state is None and torch.equal(o, fla_calls.call(name, given)[0])
 
 
@@ -80,7 +83,8 @@ def test_gradients(name):
 
 
 @pytest.mark.parametrize("name, argument", [(name, argument) for name, names in fla_calls.SIGNATURES.items()
-                                            for argument in fla_calls.REFUSED if argument in names])
+                                            for argument in fla_calls.REFUSED if argument in names
+                                            and (name, argument) != ("fused_recurrent_gla", "gk")])
 def test_what_tkq_has_not_is_refused(name, argument):
     function, op = getattr(tkq_fla, name), "gated_delta_rule" if "beta" in fla_calls.SIGNATURES[name] else "linear_attn"
     given = fla_calls.inputs(name) | {argument: fla_calls.REFUSED[argument]}
@@ -92,10 +96,16 @@ def test_what_tkq_has_not_is_refused(name, argument):
 def test_packed_sequences(name):
     """One behind the other, of 4, 0 and 5 tokens, each with its state: what each gets alone."""
     given = fla_calls.inputs(name)
-    names = [n for n in ("q", "k", "v", "g", "beta") if n in given]
+    names = [n for n in ("q", "k", "v", "g", "gk", "beta") if n in given]
     row = given | {n: given[n][:1] for n in names}
     if "normalize" in given:
         row["normalize"], (row["initial_state"], _) = False, row["initial_state"]
+    if "initial_state" not in row:
+        found, _ = fla_calls.call(name, row | dict(cu_seqlens=torch.tensor([0, 4, 4, 9])))
+        for at in (slice(0, 4), slice(4, 9)):
+            o, _ = fla_calls.call(name, row | {n: row[n][:, at] for n in names})
+            torch.testing.assert_close(found[:, at], o, rtol=2**-7, atol=1e-5)
+        return
     pool = torch.cat((row["initial_state"], row["initial_state"][:1]))
     found, states = fla_calls.call(name, row | dict(cu_seqlens=torch.tensor([0, 4, 4, 9]), initial_state=pool))
     for i, at in ((0, slice(0, 4)), (2, slice(4, 9))):
@@ -129,7 +139,13 @@ def test_what_is_opened_goes_on(monkeypatch):
 
 @pytest.mark.parametrize("name, changed, error, words", [
     ("chunk_simple_gla", dict(g_gamma=torch.zeros(4)), NotImplementedError, "g_gamma: got a tensor with g"),
-    ("chunk_kda", dict(use_gate_in_kernel=True), NotImplementedError, "use_gate_in_kernel: got True, which"),
+    ("chunk_kda", dict(use_gate_in_kernel=1), TypeError, "use_gate_in_kernel: got 1"),
+    ("chunk_kda", dict(use_gate_in_kernel=False), ValueError, "A_log: got a tensor, allowed with use_gate"),
+    ("chunk_kda", dict(A_log=None), ValueError, "A_log: got None, expected a tensor with use_gate_in_kernel=True"),
+    ("fused_recurrent_kda", dict(dt_bias=torch.zeros(4)), ValueError, "dt_bias: has 4 numbers, expected 128"),
+    ("fused_recurrent_kda", dict(A_log=[1.0]), TypeError, "A_log: got list"),
+    ("fused_recurrent_kda", dict(lower_bound="low"), TypeError, "lower_bound: got str"),
+    ("fused_recurrent_gla", dict(gk=torch.zeros(2, 9, 4)), ValueError, "gk: has 3 dimensions"),
     ("chunk_gated_delta_rule", dict(use_beta_sigmoid_in_kernel=False), ValueError, "allow_neg_eigval: got True"),
     ("chunk_gated_delta_rule", dict(use_beta_sigmoid_in_kernel=1), TypeError, "use_beta_sigmoid_in_kernel: got 1"),
     ("chunk_gated_delta_rule", dict(beta=[1.0]), TypeError, "beta: got list"),
@@ -173,6 +189,19 @@ def test_gates_of_another_rank_are_refused(name):
     beta = (torch.rand(1, 8, 2),) if name in ("chunk_kda", "chunk_gated_delta_rule") else ()
     with pytest.raises(ValueError, match=f"{name}: g: has {g.dim()} dimensions"):
         getattr(tkq_fla, name)(q, k, v, g, *beta)
+
+
+@pytest.mark.parametrize("name", ["chunk_kda", "fused_recurrent_kda"])
+@pytest.mark.parametrize("A_log", [True, False])
+def test_gates_with_a_bound(name, A_log):
+    """Of fla's layers with safe_gate; without A_log it counts as 0."""
+    given = fla_calls.inputs(name) | dict(lower_bound=-2.0)
+    if not A_log:
+        given["A_log"] = torch.zeros(4)
+    want, _ = fla_calls.exact(name, given)
+    o, _ = fla_calls.call(name, given | ({} if A_log else dict(A_log=None)))
+    torch.testing.assert_close(o.double(), want, rtol=2**-5, atol=2**-6)
+    assert (fla_calls.exact(name, given | dict(lower_bound=None))[0] - want).norm() > 0.2 * want.norm()
 
 
 @pytest.mark.parametrize("name", sorted(fla_calls.BASED))

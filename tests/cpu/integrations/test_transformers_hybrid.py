@@ -1,5 +1,6 @@
 """tkq.integrations.transformers.patch on Qwen3-Next, of a few thousand parameters, by tkq's CPU references."""
 import copy
+import itertools
 import pickle
 
 import pytest
@@ -125,8 +126,8 @@ def test_a_token_with_gradients(calls):
 
 
 def test_what_goes_to_the_class_itself(calls):
-    """Packed rows that are named, which later versions refuse without fla; and a convolution with hooks, as
-    accelerate's that brings weights."""
+    """Packed rows whose sequences are numbered, which later versions refuse without fla; and a convolution with hooks,
+    as accelerate's that brings weights."""
     def outcome(mixer):
         try:
             return mixer(x, **packed)
@@ -135,7 +136,7 @@ def test_what_goes_to_the_class_itself(calls):
 
     m, ids = patched().eval(), tokens()
     plain = model().eval()
-    packed = dict(cu_seq_lens_q=torch.tensor([0, 70], dtype=torch.int32), max_length_q=70)
+    packed = dict(seq_idx=torch.zeros(1, 70, dtype=torch.int32))
     mixer, theirs = (x.model.layers[0].linear_attn for x in (m, plain))
     x = torch.randn(1, 70, 64).to(BF16)
     mine, want = outcome(mixer), outcome(theirs)
@@ -145,6 +146,29 @@ def test_what_goes_to_the_class_itself(calls):
     mixer.conv1d.register_forward_pre_hook(lambda module, given: seen.append(module))
     m(ids)
     assert len(calls) == 3
+
+
+@pytest.mark.parametrize("with_cache", [False, True])
+def test_packed_sequences(with_cache, calls):
+    """By cu_seq_lens_q, each as if it were alone, at most twice as far from float32 as transformers' in 16 bits; the
+    cache goes on behind the last one."""
+    x, cuts = torch.randn(1, 80, 64).to(BF16), (0, 3, 70, 80)
+    m = patched().eval()
+    mixer, right, peer = (made.model.layers[0].linear_attn
+                          for made in (m, model(torch.float32, "sdpa").eval(), model(attn="sdpa").eval()))
+    parts, name = [slice(*cut) for cut in itertools.pairwise(cuts)], hybrid.cache_argument(type(mixer))
+    cache = transformers.DynamicCache(config=m.config) if with_cache else None
+    with torch.no_grad():
+        found = mixer(x, **{name: cache}, cu_seq_lens_q=torch.tensor(cuts, dtype=torch.int32), max_length_q=67)
+        want, theirs = (torch.cat([of(x[:, part].to(dtype)) for part in parts], 1)
+                        for of, dtype in ((right, torch.float32), (peer, BF16)))
+        assert calls == [(80, False)] and error(found, want) <= 2 * error(theirs, want)
+        assert error(right(x.float()), want) > 5 * error(theirs, want)
+        if with_cache:
+            last = torch.cat((x[:, parts[-1]], torch.randn(1, 1, 64).to(BF16)), 1)
+            want, theirs = (of(last.to(dtype))[:, -1:] for of, dtype in ((right, torch.float32), (peer, BF16)))
+            assert error(mixer(last[:, -1:], **{name: cache}), want) <= 2 * error(theirs, want)
+            assert calls[-1] == "step"
 
 
 @pytest.mark.parametrize("sizes, why", [

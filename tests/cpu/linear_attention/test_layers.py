@@ -1,5 +1,6 @@
 """tkq.nn.GatedDeltaNet and its short convolution on the CPU, against float64."""
 import copy
+import itertools
 import pickle
 
 import pytest
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 
 import tkq
 from tests.helpers import delta_layers
+from tkq.linear_attention.layers import DeltaNetCache
 from tkq.linear_attention.short_convolution import ShortConvolution, causal_conv1d
 
 BF16 = torch.bfloat16
@@ -105,6 +107,26 @@ def test_chained_calls_are_one(cuts):
     for a, b in zip(cache.conv, last.conv):
         torch.testing.assert_close(a, b, rtol=2**-6, atol=2**-7)
     assert not torch.allclose(layer(x[:, cuts[0]:]), want[:, cuts[0]:], rtol=2**-4, atol=2**-5)
+
+
+def test_packed_sequences():
+    """Each behind its own cache, as if it were alone; gradients too."""
+    layer, x, cuts = make(), tokens(74)[:1], [2, 6, 6, 73]
+    _, before = layer(tokens(20)[:1].repeat(3, 1, 1), output_cache=True)
+    before = DeltaNetCache(tuple(t.detach() for t in before.conv), before.state.detach())
+    cu = torch.tensor(cuts)
+    y, cache = layer(x, before, output_cache=True, cu_seqlens=cu)
+    alone = [layer(x[:, a:e], DeltaNetCache(tuple(t[n:n + 1] for t in before.conv), before.state[n:n + 1]),
+                   output_cache=True) for n, (a, e) in enumerate(itertools.pairwise(cuts))]
+    want = torch.cat([part for part, _ in alone], 1)
+    near = dict(rtol=2**-6, atol=2**-7)
+    torch.testing.assert_close(y[:, 2:73], want, **near)
+    for n, (_, last) in enumerate(alone):
+        torch.testing.assert_close((cache.state[n:n + 1], *(t[n:n + 1] for t in cache.conv)), (last.state, *last.conv),
+                                   **near)
+    dy = torch.randn(want.shape).to(BF16)
+    found, right = (torch.autograd.grad(out, list(layer.parameters()), dy) for out in (y[:, 2:73], want))
+    assert all(error(a, b.double()) < 0.01 for a, b in zip(found, right))
 
 
 def test_a_cache_is_not_written_over():

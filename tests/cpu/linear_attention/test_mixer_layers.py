@@ -1,0 +1,254 @@
+"""tkq.nn.KimiDeltaAttention and Mamba2 on the CPU: as near to float64 as eager PyTorch in their type."""
+import copy
+import inspect
+import itertools
+import math
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tkq
+from tests.helpers import mixer_layers
+
+BF16 = torch.bfloat16
+KIMI = dict(hidden_size=48, num_heads=2, num_v_heads=4, head_dim=32, head_v_dim=48)
+MAMBA = dict(d_model=48, d_state=32, headdim=32)
+OPTIONS = [("kimi", {}), ("kimi", dict(allow_neg_eigval=True, lower_bound=-5.0)),
+           ("kimi", dict(num_v_heads=None, head_v_dim=None, conv_bias=True, conv_size=2)),
+           ("mamba2", {}), ("mamba2", dict(d_model=64, ngroups=2, D_has_hdim=True, bias=True)),
+           ("mamba2", dict(rmsnorm=False, conv_bias=False, d_conv=2, dt_limit=(0.01, 0.5)))]
+BOTH = pytest.mark.parametrize("kind", ["kimi", "mamba2"])
+
+
+def make(kind, dtype=BF16, **options):
+    torch.manual_seed(0)
+    layer = (tkq.nn.KimiDeltaAttention(**{**KIMI, **options}) if kind == "kimi" else
+             tkq.nn.Mamba2(**{**MAMBA, **options})).to(dtype)
+    for p in layer.parameters():  # norms' weights too
+        p.data.add_(torch.randn_like(p) * 0.05)
+    return layer
+
+
+def tokens(S=11, dtype=BF16, size=48):
+    return torch.randn(2, S, size, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def peer_of(kind):
+    return getattr(mixer_layers, kind)
+
+
+@pytest.mark.parametrize("kind, options", OPTIONS, ids=str)
+def test_results_and_gradients(kind, options):
+    layer = make(kind, **options)
+    x = tokens(70, size=options.get("d_model", 48))
+    mixer_layers.assert_as_near(layer, peer_of(kind), x, torch.randn(x.shape).to(BF16))
+
+
+def apart(kind, x):
+    """How far rounding in eager PyTorch moves a result: what chained calls and steps may differ by, twice."""
+    layer = make(kind)
+    with torch.no_grad():
+        exact, peer = (peer_of(kind)(layer, x.to(d), mixer_layers.weights(layer, d)) for d in (torch.float64, BF16))
+    return 2 * mixer_layers.error(peer, exact)
+
+
+@BOTH
+@pytest.mark.parametrize("cuts", [(5,), (1, 2, 3), (64,)])
+def test_chained_calls_are_one(kind, cuts):
+    layer, x = make(kind), tokens(70)
+    want, last = layer(x, output_cache=True)
+    found, cache = [], None
+    for part in x.tensor_split(cuts, 1):
+        y, cache = layer(part, cache, output_cache=True)
+        found.append(y)
+    bound = apart(kind, x)
+    assert mixer_layers.error(torch.cat(found, 1), want) <= bound
+    assert mixer_layers.error(cache.state, last.state) <= bound
+    assert mixer_layers.error(layer(x[:, cuts[0]:]), want[:, cuts[0]:]) > 5 * bound  # of a sequence that begins there
+
+
+@BOTH
+def test_steps(kind):
+    """In place, with tensors that stay where they are: what the whole call gives."""
+    layer, x = make(kind), tokens(30)
+    with torch.no_grad():
+        want, last = layer(x, output_cache=True)
+        _, cache = layer(x[:, :20], output_cache=True)
+        held = [cache.state, *(cache.conv if kind == "kimi" else (cache.conv,))]
+        before = [t.clone() for t in held]
+        found = torch.cat([layer.step(x[:, i:i + 1], cache) for i in range(20, 30)], 1)
+    bound = apart(kind, x)
+    assert mixer_layers.error(found, want[:, 20:]) <= bound and mixer_layers.error(cache.state, last.state) <= bound
+    assert not any(map(torch.equal, held, before))
+    conv = last.conv if kind == "kimi" else (last.conv,)
+    assert all(mixer_layers.error(a, b) <= bound for a, b in zip(held[1:], conv))
+
+
+@BOTH
+def test_a_step_has_no_gradients(kind):
+    layer, x = make(kind), tokens()
+    _, cache = layer(x, output_cache=True)
+    cache = type(cache)(*(tuple(t.detach() for t in part) if isinstance(part, tuple) else part.detach()
+                          for part in cache))
+    before = copy.deepcopy(cache)
+    with pytest.raises(NotImplementedError, match="_step: .*gradient"):
+        layer.step(x[:, :1], cache)
+    assert torch.equal(cache.state, before.state)
+    conv = (zip(cache.conv, before.conv) if kind == "kimi" else ((cache.conv, before.conv),))
+    assert all(torch.equal(a, b) for a, b in conv)
+
+
+@BOTH
+def test_a_cache_is_not_written_over(kind):
+    layer, x = make(kind), tokens().requires_grad_()
+    _, cache = layer(x, output_cache=True)
+    before = copy.deepcopy([t.detach() for t in (*cache.conv, cache.state)])
+    y = layer(tokens(), cache)
+    assert all(map(torch.equal, (*cache.conv, cache.state), before))
+    y.sum().backward()
+    assert x.grad[:, 3].any()  # gradients reach through it
+
+
+@BOTH
+def test_float32_parameters_under_autocast(kind):
+    layer, x = make(kind, torch.float32), tokens(dtype=torch.float32)
+    with torch.autocast("cpu", BF16):
+        y = layer(x)
+    bound = apart(kind, x)
+    exact = peer_of(kind)(layer, x.double(), mixer_layers.weights(layer))
+    assert y.dtype == BF16 and mixer_layers.error(y, exact) <= bound
+    y.sum().backward()
+    assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in layer.parameters())
+    with pytest.raises(TypeError, match="(gated_delta_rule: q|mamba2_ssd: x): .*float32"):
+        layer(x)
+
+
+@pytest.mark.parametrize("layer", [
+    lambda: tkq.nn.KimiDeltaAttention(8, num_heads=500, head_dim=32, device="meta"),
+    lambda: tkq.nn.Mamba2(800, headdim=32, expand=20, d_state=32, device="meta")])
+def test_how_parameters_begin(layer):
+    """A from 1 to 16, softplus of dt_bias from 0.001 to 0.1, in whatever type; also from the meta device."""
+    layer = layer()
+    layer.to_empty(device="cpu")
+    for module in layer.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    A, dt = layer.A_log.exp(), F.softplus(layer.dt_bias)
+    assert 0.999 < A.min() < 2 and 15 < A.max() < 16.01 and 0.00099 < dt.min() < 0.002 and 0.09 < dt.max() < 0.101
+    assert all(p.isfinite().all() for p in layer.parameters())
+    if hasattr(layer, "D"):
+        assert (layer.D == 1).all()
+
+
+def test_gates_with_a_bound_begin_at_zero():
+    assert not tkq.nn.KimiDeltaAttention(**KIMI, lower_bound=-5.0).A_log.any()
+
+
+# As flash-linear-attention 0.6, mamba_ssm 2 and transformers write them.
+STATES = {
+    "kimi": {**{f"{n}_proj.weight": s for n, s in dict(q=(64, 48), k=(64, 48), v=(192, 48), b=(4, 48),
+                                                       o=(48, 192)).items()},
+             **{f"{n}_conv1d.weight": (s, 1, 4) for n, s in dict(q=64, k=64, v=192).items()},
+             "f_proj.0.weight": (48, 48), "f_proj.1.weight": (128, 48), "g_proj.0.weight": (48, 48),
+             "g_proj.1.weight": (192, 48), "g_proj.1.bias": (192,), "A_log": (4,), "dt_bias": (128,),
+             "o_norm.weight": (48,)},
+    "mamba2": {"in_proj.weight": (259, 48), "conv1d.weight": (160, 1, 4), "conv1d.bias": (160,), "dt_bias": (3,),
+               "A_log": (3,), "D": (3,), "norm.weight": (96,), "out_proj.weight": (48, 96)}}
+
+
+@BOTH
+def test_state_dicts_pickles_copies(kind):
+    layer, x = make(kind), tokens()
+    assert {name: tuple(p.shape) for name, p in layer.state_dict().items()} == STATES[kind]
+    other = make(kind)
+    other.load_state_dict(layer.state_dict())
+    for made in (other, pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer)):
+        assert torch.equal(made(x), layer(x))
+
+
+def test_what_is_printed():
+    assert "num_v_heads=4, head_v_dim=48, lower_bound=-2.0\n" in repr(make("kimi", lower_bound=-2.0))
+    assert "48, d_state=32, heads=3, headdim=32, ngroups=1\n" in repr(tkq.nn.Mamba2(**MAMBA))
+
+
+@BOTH
+def test_compiled_with_its_cache(kind):
+    layer, x = make(kind), tokens()
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    (y, cache), (want, wanted) = (m(x, m(x, output_cache=True)[1], output_cache=True) for m in (compiled, layer))
+    torch.testing.assert_close((y, *cache.conv, cache.state), (want, *wanted.conv, wanted.state))
+
+
+@pytest.mark.parametrize("kind, changed, error, words", [
+    ("kimi", dict(head_dim=40), NotImplementedError, "head_dim is 40, supported are multiples of 16 from 32 to"),
+    ("kimi", dict(head_v_dim=512), NotImplementedError, "head_v_dim is 512, supported are multiples of 16 from 32"),
+    ("kimi", dict(num_v_heads=3), ValueError, "num_v_heads is 3, allowed are multiples of num_heads, which is 2"),
+    ("kimi", dict(num_heads=0), ValueError, "num_heads is 0"), ("kimi", dict(conv_size=1.5), TypeError, "conv_size"),
+    ("kimi", dict(conv_bias=1), TypeError, "conv_bias: got 1"),
+    ("kimi", dict(lower_bound="low"), TypeError, "lower_bound: got str"),
+    ("kimi", dict(lower_bound=0.5), ValueError, "lower_bound is 0.5, allowed are numbers below 0"),
+    ("kimi", dict(lower_bound=-math.inf), ValueError, "lower_bound is -inf"),
+    ("mamba2", dict(headdim=40), ValueError, "headdim is 40, allowed are divisors of expand . d_model, which is 96"),
+    ("mamba2", dict(headdim=24), NotImplementedError, "headdim is 24, supported are multiples of 16 from 32 to 256"),
+    ("mamba2", dict(d_state=40), NotImplementedError, "d_state is 40, supported are multiples of 16 from 32 to"),
+    ("mamba2", dict(ngroups=2), ValueError, "ngroups is 2, allowed are divisors of the number of heads, which is 3"),
+    ("mamba2", dict(expand=0), ValueError, "expand is 0"), ("mamba2", dict(rmsnorm=None), TypeError, "rmsnorm: got"),
+    ("mamba2", dict(dt_limit=0.1), TypeError, "dt_limit"),
+    ("mamba2", dict(dt_limit=(2.0, 1.0)), ValueError, "dt_limit"),
+])
+def test_what_is_refused(kind, changed, error, words):
+    with pytest.raises(error, match=f"{'KimiDeltaAttention' if kind == 'kimi' else 'Mamba2'}: {words}"):
+        make(kind, **changed)
+
+
+@BOTH
+def test_inputs_that_are_refused(kind):
+    layer = make(kind)
+    x = next(iter(inspect.signature(layer.forward).parameters))
+    with pytest.raises(ValueError, match=rf"{x}: shape is \(2, 11, 32\), expected \(any, any, 48\)"):
+        layer(tokens()[..., :32])
+    _, cache = layer(tokens(), output_cache=True)
+    with pytest.raises(ValueError, match="causal_conv1d: initial_state: shape is"):
+        layer(tokens()[:1], cache)
+    with pytest.raises(ValueError, match=rf"{x}: shape is \(2, 11, 48\), expected \(any, 1, 48\)"):
+        layer.step(tokens(), cache)
+
+
+def test_a_limit_has_no_step():
+    layer = make("mamba2", dt_limit=(0.0, 0.5))
+    _, cache = layer(tokens(), output_cache=True)
+    with pytest.raises(NotImplementedError, match=r"Mamba2.step: dt_limit is \(0.0, 0.5\), supported is \(0.0, inf\)"):
+        layer.step(tokens(1), cache)
+
+
+@BOTH
+def test_packed_sequences(kind):
+    """Of 4, 0, 66 and 1 tokens and behind a cache of their own: each as if it were alone, and tokens of none are 0s."""
+    layer, x = make(kind), tokens(74)[:1]
+    cuts = [2, 6, 6, 72, 73]
+    with torch.no_grad():
+        _, before = layer(tokens(20, size=48).repeat(2, 1, 1), output_cache=True)
+        y, cache = layer(x, before, output_cache=True, cu_seqlens=torch.tensor(cuts))
+        bound = apart(kind, x)
+        for n, (a, e) in enumerate(itertools.pairwise(cuts)):
+            row = type(before)(*(tuple(t[n:n + 1] for t in part) if isinstance(part, tuple) else part[n:n + 1]
+                                 for part in before))
+            want, last = layer(x[:, a:e], row, output_cache=True)
+            assert a == e or mixer_layers.error(y[:, a:e], want) <= bound, n
+            assert mixer_layers.error(cache.state[n:n + 1], last.state) <= bound
+            for found, wanted in zip(*((c.conv if kind == "kimi" else (c.conv,)) for c in (cache, last))):
+                assert mixer_layers.error(found[n:n + 1], wanted) <= bound
+
+
+@BOTH
+def test_gradients_of_packed_sequences(kind):
+    layer, x = make(kind), tokens(70)[:1]
+    cu, dy = torch.tensor([0, 4, 70]), torch.randn(1, 70, 48).to(BF16)
+    found = torch.autograd.grad(layer(x, cu_seqlens=cu), list(layer.parameters()), dy)
+    alone = torch.cat([layer(x[:, a:e]) for a, e in ((0, 4), (4, 70))], 1)
+    bound = apart(kind, x)
+    for a, b in zip(found, torch.autograd.grad(alone, list(layer.parameters()), dy)):
+        assert mixer_layers.error(a, b) <= bound
