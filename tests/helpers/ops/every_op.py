@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import tkq
+from tests.helpers.ops import packed_calls as packed
 from tests.helpers.ops import step_calls as steps
 
 BF16, F8, F32, INT = torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch.int32
@@ -174,59 +175,6 @@ def _sixteen(t):
     return dict(q=t(2, t.rows, 2, 16), k=t(2, t.rows, 2, 16), v=t(2, t.rows, 4, 64))
 
 
-def _packed_heads(t):
-    return dict(q=t(1, t.rows, 2, 64), k=t(1, t.rows, 2, 64), v=t(1, t.rows, 4, 64),
-                g=-t(1, t.rows, 4, dtype=F32).abs(), initial_state=t(3, 4, 64, 64, dtype=F32), cu_seqlens=t.starts(3))
-
-
-def _packed_unit_keys(t):
-    given = _packed_heads(t)
-    k = torch.nn.functional.normalize(given["k"].float(), dim=-1).to(t.dtype)
-    return dict(given, k=k, beta=t(1, t.rows, 4, dtype=F32).sigmoid())
-
-
-def _packed_heads_and_indices(t):
-    q, k, v, g, pool, cu_seqlens = _packed_heads(t).values()
-    return dict(q=q, k=k, v=v, g=g, pool=pool, cu_seqlens=cu_seqlens, state_indices=t.rows_apart(-1, 3))
-
-
-def _packed_unit_keys_and_indices(t):
-    q, k, v, g, pool, cu_seqlens, beta = _packed_unit_keys(t).values()
-    return dict(q=q, k=k, v=v, g=g, beta=beta, pool=pool, cu_seqlens=cu_seqlens, state_indices=t.rows_apart(-1, 3))
-
-
-def _packed_columns(t):
-    """Gates for each column of k."""
-    given = _packed_heads(t)
-    return dict(given, g=-t(1, t.rows, 4, 64, dtype=F32).abs())
-
-
-def _packed_columns_and_unit_keys(t):
-    given = _packed_unit_keys(t)
-    return dict(given, g=-t(1, t.rows, 4, 64, dtype=F32).abs())
-
-
-def _packed_ssd(t):
-    return dict(x=t(1, t.rows, 4, 64), dt=t(1, t.rows, 4, dtype=BF16), A=-t(4, dtype=F32).exp(),
-                B=t(1, t.rows, 2, 64) / 8, C=t(1, t.rows, 2, 64) / 8, D=t(4, dtype=F32),
-                initial_states=t(3, 4, 64, 64, dtype=F32), cu_seqlens=t.starts(3))
-
-
-def _packed_ssd_and_indices(t):
-    return dict(_packed_ssd(t), state_indices=t.rows_apart(-1, 3))
-
-
-def _ssd_with_pool(*tensors):
-    *tensors, pool, cu_seqlens, state_indices = tensors
-    return tkq.mamba2_ssd(*tensors, initial_states=pool.clone(), dt_softplus=True, return_final_states=True,
-                          cu_seqlens=cu_seqlens, state_indices=state_indices)
-
-
-def _with_pool(function, *tensors, pool, **places):
-    """The pool, which is written, is a copy: a call may come again."""
-    return function(*tensors, initial_state=pool.clone(), output_final_state=True, **places)
-
-
 def _heads_and_maps(t):
     return dict(_qkv(t), q_map=t(4, 64, 32) / 8, k_map=t(4, 64, 32) / 8, linear_factor=t.ones(4) / 2,
                 window_factor=t.ones(4))
@@ -290,12 +238,12 @@ CASES = {case.name: case for case in (
          lambda q, k, v, g, initial_state: tkq.linear_attn(
              q, k, v, g, initial_state=initial_state, output_final_state=True),
          ("q", "k", "v", "g", "initial_state"), ("q", "k", "v"), exact=False),
-    Case("linear_attn, of packed sequences", _packed_heads,
+    Case("linear_attn, of packed sequences", packed.packed_heads,
          lambda q, k, v, g, initial_state, cu_seqlens: tkq.linear_attn(
              q, k, v, g, initial_state=initial_state, output_final_state=True, cu_seqlens=cu_seqlens),
          ("q", "k", "v", "g", "initial_state"), ("q", "k", "v"), exact=False),
-    Case("linear_attn, with a pool", _packed_heads_and_indices,
-         lambda q, k, v, g, pool, cu_seqlens, state_indices: _with_pool(
+    Case("linear_attn, with a pool", packed.packed_heads_and_indices,
+         lambda q, k, v, g, pool, cu_seqlens, state_indices: packed.with_pool(
              tkq.linear_attn, q, k, v, g, pool=pool, cu_seqlens=cu_seqlens, state_indices=state_indices),
          cast=("q", "k", "v")),
     Case("gated_delta_rule", _unit_keys, lambda q, k, v, g, beta: tkq.gated_delta_rule(q, k, v, g, beta),
@@ -311,12 +259,12 @@ CASES = {case.name: case for case in (
          lambda x, dt, A, B, C, D, dt_bias, z, initial_states: tkq.mamba2_ssd(
              x, dt, A, B, C, D, z, dt_bias, initial_states, True, return_final_states=True),
          ("x", "dt", "B", "C", "z", "A", "D", "dt_bias", "initial_states"), ("x", "B", "C", "z"), exact=False),
-    Case("gated_delta_rule, of packed sequences", _packed_unit_keys,
+    Case("gated_delta_rule, of packed sequences", packed.packed_unit_keys,
          lambda q, k, v, g, initial_state, cu_seqlens, beta: tkq.gated_delta_rule(
              q, k, v, g, beta, initial_state=initial_state, output_final_state=True, cu_seqlens=cu_seqlens),
          ("q", "k", "v", "g", "beta", "initial_state"), ("q", "k", "v"), exact=False),
-    Case("gated_delta_rule, with a pool", _packed_unit_keys_and_indices,
-         lambda q, k, v, g, beta, pool, cu_seqlens, state_indices: _with_pool(
+    Case("gated_delta_rule, with a pool", packed.packed_unit_keys_and_indices,
+         lambda q, k, v, g, beta, pool, cu_seqlens, state_indices: packed.with_pool(
              tkq.gated_delta_rule, q, k, v, g, beta, pool=pool, cu_seqlens=cu_seqlens, state_indices=state_indices),
          cast=("q", "k", "v")),
     Case("linear_attn, with checkpoints", _gated_heads,
@@ -326,20 +274,20 @@ CASES = {case.name: case for case in (
     Case("mamba2_ssd, with checkpoints", _ssd,
          lambda x, dt, A, B, C, D, dt_bias: tkq.mamba2_ssd(x, dt, A, B, C, D, dt_bias=dt_bias, checkpoint_every=64),
          cast=("x", "B", "C")),
-    Case("linear_attn, with packed gates of columns", _packed_columns,
+    Case("linear_attn, with packed gates of columns", packed.packed_columns,
          lambda q, k, v, g, initial_state, cu_seqlens: tkq.linear_attn(
              q, k, v, g, initial_state=initial_state, output_final_state=True, cu_seqlens=cu_seqlens),
          ("q", "k", "v", "g", "initial_state"), ("q", "k", "v"), exact=False),
-    Case("gated_delta_rule, with packed gates of columns", _packed_columns_and_unit_keys,
+    Case("gated_delta_rule, with packed gates of columns", packed.packed_columns_and_unit_keys,
          lambda q, k, v, g, initial_state, cu_seqlens, beta: tkq.gated_delta_rule(
              q, k, v, g, beta, initial_state=initial_state, output_final_state=True, cu_seqlens=cu_seqlens),
          ("q", "k", "v", "g", "beta", "initial_state"), ("q", "k", "v"), exact=False),
-    Case("mamba2_ssd, of packed sequences", _packed_ssd,
+    Case("mamba2_ssd, of packed sequences", packed.packed_ssd,
          lambda x, dt, A, B, C, D, initial_states, cu_seqlens: tkq.mamba2_ssd(
              x, dt, A, B, C, D, initial_states=initial_states, dt_softplus=True, return_final_states=True,
              cu_seqlens=cu_seqlens),
          ("x", "dt", "B", "C", "A", "D", "initial_states"), ("x", "B", "C"), exact=False),
-    Case("mamba2_ssd, with a pool", _packed_ssd_and_indices, _ssd_with_pool, cast=("x", "B", "C")),
+    Case("mamba2_ssd, with a pool", packed.packed_ssd_and_indices, packed.ssd_with_pool, cast=("x", "B", "C")),
     Case("hedgehog", _heads_and_maps,
          lambda q, k, v, q_map, k_map, linear_factor, window_factor: tkq.hedgehog(
              q, k, v, q_map, k_map, linear_factor, window_factor),
