@@ -64,12 +64,12 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
     if needs.q or needs.g:
         final = torch.float32 if needs.g and behind is not None else None
         of_q = over_values(v.shape[3], lambda part: launch(Given(
-            do[..., part], v[..., part], k, g, initial=_turned(initial, part), final=final,
+            do[..., part], v[..., part], k, g, initial=turned_part(initial, part), final=final,
             x=q if needs.g else None, cu=cu), scale))
-        dq = _of_shared(of_q.o, q)
+        dq = of_shared(of_q.o, q)
     if needs.k:
-        dk = _of_shared(over_values(v.shape[3], lambda part: launch(Given(
-            v[..., part], do[..., part], q, g, initial=_turned(behind, part), reverse=True, cu=cu), scale)).o, k)
+        dk = of_shared(over_values(v.shape[3], lambda part: launch(Given(
+            v[..., part], do[..., part], q, g, initial=turned_part(behind, part), reverse=True, cu=cu), scale)).o, k)
     if needs.v or needs.g or needs.initial:
         made = launch(Given(k, q, do, g, initial=behind, final=torch.float32 if needs.initial else None,
                             x=v if needs.g else None, reverse=True, cu=cu), scale)
@@ -78,7 +78,7 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
             dinitial = (scale * made.state).to(initial.dtype)
         if needs.g:
             at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum((-1, -2))
-            dg = _of_gates(g, of_q.dots, made.dots, at_end, segments(cu, q.shape[1]))
+            dg = of_gates(g, of_q.dots, made.dots, at_end, segments(cu, q.shape[1]))
     return Gradients(dq if needs.q else None, dk, dv if needs.v else None, dg, dinitial)
 
 
@@ -95,7 +95,7 @@ def over_values(columns: int, make) -> Made:
     return Made(first.o + second.o, state, dots, diagonal=diagonal)
 
 
-def _of_gates(g, x, less, at_end, of=None):
+def of_gates(g, x, less, at_end, of=None):
     """x - less: (B, S, HV), those of each token, of tokens of no sequence anything; at_end: (B or N, HV), what the
     final state's gradient adds to all. of: the tokens' `Segments`, where sequences are packed."""
     if of is None:
@@ -107,13 +107,13 @@ def _of_gates(g, x, less, at_end, of=None):
     return dg.sum((0, 1)) if g.dim() == 1 else dg.contiguous()
 
 
-def _of_shared(gradient, x):
+def of_shared(gradient, x):
     """Of each head of v to each head of x."""
     if gradient.shape == x.shape:
         return gradient
     return gradient.unflatten(2, (x.shape[2], -1)).sum(3)
 
 
-def _turned(state, part):
+def turned_part(state, part):
     """(B, HV, part of V, K)"""
     return None if state is None else state[..., part].transpose(-1, -2)

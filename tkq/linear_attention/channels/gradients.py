@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tkq.linear_attention.channels.launch import ChannelGiven, launch, of_chunks
-from tkq.linear_attention.gradients import ALL, Gradients, Needs, Saved, _of_shared, _turned, over_values
+from tkq.linear_attention.gradients import ALL, Gradients, Needs, Saved, of_shared, over_values, turned_part
 from tkq.linear_attention.suffix.launch import suffix_sums
 
 
@@ -43,14 +43,14 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
     if needs.g:
         at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum(-1)
         dg = of_gates((of_q.dots, of_k.dots), at_end)
-    return Gradients(_of_shared(of_q.o, q).to(q.dtype) if needs.q else None,
-                     _of_shared(of_k.o, k).to(k.dtype) if needs.k else None, dv if needs.v else None, dg, dinitial)
+    return Gradients(of_shared(of_q.o, q).to(q.dtype) if needs.q else None,
+                     of_shared(of_k.o, k).to(k.dtype) if needs.k else None, dv if needs.v else None, dg, dinitial)
 
 
 def of_columns(queries, keys, values, g, scale, initial=None, final=None, **ways):
     """A launch with gates of the columns of values; of parts of V, which are its heads' columns."""
     return over_values(keys.shape[3], lambda part: launch(ChannelGiven(
-        queries[..., part], keys[..., part], values, g, initial=_turned(initial, part), final=final, of_values=True,
+        queries[..., part], keys[..., part], values, g, initial=turned_part(initial, part), final=final, of_values=True,
         **ways), scale))
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from tkq.linear_attention.channels.gradients import of_columns, of_gates
 from tkq.linear_attention.channels.launch import ChannelGiven, launch
 from tkq.linear_attention.delta.gradients import ALL, DeltaGradients, DeltaNeeds, DeltaSaved
-from tkq.linear_attention.gradients import _of_shared
+from tkq.linear_attention.gradients import of_shared
 
 
 def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None = None,
@@ -49,8 +49,8 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
         at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum(-1)
         dg = of_gates((of_q.dots, of_queries.dots, of_keys.dots, w.dots), at_end)
     return DeltaGradients(
-        _of_shared(of_q.o, q).to(q.dtype) if needs.q else None,
-        _of_shared(of_queries.o.sub_(of_keys.o).sub_(w.o), k).to(k.dtype) if needs.k else None,
+        of_shared(of_q.o, q).to(q.dtype) if needs.q else None,
+        of_shared(of_queries.o.sub_(of_keys.o).sub_(w.o), k).to(k.dtype) if needs.k else None,
         solved.dv if needs.v else None, dg, _dbeta(saved, solved.o, z) if needs.beta else None,
         (scale * solved.state).to(initial.dtype) if need_initial else None)
 

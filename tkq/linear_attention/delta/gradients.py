@@ -32,7 +32,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tkq.linear_attention.gradients import _of_gates, _of_shared, _turned, over_values
+from tkq.linear_attention.gradients import of_gates, of_shared, over_values, turned_part
 from tkq.linear_attention.launch import Given, launch
 from tkq.linear_attention.segments import Segments, segments
 
@@ -105,14 +105,14 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
         p = p._replace(du=solved.o, dv=solved.dv)
     if needs.q or need_g:
         of_q = _dq(p, need_g, need_g and dfinal is not None)
-        dq = _of_shared(of_q.o, q) if needs.q else None
+        dq = of_shared(of_q.o, q) if needs.q else None
     if needs.k or needs.beta:
         z = of_keys_before(p, p.du)
     if needs.k:
         dk = _dk(p, z.o)
     if need_g:
         at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum((-1, -2))
-        dg = _of_gates(g, of_q.dots, _dots(p), at_end, p.of)
+        dg = of_gates(g, of_q.dots, _dots(p), at_end, p.of)
     return DeltaGradients(dq, dk, p.dv if needs.v else None, dg, _dbeta(p, z.o) if needs.beta else None,
                           (scale * solved.state).to(initial.dtype) if need_initial else None)
 
@@ -121,7 +121,7 @@ def _dq(p, with_dots, with_final):
     """dq; with sums of q dq; with the final state, made again of u as it is here."""
     q, k, _, g, _, initial, cu = p.saved
     return over_values(p.u.shape[3], lambda part: launch(Given(
-        p.do[..., part], p.u[..., part], k, g, initial=_turned(initial, part),
+        p.do[..., part], p.u[..., part], k, g, initial=turned_part(initial, part),
         final=torch.float32 if with_final else None, x=q if with_dots else None, cu=cu), p.scale))
 
 
@@ -129,7 +129,7 @@ def of_keys_before(p, d, with_dots=False):
     """a[t] S[t-1] d[t], d as v; with sums of this times k."""
     _, k, _, g, _, initial, cu = p.saved
     return over_values(d.shape[3], lambda part: launch(Given(
-        d[..., part], p.u[..., part], k, g, initial=_turned(initial, part), x=k if with_dots else None,
+        d[..., part], p.u[..., part], k, g, initial=turned_part(initial, part), x=k if with_dots else None,
         strict=True, cu=cu), 1.0))
 
 
@@ -139,11 +139,11 @@ def _dk(p, z):
     def of(values, queries, scale, **more):
         return over_values(p.u.shape[3], lambda part: launch(Given(
             p.u[..., part], values[..., part], queries, g, reverse=True,
-            initial=_turned(more.get("behind"), part), strict=more.get("strict", False), cu=cu), scale)).o
+            initial=turned_part(more.get("behind"), part), strict=more.get("strict", False), cu=cu), scale)).o
 
     made = _wide(of(p.do, q, p.scale, behind=p.behind))
     made.sub_(of(p.dv, k, 1.0, strict=True)).addcmul_(_wide(beta)[..., None], z, value=-1)
-    return _of_shared(_inside(p, made), k).to(k.dtype)
+    return of_shared(_inside(p, made), k).to(k.dtype)
 
 
 def _dbeta(p, z):

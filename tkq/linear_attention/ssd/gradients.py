@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from tkq.linear_attention.gradients import _of_shared, over_values
+from tkq.linear_attention.gradients import of_shared, over_values
 from tkq.linear_attention.launch import Given, Steps, launch
 from tkq.linear_attention.suffix.launch import suffix_sums
 from tkq.reference import ssd as reference
@@ -106,8 +106,8 @@ def backward(saved: SsdSaved, dy: Tensor, dfinal: Tensor | None = None, needs: S
         at_end = None if dfinal is None else (of_c.state * dfinal).sum((-1, -2))
         found = _of_steps(saved, of_c, of_x, at_end)
     ddt, dA, dbias = (x if needed else None for x, needed in zip(found, (needs.dt, needs.A, needs.dt_bias)))
-    return SsdGradients(of_x.o if needs.x else None, ddt, dA, _of_shared(of_b.o, saved.B) if needs.B else None,
-                        _of_shared(of_c.o, saved.C) if needs.C else None, dD, dz if needs.z else None, dbias, dinitial)
+    return SsdGradients(of_x.o if needs.x else None, ddt, dA, of_shared(of_b.o, saved.B) if needs.B else None,
+                        of_shared(of_c.o, saved.C) if needs.C else None, dD, dz if needs.z else None, dbias, dinitial)
 
 
 def _there(saved, needs):
