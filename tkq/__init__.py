@@ -15,12 +15,14 @@ from . import names as _names
 from .version import __version__
 
 _PUBLIC = {
+    "based": "tkq.linear_attention.based.ops",
     "cross_entropy": "tkq.losses.ops",
     "cross_entropy_and_gradient": "tkq.losses.ops",
     "flash_attn": "tkq.attention.ops",
     "fp8_gemm": "tkq.gemm.fp8.ops",
     "flash_attn_varlen": "tkq.attention.varlen_ops",
     "gated_delta_rule": "tkq.linear_attention.delta.ops",
+    "hedgehog": "tkq.linear_attention.hedgehog.ops",
     "mamba2_ssd": "tkq.linear_attention.ssd.ops",
     "gated_delta_rule_step": "tkq.linear_attention.step.ops",
     "geglu": "tkq.pointwise.gated_ops",

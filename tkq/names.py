@@ -17,7 +17,9 @@ _ELSEWHERE = {
                    "retention chunkretention gla chunkgla gatedlinearattention",
     "gated_delta_rule": "chunkgateddeltarule gateddeltanet gdn deltarule chunkdeltarule deltanet gateddelta "
                         "chunkgateddeltaruleprefill kda chunkkda kimideltaattention",
+    "hedgehog": "lolcats hedgehogattention slidingwindowlinearattention lolcatslinearattention",
     "mamba2_ssd": "mambachunkscancombined mambachunkscan ssd mamba2 mamba ssdchunkscan statespacedual",
+    "based": "parallelbased fusedchunkbased chunkbased basedlinearattention taylorlinearattention",
     "linear_attn_step": "fusedrecurrentsimplegla fusedrecurrentgla fusedrecurrentlinearattn lightningattndecode",
     "gated_delta_rule_step": "fusedrecurrentgateddeltarule fusedrecurrentdeltarule fusedrecurrentkda "
                              "gateddeltaruledecode fusedrecurrentgateddeltaruleupdate",
@@ -40,8 +42,9 @@ _ELSEWHERE = {
     "prefetch": "warmup precompile",
 }
 _KNOWN = {word: name for name, words in _ELSEWHERE.items() for word in words.split()}
-_CLASSES = ("CrossEntropyLoss", "Fp8Linear", "GEGLU", "GatedDeltaNet", "LayerNorm", "LayerNormQuant", "Linear",
-            "LinearCrossEntropyLoss", "LogSoftmax", "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "Softmax", "SwiGLU")
+_CLASSES = ("BasedAttention", "CrossEntropyLoss", "Fp8Linear", "GEGLU", "GatedDeltaNet", "HedgehogAttention",
+            "LayerNorm", "LayerNormQuant", "Linear", "LinearCrossEntropyLoss", "LogSoftmax", "RMSNorm", "RMSNormQuant",
+            "RotaryEmbedding", "Softmax", "SwiGLU")
 
 
 def listed(namespace: dict, public) -> list[str]:

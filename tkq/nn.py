@@ -10,7 +10,7 @@ Under autocast Linear, Fp8Linear and LinearCrossEntropyLoss cast as torch does. 
 
 SwiGLU, GEGLU, RotaryEmbedding and LinearCrossEntropyLoss are modules around functions that torch.nn has not, or not in
 every version; RMSNormQuant and LayerNormQuant are norms for products in float8, of models that are not trained.
-GatedDeltaNet is a mixer of hybrid models, a whole layer with its projections.
+GatedDeltaNet, BasedAttention and HedgehogAttention are mixers, whole layers with their projections.
 """
 from typing import Optional
 
@@ -22,9 +22,9 @@ from .norms.ops import layernorm, rmsnorm
 from .runtime import arguments
 from .runtime.call import check
 
-__all__ = ["GEGLU", "CrossEntropyLoss", "Fp8Linear", "GatedDeltaNet", "LayerNorm", "LayerNormQuant",  # noqa: F822
-           "Linear", "LinearCrossEntropyLoss", "LogSoftmax", "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "Softmax",
-           "SwiGLU"]
+__all__ = ["GEGLU", "BasedAttention", "CrossEntropyLoss", "Fp8Linear", "GatedDeltaNet", "HedgehogAttention",  # noqa: F822
+           "LayerNorm", "LayerNormQuant", "Linear", "LinearCrossEntropyLoss", "LogSoftmax", "RMSNorm", "RMSNormQuant",
+           "RotaryEmbedding", "Softmax", "SwiGLU"]
 
 # what constructors are given, refused there and not in the first forward
 _loss = arguments.checker("cross_entropy", "z_loss", "softcap", "inplace_backward", called="CrossEntropyLoss")
@@ -43,6 +43,12 @@ def __getattr__(name):
     if name == "GatedDeltaNet":  # likewise
         from .linear_attention.layers import GatedDeltaNet
         return GatedDeltaNet
+    if name == "HedgehogAttention":
+        from .linear_attention.hedgehog.layers import HedgehogAttention
+        return HedgehogAttention
+    if name == "BasedAttention":
+        from .linear_attention.based.layer import BasedAttention
+        return BasedAttention
     raise _names.unknown("tkq.nn", name, __all__)
 
 

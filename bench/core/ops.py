@@ -136,6 +136,14 @@ OPS: dict[str, tuple[Part, ...]] = {
         Part("mamba2_ssd", ("forward",)),
         Part("mamba2_ssd", ("training",), what="forward and backward"),
     ),
+    "hedgehog": (
+        Part("hedgehog", ("forward",)),
+        Part("hedgehog", ("training",), what="forward and backward"),
+    ),
+    "based": (
+        Part("based", ("forward",)),
+        Part("based", ("training",), what="forward and backward"),
+    ),
     "linear_attn_step": (Part("linear_steps", ("gate",)),),
     "gated_delta_rule_step": (Part("linear_steps", ("gdn", "kda")),),
     "ssd_step": (Part("linear_steps", ("ssd",)),),
@@ -229,7 +237,8 @@ NAMES = {("attention_forward", "varlen"): "flash_attn_varlen", "attention_forwar
          ("attention_backward", "deterministic"): "flash_attn, deterministic backward",
          "attention_backward": "flash_attn, backward", "attention_backward_varlen": "flash_attn_varlen, backward",
          "both": "cross_entropy_and_gradient", "cross_entropy_mean": "cross_entropy, mean"}
-NAMES |= {(op, "training"): f"{op}, forward and backward" for op in ("linear_attn", "gated_delta_rule", "mamba2_ssd")}
+NAMES |= {(op, "training"): f"{op}, forward and backward" for op in (
+    "linear_attn", "gated_delta_rule", "mamba2_ssd", "hedgehog", "based")}
 NAMES |= {f"{op}_backward": f"{op}, backward" for op in ("rmsnorm", "layernorm", "softmax", "cross_entropy")}
 # by the first word of an op: the other words as pages and pictures have them
 _FP8 = {"tensor": "scales per tensor", "row": "scales per row", "1x128_128x128": "scales 1x128 and 128x128",

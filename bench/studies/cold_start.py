@@ -42,13 +42,14 @@ FIRST_CALL_BOUND_US = 30_000
 IMPORT_BOUND_US = 300_000
 AFTER_TORCH, ALL_AFTER_TORCH = ("tkq", "tvm_ffi", "functions"), "tkq, tvm-ffi and all functions, after torch"
 OPS = ("rmsnorm, gradients", "flash_attn, gradients", "linear_cross_entropy, gradients", "gemm, gradients",
-       "cross_entropy, gradients", "softmax, gradients", "layernorm, gradients", "swiglu, gradients", "rope, gradients",
-       "flash_attn_varlen, gradients", "linear_attn, gradients", "gated_delta_rule, gradients", "mamba2_ssd, gradients",
-       TORCH, "gemm", "fp8_gemm", "grouped_gemm", "rmsnorm", "flash_attn", "flash_attn_varlen", "linear_attn",
-       "gated_delta_rule", "mamba2_ssd", "linear_attn_step", "gated_delta_rule_step", "ssd_step", "cross_entropy, mean",
-       "cross_entropy_and_gradient", "rmsnorm_quant", "layernorm_quant by blocks", "layernorm", "softmax", "swiglu",
-       "rope_qk", "quantize_fp8", "rmsnorm of three dimensions with a residual", "log_softmax of three dimensions",
-       "geglu of one tensor", "rope", "gemm with an epilogue")
+       "cross_entropy, gradients", "softmax, gradients", "layernorm, gradients", "swiglu, gradients",
+       "rope, gradients", "flash_attn_varlen, gradients", "linear_attn, gradients", "gated_delta_rule, gradients",
+       "mamba2_ssd, gradients", "hedgehog, gradients", "based, gradients", TORCH, "gemm", "fp8_gemm", "grouped_gemm",
+       "rmsnorm", "flash_attn", "flash_attn_varlen", "linear_attn", "gated_delta_rule", "mamba2_ssd", "hedgehog",
+       "based", "linear_attn_step", "gated_delta_rule_step", "ssd_step", "cross_entropy, mean",
+       "cross_entropy_and_gradient", "rmsnorm_quant", "layernorm_quant by blocks", "layernorm", "softmax", "swiglu", "rope_qk", "quantize_fp8",
+       "rmsnorm of three dimensions with a residual", "log_softmax of three dimensions", "geglu of one tensor", "rope",
+       "gemm with an epilogue")
 
 
 class Results:

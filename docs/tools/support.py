@@ -23,6 +23,8 @@ from tkq.gemm.epilogue.spec import ACTIVATIONS, GATED, Epilogue
 from tkq.gemm.fp8 import spec as fp8_spec
 from tkq.gemm.grouped import spec as grouped_spec
 from tkq.granularity import PRODUCTS, scales_of
+from tkq.linear_attention.based.spec import BasedSpec
+from tkq.linear_attention.hedgehog.spec import HedgehogSpec
 from tkq.linear_attention.spec import LinearSpec
 from tkq.linear_attention.step.spec import StepSpec
 from tkq.losses.spec import MAX_V, CrossEntropySpec
@@ -89,8 +91,11 @@ def types() -> dict[str, tuple[list, str]]:
         "flash_attn": flash, "flash_attn_varlen": (flash[0], f"any sequence lengths, including 0; {dims}"),
         **dict.fromkeys(("linear_attn", "gated_delta_rule"), (taken(lambda t: LinearSpec(t, 64, 64), TYPES),
                                                               f"any S; {_widths_of_states()}")),
+        "based": (taken(lambda t: BasedSpec(t, 64), TYPES), "any S; D 16, V 32 to 128 in multiples of 16"),
         "mamba2_ssd": (taken(lambda t: LinearSpec(t, 64, 64), TYPES),
                        f"any S; {_widths_of_states().replace('K', 'N').replace('V', 'P')}"),
+        "hedgehog": (taken(lambda t: HedgehogSpec(t, 64, 64), TYPES),
+                     f"any S; D {_either('head_dim')}, maps of {_either('features')} columns"),
         **_steps(),
         "gemm": (half, "any M, N; K a multiple of 8"),
         "grouped_gemm": (taken(lambda t: _grouped(t, "m"), TYPES), f"up to {grouped_spec.MOST_GROUPS} groups, which "
@@ -110,6 +115,12 @@ def _steps() -> dict:
     linear = halves, f"any N, T; K {k}, V {v}, multiples of 16"
     return {"linear_attn_step": linear, "gated_delta_rule_step": linear,
             "ssd_step": (halves, f"any N, T; P {v}, states {k}, multiples of 16")}
+
+
+def _either(field) -> str:
+    """The sizes of Hedgehog's attention."""
+    return " and ".join(map(str, taken(lambda n: HedgehogSpec(**{
+        "dtype": "bf16", "head_dim": 64, "features": 64, field: n}), range(1, 400))))
 
 
 def _widths_of_states() -> str:

@@ -98,6 +98,22 @@ def mamba2_ssd(given):
     return [Wanted("y", y, 8, given["x"].dtype, rows), *([last] if given["return_final_states"] else [])]
 
 
+def hedgehog(given):
+    """By all pairs of tokens."""
+    q, k, v, q_map, k_map, linear, window = (operand(given, n) for n in HEDGEHOG)
+    i = torch.arange(q.shape[1])
+    apart = i[:, None] // 64 - i // 64
+    near, far = (i[:, None] >= i) & (apart <= 1), apart > 1
+    f, h = (torch.cat((y.softmax(-1), (-y).softmax(-1)), -1).clamp(min=1e-6)
+            for y in (torch.einsum("bshd,hdf->bshf", x, w) for x, w in ((q, q_map), (k, k_map))))
+    scores = (torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[3]**-0.5).masked_fill(~near, -math.inf)
+    a = window[:, None, None] * (scores - scores.amax(-1, keepdim=True)).exp() if i.numel() else scores
+    a = a + linear[:, None, None] * torch.einsum("bihf,bjhf->bhij", f, h) * far
+    o = torch.einsum("bhij,bjhd->bihd", a / (a.sum(-1, keepdim=True) + 1e-6), v)
+    return [Wanted("o", o, 8, given["q"].dtype, _finite(given, o, HEDGEHOG))]
+
+
+HEDGEHOG = "q", "k", "v", "q_map", "k_map", "linear_factor", "window_factor"
 SSD = "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states"
 
 
@@ -111,10 +127,22 @@ def _finite(given, o, names=("q", "k", "v", "g", "beta", "initial_state", "A_log
         if given.get(name) is not None:
             x = operand(given, name).detach()
             bad = ~x.isfinite() & ~((x == -math.inf) & (name == "g"))
-            if x.dim() == 1 or name == "D":
+            if x.dim() == 1 or name in ("D", "q_map", "k_map"):
                 fine &= ~bad.view(len(x), -1).any(1)  # of heads
             elif given.get("cu_seqlens") is not None:  # all in one row: nothing is compared
                 fine &= not bad.any()
             else:
                 fine &= ~bad.flatten(1).any(1)[:, None, None]
     return None if fine.all() else fine
+
+
+def based(given):
+    """The sum of weights times values over tokens, and that of the weights alone."""
+    q, k, v = (operand(given, n) for n in "qkv")
+    q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (q, k))
+    s = number(given["scale"], 0.25) * torch.einsum("bihd,bjhd->bhij", q, k)
+    w = (1 + s + s * s / 2).tril()
+    o = torch.einsum("bhij,bjhv->bihv", w, v)
+    if given["use_norm"]:
+        o = o / w.sum(-1).transpose(1, 2)[..., None]
+    return [Wanted("o", o, 8, given["q"].dtype, _finite(given, o))]

@@ -46,6 +46,8 @@ OPERATIONS = {
     "gated_delta_rule": Operation(usual.gated_delta_rule, oracles_linear.gated_delta_rule,
                                   ("q", "k", "v", "g", "beta", "initial_state", "A_log", "dt_bias")),
     "mamba2_ssd": Operation(usual.mamba2_ssd, oracles_linear.mamba2_ssd, oracles_linear.SSD),
+    "hedgehog": Operation(usual.hedgehog, oracles_linear.hedgehog, oracles_linear.HEDGEHOG),
+    "based": Operation(usual.based, oracles_linear.based, ("q", "k", "v")),
     "linear_attn_step": Operation(usual.linear_attn_step, oracles_steps.linear_attn_step),
     "gated_delta_rule_step": Operation(usual.gated_delta_rule_step, oracles_steps.linear_attn_step),
     "ssd_step": Operation(usual.ssd_step, oracles_steps.ssd_step),

@@ -240,6 +240,21 @@ def mamba2_ssd(d):
                 return_final_states=d.chance(0.4))
 
 
+def hedgehog(d):
+    batch, tokens, heads, dtype, D, F = d.one(1, 2), d.of((0, 1, 70, 150), (70, 150)), d.one(1, 2), d.half(), 64, 32
+    q, k, v = (d.normal(batch, tokens, heads, D, dtype=dtype) for _ in range(3))
+    return dict(q=q, k=k, v=v, q_map=d.normal(heads, D, F, dtype=dtype, scale=D**-0.5),
+                k_map=d.normal(heads, D, F, dtype=dtype, scale=D**-0.5), linear_factor=d.positive(heads),
+                window_factor=d.positive(heads), window_size=64)
+
+
+def based(d):
+    batch, tokens, heads, shared, dtype = d.one(1, 2), d.of((0, 1, 7, 24), (7, 24)), d.one(1, 2), d.one(1, 2), d.half()
+    q, k = (d.normal(batch, tokens, heads, 16, dtype=dtype) for _ in range(2))
+    return dict(q=q, k=k, v=d.normal(batch, tokens, heads * shared, d.of((32, 80), (64,)), dtype=dtype),
+                scale=d.one(None, 0.5, -2, 0), use_norm=d.chance(0.7))
+
+
 def _rows_of_a_pool(d, count, tokens):
     """(rows of the pool, one for each sequence or None, numbers of accepted tokens or None)."""
     if tokens and d.chance(0.2):

@@ -38,6 +38,7 @@ BY_NAME = {name: ("chunk_size",) for name in SIGNATURES
            if name.startswith("chunk") and name not in ("chunk_linear_attn", "chunk_gla")} | {
     "chunk_gated_delta_rule": (*GATES, "chunk_size")}
 ALIASES = {"chunk_gdn": "chunk_gated_delta_rule", "fused_recurrent_gdn": "fused_recurrent_gated_delta_rule"}
+BASED = {"fused_chunk_based", "parallel_based"}  # that have no states
 COLUMNS = "chunk_gla", "chunk_kda"  # whose gates are of each column of k
 REFUSED = {"lower_bound": -5.0, "return_intermediate_states": True, "reverse": True, "cp_context": object(),
            "gk": torch.zeros(2), "gv": torch.zeros(2)}

@@ -121,7 +121,8 @@ class Chunk:
         if self.beta is not None and not self.given.reverse:
             values = self.inverse(k) @ self.narrow(self.beta * v - self.beta * self.begun * (k @ old))
             v = self.narrow(values)
-        o = self.scale * self.at_query * (q @ old) + self.scores(q, k) @ v
+        o = self.scale * self.at_query * (q @ old)
+        o = o if self.given.others else o + self.scores(q, k) @ v
         state = self.total * state + k.mT @ self.narrow(self.to_end * values, in_two)
         if self.beta is not None and self.given.reverse:
             o = self.inverse(q).mT @ self.narrow(o)

@@ -113,8 +113,8 @@ MUTANTS = (
          "tk.zero(state)", STATES),
         ("no_wait_for_tokens", """
             s.tokens.wait(ring)
-            if const_expr(not self.spec.updates):
-         """, "if const_expr(not self.spec.updates):", LOADS),
+            if const_expr(self.spec.scored):
+         """, "if const_expr(self.spec.scored):", LOADS),
         ("no_wait_for_scores", "s.scores.wait(scores)", "", NAPS),
         ("scores_written_over", "s.scores.acquire_empty(out)", "", READS),
         ("tokens_freed_before_their_products", """

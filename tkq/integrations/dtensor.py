@@ -127,6 +127,22 @@ def _delta_rule(g):
         yield results, dict(given, beta=given["q"])
 
 
+def _hedgehog(g):
+    """Sequences are apart, and so are heads, each of which has maps and factors of its own."""
+    yield (S(0),), dict.fromkeys(("q", "k", "v"), S(0))
+    if g.q.shape[2] % g.q.mesh.size() == 0:
+        yield (S(2),), dict(dict.fromkeys(("q", "k", "v"), S(2)), **_OF_HEADS)
+
+
+def _hedgehog_backward(g):
+    yield (*(S(0),) * 3, *(P,) * 4), dict.fromkeys(("do", "q", "k", "v"), S(0))
+    if g.q.shape[2] % g.q.mesh.size() == 0:
+        yield (*(S(2),) * 3, *(S(0),) * 4), dict(dict.fromkeys(("do", "q", "k", "v"), S(2)), **_OF_HEADS)
+
+
+_OF_HEADS = dict.fromkeys(("q_map", "k_map", "linear_factor", "window_factor"), S(0))
+
+
 def _pool(g):
     """What is written in place lies whole on each rank."""
     if any(p != R for p in g.initial_state.placements):
@@ -204,6 +220,19 @@ def _ssd_backward(g):
                dict(_ssd_given(tokens, states, heads, groups), dy=tokens, dstates=states))
 
 
+def _based(g):
+    """Sequences, or heads."""
+    for at in (0, *((2,) if g.q.shape[2] % g.q.mesh.size() == 0 else ())):
+        yield (S(at), S(at) if g.use_norm else R), dict.fromkeys(("q", "k", "v"), S(at))
+
+
+def _based_backward(g):
+    needs = g.need_q, g.need_k, g.need_v
+    for at in (0, *((2,) if g.q.shape[2] % g.q.mesh.size() == 0 else ())):
+        yield (tuple(S(at) if need else R for need in needs),
+               dict.fromkeys(("do", "q", "k", "v", "o", *(("sums",) if g.use_norm else ())), S(at)))
+
+
 def _dimensions(g):
     """(of tokens, of states): along which a backward may be spread, sequences and heads."""
     heads = g.q.shape[2] % g.q.mesh.size() == 0
@@ -257,7 +286,8 @@ RULES = {
     "flash_attn_varlen_backward": _attention_backward, "linear_attn": _linear_attention,
     "linear_attn_backward": _linear_attention_backward, "gated_delta_rule": _delta_rule,
     "gated_delta_rule_backward": _delta_rule_backward, "linear_attn_pool": _pool, "gated_delta_rule_pool": _pool,
-    "mamba2_ssd": _ssd, "mamba2_ssd_backward": _ssd_backward,
+    "mamba2_ssd": _ssd, "mamba2_ssd_backward": _ssd_backward, "hedgehog": _hedgehog,
+    "hedgehog_backward": _hedgehog_backward, "based": _based, "based_backward": _based_backward,
     "linear_attn_step": _step, "gated_delta_rule_step": _step, "ssd_step": _ssd_step, "gemm": _gemm,
     "grouped_gemm": _grouped_gemm, "fp8_gemm": _fp8_gemm, "quantize_fp8": _quantised,
     # of whole losses, and of logits that are nowhere whole: everything is gathered

@@ -16,14 +16,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import gated_delta_rule, linear_attn
+from .. import based, gated_delta_rule, linear_attn
 from ..runtime.call import check
 
 __all__ = ["chunk_delta_rule", "chunk_gated_delta_rule", "chunk_gdn", "chunk_gla", "chunk_kda", "chunk_lightning_attn",
-           "chunk_linear_attn", "chunk_retention", "chunk_simple_gla", "fused_chunk_linear_attn",
+           "chunk_linear_attn", "chunk_retention", "chunk_simple_gla", "fused_chunk_based", "fused_chunk_linear_attn",
            "fused_chunk_retention", "fused_chunk_simple_gla", "fused_recurrent_delta_rule",
            "fused_recurrent_gated_delta_rule", "fused_recurrent_gdn", "fused_recurrent_lightning_attn",
-           "fused_recurrent_linear_attn", "fused_recurrent_retention", "fused_recurrent_simple_gla"]
+           "fused_recurrent_linear_attn", "fused_recurrent_retention", "fused_recurrent_simple_gla",
+           "parallel_based"]
 
 # Of what the functions below take besides the arguments of every call: the names that go on to tkq's function, as they
 # are. An argument that such a function gets is opened here, and nowhere else: all of them hand theirs to `_extra`.
@@ -307,3 +308,18 @@ def fused_recurrent_delta_rule(q: Tensor, k: Tensor, v: Tensor, beta: Tensor | N
 
 
 chunk_gdn, fused_recurrent_gdn = chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
+
+
+# ---- Based ----------------------------------------------------------------------------------------------------------
+
+
+def parallel_based(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, use_norm: bool = True,
+                   head_first: bool = False) -> Tensor:
+    """`tkq.based`, in chunks; o alone. head_first: tensors are (B, H, T, ..), as o is then, a view."""
+    check.flag("parallel_based: head_first", head_first)
+    if not head_first:
+        return based(q, k, v, scale, use_norm)
+    return based(*(x.transpose(1, 2) for x in (q, k, v)), scale, use_norm).transpose(1, 2)
+
+
+fused_chunk_based = parallel_based

@@ -44,8 +44,9 @@ class Steps(NamedTuple):
 
 class Given(NamedTuple):
     """What an engine's launch takes, as `kernel.Operands` has it. final: dtype of the final state, or None. x: for sums
-    of o times x, or, with steps.gated, what o is multiplied by. reverse, strict, updates: as `LinearSpec` has them. cu:
-    where packed sequences begin and end. state_indices: initial is a pool, which is written, too; final is its dtype.
+    of o times x, or, with steps.gated, what o is multiplied by. reverse, strict, updates, others: as `LinearSpec` has
+    them. cu: where packed sequences begin and end. state_indices: initial is a pool, which is written, too; final is
+    its dtype.
     v_first: the final state lies in memory as (.., V, K). steps: Mamba-2's, in the place of g, not with cu and
     state_indices. state_v_first: states are (.., V, K)."""
 
@@ -65,6 +66,7 @@ class Given(NamedTuple):
     v_first: bool = False
     steps: Steps | None = None
     state_v_first: bool = False
+    others: bool = False
 
     @property
     def dot(self) -> bool:
@@ -93,7 +95,7 @@ def spec_of(given: Given) -> LinearSpec:
     gate = "token" if steps else "none" if g is None else "head" if g.dim() == 1 else "token"
     return LinearSpec(name(given.q), given.q.shape[-1], given.v.shape[-1], gate, name(given.initial), name(given.final),
                       given.reverse, name(given.beta), given.dot, given.strict, given.updates, name(given.cu),
-                      name(given.state_indices), steps and steps.spec, given.state_v_first)
+                      name(given.state_indices), steps and steps.spec, given.state_v_first, given.others)
 
 
 def launch(given: Given, scale: float) -> Made:
@@ -158,7 +160,7 @@ def _launcher(given):
     of_steps = given.steps and given.steps.spec
     gate = 0 if g is None else g.dim()
     key = (q.get_device(), q.dtype, q.shape[3], v.shape[3], gate, *types, final, x is None, of_steps,
-           given.state_v_first, *ways)
+           given.state_v_first, given.others, *ways)
     if key not in _launchers:
         arch.require_hopper(q.device)
         _launchers[key] = function(recipe(spec_of(given)))

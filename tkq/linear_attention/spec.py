@@ -48,6 +48,7 @@ class LinearSpec:
     reverse: from the last token to the first, each of which sees those behind it: gradients are of this form.
     strict: a token does not see itself; without delta.
     updates: with delta, not reversed: the corrected values come out.
+    others: a token sees those of other chunks alone; without gates, delta and strict.
     ssd: Mamba-2's gate and factors, with the gate "token" and without delta; or None.
     state_v_first: states are V by K, and not K by V.
     packed: dtype of cu_seqlens, with sequences of any length one behind the other; None: a batch.
@@ -69,6 +70,7 @@ class LinearSpec:
     pool: str | None = None
     ssd: SsdSpec | None = None
     state_v_first: bool = False
+    others: bool = False
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("gate", self.gate, GATES),
@@ -96,10 +98,21 @@ class LinearSpec:
         if self.pool and (self.reverse or self.initial is None or self.initial != self.final):
             raise ValueError("LinearSpec: pool, allowed is not reversed, with initial and final of one dtype")
 
+        self._check_others()
+
+    def _check_others(self):
+        if self.others and (self.gated or self.delta or self.strict):
+            raise ValueError("LinearSpec: others, allowed is without gates, delta and strict")
+
     @property
     def gated(self) -> bool:
         """Does the state decay?"""
         return self.gate != "none"
+
+    @property
+    def scored(self) -> bool:
+        """Are there outputs of a chunk's own tokens?"""
+        return not (self.updates or self.others)
 
     @property
     def gated_by_x(self) -> bool:

@@ -23,7 +23,9 @@ _LISTS = (
     "tkq.attention.forward.catalog",
     "tkq.attention.backward.catalog",
     "tkq.linear_attention.catalog",
+    "tkq.linear_attention.based.catalog",
     "tkq.linear_attention.channels.catalog",
+    "tkq.linear_attention.hedgehog.catalog",
     "tkq.linear_attention.step.catalog",
 )
 

@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.process.compiled_roles import compiled, shown
 from tests.helpers.process.markdown import ROOT, blocks
 
-PAGES = [ROOT / "docs" / "write_your_own" / f"{name}.md" for name in ("reduction", "gemm", "flash_attention")]
+PAGES = [ROOT / "docs" / "write_your_own" / f"{name}.md" for name in ("reduction", "gemm", "flash_attention", "based")]
 
 
 def test_each_page_shows_its_example():
@@ -44,6 +44,13 @@ def test_flash_attention_has_fewer_than_100_lines():
 
 def test_the_gemm_has_fewer_than_50_lines():
     assert code_lines(ROOT / "examples" / "write_a_gemm.py", "Gemm", "gemm") < 50
+
+
+def test_based_has_the_lines_that_its_page_says():
+    """But for the imports, constants and the check."""
+    path = ROOT / "examples" / "write_a_based.py"
+    lines = code_lines(path, "Globals", "Shared", "weights", "features", "dot", "Based", "build", "based")
+    assert lines <= 150 and f"{lines} lines" in (ROOT / "docs" / "write_your_own" / "based.md").read_text()
 
 
 @pytest.fixture

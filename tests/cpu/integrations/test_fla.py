@@ -13,7 +13,7 @@ EACH = pytest.mark.parametrize("name", fla_calls.SIGNATURES)
 
 
 def test_all_functions_are_here():
-    assert set(tkq_fla.__all__) == fla_calls.SIGNATURES.keys() | fla_calls.ALIASES.keys()
+    assert set(tkq_fla.__all__) == fla_calls.SIGNATURES.keys() | fla_calls.ALIASES.keys() | fla_calls.BASED
     assert all(getattr(tkq_fla, other) is getattr(tkq_fla, name) for other, name in fla_calls.ALIASES.items())
     assert tkq.integrations.fla is tkq_fla
 
@@ -178,3 +178,17 @@ def test_gates_of_another_rank_are_refused(name):
     beta = (torch.rand(1, 8, 2),) if name in ("chunk_kda", "chunk_gated_delta_rule") else ()
     with pytest.raises(ValueError, match=f"{name}: g: has {g.dim()} dimensions"):
         getattr(tkq_fla, name)(q, k, v, g, *beta)
+
+
+@pytest.mark.parametrize("name", sorted(fla_calls.BASED))
+def test_based(name):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 9, 3, cols).bfloat16() for cols in (16, 16, 48))
+    f = getattr(tkq_fla, name)
+    assert tuple(inspect.signature(f).parameters) == ("q", "k", "v", "scale", "use_norm", "head_first")
+    o = f(q, k, v, 0.5, False)
+    assert torch.equal(o, tkq.based(q, k, v, 0.5, False)) and not torch.equal(o, f(q, k, v))
+    heads_first = (x.transpose(1, 2) for x in (q, k, v))
+    assert torch.equal(f(*heads_first, 0.5, False, True).transpose(1, 2), o)
+    with pytest.raises(TypeError, match="head_first"):
+        f(q, k, v, head_first=1)

@@ -28,7 +28,8 @@ def test_the_widest(name):
     sass.assert_sass(recipe(SPECS[name]), expectation(SPECS[name]))
 
 
-# Of the launches' shipped sizes the one that keeps most in registers: `test_the_widest` has all launches, with more.
+# Of the shipped sizes one whose states a single warpgroup has, of the launch that keeps most in registers;
+# `test_the_widest` has all launches, with two.
 @pytest.mark.parametrize("name", ["mamba2_ssd-bf16-n128-p64", "mamba2_ssd_gated-bf16-n64-p64-states",
                                   "mamba2_ssd_dc-bf16-n128-p64", "mamba2_ssd_db-bf16-n64-p64-states",
                                   "mamba2_ssd_dx-bf16-n128-p64-states", "linear_attn_suffix_sums",

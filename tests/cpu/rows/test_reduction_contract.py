@@ -27,6 +27,8 @@ def check(made, instructions, absent=()):
 @pytest.mark.parametrize("name", ["RMSNorm", "LayerNorm"])
 @pytest.mark.parametrize("N, bits, clustered", [(64, 128, False), (1000, 128, False), (4096, 128, False),
                                                 (4100, 64, False), (32768, 128, True), (262144, 128, True)])
+# LayerNorm has two exchanges where RMSNorm has one, and the same loads
+@pytest.mark.sampled(when=lambda name, N: name == "LayerNorm" or N in (4096, 262144))
 def test_contract_kernels_compile(name, N, bits, clustered):
     wide = (f"LDGSTS.E.{bits}", f"STG.E.{bits}", f"LDG.E.{bits}")
     exchange = ("STAS", "UCGABAR_ARV", "UCGABAR_WAIT") if clustered else ("SHFL",)

@@ -75,7 +75,7 @@ def test_numbers_of_numpy_are_taken_by_their_value(name, argument):
             if argument.name == "max_seqlen":
                 pytest.skip("goes with cu_seqlens")
     least = 1 if argument.low is None or argument.above or name == "rope_cos_sin" else max(argument.low, 0)
-    number = {"dim": 64 if name == "rope_cos_sin" else 1, "max_seqlen": 16}.get(argument.name, least)
+    number = {"dim": 64 if name == "rope_cos_sin" else 1, "max_seqlen": 16, "window_size": 64}.get(argument.name, least)
     kinds = (numpy.int64, numpy.int32) if argument.kind == "integer" else (numpy.float32, numpy.float64, numpy.int64)
     wanted = results(calls.run(name, given | {argument.name: number}))
     for kind in kinds:

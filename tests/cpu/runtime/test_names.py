@@ -27,7 +27,8 @@ def test_dir_has_what_is_public_and_no_more(module):
 def test_all_is_what_a_module_defines():
     classes = {name for name, value in vars(tkq.nn).items() if inspect.isclass(value) and not name.startswith("_")
                and value.__module__ == "tkq.nn"}
-    assert set(tkq.nn.__all__) == classes | {"Fp8Linear", "GatedDeltaNet"} == set(names._CLASSES)
+    assert set(tkq.nn.__all__) == set(names._CLASSES) == classes | {
+        "BasedAttention", "Fp8Linear", "GatedDeltaNet", "HedgehogAttention"}
     for module in LAZY:
         there = importlib.import_module(module)
         assert all(hasattr(there, name) for name in getattr(there, "__all__", ()))

@@ -298,6 +298,8 @@ WITHOUT_TENSORS = [  # (a module, its arguments, the name of the one that is rep
     (tkq.nn.Linear(64, 48), (X,), "input"),
     (tkq.nn.Fp8Linear(64, 48), (X,), "x"),
     (tkq.nn.GatedDeltaNet(64, num_heads=2, head_dim=32), (HEADS,), "x"),
+    (tkq.nn.HedgehogAttention(64, num_heads=2, head_dim=64), (HEADS,), "x"),
+    (tkq.nn.BasedAttention(64, num_heads=2), (HEADS,), "x"),
 ]
 
 
@@ -342,6 +344,10 @@ TRACED = {
     "Fp8Linear": (lambda: tkq.nn.Fp8Linear(16, 16, dtype=BF16), lambda: (torch.randn(16, 16).to(BF16),)),
     "GatedDeltaNet": (lambda: tkq.nn.GatedDeltaNet(16, num_heads=1, head_dim=32, dtype=BF16),
                       lambda: (torch.randn(2, 5, 16).to(BF16),)),
+    "HedgehogAttention": (lambda: tkq.nn.HedgehogAttention(16, num_heads=1, head_dim=64, dtype=BF16),
+                          lambda: (torch.randn(2, 5, 16).to(BF16),)),
+    "BasedAttention": (lambda: tkq.nn.BasedAttention(16, num_heads=1, head_dim=32, dtype=BF16),
+                       lambda: (torch.randn(2, 5, 16).to(BF16),)),
 }
 
 

@@ -10,10 +10,10 @@ from tkq.testing import sass
 
 
 def pytest_generate_tests(metafunc):
-    """Every fifth kernel of a family, at least one; all with --all-kernels."""
+    """Every tenth kernel of a family, at least one; all with --all-kernels, and in the GPU suite, by their results."""
     if "opcodes" not in metafunc.fixturenames:
         return
-    seen, every = collections.Counter(), 1 if metafunc.config.getoption("--all-kernels") else 5
+    seen, every = collections.Counter(), 1 if metafunc.config.getoption("--all-kernels") else 10
     chosen = []
     for case in cases.CASES:
         if seen[case[0]] % every == 0:

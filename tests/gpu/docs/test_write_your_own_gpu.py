@@ -90,6 +90,18 @@ def test_gemm(shape, scale):
         assert_2x(gemm(a, b), a.double() @ b.double().t(), a @ b.t(), what=str(shape))
 
 
+@pytest.mark.parametrize("S", [1, 64, 65, 300])
+def test_based(S):
+    """Also of large scores."""
+    from write_a_based import based, exactly, inputs
+
+    for size in (1.0, 20.0):
+        q, k, v = inputs(2, S, 3)
+        q, k = q * size, k * size
+        with poisoned():
+            assert_2x(based(q, k, v), exactly(q, k, v), exactly(q, k, v, torch.bfloat16), what=f"S {S}, size {size}")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("S", [4096, 16384])

@@ -27,7 +27,8 @@ def inputs(device):
         w32=t(64, dtype=torch.float32), decays=-torch.arange(8, device=device) / 8.0,
         state=t(2, 8, 64, 64, dtype=torch.float32), gates=-t(2, 40, 8, dtype=torch.float32).abs() / 8,
         betas=t(2, 40, 8, dtype=torch.float32).sigmoid(), keys=t(2, 40, 8, 64) / 16,
-        columns=-t(2, 40, 8, 64, dtype=torch.float32).abs() / 8)
+        columns=-t(2, 40, 8, 64, dtype=torch.float32).abs() / 8, map=t(8, 64, 32) / 8,
+        factors=torch.full((8,), 0.5, device=device))
 
 
 def _onto(c, a, b):
@@ -108,6 +109,9 @@ def cases(g):
         "gated_delta_rule with a pool": lambda: tkq.gated_delta_rule(
             g.q[:1], g.keys[:1], g.q[:1], None, g.betas[:1], initial_state=g.state.clone(), cu_seqlens=g.cu,
             state_indices=g.used_q, output_final_state=True),
+        "hedgehog": lambda: tkq.hedgehog(g.q, g.keys, g.q, g.map, g.map, g.factors, g.factors),
+        "based": lambda: tkq.based(g.q[..., :2, :16], g.keys[..., :2, :16], g.q),
+        "based without a norm": lambda: tkq.based(g.q[..., :16], g.keys[..., :16], g.q, 0.5, use_norm=False),
         "linear_attn_step": lambda: tkq.linear_attn_step(
             g.q[:, :1, :2], g.keys[:, :1, :2], g.q[:, :1], g.gates[:, :1], g.state),
         "linear_attn_step of several tokens": lambda: tkq.linear_attn_step(

@@ -169,6 +169,11 @@ def _ssd_with_states(t):
     return dict(**_ssd(t), z=t(2, t.rows, 4, 64), initial_states=t(2, 4, 64, 64, dtype=F32))
 
 
+def _sixteen(t):
+    """q and k of 16 columns; two heads of v share them."""
+    return dict(q=t(2, t.rows, 2, 16), k=t(2, t.rows, 2, 16), v=t(2, t.rows, 4, 64))
+
+
 def _packed_heads(t):
     return dict(q=t(1, t.rows, 2, 64), k=t(1, t.rows, 2, 64), v=t(1, t.rows, 4, 64),
                 g=-t(1, t.rows, 4, dtype=F32).abs(), initial_state=t(3, 4, 64, 64, dtype=F32), cu_seqlens=t.starts(3))
@@ -193,6 +198,11 @@ def _packed_unit_keys_and_indices(t):
 def _with_pool(function, *tensors, pool, **places):
     """The pool, which is written, is a copy: a call may come again."""
     return function(*tensors, initial_state=pool.clone(), output_final_state=True, **places)
+
+
+def _heads_and_maps(t):
+    return dict(_qkv(t), q_map=t(4, 64, 32) / 8, k_map=t(4, 64, 32) / 8, linear_factor=t.ones(4) / 2,
+                window_factor=t.ones(4))
 
 
 def _matrices(t):
@@ -282,6 +292,11 @@ CASES = {case.name: case for case in (
          lambda q, k, v, g, beta, pool, cu_seqlens, state_indices: _with_pool(
              tkq.gated_delta_rule, q, k, v, g, beta, pool=pool, cu_seqlens=cu_seqlens, state_indices=state_indices),
          cast=("q", "k", "v")),
+    Case("hedgehog", _heads_and_maps,
+         lambda q, k, v, q_map, k_map, linear_factor, window_factor: tkq.hedgehog(
+             q, k, v, q_map, k_map, linear_factor, window_factor),
+         ("q", "k", "v"), ("q", "k", "v", "q_map", "k_map"), exact=False),
+    Case("based", _sixteen, lambda q, k, v: tkq.based(q, k, v), ("q", "k", "v"), ("q", "k", "v"), exact=False),
     Case("linear_attn_step", steps.one_token_without_beta, steps.linear_attn_step, cast=("q", "k", "v"),
          alone=lambda q, k, v, g, state, rows: tkq.linear_attn_step(q, k, v, g, state, None, rows)),
     Case("linear_attn_step, with num_accepted_tokens", steps.accepted, steps.accepting_step, cast=("q", "k", "v"),

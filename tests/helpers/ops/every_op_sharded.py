@@ -21,7 +21,8 @@ STAY = {"rmsnorm": (0,), "rmsnorm, with a residual": (0,), "rmsnorm, of heads": 
         "flash_attn": (0, 2), "flash_attn, with sinks": (0,), "flash_attn_varlen": (1,), "linear_attn": (0, 2),
         "linear_attn, with states": (0,), "gated_delta_rule": (0, 2), "gated_delta_rule, with states": (0,),
         "linear_attn, of packed sequences": (2,), "gated_delta_rule, of packed sequences": (2,),
-        "mamba2_ssd": (0, 2), "mamba2_ssd, with states": (0,), "gemm": (0,), "fp8_gemm": (0,),
+        "mamba2_ssd": (0, 2), "mamba2_ssd, with states": (0,), "hedgehog": (0, 2), "based": (0, 2), "gemm": (0,),
+        "fp8_gemm": (0,),
         "gemm, with an epilogue": (0,)}
 
 

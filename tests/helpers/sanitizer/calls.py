@@ -292,7 +292,27 @@ def states(device):
         yield f"gated_delta_rule {K} x {V}, columns", (o, state, *grad((o, state), given, (do, dstate)))
         o = tkq.linear_attn(q, k, v, gates)
         yield f"linear_attn {K} x {V}, columns", (o, *grad((o,), (q, k, v, gates), (do,)))
+    q, k, v, do = on(device, *(randn(i, 1, 130, 2, 16, grad=True) for i in (0, 1)), randn(2, 1, 130, 4, 64, grad=True),
+                     randn(3, 1, 130, 4, 64))
+    o = tkq.based(q, k, v)
+    yield "based", (o, *grad((o,), (q, k, v), (do,)))
+    with torch.no_grad():
+        yield "based in segments", (tkq.based(*on(device, *(randn(i, 1, 1100, 1, n) for i, n in enumerate(
+            (16, 16, 64))))),)
     yield from packed_states(device)
+    yield from windows_and_states(device)
+
+
+def windows_and_states(device):
+    """Hedgehog's attention: features beside what they are made of, and in its place."""
+    import tkq
+
+    for D, F, tokens in ((128, 64, 260), (64, 64, 65), (64, 32, 200)):
+        given = on(device, *(randn(i, 1, tokens, 2, D, grad=True) for i in range(3)),
+                   *((randn(i, 2, D, F) / 8).requires_grad_() for i in (3, 4)),
+                   *(randn(i, 2, dtype=torch.float32).sigmoid().requires_grad_() for i in (5, 6)))
+        o = tkq.hedgehog(*given)
+        yield f"hedgehog {D} x {F}", (o, *(grad((o,), given, (torch.ones_like(o),)) if F == 32 else ()))
 
 
 def packed_states(device):

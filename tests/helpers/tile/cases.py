@@ -115,7 +115,7 @@ LCFS = [("single", 2, 3, 1), ("static", 2, 3, 1), ("dynamic", 2, 3, 1), ("static
 REMOTE = [(2, 1), (4, 2), (8, 4)]
 SENT = [4, 100]
 
-# Every fifth is compiled by tests/cpu.
+# Every tenth is compiled by tests/cpu.
 ELEMENTWISE = [(64, "fp32"), (8, "fp32"), (176, "bf16"), (16, "fp16"), (128, "fp32"), (32, "bf16")]
 # dtype, cols
 NARROW = [("bf16", 64), ("fp16", 32), ("bf16", 176)]

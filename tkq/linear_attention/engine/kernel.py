@@ -247,7 +247,7 @@ class LinearAttention:
         gates, mine = self.gate.begin(g, t, self.order(t, 0)), self.delta.begin(g, t, self.order(t, 0))
         for i in cutlass.range(t.chunks, unroll=1):
             s.tokens.wait(ring)
-            if const_expr(not self.spec.updates):
+            if const_expr(self.spec.scored):
                 tk.mm_ABt(x, s.q[ring.stage], s.k[ring.stage])
             s.scores.acquire_empty(out)
             self.gate.factors(g, t, self.order(t, i), (s.gate, out.stage), gates)
@@ -257,11 +257,11 @@ class LinearAttention:
             tk.sync(SCORES_BARRIER, tk.WARPGROUP)
             between = self.gate.between(s.gate, gates, out.stage)
             tk.mma_wait(0)
-            if const_expr(not self.spec.updates):
+            if const_expr(self.spec.scored):
                 self.ssd.put_diagonal(s.diagonal, x, between, g.scale, out.stage)
                 self.gate.weigh(p, x, between, g.scale)
             self.delta.products(x, s.q[ring.stage] if self.spec.reverse else s.k[ring.stage])
-            if const_expr(not self.spec.updates):
+            if const_expr(self.spec.scored):
                 self.put_scores(s.p[out.stage], p)
             if const_expr(self.spec.dot):
                 self.gate.weigh_rest(p, x, between, g.scale)
@@ -315,9 +315,7 @@ class LinearAttention:
             self.gate.decay(c, s.gate, scores.stage)
             if const_expr(not spec.updates):
                 self.gate.at_query(c, s.gate, scores.stage, g.scale)
-                tk.mma_ABt(c.o, c.v, s.p[scores.stage])
-            if const_expr(spec.dot):
-                tk.mma_ABt(c.o, c.v, s.rest[scores.stage])
+            self.add_own(s, c, scores.stage)
             self.delta.gradients_of_updates(c, s.delta, scores.stage)
             tk.mma_AB(c.s, self.gate.values(c), s.k[ring.stage])
             self.delta.erase(c, s.q[ring.stage])
@@ -342,6 +340,13 @@ class LinearAttention:
             tk.store_elements(self.sequences.state(g.final, t), c.s, row0, 0)
         self.ssd.put_skip(g, t, skip, row0)
         tk.store_wait(read=False)
+
+    def add_own(self, s, c, stage):
+        """What a chunk's tokens give each other."""
+        if self.spec.scored:
+            tk.mma_ABt(c.o, c.v, s.p[stage])
+        if self.spec.dot:
+            tk.mma_ABt(c.o, c.v, s.rest[stage])
 
     def add_rest(self, s, c, wg, stages):
         """What rounding took from the values that the state took up. They are read anew: registers had o, x and s."""

@@ -131,10 +131,13 @@ TABLES = {
                          number("scale", None), *_STATES, flag("use_qk_l2norm_in_kernel"),
                          tensor("A_log", *WIDE, none=True), tensor("dt_bias", *WIDE, none=True),
                          flag("use_gate_in_kernel"), flag("allow_neg_eigval"), *_PACKED),
+    "hedgehog": (*_QKV, tensor("q_map", *HALF), tensor("k_map", *HALF), tensor("linear_factor", "fp32"),
+                 tensor("window_factor", "fp32"), integer("window_size", 64, 1, _LONGEST)),
     "mamba2_ssd": (tensor("x", *HALF), tensor("dt", *WIDE), tensor("A", "fp32"), tensor("B", *HALF), tensor("C", *HALF),
                    tensor("D", *WIDE, none=True), tensor("z", *HALF, none=True), tensor("dt_bias", *WIDE, none=True),
                    tensor("initial_states", "fp32", "bf16", none=True), flag("dt_softplus"),
                    Argument("dt_limit", "limits", default=(0.0, math.inf)), flag("return_final_states")),
+    "based": (*_QKV, number("scale", None), Argument("use_norm", "flag", default=True)),
     "linear_attn_step": (*_QKV, Argument("g", "tensor", True, REQUIRED, ("fp32",)), _POOL, number("scale", None),
                          tensor("state_indices", *INDEX, none=True), _ACCEPTED, flag("state_v_first"), _STEP_OUT),
     "gated_delta_rule_step": (

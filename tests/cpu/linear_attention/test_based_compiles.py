@@ -1,0 +1,46 @@
+"""Machine code of Based's launches, without a GPU: no spills, tensor cores not serialised."""
+import pytest
+
+from tkq.linear_attention.based.catalog import expectation, gradient_expectation, shipped
+from tkq.linear_attention.based.gradients import recipe as gradient_recipe
+from tkq.linear_attention.based.launch import recipe
+from tkq.linear_attention.based.spec import BasedSpec, GradientSpec
+from tkq.testing import sass
+
+# users would see the DSL's warning at a first call: a loop within a loop avoids it
+pytestmark = pytest.mark.filterwarnings("error:This static loop has")
+needs_nvdisasm = pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is not installed")
+
+
+@needs_nvdisasm
+@pytest.mark.parametrize("name", ["based-bf16-v64", "based-bf16-v64-states", "based_dk-bf16-v64",
+                                  "based_prepare-bf16-v64"])
+def test_shipped(name):
+    kernel, = (kernel for kernel in shipped() if kernel.name == name)
+    sass.assert_sass(kernel.recipe, kernel.expectation)
+
+
+@needs_nvdisasm
+def test_float16_in_segments():
+    spec = BasedSpec("fp16", 80, part="outputs")
+    sass.assert_sass(recipe(spec), expectation(spec))
+
+
+@needs_nvdisasm
+def test_gradients_of_float16():
+    spec = GradientSpec("fp16", 128)
+    sass.assert_sass(gradient_recipe(spec), gradient_expectation(spec))
+
+
+@pytest.mark.parametrize("given, words", [
+    (dict(dtype="fp32"), "dtype is 'fp32'"), (dict(value_dim=40), "value_dim is 40"),
+    (dict(value_dim=144), "value_dim is 144"), (dict(part="first"), "part is 'first'"),
+    (dict(reverse=True), "norm and reverse")])
+def test_what_a_spec_refuses(given, words):
+    with pytest.raises(ValueError, match=f"BasedSpec: {words}"):
+        BasedSpec(**dict(dtype="bf16", value_dim=64) | given)
+
+
+def test_what_a_gradients_spec_refuses():
+    with pytest.raises(ValueError, match="GradientSpec: value_dim is 256"):
+        GradientSpec("bf16", 256)

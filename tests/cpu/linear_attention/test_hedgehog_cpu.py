@@ -1,0 +1,192 @@
+"""tkq.hedgehog on the CPU: results, gradients, what is refused, its kernels."""
+import math
+
+import pytest
+import torch
+
+import tkq
+from tests.helpers.emulation import fake_gpu
+from tests.helpers.linear_launches import launched
+from tkq.linear_attention.hedgehog import gradients
+from tkq.linear_attention.hedgehog.catalog import expectation, of_others, of_window, shipped
+from tkq.linear_attention.hedgehog.launch import recipe, window_recipe
+from tkq.linear_attention.hedgehog.spec import HedgehogSpec, WindowSpec
+from tkq.linear_attention.launch import recipe as linear_recipe
+from tkq.linear_attention.spec import LinearSpec
+from tkq.reference import hedgehog as reference
+from tkq.testing import sass
+
+BF16, F32 = torch.bfloat16, torch.float32
+NAMES = "q", "k", "v", "q_map", "k_map", "linear_factor", "window_factor"
+needs_nvdisasm = pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is not installed")
+
+
+def make(S=200, D=64, F=32, B=2, H=3, dtype=BF16, sharp=1.0):
+    """By name."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(B, S, H, D).to(dtype) for _ in range(3))
+    q_map, k_map = (sharp * torch.randn(H, D, F).mul(D**-0.5) for _ in range(2))
+    return dict(q=q, k=k, v=v, q_map=q_map.to(dtype), k_map=k_map.to(dtype), linear_factor=torch.rand(H),
+                window_factor=torch.rand(H))
+
+
+def exactly(q, k, v, q_map, k_map, linear_factor, window_factor):
+    """Token by token, in float64, in words of its own: for each query the list of its keys."""
+    def features(x, w):
+        y = x @ w
+        return torch.cat((torch.softmax(y, -1), torch.softmax(-y, -1)), -1).clamp(min=1e-6)
+
+    out = torch.zeros_like(v)
+    for b, h in ((b, h) for b in range(v.shape[0]) for h in range(v.shape[2])):
+        f, g = features(q[b, :, h], q_map[h]), features(k[b, :, h], k_map[h])
+        for t in range(v.shape[1]):
+            first = max(0, (t // 64 - 1) * 64)
+            s = (k[b, first:t + 1, h] @ q[b, t, h]) / math.sqrt(q.shape[3])
+            near = window_factor[h] * torch.exp(s - s.max())
+            far = linear_factor[h] * (g[:first] @ f[t])
+            top = near @ v[b, first:t + 1, h] + far @ v[b, :first, h]
+            out[b, t, h] = top / (near.sum() + far.sum() + 1e-6)
+    return out
+
+
+@pytest.mark.parametrize("S", [1, 64, 65, 129, 260])
+def test_results(S):
+    given = make(S, B=1, H=2)
+    o = tkq.hedgehog(**given)
+    assert (o.dtype, o.shape) == (BF16, given["v"].shape) and o.is_contiguous()
+    want = exactly(*(x.double() for x in given.values()))
+    torch.testing.assert_close(reference.hedgehog(*(x.double() for x in given.values())), want, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(o.double(), want, rtol=2**-7, atol=1e-4)
+
+
+@pytest.mark.parametrize("S, sharp", [(1, 1.0), (65, 1.0), (150, 1.0), (300, 8.0)])
+def test_gradients_in_float64(S, sharp):
+    """Beside autograd of all pairs; also where features are at their least."""
+    leaves = [x.double().requires_grad_() for x in make(S, 16, 8, sharp=sharp).values()]
+    o = reference.hedgehog(*leaves)
+    do = torch.randn_like(o)
+    want = torch.autograd.grad(o, leaves, do, materialize_grads=True, allow_unused=True)
+    with torch.no_grad():
+        found = reference.hedgehog_backward(do, *leaves)
+    for name, mine, exact in zip(NAMES, found, want):
+        torch.testing.assert_close(mine, exact, rtol=1e-10, atol=1e-10, msg=name)
+    least = (reference.features(leaves[1], leaves[4]) == reference.LEAST).any()
+    assert least == (sharp > 1)
+
+
+def test_gradients():
+    leaves = [x.requires_grad_() for x in make().values()]
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    o, exact = tkq.hedgehog(*leaves), reference.hedgehog(*wide)
+    do = torch.randn_like(o)
+    want = torch.autograd.grad(exact, wide, do.double())
+    for name, x, mine, one in zip(NAMES, leaves, torch.autograd.grad(o, leaves, do), want):
+        assert (mine.dtype, mine.shape) == (x.dtype, x.shape)
+        torch.testing.assert_close(mine.double(), one, rtol=2**-7, atol=1e-3, msg=name)
+
+
+@pytest.mark.parametrize("S", [40, 128, 333])
+def test_gradients_by_the_engine(S, monkeypatch):
+    """The three launches as the kernel has them, of which float64 is not rounded."""
+    monkeypatch.setattr(gradients, "launch", launched)
+    monkeypatch.setattr(gradients, "window_gradients", reference.in_window)
+    given = [x.double() for x in make(S).values()]
+    do = torch.randn_like(given[0])
+    for mine, want in zip(gradients.backward(do, *given), reference.hedgehog_backward(do, *given)):
+        torch.testing.assert_close(mine.double(), want, rtol=1e-6, atol=1e-6)  # the engine's are added up in float32
+
+
+def test_small_weights_of_fp16_have_room(monkeypatch):
+    monkeypatch.setattr(gradients, "launch", launched)
+    monkeypatch.setattr(gradients, "window_gradients", reference.in_window)
+    given = list(make(400, dtype=torch.float16).values())
+    given[5], given[6] = given[5] * 1e-5, given[6] * 1e-2
+    do = torch.randn_like(given[0])
+    want = reference.hedgehog_backward(*(x.double() for x in (do, *given)))
+    for mine, exact in zip(gradients.backward(do, *given), want):
+        assert (mine - exact).norm() <= 2**-9 * exact.norm()
+
+
+def test_a_window_alone_is_attention():
+    given = make(128) | dict(linear_factor=torch.zeros(3), window_factor=torch.ones(3))
+    o = tkq.hedgehog(**given)
+    want = tkq.flash_attn(given["q"], given["k"], given["v"], causal=True)
+    torch.testing.assert_close(o, want, rtol=2**-7, atol=1e-3)
+
+
+def test_no_tokens():
+    given = {name: x.requires_grad_() for name, x in make(0).items()}
+    o = tkq.hedgehog(**given)
+    assert o.shape == (2, 0, 3, 64)
+    o.sum().backward()
+    assert all(x.grad is not None and not x.grad.any() for x in given.values())
+
+
+def zeros(*shape, dtype=BF16):
+    return torch.zeros(shape, dtype=dtype)
+
+
+@pytest.mark.parametrize("changed, error, words", [
+    (dict(k=zeros(2, 200, 2, 64)), ValueError, r"k: shape is \(2, 200, 2, 64\), expected \(2, 200, 3, 64\)"),
+    (dict(v=zeros(2, 200, 3, 64, dtype=torch.float16)), TypeError, "v is torch.float16, q is torch.bfloat16"),
+    (dict(q_map=zeros(3, 64, 32, dtype=torch.float16)), TypeError, "q_map is torch.float16, q is torch.bfloat16"),
+    (dict(q_map=zeros(3, 32, 64)), ValueError, r"q_map: shape is \(3, 32, 64\), expected"),
+    (dict(k_map=zeros(3, 64, 64)), ValueError, r"k_map: shape is \(3, 64, 64\), expected \(3, 64, 32\)"),
+    (dict(q_map=zeros(3, 64, 48), k_map=zeros(3, 64, 48)), NotImplementedError,
+     "q_map: has 48 columns, supported are 32 and 64"),
+    (dict(q=zeros(2, 200, 3, 96), k=zeros(2, 200, 3, 96), v=zeros(2, 200, 3, 96), q_map=zeros(3, 96, 32),
+          k_map=zeros(3, 96, 32)), NotImplementedError, "q: has 96 columns, supported are 64 and 128"),
+    (dict(linear_factor=zeros(3)), TypeError, "linear_factor: dtype is torch.bfloat16"),
+    (dict(window_factor=zeros(1, dtype=F32)), ValueError, "window_factor: shape is"),
+    (dict(q_map=zeros(3, 64, 40)[..., 8:].transpose(1, 2).contiguous().transpose(1, 2)), ValueError,
+     "q_map: strides are .* the last dimension must be contiguous"),
+    (dict(q=zeros(2, 200, 3, 65)[..., 1:]), ValueError, "q: strides are .* must be a multiple of 8 elements"),
+    (dict(window_size=32), NotImplementedError, "window_size: is 32, supported is 64"),
+    (dict(window_size=0), ValueError, "window_size"), (dict(window_size=64.0), TypeError, "window_size"),
+])
+def test_what_is_refused(changed, error, words):
+    with pytest.raises(error, match=f"hedgehog: {words}"):
+        tkq.hedgehog(**make() | changed)
+
+
+@pytest.mark.parametrize("D, F", [(64, 64), (128, 64)])
+def test_kernels_of_calls_are_those_that_are_shipped(D, F):
+    recipes = {kernel.recipe for kernel in shipped()}
+    leaves = [x.requires_grad_() for x in make(300, D, F, B=1).values()]
+    with fake_gpu.launches() as seen:
+        o = tkq.hedgehog(*leaves)
+        torch.autograd.grad(o, leaves, torch.zeros_like(o))
+        assert len(seen) == 5 and {recipe for recipe, _ in seen} <= recipes
+
+
+@needs_nvdisasm
+@pytest.mark.parametrize("dtype, D, F", [("bf16", 128, 64), ("fp16", 64, 64)])
+def test_machine_code(dtype, D, F):
+    spec = HedgehogSpec(dtype, D, F)
+    sass.assert_sass(recipe(spec), expectation(spec))
+
+
+@needs_nvdisasm
+def test_machine_code_of_the_windows_gradients():
+    spec = WindowSpec("bf16", 128)
+    sass.assert_sass(window_recipe(spec), of_window(spec))
+
+
+@needs_nvdisasm
+def test_machine_code_of_other_chunks():
+    spec = LinearSpec("bf16", 128, 128, reverse=True, others=True)
+    sass.assert_sass(linear_recipe(spec), of_others(spec))
+
+
+@pytest.mark.parametrize("given, words", [
+    (dict(dtype="fp32"), "dtype is 'fp32'"), (dict(head_dim=96), "head_dim is 96"),
+    (dict(features=16), "features is 16")])
+def test_what_a_spec_refuses(given, words):
+    with pytest.raises(ValueError, match=f"HedgehogSpec: {words}"):
+        HedgehogSpec(**dict(dtype="bf16", head_dim=64, features=32) | given)
+
+
+@pytest.mark.parametrize("given", [dict(gate="token"), dict(delta="fp32"), dict(strict=True)])
+def test_what_other_chunks_alone_go_without(given):
+    with pytest.raises(ValueError, match="LinearSpec: others"):
+        LinearSpec("bf16", 64, 64, others=True, **given)

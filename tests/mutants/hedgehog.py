@@ -1,0 +1,77 @@
+"""Faults in Hedgehog's attention."""
+from .mutant import family, pressed
+
+NAPS, LOADS, READS = (pressed(f"{kind}-hedgehog") for kind in ("naps", "loads", "reads"))
+TESTS = "tests/gpu/linear_attention/test_hedgehog.py::"
+LONG, SHORT, HARD, BESIDE, GRADIENTS, OTHERS = ((f"{TESTS}{name}",) for name in (
+    "test_lengths[460]", "test_lengths[65]", "test_hard_data[8.0-1.0]", "test_types_and_sizes[dtype0-64-64]",
+    "test_gradients[460]", "test_other_chunks_alone[False]"))
+
+WINDOW = (f"{TESTS}test_gradients_of_the_window[460]",)
+PRESSED_WINDOW, READ_WINDOW = (pressed(f"{kind}-hedgehog_window") for kind in ("naps", "reads"))
+
+MUTANTS = (
+    *family(
+        "linear", "tkq/linear_attention/hedgehog/kernel.py",
+        ("hedgehog_a_key_too_many", "tk.right_fill(w.now, 1, -Float32.inf, diagonal=True)",
+         "tk.right_fill(w.now, 2, -Float32.inf, diagonal=True)", SHORT),
+        ("hedgehog_a_chunk_before_the_first", "if i == 0:", "if i < 0:", SHORT),
+        ("hedgehog_most_of_the_own_chunk", "tk.row_max(w.most, w.past, w.most)", "", LONG),
+        ("hedgehog_sums_of_a_chunk_before_the_first", "if i > 0 and tk.warp_id() % 4 == 0 and tk.lane_id() < 4:",
+         "if tk.warp_id() % 4 == 0 and tk.lane_id() < 4:", LONG),
+        ("hedgehog_no_sums", "add_row(s.sums, w.y_q, 0)", "", LONG),
+        ("hedgehog_without_the_linear_factor", "tk.mul(c.o, c.o, linear)", "", LONG),
+        ("hedgehog_values_of_the_chunk_before_left_out", "tk.mma_ABt(c.o, c.before, s.p[2 * weights.stage + 1])",
+         "tk.mma_ABt(c.o, c.v, s.p[2 * weights.stage + 1])", LONG),
+        ("hedgehog_state_without_minus_y", "tk.mma_AB(c.of_minus_y, c.before, of_k[1])", "", LONG),
+        ("hedgehog_maps_of_the_first_head", "tk.load_async(s.maps[1], g.k_map, (t.head, 0, 0), of_maps)",
+         "tk.load_async(s.maps[1], g.k_map, (0, 0, 0), of_maps)", LONG),
+        ("hedgehog_no_wait_for_tokens", """
+            s.tokens.wait(tokens)
+            s.keys.wait(keys)
+         """, "s.keys.wait(keys)", LOADS),
+        ("hedgehog_no_wait_for_keys", """
+            s.tokens.wait(tokens)
+            s.keys.wait(keys)
+         """, "s.tokens.wait(tokens)", LOADS),
+        ("hedgehog_no_wait_for_weights", "s.weights.wait(weights)", "", NAPS),
+        ("hedgehog_weights_written_over", "s.weights.acquire_empty(out)", "", READS),
+        ("hedgehog_features_over_what_is_read", """
+            # queries and keys have been read, and the sums of the chunk before are there
+            tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)
+         """, "", NAPS)),
+    *family(
+        "linear", "tkq/linear_attention/hedgehog/features.py",
+        ("hedgehog_features_below_their_least",
+         "tk.apply(w.e, lambda x: cutlass.select_(x < LEAST, Float32(LEAST), x), w.e)", "", HARD),
+        ("hedgehog_softmax_of_y_twice", "for part, sign in ((0, 1.0), (1, -1.0)):",
+         "for part, sign in ((0, 1.0), (1, 1.0)):", BESIDE)),
+    *family(
+        "linear", "tkq/reference/hedgehog.py",
+        ("hedgehog_gradients_of_the_window_as_keys_before", "late, early = slice(WINDOW, None), slice(0, max(0, "
+         "q.shape[1] - WINDOW))", "late, early = slice(0, None), slice(0, None)", GRADIENTS),
+        ("hedgehog_features_without_delta",
+         "more, dq_map = map_q.backward(taken.sub_(sums.mul_(delta[..., None])).mul_(weight[..., None]))",
+         "more, dq_map = map_q.backward(taken.sub_(sums).mul_(weight[..., None]))", GRADIENTS)),
+    *family(
+        "linear", "tkq/linear_attention/spec.py",
+        ("hedgehog_own_chunk_with_the_others", "return not (self.updates or self.others)", "return not self.updates",
+         OTHERS)),
+    *family(
+        "linear", "tkq/linear_attention/hedgehog/gradients.py",
+        ("hedgehog_keys_before_in_the_order_of_tokens",
+         "return launch(Given(q, k, v, reverse=reverse, others=True), 1.0).o.to(wide)",
+         "return launch(Given(q, k, v, others=True), 1.0).o.to(wide)", GRADIENTS)),
+    *family(
+        "linear", "tkq/linear_attention/hedgehog/window_kernel.py",
+        ("hedgehog_largest_score_without_its_part", "e * inverse * (d - delta) - cutlass.select_(e == 1.0, less, "
+         "Float32(0.0))), x, dp, rows.inverse, rows.delta,", "e * inverse * (d - delta)), x, dp, rows.inverse, "
+         "rows.delta,", WINDOW),
+        ("hedgehog_keys_without_the_chunk_behind", "tk.mma_AtB(dk, s.ds[1], s.q[tokens.stage])", "", WINDOW),
+        ("hedgehog_last_chunk_of_keys_left_out", "self.put_keys(g, s, t, (dk, dv), t.chunks - 1)", "", WINDOW),
+        ("hedgehog_no_wait_for_pairs", """
+            s.tokens.wait(tokens)
+            s.pairs.wait(pairs)
+         """, "s.tokens.wait(tokens)", PRESSED_WINDOW),
+        ("hedgehog_pairs_written_over", "s.pairs.acquire_empty(out)", "", READ_WINDOW)),
+)

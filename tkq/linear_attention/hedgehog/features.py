@@ -1,0 +1,44 @@
+"""Hedgehog's feature map: softmax of a row and of its negative."""
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32
+
+import tkq.tile as tk
+
+LEAST = 1e-6  # of a feature
+
+
+def make_features(w, y: tk.RegTile, tiles, sums=None):
+    """tiles = softmax of y and of -y along rows, 1e-6 at least, rounded. sums: w.far += a thread's part of the
+    features' products with sums, (2 F, 1) fp32. w: registers as `kernel.Weights` has them. NaN stays NaN."""
+    for part, sign in ((0, 1.0), (1, -1.0)):
+        tk.mul(w.e, y, sign * tk.LOG2E)
+        tk.row_max(w.row, w.e)
+        tk.sub_row(w.e, w.e, w.row)
+        tk.exp2(w.e, w.e)
+        tk.row_sum(w.row, w.e)
+        tk.apply(w.row, cute.arch.rcp_approx, w.row)
+        tk.mul_row(w.e, w.e, w.row)
+        tk.apply(w.e, lambda x: cutlass.select_(x < LEAST, Float32(LEAST), x), w.e)
+        if sums is not None:
+            _add_products(w, part, sums)
+        tk.store(tiles[part], w.e)
+
+
+def _add_products(w, part, sums):
+    cols, view = tk.cv(w.e.cols), w.e.rows_view
+    at = cute.make_tensor(sums.iterator + part * w.e.cols, cute.make_layout(w.e.cols))
+    tk.load_shared_cols(cols, at)
+    for r in range(2):
+        total = w.far.tensor[r]
+        for j in range(w.e.cols // 4):
+            total = cute.math.fma(view[r, j], cols.tensor[j], total)
+        w.far.tensor[r] = total
+
+
+def add_row(sums, x: tk.RegTile, first):
+    """sums[first + j, 0] += x[0, j]: by the four lanes that have the row."""
+    view = x.rows_view
+    for j in range(x.cols // 4):
+        at = first + tk.first_col() + 8 * (j // 2) + j % 2
+        sums[at, 0] = sums[at, 0] + view[0, j]

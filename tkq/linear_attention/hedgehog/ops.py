@@ -1,0 +1,161 @@
+"""tkq.hedgehog: what PyTorch sees of Hedgehog's attention."""
+from torch import Tensor
+
+from tkq.linear_attention.check import for_tma, lowered
+from tkq.linear_attention.hedgehog.check import NAMES, OP, check_call, check_hedgehog_layouts, check_window
+from tkq.linear_attention.hedgehog.gradients import backward
+from tkq.linear_attention.hedgehog.launch import Given, start
+from tkq.reference import hedgehog as reference
+from tkq.runtime.call import autocast, check, ops
+from tkq.runtime.call.replay import CallCache
+
+_call_cache = CallCache()  # of `_forward`
+
+
+def hedgehog(q: Tensor, k: Tensor, v: Tensor, q_map: Tensor, k_map: Tensor, linear_factor: Tensor,
+             window_factor: Tensor, window_size: int = 64) -> Tensor:
+    """Hedgehog's attention as LoLCATS has it: softmax attention within a window, linear attention before it, and one
+    denominator. With f(x) = max(1e-6, (softmax(x W), softmax(-x W))) of each token and head, W the head's map,
+
+        a[i, j] = window_factor * exp(q[i] k[j] / sqrt(D) - most[i])      for keys in the window
+        a[i, j] = linear_factor * f(q[i]) f(k[j])                         for keys before it
+        o[i] = sum over j of a[i, j] v[j] / (sum over j of a[i, j] + 1e-6)
+
+    and most[i] the largest of the scores in the window. The window of a token is its own block of window_size tokens,
+    up to itself, and the block before.
+
+    Computed in one launch, in chunks of 64 tokens: products in 16 bits, exponentials, sums and the state in float32.
+
+    Args:
+        q, k, v: (B, S, H, D), bfloat16 or float16, D 64 or 128. S may be any length, also 0. The last dimension is
+            contiguous; base and other strides are multiples of 16 bytes: slices of a packed tensor go in without a
+            copy.
+        q_map, k_map: (H, D, F), as q, F 32 or 64: a token has 2 F features.
+        linear_factor, window_factor: (H,), float32: the parts' weights, usually from 0 to 1.
+        window_size: 64; there is no other.
+
+    Returns:
+        o (B, S, H, D), contiguous, of q's dtype. NaN and infinities in v reach all tokens of their chunk of 64, those
+        before them too.
+
+    Raises:
+        TypeError: q, k, v, q_map or k_map is no dense tensor of bf16 or fp16; linear_factor or window_factor is no
+            dense tensor of fp32; window_size is no int; dtypes that differ.
+        ValueError: window_size is outside 1 to 2^31 - 1; shapes that do not go together, devices that differ, strides
+            or a base that TMA cannot take.
+        NotImplementedError: a window_size other than 64, a D or F that is not supported; more than 65535 sequences or
+            heads.
+        RuntimeError: a GPU other than Hopper.
+
+    Differentiable once, in all tensors; gradients are the same, bit for bit, in every run. They go through most, too:
+    scores that are equally large share what it gets. Under torch.autocast q, k, v and the maps are cast.
+
+    Source: Zhang et al., The Hedgehog and the Porcupine, 2024; Zhang et al., LoLCATS, 2024. CPU tensors take
+    ``tkq.reference.hedgehog``, by the same rules.
+
+    Example::
+
+        q, k, v = torch.randn(3, 2, 256, 4, 128, device="cuda", dtype=torch.bfloat16)
+        q_map, k_map = torch.randn(2, 4, 128, 64, device="cuda", dtype=torch.bfloat16) / 8
+        window = torch.full((4,), 0.9, device="cuda")
+        o = tkq.hedgehog(q, k, v, q_map, k_map, 1 - window, window)  # (2, 256, 4, 128) bfloat16
+    """
+    traced = ops.traced()
+    if traced or autocast.on():
+        q, k, v, q_map, k_map = lowered(q, k, v, q_map, k_map)
+    given = q, k, v, q_map, k_map, linear_factor, window_factor
+    if not traced:
+        found = _call_cache.take(*given, window_size)
+        if found is not None:
+            return found
+    check_window(window_size)
+    mode = ops.route(*given)
+    if mode == "direct":
+        return (_forward if q.is_cuda else _cpu)(*given, window_size)
+    if mode == "record":
+        return _Recorded.apply(*given, window_size)
+    check.refuse_tangent(OP, **dict(zip(NAMES, given)))
+    check_call(*given)  # the dispatcher's words name no argument
+    return _op(*given, window_size)
+
+
+def _forward(q, k, v, q_map, k_map, linear_factor, window_factor, window_size):
+    """Of CUDA tensors."""
+    given = q, k, v, q_map, k_map, linear_factor, window_factor
+    check_call(*given)
+    check_hedgehog_layouts(*given[:5])
+    o, call = start(Given(*given[:5], linear_factor.contiguous(), window_factor.contiguous()))
+    if call is not None:
+        _call_cache.add((*given, window_size), *call, o)
+    return o
+
+
+def _cuda(q: Tensor, k: Tensor, v: Tensor, q_map: Tensor, k_map: Tensor, linear_factor: Tensor, window_factor: Tensor,
+          window_size: int) -> Tensor:
+    given = q, k, v, q_map, k_map, linear_factor, window_factor, window_size
+    found = _call_cache.take(*given)
+    if found is None:
+        check_window(window_size)  # of the dispatcher, where no public function has looked at it
+        found = _forward(*given)
+    return found
+
+
+def _cpu(q, k, v, q_map, k_map, linear_factor, window_factor, window_size):
+    given = q, k, v, q_map, k_map, linear_factor, window_factor
+    check_call(*given)
+    check_hedgehog_layouts(*given[:5])
+    return reference.hedgehog(*given).to(q.dtype).contiguous()
+
+
+def _fake(q, k, v, q_map, k_map, linear_factor, window_factor, window_size):
+    check_call(q, k, v, q_map, k_map, linear_factor, window_factor)
+    return q.new_empty(q.shape)
+
+
+# ---- gradients ------------------------------------------------------------------------------------------------------
+
+
+def _backward_cuda(do: Tensor, q: Tensor, k: Tensor, v: Tensor, q_map: Tensor, k_map: Tensor, linear_factor: Tensor,
+                   window_factor: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    given = q, k, v, q_map, k_map, linear_factor, window_factor
+    return _as(backward(for_tma(do), *given), given)
+
+
+def _backward_cpu(do, *given):
+    return _as(reference.hedgehog_backward(do, *given), given)
+
+
+def _as(found, given):
+    """Gradients in the types of what they are of."""
+    return tuple(x.to(of.dtype).contiguous() for x, of in zip(found, given))
+
+
+def _backward_fake(do, *given):
+    return tuple(of.new_empty(of.shape) for of in given)
+
+
+_backward_op = ops.torch_op("hedgehog_backward", cuda=_backward_cuda, cpu=_backward_cpu, fake=_backward_fake)
+
+
+def _setup(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:len(NAMES)])
+
+
+def _record(ctx, *given):
+    """The op in plain eager mode, past the dispatcher."""
+    o = (_cuda if given[0].is_cuda else _cpu)(*given)
+    _setup(ctx, given, o)
+    return o
+
+
+def _back(ctx, do):
+    given, needs = ctx.saved_tensors, ctx.needs_input_grad[:len(NAMES)]
+    call = _backward_op
+    if ops.direct(do, *given):
+        call = _backward_cuda if do.is_cuda else _backward_cpu
+    found = call(do, *given)
+    return *(x if needed else None for x, needed in zip(found, needs)), None
+
+
+_op = ops.torch_op(OP, cuda=_cuda, cpu=_cpu, fake=_fake, setup=_setup, backward=_back)
+_Recorded = ops.eager_function("Hedgehog", forward=_record, backward=_back, of=OP)

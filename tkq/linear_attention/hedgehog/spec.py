@@ -1,0 +1,42 @@
+"""What was asked for, as far as a kernel of Hedgehog's attention depends on it: the compile key."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tkq.linear_attention.spec import DTYPES
+
+HEAD_DIMS = (64, 128)
+FEATURES = (32, 64)  # columns of a map; a token has twice as many features
+
+
+@dataclass(frozen=True)
+class HedgehogSpec:
+    """dtype: of q, k, v, the maps and o. head_dim: columns of q, k and v. features: columns of the maps."""
+
+    dtype: str
+    head_dim: int
+    features: int
+
+    def __post_init__(self):
+        for name, got, allowed in (("dtype", self.dtype, DTYPES), ("head_dim", self.head_dim, HEAD_DIMS),
+                                   ("features", self.features, FEATURES)):
+            if got not in allowed:
+                raise ValueError(f"HedgehogSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
+
+    @property
+    def in_place(self) -> bool:
+        """Have a tile's features the room of the tile itself?"""
+        return 2 * self.features == self.head_dim
+
+
+@dataclass(frozen=True)
+class WindowSpec:
+    """The window's part of the gradients. dtype, head_dim: as `HedgehogSpec` has them."""
+
+    dtype: str
+    head_dim: int
+
+    def __post_init__(self):
+        for name, got, allowed in (("dtype", self.dtype, DTYPES), ("head_dim", self.head_dim, HEAD_DIMS)):
+            if got not in allowed:
+                raise ValueError(f"WindowSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
