@@ -49,7 +49,7 @@ def on_page_markdown(markdown, page, config, files):
     """Tables put in, links to the repository's files turned to their pages."""
     uri = page.file.src_uri
     made = _MADE.sub(lambda match: MADE[match[1]](), markdown)
-    return _outside_code(made, lambda text: _LINK.sub(lambda match: _turned(uri, match), text))
+    return _outside_code(made, lambda text: _LINK.sub(lambda match: turned_part(uri, match), text))
 
 
 def repository_path(uri: str, target: str) -> str:
@@ -74,7 +74,7 @@ def _page_inside(path):
     return at_root.get(path)
 
 
-def _turned(uri, match):
+def turned_part(uri, match):
     path = repository_path(uri, match[1])
     if not (ROOT / path).is_file():  # a made page, or nothing: mkdocs says which
         return match[0]

@@ -87,12 +87,12 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
     if needs.q or needs.g:
         final = torch.float32 if needs.g and dfinal is not None else None
         of_q = over_values(v.shape[3], lambda part: launch(Given(
-            do[..., part], v[..., part], k, g, initial=_turned(initial, part), final=final,
+            do[..., part], v[..., part], k, g, initial=turned_part(initial, part), final=final,
             x=q if needs.g else None, cu=cu), scale))
         dq = over_shared((of_q.o,), q) if needs.q else None
     if needs.k:
         dk = over_shared((over_values(v.shape[3], lambda part: launch(Given(
-            v[..., part], do[..., part], behind.q, g, initial=_turned(behind.state, part), reverse=True, cu=cu),
+            v[..., part], do[..., part], behind.q, g, initial=turned_part(behind.state, part), reverse=True, cu=cu),
             behind.scale)).o,), k)
     if needs.v or needs.g or needs.initial:
         made = launch(Given(k, behind.q, do, g, initial=behind.state, final=torch.float32 if needs.initial else None,
@@ -102,7 +102,7 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
             dinitial = (behind.scale * made.state).to(initial.dtype)
         if needs.g:
             at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum((-1, -2))
-            dg = _of_gates(g, of_q.dots, made.dots, at_end, cu)
+            dg = of_gates(g, of_q.dots, made.dots, at_end, cu)
     return Gradients(dq, dk, dv if needs.v else None, dg, dinitial)
 
 
@@ -119,13 +119,13 @@ def over_values(columns: int, make) -> Made:
     return Made(first.o + second.o, state, dots, diagonal=diagonal)
 
 
-def _of_gates(g, x, less, at_end, cu=None):
+def of_gates(g, x, less, at_end, cu=None):
     """x - less: (B, S, HV), those of each token, of tokens of no sequence anything; at_end: (B or N, HV), what the
     final state's gradient adds to all. cu: where packed sequences begin and end, or None."""
     dg = suffix_sums(x, less, end=at_end, cu=cu)
     return dg.sum((0, 1)) if g.dim() == 1 else dg.contiguous()
 
 
-def _turned(state, part):
+def turned_part(state, part):
     """(B, HV, part of V, K)"""
     return None if state is None else state[..., part].transpose(-1, -2)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tkq.linear_attention.channels.launch import ChannelGiven, column_sums, launch
 from tkq.linear_attention.finish.launch import over_shared
-from tkq.linear_attention.gradients import ALL, Gradients, Needs, Saved, _turned, behind_last, over_values
+from tkq.linear_attention.gradients import ALL, Gradients, Needs, Saved, behind_last, over_values, turned_part
 
 
 def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = None, needs: Needs = ALL) -> Gradients:
@@ -49,7 +49,7 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
 def of_columns(queries, keys, values, g, scale, initial=None, final=None, **ways):
     """A launch with gates of the columns of values; of parts of V, which are its heads' columns."""
     return over_values(keys.shape[3], lambda part: launch(ChannelGiven(
-        queries[..., part], keys[..., part], values, g, initial=_turned(initial, part), final=final, of_values=True,
+        queries[..., part], keys[..., part], values, g, initial=turned_part(initial, part), final=final, of_values=True,
         **ways), scale))
 
 

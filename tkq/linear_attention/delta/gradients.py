@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from tkq.linear_attention.finish.launch import over_shared, row_dots
-from tkq.linear_attention.gradients import Behind, _of_gates, _turned, behind_last, over_values
+from tkq.linear_attention.gradients import Behind, behind_last, of_gates, over_values, turned_part
 from tkq.linear_attention.launch import Given
 from tkq.linear_attention.split.launch import launch
 
@@ -118,7 +118,7 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
     if need_g:
         at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum((-1, -2))
         of_queries, of_keys, before = (made.dots for made in of_k)
-        dg = _of_gates(g, of_q.dots, of_queries - of_keys + before, at_end, cu)
+        dg = of_gates(g, of_q.dots, of_queries - of_keys + before, at_end, cu)
     return DeltaGradients(dq, dk, p.dv if needs.v else None, dg,
                           row_dots(p.lacking, p.du, beta.dtype) if needs.beta else None,
                           (behind.scale * solved.state).to(initial.dtype) if need_initial else None)
@@ -128,7 +128,7 @@ def _dq(p, with_dots, with_final):
     """dq; with sums of q dq; with the final state, made again of u as it is here."""
     q, k, _, g, _, initial, cu = p.saved
     return over_values(p.u.shape[3], lambda part: launch(Given(
-        p.do[..., part], p.u[..., part], k, g, initial=_turned(initial, part),
+        p.do[..., part], p.u[..., part], k, g, initial=turned_part(initial, part),
         final=torch.float32 if with_final else None, x=q if with_dots else None, cu=cu), p.scale))
 
 
@@ -141,9 +141,9 @@ def _of_keys(p, with_dots):
         return over_values(u.shape[3], lambda part: launch(make(part), scale))
 
     of_queries = of(p.behind.scale, lambda part: Given(
-        u[..., part], p.do[..., part], p.behind.q, g, initial=_turned(p.behind.state, part), x=x, reverse=True, cu=cu))
+        u[..., part], p.do[..., part], p.behind.q, g, initial=turned_part(p.behind.state, part), x=x, reverse=True, cu=cu))
     of_keys = of(1.0, lambda part: Given(
         u[..., part], p.dv[..., part], k, g, x=x, reverse=True, strict=True, cu=cu))
     before = of(1.0, lambda part: Given(
-        p.dv[..., part], u[..., part], k, g, initial=_turned(initial, part), x=x, strict=True, cu=cu))
+        p.dv[..., part], u[..., part], k, g, initial=turned_part(initial, part), x=x, strict=True, cu=cu))
     return of_queries, of_keys, before
