@@ -141,7 +141,8 @@ def _of_keys(p, with_dots):
         return over_values(u.shape[3], lambda part: launch(make(part), scale))
 
     of_queries = of(p.behind.scale, lambda part: Given(
-        u[..., part], p.do[..., part], p.behind.q, g, initial=turned_part(p.behind.state, part), x=x, reverse=True, cu=cu))
+        u[..., part], p.do[..., part], p.behind.q, g, initial=turned_part(p.behind.state, part), x=x, reverse=True,
+        cu=cu))
     of_keys = of(1.0, lambda part: Given(
         u[..., part], p.dv[..., part], k, g, x=x, reverse=True, strict=True, cu=cu))
     before = of(1.0, lambda part: Given(
