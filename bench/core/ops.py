@@ -164,7 +164,7 @@ AGAINST: dict[str, tuple[str, ...]] = {
     "liger": ("Liger", "Liger CuTe"),
     "deepgemm": ("DeepGEMM",),
     "fa3": ("FA3",),
-    "fla": ("fla",),
+    "fla": ("fla", "fla parallel", "fla chunks"),
     "flashinfer": ("FlashInfer",),
     "flashqla": ("FlashQLA",),
     "mamba": ("mamba_ssm",),

@@ -137,7 +137,7 @@ def overview() -> str:
     rows = []
     for case in FUNCTIONS:
         of, sizes = types()[case.function]
-        launches = counted[case.name]
+        launches = counted[case.name] or ["not counted"]
         backward = str(launches[2] - launches[1]) if len(launches) > 1 else ""
         gradients = "yes" if case.leaves else "no"
         rows.append((f"`{case.function}`", ", ".join(of), sizes, gradients, str(launches[0]), backward))

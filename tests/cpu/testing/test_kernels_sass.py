@@ -54,7 +54,8 @@ def test_every_expectation_asks_for_something():
     for kernel in catalog.shipped():
         wanted = kernel.expectation
         assert wanted.tensor or wanted.instructions, kernel.name
-        assert wanted.local_memory == 0, kernel.name
+        few = ".linear_attention." in kernel.recipe.builder  # whose plans say where, and why
+        assert wanted.local_memory <= (24 if few else 0), kernel.name
 
 
 def test_every_process_has_them_in_the_same_order():

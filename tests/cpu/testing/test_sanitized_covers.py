@@ -11,9 +11,10 @@ import json
 from tkq.runtime.compile import dry_run
 
 dry_run.begin()
-from tests.helpers.sanitizer import calls as sanitized, attention_calls as sanitized_attention
+from tests.helpers.sanitizer import calls as sanitized, attention_calls as sanitized_attention, segment_calls
 
-for family in (*sanitized.FAMILIES.values(), *sanitized_attention.FAMILIES.values()):
+for family in (*sanitized.FAMILIES.values(), *sanitized_attention.FAMILIES.values(),
+               *segment_calls.FAMILIES.values()):
     for case in family("meta"):
         pass
 print(json.dumps(sorted({(r.builder, *(type(arg).__name__ for arg in r.args)) for r in dry_run.taken()})))

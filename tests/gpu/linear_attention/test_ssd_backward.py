@@ -10,6 +10,7 @@ from tests.helpers.one_sign import bias_of_one_sign
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.linear_attention.ssd import gradients as ssd_gradients
 from tkq.linear_attention.ssd.gradients import SsdGradients
+from tkq.linear_attention.suffix.launch import suffix_sums
 from tkq.reference.ssd import mamba2_ssd_backward
 from tkq.testing import assert_2x
 
@@ -33,10 +34,9 @@ def gradients(given, dy, dstates):
     return [None if x is None else next(found) for x in leaves]
 
 
-def sums(x, less, factor, end):
-    """`suffix_sums` by torch."""
-    found = (x.double() - factor.double() * less.double()).flip(1).cumsum(1).flip(1)
-    return (found if end is None else found + end[:, None].double()).float()
+def sums(x, less, factor, end, cu):
+    """`suffix_sums` by torch, in float64."""
+    return suffix_sums(*(None if y is None else y.double() for y in (x, less, factor, end)), cu).float()
 
 
 def check(monkeypatch, given, of_state=True):

@@ -197,6 +197,6 @@ def test_in_a_cuda_graph():
 
 def test_compiled_in_one_graph_with_opcheck():
     given = make(1, 65, without=())
-    torch.library.opcheck(torch.ops.tkq.mamba2_ssd.default, (*given[:10], *given.limit, True))
+    torch.library.opcheck(torch.ops.tkq.mamba2_ssd.default, (*given[:10], *given.limit, True, given.cu))
     compiled = torch.compile(lambda *x: tkq.mamba2_ssd(*x, dt_softplus=True, return_final_states=True), fullgraph=True)
     assert all(map(torch.equal, compiled(*given[:9]), ours(given)))

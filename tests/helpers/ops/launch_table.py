@@ -29,7 +29,7 @@ may have other plans.
 
 def numbers() -> dict:
     """{case: [of a call, of one that autograd records, of such a one and its backward]}; the first alone where there is
-    no gradient."""
+    no gradient. None for a case that is new, or has changed, since the last count."""
     return json.loads(NUMBERS.read_text())
 
 
@@ -38,9 +38,14 @@ _WORDS = {", of heads": ", per head", ", of each row": ', reduction="none"',
 
 
 def text() -> str:
-    rows = ((_title(name), found[0], *(("", "") if len(found) == 1 else (found[1], found[2] - found[1])))
-            for name, found in numbers().items())
+    rows = ((_title(name), *_cells(found)) for name, found in numbers().items())
     return _HEAD + "".join(f"| {' | '.join(map(str, row))} |\n" for row in rows)
+
+
+def _cells(found) -> tuple:
+    if found is None:
+        return "not counted", "", ""
+    return found[0], *(("", "") if len(found) == 1 else (found[1], found[2] - found[1]))
 
 
 def _title(name: str) -> str:

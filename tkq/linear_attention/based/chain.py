@@ -54,6 +54,6 @@ def _wide(word, half, dtype):
     """One of two numbers of 16 bits."""
     if type_name(dtype) == "bf16":
         return (word & Int32(-65536) if half else word << Int32(16)).bitcast(Float32)
-    both = cute.make_rmem_tensor((1,), Int32)
-    both[0] = word
-    return Float32(cute.recast_tensor(both, dtype)[half])
+    two = cute.make_rmem_tensor((2,), dtype)
+    cute.recast_tensor(two, Int32)[0] = word
+    return Float32(two[half])

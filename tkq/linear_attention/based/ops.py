@@ -37,9 +37,10 @@ def based(q: Tensor, k: Tensor, v: Tensor, scale: Optional[float] = None, use_no
         use_norm: divide by the sum of weights. None is below 1 / 2, so that nothing is added to it.
 
     Returns:
-        o (B, S, HV, V), contiguous, of q's dtype. In float16 the weights themselves, products of two columns of q or of
-        k, and the mean over tokens of their products with v have to be within its range, too. NaN and infinities in v
-        reach all tokens of their chunk of 64, those before them too.
+        o (B, S, HV, V), contiguous, of q's dtype. Sums of weights that float32 does not hold give NaN. In float16 the
+        weights themselves, products of two columns of q or of k, and the mean over tokens of their products with v have
+        to be within its range, too. NaN and infinities in v reach all tokens of their chunk of 64, those before them
+        too.
 
     Raises:
         TypeError: q, k or v is no dense tensor of bf16 or fp16; scale is no number; use_norm is no bool; dtypes that
