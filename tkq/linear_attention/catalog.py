@@ -139,8 +139,8 @@ def _combined():
     """States that segments begin with, of calls without and with states."""
     for transfer, last in itertools.product(("none", "heads", "matrix"), (None, "fp32")):
         name = f"linear_attn_combined-k128-{transfer}{'-states' if last else ''}"
-        yield Shipped(name, combine_recipe(CombineSpec(128, transfer, last, last)),
-                      Expectation(instructions=("FFMA",) if transfer != "none" else ()))
+        wanted = ("FFMA",) if transfer == "matrix" else ("LDG.E.128", "STG.E.128")
+        yield Shipped(name, combine_recipe(CombineSpec(128, transfer, last, last)), Expectation(instructions=wanted))
 
 
 def _of_one_group():
