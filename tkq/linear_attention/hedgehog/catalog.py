@@ -39,9 +39,10 @@ def expectation(spec: HedgehogSpec) -> Expectation:
 
 
 def of_others(spec: LinearSpec) -> Expectation:
-    """Two products a chunk: the state with queries, and what it takes up."""
+    """Two products a chunk: the state with queries, and what it takes up; the source has five waits for them, of at
+    least eight instructions."""
     few, some, many = linear_plan(spec).registers
-    return Expectation(tensor=spec.head_dim // 16 + 64 // 16, instructions=LOADS,
+    return Expectation(tensor=spec.head_dim // 16 + 64 // 16, waits_per_mma=0.7, instructions=LOADS,
                        roles=((few, 1), (some, 1), (many, linear_plan(spec).groups)))
 
 
