@@ -19,12 +19,14 @@ def linear_attn(given):
     elif v_first:
         state = state.mT
     scale, o, last = number(given["scale"], columns**-0.5), torch.zeros_like(v), []
+    grown = torch.zeros(batch, heads_v, dtype=WIDE)
     for of, (row, begin, end) in zip(state, pieces):
         part = [x if x is None or x.dim() == 1 else x[row, begin:end] for x in (q, k, v, g, beta)]
-        found, one = _sequence(*part, of, scale)
+        found, one, largest = _sequence(*part, of, scale)
+        grown[row] = torch.maximum(grown[row], largest)
         o = torch.cat((o[:row], torch.cat((o[row, :begin], found, o[row, end:]))[None], o[row + 1:]))
         last.append(one.mT if v_first else one)
-    rows = _finite(given, o)
+    rows = _finite(given, torch.maximum(o.detach().abs(), grown[:, None, :, None]))
     found = [Wanted("o", o, 8, given["q"].dtype, rows)]
     of_states = None if rows is None else rows.all(1) if given["cu_seqlens"] is None else rows.all().expand(
         len(pieces), heads_v)
@@ -43,8 +45,9 @@ def _pieces(given, batch, tokens):
 
 
 def _sequence(q, k, v, g, beta, state, scale):
-    """(o, the state behind the last token) of (tokens, heads, columns)."""
-    out = []
+    """(o, the state behind the last token, the largest number of any head's states) of (tokens, heads, columns).
+    Queries of 0 hide a state that has no end in float32, where 0 times infinity is NaN."""
+    out, largest = [], torch.zeros(v.shape[1], dtype=WIDE)
     for t in range(len(v)):
         if g is not None:
             decay = (g if g.dim() == 1 else g[t]).exp()[..., None]
@@ -53,8 +56,9 @@ def _sequence(q, k, v, g, beta, state, scale):
         if beta is not None:
             u = beta[t, :, None] * (u - torch.einsum("hk,hkv->hv", k[t], state))
         state = state + torch.einsum("hk,hv->hkv", k[t], u)
+        largest = torch.maximum(largest, state.detach().abs().flatten(1).amax(1).nan_to_num(math.inf, math.inf))
         out.append(scale * torch.einsum("hk,hkv->hv", q[t], state))
-    return torch.stack(out) if out else v, state
+    return torch.stack(out) if out else v, state, largest
 
 
 def gated_delta_rule(given):

@@ -3,11 +3,11 @@
     from tkq.integrations.mamba_ssm import mamba_chunk_scan_combined   # mamba_ssm.ops.triton.ssd_combined
     from tkq.integrations.mamba_ssm import selective_state_update      # mamba_ssm.ops.triton.selective_state_update
 
-Tensors, results and states are as mamba_ssm has them: bf16 and fp16, headdim a multiple of 16 to 256, d_state to 128
-(256 in steps): see `tkq.mamba2_ssd` and `tkq.ssd_step`, whose errors say what these do not take. chunk_size says how
-mamba_ssm computes, not what, and is passed over. An argument that tkq's function has not is refused by name, with
-NotImplementedError, unless it is None or False. x, B, C and z whose rows do not lie at multiples of 16 bytes, as slices
-of a projection may, are copied.
+Tensors, results and states are as mamba_ssm has them: bf16 and fp16, headdim and d_state
+multiples of 16 to 256: see `tkq.mamba2_ssd` and `tkq.ssd_step`, whose errors say what these do not take. chunk_size
+says how mamba_ssm computes, not what, and is passed over. An argument that tkq's function has not is refused by name,
+with NotImplementedError, unless it is None or False. x, B, C and z whose rows do not lie at multiples of 16 bytes, as
+slices of a projection may, are copied.
 """
 from __future__ import annotations
 

@@ -3,7 +3,7 @@ import torch
 
 from .. import gated_delta_rule, gated_delta_rule_step, rmsnorm
 from ..linear_attention.channels.decays import column_decays
-from ..linear_attention.spec import HEAD_DIMS
+from ..linear_attention.spec import COLUMN_DIMS
 from .linears import changed, together
 from .transformers_hybrid import (
     cache_argument,
@@ -21,7 +21,7 @@ def refuses(module):
     """Why a mixer stays as it is; None: it need not."""
     if module.activation not in ("silu", "swish"):
         return f"activation {module.activation}"
-    return None if module.head_dim in HEAD_DIMS else f"heads of {module.head_dim} columns"
+    return None if module.head_dim in COLUMN_DIMS else f"heads of {module.head_dim} columns"
 
 
 def delta_forward(family, cls):

@@ -10,6 +10,7 @@ from tkq.linear_attention.channels.decays import column_decays
 from tkq.linear_attention.delta.ops import gated_delta_rule
 from tkq.linear_attention.layers import LEAST_DT, MOST_DT, DeltaNetCache, check_heads
 from tkq.linear_attention.short_convolution import ShortConvolution
+from tkq.linear_attention.spec import COLUMN_DIMS
 from tkq.linear_attention.step.ops import gated_delta_rule_step
 from tkq.norms.ops import rmsnorm
 from tkq.runtime.call import check
@@ -66,7 +67,7 @@ class KimiDeltaAttention(nn.Module):
             check.size(f"KimiDeltaAttention: {name}", size)
         for name, flag in (("conv_bias", conv_bias), ("allow_neg_eigval", allow_neg_eigval)):
             check.flag(f"KimiDeltaAttention: {name}", flag)
-        check_heads("KimiDeltaAttention", num_heads, num_v_heads, head_dim, head_v_dim)
+        check_heads("KimiDeltaAttention", num_heads, num_v_heads, head_dim, head_v_dim, COLUMN_DIMS)
         _check_bound(lower_bound)
         self.hidden_size, self.num_heads, self.num_v_heads = hidden_size, num_heads, num_v_heads
         self.head_dim, self.head_v_dim = head_dim, head_v_dim

@@ -128,12 +128,12 @@ class GatedDeltaNet(nn.Module):
                 f"{', allow_neg_eigval=True' if self.allow_neg_eigval else ''}")
 
 
-def check_heads(layer, num_heads, num_v_heads, head_dim, head_v_dim):
-    """What a layer around the delta rule is given."""
+def check_heads(layer, num_heads, num_v_heads, head_dim, head_v_dim, head_dims=HEAD_DIMS):
+    """What a layer around the delta rule is given. head_dims: the allowed head_dim."""
     if num_v_heads % num_heads:
         raise ValueError(f"{layer}: num_v_heads is {num_v_heads}, allowed are multiples of num_heads, which is "
                          f"{num_heads}")
-    for name, size, allowed in (("head_dim", head_dim, HEAD_DIMS), ("head_v_dim", head_v_dim, VALUE_DIMS)):
+    for name, size, allowed in (("head_dim", head_dim, head_dims), ("head_v_dim", head_v_dim, VALUE_DIMS)):
         if size not in allowed:
             raise NotImplementedError(f"{layer}: {name} is {size}, supported are multiples of 16 from "
                                       f"{allowed[0]} to {allowed[-1]}")

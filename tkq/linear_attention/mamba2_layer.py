@@ -64,7 +64,7 @@ class Mamba2(nn.Module):
 
     Args:
         d_model: columns of u and out.
-        d_state: N, columns of B and C, a multiple of 16 from 32 to 128.
+        d_state: N, columns of B and C, a multiple of 16 from 32 to 256.
         d_conv: taps of the convolution. conv_bias: it has one.
         expand: expand * d_model columns of x, in heads of headdim: a multiple of 16 from 32 to 256.
         ngroups: neighbouring heads share one of ngroups B and C, and each group has its norm.

@@ -216,6 +216,7 @@ def test_steps_of_a_model_with_limits(calls):
 @pytest.mark.parametrize("name, sizes, why", [
     ("KimiLinear", dict(hidden_act="gelu"), "activation gelu"),
     ("KimiLinear", dict(linear_head_dim=24), "heads of 24 columns"),
+    ("KimiLinear", dict(linear_head_dim=144), "heads of 144 columns"),
     ("Mamba2", dict(hidden_act="gelu"), "activation gelu"),
     ("Mamba2", dict(state_size=24), "heads of 32 columns and states of 24"),
     ("Bamba", dict(mamba_d_head=8, mamba_n_heads=16), "heads of 8 columns and states of 32")])

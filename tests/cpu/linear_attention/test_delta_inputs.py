@@ -188,3 +188,22 @@ def test_what_stands_in_tokens_of_no_sequence_reaches_no_gradient():
         x[:, 5:] = x[:, :1] = float("nan")
     for found, want in zip(gradients(spoilt), gradients(given)):
         assert torch.equal(found, want) and not found.isnan().any()
+
+
+def test_packed_keys_whose_rows_overlap():
+    q, memory = torch.randn(1, 8, 2, 32).bfloat16(), torch.randn(64).bfloat16()
+    k = memory.as_strided(q.shape, [1] * 4)
+    v, g, beta = torch.randn(1, 8, 2, 32).bfloat16(), -torch.rand(1, 8, 2), torch.rand(1, 8, 2)
+    cu = torch.tensor([0, 3, 8])
+    found, want = (tkq.gated_delta_rule(q, x, v, g, beta, None, None, False, True, cu_seqlens=cu)
+                   for x in (k, k.contiguous()))
+    assert torch.equal(found, want) and found.any()
+
+
+@pytest.mark.parametrize("name", ["q", "k"])
+def test_packed_tensors_of_two_devices_are_refused_by_name(name):
+    given = {x: torch.randn(1, 8, 2, 32).bfloat16() for x in "qkv"}
+    given[name] = given[name].to("meta")
+    with pytest.raises(ValueError, match=rf"\b{name}\b.*meta"):
+        tkq.gated_delta_rule(**given, g=-torch.rand(1, 8, 2), beta=torch.rand(1, 8, 2), use_qk_l2norm_in_kernel=True,
+                             cu_seqlens=torch.tensor([0, 3, 8]))

@@ -183,6 +183,7 @@ def test_compiled_with_its_cache(kind):
 
 
 @pytest.mark.parametrize("kind, changed, error, words", [
+    ("kimi", dict(head_dim=144), NotImplementedError, "head_dim is 144, supported are multiples of 16 from 32 to 128"),
     ("kimi", dict(head_dim=40), NotImplementedError, "head_dim is 40, supported are multiples of 16 from 32 to"),
     ("kimi", dict(head_v_dim=512), NotImplementedError, "head_v_dim is 512, supported are multiples of 16 from 32"),
     ("kimi", dict(num_v_heads=3), ValueError, "num_v_heads is 3, allowed are multiples of num_heads, which is 2"),

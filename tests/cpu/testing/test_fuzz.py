@@ -3,7 +3,7 @@ import pytest
 import torch
 
 import tkq
-from tests.fuzz import judge, oracles
+from tests.fuzz import judge, oracles, oracles_linear
 from tests.fuzz.__main__ import run
 from tests.fuzz.run import OPERATIONS, call
 
@@ -72,3 +72,15 @@ def test_the_judge_compares_what_is_no_number(change):
         got[3, 5] = float(change)
     got = {"dtype": got.half(), "shape": got[:, :-1]}.get(change, got)
     assert judge.tensor(got, oracles.Wanted("y", value, 2, torch.bfloat16))
+
+
+@pytest.mark.parametrize("largest, compared", [(1.0, True), (2.0**31, False)])
+def test_states_without_end_behind_queries_of_0_are_not_compared(largest, compared):
+    """In float32 they are infinity, and o is NaN; with a beta of usual size NaN is a fault."""
+    k, v = torch.randn(2, 1, 9, 2, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    k = torch.nn.functional.normalize(k, dim=-1)
+    given = dict(q=torch.zeros_like(k), k=k, v=v, g=-torch.ones(1, 9, 2), beta=torch.full((1, 9, 2), largest),
+                 scale=None, initial_state=None, output_final_state=False, cu_seqlens=None, state_v_first=False)
+    wanted = oracles_linear.linear_attn(given)
+    wrong = judge.results(torch.full_like(v, float("nan")), wanted)
+    assert (wrong is not None) == compared

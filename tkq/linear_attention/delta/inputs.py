@@ -37,7 +37,7 @@ def prepared(q, k, v, g, beta, options: DeltaOptions, cu_seqlens: Tensor | None 
     not even as NaN times 0."""
     options = DeltaOptions(*_check(*options))
     _tensors(q, k, v, beta, cu_seqlens)
-    only_inside = _inside(v, cu_seqlens)
+    only_inside = _inside(q, k, v, cu_seqlens)
     if options.l2norm:
         q, k = _unit("q", q, only_inside), _unit("k", k, only_inside)
     if options.gate or options.A_log is not None or options.dt_bias is not None:
@@ -45,13 +45,13 @@ def prepared(q, k, v, g, beta, options: DeltaOptions, cu_seqlens: Tensor | None 
     return q, k, g, 2.0 * beta if options.neg_eigval else beta
 
 
-def _inside(v, cu_seqlens):
+def _inside(q, k, v, cu_seqlens):
     """x of tokens -> the same, zeros for tokens of no sequence."""
     if cu_seqlens is None:
         return lambda x: x
     check.rank(f"{DELTA}: v", v, 4)
     sequences(DELTA, v, cu_seqlens)
-    check.same_device(v=v, cu_seqlens=cu_seqlens)
+    check.same_device(v=v, q=q, k=k, cu_seqlens=cu_seqlens)
     of = segments(cu_seqlens, v.shape[1])
 
     def only_inside(x):
@@ -66,6 +66,7 @@ def _unit(name, x, only_inside):
     check.settled(f"{DELTA}: {name}", x)
     check.last_dim_contiguous(f"{DELTA}: {name}", x)
     x, K = only_inside(x), x.shape[3]
+    x = x if x.stride(3) == 1 else x.contiguous()  # rows that overlap come from `only_inside` in an order of torch's
     return rmsnorm(x, x.new_full((K,), K**-0.5, dtype=torch.float32), eps=L2_EPS / K) if K else x
 
 
