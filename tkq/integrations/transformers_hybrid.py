@@ -114,9 +114,15 @@ def convolved(mixer, mixed, cache, cu=None):
     cu: cu_seqlens of packed sequences, which begin with nothing."""
     tokens, row = mixed.shape[1], mixed
     if cache is not None:
-        row = cache.update_conv_state(mixed.mT, mixer.layer_idx, conv_kernel_size=mixer.conv_kernel_size).mT
+        row = cache.update_conv_state((mixed if cu is None else _of_last(mixed, cu)).mT, mixer.layer_idx, conv_kernel_size=mixer.conv_kernel_size).mT
     return causal_conv1d(row if cu is None else mixed, mixer.conv1d.weight[:, 0], mixer.conv1d.bias, "silu",
                          cu_seqlens=cu)[:, -tokens:]
+
+
+def _of_last(x, cu):
+    """x (1, S, channels) with zeros for tokens of other sequences than the last one, which the next token follows."""
+    place = torch.arange(x.shape[1], device=x.device)
+    return torch.where(((place >= cu[-2]) & (place < cu[-1]))[:, None], x, x.new_zeros(()))
 
 
 def _convolved(mixer, mixed, cache, cu):

@@ -67,7 +67,7 @@ class Moments:
         return m
 
     def put_sum(self, m, shared, scale, chunks, stage):
-        """The moments of so many chunks as operands."""
+        """The moments as operands. chunks: how many they are of."""
         if self.norm:
             self.narrow(m, scale, chunks)
             tk.store(shared.high[stage], m.high)
