@@ -14,6 +14,8 @@ from tkq.linear_attention.pools import laid_out
 from tkq.reference.linear_attention import edges
 from tkq.runtime.call import check, ops
 
+NAMES = {5: ("q", "k", "v", "g", "initial_state"), 6: ("q", "k", "v", "g", "beta", "initial_state")}
+
 
 @dataclass(frozen=True)
 class Checkpoints:
@@ -38,7 +40,7 @@ class Checkpoints:
             found = (self.cuda if tensors[0].is_cuda else self.cpu)(*given)
         else:
             self.check(*tensors, where)
-            check.refuse_tangent(self.name, **{f"tensor {i}": x for i, x in enumerate(tensors)})
+            check.refuse_tangent(self.name, **dict(zip(NAMES[len(tensors)], tensors)))
             found = self.op(*given)
         o, state, checkpoints = found
         if where.state_v_first:

@@ -46,7 +46,7 @@ class LinearSpec:
     dot: of each token and head also the sum of o times another tensor, from o before it is rounded, and with no operand
         rounded to 16 bits; with a gate, without delta.
     delta: beta's dtype, with the delta rule. Reversed it is the gradient of the corrected values that comes out, and q
-        in the place of which are the keys (see `delta_gradients`).
+        in the place of which are the keys (see `delta.gradients`).
     reverse: from the last token to the first, each of which sees those behind it: gradients are of this form.
     strict: a token does not see itself; without delta.
     updates: with delta, not reversed: the corrected values come out.

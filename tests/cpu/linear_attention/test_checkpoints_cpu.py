@@ -2,6 +2,7 @@
 refused."""
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import tkq
 
@@ -133,3 +134,16 @@ def test_what_mamba2_refuses():
     given["A"].requires_grad_()
     with pytest.raises(NotImplementedError, match="mamba2_ssd: checkpoint_every: with a tensor that requires"):
         tkq.mamba2_ssd(**given, checkpoint_every=EVERY)
+
+
+@pytest.mark.parametrize("op", ["linear_attn", "gated_delta_rule"])
+@pytest.mark.parametrize("name", ["k", "initial_state"])
+def test_a_tangent_is_refused_by_its_argument(op, name):
+    x, beta = torch.ones(1, 64, 1, 32, dtype=torch.bfloat16), torch.ones(1, 64, 1)
+    given = {"q": x, "k": x, "v": x, "initial_state": torch.zeros(1, 1, 32, 32)}
+    if op == "gated_delta_rule":
+        given |= {"g": None, "beta": beta}
+    with forward_ad.dual_level():
+        given[name] = forward_ad.make_dual(given[name], given[name])
+        with pytest.raises(NotImplementedError, match=f"^{op}: {name} carries a tangent"):
+            getattr(tkq, op)(**given, checkpoint_every=64)

@@ -15,7 +15,7 @@ class ChannelSpec:
     dtype: of q, k and v. head_dim, value_dim: K and V. initial, final: dtypes of the states that come in and go out, or
     None. reverse: from the last token to the first, each of which sees those behind it.
     delta: beta's dtype, with the delta rule. Reversed it is the gradient of the corrected values that comes out, and q
-        in the place of which are the keys (see `delta_gradients`). updates: with delta, not reversed: the corrected
+        in the place of which are the keys (see `delta.gradients`). updates: with delta, not reversed: the corrected
         values come out.
     of_values: gates are of the columns of v, which are K, and not of those of q and k, which are V; o is fp32. strict:
         a token does not see itself; with of_values.

@@ -34,7 +34,7 @@ class Delta:
         R = (I + M)^-1 (V - e^G K S),  U = beta R,  M[i, j] = e^(G[i] - G[j]) k[i] k[j] beta[j] for j < i
 
     Reversed, K is in the place of Q, Q in that of K and dO in that of V: O is what the gradient of U is without the
-    chunk's other tokens. U's gradient, and what it takes off the state's, are (see `delta_gradients`)
+    chunk's other tokens. U's gradient, and what it takes off the state's, are (see `delta.gradients`)
 
         dU = (I + L)^-1' O,  S - (beta e^G / scale K)' dU"""
 

@@ -1,6 +1,7 @@
 """How a call's work is spread over the GPU's SMs: V over blocks, sequences over segments. From sizes alone."""
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from tkq.linear_attention.config import CHUNK
@@ -35,6 +36,7 @@ class Split(NamedTuple):
     segments: int
 
 
+@lru_cache(maxsize=1024)  # a backward asks for each of its launches, and the search takes longer than a launch
 def split(sizes: Sizes) -> Split:
     """The one that takes the least time as `time` counts it, where that is less than `GAIN` of the time of whole
     sequences with as many columns a block as there is room for; that one otherwise. Of those that take the same time,
