@@ -80,7 +80,7 @@ MUTANTS = (
          "decay[0] = shared.total[0, stage]", SPLIT)),
     *family(
         "linear", "tkq/linear_attention/split/combine.py",
-        ("states_that_do_not_decay", "s[e] = s[e] * factors[e, i] + added[e, i]", "s[e] = s[e] + added[e, i]", SPLIT),
+        ("states_that_do_not_decay", "s[e] = before + added[e, i]", "s[e] = s[e] + added[e, i]", SPLIT),
         ("segments_in_the_order_of_tokens", "return x.states.shape[1] - 1 - i if self.spec.reverse else i", "return i",
          (f"{TESTS}test_split.py::test_corrected_values[reversed]",)),
         ("eight_segments_alone", "for base in cutlass.range(0, count, AHEAD, unroll=1):",

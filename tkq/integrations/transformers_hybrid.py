@@ -114,7 +114,8 @@ def convolved(mixer, mixed, cache, cu=None):
     cu: cu_seqlens of packed sequences, which begin with nothing."""
     tokens, row = mixed.shape[1], mixed
     if cache is not None:
-        row = cache.update_conv_state((mixed if cu is None else _of_last(mixed, cu)).mT, mixer.layer_idx, conv_kernel_size=mixer.conv_kernel_size).mT
+        last = mixed if cu is None else _of_last(mixed, cu)
+        row = cache.update_conv_state(last.mT, mixer.layer_idx, conv_kernel_size=mixer.conv_kernel_size).mT
     return causal_conv1d(row if cu is None else mixed, mixer.conv1d.weight[:, 0], mixer.conv1d.bias, "silu",
                          cu_seqlens=cu)[:, -tokens:]
 

@@ -57,6 +57,16 @@ def beta_of(v):
     return torch.rand(v.shape[:3], device="cuda")
 
 
+def test_growth_behind_zeros():
+    """Gates above 0 whose product over a segment is infinite: of a state of zeros nothing comes."""
+    q, k, v, g = make(1, 1216, 1, 1, 64, 64, "token")
+    v[:, :-100] = 0.0
+    g = torch.full_like(g, 0.3)
+    g[:, -100:] = -0.1
+    found = in_segments(Given(q, k, v, g), 0.125, Split(1, 2))
+    assert torch.equal(found.o[:, :-100], torch.zeros_like(found.o[:, :-100])) and found.o[:, -100:].isfinite().all()
+
+
 @pytest.mark.parametrize("S, count", [(129, 2), (1000, 5), (130, 8), (64 * 19, 19)])
 def test_gates_of_tokens(S, count):
     """Also segments without a chunk, and more than are read at once."""

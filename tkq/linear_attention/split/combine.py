@@ -107,7 +107,9 @@ class CombineStates:
                         at = x.states.iterator + cute.crd2idx((batch, n, head, column, row), x.states.layout)
                         cute.autovec_copy(s, cute.make_tensor(at.align(16), four))
                         for e in cutlass.range_constexpr(FOUR):
-                            s[e] = s[e] * factors[e, i] + added[e, i]
+                            # nothing stays nothing, also where gates above 0 make a segment's factor infinite
+                            before = Float32(0.0) if s[e] == Float32(0.0) else s[e] * factors[e, i]
+                            s[e] = before + added[e, i]
             self.last(x, (batch, head, column, row), s)
 
     @cute.jit
