@@ -69,7 +69,7 @@ def backward(saved: Saved, scale: float, do: Tensor, needs: tuple = (True, True,
     Heads of v that share one of q and k each give a dq and a dk of q's type, which torch adds up in float32."""
     q, k, v, *_ = saved
     if not do.numel():
-        return tuple(torch.zeros_like(x) if needed else None for x, needed in zip((q, k, v), needs))
+        return tuple(x.new_zeros(x.shape) if needed else None for x, needed in zip((q, k, v), needs))
     of = prepare(saved, do)
     dq = dk = dv = None
     if needs[0]:
