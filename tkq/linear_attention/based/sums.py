@@ -82,7 +82,7 @@ class Sums:
                 put_held(g.moments[t.segment, t.batch, t.head, None, None], (m.sum,))
 
     def carry(self, m, shared, chunks, stage):
-        """The moments of so many chunks, divided by a power of 2 near the number of their tokens, as operands."""
+        """The moments of these chunks, divided by a power of 2 near the number of their tokens, as operands."""
         if self.norm and self.outputs:
             times, _ = tokens_near(chunks)
             tk.apply_narrow((m.high,), lambda x: (x * times,), m.sum)
