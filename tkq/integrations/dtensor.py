@@ -128,7 +128,7 @@ def _delta_rule(g):
 
 
 def _with_checkpoints(rule):
-    """As `rule`, with states behind every so many tokens: of rows and heads as tokens are; of packed ones of heads."""
+    """As `rule`, with checkpoints: split by batch and heads as tokens are; of packed sequences by heads alone."""
     def places(g):
         packed = getattr(g, "cu_seqlens", None) is not None
         for results, given in rule(g):

@@ -1,4 +1,4 @@
-"""`checkpoint_every`: the states behind every so many tokens, beside what a call returns. Forward only."""
+"""`checkpoint_every`: the states after each multiple of it, in tokens, beside what a call returns. Forward only."""
 from __future__ import annotations
 
 import itertools

@@ -70,7 +70,7 @@ def linear_attn(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor] = None, sca
             sequence begins with zeros and its state is not written. A row that two sequences have holds numbers of
             their states, and what they begin with is not defined. Without gradients.
         state_v_first: states are (.., V, K), those that come in and those that go out; these contiguous.
-        checkpoint_every: tokens, a multiple of 64: also return the states behind every so many tokens, as prefix caches
+        checkpoint_every: tokens, a multiple of 64: also return the state after each multiple of it, as prefix caches
             keep them. Without gradients, state_indices and a g of four dimensions.
 
     Returns:

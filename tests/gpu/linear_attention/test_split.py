@@ -63,7 +63,8 @@ def test_growth_behind_zeros():
     v[:, :-100] = 0.0
     g = torch.full_like(g, 0.3)
     g[:, -100:] = -0.1
-    found = in_segments(Given(q, k, v, g), 0.125, Split(1, 2))
+    with poisoned():
+        found = in_segments(Given(q, k, v, g), 0.125, Split(1, 2))
     assert torch.equal(found.o[:, :-100], torch.zeros_like(found.o[:, :-100])) and found.o[:, -100:].isfinite().all()
 
 

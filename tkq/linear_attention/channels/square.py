@@ -102,8 +102,8 @@ def gather_square_lower(lower: tk.RegTile, x: tk.RegTile):
 
 @cute.jit
 def _half_word(upper: Constexpr[bool], apart: Constexpr[int]):
-    """Of a lane's two elements of 8 x 8, as bits: the rows that are at least so many behind their columns; upper:
-    before them."""
+    """Of a lane's two elements of 8 x 8, as bits: are their rows `apart` or more behind their columns; upper: before
+    them?"""
     bits = Int32(0)
     row, lane = tk.lane_id() // 4, tk.lane_id() % 4
     for e in cutlass.range_constexpr(2):

@@ -71,7 +71,7 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
             model's projection gives, and may be bfloat16 or float16 too. Computed ahead of the rule, by PyTorch.
         allow_neg_eigval: beta, from 0 to 1, is multiplied by 2.
         cu_seqlens, state_indices, state_v_first, checkpoint_every: packed sequences, a pool of states that is written
-            in place, how states lie, and states behind every so many tokens: as ``linear_attn``.
+            in place, the order of states in memory, and checkpoints: as ``linear_attn``.
 
     Returns:
         o (B, S, HV, V), contiguous, of q's dtype; with output_final_state the pair (o, state), state (B, HV, K, V)

@@ -12,7 +12,7 @@ class Operands(NamedTuple):
     (ceil(V / 64), B, S, HO) fp32, the sums of o times x of 64 columns each. dv: None, or as o: with delta, reversed,
     o times beta; with updates what times beta is o. cu: None, or (N + 1,), where N packed sequences begin and end:
     then B is 1, and states are N. state_indices: None, or (N,), rows of a pool, which is initial and final.
-    checkpoints, every: None, or (B, rows, HO, K, V) of any strides, for states behind every so many chunks (see
+    checkpoints, every: None, or (B, rows, HO, K, V) of any strides, for states behind each `every`-th chunk (see
     `checkpoints.Checkpoints`). Of segments (`Segmented`) states are B * N, and decays None or (B * N, HO) fp32; o is
     None with part "states"."""
 

@@ -1,4 +1,4 @@
-"""`checkpoint_every` of mamba2_ssd: the states behind every so many tokens. Forward only."""
+"""`checkpoint_every` of mamba2_ssd: the states after each multiple of it, in tokens. Forward only."""
 from typing import Optional
 
 import torch

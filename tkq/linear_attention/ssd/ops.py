@@ -59,7 +59,7 @@ def mamba2_ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Option
             token is written there, in the pool's dtype. Any values: where there is no such row, as with -1, the
             sequence begins with zeros and its state is not written. A row that two sequences have holds numbers of
             their states, and what they begin with is not defined. Without gradients.
-        checkpoint_every: tokens, a multiple of 64: also return the states behind every so many tokens, as prefix caches
+        checkpoint_every: tokens, a multiple of 64: also return the state after each multiple of it, as prefix caches
             keep them. Without gradients, cu_seqlens and state_indices.
 
     Returns:
