@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import tkq
+from tests.helpers import hedgehog_launches
 from tests.helpers.linear_launches import launched
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.linear_attention.hedgehog import gradients as by_launches
@@ -141,34 +142,41 @@ def check_gradients(*given):
 def rounded(*given):
     """The window's part, as the kernel rounds it."""
     dtype = given[0].dtype
-    *numbers, dq, dk, dv = reference.in_window(*given, narrow=lambda x: x.to(dtype).float())
-    return *numbers, *(x.to(dtype) for x in (dq, dk, dv))
+    dwindow, *rest = reference.in_window(*given, narrow=lambda x: x.to(dtype).float())
+    return dwindow, *(x.to(dtype) for x in rest)
 
 
 def _as_launched(do, leaves):
     """The launches as the kernels round them, in plain PyTorch."""
-    ours = by_launches.launch, by_launches.window_gradients
-    by_launches.launch, by_launches.window_gradients = launched, rounded
+    emulated = dict(hedgehog_launches.ALL, launch=launched)
+    ours = {name: getattr(by_launches, name) for name in emulated}
+    for name, function in emulated.items():
+        setattr(by_launches, name, function)
     try:
         with torch.no_grad():
-            return by_launches.backward(do, *leaves)
+            o, inverse = reference.outputs(*leaves)
+            return by_launches.backward(do, by_launches.Saved(o.to(do.dtype), inverse, *leaves))
     finally:
-        by_launches.launch, by_launches.window_gradients = ours
+        for name, function in ours.items():
+            setattr(by_launches, name, function)
 
 
 def of_window(S, D=128):
-    q, k, v, *_, linear, window = make(2, S, 2, D)
-    far = torch.rand(2, S, 2, device="cuda")
-    return q, k, v, torch.randn_like(v), far, torch.randn_like(far), linear, window
+    """Outputs of all tokens are within the window."""
+    q, k, v, *_, window = make(2, S, 2, D)
+    do, inverse = torch.randn_like(v), 0.01 + 0.1 * torch.rand(2, S, 2, device="cuda")
+    delta = torch.randn_like(inverse)
+    return q, k, v, do, inverse, delta, window
 
 
 def check_window(given):
     with poisoned():
         found = window_gradients(*given)
     want = reference.in_window(*(x.double() for x in given))
-    # scores' gradients are differences of do v and its mean: of a token that is alone nothing is left
+    # scores' gradients are differences of do v and delta
     of_scores = (given[3].float() * given[2].float()).sum(-1).abs().max().item()
-    for name, x, exact, other in zip(("inverse", "delta", "dwindow", "dq", "dk", "dv"), found, want, rounded(*given)):
+    assert torch.equal(found.largest.amax(-1), given[4].amax(1))
+    for name, x, exact, other in zip(("dwindow", "dq", "dk", "dv"), (found[0], *found[2:]), want, rounded(*given)):
         # of float32: sums of 128 exponentials, each by an approximation of 2 ulp, and a reciprocal
         ulps = 64 if x.dim() == 3 else 1
         assert_2x(x, exact, other, ulps=ulps, bias_ulps=ulps if x.dim() == 3 else 0, what=name,
@@ -184,6 +192,10 @@ def test_gradients_of_the_window(S):
 @pytest.mark.parametrize("S", [65, 460])
 def test_gradients(S):
     check_gradients(*make(2, S, 2, 128))
+
+
+def test_gradients_where_features_are_at_their_least():
+    check_gradients(*make(1, 460, 2, 64, sharp=8.0))
 
 
 def test_gradients_of_the_other_size():

@@ -21,7 +21,8 @@ EPS = 1e-6  # of the denominator
 
 
 class Operands(NamedTuple):
-    """q, k, v, o: (B, S, H, D). q_map, k_map: (H, D, F). linear, window: factors, (H,) fp32."""
+    """q, k, v, o: (B, S, H, D). q_map, k_map: (H, D, F). linear, window: factors, (H,) fp32. inverse: (B, S, H) fp32, of
+    each token 1 over its denominator: what gradients begin with."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -31,6 +32,7 @@ class Operands(NamedTuple):
     k_map: cute.Tensor
     linear: cute.Tensor
     window: cute.Tensor
+    inverse: cute.Tensor
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,9 @@ class Globals:
     k_map: tk.gl
     linear: cute.Tensor
     window: cute.Tensor
+    inverse: cute.Tensor
     scale: Float32
+    tokens: Int32
 
 
 @dataclass(frozen=True)
@@ -151,7 +155,8 @@ class HedgehogAttention:
         tokens = [operand(B, S, H, spec.head_dim) for _ in range(4)]
         maps = [operand(H, spec.head_dim, spec.features) for _ in range(2)]
         factors = [fake.tensor("fp32", (H,), align=4) for _ in range(2)]
-        return Operands(*tokens, *maps, *factors), Float32(1.0)
+        inverse = fake.tensor("fp32", (B, S, H), align=4)
+        return Operands(*tokens, *maps, *factors, inverse), Float32(1.0)
 
     @cute.jit
     def __call__(self, operands: Operands, scale: Float32, stream: cuda.CUstream):
@@ -159,15 +164,16 @@ class HedgehogAttention:
         q, k, v, o = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0])) for x in operands[:4]]
         maps = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 2, 0])) for x in operands[4:6]]
         g = Globals(tk.gl.load(q, self.x_tile), tk.gl.load(k, self.x_tile), tk.gl.load(v, self.v_tile),
-                    tk.gl.store(o, self.v_tile), *[tk.gl.load(x, self.map_tile) for x in maps], *operands[6:], scale)
-        self.kernel(g, Int32(q.shape[0])).launch(
+                    tk.gl.store(o, self.v_tile), *[tk.gl.load(x, self.map_tile) for x in maps], *operands[6:], scale,
+                    Int32(q.shape[0]))
+        self.kernel(g).launch(
             grid=[o.shape[2], o.shape[3], 1], block=[tk.WARPGROUP * (self.config.groups + 2), 1, 1], stream=stream,
             min_blocks_per_mp=1)
 
     # ---- device --------------------------------------------------------------------------------
 
     @cute.kernel
-    def kernel(self, g: Globals, tokens: Int32):
+    def kernel(self, g: Globals):
         al, n, bytes_of_x = tk.SharedAllocator(), self.config.groups, self.x_tile.bytes
         q, k, v, o = al.tile(self.x_tile, 2), al.tile(self.x_tile, 3), al.tile(self.v_tile, 2 * n), al.tile(
             self.v_tile, n)
@@ -179,7 +185,7 @@ class HedgehogAttention:
                    al.pipe(2, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.map_pipe, s.tokens, s.keys, s.weights)])
         head, batch, _ = cute.arch.block_idx()
-        t = Task(batch, head, cute.ceil_div(tokens, CHUNK))
+        t = Task(batch, head, cute.ceil_div(g.tokens, CHUNK))
         few, some, many = self.config.registers
         tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
                    tk.Role(lambda _: self.make_weights(g, s, t), some),
@@ -248,7 +254,7 @@ class HedgehogAttention:
             tk.zero(w.far)
             make_features(w, w.y_q, self.of_queries(s, tokens, out), sums)
             make_features(w, w.y_k, self.of_keys(s, before, out))
-            self.put_denominators(s, w, out.stage, (linear, window))
+            self.put_denominators(g, s, t, w, (i, out.stage), (linear, window))
             tk.publish()
             s.weights.commit(out)
             tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)
@@ -281,12 +287,13 @@ class HedgehogAttention:
         tk.apply_narrow(p, lambda e: e * window, x)
         tk.store(tile, p)
 
-    def put_denominators(self, s, w, stage, factors):
-        linear, window = factors
+    def put_denominators(self, g, s, t, w, where, factors):
+        (chunk, stage), (linear, window) = where, factors
         tk.apply(w.row, lambda near, far: window * near + linear * far, w.total, w.far)
         tk.quad_sum(w.row)
         tk.apply(w.row, lambda x: cute.arch.rcp_approx(x + EPS), w.row)
         tk.store_rows(s.inverse[None, stage], w.row, 0, CHUNK)
+        tk.store_rows(g.inverse[t.batch, None, t.head], w.row, chunk * CHUNK, g.tokens)
 
     @cute.jit
     def add_features(self, s, w, tiles, i):

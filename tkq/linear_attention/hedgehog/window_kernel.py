@@ -15,12 +15,14 @@ from tkq.linear_attention.hedgehog.spec import WindowSpec
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
+WARPS = 4  # of a warpgroup
+BELOW_ONE = 1 - 2.0**-24
 QUERIES_BARRIER, KEYS_BARRIER = 1, 2  # named barriers: of the warpgroups that have gradients of queries, of keys
 
 
 class Operands(NamedTuple):
-    """q, k, v, do, dq, dk, dv: (B, S, H, D). far: features' products with the sums of those before the window; far_do:
-    with what do gives there; inverse, delta, dwindow: (B, S, H) fp32. linear, window: factors, (H,) fp32."""
+    """q, k, v, do, dq, dk, dv: (B, S, H, D). inverse, delta, dwindow: (B, S, H) fp32. window: factors, (H,) fp32.
+    largest: (B, H, 4) fp32, the largest of inverse: what each warp has seen."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -29,13 +31,11 @@ class Operands(NamedTuple):
     dq: cute.Tensor
     dk: cute.Tensor
     dv: cute.Tensor
-    far: cute.Tensor
-    far_do: cute.Tensor
     inverse: cute.Tensor
     delta: cute.Tensor
     dwindow: cute.Tensor
-    linear: cute.Tensor
     window: cute.Tensor
+    largest: cute.Tensor
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,11 @@ class Globals:
     dq: tk.gl
     dk: tk.gl
     dv: tk.gl
-    far: cute.Tensor
-    far_do: cute.Tensor
     inverse: cute.Tensor
     delta: cute.Tensor
     dwindow: cute.Tensor
-    linear: cute.Tensor
     window: cute.Tensor
+    largest: cute.Tensor
     scale: Float32
     tokens: Int32
 
@@ -81,18 +79,16 @@ class Rows:
     total: tk.RowVec
     of_do: tk.RowVec
     count: tk.RowVec
-    far: tk.RowVec
-    far_do: tk.RowVec
     inverse: tk.RowVec
     delta: tk.RowVec
     dwindow: tk.RowVec
+    largest: tk.RowVec
 
 
 class WindowGradients:
-    """With e[i, j] = exp(q[i] k[j] / sqrt(D) - most[i]) of keys in the window, and dp[i, j] = do[i] v[j],
+    """With e[i, j] = exp(q[i] k[j] / sqrt(D) - most[i]) of keys in the window, dp[i, j] = do[i] v[j], inverse what
+    outputs were multiplied by, and delta = o do,
 
-        inverse = 1 / (window * sum e + linear * far + 1e-6)             what outputs are multiplied by
-        delta = inverse * (window * sum (e dp) + linear * far_do)        o do
         dwindow = inverse * (sum (e dp) - delta * sum e)
         p = window * inverse * e
         ds = (p (dp - delta) - [e is 1] * window * dwindow / the number of such) / sqrt(D)
@@ -127,8 +123,9 @@ class WindowGradients:
         B, S, H = (fake.sym() for _ in range(3))
         rows = [fake.tensor(self.spec.dtype, (B, S, H, self.spec.head_dim),
                             (*(fake.sym64(divisibility=8) for _ in range(3)), 1)) for _ in range(7)]
-        numbers = [fake.tensor("fp32", (B, S, H), align=4) for _ in range(5)]
-        return Operands(*rows, *numbers, *[fake.tensor("fp32", (H,), align=4) for _ in range(2)]), Float32(1.0)
+        numbers = [fake.tensor("fp32", (B, S, H), align=4) for _ in range(3)]
+        return Operands(*rows, *numbers, fake.tensor("fp32", (H,), align=4), fake.tensor("fp32", (B, H, WARPS), align=4)
+                        ), Float32(1.0)
 
     @cute.jit
     def __call__(self, operands: Operands, scale: Float32, stream: cuda.CUstream):
@@ -179,14 +176,15 @@ class WindowGradients:
     @cute.jit
     def make_pairs(self, g, s, t):
         now, past, dp_now, dp_past = (tk.rt_fl(CHUNK) for _ in range(4))
-        rows = Rows(*[tk.rv() for _ in range(9)])
-        linear, window = g.linear[t.head], g.window[t.head]
+        rows = Rows(*[tk.rv() for _ in range(8)])
+        tk.zero(rows.largest)
+        window = g.window[t.head]
         tokens, keys, before, out = s.tokens.ring(), s.keys.ring(), s.keys.ring(), s.pairs.ring()
         s.keys.wait(keys)
         keys.advance()
         for i in cutlass.range(t.chunks, unroll=1):
-            tk.load_rows(rows.far, g.far[t.batch, None, t.head], i * CHUNK, g.tokens)
-            tk.load_rows(rows.far_do, g.far_do[t.batch, None, t.head], i * CHUNK, g.tokens)
+            tk.load_rows(rows.inverse, g.inverse[t.batch, None, t.head], i * CHUNK, g.tokens)
+            tk.load_rows(rows.delta, g.delta[t.batch, None, t.head], i * CHUNK, g.tokens)
             s.tokens.wait(tokens)
             s.keys.wait(keys)
             tk.mm_ABt(now, s.q[tokens.stage], s.k[keys.stage])
@@ -202,7 +200,7 @@ class WindowGradients:
             tk.row_max(rows.most, now)
             tk.row_max(rows.most, past, rows.most)
             self.sums(rows, ((now, dp_now), (past, dp_past)), g.scale * tk.LOG2E)
-            self.numbers(g, t, rows, (linear, window), i)
+            self.numbers(g, t, rows, window, i)
             s.pairs.acquire_empty(out)
             for n, x, dp in ((0, now, dp_now), (1, past, dp_past)):
                 self.put_pairs(s, n, (x, dp), rows, (window, g.scale))
@@ -210,39 +208,47 @@ class WindowGradients:
             s.pairs.commit(out)
             for ring in (tokens, keys, before, out):
                 ring.advance()
+        self.put_largest(g, t, rows.largest)
 
     def sums(self, rows, parts, scale):
-        """Scores become exponentials, 1 where they are the largest; sums of these, of their products with dp, and how
-        many are 1."""
+        """Scores become exponentials, 1 where they are the largest and below 1 elsewhere; sums of these, of their
+        products with dp, and how many are 1."""
         for vector in (rows.total, rows.of_do, rows.count):
             tk.zero(vector)
         for x, dp in parts:
             e, d = x.rows_view, dp.rows_view
             for r in range(2):
                 for j in range(CHUNK // 4):
-                    one = cute.math.exp2((e[r, j] - rows.most.tensor[r]) * scale, fastmath=True)
+                    less = e[r, j] - rows.most.tensor[r]
+                    one = cute.math.exp2(less * scale, fastmath=True)
+                    one = cutlass.select_(one >= 1.0, Float32(BELOW_ONE), one)  # NaN stays
+                    one = cutlass.select_(less == 0.0, Float32(1.0), one)
                     e[r, j] = one
                     rows.total.tensor[r] = rows.total.tensor[r] + one
                     rows.of_do.tensor[r] = cute.math.fma(one, d[r, j], rows.of_do.tensor[r])
-                    largest = cutlass.select_(one == 1.0, Float32(1.0), Float32(0.0))
+                    largest = cutlass.select_(less == 0.0, Float32(1.0), Float32(0.0))
                     rows.count.tensor[r] = rows.count.tensor[r] + largest
         for vector in (rows.total, rows.of_do, rows.count):
             tk.quad_sum(vector)
 
-    def numbers(self, g, t, rows, factors, i):
+    def numbers(self, g, t, rows, window, i):
         """Of each token, also to global memory."""
-        linear, window = factors
-        tk.apply(rows.inverse, lambda near, far: cute.arch.rcp_approx(window * near + linear * far + EPS), rows.total,
-                 rows.far)
-        tk.apply(rows.delta, lambda inverse, near, far: inverse * (window * near + linear * far), rows.inverse,
-                 rows.of_do, rows.far_do)
         tk.apply(rows.dwindow, lambda inverse, near, delta, total: inverse * (near - delta * total), rows.inverse,
                  rows.of_do, rows.delta, rows.total)
-        for to, vector in ((g.inverse, rows.inverse), (g.delta, rows.delta), (g.dwindow, rows.dwindow)):
-            tk.store_rows(to[t.batch, None, t.head], vector, i * CHUNK, g.tokens)
+        tk.store_rows(g.dwindow[t.batch, None, t.head], rows.dwindow, i * CHUNK, g.tokens)
+        tk.apply(rows.largest, cute.arch.fmax, rows.largest, rows.inverse)
         # what the largest score gets less, and from here on the factor of exponentials
         tk.apply(rows.dwindow, lambda x, count: window * x * cute.arch.rcp_approx(count), rows.dwindow, rows.count)
         tk.mul(rows.inverse, rows.inverse, window)
+
+    @cute.jit
+    def put_largest(self, g, t, rows: tk.RowVec):
+        """Of the rows that this warp has seen."""
+        found = cute.arch.fmax(rows.tensor[0], rows.tensor[1])
+        for offset in (4, 8, 16):
+            found = cute.arch.fmax(found, cute.arch.shuffle_sync_bfly(found, offset=offset))
+        if tk.lane_id() == 0:
+            g.largest[t.batch, t.head, tk.warp_id() % WARPS] = found
 
     def put_pairs(self, s, n, pair, rows, factors):
         """p and ds of a chunk's keys."""
