@@ -1,5 +1,5 @@
-"""The launches of Hedgehog's gradients in plain PyTorch, chunk by chunk as the kernels have them: exactly, in float64, or
-rounded where the kernels round."""
+"""The launches of Hedgehog's gradients in plain PyTorch, chunk by chunk as the kernels have them: exactly, in float64,
+or rounded where the kernels round."""
 import torch
 
 from tkq.linear_attention.hedgehog.launch import OfWindow

@@ -387,7 +387,8 @@ class FeatureGradients:
     def add_side(self, s, c, e, side, i):
         """d[0] becomes y's gradient, of the features e of one side; far += what they have of it, before they are
         divided by anything."""
-        sums = cute.make_tensor(s.sums.iterator + (i % 2 * SIDES + side) * FEATURES, cute.make_layout((2, FEATURES // 2)))
+        sums = s.sums[None, i % 2 * SIDES + side]
+        sums = cute.make_tensor(sums.iterator, cute.make_layout((2, FEATURES // 2)))
         tk.zero(c.inner)
         view, d, first = e.rows_view, c.d[side].rows_view, c.d[0].rows_view
         for block in range(FEATURES // 8):

@@ -21,8 +21,8 @@ EPS = 1e-6  # of the denominator
 
 
 class Operands(NamedTuple):
-    """q, k, v, o: (B, S, H, D). q_map, k_map: (H, D, F). linear, window: factors, (H,) fp32. inverse: (B, S, H) fp32, of
-    each token 1 over its denominator: what gradients begin with."""
+    """q, k, v, o: (B, S, H, D). q_map, k_map: (H, D, F). linear, window: factors, (H,) fp32. inverse: (B, S, H) fp32,
+    of each token 1 over its denominator: what gradients begin with."""
 
     q: cute.Tensor
     k: cute.Tensor
