@@ -146,6 +146,7 @@ _backward_op = ops.torch_op("hedgehog_backward", cuda=_backward_cuda, cpu=_backw
 
 def _setup(ctx, inputs, output):
     ctx.save_for_backward(*output, *inputs[:len(NAMES)])
+    ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
 
 
