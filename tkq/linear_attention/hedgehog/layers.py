@@ -50,8 +50,8 @@ class HedgehogAttention(nn.Module):
             check.flag(f"HedgehogAttention: {name}", flag)
         check.number("HedgehogAttention: init_window_factor", init_window_factor)
         if rotary is not None and not callable(rotary):
-            raise TypeError(f"HedgehogAttention: rotary is {rotary!r}, allowed are None and a module that is called with "
-                            "q and k")
+            raise TypeError(f"HedgehogAttention: rotary is {rotary!r}, allowed are None and a module that is called "
+                            "with q and k")
         _check_heads(num_heads, num_kv_heads, head_dim, feature_dim)
         self.hidden_size, self.num_heads, self.num_kv_heads = hidden_size, num_heads, num_kv_heads
         self.head_dim, self.feature_dim, self.affine_factors = head_dim, feature_dim, affine_factors
