@@ -138,8 +138,8 @@ class RowKernel(ReductionBase):
                  parameters, units: Int32, stream: cuda.CUstream):
         """first, others: what is loaded. Tuples of tensors in the spec's order, or None; workspace and counter with
         column sums only; units: the most clusters (blocks, without clusters) that may run at once."""
-        rows = Int32(first.shape[0])
-        g = Args(_all_of(first, others), stores, vectors, scalars, results, columns, workspace, counter, parameters, rows)
+        loads, rows = _all_of(first, others), Int32(first.shape[0])
+        g = Args(loads, stores, vectors, scalars, results, columns, workspace, counter, parameters, rows)
         self._engine.launch(self, g, units, stream)
 
     @cute.kernel
