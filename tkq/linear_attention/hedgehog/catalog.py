@@ -2,9 +2,9 @@
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.finish.launch import recipe as dots_recipe
 from tkq.linear_attention.finish.spec import RowDotsSpec, lanes
-from tkq.linear_attention.hedgehog.config import FeatureConfig, WindowConfig
+from tkq.linear_attention.hedgehog.config import WindowConfig
 from tkq.linear_attention.hedgehog.launch import feature_recipe, recipe, window_recipe
-from tkq.linear_attention.hedgehog.plan import plan
+from tkq.linear_attention.hedgehog.plan import feature_plan, plan
 from tkq.linear_attention.hedgehog.spec import OF, FeatureSpec, HedgehogSpec, WindowSpec
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
@@ -48,7 +48,7 @@ def of_window(spec: WindowSpec) -> Expectation:
 def of_features(spec: FeatureSpec) -> Expectation:
     """The state's: the map's gradient, of two places; features, what they add. The gradients': features, what the state
     gives, two sides of it; dx; of keys dv."""
-    few, some, many = FeatureConfig().registers
+    few, some, many = feature_plan(spec).registers
     columns, tokens = spec.head_dim // 16, CHUNK // 16
     products = 2 * tokens + columns + tokens + 3 * columns + tokens + 2 * tokens * (spec.of == "keys")
     return Expectation(tensor=products, instructions=(*LOADS[::2], "UTMAREDG"), roles=((few, 1), (some, 2), (many, 1)))

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+WARPS = 4  # of a warpgroup
+
 
 @dataclass(frozen=True)
 class HedgehogConfig:

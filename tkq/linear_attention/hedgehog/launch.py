@@ -7,14 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tkq.linear_attention.hedgehog.config import FeatureConfig, WindowConfig
-from tkq.linear_attention.hedgehog.plan import plan
+from tkq.linear_attention.hedgehog.config import WARPS, WindowConfig
+from tkq.linear_attention.hedgehog.plan import feature_plan, plan
 from tkq.linear_attention.hedgehog.spec import FeatureSpec, HedgehogSpec, WindowSpec
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
 
-WARPS = 4  # of a warpgroup
 _launchers: dict = {}  # what decides the kernel -> its function; as many as kinds of call
 
 
@@ -43,7 +42,7 @@ def start(given: Given) -> tuple:
     inverse = torch.empty(v.shape[:3], device=v.device, dtype=torch.float32)
     if o.numel():
         # of powers of 2
-        call = _launcher(given), ((q, k, v, o, *others, inverse), q.shape[3]**-0.5 / math.log(2))
+        call = _launcher(given), (q, (k, v, o, *others, inverse), q.shape[3]**-0.5 / math.log(2))
         call[0](*call[1])
     return o, inverse, call
 
@@ -84,14 +83,14 @@ def window_gradients(q: Tensor, k: Tensor, v: Tensor, do: Tensor, inverse: Tenso
         if key not in _launchers:
             arch.require_hopper(q.device)
             _launchers[key] = function(window_recipe(WindowSpec(dtypes.name_of(q.dtype), q.shape[3])))
-        _launchers[key]((q, k, v, do, *gradients, inverse, delta, dwindow, window.contiguous(), largest),
+        _launchers[key](q, (k, v, do, *gradients, inverse, delta, dwindow, window.contiguous(), largest),
                         q.shape[3]**-0.5)
     return OfWindow(dwindow, largest, *gradients)
 
 
 def feature_recipe(spec: FeatureSpec) -> Recipe:
     """The kernel's of the features' part of the gradients."""
-    return Recipe("tkq.linear_attention.hedgehog.feature_kernel:FeatureGradients", (spec, FeatureConfig()))
+    return Recipe("tkq.linear_attention.hedgehog.feature_kernel:FeatureGradients", (spec, feature_plan(spec)))
 
 
 class OfFeatures(NamedTuple):
@@ -127,5 +126,6 @@ def _of_features(of, given, dx, dv, dlinear):
     if key not in _launchers:
         arch.require_hopper(dx.device)
         _launchers[key] = function(feature_recipe(FeatureSpec(dtypes.name_of(dx.dtype), D, of)))
-    _launchers[key]((*given, dx, dv, dlinear, dmap))
+    x, *others = given
+    _launchers[key](x, (*others, dx, dv, dlinear, dmap))
     return dmap

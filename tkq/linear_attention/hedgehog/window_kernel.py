@@ -1,6 +1,6 @@
 """The window's part of the gradients of Hedgehog's attention, chunk by chunk."""
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -9,13 +9,12 @@ from cutlass import Float32, Int32
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.hedgehog.config import WindowConfig
+from tkq.linear_attention.hedgehog.config import WARPS, WindowConfig
 from tkq.linear_attention.hedgehog.kernel import Task
 from tkq.linear_attention.hedgehog.spec import WindowSpec
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
-WARPS = 4  # of a warpgroup
 BELOW_ONE = 1 - 2.0**-24
 QUERIES_BARRIER, KEYS_BARRIER = 1, 2  # named barriers: of the warpgroups that have gradients of queries, of keys
 
@@ -124,11 +123,13 @@ class WindowGradients:
         rows = [fake.tensor(self.spec.dtype, (B, S, H, self.spec.head_dim),
                             (*(fake.sym64(divisibility=8) for _ in range(3)), 1)) for _ in range(7)]
         numbers = [fake.tensor("fp32", (B, S, H), align=4) for _ in range(3)]
-        return Operands(*rows, *numbers, fake.tensor("fp32", (H,), align=4), fake.tensor("fp32", (B, H, WARPS), align=4)
-                        ), Float32(1.0)
+        window, largest = fake.tensor("fp32", (H,), align=4), fake.tensor("fp32", (B, H, WARPS), align=4)
+        return rows[0], (*rows[1:], *numbers, window, largest), Float32(1.0)
 
     @cute.jit
-    def __call__(self, operands: Operands, scale: Float32, stream: cuda.CUstream):
+    def __call__(self, q: cute.Tensor, others: Any, scale: Float32, stream: cuda.CUstream):
+        """others: those of `Operands` behind q."""
+        operands = Operands(q, *others)
         # (batch, token, head, col) to (token, col, head, batch)
         rows = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0])) for x in operands[:7]]
         g = Globals(*[tk.gl.load(x, self.x_tile) for x in rows[:4]], tk.gl.store(rows[4], self.p_tile),
