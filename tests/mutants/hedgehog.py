@@ -6,8 +6,12 @@ TESTS = "tests/gpu/linear_attention/test_hedgehog.py::"
 LONG, SHORT, HARD, BESIDE, GRADIENTS, OTHERS = ((f"{TESTS}{name}",) for name in (
     "test_lengths[460]", "test_lengths[65]", "test_hard_data[8.0-1.0]", "test_types_and_sizes[dtype0-64-64]",
     "test_gradients[460]", "test_other_chunks_alone[False]"))
+NARROW = (f"{TESTS}test_gradients_of_the_other_size",)  # whose features' gradients are by PyTorch
+LEAST = (f"{TESTS}test_gradients_where_features_are_at_their_least",)
 
 WINDOW = (f"{TESTS}test_gradients_of_the_window[460]",)
+PRESSED_FEATURES, LOADED_FEATURES, READ_FEATURES = (
+    pressed(f"{kind}-hedgehog_features") for kind in ("naps", "loads", "reads"))
 PRESSED_WINDOW, READ_WINDOW = (pressed(f"{kind}-hedgehog_window") for kind in ("naps", "reads"))
 
 MUTANTS = (
@@ -49,10 +53,9 @@ MUTANTS = (
     *family(
         "linear", "tkq/reference/hedgehog.py",
         ("hedgehog_gradients_of_the_window_as_keys_before", "late, early = slice(WINDOW, None), slice(0, max(0, "
-         "q.shape[1] - WINDOW))", "late, early = slice(0, None), slice(0, None)", GRADIENTS),
+         "q.shape[1] - WINDOW))", "late, early = slice(0, None), slice(0, None)", NARROW),
         ("hedgehog_features_without_delta",
-         "more, dq_map = map_q.backward(taken.sub_(sums.mul_(delta[..., None])).mul_(weight[..., None]))",
-         "more, dq_map = map_q.backward(taken.sub_(sums).mul_(weight[..., None]))", GRADIENTS)),
+         "taken = taken.sub_(sums.mul_(delta[..., None]))", "taken = taken.sub_(sums)", NARROW)),
     *family(
         "linear", "tkq/linear_attention/spec.py",
         ("hedgehog_own_chunk_with_the_others", "return self.queried and not self.others", "return not self.updates",
@@ -61,7 +64,39 @@ MUTANTS = (
         "linear", "tkq/linear_attention/hedgehog/gradients.py",
         ("hedgehog_keys_before_in_the_order_of_tokens",
          "return launch(Given(q, k, v, reverse=reverse, others=True), 1.0).o.to(wide)",
-         "return launch(Given(q, k, v, others=True), 1.0).o.to(wide)", GRADIENTS)),
+         "return launch(Given(q, k, v, others=True), 1.0).o.to(wide)", NARROW)),
+    *family(
+        "linear", "tkq/linear_attention/hedgehog/feature_state.py",
+        ("hedgehog_features_take_up_the_chunk_before_at_once", """
+            self.put_state(s, c, side, states, i)
+            self.add_map(s, c, side, (before, one))
+            self.add_others(g, s, t, c, side, (before, one), i - 1, scale)
+         """, """
+            self.add_map(s, c, side, (before, one))
+            self.add_others(g, s, t, c, side, (before, one), i - 1, scale)
+            self.put_state(s, c, side, states, i)
+         """, GRADIENTS),
+        ("hedgehog_map_gradient_without_the_last_chunk", """
+            before.advance()
+        self.add_map(s, c, side, (before, one))
+         """, "before.advance()", GRADIENTS),
+        ("hedgehog_tokens_past_the_last",
+         "c.weight.tensor[r] = cutlass.select_(there, c.weight.tensor[r], Float32(0.0))", "", GRADIENTS),
+        ("hedgehog_features_of_one_warp_summed", "for warp in cutlass.range_constexpr(WARPS):",
+         "for warp in cutlass.range_constexpr(1):", GRADIENTS),
+        ("hedgehog_no_wait_for_dy", "s.dys.wait(dys)", "", PRESSED_FEATURES),
+        ("hedgehog_no_wait_for_the_chunk_before", "s.others.wait(others)", "", LOADED_FEATURES),
+        ("hedgehog_no_wait_for_its_values", "s.values.wait(values)", "", LOADED_FEATURES),
+        ("hedgehog_state_written_over", "s.states.acquire_empty(states)", "", READ_FEATURES)),
+    *family(
+        "linear", "tkq/linear_attention/hedgehog/feature_gradients.py",
+        ("hedgehog_gradients_of_one_side", "first[r, j] = first[r, j] - of_y if side else of_y",
+         "first[r, j] = first[r, j] if side else of_y", GRADIENTS),
+        ("hedgehog_gradients_of_features_at_their_least",
+         "d[r, j] = Float32(cutlass.select_(least, Float32(0.0), found))", "d[r, j] = found", LEAST),
+        ("hedgehog_gradients_without_the_power", "tk.mul(c.dx, c.dx, power)", "", GRADIENTS),
+        ("hedgehog_no_wait_for_a_state", "s.states.wait(states)", "", PRESSED_FEATURES),
+        ("hedgehog_dy_written_over", "s.dys.acquire_empty(dys)", "", READ_FEATURES)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/window_kernel.py",
         ("hedgehog_largest_score_without_its_part", "e * inverse * (d - delta) - cutlass.select_(e == 1.0, less, "

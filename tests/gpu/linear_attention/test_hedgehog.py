@@ -137,6 +137,7 @@ def check_gradients(*given):
         assert_2x(*(t.reshape(-1, t.shape[-1]) for t in (x, exact, other.to(x.dtype))), what=name)
         # that peer is of the same formulas: a few roundings to 16 bits, of numbers that are added up
         assert (x - exact).norm() <= 2**-5 * exact.norm(), name
+    return found
 
 
 def rounded(*given):

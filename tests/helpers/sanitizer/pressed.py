@@ -223,6 +223,14 @@ def hedgehog_window():
         same_bits(lambda: cases.check_window(given))  # noqa: B023
 
 
+def hedgehog_features():
+    """Gradients of what lies before the window: chunks enough for all stages, beside float64."""
+    from tests.gpu.linear_attention import test_hedgehog as cases
+
+    given = cases.make(2, 460, 2, 128)
+    same_bits(lambda: cases.check_gradients(*given))
+
+
 def based():
     """Based likewise: more chunks than stages."""
     from tests.gpu.linear_attention import test_based as cases
@@ -384,9 +392,9 @@ def quantize_ticketed_few():
 CASES = {f.__name__: f for f in (
     *attention.CASES, gemm, gemm_long, gemm_cluster, gemm_not_held, gemm_wave_sync, gemm_small_m, fp8,
     fp8_not_overlapped, fp8_promoted, fp8_blocks, fp8_small_m, fp8_small_m_blocks, grouped, grouped_long, linear, delta,
-    delta_wide, channels, channels_delta, hedgehog, hedgehog_window, packed_states, ssd, based, steps, norm_backward,
-    norm_backward_warps, norm_backward_cluster, norm_cluster, norm_quantised, rows_held, softmax, cross_entropy,
-    quantize, quantize_few, quantize_ticketed, quantize_ticketed_few, rope, gated)}
+    delta_wide, channels, channels_delta, hedgehog, hedgehog_window, hedgehog_features, packed_states, ssd, based,
+    steps, norm_backward, norm_backward_warps, norm_backward_cluster, norm_cluster, norm_quantised, rows_held, softmax,
+    cross_entropy, quantize, quantize_few, quantize_ticketed, quantize_ticketed_few, rope, gated)}
 
 
 def main(kind, case):
