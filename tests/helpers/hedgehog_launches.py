@@ -2,7 +2,6 @@
 or rounded where the kernels round."""
 import torch
 
-from tkq.linear_attention.hedgehog.launch import OfWindow
 from tkq.reference import hedgehog as reference
 from tkq.reference.precision import _upcast
 
@@ -13,18 +12,20 @@ def _narrow(x, dtype):
     return x if dtype == torch.float64 else x.to(dtype).float()
 
 
-def window_gradients(q, k, v, do, inverse, delta, window):
+def window_gradients(given, dq, dk, dv):
     """As `launch.window_gradients`."""
-    found = reference.in_window(q, k, v, do, _upcast(inverse), _upcast(delta), _upcast(window),
-                                narrow=lambda x: _narrow(x, q.dtype))
-    largest = inverse.abs().amax(1)[..., None].expand(-1, -1, 4)
-    return OfWindow(found[0], largest, *(x.to(q.dtype) for x in found[1:]))
+    q, k, v, do, *numbers = given
+    numbers = [_upcast(given.delta if x is None else x) for x in numbers]
+    of_linear, of_window, *found = reference.in_window(q, k, v, do, *numbers, narrow=lambda x: _narrow(x, q.dtype))
+    for to, more in zip((dq, dk, dv), found):
+        to += more.to(to.dtype)
+    return torch.stack((of_linear, of_window), -1)
 
 
-def query_gradients(given, dq):
+def query_gradients(given):
     """As `launch.query_gradients`."""
     weight, power = _weights(given)
-    dlinear = torch.zeros_like(_upcast(given.delta))
+    dq, less = torch.empty_like(given.x), torch.zeros_like(_upcast(given.delta))
     others = _features(given.y, given.y_map)
     state = sums = 0.0
     maps = []
@@ -33,14 +34,15 @@ def query_gradients(given, dq):
             state, sums = _take_up(given, state, sums, others, before, None)
         df, f, dy_of = _found(given, at, state)
         df = df - given.delta[:, at, :, None] * sums
-        dlinear[:, at] = given.inverse[:, at] * (f.clamp(min=reference.LEAST) * df).sum(-1)
+        less[:, at] = (f.clamp(min=reference.LEAST) * df).sum(-1)
         maps.append(_put(given, at, dy_of(df) * (weight / power)[:, at, :, None], power, dq))
-    return sum(maps), dlinear
+    return dq, less, sum(maps)
 
 
-def key_gradients(given, dk, dv):
+def key_gradients(given):
     """As `launch.key_gradients`."""
     weight, power = _weights(given)
+    dk, dv = torch.empty_like(given.x), torch.zeros_like(given.a)
     others = _features(given.y, given.y_map) * (weight / power)[..., None]
     state = sums = 0.0
     maps = []
@@ -50,10 +52,10 @@ def key_gradients(given, dk, dv):
         df, f, dy_of = _found(given, at, state)
         if not isinstance(state, float):
             f = _narrow(f.clamp(min=reference.LEAST), given.x.dtype)
-            more = torch.einsum("bshf,bhfv->bshv", f, _narrow(state, given.x.dtype)) * power[..., None]
-            dv[:, at] += more.to(dv.dtype)
+            found = torch.einsum("bshf,bhfv->bshv", f, _narrow(state, given.x.dtype)) * power[..., None]
+            dv[:, at] = found.to(dv.dtype)
         maps.append(_put(given, at, dy_of(df - sums), power, dk))
-    return sum(maps)
+    return dk, dv, sum(maps)
 
 
 def _walk(S, reverse):
@@ -65,7 +67,7 @@ def _walk(S, reverse):
 
 def _weights(given):
     weight = _upcast(given.linear) * _upcast(given.inverse)
-    largest = _upcast(given.largest).amax(-1) * _upcast(given.linear).abs()
+    largest = _upcast(given.largest) * _upcast(given.linear).abs()
     _, exponent = torch.frexp(largest)
     return weight, torch.ldexp(torch.ones_like(largest), exponent - 1)[:, None]
 
@@ -101,9 +103,9 @@ def _found(given, at, state):
 
 
 def _put(given, at, dy, power, dx):
-    """dx += dy W' of a chunk; its part of dW."""
+    """dx = dy W' of a chunk; its part of dW."""
     dy = _narrow(dy, given.x.dtype)
-    dx[:, at] += (torch.einsum("bshf,hdf->bshd", dy, _upcast(given.x_map)) * power[..., None]).to(dx.dtype)
+    dx[:, at] = (torch.einsum("bshf,hdf->bshd", dy, _upcast(given.x_map)) * power[..., None]).to(dx.dtype)
     return torch.einsum("bshd,bshf->bhdf", _upcast(given.x)[:, at], dy) * power.mT[..., None]
 
 

@@ -112,9 +112,9 @@ def hedgehog_backward(do: Tensor, o: Tensor, inverse: Tensor, q: Tensor, k: Tens
     sums, of_k = _sums_before(of_k), of_k.to(taken_type)
     taken = _lagging(before, do, v, of_k)  # sum over keys far of (do[i] v[j]) f(k[j])
     delta = (_upcast(do) * _upcast(o)).sum(-1)
-    dwindow, *_, dq, dk, dv = window_part(q, k, v, do, inverse, delta, window)
     taken = taken.sub_(sums.mul_(delta[..., None]))
-    dlinear = inverse * (of_q * taken).sum(-1)
+    less = (of_q * taken).sum(-1)
+    dlinear, dwindow, dq, dk, dv = window_part(q, k, v, do, inverse, delta, less, linear, window)
     weight = linear * inverse
     more, dq_map = map_q.backward(taken.mul_(weight[..., None]))
     dq += more
@@ -179,14 +179,19 @@ def _later(x, blocks):
     return pad(x, (0, 0, 0, 0, blocks, 0))[:, :x.shape[1]]
 
 
-def in_window(q: Tensor, k: Tensor, v: Tensor, do: Tensor, inverse: Tensor, delta: Tensor, window: Tensor,
-              narrow: Callable = lambda x: x) -> tuple:
-    """(dwindow, dq, dk, dv): of each token (B, S, H) the gradient of window; and the window's part of the gradients.
-    inverse, delta: (B, S, H), of each token 1 over its denominator, and o do. narrow: of weights and of gradients of
-    scores, where they are operands."""
+def in_window(q: Tensor, k: Tensor, v: Tensor, do: Tensor, inverse: Tensor, delta: Tensor, less: Tensor,
+              linear: Tensor, window: Tensor, narrow: Callable = lambda x: x) -> tuple:
+    """(dlinear, dwindow, dq, dk, dv): of each token (B, S, H) the gradients of the factors; and the window's part of
+    the others. inverse, delta, less: (B, S, H), of each token 1 over its denominator, o do, and far_do - delta * far:
+    what linear is multiplied by in the denominator, and of do in what is divided by it. delta may be of outputs that
+    were rounded: the factors' gradients make it anew. narrow: of weights and of gradients of scores, where they are
+    operands."""
     near = _Window(*(_upcast(x) for x in (q, k, v, do)))
-    dwindow = inverse * (near.of_do - delta * near.total)
-    return dwindow, *near.backward(inverse * window, delta, window * dwindow, narrow)
+    far = 1 / inverse - EPS - window * near.total  # times linear
+    exact = inverse * (window * near.of_do + linear * less + delta * far)
+    dwindow = inverse * (near.of_do - exact * near.total)
+    dlinear = inverse * (less + (delta - exact) * torch.where(linear == 0, 0, far / linear))
+    return dlinear, dwindow, *near.backward(inverse * window, delta, window * dwindow, narrow)
 
 
 class _Window:

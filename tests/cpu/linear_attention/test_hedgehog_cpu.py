@@ -135,9 +135,9 @@ def test_gradients_that_are_asked_for(wanted):
         assert x.grad is None or torch.equal(x.grad, found[name])
 
 
-@pytest.mark.parametrize("wanted, count", [("q", 4), ("dlinear", 4), ("v", 4), ("window", 3)])
+@pytest.mark.parametrize("wanted, count", [("q", 4), ("dlinear", 4), ("v", 4), ("window", 4)])
 def test_launches_of_what_is_asked_for(wanted, count):
-    """The forward, delta and the window's; one more for what is before the window."""
+    """The forward, delta, and what is before the window and in it."""
     index = dict(q=0, dlinear=5, v=2, window=6)[wanted]
     leaves = [x.requires_grad_(i == index) for i, x in enumerate(make(300, F=64, B=1).values())]
     with fake_gpu.launches() as seen:

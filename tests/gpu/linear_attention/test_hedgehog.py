@@ -9,7 +9,7 @@ from tests.helpers import hedgehog_launches
 from tests.helpers.linear_launches import launched
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.linear_attention.hedgehog import gradients as by_launches
-from tkq.linear_attention.hedgehog.launch import window_gradients
+from tkq.linear_attention.hedgehog.launch import Window, window_gradients
 from tkq.linear_attention.launch import Given, launch
 from tkq.reference import hedgehog as reference
 from tkq.testing import assert_2x
@@ -140,13 +140,6 @@ def check_gradients(*given):
     return found
 
 
-def rounded(*given):
-    """The window's part, as the kernel rounds it."""
-    dtype = given[0].dtype
-    dwindow, *rest = reference.in_window(*given, narrow=lambda x: x.to(dtype).float())
-    return dwindow, *(x.to(dtype) for x in rest)
-
-
 def _as_launched(do, leaves):
     """The launches as the kernels round them, in plain PyTorch."""
     emulated = dict(hedgehog_launches.ALL, launch=launched)
@@ -163,25 +156,32 @@ def _as_launched(do, leaves):
 
 
 def of_window(S, D=128):
-    """Outputs of all tokens are within the window."""
-    q, k, v, *_, window = make(2, S, 2, D)
-    do, inverse = torch.randn_like(v), 0.01 + 0.1 * torch.rand(2, S, 2, device="cuda")
-    delta = torch.randn_like(inverse)
-    return q, k, v, do, inverse, delta, window
+    """As if there were keys before the window: outputs' gradients meet what they, too, have given."""
+    q, k, v, *_, linear, window = make(2, S, 2, D)
+    do, less = torch.randn_like(v), torch.randn(2, S, 2, device="cuda")
+    far = torch.rand(2, S, 2, device="cuda")
+    return Window(q, k, v, do, 1 / (window * (1 + far) + linear * far), torch.randn_like(far), less, linear, window)
+
+
+def added(given):
+    """The launch's gradients, added to ones, and the factors'."""
+    gradients = [torch.ones_like(x) for x in given[:3]]
+    return window_gradients(given, *gradients), *gradients
 
 
 def check_window(given):
     with poisoned():
-        found = window_gradients(*given)
-    want = reference.in_window(*(x.double() for x in given))
+        found = added(given)
+    wide = Window(*(x.double() for x in given))
+    want = hedgehog_launches.window_gradients(wide, *(ones := [torch.ones_like(x) for x in wide[:3]])), *ones
+    peer = hedgehog_launches.window_gradients(given, *(ones := [torch.ones_like(x) for x in given[:3]])), *ones
     # scores' gradients are differences of do v and delta
-    of_scores = (given[3].float() * given[2].float()).sum(-1).abs().max().item()
-    assert torch.equal(found.largest.amax(-1), given[4].amax(1))
-    for name, x, exact, other in zip(("dwindow", "dq", "dk", "dv"), (found[0], *found[2:]), want, rounded(*given)):
-        # of float32: sums of 128 exponentials, each by an approximation of 2 ulp, and a reciprocal
-        ulps = 64 if x.dim() == 3 else 1
-        assert_2x(x, exact, other, ulps=ulps, bias_ulps=ulps if x.dim() == 3 else 0, what=name,
-                  cancelled=of_scores if name in ("dq", "dk") else 0.0)
+    of_scores = (given.do.float() * given.v.float()).sum(-1).abs().max().item()
+    for name, x, exact, other in zip(("factors", "dq", "dk", "dv"), found, want, peer):
+        # of float32: sums of 128 exponentials, each by an approximation of 2 ulp, and reciprocals
+        ulps = 64 if name == "factors" else 1
+        assert_2x(x, exact, other, ulps=ulps, bias_ulps=ulps if name == "factors" else 0, what=name,
+                  cancelled=of_scores if name in ("factors", "dq", "dk") else 0.0)
     return found
 
 

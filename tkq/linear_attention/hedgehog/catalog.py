@@ -41,8 +41,8 @@ def expectation(spec: HedgehogSpec) -> Expectation:
 def of_window(spec: WindowSpec) -> Expectation:
     """Products of scores and of what do gives, of two chunks each; of gradients of queries, keys and values."""
     few, *others = WindowConfig().registers
-    return Expectation(tensor=4 * (spec.head_dim // 16) + 8 * (spec.head_dim // 64) + 16, instructions=LOADS,
-                       roles=((few, 1), *((n, 1) for n in others)))
+    return Expectation(tensor=4 * (spec.head_dim // 16) + 8 * (spec.head_dim // 64) + 16,
+                       instructions=(*LOADS[::2], "UTMAREDG"), roles=((few, 1), *((n, 1) for n in others)))
 
 
 def of_features(spec: FeatureSpec) -> Expectation:
@@ -51,4 +51,4 @@ def of_features(spec: FeatureSpec) -> Expectation:
     few, some, many = feature_plan(spec).registers
     columns, tokens = spec.head_dim // 16, CHUNK // 16
     products = 2 * tokens + columns + tokens + 3 * columns + tokens + 2 * tokens * (spec.of == "keys")
-    return Expectation(tensor=products, instructions=(*LOADS[::2], "UTMAREDG"), roles=((few, 1), (some, 2), (many, 1)))
+    return Expectation(tensor=products, instructions=LOADS, roles=((few, 1), (some, 2), (many, 1)))

@@ -74,7 +74,7 @@ class GradientPart:
                 tk.mma_AB(c.dv, c.of_x[1], s.state[1])
             else:
                 s.states.release(states)
-                self.put_linear(g, t, c, chunk)
+                self.put_less(g, t, c, chunk)
                 tk.mul(c.inverse, c.inverse, scale)
                 tk.apply_narrow(c.dy, lambda d, w: d * w, c.d[0], c.inverse)
             s.dys.acquire_empty(dys)
@@ -123,8 +123,7 @@ class GradientPart:
         if self.keys:
             tk.apply_narrow(c.of_x[side], lambda z: cutlass.select_(z < LEAST, Float32(LEAST), z), e)
 
-    def put_linear(self, g, t, c, chunk):
-        """The gradient of the factor, of each token."""
+    def put_less(self, g, t, c, chunk):
+        """What the factors' gradients begin with, of each token."""
         tk.quad_sum(c.far)
-        tk.mul(c.far, c.far, c.inverse)
-        tk.store_rows(g.dlinear[t.batch, None, t.head], c.far, chunk * CHUNK, g.tokens)
+        tk.store_rows(g.less[t.batch, None, t.head], c.far, chunk * CHUNK, g.tokens)

@@ -31,17 +31,17 @@ class FeatureGradients:
     they have of keys before the window, and delta[i] = o[i] do[i], over tokens two chunks of 64 apart or more
 
         of queries   S = sum of f(k[j]) v[j]',           s = sum of f(k[j])                    over chunks before
-                     df[i] = w[i] (S do[i] - delta[i] s),   dlinear[i] = f(q[i]) df[i] / linear
+                     df[i] = w[i] (S do[i] - delta[i] s),   less[i] = f(q[i]) (S do[i] - delta[i] s)
         of keys      S = sum of w[i] f(q[i]) do[i]',     s = sum of w[i] delta[i] f(q[i])      over chunks behind
                      df[j] = S v[j] - s,                    dv[j] = S' f(k[j])
 
-    and from df by the softmaxes' derivatives dy, of which dx = dy W' and dW = sum of x' dy: dx and dv are added to what
-    the window has given. A block has one head of one sequence, keys from the last chunk to the first. S (two sides of
+    and from df by the softmaxes' derivatives dy, of which dx = dy W' and dW = sum of x' dy; less is what the factors'
+    gradients begin with. A block has one head of one sequence, keys from the last chunk to the first. S (two sides of
     64 features by D, fp32) stays in accumulators; each chunk takes it from shared memory, rounded.
 
       producer (a warp)     maps; Y B of the chunk before, X A of a chunk | of the next | ..
       state (2)             S, s to shared memory; W' += dy' X of the chunk before; f(Y), S += f(Y)' B | ..
-      gradients (1)         X W, A S' -> dy; dx, of keys f(X) S: added in global memory | ..
+      gradients (1)         X W, A S' -> dy; dx, of keys f(X) S, to global memory | ..
 
       pipe      stages   full (arrivals)              empty (arrivals)
       maps      1        producer's bytes (1)         none
@@ -75,10 +75,10 @@ class FeatureGradients:
 
         rows = [operand(B, S, H, spec.head_dim) for _ in range(6)]
         maps = [operand(H, spec.head_dim, FEATURES) for _ in range(2)]
-        inverse, delta, dlinear = [fake.tensor("fp32", (B, S, H), align=4) for _ in range(3)]
-        largest, linear = fake.tensor("fp32", (B, H, WARPS), align=4), fake.tensor("fp32", (H,), align=4)
+        inverse, delta, less = [fake.tensor("fp32", (B, S, H), align=4) for _ in range(3)]
+        largest, linear = fake.tensor("fp32", (B, H), align=4), fake.tensor("fp32", (H,), align=4)
         return rows[0], (*rows[1:4], *maps, inverse, delta, largest, linear, rows[4], rows[5] if self.keys else None,
-                         None if self.keys else dlinear, fake.tensor("fp32", (B, H, spec.head_dim, FEATURES)))
+                         None if self.keys else less, fake.tensor("fp32", (B, H, spec.head_dim, FEATURES)))
 
     @cute.jit
     def __call__(self, x: cute.Tensor, others: Any, stream: cuda.CUstream):
@@ -89,8 +89,8 @@ class FeatureGradients:
                               for z in (o.x, o.y, o.a, o.b, o.dx, o.dv)]
         maps = [cute.make_tensor(z.iterator, cute.select(z.layout, [1, 2, 0])) for z in (o.x_map, o.y_map)]
         g = Globals(*[tk.gl.load(z, self.x_tile) for z in (x, y, a, b)], *[tk.gl.load(z, self.map_tile) for z in maps],
-                    o.inverse, o.delta, o.largest, o.linear, tk.gl.add(dx, self.x_tile),
-                    dv if dv is None else tk.gl.add(dv, self.x_tile), o.dlinear, o.dmap, Int32(x.shape[0]))
+                    o.inverse, o.delta, o.largest, o.linear, tk.gl.store(dx, self.x_tile),
+                    dv if dv is None else tk.gl.store(dv, self.x_tile), o.less, o.dmap, Int32(x.shape[0]))
         self.kernel(g).launch(grid=[x.shape[2], x.shape[3], 1], block=[(SIDES + 2) * tk.WARPGROUP, 1, 1],
                               stream=stream, min_blocks_per_mp=1)
 

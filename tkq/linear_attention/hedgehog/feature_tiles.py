@@ -17,8 +17,8 @@ STATE_WARPS = SIDES * WARPS
 
 class Operands(NamedTuple):
     """x, y: (B, S, H, D), queries and keys; of keys: keys and queries. a, b: do and v; of keys: v and do. x_map, y_map:
-    (H, D, 64). inverse, delta: (B, S, H) fp32. largest: (B, H, 4) fp32. linear: (H,) fp32. dx, dv: (B, S, H, D), to be
-    added to; dv: of keys, or None. dlinear: (B, S, H) fp32 of queries, or None. dmap: (B, H, D, 64) fp32."""
+    (H, D, 64). inverse, delta: (B, S, H) fp32. largest: (B, H) fp32. linear: (H,) fp32. dx, dv: (B, S, H, D); dv: of
+    keys, or None. less: (B, S, H) fp32 of queries, or None. dmap: (B, H, D, 64) fp32."""
 
     x: cute.Tensor
     y: cute.Tensor
@@ -32,7 +32,7 @@ class Operands(NamedTuple):
     linear: cute.Tensor
     dx: cute.Tensor
     dv: Optional[cute.Tensor]
-    dlinear: Optional[cute.Tensor]
+    less: Optional[cute.Tensor]
     dmap: cute.Tensor
 
 
@@ -50,7 +50,7 @@ class Globals:
     linear: cute.Tensor
     dx: tk.gl
     dv: Optional[tk.gl]
-    dlinear: Optional[cute.Tensor]
+    less: Optional[cute.Tensor]
     dmap: cute.Tensor
     tokens: Int32
 
@@ -83,9 +83,6 @@ def visited(spec: FeatureSpec, t, i):
 
 def near_power(g: Globals, t):
     """(1 / p, p): a power of 2 near the largest weight of keys before the window."""
-    largest = g.largest[t.batch, t.head, 0]
-    for warp in range(1, WARPS):
-        largest = cute.arch.fmax(largest, g.largest[t.batch, t.head, warp])
-    bits = (largest * g.linear[t.head]).bitcast(Int32) & Int32(0x7F800000)
+    bits = (g.largest[t.batch, t.head] * g.linear[t.head]).bitcast(Int32) & Int32(0x7F800000)
     bits = cutlass.max(bits, Int32(0x00800000))  # not 0
     return (Int32(0x7F000000) - bits).bitcast(Float32), bits.bitcast(Float32)

@@ -7,13 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tkq.linear_attention.hedgehog.config import WARPS, WindowConfig
+from tkq.linear_attention.hedgehog.config import WindowConfig
 from tkq.linear_attention.hedgehog.plan import feature_plan, plan
 from tkq.linear_attention.hedgehog.spec import FeatureSpec, HedgehogSpec, WindowSpec
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
 
+CONTIGUOUS = torch.contiguous_format
 _launchers: dict = {}  # what decides the kernel -> its function; as many as kinds of call
 
 
@@ -61,31 +62,36 @@ def window_recipe(spec: WindowSpec) -> Recipe:
     return Recipe("tkq.linear_attention.hedgehog.window_kernel:WindowGradients", (spec, WindowConfig()))
 
 
-class OfWindow(NamedTuple):
-    """The window's part of the gradients. dwindow: of each token, (B, S, H) fp32. largest: (B, H, 4) fp32, whose
-    largest is that of inverse. dq, dk, dv: of q's type."""
+class Window(NamedTuple):
+    """What the launch for the window takes, as `window_kernel.Operands` has it, but for gradients. inverse: of each
+    token 1 over its denominator. delta: o do. less: what features' gradients without weights have of features, or None:
+    then the factors' gradients are of no use."""
 
-    dwindow: Tensor
-    largest: Tensor
-    dq: Tensor
-    dk: Tensor
-    dv: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    do: Tensor
+    inverse: Tensor
+    delta: Tensor
+    less: Tensor | None
+    linear: Tensor
+    window: Tensor
 
 
-def window_gradients(q: Tensor, k: Tensor, v: Tensor, do: Tensor, inverse: Tensor, delta: Tensor, window: Tensor
-                     ) -> OfWindow:
-    """As `reference.hedgehog.in_window`."""
-    dwindow = torch.empty(inverse.shape, device=q.device, dtype=torch.float32)
-    largest = torch.empty(q.shape[0], q.shape[2], WARPS, device=q.device, dtype=torch.float32)
-    gradients = [torch.empty(q.shape, device=q.device, dtype=q.dtype) for _ in range(3)]
+def window_gradients(given: Window, dq: Tensor, dk: Tensor, dv: Tensor) -> Tensor:
+    """As `reference.hedgehog.in_window`: dq, dk and dv are added to, the factors' gradients of each token come out,
+    (B, S, H, 2) fp32, linear's and window's."""
+    q, k, v, do, inverse, delta, less, linear, window = given
+    found = torch.empty(*inverse.shape, 2, device=q.device, dtype=torch.float32)
     if q.numel():
         key = "window", q.get_device(), q.dtype, q.shape[3]
         if key not in _launchers:
             arch.require_hopper(q.device)
             _launchers[key] = function(window_recipe(WindowSpec(dtypes.name_of(q.dtype), q.shape[3])))
-        _launchers[key](q, (k, v, do, *gradients, inverse, delta, dwindow, window.contiguous(), largest),
+        numbers = inverse, delta, delta if less is None else less
+        _launchers[key](q, (k, v, do, dq, dk, dv, *numbers, linear.contiguous(), window.contiguous(), found),
                         q.shape[3]**-0.5)
-    return OfWindow(dwindow, largest, *gradients)
+    return found
 
 
 def feature_recipe(spec: FeatureSpec) -> Recipe:
@@ -94,7 +100,8 @@ def feature_recipe(spec: FeatureSpec) -> Recipe:
 
 
 class OfFeatures(NamedTuple):
-    """What a launch for the features takes, as `feature_kernel.Operands` has it, but for what it adds to and gives."""
+    """What a launch for the features takes, as `feature_tiles.Operands` has it, but for what it gives. largest: of
+    inverse, (B, H)."""
 
     x: Tensor
     y: Tensor
@@ -108,24 +115,25 @@ class OfFeatures(NamedTuple):
     linear: Tensor
 
 
-def query_gradients(given: OfFeatures, dq: Tensor) -> tuple:
-    """(dq_map (B, H, D, F), dlinear of each token (B, S, H)), fp32; dq is added to. x: queries, a: do."""
-    dlinear = torch.empty(given.inverse.shape, device=dq.device, dtype=torch.float32)
-    return _of_features("queries", given, dq, None, dlinear), dlinear
+def query_gradients(given: OfFeatures) -> tuple:
+    """(dq, less (B, S, H) fp32, dq_map (B, H, D, F) fp32). x: queries, a: do."""
+    dq, less = torch.empty_like(given.x, memory_format=CONTIGUOUS), torch.empty_like(given.inverse)
+    return dq, less, _of_features("queries", given, (dq, None, less))
 
 
-def key_gradients(given: OfFeatures, dk: Tensor, dv: Tensor) -> Tensor:
-    """dk_map (B, H, D, F), fp32; dk and dv are added to. x: keys, a: v."""
-    return _of_features("keys", given, dk, dv, None)
+def key_gradients(given: OfFeatures) -> tuple:
+    """(dk, dv, dk_map (B, H, D, F) fp32). x: keys, a: v."""
+    dk, dv = (torch.empty_like(x, memory_format=CONTIGUOUS) for x in (given.x, given.a))
+    return dk, dv, _of_features("keys", given, (dk, dv, None))
 
 
-def _of_features(of, given, dx, dv, dlinear):
-    B, _, H, D = dx.shape
-    dmap = torch.empty(B, H, D, given.x_map.shape[2], device=dx.device, dtype=torch.float32)
-    key = of, dx.get_device(), dx.dtype, D
-    if key not in _launchers:
-        arch.require_hopper(dx.device)
-        _launchers[key] = function(feature_recipe(FeatureSpec(dtypes.name_of(dx.dtype), D, of)))
+def _of_features(of, given, made):
     x, *others = given
-    _launchers[key](x, (*others, dx, dv, dlinear, dmap))
+    B, _, H, D = x.shape
+    dmap = torch.empty(B, H, D, given.x_map.shape[2], device=x.device, dtype=torch.float32)
+    key = of, x.get_device(), x.dtype, D
+    if key not in _launchers:
+        arch.require_hopper(x.device)
+        _launchers[key] = function(feature_recipe(FeatureSpec(dtypes.name_of(x.dtype), D, of)))
+    _launchers[key](x, (*others, *made, dmap))
     return dmap

@@ -9,8 +9,8 @@ from cutlass import Float32, Int32
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.hedgehog.config import WARPS, WindowConfig
-from tkq.linear_attention.hedgehog.kernel import Task
+from tkq.linear_attention.hedgehog.config import WindowConfig
+from tkq.linear_attention.hedgehog.kernel import EPS, Task
 from tkq.linear_attention.hedgehog.spec import WindowSpec
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
@@ -20,8 +20,8 @@ QUERIES_BARRIER, KEYS_BARRIER = 1, 2  # named barriers: of the warpgroups that h
 
 
 class Operands(NamedTuple):
-    """q, k, v, do, dq, dk, dv: (B, S, H, D). inverse, delta, dwindow: (B, S, H) fp32. window: factors, (H,) fp32.
-    largest: (B, H, 4) fp32, the largest of inverse: what each warp has seen."""
+    """q, k, v, do, dq, dk, dv: (B, S, H, D), the last three to be added to. inverse, delta, less: (B, S, H) fp32.
+    linear, window: factors, (H,) fp32. of_factors: (B, S, H, 2) fp32, gradients of linear and of window."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -32,9 +32,10 @@ class Operands(NamedTuple):
     dv: cute.Tensor
     inverse: cute.Tensor
     delta: cute.Tensor
-    dwindow: cute.Tensor
+    less: cute.Tensor
+    linear: cute.Tensor
     window: cute.Tensor
-    largest: cute.Tensor
+    of_factors: cute.Tensor
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,10 @@ class Globals:
     dv: tk.gl
     inverse: cute.Tensor
     delta: cute.Tensor
-    dwindow: cute.Tensor
+    less: cute.Tensor
+    linear: cute.Tensor
     window: cute.Tensor
-    largest: cute.Tensor
+    of_factors: cute.Tensor
     scale: Float32
     tokens: Int32
 
@@ -80,19 +82,25 @@ class Rows:
     count: tk.RowVec
     inverse: tk.RowVec
     delta: tk.RowVec
-    dwindow: tk.RowVec
-    largest: tk.RowVec
+    far_do: tk.RowVec
+    far: tk.RowVec
+    exact: tk.RowVec
+    found: tk.RowVec
 
 
 class WindowGradients:
     """With e[i, j] = exp(q[i] k[j] / sqrt(D) - most[i]) of keys in the window, dp[i, j] = do[i] v[j], inverse what
     outputs were multiplied by, and delta = o do,
 
-        dwindow = inverse * (sum (e dp) - delta * sum e)
+        of_window = inverse * (sum (e dp) - exact * sum e)
+        of_linear = inverse * (far_do - exact * far)
         p = window * inverse * e
-        ds = (p (dp - delta) - [e is 1] * window * dwindow / the number of such) / sqrt(D)
-        dq = ds K, dk = ds' Q, dv = p' dO
+        ds = (p (dp - delta) - [e is 1] * window * of_window / the number of such) / sqrt(D)
+        dq += ds K, dk += ds' Q, dv += p' dO
 
+    far and far_do are what linear is multiplied by, in the denominator and, of do, in what is divided by it: less is
+    far_do - delta * far, and linear * far what window * sum e leaves of the denominator. exact is delta once more, of
+    these numbers, which are not rounded to 16 bits as o is: the factors' gradients are small differences of large sums.
     where e is 1 a score is the largest, most, which all others are relative to. A block has one head of one sequence
     and walks along its chunks of 64 tokens, each with its own keys and those of the chunk before; gradients of keys and
     values are in accumulators until the chunk behind has added its part.
@@ -123,8 +131,9 @@ class WindowGradients:
         rows = [fake.tensor(self.spec.dtype, (B, S, H, self.spec.head_dim),
                             (*(fake.sym64(divisibility=8) for _ in range(3)), 1)) for _ in range(7)]
         numbers = [fake.tensor("fp32", (B, S, H), align=4) for _ in range(3)]
-        window, largest = fake.tensor("fp32", (H,), align=4), fake.tensor("fp32", (B, H, WARPS), align=4)
-        return rows[0], (*rows[1:], *numbers, window, largest), Float32(1.0)
+        linear, window = [fake.tensor("fp32", (H,), align=4) for _ in range(2)]
+        of_factors = fake.tensor("fp32", (B, S, H, 2), align=4)
+        return rows[0], (*rows[1:], *numbers, linear, window, of_factors), Float32(1.0)
 
     @cute.jit
     def __call__(self, q: cute.Tensor, others: Any, scale: Float32, stream: cuda.CUstream):
@@ -132,8 +141,8 @@ class WindowGradients:
         operands = Operands(q, *others)
         # (batch, token, head, col) to (token, col, head, batch)
         rows = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0])) for x in operands[:7]]
-        g = Globals(*[tk.gl.load(x, self.x_tile) for x in rows[:4]], tk.gl.store(rows[4], self.p_tile),
-                    *[tk.gl.store(x, self.x_tile) for x in rows[5:]], *operands[7:], scale, Int32(rows[0].shape[0]))
+        g = Globals(*[tk.gl.load(x, self.x_tile) for x in rows[:4]], tk.gl.add(rows[4], self.p_tile),
+                    *[tk.gl.add(x, self.x_tile) for x in rows[5:]], *operands[7:], scale, Int32(rows[0].shape[0]))
         self.kernel(g).launch(grid=[rows[0].shape[2], rows[0].shape[3], 1], block=[4 * tk.WARPGROUP, 1, 1],
                               stream=stream, min_blocks_per_mp=1)
 
@@ -177,15 +186,15 @@ class WindowGradients:
     @cute.jit
     def make_pairs(self, g, s, t):
         now, past, dp_now, dp_past = (tk.rt_fl(CHUNK) for _ in range(4))
-        rows = Rows(*[tk.rv() for _ in range(8)])
-        tk.zero(rows.largest)
-        window = g.window[t.head]
+        rows = Rows(*[tk.rv() for _ in range(10)])
+        linear, window = g.linear[t.head], g.window[t.head]
         tokens, keys, before, out = s.tokens.ring(), s.keys.ring(), s.keys.ring(), s.pairs.ring()
         s.keys.wait(keys)
         keys.advance()
         for i in cutlass.range(t.chunks, unroll=1):
             tk.load_rows(rows.inverse, g.inverse[t.batch, None, t.head], i * CHUNK, g.tokens)
             tk.load_rows(rows.delta, g.delta[t.batch, None, t.head], i * CHUNK, g.tokens)
+            tk.load_rows(rows.far_do, g.less[t.batch, None, t.head], i * CHUNK, g.tokens)
             s.tokens.wait(tokens)
             s.keys.wait(keys)
             tk.mm_ABt(now, s.q[tokens.stage], s.k[keys.stage])
@@ -201,7 +210,7 @@ class WindowGradients:
             tk.row_max(rows.most, now)
             tk.row_max(rows.most, past, rows.most)
             self.sums(rows, ((now, dp_now), (past, dp_past)), g.scale * tk.LOG2E)
-            self.numbers(g, t, rows, window, i)
+            self.numbers(g, t, rows, (linear, window), i)
             s.pairs.acquire_empty(out)
             for n, x, dp in ((0, now, dp_now), (1, past, dp_past)):
                 self.put_pairs(s, n, (x, dp), rows, (window, g.scale))
@@ -209,7 +218,6 @@ class WindowGradients:
             s.pairs.commit(out)
             for ring in (tokens, keys, before, out):
                 ring.advance()
-        self.put_largest(g, t, rows.largest)
 
     def sums(self, rows, parts, scale):
         """Scores become exponentials, 1 where they are the largest and below 1 elsewhere; sums of these, of their
@@ -232,24 +240,23 @@ class WindowGradients:
         for vector in (rows.total, rows.of_do, rows.count):
             tk.quad_sum(vector)
 
-    def numbers(self, g, t, rows, window, i):
-        """Of each token, also to global memory."""
-        tk.apply(rows.dwindow, lambda inverse, near, delta, total: inverse * (near - delta * total), rows.inverse,
-                 rows.of_do, rows.delta, rows.total)
-        tk.store_rows(g.dwindow[t.batch, None, t.head], rows.dwindow, i * CHUNK, g.tokens)
-        tk.apply(rows.largest, cute.arch.fmax, rows.largest, rows.inverse)
+    def numbers(self, g, t, rows, factors, i):
+        """The factors' gradients of each token, to global memory."""
+        linear, window = factors
+        one_over = Float32(cutlass.select_(linear == 0.0, Float32(0.0), cute.arch.rcp_approx(linear)))
+        tk.apply(rows.far, lambda inverse, near: cute.arch.rcp_approx(inverse) - EPS - window * near, rows.inverse,
+                 rows.total)
+        tk.apply(rows.exact, lambda inverse, near, less, delta, far: inverse * (
+            window * near + linear * less + delta * far), rows.inverse, rows.of_do, rows.far_do, rows.delta, rows.far)
+        tk.apply(rows.found, lambda inverse, less, delta, exact, far: inverse * (
+            less + (delta - exact) * far * one_over), rows.inverse, rows.far_do, rows.delta, rows.exact, rows.far)
+        tk.store_rows(g.of_factors[t.batch, None, t.head, 0], rows.found, i * CHUNK, g.tokens)
+        tk.apply(rows.found, lambda inverse, near, exact, total: inverse * (near - exact * total), rows.inverse,
+                 rows.of_do, rows.exact, rows.total)
+        tk.store_rows(g.of_factors[t.batch, None, t.head, 1], rows.found, i * CHUNK, g.tokens)
         # what the largest score gets less, and from here on the factor of exponentials
-        tk.apply(rows.dwindow, lambda x, count: window * x * cute.arch.rcp_approx(count), rows.dwindow, rows.count)
+        tk.apply(rows.found, lambda x, count: window * x * cute.arch.rcp_approx(count), rows.found, rows.count)
         tk.mul(rows.inverse, rows.inverse, window)
-
-    @cute.jit
-    def put_largest(self, g, t, rows: tk.RowVec):
-        """Of the rows that this warp has seen."""
-        found = cute.arch.fmax(rows.tensor[0], rows.tensor[1])
-        for offset in (4, 8, 16):
-            found = cute.arch.fmax(found, cute.arch.shuffle_sync_bfly(found, offset=offset))
-        if tk.lane_id() == 0:
-            g.largest[t.batch, t.head, tk.warp_id() % WARPS] = found
 
     def put_pairs(self, s, n, pair, rows, factors):
         """p and ds of a chunk's keys."""
@@ -259,7 +266,7 @@ class WindowGradients:
         tk.store(s.p[n], narrow)
         tk.apply_narrow(narrow, lambda e, d, inverse, delta, less: scale * (
             e * inverse * (d - delta) - cutlass.select_(e == 1.0, less, Float32(0.0))), x, dp, rows.inverse, rows.delta,
-            rows.dwindow)
+            rows.found)
         tk.store(s.ds[n], narrow)
 
     # ---- gradients -----------------------------------------------------------------------------
