@@ -61,12 +61,12 @@ class GradientPart:
             for side in cutlass.range_constexpr(SIDES):
                 tk.mm_ABt(c.d[side], s.a[tokens.stage], s.state[side])
             tk.mma_wait(2)
-            softmax(c.e, c.row, c.y, 1.0)
+            softmax(c.e, c.row, c.y, Float32(1.0))  # not known before: in steps, which need fewer registers
             tk.mma_wait(0)
             s.tokens.release(tokens)
             tk.zero(c.far)
             self.add_side(s, c, c.e, 0, i)
-            softmax(c.y, c.row, c.y, -1.0)
+            softmax(c.y, c.row, c.y, Float32(-1.0))
             self.add_side(s, c, c.y, 1, i)
             if const_expr(self.keys):
                 tk.copy(c.dy, c.d[0])
