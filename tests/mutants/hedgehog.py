@@ -7,6 +7,7 @@ LONG, SHORT, HARD, BESIDE, GRADIENTS, OTHERS = ((f"{TESTS}{name}",) for name in 
     "test_lengths[460]", "test_lengths[65]", "test_hard_data[8.0-1.0]", "test_types_and_sizes[dtype0-64-64]",
     "test_gradients[460]", "test_other_chunks_alone[False]"))
 NARROW = (f"{TESTS}test_gradients_of_the_other_size",)  # whose features' gradients are by PyTorch
+BESIDE_NARROW = (f"{TESTS}test_types_and_sizes[dtype1-64-32]",)
 LEAST = (f"{TESTS}test_gradients_where_features_are_at_their_least",)
 
 WINDOW = (f"{TESTS}test_gradients_of_the_window[460]",)
@@ -21,9 +22,10 @@ MUTANTS = (
          "tk.right_fill(w.now, 2, -Float32.inf, diagonal=True)", SHORT),
         ("hedgehog_a_chunk_before_the_first", "if i == 0:", "if i < 0:", SHORT),
         ("hedgehog_most_of_the_own_chunk", "tk.row_max(w.most, w.past, w.most)", "", LONG),
-        ("hedgehog_sums_of_a_chunk_before_the_first", "if i > 0 and tk.warp_id() % 4 == 0 and tk.lane_id() < 4:",
-         "if tk.warp_id() % 4 == 0 and tk.lane_id() < 4:", LONG),
-        ("hedgehog_no_sums", "add_row(s.sums, w.y_q, 0)", "", LONG),
+        ("hedgehog_sums_of_a_chunk_before_the_first", "if i > 0 and tk.lane_id() % 4 == 0:",
+         "if tk.lane_id() % 4 == 0:", LONG),
+        ("hedgehog_no_sums", "sums[at, 0] = sums[at, 0] + w.sums[part].rows_view[r, 0]", "", LONG),
+        ("hedgehog_no_sums_of_32_features", "add_row(sums, w.y_q, 0)", "", BESIDE_NARROW),
         ("hedgehog_without_the_linear_factor", "tk.mul(c.o, c.o, linear)", "", LONG),
         ("hedgehog_values_of_the_chunk_before_left_out", "tk.mma_ABt(c.o, c.before, s.p[2 * weights.stage + 1])",
          "tk.mma_ABt(c.o, c.v, s.p[2 * weights.stage + 1])", LONG),

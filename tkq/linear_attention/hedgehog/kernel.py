@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
@@ -18,6 +18,7 @@ from tkq.tile.dtypes import element_type
 
 WEIGHTS_BARRIER, OUT_BARRIER = 1, 2  # named barriers: of the weights' warpgroup, of the state's (one each)
 EPS = 1e-6  # of the denominator
+ONES = 8  # columns that features are multiplied by to add them up: the fewest that a product has
 
 
 class Operands(NamedTuple):
@@ -61,6 +62,7 @@ class Shared:
     of_q: tk.SharedTile  # features: of each stage those of y, those of -y
     of_k: tk.SharedTile
     sums: cute.Tensor  # features of all keys that have left the window, summed: of y, of -y
+    ones: tk.SharedTile
     inverse: cute.Tensor  # of denominators, two stages
     map_pipe: tk.Pipe
     tokens: tk.Pipe
@@ -86,6 +88,7 @@ class Weights:
     y_q: tk.RegTile
     y_k: tk.RegTile
     e: tk.RegTile
+    sums: tuple  # features of a chunk's keys by ones, of y, of -y: each column is their sum
     ones: tk.RegTile
     most: tk.RowVec
     total: tk.RowVec
@@ -141,6 +144,7 @@ class HedgehogAttention:
         self.map_tile = tk.st(spec.head_dim, spec.features, self.dtype)
         self.f_tile = tk.st(CHUNK, spec.features, self.dtype)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
+        self.ones_tile = tk.st(ONES, CHUNK, self.dtype)
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -181,7 +185,8 @@ class HedgehogAttention:
             self.v_tile, n)
         maps, p = al.tile(self.map_tile, 2), al.tile(self.p_tile, 4)
         of_q, of_k = [x.scratch(self.f_tile) if self.spec.in_place else al.tile(self.f_tile, 4) for x in (q, k)]
-        s = Shared(q, k, v, o, maps, p, of_q, of_k, al.vector(2 * self.spec.features), al.vector(CHUNK, 2),
+        s = Shared(q, k, v, o, maps, p, of_q, of_k, al.vector(2 * self.spec.features),
+                   al.tile(self.ones_tile), al.vector(CHUNK, 2),
                    al.pipe(1, 2 * self.map_tile.bytes, 4),
                    al.pipe(2, bytes_of_x + n * self.v_tile.bytes, 4 + 4 * n), al.pipe(3, bytes_of_x, 4 + 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
@@ -229,8 +234,10 @@ class HedgehogAttention:
         now, past = tk.rt_fl(CHUNK), tk.rt_fl(CHUNK)
         # a product's registers are taken also before it: as few as can be
         of_maps = (now, past) if F == CHUNK else (tk.rt_fl(F), tk.rt_fl(F))
-        w = Weights(now, past, *of_maps, tk.rt_fl(F), tk.rt(CHUNK, self.dtype), *[tk.rv() for _ in range(4)])
+        w = Weights(now, past, *of_maps, tk.rt_fl(F), (tk.rt_fl(ONES), tk.rt_fl(ONES)), tk.rt(CHUNK, self.dtype),
+                    *[tk.rv() for _ in range(4)])
         sums = s.sums
+        self.begin_sums(s)
         if tk.thread_in_warpgroup() < 2 * F:
             sums[tk.thread_in_warpgroup(), 0] = Float32(0.0)
         linear, window = g.linear[t.head], g.window[t.head]
@@ -297,16 +304,34 @@ class HedgehogAttention:
         tk.store_rows(s.inverse[None, stage], w.row, 0, CHUNK)
         tk.store_rows(g.inverse[t.batch, None, t.head], w.row, chunk * CHUNK, g.tokens)
 
+    def begin_sums(self, s):
+        each = ONES * CHUNK // tk.WARPGROUP
+        for n in range(each):
+            at = each * tk.thread_in_warpgroup() + n
+            s.ones[0].tensor[at // CHUNK, at % CHUNK] = self.dtype(1.0)
+        tk.publish()
+
     @cute.jit
     def add_features(self, s, w, tiles, i):
-        """sums += a chunk's features of keys, by a product with ones, each of whose rows is that sum."""
-        tk.fill(w.ones, 1.0)
-        tk.mm_AB(w.y_q, w.ones, tiles[0])
-        tk.mm_AB(w.y_k, w.ones, tiles[1])
-        tk.mma_wait(0)
-        if i > 0 and tk.warp_id() % 4 == 0 and tk.lane_id() < 4:
-            add_row(s.sums, w.y_q, 0)
-            add_row(s.sums, w.y_k, self.spec.features)
+        """sums += a chunk's features of keys, by a product with ones: each of its columns is that sum, or, of 32
+        features, fewer than a product has rows, each row of another."""
+        sums = s.sums
+        if const_expr(self.spec.features == CHUNK):
+            for part in cutlass.range_constexpr(2):
+                tk.mm_AtBt(w.sums[part], tiles[part], s.ones[0])
+            tk.mma_wait(0)
+            if i > 0 and tk.lane_id() % 4 == 0:
+                for part, r in ((part, r) for part in range(2) for r in range(2)):
+                    at = CHUNK * part + tk.first_row() + 8 * r
+                    sums[at, 0] = sums[at, 0] + w.sums[part].rows_view[r, 0]
+        else:
+            tk.fill(w.ones, 1.0)
+            tk.mm_AB(w.y_q, w.ones, tiles[0])
+            tk.mm_AB(w.y_k, w.ones, tiles[1])
+            tk.mma_wait(0)
+            if i > 0 and tk.warp_id() % 4 == 0 and tk.lane_id() < 4:
+                add_row(sums, w.y_q, 0)
+                add_row(sums, w.y_k, self.spec.features)
 
     # ---- the state's warpgroups ----------------------------------------------------------------
 
