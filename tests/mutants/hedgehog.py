@@ -43,9 +43,10 @@ MUTANTS = (
         ("hedgehog_no_wait_for_weights", "s.weights.wait(weights)", "", NAPS),
         ("hedgehog_weights_written_over", "s.weights.acquire_empty(out)", "", READS),
         ("hedgehog_features_over_what_is_read", """
-            # queries and keys have been read, and the sums of the chunk before are there
+            # queries have been read, and the sums of the chunk before are there
             tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)
-         """, "", NAPS)),
+         """, "", NAPS),
+        ("hedgehog_features_over_keys", "tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)  # keys have been read", "", NAPS)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/features.py",
         ("hedgehog_features_below_their_least",

@@ -250,18 +250,19 @@ class HedgehogAttention:
             s.keys.wait(keys)
             tk.mm_ABt(w.now, s.q[tokens.stage], s.k[keys.stage])
             tk.mm_ABt(w.past, s.q[tokens.stage], s.k[before.stage])
-            tk.mma_wait(0)
             self.softmax(g, w, i)
             s.weights.acquire_empty(out)
             self.put_weights(w, w.now, s.p[2 * out.stage], window)
-            self.put_weights(w, w.past, s.p[2 * out.stage + 1], window)
             tk.mm_AB(w.y_q, s.q[tokens.stage], s.maps[0])
+            self.put_weights(w, w.past, s.p[2 * out.stage + 1], window)
             tk.mm_AB(w.y_k, s.k[before.stage], s.maps[1])
-            tk.mma_wait(0)
-            # queries and keys have been read, and the sums of the chunk before are there
+            tk.mma_wait(1)
+            # queries have been read, and the sums of the chunk before are there
             tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)
             tk.zero(w.far)
             make_features(w, w.y_q, self.of_queries(s, tokens, out), sums)
+            tk.mma_wait(0)
+            tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)  # keys have been read
             make_features(w, w.y_k, self.of_keys(s, before, out))
             self.put_denominators(g, s, t, w, (i, out.stage), (linear, window))
             tk.publish()
@@ -276,11 +277,14 @@ class HedgehogAttention:
 
     @cute.jit
     def softmax(self, g, w, i):
-        """now, past = the window's exponentials; total = a thread's part of their sums."""
+        """now, past = the window's exponentials, of scores that are waited for here; total = a thread's part of their
+        sums."""
+        tk.mma_wait(1)
         tk.right_fill(w.now, 1, -Float32.inf, diagonal=True)
+        tk.row_max(w.most, w.now)
+        tk.mma_wait(0)
         if i == 0:
             tk.neg_infty(w.past)
-        tk.row_max(w.most, w.now)
         tk.row_max(w.most, w.past, w.most)
         tk.mul(w.most, w.most, g.scale)
         for x in (w.now, w.past):
