@@ -19,7 +19,7 @@ def window_gradients(given, dq, dk, dv):
     of_linear, of_window, *found = reference.in_window(q, k, v, do, *numbers, narrow=lambda x: _narrow(x, q.dtype))
     for to, more in zip((dq, dk, dv), found):
         to += more.to(to.dtype)
-    return torch.stack((of_linear, of_window), -1)
+    return torch.stack((of_linear, of_window))
 
 
 def query_gradients(given):

@@ -125,6 +125,7 @@ def check_gradients(*given):
     leaves = [x.requires_grad_() for x in given]
     with poisoned():
         o = tkq.hedgehog(*leaves)
+        torch.manual_seed(1)  # bits are compared, too, under pressure
         do = torch.randn_like(o)
         found = torch.autograd.grad(o, leaves, do)
     wide = [x.detach().double().requires_grad_() for x in leaves]

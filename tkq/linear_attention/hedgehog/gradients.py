@@ -48,7 +48,7 @@ def backward(do: Tensor, saved: Saved, needs: tuple = (True,) * 7) -> tuple:
     if not of_keys:
         dk = dv = torch.empty_like(dq)
     factors = window_gradients(Window(q, k, v, do, inverse, delta, less, linear, window), dq, dk, dv)
-    factors = factors.sum((0, 1)).T if needs[5] or needs[6] else (None, None)
+    factors = factors.sum((1, 2)) if needs[5] or needs[6] else (None, None)
     maps = (x.sum(0) if needed else None for x, needed in ((dq_map, needs[3]), (dk_map, needs[4])))
     return Gradients(dq, dk, dv, *maps, *factors)
 
@@ -56,7 +56,7 @@ def backward(do: Tensor, saved: Saved, needs: tuple = (True,) * 7) -> tuple:
 def _in_window(q, k, v, *numbers):
     """As `reference.hedgehog.in_window`."""
     gradients = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
-    of_linear, of_window = window_gradients(Window(q, k, v, *numbers), *gradients).unbind(-1)
+    of_linear, of_window = window_gradients(Window(q, k, v, *numbers), *gradients).unbind(0)
     return of_linear, of_window, *gradients
 
 

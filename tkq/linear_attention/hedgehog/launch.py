@@ -80,9 +80,9 @@ class Window(NamedTuple):
 
 def window_gradients(given: Window, dq: Tensor, dk: Tensor, dv: Tensor) -> Tensor:
     """As `reference.hedgehog.in_window`: dq, dk and dv are added to, the factors' gradients of each token come out,
-    (B, S, H, 2) fp32, linear's and window's."""
+    (2, B, S, H) fp32, linear's and window's."""
     q, k, v, do, inverse, delta, less, linear, window = given
-    found = torch.empty(*inverse.shape, 2, device=q.device, dtype=torch.float32)
+    found = torch.empty(2, *inverse.shape, device=q.device, dtype=torch.float32)
     if q.numel():
         key = "window", q.get_device(), q.dtype, q.shape[3]
         if key not in _launchers:
