@@ -1,0 +1,69 @@
+"""The kernels of convolutions on a CPU: their own `thread`, called for one thread after the other, as a warp of one
+lane. What differs from the GPU: loads and stores go element by element, and the exponential and the reciprocal are
+others."""
+import functools
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from tkq.convolution import backward, forward
+from tkq.pointwise import activations
+from tkq.runtime.compile import fake
+from tkq.tile import vectors
+
+
+class ChannelForwardOnCpu(forward.ChannelForward):
+    lanes = 1
+
+    @cute.jit
+    def __call__(self, x, weight, bias, state, cu, y, run: Int32):
+        g, (B, S, C) = forward.Given(x, weight, bias, state, cu, y, run), x.shape
+        for batch in cutlass.range(B):
+            for part in cutlass.range(cute.ceil_div(S, run)):
+                for column in cutlass.range(cute.ceil_div(C, self.spec.vector)):
+                    self.thread(Int32(column), Int32(part), Int32(batch), g)
+
+
+class ChannelBackwardOnCpu(backward.ChannelBackward):
+    lanes = 1
+
+    @cute.jit
+    def __call__(self, x, weight, bias, state, cu, dy, dx, parts, run: Int32):
+        g, (B, S, C) = backward.Given(x, weight, bias, state, cu, dy, dx, parts, run), x.shape
+        for batch in cutlass.range(B):
+            for part in cutlass.range(cute.ceil_div(S, run)):
+                for column in cutlass.range(cute.ceil_div(C, self.spec.vector)):
+                    self.thread(Int32(column), Int32(part), Int32(batch), g)
+
+
+class SumsOnCpu(backward.Sums):
+    @cute.jit
+    def __call__(self, parts, dweight, dbias):
+        for i in cutlass.range(self.spec.width + int(self.spec.bias is not None)):
+            for channel in cutlass.range(parts.shape[2]):
+                self.thread(Int32(channel), Int32(i), parts, dweight, dbias)
+
+
+def _load(src, once=False):
+    held = cute.make_rmem_tensor(cute.size(src), src.element_type)
+    for i in range(cute.size(src)):
+        held[i] = src[i]
+    return held
+
+
+def _store(held, dst, once=False):
+    for i in range(cute.size(held)):
+        dst[i] = held[i]
+
+
+def function(kernel, monkeypatch):
+    """The compiled kernel, of one of this file's classes; takes tensors of the CPU."""
+    with monkeypatch.context() as patched:
+        patched.setattr(fake, "tensor", functools.partial(fake.tensor, host=True))
+        patched.setattr(vectors, "load", _load)
+        patched.setattr(vectors, "store", _store)
+        patched.setattr(cute.math, "fma", lambda a, b, c: a * b + c)
+        patched.setattr(activations, "_exp2", lambda x: cute.math.exp2(x))
+        patched.setattr(activations, "_reciprocal", lambda x: Float32(1.0) / x)
+        return cute.compile(kernel, *kernel.fake_arguments(), options="--enable-tvm-ffi")

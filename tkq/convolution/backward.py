@@ -1,0 +1,217 @@
+"""Gradients of a causal convolution, channels contiguous: dx, and sums for dweight and dbias, in one pass."""
+from typing import NamedTuple, Optional
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, const_expr
+
+import tkq.tile as tk
+from tkq.convolution.config import WARP
+from tkq.convolution.forward import before, load_rows, packed_of, put, unpacked, vectors_of
+from tkq.convolution.sequences import Sequence, Sequences
+from tkq.convolution.taps import Taps, fma, state_column
+from tkq.pointwise import activations
+from tkq.runtime.compile import fake
+from tkq.tile import vectors
+
+
+class Given(NamedTuple):
+    """As the forward's; dy, dx (B, S, C), parts (B, runs, W + 1, C) fp32: of a run, sums for each tap and the bias."""
+
+    x: cute.Tensor
+    weight: cute.Tensor
+    bias: Optional[cute.Tensor]
+    state: Optional[cute.Tensor]
+    cu: Optional[cute.Tensor]
+    dy: cute.Tensor
+    dx: Optional[cute.Tensor]
+    parts: Optional[cute.Tensor]
+    run: Int32
+
+
+class ChannelBackward:
+    """With z what the activation is of, and dz[t] = dy[t] act'(z[t]):
+
+        dx[t] = sum of weight[i] dz[t + W - 1 - i],   dweight[i] = sum of dz[t] x[t - W + 1 + i],   dbias = sum of dz
+
+    A thread goes over a run of tokens as the forward's does, computes z again, and goes on for the W - 1 tokens behind
+    the run, whose dz its last dx need. It has in registers the W - 1 inputs before, the W - 1 sums of dx that are not
+    whole yet, and its channels' sums for the weights, which it writes at the end of the run: no atomics, the order of
+    all sums is that of the tokens. Warps need nothing of each other."""
+
+    lanes = WARP
+
+    def __init__(self, spec, config):
+        self.spec, self.config = spec, config
+        self.dtype, self.taps = tk.element_type(spec.dtype), Taps(spec)
+        self.sequences = Sequences(spec.packed, self.lanes)
+
+    def fake_arguments(self):
+        """Compiled for any sizes, x, dy and dx of any strides but the last."""
+        spec, B, S, N = self.spec, fake.sym(), fake.sym(), fake.sym()
+        C = fake.sym(divisibility=spec.vector)
+        x, dy, dx = (self._rows(B, S, C) for _ in range(3))
+        parts = fake.tensor("fp32", (B, fake.sym(), spec.width + 1, C)) if spec.of_weights else None
+        return (x, *vectors_of(spec, C), *packed_of(spec, C, N), dy, dx if spec.of_x else None, parts, Int32(0))
+
+    def _rows(self, B, S, C):
+        v = self.spec.vector
+        return fake.tensor(self.spec.dtype, (B, S, C), (fake.sym64(divisibility=v), fake.sym64(divisibility=v), 1),
+                           align=v * self.dtype.width // 8)
+
+    @cute.jit
+    def __call__(self, x: cute.Tensor, weight: cute.Tensor, bias: Optional[cute.Tensor], state: Optional[cute.Tensor],
+                 cu: Optional[cute.Tensor], dy: cute.Tensor, dx: Optional[cute.Tensor], parts: Optional[cute.Tensor],
+                 run: Int32, stream: cuda.CUstream):
+        config, (B, S, C) = self.config, x.shape
+        grid = [cute.ceil_div(C, WARP * self.spec.vector), cute.ceil_div(cute.ceil_div(S, run), config.warps), B]
+        self.kernel(Given(x, weight, bias, state, cu, dy, dx, parts, run)).launch(
+            grid=grid, block=[config.threads, 1, 1], stream=stream)
+
+    @cute.kernel
+    def kernel(self, g: Given):
+        block, part, batch = cute.arch.block_idx()
+        warp = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARP)
+        self.thread(block * WARP + tk.lane_id(), part * self.config.warps + warp, batch, g)
+
+    @cute.jit
+    def thread(self, column, part, batch, g: Given):
+        """What one thread does: the tests run it on a CPU, one after the other. column: of vectors; part: of runs."""
+        _, S, C = g.x.shape
+        channel, first = column * self.spec.vector, part * g.run
+        if first < S:
+            of = Sequence(Int32(0), Int32(0), S)
+            if const_expr(g.cu is not None):
+                of = self.sequences.find(g.cu, first, S)
+            if channel < C:
+                self.walk(channel, part, batch, of, g)
+
+    @cute.jit
+    def walk(self, channel, part, batch, of, g: Given):
+        n, ahead, V, S = self.config.rows, self.taps.ahead, self.spec.vector, g.x.shape[1]
+        first = part * g.run
+        end = cutlass.min(first + g.run, S)
+        last = cutlass.min(end + ahead, S)  # the tokens behind the run whose dz its dx need
+        weights, bias = self.taps.weights(g.weight, channel), self.taps.bias(g.bias, channel)
+        window = cute.make_rmem_tensor((ahead * V,), Float32)
+        for i in cutlass.range_constexpr(ahead):
+            before(self, window, i, (batch, first - ahead + i, channel), g)
+        sums = cute.make_rmem_tensor(((self.taps.width + 1) * V,), Float32)
+        pending = cute.make_rmem_tensor(((ahead + n) * V,), Float32)
+        sums.fill(0.0)
+        pending.fill(0.0)
+        here, dy_here = (load_rows(m, (batch, first, channel), n, last, V) for m in (g.x, g.dy))
+        for base in cutlass.range(first, end + ahead, n, unroll=1):
+            there, dy_there = (load_rows(m, (batch, base + n, channel), n, last, V) for m in (g.x, g.dy))
+            rows = unpacked(window, ahead, V) + [vectors.wide(x) for x in here]
+            for j in cutlass.range_constexpr(n):
+                t, mine, dy = base + j, rows[j:j + self.taps.width], vectors.wide(dy_here[j])
+                live = t < last
+                if const_expr(g.cu is None):
+                    dz = self.slopes(mine, dy, live, weights, bias)
+                    self.add(sums, pending, j, (mine, dz, t < end), weights)
+                else:
+                    if t >= of.end:
+                        of = self.sequences.after(g.cu, t, of, S)
+                    live, age = live & self.sequences.there(g.cu, of), t - of.begin
+                    if live:
+                        if age >= ahead:
+                            dz = self.slopes(mine, dy, live, weights, bias)
+                            self.add(sums, pending, j, (mine, dz, t < end), weights)
+                        else:
+                            seen = self.taps.seen(mine, age, state_column(g.state, (of.number, channel), V, age))
+                            dz = self.slopes(seen, dy, live, weights, bias)
+                            self.add(sums, pending, j, (seen, dz, t < end), weights, age)
+            self.emit(pending, base - ahead, (first, end), (batch, channel), g)
+            for i in cutlass.range_constexpr(ahead):
+                put(window, i, rows[n + i])
+            for x, y in zip(here + dy_here, there + dy_there):
+                x.store(y.load())
+        if const_expr(g.parts is not None):
+            for i in cutlass.range_constexpr(self.taps.width + 1):
+                for e in cutlass.range_constexpr(V):
+                    g.parts[batch, part, i, channel + e] = sums[i * V + e]
+
+    def slopes(self, rows, dy, live, weights, bias):
+        """dz of a token; 0 where it is not live."""
+        if self.spec.silu:
+            z = self.taps.sums(rows, weights, bias)
+            dy = [d * activations.silu_and_slope(x)[1] for d, x in zip(dy, z, strict=True)]
+        return [cutlass.select_(live, d, Float32(0.0)) for d in dy]
+
+    def add(self, sums, pending, j, token, weights, age=None):
+        """What token j of a group adds. token: (its rows, dz, is it of the run?). age: its place in its sequence, where
+        that is below W - 1: tokens before it have nothing of it."""
+        rows, dz, counts = token
+        V, ahead = self.spec.vector, self.taps.ahead
+        if self.spec.of_x:
+            for d in range(self.taps.width):
+                at = (ahead + j - d) * V
+                for e in range(V):
+                    found = fma(weights[ahead - d][e], dz[e], pending[at + e])
+                    seen = age is None or d == 0
+                    pending[at + e] = found if seen else cutlass.select_(age >= d, found, pending[at + e])
+        if self.spec.of_weights:
+            mine = [cutlass.select_(counts, x, Float32(0.0)) for x in dz]
+            for i, row in enumerate(rows):
+                for e in range(V):
+                    sums[i * V + e] = fma(mine[e], row[e], sums[i * V + e])
+            for e in range(V):
+                sums[self.taps.width * V + e] = sums[self.taps.width * V + e] + mine[e]
+
+    @cute.jit
+    def emit(self, pending: cute.Tensor, t, run, at, g: Given):
+        """dx of the tokens from t on that nothing more is added to, and what is pending of the others."""
+        n, ahead, V = self.config.rows, self.taps.ahead, self.spec.vector
+        if const_expr(g.dx is not None):
+            batch, channel = at
+            found = unpacked(pending, n + ahead, V)
+            for j in cutlass.range_constexpr(n):
+                if t + j >= run[0] and t + j < run[1]:
+                    vectors.store(vectors.packed(found[j], self.dtype), vectors.run_at(g.dx, (batch, t + j, channel), V))
+            for j in cutlass.range_constexpr(n + ahead):
+                put(pending, j, found[n + j] if j < ahead else [Float32(0.0)] * V)
+
+
+class Sums:
+    """dweight[c, i] = the sum over runs of parts[run, i, c], dbias[c] that of parts[run, W, c], in fp32 and in the order
+    of the runs, rounded once. A thread has one sum; 8 loads are in flight."""
+
+    THREADS, AT_ONCE = 128, 8
+
+    def __init__(self, spec):
+        self.spec = spec
+        self.weight, self.bias = (kind and tk.element_type(kind) for kind in (spec.weight, spec.bias))
+
+    def fake_arguments(self):
+        spec, C = self.spec, fake.sym()
+        bias = spec.bias and fake.tensor(spec.bias, (C,), align=self.bias.width // 8)
+        return (fake.tensor("fp32", (fake.sym(), spec.width + 1, C), align=4),
+                fake.tensor(spec.weight, (C, spec.width), align=self.weight.width // 8), bias)
+
+    @cute.jit
+    def __call__(self, parts: cute.Tensor, dweight: cute.Tensor, dbias: Optional[cute.Tensor], stream: cuda.CUstream):
+        grid = [cute.ceil_div(parts.shape[2], self.THREADS), self.spec.width + int(self.spec.bias is not None), 1]
+        self.kernel(parts, dweight, dbias).launch(grid=grid, block=[self.THREADS, 1, 1], stream=stream)
+
+    @cute.kernel
+    def kernel(self, parts: cute.Tensor, dweight: cute.Tensor, dbias: Optional[cute.Tensor]):
+        block, i, _ = cute.arch.block_idx()
+        self.thread(block * self.THREADS + cute.arch.thread_idx()[0], i, parts, dweight, dbias)
+
+    @cute.jit
+    def thread(self, channel, i, parts: cute.Tensor, dweight: cute.Tensor, dbias: Optional[cute.Tensor]):
+        """What one thread does."""
+        runs, _, C = parts.shape
+        if channel < C:
+            total = Float32(0.0)
+            for base in cutlass.range(0, runs, self.AT_ONCE, unroll=1):
+                held = [parts[cutlass.min(base + j, runs - 1), i, channel] for j in range(self.AT_ONCE)]
+                for j in cutlass.range_constexpr(self.AT_ONCE):
+                    total = total + cutlass.select_(base + j < runs, held[j], Float32(0.0))
+            if i < self.spec.width:
+                dweight[channel, i] = self.weight(total)
+            else:
+                if const_expr(dbias is not None):
+                    dbias[channel] = self.bias(total)

@@ -1,0 +1,170 @@
+"""y[t] = act(bias + sum of weight[i] x[t - W + 1 + i]), channels contiguous."""
+from typing import NamedTuple, Optional
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, const_expr
+
+import tkq.tile as tk
+from tkq.convolution.config import WARP
+from tkq.convolution.sequences import Sequence, Sequences
+from tkq.convolution.taps import Taps, state_column
+from tkq.pointwise import activations
+from tkq.runtime.compile import fake
+from tkq.tile import vectors
+
+
+class Given(NamedTuple):
+    """x, y (B, S, C), weight (C, W), bias (C,), state (N, C, W - 1), cu (N + 1,); tokens of a run."""
+
+    x: cute.Tensor
+    weight: cute.Tensor
+    bias: Optional[cute.Tensor]
+    state: Optional[cute.Tensor]
+    cu: Optional[cute.Tensor]
+    y: cute.Tensor
+    run: Int32
+
+
+class ChannelForward:
+    """A thread has `vector` neighbouring channels, its warp 32 times as many, of a run of tokens, from the first to the
+    last: 16 bytes of x in, 16 of y out for each, and the W - 1 inputs before in registers. `rows` tokens are loaded
+    while those before them are computed. Warps need nothing of each other: no shared memory, no barrier.
+
+    Of packed sequences all lanes of a warp have the same token: tokens that are nearer to their sequence's beginning
+    than W - 1 take a branch of their own, which all others pass by."""
+
+    lanes = WARP  # that look for a sequence together
+
+    def __init__(self, spec, config):
+        self.spec, self.config = spec, config
+        self.dtype, self.taps = tk.element_type(spec.dtype), Taps(spec)
+        self.sequences = Sequences(spec.packed, self.lanes)
+
+    def fake_arguments(self):
+        """Compiled for any sizes, x and y of any strides but the last."""
+        spec, B, S, N = self.spec, fake.sym(), fake.sym(), fake.sym()
+        C = fake.sym(divisibility=spec.vector)
+        x, y = (self._rows(B, S, C) for _ in range(2))
+        return (x, *vectors_of(spec, C), *packed_of(spec, C, N), y, Int32(0))
+
+    def _rows(self, B, S, C):
+        v = self.spec.vector
+        return fake.tensor(self.spec.dtype, (B, S, C), (fake.sym64(divisibility=v), fake.sym64(divisibility=v), 1),
+                           align=v * self.dtype.width // 8)
+
+    @cute.jit
+    def __call__(self, x: cute.Tensor, weight: cute.Tensor, bias: Optional[cute.Tensor], state: Optional[cute.Tensor],
+                 cu: Optional[cute.Tensor], y: cute.Tensor, run: Int32, stream: cuda.CUstream):
+        config, (B, S, C) = self.config, x.shape
+        grid = [cute.ceil_div(C, WARP * self.spec.vector), cute.ceil_div(cute.ceil_div(S, run), config.warps), B]
+        self.kernel(Given(x, weight, bias, state, cu, y, run)).launch(grid=grid, block=[config.threads, 1, 1],
+                                                                       stream=stream)
+
+    @cute.kernel
+    def kernel(self, g: Given):
+        block, part, batch = cute.arch.block_idx()
+        warp = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARP)
+        self.thread(block * WARP + tk.lane_id(), part * self.config.warps + warp, batch, g)
+
+    @cute.jit
+    def thread(self, column, part, batch, g: Given):
+        """What one thread does: the tests run it on a CPU, one after the other. column: of vectors; part: of runs."""
+        _, S, C = g.x.shape
+        channel, first = column * self.spec.vector, part * g.run
+        if first < S:
+            of = Sequence(Int32(0), Int32(0), S)
+            if const_expr(g.cu is not None):
+                of = self.sequences.find(g.cu, first, S)
+            if channel < C:
+                self.walk(channel, first, cutlass.min(first + g.run, S), batch, of, g)
+
+    @cute.jit
+    def walk(self, channel, first, end, batch, of, g: Given):
+        taps, n, ahead, V = self.taps, self.config.rows, self.taps.ahead, self.spec.vector
+        weights, bias = taps.weights(g.weight, channel), taps.bias(g.bias, channel)
+        window = cute.make_rmem_tensor((ahead * V,), Float32)
+        for i in cutlass.range_constexpr(ahead):
+            self.before(window, i, (batch, first - ahead + i, channel), g)
+        here = load_rows(g.x, (batch, first, channel), n, end, V)
+        for base in cutlass.range(first, end, n, unroll=1):
+            there = load_rows(g.x, (batch, base + n, channel), n, end, V)
+            rows = unpacked(window, ahead, V) + [vectors.wide(x) for x in here]
+            for j in cutlass.range_constexpr(n):
+                t, mine = base + j, rows[j:j + self.taps.width]
+                result = cute.make_rmem_tensor((V,), Float32)
+                put(result, 0, self.taps.sums(mine, weights, bias))
+                if const_expr(g.cu is not None):
+                    if t >= of.end:
+                        of = self.sequences.after(g.cu, t, of, g.x.shape[1])
+                    age = t - of.begin
+                    if age < ahead:
+                        before = state_column(g.state, (of.number, channel), V, age)
+                        put(result, 0, self.taps.sums(self.taps.seen(mine, age, before), weights, bias))
+                    if not self.sequences.there(g.cu, of):
+                        result.fill(0.0)
+                if t < end:
+                    found = unpacked(result, 1, V)[0]
+                    found = [activations.silu(x) for x in found] if self.spec.silu else found
+                    vectors.store(vectors.packed(found, self.dtype), vectors.run_at(g.y, (batch, t, channel), V))
+            for i in cutlass.range_constexpr(ahead):
+                put(window, i, rows[n + i])
+            for x, y in zip(here, there):
+                x.store(y.load())
+
+    @cute.jit
+    def before(self, window, i: cutlass.Constexpr, at, g: Given):
+        """Row i of the window, at a place (batch, token, channel), from the state where the token is before the first
+        one. Of packed sequences what is before the sequence is not looked at: `walk` knows better."""
+        before(self, window, i, at, g)
+
+
+@cute.jit
+def before(kernel, window, i: cutlass.Constexpr, at, g):
+    batch, t, channel = at
+    V = kernel.spec.vector
+    if t >= 0:
+        put(window, i, vectors.wide(vectors.load(vectors.run_at(g.x, at, V))))
+    else:
+        if const_expr(g.state is None or g.cu is not None):
+            put(window, i, [Float32(0.0)] * V)
+        else:
+            put(window, i, state_column(g.state, (batch, channel), V, 0)(t + kernel.taps.ahead))
+
+
+def load_rows(x, at, n, end, vector):
+    """n rows from a place (batch, token, channel) on, each in registers; behind the end the last one again."""
+    batch, t, channel = at
+    return [vectors.load(vectors.run_at(x, (batch, cutlass.min(t + j, end - 1), channel), vector)) for j in range(n)]
+
+
+def unpacked(rows, n, vector):
+    """n rows of `vector` numbers, as lists."""
+    return [[rows[i * vector + e] for e in range(vector)] for i in range(n)]
+
+
+def put(rows, i, values):
+    """Row i of a register tensor."""
+    for e, value in enumerate(values):
+        rows[i * len(values) + e] = value
+
+
+def vectors_of(spec, C):
+    """(weight, bias) for the compiler."""
+    width, align = tk.element_type(spec.weight).width // 8, 16
+    if spec.width * spec.vector * width % 16:
+        align = width
+    bias = spec.bias and fake.tensor(spec.bias, (C,), align=tk.element_type(spec.bias).width // 8)
+    return fake.tensor(spec.weight, (C, spec.width), align=align), bias
+
+
+def packed_of(spec, C, N):
+    """(state, cu) for the compiler, the state of any strides."""
+    state = cu = None
+    if spec.state:
+        strides = tuple(fake.sym64() for _ in range(3))
+        state = fake.tensor(spec.state, (N, C, spec.width - 1), strides, align=tk.element_type(spec.state).width // 8)
+    if spec.packed:
+        cu = fake.tensor(spec.packed, (fake.sym(),), align=8 if spec.packed == "int64" else 4)
+    return state, cu
