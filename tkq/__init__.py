@@ -16,6 +16,7 @@ from .version import __version__
 
 _PUBLIC = {
     "based": "tkq.linear_attention.based.ops",
+    "causal_conv1d": "tkq.convolution.ops",
     "cross_entropy": "tkq.losses.ops",
     "cross_entropy_and_gradient": "tkq.losses.ops",
     "flash_attn": "tkq.attention.ops",

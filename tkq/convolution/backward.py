@@ -16,8 +16,20 @@ from tkq.runtime.compile import fake
 from tkq.tile import vectors
 
 
-class Given(NamedTuple):
+class Operands(NamedTuple):
     """As the forward's; dy, dx (B, S, C), parts (B, runs, W + 1, C) fp32: of a run, sums for each tap and the bias."""
+
+    weight: cute.Tensor
+    bias: Optional[cute.Tensor]
+    state: Optional[cute.Tensor]
+    cu: Optional[cute.Tensor]
+    dy: cute.Tensor
+    dx: Optional[cute.Tensor]
+    parts: Optional[cute.Tensor]
+
+
+class Given(NamedTuple):
+    """x, `Operands`, and the tokens of a run."""
 
     x: cute.Tensor
     weight: cute.Tensor
@@ -52,8 +64,10 @@ class ChannelBackward:
         spec, B, S, N = self.spec, fake.sym(), fake.sym(), fake.sym()
         C = fake.sym(divisibility=spec.vector)
         x, dy, dx = (self._rows(B, S, C) for _ in range(3))
-        parts = fake.tensor("fp32", (B, fake.sym(), spec.width + 1, C)) if spec.of_weights else None
-        return (x, *vectors_of(spec, C), *packed_of(spec, C, N), dy, dx if spec.of_x else None, parts, Int32(0))
+        align = min(16, 4 * spec.vector)
+        parts = fake.tensor("fp32", (B, fake.sym(), spec.width + 1, C), align=align) if spec.of_weights else None
+        operands = Operands(*vectors_of(spec, C), *packed_of(spec, C, N), dy, dx if spec.of_x else None, parts)
+        return x, operands, Int32(0)
 
     def _rows(self, B, S, C):
         v = self.spec.vector
@@ -61,13 +75,10 @@ class ChannelBackward:
                            align=v * self.dtype.width // 8)
 
     @cute.jit
-    def __call__(self, x: cute.Tensor, weight: cute.Tensor, bias: Optional[cute.Tensor], state: Optional[cute.Tensor],
-                 cu: Optional[cute.Tensor], dy: cute.Tensor, dx: Optional[cute.Tensor], parts: Optional[cute.Tensor],
-                 run: Int32, stream: cuda.CUstream):
+    def __call__(self, x: cute.Tensor, operands: Operands, run: Int32, stream: cuda.CUstream):
         config, (B, S, C) = self.config, x.shape
         grid = [cute.ceil_div(C, WARP * self.spec.vector), cute.ceil_div(cute.ceil_div(S, run), config.warps), B]
-        self.kernel(Given(x, weight, bias, state, cu, dy, dx, parts, run)).launch(
-            grid=grid, block=[config.threads, 1, 1], stream=stream)
+        self.kernel(Given(x, *operands, run)).launch(grid=grid, block=[config.threads, 1, 1], stream=stream)
 
     @cute.kernel
     def kernel(self, g: Given):
@@ -106,32 +117,32 @@ class ChannelBackward:
             there, dy_there = (load_rows(m, (batch, base + n, channel), n, last, V) for m in (g.x, g.dy))
             rows = unpacked(window, ahead, V) + [vectors.wide(x) for x in here]
             for j in cutlass.range_constexpr(n):
-                t, mine, dy = base + j, rows[j:j + self.taps.width], vectors.wide(dy_here[j])
-                live = t < last
+                t = base + j
+                token = t < end, t < last, rows[j:j + self.taps.width], vectors.wide(dy_here[j])
                 if const_expr(g.cu is None):
-                    dz = self.slopes(mine, dy, live, weights, bias)
-                    self.add(sums, pending, j, (mine, dz, t < end), weights)
+                    self.add((sums, pending), j, token, (weights, bias))
                 else:
-                    if t >= of.end:
-                        of = self.sequences.after(g.cu, t, of, S)
-                    live, age = live & self.sequences.there(g.cu, of), t - of.begin
-                    if live:
-                        if age >= ahead:
-                            dz = self.slopes(mine, dy, live, weights, bias)
-                            self.add(sums, pending, j, (mine, dz, t < end), weights)
-                        else:
-                            seen = self.taps.seen(mine, age, state_column(g.state, (of.number, channel), V, age))
-                            dz = self.slopes(seen, dy, live, weights, bias)
-                            self.add(sums, pending, j, (seen, dz, t < end), weights, age)
+                    of = self.sequences.follow(g.cu, t, of, S)
+                    self.in_sequence((sums, pending), j, (channel, t - of.begin, *token), (weights, bias), of, g)
             self.emit(pending, base - ahead, (first, end), (batch, channel), g)
             for i in cutlass.range_constexpr(ahead):
                 put(window, i, rows[n + i])
             for x, y in zip(here + dy_here, there + dy_there):
                 x.store(y.load())
         if const_expr(g.parts is not None):
-            for i in cutlass.range_constexpr(self.taps.width + 1):
-                for e in cutlass.range_constexpr(V):
-                    g.parts[batch, part, i, channel + e] = sums[i * V + e]
+            self.store(sums, (batch, part, channel), g)
+
+    @cute.jit
+    def in_sequence(self, held, j: cutlass.Constexpr, token, taps, of, g: Given):
+        """Adds what a token of a sequence adds: its first tokens have its state before them. token: (channel, its place
+        in its sequence, and what `add` has)."""
+        channel, age, counts, live, rows, dy = token
+        if live & self.sequences.there(g.cu, of):
+            if age >= self.taps.ahead:
+                self.add(held, j, (counts, live, rows, dy), taps)
+            else:
+                seen = self.taps.seen(rows, age, state_column(g.state, (of.number, channel), self.spec.vector))
+                self.add(held, j, (counts, live, seen, dy), taps, age)
 
     def slopes(self, rows, dy, live, weights, bias):
         """dz of a token; 0 where it is not live."""
@@ -140,11 +151,11 @@ class ChannelBackward:
             dy = [d * activations.silu_and_slope(x)[1] for d, x in zip(dy, z, strict=True)]
         return [cutlass.select_(live, d, Float32(0.0)) for d in dy]
 
-    def add(self, sums, pending, j, token, weights, age=None):
-        """What token j of a group adds. token: (its rows, dz, is it of the run?). age: its place in its sequence, where
-        that is below W - 1: tokens before it have nothing of it."""
-        rows, dz, counts = token
-        V, ahead = self.spec.vector, self.taps.ahead
+    def add(self, held, j, token, taps, age=None):
+        """What token j of a group adds. token: (is it of the run? is it at all? its rows, its dy). age: its place in
+        its sequence, where that is below W - 1: tokens before its sequence have nothing of it."""
+        (sums, pending), (counts, live, rows, dy), (weights, bias) = held, token, taps
+        V, ahead, dz = self.spec.vector, self.taps.ahead, self.slopes(rows, dy, live, weights, bias)
         if self.spec.of_x:
             for d in range(self.taps.width):
                 at = (ahead + j - d) * V
@@ -169,14 +180,23 @@ class ChannelBackward:
             found = unpacked(pending, n + ahead, V)
             for j in cutlass.range_constexpr(n):
                 if t + j >= run[0] and t + j < run[1]:
-                    vectors.store(vectors.packed(found[j], self.dtype), vectors.run_at(g.dx, (batch, t + j, channel), V))
+                    dx = vectors.run_at(g.dx, (batch, t + j, channel), V)
+                    vectors.store(vectors.packed(found[j], self.dtype), dx)
             for j in cutlass.range_constexpr(n + ahead):
                 put(pending, j, found[n + j] if j < ahead else [Float32(0.0)] * V)
 
 
+    def store(self, sums, at, g):
+        """The run's sums."""
+        (batch, part, channel), V = at, self.spec.vector
+        for i in range(self.taps.width + 1):
+            row = vectors.run_at(g.parts, (batch, part, i, channel), V)
+            vectors.store(vectors.packed([sums[i * V + e] for e in range(V)], Float32), row)
+
+
 class Sums:
-    """dweight[c, i] = the sum over runs of parts[run, i, c], dbias[c] that of parts[run, W, c], in fp32 and in the order
-    of the runs, rounded once. A thread has one sum; 8 loads are in flight."""
+    """dweight[c, i] = the sum over runs of parts[run, i, c], dbias[c] that of parts[run, W, c], in fp32 and in the
+    order of the runs, rounded once. A thread has one sum; 8 loads are in flight."""
 
     THREADS, AT_ONCE = 128, 8
 

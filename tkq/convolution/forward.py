@@ -15,8 +15,18 @@ from tkq.runtime.compile import fake
 from tkq.tile import vectors
 
 
+class Operands(NamedTuple):
+    """Beside x (B, S, C): weight (C, W), bias (C,), state (N, C, W - 1), cu (N + 1,), y as x."""
+
+    weight: cute.Tensor
+    bias: Optional[cute.Tensor]
+    state: Optional[cute.Tensor]
+    cu: Optional[cute.Tensor]
+    y: cute.Tensor
+
+
 class Given(NamedTuple):
-    """x, y (B, S, C), weight (C, W), bias (C,), state (N, C, W - 1), cu (N + 1,); tokens of a run."""
+    """x, `Operands`, and the tokens of a run."""
 
     x: cute.Tensor
     weight: cute.Tensor
@@ -47,7 +57,7 @@ class ChannelForward:
         spec, B, S, N = self.spec, fake.sym(), fake.sym(), fake.sym()
         C = fake.sym(divisibility=spec.vector)
         x, y = (self._rows(B, S, C) for _ in range(2))
-        return (x, *vectors_of(spec, C), *packed_of(spec, C, N), y, Int32(0))
+        return x, Operands(*vectors_of(spec, C), *packed_of(spec, C, N), y), Int32(0)
 
     def _rows(self, B, S, C):
         v = self.spec.vector
@@ -55,12 +65,10 @@ class ChannelForward:
                            align=v * self.dtype.width // 8)
 
     @cute.jit
-    def __call__(self, x: cute.Tensor, weight: cute.Tensor, bias: Optional[cute.Tensor], state: Optional[cute.Tensor],
-                 cu: Optional[cute.Tensor], y: cute.Tensor, run: Int32, stream: cuda.CUstream):
+    def __call__(self, x: cute.Tensor, operands: Operands, run: Int32, stream: cuda.CUstream):
         config, (B, S, C) = self.config, x.shape
         grid = [cute.ceil_div(C, WARP * self.spec.vector), cute.ceil_div(cute.ceil_div(S, run), config.warps), B]
-        self.kernel(Given(x, weight, bias, state, cu, y, run)).launch(grid=grid, block=[config.threads, 1, 1],
-                                                                       stream=stream)
+        self.kernel(Given(x, *operands, run)).launch(grid=grid, block=[config.threads, 1, 1], stream=stream)
 
     @cute.kernel
     def kernel(self, g: Given):
@@ -86,7 +94,7 @@ class ChannelForward:
         weights, bias = taps.weights(g.weight, channel), taps.bias(g.bias, channel)
         window = cute.make_rmem_tensor((ahead * V,), Float32)
         for i in cutlass.range_constexpr(ahead):
-            self.before(window, i, (batch, first - ahead + i, channel), g)
+            before(self, window, i, (batch, first - ahead + i, channel), g)
         here = load_rows(g.x, (batch, first, channel), n, end, V)
         for base in cutlass.range(first, end, n, unroll=1):
             there = load_rows(g.x, (batch, base + n, channel), n, end, V)
@@ -96,32 +104,36 @@ class ChannelForward:
                 result = cute.make_rmem_tensor((V,), Float32)
                 put(result, 0, self.taps.sums(mine, weights, bias))
                 if const_expr(g.cu is not None):
-                    if t >= of.end:
-                        of = self.sequences.after(g.cu, t, of, g.x.shape[1])
-                    age = t - of.begin
-                    if age < ahead:
-                        before = state_column(g.state, (of.number, channel), V, age)
-                        put(result, 0, self.taps.sums(self.taps.seen(mine, age, before), weights, bias))
-                    if not self.sequences.there(g.cu, of):
-                        result.fill(0.0)
+                    of = self.sequences.follow(g.cu, t, of, g.x.shape[1])
+                    self.in_sequence(result, (t - of.begin, channel, mine), (weights, bias), of, g)
                 if t < end:
-                    found = unpacked(result, 1, V)[0]
-                    found = [activations.silu(x) for x in found] if self.spec.silu else found
-                    vectors.store(vectors.packed(found, self.dtype), vectors.run_at(g.y, (batch, t, channel), V))
+                    self.finish(result, (batch, t, channel), g)
             for i in cutlass.range_constexpr(ahead):
                 put(window, i, rows[n + i])
             for x, y in zip(here, there):
                 x.store(y.load())
 
     @cute.jit
-    def before(self, window, i: cutlass.Constexpr, at, g: Given):
-        """Row i of the window, at a place (batch, token, channel), from the state where the token is before the first
-        one. Of packed sequences what is before the sequence is not looked at: `walk` knows better."""
-        before(self, window, i, at, g)
+    def in_sequence(self, result: cute.Tensor, token, taps, of, g: Given):
+        """The first tokens of a sequence have its state before them, and not what lies there. token: (its place in its
+        sequence, channel, its rows)."""
+        age, channel, rows = token
+        if age < self.taps.ahead:
+            before = state_column(g.state, (of.number, channel), self.spec.vector)
+            put(result, 0, self.taps.sums(self.taps.seen(rows, age, before), *taps))
+        if not self.sequences.there(g.cu, of):
+            result.fill(0.0)
+
+    def finish(self, result, at, g):
+        found = unpacked(result, 1, self.spec.vector)[0]
+        found = [activations.silu(x) for x in found] if self.spec.silu else found
+        vectors.store(vectors.packed(found, self.dtype), vectors.run_at(g.y, at, self.spec.vector))
 
 
 @cute.jit
 def before(kernel, window, i: cutlass.Constexpr, at, g):
+    """Row i of the window, at a place (batch, token, channel), from the state where the token is before the first one.
+    Of packed sequences what is before the sequence is not looked at."""
     batch, t, channel = at
     V = kernel.spec.vector
     if t >= 0:
@@ -130,7 +142,7 @@ def before(kernel, window, i: cutlass.Constexpr, at, g):
         if const_expr(g.state is None or g.cu is not None):
             put(window, i, [Float32(0.0)] * V)
         else:
-            put(window, i, state_column(g.state, (batch, channel), V, 0)(t + kernel.taps.ahead))
+            put(window, i, state_column(g.state, (batch, channel), V)(t + kernel.taps.ahead))
 
 
 def load_rows(x, at, n, end, vector):

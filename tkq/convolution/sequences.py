@@ -58,6 +58,13 @@ class Sequences:
         return self.made(cu, above, begin, tokens)
 
     @cute.jit
+    def follow(self, cu: cute.Tensor, t, of, tokens):
+        """Of token t, where `of` is that of the token before."""
+        if t >= of.end:
+            of = self.after(cu, t, of, tokens)
+        return of
+
+    @cute.jit
     def after(self, cu: cute.Tensor, t, of, tokens):
         """`of` token t, which comes behind those that the sequence `of` has; it is the first of its own."""
         above, cuts = of.number + 1, Int32(cute.size(cu))

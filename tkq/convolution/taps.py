@@ -11,8 +11,8 @@ def fma(a, b, c):
 
 
 class Taps:
-    """width taps of `vector` neighbouring channels. Lists of taps are in the order of the weight: the last is the one of
-    the token itself, `d` tokens back is tap width - 1 - d."""
+    """width taps of `vector` neighbouring channels. Lists of taps are in the order of the weight: the last is the one
+    of the token itself, `d` tokens back is tap width - 1 - d."""
 
     def __init__(self, spec):
         self.width, self.vector, self.ahead = spec.width, spec.vector, spec.width - 1
@@ -49,7 +49,7 @@ class Taps:
         return result
 
 
-def state_column(state, of, vector, age):
+def state_column(state, of, vector):
     """What `Taps.seen` asks for: of states (row, channel, column); zeros without them. of: (row, channel)."""
     def before(column):
         if state is None:

@@ -7,7 +7,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from tkq.convolution import backward, forward
+from tkq.convolution import along_time, backward, forward
 from tkq.pointwise import activations
 from tkq.runtime.compile import fake
 from tkq.tile import vectors
@@ -17,8 +17,8 @@ class ChannelForwardOnCpu(forward.ChannelForward):
     lanes = 1
 
     @cute.jit
-    def __call__(self, x, weight, bias, state, cu, y, run: Int32):
-        g, (B, S, C) = forward.Given(x, weight, bias, state, cu, y, run), x.shape
+    def __call__(self, x, operands: forward.Operands, run: Int32):
+        g, (B, S, C) = forward.Given(x, *operands, run), x.shape
         for batch in cutlass.range(B):
             for part in cutlass.range(cute.ceil_div(S, run)):
                 for column in cutlass.range(cute.ceil_div(C, self.spec.vector)):
@@ -29,8 +29,8 @@ class ChannelBackwardOnCpu(backward.ChannelBackward):
     lanes = 1
 
     @cute.jit
-    def __call__(self, x, weight, bias, state, cu, dy, dx, parts, run: Int32):
-        g, (B, S, C) = backward.Given(x, weight, bias, state, cu, dy, dx, parts, run), x.shape
+    def __call__(self, x, operands: backward.Operands, run: Int32):
+        g, (B, S, C) = backward.Given(x, *operands, run), x.shape
         for batch in cutlass.range(B):
             for part in cutlass.range(cute.ceil_div(S, run)):
                 for column in cutlass.range(cute.ceil_div(C, self.spec.vector)):
@@ -43,6 +43,18 @@ class SumsOnCpu(backward.Sums):
         for i in cutlass.range(self.spec.width + int(self.spec.bias is not None)):
             for channel in cutlass.range(parts.shape[2]):
                 self.thread(Int32(channel), Int32(i), parts, dweight, dbias)
+
+
+class AlongTimeOnCpu(along_time.AlongTime):
+    lanes = 1
+
+    @cute.jit
+    def __call__(self, x, operands: along_time.Operands, run: Int32):
+        g, (B, S, C) = along_time.Given(x, *operands, run), x.shape
+        for batch in cutlass.range(B):
+            for part in cutlass.range(cute.ceil_div(S, run)):
+                for channel in cutlass.range(C):
+                    self.thread(Int32(0), Int32(channel), Int32(part), Int32(batch), g)
 
 
 def _load(src, once=False):

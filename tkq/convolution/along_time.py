@@ -1,0 +1,190 @@
+"""Causal convolution of tensors whose tokens are contiguous: forward, and the gradients in one pass."""
+from typing import NamedTuple, Optional
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, const_expr
+
+import tkq.tile as tk
+from tkq.convolution.config import WARP
+from tkq.convolution.taps import fma
+from tkq.pointwise import activations
+from tkq.runtime.compile import fake
+from tkq.tile import vectors
+
+
+class Operands(NamedTuple):
+    """Beside x: y, dy, dx (B, S, C), neighbouring tokens contiguous; weight (C, W); bias (C,); parts (B, runs, W + 1,
+    C) fp32, of each run. Of a forward dy, dx and parts are None, of a backward y."""
+
+    weight: cute.Tensor
+    bias: Optional[cute.Tensor]
+    y: Optional[cute.Tensor]
+    dy: Optional[cute.Tensor]
+    dx: Optional[cute.Tensor]
+    parts: Optional[cute.Tensor]
+
+
+class Given(NamedTuple):
+    """x, `Operands`, and the tokens of a run."""
+
+    x: cute.Tensor
+    weight: cute.Tensor
+    bias: Optional[cute.Tensor]
+    y: Optional[cute.Tensor]
+    dy: Optional[cute.Tensor]
+    dx: Optional[cute.Tensor]
+    parts: Optional[cute.Tensor]
+    run: Int32
+
+
+class AlongTime:
+    """A warp has a run of tokens of one channel, `vector` neighbours a lane at a time. Tokens that a lane needs of its
+    neighbours' vectors it loads itself: they come from L1. What is before the first token or behind the last counts as
+    zeros. The sums for the weights are those of a lane's tokens in their order, then of the lanes, by shuffles."""
+
+    lanes = WARP
+
+    def __init__(self, spec, config):
+        self.spec, self.config, self.dtype = spec, config, tk.element_type(spec.dtype)
+        self.ahead = spec.width - 1
+        self.halo = -(-self.ahead // spec.vector)  # vectors that W - 1 tokens lie in
+
+    def fake_arguments(self):
+        """Compiled for any sizes, and any strides but that of tokens."""
+        spec, v = self.spec, self.spec.vector
+        B, S, C = fake.sym(), fake.sym(divisibility=v), fake.sym()
+        size = lambda kind: tk.element_type(kind).width // 8
+
+        def rows():
+            strides = fake.sym64(divisibility=v), 1, fake.sym64(divisibility=v)
+            return fake.tensor(spec.dtype, (B, S, C), strides, align=v * size(spec.dtype))
+
+        weight = fake.tensor(spec.weight, (C, spec.width), align=size(spec.weight))
+        bias = spec.bias and fake.tensor(spec.bias, (C,), align=size(spec.bias))
+        if not spec.backward:
+            return rows(), Operands(weight, bias, rows(), None, None, None), Int32(0)
+        parts = fake.tensor("fp32", (B, fake.sym(), spec.width + 1, C), align=4) if spec.of_weights else None
+        return rows(), Operands(weight, bias, None, rows(), rows() if spec.of_x else None, parts), Int32(0)
+
+    @cute.jit
+    def __call__(self, x: cute.Tensor, operands: Operands, run: Int32, stream: cuda.CUstream):
+        config, (B, S, C) = self.config, x.shape
+        self.kernel(Given(x, *operands, run)).launch(
+            grid=[cute.ceil_div(C, config.warps), cute.ceil_div(S, run), B], block=[config.threads, 1, 1],
+            stream=stream)
+
+    @cute.kernel
+    def kernel(self, g: Given):
+        block, part, batch = cute.arch.block_idx()
+        warp = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARP)
+        self.thread(tk.lane_id(), block * self.config.warps + warp, part, batch, g)
+
+    @cute.jit
+    def thread(self, lane, channel, part, batch, g: Given):
+        """What one thread does: the tests run it on a CPU, one after the other."""
+        _, S, C = g.x.shape
+        if channel < C:
+            first = part * g.run
+            if const_expr(self.spec.backward):
+                self.gradients((lane, part), (batch, channel), (first, cutlass.min(first + g.run, S)), g)
+            else:
+                self.values(lane, (batch, channel), (first, cutlass.min(first + g.run, S)), g)
+
+    def weights(self, channel, g):
+        weights = [Float32(g.weight[channel, i]) for i in range(self.spec.width)]
+        return weights, Float32(0.0 if g.bias is None else g.bias[channel])
+
+    def load(self, x, at, t, vectors_):
+        """Vectors t + h * vector for h in `vectors_`, in registers. What lies outside is the nearest one inside."""
+        V, (batch, channel) = self.spec.vector, at
+        found = []
+        for h in vectors_:
+            inside = cutlass.max(cutlass.min(t + h * V, x.shape[1] - V), 0)
+            row = cute.make_tensor(vectors.domain_offset_i64((batch, inside, channel), x).iterator, cute.make_layout(V))
+            found.append(vectors.load(row))
+        return found
+
+    def wide(self, held, t, vectors_, tokens):
+        """Their numbers one after the other; zeros for what lies outside of the tokens."""
+        found = []
+        for h, x in zip(vectors_, held, strict=True):
+            at, numbers = t + h * self.spec.vector, vectors.wide(x)
+            if h < 0:
+                numbers = [cutlass.select_(at >= 0, a, Float32(0.0)) for a in numbers]
+            if h > 0:
+                numbers = [cutlass.select_(at < tokens, a, Float32(0.0)) for a in numbers]
+            found += numbers
+        return found
+
+    def store(self, values, m, at, t):
+        batch, channel = at
+        row = vectors.domain_offset_i64((batch, t, channel), m).iterator
+        vectors.store(vectors.packed(values, self.dtype), cute.make_tensor(row, cute.make_layout(self.spec.vector)))
+
+    def z(self, numbers, e, weights, bias):
+        """What the activation is of, of the token e behind the vector's first. numbers: from `halo` vectors before."""
+        found, first = bias, self.halo * self.spec.vector + e - self.ahead
+        for i, w in enumerate(weights):
+            found = fma(w, numbers[first + i], found)
+        return found
+
+    @cute.jit
+    def values(self, lane, at, run, g: Given):
+        """Forward."""
+        weights, bias = self.weights(at[1], g)
+        first, end = run
+        V, n, before = self.spec.vector, self.config.rows, range(-self.halo, 1)
+        step = self.lanes * V
+        for base in cutlass.range(first + lane * V, end, step * n, unroll=1):
+            held = [self.load(g.x, at, base + j * step, before) for j in range(n)]
+            for j in cutlass.range_constexpr(n):
+                t = base + j * step
+                if t < end:
+                    numbers = self.wide(held[j], t, before, g.x.shape[1])
+                    found = [self.z(numbers, e, weights, bias) for e in range(V)]
+                    found = [activations.silu(x) for x in found] if self.spec.silu else found
+                    self.store(found, g.y, at, t)
+
+    @cute.jit
+    def gradients(self, place, at, run, g: Given):
+        """Backward. place: (lane, part)."""
+        weights, bias = self.weights(at[1], g)
+        first, end = run
+        sums = cute.make_rmem_tensor((self.spec.width + 1,), Float32)
+        sums.fill(0.0)
+        step = self.lanes * self.spec.vector
+        for base in cutlass.range(first + place[0] * self.spec.vector, end, step, unroll=1):
+            self.add(sums, base, at, (weights, bias), g)
+        if const_expr(g.parts is not None):
+            for i in cutlass.range_constexpr(self.spec.width + 1):
+                for shift in cutlass.range_constexpr(self.lanes.bit_length() - 1):
+                    sums[i] = sums[i] + cute.arch.shuffle_sync_bfly(sums[i], offset=1 << shift)
+                if place[0] == 0:
+                    g.parts[at[0], place[1], i, at[1]] = sums[i]
+
+    def add(self, sums, t, at, taps, g):
+        """A lane's vector of tokens from t on: dx, and what it adds to the sums."""
+        (weights, bias), V, S = taps, self.spec.vector, g.x.shape[1]
+        around, behind = range(-self.halo, self.halo + 1), range(self.halo + 1)
+        x, dy = self.load(g.x, at, t, around), self.load(g.dy, at, t, behind)
+        numbers, dz = self.wide(x, t, around, S), self.wide(dy, t, behind, S)
+        dz = dz[:V + self.ahead]
+        if self.spec.silu:
+            dz = [d * activations.silu_and_slope(self.z(numbers, e, weights, bias))[1] for e, d in enumerate(dz)]
+        if self.spec.of_x:
+            found = []
+            for e in range(V):
+                total = Float32(0.0)
+                for i, w in enumerate(weights):
+                    total = fma(w, dz[e + self.ahead - i], total)
+                found.append(total)
+            self.store(found, g.dx, at, t)
+        if self.spec.of_weights:
+            first = self.halo * V - self.ahead
+            for i in range(self.spec.width):
+                for e in range(V):
+                    sums[i] = fma(dz[e], numbers[first + e + i], sums[i])
+            for e in range(V):
+                sums[self.spec.width] = sums[self.spec.width] + dz[e]

@@ -1,0 +1,142 @@
+"""From torch tensors to launches."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tkq.convolution.config import ConvConfig
+from tkq.convolution.plan import plan, run_tokens, widest
+from tkq.convolution.spec import ConvSpec, SumsSpec
+from tkq.runtime import Recipe, function
+from tkq.runtime.call import dtypes
+from tkq.runtime.device import arch
+
+_launchers: dict = {}  # (device, spec, config) -> the kernel's function; as many as kinds of call
+
+
+class Given(NamedTuple):
+    """x (B, S, C), weight (C, W), bias (C,), state (N, C, W - 1), cu (N + 1,), as `tkq.causal_conv1d` has them."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None = None
+    silu: bool = False
+    state: Tensor | None = None
+    cu: Tensor | None = None
+
+
+def recipe(spec: ConvSpec | SumsSpec, config: ConvConfig | None = None) -> Recipe:
+    """The kernel's, with its planned config or another one."""
+    if isinstance(spec, SumsSpec):
+        return Recipe("tkq.convolution.backward:Sums", (spec,))
+    kernel = "along_time:AlongTime" if spec.layout == "time" else (
+        "backward:ChannelBackward" if spec.backward else "forward:ChannelForward")
+    return Recipe(f"tkq.convolution.{kernel}", (spec, config or plan(spec)))
+
+
+def along_time(x: Tensor, state: Tensor | None, cu: Tensor | None) -> bool:
+    """Is x taken as it lies, with neighbouring tokens contiguous? Its result and its gradient lie likewise then. With
+    states or packed sequences it is copied."""
+    if state is not None or cu is not None:
+        return False
+    return x.stride(1) == 1 and x.stride(2) != 1 and x.shape[1] > 1
+
+
+def result_like(x: Tensor, time: bool) -> Tensor:
+    """What a launch writes: contiguous, in the order of x's dimensions in memory."""
+    B, S, C = x.shape
+    return x.new_empty(B, C, S).transpose(1, 2) if time else x.new_empty(B, S, C)
+
+
+def readable(x: Tensor, time: bool) -> Tensor:
+    """x, or a copy, where neither channels nor tokens are contiguous."""
+    dim = 1 if time else 2
+    return x if x.stride(dim) == 1 or x.shape[dim] == 1 else x.clone(memory_format=torch.contiguous_format)
+
+
+def vector_of(time: bool, *tensors: Tensor) -> int:
+    """Elements in one access, of as many as addresses, sizes and strides of all tensors allow."""
+    inner, size, bits = (1 if time else 2), tensors[0].itemsize, 16
+    for x in tensors:
+        bits |= x.data_ptr() | x.shape[inner] * size
+        for dim in (0, 3 - inner):
+            if x.shape[dim] > 1:
+                bits |= x.stride(dim) * size
+    return (bits & -bits) // size
+
+
+def spec_of(given: Given, vector: int, time: bool, gradients: str | None = None) -> ConvSpec:
+    name = lambda x: None if x is None else dtypes.name_of(x.dtype)
+    dtype, layout = name(given.x), "time" if time else "channels"
+    vector = widest(vector, gradients is not None, dtype, layout)
+    return ConvSpec(dtype, name(given.weight), given.weight.shape[1], name(given.bias), given.silu, vector, layout,
+                    name(given.state), name(given.cu), gradients)
+
+
+def forward(given: Given) -> Tensor:
+    """y, of CUDA tensors that have been looked at."""
+    x = given.x
+    time = along_time(x, given.state, given.cu)
+    y = result_like(x, time)
+    if not y.numel():
+        return y
+    x = readable(x, time)
+    given = given._replace(x=x, weight=_dense(given.weight), bias=_dense(given.bias), cu=_dense(given.cu))
+    spec = spec_of(given, vector_of(time, x, y), time)
+    run = run_tokens(spec, *x.shape)
+    if time:
+        _launcher(x, spec)(x, (given.weight, given.bias, y, None, None, None), run)
+    else:
+        _launcher(x, spec)(x, (given.weight, given.bias, given.state, given.cu, y), run)
+    return y
+
+
+def backward(given: Given, dy: Tensor, need_x: bool, need_weights: bool):
+    """(dx or None, dweight or None, dbias or None), likewise. dy: of x's shape and dtype, of any strides."""
+    x, C, W = given.x, *given.weight.shape
+    time = along_time(x, given.state, given.cu)
+    dx = result_like(x, time) if need_x else None
+    dweight = torch.empty_like(given.weight, memory_format=torch.contiguous_format) if need_weights else None
+    dbias = given.bias.new_empty(C) if need_weights and given.bias is not None else None
+    if not x.numel():
+        return dx, *(None if g is None else g.zero_() for g in (dweight, dbias))
+    x, dy = _both(x, dy, time)
+    given = given._replace(x=x, weight=_dense(given.weight), bias=_dense(given.bias), cu=_dense(given.cu))
+    vector = vector_of(time, x, dy, *(() if dx is None else (dx,)))
+    spec = spec_of(given, vector, time, "both" if need_x and need_weights else "x" if need_x else "weights")
+    run = run_tokens(spec, *x.shape)
+    parts = x.new_empty(x.shape[0], -(-x.shape[1] // run), W + 1, C, dtype=torch.float32) if need_weights else None
+    if time:
+        _launcher(x, spec)(x, (given.weight, given.bias, None, dy, dx, parts), run)
+    else:
+        _launcher(x, spec)(x, (given.weight, given.bias, given.state, given.cu, dy, dx, parts), run)
+    if need_weights:
+        sums = SumsSpec(W, *dtypes.names(dweight, dbias))
+        _launcher(x, sums)(parts.view(-1, W + 1, C), dweight, dbias)
+    return dx, dweight, dbias
+
+
+def _both(x, dy, time):
+    x = readable(x, time)
+    if time and dy.stride(1) != 1:
+        dy = dy.mT.clone(memory_format=torch.contiguous_format).mT
+    return x, readable(dy, time)
+
+
+def _dense(x):
+    """A vector or the weight, contiguous and at a multiple of 16 bytes."""
+    if x is None or (x.is_contiguous() and x.data_ptr() % 16 == 0):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def _launcher(x, spec, config=None):
+    key = x.get_device(), spec, config
+    if key not in _launchers:
+        arch.require_hopper(x.device)
+        _launchers[key] = function(recipe(spec, config))
+    return _launchers[key]
+
+
