@@ -1,4 +1,7 @@
 """Convolutions' inputs, what they are compared with, and the rule by which."""
+from dataclasses import dataclass
+from typing import Optional
+
 import torch
 
 import tkq
@@ -9,15 +12,27 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 NAMES = "x", "weight", "bias", "initial_state"
 
 
-def make(B, S, C, W=4, dtype="bf16", *, weight=None, bias=True, states=None, time=False, scale=1.0, device="cuda",
-         seed=0):
-    """(x, weight, bias, initial_state) that require gradients; None of what is not there. states: how many."""
-    g = torch.Generator(device).manual_seed(seed)
-    randn = lambda *shape: torch.randn(shape, device=device, generator=g)
-    of_x, of_weight = DTYPES[dtype], DTYPES[weight or dtype]
-    x = (randn(B, C, S).mT if time else randn(B, S, C)).mul(scale).to(of_x)
-    state = None if states is None else randn(states, C, W - 1).mul(scale).to(of_x)
-    found = x, randn(C, W).div(W**0.5).to(of_weight), randn(C).to(of_weight) if bias else None, state
+@dataclass(frozen=True)
+class Options:
+    """weight: dtype of weight and bias, None: as x. states: how many initial ones. time: are tokens contiguous?"""
+
+    weight: Optional[str] = None
+    bias: bool = True
+    states: Optional[int] = None
+    time: bool = False
+    scale: float = 1.0
+    device: str = "cuda"
+
+
+def make(B, S, C, W=4, dtype="bf16", **options):
+    """(x, weight, bias, initial_state) that require gradients; None of what is not there. options: as `Options`."""
+    o = Options(**options)
+    g = torch.Generator(o.device).manual_seed(0)
+    randn = lambda *shape: torch.randn(shape, device=o.device, generator=g)
+    of_x, of_weight = DTYPES[dtype], DTYPES[o.weight or dtype]
+    x = (randn(B, C, S).mT if o.time else randn(B, S, C)).mul(o.scale).to(of_x)
+    state = None if o.states is None else randn(o.states, C, W - 1).mul(o.scale).to(of_x)
+    found = x, randn(C, W).div(W**0.5).to(of_weight), randn(C).to(of_weight) if o.bias else None, state
     return [None if t is None else t.requires_grad_() for t in found]
 
 

@@ -47,6 +47,8 @@ def causal_conv1d_backward(dy: Tensor, dfinal: Optional[Tensor], x: Tensor, weig
         total = (y * dy.to(y.dtype)).sum()
         if dfinal is not None:
             total = total + (final * dfinal.to(final.dtype)).sum()
+        if not total.requires_grad:  # of no token
+            return tuple(None if t is None else torch.zeros_like(t) for t in leaves)
         given = [t for t in leaves if t is not None]
         found = iter(torch.autograd.grad(total, given, allow_unused=True, materialize_grads=True))
     return tuple(None if t is None else next(found) for t in leaves)
