@@ -7,10 +7,12 @@ from tkq.convolution.spec import WIDTHS
 from tkq.runtime import arguments
 from tkq.runtime.call import check
 
-OP = "causal_conv1d"
+OP, STEP = "causal_conv1d", "causal_conv1d_step"
 MOST = 65535  # sequences: blocks of a launch along a dimension of the grid
 _tensors = arguments.checker(OP, "x", "weight", "bias", "initial_state", "cu_seqlens")
+_step_tensors = arguments.checker(STEP, "x", "conv_states", "weight", "bias", "cache_indices", "out")
 options = arguments.checker(OP, "activation", "output_final_state")
+step_options = arguments.checker(STEP, "activation")
 
 
 class Call(NamedTuple):
@@ -43,6 +45,54 @@ def check_call(call: Call) -> None:
         raise NotImplementedError(f"{OP}: x: has {B} sequences, supported are up to {MOST}; with cu_seqlens any number")
     if state is not None:
         check.shape(f"{OP}: initial_state", state, (sequences, C, W - 1))
+
+
+class StepCall(NamedTuple):
+    """What causal_conv1d_step takes, but for out, in the order of its op's arguments."""
+
+    x: Tensor
+    conv_states: Tensor
+    weight: Tensor
+    bias: Optional[Tensor] = None
+    activation: Optional[str] = None
+    cache_indices: Optional[Tensor] = None
+
+
+def check_step(call: StepCall, out=None) -> None:
+    """Raises what causal_conv1d_step promises of its tensors."""
+    x, pool, weight, bias, _, indices = call
+    _step_tensors(x, pool, weight, bias, indices, out)
+    check.rank(f"{STEP}: x", x, 2, 3)
+    check.rank(f"{STEP}: weight", weight, 2)
+    N, C, W = x.shape[0], x.shape[-1], weight.shape[1]
+    check.shape(f"{STEP}: weight", weight, (C, W))
+    if W not in WIDTHS:
+        raise NotImplementedError(f"{STEP}: weight: has {W} taps, supported are {WIDTHS[0]} to {WIDTHS[-1]}")
+    if bias is not None:
+        check.shape(f"{STEP}: bias", bias, (C,))
+    check.shape(f"{STEP}: conv_states", pool, (None, C, None))
+    if pool.shape[2] < W - 1:
+        raise ValueError(f"{STEP}: conv_states: has {pool.shape[2]} columns, allowed are {W - 1} and more")
+    check.same_device(x=x, conv_states=pool, weight=weight, bias=bias, cache_indices=indices, out=out)
+    if indices is not None:
+        check.shape(f"{STEP}: cache_indices", indices, (N,))
+    elif pool.shape[0] < N:
+        raise ValueError(f"{STEP}: conv_states: has {pool.shape[0]} rows for {N} sequences; allowed without "
+                         "cache_indices are at least as many")
+    if out is not None:
+        check.shape(f"{STEP}: out", out, tuple(x.shape))
+        if out.dtype != x.dtype:
+            raise TypeError(f"{STEP}: out is {out.dtype}, results are {x.dtype}")
+
+
+def check_written(call: StepCall, out=None) -> None:
+    """Raises where what a step writes to must not be written to."""
+    check.settled(f"{STEP}: conv_states", call.conv_states)
+    check.refuse_overlap(STEP, conv_states=call.conv_states)
+    check.refuse_inference(STEP, conv_states=call.conv_states)
+    if out is not None:
+        check.refuse_overlap(STEP, out=out)
+        check.refuse_inference(STEP, out=out)
 
 
 def _sequences(batch, cu):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tkq.convolution.config import ConvConfig
 from tkq.convolution.plan import plan, run_tokens, widest
-from tkq.convolution.spec import ConvSpec, SumsSpec
+from tkq.convolution.spec import ConvSpec, StepSpec, SumsSpec
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
@@ -27,10 +27,12 @@ class Given(NamedTuple):
     cu: Tensor | None = None
 
 
-def recipe(spec: ConvSpec | SumsSpec, config: ConvConfig | None = None) -> Recipe:
+def recipe(spec: ConvSpec | SumsSpec | StepSpec, config: ConvConfig | None = None) -> Recipe:
     """The kernel's, with its planned config or another one."""
     if isinstance(spec, SumsSpec):
         return Recipe("tkq.convolution.backward:Sums", (spec,))
+    if isinstance(spec, StepSpec):
+        return Recipe("tkq.convolution.step:ConvStep", (spec,))
     kernel = "along_time:AlongTime" if spec.layout == "time" else (
         "backward:ChannelBackward" if spec.backward else "forward:ChannelForward")
     return Recipe(f"tkq.convolution.{kernel}", (spec, config or plan(spec)))
@@ -116,6 +118,17 @@ def backward(given: Given, dy: Tensor, need_x: bool, need_weights: bool):
         sums = SumsSpec(W, *dtypes.names(dweight, dbias))
         _launcher(x, sums)(parts.view(-1, W + 1, C), dweight, dbias)
     return dx, dweight, dbias
+
+
+def step(x: Tensor, pool: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, indices: Tensor | None, y: Tensor):
+    """One launch, of x and y (N, T, C). (The function that was launched, its arguments), None where there are none."""
+    if not x.numel():
+        return None
+    name, W = lambda t: None if t is None else dtypes.name_of(t.dtype), weight.shape[1]
+    spec = StepSpec(name(x), name(weight), W, name(bias), silu, name(pool), name(indices), pool.shape[2] == W - 1)
+    call = _launcher(x, spec), (x, (pool, _dense(weight), _dense(bias), indices, y))
+    call[0](*call[1])
+    return call
 
 
 def _both(x, dy, time):

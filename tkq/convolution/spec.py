@@ -69,6 +69,29 @@ class SumsSpec:
     bias: str | None = None
 
 
+@dataclass(frozen=True)
+class StepSpec:
+    """A step with a pool of states. dtype: of x and y. weight, bias, state, indices: dtypes, None without. width: taps.
+    silu: behind the convolution. exact: a row of the pool has W - 1 columns; otherwise it has more."""
+
+    dtype: str
+    weight: str
+    width: int
+    bias: str | None = None
+    silu: bool = False
+    state: str = "bf16"
+    indices: str | None = None
+    exact: bool = True
+
+    def __post_init__(self):
+        kinds = tuple(BITS)
+        for name, got, allowed in (
+                ("dtype", self.dtype, kinds), ("weight", self.weight, kinds), ("width", self.width, tuple(WIDTHS)),
+                ("bias", self.bias, (None, *kinds)), ("state", self.state, kinds), ("indices", self.indices, INDEX)):
+            if got not in allowed:
+                raise ValueError(f"StepSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
+
+
 def vectors(dtype: str) -> tuple[int, ...]:
     """Elements of one access, up to 16 bytes."""
     most = 128 // BITS[dtype]

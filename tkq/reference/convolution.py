@@ -37,6 +37,23 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, acti
     return y, torch.stack(states) if states else x.new_zeros(0, C, W - 1)
 
 
+@autocast.apart
+def causal_conv1d_step(x: Tensor, conv_states: Tensor, weight: Tensor, bias: Optional[Tensor] = None,
+                       activation: Optional[str] = None, cache_indices: Optional[Tensor] = None) -> Tensor:
+    """y, wide, of x (N, T, C) or (N, C); the pool of states is updated in place. Arguments as `tkq.causal_conv1d_step`
+    has them."""
+    rows, ahead, y = x if x.dim() == 3 else x[:, None], weight.shape[1] - 1, torch.zeros_like(_upcast(x))
+    for n in range(len(x)):
+        row = n if cache_indices is None else int(cache_indices[n])
+        if 0 <= row < len(conv_states):
+            state = conv_states[row]
+            found, _ = causal_conv1d(rows[n:n + 1], weight, bias, activation, state[None, :, state.shape[1] - ahead:])
+            y[n] = found[0].view(y[n].shape)
+            if rows.shape[1]:
+                state.copy_(torch.cat((state, rows[n].mT.to(state.dtype)), 1)[:, rows.shape[1]:])
+    return y
+
+
 def causal_conv1d_backward(dy: Tensor, dfinal: Optional[Tensor], x: Tensor, weight: Tensor, bias: Optional[Tensor],
                            activation: Optional[str], initial_state: Optional[Tensor], cu_seqlens: Optional[Tensor]):
     """Gradients of x, weight, bias and initial_state, wide; None of what is not there. dfinal: None where the final

@@ -64,7 +64,7 @@ def test_along_channels(monkeypatch, cuts, has_state):
         y = nan(B, 37, C)
         forward(x, (weight, bias, state, cu, y), run)
         close(y, want, f"y, runs of {run}")
-        found = gradients(lambda dx, parts: backward(x, (weight, bias, state, cu, dy, dx, parts), run), sums, x, C, W,
+        found = gradients(lambda dx, parts, run=run: backward(x, (weight, bias, state, cu, dy, dx, parts), run), sums, x, C, W,
                           -(-37 // run))
         for name, ours, right in zip(("dx", "dweight", "dbias"), found, wanted):
             close(ours, right, f"{name}, runs of {run}")
@@ -84,7 +84,7 @@ def test_along_time(monkeypatch, vector, W, S):
         y = nan(2, 5, S).mT
         forward(x, (weight, bias, y, None, None, None), run)
         close(y, want, f"y, runs of {run}")
-        found = gradients(lambda dx, parts: backward(x, (weight, bias, None, dy, dx, parts), run), sums, x, 5, W,
+        found = gradients(lambda dx, parts, run=run: backward(x, (weight, bias, None, dy, dx, parts), run), sums, x, 5, W,
                           -(-S // run))
         for name, ours, right in zip(("dx", "dweight", "dbias"), found, wanted):
             close(ours, right, f"{name}, runs of {run}")

@@ -7,7 +7,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from tkq.convolution import along_time, backward, forward
+from tkq.convolution import along_time, backward, forward, step
 from tkq.pointwise import activations
 from tkq.runtime.compile import fake
 from tkq.tile import vectors
@@ -55,6 +55,14 @@ class AlongTimeOnCpu(along_time.AlongTime):
             for part in cutlass.range(cute.ceil_div(S, run)):
                 for channel in cutlass.range(C):
                     self.thread(Int32(0), Int32(channel), Int32(part), Int32(batch), g)
+
+
+class ConvStepOnCpu(step.ConvStep):
+    @cute.jit
+    def __call__(self, x, operands: step.Operands):
+        for n in cutlass.range(x.shape[0]):
+            for channel in cutlass.range(x.shape[2]):
+                self.thread(Int32(n), Int32(channel), step.Given(x, *operands))
 
 
 def _load(src, once=False):

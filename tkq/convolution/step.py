@@ -1,0 +1,122 @@
+"""A few tokens of a causal convolution for each of many sequences, states in a pool that is updated in place."""
+from typing import NamedTuple, Optional
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, const_expr
+
+import tkq.tile as tk
+from tkq.convolution.taps import fma
+from tkq.pointwise import activations
+from tkq.runtime.compile import fake
+from tkq.tile import vectors
+
+
+class Operands(NamedTuple):
+    """Beside x (N, T, C): the pool (M, C, L), weight (C, W), bias (C,), indices (N,), y as x."""
+
+    pool: cute.Tensor
+    weight: cute.Tensor
+    bias: Optional[cute.Tensor]
+    indices: Optional[cute.Tensor]
+    y: cute.Tensor
+
+
+class Given(NamedTuple):
+    """x and `Operands`."""
+
+    x: cute.Tensor
+    pool: cute.Tensor
+    weight: cute.Tensor
+    bias: Optional[cute.Tensor]
+    indices: Optional[cute.Tensor]
+    y: cute.Tensor
+
+
+class ConvStep:
+    """A thread has a channel of a sequence: the last W - 1 columns of its row of the pool, which it has in registers
+    from one token to the next, then the columns one after the other, each T to the left and the new inputs at the end.
+    Nobody else reads or writes that row's channel: no shared memory, no barrier, and in place."""
+
+    THREADS = 128
+
+    def __init__(self, spec):
+        self.spec, self.dtype, self.ahead = spec, tk.element_type(spec.dtype), spec.width - 1
+        self.state = tk.element_type(spec.state)
+
+    def fake_arguments(self):
+        """Compiled for any sizes and any strides but those of the weight and the bias."""
+        spec, N, T, C = self.spec, fake.sym(), fake.sym(), fake.sym()
+        size = lambda kind: 8 if kind == "int64" else 4 if kind == "int32" else tk.element_type(kind).width // 8
+        of = lambda kind, *shape: fake.tensor(kind, shape, tuple(fake.sym64() for _ in shape), align=size(kind))
+        weight = fake.tensor(spec.weight, (C, spec.width), align=size(spec.weight))
+        bias = spec.bias and fake.tensor(spec.bias, (C,), align=size(spec.bias))
+        indices = spec.indices and of(spec.indices, N)
+        return of(spec.dtype, N, T, C), Operands(of(spec.state, fake.sym(), C, fake.sym()), weight, bias, indices,
+                                                 of(spec.dtype, N, T, C))
+
+    @cute.jit
+    def __call__(self, x: cute.Tensor, operands: Operands, stream: cuda.CUstream):
+        N, _, C = x.shape
+        self.kernel(Given(x, *operands)).launch(grid=[N, cute.ceil_div(C, self.THREADS), 1],
+                                                block=[self.THREADS, 1, 1], stream=stream)
+
+    @cute.kernel
+    def kernel(self, g: Given):
+        n, block, _ = cute.arch.block_idx()
+        self.thread(n, block * self.THREADS + cute.arch.thread_idx()[0], g)
+
+    @cute.jit
+    def thread(self, n, channel, g: Given):
+        """What one thread does: the tests run it on a CPU, one after the other."""
+        rows, C, _ = g.pool.shape
+        if channel < C:
+            row = Int32(n)
+            if const_expr(g.indices is not None):
+                row = self.row(g.indices[n])
+            if row >= 0 and row < rows:
+                self.tokens((row, n, channel), g)
+            else:
+                for t in cutlass.range(g.x.shape[1], unroll=1):
+                    at(g.y, (n, t, channel))[0] = self.dtype(0.0)
+
+    def row(self, index):
+        """An index as 32 bits: what is no row stays none."""
+        if self.spec.indices == "int64":
+            return Int32(cutlass.max(cutlass.min(index, Int64((1 << 31) - 1)), Int64(-1)))
+        return Int32(index)
+
+    @cute.jit
+    def tokens(self, place, g: Given):
+        row, n, channel = place
+        L, T = g.pool.shape[2], g.x.shape[1]
+        window = cute.make_rmem_tensor((self.ahead,), Float32)
+        for i in cutlass.range_constexpr(self.ahead):
+            window[i] = Float32(at(g.pool, (row, channel, L - self.ahead + i))[0])
+        weights = [Float32(g.weight[channel, i]) for i in range(self.spec.width)]
+        bias = Float32(0.0 if g.bias is None else g.bias[channel])
+        for t in cutlass.range(T, unroll=1):
+            new = Float32(at(g.x, (n, t, channel))[0])
+            found = bias
+            for i in cutlass.range_constexpr(self.ahead):
+                found = fma(weights[i], window[i], found)
+            found = fma(weights[self.ahead], new, found)
+            at(g.y, (n, t, channel))[0] = self.dtype(activations.silu(found) if self.spec.silu else found)
+            for i in cutlass.range_constexpr(self.ahead - 1):
+                window[i] = window[i + 1]
+            window[self.ahead - 1] = new
+        if const_expr(self.spec.exact):
+            for i in cutlass.range_constexpr(self.ahead):
+                at(g.pool, (row, channel, i))[0] = self.state(window[i])
+        else:
+            for i in cutlass.range(L, unroll=1):
+                if i + T < L:
+                    at(g.pool, (row, channel, i))[0] = at(g.pool, (row, channel, i + T))[0]
+                else:
+                    at(g.pool, (row, channel, i))[0] = self.state(Float32(at(g.x, (n, i + T - L, channel))[0]))
+
+
+def at(x, coord):
+    """The element at a place, its address computed in 64 bits."""
+    return cute.make_tensor(vectors.domain_offset_i64(coord, x).iterator, cute.make_layout(1))
