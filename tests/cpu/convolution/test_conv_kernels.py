@@ -33,12 +33,11 @@ def close(found, wanted, what):
     torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5, msg=lambda m: f"{what}: {m}")
 
 
-def gradients(kernel, sums, operands, C, W, runs):
-    """(dx, dweight, dbias). kernel(dx, parts) launches; operands: its arguments before and behind those two."""
-    dx, parts, dweight, dbias = nan(*operands.shape), nan(operands.shape[0], runs, W + 1, C), nan(C, W), nan(C)
-    if operands.stride(1) == 1:
-        dx = nan(operands.shape[0], C, operands.shape[1]).mT
-    kernel(dx, parts)
+def gradients(launch, sums, x, W, runs):
+    """(dx, dweight, dbias). launch(dx, parts): the backward's."""
+    B, _, C = x.shape
+    dx, parts, dweight, dbias = torch.full_like(x, torch.nan), nan(B, runs, W + 1, C), nan(C, W), nan(C)
+    launch(dx, parts)
     sums(parts.view(-1, W + 1, C), dweight, dbias)
     return dx, dweight, dbias
 
@@ -64,8 +63,8 @@ def test_along_channels(monkeypatch, cuts, has_state):
         y = nan(B, 37, C)
         forward(x, (weight, bias, state, cu, y), run)
         close(y, want, f"y, runs of {run}")
-        found = gradients(lambda dx, parts, run=run: backward(x, (weight, bias, state, cu, dy, dx, parts), run), sums, x, C, W,
-                          -(-37 // run))
+        launch = lambda dx, parts, run=run: backward(x, (weight, bias, state, cu, dy, dx, parts), run)
+        found = gradients(launch, sums, x, W, -(-37 // run))
         for name, ours, right in zip(("dx", "dweight", "dbias"), found, wanted):
             close(ours, right, f"{name}, runs of {run}")
 
@@ -84,8 +83,8 @@ def test_along_time(monkeypatch, vector, W, S):
         y = nan(2, 5, S).mT
         forward(x, (weight, bias, y, None, None, None), run)
         close(y, want, f"y, runs of {run}")
-        found = gradients(lambda dx, parts, run=run: backward(x, (weight, bias, None, dy, dx, parts), run), sums, x, 5, W,
-                          -(-S // run))
+        launch = lambda dx, parts, run=run: backward(x, (weight, bias, None, dy, dx, parts), run)
+        found = gradients(launch, sums, x, W, -(-S // run))
         for name, ours, right in zip(("dx", "dweight", "dbias"), found, wanted):
             close(ours, right, f"{name}, runs of {run}")
 

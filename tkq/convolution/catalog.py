@@ -1,0 +1,43 @@
+"""The kernels of convolutions that tkq itself can choose, and what their machine code must show."""
+import itertools
+
+from tkq.convolution.launch import recipe
+from tkq.convolution.plan import widest
+from tkq.convolution.spec import BITS, ConvSpec, StepSpec, SumsSpec
+from tkq.runtime.compile.expectation import Expectation
+from tkq.runtime.compile.recipe import Shipped
+
+
+def shipped() -> list:
+    """Of bf16 and four taps with silu, as models have them: forward and backward of each layout, with and without a
+    bias, of packed sequences and with states; steps with a pool."""
+    found = [Shipped(_name(s), recipe(s), expectation(s), quick=i == 0) for i, s in enumerate(_convolutions())]
+    found += [Shipped(f"causal_conv1d-sums-w4{'-bias' if bias else ''}", recipe(SumsSpec(4, "bf16", bias)))
+              for bias in (None, "bf16")]
+    for bias, indices, exact in itertools.product((None, "bf16"), ("int32", "int64"), (True, False)):
+        spec = StepSpec("bf16", "bf16", 4, bias, True, "bf16", indices, exact)
+        parts = ["causal_conv1d_step", "w4", indices] + ["bias"] * bool(bias) + ["wide"] * (not exact)
+        found.append(Shipped("-".join(parts), recipe(spec), Expectation(registers=64, absent=("LDS", "BAR"))))
+    return found
+
+
+def _convolutions():
+    for bias, gradients in itertools.product(("bf16", None), (None, "both")):
+        of = dict(dtype="bf16", weight="bf16", width=4, bias=bias, silu=True, gradients=gradients)
+        for layout, state, packed in (("channels", None, None), ("time", None, None), ("channels", None, "int32"),
+                                      ("channels", "bf16", None), ("channels", "bf16", "int32")):
+            yield ConvSpec(**of, vector=widest(8, gradients is not None, "bf16", layout), layout=layout, state=state,
+                           packed=packed)
+
+
+def _name(s: ConvSpec) -> str:
+    parts = ["causal_conv1d", s.dtype, f"w{s.width}", s.layout, "backward" if s.backward else "forward"]
+    return "-".join(parts + ["bias"] * bool(s.bias) + ["state"] * bool(s.state) + ["packed"] * bool(s.packed))
+
+
+def expectation(s: ConvSpec) -> Expectation:
+    """Accesses as wide as the vector; registers for 12 warps an SM, along time for 28."""
+    bits = s.vector * BITS[s.dtype]
+    wanted = (f"LDG.E.{bits}", f"STG.E.{bits}") if bits >= 64 and s.gradients != "weights" else ()
+    return Expectation(instructions=wanted, absent=("CALL", "LDS", "ATOM", "RED"),
+                       registers=168 if s.layout == "channels" else 72)
