@@ -33,7 +33,7 @@ def check_call(call: Call) -> None:
     check.rank(f"{OP}: weight", weight, 2)
     (B, _, C), W = x.shape, weight.shape[1]
     check.shape(f"{OP}: weight", weight, (C, W))
-    if W not in WIDTHS:
+    if not WIDTHS[0] <= W <= WIDTHS[-1]:
         raise NotImplementedError(f"{OP}: weight: has {W} taps, supported are {WIDTHS[0]} to {WIDTHS[-1]}")
     if not C:
         raise ValueError(f"{OP}: x: has no channels, allowed are 1 and more")
@@ -66,7 +66,7 @@ def check_step(call: StepCall, out=None) -> None:
     check.rank(f"{STEP}: weight", weight, 2)
     N, C, W = x.shape[0], x.shape[-1], weight.shape[1]
     check.shape(f"{STEP}: weight", weight, (C, W))
-    if W not in WIDTHS:
+    if not WIDTHS[0] <= W <= WIDTHS[-1]:
         raise NotImplementedError(f"{STEP}: weight: has {W} taps, supported are {WIDTHS[0]} to {WIDTHS[-1]}")
     if bias is not None:
         check.shape(f"{STEP}: bias", bias, (C,))

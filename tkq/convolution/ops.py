@@ -41,9 +41,8 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, acti
         output_final_state the pair (y, state), the state (N, C, W - 1) contiguous, of initial_state's type, or x's.
 
     Raises:
-        TypeError: x or weight is no dense tensor of bf16, fp16 or fp32; bias or initial_state is no dense tensor of
-            bf16, fp16 or fp32; activation is no word; output_final_state is no bool; cu_seqlens is no dense tensor of
-            int32 or int64.
+        TypeError: x, weight, bias or initial_state is no dense tensor of bf16, fp16 or fp32; activation is no word;
+            output_final_state is no bool; cu_seqlens is no dense tensor of int32 or int64.
         ValueError: activation is another word; shapes that do not go together, devices that differ.
         NotImplementedError: a W that is not supported; more than 65535 sequences without cu_seqlens.
         RuntimeError: a GPU other than Hopper.

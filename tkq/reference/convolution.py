@@ -22,18 +22,13 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, acti
     sequence, and its own last inputs, the oldest first; N is B, or the sequences between cu_seqlens (N + 1,) of B = 1,
     as `linear_attention.edges` takes them. y of tokens of no sequence is 0."""
     x = _upcast(x)
-    (B, S, C), (_, W) = x.shape, weight.shape
-    pieces = [(b, slice(0, S)) for b in range(B)] if cu_seqlens is None else [
-        (0, tokens) for tokens in _pieces(cu_seqlens, S)]
+    (B, S, C), W = x.shape, weight.shape[1]
     y, states = torch.zeros_like(x), []
-    for n, (b, tokens) in enumerate(pieces):
-        before = x.new_zeros(C, W - 1) if initial_state is None else initial_state[n].to(x.dtype)
-        padded = torch.cat((before, x[b, tokens].mT), 1)  # (C, W - 1 + tokens)
-        length = tokens.stop - tokens.start
-        z = sum(weight[:, i, None].to(x.dtype) * padded[:, i:i + length] for i in range(W))
-        z = z if bias is None else z + bias[:, None].to(x.dtype)
+    for n, (b, tokens) in enumerate(_of_sequences(B, S, cu_seqlens)):
+        padded = _padded(x[b, tokens], None if initial_state is None else initial_state[n], W)
+        z = _taps(padded, weight, bias)
         y[b, tokens] = (F.silu(z) if activation == "silu" else z).mT
-        states.append(padded[:, length:])
+        states.append(padded[:, z.shape[1]:])
     return y, torch.stack(states) if states else x.new_zeros(0, C, W - 1)
 
 
@@ -54,18 +49,52 @@ def causal_conv1d_step(x: Tensor, conv_states: Tensor, weight: Tensor, bias: Opt
     return y
 
 
+@autocast.apart
 def causal_conv1d_backward(dy: Tensor, dfinal: Optional[Tensor], x: Tensor, weight: Tensor, bias: Optional[Tensor],
                            activation: Optional[str], initial_state: Optional[Tensor], cu_seqlens: Optional[Tensor]):
     """Gradients of x, weight, bias and initial_state, wide; None of what is not there. dfinal: None where the final
     state was not used."""
-    leaves = [None if t is None else _upcast(t.detach()).requires_grad_() for t in (x, weight, bias, initial_state)]
-    with torch.enable_grad():
-        y, final = causal_conv1d(*leaves[:3], activation, leaves[3], cu_seqlens)
-        total = (y * dy.to(y.dtype)).sum()
+    wide = _upcast(x)
+    (B, S, _), W = x.shape, weight.shape[1]
+    dy, weight, bias, state, dfinal = (None if t is None else t.to(wide.dtype) for t in (
+        dy, weight, bias, initial_state, dfinal))
+    dx, dweight, dstates = torch.zeros_like(wide), torch.zeros_like(weight), []
+    dbias = None if bias is None else torch.zeros_like(bias)
+    for n, (b, tokens) in enumerate(_of_sequences(B, S, cu_seqlens)):
+        padded = _padded(wide[b, tokens], None if state is None else state[n], W)
+        z = _taps(padded, weight, bias)
+        dz, length, dpadded = dy[b, tokens].mT, z.shape[1], torch.zeros_like(padded)
+        if activation == "silu":
+            gate = z.sigmoid()
+            dz = dz * gate * (1 + z * (1 - gate))
+        for i in range(W):
+            dweight[:, i] += (dz * padded[:, i:i + length]).sum(1)
+            dpadded[:, i:i + length] += weight[:, i, None] * dz
+        if dbias is not None:
+            dbias += dz.sum(1)
         if dfinal is not None:
-            total = total + (final * dfinal.to(final.dtype)).sum()
-        if not total.requires_grad:  # of no token
-            return tuple(None if t is None else torch.zeros_like(t) for t in leaves)
-        given = [t for t in leaves if t is not None]
-        found = iter(torch.autograd.grad(total, given, allow_unused=True, materialize_grads=True))
-    return tuple(None if t is None else next(found) for t in leaves)
+            dpadded[:, length:] += dfinal[n]
+        dx[b, tokens] = dpadded[:, W - 1:].mT
+        dstates.append(dpadded[:, :W - 1])
+    dstate = None if state is None else torch.stack(dstates) if dstates else torch.zeros_like(state)
+    return dx, dweight, dbias, dstate
+
+
+def _of_sequences(batch, tokens, cu_seqlens):
+    """(row of x, its tokens) of each sequence."""
+    if cu_seqlens is None:
+        return [(b, slice(0, tokens)) for b in range(batch)]
+    return [(0, piece) for piece in _pieces(cu_seqlens, tokens)]
+
+
+def _padded(x, state, width):
+    """x (tokens, C) with what is before it, (C, width - 1 + tokens)."""
+    before = x.new_zeros(x.shape[1], width - 1) if state is None else state.to(x.dtype)
+    return torch.cat((before, x.mT), 1)
+
+
+def _taps(padded, weight, bias):
+    """What the activation is of, (C, tokens)."""
+    length = padded.shape[1] - weight.shape[1] + 1
+    z = sum(weight[:, i, None].to(padded.dtype) * padded[:, i:i + length] for i in range(weight.shape[1]))
+    return z if bias is None else z + bias[:, None].to(padded.dtype)
