@@ -151,7 +151,7 @@ def choose_leaves(op, given, draw):
 def outcome_of(name, op, given, changed, draw, gradients):
     """(verdict, detail)"""
     function = getattr(tkq, name)
-    written = {n for n in ("out", "state", *("x", "logits") * (given.get("inplace") is True),
+    written = {n for n in ("out", "state", "conv_states", *("x", "logits") * (given.get("inplace") is True),
                            *("initial_state",) * (given.get("state_indices") is not None)) if n in given}
     before = {n: bits(x) for n, x in given.items() if isinstance(x, torch.Tensor) and n not in written}
     seen = {n: x.detach().clone() if n in written and is_plain(x) else x for n, x in given.items()}

@@ -73,6 +73,8 @@ def check_step(call: StepCall, out=None) -> None:
     check.shape(f"{STEP}: conv_states", pool, (None, C, None))
     if pool.shape[2] < W - 1:
         raise ValueError(f"{STEP}: conv_states: has {pool.shape[2]} columns, allowed are {W - 1} and more")
+    check.settled(f"{STEP}: conv_states", pool)
+    check.refuse_overlap(STEP, conv_states=pool)
     check.same_device(x=x, conv_states=pool, weight=weight, bias=bias, cache_indices=indices, out=out)
     if indices is not None:
         check.shape(f"{STEP}: cache_indices", indices, (N,))
@@ -87,8 +89,6 @@ def check_step(call: StepCall, out=None) -> None:
 
 def check_written(call: StepCall, out=None) -> None:
     """Raises where what a step writes to must not be written to."""
-    check.settled(f"{STEP}: conv_states", call.conv_states)
-    check.refuse_overlap(STEP, conv_states=call.conv_states)
     check.refuse_inference(STEP, conv_states=call.conv_states)
     if out is not None:
         check.refuse_overlap(STEP, out=out)
