@@ -52,9 +52,9 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, acti
 
     Example::
 
-        x = torch.randn(2, 1024, 512, device="cuda", dtype=torch.bfloat16)
+        x = torch.randn(2, 64, 512, device="cuda", dtype=torch.bfloat16)
         weight = torch.randn(512, 4, device="cuda", dtype=torch.bfloat16)
-        y, state = tkq.causal_conv1d(x, weight, None, "silu", None, True)  # (2, 1024, 512) and (2, 512, 3) bfloat16
+        y, state = tkq.causal_conv1d(x, weight, None, "silu", None, True)  # (2, 64, 512) bfloat16; (2, 512, 3) bfloat16
     """
     if ops.traced() or autocast.on():
         x, weight, bias = autocast.lowered(x, weight, bias)
