@@ -14,7 +14,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-
 import tkq
 from bench.core import harness
 from bench.core.command import Bench, Job, main

@@ -8,9 +8,9 @@ from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.convolution.config import WARP
-from tkq.convolution.forward import before, load_rows, packed_of, put, unpacked, vectors_of
+from tkq.convolution.forward import before, blocks, packed_of, place_of, put, unpacked, vectors_of
 from tkq.convolution.sequences import Sequence, Sequences
-from tkq.convolution.taps import Taps, fma, state_column
+from tkq.convolution.taps import Taps, column, fma, load_rows, row, state_column
 from tkq.pointwise import activations
 from tkq.runtime.compile import fake
 from tkq.tile import vectors
@@ -76,15 +76,12 @@ class ChannelBackward:
 
     @cute.jit
     def __call__(self, x: cute.Tensor, operands: Operands, run: Int32, stream: cuda.CUstream):
-        config, (B, S, C) = self.config, x.shape
-        grid = [cute.ceil_div(C, WARP * self.spec.vector), cute.ceil_div(cute.ceil_div(S, run), config.warps), B]
-        self.kernel(Given(x, *operands, run)).launch(grid=grid, block=[config.threads, 1, 1], stream=stream)
+        self.kernel(Given(x, *operands, run)).launch(grid=blocks(self, x, run), block=[self.config.threads, 1, 1],
+                                                     stream=stream)
 
     @cute.kernel
     def kernel(self, g: Given):
-        block, part, batch = cute.arch.block_idx()
-        warp = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARP)
-        self.thread(block * WARP + tk.lane_id(), part * self.config.warps + warp, batch, g)
+        self.thread(*place_of(self.config), g)
 
     @cute.jit
     def thread(self, column, part, batch, g: Given):
@@ -104,67 +101,97 @@ class ChannelBackward:
         first = part * g.run
         end = cutlass.min(first + g.run, S)
         last = cutlass.min(end + ahead, S)  # the tokens behind the run whose dz its dx need
-        weights, bias = self.taps.weights(g.weight, channel), self.taps.bias(g.bias, channel)
+        taps = self.taps.weights(g.weight, channel), self.taps.bias(g.bias, channel)
+        at = column(g.x, batch, channel), column(g.dy, batch, channel)
+        to = at[0] if const_expr(g.dx is None) else column(g.dx, batch, channel)
         window = cute.make_rmem_tensor((ahead * V,), Float32)
         for i in cutlass.range_constexpr(ahead):
-            before(self, window, i, (batch, first - ahead + i, channel), g)
+            before(self, window, i, (batch, first - ahead + i, channel), at[0], g)
         sums = cute.make_rmem_tensor(((self.taps.width + 1) * V,), Float32)
         pending = cute.make_rmem_tensor(((ahead + n) * V,), Float32)
         sums.fill(0.0)
         pending.fill(0.0)
-        here, dy_here = (load_rows(m, (batch, first, channel), n, last, V) for m in (g.x, g.dy))
-        for base in cutlass.range(first, end + ahead, n, unroll=1):
-            there, dy_there = (load_rows(m, (batch, base + n, channel), n, last, V) for m in (g.x, g.dy))
-            rows = unpacked(window, ahead, V) + [vectors.wide(x) for x in here]
-            for j in cutlass.range_constexpr(n):
-                t = base + j
-                token = t < end, t < last, rows[j:j + self.taps.width], vectors.wide(dy_here[j])
-                if const_expr(g.cu is None):
-                    self.add((sums, pending), j, token, (weights, bias))
-                else:
-                    of = self.sequences.follow(g.cu, t, of, S)
-                    self.in_sequence((sums, pending), j, (channel, t - of.begin, *token), (weights, bias), of, g)
-            self.emit(pending, base - ahead, (first, end), (batch, channel), g)
-            for i in cutlass.range_constexpr(ahead):
-                put(window, i, rows[n + i])
-            for x, y in zip(here + dy_here, there + dy_there):
+        whole = first + (end - first) // n * n
+        here = self.load(at, [cutlass.min(first + j, last - 1) for j in range(n)], g)
+        held = window, sums, pending
+        for base in cutlass.range(first, whole, n, unroll=1):
+            ahead_of = cutlass.min(base + n, whole - n)
+            there = self.load(at, [ahead_of + j for j in range(n)], g)
+            of = self.group(here, held, (base, first, end, last, channel), taps, to, of, g)
+            for x, y in zip(here, there):
                 x.store(y.load())
+        for base in cutlass.range(whole, end + ahead, n, unroll=1):
+            here = self.load(at, [cutlass.min(base + j, last - 1) for j in range(n)], g)
+            of = self.group(here, held, (base, first, end, last, channel), taps, to, of, g, True)
         if const_expr(g.parts is not None):
             self.store(sums, (batch, part, channel), g)
+
+    def load(self, at, tokens, g):
+        """Rows of x, then those of dy."""
+        return [x for m, of in zip((g.x, g.dy), at, strict=True) for x in load_rows(m, of, tokens, self.spec.vector)]
+
+    @cute.jit
+    def group(self, here, held, place, taps, to, of, g: Given, rest: cutlass.Constexpr = False):
+        """n tokens from `base` on. held: the window, the sums, what is pending. place: (base, the run's first token and
+        its end, the end of those that its dx need, channel). rest: some may be behind these ends. Returns the last
+        one's sequence."""
+        n, ahead, V, (window, sums, pending) = self.config.rows, self.taps.ahead, self.spec.vector, held
+        base, first, end, last, channel = place
+        rows = unpacked(window, ahead, V) + [vectors.wide(x) for x in here[:n]]
+        for j in cutlass.range_constexpr(n):
+            t = base + j
+            inside = (t < end, t < last) if const_expr(rest) else (None, None)
+            token = *inside, rows[j:j + self.taps.width], vectors.wide(here[n + j])
+            if const_expr(g.cu is None):
+                self.add((sums, pending), j, token, taps)
+            else:
+                put(pending, ahead + j, [Float32(0.0)] * V)
+                of = self.sequences.follow(g.cu, t, of, g.x.shape[1])
+                self.in_sequence((sums, pending), j, (channel, t - of.begin, *token), taps, of, g)
+        if const_expr(g.dx is not None):
+            self.emit(pending, base - ahead, (first, end), to, g)
+        for i in cutlass.range_constexpr(ahead):
+            put(window, i, rows[n + i])
+        return of
 
     @cute.jit
     def in_sequence(self, held, j: cutlass.Constexpr, token, taps, of, g: Given):
         """Adds what a token of a sequence adds: its first tokens have its state before them. token: (channel, its place
         in its sequence, and what `add` has)."""
         channel, age, counts, live, rows, dy = token
-        if live & self.sequences.there(g.cu, of):
+        there = self.sequences.there(g.cu, of)
+        if const_expr(live is not None):
+            there = there & live
+        if there:
             if age >= self.taps.ahead:
-                self.add(held, j, (counts, live, rows, dy), taps)
+                self.add(held, j, (counts, None, rows, dy), taps)
             else:
                 seen = self.taps.seen(rows, age, state_column(g.state, (of.number, channel), self.spec.vector))
-                self.add(held, j, (counts, live, seen, dy), taps, age)
+                self.add(held, j, (counts, None, seen, dy), taps, age)
 
     def slopes(self, rows, dy, live, weights, bias):
-        """dz of a token; 0 where it is not live."""
+        """dz of a token; 0 where it is not live, of which None says nothing."""
         if self.spec.silu:
             z = self.taps.sums(rows, weights, bias)
             dy = [d * activations.silu_and_slope(x)[1] for d, x in zip(dy, z, strict=True)]
-        return [cutlass.select_(live, d, Float32(0.0)) for d in dy]
+        return dy if live is None else [cutlass.select_(live, d, Float32(0.0)) for d in dy]
 
     def add(self, held, j, token, taps, age=None):
-        """What token j of a group adds. token: (is it of the run? is it at all? its rows, its dy). age: its place in
-        its sequence, where that is below W - 1: tokens before its sequence have nothing of it."""
+        """What token j of a group adds. token: (is it of the run? is it at all? its rows, its dy); None: it is. age:
+        its place in its sequence, where that is below W - 1: tokens before its sequence have nothing of it."""
         (sums, pending), (counts, live, rows, dy), (weights, bias) = held, token, taps
         V, ahead, dz = self.spec.vector, self.taps.ahead, self.slopes(rows, dy, live, weights, bias)
         if self.spec.of_x:
             for d in range(self.taps.width):
                 at = (ahead + j - d) * V
                 for e in range(V):
-                    found = fma(weights[ahead - d][e], dz[e], pending[at + e])
-                    seen = age is None or d == 0
-                    pending[at + e] = found if seen else cutlass.select_(age >= d, found, pending[at + e])
+                    if d == 0:  # nobody else has been there
+                        pending[at + e] = weights[ahead][e] * dz[e]
+                    else:
+                        found = fma(weights[ahead - d][e], dz[e], pending[at + e])
+                        pending[at + e] = found if age is None else cutlass.select_(age >= d, found, pending[at + e])
         if self.spec.of_weights:
-            mine = [cutlass.select_(counts, x, Float32(0.0)) for x in dz]
+            mine = dz if counts is None else [cutlass.select_(counts, x, Float32(0.0)) for x in dz]
             for i, row in enumerate(rows):
                 for e in range(V):
                     sums[i * V + e] = fma(mine[e], row[e], sums[i * V + e])
@@ -172,19 +199,15 @@ class ChannelBackward:
                 sums[self.taps.width * V + e] = sums[self.taps.width * V + e] + mine[e]
 
     @cute.jit
-    def emit(self, pending: cute.Tensor, t, run, at, g: Given):
+    def emit(self, pending: cute.Tensor, t, run, to, g: Given):
         """dx of the tokens from t on that nothing more is added to, and what is pending of the others."""
         n, ahead, V = self.config.rows, self.taps.ahead, self.spec.vector
-        if const_expr(g.dx is not None):
-            batch, channel = at
-            found = unpacked(pending, n + ahead, V)
-            for j in cutlass.range_constexpr(n):
-                if t + j >= run[0] and t + j < run[1]:
-                    dx = vectors.run_at(g.dx, (batch, t + j, channel), V)
-                    vectors.store(vectors.packed(found[j], self.dtype), dx)
-            for j in cutlass.range_constexpr(n + ahead):
-                put(pending, j, found[n + j] if j < ahead else [Float32(0.0)] * V)
-
+        found = unpacked(pending, n + ahead, V)
+        for j in cutlass.range_constexpr(n):
+            if t + j >= run[0] and t + j < run[1]:
+                vectors.store(vectors.packed(found[j], self.dtype), row(g.dx, to, t + j, V))
+        for j in cutlass.range_constexpr(ahead):
+            put(pending, j, found[n + j])
 
     def store(self, sums, at, g):
         """The run's sums."""

@@ -9,7 +9,7 @@ from cutlass import Float32, Int32, const_expr
 import tkq.tile as tk
 from tkq.convolution.config import WARP
 from tkq.convolution.sequences import Sequence, Sequences
-from tkq.convolution.taps import Taps, state_column
+from tkq.convolution.taps import Taps, column, load_rows, row, state_column
 from tkq.pointwise import activations
 from tkq.runtime.compile import fake
 from tkq.tile import vectors
@@ -66,15 +66,12 @@ class ChannelForward:
 
     @cute.jit
     def __call__(self, x: cute.Tensor, operands: Operands, run: Int32, stream: cuda.CUstream):
-        config, (B, S, C) = self.config, x.shape
-        grid = [cute.ceil_div(C, WARP * self.spec.vector), cute.ceil_div(cute.ceil_div(S, run), config.warps), B]
-        self.kernel(Given(x, *operands, run)).launch(grid=grid, block=[config.threads, 1, 1], stream=stream)
+        self.kernel(Given(x, *operands, run)).launch(grid=blocks(self, x, run), block=[self.config.threads, 1, 1],
+                                                     stream=stream)
 
     @cute.kernel
     def kernel(self, g: Given):
-        block, part, batch = cute.arch.block_idx()
-        warp = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARP)
-        self.thread(block * WARP + tk.lane_id(), part * self.config.warps + warp, batch, g)
+        self.thread(*place_of(self.config), g)
 
     @cute.jit
     def thread(self, column, part, batch, g: Given):
@@ -90,28 +87,45 @@ class ChannelForward:
 
     @cute.jit
     def walk(self, channel, first, end, batch, of, g: Given):
-        taps, n, ahead, V = self.taps, self.config.rows, self.taps.ahead, self.spec.vector
-        weights, bias = taps.weights(g.weight, channel), taps.bias(g.bias, channel)
+        n, ahead, V = self.config.rows, self.taps.ahead, self.spec.vector
+        weights, bias = self.taps.weights(g.weight, channel), self.taps.bias(g.bias, channel)
+        at = column(g.x, batch, channel), column(g.y, batch, channel)
         window = cute.make_rmem_tensor((ahead * V,), Float32)
         for i in cutlass.range_constexpr(ahead):
-            before(self, window, i, (batch, first - ahead + i, channel), g)
-        here = load_rows(g.x, (batch, first, channel), n, end, V)
-        for base in cutlass.range(first, end, n, unroll=1):
-            there = load_rows(g.x, (batch, base + n, channel), n, end, V)
-            rows = unpacked(window, ahead, V) + [vectors.wide(x) for x in here]
-            for j in cutlass.range_constexpr(n):
-                t, mine = base + j, rows[j:j + self.taps.width]
-                result = cute.make_rmem_tensor((V,), Float32)
-                put(result, 0, self.taps.sums(mine, weights, bias))
-                if const_expr(g.cu is not None):
-                    of = self.sequences.follow(g.cu, t, of, g.x.shape[1])
-                    self.in_sequence(result, (t - of.begin, channel, mine), (weights, bias), of, g)
-                if t < end:
-                    self.finish(result, (batch, t, channel), g)
-            for i in cutlass.range_constexpr(ahead):
-                put(window, i, rows[n + i])
+            before(self, window, i, (batch, first - ahead + i, channel), at[0], g)
+        whole = first + (end - first) // n * n  # groups of n tokens, and what is left
+        here = load_rows(g.x, at[0], [cutlass.min(first + j, end - 1) for j in range(n)], V)
+        for base in cutlass.range(first, whole, n, unroll=1):
+            ahead_of = cutlass.min(base + n, end - n)
+            there = load_rows(g.x, at[0], [ahead_of + j for j in range(n)], V)
+            of = self.group(here, window, (base, end, channel), (weights, bias), at, of, g)
             for x, y in zip(here, there):
                 x.store(y.load())
+        if whole < end:
+            here = load_rows(g.x, at[0], [cutlass.min(whole + j, end - 1) for j in range(n)], V)
+            self.group(here, window, (whole, end, channel), (weights, bias), at, of, g, True)
+
+    @cute.jit
+    def group(self, here, window: cute.Tensor, place, taps, at, of, g: Given, rest: cutlass.Constexpr = False):
+        """n tokens from the first on. place: (the first, the run's end, channel). rest: some may be behind the end.
+        Returns the last one's sequence."""
+        n, V, (first, end, channel) = self.config.rows, self.spec.vector, place
+        rows = unpacked(window, self.taps.ahead, V) + [vectors.wide(x) for x in here]
+        for j in cutlass.range_constexpr(n):
+            t, mine = first + j, rows[j:j + self.taps.width]
+            result = cute.make_rmem_tensor((V,), Float32)
+            put(result, 0, self.taps.sums(mine, *taps))
+            if const_expr(g.cu is not None):
+                of = self.sequences.follow(g.cu, t, of, g.x.shape[1])
+                self.in_sequence(result, (t - of.begin, channel, mine), taps, of, g)
+            if const_expr(rest):
+                if t < end:
+                    self.finish(result, row(g.y, at[1], t, V))
+            else:
+                self.finish(result, row(g.y, at[1], t, V))
+        for i in cutlass.range_constexpr(self.taps.ahead):
+            put(window, i, rows[n + i])
+        return of
 
     @cute.jit
     def in_sequence(self, result: cute.Tensor, token, taps, of, g: Given):
@@ -124,20 +138,20 @@ class ChannelForward:
         if not self.sequences.there(g.cu, of):
             result.fill(0.0)
 
-    def finish(self, result, at, g):
+    def finish(self, result, y):
         found = unpacked(result, 1, self.spec.vector)[0]
         found = [activations.silu(x) for x in found] if self.spec.silu else found
-        vectors.store(vectors.packed(found, self.dtype), vectors.run_at(g.y, at, self.spec.vector))
+        vectors.store(vectors.packed(found, self.dtype), y)
 
 
 @cute.jit
-def before(kernel, window, i: cutlass.Constexpr, at, g):
+def before(kernel, window, i: cutlass.Constexpr, place, at, g):
     """Row i of the window, at a place (batch, token, channel), from the state where the token is before the first one.
-    Of packed sequences what is before the sequence is not looked at."""
-    batch, t, channel = at
+    Of packed sequences what is before the sequence is not looked at. at: x's column."""
+    batch, t, channel = place
     V = kernel.spec.vector
     if t >= 0:
-        put(window, i, vectors.wide(vectors.load(vectors.run_at(g.x, at, V))))
+        put(window, i, vectors.wide(vectors.load(row(g.x, at, t, V))))
     else:
         if const_expr(g.state is None or g.cu is not None):
             put(window, i, [Float32(0.0)] * V)
@@ -145,10 +159,20 @@ def before(kernel, window, i: cutlass.Constexpr, at, g):
             put(window, i, state_column(g.state, (batch, channel), V)(t + kernel.taps.ahead))
 
 
-def load_rows(x, at, n, end, vector):
-    """n rows from a place (batch, token, channel) on, each in registers; behind the end the last one again."""
-    batch, t, channel = at
-    return [vectors.load(vectors.run_at(x, (batch, cutlass.min(t + j, end - 1), channel), vector)) for j in range(n)]
+def blocks(kernel, x, run):
+    """The grid: columns of vectors, runs of tokens, sequences."""
+    config, (B, S, C) = kernel.config, x.shape
+    runs = config.warps // config.across
+    return [cute.ceil_div(C, WARP * kernel.spec.vector * config.across), cute.ceil_div(cute.ceil_div(S, run), runs), B]
+
+
+def place_of(config):
+    """(column of vectors, run, sequence) of a thread."""
+    block, part, batch = cute.arch.block_idx()
+    warp = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARP)
+    across = config.across
+    return ((block * across + warp % across) * WARP + tk.lane_id(), part * (config.warps // across) + warp // across,
+            batch)
 
 
 def unpacked(rows, n, vector):

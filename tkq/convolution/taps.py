@@ -1,13 +1,41 @@
 """A thread's channels: their weights in registers, and the products with inputs of earlier tokens."""
+from typing import Any, NamedTuple
+
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, Int64
 
 from ..tile import vectors
 
 
 def fma(a, b, c):
     return cute.math.fma(a, b, c)
+
+
+class Column(NamedTuple):
+    """A thread's channels of one sequence of x (B, S, C): the address of token 0's, in bytes, and from one token to the
+    next. A product of 32-bit numbers, which the hardware adds to 64 bits in one instruction, finds a token."""
+
+    start: Any
+    step: Any
+
+
+def column(x, batch, channel) -> Column:
+    size = x.element_type.width // 8
+    start = x.iterator.toint() + (Int64(batch) * x.stride[0] + Int64(channel)) * size
+    return Column(start, Int32(x.stride[1]) * size)
+
+
+def row(x, of: Column, t, vector):
+    """Token t's `vector` channels."""
+    address = of.start + Int64(t) * Int64(of.step)
+    pointer = cute.make_ptr(x.element_type, address, x.memspace, assumed_align=x.iterator.alignment)
+    return cute.make_tensor(pointer, cute.make_layout(vector))
+
+
+def load_rows(x, of: Column, tokens, vector):
+    """Rows of some tokens, each in registers: all loads before any is used."""
+    return [vectors.load(row(x, of, t, vector)) for t in tokens]
 
 
 class Taps:
