@@ -41,8 +41,9 @@ class Given(NamedTuple):
 
 class AlongTime:
     """A warp has a run of tokens of one channel, `vector` neighbours a lane at a time. Tokens that a lane needs of its
-    neighbours' vectors it loads itself: they come from L1. What is before the first token or behind the last counts as
-    zeros. The sums for the weights are those of a lane's tokens in their order, then of the lanes, by shuffles."""
+    neighbours' vectors it loads itself: they come from L1. A backward loads its next vectors before it computes. What
+    is before the first token or behind the last counts as zeros. The sums for the weights are those of a lane's tokens
+    in their order, then of the lanes, by shuffles."""
 
     lanes = WARP
 
@@ -154,9 +155,13 @@ class AlongTime:
         first, end = run
         sums = cute.make_rmem_tensor((self.spec.width + 1,), Float32)
         sums.fill(0.0)
-        step = self.lanes * self.spec.vector
-        for base in cutlass.range(first + place[0] * self.spec.vector, end, step, unroll=1):
-            self.add(sums, base, at, (weights, bias), g)
+        step, mine = self.lanes * self.spec.vector, first + place[0] * self.spec.vector
+        here = self.load(g.x, at, mine, (0,)) + self.load(g.dy, at, mine, (0,))
+        for base in cutlass.range(mine, end, step, unroll=1):
+            there = self.load(g.x, at, base + step, (0,)) + self.load(g.dy, at, base + step, (0,))
+            self.add(sums, base, at, (weights, bias, here), g)
+            for x, y in zip(here, there):
+                x.store(y.load())
         if const_expr(g.parts is not None):
             for i in cutlass.range_constexpr(self.spec.width + 1):
                 for shift in cutlass.range_constexpr(self.lanes.bit_length() - 1):
@@ -165,10 +170,12 @@ class AlongTime:
                     g.parts[at[0], place[1], i, at[1]] = sums[i]
 
     def add(self, sums, t, at, taps, g):
-        """A lane's vector of tokens from t on: dx, and what it adds to the sums."""
-        (weights, bias), V, S = taps, self.spec.vector, g.x.shape[1]
+        """A lane's vector of tokens from t on: dx, and what it adds to the sums. taps: (weights, bias, the vector of x
+        and that of dy, which were loaded before)."""
+        (weights, bias, here), V, S = taps, self.spec.vector, g.x.shape[1]
         around, behind = range(-self.halo, self.halo + 1), range(self.halo + 1)
-        x, dy = self.load(g.x, at, t, around), self.load(g.dy, at, t, behind)
+        x = self.load(g.x, at, t, range(-self.halo, 0)) + here[:1] + self.load(g.x, at, t, range(1, self.halo + 1))
+        dy = here[1:] + self.load(g.dy, at, t, behind[1:])
         numbers, dz = self.wide(x, t, around, S), self.wide(dy, t, behind, S)
         dz = dz[:V + self.ahead]
         if self.spec.silu:

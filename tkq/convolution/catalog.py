@@ -14,9 +14,9 @@ def shipped() -> list:
     found = [Shipped(_name(s), recipe(s), expectation(s), quick=i == 0) for i, s in enumerate(_convolutions())]
     found += [Shipped(f"causal_conv1d-sums-w4{'-bias' if bias else ''}", recipe(SumsSpec(4, "bf16", bias)))
               for bias in (None, "bf16")]
-    for bias, indices, exact in itertools.product((None, "bf16"), ("int32", "int64"), (True, False)):
-        spec = StepSpec("bf16", "bf16", 4, bias, True, "bf16", indices, exact)
-        parts = ["causal_conv1d_step", "w4", indices] + ["bias"] * bool(bias) + ["wide"] * (not exact)
+    for bias, indices, columns in itertools.product((None, "bf16"), ("int32", "int64"), (3, 4)):
+        spec = StepSpec("bf16", "bf16", 4, bias, True, "bf16", indices, columns)
+        parts = ["causal_conv1d_step", f"w4-l{columns}", indices] + ["bias"] * bool(bias)
         found.append(Shipped("-".join(parts), recipe(spec), Expectation(registers=64, absent=("LDS", "BAR"))))
     return found
 

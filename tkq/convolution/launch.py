@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tkq.convolution.config import ConvConfig
 from tkq.convolution.plan import plan, run_tokens, widest
-from tkq.convolution.spec import ConvSpec, StepSpec, SumsSpec
+from tkq.convolution.spec import MOST_COLUMNS, ConvSpec, StepSpec, SumsSpec
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
@@ -125,7 +125,8 @@ def step(x: Tensor, pool: Tensor, weight: Tensor, bias: Tensor | None, silu: boo
     if not x.numel():
         return None
     name, W = lambda t: None if t is None else dtypes.name_of(t.dtype), weight.shape[1]
-    spec = StepSpec(name(x), name(weight), W, name(bias), silu, name(pool), name(indices), pool.shape[2] == W - 1)
+    columns = pool.shape[2] if pool.shape[2] <= MOST_COLUMNS else 0
+    spec = StepSpec(name(x), name(weight), W, name(bias), silu, name(pool), name(indices), columns)
     call = _launcher(x, spec), (x, (pool, _dense(weight), _dense(bias), indices, y))
     call[0](*call[1])
     return call

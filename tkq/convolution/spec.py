@@ -8,6 +8,7 @@ WIDTHS = range(2, 9)
 LAYOUTS = "channels", "time"
 GRADIENTS = None, "x", "weights", "both"
 INDEX = None, "int32", "int64"
+MOST_COLUMNS = 8  # of a pool's row, that a step has in registers
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class SumsSpec:
 @dataclass(frozen=True)
 class StepSpec:
     """A step with a pool of states. dtype: of x and y. weight, bias, state, indices: dtypes, None without. width: taps.
-    silu: behind the convolution. exact: a row of the pool has W - 1 columns; otherwise it has more."""
+    silu: behind the convolution. columns: of a row of the pool, 0 where they are known at run time alone."""
 
     dtype: str
     weight: str
@@ -81,18 +82,19 @@ class StepSpec:
     silu: bool = False
     state: str = "bf16"
     indices: str | None = None
-    exact: bool = True
+    columns: int = 0
 
     def __post_init__(self):
         kinds = tuple(BITS)
         for name, got, allowed in (
                 ("dtype", self.dtype, kinds), ("weight", self.weight, kinds), ("width", self.width, tuple(WIDTHS)),
-                ("bias", self.bias, (None, *kinds)), ("state", self.state, kinds), ("indices", self.indices, INDEX)):
+                ("bias", self.bias, (None, *kinds)), ("state", self.state, kinds), ("indices", self.indices, INDEX),
+                ("columns", self.columns, (0, *range(self.width - 1, MOST_COLUMNS + 1)))):
             if got not in allowed:
                 raise ValueError(f"StepSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
 
 
 def vectors(dtype: str) -> tuple[int, ...]:
     """Elements of one access, up to 16 bytes."""
-    most = 128 // BITS[dtype]
+    most = 128 // BITS.get(dtype, 256)
     return tuple(1 << i for i in range(most.bit_length()))

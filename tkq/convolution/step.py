@@ -35,15 +35,16 @@ class Given(NamedTuple):
 
 
 class ConvStep:
-    """A thread has a channel of a sequence: the last W - 1 columns of its row of the pool, which it has in registers
-    from one token to the next, then the columns one after the other, each T to the left and the new inputs at the end.
-    Nobody else reads or writes that row's channel: no shared memory, no barrier, and in place."""
+    """A thread has a channel of a sequence: its columns of the pool's row are in registers from one token to the next.
+    Of longer rows the last W - 1 columns are, and then the columns move one after the other, each T to the left, the
+    new inputs at the end. Nobody else reads or writes that row's channel: no shared memory, no barrier, and in
+    place."""
 
     THREADS = 128
 
     def __init__(self, spec):
         self.spec, self.dtype, self.ahead = spec, tk.element_type(spec.dtype), spec.width - 1
-        self.state = tk.element_type(spec.state)
+        self.state, self.held = tk.element_type(spec.state), spec.columns or spec.width - 1
 
     def fake_arguments(self):
         """Compiled for any sizes and any strides but those of the weight and the bias."""
@@ -91,23 +92,24 @@ class ConvStep:
     def tokens(self, place, g: Given):
         row, n, channel = place
         L, T = g.pool.shape[2], g.x.shape[1]
-        window = cute.make_rmem_tensor((self.ahead,), Float32)
-        for i in cutlass.range_constexpr(self.ahead):
-            window[i] = Float32(at(g.pool, (row, channel, L - self.ahead + i))[0])
+        held = self.held
+        window = cute.make_rmem_tensor((held,), Float32)
+        for i in cutlass.range_constexpr(held):
+            window[i] = Float32(at(g.pool, (row, channel, L - held + i))[0])
         weights = [Float32(g.weight[channel, i]) for i in range(self.spec.width)]
         bias = Float32(0.0 if g.bias is None else g.bias[channel])
         for t in cutlass.range(T, unroll=1):
             new = Float32(at(g.x, (n, t, channel))[0])
             found = bias
             for i in cutlass.range_constexpr(self.ahead):
-                found = fma(weights[i], window[i], found)
+                found = fma(weights[i], window[held - self.ahead + i], found)
             found = fma(weights[self.ahead], new, found)
             at(g.y, (n, t, channel))[0] = self.dtype(activations.silu(found) if self.spec.silu else found)
-            for i in cutlass.range_constexpr(self.ahead - 1):
+            for i in cutlass.range_constexpr(held - 1):
                 window[i] = window[i + 1]
-            window[self.ahead - 1] = new
-        if const_expr(self.spec.exact):
-            for i in cutlass.range_constexpr(self.ahead):
+            window[held - 1] = new
+        if const_expr(self.spec.columns):
+            for i in cutlass.range_constexpr(held):
                 at(g.pool, (row, channel, i))[0] = self.state(window[i])
         else:
             for i in cutlass.range(L, unroll=1):

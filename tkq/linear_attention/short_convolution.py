@@ -45,6 +45,7 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, activat
     state = x.new_zeros(N, C, W - 1) if initial_state is None else initial_state
     check.shape(f"{NAME}: initial_state", state, (N, C, W - 1))
     if x.is_cuda and x.dtype in FUSED and WIDTHS[0] <= W <= WIDTHS[-1]:
+        x = x if x.stride(2) == 1 else x.contiguous()  # as the result is to be
         return fused(x, weight, bias, activation, initial_state, output_final_state, cu_seqlens)
     if cu_seqlens is not None and S:
         y = ACTIVATIONS[activation](packed_conv1d(x, weight, bias, state, cu_seqlens)).transpose(1, 2).contiguous()

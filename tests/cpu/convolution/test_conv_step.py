@@ -8,16 +8,17 @@ from tkq.convolution.spec import StepSpec
 from tkq.reference import convolution as reference
 
 
-@pytest.mark.parametrize("T, L, indices, along_columns", [
-    (1, 3, None, True), (1, 4, "int64", True), (2, 3, "int32", False), (5, 6, "int32", False), (0, 4, None, True)])
-def test_the_kernel(monkeypatch, T, L, indices, along_columns):
+@pytest.mark.parametrize("T, L, columns, indices, along_columns", [
+    (1, 3, 3, None, True), (1, 4, 4, "int64", True), (2, 3, 3, "int32", False), (5, 6, 6, "int32", False),
+    (2, 9, 0, "int32", True), (5, 4, 0, None, True), (0, 4, 4, None, True)])
+def test_the_kernel(monkeypatch, T, L, columns, indices, along_columns):
     torch.manual_seed(0)
     N, M, C, W = 4, 6, 5, 4
     rows = {None: None, "int32": torch.tensor([5, 0, -1, 3], dtype=torch.int32),
             "int64": torch.tensor([1 << 40, -(1 << 40), 6, 2])}[indices]
     x, weight, bias = torch.randn(N, T, C), torch.randn(C, W), torch.randn(C)
     pool = torch.randn(M, C, L) if along_columns else torch.randn(M, L, C).mT
-    kernel = function(ConvStepOnCpu(StepSpec("fp32", "fp32", W, "fp32", True, "fp32", indices, L == W - 1)),
+    kernel = function(ConvStepOnCpu(StepSpec("fp32", "fp32", W, "fp32", True, "fp32", indices, columns)),
                       monkeypatch)
     wide = pool.double()
     want = reference.causal_conv1d_step(x.double(), wide, weight.double(), bias.double(), "silu", rows)
