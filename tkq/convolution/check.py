@@ -8,6 +8,7 @@ from tkq.runtime import arguments
 from tkq.runtime.call import check
 
 OP, STEP = "causal_conv1d", "causal_conv1d_step"
+MOST_CHANNELS = 1 << 28
 MOST = 65535  # sequences: blocks of a launch along a dimension of the grid
 _tensors = arguments.checker(OP, "x", "weight", "bias", "initial_state", "cu_seqlens")
 _step_tensors = arguments.checker(STEP, "x", "conv_states", "weight", "bias", "cache_indices", "out")
@@ -35,6 +36,8 @@ def check_call(call: Call) -> None:
     check.shape(f"{OP}: weight", weight, (C, W))
     if not WIDTHS[0] <= W <= WIDTHS[-1]:
         raise NotImplementedError(f"{OP}: weight: has {W} taps, supported are {WIDTHS[0]} to {WIDTHS[-1]}")
+    if C > MOST_CHANNELS:
+        raise NotImplementedError(f"{OP}: x: has {C} channels, supported are up to {MOST_CHANNELS}")
     if not C:
         raise ValueError(f"{OP}: x: has no channels, allowed are 1 and more")
     if bias is not None:

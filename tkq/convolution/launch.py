@@ -13,6 +13,7 @@ from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
 
+FARTHEST = (1 << 31) - 1  # bytes from one token to the next, which kernels have in 32 bits
 _launchers: dict = {}  # (device, spec, config) -> the kernel's function; as many as kinds of call
 
 
@@ -53,9 +54,10 @@ def result_like(x: Tensor, time: bool) -> Tensor:
 
 
 def readable(x: Tensor, time: bool) -> Tensor:
-    """x, or a copy, where neither channels nor tokens are contiguous."""
+    """x, or a copy, where neither channels nor tokens are contiguous, or tokens lie too far apart."""
     dim = 1 if time else 2
-    return x if x.stride(dim) == 1 or x.shape[dim] == 1 else x.clone(memory_format=torch.contiguous_format)
+    fits = (x.stride(dim) == 1 or x.shape[dim] == 1) and abs(x.stride(3 - dim)) * x.itemsize <= FARTHEST
+    return x if fits else x.clone(memory_format=torch.contiguous_format)
 
 
 def vector_of(time: bool, *tensors: Tensor) -> int:
@@ -77,22 +79,21 @@ def spec_of(given: Given, vector: int, time: bool, gradients: str | None = None)
                     name(given.state), name(given.cu), gradients)
 
 
-def forward(given: Given) -> Tensor:
-    """y, of CUDA tensors that have been looked at."""
+def forward(given: Given) -> tuple:
+    """(y, what was launched: the function and its arguments), of CUDA tensors that have been looked at. None where
+    nothing was launched."""
     x = given.x
     time = along_time(x, given.state, given.cu)
     y = result_like(x, time)
     if not y.numel():
-        return y
+        return y, None
     x = readable(x, time)
-    given = given._replace(x=x, weight=_dense(given.weight), bias=_dense(given.bias), cu=_dense(given.cu))
+    given = _laid_out(given, x)
     spec = spec_of(given, vector_of(time, x, y), time)
-    run = run_tokens(spec, *x.shape)
-    if time:
-        _launcher(x, spec)(x, (given.weight, given.bias, y, None, None, None), run)
-    else:
-        _launcher(x, spec)(x, (given.weight, given.bias, given.state, given.cu, y), run)
-    return y
+    operands = given.weight, given.bias, *((y, None, None, None) if time else (given.state, given.cu, y))
+    call = _launcher(x, spec), (x, operands, run_tokens(spec, *x.shape))
+    call[0](*call[1])
+    return y, call
 
 
 def backward(given: Given, dy: Tensor, need_x: bool, need_weights: bool):
@@ -105,7 +106,7 @@ def backward(given: Given, dy: Tensor, need_x: bool, need_weights: bool):
     if not x.numel():
         return dx, *(None if g is None else g.zero_() for g in (dweight, dbias))
     x, dy = _both(x, dy, time)
-    given = given._replace(x=x, weight=_dense(given.weight), bias=_dense(given.bias), cu=_dense(given.cu))
+    given = _laid_out(given, x)
     vector = vector_of(time, x, dy, *(() if dx is None else (dx,)))
     spec = spec_of(given, vector, time, "both" if need_x and need_weights else "x" if need_x else "weights")
     run = run_tokens(spec, *x.shape)
@@ -120,13 +121,15 @@ def backward(given: Given, dy: Tensor, need_x: bool, need_weights: bool):
     return dx, dweight, dbias
 
 
-def step(x: Tensor, pool: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, indices: Tensor | None, y: Tensor):
-    """One launch, of x and y (N, T, C). (The function that was launched, its arguments), None where there are none."""
+def step(x: Tensor, pool: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, indices: Tensor | None,
+         y: Tensor) -> tuple | None:
+    """One launch, of x and y (N, T, C) or (N, C): (the function that was launched, its arguments). None of no tokens."""
     if not x.numel():
         return None
     name, W = lambda t: None if t is None else dtypes.name_of(t.dtype), weight.shape[1]
     columns = pool.shape[2] if pool.shape[2] <= MOST_COLUMNS else 0
-    spec = StepSpec(name(x), name(weight), W, name(bias), silu, name(pool), name(indices), columns)
+    spec = StepSpec(name(x), name(weight), W, name(bias), silu, name(pool), name(indices), columns,
+                    x.dim() == 3)
     call = _launcher(x, spec), (x, (pool, _dense(weight), _dense(bias), indices, y))
     call[0](*call[1])
     return call
@@ -137,6 +140,10 @@ def _both(x, dy, time):
     if time and dy.stride(1) != 1:
         dy = dy.mT.clone(memory_format=torch.contiguous_format).mT
     return x, readable(dy, time)
+
+
+def _laid_out(given, x):
+    return given._replace(x=x, weight=_dense(given.weight), bias=_dense(given.bias), cu=_dense(given.cu))
 
 
 def _dense(x):

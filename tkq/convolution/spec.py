@@ -73,7 +73,8 @@ class SumsSpec:
 @dataclass(frozen=True)
 class StepSpec:
     """A step with a pool of states. dtype: of x and y. weight, bias, state, indices: dtypes, None without. width: taps.
-    silu: behind the convolution. columns: of a row of the pool, 0 where they are known at run time alone."""
+    silu: behind the convolution. columns: of a row of the pool, 0 where they are known at run time alone. several: x
+    and y have a dimension of tokens."""
 
     dtype: str
     weight: str
@@ -83,6 +84,7 @@ class StepSpec:
     state: str = "bf16"
     indices: str | None = None
     columns: int = 0
+    several: bool = False
 
     def __post_init__(self):
         kinds = tuple(BITS)

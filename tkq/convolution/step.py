@@ -14,7 +14,7 @@ from tkq.tile import vectors
 
 
 class Operands(NamedTuple):
-    """Beside x (N, T, C): the pool (M, C, L), weight (C, W), bias (C,), indices (N,), y as x."""
+    """Beside x (N, T, C) or (N, C): the pool (M, C, L), weight (C, W), bias (C,), indices (N,), y as x."""
 
     pool: cute.Tensor
     weight: cute.Tensor
@@ -54,14 +54,22 @@ class ConvStep:
         weight = fake.tensor(spec.weight, (C, spec.width), align=size(spec.weight))
         bias = spec.bias and fake.tensor(spec.bias, (C,), align=size(spec.bias))
         indices = spec.indices and of(spec.indices, N)
-        return of(spec.dtype, N, T, C), Operands(of(spec.state, fake.sym(), C, fake.sym()), weight, bias, indices,
-                                                 of(spec.dtype, N, T, C))
+        x, y = (of(spec.dtype, *((N, T, C) if spec.several else (N, C))) for _ in range(2))
+        return x, Operands(of(spec.state, fake.sym(), C, spec.columns or fake.sym()), weight, bias, indices, y)
 
     @cute.jit
     def __call__(self, x: cute.Tensor, operands: Operands, stream: cuda.CUstream):
-        N, _, C = x.shape
-        self.kernel(Given(x, *operands)).launch(grid=[N, cute.ceil_div(C, self.THREADS), 1],
-                                                block=[self.THREADS, 1, 1], stream=stream)
+        self.kernel(self.given(x, operands)).launch(grid=[x.shape[0], cute.ceil_div(x.shape[-1], self.THREADS), 1],
+                                                    block=[self.THREADS, 1, 1], stream=stream)
+
+    def given(self, x, operands):
+        """With a dimension of tokens, where there is none."""
+        if self.spec.several:
+            return Given(x, *operands)
+        x, y = (cute.make_tensor(t.iterator, cute.make_layout((t.shape[0], 1, t.shape[1]),
+                                                              stride=(t.stride[0], 0, t.stride[1])))
+                for t in (x, operands.y))
+        return Given(x, *operands[:-1], y)
 
     @cute.kernel
     def kernel(self, g: Given):

@@ -85,11 +85,10 @@ def _step(call, out=None):
     check_written(call, out)
     x, pool, weight, bias, activation, indices = call
     y = x.new_empty(x.shape) if out is None else out
-    rows = [t if t.dim() == 3 else t[:, None] for t in (x, y)]
-    launched = launch.step(rows[0], pool, weight, bias, activation == "silu", indices, rows[1])
+    launched = launch.step(x, pool, weight, bias, activation == "silu", indices, y)
     if launched is not None:
         _changed(pool, out)
-        if x.dim() == 3 and weight is launched[1][1][1] and bias is launched[1][1][2]:  # nothing was copied or viewed
+        if weight is launched[1][1][1] and bias is launched[1][1][2]:  # nothing was copied
             _calls.add((*call, out), *launched, y)
     return y
 

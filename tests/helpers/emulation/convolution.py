@@ -60,9 +60,10 @@ class AlongTimeOnCpu(along_time.AlongTime):
 class ConvStepOnCpu(step.ConvStep):
     @cute.jit
     def __call__(self, x, operands: step.Operands):
+        given = self.given(x, operands)
         for n in cutlass.range(x.shape[0]):
-            for channel in cutlass.range(x.shape[2]):
-                self.thread(Int32(n), Int32(channel), step.Given(x, *operands))
+            for channel in cutlass.range(x.shape[-1]):
+                self.thread(Int32(n), Int32(channel), given)
 
 
 def _load(src, once=False):
