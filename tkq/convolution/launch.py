@@ -74,7 +74,7 @@ def vector_of(time: bool, *tensors: Tensor) -> int:
 def spec_of(given: Given, vector: int, time: bool, gradients: str | None = None) -> ConvSpec:
     name = lambda x: None if x is None else dtypes.name_of(x.dtype)
     dtype, layout = name(given.x), "time" if time else "channels"
-    vector = widest(vector, gradients is not None, dtype, layout)
+    vector = widest(vector, dtype, layout)
     return ConvSpec(dtype, name(given.weight), given.weight.shape[1], name(given.bias), given.silu, vector, layout,
                     name(given.state), name(given.cu), gradients)
 
@@ -123,7 +123,7 @@ def backward(given: Given, dy: Tensor, need_x: bool, need_weights: bool):
 
 def step(x: Tensor, pool: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, indices: Tensor | None,
          y: Tensor) -> tuple | None:
-    """One launch, of x and y (N, T, C) or (N, C): (the function that was launched, its arguments). None of no tokens."""
+    """One launch, of x and y (N, T, C) or (N, C): (the function that was launched, its arguments). None of no token."""
     if not x.numel():
         return None
     name, W = lambda t: None if t is None else dtypes.name_of(t.dtype), weight.shape[1]
