@@ -41,8 +41,9 @@ MUTANTS = (
         "conv", "tkq/convolution/along_time.py",
         ("zeros_before_the_first_token", "numbers = [cutlass.select_(at >= 0, a, Float32(0.0)) for a in numbers]",
          "pass", TIME),
-        ("zeros_behind_the_last_token", "numbers = [cutlass.select_(at < tokens, a, Float32(0.0)) for a in numbers]",
-         "pass", TIME),
+        ("zeros_behind_the_last_token", "dz[e] = cutlass.select_(t < g.x.shape[1], found, Float32(0.0))",
+         "dz[e] = found", TIME),
+        ("step_before_forgotten", "behind[k] = found", "pass", TIME),
         ("half_of_the_lanes", "for shift in cutlass.range_constexpr(self.lanes.bit_length() - 1):",
          "for shift in cutlass.range_constexpr(self.lanes.bit_length() - 2):", TIME)),
     *family(

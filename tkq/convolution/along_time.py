@@ -40,10 +40,12 @@ class Given(NamedTuple):
 
 
 class AlongTime:
-    """A warp has a run of tokens of one channel, `vector` neighbours a lane at a time. Tokens that a lane needs of its
-    neighbours' vectors it loads itself: they come from L1. A backward loads its next vectors before it computes. What
-    is before the first token or behind the last counts as zeros. The sums for the weights are those of a lane's tokens
-    in their order, then of the lanes, by shuffles."""
+    """A warp has a run of tokens of one channel, `vector` neighbours a lane at a time. Tokens that a lane needs of
+    vectors before its own it loads itself: they come from L1. What is before the first token or behind the last counts
+    as zeros. A backward goes from the run's end to its beginning: the dz behind a lane's own tokens come from its
+    neighbours by shuffles, those behind the last lane's from the step before, and its next vectors are loaded before it
+    computes. The sums for the weights are those of a lane's tokens in the order that they come in, then of the lanes,
+    by shuffles."""
 
     lanes = WARP
 
@@ -107,15 +109,13 @@ class AlongTime:
             found.append(vectors.load(row))
         return found
 
-    def wide(self, held, t, vectors_, tokens):
-        """Their numbers one after the other; zeros for what lies outside of the tokens."""
+    def wide(self, held, t, vectors_):
+        """Their numbers one after the other; zeros for what lies before the first token."""
         found = []
         for h, x in zip(vectors_, held, strict=True):
             at, numbers = t + h * self.spec.vector, vectors.wide(x)
             if h < 0:
                 numbers = [cutlass.select_(at >= 0, a, Float32(0.0)) for a in numbers]
-            if h > 0:
-                numbers = [cutlass.select_(at < tokens, a, Float32(0.0)) for a in numbers]
             found += numbers
         return found
 
@@ -143,53 +143,84 @@ class AlongTime:
             for j in cutlass.range_constexpr(n):
                 t = base + j * step
                 if t < end:
-                    numbers = self.wide(held[j], t, before, g.x.shape[1])
+                    numbers = self.wide(held[j], t, before)
                     found = [self.z(numbers, e, weights, bias) for e in range(V)]
                     found = [activations.silu(x) for x in found] if self.spec.silu else found
                     self.store(found, g.y, at, t)
 
     @cute.jit
     def gradients(self, place, at, run, g: Given):
-        """Backward. place: (lane, part)."""
-        weights, bias = self.weights(at[1], g)
+        """Backward, from the run's end to its beginning. place: (lane, part)."""
+        taps = self.weights(at[1], g)
         first, end = run
-        sums = cute.make_rmem_tensor((self.spec.width + 1,), Float32)
+        sums, behind = (cute.make_rmem_tensor((n,), Float32) for n in (self.spec.width + 1, self.ahead))
         sums.fill(0.0)
-        step, mine = self.lanes * self.spec.vector, first + place[0] * self.spec.vector
-        here = self.load(g.x, at, mine, (0,)) + self.load(g.dy, at, mine, (0,))
-        for base in cutlass.range(mine, end, step, unroll=1):
-            there = self.load(g.x, at, base + step, (0,)) + self.load(g.dy, at, base + step, (0,))
-            self.add(sums, base, at, (weights, bias, here), g)
+        behind.fill(0.0)
+        step, lane = self.lanes * self.spec.vector, place[0]
+        steps, mine = cute.ceil_div(end - first, step), first + lane * self.spec.vector
+        if end < g.x.shape[1]:  # the tokens behind the run have their dz from its neighbours alone
+            t = mine + steps * step
+            dz = self.slopes(t, at, taps, self.own(g, at, t), g)[0]
+            self.from_behind(dz, behind, lane)
+        here = self.own(g, at, mine + (steps - 1) * step)
+        for i in cutlass.range(steps, unroll=1):
+            t = mine + (steps - 1 - i) * step
+            there = self.own(g, at, t - step)
+            dz, numbers = self.slopes(t, at, taps, here, g)
+            self.from_behind(dz, behind, lane)
+            if t < end:
+                self.add(sums, (t, *at), taps[0], dz, numbers, g)
             for x, y in zip(here, there):
                 x.store(y.load())
         if const_expr(g.parts is not None):
             for i in cutlass.range_constexpr(self.spec.width + 1):
                 for shift in cutlass.range_constexpr(self.lanes.bit_length() - 1):
                     sums[i] = sums[i] + cute.arch.shuffle_sync_bfly(sums[i], offset=1 << shift)
-                if place[0] == 0:
+                if lane == 0:
                     g.parts[at[0], place[1], i, at[1]] = sums[i]
 
-    def add(self, sums, t, at, taps, g):
-        """A lane's vector of tokens from t on: dx, and what it adds to the sums. taps: (weights, bias, the vector of x
-        and that of dy, which were loaded before)."""
-        (weights, bias, here), V, S = taps, self.spec.vector, g.x.shape[1]
-        around, behind = range(-self.halo, self.halo + 1), range(self.halo + 1)
-        x = self.load(g.x, at, t, range(-self.halo, 0)) + here[:1] + self.load(g.x, at, t, range(1, self.halo + 1))
-        dy = here[1:] + self.load(g.dy, at, t, behind[1:])
-        numbers, dz = self.wide(x, t, around, S), self.wide(dy, t, behind, S)
-        dz = dz[:V + self.ahead]
-        if self.spec.silu:
-            dz = [d * activations.silu_and_slope(self.z(numbers, e, weights, bias))[1] for e, d in enumerate(dz)]
+    def own(self, g, at, t):
+        """A lane's vectors of x and of dy."""
+        return self.load(g.x, at, t, (0,)) + self.load(g.dy, at, t, (0,))
+
+    @cute.jit
+    def slopes(self, t, at, taps, here, g: Given):
+        """(dz of a lane's tokens from t on and room for W - 1 more, zeros behind the last token; x of these tokens and
+        of `halo` vectors before)."""
+        V, before = self.spec.vector, range(-self.halo, 0)
+        x = self.load(g.x, at, t, before) + here[:1]
+        numbers, dy = self.wide(x, t, (*before, 0)), vectors.wide(here[1])
+        dz = cute.make_rmem_tensor((V + self.ahead,), Float32)
+        for e in cutlass.range_constexpr(V):
+            found = dy[e]
+            if const_expr(self.spec.silu):
+                found = found * activations.silu_and_slope(self.z(numbers, e, *taps))[1]
+            dz[e] = cutlass.select_(t < g.x.shape[1], found, Float32(0.0))
+        return dz, numbers
+
+    def from_behind(self, dz, behind, lane):
+        """The W - 1 dz behind a lane's own, of the lanes next to it. Those of the last lanes have been computed by the
+        first ones in the step before, of the tokens behind: each lane has them in `behind` since then."""
+        V, lanes = self.spec.vector, self.lanes
+        for k in range(self.ahead):
+            away, e = 1 + k // V, k % V
+            found = cute.arch.shuffle_sync(dz[e], (lane + away) % lanes)
+            dz[V + k] = cutlass.select_(lane + away >= lanes, behind[k], found)
+            behind[k] = found
+
+    def add(self, sums, place, weights, dz, numbers, g):
+        """dx of a lane's tokens, and what they add to the sums. place: (the first, batch, channel)."""
+        V, ahead, (t, *at) = self.spec.vector, self.ahead, place
         if self.spec.of_x:
             found = []
             for e in range(V):
-                total = Float32(0.0)
-                for i, w in enumerate(weights):
-                    total = fma(w, dz[e + self.ahead - i], total)
+                total = weights[ahead] * dz[e]
+                for d in range(1, self.spec.width):
+                    total = fma(weights[ahead - d], dz[e + d], total)
                 found.append(total)
             self.store(found, g.dx, at, t)
         if self.spec.of_weights:
-            first = self.halo * V - self.ahead
+            first = self.halo * V - ahead
             for i in range(self.spec.width):
                 for e in range(V):
                     sums[i] = fma(dz[e], numbers[first + e + i], sums[i])

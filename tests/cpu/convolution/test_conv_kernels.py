@@ -79,7 +79,7 @@ def test_along_time(monkeypatch, vector, W, S):
     given = double(x, weight, bias)
     want, _ = reference.causal_conv1d(*given, "silu")
     wanted = reference.causal_conv1d_backward(dy.double(), None, *given, "silu", None, None)
-    for run in (40, 16, 4):
+    for run in (40, 16, 4) if vector >= W - 1 else (40,):  # a warp of one lane has one vector behind a run, not 32
         y = nan(2, 5, S).mT
         forward(x, (weight, bias, y, None, None, None), run)
         close(y, want, f"y, runs of {run}")

@@ -56,6 +56,13 @@ class AlongTimeOnCpu(along_time.AlongTime):
                 for channel in cutlass.range(C):
                     self.thread(Int32(0), Int32(channel), Int32(part), Int32(batch), g)
 
+    def from_behind(self, dz, behind, lane):
+        """One lane has all that is behind its tokens from the step before."""
+        for k in range(self.ahead):
+            dz[self.spec.vector + k] = behind[k]
+        for k in range(self.ahead):
+            behind[k] = dz[k]
+
 
 class ConvStepOnCpu(step.ConvStep):
     @cute.jit
