@@ -8,7 +8,7 @@ from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.convolution.config import WARP
-from tkq.convolution.taps import fma
+from tkq.convolution.taps import fma, line, load_rows, row
 from tkq.pointwise import activations
 from tkq.runtime.compile import fake
 from tkq.tile import vectors
@@ -101,13 +101,9 @@ class AlongTime:
 
     def load(self, x, at, t, vectors_):
         """Vectors t + h * vector for h in `vectors_`, in registers. What lies outside is the nearest one inside."""
-        V, (batch, channel) = self.spec.vector, at
-        found = []
-        for h in vectors_:
-            inside = cutlass.max(cutlass.min(t + h * V, x.shape[1] - V), 0)
-            row = cute.make_tensor(vectors.domain_offset_i64((batch, inside, channel), x).iterator, cute.make_layout(V))
-            found.append(vectors.load(row))
-        return found
+        V = self.spec.vector
+        inside = [cutlass.max(cutlass.min(t + h * V, x.shape[1] - V), 0) for h in vectors_]
+        return load_rows(x, at, inside, V)
 
     def wide(self, held, t, vectors_):
         """Their numbers one after the other; zeros for what lies before the first token."""
@@ -120,9 +116,7 @@ class AlongTime:
         return found
 
     def store(self, values, m, at, t):
-        batch, channel = at
-        row = vectors.domain_offset_i64((batch, t, channel), m).iterator
-        vectors.store(vectors.packed(values, self.dtype), cute.make_tensor(row, cute.make_layout(self.spec.vector)))
+        vectors.store(vectors.packed(values, self.dtype), row(m, at, t, self.spec.vector))
 
     def z(self, numbers, e, weights, bias):
         """What the activation is of, of the token e behind the vector's first. numbers: from `halo` vectors before."""
@@ -135,23 +129,26 @@ class AlongTime:
     def values(self, lane, at, run, g: Given):
         """Forward."""
         weights, bias = self.weights(at[1], g)
+        of_x, of_y = line(g.x, *at), line(g.y, *at)
         first, end = run
         V, n, before = self.spec.vector, self.config.rows, range(-self.halo, 1)
         step = self.lanes * V
         for base in cutlass.range(first + lane * V, end, step * n, unroll=1):
-            held = [self.load(g.x, at, base + j * step, before) for j in range(n)]
+            held = [self.load(g.x, of_x, base + j * step, before) for j in range(n)]
             for j in cutlass.range_constexpr(n):
                 t = base + j * step
                 if t < end:
                     numbers = self.wide(held[j], t, before)
                     found = [self.z(numbers, e, weights, bias) for e in range(V)]
                     found = [activations.silu(x) for x in found] if self.spec.silu else found
-                    self.store(found, g.y, at, t)
+                    self.store(found, g.y, of_y, t)
 
     @cute.jit
     def gradients(self, place, at, run, g: Given):
         """Backward, from the run's end to its beginning. place: (lane, part)."""
         taps = self.weights(at[1], g)
+        of = line(g.x, *at), line(g.dy, *at)
+        to = of[0] if const_expr(g.dx is None) else line(g.dx, *at)
         first, end = run
         sums, behind = (cute.make_rmem_tensor((n,), Float32) for n in (self.spec.width + 1, self.ahead))
         sums.fill(0.0)
@@ -160,16 +157,16 @@ class AlongTime:
         steps, mine = cute.ceil_div(end - first, step), first + lane * self.spec.vector
         if end < g.x.shape[1]:  # the tokens behind the run have their dz from its neighbours alone
             t = mine + steps * step
-            dz = self.slopes(t, at, taps, self.own(g, at, t), g)[0]
+            dz = self.slopes(t, of[0], taps, self.own(g, of, t), g)[0]
             self.from_behind(dz, behind, lane)
-        here = self.own(g, at, mine + (steps - 1) * step)
+        here = self.own(g, of, mine + (steps - 1) * step)
         for i in cutlass.range(steps, unroll=1):
             t = mine + (steps - 1 - i) * step
-            there = self.own(g, at, t - step)
-            dz, numbers = self.slopes(t, at, taps, here, g)
+            there = self.own(g, of, t - step)
+            dz, numbers = self.slopes(t, of[0], taps, here, g)
             self.from_behind(dz, behind, lane)
             if t < end:
-                self.add(sums, (t, *at), taps[0], dz, numbers, g)
+                self.add(sums, (t, to), taps[0], dz, numbers, g)
             for x, y in zip(here, there):
                 x.store(y.load())
         if const_expr(g.parts is not None):
@@ -181,7 +178,7 @@ class AlongTime:
 
     def own(self, g, at, t):
         """A lane's vectors of x and of dy."""
-        return self.load(g.x, at, t, (0,)) + self.load(g.dy, at, t, (0,))
+        return self.load(g.x, at[0], t, (0,)) + self.load(g.dy, at[1], t, (0,))
 
     @cute.jit
     def slopes(self, t, at, taps, here, g: Given):
@@ -209,8 +206,8 @@ class AlongTime:
             behind[k] = found
 
     def add(self, sums, place, weights, dz, numbers, g):
-        """dx of a lane's tokens, and what they add to the sums. place: (the first, batch, channel)."""
-        V, ahead, (t, *at) = self.spec.vector, self.ahead, place
+        """dx of a lane's tokens, and what they add to the sums. place: (the first, dx's line)."""
+        V, ahead, (t, to) = self.spec.vector, self.ahead, place
         if self.spec.of_x:
             found = []
             for e in range(V):
@@ -218,7 +215,7 @@ class AlongTime:
                 for d in range(1, self.spec.width):
                     total = fma(weights[ahead - d], dz[e + d], total)
                 found.append(total)
-            self.store(found, g.dx, at, t)
+            self.store(found, g.dx, to, t)
         if self.spec.of_weights:
             first = self.halo * V - ahead
             for i in range(self.spec.width):

@@ -26,8 +26,14 @@ def column(x, batch, channel) -> Column:
     return Column(start, Int32(x.stride[1]) * size)
 
 
+def line(x, batch, channel) -> Column:
+    """Likewise of a channel whose tokens are neighbours."""
+    size = x.element_type.width // 8
+    return Column(x.iterator.toint() + (Int64(batch) * x.stride[0] + Int64(channel) * x.stride[2]) * size, Int32(size))
+
+
 def row(x, of: Column, t, vector):
-    """Token t's `vector` channels."""
+    """Token t's `vector` channels, or of a `line` as many tokens from it on."""
     address = of.start + Int64(t) * Int64(of.step)
     pointer = cute.make_ptr(x.element_type, address, x.memspace, assumed_align=x.iterator.alignment)
     return cute.make_tensor(pointer, cute.make_layout(vector))
