@@ -11,13 +11,15 @@ from tkq.runtime.compile.recipe import Shipped
 def shipped() -> list:
     """Of bf16 and four taps with silu, as models have them: forward and backward of each layout, with and without a
     bias, of packed sequences and with states; steps with a pool."""
-    found = [Shipped(_name(s), recipe(s), expectation(s), quick=i == 0) for i, s in enumerate(_convolutions())]
-    found += [Shipped(f"causal_conv1d-sums-w4{'-bias' if bias else ''}", recipe(SumsSpec(4, "bf16", bias)))
+    found = [Shipped(_name(s), recipe(s), expectation(s)) for s in _convolutions()]
+    found += [Shipped(f"causal_conv1d-sums-w4{'-bias' if bias else ''}", recipe(SumsSpec(4, "bf16", bias)),
+                      Expectation(instructions=("LDG.E", "FADD"), absent=("ATOM", "RED"), registers=40))
               for bias in (None, "bf16")]
     for bias, indices, columns in itertools.product((None, "bf16"), ("int32", "int64"), (3, 4)):
         spec = StepSpec("bf16", "bf16", 4, bias, True, "bf16", indices, columns)
         parts = ["causal_conv1d_step", f"w4-l{columns}", indices] + ["bias"] * bool(bias)
-        found.append(Shipped("-".join(parts), recipe(spec), Expectation(registers=64, absent=("LDS", "BAR"))))
+        found.append(Shipped("-".join(parts), recipe(spec), Expectation(
+            instructions=("LDG.E.U16", "STG.E.U16"), registers=40, absent=("LDS", "BAR"))))
     return found
 
 
@@ -26,8 +28,7 @@ def _convolutions():
         of = dict(dtype="bf16", weight="bf16", width=4, bias=bias, silu=True, gradients=gradients)
         for layout, state, packed in (("channels", None, None), ("time", None, None), ("channels", None, "int32"),
                                       ("channels", "bf16", None), ("channels", "bf16", "int32")):
-            yield ConvSpec(**of, vector=widest(8, "bf16", layout), layout=layout, state=state,
-                           packed=packed)
+            yield ConvSpec(**of, vector=widest(8, "bf16", layout), layout=layout, state=state, packed=packed)
 
 
 def _name(s: ConvSpec) -> str:
@@ -39,6 +40,6 @@ def expectation(s: ConvSpec) -> Expectation:
     """Accesses as wide as the vector; registers for 24 warps an SM, of a backward for 16, along time for 28."""
     bits = s.vector * BITS[s.dtype]
     wanted = (f"LDG.E.{bits}", f"STG.E.{bits}") if bits >= 64 and s.gradients != "weights" else ()
-    along_channels = (128 if s.backward else 80) + 32 * bool(s.packed)
+    along_channels = (128 if s.backward else 80) + (40 if s.backward else 16) * bool(s.packed)
     return Expectation(instructions=wanted, absent=("CALL", "LDS", "ATOM", "RED"),
                        registers=along_channels if s.layout == "channels" else 72)
