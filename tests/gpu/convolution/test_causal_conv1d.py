@@ -7,6 +7,7 @@ import torch
 import tkq
 from tests.helpers.convolution import check, gradient, make
 from tests.helpers.sanitizer.nan_fill import poisoned
+from tkq.integrations.causal_conv1d import causal_conv1d_fn
 
 CUTS = {"ragged": [0, 1, 1, 3, 64, 65, 200], "around": [5, 90, 150], "falling": [-3, 70, 20, 999],
         "ones": list(range(201)), "none": [200, 200]}
@@ -34,7 +35,7 @@ def test_widths_and_dtypes(W, dtype, weight, bias, activation):
     check(*make(2, 150, 88, W, dtype, weight=weight, bias=bias), activation=activation)
 
 
-@pytest.mark.parametrize("S, C, W", [(512, 5, 4), (37, 5, 4)])
+@pytest.mark.parametrize("S, C, W", [(512, 5, 4), (37, 5, 4), (36, 3, 8)])
 def test_contiguous_tokens(S, C, W):
     x, *others = make(2, S, C, W, time=True)
     y, _, found = check(x, *others)
@@ -44,6 +45,17 @@ def test_contiguous_tokens(S, C, W):
 def test_long_runs_along_time():
     """Several vectors a lane, several runs, the last one short."""
     check(*make(1, 8 * 1030, 3, time=True))
+
+
+def test_numbers_of_sequences():
+    """causal-conv1d's seq_idx: as each run of a number alone."""
+    x, weight, bias, _ = make(2, 90, 264)
+    seq_idx = (torch.arange(90, device="cuda") // 25 * torch.tensor([[1], [0]], device="cuda")).int()
+    with torch.no_grad():
+        y = causal_conv1d_fn(x.mT, weight, bias, seq_idx, activation="silu")
+        parts = [causal_conv1d_fn(x[:1, a:a + 25].mT, weight, bias, activation="swish") for a in range(0, 90, 25)]
+        whole = causal_conv1d_fn(x[1:].mT, weight, bias, activation="silu")
+    assert torch.equal(y, torch.cat((torch.cat(parts, 2), whole)))
 
 
 def test_odd_channels_and_strides():
