@@ -6,13 +6,14 @@ WARP = 32
 
 @dataclass(frozen=True)
 class ConvConfig:
-    """rows: tokens (along time: vectors of tokens) whose loads a thread issues together, those of the next ones before
-    it computes. warps: of a block. across: how many of them have neighbouring channels of the same run of tokens; the
-    others have runs of their own."""
+    """rows: tokens (along time: vectors of tokens) whose loads a thread issues together. ahead: along channels, those
+    of the next ones before it computes. warps: of a block. across: how many of them have neighbouring channels of the
+    same run of tokens; the others have runs of their own."""
 
     rows: int = 4
     warps: int = 4
     across: int = 1
+    ahead: bool = True
 
     def __post_init__(self):
         if self.warps % self.across:

@@ -96,9 +96,10 @@ class ChannelForward:
         whole = first + (end - first) // n * n  # groups of n tokens, and what is left
         here = load_rows(g.x, at[0], [cutlass.min(first + j, end - 1) for j in range(n)], V)
         for base in cutlass.range(first, whole, n, unroll=1):
-            ahead_of = cutlass.min(base + n, end - n)
-            there = load_rows(g.x, at[0], [ahead_of + j for j in range(n)], V)
-            of = self.group(here, window, (base, end, channel), (weights, bias), at, of, g)
+            next_ = cutlass.min(base + n, end - n) if self.config.ahead else base
+            there = load_rows(g.x, at[0], [next_ + j for j in range(n)], V)
+            rows = here if self.config.ahead else there
+            of = self.group(rows, window, (base, end, channel), (weights, bias), at, of, g)
             for x, y in zip(here, there):
                 x.store(y.load())
         if whole < end:
