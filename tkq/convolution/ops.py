@@ -62,7 +62,7 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, acti
     traced = ops.traced()
     if traced or autocast.on():
         x, weight, bias = autocast.lowered(x, weight, bias)
-    if not traced and not output_final_state:
+    if not traced and output_final_state is False:
         found = _calls.take(x, weight, bias, activation, initial_state, cu_seqlens)
         if found is not None:
             return found
