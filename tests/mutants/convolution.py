@@ -34,7 +34,9 @@ MUTANTS = (
          "for base in cutlass.range(whole, end, n, unroll=1):", NUMERICS),
         ("gradients_over_the_beginning",
          "pending[at + e] = found if age is None else cutlass.select_(age >= d, found, pending[at + e])",
-         "pending[at + e] = found", PACKED),
+         "pending[at + e] = found", PACKED)),
+    *family(
+        "conv", "tkq/convolution/sums.py",
         ("runs_left_out", "total = total + cutlass.select_(base + j < runs, held[j], Float32(0.0))",
          "total = total + held[j]", NUMERICS)),
     *family(

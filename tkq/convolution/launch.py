@@ -13,6 +13,7 @@ from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
 
+MOST_RUNS, GROUP = 96, 32  # whose parts a thread sums, one after the other; of more, groups
 FARTHEST = (1 << 31) - 1  # bytes from one token to the next, which kernels have in 32 bits
 _launchers: dict = {}  # (device, spec, config) -> the kernel's function; as many as kinds of call
 
@@ -31,7 +32,7 @@ class Given(NamedTuple):
 def recipe(spec: ConvSpec | SumsSpec | StepSpec, config: ConvConfig | None = None) -> Recipe:
     """The kernel's, with its planned config or another one."""
     if isinstance(spec, SumsSpec):
-        return Recipe("tkq.convolution.backward:Sums", (spec,))
+        return Recipe("tkq.convolution.sums:Sums", (spec,))
     if isinstance(spec, StepSpec):
         return Recipe("tkq.convolution.step:ConvStep", (spec,))
     kernel = "along_time:AlongTime" if spec.layout == "time" else (
@@ -116,9 +117,19 @@ def backward(given: Given, dy: Tensor, need_x: bool, need_weights: bool):
     else:
         _launcher(x, spec)(x, (given.weight, given.bias, given.state, given.cu, dy, dx, parts), run)
     if need_weights:
-        sums = SumsSpec(W, *dtypes.names(dweight, dbias))
-        _launcher(x, sums)(parts.view(-1, W + 1, C), dweight, dbias)
+        _sum(parts.view(-1, W + 1, C), dweight, dbias)
     return dx, dweight, dbias
+
+
+def _sum(parts, dweight, dbias):
+    """Of parts (runs, W + 1, C)."""
+    runs, taps, C = parts.shape
+    if runs > MOST_RUNS:
+        groups = parts.new_empty(-(-runs // GROUP), taps, C)
+        _launcher(parts, SumsSpec(taps - 1, groups=True))(parts, groups, None, GROUP)
+        _sum(groups, dweight, dbias)
+    else:
+        _launcher(parts, SumsSpec(taps - 1, *dtypes.names(dweight, dbias)))(parts, dweight, dbias, runs)
 
 
 def step(x: Tensor, pool: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, indices: Tensor | None,

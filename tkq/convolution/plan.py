@@ -6,7 +6,7 @@ from .spec import BITS, ConvSpec
 
 SMS = 132
 WARPS = {False: 124, True: 16}  # of one SM: several waves of a forward's short runs, one of a backward's long ones
-SHORTEST = {False: 32, True: 64}  # tokens of a run along channels, whose first and last W - 1 others read, too
+SHORTEST = {False: 8, True: 32}  # tokens of a run along channels, whose first and last W - 1 others read, too
 
 
 def plan(spec: ConvSpec) -> ConvConfig:

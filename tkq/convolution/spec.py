@@ -63,11 +63,13 @@ class ConvSpec:
 
 @dataclass(frozen=True)
 class SumsSpec:
-    """dweight and dbias from the sums of parts. width: taps. weight, bias: dtypes of the results."""
+    """dweight and dbias from the sums of parts. width: taps. weight, bias: dtypes of the results. groups: of many
+    runs, the sums of groups of them, which are parts again."""
 
     width: int
-    weight: str
+    weight: str = "fp32"
     bias: str | None = None
+    groups: bool = False
 
 
 @dataclass(frozen=True)

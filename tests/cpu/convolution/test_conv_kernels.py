@@ -38,7 +38,7 @@ def gradients(launch, sums, x, W, runs):
     B, _, C = x.shape
     dx, parts, dweight, dbias = torch.full_like(x, torch.nan), nan(B, runs, W + 1, C), nan(C, W), nan(C)
     launch(dx, parts)
-    sums(parts.view(-1, W + 1, C), dweight, dbias)
+    sums(parts.view(-1, W + 1, C), dweight, dbias, B * runs)
     return dx, dweight, dbias
 
 
@@ -102,3 +102,14 @@ def test_one_of_the_gradients(monkeypatch, gradients_):
         close(dx, wanted[0], "dx")
     else:
         close(parts.sum(1)[0, :3].T, wanted[1], "dweight")
+
+
+def test_sums_of_groups(monkeypatch):
+    """In two steps, as of many runs."""
+    torch.manual_seed(0)
+    parts, groups, dweight, dbias = randn(70, 5, 6), nan(3, 5, 6), nan(6, 4), nan(6)
+    function(SumsOnCpu(SumsSpec(4, groups=True)), monkeypatch)(parts, groups, None, 32)
+    close(groups, torch.stack([p.double().sum(0) for p in parts.split(32)]), "groups")
+    function(SumsOnCpu(SumsSpec(4, "fp32", "fp32")), monkeypatch)(groups, dweight, dbias, 3)
+    close(dweight, parts.double().sum(0)[:4].T, "dweight")
+    close(dbias, parts.double().sum(0)[4], "dbias")

@@ -7,7 +7,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from tkq.convolution import along_time, backward, forward, step
+from tkq.convolution import along_time, backward, forward, step, sums
 from tkq.pointwise import activations
 from tkq.runtime.compile import fake
 from tkq.tile import vectors
@@ -37,12 +37,13 @@ class ChannelBackwardOnCpu(backward.ChannelBackward):
                     self.thread(Int32(column), Int32(part), Int32(batch), g)
 
 
-class SumsOnCpu(backward.Sums):
+class SumsOnCpu(sums.Sums):
     @cute.jit
-    def __call__(self, parts, dweight, dbias):
-        for i in cutlass.range(self.spec.width + int(self.spec.bias is not None)):
-            for channel in cutlass.range(parts.shape[2]):
-                self.thread(Int32(channel), Int32(i), parts, dweight, dbias)
+    def __call__(self, parts, to, dbias, each: Int32):
+        for group in cutlass.range(to.shape[0] if self.spec.groups else 1):
+            for i in cutlass.range(self.taps):
+                for channel in cutlass.range(parts.shape[2]):
+                    self.thread((Int32(channel), Int32(i), Int32(group)), parts, to, dbias, each)
 
 
 class AlongTimeOnCpu(along_time.AlongTime):
