@@ -57,8 +57,8 @@ def result_like(x: Tensor, time: bool) -> Tensor:
 def readable(x: Tensor, time: bool) -> Tensor:
     """x, or a copy, where neither channels nor tokens are contiguous, or tokens lie too far apart."""
     dim = 1 if time else 2
-    fits = (x.stride(dim) == 1 or x.shape[dim] == 1) and abs(x.stride(3 - dim)) * x.itemsize <= FARTHEST
-    return x if fits else x.clone(memory_format=torch.contiguous_format)
+    near = time or x.stride(1) * x.itemsize <= FARTHEST
+    return x if near and (x.stride(dim) == 1 or x.shape[dim] == 1) else x.clone(memory_format=torch.contiguous_format)
 
 
 def vector_of(time: bool, *tensors: Tensor) -> int:

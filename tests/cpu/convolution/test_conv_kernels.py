@@ -90,13 +90,17 @@ def test_along_time(monkeypatch, vector, W, S):
 
 
 @pytest.mark.parametrize("gradients_", ["x", "weights"])
-def test_one_of_the_gradients(monkeypatch, gradients_):
+@pytest.mark.parametrize("layout", ["channels", "time"])
+def test_one_of_the_gradients(monkeypatch, layout, gradients_):
     torch.manual_seed(0)
-    x, dy, weight = randn(1, 9, 4), randn(1, 9, 4), randn(4, 3)
-    kernel = function(ChannelBackwardOnCpu(ConvSpec("fp32", "fp32", 3, None, False, 2, gradients=gradients_),
-                                           ConvConfig()), monkeypatch)
-    dx, parts = (nan(1, 9, 4), None) if gradients_ == "x" else (None, nan(1, 2, 4, 4))
-    kernel(x, (weight, None, None, None, dy, dx, parts), 5)
+    x, dy, dx = (torch.empty(1, 10, 4) if layout == "channels" else torch.empty(1, 4, 10).mT for _ in range(3))
+    x.normal_(), dy.normal_(), dx.fill_(torch.nan)
+    weight, parts = randn(4, 3), nan(1, 2, 4, 4)
+    dx, parts = (dx, None) if gradients_ == "x" else (None, parts)
+    of = ChannelBackwardOnCpu if layout == "channels" else AlongTimeOnCpu
+    kernel = function(of(ConvSpec("fp32", "fp32", 3, None, False, 2, layout, gradients=gradients_), ConvConfig()),
+                      monkeypatch)
+    kernel(x, (weight, None, None, *((None,) if layout == "channels" else ()), dy, dx, parts), 6)
     wanted = reference.causal_conv1d_backward(*double(dy, None, x, weight), None, None, None, None)
     if gradients_ == "x":
         close(dx, wanted[0], "dx")
