@@ -115,10 +115,9 @@ class ChannelBackward:
         here = self.load(at, [cutlass.min(first + j, last - 1) for j in range(n)], g)
         held = window, sums, pending
         for base in cutlass.range(first, whole, n, unroll=1):
-            next_ = cutlass.min(base + n, whole - n) if self.config.ahead else base
+            next_ = cutlass.min(base + n, whole - n)
             there = self.load(at, [next_ + j for j in range(n)], g)
-            rows = here if self.config.ahead else there
-            of = self.group(rows, held, (base, first, end, last, channel), taps, to, of, g)
+            of = self.group(here, held, (base, first, end, last, channel), taps, to, of, g)
             for x, y in zip(here, there):
                 x.store(y.load())
         for base in cutlass.range(whole, end + ahead, n, unroll=1):

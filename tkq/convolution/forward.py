@@ -39,8 +39,8 @@ class Given(NamedTuple):
 
 class ChannelForward:
     """A thread has `vector` neighbouring channels, its warp 32 times as many, of a run of tokens, from the first to the
-    last: 16 bytes of x in, 16 of y out for each, and the W - 1 inputs before in registers. `rows` tokens are loaded
-    while those before them are computed. Warps need nothing of each other: no shared memory, no barrier.
+    last: up to 16 bytes of x in, as many of y out for each, and the W - 1 inputs before in registers. `rows` tokens are
+    loaded together, while other warps compute. Warps need nothing of each other: no shared memory, no barrier.
 
     Of packed sequences all lanes of a warp have the same token: tokens that are nearer to their sequence's beginning
     than W - 1 take a branch of their own, which all others pass by."""
@@ -94,14 +94,9 @@ class ChannelForward:
         for i in cutlass.range_constexpr(ahead):
             before(self, window, i, (batch, first - ahead + i, channel), at[0], g)
         whole = first + (end - first) // n * n  # groups of n tokens, and what is left
-        here = load_rows(g.x, at[0], [cutlass.min(first + j, end - 1) for j in range(n)], V)
         for base in cutlass.range(first, whole, n, unroll=1):
-            next_ = cutlass.min(base + n, end - n) if self.config.ahead else base
-            there = load_rows(g.x, at[0], [next_ + j for j in range(n)], V)
-            rows = here if self.config.ahead else there
-            of = self.group(rows, window, (base, end, channel), (weights, bias), at, of, g)
-            for x, y in zip(here, there):
-                x.store(y.load())
+            here = load_rows(g.x, at[0], [base + j for j in range(n)], V)
+            of = self.group(here, window, (base, end, channel), (weights, bias), at, of, g)
         if whole < end:
             here = load_rows(g.x, at[0], [cutlass.min(whole + j, end - 1) for j in range(n)], V)
             self.group(here, window, (whole, end, channel), (weights, bias), at, of, g, True)
@@ -162,18 +157,15 @@ def before(kernel, window, i: cutlass.Constexpr, place, at, g):
 
 def blocks(kernel, x, run):
     """The grid: columns of vectors, runs of tokens, sequences."""
-    config, (B, S, C) = kernel.config, x.shape
-    runs = config.warps // config.across
-    return [cute.ceil_div(C, WARP * kernel.spec.vector * config.across), cute.ceil_div(cute.ceil_div(S, run), runs), B]
+    B, S, C = x.shape
+    return [cute.ceil_div(C, WARP * kernel.spec.vector), cute.ceil_div(cute.ceil_div(S, run), kernel.config.warps), B]
 
 
 def place_of(config):
     """(column of vectors, run, sequence) of a thread."""
     block, part, batch = cute.arch.block_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARP)
-    across = config.across
-    return ((block * across + warp % across) * WARP + tk.lane_id(), part * (config.warps // across) + warp // across,
-            batch)
+    return block * WARP + tk.lane_id(), part * config.warps + warp, batch
 
 
 def unpacked(rows, n, vector):

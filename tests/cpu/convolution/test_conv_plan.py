@@ -4,7 +4,7 @@ import itertools
 import pytest
 
 from tkq.convolution.catalog import shipped
-from tkq.convolution.config import WARP, ConvConfig
+from tkq.convolution.config import WARP
 from tkq.convolution.plan import plan, run_tokens, widest
 from tkq.convolution.spec import ConvSpec, StepSpec, vectors
 from tkq.testing import sass
@@ -34,7 +34,7 @@ def test_vectors(dtype):
     ("width is 9", lambda: ConvSpec("bf16", "bf16", 9)), ("vector is 3", lambda: ConvSpec("bf16", "bf16", 4, vector=3)),
     ("layout is 'time'", lambda: ConvSpec("bf16", "bf16", 4, layout="time", packed="int32")),
     ("dtype is 'fp64'", lambda: ConvSpec("fp64", "bf16", 4)), ("columns is 2", lambda: StepSpec(
-        "bf16", "bf16", 4, columns=2)), ("across is 3", lambda: ConvConfig(across=3))])
+        "bf16", "bf16", 4, columns=2))])
 def test_specs_refuse_by_name(words, make):
     with pytest.raises((ValueError, NotImplementedError), match=words):
         make()
