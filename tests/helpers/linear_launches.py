@@ -11,6 +11,8 @@ from tkq.linear_attention.launch import Made
 from tkq.reference.linear_attention import edges
 from tkq.reference.ssd import biased, step_sizes
 
+SECOND = "q2", "k2", "v2"
+
 
 def launched(given, scale) -> Made:
     """As `launch.launch`. float64 stays float64, nothing is rounded; what is of 16 bits is computed in float32, its
@@ -34,16 +36,23 @@ def launched(given, scale) -> Made:
     beta = None if given.beta is None else given.beta.to(wide).transpose(1, 2)[..., None]
     initial = given.initial.mT if given.state_v_first and given.initial is not None else given.initial
     state = q.new_zeros(B, heads, q.shape[3], V) if initial is None else initial.to(wide)
-    out, lacking = torch.zeros_like(v), torch.zeros_like(v)
+    out, lacking, out2 = torch.zeros_like(v), torch.zeros_like(v), torch.zeros_like(v)
+    more = {name: of_heads(x) for name, x in ((name, getattr(given, name)) for name in SECOND) if x is not None}
     starts = range(0, S, CHUNK)
     for start in reversed(starts) if given.reverse else starts:
         at = slice(start, start + CHUNK)
         chunk = Chunk(given, scale, g[:, :, at].cumsum(-1), None if beta is None else beta[:, :, at])
         if steps and not given.reverse:
             chunk.adds(d[:, :, at])
-        out[:, :, at], state = chunk.step(q[:, :, at], k[:, :, at], v[:, :, at], state)
+        more_of_it = {name: x[:, :, at] for name, x in more.items()}
+        if given.q2 is not None:
+            out2[:, :, at] = chunk.second_query(more_of_it["q2"], k[:, :, at], v[:, :, at], state)
+        o, after = chunk.step(q[:, :, at], k[:, :, at], v[:, :, at], state)
+        if given.k2 is not None:
+            o, after = chunk.second_pair(o, after, q[:, :, at], more_of_it["k2"], more_of_it["v2"])
+        out[:, :, at], state = o, after
         lacking[:, :, at] = chunk.lacking
-    dots = (out * of_heads(given.x)).sum(-1).transpose(1, 2) if given.dot else None
+    dots = (out * of_heads(given.x) - out2 * v).sum(-1).transpose(1, 2) if given.dot else None
     of_skip = diagonal = None
     if steps and given.dot:  # sums are of others than the token itself
         diagonal = (q * k).sum(-1, keepdim=True)
@@ -57,7 +66,8 @@ def launched(given, scale) -> Made:
         if steps.gated:
             out = out * torch.nn.functional.silu(of_heads(given.x))
         of_skip = (v * of_heads(given.x)).sum(2) if steps.skip_gradient else None
-    dv = None if beta is None else _beside(given, beta * out, lacking)
+    dv = out2.transpose(1, 2).to(given.v.dtype) if given.q2 is not None else None
+    dv = dv if beta is None else _beside(given, beta * out, lacking)
     state = None if given.final is None else state.mT if given.state_v_first else state
     return Made(out.transpose(1, 2).to(given.v.dtype), state, dots, dv, of_skip, diagonal)
 
@@ -71,7 +81,7 @@ def _beside(given, times_beta, lacking):
 def of_sequences(given, scale, launched):
     """Each by itself; zeros for tokens of none, but NaN in the sums of o times x, as the kernel leaves them. launched:
     of a batch."""
-    tensors = ("q", "k", "v", "g", "beta", "x")
+    tensors = ("q", "k", "v", "g", "beta", "x", *SECOND)
     made, cuts = [], edges(given.cu, given.q.shape[1]).tolist()
     for n, (begin, end) in enumerate(itertools.pairwise(cuts)):
         part = {name: x if x is None or x.dim() == 1 else x[:, begin:end]
@@ -122,6 +132,19 @@ class Chunk:
         p = self.scale * self.decay * (q @ k.mT)
         above = int(self.given.strict or (self.given.steps is not None and self.given.dot))
         return self.narrow(p.triu(above) if self.given.reverse else p.tril(-above), self.given.dot)
+
+    def second_scores(self, q, k):
+        p = self.decay * (q @ k.mT)
+        return self.narrow(p.triu(1) if self.given.reverse else p.tril(-1), self.given.dot)
+
+    def second_query(self, q, k, v, state):
+        """Outputs of second queries."""
+        return self.at_query * (q @ self.narrow(state, self.given.dot)) + self.second_scores(q, k) @ v
+
+    def second_pair(self, o, after, q, k, v):
+        """(outputs, the state behind the chunk), less what second keys and values give."""
+        values = self.narrow(self.to_end / self.scale * v, self.given.dot)
+        return o - self.second_scores(q, k) @ v, after - k.mT @ values
 
     def inverse(self, keys):
         beta = self.beta.mT if self.given.updates else self.beta

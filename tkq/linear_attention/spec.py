@@ -58,6 +58,8 @@ class LinearSpec:
     pool: dtype of state_indices, with states in rows of a pool, which is initial and final; None: one behind the other.
     part: of segments of a sequence, one behind the other in the states' rows: "states", what each adds to a state, and
         what becomes of one by it, without outputs; "outputs", with the state that each begins with; None: no segments.
+    second: "query", a second query of each token; "pair", a second key and value (see `engine.second`); or None. K of
+        128 at most, without delta, strict, others and ssd.
     """
 
     dtype: str
@@ -78,6 +80,7 @@ class LinearSpec:
     others: bool = False
     checkpoints: str | None = None
     part: str | None = None
+    second: str | None = None
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("gate", self.gate, GATES),
@@ -88,7 +91,8 @@ class LinearSpec:
                                    ("delta", self.delta, (None, "fp32", "bf16")),
                                    ("packed", self.packed, (None, "int32", "int64")),
                                    ("pool", self.pool, (None, "int32", "int64")),
-                                   ("part", self.part, (None, "states", "outputs"))):
+                                   ("part", self.part, (None, "states", "outputs")),
+                                   ("second", self.second, (None, "query", "pair"))):
             if got not in allowed:
                 raise ValueError(f"LinearSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
         if self.delta and self.strict:
@@ -112,12 +116,19 @@ class LinearSpec:
             raise ValueError("LinearSpec: pool, allowed is not reversed, with initial and final of one dtype")
         self._check_others()
         self._check_part()
+        self._check_second()
 
     def _check_part(self):
         states = ("fp32", None) if self.part == "outputs" else (None, "fp32")
         if self.part and ((self.initial, self.final) != states or self.packed or self.pool):
             raise ValueError(f"LinearSpec: part {self.part!r}, allowed is with initial, final {states} and without "
                              "packed and pool")
+
+    def _check_second(self):
+        others = self.delta or self.strict or self.others or self.ssd or self.head_dim > NARROW
+        if self.second and (others or (self.second == "query" and not self.writes)):
+            raise ValueError(f"LinearSpec: second {self.second!r}, allowed is with head_dim of {NARROW} at most, "
+                             "without delta, strict, others and ssd, and of segments' states 'pair' alone")
 
     def _check_others(self):
         if self.others and (self.gated or self.delta or self.strict):
@@ -141,7 +152,7 @@ class LinearSpec:
     @property
     def has_x(self) -> bool:
         """Does a launch read another tensor beside the values?"""
-        return (self.dot or self.gated_by_x) and self.writes
+        return ((self.dot and self.second != "pair") or self.gated_by_x) and self.writes
 
     @property
     def writes(self) -> bool:

@@ -118,12 +118,12 @@ def apply_narrow(dst, f, *operands):
             raise TypeError(f"apply_narrow: operand {name} is {_name(x)}, allowed are tiles, vectors, COLUMN, numbers")
     pairs = [cute.recast_tensor(d.tensor, Int32) for d in to]
     for i in range(dst.cols // 4):
-        two = [f(*[_element(x, 2 * i + e) for x in operands]) for e in range(2)]
+        two = [f(*[element(x, 2 * i + e) for x in operands]) for e in range(2)]
         for k, pair in enumerate(pairs):
             pair[i] = _cvt2(*[x[k] if several else x for x in two], dst.dtype)
 
 
-def _element(x, i):
+def element(x, i):
     """What belongs to element i of a register tile, as fp32."""
     if isinstance(x, RegTile):
         if x.dtype is BFloat16:  # from its pair: from an element by itself, early, the assembler makes 32 bits of each

@@ -16,7 +16,7 @@ def check(given, scale=0.3):
                                        if x is None or isinstance(x, torch.Tensor)}), scale)
     room = 1 + given.q.shape[1] / 16  # tensor cores cut off what they add to a sum of fp32
     assert_2x(found.o, exact.o, peer.o, what="o")
-    if given.beta is not None and (given.reverse or given.updates):
+    if given.q2 is not None or (given.beta is not None and (given.reverse or given.updates)):
         assert_2x(found.dv, exact.dv, peer.dv, what="dv")
     for what, mine, want, other in zip(("state", "dots"), found[1:], exact[1:], peer[1:]):
         if want is not None:
@@ -46,6 +46,22 @@ def test_tokens_that_do_not_see_themselves(S, reverse, gate):
 def test_sums_of_those(S, reverse):
     q, k, v, g = make(2, S, 2, 4, 64, 64, "token")
     check(Given(q, k, v, g, initial=states(q, v), x=torch.randn_like(v), strict=True, reverse=reverse))
+
+
+@pytest.mark.parametrize("gate, sums", [("none", False), ("token", True)])
+@pytest.mark.parametrize("S", [1, 64, 65, 200])
+@pytest.mark.parametrize("second", ["query", "pair"])
+@pytest.mark.sampled(when=lambda gate, S: gate == "token" or S == 65)
+def test_second_operands(S, gate, sums, second):
+    """As the gradients have them: dq and w, x - y; each by itself, in float64."""
+    q, k, v, g = make(2, S, 4, 2, 64, 64, gate)
+    more = torch.randn_like(k)
+    given = Given(q, k, v, g, initial=torch.randn(2, 4, 64, 64, device="cuda"), x=torch.randn_like(v) if sums else None)
+    if second == "query":
+        check(given._replace(q2=more, final=torch.float32))
+    else:
+        v2 = torch.randn_like(v)
+        check(given._replace(k2=more, v2=v2, x=v2 if sums else None, reverse=True))
 
 
 @pytest.mark.parametrize("reverse", [False, True])

@@ -8,7 +8,9 @@ from cutlass import Float32, const_expr
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.engine import ahead
+from tkq.linear_attention.engine.second import second_factor
 from tkq.linear_attention.spec import LinearSpec
+from tkq.tile.dtypes import element_type
 
 LOWEST = -150.0  # of a gate, as a power of 2: such a factor is 0 in fp32, and sums of it keep their last bits
 
@@ -16,13 +18,14 @@ LOWEST = -150.0  # of a gate, as a power of 2: such a factor is 0 in fp32, and s
 class GateShared(NamedTuple):
     """Of a chunk's 64 tokens, two stages, G in powers of 2. sum: G. at_query: scale * 2^G. to_end: 2^(G[63] - G); the
     other way around in the reversed order. total: 2^G[63]. dt: with Mamba-2's steps d, scale * d, and to_end is
-    multiplied by d; reversed it is d alone."""
+    multiplied by d; reversed it is d alone. second: see `second.second_factor`."""
 
     sum: cute.Tensor
     at_query: cute.Tensor
     to_end: cute.Tensor
     total: cute.Tensor
     dt: Optional[cute.Tensor]
+    second: Optional[cute.Tensor]
 
 
 class Gate:
@@ -32,7 +35,7 @@ class Gate:
 
     def __init__(self, spec: LinearSpec, ssd: Any = None):
         """ssd: Mamba-2's part, which makes the gates there (see `ssd.Ssd`); it has d, one more factor of a token."""
-        self.spec, self.gated = spec, spec.gated
+        self.spec, self.gated, self.dtype = spec, spec.gated, element_type(spec.dtype)
         self.ssd = ssd if spec.ssd else None
         self.adds = spec.ssd is not None and not spec.reverse  # does a token add d times its value?
 
@@ -41,7 +44,7 @@ class Gate:
         if not self.gated:
             return None
         return GateShared(*[al.vector(CHUNK, 2) for _ in range(3)], al.vector(4, 2),
-                          al.vector(CHUNK, 2) if self.ssd else None)
+                          *(al.vector(CHUNK, 2) if there else None for there in (self.ssd, self.spec.second)))
 
     # ---- the scores' warpgroup -----------------------------------------------------------------
 
@@ -117,6 +120,8 @@ class Gate:
             if const_expr(self.spec.reverse):
                 begun, left = left, begun
             shared.at_query[i, stage] = g.scale * begun
+            if const_expr(self.spec.second is not None):
+                shared.second[i, stage] = second_factor(self.spec, begun, left, g.scale)
             if const_expr(self.ssd is not None):
                 shared.dt[i, stage] = logs[2 + e] * g.scale if const_expr(self.adds) else logs[2 + e]
                 left = left * logs[2 + e] if const_expr(self.adds) else left

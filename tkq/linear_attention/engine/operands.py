@@ -14,7 +14,7 @@ class Operands(NamedTuple):
     then B is 1, and states are N. state_indices: None, or (N,), rows of a pool, which is initial and final.
     checkpoints, every: None, or (B, rows, HO, K, V) of any strides, for states behind each `every`-th chunk (see
     `checkpoints.Checkpoints`). Of segments (`Segmented`) states are B * N, and decays None or (B * N, HO) fp32; o is
-    None with part "states"."""
+    None with part "states". q2, or k2 and v2: as q, k and v (see `second.Second`); with q2 its outputs are dv."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -32,3 +32,6 @@ class Operands(NamedTuple):
     checkpoints: Optional[cute.Tensor]
     every: Optional[Int32]
     decays: Optional[cute.Tensor]
+    q2: Optional[cute.Tensor]
+    k2: Optional[cute.Tensor]
+    v2: Optional[cute.Tensor]

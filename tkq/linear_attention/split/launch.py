@@ -59,7 +59,7 @@ def states_of(given: Given) -> Given:
     """What makes the states: without all that decides outputs alone."""
     steps = given.steps and given.steps._replace(skip=None, gated=False, skip_gradient=False)
     return given._replace(part="states", initial=None, final=torch.float32, x=given.x if given.dot else None,
-                          strict=False, updates=False, others=False, steps=steps)
+                          strict=False, updates=False, others=False, steps=steps, q2=None)
 
 
 def combined(given: Given, states: Tensor, decays: Tensor | None) -> tuple:
