@@ -9,16 +9,18 @@ from cutlass.cute.nvgpu.warp import MmaTF32Op
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 
-EDGE = 16  # of blocks that are solved token by token
+EDGE = 8  # of blocks that are solved token by token
+FIRST_LANES = (1 << 2 * EDGE) - 1
 PITCH = CHUNK + 4  # floats from a column to the next: neighbours of a product's operand lie in other banks
 
 
 class LowerInverse:
     """X = (I + L)^-1 in the place of L, 64 x 64, fp32, in shared memory, column by column, by a warpgroup:
 
-      threads 0 to 63    each of the four blocks of 16 x 16 on the diagonal by substitution, a column a thread
-      all                the block below two of these, X[1, 0] = -X[1, 1] L[1, 0] X[0, 0]: two warps for each
-      all                the block of 32 x 32 below two such pairs, likewise
+      lanes 0 to 15 of a warp    two blocks of 8 x 8 on the diagonal by substitution, a column a lane
+      a warp                     the block below these two, X[1, 0] = -X[1, 1] L[1, 0] X[0, 0]
+      all                        the block of 16 x 16 below two such pairs, likewise: two warps for each
+      all                        the block of 32 x 32 below two of those, likewise
 
     Substitution is in fp32. Operands of the products are two TF32 numbers each, 22 bits: where keys are alike, the
     inverse is made of sums that cancel. Above the diagonal L is zero, and so is X."""
@@ -32,30 +34,53 @@ class LowerInverse:
     @cute.jit
     def invert(self, lower: cute.Tensor):
         """Behind a barrier and before the next one: all 128 threads."""
-        thread, warp = tk.thread_in_warpgroup(), tk.warp_id() % 4
-        if thread < CHUNK:
-            self.solve(lower, thread // EDGE * EDGE, thread % EDGE)
+        warp, lane = tk.warp_id() % 4, tk.lane_id()
+        if lane < 2 * EDGE:
+            self.solve(lower, 2 * EDGE * warp + lane // EDGE * EDGE, lane % EDGE)
+        cute.arch.sync_warp()
+        self.pair(lower, 2 * EDGE * warp)
         self.sync()
-        self.merge(lower, warp // 2 * 2 * EDGE, Int32(0), warp % 2, EDGE)
-        self.merge(lower, Int32(0), warp // 2, warp % 2, 2 * EDGE)
+        self.merge(lower, warp // 2 * 4 * EDGE, Int32(0), warp % 2, 2 * EDGE)
+        self.merge(lower, Int32(0), warp // 2, warp % 2, 4 * EDGE)
 
     @cute.jit
     def solve(self, lower: cute.Tensor, first, j):
         """Column j of a block: each element, once it is known, is taken off those below it."""
-        column, four = cute.make_rmem_tensor((EDGE,), Float32), cute.make_rmem_tensor((4,), Float32)
+        column, four = cute.make_rmem_tensor((EDGE,), Float32), cute.make_rmem_tensor((4, EDGE // 4, EDGE), Float32)
+        for k in cutlass.range_constexpr(EDGE - 1):
+            for i in cutlass.range_constexpr((k + 1) // 4, EDGE // 4):
+                cute.autovec_copy(four_of(lower, first + 4 * i, first + k), four[None, i, k])
         for i in cutlass.range_constexpr(EDGE):
             column[i] = Float32(1.0) if i == j else Float32(0.0)
         for k in cutlass.range_constexpr(EDGE - 1):
-            for i in cutlass.range_constexpr((k + 1) // 4 * 4, EDGE, 4):
-                cute.autovec_copy(four_of(lower, first + i, first + k), four)
-                for e in cutlass.range_constexpr(4):
-                    if const_expr(i + e > k):
-                        column[i + e] = column[i + e] - four[e] * column[k]
-        cute.arch.sync_warp()  # others of the warp have read the block
-        for i in cutlass.range_constexpr(0, EDGE, 4):
+            for i in cutlass.range_constexpr(k + 1, EDGE):
+                column[i] = column[i] - four[i % 4, i // 4, k] * column[k]
+        cute.arch.sync_warp(FIRST_LANES)  # others have read the block
+        for i in cutlass.range_constexpr(EDGE // 4):
             for e in cutlass.range_constexpr(4):
-                four[e] = column[i + e]
-            cute.autovec_copy(four, four_of(lower, first + i, first + j))
+                four[e, i, 0] = column[4 * i + e]
+            cute.autovec_copy(four[None, i, 0], four_of(lower, first + 4 * i, first + j))
+
+    @cute.jit
+    def pair(self, lower: cute.Tensor, first):
+        """The block below two of 8 x 8, by a warp: of the products' 16 rows the upper ones."""
+        quad, lane = tk.lane_id() // 4, tk.lane_id() % 4
+        left, x = cute.make_rmem_tensor((4, 1, 1), Float32), cute.make_rmem_tensor((4, 1, 1), Float32)
+        a, b = operand(4, 1), operand(2, 1)
+        for tile in (left, x, a):
+            tile.fill(0.0)
+        at = first + EDGE + lane
+        for e in cutlass.range_constexpr(2):
+            a[2 * e, 0] = element(lower, first + EDGE + quad, at + 4 * e)
+            b[e, 0] = element(lower, at + 4 * e, first + quad)
+        add_product(left, a, b)
+        for e in cutlass.range_constexpr(2):  # as in `merge`
+            a[2 * e, 0] = -left[e, 0, 0]
+            b[e, 0] = element(lower, first + 2 * lane + e, first + quad)
+        add_product(x, a, b)
+        cute.arch.sync_warp()
+        for e in cutlass.range_constexpr(2):
+            lower[(first + 2 * lane + e) * PITCH + first + EDGE + quad] = x[e, 0, 0]
 
     @cute.jit
     def merge(self, lower: cute.Tensor, first, down, right, size: Constexpr[int]):
@@ -65,7 +90,7 @@ class LowerInverse:
         left, x = cute.make_rmem_tensor((4, 1, steps), Float32), cute.make_rmem_tensor((4, 1, n), Float32)
         left.fill(0.0)
         x.fill(0.0)
-        row, col = first + size + EDGE * down, first + size // 2 * right
+        row, col = first + size + 16 * down, first + size // 2 * right
         quad, lane = tk.lane_id() // 4, tk.lane_id() % 4
         a, b = operand(4, 1), operand(2, steps)
         for k in cutlass.range_constexpr(steps):
