@@ -38,7 +38,7 @@ def _registers(spec, groups):
     if groups == 1:
         return 24, 232, 240
     if spec.delta:
-        return (24, 112, 184) if widest_delta(spec) else (24, 136, 176)
+        return 24, 136, 176
     return 24, 104, 192
 
 

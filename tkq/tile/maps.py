@@ -314,7 +314,8 @@ def copy(dst, src, again=False):
     accumulator an A operand, and back: the two hold the same elements in the same order.
 
     again: fp32 to 16 bits is computed here, whatever was computed before: of two copies of one tile the compiler would
-    make one, whose registers are in use from the first to the second."""
+    make one, whose registers are in use from the first to the second. "assembler": nor does the assembler find the one
+    before, at an instruction more for each pair."""
     if not isinstance(src, _TILES) or type(dst) is not type(src) or _size(dst) != _size(src):
         raise ValueError(f"copy: src is {_name(src)}, dst is {_name(dst)}")
     if not isinstance(dst, RegTile) or dst.dtype == src.dtype:
@@ -335,6 +336,11 @@ def copy(dst, src, again=False):
 @dsl_user_op
 def _cvt2(lo, hi, dtype, again=False, *, loc=None, ip=None):
     name = "bf16x2" if dtype is HALF[0] else "f16x2"
+    if again == "assembler":
+        return Int32(llvm.inline_asm(
+            T.i32(), [Float32(lo).ir_value(loc=loc, ip=ip), Float32(hi).ir_value(loc=loc, ip=ip)],
+            f"{{ .reg .b32 t; cvt.rn.{name}.f32 t, $1, $2; prmt.b32 $0, t, t, 0x1032; }}", "=r,f,f",
+            has_side_effects=True, is_align_stack=False, asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip))
     return Int32(llvm.inline_asm(
         T.i32(), [Float32(lo).ir_value(loc=loc, ip=ip), Float32(hi).ir_value(loc=loc, ip=ip)],
         f"cvt.rn.{name}.f32 $0, $2, $1;", "=r,f,f", has_side_effects=again, is_align_stack=False,

@@ -19,7 +19,9 @@ class StateProducts:
         self.spec, self.delta, self.wide, self.barrier = spec, delta, spec.head_dim > NARROW, barrier
         self.second = second
         self.piece = 16 if spec.dot else 32
-        self.late = self.wide and delta.forward and not spec.updates  # is O' made behind the corrected values?
+        both = delta.forward and not spec.updates
+        self.late = self.wide and both  # is O' made behind the corrected values?
+        self.beside = both and not self.wide  # is it made while these are?
 
     def load(self, state, x, row0):
         """state = x from row0 on; of a wide one addresses of 16 columns at a time are in registers."""
@@ -37,8 +39,8 @@ class StateProducts:
 
     def begin(self, c, s, stage):
         """Under way: what the state gives for keys, c.w, and for queries, c.o."""
-        if self.second.query:
-            self.in_pieces(c, self.queries(c, s, stage))
+        if self.second.query or self.beside:
+            self.in_pieces(c, [(c.w, s.k[stage])] if self.beside else self.queries(c, s, stage))
         elif not self.wide:
             tk.copy(c.s16, c.s)
             self.delta.of_state(c, s.k[stage])
@@ -63,6 +65,9 @@ class StateProducts:
 
     def behind_updates(self, c, s, stage):
         """c.o of a wide state that has not decayed, once c.w is the corrected values and no longer in use there."""
+        if self.beside:
+            self.in_pieces(c, [(c.o, s.q[stage])], "assembler")
+            tk.mma_wait(0)
         if self.late:
             tk.store_T(s.v[stage], c.w)
             tk.publish()
@@ -84,7 +89,7 @@ class StateProducts:
         else:
             tk.mma_ABt(c.o, c.v, s.rest[scores])
 
-    def in_pieces(self, c, products):
+    def in_pieces(self, c, products, again=True):
         """d = S' operand' for each pair of them, the last of it under way; with sums of o times another tensor S' is in
         two parts. Where there are two products, all of the first part comes first: pieces of both would be too many
         registers."""
@@ -95,7 +100,7 @@ class StateProducts:
             for first in range(0, self.spec.head_dim, piece):
                 n, issued = min(piece, self.spec.head_dim - first), []
                 state, rounded = tk.columns(c.s, first, n), tk.columns(c.s16, first, n)
-                tk.copy(rounded, state, again=True)
+                tk.copy(rounded, state, again)
                 if not part:
                     issued.append(c.s16)
                 if self.spec.dot and (part or not apart):
