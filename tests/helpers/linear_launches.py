@@ -44,13 +44,11 @@ def launched(given, scale) -> Made:
         chunk = Chunk(given, scale, g[:, :, at].cumsum(-1), None if beta is None else beta[:, :, at])
         if steps and not given.reverse:
             chunk.adds(d[:, :, at])
-        more_of_it = {name: x[:, :, at] for name, x in more.items()}
-        if given.q2 is not None:
-            out2[:, :, at] = chunk.second_query(more_of_it["q2"], k[:, :, at], v[:, :, at], state)
-        o, after = chunk.step(q[:, :, at], k[:, :, at], v[:, :, at], state)
-        if given.k2 is not None:
-            o, after = chunk.second_pair(o, after, q[:, :, at], more_of_it["k2"], more_of_it["v2"])
-        out[:, :, at], state = o, after
+        rows = q[:, :, at], k[:, :, at], v[:, :, at]
+        old = state
+        out[:, :, at], state = chunk.step(*rows, old)
+        parts = {name: x[:, :, at] for name, x in more.items()}
+        chunk.second(rows, parts, old, (out[:, :, at], out2[:, :, at], state))
         lacking[:, :, at] = chunk.lacking
     dots = (out * of_heads(given.x) - out2 * v).sum(-1).transpose(1, 2) if given.dot else None
     of_skip = diagonal = None
@@ -66,15 +64,15 @@ def launched(given, scale) -> Made:
         if steps.gated:
             out = out * torch.nn.functional.silu(of_heads(given.x))
         of_skip = (v * of_heads(given.x)).sum(2) if steps.skip_gradient else None
-    dv = out2.transpose(1, 2).to(given.v.dtype) if given.q2 is not None else None
-    dv = dv if beta is None else _beside(given, beta * out, lacking)
+    dv = _beside(given, out2 if beta is None else beta * out, lacking)
     state = None if given.final is None else state.mT if given.state_v_first else state
     return Made(out.transpose(1, 2).to(given.v.dtype), state, dots, dv, of_skip, diagonal)
 
 
 def _beside(given, times_beta, lacking):
-    """What comes out beside o: reversed o times beta, with updates what times beta is o."""
-    found = lacking if given.updates else times_beta if given.reverse else None
+    """What comes out beside o: reversed o times beta, with updates what times beta is o; second outputs."""
+    two = given.q2 is not None or (given.beta is not None and given.reverse)
+    found = lacking if given.updates else times_beta if two else None
     return None if found is None else found.transpose(1, 2).to(given.v.dtype)
 
 
@@ -137,14 +135,17 @@ class Chunk:
         p = self.decay * (q @ k.mT)
         return self.narrow(p.triu(1) if self.given.reverse else p.tril(-1), self.given.dot)
 
-    def second_query(self, q, k, v, state):
-        """Outputs of second queries."""
-        return self.at_query * (q @ self.narrow(state, self.given.dot)) + self.second_scores(q, k) @ v
-
-    def second_pair(self, o, after, q, k, v):
-        """(outputs, the state behind the chunk), less what second keys and values give."""
-        values = self.narrow(self.to_end / self.scale * v, self.given.dot)
-        return o - self.second_scores(q, k) @ v, after - k.mT @ values
+    def second(self, rows, more, old, found):
+        """What second operands change, in place. rows: q, k, v. old: the state before the chunk. found: outputs, second
+        outputs, and the state behind the chunk."""
+        (q, k, v), (o, o2, state) = rows, found
+        if "q2" in more:
+            q2 = more["q2"]
+            o2 += self.at_query * (q2 @ self.narrow(old, self.given.dot)) + self.second_scores(q2, k) @ v
+        elif more:
+            k2, v2 = more["k2"], more["v2"]
+            o -= self.second_scores(q, k2) @ v2
+            state -= k2.mT @ self.narrow(self.to_end / self.scale * v2, self.given.dot)
 
     def inverse(self, keys):
         beta = self.beta.mT if self.given.updates else self.beta

@@ -13,6 +13,8 @@ GRADIENTS, FIRST, LACKING = ((f"{TESTS}{name}",) for name in (
     "test_delta_backward.py::test_lengths[token-lengths1]",
     "test_delta_launches.py::test_nothing_in_front_of_the_first_token_counts",
     "test_delta_launches.py::test_hard_inverses[0.1-identical-2.0-False]"))
+SECOND, SECOND_PAIR = ((f"{TESTS}test_delta_launches.py::test_second_operands[{name}-200-token-True]",)
+                       for name in ("query", "pair"))
 
 SSD, LIMITS, GATED, SSD_GRADIENTS, SUMS, SEGMENTS, CANCEL = ((f"{TESTS}test_{name}",) for name in (
     "ssd_forward.py::test_lengths[65]", "ssd_forward.py::test_limits[limit0]",
@@ -131,12 +133,21 @@ MUTANTS = (
         ("numbers_of_tokens_before_the_first", "if token >= 0 and token < g.tokens:", "if token < g.tokens:", FIRST)),
     *family(
         "linear_inverse", "tkq/linear_attention/engine/inverse.py",
-        ("last_column_is_not_solved", "for k in cutlass.range_constexpr(EDGE - 1):",
-         "for k in cutlass.range_constexpr(EDGE - 2):", HARD),
-        ("block_of_32_left_out", "self.merge(lower, Int32(0), warp // 2, warp % 2, 2 * EDGE)", "pass", HARD),
+        ("last_row_is_not_solved", "for i in cutlass.range_constexpr(k + 1, EDGE):",
+         "for i in cutlass.range_constexpr(k + 1, EDGE - 1):", HARD),
+        ("block_of_8_left_out", "self.pair(lower, 2 * EDGE * warp)", "pass", HARD),
+        ("block_of_32_left_out", "self.merge(lower, Int32(0), warp // 2, warp % 2, 4 * EDGE)", "pass", HARD),
         ("with_its_sign", "a[e, 0] = -left[e // 2 + e % 2 * 2, 0, k]", "a[e, 0] = left[e // 2 + e % 2 * 2, 0, k]",
          HARD),
         ("of_11_bits", "for x, y in ((a_rest, b), (a, b_rest), (a, b)):", "for x, y in ((a, b),):", ALIKE)),
+    *family(
+        "linear_second", "tkq/linear_attention/engine/second.py",
+        ("tokens_see_themselves", "put_scores(s.second.p[0], p, 1)", "put_scores(s.second.p[0], p, 0)", SECOND),
+        ("pairs_are_added", "self.sign = -1.0 if self.pair else 1.0", "self.sign = 1.0", SECOND_PAIR),
+        ("pairs_without_the_scale",
+         'return begun if spec.second == "query" else Float32(0.0) - left * cute.arch.rcp_approx(scale)',
+         'return begun if spec.second == "query" else Float32(0.0) - left', SECOND_PAIR),
+        ("scores_are_overwritten", "s.second.free.acquire_empty(ring)", "pass", SECOND)),
     *family(
         "linear", "tkq/linear_attention/engine/gates.py",
         ("state_does_not_decay", "tk.mul(c.s, c.s, shared.total[0, stage])", "pass", LONG),
@@ -159,10 +170,10 @@ MUTANTS = (
     *family(
         "linear_wide", "tkq/linear_attention/engine/products.py",
         ("last_piece_alone", "multiply = tk.mma_ABt", "multiply = tk.mm_ABt", WIDE),
-        ("pieces_of_the_first_columns", "multiply(d, c.s16, operand, k=(first, first + n))",
-         "multiply(d, c.s16, operand, k=(0, n))", WIDE),
-        ("rest_left_out", "tk.mma_ABt(d, rest, operand, k=(first, first + n))", "pass", WIDE_SUMS),
-        ("values_in_the_place_of_corrected_ones", "tk.store_T(s.v[0][stage], c.w)", "pass", WIDE_DELTA),
+        ("pieces_of_the_first_columns", "multiply(d, operand, other, k=(first, first + n))",
+         "multiply(d, operand, other, k=(0, n))", WIDE),
+        ("rest_left_out", "issued.append(rest)", "pass", WIDE_SUMS),
+        ("values_in_the_place_of_corrected_ones", "tk.store_T(s.v[stage], c.w)", "pass", WIDE_DELTA),
         ("states_of_the_first_columns", "tk.load_from(part, x, row0, first)", "tk.load_from(part, x, row0, 0)",
          WIDE_DELTA)),
     *family(

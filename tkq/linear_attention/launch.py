@@ -209,7 +209,8 @@ def _launcher(given):
     of_steps = given.steps and given.steps.spec
     gate = 0 if g is None else g.dim()
     key = (q.get_device(), q.dtype, q.shape[3], v.shape[3], gate, *types, final, x is None, of_steps,
-           given.state_v_first, given.others, given.checkpoint_every is None, *ways, given.part, given.groups, given.second)
+           given.state_v_first, given.others, given.checkpoint_every is None, *ways, given.part, given.groups,
+           given.second)
     if key not in _launchers:
         arch.require_hopper(q.device)
         _launchers[key] = function(recipe(spec_of(given), given.groups))

@@ -3,7 +3,7 @@ from itertools import product
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, TFloat32, const_expr
+from cutlass import Constexpr, Float32, Int32, TFloat32
 from cutlass.cute.nvgpu.warp import MmaTF32Op
 
 import tkq.tile as tk

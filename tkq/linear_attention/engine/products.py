@@ -10,18 +10,21 @@ LOADED = 16  # columns of a wide state that are asked for at a time
 class StateProducts:
     """O' = S' Q', and with the delta rule W' = S' K': the operand is S' rounded to 16 bits.
 
-    Up to 128 columns of K it is rounded as a whole, and both products are under way at once. A wider state takes up to
-    128 registers of a thread by itself. There it is rounded a few columns at a time, each piece while the one before it
-    is multiplied; and with the delta rule W' has become the corrected values when O' begins, and these wait for their
-    product with P in shared memory, in the place of the values. One warpgroup has such a state: barrier is its."""
+    Up to 128 columns of K it is rounded as a whole; but where there are both products, O' begins when W' has become the
+    corrected values, and for each the state is rounded a few columns at a time. Registers of both, and of the state in
+    16 bits, would be more than two warpgroups have: ptxas would wait for each product of the kernel.
+
+    A wider state takes up to 128 registers of a thread by itself. It is always rounded a few columns at a time, each
+    piece while the one before it is multiplied; and with the delta rule corrected values wait for their product with P
+    in shared memory, in the place of the values. One warpgroup has such a state: barrier is its."""
 
     def __init__(self, spec: LinearSpec, delta, second, barrier: int):
         self.spec, self.delta, self.wide, self.barrier = spec, delta, spec.head_dim > NARROW, barrier
         self.second = second
         self.piece = 16 if spec.dot else 32
-        both = delta.forward and not spec.updates
-        self.late = self.wide and both  # is O' made behind the corrected values?
-        self.beside = both and not self.wide  # is it made while these are?
+        both = delta.forward and spec.queried
+        self.late = both and self.wide  # do corrected values wait in shared memory?
+        self.behind = both and not self.wide  # do queries meet the state behind the corrected values?
 
     def load(self, state, x, row0):
         """state = x from row0 on; of a wide one addresses of 16 columns at a time are in registers."""
@@ -39,8 +42,8 @@ class StateProducts:
 
     def begin(self, c, s, stage):
         """Under way: what the state gives for keys, c.w, and for queries, c.o."""
-        if self.second.query or self.beside:
-            self.in_pieces(c, [(c.w, s.k[stage])] if self.beside else self.queries(c, s, stage))
+        if self.second.query or self.behind:
+            self.in_pieces(c, [(c.w, s.k[stage])] if self.behind else self.queries(c, s, stage))
         elif not self.wide:
             tk.copy(c.s16, c.s)
             self.delta.of_state(c, s.k[stage])
@@ -65,7 +68,7 @@ class StateProducts:
 
     def behind_updates(self, c, s, stage):
         """c.o of a wide state that has not decayed, once c.w is the corrected values and no longer in use there."""
-        if self.beside:
+        if self.behind:
             self.in_pieces(c, [(c.o, s.q[stage])], "assembler")
             tk.mma_wait(0)
         if self.late:
