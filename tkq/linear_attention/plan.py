@@ -26,8 +26,10 @@ def spilled(spec: LinearSpec) -> int:
     loop over chunks; where a block finds its sequence or its states, numbers of its task, of the delta rule's forward
     and of Mamba-2."""
     found = spec.packed or spec.pool
-    if spec.delta and (spec.head_dim > NARROW or (found and not spec.reverse)):
+    if spec.delta and spec.head_dim > NARROW:
         return 8
+    if spec.delta and found and not spec.reverse:
+        return 12
     return 4 if spec.ssd and found else 0
 
 
