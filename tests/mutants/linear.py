@@ -75,6 +75,9 @@ MUTANTS = (
         ("segments_of_another_sequence", "return n // g.segments, first, "
          "cutlass.max(cutlass.min(each, chunks - first), 0)",
          "return n % g.segments, first, cutlass.max(cutlass.min(each, chunks - first), 0)", SPLIT),
+        ("values_in_the_identity_s_columns",
+         "return cutlass.select_(part * CHUNK < self.spec.value_dim, chunk, cute.ceil_div(g.tokens, CHUNK))",
+         "return chunk", (f"{TESTS}test_split.py::test_corrected_values[reversed]",)),
         ("a_transfer_from_zeros", "view[r, j] = Float32(1.0)", "view[r, j] = Float32(0.0)", SPLIT_DELTA),
         ("the_identity_behind_v", "row = row0 - self.first_column + tk.first_row() + 8 * r",
          "row = row0 - self.spec.value_dim + tk.first_row() + 8 * r", SPLIT_DELTA),
@@ -137,9 +140,9 @@ MUTANTS = (
          "for i in cutlass.range_constexpr(k + 1, EDGE - 1):", HARD),
         ("block_of_8_left_out", "self.pair(lower, 2 * EDGE * warp)", "pass", HARD),
         ("block_of_32_left_out", "self.merge(lower, Int32(0), warp // 2, warp % 2, 4 * EDGE)", "pass", HARD),
-        ("with_its_sign", "a[e, 0] = -left[e // 2 + e % 2 * 2, 0, k]", "a[e, 0] = left[e // 2 + e % 2 * 2, 0, k]",
+        ("with_its_sign", "a[e, 0] = -left.at(e // 2 + e % 2 * 2, k)", "a[e, 0] = left.at(e // 2 + e % 2 * 2, k)",
          HARD),
-        ("of_11_bits", "for x, y in ((a_rest, b), (a, b_rest), (a, b)):", "for x, y in ((a, b),):", ALIKE)),
+        ("of_11_bits", "return first + second + upper", "return upper", ALIKE)),
     *family(
         "linear_second", "tkq/linear_attention/engine/second.py",
         ("tokens_see_themselves", "put_scores(s.second.p[0], p, 1)", "put_scores(s.second.p[0], p, 0)", SECOND),

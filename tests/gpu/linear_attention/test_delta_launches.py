@@ -54,13 +54,12 @@ def test_sums_of_those(S, reverse):
 @pytest.mark.sampled(when=lambda gate, S: gate == "token" or S == 65)
 def test_second_operands(S, gate, sums, second):
     """As the gradients have them: dq and w, x - y; each by itself, in float64."""
-    q, k, v, g = make(2, S, 4, 2, 64, 64, gate)
-    more = torch.randn_like(k)
+    v, v2, q, g = make(2, S, 2, 4, 64, 64, gate)  # heads share values
+    k, more = torch.randn_like(q), torch.randn_like(q)
     given = Given(q, k, v, g, initial=torch.randn(2, 4, 64, 64, device="cuda"), x=torch.randn_like(v) if sums else None)
     if second == "query":
         check(given._replace(q2=more, final=torch.float32))
     else:
-        v2 = torch.randn_like(v)
         check(given._replace(k2=more, v2=v2, x=v2 if sums else None, reverse=True))
 
 

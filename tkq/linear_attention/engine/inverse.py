@@ -65,31 +65,27 @@ class LowerInverse:
     def pair(self, lower: cute.Tensor, first):
         """The block below two of 8 x 8, by a warp: of the products' 16 rows the upper ones."""
         quad, lane = tk.lane_id() // 4, tk.lane_id() % 4
-        left, x = cute.make_rmem_tensor((4, 1, 1), Float32), cute.make_rmem_tensor((4, 1, 1), Float32)
-        a, b = operand(4, 1), operand(2, 1)
-        for tile in (left, x, a):
-            tile.fill(0.0)
+        left, x, a, b = Sum(1), Sum(1), operand(4, 1), operand(2, 1)
+        a.fill(0.0)
         at = first + EDGE + lane
         for e in cutlass.range_constexpr(2):
             a[2 * e, 0] = element(lower, first + EDGE + quad, at + 4 * e)
             b[e, 0] = element(lower, at + 4 * e, first + quad)
-        add_product(left, a, b)
+        left.add(a, b)
         for e in cutlass.range_constexpr(2):  # as in `merge`
-            a[2 * e, 0] = -left[e, 0, 0]
+            a[2 * e, 0] = -left.at(e, 0)
             b[e, 0] = element(lower, first + 2 * lane + e, first + quad)
-        add_product(x, a, b)
+        x.add(a, b)
         cute.arch.sync_warp()
         for e in cutlass.range_constexpr(2):
-            lower[(first + 2 * lane + e) * PITCH + first + EDGE + quad] = x[e, 0, 0]
+            lower[(first + 2 * lane + e) * PITCH + first + EDGE + quad] = x.at(e, 0)
 
     @cute.jit
     def merge(self, lower: cute.Tensor, first, down, right, size: Constexpr[int]):
         """The block below two neighbours of size x size, the upper one from token `first` on. A warp has 16 of its rows
         and half of its columns."""
         n, steps = size // 16, size // 8
-        left, x = cute.make_rmem_tensor((4, 1, steps), Float32), cute.make_rmem_tensor((4, 1, n), Float32)
-        left.fill(0.0)
-        x.fill(0.0)
+        left, x = Sum(steps), Sum(n)
         row, col = first + size + 16 * down, first + size // 2 * right
         quad, lane = tk.lane_id() // 4, tk.lane_id() % 4
         a, b = operand(4, 1), operand(2, steps)
@@ -99,18 +95,18 @@ class LowerInverse:
                 a[e, 0] = element(lower, row + quad + e % 2 * 8, at + e // 2 * 4)
             for e, j in product(range(2), range(steps)):
                 b[e, j] = element(lower, at + 4 * e, first + 8 * j + quad)
-            add_product(left, a, b)
+            left.add(a, b)
         # what a lane has of this product's columns, 2 t and 2 t + 1, is what it has of the next one's operand: t, t + 4
         b = operand(2, n)
         for k in cutlass.range_constexpr(steps):
             for e in cutlass.range_constexpr(4):
-                a[e, 0] = -left[e // 2 + e % 2 * 2, 0, k]
+                a[e, 0] = -left.at(e // 2 + e % 2 * 2, k)
             for e, j in product(range(2), range(n)):
                 b[e, j] = element(lower, first + 8 * k + 2 * lane + e, col + 8 * j + quad)
-            add_product(x, a, b)
+            x.add(a, b)
         self.sync()
         for e, j in product(range(4), range(n)):
-            lower[(col + 8 * j + 2 * lane + e % 2) * PITCH + row + quad + e // 2 * 8] = x[e, 0, j]
+            lower[(col + 8 * j + 2 * lane + e % 2) * PITCH + row + quad + e // 2 * 8] = x.at(e, j)
         self.sync()
 
 
@@ -128,12 +124,26 @@ def element(lower: cute.Tensor, row, col) -> Float32:
     return lower[col * PITCH + row]
 
 
-def add_product(d: cute.Tensor, a: cute.Tensor, b: cute.Tensor):
-    """d += a b, but for what the lesser parts of both give."""
-    mma = cute.make_mma_atom(MmaTF32Op((16, 8, 8)))
-    (a, a_rest), (b, b_rest) = in_two(a), in_two(b)
-    for x, y in ((a_rest, b), (a, b_rest), (a, b)):
-        cute.gemm(mma, d, x, y, d)
+class Sum:
+    """Registers of a sum of products, `tiles` of 16 x 8. Each part of an operand has a sum of its own: none of the
+    three products of two operands waits for another, where tensor cores have much to do for the state."""
+
+    def __init__(self, tiles: int):
+        self.parts = [cute.make_rmem_tensor((4, 1, tiles), Float32) for _ in range(3)]
+        for part in self.parts:
+            part.fill(0.0)
+
+    def add(self, a: cute.Tensor, b: cute.Tensor):
+        """a b, but for what the lesser parts of both give."""
+        mma = cute.make_mma_atom(MmaTF32Op((16, 8, 8)))
+        (a, a_rest), (b, b_rest) = in_two(a), in_two(b)
+        for d, x, y in zip(self.parts, (a_rest, a, a), (b, b_rest, b)):
+            cute.gemm(mma, d, x, y, d)
+
+    def at(self, e, tile) -> Float32:
+        """An element."""
+        first, second, upper = (part[e, 0, tile] for part in self.parts)
+        return first + second + upper
 
 
 def in_two(x: cute.Tensor) -> tuple:

@@ -172,10 +172,12 @@ class LinearAttention:
                             numbers(spec.pool), *self.checkpoints.fake_operands(B, HO),
                             self.segmented.fake_decays(rows, HO), operand(H, K) if self.second.query else None,
                             *((operand(H, K), operand(HV, V)) if self.second.pair else (None, None)))
-        return operands, Float32(1.0), self.ssd.fake_operands(B, S, HO, rows)
+        return operands.q, tuple(operands[1:]), Float32(1.0), self.ssd.fake_operands(B, S, HO, rows)
 
     @cute.jit
-    def __call__(self, operands: Operands, scale: Float32, ssd: Any, stream: cuda.CUstream):
+    def __call__(self, q: cute.Tensor, others: Any, scale: Float32, ssd: Any, stream: cuda.CUstream):
+        """others: those of `Operands` behind q."""
+        operands = Operands(q, *others)
         c, at = self.config, self.sequences
         q, k, v = [at.rows(x) for x in operands[:3]]
         o, dv, x, x_heads, heads = None, None, None, Int32(1), self.segmented.heads(operands)
@@ -238,7 +240,8 @@ class LinearAttention:
             if const_expr(self.spec.queried):
                 tk.load_async(s.q[ring.stage], g.q, (t.batch, t.head_k, chunk, 0), sem)
             for wg in cutlass.range_constexpr(self.config.groups):
-                tk.load_async(s.v[self.tile(ring.stage, wg)], g.v, (t.batch, t.head_v, chunk, t.part + wg), sem)
+                at = t.batch, t.head_v, self.segmented.chunk_of_values(g, chunk, t.part + wg), t.part + wg
+                tk.load_async(s.v[self.tile(ring.stage, wg)], g.v, at, sem)
                 if const_expr(self.spec.has_x):
                     at = t.batch, t.head // g.heads_per_x, chunk, t.part + wg
                     tk.load_async(s.x[self.tile(ring.stage, wg)], g.x, at, sem)
