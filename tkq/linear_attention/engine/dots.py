@@ -7,19 +7,26 @@ import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.tile.maps import element
 
+HALF = CHUNK // 8  # of a lane's columns
+
 
 @cute.jit
 def add_dots(dots: cute.Tensor, o: tk.RegTile, x: tk.RegTile, wg, less: Constexpr[bool] = False):
     """A chunk's sums over a warp's 16 rows, to shared memory; less: taken off those that are there. wg: the
-    warpgroup."""
-    for j in cutlass.range_constexpr(CHUNK // 4):
-        i = j // 2 * 4 + j % 2
-        mine = o.tensor[i] * element(x, i) + o.tensor[i + 2] * element(x, i + 2)
-        for offset in (4, 8, 16):
-            mine = mine + cute.arch.shuffle_sync_bfly(mine, offset=offset)
-        if tk.lane_id() < 4:
-            at = tk.first_col() + 8 * (j // 2) + j % 2, 4 * wg + tk.warp_id() % 4
-            dots[at] = dots[at] - mine if const_expr(less) else mine
+    warpgroup. Of the eight lanes that share columns each ends with the sum of one in eight: what a lane does not go on
+    with, it gives to another."""
+    quad = tk.lane_id() // 4
+    for half in cutlass.range_constexpr(2):
+        mine = []
+        for j in cutlass.range_constexpr(half * HALF, half * HALF + HALF):
+            i = j // 2 * 4 + j % 2
+            mine.append(o.tensor[i] * element(x, i) + o.tensor[i + 2] * element(x, i + 2))
+        for bit in (4, 2, 1):
+            upper = quad & bit != 0
+            mine = [cutlass.select_(upper, mine[bit + i], mine[i]) + cute.arch.shuffle_sync_bfly(
+                cutlass.select_(upper, mine[i], mine[bit + i]), offset=4 * bit) for i in range(bit)]
+        at = tk.first_col() + 8 * (HALF // 2 * half + quad // 2) + quad % 2, 4 * wg + tk.warp_id() % 4
+        dots[at] = dots[at] - mine[0] if const_expr(less) else mine[0]
 
 
 @cute.jit
