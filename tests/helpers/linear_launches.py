@@ -64,16 +64,18 @@ def launched(given, scale) -> Made:
         if steps.gated:
             out = out * torch.nn.functional.silu(of_heads(given.x))
         of_skip = (v * of_heads(given.x)).sum(2) if steps.skip_gradient else None
-    dv = _beside(given, out2 if beta is None else beta * out, lacking)
+    dv, out = _beside(given, out, out2 if beta is None else beta * out, lacking)
     state = None if given.final is None else state.mT if given.state_v_first else state
     return Made(out.transpose(1, 2).to(given.v.dtype), state, dots, dv, of_skip, diagonal)
 
 
-def _beside(given, times_beta, lacking):
-    """What comes out beside o: reversed o times beta, with updates what times beta is o; second outputs."""
-    two = given.q2 is not None or (given.beta is not None and given.reverse)
-    found = lacking if given.updates else times_beta if two else None
-    return None if found is None else found.transpose(1, 2).to(given.v.dtype)
+def _beside(given, out, second, lacking):
+    """What comes out beside o, and o. second: second outputs, or o times beta, which sums of o leave in its place."""
+    of_beta = given.beta is not None and given.reverse
+    if of_beta and given.dot:
+        return None, second
+    found = lacking if given.updates else second if of_beta or given.q2 is not None else None
+    return None if found is None else found.transpose(1, 2).to(given.v.dtype), out
 
 
 def of_sequences(given, scale, launched):
@@ -99,7 +101,7 @@ def of_sequences(given, scale, launched):
         return found
 
     return Made(whole("o", 0.0), None if given.final is None else torch.cat([one.state for one in made]),
-                whole("dots", math.nan), whole("dv", 0.0),
+                whole("dots", math.nan if given.beta is None else 0.0), whole("dv", 0.0),
                 None if made[0].of_skip is None else torch.cat([one.of_skip for one in made]),
                 whole("diagonal", math.nan))
 
@@ -109,6 +111,7 @@ class Chunk:
 
     def __init__(self, given, scale, sums, beta):
         self.given, self.scale, self.beta, self.total = given, scale, beta, sums[..., -1:, None].exp()
+        self.in_two = given.dot and beta is None
         self.lacking = 0.0  # with updates: what times beta they are
         first, second = sums[..., :, None], sums[..., None, :]
         self.forward = (first - second).clamp(max=0).exp()
@@ -129,11 +132,11 @@ class Chunk:
     def scores(self, q, k):
         p = self.scale * self.decay * (q @ k.mT)
         above = int(self.given.strict or (self.given.steps is not None and self.given.dot))
-        return self.narrow(p.triu(above) if self.given.reverse else p.tril(-above), self.given.dot)
+        return self.narrow(p.triu(above) if self.given.reverse else p.tril(-above), self.in_two)
 
     def second_scores(self, q, k):
         p = self.decay * (q @ k.mT)
-        return self.narrow(p.triu(1) if self.given.reverse else p.tril(-1), self.given.dot)
+        return self.narrow(p.triu(1) if self.given.reverse else p.tril(-1), self.in_two)
 
     def second(self, rows, more, old, found):
         """What second operands change, in place. rows: q, k, v. old: the state before the chunk. found: outputs, second
@@ -141,11 +144,11 @@ class Chunk:
         (q, k, v), (o, o2, state) = rows, found
         if "q2" in more:
             q2 = more["q2"]
-            o2 += self.at_query * (q2 @ self.narrow(old, self.given.dot)) + self.second_scores(q2, k) @ v
+            o2 += self.at_query * (q2 @ self.narrow(old, self.in_two)) + self.second_scores(q2, k) @ v
         elif more:
             k2, v2 = more["k2"], more["v2"]
             o -= self.second_scores(q, k2) @ v2
-            state -= k2.mT @ self.narrow(self.to_end / self.scale * v2, self.given.dot)
+            state -= k2.mT @ self.narrow(self.to_end / self.scale * v2, self.in_two)
 
     def inverse(self, keys):
         beta = self.beta.mT if self.given.updates else self.beta
@@ -155,7 +158,7 @@ class Chunk:
 
     def step(self, q, k, v, state):
         """(outputs, the state behind the chunk)"""
-        in_two, values = self.given.dot, v
+        in_two, values = self.in_two, v
         old = self.narrow(state, in_two)
         if self.beta is not None and not self.given.reverse:
             if self.given.updates:

@@ -49,7 +49,7 @@ def _delta_rule():
         end, spec = f"-bf16-k128-v128-{gate}-beta_{beta}", LinearSpec("bf16", 128, 128, gate, delta=beta)
         yield f"gated_delta_rule{end}", spec
         yield f"gated_delta_rule_updates{end}", replace(spec, updates=True)
-        yield f"gated_delta_rule_du{end}", replace(spec, reverse=True)
+        yield f"gated_delta_rule_du{end}", replace(spec, reverse=True, dot=True)
     for gate, dot in (("none", False), ("token", False), ("token", True)):
         end = f"-bf16-k128-v128-{gate}{'-dot' * dot}"
         spec = LinearSpec("bf16", 128, 128, gate, dot=dot)
@@ -113,7 +113,7 @@ def _packed():
     yield f"linear_attn_dv{end}", replace(spec, reverse=True, dot=True)
     yield f"gated_delta_rule{end}", delta
     yield f"gated_delta_rule_updates{end}", replace(delta, final=None, updates=True)
-    yield f"gated_delta_rule_du{end}", replace(delta, reverse=True)
+    yield f"gated_delta_rule_du{end}", replace(delta, reverse=True, dot=True)
     for op, one in (("linear_attn", spec), ("gated_delta_rule", delta)):
         yield f"{op}{end}-pool", replace(one, pool="int32")
         yield f"{op}-bf16-k128-v128-token-pool", replace(one, packed=None, pool="int32")

@@ -89,11 +89,11 @@ class Given(NamedTuple):
 
 
 class Made(NamedTuple):
-    """o, the final state or None, (B, S, HO) sums of o times x or None. dv: with beta and reversed o times beta, with
-    updates what times beta is o, or None. of_skip: (B, HO, V), D's gradient, or None; of segments (B * N, ..), of
-    packed sequences (N, ..). diagonal: with steps and dots (B, S, HO), q k of each token. checkpoints: (B, S /
-    checkpoint_every, HO, K, V), rows as `engine.checkpoints` has them, zeros in those of no checkpoint; or None.
-    decays: (B * N, HO), of segments."""
+    """o, the final state or None, (B, S, HO) sums of o times x or None. dv: with updates what times beta is o; with
+    beta and reversed o times beta, which o is where x is given; with q2 its outputs; or None. of_skip: (B, HO, V), D's
+    gradient, or None; of segments (B * N, ..), of packed sequences (N, ..). diagonal: with steps and dots (B, S, HO),
+    q k of each token. checkpoints: (B, S / checkpoint_every, HO, K, V), rows as `engine.checkpoints` has them, zeros in
+    those of no checkpoint; or None. decays: (B * N, HO), of segments."""
 
     o: Tensor
     state: Tensor | None
@@ -136,8 +136,11 @@ def start(given: Given, scale: float) -> tuple:
     else:
         state, decays = _of_segments(given, heads)
     if writes and given.dot:
-        dots = torch.empty(-(-V // CHUNK), B, S, heads, device=device, dtype=torch.float32)
-    two = given.second == "query" or (beta is not None and (given.reverse or given.updates))
+        # sums of no sequence's tokens are nothing: with beta they are its gradient
+        make = torch.empty if given.cu is None or beta is None else torch.zeros
+        dots = make(-(-V // CHUNK), B, S, heads, device=device, dtype=torch.float32)
+    of_beta = beta is not None and ((given.reverse and x is None) or given.updates)
+    two = given.second == "query" or of_beta
     dv = torch.empty_like(o) if two and writes else None
     if steps and steps.skip_gradient:
         count = B * given.segments if given.cu is None else given.cu.shape[0] - 1

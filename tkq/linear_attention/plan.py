@@ -16,7 +16,7 @@ def plan(spec: LinearSpec, groups: int | None = None) -> LinearConfig:
     tile = 2 * CHUNK * CHUNK
     operands, values = 2 + (spec.second is not None), 1 + spec.has_x + (spec.second == "pair")
     stage = operands * 2 * CHUNK * spec.head_dim + groups * values * tile
-    rest = (2 + groups + 2 * spec.dot) * tile + (4 * tile + 1024 if spec.delta else 2048 if spec.ssd else 0)
+    rest = (2 + groups + 2 * spec.exact) * tile + (4 * tile + 1024 if spec.delta else 2048 if spec.ssd else 0)
     stages = min(MOST_STAGES, (SHARED - rest) // stage)
     return LinearConfig(groups, stages, _registers(spec, groups))
 

@@ -44,7 +44,8 @@ class LinearSpec:
     dtype: of q, k, v and o. head_dim, value_dim: K and V. gate: "none"; "head", a logarithm of a decay for each head;
     "token", one for each token and head. initial, final: dtypes of the states that come in and go out, or None.
     dot: of each token and head also the sum of o times another tensor, from o before it is rounded, and with no operand
-        rounded to 16 bits; with a gate, without delta.
+        rounded to 16 bits; with a gate. With delta, which is reversed then, operands are rounded, sums are of the
+        gradients of corrected values, and o is these times beta.
     delta: beta's dtype, with the delta rule. Reversed it is the gradient of the corrected values that comes out, and q
         in the place of which are the keys (see `delta.gradients`).
     reverse: from the last token to the first, each of which sees those behind it: gradients are of this form.
@@ -99,8 +100,8 @@ class LinearSpec:
             raise ValueError("LinearSpec: delta and strict, allowed is one of them")
         if self.updates and (self.reverse or not self.delta):
             raise ValueError("LinearSpec: updates, allowed is with delta and not reversed")
-        if self.dot and (self.delta or not self.gated):
-            raise ValueError("LinearSpec: dot, allowed is with a gate and without delta")
+        if self.dot and not (self.reverse if self.delta else self.gated):
+            raise ValueError("LinearSpec: dot, allowed is with a gate, or with delta and reversed")
         if self.ssd and (self.gate != "token" or self.delta or self.strict):
             raise ValueError("LinearSpec: ssd, allowed is with the gate 'token' and without delta and strict")
         if self.gated_by_x and (self.reverse or self.dot):
@@ -163,6 +164,16 @@ class LinearSpec:
     def queried(self) -> bool:
         """Is something made of queries? Reversed, the delta rule's state is, too."""
         return not self.updates and (self.writes or (bool(self.delta) and self.reverse))
+
+    @property
+    def exact(self) -> bool:
+        """Are the state and what it takes up in two parts as operands?"""
+        return self.dot and not self.delta
+
+    @property
+    def exact_scores(self) -> bool:
+        """Are scores?"""
+        return self.exact and self.writes
 
     @property
     def dots(self) -> bool:

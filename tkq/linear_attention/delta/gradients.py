@@ -37,7 +37,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tkq.linear_attention.finish.launch import over_shared, row_dots
+from tkq.linear_attention.finish.launch import over_shared
 from tkq.linear_attention.gradients import Behind, behind_last, of_gates, over_values, turned_part
 from tkq.linear_attention.launch import Given
 from tkq.linear_attention.split.launch import launch
@@ -78,8 +78,8 @@ class DeltaGradients(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """What the launches of a backward share. u: the corrected values, lacking: what times beta they are, du, dv: the
-    gradients of both. behind: what those take that begin with the final state's gradient."""
+    """What the launches of a backward share. u: the corrected values, lacking: what times beta they are, dv:
+    the gradient of values. behind: what those take that begin with the final state's gradient."""
 
     saved: DeltaSaved
     scale: float
@@ -87,7 +87,6 @@ class Pass(NamedTuple):
     behind: Behind
     u: Tensor
     lacking: Tensor
-    du: Tensor | None = None
     dv: Tensor | None = None
 
 
@@ -96,9 +95,9 @@ ALL = DeltaNeeds()
 
 def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None = None,
              needs: DeltaNeeds = ALL) -> DeltaGradients:
-    """Two launches of the engine for u and du, which dbeta and dv are made of, one for dq and w, one for x - y; dg is
-    made of the latter two. Of tokens of no sequence the engine's outputs are zeros, whatever stands in q, k, v and beta
-    there: nothing but these is multiplied here."""
+    """Two launches of the engine for u, dv and dbeta, one for dq and w, one for x - y; dg is made of the latter two. Of
+    tokens of no sequence the engine's outputs are zeros, whatever stands in q, k, v and beta there: nothing but these
+    is multiplied here."""
     q, k, v, g, beta, initial, cu = saved
     need_g, need_initial = needs.g and g is not None, needs.initial and initial is not None
     if scale == 0.0:  # o is 0: what goes back comes from the final state alone, and does not depend on the scale
@@ -109,8 +108,8 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
     solved = dq = dk = dg = before = None
     if any((needs.k, needs.v, need_g, needs.beta, need_initial)):
         solved = launch(Given(k, behind.q, do, g, beta, behind.state, torch.float32 if need_initial else None,
-                              reverse=True, cu=cu), behind.scale)
-        p = p._replace(du=solved.o, dv=solved.dv)
+                              p.lacking, reverse=True, cu=cu), behind.scale)
+        p = p._replace(dv=solved.o)
     need_k = needs.k or need_g
     if needs.q or need_k:
         before = _before(p, need_k, need_g, need_g and dfinal is not None)
@@ -122,7 +121,7 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
         at_end = None if dfinal is None else (before.state.mT * dfinal).sum((-1, -2))
         dg = of_gates(g, before.dots, behind_it.dots, at_end, cu)
     return DeltaGradients(dq, dk, p.dv if needs.v else None, dg,
-                          row_dots(p.lacking, p.du, beta.dtype) if needs.beta else None,
+                          solved.dots.to(beta.dtype) if needs.beta else None,
                           (behind.scale * solved.state).to(initial.dtype) if need_initial else None)
 
 

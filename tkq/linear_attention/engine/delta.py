@@ -36,13 +36,17 @@ class Delta:
     Reversed, K is in the place of Q, Q in that of K and dO in that of V: O is what the gradient of U is without the
     chunk's other tokens. U's gradient, and what it takes off the state's, are (see `delta.gradients`)
 
-        dU = (I + L)^-1' O,  S - (beta e^G / scale K)' dU"""
+        dU = (I + L)^-1' O,  S - (beta e^G / scale K)' dU
+
+    With sums of dU times x dU itself stays inside, and O is dU times beta."""
 
     def __init__(self, spec: LinearSpec, tile: tk.st, barrier: int):
         self.inverse = LowerInverse(barrier)
         self.spec, self.there, self.tile = spec, spec.delta, tile
         self.forward, self.back = spec.delta and not spec.reverse, spec.delta and spec.reverse
-        self.gives_two = self.back or spec.updates  # o, and beside it one that beta tells apart from it
+        self.sums = self.back and spec.dot
+        # o, and beside it one that beta tells apart from it
+        self.gives_two = (self.back and not self.sums) or spec.updates
 
     def shared(self, al: tk.SharedAllocator) -> Any:
         """Room for it in shared memory; None without the rule."""
@@ -185,6 +189,10 @@ class Delta:
         tk.load_shared_cols(c.beta, shared.beta[None, stage])
         tk.mul_col(c.w, c.w, c.beta)
 
+    def of_sums(self, c):
+        """What sums are made of, and where its factor is read to: c.x is an operand of what is under way."""
+        return (c.w, c.v) if self.back else (c.o, c.x)
+
     def result(self, c):
-        """What goes to global memory: U, its gradient (and that times beta), or a chunk's outputs."""
+        """What goes to global memory: U, its gradient (and that times beta, or that alone), or outputs."""
         return c.w if self.spec.updates or self.back else c.o

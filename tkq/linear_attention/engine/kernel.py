@@ -209,7 +209,8 @@ class LinearAttention:
         s = Shared(al.tile(self.qk_tile, c.stages), al.tile(self.qk_tile, c.stages),
                    al.tile(self.v_tile, c.stages * n), al.tile(self.v_tile, c.stages * n) if x else None,
                    al.vector(CHUNK, 4 * n) if self.spec.dots else None, al.tile(self.v_tile, n),
-                   *(al.tile(self.p_tile, self.second.scores) if there else None for there in (True, self.spec.dots)),
+                   al.tile(self.p_tile, self.second.scores),
+                   al.tile(self.p_tile, self.second.scores) if self.spec.exact_scores else None,
                    self.gate.shared(al), self.delta.shared(al), self.ssd.shared(al),
                    self.second.shared(al, (self.qk_tile, self.v_tile, self.p_tile), c),
                    al.pipe(c.stages, (1 + self.spec.queried + self.second.there) * self.qk_tile.bytes
@@ -274,7 +275,7 @@ class LinearAttention:
             if const_expr(self.spec.scored):
                 self.second.acquire(s, free)
                 self.put_scores(s.p[self.second.stage(out.stage)], p)
-            if const_expr(self.spec.dots):
+            if const_expr(self.spec.exact_scores):
                 self.gate.weigh_rest(p, x, between, g.scale)
                 self.put_scores(s.rest[self.second.stage(out.stage)], p)
             if const_expr(self.spec.scored):
@@ -356,17 +357,20 @@ class LinearAttention:
     def write(self, g, s, t, c, at):
         """What comes out of a chunk. at: (the warpgroup, the chunk, stages of tokens and scores, what D has)."""
         wg, chunk, stage, of_scores, skip = at
+        o, x = self.delta.of_sums(c)
         if self.spec.has_x:
-            tk.load_T(c.x, s.x[self.tile(stage, wg)])
+            tk.load_T(x, s.x[self.tile(stage, wg)])
         if self.spec.dots:
             self.second.read_values(c, s, self.tile(stage, wg))
-            add_dots(s.dots, c.o, c.x, wg)
+            add_dots(s.dots, o, x, wg)
             if const_expr(not self.second.query):
                 write_dots(g, s.dots, t, chunk, (wg, OUT_BARRIER + wg))
+        if self.delta.sums:
+            self.delta.times_beta(c, s.delta, of_scores)
         self.ssd.write_diagonal(g, t, s.diagonal, (wg, chunk), of_scores)
         self.ssd.finish(c, s, skip, of_scores, lambda: self.read_values(s, c, wg, stage))
         self.put(g.o, s, t, self.ssd.result(c, self.delta.result(c)), chunk, wg)
-        if self.delta.back:
+        if self.delta.back and not self.delta.sums:
             self.delta.times_beta(c, s.delta, of_scores)
             self.put(g.dv, s, t, c.w, chunk, wg)
         if self.second.query:
@@ -380,14 +384,14 @@ class LinearAttention:
         """What a chunk's tokens give each other. stages: the tile of values, the stage of scores."""
         if self.spec.scored:
             self.products.add_scores(c, s, stages[0], self.second.stage(stages[1]))
-        if self.spec.dots:
+        if self.spec.exact_scores:
             self.products.add_rest_of_scores(c, s, stages[0], self.second.stage(stages[1]))
         if self.spec.scored:
             self.second.add_own(c, s, stages[0])
 
     def add_rest(self, s, c, wg, stages, second):
         """What rounding took from the values that the state took up. They are read anew: registers had o, x and s."""
-        if self.spec.dot:
+        if self.spec.exact:
             self.read_values(s, c, wg, stages[0])
             self.gate.rest_of_values(c, s.gate, stages[1])
             tk.mma_AB(c.s, c.u, s.k[stages[0]])

@@ -21,7 +21,7 @@ class StateProducts:
     def __init__(self, spec: LinearSpec, delta, second, barrier: int):
         self.spec, self.delta, self.wide, self.barrier = spec, delta, spec.head_dim > NARROW, barrier
         self.second = second
-        self.piece = 16 if spec.dot else 32
+        self.piece = 16 if spec.exact else 32
         both = delta.forward and spec.queried
         self.late = both and self.wide  # do corrected values wait in shared memory?
         self.behind = both and not self.wide  # do queries meet the state behind the corrected values?
@@ -60,7 +60,7 @@ class StateProducts:
 
     def rest(self, c, s, stage):
         """With sums of o times another tensor: c.o has what rounding took from the state, too."""
-        if self.spec.dots and not (self.wide or self.second.query):
+        if self.spec.exact_scores and not (self.wide or self.second.query):
             tk.apply_narrow(c.s16, lambda wide, rounded: wide - rounded, c.s, c.s16)
             for o, q in self.queries(c, s, stage):
                 tk.mma_ABt(o, c.s16, q)
@@ -98,15 +98,15 @@ class StateProducts:
         registers."""
         apart = len(products) > 1
         piece, multiply = 32 if apart else self.piece, tk.mm_ABt
-        rest = tk.rt(c.s16.cols, c.s16.dtype) if self.spec.dot else None
-        for part in range(1 + (apart and self.spec.dot)):
+        rest = tk.rt(c.s16.cols, c.s16.dtype) if self.spec.exact else None
+        for part in range(1 + (apart and self.spec.exact)):
             for first in range(0, self.spec.head_dim, piece):
                 n, issued = min(piece, self.spec.head_dim - first), []
                 state, rounded = tk.columns(c.s, first, n), tk.columns(c.s16, first, n)
                 tk.copy(rounded, state, again)
                 if not part:
                     issued.append(c.s16)
-                if self.spec.dot and (part or not apart):
+                if self.spec.exact and (part or not apart):
                     tk.apply_narrow(tk.columns(rest, first, n), lambda x, of_x: x - of_x, state, rounded)
                     issued.append(rest)
                 for operand in issued:

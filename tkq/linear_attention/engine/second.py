@@ -47,7 +47,7 @@ class Second:
         of_keys, of_values, p = tiles
         return SecondShared(al.tile(of_keys, config.stages),
                             al.tile(of_values, config.stages * config.groups) if self.pair else None,
-                            al.tile(p, 1), al.tile(p, 1) if self.spec.dots else None,
+                            al.tile(p, 1), al.tile(p, 1) if self.spec.exact_scores else None,
                             al.pipe(1, 0, 4 * config.groups, producers=4))
 
     def pipes(self, s) -> tuple:
@@ -89,7 +89,7 @@ class Second:
         tk.mma_wait(0)
         self.gate.weigh(p, x, between, self.sign)
         put_scores(s.second.p[0], p, 1)
-        if self.spec.dots:
+        if self.spec.exact_scores:
             self.gate.weigh_rest(p, x, between, self.sign)
             put_scores(s.second.rest[0], p, 1)
 
