@@ -189,8 +189,9 @@ MUTANTS = (
          "tk.right_fill(p, 1, 0.0, diagonal=True)", GRADIENTS),
         ("reversed_strict_mask_with_the_diagonal", "tk.left_fill(p, apart, 0.0, diagonal=True)",
          "tk.left_fill(p, 0, 0.0, diagonal=True)", GRADIENTS),
-        ("inverse_of_queries", "self.delta.products(x, s.q[ring.stage] if self.spec.reverse else s.k[ring.stage])",
-         "self.delta.products(x, s.k[ring.stage])", GRADIENTS),
+        ("inverse_of_queries",
+         "x, p, keys = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), s.q if self.spec.reverse else s.k",
+         "x, p, keys = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), s.k", GRADIENTS),
         ("gradients_in_the_order_of_tokens", "i = t.chunks - 1 - i if self.spec.reverse else i", "pass", LONG),
         ("last_chunk_left_out", "batch, first, chunks = self.segmented.of_block(g, batch, "
          "cute.ceil_div(tokens, CHUNK))",
@@ -207,11 +208,11 @@ MUTANTS = (
         ("scores_written_over", "s.scores.acquire_empty(out)", "", READS),
         ("tokens_freed_before_their_products", """
             tk.mma_wait(0)
-            self.add_rest(s, c, wg, (ring.stage, scores.stage))
+            self.add_rest(s, c, wg, (ring.stage, scores.stage), second)
          """, """
             s.tokens.release(ring)
             tk.mma_wait(0)
-            self.add_rest(s, c, wg, (ring.stage, scores.stage))
+            self.add_rest(s, c, wg, (ring.stage, scores.stage), second)
          """, READS)),
     *family(
         "linear", "tkq/linear_attention/engine/ssd.py",
@@ -233,8 +234,8 @@ MUTANTS = (
          "if wg + t.part == 1 and thread < CHUNK and token < g.tokens:", SSD_GRADIENTS)),
     *family(
         "linear", "tkq/linear_attention/engine/kernel.py",
-        ("diagonal_twice", "apart = int(self.spec.strict or self.ssd.apart)", "apart = int(self.spec.strict)",
-         SSD_GRADIENTS)),
+        ("diagonal_twice", "apart = int(self.spec.strict or self.ssd.apart) if apart is None else apart",
+         "apart = int(self.spec.strict) if apart is None else apart", SSD_GRADIENTS)),
     *family(
         "linear", "tkq/linear_attention/engine/gates.py",
         ("states_without_the_step", "left = left * logs[2 + e] if const_expr(self.adds) else left", "pass", SSD),

@@ -1,8 +1,7 @@
 """Linear attention, chunk by chunk (Katharopoulos et al., 2020; the chunked form of Sun et al., 2023, and Yang et al.,
 2023), with the state in accumulators."""
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Optional
+from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -14,6 +13,7 @@ from tkq.linear_attention.config import CHUNK, LinearConfig
 from tkq.linear_attention.engine.checkpoints import Checkpoints
 from tkq.linear_attention.engine.delta import Delta
 from tkq.linear_attention.engine.dots import add_dots, write_dots
+from tkq.linear_attention.engine.fields import Globals, Shared, State, Task
 from tkq.linear_attention.engine.gates import Gate
 from tkq.linear_attention.engine.operands import Operands
 from tkq.linear_attention.engine.packed import Sequences, any_strides, numbers
@@ -26,86 +26,6 @@ from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
 SCORES_BARRIER, OUT_BARRIER = 1, 2  # named barriers: of the scores' warpgroup, of the state's (one each)
-
-
-@dataclass(frozen=True)
-class Globals:
-    q: tk.gl
-    k: tk.gl
-    v: tk.gl
-    o: Optional[tk.gl]
-    dv: Optional[tk.gl]
-    x: Optional[tk.gl]
-    g: Optional[cute.Tensor]
-    beta: Optional[cute.Tensor]
-    initial: Optional[cute.Tensor]
-    final: Optional[cute.Tensor]
-    dots: Optional[cute.Tensor]
-    scale: Float32
-    tokens: Int32
-    heads_per_k: Int32
-    heads_per_v: Int32
-    heads_per_x: Int32
-    ssd: Any
-    cu: Optional[cute.Tensor]
-    state_indices: Optional[cute.Tensor]
-    checkpoints: Optional[cute.Tensor]
-    every: Optional[Int32]
-    decays: Optional[cute.Tensor]
-    q2: Optional[tk.gl]
-    k2: Optional[tk.gl]
-    v2: Optional[tk.gl]
-    segments: Any
-
-
-@dataclass(frozen=True)
-class Shared:
-    q: tk.SharedTile
-    k: tk.SharedTile
-    v: tk.SharedTile  # of each stage those of the state's warpgroups, one behind the other
-    x: Any  # likewise
-    dots: Any
-    o: tk.SharedTile
-    p: tk.SharedTile
-    rest: Any  # of p, with dots
-    gate: Any
-    delta: Any
-    diagonal: Any
-    second: Any
-    tokens: tk.Pipe
-    scores: tk.Pipe
-
-
-@dataclass(frozen=True)
-class Task:
-    """One head of one sequence, the row of its states, and where its V begins, in tiles of 64. first: None, or its
-    segment's first chunk."""
-
-    batch: Int32
-    state: Int32
-    head: Int32
-    head_k: Int32
-    head_v: Int32
-    part: Int32
-    chunks: Int32
-    first: Any
-
-
-@dataclass(frozen=True)
-class State:
-    """Registers of 64 rows of V."""
-
-    s: tk.RegTile  # the state, transposed: V by K
-    s16: tk.RegTile  # the same, rounded: an operand
-    v: tk.RegTile  # a chunk's values, transposed
-    u: tk.RegTile  # the same, with what decays to the chunk's end
-    o: tk.RegTile  # outputs, transposed: V by tokens
-    x: tk.RegTile  # another tensor's rows, as v
-    w: tk.RegTile  # with the delta rule: what the state gives for keys, then what it takes up; or second outputs
-    at_query: tk.ColVec
-    to_end: tk.ColVec
-    beta: tk.ColVec
-    erase: tk.ColVec
 
 
 class LinearAttention:
@@ -254,12 +174,14 @@ class LinearAttention:
     def make_scores(self, g, s, t):
         """P of each chunk, and beside it what decays."""
         ring, out, free = s.tokens.ring(), s.scores.ring(), self.second.ring(s)
-        x, p = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype)
+        x, p, keys = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), s.q if self.spec.reverse else s.k
         gates, mine = self.gate.begin(g, t, self.order(t, 0)), self.delta.begin(g, t, self.order(t, 0))
         for i in cutlass.range(t.chunks, unroll=1):
             s.tokens.wait(ring)
             if const_expr(self.spec.scored):
                 tk.mm_ABt(x, s.q[ring.stage], s.k[ring.stage])
+            else:
+                self.delta.products(x, keys[ring.stage])
             s.scores.acquire_empty(out)
             self.gate.factors(g, t, self.order(t, i), (s.gate, out.stage), gates)
             self.delta.factors(g, s.delta, mine, self.gate.sums_of(s.gate), out.stage)
@@ -271,8 +193,7 @@ class LinearAttention:
             if const_expr(self.spec.scored):
                 self.ssd.put_diagonal(s.diagonal, x, between, g.scale, out.stage)
                 self.gate.weigh(p, x, between, g.scale)
-            self.delta.products(x, s.q[ring.stage] if self.spec.reverse else s.k[ring.stage])
-            if const_expr(self.spec.scored):
+                self.delta.products(x, keys[ring.stage])
                 self.second.acquire(s, free)
                 self.put_scores(s.p[self.second.stage(out.stage)], p)
             if const_expr(self.spec.exact_scores):
