@@ -165,7 +165,7 @@ def start(given: Given, scale: float) -> tuple:
             state.zero_() if initial is None else state.copy_(initial)
         if of_skip is not None:
             of_skip.zero_()
-    dots = dots if dots is None else dots[0] if len(dots) == 1 else dots.sum(0)
+    dots = dots if dots is None else sum(dots[1:], dots[0])
     return Made(o, state, dots, dv, of_skip, diagonal, checkpoints, decays), call
 
 
