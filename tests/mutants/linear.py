@@ -208,11 +208,11 @@ MUTANTS = (
         ("scores_written_over", "s.scores.acquire_empty(out)", "", READS),
         ("tokens_freed_before_their_products", """
             tk.mma_wait(0)
-            self.add_rest(s, c, wg, (ring.stage, scores.stage), second)
+            self.add_rest(s, c, wg, (ring.stage, scores.stage))
          """, """
             s.tokens.release(ring)
             tk.mma_wait(0)
-            self.add_rest(s, c, wg, (ring.stage, scores.stage), second)
+            self.add_rest(s, c, wg, (ring.stage, scores.stage))
          """, READS)),
     *family(
         "linear", "tkq/linear_attention/engine/ssd.py",

@@ -23,14 +23,14 @@ def plan(spec: LinearSpec, groups: int | None = None) -> LinearConfig:
 
 def spilled(spec: LinearSpec) -> int:
     """Local loads and stores that a kernel may have: of wider states with the delta rule, all of them in front of the
-    loop over chunks; where a block finds its sequence or its states, numbers of its task, of the delta rule's forward
-    and of Mamba-2."""
+    loop over chunks; where a block finds its sequence or its states, numbers of its task, of the delta rule's forward,
+    of second operands and of Mamba-2."""
     found = spec.packed or spec.pool
     if spec.delta and spec.head_dim > NARROW:
         return 8
     if spec.delta and found and not spec.reverse:
-        return 12
-    return 4 if spec.ssd and found else 0
+        return 16
+    return 4 if (spec.ssd or spec.second) and found else 0
 
 
 def _registers(spec, groups):

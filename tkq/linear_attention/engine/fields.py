@@ -79,6 +79,7 @@ class State:
     s16: tk.RegTile  # the same, rounded: an operand
     v: tk.RegTile  # a chunk's values, transposed
     u: tk.RegTile  # the same, with what decays to the chunk's end
+    rest: tk.RegTile  # what rounding took from these
     o: tk.RegTile  # outputs, transposed: V by tokens
     x: tk.RegTile  # another tensor's rows, as v
     w: tk.RegTile  # with the delta rule: what the state gives for keys, then what it takes up; or second outputs

@@ -9,7 +9,7 @@ import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.engine import ahead
 from tkq.linear_attention.engine.second import second_factor
-from tkq.linear_attention.spec import LinearSpec
+from tkq.linear_attention.spec import NARROW, LinearSpec
 from tkq.tile.dtypes import element_type
 
 LOWEST = -150.0  # of a gate, as a power of 2: such a factor is 0 in fp32, and sums of it keep their last bits
@@ -38,6 +38,7 @@ class Gate:
         self.spec, self.gated, self.dtype = spec, spec.gated, element_type(spec.dtype)
         self.ssd = ssd if spec.ssd else None
         self.adds = spec.ssd is not None and not spec.reverse  # does a token add d times its value?
+        self.in_two = spec.exact and spec.head_dim <= NARROW  # are there registers for values in two parts at once?
 
     def shared(self, al: tk.SharedAllocator) -> Any:
         """Room for it in shared memory; None without a gate."""
@@ -163,6 +164,8 @@ class Gate:
         if self.gated:
             tk.load_shared_cols(c.to_end, shared.to_end[None, stage])
             tk.apply_narrow(c.u, lambda v, f: v * f, self.taken_up(c), c.to_end)
+            if self.in_two:
+                tk.apply_narrow(c.rest, lambda v, f, u: v * f - u, c.v, c.to_end, c.u)
 
     def decay(self, c, shared, stage):
         """The state to the chunk's end."""
@@ -179,5 +182,5 @@ class Gate:
         tk.apply_narrow(c.u, lambda v, f, u: v * f - u, c.v, c.to_end, c.u)
 
     def values(self, c):
-        """Those that the state takes up."""
-        return c.u if self.gated else c.v
+        """Those that the state takes up, in one part or two."""
+        return [c.u if self.gated else c.v] + [c.rest] * self.in_two

@@ -227,7 +227,8 @@ class LinearAttention:
     def keep_state(self, g, s, t, wg):
         spec = self.spec
         c = State(tk.rt_fl(spec.head_dim), tk.rt(spec.head_dim, self.dtype), tk.rt(CHUNK, self.dtype),
-                  tk.rt(CHUNK, self.dtype), tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), tk.rt_fl(CHUNK),
+                  *[tk.rt(CHUNK, self.dtype) for _ in range(2)], tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype),
+                  tk.rt_fl(CHUNK),
                   *[tk.cv(CHUNK) for _ in range(4)])
         ring, scores = s.tokens.ring(), s.scores.ring()
         row0 = (t.part + wg) * CHUNK
@@ -255,15 +256,16 @@ class LinearAttention:
             self.second.at_query(c, s.gate, scores.stage)
             self.add_own(s, c, (self.tile(ring.stage, wg), scores.stage))
             self.delta.gradients_of_updates(c, s.delta, scores.stage)
-            tk.mma_AB(c.s, self.gate.values(c), s.k[ring.stage])
+            for values in self.gate.values(c):
+                tk.mma_AB(c.s, values, s.k[ring.stage])
             self.delta.erase(c, s.delta, s.q[ring.stage], scores.stage)
             self.second.update(c, s, second, ring.stage)
-            tk.mma_wait(1 + self.second.pair)
+            tk.mma_wait((1 + self.second.pair) * (1 + self.gate.in_two))
             self.second.done(s, free)
             if const_expr(spec.writes):
                 self.write(g, s, t, c, (wg, self.order(t, i), ring.stage, scores.stage, skip))
             tk.mma_wait(0)
-            self.add_rest(s, c, wg, (ring.stage, scores.stage), second)
+            self.add_rest(s, c, wg, (ring.stage, scores.stage))
             s.tokens.release(ring)
             s.scores.release(scores)
             self.checkpoints.put(g, t, c.s, i, row0)
@@ -310,13 +312,12 @@ class LinearAttention:
         if self.spec.scored:
             self.second.add_own(c, s, stages[0])
 
-    def add_rest(self, s, c, wg, stages, second):
+    def add_rest(self, s, c, wg, stages):
         """What rounding took from the values that the state took up. They are read anew: registers had o, x and s."""
-        if self.spec.exact:
+        if self.spec.exact and not self.gate.in_two:
             self.read_values(s, c, wg, stages[0])
             self.gate.rest_of_values(c, s.gate, stages[1])
             tk.mma_AB(c.s, c.u, s.k[stages[0]])
-            self.second.add_rest(c, s, second, (*stages, self.tile(stages[0], wg)))
             tk.mma_wait(0)
 
     def read_values(self, s, c, wg, stage):

@@ -100,8 +100,8 @@ class Second:
     # ---- the state's warpgroups ----------------------------------------------------------------
 
     def begin(self) -> Any:
-        """Registers: the second values as the state takes them up."""
-        return tk.rt(CHUNK, self.gate.dtype) if self.pair else None
+        """Registers: the second values as the state takes them up, in one part or two."""
+        return [tk.rt(CHUNK, self.gate.dtype) for _ in range(1 + self.gate.in_two)] if self.pair else None
 
     def queries(self, c, s, stage):
         """(outputs, queries) of those that the state gives something."""
@@ -123,9 +123,11 @@ class Second:
         self.read_values(c, s, places[0])
         if self.pair and self.spec.gated:
             tk.load_shared_cols(c.to_end, s.gate.second[None, places[1]])
-            tk.apply_narrow(mine, lambda v, f: v * f, c.x, c.to_end)
+            tk.apply_narrow(mine[0], lambda v, f: v * f, c.x, c.to_end)
+            for rest in mine[1:]:
+                tk.apply_narrow(rest, lambda v, f, u: v * f - u, c.x, c.to_end, mine[0])
         elif self.pair:
-            tk.apply_narrow(mine, lambda v, f: v * f, c.x, -cute.arch.rcp_approx(g.scale))
+            tk.apply_narrow(mine[0], lambda v, f: v * f, c.x, -cute.arch.rcp_approx(g.scale))
 
     def add_own(self, c, s, tile):
         """What a chunk's tokens give each other is under way. tile: of values."""
@@ -138,22 +140,14 @@ class Second:
 
     def update(self, c, s, mine, stage):
         """What the state takes up is under way."""
-        if self.pair:
-            tk.mma_AB(c.s, mine, s.second.of_keys[stage])
+        for values in mine or ():
+            tk.mma_AB(c.s, values, s.second.of_keys[stage])
 
     def done(self, s, ring):
         """Scores are free."""
         if self.there:
             s.second.free.release(ring)
             ring.advance()
-
-    def add_rest(self, c, s, mine, places):
-        """What rounding took from the second values is under way. places: stages of tokens and of factors, the tile."""
-        if self.pair:
-            self.read_values(c, s, places[2])
-            tk.load_shared_cols(c.to_end, s.gate.second[None, places[1]])
-            tk.apply_narrow(mine, lambda v, f, u: v * f - u, c.x, c.to_end, mine)
-            tk.mma_AB(c.s, mine, s.second.of_keys[places[0]])
 
 
 def second_factor(spec: LinearSpec, begun, left, scale) -> Any:
