@@ -130,7 +130,7 @@ MUTANTS = (
         tk.mul_col(c.w, c.w, c.beta)
          ''', "pass", GRADIENTS),
         ("erased_without_the_scale", "decay = decay * cute.arch.rcp_approx(g.scale)", "pass", GRADIENTS),
-        ("beta_of_another_token", "beta = Float32(mine[1][e])", "beta = Float32(mine[1][1 - e])", DELTA)),
+        ("beta_of_another_token", "beta = Float32(mine[1].found[e])", "beta = Float32(mine[1].found[1 - e])", DELTA)),
     *family(
         "linear", "tkq/linear_attention/engine/ahead.py",
         ("numbers_of_tokens_before_the_first", "if token >= 0 and token < g.tokens:", "if token < g.tokens:", FIRST)),

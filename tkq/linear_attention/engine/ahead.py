@@ -1,5 +1,5 @@
 """Numbers of tokens, such as gates, that are read from global memory a chunk before they are used."""
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -8,24 +8,32 @@ import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 
 
-def begin(x: cute.Tensor, g, t, chunk) -> cute.Tensor:
-    """Registers of two tokens of a chunk for each lane of a warpgroup's first warp, as they are in memory. x: (B, S,
-    HO). What is made of the numbers waits for them: it is made when the chunk comes."""
-    found = cute.make_rmem_tensor((2,), x.element_type)
-    read(x, g, t, chunk, found)
-    return found
+class Ahead(NamedTuple):
+    """found: registers of two tokens of a chunk, as they are in memory. row: (S,), all of a head's."""
+
+    found: cute.Tensor
+    row: cute.Tensor
+
+
+def begin(x: cute.Tensor, g, t, chunk) -> Ahead:
+    """Of each lane of a warpgroup's first warp, for the first chunk. x: (B, S, HO). What is made of the numbers waits
+    for them: it is made when the chunk comes. Where a head's are is found once: the other warps wait for the first."""
+    mine = Ahead(cute.make_rmem_tensor((2,), x.element_type), x[t.batch, None, t.head])
+    read(mine, g, chunk)
+    return mine
 
 
 @cute.jit
-def read(x: cute.Tensor, g, t, chunk, into: cute.Tensor):
+def read(mine: Ahead, g, chunk):
     """They are on their way; 0 past the end, and before the first token."""
+    into = mine.found
     for e in cutlass.range_constexpr(2):
-        into[e] = x.element_type(0.0)
+        into[e] = into.element_type(0.0)
     if tk.warp_id() % 4 == 0:
         for e in cutlass.range_constexpr(2):
             token = token_of(chunk, e)
             if token >= 0 and token < g.tokens:
-                into[e] = x[t.batch, token, t.head]
+                into[e] = mine.row[token]
 
 
 def token_of(chunk, e) -> Any:

@@ -75,7 +75,7 @@ class Delta:
             if tk.warp_id() % 4 == 0:
                 for e in cutlass.range_constexpr(2):
                     i = 2 * tk.lane_id() + e
-                    beta = Float32(mine[1][e])
+                    beta = Float32(mine[1].found[e])
                     shared.beta[i, stage] = beta
                     decay = Float32(1.0)
                     if const_expr(at_start is not None):
@@ -89,7 +89,7 @@ class Delta:
     def ask(self, g, t, chunk, mine):
         """beta of the chunk that follows is on its way."""
         if self.there:
-            ahead.read(g.beta, g, t, chunk, mine[1])
+            ahead.read(mine[1], g, chunk)
 
     @cute.jit
     def put(self, shared, x: tk.RegTile, mine, between, stage):

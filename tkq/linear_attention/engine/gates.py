@@ -69,7 +69,7 @@ class Gate:
         """A chunk's to shared memory, by the first warp. place: (shared memory, the stage)."""
         if const_expr(self.gated):
             if tk.warp_id() % 4 == 0:
-                self.sums(g, self.logs(g, t, chunk, gates[0]), *place)
+                self.sums(g, self.logs(g, t, chunk, gates[0].found), *place)
 
     def logs(self, g, t, chunk, now):
         """Of this lane's tokens: gates in powers of 2; with Mamba-2 its d, too."""
@@ -81,7 +81,7 @@ class Gate:
     def ask(self, g, t, chunk, gates):
         """The gates of the chunk that follows are on their way."""
         if self.gated:
-            ahead.read(self.numbers(g), g, t, chunk, gates[0])
+            ahead.read(gates[0], g, chunk)
 
     def sums_of(self, shared):
         """The sums of both stages; None without gates."""

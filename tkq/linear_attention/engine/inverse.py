@@ -10,17 +10,16 @@ import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 
 EDGE = 8  # of blocks that are solved token by token
-FIRST_LANES = (1 << 2 * EDGE) - 1
 PITCH = CHUNK + 4  # floats from a column to the next: neighbours of a product's operand lie in other banks
 
 
 class LowerInverse:
     """X = (I + L)^-1 in the place of L, 64 x 64, fp32, in shared memory, column by column, by a warpgroup:
 
-      lanes 0 to 15 of a warp    two blocks of 8 x 8 on the diagonal by substitution, a column a lane
-      a warp                     the block below these two, X[1, 0] = -X[1, 1] L[1, 0] X[0, 0]
-      all                        the block of 16 x 16 below two such pairs, likewise: two warps for each
-      all                        the block of 32 x 32 below two of those, likewise
+      half a warp   two blocks of 8 x 8 on the diagonal by substitution, a column a lane
+      a warp        the block below these two, X[1, 0] = -X[1, 1] L[1, 0] X[0, 0]
+      all           the block of 16 x 16 below two such pairs, likewise: two warps for each
+      all           the block of 32 x 32 below two of those, likewise
 
     Substitution is in fp32. Operands of the products are two TF32 numbers each, 22 bits: where keys are alike, the
     inverse is made of sums that cancel. Above the diagonal L is zero, and so is X."""
@@ -35,8 +34,7 @@ class LowerInverse:
     def invert(self, lower: cute.Tensor):
         """Behind a barrier and before the next one: all 128 threads."""
         warp, lane = tk.warp_id() % 4, tk.lane_id()
-        if lane < 2 * EDGE:
-            self.solve(lower, 2 * EDGE * warp + lane // EDGE * EDGE, lane % EDGE)
+        self.solve(lower, 2 * EDGE * warp + lane // EDGE % 2 * EDGE, lane % EDGE)
         cute.arch.sync_warp()
         self.pair(lower, 2 * EDGE * warp)
         self.sync()
@@ -45,7 +43,8 @@ class LowerInverse:
 
     @cute.jit
     def solve(self, lower: cute.Tensor, first, j):
-        """Column j of a block: each element, once it is known, is taken off those below it."""
+        """Column j of a block: each element, once it is known, is taken off those below it. By all of a warp, of which
+        the first half writes: none waits for others that have gone another way."""
         column, four = cute.make_rmem_tensor((EDGE,), Float32), cute.make_rmem_tensor((4, EDGE // 4, EDGE), Float32)
         for k in cutlass.range_constexpr(EDGE - 1):
             for i in cutlass.range_constexpr((k + 1) // 4, EDGE // 4):
@@ -55,11 +54,12 @@ class LowerInverse:
         for k in cutlass.range_constexpr(EDGE - 1):
             for i in cutlass.range_constexpr(k + 1, EDGE):
                 column[i] = column[i] - four[i % 4, i // 4, k] * column[k]
-        cute.arch.sync_warp(FIRST_LANES)  # others have read the block
-        for i in cutlass.range_constexpr(EDGE // 4):
-            for e in cutlass.range_constexpr(4):
-                four[e, i, 0] = column[4 * i + e]
-            cute.autovec_copy(four[None, i, 0], four_of(lower, first + 4 * i, first + j))
+        cute.arch.sync_warp()  # others have read the block
+        if tk.lane_id() < 2 * EDGE:
+            for i in cutlass.range_constexpr(EDGE // 4):
+                for e in cutlass.range_constexpr(4):
+                    four[e, i, 0] = column[4 * i + e]
+                cute.autovec_copy(four[None, i, 0], four_of(lower, first + 4 * i, first + j))
 
     @cute.jit
     def pair(self, lower: cute.Tensor, first):
