@@ -3,37 +3,50 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
+from cutlass import Int64
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
+from tkq.tile.assembly import opaque_sum
 
 
 class Ahead(NamedTuple):
-    """found: registers of two tokens of a chunk, as they are in memory. row: (S,), all of a head's."""
+    """found: registers of two tokens of a chunk, as they are in memory. first: where they begin, after which element of
+    x, in a register that goes from chunk to chunk: the strides' products would be made in each. step: to the next."""
 
     found: cute.Tensor
-    row: cute.Tensor
+    x: cute.Tensor
+    first: cute.Tensor
+    step: Any
 
 
-def begin(x: cute.Tensor, g, t, chunk) -> Ahead:
+def begin(x: cute.Tensor, g, t, chunk, reverse: bool) -> Ahead:
     """Of each lane of a warpgroup's first warp, for the first chunk. x: (B, S, HO). What is made of the numbers waits
-    for them: it is made when the chunk comes. Where a head's are is found once: the other warps wait for the first."""
-    mine = Ahead(cute.make_rmem_tensor((2,), x.element_type), x[t.batch, None, t.head])
+    for them: it is made when the chunk comes."""
+    first, of_token = cute.make_rmem_tensor((1,), Int64), Int64(x.stride[1])
+    first[0] = Int64(t.batch) * x.stride[0] + Int64(token_of(chunk, 0)) * of_token + Int64(t.head) * x.stride[2]
+    mine = Ahead(cute.make_rmem_tensor((2,), x.element_type), x, first, of_token * (-CHUNK if reverse else CHUNK))
     read(mine, g, chunk)
     return mine
+
+
+def follow(mine: Ahead, g, chunk):
+    """The numbers of the chunk that follows are on their way."""
+    mine.first[0] = opaque_sum(mine.first[0], mine.step)
+    read(mine, g, chunk)
 
 
 @cute.jit
 def read(mine: Ahead, g, chunk):
     """They are on their way; 0 past the end, and before the first token."""
-    into = mine.found
+    into, x = mine.found, mine.x
     for e in cutlass.range_constexpr(2):
-        into[e] = into.element_type(0.0)
+        into[e] = x.element_type(0.0)
     if tk.warp_id() % 4 == 0:
         for e in cutlass.range_constexpr(2):
             token = token_of(chunk, e)
             if token >= 0 and token < g.tokens:
-                into[e] = mine.row[token]
+                into[e] = cute.make_tensor(x.iterator + (mine.first[0] + e * x.stride[1]), cute.make_layout(1))[0]
 
 
 def token_of(chunk, e) -> Any:

@@ -61,7 +61,7 @@ class Delta:
         """Registers: the rows' factors, beta of the first chunk (see `ahead`), the inverse."""
         if not self.there:
             return None
-        return tk.rv(), ahead.begin(g.beta, g, t, chunk), tk.rt(CHUNK, self.tile.dtype)
+        return tk.rv(), ahead.begin(g.beta, g, t, chunk, self.spec.reverse), tk.rt(CHUNK, self.tile.dtype)
 
     def products(self, x: tk.RegTile, keys):
         """x = K K' is under way."""
@@ -89,7 +89,7 @@ class Delta:
     def ask(self, g, t, chunk, mine):
         """beta of the chunk that follows is on its way."""
         if self.there:
-            ahead.read(mine[1], g, chunk)
+            ahead.follow(mine[1], g, chunk)
 
     @cute.jit
     def put(self, shared, x: tk.RegTile, mine, between, stage):

@@ -54,7 +54,8 @@ class Gate:
         multiplied by)."""
         if not self.gated:
             return None
-        return ahead.begin(self.numbers(g), g, t, chunk), tk.rv(), tk.cv(CHUNK), tk.cv(CHUNK) if self.adds else None
+        mine = ahead.begin(self.numbers(g), g, t, chunk, self.spec.reverse)
+        return mine, tk.rv(), tk.cv(CHUNK), tk.cv(CHUNK) if self.adds else None
 
     def numbers(self, g) -> cute.Tensor:
         """(B, S, HO): logarithms of decays, with Mamba-2 its dt."""
@@ -81,7 +82,7 @@ class Gate:
     def ask(self, g, t, chunk, gates):
         """The gates of the chunk that follows are on their way."""
         if self.gated:
-            ahead.read(gates[0], g, chunk)
+            ahead.follow(gates[0], g, chunk)
 
     def sums_of(self, shared):
         """The sums of both stages; None without gates."""
