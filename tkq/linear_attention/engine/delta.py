@@ -40,8 +40,9 @@ class Delta:
 
     With sums of dU times x dU itself stays inside, and O is dU times beta."""
 
-    def __init__(self, spec: LinearSpec, tile: tk.st, barrier: int):
-        self.inverse = LowerInverse(barrier)
+    def __init__(self, spec: LinearSpec, tile: tk.st, barrier: int, sums: int = 1):
+        """sums: see `LowerInverse`."""
+        self.inverse = LowerInverse(barrier, sums)
         self.spec, self.there, self.tile = spec, spec.delta, tile
         self.forward, self.back = spec.delta and not spec.reverse, spec.delta and spec.reverse
         self.sums = self.back and spec.dot

@@ -24,8 +24,9 @@ class LowerInverse:
     Substitution is in fp32. Operands of the products are two TF32 numbers each, 22 bits: where keys are alike, the
     inverse is made of sums that cancel. Above the diagonal L is zero, and so is X."""
 
-    def __init__(self, barrier: int):
-        self.barrier = barrier
+    def __init__(self, barrier: int, sums: int):
+        """sums: as `Sum` has them, 1 or 3: what there are registers for."""
+        self.barrier, self.sums = barrier, sums
 
     def sync(self):
         tk.sync(self.barrier, tk.WARPGROUP)
@@ -65,7 +66,7 @@ class LowerInverse:
     def pair(self, lower: cute.Tensor, first):
         """The block below two of 8 x 8, by a warp: of the products' 16 rows the upper ones."""
         quad, lane = tk.lane_id() // 4, tk.lane_id() % 4
-        left, x, a, b = Sum(1), Sum(1), operand(4, 1), operand(2, 1)
+        left, x, a, b = Sum(1, self.sums), Sum(1, self.sums), operand(4, 1), operand(2, 1)
         a.fill(0.0)
         at = first + EDGE + lane
         for e in cutlass.range_constexpr(2):
@@ -85,7 +86,7 @@ class LowerInverse:
         """The block below two neighbours of size x size, the upper one from token `first` on. A warp has 16 of its rows
         and half of its columns."""
         n, steps = size // 16, size // 8
-        left, x = Sum(steps), Sum(n)
+        left, x = Sum(steps, self.sums), Sum(n, self.sums)
         row, col = first + size + 16 * down, first + size // 2 * right
         quad, lane = tk.lane_id() // 4, tk.lane_id() % 4
         a, b = operand(4, 1), operand(2, steps)
@@ -125,11 +126,11 @@ def element(lower: cute.Tensor, row, col) -> Float32:
 
 
 class Sum:
-    """Registers of a sum of products, `tiles` of 16 x 8. Each part of an operand has a sum of its own: none of the
-    three products of two operands waits for another, where tensor cores have much to do for the state."""
+    """Registers of a sum of products, `tiles` of 16 x 8. With three sums each of the three products of two operands in
+    two parts has its own: none waits for another, where tensor cores have much to do for the state."""
 
-    def __init__(self, tiles: int):
-        self.parts = [cute.make_rmem_tensor((4, 1, tiles), Float32) for _ in range(3)]
+    def __init__(self, tiles: int, sums: int):
+        self.parts = [cute.make_rmem_tensor((4, 1, tiles), Float32) for _ in range(sums)]
         for part in self.parts:
             part.fill(0.0)
 
@@ -137,13 +138,14 @@ class Sum:
         """a b, but for what the lesser parts of both give."""
         mma = cute.make_mma_atom(MmaTF32Op((16, 8, 8)))
         (a, a_rest), (b, b_rest) = in_two(a), in_two(b)
-        for d, x, y in zip(self.parts, (a_rest, a, a), (b, b_rest, b)):
+        for i, (x, y) in enumerate(((a_rest, b), (a, b_rest), (a, b))):
+            d = self.parts[i % len(self.parts)]
             cute.gemm(mma, d, x, y, d)
 
     def at(self, e, tile) -> Float32:
         """An element."""
-        first, second, upper = (part[e, 0, tile] for part in self.parts)
-        return first + second + upper
+        found = [part[e, 0, tile] for part in self.parts]
+        return sum(found[1:], found[0])
 
 
 def in_two(x: cute.Tensor) -> tuple:
