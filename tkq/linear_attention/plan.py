@@ -26,7 +26,7 @@ def spilled(spec: LinearSpec) -> int:
     loop over chunks; where a block finds its sequence or its states, numbers of its task, of the delta rule's forward,
     of second operands and of Mamba-2."""
     found = spec.packed or spec.pool
-    if spec.delta and spec.head_dim > NARROW:
+    if spec.delta and (spec.head_dim > NARROW or not (spec.writes and spec.queried)):
         return 8
     if spec.delta and found and not spec.reverse:
         return 16

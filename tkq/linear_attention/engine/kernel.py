@@ -6,7 +6,7 @@ from typing import Any
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Constexpr, Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK, LinearConfig
@@ -64,6 +64,8 @@ class LinearAttention:
         self.sequences, self.segmented = Sequences(spec), Segmented(spec)
         self.second = Second(spec, self.gate)
         self.products = StateProducts(spec, self.delta, self.second, OUT_BARRIER)
+        # with room for a third chunk, keys' products begin before the inverse of the chunk before is made
+        self.early = bool(spec.delta) and not spec.scored and config.stages > 2
         self.two = self.delta.gives_two or self.second.query  # are there outputs beside o?
         self.checkpoints = Checkpoints(spec, self.products)
 
@@ -176,12 +178,9 @@ class LinearAttention:
         ring, out, free = s.tokens.ring(), s.scores.ring(), self.second.ring(s)
         x, p, keys = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), s.q if self.spec.reverse else s.k
         gates, mine = self.gate.begin(g, t, self.order(t, 0)), self.delta.begin(g, t, self.order(t, 0))
+        self.first_product(s, t, 0, ring, x, self.early)
         for i in cutlass.range(t.chunks, unroll=1):
-            s.tokens.wait(ring)
-            if const_expr(self.spec.scored):
-                tk.mm_ABt(x, s.q[ring.stage], s.k[ring.stage])
-            else:
-                self.delta.products(x, keys[ring.stage])
+            self.first_product(s, t, i, ring, x, not self.early)
             s.scores.acquire_empty(out)
             self.gate.factors(g, t, self.order(t, i), (s.gate, out.stage), gates)
             self.delta.factors(g, s.delta, mine, self.gate.sums_of(s.gate), out.stage)
@@ -203,16 +202,29 @@ class LinearAttention:
                 self.second.put(s, x, p, gates, (ring.stage, out.stage), self.put_scores)
             tk.mma_wait(0)
             s.tokens.release(ring)
+            ring.advance()
             self.delta.put(s.delta, x, mine, between, out.stage)
             if const_expr(self.spec.delta):  # registers are free again, and the inverse takes as long as memory does
                 self.gate.ask(g, t, self.order(t, i + 1), gates)
                 self.delta.ask(g, t, self.order(t, i + 1), mine)
-            self.delta.invert(s.delta, x, mine, out.stage)
+            self.first_product(s, t, i + 1, ring, x, self.early)
+            self.delta.invert(s.delta, tk.rt_fl(CHUNK), mine, out.stage)
             tk.publish()
             s.scores.commit(out)
-            ring.advance()
             out.advance()
             self.second.advance(free)
+        tk.mma_wait(0)
+
+    @cute.jit
+    def first_product(self, s, t, i, ring, x: tk.RegTile, now: Constexpr[bool]):
+        """The i-th chunk's is under way; behind the last chunk there is one of whatever lies there, not used."""
+        if const_expr(now):
+            if i < t.chunks:
+                s.tokens.wait(ring)
+            if const_expr(self.spec.scored):
+                tk.mm_ABt(x, s.q[ring.stage], s.k[ring.stage])
+            else:
+                self.delta.products(x, s.k[ring.stage])
 
     def put_scores(self, tile, p, apart=None):
         """Without those of tokens that a query does not see. apart: by how many tokens both are at least."""
