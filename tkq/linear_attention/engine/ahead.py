@@ -1,9 +1,9 @@
 """Numbers of tokens, such as gates, that are read from global memory a chunk before they are used."""
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int64
+from cutlass import Int64, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
@@ -11,42 +11,52 @@ from tkq.tile.assembly import opaque_sum
 
 
 class Ahead(NamedTuple):
-    """found: registers of two tokens of a chunk, as they are in memory. first: where they begin, after which element of
-    x, in a register that goes from chunk to chunk: the strides' products would be made in each. step: to the next."""
+    """found: registers of two tokens of a chunk, as they are in memory. first: behind how many elements of x these lie,
+    in a register that goes from chunk to chunk: the strides' products would be made in each. Or None where none is
+    free. step: to the next chunk."""
 
     found: cute.Tensor
     x: cute.Tensor
-    first: cute.Tensor
+    first: Optional[cute.Tensor]
     step: Any
 
 
-def begin(x: cute.Tensor, g, t, chunk, reverse: bool) -> Ahead:
+def begin(x: cute.Tensor, g, t, chunk, reverse: bool, carried: bool = True) -> Ahead:
     """Of each lane of a warpgroup's first warp, for the first chunk. x: (B, S, HO). What is made of the numbers waits
-    for them: it is made when the chunk comes."""
-    first, of_token = cute.make_rmem_tensor((1,), Int64), Int64(x.stride[1])
-    first[0] = Int64(t.batch) * x.stride[0] + Int64(token_of(chunk, 0)) * of_token + Int64(t.head) * x.stride[2]
-    mine = Ahead(cute.make_rmem_tensor((2,), x.element_type), x, first, of_token * (-CHUNK if reverse else CHUNK))
-    read(mine, g, chunk)
+    for them: it is made when the chunk comes. carried: is there a register for `first`?"""
+    first, step = None, Int64(x.stride[1]) * (-CHUNK if reverse else CHUNK)
+    if carried:
+        first = cute.make_rmem_tensor((1,), Int64)
+        first[0] = place(x, t, chunk)
+    mine = Ahead(cute.make_rmem_tensor((2,), x.element_type), x, first, step)
+    read(mine, g, t, chunk)
     return mine
 
 
-def follow(mine: Ahead, g, chunk):
+def follow(mine: Ahead, g, t, chunk):
     """The numbers of the chunk that follows are on their way."""
-    mine.first[0] = opaque_sum(mine.first[0], mine.step)
-    read(mine, g, chunk)
+    if mine.first is not None:
+        mine.first[0] = opaque_sum(mine.first[0], mine.step)
+    read(mine, g, t, chunk)
+
+
+def place(x: cute.Tensor, t, chunk) -> Int64:
+    """Behind how many elements of x a lane's first token lies."""
+    return Int64(t.batch) * x.stride[0] + Int64(token_of(chunk, 0)) * x.stride[1] + Int64(t.head) * x.stride[2]
 
 
 @cute.jit
-def read(mine: Ahead, g, chunk):
+def read(mine: Ahead, g, t, chunk):
     """They are on their way; 0 past the end, and before the first token."""
     into, x = mine.found, mine.x
     for e in cutlass.range_constexpr(2):
         into[e] = x.element_type(0.0)
     if tk.warp_id() % 4 == 0:
+        first = place(x, t, chunk) if const_expr(mine.first is None) else mine.first[0]
         for e in cutlass.range_constexpr(2):
             token = token_of(chunk, e)
             if token >= 0 and token < g.tokens:
-                into[e] = cute.make_tensor(x.iterator + (mine.first[0] + e * x.stride[1]), cute.make_layout(1))[0]
+                into[e] = cute.make_tensor(x.iterator + (first + e * x.stride[1]), cute.make_layout(1))[0]
 
 
 def token_of(chunk, e) -> Any:

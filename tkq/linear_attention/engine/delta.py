@@ -40,9 +40,9 @@ class Delta:
 
     With sums of dU times x dU itself stays inside, and O is dU times beta."""
 
-    def __init__(self, spec: LinearSpec, tile: tk.st, barrier: int, sums: int = 1):
-        """sums: see `LowerInverse`."""
-        self.inverse = LowerInverse(barrier, sums)
+    def __init__(self, spec: LinearSpec, tile: tk.st, barrier: int, room: bool = False):
+        """room: are there registers for sums of the inverse's products (see `inverse.Sum`), and in `ahead`?"""
+        self.inverse, self.room = LowerInverse(barrier, 3 if room else 1), room
         self.spec, self.there, self.tile = spec, spec.delta, tile
         self.forward, self.back = spec.delta and not spec.reverse, spec.delta and spec.reverse
         self.sums = self.back and spec.dot
@@ -62,7 +62,7 @@ class Delta:
         """Registers: the rows' factors, beta of the first chunk (see `ahead`), the inverse."""
         if not self.there:
             return None
-        return tk.rv(), ahead.begin(g.beta, g, t, chunk, self.spec.reverse), tk.rt(CHUNK, self.tile.dtype)
+        return tk.rv(), ahead.begin(g.beta, g, t, chunk, self.spec.reverse, self.room), tk.rt(CHUNK, self.tile.dtype)
 
     def products(self, x: tk.RegTile, keys):
         """x = K K' is under way."""
@@ -90,7 +90,7 @@ class Delta:
     def ask(self, g, t, chunk, mine):
         """beta of the chunk that follows is on its way."""
         if self.there:
-            ahead.follow(mine[1], g, chunk)
+            ahead.follow(mine[1], g, t, chunk)
 
     @cute.jit
     def put(self, shared, x: tk.RegTile, mine, between, stage):

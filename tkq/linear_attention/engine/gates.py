@@ -82,7 +82,7 @@ class Gate:
     def ask(self, g, t, chunk, gates):
         """The gates of the chunk that follows are on their way."""
         if self.gated:
-            ahead.follow(gates[0], g, chunk)
+            ahead.follow(gates[0], g, t, chunk)
 
     def sums_of(self, shared):
         """The sums of both stages; None without gates."""

@@ -60,7 +60,7 @@ class LinearAttention:
         self.dtype = element_type(spec.dtype)
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
-        self.delta = Delta(spec, self.p_tile, SCORES_BARRIER, sums=3)
+        self.delta = Delta(spec, self.p_tile, SCORES_BARRIER, room=True)
         self.sequences, self.segmented = Sequences(spec), Segmented(spec)
         self.second = Second(spec, self.gate)
         self.products = StateProducts(spec, self.delta, self.second, OUT_BARRIER)
