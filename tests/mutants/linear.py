@@ -202,7 +202,8 @@ MUTANTS = (
         ("first_state_left_out", "self.products.load(state, self.sequences.state(g.initial, t), row0)",
          "tk.zero(state)", STATES),
         ("no_wait_for_tokens", """
-            s.tokens.wait(ring)
+            if i < t.chunks:
+                s.tokens.wait(ring)
             if const_expr(self.spec.scored):
          """, "if const_expr(self.spec.scored):", LOADS),
         ("no_wait_for_scores", "s.scores.wait(scores)", "", NAPS),

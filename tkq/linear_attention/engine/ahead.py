@@ -27,7 +27,8 @@ def begin(x: cute.Tensor, g, t, chunk, reverse: bool, carried: bool = True) -> A
     first, step = None, Int64(x.stride[1]) * (-CHUNK if reverse else CHUNK)
     if carried:
         first = cute.make_rmem_tensor((1,), Int64)
-        first[0] = place(x, t, chunk)
+        first[0] = (Int64(t.batch) * x.stride[0] + Int64(token_of(chunk, 0)) * x.stride[1]
+                    + Int64(t.head) * x.stride[2])
     mine = Ahead(cute.make_rmem_tensor((2,), x.element_type), x, first, step)
     read(mine, g, t, chunk)
     return mine
@@ -40,11 +41,6 @@ def follow(mine: Ahead, g, t, chunk):
     read(mine, g, t, chunk)
 
 
-def place(x: cute.Tensor, t, chunk) -> Int64:
-    """Behind how many elements of x a lane's first token lies."""
-    return Int64(t.batch) * x.stride[0] + Int64(token_of(chunk, 0)) * x.stride[1] + Int64(t.head) * x.stride[2]
-
-
 @cute.jit
 def read(mine: Ahead, g, t, chunk):
     """They are on their way; 0 past the end, and before the first token."""
@@ -52,11 +48,14 @@ def read(mine: Ahead, g, t, chunk):
     for e in cutlass.range_constexpr(2):
         into[e] = x.element_type(0.0)
     if tk.warp_id() % 4 == 0:
-        first = place(x, t, chunk) if const_expr(mine.first is None) else mine.first[0]
         for e in cutlass.range_constexpr(2):
             token = token_of(chunk, e)
             if token >= 0 and token < g.tokens:
-                into[e] = cute.make_tensor(x.iterator + (first + e * x.stride[1]), cute.make_layout(1))[0]
+                if const_expr(mine.first is None):
+                    into[e] = x[t.batch, token, t.head]
+                else:
+                    at = x.iterator + (mine.first[0] + e * x.stride[1])
+                    into[e] = cute.make_tensor(at, cute.make_layout(1))[0]
 
 
 def token_of(chunk, e) -> Any:

@@ -46,21 +46,20 @@ class LowerInverse:
     def solve(self, lower: cute.Tensor, first, j):
         """Column j of a block: each element, once it is known, is taken off those below it. By all of a warp, of which
         the first half writes: none waits for others that have gone another way."""
-        column, four = cute.make_rmem_tensor((EDGE,), Float32), cute.make_rmem_tensor((4, EDGE // 4, EDGE), Float32)
-        for k in cutlass.range_constexpr(EDGE - 1):
-            for i in cutlass.range_constexpr((k + 1) // 4, EDGE // 4):
-                cute.autovec_copy(four_of(lower, first + 4 * i, first + k), four[None, i, k])
+        column, four = cute.make_rmem_tensor((EDGE,), Float32), cute.make_rmem_tensor((4, EDGE // 4), Float32)
         for i in cutlass.range_constexpr(EDGE):
             column[i] = Float32(1.0) if i == j else Float32(0.0)
         for k in cutlass.range_constexpr(EDGE - 1):
+            for i in cutlass.range_constexpr((k + 1) // 4, EDGE // 4):
+                cute.autovec_copy(four_of(lower, first + 4 * i, first + k), four[None, i])
             for i in cutlass.range_constexpr(k + 1, EDGE):
-                column[i] = column[i] - four[i % 4, i // 4, k] * column[k]
+                column[i] = column[i] - four[i % 4, i // 4] * column[k]
         cute.arch.sync_warp()  # others have read the block
         if tk.lane_id() < 2 * EDGE:
             for i in cutlass.range_constexpr(EDGE // 4):
                 for e in cutlass.range_constexpr(4):
-                    four[e, i, 0] = column[4 * i + e]
-                cute.autovec_copy(four[None, i, 0], four_of(lower, first + 4 * i, first + j))
+                    four[e, i] = column[4 * i + e]
+                cute.autovec_copy(four[None, i], four_of(lower, first + 4 * i, first + j))
 
     @cute.jit
     def pair(self, lower: cute.Tensor, first):
