@@ -109,7 +109,7 @@ def test_heads_at_once_and_lanes():
 
 
 @pytest.mark.parametrize("kind, given, words", [
-    (HeadSumsSpec, dict(terms=2), "terms is 2"), (HeadSumsSpec, dict(of="fp16"), "of is 'fp16'"),
+    (HeadSumsSpec, dict(terms=4), "terms is 4"), (HeadSumsSpec, dict(of="fp16"), "of is 'fp16'"),
     (HeadSumsSpec, dict(columns=36), "columns is 36"), (HeadSumsSpec, dict(at_once=16), "at_once is 16"),
     (RowDotsSpec, dict(lanes=3), "lanes is 3"), (RowDotsSpec, dict(out="fp64"), "out is 'fp64'"),
     (RowDotsSpec, dict(dtype="fp32"), "dtype is 'fp32'"), (RowDotsSpec, dict(columns=4), "columns is 4"),
