@@ -20,7 +20,7 @@ def plan(spec: ChannelSpec) -> LinearConfig:
     groups = 1 if spec.value_dim <= CHUNK or spec.delta or spec.of_values or found else 2
     stage = 2 * wide + (groups + spec.dot) * tile
     if spec.of_values:  # rows with their factors, those factors, P
-        rest = 2 * (tile + 2 * CHUNK * (CHUNK + PAD) * 2 + tile) + SMALL
+        rest = 2 * (tile + 2 * CHUNK * (CHUNK + PAD) * 2 + tile) + 2 * SMALL
     else:
         rest = 2 * wide + (groups + 2) * tile + SMALL
     if spec.delta:

@@ -8,7 +8,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.linear_attention.channels.columns import HALVES, Columns, pick_scores, scaled, unpacked, words
+from tkq.linear_attention.channels.columns import HALVES, Columns, pick_scores, words
 from tkq.linear_attention.channels.parts import (
     SCORES_BARRIER,
     Operands,
@@ -18,6 +18,8 @@ from tkq.linear_attention.channels.parts import (
 )
 from tkq.linear_attention.channels.plan import PAD
 from tkq.linear_attention.channels.spec import ChannelSpec
+from tkq.linear_attention.channels.value_state import ValueState
+from tkq.linear_attention.channels.whole import Whole
 from tkq.linear_attention.config import CHUNK, LinearConfig
 from tkq.linear_attention.engine.packed import Sequences, any_strides, numbers
 from tkq.runtime.compile import fake
@@ -51,25 +53,13 @@ class Shared:
     x: Any
     carried: tk.SharedTile  # rows of v, with their factors
     factors: cute.Tensor  # (2, tokens, columns): of the rows that take them
-    p: tk.SharedTile  # the pairs of one level
+    p: tk.SharedTile  # the pairs of one level, or all
     products: cute.Tensor
-    total: cute.Tensor
+    sums: cute.Tensor  # of logarithms: of each part of a chunk, for each column
+    ends: cute.Tensor  # of columns: what a chunk decays by; or its first half, then the second (`Whole`)
+    whole: cute.Tensor  # of a step: is it all of a chunk?
     tokens: tk.Pipe
     steps: tk.Pipe
-
-
-@dataclass(frozen=True)
-class State:
-    """Registers of 64 columns of v."""
-
-    s: tk.RegTile  # the state, transposed: columns of v by those of q and k
-    s16: tk.RegTile
-    v: tk.RegTile  # values, transposed
-    o: tk.RegTile  # outputs, transposed: columns by tokens
-    given: tk.RegTile  # those of a level, of 32 tokens, without the tokens' own factors
-    x: Any  # with dot, of which it is that with the outputs: x, transposed, and the products
-    dots: Any
-    total: tk.RowVec
 
 
 class ChannelValues:
@@ -100,6 +90,7 @@ class ChannelValues:
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
         self.columns = Columns(self.v_tile)
+        self.whole, self.state = Whole(self.columns), ValueState(spec, self.sequences)
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -144,7 +135,8 @@ class ChannelValues:
         s = Shared(al.tile(self.qk_tile, stages), al.tile(self.qk_tile, stages), al.tile(self.v_tile, stages),
                    al.tile(self.v_tile, stages) if self.spec.dot else None, al.tile(self.v_tile, 2),
                    al.allocate_tensor(Float32, factors, 128), al.tile(self.p_tile, 2), al.vector(4 * CHUNK),
-                   al.vector(CHUNK), al.pipe(stages, loaded, 4), al.pipe(2, 0, 4, producers=4))
+                   al.vector(4 * CHUNK, 2), al.vector(2 * CHUNK, 2), al.vector(1, 2, Int32),
+                   al.pipe(stages, loaded, 4), al.pipe(2, 0, 4, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.steps)])
         part, head, block = cute.arch.block_idx()
         g, batch, state, tokens = self.sequences.of_block(g, block)
@@ -152,7 +144,7 @@ class ChannelValues:
         few, some, many = self.config.registers
         tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
                    tk.Role(lambda _: self.make_steps(g, s, t), some),
-                   tk.Role(lambda _: self.keep_state(g, s, t), many)))
+                   tk.Role(lambda _: self.state.keep(g, s, t), many)))
 
     @cute.jit
     def produce(self, g, s, t):
@@ -173,32 +165,79 @@ class ChannelValues:
         """What each step of a chunk multiplies."""
         ring, out = s.tokens.ring(), s.steps.ring()
         x, scores, p = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), tk.rt(CHUNK, self.dtype)
-        mine = self.columns.begin()
+        mine, ahead = self.columns.begin(), self.columns.begin()
         self.clear(s)
         self.read(g, t, order(self.spec, g, t, 0), mine)
         for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
             s.tokens.wait(ring)
             tk.mm_ABt(x, s.q[ring.stage], s.k[ring.stage])
-            self.columns.decays(mine, s.products[None, 0])
-            tk.sync(SCORES_BARRIER, tk.WARPGROUP)
-            tk.mma_wait(0)
-            tk.apply_narrow(scores, lambda s: s * g.scale, x)
-            s.steps.acquire_empty(out)
-            early, late = self.puts(s, s.v[ring.stage], out.stage)
-            self.columns.to_ends(mine, s.products[None, 0], early, late, s.total[None, 0])
-            s.steps.commit(out)  # no fence: neither TMA nor wgmma reads it
-            out.advance()
-            for n in cutlass.range_constexpr(len(HALVES)):
-                s.steps.acquire_empty(out)
-                puts = self.puts(s, s.v[ring.stage], out.stage)
-                self.columns.early(mine, s.products[None, 0], HALVES[n], puts)
-                self.columns.late(mine, HALVES[n], puts)
-                self.put_scores(s, scores, p, HALVES[n], out)
-            self.read(g, t, order(self.spec, g, t, i + 1), mine)
-            if const_expr(not self.spec.strict):
-                s.steps.acquire_empty(out)
-                self.put_scores(s, scores, p, 0, out)
+            self.read(g, t, order(self.spec, g, t, i + 1), ahead)
+            if const_expr(self.whole.there):
+                sums = s.sums[None, i % 2]
+                self.whole.sums(mine, sums)
+                tk.sync(SCORES_BARRIER, tk.WARPGROUP)
+                near, of = self.whole.find(sums)
+                tk.mma_wait(0)
+                if near:
+                    self.put_whole(s, x, p, mine, (ring.stage, of), out)
+                else:
+                    self.put_levels(g, s, (x, scores, p), mine, ring, out)
+            else:
+                tk.mma_wait(0)
+                self.put_levels(g, s, (x, scores, p), mine, ring, out)
+            mine.a.store(ahead.a.load())
             ring.advance()
+
+    @cute.jit
+    def put_whole(self, s, x, p, mine, place, out):
+        """A chunk by one step: all of Q K' that tokens see, all rows of v with their factors."""
+        stage, of = place
+        reverse, strict = self.spec.reverse, self.spec.strict
+        if const_expr(reverse):
+            tk.left_fill(x, int(strict), 0.0, diagonal=True)
+        else:
+            tk.right_fill(x, int(not strict), 0.0, diagonal=True)
+        tk.copy(p, x)
+        s.steps.acquire_empty(out)
+        tk.store(s.p[out.stage], p)
+        early, late = self.puts(s, s.v[stage], out.stage)
+        ends = [cute.make_tensor(s.ends.iterator + cute.crd2idx((n * CHUNK, out.stage), s.ends.layout),
+                                 cute.make_layout(CHUNK)) for n in range(2)]
+        self.whole.put(mine, of, (late, early), ends, reverse)
+        self.says(s.whole, out, 1)
+        tk.publish()
+        s.steps.commit(out)
+        out.advance()
+
+    @cute.jit
+    def says(self, to, out, whole: Constexpr[int]):
+        """Is a chunk's first step all of it?"""
+        if const_expr(self.whole.there):
+            if tk.thread_in_warpgroup() == 0:
+                to[0, out.stage] = Int32(whole)
+
+    @cute.jit
+    def put_levels(self, g, s, registers, mine, ring, out):
+        """A chunk by a step that meets the state, six levels, and the diagonal but for `strict`."""
+        x, scores, p = registers
+        self.columns.decays(mine, s.products[None, 0])
+        tk.sync(SCORES_BARRIER, tk.WARPGROUP)
+        tk.apply_narrow(scores, lambda s: s * g.scale, x)
+        s.steps.acquire_empty(out)
+        early, late = self.puts(s, s.v[ring.stage], out.stage)
+        self.columns.to_ends(mine, s.products[None, 0], early, late, s.ends[None, out.stage])
+        self.says(s.whole, out, 0)
+        s.steps.commit(out)  # no fence: neither TMA nor wgmma reads it
+        out.advance()
+        for n in cutlass.range_constexpr(len(HALVES)):
+            s.steps.acquire_empty(out)
+            puts = self.puts(s, s.v[ring.stage], out.stage)
+            self.columns.early(mine, s.products[None, 0], HALVES[n], puts)
+            self.columns.late(mine, HALVES[n], puts)
+            self.put_scores(s, scores, p, HALVES[n], out)
+        if const_expr(not self.spec.strict):
+            s.steps.acquire_empty(out)
+            self.put_scores(s, scores, p, 0, out)
 
     def read(self, g, t, chunk, mine):
         """Behind the last chunk, of the first one: it is not used."""
@@ -234,114 +273,6 @@ class ChannelValues:
         s.steps.commit(out)
         out.advance()
 
-    @cute.jit
-    def keep_state(self, g, s, t):
-        c = State(tk.rt_fl(self.spec.head_dim), tk.rt(self.spec.head_dim, self.dtype), tk.rt(CHUNK, self.dtype),
-                  tk.rt_fl(CHUNK), tk.rt_fl(CHUNK // 2), tk.rt(CHUNK, self.dtype) if self.spec.dot else None,
-                  tk.rt_fl(CHUNK) if self.spec.dot else None, tk.rv())
-        ring, steps = s.tokens.ring(), s.steps.ring()
-        if const_expr(self.spec.initial is None):
-            tk.zero(c.s)
-        else:
-            tk.load_from(c.s, self.sequences.state(g.initial, t), t.part * CHUNK, 0)
-        for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
-            s.tokens.wait(ring)
-            self.of_state(c, s.q[ring.stage])
-            if const_expr(self.spec.dot):
-                tk.load_T(c.x, s.x[ring.stage])
-            s.steps.wait(steps)
-            tk.load_rows(c.total, s.total[None, 0], 0, CHUNK)
-            tk.mul_row(c.s, c.s, c.total)
-            self.scale_outputs(c, s.factors, steps.stage, g.scale)
-            tk.load_T(c.v, s.carried[steps.stage])
-            tk.mma_AB(c.s, c.v, s.k[ring.stage])
-            tk.mma_wait(0)
-            self.next(s, steps)
-            for n in cutlass.range_constexpr(len(HALVES)):
-                s.steps.wait(steps)
-                tk.load_T(c.v, s.carried[steps.stage])
-                self.add_level(c, s, steps.stage, HALVES[n])
-                self.next(s, steps)
-            if const_expr(not self.spec.strict):
-                s.steps.wait(steps)
-                tk.load_T(c.v, s.v[ring.stage])
-                self.add_level(c, s, steps.stage, 0)
-                self.next(s, steps)
-            s.tokens.release(ring)
-            token0 = order(self.spec, g, t, i) * CHUNK
-            self.put(g.o, g, t, c.o, token0)
-            if const_expr(self.spec.dot):
-                self.put(g.of_x, g, t, c.dots, token0)
-            ring.advance()
-        if const_expr(self.spec.final is not None):
-            tk.store_elements(self.sequences.state(g.final, t), c.s, t.part * CHUNK, 0)
-
-    def of_state(self, c, queries):
-        """c.o = what the state gives, with dot from the state in two parts."""
-        tk.copy(c.s16, c.s)
-        tk.mm_ABt(c.o, c.s16, queries)
-        tk.mma_wait(0)
-        if self.spec.dot:
-            tk.apply_narrow(c.s16, lambda wide, rounded: wide - rounded, c.s, c.s16)
-            tk.mma_ABt(c.o, c.s16, queries)
-            tk.mma_wait(0)
-
-    def next(self, s, steps):
-        s.steps.release(steps)
-        steps.advance()
-
-    def scale_outputs(self, c, factors, stage, scale):
-        """What the state gave, as each token sees it."""
-        if self.spec.dot:
-            tk.zero(c.dots)
-        for r, n in pairs_of(range(CHUNK)):
-            given = [c.o.rows_view[r, 2 * n + e] * scale for e in range(2)]
-            for e in range(2):
-                c.o.rows_view[r, 2 * n + e] = Float32(0.0)
-            self.add(c, r, n, given, self.factors_at(factors, stage, r, n))
-
-    def add_level(self, c, s, stage, half):
-        """A level's outputs, as each token sees them, 32 tokens at a time. half 0: the diagonal, without factors."""
-        takes = [token for token in range(CHUNK) if not half or token // half % 2 != self.spec.reverse]
-        for part in range(2):
-            mine = [token for token in takes if token // 32 == part]
-            if mine:
-                tk.mm_ABt(c.given, c.v, s.p[stage], b_part=part)
-                tk.mma_wait(0)
-                for r, n in pairs_of(mine):
-                    f = self.factors_at(s.factors, stage, r, n) if half else None
-                    self.add(c, r, n, [c.given.rows_view[r, 2 * (n - 4 * part) + e] for e in range(2)], f)
-
-    def add(self, c, r, n, given, f):
-        """Two tokens' outputs, and those times x: with x's factors rounded as they are where x is what is carried."""
-        o = c.o.rows_view
-        for e in range(2):
-            o[r, 2 * n + e] = o[r, 2 * n + e] + given[e] if f is None else cute.math.fma(
-                given[e], f[e], o[r, 2 * n + e])
-        if self.spec.dot:
-            word, dots = cute.recast_tensor(c.x.tensor, Int32)[2 * n + r], c.dots.rows_view
-            x = unpacked(word if f is None else scaled(word, f, self.dtype), self.dtype)
-            for e in range(2):
-                dots[r, 2 * n + e] = cute.math.fma(given[e], x[e], dots[r, 2 * n + e])
-
-    def factors_at(self, factors, stage, r, n):
-        """Of a thread's r-th column and its two tokens among the n-th 8."""
-        return [factors[stage, tk.first_col() + 8 * n + e, tk.first_row() + 8 * r] for e in range(2)]
-
-    @cute.jit
-    def put(self, to: cute.Tensor, g, t, o: tk.RegTile, token0):
-        """Outputs to global memory, in pieces of 32 bytes."""
-        x, view = to[t.batch, None, t.head, None], o.rows_view
-        tokens = t.tokens if const_expr(self.spec.packed) else g.tokens
-        row, token = t.part * CHUNK + tk.first_row(), token0 + tk.first_col()
-        at = x.iterator + cute.crd2idx((token, row), x.layout)
-        for r in cutlass.range_constexpr(2):
-            for j in cutlass.range_constexpr(CHUNK // 4):
-                behind = 8 * (j // 2) + j % 2
-                if token + behind < tokens and row + 8 * r < self.spec.value_dim:
-                    cute.make_tensor(at + (behind * x.stride[0] + 8 * r), cute.make_layout(1))[0] = view[r, j]
-
-
 def factors_of(columns, factors, stage):
     """What `columns` put: a token's factors themselves."""
     def put(mine, rows):
@@ -352,9 +283,3 @@ def factors_of(columns, factors, stage):
             at = factors.iterator + cute.crd2idx((stage, columns.part * columns.mine + i, pair), factors.layout)
             cute.autovec_copy(two, cute.make_tensor(at.align(8), cute.make_layout(2)))
     return put
-
-
-def pairs_of(tokens):
-    """[(r, n)]: which of a thread's two columns, and which 8 tokens of which it has two, are of any of the tokens in
-    any thread."""
-    return [(r, n) for r in range(2) for n in range(CHUNK // 8) if any(token // 8 == n for token in tokens)]

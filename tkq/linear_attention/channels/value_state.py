@@ -1,0 +1,204 @@
+"""The state of `ChannelValues`, in a warpgroup's accumulators, and what comes out."""
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, const_expr
+
+import tkq.tile as tk
+from tkq.linear_attention.channels.columns import HALVES, scaled, unpacked
+from tkq.linear_attention.channels.parts import chunks, order
+from tkq.linear_attention.channels.spec import ChannelSpec
+from tkq.linear_attention.config import CHUNK
+from tkq.tile.dtypes import element_type
+
+
+@dataclass(frozen=True)
+class State:
+    """Registers of 64 columns of v."""
+
+    s: tk.RegTile  # the state, transposed: columns of v by those of q and k
+    s16: tk.RegTile
+    rest: Any  # with dot: what s16 has not of s
+    v: tk.RegTile  # values, transposed
+    o: tk.RegTile  # outputs, transposed: columns by tokens
+    given: tk.RegTile  # those of a level, of 32 tokens, without the tokens' own factors
+    x: Any  # with dot, of which it is that with the outputs: x, transposed, and the products
+    dots: Any
+    total: tk.RowVec
+
+
+class ValueState:
+    """What the state's warpgroup does of a chunk, whole or by levels, where s is the kernel's."""
+
+    def __init__(self, spec: ChannelSpec, sequences):
+        self.spec, self.sequences, self.dtype = spec, sequences, element_type(spec.dtype)
+        self.whole = spec.dtype == "bf16"
+
+    def registers(self) -> State:
+        """Room for them."""
+        K, dot = self.spec.head_dim, self.spec.dot
+        return State(tk.rt_fl(K), tk.rt(K, self.dtype), tk.rt(K, self.dtype) if dot else None, tk.rt(CHUNK, self.dtype),
+                     tk.rt_fl(CHUNK), tk.rt_fl(CHUNK // 2), tk.rt(CHUNK, self.dtype) if dot else None,
+                     tk.rt_fl(CHUNK) if dot else None, tk.rv())
+
+    @cute.jit
+    def keep(self, g, s, t):
+        """From the first chunk to the last."""
+        c = self.registers()
+        ring, steps = s.tokens.ring(), s.steps.ring()
+        if const_expr(self.spec.initial is None):
+            tk.zero(c.s)
+        else:
+            tk.load_from(c.s, self.sequences.state(g.initial, t), t.part * CHUNK, 0)
+        for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
+            s.tokens.wait(ring)
+            if const_expr(self.spec.dot):
+                tk.load_T(c.x, s.x[ring.stage])
+            s.steps.wait(steps)
+            if const_expr(self.whole):
+                if cute.arch.make_warp_uniform(s.whole[0, steps.stage]) != 0:
+                    self.add_whole(c, g, s, ring, steps)
+                else:
+                    self.add_levels(c, g, s, ring, steps)
+            else:
+                self.add_levels(c, g, s, ring, steps)
+            s.tokens.release(ring)
+            token0 = order(self.spec, g, t, i) * CHUNK
+            self.put(g.o, g, t, c.o, token0)
+            if const_expr(self.spec.dot):
+                self.put(g.of_x, g, t, c.dots, token0)
+            ring.advance()
+        if const_expr(self.spec.final is not None):
+            tk.store_elements(self.sequences.state(g.final, t), c.s, t.part * CHUNK, 0)
+
+    # ---- a chunk by one product ------------------------------------------------------------------
+
+    @cute.jit
+    def add_whole(self, c, g, s, ring, steps):
+        """As `Whole` has it: the state and the chunk's pairs give to the same accumulator."""
+        stage, ends = steps.stage, s.ends[None, steps.stage]
+        tk.load_rows(c.total, ends, 0, CHUNK)
+        tk.mul_row(c.s, c.s, c.total)
+        tk.copy(c.s16, c.s)
+        if const_expr(self.spec.dot):
+            tk.apply_narrow(c.rest, lambda wide, rounded: wide - rounded, c.s, c.s16)
+        tk.load_T(c.v, s.carried[stage])
+        tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
+        if const_expr(self.spec.dot):
+            tk.mma_ABt(c.o, c.rest, s.q[ring.stage])
+        tk.mma_ABt(c.o, c.v, s.p[stage])
+        tk.mma_AB(c.s, c.v, s.k[ring.stage])
+        tk.mma_wait(1)
+        self.scale_whole(c, s.factors, stage, g.scale)
+        tk.load_rows(c.total, ends, CHUNK, 2 * CHUNK)
+        tk.mma_wait(0)
+        tk.mul_row(c.s, c.s, c.total)
+        self.next(s, steps)
+
+    def scale_whole(self, c, factors, stage, scale):
+        """What state and pairs gave, as each token sees it."""
+        if self.spec.dot:
+            tk.zero(c.dots)
+        f = {(r, n): self.factors_at(factors, stage, r, n) for r, n in pairs_of(range(CHUNK))}
+        for r, n in pairs_of(range(CHUNK)):
+            given = [c.o.rows_view[r, 2 * n + e] * scale for e in range(2)]
+            for e in range(2):
+                c.o.rows_view[r, 2 * n + e] = Float32(0.0)
+            self.add(c, r, n, given, f[r, n])
+
+    # ---- a chunk by levels -----------------------------------------------------------------------
+
+    @cute.jit
+    def add_levels(self, c, g, s, ring, steps):
+        """A step for the state, one for each level, and one for the diagonal but for `strict`."""
+        self.of_state(c, s.q[ring.stage])
+        tk.load_rows(c.total, s.ends[None, steps.stage], 0, CHUNK)
+        tk.mul_row(c.s, c.s, c.total)
+        self.scale_outputs(c, s.factors, steps.stage, g.scale)
+        tk.load_T(c.v, s.carried[steps.stage])
+        tk.mma_AB(c.s, c.v, s.k[ring.stage])
+        tk.mma_wait(0)
+        self.next(s, steps)
+        for n in cutlass.range_constexpr(len(HALVES)):
+            s.steps.wait(steps)
+            tk.load_T(c.v, s.carried[steps.stage])
+            self.add_level(c, s, steps.stage, HALVES[n])
+            self.next(s, steps)
+        if const_expr(not self.spec.strict):
+            s.steps.wait(steps)
+            tk.load_T(c.v, s.v[ring.stage])
+            self.add_level(c, s, steps.stage, 0)
+            self.next(s, steps)
+
+    def of_state(self, c, queries):
+        """c.o = what the state gives, with dot from the state in two parts."""
+        tk.copy(c.s16, c.s)
+        tk.mm_ABt(c.o, c.s16, queries)
+        tk.mma_wait(0)
+        if self.spec.dot:
+            tk.apply_narrow(c.s16, lambda wide, rounded: wide - rounded, c.s, c.s16)
+            tk.mma_ABt(c.o, c.s16, queries)
+            tk.mma_wait(0)
+
+    def next(self, s, steps):
+        s.steps.release(steps)
+        steps.advance()
+
+    def scale_outputs(self, c, factors, stage, scale):
+        """What the state gave, as each token sees it."""
+        if self.spec.dot:
+            tk.zero(c.dots)
+        for r, n in pairs_of(range(CHUNK)):
+            given = [c.o.rows_view[r, 2 * n + e] * scale for e in range(2)]
+            for e in range(2):
+                c.o.rows_view[r, 2 * n + e] = Float32(0.0)
+            self.add(c, r, n, given, self.factors_at(factors, stage, r, n))
+
+    def add_level(self, c, s, stage, half):
+        """A level's outputs, as each token sees them, 32 tokens at a time. half 0: the diagonal, without factors."""
+        takes = [token for token in range(CHUNK) if not half or token // half % 2 != self.spec.reverse]
+        for part in range(2):
+            mine = [token for token in takes if token // 32 == part]
+            if mine:
+                tk.mm_ABt(c.given, c.v, s.p[stage], b_part=part)
+                tk.mma_wait(0)
+                for r, n in pairs_of(mine):
+                    f = self.factors_at(s.factors, stage, r, n) if half else None
+                    self.add(c, r, n, [c.given.rows_view[r, 2 * (n - 4 * part) + e] for e in range(2)], f)
+
+    def add(self, c, r, n, given, f):
+        """Two tokens' outputs, and those times x: with x's factors rounded as they are where x is what is carried."""
+        o = c.o.rows_view
+        for e in range(2):
+            o[r, 2 * n + e] = o[r, 2 * n + e] + given[e] if f is None else cute.math.fma(
+                given[e], f[e], o[r, 2 * n + e])
+        if self.spec.dot:
+            word, dots = cute.recast_tensor(c.x.tensor, Int32)[2 * n + r], c.dots.rows_view
+            x = unpacked(word if f is None else scaled(word, f, self.dtype), self.dtype)
+            for e in range(2):
+                dots[r, 2 * n + e] = cute.math.fma(given[e], x[e], dots[r, 2 * n + e])
+
+    def factors_at(self, factors, stage, r, n):
+        """Of a thread's r-th column and its two tokens among the n-th 8."""
+        return [factors[stage, tk.first_col() + 8 * n + e, tk.first_row() + 8 * r] for e in range(2)]
+
+    @cute.jit
+    def put(self, to: cute.Tensor, g, t, o: tk.RegTile, token0):
+        """Outputs to global memory, in pieces of 32 bytes."""
+        x, view = to[t.batch, None, t.head, None], o.rows_view
+        tokens = t.tokens if const_expr(self.spec.packed) else g.tokens
+        row, token = t.part * CHUNK + tk.first_row(), token0 + tk.first_col()
+        at = x.iterator + cute.crd2idx((token, row), x.layout)
+        for r in cutlass.range_constexpr(2):
+            for j in cutlass.range_constexpr(CHUNK // 4):
+                behind = 8 * (j // 2) + j % 2
+                if token + behind < tokens and row + 8 * r < self.spec.value_dim:
+                    cute.make_tensor(at + (behind * x.stride[0] + 8 * r), cute.make_layout(1))[0] = view[r, j]
+
+
+def pairs_of(tokens):
+    """[(r, n)]: which of a thread's two columns, and which 8 tokens of which it has two, are of any of the tokens in
+    any thread."""
+    return [(r, n) for r in range(2) for n in range(CHUNK // 8) if any(token // 8 == n for token in tokens)]
