@@ -43,7 +43,11 @@ def launched(given, scale) -> Made:
     if beta is not None and (given.reverse or given.updates):
         dv = (lacking[:, :, :S] if given.updates else beta[:, :, :S] * out).transpose(1, 2).to(given.v.dtype)
     out = out.transpose(1, 2)
-    return Made(out if given.of_values else out.to(given.v.dtype), None if given.final is None else state, dots, dv)
+    if given.less is not None:
+        dots = (given.less.to(wide) - dots).flip(1).cumsum(1).flip(1)
+        dots = dots if given.end is None else dots + given.end.to(wide)[:, None]
+    out = out if given.of_values and not given.narrow else out.to(given.v.dtype)
+    return Made(out, None if given.final is None else state, dots, dv)
 
 
 class Chunk:

@@ -18,9 +18,9 @@ def plan(spec: ChannelSpec) -> LinearConfig:
     tile, wide = 2 * CHUNK * CHUNK, 2 * CHUNK * spec.head_dim
     found = (spec.packed or spec.pool) and not spec.reverse and spec.head_dim == NARROW
     groups = 1 if spec.value_dim <= CHUNK or spec.delta or spec.of_values or found else 2
-    stage = 2 * wide + (groups + spec.dot) * tile
+    stage = 2 * wide + (groups + spec.dot + 2 * spec.sums) * tile
     if spec.of_values:  # rows with their factors, those factors, P
-        rest = 2 * (tile + 2 * CHUNK * (CHUNK + PAD) * 2 + tile) + 2 * SMALL
+        rest = 2 * (tile + 2 * CHUNK * (CHUNK + PAD) * 2 + tile) + spec.narrow * tile + SMALL + 1024
     else:
         rest = 2 * wide + (groups + 2) * tile + SMALL
     if spec.delta:

@@ -21,6 +21,8 @@ class ChannelSpec:
         a token does not see itself; with of_values.
     dot: also o times another tensor, x, element by element and from parts of o that are exact: each is multiplied by
         x with its decays, rounded as where x is v and v is x (see `gradients`); with of_values.
+    narrow: o is of dtype; with of_values. sums: in the place of dots, the sum over each token and those behind it of
+        less - dots, less another tensor; with dot, reversed. end: and what all of a sequence get besides; with sums.
     packed, pool: as `LinearSpec` has them; the latter without of_values."""
 
     dtype: str
@@ -34,6 +36,9 @@ class ChannelSpec:
     of_values: bool = False
     strict: bool = False
     dot: bool = False
+    narrow: bool = False
+    sums: bool = False
+    end: bool = False
     packed: str | None = None
     pool: str | None = None
 
@@ -49,8 +54,13 @@ class ChannelSpec:
             raise ValueError("ChannelSpec: updates, allowed is with delta and not reversed")
         if self.of_values and self.delta:
             raise ValueError("ChannelSpec: of_values and delta, allowed is one of them")
-        if (self.strict or self.dot) and not self.of_values:
-            raise ValueError(f"ChannelSpec: {'strict' if self.strict else 'dot'}, allowed is with of_values")
+        for name in ("strict", "dot", "narrow"):
+            if getattr(self, name) and not self.of_values:
+                raise ValueError(f"ChannelSpec: {name}, allowed is with of_values")
+        if self.sums and not (self.dot and self.reverse):
+            raise ValueError("ChannelSpec: sums, allowed is with dot, reversed")
+        if self.end and not self.sums:
+            raise ValueError("ChannelSpec: end, allowed is with sums")
         if self.pool and (self.reverse or self.of_values or self.initial is None or self.initial != self.final):
             raise ValueError("ChannelSpec: pool, allowed is not reversed, without of_values, with initial and final of "
                              "one dtype")

@@ -4,11 +4,11 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Float32, Float64, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.channels.columns import HALVES, scaled, unpacked
-from tkq.linear_attention.channels.parts import chunks, order
+from tkq.linear_attention.channels.parts import OUT_BARRIER, chunks, order
 from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.config import CHUNK
 from tkq.tile.dtypes import element_type
@@ -52,26 +52,34 @@ class ValueState:
             tk.zero(c.s)
         else:
             tk.load_from(c.s, self.sequences.state(g.initial, t), t.part * CHUNK, 0)
+        if const_expr(self.spec.sums):
+            self.begin_sums(s.behind, g, t)
         for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
             s.tokens.wait(ring)
             if const_expr(self.spec.dot):
                 tk.load_T(c.x, s.x[ring.stage])
             s.steps.wait(steps)
-            if const_expr(self.whole):
-                if cute.arch.make_warp_uniform(s.whole[0, steps.stage]) != 0:
-                    self.add_whole(c, g, s, ring, steps)
-                else:
-                    self.add_levels(c, g, s, ring, steps)
-            else:
-                self.add_levels(c, g, s, ring, steps)
+            self.add_chunk(c, g, s, ring, steps)
+            if const_expr(self.spec.sums):
+                self.add_up(c.dots, s.less[ring.stage], s.behind)
             s.tokens.release(ring)
-            token0 = order(self.spec, g, t, i) * CHUNK
-            self.put(g.o, g, t, c.o, token0)
-            if const_expr(self.spec.dot):
-                self.put(g.of_x, g, t, c.dots, token0)
+            self.put_outputs(c, g, s, t, order(self.spec, g, t, i))
             ring.advance()
         if const_expr(self.spec.final is not None):
             tk.store_elements(self.sequences.state(g.final, t), c.s, t.part * CHUNK, 0)
+        if const_expr(self.spec.narrow):
+            tk.store_wait(read=False)
+
+    @cute.jit
+    def add_chunk(self, c, g, s, ring, steps):
+        """c.o and c.dots are a chunk's."""
+        if const_expr(self.whole):
+            if cute.arch.make_warp_uniform(s.whole[0, steps.stage]) != 0:
+                self.add_whole(c, g, s, ring, steps)
+            else:
+                self.add_levels(c, g, s, ring, steps)
+        else:
+            self.add_levels(c, g, s, ring, steps)
 
     # ---- a chunk by one product ------------------------------------------------------------------
 
@@ -183,6 +191,65 @@ class ValueState:
     def factors_at(self, factors, stage, r, n):
         """Of a thread's r-th column and its two tokens among the n-th 8."""
         return [factors[stage, tk.first_col() + 8 * n + e, tk.first_row() + 8 * r] for e in range(2)]
+
+    # ---- sums over a token and those behind it ---------------------------------------------------
+
+    @cute.jit
+    def begin_sums(self, behind: cute.Tensor, g, t):
+        """What is behind the last token of each column. In shared memory for want of registers: each thread reads what
+        it wrote itself, as the three others that have its columns did."""
+        for r in cutlass.range_constexpr(2):
+            row = tk.first_row() + 8 * r
+            behind[row, 0] = Float64(0.0)
+            if const_expr(self.spec.end):
+                col = t.part * CHUNK + row
+                if col < self.spec.value_dim and t.state >= 0:
+                    behind[row, 0] = Float64(g.end[t.state, t.head, col])
+
+    def add_up(self, dots, less: tk.SharedTile, behind):
+        """dots = the sums of less - dots, from the chunk's last token on: in a chunk of fp32, those of chunks of
+        float64. Four threads have the tokens of a column, two of each eight."""
+        view, lane, row, col = dots.rows_view, tk.lane_id() % 4, tk.first_row(), tk.first_col()
+        for r in range(2):
+            taken = [[less.tensor[col + 8 * n + e, row + 8 * r] for e in range(2)] for n in range(CHUNK // 8)]
+            before = behind[row + 8 * r, 0]
+            after, end = Float32(0.0), Float32(before)
+            for n in reversed(range(CHUNK // 8)):
+                found = [taken[n][e] - view[r, 2 * n + e] for e in range(2)]
+                own = found[0] + found[1]
+                total = own
+                for step in (1, 2):
+                    other = cute.arch.shuffle_sync_down(total, offset=step)
+                    total = total + cutlass.select_(lane + step < 4, other, Float32(0.0))
+                later = cutlass.select_(lane < 3, cute.arch.shuffle_sync_down(total, offset=1), Float32(0.0)) + after
+                view[r, 2 * n + 1] = (later + found[1]) + end
+                view[r, 2 * n] = (later + own) + end
+                after = after + cute.arch.shuffle_sync(total, tk.lane_id() - lane)
+            behind[row + 8 * r, 0] = before + Float64(after)
+
+    # ---- to global memory ------------------------------------------------------------------------
+
+    def put_outputs(self, c, g, s, t, chunk):
+        """A chunk's."""
+        if self.spec.narrow:
+            self.put_narrow(g.o, s.o[0], t, c.o, chunk)
+        else:
+            self.put(g.o, g, t, c.o, chunk * CHUNK)
+        if self.spec.dot:
+            self.put(g.of_x, g, t, c.dots, chunk * CHUNK)
+
+    @cute.jit
+    def put_narrow(self, to, tile, t, o: tk.RegTile, chunk):
+        """Outputs of 16 bits through shared memory: those before have left it."""
+        leader = tk.warp_id() % 4 == 0
+        if leader:
+            tk.store_wait()
+        tk.sync(OUT_BARRIER, tk.WARPGROUP)
+        tk.store_T(tile, o)
+        tk.publish()
+        tk.sync(OUT_BARRIER, tk.WARPGROUP)
+        if leader:
+            tk.store_async(to, tile, (t.batch, t.head, chunk, t.part))
 
     @cute.jit
     def put(self, to: cute.Tensor, g, t, o: tk.RegTile, token0):

@@ -5,7 +5,7 @@ from typing import Any, Optional
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, const_expr
+from cutlass import Constexpr, Float32, Float64, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.channels.columns import HALVES, Columns, pick_scores, words
@@ -32,7 +32,7 @@ class Globals:
     k: tk.gl
     v: tk.gl
     x: Optional[tk.gl]
-    o: cute.Tensor
+    o: Any  # by TMA where it is narrow
     of_x: Optional[cute.Tensor]
     g: cute.Tensor
     initial: Optional[cute.Tensor]
@@ -43,6 +43,8 @@ class Globals:
     heads_per_v: Int32
     heads_per_x: Int32
     cu: Optional[cute.Tensor]
+    less: Optional[tk.gl]
+    end: Optional[cute.Tensor]
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,9 @@ class Shared:
     k: tk.SharedTile
     v: tk.SharedTile
     x: Any
+    less: Any
+    o: Any  # narrow outputs
+    behind: Any  # of sums: of each column, what later chunks add up to
     carried: tk.SharedTile  # rows of v, with their factors
     factors: cute.Tensor  # (2, tokens, columns): of the rows that take them
     p: tk.SharedTile  # the pairs of one level, or all
@@ -89,6 +94,7 @@ class ChannelValues:
         self.dtype = element_type(spec.dtype)
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
+        self.less_tile = tk.st(CHUNK, CHUNK, Float32)
         self.columns = Columns(self.v_tile)
         self.whole, self.state = Whole(self.columns), ValueState(spec, self.sequences)
 
@@ -103,23 +109,31 @@ class ChannelValues:
         def operand(heads, cols, dtype=spec.dtype, unit=8):
             return fake.tensor(dtype, (B, S, heads, cols), (*(fake.sym64(divisibility=unit) for _ in range(3)), 1))
 
-        operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HO, V, "fp32", 4),
+        o = operand(HO, V) if spec.narrow else operand(HO, V, "fp32", 4)
+        operands = Operands(operand(H, K), operand(H, K), operand(HV, V), o,
                             operand(HO, V, "fp32", 4), None, any_strides(spec.initial, states),
                             any_strides(spec.final, states), operand(fake.sym(), V) if spec.dot else None,
-                            operand(HO, V, "fp32", 4) if spec.dot else None, None, numbers(spec.packed), None)
+                            operand(HO, V, "fp32", 4) if spec.dot else None, None, numbers(spec.packed), None,
+                            operand(HO, V, "fp32", 4) if spec.sums else None,
+                            any_strides("fp32", (states[0], HO, V)) if spec.end else None)
         return operands, Float32(1.0)
 
     @cute.jit
     def __call__(self, operands: Operands, scale: Float32, stream: cuda.CUstream):
         at = self.sequences
         q, k, v = [at.rows(x) for x in operands[:3]]
-        o, heads, x, x_heads = operands.o, operands.o.shape[2], None, Int32(1)
+        o, heads, x, x_heads, less = operands.o, operands.o.shape[2], None, Int32(1), None
+        if const_expr(self.spec.narrow):
+            o = at.stores(at.rows(o), self.v_tile)
+        if const_expr(self.spec.sums):
+            less = at.loads(at.rows(operands.less), self.less_tile)
         if const_expr(self.spec.dot):
             x = at.rows(operands.x)
             x, x_heads = at.loads(x, self.v_tile), heads // x.shape[2]
         g = Globals(at.loads(q, self.qk_tile), at.loads(k, self.qk_tile), at.loads(v, self.v_tile), x, o,
                     operands.dots, operands.g, operands.initial, operands.final, scale, Int32(q.shape[0]),
-                    heads // k.shape[2], heads // v.shape[2], x_heads, operands.cu)
+                    heads // k.shape[2], heads // v.shape[2], x_heads, operands.cu, less,
+                    operands.end)
         parts = -(-self.spec.value_dim // CHUNK)
         blocks = at.blocks(operands.q, operands.cu)
         self.kernel(g).launch(grid=[parts, heads, blocks], block=[3 * tk.WARPGROUP, 1, 1], stream=stream,
@@ -131,9 +145,13 @@ class ChannelValues:
     def kernel(self, g: Globals):
         stages, al, row = self.config.stages, tk.SharedAllocator(), CHUNK + PAD
         factors = cute.make_layout((2, CHUNK, CHUNK), stride=(CHUNK * row, row, 1))
-        loaded = 2 * self.qk_tile.bytes + (1 + self.spec.dot) * self.v_tile.bytes
+        spec = self.spec
+        loaded = 2 * self.qk_tile.bytes + (1 + spec.dot) * self.v_tile.bytes + spec.sums * self.less_tile.bytes
         s = Shared(al.tile(self.qk_tile, stages), al.tile(self.qk_tile, stages), al.tile(self.v_tile, stages),
-                   al.tile(self.v_tile, stages) if self.spec.dot else None, al.tile(self.v_tile, 2),
+                   al.tile(self.v_tile, stages) if spec.dot else None,
+                   al.tile(self.less_tile, stages) if spec.sums else None,
+                   al.tile(self.v_tile) if spec.narrow else None,
+                   al.vector(CHUNK, dtype=Float64) if spec.sums else None, al.tile(self.v_tile, 2),
                    al.allocate_tensor(Float32, factors, 128), al.tile(self.p_tile, 2), al.vector(4 * CHUNK),
                    al.vector(4 * CHUNK, 2), al.vector(2 * CHUNK, 2), al.vector(1, 2, Int32),
                    al.pipe(stages, loaded, 4), al.pipe(2, 0, 4, producers=4))
@@ -158,6 +176,8 @@ class ChannelValues:
             tk.load_async(s.v[ring.stage], g.v, (t.batch, t.head_v, chunk, t.part), sem)
             if const_expr(self.spec.dot):
                 tk.load_async(s.x[ring.stage], g.x, (t.batch, t.head // g.heads_per_x, chunk, t.part), sem)
+            if const_expr(self.spec.sums):
+                tk.load_async(s.less[ring.stage], g.less, (t.batch, t.head, chunk, t.part), sem)
             ring.advance()
 
     @cute.jit
