@@ -18,15 +18,22 @@ def plan(spec: ChannelSpec) -> LinearConfig:
     tile, wide = 2 * CHUNK * CHUNK, 2 * CHUNK * spec.head_dim
     found = (spec.packed or spec.pool) and not spec.reverse and spec.head_dim == NARROW
     groups = 1 if spec.value_dim <= CHUNK or spec.delta or spec.of_values or found else 2
-    stage = 2 * wide + (groups + spec.dot + 2 * spec.sums) * tile
+    stage = (2 + spec.pairs) * wide + (groups + spec.dot + 2 * spec.sums) * tile
     if spec.of_values:  # rows with their factors, those factors, P
-        rest = 2 * (tile + 2 * CHUNK * (CHUNK + PAD) * 2 + tile) + spec.narrow * tile + SMALL + 1024
+        tiles = 2 + spec.pairs * (1 + spec.reverse)
+        step = tiles * tile + 2 * CHUNK * (CHUNK + PAD) * 2
+        rest = steps_of_values(spec) * step + spec.narrow * tile + SMALL + 1024
     else:
         rest = 2 * wide + (groups + 2) * tile + SMALL
     if spec.delta:
         rest += 4 * wide + 2 * tile + (0 if shares_levels(spec) else 2 * tile + 1024)
     return LinearConfig(groups, min(MOST_STAGES, (SHARED - rest) // stage),
                         _registers(spec, groups))
+
+
+def steps_of_values(spec: ChannelSpec) -> int:
+    """How many steps of a chunk there is room for: one where it has two kinds of values."""
+    return 1 if spec.pairs and spec.reverse else 2
 
 
 def _registers(spec, groups):

@@ -23,6 +23,8 @@ class ChannelSpec:
         x with its decays, rounded as where x is v and v is x (see `gradients`); with of_values.
     narrow: o is of dtype; with of_values. sums: in the place of dots, the sum over each token and those behind it of
         less - dots, less another tensor; with dot, reversed. end: and what all of a sequence get besides; with sums.
+    pairs: two passes that have the same state, or whose states add up (see `value_pairs`); with dot, not strict. rest:
+        to o another tensor is added; with pairs, reversed.
     packed, pool: as `LinearSpec` has them; the latter without of_values."""
 
     dtype: str
@@ -39,6 +41,8 @@ class ChannelSpec:
     narrow: bool = False
     sums: bool = False
     end: bool = False
+    pairs: bool = False
+    rest: bool = False
     packed: str | None = None
     pool: str | None = None
 
@@ -50,10 +54,19 @@ class ChannelSpec:
                                    ("packed", self.packed, NUMBERS), ("pool", self.pool, NUMBERS)):
             if got not in allowed:
                 raise ValueError(f"ChannelSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
+        self._check_ways()
+        self._check_values()
+
+    def _check_ways(self):
         if self.updates and (self.reverse or not self.delta):
             raise ValueError("ChannelSpec: updates, allowed is with delta and not reversed")
         if self.of_values and self.delta:
             raise ValueError("ChannelSpec: of_values and delta, allowed is one of them")
+        if self.pool and (self.reverse or self.of_values or self.initial is None or self.initial != self.final):
+            raise ValueError("ChannelSpec: pool, allowed is not reversed, without of_values, with initial and final of "
+                             "one dtype")
+
+    def _check_values(self):
         for name in ("strict", "dot", "narrow"):
             if getattr(self, name) and not self.of_values:
                 raise ValueError(f"ChannelSpec: {name}, allowed is with of_values")
@@ -61,9 +74,10 @@ class ChannelSpec:
             raise ValueError("ChannelSpec: sums, allowed is with dot, reversed")
         if self.end and not self.sums:
             raise ValueError("ChannelSpec: end, allowed is with sums")
-        if self.pool and (self.reverse or self.of_values or self.initial is None or self.initial != self.final):
-            raise ValueError("ChannelSpec: pool, allowed is not reversed, without of_values, with initial and final of "
-                             "one dtype")
+        if self.pairs and (self.strict or not self.dot or (self.reverse and self.final)):
+            raise ValueError("ChannelSpec: pairs, allowed is with dot, not strict, and reversed without final")
+        if self.rest and not (self.pairs and self.reverse):
+            raise ValueError("ChannelSpec: rest, allowed is with pairs, reversed")
 
 
 @dataclass(frozen=True)

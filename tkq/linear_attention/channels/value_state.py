@@ -10,6 +10,7 @@ import tkq.tile as tk
 from tkq.linear_attention.channels.columns import HALVES, scaled, unpacked
 from tkq.linear_attention.channels.parts import OUT_BARRIER, chunks, order
 from tkq.linear_attention.channels.spec import ChannelSpec
+from tkq.linear_attention.channels.value_pairs import ValuePairs
 from tkq.linear_attention.config import CHUNK
 from tkq.tile.dtypes import element_type
 
@@ -27,6 +28,8 @@ class State:
     x: Any  # with dot, of which it is that with the outputs: x, transposed, and the products
     dots: Any
     total: tk.RowVec
+    o2: Any  # with pairs: what the second queries get; or reversed what the first keys' pairs give
+    fresh: Any  # with pairs, reversed: of the state, what the first keys add to half of it
 
 
 class ValueState:
@@ -35,13 +38,15 @@ class ValueState:
     def __init__(self, spec: ChannelSpec, sequences):
         self.spec, self.sequences, self.dtype = spec, sequences, element_type(spec.dtype)
         self.whole = spec.dtype == "bf16"
+        self.chunk = ValuePairs(self) if spec.pairs else self
 
     def registers(self) -> State:
         """Room for them."""
-        K, dot = self.spec.head_dim, self.spec.dot
+        K, dot, pairs = self.spec.head_dim, self.spec.dot, self.spec.pairs
         return State(tk.rt_fl(K), tk.rt(K, self.dtype), tk.rt(K, self.dtype) if dot else None, tk.rt(CHUNK, self.dtype),
                      tk.rt_fl(CHUNK), tk.rt_fl(CHUNK // 2), tk.rt(CHUNK, self.dtype) if dot else None,
-                     tk.rt_fl(CHUNK) if dot else None, tk.rv())
+                     tk.rt_fl(CHUNK) if dot else None, tk.rv(), tk.rt_fl(CHUNK) if pairs else None,
+                     tk.rt_fl(CHUNK if K == 2 * CHUNK else K) if pairs and self.spec.reverse else None)
 
     @cute.jit
     def keep(self, g, s, t):
@@ -52,11 +57,13 @@ class ValueState:
             tk.zero(c.s)
         else:
             tk.load_from(c.s, self.sequences.state(g.initial, t), t.part * CHUNK, 0)
+            if const_expr(self.spec.pairs and self.spec.reverse):
+                tk.mul(c.s, c.s, -1.0)
         if const_expr(self.spec.sums):
             self.begin_sums(s.behind, g, t)
         for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
             s.tokens.wait(ring)
-            if const_expr(self.spec.dot):
+            if const_expr(self.spec.dot and not self.spec.pairs):
                 tk.load_T(c.x, s.x[ring.stage])
             s.steps.wait(steps)
             self.add_chunk(c, g, s, ring, steps)
@@ -75,11 +82,11 @@ class ValueState:
         """c.o and c.dots are a chunk's."""
         if const_expr(self.whole):
             if cute.arch.make_warp_uniform(s.whole[0, steps.stage]) != 0:
-                self.add_whole(c, g, s, ring, steps)
+                self.chunk.add_whole(c, g, s, ring, steps)
             else:
-                self.add_levels(c, g, s, ring, steps)
+                self.chunk.add_levels(c, g, s, ring, steps)
         else:
-            self.add_levels(c, g, s, ring, steps)
+            self.chunk.add_levels(c, g, s, ring, steps)
 
     # ---- a chunk by one product ------------------------------------------------------------------
 
@@ -87,44 +94,58 @@ class ValueState:
     def add_whole(self, c, g, s, ring, steps):
         """As `Whole` has it: the state and the chunk's pairs give to the same accumulator."""
         stage, ends = steps.stage, s.ends[None, steps.stage]
-        tk.load_rows(c.total, ends, 0, CHUNK)
-        tk.mul_row(c.s, c.s, c.total)
-        tk.copy(c.s16, c.s)
-        if const_expr(self.spec.dot):
-            tk.apply_narrow(c.rest, lambda wide, rounded: wide - rounded, c.s, c.s16)
+        self.decay(c, ends, 0)
+        self.narrow_state(c)
         tk.load_T(c.v, s.carried[stage])
-        tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
-        if const_expr(self.spec.dot):
-            tk.mma_ABt(c.o, c.rest, s.q[ring.stage])
+        self.multiply_state(c, c.o, s.q[ring.stage])
         tk.mma_ABt(c.o, c.v, s.p[stage])
         tk.mma_AB(c.s, c.v, s.k[ring.stage])
         tk.mma_wait(1)
-        self.scale_whole(c, s.factors, stage, g.scale)
-        tk.load_rows(c.total, ends, CHUNK, 2 * CHUNK)
+        self.begin_dots(c)
+        self.give(c, c.o, lambda r, j: c.o.rows_view[r, j] * g.scale, s.factors, stage)
         tk.mma_wait(0)
-        tk.mul_row(c.s, c.s, c.total)
+        self.decay(c, ends, 1)
         self.next(s, steps)
 
-    def scale_whole(self, c, factors, stage, scale):
-        """What state and pairs gave, as each token sees it."""
+    def decay(self, c, ends, half):
+        """The state, by what `ends` has of its columns: all, or the first half and then the second."""
+        tk.load_rows(c.total, ends, half * CHUNK, (half + 1) * CHUNK)
+        tk.mul_row(c.s, c.s, c.total)
+
+    def narrow_state(self, c):
+        """The state as operands of 16 bits: two, of which the second has what the first has not, with dot."""
+        tk.copy(c.s16, c.s)
+        if self.spec.dot:
+            tk.apply_narrow(c.rest, lambda wide, rounded: wide - rounded, c.s, c.s16)
+
+    def multiply_state(self, c, o, queries):
+        """What the state gives is under way."""
+        tk.mm_ABt(o, c.s16, queries)
+        if self.spec.dot:
+            tk.mma_ABt(o, c.rest, queries)
+
+    def begin_dots(self, c):
         if self.spec.dot:
             tk.zero(c.dots)
+
+    def give(self, c, o, given, factors, stage):
+        """o = given(r, j), as each token sees it, and its products with x are added to the dots."""
         f = {(r, n): self.factors_at(factors, stage, r, n) for r, n in pairs_of(range(CHUNK))}
         for r, n in pairs_of(range(CHUNK)):
-            given = [c.o.rows_view[r, 2 * n + e] * scale for e in range(2)]
+            two = [given(r, 2 * n + e) for e in range(2)]
             for e in range(2):
-                c.o.rows_view[r, 2 * n + e] = Float32(0.0)
-            self.add(c, r, n, given, f[r, n])
+                o.rows_view[r, 2 * n + e] = Float32(0.0)
+            self.add(c, o, r, n, two, f[r, n])
 
     # ---- a chunk by levels -----------------------------------------------------------------------
 
     @cute.jit
     def add_levels(self, c, g, s, ring, steps):
         """A step for the state, one for each level, and one for the diagonal but for `strict`."""
-        self.of_state(c, s.q[ring.stage])
-        tk.load_rows(c.total, s.ends[None, steps.stage], 0, CHUNK)
-        tk.mul_row(c.s, c.s, c.total)
-        self.scale_outputs(c, s.factors, steps.stage, g.scale)
+        self.of_state(c, c.o, s.q[ring.stage])
+        self.decay(c, s.ends[None, steps.stage], 0)
+        self.begin_dots(c)
+        self.give(c, c.o, lambda r, j: c.o.rows_view[r, j] * g.scale, s.factors, steps.stage)
         tk.load_T(c.v, s.carried[steps.stage])
         tk.mma_AB(c.s, c.v, s.k[ring.stage])
         tk.mma_wait(0)
@@ -132,53 +153,43 @@ class ValueState:
         for n in cutlass.range_constexpr(len(HALVES)):
             s.steps.wait(steps)
             tk.load_T(c.v, s.carried[steps.stage])
-            self.add_level(c, s, steps.stage, HALVES[n])
+            self.add_level(c, c.o, s, s.p, steps.stage, HALVES[n])
             self.next(s, steps)
         if const_expr(not self.spec.strict):
             s.steps.wait(steps)
             tk.load_T(c.v, s.v[ring.stage])
-            self.add_level(c, s, steps.stage, 0)
+            self.add_level(c, c.o, s, s.p, steps.stage, 0)
             self.next(s, steps)
 
-    def of_state(self, c, queries):
-        """c.o = what the state gives, with dot from the state in two parts."""
+    def of_state(self, c, o, queries):
+        """o = what the state gives, with dot from the state in two parts."""
         tk.copy(c.s16, c.s)
-        tk.mm_ABt(c.o, c.s16, queries)
+        tk.mm_ABt(o, c.s16, queries)
         tk.mma_wait(0)
         if self.spec.dot:
             tk.apply_narrow(c.s16, lambda wide, rounded: wide - rounded, c.s, c.s16)
-            tk.mma_ABt(c.o, c.s16, queries)
+            tk.mma_ABt(o, c.s16, queries)
             tk.mma_wait(0)
 
     def next(self, s, steps):
         s.steps.release(steps)
         steps.advance()
 
-    def scale_outputs(self, c, factors, stage, scale):
-        """What the state gave, as each token sees it."""
-        if self.spec.dot:
-            tk.zero(c.dots)
-        for r, n in pairs_of(range(CHUNK)):
-            given = [c.o.rows_view[r, 2 * n + e] * scale for e in range(2)]
-            for e in range(2):
-                c.o.rows_view[r, 2 * n + e] = Float32(0.0)
-            self.add(c, r, n, given, self.factors_at(factors, stage, r, n))
-
-    def add_level(self, c, s, stage, half):
+    def add_level(self, c, o, s, p, stage, half):
         """A level's outputs, as each token sees them, 32 tokens at a time. half 0: the diagonal, without factors."""
         takes = [token for token in range(CHUNK) if not half or token // half % 2 != self.spec.reverse]
         for part in range(2):
             mine = [token for token in takes if token // 32 == part]
             if mine:
-                tk.mm_ABt(c.given, c.v, s.p[stage], b_part=part)
+                tk.mm_ABt(c.given, c.v, p[stage], b_part=part)
                 tk.mma_wait(0)
                 for r, n in pairs_of(mine):
                     f = self.factors_at(s.factors, stage, r, n) if half else None
-                    self.add(c, r, n, [c.given.rows_view[r, 2 * (n - 4 * part) + e] for e in range(2)], f)
+                    self.add(c, o, r, n, [c.given.rows_view[r, 2 * (n - 4 * part) + e] for e in range(2)], f)
 
-    def add(self, c, r, n, given, f):
+    def add(self, c, to, r, n, given, f):
         """Two tokens' outputs, and those times x: with x's factors rounded as they are where x is what is carried."""
-        o = c.o.rows_view
+        o = to.rows_view
         for e in range(2):
             o[r, 2 * n + e] = o[r, 2 * n + e] + given[e] if f is None else cute.math.fma(
                 given[e], f[e], o[r, 2 * n + e])
@@ -231,6 +242,10 @@ class ValueState:
 
     def put_outputs(self, c, g, s, t, chunk):
         """A chunk's."""
+        if self.spec.rest:
+            self.add_rest(g.rest, g, t, c.o, chunk * CHUNK)
+        if self.spec.pairs and not self.spec.reverse:
+            self.put(g.o2, g, t, c.o2, chunk * CHUNK)
         if self.spec.narrow:
             self.put_narrow(g.o, s.o[0], t, c.o, chunk)
         else:
@@ -250,6 +265,22 @@ class ValueState:
         tk.sync(OUT_BARRIER, tk.WARPGROUP)
         if leader:
             tk.store_async(to, tile, (t.batch, t.head, chunk, t.part))
+
+    @cute.jit
+    def add_rest(self, of: cute.Tensor, g, t, o: tk.RegTile, token0):
+        """To outputs what another tensor has of them."""
+        x, view = of[t.batch, None, t.head, None], o.rows_view
+        row, token = t.part * CHUNK + tk.first_row(), token0 + tk.first_col()
+        at, found = x.iterator + cute.crd2idx((token, row), x.layout), tk.rt_fl(CHUNK).rows_view
+        for r in cutlass.range_constexpr(2):
+            for j in cutlass.range_constexpr(CHUNK // 4):
+                behind = 8 * (j // 2) + j % 2
+                found[r, j] = Float32(0.0)
+                if token + behind < g.tokens and row + 8 * r < self.spec.value_dim:
+                    found[r, j] = cute.make_tensor(at + (behind * x.stride[0] + 8 * r), cute.make_layout(1))[0]
+        for r in cutlass.range_constexpr(2):
+            for j in cutlass.range_constexpr(CHUNK // 4):
+                view[r, j] = view[r, j] + found[r, j]
 
     @cute.jit
     def put(self, to: cute.Tensor, g, t, o: tk.RegTile, token0):

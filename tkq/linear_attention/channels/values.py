@@ -16,7 +16,7 @@ from tkq.linear_attention.channels.parts import (
     chunks,
     order,
 )
-from tkq.linear_attention.channels.plan import PAD
+from tkq.linear_attention.channels.plan import PAD, steps_of_values
 from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.channels.value_state import ValueState
 from tkq.linear_attention.channels.whole import Whole
@@ -45,6 +45,10 @@ class Globals:
     cu: Optional[cute.Tensor]
     less: Optional[tk.gl]
     end: Optional[cute.Tensor]
+    second: Optional[tk.gl]
+    v2: Optional[tk.gl]
+    o2: Optional[cute.Tensor]
+    rest: Optional[cute.Tensor]
 
 
 @dataclass(frozen=True)
@@ -54,11 +58,15 @@ class Shared:
     v: tk.SharedTile
     x: Any
     less: Any
+    second: Any
+    v2: Any
     o: Any  # narrow outputs
     behind: Any  # of sums: of each column, what later chunks add up to
     carried: tk.SharedTile  # rows of v, with their factors
-    factors: cute.Tensor  # (2, tokens, columns): of the rows that take them
+    factors: cute.Tensor  # (steps, tokens, columns): of the rows that take them
+    carried2: Any  # those of v2
     p: tk.SharedTile  # the pairs of one level, or all
+    p2: Any
     products: cute.Tensor
     sums: cute.Tensor  # of logarithms: of each part of a chunk, for each column
     ends: cute.Tensor  # of columns: what a chunk decays by; or its first half, then the second (`Whole`)
@@ -96,6 +104,7 @@ class ChannelValues:
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
         self.less_tile = tk.st(CHUNK, CHUNK, Float32)
         self.columns = Columns(self.v_tile)
+        self.two_values, self.steps = spec.pairs and spec.reverse, steps_of_values(spec)
         self.whole, self.state = Whole(self.columns), ValueState(spec, self.sequences)
 
     # ---- host ----------------------------------------------------------------------------------
@@ -112,10 +121,14 @@ class ChannelValues:
         o = operand(HO, V) if spec.narrow else operand(HO, V, "fp32", 4)
         operands = Operands(operand(H, K), operand(H, K), operand(HV, V), o,
                             operand(HO, V, "fp32", 4), None, any_strides(spec.initial, states),
-                            any_strides(spec.final, states), operand(fake.sym(), V) if spec.dot else None,
+                            any_strides(spec.final, states),
+                            operand(fake.sym(), V) if spec.dot and not self.two_values else None,
                             operand(HO, V, "fp32", 4) if spec.dot else None, None, numbers(spec.packed), None,
                             operand(HO, V, "fp32", 4) if spec.sums else None,
-                            any_strides("fp32", (states[0], HO, V)) if spec.end else None)
+                            any_strides("fp32", (states[0], HO, V)) if spec.end else None,
+                            operand(H, K) if spec.pairs else None, operand(HV, V) if self.two_values else None,
+                            operand(HO, V, "fp32", 4) if spec.pairs and not spec.reverse else None,
+                            operand(HO, V, "fp32", 4) if spec.rest else None)
         return operands, Float32(1.0)
 
     @cute.jit
@@ -127,13 +140,18 @@ class ChannelValues:
             o = at.stores(at.rows(o), self.v_tile)
         if const_expr(self.spec.sums):
             less = at.loads(at.rows(operands.less), self.less_tile)
-        if const_expr(self.spec.dot):
+        second = v2 = None
+        if const_expr(self.spec.pairs):
+            second = at.loads(at.rows(operands.second), self.qk_tile)
+        if const_expr(self.two_values):
+            v2 = at.loads(at.rows(operands.v2), self.v_tile)
+        if const_expr(self.spec.dot and not self.two_values):
             x = at.rows(operands.x)
             x, x_heads = at.loads(x, self.v_tile), heads // x.shape[2]
         g = Globals(at.loads(q, self.qk_tile), at.loads(k, self.qk_tile), at.loads(v, self.v_tile), x, o,
                     operands.dots, operands.g, operands.initial, operands.final, scale, Int32(q.shape[0]),
                     heads // k.shape[2], heads // v.shape[2], x_heads, operands.cu, less,
-                    operands.end)
+                    operands.end, second, v2, operands.o2, operands.rest)
         parts = -(-self.spec.value_dim // CHUNK)
         blocks = at.blocks(operands.q, operands.cu)
         self.kernel(g).launch(grid=[parts, heads, blocks], block=[3 * tk.WARPGROUP, 1, 1], stream=stream,
@@ -144,17 +162,21 @@ class ChannelValues:
     @cute.kernel
     def kernel(self, g: Globals):
         stages, al, row = self.config.stages, tk.SharedAllocator(), CHUNK + PAD
-        factors = cute.make_layout((2, CHUNK, CHUNK), stride=(CHUNK * row, row, 1))
-        spec = self.spec
-        loaded = 2 * self.qk_tile.bytes + (1 + spec.dot) * self.v_tile.bytes + spec.sums * self.less_tile.bytes
+        steps = self.steps
+        factors = cute.make_layout((steps, CHUNK, CHUNK), stride=(CHUNK * row, row, 1))
+        spec, sums = self.spec, self.spec.sums * self.less_tile.bytes
+        loaded = (2 + spec.pairs) * self.qk_tile.bytes + (1 + spec.dot) * self.v_tile.bytes + sums
         s = Shared(al.tile(self.qk_tile, stages), al.tile(self.qk_tile, stages), al.tile(self.v_tile, stages),
-                   al.tile(self.v_tile, stages) if spec.dot else None,
+                   al.tile(self.v_tile, stages) if spec.dot and not self.two_values else None,
                    al.tile(self.less_tile, stages) if spec.sums else None,
+                   al.tile(self.qk_tile, stages) if spec.pairs else None,
+                   al.tile(self.v_tile, stages) if self.two_values else None,
                    al.tile(self.v_tile) if spec.narrow else None,
-                   al.vector(CHUNK, dtype=Float64) if spec.sums else None, al.tile(self.v_tile, 2),
-                   al.allocate_tensor(Float32, factors, 128), al.tile(self.p_tile, 2), al.vector(4 * CHUNK),
-                   al.vector(4 * CHUNK, 2), al.vector(2 * CHUNK, 2), al.vector(1, 2, Int32),
-                   al.pipe(stages, loaded, 4), al.pipe(2, 0, 4, producers=4))
+                   al.vector(CHUNK, dtype=Float64) if spec.sums else None, al.tile(self.v_tile, steps),
+                   al.allocate_tensor(Float32, factors, 128), al.tile(self.v_tile, steps) if self.two_values else None,
+                   al.tile(self.p_tile, steps), al.tile(self.p_tile, steps) if spec.pairs else None,
+                   al.vector(4 * CHUNK), al.vector(4 * CHUNK, 2), al.vector(2 * CHUNK, steps),
+                   al.vector(1, steps, Int32), al.pipe(stages, loaded, 4), al.pipe(steps, 0, 4, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.steps)])
         part, head, block = cute.arch.block_idx()
         g, batch, state, tokens = self.sequences.of_block(g, block)
@@ -174,7 +196,11 @@ class ChannelValues:
             tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head_k, chunk, 0), sem)
             tk.load_async(s.q[ring.stage], g.q, (t.batch, t.head_k, chunk, 0), sem)
             tk.load_async(s.v[ring.stage], g.v, (t.batch, t.head_v, chunk, t.part), sem)
-            if const_expr(self.spec.dot):
+            if const_expr(self.spec.pairs):
+                tk.load_async(s.second[ring.stage], g.second, (t.batch, t.head_k, chunk, 0), sem)
+            if const_expr(self.two_values):
+                tk.load_async(s.v2[ring.stage], g.v2, (t.batch, t.head_v, chunk, t.part), sem)
+            if const_expr(self.spec.dot and not self.two_values):
                 tk.load_async(s.x[ring.stage], g.x, (t.batch, t.head // g.heads_per_x, chunk, t.part), sem)
             if const_expr(self.spec.sums):
                 tk.load_async(s.less[ring.stage], g.less, (t.batch, t.head, chunk, t.part), sem)
@@ -184,13 +210,14 @@ class ChannelValues:
     def make_steps(self, g, s, t):
         """What each step of a chunk multiplies."""
         ring, out = s.tokens.ring(), s.steps.ring()
-        x, scores, p = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), tk.rt(CHUNK, self.dtype)
+        x, scores, p = self.two(lambda: tk.rt_fl(CHUNK)), self.two(lambda: tk.rt(CHUNK, self.dtype)), tk.rt(
+            CHUNK, self.dtype)
         mine, ahead = self.columns.begin(), self.columns.begin()
         self.clear(s)
         self.read(g, t, order(self.spec, g, t, 0), mine)
         for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
             s.tokens.wait(ring)
-            tk.mm_ABt(x, s.q[ring.stage], s.k[ring.stage])
+            self.multiply(x, s, ring.stage)
             self.read(g, t, order(self.spec, g, t, i + 1), ahead)
             if const_expr(self.whole.there):
                 sums = s.sums[None, i % 2]
@@ -208,19 +235,33 @@ class ChannelValues:
             mine.a.store(ahead.a.load())
             ring.advance()
 
+    def two(self, make):
+        """Of each pair of operands."""
+        return tuple(make() for _ in range(1 + self.spec.pairs))
+
+    def multiply(self, x, s, stage):
+        """Q K' of both are under way."""
+        tk.mm_ABt(x[0], s.q[stage], s.k[stage])
+        if self.two_values:
+            tk.mm_ABt(x[1], s.q[stage], s.second[stage])
+        elif self.spec.pairs:
+            tk.mm_ABt(x[1], s.second[stage], s.k[stage])
+
     @cute.jit
     def put_whole(self, s, x, p, mine, place, out):
         """A chunk by one step: all of Q K' that tokens see, all rows of v with their factors."""
         stage, of = place
         reverse, strict = self.spec.reverse, self.spec.strict
-        if const_expr(reverse):
-            tk.left_fill(x, int(strict), 0.0, diagonal=True)
-        else:
-            tk.right_fill(x, int(not strict), 0.0, diagonal=True)
-        tk.copy(p, x)
+        for n in cutlass.range_constexpr(len(x)):
+            if const_expr(reverse):
+                tk.left_fill(x[n], int(strict or n > 0), 0.0, diagonal=True)
+            else:
+                tk.right_fill(x[n], int(not strict and n == 0), 0.0, diagonal=True)
         s.steps.acquire_empty(out)
-        tk.store(s.p[out.stage], p)
-        early, late = self.puts(s, s.v[stage], out.stage)
+        for n in cutlass.range_constexpr(len(x)):
+            tk.copy(p, x[n])
+            tk.store((s.p, s.p2)[n][out.stage], p)
+        early, late = self.puts(s, stage, out.stage)
         ends = [cute.make_tensor(s.ends.iterator + cute.crd2idx((n * CHUNK, out.stage), s.ends.layout),
                                  cute.make_layout(CHUNK)) for n in range(2)]
         self.whole.put(mine, of, (late, early), ends, reverse)
@@ -242,22 +283,24 @@ class ChannelValues:
         x, scores, p = registers
         self.columns.decays(mine, s.products[None, 0])
         tk.sync(SCORES_BARRIER, tk.WARPGROUP)
-        tk.apply_narrow(scores, lambda s: s * g.scale, x)
+        tk.apply_narrow(scores[0], lambda s: s * g.scale, x[0])
+        if const_expr(self.spec.pairs):
+            tk.apply_narrow(scores[1], lambda s: -s, x[1])
         s.steps.acquire_empty(out)
-        early, late = self.puts(s, s.v[ring.stage], out.stage)
+        early, late = self.puts(s, ring.stage, out.stage)
         self.columns.to_ends(mine, s.products[None, 0], early, late, s.ends[None, out.stage])
         self.says(s.whole, out, 0)
         s.steps.commit(out)  # no fence: neither TMA nor wgmma reads it
         out.advance()
         for n in cutlass.range_constexpr(len(HALVES)):
             s.steps.acquire_empty(out)
-            puts = self.puts(s, s.v[ring.stage], out.stage)
+            puts = self.puts(s, ring.stage, out.stage)
             self.columns.early(mine, s.products[None, 0], HALVES[n], puts)
             self.columns.late(mine, HALVES[n], puts)
             self.put_scores(s, scores, p, HALVES[n], out)
         if const_expr(not self.spec.strict):
             s.steps.acquire_empty(out)
-            self.put_scores(s, scores, p, 0, out)
+            self.put_scores(s, scores[:1], p, 0, out)
 
     def read(self, g, t, chunk, mine):
         """Behind the last chunk, of the first one: it is not used."""
@@ -269,26 +312,31 @@ class ChannelValues:
     def clear(self, s):
         """What no row of a level is written to is multiplied by zeros: numbers from the start."""
         thread, factors = tk.thread_in_warpgroup(), s.factors
-        for stage in cutlass.range_constexpr(2):
-            rows = words(s.carried[stage])
-            for i in cutlass.range(CHUNK * CHUNK // 2 // tk.WARPGROUP, unroll=4):
-                rows[i * tk.WARPGROUP + thread] = Int32(0)
+        for stage in cutlass.range_constexpr(self.steps):
+            for tiles in (s.carried, s.carried2)[:1 + self.two_values]:
+                rows = words(tiles[stage])
+                for i in cutlass.range(CHUNK * CHUNK // 2 // tk.WARPGROUP, unroll=4):
+                    rows[i * tk.WARPGROUP + thread] = Int32(0)
             for i in cutlass.range(CHUNK * CHUNK // tk.WARPGROUP, unroll=4):
                 at = i * tk.WARPGROUP + thread
                 factors[stage, at // CHUNK, at % CHUNK] = Float32(0.0)
         tk.sync(SCORES_BARRIER, tk.WARPGROUP)
 
-    def puts(self, s, v, stage):
+    def puts(self, s, of, stage):
         """What is put for early tokens and late ones: rows of v, or factors."""
-        carried = self.columns.rows((words(s.carried[stage]), words(v)))
+        pairs = [(words(s.carried[stage]), words(s.v[of]))]
+        if self.two_values:
+            pairs.append((words(s.carried2[stage]), words(s.v2[of])))
+        carried = self.columns.rows(*pairs)
         taken = factors_of(self.columns, s.factors, stage)
         return (taken, carried) if self.spec.reverse else (carried, taken)
 
     @cute.jit
     def put_scores(self, s, scores, p, half: Constexpr[int], out):
         """The level's part of Q K', and the step is there."""
-        pick_scores(p, scores, half, self.spec.reverse)
-        tk.store(s.p[out.stage], p)
+        for n in cutlass.range_constexpr(len(scores)):
+            pick_scores(p, scores[n], half, self.spec.reverse)
+            tk.store((s.p, s.p2)[n][out.stage], p)
         tk.publish()
         s.steps.commit(out)
         out.advance()
