@@ -14,6 +14,8 @@ def launched(given, scale) -> Made:
     float32, its operands are rounded as the kernel's are."""
     if given.cu is not None:
         return of_sequences(given, scale, launched)
+    if given.second is not None:
+        return in_pairs(given, scale)
     (B, S, H, _), (HV, V) = given.q.shape, given.v.shape[2:]
     heads = max(H, HV)
     wide = torch.promote_types(given.q.dtype, torch.float32)
@@ -43,11 +45,34 @@ def launched(given, scale) -> Made:
     if beta is not None and (given.reverse or given.updates):
         dv = (lacking[:, :, :S] if given.updates else beta[:, :, :S] * out).transpose(1, 2).to(given.v.dtype)
     out = out.transpose(1, 2)
-    if given.less is not None:
-        dots = (given.less.to(wide) - dots).flip(1).cumsum(1).flip(1)
-        dots = dots if given.end is None else dots + given.end.to(wide)[:, None]
+    dots = None if dots is None else added_up(given, dots)
     out = out if given.of_values and not given.narrow else out.to(given.v.dtype)
     return Made(out, None if given.final is None else state, dots, dv)
+
+
+def in_pairs(given, scale) -> Made:
+    """As `value_pairs` has them, by two launches."""
+    parts = dict(second=None, v2=None, rest=None, less=None, end=None, narrow=False)
+    if not given.reverse:
+        first = launched(given._replace(**parts), scale)
+        second = launched(given._replace(**parts, q=given.second, x=given.v, strict=True, final=None), 1.0)
+        o, dots, o2 = first.o, first.dots - second.dots, -second.o
+    else:
+        initial = None if given.initial is None else given.initial / scale
+        first = launched(given._replace(**parts, initial=initial, x=given.v2), scale)
+        parts.update(initial=None, k=given.second, v=given.v2, x=given.v2, strict=True)
+        second = launched(given._replace(**parts), 1.0)
+        o, dots, o2 = first.o - second.o, first.dots - second.dots, None
+        o = o if given.rest is None else o + given.rest
+    return Made(o.to(given.v.dtype) if given.narrow else o, first.state, added_up(given, dots), o2)
+
+
+def added_up(given, dots):
+    """Dots, or sums of them and others."""
+    if given.less is None:
+        return dots
+    dots = (given.less - dots).flip(1).cumsum(1).flip(1)
+    return dots if given.end is None else dots + given.end[:, None]
 
 
 class Chunk:

@@ -71,7 +71,7 @@ def _beside(given, times_beta, lacking):
 def of_sequences(given, scale, launched):
     """Each by itself; zeros for tokens of none, but NaN in the sums of o times x, as the kernel leaves them. launched:
     of a batch."""
-    tensors = ("q", "k", "v", "g", "beta", "x", *(["less"] if hasattr(given, "less") else []))
+    tensors = ("q", "k", "v", "g", "beta", "x", *(x for x in ("less", "second", "v2", "rest") if hasattr(given, x)))
     made, cuts = [], edges(given.cu, given.q.shape[1]).tolist()
     for n, (begin, end) in enumerate(itertools.pairwise(cuts)):
         part = {name: x if x is None or x.dim() == 1 else x[:, begin:end]

@@ -114,9 +114,9 @@ def over_values(columns: int, make) -> Made:
     half = -(-columns // 32) * 16
     first, second = make(slice(half)), make(slice(half, None))
     state = None if first.state is None else torch.cat((first.state, second.state), 2)
-    dots, diagonal = (None if x is None else x + y for x, y in ((first.dots, second.dots),
-                                                                (first.diagonal, second.diagonal)))
-    return Made(first.o + second.o, state, dots, diagonal=diagonal)
+    dots, dv, diagonal = (None if x is None else x + y for x, y in (
+        (first.dots, second.dots), (first.dv, second.dv), (first.diagonal, second.diagonal)))
+    return Made(first.o + second.o, state, dots, dv, diagonal=diagonal)
 
 
 def of_gates(g, x, less, at_end, cu=None):

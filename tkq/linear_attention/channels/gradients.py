@@ -51,11 +51,11 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
                      dv if needs.v else None, dg, dinitial)
 
 
-def of_columns(queries, keys, values, g, scale, initial=None, final=None, **ways):
+def of_columns(queries, keys, values, g, scale, initial=None, final=None, second=None, **ways):
     """A launch with gates of the columns of values; of parts of V, which are its heads' columns."""
     return over_values(keys.shape[3], lambda part: launch(ChannelGiven(
         queries[..., part], keys[..., part], values, g, initial=turned_part(initial, part), final=final, of_values=True,
-        **ways), scale))
+        second=None if second is None else second[..., part], **ways), scale))
 
 
 def of_gates(terms, at_end, cu=None):

@@ -22,7 +22,7 @@ def plan(spec: ChannelSpec) -> LinearConfig:
     if spec.of_values:  # rows with their factors, those factors, P
         tiles = 2 + spec.pairs * (1 + spec.reverse)
         step = tiles * tile + 2 * CHUNK * (CHUNK + PAD) * 2
-        rest = steps_of_values(spec) * step + spec.narrow * tile + SMALL + 1024
+        rest = steps_of_values(spec) * step + spec.narrow * tile + 1024
     else:
         rest = 2 * wide + (groups + 2) * tile + SMALL
     if spec.delta:
