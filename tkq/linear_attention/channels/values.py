@@ -129,10 +129,12 @@ class ChannelValues:
                             operand(H, K) if spec.pairs else None, operand(HV, V) if self.two_values else None,
                             operand(HO, V, "fp32", 4) if spec.pairs and not spec.reverse else None,
                             operand(HO, V, "fp32", 4) if spec.rest else None)
-        return operands, Float32(1.0)
+        return operands.q, tuple(operands[1:]), Float32(1.0)
 
     @cute.jit
-    def __call__(self, operands: Operands, scale: Float32, stream: cuda.CUstream):
+    def __call__(self, q: cute.Tensor, others: Any, scale: Float32, stream: cuda.CUstream):
+        """others: those of `Operands` behind q."""
+        operands = Operands(q, *others)
         at = self.sequences
         q, k, v = [at.rows(x) for x in operands[:3]]
         o, heads, x, x_heads, less = operands.o, operands.o.shape[2], None, Int32(1), None
