@@ -9,9 +9,9 @@ from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.launch import Made
 
 
-def launched(given, scale) -> Made:
+def launched(given, scale, strict=False) -> Made:
     """As `launch.launch` of the channels. float64 stays float64, nothing is rounded; what is of 16 bits is computed in
-    float32, its operands are rounded as the kernel's are."""
+    float32, its operands are rounded as the kernel's are. strict: a token does not see itself, with of_values."""
     if given.cu is not None:
         return of_sequences(given, scale, launched)
     if given.second is not None:
@@ -35,7 +35,7 @@ def launched(given, scale) -> Made:
         chunk = Chunk(given, scale, decays[:, :, at], None if beta is None else beta[:, :, at])
         if given.of_values:
             out[:, :, at], dots[:, :, at], state = chunk.of_values(
-                q[:, :, at], k[:, :, at], v[:, :, at], state, None if x is None else x[:, :, at])
+                q[:, :, at], k[:, :, at], v[:, :, at], state, None if x is None else x[:, :, at], strict)
         else:
             out[:, :, at], state = chunk.of_keys(q[:, :, at], k[:, :, at], v[:, :, at], state)
             if given.updates:
@@ -55,13 +55,13 @@ def in_pairs(given, scale) -> Made:
     parts = dict(second=None, v2=None, rest=None, less=None, end=None, narrow=False)
     if not given.reverse:
         first = launched(given._replace(**parts), scale)
-        second = launched(given._replace(**parts, q=given.second, x=given.v, strict=True, final=None), 1.0)
+        second = launched(given._replace(**parts, q=given.second, x=given.v, final=None), 1.0, True)
         o, dots, o2 = first.o, first.dots - second.dots, -second.o
     else:
         initial = None if given.initial is None else given.initial / scale
         first = launched(given._replace(**parts, initial=initial, x=given.v2), scale)
-        parts.update(initial=None, k=given.second, v=given.v2, x=given.v2, strict=True)
-        second = launched(given._replace(**parts), 1.0)
+        parts.update(initial=None, k=given.second, v=given.v2, x=given.v2)
+        second = launched(given._replace(**parts), 1.0, True)
         o, dots, o2 = first.o - second.o, first.dots - second.dots, None
         o = o if given.rest is None else o + given.rest
     return Made(o.to(given.v.dtype) if given.narrow else o, first.state, added_up(given, dots), o2)
@@ -134,7 +134,7 @@ class Chunk:
             state = state - started.mT @ self.narrow(self.beta / self.scale * o)
         return o, state
 
-    def of_values(self, q, k, v, state, x):
+    def of_values(self, q, k, v, state, x, strict):
         """(outputs, those times x, the state behind the chunk)"""
         old = self.narrow(state)
         if x is not None:
@@ -142,7 +142,7 @@ class Chunk:
         given, p, dots = self.scale * (q @ old), self.narrow(self.scale * (q @ k.mT)), 0
         steps = [(given, self.of_queries)]
         for n, (mask, factors) in enumerate(self.levels()):
-            if n or not self.given.strict:
+            if n or not strict:
                 mask = mask.mT if self.given.reverse else mask
                 steps.append(((p * mask) @ self.narrow(v * factors), factors))
         if x is not None:

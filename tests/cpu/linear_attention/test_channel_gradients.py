@@ -186,5 +186,5 @@ def test_kernels_are_those_that_are_shipped(monkeypatch, delta, beta):
         if beta == torch.float32:
             op(*(x.detach() for x in given), output_final_state=True)
             op(*(x.detach() for x in given), None, torch.zeros(2, 4, 128, 128), True)
-    assert len(seen) == (12 if delta else 8) + 2 * (beta == torch.float32)
+    assert len(seen) == (8 if delta else 6) + 2 * (beta == torch.float32)
     assert {recipe for recipe, _ in seen} <= recipes

@@ -27,7 +27,7 @@ def recipe(spec: ChannelSpec) -> Recipe:
 class ChannelGiven(NamedTuple):
     """What a launch takes, as `kernel.Operands` has it; g: (B, S, HO, K) fp32, with of_values (B, S, HO, V). final:
     dtype of the final state, or None. x: as v, with of_values, for o times x; with less, of dots' shape, its
-    dots are sums, to which end is added, None or (B or N, HO, V). reverse, updates, of_values, strict, narrow: as
+    dots are sums, to which end is added, None or (B or N, HO, V). reverse, updates, of_values, narrow: as
     `ChannelSpec` has them. second, v2, rest: as `value_pairs` has them, of dots' shape the last; what comes out twice
     is `Made.dv`. v_first: the final state lies in memory as (.., V, K). cu: where packed sequences begin and
     end. state_indices: initial is a pool, which is written, too; final is its dtype."""
@@ -42,7 +42,6 @@ class ChannelGiven(NamedTuple):
     reverse: bool = False
     updates: bool = False
     of_values: bool = False
-    strict: bool = False
     v_first: bool = False
     narrow: bool = False
     x: Tensor | None = None
@@ -61,7 +60,7 @@ def spec_of(given: ChannelGiven) -> ChannelSpec:
         return None if x is None else dtypes.name_of(x if isinstance(x, torch.dtype) else x.dtype)
 
     return ChannelSpec(name(given.q), given.q.shape[-1], given.v.shape[-1], name(given.initial), name(given.final),
-                       given.reverse, name(given.beta), given.updates, given.of_values, given.strict,
+                       given.reverse, name(given.beta), given.updates, given.of_values,
                        given.x is not None or given.v2 is not None, given.narrow, given.less is not None,
                        given.end is not None, given.second is not None, given.rest is not None, name(given.cu),
                        name(given.state_indices))

@@ -17,13 +17,12 @@ class ChannelSpec:
     delta: beta's dtype, with the delta rule. Reversed it is the gradient of the corrected values that comes out, and q
         in the place of which are the keys (see `delta.gradients`). updates: with delta, not reversed: the corrected
         values come out.
-    of_values: gates are of the columns of v, which are K, and not of those of q and k, which are V; o is fp32. strict:
-        a token does not see itself; with of_values.
+    of_values: gates are of the columns of v, which are K, and not of those of q and k, which are V; o is fp32.
     dot: also o times another tensor, x, element by element and from parts of o that are exact: each is multiplied by
         x with its decays, rounded as where x is v and v is x (see `gradients`); with of_values.
     narrow: o is of dtype; with of_values. sums: in the place of dots, the sum over each token and those behind it of
         less - dots, less another tensor; with dot, reversed. end: and what all of a sequence get besides; with sums.
-    pairs: two passes that have the same state, or whose states add up (see `value_pairs`); with dot, not strict. rest:
+    pairs: two passes that have the same state, or whose states add up (see `value_pairs`); with dot. rest:
         to o another tensor is added; with pairs, reversed.
     packed, pool: as `LinearSpec` has them; the latter without of_values."""
 
@@ -36,7 +35,6 @@ class ChannelSpec:
     delta: str | None = None
     updates: bool = False
     of_values: bool = False
-    strict: bool = False
     dot: bool = False
     narrow: bool = False
     sums: bool = False
@@ -67,15 +65,15 @@ class ChannelSpec:
                              "one dtype")
 
     def _check_values(self):
-        for name in ("strict", "dot", "narrow"):
+        for name in ("dot", "narrow"):
             if getattr(self, name) and not self.of_values:
                 raise ValueError(f"ChannelSpec: {name}, allowed is with of_values")
         if self.sums and not (self.dot and self.reverse):
             raise ValueError("ChannelSpec: sums, allowed is with dot, reversed")
         if self.end and not self.sums:
             raise ValueError("ChannelSpec: end, allowed is with sums")
-        if self.pairs and (self.strict or not self.dot or (self.reverse and self.final)):
-            raise ValueError("ChannelSpec: pairs, allowed is with dot, not strict, and reversed without final")
+        if self.pairs and (not self.dot or (self.reverse and self.final)):
+            raise ValueError("ChannelSpec: pairs, allowed is with dot, and reversed without final")
         if self.rest and not (self.pairs and self.reverse):
             raise ValueError("ChannelSpec: rest, allowed is with pairs, reversed")
 

@@ -141,7 +141,7 @@ class ValueState:
 
     @cute.jit
     def add_levels(self, c, g, s, ring, steps):
-        """A step for the state, one for each level, and one for the diagonal but for `strict`."""
+        """A step for the state, one for each level, and one for the diagonal."""
         self.of_state(c, c.o, s.q[ring.stage])
         self.decay(c, s.ends[None, steps.stage], 0)
         self.begin_dots(c)
@@ -155,11 +155,10 @@ class ValueState:
             tk.load_T(c.v, s.carried[steps.stage])
             self.add_level(c, c.o, s, s.p, steps.stage, HALVES[n])
             self.next(s, steps)
-        if const_expr(not self.spec.strict):
-            s.steps.wait(steps)
-            tk.load_T(c.v, s.v[ring.stage])
-            self.add_level(c, c.o, s, s.p, steps.stage, 0)
-            self.next(s, steps)
+        s.steps.wait(steps)
+        tk.load_T(c.v, s.v[ring.stage])
+        self.add_level(c, c.o, s, s.p, steps.stage, 0)
+        self.next(s, steps)
 
     def of_state(self, c, o, queries):
         """o = what the state gives, with dot from the state in two parts."""

@@ -90,7 +90,7 @@ class ChannelValues:
       scores (1)           Q K'; of each step its part, rows of v, factors | ..
       state (1)            O' = S' Q', S' += V' K; of each level O' += V' P' | O to global memory | ..
 
-    A chunk's steps are the one that meets the state, six levels, and the diagonal but for `strict`.
+    A chunk's steps are the one that meets the state, six levels, and the diagonal.
 
       pipe      stages           full (arrivals)            empty (arrivals)
       tokens    config.stages    producer's bytes (1)       warps of the state (4), behind the scores
@@ -253,12 +253,12 @@ class ChannelValues:
     def put_whole(self, s, x, p, mine, place, out):
         """A chunk by one step: all of Q K' that tokens see, all rows of v with their factors."""
         stage, of = place
-        reverse, strict = self.spec.reverse, self.spec.strict
+        reverse = self.spec.reverse
         for n in cutlass.range_constexpr(len(x)):
             if const_expr(reverse):
-                tk.left_fill(x[n], int(strict or n > 0), 0.0, diagonal=True)
+                tk.left_fill(x[n], int(n > 0), 0.0, diagonal=True)
             else:
-                tk.right_fill(x[n], int(not strict and n == 0), 0.0, diagonal=True)
+                tk.right_fill(x[n], int(n == 0), 0.0, diagonal=True)
         s.steps.acquire_empty(out)
         for n in cutlass.range_constexpr(len(x)):
             tk.copy(p, x[n])
@@ -281,7 +281,7 @@ class ChannelValues:
 
     @cute.jit
     def put_levels(self, g, s, registers, mine, ring, out):
-        """A chunk by a step that meets the state, six levels, and the diagonal but for `strict`."""
+        """A chunk by a step that meets the state, six levels, and the diagonal."""
         x, scores, p = registers
         self.columns.decays(mine, s.products[None, 0])
         tk.sync(SCORES_BARRIER, tk.WARPGROUP)
@@ -300,9 +300,8 @@ class ChannelValues:
             self.columns.early(mine, s.products[None, 0], HALVES[n], puts)
             self.columns.late(mine, HALVES[n], puts)
             self.put_scores(s, scores, p, HALVES[n], out)
-        if const_expr(not self.spec.strict):
-            s.steps.acquire_empty(out)
-            self.put_scores(s, scores[:1], p, 0, out)
+        s.steps.acquire_empty(out)
+        self.put_scores(s, scores[:1], p, 0, out)
 
     def read(self, g, t, chunk, mine):
         """Behind the last chunk, of the first one: it is not used."""
