@@ -87,8 +87,8 @@ def _sums():
 
 def expectation(spec: ChannelSpec) -> Expectation:
     """Products of all levels and of the state, a wait for four of each; loads by TMA. Where two warpgroups have the
-    state, the scores' registers do not hold all that both of their ways (levels, `Square`) have from the start. Two passes in
-    one have addresses of shared memory in local memory."""
+    state, the scores' registers do not hold all that both of their ways (levels, `Square`) have from the start. Two
+    passes in one have addresses of shared memory in local memory."""
     (few, some, many), groups = plan(spec).registers, plan(spec).groups
     steps, spilled = spec.head_dim // 16, 32 if spec.pairs else 24 if groups == 2 else 0
     return Expectation(tensor=6 * (4 if spec.of_values else steps), waits_per_mma=0.4,
