@@ -5,6 +5,7 @@ from torch.nn.functional import pad
 
 from tests.helpers.linear_launches import of_sequences
 from tkq.linear_attention.channels.columns import HALVES
+from tkq.linear_attention.channels.whole import MOST
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.launch import Made
 
@@ -135,11 +136,44 @@ class Chunk:
         return o, state
 
     def of_values(self, q, k, v, state, x, strict):
-        """(outputs, those times x, the state behind the chunk)"""
+        """(outputs, those times x, the state behind the chunk): of each 64 columns by one product, or by levels."""
+        by_levels = self.in_levels(q, k, v, state, x, strict)
+        near = self.near()
+        if not near.any():
+            return by_levels
+        return [torch.where(near, a, b) for a, b in zip(self.at_once(q, k, v, state, x, strict), by_levels)]
+
+    def near(self):
+        """(B, heads, 1, columns): are these decays near enough for `Whole`, where there are roundings?"""
+        logs = self.decays.log2()
+        near = (logs.unflatten(-2, (2, -1)).sum(-2).amin(-2) >= -MOST) & (logs <= 0).all(-2)
+        near = near & (self.given.v.dtype == torch.bfloat16)
+        parts = [part.all(-1, keepdim=True).expand_as(part) for part in near.split(CHUNK, -1)]
+        return torch.cat(parts, -1)[..., None, :]
+
+    def at_once(self, q, k, v, state, x, strict):
+        """As `Whole` has it."""
+        reverse, halves = self.given.reverse, self.decays.unflatten(-2, (2, -1)).prod(-2)
+        f = self.decays.log2().cumsum(-2)
+        f = (f - f[..., CHUNK // 2 - 1:CHUNK // 2, :]).exp2()
+        taken, given = (1 / f, f) if reverse else (f, 1 / f)
+        before, after = (halves[..., n:n + 1, :] for n in ((1, 0) if reverse else (0, 1)))
+        state, v = before * state, self.narrow(v * given)
         old = self.narrow(state)
         if x is not None:
             old = old + self.narrow(state - old)
-        given, p, dots = self.scale * (q @ old), self.narrow(self.scale * (q @ k.mT)), 0
+        p = q @ k.mT
+        p = self.narrow(p.triu(int(strict)) if reverse else p.tril(-int(strict)))
+        found = self.scale * (q @ old + p @ v)
+        return found * taken, 0 * found if x is None else found * self.narrow(x * taken), after * (state + k.mT @ v)
+
+    def in_levels(self, q, k, v, state, x, strict):
+        """As `Columns` has it."""
+        old = self.narrow(state)
+        if x is not None:
+            old = old + self.narrow(state - old)
+        given, p = self.scale * (q @ old), self.narrow(self.scale * (q @ k.mT))
+        dots = torch.zeros_like(given)
         steps = [(given, self.of_queries)]
         for n, (mask, factors) in enumerate(self.levels()):
             if n or not strict:
