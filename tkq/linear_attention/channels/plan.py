@@ -22,7 +22,7 @@ def plan(spec: ChannelSpec) -> LinearConfig:
     if spec.of_values:  # rows with their factors, those factors, P
         tiles = 2 + spec.pairs * (1 + spec.reverse)
         step = tiles * tile + 2 * CHUNK * (CHUNK + PAD) * 2
-        rest = steps_of_values(spec) * step + spec.narrow * tile + 1024
+        rest = steps_of_values(spec) * step + (spec.narrow + 2 * staged_of_values(spec)) * tile + 1024
     else:
         rest = 2 * wide + (groups + 2) * tile + SMALL
     if spec.delta:
@@ -32,8 +32,13 @@ def plan(spec: ChannelSpec) -> LinearConfig:
 
 
 def steps_of_values(spec: ChannelSpec) -> int:
-    """How many steps of a chunk there is room for: one where it has two kinds of values."""
-    return 1 if spec.pairs and spec.reverse else 2
+    """How many steps of a chunk there is room for: one with pairs, for more tiles that come and go."""
+    return 1 if spec.pairs else 2
+
+
+def staged_of_values(spec: ChannelSpec) -> int:
+    """How many outputs of fp32 leave through room of their own. Sums leave from where what they are less of came."""
+    return (spec.dot and not spec.sums) + (spec.pairs and not spec.reverse)
 
 
 def _registers(spec, groups):

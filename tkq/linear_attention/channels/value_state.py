@@ -69,13 +69,15 @@ class ValueState:
             self.add_chunk(c, g, s, ring, steps)
             if const_expr(self.spec.sums):
                 self.add_up(c.dots, s.less[ring.stage], s.behind)
-            s.tokens.release(ring)
-            self.put_outputs(c, g, s, t, order(self.spec, g, t, i))
+            else:
+                s.tokens.release(ring)
+            self.put_outputs(c, g, s, ring, t, order(self.spec, g, t, i))
+            if const_expr(self.spec.sums):
+                s.tokens.release(ring)
             ring.advance()
         if const_expr(self.spec.final is not None):
             tk.store_elements(self.sequences.state(g.final, t), c.s, t.part * CHUNK, 0)
-        if const_expr(self.spec.narrow):
-            tk.store_wait(read=False)
+        tk.store_wait(read=False)
 
     @cute.jit
     def add_chunk(self, c, g, s, ring, steps):
@@ -219,9 +221,9 @@ class ValueState:
     def add_up(self, dots, less: tk.SharedTile, behind):
         """dots = the sums of less - dots, from the chunk's last token on: in a chunk of fp32, those of chunks of
         float64. Four threads have the tokens of a column, two of each eight."""
-        view, lane, row, col = dots.rows_view, tk.lane_id() % 4, tk.first_row(), tk.first_col()
+        view, lane, row, mine = dots.rows_view, tk.lane_id() % 4, tk.first_row(), mine_of(less)
         for r in range(2):
-            taken = [[less.tensor[col + 8 * n + e, row + 8 * r] for e in range(2)] for n in range(CHUNK // 8)]
+            taken = [[mine[r][e][n] for e in range(2)] for n in range(CHUNK // 8)]
             before = behind[row + 8 * r, 0]
             after, end = Float32(0.0), Float32(before)
             for n in reversed(range(CHUNK // 8)):
@@ -239,31 +241,47 @@ class ValueState:
 
     # ---- to global memory ------------------------------------------------------------------------
 
-    def put_outputs(self, c, g, s, t, chunk):
-        """A chunk's."""
-        if self.spec.rest:
-            self.add_rest(g.rest, g, t, c.o, chunk * CHUNK)
-        if self.spec.pairs and not self.spec.reverse:
-            self.put(g.o2, g, t, c.o2, chunk * CHUNK)
-        if self.spec.narrow:
-            self.put_narrow(g.o, s.o[0], t, c.o, chunk)
-        else:
-            self.put(g.o, g, t, c.o, chunk * CHUNK)
-        if self.spec.dot:
-            self.put(g.of_x, g, t, c.dots, chunk * CHUNK)
-
     @cute.jit
-    def put_narrow(self, to, tile, t, o: tk.RegTile, chunk):
-        """Outputs of 16 bits through shared memory: those before have left it."""
-        leader = tk.warp_id() % 4 == 0
+    def put_outputs(self, c, g, s, ring, t, chunk):
+        """A chunk's. Through shared memory those of 16 bits, dots and what pairs have besides: those before have left
+        it; sums from where what they are less of has been."""
+        if const_expr(self.spec.rest):
+            self.add_rest(g.rest, g, t, c.o, chunk * CHUNK)
+        leader, place = tk.warp_id() % 4 == 0, (t.batch, t.head, chunk, t.part)
         if leader:
             tk.store_wait()
         tk.sync(OUT_BARRIER, tk.WARPGROUP)
-        tk.store_T(tile, o)
+        through = self.through(c, g, s, ring)
+        for n in cutlass.range_constexpr(len(through)):
+            _, tile, x = through[n]
+            if const_expr(tile.type.dtype is Float32):
+                self.stage(mine_of(tile), x.rows_view)
+            else:
+                tk.store_T(tile, x)
         tk.publish()
         tk.sync(OUT_BARRIER, tk.WARPGROUP)
         if leader:
-            tk.store_async(to, tile, (t.batch, t.head, chunk, t.part))
+            for n in cutlass.range_constexpr(len(through)):
+                tk.store_async(through[n][0], through[n][1], place)
+            if const_expr(self.spec.sums):
+                tk.store_wait()
+        if const_expr(not self.spec.narrow):
+            self.put(g.o, g, t, c.o, chunk * CHUNK)
+
+    def through(self, c, g, s, ring):
+        """[(to, tile, registers)] of outputs that leave through shared memory."""
+        found = [(g.o, s.o[0], c.o)] if self.spec.narrow else []
+        if self.spec.dot:
+            found.append((g.of_x, s.less[ring.stage] if self.spec.sums else s.dots[0], c.dots))
+        if self.spec.pairs and not self.spec.reverse:
+            found.append((g.o2, s.o2[0], c.o2))
+        return found
+
+    def stage(self, to, view):
+        """Outputs, transposed, to a tile of tokens by columns: a warp's words are in banks of their own."""
+        for r, n in pairs_of(range(CHUNK)):
+            for e in range(2):
+                to[r][e][n] = view[r, 2 * n + e]
 
     @cute.jit
     def add_rest(self, of: cute.Tensor, g, t, o: tk.RegTile, token0):
@@ -293,6 +311,21 @@ class ValueState:
                 behind = 8 * (j // 2) + j % 2
                 if token + behind < tokens and row + 8 * r < self.spec.value_dim:
                     cute.make_tensor(at + (behind * x.stride[0] + 8 * r), cute.make_layout(1))[0] = view[r, j]
+
+
+def mine_of(tile: tk.SharedTile):
+    """[r][e]: of a tile of fp32, tokens by columns, what a thread has of its r-th column in the e-th of its two tokens
+    of each eight. As it lies in memory: eight rows of 128 bytes, whose 16 bytes are moved by the row's number, repeat,
+    so that four addresses are enough, where the tile's own layout would make one for each number."""
+    plain = cute.recast_ptr(tile.staged.iterator, cute.make_swizzle(0, 4, 3), dtype=Float32)
+    found = []
+    for r in range(2):
+        col = tk.first_row() + 8 * r
+        panel, word = col // 32 * (32 * CHUNK) + tile.stage * (CHUNK * CHUNK), col % 32
+        rows = [tk.first_col() + e for e in range(2)]
+        found.append([cute.make_tensor(plain + (panel + 32 * row + (word ^ (4 * row))),
+                                       cute.make_layout(CHUNK // 8, stride=8 * 32)) for row in rows])
+    return found
 
 
 def pairs_of(tokens):

@@ -33,7 +33,7 @@ class Globals:
     v: tk.gl
     x: Optional[tk.gl]
     o: Any  # by TMA where it is narrow
-    of_x: Optional[cute.Tensor]
+    of_x: Optional[tk.gl]
     g: cute.Tensor
     initial: Optional[cute.Tensor]
     final: Optional[cute.Tensor]
@@ -47,7 +47,7 @@ class Globals:
     end: Optional[cute.Tensor]
     second: Optional[tk.gl]
     v2: Optional[tk.gl]
-    o2: Optional[cute.Tensor]
+    o2: Optional[tk.gl]
     rest: Optional[cute.Tensor]
 
 
@@ -61,6 +61,8 @@ class Shared:
     second: Any
     v2: Any
     o: Any  # narrow outputs
+    dots: Any
+    o2: Any
     behind: Any  # of sums: of each column, what later chunks add up to
     carried: tk.SharedTile  # rows of v, with their factors
     factors: cute.Tensor  # (steps, tokens, columns): of the rows that take them
@@ -142,7 +144,11 @@ class ChannelValues:
             o = at.stores(at.rows(o), self.v_tile)
         if const_expr(self.spec.sums):
             less = at.loads(at.rows(operands.less), self.less_tile)
-        second = v2 = None
+        second = v2 = of_x = o2 = None
+        if const_expr(self.spec.dot):
+            of_x = at.stores(at.rows(operands.dots), self.less_tile)
+        if const_expr(self.spec.pairs and not self.two_values):
+            o2 = at.stores(at.rows(operands.o2), self.less_tile)
         if const_expr(self.spec.pairs):
             second = at.loads(at.rows(operands.second), self.qk_tile)
         if const_expr(self.two_values):
@@ -151,9 +157,9 @@ class ChannelValues:
             x = at.rows(operands.x)
             x, x_heads = at.loads(x, self.v_tile), heads // x.shape[2]
         g = Globals(at.loads(q, self.qk_tile), at.loads(k, self.qk_tile), at.loads(v, self.v_tile), x, o,
-                    operands.dots, operands.g, operands.initial, operands.final, scale, Int32(q.shape[0]),
+                    of_x, operands.g, operands.initial, operands.final, scale, Int32(q.shape[0]),
                     heads // k.shape[2], heads // v.shape[2], x_heads, operands.cu, less,
-                    operands.end, second, v2, operands.o2, operands.rest)
+                    operands.end, second, v2, o2, operands.rest)
         parts = -(-self.spec.value_dim // CHUNK)
         blocks = at.blocks(operands.q, operands.cu)
         self.kernel(g).launch(grid=[parts, heads, blocks], block=[3 * tk.WARPGROUP, 1, 1], stream=stream,
@@ -174,6 +180,8 @@ class ChannelValues:
                    al.tile(self.qk_tile, stages) if spec.pairs else None,
                    al.tile(self.v_tile, stages) if self.two_values else None,
                    al.tile(self.v_tile) if spec.narrow else None,
+                   al.tile(self.less_tile) if spec.dot and not spec.sums else None,
+                   al.tile(self.less_tile) if spec.pairs and not spec.reverse else None,
                    al.vector(CHUNK, dtype=Float64) if spec.sums else None, al.tile(self.v_tile, steps),
                    al.allocate_tensor(Float32, factors, 128), al.tile(self.v_tile, steps) if self.two_values else None,
                    al.tile(self.p_tile, steps), al.tile(self.p_tile, steps) if spec.pairs else None,
