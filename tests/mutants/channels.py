@@ -5,7 +5,7 @@ NAPS, DELTA_NAPS, READS = (pressed(x) for x in ("naps-channels", "naps-channels_
 TESTS = "tests/gpu/linear_attention/test_channels.py::"
 KEYS, FAR, DELTA, VALUES, REVERSED, PAIRS, LAST, LONG = ((f"{TESTS}{name}",) for name in (
     "test_lengths[o]", "test_resets", "test_lengths[delta]", "test_lengths[dq]", "test_lengths[dk]",
-    "test_lengths[dk of both]", "test_nothing_behind_the_end_counts",
+    "test_lengths[dk_of_both]", "test_nothing_behind_the_end_counts",
     "test_gradients_of_gates_are_as_good_at_any_length[False]"))
 BEFORE = ("tests/gpu/linear_attention/test_packed.py::test_tokens_before_the_first_sequence",)
 FINISH = "tests/gpu/linear_attention/test_finish_on_gpu.py::"
@@ -79,11 +79,11 @@ MUTANTS = (
     *family(
         "linear", "tkq/linear_attention/channels/value_pairs.py",
         ("second_pairs_left_out", "tk.mma_ABt(c.o, c.v, p2)", "pass", PAIRS),
-        ("first_keys_without_the_scale", "cute.math.fma(fresh[r, j], -scale, state[r, at])",
-         "state[r, at] - fresh[r, j]", PAIRS)),
+        ("first_keys_without_the_scale", "state[r, at] = cute.math.fma(fresh[r, j], -scale, state[r, at])",
+         "state[r, at] = state[r, at] - fresh[r, j]", PAIRS)),
     *family(
         "linear", "tkq/linear_attention/channels/whole.py",
-        ("whole_of_far_decays", "near = near & (one[2 * half] + one[2 * half + 1] >= -MOST / tk.LOG2E)",
+        ("whole_of_far_decays", "near = near & (one[2 * half] + one[2 * half + 1] >= -MOST / tk.LOG2E)  # not where it is NaN",
          "near = near & (one[2 * half] <= 0.0)", FAR),
         ("whole_from_another_token", "starts = -(first + second), -second, Float32(0.0), third",
          "starts = -(first + second), -second, third, third", VALUES),

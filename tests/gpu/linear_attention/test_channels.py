@@ -35,7 +35,7 @@ PASSES = {
     "dq": dict(dot=True, final=True), "dk": dict(dot=True, reverse=True, less=True),
     "delta": dict(**DELTA, final=True), "updates": dict(**DELTA, updates=True),
     "du": dict(**DELTA, final=True, reverse=True),
-    "dq, w": dict(dot=True, pairs=True, final=True), "dk of both": dict(pairs=True, reverse=True, less=True)}
+    "dq_and_w": dict(dot=True, pairs=True, final=True), "dk_of_both": dict(pairs=True, reverse=True, less=True)}
 
 
 def make(B, S, H, HV, K, V, dtype=BF16, decay=0.1):
@@ -100,7 +100,7 @@ def test_lengths(name):
 
 
 @pytest.mark.parametrize("name, K, V", [("o", 128, 256), ("dv", 48, 112), ("delta", 96, 80), ("du", 32, 32),
-                                        ("dq", 96, 80), ("dk of both", 48, 112)])
+                                        ("dq", 96, 80), ("dk_of_both", 48, 112)])
 def test_widths(name, K, V):
     q, k, v, g = make(1, 200, 2, 2, K, V)
     check(given_of(name, q, k, v, g, beta_of(v, BF16), narrow=not PASSES[name].get("keys")))
@@ -111,7 +111,7 @@ def test_decays(dtype):
     """Also where decays are zero within a chunk."""
     for decay in (0.0, 0.5, 3.0, 20.0, 200.0):
         given = make(1, 260, 1, 3, 64, 64, dtype, decay)
-        for name in ("o", "delta", "dk", "dq, w", "dk of both") if dtype == BF16 else ("o", "delta", "dk"):
+        for name in ("o", "delta", "dk", "dq_and_w", "dk_of_both") if dtype == BF16 else ("o", "delta", "dk"):
             check(given_of(name, *given))
 
 
@@ -120,7 +120,7 @@ def test_resets():
     q, k, v, g = make(1, 300, 2, 2, 64, 64)
     g[:, ::37], g[:, 5::41, :, ::2] = -math.inf, -math.inf
     g[:, 200:264, 0] = -40.0 * torch.rand(64, 64, device="cuda")
-    for name in ("o", "delta", "dq", "dq, w", "dk of both"):
+    for name in ("o", "delta", "dq", "dq_and_w", "dk_of_both"):
         check(given_of(name, q, k, v, g))
 
 
@@ -144,7 +144,7 @@ def test_chunks_of_values_of_both_kinds():
     q, k, v, g = make(1, 330, 2, 2, 64, 64)
     g[:, 64:128], g[:, 128:192] = -1.29, -1.31
     g[:, 230, :, 3], g[:, 270, 0, 5] = -50.0, 0.1
-    for name in ("dq", "dk", "dq, w", "dk of both"):
+    for name in ("dq", "dk", "dq_and_w", "dk_of_both"):
         check(given_of(name, q, k, v, g))
 
 
