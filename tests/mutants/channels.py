@@ -83,7 +83,8 @@ MUTANTS = (
          "state[r, at] = state[r, at] - fresh[r, j]", PAIRS)),
     *family(
         "linear", "tkq/linear_attention/channels/whole.py",
-        ("whole_of_far_decays", "near = near & (one[2 * half] + one[2 * half + 1] >= -MOST / tk.LOG2E)  # not where it is NaN",
+        ("whole_of_far_decays",
+         "near = near & (one[2 * half] + one[2 * half + 1] >= -MOST / tk.LOG2E)  # not where it is NaN",
          "near = near & (one[2 * half] <= 0.0)", FAR),
         ("whole_from_another_token", "starts = -(first + second), -second, Float32(0.0), third",
          "starts = -(first + second), -second, third, third", VALUES),
