@@ -18,11 +18,12 @@ def plan(spec: ChannelSpec) -> LinearConfig:
     tile, wide = 2 * CHUNK * CHUNK, 2 * CHUNK * spec.head_dim
     found = (spec.packed or spec.pool) and not spec.reverse and spec.head_dim == NARROW
     groups = 1 if spec.value_dim <= CHUNK or spec.delta or spec.of_values or found else 2
-    stage = (2 + spec.pairs) * wide + (groups + spec.dot + 2 * spec.sums) * tile
+    stage = (2 + spec.pairs) * wide + (groups + spec.dot) * tile
     if spec.of_values:  # rows with their factors, those factors, P
         tiles = 2 + spec.pairs * (1 + spec.reverse)
         step = tiles * tile + 2 * CHUNK * (CHUNK + PAD) * 2
-        rest = steps_of_values(spec) * step + (spec.narrow + 2 * staged_of_values(spec)) * tile + 1024
+        wide_tiles = staged_of_values(spec) + less_of_values(spec) * (1 + spec.rest)
+        rest = steps_of_values(spec) * step + (spec.narrow + 2 * wide_tiles) * tile + 1024
     else:
         rest = 2 * wide + (groups + 2) * tile + SMALL
     if spec.delta:
@@ -32,8 +33,13 @@ def plan(spec: ChannelSpec) -> LinearConfig:
 
 
 def steps_of_values(spec: ChannelSpec) -> int:
-    """How many steps of a chunk there is room for: one with pairs, for more tiles that come and go."""
-    return 1 if spec.pairs else 2
+    """How many steps of a chunk there is room for: one with dots, so that more chunks may be on their way."""
+    return 1 if spec.dot else 2
+
+
+def less_of_values(spec: ChannelSpec) -> int:
+    """Of how many chunks there is what sums are less of."""
+    return spec.sums * (1 if spec.pairs else 2)
 
 
 def staged_of_values(spec: ChannelSpec) -> int:

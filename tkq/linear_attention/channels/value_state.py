@@ -52,7 +52,7 @@ class ValueState:
     def keep(self, g, s, t):
         """From the first chunk to the last."""
         c = self.registers()
-        ring, steps = s.tokens.ring(), s.steps.ring()
+        ring, steps, others = s.tokens.ring(), s.steps.ring(), s.others.ring() if self.spec.sums else None
         if const_expr(self.spec.initial is None):
             tk.zero(c.s)
         else:
@@ -67,13 +67,13 @@ class ValueState:
                 tk.load_T(c.x, s.x[ring.stage])
             s.steps.wait(steps)
             self.add_chunk(c, g, s, ring, steps)
+            s.tokens.release(ring)
             if const_expr(self.spec.sums):
-                self.add_up(c.dots, s.less[ring.stage], s.behind)
-            else:
-                s.tokens.release(ring)
-            self.put_outputs(c, g, s, ring, t, order(self.spec, g, t, i))
+                self.add_others(c, s, others)
+            self.put_outputs(c, g, s, others, t, order(self.spec, g, t, i))
             if const_expr(self.spec.sums):
-                s.tokens.release(ring)
+                s.others.release(others)
+                others.advance()
             ring.advance()
         if const_expr(self.spec.final is not None):
             tk.store_elements(self.sequences.state(g.final, t), c.s, t.part * CHUNK, 0)
@@ -218,6 +218,18 @@ class ValueState:
                 if col < self.spec.value_dim and t.state >= 0:
                     behind[row, 0] = Float64(g.end[t.state, t.head, col])
 
+    def add_others(self, c, s, others):
+        """Dots become sums; outputs get the rest of them."""
+        s.others.wait(others)
+        if self.spec.rest:
+            rest, view = mine_of(s.rest[others.stage]), c.o.rows_view
+            for r in range(2):
+                of = [[rest[r][e][n] for e in range(2)] for n in range(CHUNK // 8)]
+                for n in range(CHUNK // 8):
+                    for e in range(2):
+                        view[r, 2 * n + e] = view[r, 2 * n + e] + of[n][e]
+        self.add_up(c.dots, s.less[others.stage], s.behind)
+
     def add_up(self, dots, less: tk.SharedTile, behind):
         """dots = the sums of less - dots, from the chunk's last token on: in a chunk of fp32, those of chunks of
         float64. Four threads have the tokens of a column, two of each eight."""
@@ -242,16 +254,14 @@ class ValueState:
     # ---- to global memory ------------------------------------------------------------------------
 
     @cute.jit
-    def put_outputs(self, c, g, s, ring, t, chunk):
+    def put_outputs(self, c, g, s, others, t, chunk):
         """A chunk's. Through shared memory those of 16 bits, dots and what pairs have besides: those before have left
         it; sums from where what they are less of has been."""
-        if const_expr(self.spec.rest):
-            self.add_rest(g.rest, g, t, c.o, chunk * CHUNK)
         leader, place = tk.warp_id() % 4 == 0, (t.batch, t.head, chunk, t.part)
         if leader:
             tk.store_wait()
         tk.sync(OUT_BARRIER, tk.WARPGROUP)
-        through = self.through(c, g, s, ring)
+        through = self.through(c, g, s, others)
         for n in cutlass.range_constexpr(len(through)):
             _, tile, x = through[n]
             if const_expr(tile.type.dtype is Float32):
@@ -268,11 +278,11 @@ class ValueState:
         if const_expr(not self.spec.narrow):
             self.put(g.o, g, t, c.o, chunk * CHUNK)
 
-    def through(self, c, g, s, ring):
+    def through(self, c, g, s, others):
         """[(to, tile, registers)] of outputs that leave through shared memory."""
         found = [(g.o, s.o[0], c.o)] if self.spec.narrow else []
         if self.spec.dot:
-            found.append((g.of_x, s.less[ring.stage] if self.spec.sums else s.dots[0], c.dots))
+            found.append((g.of_x, s.less[others.stage] if self.spec.sums else s.dots[0], c.dots))
         if self.spec.pairs and not self.spec.reverse:
             found.append((g.o2, s.o2[0], c.o2))
         return found
@@ -282,22 +292,6 @@ class ValueState:
         for r, n in pairs_of(range(CHUNK)):
             for e in range(2):
                 to[r][e][n] = view[r, 2 * n + e]
-
-    @cute.jit
-    def add_rest(self, of: cute.Tensor, g, t, o: tk.RegTile, token0):
-        """To outputs what another tensor has of them."""
-        x, view = of[t.batch, None, t.head, None], o.rows_view
-        row, token = t.part * CHUNK + tk.first_row(), token0 + tk.first_col()
-        at, found = x.iterator + cute.crd2idx((token, row), x.layout), tk.rt_fl(CHUNK).rows_view
-        for r in cutlass.range_constexpr(2):
-            for j in cutlass.range_constexpr(CHUNK // 4):
-                behind = 8 * (j // 2) + j % 2
-                found[r, j] = Float32(0.0)
-                if token + behind < g.tokens and row + 8 * r < self.spec.value_dim:
-                    found[r, j] = cute.make_tensor(at + (behind * x.stride[0] + 8 * r), cute.make_layout(1))[0]
-        for r in cutlass.range_constexpr(2):
-            for j in cutlass.range_constexpr(CHUNK // 4):
-                view[r, j] = view[r, j] + found[r, j]
 
     @cute.jit
     def put(self, to: cute.Tensor, g, t, o: tk.RegTile, token0):

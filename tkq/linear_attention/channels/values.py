@@ -16,7 +16,7 @@ from tkq.linear_attention.channels.parts import (
     chunks,
     order,
 )
-from tkq.linear_attention.channels.plan import PAD, steps_of_values
+from tkq.linear_attention.channels.plan import PAD, less_of_values, steps_of_values
 from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.channels.value_state import ValueState
 from tkq.linear_attention.channels.whole import Whole
@@ -48,7 +48,7 @@ class Globals:
     second: Optional[tk.gl]
     v2: Optional[tk.gl]
     o2: Optional[tk.gl]
-    rest: Optional[cute.Tensor]
+    rest: Optional[tk.gl]
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class Shared:
     v: tk.SharedTile
     x: Any
     less: Any
+    rest: Any
     second: Any
     v2: Any
     o: Any  # narrow outputs
@@ -75,6 +76,7 @@ class Shared:
     whole: cute.Tensor  # of a step: is it all of a chunk?
     tokens: tk.Pipe
     steps: tk.Pipe
+    others: Any  # with sums: less and rest
 
 
 class ChannelValues:
@@ -96,7 +98,8 @@ class ChannelValues:
 
       pipe      stages           full (arrivals)            empty (arrivals)
       tokens    config.stages    producer's bytes (1)       warps of the state (4), behind the scores
-      steps     2                warps of the scores (4)    warps of the state (4)
+      steps     2, with dot 1    warps of the scores (4)    warps of the state (4)
+      others    2, of pairs 1    producer's bytes (1)       warps of the state (4)
     """
 
     def __init__(self, spec: ChannelSpec, config: LinearConfig):
@@ -147,6 +150,9 @@ class ChannelValues:
         second = v2 = of_x = o2 = None
         if const_expr(self.spec.dot):
             of_x = at.stores(at.rows(operands.dots), self.less_tile)
+        rest = None
+        if const_expr(self.spec.rest):
+            rest = at.loads(at.rows(operands.rest), self.less_tile)
         if const_expr(self.spec.pairs and not self.two_values):
             o2 = at.stores(at.rows(operands.o2), self.less_tile)
         if const_expr(self.spec.pairs):
@@ -159,7 +165,7 @@ class ChannelValues:
         g = Globals(at.loads(q, self.qk_tile), at.loads(k, self.qk_tile), at.loads(v, self.v_tile), x, o,
                     of_x, operands.g, operands.initial, operands.final, scale, Int32(q.shape[0]),
                     heads // k.shape[2], heads // v.shape[2], x_heads, operands.cu, less,
-                    operands.end, second, v2, o2, operands.rest)
+                    operands.end, second, v2, o2, rest)
         parts = -(-self.spec.value_dim // CHUNK)
         blocks = at.blocks(operands.q, operands.cu)
         self.kernel(g).launch(grid=[parts, heads, blocks], block=[3 * tk.WARPGROUP, 1, 1], stream=stream,
@@ -172,11 +178,12 @@ class ChannelValues:
         stages, al, row = self.config.stages, tk.SharedAllocator(), CHUNK + PAD
         steps = self.steps
         factors = cute.make_layout((steps, CHUNK, CHUNK), stride=(CHUNK * row, row, 1))
-        spec, sums = self.spec, self.spec.sums * self.less_tile.bytes
-        loaded = (2 + spec.pairs) * self.qk_tile.bytes + (1 + spec.dot) * self.v_tile.bytes + sums
+        spec, of_less = self.spec, less_of_values(self.spec)
+        loaded = (2 + spec.pairs) * self.qk_tile.bytes + (1 + spec.dot) * self.v_tile.bytes
         s = Shared(al.tile(self.qk_tile, stages), al.tile(self.qk_tile, stages), al.tile(self.v_tile, stages),
                    al.tile(self.v_tile, stages) if spec.dot and not self.two_values else None,
-                   al.tile(self.less_tile, stages) if spec.sums else None,
+                   al.tile(self.less_tile, of_less) if spec.sums else None,
+                   al.tile(self.less_tile, of_less) if spec.rest else None,
                    al.tile(self.qk_tile, stages) if spec.pairs else None,
                    al.tile(self.v_tile, stages) if self.two_values else None,
                    al.tile(self.v_tile) if spec.narrow else None,
@@ -186,18 +193,40 @@ class ChannelValues:
                    al.allocate_tensor(Float32, factors, 128), al.tile(self.v_tile, steps) if self.two_values else None,
                    al.tile(self.p_tile, steps), al.tile(self.p_tile, steps) if spec.pairs else None,
                    al.vector(4 * CHUNK), al.vector(4 * CHUNK, 2), al.vector(2 * CHUNK, steps),
-                   al.vector(1, steps, Int32), al.pipe(stages, loaded, 4), al.pipe(steps, 0, 4, producers=4))
-        tk.init_block(lambda: [x.init() for x in (s.tokens, s.steps)])
+                   al.vector(1, steps, Int32), al.pipe(stages, loaded, 4), al.pipe(steps, 0, 4, producers=4),
+                   al.pipe(of_less, (1 + spec.rest) * self.less_tile.bytes, 4) if spec.sums else None)
+        tk.init_block(lambda: [x.init() for x in (s.tokens, s.steps, s.others) if x is not None])
         part, head, block = cute.arch.block_idx()
         g, batch, state, tokens = self.sequences.of_block(g, block)
         t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, part, state, tokens)
         few, some, many = self.config.registers
-        tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
+        tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1 + spec.sums),
                    tk.Role(lambda _: self.make_steps(g, s, t), some),
                    tk.Role(lambda _: self.state.keep(g, s, t), many)))
 
     @cute.jit
     def produce(self, g, s, t):
+        """A warp for the tokens, one for what sums are less of: neither waits for the other's room."""
+        if const_expr(self.spec.sums):
+            if tk.warp_id() % 4 == 0:
+                self.produce_tokens(g, s, t)
+            else:
+                self.produce_others(g, s, t)
+        else:
+            self.produce_tokens(g, s, t)
+
+    @cute.jit
+    def produce_others(self, g, s, t):
+        ring = s.others.ring()
+        for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
+            sem, place = s.others.acquire(ring), (t.batch, t.head, order(self.spec, g, t, i), t.part)
+            tk.load_async(s.less[ring.stage], g.less, place, sem)
+            if const_expr(self.spec.rest):
+                tk.load_async(s.rest[ring.stage], g.rest, place, sem)
+            ring.advance()
+
+    @cute.jit
+    def produce_tokens(self, g, s, t):
         ring = s.tokens.ring()
         tk.prefetch(g.q, g.k, g.v)
         for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
@@ -212,8 +241,6 @@ class ChannelValues:
                 tk.load_async(s.v2[ring.stage], g.v2, (t.batch, t.head_v, chunk, t.part), sem)
             if const_expr(self.spec.dot and not self.two_values):
                 tk.load_async(s.x[ring.stage], g.x, (t.batch, t.head // g.heads_per_x, chunk, t.part), sem)
-            if const_expr(self.spec.sums):
-                tk.load_async(s.less[ring.stage], g.less, (t.batch, t.head, chunk, t.part), sem)
             ring.advance()
 
     @cute.jit
