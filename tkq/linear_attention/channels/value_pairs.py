@@ -38,6 +38,7 @@ class ValuePairs:
             tk.mm_ABt(c.o2, c.v, s.p[stage])
             self.add_to_state(c, g, s, at, s.carried2[stage], s.p2[stage])
             tk.load_T(c.x, s.v2[at])
+            s.tokens.release(ring)
             of.begin_dots(c)
             of.give(c, c.o, lambda r, j: c.o2.rows_view[r, j] * g.scale - c.o.rows_view[r, j], s.factors, stage)
         else:
@@ -46,13 +47,14 @@ class ValuePairs:
             of.multiply_state(c, c.o2, s.second[at])
             tk.mma_ABt(c.o2, c.v, s.p2[stage])
             tk.mma_AB(c.s, c.v, s.k[at])
-            tk.mma_wait(1)
-            of.begin_dots(c)
-            tk.load_T(c.x, s.x[at])
-            of.give(c, c.o, lambda r, j: c.o.rows_view[r, j] * g.scale, s.factors, stage)
-            tk.load_T(c.x, s.v[at])
-            of.give(c, c.o2, lambda r, j: -c.o2.rows_view[r, j], s.factors, stage)
             tk.mma_wait(0)
+            tk.load_T(c.x, s.x[at])
+            tk.load_T(c.v, s.v[at])
+            s.tokens.release(ring)
+            of.begin_dots(c)
+            of.give(c, c.o, lambda r, j: c.o.rows_view[r, j] * g.scale, s.factors, stage)
+            tk.copy(c.x, c.v)
+            of.give(c, c.o2, lambda r, j: -c.o2.rows_view[r, j], s.factors, stage)
         of.decay(c, ends, 1)
         of.next(s, steps)
 
@@ -127,6 +129,7 @@ class ValuePairs:
         self.load_x(c, s, at)
         of.add_level(c, c.o, s, s.p, steps.stage, 0)
         of.next(s, steps)
+        s.tokens.release(ring)
 
     def load_x(self, c, s, at):
         """What the outputs are multiplied by; the second ones by v."""

@@ -67,7 +67,6 @@ class ValueState:
                 tk.load_T(c.x, s.x[ring.stage])
             s.steps.wait(steps)
             self.add_chunk(c, g, s, ring, steps)
-            s.tokens.release(ring)
             if const_expr(self.spec.sums):
                 self.add_others(c, s, others)
             self.put_outputs(c, g, s, others, t, order(self.spec, g, t, i))
@@ -81,7 +80,7 @@ class ValueState:
 
     @cute.jit
     def add_chunk(self, c, g, s, ring, steps):
-        """c.o and c.dots are a chunk's."""
+        """c.o and c.dots are a chunk's, and its tokens are done with."""
         if const_expr(self.whole):
             if cute.arch.make_warp_uniform(s.whole[0, steps.stage]) != 0:
                 self.chunk.add_whole(c, g, s, ring, steps)
@@ -102,10 +101,10 @@ class ValueState:
         self.multiply_state(c, c.o, s.q[ring.stage])
         tk.mma_ABt(c.o, c.v, s.p[stage])
         tk.mma_AB(c.s, c.v, s.k[ring.stage])
-        tk.mma_wait(1)
+        tk.mma_wait(0)
+        s.tokens.release(ring)
         self.begin_dots(c)
         self.give(c, c.o, lambda r, j: c.o.rows_view[r, j] * g.scale, s.factors, stage)
-        tk.mma_wait(0)
         self.decay(c, ends, 1)
         self.next(s, steps)
 
@@ -161,6 +160,7 @@ class ValueState:
         tk.load_T(c.v, s.v[ring.stage])
         self.add_level(c, c.o, s, s.p, steps.stage, 0)
         self.next(s, steps)
+        s.tokens.release(ring)
 
     def of_state(self, c, o, queries):
         """o = what the state gives, with dot from the state in two parts."""
