@@ -6,8 +6,13 @@ TESTS = "tests/gpu/linear_attention/test_hedgehog.py::"
 LONG, SHORT, HARD, BESIDE, GRADIENTS, OTHERS = ((f"{TESTS}{name}",) for name in (
     "test_lengths[460]", "test_lengths[65]", "test_hard_data[8.0-1.0]", "test_types_and_sizes[dtype0-64-64]",
     "test_gradients[460]", "test_other_chunks_alone[False]"))
+NARROW = (f"{TESTS}test_gradients_of_the_other_size",)  # whose features' gradients are by PyTorch
+BESIDE_NARROW = (f"{TESTS}test_types_and_sizes[dtype1-64-32]",)
+LEAST = (f"{TESTS}test_gradients_where_features_are_at_their_least",)
 
 WINDOW = (f"{TESTS}test_gradients_of_the_window[460]",)
+PRESSED_FEATURES, LOADED_FEATURES, READ_FEATURES = (
+    pressed(f"{kind}-hedgehog_features") for kind in ("naps", "loads", "reads"))
 PRESSED_WINDOW, READ_WINDOW = (pressed(f"{kind}-hedgehog_window") for kind in ("naps", "reads"))
 
 MUTANTS = (
@@ -17,9 +22,10 @@ MUTANTS = (
          "tk.right_fill(w.now, 2, -Float32.inf, diagonal=True)", SHORT),
         ("hedgehog_a_chunk_before_the_first", "if i == 0:", "if i < 0:", SHORT),
         ("hedgehog_most_of_the_own_chunk", "tk.row_max(w.most, w.past, w.most)", "", LONG),
-        ("hedgehog_sums_of_a_chunk_before_the_first", "if i > 0 and tk.warp_id() % 4 == 0 and tk.lane_id() < 4:",
-         "if tk.warp_id() % 4 == 0 and tk.lane_id() < 4:", LONG),
-        ("hedgehog_no_sums", "add_row(s.sums, w.y_q, 0)", "", LONG),
+        ("hedgehog_sums_of_a_chunk_before_the_first", "if i > 0 and tk.lane_id() % 4 == 0:",
+         "if tk.lane_id() % 4 == 0:", LONG),
+        ("hedgehog_no_sums", "sums[at, 0] = sums[at, 0] + w.sums[part].rows_view[r, 0]", "", LONG),
+        ("hedgehog_no_sums_of_32_features", "add_row(sums, w.y_q, 0)", "", BESIDE_NARROW),
         ("hedgehog_without_the_linear_factor", "tk.mul(c.o, c.o, linear)", "", LONG),
         ("hedgehog_values_of_the_chunk_before_left_out", "tk.mma_ABt(c.o, c.before, s.p[2 * weights.stage + 1])",
          "tk.mma_ABt(c.o, c.v, s.p[2 * weights.stage + 1])", LONG),
@@ -37,9 +43,10 @@ MUTANTS = (
         ("hedgehog_no_wait_for_weights", "s.weights.wait(weights)", "", NAPS),
         ("hedgehog_weights_written_over", "s.weights.acquire_empty(out)", "", READS),
         ("hedgehog_features_over_what_is_read", """
-            # queries and keys have been read, and the sums of the chunk before are there
+            # queries have been read, and the sums of the chunk before are there
             tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)
-         """, "", NAPS)),
+         """, "", NAPS),
+        ("hedgehog_features_over_keys", "tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)  # keys have been read", "", NAPS)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/features.py",
         ("hedgehog_features_below_their_least",
@@ -49,10 +56,9 @@ MUTANTS = (
     *family(
         "linear", "tkq/reference/hedgehog.py",
         ("hedgehog_gradients_of_the_window_as_keys_before", "late, early = slice(WINDOW, None), slice(0, max(0, "
-         "q.shape[1] - WINDOW))", "late, early = slice(0, None), slice(0, None)", GRADIENTS),
+         "q.shape[1] - WINDOW))", "late, early = slice(0, None), slice(0, None)", NARROW),
         ("hedgehog_features_without_delta",
-         "more, dq_map = map_q.backward(taken.sub_(sums.mul_(delta[..., None])).mul_(weight[..., None]))",
-         "more, dq_map = map_q.backward(taken.sub_(sums).mul_(weight[..., None]))", GRADIENTS)),
+         "taken = taken.sub_(sums.mul_(delta[..., None]))", "taken = taken.sub_(sums)", NARROW)),
     *family(
         "linear", "tkq/linear_attention/spec.py",
         ("hedgehog_own_chunk_with_the_others", "return self.queried and not self.others", "return not self.updates",
@@ -61,7 +67,39 @@ MUTANTS = (
         "linear", "tkq/linear_attention/hedgehog/gradients.py",
         ("hedgehog_keys_before_in_the_order_of_tokens",
          "return launch(Given(q, k, v, reverse=reverse, others=True), 1.0).o.to(wide)",
-         "return launch(Given(q, k, v, others=True), 1.0).o.to(wide)", GRADIENTS)),
+         "return launch(Given(q, k, v, others=True), 1.0).o.to(wide)", NARROW)),
+    *family(
+        "linear", "tkq/linear_attention/hedgehog/feature_state.py",
+        ("hedgehog_features_take_up_the_chunk_before_at_once", """
+            self.put_state(s, c, side, states, i)
+            self.add_map(s, c, side, (before, one))
+            self.add_others(g, s, t, c, side, (before, one), i - 1, scale)
+         """, """
+            self.add_map(s, c, side, (before, one))
+            self.add_others(g, s, t, c, side, (before, one), i - 1, scale)
+            self.put_state(s, c, side, states, i)
+         """, GRADIENTS),
+        ("hedgehog_map_gradient_without_the_last_chunk", """
+            before.advance()
+        self.add_map(s, c, side, (before, one))
+         """, "before.advance()", GRADIENTS),
+        ("hedgehog_tokens_past_the_last",
+         "c.weight.tensor[r] = cutlass.select_(there, c.weight.tensor[r], Float32(0.0))", "", GRADIENTS),
+        ("hedgehog_features_of_one_warp_summed", "for warp in cutlass.range_constexpr(WARPS):",
+         "for warp in cutlass.range_constexpr(1):", GRADIENTS),
+        ("hedgehog_no_wait_for_dy", "s.dys.wait(dys)", "", PRESSED_FEATURES),
+        ("hedgehog_no_wait_for_the_chunk_before", "s.others.wait(others)", "", LOADED_FEATURES),
+        ("hedgehog_no_wait_for_its_values", "s.values.wait(values)", "", LOADED_FEATURES),
+        ("hedgehog_state_written_over", "s.states.acquire_empty(states)", "", READ_FEATURES)),
+    *family(
+        "linear", "tkq/linear_attention/hedgehog/feature_gradients.py",
+        ("hedgehog_gradients_of_one_side", "first[r, j] = first[r, j] - of_y if side else of_y",
+         "first[r, j] = first[r, j] if side else of_y", GRADIENTS),
+        ("hedgehog_gradients_of_features_at_their_least",
+         "d[r, j] = Float32(cutlass.select_(least, Float32(0.0), found))", "d[r, j] = found", LEAST),
+        ("hedgehog_gradients_without_the_power", "tk.mul(c.dx, c.dx, power)", "", GRADIENTS),
+        ("hedgehog_no_wait_for_a_state", "s.states.wait(states)", "", PRESSED_FEATURES),
+        ("hedgehog_dy_written_over", "s.dys.acquire_empty(dys)", "", READ_FEATURES)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/window_kernel.py",
         ("hedgehog_largest_score_without_its_part", "e * inverse * (d - delta) - cutlass.select_(e == 1.0, less, "

@@ -28,6 +28,13 @@ def hedgehog(q: Tensor, k: Tensor, v: Tensor, q_map: Tensor, k_map: Tensor, line
         o[i] = sum of a[i, j] v[j] / (sum of a[i, j] + 1e-6)
 
     q, k, v: (B, S, H, D). Maps: (H, D, F). Factors: (H,)."""
+    return outputs(q, k, v, q_map, k_map, linear_factor, window_factor)[0]
+
+
+@autocast.apart
+def outputs(q: Tensor, k: Tensor, v: Tensor, q_map: Tensor, k_map: Tensor, linear_factor: Tensor,
+            window_factor: Tensor) -> tuple[Tensor, Tensor]:
+    """(o as `hedgehog`, of each token 1 over its denominator (B, S, H)), wide."""
     q, k, v, q_map, k_map, linear, window = (_upcast(x) for x in (q, k, v, q_map, k_map, linear_factor, window_factor))
     i = torch.arange(q.shape[1], device=q.device)
     seen, apart = i[:, None] >= i, i[:, None] // WINDOW - i // WINDOW
@@ -36,7 +43,8 @@ def hedgehog(q: Tensor, k: Tensor, v: Tensor, q_map: Tensor, k_map: Tensor, line
     scores = scores.masked_fill(~near, -torch.inf)
     a = window[:, None, None] * (scores - scores.amax(-1, keepdim=True)).exp() if i.numel() else scores
     a = a + linear[:, None, None] * far * torch.einsum("bihf,bjhf->bhij", features(q, q_map), features(k, k_map))
-    return torch.einsum("bhij,bjhd->bihd", a / (a.sum(-1, keepdim=True) + EPS), v)
+    inverse = 1 / (a.sum(-1, keepdim=True) + EPS)
+    return torch.einsum("bhij,bjhd->bihd", a * inverse, v), inverse[..., 0].transpose(1, 2)
 
 
 def features(x: Tensor, weight: Tensor) -> Tensor:
@@ -91,9 +99,11 @@ class Gradients(NamedTuple):
 
 
 @autocast.apart
-def hedgehog_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, q_map: Tensor, k_map: Tensor, linear_factor: Tensor,
-                      window_factor: Tensor, parts: "Parts | None" = None) -> Gradients:
-    """By blocks of 64 tokens: memory grows as the number of tokens does, but for what `before` takes."""
+def hedgehog_backward(do: Tensor, o: Tensor, inverse: Tensor, q: Tensor, k: Tensor, v: Tensor, q_map: Tensor,
+                      k_map: Tensor, linear_factor: Tensor, window_factor: Tensor, parts: "Parts | None" = None
+                      ) -> Gradients:
+    """By blocks of 64 tokens: memory grows as the number of tokens does, but for what `before` takes. o, inverse: of
+    `outputs`."""
     before, window_part, narrow = parts or Parts(before_window, in_window)
     q_map, k_map, linear, window = (_upcast(x) for x in (q_map, k_map, linear_factor, window_factor))
     map_q, map_k = _features(_upcast(q), q_map), _features(_upcast(k), k_map)
@@ -101,11 +111,12 @@ def hedgehog_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, q_map: Tensor
     taken_type = q.dtype if narrow else of_q.dtype
     sums, of_k = _sums_before(of_k), of_k.to(taken_type)
     taken = _lagging(before, do, v, of_k)  # sum over keys far of (do[i] v[j]) f(k[j])
-    far, far_do = (of_q * sums).sum(-1), (of_q * taken).sum(-1)
-    inverse, delta, dwindow, dq, dk, dv = window_part(q, k, v, do, far, far_do, linear, window)
-    dlinear = inverse * (far_do - delta * far)
+    delta = (_upcast(do) * _upcast(o)).sum(-1)
+    taken = taken.sub_(sums.mul_(delta[..., None]))
+    less = (of_q * taken).sum(-1)
+    dlinear, dwindow, dq, dk, dv = window_part(q, k, v, do, inverse, delta, less, linear, window)
     weight = linear * inverse
-    more, dq_map = map_q.backward(taken.sub_(sums.mul_(delta[..., None])).mul_(weight[..., None]))
+    more, dq_map = map_q.backward(taken.mul_(weight[..., None]))
     dq += more
     power = _power_above(weight)  # by which fp16 has room for weights that are all small
     weighted = of_q.mul_((weight / power)[..., None])
@@ -168,16 +179,19 @@ def _later(x, blocks):
     return pad(x, (0, 0, 0, 0, blocks, 0))[:, :x.shape[1]]
 
 
-def in_window(q: Tensor, k: Tensor, v: Tensor, do: Tensor, far: Tensor, far_do: Tensor, linear: Tensor,
-              window: Tensor, narrow: Callable = lambda x: x) -> tuple:
-    """(inverse, delta, dwindow, dq, dk, dv): of each token (B, S, H) 1 over its denominator, o do, and the gradient of
-    window; and the window's part of the gradients. far, far_do: what is before the window adds to a denominator, and to
-    it times o do, without linear. narrow: of weights and of gradients of scores, where they are operands."""
+def in_window(q: Tensor, k: Tensor, v: Tensor, do: Tensor, inverse: Tensor, delta: Tensor, less: Tensor,
+              linear: Tensor, window: Tensor, narrow: Callable = lambda x: x) -> tuple:
+    """(dlinear, dwindow, dq, dk, dv): of each token (B, S, H) the gradients of the factors; and the window's part of
+    the others. inverse, delta, less: (B, S, H), of each token 1 over its denominator, o do, and far_do - delta * far:
+    what linear is multiplied by in the denominator, and of do in what is divided by it. delta may be of outputs that
+    were rounded: the factors' gradients make it anew. narrow: of weights and of gradients of scores, where they are
+    operands."""
     near = _Window(*(_upcast(x) for x in (q, k, v, do)))
-    inverse = 1 / (window * near.total + linear * far + EPS)
-    delta = inverse * (window * near.of_do + linear * far_do)
-    dwindow = inverse * (near.of_do - delta * near.total)
-    return inverse, delta, dwindow, *near.backward(inverse * window, delta, window * dwindow, narrow)
+    far = 1 / inverse - EPS - window * near.total  # times linear
+    exact = inverse * (window * near.of_do + linear * less + delta * far)
+    dwindow = inverse * (near.of_do - exact * near.total)
+    dlinear = inverse * (less + (delta - exact) * torch.where(linear == 0, 0, far / linear))
+    return dlinear, dwindow, *near.backward(inverse * window, delta, window * dwindow, narrow)
 
 
 class _Window:

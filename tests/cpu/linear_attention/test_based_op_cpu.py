@@ -64,6 +64,12 @@ def test_what_is_refused(changed, error, words):
         tkq.based(**given)
 
 
+def test_sums_of_the_op_have_no_gradient():
+    """What the op gives beside o, for its own gradients: not silently a gradient of 0."""
+    o, sums = torch.ops.tkq.based(*(x.requires_grad_() for x in make()), None, True)
+    assert o.requires_grad and not sums.requires_grad
+
+
 def notes(given, *options):
     with fake_gpu.launches() as seen:
         leaves = [x.detach().requires_grad_() for x in given]

@@ -5,15 +5,18 @@ import pytest
 import torch
 
 import tkq
+from tests.helpers import hedgehog_launches
 from tests.helpers.emulation import fake_gpu
 from tests.helpers.linear_launches import launched
 from tkq.linear_attention.hedgehog import gradients
-from tkq.linear_attention.hedgehog.catalog import expectation, of_others, of_window, shipped
-from tkq.linear_attention.hedgehog.launch import recipe, window_recipe
-from tkq.linear_attention.hedgehog.spec import HedgehogSpec, WindowSpec
+from tkq.linear_attention.hedgehog.catalog import expectation, of_features, of_window, shipped
+from tkq.linear_attention.hedgehog.launch import feature_recipe, recipe, window_recipe
+from tkq.linear_attention.hedgehog.spec import FeatureSpec, HedgehogSpec, WindowSpec
 from tkq.linear_attention.launch import recipe as linear_recipe
+from tkq.linear_attention.plan import plan
 from tkq.linear_attention.spec import LinearSpec
 from tkq.reference import hedgehog as reference
+from tkq.runtime.compile.expectation import Expectation
 from tkq.testing import sass
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -67,7 +70,7 @@ def test_gradients_in_float64(S, sharp):
     do = torch.randn_like(o)
     want = torch.autograd.grad(o, leaves, do, materialize_grads=True, allow_unused=True)
     with torch.no_grad():
-        found = reference.hedgehog_backward(do, *leaves)
+        found = reference.hedgehog_backward(do, *reference.outputs(*leaves), *leaves)
     for name, mine, exact in zip(NAMES, found, want):
         torch.testing.assert_close(mine, exact, rtol=1e-10, atol=1e-10, msg=name)
     least = (reference.features(leaves[1], leaves[4]) == reference.LEAST).any()
@@ -85,26 +88,62 @@ def test_gradients():
         torch.testing.assert_close(mine.double(), one, rtol=2**-7, atol=1e-3, msg=name)
 
 
-@pytest.mark.parametrize("S", [40, 128, 333])
-def test_gradients_by_the_engine(S, monkeypatch):
-    """The three launches as the kernel has them, of which float64 is not rounded."""
+def in_plain_pytorch(monkeypatch):
+    """The launches as the kernels have them, of which float64 is not rounded."""
     monkeypatch.setattr(gradients, "launch", launched)
-    monkeypatch.setattr(gradients, "window_gradients", reference.in_window)
-    given = [x.double() for x in make(S).values()]
+    for name, emulated in hedgehog_launches.ALL.items():
+        monkeypatch.setattr(gradients, name, emulated)
+
+
+def backward(do, given):
+    return gradients.backward(do, gradients.Saved(*reference.outputs(*given), *given))
+
+
+@pytest.mark.parametrize("S, F", [(40, 64), (128, 64), (333, 64), (333, 32)])
+def test_gradients_by_launches(S, F, monkeypatch):
+    """By the features' own kernels and, of maps of 32 columns, by three launches of the engine."""
+    in_plain_pytorch(monkeypatch)
+    given = [x.double() for x in make(S, F=F).values()]
     do = torch.randn_like(given[0])
-    for mine, want in zip(gradients.backward(do, *given), reference.hedgehog_backward(do, *given)):
-        torch.testing.assert_close(mine.double(), want, rtol=1e-6, atol=1e-6)  # the engine's are added up in float32
+    want = reference.hedgehog_backward(do, *reference.outputs(*given), *given)
+    for name, mine, exact in zip(NAMES, backward(do, given), want):
+        torch.testing.assert_close(mine.double(), exact, rtol=1e-6, atol=1e-6, msg=name)  # float32's sums
 
 
-def test_small_weights_of_fp16_have_room(monkeypatch):
-    monkeypatch.setattr(gradients, "launch", launched)
-    monkeypatch.setattr(gradients, "window_gradients", reference.in_window)
-    given = list(make(400, dtype=torch.float16).values())
+@pytest.mark.parametrize("F", [64, 32])
+def test_small_weights_of_fp16_have_room(F, monkeypatch):
+    in_plain_pytorch(monkeypatch)
+    given = list(make(400, F=F, dtype=torch.float16).values())
     given[5], given[6] = given[5] * 1e-5, given[6] * 1e-2
+    wide = [x.double() for x in given]
     do = torch.randn_like(given[0])
-    want = reference.hedgehog_backward(*(x.double() for x in (do, *given)))
-    for mine, exact in zip(gradients.backward(do, *given), want):
-        assert (mine - exact).norm() <= 2**-9 * exact.norm()
+    want = reference.hedgehog_backward(do.double(), *reference.outputs(*wide), *wide)
+    for name, mine, exact in zip(NAMES, backward(do, given), want):
+        assert (mine - exact).norm() <= 2**-8 * exact.norm(), name
+
+
+@pytest.mark.parametrize("wanted", [("q",), ("v",), ("linear_factor",), ("k_map", "window_factor")])
+def test_gradients_that_are_asked_for(wanted):
+    given = make(70, F=64)
+    leaves = [x.requires_grad_(name in wanted) for name, x in given.items()]
+    everything = [x.detach().requires_grad_() for x in leaves]
+    do = torch.randn_like(given["q"])
+    found = dict(zip(NAMES, torch.autograd.grad(tkq.hedgehog(*everything), everything, do)))
+    tkq.hedgehog(*leaves).backward(do)
+    for name, x in given.items():
+        assert (x.grad is None) == (name not in wanted)
+        assert x.grad is None or torch.equal(x.grad, found[name])
+
+
+@pytest.mark.parametrize("wanted, count", [("q", 4), ("dlinear", 4), ("v", 4), ("window", 4)])
+def test_launches_of_what_is_asked_for(wanted, count):
+    """The forward, delta, and what is before the window and in it."""
+    index = dict(q=0, dlinear=5, v=2, window=6)[wanted]
+    leaves = [x.requires_grad_(i == index) for i, x in enumerate(make(300, F=64, B=1).values())]
+    with fake_gpu.launches() as seen:
+        o = tkq.hedgehog(*leaves)
+        torch.autograd.grad(o, leaves[index], torch.zeros_like(o))
+    assert len(seen) == count
 
 
 def test_a_window_alone_is_attention():
@@ -173,9 +212,21 @@ def test_machine_code_of_the_windows_gradients():
 
 
 @needs_nvdisasm
+@pytest.mark.parametrize("dtype, of", [("bf16", "queries"), ("bf16", "keys"), ("fp16", "keys")])
+def test_machine_code_of_the_features_gradients(dtype, of):
+    spec = FeatureSpec(dtype, 128, of)
+    sass.assert_sass(feature_recipe(spec), of_features(spec))
+
+
+@needs_nvdisasm
 def test_machine_code_of_other_chunks():
+    """Two products a chunk: the state with queries, and what it takes up; the source has five waits for them, of at
+    least eight instructions."""
     spec = LinearSpec("bf16", 128, 128, reverse=True, others=True)
-    sass.assert_sass(linear_recipe(spec), of_others(spec))
+    few, some, many = plan(spec).registers
+    sass.assert_sass(linear_recipe(spec), Expectation(
+        tensor=12, waits_per_mma=0.7, instructions=("UTMALDG", "UTMASTG", "USETMAXREG"),
+        roles=((few, 1), (some, 1), (many, plan(spec).groups))))
 
 
 @pytest.mark.parametrize("given, words", [

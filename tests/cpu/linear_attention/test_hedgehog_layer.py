@@ -57,7 +57,9 @@ def test_from_the_meta_device():
     (dict(head_dim=96), NotImplementedError, "head_dim is 96, supported are 64 and 128"),
     (dict(feature_dim=16), NotImplementedError, "feature_dim is 16, supported are 32 and 64"),
     (dict(num_heads=0), ValueError, "num_heads"), (dict(head_dim=64.0), TypeError, "head_dim"),
-    (dict(affine_factors=1), TypeError, "affine_factors")])
+    (dict(affine_factors=1), TypeError, "affine_factors"), (dict(bias=0), TypeError, "bias"),
+    (dict(init_window_factor="0"), TypeError, "init_window_factor"),
+    (dict(rotary=64), TypeError, "rotary is 64, allowed are None and a module")])
 def test_what_is_refused(options, error, words):
     with pytest.raises(error, match=f"HedgehogAttention: {words}"):
         make(**options)

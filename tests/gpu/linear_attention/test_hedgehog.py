@@ -5,10 +5,11 @@ import pytest
 import torch
 
 import tkq
+from tests.helpers import hedgehog_launches
 from tests.helpers.linear_launches import launched
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.linear_attention.hedgehog import gradients as by_launches
-from tkq.linear_attention.hedgehog.launch import window_gradients
+from tkq.linear_attention.hedgehog.launch import Window, window_gradients
 from tkq.linear_attention.launch import Given, launch
 from tkq.reference import hedgehog as reference
 from tkq.testing import assert_2x
@@ -124,6 +125,7 @@ def check_gradients(*given):
     leaves = [x.requires_grad_() for x in given]
     with poisoned():
         o = tkq.hedgehog(*leaves)
+        torch.manual_seed(1)  # bits are compared, too, under pressure
         do = torch.randn_like(o)
         found = torch.autograd.grad(o, leaves, do)
     wide = [x.detach().double().requires_grad_() for x in leaves]
@@ -136,43 +138,51 @@ def check_gradients(*given):
         assert_2x(*(t.reshape(-1, t.shape[-1]) for t in (x, exact, other.to(x.dtype))), what=name)
         # that peer is of the same formulas: a few roundings to 16 bits, of numbers that are added up
         assert (x - exact).norm() <= 2**-5 * exact.norm(), name
-
-
-def rounded(*given):
-    """The window's part, as the kernel rounds it."""
-    dtype = given[0].dtype
-    *numbers, dq, dk, dv = reference.in_window(*given, narrow=lambda x: x.to(dtype).float())
-    return *numbers, *(x.to(dtype) for x in (dq, dk, dv))
+    return found
 
 
 def _as_launched(do, leaves):
     """The launches as the kernels round them, in plain PyTorch."""
-    ours = by_launches.launch, by_launches.window_gradients
-    by_launches.launch, by_launches.window_gradients = launched, rounded
+    emulated = dict(hedgehog_launches.ALL, launch=launched)
+    ours = {name: getattr(by_launches, name) for name in emulated}
+    for name, function in emulated.items():
+        setattr(by_launches, name, function)
     try:
         with torch.no_grad():
-            return by_launches.backward(do, *leaves)
+            o, inverse = reference.outputs(*leaves)
+            return by_launches.backward(do, by_launches.Saved(o.to(do.dtype), inverse, *leaves))
     finally:
-        by_launches.launch, by_launches.window_gradients = ours
+        for name, function in ours.items():
+            setattr(by_launches, name, function)
 
 
 def of_window(S, D=128):
+    """As if there were keys before the window: outputs' gradients meet what they, too, have given."""
     q, k, v, *_, linear, window = make(2, S, 2, D)
+    do, less = torch.randn_like(v), torch.randn(2, S, 2, device="cuda")
     far = torch.rand(2, S, 2, device="cuda")
-    return q, k, v, torch.randn_like(v), far, torch.randn_like(far), linear, window
+    return Window(q, k, v, do, 1 / (window * (1 + far) + linear * far), torch.randn_like(far), less, linear, window)
+
+
+def added(given):
+    """The launch's gradients, added to ones, and the factors'."""
+    gradients = [torch.ones_like(x) for x in given[:3]]
+    return window_gradients(given, *gradients), *gradients
 
 
 def check_window(given):
     with poisoned():
-        found = window_gradients(*given)
-    want = reference.in_window(*(x.double() for x in given))
-    # scores' gradients are differences of do v and its mean: of a token that is alone nothing is left
-    of_scores = (given[3].float() * given[2].float()).sum(-1).abs().max().item()
-    for name, x, exact, other in zip(("inverse", "delta", "dwindow", "dq", "dk", "dv"), found, want, rounded(*given)):
-        # of float32: sums of 128 exponentials, each by an approximation of 2 ulp, and a reciprocal
-        ulps = 64 if x.dim() == 3 else 1
-        assert_2x(x, exact, other, ulps=ulps, bias_ulps=ulps if x.dim() == 3 else 0, what=name,
-                  cancelled=of_scores if name in ("dq", "dk") else 0.0)
+        found = added(given)
+    wide = Window(*(x.double() for x in given))
+    want = hedgehog_launches.window_gradients(wide, *(ones := [torch.ones_like(x) for x in wide[:3]])), *ones
+    peer = hedgehog_launches.window_gradients(given, *(ones := [torch.ones_like(x) for x in given[:3]])), *ones
+    # scores' gradients are differences of do v and delta
+    of_scores = (given.do.float() * given.v.float()).sum(-1).abs().max().item()
+    for name, x, exact, other in zip(("factors", "dq", "dk", "dv"), found, want, peer):
+        # of float32: sums of 128 exponentials, each by an approximation of 2 ulp, and reciprocals
+        ulps = 64 if name == "factors" else 1
+        assert_2x(x, exact, other, ulps=ulps, bias_ulps=ulps if name == "factors" else 0, what=name,
+                  cancelled=of_scores if name in ("factors", "dq", "dk") else 0.0)
     return found
 
 
@@ -184,6 +194,10 @@ def test_gradients_of_the_window(S):
 @pytest.mark.parametrize("S", [65, 460])
 def test_gradients(S):
     check_gradients(*make(2, S, 2, 128))
+
+
+def test_gradients_where_features_are_at_their_least():
+    check_gradients(*make(1, 460, 2, 64, sharp=8.0))
 
 
 def test_gradients_of_the_other_size():

@@ -15,6 +15,7 @@ import sys
 import torch
 
 from tests.helpers.sanitizer import pressed_attention as attention
+from tests.helpers.sanitizer import pressed_hedgehog as hedgehog
 from tests.helpers.sanitizer.repeated import BF16, REPEATS, num_sms, same_bits
 from tkq.testing import assert_2x, pressure
 
@@ -205,25 +206,6 @@ def ssd():
     same_bits(lambda: [sums.check(x, less)])
 
 
-def hedgehog():
-    """More chunks than stages: features in the place of what they are made of, and beside it with one warpgroup of the
-    state."""
-    from tests.gpu.linear_attention import test_hedgehog as cases
-
-    for D, F in ((128, 64), (64, 32), (64, 64)):
-        given = cases.make(2, 460, 2, D, F)
-        same_bits(lambda: [cases.check(*given)])  # noqa: B023
-
-
-def hedgehog_window():
-    """Gradients of the window: chunks enough for all stages, beside float64."""
-    from tests.gpu.linear_attention import test_hedgehog as cases
-
-    for D in (128, 64):
-        given = cases.of_window(460, D)
-        same_bits(lambda: cases.check_window(given))  # noqa: B023
-
-
 def based():
     """Based likewise: more chunks than stages."""
     from tests.gpu.linear_attention import test_based as cases
@@ -383,11 +365,11 @@ def quantize_ticketed_few():
 
 
 CASES = {f.__name__: f for f in (
-    *attention.CASES, gemm, gemm_long, gemm_cluster, gemm_not_held, gemm_wave_sync, gemm_small_m, fp8,
+    *attention.CASES, *hedgehog.CASES, gemm, gemm_long, gemm_cluster, gemm_not_held, gemm_wave_sync, gemm_small_m, fp8,
     fp8_not_overlapped, fp8_promoted, fp8_blocks, fp8_small_m, fp8_small_m_blocks, grouped, grouped_long, linear, delta,
-    delta_wide, channels, channels_delta, hedgehog, hedgehog_window, packed_states, ssd, based, steps, norm_backward,
-    norm_backward_warps, norm_backward_cluster, norm_cluster, norm_quantised, rows_held, softmax, cross_entropy,
-    quantize, quantize_few, quantize_ticketed, quantize_ticketed_few, rope, gated)}
+    delta_wide, channels, channels_delta, packed_states, ssd, based, steps, norm_backward, norm_backward_warps,
+    norm_backward_cluster, norm_cluster, norm_quantised, rows_held, softmax, cross_entropy, quantize, quantize_few,
+    quantize_ticketed, quantize_ticketed_few, rope, gated)}
 
 
 def main(kind, case):

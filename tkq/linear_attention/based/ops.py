@@ -144,6 +144,7 @@ def _backward_fake(do, q, k, v, o, sums, scale, use_norm, *needs):
 def _setup(ctx, inputs, output):
     *tensors, scale, use_norm = inputs
     ctx.save_for_backward(*tensors, *output)
+    ctx.mark_non_differentiable(output[1])
     ctx.known = scale, use_norm
     ctx.set_materialize_grads(False)
 

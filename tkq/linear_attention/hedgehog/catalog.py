@@ -1,11 +1,11 @@
 """The kernels of Hedgehog's attention that tkq itself can choose, and what their machine code must show."""
+from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.finish.launch import recipe as dots_recipe
+from tkq.linear_attention.finish.spec import RowDotsSpec, lanes
 from tkq.linear_attention.hedgehog.config import WindowConfig
-from tkq.linear_attention.hedgehog.launch import recipe, window_recipe
-from tkq.linear_attention.hedgehog.plan import plan
-from tkq.linear_attention.hedgehog.spec import HedgehogSpec, WindowSpec
-from tkq.linear_attention.launch import recipe as linear_recipe
-from tkq.linear_attention.plan import plan as linear_plan
-from tkq.linear_attention.spec import LinearSpec
+from tkq.linear_attention.hedgehog.launch import feature_recipe, recipe, window_recipe
+from tkq.linear_attention.hedgehog.plan import feature_plan, plan
+from tkq.linear_attention.hedgehog.spec import OF, FeatureSpec, HedgehogSpec, WindowSpec
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
 
@@ -13,18 +13,18 @@ LOADS = "UTMALDG", "UTMASTG", "USETMAXREG"
 
 
 def shipped() -> list:
-    """Of bf16, as LoLCATS has it: 64 columns of a map; and what the gradients take of linear attention."""
+    """Of bf16, as LoLCATS has it: 64 columns of a map."""
     found = []
     for D in (64, 128):
         spec, end = HedgehogSpec("bf16", D, 64), f"-bf16-d{D}-f64"
         found.append(Shipped(f"hedgehog{end}", recipe(spec), expectation(spec)))
         window = WindowSpec("bf16", D)
         found.append(Shipped(f"hedgehog_window_gradients-bf16-d{D}", window_recipe(window), of_window(window)))
-        for name, K, V in (("dq", D, 128), ("dk", D, 128), ("dv", 128, D)):
-            if (name, D) == ("dv", 128):  # as that of dk
-                continue
-            of = LinearSpec("bf16", K, V, reverse=name != "dq", others=True)
-            found.append(Shipped(f"hedgehog_{name}{end}", linear_recipe(of), of_others(of)))
+        for of in OF:
+            features = FeatureSpec("bf16", D, of)
+            found.append(Shipped(f"hedgehog_{of}_gradients{end}", feature_recipe(features), of_features(features)))
+        delta = RowDotsSpec("bf16", D, "fp32", lanes(D))
+        found.append(Shipped(f"hedgehog_delta-bf16-d{D}", dots_recipe(delta), Expectation(instructions=("LDG.E.128",))))
     return found
 
 
@@ -38,16 +38,17 @@ def expectation(spec: HedgehogSpec) -> Expectation:
                        roles=((few, 1), (some, 1), (many, plan(spec).groups)))
 
 
-def of_others(spec: LinearSpec) -> Expectation:
-    """Two products a chunk: the state with queries, and what it takes up; the source has five waits for them, of at
-    least eight instructions."""
-    few, some, many = linear_plan(spec).registers
-    return Expectation(tensor=spec.head_dim // 16 + 64 // 16, waits_per_mma=0.7, instructions=LOADS,
-                       roles=((few, 1), (some, 1), (many, linear_plan(spec).groups)))
-
-
 def of_window(spec: WindowSpec) -> Expectation:
     """Products of scores and of what do gives, of two chunks each; of gradients of queries, keys and values."""
     few, *others = WindowConfig().registers
-    return Expectation(tensor=4 * (spec.head_dim // 16) + 8 * (spec.head_dim // 64) + 16, instructions=LOADS,
-                       roles=((few, 1), *((n, 1) for n in others)))
+    return Expectation(tensor=4 * (spec.head_dim // 16) + 8 * (spec.head_dim // 64) + 16,
+                       instructions=(*LOADS[::2], "UTMAREDG"), roles=((few, 1), *((n, 1) for n in others)))
+
+
+def of_features(spec: FeatureSpec) -> Expectation:
+    """The state's: the map's gradient, of two places; features, what they add. The gradients': features, what the state
+    gives, two sides of it; dx; of keys dv."""
+    few, some, many = feature_plan(spec).registers
+    columns, tokens = spec.head_dim // 16, CHUNK // 16
+    products = 2 * tokens + columns + tokens + 3 * columns + tokens + 2 * tokens * (spec.of == "keys")
+    return Expectation(tensor=products, instructions=LOADS, roles=((few, 1), (some, 2), (many, 1)))

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+WARPS = 4  # of a warpgroup
+
 
 @dataclass(frozen=True)
 class HedgehogConfig:
@@ -18,3 +20,10 @@ class WindowConfig:
     """registers: of a thread of the producer, and of the warpgroups of pairs, of queries and of keys."""
 
     registers: tuple = (24, 208, 96, 184)
+
+
+@dataclass(frozen=True)
+class FeatureConfig:
+    """registers: of a thread of the producer, of the state's warpgroups and of the gradients'."""
+
+    registers: tuple = (24, 160, 168)

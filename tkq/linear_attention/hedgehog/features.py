@@ -12,17 +12,42 @@ def make_features(w, y: tk.RegTile, tiles, sums=None):
     """tiles = softmax of y and of -y along rows, 1e-6 at least, rounded. sums: w.far += a thread's part of the
     features' products with sums, (2 F, 1) fp32. w: registers as `kernel.Weights` has them. NaN stays NaN."""
     for part, sign in ((0, 1.0), (1, -1.0)):
-        tk.mul(w.e, y, sign * tk.LOG2E)
-        tk.row_max(w.row, w.e)
-        tk.sub_row(w.e, w.e, w.row)
-        tk.exp2(w.e, w.e)
-        tk.row_sum(w.row, w.e)
-        tk.apply(w.row, cute.arch.rcp_approx, w.row)
-        tk.mul_row(w.e, w.e, w.row)
+        softmax(w.e, w.row, y, sign)
         tk.apply(w.e, lambda x: cutlass.select_(x < LEAST, Float32(LEAST), x), w.e)
         if sums is not None:
             _add_products(w, part, sums)
         tk.store(tiles[part], w.e)
+
+
+def softmax(e: tk.RegTile, row: tk.RowVec, y: tk.RegTile, sign):
+    """e = softmax of sign * y along rows. e may be y. row: is written over. sign: 1.0, -1.0, or either at run time."""
+    if isinstance(sign, float):
+        _extreme(row, y, cute.arch.fmax if sign > 0 else cute.arch.fmin)
+        scale = sign * tk.LOG2E
+        tk.mul(row, row, -scale)
+        for i in range(cute.size(y.tensor)):
+            less = cute.math.fma(y.tensor[i], Float32(scale), row.tensor[i // 2 % 2])
+            e.tensor[i] = cute.math.exp2(less, fastmath=True)
+    else:
+        tk.mul(e, y, sign * tk.LOG2E)
+        tk.row_max(row, e)
+        tk.sub_row(e, e, row)
+        tk.exp2(e, e)
+    tk.row_sum(row, e)
+    tk.apply(row, cute.arch.rcp_approx, row)
+    tk.mul_row(e, e, row)
+
+
+def _extreme(row, y, of):
+    """row = of all elements of a row, but for NaN."""
+    for r in range(2):
+        found = [y.rows_view[r, j] for j in range(2)]
+        for j in range(2, y.cols // 4):
+            found[j % 2] = of(found[j % 2], y.rows_view[r, j])
+        most = of(*found)
+        for offset in (1, 2):
+            most = of(most, cute.arch.shuffle_sync_bfly(most, offset=offset))
+        row.tensor[r] = most
 
 
 def _add_products(w, part, sums):

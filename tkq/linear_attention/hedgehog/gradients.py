@@ -1,21 +1,63 @@
-"""The gradients of Hedgehog's attention: three launches of linear attention for what lies before the window, one for
-what lies in it, and the maps' in PyTorch."""
+"""The gradients of Hedgehog's attention: a launch each for what queries, and what keys and values, have of all before
+the window, and one for what lies in it."""
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tkq.linear_attention.hedgehog.launch import window_gradients
+from tkq.linear_attention.finish.launch import row_dots
+from tkq.linear_attention.hedgehog.launch import OfFeatures, Window, key_gradients, query_gradients, window_gradients
 from tkq.linear_attention.launch import Given, launch
 from tkq.reference.hedgehog import Gradients, Parts, hedgehog_backward
 
+OWN = 64  # columns of the maps that the features' kernels have
 
-def backward(do: Tensor, *given: Tensor) -> Gradients:
-    """given: what the forward took, (q, k, v, q_map, k_map, linear_factor, window_factor).
 
-    A gradient of what lies before the window is a linear attention of other chunks alone, with a chunk between: of
-    features' gradients in the order of the tokens for queries, and in the reversed one for keys and values."""
-    return hedgehog_backward(do, *given, parts=Parts(_before, window_gradients, narrow=True))
+class Saved(NamedTuple):
+    """What the gradients need of a forward: outputs, of each token 1 over its denominator, and what it took."""
+
+    o: Tensor
+    inverse: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    q_map: Tensor
+    k_map: Tensor
+    linear: Tensor
+    window: Tensor
+
+
+def backward(do: Tensor, saved: Saved, needs: tuple = (True,) * 7) -> tuple:
+    """`reference.hedgehog.Gradients`, wide or of the tensors' types. needs: which are wanted, in that order; a gradient
+    that is not wanted is None, or what was found on the way to others."""
+    if saved.q_map.shape[2] != OWN or not do.numel():
+        return hedgehog_backward(do, *saved, parts=Parts(_before, _in_window, narrow=True))
+    o, inverse, q, k, v, q_map, k_map, linear, window = saved
+    delta = row_dots(do, o, torch.promote_types(do.dtype, torch.float32))
+    numbers = inverse, delta, inverse.amax(1), linear.contiguous()
+    less = dq_map = dk_map = None
+    of_queries, of_keys = any(needs[i] for i in (0, 3, 5, 6)), any(needs[i] for i in (1, 2, 4))
+    if of_queries:
+        dq, less, dq_map = query_gradients(OfFeatures(q, k, do, v, q_map, k_map, *numbers))
+    if of_keys:
+        dk, dv, dk_map = key_gradients(OfFeatures(k, q, v, do, k_map, q_map, *numbers))
+    if not of_queries:
+        dq = torch.empty_like(dk)  # of no use to anybody
+    if not of_keys:
+        dk = dv = torch.empty_like(dq)
+    factors = window_gradients(Window(q, k, v, do, inverse, delta, less, linear, window), dq, dk, dv)
+    factors = factors.sum((1, 2)) if needs[5] or needs[6] else (None, None)
+    maps = (x.sum(0) if needed else None for x, needed in ((dq_map, needs[3]), (dk_map, needs[4])))
+    return Gradients(dq, dk, dv, *maps, *factors)
+
+
+def _in_window(q, k, v, *numbers):
+    """As `reference.hedgehog.in_window`."""
+    gradients = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
+    of_linear, of_window = window_gradients(Window(q, k, v, *numbers), *gradients).unbind(0)
+    return of_linear, of_window, *gradients
 
 
 def _before(q, k, v, reverse=False):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
@@ -18,10 +18,12 @@ from tkq.tile.dtypes import element_type
 
 WEIGHTS_BARRIER, OUT_BARRIER = 1, 2  # named barriers: of the weights' warpgroup, of the state's (one each)
 EPS = 1e-6  # of the denominator
+ONES = 8  # columns that features are multiplied by to add them up: the fewest that a product has
 
 
 class Operands(NamedTuple):
-    """q, k, v, o: (B, S, H, D). q_map, k_map: (H, D, F). linear, window: factors, (H,) fp32."""
+    """q, k, v, o: (B, S, H, D). q_map, k_map: (H, D, F). linear, window: factors, (H,) fp32. inverse: (B, S, H) fp32,
+    of each token 1 over its denominator: what gradients begin with."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -31,6 +33,7 @@ class Operands(NamedTuple):
     k_map: cute.Tensor
     linear: cute.Tensor
     window: cute.Tensor
+    inverse: cute.Tensor
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,9 @@ class Globals:
     k_map: tk.gl
     linear: cute.Tensor
     window: cute.Tensor
+    inverse: cute.Tensor
     scale: Float32
+    tokens: Int32
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,7 @@ class Shared:
     of_q: tk.SharedTile  # features: of each stage those of y, those of -y
     of_k: tk.SharedTile
     sums: cute.Tensor  # features of all keys that have left the window, summed: of y, of -y
+    ones: tk.SharedTile
     inverse: cute.Tensor  # of denominators, two stages
     map_pipe: tk.Pipe
     tokens: tk.Pipe
@@ -82,6 +88,7 @@ class Weights:
     y_q: tk.RegTile
     y_k: tk.RegTile
     e: tk.RegTile
+    sums: tuple  # features of a chunk's keys by ones, of y, of -y: each column is their sum
     ones: tk.RegTile
     most: tk.RowVec
     total: tk.RowVec
@@ -137,6 +144,7 @@ class HedgehogAttention:
         self.map_tile = tk.st(spec.head_dim, spec.features, self.dtype)
         self.f_tile = tk.st(CHUNK, spec.features, self.dtype)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
+        self.ones_tile = tk.st(ONES, CHUNK, self.dtype)
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -151,7 +159,8 @@ class HedgehogAttention:
         tokens = [operand(B, S, H, spec.head_dim) for _ in range(4)]
         maps = [operand(H, spec.head_dim, spec.features) for _ in range(2)]
         factors = [fake.tensor("fp32", (H,), align=4) for _ in range(2)]
-        return tokens[0], (*tokens[1:], *maps, *factors), Float32(1.0)
+        inverse = fake.tensor("fp32", (B, S, H), align=4)
+        return tokens[0], (*tokens[1:], *maps, *factors, inverse), Float32(1.0)
 
     @cute.jit
     def __call__(self, q: cute.Tensor, others: Any, scale: Float32, stream: cuda.CUstream):
@@ -161,27 +170,29 @@ class HedgehogAttention:
         q, k, v, o = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0])) for x in operands[:4]]
         maps = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 2, 0])) for x in operands[4:6]]
         g = Globals(tk.gl.load(q, self.x_tile), tk.gl.load(k, self.x_tile), tk.gl.load(v, self.v_tile),
-                    tk.gl.store(o, self.v_tile), *[tk.gl.load(x, self.map_tile) for x in maps], *operands[6:], scale)
-        self.kernel(g, Int32(q.shape[0])).launch(
+                    tk.gl.store(o, self.v_tile), *[tk.gl.load(x, self.map_tile) for x in maps], *operands[6:], scale,
+                    Int32(q.shape[0]))
+        self.kernel(g).launch(
             grid=[o.shape[2], o.shape[3], 1], block=[tk.WARPGROUP * (self.config.groups + 2), 1, 1], stream=stream,
             min_blocks_per_mp=1)
 
     # ---- device --------------------------------------------------------------------------------
 
     @cute.kernel
-    def kernel(self, g: Globals, tokens: Int32):
+    def kernel(self, g: Globals):
         al, n, bytes_of_x = tk.SharedAllocator(), self.config.groups, self.x_tile.bytes
         q, k, v, o = al.tile(self.x_tile, 2), al.tile(self.x_tile, 3), al.tile(self.v_tile, 2 * n), al.tile(
             self.v_tile, n)
         maps, p = al.tile(self.map_tile, 2), al.tile(self.p_tile, 4)
         of_q, of_k = [x.scratch(self.f_tile) if self.spec.in_place else al.tile(self.f_tile, 4) for x in (q, k)]
-        s = Shared(q, k, v, o, maps, p, of_q, of_k, al.vector(2 * self.spec.features), al.vector(CHUNK, 2),
+        s = Shared(q, k, v, o, maps, p, of_q, of_k, al.vector(2 * self.spec.features),
+                   al.tile(self.ones_tile), al.vector(CHUNK, 2),
                    al.pipe(1, 2 * self.map_tile.bytes, 4),
                    al.pipe(2, bytes_of_x + n * self.v_tile.bytes, 4 + 4 * n), al.pipe(3, bytes_of_x, 4 + 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.map_pipe, s.tokens, s.keys, s.weights)])
         head, batch, _ = cute.arch.block_idx()
-        t = Task(batch, head, cute.ceil_div(tokens, CHUNK))
+        t = Task(batch, head, cute.ceil_div(g.tokens, CHUNK))
         few, some, many = self.config.registers
         tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
                    tk.Role(lambda _: self.make_weights(g, s, t), some),
@@ -223,8 +234,10 @@ class HedgehogAttention:
         now, past = tk.rt_fl(CHUNK), tk.rt_fl(CHUNK)
         # a product's registers are taken also before it: as few as can be
         of_maps = (now, past) if F == CHUNK else (tk.rt_fl(F), tk.rt_fl(F))
-        w = Weights(now, past, *of_maps, tk.rt_fl(F), tk.rt(CHUNK, self.dtype), *[tk.rv() for _ in range(4)])
+        w = Weights(now, past, *of_maps, tk.rt_fl(F), (tk.rt_fl(ONES), tk.rt_fl(ONES)), tk.rt(CHUNK, self.dtype),
+                    *[tk.rv() for _ in range(4)])
         sums = s.sums
+        self.begin_sums(s)
         if tk.thread_in_warpgroup() < 2 * F:
             sums[tk.thread_in_warpgroup(), 0] = Float32(0.0)
         linear, window = g.linear[t.head], g.window[t.head]
@@ -237,20 +250,21 @@ class HedgehogAttention:
             s.keys.wait(keys)
             tk.mm_ABt(w.now, s.q[tokens.stage], s.k[keys.stage])
             tk.mm_ABt(w.past, s.q[tokens.stage], s.k[before.stage])
-            tk.mma_wait(0)
             self.softmax(g, w, i)
             s.weights.acquire_empty(out)
             self.put_weights(w, w.now, s.p[2 * out.stage], window)
-            self.put_weights(w, w.past, s.p[2 * out.stage + 1], window)
             tk.mm_AB(w.y_q, s.q[tokens.stage], s.maps[0])
+            self.put_weights(w, w.past, s.p[2 * out.stage + 1], window)
             tk.mm_AB(w.y_k, s.k[before.stage], s.maps[1])
-            tk.mma_wait(0)
-            # queries and keys have been read, and the sums of the chunk before are there
+            tk.mma_wait(1)
+            # queries have been read, and the sums of the chunk before are there
             tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)
             tk.zero(w.far)
             make_features(w, w.y_q, self.of_queries(s, tokens, out), sums)
+            tk.mma_wait(0)
+            tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)  # keys have been read
             make_features(w, w.y_k, self.of_keys(s, before, out))
-            self.put_denominators(s, w, out.stage, (linear, window))
+            self.put_denominators(g, s, t, w, (i, out.stage), (linear, window))
             tk.publish()
             s.weights.commit(out)
             tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)
@@ -263,11 +277,14 @@ class HedgehogAttention:
 
     @cute.jit
     def softmax(self, g, w, i):
-        """now, past = the window's exponentials; total = a thread's part of their sums."""
+        """now, past = the window's exponentials, of scores that are waited for here; total = a thread's part of their
+        sums."""
+        tk.mma_wait(1)
         tk.right_fill(w.now, 1, -Float32.inf, diagonal=True)
+        tk.row_max(w.most, w.now)
+        tk.mma_wait(0)
         if i == 0:
             tk.neg_infty(w.past)
-        tk.row_max(w.most, w.now)
         tk.row_max(w.most, w.past, w.most)
         tk.mul(w.most, w.most, g.scale)
         for x in (w.now, w.past):
@@ -283,23 +300,42 @@ class HedgehogAttention:
         tk.apply_narrow(p, lambda e: e * window, x)
         tk.store(tile, p)
 
-    def put_denominators(self, s, w, stage, factors):
-        linear, window = factors
+    def put_denominators(self, g, s, t, w, where, factors):
+        (chunk, stage), (linear, window) = where, factors
         tk.apply(w.row, lambda near, far: window * near + linear * far, w.total, w.far)
         tk.quad_sum(w.row)
         tk.apply(w.row, lambda x: cute.arch.rcp_approx(x + EPS), w.row)
         tk.store_rows(s.inverse[None, stage], w.row, 0, CHUNK)
+        tk.store_rows(g.inverse[t.batch, None, t.head], w.row, chunk * CHUNK, g.tokens)
+
+    def begin_sums(self, s):
+        each = ONES * CHUNK // tk.WARPGROUP
+        for n in range(each):
+            at = each * tk.thread_in_warpgroup() + n
+            s.ones[0].tensor[at // CHUNK, at % CHUNK] = self.dtype(1.0)
+        tk.publish()
 
     @cute.jit
     def add_features(self, s, w, tiles, i):
-        """sums += a chunk's features of keys, by a product with ones, each of whose rows is that sum."""
-        tk.fill(w.ones, 1.0)
-        tk.mm_AB(w.y_q, w.ones, tiles[0])
-        tk.mm_AB(w.y_k, w.ones, tiles[1])
-        tk.mma_wait(0)
-        if i > 0 and tk.warp_id() % 4 == 0 and tk.lane_id() < 4:
-            add_row(s.sums, w.y_q, 0)
-            add_row(s.sums, w.y_k, self.spec.features)
+        """sums += a chunk's features of keys, by a product with ones: each of its columns is that sum, or, of 32
+        features, fewer than a product has rows, each row of another."""
+        sums = s.sums
+        if const_expr(self.spec.features == CHUNK):
+            for part in cutlass.range_constexpr(2):
+                tk.mm_AtBt(w.sums[part], tiles[part], s.ones[0])
+            tk.mma_wait(0)
+            if i > 0 and tk.lane_id() % 4 == 0:
+                for part, r in ((part, r) for part in range(2) for r in range(2)):
+                    at = CHUNK * part + tk.first_row() + 8 * r
+                    sums[at, 0] = sums[at, 0] + w.sums[part].rows_view[r, 0]
+        else:
+            tk.fill(w.ones, 1.0)
+            tk.mm_AB(w.y_q, w.ones, tiles[0])
+            tk.mm_AB(w.y_k, w.ones, tiles[1])
+            tk.mma_wait(0)
+            if i > 0 and tk.warp_id() % 4 == 0 and tk.lane_id() < 4:
+                add_row(sums, w.y_q, 0)
+                add_row(sums, w.y_k, self.spec.features)
 
     # ---- the state's warpgroups ----------------------------------------------------------------
 

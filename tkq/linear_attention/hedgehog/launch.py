@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from tkq.linear_attention.hedgehog.config import WindowConfig
-from tkq.linear_attention.hedgehog.plan import plan
-from tkq.linear_attention.hedgehog.spec import HedgehogSpec, WindowSpec
+from tkq.linear_attention.hedgehog.plan import feature_plan, plan
+from tkq.linear_attention.hedgehog.spec import FeatureSpec, HedgehogSpec, WindowSpec
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
 
+CONTIGUOUS = torch.contiguous_format
 _launchers: dict = {}  # what decides the kernel -> its function; as many as kinds of call
 
 
@@ -35,14 +36,16 @@ class Given(NamedTuple):
 
 
 def start(given: Given) -> tuple:
-    """(o, (the function that was launched, its arguments) or None); no launch where there are no tokens."""
+    """(o, of each token 1 over its denominator (B, S, H) fp32, (the function that was launched, its arguments) or
+    None); no launch where there are no tokens."""
     q, k, v, *others = given
     o, call = torch.empty(v.shape, device=v.device, dtype=v.dtype), None
+    inverse = torch.empty(v.shape[:3], device=v.device, dtype=torch.float32)
     if o.numel():
         # of powers of 2
-        call = _launcher(given), (q, (k, v, o, *others), q.shape[3]**-0.5 / math.log(2))
+        call = _launcher(given), (q, (k, v, o, *others, inverse), q.shape[3]**-0.5 / math.log(2))
         call[0](*call[1])
-    return o, call
+    return o, inverse, call
 
 
 def _launcher(given):
@@ -59,16 +62,78 @@ def window_recipe(spec: WindowSpec) -> Recipe:
     return Recipe("tkq.linear_attention.hedgehog.window_kernel:WindowGradients", (spec, WindowConfig()))
 
 
-def window_gradients(q: Tensor, k: Tensor, v: Tensor, do: Tensor, far: Tensor, far_do: Tensor, linear: Tensor,
-                     window: Tensor) -> tuple:
-    """As `reference.hedgehog.in_window`; dq, dk and dv are of q's type."""
-    numbers = [torch.empty(far.shape, device=q.device, dtype=torch.float32) for _ in range(3)]
-    gradients = [torch.empty(q.shape, device=q.device, dtype=q.dtype) for _ in range(3)]
+class Window(NamedTuple):
+    """What the launch for the window takes, as `window_kernel.Operands` has it, but for gradients. inverse: of each
+    token 1 over its denominator. delta: o do. less: what features' gradients without weights have of features, or None:
+    then the factors' gradients are of no use."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    do: Tensor
+    inverse: Tensor
+    delta: Tensor
+    less: Tensor | None
+    linear: Tensor
+    window: Tensor
+
+
+def window_gradients(given: Window, dq: Tensor, dk: Tensor, dv: Tensor) -> Tensor:
+    """As `reference.hedgehog.in_window`: dq, dk and dv are added to, the factors' gradients of each token come out,
+    (2, B, S, H) fp32, linear's and window's."""
+    q, k, v, do, inverse, delta, less, linear, window = given
+    found = torch.empty(2, *inverse.shape, device=q.device, dtype=torch.float32)
     if q.numel():
         key = "window", q.get_device(), q.dtype, q.shape[3]
         if key not in _launchers:
             arch.require_hopper(q.device)
             _launchers[key] = function(window_recipe(WindowSpec(dtypes.name_of(q.dtype), q.shape[3])))
-        _launchers[key](q, (k, v, do, *gradients, far.contiguous(), far_do.contiguous(), *numbers,
-                            linear.contiguous(), window.contiguous()), q.shape[3]**-0.5)
-    return *numbers, *gradients
+        numbers = inverse, delta, delta if less is None else less
+        _launchers[key](q, (k, v, do, dq, dk, dv, *numbers, linear.contiguous(), window.contiguous(), found),
+                        q.shape[3]**-0.5)
+    return found
+
+
+def feature_recipe(spec: FeatureSpec) -> Recipe:
+    """The kernel's of the features' part of the gradients."""
+    return Recipe("tkq.linear_attention.hedgehog.feature_kernel:FeatureGradients", (spec, feature_plan(spec)))
+
+
+class OfFeatures(NamedTuple):
+    """What a launch for the features takes, as `feature_tiles.Operands` has it, but for what it gives. largest: of
+    inverse, (B, H)."""
+
+    x: Tensor
+    y: Tensor
+    a: Tensor
+    b: Tensor
+    x_map: Tensor
+    y_map: Tensor
+    inverse: Tensor
+    delta: Tensor
+    largest: Tensor
+    linear: Tensor
+
+
+def query_gradients(given: OfFeatures) -> tuple:
+    """(dq, less (B, S, H) fp32, dq_map (B, H, D, F) fp32). x: queries, a: do."""
+    dq, less = torch.empty_like(given.x, memory_format=CONTIGUOUS), torch.empty_like(given.inverse)
+    return dq, less, _of_features("queries", given, (dq, None, less))
+
+
+def key_gradients(given: OfFeatures) -> tuple:
+    """(dk, dv, dk_map (B, H, D, F) fp32). x: keys, a: v."""
+    dk, dv = (torch.empty_like(x, memory_format=CONTIGUOUS) for x in (given.x, given.a))
+    return dk, dv, _of_features("keys", given, (dk, dv, None))
+
+
+def _of_features(of, given, made):
+    x, *others = given
+    B, _, H, D = x.shape
+    dmap = torch.empty(B, H, D, given.x_map.shape[2], device=x.device, dtype=torch.float32)
+    key = of, x.get_device(), x.dtype, D
+    if key not in _launchers:
+        arch.require_hopper(x.device)
+        _launchers[key] = function(feature_recipe(FeatureSpec(dtypes.name_of(x.dtype), D, of)))
+    _launchers[key](x, (*others, *made, dmap))
+    return dmap

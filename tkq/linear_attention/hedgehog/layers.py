@@ -33,7 +33,8 @@ class HedgehogAttention(nn.Module):
         device, dtype: of the parameters.
 
     Raises:
-        TypeError: a size that is no int; a flag that is no bool.
+        TypeError: a size that is no int; a flag that is no bool; an init_window_factor that is no number; a rotary that
+            cannot be called.
         ValueError: a size below 1; num_heads that is no multiple of num_kv_heads.
         NotImplementedError: a head_dim or feature_dim that is not supported."""
 
@@ -47,6 +48,10 @@ class HedgehogAttention(nn.Module):
             check.size(f"HedgehogAttention: {name}", size)
         for name, flag in (("affine_factors", affine_factors), ("bias", bias)):
             check.flag(f"HedgehogAttention: {name}", flag)
+        check.number("HedgehogAttention: init_window_factor", init_window_factor)
+        if rotary is not None and not callable(rotary):
+            raise TypeError(f"HedgehogAttention: rotary is {rotary!r}, allowed are None and a module that is called "
+                            "with q and k")
         _check_heads(num_heads, num_kv_heads, head_dim, feature_dim)
         self.hidden_size, self.num_heads, self.num_kv_heads = hidden_size, num_heads, num_kv_heads
         self.head_dim, self.feature_dim, self.affine_factors = head_dim, feature_dim, affine_factors

@@ -1,9 +1,10 @@
 """tkq.hedgehog: what PyTorch sees of Hedgehog's attention."""
+import torch
 from torch import Tensor
 
 from tkq.linear_attention.check import for_tma, lowered
 from tkq.linear_attention.hedgehog.check import NAMES, OP, check_call, check_hedgehog_layouts, check_window
-from tkq.linear_attention.hedgehog.gradients import backward
+from tkq.linear_attention.hedgehog.gradients import Saved, backward
 from tkq.linear_attention.hedgehog.launch import Given, start
 from tkq.reference import hedgehog as reference
 from tkq.runtime.call import autocast, check, ops
@@ -67,31 +68,31 @@ def hedgehog(q: Tensor, k: Tensor, v: Tensor, q_map: Tensor, k_map: Tensor, line
     if not traced:
         found = _call_cache.take(*given, window_size)
         if found is not None:
-            return found
+            return found[0]
     check_window(window_size)
     mode = ops.route(*given)
     if mode == "direct":
-        return (_forward if q.is_cuda else _cpu)(*given, window_size)
+        return (_forward if q.is_cuda else _cpu)(*given, window_size)[0]
     if mode == "record":
         return _Recorded.apply(*given, window_size)
     check.refuse_tangent(OP, **dict(zip(NAMES, given)))
     check_call(*given)  # the dispatcher's words name no argument
-    return _op(*given, window_size)
+    return _op(*given, window_size)[0]
 
 
 def _forward(q, k, v, q_map, k_map, linear_factor, window_factor, window_size):
-    """Of CUDA tensors."""
+    """(o, of each token 1 over its denominator), of CUDA tensors."""
     given = q, k, v, q_map, k_map, linear_factor, window_factor
     check_call(*given)
     check_hedgehog_layouts(*given[:5])
-    o, call = start(Given(*given[:5], linear_factor.contiguous(), window_factor.contiguous()))
+    o, inverse, call = start(Given(*given[:5], linear_factor.contiguous(), window_factor.contiguous()))
     if call is not None:
-        _call_cache.add((*given, window_size), *call, o)
-    return o
+        _call_cache.add((*given, window_size), *call, (o, inverse))
+    return o, inverse
 
 
 def _cuda(q: Tensor, k: Tensor, v: Tensor, q_map: Tensor, k_map: Tensor, linear_factor: Tensor, window_factor: Tensor,
-          window_size: int) -> Tensor:
+          window_size: int) -> tuple[Tensor, Tensor]:
     given = q, k, v, q_map, k_map, linear_factor, window_factor, window_size
     found = _call_cache.take(*given)
     if found is None:
@@ -104,56 +105,66 @@ def _cpu(q, k, v, q_map, k_map, linear_factor, window_factor, window_size):
     given = q, k, v, q_map, k_map, linear_factor, window_factor
     check_call(*given)
     check_hedgehog_layouts(*given[:5])
-    return reference.hedgehog(*given).to(q.dtype).contiguous()
+    o, inverse = reference.outputs(*given)
+    return o.to(q.dtype).contiguous(), inverse.contiguous()
 
 
 def _fake(q, k, v, q_map, k_map, linear_factor, window_factor, window_size):
     check_call(q, k, v, q_map, k_map, linear_factor, window_factor)
-    return q.new_empty(q.shape)
+    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 # ---- gradients ------------------------------------------------------------------------------------------------------
 
 
-def _backward_cuda(do: Tensor, q: Tensor, k: Tensor, v: Tensor, q_map: Tensor, k_map: Tensor, linear_factor: Tensor,
-                   window_factor: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    given = q, k, v, q_map, k_map, linear_factor, window_factor
-    return _as(backward(for_tma(do), *given), given)
+def _backward_cuda(do: Tensor, o: Tensor, inverse: Tensor, q: Tensor, k: Tensor, v: Tensor, q_map: Tensor,
+                   k_map: Tensor, linear_factor: Tensor, window_factor: Tensor, needs: list[bool]
+                   ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Empty ones for what is not wanted."""
+    saved = Saved(o, inverse, q, k, v, q_map, k_map, linear_factor, window_factor)
+    return _as(backward(for_tma(do), saved, tuple(needs)), saved[2:], needs)
 
 
-def _backward_cpu(do, *given):
-    return _as(reference.hedgehog_backward(do, *given), given)
+def _backward_cpu(do, o, inverse, *given):
+    *given, needs = given
+    return _as(reference.hedgehog_backward(do, *reference.outputs(*given), *given), given, needs)  # o, not rounded
 
 
-def _as(found, given):
+def _as(found, given, needs):
     """Gradients in the types of what they are of."""
-    return tuple(x.to(of.dtype).contiguous() for x, of in zip(found, given))
+    return tuple(x.to(of.dtype).contiguous() if needed else of.new_empty(0)
+                 for x, of, needed in zip(found, given, needs))
 
 
-def _backward_fake(do, *given):
-    return tuple(of.new_empty(of.shape) for of in given)
+def _backward_fake(do, o, inverse, *given):
+    *given, needs = given
+    return tuple(of.new_empty(of.shape if needed else 0) for of, needed in zip(given, needs))
 
 
 _backward_op = ops.torch_op("hedgehog_backward", cuda=_backward_cuda, cpu=_backward_cpu, fake=_backward_fake)
 
 
 def _setup(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:len(NAMES)])
+    ctx.save_for_backward(*output, *inputs[:len(NAMES)])
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
 
 
 def _record(ctx, *given):
     """The op in plain eager mode, past the dispatcher."""
-    o = (_cuda if given[0].is_cuda else _cpu)(*given)
-    _setup(ctx, given, o)
-    return o
+    found = (_cuda if given[0].is_cuda else _cpu)(*given)
+    _setup(ctx, given, found)
+    return found[0]
 
 
-def _back(ctx, do):
-    given, needs = ctx.saved_tensors, ctx.needs_input_grad[:len(NAMES)]
-    call = _backward_op
-    if ops.direct(do, *given):
+def _back(ctx, do, dinverse=None):
+    needs = list(ctx.needs_input_grad[:len(NAMES)])
+    if do is None:
+        return (None,) * (len(NAMES) + 1)
+    tensors, call = (do, *ctx.saved_tensors), _backward_op
+    if ops.direct(*tensors):
         call = _backward_cuda if do.is_cuda else _backward_cpu
-    found = call(do, *given)
+    found = call(*tensors, needs)
     return *(x if needed else None for x, needed in zip(found, needs)), None
 
 

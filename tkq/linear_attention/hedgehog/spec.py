@@ -40,3 +40,22 @@ class WindowSpec:
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("head_dim", self.head_dim, HEAD_DIMS)):
             if got not in allowed:
                 raise ValueError(f"WindowSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
+
+
+OF = "queries", "keys"
+
+
+@dataclass(frozen=True)
+class FeatureSpec:
+    """The features' part of the gradients, of maps of 64 columns. dtype, head_dim: as `HedgehogSpec` has them. of:
+    "queries", or "keys", with values."""
+
+    dtype: str
+    head_dim: int
+    of: str
+
+    def __post_init__(self):
+        for name, got, allowed in (("dtype", self.dtype, DTYPES), ("head_dim", self.head_dim, HEAD_DIMS),
+                                   ("of", self.of, OF)):
+            if got not in allowed:
+                raise ValueError(f"FeatureSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")

@@ -15,12 +15,13 @@ from tkq.linear_attention.hedgehog.spec import WindowSpec
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
+BELOW_ONE = 1 - 2.0**-24
 QUERIES_BARRIER, KEYS_BARRIER = 1, 2  # named barriers: of the warpgroups that have gradients of queries, of keys
 
 
 class Operands(NamedTuple):
-    """q, k, v, do, dq, dk, dv: (B, S, H, D). far: features' products with the sums of those before the window; far_do:
-    with what do gives there; inverse, delta, dwindow: (B, S, H) fp32. linear, window: factors, (H,) fp32."""
+    """q, k, v, do, dq, dk, dv: (B, S, H, D), the last three to be added to. inverse, delta, less: (B, S, H) fp32.
+    linear, window: factors, (H,) fp32. of_factors: (2, B, S, H) fp32, gradients of linear and of window."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -29,13 +30,12 @@ class Operands(NamedTuple):
     dq: cute.Tensor
     dk: cute.Tensor
     dv: cute.Tensor
-    far: cute.Tensor
-    far_do: cute.Tensor
     inverse: cute.Tensor
     delta: cute.Tensor
-    dwindow: cute.Tensor
+    less: cute.Tensor
     linear: cute.Tensor
     window: cute.Tensor
+    of_factors: cute.Tensor
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,12 @@ class Globals:
     dq: tk.gl
     dk: tk.gl
     dv: tk.gl
-    far: cute.Tensor
-    far_do: cute.Tensor
     inverse: cute.Tensor
     delta: cute.Tensor
-    dwindow: cute.Tensor
+    less: cute.Tensor
     linear: cute.Tensor
     window: cute.Tensor
+    of_factors: cute.Tensor
     scale: Float32
     tokens: Int32
 
@@ -81,23 +80,27 @@ class Rows:
     total: tk.RowVec
     of_do: tk.RowVec
     count: tk.RowVec
-    far: tk.RowVec
-    far_do: tk.RowVec
     inverse: tk.RowVec
     delta: tk.RowVec
-    dwindow: tk.RowVec
+    far_do: tk.RowVec
+    far: tk.RowVec
+    exact: tk.RowVec
+    found: tk.RowVec
 
 
 class WindowGradients:
-    """With e[i, j] = exp(q[i] k[j] / sqrt(D) - most[i]) of keys in the window, and dp[i, j] = do[i] v[j],
+    """With e[i, j] = exp(q[i] k[j] / sqrt(D) - most[i]) of keys in the window, dp[i, j] = do[i] v[j], inverse what
+    outputs were multiplied by, and delta = o do,
 
-        inverse = 1 / (window * sum e + linear * far + 1e-6)             what outputs are multiplied by
-        delta = inverse * (window * sum (e dp) + linear * far_do)        o do
-        dwindow = inverse * (sum (e dp) - delta * sum e)
+        of_window = inverse * (sum (e dp) - exact * sum e)
+        of_linear = inverse * (far_do - exact * far)
         p = window * inverse * e
-        ds = (p (dp - delta) - [e is 1] * window * dwindow / the number of such) / sqrt(D)
-        dq = ds K, dk = ds' Q, dv = p' dO
+        ds = (p (dp - delta) - [e is 1] * window * of_window / the number of such) / sqrt(D)
+        dq += ds K, dk += ds' Q, dv += p' dO
 
+    far and far_do are what linear is multiplied by, in the denominator and, of do, in what is divided by it: less is
+    far_do - delta * far, and linear * far what window * sum e leaves of the denominator. exact is delta once more, of
+    these numbers, which are not rounded to 16 bits as o is: the factors' gradients are small differences of large sums.
     where e is 1 a score is the largest, most, which all others are relative to. A block has one head of one sequence
     and walks along its chunks of 64 tokens, each with its own keys and those of the chunk before; gradients of keys and
     values are in accumulators until the chunk behind has added its part.
@@ -127,9 +130,10 @@ class WindowGradients:
         B, S, H = (fake.sym() for _ in range(3))
         rows = [fake.tensor(self.spec.dtype, (B, S, H, self.spec.head_dim),
                             (*(fake.sym64(divisibility=8) for _ in range(3)), 1)) for _ in range(7)]
-        numbers = [fake.tensor("fp32", (B, S, H), align=4) for _ in range(5)]
-        q, *others = *rows, *numbers, *[fake.tensor("fp32", (H,), align=4) for _ in range(2)]
-        return q, tuple(others), Float32(1.0)
+        numbers = [fake.tensor("fp32", (B, S, H), align=4) for _ in range(3)]
+        linear, window = [fake.tensor("fp32", (H,), align=4) for _ in range(2)]
+        of_factors = fake.tensor("fp32", (2, B, S, H), align=4)
+        return rows[0], (*rows[1:], *numbers, linear, window, of_factors), Float32(1.0)
 
     @cute.jit
     def __call__(self, q: cute.Tensor, others: Any, scale: Float32, stream: cuda.CUstream):
@@ -137,8 +141,8 @@ class WindowGradients:
         operands = Operands(q, *others)
         # (batch, token, head, col) to (token, col, head, batch)
         rows = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0])) for x in operands[:7]]
-        g = Globals(*[tk.gl.load(x, self.x_tile) for x in rows[:4]], tk.gl.store(rows[4], self.p_tile),
-                    *[tk.gl.store(x, self.x_tile) for x in rows[5:]], *operands[7:], scale, Int32(rows[0].shape[0]))
+        g = Globals(*[tk.gl.load(x, self.x_tile) for x in rows[:4]], tk.gl.add(rows[4], self.p_tile),
+                    *[tk.gl.add(x, self.x_tile) for x in rows[5:]], *operands[7:], scale, Int32(rows[0].shape[0]))
         self.kernel(g).launch(grid=[rows[0].shape[2], rows[0].shape[3], 1], block=[4 * tk.WARPGROUP, 1, 1],
                               stream=stream, min_blocks_per_mp=1)
 
@@ -182,28 +186,30 @@ class WindowGradients:
     @cute.jit
     def make_pairs(self, g, s, t):
         now, past, dp_now, dp_past = (tk.rt_fl(CHUNK) for _ in range(4))
-        rows = Rows(*[tk.rv() for _ in range(9)])
+        rows = Rows(*[tk.rv() for _ in range(10)])
         linear, window = g.linear[t.head], g.window[t.head]
         tokens, keys, before, out = s.tokens.ring(), s.keys.ring(), s.keys.ring(), s.pairs.ring()
         s.keys.wait(keys)
         keys.advance()
         for i in cutlass.range(t.chunks, unroll=1):
-            tk.load_rows(rows.far, g.far[t.batch, None, t.head], i * CHUNK, g.tokens)
-            tk.load_rows(rows.far_do, g.far_do[t.batch, None, t.head], i * CHUNK, g.tokens)
+            tk.load_rows(rows.inverse, g.inverse[t.batch, None, t.head], i * CHUNK, g.tokens)
+            tk.load_rows(rows.delta, g.delta[t.batch, None, t.head], i * CHUNK, g.tokens)
+            tk.load_rows(rows.far_do, g.less[t.batch, None, t.head], i * CHUNK, g.tokens)
             s.tokens.wait(tokens)
             s.keys.wait(keys)
             tk.mm_ABt(now, s.q[tokens.stage], s.k[keys.stage])
             tk.mm_ABt(past, s.q[tokens.stage], s.k[before.stage])
             tk.mm_ABt(dp_now, s.do[tokens.stage], s.v[keys.stage])
             tk.mm_ABt(dp_past, s.do[tokens.stage], s.v[before.stage])
+            tk.mma_wait(2)
+            tk.right_fill(now, 1, -Float32.inf, diagonal=True)
+            tk.row_max(rows.most, now)
+            if i == 0:
+                tk.neg_infty(past)
+            tk.row_max(rows.most, past, rows.most)
             tk.mma_wait(0)
             s.tokens.release(tokens)
             s.keys.release(before)
-            tk.right_fill(now, 1, -Float32.inf, diagonal=True)
-            if i == 0:
-                tk.neg_infty(past)
-            tk.row_max(rows.most, now)
-            tk.row_max(rows.most, past, rows.most)
             self.sums(rows, ((now, dp_now), (past, dp_past)), g.scale * tk.LOG2E)
             self.numbers(g, t, rows, (linear, window), i)
             s.pairs.acquire_empty(out)
@@ -215,36 +221,42 @@ class WindowGradients:
                 ring.advance()
 
     def sums(self, rows, parts, scale):
-        """Scores become exponentials, 1 where they are the largest; sums of these, of their products with dp, and how
-        many are 1."""
+        """Scores become exponentials, 1 where they are the largest and below 1 elsewhere; sums of these, of their
+        products with dp, and how many are 1."""
         for vector in (rows.total, rows.of_do, rows.count):
             tk.zero(vector)
         for x, dp in parts:
             e, d = x.rows_view, dp.rows_view
             for r in range(2):
                 for j in range(CHUNK // 4):
-                    one = cute.math.exp2((e[r, j] - rows.most.tensor[r]) * scale, fastmath=True)
+                    less = e[r, j] - rows.most.tensor[r]
+                    one = cute.math.exp2(less * scale, fastmath=True)
+                    one = cutlass.select_(one >= 1.0, Float32(BELOW_ONE), one)  # NaN stays
+                    one = cutlass.select_(less == 0.0, Float32(1.0), one)
                     e[r, j] = one
                     rows.total.tensor[r] = rows.total.tensor[r] + one
                     rows.of_do.tensor[r] = cute.math.fma(one, d[r, j], rows.of_do.tensor[r])
-                    largest = cutlass.select_(one == 1.0, Float32(1.0), Float32(0.0))
+                    largest = cutlass.select_(less == 0.0, Float32(1.0), Float32(0.0))
                     rows.count.tensor[r] = rows.count.tensor[r] + largest
         for vector in (rows.total, rows.of_do, rows.count):
             tk.quad_sum(vector)
 
     def numbers(self, g, t, rows, factors, i):
-        """Of each token, also to global memory."""
+        """The factors' gradients of each token, to global memory."""
         linear, window = factors
-        tk.apply(rows.inverse, lambda near, far: cute.arch.rcp_approx(window * near + linear * far + EPS), rows.total,
-                 rows.far)
-        tk.apply(rows.delta, lambda inverse, near, far: inverse * (window * near + linear * far), rows.inverse,
-                 rows.of_do, rows.far_do)
-        tk.apply(rows.dwindow, lambda inverse, near, delta, total: inverse * (near - delta * total), rows.inverse,
-                 rows.of_do, rows.delta, rows.total)
-        for to, vector in ((g.inverse, rows.inverse), (g.delta, rows.delta), (g.dwindow, rows.dwindow)):
-            tk.store_rows(to[t.batch, None, t.head], vector, i * CHUNK, g.tokens)
+        one_over = Float32(cutlass.select_(linear == 0.0, Float32(0.0), cute.arch.rcp_approx(linear)))
+        tk.apply(rows.far, lambda inverse, near: cute.arch.rcp_approx(inverse) - EPS - window * near, rows.inverse,
+                 rows.total)
+        tk.apply(rows.exact, lambda inverse, near, less, delta, far: inverse * (
+            window * near + linear * less + delta * far), rows.inverse, rows.of_do, rows.far_do, rows.delta, rows.far)
+        tk.apply(rows.found, lambda inverse, less, delta, exact, far: inverse * (
+            less + (delta - exact) * far * one_over), rows.inverse, rows.far_do, rows.delta, rows.exact, rows.far)
+        tk.store_rows(g.of_factors[0, t.batch, None, t.head], rows.found, i * CHUNK, g.tokens)
+        tk.apply(rows.found, lambda inverse, near, exact, total: inverse * (near - exact * total), rows.inverse,
+                 rows.of_do, rows.exact, rows.total)
+        tk.store_rows(g.of_factors[1, t.batch, None, t.head], rows.found, i * CHUNK, g.tokens)
         # what the largest score gets less, and from here on the factor of exponentials
-        tk.apply(rows.dwindow, lambda x, count: window * x * cute.arch.rcp_approx(count), rows.dwindow, rows.count)
+        tk.apply(rows.found, lambda x, count: window * x * cute.arch.rcp_approx(count), rows.found, rows.count)
         tk.mul(rows.inverse, rows.inverse, window)
 
     def put_pairs(self, s, n, pair, rows, factors):
@@ -255,7 +267,7 @@ class WindowGradients:
         tk.store(s.p[n], narrow)
         tk.apply_narrow(narrow, lambda e, d, inverse, delta, less: scale * (
             e * inverse * (d - delta) - cutlass.select_(e == 1.0, less, Float32(0.0))), x, dp, rows.inverse, rows.delta,
-            rows.dwindow)
+            rows.found)
         tk.store(s.ds[n], narrow)
 
     # ---- gradients -----------------------------------------------------------------------------

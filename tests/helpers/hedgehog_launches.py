@@ -1,0 +1,112 @@
+"""The launches of Hedgehog's gradients in plain PyTorch, chunk by chunk as the kernels have them: exactly, in float64,
+or rounded where the kernels round."""
+import torch
+
+from tkq.reference import hedgehog as reference
+from tkq.reference.precision import _upcast
+
+CHUNK = 64
+
+
+def _narrow(x, dtype):
+    return x if dtype == torch.float64 else x.to(dtype).float()
+
+
+def window_gradients(given, dq, dk, dv):
+    """As `launch.window_gradients`."""
+    q, k, v, do, *numbers = given
+    numbers = [_upcast(given.delta if x is None else x) for x in numbers]
+    of_linear, of_window, *found = reference.in_window(q, k, v, do, *numbers, narrow=lambda x: _narrow(x, q.dtype))
+    for to, more in zip((dq, dk, dv), found):
+        to += more.to(to.dtype)
+    return torch.stack((of_linear, of_window))
+
+
+def query_gradients(given):
+    """As `launch.query_gradients`."""
+    weight, power = _weights(given)
+    dq, less = torch.empty_like(given.x), torch.zeros_like(_upcast(given.delta))
+    others = _features(given.y, given.y_map)
+    state = sums = 0.0
+    maps = []
+    for at, before in _walk(dq.shape[1], False):
+        if before is not None:
+            state, sums = _take_up(given, state, sums, others, before, None)
+        df, f, dy_of = _found(given, at, state)
+        df = df - given.delta[:, at, :, None] * sums
+        less[:, at] = (f.clamp(min=reference.LEAST) * df).sum(-1)
+        maps.append(_put(given, at, dy_of(df) * (weight / power)[:, at, :, None], power, dq))
+    return dq, less, sum(maps)
+
+
+def key_gradients(given):
+    """As `launch.key_gradients`."""
+    weight, power = _weights(given)
+    dk, dv = torch.empty_like(given.x), torch.zeros_like(given.a)
+    others = _features(given.y, given.y_map) * (weight / power)[..., None]
+    state = sums = 0.0
+    maps = []
+    for at, before in _walk(dk.shape[1], True):
+        if before is not None:
+            state, sums = _take_up(given, state, sums, others, before, given.delta)
+        df, f, dy_of = _found(given, at, state)
+        if not isinstance(state, float):
+            f = _narrow(f.clamp(min=reference.LEAST), given.x.dtype)
+            found = torch.einsum("bshf,bhfv->bshv", f, _narrow(state, given.x.dtype)) * power[..., None]
+            dv[:, at] = found.to(dv.dtype)
+        maps.append(_put(given, at, dy_of(df - sums), power, dk))
+    return dk, dv, sum(maps)
+
+
+def _walk(S, reverse):
+    """(a chunk, that which its state takes up before, or None)"""
+    chunks = [slice(at, at + CHUNK) for at in range(0, S, CHUNK)]
+    chunks = chunks[::-1] if reverse else chunks
+    return [(at, chunks[i - 2] if i > 1 else None) for i, at in enumerate(chunks)]
+
+
+def _weights(given):
+    weight = _upcast(given.linear) * _upcast(given.inverse)
+    largest = _upcast(given.largest) * _upcast(given.linear).abs()
+    _, exponent = torch.frexp(largest)
+    return weight, torch.ldexp(torch.ones_like(largest), exponent - 1)[:, None]
+
+
+def _softmaxes(x, weight):
+    y = torch.einsum("bshd,hdf->bshf", _upcast(x), _upcast(weight))
+    return torch.cat((y.softmax(-1), (-y).softmax(-1)), -1)
+
+
+def _features(x, weight):
+    return _softmaxes(x, weight).clamp(min=reference.LEAST)
+
+
+def _take_up(given, state, sums, others, at, delta):
+    f, b = others[:, at], _upcast(given.b)[:, at]
+    state = state + torch.einsum("bshf,bshv->bhfv", _narrow(f, given.x.dtype), b)
+    weighted = f if delta is None else f * delta[:, at, :, None]
+    return state, sums + weighted.sum(1)[:, None]
+
+
+def _found(given, at, state):
+    """(S a, the softmaxes of x, from features' gradients to y's), of a chunk."""
+    f = _softmaxes(given.x[:, at], given.x_map)
+    a = _upcast(given.a)[:, at]
+    df = 0 * f if isinstance(state, float) else torch.einsum("bshv,bhfv->bshf", a, _narrow(state, given.x.dtype))
+
+    def dy_of(df):
+        df = df.where(f >= reference.LEAST, 0.0)
+        y, minus_y = (p * (d - (p * d).sum(-1, keepdim=True)) for p, d in zip(f.chunk(2, -1), df.chunk(2, -1)))
+        return y - minus_y
+
+    return df, f, dy_of
+
+
+def _put(given, at, dy, power, dx):
+    """dx = dy W' of a chunk; its part of dW."""
+    dy = _narrow(dy, given.x.dtype)
+    dx[:, at] = (torch.einsum("bshf,hdf->bshd", dy, _upcast(given.x_map)) * power[..., None]).to(dx.dtype)
+    return torch.einsum("bshd,bshf->bhdf", _upcast(given.x)[:, at], dy) * power.mT[..., None]
+
+
+ALL = dict(window_gradients=window_gradients, query_gradients=query_gradients, key_gradients=key_gradients)

@@ -1,0 +1,129 @@
+"""The gradients of the features' kernel: the part that makes them of what the state gives."""
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, const_expr
+
+import tkq.tile as tk
+from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.hedgehog.feature_tiles import FEATURES, SIDES, near_power, visited
+from tkq.linear_attention.hedgehog.features import LEAST, softmax
+from tkq.linear_attention.hedgehog.spec import FeatureSpec
+from tkq.linear_attention.hedgehog.window_kernel import put
+
+GRADIENTS_BARRIER = 3  # the named barrier of the warpgroup
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """Registers of 64 tokens."""
+
+    y: tk.RegTile
+    e: tk.RegTile
+    d: tuple  # gradients of the features of y, of -y; the first becomes that of y
+    dy: tk.RegTile  # rounded: an operand
+    of_x: tuple  # features, rounded: operands
+    dx: tk.RegTile
+    dv: tk.RegTile
+    row: tk.RowVec
+    inner: tk.RowVec
+    inverse: tk.RowVec
+    delta: tk.RowVec
+    far: tk.RowVec
+
+
+class GradientPart:
+    """Of 64 tokens after the others: dx, of keys dv, of queries the linear factor's."""
+
+    def __init__(self, spec: FeatureSpec, dtype: Any):
+        self.spec, self.dtype, self.keys = spec, dtype, spec.of == "keys"
+
+    @cute.jit
+    def run(self, g, s, t):
+        D, dtype = self.spec.head_dim, self.dtype
+        c = Gradient(tk.rt_fl(FEATURES), tk.rt_fl(FEATURES), tuple(tk.rt_fl(FEATURES) for _ in range(SIDES)),
+                     tk.rt(FEATURES, dtype), tuple(tk.rt(FEATURES, dtype) for _ in range(SIDES)), tk.rt_fl(D),
+                     tk.rt_fl(D), *[tk.rv() for _ in range(5)])
+        less, power = near_power(g, t)
+        scale = g.linear[t.head] * less
+        tokens, states, dys = s.tokens.ring(), s.states.ring(), s.dys.ring()
+        s.map_pipe.wait(s.map_pipe.ring())
+        for i in cutlass.range(t.chunks, unroll=1):
+            chunk = visited(self.spec, t, i)
+            if const_expr(not self.keys):
+                tk.load_rows(c.inverse, g.inverse[t.batch, None, t.head], chunk * CHUNK, g.tokens)
+                tk.load_rows(c.delta, g.delta[t.batch, None, t.head], chunk * CHUNK, g.tokens)
+            s.tokens.wait(tokens)
+            tk.mm_AB(c.y, s.x[tokens.stage], s.maps[0])
+            s.states.wait(states)
+            for side in cutlass.range_constexpr(SIDES):
+                tk.mm_ABt(c.d[side], s.a[tokens.stage], s.state[side])
+            tk.mma_wait(2)
+            softmax(c.e, c.row, c.y, Float32(1.0))  # not known before: in steps, which need fewer registers
+            tk.mma_wait(0)
+            s.tokens.release(tokens)
+            tk.zero(c.far)
+            self.add_side(s, c, c.e, 0, i)
+            softmax(c.y, c.row, c.y, Float32(-1.0))
+            self.add_side(s, c, c.y, 1, i)
+            if const_expr(self.keys):
+                tk.copy(c.dy, c.d[0])
+                tk.mm_AB(c.dv, c.of_x[0], s.state[0])
+                tk.mma_AB(c.dv, c.of_x[1], s.state[1])
+            else:
+                s.states.release(states)
+                self.put_less(g, t, c, chunk)
+                tk.mul(c.inverse, c.inverse, scale)
+                tk.apply_narrow(c.dy, lambda d, w: d * w, c.d[0], c.inverse)
+            s.dys.acquire_empty(dys)
+            tk.store(s.dy[0], c.dy)
+            tk.publish()
+            s.dys.commit(dys)
+            at = t.batch, t.head, chunk, 0
+            if const_expr(self.keys):
+                tk.mma_wait(0)
+                s.states.release(states)
+                tk.mul(c.dv, c.dv, power)
+                put(g.dv, s.out[0], c.dv, at, GRADIENTS_BARRIER)
+            tk.mm_ABt(c.dx, c.dy, s.maps[0])
+            tk.mma_wait(0)
+            tk.mul(c.dx, c.dx, power)
+            put(g.dx, s.out[0], c.dx, at, GRADIENTS_BARRIER)
+            for ring in (tokens, states, dys):
+                ring.advance()
+        tk.store_wait(read=False)
+
+    def add_side(self, s, c, e, side, i):
+        """d[0] becomes y's gradient, of the features e of one side; far += what they have of it, before they are
+        divided by anything."""
+        sums = s.sums[None, i % 2 * SIDES + side]
+        sums = cute.make_tensor(sums.iterator, cute.make_layout((2, FEATURES // 2)))
+        tk.zero(c.inner)
+        view, d, first = e.rows_view, c.d[side].rows_view, c.d[0].rows_view
+        for block in range(FEATURES // 8):
+            cols = cute.make_rmem_tensor((2,), Float32)
+            cute.autovec_copy(sums[None, 4 * block + tk.lane_id() % 4], cols)
+            for r in range(2):
+                for n in range(2):
+                    j, col = 2 * block + n, cols[n]
+                    one, found = view[r, j], d[r, j] - (col if self.keys else c.delta.tensor[r] * col)
+                    least = one < LEAST
+                    if not self.keys:
+                        feature = Float32(cutlass.select_(least, Float32(LEAST), one))
+                        c.far.tensor[r] = cute.math.fma(feature, found, c.far.tensor[r])
+                    d[r, j] = Float32(cutlass.select_(least, Float32(0.0), found))
+                    c.inner.tensor[r] = cute.math.fma(one, d[r, j], c.inner.tensor[r])
+        tk.quad_sum(c.inner)
+        for r in range(2):
+            for j in range(FEATURES // 4):
+                of_y = view[r, j] * (d[r, j] - c.inner.tensor[r])
+                first[r, j] = first[r, j] - of_y if side else of_y
+        if self.keys:
+            tk.apply_narrow(c.of_x[side], lambda z: cutlass.select_(z < LEAST, Float32(LEAST), z), e)
+
+    def put_less(self, g, t, c, chunk):
+        """What the factors' gradients begin with, of each token."""
+        tk.quad_sum(c.far)
+        tk.store_rows(g.less[t.batch, None, t.head], c.far, chunk * CHUNK, g.tokens)
