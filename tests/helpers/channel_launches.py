@@ -5,15 +5,18 @@ from torch.nn.functional import pad
 
 from tests.helpers.linear_launches import of_sequences
 from tkq.linear_attention.channels.columns import HALVES
+from tkq.linear_attention.channels.whole import MOST
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.launch import Made
 
 
-def launched(given, scale) -> Made:
+def launched(given, scale, strict=False) -> Made:
     """As `launch.launch` of the channels. float64 stays float64, nothing is rounded; what is of 16 bits is computed in
-    float32, its operands are rounded as the kernel's are."""
+    float32, its operands are rounded as the kernel's are. strict: a token does not see itself, with of_values."""
     if given.cu is not None:
         return of_sequences(given, scale, launched)
+    if given.second is not None:
+        return in_pairs(given, scale)
     (B, S, H, _), (HV, V) = given.q.shape, given.v.shape[2:]
     heads = max(H, HV)
     wide = torch.promote_types(given.q.dtype, torch.float32)
@@ -33,7 +36,7 @@ def launched(given, scale) -> Made:
         chunk = Chunk(given, scale, decays[:, :, at], None if beta is None else beta[:, :, at])
         if given.of_values:
             out[:, :, at], dots[:, :, at], state = chunk.of_values(
-                q[:, :, at], k[:, :, at], v[:, :, at], state, None if x is None else x[:, :, at])
+                q[:, :, at], k[:, :, at], v[:, :, at], state, None if x is None else x[:, :, at], strict)
         else:
             out[:, :, at], state = chunk.of_keys(q[:, :, at], k[:, :, at], v[:, :, at], state)
             if given.updates:
@@ -43,7 +46,34 @@ def launched(given, scale) -> Made:
     if beta is not None and (given.reverse or given.updates):
         dv = (lacking[:, :, :S] if given.updates else beta[:, :, :S] * out).transpose(1, 2).to(given.v.dtype)
     out = out.transpose(1, 2)
-    return Made(out if given.of_values else out.to(given.v.dtype), None if given.final is None else state, dots, dv)
+    dots = None if dots is None else added_up(given, dots)
+    out = out if given.of_values and not given.narrow else out.to(given.v.dtype)
+    return Made(out, None if given.final is None else state, dots, dv)
+
+
+def in_pairs(given, scale) -> Made:
+    """As `value_pairs` has them, by two launches."""
+    parts = dict(second=None, v2=None, rest=None, less=None, end=None, narrow=False)
+    if not given.reverse:
+        first = launched(given._replace(**parts), scale)
+        second = launched(given._replace(**parts, q=given.second, x=given.v, final=None), 1.0, True)
+        o, dots, o2 = first.o, first.dots - second.dots, -second.o
+    else:
+        initial = None if given.initial is None else given.initial / scale
+        first = launched(given._replace(**parts, initial=initial, x=given.v2), scale)
+        parts.update(initial=None, k=given.second, v=given.v2, x=given.v2)
+        second = launched(given._replace(**parts), 1.0, True)
+        o, dots, o2 = first.o - second.o, first.dots - second.dots, None
+        o = o if given.rest is None else o + given.rest
+    return Made(o.to(given.v.dtype) if given.narrow else o, first.state, added_up(given, dots), o2)
+
+
+def added_up(given, dots):
+    """Dots, or sums of them and others."""
+    if given.less is None:
+        return dots
+    dots = (given.less - dots).flip(1).cumsum(1).flip(1)
+    return dots if given.end is None else dots + given.end[:, None]
 
 
 class Chunk:
@@ -105,15 +135,48 @@ class Chunk:
             state = state - started.mT @ self.narrow(self.beta / self.scale * o)
         return o, state
 
-    def of_values(self, q, k, v, state, x):
-        """(outputs, those times x, the state behind the chunk)"""
+    def of_values(self, q, k, v, state, x, strict):
+        """(outputs, those times x, the state behind the chunk): of each 64 columns by one product, or by levels."""
+        by_levels = self.in_levels(q, k, v, state, x, strict)
+        near = self.near()
+        if not near.any():
+            return by_levels
+        return [torch.where(near, a, b) for a, b in zip(self.at_once(q, k, v, state, x, strict), by_levels)]
+
+    def near(self):
+        """(B, heads, 1, columns): are these decays near enough for `Whole`, where there are roundings?"""
+        logs = self.decays.log2()
+        near = (logs.unflatten(-2, (2, -1)).sum(-2).amin(-2) >= -MOST) & (logs <= 0).all(-2)
+        near = near & (self.given.v.dtype == torch.bfloat16)
+        parts = [part.all(-1, keepdim=True).expand_as(part) for part in near.split(CHUNK, -1)]
+        return torch.cat(parts, -1)[..., None, :]
+
+    def at_once(self, q, k, v, state, x, strict):
+        """As `Whole` has it."""
+        reverse, halves = self.given.reverse, self.decays.unflatten(-2, (2, -1)).prod(-2)
+        f = self.decays.log2().cumsum(-2)
+        f = (f - f[..., CHUNK // 2 - 1:CHUNK // 2, :]).exp2()
+        taken, given = (1 / f, f) if reverse else (f, 1 / f)
+        before, after = (halves[..., n:n + 1, :] for n in ((1, 0) if reverse else (0, 1)))
+        state, v = before * state, self.narrow(v * given)
         old = self.narrow(state)
         if x is not None:
             old = old + self.narrow(state - old)
-        given, p, dots = self.scale * (q @ old), self.narrow(self.scale * (q @ k.mT)), 0
+        p = q @ k.mT
+        p = self.narrow(p.triu(int(strict)) if reverse else p.tril(-int(strict)))
+        found = self.scale * (q @ old + p @ v)
+        return found * taken, 0 * found if x is None else found * self.narrow(x * taken), after * (state + k.mT @ v)
+
+    def in_levels(self, q, k, v, state, x, strict):
+        """As `Columns` has it."""
+        old = self.narrow(state)
+        if x is not None:
+            old = old + self.narrow(state - old)
+        given, p = self.scale * (q @ old), self.narrow(self.scale * (q @ k.mT))
+        dots = torch.zeros_like(given)
         steps = [(given, self.of_queries)]
         for n, (mask, factors) in enumerate(self.levels()):
-            if n or not self.given.strict:
+            if n or not strict:
                 mask = mask.mT if self.given.reverse else mask
                 steps.append(((p * mask) @ self.narrow(v * factors), factors))
         if x is not None:

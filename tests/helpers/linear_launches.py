@@ -81,13 +81,16 @@ def _beside(given, out, second, lacking):
 def of_sequences(given, scale, launched):
     """Each by itself; zeros for tokens of none, but NaN in the sums of o times x, as the kernel leaves them. launched:
     of a batch."""
-    tensors = [name for name in ("q", "k", "v", "g", "beta", "x", *SECOND) if hasattr(given, name)]
+    more = (*SECOND, "less", "second", "rest")
+    tensors = [name for name in ("q", "k", "v", "g", "beta", "x", *more) if hasattr(given, name)]
     made, cuts = [], edges(given.cu, given.q.shape[1]).tolist()
     for n, (begin, end) in enumerate(itertools.pairwise(cuts)):
         part = {name: x if x is None or x.dim() == 1 else x[:, begin:end]
                 for name, x in ((name, getattr(given, name)) for name in tensors)}
         if getattr(given, "steps", None):
             part["steps"] = given.steps._replace(dt=given.steps.dt[:, begin:end])
+        if getattr(given, "end", None) is not None:
+            part["end"] = given.end[n:n + 1]
         initial = None if given.initial is None else given.initial[n:n + 1]
         made.append(launched(given._replace(**part, initial=initial, cu=None), scale))
 

@@ -3,8 +3,9 @@ from .mutant import family, pressed
 
 NAPS, DELTA_NAPS, READS = (pressed(x) for x in ("naps-channels", "naps-channels_delta", "reads-channels"))
 TESTS = "tests/gpu/linear_attention/test_channels.py::"
-KEYS, FAR, DELTA, VALUES, LAST, LONG = ((f"{TESTS}{name}",) for name in (
-    "test_lengths[o]", "test_resets", "test_lengths[delta]", "test_lengths[dq]", "test_nothing_behind_the_end_counts",
+KEYS, FAR, DELTA, VALUES, REVERSED, PAIRS, LAST, LONG = ((f"{TESTS}{name}",) for name in (
+    "test_lengths[o]", "test_resets", "test_lengths[delta]", "test_lengths[dq]", "test_lengths[dk]",
+    "test_lengths[dk_of_both]", "test_nothing_behind_the_end_counts",
     "test_gradients_of_gates_are_as_good_at_any_length[False]"))
 BEFORE = ("tests/gpu/linear_attention/test_packed.py::test_tokens_before_the_first_sequence",)
 FINISH = "tests/gpu/linear_attention/test_finish_on_gpu.py::"
@@ -35,7 +36,7 @@ MUTANTS = (
          "return (late ^ early) // half == 1 and late // half % 2 == 0", KEYS),
         ("neighbour_is_oneself",
          "found = [products[(self.part ^ 1) * self.columns + 2 * self.pair + e] for e in range(2)]",
-         "found = [products[self.part * self.columns + 2 * self.pair + e] for e in range(2)]", VALUES),
+         "found = [products[self.part * self.columns + 2 * self.pair + e] for e in range(2)]", FAR),
         ("gates_of_tokens_behind_the_end", "if token < tokens and 2 * self.pair < columns:",
          "if 2 * self.pair < columns:", LAST)),
     *family(
@@ -62,16 +63,33 @@ MUTANTS = (
         ("lower_with_its_diagonal", "to, of, mask = lower.rows_view, x.rows_view, _half_word(False, 1)",
          "to, of, mask = lower.rows_view, x.rows_view, _half_word(False, 0)", DELTA)),
     *family(
-        "linear", "tkq/linear_attention/channels/values.py",
+        "linear", "tkq/linear_attention/channels/value_state.py",
         ("rows_of_the_state_do_not_decay", "tk.mul_row(c.s, c.s, c.total)", "", VALUES),
-        ("state_in_one_part", "tk.mma_ABt(c.o, c.s16, queries)", "", LONG),
+        ("state_in_one_part", "tk.mma_ABt(o, c.rest, queries)", "pass", LONG),
         ("x_with_factors_that_are_not_rounded", "x = unpacked(word if f is None else scaled(word, f, self.dtype), "
          "self.dtype)", "x = [a * b for a, b in zip(unpacked(word, self.dtype), f or (Float32(1.0), Float32(1.0)))]",
          LONG),
-        ("columns_no_wait_for_a_level", """
-            for n in cutlass.range_constexpr(len(HALVES)):
+        ("columns_no_wait_for_a_step", """
                 s.steps.wait(steps)
-         """, "for n in cutlass.range_constexpr(len(HALVES)):", NAPS)),
+                self.add_chunk(c, g, s, ring, steps)
+         """, "self.add_chunk(c, g, s, ring, steps)", NAPS),
+        ("sums_of_two_tokens_of_eight", "after = after + cute.arch.shuffle_sync(total, tk.lane_id() - lane)",
+         "after = after + own", REVERSED),
+        ("sums_of_one_chunk", "behind[row + 8 * r, 0] = before + Float64(after)", "pass", REVERSED)),
+    *family(
+        "linear", "tkq/linear_attention/channels/value_pairs.py",
+        ("second_pairs_left_out", "tk.mma_ABt(c.o, c.v, p2)", "pass", PAIRS),
+        ("first_keys_without_the_scale", "state[r, at] = cute.math.fma(fresh[r, j], -scale, state[r, at])",
+         "state[r, at] = state[r, at] - fresh[r, j]", PAIRS)),
+    *family(
+        "linear", "tkq/linear_attention/channels/whole.py",
+        ("whole_of_far_decays",
+         "near = near & (one[2 * half] + one[2 * half + 1] >= -MOST / tk.LOG2E)  # not where it is NaN",
+         "near = near & (one[2 * half] <= 0.0)", FAR),
+        ("whole_from_another_token", "starts = -(first + second), -second, Float32(0.0), third",
+         "starts = -(first + second), -second, third, third", VALUES),
+        ("whole_with_its_ends_as_they_lie", "self.put_ends(of, ends[::-1] if reverse else ends)",
+         "self.put_ends(of, ends)", REVERSED)),
     *family(
         "linear", "tkq/linear_attention/channels/sums.py",
         ("sums_of_terms_all_added", "found = held[i, 0] - held[i, 1]", "found = held[i, 0] + held[i, 1]", SUMS),
@@ -98,7 +116,7 @@ MUTANTS = (
          "for i in cutlass.range_constexpr(lanes.bit_length() - 2):", DOTS),
         ("dots_with_the_next_row", "if n < y.shape[0] and column < self.spec.columns:", "if n < y.shape[0]:", DOTS)),
     *family(
-        "linear", "tkq/linear_attention/channels/values.py",
+        "linear", "tkq/linear_attention/channels/value_state.py",
         ("columns_of_no_sequence_are_left", "tokens = t.tokens if const_expr(self.spec.packed) else g.tokens",
          "tokens = g.tokens", BEFORE)),
     *family(

@@ -13,7 +13,7 @@ from tkq.testing import sass
 
 needs_nvdisasm = pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is not installed")
 # Of each there is one here that has all its code and as many registers to fill: with states; as wide, in the same order
-# of tokens; with a strict mask besides.
+# of tokens; with pairs besides.
 HELD_BY_OTHERS = ("linear_attn-bf16-k128-v128-column", "linear_attn_dv-bf16-k128-v128-column",
                   "linear_attn_dk-bf16-k64-v128-column")
 
@@ -26,8 +26,9 @@ HELD_BY_OTHERS = ("linear_attn-bf16-k128-v128-column", "linear_attn_dv-bf16-k128
     "gated_delta_rule-bf16-k128-v128-column-beta_fp32-states",
     "gated_delta_rule_updates-bf16-k128-v128-column-beta_fp32",
     "linear_attn-bf16-k128-v128-column-packed-pool", "gated_delta_rule_du-bf16-k128-v128-column-packed",
-    "gated_delta_rule_dg-column-packed",
-    "gated_delta_rule_du-bf16-k128-v128-column-beta_bf16", "gated_delta_rule_keys_behind-bf16-k128-v128-column-dot"])
+    "linear_attn_dg-column-packed",
+    "gated_delta_rule_du-bf16-k128-v128-column-beta_bf16", "gated_delta_rule_dq-bf16-k128-v128-column",
+    "gated_delta_rule_dk-bf16-k128-v128-column-packed"])
 @pytest.mark.sampled(when=lambda name: name not in HELD_BY_OTHERS)
 def test_shipped(name):
     kernel, = (kernel for kernel in shipped() if kernel.name == name)
@@ -55,7 +56,10 @@ def test_plans_have_room():
     (dict(updates=True), "updates"), (dict(delta="fp32", updates=True, reverse=True), "updates"),
     (dict(packed="uint8"), "packed is 'uint8'"), (dict(pool="int32"), "pool"),
     (dict(pool="int32", initial="fp32", final="fp32", of_values=True), "pool"),
-    (dict(delta="fp32", of_values=True), "of_values and delta"), (dict(strict=True), "strict"), (dict(dot=True), "dot"),
+    (dict(delta="fp32", of_values=True), "of_values and delta"),
+    (dict(narrow=True), "narrow"), (dict(of_values=True, dot=True, sums=True), "sums"),
+    (dict(of_values=True, end=True), "end"), (dict(of_values=True, pairs=True), "pairs"),
+    (dict(of_values=True, dot=True, pairs=True, rest=True), "rest"), (dict(dot=True), "dot"),
     (dict(head_dim=144), "head_dim is 144"), (dict(value_dim=40), "value_dim is 40"),
     (dict(value_dim=256, of_values=True), "value_dim is 256"), (dict(initial="fp16"), "initial is 'fp16'")])
 def test_what_a_spec_refuses(given, words):

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import normalize
 
 import tkq
-from tests.helpers.channel_launches import launched
+from tests.helpers.channel_launches import Chunk, launched
 from tests.helpers.emulation import fake_gpu
 from tkq.linear_attention.channels import gradients
 from tkq.linear_attention.channels.catalog import shipped
@@ -74,6 +74,25 @@ def test_the_form_in_levels(S, delta):
     made = launched(ChannelGiven(q, k, v, g, beta[0] if delta else None, initial, torch.float32), 0.3)
     for mine, exact in zip(made, exactly(*given, scale=0.3)):
         torch.testing.assert_close(mine, exact, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_all_pairs_at_once(reverse, strict):
+    """Is what the levels give, and near is what 16 bits hold."""
+    q, k, v, g = (x.transpose(1, 2) for x in make(64, 64, 32)[:4])
+    given = ChannelGiven(v, v, k, g, reverse=reverse, of_values=True)
+    k, q = (x.repeat_interleave(2, 1) for x in (k, q))
+    chunk = Chunk(given, 0.3, g.exp(), None)
+    state = torch.randn(2, 4, 32, 64, dtype=torch.float64)
+    for mine, want in zip(chunk.at_once(v, v.flip(2), k, state, q, strict),
+                          chunk.in_levels(v, v.flip(2), k, state, q, strict)):
+        torch.testing.assert_close(mine, want, rtol=1e-9, atol=1e-9)
+    g = g.clone()
+    g[0, 0, 3, 5], g[0, 1, 40:60, 7], g[1, 2, 9, 0] = -math.inf, -3.0, 1e-3
+    near = Chunk(given._replace(v=k.to(BF16)), 0.3, g.exp(), None).near()[..., 0, 0]
+    assert near.tolist() == [[False, False, True, True], [True, True, False, True]]
+    assert not chunk.near().any()
 
 
 @pytest.mark.parametrize("S", [1, 64, 65, 200])
@@ -186,5 +205,5 @@ def test_kernels_are_those_that_are_shipped(monkeypatch, delta, beta):
         if beta == torch.float32:
             op(*(x.detach() for x in given), output_final_state=True)
             op(*(x.detach() for x in given), None, torch.zeros(2, 4, 128, 128), True)
-    assert len(seen) == (12 if delta else 8) + 2 * (beta == torch.float32)
+    assert len(seen) == (8 if delta else 6) + 2 * (beta == torch.float32)
     assert {recipe for recipe, _ in seen} <= recipes

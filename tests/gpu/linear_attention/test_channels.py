@@ -32,10 +32,10 @@ BF16, F32 = torch.bfloat16, torch.float32
 DELTA = dict(keys=True, beta=True)
 PASSES = {
     "o": dict(keys=True, final=True), "dv": dict(keys=True, final=True, reverse=True),
-    "dq": dict(dot=True, final=True), "dk": dict(dot=True, reverse=True),
+    "dq": dict(dot=True, final=True), "dk": dict(dot=True, reverse=True, less=True),
     "delta": dict(**DELTA, final=True), "updates": dict(**DELTA, updates=True),
-    "du": dict(**DELTA, final=True, reverse=True), "before": dict(strict=True),
-    "before, of gates": dict(strict=True, dot=True), "behind": dict(strict=True, dot=True, reverse=True)}
+    "du": dict(**DELTA, final=True, reverse=True),
+    "dq_and_w": dict(dot=True, pairs=True, final=True), "dk_of_both": dict(pairs=True, reverse=True, less=True)}
 
 
 def make(B, S, H, HV, K, V, dtype=BF16, decay=0.1):
@@ -53,17 +53,22 @@ def state_of(q, v, dtype=F32):
     return torch.randn(len(q), v.shape[2], q.shape[3], v.shape[3], device="cuda").to(dtype)
 
 
-def given_of(name, q, k, v, g, beta=None, states=False):
+def given_of(name, q, k, v, g, beta=None, states=False, narrow=False):
     """What a pass takes, of these tensors. Gates of the columns of values have v's in the places of q and k."""
     of = dict(PASSES[name])
-    keys, dot, final = (of.pop(x, False) for x in ("keys", "dot", "final"))
+    keys, dot, final, pairs, less = (of.pop(x, False) for x in ("keys", "dot", "final", "pairs", "less"))
     if of.pop("beta", False):
         of["beta"] = beta_of(v) if beta is None else beta
     if keys:
         first, second = (k, q) if name == "du" else (k if name == "updates" else q, k)
         given = ChannelGiven(first, second, v, g, **of)
     else:
-        given = ChannelGiven(v, v.flip(1), k, g, x=q if dot else None, of_values=True, **of)
+        given = ChannelGiven(v, v.flip(1), k, g, x=q if dot else None, of_values=True, narrow=narrow, **of)
+        if less:
+            given = given._replace(less=torch.randn_like(g))
+        if pairs:
+            given = given._replace(second=v.roll(1, 1), v2=q if given.reverse else None,
+                                   rest=torch.randn_like(g) if given.reverse else None)
     if not states:
         return given
     initial = state_of(q, v) if keys else state_of(v, q.repeat_interleave(v.shape[2] // q.shape[2], 2))
@@ -95,18 +100,18 @@ def test_lengths(name):
 
 
 @pytest.mark.parametrize("name, K, V", [("o", 128, 256), ("dv", 48, 112), ("delta", 96, 80), ("du", 32, 32),
-                                        ("dq", 96, 80), ("behind", 48, 112)])
+                                        ("dq", 96, 80), ("dk_of_both", 48, 112)])
 def test_widths(name, K, V):
     q, k, v, g = make(1, 200, 2, 2, K, V)
-    check(given_of(name, q, k, v, g, beta_of(v, BF16)))
+    check(given_of(name, q, k, v, g, beta_of(v, BF16), narrow=not PASSES[name].get("keys")))
 
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float16])
 def test_decays(dtype):
     """Also where decays are zero within a chunk."""
-    for decay in (0.0, 3.0, 20.0, 200.0):
+    for decay in (0.0, 0.5, 3.0, 20.0, 200.0):
         given = make(1, 260, 1, 3, 64, 64, dtype, decay)
-        for name in ("o", "delta", "dk"):
+        for name in ("o", "delta", "dk", "dq_and_w", "dk_of_both") if dtype == BF16 else ("o", "delta", "dk"):
             check(given_of(name, *given))
 
 
@@ -115,7 +120,7 @@ def test_resets():
     q, k, v, g = make(1, 300, 2, 2, 64, 64)
     g[:, ::37], g[:, 5::41, :, ::2] = -math.inf, -math.inf
     g[:, 200:264, 0] = -40.0 * torch.rand(64, 64, device="cuda")
-    for name in ("o", "delta", "dq"):
+    for name in ("o", "delta", "dq", "dq_and_w", "dk_of_both"):
         check(given_of(name, q, k, v, g))
 
 
@@ -131,6 +136,16 @@ def test_chunks_of_both_kinds():
     with poisoned():
         o = launch(given_of("o", q, k, v, g), 0.3).o
     assert not o[:, :205].isnan().any() and o[:, 205:, 0].isnan().all() and not o[:, :, 1].isnan().any()
+
+
+def test_chunks_of_values_of_both_kinds():
+    """Some by one product, some by levels: decays of half a chunk at the bound between them, or beyond it, by one token
+    or by all, or a gate that lets a column grow."""
+    q, k, v, g = make(1, 330, 2, 2, 64, 64)
+    g[:, 64:128], g[:, 128:192] = -1.29, -1.31
+    g[:, 230, :, 3], g[:, 270, 0, 5] = -50.0, 0.1
+    for name in ("dq", "dk", "dq_and_w", "dk_of_both"):
+        check(given_of(name, q, k, v, g))
 
 
 def test_hard_inverses():

@@ -179,16 +179,17 @@ def channels():
 
 def channels_delta():
     """The delta rule's likewise."""
-    channel_passes(*((name, 32, 32) for name in ("delta", "updates", "du", "behind")))
+    channel_passes(*((name, 32, 32) for name in ("delta", "updates", "du", "dq_and_w", "dk_of_both")))
 
 
 def channel_passes(*passes):
     from tests.gpu.linear_attention import test_channels as cases
 
     for name, K, V in passes:
-        given = cases.given_of(name, *cases.make(2, 460, 2, 4, K, V), states=True)
-        same_bits(*(lambda of=of: [x for x in of(given, 0.3) if x is not None]  # noqa: B023
-                    for of in (cases.check, cases.launch)))
+        for decay in (0.1, 20.0) if name.startswith(("dq", "dk")) else (0.1,):  # chunks at once, and by levels
+            given = cases.given_of(name, *cases.make(2, 460, 2, 4, K, V, decay=decay), states=True)
+            same_bits(*(lambda of=of: [x for x in of(given, 0.3) if x is not None]  # noqa: B023
+                        for of in (cases.check, cases.launch)))
 
 
 def ssd():

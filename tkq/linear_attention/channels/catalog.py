@@ -21,12 +21,15 @@ def shipped() -> list:
 
 
 def _of_sizes():
+    """dq and dk of heads that share none; of those that share one, whose sums are of fp32, at one size."""
     for K, V in itertools.product(SIZES, SIZES):
-        end, spec = f"-bf16-k{K}-v{V}-column", ChannelSpec("bf16", V, K, of_values=True, dot=True)
+        end, spec = f"-bf16-k{K}-v{V}-column", ChannelSpec("bf16", V, K, of_values=True, dot=True, narrow=True)
         yield f"linear_attn{end}", ChannelSpec("bf16", K, V)
         yield f"linear_attn_dq{end}", spec
-        yield f"linear_attn_dk{end}", replace(spec, reverse=True)
+        yield f"linear_attn_dk{end}", replace(spec, reverse=True, sums=True)
         yield f"linear_attn_dv{end}", ChannelSpec("bf16", K, V, reverse=True)
+    yield f"linear_attn_dq{end}-shared", replace(spec, narrow=False)
+    yield f"linear_attn_dk{end}-shared", replace(spec, narrow=False, reverse=True, sums=True)
 
 
 def _with_states():
@@ -45,17 +48,18 @@ def _delta_rule():
         if beta == "fp32":
             yield f"gated_delta_rule{end}-final", replace(spec, final="fp32")
             yield f"gated_delta_rule{end}-states", replace(spec, initial="fp32", final="fp32")
-    for reverse, dot in itertools.product((False, True), (False, True)):
-        if dot or not reverse:
-            yield (f"gated_delta_rule_keys_{'behind' if reverse else 'before'}-bf16-k128-v128-column{'-dot' * dot}",
-                   ChannelSpec("bf16", 128, 128, reverse=reverse, of_values=True, strict=True, dot=dot))
+    spec = ChannelSpec("bf16", 128, 128, of_values=True, dot=True, pairs=True)
+    for narrow in (True, False):
+        end, spec = "" if narrow else "-shared", replace(spec, narrow=narrow)
+        yield f"gated_delta_rule_dq-bf16-k128-v128-column{end}", spec
+        yield f"gated_delta_rule_dk-bf16-k128-v128-column{end}", replace(spec, reverse=True, sums=True, rest=True)
 
 
 def _packed():
     """Sequences by cu_seqlens of 32 bits, states; and states in a pool."""
     end, spec = "-bf16-k128-v128-column-packed", ChannelSpec("bf16", 128, 128, "fp32", "fp32", packed="int32")
-    delta, values = replace(spec, delta="fp32"), replace(spec, of_values=True, dot=True)
-    behind = replace(values, final=None, reverse=True)
+    delta, values = replace(spec, delta="fp32"), replace(spec, of_values=True, dot=True, narrow=True)
+    behind = replace(values, final=None, reverse=True, sums=True, end=True)
     yield f"linear_attn{end}", spec
     yield f"linear_attn_dq{end}", values
     yield f"linear_attn_dk{end}", behind
@@ -63,31 +67,32 @@ def _packed():
     yield f"gated_delta_rule{end}", delta
     yield f"gated_delta_rule_updates{end}", replace(delta, final=None, updates=True)
     yield f"gated_delta_rule_du{end}", replace(delta, reverse=True)
-    yield f"gated_delta_rule_keys_before{end}", replace(values, final=None, strict=True, dot=False)
-    yield f"gated_delta_rule_keys_before{end}-dot", replace(values, final=None, strict=True)
-    yield f"gated_delta_rule_keys_behind{end}-dot", replace(behind, initial=None, strict=True)
+    yield f"gated_delta_rule_dq{end}", replace(values, pairs=True)
+    yield f"gated_delta_rule_dk{end}", replace(behind, pairs=True, rest=True)
     for op, one in (("linear_attn", spec), ("gated_delta_rule", delta)):
         yield f"{op}{end}-pool", replace(one, pool="int32")
         yield f"{op}-bf16-k128-v128-column-pool", replace(one, packed=None, pool="int32")
 
 
 def _sums():
-    """Of gates' gradients, without and with the final state's; totals of chunks where columns are few."""
+    """Of gates' gradients where V takes two launches, without and with the final state's; totals of chunks where
+    columns are few."""
     wanted = Expectation(instructions=("LDG.E", "STG.E", "DADD"))
-    for op, terms in (("linear_attn", 2), ("gated_delta_rule", 4)):
-        for end in (False, True):
-            yield Shipped(f"{op}_dg-column{'-end' * end}", sums_recipe(SumsSpec(terms, end=end)), wanted)
-        yield Shipped(f"{op}_dg-column-packed", sums_recipe(SumsSpec(terms, packed="int32")), wanted)
-        yield Shipped(f"{op}_dg_totals-column", sums_recipe(SumsSpec(terms, "totals")),
-                      Expectation(instructions=("LDG.E", "STG.E")))
+    for end in (False, True):
+        yield Shipped(f"linear_attn_dg-column{'-end' * end}", sums_recipe(SumsSpec(2, end=end)), wanted)
+    yield Shipped("linear_attn_dg-column-packed", sums_recipe(SumsSpec(2, packed="int32")), wanted)
+    yield Shipped("linear_attn_dg_totals-column", sums_recipe(SumsSpec(2, "totals")),
+                  Expectation(instructions=("LDG.E", "STG.E")))
 
 
 def expectation(spec: ChannelSpec) -> Expectation:
     """Products of all levels and of the state, a wait for four of each; loads by TMA. Where two warpgroups have the
-    state, the scores' registers do not hold all that both of their ways (levels, `Square`) have from the start."""
+    state, the scores' registers do not hold all that both of their ways (levels, `Square`) have from the start. Two
+    passes in one have an address in local memory."""
     (few, some, many), groups = plan(spec).registers, plan(spec).groups
-    steps = spec.head_dim // 16
+    steps, spilled = spec.head_dim // 16, 8 if spec.pairs else 24 if groups == 2 else 0
+    stores = not spec.of_values or spec.narrow or spec.dot
     return Expectation(tensor=6 * (4 if spec.of_values else steps), waits_per_mma=0.4,
-                       instructions=("UTMALDG", "USETMAXREG", *(() if spec.of_values else ("UTMASTG",))),
-                       local_memory=24 if groups == 2 else 0,
+                       instructions=("UTMALDG", "USETMAXREG", *(("UTMASTG",) if stores else ())),
+                       local_memory=spilled,
                        roles=((few, 1), (some, 1), (many, groups)))

@@ -7,6 +7,7 @@ from torch import Tensor
 from tkq.linear_attention.channels.launch import ChannelGiven, column_sums, launch
 from tkq.linear_attention.finish.launch import over_shared
 from tkq.linear_attention.gradients import ALL, Gradients, Needs, Saved, behind_last, over_values, turned_part
+from tkq.linear_attention.spec import NARROW
 
 
 def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = None, needs: Needs = ALL) -> Gradients:
@@ -20,19 +21,24 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
     pair (i, j) behind it both have the same, and rounding must not make them differ, or errors of all tokens behind add
     up. With D[j+1..i] = E F, E what is of row i and F what is of row j, either is made of the same three numbers: do[i]
     v[j], rounded; q E, rounded; k F, rounded (`dot`). The final state, which is made again beside dq, times its
-    gradient is added to all."""
+    gradient is added to all. dk's launch, which goes from the last token to the first, adds up what dq's has found and
+    its own; where V takes two launches, `sums` does."""
     q, k, v, g, initial, cu = saved
     needs = Needs(*needs[:4], needs.initial and initial is not None)
     if scale == 0.0:  # o is 0: what goes back comes from the final state alone, and does not depend on the scale
         do, scale = torch.zeros_like(do), 1.0
     behind = behind_last(q, scale, dfinal)
     of_q = of_k = dv = dinitial = dg = None
+    one = v.shape[3] <= NARROW  # launch has all columns of v
     if needs.q or needs.g:
         final = torch.float32 if needs.g and dfinal is not None else None
-        of_q = of_columns(do, v, k, g, scale, initial, final, x=q if needs.g else None, cu=cu)
+        of_q = of_columns(do, v, k, g, scale, initial, final, x=q if needs.g else None, cu=cu,
+                          narrow=one and q.shape[2] == g.shape[2])
+    at_end = None if of_q is None or of_q.state is None else (of_q.state.mT * dfinal).sum(-1)
     if needs.k or needs.g:
+        sums = dict(less=of_q.dots, end=at_end) if needs.g and one else {}
         of_k = of_columns(v, do, behind.q, g, behind.scale, behind.state, x=k if needs.g else None, reverse=True,
-                          cu=cu)
+                          cu=cu, narrow=one and k.shape[2] == g.shape[2], **sums)
     if needs.v or needs.initial:
         made = launch(ChannelGiven(k, behind.q, do, g, initial=behind.state, reverse=True, cu=cu,
                                    final=torch.float32 if needs.initial else None), behind.scale)
@@ -40,17 +46,16 @@ def backward(saved: Saved, scale: float, do: Tensor, dfinal: Tensor | None = Non
         if needs.initial:
             dinitial = (behind.scale * made.state).to(initial.dtype)
     if needs.g:
-        at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum(-1)
-        dg = of_gates((of_q.dots, of_k.dots), at_end, cu)
+        dg = of_k.dots if one else of_gates((of_q.dots, of_k.dots), at_end, cu)
     return Gradients(over_shared((of_q.o,), q) if needs.q else None, over_shared((of_k.o,), k) if needs.k else None,
                      dv if needs.v else None, dg, dinitial)
 
 
-def of_columns(queries, keys, values, g, scale, initial=None, final=None, **ways):
+def of_columns(queries, keys, values, g, scale, initial=None, final=None, second=None, **ways):
     """A launch with gates of the columns of values; of parts of V, which are its heads' columns."""
     return over_values(keys.shape[3], lambda part: launch(ChannelGiven(
         queries[..., part], keys[..., part], values, g, initial=turned_part(initial, part), final=final, of_values=True,
-        **ways), scale))
+        second=None if second is None else second[..., part], **ways), scale))
 
 
 def of_gates(terms, at_end, cu=None):

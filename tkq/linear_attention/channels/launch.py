@@ -26,8 +26,10 @@ def recipe(spec: ChannelSpec) -> Recipe:
 
 class ChannelGiven(NamedTuple):
     """What a launch takes, as `kernel.Operands` has it; g: (B, S, HO, K) fp32, with of_values (B, S, HO, V). final:
-    dtype of the final state, or None. x: as v, with of_values, for o times x. reverse, updates, of_values, strict: as
-    `ChannelSpec` has them. v_first: the final state lies in memory as (.., V, K). cu: where packed sequences begin and
+    dtype of the final state, or None. x: as v, with of_values, for o times x; with less, of dots' shape, its
+    dots are sums, to which end is added, None or (B or N, HO, V). reverse, updates, of_values, narrow: as
+    `ChannelSpec` has them. second, v2, rest: as `value_pairs` has them, of dots' shape the last; what comes out twice
+    is `Made.dv`. v_first: the final state lies in memory as (.., V, K). cu: where packed sequences begin and
     end. state_indices: initial is a pool, which is written, too; final is its dtype."""
 
     q: Tensor
@@ -40,9 +42,14 @@ class ChannelGiven(NamedTuple):
     reverse: bool = False
     updates: bool = False
     of_values: bool = False
-    strict: bool = False
     v_first: bool = False
+    narrow: bool = False
     x: Tensor | None = None
+    less: Tensor | None = None
+    end: Tensor | None = None
+    second: Tensor | None = None
+    v2: Tensor | None = None
+    rest: Tensor | None = None
     cu: Tensor | None = None
     state_indices: Tensor | None = None
 
@@ -53,8 +60,10 @@ def spec_of(given: ChannelGiven) -> ChannelSpec:
         return None if x is None else dtypes.name_of(x if isinstance(x, torch.dtype) else x.dtype)
 
     return ChannelSpec(name(given.q), given.q.shape[-1], given.v.shape[-1], name(given.initial), name(given.final),
-                       given.reverse, name(given.beta), given.updates, given.of_values, given.strict,
-                       given.x is not None, name(given.cu), name(given.state_indices))
+                       given.reverse, name(given.beta), given.updates, given.of_values,
+                       given.x is not None or given.v2 is not None, given.narrow, given.less is not None,
+                       given.end is not None, given.second is not None, given.rest is not None, name(given.cu),
+                       name(given.state_indices))
 
 
 def launch(given: ChannelGiven, scale: float) -> Made:
@@ -65,20 +74,25 @@ def launch(given: ChannelGiven, scale: float) -> Made:
 def start(given: ChannelGiven, scale: float) -> tuple:
     """(what is made, (the function that was launched, its arguments) or None)."""
     q, k, v, g, beta, initial, final = given[:7]
-    x, cu, rows = given[-3:]
+    x, less, end, second, v2, rest, cu, rows = given[-8:]
     (B, S, H, _), (HV, V) = q.shape, v.shape[2:]
     heads, device = max(H, HV), v.device
-    o = torch.empty(B, S, heads, V, device=device, dtype=torch.float32 if given.of_values else v.dtype)
+    wide = given.of_values and not given.narrow
+    o = torch.empty(B, S, heads, V, device=device, dtype=torch.float32 if wide else v.dtype)
     state = initial if rows is not None else None if final is None else no_states(
         q, v, cu, given.v_first, final, heads)
-    dots = None if x is None else torch.empty_like(o)
+    dots = None if x is None and v2 is None else torch.empty_like(o, dtype=torch.float32)
     dv = torch.empty_like(o) if beta is not None and (given.reverse or given.updates) else None
+    if second is not None and not given.reverse:
+        dv = torch.empty_like(dots)
     call = None
     if cu is not None and cu.shape[0] == 1:  # no sequence has these tokens
         for made in (o, dots, dv):
             made is None or made.zero_()
     elif B * S * heads:
-        call = _launcher(given), (q, (k, v, o, g, beta, initial, state, x, dots, dv, cu, rows), scale)
+        of_delta, o2 = (None, dv) if given.of_values else (dv, None)
+        call = _launcher(given), (q, (k, v, o, g, beta, initial, state, x, dots, of_delta, cu, rows, less, end, second,
+                                   v2, o2, rest), scale)
         call[0](*call[1])
     elif state is not None and state is not initial:
         state.zero_() if initial is None else state.copy_(initial)
@@ -86,9 +100,10 @@ def start(given: ChannelGiven, scale: float) -> tuple:
 
 
 def _launcher(given):
-    q, _, v, _, beta, initial, *ways, x, cu, rows = given
+    q, _, v, _, beta, initial, *ways, x, less, end, second, _, rest, cu, rows = given
     types = (t if t is None else t.dtype for t in (beta, initial, cu, rows))
-    key = (q.get_device(), q.dtype, q.shape[3], v.shape[3], *types, *ways, x is None)
+    key = (q.get_device(), q.dtype, q.shape[3], v.shape[3], *types, *ways, x is None, less is None,
+           *(y is None for y in (end, second, rest)))
     if key not in _launchers:
         arch.require_hopper(q.device)
         _launchers[key] = function(recipe(spec_of(given)))

@@ -16,7 +16,9 @@ class Operands(NamedTuple):
     (B, HO, K, V) or None, of any strides. x: None, or as v, of any heads that divide HO. dots: None, or as o, o
     times x. dv: None, or as o: with the delta rule, reversed, o times beta; with updates what times beta is o. cu:
     None, or (N + 1,), where N packed sequences begin and end: then B is 1, and states are N. state_indices: None, or
-    (N,), rows of a pool, which is initial and final."""
+    (N,), rows of a pool, which is initial and final. less: None, or as dots, which are then the sums over each token
+    and those behind it of less - o times x. end: None, or (B, HO, V), of packed sequences (N, HO, V): added to all.
+    second, v2, o2, rest: None, or with pairs, as `value_pairs` has them: second as q, v2 as v, o2 and rest as dots."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -31,6 +33,12 @@ class Operands(NamedTuple):
     dv: Optional[cute.Tensor]
     cu: Optional[cute.Tensor]
     state_indices: Optional[cute.Tensor]
+    less: Optional[cute.Tensor] = None
+    end: Optional[cute.Tensor] = None
+    second: Optional[cute.Tensor] = None
+    v2: Optional[cute.Tensor] = None
+    o2: Optional[cute.Tensor] = None
+    rest: Optional[cute.Tensor] = None
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,33 @@ def plan(spec: ChannelSpec) -> LinearConfig:
     tile, wide = 2 * CHUNK * CHUNK, 2 * CHUNK * spec.head_dim
     found = (spec.packed or spec.pool) and not spec.reverse and spec.head_dim == NARROW
     groups = 1 if spec.value_dim <= CHUNK or spec.delta or spec.of_values or found else 2
-    stage = 2 * wide + (groups + spec.dot) * tile
+    stage = (2 + spec.pairs) * wide + (groups + spec.dot) * tile
     if spec.of_values:  # rows with their factors, those factors, P
-        rest = 2 * (tile + 2 * CHUNK * (CHUNK + PAD) * 2 + tile) + SMALL
+        tiles = 2 + spec.pairs * (1 + spec.reverse)
+        step = tiles * tile + 2 * CHUNK * (CHUNK + PAD) * 2
+        wide_tiles = staged_of_values(spec) + less_of_values(spec) * (1 + spec.rest)
+        rest = steps_of_values(spec) * step + (spec.narrow + 2 * wide_tiles) * tile + 1024
     else:
         rest = 2 * wide + (groups + 2) * tile + SMALL
     if spec.delta:
         rest += 4 * wide + 2 * tile + (0 if shares_levels(spec) else 2 * tile + 1024)
     return LinearConfig(groups, min(MOST_STAGES, (SHARED - rest) // stage),
                         _registers(spec, groups))
+
+
+def steps_of_values(spec: ChannelSpec) -> int:
+    """How many steps of a chunk there is room for: one with dots, so that more chunks may be on their way."""
+    return 1 if spec.dot else 2
+
+
+def less_of_values(spec: ChannelSpec) -> int:
+    """Of how many chunks there is what sums are less of."""
+    return spec.sums * (1 if spec.pairs else 2)
+
+
+def staged_of_values(spec: ChannelSpec) -> int:
+    """How many outputs of fp32 leave through room of their own. Sums leave from where what they are less of came."""
+    return (spec.dot and not spec.sums) + (spec.pairs and not spec.reverse)
 
 
 def _registers(spec, groups):

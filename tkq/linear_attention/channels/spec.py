@@ -17,10 +17,13 @@ class ChannelSpec:
     delta: beta's dtype, with the delta rule. Reversed it is the gradient of the corrected values that comes out, and q
         in the place of which are the keys (see `delta.gradients`). updates: with delta, not reversed: the corrected
         values come out.
-    of_values: gates are of the columns of v, which are K, and not of those of q and k, which are V; o is fp32. strict:
-        a token does not see itself; with of_values.
+    of_values: gates are of the columns of v, which are K, and not of those of q and k, which are V; o is fp32.
     dot: also o times another tensor, x, element by element and from parts of o that are exact: each is multiplied by
         x with its decays, rounded as where x is v and v is x (see `gradients`); with of_values.
+    narrow: o is of dtype; with of_values. sums: in the place of dots, the sum over each token and those behind it of
+        less - dots, less another tensor; with dot, reversed. end: and what all of a sequence get besides; with sums.
+    pairs: two passes that have the same state, or whose states add up (see `value_pairs`); with dot. rest:
+        to o another tensor is added; with pairs, reversed.
     packed, pool: as `LinearSpec` has them; the latter without of_values."""
 
     dtype: str
@@ -32,8 +35,12 @@ class ChannelSpec:
     delta: str | None = None
     updates: bool = False
     of_values: bool = False
-    strict: bool = False
     dot: bool = False
+    narrow: bool = False
+    sums: bool = False
+    end: bool = False
+    pairs: bool = False
+    rest: bool = False
     packed: str | None = None
     pool: str | None = None
 
@@ -45,15 +52,30 @@ class ChannelSpec:
                                    ("packed", self.packed, NUMBERS), ("pool", self.pool, NUMBERS)):
             if got not in allowed:
                 raise ValueError(f"ChannelSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
+        self._check_ways()
+        self._check_values()
+
+    def _check_ways(self):
         if self.updates and (self.reverse or not self.delta):
             raise ValueError("ChannelSpec: updates, allowed is with delta and not reversed")
         if self.of_values and self.delta:
             raise ValueError("ChannelSpec: of_values and delta, allowed is one of them")
-        if (self.strict or self.dot) and not self.of_values:
-            raise ValueError(f"ChannelSpec: {'strict' if self.strict else 'dot'}, allowed is with of_values")
         if self.pool and (self.reverse or self.of_values or self.initial is None or self.initial != self.final):
             raise ValueError("ChannelSpec: pool, allowed is not reversed, without of_values, with initial and final of "
                              "one dtype")
+
+    def _check_values(self):
+        for name in ("dot", "narrow"):
+            if getattr(self, name) and not self.of_values:
+                raise ValueError(f"ChannelSpec: {name}, allowed is with of_values")
+        if self.sums and not (self.dot and self.reverse):
+            raise ValueError("ChannelSpec: sums, allowed is with dot, reversed")
+        if self.end and not self.sums:
+            raise ValueError("ChannelSpec: end, allowed is with sums")
+        if self.pairs and (not self.dot or (self.reverse and self.final)):
+            raise ValueError("ChannelSpec: pairs, allowed is with dot, and reversed without final")
+        if self.rest and not (self.pairs and self.reverse):
+            raise ValueError("ChannelSpec: rest, allowed is with pairs, reversed")
 
 
 @dataclass(frozen=True)

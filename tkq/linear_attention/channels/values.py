@@ -5,10 +5,10 @@ from typing import Any, Optional
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, const_expr
+from cutlass import Constexpr, Float32, Float64, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.linear_attention.channels.columns import HALVES, Columns, pick_scores, scaled, unpacked, words
+from tkq.linear_attention.channels.columns import HALVES, Columns, pick_scores, words
 from tkq.linear_attention.channels.parts import (
     SCORES_BARRIER,
     Operands,
@@ -16,8 +16,10 @@ from tkq.linear_attention.channels.parts import (
     chunks,
     order,
 )
-from tkq.linear_attention.channels.plan import PAD
+from tkq.linear_attention.channels.plan import PAD, less_of_values, steps_of_values
 from tkq.linear_attention.channels.spec import ChannelSpec
+from tkq.linear_attention.channels.value_state import ValueState
+from tkq.linear_attention.channels.whole import Whole
 from tkq.linear_attention.config import CHUNK, LinearConfig
 from tkq.linear_attention.engine.packed import Sequences, any_strides, numbers
 from tkq.runtime.compile import fake
@@ -30,8 +32,8 @@ class Globals:
     k: tk.gl
     v: tk.gl
     x: Optional[tk.gl]
-    o: cute.Tensor
-    of_x: Optional[cute.Tensor]
+    o: Any  # by TMA where it is narrow
+    of_x: Optional[tk.gl]
     g: cute.Tensor
     initial: Optional[cute.Tensor]
     final: Optional[cute.Tensor]
@@ -41,6 +43,12 @@ class Globals:
     heads_per_v: Int32
     heads_per_x: Int32
     cu: Optional[cute.Tensor]
+    less: Optional[tk.gl]
+    end: Optional[cute.Tensor]
+    second: Optional[tk.gl]
+    v2: Optional[tk.gl]
+    o2: Optional[tk.gl]
+    rest: Optional[tk.gl]
 
 
 @dataclass(frozen=True)
@@ -49,27 +57,26 @@ class Shared:
     k: tk.SharedTile
     v: tk.SharedTile
     x: Any
+    less: Any
+    rest: Any
+    second: Any
+    v2: Any
+    o: Any  # narrow outputs
+    dots: Any
+    o2: Any
+    behind: Any  # of sums: of each column, what later chunks add up to
     carried: tk.SharedTile  # rows of v, with their factors
-    factors: cute.Tensor  # (2, tokens, columns): of the rows that take them
-    p: tk.SharedTile  # the pairs of one level
+    factors: cute.Tensor  # (steps, tokens, columns): of the rows that take them
+    carried2: Any  # those of v2
+    p: tk.SharedTile  # the pairs of one level, or all
+    p2: Any
     products: cute.Tensor
-    total: cute.Tensor
+    sums: cute.Tensor  # of logarithms: of each part of a chunk, for each column
+    ends: cute.Tensor  # of columns: what a chunk decays by; or its first half, then the second (`Whole`)
+    whole: cute.Tensor  # of a step: is it all of a chunk?
     tokens: tk.Pipe
     steps: tk.Pipe
-
-
-@dataclass(frozen=True)
-class State:
-    """Registers of 64 columns of v."""
-
-    s: tk.RegTile  # the state, transposed: columns of v by those of q and k
-    s16: tk.RegTile
-    v: tk.RegTile  # values, transposed
-    o: tk.RegTile  # outputs, transposed: columns by tokens
-    given: tk.RegTile  # those of a level, of 32 tokens, without the tokens' own factors
-    x: Any  # with dot, of which it is that with the outputs: x, transposed, and the products
-    dots: Any
-    total: tk.RowVec
+    others: Any  # with sums: less and rest
 
 
 class ChannelValues:
@@ -87,11 +94,12 @@ class ChannelValues:
       scores (1)           Q K'; of each step its part, rows of v, factors | ..
       state (1)            O' = S' Q', S' += V' K; of each level O' += V' P' | O to global memory | ..
 
-    A chunk's steps are the one that meets the state, six levels, and the diagonal but for `strict`.
+    A chunk's steps are the one that meets the state, six levels, and the diagonal.
 
       pipe      stages           full (arrivals)            empty (arrivals)
       tokens    config.stages    producer's bytes (1)       warps of the state (4), behind the scores
-      steps     2                warps of the scores (4)    warps of the state (4)
+      steps     2, with dot 1    warps of the scores (4)    warps of the state (4)
+      others    2, of pairs 1    producer's bytes (1)       warps of the state (4)
     """
 
     def __init__(self, spec: ChannelSpec, config: LinearConfig):
@@ -99,7 +107,10 @@ class ChannelValues:
         self.dtype = element_type(spec.dtype)
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
+        self.less_tile = tk.st(CHUNK, CHUNK, Float32)
         self.columns = Columns(self.v_tile)
+        self.two_values, self.steps = spec.pairs and spec.reverse, steps_of_values(spec)
+        self.whole, self.state = Whole(self.columns), ValueState(spec, self.sequences)
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -112,10 +123,17 @@ class ChannelValues:
         def operand(heads, cols, dtype=spec.dtype, unit=8):
             return fake.tensor(dtype, (B, S, heads, cols), (*(fake.sym64(divisibility=unit) for _ in range(3)), 1))
 
-        operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HO, V, "fp32", 4),
+        o = operand(HO, V) if spec.narrow else operand(HO, V, "fp32", 4)
+        operands = Operands(operand(H, K), operand(H, K), operand(HV, V), o,
                             operand(HO, V, "fp32", 4), None, any_strides(spec.initial, states),
-                            any_strides(spec.final, states), operand(fake.sym(), V) if spec.dot else None,
-                            operand(HO, V, "fp32", 4) if spec.dot else None, None, numbers(spec.packed), None)
+                            any_strides(spec.final, states),
+                            operand(fake.sym(), V) if spec.dot and not self.two_values else None,
+                            operand(HO, V, "fp32", 4) if spec.dot else None, None, numbers(spec.packed), None,
+                            operand(HO, V, "fp32", 4) if spec.sums else None,
+                            any_strides("fp32", (states[0], HO, V)) if spec.end else None,
+                            operand(H, K) if spec.pairs else None, operand(HV, V) if self.two_values else None,
+                            operand(HO, V, "fp32", 4) if spec.pairs and not spec.reverse else None,
+                            operand(HO, V, "fp32", 4) if spec.rest else None)
         return operands.q, tuple(operands[1:]), Float32(1.0)
 
     @cute.jit
@@ -124,13 +142,30 @@ class ChannelValues:
         operands = Operands(q, *others)
         at = self.sequences
         q, k, v = [at.rows(x) for x in operands[:3]]
-        o, heads, x, x_heads = operands.o, operands.o.shape[2], None, Int32(1)
+        o, heads, x, x_heads, less = operands.o, operands.o.shape[2], None, Int32(1), None
+        if const_expr(self.spec.narrow):
+            o = at.stores(at.rows(o), self.v_tile)
+        if const_expr(self.spec.sums):
+            less = at.loads(at.rows(operands.less), self.less_tile)
+        second = v2 = of_x = o2 = None
         if const_expr(self.spec.dot):
+            of_x = at.stores(at.rows(operands.dots), self.less_tile)
+        rest = None
+        if const_expr(self.spec.rest):
+            rest = at.loads(at.rows(operands.rest), self.less_tile)
+        if const_expr(self.spec.pairs and not self.two_values):
+            o2 = at.stores(at.rows(operands.o2), self.less_tile)
+        if const_expr(self.spec.pairs):
+            second = at.loads(at.rows(operands.second), self.qk_tile)
+        if const_expr(self.two_values):
+            v2 = at.loads(at.rows(operands.v2), self.v_tile)
+        if const_expr(self.spec.dot and not self.two_values):
             x = at.rows(operands.x)
             x, x_heads = at.loads(x, self.v_tile), heads // x.shape[2]
         g = Globals(at.loads(q, self.qk_tile), at.loads(k, self.qk_tile), at.loads(v, self.v_tile), x, o,
-                    operands.dots, operands.g, operands.initial, operands.final, scale, Int32(q.shape[0]),
-                    heads // k.shape[2], heads // v.shape[2], x_heads, operands.cu)
+                    of_x, operands.g, operands.initial, operands.final, scale, Int32(q.shape[0]),
+                    heads // k.shape[2], heads // v.shape[2], x_heads, operands.cu, less,
+                    operands.end, second, v2, o2, rest)
         parts = -(-self.spec.value_dim // CHUNK)
         blocks = at.blocks(operands.q, operands.cu)
         self.kernel(g).launch(grid=[parts, heads, blocks], block=[3 * tk.WARPGROUP, 1, 1], stream=stream,
@@ -141,23 +176,57 @@ class ChannelValues:
     @cute.kernel
     def kernel(self, g: Globals):
         stages, al, row = self.config.stages, tk.SharedAllocator(), CHUNK + PAD
-        factors = cute.make_layout((2, CHUNK, CHUNK), stride=(CHUNK * row, row, 1))
-        loaded = 2 * self.qk_tile.bytes + (1 + self.spec.dot) * self.v_tile.bytes
+        steps = self.steps
+        factors = cute.make_layout((steps, CHUNK, CHUNK), stride=(CHUNK * row, row, 1))
+        spec, of_less = self.spec, less_of_values(self.spec)
+        loaded = (2 + spec.pairs) * self.qk_tile.bytes + (1 + spec.dot) * self.v_tile.bytes
         s = Shared(al.tile(self.qk_tile, stages), al.tile(self.qk_tile, stages), al.tile(self.v_tile, stages),
-                   al.tile(self.v_tile, stages) if self.spec.dot else None, al.tile(self.v_tile, 2),
-                   al.allocate_tensor(Float32, factors, 128), al.tile(self.p_tile, 2), al.vector(4 * CHUNK),
-                   al.vector(CHUNK), al.pipe(stages, loaded, 4), al.pipe(2, 0, 4, producers=4))
-        tk.init_block(lambda: [x.init() for x in (s.tokens, s.steps)])
+                   al.tile(self.v_tile, stages) if spec.dot and not self.two_values else None,
+                   al.tile(self.less_tile, of_less) if spec.sums else None,
+                   al.tile(self.less_tile, of_less) if spec.rest else None,
+                   al.tile(self.qk_tile, stages) if spec.pairs else None,
+                   al.tile(self.v_tile, stages) if self.two_values else None,
+                   al.tile(self.v_tile) if spec.narrow else None,
+                   al.tile(self.less_tile) if spec.dot and not spec.sums else None,
+                   al.tile(self.less_tile) if spec.pairs and not spec.reverse else None,
+                   al.vector(CHUNK, dtype=Float64) if spec.sums else None, al.tile(self.v_tile, steps),
+                   al.allocate_tensor(Float32, factors, 128), al.tile(self.v_tile, steps) if self.two_values else None,
+                   al.tile(self.p_tile, steps), al.tile(self.p_tile, steps) if spec.pairs else None,
+                   al.vector(4 * CHUNK), al.vector(4 * CHUNK, 2), al.vector(2 * CHUNK, steps),
+                   al.vector(1, steps, Int32), al.pipe(stages, loaded, 4), al.pipe(steps, 0, 4, producers=4),
+                   al.pipe(of_less, (1 + spec.rest) * self.less_tile.bytes, 4) if spec.sums else None)
+        tk.init_block(lambda: [x.init() for x in (s.tokens, s.steps, s.others) if x is not None])
         part, head, block = cute.arch.block_idx()
         g, batch, state, tokens = self.sequences.of_block(g, block)
         t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, part, state, tokens)
         few, some, many = self.config.registers
-        tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
+        tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1 + spec.sums),
                    tk.Role(lambda _: self.make_steps(g, s, t), some),
-                   tk.Role(lambda _: self.keep_state(g, s, t), many)))
+                   tk.Role(lambda _: self.state.keep(g, s, t), many)))
 
     @cute.jit
     def produce(self, g, s, t):
+        """A warp for the tokens, one for what sums are less of: neither waits for the other's room."""
+        if const_expr(self.spec.sums):
+            if tk.warp_id() % 4 == 0:
+                self.produce_tokens(g, s, t)
+            else:
+                self.produce_others(g, s, t)
+        else:
+            self.produce_tokens(g, s, t)
+
+    @cute.jit
+    def produce_others(self, g, s, t):
+        ring = s.others.ring()
+        for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
+            sem, place = s.others.acquire(ring), (t.batch, t.head, order(self.spec, g, t, i), t.part)
+            tk.load_async(s.less[ring.stage], g.less, place, sem)
+            if const_expr(self.spec.rest):
+                tk.load_async(s.rest[ring.stage], g.rest, place, sem)
+            ring.advance()
+
+    @cute.jit
+    def produce_tokens(self, g, s, t):
         ring = s.tokens.ring()
         tk.prefetch(g.q, g.k, g.v)
         for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
@@ -166,7 +235,11 @@ class ChannelValues:
             tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head_k, chunk, 0), sem)
             tk.load_async(s.q[ring.stage], g.q, (t.batch, t.head_k, chunk, 0), sem)
             tk.load_async(s.v[ring.stage], g.v, (t.batch, t.head_v, chunk, t.part), sem)
-            if const_expr(self.spec.dot):
+            if const_expr(self.spec.pairs):
+                tk.load_async(s.second[ring.stage], g.second, (t.batch, t.head_k, chunk, 0), sem)
+            if const_expr(self.two_values):
+                tk.load_async(s.v2[ring.stage], g.v2, (t.batch, t.head_v, chunk, t.part), sem)
+            if const_expr(self.spec.dot and not self.two_values):
                 tk.load_async(s.x[ring.stage], g.x, (t.batch, t.head // g.heads_per_x, chunk, t.part), sem)
             ring.advance()
 
@@ -174,33 +247,96 @@ class ChannelValues:
     def make_steps(self, g, s, t):
         """What each step of a chunk multiplies."""
         ring, out = s.tokens.ring(), s.steps.ring()
-        x, scores, p = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), tk.rt(CHUNK, self.dtype)
-        mine = self.columns.begin()
+        x, scores, p = self.two(lambda: tk.rt_fl(CHUNK)), self.two(lambda: tk.rt(CHUNK, self.dtype)), tk.rt(
+            CHUNK, self.dtype)
+        mine, ahead = self.columns.begin(), self.columns.begin()
         self.clear(s)
         self.read(g, t, order(self.spec, g, t, 0), mine)
         for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
             s.tokens.wait(ring)
-            tk.mm_ABt(x, s.q[ring.stage], s.k[ring.stage])
-            self.columns.decays(mine, s.products[None, 0])
-            tk.sync(SCORES_BARRIER, tk.WARPGROUP)
-            tk.mma_wait(0)
-            tk.apply_narrow(scores, lambda s: s * g.scale, x)
-            s.steps.acquire_empty(out)
-            early, late = self.puts(s, s.v[ring.stage], out.stage)
-            self.columns.to_ends(mine, s.products[None, 0], early, late, s.total[None, 0])
-            s.steps.commit(out)  # no fence: neither TMA nor wgmma reads it
-            out.advance()
-            for n in cutlass.range_constexpr(len(HALVES)):
-                s.steps.acquire_empty(out)
-                puts = self.puts(s, s.v[ring.stage], out.stage)
-                self.columns.early(mine, s.products[None, 0], HALVES[n], puts)
-                self.columns.late(mine, HALVES[n], puts)
-                self.put_scores(s, scores, p, HALVES[n], out)
-            self.read(g, t, order(self.spec, g, t, i + 1), mine)
-            if const_expr(not self.spec.strict):
-                s.steps.acquire_empty(out)
-                self.put_scores(s, scores, p, 0, out)
+            self.multiply(x, s, ring.stage)
+            self.read(g, t, order(self.spec, g, t, i + 1), ahead)
+            if const_expr(self.whole.there):
+                sums = s.sums[None, i % 2]
+                self.whole.sums(mine, sums)
+                tk.sync(SCORES_BARRIER, tk.WARPGROUP)
+                near, of = self.whole.find(sums)
+                tk.mma_wait(0)
+                if near:
+                    self.put_whole(s, x, p, mine, (ring.stage, of), out)
+                else:
+                    self.put_levels(g, s, (x, scores, p), mine, ring, out)
+            else:
+                tk.mma_wait(0)
+                self.put_levels(g, s, (x, scores, p), mine, ring, out)
+            mine.a.store(ahead.a.load())
             ring.advance()
+
+    def two(self, make):
+        """Of each pair of operands."""
+        return tuple(make() for _ in range(1 + self.spec.pairs))
+
+    def multiply(self, x, s, stage):
+        """Q K' of both are under way."""
+        tk.mm_ABt(x[0], s.q[stage], s.k[stage])
+        if self.two_values:
+            tk.mm_ABt(x[1], s.q[stage], s.second[stage])
+        elif self.spec.pairs:
+            tk.mm_ABt(x[1], s.second[stage], s.k[stage])
+
+    @cute.jit
+    def put_whole(self, s, x, p, mine, place, out):
+        """A chunk by one step: all of Q K' that tokens see, all rows of v with their factors."""
+        stage, of = place
+        reverse = self.spec.reverse
+        for n in cutlass.range_constexpr(len(x)):
+            if const_expr(reverse):
+                tk.left_fill(x[n], int(n > 0), 0.0, diagonal=True)
+            else:
+                tk.right_fill(x[n], int(n == 0), 0.0, diagonal=True)
+        s.steps.acquire_empty(out)
+        for n in cutlass.range_constexpr(len(x)):
+            tk.copy(p, x[n])
+            tk.store((s.p, s.p2)[n][out.stage], p)
+        early, late = self.puts(s, stage, out.stage)
+        ends = [cute.make_tensor(s.ends.iterator + cute.crd2idx((n * CHUNK, out.stage), s.ends.layout),
+                                 cute.make_layout(CHUNK)) for n in range(2)]
+        self.whole.put(mine, of, (late, early), ends, reverse)
+        self.says(s.whole, out, 1)
+        tk.publish()
+        s.steps.commit(out)
+        out.advance()
+
+    @cute.jit
+    def says(self, to, out, whole: Constexpr[int]):
+        """Is a chunk's first step all of it?"""
+        if const_expr(self.whole.there):
+            if tk.thread_in_warpgroup() == 0:
+                to[0, out.stage] = Int32(whole)
+
+    @cute.jit
+    def put_levels(self, g, s, registers, mine, ring, out):
+        """A chunk by a step that meets the state, six levels, and the diagonal."""
+        x, scores, p = registers
+        self.columns.decays(mine, s.products[None, 0])
+        tk.sync(SCORES_BARRIER, tk.WARPGROUP)
+        tk.apply_narrow(scores[0], lambda s: s * g.scale, x[0])
+        if const_expr(self.spec.pairs):
+            tk.apply_narrow(scores[1], lambda s: -s, x[1])
+        s.steps.acquire_empty(out)
+        early, late = self.puts(s, ring.stage, out.stage)
+        self.columns.to_ends(mine, s.products[None, 0], early, late, s.ends[None, out.stage])
+        self.says(s.whole, out, 0)
+        s.steps.commit(out)  # no fence: neither TMA nor wgmma reads it
+        out.advance()
+        for n in cutlass.range_constexpr(len(HALVES)):
+            s.steps.acquire_empty(out)
+            puts = self.puts(s, ring.stage, out.stage)
+            self.columns.early(mine, s.products[None, 0], HALVES[n], puts)
+            self.columns.late(mine, HALVES[n], puts)
+            self.put_scores(s, scores, p, HALVES[n], out)
+        s.steps.acquire_empty(out)
+        self.put_scores(s, scores[:1], p, 0, out)
 
     def read(self, g, t, chunk, mine):
         """Behind the last chunk, of the first one: it is not used."""
@@ -212,137 +348,34 @@ class ChannelValues:
     def clear(self, s):
         """What no row of a level is written to is multiplied by zeros: numbers from the start."""
         thread, factors = tk.thread_in_warpgroup(), s.factors
-        for stage in cutlass.range_constexpr(2):
-            rows = words(s.carried[stage])
-            for i in cutlass.range(CHUNK * CHUNK // 2 // tk.WARPGROUP, unroll=4):
-                rows[i * tk.WARPGROUP + thread] = Int32(0)
+        for stage in cutlass.range_constexpr(self.steps):
+            for tiles in (s.carried, s.carried2)[:1 + self.two_values]:
+                rows = words(tiles[stage])
+                for i in cutlass.range(CHUNK * CHUNK // 2 // tk.WARPGROUP, unroll=4):
+                    rows[i * tk.WARPGROUP + thread] = Int32(0)
             for i in cutlass.range(CHUNK * CHUNK // tk.WARPGROUP, unroll=4):
                 at = i * tk.WARPGROUP + thread
                 factors[stage, at // CHUNK, at % CHUNK] = Float32(0.0)
         tk.sync(SCORES_BARRIER, tk.WARPGROUP)
 
-    def puts(self, s, v, stage):
+    def puts(self, s, of, stage):
         """What is put for early tokens and late ones: rows of v, or factors."""
-        carried = self.columns.rows((words(s.carried[stage]), words(v)))
+        pairs = [(words(s.carried[stage]), words(s.v[of]))]
+        if self.two_values:
+            pairs.append((words(s.carried2[stage]), words(s.v2[of])))
+        carried = self.columns.rows(*pairs)
         taken = factors_of(self.columns, s.factors, stage)
         return (taken, carried) if self.spec.reverse else (carried, taken)
 
     @cute.jit
     def put_scores(self, s, scores, p, half: Constexpr[int], out):
         """The level's part of Q K', and the step is there."""
-        pick_scores(p, scores, half, self.spec.reverse)
-        tk.store(s.p[out.stage], p)
+        for n in cutlass.range_constexpr(len(scores)):
+            pick_scores(p, scores[n], half, self.spec.reverse)
+            tk.store((s.p, s.p2)[n][out.stage], p)
         tk.publish()
         s.steps.commit(out)
         out.advance()
-
-    @cute.jit
-    def keep_state(self, g, s, t):
-        c = State(tk.rt_fl(self.spec.head_dim), tk.rt(self.spec.head_dim, self.dtype), tk.rt(CHUNK, self.dtype),
-                  tk.rt_fl(CHUNK), tk.rt_fl(CHUNK // 2), tk.rt(CHUNK, self.dtype) if self.spec.dot else None,
-                  tk.rt_fl(CHUNK) if self.spec.dot else None, tk.rv())
-        ring, steps = s.tokens.ring(), s.steps.ring()
-        if const_expr(self.spec.initial is None):
-            tk.zero(c.s)
-        else:
-            tk.load_from(c.s, self.sequences.state(g.initial, t), t.part * CHUNK, 0)
-        for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
-            s.tokens.wait(ring)
-            self.of_state(c, s.q[ring.stage])
-            if const_expr(self.spec.dot):
-                tk.load_T(c.x, s.x[ring.stage])
-            s.steps.wait(steps)
-            tk.load_rows(c.total, s.total[None, 0], 0, CHUNK)
-            tk.mul_row(c.s, c.s, c.total)
-            self.scale_outputs(c, s.factors, steps.stage, g.scale)
-            tk.load_T(c.v, s.carried[steps.stage])
-            tk.mma_AB(c.s, c.v, s.k[ring.stage])
-            tk.mma_wait(0)
-            self.next(s, steps)
-            for n in cutlass.range_constexpr(len(HALVES)):
-                s.steps.wait(steps)
-                tk.load_T(c.v, s.carried[steps.stage])
-                self.add_level(c, s, steps.stage, HALVES[n])
-                self.next(s, steps)
-            if const_expr(not self.spec.strict):
-                s.steps.wait(steps)
-                tk.load_T(c.v, s.v[ring.stage])
-                self.add_level(c, s, steps.stage, 0)
-                self.next(s, steps)
-            s.tokens.release(ring)
-            token0 = order(self.spec, g, t, i) * CHUNK
-            self.put(g.o, g, t, c.o, token0)
-            if const_expr(self.spec.dot):
-                self.put(g.of_x, g, t, c.dots, token0)
-            ring.advance()
-        if const_expr(self.spec.final is not None):
-            tk.store_elements(self.sequences.state(g.final, t), c.s, t.part * CHUNK, 0)
-
-    def of_state(self, c, queries):
-        """c.o = what the state gives, with dot from the state in two parts."""
-        tk.copy(c.s16, c.s)
-        tk.mm_ABt(c.o, c.s16, queries)
-        tk.mma_wait(0)
-        if self.spec.dot:
-            tk.apply_narrow(c.s16, lambda wide, rounded: wide - rounded, c.s, c.s16)
-            tk.mma_ABt(c.o, c.s16, queries)
-            tk.mma_wait(0)
-
-    def next(self, s, steps):
-        s.steps.release(steps)
-        steps.advance()
-
-    def scale_outputs(self, c, factors, stage, scale):
-        """What the state gave, as each token sees it."""
-        if self.spec.dot:
-            tk.zero(c.dots)
-        for r, n in pairs_of(range(CHUNK)):
-            given = [c.o.rows_view[r, 2 * n + e] * scale for e in range(2)]
-            for e in range(2):
-                c.o.rows_view[r, 2 * n + e] = Float32(0.0)
-            self.add(c, r, n, given, self.factors_at(factors, stage, r, n))
-
-    def add_level(self, c, s, stage, half):
-        """A level's outputs, as each token sees them, 32 tokens at a time. half 0: the diagonal, without factors."""
-        takes = [token for token in range(CHUNK) if not half or token // half % 2 != self.spec.reverse]
-        for part in range(2):
-            mine = [token for token in takes if token // 32 == part]
-            if mine:
-                tk.mm_ABt(c.given, c.v, s.p[stage], b_part=part)
-                tk.mma_wait(0)
-                for r, n in pairs_of(mine):
-                    f = self.factors_at(s.factors, stage, r, n) if half else None
-                    self.add(c, r, n, [c.given.rows_view[r, 2 * (n - 4 * part) + e] for e in range(2)], f)
-
-    def add(self, c, r, n, given, f):
-        """Two tokens' outputs, and those times x: with x's factors rounded as they are where x is what is carried."""
-        o = c.o.rows_view
-        for e in range(2):
-            o[r, 2 * n + e] = o[r, 2 * n + e] + given[e] if f is None else cute.math.fma(
-                given[e], f[e], o[r, 2 * n + e])
-        if self.spec.dot:
-            word, dots = cute.recast_tensor(c.x.tensor, Int32)[2 * n + r], c.dots.rows_view
-            x = unpacked(word if f is None else scaled(word, f, self.dtype), self.dtype)
-            for e in range(2):
-                dots[r, 2 * n + e] = cute.math.fma(given[e], x[e], dots[r, 2 * n + e])
-
-    def factors_at(self, factors, stage, r, n):
-        """Of a thread's r-th column and its two tokens among the n-th 8."""
-        return [factors[stage, tk.first_col() + 8 * n + e, tk.first_row() + 8 * r] for e in range(2)]
-
-    @cute.jit
-    def put(self, to: cute.Tensor, g, t, o: tk.RegTile, token0):
-        """Outputs to global memory, in pieces of 32 bytes."""
-        x, view = to[t.batch, None, t.head, None], o.rows_view
-        tokens = t.tokens if const_expr(self.spec.packed) else g.tokens
-        row, token = t.part * CHUNK + tk.first_row(), token0 + tk.first_col()
-        at = x.iterator + cute.crd2idx((token, row), x.layout)
-        for r in cutlass.range_constexpr(2):
-            for j in cutlass.range_constexpr(CHUNK // 4):
-                behind = 8 * (j // 2) + j % 2
-                if token + behind < tokens and row + 8 * r < self.spec.value_dim:
-                    cute.make_tensor(at + (behind * x.stride[0] + 8 * r), cute.make_layout(1))[0] = view[r, j]
-
 
 def factors_of(columns, factors, stage):
     """What `columns` put: a token's factors themselves."""
@@ -354,9 +387,3 @@ def factors_of(columns, factors, stage):
             at = factors.iterator + cute.crd2idx((stage, columns.part * columns.mine + i, pair), factors.layout)
             cute.autovec_copy(two, cute.make_tensor(at.align(8), cute.make_layout(2)))
     return put
-
-
-def pairs_of(tokens):
-    """[(r, n)]: which of a thread's two columns, and which 8 tokens of which it has two, are of any of the tokens in
-    any thread."""
-    return [(r, n) for r in range(2) for n in range(CHUNK // 8) if any(token // 8 == n for token in tokens)]

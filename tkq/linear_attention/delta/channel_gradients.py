@@ -9,7 +9,8 @@ A gate of a column gets the sum, over its token and those behind it, of
 
     q dq - k x + k y - k w          in that column: what later queries and keys take, less what earlier ones give
 
-Of each pair of tokens behind it two of these have the same, made of the same rounded numbers (`channels.gradients`)."""
+Of each pair of tokens behind it two of these have the same, made of the same rounded numbers (`channels.gradients`). dq
+and w take the same states; x and y those whose difference D is: two launches have all four (`channels.value_pairs`)."""
 from __future__ import annotations
 
 import torch
@@ -20,34 +21,38 @@ from tkq.linear_attention.channels.launch import ChannelGiven, launch
 from tkq.linear_attention.delta.gradients import ALL, DeltaGradients, DeltaNeeds, DeltaSaved
 from tkq.linear_attention.finish.launch import over_shared, row_dots
 from tkq.linear_attention.gradients import behind_last
+from tkq.linear_attention.spec import NARROW
 
 
 def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None = None,
              needs: DeltaNeeds = ALL) -> DeltaGradients:
-    """Two launches for u and du, which dbeta and dv are made of, and of four more those that are needed."""
+    """Two launches for u and du, which dbeta and dv are made of, and of two more those that are needed: one that gives
+    dq and -w, one that gives x - y - w; with them the gates' gradients, as in `channels.gradients`."""
     q, k, v, g, beta, initial, cu = saved
     need_initial = needs.initial and initial is not None
     if scale == 0.0:  # o is 0: what goes back comes from the final state alone, and does not depend on the scale
         do, scale = torch.zeros_like(do), 1.0
-    behind = behind_last(q, scale, dfinal)
+    behind, pairs, one = behind_last(q, scale, dfinal), needs.k or needs.g, v.shape[3] <= NARROW
     made = launch(ChannelGiven(k, k, v, g, beta, initial, updates=True, cu=cu), 1.0)
-    u, solved, of_q, w, of_queries, of_keys, dg = made.o, *(None,) * 6
-    if any((needs.k, needs.v, needs.g, needs.beta, need_initial)):
+    u, solved, of_q, of_k, dk, dg = made.o, *(None,) * 5
+    if any((pairs, needs.v, needs.beta, need_initial)):
         solved = launch(ChannelGiven(k, behind.q, do, g, beta, behind.state, torch.float32 if need_initial else None,
                                      reverse=True, cu=cu), behind.scale)
-    if needs.q or needs.g:
+    alone = one and q.shape[2] == g.shape[2]
+    if needs.q or pairs:
         final = torch.float32 if needs.g and dfinal is not None else None
-        of_q = of_columns(do, u, k, g, scale, initial, final, x=q if needs.g else None, cu=cu)
-    if needs.k or needs.g:
-        x = k if needs.g else None
-        w = of_columns(solved.dv, u, k, g, 1.0, initial, x=x, strict=True, cu=cu)
-        of_queries = of_columns(u, do, behind.q, g, behind.scale, behind.state, x=x, reverse=True, cu=cu)
-        of_keys = of_columns(u, solved.dv, k, g, 1.0, x=x, reverse=True, strict=True, cu=cu)
-    if needs.g:
-        at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum(-1)
-        dg = of_gates((of_q.dots, of_queries.dots, of_keys.dots, w.dots), at_end, cu)
+        of_q = of_columns(do, u, k, g, scale, initial, final, second=solved.dv if pairs else None,
+                          x=q if pairs else None, narrow=alone, cu=cu)
+    if pairs:
+        at_end = None if of_q.state is None else (of_q.state.mT * dfinal).sum(-1)
+        ways = dict(rest=of_q.dv, less=of_q.dots, end=at_end) if one else {}
+        of_k = of_columns(u, do, behind.q, g, behind.scale, dfinal, second=solved.dv, v2=k, narrow=alone, reverse=True,
+                          cu=cu, **ways)
+        if needs.k:
+            dk = over_shared((of_k.o if one else of_k.o + of_q.dv,), k)
+        if needs.g:
+            dg = of_k.dots if one else of_gates((of_q.dots, of_k.dots), at_end, cu)
     return DeltaGradients(
-        over_shared((of_q.o,), q) if needs.q else None,
-        over_shared((of_queries.o, of_keys.o, w.o), k) if needs.k else None,
-        solved.dv if needs.v else None, dg, row_dots(made.dv, solved.o, beta.dtype) if needs.beta else None,
+        over_shared((of_q.o,), q) if needs.q else None, dk, solved.dv if needs.v else None, dg,
+        row_dots(made.dv, solved.o, beta.dtype) if needs.beta else None,
         (behind.scale * solved.state).to(initial.dtype) if need_initial else None)

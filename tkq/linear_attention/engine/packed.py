@@ -128,9 +128,10 @@ class Sequences:
 def placed(g, piece: Piece):
     """g, a kernel's tensors and sizes, as a piece's tokens have it: those of its fields that there are."""
     first, written, found = piece.first, piece.end - piece.first, {}
-    for names, of in ((("q", "k", "v", "x", "q2", "k2", "v2"), lambda x: x.part(piece.rows)),
-                      (("o", "dv"), lambda x: x.part(written) if isinstance(x, tk.gl) else _tokens(x, first)),
-                      (("g", "beta", "of_x"), lambda x: _tokens(x, first)),
+    for names, of in ((("q", "k", "v", "x", "q2", "k2", "v2", "less", "second", "rest"), lambda x: x.part(piece.rows)),
+                      (("o", "dv", "of_x", "o2"),
+                       lambda x: x.part(written) if isinstance(x, tk.gl) else _tokens(x, first)),
+                      (("g", "beta"), lambda x: _tokens(x, first)),
                       (("dots",), lambda x: _tokens(x, first, 1)),
                       (("checkpoints",), lambda x: _tokens(x, first // (CHUNK * g.every))),
                       (("ssd",), lambda x: x._replace(dt=_tokens(x.dt, first), diagonal=_tokens(x.diagonal, first)))):
