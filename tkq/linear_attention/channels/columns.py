@@ -138,7 +138,7 @@ class Columns:
 
     def earlier(self, mine, put, tokens, f=None):
         """Of each of the tokens, the decays behind it. f: of those behind the last."""
-        for some in _together(list(reversed(tokens))):
+        for some in together(list(reversed(tokens))):
             rows = []
             for i in some:
                 rows.append((i, f))
@@ -147,7 +147,7 @@ class Columns:
 
     def later(self, mine, put, tokens, f=None):
         """Of each of the tokens, the decays up to its own. f: of those before the first."""
-        for some in _together(list(tokens)):
+        for some in together(list(tokens)):
             rows = []
             for i in some:
                 f = times(f, mine.a, i)
@@ -167,7 +167,7 @@ class Columns:
         return put
 
 
-def _together(tokens):
+def together(tokens):
     return [tokens[n:n + TOGETHER] for n in range(0, len(tokens), TOGETHER)]
 
 

@@ -60,6 +60,7 @@ class Shared:
     others: Any  # with the delta rule: of queries, for those of keys are of all rows
     started: Any  # with the delta rule: keys, with what decays from a chunk's start
     near: Any  # of each warp: are a chunk's decays such that `Square` holds?
+    whole: Any  # of `Whole`
     products: cute.Tensor  # of decays: those of each part of it, for each column
     total: cute.Tensor  # of a chunk, for each column
     delta: Any
@@ -117,6 +118,7 @@ class ChannelAttention:
         self.delta = Delta(spec, self.p_tile, SCORES_BARRIER)
         self.scored, self.solved = not spec.updates, bool(spec.delta)
         self.scores = ChannelScores(spec, self.columns, SCORES_BARRIER)
+        self.whole = self.scores.whole
         self.aliased = self.solved and shares_levels(spec)
 
     # ---- host ----------------------------------------------------------------------------------
@@ -162,8 +164,8 @@ class ChannelAttention:
         o, p = al.tile(self.v_tile, n), al.tile(self.p_tile, 2)
         levels = al.tile(self.qk_tile, 2)
         s = Shared(q, k, v, o, p, levels, al.tile(self.qk_tile, 2) if delta else None,
-                   al.tile(self.qk_tile, 2) if delta else None, self.scores.square.shared(al), al.vector(4 * K, 2),
-                   al.vector(K, 2),
+                   al.tile(self.qk_tile, 2) if delta else None, self.scores.square.shared(al), self.whole.shared(al),
+                   al.vector(self.whole.parts * K, 2), al.vector(K, 2),
                    self.shared_of_delta(al, levels),
                    al.pipe(c.stages, 2 * self.qk_tile.bytes + n * self.v_tile.bytes, 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
@@ -211,41 +213,57 @@ class ChannelAttention:
         for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
             following = order(self.spec, g, t, i + 1)
             s.tokens.wait(ring)
-            q, k = s.q[ring.stage], s.k[ring.stage]
-            products = s.products[None, out.stage]
-            near = s.near[None, out.stage] if self.scores.square.there else None
-            if const_expr(self.scores.square.there):
-                self.scores.square.find(mine, near)
-            self.columns.decays(mine, products)
-            self.scores.begin(c)
-            tk.sync(SCORES_BARRIER, tk.WARPGROUP)
-            place = q, k, products
-            self.scores.add_levels(g, s, c, mine, place, False)
-            if const_expr(self.scores.square.there):
-                tk.sync(SCORES_BARRIER, tk.WARPGROUP)  # the levels' operands have been read
-                if self.scores.square.holds(near):
-                    self.scores.add_square(g, s, c, mine, place)
-                else:
-                    self.scores.add_levels(g, s, c, mine, place, True)
-            else:
-                self.scores.add_levels(g, s, c, mine, place, True)
             s.scores.acquire_empty(out)
-            self.scores.scale_in_place(s, mine, place, out.stage)
-            self.read(g, t, following, mine)
             self.delta.factors(g, s.delta, of_delta, None, out.stage)
             self.delta.ask(g, t, following, of_delta)
-            if const_expr(self.solved):
+            place = s.q[ring.stage], s.k[ring.stage], s.products[None, out.stage]
+            if const_expr(self.whole.there):
+                self.whole.find(mine, place[2], s.whole.found[None, out.stage])
                 tk.sync(SCORES_BARRIER, tk.WARPGROUP)
+                if self.whole.holds(s.whole.found[None, out.stage]):
+                    self.scores.put_whole(s, mine, place, out.stage)
+                    self.whole.put_ends(place[2], s.whole, out.stage, True)
+                    self.read(g, t, following, mine)
+                    tk.publish()
+                    tk.sync(SCORES_BARRIER, tk.WARPGROUP)
+                    self.scores.multiply_whole(g, s, c, place, out.stage)
+                else:
+                    self.by_levels(g, s, c, mine, place, out.stage)
+                    self.whole.put_ends(place[2], s.whole, out.stage, False)
+                    self.read(g, t, following, mine)
+            else:
+                self.by_levels(g, s, c, mine, place, out.stage)
+                self.read(g, t, following, mine)
             self.delta.put(s.delta, c.lower, of_delta, None, out.stage)
             self.delta.invert(s.delta, c.lower, of_delta, out.stage)
             if const_expr(self.scored):
                 tk.store(s.p[out.stage], c.p)
             tk.publish()
-            if const_expr(self.aliased):
-                tk.sync(SCORES_BARRIER, tk.WARPGROUP)
             s.scores.commit(out)
             ring.advance()
             out.advance()
+
+    @cute.jit
+    def by_levels(self, g, s, c, mine, place, stage):
+        """A chunk whose decays `Whole` does not hold for."""
+        near = s.near[None, stage] if self.scores.square.there else None
+        if const_expr(self.scores.square.there):
+            self.scores.square.find(mine, near)
+        self.columns.decays(mine, place[2])
+        self.scores.begin(c)
+        tk.sync(SCORES_BARRIER, tk.WARPGROUP)
+        self.scores.add_levels(g, s, c, mine, place, False)
+        if const_expr(self.scores.square.there):
+            tk.sync(SCORES_BARRIER, tk.WARPGROUP)  # the levels' operands have been read
+            if self.scores.square.holds(near):
+                self.scores.add_square(g, s, c, mine, place)
+            else:
+                self.scores.add_levels(g, s, c, mine, place, True)
+        else:
+            self.scores.add_levels(g, s, c, mine, place, True)
+        self.scores.scale_in_place(s, mine, place, stage)
+        if const_expr(self.solved):
+            tk.sync(SCORES_BARRIER, tk.WARPGROUP)  # L goes where the levels' operands were
 
     def read(self, g, t, chunk, mine):
         """Behind the last chunk, of the first one: it is not used."""
@@ -264,13 +282,18 @@ class ChannelAttention:
             tk.load_from(c.s, self.sequences.state(g.initial, t), row0, 0)
         for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
             s.tokens.wait(ring)
-            tk.copy(c.s16, c.s)
             s.scores.wait(scores)
+            if const_expr(self.whole.there):
+                mul_columns(c.s, s.whole.before[None, scores.stage])
+            tk.copy(c.s16, c.s)
             started = s.started[scores.stage] if self.solved else None
             self.delta.of_state(c, started)
             if const_expr(self.scored):
                 tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
             tk.mma_wait(0)
+            if const_expr(self.whole.there):
+                if not self.whole.holds(s.whole.found[None, scores.stage]):
+                    mul_columns(c.s, s.total[None, scores.stage])
             self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))  # in registers that had the state, rounded
             chunk = order(self.spec, g, t, i)
             self.delta.updates(c, s.delta, scores.stage, partial(self.put, g.dv, s, t, c.w, chunk, wg))
@@ -278,7 +301,8 @@ class ChannelAttention:
                 tk.mul(c.o, c.o, g.scale)
                 tk.mma_ABt(c.o, c.v, s.p[scores.stage])
             self.delta.gradients_of_updates(c, s.delta, scores.stage)
-            mul_columns(c.s, s.total[None, scores.stage])
+            if const_expr(not self.whole.there):
+                mul_columns(c.s, s.total[None, scores.stage])
             tk.mma_AB(c.s, c.v, s.k[ring.stage])
             self.delta.erase(c, s.delta, started, scores.stage)
             tk.mma_wait(1)
@@ -287,6 +311,8 @@ class ChannelAttention:
                 self.delta.times_beta(c, s.delta, scores.stage)
                 self.put(g.dv, s, t, c.w, order(self.spec, g, t, i), wg)
             tk.mma_wait(0)
+            if const_expr(self.whole.there):
+                mul_columns(c.s, s.whole.behind[None, scores.stage])
             s.tokens.release(ring)
             s.scores.release(scores)
             ring.advance()

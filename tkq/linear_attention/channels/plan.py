@@ -32,10 +32,10 @@ def plan(spec: ChannelSpec) -> LinearConfig:
 def _registers(spec, groups):
     """The scores take most with the delta rule; packed, so does its state."""
     if groups == 2:
-        return 24, 168, 160
+        return 24, 184, 152
     if not spec.delta:
         return 24, 232, 240
-    return 24, 240, 240 if spec.packed else 232
+    return (24, 240, 240) if spec.packed else (24, 248, 232)
 
 
 def shares_levels(spec: ChannelSpec) -> bool:

@@ -10,6 +10,7 @@ import tkq.tile as tk
 from tkq.linear_attention.channels.columns import HALVES, Columns, gather_lower, gather_scores, words
 from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.channels.square import Square, gather_square, gather_square_lower
+from tkq.linear_attention.channels.whole import Whole
 from tkq.linear_attention.config import CHUNK
 from tkq.tile.dtypes import element_type
 
@@ -21,27 +22,49 @@ class Scores:
     x: tk.RegTile  # products: half of the columns, or, with the delta rule, all
     p: tk.RegTile
     lower: Any  # L, with the delta rule
+    all: Any  # products of all columns: x, or beside it
 
 
 class ChannelScores:
-    """The part of `ChannelAttention` that makes P and, with the delta rule, L: by levels of `Columns`, and by `Square`,
-    of operands in shared memory, where s is the kernel's. place: a chunk's q, k and products of decays."""
+    """The part of `ChannelAttention` that makes P and, with the delta rule, L: by `Whole`, or by levels of `Columns`, and
+    `Square`, of operands in shared memory, where s is the kernel's. place: a chunk's q, k and products of decays."""
 
     def __init__(self, spec: ChannelSpec, columns: Columns, barrier: int):
         """barrier: of the scores' warpgroup."""
-        self.spec, self.columns, self.square, self.barrier = spec, columns, Square(columns), barrier
+        self.spec, self.columns, self.barrier = spec, columns, barrier
+        self.square, self.whole = Square(columns), Whole(spec, columns)
         self.scored, self.solved = not spec.updates, bool(spec.delta)
 
     def registers(self) -> Scores:
         """Room for them."""
-        return Scores(tk.rt_fl(CHUNK if self.solved else CHUNK // 2), tk.rt(CHUNK, element_type(self.spec.dtype)),
-                      tk.rt_fl(CHUNK) if self.solved else None)
+        x, p = tk.rt_fl(CHUNK if self.solved else CHUNK // 2), tk.rt(CHUNK, element_type(self.spec.dtype))
+        return Scores(x, p, tk.rt_fl(CHUNK) if self.solved else None, x if self.solved else tk.rt_fl(CHUNK))
 
     def begin(self, c):
         """Nothing has been added."""
         tk.zero(c.p)
         if self.solved:
             tk.zero(c.lower)
+
+    def put_whole(self, s, mine, place, stage):
+        """Operands of `Whole`, which meet the state, too."""
+        q, k, sums = place
+        keys, others = (words(x) for x in ((q, k) if self.spec.reverse else (k, q)))
+        self.whole.put(mine, sums, keys, others if self.scored else None,
+                       words(s.started[stage]) if self.solved else None)
+
+    @cute.jit
+    def multiply_whole(self, g, s, c, place, stage):
+        """P and L of those operands."""
+        q, k, _ = place
+        if const_expr(self.scored):
+            tk.mm_ABt(c.all, q, k)
+        if const_expr(self.solved):
+            tk.mm_ABt(c.lower, s.started[stage], q if self.spec.reverse else k)
+        if const_expr(self.scored):
+            tk.mma_wait(1 if self.solved else 0)
+            self.whole.gather(c.p, c.all, g.scale)
+        tk.mma_wait(0)
 
     @cute.jit
     def add_levels(self, g, s, c, mine, place, near: Constexpr[bool]):
