@@ -285,3 +285,12 @@ def mul_columns(x: tk.RegTile, factors: cute.Tensor):
         for r in range(2):
             for e in range(2):
                 view[r, 2 * n + e] = view[r, 2 * n + e] * two.tensor[e]
+
+
+def scaled_columns(to: tk.RegTile, x: tk.RegTile, factors: cute.Tensor):
+    """to[i, j] = x[i, j] * factors[j], of 16 bits."""
+    two, view, words = tk.cv(8), x.rows_view, cute.recast_tensor(to.tensor, Int32)
+    for n in range(x.cols // 8):
+        tk.load_shared_cols(two, cute.make_tensor(factors.iterator + 8 * n, cute.make_layout(8)))
+        for r in range(2):
+            words[2 * n + r] = _cvt2(*(view[r, 2 * n + e] * two.tensor[e] for e in range(2)), to.dtype)

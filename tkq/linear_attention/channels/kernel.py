@@ -1,6 +1,6 @@
 """Linear attention with a gate for each column of k (GLA: Yang et al., 2023), and the delta rule with such gates (KDA:
 Kimi Linear, 2025), chunk by chunk, with the state in accumulators."""
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Optional
 
@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.linear_attention.channels.columns import Columns, mul_columns
+from tkq.linear_attention.channels.columns import Columns, mul_columns, scaled_columns
 from tkq.linear_attention.channels.parts import (
     OUT_BARRIER,
     SCORES_BARRIER,
@@ -117,9 +117,11 @@ class ChannelAttention:
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
         self.delta = Delta(spec, self.p_tile, SCORES_BARRIER)
         self.scored, self.solved = not spec.updates, bool(spec.delta)
-        self.scores = ChannelScores(spec, self.columns, SCORES_BARRIER)
+        self.crowded = self.solved and config.groups > 1  # two warpgroups of the state: neither registers nor room
+        self.scores = ChannelScores(spec, self.columns, SCORES_BARRIER, self.crowded and self.columns.mine == CHUNK // 2)
         self.whole = self.scores.whole
         self.aliased = self.solved and shares_levels(spec)
+        self.late = self.delta.forward and config.groups > 1  # registers do not hold both of what the state gives
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -163,7 +165,7 @@ class ChannelAttention:
         v = tuple(al.tile(self.v_tile, c.stages) for _ in range(n))
         o, p = al.tile(self.v_tile, n), al.tile(self.p_tile, 2)
         levels = al.tile(self.qk_tile, 2)
-        s = Shared(q, k, v, o, p, levels, al.tile(self.qk_tile, 2) if delta else None,
+        s = Shared(q, k, v, o, p, levels, al.tile(self.qk_tile, 2) if delta and not self.scores.one_other else None,
                    al.tile(self.qk_tile, 2) if delta else None, self.scores.square.shared(al), self.whole.shared(al),
                    al.vector(self.whole.parts * K, 2), al.vector(K, 2),
                    self.shared_of_delta(al, levels),
@@ -223,10 +225,13 @@ class ChannelAttention:
                 if self.whole.holds(s.whole.found[None, out.stage]):
                     self.scores.put_whole(s, mine, place, out.stage)
                     self.whole.put_ends(place[2], s.whole, out.stage, True)
-                    self.read(g, t, following, mine)
+                    if const_expr(not self.crowded):
+                        self.read(g, t, following, mine)
                     tk.publish()
                     tk.sync(SCORES_BARRIER, tk.WARPGROUP)
                     self.scores.multiply_whole(g, s, c, place, out.stage)
+                    if const_expr(self.crowded):
+                        self.read(g, t, following, mine)
                 else:
                     self.by_levels(g, s, c, mine, place, out.stage)
                     self.whole.put_ends(place[2], s.whole, out.stage, False)
@@ -234,10 +239,10 @@ class ChannelAttention:
             else:
                 self.by_levels(g, s, c, mine, place, out.stage)
                 self.read(g, t, following, mine)
-            self.delta.put(s.delta, c.lower, of_delta, None, out.stage)
-            self.delta.invert(s.delta, c.lower, of_delta, out.stage)
             if const_expr(self.scored):
                 tk.store(s.p[out.stage], c.p)
+            self.delta.put(s.delta, c.lower, of_delta, None, out.stage)
+            self.delta.invert(s.delta, c.lower, of_delta, out.stage)
             tk.publish()
             s.scores.commit(out)
             ring.advance()
@@ -247,6 +252,8 @@ class ChannelAttention:
     def by_levels(self, g, s, c, mine, place, stage):
         """A chunk whose decays `Whole` does not hold for."""
         near = s.near[None, stage] if self.scores.square.there else None
+        if const_expr(self.scores.one_other):
+            s = replace(s, others=(s.started[stage], s.started[stage]))
         if const_expr(self.scores.square.there):
             self.scores.square.find(mine, near)
         self.columns.decays(mine, place[2])
@@ -261,6 +268,8 @@ class ChannelAttention:
                 self.scores.add_levels(g, s, c, mine, place, True)
         else:
             self.scores.add_levels(g, s, c, mine, place, True)
+        if const_expr(self.scores.one_other):
+            tk.sync(SCORES_BARRIER, tk.WARPGROUP)
         self.scores.scale_in_place(s, mine, place, stage)
         if const_expr(self.solved):
             tk.sync(SCORES_BARRIER, tk.WARPGROUP)  # L goes where the levels' operands were
@@ -283,20 +292,27 @@ class ChannelAttention:
         for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
             s.tokens.wait(ring)
             s.scores.wait(scores)
-            if const_expr(self.whole.there):
-                mul_columns(c.s, s.whole.before[None, scores.stage])
-            tk.copy(c.s16, c.s)
             started = s.started[scores.stage] if self.solved else None
-            self.delta.of_state(c, started)
-            if const_expr(self.scored):
-                tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
+            if const_expr(self.late):
+                self.round_state(c, s, scores.stage)
+                self.delta.of_state(c, started)
+            else:
+                self.begin_chunk(c, s, scores.stage)
+                self.delta.of_state(c, started)
+                if const_expr(self.scored):
+                    tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
             tk.mma_wait(0)
+            self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))  # in registers that had the state, rounded
+            chunk = order(self.spec, g, t, i)
+            self.updates(c, s.delta, scores.stage, partial(self.put, g.dv, s, t, c.w, chunk, wg))
+            if const_expr(self.late):
+                self.begin_chunk(c, s, scores.stage)
+                if const_expr(self.scored):
+                    tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
+                    tk.mma_wait(0)
             if const_expr(self.whole.there):
                 if not self.whole.holds(s.whole.found[None, scores.stage]):
                     mul_columns(c.s, s.total[None, scores.stage])
-            self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))  # in registers that had the state, rounded
-            chunk = order(self.spec, g, t, i)
-            self.delta.updates(c, s.delta, scores.stage, partial(self.put, g.dv, s, t, c.w, chunk, wg))
             if const_expr(self.scored):
                 tk.mul(c.o, c.o, g.scale)
                 tk.mma_ABt(c.o, c.v, s.p[scores.stage])
@@ -320,6 +336,36 @@ class ChannelAttention:
         if const_expr(spec.final is not None):
             tk.store_elements(self.sequences.state(g.final, t), c.s, row0, 0)
         tk.store_wait(read=False)
+
+    def begin_chunk(self, c, s, stage):
+        """The state as operands meet it, and rounded."""
+        if self.whole.there:
+            mul_columns(c.s, s.whole.before[None, stage])
+        tk.copy(c.s16, c.s)
+
+    def round_state(self, c, s, stage):
+        """The same, rounded alone: it is not there any more when queries meet it, as registers do not hold it beside
+        what it gives for keys."""
+        if self.whole.there:
+            scaled_columns(c.s16, c.s, s.whole.before[None, stage])
+        else:
+            tk.copy(c.s16, c.s)
+
+    def updates(self, c, shared, stage, put):
+        """As `Delta.updates`, of keys that have their decays, so that all of a token's has one factor."""
+        if self.delta.forward:
+            if self.spec.updates:
+                tk.apply_narrow(c.v, lambda v, w: v - w, c.v, c.w)
+            else:
+                tk.load_shared_cols(c.beta, shared.beta[None, stage])
+                tk.apply_narrow(c.v, lambda v, w, b: b * (v - w), c.v, c.w, c.beta)
+            tk.mm_ABt(c.w, c.v, shared.inverse[stage])
+            tk.mma_wait(0)
+            if self.spec.updates:
+                put()
+                tk.load_shared_cols(c.beta, shared.beta[None, stage])
+                tk.mul_col(c.w, c.w, c.beta)
+            tk.copy(c.v, c.w)
 
     @cute.jit
     def of_group(self, tiles: Constexpr, wg, f: Constexpr):

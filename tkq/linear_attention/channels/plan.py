@@ -17,14 +17,14 @@ def plan(spec: ChannelSpec) -> LinearConfig:
     its sequence or its states, which takes registers, too. As many stages as there is room for."""
     tile, wide = 2 * CHUNK * CHUNK, 2 * CHUNK * spec.head_dim
     found = (spec.packed or spec.pool) and not spec.reverse and spec.head_dim == NARROW
-    groups = 1 if spec.value_dim <= CHUNK or spec.delta or spec.of_values or found else 2
+    groups = 1 if spec.value_dim <= CHUNK or spec.of_values or found else 2
     stage = 2 * wide + (groups + spec.dot) * tile
     if spec.of_values:  # rows with their factors, those factors, P
         rest = 2 * (tile + 2 * CHUNK * (CHUNK + PAD) * 2 + tile) + SMALL
     else:
         rest = 2 * wide + (groups + 2) * tile + SMALL
     if spec.delta:
-        rest += 4 * wide + 2 * tile + (0 if shares_levels(spec) else 2 * tile + 1024)
+        rest += (4 if groups == 1 else 2) * wide + 2 * tile + (0 if shares_levels(spec) else 2 * tile + 1024)
     return LinearConfig(groups, min(MOST_STAGES, (SHARED - rest) // stage),
                         _registers(spec, groups))
 
@@ -32,7 +32,7 @@ def plan(spec: ChannelSpec) -> LinearConfig:
 def _registers(spec, groups):
     """The scores take most with the delta rule; packed, so does its state."""
     if groups == 2:
-        return 24, 184, 152
+        return (24, 168, 160) if spec.delta else (24, 184, 152)
     if not spec.delta:
         return 24, 232, 240
     return (24, 240, 240) if spec.packed else (24, 248, 232)

@@ -29,9 +29,9 @@ class ChannelScores:
     """The part of `ChannelAttention` that makes P and, with the delta rule, L: by `Whole`, or by levels of `Columns`, and
     `Square`, of operands in shared memory, where s is the kernel's. place: a chunk's q, k and products of decays."""
 
-    def __init__(self, spec: ChannelSpec, columns: Columns, barrier: int):
-        """barrier: of the scores' warpgroup."""
-        self.spec, self.columns, self.barrier = spec, columns, barrier
+    def __init__(self, spec: ChannelSpec, columns: Columns, barrier: int, one_other: bool = False):
+        """barrier: of the scores' warpgroup. one_other: both levels' operands of queries are one tile."""
+        self.spec, self.columns, self.barrier, self.one_other = spec, columns, barrier, one_other
         self.square, self.whole = Square(columns), Whole(spec, columns)
         self.scored, self.solved = not spec.updates, bool(spec.delta)
 
@@ -82,6 +82,8 @@ class ChannelScores:
             if const_expr(begun):
                 self.gather(g, c, 0, before)
                 self.multiply(c.x, self.operands(s, before) if before >= 0 else (k, q), 1, before < 0)
+                if const_expr(self.one_other):
+                    tk.sync(self.barrier, tk.WARPGROUP)  # those of the level before have been read
             self.columns.late(mine, HALVES[n], puts)
             tk.publish()
             if const_expr(begun):
