@@ -234,15 +234,16 @@ def pick_scores(p: tk.RegTile, of: tk.RegTile, half: Constexpr[int], upper: Cons
 
 
 @cute.jit
-def gather_lower(lower: tk.RegTile, x: tk.RegTile, half: Constexpr[int]):
-    """lower = x where a row and a column are of one level, the row in the later half."""
+def gather_lower(lower: tk.RegTile, x: tk.RegTile, part: Constexpr[int], half: Constexpr[int]):
+    """lower = x where a row and a column are of one level, the row in the later half. x: the part-th of the columns."""
     to, of, mask = lower.rows_view, x.rows_view, _words_of_level(half, False)
     warp = tk.warp_id() % 4
     for w in cutlass.range_constexpr(4):
         if warp == w:
-            for r, n in eights_of_level(w, half, False):
-                to[r, 2 * n] = of[r, 2 * n] if mask & Int32(1) != 0 else to[r, 2 * n]
-                to[r, 2 * n + 1] = of[r, 2 * n + 1] if mask < 0 else to[r, 2 * n + 1]
+            for r, n in eights_of_level(w, half, False, range(part * x.cols // 8, (part + 1) * x.cols // 8)):
+                m = 2 * n - part * x.cols // 4
+                to[r, 2 * n] = of[r, m] if mask & Int32(1) != 0 else to[r, 2 * n]
+                to[r, 2 * n + 1] = of[r, m + 1] if mask < 0 else to[r, 2 * n + 1]
 
 
 def eights_of_level(warp, half, upper, columns=range(CHUNK // 8)):

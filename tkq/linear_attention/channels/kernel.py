@@ -118,7 +118,7 @@ class ChannelAttention:
         self.delta = Delta(spec, self.p_tile, SCORES_BARRIER)
         self.scored, self.solved = not spec.updates, bool(spec.delta)
         self.crowded = self.solved and config.groups > 1  # two warpgroups of the state: neither registers nor room
-        self.scores = ChannelScores(spec, self.columns, SCORES_BARRIER, self.crowded and self.columns.mine == CHUNK // 2)
+        self.scores = ChannelScores(spec, self.columns, SCORES_BARRIER, self.crowded)
         self.whole = self.scores.whole
         self.aliased = self.solved and shares_levels(spec)
         self.late = self.delta.forward and config.groups > 1  # registers do not hold both of what the state gives
