@@ -3,9 +3,9 @@ from .mutant import family, pressed
 
 NAPS, DELTA_NAPS, READS = (pressed(x) for x in ("naps-channels", "naps-channels_delta", "reads-channels"))
 TESTS = "tests/gpu/linear_attention/test_channels.py::"
-KEYS, FAR, DELTA, VALUES, LAST, LONG = ((f"{TESTS}{name}",) for name in (
+KEYS, FAR, DELTA, VALUES, LAST, LONG, KINDS = ((f"{TESTS}{name}",) for name in (
     "test_lengths[o]", "test_resets", "test_lengths[delta]", "test_lengths[dq]", "test_nothing_behind_the_end_counts",
-    "test_gradients_of_gates_are_as_good_at_any_length[False]"))
+    "test_gradients_of_gates_are_as_good_at_any_length[False]", "test_chunks_of_all_kinds"))
 BEFORE = ("tests/gpu/linear_attention/test_packed.py::test_tokens_before_the_first_sequence",)
 FINISH = "tests/gpu/linear_attention/test_finish_on_gpu.py::"
 HEADS, DOTS, SUMS, SEGMENTS = ((f"{FINISH}{name}",) for name in (
@@ -22,17 +22,17 @@ MUTANTS = (
          """, """
                 rows.append((i, f))
                 f = times(f, mine.a, i)
-         """, KEYS),
+         """, KINDS),
         ("early_rows_with_their_own_decay", """
                 rows.append((i, f))
                 f = times(f, mine.a, i)
          """, """
                 f = times(f, mine.a, i)
                 rows.append((i, f))
-         """, KEYS),
+         """, KINDS),
         ("diagonal_left_out", "there = row == col", "there = row > 8", FAR),
         ("level_of_the_earlier_half", "return (late ^ early) // half == 1 and late // half % 2 == 1",
-         "return (late ^ early) // half == 1 and late // half % 2 == 0", KEYS),
+         "return (late ^ early) // half == 1 and late // half % 2 == 0", KINDS),
         ("neighbour_is_oneself",
          "found = [products[(self.part ^ 1) * self.columns + 2 * self.pair + e] for e in range(2)]",
          "found = [products[self.part * self.columns + 2 * self.pair + e] for e in range(2)]", VALUES),
@@ -40,7 +40,12 @@ MUTANTS = (
          "if 2 * self.pair < columns:", LAST)),
     *family(
         "linear", "tkq/linear_attention/channels/kernel.py",
-        ("state_does_not_decay_by_columns", "mul_columns(c.s, s.total[None, scores.stage])", "", KEYS),
+        ("state_does_not_decay_by_columns", """
+                if not self.whole.holds(s.whole.found[None, scores.stage]):
+                    mul_columns(c.s, s.total[None, scores.stage])
+         """, "pass", KINDS),
+        ("state_stays_in_the_middle_of_a_chunk", "mul_columns(c.s, s.whole.behind[None, scores.stage])", "pass", KEYS),
+        ("state_not_in_the_middle_of_a_chunk", "mul_columns(c.s, s.whole.before[None, stage])", "pass", KEYS),
         ("what_the_state_gives_for_keys_as_they_came", "self.delta.of_state(c, started)",
          "self.delta.of_state(c, s.k[ring.stage])", DELTA),
         ("columns_no_wait_for_scores", "s.scores.wait(scores)", "", DELTA_NAPS),
@@ -49,18 +54,29 @@ MUTANTS = (
         "linear", "tkq/linear_attention/channels/scores.py",
         ("keys_do_not_decay_to_the_end",
          "self.columns.to_ends(mine, products, rows((keys, keys)), rows(*late), s.total[None, stage])",
-         "self.columns.to_ends(mine, products, rows(), rows(*late), s.total[None, stage])", KEYS),
-        ("lower_of_a_level_left_out", "gather_lower(c.lower, c.x, half)",
-         "gather_lower(c.lower, c.x, half if half != 16 else 8)", DELTA)),
+         "self.columns.to_ends(mine, products, rows(), rows(*late), s.total[None, stage])", KINDS),
+        ("lower_of_a_level_left_out", "gather_lower(c.lower, c.x, part, half)",
+         "gather_lower(c.lower, c.x, part, half if half != 16 else 8)", KINDS)),
+    *family(
+        "linear", "tkq/linear_attention/channels/whole.py",
+        ("whole_of_far_decays", "near = near & (size <= most)  # not where it is NaN", "pass", FAR),
+        ("whole_of_growth_and_decay", "size = size + cute.math.absf(mine.a[i, e])", "size = size + mine.a[i, e]", FAR),
+        ("whole_from_another_token", "counts = n >= c.part if early else n < c.part",
+         "counts = n > c.part if early else n < c.part", KEYS),
+        ("whole_with_the_decay_to_the_token_before", "log = [log[e] + mine.a[i, e] * tk.LOG2E for e in range(2)]",
+         "log = [log[e] + mine.a[max(i - 1, 0), e] * tk.LOG2E for e in range(2)]", KEYS),
+        ("ends_of_a_chunk_change_places", "if const_expr(self.spec.reverse):", "if const_expr(not self.spec.reverse):",
+         KEYS),
+        ("whole_sees_what_is_behind", "tk.right_fill(x, 1, 0.0, diagonal=True)", "pass", KEYS)),
     *family(
         "linear", "tkq/linear_attention/channels/square.py",
         ("square_of_far_decays", "near = near & (x <= most) & (x >= -most)  # not where it is NaN",
          "near = near & (x <= most)", FAR),
-        ("square_with_a_token_s_own_decay", "rows.append((i, f if own else before))", "rows.append((i, f))", KEYS),
-        ("square_without_its_diagonal", "to[2 * n + r] = two & mask", "to[2 * n + r] = Int32(0)", KEYS),
-        ("square_of_the_other_half", "elif (n < 2 * w + r) != upper:", "elif (n < 2 * w + r) == upper:", KEYS),
+        ("square_with_a_token_s_own_decay", "rows.append((i, f if own else before))", "rows.append((i, f))", KINDS),
+        ("square_without_its_diagonal", "to[2 * n + r] = two & mask", "to[2 * n + r] = Int32(0)", KINDS),
+        ("square_of_the_other_half", "elif (n < 2 * w + r) != upper:", "elif (n < 2 * w + r) == upper:", KINDS),
         ("lower_with_its_diagonal", "to, of, mask = lower.rows_view, x.rows_view, _half_word(False, 1)",
-         "to, of, mask = lower.rows_view, x.rows_view, _half_word(False, 0)", DELTA)),
+         "to, of, mask = lower.rows_view, x.rows_view, _half_word(False, 0)", KINDS)),
     *family(
         "linear", "tkq/linear_attention/channels/values.py",
         ("rows_of_the_state_do_not_decay", "tk.mul_row(c.s, c.s, c.total)", "", VALUES),

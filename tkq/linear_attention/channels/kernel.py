@@ -295,12 +295,11 @@ class ChannelAttention:
             started = s.started[scores.stage] if self.solved else None
             if const_expr(self.late):
                 self.round_state(c, s, scores.stage)
-                self.delta.of_state(c, started)
             else:
                 self.begin_chunk(c, s, scores.stage)
-                self.delta.of_state(c, started)
-                if const_expr(self.scored):
-                    tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
+            self.delta.of_state(c, started)
+            if const_expr(self.scored and not self.late):
+                tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
             tk.mma_wait(0)
             self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))  # in registers that had the state, rounded
             chunk = order(self.spec, g, t, i)
