@@ -39,16 +39,19 @@ MUTANTS = (
         ("gates_of_tokens_behind_the_end", "if token < tokens and 2 * self.pair < columns:",
          "if 2 * self.pair < columns:", LAST)),
     *family(
-        "linear", "tkq/linear_attention/channels/kernel.py",
+        "linear", "tkq/linear_attention/channels/state.py",
         ("state_does_not_decay_by_columns", """
-                if not self.whole.holds(s.whole.found[None, scores.stage]):
-                    mul_columns(c.s, s.total[None, scores.stage])
+            if not self.whole.holds(s.whole.found[None, at.scores]):
+                mul_columns(c.s, s.total[None, at.scores])
          """, "pass", KINDS),
-        ("state_stays_in_the_middle_of_a_chunk", "mul_columns(c.s, s.whole.behind[None, scores.stage])", "pass", KEYS),
-        ("state_not_in_the_middle_of_a_chunk", "mul_columns(c.s, s.whole.before[None, stage])", "pass", KEYS),
-        ("what_the_state_gives_for_keys_as_they_came", "self.delta.of_state(c, started)",
-         "self.delta.of_state(c, s.k[ring.stage])", DELTA),
-        ("columns_no_wait_for_scores", "s.scores.wait(scores)", "", DELTA_NAPS),
+        ("state_stays_in_the_middle_of_a_chunk", "mul_columns(c.s, s.whole.behind[None, at.scores])", "pass", KEYS),
+        ("state_not_in_the_middle_of_a_chunk", "mul_columns(c.s, s.whole.before[None, at.scores])", "pass", KEYS),
+        ("what_the_state_gives_for_keys_as_they_came",
+         "self.delta.of_state(c, s.started[at.scores] if self.solved else None)",
+         "self.delta.of_state(c, s.k[at.tokens] if self.solved else None)", DELTA),
+        ("columns_no_wait_for_scores", "s.scores.wait(scores)", "", DELTA_NAPS)),
+    *family(
+        "linear", "tkq/linear_attention/channels/kernel.py",
         ("columns_scores_written_over", "s.scores.acquire_empty(out)", "", READS)),
     *family(
         "linear", "tkq/linear_attention/channels/scores.py",

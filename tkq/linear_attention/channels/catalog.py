@@ -3,7 +3,7 @@ import itertools
 from dataclasses import replace
 
 from tkq.linear_attention.channels.launch import recipe, sums_recipe
-from tkq.linear_attention.channels.plan import plan
+from tkq.linear_attention.channels.plan import plan, spilled
 from tkq.linear_attention.channels.spec import ChannelSpec, SumsSpec
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
@@ -83,11 +83,10 @@ def _sums():
 
 
 def expectation(spec: ChannelSpec) -> Expectation:
-    """Products of all levels and of the state, a wait for four of each; loads by TMA. Where two warpgroups have the
-    state, the scores' registers do not hold all that both of their ways (levels, `Square`) have from the start."""
+    """Products of all levels and of the state, a wait for four of each; with the delta rule and two warpgroups of the
+    state, which have few registers, for each. Loads by TMA."""
     (few, some, many), groups = plan(spec).registers, plan(spec).groups
     steps = spec.head_dim // 16
-    return Expectation(tensor=6 * (4 if spec.of_values else steps), waits_per_mma=0.4,
+    return Expectation(tensor=6 * (4 if spec.of_values else steps), waits_per_mma=1.0 if spec.delta and groups == 2 else 0.4,
                        instructions=("UTMALDG", "USETMAXREG", *(() if spec.of_values else ("UTMASTG",))),
-                       local_memory=24 if groups == 2 else 0,
-                       roles=((few, 1), (some, 1), (many, groups)))
+                       local_memory=spilled(spec), roles=((few, 1), (some, 1), (many, groups)))

@@ -1,18 +1,16 @@
 """Linear attention with a gate for each column of k (GLA: Yang et al., 2023), and the delta rule with such gates (KDA:
 Kimi Linear, 2025), chunk by chunk, with the state in accumulators."""
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Optional
 
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, const_expr
+from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.linear_attention.channels.columns import Columns, mul_columns, scaled_columns
+from tkq.linear_attention.channels.columns import Columns
 from tkq.linear_attention.channels.parts import (
-    OUT_BARRIER,
     SCORES_BARRIER,
     Operands,
     Task,
@@ -22,6 +20,7 @@ from tkq.linear_attention.channels.parts import (
 from tkq.linear_attention.channels.plan import shares_levels
 from tkq.linear_attention.channels.scores import ChannelScores
 from tkq.linear_attention.channels.spec import ChannelSpec
+from tkq.linear_attention.channels.state import ChannelState
 from tkq.linear_attention.config import CHUNK, LinearConfig
 from tkq.linear_attention.engine.delta import Delta, DeltaShared
 from tkq.linear_attention.engine.inverse import PITCH
@@ -68,20 +67,6 @@ class Shared:
     scores: tk.Pipe
 
 
-@dataclass(frozen=True)
-class State:
-    """Registers of 64 rows of V."""
-
-    s: tk.RegTile  # the state, transposed: V by K
-    s16: tk.RegTile  # the same, rounded: an operand
-    v: tk.RegTile  # a chunk's values, transposed
-    o: tk.RegTile  # outputs, transposed: V by tokens
-    x: tk.RegTile
-    w: tk.RegTile  # with the delta rule: what the state gives for keys, then what it takes up
-    beta: tk.ColVec
-    erase: tk.ColVec
-
-
 class ChannelAttention:
     """o[t] = scale * S[t]' q[t], S[t] = diag(exp(g[t])) S[t-1] + k[t] v[t]', for chunks of 64 tokens: with D the
     products of decays, for each column,
@@ -121,7 +106,8 @@ class ChannelAttention:
         self.scores = ChannelScores(spec, self.columns, SCORES_BARRIER, self.crowded)
         self.whole = self.scores.whole
         self.aliased = self.solved and shares_levels(spec)
-        self.late = self.delta.forward and config.groups > 1  # registers do not hold both of what the state gives
+        self.state = ChannelState(spec, (self.delta, self.whole), self.sequences,
+                                  bool(self.delta.forward) and self.crowded)
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -178,7 +164,7 @@ class ChannelAttention:
         few, some, many = c.registers
         tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
                    tk.Role(lambda _: self.make_scores(g, s, t), some),
-                   tk.Role(lambda wg: self.keep_state(g, s, t, wg), many, n)))
+                   tk.Role(lambda wg: self.state.keep(g, s, t, wg), many, n)))
 
     def shared_of_delta(self, al, levels):
         """L takes the room of the levels' operands where that is large enough."""
@@ -277,111 +263,3 @@ class ChannelAttention:
     def read(self, g, t, chunk, mine):
         """Behind the last chunk, of the first one: it is not used."""
         self.columns.read(g.g[t.batch, None, t.head, None], g.tokens, self.spec.head_dim, cutlass.max(chunk, 0), mine)
-
-    @cute.jit
-    def keep_state(self, g, s, t, wg):
-        spec = self.spec
-        c = State(tk.rt_fl(spec.head_dim), tk.rt(spec.head_dim, self.dtype), tk.rt(CHUNK, self.dtype), tk.rt_fl(CHUNK),
-                  tk.rt(CHUNK, self.dtype), tk.rt_fl(CHUNK), *[tk.cv(CHUNK) for _ in range(2)])
-        ring, scores = s.tokens.ring(), s.scores.ring()
-        row0 = (t.part + wg) * CHUNK
-        if const_expr(spec.initial is None):
-            tk.zero(c.s)
-        else:
-            tk.load_from(c.s, self.sequences.state(g.initial, t), row0, 0)
-        for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
-            s.tokens.wait(ring)
-            s.scores.wait(scores)
-            started = s.started[scores.stage] if self.solved else None
-            if const_expr(self.late):
-                self.round_state(c, s, scores.stage)
-            else:
-                self.begin_chunk(c, s, scores.stage)
-            self.delta.of_state(c, started)
-            if const_expr(self.scored and not self.late):
-                tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
-            tk.mma_wait(0)
-            self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))  # in registers that had the state, rounded
-            chunk = order(self.spec, g, t, i)
-            self.updates(c, s.delta, scores.stage, partial(self.put, g.dv, s, t, c.w, chunk, wg))
-            if const_expr(self.late):
-                self.begin_chunk(c, s, scores.stage)
-                if const_expr(self.scored):
-                    tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
-                    tk.mma_wait(0)
-            if const_expr(self.whole.there):
-                if not self.whole.holds(s.whole.found[None, scores.stage]):
-                    mul_columns(c.s, s.total[None, scores.stage])
-            if const_expr(self.scored):
-                tk.mul(c.o, c.o, g.scale)
-                tk.mma_ABt(c.o, c.v, s.p[scores.stage])
-            self.delta.gradients_of_updates(c, s.delta, scores.stage)
-            if const_expr(not self.whole.there):
-                mul_columns(c.s, s.total[None, scores.stage])
-            tk.mma_AB(c.s, c.v, s.k[ring.stage])
-            self.delta.erase(c, s.delta, started, scores.stage)
-            tk.mma_wait(1)
-            self.put(g.o, s, t, self.delta.result(c), order(self.spec, g, t, i), wg)
-            if const_expr(self.delta.back):
-                self.delta.times_beta(c, s.delta, scores.stage)
-                self.put(g.dv, s, t, c.w, order(self.spec, g, t, i), wg)
-            tk.mma_wait(0)
-            if const_expr(self.whole.there):
-                mul_columns(c.s, s.whole.behind[None, scores.stage])
-            s.tokens.release(ring)
-            s.scores.release(scores)
-            ring.advance()
-            scores.advance()
-        if const_expr(spec.final is not None):
-            tk.store_elements(self.sequences.state(g.final, t), c.s, row0, 0)
-        tk.store_wait(read=False)
-
-    def begin_chunk(self, c, s, stage):
-        """The state as operands meet it, and rounded."""
-        if self.whole.there:
-            mul_columns(c.s, s.whole.before[None, stage])
-        tk.copy(c.s16, c.s)
-
-    def round_state(self, c, s, stage):
-        """The same, rounded alone: it is not there any more when queries meet it, as registers do not hold it beside
-        what it gives for keys."""
-        if self.whole.there:
-            scaled_columns(c.s16, c.s, s.whole.before[None, stage])
-        else:
-            tk.copy(c.s16, c.s)
-
-    def updates(self, c, shared, stage, put):
-        """As `Delta.updates`, of keys that have their decays, so that all of a token's has one factor."""
-        if self.delta.forward:
-            if self.spec.updates:
-                tk.apply_narrow(c.v, lambda v, w: v - w, c.v, c.w)
-            else:
-                tk.load_shared_cols(c.beta, shared.beta[None, stage])
-                tk.apply_narrow(c.v, lambda v, w, b: b * (v - w), c.v, c.w, c.beta)
-            tk.mm_ABt(c.w, c.v, shared.inverse[stage])
-            tk.mma_wait(0)
-            if self.spec.updates:
-                put()
-                tk.load_shared_cols(c.beta, shared.beta[None, stage])
-                tk.mul_col(c.w, c.w, c.beta)
-            tk.copy(c.v, c.w)
-
-    @cute.jit
-    def of_group(self, tiles: Constexpr, wg, f: Constexpr):
-        """f of the tile that belongs to this warpgroup."""
-        for i in cutlass.range_constexpr(len(tiles)):
-            if wg == i:
-                f(tiles[i])
-
-    @cute.jit
-    def put(self, to, s, t, x, chunk, wg):
-        """A chunk's outputs through shared memory: those before have left it."""
-        tile, leader = s.o[wg], tk.warp_id() % 4 == 0
-        if leader:
-            tk.store_wait()
-        tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
-        tk.store_T(tile, x)
-        tk.publish()
-        tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
-        if leader:
-            tk.store_async(to, tile, (t.batch, t.head, chunk, t.part + wg))

@@ -26,12 +26,13 @@ class Scores:
 
 
 class ChannelScores:
-    """The part of `ChannelAttention` that makes P and, with the delta rule, L: by `Whole`, or by levels of `Columns`, and
+    """The part of `ChannelAttention` that makes P and, with the delta rule, L: by `Whole`, or by levels of `Columns` and
     `Square`, of operands in shared memory, where s is the kernel's. place: a chunk's q, k and products of decays."""
 
     def __init__(self, spec: ChannelSpec, columns: Columns, barrier: int, narrow: bool = False):
-        """barrier: of the scores' warpgroup. narrow: with the delta rule, where there is less room: products of levels are of
-        half of the columns, and both levels' operands of queries are one tile where all are put behind those of keys."""
+        """barrier: of the scores' warpgroup. narrow: with the delta rule, where there is less room: products of levels
+        are of half of the columns, and both levels' operands of queries are one tile where all are put behind those of
+        keys."""
         self.spec, self.columns, self.barrier = spec, columns, barrier
         self.one_other = narrow and columns.mine > HALVES[1]
         self.square, self.whole = Square(columns), Whole(spec, columns)
