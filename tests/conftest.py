@@ -100,7 +100,7 @@ def pytest_collection_modifyitems(config, items):
     why = _why_no_gpu() if on_gpu else None
     if on_gpu and not why and "PYTEST_XDIST_WORKER" in os.environ:
         by_name = {item.nodeid: item for item in items}
-        items[:] = map(by_name.get, long_first.ordered([*by_name], int(os.environ["PYTEST_XDIST_WORKER_COUNT"])))
+        items[:] = map(by_name.get, long_first.ordered([*by_name]))
     if why:
         config.stash[_skipped] = len(on_gpu)
         for item in on_gpu:

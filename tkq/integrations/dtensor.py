@@ -206,7 +206,7 @@ def _ssd_ways(g):
     """How tensors may lie: of tokens, of states, of heads alone (A, D, dt_bias), B and C, and the gradients of the
     latter two kinds. By sequences, unless they are packed, in one row; by heads: with their groups, or with the one
     group that all share."""
-    if g.cu_seqlens is None:
+    if getattr(g, "cu_seqlens", None) is None:
         yield S(0), S(0), R, S(0), P, S(0)
     groups, ranks = g.B.shape[2], g.B.mesh.size()
     if groups % ranks == 0:

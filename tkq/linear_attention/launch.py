@@ -143,9 +143,9 @@ def start(given: Given, scale: float) -> tuple:
     elif B * S * heads:
         of_steps = steps and (steps.dt, steps.A, steps.bias, steps.skip, steps.low, steps.high, of_skip, diagonal)
         last = state if writes or given.state_v_first else state.mT
-        call = _launcher(given), ((q, k, v, o, g, beta, initial, last, x, dots, dv, given.cu, given.state_indices,
-                                   *((checkpoints, every // CHUNK) if given.checkpoint_every else (None, None)),
-                                   decays), scale, of_steps)
+        call = _launcher(given), (q, (k, v, o, g, beta, initial, last, x, dots, dv, given.cu, given.state_indices,
+                                      *((checkpoints, every // CHUNK) if given.checkpoint_every else (None, None)),
+                                      decays), scale, of_steps)
         call[0](*call[1])
     else:
         if state is not None and state is not initial:

@@ -29,6 +29,13 @@ def test_on_dtensors(mesh, case):
         assert found[0].placements == (Shard(dimension),)
 
 
+@pytest.mark.parametrize("name", ["linear_attn, with checkpoints", "mamba2_ssd, with checkpoints",
+                                  "mamba2_ssd, with a pool"])
+def test_other_ops_of_a_function(mesh, name):
+    """They have rules of their own; with gradients or more tensors that is slow."""
+    sharded.on_dtensors(CASES[name], mesh, "cpu")
+
+
 @of_each(WITH_GRADIENTS)
 def test_fully_sharded(mesh, case):
     sharded.fully_sharded(case, mesh, "cpu")

@@ -79,7 +79,7 @@ def test_what_a_call_launches():
     assert [recipe.builder.partition(":")[2] for recipe, _ in back] == [
         "PrepareGradients", "BasedGradient", "BasedGradient", "Based"]
     assert [recipe.args[0].reverse for recipe, _ in back] == [False, False, True, True]
-    (*_, o, sums, states, moments), scale, times, heads, segments, chunks = forward[0][1]
+    _, (*_, o, sums, states, moments), scale, times, heads, segments, chunks = forward[0][1]
     assert (scale, times, heads, segments, chunks) == (0.25, 1.0, 4, 1, 2) and states is moments is None
     assert sums.shape == o.shape[:3] and sums.dtype == torch.float32
 
@@ -87,7 +87,7 @@ def test_what_a_call_launches():
 def test_without_a_norm_nothing_is_prepared():
     forward, back = notes(make(S=100), None, False)
     assert [recipe.builder.partition(":")[2] for recipe, _ in back] == ["BasedGradient", "BasedGradient", "Based"]
-    assert all(recipe.args[0].norm is False for recipe, _ in back) and forward[0][1][0][4] is None
+    assert all(recipe.args[0].norm is False for recipe, _ in back) and forward[0][1][1][3] is None
 
 
 def test_segments():
@@ -95,7 +95,7 @@ def test_segments():
     q, k, v = (x[:1, :, :1] for x in make(S=2600, V=80))
     (first, states), (second, outputs) = notes((q, k, v))[0]
     assert [x.args[0].part for x in (first, second)] == ["states", "outputs"]
-    assert states[3:] == (1, 4, 9) and outputs[3:] == (1, 5, 9)
-    of_states, moments = states[0][5:]
+    assert states[4:] == (1, 4, 9) and outputs[4:] == (1, 5, 9)
+    of_states, moments = states[1][4:]
     assert of_states.shape == (4, 1, 1, 2, HELD_STATE, 128) and moments.shape == (4, 1, 1, HELD_MOMENTS, 128)
-    assert outputs[0][5] is of_states and outputs[0][6] is moments and states[0][3] is states[0][4] is None
+    assert outputs[1][4] is of_states and outputs[1][5] is moments and states[1][2] is states[1][3] is None

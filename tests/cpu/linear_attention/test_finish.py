@@ -64,16 +64,16 @@ def test_sums_behind_each_token(monkeypatch, terms, end):
     sums, totals = (function(ColumnSumsOnCpu(spec), monkeypatch) for spec in specs)
     for S in (1, 63, 64, 65, 300):
         given = [randn(2, S, 5) for _ in range(terms)]
-        at_end, operands = randn(2, 5) if end else None, tuple(given)
+        at_end, first, others = randn(2, 5) if end else None, given[0], tuple(given[1:])
         y, chunks = torch.full((2, S, 5), torch.nan), -(-S // 64)
-        sums((operands, y[:, :0], at_end, y, None), 1)
+        sums(first, (others, y[:, :0], at_end, y, None), 1)
         want = differences(given).flip(1).cumsum(1).flip(1) + (at_end.double()[:, None] if end else 0.0)
         torch.testing.assert_close(y.double(), want, rtol=1e-6, atol=1e-4)
         torch.testing.assert_close(column_sums(given, at_end).double(), want, rtol=1e-5, atol=1e-3)
         for segments in range(2, chunks + 2):
             behind, again = torch.full((2, chunks, 5), torch.nan), torch.full_like(y, torch.nan)
-            totals((operands, None, None, behind, None), segments)
-            sums((operands, behind, at_end, again, None), segments)
+            totals(first, (others, None, None, behind, None), segments)
+            sums(first, (others, behind, at_end, again, None), segments)
             assert torch.equal(again, y) and behind[:, :-(-chunks // segments)].isnan().all()
 
 

@@ -271,8 +271,8 @@ def test_the_kernels_of_calls():
     assert [(r.args[0].packed, r.args[0].pool, r.args[0].final) for r, _ in seen] == [
         (None, None, None), ("int32", None, None), ("int64", None, None), ("int32", "int32", "fp32"),
         (None, "int64", "bf16")]
-    operands = seen[-2][1][0]
-    assert operands[6] is operands[7] is pool
+    others = seen[-2][1][1]  # behind q
+    assert others[5] is others[6] is pool
 
 
 @pytest.mark.parametrize("op", ["linear_attn", "gated_delta_rule"])

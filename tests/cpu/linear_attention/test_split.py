@@ -168,13 +168,13 @@ def test_three_launches():
     assert [s.part for s in specs if isinstance(s, LinearSpec)] == ["states", "outputs"] * 2 and len(specs) == 6
     assert specs[1] == CombineSpec(64, "heads") and specs[4] == CombineSpec(64, "matrix", "bf16", "fp32")
     states, combined, outputs = (args for _, args in seen[:3])
-    assert states[0][3] is None and states[0][6] is None and states[0][7].shape == (count, 2, 64, 64)
+    assert states[1][2] is None and states[1][5] is None and states[1][6].shape == (count, 2, 64, 64)
     assert combined[0].shape == (1, count, 2, 64, 64) and combined[1].shape == (1, count, 2)
-    assert outputs[0][6].data_ptr() == combined[0].data_ptr() and outputs[0][7] is None
+    assert outputs[1][5].data_ptr() == combined[0].data_ptr() and outputs[1][6] is None
     (_, (matrices, _, first, last, columns)), (_, outputs) = seen[4:]
     assert matrices.shape[3:] == (128, 64) and columns == 64
     assert first.data_ptr() == initial.data_ptr() and last.shape == (1, 2, 64, 64)
-    assert outputs[0][6].shape[1:] == (2, 64, 64)
+    assert outputs[1][5].shape[1:] == (2, 64, 64)
 
 
 def test_packed_sequences_and_pools_are_left_whole():

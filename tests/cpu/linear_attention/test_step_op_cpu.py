@@ -212,4 +212,4 @@ def test_warps_of_few_sequences_are_blocks():
             given = make(128, 128, N=1, T=1)
             given = {name: x.expand(N, *x.shape[1:]) for name, x in given.items() if name != "state"}
             tkq.gated_delta_rule_step(**given, state=zeros(5, 4, 128, 128))
-    assert [arguments[2] for _, arguments in seen] == [1, 4]
+    assert [arguments[3] for _, arguments in seen] == [1, 4]

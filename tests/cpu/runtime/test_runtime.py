@@ -314,6 +314,8 @@ def test_builders_that_fail_say_so(recipe):
         function(Recipe(f"{KERNELS}:no_such"))
     with pytest.raises(ValueError, match="fp99"):
         function(Recipe(f"{KERNELS}:build_scale", (Scale(dtype="fp99"),)))
+    with pytest.raises(ValueError, match="build_in_a_tuple: all tensors are in tuples"):
+        function(Recipe(f"{KERNELS}:build_in_a_tuple", (Scale(),)))
     assert cache().entries() == []
     assert result(function(recipe)) == [0, 2, 4, 6, 8]  # and no lock stays behind
 

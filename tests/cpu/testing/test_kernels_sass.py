@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tkq.runtime.compile import build
 from tkq.testing import sass
 from tkq.warmup import catalog
 
@@ -56,6 +57,12 @@ def test_every_expectation_asks_for_something():
         assert wanted.tensor or wanted.instructions, kernel.name
         few = ".linear_attention." in kernel.recipe.builder  # whose plans say where, and why
         assert wanted.local_memory <= (24 if few else 0), kernel.name
+
+
+def test_every_builder_has_a_tensor_that_says_on_which_gpu():
+    """As `build` asks of what it compiles: of each builder one kernel that is shipped."""
+    for recipe in {kernel.recipe.builder: kernel.recipe for kernel in catalog.shipped()}.values():
+        build._made(recipe)
 
 
 def test_every_process_has_them_in_the_same_order():

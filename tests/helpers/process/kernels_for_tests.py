@@ -84,6 +84,12 @@ def build_gpu_scale(spec):
     return ScaleOnGpu(spec.factor), tuple(fake.tensor(spec.dtype, (n, 128)) for _ in range(2))
 
 
+def build_in_a_tuple(spec):
+    """All tensors of the GPU kernel as one argument: no recipe."""
+    kernel, arguments = build_gpu_scale(spec)
+    return kernel, (arguments,)
+
+
 def build_local_memory():
     """x (2048,), and an Int32."""
     return ReadsARegisterByNumber(), (fake.tensor("fp32", (2048,)), Int32(0))

@@ -133,12 +133,13 @@ class BasedGradient:
         delta = fake.tensor("fp32", (B, S, HO), align=4) if spec.norm else None
         parts = -(-spec.value_dim // CHUNK)
         dx = fake.tensor(spec.dtype if parts == 1 else "fp32", (parts, B, S, HO, FEATURE_DIM))
-        operands = GradientOperands(operand(H, FEATURE_DIM), operand(H, FEATURE_DIM), operand(HA, spec.value_dim),
-                                    operand(HB, spec.value_dim), delta, dx)
-        return operands, Float32(1.0), Float32(1.0)
+        others = operand(H, FEATURE_DIM), operand(HA, spec.value_dim), operand(HB, spec.value_dim), delta, dx
+        return operand(H, FEATURE_DIM), others, Float32(1.0), Float32(1.0)
 
     @cute.jit
-    def __call__(self, operands: GradientOperands, scale: Float32, times: Float32, stream: cuda.CUstream):
+    def __call__(self, x: cute.Tensor, others: Any, scale: Float32, times: Float32, stream: cuda.CUstream):
+        """others: those of `GradientOperands` behind x."""
+        operands = GradientOperands(x, *others)
         x, y, a, b = [cute.make_tensor(z.iterator, cute.select(z.layout, [1, 3, 2, 0])) for z in operands[:4]]
         parts, heads = operands.dx.shape[0], operands.dx.shape[3]
         g = Globals(tk.gl.load(x, self.x_tile), tk.gl.load(y, self.x_tile), tk.gl.load(a, self.v_tile),

@@ -99,7 +99,7 @@ def prepare(saved: Saved, do: Tensor) -> OfOutputs:
     if key not in _launchers:
         arch.require_hopper(do.device)
         _launchers[key] = function(prepare_recipe(GradientSpec(dtypes.name_of(do.dtype), do.shape[3])))
-    _launchers[key]((do, o, sums, to, delta), factor)
+    _launchers[key](do, (o, sums, to, delta), factor)
     return OfOutputs(to, delta, factor)
 
 
@@ -114,7 +114,7 @@ def launch_gradient(given: GradientGiven, scale: float, times: float) -> Tensor:
     if key not in _launchers:
         arch.require_hopper(x.device)
         _launchers[key] = function(recipe(GradientSpec(dtypes.name_of(x.dtype), V, delta is not None, reverse)))
-    _launchers[key]((x, *given[1:5], dx), scale, times)
+    _launchers[key](x, (*given[1:5], dx), scale, times)
     return dx[0] if parts == 1 else dx.sum(0).to(x.dtype)
 
 

@@ -143,15 +143,15 @@ class Based:
             if spec.norm:
                 moments = fake.tensor("fp32", (segments, B, HO, HELD_MOMENTS, tk.WARPGROUP))
         o = operand(HO, spec.value_dim) if self.outputs else None
-        operands = Operands(operand(H, FEATURE_DIM), operand(H, FEATURE_DIM), operand(HV, spec.value_dim), o, sums,
-                            states, moments)
-        return operands, Float32(1.0), Float32(1.0), 1, 1, 1
+        others = operand(H, FEATURE_DIM), operand(HV, spec.value_dim), o, sums, states, moments
+        return operand(H, FEATURE_DIM), others, Float32(1.0), Float32(1.0), 1, 1, 1
 
     @cute.jit
-    def __call__(self, operands: Operands, scale: Float32, times: Float32, heads: Int32, segments: Int32,
+    def __call__(self, q: cute.Tensor, others: Any, scale: Float32, times: Float32, heads: Int32, segments: Int32,
                  per_segment: Int32, stream: cuda.CUstream):
-        """times: without norm o is multiplied by it. heads: of o. segments: how many are launched of each sequence.
-        per_segment: chunks."""
+        """others: those of `Operands` behind q. times: without norm o is multiplied by it. heads: of o. segments: how
+        many are launched of each sequence. per_segment: chunks."""
+        operands = Operands(q, *others)
         rows = [x if x is None else cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0]))
                 for x in operands[:4]]
         q, k, v, o = rows  # (token, col, head, batch)

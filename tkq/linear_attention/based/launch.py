@@ -49,7 +49,7 @@ def start(given: Given, scale: float, times: float = 1.0) -> tuple:
     parts, chunks = -(-V // CHUNK), -(-S // CHUNK)
     count = segments(parts * B * heads, S, arch.num_sms(device))
     if count == 1:
-        call = _launcher(given, None), ((q, k, v, o, sums, None, None), scale, times, heads, 1, chunks)
+        call = _launcher(given, None), (q, (k, v, o, sums, None, None), scale, times, heads, 1, chunks)
         call[0](*call[1])
         return o, sums, call
     each = -(-chunks // count)
@@ -57,8 +57,8 @@ def start(given: Given, scale: float, times: float = 1.0) -> tuple:
     states = torch.empty(count - 1, B, heads, parts, HELD_STATE, THREADS, device=device, dtype=torch.float32)
     moments = torch.empty(count - 1, B, heads, HELD_MOMENTS, THREADS, device=device, dtype=torch.float32) if norm \
         else None
-    _launcher(given, "states")((q, k, v, None, None, states, moments), scale, times, heads, count - 1, each)
-    _launcher(given, "outputs")((q, k, v, o, sums, states, moments), scale, times, heads, count, each)
+    _launcher(given, "states")(q, (k, v, None, None, states, moments), scale, times, heads, count - 1, each)
+    _launcher(given, "outputs")(q, (k, v, o, sums, states, moments), scale, times, heads, count, each)
     return o, sums, None
 
 

@@ -1,5 +1,5 @@
 """What Based's gradients take of that of its outputs."""
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -38,10 +38,12 @@ class PrepareGradients:
         do = fake.tensor(spec.dtype, shape, (*(fake.sym64(divisibility=8) for _ in range(3)), 1))
         o, to = (fake.tensor(spec.dtype, shape) for _ in range(2))
         sums, delta = (fake.tensor("fp32", (B, S, H), align=4) for _ in range(2))
-        return PrepareOperands(do, o, sums, to, delta), Float32(1.0)
+        return do, (o, sums, to, delta), Float32(1.0)
 
     @cute.jit
-    def __call__(self, operands: PrepareOperands, times: Float32, stream: cuda.CUstream):
+    def __call__(self, do: cute.Tensor, others: Any, times: Float32, stream: cuda.CUstream):
+        """others: those of `PrepareOperands` behind do."""
+        operands = PrepareOperands(do, *others)
         B, S, H = operands.sums.shape
         rows = THREADS // LANES
         self.kernel(operands, times).launch(grid=[cute.ceil_div(S * H, rows), B, 1], block=[THREADS, 1, 1],

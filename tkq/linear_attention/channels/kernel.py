@@ -124,10 +124,12 @@ class ChannelAttention:
                             any_strides(spec.delta, (B, S, HO)), any_strides(spec.initial, states),
                             any_strides(spec.final, states), None, None,
                             operand(HO, V) if self.delta.gives_two else None, numbers(spec.packed), numbers(spec.pool))
-        return operands, Float32(1.0)
+        return operands.q, tuple(operands[1:]), Float32(1.0)
 
     @cute.jit
-    def __call__(self, operands: Operands, scale: Float32, stream: cuda.CUstream):
+    def __call__(self, q: cute.Tensor, others: Any, scale: Float32, stream: cuda.CUstream):
+        """others: those of `Operands` behind q."""
+        operands = Operands(q, *others)
         c, at = self.config, self.sequences
         q, k, v, o = [at.rows(x) for x in operands[:4]]
         dv = None

@@ -78,7 +78,7 @@ def start(given: ChannelGiven, scale: float) -> tuple:
         for made in (o, dots, dv):
             made is None or made.zero_()
     elif B * S * heads:
-        call = _launcher(given), ((q, k, v, o, g, beta, initial, state, x, dots, dv, cu, rows), scale)
+        call = _launcher(given), (q, (k, v, o, g, beta, initial, state, x, dots, dv, cu, rows), scale)
         call[0](*call[1])
     elif state is not None and state is not initial:
         state.zero_() if initial is None else state.copy_(initial)
@@ -111,12 +111,12 @@ def column_sums(terms, end: Tensor | None = None, cu: Tensor | None = None) -> T
         sequences = B if cu is None else max(len(cu) - 1, 1)
         chunks, packed = -(-S // CHUNK), None if cu is None else dtypes.name_of(cu.dtype)
         segments = sums_segments(sequences * C, chunks)
-        totals = y[:, :0]
+        totals, others = y[:, :0], tuple(terms[1:])
         if segments > 1:
             totals = first.new_empty(B, chunks, C)
-            _sums(first, SumsSpec(count, "totals", packed=packed))((tuple(terms), None, None, totals, cu), segments)
+            _sums(first, SumsSpec(count, "totals", packed=packed))(first, (others, None, None, totals, cu), segments)
         end = None if end is None or not len(end) else end.contiguous()  # of no sequences
-        _sums(first, SumsSpec(count, "sums", end is not None, packed))((tuple(terms), totals, end, y, cu), segments)
+        _sums(first, SumsSpec(count, "sums", end is not None, packed))(first, (others, totals, end, y, cu), segments)
     return y
 
 

@@ -1,5 +1,5 @@
 """Sums of what each token has, over it and those behind it: of columns, which are many."""
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -31,6 +31,11 @@ class Given(NamedTuple):
         return self.terms[0].shape[1]
 
 
+def of_arguments(first, others) -> Given:
+    """From those of a compiled function: the first of the terms; (the rest of these, what is behind them)."""
+    return Given((first, *others[0]), *others[1:])
+
+
 class ColumnSums:
     """y[b, t, c] = end[b, c] + the sum of d[b, i, c] over i >= t, d = terms[0] - terms[1] (+ terms[2] - terms[3]). Of
     packed sequences sums end with a sequence; y of tokens of none is 0.
@@ -55,12 +60,14 @@ class ColumnSums:
             return fake.tensor("fp32", shape, align=4) if wanted else None
 
         cu = fake.tensor(spec.packed, (fake.sym(),), align=8 if spec.packed == "int64" else 4) if spec.packed else None
-        return Given(tuple(of(True, B, S, C) for _ in range(spec.terms)), of(not self.finds, B, N, C),
-                     of(spec.end, fake.sym() if spec.packed else B, C), of(True, B, N if self.finds else S, C),
-                     cu), Int32(1)
+        first, *terms = (of(True, B, S, C) for _ in range(spec.terms))
+        return first, (tuple(terms), of(not self.finds, B, N, C), of(spec.end, fake.sym() if spec.packed else B, C),
+                       of(True, B, N if self.finds else S, C), cu), Int32(1)
 
     @cute.jit
-    def __call__(self, x: Given, segments: Int32, stream: cuda.CUstream):
+    def __call__(self, first: cute.Tensor, others: Any, segments: Int32, stream: cuda.CUstream):
+        """first: of the terms. others: the rest of these, and of `Given`."""
+        x = of_arguments(first, others)
         self.kernel(x, segments).launch(
             grid=[segments - int(self.finds), cute.ceil_div(x.y.shape[2], THREADS),
                   self.sequences.blocks(x.terms[0], x.cu)], block=[THREADS, 1, 1], stream=stream)

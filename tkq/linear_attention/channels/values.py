@@ -116,10 +116,12 @@ class ChannelValues:
                             operand(HO, V, "fp32", 4), None, any_strides(spec.initial, states),
                             any_strides(spec.final, states), operand(fake.sym(), V) if spec.dot else None,
                             operand(HO, V, "fp32", 4) if spec.dot else None, None, numbers(spec.packed), None)
-        return operands, Float32(1.0)
+        return operands.q, tuple(operands[1:]), Float32(1.0)
 
     @cute.jit
-    def __call__(self, operands: Operands, scale: Float32, stream: cuda.CUstream):
+    def __call__(self, q: cute.Tensor, others: Any, scale: Float32, stream: cuda.CUstream):
+        """others: those of `Operands` behind q."""
+        operands = Operands(q, *others)
         at = self.sequences
         q, k, v = [at.rows(x) for x in operands[:3]]
         o, heads, x, x_heads = operands.o, operands.o.shape[2], None, Int32(1)

@@ -164,10 +164,12 @@ class LinearAttention:
                             operand(HO, V) if spec.writes and self.delta.gives_two else None, numbers(spec.packed),
                             numbers(spec.pool), *self.checkpoints.fake_operands(B, HO),
                             self.segmented.fake_decays(rows, HO))
-        return operands, Float32(1.0), self.ssd.fake_operands(B, S, HO, rows)
+        return operands.q, tuple(operands[1:]), Float32(1.0), self.ssd.fake_operands(B, S, HO, rows)
 
     @cute.jit
-    def __call__(self, operands: Operands, scale: Float32, ssd: Any, stream: cuda.CUstream):
+    def __call__(self, q: cute.Tensor, others: Any, scale: Float32, ssd: Any, stream: cuda.CUstream):
+        """others: those of `Operands` behind q."""
+        operands = Operands(q, *others)
         c, at = self.config, self.sequences
         q, k, v = [at.rows(x) for x in operands[:3]]
         o, dv, x, x_heads, heads = None, None, None, Int32(1), self.segmented.heads(operands)

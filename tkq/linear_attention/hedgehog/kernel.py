@@ -1,7 +1,7 @@
 """Hedgehog's attention (Zhang et al., 2024, in the form of LoLCATS, 2024), chunk by chunk, with the state in
 accumulators."""
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -151,10 +151,12 @@ class HedgehogAttention:
         tokens = [operand(B, S, H, spec.head_dim) for _ in range(4)]
         maps = [operand(H, spec.head_dim, spec.features) for _ in range(2)]
         factors = [fake.tensor("fp32", (H,), align=4) for _ in range(2)]
-        return Operands(*tokens, *maps, *factors), Float32(1.0)
+        return tokens[0], (*tokens[1:], *maps, *factors), Float32(1.0)
 
     @cute.jit
-    def __call__(self, operands: Operands, scale: Float32, stream: cuda.CUstream):
+    def __call__(self, q: cute.Tensor, others: Any, scale: Float32, stream: cuda.CUstream):
+        """others: those of `Operands` behind q."""
+        operands = Operands(q, *others)
         # (batch, token, head, col) to (token, col, head, batch); (head, row, col) to (row, col, head)
         q, k, v, o = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0])) for x in operands[:4]]
         maps = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 2, 0])) for x in operands[4:6]]

@@ -40,7 +40,7 @@ def start(given: Given) -> tuple:
     o, call = torch.empty(v.shape, device=v.device, dtype=v.dtype), None
     if o.numel():
         # of powers of 2
-        call = _launcher(given), ((q, k, v, o, *others), q.shape[3]**-0.5 / math.log(2))
+        call = _launcher(given), (q, (k, v, o, *others), q.shape[3]**-0.5 / math.log(2))
         call[0](*call[1])
     return o, call
 
@@ -69,6 +69,6 @@ def window_gradients(q: Tensor, k: Tensor, v: Tensor, do: Tensor, far: Tensor, f
         if key not in _launchers:
             arch.require_hopper(q.device)
             _launchers[key] = function(window_recipe(WindowSpec(dtypes.name_of(q.dtype), q.shape[3])))
-        _launchers[key]((q, k, v, do, *gradients, far.contiguous(), far_do.contiguous(), *numbers,
-                         linear.contiguous(), window.contiguous()), q.shape[3]**-0.5)
+        _launchers[key](q, (k, v, do, *gradients, far.contiguous(), far_do.contiguous(), *numbers,
+                            linear.contiguous(), window.contiguous()), q.shape[3]**-0.5)
     return *numbers, *gradients

@@ -1,6 +1,6 @@
 """The window's part of the gradients of Hedgehog's attention, chunk by chunk."""
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -128,10 +128,13 @@ class WindowGradients:
         rows = [fake.tensor(self.spec.dtype, (B, S, H, self.spec.head_dim),
                             (*(fake.sym64(divisibility=8) for _ in range(3)), 1)) for _ in range(7)]
         numbers = [fake.tensor("fp32", (B, S, H), align=4) for _ in range(5)]
-        return Operands(*rows, *numbers, *[fake.tensor("fp32", (H,), align=4) for _ in range(2)]), Float32(1.0)
+        q, *others = *rows, *numbers, *[fake.tensor("fp32", (H,), align=4) for _ in range(2)]
+        return q, tuple(others), Float32(1.0)
 
     @cute.jit
-    def __call__(self, operands: Operands, scale: Float32, stream: cuda.CUstream):
+    def __call__(self, q: cute.Tensor, others: Any, scale: Float32, stream: cuda.CUstream):
+        """others: those of `Operands` behind q."""
+        operands = Operands(q, *others)
         # (batch, token, head, col) to (token, col, head, batch)
         rows = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0])) for x in operands[:7]]
         g = Globals(*[tk.gl.load(x, self.x_tile) for x in rows[:4]], tk.gl.store(rows[4], self.p_tile),

@@ -124,7 +124,7 @@ class LinearStep:
             of_ssd = (numbers(ssd.skip, (HV, *expanded("D", V))), operand(HV, V) if ssd.z else None,
                       numbers(ssd.bias, (HV, *expanded("dt_bias", V))))
         operands = Operands(q, k, v, o, *of_rule, self.fake_pool(M, HV), indices, accepted, *of_ssd)
-        return operands, Float32(1.0), Int32(1)
+        return q, tuple(operands[1:]), Float32(1.0), Int32(1)
 
     def fake_pool(self, M, heads):
         spec = self.spec
@@ -137,8 +137,9 @@ class LinearStep:
         return fake.tensor(spec.state, (M, heads, *cols), (*(fake.sym64(divisibility=whole) for _ in range(2)), *dense))
 
     @cute.jit
-    def __call__(self, operands: Operands, scale: Float32, warps: Int32, stream: cuda.CUstream):
-        """warps: of a block, a divisor of the slices of V."""
+    def __call__(self, q: cute.Tensor, others: Any, scale: Float32, warps: Int32, stream: cuda.CUstream):
+        """others: those of `Operands` behind q. warps: of a block, a divisor of the slices of V."""
+        operands = Operands(q, *others)
         heads, heads_k = operands.v.shape[-2], operands.q.shape[-2]
         tokens = Int32(operands.v.shape[1]) if const_expr(self.has_tokens) else Int32(1)
         g = Globals(*operands, scale, tokens, cute.fast_divmod_create_divisor_v2(heads // heads_k))

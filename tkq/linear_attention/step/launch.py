@@ -83,7 +83,7 @@ def start(given: Given, options: Options, scale: float) -> tuple | None:
     if not v.numel():
         return None
     run, slices = _launcher(given, options)
-    call = run, (tuple(given), scale, warps_of(slices, v.shape[0] * v.shape[-2]))
+    call = run, (given[0], tuple(given[1:]), scale, warps_of(slices, v.shape[0] * v.shape[-2]))
     run(*call[1])
     return call
 

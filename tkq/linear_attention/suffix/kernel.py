@@ -1,7 +1,7 @@
 """Sums from each token to the last: of what gates' gradients are made of, in float64, in an order that the number of
 tokens alone decides."""
 from dataclasses import dataclass
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -72,11 +72,13 @@ class SuffixSums:
 
         spec = self.spec
         cu = fake.tensor(spec.packed, (fake.sym(),), align=8 if spec.packed == "int64" else 4) if spec.packed else None
-        return Given(of(True, B, S, H), of(spec.less, B, S, H), of(spec.factor, B, S, H), of(spec.end, N, H),
-                     of(True, B, S, H), cu),
+        return of(True, B, S, H), (of(spec.less, B, S, H), of(spec.factor, B, S, H), of(spec.end, N, H),
+                                   of(True, B, S, H), cu)
 
     @cute.jit
-    def __call__(self, x: Given, stream: cuda.CUstream):
+    def __call__(self, x: cute.Tensor, others: Any, stream: cuda.CUstream):
+        """others: those of `Given` behind x."""
+        x = Given(x, *others)
         segments = cute.ceil_div(cute.ceil_div(x.tokens, TILE), cute.ceil_div(cute.ceil_div(x.tokens, TILE), SEGMENTS))
         if const_expr(self.spec.packed is not None):  # as many as a sequence of the mean length has tiles
             mean = cute.ceil_div(x.tokens, TILE) // cutlass.max(x.cu.shape[0] - 1, 1)

@@ -48,5 +48,5 @@ def _launched(x, less, factor, end, cu):
         arch.require_hopper(x.device)
         _launchers[key] = function(recipe(SuffixSpec(*key[1:])))
     if x.numel():
-        _launchers[key]((x, less, factor, end, y, cu))
+        _launchers[key](x, (less, factor, end, y, cu))
     return y

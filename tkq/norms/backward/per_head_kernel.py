@@ -9,7 +9,7 @@ It loads `rows_per_thread` of them before it waits for any. In the end every gro
 
 layernorm has x less its row's mean for x, and dx less rstd * mean(g).
 """
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -88,10 +88,12 @@ class PerHeadBackward(ReductionBase):
             loaded(spec.dy), loaded(spec.x), weight, rstd, mean if spec.kind == "layernorm" else None,
             loaded(spec.dresidual_out), stored(spec.dx), stored(spec.dresidual), partial(spec.dweight),
             partial(spec.dbias), summed(spec.dweight), summed(spec.dbias))
-        return operands, Float32(0) if spec.offset else None, Int32(1)
+        return operands.dy, tuple(operands[1:]), Float32(0) if spec.offset else None, Int32(1)
 
     @cute.jit
-    def __call__(self, g: Operands, offset: Optional[Float32], blocks: Int32, stream: cuda.CUstream):
+    def __call__(self, dy: cute.Tensor, others: Any, offset: Optional[Float32], blocks: Int32, stream: cuda.CUstream):
+        """others: those of `Operands` behind dy."""
+        g = Operands(dy, *others)
         _, tv_layout = self._get_tv_layout(self.spec.vector * self.dtype.width)
         heads = cute.fast_divmod_create_divisor_v2(g.x.shape[1])
         self.kernel(g, offset, heads, tv_layout).launch(grid=[blocks, 1, 1], block=[self.tile.threads, 1, 1],

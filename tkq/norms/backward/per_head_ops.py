@@ -66,5 +66,5 @@ def _run(kind, given, made, offset):
         return None if total is None else torch.empty(shares, H * D, dtype=torch.float32, device=x.device)
 
     dx, dresidual, dweight, dbias = made
-    operands = *given, dx, dresidual, partial(dweight), partial(dbias), dweight, dbias  # as heads_backward.Operands
-    runtime.function(recipe(spec, config))(operands, offset or None, count)
+    dy, *others = *given, dx, dresidual, partial(dweight), partial(dbias), dweight, dbias  # as `Operands` has them
+    runtime.function(recipe(spec, config))(dy, tuple(others), offset or None, count)

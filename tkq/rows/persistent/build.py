@@ -22,8 +22,9 @@ def build(spec: RowSpec, p: RowPlan):
     def some(made):
         return tuple(made) or None
 
+    first, *others = (matrix(s, 16 if spec.bulk else spec.vector * s.width // 8) for s in spec.loads)
     arguments = (
-        some(matrix(s, 16 if spec.bulk else spec.vector * s.width // 8) for s in spec.loads),
+        first, some(others),
         some(matrix(s, spec.vector * s.width // 8) for s in spec.stores),
         some(fake.tensor(s.dtype, (spec.N,), (1,), align=s.align) for s in spec.vectors),
         some(fake.tensor("fp32", (rows,), (1,), align=4) for _ in spec.scalars),

@@ -19,6 +19,10 @@ from .shape import RowPlan
 from .spec import RowSpec
 
 
+def _all_of(first, others):
+    return first, *(() if others is None else others)
+
+
 class RowKernel(ReductionBase):
     """Persistent blocks, one to a multiprocessor or several. A row belongs to a few lanes, a warp, several warps, a
     block or a cluster of blocks, by its length; a tile is as many rows as a block holds at once, and tile t goes to
@@ -130,11 +134,11 @@ class RowKernel(ReductionBase):
     # ---- launch -------------------------------------------------------------------------------------
 
     @cute.jit
-    def __call__(self, loads, stores, vectors, scalars, results, columns, workspace, counter, parameters, units: Int32,
-                 stream: cuda.CUstream):
-        """Tuples of tensors in the spec's order, or None; workspace and counter with column sums only; units: the most
-        clusters (blocks, without clusters) that may run at once."""
-        rows = Int32(loads[0].shape[0])
+    def __call__(self, first: cute.Tensor, others, stores, vectors, scalars, results, columns, workspace, counter,
+                 parameters, units: Int32, stream: cuda.CUstream):
+        """first, others: what is loaded. Tuples of tensors in the spec's order, or None; workspace and counter with
+        column sums only; units: the most clusters (blocks, without clusters) that may run at once."""
+        loads, rows = _all_of(first, others), Int32(first.shape[0])
         g = Args(loads, stores, vectors, scalars, results, columns, workspace, counter, parameters, rows)
         self._engine.launch(self, g, units, stream)
 

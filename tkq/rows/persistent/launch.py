@@ -35,7 +35,8 @@ class Launcher(NamedTuple):
             units = p.units(loads[0].shape[0], units)
             workspace = torch.empty(len(columns), units, p.pitch, dtype=torch.float32, device=loads[0].device)
             counter = counters.counter(self.index)
-        self.run(loads, stores, vectors, scalars, results, columns, workspace, counter, parameters, units)
+        self.run(loads[0], loads[1:] or None, stores, vectors, scalars, results, columns, workspace, counter,
+                 parameters, units)
 
 
 def launcher(spec: RowSpec, device, chosen: RowPlan | None = None) -> Launcher:

@@ -241,7 +241,20 @@ def _made(recipe):
         made = made, made.fake_arguments()
     if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], tuple)):
         raise TypeError(f"{recipe.builder}: returned {made!r}, expected (jit callable, tuple of fake arguments)")
+    if not any(map(_on_gpu, made[1])) and any(_on_gpu(x) for argument in made[1] for x in _flat(argument)):
+        raise ValueError(f"{recipe.builder}: all tensors are in tuples, expected is one that is an argument itself: "
+                         "the kernel runs on the first such one's GPU, and on the current one where there is none")
     return made
+
+
+def _flat(x):
+    return (y for part in x for y in _flat(part)) if isinstance(x, tuple) else (x,)
+
+
+def _on_gpu(x):
+    import cutlass.cute as cute
+
+    return isinstance(x, cute.Tensor) and x.memspace == cute.AddressSpace.gmem
 
 
 def _takes_stream(kernel, args) -> bool:

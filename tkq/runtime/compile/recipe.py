@@ -12,9 +12,10 @@ class Recipe:
     key, beside sources; of tkq's own dataclasses the fields that differ from their defaults.
 
     builder: ``"package.module:Kernel"``. The module is imported only when a compile is needed. ``Kernel(*args)`` is a
-        jit callable, whose method ``fake_arguments()`` returns the tuple of what it is compiled for. In a class's place
-        a function may stand that returns both. A callable that takes one argument more gets torch's current stream
-        there; a host function that takes none gets none.
+        jit callable, whose method ``fake_arguments()`` returns the tuple of what it is compiled for. One tensor
+        at least is an argument by itself, not in a tuple: the kernel runs on the GPU of the first such. In a class's
+        place a function may stand that returns both. A callable that takes one argument more gets torch's current
+        stream there; a host function that takes none gets none.
     args: frozen dataclasses, strings, numbers, None, or tuples of them: their ``repr`` must be complete.
     options: more words for the DSL's compiler, as in ``cute.compile(options=)``.
     sources: more modules, by name, whose files decide the machine code: a new one means a new compile. Those of the
