@@ -25,6 +25,7 @@ class Held:
     w: tk.RegTile  # with the delta rule: what the state gives for keys, then what it takes up
     beta: tk.ColVec
     erase: tk.ColVec
+    half: tk.RegTile  # outputs of half of the tokens
 
 
 class At(NamedTuple):
@@ -51,7 +52,7 @@ class ChannelState:
         """Room for them."""
         K = self.spec.head_dim
         return Held(tk.rt_fl(K), tk.rt(K, dtype), tk.rt(CHUNK, dtype), tk.rt_fl(CHUNK), tk.rt(CHUNK, dtype),
-                    tk.rt_fl(CHUNK), tk.cv(CHUNK), tk.cv(CHUNK))
+                    tk.rt_fl(CHUNK), tk.cv(CHUNK), tk.cv(CHUNK), tk.rt_fl(CHUNK // 2))
 
     @cute.jit
     def keep(self, g, s, t, wg):
@@ -78,8 +79,8 @@ class ChannelState:
 
     @cute.jit
     def meet(self, c, g, s, t, at):
-        """c.v = values, with the delta rule corrected ones, c.o = what the state gives for queries, and the state
-        decays."""
+        """c.v = values, with the delta rule corrected ones, c.o = what the state gives for queries; the state decays, and
+        where this is late has taken up values."""
         if const_expr(self.late):
             self.round(c, s, at)
         else:
@@ -92,32 +93,48 @@ class ChannelState:
         self.updates(c, s.delta, at.scores, partial(self.put, g.dv, s, t, c.w, at))
         if const_expr(self.late):
             self.begin(c, s, at)
-            if const_expr(self.scored):
-                tk.mm_ABt(c.o, c.s16, s.q[at.tokens])
-                tk.mma_wait(0)
         if const_expr(self.whole.there):
             if not self.whole.holds(s.whole.found[None, at.scores]):
                 mul_columns(c.s, s.total[None, at.scores])
+        if const_expr(self.late):
+            self.add_values(c, s, at)
+            if const_expr(self.scored):
+                self.make_outputs(c, g, s, at)
 
     @cute.jit
     def take_up(self, c, g, s, t, at):
         """Outputs, and the state behind the chunk."""
-        if const_expr(self.scored):
-            tk.mul(c.o, c.o, g.scale)
-            tk.mma_ABt(c.o, c.v, s.p[at.scores])
-        self.delta.gradients_of_updates(c, s.delta, at.scores)
-        if const_expr(not self.whole.there):
-            mul_columns(c.s, s.total[None, at.scores])
-        tk.mma_AB(c.s, c.v, s.k[at.tokens])
-        self.delta.erase(c, s.delta, s.started[at.scores] if self.solved else None, at.scores)
-        tk.mma_wait(1)
-        self.put(g.o, s, t, self.delta.result(c), at)
+        if const_expr(not self.late):
+            if const_expr(self.scored):
+                tk.mul(c.o, c.o, g.scale)
+                tk.mma_ABt(c.o, c.v, s.p[at.scores])
+            self.delta.gradients_of_updates(c, s.delta, at.scores)
+            self.add_values(c, s, at)
+            self.delta.erase(c, s.delta, s.started[at.scores] if self.solved else None, at.scores)
+            tk.mma_wait(1)
+        self.put(g.o, s, t, c.x if self.late and self.scored else self.delta.result(c), at)
         if const_expr(self.delta.back):
             self.delta.times_beta(c, s.delta, at.scores)
             self.put(g.dv, s, t, c.w, at)
         tk.mma_wait(0)
         if const_expr(self.whole.there):
             mul_columns(c.s, s.whole.behind[None, at.scores])
+
+    def make_outputs(self, c, g, s, at):
+        """c.x = outputs, rounded, of half of the tokens at a time: fewer registers."""
+        for half in range(2):
+            tk.mm_ABt(c.half, c.s16, s.q[at.tokens], b_part=half)
+            tk.mma_wait(0)
+            tk.mul(c.half, c.half, g.scale)
+            tk.mma_ABt(c.half, c.v, s.p[at.scores], b_part=half)
+            tk.mma_wait(0)
+            tk.copy(tk.columns(c.x, half * CHUNK // 2, CHUNK // 2), c.half)
+
+    def add_values(self, c, s, at):
+        """What the state takes up is under way."""
+        if not self.whole.there:
+            mul_columns(c.s, s.total[None, at.scores])
+        tk.mma_AB(c.s, c.v, s.k[at.tokens])
 
     def begin(self, c, s, at):
         """The state as operands meet it, and the same, rounded."""
