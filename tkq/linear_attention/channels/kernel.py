@@ -9,6 +9,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
+from tkq.linear_attention.channels.ahead import prefetch_rows
 from tkq.linear_attention.channels.columns import Columns
 from tkq.linear_attention.channels.parts import (
     SCORES_BARRIER,
@@ -184,6 +185,7 @@ class ChannelAttention:
         tk.prefetch(g.q, g.k, g.v, g.o)
         for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
             chunk = order(self.spec, g, t, i)
+            prefetch_rows(g.g[t.batch, None, t.head, None], g.tokens, self.spec.head_dim, order(self.spec, g, t, i + 1))
             sem = s.tokens.acquire(ring)
             tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head_k, chunk, 0), sem)
             tk.load_async(s.q[ring.stage], g.q, (t.batch, t.head_k, chunk, 0), sem)
@@ -213,10 +215,10 @@ class ChannelAttention:
                 if self.whole.holds(s.whole.found[None, out.stage]):
                     self.scores.put_whole(s, mine, place, out.stage)
                     self.whole.put_ends(place[2], s.whole, out.stage, True)
+                    tk.publish()  # waits for loads, too: none is asked for shortly before
+                    tk.sync(SCORES_BARRIER, tk.WARPGROUP)
                     if const_expr(not self.crowded):
                         self.read(g, t, following, mine)
-                    tk.publish()
-                    tk.sync(SCORES_BARRIER, tk.WARPGROUP)
                     self.scores.multiply_whole(g, s, c, place, out.stage)
                     if const_expr(self.crowded):
                         self.read(g, t, following, mine)

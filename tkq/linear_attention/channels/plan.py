@@ -32,13 +32,13 @@ def spilled(spec: ChannelSpec) -> int:
     twice, though."""
     if spec.of_values or plan(spec).groups == 1:
         return 0
-    return 260 if spec.delta else 24
+    return 260 if spec.delta else 48
 
 
 def _registers(spec, groups):
     """The scores take most with the delta rule; packed, so does its state."""
     if groups == 2:
-        return (24, 168, 160) if spec.delta else (24, 184, 152)
+        return 24, 168, 160
     if not spec.delta:
         return 24, 232, 240
     return (24, 240, 240) if spec.packed else (24, 248, 232)
