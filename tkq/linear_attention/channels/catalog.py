@@ -83,10 +83,9 @@ def _sums():
 
 
 def expectation(spec: ChannelSpec) -> Expectation:
-    """Products of all levels and of the state, a wait for four of each; with the delta rule and two warpgroups of the
-    state, which have few registers, for each. Loads by TMA."""
+    """Products of all levels and of the state, a wait for four of each; loads by TMA."""
     (few, some, many), groups = plan(spec).registers, plan(spec).groups
     steps = spec.head_dim // 16
-    return Expectation(tensor=6 * (4 if spec.of_values else steps), waits_per_mma=1.0 if spec.delta and groups == 2 else 0.4,
+    return Expectation(tensor=6 * (4 if spec.of_values else steps), waits_per_mma=0.4,
                        instructions=("UTMALDG", "USETMAXREG", *(() if spec.of_values else ("UTMASTG",))),
                        local_memory=spilled(spec), roles=((few, 1), (some, 1), (many, groups)))
