@@ -175,9 +175,9 @@ def test_nothing_behind_the_end_counts():
 BOTH = pytest.mark.parametrize("delta", [False, True])
 
 
-def tensors(delta, S, size=64, states=False, B=1):
+def tensors(delta, S, size=64, states=False, B=1, decay=0.1):
     """Of a call: q, k, v, g, beta with the delta rule, the state or None."""
-    q, k, v, g = make(B, S, 2, 4, size, size)
+    q, k, v, g = make(B, S, 2, 4, size, size, decay=decay)
     return q, k, v, g, *(beta_of(v),) * delta, state_of(q, v) if states else None
 
 
@@ -227,7 +227,9 @@ def test_gradients(monkeypatch, delta):
 
 @BOTH
 def test_gradients_with_states(monkeypatch, delta):
-    check_op(monkeypatch, *tensors(delta, 130, 128, True))
+    """By one product for a chunk, by one for 16 tokens, by levels."""
+    for decay in (0.1, 5.0, 20.0):
+        check_op(monkeypatch, *tensors(delta, 130, 128, True, decay=decay))
 
 
 @BOTH
