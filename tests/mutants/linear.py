@@ -73,6 +73,9 @@ MUTANTS = (
         ("segments_of_another_sequence", "return n // g.segments, first, "
          "cutlass.max(cutlass.min(each, chunks - first), 0)",
          "return n % g.segments, first, cutlass.max(cutlass.min(each, chunks - first), 0)", SPLIT),
+        ("values_in_the_identity_s_columns",
+         "return cutlass.select_(part * CHUNK < self.spec.value_dim, chunk, cute.ceil_div(g.tokens, CHUNK))",
+         "return chunk", (f"{TESTS}test_split.py::test_corrected_values[reversed]",)),
         ("a_transfer_from_zeros", "view[r, j] = Float32(1.0)", "view[r, j] = Float32(0.0)", SPLIT_DELTA),
         ("the_identity_behind_v", "row = row0 - self.first_column + tk.first_row() + 8 * r",
          "row = row0 - self.spec.value_dim + tk.first_row() + 8 * r", SPLIT_DELTA),

@@ -231,7 +231,8 @@ class LinearAttention:
             if const_expr(self.spec.queried):
                 tk.load_async(s.q[ring.stage], g.q, (t.batch, t.head_k, chunk, 0), sem)
             for wg in cutlass.range_constexpr(self.config.groups):
-                tk.load_async(s.v[wg][ring.stage], g.v, (t.batch, t.head_v, chunk, t.part + wg), sem)
+                at = t.batch, t.head_v, self.segmented.chunk_of_values(g, chunk, t.part + wg), t.part + wg
+                tk.load_async(s.v[wg][ring.stage], g.v, at, sem)
                 if const_expr(self.spec.has_x):
                     at = t.batch, t.head // g.heads_per_x, chunk, t.part + wg
                     tk.load_async(s.x[wg][ring.stage], g.x, at, sem)

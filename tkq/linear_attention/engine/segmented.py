@@ -19,7 +19,8 @@ class Segmented:
     that it begins with is, without the delta rule, a factor for each head, the product of what the chunks' decays are
     (`decays`); with it, a matrix of K x K, which is what the same recurrence makes of the identity where values are 0.
     It stands behind the values' columns of the state that comes out, from a multiple of 64 on: blocks of columns that
-    v does not have read zeros for them.
+    v does not have read zeros for them, rows behind the last token (where 64 columns are all there are, TMA knows of no
+    others, and gives the first ones in their place).
 
     With part "outputs" a segment begins with the state that `combine.CombineStates` has made of those before it."""
 
@@ -61,6 +62,12 @@ class Segmented:
         each = cute.ceil_div(chunks, g.segments)
         first = n % g.segments * each
         return n // g.segments, first, cutlass.max(cutlass.min(each, chunks - first), 0)
+
+    def chunk_of_values(self, g, chunk, part):
+        """Where the values of a chunk's part-th 64 columns are read."""
+        if not self.transfer:
+            return chunk
+        return cutlass.select_(part * CHUNK < self.spec.value_dim, chunk, cute.ceil_div(g.tokens, CHUNK))
 
     @cute.jit
     def first_state(self, state: tk.RegTile, row0):
