@@ -42,7 +42,7 @@ def in_python(monkeypatch):
         monkeypatch.setattr(whole, name, lambda x: x)
     monkeypatch.setattr(whole, "cutlass", columns.cutlass)
     monkeypatch.setattr(whole, "cute", SimpleNamespace(math=SimpleNamespace(exp2=lambda x, fastmath: 2.0**x, absf=abs),
-                                                       arch=SimpleNamespace(vote_all_sync=now.votes.append)))
+                                                       arch=SimpleNamespace(vote_all_sync=now.votes.append, rcp_approx=lambda x: 1 / x)))
     monkeypatch.setattr(whole, "unpacked", lambda word, dtype: word)
     monkeypatch.setattr(whole, "_cvt2", lambda x, y, dtype: (x, y))
     monkeypatch.setattr(columns, "scaled", lambda word, f, dtype: (word[0] * f[0], word[1] * f[1]))

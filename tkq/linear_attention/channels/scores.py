@@ -26,7 +26,7 @@ class Scores:
 
 
 class ChannelScores:
-    """The part of `ChannelAttention` that makes P and, with the delta rule, L: by `Whole`, or by levels of `Columns` and
+    """The part of `ChannelAttention` that makes P and, with the delta rule, L: by `Whole`, or levels of `Columns` and
     `Square`, of operands in shared memory, where s is the kernel's. place: a chunk's q, k and products of decays."""
 
     def __init__(self, spec: ChannelSpec, columns: Columns, barrier: int, narrow: bool = False):

@@ -13,6 +13,10 @@ from tkq.tile.maps import _cvt2
 MOST = 60.0  # of a logarithm to base 2, from the middle of a chunk to either end: for 2^60 bf16 has room
 
 
+def exp2(x):
+    return cute.math.exp2(x, fastmath=True)
+
+
 class WholeShared(NamedTuple):
     """Two stages each. found: of each warp, are a chunk's decays such that `Whole` holds? before, behind: what a column
     of the state is multiplied by in front of a chunk, and behind it."""
@@ -33,8 +37,7 @@ class Whole:
     it meets them, and by those of the second half when it has taken them up; reversed, the other way round.
 
     It needs factors that 16 bits hold: a chunk has it where the logarithms of each column's decays, all taken as
-    positive, are at most MOST together in either half, and where operands are bf16, which have fp32's range. Logarithms
-    are added up here: below MOST the error is less than a twentieth of bf16's."""
+    positive, are at most MOST together in either half, and where operands are bf16, which have fp32's range."""
 
     def __init__(self, spec, columns: Columns):
         self.spec, self.columns, self.there = spec, columns, columns.dtype is BFloat16
@@ -78,21 +81,35 @@ class Whole:
 
     def put_rows(self, mine, log, tiles):
         keys, others, started = tiles
+        dtype, f = self.columns.dtype, [exp2(x) for x in log]
         some = together(list(range(self.columns.mine)))
         ahead = self.take(mine, some[0], (keys, others))
         for n, rows in enumerate(some):
             at, of_keys, of_others = ahead
             if n + 1 < len(some):
                 ahead = self.take(mine, some[n + 1], (keys, others))
-            for i, word, key, other in zip(rows, at, of_keys, of_others):
-                log = [log[e] + mine.a[i, e] * tk.LOG2E for e in range(2)]
-                f, over = ([cute.math.exp2(x, fastmath=True) for x in xs] for xs in (log, [-x for x in log]))
-                key = unpacked(key, self.columns.dtype)
-                keys[word] = self.pair(key, over)
+            times, over = self.factors(mine, rows, f)
+            f = times[-1]
+            for m, word in enumerate(at):
+                key = unpacked(of_keys[m], dtype)
+                keys[word] = self.pair(key, over[m])
                 if others is not None:
-                    others[word] = self.pair(unpacked(other, self.columns.dtype), f)
+                    others[word] = self.pair(unpacked(of_others[m], dtype), times[m])
                 if started is not None:
-                    started[word] = self.pair(key, f)
+                    started[word] = self.pair(key, times[m])
+
+    def factors(self, mine, rows, f):
+        """(f of each of these tokens, 1 / f), from f in front of the first. One reciprocal is taken, of the last: those
+        before it are products, which MUFU, a quarter as fast, has no part in."""
+        decays = [[exp2(mine.a[i, e] * tk.LOG2E) for e in range(2)] for i in rows]
+        times = []
+        for a in decays:
+            f = [f[e] * a[e] for e in range(2)]
+            times.append(f)
+        over = [[cute.arch.rcp_approx(x) for x in f]]
+        for a in reversed(decays[1:]):
+            over.insert(0, [over[0][e] * a[e] for e in range(2)])
+        return times, over
 
     def take(self, mine, rows, tiles):
         """(where words are, those of keys, those of others or Nones)."""
@@ -131,8 +148,8 @@ class Whole:
                 if const_expr(self.spec.reverse):
                     first, second = second, first
                 col = 2 * c.pair + e
-                shared.before[col, stage] = cute.math.exp2(first, fastmath=True)
-                shared.behind[col, stage] = cute.math.exp2(second, fastmath=True)
+                shared.before[col, stage] = exp2(first)
+                shared.behind[col, stage] = exp2(second)
 
     def gather(self, p: tk.RegTile, x: tk.RegTile, scale):
         """p = scale * x, rounded, where a token sees another; 0 elsewhere, where x may be infinite."""
