@@ -41,8 +41,9 @@ def in_python(monkeypatch):
     for name in ("const_expr", "Float32", "Int32", "Boolean"):
         monkeypatch.setattr(whole, name, lambda x: x)
     monkeypatch.setattr(whole, "cutlass", columns.cutlass)
-    monkeypatch.setattr(whole, "cute", SimpleNamespace(math=SimpleNamespace(exp2=lambda x, fastmath: 2.0**x, absf=abs),
-                                                       arch=SimpleNamespace(vote_all_sync=now.votes.append, rcp_approx=lambda x: 1 / x)))
+    arch = SimpleNamespace(vote_all_sync=now.votes.append, rcp_approx=lambda x: 1 / x)
+    monkeypatch.setattr(whole, "cute", SimpleNamespace(
+        math=SimpleNamespace(exp2=lambda x, fastmath: 2.0**x, absf=abs), arch=arch))
     monkeypatch.setattr(whole, "unpacked", lambda word, dtype: word)
     monkeypatch.setattr(whole, "_cvt2", lambda x, y, dtype: (x, y))
     monkeypatch.setattr(columns, "scaled", lambda word, f, dtype: (word[0] * f[0], word[1] * f[1]))

@@ -79,8 +79,8 @@ class ChannelState:
 
     @cute.jit
     def meet(self, c, g, s, t, at):
-        """c.v = values, with the delta rule corrected ones, c.o = what the state gives for queries; the state decays, and
-        where this is late has taken up values."""
+        """c.v = values, with the delta rule corrected ones, c.o = what the state gives for queries; the state decays,
+        and where this is late has taken up values."""
         if const_expr(self.late):
             self.round(c, s, at)
         else:
