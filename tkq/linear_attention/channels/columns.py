@@ -3,7 +3,7 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Constexpr, Float32, Int32, const_expr
+from cutlass import BFloat16, Constexpr, Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
@@ -66,13 +66,14 @@ class Columns:
         """Logarithms of a chunk, from 0 on. gates: (tokens, columns), columns contiguous. 0 past the end of either."""
         two = cute.make_layout(2)
         first = chunk * CHUNK + self.part * self.mine
-        start = gates.iterator + cute.crd2idx((first, 2 * self.pair), gates.layout)
+        at = (gates.iterator + cute.crd2idx((first, 2 * self.pair), gates.layout)).toint()
+        left, step = tokens - first, Int64(gates.stride[0]) * 4  # bytes; a pointer's `align` would be rounded in each row
         for i in cutlass.range_constexpr(self.mine):
             mine.a[i, 0], mine.a[i, 1] = Float32(0.0), Float32(0.0)
-            token = first + i
-            if token < tokens and 2 * self.pair < columns:
-                at = (start + i * gates.stride[0]).align(8)
-                cute.autovec_copy(cute.make_tensor(at, two), cute.make_tensor(mine.a.iterator + 2 * i, two))
+            if i < left and 2 * self.pair < columns:
+                row = cute.make_ptr(Float32, at, cute.AddressSpace.gmem, assumed_align=8)
+                cute.autovec_copy(cute.make_tensor(row, two), cute.make_tensor(mine.a.iterator + 2 * i, two))
+            at = at + step
 
     @cute.jit
     def decays(self, mine: Mine, products: cute.Tensor):
