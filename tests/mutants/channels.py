@@ -36,7 +36,7 @@ MUTANTS = (
         ("neighbour_is_oneself",
          "found = [products[(self.part ^ 1) * self.columns + 2 * self.pair + e] for e in range(2)]",
          "found = [products[self.part * self.columns + 2 * self.pair + e] for e in range(2)]", VALUES),
-        ("gates_of_tokens_behind_the_end", "if i < left and 2 * self.pair < columns:",
+        ("gates_of_tokens_behind_the_end", "if token < tokens and 2 * self.pair < columns:",
          "if 2 * self.pair < columns:", LAST)),
     *family(
         "linear", "tkq/linear_attention/channels/state.py",

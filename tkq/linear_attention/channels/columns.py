@@ -67,10 +67,11 @@ class Columns:
         two = cute.make_layout(2)
         first = chunk * CHUNK + self.part * self.mine
         at = (gates.iterator + cute.crd2idx((first, 2 * self.pair), gates.layout)).toint()
-        left, step = tokens - first, Int64(gates.stride[0]) * 4  # bytes; a pointer's `align` would be rounded in each row
+        step = Int64(gates.stride[0]) * 4  # bytes; a pointer's `align` would be rounded in each row
         for i in cutlass.range_constexpr(self.mine):
             mine.a[i, 0], mine.a[i, 1] = Float32(0.0), Float32(0.0)
-            if i < left and 2 * self.pair < columns:
+            token = first + i
+            if token < tokens and 2 * self.pair < columns:
                 row = cute.make_ptr(Float32, at, cute.AddressSpace.gmem, assumed_align=8)
                 cute.autovec_copy(cute.make_tensor(row, two), cute.make_tensor(mine.a.iterator + 2 * i, two))
             at = at + step
