@@ -36,8 +36,8 @@ MUTANTS = (
         ("neighbour_is_oneself",
          "found = [products[(self.part ^ 1) * self.columns + 2 * self.pair + e] for e in range(2)]",
          "found = [products[self.part * self.columns + 2 * self.pair + e] for e in range(2)]", VALUES),
-        ("gates_of_tokens_behind_the_end", "if token < tokens and 2 * self.pair < columns:",
-         "if 2 * self.pair < columns:", LAST)),
+        ("gates_of_tokens_behind_the_end", "left = cutlass.select_(2 * self.pair < columns, tokens - first, Int32(0))",
+         "left = cutlass.select_(2 * self.pair < columns, Int32(64), Int32(0))", LAST)),
     *family(
         "linear", "tkq/linear_attention/channels/state.py",
         ("state_does_not_decay_by_columns", """

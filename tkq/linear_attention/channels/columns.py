@@ -4,9 +4,11 @@ from typing import Any, NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Constexpr, Float32, Int32, Int64, const_expr
+from cutlass.cutlass_dsl import T, dsl_user_op
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
+from tkq.tile.assembly import _asm
 from tkq.tile.maps import _cvt2
 
 HALVES = (32, 16, 8, 4, 2, 1)  # tokens of a half, level by level
@@ -64,16 +66,13 @@ class Columns:
     @cute.jit
     def read(self, gates: cute.Tensor, tokens, columns, chunk, mine: Mine):
         """Logarithms of a chunk, from 0 on. gates: (tokens, columns), columns contiguous. 0 past the end of either."""
-        two = cute.make_layout(2)
         first = chunk * CHUNK + self.part * self.mine
         at = (gates.iterator + cute.crd2idx((first, 2 * self.pair), gates.layout)).toint()
         step = Int64(gates.stride[0]) * 4  # bytes; a pointer's `align` would be rounded in each row
+        left = cutlass.select_(2 * self.pair < columns, tokens - first, Int32(0))
         for i in cutlass.range_constexpr(self.mine):
-            mine.a[i, 0], mine.a[i, 1] = Float32(0.0), Float32(0.0)
-            token = first + i
-            if token < tokens and 2 * self.pair < columns:
-                row = cute.make_ptr(Float32, at, cute.AddressSpace.gmem, assumed_align=8)
-                cute.autovec_copy(cute.make_tensor(row, two), cute.make_tensor(mine.a.iterator + 2 * i, two))
+            two = two_of(at, left, i)
+            mine.a[i, 0], mine.a[i, 1] = Int32(two).bitcast(Float32), Int32(two >> Int64(32)).bitcast(Float32)
             at = at + step
 
     @cute.jit
@@ -204,6 +203,15 @@ def words(tile: tk.SharedTile) -> Any:
     plain = cute.recast_ptr(tile.staged.iterator, cute.make_swizzle(0, 4, 3), dtype=Int32)
     size = tile.type.bytes // 4
     return cute.make_tensor(plain + tile.stage * size, cute.make_layout(size))
+
+
+@dsl_user_op
+def two_of(at, left, i, *, loc=None, ip=None):
+    """Two floats of global memory, as 64 bits, where left > i; else zeros. A load with a predicate: the assembler makes
+    branches of some conditions."""
+    found = _asm([Int64(at), left], "{ .reg .pred p; setp.gt.s32 p, $2, " + str(i) + "; mov.b64 $0, 0; "
+                 "@p ld.global.b64 $0, [$1]; }", "=l,l,r", loc, ip, T.i64())
+    return Int64(found)
 
 
 @cute.jit

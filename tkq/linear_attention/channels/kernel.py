@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.linear_attention.channels.ahead import prefetch_rows
+from tkq.linear_attention.channels.ahead import prefetch_rows, put_beta, slots, take_beta
 from tkq.linear_attention.channels.columns import Columns
 from tkq.linear_attention.channels.parts import (
     SCORES_BARRIER,
@@ -64,6 +64,7 @@ class Shared:
     products: cute.Tensor  # of decays: those of each part of it, for each column
     total: cute.Tensor  # of a chunk, for each column
     delta: Any
+    beta: Any  # with the delta rule: of a chunk's tokens, from the producer
     tokens: tk.Pipe
     scores: tk.Pipe
 
@@ -157,7 +158,7 @@ class ChannelAttention:
         s = Shared(q, k, v, o, p, levels, al.tile(self.qk_tile, 2) if delta and not self.scores.one_other else None,
                    al.tile(self.qk_tile, 2) if delta else None, self.scores.square.shared(al), self.whole.shared(al),
                    al.vector(self.whole.parts * K, 2), al.vector(K, 2),
-                   self.shared_of_delta(al, levels),
+                   self.shared_of_delta(al, levels), al.vector(CHUNK, slots(c.stages)) if delta else None,
                    al.pipe(c.stages, 2 * self.qk_tile.bytes + n * self.v_tile.bytes, 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
@@ -185,6 +186,8 @@ class ChannelAttention:
         tk.prefetch(g.q, g.k, g.v, g.o)
         for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
             chunk = order(self.spec, g, t, i)
+            if const_expr(self.solved):
+                put_beta(g, s.beta, t, chunk, i)
             prefetch_rows(g.g[t.batch, None, t.head, None], g.tokens, self.spec.head_dim, order(self.spec, g, t, i + 1))
             sem = s.tokens.acquire(ring)
             tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head_k, chunk, 0), sem)
@@ -199,15 +202,16 @@ class ChannelAttention:
         16 tokens, and pairs of one block by `Square`, or by four levels more."""
         ring, out = s.tokens.ring(), s.scores.ring()
         mine = self.columns.begin()
-        of_delta = self.delta.begin(g, t, order(self.spec, g, t, 0))
+        of_delta = (tk.rv(), tk.cv(8).tensor, tk.rt(CHUNK, self.dtype)) if self.solved else None
         c = self.scores.registers()
         self.read(g, t, order(self.spec, g, t, 0), mine)
         for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
             following = order(self.spec, g, t, i + 1)
             s.tokens.wait(ring)
             s.scores.acquire_empty(out)
+            if const_expr(self.solved):
+                take_beta(s.beta, i, of_delta[1])
             self.delta.factors(g, s.delta, of_delta, None, out.stage)
-            self.delta.ask(g, t, following, of_delta)
             place = s.q[ring.stage], s.k[ring.stage], s.products[None, out.stage]
             if const_expr(self.whole.there):
                 self.whole.find(mine, place[2], s.whole.found[None, out.stage])
@@ -220,17 +224,18 @@ class ChannelAttention:
                     if const_expr(not self.crowded):
                         self.read(g, t, following, mine)
                     self.scores.multiply_whole(g, s, c, place, out.stage)
+                    self.store(s, c, out.stage)
                     if const_expr(self.crowded):
                         self.read(g, t, following, mine)
                 else:
                     self.by_levels(g, s, c, mine, place, out.stage)
+                    self.store(s, c, out.stage)
                     self.whole.put_ends(place[2], s.whole, out.stage, False)
                     self.read(g, t, following, mine)
             else:
                 self.by_levels(g, s, c, mine, place, out.stage)
+                self.store(s, c, out.stage)
                 self.read(g, t, following, mine)
-            if const_expr(self.scored):
-                tk.store(s.p[out.stage], c.p)
             self.delta.put(s.delta, c.lower, of_delta, None, out.stage)
             self.delta.invert(s.delta, c.lower, of_delta, out.stage)
             tk.publish()
@@ -263,6 +268,11 @@ class ChannelAttention:
         self.scores.scale_in_place(s, mine, place, stage)
         if const_expr(self.solved):
             tk.sync(SCORES_BARRIER, tk.WARPGROUP)  # L goes where the levels' operands were
+
+    def store(self, s, c, stage):
+        """P, before registers are needed for the next gates."""
+        if self.scored:
+            tk.store(s.p[stage], c.p)
 
     def read(self, g, t, chunk, mine):
         """Behind the last chunk, of the first one: it is not used."""
