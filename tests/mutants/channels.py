@@ -61,6 +61,9 @@ MUTANTS = (
         ("lower_of_a_level_left_out", "gather_lower(c.lower, c.x, part, half)",
          "gather_lower(c.lower, c.x, part, half if half != 16 else 8)", KINDS)),
     *family(
+        "linear", "tkq/linear_attention/channels/ahead.py",
+        ("beta_of_another_chunk", "beta[at, i & (beta.shape[1] - 1)] = found", "beta[at, i & 1] = found", DELTA)),
+    *family(
         "linear", "tkq/linear_attention/channels/whole.py",
         ("whole_of_far_decays", "near = near & (size <= most)  # not where it is NaN", "pass", FAR),
         ("whole_of_growth_and_decay", "size = size + cute.math.absf(mine.a[i, e])", "size = size + mine.a[i, e]", FAR),
