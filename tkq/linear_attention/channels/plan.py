@@ -32,7 +32,7 @@ def spilled(spec: ChannelSpec) -> int:
     twice, though."""
     if spec.of_values or plan(spec).groups == 1:
         return 0
-    return 460 if spec.delta else 48
+    return 560 if spec.delta else 48
 
 
 def _registers(spec, groups):
