@@ -82,7 +82,7 @@ def of_sequences(given, scale, launched):
     """Each by itself; zeros for tokens of none, but NaN in the sums of o times x, as the kernel leaves them. launched:
     of a batch."""
     more = (*SECOND, "less", "second", "rest")
-    tensors = [name for name in ("q", "k", "v", "g", "beta", "x", *more) if hasattr(given, name)]
+    tensors = [name for name in ("q", "k", "v", "g", "beta", "x", *more) if name in given._fields]
     made, cuts = [], edges(given.cu, given.q.shape[1]).tolist()
     for n, (begin, end) in enumerate(itertools.pairwise(cuts)):
         part = {name: x if x is None or x.dim() == 1 else x[:, begin:end]
