@@ -1,6 +1,8 @@
 """Numbers that TMA does not bring, from the producer: gates on their way to L2 before they are asked for, as half a
 chunk ahead is not enough for global memory, and beta in shared memory, as registers for it would have to be there where
 there are fewest."""
+from typing import NamedTuple
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
@@ -19,6 +21,12 @@ def prefetch_rows(gates: cute.Tensor, tokens, columns, chunk):
         token = chunk * CHUNK + 32 * part + tk.lane_id()
         if token >= 0 and token < tokens:
             _prefetch((gates.iterator + cute.crd2idx((token, 0), gates.layout)).toint(), Int32(4 * columns))
+
+
+class Taken(NamedTuple):
+    """Of a chunk, as `Delta.factors` takes it: registers of two tokens."""
+
+    found: cute.Tensor
 
 
 def slots(stages: int) -> int:

@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.linear_attention.channels.ahead import prefetch_rows, put_beta, slots, take_beta
+from tkq.linear_attention.channels.ahead import Taken, prefetch_rows, put_beta, slots, take_beta
 from tkq.linear_attention.channels.columns import Columns
 from tkq.linear_attention.channels.parts import (
     SCORES_BARRIER,
@@ -202,7 +202,7 @@ class ChannelAttention:
         16 tokens, and pairs of one block by `Square`, or by four levels more."""
         ring, out = s.tokens.ring(), s.scores.ring()
         mine = self.columns.begin()
-        of_delta = (tk.rv(), tk.cv(8).tensor, tk.rt(CHUNK, self.dtype)) if self.solved else None
+        of_delta = (tk.rv(), Taken(tk.cv(8).tensor), tk.rt(CHUNK, self.dtype)) if self.solved else None
         c = self.scores.registers()
         self.read(g, t, order(self.spec, g, t, 0), mine)
         for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
@@ -210,7 +210,7 @@ class ChannelAttention:
             s.tokens.wait(ring)
             s.scores.acquire_empty(out)
             if const_expr(self.solved):
-                take_beta(s.beta, i, of_delta[1])
+                take_beta(s.beta, i, of_delta[1].found)
             self.delta.factors(g, s.delta, of_delta, None, out.stage)
             place = s.q[ring.stage], s.k[ring.stage], s.products[None, out.stage]
             if const_expr(self.whole.there):

@@ -36,7 +36,7 @@ def spilled(spec: ChannelSpec) -> int:
     if spec.of_values:
         return 8 if spec.pairs else 0
     if plan(spec).groups == 1:
-        return 0
+        return 16 if spec.delta else 0
     return 560 if spec.delta else 48
 
 
