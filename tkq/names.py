@@ -20,6 +20,8 @@ _ELSEWHERE = {
     "hedgehog": "lolcats hedgehogattention slidingwindowlinearattention lolcatslinearattention",
     "mamba2_ssd": "mambachunkscancombined mambachunkscan ssd mamba2 mamba ssdchunkscan statespacedual",
     "based": "parallelbased fusedchunkbased chunkbased basedlinearattention taylorlinearattention",
+    "causal_conv1d": "causalconv1dfn causalconv causalconv1dfunction shortconv depthwiseconv1d conv1d",
+    "causal_conv1d_step": "causalconv1dupdate causalconv1dvarlenstates shortconvstep",
     "linear_attn_step": "fusedrecurrentsimplegla fusedrecurrentgla fusedrecurrentlinearattn lightningattndecode",
     "gated_delta_rule_step": "fusedrecurrentgateddeltarule fusedrecurrentdeltarule fusedrecurrentkda "
                              "gateddeltaruledecode fusedrecurrentgateddeltaruleupdate",
@@ -44,7 +46,7 @@ _ELSEWHERE = {
 _KNOWN = {word: name for name, words in _ELSEWHERE.items() for word in words.split()}
 _CLASSES = ("BasedAttention", "CrossEntropyLoss", "Fp8Linear", "GEGLU", "GatedDeltaNet", "HedgehogAttention",
             "KimiDeltaAttention", "LayerNorm", "LayerNormQuant", "Linear", "LinearCrossEntropyLoss", "LogSoftmax",
-            "Mamba2", "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "Softmax", "SwiGLU")
+            "Mamba2", "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "ShortConvolution", "Softmax", "SwiGLU")
 
 
 def listed(namespace: dict, public) -> list[str]:

@@ -11,8 +11,9 @@ Under autocast Linear, Fp8Linear and LinearCrossEntropyLoss cast as torch does. 
 SwiGLU, GEGLU, RotaryEmbedding and LinearCrossEntropyLoss are modules around functions that torch.nn has not, or not in
 every version; RMSNormQuant and LayerNormQuant are norms for products in float8, of models that are not trained.
 GatedDeltaNet, BasedAttention, HedgehogAttention, KimiDeltaAttention and Mamba2 are mixers, whole layers with their
-projections.
+projections. ShortConvolution is the convolution of a few taps that they begin with.
 """
+import importlib as _importlib
 from typing import Optional
 
 import torch
@@ -25,7 +26,7 @@ from .runtime.call import check
 
 __all__ = ["GEGLU", "BasedAttention", "CrossEntropyLoss", "Fp8Linear", "GatedDeltaNet", "HedgehogAttention",  # noqa: F822
            "KimiDeltaAttention", "LayerNorm", "LayerNormQuant", "Linear", "LinearCrossEntropyLoss", "LogSoftmax",
-           "Mamba2", "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "Softmax", "SwiGLU"]
+           "Mamba2", "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "ShortConvolution", "Softmax", "SwiGLU"]
 
 # what constructors are given, refused there and not in the first forward
 _loss = arguments.checker("cross_entropy", "z_loss", "softcap", "inplace_backward", called="CrossEntropyLoss")
@@ -37,25 +38,16 @@ _approximate = arguments.checker("geglu", "approximate", called="GEGLU")
 _interleaved = arguments.checker("rope_qk", "interleaved", called="RotaryEmbedding")
 
 
+# with their first use: they bring kernels of their own
+_LATER = {"Fp8Linear": "quantize.linear", "GatedDeltaNet": "linear_attention.layers",
+          "KimiDeltaAttention": "linear_attention.kimi_layer", "Mamba2": "linear_attention.mamba2_layer",
+          "HedgehogAttention": "linear_attention.hedgehog.layers", "BasedAttention": "linear_attention.based.layer",
+          "ShortConvolution": "linear_attention.short_convolution"}
+
+
 def __getattr__(name):
-    if name == "Fp8Linear":  # with its first use: it brings the float8 kernels
-        from .quantize.linear import Fp8Linear
-        return Fp8Linear
-    if name == "GatedDeltaNet":  # likewise
-        from .linear_attention.layers import GatedDeltaNet
-        return GatedDeltaNet
-    if name == "KimiDeltaAttention":
-        from .linear_attention.kimi_layer import KimiDeltaAttention
-        return KimiDeltaAttention
-    if name == "Mamba2":
-        from .linear_attention.mamba2_layer import Mamba2
-        return Mamba2
-    if name == "HedgehogAttention":
-        from .linear_attention.hedgehog.layers import HedgehogAttention
-        return HedgehogAttention
-    if name == "BasedAttention":
-        from .linear_attention.based.layer import BasedAttention
-        return BasedAttention
+    if name in _LATER:
+        return getattr(_importlib.import_module(f"tkq.{_LATER[name]}"), name)
     raise _names.unknown("tkq.nn", name, __all__)
 
 

@@ -16,7 +16,8 @@ from .docstrings import first_sentence, markdown, of
 MODULES = {
     "nn": ("Modules: tkq.nn", ("tkq.nn",)),
     "integrations": ("Integrations", ("tkq.integrations.sdpa", "tkq.integrations.transformers", "tkq.integrations.fla",
-                                      "tkq.integrations.mamba_ssm", "tkq.integrations.scaled_mm")),
+                                      "tkq.integrations.mamba_ssm", "tkq.integrations.causal_conv1d",
+                                      "tkq.integrations.scaled_mm")),
     "runtime": ("Compile and cache: tkq.runtime", ("tkq.runtime", "tkq.runtime.compile.fake", "tkq.runtime.device.arch",
                                                    "tkq.runtime.call.counters")),
     "models": ("Models: tkq.models", ("tkq.warmup.models",)),

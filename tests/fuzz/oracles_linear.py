@@ -125,6 +125,7 @@ def hedgehog(given):
     return [Wanted("o", o, 8, given["q"].dtype, _finite(given, o, HEDGEHOG))]
 
 
+CONVOLVED = "x", "weight", "bias", "initial_state"
 HEDGEHOG = "q", "k", "v", "q_map", "k_map", "linear_factor", "window_factor"
 SSD = "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states"
 
@@ -146,6 +147,30 @@ def _finite(given, o, names=("q", "k", "v", "g", "beta", "initial_state", "A_log
             else:
                 fine &= ~bad.flatten(1).any(1)[:, None, None]
     return None if fine.all() else fine
+
+
+def causal_conv1d(given):
+    """Tap by tap, from what is before each sequence on."""
+    x, weight = operand(given, "x"), operand(given, "weight")
+    bias, state = (None if given[n] is None else operand(given, n) for n in ("bias", "initial_state"))
+    (batch, tokens, C), W = x.shape, weight.shape[1]
+    pieces = _pieces(given, batch, tokens)
+    state = torch.zeros(len(pieces), C, W - 1, dtype=WIDE) if state is None else state
+    y, last = torch.zeros_like(x), []
+    for before, (row, begin, end) in zip(state, pieces):
+        padded = torch.cat((before, x[row, begin:end].mT), 1)
+        z = torch.stack([(weight * padded[:, t:t + W]).sum(1) for t in range(end - begin)]) if end > begin else (
+            x[row, begin:end])
+        z = z if bias is None else z + bias
+        found = torch.nn.functional.silu(z) if given["activation"] == "silu" else z
+        y = torch.cat((y[:row], torch.cat((y[row, :begin], found, y[row, end:]))[None], y[row + 1:]))
+        last.append(padded[:, end - begin:])
+    last = torch.stack(last) if last else state
+    fine = all(operand(given, n).detach().isfinite().all() for n in CONVOLVED if given[n] is not None)
+    rows = None if fine else torch.zeros(x.shape[:2], dtype=torch.bool)
+    of = given["x"] if given["initial_state"] is None else given["initial_state"]
+    final = Wanted("state", last, 1, of.dtype, None if fine else torch.zeros(last.shape[:2], dtype=torch.bool))
+    return [Wanted("y", y, 8, given["x"].dtype, rows), *([final] if given["output_final_state"] else [])]
 
 
 def based(given):

@@ -56,6 +56,26 @@ def _stepped(given, operands, pool, rows):
     return o
 
 
+def causal_conv1d_step(given):
+    """y alone."""
+    x, pool, weight = (operand(given, n) for n in ("x", "conv_states", "weight"))
+    bias = 0 if given["bias"] is None else operand(given, "bias")
+    tokens, W = x if x.dim() == 3 else x[:, None], weight.shape[1]
+    rows = given["cache_indices"]
+    rows = range(len(x)) if rows is None else rows.detach().cpu().long().tolist()
+    y = torch.zeros_like(tokens)
+    for n, row in enumerate(rows):
+        if 0 <= row < len(pool):
+            padded = torch.cat((pool[row, :, pool.shape[2] - W + 1:], tokens[n].mT), 1)
+            for t in range(tokens.shape[1]):
+                y[n, t] = (weight * padded[:, t:t + W]).sum(1) + bias
+    y = torch.nn.functional.silu(y) if given["activation"] == "silu" else y
+    given_ = [operand(given, n) for n in ("x", "conv_states", "weight", "bias") if given[n] is not None]
+    fine = all(t.detach().isfinite().all() for t in given_)
+    y = y.view(x.shape)
+    return [Wanted("y", y, 8, given["x"].dtype, None if fine else torch.zeros(y.shape[:-1], dtype=torch.bool))]
+
+
 def ssd_step(given):
     """y alone."""
     names = "state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias"

@@ -48,6 +48,8 @@ OPERATIONS = {
     "mamba2_ssd": Operation(usual.mamba2_ssd, oracles_linear.mamba2_ssd, oracles_linear.SSD),
     "hedgehog": Operation(usual.hedgehog, oracles_linear.hedgehog, oracles_linear.HEDGEHOG),
     "based": Operation(usual.based, oracles_linear.based, ("q", "k", "v")),
+    "causal_conv1d": Operation(usual.causal_conv1d, oracles_linear.causal_conv1d, oracles_linear.CONVOLVED),
+    "causal_conv1d_step": Operation(usual.causal_conv1d_step, oracles_steps.causal_conv1d_step),
     "linear_attn_step": Operation(usual.linear_attn_step, oracles_steps.linear_attn_step),
     "gated_delta_rule_step": Operation(usual.gated_delta_rule_step, oracles_steps.linear_attn_step),
     "ssd_step": Operation(usual.ssd_step, oracles_steps.ssd_step),
@@ -68,7 +70,7 @@ PROMISED = [
 LOST_GPU = re.compile("illegal|misaligned address|unspecified launch|CUDA error")
 # Data that says where rows lie: what comes of lies is documented and has tests of its own; here it may not fail.
 PLACES = "cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "offsets", "state_indices", \
-    "state_batch_indices", "num_accepted_tokens"
+    "state_batch_indices", "num_accepted_tokens", "cache_indices"
 
 
 class Outcome(NamedTuple):
@@ -149,7 +151,7 @@ def choose_leaves(op, given, draw):
 def outcome_of(name, op, given, changed, draw, gradients):
     """(verdict, detail)"""
     function = getattr(tkq, name)
-    written = {n for n in ("out", "state", *("x", "logits") * (given.get("inplace") is True),
+    written = {n for n in ("out", "state", "conv_states", *("x", "logits") * (given.get("inplace") is True),
                            *("initial_state",) * (given.get("state_indices") is not None)) if n in given}
     before = {n: bits(x) for n, x in given.items() if isinstance(x, torch.Tensor) and n not in written}
     seen = {n: x.detach().clone() if n in written and is_plain(x) else x for n, x in given.items()}

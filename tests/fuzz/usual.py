@@ -260,6 +260,27 @@ def based(d):
                 scale=d.one(None, 0.5, -2, 0), use_norm=d.chance(0.7))
 
 
+def causal_conv1d(d):
+    batch, tokens, C, W = d.one(1, 2), d.of((0, 1, 2, 24), (2, 24)), d.of((1, 7, 64), (64,)), d.of((2, 4, 8), (4,))
+    dtype, packed, count = d.real(), d.chance(0.3), d.one(1, 3)
+    batch = 1 if packed else batch
+    cuts = d.integers(0, tokens + 1, count + 1).sort().values.to(d.one(torch.int32, torch.int64)) if packed else None
+    small = d.of((FP32, dtype), (dtype,))
+    x = d.normal(batch, C, tokens, dtype=dtype).mT if d.chance(0.3) else d.normal(batch, tokens, C, dtype=dtype)
+    return dict(x=x, weight=d.normal(C, W, dtype=small), bias=d.maybe(0.5, lambda: d.normal(C, dtype=small)),
+                activation=d.one(None, "silu"), output_final_state=d.chance(0.4), cu_seqlens=cuts,
+                initial_state=d.maybe(0.4, lambda: d.normal(count if packed else batch, C, W - 1, dtype=dtype)))
+
+
+def causal_conv1d_step(d):
+    count, C, W, dtype = d.one(1, 3), d.of((1, 7, 64), (64,)), d.of((2, 4, 8), (4,)), d.real()
+    rows, indices, _ = _rows_of_a_pool(d, count, 0)
+    return dict(x=d.normal(*d.one((count, C), (count, d.one(0, 1, 3), C)), dtype=dtype),
+                conv_states=d.normal(rows, C, W - 1 + d.one(0, 1), dtype=dtype), weight=d.normal(C, W, dtype=dtype),
+                bias=d.maybe(0.5, lambda: d.normal(C, dtype=dtype)), activation=d.one(None, "silu"),
+                cache_indices=indices, out=None)
+
+
 def _rows_of_a_pool(d, count, tokens):
     """(rows of the pool, one for each sequence or None, numbers of accepted tokens or None)."""
     if tokens and d.chance(0.2):

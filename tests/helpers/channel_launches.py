@@ -5,7 +5,7 @@ from torch.nn.functional import pad
 
 from tests.helpers.linear_launches import of_sequences
 from tkq.linear_attention.channels.columns import HALVES
-from tkq.linear_attention.channels.whole import MOST
+from tkq.linear_attention.channels.whole_of_values import MOST
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.launch import Made
 

@@ -11,6 +11,8 @@ from tkq.linear_attention.launch import Made
 from tkq.reference.linear_attention import edges
 from tkq.reference.ssd import biased, step_sizes
 
+SECOND = "q2", "k2", "v2"
+
 
 def launched(given, scale) -> Made:
     """As `launch.launch`. float64 stays float64, nothing is rounded; what is of 16 bits is computed in float32, its
@@ -34,16 +36,21 @@ def launched(given, scale) -> Made:
     beta = None if given.beta is None else given.beta.to(wide).transpose(1, 2)[..., None]
     initial = given.initial.mT if given.state_v_first and given.initial is not None else given.initial
     state = q.new_zeros(B, heads, q.shape[3], V) if initial is None else initial.to(wide)
-    out, lacking = torch.zeros_like(v), torch.zeros_like(v)
+    out, lacking, out2 = torch.zeros_like(v), torch.zeros_like(v), torch.zeros_like(v)
+    more = {name: of_heads(x) for name, x in ((name, getattr(given, name)) for name in SECOND) if x is not None}
     starts = range(0, S, CHUNK)
     for start in reversed(starts) if given.reverse else starts:
         at = slice(start, start + CHUNK)
         chunk = Chunk(given, scale, g[:, :, at].cumsum(-1), None if beta is None else beta[:, :, at])
         if steps and not given.reverse:
             chunk.adds(d[:, :, at])
-        out[:, :, at], state = chunk.step(q[:, :, at], k[:, :, at], v[:, :, at], state)
+        rows = q[:, :, at], k[:, :, at], v[:, :, at]
+        old = state
+        out[:, :, at], state = chunk.step(*rows, old)
+        parts = {name: x[:, :, at] for name, x in more.items()}
+        chunk.second(rows, parts, old, (out[:, :, at], out2[:, :, at], state))
         lacking[:, :, at] = chunk.lacking
-    dots = (out * of_heads(given.x)).sum(-1).transpose(1, 2) if given.dot else None
+    dots = (out * of_heads(given.x) - out2 * v).sum(-1).transpose(1, 2) if given.dot else None
     of_skip = diagonal = None
     if steps and given.dot:  # sums are of others than the token itself
         diagonal = (q * k).sum(-1, keepdim=True)
@@ -57,21 +64,25 @@ def launched(given, scale) -> Made:
         if steps.gated:
             out = out * torch.nn.functional.silu(of_heads(given.x))
         of_skip = (v * of_heads(given.x)).sum(2) if steps.skip_gradient else None
-    dv = None if beta is None else _beside(given, beta * out, lacking)
+    dv, out = _beside(given, out, out2 if beta is None else beta * out, lacking)
     state = None if given.final is None else state.mT if given.state_v_first else state
     return Made(out.transpose(1, 2).to(given.v.dtype), state, dots, dv, of_skip, diagonal)
 
 
-def _beside(given, times_beta, lacking):
-    """What comes out beside o: reversed o times beta, with updates what times beta is o."""
-    found = lacking if given.updates else times_beta if given.reverse else None
-    return None if found is None else found.transpose(1, 2).to(given.v.dtype)
+def _beside(given, out, second, lacking):
+    """What comes out beside o, and o. second: second outputs, or o times beta, which sums of o leave in its place."""
+    of_beta = given.beta is not None and given.reverse
+    if of_beta and given.dot:
+        return None, second
+    found = lacking if given.updates else second if of_beta or given.q2 is not None else None
+    return None if found is None else found.transpose(1, 2).to(given.v.dtype), out
 
 
 def of_sequences(given, scale, launched):
     """Each by itself; zeros for tokens of none, but NaN in the sums of o times x, as the kernel leaves them. launched:
     of a batch."""
-    tensors = ("q", "k", "v", "g", "beta", "x", *(x for x in ("less", "second", "v2", "rest") if hasattr(given, x)))
+    more = (*SECOND, "less", "second", "rest")
+    tensors = [name for name in ("q", "k", "v", "g", "beta", "x", *more) if name in given._fields]
     made, cuts = [], edges(given.cu, given.q.shape[1]).tolist()
     for n, (begin, end) in enumerate(itertools.pairwise(cuts)):
         part = {name: x if x is None or x.dim() == 1 else x[:, begin:end]
@@ -93,7 +104,7 @@ def of_sequences(given, scale, launched):
         return found
 
     return Made(whole("o", 0.0), None if given.final is None else torch.cat([one.state for one in made]),
-                whole("dots", math.nan), whole("dv", 0.0),
+                whole("dots", math.nan if given.beta is None else 0.0), whole("dv", 0.0),
                 None if made[0].of_skip is None else torch.cat([one.of_skip for one in made]),
                 whole("diagonal", math.nan))
 
@@ -103,6 +114,7 @@ class Chunk:
 
     def __init__(self, given, scale, sums, beta):
         self.given, self.scale, self.beta, self.total = given, scale, beta, sums[..., -1:, None].exp()
+        self.in_two = given.dot and beta is None
         self.lacking = 0.0  # with updates: what times beta they are
         first, second = sums[..., :, None], sums[..., None, :]
         self.forward = (first - second).clamp(max=0).exp()
@@ -123,7 +135,23 @@ class Chunk:
     def scores(self, q, k):
         p = self.scale * self.decay * (q @ k.mT)
         above = int(self.given.strict or (self.given.steps is not None and self.given.dot))
-        return self.narrow(p.triu(above) if self.given.reverse else p.tril(-above), self.given.dot)
+        return self.narrow(p.triu(above) if self.given.reverse else p.tril(-above), self.in_two)
+
+    def second_scores(self, q, k):
+        p = self.decay * (q @ k.mT)
+        return self.narrow(p.triu(1) if self.given.reverse else p.tril(-1), self.in_two)
+
+    def second(self, rows, more, old, found):
+        """What second operands change, in place. rows: q, k, v. old: the state before the chunk. found: outputs, second
+        outputs, and the state behind the chunk."""
+        (q, k, v), (o, o2, state) = rows, found
+        if "q2" in more:
+            q2 = more["q2"]
+            o2 += self.at_query * (q2 @ self.narrow(old, self.in_two)) + self.second_scores(q2, k) @ v
+        elif more:
+            k2, v2 = more["k2"], more["v2"]
+            o -= self.second_scores(q, k2) @ v2
+            state -= k2.mT @ self.narrow(self.to_end / self.scale * v2, self.in_two)
 
     def inverse(self, keys):
         beta = self.beta.mT if self.given.updates else self.beta
@@ -133,7 +161,7 @@ class Chunk:
 
     def step(self, q, k, v, state):
         """(outputs, the state behind the chunk)"""
-        in_two, values = self.given.dot, v
+        in_two, values = self.in_two, v
         old = self.narrow(state, in_two)
         if self.beta is not None and not self.given.reverse:
             if self.given.updates:

@@ -3,10 +3,10 @@ from .mutant import family, pressed
 
 NAPS, DELTA_NAPS, READS = (pressed(x) for x in ("naps-channels", "naps-channels_delta", "reads-channels"))
 TESTS = "tests/gpu/linear_attention/test_channels.py::"
-KEYS, FAR, DELTA, VALUES, REVERSED, PAIRS, LAST, LONG = ((f"{TESTS}{name}",) for name in (
+KEYS, FAR, DELTA, VALUES, REVERSED, PAIRS, LAST, LONG, KINDS = ((f"{TESTS}{name}",) for name in (
     "test_lengths[o]", "test_resets", "test_lengths[delta]", "test_lengths[dq]", "test_lengths[dk]",
     "test_lengths[dk_of_both]", "test_nothing_behind_the_end_counts",
-    "test_gradients_of_gates_are_as_good_at_any_length[False]"))
+    "test_gradients_of_gates_are_as_good_at_any_length[False]", "test_chunks_of_all_kinds"))
 BEFORE = ("tests/gpu/linear_attention/test_packed.py::test_tokens_before_the_first_sequence",)
 FINISH = "tests/gpu/linear_attention/test_finish_on_gpu.py::"
 HEADS, DOTS, SUMS, SEGMENTS = ((f"{FINISH}{name}",) for name in (
@@ -23,45 +23,67 @@ MUTANTS = (
          """, """
                 rows.append((i, f))
                 f = times(f, mine.a, i)
-         """, KEYS),
+         """, KINDS),
         ("early_rows_with_their_own_decay", """
                 rows.append((i, f))
                 f = times(f, mine.a, i)
          """, """
                 f = times(f, mine.a, i)
                 rows.append((i, f))
-         """, KEYS),
+         """, KINDS),
         ("diagonal_left_out", "there = row == col", "there = row > 8", FAR),
         ("level_of_the_earlier_half", "return (late ^ early) // half == 1 and late // half % 2 == 1",
-         "return (late ^ early) // half == 1 and late // half % 2 == 0", KEYS),
+         "return (late ^ early) // half == 1 and late // half % 2 == 0", KINDS),
         ("neighbour_is_oneself",
          "found = [products[(self.part ^ 1) * self.columns + 2 * self.pair + e] for e in range(2)]",
          "found = [products[self.part * self.columns + 2 * self.pair + e] for e in range(2)]", FAR),
-        ("gates_of_tokens_behind_the_end", "if token < tokens and 2 * self.pair < columns:",
-         "if 2 * self.pair < columns:", LAST)),
+        ("gates_of_tokens_behind_the_end", "left = cutlass.select_(2 * self.pair < columns, tokens - first, Int32(0))",
+         "left = cutlass.select_(2 * self.pair < columns, Int32(64), Int32(0))", LAST)),
+    *family(
+        "linear", "tkq/linear_attention/channels/state.py",
+        ("state_does_not_decay_by_columns", """
+            if not self.whole.holds(s.whole.found[None, at.scores]):
+                mul_columns(c.s, s.total[None, at.scores])
+         """, "pass", KINDS),
+        ("state_stays_in_the_middle_of_a_chunk", "mul_columns(c.s, s.whole.behind[None, at.scores])", "pass", KEYS),
+        ("state_not_in_the_middle_of_a_chunk", "mul_columns(c.s, s.whole.before[None, at.scores])", "pass", KEYS),
+        ("what_the_state_gives_for_keys_as_they_came",
+         "self.delta.of_state(c, s.started[at.scores] if self.solved else None)",
+         "self.delta.of_state(c, s.k[at.tokens] if self.solved else None)", DELTA),
+        ("columns_no_wait_for_scores", "s.scores.wait(scores)", "", DELTA_NAPS)),
     *family(
         "linear", "tkq/linear_attention/channels/kernel.py",
-        ("state_does_not_decay_by_columns", "mul_columns(c.s, s.total[None, scores.stage])", "", KEYS),
-        ("what_the_state_gives_for_keys_as_they_came", "self.delta.of_state(c, started)",
-         "self.delta.of_state(c, s.k[ring.stage])", DELTA),
-        ("columns_no_wait_for_scores", "s.scores.wait(scores)", "", DELTA_NAPS),
         ("columns_scores_written_over", "s.scores.acquire_empty(out)", "", READS)),
     *family(
         "linear", "tkq/linear_attention/channels/scores.py",
         ("keys_do_not_decay_to_the_end",
          "self.columns.to_ends(mine, products, rows((keys, keys)), rows(*late), s.total[None, stage])",
-         "self.columns.to_ends(mine, products, rows(), rows(*late), s.total[None, stage])", KEYS),
-        ("lower_of_a_level_left_out", "gather_lower(c.lower, c.x, half)",
-         "gather_lower(c.lower, c.x, half if half != 16 else 8)", DELTA)),
+         "self.columns.to_ends(mine, products, rows(), rows(*late), s.total[None, stage])", KINDS),
+        ("lower_of_a_level_left_out", "gather_lower(c.lower, c.x, part, half)",
+         "gather_lower(c.lower, c.x, part, half if half != 16 else 8)", KINDS)),
+    *family(
+        "linear", "tkq/linear_attention/channels/ahead.py",
+        ("beta_of_another_chunk", "beta[at, i & (beta.shape[1] - 1)] = found", "beta[at, i & 1] = found", DELTA)),
+    *family(
+        "linear", "tkq/linear_attention/channels/whole.py",
+        ("whole_of_far_decays", "near = near & (size <= most)  # not where it is NaN", "pass", FAR),
+        ("whole_of_growth_and_decay", "size = size + cute.math.absf(mine.a[i, e])", "size = size + mine.a[i, e]", FAR),
+        ("whole_from_another_token", "counts = n >= c.part if early else n < c.part",
+         "counts = n > c.part if early else n < c.part", KEYS),
+        ("whole_divided_by_a_token_s_own_decay", "for a in reversed(decays[1:]):", "for a in reversed(decays[:-1]):",
+         KEYS),
+        ("ends_of_a_chunk_change_places", "if const_expr(self.spec.reverse):", "if const_expr(not self.spec.reverse):",
+         KEYS),
+        ("whole_sees_what_is_behind", "tk.right_fill(x, 1, 0.0, diagonal=True)", "pass", KEYS)),
     *family(
         "linear", "tkq/linear_attention/channels/square.py",
         ("square_of_far_decays", "near = near & (x <= most) & (x >= -most)  # not where it is NaN",
          "near = near & (x <= most)", FAR),
-        ("square_with_a_token_s_own_decay", "rows.append((i, f if own else before))", "rows.append((i, f))", KEYS),
-        ("square_without_its_diagonal", "to[2 * n + r] = two & mask", "to[2 * n + r] = Int32(0)", KEYS),
-        ("square_of_the_other_half", "elif (n < 2 * w + r) != upper:", "elif (n < 2 * w + r) == upper:", KEYS),
+        ("square_with_a_token_s_own_decay", "rows.append((i, f if own else before))", "rows.append((i, f))", KINDS),
+        ("square_without_its_diagonal", "to[2 * n + r] = two & mask", "to[2 * n + r] = Int32(0)", KINDS),
+        ("square_of_the_other_half", "elif (n < 2 * w + r) != upper:", "elif (n < 2 * w + r) == upper:", KINDS),
         ("lower_with_its_diagonal", "to, of, mask = lower.rows_view, x.rows_view, _half_word(False, 1)",
-         "to, of, mask = lower.rows_view, x.rows_view, _half_word(False, 0)", DELTA)),
+         "to, of, mask = lower.rows_view, x.rows_view, _half_word(False, 0)", KINDS)),
     *family(
         "linear", "tkq/linear_attention/channels/value_state.py",
         ("rows_of_the_state_do_not_decay", "tk.mul_row(c.s, c.s, c.total)", "", VALUES),
@@ -82,13 +104,13 @@ MUTANTS = (
         ("first_keys_without_the_scale", "state[r, at] = cute.math.fma(fresh[r, j], -scale, state[r, at])",
          "state[r, at] = state[r, at] - fresh[r, j]", PAIRS)),
     *family(
-        "linear", "tkq/linear_attention/channels/whole.py",
-        ("whole_of_far_decays",
+        "linear", "tkq/linear_attention/channels/whole_of_values.py",
+        ("values_whole_of_far_decays",
          "near = near & (one[2 * half] + one[2 * half + 1] >= -MOST / tk.LOG2E)  # not where it is NaN",
          "near = near & (one[2 * half] <= 0.0)", FAR),
-        ("whole_from_another_token", "starts = -(first + second), -second, Float32(0.0), third",
+        ("values_whole_from_another_token", "starts = -(first + second), -second, Float32(0.0), third",
          "starts = -(first + second), -second, third, third", VALUES),
-        ("whole_with_its_ends_as_they_lie", "self.put_ends(of, ends[::-1] if reverse else ends)",
+        ("values_whole_with_its_ends_as_they_lie", "self.put_ends(of, ends[::-1] if reverse else ends)",
          "self.put_ends(of, ends)", REVERSED)),
     *family(
         "linear", "tkq/linear_attention/channels/sums.py",

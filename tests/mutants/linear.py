@@ -13,6 +13,8 @@ GRADIENTS, FIRST, LACKING = ((f"{TESTS}{name}",) for name in (
     "test_delta_backward.py::test_lengths[token-lengths1]",
     "test_delta_launches.py::test_nothing_in_front_of_the_first_token_counts",
     "test_delta_launches.py::test_hard_inverses[0.1-identical-2.0-False]"))
+SECOND, SECOND_PAIR = ((f"{TESTS}test_delta_launches.py::test_second_operands[{name}-200-token-True]",)
+                       for name in ("query", "pair"))
 
 SSD, LIMITS, GATED, SSD_GRADIENTS, SUMS, SEGMENTS, CANCEL = ((f"{TESTS}test_{name}",) for name in (
     "ssd_forward.py::test_lengths[65]", "ssd_forward.py::test_limits[limit0]",
@@ -128,18 +130,28 @@ MUTANTS = (
         tk.mul_col(c.w, c.w, c.beta)
          ''', "pass", GRADIENTS),
         ("erased_without_the_scale", "decay = decay * cute.arch.rcp_approx(g.scale)", "pass", GRADIENTS),
-        ("beta_of_another_token", "beta = Float32(mine[1][e])", "beta = Float32(mine[1][1 - e])", DELTA)),
+        ("beta_of_another_token", "beta = Float32(mine[1].found[e])", "beta = Float32(mine[1].found[1 - e])", DELTA)),
     *family(
         "linear", "tkq/linear_attention/engine/ahead.py",
         ("numbers_of_tokens_before_the_first", "if token >= 0 and token < g.tokens:", "if token < g.tokens:", FIRST)),
     *family(
         "linear_inverse", "tkq/linear_attention/engine/inverse.py",
-        ("last_column_is_not_solved", "for k in cutlass.range_constexpr(EDGE - 1):",
-         "for k in cutlass.range_constexpr(EDGE - 2):", HARD),
-        ("block_of_32_left_out", "self.merge(lower, Int32(0), warp // 2, warp % 2, 2 * EDGE)", "pass", HARD),
-        ("with_its_sign", "a[e, 0] = -left[e // 2 + e % 2 * 2, 0, k]", "a[e, 0] = left[e // 2 + e % 2 * 2, 0, k]",
+        ("last_row_is_not_solved", "for i in cutlass.range_constexpr(k + 1, EDGE):",
+         "for i in cutlass.range_constexpr(k + 1, EDGE - 1):", HARD),
+        ("block_of_8_left_out", "self.pair(lower, 2 * EDGE * warp)", "pass", HARD),
+        ("block_of_32_left_out", "self.merge(lower, Int32(0), warp // 2, warp % 2, 4 * EDGE)", "pass", HARD),
+        ("with_its_sign", "a[e, 0] = -left.at(e // 2 + e % 2 * 2, k)", "a[e, 0] = left.at(e // 2 + e % 2 * 2, k)",
          HARD),
-        ("of_11_bits", "for x, y in ((a_rest, b), (a, b_rest), (a, b)):", "for x, y in ((a, b),):", ALIKE)),
+        ("of_11_bits", "for i, (x, y) in enumerate(((a_rest, b), (a, b_rest), (a, b))):",
+         "for i, (x, y) in enumerate(((a, b),)):", ALIKE)),
+    *family(
+        "linear_second", "tkq/linear_attention/engine/second.py",
+        ("tokens_see_themselves", "put_scores(s.second.p[0], p, 1)", "put_scores(s.second.p[0], p, 0)", SECOND),
+        ("pairs_are_added", "self.sign = -1.0 if self.pair else 1.0", "self.sign = 1.0", SECOND_PAIR),
+        ("pairs_without_the_scale",
+         'return begun if spec.second == "query" else Float32(0.0) - left * cute.arch.rcp_approx(scale)',
+         'return begun if spec.second == "query" else Float32(0.0) - left', SECOND_PAIR),
+        ("scores_are_overwritten", "s.second.free.acquire_empty(ring)", "pass", SECOND)),
     *family(
         "linear", "tkq/linear_attention/engine/gates.py",
         ("state_does_not_decay", "tk.mul(c.s, c.s, shared.total[0, stage])", "pass", LONG),
@@ -162,10 +174,10 @@ MUTANTS = (
     *family(
         "linear_wide", "tkq/linear_attention/engine/products.py",
         ("last_piece_alone", "multiply = tk.mma_ABt", "multiply = tk.mm_ABt", WIDE),
-        ("pieces_of_the_first_columns", "multiply(d, c.s16, operand, k=(first, first + n))",
-         "multiply(d, c.s16, operand, k=(0, n))", WIDE),
-        ("rest_left_out", "tk.mma_ABt(d, rest, operand, k=(first, first + n))", "pass", WIDE_SUMS),
-        ("values_in_the_place_of_corrected_ones", "tk.store_T(s.v[0][stage], c.w)", "pass", WIDE_DELTA),
+        ("pieces_of_the_first_columns", "multiply(d, operand, other, k=(first, first + n))",
+         "multiply(d, operand, other, k=(0, n))", WIDE),
+        ("rest_left_out", "issued.append(rest)", "pass", WIDE_SUMS),
+        ("values_in_the_place_of_corrected_ones", "tk.store_T(s.v[stage], c.w)", "pass", WIDE_DELTA),
         ("states_of_the_first_columns", "tk.load_from(part, x, row0, first)", "tk.load_from(part, x, row0, 0)",
          WIDE_DELTA)),
     *family(
@@ -178,8 +190,9 @@ MUTANTS = (
          "tk.right_fill(p, 1, 0.0, diagonal=True)", GRADIENTS),
         ("reversed_strict_mask_with_the_diagonal", "tk.left_fill(p, apart, 0.0, diagonal=True)",
          "tk.left_fill(p, 0, 0.0, diagonal=True)", GRADIENTS),
-        ("inverse_of_queries", "self.delta.products(x, s.q[ring.stage] if self.spec.reverse else s.k[ring.stage])",
-         "self.delta.products(x, s.k[ring.stage])", GRADIENTS),
+        ("inverse_of_queries",
+         "x, p, keys = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), s.q if self.spec.reverse else s.k",
+         "x, p, keys = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), s.k", GRADIENTS),
         ("gradients_in_the_order_of_tokens", "i = t.chunks - 1 - i if self.spec.reverse else i", "pass", LONG),
         ("last_chunk_left_out", "batch, first, chunks = self.segmented.of_block(g, batch, "
          "cute.ceil_div(tokens, CHUNK))",
@@ -189,7 +202,8 @@ MUTANTS = (
         ("first_state_left_out", "self.products.load(state, self.sequences.state(g.initial, t), row0)",
          "tk.zero(state)", STATES),
         ("no_wait_for_tokens", """
-            s.tokens.wait(ring)
+            if i < t.chunks:
+                s.tokens.wait(ring)
             if const_expr(self.spec.scored):
          """, "if const_expr(self.spec.scored):", LOADS),
         ("no_wait_for_scores", "s.scores.wait(scores)", "", NAPS),
@@ -222,8 +236,8 @@ MUTANTS = (
          "if wg + t.part == 1 and thread < CHUNK and token < g.tokens:", SSD_GRADIENTS)),
     *family(
         "linear", "tkq/linear_attention/engine/kernel.py",
-        ("diagonal_twice", "apart = int(self.spec.strict or self.ssd.apart)", "apart = int(self.spec.strict)",
-         SSD_GRADIENTS)),
+        ("diagonal_twice", "apart = int(self.spec.strict or self.ssd.apart) if apart is None else apart",
+         "apart = int(self.spec.strict) if apart is None else apart", SSD_GRADIENTS)),
     *family(
         "linear", "tkq/linear_attention/engine/gates.py",
         ("states_without_the_step", "left = left * logs[2 + e] if const_expr(self.adds) else left", "pass", SSD),

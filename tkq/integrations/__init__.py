@@ -4,7 +4,7 @@ import importlib as _importlib
 from .. import names as _names
 from .scaled_mm import scaled_mm
 
-_MODULES = ("dtensor", "fla", "mamba_ssm", "sdpa", "transformers")
+_MODULES = ("causal_conv1d", "dtensor", "fla", "mamba_ssm", "sdpa", "transformers")
 
 __all__ = ["scaled_mm"]
 

@@ -254,6 +254,29 @@ def _based_backward(g):
                dict.fromkeys(("do", "q", "k", "v", "o", *(("sums",) if g.use_norm else ())), S(at)))
 
 
+def _channels(g):
+    """Sequences, or channels."""
+    for at, of_weight in (((0, R),) if g.cu_seqlens is None else ()) + ((2, S(0)),):
+        state = 0 if at == 0 else 1
+        yield ((S(at), S(state) if g.output_final_state else R),
+               dict(x=S(at), weight=of_weight, bias=of_weight, initial_state=S(state)))
+
+
+def _channels_backward(g):
+    for at, sums, weight, state in (((0, P, R, S(0)),) if g.cu_seqlens is None else ()) + ((2, S(0), S(0), S(1)),):
+        yield ((S(at) if g.need_x else R, sums if g.need_weights else R,
+                sums if g.need_weights and g.bias is not None else R, state if g.need_state else R),
+               dict(dy=S(at), x=S(at), weight=weight, bias=weight, initial_state=state, dfinal=state))
+
+
+def _channels_step(g):
+    """As `_step`."""
+    last = S(g.x.ndim - 1)
+    if g.cache_indices is None and g.conv_states.shape[0] == g.x.shape[0]:
+        yield (S(0),), dict(x=S(0), conv_states=S(0))
+    yield (last,), dict(x=last, conv_states=S(1), weight=S(0), bias=S(0))
+
+
 def _dimensions(g):
     """(of tokens, of states): along which a backward may be spread, sequences and heads."""
     heads = g.q.shape[2] % g.q.mesh.size() == 0
@@ -312,6 +335,7 @@ RULES = {
     "mamba2_ssd_pool": _ssd_pool,
     "mamba2_ssd": _ssd, "mamba2_ssd_backward": _ssd_backward, "hedgehog": _hedgehog,
     "hedgehog_backward": _hedgehog_backward, "based": _based, "based_backward": _based_backward,
+    "causal_conv1d": _channels, "causal_conv1d_backward": _channels_backward, "causal_conv1d_step": _channels_step,
     "linear_attn_step": _step, "gated_delta_rule_step": _step, "ssd_step": _ssd_step, "gemm": _gemm,
     "grouped_gemm": _grouped_gemm, "fp8_gemm": _fp8_gemm, "quantize_fp8": _quantised,
     # of whole losses, and of logits that are nowhere whole: everything is gathered

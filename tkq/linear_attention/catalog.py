@@ -3,7 +3,7 @@ import itertools
 from dataclasses import replace
 
 from tkq.linear_attention.launch import recipe
-from tkq.linear_attention.plan import plan, spilled, widest_delta
+from tkq.linear_attention.plan import plan, spilled
 from tkq.linear_attention.spec import GATES, LinearSpec, SsdSpec, SuffixSpec
 from tkq.linear_attention.split.launch import recipe as combine_recipe
 from tkq.linear_attention.split.spec import CombineSpec
@@ -49,12 +49,12 @@ def _delta_rule():
         end, spec = f"-bf16-k128-v128-{gate}-beta_{beta}", LinearSpec("bf16", 128, 128, gate, delta=beta)
         yield f"gated_delta_rule{end}", spec
         yield f"gated_delta_rule_updates{end}", replace(spec, updates=True)
-        yield f"gated_delta_rule_du{end}", replace(spec, reverse=True)
+        yield f"gated_delta_rule_du{end}", replace(spec, reverse=True, dot=True)
     for gate, dot in (("none", False), ("token", False), ("token", True)):
         end = f"-bf16-k128-v128-{gate}{'-dot' * dot}"
-        spec = LinearSpec("bf16", 128, 128, gate, dot=dot, strict=True)
-        yield f"gated_delta_rule_keys_before{end}", spec
-        yield f"gated_delta_rule_keys_behind{end}", replace(spec, reverse=True)
+        spec = LinearSpec("bf16", 128, 128, gate, dot=dot)
+        yield f"gated_delta_rule_before{end}", replace(spec, second="query")
+        yield f"gated_delta_rule_behind{end}", replace(spec, second="pair", reverse=True)
     for initial in (None, "fp32"):
         yield (f"gated_delta_rule-bf16-k128-v128-token-beta_fp32-{'states' if initial else 'final'}",
                LinearSpec("bf16", 128, 128, "token", initial, "fp32", delta="fp32"))
@@ -113,7 +113,7 @@ def _packed():
     yield f"linear_attn_dv{end}", replace(spec, reverse=True, dot=True)
     yield f"gated_delta_rule{end}", delta
     yield f"gated_delta_rule_updates{end}", replace(delta, final=None, updates=True)
-    yield f"gated_delta_rule_du{end}", replace(delta, reverse=True)
+    yield f"gated_delta_rule_du{end}", replace(delta, reverse=True, dot=True)
     for op, one in (("linear_attn", spec), ("gated_delta_rule", delta)):
         yield f"{op}{end}-pool", replace(one, pool="int32")
         yield f"{op}-bf16-k128-v128-token-pool", replace(one, packed=None, pool="int32")
@@ -157,9 +157,8 @@ def expectation(spec: LinearSpec) -> Expectation:
     that makes them, of 64 tokens, and two waits of roles that have none."""
     (few, some, many), groups = plan(spec).registers, plan(spec).groups
     roles = (few, 1), (some, 1), (many, groups)
-    tight = widest_delta(spec) and groups == 2
     if spec.part == "states":
         return Expectation(tensor=4 * (1 + 4 * bool(spec.delta)), waits_per_mma=1.25, local_memory=spilled(spec),
                            instructions=("UTMALDG", "USETMAXREG"), absent=("UTMASTG",), roles=roles)
-    return Expectation(tensor=spec.head_dim // 16 * 2 + 8, waits_per_mma=1.0 if tight else 0.5,
+    return Expectation(tensor=spec.head_dim // 16 * 2 + 8, waits_per_mma=0.5,
                        instructions=("UTMALDG", "UTMASTG", "USETMAXREG"), local_memory=spilled(spec), roles=roles)

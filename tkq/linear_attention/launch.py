@@ -49,7 +49,8 @@ class Given(NamedTuple):
     its dtype. v_first: the final state lies in memory as (.., V, K). steps: Mamba-2's, in the place of g.
     state_v_first: states are (.., V, K). checkpoint_every: tokens, a multiple of 64, from a state that is written on
     the way to the next. part, segments: as `LinearSpec` and `engine.segmented` have them: with "states" what comes out
-    is (B * N, HO, C, K), contiguous. groups: as `plan` has them."""
+    is (B * N, HO, C, K), contiguous. groups: as `plan` has them. q2, or k2 and v2: of the shapes of q, k
+    and v, as `engine.second` has them; sums are of o times x, less o2 times v, or of o times v2, which x is, too."""
 
     q: Tensor
     k: Tensor
@@ -72,6 +73,14 @@ class Given(NamedTuple):
     part: str | None = None
     segments: int = 1
     groups: int | None = None
+    q2: Tensor | None = None
+    k2: Tensor | None = None
+    v2: Tensor | None = None
+
+    @property
+    def second(self) -> str | None:
+        """As `LinearSpec` has it."""
+        return "query" if self.q2 is not None else "pair" if self.k2 is not None else None
 
     @property
     def dot(self) -> bool:
@@ -80,11 +89,11 @@ class Given(NamedTuple):
 
 
 class Made(NamedTuple):
-    """o, the final state or None, (B, S, HO) sums of o times x or None. dv: with beta and reversed o times beta, with
-    updates what times beta is o, or None. of_skip: (B, HO, V), D's gradient, or None; of segments (B * N, ..), of
-    packed sequences (N, ..). diagonal: with steps and dots (B, S, HO), q k of each token. checkpoints: (B, S /
-    checkpoint_every, HO, K, V), rows as `engine.checkpoints` has them, zeros in those of no checkpoint; or None.
-    decays: (B * N, HO), of segments."""
+    """o, the final state or None, (B, S, HO) sums of o times x or None. dv: with updates what times beta is o; with
+    beta and reversed o times beta, which o is where x is given; with q2 its outputs; or None. of_skip: (B, HO, V), D's
+    gradient, or None; of segments (B * N, ..), of packed sequences (N, ..). diagonal: with steps and dots (B, S, HO),
+    q k of each token. checkpoints: (B, S / checkpoint_every, HO, K, V), rows as `engine.checkpoints` has them, zeros in
+    those of no checkpoint; or None. decays: (B * N, HO), of segments."""
 
     o: Tensor
     state: Tensor | None
@@ -106,7 +115,7 @@ def spec_of(given: Given) -> LinearSpec:
     return LinearSpec(name(given.q), given.q.shape[-1], given.v.shape[-1], gate, name(given.initial), name(given.final),
                       given.reverse, name(given.beta), given.dot, given.strict, given.updates, name(given.cu),
                       name(given.state_indices), steps and steps.spec, given.state_v_first, given.others,
-                      None if given.checkpoint_every is None else "fp32", given.part)
+                      None if given.checkpoint_every is None else "fp32", given.part, given.second)
 
 
 def launch(given: Given, scale: float) -> Made:
@@ -120,15 +129,19 @@ def start(given: Given, scale: float) -> tuple:
     (B, S, H, _), (HV, V) = q.shape, v.shape[2:]
     heads, device, steps, writes = max(H, HV), v.device, given.steps, given.part != "states"
     o = torch.empty(B, S, heads, V, device=device, dtype=v.dtype) if writes else None
-    x = x if writes else None
+    x = x if writes and given.second != "pair" else None
     dots = diagonal = of_skip = decays = None
     if writes:
         state = initial if given.state_indices is not None else final_state(given, heads)
     else:
         state, decays = _of_segments(given, heads)
     if writes and given.dot:
-        dots = torch.empty(-(-V // CHUNK), B, S, heads, device=device, dtype=torch.float32)
-    dv = torch.empty_like(o) if beta is not None and (given.reverse or given.updates) and writes else None
+        # sums of no sequence's tokens are nothing: with beta they are its gradient
+        make = torch.empty if given.cu is None or beta is None else torch.zeros
+        dots = make(-(-V // CHUNK), B, S, heads, device=device, dtype=torch.float32)
+    of_beta = beta is not None and ((given.reverse and x is None) or given.updates)
+    two = given.second == "query" or of_beta
+    dv = torch.empty_like(o) if two and writes else None
     if steps and steps.skip_gradient:
         count = B * given.segments if given.cu is None else given.cu.shape[0] - 1
         of_skip = torch.empty(count, heads, V, device=device, dtype=torch.float32)
@@ -145,14 +158,14 @@ def start(given: Given, scale: float) -> tuple:
         last = state if writes or given.state_v_first else state.mT
         call = _launcher(given), (q, (k, v, o, g, beta, initial, last, x, dots, dv, given.cu, given.state_indices,
                                       *((checkpoints, every // CHUNK) if given.checkpoint_every else (None, None)),
-                                      decays), scale, of_steps)
+                                      decays, given.q2, given.k2, given.v2), scale, of_steps)
         call[0](*call[1])
     else:
         if state is not None and state is not initial:
             state.zero_() if initial is None else state.copy_(initial)
         if of_skip is not None:
             of_skip.zero_()
-    dots = dots if dots is None else dots[0] if len(dots) == 1 else dots.sum(0)
+    dots = dots if dots is None else sum(dots[1:], dots[0])
     return Made(o, state, dots, dv, of_skip, diagonal, checkpoints, decays), call
 
 
@@ -199,7 +212,8 @@ def _launcher(given):
     of_steps = given.steps and given.steps.spec
     gate = 0 if g is None else g.dim()
     key = (q.get_device(), q.dtype, q.shape[3], v.shape[3], gate, *types, final, x is None, of_steps,
-           given.state_v_first, given.others, given.checkpoint_every is None, *ways, given.part, given.groups)
+           given.state_v_first, given.others, given.checkpoint_every is None, *ways, given.part, given.groups,
+           given.second)
     if key not in _launchers:
         arch.require_hopper(q.device)
         _launchers[key] = function(recipe(spec_of(given), given.groups))

@@ -46,7 +46,7 @@ class GatedDeltaNet(nn.Module):
 
     bfloat16 and float16; or float32 parameters under torch.autocast. Parameters have the names and shapes of
     flash-linear-attention's layer: q_proj, k_proj, v_proj, a_proj, b_proj, g_proj, o_proj, q_conv1d, k_conv1d,
-    v_conv1d, A_log, dt_bias, o_norm. Convolutions run in PyTorch.
+    v_conv1d, A_log, dt_bias, o_norm. Convolutions are `tkq.nn.ShortConvolution`.
 
     Args:
         hidden_size: of x and y.

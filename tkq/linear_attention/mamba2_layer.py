@@ -60,7 +60,7 @@ class Mamba2(nn.Module):
 
     bfloat16 and float16; or float32 parameters under torch.autocast. Arguments and parameters have the names and shapes
     of mamba_ssm's Mamba2, which are those of transformers' Mamba2Mixer too: in_proj, conv1d, dt_bias, A_log, D, norm,
-    out_proj. Its layers with d_ssm or norm_before_gate are others. The convolution runs in PyTorch.
+    out_proj. Its layers with d_ssm or norm_before_gate are others. The convolution is `tkq.nn.ShortConvolution`.
 
     Args:
         d_model: columns of u and out.

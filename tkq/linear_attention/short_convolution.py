@@ -1,16 +1,20 @@
 """A causal convolution of a few taps along the tokens, each channel by itself, which layers have ahead of the delta
-rule. In plain PyTorch, with the arguments that `tkq.causal_conv1d` is to have, which then takes its place."""
+rule: `tkq.causal_conv1d` on a GPU; in plain PyTorch on a CPU, in float64, and of 1 tap or more than 8."""
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tkq.convolution.ops import causal_conv1d as fused
+from tkq.convolution.spec import WIDTHS
+from tkq.convolution.step_ops import causal_conv1d_step
 from tkq.linear_attention.packed_convolution import packed_conv1d, packed_last
 from tkq.runtime.call import check
 
 NAME = "causal_conv1d"
 ACTIVATIONS = {None: lambda y: y, "silu": F.silu}
+FUSED = torch.bfloat16, torch.float16, torch.float32
 
 
 def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None,
@@ -40,6 +44,9 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, activat
     N = B if cu_seqlens is None else _sequences(B, cu_seqlens)
     state = x.new_zeros(N, C, W - 1) if initial_state is None else initial_state
     check.shape(f"{NAME}: initial_state", state, (N, C, W - 1))
+    if x.is_cuda and x.dtype in FUSED and WIDTHS[0] <= W <= WIDTHS[-1]:
+        x = x if x.stride(2) == 1 else x.contiguous()  # as the result is to be
+        return fused(x, weight, bias, activation, initial_state, output_final_state, cu_seqlens)
     if cu_seqlens is not None and S:
         y = ACTIVATIONS[activation](packed_conv1d(x, weight, bias, state, cu_seqlens)).transpose(1, 2).contiguous()
         return (y, packed_last(x, state, cu_seqlens)) if output_final_state else y
@@ -59,11 +66,32 @@ def _sequences(batch, cu_seqlens):
 
 
 class ShortConvolution(nn.Conv1d):
-    """`causal_conv1d` with silu, as a module: weight (channels, 1, width), bias (channels,) or None."""
+    """`tkq.causal_conv1d` as a module: the short convolution of Mamba, Gated DeltaNet and others. Parameters are a
+    depthwise torch.nn.Conv1d's: weight (channels, 1, width), bias (channels,) or None. On a CPU, in float64, and of 1
+    tap or more than 8, in plain PyTorch.
 
-    def __init__(self, channels: int, width: int, *, bias: bool = False, device=None, dtype=None):
+    Args:
+        channels: of x and y. width: taps.
+        bias: is there one? activation: "silu" or None.
+        device, dtype: of the parameters.
+
+    Raises:
+        ValueError: an activation that there is not."""
+
+    def __init__(self, channels: int, width: int, *, bias: bool = False, activation: str | None = "silu", device=None,
+                 dtype=None):
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"ShortConvolution: activation: got {activation!r}, allowed are None and 'silu'")
         super().__init__(channels, channels, width, groups=channels, bias=bias, device=device, dtype=dtype)
+        self.activation = activation
 
     def forward(self, x: Tensor, state: Tensor | None = None, output_final_state: bool = False,
                 cu_seqlens: Tensor | None = None):
-        return causal_conv1d(x, self.weight[:, 0], self.bias, "silu", state, output_final_state, cu_seqlens)
+        """x: (B, S, channels). state: what comes before, (N, channels, width - 1), None: zeros. cu_seqlens: of packed
+        sequences. Returns y (B, S, channels), with output_final_state (y, state)."""
+        return causal_conv1d(x, self.weight[:, 0], self.bias, self.activation, state, output_final_state, cu_seqlens)
+
+    def step(self, x: Tensor, conv_states: Tensor, cache_indices: Tensor | None = None) -> Tensor:
+        """One token, x (N, channels), or some, (N, T, channels), of each of N sequences, whose last inputs are in a
+        pool (M, channels, width - 1 or more), which is updated in place: `tkq.causal_conv1d_step`."""
+        return causal_conv1d_step(x, conv_states, self.weight[:, 0], self.bias, self.activation, cache_indices)

@@ -44,7 +44,8 @@ class LinearSpec:
     dtype: of q, k, v and o. head_dim, value_dim: K and V. gate: "none"; "head", a logarithm of a decay for each head;
     "token", one for each token and head. initial, final: dtypes of the states that come in and go out, or None.
     dot: of each token and head also the sum of o times another tensor, from o before it is rounded, and with no operand
-        rounded to 16 bits; with a gate, without delta.
+        rounded to 16 bits; with a gate. With delta, which is reversed then, operands are rounded, sums are of the
+        gradients of corrected values, and o is these times beta.
     delta: beta's dtype, with the delta rule. Reversed it is the gradient of the corrected values that comes out, and q
         in the place of which are the keys (see `delta.gradients`).
     reverse: from the last token to the first, each of which sees those behind it: gradients are of this form.
@@ -58,6 +59,8 @@ class LinearSpec:
     pool: dtype of state_indices, with states in rows of a pool, which is initial and final; None: one behind the other.
     part: of segments of a sequence, one behind the other in the states' rows: "states", what each adds to a state, and
         what becomes of one by it, without outputs; "outputs", with the state that each begins with; None: no segments.
+    second: "query", a second query of each token; "pair", a second key and value (see `engine.second`); or None. K of
+        128 at most, without delta, strict, others and ssd.
     """
 
     dtype: str
@@ -78,6 +81,7 @@ class LinearSpec:
     others: bool = False
     checkpoints: str | None = None
     part: str | None = None
+    second: str | None = None
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("gate", self.gate, GATES),
@@ -88,15 +92,16 @@ class LinearSpec:
                                    ("delta", self.delta, (None, "fp32", "bf16")),
                                    ("packed", self.packed, (None, "int32", "int64")),
                                    ("pool", self.pool, (None, "int32", "int64")),
-                                   ("part", self.part, (None, "states", "outputs"))):
+                                   ("part", self.part, (None, "states", "outputs")),
+                                   ("second", self.second, (None, "query", "pair"))):
             if got not in allowed:
                 raise ValueError(f"LinearSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
         if self.delta and self.strict:
             raise ValueError("LinearSpec: delta and strict, allowed is one of them")
         if self.updates and (self.reverse or not self.delta):
             raise ValueError("LinearSpec: updates, allowed is with delta and not reversed")
-        if self.dot and (self.delta or not self.gated):
-            raise ValueError("LinearSpec: dot, allowed is with a gate and without delta")
+        if self.dot and not (self.reverse if self.delta else self.gated):
+            raise ValueError("LinearSpec: dot, allowed is with a gate, or with delta and reversed")
         if self.ssd and (self.gate != "token" or self.delta or self.strict):
             raise ValueError("LinearSpec: ssd, allowed is with the gate 'token' and without delta and strict")
         if self.gated_by_x and (self.reverse or self.dot):
@@ -112,12 +117,19 @@ class LinearSpec:
             raise ValueError("LinearSpec: pool, allowed is not reversed, with initial and final of one dtype")
         self._check_others()
         self._check_part()
+        self._check_second()
 
     def _check_part(self):
         states = ("fp32", None) if self.part == "outputs" else (None, "fp32")
         if self.part and ((self.initial, self.final) != states or self.packed or self.pool):
             raise ValueError(f"LinearSpec: part {self.part!r}, allowed is with initial, final {states} and without "
                              "packed and pool")
+
+    def _check_second(self):
+        others = self.delta or self.strict or self.others or self.ssd or self.head_dim > NARROW
+        if self.second and (others or (self.second == "query" and not self.writes)):
+            raise ValueError(f"LinearSpec: second {self.second!r}, allowed is with head_dim of {NARROW} at most, "
+                             "without delta, strict, others and ssd, and of segments' states 'pair' alone")
 
     def _check_others(self):
         if self.others and (self.gated or self.delta or self.strict):
@@ -141,7 +153,7 @@ class LinearSpec:
     @property
     def has_x(self) -> bool:
         """Does a launch read another tensor beside the values?"""
-        return (self.dot or self.gated_by_x) and self.writes
+        return ((self.dot and self.second != "pair") or self.gated_by_x) and self.writes
 
     @property
     def writes(self) -> bool:
@@ -152,6 +164,16 @@ class LinearSpec:
     def queried(self) -> bool:
         """Is something made of queries? Reversed, the delta rule's state is, too."""
         return not self.updates and (self.writes or (bool(self.delta) and self.reverse))
+
+    @property
+    def exact(self) -> bool:
+        """Are the state and what it takes up in two parts as operands?"""
+        return self.dot and not self.delta
+
+    @property
+    def exact_scores(self) -> bool:
+        """Are scores?"""
+        return self.exact and self.writes
 
     @property
     def dots(self) -> bool:

@@ -118,12 +118,12 @@ def apply_narrow(dst, f, *operands):
             raise TypeError(f"apply_narrow: operand {name} is {_name(x)}, allowed are tiles, vectors, COLUMN, numbers")
     pairs = [cute.recast_tensor(d.tensor, Int32) for d in to]
     for i in range(dst.cols // 4):
-        two = [f(*[_element(x, 2 * i + e) for x in operands]) for e in range(2)]
+        two = [f(*[element(x, 2 * i + e) for x in operands]) for e in range(2)]
         for k, pair in enumerate(pairs):
             pair[i] = _cvt2(*[x[k] if several else x for x in two], dst.dtype)
 
 
-def _element(x, i):
+def element(x, i):
     """What belongs to element i of a register tile, as fp32."""
     if isinstance(x, RegTile):
         if x.dtype is BFloat16:  # from its pair: from an element by itself, early, the assembler makes 32 bits of each
@@ -314,7 +314,8 @@ def copy(dst, src, again=False):
     accumulator an A operand, and back: the two hold the same elements in the same order.
 
     again: fp32 to 16 bits is computed here, whatever was computed before: of two copies of one tile the compiler would
-    make one, whose registers are in use from the first to the second."""
+    make one, whose registers are in use from the first to the second. "assembler": nor does the assembler find the one
+    before, at an instruction more for each pair."""
     if not isinstance(src, _TILES) or type(dst) is not type(src) or _size(dst) != _size(src):
         raise ValueError(f"copy: src is {_name(src)}, dst is {_name(dst)}")
     if not isinstance(dst, RegTile) or dst.dtype == src.dtype:
@@ -335,6 +336,11 @@ def copy(dst, src, again=False):
 @dsl_user_op
 def _cvt2(lo, hi, dtype, again=False, *, loc=None, ip=None):
     name = "bf16x2" if dtype is HALF[0] else "f16x2"
+    if again == "assembler":
+        return Int32(llvm.inline_asm(
+            T.i32(), [Float32(lo).ir_value(loc=loc, ip=ip), Float32(hi).ir_value(loc=loc, ip=ip)],
+            f"{{ .reg .b32 t; cvt.rn.{name}.f32 t, $1, $2; prmt.b32 $0, t, t, 0x1032; }}", "=r,f,f",
+            has_side_effects=True, is_align_stack=False, asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip))
     return Int32(llvm.inline_asm(
         T.i32(), [Float32(lo).ir_value(loc=loc, ip=ip), Float32(hi).ir_value(loc=loc, ip=ip)],
         f"cvt.rn.{name}.f32 $0, $2, $1;", "=r,f,f", has_side_effects=again, is_align_stack=False,

@@ -1,14 +1,16 @@
 """Decays of columns as factors of operands: the device's own code, thread by thread in Python numbers, gives every pair
 of a chunk's tokens its decay, exactly once."""
 import itertools
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tkq.linear_attention.channels import columns, square
+from tkq.linear_attention.channels import columns, square, whole
 from tkq.linear_attention.channels.columns import HALVES, Columns, eights_of_level, of_level
 from tkq.linear_attention.channels.square import EDGE, Square
+from tkq.linear_attention.channels.whole import MOST, Whole
 
 CHUNK = 64
 
@@ -20,9 +22,10 @@ class Words(list):
 @pytest.fixture(autouse=True)
 def in_python(monkeypatch):
     """These names in place of the DSL's."""
-    now = SimpleNamespace(thread=0)
-    names = SimpleNamespace(thread_in_warpgroup=lambda: now.thread, lane_id=lambda: now.thread % 32, LOG2E=1.0)
-    for module in (columns, square):
+    now = SimpleNamespace(thread=0, votes=[])
+    names = SimpleNamespace(thread_in_warpgroup=lambda: now.thread, lane_id=lambda: now.thread % 32,
+                            warp_id=lambda: now.thread // 32, LOG2E=1.0)
+    for module in (columns, square, whole):
         monkeypatch.setattr(module, "tk", names)
     monkeypatch.setattr(columns, "cutlass", SimpleNamespace(
         range_constexpr=range, select_=lambda c, a, b: a if c else b))
@@ -35,6 +38,14 @@ def in_python(monkeypatch):
     monkeypatch.setattr(square, "cute", SimpleNamespace(arch=SimpleNamespace(rcp_approx=lambda x: 1 / x)))
     for name in ("const_expr", "Int32"):
         monkeypatch.setattr(square, name, lambda x: x)
+    for name in ("const_expr", "Float32", "Int32", "Boolean"):
+        monkeypatch.setattr(whole, name, lambda x: x)
+    monkeypatch.setattr(whole, "cutlass", columns.cutlass)
+    arch = SimpleNamespace(vote_all_sync=now.votes.append, rcp_approx=lambda x: 1 / x)
+    monkeypatch.setattr(whole, "cute", SimpleNamespace(
+        math=SimpleNamespace(exp2=lambda x, fastmath: 2.0**x, absf=abs), arch=arch))
+    monkeypatch.setattr(whole, "unpacked", lambda word, dtype: word)
+    monkeypatch.setattr(whole, "_cvt2", lambda x, y, dtype: (x, y))
     monkeypatch.setattr(columns, "scaled", lambda word, f, dtype: (word[0] * f[0], word[1] * f[1]))
     return now
 
@@ -198,3 +209,49 @@ def test_operands_that_meet_the_state(in_python, K):
     torch.testing.assert_close(back(started), x * before)
     torch.testing.assert_close(back(keys), x * behind)
     torch.testing.assert_close(torch.tensor(total, dtype=torch.float64), a.prod(0))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("K", [128, 96, 64, 48])
+def test_pairs_of_a_chunk_by_one_product(in_python, K, reverse):
+    """One product has D[j+1..i] of all pairs, and the same rows meet the state as it is in the chunk's middle."""
+    torch.manual_seed(0)
+    tile, words, back, mine = device(in_python, K)
+    x, y = (torch.randn(CHUNK, K, dtype=torch.float64) for _ in range(2))
+    logs = 4.0 * torch.rand(CHUNK, K, dtype=torch.float64) - 3.0
+    keys, others, started, sums, found = words(x), words(y), words(), {}, {}
+    of, shared = Whole(SimpleNamespace(reverse=reverse), tile), whole.WholeShared({}, {}, {})
+    each_thread(in_python, mine, logs, lambda m: Whole.find.__wrapped__(of, m, sums, found))
+    each_thread(in_python, mine, logs, lambda m: Whole.put.__wrapped__(of, m, sums, keys, others, started))
+    each_thread(in_python, mine, logs, lambda m: Whole.put_ends.__wrapped__(of, sums, shared, 1, True))
+    a = 2.0**logs
+    decay = torch.stack([torch.stack([a[j + 1:i + 1].prod(0) for j in range(CHUNK)]) for i in range(CHUNK)])
+    for rows, of_rows in ((back(others), y), (back(started), x)):
+        torch.testing.assert_close((rows @ back(keys).T).tril(),
+                                   torch.einsum("ic,jc,ijc->ij", of_rows, x, decay).tril())
+    before, behind = (torch.tensor([at[n, 1] for n in range(K)], dtype=torch.float64) for at in shared[1:])
+    torch.testing.assert_close(before * behind, a.prod(0))
+    of_start, to_end = (behind, before) if reverse else (before, behind)
+    torch.testing.assert_close(back(others) * of_start, y * a.cumprod(0))
+    torch.testing.assert_close(back(keys) * to_end, x * torch.stack([a[i + 1:].prod(0) for i in range(CHUNK)]))
+
+
+@pytest.mark.parametrize("K", [128, 64])
+def test_a_chunk_by_one_product_is_near(in_python, K):
+    """Not where a half's decays are more than MOST together, in either direction, nor where one is NaN or infinite."""
+    tile, _, _, mine = device(in_python, K)
+    of = Whole(SimpleNamespace(reverse=False), tile)
+    def near(logs):
+        in_python.votes.clear()
+        each_thread(in_python, mine, logs, lambda m: Whole.find.__wrapped__(of, m, {}, {}))
+        return all(in_python.votes)  # of threads of 32, each a vote here
+    for sign in (1.0, -1.0):
+        logs = torch.full((CHUNK, K), sign * MOST / 33)
+        assert near(logs)
+        for at in range(0, CHUNK, 9):
+            for wrong in (sign * MOST, -sign * MOST, math.inf, -math.inf, math.nan):
+                far = logs.clone()
+                far[at, K - 1] = wrong
+                assert not near(far)
+    alternating = MOST / 16 * (-1.0)**torch.arange(CHUNK)
+    assert not near(alternating[:, None].expand(CHUNK, K))

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from tkq.linear_attention.channels.ahead import slots
 from tkq.linear_attention.channels.catalog import expectation, shipped
 from tkq.linear_attention.channels.launch import recipe
 from tkq.linear_attention.channels.plan import plan
@@ -43,6 +44,11 @@ def test_shipped(name):
     ChannelSpec("bf16", 96, 80, "fp32", "fp32", True, of_values=True, dot=True)])
 def test_other_sizes(spec):
     sass.assert_sass(recipe(spec), expectation(spec))
+
+
+def test_beta_of_a_chunk_is_written_while_all_stages_are_in_use():
+    for stages in range(1, 9):
+        assert slots(stages) > stages and slots(stages) & (slots(stages) - 1) == 0
 
 
 def test_plans_have_room():

@@ -21,7 +21,8 @@ HELD_BY_OTHERS = "linear_attn-bf16-k128-v128-token", "linear_attn_dv-bf16-k128-v
 @pytest.mark.parametrize("name", ["linear_attn-bf16-k128-v128-token", "linear_attn_dk-bf16-k64-v128-head",
                                   "linear_attn_dv-bf16-k128-v128-token-states",
                                   "gated_delta_rule_updates-bf16-k128-v128-token-beta_fp32",
-                                  "gated_delta_rule_keys_behind-bf16-k128-v128-token-dot",
+                                  "gated_delta_rule_before-bf16-k128-v128-token-dot",
+                                  "gated_delta_rule_behind-bf16-k128-v128-token-dot",
                                   "linear_attn-bf16-k128-v128-token-packed-pool",
                                   "linear_attn_dv-bf16-k128-v128-token-packed",
                                   "gated_delta_rule_du-bf16-k128-v128-token-packed",
@@ -66,7 +67,9 @@ def test_plans_have_room():
     (dict(value_dim=40), "value_dim is 40"),
     (dict(packed="uint8"), "packed is 'uint8'"), (dict(pool="int32"), "pool"), (dict(pool="uint8"), "pool is 'uint8'"),
     (dict(pool="int64", initial="fp32", final="fp32", reverse=True), "pool"),
-    (dict(gate="channel"), "gate is 'channel'")])
+    (dict(gate="channel"), "gate is 'channel'"), (dict(second="key"), "second is 'key'"),
+    (dict(second="pair", strict=True), "second 'pair'"),
+    (dict(second="query", final="fp32", part="states"), "second 'query'")])
 def test_what_a_spec_refuses(given, words):
     with pytest.raises(ValueError, match=f"LinearSpec: {words}"):
         LinearSpec(**dict(dtype="bf16", head_dim=64, value_dim=64) | given)

@@ -102,8 +102,10 @@ def test_lengths(name):
 @pytest.mark.parametrize("name, K, V", [("o", 128, 256), ("dv", 48, 112), ("delta", 96, 80), ("du", 32, 32),
                                         ("dq", 96, 80), ("dk_of_both", 48, 112)])
 def test_widths(name, K, V):
-    q, k, v, g = make(1, 200, 2, 2, K, V)
-    check(given_of(name, q, k, v, g, beta_of(v, BF16), narrow=not PASSES[name].get("keys")))
+    """By one product for a chunk, by one for 16 tokens, by levels."""
+    for decay in (0.1, 5.0, 20.0):
+        q, k, v, g = make(1, 200, 2, 2, K, V, decay=decay)
+        check(given_of(name, q, k, v, g, beta_of(v, BF16), narrow=not PASSES[name].get("keys")))
 
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float16])
@@ -124,13 +126,13 @@ def test_resets():
         check(given_of(name, q, k, v, g))
 
 
-def test_chunks_of_both_kinds():
-    """Some by one product for pairs of 16 tokens, some by levels: decays at the bound between them, or beyond it in one
-    token; NaN reaches what is behind it, and nothing before."""
+def test_chunks_of_all_kinds():
+    """Some by one product, some by one for pairs of 16 tokens, some by levels: decays at the bounds between them, or
+    beyond one in one token; NaN reaches what is behind it, and nothing before."""
     q, k, v, g = make(1, 300, 2, 2, 64, 64)
-    g[:, 64:128] = -5.15
+    g[:, :64], g[:, 64:128] = -1.29, -5.15
     g[:, 150, 1], g[:, 230, :, 3] = -30.0, -5.3
-    for name in ("o", "dv", "delta"):
+    for name in ("o", "dv", "delta", "updates", "du"):
         check(given_of(name, q, k, v, g))
     g[:, 205, 0, 7] = math.nan
     with poisoned():
@@ -188,9 +190,9 @@ def test_nothing_behind_the_end_counts():
 BOTH = pytest.mark.parametrize("delta", [False, True])
 
 
-def tensors(delta, S, size=64, states=False, B=1):
+def tensors(delta, S, size=64, states=False, B=1, decay=0.1):
     """Of a call: q, k, v, g, beta with the delta rule, the state or None."""
-    q, k, v, g = make(B, S, 2, 4, size, size)
+    q, k, v, g = make(B, S, 2, 4, size, size, decay=decay)
     return q, k, v, g, *(beta_of(v),) * delta, state_of(q, v) if states else None
 
 
@@ -240,7 +242,9 @@ def test_gradients(monkeypatch, delta):
 
 @BOTH
 def test_gradients_with_states(monkeypatch, delta):
-    check_op(monkeypatch, *tensors(delta, 130, 128, True))
+    """By one product for a chunk, by one for 16 tokens, by levels."""
+    for decay in (0.1, 5.0, 20.0):
+        check_op(monkeypatch, *tensors(delta, 130, 128, True, decay=decay))
 
 
 @BOTH

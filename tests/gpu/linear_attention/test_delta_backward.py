@@ -1,7 +1,7 @@
 """Gradients of tkq.gated_delta_rule against the reference's in float64, beside the same launches in plain PyTorch,
 rounded as the kernels round.
 
-A call's gradients are of seven launches, each a kernel for each gate, size, dtype and kind of states. All but three
+A call's gradients are of four launches, each a kernel for each gate, size, dtype and kind of states. All but three
 tests have one set, K = V = 64 with gates of tokens and states that come in and go out: lengths, hard data, options,
 graphs and traces do not change kernels. The others: no gate; a width with a rest of a tile, V in two parts, beta of
 bf16 and no states; fp16. Launches of further widths, and more of inverses that are hard, are in test_delta_launches."""

@@ -16,7 +16,7 @@ def check(given, scale=0.3):
                                        if x is None or isinstance(x, torch.Tensor)}), scale)
     room = 1 + given.q.shape[1] / 16  # tensor cores cut off what they add to a sum of fp32
     assert_2x(found.o, exact.o, peer.o, what="o")
-    if given.beta is not None and (given.reverse or given.updates):
+    if peer.dv is not None:
         assert_2x(found.dv, exact.dv, peer.dv, what="dv")
     for what, mine, want, other in zip(("state", "dots"), found[1:], exact[1:], peer[1:]):
         if want is not None:
@@ -48,14 +48,29 @@ def test_sums_of_those(S, reverse):
     check(Given(q, k, v, g, initial=states(q, v), x=torch.randn_like(v), strict=True, reverse=reverse))
 
 
+@pytest.mark.parametrize("gate, sums", [("none", False), ("token", True)])
+@pytest.mark.parametrize("S", [1, 64, 65, 200])
+@pytest.mark.parametrize("second", ["query", "pair"])
+@pytest.mark.sampled(when=lambda gate, S: gate == "token" or S == 65)
+def test_second_operands(S, gate, sums, second):
+    """As the gradients have them: dq and w, x - y; each by itself, in float64."""
+    v, v2, q, g = make(2, S, 2, 4, 64, 64, gate)  # heads share values
+    k, more = torch.randn_like(q), torch.randn_like(q)
+    given = Given(q, k, v, g, initial=torch.randn(2, 4, 64, 64, device="cuda"), x=torch.randn_like(v) if sums else None)
+    if second == "query":
+        check(given._replace(q2=more, final=torch.float32))
+    else:
+        check(given._replace(k2=more, v2=v2, x=v2 if sums else None, reverse=True))
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("gate", ["none", "token"])
 @pytest.mark.parametrize("S", [1, 63, 64, 65, 300])
 @pytest.mark.sampled(when=lambda gate, S: gate == "token" or S in (1, 65))
 def test_updates_and_their_gradients(reverse, gate, S):
     q, k, v, g = make(2, S, 2, 4, 128, 128, gate)
-    first, second = (k, q) if reverse else (k, k)
-    check(Given(first, second, v, g, beta_of(v), states(q, v), torch.float32, reverse=reverse, updates=not reverse))
+    first, second, x = (k, q, torch.randn_like(v)) if reverse else (k, k, None)
+    check(Given(first, second, v, g, beta_of(v), states(q, v), torch.float32, x, reverse=reverse, updates=not reverse))
 
 
 @pytest.mark.parametrize("reverse", [False, True])

@@ -28,7 +28,8 @@ def inputs(device):
         state=t(2, 8, 64, 64, dtype=torch.float32), gates=-t(2, 40, 8, dtype=torch.float32).abs() / 8,
         betas=t(2, 40, 8, dtype=torch.float32).sigmoid(), keys=t(2, 40, 8, 64) / 16,
         columns=-t(2, 40, 8, 64, dtype=torch.float32).abs() / 8, map=t(8, 64, 32) / 8,
-        factors=torch.full((8,), 0.5, device=device))
+        factors=torch.full((8,), 0.5, device=device), taps=t(64, 4),
+        windows=t(2, 64, 4))
 
 
 def _onto(c, a, b):
@@ -123,6 +124,12 @@ def cases(g):
         "hedgehog": lambda: tkq.hedgehog(g.q, g.keys, g.q, g.map, g.map, g.factors, g.factors),
         "based": lambda: tkq.based(g.q[..., :2, :16], g.keys[..., :2, :16], g.q),
         "based without a norm": lambda: tkq.based(g.q[..., :16], g.keys[..., :16], g.q, 0.5, use_norm=False),
+        "causal_conv1d": lambda: tkq.causal_conv1d(g.q[:, :, 0], g.taps),
+        "causal_conv1d of packed sequences with states": lambda: tkq.causal_conv1d(
+            g.q[:1, :, 0], g.taps, g.w, "silu", g.state[:, 0, :, :3], cu_seqlens=g.cu),
+        "causal_conv1d of contiguous tokens": lambda: tkq.causal_conv1d(g.wide.view(1, 6, 80).mT, g.taps[:6]),
+        "causal_conv1d_step": lambda: tkq.causal_conv1d_step(
+            g.q[:, 0, 0], g.windows, g.taps, g.w, "silu", g.cu[:2]),
         "linear_attn_step": lambda: tkq.linear_attn_step(
             g.q[:, :1, :2], g.keys[:, :1, :2], g.q[:, :1], g.gates[:, :1], g.state),
         "linear_attn_step of several tokens": lambda: tkq.linear_attn_step(

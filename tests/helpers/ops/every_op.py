@@ -293,6 +293,18 @@ CASES = {case.name: case for case in (
              q, k, v, q_map, k_map, linear_factor, window_factor),
          ("q", "k", "v"), ("q", "k", "v", "q_map", "k_map"), exact=False),
     Case("based", _sixteen, lambda q, k, v: tkq.based(q, k, v), ("q", "k", "v"), ("q", "k", "v"), exact=False),
+    Case("causal_conv1d", packed.channels, lambda x, weight, bias: tkq.causal_conv1d(x, weight, bias, "silu"),
+         ("x", "weight", "bias"), ("x", "weight", "bias")),
+    Case("causal_conv1d, of contiguous tokens", packed.channels_along_time,
+         lambda x, weight, bias: tkq.causal_conv1d(x.mT, weight, bias), ("x", "weight", "bias"),
+         ("x", "weight", "bias")),
+    Case("causal_conv1d, of packed sequences", packed.packed_channels,
+         lambda x, weight, bias, initial_state, cu_seqlens: tkq.causal_conv1d(
+             x, weight, bias, "silu", initial_state, True, cu_seqlens),
+         ("x", "weight", "bias", "initial_state"), ("x", "weight", "bias"), exact=False),
+    Case("causal_conv1d_step", steps.channels, steps.conv_step, cast=("x", "weight", "bias"),
+         alone=lambda x, conv_states, weight, bias, cache_indices: tkq.causal_conv1d_step(
+             x, conv_states, weight, bias, "silu", cache_indices)),
     Case("linear_attn_step", steps.one_token_without_beta, steps.linear_attn_step, cast=("q", "k", "v"),
          alone=lambda q, k, v, g, state, rows: tkq.linear_attn_step(q, k, v, g, state, None, rows)),
     Case("linear_attn_step, with num_accepted_tokens", steps.accepted, steps.accepting_step, cast=("q", "k", "v"),

@@ -24,6 +24,8 @@ STAY = {"rmsnorm": (0,), "rmsnorm, with a residual": (0,), "rmsnorm, of heads": 
         "linear_attn, with packed gates of columns": (2,), "gated_delta_rule, with packed gates of columns": (2,),
         "mamba2_ssd, of packed sequences": (2,),
         "mamba2_ssd": (0, 2), "mamba2_ssd, with states": (0,), "hedgehog": (0, 2), "based": (0, 2), "gemm": (0,),
+        "causal_conv1d": (0, 2), "causal_conv1d, of contiguous tokens": (0, 1),
+        "causal_conv1d, of packed sequences": (2,),
         "fp8_gemm": (0,),
         "gemm, with an epilogue": (0,)}
 

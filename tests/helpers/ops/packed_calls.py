@@ -48,6 +48,18 @@ def packed_ssd_and_indices(t):
     return dict(packed_ssd(t), state_indices=t.rows_apart(-1, 3))
 
 
+def channels(t):
+    return dict(x=t(2, t.rows, 64), weight=t(64, 4), bias=t(64))
+
+
+def channels_along_time(t):
+    return dict(x=t(2, 64, t.rows), weight=t(64, 4), bias=t(64))
+
+
+def packed_channels(t):
+    return dict(x=t(1, t.rows, 64), weight=t(64, 4), bias=t(64), initial_state=t(3, 64, 3), cu_seqlens=t.starts(3))
+
+
 def ssd_with_pool(*tensors):
     *tensors, pool, cu_seqlens, state_indices = tensors
     return tkq.mamba2_ssd(*tensors, initial_states=pool.clone(), dt_softplus=True, return_final_states=True,

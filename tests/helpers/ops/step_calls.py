@@ -39,6 +39,17 @@ def state_space(t):
                 C=t(t.rows, 2, 64), D=t(4), z=t(t.rows, 4, 48), state=t(t.rows, 4, 48, 64, dtype=F32))
 
 
+def channels(t):
+    """Of a convolution, states in rows of a pool."""
+    rows = torch.arange(t.rows, device=t.device) * 5 % 48
+    return dict(x=t(t.rows, 64), conv_states=t(48, 64, 4), weight=t(64, 4), bias=t(64), cache_indices=rows)
+
+
+def conv_step(x, conv_states, weight, bias, cache_indices):
+    conv_states = _own(conv_states)
+    return tkq.causal_conv1d_step(x, conv_states, weight, bias, "silu", cache_indices), conv_states
+
+
 def _own(state):
     """A copy, as the case's tensors are for several calls. Something else, which is to be refused, as it is."""
     return state.clone() if isinstance(state, Tensor) else state

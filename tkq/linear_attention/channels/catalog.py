@@ -3,7 +3,7 @@ import itertools
 from dataclasses import replace
 
 from tkq.linear_attention.channels.launch import recipe, sums_recipe
-from tkq.linear_attention.channels.plan import plan
+from tkq.linear_attention.channels.plan import plan, spilled
 from tkq.linear_attention.channels.spec import ChannelSpec, SumsSpec
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
@@ -86,13 +86,10 @@ def _sums():
 
 
 def expectation(spec: ChannelSpec) -> Expectation:
-    """Products of all levels and of the state, a wait for four of each; loads by TMA. Where two warpgroups have the
-    state, the scores' registers do not hold all that both of their ways (levels, `Square`) have from the start. Two
-    passes in one have an address in local memory."""
+    """Products of all levels and of the state, a wait for four of each; loads by TMA."""
     (few, some, many), groups = plan(spec).registers, plan(spec).groups
-    steps, spilled = spec.head_dim // 16, 8 if spec.pairs else 24 if groups == 2 else 0
+    steps = spec.head_dim // 16
     stores = not spec.of_values or spec.narrow or spec.dot
     return Expectation(tensor=6 * (4 if spec.of_values else steps), waits_per_mma=0.4,
                        instructions=("UTMALDG", "USETMAXREG", *(("UTMASTG",) if stores else ())),
-                       local_memory=spilled,
-                       roles=((few, 1), (some, 1), (many, groups)))
+                       local_memory=spilled(spec), roles=((few, 1), (some, 1), (many, groups)))

@@ -3,10 +3,12 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Constexpr, Float32, Int32, const_expr
+from cutlass import BFloat16, Constexpr, Float32, Int32, Int64, const_expr
+from cutlass.cutlass_dsl import T, dsl_user_op
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
+from tkq.tile.assembly import _asm
 from tkq.tile.maps import _cvt2
 
 HALVES = (32, 16, 8, 4, 2, 1)  # tokens of a half, level by level
@@ -64,15 +66,14 @@ class Columns:
     @cute.jit
     def read(self, gates: cute.Tensor, tokens, columns, chunk, mine: Mine):
         """Logarithms of a chunk, from 0 on. gates: (tokens, columns), columns contiguous. 0 past the end of either."""
-        two = cute.make_layout(2)
         first = chunk * CHUNK + self.part * self.mine
-        start = gates.iterator + cute.crd2idx((first, 2 * self.pair), gates.layout)
+        at = (gates.iterator + cute.crd2idx((first, 2 * self.pair), gates.layout)).toint()
+        step = Int64(gates.stride[0]) * 4  # bytes; a pointer's `align` would be rounded in each row
+        left = cutlass.select_(2 * self.pair < columns, tokens - first, Int32(0))
         for i in cutlass.range_constexpr(self.mine):
-            mine.a[i, 0], mine.a[i, 1] = Float32(0.0), Float32(0.0)
-            token = first + i
-            if token < tokens and 2 * self.pair < columns:
-                at = (start + i * gates.stride[0]).align(8)
-                cute.autovec_copy(cute.make_tensor(at, two), cute.make_tensor(mine.a.iterator + 2 * i, two))
+            two = two_of(at, left, i)
+            mine.a[i, 0], mine.a[i, 1] = Int32(two).bitcast(Float32), Int32(two >> Int64(32)).bitcast(Float32)
+            at = at + step
 
     @cute.jit
     def decays(self, mine: Mine, products: cute.Tensor):
@@ -138,7 +139,7 @@ class Columns:
 
     def earlier(self, mine, put, tokens, f=None):
         """Of each of the tokens, the decays behind it. f: of those behind the last."""
-        for some in _together(list(reversed(tokens))):
+        for some in together(list(reversed(tokens))):
             rows = []
             for i in some:
                 rows.append((i, f))
@@ -147,7 +148,7 @@ class Columns:
 
     def later(self, mine, put, tokens, f=None):
         """Of each of the tokens, the decays up to its own. f: of those before the first."""
-        for some in _together(list(tokens)):
+        for some in together(list(tokens)):
             rows = []
             for i in some:
                 f = times(f, mine.a, i)
@@ -167,7 +168,7 @@ class Columns:
         return put
 
 
-def _together(tokens):
+def together(tokens):
     return [tokens[n:n + TOGETHER] for n in range(0, len(tokens), TOGETHER)]
 
 
@@ -204,6 +205,15 @@ def words(tile: tk.SharedTile) -> Any:
     return cute.make_tensor(plain + tile.stage * size, cute.make_layout(size))
 
 
+@dsl_user_op
+def two_of(at, left, i, *, loc=None, ip=None):
+    """Two floats of global memory, as 64 bits, where left > i; else zeros. A load with a predicate: the assembler makes
+    branches of some conditions."""
+    found = _asm([Int64(at), left], "{ .reg .pred p; setp.gt.s32 p, $2, " + str(i) + "; mov.b64 $0, 0; "
+                 "@p ld.global.b64 $0, [$1]; }", "=l,l,r", loc, ip, T.i64())
+    return Int64(found)
+
+
 @cute.jit
 def gather_scores(p: tk.RegTile, x: tk.RegTile, part: Constexpr[int], half: Constexpr[int], upper: Constexpr[bool],
                   scale):
@@ -234,15 +244,16 @@ def pick_scores(p: tk.RegTile, of: tk.RegTile, half: Constexpr[int], upper: Cons
 
 
 @cute.jit
-def gather_lower(lower: tk.RegTile, x: tk.RegTile, half: Constexpr[int]):
-    """lower = x where a row and a column are of one level, the row in the later half."""
+def gather_lower(lower: tk.RegTile, x: tk.RegTile, part: Constexpr[int], half: Constexpr[int]):
+    """lower = x where a row and a column are of one level, the row in the later half. x: the part-th of the columns."""
     to, of, mask = lower.rows_view, x.rows_view, _words_of_level(half, False)
     warp = tk.warp_id() % 4
     for w in cutlass.range_constexpr(4):
         if warp == w:
-            for r, n in eights_of_level(w, half, False):
-                to[r, 2 * n] = of[r, 2 * n] if mask & Int32(1) != 0 else to[r, 2 * n]
-                to[r, 2 * n + 1] = of[r, 2 * n + 1] if mask < 0 else to[r, 2 * n + 1]
+            for r, n in eights_of_level(w, half, False, range(part * x.cols // 8, (part + 1) * x.cols // 8)):
+                m = 2 * n - part * x.cols // 4
+                to[r, 2 * n] = of[r, m] if mask & Int32(1) != 0 else to[r, 2 * n]
+                to[r, 2 * n + 1] = of[r, m + 1] if mask < 0 else to[r, 2 * n + 1]
 
 
 def eights_of_level(warp, half, upper, columns=range(CHUNK // 8)):
@@ -285,3 +296,12 @@ def mul_columns(x: tk.RegTile, factors: cute.Tensor):
         for r in range(2):
             for e in range(2):
                 view[r, 2 * n + e] = view[r, 2 * n + e] * two.tensor[e]
+
+
+def scaled_columns(to: tk.RegTile, x: tk.RegTile, factors: cute.Tensor):
+    """to[i, j] = x[i, j] * factors[j], of 16 bits."""
+    two, view, words = tk.cv(8), x.rows_view, cute.recast_tensor(to.tensor, Int32)
+    for n in range(x.cols // 8):
+        tk.load_shared_cols(two, cute.make_tensor(factors.iterator + 8 * n, cute.make_layout(8)))
+        for r in range(2):
+            words[2 * n + r] = _cvt2(*(view[r, 2 * n + e] * two.tensor[e] for e in range(2)), to.dtype)

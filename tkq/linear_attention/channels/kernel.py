@@ -1,18 +1,17 @@
 """Linear attention with a gate for each column of k (GLA: Yang et al., 2023), and the delta rule with such gates (KDA:
 Kimi Linear, 2025), chunk by chunk, with the state in accumulators."""
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any, Optional
 
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, const_expr
+from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.linear_attention.channels.columns import Columns, mul_columns
+from tkq.linear_attention.channels.ahead import Taken, prefetch_rows, put_beta, slots, take_beta
+from tkq.linear_attention.channels.columns import Columns
 from tkq.linear_attention.channels.parts import (
-    OUT_BARRIER,
     SCORES_BARRIER,
     Operands,
     Task,
@@ -22,6 +21,7 @@ from tkq.linear_attention.channels.parts import (
 from tkq.linear_attention.channels.plan import shares_levels
 from tkq.linear_attention.channels.scores import ChannelScores
 from tkq.linear_attention.channels.spec import ChannelSpec
+from tkq.linear_attention.channels.state import ChannelState
 from tkq.linear_attention.config import CHUNK, LinearConfig
 from tkq.linear_attention.engine.delta import Delta, DeltaShared
 from tkq.linear_attention.engine.inverse import PITCH
@@ -60,25 +60,13 @@ class Shared:
     others: Any  # with the delta rule: of queries, for those of keys are of all rows
     started: Any  # with the delta rule: keys, with what decays from a chunk's start
     near: Any  # of each warp: are a chunk's decays such that `Square` holds?
+    whole: Any  # of `Whole`
     products: cute.Tensor  # of decays: those of each part of it, for each column
     total: cute.Tensor  # of a chunk, for each column
     delta: Any
+    beta: Any  # with the delta rule: of a chunk's tokens, from the producer
     tokens: tk.Pipe
     scores: tk.Pipe
-
-
-@dataclass(frozen=True)
-class State:
-    """Registers of 64 rows of V."""
-
-    s: tk.RegTile  # the state, transposed: V by K
-    s16: tk.RegTile  # the same, rounded: an operand
-    v: tk.RegTile  # a chunk's values, transposed
-    o: tk.RegTile  # outputs, transposed: V by tokens
-    x: tk.RegTile
-    w: tk.RegTile  # with the delta rule: what the state gives for keys, then what it takes up
-    beta: tk.ColVec
-    erase: tk.ColVec
 
 
 class ChannelAttention:
@@ -116,8 +104,12 @@ class ChannelAttention:
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
         self.delta = Delta(spec, self.p_tile, SCORES_BARRIER)
         self.scored, self.solved = not spec.updates, bool(spec.delta)
-        self.scores = ChannelScores(spec, self.columns, SCORES_BARRIER)
+        self.crowded = self.solved and config.groups > 1  # two warpgroups of the state: neither registers nor room
+        self.scores = ChannelScores(spec, self.columns, SCORES_BARRIER, self.crowded)
+        self.whole = self.scores.whole
         self.aliased = self.solved and shares_levels(spec)
+        self.state = ChannelState(spec, (self.delta, self.whole), self.sequences,
+                                  bool(self.delta.forward) and self.crowded)
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -163,10 +155,10 @@ class ChannelAttention:
         v = tuple(al.tile(self.v_tile, c.stages) for _ in range(n))
         o, p = al.tile(self.v_tile, n), al.tile(self.p_tile, 2)
         levels = al.tile(self.qk_tile, 2)
-        s = Shared(q, k, v, o, p, levels, al.tile(self.qk_tile, 2) if delta else None,
-                   al.tile(self.qk_tile, 2) if delta else None, self.scores.square.shared(al), al.vector(4 * K, 2),
-                   al.vector(K, 2),
-                   self.shared_of_delta(al, levels),
+        s = Shared(q, k, v, o, p, levels, al.tile(self.qk_tile, 2) if delta and not self.scores.one_other else None,
+                   al.tile(self.qk_tile, 2) if delta else None, self.scores.square.shared(al), self.whole.shared(al),
+                   al.vector(self.whole.parts * K, 2), al.vector(K, 2),
+                   self.shared_of_delta(al, levels), al.vector(CHUNK, slots(c.stages)) if delta else None,
                    al.pipe(c.stages, 2 * self.qk_tile.bytes + n * self.v_tile.bytes, 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
@@ -176,7 +168,7 @@ class ChannelAttention:
         few, some, many = c.registers
         tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
                    tk.Role(lambda _: self.make_scores(g, s, t), some),
-                   tk.Role(lambda wg: self.keep_state(g, s, t, wg), many, n)))
+                   tk.Role(lambda wg: self.state.keep(g, s, t, wg), many, n)))
 
     def shared_of_delta(self, al, levels):
         """L takes the room of the levels' operands where that is large enough."""
@@ -194,6 +186,9 @@ class ChannelAttention:
         tk.prefetch(g.q, g.k, g.v, g.o)
         for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
             chunk = order(self.spec, g, t, i)
+            if const_expr(self.solved):
+                put_beta(g, s.beta, t, chunk, i)
+            prefetch_rows(g.g[t.batch, None, t.head, None], g.tokens, self.spec.head_dim, order(self.spec, g, t, i + 1))
             sem = s.tokens.acquire(ring)
             tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head_k, chunk, 0), sem)
             tk.load_async(s.q[ring.stage], g.q, (t.batch, t.head_k, chunk, 0), sem)
@@ -207,112 +202,78 @@ class ChannelAttention:
         16 tokens, and pairs of one block by `Square`, or by four levels more."""
         ring, out = s.tokens.ring(), s.scores.ring()
         mine = self.columns.begin()
-        of_delta = self.delta.begin(g, t, order(self.spec, g, t, 0))
+        of_delta = (tk.rv(), Taken(tk.cv(8).tensor), tk.rt(CHUNK, self.dtype)) if self.solved else None
         c = self.scores.registers()
         self.read(g, t, order(self.spec, g, t, 0), mine)
         for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
             following = order(self.spec, g, t, i + 1)
             s.tokens.wait(ring)
-            q, k = s.q[ring.stage], s.k[ring.stage]
-            products = s.products[None, out.stage]
-            near = s.near[None, out.stage] if self.scores.square.there else None
-            if const_expr(self.scores.square.there):
-                self.scores.square.find(mine, near)
-            self.columns.decays(mine, products)
-            self.scores.begin(c)
-            tk.sync(SCORES_BARRIER, tk.WARPGROUP)
-            place = q, k, products
-            self.scores.add_levels(g, s, c, mine, place, False)
-            if const_expr(self.scores.square.there):
-                tk.sync(SCORES_BARRIER, tk.WARPGROUP)  # the levels' operands have been read
-                if self.scores.square.holds(near):
-                    self.scores.add_square(g, s, c, mine, place)
-                else:
-                    self.scores.add_levels(g, s, c, mine, place, True)
-            else:
-                self.scores.add_levels(g, s, c, mine, place, True)
             s.scores.acquire_empty(out)
-            self.scores.scale_in_place(s, mine, place, out.stage)
-            self.read(g, t, following, mine)
-            self.delta.factors(g, s.delta, of_delta, None, out.stage)
-            self.delta.ask(g, t, following, of_delta)
             if const_expr(self.solved):
+                take_beta(s.beta, i, of_delta[1].found)
+            self.delta.factors(g, s.delta, of_delta, None, out.stage)
+            place = s.q[ring.stage], s.k[ring.stage], s.products[None, out.stage]
+            if const_expr(self.whole.there):
+                self.whole.find(mine, place[2], s.whole.found[None, out.stage])
                 tk.sync(SCORES_BARRIER, tk.WARPGROUP)
+                if self.whole.holds(s.whole.found[None, out.stage]):
+                    self.scores.put_whole(s, mine, place, out.stage)
+                    self.whole.put_ends(place[2], s.whole, out.stage, True)
+                    tk.publish()  # waits for loads, too: none is asked for shortly before
+                    tk.sync(SCORES_BARRIER, tk.WARPGROUP)
+                    if const_expr(not self.crowded):
+                        self.read(g, t, following, mine)
+                    self.scores.multiply_whole(g, s, c, place, out.stage)
+                    self.store(s, c, out.stage)
+                    if const_expr(self.crowded):
+                        self.read(g, t, following, mine)
+                else:
+                    self.by_levels(g, s, c, mine, place, out.stage)
+                    self.store(s, c, out.stage)
+                    self.whole.put_ends(place[2], s.whole, out.stage, False)
+                    self.read(g, t, following, mine)
+            else:
+                self.by_levels(g, s, c, mine, place, out.stage)
+                self.store(s, c, out.stage)
+                self.read(g, t, following, mine)
             self.delta.put(s.delta, c.lower, of_delta, None, out.stage)
             self.delta.invert(s.delta, c.lower, of_delta, out.stage)
-            if const_expr(self.scored):
-                tk.store(s.p[out.stage], c.p)
             tk.publish()
-            if const_expr(self.aliased):
-                tk.sync(SCORES_BARRIER, tk.WARPGROUP)
             s.scores.commit(out)
             ring.advance()
             out.advance()
 
+    @cute.jit
+    def by_levels(self, g, s, c, mine, place, stage):
+        """A chunk whose decays `Whole` does not hold for."""
+        near = s.near[None, stage] if self.scores.square.there else None
+        if const_expr(self.scores.one_other):
+            s = replace(s, others=(s.started[stage], s.started[stage]))
+        if const_expr(self.scores.square.there):
+            self.scores.square.find(mine, near)
+        self.columns.decays(mine, place[2])
+        self.scores.begin(c)
+        tk.sync(SCORES_BARRIER, tk.WARPGROUP)
+        self.scores.add_levels(g, s, c, mine, place, False)
+        if const_expr(self.scores.square.there):
+            tk.sync(SCORES_BARRIER, tk.WARPGROUP)  # the levels' operands have been read
+            if self.scores.square.holds(near):
+                self.scores.add_square(g, s, c, mine, place)
+            else:
+                self.scores.add_levels(g, s, c, mine, place, True)
+        else:
+            self.scores.add_levels(g, s, c, mine, place, True)
+        if const_expr(self.scores.one_other):
+            tk.sync(SCORES_BARRIER, tk.WARPGROUP)
+        self.scores.scale_in_place(s, mine, place, stage)
+        if const_expr(self.solved):
+            tk.sync(SCORES_BARRIER, tk.WARPGROUP)  # L goes where the levels' operands were
+
+    def store(self, s, c, stage):
+        """P, before registers are needed for the next gates."""
+        if self.scored:
+            tk.store(s.p[stage], c.p)
+
     def read(self, g, t, chunk, mine):
         """Behind the last chunk, of the first one: it is not used."""
         self.columns.read(g.g[t.batch, None, t.head, None], g.tokens, self.spec.head_dim, cutlass.max(chunk, 0), mine)
-
-    @cute.jit
-    def keep_state(self, g, s, t, wg):
-        spec = self.spec
-        c = State(tk.rt_fl(spec.head_dim), tk.rt(spec.head_dim, self.dtype), tk.rt(CHUNK, self.dtype), tk.rt_fl(CHUNK),
-                  tk.rt(CHUNK, self.dtype), tk.rt_fl(CHUNK), *[tk.cv(CHUNK) for _ in range(2)])
-        ring, scores = s.tokens.ring(), s.scores.ring()
-        row0 = (t.part + wg) * CHUNK
-        if const_expr(spec.initial is None):
-            tk.zero(c.s)
-        else:
-            tk.load_from(c.s, self.sequences.state(g.initial, t), row0, 0)
-        for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
-            s.tokens.wait(ring)
-            tk.copy(c.s16, c.s)
-            s.scores.wait(scores)
-            started = s.started[scores.stage] if self.solved else None
-            self.delta.of_state(c, started)
-            if const_expr(self.scored):
-                tk.mm_ABt(c.o, c.s16, s.q[ring.stage])
-            tk.mma_wait(0)
-            self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[ring.stage]))  # in registers that had the state, rounded
-            chunk = order(self.spec, g, t, i)
-            self.delta.updates(c, s.delta, scores.stage, partial(self.put, g.dv, s, t, c.w, chunk, wg))
-            if const_expr(self.scored):
-                tk.mul(c.o, c.o, g.scale)
-                tk.mma_ABt(c.o, c.v, s.p[scores.stage])
-            self.delta.gradients_of_updates(c, s.delta, scores.stage)
-            mul_columns(c.s, s.total[None, scores.stage])
-            tk.mma_AB(c.s, c.v, s.k[ring.stage])
-            self.delta.erase(c, s.delta, started, scores.stage)
-            tk.mma_wait(1)
-            self.put(g.o, s, t, self.delta.result(c), order(self.spec, g, t, i), wg)
-            if const_expr(self.delta.back):
-                self.delta.times_beta(c, s.delta, scores.stage)
-                self.put(g.dv, s, t, c.w, order(self.spec, g, t, i), wg)
-            tk.mma_wait(0)
-            s.tokens.release(ring)
-            s.scores.release(scores)
-            ring.advance()
-            scores.advance()
-        if const_expr(spec.final is not None):
-            tk.store_elements(self.sequences.state(g.final, t), c.s, row0, 0)
-        tk.store_wait(read=False)
-
-    @cute.jit
-    def of_group(self, tiles: Constexpr, wg, f: Constexpr):
-        """f of the tile that belongs to this warpgroup."""
-        for i in cutlass.range_constexpr(len(tiles)):
-            if wg == i:
-                f(tiles[i])
-
-    @cute.jit
-    def put(self, to, s, t, x, chunk, wg):
-        """A chunk's outputs through shared memory: those before have left it."""
-        tile, leader = s.o[wg], tk.warp_id() % 4 == 0
-        if leader:
-            tk.store_wait()
-        tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
-        tk.store_T(tile, x)
-        tk.publish()
-        tk.sync(OUT_BARRIER + wg, tk.WARPGROUP)
-        if leader:
-            tk.store_async(to, tile, (t.batch, t.head, chunk, t.part + wg))

@@ -4,7 +4,6 @@ from __future__ import annotations
 from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.config import CHUNK, LinearConfig
 from tkq.linear_attention.plan import MOST_STAGES, SHARED
-from tkq.linear_attention.spec import NARROW
 
 SMALL = 4096  # bytes: of factors of columns and of tokens
 FILLED = 2**15  # threads of sums over tokens that keep a GPU's memory at work
@@ -12,12 +11,10 @@ PAD = 4  # columns behind a row of factors: those of a warp's rows and columns a
 
 
 def plan(spec: ChannelSpec) -> LinearConfig:
-    """As many warpgroups for the state as its rows fill, two at most, or one with the delta rule, whose inverse takes
-    registers, with gates of values, where a block has 64 of them, and forward where keys are widest and a block finds
-    its sequence or its states, which takes registers, too. As many stages as there is room for."""
+    """As many warpgroups for the state as its rows fill, two at most, or one with gates of values, where a block has 64
+    of them. As many stages as there is room for."""
     tile, wide = 2 * CHUNK * CHUNK, 2 * CHUNK * spec.head_dim
-    found = (spec.packed or spec.pool) and not spec.reverse and spec.head_dim == NARROW
-    groups = 1 if spec.value_dim <= CHUNK or spec.delta or spec.of_values or found else 2
+    groups = 1 if spec.value_dim <= CHUNK or spec.of_values else 2
     stage = (2 + spec.pairs) * wide + (groups + spec.dot) * tile
     if spec.of_values:  # rows with their factors, those factors, P
         tiles = 2 + spec.pairs * (1 + spec.reverse)
@@ -27,9 +24,20 @@ def plan(spec: ChannelSpec) -> LinearConfig:
     else:
         rest = 2 * wide + (groups + 2) * tile + SMALL
     if spec.delta:
-        rest += 4 * wide + 2 * tile + (0 if shares_levels(spec) else 2 * tile + 1024)
-    return LinearConfig(groups, min(MOST_STAGES, (SHARED - rest) // stage),
-                        _registers(spec, groups))
+        rest += (4 if groups == 1 or spec.head_dim <= CHUNK else 2) * wide + 2 * tile
+        rest += 0 if shares_levels(spec) else 2 * tile + 1024
+    return LinearConfig(groups, min(MOST_STAGES, (SHARED - rest) // stage), _registers(spec, groups))
+
+
+def spilled(spec: ChannelSpec) -> int:
+    """Local loads and stores that a kernel may have, where two warpgroups have the state: with the delta rule four
+    fifths of them in chunks by levels; as many stay in registers with one warpgroup of 64 rows, which makes all scores
+    twice, though. Two passes of gates of values in one have an address there."""
+    if spec.of_values:
+        return 8 if spec.pairs else 0
+    if plan(spec).groups == 1:
+        return 16 if spec.delta else 0
+    return 560 if spec.delta else 48
 
 
 def steps_of_values(spec: ChannelSpec) -> int:
@@ -53,7 +61,7 @@ def _registers(spec, groups):
         return 24, 168, 160
     if not spec.delta:
         return 24, 232, 240
-    return 24, 240, 240 if spec.packed else 232
+    return (24, 240, 240) if spec.packed else (24, 248, 232)
 
 
 def shares_levels(spec: ChannelSpec) -> bool:

@@ -10,6 +10,7 @@ import tkq.tile as tk
 from tkq.linear_attention.channels.columns import HALVES, Columns, gather_lower, gather_scores, words
 from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.channels.square import Square, gather_square, gather_square_lower
+from tkq.linear_attention.channels.whole import Whole
 from tkq.linear_attention.config import CHUNK
 from tkq.tile.dtypes import element_type
 
@@ -18,24 +19,30 @@ from tkq.tile.dtypes import element_type
 class Scores:
     """Registers of a chunk's 64 x 64 scores."""
 
-    x: tk.RegTile  # products: half of the columns, or, with the delta rule, all
+    x: tk.RegTile  # products: half of the columns, or all
     p: tk.RegTile
     lower: Any  # L, with the delta rule
+    all: Any  # products of all columns: x, or beside it
 
 
 class ChannelScores:
-    """The part of `ChannelAttention` that makes P and, with the delta rule, L: by levels of `Columns`, and by `Square`,
-    of operands in shared memory, where s is the kernel's. place: a chunk's q, k and products of decays."""
+    """The part of `ChannelAttention` that makes P and, with the delta rule, L: by `Whole`, or levels of `Columns` and
+    `Square`, of operands in shared memory, where s is the kernel's. place: a chunk's q, k and products of decays."""
 
-    def __init__(self, spec: ChannelSpec, columns: Columns, barrier: int):
-        """barrier: of the scores' warpgroup."""
-        self.spec, self.columns, self.square, self.barrier = spec, columns, Square(columns), barrier
+    def __init__(self, spec: ChannelSpec, columns: Columns, barrier: int, narrow: bool = False):
+        """barrier: of the scores' warpgroup. narrow: with the delta rule, where there is less room: products of levels
+        are of half of the columns, and both levels' operands of queries are one tile where all are put behind those of
+        keys."""
+        self.spec, self.columns, self.barrier = spec, columns, barrier
+        self.one_other = narrow and columns.mine > HALVES[1]
+        self.square, self.whole = Square(columns), Whole(spec, columns)
         self.scored, self.solved = not spec.updates, bool(spec.delta)
+        self.width = CHUNK if self.solved and not narrow else CHUNK // 2
 
     def registers(self) -> Scores:
         """Room for them."""
-        return Scores(tk.rt_fl(CHUNK if self.solved else CHUNK // 2), tk.rt(CHUNK, element_type(self.spec.dtype)),
-                      tk.rt_fl(CHUNK) if self.solved else None)
+        x, p = tk.rt_fl(self.width), tk.rt(CHUNK, element_type(self.spec.dtype))
+        return Scores(x, p, tk.rt_fl(CHUNK) if self.solved else None, x if x.cols == CHUNK else tk.rt_fl(CHUNK))
 
     def begin(self, c):
         """Nothing has been added."""
@@ -43,32 +50,69 @@ class ChannelScores:
         if self.solved:
             tk.zero(c.lower)
 
+    def put_whole(self, s, mine, place, stage):
+        """Operands of `Whole`, which meet the state, too."""
+        q, k, sums = place
+        keys, others = (words(x) for x in ((q, k) if self.spec.reverse else (k, q)))
+        self.whole.put(mine, sums, keys, others if self.scored else None,
+                       words(s.started[stage]) if self.solved else None)
+
+    @cute.jit
+    def multiply_whole(self, g, s, c, place, stage):
+        """P and L of those operands."""
+        q, k, _ = place
+        if const_expr(self.scored):
+            tk.mm_ABt(c.all, q, k)
+        if const_expr(self.solved):
+            tk.mm_ABt(c.lower, s.started[stage], q if self.spec.reverse else k)
+        if const_expr(self.scored):
+            tk.mma_wait(1 if self.solved else 0)
+            self.whole.gather(c.p, c.all, g.scale)
+        tk.mma_wait(0)
+
     @cute.jit
     def add_levels(self, g, s, c, mine, place, near: Constexpr[bool]):
-        """Two levels; near: the diagonal and four levels. A level has two products, of half of P's columns each, or of
-        P and of L; while they are under way, the next level's operands are written."""
+        """Two levels; near: the diagonal and four levels. A level has several products (`products`); while the first
+        and the last are under way, the next level's operands are written."""
         q, k, products = place
         levels = range(2, len(HALVES)) if near else range(2)
-        if const_expr(near):
-            self.multiply(c.x, (k, q), 0, True)
+        if const_expr(near and self.scored):
+            self.multiply(c.x, (k, q), self.products(-1)[0], True)
         for n in cutlass.range_constexpr(levels.start, levels.stop):
-            begun = const_expr(near or n > 0)
             puts = self.rows(q, k, self.operands(s, n))
             before = n - 1 if n > levels.start else -1
+            begun = self.products(before) if const_expr(near or n > 0) else []
             self.columns.early(mine, products, HALVES[n], puts)
-            if const_expr(begun):
-                self.gather(g, c, 0, before)
-                self.multiply(c.x, self.operands(s, before) if before >= 0 else (k, q), 1, before < 0)
+            if const_expr(len(begun) > 0):
+                self.go_on(g, c, self.operands(s, before) if before >= 0 else (k, q), before, begun)
+                if const_expr(self.one_other):
+                    tk.sync(self.barrier, tk.WARPGROUP)  # those of the level before have been read
             self.columns.late(mine, HALVES[n], puts)
             tk.publish()
-            if const_expr(begun):
-                self.gather(g, c, 1, before)
+            if const_expr(len(begun) > 1):
+                self.gather(g, c, begun[-1], before)
             tk.sync(self.barrier, tk.WARPGROUP)
-            self.multiply(c.x, self.operands(s, n), 0, False)
+            self.multiply(c.x, self.operands(s, n), self.products(n)[0], False)
         last = levels.stop - 1
-        self.gather(g, c, 0, last)
-        self.multiply(c.x, self.operands(s, last), 1, False)
-        self.gather(g, c, 1, last)
+        all = self.products(last)
+        self.go_on(g, c, self.operands(s, last), last, all)
+        if const_expr(len(all) > 1):
+            self.gather(g, c, all[-1], last)
+
+    def products(self, n):
+        """Of the n-th level, of which -1 is the diagonal, that L has nothing of: (of P, or of L?, the part of its
+        columns)."""
+        def of(scores):
+            return [(scores, part) for part in range(CHUNK // self.width)]
+        return of(True) * self.scored + of(False) * (self.solved and n >= 0)
+
+    def go_on(self, g, c, operands, n, all):
+        """The first of a level's products is there, the last is under way."""
+        self.gather(g, c, all[0], n)
+        for one in all[1:]:
+            self.multiply(c.x, operands, one, n < 0)
+            if one is not all[-1]:
+                self.gather(g, c, one, n)
 
     @cute.jit
     def add_square(self, g, s, c, mine, place):
@@ -77,19 +121,20 @@ class ChannelScores:
         self.put_square(s, mine, place[:2], to)
         tk.publish()
         tk.sync(self.barrier, tk.WARPGROUP)
-        if const_expr(self.scored):
-            first, second = (s.levels[0], to) if self.spec.reverse else (to, s.levels[0])
-            for part in cutlass.range_constexpr(CHUNK // c.x.cols):
-                if const_expr(self.solved):
-                    tk.mm_ABt(c.x, first, second)
-                else:
-                    tk.mm_ABt(c.x, first, second, b_part=part)
-                tk.mma_wait(0)
-                gather_square(c.p, c.x, part, self.spec.reverse, g.scale)
-        if const_expr(self.solved):
-            tk.mm_ABt(c.x, s.levels[1], s.levels[0])
+        first, second = (s.levels[0], to) if self.spec.reverse else (to, s.levels[0])
+        for scores, part in self.products(0):
+            if const_expr(scores):
+                tk.mm_ABt(c.x, first, second, **self.of_part(part))
+            else:
+                tk.mm_ABt(c.x, s.levels[1], s.levels[0], **self.of_part(part))
             tk.mma_wait(0)
-            gather_square_lower(c.lower, c.x)
+            if const_expr(scores):
+                gather_square(c.p, c.x, part, self.spec.reverse, g.scale)
+            else:
+                gather_square_lower(c.lower, c.x, part)
+
+    def of_part(self, part):
+        return dict(b_part=part) if self.width < CHUNK else {}
 
     def put_square(self, s, mine, place, to):
         """Operands of `Square`; to: of those that are divided by none."""
@@ -104,32 +149,22 @@ class ChannelScores:
         """Of the n-th level: those of keys, with the delta rule those of queries apart."""
         return s.levels[n % 2], s.others[n % 2] if self.solved else None
 
-    def multiply(self, x, operands, part, raw):
-        """A part of a level's products is under way. raw: operands are keys and queries as they came, and the level is
-        the diagonal, of which L has nothing."""
-        keys, others = operands
-        first, second = keys, others or keys
+    def multiply(self, x, operands, product, raw):
+        """One of a level's products is under way. raw: operands are keys and queries as they came."""
+        (keys, others), (scores, part) = operands, product
+        first, second = keys, (others or keys) if scores else keys
         if raw or not self.spec.reverse:
             first, second = second, first
-        if not self.solved:
-            tk.mm_ABt(x, first, second, b_part=part)
-        elif part == 1 and not raw:
-            tk.mm_ABt(x, keys, keys)
-        elif part == 0 and self.scored:
-            tk.mm_ABt(x, first, second)
+        tk.mm_ABt(x, first, second, **self.of_part(part))
 
-    def gather(self, g, c, part, n):
-        """A part of the n-th level's products, of which -1 is the diagonal, has arrived."""
-        half = HALVES[n] if n >= 0 else 0
-        if not self.solved:
-            tk.mma_wait(0)
+    def gather(self, g, c, product, n):
+        """One of the n-th level's products has arrived."""
+        half, (scores, part) = HALVES[n] if n >= 0 else 0, product
+        tk.mma_wait(0)
+        if scores:
             gather_scores(c.p, c.x, part, half, self.spec.reverse, g.scale)
-        elif part == 0 and self.scored:
-            tk.mma_wait(0)
-            gather_scores(c.p, c.x, 0, half, self.spec.reverse, g.scale)
-        elif part == 1 and n >= 0:
-            tk.mma_wait(0)
-            gather_lower(c.lower, c.x, half)
+        else:
+            gather_lower(c.lower, c.x, part, half)
 
     def rows(self, q, k, operands):
         """What is put in a level's early rows, and in the late ones. Queries and keys change places in the reversed

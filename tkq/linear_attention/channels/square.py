@@ -86,18 +86,19 @@ def gather_square(p: tk.RegTile, x: tk.RegTile, part: Constexpr[int], upper: Con
 
 
 @cute.jit
-def gather_square_lower(lower: tk.RegTile, x: tk.RegTile):
-    """lower = x where a row and a column are of one block, the row behind the column."""
+def gather_square_lower(lower: tk.RegTile, x: tk.RegTile, part: Constexpr[int]):
+    """lower = x where a row and a column are of one block, the row behind the column. x: the part-th of the columns."""
     to, of, mask = lower.rows_view, x.rows_view, _half_word(False, 1)
-    warp = tk.warp_id() % 4
+    warp, columns = tk.warp_id() % 4, x.cols // 8
     for w in cutlass.range_constexpr(4):
-        if warp == w:
-            for e in range(2):
-                to[1, 4 * w + e] = of[1, 4 * w + e]
-                there = mask & Int32(1 if e == 0 else -(1 << 31)) != 0
-                for r in range(2):
-                    n = 4 * w + 2 * r + e
-                    to[r, n] = of[r, n] if there else Float32(0.0)
+        if const_expr(2 * w // columns == part):
+            if warp == w:
+                for e in range(2):
+                    first = 4 * w - 2 * part * columns
+                    to[1, 4 * w + e] = of[1, first + e]
+                    there = mask & Int32(1 if e == 0 else -(1 << 31)) != 0
+                    for r in range(2):
+                        to[r, 4 * w + 2 * r + e] = of[r, first + 2 * r + e] if there else Float32(0.0)
 
 
 @cute.jit

@@ -93,7 +93,7 @@ class ValueState:
 
     @cute.jit
     def add_whole(self, c, g, s, ring, steps):
-        """As `Whole` has it: the state and the chunk's pairs give to the same accumulator."""
+        """As `WholeOfValues` has it: the state and the chunk's pairs give to the same accumulator."""
         stage, ends = steps.stage, s.ends[None, steps.stage]
         self.decay(c, ends, 0)
         self.narrow_state(c)

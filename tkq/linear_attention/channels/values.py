@@ -19,7 +19,7 @@ from tkq.linear_attention.channels.parts import (
 from tkq.linear_attention.channels.plan import PAD, less_of_values, steps_of_values
 from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.channels.value_state import ValueState
-from tkq.linear_attention.channels.whole import Whole
+from tkq.linear_attention.channels.whole_of_values import WholeOfValues
 from tkq.linear_attention.config import CHUNK, LinearConfig
 from tkq.linear_attention.engine.packed import Sequences, any_strides, numbers
 from tkq.runtime.compile import fake
@@ -72,7 +72,7 @@ class Shared:
     p2: Any
     products: cute.Tensor
     sums: cute.Tensor  # of logarithms: of each part of a chunk, for each column
-    ends: cute.Tensor  # of columns: what a chunk decays by; or its first half, then the second (`Whole`)
+    ends: cute.Tensor  # of columns: what a chunk decays by; or its first half, then the second (`WholeOfValues`)
     whole: cute.Tensor  # of a step: is it all of a chunk?
     tokens: tk.Pipe
     steps: tk.Pipe
@@ -110,7 +110,7 @@ class ChannelValues:
         self.less_tile = tk.st(CHUNK, CHUNK, Float32)
         self.columns = Columns(self.v_tile)
         self.two_values, self.steps = spec.pairs and spec.reverse, steps_of_values(spec)
-        self.whole, self.state = Whole(self.columns), ValueState(spec, self.sequences)
+        self.whole, self.state = WholeOfValues(self.columns), ValueState(spec, self.sequences)
 
     # ---- host ----------------------------------------------------------------------------------
 

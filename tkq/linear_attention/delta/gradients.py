@@ -27,7 +27,9 @@ behind it, of what queries and keys as they come later take, less what they give
 
     q dq - k x + k y - k w          x[t]: D u of queries from t on     y[t]: of keys behind t
 
-All are made of the same u and dv of 16 bits, with operands in two parts: the sums are differences of equal numbers."""
+All are made of the same u and dv of 16 bits, with operands in two parts: the sums are differences of equal numbers.
+What takes the same state is one launch: dq and w of S, x - y of D, which takes up two keys and values of each token
+(see `engine.second`)."""
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -35,7 +37,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tkq.linear_attention.finish.launch import over_shared, row_dots
+from tkq.linear_attention.finish.launch import over_shared
 from tkq.linear_attention.gradients import Behind, behind_last, of_gates, over_values, turned_part
 from tkq.linear_attention.launch import Given
 from tkq.linear_attention.split.launch import launch
@@ -76,8 +78,8 @@ class DeltaGradients(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """What the launches of a backward share. u: the corrected values, lacking: what times beta they are, du, dv: the
-    gradients of both. behind: what those take that begin with the final state's gradient."""
+    """What the launches of a backward share. u: the corrected values, lacking: what times beta they are, dv:
+    the gradient of values. behind: what those take that begin with the final state's gradient."""
 
     saved: DeltaSaved
     scale: float
@@ -85,7 +87,6 @@ class Pass(NamedTuple):
     behind: Behind
     u: Tensor
     lacking: Tensor
-    du: Tensor | None = None
     dv: Tensor | None = None
 
 
@@ -94,9 +95,9 @@ ALL = DeltaNeeds()
 
 def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None = None,
              needs: DeltaNeeds = ALL) -> DeltaGradients:
-    """Two launches of the engine for u and du, which dbeta and dv are made of, one for dq, three for dk; dg is made of
-    the latter four. Of tokens of no sequence the engine's outputs are zeros, whatever stands in q, k, v and beta there:
-    nothing but these is multiplied here."""
+    """Two launches of the engine for u, dv and dbeta, one for dq and w, one for x - y; dg is made of the latter two. Of
+    tokens of no sequence the engine's outputs are zeros, whatever stands in q, k, v and beta there: nothing but these
+    is multiplied here."""
     q, k, v, g, beta, initial, cu = saved
     need_g, need_initial = needs.g and g is not None, needs.initial and initial is not None
     if scale == 0.0:  # o is 0: what goes back comes from the final state alone, and does not depend on the scale
@@ -104,47 +105,39 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
     behind = behind_last(q, scale, dfinal)
     made = launch(Given(k, k, v, g, beta, initial, updates=True, cu=cu), 1.0)
     p = Pass(saved, scale, do, behind, made.o, made.dv)
-    solved = dq = dk = dg = None
+    solved = dq = dk = dg = before = None
     if any((needs.k, needs.v, need_g, needs.beta, need_initial)):
         solved = launch(Given(k, behind.q, do, g, beta, behind.state, torch.float32 if need_initial else None,
-                              reverse=True, cu=cu), behind.scale)
-        p = p._replace(du=solved.o, dv=solved.dv)
-    if needs.q or need_g:
-        of_q = _dq(p, need_g, need_g and dfinal is not None)
-        dq = over_shared((of_q.o,), q) if needs.q else None
-    if needs.k or need_g:
-        of_k = _of_keys(p, need_g)
-        dk = over_shared([made.o for made in of_k], k) if needs.k else None
+                              p.lacking, reverse=True, cu=cu), behind.scale)
+        p = p._replace(dv=solved.o)
+    need_k = needs.k or need_g
+    if needs.q or need_k:
+        before = _before(p, need_k, need_g, need_g and dfinal is not None)
+        dq = over_shared((before.o,), q) if needs.q else None
+    if need_k:
+        behind_it = _behind(p, need_g)
+        dk = over_shared((behind_it.o, before.dv), k) if needs.k else None
     if need_g:
-        at_end = None if dfinal is None else (of_q.state.mT * dfinal).sum((-1, -2))
-        of_queries, of_keys, before = (made.dots for made in of_k)
-        dg = of_gates(g, of_q.dots, of_queries - of_keys + before, at_end, cu)
+        at_end = None if dfinal is None else (before.state.mT * dfinal).sum((-1, -2))
+        dg = of_gates(g, before.dots, behind_it.dots, at_end, cu)
     return DeltaGradients(dq, dk, p.dv if needs.v else None, dg,
-                          row_dots(p.lacking, p.du, beta.dtype) if needs.beta else None,
+                          solved.dots.to(beta.dtype) if needs.beta else None,
                           (behind.scale * solved.state).to(initial.dtype) if need_initial else None)
 
 
-def _dq(p, with_dots, with_final):
-    """dq; with sums of q dq; with the final state, made again of u as it is here."""
+def _before(p, with_w, with_dots, with_final):
+    """What keys before a token give: dq and, with_w, w; with sums of q dq - k w; with the final state, made again of u
+    as it is here."""
     q, k, _, g, _, initial, cu = p.saved
     return over_values(p.u.shape[3], lambda part: launch(Given(
         p.do[..., part], p.u[..., part], k, g, initial=turned_part(initial, part),
-        final=torch.float32 if with_final else None, x=q if with_dots else None, cu=cu), p.scale))
+        final=torch.float32 if with_final else None, x=q if with_dots else None, cu=cu,
+        q2=p.dv[..., part] if with_w else None), p.scale))
 
 
-def _of_keys(p, with_dots):
-    """What dk is made of: x, y and w, the latter two to be taken off; with sums of each times k."""
-    _, k, _, g, _, initial, cu = p.saved
-    x, u = k if with_dots else None, p.u
-
-    def of(scale, make):
-        return over_values(u.shape[3], lambda part: launch(make(part), scale))
-
-    of_queries = of(p.behind.scale, lambda part: Given(
-        u[..., part], p.do[..., part], p.behind.q, g, initial=turned_part(p.behind.state, part), x=x, reverse=True,
-        cu=cu))
-    of_keys = of(1.0, lambda part: Given(
-        u[..., part], p.dv[..., part], k, g, x=x, reverse=True, strict=True, cu=cu))
-    before = of(1.0, lambda part: Given(
-        p.dv[..., part], u[..., part], k, g, initial=turned_part(initial, part), x=x, strict=True, cu=cu))
-    return of_queries, of_keys, before
+def _behind(p, with_dots):
+    """x - y, what queries from a token on and keys behind it give; with sums of that times k."""
+    k, behind = p.saved.k, p.behind
+    return over_values(p.u.shape[3], lambda part: launch(Given(
+        p.u[..., part], p.do[..., part], behind.q, p.saved.g, initial=turned_part(behind.state, part),
+        x=k if with_dots else None, reverse=True, cu=p.saved.cu, k2=p.dv[..., part], v2=k), behind.scale))

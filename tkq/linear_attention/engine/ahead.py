@@ -1,31 +1,61 @@
 """Numbers of tokens, such as gates, that are read from global memory a chunk before they are used."""
-from typing import Any
+from typing import Any, NamedTuple, Optional
 
 import cutlass
 import cutlass.cute as cute
+from cutlass import Int64, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
+from tkq.tile.assembly import opaque_sum
 
 
-def begin(x: cute.Tensor, g, t, chunk) -> cute.Tensor:
-    """Registers of two tokens of a chunk for each lane of a warpgroup's first warp, as they are in memory. x: (B, S,
-    HO). What is made of the numbers waits for them: it is made when the chunk comes."""
-    found = cute.make_rmem_tensor((2,), x.element_type)
-    read(x, g, t, chunk, found)
-    return found
+class Ahead(NamedTuple):
+    """found: registers of two tokens of a chunk, as they are in memory. first: behind how many elements of x these lie,
+    in a register that goes from chunk to chunk: the strides' products would be made in each. Or None where none is
+    free. step: to the next chunk."""
+
+    found: cute.Tensor
+    x: cute.Tensor
+    first: Optional[cute.Tensor]
+    step: Any
+
+
+def begin(x: cute.Tensor, g, t, chunk, reverse: bool, carried: bool = True) -> Ahead:
+    """Of each lane of a warpgroup's first warp, for the first chunk. x: (B, S, HO). What is made of the numbers waits
+    for them: it is made when the chunk comes. carried: is there a register for `first`?"""
+    first, step = None, Int64(x.stride[1]) * (-CHUNK if reverse else CHUNK)
+    if carried:
+        first = cute.make_rmem_tensor((1,), Int64)
+        first[0] = (Int64(t.batch) * x.stride[0] + Int64(token_of(chunk, 0)) * x.stride[1]
+                    + Int64(t.head) * x.stride[2])
+    mine = Ahead(cute.make_rmem_tensor((2,), x.element_type), x, first, step)
+    read(mine, g, t, chunk)
+    return mine
+
+
+def follow(mine: Ahead, g, t, chunk):
+    """The numbers of the chunk that follows are on their way."""
+    if mine.first is not None:
+        mine.first[0] = opaque_sum(mine.first[0], mine.step)
+    read(mine, g, t, chunk)
 
 
 @cute.jit
-def read(x: cute.Tensor, g, t, chunk, into: cute.Tensor):
+def read(mine: Ahead, g, t, chunk):
     """They are on their way; 0 past the end, and before the first token."""
+    into, x = mine.found, mine.x
     for e in cutlass.range_constexpr(2):
         into[e] = x.element_type(0.0)
     if tk.warp_id() % 4 == 0:
         for e in cutlass.range_constexpr(2):
             token = token_of(chunk, e)
             if token >= 0 and token < g.tokens:
-                into[e] = x[t.batch, token, t.head]
+                if const_expr(mine.first is None):
+                    into[e] = x[t.batch, token, t.head]
+                else:
+                    at = x.iterator + (mine.first[0] + e * x.stride[1])
+                    into[e] = cute.make_tensor(at, cute.make_layout(1))[0]
 
 
 def token_of(chunk, e) -> Any:

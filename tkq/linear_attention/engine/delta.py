@@ -36,13 +36,18 @@ class Delta:
     Reversed, K is in the place of Q, Q in that of K and dO in that of V: O is what the gradient of U is without the
     chunk's other tokens. U's gradient, and what it takes off the state's, are (see `delta.gradients`)
 
-        dU = (I + L)^-1' O,  S - (beta e^G / scale K)' dU"""
+        dU = (I + L)^-1' O,  S - (beta e^G / scale K)' dU
 
-    def __init__(self, spec: LinearSpec, tile: tk.st, barrier: int):
-        self.inverse = LowerInverse(barrier)
+    With sums of dU times x dU itself stays inside, and O is dU times beta."""
+
+    def __init__(self, spec: LinearSpec, tile: tk.st, barrier: int, room: bool = False):
+        """room: are there registers for sums of the inverse's products (see `inverse.Sum`), and in `ahead`?"""
+        self.inverse, self.room = LowerInverse(barrier, 3 if room else 1), room
         self.spec, self.there, self.tile = spec, spec.delta, tile
         self.forward, self.back = spec.delta and not spec.reverse, spec.delta and spec.reverse
-        self.gives_two = self.back or spec.updates  # o, and beside it one that beta tells apart from it
+        self.sums = self.back and spec.dot
+        # o, and beside it one that beta tells apart from it
+        self.gives_two = (self.back and not self.sums) or spec.updates
 
     def shared(self, al: tk.SharedAllocator) -> Any:
         """Room for it in shared memory; None without the rule."""
@@ -57,7 +62,7 @@ class Delta:
         """Registers: the rows' factors, beta of the first chunk (see `ahead`), the inverse."""
         if not self.there:
             return None
-        return tk.rv(), ahead.begin(g.beta, g, t, chunk), tk.rt(CHUNK, self.tile.dtype)
+        return tk.rv(), ahead.begin(g.beta, g, t, chunk, self.spec.reverse, self.room), tk.rt(CHUNK, self.tile.dtype)
 
     def products(self, x: tk.RegTile, keys):
         """x = K K' is under way."""
@@ -71,7 +76,7 @@ class Delta:
             if tk.warp_id() % 4 == 0:
                 for e in cutlass.range_constexpr(2):
                     i = 2 * tk.lane_id() + e
-                    beta = Float32(mine[1][e])
+                    beta = Float32(mine[1].found[e])
                     shared.beta[i, stage] = beta
                     decay = Float32(1.0)
                     if const_expr(at_start is not None):
@@ -85,7 +90,7 @@ class Delta:
     def ask(self, g, t, chunk, mine):
         """beta of the chunk that follows is on its way."""
         if self.there:
-            ahead.read(g.beta, g, t, chunk, mine[1])
+            ahead.follow(mine[1], g, t, chunk)
 
     @cute.jit
     def put(self, shared, x: tk.RegTile, mine, between, stage):
@@ -185,6 +190,10 @@ class Delta:
         tk.load_shared_cols(c.beta, shared.beta[None, stage])
         tk.mul_col(c.w, c.w, c.beta)
 
+    def of_sums(self, c):
+        """What sums are made of, and where its factor is read to: c.x is an operand of what is under way."""
+        return (c.w, c.v) if self.back else (c.o, c.x)
+
     def result(self, c):
-        """What goes to global memory: U, its gradient (and that times beta), or a chunk's outputs."""
+        """What goes to global memory: U, its gradient (and that times beta, or that alone), or outputs."""
         return c.w if self.spec.updates or self.back else c.o

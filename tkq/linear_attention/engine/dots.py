@@ -1,24 +1,38 @@
 """Sums of a launch's outputs times another tensor: what gates' gradients are made of."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Constexpr, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
+from tkq.tile.maps import element
+
+HALF = CHUNK // 8  # of a lane's columns
 
 
 @cute.jit
-def put_dots(g, dots: cute.Tensor, t, c, chunk, place):
-    """A chunk's sums over a warpgroup's 64 columns: over a warp's rows by shuffles, over the warps through shared
-    memory. place: (the warpgroup, its barrier)."""
+def add_dots(dots: cute.Tensor, o: tk.RegTile, x: tk.RegTile, wg, less: Constexpr[bool] = False):
+    """A chunk's sums over a warp's 16 rows, to shared memory; less: taken off those that are there. wg: the
+    warpgroup. Of the eight lanes that share columns each ends with the sum of one in eight: what a lane does not go on
+    with, it gives to another."""
+    quad = tk.lane_id() // 4
+    for half in cutlass.range_constexpr(2):
+        mine = []
+        for j in cutlass.range_constexpr(half * HALF, half * HALF + HALF):
+            i = j // 2 * 4 + j % 2
+            mine.append(o.tensor[i] * element(x, i) + o.tensor[i + 2] * element(x, i + 2))
+        for bit in (4, 2, 1):
+            upper = quad & bit != 0
+            mine = [cutlass.select_(upper, mine[bit + i], mine[i]) + cute.arch.shuffle_sync_bfly(
+                cutlass.select_(upper, mine[i], mine[bit + i]), offset=4 * bit) for i in range(bit)]
+        at = tk.first_col() + 8 * (HALF // 2 * half + quad // 2) + quad % 2, 4 * wg + tk.warp_id() % 4
+        dots[at] = dots[at] - mine[0] if const_expr(less) else mine[0]
+
+
+@cute.jit
+def write_dots(g, dots: cute.Tensor, t, chunk, place):
+    """Those of the four warps, over 64 columns, to global memory. place: (the warpgroup, its barrier)."""
     out, (wg, barrier) = g.dots, place
-    for j in cutlass.range_constexpr(CHUNK // 4):
-        i = j // 2 * 4 + j % 2
-        mine = c.o.tensor[i] * Float32(c.x.tensor[i]) + c.o.tensor[i + 2] * Float32(c.x.tensor[i + 2])
-        for offset in (4, 8, 16):
-            mine = mine + cute.arch.shuffle_sync_bfly(mine, offset=offset)
-        if tk.lane_id() < 4:
-            dots[tk.first_col() + 8 * (j // 2) + j % 2, 4 * wg + tk.warp_id() % 4] = mine
     tk.sync(barrier, tk.WARPGROUP)
     token = tk.thread_in_warpgroup()
     if token < CHUNK and chunk * CHUNK + token < g.tokens and t.part + wg < out.shape[0]:

@@ -8,7 +8,9 @@ from cutlass import Float32, const_expr
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.engine import ahead
-from tkq.linear_attention.spec import LinearSpec
+from tkq.linear_attention.engine.second import second_factor
+from tkq.linear_attention.spec import NARROW, LinearSpec
+from tkq.tile.dtypes import element_type
 
 LOWEST = -150.0  # of a gate, as a power of 2: such a factor is 0 in fp32, and sums of it keep their last bits
 
@@ -16,13 +18,14 @@ LOWEST = -150.0  # of a gate, as a power of 2: such a factor is 0 in fp32, and s
 class GateShared(NamedTuple):
     """Of a chunk's 64 tokens, two stages, G in powers of 2. sum: G. at_query: scale * 2^G. to_end: 2^(G[63] - G); the
     other way around in the reversed order. total: 2^G[63]. dt: with Mamba-2's steps d, scale * d, and to_end is
-    multiplied by d; reversed it is d alone."""
+    multiplied by d; reversed it is d alone. second: see `second.second_factor`."""
 
     sum: cute.Tensor
     at_query: cute.Tensor
     to_end: cute.Tensor
     total: cute.Tensor
     dt: Optional[cute.Tensor]
+    second: Optional[cute.Tensor]
 
 
 class Gate:
@@ -32,16 +35,17 @@ class Gate:
 
     def __init__(self, spec: LinearSpec, ssd: Any = None):
         """ssd: Mamba-2's part, which makes the gates there (see `ssd.Ssd`); it has d, one more factor of a token."""
-        self.spec, self.gated = spec, spec.gated
+        self.spec, self.gated, self.dtype = spec, spec.gated, element_type(spec.dtype)
         self.ssd = ssd if spec.ssd else None
         self.adds = spec.ssd is not None and not spec.reverse  # does a token add d times its value?
+        self.in_two = spec.exact and spec.head_dim <= NARROW  # are there registers for values in two parts at once?
 
     def shared(self, al: tk.SharedAllocator) -> Any:
         """Room for it in shared memory; None without a gate."""
         if not self.gated:
             return None
         return GateShared(*[al.vector(CHUNK, 2) for _ in range(3)], al.vector(4, 2),
-                          al.vector(CHUNK, 2) if self.ssd else None)
+                          *(al.vector(CHUNK, 2) if there else None for there in (self.ssd, self.spec.second)))
 
     # ---- the scores' warpgroup -----------------------------------------------------------------
 
@@ -50,7 +54,8 @@ class Gate:
         multiplied by)."""
         if not self.gated:
             return None
-        return ahead.begin(self.numbers(g), g, t, chunk), tk.rv(), tk.cv(CHUNK), tk.cv(CHUNK) if self.adds else None
+        mine = ahead.begin(self.numbers(g), g, t, chunk, self.spec.reverse)
+        return mine, tk.rv(), tk.cv(CHUNK), tk.cv(CHUNK) if self.adds else None
 
     def numbers(self, g) -> cute.Tensor:
         """(B, S, HO): logarithms of decays, with Mamba-2 its dt."""
@@ -65,7 +70,7 @@ class Gate:
         """A chunk's to shared memory, by the first warp. place: (shared memory, the stage)."""
         if const_expr(self.gated):
             if tk.warp_id() % 4 == 0:
-                self.sums(g, self.logs(g, t, chunk, gates[0]), *place)
+                self.sums(g, self.logs(g, t, chunk, gates[0].found), *place)
 
     def logs(self, g, t, chunk, now):
         """Of this lane's tokens: gates in powers of 2; with Mamba-2 its d, too."""
@@ -77,7 +82,7 @@ class Gate:
     def ask(self, g, t, chunk, gates):
         """The gates of the chunk that follows are on their way."""
         if self.gated:
-            ahead.read(self.numbers(g), g, t, chunk, gates[0])
+            ahead.follow(gates[0], g, t, chunk)
 
     def sums_of(self, shared):
         """The sums of both stages; None without gates."""
@@ -117,6 +122,8 @@ class Gate:
             if const_expr(self.spec.reverse):
                 begun, left = left, begun
             shared.at_query[i, stage] = g.scale * begun
+            if const_expr(self.spec.second is not None):
+                shared.second[i, stage] = second_factor(self.spec, begun, left, g.scale)
             if const_expr(self.ssd is not None):
                 shared.dt[i, stage] = logs[2 + e] * g.scale if const_expr(self.adds) else logs[2 + e]
                 left = left * logs[2 + e] if const_expr(self.adds) else left
@@ -158,6 +165,8 @@ class Gate:
         if self.gated:
             tk.load_shared_cols(c.to_end, shared.to_end[None, stage])
             tk.apply_narrow(c.u, lambda v, f: v * f, self.taken_up(c), c.to_end)
+            if self.in_two:
+                tk.apply_narrow(c.rest, lambda v, f, u: v * f - u, c.v, c.to_end, c.u)
 
     def decay(self, c, shared, stage):
         """The state to the chunk's end."""
@@ -174,5 +183,5 @@ class Gate:
         tk.apply_narrow(c.u, lambda v, f, u: v * f - u, c.v, c.to_end, c.u)
 
     def values(self, c):
-        """Those that the state takes up."""
-        return c.u if self.gated else c.v
+        """Those that the state takes up, in one part or two."""
+        return [c.u if self.gated else c.v] + [c.rest] * self.in_two

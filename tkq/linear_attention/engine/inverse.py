@@ -3,28 +3,30 @@ from itertools import product
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, TFloat32, const_expr
+from cutlass import Constexpr, Float32, Int32, TFloat32
 from cutlass.cute.nvgpu.warp import MmaTF32Op
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 
-EDGE = 16  # of blocks that are solved token by token
+EDGE = 8  # of blocks that are solved token by token
 PITCH = CHUNK + 4  # floats from a column to the next: neighbours of a product's operand lie in other banks
 
 
 class LowerInverse:
     """X = (I + L)^-1 in the place of L, 64 x 64, fp32, in shared memory, column by column, by a warpgroup:
 
-      threads 0 to 63    each of the four blocks of 16 x 16 on the diagonal by substitution, a column a thread
-      all                the block below two of these, X[1, 0] = -X[1, 1] L[1, 0] X[0, 0]: two warps for each
-      all                the block of 32 x 32 below two such pairs, likewise
+      half a warp   two blocks of 8 x 8 on the diagonal by substitution, a column a lane
+      a warp        the block below these two, X[1, 0] = -X[1, 1] L[1, 0] X[0, 0]
+      all           the block of 16 x 16 below two such pairs, likewise: two warps for each
+      all           the block of 32 x 32 below two of those, likewise
 
     Substitution is in fp32. Operands of the products are two TF32 numbers each, 22 bits: where keys are alike, the
     inverse is made of sums that cancel. Above the diagonal L is zero, and so is X."""
 
-    def __init__(self, barrier: int):
-        self.barrier = barrier
+    def __init__(self, barrier: int, sums: int):
+        """sums: as `Sum` has them, 1 or 3: what there are registers for."""
+        self.barrier, self.sums = barrier, sums
 
     def sync(self):
         tk.sync(self.barrier, tk.WARPGROUP)
@@ -32,40 +34,59 @@ class LowerInverse:
     @cute.jit
     def invert(self, lower: cute.Tensor):
         """Behind a barrier and before the next one: all 128 threads."""
-        thread, warp = tk.thread_in_warpgroup(), tk.warp_id() % 4
-        if thread < CHUNK:
-            self.solve(lower, thread // EDGE * EDGE, thread % EDGE)
+        warp, lane = tk.warp_id() % 4, tk.lane_id()
+        self.solve(lower, 2 * EDGE * warp + lane // EDGE % 2 * EDGE, lane % EDGE)
+        cute.arch.sync_warp()
+        self.pair(lower, 2 * EDGE * warp)
         self.sync()
-        self.merge(lower, warp // 2 * 2 * EDGE, Int32(0), warp % 2, EDGE)
-        self.merge(lower, Int32(0), warp // 2, warp % 2, 2 * EDGE)
+        self.merge(lower, warp // 2 * 4 * EDGE, Int32(0), warp % 2, 2 * EDGE)
+        self.merge(lower, Int32(0), warp // 2, warp % 2, 4 * EDGE)
 
     @cute.jit
     def solve(self, lower: cute.Tensor, first, j):
-        """Column j of a block: each element, once it is known, is taken off those below it."""
-        column, four = cute.make_rmem_tensor((EDGE,), Float32), cute.make_rmem_tensor((4,), Float32)
+        """Column j of a block: each element, once it is known, is taken off those below it. By all of a warp, of which
+        the first half writes: none waits for others that have gone another way."""
+        column, four = cute.make_rmem_tensor((EDGE,), Float32), cute.make_rmem_tensor((4, EDGE // 4), Float32)
         for i in cutlass.range_constexpr(EDGE):
             column[i] = Float32(1.0) if i == j else Float32(0.0)
         for k in cutlass.range_constexpr(EDGE - 1):
-            for i in cutlass.range_constexpr((k + 1) // 4 * 4, EDGE, 4):
-                cute.autovec_copy(four_of(lower, first + i, first + k), four)
+            for i in cutlass.range_constexpr((k + 1) // 4, EDGE // 4):
+                cute.autovec_copy(four_of(lower, first + 4 * i, first + k), four[None, i])
+            for i in cutlass.range_constexpr(k + 1, EDGE):
+                column[i] = column[i] - four[i % 4, i // 4] * column[k]
+        cute.arch.sync_warp()  # others have read the block
+        if tk.lane_id() < 2 * EDGE:
+            for i in cutlass.range_constexpr(EDGE // 4):
                 for e in cutlass.range_constexpr(4):
-                    if const_expr(i + e > k):
-                        column[i + e] = column[i + e] - four[e] * column[k]
-        cute.arch.sync_warp()  # others of the warp have read the block
-        for i in cutlass.range_constexpr(0, EDGE, 4):
-            for e in cutlass.range_constexpr(4):
-                four[e] = column[i + e]
-            cute.autovec_copy(four, four_of(lower, first + i, first + j))
+                    four[e, i] = column[4 * i + e]
+                cute.autovec_copy(four[None, i], four_of(lower, first + 4 * i, first + j))
+
+    @cute.jit
+    def pair(self, lower: cute.Tensor, first):
+        """The block below two of 8 x 8, by a warp: of the products' 16 rows the upper ones."""
+        quad, lane = tk.lane_id() // 4, tk.lane_id() % 4
+        left, x, a, b = Sum(1, self.sums), Sum(1, self.sums), operand(4, 1), operand(2, 1)
+        a.fill(0.0)
+        at = first + EDGE + lane
+        for e in cutlass.range_constexpr(2):
+            a[2 * e, 0] = element(lower, first + EDGE + quad, at + 4 * e)
+            b[e, 0] = element(lower, at + 4 * e, first + quad)
+        left.add(a, b)
+        for e in cutlass.range_constexpr(2):  # as in `merge`
+            a[2 * e, 0] = -left.at(e, 0)
+            b[e, 0] = element(lower, first + 2 * lane + e, first + quad)
+        x.add(a, b)
+        cute.arch.sync_warp()
+        for e in cutlass.range_constexpr(2):
+            lower[(first + 2 * lane + e) * PITCH + first + EDGE + quad] = x.at(e, 0)
 
     @cute.jit
     def merge(self, lower: cute.Tensor, first, down, right, size: Constexpr[int]):
         """The block below two neighbours of size x size, the upper one from token `first` on. A warp has 16 of its rows
         and half of its columns."""
         n, steps = size // 16, size // 8
-        left, x = cute.make_rmem_tensor((4, 1, steps), Float32), cute.make_rmem_tensor((4, 1, n), Float32)
-        left.fill(0.0)
-        x.fill(0.0)
-        row, col = first + size + EDGE * down, first + size // 2 * right
+        left, x = Sum(steps, self.sums), Sum(n, self.sums)
+        row, col = first + size + 16 * down, first + size // 2 * right
         quad, lane = tk.lane_id() // 4, tk.lane_id() % 4
         a, b = operand(4, 1), operand(2, steps)
         for k in cutlass.range_constexpr(steps):
@@ -74,18 +95,18 @@ class LowerInverse:
                 a[e, 0] = element(lower, row + quad + e % 2 * 8, at + e // 2 * 4)
             for e, j in product(range(2), range(steps)):
                 b[e, j] = element(lower, at + 4 * e, first + 8 * j + quad)
-            add_product(left, a, b)
+            left.add(a, b)
         # what a lane has of this product's columns, 2 t and 2 t + 1, is what it has of the next one's operand: t, t + 4
         b = operand(2, n)
         for k in cutlass.range_constexpr(steps):
             for e in cutlass.range_constexpr(4):
-                a[e, 0] = -left[e // 2 + e % 2 * 2, 0, k]
+                a[e, 0] = -left.at(e // 2 + e % 2 * 2, k)
             for e, j in product(range(2), range(n)):
                 b[e, j] = element(lower, first + 8 * k + 2 * lane + e, col + 8 * j + quad)
-            add_product(x, a, b)
+            x.add(a, b)
         self.sync()
         for e, j in product(range(4), range(n)):
-            lower[(col + 8 * j + 2 * lane + e % 2) * PITCH + row + quad + e // 2 * 8] = x[e, 0, j]
+            lower[(col + 8 * j + 2 * lane + e % 2) * PITCH + row + quad + e // 2 * 8] = x.at(e, j)
         self.sync()
 
 
@@ -103,12 +124,27 @@ def element(lower: cute.Tensor, row, col) -> Float32:
     return lower[col * PITCH + row]
 
 
-def add_product(d: cute.Tensor, a: cute.Tensor, b: cute.Tensor):
-    """d += a b, but for what the lesser parts of both give."""
-    mma = cute.make_mma_atom(MmaTF32Op((16, 8, 8)))
-    (a, a_rest), (b, b_rest) = in_two(a), in_two(b)
-    for x, y in ((a_rest, b), (a, b_rest), (a, b)):
-        cute.gemm(mma, d, x, y, d)
+class Sum:
+    """Registers of a sum of products, `tiles` of 16 x 8. With three sums each of the three products of two operands in
+    two parts has its own: none waits for another, where tensor cores have much to do for the state."""
+
+    def __init__(self, tiles: int, sums: int):
+        self.parts = [cute.make_rmem_tensor((4, 1, tiles), Float32) for _ in range(sums)]
+        for part in self.parts:
+            part.fill(0.0)
+
+    def add(self, a: cute.Tensor, b: cute.Tensor):
+        """a b, but for what the lesser parts of both give."""
+        mma = cute.make_mma_atom(MmaTF32Op((16, 8, 8)))
+        (a, a_rest), (b, b_rest) = in_two(a), in_two(b)
+        for i, (x, y) in enumerate(((a_rest, b), (a, b_rest), (a, b))):
+            d = self.parts[i % len(self.parts)]
+            cute.gemm(mma, d, x, y, d)
+
+    def at(self, e, tile) -> Float32:
+        """An element."""
+        found = [part[e, 0, tile] for part in self.parts]
+        return sum(found[1:], found[0])
 
 
 def in_two(x: cute.Tensor) -> tuple:

@@ -1,8 +1,7 @@
 """Linear attention, chunk by chunk (Katharopoulos et al., 2020; the chunked form of Sun et al., 2023, and Yang et al.,
 2023), with the state in accumulators."""
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Optional
+from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -13,11 +12,13 @@ import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK, LinearConfig
 from tkq.linear_attention.engine.checkpoints import Checkpoints
 from tkq.linear_attention.engine.delta import Delta
-from tkq.linear_attention.engine.dots import put_dots
+from tkq.linear_attention.engine.dots import add_dots, write_dots
+from tkq.linear_attention.engine.fields import Globals, Shared, State, Task
 from tkq.linear_attention.engine.gates import Gate
 from tkq.linear_attention.engine.operands import Operands
 from tkq.linear_attention.engine.packed import Sequences, any_strides, numbers
 from tkq.linear_attention.engine.products import StateProducts
+from tkq.linear_attention.engine.second import Second
 from tkq.linear_attention.engine.segmented import Segmented
 from tkq.linear_attention.engine.ssd import Ssd
 from tkq.linear_attention.spec import LinearSpec
@@ -25,82 +26,6 @@ from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
 SCORES_BARRIER, OUT_BARRIER = 1, 2  # named barriers: of the scores' warpgroup, of the state's (one each)
-
-
-@dataclass(frozen=True)
-class Globals:
-    q: tk.gl
-    k: tk.gl
-    v: tk.gl
-    o: Optional[tk.gl]
-    dv: Optional[tk.gl]
-    x: Optional[tk.gl]
-    g: Optional[cute.Tensor]
-    beta: Optional[cute.Tensor]
-    initial: Optional[cute.Tensor]
-    final: Optional[cute.Tensor]
-    dots: Optional[cute.Tensor]
-    scale: Float32
-    tokens: Int32
-    heads_per_k: Int32
-    heads_per_v: Int32
-    heads_per_x: Int32
-    ssd: Any
-    cu: Optional[cute.Tensor]
-    state_indices: Optional[cute.Tensor]
-    checkpoints: Optional[cute.Tensor]
-    every: Optional[Int32]
-    decays: Optional[cute.Tensor]
-    segments: Any
-
-
-@dataclass(frozen=True)
-class Shared:
-    q: tk.SharedTile
-    k: tk.SharedTile
-    v: tuple  # of each warpgroup of the state
-    x: tuple  # likewise
-    dots: Any
-    o: tk.SharedTile
-    p: tk.SharedTile
-    rest: Any  # of p, with dots
-    gate: Any
-    delta: Any
-    diagonal: Any
-    tokens: tk.Pipe
-    scores: tk.Pipe
-
-
-@dataclass(frozen=True)
-class Task:
-    """One head of one sequence, the row of its states, and where its V begins, in tiles of 64. first: None, or its
-    segment's first chunk."""
-
-    batch: Int32
-    state: Int32
-    head: Int32
-    head_k: Int32
-    head_v: Int32
-    part: Int32
-    chunks: Int32
-    first: Any
-
-
-@dataclass(frozen=True)
-class State:
-    """Registers of 64 rows of V."""
-
-    s: tk.RegTile  # the state, transposed: V by K
-    s16: tk.RegTile  # the same, rounded: an operand
-    v: tk.RegTile  # a chunk's values, transposed
-    u: tk.RegTile  # the same, with what decays to the chunk's end
-    o: tk.RegTile  # outputs, transposed: V by tokens
-    x: tk.RegTile  # another tensor's rows, as v
-    w: tk.RegTile  # with the delta rule: what the state gives for keys, then what it takes up
-    at_query: tk.ColVec
-    to_end: tk.ColVec
-    beta: tk.ColVec
-    erase: tk.ColVec
 
 
 class LinearAttention:
@@ -135,9 +60,13 @@ class LinearAttention:
         self.dtype = element_type(spec.dtype)
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
-        self.delta = Delta(spec, self.p_tile, SCORES_BARRIER)
+        self.delta = Delta(spec, self.p_tile, SCORES_BARRIER, room=True)
         self.sequences, self.segmented = Sequences(spec), Segmented(spec)
-        self.products = StateProducts(spec, self.delta, OUT_BARRIER)
+        self.second = Second(spec, self.gate)
+        self.products = StateProducts(spec, self.delta, self.second, OUT_BARRIER)
+        # with room for a third chunk, keys' products begin before the inverse of the chunk before is made
+        self.early = bool(spec.delta) and not spec.scored and config.stages > 2
+        self.two = self.delta.gives_two or self.second.query  # are there outputs beside o?
         self.checkpoints = Checkpoints(spec, self.products)
 
     # ---- host ----------------------------------------------------------------------------------
@@ -161,9 +90,10 @@ class LinearAttention:
         operands = Operands(operand(H, K), operand(H, K), operand(HV, V), operand(HO, V) if spec.writes else None, g,
                             of_tokens(spec.delta), any_strides(spec.initial, states), any_strides(spec.final, last),
                             operand(fake.sym(), V) if spec.has_x else None, dots,
-                            operand(HO, V) if spec.writes and self.delta.gives_two else None, numbers(spec.packed),
+                            operand(HO, V) if spec.writes and self.two else None, numbers(spec.packed),
                             numbers(spec.pool), *self.checkpoints.fake_operands(B, HO),
-                            self.segmented.fake_decays(rows, HO))
+                            self.segmented.fake_decays(rows, HO), operand(H, K) if self.second.query else None,
+                            *((operand(H, K), operand(HV, V)) if self.second.pair else (None, None)))
         return operands.q, tuple(operands[1:]), Float32(1.0), self.ssd.fake_operands(B, S, HO, rows)
 
     @cute.jit
@@ -175,7 +105,7 @@ class LinearAttention:
         o, dv, x, x_heads, heads = None, None, None, Int32(1), self.segmented.heads(operands)
         if const_expr(self.spec.writes):
             o = at.stores(at.rows(operands.o), self.v_tile)
-        if const_expr(self.spec.writes and bool(self.delta.gives_two)):
+        if const_expr(self.spec.writes and bool(self.two)):
             dv = at.stores(at.rows(operands.dv), self.v_tile)
         if const_expr(self.spec.has_x):
             x = at.rows(operands.x)
@@ -184,8 +114,9 @@ class LinearAttention:
             x.iterator, cute.select(x.layout, [0, 1, 3, 2])) for x in operands[6:8]]
         g = Globals(at.loads(q, self.qk_tile), at.loads(k, self.qk_tile), at.loads(v, self.v_tile),
                     o, dv, x, *operands[4:6], *states, operands.dots, scale, Int32(q.shape[0]),
-                    heads // k.shape[2], heads // v.shape[2], x_heads, ssd, *operands[11:],
-                    self.segmented.count(operands))
+                    heads // k.shape[2], heads // v.shape[2], x_heads, ssd, *operands[11:16],
+                    *(x if x is None else at.loads(at.rows(x), tile) for x, tile in zip(
+                        operands[16:], (self.qk_tile, self.qk_tile, self.v_tile))), self.segmented.count(operands))
         parts = -(-self.segmented.columns // (CHUNK * c.groups))
         blocks = self.segmented.blocks(operands, at.blocks(operands.q, operands.cu))
         self.kernel(g).launch(grid=[parts, heads, blocks], block=[tk.WARPGROUP * (c.groups + 2), 1, 1],
@@ -198,15 +129,16 @@ class LinearAttention:
         c, al = self.config, tk.SharedAllocator()
         n, x = c.groups, int(self.spec.has_x)
         s = Shared(al.tile(self.qk_tile, c.stages), al.tile(self.qk_tile, c.stages),
-                   tuple(al.tile(self.v_tile, c.stages) for _ in range(n)),
-                   tuple(al.tile(self.v_tile, c.stages) for _ in range(n * x)),
+                   al.tile(self.v_tile, c.stages * n), al.tile(self.v_tile, c.stages * n) if x else None,
                    al.vector(CHUNK, 4 * n) if self.spec.dots else None, al.tile(self.v_tile, n),
-                   al.tile(self.p_tile, 2), al.tile(self.p_tile, 2) if self.spec.dots else None,
+                   al.tile(self.p_tile, self.second.scores),
+                   al.tile(self.p_tile, self.second.scores) if self.spec.exact_scores else None,
                    self.gate.shared(al), self.delta.shared(al), self.ssd.shared(al),
-                   al.pipe(c.stages, (1 + self.spec.queried) * self.qk_tile.bytes + n * (1 + x) * self.v_tile.bytes,
-                           4 + 4 * n),
+                   self.second.shared(al, (self.qk_tile, self.v_tile, self.p_tile), c),
+                   al.pipe(c.stages, (1 + self.spec.queried + self.second.there) * self.qk_tile.bytes
+                           + n * (1 + x + self.second.pair) * self.v_tile.bytes, 4 + 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
-        tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
+        tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores, *self.second.pipes(s))])
         part, head, block = cute.arch.block_idx()
         g, batch, state, tokens = self.sequences.of_block(g, block)
         batch, first, chunks = self.segmented.of_block(g, batch, cute.ceil_div(tokens, CHUNK))
@@ -232,22 +164,23 @@ class LinearAttention:
                 tk.load_async(s.q[ring.stage], g.q, (t.batch, t.head_k, chunk, 0), sem)
             for wg in cutlass.range_constexpr(self.config.groups):
                 at = t.batch, t.head_v, self.segmented.chunk_of_values(g, chunk, t.part + wg), t.part + wg
-                tk.load_async(s.v[wg][ring.stage], g.v, at, sem)
+                tk.load_async(s.v[self.tile(ring.stage, wg)], g.v, at, sem)
                 if const_expr(self.spec.has_x):
                     at = t.batch, t.head // g.heads_per_x, chunk, t.part + wg
-                    tk.load_async(s.x[wg][ring.stage], g.x, at, sem)
+                    tk.load_async(s.x[self.tile(ring.stage, wg)], g.x, at, sem)
+                self.second.load_values(g, s, t, (self.tile(ring.stage, wg), chunk, wg), sem)
+            self.second.load(g, s, t, (ring.stage, chunk), sem)
             ring.advance()
 
     @cute.jit
     def make_scores(self, g, s, t):
         """P of each chunk, and beside it what decays."""
-        ring, out = s.tokens.ring(), s.scores.ring()
-        x, p = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype)
+        ring, out, free = s.tokens.ring(), s.scores.ring(), self.second.ring(s)
+        x, p, keys = tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), s.q if self.spec.reverse else s.k
         gates, mine = self.gate.begin(g, t, self.order(t, 0)), self.delta.begin(g, t, self.order(t, 0))
+        self.first_product(s, t, 0, ring, x, self.early)
         for i in cutlass.range(t.chunks, unroll=1):
-            s.tokens.wait(ring)
-            if const_expr(self.spec.scored):
-                tk.mm_ABt(x, s.q[ring.stage], s.k[ring.stage])
+            self.first_product(s, t, i, ring, x, not self.early)
             s.scores.acquire_empty(out)
             self.gate.factors(g, t, self.order(t, i), (s.gate, out.stage), gates)
             self.delta.factors(g, s.delta, mine, self.gate.sums_of(s.gate), out.stage)
@@ -259,28 +192,43 @@ class LinearAttention:
             if const_expr(self.spec.scored):
                 self.ssd.put_diagonal(s.diagonal, x, between, g.scale, out.stage)
                 self.gate.weigh(p, x, between, g.scale)
-            self.delta.products(x, s.q[ring.stage] if self.spec.reverse else s.k[ring.stage])
-            if const_expr(self.spec.scored):
-                self.put_scores(s.p[out.stage], p)
-            if const_expr(self.spec.dots):
+                self.delta.products(x, keys[ring.stage])
+                self.second.acquire(s, free)
+                self.put_scores(s.p[self.second.stage(out.stage)], p)
+            if const_expr(self.spec.exact_scores):
                 self.gate.weigh_rest(p, x, between, g.scale)
-                self.put_scores(s.rest[out.stage], p)
+                self.put_scores(s.rest[self.second.stage(out.stage)], p)
+            if const_expr(self.spec.scored):
+                self.second.put(s, x, p, gates, (ring.stage, out.stage), self.put_scores)
             tk.mma_wait(0)
             s.tokens.release(ring)
+            ring.advance()
             self.delta.put(s.delta, x, mine, between, out.stage)
             if const_expr(self.spec.delta):  # registers are free again, and the inverse takes as long as memory does
                 self.gate.ask(g, t, self.order(t, i + 1), gates)
                 self.delta.ask(g, t, self.order(t, i + 1), mine)
-            self.delta.invert(s.delta, x, mine, out.stage)
+            self.first_product(s, t, i + 1, ring, x, self.early)
+            self.delta.invert(s.delta, tk.rt_fl(CHUNK), mine, out.stage)
             tk.publish()
             s.scores.commit(out)
-            ring.advance()
             out.advance()
+            self.second.advance(free)
+        tk.mma_wait(0)
 
-    def put_scores(self, tile, p):
-        """Without those of tokens that a query does not see."""
-        # by how many tokens a query and a key are at least
-        apart = int(self.spec.strict or self.ssd.apart)
+    @cute.jit
+    def first_product(self, s, t, i, ring, x: tk.RegTile, now: Constexpr[bool]):
+        """The i-th chunk's is under way; behind the last chunk there is one of whatever lies there, not used."""
+        if const_expr(now):
+            if i < t.chunks:
+                s.tokens.wait(ring)
+            if const_expr(self.spec.scored):
+                tk.mm_ABt(x, s.q[ring.stage], s.k[ring.stage])
+            else:
+                self.delta.products(x, s.k[ring.stage])
+
+    def put_scores(self, tile, p, apart=None):
+        """Without those of tokens that a query does not see. apart: by how many tokens both are at least."""
+        apart = int(self.spec.strict or self.ssd.apart) if apart is None else apart
         if self.spec.reverse:
             tk.left_fill(p, apart, 0.0, diagonal=True)
         else:
@@ -291,31 +239,41 @@ class LinearAttention:
     def keep_state(self, g, s, t, wg):
         spec = self.spec
         c = State(tk.rt_fl(spec.head_dim), tk.rt(spec.head_dim, self.dtype), tk.rt(CHUNK, self.dtype),
-                  tk.rt(CHUNK, self.dtype), tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype), tk.rt_fl(CHUNK),
+                  *[tk.rt(CHUNK, self.dtype) for _ in range(2)], tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype),
+                  tk.rt_fl(CHUNK),
                   *[tk.cv(CHUNK) for _ in range(4)])
         ring, scores = s.tokens.ring(), s.scores.ring()
         row0 = (t.part + wg) * CHUNK
         self.first_state(g, t, c.s, row0)
         skip, decay = self.ssd.begin(g, t, row0), self.segmented.begin()
+        second, free = self.second.begin(), self.second.ring(s)
         for i in cutlass.range(t.chunks, unroll=1):
             s.tokens.wait(ring)
             self.products.begin(c, s, ring.stage)
-            self.read_values(s, c, wg, ring.stage)
+            if const_expr(not self.second.there):
+                self.read_values(s, c, wg, ring.stage)
             s.scores.wait(scores)
             tk.mma_wait(0)
             self.products.rest(c, s, ring.stage)
+            if const_expr(self.second.there):  # registers had the state, in two parts
+                self.read_values(s, c, wg, ring.stage)
             self.delta.updates(c, s.delta, scores.stage, partial(self.put, g.dv, s, t, c.w, self.order(t, i), wg))
             self.gate.take_up(c, s.gate, scores.stage)
+            self.second.take_up(g, c, s, second, (self.tile(ring.stage, wg), scores.stage))
             self.products.behind_updates(c, s, ring.stage)
             self.gate.decay(c, s.gate, scores.stage)
             self.segmented.decay(decay, s.gate, scores.stage)
             if const_expr(spec.queried):
                 self.gate.at_query(c, s.gate, scores.stage, g.scale)
-            self.add_own(s, c, (ring.stage, scores.stage))
+            self.second.at_query(c, s.gate, scores.stage)
+            self.add_own(s, c, (self.tile(ring.stage, wg), scores.stage))
             self.delta.gradients_of_updates(c, s.delta, scores.stage)
-            tk.mma_AB(c.s, self.gate.values(c), s.k[ring.stage])
+            for values in self.gate.values(c):
+                tk.mma_AB(c.s, values, s.k[ring.stage])
             self.delta.erase(c, s.delta, s.q[ring.stage], scores.stage)
-            tk.mma_wait(1)
+            self.second.update(c, s, second, ring.stage)
+            tk.mma_wait((1 + self.second.pair) * (1 + self.gate.in_two))
+            self.second.done(s, free)
             if const_expr(spec.writes):
                 self.write(g, s, t, c, (wg, self.order(t, i), ring.stage, scores.stage, skip))
             tk.mma_wait(0)
@@ -334,27 +292,41 @@ class LinearAttention:
     def write(self, g, s, t, c, at):
         """What comes out of a chunk. at: (the warpgroup, the chunk, stages of tokens and scores, what D has)."""
         wg, chunk, stage, of_scores, skip = at
+        o, x = self.delta.of_sums(c)
         if self.spec.has_x:
-            self.of_group(s.x, wg, lambda x: tk.load_T(c.x, x[stage]))
+            tk.load_T(x, s.x[self.tile(stage, wg)])
         if self.spec.dots:
-            put_dots(g, s.dots, t, c, chunk, (wg, OUT_BARRIER + wg))
+            self.second.read_values(c, s, self.tile(stage, wg))
+            add_dots(s.dots, o, x, wg)
+            if const_expr(not self.second.query):
+                write_dots(g, s.dots, t, chunk, (wg, OUT_BARRIER + wg))
+        if self.delta.sums:
+            self.delta.times_beta(c, s.delta, of_scores)
         self.ssd.write_diagonal(g, t, s.diagonal, (wg, chunk), of_scores)
         self.ssd.finish(c, s, skip, of_scores, lambda: self.read_values(s, c, wg, stage))
         self.put(g.o, s, t, self.ssd.result(c, self.delta.result(c)), chunk, wg)
-        if self.delta.back:
+        if self.delta.back and not self.delta.sums:
             self.delta.times_beta(c, s.delta, of_scores)
+            self.put(g.dv, s, t, c.w, chunk, wg)
+        if self.second.query:
+            if self.spec.dots:
+                self.read_values(s, c, wg, stage)
+                add_dots(s.dots, c.w, c.v, wg, less=True)
+                write_dots(g, s.dots, t, chunk, (wg, OUT_BARRIER + wg))
             self.put(g.dv, s, t, c.w, chunk, wg)
 
     def add_own(self, s, c, stages):
-        """What a chunk's tokens give each other."""
+        """What a chunk's tokens give each other. stages: the tile of values, the stage of scores."""
         if self.spec.scored:
-            self.products.add_scores(c, s, *stages)
-        if self.spec.dots:
-            tk.mma_ABt(c.o, c.v, s.rest[stages[1]])
+            self.products.add_scores(c, s, stages[0], self.second.stage(stages[1]))
+        if self.spec.exact_scores:
+            self.products.add_rest_of_scores(c, s, stages[0], self.second.stage(stages[1]))
+        if self.spec.scored:
+            self.second.add_own(c, s, stages[0])
 
     def add_rest(self, s, c, wg, stages):
         """What rounding took from the values that the state took up. They are read anew: registers had o, x and s."""
-        if self.spec.dot:
+        if self.spec.exact and not self.gate.in_two:
             self.read_values(s, c, wg, stages[0])
             self.gate.rest_of_values(c, s.gate, stages[1])
             tk.mma_AB(c.s, c.u, s.k[stages[0]])
@@ -362,14 +334,11 @@ class LinearAttention:
 
     def read_values(self, s, c, wg, stage):
         """A chunk's, transposed."""
-        self.of_group(s.v, wg, lambda v: tk.load_T(c.v, v[stage]))
+        tk.load_T(c.v, s.v[self.tile(stage, wg)])
 
-    @cute.jit
-    def of_group(self, tiles: Constexpr, wg, f: Constexpr):
-        """f of the tile that belongs to this warpgroup."""
-        for i in cutlass.range_constexpr(len(tiles)):
-            if wg == i:
-                f(tiles[i])
+    def tile(self, stage, wg):
+        """Which of the tiles of values is a warpgroup's."""
+        return stage * self.config.groups + wg
 
     @cute.jit
     def first_state(self, g, t, state: tk.RegTile, row0):

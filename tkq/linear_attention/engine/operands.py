@@ -10,11 +10,12 @@ class Operands(NamedTuple):
     share one of theirs. g: None, (HO,) or (B, S, HO) fp32. beta: None, or (B, S, HO). initial, final: (B, HO, K, V)
     or None, of any strides; (B, HO, V, K) with state_v_first. x: None, or as v, of any heads that divide HO. dots:
     (ceil(V / 64), B, S, HO) fp32, the sums of o times x of 64 columns each. dv: None, or as o: with delta, reversed,
-    o times beta; with updates what times beta is o. cu: None, or (N + 1,), where N packed sequences begin and end:
+    o times beta, which is o where there are dots; with updates what times beta is o. cu: None, or (N + 1,), where N
+    packed sequences begin and end:
     then B is 1, and states are N. state_indices: None, or (N,), rows of a pool, which is initial and final.
     checkpoints, every: None, or (B, rows, HO, K, V) of any strides, for states behind each `every`-th chunk (see
     `checkpoints.Checkpoints`). Of segments (`Segmented`) states are B * N, and decays None or (B * N, HO) fp32; o is
-    None with part "states"."""
+    None with part "states". q2, or k2 and v2: as q, k and v (see `second.Second`); with q2 its outputs are dv."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -32,3 +33,6 @@ class Operands(NamedTuple):
     checkpoints: Optional[cute.Tensor]
     every: Optional[Int32]
     decays: Optional[cute.Tensor]
+    q2: Optional[cute.Tensor]
+    k2: Optional[cute.Tensor]
+    v2: Optional[cute.Tensor]

@@ -21,7 +21,7 @@ def recipe(spec: HeadSumsSpec | RowDotsSpec) -> Recipe:
 
 def over_shared(terms, x: Tensor) -> Tensor:
     """(B, S, H, K), of x's dtype: terms[0] (- terms[1] - terms[2]), summed over the heads that share one of x's, in
-    float32 (float64 of float64) and rounded once. terms: one or three of (B, S, HO, K), of x's dtype or of float32, HO
+    float32 (float64 of float64) and rounded once. terms: one to three of (B, S, HO, K), of x's dtype or of float32, HO
     a multiple of H; others than contiguous ones are copied. One that is all of it already is returned as it is."""
     first, *rest = terms
     if not rest and first.shape == x.shape and first.dtype == x.dtype:

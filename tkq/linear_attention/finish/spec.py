@@ -12,7 +12,7 @@ MOST_AT_ONCE = 8  # heads whose loads are under way
 @dataclass(frozen=True)
 class HeadSumsSpec:
     """Sums over heads that share one (`heads.HeadSums`). dtype: of the sum. columns: of a head. terms: how many tensors
-    are summed, 1 or 3. of: their dtype. at_once: how many heads a thread loads ahead; it divides their number."""
+    are summed, 1 to 3. of: their dtype. at_once: how many heads a thread loads ahead; it divides their number."""
 
     dtype: str
     columns: int
@@ -21,7 +21,7 @@ class HeadSumsSpec:
     at_once: int = 1
 
     def __post_init__(self):
-        for name, got, allowed in (("dtype", self.dtype, DTYPES), ("terms", self.terms, (1, 3)),
+        for name, got, allowed in (("dtype", self.dtype, DTYPES), ("terms", self.terms, (1, 2, 3)),
                                    ("of", self.of, (self.dtype, "fp32"))):
             if got not in allowed:
                 raise ValueError(f"HeadSumsSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")

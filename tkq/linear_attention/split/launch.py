@@ -58,8 +58,9 @@ def in_segments(given: Given, scale: float, how: Split) -> Made:
 def states_of(given: Given) -> Given:
     """What makes the states: without all that decides outputs alone."""
     steps = given.steps and given.steps._replace(skip=None, gated=False, skip_gradient=False)
-    return given._replace(part="states", initial=None, final=torch.float32, x=given.x if given.dot else None,
-                          strict=False, updates=False, others=False, steps=steps)
+    x = given.x if given.dot and given.beta is None else None
+    return given._replace(part="states", initial=None, final=torch.float32, x=x,
+                          strict=False, updates=False, others=False, steps=steps, q2=None)
 
 
 def combined(given: Given, states: Tensor, decays: Tensor | None) -> tuple:

@@ -60,7 +60,8 @@ class PersistentFp8(RowKernel):
         self._launch(given(mX, mR), given(mO, mT), given(mW, mB), mScale, given(eps, offset), units, stream)
 
     def _launch(self, loads, stores, vectors, scale, parameters, units, stream):
-        super().__call__(loads, stores, vectors, None, (scale,), None, None, None, parameters, units, stream)
+        super().__call__(loads[0], loads[1:] or None, stores, vectors, None, (scale,), None, None, None, parameters,
+                         units, stream)
 
     def row(self, sums, r):
         return self.norm.row(self.N, sums, r)

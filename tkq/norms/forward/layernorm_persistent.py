@@ -82,7 +82,7 @@ class PersistentLayerNorm(RowKernel):
         self.launch_rows(mX, mO, given(mW, mB), None, eps, units, stream)
 
     def launch_rows(self, mX, mO, vectors, results, eps, units, stream):
-        super().__call__((mX,), (mO,), vectors, None, results, None, None, None, (eps,), units, stream)
+        super().__call__(mX, None, (mO,), vectors, None, results, None, None, None, (eps,), units, stream)
 
     def row(self, sums, r):
         return dict(mean=sums[1], rstd=rsqrt(sums[2] * (1.0 / self.N) + r.eps))

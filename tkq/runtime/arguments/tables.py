@@ -150,6 +150,13 @@ TABLES = {
                  tensor("C", *HALF), tensor("D", *WIDE, none=True), tensor("z", *HALF, none=True),
                  tensor("dt_bias", *WIDE, none=True), flag("dt_softplus"),
                  tensor("state_batch_indices", *INDEX, none=True), _ACCEPTED, _STEP_OUT),
+    "causal_conv1d": (tensor("x", *WIDE), tensor("weight", *WIDE), tensor("bias", *WIDE, none=True),
+                      choice("activation", None, "silu"), tensor("initial_state", *WIDE, none=True),
+                      flag("output_final_state"), tensor("cu_seqlens", *INDEX, none=True)),
+    "causal_conv1d_step": (tensor("x", *WIDE), tensor("conv_states", *WIDE, written="always"), tensor("weight", *WIDE),
+                           tensor("bias", *WIDE, none=True), choice("activation", None, "silu"),
+                           tensor("cache_indices", *INDEX, none=True),
+                           tensor("out", *WIDE, none=True, written="always")),
     "tune": (Argument("function", "other", default=REQUIRED), Argument("effort", "other"), flag("again")),
     "prefetch": (Argument("ops", "other", default=()), integer("jobs", 1, 1)),
 }

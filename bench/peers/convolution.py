@@ -1,0 +1,94 @@
+"""The baselines of short convolutions with bias and silu, with tkq's layout: (x, weight, bias) -> y of (B, S, C), of
+packed sequences (x, weight, bias, cu_seqlens) -> y, of steps (x, weight, bias, states) -> y, and of training, with dy
+behind these.
+
+causal-conv1d: its function on x transposed, of the order in memory in which channels are contiguous; packed sequences
+by seq_idx. fla: its causal_conv1d. torch: conv1d of the transposed, padded at both ends and cut. copy: what moves the
+bytes of x and y, of training those of five such tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from bench.peers import common
+from bench.peers.common import copied
+
+
+def package() -> Callable:
+    from causal_conv1d import causal_conv1d_fn
+
+    return lambda x, weight, bias: causal_conv1d_fn(x.mT, weight, bias, activation="silu").mT
+
+
+def package_packed() -> Callable:
+    from causal_conv1d import causal_conv1d_fn
+
+    numbers = {}  # of sequences, which models have beside cu_seqlens: made once
+
+    def call(x, weight, bias, cu):
+        if cu.data_ptr() not in numbers:
+            place = torch.arange(x.shape[1], device=x.device)
+            numbers[cu.data_ptr()] = (torch.searchsorted(cu, place, right=True) - 1).int()[None]
+        return causal_conv1d_fn(x.mT, weight, bias, seq_idx=numbers[cu.data_ptr()], activation="silu").mT
+
+    return call
+
+
+def package_step() -> Callable:
+    from causal_conv1d import causal_conv1d_update
+
+    return lambda x, weight, bias, states: causal_conv1d_update(x, states, weight, bias, activation="silu")
+
+
+def fla() -> Callable:
+    from fla.modules.convolution import causal_conv1d
+
+    return lambda x, weight, bias: causal_conv1d(x, weight, bias, activation="silu")[0]
+
+
+def fla_packed() -> Callable:
+    from fla.modules.convolution import causal_conv1d
+
+    return lambda x, weight, bias, cu: causal_conv1d(x, weight, bias, activation="silu", cu_seqlens=cu)[0]
+
+
+def in_torch(x, weight, bias):
+    ahead = weight.shape[1] - 1
+    return F.silu(F.conv1d(x.mT, weight[:, None], bias, padding=ahead, groups=x.shape[2])[..., :x.shape[1]]).mT
+
+
+def copy_of_training() -> Callable:
+    """Two passes, of x in and y out, and of x and dy in and dx out."""
+    return lambda x, weight, bias, *others: (copied(x), x + others[-1])
+
+
+def training(forward: Callable) -> Callable:
+    """Forward and backward of one call."""
+    @torch.enable_grad()  # the harness calls without
+    def step(*given):
+        leaves = [x.detach().requires_grad_() for x in given[:3]]
+        y = forward(*leaves, *given[3:-1])
+        return y.detach(), *torch.autograd.grad(y, leaves, given[-1])
+
+    return step
+
+
+def _trained(forwards):
+    return {name: lambda make=make: training(make()) for name, make in forwards.items()} | {"copy": copy_of_training}
+
+
+_FORWARD = {"causal-conv1d": package, "fla": fla, "torch": lambda: in_torch}
+_PACKED = {"causal-conv1d": package_packed, "fla": fla_packed}
+PEERS: dict[str, dict[str, Callable[..., Callable]]] = {
+    "convolution": {**_FORWARD, "copy": lambda: lambda x, weight, bias: copied(x)},
+    "convolution_training": _trained(_FORWARD),
+    "convolution_packed": {**_PACKED, "copy": lambda: lambda x, weight, bias, cu: copied(x)},
+    "convolution_packed_training": _trained(_PACKED),
+    "convolution_step": {"causal-conv1d": package_step, "copy": lambda: lambda x, weight, bias, states: copied(states)},
+}
+
+common.PEERS.update(PEERS)

@@ -1,0 +1,49 @@
+"""Plans of convolutions: every spec has one, and runs cover all tokens. The machine code of some kernels."""
+import itertools
+
+import pytest
+
+from tkq.convolution.catalog import shipped
+from tkq.convolution.config import WARP
+from tkq.convolution.plan import plan, run_tokens, widest
+from tkq.convolution.spec import ConvSpec, StepSpec, vectors
+from tkq.testing import sass
+
+needs_nvdisasm = pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is not installed")
+
+
+@pytest.mark.parametrize("layout, gradients", list(itertools.product(("channels", "time"), (None, "both"))))
+def test_runs_are_of_whole_groups_and_cover_all_tokens(layout, gradients):
+    for vector, tokens, channels, batch in itertools.product((1, 4, 8), (1, 7, 64, 2048, 1 << 24), (1, 64, 8192),
+                                                             (1, 300)):
+        spec = ConvSpec("bf16", "bf16", 4, None, True, vector, layout, gradients=gradients)
+        run = run_tokens(spec, batch, tokens, channels)
+        step = plan(spec).rows if layout == "channels" else WARP * vector
+        runs = -(-tokens // run)
+        assert run >= 1 and run % step == 0 and (runs - 1) * run < tokens <= runs * run and runs <= 65535
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_vectors(dtype):
+    for layout, vector in itertools.product(("channels", "time"), vectors(dtype)):
+        taken = widest(vector, dtype, layout)
+        assert 1 <= taken <= vector and ConvSpec(dtype, dtype, 4, vector=taken, layout=layout)
+
+
+@pytest.mark.parametrize("words, make", [
+    ("width is 9", lambda: ConvSpec("bf16", "bf16", 9)), ("vector is 3", lambda: ConvSpec("bf16", "bf16", 4, vector=3)),
+    ("layout is 'time'", lambda: ConvSpec("bf16", "bf16", 4, layout="time", packed="int32")),
+    ("dtype is 'fp64'", lambda: ConvSpec("fp64", "bf16", 4)), ("columns is 2", lambda: StepSpec(
+        "bf16", "bf16", 4, columns=2))])
+def test_specs_refuse_by_name(words, make):
+    with pytest.raises((ValueError, NotImplementedError), match=words):
+        make()
+
+
+@needs_nvdisasm
+@pytest.mark.parametrize("name", [
+    "causal_conv1d-bf16-w4-channels-backward-bias", "causal_conv1d-bf16-w4-channels-forward-bias-state-packed",
+    "causal_conv1d-bf16-w4-time-backward-bias", "causal_conv1d_step-w4-l4-int32-bias"])
+def test_shipped(name):
+    kernel, = (kernel for kernel in shipped() if kernel.name == name)
+    sass.assert_sass(kernel.recipe, kernel.expectation)

@@ -1,0 +1,42 @@
+"""The reference of the convolution: its gradients against autograd's of its forward, packed sequences as if alone."""
+import itertools
+
+import pytest
+import torch
+
+from tkq.reference import convolution as reference
+
+
+@pytest.mark.parametrize("activation", [None, "silu"])
+@pytest.mark.parametrize("cuts", [None, [0, 1, 1, 5, 9], [2, 4, 8], [9, 9]])
+def test_gradients_are_autograds(activation, cuts):
+    torch.manual_seed(0)
+    cu = None if cuts is None else torch.tensor(cuts)
+    B, N = (2, 2) if cuts is None else (1, len(cuts) - 1)
+    given = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((B, 9, 5), (5, 4), (5,), (N, 5, 3))]
+    y, final = reference.causal_conv1d(*given[:3], activation, given[3], cu)
+    dy, dfinal = torch.randn_like(y), torch.randn_like(final)
+    wanted = torch.autograd.grad((y * dy).sum() + (final * dfinal).sum(), given)
+    found = reference.causal_conv1d_backward(dy, dfinal, *given[:3], activation, given[3], cu)
+    for a, b in zip(found, wanted):
+        torch.testing.assert_close(a, b)
+
+
+def test_it_is_torchs():
+    torch.manual_seed(0)
+    x, weight, bias = (torch.randn(s, dtype=torch.float64) for s in ((2, 9, 5), (5, 4), (5,)))
+    y, final = reference.causal_conv1d(x, weight, bias)
+    padded = torch.nn.functional.pad(x.mT, (3, 0))
+    torch.testing.assert_close(y, torch.nn.functional.conv1d(padded, weight[:, None], bias, groups=5).mT)
+    assert torch.equal(final, x[:, 6:].mT)
+
+
+def test_sequences_are_as_alone():
+    torch.manual_seed(0)
+    x, weight, states = torch.randn(1, 9, 5), torch.randn(5, 4), torch.randn(3, 5, 3)
+    cuts = [0, 2, 2, 8]
+    y, last = reference.causal_conv1d(x, weight, None, "silu", states, torch.tensor(cuts))
+    for n, (a, e) in enumerate(itertools.pairwise(cuts)):
+        one, state = reference.causal_conv1d(x[:, a:e], weight, None, "silu", states[n:n + 1])
+        assert torch.equal(y[:, a:e], one) and torch.equal(last[n:n + 1], state)
+    assert not y[:, 8:].any()

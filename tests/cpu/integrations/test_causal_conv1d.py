@@ -1,0 +1,73 @@
+"""causal-conv1d's names: against torch's convolution, seq_idx as sequences of their own, states in place."""
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tkq
+from tkq.integrations.causal_conv1d import causal_conv1d_fn, causal_conv1d_update, starts_of
+
+
+def randn(*shape):
+    return torch.randn(shape)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_the_function(channels_last):
+    torch.manual_seed(0)
+    x, weight, bias = randn(2, 5, 9), randn(5, 4), randn(5)
+    x = x.mT.contiguous().mT if channels_last else x
+    want = F.silu(F.conv1d(F.pad(x, (3, 0)), weight[:, None], bias, groups=5))
+    for activation in ("silu", "swish"):
+        y = causal_conv1d_fn(x, weight, bias, activation=activation)
+        torch.testing.assert_close(y, want)
+        assert y.stride() == x.stride()
+    states, out = randn(2, 5, 3), torch.empty(2, 5, 3)
+    y, final = causal_conv1d_fn(x, weight, bias, None, states, True, out)
+    torch.testing.assert_close(y, F.conv1d(torch.cat((states, x), 2), weight[:, None], bias, groups=5))
+    assert final is out and torch.equal(final, x[..., 6:])
+
+
+def test_sequences_by_numbers():
+    torch.manual_seed(0)
+    x, weight = randn(2, 5, 9), randn(5, 4)
+    seq_idx = torch.tensor([[0, 0, 1, 1, 1, 1, 2, 3, 3], [0] * 5 + [7] * 4], dtype=torch.int32)
+    assert starts_of(seq_idx).tolist() == [0, 2, 6, 7, 9, 14, *[18] * 13]
+    y = causal_conv1d_fn(x, weight, seq_idx=seq_idx)
+    for b, (begin, end) in ((0, (0, 2)), (0, (2, 6)), (0, (6, 7)), (0, (7, 9)), (1, (0, 5)), (1, (5, 9))):
+        torch.testing.assert_close(y[b:b + 1, :, begin:end], causal_conv1d_fn(x[b:b + 1, :, begin:end], weight))
+
+
+def test_the_update():
+    torch.manual_seed(0)
+    x, weight, bias, pool = randn(2, 5), randn(5, 4), randn(5), randn(3, 5, 4)
+    rows, padded = torch.tensor([2, 0]), torch.cat((pool[[2, 0], :, 1:], x[..., None]), 2)
+    want = F.silu((padded * weight).sum(2) + bias)
+    torch.testing.assert_close(causal_conv1d_update(x, pool, weight, bias, "silu", None, rows), want)
+    assert torch.equal(pool[[2, 0], :, 3], x)
+    assert causal_conv1d_update(randn(3, 5, 2), pool, weight).shape == (3, 5, 2)
+
+
+@pytest.mark.parametrize("error, words, call", [
+    (NotImplementedError, "causal_conv1d_update: cache_seqlens", lambda x: causal_conv1d_update(
+        x[0], x, x[0], cache_seqlens=x)),
+    (ValueError, "causal_conv1d_fn: activation: got 'gelu'", lambda x: causal_conv1d_fn(x, x[0], activation="gelu")),
+    (ValueError, "causal_conv1d_fn: seq_idx is given", lambda x: causal_conv1d_fn(
+        x, x[0], seq_idx=torch.zeros(1, 4, dtype=torch.int32), return_final_states=True)),
+    (TypeError, "causal_conv1d_fn: x: got int", lambda x: causal_conv1d_fn(3, x[0]))])
+def test_what_is_refused(error, words, call):
+    with pytest.raises(error, match=words):
+        call(torch.zeros(1, 5, 4))
+
+
+def test_the_module():
+    torch.manual_seed(0)
+    layer = tkq.nn.ShortConvolution(5, 4, bias=True)
+    x, pool = randn(2, 9, 5), torch.zeros(2, 5, 3)
+    y, state = layer(x, None, True)
+    torch.testing.assert_close(y, tkq.causal_conv1d(x, layer.weight[:, 0], layer.bias, "silu"))
+    with torch.no_grad():
+        found = torch.stack([layer.step(x[:, t], pool) for t in range(9)], 1)
+    torch.testing.assert_close(found, y)
+    assert torch.equal(pool, state)
+    with pytest.raises(ValueError, match="ShortConvolution: activation: got 'gelu'"):
+        tkq.nn.ShortConvolution(5, 4, activation="gelu")

@@ -1,0 +1,1 @@
+"""Convolutions along the tokens: `tkq.causal_conv1d`."""

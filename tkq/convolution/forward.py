@@ -1,0 +1,199 @@
+"""y[t] = act(bias + sum of weight[i] x[t - W + 1 + i]), channels contiguous."""
+from typing import NamedTuple, Optional
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, const_expr
+
+import tkq.tile as tk
+from tkq.convolution.config import WARP
+from tkq.convolution.sequences import Sequence, Sequences
+from tkq.convolution.taps import Taps, column, load_rows, row, state_column
+from tkq.pointwise import activations
+from tkq.runtime.compile import fake
+from tkq.tile import vectors
+
+
+class Operands(NamedTuple):
+    """Beside x (B, S, C): weight (C, W), bias (C,), state (N, C, W - 1), cu (N + 1,), y as x."""
+
+    weight: cute.Tensor
+    bias: Optional[cute.Tensor]
+    state: Optional[cute.Tensor]
+    cu: Optional[cute.Tensor]
+    y: cute.Tensor
+
+
+class Given(NamedTuple):
+    """x, `Operands`, and the tokens of a run."""
+
+    x: cute.Tensor
+    weight: cute.Tensor
+    bias: Optional[cute.Tensor]
+    state: Optional[cute.Tensor]
+    cu: Optional[cute.Tensor]
+    y: cute.Tensor
+    run: Int32
+
+
+class ChannelForward:
+    """A thread has `vector` neighbouring channels, its warp 32 times as many, of a run of tokens, from the first to the
+    last: up to 16 bytes of x in, as many of y out for each, and the W - 1 inputs before in registers. `rows` tokens are
+    loaded together, while other warps compute. Warps need nothing of each other: no shared memory, no barrier.
+
+    Of packed sequences all lanes of a warp have the same token: tokens that are nearer to their sequence's beginning
+    than W - 1 take a branch of their own, which all others pass by."""
+
+    lanes = WARP  # that look for a sequence together
+
+    def __init__(self, spec, config):
+        self.spec, self.config = spec, config
+        self.dtype, self.taps = tk.element_type(spec.dtype), Taps(spec)
+        self.sequences = Sequences(spec.packed, self.lanes)
+
+    def fake_arguments(self):
+        """Compiled for any sizes, x and y of any strides but the last."""
+        spec, B, S, N = self.spec, fake.sym(), fake.sym(), fake.sym()
+        C = fake.sym(divisibility=spec.vector)
+        x, y = (self._rows(B, S, C) for _ in range(2))
+        return x, Operands(*vectors_of(spec, C), *packed_of(spec, C, N), y), Int32(0)
+
+    def _rows(self, B, S, C):
+        v = self.spec.vector
+        return fake.tensor(self.spec.dtype, (B, S, C), (fake.sym64(divisibility=v), fake.sym64(divisibility=v), 1),
+                           align=v * self.dtype.width // 8)
+
+    @cute.jit
+    def __call__(self, x: cute.Tensor, operands: Operands, run: Int32, stream: cuda.CUstream):
+        self.kernel(Given(x, *operands, run)).launch(grid=blocks(self, x, run), block=[self.config.threads, 1, 1],
+                                                     stream=stream)
+
+    @cute.kernel
+    def kernel(self, g: Given):
+        self.thread(*place_of(self.config), g)
+
+    @cute.jit
+    def thread(self, column, part, batch, g: Given):
+        """What one thread does: the tests run it on a CPU, one after the other. column: of vectors; part: of runs."""
+        _, S, C = g.x.shape
+        channel, first = column * self.spec.vector, part * g.run
+        if first < S:
+            of = Sequence(Int32(0), Int32(0), S)
+            if const_expr(g.cu is not None):
+                of = self.sequences.find(g.cu, first, S)
+            if channel < C:
+                self.walk(channel, first, cutlass.min(first + g.run, S), batch, of, g)
+
+    @cute.jit
+    def walk(self, channel, first, end, batch, of, g: Given):
+        n, ahead, V = self.config.rows, self.taps.ahead, self.spec.vector
+        weights, bias = self.taps.weights(g.weight, channel), self.taps.bias(g.bias, channel)
+        at = column(g.x, batch, channel), column(g.y, batch, channel)
+        window = cute.make_rmem_tensor((ahead * V,), Float32)
+        for i in cutlass.range_constexpr(ahead):
+            before(self, window, i, (batch, first - ahead + i, channel), at[0], g)
+        whole = first + (end - first) // n * n  # groups of n tokens, and what is left
+        for base in cutlass.range(first, whole, n, unroll=1):
+            here = load_rows(g.x, at[0], [base + j for j in range(n)], V)
+            of = self.group(here, window, (base, end, channel), (weights, bias), at, of, g)
+        if whole < end:
+            here = load_rows(g.x, at[0], [cutlass.min(whole + j, end - 1) for j in range(n)], V)
+            self.group(here, window, (whole, end, channel), (weights, bias), at, of, g, True)
+
+    @cute.jit
+    def group(self, here, window: cute.Tensor, place, taps, at, of, g: Given, rest: cutlass.Constexpr = False):
+        """n tokens from the first on. place: (the first, the run's end, channel). rest: some may be behind the end.
+        Returns the last one's sequence."""
+        n, V, (first, end, channel) = self.config.rows, self.spec.vector, place
+        rows = unpacked(window, self.taps.ahead, V) + [vectors.wide(x) for x in here]
+        for j in cutlass.range_constexpr(n):
+            t, mine = first + j, rows[j:j + self.taps.width]
+            result = cute.make_rmem_tensor((V,), Float32)
+            put(result, 0, self.taps.sums(mine, *taps))
+            if const_expr(g.cu is not None):
+                of = self.sequences.follow(g.cu, t, of, g.x.shape[1])
+                self.in_sequence(result, (t - of.begin, channel, mine), taps, of, g)
+            if const_expr(rest):
+                if t < end:
+                    self.finish(result, row(g.y, at[1], t, V))
+            else:
+                self.finish(result, row(g.y, at[1], t, V))
+        for i in cutlass.range_constexpr(self.taps.ahead):
+            put(window, i, rows[n + i])
+        return of
+
+    @cute.jit
+    def in_sequence(self, result: cute.Tensor, token, taps, of, g: Given):
+        """The first tokens of a sequence have its state before them, and not what lies there. token: (its place in its
+        sequence, channel, its rows)."""
+        age, channel, rows = token
+        if age < self.taps.ahead:
+            before = state_column(g.state, (of.number, channel), self.spec.vector)
+            put(result, 0, self.taps.sums(self.taps.seen(rows, age, before), *taps))
+        if not self.sequences.there(g.cu, of):
+            result.fill(0.0)
+
+    def finish(self, result, y):
+        found = unpacked(result, 1, self.spec.vector)[0]
+        found = [activations.silu(x) for x in found] if self.spec.silu else found
+        vectors.store(vectors.packed(found, self.dtype), y)
+
+
+@cute.jit
+def before(kernel, window, i: cutlass.Constexpr, place, at, g):
+    """Row i of the window, at a place (batch, token, channel), from the state where the token is before the first one.
+    Of packed sequences what is before the sequence is not looked at. at: x's column."""
+    batch, t, channel = place
+    V = kernel.spec.vector
+    if t >= 0:
+        put(window, i, vectors.wide(vectors.load(row(g.x, at, t, V))))
+    else:
+        if const_expr(g.state is None or g.cu is not None):
+            put(window, i, [Float32(0.0)] * V)
+        else:
+            put(window, i, state_column(g.state, (batch, channel), V)(t + kernel.taps.ahead))
+
+
+def blocks(kernel, x, run):
+    """The grid: columns of vectors, runs of tokens, sequences."""
+    B, S, C = x.shape
+    return [cute.ceil_div(C, WARP * kernel.spec.vector), cute.ceil_div(cute.ceil_div(S, run), kernel.config.warps), B]
+
+
+def place_of(config):
+    """(column of vectors, run, sequence) of a thread."""
+    block, part, batch = cute.arch.block_idx()
+    warp = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARP)
+    return block * WARP + tk.lane_id(), part * config.warps + warp, batch
+
+
+def unpacked(rows, n, vector):
+    """n rows of `vector` numbers, as lists."""
+    return [[rows[i * vector + e] for e in range(vector)] for i in range(n)]
+
+
+def put(rows, i, values):
+    """Row i of a register tensor."""
+    for e, value in enumerate(values):
+        rows[i * len(values) + e] = value
+
+
+def vectors_of(spec, C):
+    """(weight, bias) for the compiler."""
+    width, align = tk.element_type(spec.weight).width // 8, 16
+    if spec.width * spec.vector * width % 16:
+        align = width
+    bias = spec.bias and fake.tensor(spec.bias, (C,), align=tk.element_type(spec.bias).width // 8)
+    return fake.tensor(spec.weight, (C, spec.width), align=align), bias
+
+
+def packed_of(spec, C, N):
+    """(state, cu) for the compiler, the state of any strides."""
+    state = cu = None
+    if spec.state:
+        strides = tuple(fake.sym64() for _ in range(3))
+        state = fake.tensor(spec.state, (N, C, spec.width - 1), strides, align=tk.element_type(spec.state).width // 8)
+    if spec.packed:
+        cu = fake.tensor(spec.packed, (fake.sym(),), align=8 if spec.packed == "int64" else 4)
+    return state, cu

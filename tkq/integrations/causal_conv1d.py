@@ -1,0 +1,75 @@
+"""causal-conv1d's functions on tkq: its names and order of arguments (of 1.6).
+
+    from tkq.integrations.causal_conv1d import causal_conv1d_fn, causal_conv1d_update
+
+Tensors are (B, dim, S), as that package has them, of any of its two orders in memory; results lie as x does. bf16, fp16
+and fp32, W from 2 to 8: see `tkq.causal_conv1d` and `tkq.causal_conv1d_step`, whose errors say what these do not take.
+"""
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import causal_conv1d, causal_conv1d_step
+from ..runtime.call import check
+
+__all__ = ["causal_conv1d_fn", "causal_conv1d_update"]
+
+FN, UPDATE = "causal_conv1d_fn", "causal_conv1d_update"
+
+
+def causal_conv1d_fn(x: Tensor, weight: Tensor, bias: Tensor | None = None, seq_idx: Tensor | None = None,
+                     initial_states: Tensor | None = None, return_final_states: bool = False,
+                     final_states_out: Tensor | None = None, activation: str | None = None):
+    """`tkq.causal_conv1d` of x (B, dim, S). seq_idx: (B, S), int32: neighbouring tokens of one number are a sequence,
+    which sees no other. (Numbers below 0 are numbers like others here; causal-conv1d gives zeros for them.) As there,
+    it goes without states. final_states_out: where the final states are written, (B, dim, W - 1).
+
+    Returns out (B, dim, S), or (out, final states)."""
+    check.tensor(f"{FN}: x", x)
+    check.rank(f"{FN}: x", x, 3)
+    activation, tokens = _activation(FN, activation), x.mT
+    if seq_idx is None:
+        found = causal_conv1d(tokens, weight, bias, activation, initial_states, return_final_states)
+        if not return_final_states:
+            return found.mT
+        y, final = found
+        return y.mT, final if final_states_out is None else final_states_out.copy_(final)
+    if initial_states is not None or return_final_states:
+        raise ValueError(f"{FN}: seq_idx is given, allowed are initial_states None and return_final_states False")
+    check.dtype(f"{FN}: seq_idx", seq_idx, ("int32", "int64"))
+    check.shape(f"{FN}: seq_idx", seq_idx, tuple(tokens.shape[:2]))
+    row = tokens.reshape(1, -1, tokens.shape[2])
+    y = causal_conv1d(row, weight, bias, activation, cu_seqlens=starts_of(seq_idx))
+    return y.view(tokens.shape).mT
+
+
+def starts_of(seq_idx: Tensor) -> Tensor:
+    """cu_seqlens of the rows of seq_idx (B, S) as one: a sequence for each run of one number, and behind them as many
+    without a token as make the number of sequences known: nothing waits for the numbers."""
+    B, S = seq_idx.shape
+    first = torch.ones_like(seq_idx, dtype=torch.bool)
+    first[:, 1:] = seq_idx[:, 1:] != seq_idx[:, :-1]
+    place = torch.arange(B * S, device=seq_idx.device, dtype=torch.int32)
+    starts = torch.where(first.flatten(), place, B * S).sort().values
+    return torch.cat((starts, starts.new_full((1,), B * S)))
+
+
+def causal_conv1d_update(x: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None = None,
+                         activation: str | None = None, cache_seqlens: Tensor | None = None,
+                         conv_state_indices: Tensor | None = None) -> Tensor:
+    """`tkq.causal_conv1d_step` of x (B, dim) or (B, dim, T). conv_state (B, dim, L), L of W - 1 and more, is updated in
+    place. cache_seqlens, of states that are ring buffers, is refused. Returns out, of x's shape."""
+    check.tensor(f"{UPDATE}: x", x)
+    check.rank(f"{UPDATE}: x", x, 2, 3)
+    if cache_seqlens is not None:
+        raise NotImplementedError(f"{UPDATE}: cache_seqlens: got a {type(cache_seqlens).__name__}, supported is None")
+    y = causal_conv1d_step(x if x.dim() == 2 else x.mT, conv_state, weight, bias, _activation(UPDATE, activation),
+                           conv_state_indices)
+    return y if x.dim() == 2 else y.mT
+
+
+def _activation(name, activation):
+    if activation not in (None, "silu", "swish"):
+        raise ValueError(f"{name}: activation: got {activation!r}, allowed are None, 'silu' and 'swish'")
+    return activation and "silu"

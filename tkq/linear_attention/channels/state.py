@@ -1,0 +1,187 @@
+"""The state with gates for each column of k, in the accumulators of warpgroups, chunk by chunk."""
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, Int32, const_expr
+
+import tkq.tile as tk
+from tkq.linear_attention.channels.columns import mul_columns, scaled_columns
+from tkq.linear_attention.channels.parts import OUT_BARRIER, chunks, order
+from tkq.linear_attention.config import CHUNK
+
+
+@dataclass(frozen=True)
+class Held:
+    """Registers of 64 rows of V."""
+
+    s: tk.RegTile  # the state, transposed: V by K
+    s16: tk.RegTile  # the same, rounded: an operand
+    v: tk.RegTile  # a chunk's values, transposed
+    o: tk.RegTile  # outputs, transposed: V by tokens
+    x: tk.RegTile
+    w: tk.RegTile  # with the delta rule: what the state gives for keys, then what it takes up
+    beta: tk.ColVec
+    erase: tk.ColVec
+    half: tk.RegTile  # outputs of half of the tokens
+
+
+class At(NamedTuple):
+    """A chunk: which one, where its tokens and its scores are, of which warpgroup of the state."""
+
+    chunk: Int32
+    tokens: Int32
+    scores: Int32
+    wg: Int32
+
+
+class ChannelState:
+    """The part of `ChannelAttention` that keeps the state and writes outputs, where g, s and t are the kernel's. late:
+    registers do not hold both of what the state gives, for keys and for queries: it is rounded a second time for the
+    latter, behind the corrected values."""
+
+    def __init__(self, spec, parts, sequences, late: bool):
+        """parts: the kernel's `Delta` and `Whole`."""
+        self.spec, self.sequences, self.late = spec, sequences, late
+        self.delta, self.whole = parts
+        self.scored, self.solved = not spec.updates, bool(spec.delta)
+
+    def registers(self, dtype) -> Held:
+        """Room for them."""
+        K = self.spec.head_dim
+        return Held(tk.rt_fl(K), tk.rt(K, dtype), tk.rt(CHUNK, dtype), tk.rt_fl(CHUNK), tk.rt(CHUNK, dtype),
+                    tk.rt_fl(CHUNK), tk.cv(CHUNK), tk.cv(CHUNK), tk.rt_fl(CHUNK // 2))
+
+    @cute.jit
+    def keep(self, g, s, t, wg):
+        """All chunks of a task, by the wg-th of the state's warpgroups."""
+        c, row0 = self.registers(s.p.type.dtype), (t.part + wg) * CHUNK
+        ring, scores = s.tokens.ring(), s.scores.ring()
+        if const_expr(self.spec.initial is None):
+            tk.zero(c.s)
+        else:
+            tk.load_from(c.s, self.sequences.state(g.initial, t), row0, 0)
+        for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
+            at = At(order(self.spec, g, t, i), ring.stage, scores.stage, wg)
+            s.tokens.wait(ring)
+            s.scores.wait(scores)
+            self.meet(c, g, s, t, at)
+            self.take_up(c, g, s, t, at)
+            s.tokens.release(ring)
+            s.scores.release(scores)
+            ring.advance()
+            scores.advance()
+        if const_expr(self.spec.final is not None):
+            tk.store_elements(self.sequences.state(g.final, t), c.s, row0, 0)
+        tk.store_wait(read=False)
+
+    @cute.jit
+    def meet(self, c, g, s, t, at):
+        """c.v = values, with the delta rule corrected ones, c.o = what the state gives for queries; the state decays,
+        and where this is late has taken up values."""
+        if const_expr(self.late):
+            self.round(c, s, at)
+        else:
+            self.begin(c, s, at)
+        self.delta.of_state(c, s.started[at.scores] if self.solved else None)
+        if const_expr(self.scored and not self.late):
+            tk.mm_ABt(c.o, c.s16, s.q[at.tokens])
+        tk.mma_wait(0)
+        self.of_group(s.v, at.wg, lambda v: tk.load_T(c.v, v[at.tokens]))  # in registers that had the state, rounded
+        self.updates(c, s.delta, at.scores, partial(self.put, g.dv, s, t, c.w, at))
+        if const_expr(self.late):
+            self.begin(c, s, at)
+        if const_expr(self.whole.there):
+            if not self.whole.holds(s.whole.found[None, at.scores]):
+                mul_columns(c.s, s.total[None, at.scores])
+        if const_expr(self.late):
+            self.add_values(c, s, at)
+            if const_expr(self.scored):
+                self.make_outputs(c, g, s, at)
+
+    @cute.jit
+    def take_up(self, c, g, s, t, at):
+        """Outputs, and the state behind the chunk."""
+        if const_expr(not self.late):
+            if const_expr(self.scored):
+                tk.mul(c.o, c.o, g.scale)
+                tk.mma_ABt(c.o, c.v, s.p[at.scores])
+            self.delta.gradients_of_updates(c, s.delta, at.scores)
+            self.add_values(c, s, at)
+            self.delta.erase(c, s.delta, s.started[at.scores] if self.solved else None, at.scores)
+            tk.mma_wait(1)
+        self.put(g.o, s, t, c.x if self.late and self.scored else self.delta.result(c), at)
+        if const_expr(self.delta.back):
+            self.delta.times_beta(c, s.delta, at.scores)
+            self.put(g.dv, s, t, c.w, at)
+        tk.mma_wait(0)
+        if const_expr(self.whole.there):
+            mul_columns(c.s, s.whole.behind[None, at.scores])
+
+    def make_outputs(self, c, g, s, at):
+        """c.x = outputs, rounded, of half of the tokens at a time: fewer registers."""
+        for half in range(2):
+            tk.mm_ABt(c.half, c.s16, s.q[at.tokens], b_part=half)
+            tk.mma_wait(0)
+            tk.mul(c.half, c.half, g.scale)
+            tk.mma_ABt(c.half, c.v, s.p[at.scores], b_part=half)
+            tk.mma_wait(0)
+            tk.copy(tk.columns(c.x, half * CHUNK // 2, CHUNK // 2), c.half)
+
+    def add_values(self, c, s, at):
+        """What the state takes up is under way."""
+        if not self.whole.there:
+            mul_columns(c.s, s.total[None, at.scores])
+        tk.mma_AB(c.s, c.v, s.k[at.tokens])
+
+    def begin(self, c, s, at):
+        """The state as operands meet it, and the same, rounded."""
+        if self.whole.there:
+            mul_columns(c.s, s.whole.before[None, at.scores])
+        tk.copy(c.s16, c.s)
+
+    def round(self, c, s, at):
+        """As operands meet it, rounded, and the state as it was."""
+        if self.whole.there:
+            scaled_columns(c.s16, c.s, s.whole.before[None, at.scores])
+        else:
+            tk.copy(c.s16, c.s)
+
+    def updates(self, c, shared, stage, put):
+        """As `Delta.updates`, of keys that have their decays, so that a token's value and what the state gives for its
+        key have one factor."""
+        if self.delta.forward:
+            if self.spec.updates:
+                tk.apply_narrow(c.v, lambda v, w: v - w, c.v, c.w)
+            else:
+                tk.load_shared_cols(c.beta, shared.beta[None, stage])
+                tk.apply_narrow(c.v, lambda v, w, b: b * (v - w), c.v, c.w, c.beta)
+            tk.mm_ABt(c.w, c.v, shared.inverse[stage])
+            tk.mma_wait(0)
+            if self.spec.updates:
+                put()
+                tk.load_shared_cols(c.beta, shared.beta[None, stage])
+                tk.mul_col(c.w, c.w, c.beta)
+            tk.copy(c.v, c.w)
+
+    @cute.jit
+    def of_group(self, tiles: Constexpr, wg, f: Constexpr):
+        """f of the tile that belongs to this warpgroup."""
+        for i in cutlass.range_constexpr(len(tiles)):
+            if wg == i:
+                f(tiles[i])
+
+    @cute.jit
+    def put(self, to, s, t, x, at):
+        """A chunk's outputs through shared memory: those before have left it."""
+        tile, leader = s.o[at.wg], tk.warp_id() % 4 == 0
+        if leader:
+            tk.store_wait()
+        tk.sync(OUT_BARRIER + at.wg, tk.WARPGROUP)
+        tk.store_T(tile, x)
+        tk.publish()
+        tk.sync(OUT_BARRIER + at.wg, tk.WARPGROUP)
+        if leader:
+            tk.store_async(to, tile, (t.batch, t.head, at.chunk, t.part + at.wg))
