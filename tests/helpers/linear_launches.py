@@ -103,8 +103,9 @@ def of_sequences(given, scale, launched):
             found[:, begin:end] = x
         return found
 
+    of_none = math.nan if given.beta is getattr(given, "less", None) is None else 0.0
     return Made(whole("o", 0.0), None if given.final is None else torch.cat([one.state for one in made]),
-                whole("dots", math.nan if given.beta is getattr(given, "less", None) is None else 0.0), whole("dv", 0.0),
+                whole("dots", of_none), whole("dv", 0.0),
                 None if made[0].of_skip is None else torch.cat([one.of_skip for one in made]),
                 whole("diagonal", math.nan))
 
