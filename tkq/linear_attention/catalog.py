@@ -154,11 +154,11 @@ def _of_one_group():
 def expectation(spec: LinearSpec) -> Expectation:
     """Products of the scores, of the state with queries, and of values with both; loads and stores by TMA. Where
     corrected values come out, there are as many with keys; where states alone do, without the delta rule, the product
-    that makes them, of 64 tokens, and two waits of roles that have none."""
+    that makes them, of 64 tokens, and waits of roles that have none."""
     (few, some, many), groups = plan(spec).registers, plan(spec).groups
     roles = (few, 1), (some, 1), (many, groups)
     if spec.part == "states":
-        return Expectation(tensor=4 * (1 + 4 * bool(spec.delta)), waits_per_mma=1.25, local_memory=spilled(spec),
+        return Expectation(tensor=4 * (1 + 4 * bool(spec.delta)), waits_per_mma=1.5, local_memory=spilled(spec),
                            instructions=("UTMALDG", "USETMAXREG"), absent=("UTMASTG",), roles=roles)
     return Expectation(tensor=spec.head_dim // 16 * 2 + 8, waits_per_mma=0.5,
                        instructions=("UTMALDG", "UTMASTG", "USETMAXREG"), local_memory=spilled(spec), roles=roles)
