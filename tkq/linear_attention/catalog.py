@@ -77,9 +77,9 @@ def _ssd():
 
 
 def _pairs():
-    """Mamba-2's of two heads a block, which share B and C."""
-    for name, spec in _ssd():
-        if paired(spec) and not spec.reverse:
+    """Of two heads a block: Mamba-2's, which share B and C, and linear attention's, which share q and k."""
+    for name, spec in (*_ssd(), *_of_sizes()):
+        if paired(spec) and name.startswith(("mamba2_ssd", "linear_attn-")) and not spec.reverse:
             yield Shipped(f"{name}-pairs", recipe(spec, heads=2), expectation(spec, 2))
 
 

@@ -62,7 +62,7 @@ def split(sizes: Sizes) -> Split:
 
 def _paired(sizes):
     """Do neighbouring heads share q and k, and does one fill a group?"""
-    shared = sizes.key_heads and sizes.heads > sizes.key_heads and sizes.heads // sizes.key_heads % 2 == 0
+    shared = sizes.key_heads and sizes.heads // sizes.key_heads % 2 == 0
     return bool(shared) and max(sizes.V, sizes.K) <= CHUNK and not (sizes.delta or sizes.single)
 
 
