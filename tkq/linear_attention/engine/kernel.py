@@ -281,7 +281,7 @@ class LinearAttention:
             if const_expr(spec.writes):
                 self.write(g, s, t, c, (wg, self.order(t, i), ring.stage, self.heads.place(scores, wg), skip))
             tk.mma_wait(0)
-            self.add_rest(s, c, wg, (ring.stage, self.heads.place(scores, wg)))
+            self.add_rest(s, c, wg, (ring.stage, scores.stage))
             s.tokens.release(ring)
             s.scores.release(scores)
             self.checkpoints.put(g, t, c.s, i, row0)
