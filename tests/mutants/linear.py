@@ -36,6 +36,7 @@ WIDE, WIDE_DELTA, WIDE_SUMS = ((f"{TESTS}test_wide.py::{name}",) for name in (
     "test_forward[200-0.1]", "test_delta_rule[200-random]", "test_gradients_of_values_and_sums[200]"))
 CHECKPOINTS, CHECKPOINTS_OF_BATCH = ((f"{TESTS}test_checkpoints.py::test_of_{name}[linear_attn]",) for name in (
     "packed_sequences", "a_batch"))
+PAIRS = (f"{TESTS}test_heads.py::test_mamba2[64-64-310-without1]",)
 PACKED_SSD = (f"{TESTS}test_ssd_backward.py::test_packed_sequences[1]",)
 
 MUTANTS = (
@@ -216,6 +217,18 @@ MUTANTS = (
             tk.mma_wait(0)
             self.add_rest(s, c, wg, (ring.stage, scores.stage))
          """, READS)),
+    *family(
+        "linear", "tkq/linear_attention/engine/heads.py",
+        ("values_of_the_first_head", "return replace(t, head=t.head + wg, head_v=(t.head + wg) // g.heads_per_v, "
+         "part=t.part - wg)", "return replace(t, head=t.head + wg, part=t.part - wg)", PAIRS),
+        ("states_of_the_first_head", "return replace(t, head=t.head + wg, head_v=(t.head + wg) // g.heads_per_v, "
+         "part=t.part - wg)", "return replace(t, head_v=(t.head + wg) // g.heads_per_v, part=t.part - wg)", PAIRS),
+        ("gates_of_the_first_head", "return t if self.count == 1 else replace(t, head=t.head + tk.warp_id() % 4 % "
+         "self.count)", "return t", PAIRS),
+        ("factors_of_the_first_head_alone", "return warp == 0 if self.count == 1 else warp < self.count",
+         "return warp == 0", PAIRS),
+        ("scores_of_the_first_head", "return scores.stage if self.count == 1 else self.count * scores.stage + head",
+         "return scores.stage if self.count == 1 else self.count * scores.stage + 0 * head", PAIRS)),
     *family(
         "linear", "tkq/linear_attention/engine/ssd.py",
         ("steps_without_their_bias", "d = d + Float32(o.bias[t.head])", "pass", SSD),

@@ -3,7 +3,7 @@ import itertools
 from dataclasses import replace
 
 from tkq.linear_attention.launch import recipe
-from tkq.linear_attention.plan import plan, spilled
+from tkq.linear_attention.plan import paired, plan, spilled
 from tkq.linear_attention.spec import GATES, LinearSpec, SsdSpec, SuffixSpec
 from tkq.linear_attention.split.launch import recipe as combine_recipe
 from tkq.linear_attention.split.spec import CombineSpec
@@ -22,7 +22,7 @@ def shipped() -> list:
     for name, spec in (*_of_sizes(), *_with_states(), *_delta_rule(), *_packed(), *_ssd(), *_packed_ssd(),
                        *_segments()):
         found.setdefault(recipe(spec), Shipped(name, recipe(spec), expectation(spec)))
-    return [*found.values(), *_sums(), *_combined(), *_of_one_group()]
+    return [*found.values(), *_sums(), *_combined(), *_of_one_group(), *_pairs()]
 
 
 def _of_sizes():
@@ -74,6 +74,13 @@ def _ssd():
         yield f"mamba2_ssd_db{end}", LinearSpec("bf16", 64, N, "token", initial, reverse=True, ssd=plain)
         yield f"mamba2_ssd_dx{end}", replace(spec, reverse=True, dot=True, ssd=replace(skip, skip_gradient=True))
     yield "mamba2_ssd-bf16-n128-p64-final", replace(spec, initial=None)
+
+
+def _pairs():
+    """Of two heads a block: Mamba-2's, which share B and C, and linear attention's, which share q and k."""
+    for name, spec in (*_ssd(), *_of_sizes()):
+        if paired(spec) and name.startswith(("mamba2_ssd", "linear_attn-")) and not spec.reverse:
+            yield Shipped(f"{name}-pairs", recipe(spec, heads=2), expectation(spec, 2))
 
 
 def _packed_ssd():
@@ -151,11 +158,12 @@ def _of_one_group():
                   replace(expectation(spec), roles=((few, 1), (some, 1), (many, 1))))
 
 
-def expectation(spec: LinearSpec) -> Expectation:
+def expectation(spec: LinearSpec, heads: int = 1) -> Expectation:
     """Products of the scores, of the state with queries, and of values with both; loads and stores by TMA. Where
     corrected values come out, there are as many with keys; where states alone do, without the delta rule, the product
     that makes them, of 64 tokens, and waits of roles that have none."""
-    (few, some, many), groups = plan(spec).registers, plan(spec).groups
+    config = plan(spec, heads=heads)
+    (few, some, many), groups = config.registers, config.groups
     roles = (few, 1), (some, 1), (many, groups)
     if spec.part == "states":
         return Expectation(tensor=4 * (1 + 4 * bool(spec.delta)), waits_per_mma=1.5, local_memory=spilled(spec),

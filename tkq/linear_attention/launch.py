@@ -16,9 +16,9 @@ from tkq.runtime.device import arch
 _launchers: dict = {}  # what decides the kernel -> its function; as many as kinds of call
 
 
-def recipe(spec: LinearSpec, groups: int | None = None) -> Recipe:
-    """The kernel's. groups: as `plan` has them."""
-    return Recipe("tkq.linear_attention.engine.kernel:LinearAttention", (spec, plan(spec, groups)))
+def recipe(spec: LinearSpec, groups: int | None = None, heads: int = 1) -> Recipe:
+    """The kernel's. groups, heads: as `plan` has them."""
+    return Recipe("tkq.linear_attention.engine.kernel:LinearAttention", (spec, plan(spec, groups, heads)))
 
 
 class Steps(NamedTuple):
@@ -49,7 +49,7 @@ class Given(NamedTuple):
     its dtype. v_first: the final state lies in memory as (.., V, K). steps: Mamba-2's, in the place of g.
     state_v_first: states are (.., V, K). checkpoint_every: tokens, a multiple of 64, from a state that is written on
     the way to the next. part, segments: as `LinearSpec` and `engine.segmented` have them: with "states" what comes out
-    is (B * N, HO, C, K), contiguous. groups: as `plan` has them. q2, or k2 and v2: of the shapes of q, k
+    is (B * N, HO, C, K), contiguous. groups, heads: as `plan` has them. q2, or k2 and v2: of the shapes of q, k
     and v, as `engine.second` has them; sums are of o times x, less o2 times v, or of o times v2, which x is, too."""
 
     q: Tensor
@@ -76,6 +76,7 @@ class Given(NamedTuple):
     q2: Tensor | None = None
     k2: Tensor | None = None
     v2: Tensor | None = None
+    heads: int = 1
 
     @property
     def second(self) -> str | None:
@@ -213,8 +214,8 @@ def _launcher(given):
     gate = 0 if g is None else g.dim()
     key = (q.get_device(), q.dtype, q.shape[3], v.shape[3], gate, *types, final, x is None, of_steps,
            given.state_v_first, given.others, given.checkpoint_every is None, *ways, given.part, given.groups,
-           given.second)
+           given.second, given.heads)
     if key not in _launchers:
         arch.require_hopper(q.device)
-        _launchers[key] = function(recipe(spec_of(given), given.groups))
+        _launchers[key] = function(recipe(spec_of(given), given.groups, given.heads))
     return _launchers[key]

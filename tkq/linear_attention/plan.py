@@ -8,17 +8,33 @@ SHARED = 222 * 1024  # bytes of a block that tiles may take: 4 KB are left for f
 MOST_STAGES = 4
 
 
-def plan(spec: LinearSpec, groups: int | None = None) -> LinearConfig:
+def plan(spec: LinearSpec, groups: int | None = None, heads: int = 1) -> LinearConfig:
     """As many warpgroups for the state as V fills, two at most, or one where they have no registers for two: where K
     is above 128 a state of 64 rows is 72 to 128 of a thread's. As many stages as there is room for. groups: of these
-    warpgroups, at most."""
-    groups = 1 if spec.value_dim <= CHUNK or spec.head_dim > NARROW or groups == 1 else 2
+    warpgroups, at most. heads: 2: of a block, where `paired` allows it.
+
+    Raises:
+        ValueError: heads is neither 1 nor, where `paired` allows it, 2.
+    """
+    if heads != 1 and not (heads == 2 and paired(spec)):
+        raise ValueError(f"plan: heads is {heads}, allowed is 1{' or 2' * paired(spec)} for {spec}")
+    groups = heads if spec.value_dim <= CHUNK or spec.head_dim > NARROW or groups == 1 else 2
     tile = 2 * CHUNK * CHUNK
     operands, values = 2 + (spec.second is not None), 1 + spec.has_x + (spec.second == "pair")
     stage = operands * 2 * CHUNK * spec.head_dim + groups * values * tile
-    rest = (2 + groups + 2 * spec.exact) * tile + (4 * tile + 1024 if spec.delta else 2048 if spec.ssd else 0)
+    rest = (2 * heads + groups + 2 * spec.exact) * tile
+    rest += 4 * tile + 1024 if spec.delta else 4096 * heads - 2048 if spec.ssd or heads == 2 else 0
     stages = min(MOST_STAGES, (SHARED - rest) // stage)
-    return LinearConfig(groups, stages, _registers(spec, groups))
+    return LinearConfig(groups, stages, _registers(spec, groups), heads)
+
+
+def paired(spec: LinearSpec) -> bool:
+    """Can a block have two heads that share one of q and k? Each has a warpgroup of the state, and scores of its own
+    made of the same products. K is 64 at most, and there are no sums of o times x, whose scores are in two parts: with
+    more, registers are short. Sequences and states are those of a batch, in the order of the batch."""
+    one = spec.delta or spec.dot or spec.second or spec.part or not spec.scored
+    found = spec.packed or spec.pool or spec.checkpoints
+    return max(spec.value_dim, spec.head_dim) <= CHUNK and not (one or found)
 
 
 def spilled(spec: LinearSpec) -> int:

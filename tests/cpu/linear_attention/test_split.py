@@ -15,7 +15,7 @@ from tests.helpers.linear_segments import in_segments
 from tkq.linear_attention.catalog import expectation
 from tkq.linear_attention.launch import Given, Steps, recipe
 from tkq.linear_attention.plan import SHARED, plan
-from tkq.linear_attention.spec import LinearSpec
+from tkq.linear_attention.spec import LinearSpec, SsdSpec
 from tkq.linear_attention.split.launch import recipe as combine
 from tkq.linear_attention.split.launch import states_of
 from tkq.linear_attention.split.plan import GAIN, LONG, MOST, SHORTEST, Sizes, Split, split, time
@@ -37,7 +37,7 @@ def test_every_plan():
     for sizes in SIZES:
         how, chunks = split(sizes), -(-sizes.tokens // 64)
         usual = Split(min(2, -(-sizes.V // 64)), 1)
-        assert how.groups in (1, 2) and how.segments >= 1
+        assert how.groups in (1, 2) and how.segments >= 1 and how.heads == 1
         if how != usual:
             assert chunks >= LONG
             assert time(sizes, how) <= GAIN * time(sizes, usual)
@@ -45,6 +45,50 @@ def test_every_plan():
             each = -(-chunks // how.segments)
             assert each >= SHORTEST and (how.segments - 1) * each < chunks
             assert how.segments * sizes.sequences <= MOST
+
+
+@pytest.mark.parametrize("sizes, more, how", [
+    ((8, 80, 2048, 64, 64), dict(key_heads=1), Split(2, 1, 2)),
+    ((8, 80, 64, 64, 64), dict(key_heads=8), Split(2, 1, 2)),
+    ((16, 16, 1024, 64, 64), dict(key_heads=1), Split(2, 1, 2)),
+    ((8, 80, 2048, 32, 48), dict(key_heads=1), Split(2, 1, 2)),
+    ((8, 80, 2048, 64, 64), dict(), Split(1, 1)), ((8, 80, 2048, 64, 64), dict(key_heads=80), Split(1, 1)),
+    ((8, 15, 2048, 64, 64), dict(key_heads=5), Split(1, 1)), ((8, 80, 2048, 64, 80), dict(key_heads=1), Split(2, 1)),
+    ((8, 80, 2048, 128, 64), dict(key_heads=1), Split(1, 1)),
+    ((8, 80, 2048, 64, 64), dict(key_heads=1, single=True), Split(1, 1)),
+    ((8, 80, 2048, 64, 64), dict(key_heads=1, delta=True), Split(1, 1)),
+    ((1, 80, 1024, 64, 64), dict(key_heads=1), Split(1, 1))])  # of 132 SMs 40 would have all of it
+def test_two_heads_of_a_block(sizes, more, how):
+    """Where two neighbours share one of q and k, each fills a warpgroup of the state, and it takes no longer."""
+    assert split(Sizes(*sizes, 132, **more)) == how
+
+
+def test_few_sequences_with_shared_keys_are_cut_into_segments_of_one_head_a_block():
+    for B, H, S in itertools.product((1, 2, 8), (2, 16, 80), (4096, 32768, 1 << 18)):
+        how = split(Sizes(B, H, S, 64, 64, 132, key_heads=1))
+        assert how.heads == 1 or how == Split(2, 1, 2)
+        whole = Sizes(B, H, S, 64, 64, 132, key_heads=1)
+        assert time(whole, how) <= time(whole, Split(1, 1))
+
+
+@pytest.mark.parametrize("more", [
+    dict(head_dim=80), dict(value_dim=80), dict(delta="fp32"), dict(gate="token", dot=True), dict(second="query"),
+    dict(others=True), dict(packed="int32"), dict(pool="int32", initial="fp32", final="fp32"),
+    dict(checkpoints="fp32"), dict(part="states", final="fp32"), dict(part="outputs", initial="fp32")])
+def test_what_has_one_head_a_block(more):
+    spec = LinearSpec(**dict(dtype="bf16", head_dim=64, value_dim=64) | more)
+    with pytest.raises(ValueError, match="plan: heads is 2, allowed is 1 for"):
+        plan(spec, heads=2)
+    with pytest.raises(ValueError, match="plan: heads is 3, allowed is 1 or 2 for"):
+        plan(LinearSpec("bf16", 64, 64), heads=3)
+
+
+@pytest.mark.parametrize("gated, stages", [(False, 4), (True, 3)])
+def test_two_heads_have_room(gated, stages):
+    spec = LinearSpec("bf16", 64, 64, "token", ssd=SsdSpec("bf16", gated=gated))
+    config = plan(spec, heads=2)
+    assert (config.groups, config.heads, config.stages) == (2, 2, stages)
+    assert stages * (2 + 2 * (1 + gated)) * 8192 + (4 + 2) * 8192 + 4 * 4 * 64 * 4 <= SHARED
 
 
 def test_sequences_that_fill_the_gpu_are_left_whole():

@@ -121,6 +121,21 @@ def test_kernels_of_calls_are_those_that_are_shipped(N, gated):
             assert len(seen) == (8 if gated else 7) and {recipe for recipe, _ in seen} <= recipes
 
 
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("states", [False, True])
+def test_kernels_of_two_heads_are_those_that_are_shipped(gated, states):
+    recipes = {kernel.recipe for kernel in (*shipped(), *finish.shipped())}
+    given = make(64, 64, H=160, G=1) | ({} if gated else dict(z=None)) | ({} if states else dict(initial_states=None))
+    with fake_gpu.launches() as seen:
+        leaves = {name: x.detach().requires_grad_() for name, x in given.items() if x is not None}
+        found = tkq.mamba2_ssd(**leaves, dt_softplus=True, return_final_states=states)
+        found = found if states else (found,)
+        torch.autograd.grad(found, list(leaves.values()), [torch.zeros_like(x) for x in found])
+        assert {recipe for recipe, _ in seen} <= recipes
+        of_two = [recipe for recipe, _ in seen if getattr(recipe.args[-1], "heads", 1) == 2]
+        assert len(of_two) == (2 if gated else 1)  # the forward, and with z once more
+
+
 @pytest.mark.parametrize("P", range(32, 257, 16))
 @pytest.mark.parametrize("N", [32, 64, 128])
 def test_each_launch_has_room(P, N):

@@ -3,10 +3,11 @@ from typing import Any, NamedTuple, Optional
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int64, const_expr
+from cutlass import Constexpr, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.engine.heads import ONE, Heads
 from tkq.tile.assembly import opaque_sum
 
 
@@ -21,33 +22,34 @@ class Ahead(NamedTuple):
     step: Any
 
 
-def begin(x: cute.Tensor, g, t, chunk, reverse: bool, carried: bool = True) -> Ahead:
-    """Of each lane of a warpgroup's first warp, for the first chunk. x: (B, S, HO). What is made of the numbers waits
-    for them: it is made when the chunk comes. carried: is there a register for `first`?"""
+def begin(x: cute.Tensor, g, t, chunk, reverse: bool, carried: bool = True, heads: Heads = ONE) -> Ahead:
+    """Of each lane of a warpgroup's first warp, or of one for each of a block's heads, for the first chunk. x: (B, S,
+    HO). What is made of the numbers waits for them: it is made when the chunk comes. carried: is there a register for
+    `first`?"""
     first, step = None, Int64(x.stride[1]) * (-CHUNK if reverse else CHUNK)
     if carried:
         first = cute.make_rmem_tensor((1,), Int64)
         first[0] = (Int64(t.batch) * x.stride[0] + Int64(token_of(chunk, 0)) * x.stride[1]
                     + Int64(t.head) * x.stride[2])
     mine = Ahead(cute.make_rmem_tensor((2,), x.element_type), x, first, step)
-    read(mine, g, t, chunk)
+    read(mine, g, t, chunk, heads)
     return mine
 
 
-def follow(mine: Ahead, g, t, chunk):
+def follow(mine: Ahead, g, t, chunk, heads: Heads = ONE):
     """The numbers of the chunk that follows are on their way."""
     if mine.first is not None:
         mine.first[0] = opaque_sum(mine.first[0], mine.step)
-    read(mine, g, t, chunk)
+    read(mine, g, t, chunk, heads)
 
 
 @cute.jit
-def read(mine: Ahead, g, t, chunk):
+def read(mine: Ahead, g, t, chunk, heads: Constexpr[Heads]):
     """They are on their way; 0 past the end, and before the first token."""
     into, x = mine.found, mine.x
     for e in cutlass.range_constexpr(2):
         into[e] = x.element_type(0.0)
-    if tk.warp_id() % 4 == 0:
+    if heads.makes_factors():
         for e in cutlass.range_constexpr(2):
             token = token_of(chunk, e)
             if token >= 0 and token < g.tokens:

@@ -8,6 +8,7 @@ from cutlass import Float32, const_expr
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.engine import ahead
+from tkq.linear_attention.engine.heads import ONE, Heads
 from tkq.linear_attention.engine.second import second_factor
 from tkq.linear_attention.spec import NARROW, LinearSpec
 from tkq.tile.dtypes import element_type
@@ -16,9 +17,9 @@ LOWEST = -150.0  # of a gate, as a power of 2: such a factor is 0 in fp32, and s
 
 
 class GateShared(NamedTuple):
-    """Of a chunk's 64 tokens, two stages, G in powers of 2. sum: G. at_query: scale * 2^G. to_end: 2^(G[63] - G); the
-    other way around in the reversed order. total: 2^G[63]. dt: with Mamba-2's steps d, scale * d, and to_end is
-    multiplied by d; reversed it is d alone. second: see `second.second_factor`."""
+    """Of a chunk's 64 tokens, two stages of each head, G in powers of 2. sum: G. at_query: scale * 2^G. to_end:
+    2^(G[63] - G); the other way around in the reversed order. total: 2^G[63]. dt: with Mamba-2's steps d, scale * d,
+    and to_end is multiplied by d; reversed it is d alone. second: see `second.second_factor`."""
 
     sum: cute.Tensor
     at_query: cute.Tensor
@@ -33,8 +34,10 @@ class Gate:
     pair of tokens, each token and the state as a whole. Factors are made of differences of sums: where gates are
     logarithms of decays, nothing overflows."""
 
-    def __init__(self, spec: LinearSpec, ssd: Any = None):
-        """ssd: Mamba-2's part, which makes the gates there (see `ssd.Ssd`); it has d, one more factor of a token."""
+    def __init__(self, spec: LinearSpec, ssd: Any = None, heads: Heads = ONE):
+        """ssd: Mamba-2's part, which makes the gates there (see `ssd.Ssd`); it has d, one more factor of a token.
+        heads: of a block, each of which has a warp that makes its factors."""
+        self.heads = heads
         self.spec, self.gated, self.dtype = spec, spec.gated, element_type(spec.dtype)
         self.ssd = ssd if spec.ssd else None
         self.adds = spec.ssd is not None and not spec.reverse  # does a token add d times its value?
@@ -44,8 +47,9 @@ class Gate:
         """Room for it in shared memory; None without a gate."""
         if not self.gated:
             return None
-        return GateShared(*[al.vector(CHUNK, 2) for _ in range(3)], al.vector(4, 2),
-                          *(al.vector(CHUNK, 2) if there else None for there in (self.ssd, self.spec.second)))
+        stages = self.heads.places
+        return GateShared(*[al.vector(CHUNK, stages) for _ in range(3)], al.vector(4, stages),
+                          *(al.vector(CHUNK, stages) if there else None for there in (self.ssd, self.spec.second)))
 
     # ---- the scores' warpgroup -----------------------------------------------------------------
 
@@ -54,7 +58,7 @@ class Gate:
         multiplied by)."""
         if not self.gated:
             return None
-        mine = ahead.begin(self.numbers(g), g, t, chunk, self.spec.reverse)
+        mine = ahead.begin(self.numbers(g), g, self.heads.of_warp(t), chunk, self.spec.reverse, heads=self.heads)
         return mine, tk.rv(), tk.cv(CHUNK), tk.cv(CHUNK) if self.adds else None
 
     def numbers(self, g) -> cute.Tensor:
@@ -67,10 +71,10 @@ class Gate:
 
     @cute.jit
     def factors(self, g, t, chunk, place, gates):
-        """A chunk's to shared memory, by the first warp. place: (shared memory, the stage)."""
+        """A chunk's to shared memory, by the first warp of each head. place: (shared memory, the warp's stage)."""
         if const_expr(self.gated):
-            if tk.warp_id() % 4 == 0:
-                self.sums(g, self.logs(g, t, chunk, gates[0].found), *place)
+            if self.heads.makes_factors():
+                self.sums(g, self.logs(g, self.heads.of_warp(t), chunk, gates[0].found), *place)
 
     def logs(self, g, t, chunk, now):
         """Of this lane's tokens: gates in powers of 2; with Mamba-2 its d, too."""
@@ -82,7 +86,7 @@ class Gate:
     def ask(self, g, t, chunk, gates):
         """The gates of the chunk that follows are on their way."""
         if self.gated:
-            ahead.follow(gates[0], g, t, chunk)
+            ahead.follow(gates[0], g, self.heads.of_warp(t), chunk, self.heads)
 
     def sums_of(self, shared):
         """The sums of both stages; None without gates."""

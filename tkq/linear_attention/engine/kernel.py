@@ -15,6 +15,7 @@ from tkq.linear_attention.engine.delta import Delta
 from tkq.linear_attention.engine.dots import add_dots, write_dots
 from tkq.linear_attention.engine.fields import Globals, Shared, State, Task
 from tkq.linear_attention.engine.gates import Gate
+from tkq.linear_attention.engine.heads import Heads
 from tkq.linear_attention.engine.operands import Operands
 from tkq.linear_attention.engine.packed import Sequences, any_strides, numbers
 from tkq.linear_attention.engine.products import StateProducts
@@ -38,9 +39,9 @@ class LinearAttention:
 
         O = scale * (e^(G[63] - G) Q S + P V),  S = e^G[63] S + (e^G K)' V,  S of the chunks behind
 
-    A block has one head of one sequence and 64 columns of V for each of its warpgroups of the state, which keep
-    S' (V by K, fp32) in their accumulators from the first chunk to the last: rounded to 16 bits it is the A operand of
-    S' Q', and values transposed are that of V' P' and V' K.
+    A block has one head of one sequence, or two (see `heads.Heads`), and 64 columns of V for each of its warpgroups of
+    the state, which keep S' (V by K, fp32) in their accumulators from the first chunk to the last: rounded to 16 bits
+    it is the A operand of S' Q', and values transposed are that of V' P' and V' K.
 
       producer (a warp)        Q K V of a chunk | of the next | ..
       scores (a warpgroup)     Q K', gates, mask: P | P of the next chunk | ..
@@ -55,8 +56,8 @@ class LinearAttention:
     """
 
     def __init__(self, spec: LinearSpec, config: LinearConfig):
-        self.spec, self.config, self.ssd = spec, config, Ssd(spec)
-        self.gate = Gate(spec, self.ssd)
+        self.spec, self.config, self.ssd, self.heads = spec, config, Ssd(spec), Heads(config.heads)
+        self.gate = Gate(spec, self.ssd, self.heads)
         self.dtype = element_type(spec.dtype)
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
@@ -117,10 +118,10 @@ class LinearAttention:
                     heads // k.shape[2], heads // v.shape[2], x_heads, ssd, *operands[11:16],
                     *(x if x is None else at.loads(at.rows(x), tile) for x, tile in zip(
                         operands[16:], (self.qk_tile, self.qk_tile, self.v_tile))), self.segmented.count(operands))
-        parts = -(-self.segmented.columns // (CHUNK * c.groups))
+        parts = -(-self.segmented.columns // (CHUNK * c.groups // c.heads))
         blocks = self.segmented.blocks(operands, at.blocks(operands.q, operands.cu))
-        self.kernel(g).launch(grid=[parts, heads, blocks], block=[tk.WARPGROUP * (c.groups + 2), 1, 1],
-                              stream=stream, min_blocks_per_mp=1)
+        self.kernel(g).launch(grid=[parts, self.heads.blocks(heads), blocks],
+                              block=[tk.WARPGROUP * (c.groups + 2), 1, 1], stream=stream, min_blocks_per_mp=1)
 
     # ---- device --------------------------------------------------------------------------------
 
@@ -131,7 +132,7 @@ class LinearAttention:
         s = Shared(al.tile(self.qk_tile, c.stages), al.tile(self.qk_tile, c.stages),
                    al.tile(self.v_tile, c.stages * n), al.tile(self.v_tile, c.stages * n) if x else None,
                    al.vector(CHUNK, 4 * n) if self.spec.dots else None, al.tile(self.v_tile, n),
-                   al.tile(self.p_tile, self.second.scores),
+                   al.tile(self.p_tile, self.second.scores * c.heads),
                    al.tile(self.p_tile, self.second.scores) if self.spec.exact_scores else None,
                    self.gate.shared(al), self.delta.shared(al), self.ssd.shared(al),
                    self.second.shared(al, (self.qk_tile, self.v_tile, self.p_tile), c),
@@ -140,6 +141,7 @@ class LinearAttention:
                    al.pipe(2, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores, *self.second.pipes(s))])
         part, head, block = cute.arch.block_idx()
+        head = self.heads.first(head)
         g, batch, state, tokens = self.sequences.of_block(g, block)
         batch, first, chunks = self.segmented.of_block(g, batch, cute.ceil_div(tokens, CHUNK))
         t = Task(batch, state, head, head // g.heads_per_k, head // g.heads_per_v, part * n, chunks, first)
@@ -163,10 +165,11 @@ class LinearAttention:
             if const_expr(self.spec.queried):
                 tk.load_async(s.q[ring.stage], g.q, (t.batch, t.head_k, chunk, 0), sem)
             for wg in cutlass.range_constexpr(self.config.groups):
-                at = t.batch, t.head_v, self.segmented.chunk_of_values(g, chunk, t.part + wg), t.part + wg
+                of = self.heads.of_warpgroup(g, t, wg)
+                at = t.batch, of.head_v, self.segmented.chunk_of_values(g, chunk, of.part + wg), of.part + wg
                 tk.load_async(s.v[self.tile(ring.stage, wg)], g.v, at, sem)
                 if const_expr(self.spec.has_x):
-                    at = t.batch, t.head // g.heads_per_x, chunk, t.part + wg
+                    at = t.batch, of.head // g.heads_per_x, chunk, of.part + wg
                     tk.load_async(s.x[self.tile(ring.stage, wg)], g.x, at, sem)
                 self.second.load_values(g, s, t, (self.tile(ring.stage, wg), chunk, wg), sem)
             self.second.load(g, s, t, (ring.stage, chunk), sem)
@@ -182,19 +185,20 @@ class LinearAttention:
         for i in cutlass.range(t.chunks, unroll=1):
             self.first_product(s, t, i, ring, x, not self.early)
             s.scores.acquire_empty(out)
-            self.gate.factors(g, t, self.order(t, i), (s.gate, out.stage), gates)
+            self.gate.factors(g, t, self.order(t, i), (s.gate, self.heads.place_of_warp(out)), gates)
             self.delta.factors(g, s.delta, mine, self.gate.sums_of(s.gate), out.stage)
             if const_expr(not self.spec.delta):
                 self.gate.ask(g, t, self.order(t, i + 1), gates)
             tk.sync(SCORES_BARRIER, tk.WARPGROUP)
-            between = self.gate.between(s.gate, gates, out.stage)
-            tk.mma_wait(0)
-            if const_expr(self.spec.scored):
-                self.ssd.put_diagonal(s.diagonal, x, between, g.scale, out.stage)
-                self.gate.weigh(p, x, between, g.scale)
-                self.delta.products(x, keys[ring.stage])
-                self.second.acquire(s, free)
-                self.put_scores(s.p[self.second.stage(out.stage)], p)
+            for head in cutlass.range_constexpr(self.heads.count):
+                between = self.gate.between(s.gate, gates, self.heads.place(out, head))
+                tk.mma_wait(0)
+                if const_expr(self.spec.scored):
+                    self.ssd.put_diagonal(s.diagonal, x, between, g.scale, self.heads.place(out, head))
+                    self.gate.weigh(p, x, between, g.scale)
+                    self.delta.products(x, keys[ring.stage])
+                    self.second.acquire(s, free)
+                    self.put_scores(s.p[self.second.stage(self.heads.place(out, head))], p)
             if const_expr(self.spec.exact_scores):
                 self.gate.weigh_rest(p, x, between, g.scale)
                 self.put_scores(s.rest[self.second.stage(out.stage)], p)
@@ -237,7 +241,7 @@ class LinearAttention:
 
     @cute.jit
     def keep_state(self, g, s, t, wg):
-        spec = self.spec
+        spec, t = self.spec, self.heads.of_warpgroup(g, t, wg)
         c = State(tk.rt_fl(spec.head_dim), tk.rt(spec.head_dim, self.dtype), tk.rt(CHUNK, self.dtype),
                   *[tk.rt(CHUNK, self.dtype) for _ in range(2)], tk.rt_fl(CHUNK), tk.rt(CHUNK, self.dtype),
                   tk.rt_fl(CHUNK),
@@ -258,15 +262,15 @@ class LinearAttention:
             if const_expr(self.second.there):  # registers had the state, in two parts
                 self.read_values(s, c, wg, ring.stage)
             self.delta.updates(c, s.delta, scores.stage, partial(self.put, g.dv, s, t, c.w, self.order(t, i), wg))
-            self.gate.take_up(c, s.gate, scores.stage)
+            self.gate.take_up(c, s.gate, self.heads.place(scores, wg))
             self.second.take_up(g, c, s, second, (self.tile(ring.stage, wg), scores.stage))
             self.products.behind_updates(c, s, ring.stage)
-            self.gate.decay(c, s.gate, scores.stage)
+            self.gate.decay(c, s.gate, self.heads.place(scores, wg))
             self.segmented.decay(decay, s.gate, scores.stage)
             if const_expr(spec.queried):
-                self.gate.at_query(c, s.gate, scores.stage, g.scale)
+                self.gate.at_query(c, s.gate, self.heads.place(scores, wg), g.scale)
             self.second.at_query(c, s.gate, scores.stage)
-            self.add_own(s, c, (self.tile(ring.stage, wg), scores.stage))
+            self.add_own(s, c, (self.tile(ring.stage, wg), self.heads.place(scores, wg)))
             self.delta.gradients_of_updates(c, s.delta, scores.stage)
             for values in self.gate.values(c):
                 tk.mma_AB(c.s, values, s.k[ring.stage])
@@ -275,7 +279,7 @@ class LinearAttention:
             tk.mma_wait((1 + self.second.pair) * (1 + self.gate.in_two))
             self.second.done(s, free)
             if const_expr(spec.writes):
-                self.write(g, s, t, c, (wg, self.order(t, i), ring.stage, scores.stage, skip))
+                self.write(g, s, t, c, (wg, self.order(t, i), ring.stage, self.heads.place(scores, wg), skip))
             tk.mma_wait(0)
             self.add_rest(s, c, wg, (ring.stage, scores.stage))
             s.tokens.release(ring)

@@ -31,7 +31,12 @@ def start(given: Given, scale: float) -> tuple:
     how = split_of(given)
     if how.segments > 1:
         return in_segments(given, scale, how), None
-    return engine.start(given if how.groups == 2 else given._replace(groups=1), scale)
+    return engine.start(_of(given, how), scale)
+
+
+def _of(given: Given, how: Split) -> Given:
+    """Laid out so."""
+    return given._replace(groups=how.groups if how.groups == 1 else None, heads=how.heads)
 
 
 def split_of(given: Given) -> Split:
@@ -41,14 +46,15 @@ def split_of(given: Given) -> Split:
     if given.cu is not None or given.state_indices is not None or given.checkpoint_every or K > WIDEST:
         return Split(2, 1)
     return split(Sizes(B, max(H, HV), S, K, V, arch.num_sms(given.v.device), given.beta is not None, given.reverse,
-                       not given.updates, H))
+                       not given.updates, H,
+                       given.dot or given.second is not None or given.others))
 
 
 def in_segments(given: Given, scale: float, how: Split) -> Made:
     """Of any given without cu and state_indices. What segments add to states and make of them is computed first, with
     no outputs: nothing is corrected behind them, and all of them are rounded once, from the state that one launch has
     there but for the order in which it was summed."""
-    given = given._replace(segments=how.segments, groups=how.groups if how.groups == 1 else None)
+    given = _of(given, how)._replace(segments=how.segments)
     made = engine.launch(states_of(given), scale)
     first, final = combined(given, made.state, made.decays)
     made = engine.launch(given._replace(part="outputs", initial=first, final=None), scale)

@@ -15,7 +15,8 @@ MOST = 65535  # sequences times segments: blocks along a dimension of the grid
 class Sizes(NamedTuple):
     """Of a launch: sequences, computed heads, tokens of each sequence, K, V, multiprocessors; heads of q and k, as many
     as are computed where not given. delta: the delta rule's. reverse: from the last token to the first. queries:
-    outputs are computed (else the corrected values alone)."""
+    outputs are computed (else the corrected values alone). single: of one head a block: with sums of outputs times
+    another tensor, second operands, or no scores (see `linear_attention.plan.paired`)."""
 
     sequences: int
     heads: int
@@ -27,31 +28,42 @@ class Sizes(NamedTuple):
     reverse: bool = False
     queries: bool = True
     key_heads: int | None = None
+    single: bool = False
 
 
 class Split(NamedTuple):
-    """groups: of 64 columns of V, of a block: 1 or 2. segments: of each sequence."""
+    """groups: of 64 columns of V, of a block: 1 or 2. segments: of each sequence. heads: of a block: 1, or, of whole
+    sequences, 2 that share one of q and k, each with a group."""
 
     groups: int
     segments: int
+    heads: int = 1
 
 
 @lru_cache(maxsize=1024)  # a backward asks for each of its launches, and the search takes longer than a launch
 def split(sizes: Sizes) -> Split:
     """The one that takes the least time as `time` counts it, where that is less than `GAIN` of the time of whole
-    sequences with as many columns a block as there is room for; that one otherwise. Of those that take the same time,
-    the one with the fewest segments, and then with the most columns a block."""
-    usual = Split(min(2, _tiles(sizes.V)), 1)
+    sequences with as many columns a block as there is room for, or with two heads a block where that takes no longer;
+    that one otherwise. Of those that take the same time, the one with the fewest segments, and then with the most
+    columns a block."""
+    whole, pairs = Split(min(2, _tiles(sizes.V)), 1), Split(2, 1, 2)
+    usual = pairs if _paired(sizes) and time(sizes, pairs) <= time(sizes, whole) else whole
     chunks = -(-sizes.tokens // CHUNK)
     if chunks < LONG or not sizes.sequences or not sizes.heads:
         return usual
     most = min(max(chunks // SHORTEST, 1), MOST // sizes.sequences)
     # as many segments as have no more blocks than twice the SMs: beyond, waves are as full as they can be
     most = max(1, min(most, 2 * sizes.sms // (sizes.sequences * sizes.heads) + 1))
-    found = [Split(groups, count) for count in range(1, most + 1) for groups in range(usual.groups, 0, -1)
+    found = [Split(groups, count) for count in range(1, most + 1) for groups in range(whole.groups, 0, -1)
              if -(-chunks // -(-chunks // count)) == count]  # no segment is empty
     best = min(found, key=lambda one: time(sizes, one))
     return best if time(sizes, best) <= GAIN * time(sizes, usual) else usual
+
+
+def _paired(sizes):
+    """Do neighbouring heads share q and k, and does one fill a group?"""
+    shared = sizes.key_heads and sizes.heads // sizes.key_heads % 2 == 0
+    return bool(shared) and max(sizes.V, sizes.K) <= CHUNK and not (sizes.delta or sizes.single)
 
 
 def time(sizes: Sizes, how: Split) -> float:
@@ -78,7 +90,7 @@ BYTES = 220_000  # that memory gives in the time of a product: 3.0 TB/s, 128 clo
 
 def of_launch(sizes: Sizes, how: Split, tiles: int, writes: bool) -> float:
     """Of blocks for `tiles` of 64 columns."""
-    blocks = sizes.sequences * sizes.heads * how.segments * -(-tiles // how.groups)
+    blocks = sizes.sequences * (sizes.heads // how.heads) * how.segments * -(-tiles * how.heads // how.groups)
     chunks = -(-sizes.tokens // CHUNK)
     computed = -(-blocks // sizes.sms) * -(-chunks // how.segments) * of_chunk(sizes, how.groups, writes)
     columns = (sizes.key_heads or sizes.heads) * sizes.K * (1 + sizes.queries) + sizes.heads * sizes.V * (1 + writes)

@@ -1,0 +1,52 @@
+"""Two heads of a block that share q and k, against the same in float64, beside one head a block."""
+import pytest
+import torch
+
+from tests.gpu.linear_attention.test_linear_forward import make
+from tests.gpu.linear_attention.test_split import state_of, wide
+from tests.gpu.linear_attention.test_ssd_forward import make as make_ssd
+from tests.helpers.linear_launches import launched
+from tests.helpers.one_sign import bias_of_one_sign
+from tests.helpers.sanitizer.nan_fill import poisoned
+from tkq.linear_attention.launch import Given, launch
+from tkq.linear_attention.ssd.gradients import forward
+from tkq.testing import assert_2x
+
+F32 = torch.float32
+
+
+def check(given, scale=0.125):
+    """Heads differ in their values, gates and states: none has what is another's."""
+    one = launch(given, scale)
+    with poisoned():
+        two = launch(given._replace(heads=2), scale)
+    exact, peer = launched(wide(given), scale), launched(given, scale)
+    assert two.dots is None and (two.state is None) == (given.final is None)
+    ulps = 1 + given.q.shape[1] / 16  # tensor cores cut off what they add to a sum of fp32
+    for other in (one, peer):
+        assert_2x(two.o, exact.o, other.o, what="o")
+        if two.state is not None:
+            mine, want, theirs = (x.state.flatten(0, -2) for x in (two, exact, other))
+            assert_2x(mine, want, theirs, ulps=ulps, bias_ulps=bias_of_one_sign(want, theirs, ulps), what="state")
+
+
+@pytest.mark.parametrize("S, gate, reverse", [(1, "token", False), (65, "token", True), (310, "token", False),
+                                              (310, "head", False), (130, "none", True)])
+def test_linear_attention(S, gate, reverse):
+    q, k, v, g = make(2, S, 2, 8, 64, 64, gate)
+    check(Given(q, k, v, g, initial=state_of(v), final=F32, reverse=reverse))
+
+
+@pytest.mark.parametrize("N, P, S, without", [
+    (64, 64, 1, ("z",)), (64, 64, 310, ()), (64, 64, 310, ("z", "initial")), (48, 32, 130, ("dt_bias",))])
+def test_mamba2(N, P, S, without):
+    """An odd number of pairs of heads shares one of B and C; D of each column."""
+    check(forward(make_ssd(2, S, H=12, G=2, P=P, N=N, without=without, D_dims=2), F32), 1.0)
+
+
+def test_gradients_of_x():
+    """Where no others are asked for, there are no sums of o times x."""
+    saved = make_ssd(2, 200, H=8, P=64, N=64, without=("z", "initial"))
+    dy = torch.randn_like(saved.x)
+    check(Given(saved.B, saved.C, dy, reverse=True, state_v_first=True,
+                steps=saved.steps._replace(skip=saved.D, skip_gradient=False)), 1.0)

@@ -1,0 +1,48 @@
+"""Which head a warpgroup has: the part of `LinearAttention` that knows of two heads of a block."""
+from dataclasses import replace
+
+import tkq.tile as tk
+
+
+class Heads:
+    """A block has one head, or two neighbouring ones that share one of q and k: then each has a warpgroup of the state,
+    with all columns of V. Their scores are made of the same products, each with gates of its own, which a warp of the
+    scores' warpgroup makes for each head. A stage of the scores has a place for each."""
+
+    def __init__(self, count: int):
+        self.count, self.places = count, 2 * count
+
+    def blocks(self, heads):
+        """Of a sequence and a part of V."""
+        return heads if self.count == 1 else heads // self.count
+
+    def first(self, block):
+        """The first head of a block."""
+        return block if self.count == 1 else block * self.count
+
+    def of_warpgroup(self, g, t, wg):
+        """The task as a warpgroup of the state has it, whose columns of V are those of tile `part + wg`."""
+        if self.count == 1:
+            return t
+        return replace(t, head=t.head + wg, head_v=(t.head + wg) // g.heads_per_v, part=t.part - wg)
+
+    def makes_factors(self):
+        """Is this one of the scores' warps that do?"""
+        warp = tk.warp_id() % 4
+        return warp == 0 if self.count == 1 else warp < self.count
+
+    def of_warp(self, t):
+        """The task as the scores' warps have it that make factors."""
+        return t if self.count == 1 else replace(t, head=t.head + tk.warp_id() % 4 % self.count)
+
+    def place(self, scores, head):
+        """Where the present stage of scores, a ring, has what is of a head. The ring is asked for its stage each time:
+        a number that stands for it would be in a register throughout."""
+        return scores.stage if self.count == 1 else self.count * scores.stage + head
+
+    def place_of_warp(self, scores):
+        """Likewise, of the head for which one of the scores' warps makes factors."""
+        return scores.stage if self.count == 1 else self.place(scores, tk.warp_id() % 4 % self.count)
+
+
+ONE = Heads(1)
