@@ -11,7 +11,10 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, 
 
 
 def run(builder, args, *call):
-    """Call the kernel and wait for it."""
+    """Call the kernel and wait for it. call: its arguments; of a `OneBlock` all its tensors, as a tuple."""
+    if isinstance(call[0], tuple):
+        (first, *others), = call
+        call = first, tuple(others) or None
     runtime.function(recipe(builder, args))(*call)
     torch.cuda.synchronize()
 

@@ -34,12 +34,23 @@ class OneBlock:
         self.body, self.threads = body, threads
 
     @cute.jit
-    def __call__(self, tensors: tuple, stream: cuda.CUstream):
-        self.kernel(tensors).launch(grid=[1, 1, 1], block=[self.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
+    def __call__(self, first: cute.Tensor, others, stream: cuda.CUstream):
+        """others: the tensors behind the first, which says on which GPU this runs; or None."""
+        self.kernel(_all(first, others)).launch(grid=[1, 1, 1], block=[self.threads, 1, 1], stream=stream,
+                                                min_blocks_per_mp=1)
 
     @cute.kernel
     def kernel(self, tensors: tuple):
         self.body(*tensors)
+
+
+def _all(first, others):
+    return (first,) if others is None else (first, *others)
+
+
+def one_block(body, tensors, threads=128):
+    """What a builder of a `OneBlock` returns."""
+    return OneBlock(body, threads), (tensors[0], tensors[1:] or None)
 
 
 def get(tile, src, row0=0):

@@ -158,4 +158,4 @@ GROUPS = {"kernel": ({**REGISTERS, **BLOCKS}, OneBlock), "host": (HOST, Host), "
 def build(group, case):
     bodies, kernel = GROUPS[group]
     x = tensor("fp32", 64, 64)
-    return kernel(bodies[case][0]), ((x,),) if kernel is OneBlock else (x,)
+    return kernel(bodies[case][0]), (x, None) if kernel is OneBlock else (x,)

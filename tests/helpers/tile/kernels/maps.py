@@ -5,7 +5,7 @@ from cutlass import Float32
 
 import tkq.tile as tk
 
-from .common import OneBlock, any_strides, get, put, put_rows, sym, tensor
+from .common import any_strides, get, one_block, put, put_rows, sym, tensor
 
 ELEMENTWISE = {
     "add": lambda d, a, b: tk.add(d, a, b),
@@ -95,7 +95,7 @@ def build_elementwise(cols, dtype):
             put(out[k, None, None], td)
 
     out = tensor(dtype, len(elementwise(dtype)), 64, cols)
-    return OneBlock(body), ((tensor(dtype, 64, cols), tensor(dtype, 64, cols), out),)
+    return one_block(body, (tensor(dtype, 64, cols), tensor(dtype, 64, cols), out))
 
 
 def build_rows(cols):
@@ -107,8 +107,8 @@ def build_rows(cols):
             op(td, ta, row, col)
             put(out[k, None, None], td)
 
-    return OneBlock(body), ((tensor("fp32", 64, cols), tensor("fp32", 64), tensor("fp32", cols),
-                             tensor("fp32", len(ROWS), 64, cols)),)
+    return one_block(body, (tensor("fp32", 64, cols), tensor("fp32", 64), tensor("fp32", cols),
+                             tensor("fp32", len(ROWS), 64, cols)))
 
 
 def build_reductions(cols):
@@ -120,7 +120,7 @@ def build_reductions(cols):
             op(td, ta, row)
             put_rows(out[k, None, None], td)
 
-    return OneBlock(body), ((tensor("fp32", 64, cols), tensor("fp32", 64), tensor("fp32", len(REDUCTIONS), 64, 4)),)
+    return one_block(body, (tensor("fp32", 64, cols), tensor("fp32", 64), tensor("fp32", len(REDUCTIONS), 64, 4)))
 
 
 def build_fills(cols, dtype):
@@ -135,7 +135,7 @@ def build_fills(cols, dtype):
                 put(out[k, i, None, None], t)
 
     n = cute.sym_int()
-    return OneBlock(body), ((tensor(dtype, 64, cols), tensor("int32", n), tensor(dtype, len(FILLS), n, 64, cols)),)
+    return one_block(body, (tensor(dtype, 64, cols), tensor("int32", n), tensor(dtype, len(FILLS), n, 64, cols)))
 
 
 def build_copies(cols, dtype):
@@ -150,7 +150,7 @@ def build_copies(cols, dtype):
         put(narrow, z)
         put(wide, w)
 
-    return OneBlock(body), ((tensor("fp32", 64, cols), tensor(dtype, 64, cols), tensor("fp32", 64, cols)),)
+    return one_block(body, (tensor("fp32", 64, cols), tensor(dtype, 64, cols), tensor("fp32", 64, cols)))
 
 
 def build_columns(cols):
@@ -164,7 +164,7 @@ def build_columns(cols):
         tk.mul_col(d, tk.columns(t, half, half), tk.columns(col, half, half))
         put(out, d)
 
-    return OneBlock(body), ((tensor("fp32", 64, cols), tensor("fp32", cols), tensor("fp32", 64, cols // 2)),)
+    return one_block(body, (tensor("fp32", 64, cols), tensor("fp32", cols), tensor("fp32", 64, cols // 2)))
 
 
 def build_half_columns(cols, dtype):
@@ -176,7 +176,7 @@ def build_half_columns(cols, dtype):
         tk.copy(d, tk.columns(t, 16, n))
         put(out, d)
 
-    return OneBlock(body), ((tensor(dtype, 64, cols), tensor(dtype, 64, cols - 32)),)
+    return one_block(body, (tensor(dtype, 64, cols), tensor(dtype, 64, cols - 32)))
 
 
 def build_vectors(cols):
@@ -192,8 +192,8 @@ def build_vectors(cols):
                 columns[k, tk.thread_in_warpgroup() // 4, tk.first_col() + 8 * (j // 2) + j % 2] = d[1].tensor[j]
 
     n = len(VECTORS)
-    return OneBlock(body), ((*(tensor("fp32", size) for size in (64, 64, cols, cols)), tensor("fp32", n, 64, 4),
-                             tensor("fp32", n, 32, cols)),)
+    return one_block(body, (*(tensor("fp32", size) for size in (64, 64, cols, cols)), tensor("fp32", n, 64, 4),
+                             tensor("fp32", n, 32, cols)))
 
 
 def build_accumulate(dtype, cols):
@@ -203,7 +203,7 @@ def build_accumulate(dtype, cols):
         get(t, x)
         tk.store_elements(y, t, 2, 1, accumulate=True)
 
-    return OneBlock(body), ((tensor("fp32", 64, cols), any_strides(dtype, sym(), sym())),)
+    return one_block(body, (tensor("fp32", 64, cols), any_strides(dtype, sym(), sym())))
 
 
 def build_load_from(src, dst, cols):
@@ -213,7 +213,7 @@ def build_load_from(src, dst, cols):
         tk.load_from(t, x, 2, 1)
         put(y, t)
 
-    return OneBlock(body), ((any_strides(src, sym(), sym()), tensor(dst, 64, cols)),)
+    return one_block(body, (any_strides(src, sym(), sym()), tensor(dst, 64, cols)))
 
 
 def build_narrow(cols, dtype):
@@ -225,7 +225,7 @@ def build_narrow(cols, dtype):
 
     y = cute.runtime.make_fake_tensor(tk.element_type(dtype), (sym(), sym(8)), (cute.sym_int64(divisibility=8), 1),
                                       assumed_align=16)
-    return OneBlock(body), ((tensor("fp32", 64, cols), y),)
+    return one_block(body, (tensor("fp32", 64, cols), y))
 
 
 def build_global(cols, dtype):
@@ -240,4 +240,4 @@ def build_global(cols, dtype):
         tk.store_rows(rows, row, 1, cute.size(rows))
 
     v, w, rows = (tensor(name, sym()) for name in ("fp32", dtype, "fp32"))
-    return OneBlock(body), ((v, w, any_strides(dtype, sym(), sym()), rows),)
+    return one_block(body, (v, w, any_strides(dtype, sym(), sym()), rows))

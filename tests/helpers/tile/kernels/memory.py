@@ -6,7 +6,7 @@ from cutlass import Int32, Uint32
 
 import tkq.tile as tk
 
-from .common import OneBlock, any_strides, sym, tensor
+from .common import any_strides, one_block, sym, tensor
 
 
 class TmaCopy:
@@ -192,8 +192,8 @@ def build_bulk(n, evict_first=False):
             tk.red_add4((w.iterator + 4 * me).toint(), 1.0, 2.0, 3.0, 4.0)
         counts[me] = Int32(tk.count_up(counter.iterator.toint(), Uint32(99)))
 
-    return OneBlock(body), ((tensor("fp32", n), tensor("fp32", n), tensor("fp32", n), tensor("fp32", 512),
-                             tensor("int32", 1), tensor("int32", 128)),)
+    return one_block(body, (tensor("fp32", n), tensor("fp32", n), tensor("fp32", n), tensor("fp32", 512),
+                             tensor("int32", 1), tensor("int32", 128)))
 
 
 def build_copy_async(stages):
@@ -227,7 +227,7 @@ def build_copy_async(stages):
             consume(y, buffer, pipe)
 
     n = sym()
-    return OneBlock(body, 64), ((any_strides("fp32", n, 32), tensor("fp32", n, 32)),)
+    return one_block(body, (any_strides("fp32", n, 32), tensor("fp32", n, 32)), 64)
 
 
 class Elements:

@@ -6,7 +6,7 @@ from cutlass import Float32, Int32
 
 import tkq.tile as tk
 
-from .common import OneBlock, get, put, tensor
+from .common import get, one_block, put, tensor
 
 NARROW = {
     "product": lambda d, a, b, v, w, n: tk.apply_narrow(d, lambda x, y: x * y, a, b),
@@ -38,9 +38,9 @@ def build_narrow(dtype, cols):
             op(td, ta, tb, row, col, n[0])
             put(out[k, None, None], td)
 
-    return OneBlock(body), ((
+    return one_block(body, (
         tensor("fp32", 64, cols), tensor(dtype, 64, cols), tensor("fp32", 64), tensor("fp32", cols),
-        tensor("int32", 1), tensor(dtype, len(NARROW), 64, cols)),)
+        tensor("int32", 1), tensor(dtype, len(NARROW), 64, cols)))
 
 
 class Roles:

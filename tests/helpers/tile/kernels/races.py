@@ -7,7 +7,7 @@ from cutlass import Float32, Int64
 
 import tkq.tile as tk
 
-from .common import OneBlock, sym, tensor
+from .common import one_block, sym, tensor
 
 STAGES, WIDTH, WARPS = 2, 128, 4
 
@@ -94,7 +94,7 @@ def build_copies(order, by="bulk"):
                 consume(y, buffer, full, empty)
 
     n = sym()
-    return OneBlock(body, 32 * WARPS + 32), ((tensor("fp32", n, WIDTH), tensor("fp32", n, WIDTH)),)
+    return one_block(body, (tensor("fp32", n, WIDTH), tensor("fp32", n, WIDTH)), 32 * WARPS + 32)
 
 
 def build_sums(order):
@@ -131,4 +131,4 @@ def build_sums(order):
             r.advance()
 
     n = sym()
-    return OneBlock(body, 32 * WARPS), ((tensor("fp32", n, WIDTH), tensor("fp32", n, WIDTH)),)
+    return one_block(body, (tensor("fp32", n, WIDTH), tensor("fp32", n, WIDTH)), 32 * WARPS)

@@ -6,7 +6,7 @@ from cutlass import Int32
 
 import tkq.tile as tk
 
-from .common import OneBlock, put, sym, tensor
+from .common import one_block, put, sym, tensor
 
 
 class PipeSum:
@@ -94,7 +94,7 @@ def build_commit(stages, producers):
             consume(y, buffer, pipe)
 
     n = sym()
-    return OneBlock(body, width + 32), ((tensor("fp32", n, width), tensor("fp32", n, width)),)
+    return one_block(body, (tensor("fp32", n, width), tensor("fp32", n, width)), width + 32)
 
 
 class Producers:
@@ -172,7 +172,7 @@ def build_mailbox(stages, warps):
             consume(out, mail, tk.warp_id() - 1)
 
     n = sym()
-    return OneBlock(body, 32 * (warps + 1)), ((tensor("int32", n), tensor("int32", warps, n, divisor=1)),)
+    return one_block(body, (tensor("int32", n), tensor("int32", warps, n, divisor=1)), 32 * (warps + 1))
 
 
 def build_turns(groups, enabled=True):
@@ -198,7 +198,7 @@ def build_turns(groups, enabled=True):
             if wg == 0:
                 tk.sync(2, 2 * tk.WARPGROUP)  # the last one's give
 
-    return OneBlock(body, 128 * groups), ((tensor("int32", groups, sym(), divisor=1),),)
+    return one_block(body, (tensor("int32", groups, sym(), divisor=1),), 128 * groups)
 
 
 def build_no_turns():
@@ -216,7 +216,7 @@ def build_no_turns():
             if tk.thread_in_warpgroup() == 0:
                 out[wg, i] = i
 
-    return OneBlock(body, 256), ((tensor("int32", 2, sym(), divisor=1),),)
+    return one_block(body, (tensor("int32", 2, sym(), divisor=1),), 256)
 
 
 def build_named_barrier():
@@ -236,7 +236,7 @@ def build_named_barrier():
         if wg == 0:
             out[me] = buffer[255 - me, 0]
 
-    return OneBlock(body, 256), ((tensor("fp32", 256), tensor("fp32", 256)),)
+    return one_block(body, (tensor("fp32", 256), tensor("fp32", 256)), 256)
 
 
 class ClusterExchange:
@@ -281,7 +281,7 @@ def build_ring(stages, start):
             out[i, 1] = r.phase
             r.advance()
 
-    return OneBlock(body, 32), ((tensor("int32", sym(), 2),),)
+    return one_block(body, (tensor("int32", sym(), 2),), 32)
 
 
 def build_semaphores():
@@ -313,7 +313,7 @@ def build_semaphores():
                 cute.arch.sync_warp()
                 tk.arrive(full[1])
 
-    return OneBlock(body), ((tensor("fp32", 128), tensor("fp32", 128)),)
+    return one_block(body, (tensor("fp32", 128), tensor("fp32", 128)))
 
 
 def build_who():
@@ -327,4 +327,4 @@ def build_who():
         out[me, 3] = tk.thread_in_warpgroup()
         out[me, 4] = Int32(tk.first_warp_of_group())
 
-    return OneBlock(body, 384), ((tensor("int32", 384, 5),),)
+    return one_block(body, (tensor("int32", 384, 5),), 384)
