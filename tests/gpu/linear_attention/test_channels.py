@@ -16,7 +16,6 @@ from torch.nn.functional import normalize
 import tkq
 from tests.helpers.channel_launches import launched
 from tests.helpers.one_sign import bias_of_one_sign
-from tests.helpers.one_sign import bias_of_one_sign
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.linear_attention.channels import gradients
 from tkq.linear_attention.channels.launch import ChannelGiven, launch
