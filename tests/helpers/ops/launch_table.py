@@ -29,7 +29,7 @@ may have other plans.
 
 def numbers() -> dict:
     """{case: [of a call, of one that autograd records, of such a one and its backward]}; the first alone where there is
-    no gradient. None for a case that is new, or has changed, since the last count."""
+    no gradient."""
     return json.loads(NUMBERS.read_text())
 
 
@@ -43,8 +43,6 @@ def text() -> str:
 
 
 def _cells(found) -> tuple:
-    if found is None:
-        return "not counted", "", ""
     return found[0], *(("", "") if len(found) == 1 else (found[1], found[2] - found[1]))
 
 
