@@ -40,3 +40,12 @@ def error(found, wanted) -> float:
     if isinstance(wanted, dict):
         found, wanted = (torch.cat([x.double().flatten() for x in each.values()]) for each in (found, wanted))
     return ((found.double() - wanted.double()).norm() / wanted.double().norm()).item()
+
+
+def by_kind(gradients: dict) -> dict:
+    """{a parameter's name without its layer's number: {name: gradient} of all layers}"""
+    found = {}
+    for name, gradient in gradients.items():
+        kind = ".".join(word for word in name.split(".") if not word.isdigit())
+        found.setdefault(kind, {})[name] = gradient
+    return found
