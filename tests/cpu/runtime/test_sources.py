@@ -19,7 +19,8 @@ CHECKOUT = pathlib.Path(__file__).resolve().parents[3]
 DYNAMIC = {"tkq", "tkq.warmup.catalog", "tkq.runtime.compile.build", "tkq.runtime.compile.sources",
            "tkq.gemm.epilogue.spec",
            "tkq.integrations", "tkq.integrations.transformers_modules", "tkq.reduction.build", "tkq.reference",
-           "tkq.rows.persistent.build", "tkq.runtime", "tkq.runtime.compile.values", "tkq.testing", "tkq.warmup.tune"}
+           "tkq.nn", "tkq.rows.persistent.build", "tkq.runtime", "tkq.runtime.compile.values", "tkq.testing",
+           "tkq.warmup.tune"}
 # Builds each recipe of a pickle in a process of its own, which has the DSL but nothing of tkq, and prints what it then
 # has of tkq.
 BUILD = """

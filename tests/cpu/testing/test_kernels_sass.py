@@ -55,8 +55,10 @@ def test_every_expectation_asks_for_something():
     for kernel in catalog.shipped():
         wanted = kernel.expectation
         assert wanted.tensor or wanted.instructions, kernel.name
-        few = ".linear_attention." in kernel.recipe.builder  # whose plans say where, and why
-        assert wanted.local_memory <= (24 if few else 0), kernel.name
+        # linear attention's plans say where, and why; of gates for each column most are in chunks by levels
+        most = {"channels": 560, "linear_attention": 24}
+        allowed = next((n for word, n in most.items() if f".{word}." in kernel.recipe.builder), 0)
+        assert wanted.local_memory <= allowed, kernel.name
 
 
 def test_every_builder_has_a_tensor_that_says_on_which_gpu():

@@ -292,6 +292,9 @@ def states(device):
         yield f"gated_delta_rule {K} x {V}, columns", (o, state, *grad((o, state), given, (do, dstate)))
         o = tkq.linear_attn(q, k, v, gates)
         yield f"linear_attn {K} x {V}, columns", (o, *grad((o,), (q, k, v, gates), (do,)))
+    v, do = (torch.cat((x.detach(), x.detach(), x.detach()), -1) for x in (v, do))
+    o = tkq.linear_attn(q, k, v.requires_grad_(), gates)  # V of 192: its gates' gradients take a launch of their own
+    yield "linear_attn of wide values, columns", (o, *grad((o,), (q, k, v, gates), (do,)))
     q, k, v, do = on(device, *(randn(i, 1, 130, 2, 16, grad=True) for i in (0, 1)), randn(2, 1, 130, 4, 64, grad=True),
                      randn(3, 1, 130, 4, 64))
     o = tkq.based(q, k, v)
