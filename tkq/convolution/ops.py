@@ -20,7 +20,8 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, acti
 
         y[t] = activation(bias + sum of weight[:, i] x[t - W + 1 + i] over i from 0 to W - 1)
 
-    Computed in float32 and rounded once. One pass over memory, forward and backward.
+    Computed in float32 and rounded once. One pass over memory, forward and backward; states are read and written beside
+    it, by PyTorch.
 
     Args:
         x: (B, S, C), bf16, fp16 or fp32, S of any length, also 0. Fast are tensors with contiguous channels whose
@@ -88,6 +89,7 @@ def _cuda(x: Tensor, weight: Tensor, bias: Optional[Tensor], activation: Optiona
           cu_seqlens: Optional[Tensor]) -> tuple[Tensor, Tensor]:
     y = _calls.take(x, weight, bias, activation, initial_state, cu_seqlens)
     if y is None:
+        options(activation, output_final_state)  # of the dispatcher, where no public function has looked at them
         check_call(Call(x, weight, bias, initial_state, cu_seqlens))
         y, call = launch.forward(Given(x, weight, bias, activation == "silu", initial_state, cu_seqlens))
         if call is not None:
@@ -96,6 +98,7 @@ def _cuda(x: Tensor, weight: Tensor, bias: Optional[Tensor], activation: Optiona
 
 
 def _cpu(x, weight, bias, activation, initial_state, output_final_state, cu_seqlens):
+    options(activation, output_final_state)
     check_call(Call(x, weight, bias, initial_state, cu_seqlens))
     result = launch.result_like(x, launch.along_time(x, initial_state, cu_seqlens))
     if not x.is_meta:  # which has no numbers to look at

@@ -17,7 +17,9 @@ def final_state(x: Tensor, state: Tensor | None, cu: Tensor | None, width: int) 
     if cu is None:
         taken = min(S, ahead)
         last = x[:, S - taken:].mT.to(state.dtype)
-        return torch.cat((state[..., taken:], last), 2) if taken < ahead else last.contiguous()
+        if taken < ahead:
+            return torch.cat((state[..., taken:], last), 2)
+        return last.clone(memory_format=torch.contiguous_format)
     if not len(state) or not S:
         return state.clone(memory_format=torch.contiguous_format)
     rows, inside, columns = _ends(cu, S, ahead)
@@ -64,7 +66,7 @@ def initial_gradient(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None,
                      cu: Tensor | None) -> Tensor:
     """What the initial states' gradient has of y, (N, C, W - 1), fp32: of the first W - 1 tokens of each sequence."""
     S, ahead = x.shape[1], state.shape[2]
-    result = torch.zeros(state.shape, device=x.device)
+    result = torch.zeros(state.shape, device=x.device, dtype=torch.float32)
     if not S or not len(state):
         return result
     x, dy = (_heads(t, cu, ahead) for t in (x, dy))  # (N, C, tokens)

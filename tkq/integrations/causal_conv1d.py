@@ -2,8 +2,8 @@
 
     from tkq.integrations.causal_conv1d import causal_conv1d_fn, causal_conv1d_update
 
-Tensors are (B, dim, S), as that package has them, of any of its two orders in memory; results lie as x does. bf16, fp16
-and fp32, W from 2 to 8: see `tkq.causal_conv1d` and `tkq.causal_conv1d_step`, whose errors say what these do not take.
+Tensors are (B, dim, S), as that package has them, of any of its two orders in memory. bf16, fp16 and fp32, W from 2 to
+8: see `tkq.causal_conv1d` and `tkq.causal_conv1d_step`, whose errors say what these do not take.
 """
 from __future__ import annotations
 
@@ -23,12 +23,19 @@ def causal_conv1d_fn(x: Tensor, weight: Tensor, bias: Tensor | None = None, seq_
                      final_states_out: Tensor | None = None, activation: str | None = None):
     """`tkq.causal_conv1d` of x (B, dim, S). seq_idx: (B, S), int32: neighbouring tokens of one number are a sequence,
     which sees no other. (Numbers below 0 are numbers like others here; causal-conv1d gives zeros for them.) As there,
-    it goes without states. final_states_out: where the final states are written, (B, dim, W - 1).
+    it goes without states. final_states_out: where the final states are written, (B, dim, W - 1), with
+    return_final_states.
 
     Returns out (B, dim, S), or (out, final states)."""
     check.tensor(f"{FN}: x", x)
     check.rank(f"{FN}: x", x, 3)
     activation, tokens = _activation(FN, activation), x.mT
+    if final_states_out is not None:
+        if not return_final_states:
+            raise ValueError(f"{FN}: final_states_out is given, allowed is with return_final_states")
+        check.tensor(f"{FN}: final_states_out", final_states_out)
+        check.tensor(f"{FN}: weight", weight)
+        check.shape(f"{FN}: final_states_out", final_states_out, (*x.shape[:2], weight.shape[-1] - 1))
     if seq_idx is None:
         found = causal_conv1d(tokens, weight, bias, activation, initial_states, return_final_states)
         if not return_final_states:

@@ -35,18 +35,19 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, activat
 
     Raises:
         ValueError: shapes that do not go together, an activation that there is not."""
-    if activation not in ACTIVATIONS:
+    if not (activation is None or activation == "silu"):
         raise ValueError(f"{NAME}: activation: got {activation!r}, allowed are None and 'silu'")
     check.rank(f"{NAME}: x", x, 3)
     check.rank(f"{NAME}: weight", weight, 2)
     (B, S, C), W = x.shape, weight.shape[1]
     check.shape(f"{NAME}: weight", weight, (C, W))
     N = B if cu_seqlens is None else _sequences(B, cu_seqlens)
-    state = x.new_zeros(N, C, W - 1) if initial_state is None else initial_state
-    check.shape(f"{NAME}: initial_state", state, (N, C, W - 1))
+    if initial_state is not None:
+        check.shape(f"{NAME}: initial_state", initial_state, (N, C, W - 1))
     if x.is_cuda and x.dtype in FUSED and WIDTHS[0] <= W <= WIDTHS[-1]:
         x = x if x.stride(2) == 1 else x.contiguous()  # as the result is to be
         return fused(x, weight, bias, activation, initial_state, output_final_state, cu_seqlens)
+    state = x.new_zeros(N, C, W - 1) if initial_state is None else initial_state
     if cu_seqlens is not None and S:
         y = ACTIVATIONS[activation](packed_conv1d(x, weight, bias, state, cu_seqlens)).transpose(1, 2).contiguous()
         return (y, packed_last(x, state, cu_seqlens)) if output_final_state else y
@@ -80,7 +81,7 @@ class ShortConvolution(nn.Conv1d):
 
     def __init__(self, channels: int, width: int, *, bias: bool = False, activation: str | None = "silu", device=None,
                  dtype=None):
-        if activation not in ACTIVATIONS:
+        if not (activation is None or activation == "silu"):
             raise ValueError(f"ShortConvolution: activation: got {activation!r}, allowed are None and 'silu'")
         super().__init__(channels, channels, width, groups=channels, bias=bias, device=device, dtype=dtype)
         self.activation = activation

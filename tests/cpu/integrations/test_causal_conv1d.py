@@ -71,3 +71,24 @@ def test_the_module():
     assert torch.equal(pool, state)
     with pytest.raises(ValueError, match="ShortConvolution: activation: got 'gelu'"):
         tkq.nn.ShortConvolution(5, 4, activation="gelu")
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 3), (1, 16, 1), (2, 1, 3)])
+def test_final_states_are_memory_of_their_own(shape):
+    """Where the last tokens of x lie as its final states do."""
+    x, weight = torch.randn(shape), torch.randn(shape[1], shape[2] + 1) if shape[2] > 1 else torch.randn(shape[1], 2)
+    _, states = causal_conv1d_fn(x, weight, return_final_states=True)
+    assert states.is_contiguous() and states.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("out, more, message", [
+    ((2, 16, 3), dict(), "final_states_out is given, allowed is with return_final_states"),
+    ((5, 16, 3), dict(return_final_states=True), r"final_states_out: shape is \(5, 16, 3\), expected \(2, 16, 3\)")])
+def test_where_final_states_go_is_checked(out, more, message):
+    with pytest.raises(ValueError, match=message):
+        causal_conv1d_fn(torch.randn(2, 16, 9), torch.randn(16, 4), final_states_out=torch.empty(out), **more)
+
+
+def test_the_op_itself_checks_its_activation():
+    with pytest.raises(ValueError, match="activation"):
+        torch.ops.tkq.causal_conv1d(torch.randn(1, 8, 4), torch.randn(4, 3), None, "relu", None, False, None)

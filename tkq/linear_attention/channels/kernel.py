@@ -80,13 +80,15 @@ class ChannelAttention:
 
         O = scale * ((D[i+1..63] Q) S + P V),  S = D[0..63] S + (D[0..i] K)' V,  S of the chunks behind
 
-    P is a sum of products of 64 x 64, one for each level of `Columns` and one for the diagonal, of each of which its
-    own part is taken. Queries and keys that meet the state are scaled where they lie in shared memory. A block has one
-    head of one sequence and 64 columns of V for each of its warpgroups of the state, which keep S' (V by K, fp32) in
-    their accumulators from the first chunk to the last.
+    Where a chunk's decays allow it, P is one product of rows with their factors, which meet the state as well (`Whole`).
+    Else it is a sum of products of 64 x 64, one for each level of `Columns` and one for the diagonal (two levels and
+    `Square` in the place of the others, where they do), of each of which its own part is taken; and queries and keys
+    that meet the state are scaled where they lie in shared memory. A block has one head of one sequence and 64 columns
+    of V for each of its warpgroups of the state, which keep S' (V by K, fp32) in their accumulators from the first
+    chunk to the last.
 
-      producer (a warp)        Q K V of a chunk | of the next | ..
-      scores (a warpgroup)     decays, six levels: P; Q and K scaled | of the next chunk | ..
+      producer (a warp)        beta, gates to L2, Q K V of a chunk | of the next | ..
+      scores (a warpgroup)     decays: P by one product, or by levels; Q and K scaled | of the next chunk | ..
       state (1 or 2)           O' = S' Q', O' += V' P', S' += V' K | O to global memory | ..
 
     With the delta rule (`Delta`) L is made beside P, of keys in the place of queries.

@@ -90,11 +90,12 @@ class ChannelValues:
     not go into Q K', for they differ from column to column: for each level of `Columns` the part of Q K' that is of it
     is multiplied by rows of v with their factors, and the result has the factors of its own rows.
 
-      producer (a warp)    Q K V of a chunk | of the next | ..
+      producer (a warp)    Q K V of a chunk | of the next | ..     a second one, with sums: what they are less of | ..
       scores (1)           Q K'; of each step its part, rows of v, factors | ..
-      state (1)            O' = S' Q', S' += V' K; of each level O' += V' P' | O to global memory | ..
+      state (1)            O' = S' Q', S' += V' K; of each step O' += V' P' | O to global memory | ..
 
-    A chunk's steps are the one that meets the state, six levels, and the diagonal.
+    Where a chunk's decays allow it, it has one step (`WholeOfValues`). Else its steps are the one that meets the state,
+    six levels, and the diagonal. Two passes that share states are one launch (`pairs`, see `value_pairs`).
 
       pipe      stages           full (arrivals)            empty (arrivals)
       tokens    config.stages    producer's bytes (1)       warps of the state (4), behind the scores

@@ -53,6 +53,7 @@ class LinearAttention:
       pipe      stages           full (arrivals)            empty (arrivals)
       tokens    config.stages    producer's bytes (1)       warps of the scores and of the state (4 + 4 groups)
       scores    2                warps of the scores (4)    warps of the state (4 groups)
+      free      1                warps of the scores (4)    warps of the state (4 groups), of P with second operands
     """
 
     def __init__(self, spec: LinearSpec, config: LinearConfig):
