@@ -80,7 +80,7 @@ class ChannelAttention:
 
         O = scale * ((D[i+1..63] Q) S + P V),  S = D[0..63] S + (D[0..i] K)' V,  S of the chunks behind
 
-    Where a chunk's decays allow it, P is one product of rows with their factors, which meet the state as well (`Whole`).
+    Where decays allow it, P is one product of rows with their factors, which meet the state as well (`Whole`).
     Else it is a sum of products of 64 x 64, one for each level of `Columns` and one for the diagonal (two levels and
     `Square` in the place of the others, where they do), of each of which its own part is taken; and queries and keys
     that meet the state are scaled where they lie in shared memory. A block has one head of one sequence and 64 columns
