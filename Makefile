@@ -32,10 +32,10 @@ demo: $(READY)
 	$(PYTHON) -m tkq demo
 
 test: $(READY)
-	$(PYTHON) -m pytest -n $(JOBS) --maxschedchunk 4 $(ARGS)
+	$(PYTHON) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 test-all: $(READY)
-	$(PYTHON) -m pytest -n $(JOBS) --maxschedchunk 4 --all-kernels $(ARGS)
+	$(PYTHON) -m pytest -n $(JOBS) --dist worksteal --all-kernels $(ARGS)
 
 docs: $(READY)
 	$(PYTHON) -m docs.tools --write
