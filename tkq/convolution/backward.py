@@ -185,7 +185,7 @@ class ChannelBackward:
             for d in range(self.taps.width):
                 at = (ahead + j - d) * V
                 for e in range(V):
-                    if d == 0:  # nobody else has been there
+                    if d == 0:  # the first to be added
                         pending[at + e] = weights[ahead][e] * dz[e]
                     else:
                         found = fma(weights[ahead - d][e], dz[e], pending[at + e])

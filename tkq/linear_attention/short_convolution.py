@@ -68,8 +68,9 @@ def _sequences(batch, cu_seqlens):
 
 class ShortConvolution(nn.Conv1d):
     """`tkq.causal_conv1d` as a module: the short convolution of Mamba, Gated DeltaNet and others. Parameters are a
-    depthwise torch.nn.Conv1d's: weight (channels, 1, width), bias (channels,) or None. On a CPU, in float64, and of 1
-    tap or more than 8, in plain PyTorch.
+    depthwise torch.nn.Conv1d's: weight (channels, 1, width), bias (channels,) or None. `forward` goes through plain
+    PyTorch on a CPU, in float64, and with 1 tap or more than 8; `step`, which is without gradients, takes what
+    `tkq.causal_conv1d_step` does.
 
     Args:
         channels: of x and y. width: taps.
@@ -77,7 +78,13 @@ class ShortConvolution(nn.Conv1d):
         device, dtype: of the parameters.
 
     Raises:
-        ValueError: an activation that there is not."""
+        ValueError: an activation that there is not.
+
+    Example::
+
+        conv = tkq.nn.ShortConvolution(512, 4, device="cuda", dtype=torch.bfloat16)
+        y = conv(torch.randn(2, 64, 512, device="cuda", dtype=torch.bfloat16))  # (2, 64, 512) bfloat16
+    """
 
     def __init__(self, channels: int, width: int, *, bias: bool = False, activation: str | None = "silu", device=None,
                  dtype=None):

@@ -1,16 +1,13 @@
 """The kernels of convolutions on a CPU: their own `thread`, called for one thread after the other, as a warp of one
 lane. What differs from the GPU: loads and stores go element by element, and the exponential and the reciprocal are
 others."""
-import functools
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from tests.helpers.emulation import finish
 from tkq.convolution import along_time, backward, forward, step, sums
 from tkq.pointwise import activations
-from tkq.runtime.compile import fake
-from tkq.tile import vectors
 
 
 class ChannelForwardOnCpu(forward.ChannelForward):
@@ -74,25 +71,9 @@ class ConvStepOnCpu(step.ConvStep):
                 self.thread(Int32(n), Int32(channel), given)
 
 
-def _load(src, once=False):
-    held = cute.make_rmem_tensor(cute.size(src), src.element_type)
-    for i in range(cute.size(src)):
-        held[i] = src[i]
-    return held
-
-
-def _store(held, dst, once=False):
-    for i in range(cute.size(held)):
-        dst[i] = held[i]
-
-
 def function(kernel, monkeypatch):
     """The compiled kernel, of one of this file's classes; takes tensors of the CPU."""
     with monkeypatch.context() as patched:
-        patched.setattr(fake, "tensor", functools.partial(fake.tensor, host=True))
-        patched.setattr(vectors, "load", _load)
-        patched.setattr(vectors, "store", _store)
-        patched.setattr(cute.math, "fma", lambda a, b, c: a * b + c)
         patched.setattr(activations, "_exp2", lambda x: cute.math.exp2(x))
         patched.setattr(activations, "_reciprocal", lambda x: Float32(1.0) / x)
-        return cute.compile(kernel, *kernel.fake_arguments(), options="--enable-tvm-ffi")
+        return finish.function(kernel, patched)
