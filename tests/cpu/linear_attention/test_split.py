@@ -111,6 +111,9 @@ def test_longer_ones_have_no_fewer_segments():
     # Gated DeltaNet: 32 blocks of 132 are four segments' 128; 64 are 128, whose scores have more registers
     (Sizes(1, 32, 32768, 128, 128, 132, True), Split(2, 4)), (Sizes(2, 32, 8192, 128, 128, 132, True), Split(1, 1)),
     (Sizes(1, 16, 32768, 128, 128, 132, True), Split(2, 8)),
+    # its gradients' launches with second operands, which take as long as three of the others
+    (Sizes(1, 32, 32768, 128, 128, 132, single=True, exact=True, second=True), Split(2, 4)),
+    (Sizes(8, 32, 2048, 128, 128, 132, single=True, exact=True, second=True), Split(2, 1)),
     (Sizes(8, 32, 2048, 128, 128, 132), Split(2, 1)), (Sizes(8, 32, 2048, 128, 128, 132, True), Split(2, 1)),
     (Sizes(2, 80, 8192, 128, 64, 132), Split(1, 1))])
 def test_calls_of_models(sizes, how):
@@ -144,6 +147,8 @@ def forms(S=300, dtype=torch.float64, decay=0.1):
         "dots": Given(q, k, v, g, initial=state, final=last, x=x),
         "strict": Given(q, k, v, g, initial=state, final=last, x=x, reverse=True, strict=True),
         "delta": Given(q, k, v, g, beta, state, last), "delta without gates": Given(q, k, v, none, beta),
+        "second query": Given(q, k, v, g, initial=state, final=last, x=x, q2=torch.randn_like(q)),
+        "second pair": Given(q, k, v, g, initial=state, x=v, reverse=True, k2=torch.randn_like(k), v2=v),
         "updates": Given(k, k, v, g, beta, state, updates=True),
         "delta reversed": Given(k, q, v, g, beta, state, last, reverse=True),
         "steps": Given(q, k, v, initial=state.mT, final=last, steps=steps._replace(skip=torch.ones(4)),
@@ -248,7 +253,8 @@ STATES = LinearSpec("bf16", 128, 128, "token", None, "fp32", part="states")
 KERNELS = {"states": STATES, "outputs": replace(STATES, initial="fp32", final=None, part="outputs"),
            "delta states": replace(STATES, delta="fp32"),
            "delta outputs": replace(STATES, delta="fp32", initial="fp32", final=None, part="outputs"),
-           "delta reversed": replace(STATES, delta="fp32", reverse=True)}
+           "delta reversed": replace(STATES, delta="fp32", reverse=True),
+           "sums": replace(STATES, dot=True), "sums of pairs": replace(STATES, dot=True, second="pair", reverse=True)}
 
 
 @needs_nvdisasm

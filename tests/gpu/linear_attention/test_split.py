@@ -124,6 +124,18 @@ def test_sums_of_outputs(reverse):
     check(Given(q, k, v, g, initial=state_of(v), final=F32, x=torch.randn_like(v), reverse=reverse), 3)
 
 
+@pytest.mark.parametrize("second", ["query", "pair"])
+@pytest.mark.sampled(when=lambda second: second == "pair")
+def test_second_operands(second):
+    """As the delta rule's gradients have them."""
+    v, v2, q, g = make(1, 300, 2, 4, 64, 64, "token")  # heads share values
+    given = Given(q, torch.randn_like(q), v, g, initial=torch.randn(1, 4, 64, 64, device="cuda"))
+    if second == "query":
+        check(given._replace(q2=torch.randn_like(q), x=torch.randn_like(v), final=F32), 3)
+    else:
+        check(given._replace(k2=torch.randn_like(q), v2=v2, x=v2, reverse=True), 3)
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.sampled(when=lambda reverse: reverse)
 def test_steps(reverse):

@@ -47,7 +47,8 @@ def split_of(given: Given) -> Split:
         return Split(2, 1)
     return split(Sizes(B, max(H, HV), S, K, V, arch.num_sms(given.v.device), given.beta is not None, given.reverse,
                        not given.updates, H,
-                       given.dot or given.second is not None or given.others))
+                       given.dot or given.second is not None or given.others,
+                       given.dot and given.beta is None, given.second is not None))
 
 
 def in_segments(given: Given, scale: float, how: Split) -> Made:

@@ -16,7 +16,8 @@ class Sizes(NamedTuple):
     """Of a launch: sequences, computed heads, tokens of each sequence, K, V, multiprocessors; heads of q and k, as many
     as are computed where not given. delta: the delta rule's. reverse: from the last token to the first. queries:
     outputs are computed (else the corrected values alone). single: of one head a block: with sums of outputs times
-    another tensor, second operands, or no scores (see `linear_attention.plan.paired`)."""
+    another tensor, second operands, or no scores (see `linear_attention.plan.paired`). exact: with such sums, whose
+    operands are in two parts. second: with second operands."""
 
     sequences: int
     heads: int
@@ -29,6 +30,8 @@ class Sizes(NamedTuple):
     queries: bool = True
     key_heads: int | None = None
     single: bool = False
+    exact: bool = False
+    second: bool = False
 
 
 class Split(NamedTuple):
@@ -85,6 +88,7 @@ def time(sizes: Sizes, how: Split) -> float:
 LAUNCHES, STATE, MATRIX = 80, 10, 40
 BARRIERS, OUTPUTS, ELEMENTS = 4, 2, 12
 INVERSE = {1: 16, 2: 26}
+PARTS = {1: 15, 2: 18}  # rounding operands in two parts; a third of it where there are no outputs
 BYTES = 220_000  # that memory gives in the time of a product: 3.0 TB/s, 128 clocks of 1.75 GHz
 
 
@@ -93,7 +97,8 @@ def of_launch(sizes: Sizes, how: Split, tiles: int, writes: bool) -> float:
     blocks = sizes.sequences * (sizes.heads // how.heads) * how.segments * -(-tiles * how.heads // how.groups)
     chunks = -(-sizes.tokens // CHUNK)
     computed = -(-blocks // sizes.sms) * -(-chunks // how.segments) * of_chunk(sizes, how.groups, writes)
-    columns = (sizes.key_heads or sizes.heads) * sizes.K * (1 + sizes.queries) + sizes.heads * sizes.V * (1 + writes)
+    columns = (sizes.key_heads or sizes.heads) * sizes.K * (1 + sizes.queries + sizes.second)
+    columns += sizes.heads * sizes.V * (1 + writes * (1 + sizes.second))
     return max(computed, 2 * sizes.sequences * sizes.tokens * columns / BYTES)
 
 
@@ -101,11 +106,13 @@ def of_chunk(sizes: Sizes, groups: int, writes: bool = True) -> float:
     """A chunk of a block. sizes.queries: with P and what the state gives for queries. The scores' warpgroup and the
     states' share the tensor cores: their products add up. With the delta rule the scores' warpgroup takes longer."""
     k = sizes.K / CHUNK
-    scores = k * (sizes.queries + sizes.delta)
+    scores = k * (sizes.queries * (1 + sizes.second) + sizes.delta)
     # what the state takes up; what it gives for queries, and P; what it gives for keys, and what it lacks
     of_group = k + (k + 1 if sizes.queries else 0) + (k + 1 if sizes.delta else 0)
+    of_group = (1 + sizes.exact) * (of_group + sizes.second * (k + 1 if writes else k))
     inverted = scores + INVERSE[groups] + ELEMENTS if sizes.delta else 0
-    return max(scores + groups * of_group, inverted) + BARRIERS + (OUTPUTS if writes else 0)
+    parts = sizes.exact * PARTS[groups] / (1 if writes else 3)
+    return max(scores + groups * of_group, inverted) + parts + BARRIERS + (OUTPUTS if writes else 0)
 
 
 def _tiles(columns):
