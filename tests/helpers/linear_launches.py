@@ -37,11 +37,12 @@ def launched(given, scale) -> Made:
     initial = given.initial.mT if given.state_v_first and given.initial is not None else given.initial
     state = q.new_zeros(B, heads, q.shape[3], V) if initial is None else initial.to(wide)
     out, lacking, out2 = torch.zeros_like(v), torch.zeros_like(v), torch.zeros_like(v)
+    inverses = v.new_zeros(B, heads, S, CHUNK) if given.inverse is None else of_heads(given.inverse)
     more = {name: of_heads(x) for name, x in ((name, getattr(given, name)) for name in SECOND) if x is not None}
     starts = range(0, S, CHUNK)
     for start in reversed(starts) if given.reverse else starts:
         at = slice(start, start + CHUNK)
-        chunk = Chunk(given, scale, g[:, :, at].cumsum(-1), None if beta is None else beta[:, :, at])
+        chunk = Chunk(given, scale, g[:, :, at].cumsum(-1), None if beta is None else beta[:, :, at], inverses[:, :, at])
         if steps and not given.reverse:
             chunk.adds(d[:, :, at])
         rows = q[:, :, at], k[:, :, at], v[:, :, at]
@@ -50,7 +51,9 @@ def launched(given, scale) -> Made:
         parts = {name: x[:, :, at] for name, x in more.items()}
         chunk.second(rows, parts, old, (out[:, :, at], out2[:, :, at], state))
         lacking[:, :, at] = chunk.lacking
-    dots = (out * of_heads(given.x) - out2 * v).sum(-1).transpose(1, 2) if given.dot else None
+    back = given.beta is not None and given.reverse
+    sums = lacking if back else out  # of gradients of corrected values
+    dots = (sums * of_heads(given.x) - out2 * v).sum(-1).transpose(1, 2) if given.dot else None
     of_skip = diagonal = None
     if steps and given.dot:  # sums are of others than the token itself
         diagonal = (q * k).sum(-1, keepdim=True)
@@ -64,25 +67,20 @@ def launched(given, scale) -> Made:
         if steps.gated:
             out = out * torch.nn.functional.silu(of_heads(given.x))
         of_skip = (v * of_heads(given.x)).sum(2) if steps.skip_gradient else None
-    dv, out = _beside(given, out, out2 if beta is None else beta * out, lacking)
+    beside = lacking if given.updates else out2 if given.q2 is not None else None
+    if back and given.x is not None:
+        beside = beta * of_heads(given.x)
+    dv = None if beside is None else beside.transpose(1, 2).to(given.v.dtype)
+    inverses = inverses.transpose(1, 2).to(given.v.dtype) if given.updates and given.inverse is None else None
     state = None if given.final is None else state.mT if given.state_v_first else state
-    return Made(out.transpose(1, 2).to(given.v.dtype), state, dots, dv, of_skip, diagonal)
-
-
-def _beside(given, out, second, lacking):
-    """What comes out beside o, and o. second: second outputs, or o times beta, which sums of o leave in its place."""
-    of_beta = given.beta is not None and given.reverse
-    if of_beta and given.dot:
-        return None, second
-    found = lacking if given.updates else second if of_beta or given.q2 is not None else None
-    return None if found is None else found.transpose(1, 2).to(given.v.dtype), out
+    return Made(out.transpose(1, 2).to(given.v.dtype), state, dots, dv, of_skip, diagonal, inverse=inverses)
 
 
 def of_sequences(given, scale, launched):
     """Each by itself; zeros for tokens of none, but NaN in the sums of o times x, as the kernel leaves them. launched:
     of a batch."""
     more = (*SECOND, "less", "second", "rest")
-    tensors = [name for name in ("q", "k", "v", "g", "beta", "x", *more) if name in given._fields]
+    tensors = [name for name in ("q", "k", "v", "g", "beta", "x", "inverse", *more) if name in given._fields]
     made, cuts = [], edges(given.cu, given.q.shape[1]).tolist()
     for n, (begin, end) in enumerate(itertools.pairwise(cuts)):
         part = {name: x if x is None or x.dim() == 1 else x[:, begin:end]
@@ -107,16 +105,17 @@ def of_sequences(given, scale, launched):
     return Made(whole("o", 0.0), None if given.final is None else torch.cat([one.state for one in made]),
                 whole("dots", of_none), whole("dv", 0.0),
                 None if made[0].of_skip is None else torch.cat([one.of_skip for one in made]),
-                whole("diagonal", math.nan))
+                whole("diagonal", math.nan), inverse=whole("inverse", 0.0))
 
 
 class Chunk:
     """One chunk of all heads."""
 
-    def __init__(self, given, scale, sums, beta):
+    def __init__(self, given, scale, sums, beta, inverse):  # noqa: PLR0913
+        """inverse: its rows of all chunks' inverses, written where they are not given."""
         self.given, self.scale, self.beta, self.total = given, scale, beta, sums[..., -1:, None].exp()
-        self.in_two = given.dot and beta is None
-        self.lacking = 0.0  # with updates: what times beta they are
+        self.in_two, self.place = given.dot and beta is None, inverse
+        self.lacking = 0.0  # with updates: what times beta are the corrected values; reversed, these values' gradients
         first, second = sums[..., :, None], sums[..., None, :]
         self.forward = (first - second).clamp(max=0).exp()
         self.decay = self.forward.mT if given.reverse else self.forward
@@ -154,18 +153,24 @@ class Chunk:
             o -= self.second_scores(q, k2) @ v2
             state -= k2.mT @ self.narrow(self.to_end / self.scale * v2, self.in_two)
 
+    def of_keys(self, keys):
+        return (self.forward * (keys @ keys.mT)).tril(-1)
+
     def inverse(self, keys):
-        beta = self.beta.mT if self.given.updates else self.beta
-        lower = (beta * self.forward * (keys @ keys.mT)).tril(-1)
-        unit = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device).expand_as(lower)
-        return self.narrow(torch.linalg.solve_triangular(unit + lower, unit, upper=False))
+        tokens = keys.shape[-2]
+        if self.given.inverse is not None:
+            return self.place[..., :tokens]
+        lower = (self.beta.mT if self.given.updates else self.beta) * self.of_keys(keys)
+        unit = torch.eye(tokens, dtype=lower.dtype, device=lower.device).expand_as(lower)
+        self.place[..., :tokens] = self.narrow(torch.linalg.solve_triangular(unit + lower, unit, upper=False))
+        return self.place[..., :tokens]
 
     def step(self, q, k, v, state):
         """(outputs, the state behind the chunk)"""
         in_two, values = self.in_two, v
         old = self.narrow(state, in_two)
         if self.beta is not None and not self.given.reverse:
-            if self.given.updates:
+            if self.given.updates or self.given.inverse is not None:
                 self.lacking = self.inverse(k) @ self.narrow(v - self.begun * (k @ old))
                 values = self.beta * self.lacking
             else:
@@ -175,6 +180,7 @@ class Chunk:
         o = o if self.given.others else o + self.scores(q, k) @ v
         state = self.total * state + k.mT @ self.narrow(self.to_end * values, in_two)
         if self.beta is not None and self.given.reverse:
-            o = self.inverse(q).mT @ self.narrow(o)
-            state = state - q.mT @ self.narrow(self.beta * self.begun / self.scale * o)
-        return values if self.given.updates else o, state
+            direct, o = o, self.inverse(q).mT @ self.narrow(self.beta * o)
+            self.lacking = direct - self.narrow(self.of_keys(q)).mT @ self.narrow(o)
+            state = state - q.mT @ self.narrow(self.begun / self.scale * o)
+        return o, state

@@ -7,7 +7,7 @@ from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.launch import Made
 from tkq.reference.ssd import biased, step_sizes
 
-OF_TOKENS = "q", "k", "v", "g", "beta", "x", "q2", "k2", "v2"
+OF_TOKENS = "q", "k", "v", "g", "beta", "x", "q2", "k2", "v2", "inverse"
 
 
 def cut(given, count):
@@ -47,7 +47,7 @@ def in_segments(given, scale, count) -> Made:
         return None if found[0] is None else sum(found) if sums else torch.cat(found, 1)
 
     return Made(joined("o"), None if given.final is None else first, joined("dots"), joined("dv"),
-                joined("of_skip", True), joined("diagonal"))
+                joined("of_skip", True), joined("diagonal"), inverse=joined("inverse"))
 
 
 def adds(given, scale):
@@ -63,7 +63,8 @@ def becomes(given, scale, state):
     B, HV, K, _ = state.shape
     unit = torch.eye(K, dtype=state.dtype, device=state.device).expand(B, HV, K, K)
     nothing = given.v.new_zeros(*given.v.shape[:3], K)
-    transfer = launched(given._replace(v=nothing, initial=unit, final=torch.float32, updates=False), scale).state
+    transfer = launched(given._replace(v=nothing, initial=unit, final=torch.float32, updates=False, x=None),
+                        scale).state
     return transfer @ state
 
 

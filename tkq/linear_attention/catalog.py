@@ -48,8 +48,8 @@ def _delta_rule():
     for gate, beta in itertools.product(("none", "token"), ("fp32", "bf16")):
         end, spec = f"-bf16-k128-v128-{gate}-beta_{beta}", LinearSpec("bf16", 128, 128, gate, delta=beta)
         yield f"gated_delta_rule{end}", spec
-        yield f"gated_delta_rule_updates{end}", replace(spec, updates=True)
-        yield f"gated_delta_rule_du{end}", replace(spec, reverse=True, dot=True)
+        yield f"gated_delta_rule_updates{end}", replace(spec, updates=True, inverse="out")
+        yield f"gated_delta_rule_du{end}", replace(spec, reverse=True, dot=True, inverse="in")
     for gate, dot in (("none", False), ("token", False), ("token", True)):
         end = f"-bf16-k128-v128-{gate}{'-dot' * dot}"
         spec = LinearSpec("bf16", 128, 128, gate, dot=dot)
@@ -119,8 +119,8 @@ def _packed():
     yield f"linear_attn_dk{end}", replace(spec, final=None, reverse=True)
     yield f"linear_attn_dv{end}", replace(spec, reverse=True, dot=True)
     yield f"gated_delta_rule{end}", delta
-    yield f"gated_delta_rule_updates{end}", replace(delta, final=None, updates=True)
-    yield f"gated_delta_rule_du{end}", replace(delta, reverse=True, dot=True)
+    yield f"gated_delta_rule_updates{end}", replace(delta, final=None, updates=True, inverse="out")
+    yield f"gated_delta_rule_du{end}", replace(delta, reverse=True, dot=True, inverse="in")
     for op, one in (("linear_attn", spec), ("gated_delta_rule", delta)):
         yield f"{op}{end}-pool", replace(one, pool="int32")
         yield f"{op}-bf16-k128-v128-token-pool", replace(one, packed=None, pool="int32")
@@ -132,10 +132,10 @@ def _segments():
     ssd = LinearSpec("bf16", 128, 64, "token", None, "fp32", ssd=SsdSpec("bf16", "fp32", True), state_v_first=True,
                      part="states")
     for name, spec in (("linear_attn", plain), ("linear_attn", replace(plain, gate="head")),
-                       ("linear_attn", replace(plain, gate="none")), ("gated_delta_rule", replace(plain, delta="fp32")),
+                       ("linear_attn", replace(plain, gate="none")), ("gated_delta_rule", replace(plain, delta="fp32", inverse="out")),
                        ("mamba2_ssd", ssd)):
         end = f"-bf16-k{spec.head_dim}-v{spec.value_dim}-{spec.gate}"
-        outputs = replace(spec, initial="fp32", final=None, part="outputs")
+        outputs = replace(spec, initial="fp32", final=None, part="outputs", inverse=spec.delta and "in")
         yield f"{name}_states{end}", spec
         if spec.ssd:
             outputs = replace(outputs, ssd=replace(spec.ssd, skip="fp32"))

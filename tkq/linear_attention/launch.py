@@ -50,7 +50,8 @@ class Given(NamedTuple):
     state_v_first: states are (.., V, K). checkpoint_every: tokens, a multiple of 64, from a state that is written on
     the way to the next. part, segments: as `LinearSpec` and `engine.segmented` have them: with "states" what comes out
     is (B * N, HO, C, K), contiguous. groups, heads: as `plan` has them. q2, or k2 and v2: of the shapes of q, k
-    and v, as `engine.second` has them; sums are of o times x, less o2 times v, or of o times v2, which x is, too."""
+    and v, as `engine.second` has them; sums are of o times x, less o2 times v, or of o times v2, which x is, too.
+    inverse: (B, S, HO, 64), as a launch before it made it, of v's dtype; or None."""
 
     q: Tensor
     k: Tensor
@@ -77,6 +78,15 @@ class Given(NamedTuple):
     k2: Tensor | None = None
     v2: Tensor | None = None
     heads: int = 1
+    inverse: Tensor | None = None
+
+    @property
+    def of_inverse(self) -> str | None:
+        """As `LinearSpec` has it: states of segments leave it to the outputs."""
+        if self.inverse is not None:
+            return "in"
+        made = self.updates or (self.part == "states" and self.beta is not None and not self.reverse)
+        return "out" if made else None
 
     @property
     def second(self) -> str | None:
@@ -90,11 +100,13 @@ class Given(NamedTuple):
 
 
 class Made(NamedTuple):
-    """o, the final state or None, (B, S, HO) sums of o times x or None. dv: with updates what times beta is o; with
-    beta and reversed o times beta, which o is where x is given; with q2 its outputs; or None. of_skip: (B, HO, V), D's
+    """o, the final state or None, (B, S, HO) sums of o times x or None. dv: with updates what values lack; with beta
+    and reversed x times beta, where o is the gradient of v and sums are of that over beta times x; with q2 its outputs;
+    or None. of_skip: (B, HO, V), D's
     gradient, or None; of segments (B * N, ..), of packed sequences (N, ..). diagonal: with steps and dots (B, S, HO),
     q k of each token. checkpoints: (B, S / checkpoint_every, HO, K, V), rows as `engine.checkpoints` has them, zeros in
-    those of no checkpoint; or None. decays: (B * N, HO), of segments."""
+    those of no checkpoint; or None. decays: (B * N, HO), of segments.
+    inverse: (B, S, HO, 64), of v's dtype, where it was made to come out; or None."""
 
     o: Tensor
     state: Tensor | None
@@ -104,6 +116,7 @@ class Made(NamedTuple):
     diagonal: Tensor | None = None
     checkpoints: Tensor | None = None
     decays: Tensor | None = None
+    inverse: Tensor | None = None
 
 
 def spec_of(given: Given) -> LinearSpec:
@@ -116,7 +129,8 @@ def spec_of(given: Given) -> LinearSpec:
     return LinearSpec(name(given.q), given.q.shape[-1], given.v.shape[-1], gate, name(given.initial), name(given.final),
                       given.reverse, name(given.beta), given.dot, given.strict, given.updates, name(given.cu),
                       name(given.state_indices), steps and steps.spec, given.state_v_first, given.others,
-                      None if given.checkpoint_every is None else "fp32", given.part, given.second)
+                      None if given.checkpoint_every is None else "fp32", given.part, given.second,
+                      given.of_inverse)
 
 
 def launch(given: Given, scale: float) -> Made:
@@ -140,8 +154,10 @@ def start(given: Given, scale: float) -> tuple:
         # sums of no sequence's tokens are nothing: with beta they are its gradient
         make = torch.empty if given.cu is None or beta is None else torch.zeros
         dots = make(-(-V // CHUNK), B, S, heads, device=device, dtype=torch.float32)
-    of_beta = beta is not None and ((given.reverse and x is None) or given.updates)
-    two = given.second == "query" or of_beta
+    two = given.second == "query" or (beta is not None and given.reverse) or given.updates
+    inverse = given.inverse
+    if given.of_inverse == "out":
+        inverse = torch.empty(B, S, heads, CHUNK, device=device, dtype=v.dtype)
     dv = torch.empty_like(o) if two and writes else None
     if steps and steps.skip_gradient:
         count = B * given.segments if given.cu is None else given.cu.shape[0] - 1
@@ -159,7 +175,7 @@ def start(given: Given, scale: float) -> tuple:
         last = state if writes or given.state_v_first else state.mT
         call = _launcher(given), (q, (k, v, o, g, beta, initial, last, x, dots, dv, given.cu, given.state_indices,
                                       *((checkpoints, every // CHUNK) if given.checkpoint_every else (None, None)),
-                                      decays, given.q2, given.k2, given.v2), scale, of_steps)
+                                      decays, given.q2, given.k2, given.v2, inverse), scale, of_steps)
         call[0](*call[1])
     else:
         if state is not None and state is not initial:
@@ -167,7 +183,8 @@ def start(given: Given, scale: float) -> tuple:
         if of_skip is not None:
             of_skip.zero_()
     dots = dots if dots is None else sum(dots[1:], dots[0])
-    return Made(o, state, dots, dv, of_skip, diagonal, checkpoints, decays), call
+    return Made(o, state, dots, dv, of_skip, diagonal, checkpoints, decays,
+                inverse if given.of_inverse == "out" else None), call
 
 
 def _checkpoints(given, heads):
@@ -214,7 +231,7 @@ def _launcher(given):
     gate = 0 if g is None else g.dim()
     key = (q.get_device(), q.dtype, q.shape[3], v.shape[3], gate, *types, final, x is None, of_steps,
            given.state_v_first, given.others, given.checkpoint_every is None, *ways, given.part, given.groups,
-           given.second, given.heads)
+           given.second, given.heads, given.of_inverse)
     if key not in _launchers:
         arch.require_hopper(q.device)
         _launchers[key] = function(recipe(spec_of(given), given.groups, given.heads))

@@ -21,9 +21,10 @@ def plan(spec: LinearSpec, groups: int | None = None, heads: int = 1) -> LinearC
     groups = heads if spec.value_dim <= CHUNK or spec.head_dim > NARROW or groups == 1 else 2
     tile = 2 * CHUNK * CHUNK
     operands, values = 2 + (spec.second is not None), 1 + spec.has_x + (spec.second == "pair")
-    stage = operands * 2 * CHUNK * spec.head_dim + groups * values * tile
+    known = spec.inverse == "in"
+    stage = operands * 2 * CHUNK * spec.head_dim + (groups * values + known) * tile
     rest = (2 * heads + groups + 2 * spec.exact) * tile
-    rest += 4 * tile + 1024 if spec.delta else 4096 * heads - 2048 if spec.ssd or heads == 2 else 0
+    rest += (2 if known else 4) * tile + 1024 if spec.delta else 4096 * heads - 2048 if spec.ssd or heads == 2 else 0
     stages = min(MOST_STAGES, (SHARED - rest) // stage)
     return LinearConfig(groups, stages, _registers(spec, groups), heads)
 
@@ -50,9 +51,9 @@ def spilled(spec: LinearSpec) -> int:
 
 
 def _registers(spec, groups):
-    """The delta rule's scores take more."""
+    """The delta rule's scores take more, where they make an inverse."""
     if spec.head_dim > NARROW:
         return 40, 224, 240
     if groups == 1:
         return 24, 232, 240
-    return (24, 136, 176) if spec.delta else (24, 104, 192)
+    return (24, 136, 176) if spec.delta and spec.inverse != "in" else (24, 104, 192)

@@ -44,13 +44,16 @@ class LinearSpec:
     dtype: of q, k, v and o. head_dim, value_dim: K and V. gate: "none"; "head", a logarithm of a decay for each head;
     "token", one for each token and head. initial, final: dtypes of the states that come in and go out, or None.
     dot: of each token and head also the sum of o times another tensor, from o before it is rounded, and with no operand
-        rounded to 16 bits; with a gate. With delta, which is reversed then, operands are rounded, sums are of the
-        gradients of corrected values, and o is these times beta.
-    delta: beta's dtype, with the delta rule. Reversed it is the gradient of the corrected values that comes out, and q
-        in the place of which are the keys (see `delta.gradients`).
+        rounded to 16 bits; with a gate. With delta, which is reversed then, operands are rounded, and the other tensor
+        is what values lack: sums are of the gradients of corrected values, o is these times beta, and the corrected
+        values come out, too.
+    delta: beta's dtype, with the delta rule. Reversed it is the gradient of the values that comes out, and q in the
+        place of which are the keys (see `delta.gradients`).
     reverse: from the last token to the first, each of which sees those behind it: gradients are of this form.
     strict: a token does not see itself; without delta.
-    updates: with delta, not reversed: the corrected values come out.
+    updates: with delta, not reversed: what values lack comes out, too.
+    inverse: with delta: "out", each chunk's inverse comes out, not reversed; "in", it is given, as it came out: reversed
+        always, otherwise of segments' outputs; None.
     others: a token sees those of other chunks alone; without gates, delta and strict.
     ssd: Mamba-2's gate and factors, with the gate "token" and without delta; or None.
     state_v_first: states are V by K, and not K by V.
@@ -82,6 +85,7 @@ class LinearSpec:
     checkpoints: str | None = None
     part: str | None = None
     second: str | None = None
+    inverse: str | None = None
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("gate", self.gate, GATES),
@@ -93,13 +97,13 @@ class LinearSpec:
                                    ("packed", self.packed, (None, "int32", "int64")),
                                    ("pool", self.pool, (None, "int32", "int64")),
                                    ("part", self.part, (None, "states", "outputs")),
-                                   ("second", self.second, (None, "query", "pair"))):
+                                   ("second", self.second, (None, "query", "pair")),
+                                   ("inverse", self.inverse, (None, "out", "in"))):
             if got not in allowed:
                 raise ValueError(f"LinearSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
         if self.delta and self.strict:
             raise ValueError("LinearSpec: delta and strict, allowed is one of them")
-        if self.updates and (self.reverse or not self.delta):
-            raise ValueError("LinearSpec: updates, allowed is with delta and not reversed")
+        self._check_inverse()
         if self.dot and not (self.reverse if self.delta else self.gated):
             raise ValueError("LinearSpec: dot, allowed is with a gate, or with delta and reversed")
         if self.ssd and (self.gate != "token" or self.delta or self.strict):
@@ -118,6 +122,16 @@ class LinearSpec:
         self._check_others()
         self._check_part()
         self._check_second()
+
+    def _check_inverse(self):
+        if self.updates and (self.reverse or not self.inverse):
+            raise ValueError("LinearSpec: updates, allowed is with delta and inverse, and not reversed")
+        known = self.inverse == "in"
+        if (self.delta and self.reverse and not (known and (self.dot or not self.writes))) or (
+                self.inverse and not self.delta) or (
+                not self.reverse and known and self.part != "outputs"):
+            raise ValueError(f"LinearSpec: inverse {self.inverse!r}, allowed is with delta; reversed 'in', with dot "
+                             "where there are outputs; otherwise 'in' of segments' outputs alone")
 
     def _check_part(self):
         states = ("fp32", None) if self.part == "outputs" else (None, "fp32")
@@ -163,7 +177,7 @@ class LinearSpec:
     @property
     def queried(self) -> bool:
         """Is something made of queries? Reversed, the delta rule's state is, too."""
-        return not self.updates and (self.writes or (bool(self.delta) and self.reverse))
+        return self.writes or (bool(self.delta) and self.reverse)
 
     @property
     def exact(self) -> bool:

@@ -108,7 +108,7 @@ class ChannelState:
             if const_expr(self.scored):
                 tk.mul(c.o, c.o, g.scale)
                 tk.mma_ABt(c.o, c.v, s.p[at.scores])
-            self.delta.gradients_of_updates(c, s.delta, at.scores)
+            self.delta.gradients_of_updates(c, s.delta, (at.scores, at.scores))
             self.add_values(c, s, at)
             self.delta.erase(c, s.delta, s.started[at.scores] if self.solved else None, at.scores)
             tk.mma_wait(1)

@@ -28,7 +28,7 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
              needs: DeltaNeeds = ALL) -> DeltaGradients:
     """Two launches for u and du, which dbeta and dv are made of, and of two more those that are needed: one that gives
     dq and -w, one that gives x - y - w; with them the gates' gradients, as in `channels.gradients`."""
-    q, k, v, g, beta, initial, cu = saved
+    q, k, v, g, beta, initial, cu, *_ = saved
     need_initial = needs.initial and initial is not None
     if scale == 0.0:  # o is 0: what goes back comes from the final state alone, and does not depend on the scale
         do, scale = torch.zeros_like(do), 1.0

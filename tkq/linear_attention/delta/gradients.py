@@ -1,5 +1,5 @@
-"""The gradients of the gated delta rule: the corrected values and their gradient, a launch of the engine each; from
-there on the launches of plain linear attention.
+"""The gradients of the gated delta rule: what values lack and the chunks' inverses, which the forward keeps, and the
+gradient of the values, a launch of the engine; from there on the launches of plain linear attention.
 
 Of a head, with decays a[t] = exp(g[t]), c the scale, what the state lacks of a value, and the corrected value:
 
@@ -9,10 +9,11 @@ Let D[t] be the loss's derivative by S[t], and E[t] that by a[t] S[t-1]. From th
 
     D[t] = c q[t] do[t]' + a[t+1] E[t+1],   du[t] = D[t]' k[t],   dv[t] = beta[t] du[t],   E[t] = D[t] - k[t] dv[t]'
 
-so that D is a delta rule in the other direction. In a chunk, with D behind it, A = (I + L)^-1 of the forward, and
-P[i, j] = e^(G[j] - G[i]) k[i] q[j] for j >= i:
+so that D is a delta rule in the other direction. In a chunk, with D behind it, A = (I + N beta)^-1 of the forward
+(see `engine.delta`), and P[i, j] = e^(G[j] - G[i]) k[i] q[j] for j >= i:
 
-    dU = A' (c P dO + e^(G[63] - G) K D)      D before = e^G[63] D + c (e^G Q)' dO - (beta e^G K)' dU
+    dV = A' beta (c P dO + e^(G[63] - G) K D)      D before = e^G[63] D + c (e^G Q)' dO - (e^G K)' dV
+    dU = c P dO + e^(G[63] - G) K D - N' dV
 
 What is left are sums over pairs of tokens, which are linear attentions, as of u nothing else is differentiated:
 
@@ -44,7 +45,9 @@ from tkq.linear_attention.split.launch import launch
 
 
 class DeltaSaved(NamedTuple):
-    """What the gradients need of a forward. cu: where packed sequences begin and end."""
+    """What the gradients need of a forward. cu: where packed sequences begin and end. lacking, inverse: what values
+    lack and the chunks' inverses, `Made.dv` and `Made.inverse` of a launch with updates; or None: they are made
+    again."""
 
     q: Tensor
     k: Tensor
@@ -53,6 +56,8 @@ class DeltaSaved(NamedTuple):
     beta: Tensor
     initial: Tensor | None
     cu: Tensor | None = None
+    lacking: Tensor | None = None
+    inverse: Tensor | None = None
 
 
 class DeltaNeeds(NamedTuple):
@@ -78,15 +83,13 @@ class DeltaGradients(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """What the launches of a backward share. u: the corrected values, lacking: what times beta they are, dv:
-    the gradient of values. behind: what those take that begin with the final state's gradient."""
+    """What the launches of a backward share. u: the corrected values, dv: the gradient of values. behind: what those take that begin with the final state's gradient."""
 
     saved: DeltaSaved
     scale: float
     do: Tensor
     behind: Behind
     u: Tensor
-    lacking: Tensor
     dv: Tensor | None = None
 
 
@@ -95,21 +98,22 @@ ALL = DeltaNeeds()
 
 def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None = None,
              needs: DeltaNeeds = ALL) -> DeltaGradients:
-    """Two launches of the engine for u, dv and dbeta, one for dq and w, one for x - y; dg is made of the latter two. Of
+    """A launch of the engine for dv, dbeta and u, one for dq and w, one for x - y; dg is made of the latter two. Of
     tokens of no sequence the engine's outputs are zeros, whatever stands in q, k, v and beta there: nothing but these
     is multiplied here."""
-    q, k, v, g, beta, initial, cu = saved
+    saved = saved if saved.inverse is not None else _again(saved, scale)
+    q, k, _, g, beta, initial, cu, lacking, inverse = saved
     need_g, need_initial = needs.g and g is not None, needs.initial and initial is not None
     if scale == 0.0:  # o is 0: what goes back comes from the final state alone, and does not depend on the scale
         do, scale = torch.zeros_like(do), 1.0
     behind = behind_last(q, scale, dfinal)
-    made = launch(Given(k, k, v, g, beta, initial, updates=True, cu=cu), 1.0)
-    p = Pass(saved, scale, do, behind, made.o, made.dv)
     solved = dq = dk = dg = before = None
     if any((needs.k, needs.v, need_g, needs.beta, need_initial)):
         solved = launch(Given(k, behind.q, do, g, beta, behind.state, torch.float32 if need_initial else None,
-                              p.lacking, reverse=True, cu=cu), behind.scale)
-        p = p._replace(dv=solved.o)
+                              lacking, reverse=True, cu=cu, inverse=inverse), behind.scale)
+        p = Pass(saved, scale, do, behind, solved.dv, solved.o)
+    else:
+        p = Pass(saved, scale, do, behind, (lacking * beta[..., None]).to(lacking.dtype))
     need_k = needs.k or need_g
     if needs.q or need_k:
         before = _before(p, need_k, need_g, need_g and dfinal is not None)
@@ -125,10 +129,17 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
                           (behind.scale * solved.state).to(initial.dtype) if need_initial else None)
 
 
+def _again(saved, scale):
+    """With what the forward may have kept, by the same launch."""
+    q, k, v, g, beta, initial, cu, *_ = saved
+    made = launch(Given(q, k, v, g, beta, initial, updates=True, cu=cu), scale)
+    return saved._replace(lacking=made.dv, inverse=made.inverse)
+
+
 def _before(p, with_w, with_dots, with_final):
     """What keys before a token give: dq and, with_w, w; with sums of q dq - k w; with the final state, made again of u
     as it is here."""
-    q, k, _, g, _, initial, cu = p.saved
+    q, k, _, g, _, initial, cu, *_ = p.saved
     return over_values(p.u.shape[3], lambda part: launch(Given(
         p.do[..., part], p.u[..., part], k, g, initial=turned_part(initial, part),
         final=torch.float32 if with_final else None, x=q if with_dots else None, cu=cu,

@@ -189,6 +189,19 @@ def _cuda(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor, in
     return o, q.new_empty(0, dtype=torch.float32) if state is None else state
 
 
+def _saving(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first):
+    """`_cuda`, and what `backward` needs of it: what values lack, and the chunks' inverses; with gates of columns
+    nothing."""
+    if g is not None and g.dim() == 4:
+        return _cuda(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first)
+    check_delta_call(q, k, v, g, beta, initial_state, Where(cu_seqlens, None, state_v_first))
+    check_layouts(DELTA, q, k, v, columns_of(g), names="qkvg")
+    made = launch(Given(q, k, v, g, beta, initial_state, torch.float32 if output_final_state else None, updates=True,
+                        cu=cu_seqlens, v_first=state_v_first), _scale(scale, q))
+    state = q.new_empty(0, dtype=torch.float32) if made.state is None else made.state
+    return made.o, state, made.dv, made.inverse
+
+
 def _cpu(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first):
     check_delta_call(q, k, v, g, beta, initial_state, Where(cu_seqlens, None, state_v_first))
     check_layouts(DELTA, q, k, v, columns_of(g), names="qkvg")
@@ -282,8 +295,14 @@ def _backward_cuda(do: Tensor, dstate: Optional[Tensor], q: Tensor, k: Tensor, v
                    need_v: bool, need_g: bool, need_beta: bool, need_initial: bool,
                    cu_seqlens: Optional[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Empty ones for what is not wanted."""
-    needs = DeltaNeeds(need_q, need_k, need_v, need_g, need_beta, need_initial)
-    saved = DeltaSaved(q, k, v, g, beta, initial_state, cu_seqlens)
+    needs = need_q, need_k, need_v, need_g, need_beta, need_initial
+    return _backward_eager(do, dstate, q, k, v, g, beta, initial_state, scale, *needs, cu_seqlens)
+
+
+def _backward_eager(do, dstate, q, k, v, g, beta, initial_state, scale, *needs):
+    """Likewise; behind `needs` and cu_seqlens what the forward has kept, if it has (see `_saving`)."""
+    needs, (cu_seqlens, *kept) = DeltaNeeds(*needs[:6]), needs[6:]
+    saved = DeltaSaved(q, k, v, g, beta, initial_state, cu_seqlens, *kept)
     of = channels_backward if g is not None and g.dim() == 4 else backward
     found = of(saved, _scale(scale, q), for_tma(do), dstate, needs)
     return tuple(q.new_empty(0) if x is None else x for x in found)
@@ -303,7 +322,7 @@ def _backward_fake(do, dstate, q, k, v, g, beta, initial_state, scale, *needs):
 
 
 _backward_op = ops.torch_op("gated_delta_rule_backward", cuda=_backward_cuda, cpu=_backward_cpu, fake=_backward_fake)
-_recorder = Recorder(6, _cuda, _cpu, _backward_cuda, _backward_cpu, _backward_op)
+_recorder = Recorder(6, _cuda, _cpu, _backward_eager, _backward_cpu, _backward_op, _saving)
 _op = ops.torch_op(DELTA, cuda=_cuda, cpu=_cpu, fake=_fake, setup=_recorder.setup, backward=_recorder.backward)
 _pool_op = ops.torch_op("gated_delta_rule_pool", cuda=_pool_cuda, cpu=_pool_cpu, fake=_pool_fake, of=DELTA,
                         mutates=("initial_state",))

@@ -10,17 +10,20 @@ import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.engine import ahead
 from tkq.linear_attention.engine.inverse import PITCH, LowerInverse
-from tkq.linear_attention.spec import NARROW, LinearSpec
+from tkq.linear_attention.spec import NARROW
 
 
 class DeltaShared(NamedTuple):
-    """inverse: (I + L)^-1, 16 bits, two stages. lower: L, fp32, of the scores' warpgroup alone, column by column. beta,
-    erase: of a chunk's tokens, beta and beta * 2^G, in the reversed order over the scale, two stages."""
+    """inverse: (I + L)^-1, 16 bits, two stages; where it is given, those of the tokens. lower: L, fp32, of the scores'
+    warpgroup alone, column by column; None where the inverse is given. beta, erase: of a chunk's tokens, beta and
+    beta * 2^G, in the reversed order over the scale, two stages. keys: -N, 16 bits, two stages (see `Delta`); None
+    where it is not needed."""
 
     inverse: tk.SharedTile
-    lower: cute.Tensor
+    lower: Any
     beta: cute.Tensor
     erase: cute.Tensor
+    keys: Any = None
 
 
 class Delta:
@@ -28,33 +31,49 @@ class Delta:
 
         U = (I + L)^-1 beta (V - e^G K S)
 
-    takes the place of V. The scores' warpgroup makes the inverse (see `LowerInverse`). Where corrected values come out,
-    what they are made of does, too, which division by a beta of 0 would not give:
+    takes the place of V. The scores' warpgroup makes the inverse (see `LowerInverse`). Where what gradients need comes
+    out, or corrected values do, it is that of another matrix: division of U by a beta of 0 would not give R.
 
-        R = (I + M)^-1 (V - e^G K S),  U = beta R,  M[i, j] = e^(G[i] - G[j]) k[i] k[j] beta[j] for j < i
+        R = (I + M)^-1 (V - e^G K S),  U = beta R,  M = N beta,  N[i, j] = e^(G[i] - G[j]) k[i] k[j] for j < i
 
     Reversed, K is in the place of Q, Q in that of K and dO in that of V: O is what the gradient of U is without the
-    chunk's other tokens. U's gradient, and what it takes off the state's, are (see `delta.gradients`)
+    chunk's other tokens. Gradients of V and U, and what they take off the state's, are (see `delta.gradients`)
 
-        dU = (I + L)^-1' O,  S - (beta e^G / scale K)' dU
+        dV = (I + M)^-1' beta O,  dU = O - N' dV,  S - (e^G / scale K)' dV
 
-    With sums of dU times x dU itself stays inside, and O is dU times beta."""
+    as (I + M)^-1 beta = beta (I + L)^-1. The forward's inverse is given, x is R, and what comes out is dV, U and the
+    sums of dU times R. Without it (gates of columns), dU = (I + L)^-1' O comes out, and dV = beta dU."""
 
-    def __init__(self, spec: LinearSpec, tile: tk.st, barrier: int, room: bool = False):
-        """room: are there registers for sums of the inverse's products (see `inverse.Sum`), and in `ahead`?"""
+    def __init__(self, spec: Any, tile: tk.st, barrier: int, room: bool = False, inverse: str | None = None):
+        """room: are there registers for sums of the inverse's products (see `inverse.Sum`), and in `ahead`? inverse: as
+        `LinearSpec` has it."""
         self.inverse, self.room = LowerInverse(barrier, 3 if room else 1), room
-        self.spec, self.there, self.tile = spec, spec.delta, tile
-        self.forward, self.back = spec.delta and not spec.reverse, spec.delta and spec.reverse
-        self.sums = self.back and spec.dot
-        # o, and beside it one that beta tells apart from it
-        self.gives_two = (self.back and not self.sums) or spec.updates
+        self.spec, self.there, self.tile = spec, bool(spec.delta), tile
+        self.forward, self.back = self.there and not spec.reverse, self.there and spec.reverse
+        self.kept, self.known = inverse == "out", inverse == "in"
+        self.of_columns = bool(spec.updates or inverse)  # M in the place of L
+        self.sums = self.back and self.known and spec.dot
+        self.of_keys = self.there and (self.sums or not self.known)  # is something made of K K'?
+        self.solves = self.there and not self.known
+        self.gives_two = self.back or spec.updates  # o, and beside it another
+        self.outputs = not spec.updates or bool(inverse)  # are there any, with the forward?
 
-    def shared(self, al: tk.SharedAllocator) -> Any:
-        """Room for it in shared memory; None without the rule."""
+    def shared(self, al: tk.SharedAllocator, stages: int = 2) -> Any:
+        """Room for it in shared memory; None without the rule. stages: of tokens."""
         if not self.there:
             return None
-        lower = al.vector(CHUNK * PITCH)[None, 0]
-        return DeltaShared(al.tile(self.tile, 2), lower, al.vector(CHUNK, 2), al.vector(CHUNK, 2))
+        lower = None if self.known else al.vector(CHUNK * PITCH)[None, 0]
+        return DeltaShared(al.tile(self.tile, stages if self.known else 2), lower, al.vector(CHUNK, 2),
+                           al.vector(CHUNK, 2), al.tile(self.tile, 2) if self.sums else None)
+
+    def of_inverse(self, tokens, scores):
+        """Which stage of the inverse goes with those."""
+        return tokens if self.known else scores
+
+    def load(self, g, shared, t, place, sem):
+        """The producer's: an inverse that is given. place: (stage, chunk)."""
+        if self.known:
+            tk.load_async(shared.inverse[place[0]], g.inverse, (t.batch, t.head, place[1], 0), sem)
 
     # ---- the scores' warpgroup -----------------------------------------------------------------
 
@@ -65,8 +84,8 @@ class Delta:
         return tk.rv(), ahead.begin(g.beta, g, t, chunk, self.spec.reverse, self.room), tk.rt(CHUNK, self.tile.dtype)
 
     def products(self, x: tk.RegTile, keys):
-        """x = K K' is under way."""
-        if self.there:
+        """x = K K' is under way, where something is made of it."""
+        if self.of_keys:
             tk.mm_ABt(x, keys, keys)
 
     @cute.jit
@@ -84,7 +103,7 @@ class Delta:
                     if const_expr(self.back):
                         decay = decay * cute.arch.rcp_approx(g.scale)
                     shared.erase[i, stage] = beta * decay
-                    if const_expr(self.spec.updates):
+                    if const_expr(self.of_columns):
                         shared.erase[i, stage] = decay
 
     def ask(self, g, t, chunk, mine):
@@ -94,23 +113,27 @@ class Delta:
 
     @cute.jit
     def put(self, shared, x: tk.RegTile, mine, between, stage):
-        """x = K K' has arrived: L to shared memory."""
-        if const_expr(self.there):
+        """x = K K' has arrived: L or M, or -N, to shared memory."""
+        if const_expr(self.of_keys):
             beta = mine[0]
-            if const_expr(not self.spec.updates):
+            if const_expr(not self.of_columns):
                 tk.load_rows(beta, shared.beta[None, stage], 0, CHUNK)
                 tk.mul_row(x, x, beta)
             if const_expr(between is not None):
                 tk.decay_outer(x, x, *between)
-            if const_expr(self.spec.updates):
+            if const_expr(self.of_columns and not self.known):
                 self.scale_columns(x, shared.beta[None, stage])
             tk.right_fill(x, 0, 0.0, diagonal=True)
-            self.put_lower(shared.lower, x)
+            if const_expr(self.known):
+                tk.apply_narrow(mine[2], lambda n: -n, x)
+                tk.store(shared.keys[stage], mine[2])
+            else:
+                self.put_lower(shared.lower, x)
 
     @cute.jit
     def invert(self, shared, x: tk.RegTile, mine, stage):
         """The inverse to shared memory, by way of x."""
-        if const_expr(self.there):
+        if const_expr(self.solves):
             self.inverse.sync()
             self.inverse.invert(shared.lower)
             self.get_lower(x, shared.lower)
@@ -147,39 +170,67 @@ class Delta:
         if self.forward:
             tk.mm_ABt(c.w, c.s16, keys)
 
-    def updates(self, c, shared, stage, put):
-        """c.w = U', c.v the same, rounded: what the state gave for the keys has arrived. Where corrected values come
-        out, R' before, which `put` writes."""
+    @cute.jit
+    def keep(self, g, shared, t, place):
+        """An inverse that has been made leaves, by a warp of the first block of V. place: (the chunk, the stage, the
+        state's warpgroup)."""
+        if const_expr(self.kept):
+            chunk, stage, wg = place
+            if t.part + wg == 0 and tk.warp_id() % 4 == 0:
+                tk.store_async(g.inverse, shared.inverse[stage], (t.batch, t.head, chunk, 0))
+
+    @cute.jit
+    def kept_by(self, wg):
+        """It has left shared memory; where there are outputs, `put` has waited for it."""
+        if const_expr(self.kept and not self.spec.writes):
+            if wg == 0 and tk.warp_id() % 4 == 0:
+                tk.store_wait()
+
+    def updates(self, c, shared, stages, put):
+        """c.w = U', c.v the same, rounded: what the state gave for the keys has arrived. Where what values lack comes
+        out, R' before, which `put` writes. stages: of the factors and of the inverse."""
+        stage, of_inverse = stages
         if self.forward:
             tk.load_shared_cols(c.erase, shared.erase[None, stage])
-            if self.spec.head_dim > NARROW or self.spec.updates:  # fewer numbers are in registers at a time
+            if self.spec.head_dim > NARROW or self.of_columns:  # fewer numbers are in registers at a time
                 tk.mul_col(c.w, c.w, c.erase)
-            if not self.spec.updates:
+            if not self.of_columns:
                 tk.load_shared_cols(c.beta, shared.beta[None, stage])
-            if self.spec.updates:
+            if self.of_columns:
                 tk.apply_narrow(c.v, lambda v, w: v - w, c.v, c.w)
             elif self.spec.head_dim > NARROW:
                 tk.apply_narrow(c.v, lambda v, w, b: b * v - w, c.v, c.w, c.beta)
             else:
                 tk.apply_narrow(c.v, lambda v, w, b, e: b * v - e * w, c.v, c.w, c.beta, c.erase)
-            tk.mm_ABt(c.w, c.v, shared.inverse[stage])
+            tk.mm_ABt(c.w, c.v, shared.inverse[of_inverse])
             tk.mma_wait(0)
             if self.spec.updates:
                 put()
+            if self.of_columns:
                 tk.load_shared_cols(c.beta, shared.beta[None, stage])
                 tk.mul_col(c.w, c.w, c.beta)
             tk.copy(c.v, c.w)
 
-    def gradients_of_updates(self, c, shared, stage):
-        """Reversed, c.w = dU', from c.o, which is under way."""
+    def gradients_of_updates(self, c, shared, stages):
+        """Reversed, c.w = dV', c.rest the same, rounded, from c.o, which is under way; c.o becomes dU' then. Without an
+        inverse that is given, c.w = dU'. stages: of the factors and of the inverse."""
+        stage, of_inverse = stages
         if self.back:
             tk.mma_wait(0)
-            tk.copy(c.x, c.o)
-            tk.mm_AB(c.w, c.x, shared.inverse[stage])
+            if self.known:
+                tk.load_shared_cols(c.beta, shared.beta[None, stage])
+                tk.apply_narrow(c.x, lambda o, b: o * b, c.o, c.beta)
+            else:
+                tk.copy(c.x, c.o)
+            tk.mm_AB(c.w, c.x, shared.inverse[of_inverse])
             tk.mma_wait(0)
+            if self.known:
+                tk.copy(c.rest, c.w)
+            if self.sums:
+                tk.mma_AB(c.o, c.rest, shared.keys[stage])
 
     def erase(self, c, shared, keys, stage):
-        """Reversed, what dU takes off the state is under way."""
+        """Reversed, what that takes off the state is under way."""
         if self.back:
             tk.load_shared_cols(c.erase, shared.erase[None, stage])
             tk.apply_narrow(c.x, lambda du, e: -(e * du), c.w, c.erase)
@@ -190,10 +241,17 @@ class Delta:
         tk.load_shared_cols(c.beta, shared.beta[None, stage])
         tk.mul_col(c.w, c.w, c.beta)
 
+    def corrected(self, c, shared, stage):
+        """Reversed, c.u = U', from R', c.v."""
+        tk.load_shared_cols(c.beta, shared.beta[None, stage])
+        tk.apply_narrow(c.u, lambda r, b: r * b, c.v, c.beta)
+
     def of_sums(self, c):
         """What sums are made of, and where its factor is read to: c.x is an operand of what is under way."""
-        return (c.w, c.v) if self.back else (c.o, c.x)
+        return (c.o, c.v) if self.back else (c.o, c.x)
 
     def result(self, c):
-        """What goes to global memory: U, its gradient (and that times beta, or that alone), or outputs."""
-        return c.w if self.spec.updates or self.back else c.o
+        """What goes to global memory: U, a gradient, or outputs."""
+        if self.back and self.known:
+            return c.rest
+        return c.w if self.back or not self.outputs else c.o

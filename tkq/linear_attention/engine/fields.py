@@ -35,6 +35,7 @@ class Globals:
     q2: Optional[tk.gl]
     k2: Optional[tk.gl]
     v2: Optional[tk.gl]
+    inverse: Optional[tk.gl]
     segments: Any
 
 

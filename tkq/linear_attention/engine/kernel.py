@@ -62,7 +62,7 @@ class LinearAttention:
         self.dtype = element_type(spec.dtype)
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
-        self.delta = Delta(spec, self.p_tile, SCORES_BARRIER, room=True)
+        self.delta = Delta(spec, self.p_tile, SCORES_BARRIER, room=True, inverse=spec.inverse)
         self.sequences, self.segmented = Sequences(spec), Segmented(spec)
         self.second = Second(spec, self.gate)
         self.products = StateProducts(spec, self.delta, self.second, OUT_BARRIER)
@@ -95,7 +95,8 @@ class LinearAttention:
                             operand(HO, V) if spec.writes and self.two else None, numbers(spec.packed),
                             numbers(spec.pool), *self.checkpoints.fake_operands(B, HO),
                             self.segmented.fake_decays(rows, HO), operand(H, K) if self.second.query else None,
-                            *((operand(H, K), operand(HV, V)) if self.second.pair else (None, None)))
+                            *((operand(H, K), operand(HV, V)) if self.second.pair else (None, None)),
+                            operand(HO, CHUNK) if spec.inverse else None)
         return operands.q, tuple(operands[1:]), Float32(1.0), self.ssd.fake_operands(B, S, HO, rows)
 
     @cute.jit
@@ -105,6 +106,9 @@ class LinearAttention:
         c, at = self.config, self.sequences
         q, k, v = [at.rows(x) for x in operands[:3]]
         o, dv, x, x_heads, heads = None, None, None, Int32(1), self.segmented.heads(operands)
+        inverse = operands.inverse
+        if const_expr(inverse is not None):
+            inverse = (at.stores if self.delta.kept else at.loads)(at.rows(inverse), self.p_tile)
         if const_expr(self.spec.writes):
             o = at.stores(at.rows(operands.o), self.v_tile)
         if const_expr(self.spec.writes and bool(self.two)):
@@ -118,7 +122,8 @@ class LinearAttention:
                     o, dv, x, *operands[4:6], *states, operands.dots, scale, Int32(q.shape[0]),
                     heads // k.shape[2], heads // v.shape[2], x_heads, ssd, *operands[11:16],
                     *(x if x is None else at.loads(at.rows(x), tile) for x, tile in zip(
-                        operands[16:], (self.qk_tile, self.qk_tile, self.v_tile))), self.segmented.count(operands))
+                        operands[16:19], (self.qk_tile, self.qk_tile, self.v_tile))), inverse,
+                    self.segmented.count(operands))
         parts = -(-self.segmented.columns // (CHUNK * c.groups // c.heads))
         blocks = self.segmented.blocks(operands, at.blocks(operands.q, operands.cu))
         self.kernel(g).launch(grid=[parts, self.heads.blocks(heads), blocks],
@@ -135,10 +140,10 @@ class LinearAttention:
                    al.vector(CHUNK, 4 * n) if self.spec.dots else None, al.tile(self.v_tile, n),
                    al.tile(self.p_tile, self.second.scores * c.heads),
                    al.tile(self.p_tile, self.second.scores) if self.spec.exact_scores else None,
-                   self.gate.shared(al), self.delta.shared(al), self.ssd.shared(al),
+                   self.gate.shared(al), self.delta.shared(al, c.stages), self.ssd.shared(al),
                    self.second.shared(al, (self.qk_tile, self.v_tile, self.p_tile), c),
                    al.pipe(c.stages, (1 + self.spec.queried + self.second.there) * self.qk_tile.bytes
-                           + n * (1 + x + self.second.pair) * self.v_tile.bytes, 4 + 4 * n),
+                           + (n * (1 + x + self.second.pair) + self.delta.known) * self.v_tile.bytes, 4 + 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores, *self.second.pipes(s))])
         part, head, block = cute.arch.block_idx()
@@ -174,6 +179,7 @@ class LinearAttention:
                     tk.load_async(s.x[self.tile(ring.stage, wg)], g.x, at, sem)
                 self.second.load_values(g, s, t, (self.tile(ring.stage, wg), chunk, wg), sem)
             self.second.load(g, s, t, (ring.stage, chunk), sem)
+            self.delta.load(g, s.delta, t, (ring.stage, chunk), sem)
             ring.advance()
 
     @cute.jit
@@ -259,10 +265,12 @@ class LinearAttention:
                 self.read_values(s, c, wg, ring.stage)
             s.scores.wait(scores)
             tk.mma_wait(0)
+            self.delta.keep(g, s.delta, t, (self.order(t, i), scores.stage, wg))
             self.products.rest(c, s, ring.stage)
             if const_expr(self.second.there):  # registers had the state, in two parts
                 self.read_values(s, c, wg, ring.stage)
-            self.delta.updates(c, s.delta, scores.stage, partial(self.put, g.dv, s, t, c.w, self.order(t, i), wg))
+            solved = scores.stage, self.delta.of_inverse(ring.stage, scores.stage)
+            self.delta.updates(c, s.delta, solved, partial(self.put, g.dv, s, t, c.w, self.order(t, i), wg))
             self.gate.take_up(c, s.gate, self.heads.place(scores, wg))
             self.second.take_up(g, c, s, second, (self.tile(ring.stage, wg), scores.stage))
             self.products.behind_updates(c, s, ring.stage)
@@ -272,9 +280,9 @@ class LinearAttention:
                 self.gate.at_query(c, s.gate, self.heads.place(scores, wg), g.scale)
             self.second.at_query(c, s.gate, scores.stage)
             self.add_own(s, c, (self.tile(ring.stage, wg), self.heads.place(scores, wg)))
-            self.delta.gradients_of_updates(c, s.delta, scores.stage)
             for values in self.gate.values(c):
                 tk.mma_AB(c.s, values, s.k[ring.stage])
+            self.delta.gradients_of_updates(c, s.delta, solved)
             self.delta.erase(c, s.delta, s.q[ring.stage], scores.stage)
             self.second.update(c, s, second, ring.stage)
             tk.mma_wait((1 + self.second.pair) * (1 + self.gate.in_two))
@@ -283,6 +291,7 @@ class LinearAttention:
                 self.write(g, s, t, c, (wg, self.order(t, i), ring.stage, self.heads.place(scores, wg), skip))
             tk.mma_wait(0)
             self.add_rest(s, c, wg, (ring.stage, scores.stage))
+            self.delta.kept_by(wg)
             s.tokens.release(ring)
             s.scores.release(scores)
             self.checkpoints.put(g, t, c.s, i, row0)
@@ -305,14 +314,12 @@ class LinearAttention:
             add_dots(s.dots, o, x, wg)
             if const_expr(not self.second.query):
                 write_dots(g, s.dots, t, chunk, (wg, OUT_BARRIER + wg))
-        if self.delta.sums:
-            self.delta.times_beta(c, s.delta, of_scores)
         self.ssd.write_diagonal(g, t, s.diagonal, (wg, chunk), of_scores)
         self.ssd.finish(c, s, skip, of_scores, lambda: self.read_values(s, c, wg, stage))
         self.put(g.o, s, t, self.ssd.result(c, self.delta.result(c)), chunk, wg)
-        if self.delta.back and not self.delta.sums:
-            self.delta.times_beta(c, s.delta, of_scores)
-            self.put(g.dv, s, t, c.w, chunk, wg)
+        if self.delta.back:
+            self.delta.corrected(c, s.delta, of_scores)
+            self.put(g.dv, s, t, c.u, chunk, wg)
         if self.second.query:
             if self.spec.dots:
                 self.read_values(s, c, wg, stage)

@@ -46,7 +46,7 @@ def split_of(given: Given) -> Split:
     if given.cu is not None or given.state_indices is not None or given.checkpoint_every or K > WIDEST:
         return Split(2, 1)
     return split(Sizes(B, max(H, HV), S, K, V, arch.num_sms(given.v.device), given.beta is not None, given.reverse,
-                       not given.updates, H,
+                       True, H,
                        given.dot or given.second is not None or given.others,
                        given.dot and given.beta is None, given.second is not None))
 
@@ -58,8 +58,9 @@ def in_segments(given: Given, scale: float, how: Split) -> Made:
     given = _of(given, how)._replace(segments=how.segments)
     made = engine.launch(states_of(given), scale)
     first, final = combined(given, made.state, made.decays)
-    made = engine.launch(given._replace(part="outputs", initial=first, final=None), scale)
-    return made._replace(state=final)
+    inverse = given.inverse if made.inverse is None else made.inverse
+    made = engine.launch(given._replace(part="outputs", initial=first, final=None, inverse=inverse), scale)
+    return made._replace(state=final, inverse=inverse if given.updates else None)
 
 
 def states_of(given: Given) -> Given:
