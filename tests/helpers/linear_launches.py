@@ -14,6 +14,16 @@ from tkq.reference.ssd import biased, step_sizes
 SECOND = "q2", "k2", "v2"
 
 
+def of_gradients(given, reverse):
+    """What gradients need of a delta rule's forward, or, reversed, the launch that takes it: v is the outputs'
+    gradient, and what values lack anything."""
+    forward = given._replace(updates=True)
+    if not reverse:
+        return forward
+    inverse = launched(forward._replace(initial=None, final=None), 1.0).inverse
+    return given._replace(q=given.k, k=given.q, x=torch.randn_like(given.v), reverse=True, inverse=inverse)
+
+
 def launched(given, scale) -> Made:
     """As `launch.launch`. float64 stays float64, nothing is rounded; what is of 16 bits is computed in float32, its
     operands are rounded as the kernel's are."""
@@ -42,7 +52,8 @@ def launched(given, scale) -> Made:
     starts = range(0, S, CHUNK)
     for start in reversed(starts) if given.reverse else starts:
         at = slice(start, start + CHUNK)
-        chunk = Chunk(given, scale, g[:, :, at].cumsum(-1), None if beta is None else beta[:, :, at], inverses[:, :, at])
+        chunk = Chunk(given, scale, g[:, :, at].cumsum(-1), None if beta is None else beta[:, :, at],
+                      inverses[:, :, at])
         if steps and not given.reverse:
             chunk.adds(d[:, :, at])
         rows = q[:, :, at], k[:, :, at], v[:, :, at]
@@ -51,8 +62,7 @@ def launched(given, scale) -> Made:
         parts = {name: x[:, :, at] for name, x in more.items()}
         chunk.second(rows, parts, old, (out[:, :, at], out2[:, :, at], state))
         lacking[:, :, at] = chunk.lacking
-    back = given.beta is not None and given.reverse
-    sums = lacking if back else out  # of gradients of corrected values
+    sums = lacking if beta is not None else out  # of gradients of corrected values
     dots = (sums * of_heads(given.x) - out2 * v).sum(-1).transpose(1, 2) if given.dot else None
     of_skip = diagonal = None
     if steps and given.dot:  # sums are of others than the token itself
@@ -67,13 +77,17 @@ def launched(given, scale) -> Made:
         if steps.gated:
             out = out * torch.nn.functional.silu(of_heads(given.x))
         of_skip = (v * of_heads(given.x)).sum(2) if steps.skip_gradient else None
-    beside = lacking if given.updates else out2 if given.q2 is not None else None
-    if back and given.x is not None:
-        beside = beta * of_heads(given.x)
-    dv = None if beside is None else beside.transpose(1, 2).to(given.v.dtype)
-    inverses = inverses.transpose(1, 2).to(given.v.dtype) if given.updates and given.inverse is None else None
+    dv = _beside(given, lacking if given.updates else out2 if beta is None else beta * of_heads(given.x)
+                 if given.reverse and given.x is not None else None)
     state = None if given.final is None else state.mT if given.state_v_first else state
-    return Made(out.transpose(1, 2).to(given.v.dtype), state, dots, dv, of_skip, diagonal, inverse=inverses)
+    return Made(out.transpose(1, 2).to(given.v.dtype), state, dots, dv, of_skip, diagonal,
+                inverse=inverses.transpose(1, 2).to(given.v.dtype) if given.updates else None)
+
+
+def _beside(given, found):
+    """What comes out beside o."""
+    there = given.beta is not None or given.q2 is not None
+    return found.transpose(1, 2).to(given.v.dtype) if there and found is not None else None
 
 
 def of_sequences(given, scale, launched):
@@ -111,7 +125,7 @@ def of_sequences(given, scale, launched):
 class Chunk:
     """One chunk of all heads."""
 
-    def __init__(self, given, scale, sums, beta, inverse):  # noqa: PLR0913
+    def __init__(self, given, scale, sums, beta, inverse):
         """inverse: its rows of all chunks' inverses, written where they are not given."""
         self.given, self.scale, self.beta, self.total = given, scale, beta, sums[..., -1:, None].exp()
         self.in_two, self.place = given.dot and beta is None, inverse

@@ -132,7 +132,8 @@ def _segments():
     ssd = LinearSpec("bf16", 128, 64, "token", None, "fp32", ssd=SsdSpec("bf16", "fp32", True), state_v_first=True,
                      part="states")
     for name, spec in (("linear_attn", plain), ("linear_attn", replace(plain, gate="head")),
-                       ("linear_attn", replace(plain, gate="none")), ("gated_delta_rule", replace(plain, delta="fp32", inverse="out")),
+                       ("linear_attn", replace(plain, gate="none")),
+                       ("gated_delta_rule", replace(plain, delta="fp32", inverse="out")),
                        ("mamba2_ssd", ssd)):
         end = f"-bf16-k{spec.head_dim}-v{spec.value_dim}-{spec.gate}"
         outputs = replace(spec, initial="fp32", final=None, part="outputs", inverse=spec.delta and "in")

@@ -154,11 +154,8 @@ def start(given: Given, scale: float) -> tuple:
         # sums of no sequence's tokens are nothing: with beta they are its gradient
         make = torch.empty if given.cu is None or beta is None else torch.zeros
         dots = make(-(-V // CHUNK), B, S, heads, device=device, dtype=torch.float32)
-    two = given.second == "query" or (beta is not None and given.reverse) or given.updates
-    inverse = given.inverse
-    if given.of_inverse == "out":
-        inverse = torch.empty(B, S, heads, CHUNK, device=device, dtype=v.dtype)
-    dv = torch.empty_like(o) if two and writes else None
+    dv = torch.empty_like(o) if writes and _gives_two(given) else None
+    inverse = _inverse(given, heads)
     if steps and steps.skip_gradient:
         count = B * given.segments if given.cu is None else given.cu.shape[0] - 1
         of_skip = torch.empty(count, heads, V, device=device, dtype=torch.float32)
@@ -185,6 +182,18 @@ def start(given: Given, scale: float) -> tuple:
     dots = dots if dots is None else sum(dots[1:], dots[0])
     return Made(o, state, dots, dv, of_skip, diagonal, checkpoints, decays,
                 inverse if given.of_inverse == "out" else None), call
+
+
+def _gives_two(given):
+    """Are there outputs beside o?"""
+    return given.second == "query" or (given.beta is not None and given.reverse) or given.updates
+
+
+def _inverse(given, heads):
+    """The one that is given, or room for it; None without."""
+    if given.of_inverse != "out":
+        return given.inverse
+    return given.v.new_empty(*given.q.shape[:2], heads, CHUNK)
 
 
 def _checkpoints(given, heads):

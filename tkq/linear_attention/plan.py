@@ -41,9 +41,11 @@ def paired(spec: LinearSpec) -> bool:
 def spilled(spec: LinearSpec) -> int:
     """Local loads and stores that a kernel may have: of wider states with the delta rule, all of them in front of the
     loop over chunks; where a block finds its sequence or its states, numbers of its task, of the delta rule's forward,
-    of second operands and of Mamba-2."""
+    of second operands and of Mamba-2; and where the delta rule has three outputs."""
     found = spec.packed or spec.pool
-    if spec.delta and (spec.head_dim > NARROW or not (spec.writes and spec.queried)):
+    if spec.delta and (spec.updates or (spec.reverse and spec.writes)):
+        return 24 if found else 12
+    if spec.delta and (spec.head_dim > NARROW or not spec.writes):
         return 8
     if spec.delta and found and not spec.reverse:
         return 16
@@ -56,4 +58,6 @@ def _registers(spec, groups):
         return 40, 224, 240
     if groups == 1:
         return 24, 232, 240
-    return (24, 136, 176) if spec.delta and spec.inverse != "in" else (24, 104, 192)
+    if spec.inverse == "in":
+        return (24, 120, 184) if spec.reverse and spec.writes else (24, 104, 192)
+    return (24, 136, 176) if spec.delta else (24, 104, 192)

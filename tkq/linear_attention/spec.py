@@ -52,8 +52,8 @@ class LinearSpec:
     reverse: from the last token to the first, each of which sees those behind it: gradients are of this form.
     strict: a token does not see itself; without delta.
     updates: with delta, not reversed: what values lack comes out, too.
-    inverse: with delta: "out", each chunk's inverse comes out, not reversed; "in", it is given, as it came out: reversed
-        always, otherwise of segments' outputs; None.
+    inverse: with delta: "out", each chunk's inverse comes out, not reversed; "in", it is given, as it came out:
+        reversed always, otherwise of segments' outputs; None.
     others: a token sees those of other chunks alone; without gates, delta and strict.
     ssd: Mamba-2's gate and factors, with the gate "token" and without delta; or None.
     state_v_first: states are V by K, and not K by V.

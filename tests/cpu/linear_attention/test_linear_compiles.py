@@ -40,14 +40,15 @@ def test_shipped(name):
 def test_delta_rule(gate, beta, states, reverse):
     """The forward with gates and states, which with two warpgroups has the fewest registers, and the reversed order
     without both; `test_shipped` has that with both, in packed sequences."""
-    spec = LinearSpec("bf16", 128, 128, gate, states, states, delta=beta, reverse=reverse)
+    spec = LinearSpec("bf16", 128, 128, gate, states, states, delta=beta, reverse=reverse, dot=reverse,
+                      inverse="in" if reverse else None)
     sass.assert_sass(recipe(spec), expectation(spec))
 
 
 @needs_nvdisasm
 @pytest.mark.parametrize("more", [
     dict(packed="int32", pool="int64", delta="fp32"), dict(reverse=True, dot=True, strict=True),
-    dict(packed="int32", delta="bf16", reverse=True)])
+    dict(packed="int32", delta="bf16", reverse=True, dot=True, inverse="in")])
 def test_wide_keys(more):
     """At K of 256 one warpgroup's states fill its registers."""
     spec = LinearSpec("bf16", 256, 128, "token", "fp32", "fp32", **more)
@@ -63,7 +64,12 @@ def test_plans_have_room():
 @pytest.mark.parametrize("given, words", [
     (dict(delta="fp32", strict=True), "delta and strict"), (dict(updates=True), "updates"), (dict(dot=True), "dot"),
     (dict(delta="fp32", updates=True, reverse=True), "updates"),
-    (dict(dot=True, gate="token", delta="bf16"), "dot"), (dict(head_dim=272), "head_dim is 272"),
+    (dict(delta="fp32", updates=True), "updates"),
+    (dict(dot=True, gate="token", delta="bf16"), "dot"), (dict(inverse="in"), "inverse 'in'"),
+    (dict(delta="fp32", reverse=True), "inverse None"), (dict(delta="fp32", inverse="in"), "inverse 'in'"),
+    (dict(delta="fp32", reverse=True, inverse="in"), "inverse 'in'"),
+    (dict(delta="fp32", reverse=True, dot=True, inverse="out"), "inverse 'out'"),
+    (dict(head_dim=272), "head_dim is 272"),
     (dict(value_dim=40), "value_dim is 40"),
     (dict(packed="uint8"), "packed is 'uint8'"), (dict(pool="int32"), "pool"), (dict(pool="uint8"), "pool is 'uint8'"),
     (dict(pool="int64", initial="fp32", final="fp32", reverse=True), "pool"),

@@ -150,7 +150,8 @@ def forms(S=300, dtype=torch.float64, decay=0.1):
         "second query": Given(q, k, v, g, initial=state, final=last, x=x, q2=torch.randn_like(q)),
         "second pair": Given(q, k, v, g, initial=state, x=v, reverse=True, k2=torch.randn_like(k), v2=v),
         "updates": Given(k, k, v, g, beta, state, updates=True),
-        "delta reversed": Given(k, q, v, g, beta, state, last, reverse=True),
+        "delta reversed": Given(k, q, v, g, beta, state, last, x, reverse=True,
+                                inverse=launched(Given(q, k, v, g, beta, updates=True), 1.0).inverse),
         "steps": Given(q, k, v, initial=state.mT, final=last, steps=steps._replace(skip=torch.ones(4)),
                        state_v_first=True),
         "steps gated": Given(q, k, v, x=x, steps=steps._replace(gated=True), state_v_first=True),
@@ -251,9 +252,9 @@ def test_states_have_one_kernel():
 
 STATES = LinearSpec("bf16", 128, 128, "token", None, "fp32", part="states")
 KERNELS = {"states": STATES, "outputs": replace(STATES, initial="fp32", final=None, part="outputs"),
-           "delta states": replace(STATES, delta="fp32"),
-           "delta outputs": replace(STATES, delta="fp32", initial="fp32", final=None, part="outputs"),
-           "delta reversed": replace(STATES, delta="fp32", reverse=True),
+           "delta states": replace(STATES, delta="fp32", inverse="out"),
+           "delta outputs": replace(STATES, delta="fp32", initial="fp32", final=None, part="outputs", inverse="in"),
+           "delta reversed": replace(STATES, delta="fp32", reverse=True, inverse="in"),
            "sums": replace(STATES, dot=True), "sums of pairs": replace(STATES, dot=True, second="pair", reverse=True)}
 
 

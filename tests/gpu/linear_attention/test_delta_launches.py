@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import normalize
 
 from tests.gpu.linear_attention.test_linear_forward import make
-from tests.helpers.linear_launches import launched
+from tests.helpers.linear_launches import launched, of_gradients
 from tkq.linear_attention.launch import Given, launch
 from tkq.testing import assert_2x
 
@@ -18,6 +18,8 @@ def check(given, scale=0.3):
     assert_2x(found.o, exact.o, peer.o, what="o")
     if peer.dv is not None:
         assert_2x(found.dv, exact.dv, peer.dv, what="dv")
+    if peer.inverse is not None:
+        assert_2x(*(x.flatten(0, -2) for x in (found.inverse, exact.inverse, peer.inverse)), what="inverse")
     for what, mine, want, other in zip(("state", "dots"), found[1:], exact[1:], peer[1:]):
         if want is not None:
             assert_2x(*(x.flatten(0, -2) for x in (mine, want, other)), ulps=room, bias_ulps=room, what=what)
@@ -69,8 +71,7 @@ def test_second_operands(S, gate, sums, second):
 @pytest.mark.sampled(when=lambda gate, S: gate == "token" or S in (1, 65))
 def test_updates_and_their_gradients(reverse, gate, S):
     q, k, v, g = make(2, S, 2, 4, 128, 128, gate)
-    first, second, x = (k, q, torch.randn_like(v)) if reverse else (k, k, None)
-    check(Given(first, second, v, g, beta_of(v), states(q, v), torch.float32, x, reverse=reverse, updates=not reverse))
+    check(of_gradients(Given(q, k, v, g, beta_of(v), states(q, v), torch.float32), reverse))
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -79,8 +80,7 @@ def test_updates_and_their_gradients(reverse, gate, S):
 @pytest.mark.sampled(when=lambda K: K in (96, 128))
 def test_widths(reverse, K, V, dtype):
     q, k, v, g = make(1, 130, 2, 2, K, V, "token")
-    check(Given(k, q if reverse else k, v, g, beta_of(v, dtype), states(q, v), torch.float32, reverse=reverse,
-                updates=not reverse))
+    check(of_gradients(Given(q, k, v, g, beta_of(v, dtype), states(q, v), torch.float32), reverse))
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -93,8 +93,8 @@ def test_hard_inverses(reverse, beta, keys, decay):
         k = k[:, :1].expand_as(k).contiguous()
     elif keys == "correlated":
         k = normalize(k[:, :1].float() + 0.3 * torch.randn(k.shape, device="cuda") / 8, dim=-1).to(k.dtype)
-    check(Given(k, q if reverse else k, v, g, torch.full(v.shape[:3], beta, device="cuda"), None, torch.float32,
-                reverse=reverse, updates=not reverse))
+    given = Given(q, k, v, g, torch.full(v.shape[:3], beta, device="cuda"), None, torch.float32)
+    check(of_gradients(given, reverse))
 
 
 def test_nothing_in_front_of_the_first_token_counts():
@@ -105,7 +105,9 @@ def test_nothing_in_front_of_the_first_token_counts():
         wide = torch.full((1, 300, *x.shape[2:]), torch.nan, device="cuda", dtype=x.dtype)
         wide[:, 100:200] = x
         return wide[:, 100:200]
-    given = k, q, v, g, beta
-    found = launch(Given(*given, final=torch.float32, reverse=True), 0.125)
-    again = launch(Given(*map(behind, given), final=torch.float32, reverse=True), 0.125)
+    given = of_gradients(Given(q, k, v, g, beta, final=torch.float32), True)
+    found = launch(given, 0.125)
+    again = launch(given._replace(**{name: behind(getattr(given, name)) for name in (
+        "q", "k", "v", "g", "beta", "x", "inverse")}), 0.125)
     assert torch.equal(found.o, again.o) and torch.equal(found.state, again.state)
+    assert torch.equal(found.dv, again.dv) and torch.equal(found.dots, again.dots)

@@ -9,7 +9,7 @@ import torch
 import tkq
 from tests.gpu.linear_attention.test_linear_forward import BF16, make
 from tests.helpers.channel_launches import launched as channels_launched
-from tests.helpers.linear_launches import launched
+from tests.helpers.linear_launches import launched, of_gradients
 from tests.helpers.one_sign import bias_of_one_sign
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.linear_attention import gradients
@@ -91,15 +91,16 @@ def with_gradients(op, given, cu, incoming):
 def check_launch(given, scale=0.3):
     """What stands behind the sequences is NaN for the kernel; what it makes of it is 0."""
     end = int(given.cu.max())
-    names = "q", "k", "v", "g", "beta", "x"
+    names = "q", "k", "v", "g", "beta", "x", "inverse"
     with poisoned():
         found = launch(given._replace(**{name: behind(getattr(given, name), end) for name in names}), scale)
     wide = {name: x.double() for name, x in given._asdict().items() if isinstance(x, torch.Tensor) and name != "cu"}
     exact, peer = launched(given._replace(**wide), scale), launched(given, scale)
     room = 1 + given.q.shape[1] / 16  # tensor cores cut off what they add to a sum of fp32
-    for name in ("o", "dv") if given.beta is not None and (given.reverse or given.updates) else ("o",):
+    more = ("dv",) * (given.reverse or given.updates) + ("inverse",) * given.updates
+    for name in ("o", *more) if given.beta is not None else ("o",):
         mine = getattr(found, name)
-        assert not mine[:, end:].any()
+        assert name == "inverse" or not mine[:, end:].any()
         assert_2x(*(x[:, :end] for x in (mine, getattr(exact, name), getattr(peer, name))), what=name)
     if given.x is not None:
         assert_2x(*(x[0, :end] for x in (found.dots, exact.dots, peer.dots)), ulps=room, bias_ulps=room, what="dots")
@@ -130,9 +131,10 @@ def test_launches_of_gradients(reverse, strict, dot):
 @pytest.mark.sampled(when=lambda K: K != 96)
 def test_launches_of_the_delta_rule(reverse, gate, K, V):
     q, k, v, g, beta, initial = tensors_of("gated_delta_rule", gate, K, V)
-    for updates in (False,) if reverse else (False, True):
-        check_launch(Given(k if reverse or updates else q, q if reverse else k, v, g, beta, initial, F32,
-                           reverse=reverse, updates=updates, cu=cu_of()))
+    given = Given(q, k, v, g, beta, initial, F32, cu=cu_of())
+    check_launch(of_gradients(given, reverse))
+    if not reverse:
+        check_launch(given)
 
 
 # ---- the ops ----------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from torch.nn.functional import normalize
 
 import tkq
 from tests.gpu.linear_attention.test_linear_forward import make
-from tests.helpers.linear_launches import launched
+from tests.helpers.linear_launches import launched, of_gradients
 from tests.helpers.one_sign import bias_of_one_sign
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.linear_attention import launch as engine
@@ -113,8 +113,7 @@ def test_hard_transfers(keys, beta, decay):
 @pytest.mark.sampled(when=lambda what: what == "reversed")
 def test_corrected_values(what):
     q, k, v, g = make(1, 300, 2, 4, 64, 64, "token")
-    reverse = what == "reversed"
-    check(Given(k, q if reverse else k, v, g, beta_of(v), state_of(v), F32, reverse=reverse, updates=not reverse), 3)
+    check(of_gradients(Given(q, k, v, g, beta_of(v), state_of(v), F32), what == "reversed"), 3)
 
 
 @pytest.mark.parametrize("reverse", [False, True])

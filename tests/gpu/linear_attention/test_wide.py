@@ -12,7 +12,7 @@ from tests.gpu.linear_attention import (
     test_ssd_forward,
 )
 from tests.gpu.linear_attention.test_linear_forward import make
-from tests.helpers.linear_launches import launched
+from tests.helpers.linear_launches import launched, of_gradients
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.linear_attention.launch import Given, launch
 from tkq.testing import assert_2x
@@ -56,13 +56,13 @@ def test_delta_rule_without_gates():
 @pytest.mark.parametrize("S", [65, 200])
 def test_updates(S):
     q, k, v, g = make(1, S, 1, 2, 256, 64, "token")
-    test_delta_launches.check(Given(k, k, v, g, test_delta_launches.beta_of(v), test_delta_launches.states(q, v),
-                                    updates=True))
+    test_delta_launches.check(of_gradients(Given(
+        q, k, v, g, test_delta_launches.beta_of(v), test_delta_launches.states(q, v)), False))
 
 
 def test_gradients_of_updates_of_packed_sequences():
     q, k, v, g, beta, initial = test_packed.tensors_of("gated_delta_rule", "token", 256, 64)
-    test_packed.check_launch(Given(k, q, v, g, beta, initial, F32, reverse=True, cu=test_packed.cu_of()))
+    test_packed.check_launch(of_gradients(Given(q, k, v, g, beta, initial, F32, cu=test_packed.cu_of()), True))
 
 
 @pytest.mark.parametrize("S", [1, 65, 200])

@@ -160,8 +160,7 @@ def delta():
 
     given = q, k, v, g, beta, initial = cases.with_state(cases.with_beta(cases.make(2, 460, 2, 4, 64, 128, "token")))
     for reverse in (False, True):
-        launches.check(launches.Given(k, q if reverse else k, v, g, beta, initial, torch.float32, reverse=reverse,
-                                      updates=not reverse))
+        launches.check(launches.of_gradients(launches.Given(q, k, v, g, beta, initial, torch.float32), reverse))
     gradients = torch.randn_like(v), torch.randn_like(initial)
     same_bits(lambda: cases.gradients(given, *gradients))
 
@@ -224,8 +223,7 @@ def packed_states():
     cu = cases.cu_of((0, 270, 271, 700, 890))
     q, k, v, g, beta, initial = cases.tensors_of("gated_delta_rule", S=900, N=4)
     for reverse in (False, True):
-        cases.check_launch(cases.Given(k, q if reverse else k, v, g, beta, initial, torch.float32, reverse=reverse,
-                                       updates=not reverse, cu=cu))
+        cases.check_launch(cases.of_gradients(cases.Given(q, k, v, g, beta, initial, torch.float32, cu=cu), reverse))
     given, gradients = (q, k, v, g, initial), (torch.randn_like(v), torch.randn_like(initial))
     same_bits(lambda: cases.with_gradients("linear_attn", given, cu, gradients))
 

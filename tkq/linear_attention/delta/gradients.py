@@ -83,7 +83,8 @@ class DeltaGradients(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """What the launches of a backward share. u: the corrected values, dv: the gradient of values. behind: what those take that begin with the final state's gradient."""
+    """What the launches of a backward share. u: the corrected values, dv: the gradient of values. behind: what
+    those take that begin with the final state's gradient."""
 
     saved: DeltaSaved
     scale: float

@@ -177,7 +177,7 @@ class Delta:
         if const_expr(self.kept):
             chunk, stage, wg = place
             if t.part + wg == 0 and tk.warp_id() % 4 == 0:
-                tk.store_async(g.inverse, shared.inverse[stage], (t.batch, t.head, chunk, 0))
+                tk.store_async(g.kept, shared.inverse[stage], (t.batch, t.head, chunk, 0))
 
     @cute.jit
     def kept_by(self, wg):

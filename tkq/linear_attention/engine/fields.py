@@ -35,7 +35,8 @@ class Globals:
     q2: Optional[tk.gl]
     k2: Optional[tk.gl]
     v2: Optional[tk.gl]
-    inverse: Optional[tk.gl]
+    inverse: Optional[tk.gl]  # that is read
+    kept: Optional[tk.gl]  # that is written
     segments: Any
 
 

@@ -106,9 +106,11 @@ class LinearAttention:
         c, at = self.config, self.sequences
         q, k, v = [at.rows(x) for x in operands[:3]]
         o, dv, x, x_heads, heads = None, None, None, Int32(1), self.segmented.heads(operands)
-        inverse = operands.inverse
-        if const_expr(inverse is not None):
-            inverse = (at.stores if self.delta.kept else at.loads)(at.rows(inverse), self.p_tile)
+        inverse, kept = None, None
+        if const_expr(self.delta.known):
+            inverse = at.loads(at.rows(operands.inverse), self.p_tile)
+        if const_expr(self.delta.kept):
+            kept = at.stores(at.rows(operands.inverse), self.p_tile)
         if const_expr(self.spec.writes):
             o = at.stores(at.rows(operands.o), self.v_tile)
         if const_expr(self.spec.writes and bool(self.two)):
@@ -123,7 +125,7 @@ class LinearAttention:
                     heads // k.shape[2], heads // v.shape[2], x_heads, ssd, *operands[11:16],
                     *(x if x is None else at.loads(at.rows(x), tile) for x, tile in zip(
                         operands[16:19], (self.qk_tile, self.qk_tile, self.v_tile))), inverse,
-                    self.segmented.count(operands))
+                    kept, self.segmented.count(operands))
         parts = -(-self.segmented.columns // (CHUNK * c.groups // c.heads))
         blocks = self.segmented.blocks(operands, at.blocks(operands.q, operands.cu))
         self.kernel(g).launch(grid=[parts, self.heads.blocks(heads), blocks],

@@ -128,8 +128,9 @@ class Sequences:
 def placed(g, piece: Piece):
     """g, a kernel's tensors and sizes, as a piece's tokens have it: those of its fields that there are."""
     first, written, found = piece.first, piece.end - piece.first, {}
-    for names, of in ((("q", "k", "v", "x", "q2", "k2", "v2", "less", "second", "rest"), lambda x: x.part(piece.rows)),
-                      (("o", "dv", "of_x", "o2", "inverse"),
+    for names, of in ((("q", "k", "v", "x", "q2", "k2", "v2", "inverse", "less", "second", "rest"),
+                       lambda x: x.part(piece.rows)),
+                      (("o", "dv", "of_x", "o2", "kept"),
                        lambda x: x.part(written) if isinstance(x, tk.gl) else _tokens(x, first)),
                       (("g", "beta"), lambda x: _tokens(x, first)),
                       (("dots",), lambda x: _tokens(x, first, 1)),
