@@ -78,7 +78,7 @@ MUTANTS = (
          "return n % g.segments, first, cutlass.max(cutlass.min(each, chunks - first), 0)", SPLIT),
         ("values_in_the_identity_s_columns",
          "return cutlass.select_(part * CHUNK < self.spec.value_dim, chunk, cute.ceil_div(g.tokens, CHUNK))",
-         "return chunk", (f"{TESTS}test_split.py::test_corrected_values[reversed]",)),
+         "return chunk", (f"{TESTS}test_split.py::test_corrected_values[updates]",)),
         ("a_transfer_from_zeros", "view[r, j] = Float32(1.0)", "view[r, j] = Float32(0.0)", SPLIT_DELTA),
         ("the_identity_behind_v", "row = row0 - self.first_column + tk.first_row() + 8 * r",
          "row = row0 - self.spec.value_dim + tk.first_row() + 8 * r", SPLIT_DELTA),
@@ -92,8 +92,10 @@ MUTANTS = (
         ("eight_segments_alone", "for base in cutlass.range(0, count, AHEAD, unroll=1):",
          "for base in cutlass.range(0, cutlass.min(count, AHEAD), AHEAD, unroll=1):",
          (f"{TESTS}test_split.py::test_gates_of_tokens[1216-19]",)),
-        ("transfers_transposed", "factors[i] = of_head[first + base + i, row]",
-         "factors[i] = of_head[first + row, base + i]", SPLIT_DELTA)),
+        ("transfers_transposed", "factors[i] = matrix[first + base + i, row]",
+         "factors[i] = matrix[first + row, base + i]", SPLIT_DELTA),
+        ("transfers_not_transposed", "factors[i] = matrix[row, base + i]", "factors[i] = matrix[base + i, row]",
+         (f"{TESTS}test_split.py::test_corrected_values[reversed]",))),
     *family(
         "linear", "tkq/linear_attention/split/launch.py",
         ("segments_that_all_begin_with_zeros", 'made = engine.launch(given._replace(part="outputs", initial=first, '
@@ -122,14 +124,19 @@ MUTANTS = (
             tk.copy(c.v, c.w)
          """, "    tk.copy(c.v, c.w)", LACKING),
         ("what_values_lack_erased_with_beta", "shared.erase[i, stage] = decay", "pass", LACKING),
-        ("gradients_by_the_inverse_not_transposed", "tk.mm_AB(c.w, c.x, shared.inverse[stage])",
-         "tk.mm_ABt(c.w, c.x, shared.inverse[stage])", GRADIENTS),
+        ("gradients_by_the_inverse_not_transposed", "tk.mm_AB(c.w, c.x, shared.inverse[of_inverse])",
+         "tk.mm_ABt(c.w, c.x, shared.inverse[of_inverse])", GRADIENTS),
+        ("gradients_of_what_values_lack_without_other_tokens", "tk.mma_AB(c.o, c.rest, shared.keys[stage])", "pass",
+         GRADIENTS),
+        ("gradients_of_other_tokens_added", "tk.apply_narrow(mine[2], lambda n: -n, x)",
+         "tk.apply_narrow(mine[2], lambda n: n, x)", GRADIENTS),
+        ("an_inverse_of_another_chunk", "tk.store_async(g.kept, shared.inverse[stage], (t.batch, t.head, chunk, 0))",
+         "tk.store_async(g.kept, shared.inverse[stage], (t.batch, t.head, chunk + 1, 0))", GRADIENTS),
         ("gradients_are_not_erased", "tk.mma_AB(c.s, c.x, keys)", "", GRADIENTS),
-        ("gradients_without_beta", '''
-        """Reversed, c.w = (dU beta)'."""
-        tk.load_shared_cols(c.beta, shared.beta[None, stage])
-        tk.mul_col(c.w, c.w, c.beta)
-         ''', "pass", GRADIENTS),
+        ("gradients_without_beta", "tk.apply_narrow(c.x, lambda o, b: o * b, c.o, c.beta)", "tk.copy(c.x, c.o)",
+         GRADIENTS),
+        ("corrected_values_without_beta", "tk.apply_narrow(c.u, lambda r, b: r * b, c.v, c.beta)",
+         "tk.apply_narrow(c.u, lambda r, b: r + 0.0 * b, c.v, c.beta)", GRADIENTS),
         ("erased_without_the_scale", "decay = decay * cute.arch.rcp_approx(g.scale)", "pass", GRADIENTS),
         ("beta_of_another_token", "beta = Float32(mine[1].found[e])", "beta = Float32(mine[1].found[1 - e])", DELTA)),
     *family(

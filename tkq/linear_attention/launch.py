@@ -51,7 +51,8 @@ class Given(NamedTuple):
     the way to the next. part, segments: as `LinearSpec` and `engine.segmented` have them: with "states" what comes out
     is (B * N, HO, C, K), contiguous. groups, heads: as `plan` has them. q2, or k2 and v2: of the shapes of q, k
     and v, as `engine.second` has them; sums are of o times x, less o2 times v, or of o times v2, which x is, too.
-    inverse: (B, S, HO, 64), as a launch before it made it, of v's dtype; or None."""
+    inverse: (B, S, HO, 64), as a launch before it made it, of v's dtype; or None. transfers: with beta, reversed, as
+    the forward made them (see `Made`): then there are as many segments; or None."""
 
     q: Tensor
     k: Tensor
@@ -79,6 +80,7 @@ class Given(NamedTuple):
     v2: Tensor | None = None
     heads: int = 1
     inverse: Tensor | None = None
+    transfers: Tensor | None = None
 
     @property
     def of_inverse(self) -> str | None:
@@ -106,7 +108,8 @@ class Made(NamedTuple):
     gradient, or None; of segments (B * N, ..), of packed sequences (N, ..). diagonal: with steps and dots (B, S, HO),
     q k of each token. checkpoints: (B, S / checkpoint_every, HO, K, V), rows as `engine.checkpoints` has them, zeros in
     those of no checkpoint; or None. decays: (B * N, HO), of segments.
-    inverse: (B, S, HO, 64), of v's dtype, where it was made to come out; or None."""
+    inverse: (B, S, HO, 64), of v's dtype, where it was made to come out; or None. transfers: (B * N, HO, K, K)
+    fp32, of what the delta rule's segments make of a state the transposes, where there are segments; or None."""
 
     o: Tensor
     state: Tensor | None
@@ -117,6 +120,7 @@ class Made(NamedTuple):
     checkpoints: Tensor | None = None
     decays: Tensor | None = None
     inverse: Tensor | None = None
+    transfers: Tensor | None = None
 
 
 def spec_of(given: Given) -> LinearSpec:
@@ -219,7 +223,7 @@ def final_state(given, heads):
 def _of_segments(given, heads):
     """Room for what segments make of states: what they add, (B * N, HO, C, K), and factors (B * N, HO) or None."""
     rows, (K, V), beta = given.q.shape[0] * given.segments, (given.q.shape[3], given.v.shape[3]), given.beta
-    columns = V if beta is None else -(-V // CHUNK) * CHUNK + K
+    columns = V if beta is None or given.reverse else -(-V // CHUNK) * CHUNK + K
     gated = beta is None and (given.g is not None or given.steps is not None)
     states = torch.empty(rows, heads, columns, K, device=given.v.device, dtype=torch.float32)
     return states, torch.empty(rows, heads, device=given.v.device, dtype=torch.float32) if gated else None

@@ -49,7 +49,7 @@ def spilled(spec: LinearSpec) -> int:
         return 8
     if spec.delta and found and not spec.reverse:
         return 16
-    return 4 if (spec.ssd or spec.second) and found else 0
+    return 4 if spec.second or (spec.ssd and found) else 0
 
 
 def _registers(spec, groups):

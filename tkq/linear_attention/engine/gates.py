@@ -12,6 +12,7 @@ from tkq.linear_attention.engine.heads import ONE, Heads
 from tkq.linear_attention.engine.second import second_factor
 from tkq.linear_attention.spec import NARROW, LinearSpec
 from tkq.tile.dtypes import element_type
+from tkq.tile.maps import element
 
 LOWEST = -150.0  # of a gate, as a power of 2: such a factor is 0 in fp32, and sums of it keep their last bits
 
@@ -136,12 +137,18 @@ class Gate:
             shared.total[0, stage] = cute.math.exp2(last, fastmath=True)
 
     def weigh(self, p, x, between, scale):
-        """p = x times scale and the decay from each key to each query."""
+        """p = x times scale and the decay from each key to each query; where `weigh_rest` follows, x is that, too."""
         if between is None:
             tk.apply_narrow(p, lambda s: s * scale, x)
             return
-        tk.apply_narrow(p, lambda s, i, j, f: s * f * cute.math.exp2(i - j, fastmath=True), x,
-                        *self.weights(between, scale))
+        weights = self.weights(between, scale)
+        if not self.spec.exact_scores:
+            tk.apply_narrow(p, lambda s, i, j, f: s * f * cute.math.exp2(i - j, fastmath=True), x, *weights)
+            return
+        for at in range(cute.size(x.tensor)):
+            i, j, f = (element(w, at) for w in weights)
+            x.tensor[at] = x.tensor[at] * f * cute.math.exp2(i - j, fastmath=True)
+        tk.copy(p, x)
 
     def weights(self, between, scale):
         """Of P's elements: the sums whose difference is the decay, and a factor."""
@@ -149,10 +156,9 @@ class Gate:
             return between
         return *(reversed(between) if self.spec.reverse else between), scale
 
-    def weigh_rest(self, p, x, between, scale):
+    def weigh_rest(self, p, x):
         """p = what `weigh` rounded off."""
-        tk.apply_narrow(p, lambda s, p, i, j, f: s * f * cute.math.exp2(i - j, fastmath=True) - p, x, p,
-                        *self.weights(between, scale))
+        tk.apply_narrow(p, lambda s, p: s - p, x, p)
 
     # ---- the state's warpgroups ----------------------------------------------------------------
 

@@ -209,7 +209,7 @@ class LinearAttention:
                     self.second.acquire(s, free)
                     self.put_scores(s.p[self.second.stage(self.heads.place(out, head))], p)
             if const_expr(self.spec.exact_scores):
-                self.gate.weigh_rest(p, x, between, g.scale)
+                self.gate.weigh_rest(p, x)
                 self.put_scores(s.rest[self.second.stage(out.stage)], p)
             if const_expr(self.spec.scored):
                 self.second.put(s, x, p, gates, (ring.stage, out.stage), self.put_scores)

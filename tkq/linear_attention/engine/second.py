@@ -90,7 +90,7 @@ class Second:
         self.gate.weigh(p, x, between, self.sign)
         put_scores(s.second.p[0], p, 1)
         if self.spec.exact_scores:
-            self.gate.weigh_rest(p, x, between, self.sign)
+            self.gate.weigh_rest(p, x)
             put_scores(s.second.rest[0], p, 1)
 
     def advance(self, ring):

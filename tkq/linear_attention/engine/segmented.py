@@ -17,7 +17,8 @@ class Segmented:
 
     With part "states" a segment begins with zeros, and its last state comes out: what it adds. What becomes of a state
     that it begins with is, without the delta rule, a factor for each head, the product of what the chunks' decays are
-    (`decays`); with it, a matrix of K x K, which is what the same recurrence makes of the identity where values are 0.
+    (`decays`); with it, a matrix of K x K, which is what the same recurrence makes of the identity where values are 0;
+    reversed it is the transpose of that, and known.
     It stands behind the values' columns of the state that comes out, from a multiple of 64 on: blocks of columns that
     v does not have read zeros for them, rows behind the last token (where 64 columns are all there are, TMA knows of no
     others, and gives the first ones in their place).
@@ -27,7 +28,8 @@ class Segmented:
     def __init__(self, spec: LinearSpec):
         self.spec, self.there = spec, spec.part is not None
         self.states = spec.part == "states"
-        self.transfer, self.decays = self.states and bool(spec.delta), self.states and spec.gated and not spec.delta
+        self.transfer = self.states and bool(spec.delta) and not spec.reverse
+        self.decays = self.states and spec.gated and not spec.delta
         self.first_column = -(-spec.value_dim // CHUNK) * CHUNK  # of the identity
         self.columns = self.first_column + spec.head_dim if self.transfer else spec.value_dim  # of a last state
 

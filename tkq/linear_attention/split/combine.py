@@ -19,8 +19,8 @@ ROWS = 16  # columns of V that a block has, with a matrix
 @dataclass(frozen=True)
 class Operands:
     """states: (B, N, HO, C, K) fp32, contiguous: C columns of N segments' states, those of V and, with a matrix, its K
-    behind all others. decays: None, (B, N, HO) or (B, N, HO, K) fp32. initial, final: (B, HO, V, K) or None, of any
-    strides."""
+    behind all others. decays: None, (B, N, HO) or (B, N, HO, K) fp32, or, transposed, matrices (B, N, HO, K, K), of
+    which K of states are contiguous. initial, final: (B, HO, V, K) or None, of any strides."""
 
     states: cute.Tensor
     decays: Optional[cute.Tensor]
@@ -38,21 +38,27 @@ class CombineStates:
 
     A thread has four elements of a state, and asks for those of eight segments at once. With a matrix a block has 16
     columns of V, a thread one row of K of them: the state before is in shared memory, K x 16, and each thread goes
-    through the column of T's transpose that it needs, which its neighbours' lie beside."""
+    through the column of T's transpose that it needs, which its neighbours' lie beside. Transposed, as the delta rule's
+    gradients have them, T is the transpose of another sequence of states': a thread goes through a row."""
 
     def __init__(self, spec: CombineSpec):
-        self.spec, self.matrix = spec, spec.transfer == "matrix"
+        self.spec, self.transposed = spec, spec.transfer == "transposed"
+        self.matrix = self.transposed or spec.transfer == "matrix"
 
     def fake_arguments(self):
         """Compiled for any B, N, heads and V."""
         spec, K, (B, N, HO, C, V) = self.spec, self.spec.head_dim, (fake.sym() for _ in range(5))
         decays = {"heads": (B, N, HO), "columns": (B, N, HO, K)}.get(spec.transfer)
 
+        decays = decays and fake.tensor("fp32", decays, align=4)
+        if self.transposed:
+            decays = fake.tensor("fp32", (B, N, HO, K, K), (*(fake.sym64(divisibility=4) for _ in range(3)), K, 1))
+
         def of_call(dtype):
             strides = tuple(fake.sym64() for _ in range(4))
             return dtype and fake.tensor(dtype, (B, HO, V, K), strides, align=4 if dtype == "fp32" else 2)
 
-        return (fake.tensor("fp32", (B, N, HO, C, K)), decays and fake.tensor("fp32", decays, align=4),
+        return (fake.tensor("fp32", (B, N, HO, C, K)), decays,
                 of_call(spec.initial), of_call(spec.final), cutlass.Int32(0))
 
     @cute.jit
@@ -144,7 +150,6 @@ class CombineStates:
         batch, head = where
         row, _, _ = cute.arch.thread_idx()
         K, count = self.spec.head_dim, x.states.shape[1]
-        first = x.states.shape[3] - K
         before = tk.SharedAllocator().vector(THREADS * ROWS)[None, 0]
         s, added = (cute.make_rmem_tensor((ROWS,), Float32) for _ in range(2))
         s.fill(0.0)
@@ -153,7 +158,8 @@ class CombineStates:
         if const_expr(self.spec.initial is not None):
             self.get(s, x.initial[batch, head, None, None], here)
         for i in cutlass.range(count, unroll=1):
-            of_head = x.states[batch, self.segment(x, i), head, None, None]
+            at = batch, self.segment(x, i), head, None, None
+            of_head = x.states[at]
             self.get(added, of_head, here)
             for j in cutlass.range_constexpr(ROWS):
                 before[row * ROWS + j] = s[j]
@@ -162,7 +168,10 @@ class CombineStates:
             for j in cutlass.range_constexpr(ROWS):
                 s[j] = added[j]
             if row < K:
-                self.multiply(of_head, before, first, row, s)
+                if const_expr(self.transposed):
+                    self.multiply(x.decays[at], before, 0, row, s)
+                else:
+                    self.multiply(of_head, before, x.states.shape[3] - K, row, s)
             tk.sync_block()
         if const_expr(self.spec.final is not None):
             self.put(x.final[batch, head, None, None], s, here)
@@ -183,12 +192,15 @@ class CombineStates:
                 of_head[column0 + j, row] = of_head.element_type(s[j])
 
     @cute.jit
-    def multiply(self, of_head: cute.Tensor, before: cute.Tensor, first, row, s: cute.Tensor):
-        """s += T[row] times the state before."""
+    def multiply(self, matrix: cute.Tensor, before: cute.Tensor, first, row, s: cute.Tensor):
+        """s += T[row] times the state before. matrix: the transpose of T, from row `first` on, or T."""
         factors, four = cute.make_rmem_tensor((AHEAD,), Float32), cute.make_rmem_tensor((FOUR,), Float32)
         for base in cutlass.range(0, self.spec.head_dim, AHEAD, unroll=2):
             for i in cutlass.range_constexpr(AHEAD):
-                factors[i] = of_head[first + base + i, row]
+                if const_expr(self.transposed):
+                    factors[i] = matrix[row, base + i]
+                else:
+                    factors[i] = matrix[first + base + i, row]
             for i in cutlass.range_constexpr(AHEAD):
                 for j in cutlass.range_constexpr(0, ROWS, FOUR):
                     at = before.iterator + ((base + i) * ROWS + j)

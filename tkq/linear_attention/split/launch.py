@@ -40,15 +40,19 @@ def _of(given: Given, how: Split) -> Given:
 
 
 def split_of(given: Given) -> Split:
-    """What `plan.split` says. Packed sequences, whose lengths the GPU alone knows, pools, checkpoints, and states that
-    are wider than a block of `CombineStates` has threads are left whole."""
+    """What `plan.split` says; as many segments as a forward had whose transfers are given. Packed sequences, whose
+    lengths the GPU alone knows, pools, checkpoints, and states that are wider than a block of `CombineStates` has
+    threads are left whole."""
     (B, S, H, K), (HV, V) = given.q.shape, given.v.shape[2:]
+    if given.transfers is not None:
+        return Split(2, len(given.transfers) // B)
     if given.cu is not None or given.state_indices is not None or given.checkpoint_every or K > WIDEST:
         return Split(2, 1)
     return split(Sizes(B, max(H, HV), S, K, V, arch.num_sms(given.v.device), given.beta is not None, given.reverse,
                        True, H,
                        given.dot or given.second is not None or given.others,
-                       given.dot and given.beta is None, given.second is not None))
+                       given.dot and given.beta is None, given.second is not None,
+                       given.beta is not None and given.reverse))
 
 
 def in_segments(given: Given, scale: float, how: Split) -> Made:
@@ -58,9 +62,11 @@ def in_segments(given: Given, scale: float, how: Split) -> Made:
     given = _of(given, how)._replace(segments=how.segments)
     made = engine.launch(states_of(given), scale)
     first, final = combined(given, made.state, made.decays)
+    transfers = made.state[:, :, -given.q.shape[3]:]
     inverse = given.inverse if made.inverse is None else made.inverse
-    made = engine.launch(given._replace(part="outputs", initial=first, final=None, inverse=inverse), scale)
-    return made._replace(state=final, inverse=inverse if given.updates else None)
+    given = given._replace(inverse=inverse)
+    made = engine.launch(given._replace(part="outputs", initial=first, final=None), scale)
+    return made._replace(state=final, **dict(inverse=inverse, transfers=transfers) if given.updates else {})
 
 
 def states_of(given: Given) -> Given:
@@ -80,10 +86,15 @@ def combined(given: Given, states: Tensor, decays: Tensor | None) -> tuple:
     def v_first(x):
         return x if x is None or given.state_v_first else x.mT
 
-    transfer = "matrix" if given.beta is not None else "none" if decays is None else "heads"
+    transfer = "none" if decays is None else "heads"
+    if given.beta is not None:
+        transfer = "transposed" if given.reverse else "matrix"
     spec = CombineSpec(states.shape[3], transfer, *(x if x is None else dtypes.name_of(x.dtype)
                                                     for x in (given.initial, final)), given.reverse)
-    decays = None if decays is None else decays.view(B, rows // B, -1)
+    if given.transfers is not None:
+        decays = given.transfers.unflatten(0, (B, -1))
+    elif decays is not None:
+        decays = decays.view(B, rows // B, -1)
     run(spec, states.view(B, rows // B, *states.shape[1:]), decays, v_first(given.initial), v_first(final), V)
     first = states[:, :, :V]
     return first if given.state_v_first else first.mT, final

@@ -17,7 +17,7 @@ class Sizes(NamedTuple):
     as are computed where not given. delta: the delta rule's. reverse: from the last token to the first. queries:
     outputs are computed (else the corrected values alone). single: of one head a block: with sums of outputs times
     another tensor, second operands, or no scores (see `linear_attention.plan.paired`). exact: with such sums, whose
-    operands are in two parts. second: with second operands."""
+    operands are in two parts. second: with second operands. whole: no segments are asked for."""
 
     sequences: int
     heads: int
@@ -32,6 +32,7 @@ class Sizes(NamedTuple):
     single: bool = False
     exact: bool = False
     second: bool = False
+    whole: bool = False
 
 
 class Split(NamedTuple):
@@ -56,7 +57,7 @@ def split(sizes: Sizes) -> Split:
         return usual
     most = min(max(chunks // SHORTEST, 1), MOST // sizes.sequences)
     # as many segments as have no more blocks than twice the SMs: beyond, waves are as full as they can be
-    most = max(1, min(most, 2 * sizes.sms // (sizes.sequences * sizes.heads) + 1))
+    most = 1 if sizes.whole else max(1, min(most, 2 * sizes.sms // (sizes.sequences * sizes.heads) + 1))
     found = [Split(groups, count) for count in range(1, most + 1) for groups in range(whole.groups, 0, -1)
              if -(-chunks // -(-chunks // count)) == count]  # no segment is empty
     best = min(found, key=lambda one: time(sizes, one))
@@ -77,7 +78,7 @@ def time(sizes: Sizes, how: Split) -> float:
     if how.segments == 1:
         return outputs
     tiles = _tiles(sizes.V) + (_tiles(sizes.K) if sizes.delta else 0)
-    states = of_launch(sizes._replace(queries=sizes.delta and sizes.reverse), how, tiles, False)
+    states = of_launch(sizes._replace(queries=False), how, tiles, False)
     return outputs + states + LAUNCHES + (MATRIX if sizes.delta else STATE) * how.segments
 
 
