@@ -110,7 +110,6 @@ def test_hard_transfers(keys, beta, decay):
 
 
 @pytest.mark.parametrize("what", ["updates", "reversed"])
-@pytest.mark.sampled(when=lambda what: what == "reversed")
 def test_corrected_values(what):
     q, k, v, g = make(1, 300, 2, 4, 64, 64, "token")
     forward = Given(q, k, v, g, beta_of(v), state_of(v), F32)
