@@ -12,7 +12,7 @@ from tkq.linear_attention.split.spec import WIDEST, CombineSpec
 from tkq.runtime.compile import fake
 
 THREADS, FOUR = WIDEST, 4
-AHEAD = 8  # segments, or rows of a matrix, whose loads are under way
+AHEAD = 8  # segments whose loads are under way
 ROWS = 16  # columns of V that a block has, with a matrix
 
 
@@ -150,6 +150,7 @@ class CombineStates:
         batch, head = where
         row, _, _ = cute.arch.thread_idx()
         K, count = self.spec.head_dim, x.states.shape[1]
+        needed = count if self.spec.final is not None else count - 1  # nothing is made of the last one's
         before = tk.SharedAllocator().vector(THREADS * ROWS)[None, 0]
         s, added = (cute.make_rmem_tensor((ROWS,), Float32) for _ in range(2))
         s.fill(0.0)
@@ -167,7 +168,7 @@ class CombineStates:
             self.put(of_head, s, here)
             for j in cutlass.range_constexpr(ROWS):
                 s[j] = added[j]
-            if row < K:
+            if row < K and i < needed:
                 if const_expr(self.transposed):
                     self.multiply(x.decays[at], before, 0, row, s)
                 else:
@@ -194,14 +195,15 @@ class CombineStates:
     @cute.jit
     def multiply(self, matrix: cute.Tensor, before: cute.Tensor, first, row, s: cute.Tensor):
         """s += T[row] times the state before. matrix: the transpose of T, from row `first` on, or T."""
-        factors, four = cute.make_rmem_tensor((AHEAD,), Float32), cute.make_rmem_tensor((FOUR,), Float32)
-        for base in cutlass.range(0, self.spec.head_dim, AHEAD, unroll=2):
-            for i in cutlass.range_constexpr(AHEAD):
+        ahead = 32 if self.spec.head_dim % 32 == 0 else 16  # elements of a row of T whose loads are under way
+        factors, four = cute.make_rmem_tensor((ahead,), Float32), cute.make_rmem_tensor((FOUR,), Float32)
+        for base in cutlass.range(0, self.spec.head_dim, ahead, unroll=1):
+            for i in cutlass.range_constexpr(ahead):
                 if const_expr(self.transposed):
                     factors[i] = matrix[row, base + i]
                 else:
                     factors[i] = matrix[first + base + i, row]
-            for i in cutlass.range_constexpr(AHEAD):
+            for i in cutlass.range_constexpr(ahead):
                 for j in cutlass.range_constexpr(0, ROWS, FOUR):
                     at = before.iterator + ((base + i) * ROWS + j)
                     cute.autovec_copy(cute.make_tensor(at.align(16), cute.make_layout(FOUR)), four)
