@@ -168,6 +168,7 @@ def expectation(spec: LinearSpec, heads: int = 1) -> Expectation:
     roles = (few, 1), (some, 1), (many, groups)
     if spec.part == "states":
         return Expectation(tensor=4 * (1 + 4 * bool(spec.delta)), waits_per_mma=1.5, local_memory=spilled(spec),
-                           instructions=("UTMALDG", "USETMAXREG"), absent=("UTMASTG",), roles=roles)
+                           instructions=("UTMALDG", "USETMAXREG"), roles=roles,
+                           absent=("UTMASTG",) * (spec.inverse != "out"))
     return Expectation(tensor=spec.head_dim // 16 * 2 + 8, waits_per_mma=0.5,
                        instructions=("UTMALDG", "UTMASTG", "USETMAXREG"), local_memory=spilled(spec), roles=roles)

@@ -261,7 +261,7 @@ KERNELS = {"states": STATES, "outputs": replace(STATES, initial="fp32", final=No
 @needs_nvdisasm
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_of_segments(name):
-    """No spills; states alone load no queries and store nothing by TMA."""
+    """No spills; states alone load no queries and store nothing by TMA but inverses."""
     sass.assert_sass(recipe(KERNELS[name]), expectation(KERNELS[name]))
 
 
