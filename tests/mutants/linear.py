@@ -76,12 +76,11 @@ MUTANTS = (
         ("segments_of_another_sequence", "return n // g.segments, first, "
          "cutlass.max(cutlass.min(each, chunks - first), 0)",
          "return n % g.segments, first, cutlass.max(cutlass.min(each, chunks - first), 0)", SPLIT),
-        ("values_in_the_identity_s_columns",
-         "return cutlass.select_(part * CHUNK < self.spec.value_dim, chunk, cute.ceil_div(g.tokens, CHUNK))",
-         "return chunk", (f"{TESTS}test_split.py::test_corrected_values[updates]",)),
+        ("values_in_a_transfer", "return cute.ceil_div(g.tokens, CHUNK) if self.transfer else chunk", "return chunk",
+         SPLIT_DELTA),
         ("a_transfer_from_zeros", "view[r, j] = Float32(1.0)", "view[r, j] = Float32(0.0)", SPLIT_DELTA),
-        ("the_identity_behind_v", "row = row0 - self.first_column + tk.first_row() + 8 * r",
-         "row = row0 - self.spec.value_dim + tk.first_row() + 8 * r", SPLIT_DELTA),
+        ("the_identity_s_first_columns", "row = row0 + tk.first_row() + 8 * r", "row = tk.first_row() + 8 * r",
+         SPLIT_DELTA),
         ("the_last_chunks_decay_alone", "decay[0] = decay[0] * shared.total[0, stage]",
          "decay[0] = shared.total[0, stage]", SPLIT)),
     *family(
@@ -92,8 +91,8 @@ MUTANTS = (
         ("eight_segments_alone", "for base in cutlass.range(0, count, AHEAD, unroll=1):",
          "for base in cutlass.range(0, cutlass.min(count, AHEAD), AHEAD, unroll=1):",
          (f"{TESTS}test_split.py::test_gates_of_tokens[1216-19]",)),
-        ("transfers_transposed", "factors[i] = matrix[first + base + i, row]",
-         "factors[i] = matrix[first + row, base + i]", SPLIT_DELTA),
+        ("transfers_transposed", "factors[i] = matrix[base + i, row]",
+         "factors[i] = matrix[row, base + i + 0]", SPLIT_DELTA),
         ("transfers_not_transposed", "factors[i] = matrix[row, base + i]", "factors[i] = matrix[base + i, row]",
          (f"{TESTS}test_split.py::test_corrected_values[reversed]",))),
     *family(

@@ -136,6 +136,8 @@ def _segments():
                        ("gated_delta_rule", replace(plain, delta="fp32", inverse="out")),
                        ("mamba2_ssd", ssd)):
         end = f"-bf16-k{spec.head_dim}-v{spec.value_dim}-{spec.gate}"
+        if spec.delta:
+            yield f"{name}_transfers{end}", replace(spec, part="transfers", inverse="in")
         outputs = replace(spec, initial="fp32", final=None, part="outputs", inverse=spec.delta and "in")
         yield f"{name}_states{end}", spec
         if spec.ssd:
@@ -166,8 +168,8 @@ def expectation(spec: LinearSpec, heads: int = 1) -> Expectation:
     config = plan(spec, heads=heads)
     (few, some, many), groups = config.registers, config.groups
     roles = (few, 1), (some, 1), (many, groups)
-    if spec.part == "states":
-        return Expectation(tensor=4 * (1 + 4 * bool(spec.delta)), waits_per_mma=1.5, local_memory=spilled(spec),
+    if not spec.writes:
+        return Expectation(tensor=4 * (1 + (4 if spec.inverse == "out" else 3) * bool(spec.delta)), waits_per_mma=1.5, local_memory=spilled(spec),
                            instructions=("UTMALDG", "USETMAXREG"), roles=roles,
                            absent=("UTMASTG",) * (spec.inverse != "out"))
     return Expectation(tensor=spec.head_dim // 16 * 2 + 8, waits_per_mma=0.5,

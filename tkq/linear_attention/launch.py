@@ -109,7 +109,8 @@ class Made(NamedTuple):
     q k of each token. checkpoints: (B, S / checkpoint_every, HO, K, V), rows as `engine.checkpoints` has them, zeros in
     those of no checkpoint; or None. decays: (B * N, HO), of segments.
     inverse: (B, S, HO, 64), of v's dtype, where it was made to come out; or None. transfers: (B * N, HO, K, K)
-    fp32, of what the delta rule's segments make of a state the transposes, where there are segments; or None."""
+    fp32, of what the delta rule's segments make of a state the transposes, where there are segments; or None. They are
+    the state of a launch with part "transfers"."""
 
     o: Tensor
     state: Tensor | None
@@ -146,7 +147,7 @@ def start(given: Given, scale: float) -> tuple:
     """(what is made, (the function that was launched, its arguments) or None)."""
     q, k, v, g, beta, initial, _, x, *_ = given
     (B, S, H, _), (HV, V) = q.shape, v.shape[2:]
-    heads, device, steps, writes = max(H, HV), v.device, given.steps, given.part != "states"
+    heads, device, steps, writes = max(H, HV), v.device, given.steps, given.part in (None, "outputs")
     o = torch.empty(B, S, heads, V, device=device, dtype=v.dtype) if writes else None
     x = x if writes and given.second != "pair" else None
     dots = diagonal = of_skip = decays = None
@@ -223,7 +224,7 @@ def final_state(given, heads):
 def _of_segments(given, heads):
     """Room for what segments make of states: what they add, (B * N, HO, C, K), and factors (B * N, HO) or None."""
     rows, (K, V), beta = given.q.shape[0] * given.segments, (given.q.shape[3], given.v.shape[3]), given.beta
-    columns = V if beta is None or given.reverse else -(-V // CHUNK) * CHUNK + K
+    columns = K if given.part == "transfers" else V
     gated = beta is None and (given.g is not None or given.steps is not None)
     states = torch.empty(rows, heads, columns, K, device=given.v.device, dtype=torch.float32)
     return states, torch.empty(rows, heads, device=given.v.device, dtype=torch.float32) if gated else None

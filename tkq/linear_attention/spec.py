@@ -53,7 +53,7 @@ class LinearSpec:
     strict: a token does not see itself; without delta.
     updates: with delta, not reversed: what values lack comes out, too.
     inverse: with delta: "out", each chunk's inverse comes out, not reversed; "in", it is given, as it came out:
-        reversed always, otherwise of segments' outputs; None.
+        reversed always, otherwise of segments' transfers and outputs; None.
     others: a token sees those of other chunks alone; without gates, delta and strict.
     ssd: Mamba-2's gate and factors, with the gate "token" and without delta; or None.
     state_v_first: states are V by K, and not K by V.
@@ -61,7 +61,8 @@ class LinearSpec:
     packed: dtype of cu_seqlens, with sequences of any length one behind the other; None: a batch.
     pool: dtype of state_indices, with states in rows of a pool, which is initial and final; None: one behind the other.
     part: of segments of a sequence, one behind the other in the states' rows: "states", what each adds to a state, and
-        what becomes of one by it, without outputs; "outputs", with the state that each begins with; None: no segments.
+        what becomes of one by it, without outputs; "transfers", the latter with the delta rule; "outputs", with the
+        state that each begins with; None: no segments.
     second: "query", a second query of each token; "pair", a second key and value (see `engine.second`); or None. K of
         128 at most, without delta, strict, others and ssd.
     """
@@ -96,7 +97,7 @@ class LinearSpec:
                                    ("delta", self.delta, (None, "fp32", "bf16")),
                                    ("packed", self.packed, (None, "int32", "int64")),
                                    ("pool", self.pool, (None, "int32", "int64")),
-                                   ("part", self.part, (None, "states", "outputs")),
+                                   ("part", self.part, (None, "states", "transfers", "outputs")),
                                    ("second", self.second, (None, "query", "pair")),
                                    ("inverse", self.inverse, (None, "out", "in"))):
             if got not in allowed:
@@ -129,12 +130,14 @@ class LinearSpec:
         known = self.inverse == "in"
         if (self.delta and self.reverse and not (known and (self.dot or not self.writes))) or (
                 self.inverse and not self.delta) or (
-                not self.reverse and known and self.part != "outputs"):
+                not self.reverse and known != (self.part in ("transfers", "outputs")) and self.delta):
             raise ValueError(f"LinearSpec: inverse {self.inverse!r}, allowed is with delta; reversed 'in', with dot "
-                             "where there are outputs; otherwise 'in' of segments' outputs alone")
+                             "where there are outputs; otherwise 'in' of segments' transfers and outputs alone")
 
     def _check_part(self):
         states = ("fp32", None) if self.part == "outputs" else (None, "fp32")
+        if self.part == "transfers" and (self.reverse or not self.delta):
+            raise ValueError("LinearSpec: part 'transfers', allowed is with delta and not reversed")
         if self.part and ((self.initial, self.final) != states or self.packed or self.pool):
             raise ValueError(f"LinearSpec: part {self.part!r}, allowed is with initial, final {states} and without "
                              "packed and pool")
@@ -172,7 +175,7 @@ class LinearSpec:
     @property
     def writes(self) -> bool:
         """Are there outputs?"""
-        return self.part != "states"
+        return self.part not in ("states", "transfers")
 
     @property
     def queried(self) -> bool:

@@ -207,7 +207,8 @@ def operands(heads=2, S=8192, K=64, V=64):
 
 
 def test_three_launches():
-    """States that segments make, combined, and outputs: of the public op, with and without states."""
+    """States that segments make, combined, and outputs: of the public op, with and without states. The delta rule's
+    transfers are a launch of their own."""
     q, k, v = operands()
     g, beta, initial = torch.zeros(1, 8192, 2), torch.zeros(1, 8192, 2), torch.zeros(1, 2, 64, 64, dtype=torch.bfloat16)
     with fake_gpu.launches() as seen, torch.no_grad():
@@ -215,14 +216,15 @@ def test_three_launches():
         tkq.gated_delta_rule(q, k, v, g, beta, initial_state=initial, output_final_state=True)
     count = split(Sizes(1, 2, 8192, 64, 64, 132)).segments
     specs = [r.args[0] for r, _ in seen]
-    assert [s.part for s in specs if isinstance(s, LinearSpec)] == ["states", "outputs"] * 2 and len(specs) == 6
-    assert specs[1] == CombineSpec(64, "heads") and specs[4] == CombineSpec(64, "matrix", "bf16", "fp32")
+    assert [s.part for s in specs if isinstance(s, LinearSpec)] == [
+        "states", "outputs", "states", "transfers", "outputs"] and len(specs) == 7
+    assert specs[1] == CombineSpec(64, "heads") and specs[5] == CombineSpec(64, "matrix", "bf16", "fp32")
     states, combined, outputs = (args for _, args in seen[:3])
     assert states[1][2] is None and states[1][5] is None and states[1][6].shape == (count, 2, 64, 64)
     assert combined[0].shape == (1, count, 2, 64, 64) and combined[1].shape == (1, count, 2)
     assert outputs[1][5].data_ptr() == combined[0].data_ptr() and outputs[1][6] is None
-    (_, (matrices, _, first, last, columns)), (_, outputs) = seen[4:]
-    assert matrices.shape[3:] == (128, 64) and columns == 64
+    (_, (states, matrices, first, last, columns)), (_, outputs) = seen[5:]
+    assert states.shape[3:] == matrices.shape[3:] == (64, 64) and columns == 64
     assert first.data_ptr() == initial.data_ptr() and last.shape == (1, 2, 64, 64)
     assert outputs[1][5].shape[1:] == (2, 64, 64)
 
@@ -253,6 +255,7 @@ def test_states_have_one_kernel():
 STATES = LinearSpec("bf16", 128, 128, "token", None, "fp32", part="states")
 KERNELS = {"states": STATES, "outputs": replace(STATES, initial="fp32", final=None, part="outputs"),
            "delta states": replace(STATES, delta="fp32", inverse="out"),
+           "delta transfers": replace(STATES, delta="fp32", inverse="in", part="transfers"),
            "delta outputs": replace(STATES, delta="fp32", initial="fp32", final=None, part="outputs", inverse="in"),
            "delta reversed": replace(STATES, delta="fp32", reverse=True, inverse="in"),
            "sums": replace(STATES, dot=True), "sums of pairs": replace(STATES, dot=True, second="pair", reverse=True)}
@@ -283,7 +286,7 @@ def test_one_group_has_room(K, V, delta):
 
 @pytest.mark.parametrize("given", [dict(part="outputs"), dict(part="states"), dict(part="all"),
                                    dict(part="states", final="fp32", packed="int32"),
-                                   dict(part="states", final="bf16"),
+                                   dict(part="states", final="bf16"), dict(part="transfers", final="fp32"),
                                    dict(part="outputs", initial="fp32", final="fp32")])
 def test_what_a_spec_refuses(given):
     with pytest.raises(ValueError, match="LinearSpec: part"):

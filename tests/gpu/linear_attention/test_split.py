@@ -156,11 +156,10 @@ def test_steps(reverse):
 def test_combined_states(transfer, reverse, N, K, V, dtype):
     """Of any strides; against float64."""
     torch.manual_seed(0)
-    columns = V if transfer in ("heads", "none", "columns") else -(-V // 64) * 64 + K
-    states = torch.randn(2, N, 3, columns, K, device="cuda") / K**0.5
-    decays = {"transposed": states[:, :, :, columns - K:],
-              "heads": torch.rand(2, N, 3, device="cuda"), "columns": torch.rand(2, N, 3, K, device="cuda")}
-    decays = decays.get(transfer)
+    states = torch.randn(2, N, 3, V, K, device="cuda") / K**0.5
+    decays = {"heads": torch.rand(2, N, 3, device="cuda"), "columns": torch.rand(2, N, 3, K, device="cuda"),
+              "none": None}
+    decays = decays.get(transfer, torch.randn(2, N, 3, K, K, device="cuda") / K**0.5)
     initial = torch.randn(2, 3, K, V, device="cuda").to(dtype).mT
     final = torch.full((3, 2, V, K), math.nan, device="cuda").transpose(0, 1)
     want, s = torch.empty_like(states[:, :, :, :V], dtype=torch.float64), initial.double()
@@ -168,7 +167,7 @@ def test_combined_states(transfer, reverse, N, K, V, dtype):
         want[:, n] = s
         added = states[:, n, :, :V].double()
         if transfer in ("matrix", "transposed"):
-            matrix = states[:, n, :, columns - K:].double()
+            matrix = decays[:, n].double()
             s = s @ (matrix.mT if transfer == "transposed" else matrix) + added
         else:
             s = added + s * (1.0 if decays is None else decays[:, n].double().reshape(2, 3, 1, -1))

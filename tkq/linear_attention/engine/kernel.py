@@ -174,7 +174,7 @@ class LinearAttention:
                 tk.load_async(s.q[ring.stage], g.q, (t.batch, t.head_k, chunk, 0), sem)
             for wg in cutlass.range_constexpr(self.config.groups):
                 of = self.heads.of_warpgroup(g, t, wg)
-                at = t.batch, of.head_v, self.segmented.chunk_of_values(g, chunk, of.part + wg), of.part + wg
+                at = t.batch, of.head_v, self.segmented.chunk_of_values(g, chunk), of.part + wg
                 tk.load_async(s.v[self.tile(ring.stage, wg)], g.v, at, sem)
                 if const_expr(self.spec.has_x):
                     at = t.batch, of.head // g.heads_per_x, chunk, of.part + wg

@@ -18,20 +18,17 @@ class Segmented:
     With part "states" a segment begins with zeros, and its last state comes out: what it adds. What becomes of a state
     that it begins with is, without the delta rule, a factor for each head, the product of what the chunks' decays are
     (`decays`); with it, a matrix of K x K, which is what the same recurrence makes of the identity where values are 0;
-    reversed it is the transpose of that, and known.
-    It stands behind the values' columns of the state that comes out, from a multiple of 64 on: blocks of columns that
-    v does not have read zeros for them, rows behind the last token (where 64 columns are all there are, TMA knows of no
-    others, and gives the first ones in their place).
+    reversed it is the transpose of that, and known. It is made with part "transfers", by the inverses that those made
+    with part "states": values are then rows behind the last token, which TMA reads as zeros.
 
     With part "outputs" a segment begins with the state that `combine.CombineStates` has made of those before it."""
 
     def __init__(self, spec: LinearSpec):
         self.spec, self.there = spec, spec.part is not None
-        self.states = spec.part == "states"
-        self.transfer = self.states and bool(spec.delta) and not spec.reverse
+        self.transfer = spec.part == "transfers"
+        self.states = self.there and not spec.writes
         self.decays = self.states and spec.gated and not spec.delta
-        self.first_column = -(-spec.value_dim // CHUNK) * CHUNK  # of the identity
-        self.columns = self.first_column + spec.head_dim if self.transfer else spec.value_dim  # of a last state
+        self.columns = spec.head_dim if self.transfer else spec.value_dim  # of a last state
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -65,20 +62,18 @@ class Segmented:
         first = n % g.segments * each
         return n // g.segments, first, cutlass.max(cutlass.min(each, chunks - first), 0)
 
-    def chunk_of_values(self, g, chunk, part):
-        """Where the values of a chunk's part-th 64 columns are read."""
-        if not self.transfer:
-            return chunk
-        return cutlass.select_(part * CHUNK < self.spec.value_dim, chunk, cute.ceil_div(g.tokens, CHUNK))
+    def chunk_of_values(self, g, chunk):
+        """Where a chunk's values are read."""
+        return cute.ceil_div(g.tokens, CHUNK) if self.transfer else chunk
 
     @cute.jit
     def first_state(self, state: tk.RegTile, row0):
-        """Zeros; in the columns behind the values' the identity."""
+        """Zeros, or the identity."""
         tk.zero(state)
         if const_expr(self.transfer):
             view = state.rows_view
             for r in cutlass.range_constexpr(2):
-                row = row0 - self.first_column + tk.first_row() + 8 * r
+                row = row0 + tk.first_row() + 8 * r
                 for j in cutlass.range_constexpr(state.cols // 4):
                     if row == tk.first_col() + 8 * (j // 2) + j % 2:
                         view[r, j] = Float32(1.0)

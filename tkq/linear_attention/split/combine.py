@@ -18,9 +18,8 @@ ROWS = 16  # columns of V that a block has, with a matrix
 
 @dataclass(frozen=True)
 class Operands:
-    """states: (B, N, HO, C, K) fp32, contiguous: C columns of N segments' states, those of V and, with a matrix, its K
-    behind all others. decays: None, (B, N, HO) or (B, N, HO, K) fp32, or, transposed, matrices (B, N, HO, K, K), of
-    which K of states are contiguous. initial, final: (B, HO, V, K) or None, of any strides."""
+    """states: (B, N, HO, V, K) fp32, contiguous: of N segments. decays: None, (B, N, HO) or (B, N, HO, K) fp32, or
+    matrices (B, N, HO, K, K), contiguous. initial, final: (B, HO, V, K) or None, of any strides."""
 
     states: cute.Tensor
     decays: Optional[cute.Tensor]
@@ -47,18 +46,15 @@ class CombineStates:
 
     def fake_arguments(self):
         """Compiled for any B, N, heads and V."""
-        spec, K, (B, N, HO, C, V) = self.spec, self.spec.head_dim, (fake.sym() for _ in range(5))
-        decays = {"heads": (B, N, HO), "columns": (B, N, HO, K)}.get(spec.transfer)
-
-        decays = decays and fake.tensor("fp32", decays, align=4)
-        if self.transposed:
-            decays = fake.tensor("fp32", (B, N, HO, K, K), (*(fake.sym64(divisibility=4) for _ in range(3)), K, 1))
+        spec, K, (B, N, HO, V) = self.spec, self.spec.head_dim, (fake.sym() for _ in range(4))
+        matrix = B, N, HO, K, K
+        decays = {"none": None, "heads": (B, N, HO), "columns": (B, N, HO, K)}.get(spec.transfer, matrix)
 
         def of_call(dtype):
             strides = tuple(fake.sym64() for _ in range(4))
             return dtype and fake.tensor(dtype, (B, HO, V, K), strides, align=4 if dtype == "fp32" else 2)
 
-        return (fake.tensor("fp32", (B, N, HO, C, K)), decays,
+        return (fake.tensor("fp32", (B, N, HO, V, K)), decays and fake.tensor("fp32", decays, align=4),
                 of_call(spec.initial), of_call(spec.final), cutlass.Int32(0))
 
     @cute.jit
@@ -169,10 +165,7 @@ class CombineStates:
             for j in cutlass.range_constexpr(ROWS):
                 s[j] = added[j]
             if row < K and i < needed:
-                if const_expr(self.transposed):
-                    self.multiply(x.decays[at], before, 0, row, s)
-                else:
-                    self.multiply(of_head, before, x.states.shape[3] - K, row, s)
+                self.multiply(x.decays[at], before, row, s)
             tk.sync_block()
         if const_expr(self.spec.final is not None):
             self.put(x.final[batch, head, None, None], s, here)
@@ -193,8 +186,8 @@ class CombineStates:
                 of_head[column0 + j, row] = of_head.element_type(s[j])
 
     @cute.jit
-    def multiply(self, matrix: cute.Tensor, before: cute.Tensor, first, row, s: cute.Tensor):
-        """s += T[row] times the state before. matrix: the transpose of T, from row `first` on, or T."""
+    def multiply(self, matrix: cute.Tensor, before: cute.Tensor, row, s: cute.Tensor):
+        """s += T[row] times the state before. matrix: the transpose of T, or T."""
         ahead = 32 if self.spec.head_dim % 32 == 0 else 16  # elements of a row of T whose loads are under way
         factors, four = cute.make_rmem_tensor((ahead,), Float32), cute.make_rmem_tensor((FOUR,), Float32)
         for base in cutlass.range(0, self.spec.head_dim, ahead, unroll=1):
@@ -202,7 +195,7 @@ class CombineStates:
                 if const_expr(self.transposed):
                     factors[i] = matrix[row, base + i]
                 else:
-                    factors[i] = matrix[first + base + i, row]
+                    factors[i] = matrix[base + i, row]
             for i in cutlass.range_constexpr(ahead):
                 for j in cutlass.range_constexpr(0, ROWS, FOUR):
                     at = before.iterator + ((base + i) * ROWS + j)

@@ -61,9 +61,11 @@ def in_segments(given: Given, scale: float, how: Split) -> Made:
     there but for the order in which it was summed."""
     given = _of(given, how)._replace(segments=how.segments)
     made = engine.launch(states_of(given), scale)
-    first, final = combined(given, made.state, made.decays)
-    transfers = made.state[:, :, -given.q.shape[3]:]
-    inverse = given.inverse if made.inverse is None else made.inverse
+    transfers, inverse = given.transfers, given.inverse
+    if made.inverse is not None:
+        inverse = made.inverse
+        transfers = engine.launch(states_of(given)._replace(part="transfers", inverse=inverse), scale).state
+    first, final = combined(given, made.state, made.decays if transfers is None else transfers)
     given = given._replace(inverse=inverse)
     made = engine.launch(given._replace(part="outputs", initial=first, final=None), scale)
     return made._replace(state=final, **dict(inverse=inverse, transfers=transfers) if given.updates else {})
@@ -79,7 +81,7 @@ def states_of(given: Given) -> Given:
 
 def combined(given: Given, states: Tensor, decays: Tensor | None) -> tuple:
     """(states that segments begin with (B * N, HO, K, V), the final state or None); or (.., V, K), as given has them.
-    states, decays: of `launch.Made`."""
+    states, decays: of `launch.Made`; with the delta rule transfers are in the place of decays."""
     B, V, rows = given.q.shape[0], given.v.shape[3], states.shape[0]
     final = engine.final_state(given, states.shape[1])
 
@@ -91,13 +93,9 @@ def combined(given: Given, states: Tensor, decays: Tensor | None) -> tuple:
         transfer = "transposed" if given.reverse else "matrix"
     spec = CombineSpec(states.shape[3], transfer, *(x if x is None else dtypes.name_of(x.dtype)
                                                     for x in (given.initial, final)), given.reverse)
-    if given.transfers is not None:
-        decays = given.transfers.unflatten(0, (B, -1))
-    elif decays is not None:
-        decays = decays.view(B, rows // B, -1)
+    decays = None if decays is None else decays.view(B, rows // B, *decays.shape[1:])
     run(spec, states.view(B, rows // B, *states.shape[1:]), decays, v_first(given.initial), v_first(final), V)
-    first = states[:, :, :V]
-    return first if given.state_v_first else first.mT, final
+    return states if given.state_v_first else states.mT, final
 
 
 def run(spec: CombineSpec, states: Tensor, *rest) -> None:

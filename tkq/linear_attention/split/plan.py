@@ -17,7 +17,8 @@ class Sizes(NamedTuple):
     as are computed where not given. delta: the delta rule's. reverse: from the last token to the first. queries:
     outputs are computed (else the corrected values alone). single: of one head a block: with sums of outputs times
     another tensor, second operands, or no scores (see `linear_attention.plan.paired`). exact: with such sums, whose
-    operands are in two parts. second: with second operands. whole: no segments are asked for."""
+    operands are in two parts. second: with second operands. whole: no segments are asked for. known: inverses
+    are given."""
 
     sequences: int
     heads: int
@@ -33,6 +34,7 @@ class Sizes(NamedTuple):
     exact: bool = False
     second: bool = False
     whole: bool = False
+    known: bool = False
 
 
 class Split(NamedTuple):
@@ -74,11 +76,12 @@ def time(sizes: Sizes, how: Split) -> float:
     """Of all launches, in products of 64 x 64 x 64, of which an SM's tensor cores make one in about 128 clocks. A
     launch takes the longer of two: waves of blocks, times the chunks of each, times what a chunk takes; and what it
     moves to and from memory. States first cost a second look at keys and values."""
-    outputs = of_launch(sizes, how, _tiles(sizes.V), True)
+    outputs = of_launch(sizes._replace(known=sizes.reverse or how.segments > 1), how, _tiles(sizes.V), True)
     if how.segments == 1:
         return outputs
-    tiles = _tiles(sizes.V) + (_tiles(sizes.K) if sizes.delta else 0)
-    states = of_launch(sizes._replace(queries=False), how, tiles, False)
+    states = of_launch(sizes._replace(queries=False), how, _tiles(sizes.V), False)
+    if sizes.delta:
+        states += of_launch(sizes._replace(queries=False, known=True), how, _tiles(sizes.K), False)
     return outputs + states + LAUNCHES + (MATRIX if sizes.delta else STATE) * how.segments
 
 
@@ -89,6 +92,7 @@ def time(sizes: Sizes, how: Split) -> float:
 LAUNCHES, STATE, MATRIX = 80, 10, 40
 BARRIERS, OUTPUTS, ELEMENTS = 4, 2, 12
 INVERSE = {1: 16, 2: 26}
+WAITS = 8  # for what a state gives for keys before it is solved, where inverses are given
 PARTS = {1: 15, 2: 18}  # rounding operands in two parts; a third of it where there are no outputs
 BYTES = 220_000  # that memory gives in the time of a product: 3.0 TB/s, 128 clocks of 1.75 GHz
 
@@ -100,6 +104,8 @@ def of_launch(sizes: Sizes, how: Split, tiles: int, writes: bool) -> float:
     computed = -(-blocks // sizes.sms) * -(-chunks // how.segments) * of_chunk(sizes, how.groups, writes)
     columns = (sizes.key_heads or sizes.heads) * sizes.K * (1 + sizes.queries + sizes.second)
     columns += sizes.heads * sizes.V * (1 + writes * (1 + sizes.second))
+    if sizes.delta and sizes.reverse and writes:  # what values lack, inverses, corrected values
+        columns += sizes.heads * (2 * sizes.V + CHUNK)
     return max(computed, 2 * sizes.sequences * sizes.tokens * columns / BYTES)
 
 
@@ -107,11 +113,13 @@ def of_chunk(sizes: Sizes, groups: int, writes: bool = True) -> float:
     """A chunk of a block. sizes.queries: with P and what the state gives for queries. The scores' warpgroup and the
     states' share the tensor cores: their products add up. With the delta rule the scores' warpgroup takes longer."""
     k = sizes.K / CHUNK
-    scores = k * (sizes.queries * (1 + sizes.second) + sizes.delta)
+    scores = k * (sizes.queries * (1 + sizes.second) + (sizes.delta and not sizes.known))
     # what the state takes up; what it gives for queries, and P; what it gives for keys, and what it lacks
     of_group = k + (k + 1 if sizes.queries else 0) + (k + 1 if sizes.delta else 0)
     of_group = (1 + sizes.exact) * (of_group + sizes.second * (k + 1 if writes else k))
-    inverted = scores + INVERSE[groups] + ELEMENTS if sizes.delta else 0
+    inverted = scores + INVERSE[groups] + ELEMENTS if sizes.delta and not sizes.known else 0
+    if sizes.delta and sizes.known:
+        inverted = scores + groups * of_group + WAITS
     parts = sizes.exact * PARTS[groups] / (1 if writes else 3)
     return max(scores + groups * of_group, inverted) + parts + BARRIERS + (OUTPUTS if writes else 0)
 

@@ -11,8 +11,8 @@ WIDEST = 128  # K: a thread has a row of it
 @dataclass(frozen=True)
 class CombineSpec:
     """head_dim: K. transfer: what a segment makes of a state before it: "none", nothing; "heads", a factor for each
-    head; "columns", for each row of K, too; "matrix", K x K, behind what it adds; "transposed", of such ones that are
-    given. initial, final: dtypes of the state before the first
+    head; "columns", for each row of K, too; "matrix", the transpose of a matrix of K x K; "transposed", that matrix.
+    initial, final: dtypes of the state before the first
     segment and of that behind the last one, or None. reverse: the last segment is the first."""
 
     head_dim: int
