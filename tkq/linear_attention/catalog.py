@@ -169,7 +169,8 @@ def expectation(spec: LinearSpec, heads: int = 1) -> Expectation:
     (few, some, many), groups = config.registers, config.groups
     roles = (few, 1), (some, 1), (many, groups)
     if not spec.writes:
-        return Expectation(tensor=4 * (1 + (4 if spec.inverse == "out" else 3) * bool(spec.delta)), waits_per_mma=1.5, local_memory=spilled(spec),
+        products = 4 * (1 + (4 if spec.inverse == "out" else 3) * bool(spec.delta))
+        return Expectation(tensor=products, waits_per_mma=1.5, local_memory=spilled(spec),
                            instructions=("UTMALDG", "USETMAXREG"), roles=roles,
                            absent=("UTMASTG",) * (spec.inverse != "out"))
     return Expectation(tensor=spec.head_dim // 16 * 2 + 8, waits_per_mma=0.5,

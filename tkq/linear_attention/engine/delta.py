@@ -242,9 +242,9 @@ class Delta:
         tk.mul_col(c.w, c.w, c.beta)
 
     def corrected(self, c, shared, stage):
-        """Reversed, c.u = U', from R', c.v."""
+        """Reversed, c.rest = U', from R', c.rest."""
         tk.load_shared_cols(c.beta, shared.beta[None, stage])
-        tk.apply_narrow(c.u, lambda r, b: r * b, c.v, c.beta)
+        tk.apply_narrow(c.rest, lambda r, b: r * b, c.rest, c.beta)
 
     def of_sums(self, c):
         """What sums are made of, and where its factor is read to: c.x is an operand of what is under way."""

@@ -284,6 +284,7 @@ class LinearAttention:
             self.add_own(s, c, (self.tile(ring.stage, wg), self.heads.place(scores, wg)))
             for values in self.gate.values(c):
                 tk.mma_AB(c.s, values, s.k[ring.stage])
+            self.put_corrected(g, s, t, c, (wg, self.order(t, i), ring.stage, scores.stage))
             self.delta.gradients_of_updates(c, s.delta, solved)
             self.delta.erase(c, s.delta, s.q[ring.stage], scores.stage)
             self.second.update(c, s, second, ring.stage)
@@ -319,15 +320,21 @@ class LinearAttention:
         self.ssd.write_diagonal(g, t, s.diagonal, (wg, chunk), of_scores)
         self.ssd.finish(c, s, skip, of_scores, lambda: self.read_values(s, c, wg, stage))
         self.put(g.o, s, t, self.ssd.result(c, self.delta.result(c)), chunk, wg)
-        if self.delta.back:
-            self.delta.corrected(c, s.delta, of_scores)
-            self.put(g.dv, s, t, c.u, chunk, wg)
         if self.second.query:
             if self.spec.dots:
                 self.read_values(s, c, wg, stage)
                 add_dots(s.dots, c.w, c.v, wg, less=True)
                 write_dots(g, s.dots, t, chunk, (wg, OUT_BARRIER + wg))
             self.put(g.dv, s, t, c.w, chunk, wg)
+
+    def put_corrected(self, g, s, t, c, at):
+        """The delta rule's corrected values, of what values lack, while tensor cores have much to do. at: (the
+        warpgroup, the chunk, stages of tokens and scores)."""
+        if self.delta.sums:
+            wg, chunk, stage, of_scores = at
+            tk.load_T(c.rest, s.x[self.tile(stage, wg)])
+            self.delta.corrected(c, s.delta, of_scores)
+            self.put(g.dv, s, t, c.rest, chunk, wg)
 
     def add_own(self, s, c, stages):
         """What a chunk's tokens give each other. stages: the tile of values, the stage of scores."""

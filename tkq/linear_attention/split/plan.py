@@ -119,7 +119,7 @@ def of_chunk(sizes: Sizes, groups: int, writes: bool = True) -> float:
     of_group = (1 + sizes.exact) * (of_group + sizes.second * (k + 1 if writes else k))
     inverted = scores + INVERSE[groups] + ELEMENTS if sizes.delta and not sizes.known else 0
     if sizes.delta and sizes.known:
-        inverted = scores + groups * of_group + WAITS
+        inverted = scores + groups * of_group + WAITS * (1 + (sizes.reverse and writes))
     parts = sizes.exact * PARTS[groups] / (1 if writes else 3)
     return max(scores + groups * of_group, inverted) + parts + BARRIERS + (OUTPUTS if writes else 0)
 
