@@ -8,6 +8,7 @@ import torch
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.engine.gates import LOWEST
 from tkq.linear_attention.launch import Made
+from tkq.linear_attention.spec import LEAST
 from tkq.reference.linear_attention import edges
 from tkq.reference.ssd import biased, step_sizes
 
@@ -77,7 +78,8 @@ def launched(given, scale) -> Made:
         if steps.gated:
             out = out * torch.nn.functional.silu(of_heads(given.x))
         of_skip = (v * of_heads(given.x)).sum(2) if steps.skip_gradient else None
-    dv = _beside(given, lacking if given.updates else out2 if beta is None else beta * of_heads(given.x)
+    own = None if beta is None else torch.where(beta >= LEAST, 1.0, beta)
+    dv = _beside(given, lacking if given.updates else out2 if beta is None else own * of_heads(given.x)
                  if given.reverse and given.x is not None else None)
     state = None if given.final is None else state.mT if given.state_v_first else state
     return Made(out.transpose(1, 2).to(given.v.dtype), state, dots, dv, of_skip, diagonal,
@@ -129,7 +131,7 @@ class Chunk:
         """inverse: its rows of all chunks' inverses, written where they are not given."""
         self.given, self.scale, self.beta, self.total = given, scale, beta, sums[..., -1:, None].exp()
         self.in_two, self.place = given.dot and beta is None, inverse
-        self.lacking = 0.0  # with updates: what times beta are the corrected values; reversed, these values' gradients
+        self.lacking = 0.0  # with updates: what is kept; reversed, the gradients of what values lack
         first, second = sums[..., :, None], sums[..., None, :]
         self.forward = (first - second).clamp(max=0).exp()
         self.decay = self.forward.mT if given.reverse else self.forward
@@ -187,6 +189,7 @@ class Chunk:
             if self.given.updates or self.given.inverse is not None:
                 self.lacking = self.inverse(k) @ self.narrow(v - self.begun * (k @ old))
                 values = self.beta * self.lacking
+                self.lacking = torch.where(self.beta >= LEAST, values, self.lacking)
             else:
                 values = self.inverse(k) @ self.narrow(self.beta * v - self.beta * self.begun * (k @ old))
             v = self.narrow(values)
@@ -196,5 +199,6 @@ class Chunk:
         if self.beta is not None and self.given.reverse:
             direct, o = o, self.inverse(q).mT @ self.narrow(self.beta * o)
             self.lacking = direct - self.narrow(self.of_keys(q)).mT @ self.narrow(o)
+            self.lacking = torch.where(self.beta >= LEAST, self.narrow(o) / self.beta**2, self.lacking)
             state = state - q.mT @ self.narrow(self.begun / self.scale * o)
         return o, state

@@ -122,6 +122,10 @@ MUTANTS = (
                 tk.mul_col(c.w, c.w, c.beta)
             tk.copy(c.v, c.w)
          """, "    tk.copy(c.v, c.w)", LACKING),
+        ("what_values_lack_kept_for_each", "c.erase.tensor[i] = cutlass.select_(b >= LEAST, b, Float32(1.0))",
+         "c.erase.tensor[i] = Float32(1.0)", LACKING),
+        ("sums_of_gradients_of_values", "c.w.tensor[i] = cutlass.select_(f > 0.0, element(c.rest, i) * f, "
+         "c.o.tensor[i])", "pass", GRADIENTS),
         ("what_values_lack_erased_with_beta", "shared.erase[i, stage] = decay", "pass", LACKING),
         ("gradients_by_the_inverse_not_transposed", "tk.mm_AB(c.w, c.x, shared.inverse[of_inverse])",
          "tk.mm_ABt(c.w, c.x, shared.inverse[of_inverse])", GRADIENTS),
@@ -134,8 +138,8 @@ MUTANTS = (
         ("gradients_are_not_erased", "tk.mma_AB(c.s, c.x, keys)", "", GRADIENTS),
         ("gradients_without_beta", "tk.apply_narrow(c.x, lambda o, b: o * b, c.o, c.beta)", "tk.copy(c.x, c.o)",
          GRADIENTS),
-        ("corrected_values_without_beta", "tk.apply_narrow(c.rest, lambda r, b: r * b, c.rest, c.beta)",
-         "pass", GRADIENTS),
+        ("corrected_values_without_beta", "tk.apply_narrow(c.rest, lambda x, b: x * cutlass.select_(b >= LEAST, "
+         "Float32(1.0), b), c.rest, c.beta)", "pass", GRADIENTS),
         ("erased_without_the_scale", "decay = decay * cute.arch.rcp_approx(g.scale)", "pass", GRADIENTS),
         ("beta_of_another_token", "beta = Float32(mine[1].found[e])", "beta = Float32(mine[1].found[1 - e])", DELTA)),
     *family(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 DTYPES = ("bf16", "fp16")
 GATES = ("none", "head", "token")
 HEAD_DIMS = tuple(range(32, 257, 16))
+LEAST = 2.0**-4  # beta from which on the delta rule's forward keeps a corrected value, and not what its value lacks
 NARROW = 128  # columns of K: two warpgroups of a block have the registers for states of that width, one for wider ones
 COLUMN_DIMS = tuple(range(32, NARROW + 1, 16))  # K with gates for each column
 VALUE_DIMS = tuple(range(32, 257, 16))

@@ -41,6 +41,7 @@ from torch import Tensor
 from tkq.linear_attention.finish.launch import over_shared
 from tkq.linear_attention.gradients import Behind, behind_last, of_gates, over_values, turned_part
 from tkq.linear_attention.launch import Given
+from tkq.linear_attention.spec import LEAST
 from tkq.linear_attention.split.launch import launch
 
 
@@ -115,7 +116,8 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
                               lacking, reverse=True, cu=cu, inverse=inverse, transfers=transfers), behind.scale)
         p = Pass(saved, scale, do, behind, solved.dv, solved.o)
     else:
-        p = Pass(saved, scale, do, behind, (lacking * beta[..., None]).to(lacking.dtype))
+        b = beta[..., None]
+        p = Pass(saved, scale, do, behind, torch.where(b >= LEAST, lacking, lacking * b).to(lacking.dtype))
     need_k = needs.k or need_g
     if needs.q or need_k:
         before = _before(p, need_k, need_g, need_g and dfinal is not None)

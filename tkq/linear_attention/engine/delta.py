@@ -10,7 +10,8 @@ import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.engine import ahead
 from tkq.linear_attention.engine.inverse import PITCH, LowerInverse
-from tkq.linear_attention.spec import NARROW
+from tkq.linear_attention.spec import LEAST, NARROW
+from tkq.tile.maps import element
 
 
 class DeltaShared(NamedTuple):
@@ -41,8 +42,11 @@ class Delta:
 
         dV = (I + M)^-1' beta O,  dU = O - N' dV,  S - (e^G / scale K)' dV
 
-    as (I + M)^-1 beta = beta (I + L)^-1. The forward's inverse is given, x is R, and what comes out is dV, U and the
-    sums of dU times R. Without it (gates of columns), dU = (I + L)^-1' O comes out, and dV = beta dU."""
+    as (I + M)^-1 beta = beta (I + L)^-1. The forward's inverse is given, x is what it has kept, and what comes out is
+    dV, U and the sums of dU times R. Without it (gates of columns), dU = (I + L)^-1' O comes out, and dV = beta dU.
+
+    Kept is U, rounded once, where beta is `LEAST` or more, and R where it is less: U over beta is R there, and dV over
+    beta is dU, with fewer roundings than O - N' dV has where keys are alike."""
 
     def __init__(self, spec: Any, tile: tk.st, barrier: int, room: bool = False, inverse: str | None = None):
         """room: are there registers for sums of the inverse's products (see `inverse.Sum`), and in `ahead`? inverse: as
@@ -187,8 +191,8 @@ class Delta:
                 tk.store_wait()
 
     def updates(self, c, shared, stages, put):
-        """c.w = U', c.v the same, rounded: what the state gave for the keys has arrived. Where what values lack comes
-        out, R' before, which `put` writes. stages: of the factors and of the inverse."""
+        """c.w = U', c.v the same, rounded: what the state gave for the keys has arrived. With updates, what is kept
+        before, which `put` writes. stages: of the factors and of the inverse."""
         stage, of_inverse = stages
         if self.forward:
             tk.load_shared_cols(c.erase, shared.erase[None, stage])
@@ -204,10 +208,15 @@ class Delta:
                 tk.apply_narrow(c.v, lambda v, w, b, e: b * v - e * w, c.v, c.w, c.beta, c.erase)
             tk.mm_ABt(c.w, c.v, shared.inverse[of_inverse])
             tk.mma_wait(0)
-            if self.spec.updates:
-                put()
             if self.of_columns:
                 tk.load_shared_cols(c.beta, shared.beta[None, stage])
+                if self.spec.updates:
+                    for i in range(cute.size(c.beta.tensor)):
+                        b = c.beta.tensor[i]
+                        c.erase.tensor[i] = cutlass.select_(b >= LEAST, b, Float32(1.0))
+                        c.beta.tensor[i] = cutlass.select_(b >= LEAST, Float32(1.0), b)
+                    tk.mul_col(c.w, c.w, c.erase)
+                    put()
                 tk.mul_col(c.w, c.w, c.beta)
             tk.copy(c.v, c.w)
 
@@ -242,13 +251,24 @@ class Delta:
         tk.mul_col(c.w, c.w, c.beta)
 
     def corrected(self, c, shared, stage):
-        """Reversed, c.rest = U', from R', c.rest."""
+        """Reversed, c.rest = U', from what was kept, c.rest."""
         tk.load_shared_cols(c.beta, shared.beta[None, stage])
-        tk.apply_narrow(c.rest, lambda r, b: r * b, c.rest, c.beta)
+        tk.apply_narrow(c.rest, lambda x, b: x * cutlass.select_(b >= LEAST, Float32(1.0), b), c.rest, c.beta)
+
+    def gradients_of_lacking(self, c, shared, stage):
+        """Reversed, c.w, which times what was kept is that times R: dU', or dV' over beta^2."""
+        if self.sums:
+            tk.load_shared_cols(c.beta, shared.beta[None, stage])
+            for i in range(cute.size(c.beta.tensor)):
+                b = c.beta.tensor[i]
+                c.erase.tensor[i] = cutlass.select_(b >= LEAST, cute.arch.rcp_approx(b * b), Float32(0.0))
+            for i in range(cute.size(c.o.tensor)):
+                f = element(c.erase, i)
+                c.w.tensor[i] = cutlass.select_(f > 0.0, element(c.rest, i) * f, c.o.tensor[i])
 
     def of_sums(self, c):
         """What sums are made of, and where its factor is read to: c.x is an operand of what is under way."""
-        return (c.o, c.v) if self.back else (c.o, c.x)
+        return (c.w, c.v) if self.back else (c.o, c.x)
 
     def result(self, c):
         """What goes to global memory: U, a gradient, or outputs."""

@@ -312,6 +312,7 @@ class LinearAttention:
         o, x = self.delta.of_sums(c)
         if self.spec.has_x:
             tk.load_T(x, s.x[self.tile(stage, wg)])
+        self.delta.gradients_of_lacking(c, s.delta, of_scores)
         if self.spec.dots:
             self.second.read_values(c, s, self.tile(stage, wg))
             add_dots(s.dots, o, x, wg)
