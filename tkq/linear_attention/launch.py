@@ -102,9 +102,9 @@ class Given(NamedTuple):
 
 
 class Made(NamedTuple):
-    """o, the final state or None, (B, S, HO) sums of o times x or None. dv: with updates what values lack; with beta
-    and reversed x times beta, where o is the gradient of v and sums are of that over beta times x; with q2 its outputs;
-    or None. of_skip: (B, HO, V), D's
+    """o, the final state or None, (B, S, HO) sums of o times x or None. dv: with updates what
+    `engine.delta` keeps; with beta and reversed, where x is that, corrected values, while o is the gradient of v and
+    dots beta's; with q2 its outputs; or None. of_skip: (B, HO, V), D's
     gradient, or None; of segments (B * N, ..), of packed sequences (N, ..). diagonal: with steps and dots (B, S, HO),
     q k of each token. checkpoints: (B, S / checkpoint_every, HO, K, V), rows as `engine.checkpoints` has them, zeros in
     those of no checkpoint; or None. decays: (B * N, HO), of segments.

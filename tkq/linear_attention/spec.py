@@ -46,13 +46,13 @@ class LinearSpec:
     "token", one for each token and head. initial, final: dtypes of the states that come in and go out, or None.
     dot: of each token and head also the sum of o times another tensor, from o before it is rounded, and with no operand
         rounded to 16 bits; with a gate. With delta, which is reversed then, operands are rounded, and the other tensor
-        is what values lack: sums are of the gradients of corrected values, o is these times beta, and the corrected
-        values come out, too.
+        is what a forward with updates kept: sums are beta's gradient, o is that of the values, and the corrected values
+        come out, too.
     delta: beta's dtype, with the delta rule. Reversed it is the gradient of the values that comes out, and q in the
         place of which are the keys (see `delta.gradients`).
     reverse: from the last token to the first, each of which sees those behind it: gradients are of this form.
     strict: a token does not see itself; without delta.
-    updates: with delta, not reversed: what values lack comes out, too.
+    updates: with delta, not reversed: corrected values come out, too; of a beta below `LEAST`, what values lack.
     inverse: with delta: "out", each chunk's inverse comes out, not reversed; "in", it is given, as it came out:
         reversed always, otherwise of segments' transfers and outputs; None.
     others: a token sees those of other chunks alone; without gates, delta and strict.

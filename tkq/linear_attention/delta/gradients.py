@@ -1,4 +1,4 @@
-"""The gradients of the gated delta rule: what values lack and the chunks' inverses, which the forward keeps, and the
+"""The gradients of the gated delta rule: corrected values and the chunks' inverses, which the forward keeps, and the
 gradient of the values, a launch of the engine; from there on the launches of plain linear attention.
 
 Of a head, with decays a[t] = exp(g[t]), c the scale, what the state lacks of a value, and the corrected value:
@@ -46,9 +46,9 @@ from tkq.linear_attention.split.launch import launch
 
 
 class DeltaSaved(NamedTuple):
-    """What the gradients need of a forward. cu: where packed sequences begin and end. lacking, inverse, transfers:
-    what values lack, the chunks' inverses and what segments make of states, if there are any: `Made.dv` and the others
-    of a launch with updates; or None: they are made again."""
+    """What the gradients need of a forward. cu: where packed sequences begin and end. updates, inverse, transfers:
+    corrected values as `engine.delta` keeps them, the chunks' inverses, and what segments make of states, if there are
+    any: `Made.dv` and the others of a launch with updates; or None: they are made again."""
 
     q: Tensor
     k: Tensor
@@ -57,7 +57,7 @@ class DeltaSaved(NamedTuple):
     beta: Tensor
     initial: Tensor | None
     cu: Tensor | None = None
-    lacking: Tensor | None = None
+    updates: Tensor | None = None
     inverse: Tensor | None = None
     transfers: Tensor | None = None
 
@@ -105,7 +105,7 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
     tokens of no sequence the engine's outputs are zeros, whatever stands in q, k, v and beta there: nothing but these
     is multiplied here."""
     saved = saved if saved.inverse is not None else _again(saved, scale)
-    q, k, _, g, beta, initial, cu, lacking, inverse, transfers = saved
+    q, k, _, g, beta, initial, cu, updates, inverse, transfers = saved
     need_g, need_initial = needs.g and g is not None, needs.initial and initial is not None
     if scale == 0.0:  # o is 0: what goes back comes from the final state alone, and does not depend on the scale
         do, scale = torch.zeros_like(do), 1.0
@@ -113,11 +113,11 @@ def backward(saved: DeltaSaved, scale: float, do: Tensor, dfinal: Tensor | None 
     solved = dq = dk = dg = before = None
     if any((needs.k, needs.v, need_g, needs.beta, need_initial)):
         solved = launch(Given(k, behind.q, do, g, beta, behind.state, torch.float32 if need_initial else None,
-                              lacking, reverse=True, cu=cu, inverse=inverse, transfers=transfers), behind.scale)
+                              updates, reverse=True, cu=cu, inverse=inverse, transfers=transfers), behind.scale)
         p = Pass(saved, scale, do, behind, solved.dv, solved.o)
     else:
         b = beta[..., None]
-        p = Pass(saved, scale, do, behind, torch.where(b >= LEAST, lacking, lacking * b).to(lacking.dtype))
+        p = Pass(saved, scale, do, behind, torch.where(b >= LEAST, updates, updates * b).to(updates.dtype))
     need_k = needs.k or need_g
     if needs.q or need_k:
         before = _before(p, need_k, need_g, need_g and dfinal is not None)
@@ -137,7 +137,7 @@ def _again(saved, scale):
     """With what the forward may have kept, by the same launch."""
     q, k, v, g, beta, initial, cu, *_ = saved
     made = launch(Given(q, k, v, g, beta, initial, updates=True, cu=cu), scale)
-    return saved._replace(lacking=made.dv, inverse=made.inverse, transfers=made.transfers)
+    return saved._replace(updates=made.dv, inverse=made.inverse, transfers=made.transfers)
 
 
 def _before(p, with_w, with_dots, with_final):

@@ -190,7 +190,7 @@ def _cuda(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor, in
 
 
 def _saving(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first):
-    """`_cuda`, and what `backward` needs of it: what values lack, the chunks' inverses, and what segments
+    """`_cuda`, and what `backward` needs of it: corrected values, the chunks' inverses, and what segments
     make of states, if there are any; with gates of columns nothing."""
     if g is not None and g.dim() == 4:
         return _cuda(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first)
