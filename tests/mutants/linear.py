@@ -208,8 +208,8 @@ MUTANTS = (
         ("last_chunk_left_out", "batch, first, chunks = self.segmented.of_block(g, batch, "
          "cute.ceil_div(tokens, CHUNK))",
          "batch, first, chunks = self.segmented.of_block(g, batch, tokens // CHUNK)", ODD),
-        ("keys_of_another_head", "tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head_k, chunk, 0), sem)",
-         "tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head, chunk, 0), sem)", ODD),
+        ("keys_of_another_head", "found = [(s.k[stage], g.k, (t.batch, t.head_k, chunk, 0))]",
+         "found = [(s.k[stage], g.k, (t.batch, t.head, chunk, 0))]", ODD),
         ("first_state_left_out", "self.products.load(state, self.sequences.state(g.initial, t), row0)",
          "tk.zero(state)", STATES),
         ("no_wait_for_tokens", """

@@ -59,5 +59,5 @@ def _registers(spec, groups):
     if groups == 1:
         return 24, 232, 240
     if spec.inverse == "in":
-        return (24, 120, 184) if spec.reverse and spec.writes else (24, 104, 192)
+        return (24, 128, 176) if spec.reverse and spec.writes else (24, 104, 192)
     return (24, 136, 176) if spec.delta else (24, 104, 192)

@@ -204,6 +204,15 @@ def load_async(dst: SharedTile, src: gl, coord, sem: Semaphore):
         cute.copy(src.atom, g, s, tma_bar_ptr=sem.ptr, mcast_mask=Int16((1 << src.multicast) - 1))
 
 
+def load_ahead(dst: SharedTile, src: gl, coord):
+    """What ``load_async`` would load with the same operands is on its way to L2, for one that comes later: where a ring
+    has few stages, memory's latency is not in the way from a stage that is free to one that is full. dst is not
+    written. One whole warp."""
+    _descriptor("load_ahead", src)
+    _, g = src._partition("load_async", dst, coord)
+    cute.prefetch(src.atom, g)
+
+
 def _counted(sem, dst):
     """What a load brings counts for the stage that ``Pipe.acquire`` has announced."""
     if not isinstance(sem, Acquired):

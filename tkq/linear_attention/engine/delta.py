@@ -74,10 +74,9 @@ class Delta:
         """Which stage of the inverse goes with those."""
         return tokens if self.known else scores
 
-    def load(self, g, shared, t, place, sem):
-        """The producer's: an inverse that is given. place: (stage, chunk)."""
-        if self.known:
-            tk.load_async(shared.inverse[place[0]], g.inverse, (t.batch, t.head, place[1], 0), sem)
+    def tokens_of(self, g, shared, t, place):
+        """What the producer loads of a chunk: an inverse that is given. place: (stage, chunk)."""
+        return [(shared.inverse[place[0]], g.inverse, (t.batch, t.head, place[1], 0))] if self.known else []
 
     # ---- the scores' warpgroup -----------------------------------------------------------------
 

@@ -68,6 +68,7 @@ class LinearAttention:
         self.products = StateProducts(spec, self.delta, self.second, OUT_BARRIER)
         # with room for a third chunk, keys' products begin before the inverse of the chunk before is made
         self.early = bool(spec.delta) and not spec.scored and config.stages > 2
+        self.ahead = config.stages == 2  # are a chunk's tokens brought to L2 while those of two are in shared memory?
         self.two = self.delta.gives_two or self.second.query  # are there outputs beside o?
         self.checkpoints = Checkpoints(spec, self.products)
 
@@ -167,22 +168,29 @@ class LinearAttention:
         ring = s.tokens.ring()
         tk.prefetch(g.q, g.k, g.v, *(x for x in (g.o,) if x is not None))
         for i in cutlass.range(t.chunks, unroll=1):
-            chunk = self.order(t, i)
             sem = s.tokens.acquire(ring)
-            tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head_k, chunk, 0), sem)
-            if const_expr(self.spec.queried):
-                tk.load_async(s.q[ring.stage], g.q, (t.batch, t.head_k, chunk, 0), sem)
-            for wg in cutlass.range_constexpr(self.config.groups):
-                of = self.heads.of_warpgroup(g, t, wg)
-                at = t.batch, of.head_v, self.segmented.chunk_of_values(g, chunk), of.part + wg
-                tk.load_async(s.v[self.tile(ring.stage, wg)], g.v, at, sem)
-                if const_expr(self.spec.has_x):
-                    at = t.batch, of.head // g.heads_per_x, chunk, of.part + wg
-                    tk.load_async(s.x[self.tile(ring.stage, wg)], g.x, at, sem)
-                self.second.load_values(g, s, t, (self.tile(ring.stage, wg), chunk, wg), sem)
-            self.second.load(g, s, t, (ring.stage, chunk), sem)
-            self.delta.load(g, s.delta, t, (ring.stage, chunk), sem)
+            for tile, x, at in self.tokens_of(g, s, t, ring.stage, self.order(t, i)):
+                tk.load_async(tile, x, at, sem)
+            if const_expr(self.ahead):
+                if i + 1 < t.chunks:
+                    for tile, x, at in self.tokens_of(g, s, t, 0, self.order(t, i + 1)):
+                        tk.load_ahead(tile, x, at)
             ring.advance()
+
+    def tokens_of(self, g, s, t, stage, chunk):
+        """(a shared tile, the tensor, coordinates) of all that is loaded of a chunk."""
+        found = [(s.k[stage], g.k, (t.batch, t.head_k, chunk, 0))]
+        if self.spec.queried:
+            found.append((s.q[stage], g.q, (t.batch, t.head_k, chunk, 0)))
+        for wg in range(self.config.groups):
+            of, tile = self.heads.of_warpgroup(g, t, wg), self.tile(stage, wg)
+            at = t.batch, of.head_v, self.segmented.chunk_of_values(g, chunk), of.part + wg
+            found.append((s.v[tile], g.v, at))
+            if self.spec.has_x:
+                found.append((s.x[tile], g.x, (t.batch, of.head // g.heads_per_x, chunk, of.part + wg)))
+            found += self.second.values_of(g, s, t, (tile, chunk, wg))
+        found += self.second.tokens_of(g, s, t, (stage, chunk))
+        return found + self.delta.tokens_of(g, s.delta, t, (stage, chunk))
 
     @cute.jit
     def make_scores(self, g, s, t):

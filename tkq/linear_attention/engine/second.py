@@ -53,17 +53,16 @@ class Second:
     def pipes(self, s) -> tuple:
         return (s.second.free,) if self.there else ()
 
-    def load(self, g, s, t, place, sem):
-        """The producer's. place: (stage, chunk)."""
-        if self.there:
-            x = g.q2 if self.query else g.k2
-            tk.load_async(s.second.of_keys[place[0]], x, (t.batch, t.head_k, place[1], 0), sem)
+    def tokens_of(self, g, s, t, place):
+        """What the producer loads of a chunk, of queries or keys. place: (stage, chunk)."""
+        if not self.there:
+            return []
+        return [(s.second.of_keys[place[0]], g.q2 if self.query else g.k2, (t.batch, t.head_k, place[1], 0))]
 
-    def load_values(self, g, s, t, place, sem):
-        """Likewise. place: (tile, chunk, the state's warpgroup)."""
-        if self.pair:
-            tile, chunk, wg = place
-            tk.load_async(s.second.v[tile], g.v2, (t.batch, t.head_v, chunk, t.part + wg), sem)
+    def values_of(self, g, s, t, place):
+        """Likewise, of values. place: (tile, chunk, the state's warpgroup)."""
+        tile, chunk, wg = place
+        return [(s.second.v[tile], g.v2, (t.batch, t.head_v, chunk, t.part + wg))] if self.pair else []
 
     # ---- the scores' warpgroup -----------------------------------------------------------------
 
