@@ -48,7 +48,7 @@ class GradientPart:
                      tk.rt_fl(D), *[tk.rv() for _ in range(5)])
         less, power = near_power(g, t)
         scale = g.linear[t.head] * less
-        tokens, states, dys = s.tokens.ring(), s.states.ring(), s.dys.ring()
+        tokens, before, states, dys = s.tokens.ring(), s.tokens.ring(), s.states.ring(), s.dys.ring()
         s.map_pipe.wait(s.map_pipe.ring())
         for i in cutlass.range(t.chunks, unroll=1):
             chunk = visited(self.spec, t, i)
@@ -63,7 +63,11 @@ class GradientPart:
             tk.mma_wait(2)
             softmax(c.e, c.row, c.y, Float32(1.0))  # not known before: in steps, which need fewer registers
             tk.mma_wait(0)
-            s.tokens.release(tokens)
+            if const_expr(not self.keys):
+                s.tokens.release(tokens)
+            elif i > 0:
+                self.release(s, before)  # its stores have had time
+                before.advance()
             tk.zero(c.far)
             self.add_side(s, c, c.e, 0, i)
             softmax(c.y, c.row, c.y, Float32(-1.0))
@@ -86,14 +90,37 @@ class GradientPart:
                 tk.mma_wait(0)
                 s.states.release(states)
                 tk.mul(c.dv, c.dv, power)
-                put(g.dv, s.out[0], c.dv, at, GRADIENTS_BARRIER)
-            tk.mm_ABt(c.dx, c.dy, s.maps[0])
+                tk.mm_ABt(c.dx, c.dy, s.maps[0])
+                tk.sync(GRADIENTS_BARRIER, tk.WARPGROUP)  # values have been read
+                self.put(g.dv, s.a[tokens.stage], c.dv, at)
+            else:
+                tk.mm_ABt(c.dx, c.dy, s.maps[0])
             tk.mma_wait(0)
             tk.mul(c.dx, c.dx, power)
-            put(g.dx, s.out[0], c.dx, at, GRADIENTS_BARRIER)
+            if const_expr(self.keys):
+                self.put(g.dx, s.out[0], c.dx, at)
+            else:
+                put(g.dx, s.out[0], c.dx, at, GRADIENTS_BARRIER)
             for ring in (tokens, states, dys):
                 ring.advance()
         tk.store_wait(read=False)
+
+    @cute.jit
+    def put(self, to, tile, x, at):
+        """Rows through a shared tile that is free."""
+        tk.store(tile, x)
+        tk.publish()
+        tk.sync(GRADIENTS_BARRIER, tk.WARPGROUP)
+        if tk.warp_id() % 4 == 0:
+            tk.store_async(to, tile, at)
+
+    @cute.jit
+    def release(self, s, before):
+        """Of keys, tokens of the chunk before, whose values' tile dv has left; all warps have met since, so that the
+        one that stored it can tell. The others learn of it, and that dx has left its tile, at the barrier of dv."""
+        if tk.warp_id() % 4 == 0:
+            tk.store_wait()
+            s.tokens.release(before)
 
     def add_side(self, s, c, e, side, i):
         """d[0] becomes y's gradient, of the features e of one side; far += what they have of it, before they are

@@ -45,7 +45,8 @@ class FeatureGradients:
 
       pipe      stages   full (arrivals)              empty (arrivals)
       maps      1        producer's bytes (1)         none
-      tokens    2        producer's bytes (1)         warps of state and gradients (12): X A
+      tokens    2        producer's bytes (1)         warps of state and gradients (12): X A; of keys one of the
+                                                      gradients' (9), a chunk later: dv takes the values' room
       others    1        producer's bytes (1)         warps of the state (8): Y
       values    2        producer's bytes (1)         the same: B
       states    1        warps of the state (8)       warps of the gradients (4)
@@ -102,7 +103,7 @@ class FeatureGradients:
         s = Shared(al.tile(self.map_tile, 2), al.tile(x, 2), al.tile(x, 2), al.tile(x), al.tile(x, 2),
                    al.tile(self.f_tile, SIDES), al.tile(self.state_tile, SIDES), al.tile(self.f_tile), al.tile(x),
                    al.vector(FEATURES, STATE_WARPS), al.vector(FEATURES, 2 * SIDES),
-                   al.pipe(1, 2 * self.map_tile.bytes, WARPS), al.pipe(2, 2 * x.bytes, STATE_WARPS + WARPS),
+                   al.pipe(1, 2 * self.map_tile.bytes, WARPS), al.pipe(2, 2 * x.bytes, STATE_WARPS + (1 if self.keys else WARPS)),
                    al.pipe(1, x.bytes, STATE_WARPS), al.pipe(2, x.bytes, STATE_WARPS),
                    al.pipe(1, 0, WARPS, producers=STATE_WARPS), al.pipe(1, 0, STATE_WARPS, producers=WARPS))
         tk.init_block(lambda: [z.init() for z in (s.map_pipe, s.tokens, s.others, s.values, s.states, s.dys)])
