@@ -17,7 +17,7 @@ PRESSED_WINDOW, READ_WINDOW = (pressed(f"{kind}-hedgehog_window") for kind in ("
 
 MUTANTS = (
     *family(
-        "linear", "tkq/linear_attention/hedgehog/kernel.py",
+        "linear", "tkq/linear_attention/hedgehog/weights.py",
         ("hedgehog_a_key_too_many", "tk.right_fill(w.now, 1, -Float32.inf, diagonal=True)",
          "tk.right_fill(w.now, 2, -Float32.inf, diagonal=True)", SHORT),
         ("hedgehog_a_chunk_before_the_first", "if i == 0:", "if i < 0:", SHORT),
@@ -26,27 +26,26 @@ MUTANTS = (
          "if tk.lane_id() % 4 == 0:", LONG),
         ("hedgehog_no_sums", "sums[at, 0] = sums[at, 0] + w.sums[part].rows_view[r, 0]", "", LONG),
         ("hedgehog_no_sums_of_32_features", "add_row(sums, w.y_q, 0)", "", BESIDE_NARROW),
-        ("hedgehog_without_the_linear_factor", "tk.mul(c.o, c.o, linear)", "", LONG),
-        ("hedgehog_values_of_the_chunk_before_left_out", "tk.mma_ABt(c.o, c.before, s.p[2 * weights.stage + 1])",
-         "tk.mma_ABt(c.o, c.v, s.p[2 * weights.stage + 1])", LONG),
-        ("hedgehog_state_without_minus_y", "tk.mma_AB(c.of_minus_y, c.before, of_k[1])", "", LONG),
-        ("hedgehog_maps_of_the_first_head", "tk.load_async(s.maps[1], g.k_map, (t.head, 0, 0), of_maps)",
-         "tk.load_async(s.maps[1], g.k_map, (0, 0, 0), of_maps)", LONG),
-        ("hedgehog_no_wait_for_tokens", """
-            s.tokens.wait(tokens)
-            s.keys.wait(keys)
-         """, "s.keys.wait(keys)", LOADS),
-        ("hedgehog_no_wait_for_keys", """
-            s.tokens.wait(tokens)
-            s.keys.wait(keys)
-         """, "s.tokens.wait(tokens)", LOADS),
-        ("hedgehog_no_wait_for_weights", "s.weights.wait(weights)", "", NAPS),
+        ("hedgehog_no_wait_for_tokens", "s.tokens.wait(behind)", "", LOADS),
+        ("hedgehog_no_wait_for_keys", "s.keys.wait(keys_behind)", "", LOADS),
+        ("hedgehog_own_scores_with_the_chunk_before",
+         "tk.mm_ABt(w.now, s.q[behind.stage], s.k[keys_behind.stage])  # of the next chunk",
+         "tk.mm_ABt(w.now, s.q[behind.stage], s.k[own.stage])", LONG),
         ("hedgehog_weights_written_over", "s.weights.acquire_empty(out)", "", READS),
         ("hedgehog_features_over_what_is_read", """
             # queries have been read, and the sums of the chunk before are there
             tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)
          """, "", NAPS),
         ("hedgehog_features_over_keys", "tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)  # keys have been read", "", NAPS)),
+    *family(
+        "linear", "tkq/linear_attention/hedgehog/kernel.py",
+        ("hedgehog_without_the_linear_factor", "tk.mul(c.o, c.o, linear)", "", LONG),
+        ("hedgehog_values_of_the_chunk_before_left_out", "tk.mma_ABt(c.o, c.before, s.p[2 * weights.stage + 1])",
+         "tk.mma_ABt(c.o, c.v, s.p[2 * weights.stage + 1])", LONG),
+        ("hedgehog_state_without_minus_y", "tk.mma_AB(c.of_minus_y, c.before, of_k[1])", "", LONG),
+        ("hedgehog_maps_of_the_first_head", "tk.load_async(s.maps[1], g.k_map, (t.head, 0, 0), of_maps)",
+         "tk.load_async(s.maps[1], g.k_map, (0, 0, 0), of_maps)", LONG),
+        ("hedgehog_no_wait_for_weights", "s.weights.wait(weights)", "", NAPS)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/features.py",
         ("hedgehog_features_below_their_least",

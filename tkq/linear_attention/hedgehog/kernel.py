@@ -6,19 +6,17 @@ from typing import Any, NamedTuple
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Float32, Int32
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.hedgehog.config import HedgehogConfig
-from tkq.linear_attention.hedgehog.features import add_row, make_features
 from tkq.linear_attention.hedgehog.spec import HedgehogSpec
+from tkq.linear_attention.hedgehog.weights import ONES, WeightsPart
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
-WEIGHTS_BARRIER, OUT_BARRIER = 1, 2  # named barriers: of the weights' warpgroup, of the state's (one each)
-EPS = 1e-6  # of the denominator
-ONES = 8  # columns that features are multiplied by to add them up: the fewest that a product has
+OUT_BARRIER = 2  # the named barrier of the state's first warpgroup; the other has the next, the weights' the one before
 
 
 class Operands(NamedTuple):
@@ -80,23 +78,6 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Weights:
-    """Registers of the weights' warpgroup: 64 tokens."""
-
-    now: tk.RegTile  # scores of the chunk's own keys
-    past: tk.RegTile  # of those of the chunk before
-    y_q: tk.RegTile
-    y_k: tk.RegTile
-    e: tk.RegTile
-    sums: tuple  # features of a chunk's keys by ones, of y, of -y: each column is their sum
-    ones: tk.RegTile
-    most: tk.RowVec
-    total: tk.RowVec
-    far: tk.RowVec  # what the state adds to denominators
-    row: tk.RowVec
-
-
-@dataclass(frozen=True)
 class State:
     """Registers of 64 rows of V."""
 
@@ -145,6 +126,7 @@ class HedgehogAttention:
         self.f_tile = tk.st(CHUNK, spec.features, self.dtype)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
         self.ones_tile = tk.st(ONES, CHUNK, self.dtype)
+        self.weights = WeightsPart(spec, self.dtype)
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -195,18 +177,8 @@ class HedgehogAttention:
         t = Task(batch, head, cute.ceil_div(g.tokens, CHUNK))
         few, some, many = self.config.registers
         tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
-                   tk.Role(lambda _: self.make_weights(g, s, t), some),
+                   tk.Role(lambda _: self.weights.run(g, s, t), some),
                    tk.Role(lambda wg: self.keep_state(g, s, t, wg), many, n)))
-
-    def of_queries(self, s, tokens, weights):
-        """Features of a chunk's queries: (of y, of -y)."""
-        first = 2 * (tokens.stage if self.spec.in_place else weights.stage)
-        return s.of_q[first], s.of_q[first + 1]
-
-    def of_keys(self, s, keys, weights):
-        """Those of the chunk before."""
-        first = 2 * (keys.stage if self.spec.in_place else weights.stage)
-        return s.of_k[first], s.of_k[first + 1]
 
     @cute.jit
     def produce(self, g, s, t):
@@ -217,7 +189,7 @@ class HedgehogAttention:
         tokens, keys = s.tokens.ring(), s.keys.ring()
         tk.load_async(s.k[keys.stage], g.k, (t.batch, t.head, 0, 0), s.keys.acquire(keys))
         keys.advance()
-        for i in cutlass.range(t.chunks, unroll=1):
+        for i in cutlass.range(t.chunks + 1, unroll=1):  # one more, of zeros: its scores are begun, too
             tk.load_async(s.k[keys.stage], g.k, (t.batch, t.head, i, 0), s.keys.acquire(keys))
             sem = s.tokens.acquire(tokens)
             tk.load_async(s.q[tokens.stage], g.q, (t.batch, t.head, i, 0), sem)
@@ -225,117 +197,6 @@ class HedgehogAttention:
                 tk.load_async(s.v[self.config.groups * tokens.stage + wg], g.v, (t.batch, t.head, i, wg), sem)
             tokens.advance()
             keys.advance()
-
-    # ---- the weights' warpgroup ----------------------------------------------------------------
-
-    @cute.jit
-    def make_weights(self, g, s, t):
-        F = self.spec.features
-        now, past = tk.rt_fl(CHUNK), tk.rt_fl(CHUNK)
-        # a product's registers are taken also before it: as few as can be
-        of_maps = (now, past) if F == CHUNK else (tk.rt_fl(F), tk.rt_fl(F))
-        w = Weights(now, past, *of_maps, tk.rt_fl(F), (tk.rt_fl(ONES), tk.rt_fl(ONES)), tk.rt(CHUNK, self.dtype),
-                    *[tk.rv() for _ in range(4)])
-        sums = s.sums
-        self.begin_sums(s)
-        if tk.thread_in_warpgroup() < 2 * F:
-            sums[tk.thread_in_warpgroup(), 0] = Float32(0.0)
-        linear, window = g.linear[t.head], g.window[t.head]
-        tokens, keys, before, out = s.tokens.ring(), s.keys.ring(), s.keys.ring(), s.weights.ring()
-        s.map_pipe.wait(s.map_pipe.ring())
-        s.keys.wait(keys)
-        keys.advance()
-        for i in cutlass.range(t.chunks, unroll=1):
-            s.tokens.wait(tokens)
-            s.keys.wait(keys)
-            tk.mm_ABt(w.now, s.q[tokens.stage], s.k[keys.stage])
-            tk.mm_ABt(w.past, s.q[tokens.stage], s.k[before.stage])
-            self.softmax(g, w, i)
-            s.weights.acquire_empty(out)
-            self.put_weights(w, w.now, s.p[2 * out.stage], window)
-            tk.mm_AB(w.y_q, s.q[tokens.stage], s.maps[0])
-            self.put_weights(w, w.past, s.p[2 * out.stage + 1], window)
-            tk.mm_AB(w.y_k, s.k[before.stage], s.maps[1])
-            tk.mma_wait(1)
-            # queries have been read, and the sums of the chunk before are there
-            tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)
-            tk.zero(w.far)
-            make_features(w, w.y_q, self.of_queries(s, tokens, out), sums)
-            tk.mma_wait(0)
-            tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)  # keys have been read
-            make_features(w, w.y_k, self.of_keys(s, before, out))
-            self.put_denominators(g, s, t, w, (i, out.stage), (linear, window))
-            tk.publish()
-            s.weights.commit(out)
-            tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)
-            self.add_features(s, w, self.of_keys(s, before, out), i)
-            s.tokens.release(tokens)
-            s.keys.release(before)
-            for ring in (tokens, keys, before, out):
-                ring.advance()
-        # the last chunk's keys leave the window for no query
-
-    @cute.jit
-    def softmax(self, g, w, i):
-        """now, past = the window's exponentials, of scores that are waited for here; total = a thread's part of their
-        sums."""
-        tk.mma_wait(1)
-        tk.right_fill(w.now, 1, -Float32.inf, diagonal=True)
-        tk.row_max(w.most, w.now)
-        tk.mma_wait(0)
-        if i == 0:
-            tk.neg_infty(w.past)
-        tk.row_max(w.most, w.past, w.most)
-        tk.mul(w.most, w.most, g.scale)
-        for x in (w.now, w.past):
-            view = x.rows_view
-            for r in cutlass.range_constexpr(2):
-                for j in cutlass.range_constexpr(CHUNK // 4):
-                    view[r, j] = cute.math.exp2(view[r, j] * g.scale - w.most.tensor[r], fastmath=True)
-        tk.row_sum_partial(w.total, w.now)
-        tk.row_sum_partial(w.total, w.past, w.total)
-
-    def put_weights(self, w, x, tile, window):
-        p = tk.rt(CHUNK, self.dtype)
-        tk.apply_narrow(p, lambda e: e * window, x)
-        tk.store(tile, p)
-
-    def put_denominators(self, g, s, t, w, where, factors):
-        (chunk, stage), (linear, window) = where, factors
-        tk.apply(w.row, lambda near, far: window * near + linear * far, w.total, w.far)
-        tk.quad_sum(w.row)
-        tk.apply(w.row, lambda x: cute.arch.rcp_approx(x + EPS), w.row)
-        tk.store_rows(s.inverse[None, stage], w.row, 0, CHUNK)
-        tk.store_rows(g.inverse[t.batch, None, t.head], w.row, chunk * CHUNK, g.tokens)
-
-    def begin_sums(self, s):
-        each = ONES * CHUNK // tk.WARPGROUP
-        for n in range(each):
-            at = each * tk.thread_in_warpgroup() + n
-            s.ones[0].tensor[at // CHUNK, at % CHUNK] = self.dtype(1.0)
-        tk.publish()
-
-    @cute.jit
-    def add_features(self, s, w, tiles, i):
-        """sums += a chunk's features of keys, by a product with ones: each of its columns is that sum, or, of 32
-        features, fewer than a product has rows, each row of another."""
-        sums = s.sums
-        if const_expr(self.spec.features == CHUNK):
-            for part in cutlass.range_constexpr(2):
-                tk.mm_AtBt(w.sums[part], tiles[part], s.ones[0])
-            tk.mma_wait(0)
-            if i > 0 and tk.lane_id() % 4 == 0:
-                for part, r in ((part, r) for part in range(2) for r in range(2)):
-                    at = CHUNK * part + tk.first_row() + 8 * r
-                    sums[at, 0] = sums[at, 0] + w.sums[part].rows_view[r, 0]
-        else:
-            tk.fill(w.ones, 1.0)
-            tk.mm_AB(w.y_q, w.ones, tiles[0])
-            tk.mm_AB(w.y_k, w.ones, tiles[1])
-            tk.mma_wait(0)
-            if i > 0 and tk.warp_id() % 4 == 0 and tk.lane_id() < 4:
-                add_row(sums, w.y_q, 0)
-                add_row(sums, w.y_k, self.spec.features)
 
     # ---- the state's warpgroups ----------------------------------------------------------------
 
@@ -353,7 +214,7 @@ class HedgehogAttention:
             tk.copy(c.y16, c.of_y)
             tk.copy(c.minus_y16, c.of_minus_y)
             s.weights.wait(weights)
-            of_q, of_k = self.of_queries(s, tokens, weights), self.of_keys(s, keys, weights)
+            of_q, of_k = self.weights.of_queries(s, tokens, weights), self.weights.of_keys(s, keys, weights)
             tk.mm_ABt(c.o, c.y16, of_q[0])
             tk.mma_ABt(c.o, c.minus_y16, of_q[1])
             tk.mma_wait(0)
@@ -366,6 +227,7 @@ class HedgehogAttention:
             tk.load_shared_cols(c.inverse, s.inverse[None, weights.stage])
             tk.mma_wait(2)
             tk.mul_col(c.o, c.o, c.inverse)
+            self.put_inverse(g, s, t, i * CHUNK, weights.stage)
             self.put(g.o, s, t, c.o, i, wg)
             tk.mma_wait(0)
             tk.copy(c.before, c.v)
@@ -375,6 +237,13 @@ class HedgehogAttention:
             for ring in (tokens, keys, weights):
                 ring.advance()
         tk.store_wait(read=False)
+
+    @cute.jit
+    def put_inverse(self, g, s, t, first, stage):
+        """1 over a chunk's denominators to global memory, by the first of the state's warpgroups."""
+        thread, found, to = cute.arch.thread_idx()[0] - 2 * tk.WARPGROUP, s.inverse, g.inverse
+        if thread < CHUNK and first + thread < g.tokens:
+            to[t.batch, first + thread, t.head] = found[thread, stage]
 
     @cute.jit
     def put(self, to, s, t, x, chunk, wg):

@@ -10,8 +10,9 @@ from cutlass import Float32, Int32
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.hedgehog.config import WindowConfig
-from tkq.linear_attention.hedgehog.kernel import EPS, Task
+from tkq.linear_attention.hedgehog.kernel import Task
 from tkq.linear_attention.hedgehog.spec import WindowSpec
+from tkq.linear_attention.hedgehog.weights import EPS
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 

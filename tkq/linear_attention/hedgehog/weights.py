@@ -1,0 +1,171 @@
+"""The weights of Hedgehog's kernel: the part that makes those in the window, and features."""
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Uint32, const_expr
+
+import tkq.tile as tk
+from tkq.linear_attention.config import CHUNK
+from tkq.linear_attention.hedgehog.features import add_row, make_features
+from tkq.linear_attention.hedgehog.spec import HedgehogSpec
+
+WEIGHTS_BARRIER = 1  # the named barrier of the warpgroup
+EPS = 1e-6  # of the denominator
+ONES = 8  # columns that features are multiplied by to add them up: the fewest that a product has
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Registers of the weights' warpgroup: 64 tokens."""
+
+    now: tk.RegTile  # scores of the chunk's own keys
+    past: tk.RegTile  # of those of the chunk before
+    y_q: tk.RegTile
+    y_k: tk.RegTile
+    e: tk.RegTile
+    sums: tuple  # features of a chunk's keys by ones, of y, of -y: each column is their sum
+    ones: tk.RegTile
+    most: tk.RowVec
+    total: tk.RowVec
+    far: tk.RowVec  # what the state adds to denominators
+    row: tk.RowVec
+
+
+class WeightsPart:
+    """Of a chunk's 64 queries. The scores of the next chunk are begun behind the features of queries, whose registers
+    they take, and are waited for at the chunk's end: products that are under way do not cross it."""
+
+    def __init__(self, spec: HedgehogSpec, dtype: Any):
+        self.spec, self.dtype = spec, dtype
+
+    def of_queries(self, s, tokens, weights):
+        """Features of a chunk's queries: (of y, of -y)."""
+        first = 2 * (tokens.stage if self.spec.in_place else weights.stage)
+        return s.of_q[first], s.of_q[first + 1]
+
+    def of_keys(self, s, keys, weights):
+        """Those of the chunk before."""
+        first = 2 * (keys.stage if self.spec.in_place else weights.stage)
+        return s.of_k[first], s.of_k[first + 1]
+
+    @cute.jit
+    def run(self, g, s, t):
+        F = self.spec.features
+        now, past = tk.rt_fl(CHUNK), tk.rt_fl(CHUNK)
+        # a product's registers are taken also before it: as few as can be
+        of_maps = (now, past) if F == CHUNK else (tk.rt_fl(F), tk.rt_fl(F))
+        w = Weights(now, past, *of_maps, tk.rt_fl(F), (tk.rt_fl(ONES), tk.rt_fl(ONES)), tk.rt(CHUNK, self.dtype),
+                    *[tk.rv() for _ in range(4)])
+        sums = s.sums
+        self.begin_sums(s)
+        if tk.thread_in_warpgroup() < 2 * F:
+            sums[tk.thread_in_warpgroup(), 0] = Float32(0.0)
+        linear, window = g.linear[t.head], g.window[t.head]
+        out = s.weights.ring()
+        tokens, before = (tk.Ring(out.count, x.stages) for x in (s.tokens, s.keys))  # one count for all
+        s.map_pipe.wait(s.map_pipe.ring())
+        s.keys.wait(before)
+        s.tokens.wait(tokens)
+        s.keys.wait(following(before))
+        tk.mm_ABt(w.now, s.q[tokens.stage], s.k[following(before).stage])
+        tk.mm_ABt(w.past, s.q[tokens.stage], s.k[before.stage])
+        tk.mma_wait(0)
+        for i in cutlass.range(t.chunks, unroll=1):
+            self.softmax(g, w, i)
+            s.weights.acquire_empty(out)
+            self.put_weights(w, w.now, s.p[2 * out.stage], window)
+            tk.mm_AB(w.y_q, s.q[tokens.stage], s.maps[0])
+            self.put_weights(w, w.past, s.p[2 * out.stage + 1], window)
+            tk.mm_AB(w.y_k, s.k[before.stage], s.maps[1])
+            tk.mma_wait(1)
+            # queries have been read, and the sums of the chunk before are there
+            tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)
+            tk.zero(w.far)
+            make_features(w, w.y_q, self.of_queries(s, tokens, out), sums)
+            own, behind, keys_behind = following(before), following(tokens), following(before, 2)
+            s.tokens.wait(behind)
+            s.keys.wait(keys_behind)
+            tk.mm_ABt(w.now, s.q[behind.stage], s.k[keys_behind.stage])  # of the next chunk
+            tk.mma_wait(1)
+            tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)  # keys have been read
+            make_features(w, w.y_k, self.of_keys(s, before, out))
+            self.put_denominators(s, w, out.stage, (linear, window))
+            tk.publish()
+            s.weights.commit(out)
+            tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)
+            self.add_features(s, w, self.of_keys(s, before, out), i, (s.q[behind.stage], s.k[own.stage]))
+            s.tokens.release(tokens)
+            s.keys.release(before)
+            out.advance()
+            tk.mma_wait(0)
+        # the last chunk's keys leave the window for no query
+
+    @cute.jit
+    def softmax(self, g, w, i):
+        """now, past = the window's exponentials; total = a thread's part of their sums."""
+        tk.right_fill(w.now, 1, -Float32.inf, diagonal=True)
+        tk.row_max(w.most, w.now)
+        if i == 0:
+            tk.neg_infty(w.past)
+        tk.row_max(w.most, w.past, w.most)
+        tk.mul(w.most, w.most, g.scale)
+        for x in (w.now, w.past):
+            view = x.rows_view
+            for r in cutlass.range_constexpr(2):
+                for j in cutlass.range_constexpr(CHUNK // 4):
+                    view[r, j] = cute.math.exp2(view[r, j] * g.scale - w.most.tensor[r], fastmath=True)
+        tk.row_sum_partial(w.total, w.now)
+        tk.row_sum_partial(w.total, w.past, w.total)
+
+    def put_weights(self, w, x, tile, window):
+        p = tk.rt(CHUNK, self.dtype)
+        tk.apply_narrow(p, lambda e: e * window, x)
+        tk.store(tile, p)
+
+    def put_denominators(self, s, w, stage, factors):
+        linear, window = factors
+        tk.apply(w.row, lambda near, far: window * near + linear * far, w.total, w.far)
+        tk.quad_sum(w.row)
+        tk.apply(w.row, lambda x: cute.arch.rcp_approx(x + EPS), w.row)
+        tk.store_rows(s.inverse[None, stage], w.row, 0, CHUNK)
+
+    def begin_sums(self, s):
+        each = ONES * CHUNK // tk.WARPGROUP
+        for n in range(each):
+            at = each * tk.thread_in_warpgroup() + n
+            s.ones[0].tensor[at // CHUNK, at % CHUNK] = self.dtype(1.0)
+        tk.publish()
+
+    @cute.jit
+    def add_features(self, s, w, tiles, i, behind):
+        """sums += a chunk's features of keys, by a product with ones: each of its columns is that sum, or, of 32
+        features, fewer than a product has rows, each row of another. behind: what gives the next chunk's past
+        scores, which are begun here."""
+        sums = s.sums
+        if const_expr(self.spec.features == CHUNK):
+            for part in cutlass.range_constexpr(2):
+                tk.mm_AtBt(w.sums[part], tiles[part], s.ones[0])
+            tk.mm_ABt(w.past, *behind)
+            tk.mma_wait(1)
+            if i > 0 and tk.lane_id() % 4 == 0:
+                for part, r in ((part, r) for part in range(2) for r in range(2)):
+                    at = CHUNK * part + tk.first_row() + 8 * r
+                    sums[at, 0] = sums[at, 0] + w.sums[part].rows_view[r, 0]
+        else:
+            tk.fill(w.ones, 1.0)
+            tk.mm_AB(w.y_q, w.ones, tiles[0])
+            tk.mm_AB(w.y_k, w.ones, tiles[1])
+            tk.mma_wait(0)
+            if i > 0 and tk.warp_id() % 4 == 0 and tk.lane_id() < 4:
+                add_row(sums, w.y_q, 0)
+                add_row(sums, w.y_k, self.spec.features)
+            tk.mm_ABt(w.past, *behind)
+
+
+def following(ring: tk.Ring, n=1) -> tk.Ring:
+    """The position that is n behind a ring's."""
+    found = tk.Ring(cute.make_rmem_tensor((1,), Uint32), ring.stages)
+    found.count[0] = ring.count[0] + Uint32(n)
+    return found
