@@ -11,6 +11,7 @@ from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.hedgehog.feature_tiles import FEATURES, SIDES, near_power, visited
 from tkq.linear_attention.hedgehog.features import LEAST, softmax
 from tkq.linear_attention.hedgehog.spec import FeatureSpec
+from tkq.linear_attention.hedgehog.weights import following
 from tkq.linear_attention.hedgehog.window_kernel import put
 
 GRADIENTS_BARRIER = 3  # the named barrier of the warpgroup
@@ -48,7 +49,7 @@ class GradientPart:
                      tk.rt_fl(D), *[tk.rv() for _ in range(5)])
         less, power = near_power(g, t)
         scale = g.linear[t.head] * less
-        tokens, before, states, dys = s.tokens.ring(), s.tokens.ring(), s.states.ring(), s.dys.ring()
+        tokens, states, dys = s.tokens.ring(), s.states.ring(), s.dys.ring()
         s.map_pipe.wait(s.map_pipe.ring())
         for i in cutlass.range(t.chunks, unroll=1):
             chunk = visited(self.spec, t, i)
@@ -66,8 +67,7 @@ class GradientPart:
             if const_expr(not self.keys):
                 s.tokens.release(tokens)
             elif i > 0:
-                self.release(s, before)  # its stores have had time
-                before.advance()
+                self.release(s, tokens)  # its stores have had time
             tk.zero(c.far)
             self.add_side(s, c, c.e, 0, i)
             softmax(c.y, c.row, c.y, Float32(-1.0))
@@ -90,11 +90,9 @@ class GradientPart:
                 tk.mma_wait(0)
                 s.states.release(states)
                 tk.mul(c.dv, c.dv, power)
-                tk.mm_ABt(c.dx, c.dy, s.maps[0])
                 tk.sync(GRADIENTS_BARRIER, tk.WARPGROUP)  # values have been read
                 self.put(g.dv, s.a[tokens.stage], c.dv, at)
-            else:
-                tk.mm_ABt(c.dx, c.dy, s.maps[0])
+            tk.mm_ABt(c.dx, c.dy, s.maps[0])
             tk.mma_wait(0)
             tk.mul(c.dx, c.dx, power)
             if const_expr(self.keys):
@@ -115,12 +113,12 @@ class GradientPart:
             tk.store_async(to, tile, at)
 
     @cute.jit
-    def release(self, s, before):
+    def release(self, s, tokens):
         """Of keys, tokens of the chunk before, whose values' tile dv has left; all warps have met since, so that the
         one that stored it can tell. The others learn of it, and that dx has left its tile, at the barrier of dv."""
         if tk.warp_id() % 4 == 0:
             tk.store_wait()
-            s.tokens.release(before)
+            s.tokens.release(following(tokens, -1))
 
     def add_side(self, s, c, e, side, i):
         """d[0] becomes y's gradient, of the features e of one side; far += what they have of it, before they are

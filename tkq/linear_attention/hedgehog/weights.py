@@ -165,7 +165,7 @@ class WeightsPart:
 
 
 def following(ring: tk.Ring, n=1) -> tk.Ring:
-    """The position that is n behind a ring's."""
+    """The position that is n behind a ring's; below 0 before it."""
     found = tk.Ring(cute.make_rmem_tensor((1,), Uint32), ring.stages)
     found.count[0] = ring.count[0] + Uint32(n)
     return found
