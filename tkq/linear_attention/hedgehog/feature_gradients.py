@@ -47,9 +47,12 @@ class GradientPart:
         c = Gradient(tk.rt_fl(FEATURES), tk.rt_fl(FEATURES), tuple(tk.rt_fl(FEATURES) for _ in range(SIDES)),
                      tk.rt(FEATURES, dtype), tuple(tk.rt(FEATURES, dtype) for _ in range(SIDES)), tk.rt_fl(D),
                      tk.rt_fl(D), *[tk.rv() for _ in range(5)])
-        less, power = near_power(g, t)
-        scale = g.linear[t.head] * less
-        tokens, states, dys = s.tokens.ring(), s.states.ring(), s.dys.ring()
+        less, power = near_power(self.spec, g, t)
+        scale, powers = g.linear[t.head] * less, s.power
+        powers[tk.thread_in_warpgroup() % 4, 0] = power
+        tk.sync(GRADIENTS_BARRIER, tk.WARPGROUP)
+        tokens = s.tokens.ring()
+        states, dys = (tk.Ring(tokens.count, pipe.stages) for pipe in (s.states, s.dys))  # one count for all
         s.map_pipe.wait(s.map_pipe.ring())
         for i in cutlass.range(t.chunks, unroll=1):
             chunk = visited(self.spec, t, i)
@@ -89,19 +92,22 @@ class GradientPart:
             if const_expr(self.keys):
                 tk.mma_wait(0)
                 s.states.release(states)
-                tk.mul(c.dv, c.dv, power)
+                self.by_power(s, c.dv)
                 tk.sync(GRADIENTS_BARRIER, tk.WARPGROUP)  # values have been read
                 self.put(g.dv, s.a[tokens.stage], c.dv, at)
             tk.mm_ABt(c.dx, c.dy, s.maps[0])
             tk.mma_wait(0)
-            tk.mul(c.dx, c.dx, power)
+            self.by_power(s, c.dx)
             if const_expr(self.keys):
                 self.put(g.dx, s.out[0], c.dx, at)
             else:
                 put(g.dx, s.out[0], c.dx, at, GRADIENTS_BARRIER)
-            for ring in (tokens, states, dys):
-                ring.advance()
+            tokens.advance()
         tk.store_wait(read=False)
+
+    def by_power(self, s, x):
+        if self.spec.dtype != "bf16":
+            tk.mul(x, x, s.power[0, 0])
 
     @cute.jit
     def put(self, to, tile, x, at):

@@ -43,7 +43,7 @@ class FeatureState:
         tk.zero(c.sum)
         tk.zero(c.dmap)
         c.total[0] = Float32(0.0)
-        less, _ = near_power(g, t)
+        less, _ = near_power(self.spec, g, t)
         scale = g.linear[t.head] * less
         states, before = s.states.ring(), s.tokens.ring()
         one = tk.Ring(before.count, 1)  # of the chunk before, in pipes of a stage
@@ -55,7 +55,7 @@ class FeatureState:
             self.add_others(g, s, t, c, side, (before, one), i - 1, scale)
             before.advance()
         self.add_map(s, c, side, (before, one))
-        _, power = near_power(g, t)  # once more: a register less in the loop
+        _, power = near_power(self.spec, g, t)  # once more: a register less in the loop
         tk.mul(c.dmap, c.dmap, power)
         of_head = g.dmap[t.batch, t.head, None, None]
         transposed = cute.make_tensor(of_head.iterator, cute.select(of_head.layout, [1, 0]))

@@ -1,16 +1,17 @@
 """Hedgehog's attention (Zhang et al., 2024, in the form of LoLCATS, 2024), chunk by chunk, with the state in
 accumulators."""
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.hedgehog.config import HedgehogConfig
+from tkq.linear_attention.hedgehog.segments import Segments
 from tkq.linear_attention.hedgehog.spec import HedgehogSpec
 from tkq.linear_attention.hedgehog.weights import ONES, WeightsPart
 from tkq.runtime.compile import fake
@@ -21,7 +22,8 @@ OUT_BARRIER = 2  # the named barrier of the state's first warpgroup; the other h
 
 class Operands(NamedTuple):
     """q, k, v, o: (B, S, H, D). q_map, k_map: (H, D, F). linear, window: factors, (H,) fp32. inverse: (B, S, H) fp32,
-    of each token 1 over its denominator: what gradients begin with."""
+    of each token 1 over its denominator: what gradients begin with. Of segments, or None: states: (blocks, B, H,
+    groups, F, 128) fp32, as the threads of a group hold them; sums: of features, (blocks, B, H, 2 F) fp32."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -32,6 +34,8 @@ class Operands(NamedTuple):
     linear: cute.Tensor
     window: cute.Tensor
     inverse: cute.Tensor
+    states: Optional[cute.Tensor]
+    sums: Optional[cute.Tensor]
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,13 @@ class Globals:
     linear: cute.Tensor
     window: cute.Tensor
     inverse: cute.Tensor
+    states: Optional[cute.Tensor]
+    sums: Optional[cute.Tensor]
     scale: Float32
     tokens: Int32
+    batches: Int32
+    each: Int32  # chunks of a block
+    finer: Int32  # blocks of "states" for each segment
 
 
 @dataclass(frozen=True)
@@ -70,11 +79,13 @@ class Shared:
 
 @dataclass(frozen=True)
 class Task:
-    """One head of one sequence."""
+    """One head of one sequence, or a segment of it. before: as `segments.Segments.place` has it."""
 
     batch: Int32
     head: Int32
     chunks: Int32
+    first: Any = 0
+    before: Any = 0
 
 
 @dataclass(frozen=True)
@@ -126,7 +137,8 @@ class HedgehogAttention:
         self.f_tile = tk.st(CHUNK, spec.features, self.dtype)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
         self.ones_tile = tk.st(ONES, CHUNK, self.dtype)
-        self.weights = WeightsPart(spec, self.dtype)
+        self.segments = Segments(spec)
+        self.weights = WeightsPart(spec, self.dtype, self.segments)
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -142,39 +154,44 @@ class HedgehogAttention:
         maps = [operand(H, spec.head_dim, spec.features) for _ in range(2)]
         factors = [fake.tensor("fp32", (H,), align=4) for _ in range(2)]
         inverse = fake.tensor("fp32", (B, S, H), align=4)
-        return tokens[0], (*tokens[1:], *maps, *factors, inverse), Float32(1.0)
+        of_segments = self.segments.fake_arguments(B, H, self.config.groups)
+        return tokens[0], (*tokens[1:], *maps, *factors, inverse, *of_segments), Float32(1.0), 1, 1, 1
 
     @cute.jit
-    def __call__(self, q: cute.Tensor, others: Any, scale: Float32, stream: cuda.CUstream):
-        """others: those of `Operands` behind q."""
+    def __call__(self, q: cute.Tensor, others: Any, scale: Float32, blocks: Int32, each: Int32, finer: Int32,
+                 stream: cuda.CUstream):
+        """others: those of `Operands` behind q. blocks: how many are launched of each head of a sequence. each: chunks
+        of a block. finer: blocks of "states" for each segment."""
         operands = Operands(q, *others)
         # (batch, token, head, col) to (token, col, head, batch); (head, row, col) to (row, col, head)
         q, k, v, o = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0])) for x in operands[:4]]
         maps = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 2, 0])) for x in operands[4:6]]
         g = Globals(tk.gl.load(q, self.x_tile), tk.gl.load(k, self.x_tile), tk.gl.load(v, self.v_tile),
                     tk.gl.store(o, self.v_tile), *[tk.gl.load(x, self.map_tile) for x in maps], *operands[6:], scale,
-                    Int32(q.shape[0]))
+                    Int32(q.shape[0]), Int32(q.shape[3]), each, finer)
         self.kernel(g).launch(
-            grid=[o.shape[2], o.shape[3], 1], block=[tk.WARPGROUP * (self.config.groups + 2), 1, 1], stream=stream,
+            grid=[o.shape[2], o.shape[3] * blocks, 1], block=[tk.WARPGROUP * (self.config.groups + 2), 1, 1], stream=stream,
             min_blocks_per_mp=1)
 
     # ---- device --------------------------------------------------------------------------------
 
     @cute.kernel
     def kernel(self, g: Globals):
-        al, n, bytes_of_x = tk.SharedAllocator(), self.config.groups, self.x_tile.bytes
+        al, n, bytes_of_x, states = tk.SharedAllocator(), self.config.groups, self.x_tile.bytes, self.segments.states
         q, k, v, o = al.tile(self.x_tile, 2), al.tile(self.x_tile, 3), al.tile(self.v_tile, 2 * n), al.tile(
             self.v_tile, n)
         maps, p = al.tile(self.map_tile, 2), al.tile(self.p_tile, 4)
         of_q, of_k = [x.scratch(self.f_tile) if self.spec.in_place else al.tile(self.f_tile, 4) for x in (q, k)]
         s = Shared(q, k, v, o, maps, p, of_q, of_k, al.vector(2 * self.spec.features),
                    al.tile(self.ones_tile), al.vector(CHUNK, 2),
-                   al.pipe(1, 2 * self.map_tile.bytes, 4),
-                   al.pipe(2, bytes_of_x + n * self.v_tile.bytes, 4 + 4 * n), al.pipe(3, bytes_of_x, 4 + 4 * n),
+                   al.pipe(1, (2 - states) * self.map_tile.bytes + self.segments.outputs * n * self.v_tile.bytes, 4),
+                   al.pipe(2, (1 - states) * bytes_of_x + n * self.v_tile.bytes, (1 - states) * 4 + 4 * n),
+                   al.pipe(3, bytes_of_x, 4 + 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.map_pipe, s.tokens, s.keys, s.weights)])
-        head, batch, _ = cute.arch.block_idx()
-        t = Task(batch, head, cute.ceil_div(g.tokens, CHUNK))
+        head, block, _ = cute.arch.block_idx()
+        batch, first, chunks, before = self.segments.place(g, block)
+        t = Task(batch, head, chunks, first, before)
         few, some, many = self.config.registers
         tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
                    tk.Role(lambda _: self.weights.run(g, s, t), some),
@@ -182,14 +199,24 @@ class HedgehogAttention:
 
     @cute.jit
     def produce(self, g, s, t):
+        if const_expr(self.segments.states):
+            self.segments.produce(g, s, t, self.config.groups)
+        else:
+            self.load_all(g, s, t)
+
+    @cute.jit
+    def load_all(self, g, s, t):
         tk.prefetch(g.q_map, g.k_map, g.q, g.k, g.v, g.o)
         of_maps = s.map_pipe.acquire(s.map_pipe.ring())
         tk.load_async(s.maps[0], g.q_map, (t.head, 0, 0), of_maps)
         tk.load_async(s.maps[1], g.k_map, (t.head, 0, 0), of_maps)
+        if const_expr(self.segments.outputs):
+            self.segments.load_before(g, s, t, self.config.groups, of_maps)
         tokens, keys = s.tokens.ring(), s.keys.ring()
-        tk.load_async(s.k[keys.stage], g.k, (t.batch, t.head, 0, 0), s.keys.acquire(keys))
+        tk.load_async(s.k[keys.stage], g.k, (t.batch, t.head, cutlass.max(t.first - 1, Int32(0)), 0),
+                      s.keys.acquire(keys))
         keys.advance()
-        for i in cutlass.range(t.chunks + 1, unroll=1):  # one more, of zeros: its scores are begun, too
+        for i in cutlass.range(t.first, t.first + t.chunks + 1, unroll=1):  # one more: its scores are begun, too
             tk.load_async(s.k[keys.stage], g.k, (t.batch, t.head, i, 0), s.keys.acquire(keys))
             sem = s.tokens.acquire(tokens)
             tk.load_async(s.q[tokens.stage], g.q, (t.batch, t.head, i, 0), sem)
@@ -205,11 +232,37 @@ class HedgehogAttention:
         F, dtype = self.spec.features, self.dtype
         c = State(tk.rt_fl(F), tk.rt_fl(F), tk.rt(F, dtype), tk.rt(F, dtype), tk.rt(CHUNK, dtype), tk.rt(CHUNK, dtype),
                   tk.rt_fl(CHUNK), tk.cv(CHUNK))
-        for x in (c.of_y, c.of_minus_y, c.before):
-            tk.zero(x)
-        linear = g.linear[t.head]
+        if const_expr(self.segments.states):
+            self.add_chunks(g, s, t, c, wg)
+        else:
+            self.take_chunks(g, s, t, c, wg)
+
+    @cute.jit
+    def add_chunks(self, g, s, t, c, wg):
+        """What they add to a state, alone."""
+        self.segments.begin_state(g, s, t, c, wg)
         tokens, keys, weights = s.tokens.ring(), s.keys.ring(), s.weights.ring()
         for i in cutlass.range(t.chunks, unroll=1):
+            s.tokens.wait(tokens)
+            tk.load_T(c.v, s.v[self.config.groups * tokens.stage + wg])
+            s.weights.wait(weights)
+            of_k = self.weights.of_keys(s, keys, weights)
+            tk.mma_AB(c.of_y, c.v, of_k[0])
+            tk.mma_AB(c.of_minus_y, c.v, of_k[1])
+            tk.mma_wait(0)
+            s.tokens.release(tokens)
+            s.keys.release(keys)
+            s.weights.release(weights)
+            for ring in (tokens, keys, weights):
+                ring.advance()
+        self.segments.end_state(g, t, c, wg)
+
+    @cute.jit
+    def take_chunks(self, g, s, t, c, wg):
+        self.segments.begin_state(g, s, t, c, wg)
+        linear = g.linear[t.head]
+        tokens, keys, weights = s.tokens.ring(), s.keys.ring(), s.weights.ring()
+        for i in cutlass.range(t.first, t.first + t.chunks, unroll=1):
             s.tokens.wait(tokens)
             tk.copy(c.y16, c.of_y)
             tk.copy(c.minus_y16, c.of_minus_y)

@@ -9,6 +9,7 @@ from cutlass import Float32, Uint32, const_expr
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.hedgehog.features import add_row, make_features
+from tkq.linear_attention.hedgehog.segments import Segments
 from tkq.linear_attention.hedgehog.spec import HedgehogSpec
 
 WEIGHTS_BARRIER = 1  # the named barrier of the warpgroup
@@ -37,8 +38,8 @@ class WeightsPart:
     """Of a chunk's 64 queries. The scores of the next chunk are begun behind the features of queries, whose registers
     they take, and are waited for at the chunk's end: products that are under way do not cross it."""
 
-    def __init__(self, spec: HedgehogSpec, dtype: Any):
-        self.spec, self.dtype = spec, dtype
+    def __init__(self, spec: HedgehogSpec, dtype: Any, segments: Segments):
+        self.spec, self.dtype, self.segments = spec, dtype, segments
 
     def of_queries(self, s, tokens, weights):
         """Features of a chunk's queries: (of y, of -y)."""
@@ -58,10 +59,41 @@ class WeightsPart:
         of_maps = (now, past) if F == CHUNK else (tk.rt_fl(F), tk.rt_fl(F))
         w = Weights(now, past, *of_maps, tk.rt_fl(F), (tk.rt_fl(ONES), tk.rt_fl(ONES)), tk.rt(CHUNK, self.dtype),
                     *[tk.rv() for _ in range(4)])
+        if const_expr(self.segments.states):
+            self.make_features(g, s, t, w)
+        else:
+            self.make_weights(g, s, t, w)
+
+    @cute.jit
+    def make_features(self, g, s, t, w):
+        """Of keys, and their sums, alone."""
         sums = s.sums
         self.begin_sums(s)
-        if tk.thread_in_warpgroup() < 2 * F:
-            sums[tk.thread_in_warpgroup(), 0] = Float32(0.0)
+        self.segments.begin_sums(g, t, sums)
+        keys, out = s.keys.ring(), s.weights.ring()
+        s.map_pipe.wait(s.map_pipe.ring())
+        for i in cutlass.range(t.chunks, unroll=1):
+            s.keys.wait(keys)
+            tk.mm_AB(w.y_k, s.k[keys.stage], s.maps[1])
+            s.weights.acquire_empty(out)
+            tk.mma_wait(0)
+            tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)  # keys have been read
+            make_features(w, w.y_k, self.of_keys(s, keys, out))
+            tk.publish()
+            s.weights.commit(out)
+            tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)
+            self.add_features(s, w, self.of_keys(s, keys, out), True, None)
+            s.keys.release(keys)
+            keys.advance()
+            out.advance()
+        tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)
+        self.segments.end_sums(g, t, sums)
+
+    @cute.jit
+    def make_weights(self, g, s, t, w):
+        sums = s.sums
+        self.begin_sums(s)
+        self.segments.begin_sums(g, t, sums)
         linear, window = g.linear[t.head], g.window[t.head]
         out = s.weights.ring()
         tokens, before = (tk.Ring(out.count, x.stages) for x in (s.tokens, s.keys))  # one count for all
@@ -72,7 +104,7 @@ class WeightsPart:
         tk.mm_ABt(w.now, s.q[tokens.stage], s.k[following(before).stage])
         tk.mm_ABt(w.past, s.q[tokens.stage], s.k[before.stage])
         tk.mma_wait(0)
-        for i in cutlass.range(t.chunks, unroll=1):
+        for i in cutlass.range(t.first, t.first + t.chunks, unroll=1):
             self.softmax(g, w, i)
             s.weights.acquire_empty(out)
             self.put_weights(w, w.now, s.p[2 * out.stage], window)
@@ -95,7 +127,7 @@ class WeightsPart:
             tk.publish()
             s.weights.commit(out)
             tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)
-            self.add_features(s, w, self.of_keys(s, before, out), i, (s.q[behind.stage], s.k[own.stage]))
+            self.add_features(s, w, self.of_keys(s, before, out), i > 0, (s.q[behind.stage], s.k[own.stage]))
             s.tokens.release(tokens)
             s.keys.release(before)
             out.advance()
@@ -139,17 +171,18 @@ class WeightsPart:
         tk.publish()
 
     @cute.jit
-    def add_features(self, s, w, tiles, i, behind):
+    def add_features(self, s, w, tiles, there, behind):
         """sums += a chunk's features of keys, by a product with ones: each of its columns is that sum, or, of 32
-        features, fewer than a product has rows, each row of another. behind: what gives the next chunk's past
-        scores, which are begun here."""
+        features, fewer than a product has rows, each row of another. there: is there such a chunk? behind: what
+        gives the next chunk's past scores, which are begun here; None for "states", which has none."""
         sums = s.sums
         if const_expr(self.spec.features == CHUNK):
             for part in cutlass.range_constexpr(2):
                 tk.mm_AtBt(w.sums[part], tiles[part], s.ones[0])
-            tk.mm_ABt(w.past, *behind)
-            tk.mma_wait(1)
-            if i > 0 and tk.lane_id() % 4 == 0:
+            if const_expr(behind is not None):
+                tk.mm_ABt(w.past, *behind)
+            tk.mma_wait(0 if behind is None else 1)
+            if there and tk.lane_id() % 4 == 0:
                 for part, r in ((part, r) for part in range(2) for r in range(2)):
                     at = CHUNK * part + tk.first_row() + 8 * r
                     sums[at, 0] = sums[at, 0] + w.sums[part].rows_view[r, 0]
@@ -158,10 +191,11 @@ class WeightsPart:
             tk.mm_AB(w.y_q, w.ones, tiles[0])
             tk.mm_AB(w.y_k, w.ones, tiles[1])
             tk.mma_wait(0)
-            if i > 0 and tk.warp_id() % 4 == 0 and tk.lane_id() < 4:
+            if there and tk.warp_id() % 4 == 0 and tk.lane_id() < 4:
                 add_row(sums, w.y_q, 0)
                 add_row(sums, w.y_k, self.spec.features)
-            tk.mm_ABt(w.past, *behind)
+            if const_expr(behind is not None):
+                tk.mm_ABt(w.past, *behind)
 
 
 def following(ring: tk.Ring, n=1) -> tk.Ring:
