@@ -59,6 +59,8 @@ class GradientPart:
             if const_expr(not self.keys):
                 tk.load_rows(c.inverse, g.inverse[t.batch, None, t.head], chunk * CHUNK, g.tokens)
                 tk.load_rows(c.delta, g.delta[t.batch, None, t.head], chunk * CHUNK, g.tokens)
+            if const_expr(self.keys):
+                self.release(s, tokens, i)
             s.tokens.wait(tokens)
             tk.mm_AB(c.y, s.x[tokens.stage], s.maps[0])
             s.states.wait(states)
@@ -69,8 +71,6 @@ class GradientPart:
             tk.mma_wait(0)
             if const_expr(not self.keys):
                 s.tokens.release(tokens)
-            elif i > 0:
-                self.release(s, tokens)  # its stores have had time
             tk.zero(c.far)
             self.add_side(s, c, c.e, 0, i)
             softmax(c.y, c.row, c.y, Float32(-1.0))
@@ -88,22 +88,29 @@ class GradientPart:
             tk.store(s.dy[0], c.dy)
             tk.publish()
             s.dys.commit(dys)
-            at = t.batch, t.head, chunk, 0
-            if const_expr(self.keys):
-                tk.mma_wait(0)
-                s.states.release(states)
-                self.by_power(s, c.dv)
-                tk.sync(GRADIENTS_BARRIER, tk.WARPGROUP)  # values have been read
-                self.put(g.dv, s.a[tokens.stage], c.dv, at)
-            tk.mm_ABt(c.dx, c.dy, s.maps[0])
-            tk.mma_wait(0)
-            self.by_power(s, c.dx)
-            if const_expr(self.keys):
-                self.put(g.dx, s.out[0], c.dx, at)
-            else:
-                put(g.dx, s.out[0], c.dx, at, GRADIENTS_BARRIER)
+            self.put_all(g, s, c, (tokens, states), (t.batch, t.head, chunk, 0))
             tokens.advance()
         tk.store_wait(read=False)
+
+    @cute.jit
+    def put_all(self, g, s, c, rings, at):
+        """dx and dv to global memory."""
+        tokens, states = rings
+        if const_expr(self.keys):
+            tk.mma_wait(0)
+            s.states.release(states)
+            self.by_power(s, c.dv)
+            if tk.warp_id() % 4 == 0:
+                tk.store_wait()
+            tk.sync(GRADIENTS_BARRIER, tk.WARPGROUP)  # values have been read, dx of the chunk before has left
+            self.put(g.dv, s.a[tokens.stage], c.dv, at)
+        tk.mm_ABt(c.dx, c.dy, s.maps[0])
+        tk.mma_wait(0)
+        self.by_power(s, c.dx)
+        if const_expr(self.keys):
+            self.put(g.dx, s.out[0], c.dx, at)
+        else:
+            put(g.dx, s.out[0], c.dx, at, GRADIENTS_BARRIER)
 
     def by_power(self, s, x):
         if self.spec.dtype != "bf16":
@@ -119,11 +126,11 @@ class GradientPart:
             tk.store_async(to, tile, at)
 
     @cute.jit
-    def release(self, s, tokens):
-        """Of keys, tokens of the chunk before, whose values' tile dv has left; all warps have met since, so that the
-        one that stored it can tell. The others learn of it, and that dx has left its tile, at the barrier of dv."""
-        if tk.warp_id() % 4 == 0:
-            tk.store_wait()
+    def release(self, s, tokens, i):
+        """Of keys, tokens of the chunk before, once dv has left the room of its values: all warps have met since, so
+        that the one that stored it can tell."""
+        if i > 0 and tk.warp_id() % 4 == 0:
+            tk.store_wait(1)
             s.tokens.release(following(tokens, -1))
 
     def add_side(self, s, c, e, side, i):

@@ -53,8 +53,8 @@ class FeatureGradients:
       dys       1        warps of the gradients (4)   warps of the state (8)
 
     In float16 weights are divided by a power of 2 near the largest of the sequence, by which results are multiplied:
-    there is room for weights that are all small. Sums lie in two places in turns: a chunk's are read to its end, and written
-    over when the next one's state has been given back.
+    there is room for weights that are all small. Sums lie in two places in turns: a chunk's are read to its end, and
+    written over when the next one's state has been given back.
     """
 
     def __init__(self, spec: FeatureSpec, config: FeatureConfig):
@@ -103,7 +103,8 @@ class FeatureGradients:
         s = Shared(al.tile(self.map_tile, 2), al.tile(x, 2), al.tile(x, 2), al.tile(x), al.tile(x, 2),
                    al.tile(self.f_tile, SIDES), al.tile(self.state_tile, SIDES), al.tile(self.f_tile), al.tile(x),
                    al.vector(FEATURES, STATE_WARPS), al.vector(FEATURES, 2 * SIDES), al.vector(4),
-                   al.pipe(1, 2 * self.map_tile.bytes, WARPS), al.pipe(2, 2 * x.bytes, STATE_WARPS + (1 if self.keys else WARPS)),
+                   al.pipe(1, 2 * self.map_tile.bytes, WARPS),
+                   al.pipe(2, 2 * x.bytes, STATE_WARPS + (1 if self.keys else WARPS)),
                    al.pipe(1, x.bytes, STATE_WARPS), al.pipe(2, x.bytes, STATE_WARPS),
                    al.pipe(1, 0, WARPS, producers=STATE_WARPS), al.pipe(1, 0, STATE_WARPS, producers=WARPS))
         tk.init_block(lambda: [z.init() for z in (s.map_pipe, s.tokens, s.others, s.values, s.states, s.dys)])

@@ -170,8 +170,8 @@ class HedgehogAttention:
                     tk.gl.store(o, self.v_tile), *[tk.gl.load(x, self.map_tile) for x in maps], *operands[6:], scale,
                     Int32(q.shape[0]), Int32(q.shape[3]), each, finer)
         self.kernel(g).launch(
-            grid=[o.shape[2], o.shape[3] * blocks, 1], block=[tk.WARPGROUP * (self.config.groups + 2), 1, 1], stream=stream,
-            min_blocks_per_mp=1)
+            grid=[o.shape[2], o.shape[3] * blocks, 1], block=[tk.WARPGROUP * (self.config.groups + 2), 1, 1],
+            stream=stream, min_blocks_per_mp=1)
 
     # ---- device --------------------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class HedgehogAttention:
         """What they add to a state, alone."""
         self.segments.begin_state(g, s, t, c, wg)
         tokens, keys, weights = s.tokens.ring(), s.keys.ring(), s.weights.ring()
-        for i in cutlass.range(t.chunks, unroll=1):
+        for _ in cutlass.range(t.chunks, unroll=1):
             s.tokens.wait(tokens)
             tk.load_T(c.v, s.v[self.config.groups * tokens.stage + wg])
             s.weights.wait(weights)

@@ -114,7 +114,7 @@ def feature_recipe(spec: FeatureSpec) -> Recipe:
 
 class OfFeatures(NamedTuple):
     """What a launch for the features takes, as `feature_tiles.Operands` has it, but for what it gives. largest: of
-    inverse, (B, H)."""
+    inverse, (B, H); of bfloat16 of no use."""
 
     x: Tensor
     y: Tensor

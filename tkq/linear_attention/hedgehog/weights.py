@@ -72,7 +72,7 @@ class WeightsPart:
         self.segments.begin_sums(g, t, sums)
         keys, out = s.keys.ring(), s.weights.ring()
         s.map_pipe.wait(s.map_pipe.ring())
-        for i in cutlass.range(t.chunks, unroll=1):
+        for _ in cutlass.range(t.chunks, unroll=1):
             s.keys.wait(keys)
             tk.mm_AB(w.y_k, s.k[keys.stage], s.maps[1])
             s.weights.acquire_empty(out)
