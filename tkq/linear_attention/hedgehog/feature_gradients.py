@@ -66,7 +66,7 @@ class GradientPart:
             for side in cutlass.range_constexpr(SIDES):
                 tk.mm_ABt(c.d[side], s.a[tokens.stage], s.state[side])
             tk.mma_wait(2)
-            softmax(c.e, c.row, c.y, Float32(1.0))  # not known before: in steps, which need fewer registers
+            softmax(c.e, c.row, c.y, self.sign(1.0))
             tk.mma_wait(0)
             if const_expr(not self.keys):
                 self.release(s, tokens, i)  # dx has had time
@@ -75,7 +75,7 @@ class GradientPart:
                 s.deltas.release(deltas)
             tk.zero(c.far)
             self.add_side(s, c, c.e, 0, i)
-            softmax(c.y, c.row, c.y, Float32(-1.0))
+            softmax(c.y, c.row, c.y, self.sign(-1.0))
             self.add_side(s, c, c.y, 1, i)
             if const_expr(self.keys):
                 tk.copy(c.dy, c.d[0])
@@ -93,6 +93,10 @@ class GradientPart:
             self.put_all(g, s, c, (tokens, states), (t.batch, t.head, chunk, 0))
             tokens.advance()
         tk.store_wait(read=False)
+
+    def sign(self, x):
+        """Of keys, whose gradients have fewer registers left, not known before: in steps, which take fewer."""
+        return Float32(x) if self.keys else x
 
     @cute.jit
     def put_all(self, g, s, c, rings, at):

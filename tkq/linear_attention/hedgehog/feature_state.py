@@ -91,7 +91,10 @@ class FeatureState:
         tk.mm_AB(c.e, s.y[others.stage], s.maps[1])
         tk.mma_wait(0)
         s.others.release(others)
-        softmax(c.e, c.row, c.e, Float32(cutlass.select_(side == 0, Float32(1.0), Float32(-1.0))))
+        if side == 0:
+            softmax(c.e, c.row, c.e, 1.0)
+        else:
+            softmax(c.e, c.row, c.e, -1.0)
         tk.apply(c.e, lambda z: cutlass.select_(z < LEAST, Float32(LEAST), z), c.e)
         if const_expr(self.keys):
             tk.mul(c.weight, c.weight, scale)
