@@ -71,16 +71,14 @@ MUTANTS = (
         "linear", "tkq/linear_attention/hedgehog/feature_state.py",
         ("hedgehog_features_take_up_the_chunk_before_at_once", """
             self.put_state(s, c, side, states, i)
-            self.add_map(s, c, side, (before, one))
             self.add_others(g, s, t, c, side, (before, one), i - 1, scale)
          """, """
-            self.add_map(s, c, side, (before, one))
             self.add_others(g, s, t, c, side, (before, one), i - 1, scale)
             self.put_state(s, c, side, states, i)
          """, GRADIENTS),
         ("hedgehog_map_gradient_without_the_last_chunk", """
             before.advance()
-        self.add_map(s, c, side, (before, one))
+        self.begin_map(s, c, side, (before, one))
          """, "before.advance()", GRADIENTS),
         ("hedgehog_tokens_past_the_last",
          "c.weight.tensor[r] = cutlass.select_(there, c.weight.tensor[r], Float32(0.0))", "", GRADIENTS),
