@@ -13,6 +13,8 @@ LEAST = (f"{TESTS}test_gradients_where_features_are_at_their_least",)
 WINDOW = (f"{TESTS}test_gradients_of_the_window[460]",)
 PRESSED_FEATURES, LOADED_FEATURES, READ_FEATURES = (
     pressed(f"{kind}-hedgehog_features") for kind in ("naps", "loads", "reads"))
+FLOAT16 = (f"{TESTS}test_gradients_of_float16",)
+SEGMENTS, LOADED_SEGMENTS = (f"{TESTS}test_segments[2100]",), pressed("loads-hedgehog_segments")
 PRESSED_WINDOW, READ_WINDOW = (pressed(f"{kind}-hedgehog_window") for kind in ("naps", "reads"))
 
 MUTANTS = (
@@ -46,6 +48,22 @@ MUTANTS = (
         ("hedgehog_maps_of_the_first_head", "tk.load_async(s.maps[1], g.k_map, (t.head, 0, 0), of_maps)",
          "tk.load_async(s.maps[1], g.k_map, (0, 0, 0), of_maps)", LONG),
         ("hedgehog_no_wait_for_weights", "s.weights.wait(weights)", "", NAPS)),
+    *family(
+        "linear", "tkq/linear_attention/hedgehog/segments.py",
+        ("hedgehog_segments_with_a_chunk_twice", "cutlass.min(first + g.each - 1, chunks) - begin",
+         "cutlass.min(first + g.each, chunks) - begin", SEGMENTS),
+        ("hedgehog_segments_without_the_values_before", "if t.first > 0:", "if t.first < 0:", SEGMENTS),
+        ("hedgehog_segments_without_sums", "total[0] = total[0] + g.sums[n, t.batch, t.head, thread]", "", SEGMENTS),
+        ("hedgehog_segments_of_the_first_state",
+         "add_held((c.of_y, c.of_minus_y), g.states[n, t.batch, t.head, wg, None, None])",
+         "add_held((c.of_y, c.of_minus_y), g.states[0, t.batch, t.head, wg, None, None])", SEGMENTS),
+        ("hedgehog_no_wait_for_the_values_before", "s.map_pipe.wait(s.map_pipe.ring())", "", LOADED_SEGMENTS)),
+    *family(
+        "linear", "tkq/linear_attention/hedgehog/feature_deltas.py",
+        ("hedgehog_delta_of_half_of_a_row", "range(self.lanes.bit_length() - 1)", "range(self.lanes.bit_length() - 2)",
+         GRADIENTS),
+        ("hedgehog_no_wait_for_outputs", "s.olds.wait(olds)", "", LOADED_FEATURES),
+        ("hedgehog_delta_written_over", "s.deltas.acquire_empty(out)", "", READ_FEATURES)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/features.py",
         ("hedgehog_features_below_their_least",
@@ -94,7 +112,8 @@ MUTANTS = (
          "first[r, j] = first[r, j] if side else of_y", GRADIENTS),
         ("hedgehog_gradients_of_features_at_their_least",
          "d[r, j] = Float32(cutlass.select_(least, Float32(0.0), found))", "d[r, j] = found", LEAST),
-        ("hedgehog_gradients_without_the_power", "tk.mul(c.dx, c.dx, power)", "", GRADIENTS),
+        ("hedgehog_gradients_without_the_power", "tk.mul(x, x, s.power[0, 0])", "pass", FLOAT16),
+        ("hedgehog_no_wait_for_delta", "s.deltas.wait(deltas)", "", PRESSED_FEATURES),
         ("hedgehog_no_wait_for_a_state", "s.states.wait(states)", "", PRESSED_FEATURES),
         ("hedgehog_dy_written_over", "s.dys.acquire_empty(dys)", "", READ_FEATURES)),
     *family(

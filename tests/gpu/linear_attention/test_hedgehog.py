@@ -218,6 +218,13 @@ def test_gradients_where_features_are_at_their_least():
     check_gradients(*make(1, 460, 2, 64, sharp=8.0))
 
 
+def test_gradients_of_float16():
+    """Whose weights are multiplied by a power of 2: small ones would have few bits."""
+    given = list(make(1, 300, 2, 64, dtype=torch.float16))
+    given[5] = given[5] * 1e-3
+    check_gradients(*given)
+
+
 def test_gradients_of_the_other_size():
     check_gradients(*make(1, 333, 3, 64, 32))
 
