@@ -24,7 +24,7 @@ MUTANTS = (
          "tk.right_fill(w.now, 2, -Float32.inf, diagonal=True)", SHORT),
         ("hedgehog_a_chunk_before_the_first", "if i == 0:", "if i < 0:", SHORT),
         ("hedgehog_most_of_the_own_chunk", "tk.row_max(w.most, w.past, w.most)", "", LONG),
-        ("hedgehog_sums_of_a_chunk_before_the_first", "if i > 0 and tk.lane_id() % 4 == 0:",
+        ("hedgehog_sums_of_a_chunk_before_the_first", "if there and tk.lane_id() % 4 == 0:",
          "if tk.lane_id() % 4 == 0:", LONG),
         ("hedgehog_no_sums", "sums[at, 0] = sums[at, 0] + w.sums[part].rows_view[r, 0]", "", LONG),
         ("hedgehog_no_sums_of_32_features", "add_row(sums, w.y_q, 0)", "", BESIDE_NARROW),
@@ -33,12 +33,18 @@ MUTANTS = (
         ("hedgehog_own_scores_with_the_chunk_before",
          "tk.mm_ABt(w.now, s.q[behind.stage], s.k[keys_behind.stage])  # of the next chunk",
          "tk.mm_ABt(w.now, s.q[behind.stage], s.k[own.stage])", LONG),
-        ("hedgehog_weights_written_over", "s.weights.acquire_empty(out)", "", READS),
+        ("hedgehog_weights_written_over", """
+            self.softmax(g, w, i)
+            s.weights.acquire_empty(out)
+         """, "self.softmax(g, w, i)", READS),
         ("hedgehog_features_over_what_is_read", """
             # queries have been read, and the sums of the chunk before are there
             tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)
          """, "", NAPS),
-        ("hedgehog_features_over_keys", "tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)  # keys have been read", "", NAPS)),
+        ("hedgehog_features_over_keys", """
+            tk.mma_wait(1)
+            tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)  # keys have been read
+         """, "tk.mma_wait(1)", NAPS)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/kernel.py",
         ("hedgehog_without_the_linear_factor", "tk.mul(c.o, c.o, linear)", "", LONG),
@@ -47,21 +53,25 @@ MUTANTS = (
         ("hedgehog_state_without_minus_y", "tk.mma_AB(c.of_minus_y, c.before, of_k[1])", "", LONG),
         ("hedgehog_maps_of_the_first_head", "tk.load_async(s.maps[1], g.k_map, (t.head, 0, 0), of_maps)",
          "tk.load_async(s.maps[1], g.k_map, (0, 0, 0), of_maps)", LONG),
-        ("hedgehog_no_wait_for_weights", "s.weights.wait(weights)", "", NAPS)),
+        ("hedgehog_no_wait_for_weights", """
+            tk.copy(c.minus_y16, c.of_minus_y)
+            s.weights.wait(weights)
+         """, "tk.copy(c.minus_y16, c.of_minus_y)", NAPS)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/segments.py",
-        ("hedgehog_segments_with_a_chunk_twice", "cutlass.min(first + g.each - 1, chunks) - begin",
-         "cutlass.min(first + g.each, chunks) - begin", SEGMENTS),
+        ("hedgehog_segments_with_a_chunk_twice", "end = cutlass.min(first + g.each - 1, chunks)",
+         "end = cutlass.min(first + g.each, chunks)", SEGMENTS),
         ("hedgehog_segments_without_the_values_before", "if t.first > 0:", "if t.first < 0:", SEGMENTS),
-        ("hedgehog_segments_without_sums", "total[0] = total[0] + g.sums[n, t.batch, t.head, thread]", "", SEGMENTS),
+        ("hedgehog_segments_without_sums", "total[0] = total[0] + g.sums[n, t.batch, t.head, thread]",
+         "total[0] = g.sums[n, t.batch, t.head, thread]", SEGMENTS),
         ("hedgehog_segments_of_the_first_state",
          "add_held((c.of_y, c.of_minus_y), g.states[n, t.batch, t.head, wg, None, None])",
          "add_held((c.of_y, c.of_minus_y), g.states[0, t.batch, t.head, wg, None, None])", SEGMENTS),
         ("hedgehog_no_wait_for_the_values_before", "s.map_pipe.wait(s.map_pipe.ring())", "", LOADED_SEGMENTS)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/feature_deltas.py",
-        ("hedgehog_delta_of_half_of_a_row", "range(self.lanes.bit_length() - 1)", "range(self.lanes.bit_length() - 2)",
-         GRADIENTS),
+        ("hedgehog_delta_of_half_of_a_row", "for step in range(self.lanes.bit_length() - 1):",
+         "for step in range(self.lanes.bit_length() - 2):", GRADIENTS),
         ("hedgehog_no_wait_for_outputs", "s.olds.wait(olds)", "", LOADED_FEATURES),
         ("hedgehog_delta_written_over", "s.deltas.acquire_empty(out)", "", READ_FEATURES)),
     *family(

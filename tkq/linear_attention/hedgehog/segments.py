@@ -44,7 +44,8 @@ class Segments:
         n, first = block // g.batches, block // g.batches * g.each
         if self.states:
             begin = cutlass.max(first - 1, Int32(0))
-            return block % g.batches, begin, cutlass.min(first + g.each - 1, chunks) - begin, n
+            end = cutlass.min(first + g.each - 1, chunks)
+            return block % g.batches, begin, end - begin, n
         return block % g.batches, first, cutlass.min(g.each, chunks - first), n * g.finer
 
     @cute.jit
