@@ -28,11 +28,14 @@ MUTANTS = (
          "if tk.lane_id() % 4 == 0:", LONG),
         ("hedgehog_no_sums", "sums[at, 0] = sums[at, 0] + w.sums[part].rows_view[r, 0]", "", LONG),
         ("hedgehog_no_sums_of_32_features", "add_row(sums, w.y_q, 0)", "", BESIDE_NARROW),
-        ("hedgehog_no_wait_for_tokens", "s.tokens.wait(behind)", "", LOADS),
-        ("hedgehog_no_wait_for_keys", "s.keys.wait(keys_behind)", "", LOADS),
-        ("hedgehog_own_scores_with_the_chunk_before",
-         "tk.mm_ABt(w.now, s.q[behind.stage], s.k[keys_behind.stage])  # of the next chunk",
-         "tk.mm_ABt(w.now, s.q[behind.stage], s.k[own.stage])", LONG),
+        ("hedgehog_no_wait_for_tokens", """
+            s.tokens.wait(tokens)
+            s.keys.wait(keys)
+         """, "s.keys.wait(keys)", LOADS),
+        ("hedgehog_no_wait_for_keys", """
+            s.tokens.wait(tokens)
+            s.keys.wait(keys)
+         """, "s.tokens.wait(tokens)", LOADS),
         ("hedgehog_weights_written_over", """
             self.softmax(g, w, i)
             s.weights.acquire_empty(out)
@@ -42,9 +45,13 @@ MUTANTS = (
             tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)
          """, "", NAPS),
         ("hedgehog_features_over_keys", """
-            tk.mma_wait(1)
+            make_features(w, w.y_q, self.of_queries(s, tokens, out), sums)
+            tk.mma_wait(0)
             tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)  # keys have been read
-         """, "tk.mma_wait(1)", NAPS)),
+         """, """
+            make_features(w, w.y_q, self.of_queries(s, tokens, out), sums)
+            tk.mma_wait(0)
+         """, NAPS)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/kernel.py",
         ("hedgehog_without_the_linear_factor", "tk.mul(c.o, c.o, linear)", "", LONG),

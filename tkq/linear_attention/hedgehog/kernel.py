@@ -53,7 +53,6 @@ class Globals:
     sums: Optional[cute.Tensor]
     scale: Float32
     tokens: Int32
-    batches: Int32
     each: Int32  # chunks of a block
     finer: Int32  # blocks of "states" for each segment
 
@@ -168,9 +167,9 @@ class HedgehogAttention:
         maps = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 2, 0])) for x in operands[4:6]]
         g = Globals(tk.gl.load(q, self.x_tile), tk.gl.load(k, self.x_tile), tk.gl.load(v, self.v_tile),
                     tk.gl.store(o, self.v_tile), *[tk.gl.load(x, self.map_tile) for x in maps], *operands[6:], scale,
-                    Int32(q.shape[0]), Int32(q.shape[3]), each, finer)
+                    Int32(q.shape[0]), each, finer)
         self.kernel(g).launch(
-            grid=[o.shape[2], o.shape[3] * blocks, 1], block=[tk.WARPGROUP * (self.config.groups + 2), 1, 1],
+            grid=[o.shape[2], o.shape[3], blocks], block=[tk.WARPGROUP * (self.config.groups + 2), 1, 1],
             stream=stream, min_blocks_per_mp=1)
 
     # ---- device --------------------------------------------------------------------------------
@@ -189,13 +188,15 @@ class HedgehogAttention:
                    al.pipe(3, bytes_of_x, 4 + 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.map_pipe, s.tokens, s.keys, s.weights)])
-        head, block, _ = cute.arch.block_idx()
-        batch, first, chunks, before = self.segments.place(g, block)
-        t = Task(batch, head, chunks, first, before)
         few, some, many = self.config.registers
-        tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
-                   tk.Role(lambda _: self.weights.run(g, s, t), some),
-                   tk.Role(lambda wg: self.keep_state(g, s, t, wg), many, n)))
+        tk.assign((tk.Role(lambda _: self.produce(g, s, self.task(g)), few, warps=1),
+                   tk.Role(lambda _: self.weights.run(g, s, self.task(g)), some),
+                   tk.Role(lambda wg: self.keep_state(g, s, self.task(g), wg), many, n)))
+
+    def task(self, g):
+        """The block's. Each role has its own: what is known before them takes registers that they have not yet."""
+        head, batch, n = cute.arch.block_idx()
+        return Task(batch, head, *self.segments.place(g, n))
 
     @cute.jit
     def produce(self, g, s, t):
@@ -216,7 +217,7 @@ class HedgehogAttention:
         tk.load_async(s.k[keys.stage], g.k, (t.batch, t.head, cutlass.max(t.first - 1, Int32(0)), 0),
                       s.keys.acquire(keys))
         keys.advance()
-        for i in cutlass.range(t.first, t.first + t.chunks + 1, unroll=1):  # one more: its scores are begun, too
+        for i in cutlass.range(t.first, t.first + t.chunks, unroll=1):
             tk.load_async(s.k[keys.stage], g.k, (t.batch, t.head, i, 0), s.keys.acquire(keys))
             sem = s.tokens.acquire(tokens)
             tk.load_async(s.q[tokens.stage], g.q, (t.batch, t.head, i, 0), sem)
@@ -280,7 +281,6 @@ class HedgehogAttention:
             tk.load_shared_cols(c.inverse, s.inverse[None, weights.stage])
             tk.mma_wait(2)
             tk.mul_col(c.o, c.o, c.inverse)
-            self.put_inverse(g, s, t, i * CHUNK, weights.stage)
             self.put(g.o, s, t, c.o, i, wg)
             tk.mma_wait(0)
             tk.copy(c.before, c.v)
@@ -290,13 +290,6 @@ class HedgehogAttention:
             for ring in (tokens, keys, weights):
                 ring.advance()
         tk.store_wait(read=False)
-
-    @cute.jit
-    def put_inverse(self, g, s, t, first, stage):
-        """1 over a chunk's denominators to global memory, by the first of the state's warpgroups."""
-        thread, found, to = cute.arch.thread_idx()[0] - 2 * tk.WARPGROUP, s.inverse, g.inverse
-        if thread < CHUNK and first + thread < g.tokens:
-            to[t.batch, first + thread, t.head] = found[thread, stage]
 
     @cute.jit
     def put(self, to, s, t, x, chunk, wg):

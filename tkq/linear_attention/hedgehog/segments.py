@@ -35,18 +35,18 @@ class Segments:
 
     # ---- device --------------------------------------------------------------------------------
 
-    def place(self, g, block):
-        """Of the block'th of a head: (its sequence, its first chunk, how many it has, how many sums of those before it
-        begins with; which they are in "states")."""
+    def place(self, g, n):
+        """Of the n-th block of a head: (how many chunks it has, its first, how many sums of those before it begins
+        with; which they are in "states")."""
         chunks = cute.ceil_div(g.tokens, CHUNK)
         if self.part is None:
-            return block, 0, chunks, 0
-        n, first = block // g.batches, block // g.batches * g.each
+            return chunks, 0, 0
+        first = n * g.each
         if self.states:
             begin = cutlass.max(first - 1, Int32(0))
             end = cutlass.min(first + g.each - 1, chunks)
-            return block % g.batches, begin, end - begin, n
-        return block % g.batches, first, cutlass.min(g.each, chunks - first), n * g.finer
+            return end - begin, begin, n
+        return cutlass.min(g.each, chunks - first), first, n * g.finer
 
     @cute.jit
     def produce(self, g, s, t, groups: cutlass.Constexpr):

@@ -35,8 +35,7 @@ class Weights:
 
 
 class WeightsPart:
-    """Of a chunk's 64 queries. The scores of the next chunk are begun behind the features of queries, whose registers
-    they take, and are waited for at the chunk's end: products that are under way do not cross it."""
+    """Of a chunk's 64 queries; of "states" features of keys alone."""
 
     def __init__(self, spec: HedgehogSpec, dtype: Any, segments: Segments):
         self.spec, self.dtype, self.segments = spec, dtype, segments
@@ -82,7 +81,7 @@ class WeightsPart:
             tk.publish()
             s.weights.commit(out)
             tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)
-            self.add_features(s, w, self.of_keys(s, keys, out), True, None)
+            self.add_features(s, w, self.of_keys(s, keys, out), True)
             s.keys.release(keys)
             keys.advance()
             out.advance()
@@ -99,12 +98,12 @@ class WeightsPart:
         tokens, before = (tk.Ring(out.count, x.stages) for x in (s.tokens, s.keys))  # one count for all
         s.map_pipe.wait(s.map_pipe.ring())
         s.keys.wait(before)
-        s.tokens.wait(tokens)
-        s.keys.wait(following(before))
-        tk.mm_ABt(w.now, s.q[tokens.stage], s.k[following(before).stage])
-        tk.mm_ABt(w.past, s.q[tokens.stage], s.k[before.stage])
-        tk.mma_wait(0)
         for i in cutlass.range(t.first, t.first + t.chunks, unroll=1):
+            keys = following(before)
+            s.tokens.wait(tokens)
+            s.keys.wait(keys)
+            tk.mm_ABt(w.now, s.q[tokens.stage], s.k[keys.stage])
+            tk.mm_ABt(w.past, s.q[tokens.stage], s.k[before.stage])
             self.softmax(g, w, i)
             s.weights.acquire_empty(out)
             self.put_weights(w, w.now, s.p[2 * out.stage], window)
@@ -116,29 +115,27 @@ class WeightsPart:
             tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)
             tk.zero(w.far)
             make_features(w, w.y_q, self.of_queries(s, tokens, out), sums)
-            own, behind, keys_behind = following(before), following(tokens), following(before, 2)
-            s.tokens.wait(behind)
-            s.keys.wait(keys_behind)
-            tk.mm_ABt(w.now, s.q[behind.stage], s.k[keys_behind.stage])  # of the next chunk
-            tk.mma_wait(1)
+            tk.mma_wait(0)
             tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)  # keys have been read
             make_features(w, w.y_k, self.of_keys(s, before, out))
-            self.put_denominators(s, w, out.stage, (linear, window))
+            self.put_denominators(g, s, t, w, (i, out.stage), (linear, window))
             tk.publish()
             s.weights.commit(out)
             tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)
-            self.add_features(s, w, self.of_keys(s, before, out), i > 0, (s.q[behind.stage], s.k[own.stage]))
+            self.add_features(s, w, self.of_keys(s, before, out), i > 0)
             s.tokens.release(tokens)
             s.keys.release(before)
             out.advance()
-            tk.mma_wait(0)
         # the last chunk's keys leave the window for no query
 
     @cute.jit
     def softmax(self, g, w, i):
-        """now, past = the window's exponentials; total = a thread's part of their sums."""
+        """now, past = the window's exponentials, of scores that are waited for here; total = a thread's part of their
+        sums."""
+        tk.mma_wait(1)
         tk.right_fill(w.now, 1, -Float32.inf, diagonal=True)
         tk.row_max(w.most, w.now)
+        tk.mma_wait(0)
         if i == 0:
             tk.neg_infty(w.past)
         tk.row_max(w.most, w.past, w.most)
@@ -156,12 +153,13 @@ class WeightsPart:
         tk.apply_narrow(p, lambda e: e * window, x)
         tk.store(tile, p)
 
-    def put_denominators(self, s, w, stage, factors):
-        linear, window = factors
+    def put_denominators(self, g, s, t, w, where, factors):
+        (chunk, stage), (linear, window) = where, factors
         tk.apply(w.row, lambda near, far: window * near + linear * far, w.total, w.far)
         tk.quad_sum(w.row)
         tk.apply(w.row, lambda x: cute.arch.rcp_approx(x + EPS), w.row)
         tk.store_rows(s.inverse[None, stage], w.row, 0, CHUNK)
+        tk.store_rows(g.inverse[t.batch, None, t.head], w.row, chunk * CHUNK, g.tokens)
 
     def begin_sums(self, s):
         each = ONES * CHUNK // tk.WARPGROUP
@@ -171,17 +169,14 @@ class WeightsPart:
         tk.publish()
 
     @cute.jit
-    def add_features(self, s, w, tiles, there, behind):
+    def add_features(self, s, w, tiles, there):
         """sums += a chunk's features of keys, by a product with ones: each of its columns is that sum, or, of 32
-        features, fewer than a product has rows, each row of another. there: is there such a chunk? behind: what
-        gives the next chunk's past scores, which are begun here; None for "states", which has none."""
+        features, fewer than a product has rows, each row of another. there: is there such a chunk?"""
         sums = s.sums
         if const_expr(self.spec.features == CHUNK):
             for part in cutlass.range_constexpr(2):
                 tk.mm_AtBt(w.sums[part], tiles[part], s.ones[0])
-            if const_expr(behind is not None):
-                tk.mm_ABt(w.past, *behind)
-            tk.mma_wait(0 if behind is None else 1)
+            tk.mma_wait(0)
             if there and tk.lane_id() % 4 == 0:
                 for part, r in ((part, r) for part in range(2) for r in range(2)):
                     at = CHUNK * part + tk.first_row() + 8 * r
@@ -194,8 +189,6 @@ class WeightsPart:
             if there and tk.warp_id() % 4 == 0 and tk.lane_id() < 4:
                 add_row(sums, w.y_q, 0)
                 add_row(sums, w.y_k, self.spec.features)
-            if const_expr(behind is not None):
-                tk.mm_ABt(w.past, *behind)
 
 
 def following(ring: tk.Ring, n=1) -> tk.Ring:
