@@ -22,9 +22,8 @@ def window_gradients(given, dq, dk, dv):
     return torch.stack((of_linear, of_window))
 
 
-def query_gradients(given, o):
+def query_gradients(given):
     """As `launch.query_gradients`."""
-    given.delta.copy_((_upcast(given.a) * _upcast(o)).sum(-1))
     weight, power = _weights(given)
     dq, less = torch.empty_like(given.x), torch.zeros_like(_upcast(given.delta))
     others = _features(given.y, given.y_map)

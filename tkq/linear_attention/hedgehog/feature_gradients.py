@@ -12,6 +12,7 @@ from tkq.linear_attention.hedgehog.feature_tiles import FEATURES, SIDES, near_po
 from tkq.linear_attention.hedgehog.features import LEAST, softmax
 from tkq.linear_attention.hedgehog.spec import FeatureSpec
 from tkq.linear_attention.hedgehog.weights import following
+from tkq.linear_attention.hedgehog.window_kernel import put
 
 GRADIENTS_BARRIER = 3  # the named barrier of the warpgroup
 
@@ -51,13 +52,13 @@ class GradientPart:
         powers[tk.thread_in_warpgroup() % 4, 0] = power
         tk.sync(GRADIENTS_BARRIER, tk.WARPGROUP)
         tokens = s.tokens.ring()
-        # one count for all
-        states, dys, deltas = (tk.Ring(tokens.count, pipe.stages) for pipe in (s.states, s.dys, s.deltas))
+        states, dys = (tk.Ring(tokens.count, pipe.stages) for pipe in (s.states, s.dys))  # one count for all
         s.map_pipe.wait(s.map_pipe.ring())
         for i in cutlass.range(t.chunks, unroll=1):
             chunk = visited(self.spec, t, i)
             if const_expr(not self.keys):
                 tk.load_rows(c.inverse, g.inverse[t.batch, None, t.head], chunk * CHUNK, g.tokens)
+                tk.load_rows(c.delta, g.delta[t.batch, None, t.head], chunk * CHUNK, g.tokens)
             if const_expr(self.keys):
                 self.release(s, tokens, i)
             s.tokens.wait(tokens)
@@ -69,10 +70,7 @@ class GradientPart:
             softmax(c.e, c.row, c.y, self.sign(1.0))
             tk.mma_wait(0)
             if const_expr(not self.keys):
-                self.release(s, tokens, i)  # dx has had time
-                s.deltas.wait(deltas)
-                tk.load_rows(c.delta, s.delta[None, deltas.stage], 0, CHUNK)
-                s.deltas.release(deltas)
+                s.tokens.release(tokens)
             tk.zero(c.far)
             self.add_side(s, c, c.e, 0, i)
             softmax(c.y, c.row, c.y, self.sign(-1.0))
@@ -116,8 +114,7 @@ class GradientPart:
         if const_expr(self.keys):
             self.put(g.dx, s.out[0], c.dx, at)
         else:
-            tk.sync(GRADIENTS_BARRIER, tk.WARPGROUP)  # the outputs' gradient has been read
-            self.put(g.dx, s.a[tokens.stage], c.dx, at)
+            put(g.dx, s.out[0], c.dx, at, GRADIENTS_BARRIER)
 
     def by_power(self, s, x):
         if self.spec.dtype != "bf16":
@@ -134,10 +131,10 @@ class GradientPart:
 
     @cute.jit
     def release(self, s, tokens, i):
-        """Tokens of the chunk before, once dv, or dx of queries, has left the room of a: all warps have met since, so
+        """Of keys, tokens of the chunk before, once dv has left the room of its values: all warps have met since, so
         that the one that stored it can tell."""
         if i > 0 and tk.warp_id() % 4 == 0:
-            tk.store_wait(1 if self.keys else 0)  # of keys dx is behind
+            tk.store_wait(1)
             s.tokens.release(following(tokens, -1))
 
     def add_side(self, s, c, e, side, i):

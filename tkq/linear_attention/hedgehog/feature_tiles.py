@@ -18,8 +18,7 @@ STATE_WARPS = SIDES * WARPS
 class Operands(NamedTuple):
     """x, y: (B, S, H, D), queries and keys; of keys: keys and queries. a, b: do and v; of keys: v and do. x_map, y_map:
     (H, D, 64). inverse, delta: (B, S, H) fp32. largest: (B, H) fp32. linear: (H,) fp32. dx, dv: (B, S, H, D); dv: of
-    keys, or None. less: (B, S, H) fp32 of queries, or None. dmap: (B, H, D, 64) fp32. o: (B, S, H, D) of queries, which
-    give delta; or None."""
+    keys, or None. less: (B, S, H) fp32 of queries, or None. dmap: (B, H, D, 64) fp32."""
 
     x: cute.Tensor
     y: cute.Tensor
@@ -35,7 +34,6 @@ class Operands(NamedTuple):
     dv: Optional[cute.Tensor]
     less: Optional[cute.Tensor]
     dmap: cute.Tensor
-    o: Optional[cute.Tensor]
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,6 @@ class Globals:
     dv: Optional[tk.gl]
     less: Optional[cute.Tensor]
     dmap: cute.Tensor
-    o: Optional[tk.gl]
     tokens: Int32
 
 
@@ -68,19 +65,16 @@ class Shared:
     of_y: tk.SharedTile  # features of each side
     state: tk.SharedTile  # of each side, rounded: 64 features by D
     dy: tk.SharedTile
-    out: tk.SharedTile  # of keys: dx; of queries, whose dx takes the place of a: o
+    out: tk.SharedTile
     parts: cute.Tensor  # of each warp of the state: what a chunk adds to sums
     sums: cute.Tensor  # of features, of each side, for two chunks
     power: cute.Tensor  # as `near_power` has it: the gradients have no register for it
-    delta: cute.Tensor  # of queries: two stages
     map_pipe: tk.Pipe
     tokens: tk.Pipe
     others: tk.Pipe
     values: tk.Pipe
     states: tk.Pipe
     dys: tk.Pipe
-    olds: tk.Pipe
-    deltas: tk.Pipe
 
 
 def visited(spec: FeatureSpec, t, i):

@@ -35,15 +35,14 @@ def backward(do: Tensor, saved: Saved, needs: tuple = (True,) * 7) -> tuple:
     if saved.q_map.shape[2] != OWN or not do.numel():
         return hedgehog_backward(do, *saved, parts=Parts(_before, _in_window, narrow=True))
     o, inverse, q, k, v, q_map, k_map, linear, window = saved
-    of_queries, of_keys = any(needs[i] for i in (0, 3, 5, 6)), any(needs[i] for i in (1, 2, 4))
-    wide = torch.promote_types(do.dtype, torch.float32)
-    delta = torch.empty_like(inverse, dtype=wide) if of_queries else row_dots(do, o, wide)  # queries' launch writes it
+    delta = row_dots(do, o, torch.promote_types(do.dtype, torch.float32))
     # which float16 alone needs
     largest = inverse.amax(1) if do.dtype == torch.float16 else inverse.new_empty(inverse.shape[0], inverse.shape[2])
     numbers = inverse, delta, largest, linear.contiguous()
     less = dq_map = dk_map = None
+    of_queries, of_keys = any(needs[i] for i in (0, 3, 5, 6)), any(needs[i] for i in (1, 2, 4))
     if of_queries:
-        dq, less, dq_map = query_gradients(OfFeatures(q, k, do, v, q_map, k_map, *numbers), o)
+        dq, less, dq_map = query_gradients(OfFeatures(q, k, do, v, q_map, k_map, *numbers))
     if of_keys:
         dk, dv, dk_map = key_gradients(OfFeatures(k, q, v, do, k_map, q_map, *numbers))
     if not of_queries:

@@ -128,19 +128,19 @@ class OfFeatures(NamedTuple):
     linear: Tensor
 
 
-def query_gradients(given: OfFeatures, o: Tensor) -> tuple:
-    """(dq, less (B, S, H) fp32, dq_map (B, H, D, F) fp32). x: queries, a: do. o: outputs; delta is written."""
+def query_gradients(given: OfFeatures) -> tuple:
+    """(dq, less (B, S, H) fp32, dq_map (B, H, D, F) fp32). x: queries, a: do."""
     dq, less = torch.empty_like(given.x, memory_format=CONTIGUOUS), torch.empty_like(given.inverse)
-    return dq, less, _of_features("queries", given, (dq, None, less), o)
+    return dq, less, _of_features("queries", given, (dq, None, less))
 
 
 def key_gradients(given: OfFeatures) -> tuple:
     """(dk, dv, dk_map (B, H, D, F) fp32). x: keys, a: v."""
     dk, dv = (torch.empty_like(x, memory_format=CONTIGUOUS) for x in (given.x, given.a))
-    return dk, dv, _of_features("keys", given, (dk, dv, None), None)
+    return dk, dv, _of_features("keys", given, (dk, dv, None))
 
 
-def _of_features(of, given, made, o):
+def _of_features(of, given, made):
     x, *others = given
     B, _, H, D = x.shape
     dmap = torch.empty(B, H, D, given.x_map.shape[2], device=x.device, dtype=torch.float32)
@@ -148,5 +148,5 @@ def _of_features(of, given, made, o):
     if key not in _launchers:
         arch.require_hopper(x.device)
         _launchers[key] = function(feature_recipe(FeatureSpec(dtypes.name_of(x.dtype), D, of)))
-    _launchers[key](x, (*others, *made, dmap, o))
+    _launchers[key](x, (*others, *made, dmap))
     return dmap
