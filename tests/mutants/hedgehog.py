@@ -76,12 +76,6 @@ MUTANTS = (
          "add_held((c.of_y, c.of_minus_y), g.states[0, t.batch, t.head, wg, None, None])", SEGMENTS),
         ("hedgehog_no_wait_for_the_values_before", "s.map_pipe.wait(s.map_pipe.ring())", "", LOADED_SEGMENTS)),
     *family(
-        "linear", "tkq/linear_attention/hedgehog/feature_deltas.py",
-        ("hedgehog_delta_of_half_of_a_row", "for step in range(self.lanes.bit_length() - 1):",
-         "for step in range(self.lanes.bit_length() - 2):", GRADIENTS),
-        ("hedgehog_no_wait_for_outputs", "s.olds.wait(olds)", "", LOADED_FEATURES),
-        ("hedgehog_delta_written_over", "s.deltas.acquire_empty(out)", "", READ_FEATURES)),
-    *family(
         "linear", "tkq/linear_attention/hedgehog/features.py",
         ("hedgehog_features_below_their_least",
          "tk.apply(w.e, lambda x: cutlass.select_(x < LEAST, Float32(LEAST), x), w.e)", "", HARD),
@@ -130,7 +124,6 @@ MUTANTS = (
         ("hedgehog_gradients_of_features_at_their_least",
          "d[r, j] = Float32(cutlass.select_(least, Float32(0.0), found))", "d[r, j] = found", LEAST),
         ("hedgehog_gradients_without_the_power", "tk.mul(x, x, s.power[0, 0])", "pass", FLOAT16),
-        ("hedgehog_no_wait_for_delta", "s.deltas.wait(deltas)", "", PRESSED_FEATURES),
         ("hedgehog_no_wait_for_a_state", "s.states.wait(states)", "", PRESSED_FEATURES),
         ("hedgehog_dy_written_over", "s.dys.acquire_empty(dys)", "", READ_FEATURES)),
     *family(

@@ -93,9 +93,10 @@ class Window(NamedTuple):
 
 def window_gradients(given: Window, dq: Tensor, dk: Tensor, dv: Tensor) -> Tensor:
     """As `reference.hedgehog.in_window`: dq, dk and dv are added to, the factors' gradients of each token come out,
-    (2, B, S, H) fp32, linear's and window's."""
+    (2, B, S, H) fp32, linear's and window's; tokens are neighbours in memory, as those that sum them up read them."""
     q, k, v, do, inverse, delta, less, linear, window = given
-    found = torch.empty(2, *inverse.shape, device=q.device, dtype=torch.float32)
+    B, S, H = inverse.shape
+    found = torch.empty(2, B, H, S, device=q.device, dtype=torch.float32)
     if q.numel():
         key = "window", q.get_device(), q.dtype, q.shape[3]
         if key not in _launchers:
@@ -104,7 +105,7 @@ def window_gradients(given: Window, dq: Tensor, dk: Tensor, dv: Tensor) -> Tenso
         numbers = inverse, delta, delta if less is None else less
         _launchers[key](q, (k, v, do, dq, dk, dv, *numbers, linear.contiguous(), window.contiguous(), found),
                         q.shape[3]**-0.5)
-    return found
+    return found.transpose(2, 3)
 
 
 def feature_recipe(spec: FeatureSpec) -> Recipe:

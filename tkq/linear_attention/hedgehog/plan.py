@@ -14,7 +14,7 @@ def plan(spec: HedgehogSpec) -> HedgehogConfig:
 
 def feature_plan(spec: FeatureSpec) -> FeatureConfig:
     """A state of 64 columns leaves registers for the gradients, which take as many of both sizes."""
-    return FeatureConfig() if spec.head_dim == 2 * CHUNK else FeatureConfig((24, 128, 232))
+    return FeatureConfig() if spec.head_dim == 2 * CHUNK else FeatureConfig((24, 136, 216))
 
 
 SHORTEST = 8  # chunks of a block at least, of "states" half as many
