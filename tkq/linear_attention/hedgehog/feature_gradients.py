@@ -54,6 +54,9 @@ class GradientPart:
         tokens = s.tokens.ring()
         states, dys = (tk.Ring(tokens.count, pipe.stages) for pipe in (s.states, s.dys))  # one count for all
         s.map_pipe.wait(s.map_pipe.ring())
+        if const_expr(not self.keys):
+            self.begin_y(s, c, tokens)
+            tk.mma_wait(0)
         for i in cutlass.range(t.chunks, unroll=1):
             chunk = visited(self.spec, t, i)
             if const_expr(not self.keys):
@@ -61,12 +64,12 @@ class GradientPart:
                 tk.load_rows(c.delta, g.delta[t.batch, None, t.head], chunk * CHUNK, g.tokens)
             if const_expr(self.keys):
                 self.release(s, tokens, i)
-            s.tokens.wait(tokens)
-            tk.mm_AB(c.y, s.x[tokens.stage], s.maps[0])
+                self.begin_y(s, c, tokens)
             s.states.wait(states)
             for side in cutlass.range_constexpr(SIDES):
                 tk.mm_ABt(c.d[side], s.a[tokens.stage], s.state[side])
-            tk.mma_wait(2)
+            if const_expr(self.keys):
+                tk.mma_wait(2)
             softmax(c.e, c.row, c.y, self.sign(1.0))
             tk.mma_wait(0)
             if const_expr(not self.keys):
@@ -96,9 +99,13 @@ class GradientPart:
         """Of keys, whose gradients have fewer registers left, not known before: in steps, which take fewer."""
         return Float32(x) if self.keys else x
 
+    def begin_y(self, s, c, tokens):
+        s.tokens.wait(tokens)
+        tk.mm_AB(c.y, s.x[tokens.stage], s.maps[0])
+
     @cute.jit
     def put_all(self, g, s, c, rings, at):
-        """dx and dv to global memory."""
+        """dx and dv to global memory; of queries the next chunk's y meanwhile, for which keys have no registers."""
         tokens, states = rings
         if const_expr(self.keys):
             tk.mma_wait(0)
@@ -109,12 +116,15 @@ class GradientPart:
             tk.sync(GRADIENTS_BARRIER, tk.WARPGROUP)  # values have been read, dx of the chunk before has left
             self.put(g.dv, s.a[tokens.stage], c.dv, at)
         tk.mm_ABt(c.dx, c.dy, s.maps[0])
-        tk.mma_wait(0)
+        if const_expr(not self.keys):
+            self.begin_y(s, c, following(tokens))
+        tk.mma_wait(0 if self.keys else 1)
         self.by_power(s, c.dx)
         if const_expr(self.keys):
             self.put(g.dx, s.out[0], c.dx, at)
         else:
             put(g.dx, s.out[0], c.dx, at, GRADIENTS_BARRIER)
+            tk.mma_wait(0)
 
     def by_power(self, s, x):
         # by 1 in bfloat16: of 64 columns two registers are spilled without it

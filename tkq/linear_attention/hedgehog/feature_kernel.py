@@ -4,7 +4,7 @@ from typing import Any
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
@@ -130,6 +130,8 @@ class FeatureGradients:
             others.advance()
             values.advance()
             self.load_tokens(g, s, t, tokens, i)
+        if const_expr(not self.keys):
+            self.load_tokens(g, s, t, tokens, t.chunks)  # zeros: there is a y of a next chunk, too
 
     def load_tokens(self, g, s, t, tokens, i):
         at, sem = (t.batch, t.head, visited(self.spec, t, i), 0), s.tokens.acquire(tokens)
