@@ -66,7 +66,10 @@ def _walk(S, reverse):
 
 
 def _weights(given):
+    """Weights of keys before the window, and the power of 2 that they are divided by in float16."""
     weight = _upcast(given.linear) * _upcast(given.inverse)
+    if given.x.dtype != torch.float16:
+        return weight, weight.new_ones(weight.shape[0], 1, weight.shape[2])
     largest = _upcast(given.largest) * _upcast(given.linear).abs()
     _, exponent = torch.frexp(largest)
     return weight, torch.ldexp(torch.ones_like(largest), exponent - 1)[:, None]

@@ -13,25 +13,21 @@ LEAST = (f"{TESTS}test_gradients_where_features_are_at_their_least",)
 WINDOW = (f"{TESTS}test_gradients_of_the_window[460]",)
 PRESSED_FEATURES, LOADED_FEATURES, READ_FEATURES = (
     pressed(f"{kind}-hedgehog_features") for kind in ("naps", "loads", "reads"))
+FLOAT16 = (f"{TESTS}test_gradients_of_float16",)
+SEGMENTS, LOADED_SEGMENTS = (f"{TESTS}test_segments[2100]",), pressed("loads-hedgehog_segments")
 PRESSED_WINDOW, READ_WINDOW = (pressed(f"{kind}-hedgehog_window") for kind in ("naps", "reads"))
 
 MUTANTS = (
     *family(
-        "linear", "tkq/linear_attention/hedgehog/kernel.py",
+        "linear", "tkq/linear_attention/hedgehog/weights.py",
         ("hedgehog_a_key_too_many", "tk.right_fill(w.now, 1, -Float32.inf, diagonal=True)",
          "tk.right_fill(w.now, 2, -Float32.inf, diagonal=True)", SHORT),
         ("hedgehog_a_chunk_before_the_first", "if i == 0:", "if i < 0:", SHORT),
         ("hedgehog_most_of_the_own_chunk", "tk.row_max(w.most, w.past, w.most)", "", LONG),
-        ("hedgehog_sums_of_a_chunk_before_the_first", "if i > 0 and tk.lane_id() % 4 == 0:",
+        ("hedgehog_sums_of_a_chunk_before_the_first", "if there and tk.lane_id() % 4 == 0:",
          "if tk.lane_id() % 4 == 0:", LONG),
         ("hedgehog_no_sums", "sums[at, 0] = sums[at, 0] + w.sums[part].rows_view[r, 0]", "", LONG),
         ("hedgehog_no_sums_of_32_features", "add_row(sums, w.y_q, 0)", "", BESIDE_NARROW),
-        ("hedgehog_without_the_linear_factor", "tk.mul(c.o, c.o, linear)", "", LONG),
-        ("hedgehog_values_of_the_chunk_before_left_out", "tk.mma_ABt(c.o, c.before, s.p[2 * weights.stage + 1])",
-         "tk.mma_ABt(c.o, c.v, s.p[2 * weights.stage + 1])", LONG),
-        ("hedgehog_state_without_minus_y", "tk.mma_AB(c.of_minus_y, c.before, of_k[1])", "", LONG),
-        ("hedgehog_maps_of_the_first_head", "tk.load_async(s.maps[1], g.k_map, (t.head, 0, 0), of_maps)",
-         "tk.load_async(s.maps[1], g.k_map, (0, 0, 0), of_maps)", LONG),
         ("hedgehog_no_wait_for_tokens", """
             s.tokens.wait(tokens)
             s.keys.wait(keys)
@@ -40,13 +36,45 @@ MUTANTS = (
             s.tokens.wait(tokens)
             s.keys.wait(keys)
          """, "s.tokens.wait(tokens)", LOADS),
-        ("hedgehog_no_wait_for_weights", "s.weights.wait(weights)", "", NAPS),
-        ("hedgehog_weights_written_over", "s.weights.acquire_empty(out)", "", READS),
+        ("hedgehog_weights_written_over", """
+            self.softmax(g, w, i)
+            s.weights.acquire_empty(out)
+         """, "self.softmax(g, w, i)", READS),
         ("hedgehog_features_over_what_is_read", """
             # queries have been read, and the sums of the chunk before are there
             tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)
          """, "", NAPS),
-        ("hedgehog_features_over_keys", "tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)  # keys have been read", "", NAPS)),
+        ("hedgehog_features_over_keys", """
+            make_features(w, w.y_q, self.of_queries(s, tokens, out), sums)
+            tk.mma_wait(0)
+            tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)  # keys have been read
+         """, """
+            make_features(w, w.y_q, self.of_queries(s, tokens, out), sums)
+            tk.mma_wait(0)
+         """, NAPS)),
+    *family(
+        "linear", "tkq/linear_attention/hedgehog/kernel.py",
+        ("hedgehog_without_the_linear_factor", "tk.mul(c.o, c.o, linear)", "", LONG),
+        ("hedgehog_values_of_the_chunk_before_left_out", "tk.mma_ABt(c.o, c.before, s.p[2 * weights.stage + 1])",
+         "tk.mma_ABt(c.o, c.v, s.p[2 * weights.stage + 1])", LONG),
+        ("hedgehog_state_without_minus_y", "tk.mma_AB(c.of_minus_y, c.before, of_k[1])", "", LONG),
+        ("hedgehog_maps_of_the_first_head", "tk.load_async(s.maps[1], g.k_map, (t.head, 0, 0), of_maps)",
+         "tk.load_async(s.maps[1], g.k_map, (0, 0, 0), of_maps)", LONG),
+        ("hedgehog_no_wait_for_weights", """
+            tk.copy(c.minus_y16, c.of_minus_y)
+            s.weights.wait(weights)
+         """, "tk.copy(c.minus_y16, c.of_minus_y)", NAPS)),
+    *family(
+        "linear", "tkq/linear_attention/hedgehog/segments.py",
+        ("hedgehog_segments_with_a_chunk_twice", "end = cutlass.min(first + g.each - 1, chunks)",
+         "end = cutlass.min(first + g.each, chunks)", SEGMENTS),
+        ("hedgehog_segments_without_the_values_before", "if t.first > 0:", "if t.first < 0:", SEGMENTS),
+        ("hedgehog_segments_without_sums", "total[0] = total[0] + g.sums[n, t.batch, t.head, thread]",
+         "total[0] = g.sums[n, t.batch, t.head, thread]", SEGMENTS),
+        ("hedgehog_segments_of_the_first_state",
+         "add_held((c.of_y, c.of_minus_y), g.states[n, t.batch, t.head, wg, None, None])",
+         "add_held((c.of_y, c.of_minus_y), g.states[0, t.batch, t.head, wg, None, None])", SEGMENTS),
+        ("hedgehog_no_wait_for_the_values_before", "s.map_pipe.wait(s.map_pipe.ring())", "", LOADED_SEGMENTS)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/features.py",
         ("hedgehog_features_below_their_least",
@@ -72,16 +100,14 @@ MUTANTS = (
         "linear", "tkq/linear_attention/hedgehog/feature_state.py",
         ("hedgehog_features_take_up_the_chunk_before_at_once", """
             self.put_state(s, c, side, states, i)
-            self.add_map(s, c, side, (before, one))
             self.add_others(g, s, t, c, side, (before, one), i - 1, scale)
          """, """
-            self.add_map(s, c, side, (before, one))
             self.add_others(g, s, t, c, side, (before, one), i - 1, scale)
             self.put_state(s, c, side, states, i)
          """, GRADIENTS),
         ("hedgehog_map_gradient_without_the_last_chunk", """
             before.advance()
-        self.add_map(s, c, side, (before, one))
+        self.begin_map(s, c, side, (before, one))
          """, "before.advance()", GRADIENTS),
         ("hedgehog_tokens_past_the_last",
          "c.weight.tensor[r] = cutlass.select_(there, c.weight.tensor[r], Float32(0.0))", "", GRADIENTS),
@@ -97,7 +123,7 @@ MUTANTS = (
          "first[r, j] = first[r, j] if side else of_y", GRADIENTS),
         ("hedgehog_gradients_of_features_at_their_least",
          "d[r, j] = Float32(cutlass.select_(least, Float32(0.0), found))", "d[r, j] = found", LEAST),
-        ("hedgehog_gradients_without_the_power", "tk.mul(c.dx, c.dx, power)", "", GRADIENTS),
+        ("hedgehog_gradients_without_the_power", "tk.mul(x, x, s.power[0, 0])", "pass", FLOAT16),
         ("hedgehog_no_wait_for_a_state", "s.states.wait(states)", "", PRESSED_FEATURES),
         ("hedgehog_dy_written_over", "s.dys.acquire_empty(dys)", "", READ_FEATURES)),
     *family(

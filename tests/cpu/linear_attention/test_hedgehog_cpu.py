@@ -11,6 +11,7 @@ from tests.helpers.linear_launches import launched
 from tkq.linear_attention.hedgehog import gradients
 from tkq.linear_attention.hedgehog.catalog import expectation, of_features, of_window, shipped
 from tkq.linear_attention.hedgehog.launch import feature_recipe, recipe, window_recipe
+from tkq.linear_attention.hedgehog.plan import segments
 from tkq.linear_attention.hedgehog.spec import FeatureSpec, HedgehogSpec, WindowSpec
 from tkq.linear_attention.launch import recipe as linear_recipe
 from tkq.linear_attention.plan import plan
@@ -198,10 +199,42 @@ def test_kernels_of_calls_are_those_that_are_shipped(D, F):
         assert len(seen) == 5 and {recipe for recipe, _ in seen} <= recipes
 
 
+def test_few_long_sequences_take_two_launches():
+    given = make(1100, 128, 64, B=1)
+    with fake_gpu.launches() as seen:
+        tkq.hedgehog(**given)
+    states, outputs = seen
+    assert [recipe.args[0].part for recipe, _ in seen] == ["states", "outputs"]
+    assert states[1][3:] == (2, 5, 2) and outputs[1][3:] == (2, 10, 2)
+    assert states[1][1][8].shape == (2, 1, 3, 2, 64, 128) and states[1][1][9].shape == (2, 1, 3, 128)
+
+
+@pytest.mark.parametrize("heads, tokens, want", [
+    (64, 8192, (2, 64, 2)), (256, 2048, None), (32, 32768, (4, 128, 1)), (1, 1023, (2, 8, 2)), (1, 960, None),
+    (67, 8192, None), (66, 8192, (2, 64, 2))])
+def test_segments(heads, tokens, want):
+    assert segments(heads, tokens, 132) == want
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 8, 31, 64])
+def test_segments_have_all_chunks_and_their_states_all_before(heads):
+    for chunks in range(16, 600, 7):
+        count, each, finer = segments(heads, 64 * chunks, 132)
+        assert (count - 1) * each < chunks <= count * each and each % finer == 0
+        assert count * heads <= 132 and (count - 1) * finer * heads <= 132 and each // finer > 1
+
+
 @needs_nvdisasm
 @pytest.mark.parametrize("dtype, D, F", [("bf16", 128, 64), ("fp16", 64, 64)])
 def test_machine_code(dtype, D, F):
     spec = HedgehogSpec(dtype, D, F)
+    sass.assert_sass(recipe(spec), expectation(spec))
+
+
+@needs_nvdisasm
+@pytest.mark.parametrize("part", ["states", "outputs"])
+def test_machine_code_of_segments(part):
+    spec = HedgehogSpec("bf16", 128, 64, part)
     sass.assert_sass(recipe(spec), expectation(spec))
 
 

@@ -10,6 +10,7 @@ from tests.helpers.linear_launches import launched
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.linear_attention.hedgehog import gradients as by_launches
 from tkq.linear_attention.hedgehog.launch import Window, window_gradients
+from tkq.linear_attention.hedgehog.plan import segments
 from tkq.linear_attention.launch import Given, launch
 from tkq.reference import hedgehog as reference
 from tkq.testing import assert_2x
@@ -95,13 +96,30 @@ def test_many_chunks():
     assert_2x(o[:, -64:], want, peer[:, -64:].to(o.dtype), what="o")
 
 
-def test_nothing_else_counts():
+@pytest.mark.parametrize("S", [1030, 1090, 2100])
+def test_segments(S):
+    """Few long sequences: states of segments, of which the last one has a chunk of few tokens."""
+    given = make(1, S, 3, 128, sharp=2.0)
+    assert segments(3, S, torch.cuda.get_device_properties(0).multi_processor_count)
+    o = check(*given)
+    assert torch.equal(o, tkq.hedgehog(*given))
+
+
+def test_segments_of_hard_data():
+    """Features at their least, and a token whose values are large, in another segment."""
+    given = make(2, 1500, 2, 128, sharp=40.0)
+    given[2][:, 7] *= 100
+    check(*given)
+
+
+@pytest.mark.parametrize("S", [300, 1100])
+def test_nothing_else_counts(S):
     """Slices of packed tensors, with NaN behind each sequence, ahead of it and in other heads."""
-    given = make(1, 300, 2, 128)
-    wide = torch.full((1, 400, 3, 4, 128), math.nan, device="cuda", dtype=BF16)
+    given = make(1, S, 2, 128)
+    wide = torch.full((1, S + 100, 3, 4, 128), math.nan, device="cuda", dtype=BF16)
     for i in range(3):
-        wide[:, 50:350, i, 1:3] = given[i]
-    q, k, v = (wide[:, 50:350, i, 1:3] for i in range(3))
+        wide[:, 50:S + 50, i, 1:3] = given[i]
+    q, k, v = (wide[:, 50:S + 50, i, 1:3] for i in range(3))
     assert torch.equal(tkq.hedgehog(q, k, v, *given[3:]), tkq.hedgehog(*given))
 
 
@@ -198,6 +216,13 @@ def test_gradients(S):
 
 def test_gradients_where_features_are_at_their_least():
     check_gradients(*make(1, 460, 2, 64, sharp=8.0))
+
+
+def test_gradients_of_float16():
+    """Whose weights are multiplied by a power of 2: small ones would have few bits."""
+    given = list(make(1, 300, 2, 64, dtype=torch.float16))
+    given[5] = given[5] * 1e-3
+    check_gradients(*given)
 
 
 def test_gradients_of_the_other_size():

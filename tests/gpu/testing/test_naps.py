@@ -21,7 +21,7 @@ LOADED = (
     "backward_wide", "backward_in_order", "backward_seamless", "gemm", "gemm_long", "gemm_not_held",
     "gemm_small_m", "fp8", "fp8_not_overlapped", "fp8_promoted", "fp8_blocks", "fp8_small_m", "fp8_small_m_blocks",
     "grouped", "grouped_long", "linear", "delta", "delta_wide", "split", "channels", "channels_delta", "hedgehog",
-    "hedgehog_window", "hedgehog_features", "ssd", "based", "norm_backward",
+    "hedgehog_segments", "hedgehog_window", "hedgehog_features", "ssd", "based", "norm_backward",
     "norm_backward_warps", "norm_quantised")
 STORED = "backward_first", "backward_chain", "backward_grouped", "backward_grouped_at_once"
 CLUSTER = "attention_cluster",

@@ -12,6 +12,14 @@ def hedgehog():
         same_bits(lambda: [cases.check(*given)])  # noqa: B023
 
 
+def hedgehog_segments():
+    """Launches of segments, of states and of outputs."""
+    from tests.gpu.linear_attention import test_hedgehog as cases
+
+    given = cases.make(1, 1100, 2, 128)
+    same_bits(lambda: [cases.check(*given)])
+
+
 def hedgehog_window():
     """Gradients of the window: chunks enough for all stages, beside float64."""
     from tests.gpu.linear_attention import test_hedgehog as cases
@@ -29,4 +37,4 @@ def hedgehog_features():
     same_bits(lambda: cases.check_gradients(*given))
 
 
-CASES = hedgehog, hedgehog_window, hedgehog_features
+CASES = hedgehog, hedgehog_segments, hedgehog_window, hedgehog_features

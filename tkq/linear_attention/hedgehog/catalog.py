@@ -1,11 +1,13 @@
 """The kernels of Hedgehog's attention that tkq itself can choose, and what their machine code must show."""
+from dataclasses import replace
+
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.finish.launch import recipe as dots_recipe
 from tkq.linear_attention.finish.spec import RowDotsSpec, lanes
 from tkq.linear_attention.hedgehog.config import WindowConfig
 from tkq.linear_attention.hedgehog.launch import feature_recipe, recipe, window_recipe
 from tkq.linear_attention.hedgehog.plan import feature_plan, plan
-from tkq.linear_attention.hedgehog.spec import OF, FeatureSpec, HedgehogSpec, WindowSpec
+from tkq.linear_attention.hedgehog.spec import OF, PARTS, FeatureSpec, HedgehogSpec, WindowSpec
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
 
@@ -18,6 +20,9 @@ def shipped() -> list:
     for D in (64, 128):
         spec, end = HedgehogSpec("bf16", D, 64), f"-bf16-d{D}-f64"
         found.append(Shipped(f"hedgehog{end}", recipe(spec), expectation(spec)))
+        for part in PARTS[1:]:
+            segment = replace(spec, part=part)
+            found.append(Shipped(f"hedgehog_{part}{end}", recipe(segment), expectation(segment)))
         window = WindowSpec("bf16", D)
         found.append(Shipped(f"hedgehog_window_gradients-bf16-d{D}", window_recipe(window), of_window(window)))
         for of in OF:
@@ -30,11 +35,13 @@ def shipped() -> list:
 
 def expectation(spec: HedgehogSpec) -> Expectation:
     """Products of two chunks' scores, two maps, ones; of the state, weights of two chunks, what it takes up. Their
-    waits are few: none serialises them."""
+    waits are few: none serialises them. "states": a map, ones, what the state takes up."""
     few, some, many = plan(spec).registers
     tokens, features = 64 // 16, spec.features // 16
     products = 4 * (spec.head_dim // 16) + 2 * tokens + 2 * features + 4 * tokens
-    return Expectation(tensor=products, instructions=LOADS,
+    if spec.part == "states":
+        products = spec.head_dim // 16 + 4 * tokens
+    return Expectation(tensor=products, instructions=LOADS[::2] if spec.part == "states" else LOADS,
                        roles=((few, 1), (some, 1), (many, plan(spec).groups)))
 
 

@@ -11,6 +11,7 @@ from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.hedgehog.feature_tiles import FEATURES, SIDES, near_power, visited
 from tkq.linear_attention.hedgehog.features import LEAST, softmax
 from tkq.linear_attention.hedgehog.spec import FeatureSpec
+from tkq.linear_attention.hedgehog.weights import following
 from tkq.linear_attention.hedgehog.window_kernel import put
 
 GRADIENTS_BARRIER = 3  # the named barrier of the warpgroup
@@ -46,27 +47,36 @@ class GradientPart:
         c = Gradient(tk.rt_fl(FEATURES), tk.rt_fl(FEATURES), tuple(tk.rt_fl(FEATURES) for _ in range(SIDES)),
                      tk.rt(FEATURES, dtype), tuple(tk.rt(FEATURES, dtype) for _ in range(SIDES)), tk.rt_fl(D),
                      tk.rt_fl(D), *[tk.rv() for _ in range(5)])
-        less, power = near_power(g, t)
-        scale = g.linear[t.head] * less
-        tokens, states, dys = s.tokens.ring(), s.states.ring(), s.dys.ring()
+        less, power = near_power(self.spec, g, t)
+        scale, powers = g.linear[t.head] * less, s.power
+        powers[tk.thread_in_warpgroup() % 4, 0] = power
+        tk.sync(GRADIENTS_BARRIER, tk.WARPGROUP)
+        tokens = s.tokens.ring()
+        states, dys = (tk.Ring(tokens.count, pipe.stages) for pipe in (s.states, s.dys))  # one count for all
         s.map_pipe.wait(s.map_pipe.ring())
+        if const_expr(not self.keys):
+            self.begin_y(s, c, tokens)
+            tk.mma_wait(0)
         for i in cutlass.range(t.chunks, unroll=1):
             chunk = visited(self.spec, t, i)
             if const_expr(not self.keys):
                 tk.load_rows(c.inverse, g.inverse[t.batch, None, t.head], chunk * CHUNK, g.tokens)
                 tk.load_rows(c.delta, g.delta[t.batch, None, t.head], chunk * CHUNK, g.tokens)
-            s.tokens.wait(tokens)
-            tk.mm_AB(c.y, s.x[tokens.stage], s.maps[0])
+            if const_expr(self.keys):
+                self.release(s, tokens, i)
+                self.begin_y(s, c, tokens)
             s.states.wait(states)
             for side in cutlass.range_constexpr(SIDES):
                 tk.mm_ABt(c.d[side], s.a[tokens.stage], s.state[side])
-            tk.mma_wait(2)
-            softmax(c.e, c.row, c.y, Float32(1.0))  # not known before: in steps, which need fewer registers
+            if const_expr(self.keys):
+                tk.mma_wait(2)
+            softmax(c.e, c.row, c.y, self.sign(1.0))
             tk.mma_wait(0)
-            s.tokens.release(tokens)
+            if const_expr(not self.keys):
+                s.tokens.release(tokens)
             tk.zero(c.far)
             self.add_side(s, c, c.e, 0, i)
-            softmax(c.y, c.row, c.y, Float32(-1.0))
+            softmax(c.y, c.row, c.y, self.sign(-1.0))
             self.add_side(s, c, c.y, 1, i)
             if const_expr(self.keys):
                 tk.copy(c.dy, c.d[0])
@@ -81,19 +91,62 @@ class GradientPart:
             tk.store(s.dy[0], c.dy)
             tk.publish()
             s.dys.commit(dys)
-            at = t.batch, t.head, chunk, 0
-            if const_expr(self.keys):
-                tk.mma_wait(0)
-                s.states.release(states)
-                tk.mul(c.dv, c.dv, power)
-                put(g.dv, s.out[0], c.dv, at, GRADIENTS_BARRIER)
-            tk.mm_ABt(c.dx, c.dy, s.maps[0])
-            tk.mma_wait(0)
-            tk.mul(c.dx, c.dx, power)
-            put(g.dx, s.out[0], c.dx, at, GRADIENTS_BARRIER)
-            for ring in (tokens, states, dys):
-                ring.advance()
+            self.put_all(g, s, c, (tokens, states), (t.batch, t.head, chunk, 0))
+            tokens.advance()
         tk.store_wait(read=False)
+
+    def sign(self, x):
+        """Of keys, whose gradients have fewer registers left, not known before: in steps, which take fewer."""
+        return Float32(x) if self.keys else x
+
+    def begin_y(self, s, c, tokens):
+        s.tokens.wait(tokens)
+        tk.mm_AB(c.y, s.x[tokens.stage], s.maps[0])
+
+    @cute.jit
+    def put_all(self, g, s, c, rings, at):
+        """dx and dv to global memory; of queries the next chunk's y meanwhile, for which keys have no registers."""
+        tokens, states = rings
+        if const_expr(self.keys):
+            tk.mma_wait(0)
+            s.states.release(states)
+            self.by_power(s, c.dv)
+            if tk.warp_id() % 4 == 0:
+                tk.store_wait()
+            tk.sync(GRADIENTS_BARRIER, tk.WARPGROUP)  # values have been read, dx of the chunk before has left
+            self.put(g.dv, s.a[tokens.stage], c.dv, at)
+        tk.mm_ABt(c.dx, c.dy, s.maps[0])
+        if const_expr(not self.keys):
+            self.begin_y(s, c, following(tokens))
+        tk.mma_wait(0 if self.keys else 1)
+        self.by_power(s, c.dx)
+        if const_expr(self.keys):
+            self.put(g.dx, s.out[0], c.dx, at)
+        else:
+            put(g.dx, s.out[0], c.dx, at, GRADIENTS_BARRIER)
+            tk.mma_wait(0)
+
+    def by_power(self, s, x):
+        # by 1 in bfloat16: of 64 columns two registers are spilled without it
+        if self.spec.dtype != "bf16" or self.spec.head_dim == FEATURES:
+            tk.mul(x, x, s.power[0, 0])
+
+    @cute.jit
+    def put(self, to, tile, x, at):
+        """Rows through a shared tile that is free."""
+        tk.store(tile, x)
+        tk.publish()
+        tk.sync(GRADIENTS_BARRIER, tk.WARPGROUP)
+        if tk.warp_id() % 4 == 0:
+            tk.store_async(to, tile, at)
+
+    @cute.jit
+    def release(self, s, tokens, i):
+        """Of keys, tokens of the chunk before, once dv has left the room of its values: all warps have met since, so
+        that the one that stored it can tell."""
+        if i > 0 and tk.warp_id() % 4 == 0:
+            tk.store_wait(1)
+            s.tokens.release(following(tokens, -1))
 
     def add_side(self, s, c, e, side, i):
         """d[0] becomes y's gradient, of the features e of one side; far += what they have of it, before they are

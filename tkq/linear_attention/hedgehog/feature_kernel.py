@@ -4,7 +4,7 @@ from typing import Any
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
@@ -45,15 +45,16 @@ class FeatureGradients:
 
       pipe      stages   full (arrivals)              empty (arrivals)
       maps      1        producer's bytes (1)         none
-      tokens    2        producer's bytes (1)         warps of state and gradients (12): X A
+      tokens    2        producer's bytes (1)         warps of state and gradients (12): X A; of keys one of the
+                                                      gradients' (9), a chunk later: dv takes the values' room
       others    1        producer's bytes (1)         warps of the state (8): Y
       values    2        producer's bytes (1)         the same: B
       states    1        warps of the state (8)       warps of the gradients (4)
       dys       1        warps of the gradients (4)   warps of the state (8)
 
-    Weights are divided by a power of 2 near the largest of the sequence, by which results are multiplied: float16 has
-    room for weights that are all small. Sums lie in two places in turns: a chunk's are read to its end, and written
-    over when the next one's state has been given back.
+    In float16 weights are divided by a power of 2 near the largest of the sequence, by which results are multiplied:
+    there is room for weights that are all small. Sums lie in two places in turns: a chunk's are read to its end, and
+    written over when the next one's state has been given back.
     """
 
     def __init__(self, spec: FeatureSpec, config: FeatureConfig):
@@ -101,8 +102,9 @@ class FeatureGradients:
         al, x = tk.SharedAllocator(), self.x_tile
         s = Shared(al.tile(self.map_tile, 2), al.tile(x, 2), al.tile(x, 2), al.tile(x), al.tile(x, 2),
                    al.tile(self.f_tile, SIDES), al.tile(self.state_tile, SIDES), al.tile(self.f_tile), al.tile(x),
-                   al.vector(FEATURES, STATE_WARPS), al.vector(FEATURES, 2 * SIDES),
-                   al.pipe(1, 2 * self.map_tile.bytes, WARPS), al.pipe(2, 2 * x.bytes, STATE_WARPS + WARPS),
+                   al.vector(FEATURES, STATE_WARPS), al.vector(FEATURES, 2 * SIDES), al.vector(4),
+                   al.pipe(1, 2 * self.map_tile.bytes, WARPS),
+                   al.pipe(2, 2 * x.bytes, STATE_WARPS + (1 if self.keys else WARPS)),
                    al.pipe(1, x.bytes, STATE_WARPS), al.pipe(2, x.bytes, STATE_WARPS),
                    al.pipe(1, 0, WARPS, producers=STATE_WARPS), al.pipe(1, 0, STATE_WARPS, producers=WARPS))
         tk.init_block(lambda: [z.init() for z in (s.map_pipe, s.tokens, s.others, s.values, s.states, s.dys)])
@@ -128,6 +130,8 @@ class FeatureGradients:
             others.advance()
             values.advance()
             self.load_tokens(g, s, t, tokens, i)
+        if const_expr(not self.keys):
+            self.load_tokens(g, s, t, tokens, t.chunks)  # zeros: there is a y of a next chunk, too
 
     def load_tokens(self, g, s, t, tokens, i):
         at, sem = (t.batch, t.head, visited(self.spec, t, i), 0), s.tokens.acquire(tokens)

@@ -43,7 +43,7 @@ class FeatureState:
         tk.zero(c.sum)
         tk.zero(c.dmap)
         c.total[0] = Float32(0.0)
-        less, _ = near_power(g, t)
+        less, _ = near_power(self.spec, g, t)
         scale = g.linear[t.head] * less
         states, before = s.states.ring(), s.tokens.ring()
         one = tk.Ring(before.count, 1)  # of the chunk before, in pipes of a stage
@@ -51,11 +51,11 @@ class FeatureState:
         self.put_state(s, c, side, states, 0)
         for i in cutlass.range(1, t.chunks, unroll=1):
             self.put_state(s, c, side, states, i)
-            self.add_map(s, c, side, (before, one))
             self.add_others(g, s, t, c, side, (before, one), i - 1, scale)
             before.advance()
-        self.add_map(s, c, side, (before, one))
-        _, power = near_power(g, t)  # once more: a register less in the loop
+        self.begin_map(s, c, side, (before, one))
+        tk.mma_wait(0)
+        _, power = near_power(self.spec, g, t)  # once more: a register less in the loop
         tk.mul(c.dmap, c.dmap, power)
         of_head = g.dmap[t.batch, t.head, None, None]
         transposed = cute.make_tensor(of_head.iterator, cute.select(of_head.layout, [1, 0]))
@@ -73,26 +73,31 @@ class FeatureState:
         s.states.commit(states)
         states.advance()
 
-    def add_map(self, s, c, side, rings):
+    def begin_map(self, s, c, side, rings):
         """Of the map's gradient half of the rows, which the chunk before has."""
         tokens, dys = rings
         s.tokens.wait(tokens)
         s.dys.wait(dys)
         tk.mma_AtB(c.dmap, s.dy[0], s.x[tokens.stage], b_part=side)
-        tk.mma_wait(0)
-        s.dys.release(dys)
-        s.tokens.release(tokens)
 
     @cute.jit
     def add_others(self, g, s, t, c, side, rings, i, scale):
+        """Of chunk i, with its part of the map's gradient, which is added behind what features begin with."""
         (values, others), parts, total = rings, s.parts, c.total
         self.ask(g, t, c, visited(self.spec, t, i))
         s.others.wait(others)
         tk.mm_AB(c.e, s.y[others.stage], s.maps[1])
-        tk.mma_wait(0)
+        self.begin_map(s, c, side, rings)
+        tk.mma_wait(1)
         s.others.release(others)
-        softmax(c.e, c.row, c.e, Float32(cutlass.select_(side == 0, Float32(1.0), Float32(-1.0))))
+        if side == 0:
+            softmax(c.e, c.row, c.e, 1.0)
+        else:
+            softmax(c.e, c.row, c.e, -1.0)
         tk.apply(c.e, lambda z: cutlass.select_(z < LEAST, Float32(LEAST), z), c.e)
+        tk.mma_wait(0)
+        s.dys.release(others)  # in pipes of a stage
+        s.tokens.release(values)
         if const_expr(self.keys):
             tk.mul(c.weight, c.weight, scale)
             tk.mul_row(c.e, c.e, c.weight)

@@ -68,6 +68,7 @@ class Shared:
     out: tk.SharedTile
     parts: cute.Tensor  # of each warp of the state: what a chunk adds to sums
     sums: cute.Tensor  # of features, of each side, for two chunks
+    power: cute.Tensor  # as `near_power` has it: the gradients have no register for it
     map_pipe: tk.Pipe
     tokens: tk.Pipe
     others: tk.Pipe
@@ -81,8 +82,11 @@ def visited(spec: FeatureSpec, t, i):
     return t.chunks - 1 - i if spec.of == "keys" else i
 
 
-def near_power(g: Globals, t):
-    """(1 / p, p): a power of 2 near the largest weight of keys before the window."""
+def near_power(spec: FeatureSpec, g: Globals, t):
+    """(1 / p, p): a power of 2 near the largest weight of keys before the window; of bfloat16, which has exponents for
+    all weights, 1."""
+    if spec.dtype == "bf16":
+        return Float32(1.0), Float32(1.0)
     bits = (g.largest[t.batch, t.head] * g.linear[t.head]).bitcast(Int32) & Int32(0x7F800000)
     bits = cutlass.max(bits, Int32(0x00800000))  # not 0
     return (Int32(0x7F000000) - bits).bitcast(Float32), bits.bitcast(Float32)

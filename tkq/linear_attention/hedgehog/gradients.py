@@ -36,7 +36,9 @@ def backward(do: Tensor, saved: Saved, needs: tuple = (True,) * 7) -> tuple:
         return hedgehog_backward(do, *saved, parts=Parts(_before, _in_window, narrow=True))
     o, inverse, q, k, v, q_map, k_map, linear, window = saved
     delta = row_dots(do, o, torch.promote_types(do.dtype, torch.float32))
-    numbers = inverse, delta, inverse.amax(1), linear.contiguous()
+    # which float16 alone needs
+    largest = inverse.amax(1) if do.dtype == torch.float16 else inverse.new_empty(inverse.shape[0], inverse.shape[2])
+    numbers = inverse, delta, largest, linear.contiguous()
     less = dq_map = dk_map = None
     of_queries, of_keys = any(needs[i] for i in (0, 3, 5, 6)), any(needs[i] for i in (1, 2, 4))
     if of_queries:

@@ -1,7 +1,7 @@
 """Hedgehog's attention (Zhang et al., 2024, in the form of LoLCATS, 2024), chunk by chunk, with the state in
 accumulators."""
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -11,19 +11,19 @@ from cutlass import Float32, Int32, const_expr
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.hedgehog.config import HedgehogConfig
-from tkq.linear_attention.hedgehog.features import add_row, make_features
+from tkq.linear_attention.hedgehog.segments import Segments
 from tkq.linear_attention.hedgehog.spec import HedgehogSpec
+from tkq.linear_attention.hedgehog.weights import ONES, WeightsPart
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
-WEIGHTS_BARRIER, OUT_BARRIER = 1, 2  # named barriers: of the weights' warpgroup, of the state's (one each)
-EPS = 1e-6  # of the denominator
-ONES = 8  # columns that features are multiplied by to add them up: the fewest that a product has
+OUT_BARRIER = 2  # the named barrier of the state's first warpgroup; the other has the next, the weights' the one before
 
 
 class Operands(NamedTuple):
     """q, k, v, o: (B, S, H, D). q_map, k_map: (H, D, F). linear, window: factors, (H,) fp32. inverse: (B, S, H) fp32,
-    of each token 1 over its denominator: what gradients begin with."""
+    of each token 1 over its denominator: what gradients begin with. Of segments, or None: states: (blocks, B, H,
+    groups, F, 128) fp32, as the threads of a group hold them; sums: of features, (blocks, B, H, 2 F) fp32."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -34,6 +34,8 @@ class Operands(NamedTuple):
     linear: cute.Tensor
     window: cute.Tensor
     inverse: cute.Tensor
+    states: Optional[cute.Tensor]
+    sums: Optional[cute.Tensor]
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,12 @@ class Globals:
     linear: cute.Tensor
     window: cute.Tensor
     inverse: cute.Tensor
+    states: Optional[cute.Tensor]
+    sums: Optional[cute.Tensor]
     scale: Float32
     tokens: Int32
+    each: Int32  # chunks of a block
+    finer: Int32  # blocks of "states" for each segment
 
 
 @dataclass(frozen=True)
@@ -72,28 +78,13 @@ class Shared:
 
 @dataclass(frozen=True)
 class Task:
-    """One head of one sequence."""
+    """One head of one sequence, or a segment of it. before: as `segments.Segments.place` has it."""
 
     batch: Int32
     head: Int32
     chunks: Int32
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Registers of the weights' warpgroup: 64 tokens."""
-
-    now: tk.RegTile  # scores of the chunk's own keys
-    past: tk.RegTile  # of those of the chunk before
-    y_q: tk.RegTile
-    y_k: tk.RegTile
-    e: tk.RegTile
-    sums: tuple  # features of a chunk's keys by ones, of y, of -y: each column is their sum
-    ones: tk.RegTile
-    most: tk.RowVec
-    total: tk.RowVec
-    far: tk.RowVec  # what the state adds to denominators
-    row: tk.RowVec
+    first: Any = 0
+    before: Any = 0
 
 
 @dataclass(frozen=True)
@@ -145,6 +136,8 @@ class HedgehogAttention:
         self.f_tile = tk.st(CHUNK, spec.features, self.dtype)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
         self.ones_tile = tk.st(ONES, CHUNK, self.dtype)
+        self.segments = Segments(spec)
+        self.weights = WeightsPart(spec, self.dtype, self.segments)
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -160,64 +153,71 @@ class HedgehogAttention:
         maps = [operand(H, spec.head_dim, spec.features) for _ in range(2)]
         factors = [fake.tensor("fp32", (H,), align=4) for _ in range(2)]
         inverse = fake.tensor("fp32", (B, S, H), align=4)
-        return tokens[0], (*tokens[1:], *maps, *factors, inverse), Float32(1.0)
+        of_segments = self.segments.fake_arguments(B, H, self.config.groups)
+        return tokens[0], (*tokens[1:], *maps, *factors, inverse, *of_segments), Float32(1.0), 1, 1, 1
 
     @cute.jit
-    def __call__(self, q: cute.Tensor, others: Any, scale: Float32, stream: cuda.CUstream):
-        """others: those of `Operands` behind q."""
+    def __call__(self, q: cute.Tensor, others: Any, scale: Float32, blocks: Int32, each: Int32, finer: Int32,
+                 stream: cuda.CUstream):
+        """others: those of `Operands` behind q. blocks: how many are launched of each head of a sequence. each: chunks
+        of a block. finer: blocks of "states" for each segment."""
         operands = Operands(q, *others)
         # (batch, token, head, col) to (token, col, head, batch); (head, row, col) to (row, col, head)
         q, k, v, o = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0])) for x in operands[:4]]
         maps = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 2, 0])) for x in operands[4:6]]
         g = Globals(tk.gl.load(q, self.x_tile), tk.gl.load(k, self.x_tile), tk.gl.load(v, self.v_tile),
                     tk.gl.store(o, self.v_tile), *[tk.gl.load(x, self.map_tile) for x in maps], *operands[6:], scale,
-                    Int32(q.shape[0]))
+                    Int32(q.shape[0]), each, finer)
         self.kernel(g).launch(
-            grid=[o.shape[2], o.shape[3], 1], block=[tk.WARPGROUP * (self.config.groups + 2), 1, 1], stream=stream,
-            min_blocks_per_mp=1)
+            grid=[o.shape[2], o.shape[3], blocks], block=[tk.WARPGROUP * (self.config.groups + 2), 1, 1],
+            stream=stream, min_blocks_per_mp=1)
 
     # ---- device --------------------------------------------------------------------------------
 
     @cute.kernel
     def kernel(self, g: Globals):
-        al, n, bytes_of_x = tk.SharedAllocator(), self.config.groups, self.x_tile.bytes
+        al, n, bytes_of_x, states = tk.SharedAllocator(), self.config.groups, self.x_tile.bytes, self.segments.states
         q, k, v, o = al.tile(self.x_tile, 2), al.tile(self.x_tile, 3), al.tile(self.v_tile, 2 * n), al.tile(
             self.v_tile, n)
         maps, p = al.tile(self.map_tile, 2), al.tile(self.p_tile, 4)
         of_q, of_k = [x.scratch(self.f_tile) if self.spec.in_place else al.tile(self.f_tile, 4) for x in (q, k)]
         s = Shared(q, k, v, o, maps, p, of_q, of_k, al.vector(2 * self.spec.features),
                    al.tile(self.ones_tile), al.vector(CHUNK, 2),
-                   al.pipe(1, 2 * self.map_tile.bytes, 4),
-                   al.pipe(2, bytes_of_x + n * self.v_tile.bytes, 4 + 4 * n), al.pipe(3, bytes_of_x, 4 + 4 * n),
+                   al.pipe(1, (2 - states) * self.map_tile.bytes + self.segments.outputs * n * self.v_tile.bytes, 4),
+                   al.pipe(2, (1 - states) * bytes_of_x + n * self.v_tile.bytes, (1 - states) * 4 + 4 * n),
+                   al.pipe(3, bytes_of_x, 4 + 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.map_pipe, s.tokens, s.keys, s.weights)])
-        head, batch, _ = cute.arch.block_idx()
-        t = Task(batch, head, cute.ceil_div(g.tokens, CHUNK))
         few, some, many = self.config.registers
-        tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
-                   tk.Role(lambda _: self.make_weights(g, s, t), some),
-                   tk.Role(lambda wg: self.keep_state(g, s, t, wg), many, n)))
+        tk.assign((tk.Role(lambda _: self.produce(g, s, self.task(g)), few, warps=1),
+                   tk.Role(lambda _: self.weights.run(g, s, self.task(g)), some),
+                   tk.Role(lambda wg: self.keep_state(g, s, self.task(g), wg), many, n)))
 
-    def of_queries(self, s, tokens, weights):
-        """Features of a chunk's queries: (of y, of -y)."""
-        first = 2 * (tokens.stage if self.spec.in_place else weights.stage)
-        return s.of_q[first], s.of_q[first + 1]
-
-    def of_keys(self, s, keys, weights):
-        """Those of the chunk before."""
-        first = 2 * (keys.stage if self.spec.in_place else weights.stage)
-        return s.of_k[first], s.of_k[first + 1]
+    def task(self, g):
+        """The block's. Each role has its own: what is known before them takes registers that they have not yet."""
+        head, batch, n = cute.arch.block_idx()
+        return Task(batch, head, *self.segments.place(g, n))
 
     @cute.jit
     def produce(self, g, s, t):
+        if const_expr(self.segments.states):
+            self.segments.produce(g, s, t, self.config.groups)
+        else:
+            self.load_all(g, s, t)
+
+    @cute.jit
+    def load_all(self, g, s, t):
         tk.prefetch(g.q_map, g.k_map, g.q, g.k, g.v, g.o)
         of_maps = s.map_pipe.acquire(s.map_pipe.ring())
         tk.load_async(s.maps[0], g.q_map, (t.head, 0, 0), of_maps)
         tk.load_async(s.maps[1], g.k_map, (t.head, 0, 0), of_maps)
+        if const_expr(self.segments.outputs):
+            self.segments.load_before(g, s, t, self.config.groups, of_maps)
         tokens, keys = s.tokens.ring(), s.keys.ring()
-        tk.load_async(s.k[keys.stage], g.k, (t.batch, t.head, 0, 0), s.keys.acquire(keys))
+        tk.load_async(s.k[keys.stage], g.k, (t.batch, t.head, cutlass.max(t.first - 1, Int32(0)), 0),
+                      s.keys.acquire(keys))
         keys.advance()
-        for i in cutlass.range(t.chunks, unroll=1):
+        for i in cutlass.range(t.first, t.first + t.chunks, unroll=1):
             tk.load_async(s.k[keys.stage], g.k, (t.batch, t.head, i, 0), s.keys.acquire(keys))
             sem = s.tokens.acquire(tokens)
             tk.load_async(s.q[tokens.stage], g.q, (t.batch, t.head, i, 0), sem)
@@ -226,117 +226,6 @@ class HedgehogAttention:
             tokens.advance()
             keys.advance()
 
-    # ---- the weights' warpgroup ----------------------------------------------------------------
-
-    @cute.jit
-    def make_weights(self, g, s, t):
-        F = self.spec.features
-        now, past = tk.rt_fl(CHUNK), tk.rt_fl(CHUNK)
-        # a product's registers are taken also before it: as few as can be
-        of_maps = (now, past) if F == CHUNK else (tk.rt_fl(F), tk.rt_fl(F))
-        w = Weights(now, past, *of_maps, tk.rt_fl(F), (tk.rt_fl(ONES), tk.rt_fl(ONES)), tk.rt(CHUNK, self.dtype),
-                    *[tk.rv() for _ in range(4)])
-        sums = s.sums
-        self.begin_sums(s)
-        if tk.thread_in_warpgroup() < 2 * F:
-            sums[tk.thread_in_warpgroup(), 0] = Float32(0.0)
-        linear, window = g.linear[t.head], g.window[t.head]
-        tokens, keys, before, out = s.tokens.ring(), s.keys.ring(), s.keys.ring(), s.weights.ring()
-        s.map_pipe.wait(s.map_pipe.ring())
-        s.keys.wait(keys)
-        keys.advance()
-        for i in cutlass.range(t.chunks, unroll=1):
-            s.tokens.wait(tokens)
-            s.keys.wait(keys)
-            tk.mm_ABt(w.now, s.q[tokens.stage], s.k[keys.stage])
-            tk.mm_ABt(w.past, s.q[tokens.stage], s.k[before.stage])
-            self.softmax(g, w, i)
-            s.weights.acquire_empty(out)
-            self.put_weights(w, w.now, s.p[2 * out.stage], window)
-            tk.mm_AB(w.y_q, s.q[tokens.stage], s.maps[0])
-            self.put_weights(w, w.past, s.p[2 * out.stage + 1], window)
-            tk.mm_AB(w.y_k, s.k[before.stage], s.maps[1])
-            tk.mma_wait(1)
-            # queries have been read, and the sums of the chunk before are there
-            tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)
-            tk.zero(w.far)
-            make_features(w, w.y_q, self.of_queries(s, tokens, out), sums)
-            tk.mma_wait(0)
-            tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)  # keys have been read
-            make_features(w, w.y_k, self.of_keys(s, before, out))
-            self.put_denominators(g, s, t, w, (i, out.stage), (linear, window))
-            tk.publish()
-            s.weights.commit(out)
-            tk.sync(WEIGHTS_BARRIER, tk.WARPGROUP)
-            self.add_features(s, w, self.of_keys(s, before, out), i)
-            s.tokens.release(tokens)
-            s.keys.release(before)
-            for ring in (tokens, keys, before, out):
-                ring.advance()
-        # the last chunk's keys leave the window for no query
-
-    @cute.jit
-    def softmax(self, g, w, i):
-        """now, past = the window's exponentials, of scores that are waited for here; total = a thread's part of their
-        sums."""
-        tk.mma_wait(1)
-        tk.right_fill(w.now, 1, -Float32.inf, diagonal=True)
-        tk.row_max(w.most, w.now)
-        tk.mma_wait(0)
-        if i == 0:
-            tk.neg_infty(w.past)
-        tk.row_max(w.most, w.past, w.most)
-        tk.mul(w.most, w.most, g.scale)
-        for x in (w.now, w.past):
-            view = x.rows_view
-            for r in cutlass.range_constexpr(2):
-                for j in cutlass.range_constexpr(CHUNK // 4):
-                    view[r, j] = cute.math.exp2(view[r, j] * g.scale - w.most.tensor[r], fastmath=True)
-        tk.row_sum_partial(w.total, w.now)
-        tk.row_sum_partial(w.total, w.past, w.total)
-
-    def put_weights(self, w, x, tile, window):
-        p = tk.rt(CHUNK, self.dtype)
-        tk.apply_narrow(p, lambda e: e * window, x)
-        tk.store(tile, p)
-
-    def put_denominators(self, g, s, t, w, where, factors):
-        (chunk, stage), (linear, window) = where, factors
-        tk.apply(w.row, lambda near, far: window * near + linear * far, w.total, w.far)
-        tk.quad_sum(w.row)
-        tk.apply(w.row, lambda x: cute.arch.rcp_approx(x + EPS), w.row)
-        tk.store_rows(s.inverse[None, stage], w.row, 0, CHUNK)
-        tk.store_rows(g.inverse[t.batch, None, t.head], w.row, chunk * CHUNK, g.tokens)
-
-    def begin_sums(self, s):
-        each = ONES * CHUNK // tk.WARPGROUP
-        for n in range(each):
-            at = each * tk.thread_in_warpgroup() + n
-            s.ones[0].tensor[at // CHUNK, at % CHUNK] = self.dtype(1.0)
-        tk.publish()
-
-    @cute.jit
-    def add_features(self, s, w, tiles, i):
-        """sums += a chunk's features of keys, by a product with ones: each of its columns is that sum, or, of 32
-        features, fewer than a product has rows, each row of another."""
-        sums = s.sums
-        if const_expr(self.spec.features == CHUNK):
-            for part in cutlass.range_constexpr(2):
-                tk.mm_AtBt(w.sums[part], tiles[part], s.ones[0])
-            tk.mma_wait(0)
-            if i > 0 and tk.lane_id() % 4 == 0:
-                for part, r in ((part, r) for part in range(2) for r in range(2)):
-                    at = CHUNK * part + tk.first_row() + 8 * r
-                    sums[at, 0] = sums[at, 0] + w.sums[part].rows_view[r, 0]
-        else:
-            tk.fill(w.ones, 1.0)
-            tk.mm_AB(w.y_q, w.ones, tiles[0])
-            tk.mm_AB(w.y_k, w.ones, tiles[1])
-            tk.mma_wait(0)
-            if i > 0 and tk.warp_id() % 4 == 0 and tk.lane_id() < 4:
-                add_row(sums, w.y_q, 0)
-                add_row(sums, w.y_k, self.spec.features)
-
     # ---- the state's warpgroups ----------------------------------------------------------------
 
     @cute.jit
@@ -344,16 +233,42 @@ class HedgehogAttention:
         F, dtype = self.spec.features, self.dtype
         c = State(tk.rt_fl(F), tk.rt_fl(F), tk.rt(F, dtype), tk.rt(F, dtype), tk.rt(CHUNK, dtype), tk.rt(CHUNK, dtype),
                   tk.rt_fl(CHUNK), tk.cv(CHUNK))
-        for x in (c.of_y, c.of_minus_y, c.before):
-            tk.zero(x)
+        if const_expr(self.segments.states):
+            self.add_chunks(g, s, t, c, wg)
+        else:
+            self.take_chunks(g, s, t, c, wg)
+
+    @cute.jit
+    def add_chunks(self, g, s, t, c, wg):
+        """What they add to a state, alone."""
+        self.segments.begin_state(g, s, t, c, wg)
+        tokens, keys, weights = s.tokens.ring(), s.keys.ring(), s.weights.ring()
+        for _ in cutlass.range(t.chunks, unroll=1):
+            s.tokens.wait(tokens)
+            tk.load_T(c.v, s.v[self.config.groups * tokens.stage + wg])
+            s.weights.wait(weights)
+            of_k = self.weights.of_keys(s, keys, weights)
+            tk.mma_AB(c.of_y, c.v, of_k[0])
+            tk.mma_AB(c.of_minus_y, c.v, of_k[1])
+            tk.mma_wait(0)
+            s.tokens.release(tokens)
+            s.keys.release(keys)
+            s.weights.release(weights)
+            for ring in (tokens, keys, weights):
+                ring.advance()
+        self.segments.end_state(g, t, c, wg)
+
+    @cute.jit
+    def take_chunks(self, g, s, t, c, wg):
+        self.segments.begin_state(g, s, t, c, wg)
         linear = g.linear[t.head]
         tokens, keys, weights = s.tokens.ring(), s.keys.ring(), s.weights.ring()
-        for i in cutlass.range(t.chunks, unroll=1):
+        for i in cutlass.range(t.first, t.first + t.chunks, unroll=1):
             s.tokens.wait(tokens)
             tk.copy(c.y16, c.of_y)
             tk.copy(c.minus_y16, c.of_minus_y)
             s.weights.wait(weights)
-            of_q, of_k = self.of_queries(s, tokens, weights), self.of_keys(s, keys, weights)
+            of_q, of_k = self.weights.of_queries(s, tokens, weights), self.weights.of_keys(s, keys, weights)
             tk.mm_ABt(c.o, c.y16, of_q[0])
             tk.mma_ABt(c.o, c.minus_y16, of_q[1])
             tk.mma_wait(0)

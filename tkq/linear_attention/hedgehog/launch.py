@@ -7,13 +7,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.hedgehog.config import WindowConfig
-from tkq.linear_attention.hedgehog.plan import feature_plan, plan
+from tkq.linear_attention.hedgehog.plan import feature_plan, plan, segments
 from tkq.linear_attention.hedgehog.spec import FeatureSpec, HedgehogSpec, WindowSpec
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
 
+THREADS = 128  # of a warpgroup
 CONTIGUOUS = torch.contiguous_format
 _launchers: dict = {}  # what decides the kernel -> its function; as many as kinds of call
 
@@ -36,24 +38,35 @@ class Given(NamedTuple):
 
 
 def start(given: Given) -> tuple:
-    """(o, of each token 1 over its denominator (B, S, H) fp32, (the function that was launched, its arguments) or
-    None); no launch where there are no tokens."""
+    """(o, of each token 1 over its denominator (B, S, H) fp32, (the function of the one launch, its arguments), or None
+    where there were none or two)."""
     q, k, v, *others = given
-    o, call = torch.empty(v.shape, device=v.device, dtype=v.dtype), None
-    inverse = torch.empty(v.shape[:3], device=v.device, dtype=torch.float32)
-    if o.numel():
-        # of powers of 2
-        call = _launcher(given), (q, (k, v, o, *others, inverse), q.shape[3]**-0.5 / math.log(2))
+    (B, S, H, D), device = v.shape, v.device
+    o, inverse = torch.empty(v.shape, device=device, dtype=v.dtype), torch.empty(B, S, H, device=device,
+                                                                                  dtype=torch.float32)
+    if not o.numel():
+        return o, inverse, None
+    scale, how = D**-0.5 / math.log(2), segments(B * H, S, arch.num_sms(device))  # of powers of 2
+    if how is None:
+        call = _launcher(given), (q, (k, v, o, *others, inverse, None, None), scale, 1, 1, 1)
         call[0](*call[1])
-    return o, inverse, call
+        return o, inverse, call
+    count, each, finer = how
+    blocks, F = (count - 1) * finer, given.q_map.shape[2]
+    states = torch.empty(blocks, B, H, D // CHUNK, F, THREADS, device=device, dtype=torch.float32)
+    sums = torch.empty(blocks, B, H, 2 * F, device=device, dtype=torch.float32)
+    rest = q, (k, v, o, *others, inverse, states, sums), scale
+    _launcher(given, "states")(*rest, blocks, each // finer, finer)
+    _launcher(given, "outputs")(*rest, count, each, finer)
+    return o, inverse, None
 
 
-def _launcher(given):
+def _launcher(given, part=None):
     q, q_map = given.q, given.q_map
-    key = q.get_device(), q.dtype, q.shape[3], q_map.shape[2]
+    key = q.get_device(), q.dtype, q.shape[3], q_map.shape[2], part
     if key not in _launchers:
         arch.require_hopper(q.device)
-        _launchers[key] = function(recipe(HedgehogSpec(dtypes.name_of(q.dtype), q.shape[3], q_map.shape[2])))
+        _launchers[key] = function(recipe(HedgehogSpec(dtypes.name_of(q.dtype), q.shape[3], q_map.shape[2], part)))
     return _launchers[key]
 
 
@@ -80,9 +93,10 @@ class Window(NamedTuple):
 
 def window_gradients(given: Window, dq: Tensor, dk: Tensor, dv: Tensor) -> Tensor:
     """As `reference.hedgehog.in_window`: dq, dk and dv are added to, the factors' gradients of each token come out,
-    (2, B, S, H) fp32, linear's and window's."""
+    (2, B, S, H) fp32, linear's and window's; tokens are neighbours in memory, as those that sum them up read them."""
     q, k, v, do, inverse, delta, less, linear, window = given
-    found = torch.empty(2, *inverse.shape, device=q.device, dtype=torch.float32)
+    B, S, H = inverse.shape
+    found = torch.empty(2, B, H, S, device=q.device, dtype=torch.float32)
     if q.numel():
         key = "window", q.get_device(), q.dtype, q.shape[3]
         if key not in _launchers:
@@ -91,7 +105,7 @@ def window_gradients(given: Window, dq: Tensor, dk: Tensor, dv: Tensor) -> Tenso
         numbers = inverse, delta, delta if less is None else less
         _launchers[key](q, (k, v, do, dq, dk, dv, *numbers, linear.contiguous(), window.contiguous(), found),
                         q.shape[3]**-0.5)
-    return found
+    return found.transpose(2, 3)
 
 
 def feature_recipe(spec: FeatureSpec) -> Recipe:
@@ -101,7 +115,7 @@ def feature_recipe(spec: FeatureSpec) -> Recipe:
 
 class OfFeatures(NamedTuple):
     """What a launch for the features takes, as `feature_tiles.Operands` has it, but for what it gives. largest: of
-    inverse, (B, H)."""
+    inverse, (B, H); of bfloat16 of no use."""
 
     x: Tensor
     y: Tensor

@@ -25,7 +25,8 @@ def hedgehog(q: Tensor, k: Tensor, v: Tensor, q_map: Tensor, k_map: Tensor, line
     and most[i] the largest of the scores in the window. The window of a token is its own block of window_size tokens,
     up to itself, and the block before.
 
-    Computed in one launch, in chunks of 64 tokens: products in 16 bits, exponentials, sums and the state in float32.
+    Computed in chunks of 64 tokens: products in 16 bits, exponentials, sums and the state in float32. One launch; two
+    for few long sequences, which are then computed in segments.
 
     Args:
         q, k, v: (B, S, H, D), bfloat16 or float16, D 64 or 128. S may be any length, also 0. The last dimension is

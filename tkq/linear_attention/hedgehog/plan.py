@@ -14,4 +14,19 @@ def plan(spec: HedgehogSpec) -> HedgehogConfig:
 
 def feature_plan(spec: FeatureSpec) -> FeatureConfig:
     """A state of 64 columns leaves registers for the gradients, which take as many of both sizes."""
-    return FeatureConfig() if spec.head_dim == 2 * CHUNK else FeatureConfig((24, 128, 232))
+    return FeatureConfig() if spec.head_dim == 2 * CHUNK else FeatureConfig((24, 136, 216))
+
+
+SHORTEST = 8  # chunks of a block at least, of "states" half as many
+
+
+def segments(heads: int, tokens: int, multiprocessors: int) -> tuple | None:
+    """(how many of each sequence, chunks of each, blocks that add up the state of each before), where whole sequences
+    leave half of a GPU idle or more; None where they do not. heads: of all sequences, a block each."""
+    chunks = -(-tokens // CHUNK)
+    count = min(multiprocessors // heads, chunks // SHORTEST)
+    if count < 2:
+        return None
+    finer = max(1, min(multiprocessors // ((count - 1) * heads), 2 * chunks // count // SHORTEST))
+    each = finer * -(-chunks // (count * finer))
+    return -(-chunks // each), each, finer

@@ -6,20 +6,23 @@ from dataclasses import dataclass
 from tkq.linear_attention.spec import DTYPES
 
 HEAD_DIMS = (64, 128)
+PARTS = (None, "states", "outputs")
 FEATURES = (32, 64)  # columns of a map; a token has twice as many features
 
 
 @dataclass(frozen=True)
 class HedgehogSpec:
-    """dtype: of q, k, v, the maps and o. head_dim: columns of q, k and v. features: columns of the maps."""
+    """dtype: of q, k, v, the maps and o. head_dim: columns of q, k and v. features: columns of the maps. part: of
+    sequences in segments "states", what they add to the state, or "outputs"; None of whole ones."""
 
     dtype: str
     head_dim: int
     features: int
+    part: str | None = None
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("head_dim", self.head_dim, HEAD_DIMS),
-                                   ("features", self.features, FEATURES)):
+                                   ("features", self.features, FEATURES), ("part", self.part, PARTS)):
             if got not in allowed:
                 raise ValueError(f"HedgehogSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
 

@@ -10,8 +10,9 @@ from cutlass import Float32, Int32
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.hedgehog.config import WindowConfig
-from tkq.linear_attention.hedgehog.kernel import EPS, Task
+from tkq.linear_attention.hedgehog.kernel import Task
 from tkq.linear_attention.hedgehog.spec import WindowSpec
+from tkq.linear_attention.hedgehog.weights import EPS
 from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
@@ -21,7 +22,7 @@ QUERIES_BARRIER, KEYS_BARRIER = 1, 2  # named barriers: of the warpgroups that h
 
 class Operands(NamedTuple):
     """q, k, v, do, dq, dk, dv: (B, S, H, D), the last three to be added to. inverse, delta, less: (B, S, H) fp32.
-    linear, window: factors, (H,) fp32. of_factors: (2, B, S, H) fp32, gradients of linear and of window."""
+    linear, window: factors, (H,) fp32. of_factors: (2, B, H, S) fp32, gradients of linear and of window."""
 
     q: cute.Tensor
     k: cute.Tensor
@@ -132,7 +133,7 @@ class WindowGradients:
                             (*(fake.sym64(divisibility=8) for _ in range(3)), 1)) for _ in range(7)]
         numbers = [fake.tensor("fp32", (B, S, H), align=4) for _ in range(3)]
         linear, window = [fake.tensor("fp32", (H,), align=4) for _ in range(2)]
-        of_factors = fake.tensor("fp32", (2, B, S, H), align=4)
+        of_factors = fake.tensor("fp32", (2, B, H, S), align=4)
         return rows[0], (*rows[1:], *numbers, linear, window, of_factors), Float32(1.0)
 
     @cute.jit
@@ -251,10 +252,10 @@ class WindowGradients:
             window * near + linear * less + delta * far), rows.inverse, rows.of_do, rows.far_do, rows.delta, rows.far)
         tk.apply(rows.found, lambda inverse, less, delta, exact, far: inverse * (
             less + (delta - exact) * far * one_over), rows.inverse, rows.far_do, rows.delta, rows.exact, rows.far)
-        tk.store_rows(g.of_factors[0, t.batch, None, t.head], rows.found, i * CHUNK, g.tokens)
+        tk.store_rows(g.of_factors[0, t.batch, t.head, None], rows.found, i * CHUNK, g.tokens)
         tk.apply(rows.found, lambda inverse, near, exact, total: inverse * (near - exact * total), rows.inverse,
                  rows.of_do, rows.exact, rows.total)
-        tk.store_rows(g.of_factors[1, t.batch, None, t.head], rows.found, i * CHUNK, g.tokens)
+        tk.store_rows(g.of_factors[1, t.batch, t.head, None], rows.found, i * CHUNK, g.tokens)
         # what the largest score gets less, and from here on the factor of exponentials
         tk.apply(rows.found, lambda x, count: window * x * cute.arch.rcp_approx(count), rows.found, rows.count)
         tk.mul(rows.inverse, rows.inverse, window)
