@@ -172,7 +172,7 @@ AGAINST: dict[str, tuple[str, ...]] = {
     "deepgemm": ("DeepGEMM",),
     "fa3": ("FA3",),
     "fla": ("fla", "fla parallel", "fla chunks"),
-    "flashinfer": ("FlashInfer",),
+    "flashinfer": ("FlashInfer", "FlashInfer, segments"),
     "flashqla": ("FlashQLA",),
     "mamba": ("mamba_ssm",),
     "causal-conv1d": ("causal-conv1d",),
