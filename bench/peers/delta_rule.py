@@ -3,8 +3,9 @@ training: (q, k, v, g, beta, alpha, do) -> (o, gradients of q, k, v, g and beta)
 
 fla: fla.ops.gated_delta_rule of flash-linear-attention. FlashQLA: kernels in TileLang, K = V = 128 alone. FlashInfer:
 its kernel for prefill on Hopper in one launch, K = V = 128 alone, which takes alpha and sequences by cu_seqlens;
-"FlashInfer, segments": its other path, for few long sequences. With gates of columns, "kda": fla.ops.kda alone; kernels
-with the gate's own function in them are another work.
+"FlashInfer, segments": its other path, for few long sequences. With gates of columns, "kda": fla.ops.kda alone.
+"kda_gates" have the layer's gates and norms inside, (q, k, v, g, beta, A_log, dt_bias) -> o: fla, and FlashKDA, whose
+kernels are for nothing else.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Callable
 import torch
 
 from bench.peers import common, gated_gradients
+
+LOWEST = -5.0  # of a gate's logarithms, as Kimi Linear has it
 
 
 def fla() -> Callable:
@@ -63,6 +66,25 @@ def _in_a_row(rule: Callable) -> Callable:
         return o
 
     return prefill
+
+
+def fla_gates() -> Callable:
+    from fla.ops.kda import chunk_kda
+
+    return lambda q, k, v, g, beta, A_log, dt_bias: chunk_kda(
+        q, k, v, g, beta, A_log=A_log, dt_bias=dt_bias.flatten(), use_gate_in_kernel=True, safe_gate=True,
+        use_qk_l2norm_in_kernel=True, use_beta_sigmoid_in_kernel=True, lower_bound=LOWEST)[0]
+
+
+def flash_kda() -> Callable:
+    import flash_kda
+
+    def forward(q, k, v, g, beta, A_log, dt_bias):
+        o = torch.empty_like(v)
+        flash_kda.fwd(q, k, v, g, beta, q.shape[3]**-0.5, o, A_log, dt_bias, LOWEST)
+        return o
+
+    return forward
 
 
 def training(forward: Callable) -> Callable:
@@ -120,6 +142,7 @@ PEERS: dict[str, dict[str, Callable[..., Callable]]] = {
     "gated_delta_rule": {"fla": fla, "FlashQLA": flash_qla, "FlashInfer": flashinfer,
                          "FlashInfer, segments": flashinfer_segments},
     "gated_delta_rule_training": {"fla": lambda: training(fla()), "FlashQLA": lambda: training(flash_qla())},
+    "kda_gates": {"fla": fla_gates, "FlashKDA": flash_kda},
     "kda": {"fla": fla_columns}, "kda_training": {"fla": lambda: training(fla_columns())},
     "gated_delta_rule_packed": {"fla": fla_packed, "FlashQLA": flash_qla_packed, "FlashInfer": flashinfer_packed},
     "gated_delta_rule_packed_training": {"fla": lambda: packed_training(fla_packed()),
