@@ -1,8 +1,9 @@
 """Compiles everything before a benchmark, in parallel processes: the run then finds it on disk and only times.
 
-Each candidate that compiles is called once for each case: tkq, torch.compile, QuACK, FA4, Liger. None tunes here: what
-chooses by its own timings would choose badly beside others, so "QuACK tuned" is left out, and torch.compile's choices
-among a kernel's few configurations are not stored: it makes them anew, of compiled kernels, when it is timed.
+Each candidate that compiles is called once for each case: tkq, torch.compile, QuACK, FA4, Liger, fla. None tunes here:
+what chooses by its own timings would choose badly beside others, so "QuACK tuned" is left out, and the choices of
+torch.compile and of peers in Triton among a kernel's configurations are not stored: they make them anew, of compiled
+kernels, when they are timed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from bench.core.command import Job, Run
 
 SECONDS = 300  # then they are ended, and the run goes on with what there is
 POLL = 0.2
+CHOOSE_NOTHING = {"TRITON_CACHE_AUTOTUNING": "0", "FLA_CACHE_RESULTS": "0"}  # that lasts: others are at work beside it
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -45,7 +47,7 @@ def compile_all(argv: list[str], processes: int, seconds: float = SECONDS, start
 
 
 def _process(arguments: list[str]) -> subprocess.Popen:
-    environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", **CHOOSE_NOTHING}
     code = f"import runpy, sys; sys.path.insert(0, {os.fspath(ROOT)!r}); runpy.run_module('bench', run_name='__main__')"
     return subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment)
 

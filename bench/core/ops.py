@@ -129,6 +129,7 @@ OPS: dict[str, tuple[Part, ...]] = {
     "gated_delta_rule": (
         Part("gated_delta_rule", ("forward",)),
         Part("gated_delta_rule", ("training",), what="forward and backward"),
+        Part("gated_delta_rule", ("gates",), what="with the gates of a layer"),
         Part("gated_delta_rule", ("packed",), what="packed"),
         Part("gated_delta_rule", ("packed_training",), what="packed, forward and backward"),
     ),
@@ -172,8 +173,9 @@ AGAINST: dict[str, tuple[str, ...]] = {
     "deepgemm": ("DeepGEMM",),
     "fa3": ("FA3",),
     "fla": ("fla", "fla parallel", "fla chunks"),
-    "flashinfer": ("FlashInfer",),
+    "flashinfer": ("FlashInfer", "FlashInfer, segments"),
     "flashqla": ("FlashQLA",),
+    "flashkda": ("FlashKDA",),
     "mamba": ("mamba_ssm",),
     "causal-conv1d": ("causal-conv1d",),
     "torch": ("torch", "torch._addmm_activation", "flash SDPA"),
@@ -184,7 +186,7 @@ PACKAGES = {"quack": "quack-kernels", "quack-tuned": "quack-kernels", "fa4": "fl
             "torch.compile": "triton", "fla": "flash-linear-attention", "flashinfer": "flashinfer-python",
             "mamba": "mamba-ssm", "causal-conv1d": "causal-conv1d"}
 MODULES = {"deepgemm": ("deep_gemm", "vllm"), "fa3": ("flash_attn_interface",),
-           "flashqla": ("flash_qla",)}  # that one of them is there says it
+           "flashqla": ("flash_qla",), "flashkda": ("flash_kda",)}  # that one of them is there says it
 
 
 def bench_of(name: str) -> Bench:
@@ -245,6 +247,7 @@ NAMES = {("attention_forward", "varlen"): "flash_attn_varlen", "attention_forwar
          ("attention_backward", "deterministic"): "flash_attn, deterministic backward",
          "attention_backward": "flash_attn, backward", "attention_backward_varlen": "flash_attn_varlen, backward",
          "both": "cross_entropy_and_gradient", "cross_entropy_mean": "cross_entropy, mean"}
+NAMES |= {("gated_delta_rule", "gates"): "gated_delta_rule, gates of a layer"}
 NAMES |= {(op, "training"): f"{op}, forward and backward" for op in (
     "linear_attn", "gated_delta_rule", "mamba2_ssd", "hedgehog", "based", "causal_conv1d")}
 NAMES |= {f"{op}_backward": f"{op}, backward" for op in ("rmsnorm", "layernorm", "softmax", "cross_entropy")}

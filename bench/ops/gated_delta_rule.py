@@ -1,18 +1,20 @@
 """gated_delta_rule against FlashInfer, FlashQLA and fla: forward, and forward with backward; and of packed sequences.
 
-    python -m bench.ops.gated_delta_rule [--sections calls,forward,training,packed,packed_training] [--quick]
+    python -m bench.ops.gated_delta_rule [--sections calls,forward,training,gates,packed,packed_training] [--quick]
         [--shapes 8x2048x32]
 
 bf16, K = V = 128; a decay and a beta for each token. Shapes: sequences, their length (packed: the tokens of all),
 heads of v, of which two share one of q and k; of the first shape also with a decay for each column (KDA), as many
-heads of q and k, and fla alone. The work is the state's update and its read, 4 * K * V a token and head,
-and three times that with the backward. A result is judged by one triangular system in float64, on the first (packed:
-and the last) sequence's first and last head (o), or on its first head of q and k (gradients, of short sequences).
-Results go to OUT/gated_delta_rule.json after every case.
+heads of q and k, and fla alone. "gates" is KDA as its layer calls it, forward, beside FlashKDA and fla: l2 norms, the
+gate's function with a lower bound and beta's sigmoid included. The work is the state's update and its read, 4 * K * V a
+token and head, and three times that with the backward. A result is judged by one triangular system in float64, on the
+first (packed: and the last) sequence's first and last head (o), or on its first head of q and k (gradients, of short
+sequences). Results go to OUT/gated_delta_rule.json after every case.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterator
 
@@ -26,6 +28,7 @@ from bench.core.results import Bound
 from bench.ops import columns, packed_states
 from bench.ops.rows_common import BF16, randn
 from bench.peers import common, delta_rule
+from tkq.linear_attention.channels.decays import column_decays
 from tkq.testing.timing import relative_error
 
 DIM = 128
@@ -33,7 +36,8 @@ SHAPES = ((8, 2048, 32), (32, 2048, 32), (2, 8192, 32), (1, 32768, 32))
 QUICK = SHAPES[:1]
 TRAINING = ((8, 2048, 32), (2, 8192, 32), (1, 32768, 32))
 JUDGED = 8192  # tokens for whose system there is room
-BOUNDS = {"forward": Bound(("FlashInfer", "FlashQLA"), 1.03), "training": Bound(("FlashQLA",), 1.3)}
+SEGMENTS, FILLED = "FlashInfer, segments", 512  # with so many sequences and heads nothing is won by cutting them
+BOUNDS = {"forward": Bound(("FlashInfer", SEGMENTS, "FlashQLA"), 1.03), "training": Bound(("FlashQLA",), 1.3)}
 OF_COLUMNS = Bound(("fla",), 4.0)  # with the backward
 
 
@@ -86,6 +90,11 @@ def ours(q, k, v, g, beta, alpha):
     return tkq.gated_delta_rule(q, k, v, g, beta)
 
 
+def among(bound: Bound, peers) -> Bound:
+    """The same against those of its peers that a case has."""
+    return dataclasses.replace(bound, against=tuple(name for name in bound.against if name in peers))
+
+
 def jobs(section, shapes) -> Iterator[Job]:
     for (batch, length, heads), of_columns in (*((shape, False) for shape in shapes), (shapes[0], True)):
         def make(i, size=(batch, length, heads), of_columns=of_columns):
@@ -97,10 +106,49 @@ def jobs(section, shapes) -> Iterator[Job]:
         work = (4 if forward else 12) * batch * length * heads * DIM * DIM
         shape = f"B{batch} S{length} H{heads if of_columns else heads // 2}/{heads} D{DIM}"
         bound = BOUNDS[section] if not of_columns else None if forward else OF_COLUMNS
+        peers = tuple(name for name in delta_rule.PEERS[op] if name != SEGMENTS or batch * heads < FILLED)
         question = harness.Question(section, "gated_delta_rule", shape + " decay per column" * of_columns, "TFLOP/s",
-                                    work, bound)
-        yield Job(question, ours if forward else delta_rule.training(ours), op, tuple(delta_rule.PEERS[op]), make,
+                                    work, bound and among(bound, peers))
+        yield Job(question, ours if forward else delta_rule.training(ours), op, peers, make,
                   forward_error if forward else training_error)
+
+
+# ---- as Kimi's layer calls it ----------------------------------------------------------------------------------------
+
+
+def layer_inputs(i, batch, length, heads):
+    """q, k, v, g before its function, beta before its sigmoid, A_log, dt_bias."""
+    q, k, v, g = (randn(4 * i + n, batch, length, heads, DIM) for n in range(4))
+    A_log = torch.linspace(0, 1.5, heads, device=q.device)
+    return q, k, v, g, randn(6000 + i, batch, length, heads), A_log, 0.1 * randn(7000, heads, DIM).float()
+
+
+def ours_of_layer(q, k, v, g, beta, A_log, dt_bias):
+    decays = column_decays(g, A_log, dt_bias, delta_rule.LOWEST)
+    return tkq.gated_delta_rule(q, k, v, decays, beta.float().sigmoid(), use_qk_l2norm_in_kernel=True)
+
+
+def layer_error(_, given, found):
+    """Of the first tokens, as many as there is time for."""
+    q, k, v, g, beta, A_log, dt_bias = given
+    worst, tokens = 0.0, min(found.shape[1], 2048)
+    for h in (0, found.shape[2] - 1):
+        q_, k_, v_, g_, beta_ = (x[0, :tokens, h].double() for x in (q, k, v, g, beta))
+        decays = delta_rule.LOWEST * (A_log[h].double().exp() * (g_ + dt_bias[h].double())).sigmoid()
+        q_, k_ = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q_, k_))
+        worst = max(worst, relative_error(found[0, :tokens, h], exactly(q_, k_, v_, decays, beta_.sigmoid())))
+    return worst
+
+
+def layer_jobs(section, shapes) -> Iterator[Job]:
+    for batch, length, heads in shapes:
+        question = harness.Question(section, "gated_delta_rule", f"B{batch} S{length} H{heads} D{DIM} gates of a layer",
+                                    "TFLOP/s", 4 * batch * length * heads * DIM * DIM, Bound(("FlashKDA",), 2.0))
+        yield Job(question, ours_of_layer, "kda_gates", tuple(delta_rule.PEERS["kda_gates"]),
+                  lambda i, size=(batch, length, heads): layer_inputs(i, *size), layer_error)
+
+
+# ---- packed sequences ------------------------------------------------------------------------------------------------
 
 
 def packed_error(_, given, found):
@@ -131,10 +179,10 @@ def packed_jobs(section, shapes) -> Iterator[Job]:
 
         op = "gated_delta_rule_packed" if forward else "gated_delta_rule_packed_training"
         work = (4 if forward else 12) * tokens * heads * DIM * DIM
+        peers = tuple(delta_rule.PEERS[op])
         question = harness.Question(section, "gated_delta_rule", f"{count} in S{tokens} H{heads // 2}/{heads} D{DIM}",
-                                    "TFLOP/s", work, BOUNDS["forward" if forward else "training"])
-        yield Job(question, packed if forward else delta_rule.packed_training(packed), op, tuple(delta_rule.PEERS[op]),
-                  make, packed_error)
+                                    "TFLOP/s", work, among(BOUNDS["forward" if forward else "training"], peers))
+        yield Job(question, packed if forward else delta_rule.packed_training(packed), op, peers, make, packed_error)
 
 
 def calls() -> dict[str, Call]:
@@ -151,8 +199,9 @@ def calls() -> dict[str, Call]:
 BENCH = Bench(
     "gated_delta_rule", __doc__,
     {section: lambda shapes, section=section, of=of: of(section, shapes) for section, of in (
-        ("forward", jobs), ("training", jobs), ("packed", packed_jobs), ("packed_training", packed_jobs))},
-    shapes={"forward": SHAPES, "training": TRAINING,
+        ("forward", jobs), ("training", jobs), ("gates", layer_jobs), ("packed", packed_jobs),
+        ("packed_training", packed_jobs))},
+    shapes={"forward": SHAPES, "training": TRAINING, "gates": TRAINING,
             **dict.fromkeys(("packed", "packed_training"), packed_states.SHAPES)},
     quick=QUICK,
     calls=calls,

@@ -19,6 +19,9 @@ from bench.peers import norm_backward
 
 RMS_EPS, LAYER_EPS = 1e-6, 1e-5
 os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")  # FA4 keeps what it compiles, as all do
+os.environ.setdefault("TRITON_CACHE_AUTOTUNING", "1")  # peers in Triton keep what they choose
+for _other in ("FLA_FLASH_QLA", "FLA_FLASH_KDA"):  # "fla" are fla's own kernels, also where it would take these
+    os.environ.setdefault(_other, "0")
 
 
 def find(op: str, names: Sequence[str], **options) -> tuple[dict[str, Callable], dict[str, str]]:

@@ -1,9 +1,9 @@
 """The baselines of linear attention, with tkq's layout: (q, k, v, g) -> o; and of its training, (q, k, v, g, do) ->
 (o, gradients of q, k, v and, where it is of tokens, g).
 
-fla: fla.ops.simple_gla of flash-linear-attention, whose gates of heads are called g_gamma. It refuses gradients of
-gates of tokens on Hopper with some versions of Triton: such a case is without it. torch.compile: the form in chunks,
-whose states are a product with the decays between chunks. With gates of columns, "gla": fla.ops.gla alone.
+fla: fla.ops.simple_gla of flash-linear-attention, whose gates of heads are called g_gamma; gradients of gates of tokens
+by `gated_gradients`. torch.compile: the form in chunks, whose states are a product with the decays between chunks. With
+gates of columns, "gla": fla.ops.gla alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from bench.peers import common
+from bench.peers import common, gated_gradients
 from bench.peers.common import _compiled
 
 CHUNK = 64
@@ -43,6 +43,7 @@ def _lower(logs, diagonal):
 def fla() -> Callable:
     from fla.ops.simple_gla import chunk_simple_gla
 
+    gated_gradients.allow()
     return lambda q, k, v, g: chunk_simple_gla(q, k, v, **{"g_gamma" if g.dim() == 1 else "g": g})[0]
 
 
@@ -67,6 +68,7 @@ def fla_packed() -> Callable:
     """(q, k, v, g, cu_seqlens) -> o."""
     from fla.ops.simple_gla import chunk_simple_gla
 
+    gated_gradients.allow()
     return lambda q, k, v, g, cu: chunk_simple_gla(q, k, v, g=g, cu_seqlens=cu)[0]
 
 

@@ -39,6 +39,13 @@ def test_each_process_has_its_share_and_no_choice_by_timing_is_stored(monkeypatc
     assert done == ["calls", "M2", "M1", "M3"]  # M3 is the second of its kind
 
 
+def test_what_peers_in_triton_choose_beside_others_is_not_kept(monkeypatch):
+    seen = {}
+    monkeypatch.setattr(subprocess, "Popen", lambda arguments, env: seen.update(env))
+    ahead._process([])
+    assert (seen["TRITON_CACHE_AUTOTUNING"], seen["FLA_CACHE_RESULTS"]) == ("0", "0")
+
+
 def test_libraries_roofs_and_what_tunes_itself_are_not_called(monkeypatch, tmp_path, capsys):
     called = []
     names = ("QuACK", "QuACK tuned", "torch.compile", "torch.compile autotuned", "torch", "cuBLAS", "copy", "Liger")
