@@ -157,6 +157,8 @@ TABLES = {
                            tensor("bias", *WIDE, none=True), choice("activation", None, "silu"),
                            tensor("cache_indices", *INDEX, none=True),
                            tensor("out", *WIDE, none=True, written="always")),
+    "scan": (tensor("a", *WIDE), tensor("b", *WIDE), tensor("initial_state", *WIDE, none=True), flag("reverse"),
+             flag("output_final_state")),
     "tune": (Argument("function", "other", default=REQUIRED), Argument("effort", "other"), flag("again")),
     "prefetch": (Argument("ops", "other", default=()), integer("jobs", 1, 1)),
 }

@@ -1,0 +1,23 @@
+"""How a scan's kernel goes about it."""
+from dataclasses import dataclass
+
+WARP = 32
+MOST_WARPS = 15  # of a block, that hand the state on by a named barrier each
+
+
+@dataclass(frozen=True)
+class ScanConfig:
+    """rows: tokens of a run, which a warp has in registers. warps: of a block, which take the runs of their columns in
+    turn."""
+
+    rows: int = 16
+    warps: int = 8
+
+    def __post_init__(self):
+        if self.rows < 1 or not 1 <= self.warps <= MOST_WARPS:
+            raise ValueError(f"ScanConfig: rows is {self.rows}, warps is {self.warps}; allowed are 1 and more, and 1 to "
+                             f"{MOST_WARPS}")
+
+    @property
+    def threads(self) -> int:
+        return self.warps * WARP

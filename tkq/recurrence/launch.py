@@ -1,0 +1,133 @@
+"""From torch tensors to launches."""
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tkq.recurrence.config import ScanConfig
+from tkq.recurrence.plan import plan, widest
+from tkq.recurrence.spec import ScanSpec
+from tkq.runtime import Recipe, function
+from tkq.runtime.call import dtypes
+from tkq.runtime.device import arch
+
+FARTHEST = (1 << 31) - 1  # bytes from one token to the next, which kernels have in 32 bits
+_launchers: dict = {}  # (device, spec, config) -> the kernel's function; as many as kinds of call
+
+
+class Wanted(NamedTuple):
+    """Which gradients a backward makes."""
+
+    a: bool
+    b: bool
+    state: bool
+
+    @property
+    def name(self) -> str | None:
+        return "both" if self.a and self.b else "a" if self.a else "b" if self.b else None
+
+
+def recipe(spec: ScanSpec, config: ScanConfig) -> Recipe:
+    """The kernel's."""
+    kernel = "lines:LineScan" if spec.layout == "time" else "columns:ColumnScan"
+    return Recipe(f"tkq.recurrence.{kernel}", (spec, config))
+
+
+def along_time(a: Tensor) -> bool:
+    """Is a taken as it lies, with neighbouring tokens contiguous? All others lie likewise then."""
+    return a.shape[1] > 1 and a.stride(1) == 1 and (a.stride(2) != 1 or a.shape[2] == 1)
+
+
+def result_like(a: Tensor, time: bool) -> Tensor:
+    """What a launch writes: contiguous, in the order of a's dimensions in memory."""
+    B, T, C = a.shape
+    return a.new_empty(B, C, T).transpose(1, 2) if time else a.new_empty(B, T, C)
+
+
+def forward(a: Tensor, b: Tensor, state: Tensor | None, reverse: bool, final: bool) -> tuple:
+    """(h, the final state fp32 or None), of CUDA tensors that have been looked at."""
+    B, T, C = a.shape
+    time = along_time(a)
+    h = result_like(a, time)
+    last = a.new_empty(B, C, dtype=torch.float32) if final else None
+    if not h.numel():
+        return h, final_of_none(last, state)
+    spec = ScanSpec(dtypes.name_of(a.dtype), layout="time" if time else "channels", state=_name(state), final=final)
+    _launch(spec, (readable(a, time), readable(b, time)), (h, None, None), (state, last, None), reverse)
+    return h, last
+
+
+def backward(dh: Tensor, dfinal: Tensor | None, a: Tensor, h: Tensor, state: Tensor | None, reverse: bool,
+             wanted: Wanted) -> tuple:
+    """(da, db, dstate fp32), each where it is wanted, else None. dh: of a's shape and dtype, of any strides."""
+    B, T, C = a.shape
+    time = along_time(a)
+    da, db = (result_like(a, time) if w else None for w in wanted[:2])
+    dstate = a.new_empty(B, C, dtype=torch.float32) if wanted.state else None
+    if not a.numel():
+        return da, db, dstate if dstate is None else dstate.zero_() if dfinal is None else dstate.copy_(dfinal)
+    state = state if wanted.a else None
+    if wanted.name is None:  # the initial state's alone: db is what it is made of
+        db = result_like(a, time)
+    spec = ScanSpec(dtypes.name_of(a.dtype), layout="time" if time else "channels", state=_name(state),
+                    final=dfinal is not None, gradients=wanted.name or "b", of_state=wanted.state)
+    _launch(spec, (readable(a, time), readable(dh, time)), (readable(h, time) if wanted.a else None, da, db),
+            (state, dfinal, dstate), not reverse)
+    return da, db if wanted.b else None, dstate
+
+
+def final_of_none(last: Tensor | None, state: Tensor | None) -> Tensor | None:
+    """The final state of no token: the initial one."""
+    if last is None:
+        return None
+    return last.zero_() if state is None else last.copy_(state)
+
+
+def readable(x: Tensor, time: bool) -> Tensor:
+    """x, or a copy laid out as a is, where it is not, or where tokens lie too far apart."""
+    if time:
+        return x if x.stride(1) == 1 else x.mT.clone(memory_format=torch.contiguous_format).mT
+    near = x.shape[1] == 1 or abs(x.stride(1)) * x.itemsize <= FARTHEST
+    return x if near and (x.stride(2) == 1 or x.shape[2] == 1) else x.clone(memory_format=torch.contiguous_format)
+
+
+def vector_of(time: bool, *tensors: Tensor | None) -> int:
+    """Elements in one access, of as many as addresses, sizes and strides of all tensors allow."""
+    inner, bits, size = (1 if time else 2), 16, 1
+    for x in tensors:
+        if x is not None:
+            size = x.itemsize
+            bits |= x.data_ptr() | x.shape[inner] * size
+            for dim in (0, 3 - inner):
+                if x.shape[dim] > 1:
+                    bits |= x.stride(dim) * size
+    return (bits & -bits) // size
+
+
+def _launch(spec, read, others, states, falling):
+    """One launch. read: a, and b or dh; others: h, da, db; states: state, final, dstate, (B, C) each."""
+    a, b = read
+    time = spec.layout == "time"
+    vector = vector_of(time, *read, *others)
+    states = tuple(None if t is None else t.contiguous().view(-1) for t in states)
+    (B, _, C), device = a.shape, a.get_device()
+    if time:
+        spec = replace(spec, vector=vector, falling=falling)
+    else:
+        spec = replace(spec, vector=widest(vector, spec.dtype, B * C))
+    _launcher(device, spec, plan(spec, B * C), a)(a, (b, *others, *states), -1 if falling else 1)
+
+
+def _name(x):
+    return None if x is None else dtypes.name_of(x.dtype)
+
+
+def _launcher(device, spec, config, a):
+    key = device, spec, config
+    if key not in _launchers:
+        arch.require_hopper(a.device)
+        _launchers[key] = function(recipe(spec, config))
+    return _launchers[key]

@@ -1,0 +1,25 @@
+"""From a spec and sizes to a config. Pure: neither torch nor the DSL."""
+from __future__ import annotations
+
+from .config import WARP, ScanConfig
+from .spec import BITS, ScanSpec
+
+SMS = 132
+
+
+def plan(spec: ScanSpec, columns: int) -> ScanConfig:
+    """Along channels: registers for 64 accesses of a run of a forward, for 48 of a backward; as many warps as let all
+    blocks reside at once, each with all of its columns' tokens. Along time: runs of 128 bytes of each line."""
+    if spec.layout == "time":
+        return ScanConfig(rows=min(1024 // BITS[spec.dtype], WARP * spec.vector), warps=4)
+    blocks = -(-columns // (WARP * spec.vector))
+    return ScanConfig(rows=16 if spec.backward else 32, warps=12 if blocks <= SMS else 4)
+
+
+def widest(vector: int, dtype: str, columns: int) -> int:
+    """Of the channels that addresses and strides allow in one access, how many are taken: up to 4 bytes, where that
+    leaves a block for every SM."""
+    most = 32 // BITS[dtype]
+    while most > 1 and columns < SMS * WARP * most:
+        most //= 2
+    return min(vector, most)
