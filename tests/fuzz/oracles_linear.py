@@ -125,6 +125,7 @@ def hedgehog(given):
     return [Wanted("o", o, 8, given["q"].dtype, _finite(given, o, HEDGEHOG))]
 
 
+SCANNED = "a", "b", "initial_state"
 CONVOLVED = "x", "weight", "bias", "initial_state"
 HEDGEHOG = "q", "k", "v", "q_map", "k_map", "linear_factor", "window_factor"
 SSD = "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states"
@@ -171,6 +172,24 @@ def causal_conv1d(given):
     of = given["x"] if given["initial_state"] is None else given["initial_state"]
     final = Wanted("state", last, 1, of.dtype, None if fine else torch.zeros(last.shape[:2], dtype=torch.bool))
     return [Wanted("y", y, 8, given["x"].dtype, rows), *([final] if given["output_final_state"] else [])]
+
+
+def scan(given):
+    """Token by token."""
+    a, b = operand(given, "a"), operand(given, "b")
+    state = torch.zeros(len(a), a.shape[2], dtype=WIDE) if given["initial_state"] is None else operand(
+        given, "initial_state")
+    found, size, tokens = {}, state.detach().abs(), range(a.shape[1])
+    for t in reversed(tokens) if given["reverse"] else tokens:
+        found[t] = state = a[:, t] * state + b[:, t]
+        size = torch.maximum(size, state.detach().abs())
+    h = torch.stack([found[t] for t in tokens], 1) if found else a
+    fine = all(operand(given, n).detach().isfinite().all() for n in SCANNED if given[n] is not None) and bool(
+        (size < 1e30).all())
+    rows, ends = (None, None) if fine else (torch.zeros(h.shape[:2], dtype=torch.bool), torch.zeros(
+        len(state), dtype=torch.bool))
+    final = Wanted("state", state, 8, torch.float32, ends)
+    return [Wanted("h", h, 8, given["a"].dtype, rows), *([final] if given["output_final_state"] else [])]
 
 
 def based(given):

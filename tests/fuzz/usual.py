@@ -272,6 +272,14 @@ def causal_conv1d(d):
                 initial_state=d.maybe(0.4, lambda: d.normal(count if packed else batch, C, W - 1, dtype=dtype)))
 
 
+def scan(d):
+    batch, tokens, C, dtype = d.one(1, 2), d.of((0, 1, 33, 100), (33, 100)), d.of((1, 7, 64), (64,)), d.real()
+    time = d.chance(0.4)
+    lying = lambda: d.normal(batch, C, tokens, dtype=dtype).mT if time else d.normal(batch, tokens, C, dtype=dtype)
+    return dict(a=lying().tanh(), b=lying(), reverse=d.chance(0.4), output_final_state=d.chance(0.4),
+                initial_state=d.maybe(0.5, lambda: d.normal(batch, C, dtype=d.of((FP32, dtype), (FP32,)))))
+
+
 def causal_conv1d_step(d):
     count, C, W, dtype = d.one(1, 3), d.of((1, 7, 64), (64,)), d.of((2, 4, 8), (4,)), d.real()
     rows, indices, _ = _rows_of_a_pool(d, count, 0)

@@ -269,6 +269,18 @@ def _channels_backward(g):
                dict(dy=S(at), x=S(at), weight=weight, bias=weight, initial_state=state, dfinal=state))
 
 
+def _scan(g):
+    """Sequences, or channels."""
+    for at, state in ((0, 0), (2, 1)):
+        yield ((S(at), S(state) if g.output_final_state else R), dict(a=S(at), b=S(at), initial_state=S(state)))
+
+
+def _scan_backward(g):
+    for at, state in ((0, 0), (2, 1)):
+        yield (tuple(S(i) if need else R for i, need in ((at, g.need_a), (at, g.need_b), (state, g.need_state))),
+               dict(dh=S(at), a=S(at), h=S(at), initial_state=S(state), dfinal=S(state)))
+
+
 def _channels_step(g):
     """As `_step`."""
     last = S(g.x.ndim - 1)
@@ -336,6 +348,7 @@ RULES = {
     "mamba2_ssd": _ssd, "mamba2_ssd_backward": _ssd_backward, "hedgehog": _hedgehog,
     "hedgehog_backward": _hedgehog_backward, "based": _based, "based_backward": _based_backward,
     "causal_conv1d": _channels, "causal_conv1d_backward": _channels_backward, "causal_conv1d_step": _channels_step,
+    "scan": _scan, "scan_backward": _scan_backward,
     "linear_attn_step": _step, "gated_delta_rule_step": _step, "ssd_step": _ssd_step, "gemm": _gemm,
     "grouped_gemm": _grouped_gemm, "fp8_gemm": _fp8_gemm, "quantize_fp8": _quantised,
     # of whole losses, and of logits that are nowhere whole: everything is gathered

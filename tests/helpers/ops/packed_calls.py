@@ -52,6 +52,14 @@ def channels(t):
     return dict(x=t(2, t.rows, 64), weight=t(64, 4), bias=t(64))
 
 
+def factors(t):
+    return dict(a=t(2, t.rows, 64).sigmoid(), b=t(2, t.rows, 64), initial_state=t(2, 64, dtype=F32))
+
+
+def factors_along_time(t):
+    return dict(a=t(2, 64, t.rows).sigmoid(), b=t(2, 64, t.rows))
+
+
 def channels_along_time(t):
     return dict(x=t(2, 64, t.rows), weight=t(64, 4), bias=t(64))
 
