@@ -10,7 +10,6 @@ MUTANTS = (
     *family(
         "scan", "tkq/recurrence/turns.py",
         ("no_wait_for_the_turn", "tk.sync(1 + turn.warp, 2 * WARP)", "pass", NUMERICS),
-        ("state_of_a_warps_own_run", "if turn.k > 0:", "if turn.k > self.warps:", NUMERICS),
         ("slot_of_this_warp", "slots[(next_ * self.vector + e) * WARP + turn.lane, 0] = state[e]",
          "slots[(turn.warp * self.vector + e) * WARP + turn.lane, 0] = state[e]", NUMERICS)),
     *family(
@@ -36,10 +35,10 @@ MUTANTS = (
          "self.put_own(values, part, lane)", FALLING),
         ("lines_behind_the_last_are_written", "if of.first + line < C and t >= 0 and t < T:", "if t >= 0 and t < T:",
          AROUND),
-        ("tokens_behind_the_last_are_written", "if of.first + line < C and t >= 0 and t < T:", "if of.first + line < C:",
-         AROUND),
-        ("factor_of_the_run_itself", "edges = [self.token(g.a, of, turn.k * n - 1)", "edges = [self.token(g.a, of, turn.k * n)",
-         TIME),
+        ("tokens_behind_the_last_are_written", "if of.first + line < C and t >= 0 and t < T:",
+         "if of.first + line < C:", AROUND),
+        ("factor_of_the_run_itself", "edges = [self.token(g.a, of, turn.k * n - 1)",
+         "edges = [self.token(g.a, of, turn.k * n)", TIME),
         ("state_of_the_run_itself", "self.token(read[-1], of, (turn.k + 1) * n)]",
          "self.token(read[-1], of, (turn.k + 1) * n - 1)]", TIME)),
 )

@@ -9,7 +9,7 @@ from cutlass import Float32, Int32, const_expr
 import tkq.tile as tk
 from tkq.convolution.config import WARP
 from tkq.convolution.forward import before, blocks, packed_of, place_of, put, unpacked, vectors_of
-from tkq.convolution.sequences import Sequence, Sequences
+from tkq.convolution.sequences import Sequence, of_spec
 from tkq.convolution.taps import Taps, column, fma, load_rows, row, state_column
 from tkq.pointwise import activations
 from tkq.runtime.compile import fake
@@ -57,7 +57,7 @@ class ChannelBackward:
     def __init__(self, spec, config):
         self.spec, self.config = spec, config
         self.dtype, self.taps = tk.element_type(spec.dtype), Taps(spec)
-        self.sequences = Sequences(spec.packed, self.lanes)
+        self.sequences = of_spec(spec, self.lanes)
 
     def fake_arguments(self):
         """Compiled for any sizes, x, dy and dx of any strides but the last."""
@@ -66,7 +66,7 @@ class ChannelBackward:
         x, dy, dx = (self._rows(B, S, C) for _ in range(3))
         align = min(16, 4 * spec.vector)
         parts = fake.tensor("fp32", (B, fake.sym(), spec.width + 1, C), align=align) if spec.of_weights else None
-        operands = Operands(*vectors_of(spec, C), *packed_of(spec, C, N), dy, dx if spec.of_x else None, parts)
+        operands = Operands(*vectors_of(spec, C), *packed_of(spec, (B, S, C), N), dy, dx if spec.of_x else None, parts)
         return x, operands, Int32(0)
 
     def _rows(self, B, S, C):
@@ -91,7 +91,7 @@ class ChannelBackward:
         if first < S:
             of = Sequence(Int32(0), Int32(0), S)
             if const_expr(g.cu is not None):
-                of = self.sequences.find(g.cu, first, S)
+                of = self.sequences.find(g.cu, batch, first, S)
             if channel < C:
                 self.walk(channel, part, batch, of, g)
 
@@ -112,23 +112,24 @@ class ChannelBackward:
         sums.fill(0.0)
         pending.fill(0.0)
         whole = first + (end - first) // n * n
-        here = self.load(at, [cutlass.min(first + j, last - 1) for j in range(n)], g)
+        here = self.load(batch, at, [cutlass.min(first + j, last - 1) for j in range(n)], g)
         held = window, sums, pending
         for base in cutlass.range(first, whole, n, unroll=1):
             next_ = cutlass.min(base + n, whole - n)
-            there = self.load(at, [next_ + j for j in range(n)], g)
+            there = self.load(batch, at, [next_ + j for j in range(n)], g)
             of = self.group(here, held, (base, first, end, last, channel), taps, to, of, g)
             for x, y in zip(here, there):
                 x.store(y.load())
         for base in cutlass.range(whole, end + ahead, n, unroll=1):
-            here = self.load(at, [cutlass.min(base + j, last - 1) for j in range(n)], g)
+            here = self.load(batch, at, [cutlass.min(base + j, last - 1) for j in range(n)], g)
             of = self.group(here, held, (base, first, end, last, channel), taps, to, of, g, True)
         if const_expr(g.parts is not None):
             self.store(sums, (batch, part, channel), g)
 
-    def load(self, at, tokens, g):
-        """Rows of x, then those of dy."""
-        return [x for m, of in zip((g.x, g.dy), at, strict=True) for x in load_rows(m, of, tokens, self.spec.vector)]
+    def load(self, batch, at, tokens, g):
+        """Rows of x, then those of dy, then what says which sequences they are of."""
+        rows = [x for m, of in zip((g.x, g.dy), at, strict=True) for x in load_rows(m, of, tokens, self.spec.vector)]
+        return rows + ([] if g.cu is None else self.sequences.load(g.cu, batch, tokens))
 
     @cute.jit
     def group(self, here, held, place, taps, to, of, g: Given, rest: cutlass.Constexpr = False):
@@ -146,7 +147,8 @@ class ChannelBackward:
                 self.add((sums, pending), j, token, taps)
             else:
                 put(pending, ahead + j, [Float32(0.0)] * V)
-                of = self.sequences.follow(g.cu, t, of, g.x.shape[1])
+                number = here[2 * n][j] if const_expr(self.spec.numbers) else None
+                of = self.sequences.follow(g.cu, t, of, g.x.shape[1], number)
                 self.in_sequence((sums, pending), j, (channel, t - of.begin, *token), taps, of, g)
         if const_expr(g.dx is not None):
             self.emit(pending, base - ahead, (first, end), to, g)
@@ -159,7 +161,9 @@ class ChannelBackward:
         """Adds what a token of a sequence adds: its first tokens have its state before them. token: (channel, its place
         in its sequence, and what `add` has)."""
         channel, age, counts, live, rows, dy = token
-        there = self.sequences.there(g.cu, of)
+        there = cutlass.Boolean(True)
+        if const_expr(self.sequences.gaps):
+            there = self.sequences.there(g.cu, of)
         if const_expr(live is not None):
             there = there & live
         if there:

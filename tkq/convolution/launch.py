@@ -19,7 +19,8 @@ _launchers: dict = {}  # (device, spec, config) -> the kernel's function; as man
 
 
 class Given(NamedTuple):
-    """x (B, S, C), weight (C, W), bias (C,), state (N, C, W - 1), cu (N + 1,), as `tkq.causal_conv1d` has them."""
+    """x (B, S, C), weight (C, W), bias (C,), state (N, C, W - 1), cu (N + 1,), as `tkq.causal_conv1d` has them; or in
+    cu's place seq_idx, (B, S)."""
 
     x: Tensor
     weight: Tensor
@@ -77,7 +78,7 @@ def spec_of(given: Given, vector: int, time: bool, gradients: str | None = None)
     dtype, layout = name(given.x), "time" if time else "channels"
     vector = widest(vector, dtype, layout)
     return ConvSpec(dtype, name(given.weight), given.weight.shape[1], name(given.bias), given.silu, vector, layout,
-                    name(given.state), name(given.cu), gradients)
+                    name(given.state), name(given.cu), gradients, given.cu is not None and given.cu.dim() == 2)
 
 
 def forward(given: Given) -> tuple:

@@ -4,7 +4,7 @@ from typing import Optional
 from torch import Tensor
 
 from tkq.convolution import launch, states
-from tkq.convolution.check import OP, Call, check_call, options
+from tkq.convolution.check import OP, Call, check_call, options, refuse_states, sequences
 from tkq.convolution.launch import Given
 from tkq.reference import convolution as reference
 from tkq.runtime.call import autocast, check, ops
@@ -15,7 +15,7 @@ _calls = CallCache()  # of `_cuda`, without a final state
 
 def causal_conv1d(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, activation: Optional[str] = None,
                   initial_state: Optional[Tensor] = None, output_final_state: bool = False,
-                  cu_seqlens: Optional[Tensor] = None):
+                  cu_seqlens: Optional[Tensor] = None, seq_idx: Optional[Tensor] = None):
     """A causal convolution of a few taps along the tokens, each channel by itself:
 
         y[t] = activation(bias + sum of weight[:, i] x[t - W + 1 + i] over i from 0 to W - 1)
@@ -27,7 +27,7 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, acti
         x: (B, S, C), bf16, fp16 or fp32, S of any length, also 0. Fast are tensors with contiguous channels whose
             tokens are any distance apart (slices of a packed projection go in without a copy), and those with
             contiguous tokens, a (B, C, S) transposed. Others are copied first, and so are those with contiguous tokens
-            where there are states or cu_seqlens.
+            where there are states, cu_seqlens or seq_idx.
         weight: (C, W), W from 2 to 8; bf16, fp16 or fp32, not necessarily x's type. Of a torch.nn.Conv1d:
             weight[:, 0].
         bias: (C,), bf16, fp16 or fp32.
@@ -39,6 +39,8 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, acti
             cu_seqlens[n + 1], and none sees another. It may have none. The numbers stay on the GPU: nothing waits for
             them. A number outside of 0 to S counts as the nearer of the two, one below an earlier one as that; tokens
             of no sequence give 0.
+        seq_idx: (B, S) int32 or int64, in the place of cu_seqlens and without states: neighbouring tokens of one number
+            are a sequence. The kernels compare them as they go.
 
     Returns:
         y (B, S, C) of x's type: contiguous, or contiguous along tokens as x is where it is not copied. With
@@ -46,8 +48,9 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, acti
 
     Raises:
         TypeError: x, weight, bias or initial_state is no dense tensor of bf16, fp16 or fp32; activation is no word;
-            output_final_state is no bool; cu_seqlens is no dense tensor of int32 or int64.
-        ValueError: activation is another word; shapes that do not go together, devices that differ.
+            output_final_state is no bool; cu_seqlens or seq_idx is no dense tensor of int32 or int64.
+        ValueError: activation is another word; shapes that do not go together, devices that differ; seq_idx beside
+            cu_seqlens or states.
         NotImplementedError: a W that is not supported; more than 65535 sequences without cu_seqlens, or 2^28 channels.
         RuntimeError: a GPU other than Hopper.
 
@@ -64,10 +67,11 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, acti
     if traced or autocast.on():
         x, weight, bias = autocast.lowered(x, weight, bias)
     if not traced and output_final_state is False:
-        found = _calls.take(x, weight, bias, activation, initial_state, cu_seqlens)
+        found = _calls.take(x, weight, bias, activation, initial_state, cu_seqlens, seq_idx)
         if found is not None:
             return found
     activation, output_final_state = options(activation, output_final_state)
+    cu_seqlens = sequences(Call(x, weight, bias, initial_state, cu_seqlens), seq_idx, output_final_state)
     given = x, weight, bias, activation, initial_state, output_final_state, cu_seqlens
     mode = ops.route(x, weight, bias, initial_state, cu_seqlens)
     if mode == "direct":
@@ -81,19 +85,25 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, acti
     return (y, final) if output_final_state else y
 
 
-# ---- forward: an empty final state where none is asked for ----------------------------------------------------------
+# ---- forward: an empty final state where none is asked for. cu_seqlens of two dimensions is seq_idx -----------------
+
+
+def _apart(cu_seqlens):
+    """(cu_seqlens, seq_idx), as the public function has them."""
+    return (None, cu_seqlens) if cu_seqlens is not None and cu_seqlens.dim() == 2 else (cu_seqlens, None)
 
 
 def _cuda(x: Tensor, weight: Tensor, bias: Optional[Tensor], activation: Optional[str],
           initial_state: Optional[Tensor], output_final_state: bool,
           cu_seqlens: Optional[Tensor]) -> tuple[Tensor, Tensor]:
-    y = _calls.take(x, weight, bias, activation, initial_state, cu_seqlens)
+    known = x, weight, bias, activation, initial_state, *_apart(cu_seqlens)
+    y = _calls.take(*known)
     if y is None:
         options(activation, output_final_state)  # of the dispatcher, where no public function has looked at them
         check_call(Call(x, weight, bias, initial_state, cu_seqlens))
         y, call = launch.forward(Given(x, weight, bias, activation == "silu", initial_state, cu_seqlens))
         if call is not None:
-            _calls.add((x, weight, bias, activation, initial_state, cu_seqlens), *call, y)
+            _calls.add(known, *call, y)
     return y, _final(x, weight, initial_state, output_final_state, cu_seqlens)
 
 
@@ -109,6 +119,7 @@ def _cpu(x, weight, bias, activation, initial_state, output_final_state, cu_seql
 def _final(x, weight, initial_state, output_final_state, cu_seqlens):
     if not output_final_state:
         return x.new_empty(0)
+    refuse_states(cu_seqlens, initial_state, output_final_state)
     return states.final_state(x, initial_state, cu_seqlens, weight.shape[1])
 
 

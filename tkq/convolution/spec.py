@@ -19,6 +19,7 @@ class ConvSpec:
     layout: which of the two is contiguous in x, y and their gradients.
     state: dtype of the initial state, None without. packed: dtype of cu_seqlens, None without. Both are of the layout
         along channels alone.
+    numbers: cu_seqlens' place has numbers of tokens, whose runs are the sequences.
     gradients: None for the forward; of a backward, what it makes: dx ("x"), sums for dweight and dbias ("weights").
     """
 
@@ -32,6 +33,7 @@ class ConvSpec:
     state: str | None = None
     packed: str | None = None
     gradients: str | None = None
+    numbers: bool = False
 
     def __post_init__(self):
         kinds = tuple(BITS)
@@ -45,6 +47,8 @@ class ConvSpec:
         if self.layout == "time" and (self.state or self.packed):
             raise NotImplementedError("ConvSpec: layout is 'time', allowed with an initial state or cu_seqlens is "
                                       "'channels'")
+        if self.numbers and (self.state or not self.packed):
+            raise ValueError("ConvSpec: numbers is True, allowed with a dtype of theirs, packed, and without a state")
 
     @property
     def backward(self) -> bool:

@@ -29,8 +29,8 @@ def check_call(call: Call) -> None:
     if b.dtype != a.dtype:
         raise TypeError(f"{OP}: b is {b.dtype}, a is {a.dtype}; allowed is one type")
     if a.shape[0] * a.shape[2] > MOST_COLUMNS:
-        raise NotImplementedError(f"{OP}: a: has {a.shape[0]} x {a.shape[2]} sequences and channels, supported are up to "
-                                  f"{MOST_COLUMNS} together")
+        raise NotImplementedError(f"{OP}: a: has {a.shape[0]} x {a.shape[2]} sequences and channels, supported are "
+                                  f"up to {MOST_COLUMNS} together")
     if state is not None:
         check.shape(f"{OP}: initial_state", state, (a.shape[0], a.shape[2]))
     check.same_device(**call._asdict())

@@ -15,8 +15,8 @@ class ScanConfig:
 
     def __post_init__(self):
         if self.rows < 1 or not 1 <= self.warps <= MOST_WARPS:
-            raise ValueError(f"ScanConfig: rows is {self.rows}, warps is {self.warps}; allowed are 1 and more, and 1 to "
-                             f"{MOST_WARPS}")
+            raise ValueError(f"ScanConfig: rows is {self.rows}, warps is {self.warps}; allowed are 1 and more, and 1 "
+                             f"to {MOST_WARPS}")
 
     @property
     def threads(self) -> int:

@@ -49,7 +49,7 @@ def result_like(a: Tensor, time: bool) -> Tensor:
 
 def forward(a: Tensor, b: Tensor, state: Tensor | None, reverse: bool, final: bool) -> tuple:
     """(h, the final state fp32 or None), of CUDA tensors that have been looked at."""
-    B, T, C = a.shape
+    B, _, C = a.shape
     time = along_time(a)
     h = result_like(a, time)
     last = a.new_empty(B, C, dtype=torch.float32) if final else None
@@ -63,7 +63,7 @@ def forward(a: Tensor, b: Tensor, state: Tensor | None, reverse: bool, final: bo
 def backward(dh: Tensor, dfinal: Tensor | None, a: Tensor, h: Tensor, state: Tensor | None, reverse: bool,
              wanted: Wanted) -> tuple:
     """(da, db, dstate fp32), each where it is wanted, else None. dh: of a's shape and dtype, of any strides."""
-    B, T, C = a.shape
+    B, _, C = a.shape
     time = along_time(a)
     da, db = (result_like(a, time) if w else None for w in wanted[:2])
     dstate = a.new_empty(B, C, dtype=torch.float32) if wanted.state else None

@@ -40,7 +40,7 @@ class LineScan:
     line of its own. Results go back the same way. Warps take the runs of a block in turn, as there; so the steps, and
     the bits, are the same.
 
-    A backward needs a of the token before and h of the one behind, too: at a run's ends a lane loads these by itself."""
+    A backward needs a of the token before and h of the one behind, too: at a run's ends a lane loads these itself."""
 
     lanes = WARP
 

@@ -33,8 +33,8 @@ def scan(a: Tensor, b: Tensor, initial_state: Optional[Tensor] = None, reverse: 
         state), the state (B, C) float32.
 
     Raises:
-        TypeError: a, b or initial_state is no dense tensor of bf16, fp16 or fp32; a and b differ in type; reverse or
-            output_final_state is no bool.
+        TypeError: a, b or initial_state is no dense tensor of bf16, fp16 or fp32; reverse or output_final_state is no
+            bool; a and b that differ in type.
         ValueError: shapes that do not go together, devices that differ.
         NotImplementedError: more than 2^30 sequences times channels.
         RuntimeError: a GPU other than Hopper.

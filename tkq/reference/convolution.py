@@ -2,6 +2,7 @@
 
 Computed in float32 (float64 stays float64), rounded once at the end. Clear rather than fast.
 """
+import itertools
 from typing import Optional
 
 import torch
@@ -20,7 +21,8 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, acti
 
     x: (B, S, C). weight: (C, W). bias: (C,). activation: None or "silu". States: (N, C, W - 1), what comes before each
     sequence, and its own last inputs, the oldest first; N is B, or the sequences between cu_seqlens (N + 1,) of B = 1,
-    as `linear_attention.edges` takes them. y of tokens of no sequence is 0."""
+    as `linear_attention.edges` takes them. y of tokens of no sequence is 0. In cu_seqlens' place, without states:
+    seq_idx (B, S), of which neighbouring tokens of one number are a sequence."""
     x = _upcast(x)
     (B, S, C), W = x.shape, weight.shape[1]
     y, states = torch.zeros_like(x), []
@@ -84,6 +86,12 @@ def _of_sequences(batch, tokens, cu_seqlens):
     """(row of x, its tokens) of each sequence."""
     if cu_seqlens is None:
         return [(b, slice(0, tokens)) for b in range(batch)]
+    if cu_seqlens.dim() == 2:  # numbers of tokens
+        found = []
+        for b, numbers in enumerate(cu_seqlens.tolist()):
+            first = [t for t in range(tokens) if not t or numbers[t] != numbers[t - 1]]
+            found += [(b, slice(*piece)) for piece in itertools.pairwise([*first, tokens])] if first else []
+        return found
     return [(0, piece) for piece in _pieces(cu_seqlens, tokens)]
 
 

@@ -125,3 +125,16 @@ def test_nan_and_infinities_stay_in_their_channel_and_reach():
     bad = ~y.isfinite()
     assert bad[0, 100:104, 8].all() and bad[0].sum(0)[torch.arange(264, device="cuda") != 9].sum() == 4
     assert not bad[0, :50, 9].any() and not bad[0, 54:, 9].any()
+
+
+def test_numbers_are_the_sequences_that_they_make():
+    """Forward and gradients, bit for bit."""
+    cuts = [0, 1, 3, 64, 65, 200]
+    cu = torch.tensor(cuts, device="cuda", dtype=torch.int32)
+    x, weight, bias, _ = make(1, 200, 264)
+    seq_idx = torch.searchsorted(cu, torch.arange(200, device="cuda"), right=True)[None].int()
+    found = []
+    for packed in (dict(cu_seqlens=cu), dict(seq_idx=seq_idx)):
+        y = tkq.causal_conv1d(x, weight, bias, "silu", **packed)
+        found.append((y, *torch.autograd.grad(y, (x, weight, bias), gradient(x))))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

@@ -89,7 +89,7 @@ def test_of_no_token_and_of_none_wanted(T):
 
 @pytest.mark.parametrize("wanted", ["a", "b", "state"])
 def test_one_gradient(wanted):
-    given = dict(zip("a b state".split(), make(2, 100, 264)))
+    given = dict(zip(["a", "b", "state"], make(2, 100, 264)))
     h = tkq.scan(*given.values())
     whole = dict(zip(given, torch.autograd.grad(h, given.values(), gradient(h))))
     alone = {name: t.detach().requires_grad_(name == wanted) for name, t in given.items()}
@@ -104,7 +104,7 @@ def test_strides_and_what_is_around():
     with torch.no_grad():
         wide[1:3, 1:101, 0, 8:272], wide[1:3, 1:101, 1, 8:272] = a, b
     views = [wide[1:3, 1:101, i, 8:272].requires_grad_() for i in range(2)]
-    h, final, found = check(*views, state)
+    h, final, _ = check(*views, state)
     again = tkq.scan(a, b, state, False, True)
     assert torch.equal(h, again[0]) and torch.equal(final, again[1])
 
