@@ -8,7 +8,7 @@ from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.convolution.config import WARP
-from tkq.convolution.forward import before, blocks, packed_of, place_of, put, unpacked, vectors_of
+from tkq.convolution.forward import before, blocks, normed_of, packed_of, place_of, put, unpacked, vectors_of
 from tkq.convolution.sequences import Sequence, of_spec
 from tkq.convolution.taps import Taps, column, fma, load_rows, row, state_column
 from tkq.pointwise import activations
@@ -26,6 +26,7 @@ class Operands(NamedTuple):
     dy: cute.Tensor
     dx: Optional[cute.Tensor]
     parts: Optional[cute.Tensor]
+    normed: Optional[Int32] = None
 
 
 class Given(NamedTuple):
@@ -39,6 +40,7 @@ class Given(NamedTuple):
     dy: cute.Tensor
     dx: Optional[cute.Tensor]
     parts: Optional[cute.Tensor]
+    normed: Optional[Int32]
     run: Int32
 
 
@@ -66,7 +68,8 @@ class ChannelBackward:
         x, dy, dx = (self._rows(B, S, C) for _ in range(3))
         align = min(16, 4 * spec.vector)
         parts = fake.tensor("fp32", (B, fake.sym(), spec.width + 1, C), align=align) if spec.of_weights else None
-        operands = Operands(*vectors_of(spec, C), *packed_of(spec, (B, S, C), N), dy, dx if spec.of_x else None, parts)
+        operands = Operands(*vectors_of(spec, C), *packed_of(spec, (B, S, C), N), dy, dx if spec.of_x else None, parts,
+                            normed_of(spec))
         return x, operands, Int32(0)
 
     def _rows(self, B, S, C):
@@ -92,16 +95,23 @@ class ChannelBackward:
             of = Sequence(Int32(0), Int32(0), S)
             if const_expr(g.cu is not None):
                 of = self.sequences.find(g.cu, batch, first, S)
-            if channel < C:
-                self.walk(channel, part, batch, of, g)
+            if const_expr(self.spec.head):
+                if column // WARP * WARP * self.spec.vector < g.normed:  # some of the warp's: the others do without
+                    self.walk(channel, part, batch, of, g, True)
+                else:
+                    if channel < C:
+                        self.walk(channel, part, batch, of, g)
+            else:
+                if channel < C:
+                    self.walk(channel, part, batch, of, g)
 
     @cute.jit
-    def walk(self, channel, part, batch, of, g: Given):
+    def walk(self, channel, part, batch, of, g: Given, normed: cutlass.Constexpr = False):
         n, ahead, V, S = self.config.rows, self.taps.ahead, self.spec.vector, g.x.shape[1]
         first = part * g.run
         end = cutlass.min(first + g.run, S)
         last = cutlass.min(end + ahead, S)  # the tokens behind the run whose dz its dx need
-        taps = self.taps.weights(g.weight, channel), self.taps.bias(g.bias, channel)
+        taps = self.taps.of(g, channel, normed)
         at = column(g.x, batch, channel), column(g.dy, batch, channel)
         to = at[0] if const_expr(g.dx is None) else column(g.dx, batch, channel)
         window = cute.make_rmem_tensor((ahead * V,), Float32)
@@ -173,18 +183,21 @@ class ChannelBackward:
                 seen = self.taps.seen(rows, age, state_column(g.state, (of.number, channel), self.spec.vector))
                 self.add(held, j, (counts, None, seen, dy), taps, age)
 
-    def slopes(self, rows, dy, live, weights, bias):
+    def slopes(self, rows, dy, live, weights, bias, norm):
         """dz of a token; 0 where it is not live, of which None says nothing."""
-        if self.spec.silu:
+        if self.spec.silu or norm is not None:
             z = self.taps.sums(rows, weights, bias)
+        if norm is not None:
+            dy = norm.backward([activations.silu(x) for x in z] if self.spec.silu else z, dy)
+        if self.spec.silu:
             dy = [d * activations.silu_and_slope(x)[1] for d, x in zip(dy, z, strict=True)]
         return dy if live is None else [cutlass.select_(live, d, Float32(0.0)) for d in dy]
 
     def add(self, held, j, token, taps, age=None):
         """What token j of a group adds. token: (is it of the run? is it at all? its rows, its dy); None: it is. age:
         its place in its sequence, where that is below W - 1: tokens before its sequence have nothing of it."""
-        (sums, pending), (counts, live, rows, dy), (weights, bias) = held, token, taps
-        V, ahead, dz = self.spec.vector, self.taps.ahead, self.slopes(rows, dy, live, weights, bias)
+        (sums, pending), (counts, live, rows, dy), weights = held, token, taps[0]
+        V, ahead, dz = self.spec.vector, self.taps.ahead, self.slopes(rows, dy, live, *taps)
         if self.spec.of_x:
             for d in range(self.taps.width):
                 at = (ahead + j - d) * V

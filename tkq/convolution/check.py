@@ -3,7 +3,7 @@ from typing import NamedTuple, Optional
 
 from torch import Tensor
 
-from tkq.convolution.spec import WIDTHS
+from tkq.convolution.spec import HEADS, WIDTHS
 from tkq.runtime import arguments
 from tkq.runtime.call import check
 
@@ -13,7 +13,7 @@ MOST = 65535  # sequences: blocks of a launch along a dimension of the grid
 _tensors = arguments.checker(OP, "x", "weight", "bias", "initial_state", "cu_seqlens")
 _step_tensors = arguments.checker(STEP, "x", "conv_states", "weight", "bias", "cache_indices", "out")
 _numbers = arguments.checker(OP, "seq_idx")
-options = arguments.checker(OP, "activation", "output_final_state")
+options = arguments.checker(OP, "activation", "output_final_state", "norm_heads", "head_dim")
 step_options = arguments.checker(STEP, "activation")
 
 
@@ -27,7 +27,7 @@ class Call(NamedTuple):
     cu_seqlens: Optional[Tensor] = None
 
 
-def check_call(call: Call) -> None:
+def check_call(call: Call, norm_heads: int = 0, head_dim: int = 128) -> None:
     """Raises what causal_conv1d promises of its tensors."""
     _tensors(*call)
     x, weight, bias, state, cu = call
@@ -45,6 +45,8 @@ def check_call(call: Call) -> None:
         check.shape(f"{OP}: bias", bias, (C,))
     check.same_device(**call._asdict())
     refuse_states(cu, state, False)
+    if norm_heads:
+        _heads(C, norm_heads, head_dim)
     count = _sequences(x, cu)
     if B > MOST:
         raise NotImplementedError(f"{OP}: x: has {B} sequences, supported are up to {MOST}; with cu_seqlens any number")
@@ -54,7 +56,8 @@ def check_call(call: Call) -> None:
 
 def sequences(call: Call, seq_idx, output_final_state: bool):
     """cu_seqlens, or seq_idx in its place, looked at as far as the two go together."""
-    if call.cu_seqlens is not None and isinstance(call.cu_seqlens, Tensor):
+    if isinstance(call.cu_seqlens, Tensor) and call.cu_seqlens.dim() != 1:
+        _tensors(*call)
         check.rank(f"{OP}: cu_seqlens", call.cu_seqlens, 1)
     if seq_idx is None:
         return call.cu_seqlens
@@ -64,6 +67,16 @@ def sequences(call: Call, seq_idx, output_final_state: bool):
         raise ValueError(f"{OP}: seq_idx is given, allowed is cu_seqlens None")
     refuse_states(seq_idx, call.initial_state, output_final_state)
     return seq_idx
+
+
+def _heads(C, heads, head):
+    if head not in HEADS[1:]:
+        raise NotImplementedError(f"{OP}: head_dim: is {head}, supported are {' and '.join(map(str, HEADS[1:]))}")
+    if heads * head > C:
+        raise ValueError(f"{OP}: norm_heads: {heads} heads of {head} channels, allowed are as many as x's {C} channels "
+                         "hold")
+    if C % 4:
+        raise NotImplementedError(f"{OP}: x: has {C} channels, supported with norm_heads are multiples of 4")
 
 
 def refuse_states(cu, state, output_final_state: bool) -> None:

@@ -7,7 +7,6 @@ Tensors are (B, dim, S), as that package has them, of any of its two orders in m
 """
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from .. import causal_conv1d, causal_conv1d_step

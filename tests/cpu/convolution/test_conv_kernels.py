@@ -63,9 +63,9 @@ def test_along_channels(monkeypatch, cuts, has_state):
     wanted = reference.causal_conv1d_backward(dy.double(), None, *given, "silu", *double(state), cu)
     for run in RUNS:
         y = nan(B, 37, C)
-        forward(x, (weight, bias, state, cu, y), run)
+        forward(x, (weight, bias, state, cu, y, None), run)
         close(y, want, f"y, runs of {run}")
-        launch = lambda dx, parts, run=run: backward(x, (weight, bias, state, cu, dy, dx, parts), run)
+        launch = lambda dx, parts, run=run: backward(x, (weight, bias, state, cu, dy, dx, parts, None), run)
         found = gradients(launch, sums, x, W, -(-37 // run))
         for name, ours, right in zip(("dx", "dweight", "dbias"), found, wanted):
             close(ours, right, f"{name}, runs of {run}")
@@ -102,7 +102,8 @@ def test_one_of_the_gradients(monkeypatch, layout, gradients_):
     of = ChannelBackwardOnCpu if layout == "channels" else AlongTimeOnCpu
     kernel = function(of(ConvSpec("fp32", "fp32", 3, None, False, 2, layout, gradients=gradients_), ConvConfig()),
                       monkeypatch)
-    kernel(x, (weight, None, None, *((None,) if layout == "channels" else ()), dy, dx, parts), 6)
+    more = (None,) if layout == "channels" else ()
+    kernel(x, (weight, None, None, *more, dy, dx, parts, *more), 6)
     wanted = reference.causal_conv1d_backward(*double(dy, None, x, weight), None, None, None, None)
     if gradients_ == "x":
         close(dx, wanted[0], "dx")

@@ -22,6 +22,20 @@ def test_gradients_are_autograds(activation, cuts):
         torch.testing.assert_close(a, b)
 
 
+def test_gradients_of_normed_heads_are_autograds():
+    torch.manual_seed(0)
+    given = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((2, 9, 14), (14, 4), (14,), (2, 14, 3))]
+    y, _ = reference.causal_conv1d(*given[:3], "silu", given[3], None, 3, 4)
+    plain, _ = reference.causal_conv1d(*given[:3], "silu", given[3])
+    torch.testing.assert_close(y[..., :12].unflatten(-1, (3, 4)).norm(dim=-1), torch.ones(2, 9, 3, dtype=torch.float64),
+                               rtol=1e-3, atol=1e-3)
+    assert torch.equal(y[..., 12:], plain[..., 12:])
+    dy = torch.randn_like(y)
+    found = reference.causal_conv1d_backward(dy, None, *given[:3], "silu", given[3], None, 3, 4)
+    for a, b in zip(found, torch.autograd.grad((y * dy).sum(), given)):
+        torch.testing.assert_close(a, b)
+
+
 def test_it_is_torchs():
     torch.manual_seed(0)
     x, weight, bias = (torch.randn(s, dtype=torch.float64) for s in ((2, 9, 5), (5, 4), (5,)))

@@ -90,4 +90,5 @@ def test_where_final_states_go_is_checked(out, more, message):
 
 def test_the_op_itself_checks_its_activation():
     with pytest.raises(ValueError, match="activation"):
-        torch.ops.tkq.causal_conv1d(torch.randn(1, 8, 4), torch.randn(4, 3), None, "relu", None, False, None)
+        torch.ops.tkq.causal_conv1d(torch.randn(1, 8, 4), torch.randn(4, 3), None, "relu", None, False, None,
+                                    0, 128)

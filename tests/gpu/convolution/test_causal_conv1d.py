@@ -138,3 +138,21 @@ def test_numbers_are_the_sequences_that_they_make():
         y = tkq.causal_conv1d(x, weight, bias, "silu", **packed)
         found.append((y, *torch.autograd.grad(y, (x, weight, bias), gradient(x))))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("heads, C, dtype, scale", [((2, 128), 320, "bf16", 1), ((3, 64), 264, "bf16", 1),
+                                                    ((3, 64), 192, "bf16", 1e-4), ((1, 128), 132, "fp32", 1e3)])
+def test_normed_heads(heads, C, dtype, scale):
+    """Whole warps, half of one, heads that end with the channels; sums of squares below and far above what is added."""
+    check(*make(2, 70, C, dtype=dtype, scale=scale), heads=heads)
+
+
+def test_normed_heads_of_packed_sequences_with_states():
+    cu = torch.tensor(CUTS["ragged"], device="cuda", dtype=torch.int32)
+    x, weight, bias, state = make(1, 200, 264, states=len(cu) - 1)
+    check(x, weight, bias, state, cu=cu, dfinal=True, heads=(2, 128))
+    wide = torch.zeros(1, 264, 208, device="cuda", dtype=torch.bfloat16)  # a copy of what lies otherwise
+    wide[..., :200] = x.detach().mT
+    with torch.no_grad():
+        wanted, found = (tkq.causal_conv1d(t, weight, bias, "silu", norm_heads=2) for t in (x, wide[..., :200].mT))
+    assert torch.equal(wanted, found)
