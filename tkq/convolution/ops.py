@@ -55,9 +55,9 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None, acti
         TypeError: x, weight, bias or initial_state is no dense tensor of bf16, fp16 or fp32; activation is no word;
             output_final_state is no bool; cu_seqlens or seq_idx is no dense tensor of int32 or int64; norm_heads or
             head_dim is no int.
-        ValueError: activation is another word; norm_heads is below 0; head_dim is below 1; shapes that do not
-            go together, devices that differ; seq_idx beside cu_seqlens or states; more channels in normed heads than x
-            has.
+        ValueError: activation is another word; norm_heads is outside 0 to 16777216; head_dim is outside 1 to
+            16777216; shapes that do not go together, devices that differ; seq_idx beside cu_seqlens or states; more
+            channels in normed heads than x has.
         NotImplementedError: a W that is not supported; more than 65535 sequences without cu_seqlens, or 2^28 channels;
             normed heads of another head_dim than 64 and 128, or beside a number of channels that is no multiple of 4.
         RuntimeError: a GPU other than Hopper.

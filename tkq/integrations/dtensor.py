@@ -255,15 +255,16 @@ def _based_backward(g):
 
 
 def _channels(g):
-    """Sequences, or channels."""
-    for at, of_weight in (((0, R),) if g.cu_seqlens is None else ()) + ((2, S(0)),):
+    """Sequences, or channels, where no heads of theirs are normed."""
+    for at, of_weight in ((0, R),) * (g.cu_seqlens is None) + ((2, S(0)),) * (not g.norm_heads):
         state = 0 if at == 0 else 1
         yield ((S(at), S(state) if g.output_final_state else R),
                dict(x=S(at), weight=of_weight, bias=of_weight, initial_state=S(state)))
 
 
 def _channels_backward(g):
-    for at, sums, weight, state in (((0, P, R, S(0)),) if g.cu_seqlens is None else ()) + ((2, S(0), S(0), S(1)),):
+    for at, sums, weight, state in ((0, P, R, S(0)),) * (g.cu_seqlens is None) + ((2, S(0), S(0), S(1)),) * (
+            not g.norm_heads):
         yield ((S(at) if g.need_x else R, sums if g.need_weights else R,
                 sums if g.need_weights and g.bias is not None else R, state if g.need_state else R),
                dict(dy=S(at), x=S(at), weight=weight, bias=weight, initial_state=state, dfinal=state))
