@@ -149,6 +149,10 @@ OPS: dict[str, tuple[Part, ...]] = {
         Part("convolution", ("training",), what="forward and backward"),
         Part("convolution", ("packed",), what="packed"),
         Part("convolution", ("packed_training",), what="packed, forward and backward"),
+        Part("convolution", ("numbered",), what="packed by seq_idx"),
+        Part("convolution", ("numbered_training",), what="packed by seq_idx, forward and backward"),
+        Part("convolution", ("normed",), what="normed heads"),
+        Part("convolution", ("normed_training",), what="normed heads, forward and backward"),
     ),
     "causal_conv1d_step": (Part("convolution", ("step",)),),
     "scan": (
