@@ -6,6 +6,8 @@ NUMERICS, TIME, FALLING, AROUND, CHAIN = ((f"{TESTS}{name}",) for name in (
     "test_numerics[700-False]", "test_contiguous_tokens[776-33-bf16-False]", "test_contiguous_tokens[776-33-bf16-True]",
     "test_lines_and_what_is_around", "test_states_chain[False]"))
 
+EDGES = "edges = [self.token(g.a, of, turn.k * n - 1), self.token(read[-1], of, (turn.k + 1) * n)]"
+
 MUTANTS = (
     *family(
         "scan", "tkq/recurrence/turns.py",
@@ -19,8 +21,9 @@ MUTANTS = (
          "return found", NUMERICS),
         ("factor_of_the_token_itself", "a = self.load(g.a, of, self.tokens(turn, g, rest, -1), g)",
          "a = self.load(g.a, of, self.tokens(turn, g, rest), g)", NUMERICS),
-        ("state_of_the_token_itself", "h = self.load(g.h, of, self.tokens(turn, g, rest, 1), g) if",
-         "h = self.load(g.h, of, self.tokens(turn, g, rest), g) if", NUMERICS),
+        ("state_of_the_token_itself",
+         "h = self.load(g.h, of, self.tokens(turn, g, rest, 1), g) if self.spec.of_a else []",
+         "h = self.load(g.h, of, self.tokens(turn, g, rest), g) if self.spec.of_a else []", NUMERICS),
         ("first_factor_multiplies_the_final_gradient",
          "factor = [cutlass.select_(s == 0, Float32(1.0), x) for x in factor]", "pass", NUMERICS),
         ("initial_state_forgotten", "earlier = [cutlass.select_(last, before[e], x) for e, x in enumerate(earlier)]",
@@ -37,8 +40,6 @@ MUTANTS = (
          AROUND),
         ("tokens_behind_the_last_are_written", "if of.first + line < C and t >= 0 and t < T:",
          "if of.first + line < C:", AROUND),
-        ("factor_of_the_run_itself", "edges = [self.token(g.a, of, turn.k * n - 1)",
-         "edges = [self.token(g.a, of, turn.k * n)", TIME),
-        ("state_of_the_run_itself", "self.token(read[-1], of, (turn.k + 1) * n)]",
-         "self.token(read[-1], of, (turn.k + 1) * n - 1)]", TIME)),
+        ("factor_of_the_run_itself", EDGES, EDGES.replace("turn.k * n - 1", "turn.k * n"), TIME),
+        ("state_of_the_run_itself", EDGES, EDGES.replace("(turn.k + 1) * n", "(turn.k + 1) * n - 1"), TIME)),
 )

@@ -126,15 +126,19 @@ class ColumnScan:
             self.gradients(held, turn, of, g, rest)
         else:
             self.values(held, turn, of, g, rest)
+        if turn.k + 1 == turn.runs and of.inside:
+            self.end(held[0], of, g)
+
+    @cute.jit
+    def end(self, state: cute.Tensor, of, g: Given):
+        """What is behind the last token: the final state, or the initial one's gradient."""
         if const_expr(not self.spec.backward and g.final is not None):
-            if turn.k + 1 == turn.runs and of.inside:
-                for e in cutlass.range_constexpr(self.spec.vector):
-                    g.final[of.column + e] = held[0][e]
+            for e in cutlass.range_constexpr(self.spec.vector):
+                g.final[of.column + e] = state[e]
         if const_expr(g.dstate is not None):
-            if turn.k + 1 == turn.runs and of.inside:
-                last = self.wide(g.a, of, [g.a.shape[1] - 1], g)[0]
-                for e in cutlass.range_constexpr(self.spec.vector):
-                    g.dstate[of.column + e] = last[e] * held[0][e]
+            last = self.wide(g.a, of, [g.a.shape[1] - 1], g)[0]
+            for e in cutlass.range_constexpr(self.spec.vector):
+                g.dstate[of.column + e] = last[e] * state[e]
 
     def tokens(self, turn, g, rest, away=0):
         """The run's tokens, or those `away` of them, each the nearest one that there is."""
