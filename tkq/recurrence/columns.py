@@ -12,10 +12,13 @@ from tkq.recurrence.turns import Turn, Turns
 from tkq.runtime.compile import fake
 from tkq.tile import vectors
 
+LARGEST = 3.4028234e38
+
 
 class Operands(NamedTuple):
     """Beside a (B, T, C): b of a forward, dh of a backward; h, which the one writes and the other reads where it has da
-    to make; da, db. state (B C,), the initial one; final (B C,) fp32, or its gradient; dstate (B C,) fp32."""
+    to make; da, db. state (B C,), the initial one; final (B C,) fp32, or its gradient; dstate (B C,) fp32; product (B
+    C,) fp32, of all factors."""
 
     b: cute.Tensor
     h: Optional[cute.Tensor]
@@ -24,6 +27,7 @@ class Operands(NamedTuple):
     state: Optional[cute.Tensor]
     final: Optional[cute.Tensor]
     dstate: Optional[cute.Tensor]
+    product: Optional[cute.Tensor]
 
 
 class Given(NamedTuple):
@@ -37,6 +41,7 @@ class Given(NamedTuple):
     state: Optional[cute.Tensor]
     final: Optional[cute.Tensor]
     dstate: Optional[cute.Tensor]
+    product: Optional[cute.Tensor]
     way: Int32
 
 
@@ -63,7 +68,7 @@ class ColumnScan:
 
     def __init__(self, spec, config):
         self.spec, self.config, self.dtype = spec, config, tk.element_type(spec.dtype)
-        self.turns = Turns(spec.vector, config.warps)
+        self.turns = Turns(spec.vector * (1 + spec.ends), config.warps)
 
     def fake_arguments(self):
         """Compiled for any sizes, and any strides but that of channels."""
@@ -77,8 +82,9 @@ class ColumnScan:
         def states(kind):
             return fake.tensor(kind, (N,), align=tk.element_type(kind).width // 8) if kind else None
 
-        operands = Operands(rows(), rows(not spec.backward or spec.of_a), rows(spec.of_a), rows(spec.of_b),
-                            states(spec.state), states(spec.final and "fp32"), states(spec.of_state and "fp32"))
+        operands = Operands(rows(), rows(spec.reads_h), rows(spec.of_a), rows(spec.of_b),
+                            states(spec.state), states(spec.final and "fp32"), states(spec.of_state and "fp32"),
+                            states(spec.ends and "fp32"))
         return rows(), operands, Int32(0)
 
     @cute.jit
@@ -103,7 +109,8 @@ class ColumnScan:
         inside = column < B * C
         column = cutlass.min(column, B * C - V)
         of = Place(column, column // C, column % C, inside)
-        state = cute.make_rmem_tensor((V,), Float32)
+        state = cute.make_rmem_tensor((self.turns.vector,), Float32)  # and behind it the product of the factors
+        state.fill(1.0)
         before = cute.make_rmem_tensor((V,), Float32)  # the initial state
         for e in cutlass.range_constexpr(V):
             before[e] = Float32(0.0 if g.state is None else g.state[column + e])
@@ -139,6 +146,12 @@ class ColumnScan:
             last = self.wide(g.a, of, [g.a.shape[1] - 1], g)[0]
             for e in cutlass.range_constexpr(self.spec.vector):
                 g.dstate[of.column + e] = last[e] * state[e]
+                if const_expr(g.product is not None):
+                    g.product[of.column + e] = finite(last[e] * state[self.spec.vector + e])
+        else:
+            if const_expr(g.product is not None):
+                for e in cutlass.range_constexpr(self.spec.vector):
+                    g.product[of.column + e] = finite(state[self.spec.vector + e])
 
     def tokens(self, turn, g, rest, away=0):
         """The run's tokens, or those `away` of them, each the nearest one that there is."""
@@ -176,11 +189,21 @@ class ColumnScan:
         h, found = [state[e] for e in range(V)], []
         for j in cutlass.range_constexpr(n):
             there = turn.k * n + j < T if rest else None
-            h = steps(vectors.wide(a[j]), h, vectors.wide(b[j]), there)
+            factor = vectors.wide(a[j])
+            h = steps(factor, h, vectors.wide(b[j]), there)
+            self.multiply(state, factor, there)
             found.append(h)
         put(state, h)
         self.turns.hand_on(state, slots, turn)
-        self.store(g.h, found, (turn, of), g, rest)
+        if const_expr(g.h is not None):
+            self.store(g.h, found, (turn, of), g, rest)
+
+    def multiply(self, state, factor, there):
+        """The product of the factors, where it is asked for."""
+        for e in range(self.turns.vector - self.spec.vector):
+            i = self.spec.vector + e
+            found = state[i] * factor[e]
+            state[i] = found if there is None else cutlass.select_(there, found, state[i])
 
     @cute.jit
     def gradients(self, held, turn, of, g: Given, rest: cutlass.Constexpr):
@@ -196,7 +219,9 @@ class ColumnScan:
             s, factor = turn.k * n + j, vectors.wide(a[j])
             if j == 0:  # what comes into the first token is the final state's gradient itself
                 factor = [cutlass.select_(s == 0, Float32(1.0), x) for x in factor]
-            slope = steps(factor, slope, vectors.wide(dh[j]), s < T if rest else None)
+            there = s < T if rest else None
+            slope = steps(factor, slope, vectors.wide(dh[j]), there)
+            self.multiply(state, factor, there)
             found.append(slope)
         put(state, slope)
         self.turns.hand_on(state, slots, turn)
@@ -229,6 +254,11 @@ def steps(a, h, b, there=None):
     """a h + b of each channel; h where the token is not there."""
     found = [cute.math.fma(x, y, z) for x, y, z in zip(a, h, b, strict=True)]
     return found if there is None else [cutlass.select_(there, x, y) for x, y in zip(found, h, strict=True)]
+
+
+def finite(x):
+    """A product that is too large counts as the largest number: a state of 0 stays 0 behind it."""
+    return cute.arch.fmin(cute.arch.fmax(x, -LARGEST), LARGEST)
 
 
 def put(held, values):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tkq.recurrence.config import ScanConfig
 from tkq.recurrence.plan import plan, widest
+from tkq.recurrence.segments import segments
 from tkq.recurrence.spec import ScanSpec
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
@@ -108,16 +109,59 @@ def vector_of(time: bool, *tensors: Tensor | None) -> int:
 
 
 def _launch(spec, read, others, states, falling):
-    """One launch. read: a, and b or dh; others: h, da, db; states: state, final, dstate, (B, C) each."""
+    """read: a, and b or dh; others: h, da, db, (B, T, C) each; states: state, final, dstate, (B, C) each."""
+    if spec.layout == "time":
+        read, others, states = _merged(read, others, states)
+    part = segments(spec, *read, *others)
+    if part is None:
+        _run(spec, read, others, states, falling)
+    else:
+        _in_segments(part, spec, (read, others), states, falling)
+
+
+def _in_segments(part, spec, tensors, states, falling):
+    """As `Segments` says."""
+    (read, others), (state, final, dstate) = ([part.view(x) for x in of] for of in tensors), states
+    a, B = read[0], part.size[0]
+    made, product = (a.new_empty(B, a.shape[2], dtype=torch.float32) for _ in range(2))
+    ends = replace(spec, ends=True, state=None, final=not spec.backward, of_state=spec.backward)
+    _run(ends, read, (None,) * 3, (None, *((None, made) if spec.backward else (made, None))), falling, product)
+    given, behind = (final if spec.backward else state), torch.empty_like(part.ends(made))
+    last = dstate if spec.backward else final
+    whole = ScanSpec("fp32", state=_name(given), final=last is not None)
+    _run(whole, (part.ends(product), part.ends(made)), (behind, None, None), (given, last, None), falling)
+    incoming = part.incoming(given, behind, falling)
+    if not spec.backward:
+        _run(replace(spec, state="fp32", final=False), read, others, (incoming, None, None), falling)
+        return
+    before = None
+    if spec.of_a:  # h before a segment's first token: the one that a falling scan takes last
+        h = others[0]
+        edge = h[:, 0 if not falling else -1].unflatten(0, (-1, part.count)).float()
+        before = part.incoming(state, edge, not falling)
+    spec = replace(spec, state=_name(before), final=True, of_state=False)
+    _run(spec, read, others, (before, incoming, None), falling)
+
+
+def _merged(read, others, states):
+    """Lines of all sequences as those of one, where they lie at the same distances."""
+    given = [x for x in (*read, *others) if x is not None]
+    B, T, C = given[0].shape
+    if B == 1 or not all(x.stride(0) == C * x.stride(2) for x in given):
+        return read, others, states
+    one = lambda x: None if x is None else x.as_strided((1, T, B * C), (x.stride(0), 1, x.stride(2)))
+    return *([one(x) for x in of] for of in (read, others)), [None if x is None else x.reshape(1, -1) for x in states]
+
+
+def _run(spec, read, others, states, falling, product=None):
+    """One launch."""
     a, b = read
     time = spec.layout == "time"
     vector = vector_of(time, *read, *others)
-    states = tuple(None if t is None else t.contiguous().view(-1) for t in states)
+    states = tuple(None if t is None else t.contiguous().view(-1) for t in (*states, product))
     (B, _, C), device = a.shape, a.get_device()
-    if time:
-        spec = replace(spec, vector=vector, falling=falling)
-    else:
-        spec = replace(spec, vector=widest(vector, spec.dtype, B * C))
+    spec = replace(spec, vector=vector, falling=falling) if time else replace(
+        spec, vector=widest(vector, spec.dtype, B * C))
     _launcher(device, spec, plan(spec, B * C), a)(a, (b, *others, *states), -1 if falling else 1)
 
 

@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
-from tkq.recurrence.columns import Given, Operands, put, steps
+from tkq.recurrence.columns import Given, Operands, finite, put, steps
 from tkq.recurrence.config import WARP
 from tkq.recurrence.turns import Turn, Turns
 from tkq.runtime.compile import fake
@@ -46,7 +46,7 @@ class LineScan:
 
     def __init__(self, spec, config):
         self.spec, self.config, self.dtype = spec, config, tk.element_type(spec.dtype)
-        self.turns = Turns(1, config.warps)
+        self.turns = Turns(1 + spec.ends, config.warps)
         self.across = config.rows // spec.vector  # vectors of a line's run
         self.pitch = config.rows + PAD * 8 // self.dtype.width
         self.chunk = min(config.rows, 128 // self.dtype.width)  # tokens that a lane reads of its line at once
@@ -64,8 +64,9 @@ class LineScan:
         def states(kind):
             return fake.tensor(kind, (N,), align=tk.element_type(kind).width // 8) if kind else None
 
-        operands = Operands(rows(), rows(not spec.backward or spec.of_a), rows(spec.of_a), rows(spec.of_b),
-                            states(spec.state), states(spec.final and "fp32"), states(spec.of_state and "fp32"))
+        operands = Operands(rows(), rows(spec.reads_h), rows(spec.of_a), rows(spec.of_b),
+                            states(spec.state), states(spec.final and "fp32"), states(spec.of_state and "fp32"),
+                            states(spec.ends and "fp32"))
         return rows(), operands, Int32(0)
 
     @cute.jit
@@ -91,7 +92,8 @@ class LineScan:
         across = cute.ceil_div(C, self.lanes)
         batch, first = block // across, block % across * self.lanes
         of = Place(batch, first, cutlass.min(first + lane, C - 1), first + lane < C)
-        state, before = (cute.make_rmem_tensor((1,), Float32) for _ in range(2))
+        state, before = (cute.make_rmem_tensor((n,), Float32) for n in (self.turns.vector, 1))
+        state.fill(1.0)  # the product of the factors stands behind it
         column = batch * C + of.channel
         before[0] = Float32(0.0 if g.state is None else g.state[column])
         if const_expr(self.spec.backward):
@@ -105,8 +107,12 @@ class LineScan:
         if (runs - 1) % warps == warp and of.inside:
             if const_expr(not self.spec.backward and g.final is not None):
                 g.final[column] = state[0]
+            last = Float32(1.0)
             if const_expr(g.dstate is not None):
-                g.dstate[column] = self.token(g.a, of, T - 1) * state[0]
+                last = self.token(g.a, of, T - 1)
+                g.dstate[column] = last * state[0]
+            if const_expr(g.product is not None):
+                g.product[column] = finite(last * state[1])
 
     # ---- where things lie -------------------------------------------------------------------------------------------
 
@@ -213,14 +219,18 @@ class LineScan:
             lines[0] = [cutlass.select_(turn.k == 0, Float32(1.0), edges[0])] + lines[0][:-1]
         whole = (turn.k + 1) * n <= T
         for j in cutlass.range_constexpr(n):
-            slope = steps(lines[0][j:j + 1], slope, lines[1][j:j + 1], whole | (turn.k * n + j < T))
+            there = whole | (turn.k * n + j < T)
+            slope = steps(lines[0][j:j + 1], slope, lines[1][j:j + 1], there)
             found += slope
+            if const_expr(self.spec.ends):
+                state[1] = cutlass.select_(there, state[1] * lines[0][j], state[1])
         put(state, slope)
         self.turns.hand_on(state, held.slots, turn)
         if const_expr(self.spec.backward):
             self.back(found, lines, edges, (turn, of, first), held, g)
         else:
-            self.out(g.h, found, parts[1], of, (first, lane))
+            if const_expr(g.h is not None):
+                self.out(g.h, found, parts[1], of, (first, lane))
         cute.arch.sync_warp()
 
     @cute.jit

@@ -5,6 +5,8 @@ from .config import WARP, ScanConfig
 from .spec import BITS, ScanSpec
 
 SMS = 132
+SHORTEST, SEGMENT = 8192, 256  # tokens of a scan in segments, of a segment
+MOST_BITS = 512 * 32  # of a token of all columns
 
 
 def plan(spec: ScanSpec, columns: int) -> ScanConfig:
@@ -23,3 +25,14 @@ def widest(vector: int, dtype: str, columns: int) -> int:
     while most > 1 and columns < SMS * WARP * most:
         most //= 2
     return min(vector, most)
+
+
+def segments_of(spec: ScanSpec, columns: int, tokens: int) -> int:
+    """Segments of the tokens. One, but of few columns and many tokens, whose steps would take longer than reading a and
+    b twice: a power of two that divides the tokens."""
+    if tokens < SHORTEST or columns * BITS[spec.dtype] > MOST_BITS:
+        return 1
+    count = 1
+    while count * columns < SMS * WARP and tokens % (2 * count) == 0 and tokens // (2 * count) >= SEGMENT:
+        count *= 2
+    return count

@@ -16,7 +16,8 @@ class ScanSpec:
     state: dtype of the initial state, None without. final: a forward writes the final state, a backward has its
     gradient. gradients: None for the forward; of a backward, what it makes: da, db. of_state: a backward writes the
     initial state's gradient, too. falling: along time, from the last token to the first (along channels the same
-    kernel goes both ways).
+    kernel goes both ways). ends: of h, da and db nothing is written, but the final state or dstate, and the product of
+    all factors: what a segment of the tokens makes of the state that comes into it.
     """
 
     dtype: str
@@ -27,6 +28,7 @@ class ScanSpec:
     gradients: str | None = None
     of_state: bool = False
     falling: bool = False
+    ends: bool = False
 
     def __post_init__(self):
         kinds = tuple(BITS)
@@ -47,12 +49,17 @@ class ScanSpec:
     @property
     def of_a(self) -> bool:
         """Does a backward write da?"""
-        return self.gradients in ("a", "both")
+        return self.gradients in ("a", "both") and not self.ends
 
     @property
     def of_b(self) -> bool:
         """Does it write db?"""
-        return self.gradients in ("b", "both")
+        return self.gradients in ("b", "both") and not self.ends
+
+    @property
+    def reads_h(self) -> bool:
+        """Is there an h: which a forward writes, and a backward reads for da?"""
+        return self.of_a if self.backward else not self.ends
 
 
 def vectors(dtype: str) -> tuple[int, ...]:

@@ -163,3 +163,15 @@ def test_the_same_bits():
     found = [torch.autograd.grad(tkq.scan(*given), given, gradient(given[0])) for _ in range(3)]
     assert all(torch.equal(x, y) for x, y in zip(found[0], found[1])) and all(
         torch.equal(x, y) for x, y in zip(found[0], found[2]))
+
+
+@pytest.mark.parametrize("reverse, time", [(False, False), (True, True)])
+def test_segments(reverse, time):
+    """Few columns of many tokens."""
+    a, b, state = make(2, 8192, 12, "fp32", time=time)
+    check(a, b, state, reverse=reverse)
+    with torch.no_grad():
+        found = [tkq.scan(a, b, state, reverse, True) for _ in range(2)]
+        alone = tkq.scan(a[:, 1:], b[:, 1:], state, reverse)  # of an odd number of tokens
+    assert all(torch.equal(x, y) for x, y in zip(*found))
+    torch.testing.assert_close(alone[:, 4000:], found[0][0][:, 4001:], rtol=1e-4, atol=1e-4)

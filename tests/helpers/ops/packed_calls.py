@@ -64,6 +64,10 @@ def channels_along_time(t):
     return dict(x=t(2, 64, t.rows), weight=t(64, 4), bias=t(64))
 
 
+def channels_and_numbers(t):
+    return dict(channels(t), seq_idx=(t(2, t.rows).abs() > 1).int())
+
+
 def packed_channels(t):
     return dict(x=t(1, t.rows, 64), weight=t(64, 4), bias=t(64), initial_state=t(3, 64, 3), cu_seqlens=t.starts(3))
 
