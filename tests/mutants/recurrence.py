@@ -36,10 +36,8 @@ MUTANTS = (
         "scan", "tkq/recurrence/lines.py",
         ("in_the_order_of_memory", "self.put_own(values[::-1] if self.spec.falling else values, part, lane)",
          "self.put_own(values, part, lane)", FALLING),
-        ("lines_behind_the_last_are_written", "if of.first + line < C and t >= 0 and t < T:", "if t >= 0 and t < T:",
-         AROUND),
-        ("tokens_behind_the_last_are_written", "if of.first + line < C and t >= 0 and t < T:",
-         "if of.first + line < C:", AROUND),
+        ("lines_behind_the_last_are_written", "there = of.first + line < C", "there = of.first + line < 2 * C", AROUND),
+        ("tokens_behind_the_last_are_written", "there = there & (t >= 0) & (t < T)", "pass", AROUND),
         ("factor_of_the_run_itself", EDGES, EDGES.replace("turn.k * n - 1", "turn.k * n"), TIME),
         ("state_of_the_run_itself", EDGES, EDGES.replace("(turn.k + 1) * n", "(turn.k + 1) * n - 1"), TIME)),
 )

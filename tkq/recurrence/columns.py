@@ -5,6 +5,7 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
+from cutlass.cute.nvgpu import CopyG2ROp, L2PrefetchSize
 
 import tkq.tile as tk
 from tkq.recurrence.config import WARP
@@ -92,8 +93,7 @@ class ColumnScan:
         """way: 1, or -1 where the scan starts at the last token."""
         B, _, C = a.shape
         blocks = cute.ceil_div(B * C, WARP * self.spec.vector)
-        self.kernel(Given(a, *operands, way)).launch(grid=[blocks, 1, 1], block=[self.config.threads, 1, 1],
-                                                     stream=stream)
+        self.kernel(Given(a, *operands, way)).launch(grid=[blocks, 1, 1], stream=stream, **self.config.launch)
 
     @cute.kernel
     def kernel(self, g: Given):
@@ -174,7 +174,14 @@ class ColumnScan:
         return cute.make_tensor(pointer, cute.make_layout(self.spec.vector))
 
     def load(self, x, of, tokens, g):
-        return [vectors.load(self.row(x, of, s, g)) for s in tokens]
+        return [load(self.row(x, of, s, g)) for s in tokens]
+
+    def converted(self, *held):
+        """Rows as lists of fp32 values, before the turn comes: others' turns are not to wait for it."""
+        return [[vectors.wide(x) for x in rows] for rows in held] if self.config.early else held
+
+    def numbers(self, row):
+        return row if self.config.early else vectors.wide(row)
 
     def wide(self, x, of, tokens, g):
         return [vectors.wide(row) for row in self.load(x, of, tokens, g)]
@@ -185,12 +192,13 @@ class ColumnScan:
         state, _, slots = held
         V, n, T, tokens = self.spec.vector, self.config.rows, g.a.shape[1], self.tokens(turn, g, rest)
         a, b = self.load(g.a, of, tokens, g), self.load(g.b, of, tokens, g)
+        a, b = self.converted(a, b)
         self.turns.take(state, slots, turn)
         h, found = [state[e] for e in range(V)], []
         for j in cutlass.range_constexpr(n):
             there = turn.k * n + j < T if rest else None
-            factor = vectors.wide(a[j])
-            h = steps(factor, h, vectors.wide(b[j]), there)
+            factor = self.numbers(a[j])
+            h = steps(factor, h, self.numbers(b[j]), there)
             self.multiply(state, factor, there)
             found.append(h)
         put(state, h)
@@ -213,14 +221,15 @@ class ColumnScan:
         a = self.load(g.a, of, self.tokens(turn, g, rest, -1), g)
         dh = self.load(g.b, of, self.tokens(turn, g, rest), g)
         h = self.load(g.h, of, self.tokens(turn, g, rest, 1), g) if self.spec.of_a else []
+        a, dh = self.converted(a, dh)
         self.turns.take(state, slots, turn)
         slope, found = [state[e] for e in range(V)], []
         for j in cutlass.range_constexpr(n):
-            s, factor = turn.k * n + j, vectors.wide(a[j])
+            s, factor = turn.k * n + j, self.numbers(a[j])
             if j == 0:  # what comes into the first token is the final state's gradient itself
                 factor = [cutlass.select_(s == 0, Float32(1.0), x) for x in factor]
             there = s < T if rest else None
-            slope = steps(factor, slope, vectors.wide(dh[j]), there)
+            slope = steps(factor, slope, self.numbers(dh[j]), there)
             self.multiply(state, factor, there)
             found.append(slope)
         put(state, slope)
@@ -248,6 +257,19 @@ class ColumnScan:
                         vectors.store(held, self.row(x, of, s, g))
                 else:
                     vectors.store(held, self.row(x, of, s, g))
+
+
+def load(src):
+    """src, in registers. Rows of a warp that are half a line of L2 have the other half fetched with them, which another
+    block reads at about the same time."""
+    dtype, n = src.element_type, cute.size(src)
+    if n * dtype.width * WARP >= 1024:
+        return vectors.load(src)
+    atom = cute.make_copy_atom(CopyG2ROp(), dtype, num_bits_per_copy=n * dtype.width,
+                               l2_prefetch_size=L2PrefetchSize.SIZE_128B)
+    held = cute.make_rmem_tensor(n, dtype)
+    cute.copy(atom, src, held)
+    return held
 
 
 def steps(a, h, b, there=None):

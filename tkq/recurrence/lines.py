@@ -12,6 +12,7 @@ from tkq.recurrence.config import WARP
 from tkq.recurrence.turns import Turn, Turns
 from tkq.runtime.compile import fake
 from tkq.tile import vectors
+from tkq.tile.assembly import opaque_sum
 
 PAD = 16  # bytes behind each line in shared memory: neighbouring lines' vectors lie in other banks
 
@@ -73,8 +74,8 @@ class LineScan:
     def __call__(self, a: cute.Tensor, operands: Operands, way: Int32, stream: cuda.CUstream):
         """way: not looked at: the spec says it."""
         B, _, C = a.shape
-        self.kernel(Given(a, *operands, way)).launch(grid=[B * cute.ceil_div(C, WARP), 1, 1],
-                                                     block=[self.config.threads, 1, 1], stream=stream)
+        self.kernel(Given(a, *operands, way)).launch(grid=[B * cute.ceil_div(C, WARP), 1, 1], stream=stream,
+                                                     **self.config.launch)
 
     @cute.kernel
     def kernel(self, g: Given):
@@ -103,7 +104,10 @@ class LineScan:
         runs = cute.ceil_div(T, self.config.rows)
         held = Held(state, before, *shared)
         for k in cutlass.range(warp, runs, warps, unroll=1):
-            self.run(held, Turn(k, runs, warp, lane), of, g)
+            if (k + 1) * self.config.rows <= T:
+                self.run(held, Turn(k, runs, warp, lane), of, g)
+            else:
+                self.run(held, Turn(k, runs, warp, lane), of, g, True)
         if (runs - 1) % warps == warp and of.inside:
             if const_expr(not self.spec.backward and g.final is not None):
                 g.final[column] = state[0]
@@ -143,15 +147,26 @@ class LineScan:
 
     # ---- between memory and lines -----------------------------------------------------------------------------------
 
-    def load(self, x, of, first, lane):
+    def load(self, x, of, first, lane, rest):
         """A run of all lines, in vectors, in registers. What lies outside is the nearest inside."""
-        T, C, V, found = x.shape[1], x.shape[2], self.spec.vector, []
-        for i in range(self.across):
-            line, vector = self.place(i, lane)
-            address = self.line(x, of, cutlass.min(of.first + line, C - 1))
-            t = cutlass.max(cutlass.min(first + vector * V, T - V), 0)
+        T, V, found = x.shape[1], self.spec.vector, []
+        for i, address in enumerate(self.addresses(x, of, lane)):
+            t = first + self.place(i, lane)[1] * V
+            t = cutlass.max(cutlass.min(t, T - V), 0) if rest else t
             found.append(vectors.load(self.at(x, address, t, V)))
         return found
+
+    def addresses(self, x, of, lane):
+        """Of the lines of a warp's accesses: of those that there are not the last one's. From one to the next by sums
+        that the compiler does not see through: it would have all of them in registers throughout the loop."""
+        C, line = x.shape[2], self.place(0, lane)[0]
+        address, each = self.line(x, of, cutlass.min(of.first + line, C - 1)), self.lanes // self.across
+        step = Int64(x.stride[2]) * (each * x.element_type.width // 8)
+        for i in range(self.across):
+            if i and each:  # otherwise all are of one line
+                there = of.first + line + i * each < C
+                address = opaque_sum(address, cutlass.select_(there, step, Int64(0)))
+            yield address
 
     def from_shared(self, part, line, t, n):
         held = cute.make_rmem_tensor(n, self.dtype)
@@ -186,24 +201,30 @@ class LineScan:
             self.to_shared(vectors.packed(values[c:c + self.chunk], self.dtype), part, lane, c, self.chunk)
 
     @cute.jit
-    def store(self, x: cute.Tensor, part: cute.Tensor, of, first, lane):
+    def store(self, x: cute.Tensor, part: cute.Tensor, of, at, rest: cutlass.Constexpr):
+        first, lane = at
         T, C, V = x.shape[1], x.shape[2], self.spec.vector
         places = [self.place(i, lane) for i in range(self.across)]
         found = [self.from_shared(part, line, vector * V, V) for line, vector in places]
+        address = self.addresses(x, of, lane)
         for i in cutlass.range_constexpr(self.across):
             line, vector = places[i]
-            t = first + vector * V
-            if of.first + line < C and t >= 0 and t < T:
-                vectors.store(found[i], self.at(x, self.line(x, of, of.first + line), t, V))
+            t, to = first + vector * V, next(address)
+            there = of.first + line < C
+            if const_expr(rest):
+                there = there & (t >= 0) & (t < T)
+            if there:
+                vectors.store(found[i], self.at(x, to, t, V))
 
     # ---- the scan ---------------------------------------------------------------------------------------------------
 
     @cute.jit
-    def run(self, held, turn, of, g: Given):
+    def run(self, held, turn, of, g: Given, rest: cutlass.Constexpr = False):
+        """rest: some of the run's tokens may be behind the last one."""
         T, n, lane, state = g.a.shape[1], self.config.rows, turn.lane, held.state
         first, parts = self.memory(turn.k, T), [held.parts[None, None, i] for i in range(self.tensors)]
         read = [g.a, g.b] + [g.h] * (self.tensors - 2)
-        loaded = [self.load(x, of, first, lane) for x in read]
+        loaded = [self.load(x, of, first, lane, rest) for x in read]
         edges = []
         if const_expr(self.spec.backward):
             edges = [self.token(g.a, of, turn.k * n - 1), self.token(read[-1], of, (turn.k + 1) * n)]
@@ -217,40 +238,42 @@ class LineScan:
         slope, found = [state[0]], []
         if const_expr(self.spec.backward):  # what comes into the first token is the final state's gradient itself
             lines[0] = [cutlass.select_(turn.k == 0, Float32(1.0), edges[0])] + lines[0][:-1]
-        whole = (turn.k + 1) * n <= T
         for j in cutlass.range_constexpr(n):
-            there = whole | (turn.k * n + j < T)
+            there = turn.k * n + j < T if rest else None
             slope = steps(lines[0][j:j + 1], slope, lines[1][j:j + 1], there)
             found += slope
             if const_expr(self.spec.ends):
-                state[1] = cutlass.select_(there, state[1] * lines[0][j], state[1])
+                factor = lines[0][j] if there is None else cutlass.select_(there, lines[0][j], Float32(1.0))
+                state[1] = state[1] * factor
         put(state, slope)
         self.turns.hand_on(state, held.slots, turn)
         if const_expr(self.spec.backward):
-            self.back(found, lines, edges, (turn, of, first), held, g)
+            self.back(found, lines, edges, (turn, of, first), held, g, rest)
         else:
             if const_expr(g.h is not None):
-                self.out(g.h, found, parts[1], of, (first, lane))
+                self.out(g.h, found, parts[1], of, (first, lane), rest)
         cute.arch.sync_warp()
 
     @cute.jit
-    def back(self, found, lines, edges, place, held, g: Given):
+    def back(self, found, lines, edges, place, held, g: Given, rest: cutlass.Constexpr):
         """db and da of a run."""
         (turn, of, first), n, T = place, self.config.rows, g.a.shape[1]
         if const_expr(self.spec.of_b):
-            self.out(g.db, found, held.parts[None, None, 1], of, (first, turn.lane))
+            self.out(g.db, found, held.parts[None, None, 1], of, (first, turn.lane), rest)
         if const_expr(self.spec.of_a):
             earlier = lines[2][1:] + [edges[1]]
             products = []
             for j in cutlass.range_constexpr(n):
-                last = turn.k * n + j >= T - 1
-                products.append(found[j] * cutlass.select_(last, held.before[0], earlier[j]))
-            self.out(g.da, products, held.parts[None, None, 2], of, (first, turn.lane))
+                if const_expr(rest or j == n - 1):
+                    last = turn.k * n + j >= T - 1
+                    products.append(found[j] * cutlass.select_(last, held.before[0], earlier[j]))
+                else:
+                    products.append(found[j] * earlier[j])
+            self.out(g.da, products, held.parts[None, None, 2], of, (first, turn.lane), rest)
 
     @cute.jit
-    def out(self, x: cute.Tensor, values, part: cute.Tensor, of, at):
+    def out(self, x: cute.Tensor, values, part: cute.Tensor, of, at, rest: cutlass.Constexpr):
         """A run's results, in the scan's order, by way of shared memory."""
-        first, lane = at
-        self.put_own(values[::-1] if self.spec.falling else values, part, lane)
+        self.put_own(values[::-1] if self.spec.falling else values, part, at[1])
         cute.arch.sync_warp()
-        self.store(x, part, of, first, lane)
+        self.store(x, part, of, at, rest)

@@ -13,7 +13,7 @@ def plan(spec: ScanSpec, columns: int) -> ScanConfig:
     """Along channels: registers for 64 accesses of a run of a forward, for 48 of a backward; as many warps as let all
     blocks reside at once, each with all of its columns' tokens. Along time: runs of 64 bytes of each line."""
     if spec.layout == "time":
-        return ScanConfig(rows=min(512 // BITS[spec.dtype], 16 * spec.vector), warps=4)
+        return ScanConfig(rows=min(512 // BITS[spec.dtype], 8 * spec.vector), warps=4)
     blocks = -(-columns // (WARP * spec.vector))
     return ScanConfig(rows=16 if spec.backward else 32, warps=12 if blocks <= SMS else 4)
 
