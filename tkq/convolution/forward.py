@@ -126,10 +126,12 @@ class ChannelForward:
         for j in cutlass.range_constexpr(n):
             t, mine = first + j, rows[j:j + self.taps.width]
             result = cute.make_rmem_tensor((V,), Float32)
+            if const_expr(self.spec.numbers):  # all tokens go one way: of two the compiler would compute both
+                of = self.sequences.follow(g.cu, t, of, g.x.shape[1], here[n][j])
+                mine = self.taps.seen(mine, t - of.begin, lambda column: [Float32(0.0)] * V)
             put(result, 0, self.taps.sums(mine, *taps[:2]))
-            if const_expr(g.cu is not None):
-                number = here[n][j] if const_expr(self.spec.numbers) else None
-                of = self.sequences.follow(g.cu, t, of, g.x.shape[1], number)
+            if const_expr(g.cu is not None and not self.spec.numbers):
+                of = self.sequences.follow(g.cu, t, of, g.x.shape[1])
                 self.in_sequence(result, (t - of.begin, channel, mine), taps, of, g)
             if const_expr(rest):
                 if t < end:
@@ -148,9 +150,8 @@ class ChannelForward:
         if age < self.taps.ahead:
             before = state_column(g.state, (of.number, channel), self.spec.vector)
             put(result, 0, self.taps.sums(self.taps.seen(rows, age, before), *taps[:2]))
-        if const_expr(self.sequences.gaps):
-            if not self.sequences.there(g.cu, of):
-                result.fill(0.0)
+        if not self.sequences.there(g.cu, of):
+            result.fill(0.0)
 
     def finish(self, result, y, norm):
         found = unpacked(result, 1, self.spec.vector)[0]

@@ -25,8 +25,6 @@ class Sequences:
 
     A warp looks for the sequence of its first token, and goes on from there. lanes: that look together."""
 
-    gaps = True  # may a token have no sequence?
-
     def __init__(self, kind, lanes):
         self.kind, self.lanes = kind, lanes
 
@@ -101,8 +99,6 @@ class Numbers:
     """Tokens have a number each, in cu's place, (B, S): neighbours of one number are a sequence. What a tap needs to
     know is how far back its sequence reaches, W - 1 tokens at most: so a warp looks at as many numbers before its first
     token, and goes on from there by those of its tokens, which are loaded with x."""
-
-    gaps = False
 
     def __init__(self, ahead):
         self.ahead = ahead
