@@ -4,7 +4,10 @@ import itertools
 import pytest
 import torch
 
+import tkq
 from tkq.reference import convolution as reference
+
+NUMBERS = torch.zeros(1, 9, dtype=torch.int32)
 
 
 @pytest.mark.parametrize("activation", [None, "silu"])
@@ -34,6 +37,19 @@ def test_gradients_of_normed_heads_are_autograds():
     found = reference.causal_conv1d_backward(dy, None, *given[:3], "silu", given[3], None, 3, 4)
     for a, b in zip(found, torch.autograd.grad((y * dy).sum(), given)):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("error, words, more", [
+    (NotImplementedError, "head_dim: is 32, supported are 64 and 128", dict(norm_heads=1, head_dim=32)),
+    (ValueError, "norm_heads: 3 heads of 64 channels", dict(norm_heads=3, head_dim=64)),
+    (ValueError, "seq_idx is given, allowed is cu_seqlens None", dict(
+        cu_seqlens=torch.tensor([0, 9]), seq_idx=NUMBERS)),
+    (ValueError, "seq_idx is given, allowed are initial_state None", dict(output_final_state=True, seq_idx=NUMBERS)),
+    (ValueError, "causal_conv1d: seq_idx:", dict(seq_idx=NUMBERS[:, :8])),
+    (ValueError, "causal_conv1d: cu_seqlens: has 2 dimensions", dict(cu_seqlens=NUMBERS))])
+def test_refused_by_name(error, words, more):
+    with pytest.raises(error, match=words):
+        tkq.causal_conv1d(torch.zeros(1, 9, 128), torch.zeros(128, 4), **more)
 
 
 def test_it_is_torchs():
