@@ -149,36 +149,31 @@ class ChannelBackward:
         n, ahead, V, (window, sums, pending) = self.config.rows, self.taps.ahead, self.spec.vector, held
         base, first, end, last, channel = place
         rows = unpacked(window, ahead, V) + [vectors.wide(x) for x in here[:n]]
-        tokens, ages = [], []
         for j in cutlass.range_constexpr(n):
             t = base + j
             inside = (t < end, t < last) if const_expr(rest) else (None, None)
-            tokens.append((*inside, rows[j:j + self.taps.width], vectors.wide(here[n + j])))
-            if const_expr(self.spec.numbers):
+            token = *inside, rows[j:j + self.taps.width], vectors.wide(here[n + j])
+            if const_expr(g.cu is None):
+                self.add((sums, pending), j, token, taps)
+            elif const_expr(self.spec.numbers):
                 of = self.sequences.follow(g.cu, t, of, g.x.shape[1], here[2 * n][j])
-                ages.append(t - of.begin)
-        if const_expr(self.spec.numbers):
-            self.numbered((sums, pending), tokens, ages, taps)
-        else:
-            for j in cutlass.range_constexpr(n):
-                if const_expr(g.cu is None):
-                    self.add((sums, pending), j, tokens[j], taps)
-                else:
-                    put(pending, ahead + j, [Float32(0.0)] * V)
-                    of = self.sequences.follow(g.cu, base + j, of, g.x.shape[1])
-                    self.in_sequence((sums, pending), j, (channel, base + j - of.begin, *tokens[j]), taps, of, g)
+                self.add_numbered((sums, pending), j, token, taps, t - of.begin)
+            else:
+                put(pending, ahead + j, [Float32(0.0)] * V)
+                of = self.sequences.follow(g.cu, t, of, g.x.shape[1])
+                self.in_sequence((sums, pending), j, (channel, t - of.begin, *token), taps, of, g)
         if const_expr(g.dx is not None):
             self.emit(pending, base - ahead, (first, end), to, g)
         for i in cutlass.range_constexpr(ahead):
             put(window, i, rows[n + i])
         return of
 
-    def numbered(self, held, tokens, ages, taps):
-        """Adds what a group's tokens add, of sequences that begin with 0. ages: their places in their sequences. All
-        tokens go one way: of two the compiler would compute both, and have registers for both."""
-        for j, (counts, live, rows, dy) in enumerate(tokens):
-            seen = self.taps.seen(rows, ages[j], lambda column: [Float32(0.0)] * self.spec.vector)
-            self.add(held, j, (counts, live, seen, dy), taps, ages[j])
+    def add_numbered(self, held, j, token, taps, age):
+        """Adds what a token of a sequence that begins with 0 adds, at whatever place in it: of two ways, for the first
+        tokens and for others, the compiler would compute both, and have registers for both."""
+        counts, live, rows, dy = token
+        seen = self.taps.seen(rows, age, lambda column: [Float32(0.0)] * self.spec.vector)
+        self.add(held, j, (counts, live, seen, dy), taps, age)
 
     @cute.jit
     def in_sequence(self, held, j: cutlass.Constexpr, token, taps, of, g: Given):

@@ -18,8 +18,8 @@ LARGEST = 3.4028234e38
 
 class Operands(NamedTuple):
     """Beside a (B, T, C): b of a forward, dh of a backward; h, which the one writes and the other reads where it has da
-    to make; da, db. state (B C,), the initial one; final (B C,) fp32, or its gradient; dstate (B C,) fp32; product (B
-    C,) fp32, of all factors."""
+    to make; da, db. state (B, C), the initial one; final (B, C) fp32, or its gradient; dstate (B, C) fp32; product (B,
+    C) fp32, of all factors."""
 
     b: cute.Tensor
     h: Optional[cute.Tensor]
@@ -47,9 +47,8 @@ class Given(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A thread's columns: the first one's number among all B C, its sequence and channel, and is it one of them?"""
+    """A thread's columns: their sequence, the first one's channel, and is it one of them?"""
 
-    column: Any
     batch: Any
     channel: Any
     inside: Any
@@ -74,14 +73,14 @@ class ColumnScan:
     def fake_arguments(self):
         """Compiled for any sizes, and any strides but that of channels."""
         spec, v = self.spec, self.spec.vector
-        B, T, C, N = fake.sym(), fake.sym(), fake.sym(divisibility=v), fake.sym(divisibility=v)
+        B, T, C = fake.sym(), fake.sym(), fake.sym(divisibility=v)
 
         def rows(wanted=True):
             strides = fake.sym64(divisibility=v), fake.sym64(divisibility=v), 1
             return fake.tensor(spec.dtype, (B, T, C), strides, align=v * self.dtype.width // 8) if wanted else None
 
         def states(kind):
-            return fake.tensor(kind, (N,), align=tk.element_type(kind).width // 8) if kind else None
+            return fake.tensor(kind, (B, C), align=tk.element_type(kind).width // 8) if kind else None
 
         operands = Operands(rows(), rows(spec.reads_h), rows(spec.of_a), rows(spec.of_b),
                             states(spec.state), states(spec.final and "fp32"), states(spec.of_state and "fp32"),
@@ -108,14 +107,14 @@ class ColumnScan:
         column = (block * self.lanes + lane) * V
         inside = column < B * C
         column = cutlass.min(column, B * C - V)
-        of = Place(column, column // C, column % C, inside)
+        of = Place(column // C, column % C, inside)
         state = cute.make_rmem_tensor((self.turns.vector,), Float32)  # and behind it the product of the factors
         state.fill(1.0)
         before = cute.make_rmem_tensor((V,), Float32)  # the initial state
         for e in cutlass.range_constexpr(V):
-            before[e] = Float32(0.0 if g.state is None else g.state[column + e])
+            before[e] = Float32(0.0 if g.state is None else g.state[of.batch, of.channel + e])
             if const_expr(self.spec.backward):
-                state[e] = Float32(0.0 if g.final is None else g.final[column + e])
+                state[e] = Float32(0.0 if g.final is None else g.final[of.batch, of.channel + e])
             else:
                 state[e] = before[e]
         runs = cute.ceil_div(T, n)
@@ -141,17 +140,17 @@ class ColumnScan:
         """What is behind the last token: the final state, or the initial one's gradient."""
         if const_expr(not self.spec.backward and g.final is not None):
             for e in cutlass.range_constexpr(self.spec.vector):
-                g.final[of.column + e] = state[e]
+                g.final[of.batch, of.channel + e] = state[e]
         if const_expr(g.dstate is not None):
             last = self.wide(g.a, of, [g.a.shape[1] - 1], g)[0]
             for e in cutlass.range_constexpr(self.spec.vector):
-                g.dstate[of.column + e] = last[e] * state[e]
+                g.dstate[of.batch, of.channel + e] = last[e] * state[e]
                 if const_expr(g.product is not None):
-                    g.product[of.column + e] = finite(last[e] * state[self.spec.vector + e])
+                    g.product[of.batch, of.channel + e] = finite(last[e] * state[self.spec.vector + e])
         else:
             if const_expr(g.product is not None):
                 for e in cutlass.range_constexpr(self.spec.vector):
-                    g.product[of.column + e] = finite(state[self.spec.vector + e])
+                    g.product[of.batch, of.channel + e] = finite(state[self.spec.vector + e])
 
     def tokens(self, turn, g, rest, away=0):
         """The run's tokens, or those `away` of them, each the nearest one that there is."""

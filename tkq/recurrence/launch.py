@@ -49,16 +49,17 @@ def result_like(a: Tensor, time: bool) -> Tensor:
 
 
 def forward(a: Tensor, b: Tensor, state: Tensor | None, reverse: bool, final: bool) -> tuple:
-    """(h, the final state fp32 or None), of CUDA tensors that have been looked at."""
+    """(h, the final state fp32 or None, what was launched: the function and its arguments), of CUDA tensors that have
+    been looked at. None where it was not one launch."""
     B, _, C = a.shape
     time = along_time(a)
     h = result_like(a, time)
     last = a.new_empty(B, C, dtype=torch.float32) if final else None
     if not h.numel():
-        return h, final_of_none(last, state)
+        return h, final_of_none(last, state), None
     spec = ScanSpec(dtypes.name_of(a.dtype), layout="time" if time else "channels", state=_name(state), final=final)
-    _launch(spec, (readable(a, time), readable(b, time)), (h, None, None), (state, last, None), reverse)
-    return h, last
+    call = _launch(spec, (readable(a, time), readable(b, time)), (h, None, None), (state, last, None), reverse)
+    return h, last, call
 
 
 def backward(dh: Tensor, dfinal: Tensor | None, a: Tensor, h: Tensor, state: Tensor | None, reverse: bool,
@@ -109,14 +110,14 @@ def vector_of(time: bool, *tensors: Tensor | None) -> int:
 
 
 def _launch(spec, read, others, states, falling):
-    """read: a, and b or dh; others: h, da, db, (B, T, C) each; states: state, final, dstate, (B, C) each."""
+    """What was launched, if one was: the function and its arguments. read: a, and b or dh; others: h, da, db, (B, T, C)
+    each; states: state, final, dstate, (B, C) each."""
     if spec.layout == "time":
         read, others, states = _merged(read, others, states)
     part = segments(spec, *read, *others)
     if part is None:
-        _run(spec, read, others, states, falling)
-    else:
-        _in_segments(part, spec, (read, others), states, falling)
+        return _run(spec, read, others, states, falling)
+    return _in_segments(part, spec, (read, others), states, falling)
 
 
 def _in_segments(part, spec, tensors, states, falling):
@@ -154,15 +155,17 @@ def _merged(read, others, states):
 
 
 def _run(spec, read, others, states, falling, product=None):
-    """One launch."""
+    """One launch, which is returned."""
     a, b = read
     time = spec.layout == "time"
     vector = vector_of(time, *read, *others)
-    states = tuple(None if t is None else t.contiguous().view(-1) for t in (*states, product))
+    states = tuple(None if t is None else t.contiguous() for t in (*states, product))
     (B, _, C), device = a.shape, a.get_device()
     spec = replace(spec, vector=vector, falling=falling) if time else replace(
         spec, vector=widest(vector, spec.dtype, B * C))
-    _launcher(device, spec, plan(spec, B * C), a)(a, (b, *others, *states), -1 if falling else 1)
+    call = _launcher(device, spec, plan(spec, B * C), a), (a, (b, *others, *states), -1 if falling else 1)
+    call[0](*call[1])
+    return call
 
 
 def _name(x):

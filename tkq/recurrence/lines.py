@@ -56,14 +56,14 @@ class LineScan:
     def fake_arguments(self):
         """Compiled for any sizes, and any strides but that of tokens."""
         spec, v = self.spec, self.spec.vector
-        B, T, C, N = fake.sym(), fake.sym(divisibility=v), fake.sym(), fake.sym()
+        B, T, C = fake.sym(), fake.sym(divisibility=v), fake.sym()
 
         def rows(wanted=True):
             strides = fake.sym64(divisibility=v), 1, fake.sym64(divisibility=v)
             return fake.tensor(spec.dtype, (B, T, C), strides, align=v * self.dtype.width // 8) if wanted else None
 
         def states(kind):
-            return fake.tensor(kind, (N,), align=tk.element_type(kind).width // 8) if kind else None
+            return fake.tensor(kind, (B, C), align=tk.element_type(kind).width // 8) if kind else None
 
         operands = Operands(rows(), rows(spec.reads_h), rows(spec.of_a), rows(spec.of_b),
                             states(spec.state), states(spec.final and "fp32"), states(spec.of_state and "fp32"),
@@ -95,10 +95,9 @@ class LineScan:
         of = Place(batch, first, cutlass.min(first + lane, C - 1), first + lane < C)
         state, before = (cute.make_rmem_tensor((n,), Float32) for n in (self.turns.vector, 1))
         state.fill(1.0)  # the product of the factors stands behind it
-        column = batch * C + of.channel
-        before[0] = Float32(0.0 if g.state is None else g.state[column])
+        before[0] = Float32(0.0 if g.state is None else g.state[batch, of.channel])
         if const_expr(self.spec.backward):
-            state[0] = Float32(0.0 if g.final is None else g.final[column])
+            state[0] = Float32(0.0 if g.final is None else g.final[batch, of.channel])
         else:
             state[0] = before[0]
         runs = cute.ceil_div(T, self.config.rows)
@@ -110,13 +109,13 @@ class LineScan:
                 self.run(held, Turn(k, runs, warp, lane), of, g, True)
         if (runs - 1) % warps == warp and of.inside:
             if const_expr(not self.spec.backward and g.final is not None):
-                g.final[column] = state[0]
+                g.final[batch, of.channel] = state[0]
             last = Float32(1.0)
             if const_expr(g.dstate is not None):
                 last = self.token(g.a, of, T - 1)
-                g.dstate[column] = last * state[0]
+                g.dstate[batch, of.channel] = last * state[0]
             if const_expr(g.product is not None):
-                g.product[column] = finite(last * state[1])
+                g.product[batch, of.channel] = finite(last * state[1])
 
     # ---- where things lie -------------------------------------------------------------------------------------------
 

@@ -34,10 +34,9 @@ def judge(forward, backward, T, time, way):
     state, dfinal = torch.randn(B, C), torch.randn(B, C)
     h, da, db = (torch.full_like(a, torch.nan) for _ in range(3))
     final, dstate = nan(B, C), nan(B, C)
-    flat = lambda *states: tuple(t.view(-1) for t in states)
-    forward(a, (b, h, None, None, *flat(state, final), None, None), way)
+    forward(a, (b, h, None, None, state, final, None, None), way)
     want = reference.scan(a.double(), b.double(), state.double(), way < 0)
-    backward(a, (dh, h, da, db, *flat(state, dfinal, dstate), None), -way)
+    backward(a, (dh, h, da, db, state, dfinal, dstate, None), -way)
     gradients = reference.scan_backward(dh, dfinal, a.double(), want[0], state, way < 0)
     for found, right in zip((h, final, da, db, dstate), (*want, *gradients), strict=True):
         torch.testing.assert_close(found.double(), right, rtol=1e-4, atol=1e-5)

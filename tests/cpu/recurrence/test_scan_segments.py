@@ -35,7 +35,7 @@ def test_they_are_one_scan(monkeypatch, time, reverse, has_state):
     lying = (lambda: torch.randn(2, 3, 20).mT) if time else lambda: torch.randn(2, 20, 3)
     a, b, dh = (lying() for _ in range(3))
     state, dfinal = (torch.randn(2, 3) if has_state else None for _ in range(2))
-    h, final = launch.forward(a, b, state, reverse, True)
+    h, final, _ = launch.forward(a, b, state, reverse, True)
     want = reference.scan(a, b, state, reverse)
     gradients = reference.scan_backward(dh, dfinal, a, want[0], state, reverse)
     found = launch.backward(dh, dfinal, a, want[0], state, reverse, launch.Wanted(True, True, True))
