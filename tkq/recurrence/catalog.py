@@ -15,7 +15,7 @@ def shipped() -> list:
     backward."""
     found = []
     for dtype, gradients in itertools.product(("bf16", "fp32"), (None, "both")):
-        for vector, columns in ((32 // BITS[dtype], MANY), (1, FEW)):
+        for vector, columns in ((64 // BITS[dtype], MANY), (1, FEW)):
             found.append((ScanSpec(dtype, vector, gradients=gradients), columns))
         found += [(ScanSpec(dtype, 128 // BITS[dtype], "time", gradients=gradients, falling=falling), MANY)
                   for falling in (False, True)]

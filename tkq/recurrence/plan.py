@@ -5,24 +5,27 @@ from .config import WARP, ScanConfig
 from .spec import BITS, ScanSpec
 
 SMS = 132
+BLOCKS = 240  # with accesses of several channels: nearly two an SM
 SHORTEST, SEGMENT = 8192, 256  # tokens of a scan in segments, of a segment
 MOST_BITS = 512 * 32  # of a token of all columns
 
 
 def plan(spec: ScanSpec, columns: int) -> ScanConfig:
-    """Along channels: registers for 64 accesses of a run of a forward, for 48 of a backward; as many warps as let all
-    blocks reside at once, each with all of its columns' tokens. Along time: runs of 64 bytes of each line."""
+    """All blocks reside at once, each with all tokens of its columns: the fewer there are, the more warps each has, and
+    so runs in flight. Along time runs are of 128 bytes of each line, of a backward of 64."""
     if spec.layout == "time":
-        return ScanConfig(rows=min(512 // BITS[spec.dtype], 8 * spec.vector), warps=4)
-    blocks = -(-columns // (WARP * spec.vector))
-    return ScanConfig(rows=16 if spec.backward else 32, warps=12 if blocks <= SMS else 4)
+        rows = min((512 if spec.backward else 1024) // BITS[spec.dtype], 8 * spec.vector)
+        return ScanConfig(rows, 8 if columns <= SMS * WARP else 4)
+    if columns <= SMS * WARP * spec.vector:
+        return ScanConfig(32 if spec.vector * BITS[spec.dtype] < 32 and not spec.backward else 16, 12)
+    return ScanConfig(8 if spec.backward or spec.vector > 2 else 16, 8)
 
 
 def widest(vector: int, dtype: str, columns: int) -> int:
-    """Of the channels that addresses and strides allow in one access, how many are taken: up to 4 bytes, where that
-    leaves a block for every SM."""
-    most = 32 // BITS[dtype]
-    while most > 1 and columns < SMS * WARP * most:
+    """Of the channels that addresses and strides allow in one access, how many are taken: up to 8 bytes, where that
+    leaves blocks for every SM."""
+    most = 64 // BITS[dtype]
+    while most > 1 and columns < BLOCKS * WARP * most:
         most //= 2
     return min(vector, most)
 

@@ -5,7 +5,7 @@ import pytest
 
 from tkq.recurrence.catalog import shipped
 from tkq.recurrence.config import WARP, ScanConfig
-from tkq.recurrence.plan import SMS, plan, widest
+from tkq.recurrence.plan import BLOCKS, SMS, plan, widest
 from tkq.recurrence.spec import LAYOUTS, ScanSpec, vectors
 from tkq.testing import sass
 
@@ -20,7 +20,7 @@ def test_every_spec_has_a_plan(dtype, layout):
         config = plan(ScanSpec(dtype, taken, layout, gradients=gradients), columns)
         assert config.rows % (taken if layout == "time" else 1) == 0
         if layout == "channels" and taken > 1:
-            assert columns >= SMS * WARP * taken
+            assert columns >= BLOCKS * WARP * taken
 
 
 @pytest.mark.parametrize("words, make", [

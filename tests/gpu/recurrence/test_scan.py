@@ -28,7 +28,7 @@ def test_fp32(reverse):
 
 
 def test_two_channels_a_thread():
-    check(*make(3, 70, 2824, "bf16"))
+    check(*make(8, 70, 1930, "bf16"))
 
 
 def test_channels_of_several_sequences_in_a_warp():
