@@ -43,6 +43,7 @@ _PUBLIC = {
     "rope": "tkq.pointwise.rope_ops",
     "rope_cos_sin": "tkq.pointwise.rope_tables",
     "rope_qk": "tkq.pointwise.rope_ops",
+    "scan": "tkq.recurrence.ops",
     "softmax": "tkq.softmax.ops",
     "ssd_step": "tkq.linear_attention.step.ssd_ops",
     "swiglu": "tkq.pointwise.gated_ops",

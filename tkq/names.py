@@ -22,6 +22,7 @@ _ELSEWHERE = {
     "based": "parallelbased fusedchunkbased chunkbased basedlinearattention taylorlinearattention",
     "causal_conv1d": "causalconv1dfn causalconv causalconv1dfunction shortconv depthwiseconv1d conv1d",
     "causal_conv1d_step": "causalconv1dupdate causalconv1dvarlenstates shortconvstep",
+    "scan": "associativescan parallelscan selectivescan chunkhgrn fusedrecurrenthgrn hgrn linearrecurrence warpscan",
     "linear_attn_step": "fusedrecurrentsimplegla fusedrecurrentgla fusedrecurrentlinearattn lightningattndecode",
     "gated_delta_rule_step": "fusedrecurrentgateddeltarule fusedrecurrentdeltarule fusedrecurrentkda "
                              "gateddeltaruledecode fusedrecurrentgateddeltaruleupdate",

@@ -150,8 +150,18 @@ OPS: dict[str, tuple[Part, ...]] = {
         Part("convolution", ("training",), what="forward and backward"),
         Part("convolution", ("packed",), what="packed"),
         Part("convolution", ("packed_training",), what="packed, forward and backward"),
+        Part("convolution", ("numbered",), what="packed by seq_idx"),
+        Part("convolution", ("numbered_training",), what="packed by seq_idx, forward and backward"),
+        Part("convolution", ("normed",), what="normed heads"),
+        Part("convolution", ("normed_training",), what="normed heads, forward and backward"),
     ),
     "causal_conv1d_step": (Part("convolution", ("step",)),),
+    "scan": (
+        Part("scan", ("forward",)),
+        Part("scan", ("training",), what="forward and backward"),
+        Part("scan", ("time",), what="fp32, of contiguous tokens"),
+        Part("scan", ("time_training",), what="fp32, of contiguous tokens, forward and backward"),
+    ),
     "linear_attn_step": (Part("linear_steps", ("gate",)),),
     "gated_delta_rule_step": (Part("linear_steps", ("gdn", "kda")),),
     "ssd_step": (Part("linear_steps", ("ssd",)),),
@@ -178,13 +188,14 @@ AGAINST: dict[str, tuple[str, ...]] = {
     "flashkda": ("FlashKDA",),
     "mamba": ("mamba_ssm",),
     "causal-conv1d": ("causal-conv1d",),
+    "accelerated-scan": ("accelerated_scan",),
     "torch": ("torch", "torch._addmm_activation", "flash SDPA"),
 }
 USUAL = tuple(name for name in AGAINST if name != "quack-tuned")  # that one compiles 44 kernels
 CUBLAS_IN_TORCH = ("fp8_gemm",)  # where the candidate "torch" is a product of cuBLASLt's
 PACKAGES = {"quack": "quack-kernels", "quack-tuned": "quack-kernels", "fa4": "flash-attn-4", "liger": "liger-kernel",
             "torch.compile": "triton", "fla": "flash-linear-attention", "flashinfer": "flashinfer-python",
-            "mamba": "mamba-ssm", "causal-conv1d": "causal-conv1d"}
+            "mamba": "mamba-ssm", "causal-conv1d": "causal-conv1d", "accelerated-scan": "accelerated-scan"}
 MODULES = {"deepgemm": ("deep_gemm", "vllm"), "fa3": ("flash_attn_interface",),
            "flashqla": ("flash_qla",), "flashkda": ("flash_kda",)}  # that one of them is there says it
 
@@ -249,7 +260,8 @@ NAMES = {("attention_forward", "varlen"): "flash_attn_varlen", "attention_forwar
          "both": "cross_entropy_and_gradient", "cross_entropy_mean": "cross_entropy, mean"}
 NAMES |= {("gated_delta_rule", "gates"): "gated_delta_rule, gates of a layer"}
 NAMES |= {(op, "training"): f"{op}, forward and backward" for op in (
-    "linear_attn", "gated_delta_rule", "mamba2_ssd", "hedgehog", "based", "causal_conv1d")}
+    "linear_attn", "gated_delta_rule", "mamba2_ssd", "hedgehog", "based", "causal_conv1d", "scan")}
+NAMES |= {("scan", "time"): "scan, fp32", ("scan", "time_training"): "scan, fp32, forward and backward"}
 NAMES |= {f"{op}_backward": f"{op}, backward" for op in ("rmsnorm", "layernorm", "softmax", "cross_entropy")}
 # by the first word of an op: the other words as pages and pictures have them
 _FP8 = {"tensor": "scales per tensor", "row": "scales per row", "1x128_128x128": "scales 1x128 and 128x128",

@@ -3,8 +3,9 @@ packed sequences (x, weight, bias, cu_seqlens) -> y, of steps (x, weight, bias, 
 behind these.
 
 causal-conv1d: its function on x transposed, of the order in memory in which channels are contiguous; packed sequences
-by seq_idx. fla: its causal_conv1d. torch: conv1d of the transposed, padded at both ends and cut. copy: what moves the
-bytes of x and y, of training those of five such tensors.
+by seq_idx; with numbers, seq_idx stands in cu_seqlens' place. fla: its causal_conv1d. torch: conv1d of the transposed,
+padded at both ends and cut. Normed heads: these, and fla's l2norm behind them. copy: what moves the bytes of x and y,
+of training those of five such tensors.
 """
 
 from __future__ import annotations
@@ -35,6 +36,28 @@ def package_packed() -> Callable:
             numbers[cu.data_ptr()] = (torch.searchsorted(cu, place, right=True) - 1).int()[None]
         return causal_conv1d_fn(x.mT, weight, bias, seq_idx=numbers[cu.data_ptr()], activation="silu").mT
 
+    return call
+
+
+def package_numbered() -> Callable:
+    from causal_conv1d import causal_conv1d_fn
+
+    return lambda x, weight, bias, numbers: causal_conv1d_fn(x.mT, weight, bias, seq_idx=numbers, activation="silu").mT
+
+
+def normed(make: Callable) -> Callable:
+    """What a forward gives, with the l2 norm of the first half of the channels behind it, by fla where that is."""
+    try:
+        from fla.modules.l2norm import l2norm
+    except ImportError:
+        def l2norm(x):
+            return (x.float() * (x.float().square().sum(-1, keepdim=True) + 1e-6).rsqrt()).to(x.dtype)
+
+    def call(x, weight, bias):
+        y, half = forward(x, weight, bias), x.shape[2] // 2
+        return torch.cat((l2norm(y[..., :half].unflatten(-1, (-1, 128))).flatten(-2), y[..., half:]), -1)
+
+    forward = make()
     return call
 
 
@@ -82,12 +105,18 @@ def _trained(forwards):
 
 
 _FORWARD = {"causal-conv1d": package, "fla": fla, "torch": lambda: in_torch}
+_NORMED = {name: lambda make=make: normed(make) for name, make in _FORWARD.items()}
 _PACKED = {"causal-conv1d": package_packed, "fla": fla_packed}
 PEERS: dict[str, dict[str, Callable[..., Callable]]] = {
     "convolution": {**_FORWARD, "copy": lambda: lambda x, weight, bias: copied(x)},
     "convolution_training": _trained(_FORWARD),
     "convolution_packed": {**_PACKED, "copy": lambda: lambda x, weight, bias, cu: copied(x)},
     "convolution_packed_training": _trained(_PACKED),
+    "convolution_numbered": {"causal-conv1d": package_numbered,
+                             "copy": lambda: lambda x, weight, bias, numbers: copied(x)},
+    "convolution_numbered_training": _trained({"causal-conv1d": package_numbered}),
+    "convolution_normed": {**_NORMED, "copy": lambda: lambda x, weight, bias: copied(x)},
+    "convolution_normed_training": _trained(_NORMED),
     "convolution_step": {"causal-conv1d": package_step, "copy": lambda: lambda x, weight, bias, states: copied(states)},
 }
 

@@ -33,6 +33,7 @@ from tkq.norms import plan as norm_plan
 from tkq.norms.spec import MAX_N, NormSpec
 from tkq.pointwise.spec import MAX_ROTARY_DIM, GatedSpec, RopeSpec
 from tkq.quantize.spec import GRANULARITIES, TileSpec
+from tkq.recurrence.spec import ScanSpec
 from tkq.softmax.spec import SoftmaxSpec
 
 TYPES = ("bf16", "fp16", "fp32", "fp64", "e4m3", "e5m2")
@@ -99,6 +100,7 @@ def types() -> dict[str, tuple[list, str]]:
                      f"any S; D {_either('head_dim')}, maps of {_either('features')} columns"),
         **dict.fromkeys(("causal_conv1d", "causal_conv1d_step"), (
             taken(lambda t: ConvSpec(t, t, 4), TYPES), f"any S, C; W {WIDTHS[0]} to {WIDTHS[-1]}")),
+        "scan": (taken(lambda t: ScanSpec(t), TYPES), "any T, C"),
         **_steps(),
         "gemm": (half, "any M, N; K a multiple of 8"),
         "grouped_gemm": (taken(lambda t: _grouped(t, "m"), TYPES), f"up to {grouped_spec.MOST_GROUPS} groups, which "

@@ -125,6 +125,7 @@ def hedgehog(given):
     return [Wanted("o", o, 8, given["q"].dtype, _finite(given, o, HEDGEHOG))]
 
 
+SCANNED = "a", "b", "initial_state"
 CONVOLVED = "x", "weight", "bias", "initial_state"
 HEDGEHOG = "q", "k", "v", "q_map", "k_map", "linear_factor", "window_factor"
 SSD = "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states"
@@ -154,7 +155,7 @@ def causal_conv1d(given):
     x, weight = operand(given, "x"), operand(given, "weight")
     bias, state = (None if given[n] is None else operand(given, n) for n in ("bias", "initial_state"))
     (batch, tokens, C), W = x.shape, weight.shape[1]
-    pieces = _pieces(given, batch, tokens)
+    pieces = _pieces(given, batch, tokens) if given["seq_idx"] is None else _runs(given["seq_idx"])
     state = torch.zeros(len(pieces), C, W - 1, dtype=WIDE) if state is None else state
     y, last = torch.zeros_like(x), []
     for before, (row, begin, end) in zip(state, pieces):
@@ -163,6 +164,8 @@ def causal_conv1d(given):
             x[row, begin:end])
         z = z if bias is None else z + bias
         found = torch.nn.functional.silu(z) if given["activation"] == "silu" else z
+        heads = [h / (h.square().sum(-1, keepdim=True) + 1e-6).sqrt() for h in found.split(given["head_dim"], -1)]
+        found = torch.cat([*heads[:given["norm_heads"]], found[:, given["norm_heads"] * given["head_dim"]:]], -1)
         y = torch.cat((y[:row], torch.cat((y[row, :begin], found, y[row, end:]))[None], y[row + 1:]))
         last.append(padded[:, end - begin:])
     last = torch.stack(last) if last else state
@@ -171,6 +174,33 @@ def causal_conv1d(given):
     of = given["x"] if given["initial_state"] is None else given["initial_state"]
     final = Wanted("state", last, 1, of.dtype, None if fine else torch.zeros(last.shape[:2], dtype=torch.bool))
     return [Wanted("y", y, 8, given["x"].dtype, rows), *([final] if given["output_final_state"] else [])]
+
+
+def _runs(numbers):
+    """(row, first token, end) of each run of one number."""
+    found = []
+    for row, of in enumerate(numbers.tolist()):
+        first = [t for t in range(len(of)) if not t or of[t] != of[t - 1]]
+        found += [(row, a, e) for a, e in zip(first, [*first[1:], len(of)])]
+    return found
+
+
+def scan(given):
+    """Token by token."""
+    a, b = operand(given, "a"), operand(given, "b")
+    state = torch.zeros(len(a), a.shape[2], dtype=WIDE) if given["initial_state"] is None else operand(
+        given, "initial_state")
+    found, size, tokens = {}, state.detach().abs(), range(a.shape[1])
+    for t in reversed(tokens) if given["reverse"] else tokens:
+        found[t] = state = a[:, t] * state + b[:, t]
+        size = torch.maximum(size, state.detach().abs())
+    h = torch.stack([found[t] for t in tokens], 1) if found else a
+    fine = all(operand(given, n).detach().isfinite().all() for n in SCANNED if given[n] is not None) and bool(
+        (size < 1e30).all())
+    rows, ends = (None, None) if fine else (torch.zeros(h.shape[:2], dtype=torch.bool), torch.zeros(
+        len(state), dtype=torch.bool))
+    final = Wanted("state", state, 8, torch.float32, ends)
+    return [Wanted("h", h, 8, given["a"].dtype, rows), *([final] if given["output_final_state"] else [])]
 
 
 def based(given):

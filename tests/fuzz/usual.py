@@ -262,14 +262,27 @@ def based(d):
 
 def causal_conv1d(d):
     batch, tokens, C, W = d.one(1, 2), d.of((0, 1, 2, 24), (2, 24)), d.of((1, 7, 64), (64,)), d.of((2, 4, 8), (4,))
+    normed, numbers = d.chance(0.2), d.chance(0.2)
+    C = 132 if normed else C
     dtype, packed, count = d.real(), d.chance(0.3), d.one(1, 3)
     batch = 1 if packed else batch
     cuts = d.integers(0, tokens + 1, count + 1).sort().values.to(d.one(torch.int32, torch.int64)) if packed else None
     small = d.of((FP32, dtype), (dtype,))
     x = d.normal(batch, C, tokens, dtype=dtype).mT if d.chance(0.3) else d.normal(batch, tokens, C, dtype=dtype)
+    numbers = numbers and not packed
+    state = d.maybe(0.4, lambda: d.normal(count if packed else batch, C, W - 1, dtype=dtype))
     return dict(x=x, weight=d.normal(C, W, dtype=small), bias=d.maybe(0.5, lambda: d.normal(C, dtype=small)),
-                activation=d.one(None, "silu"), output_final_state=d.chance(0.4), cu_seqlens=cuts,
-                initial_state=d.maybe(0.4, lambda: d.normal(count if packed else batch, C, W - 1, dtype=dtype)))
+                activation=d.one(None, "silu"), output_final_state=d.chance(0.4) and not numbers, cu_seqlens=cuts,
+                initial_state=None if numbers else state, norm_heads=d.one(1, 2) if normed else 0, head_dim=64,
+                seq_idx=d.integers(0, 3, batch, tokens).int() if numbers else None)
+
+
+def scan(d):
+    batch, tokens, C, dtype = d.one(1, 2), d.of((0, 1, 33, 100), (33, 100)), d.of((1, 7, 64), (64,)), d.real()
+    time = d.chance(0.4)
+    lying = lambda: d.normal(batch, C, tokens, dtype=dtype).mT if time else d.normal(batch, tokens, C, dtype=dtype)
+    return dict(a=lying().tanh(), b=lying(), reverse=d.chance(0.4), output_final_state=d.chance(0.4),
+                initial_state=d.maybe(0.5, lambda: d.normal(batch, C, dtype=d.of((FP32, dtype), (FP32,)))))
 
 
 def causal_conv1d_step(d):

@@ -41,10 +41,10 @@ def gradient(x, seed=1):
     return torch.randn(x.shape, device=x.device, generator=g).to(x.dtype)
 
 
-def check(x, weight, bias=None, state=None, *, activation="silu", cu=None, dfinal=False, what=""):
+def check(x, weight, bias=None, state=None, *, activation="silu", cu=None, dfinal=False, heads=(0, 128)):
     """Forward and backward, by the 2x rule. Returns (y, final state, the gradients)."""
     given = [t for t in (x, weight, bias, state) if t is not None]
-    y, final = tkq.causal_conv1d(x, weight, bias, activation, state, True, cu)
+    y, final = tkq.causal_conv1d(x, weight, bias, activation, state, True, cu, None, *heads)
     dy = gradient(x)
     wanted = [dy] if not dfinal else [dy, gradient(final, 2)]
     found = torch.autograd.grad([y, final][:len(wanted)], given, wanted)
@@ -53,9 +53,9 @@ def check(x, weight, bias=None, state=None, *, activation="silu", cu=None, dfina
         judged = {}
         for name, to in (("truth", torch.Tensor.double), ("peer", torch.Tensor.float)):
             cast = [None if t is None else to(t) for t in leaves]
-            forward = reference.causal_conv1d(*cast[:3], activation, cast[3], cu)
+            forward = reference.causal_conv1d(*cast[:3], activation, cast[3], cu, *heads)
             backward = reference.causal_conv1d_backward(to(dy), to(wanted[1]) if dfinal else None, *cast[:3],
-                                                        activation, cast[3], cu)
+                                                        activation, cast[3], cu, *heads)
             judged[name] = [*forward, *(t for t in backward if t is not None)]
     names = ["y", "final", *(f"d{n}" for n, t in zip(NAMES, leaves, strict=True) if t is not None)]
     tokens = x.shape[0] * x.shape[1]
@@ -63,5 +63,5 @@ def check(x, weight, bias=None, state=None, *, activation="silu", cu=None, dfina
         sums = tokens**0.5 if name in ("dweight", "dbias") else 0.0  # of as many products, whatever cancels
         ulps = 2 if ours.dtype == torch.float32 else 1
         assert ours.dtype == (x.dtype if name in ("y", "dx") else ours.dtype)
-        assert_2x(ours, truth, peer.to(ours.dtype), ulps=ulps + dfinal, cancelled=4 * sums, what=f"{what} {name}")
+        assert_2x(ours, truth, peer.to(ours.dtype), ulps=ulps + dfinal, cancelled=4 * sums, what=name)
     return y, final, found

@@ -4,6 +4,9 @@ from .mutant import family
 TESTS = "tests/gpu/convolution/"
 NUMERICS, PACKED, TIME, STATES = ((f"{TESTS}test_causal_conv1d.py::{name}",) for name in (
     "test_numerics[200-264]", "test_packed_sequences[ragged]", "test_long_runs_along_time", "test_states[200]"))
+NUMBERS, NORMED, HALF = ((f"{TESTS}test_causal_conv1d.py::{name}",) for name in (
+    "test_numbers_are_the_sequences_that_they_make", "test_normed_heads[heads0-320-bf16-1]",
+    "test_normed_heads[heads1-264-bf16-1]"))
 STEPS = (f"{TESTS}test_causal_conv1d_step.py",)
 
 MUTANTS = (
@@ -25,6 +28,22 @@ MUTANTS = (
          PACKED),
         ("tokens_of_no_sequence", "return (of.number >= 0) & (of.number < self.count(cu))", "return of.number >= 0",
          (f"{TESTS}test_causal_conv1d.py::test_packed_sequences[around]",))),
+    *family(
+        "conv", "tkq/convolution/sequences.py",
+        ("numbers_make_one_sequence",
+         "return Sequence(number, cutlass.select_(number != of.number, t, of.begin), tokens)",
+         "return Sequence(number, of.begin, tokens)", NUMBERS),
+        ("numbers_before_the_run_are_forgotten",
+         "begin = cutlass.select_(held[i] != held[i - 1], t - self.ahead + i, begin)", "pass", NUMBERS)),
+    *family(
+        "conv", "tkq/convolution/heads.py",
+        ("half_of_a_head", "for shift in range(self.lanes.bit_length() - 1):",
+         "for shift in range(self.lanes.bit_length() - 2):", NORMED),
+        ("all_heads_are_normed",
+         "scale = cutlass.select_(self.channel < self.channels, rsqrt(self.sums(y) + EPS), Float32(1.0))",
+         "scale = rsqrt(self.sums(y) + EPS)", HALF),
+        ("gradient_along_the_head_is_left", "along = scale * scale * self.sums(y, dy)",
+         "along = Float32(0.0)", NORMED)),
     *family(
         "conv", "tkq/convolution/backward.py",
         ("tokens_behind_the_run_count",

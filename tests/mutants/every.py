@@ -1,5 +1,19 @@
 """All mutants."""
-from . import attention, backward, based, channels, convolution, hedgehog, linear, products, rows, steps, tile
+from . import (
+    attention,
+    backward,
+    based,
+    channels,
+    convolution,
+    hedgehog,
+    linear,
+    products,
+    recurrence,
+    rows,
+    steps,
+    tile,
+)
 
 MUTANTS = (*attention.MUTANTS, *backward.MUTANTS, *based.MUTANTS, *channels.MUTANTS, *convolution.MUTANTS,
-           *hedgehog.MUTANTS, *linear.MUTANTS, *products.MUTANTS, *rows.MUTANTS, *steps.MUTANTS, *tile.MUTANTS)
+           *hedgehog.MUTANTS, *linear.MUTANTS, *products.MUTANTS, *recurrence.MUTANTS, *rows.MUTANTS, *steps.MUTANTS,
+           *tile.MUTANTS)

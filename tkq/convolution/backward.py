@@ -8,8 +8,8 @@ from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.convolution.config import WARP
-from tkq.convolution.forward import before, blocks, packed_of, place_of, put, unpacked, vectors_of
-from tkq.convolution.sequences import Sequence, Sequences
+from tkq.convolution.forward import before, blocks, normed_of, packed_of, place_of, put, unpacked, vectors_of
+from tkq.convolution.sequences import Sequence, of_spec
 from tkq.convolution.taps import Taps, column, fma, load_rows, row, state_column
 from tkq.pointwise import activations
 from tkq.runtime.compile import fake
@@ -26,6 +26,7 @@ class Operands(NamedTuple):
     dy: cute.Tensor
     dx: Optional[cute.Tensor]
     parts: Optional[cute.Tensor]
+    normed: Optional[Int32] = None
 
 
 class Given(NamedTuple):
@@ -39,6 +40,7 @@ class Given(NamedTuple):
     dy: cute.Tensor
     dx: Optional[cute.Tensor]
     parts: Optional[cute.Tensor]
+    normed: Optional[Int32]
     run: Int32
 
 
@@ -57,7 +59,7 @@ class ChannelBackward:
     def __init__(self, spec, config):
         self.spec, self.config = spec, config
         self.dtype, self.taps = tk.element_type(spec.dtype), Taps(spec)
-        self.sequences = Sequences(spec.packed, self.lanes)
+        self.sequences = of_spec(spec, self.lanes)
 
     def fake_arguments(self):
         """Compiled for any sizes, x, dy and dx of any strides but the last."""
@@ -66,7 +68,8 @@ class ChannelBackward:
         x, dy, dx = (self._rows(B, S, C) for _ in range(3))
         align = min(16, 4 * spec.vector)
         parts = fake.tensor("fp32", (B, fake.sym(), spec.width + 1, C), align=align) if spec.of_weights else None
-        operands = Operands(*vectors_of(spec, C), *packed_of(spec, C, N), dy, dx if spec.of_x else None, parts)
+        operands = Operands(*vectors_of(spec, C), *packed_of(spec, (B, S, C), N), dy, dx if spec.of_x else None, parts,
+                            normed_of(spec))
         return x, operands, Int32(0)
 
     def _rows(self, B, S, C):
@@ -91,17 +94,24 @@ class ChannelBackward:
         if first < S:
             of = Sequence(Int32(0), Int32(0), S)
             if const_expr(g.cu is not None):
-                of = self.sequences.find(g.cu, first, S)
-            if channel < C:
-                self.walk(channel, part, batch, of, g)
+                of = self.sequences.find(g.cu, batch, first, S)
+            if const_expr(self.spec.head):
+                if column // WARP * WARP * self.spec.vector < g.normed:  # some of the warp's: the others do without
+                    self.walk(channel, part, batch, of, g, True)
+                else:
+                    if channel < C:
+                        self.walk(channel, part, batch, of, g)
+            else:
+                if channel < C:
+                    self.walk(channel, part, batch, of, g)
 
     @cute.jit
-    def walk(self, channel, part, batch, of, g: Given):
+    def walk(self, channel, part, batch, of, g: Given, normed: cutlass.Constexpr = False):
         n, ahead, V, S = self.config.rows, self.taps.ahead, self.spec.vector, g.x.shape[1]
         first = part * g.run
         end = cutlass.min(first + g.run, S)
         last = cutlass.min(end + ahead, S)  # the tokens behind the run whose dz its dx need
-        taps = self.taps.weights(g.weight, channel), self.taps.bias(g.bias, channel)
+        taps = self.taps.of(g, channel, normed)
         at = column(g.x, batch, channel), column(g.dy, batch, channel)
         to = at[0] if const_expr(g.dx is None) else column(g.dx, batch, channel)
         window = cute.make_rmem_tensor((ahead * V,), Float32)
@@ -112,23 +122,24 @@ class ChannelBackward:
         sums.fill(0.0)
         pending.fill(0.0)
         whole = first + (end - first) // n * n
-        here = self.load(at, [cutlass.min(first + j, last - 1) for j in range(n)], g)
+        here = self.load(batch, at, [cutlass.min(first + j, last - 1) for j in range(n)], g)
         held = window, sums, pending
         for base in cutlass.range(first, whole, n, unroll=1):
             next_ = cutlass.min(base + n, whole - n)
-            there = self.load(at, [next_ + j for j in range(n)], g)
+            there = self.load(batch, at, [next_ + j for j in range(n)], g)
             of = self.group(here, held, (base, first, end, last, channel), taps, to, of, g)
             for x, y in zip(here, there):
                 x.store(y.load())
         for base in cutlass.range(whole, end + ahead, n, unroll=1):
-            here = self.load(at, [cutlass.min(base + j, last - 1) for j in range(n)], g)
+            here = self.load(batch, at, [cutlass.min(base + j, last - 1) for j in range(n)], g)
             of = self.group(here, held, (base, first, end, last, channel), taps, to, of, g, True)
         if const_expr(g.parts is not None):
             self.store(sums, (batch, part, channel), g)
 
-    def load(self, at, tokens, g):
-        """Rows of x, then those of dy."""
-        return [x for m, of in zip((g.x, g.dy), at, strict=True) for x in load_rows(m, of, tokens, self.spec.vector)]
+    def load(self, batch, at, tokens, g):
+        """Rows of x, then those of dy, then what says which sequences they are of."""
+        rows = [x for m, of in zip((g.x, g.dy), at, strict=True) for x in load_rows(m, of, tokens, self.spec.vector)]
+        return rows + ([] if g.cu is None else self.sequences.load(g.cu, batch, tokens))
 
     @cute.jit
     def group(self, here, held, place, taps, to, of, g: Given, rest: cutlass.Constexpr = False):
@@ -144,6 +155,9 @@ class ChannelBackward:
             token = *inside, rows[j:j + self.taps.width], vectors.wide(here[n + j])
             if const_expr(g.cu is None):
                 self.add((sums, pending), j, token, taps)
+            elif const_expr(self.spec.numbers):
+                of = self.sequences.follow(g.cu, t, of, g.x.shape[1], here[2 * n][j])
+                self.add_numbered((sums, pending), j, token, taps, t - of.begin)
             else:
                 put(pending, ahead + j, [Float32(0.0)] * V)
                 of = self.sequences.follow(g.cu, t, of, g.x.shape[1])
@@ -153,6 +167,13 @@ class ChannelBackward:
         for i in cutlass.range_constexpr(ahead):
             put(window, i, rows[n + i])
         return of
+
+    def add_numbered(self, held, j, token, taps, age):
+        """Adds what a token of a sequence that begins with 0 adds, at whatever place in it: of two ways, for the first
+        tokens and for others, the compiler would compute both, and have registers for both."""
+        counts, live, rows, dy = token
+        seen = self.taps.seen(rows, age, lambda column: [Float32(0.0)] * self.spec.vector)
+        self.add(held, j, (counts, live, seen, dy), taps, age)
 
     @cute.jit
     def in_sequence(self, held, j: cutlass.Constexpr, token, taps, of, g: Given):
@@ -169,18 +190,21 @@ class ChannelBackward:
                 seen = self.taps.seen(rows, age, state_column(g.state, (of.number, channel), self.spec.vector))
                 self.add(held, j, (counts, None, seen, dy), taps, age)
 
-    def slopes(self, rows, dy, live, weights, bias):
+    def slopes(self, rows, dy, live, weights, bias, norm):
         """dz of a token; 0 where it is not live, of which None says nothing."""
-        if self.spec.silu:
+        if self.spec.silu or norm is not None:
             z = self.taps.sums(rows, weights, bias)
+        if norm is not None:
+            dy = norm.backward([activations.silu(x) for x in z] if self.spec.silu else z, dy)
+        if self.spec.silu:
             dy = [d * activations.silu_and_slope(x)[1] for d, x in zip(dy, z, strict=True)]
         return dy if live is None else [cutlass.select_(live, d, Float32(0.0)) for d in dy]
 
     def add(self, held, j, token, taps, age=None):
         """What token j of a group adds. token: (is it of the run? is it at all? its rows, its dy); None: it is. age:
         its place in its sequence, where that is below W - 1: tokens before its sequence have nothing of it."""
-        (sums, pending), (counts, live, rows, dy), (weights, bias) = held, token, taps
-        V, ahead, dz = self.spec.vector, self.taps.ahead, self.slopes(rows, dy, live, weights, bias)
+        (sums, pending), (counts, live, rows, dy), weights = held, token, taps[0]
+        V, ahead, dz = self.spec.vector, self.taps.ahead, self.slopes(rows, dy, live, *taps)
         if self.spec.of_x:
             for d in range(self.taps.width):
                 at = (ahead + j - d) * V

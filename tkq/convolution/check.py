@@ -3,7 +3,7 @@ from typing import NamedTuple, Optional
 
 from torch import Tensor
 
-from tkq.convolution.spec import WIDTHS
+from tkq.convolution.spec import HEADS, WIDTHS
 from tkq.runtime import arguments
 from tkq.runtime.call import check
 
@@ -12,12 +12,13 @@ MOST_CHANNELS = 1 << 28
 MOST = 65535  # sequences: blocks of a launch along a dimension of the grid
 _tensors = arguments.checker(OP, "x", "weight", "bias", "initial_state", "cu_seqlens")
 _step_tensors = arguments.checker(STEP, "x", "conv_states", "weight", "bias", "cache_indices", "out")
-options = arguments.checker(OP, "activation", "output_final_state")
+_numbers = arguments.checker(OP, "seq_idx")
+options = arguments.checker(OP, "activation", "output_final_state", "norm_heads", "head_dim")
 step_options = arguments.checker(STEP, "activation")
 
 
 class Call(NamedTuple):
-    """The tensors of a call."""
+    """The tensors of a call. cu_seqlens of two dimensions is what is called seq_idx."""
 
     x: Tensor
     weight: Tensor
@@ -26,7 +27,7 @@ class Call(NamedTuple):
     cu_seqlens: Optional[Tensor] = None
 
 
-def check_call(call: Call) -> None:
+def check_call(call: Call, norm_heads: int = 0, head_dim: int = 128) -> None:
     """Raises what causal_conv1d promises of its tensors."""
     _tensors(*call)
     x, weight, bias, state, cu = call
@@ -43,11 +44,45 @@ def check_call(call: Call) -> None:
     if bias is not None:
         check.shape(f"{OP}: bias", bias, (C,))
     check.same_device(**call._asdict())
-    sequences = _sequences(B, cu)
+    refuse_states(cu, state, False)
+    if norm_heads:
+        _heads(C, norm_heads, head_dim)
+    count = _sequences(x, cu)
     if B > MOST:
         raise NotImplementedError(f"{OP}: x: has {B} sequences, supported are up to {MOST}; with cu_seqlens any number")
     if state is not None:
-        check.shape(f"{OP}: initial_state", state, (sequences, C, W - 1))
+        check.shape(f"{OP}: initial_state", state, (count, C, W - 1))
+
+
+def sequences(call: Call, seq_idx, output_final_state: bool):
+    """cu_seqlens, or seq_idx in its place, looked at as far as the two go together."""
+    if isinstance(call.cu_seqlens, Tensor) and call.cu_seqlens.dim() != 1:
+        _tensors(*call)
+        check.rank(f"{OP}: cu_seqlens", call.cu_seqlens, 1)
+    if seq_idx is None:
+        return call.cu_seqlens
+    _numbers(seq_idx)
+    check.rank(f"{OP}: seq_idx", seq_idx, 2)
+    if call.cu_seqlens is not None:
+        raise ValueError(f"{OP}: seq_idx is given, allowed is cu_seqlens None")
+    refuse_states(seq_idx, call.initial_state, output_final_state)
+    return seq_idx
+
+
+def _heads(C, heads, head):
+    if head not in HEADS[1:]:
+        raise NotImplementedError(f"{OP}: head_dim: is {head}, supported are {' and '.join(map(str, HEADS[1:]))}")
+    if heads * head > C:
+        raise ValueError(f"{OP}: norm_heads: {heads} heads of {head} channels, allowed are as many as x's {C} channels "
+                         "hold")
+    if C % 4:
+        raise NotImplementedError(f"{OP}: x: has {C} channels, supported with norm_heads are multiples of 4")
+
+
+def refuse_states(cu, state, output_final_state: bool) -> None:
+    """Raises where there are states beside seq_idx."""
+    if cu is not None and cu.dim() == 2 and (state is not None or output_final_state):
+        raise ValueError(f"{OP}: seq_idx is given, allowed are initial_state None and output_final_state False")
 
 
 class StepCall(NamedTuple):
@@ -98,8 +133,12 @@ def check_written(call: StepCall, out=None) -> None:
         check.refuse_inference(STEP, out=out)
 
 
-def _sequences(batch, cu):
+def _sequences(x, cu):
+    batch = x.shape[0]
     if cu is None:
+        return batch
+    if cu.dim() == 2:
+        check.shape(f"{OP}: seq_idx", cu, tuple(x.shape[:2]))
         return batch
     check.rank(f"{OP}: cu_seqlens", cu, 1)
     if not len(cu) or batch != 1:

@@ -8,7 +8,7 @@ from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.convolution.config import WARP
-from tkq.convolution.sequences import Sequence, Sequences
+from tkq.convolution.sequences import Sequence, of_spec
 from tkq.convolution.taps import Taps, column, load_rows, row, state_column
 from tkq.pointwise import activations
 from tkq.runtime.compile import fake
@@ -16,13 +16,15 @@ from tkq.tile import vectors
 
 
 class Operands(NamedTuple):
-    """Beside x (B, S, C): weight (C, W), bias (C,), state (N, C, W - 1), cu (N + 1,), y as x."""
+    """Beside x (B, S, C): weight (C, W), bias (C,), state (N, C, W - 1), cu (N + 1,), y as x;
+    normed: how many of the channels, of `spec.head` alone."""
 
     weight: cute.Tensor
     bias: Optional[cute.Tensor]
     state: Optional[cute.Tensor]
     cu: Optional[cute.Tensor]
     y: cute.Tensor
+    normed: Optional[Int32] = None
 
 
 class Given(NamedTuple):
@@ -34,6 +36,7 @@ class Given(NamedTuple):
     state: Optional[cute.Tensor]
     cu: Optional[cute.Tensor]
     y: cute.Tensor
+    normed: Optional[Int32]
     run: Int32
 
 
@@ -50,14 +53,14 @@ class ChannelForward:
     def __init__(self, spec, config):
         self.spec, self.config = spec, config
         self.dtype, self.taps = tk.element_type(spec.dtype), Taps(spec)
-        self.sequences = Sequences(spec.packed, self.lanes)
+        self.sequences = of_spec(spec, self.lanes)
 
     def fake_arguments(self):
         """Compiled for any sizes, x and y of any strides but the last."""
         spec, B, S, N = self.spec, fake.sym(), fake.sym(), fake.sym()
         C = fake.sym(divisibility=spec.vector)
         x, y = (self._rows(B, S, C) for _ in range(2))
-        return x, Operands(*vectors_of(spec, C), *packed_of(spec, C, N), y), Int32(0)
+        return x, Operands(*vectors_of(spec, C), *packed_of(spec, (B, S, C), N), y, normed_of(spec)), Int32(0)
 
     def _rows(self, B, S, C):
         v = self.spec.vector
@@ -81,44 +84,60 @@ class ChannelForward:
         if first < S:
             of = Sequence(Int32(0), Int32(0), S)
             if const_expr(g.cu is not None):
-                of = self.sequences.find(g.cu, first, S)
-            if channel < C:
-                self.walk(channel, first, cutlass.min(first + g.run, S), batch, of, g)
+                of = self.sequences.find(g.cu, batch, first, S)
+            if const_expr(self.spec.head):
+                if column // WARP * WARP * self.spec.vector < g.normed:  # some of the warp's: the others do without
+                    self.walk(channel, first, batch, of, g, True)
+                else:
+                    if channel < C:
+                        self.walk(channel, first, batch, of, g)
+            else:
+                if channel < C:
+                    self.walk(channel, first, batch, of, g)
 
     @cute.jit
-    def walk(self, channel, first, end, batch, of, g: Given):
+    def walk(self, channel, first, batch, of, g: Given, normed: cutlass.Constexpr = False):
         n, ahead, V = self.config.rows, self.taps.ahead, self.spec.vector
-        weights, bias = self.taps.weights(g.weight, channel), self.taps.bias(g.bias, channel)
+        end = cutlass.min(first + g.run, g.x.shape[1])
+        taps = self.taps.of(g, channel, normed)
         at = column(g.x, batch, channel), column(g.y, batch, channel)
         window = cute.make_rmem_tensor((ahead * V,), Float32)
         for i in cutlass.range_constexpr(ahead):
             before(self, window, i, (batch, first - ahead + i, channel), at[0], g)
         whole = first + (end - first) // n * n  # groups of n tokens, and what is left
         for base in cutlass.range(first, whole, n, unroll=1):
-            here = load_rows(g.x, at[0], [base + j for j in range(n)], V)
-            of = self.group(here, window, (base, end, channel), (weights, bias), at, of, g)
+            here = self.load(batch, at[0], [base + j for j in range(n)], g)
+            of = self.group(here, window, (base, end, channel), taps, at, of, g)
         if whole < end:
-            here = load_rows(g.x, at[0], [cutlass.min(whole + j, end - 1) for j in range(n)], V)
-            self.group(here, window, (whole, end, channel), (weights, bias), at, of, g, True)
+            here = self.load(batch, at[0], [cutlass.min(whole + j, end - 1) for j in range(n)], g)
+            self.group(here, window, (whole, end, channel), taps, at, of, g, True)
+
+    def load(self, batch, at, tokens, g):
+        """Rows of x, and what says which sequences they are of."""
+        rows = load_rows(g.x, at, tokens, self.spec.vector)
+        return rows + ([] if g.cu is None else self.sequences.load(g.cu, batch, tokens))
 
     @cute.jit
     def group(self, here, window: cute.Tensor, place, taps, at, of, g: Given, rest: cutlass.Constexpr = False):
         """n tokens from the first on. place: (the first, the run's end, channel). rest: some may be behind the end.
         Returns the last one's sequence."""
         n, V, (first, end, channel) = self.config.rows, self.spec.vector, place
-        rows = unpacked(window, self.taps.ahead, V) + [vectors.wide(x) for x in here]
+        rows = unpacked(window, self.taps.ahead, V) + [vectors.wide(x) for x in here[:n]]
         for j in cutlass.range_constexpr(n):
             t, mine = first + j, rows[j:j + self.taps.width]
             result = cute.make_rmem_tensor((V,), Float32)
-            put(result, 0, self.taps.sums(mine, *taps))
-            if const_expr(g.cu is not None):
+            if const_expr(self.spec.numbers):  # all tokens go one way: of two the compiler would compute both
+                of = self.sequences.follow(g.cu, t, of, g.x.shape[1], here[n][j])
+                mine = self.taps.seen(mine, t - of.begin, lambda column: [Float32(0.0)] * V)
+            put(result, 0, self.taps.sums(mine, *taps[:2]))
+            if const_expr(g.cu is not None and not self.spec.numbers):
                 of = self.sequences.follow(g.cu, t, of, g.x.shape[1])
                 self.in_sequence(result, (t - of.begin, channel, mine), taps, of, g)
             if const_expr(rest):
                 if t < end:
-                    self.finish(result, row(g.y, at[1], t, V))
+                    self.finish(result, row(g.y, at[1], t, V), taps[2])
             else:
-                self.finish(result, row(g.y, at[1], t, V))
+                self.finish(result, row(g.y, at[1], t, V), taps[2])
         for i in cutlass.range_constexpr(self.taps.ahead):
             put(window, i, rows[n + i])
         return of
@@ -130,13 +149,14 @@ class ChannelForward:
         age, channel, rows = token
         if age < self.taps.ahead:
             before = state_column(g.state, (of.number, channel), self.spec.vector)
-            put(result, 0, self.taps.sums(self.taps.seen(rows, age, before), *taps))
+            put(result, 0, self.taps.sums(self.taps.seen(rows, age, before), *taps[:2]))
         if not self.sequences.there(g.cu, of):
             result.fill(0.0)
 
-    def finish(self, result, y):
+    def finish(self, result, y, norm):
         found = unpacked(result, 1, self.spec.vector)[0]
         found = [activations.silu(x) for x in found] if self.spec.silu else found
+        found = found if norm is None else norm.forward(found)
         vectors.store(vectors.packed(found, self.dtype), y)
 
 
@@ -188,12 +208,19 @@ def vectors_of(spec, C):
     return fake.tensor(spec.weight, (C, spec.width), align=align), bias
 
 
-def packed_of(spec, C, N):
-    """(state, cu) for the compiler, the state of any strides."""
+def packed_of(spec, size, N):
+    """(state, cu) for the compiler, the state of any strides. size: (B, S, C)."""
     state = cu = None
     if spec.state:
         strides = tuple(fake.sym64() for _ in range(3))
-        state = fake.tensor(spec.state, (N, C, spec.width - 1), strides, align=tk.element_type(spec.state).width // 8)
+        align = tk.element_type(spec.state).width // 8
+        state = fake.tensor(spec.state, (N, size[2], spec.width - 1), strides, align=align)
     if spec.packed:
-        cu = fake.tensor(spec.packed, (fake.sym(),), align=8 if spec.packed == "int64" else 4)
+        shape = size[:2] if spec.numbers else (fake.sym(),)
+        cu = fake.tensor(spec.packed, shape, align=8 if spec.packed == "int64" else 4)
     return state, cu
+
+
+def normed_of(spec):
+    """The number of normed channels for the compiler."""
+    return Int32(0) if spec.head else None

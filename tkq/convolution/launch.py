@@ -19,7 +19,8 @@ _launchers: dict = {}  # (device, spec, config) -> the kernel's function; as man
 
 
 class Given(NamedTuple):
-    """x (B, S, C), weight (C, W), bias (C,), state (N, C, W - 1), cu (N + 1,), as `tkq.causal_conv1d` has them."""
+    """x (B, S, C), weight (C, W), bias (C,), state (N, C, W - 1), cu (N + 1,), as `tkq.causal_conv1d` has them; or in
+    cu's place seq_idx, (B, S). heads: how many have an l2 norm; head: channels of one."""
 
     x: Tensor
     weight: Tensor
@@ -27,6 +28,13 @@ class Given(NamedTuple):
     silu: bool = False
     state: Tensor | None = None
     cu: Tensor | None = None
+    heads: int = 0
+    head: int = 0
+
+    @property
+    def normed(self) -> int | None:
+        """Channels that have an l2 norm."""
+        return self.heads * self.head if self.heads else None
 
 
 def recipe(spec: ConvSpec | SumsSpec | StepSpec, config: ConvConfig | None = None) -> Recipe:
@@ -40,10 +48,10 @@ def recipe(spec: ConvSpec | SumsSpec | StepSpec, config: ConvConfig | None = Non
     return Recipe(f"tkq.convolution.{kernel}", (spec, config or plan(spec)))
 
 
-def along_time(x: Tensor, state: Tensor | None, cu: Tensor | None) -> bool:
+def along_time(x: Tensor, state: Tensor | None, cu: Tensor | None, heads: int = 0) -> bool:
     """Is x taken as it lies, with neighbouring tokens contiguous? Its result and its gradient lie likewise then. With
-    states or packed sequences it is copied."""
-    if state is not None or cu is not None:
+    states, packed sequences or normed heads it is copied."""
+    if state is not None or cu is not None or heads:
         return False
     return x.stride(1) == 1 and x.stride(2) != 1 and x.shape[1] > 1
 
@@ -54,11 +62,21 @@ def result_like(x: Tensor, time: bool) -> Tensor:
     return x.new_empty(B, C, S).transpose(1, 2) if time else x.new_empty(B, S, C)
 
 
-def readable(x: Tensor, time: bool) -> Tensor:
-    """x, or a copy, where neither channels nor tokens are contiguous, or tokens lie too far apart."""
+def readable(x: Tensor, time: bool, vector: int = 1) -> Tensor:
+    """x, or a copy, where neither channels nor tokens are contiguous, or tokens lie too far apart, or not at multiples
+    of `vector` elements."""
+    if vector > 1 and vector_of(time, x) < vector:
+        return x.clone(memory_format=torch.contiguous_format)
     dim = 1 if time else 2
     near = time or x.stride(1) * x.itemsize <= FARTHEST
     return x if near and (x.stride(dim) == 1 or x.shape[dim] == 1) else x.clone(memory_format=torch.contiguous_format)
+
+
+def vector_of_heads(x: Tensor, heads: int, head: int) -> int:
+    """Elements in one access, where heads are normed: a head has the lanes of a warp, or half of them, where all lanes
+    of that warp have channels and 8 bytes are enough."""
+    half = x.itemsize == 2 and head == 64 and -(-heads // 2) * 128 <= x.shape[2]
+    return head // 16 if half else head // 32
 
 
 def vector_of(time: bool, *tensors: Tensor) -> int:
@@ -75,23 +93,24 @@ def vector_of(time: bool, *tensors: Tensor) -> int:
 def spec_of(given: Given, vector: int, time: bool, gradients: str | None = None) -> ConvSpec:
     name = lambda x: None if x is None else dtypes.name_of(x.dtype)
     dtype, layout = name(given.x), "time" if time else "channels"
-    vector = widest(vector, dtype, layout)
+    vector = vector_of_heads(given.x, given.heads, given.head) if given.heads else widest(vector, dtype, layout)
     return ConvSpec(dtype, name(given.weight), given.weight.shape[1], name(given.bias), given.silu, vector, layout,
-                    name(given.state), name(given.cu), gradients)
+                    name(given.state), name(given.cu), gradients, given.cu is not None and given.cu.dim() == 2,
+                    given.head if given.heads else 0)
 
 
 def forward(given: Given) -> tuple:
     """(y, what was launched: the function and its arguments), of CUDA tensors that have been looked at. None where
     nothing was launched."""
     x = given.x
-    time = along_time(x, given.state, given.cu)
+    time = along_time(x, given.state, given.cu, given.heads)
     y = result_like(x, time)
     if not y.numel():
         return y, None
-    x = readable(x, time)
+    x = readable(x, time, _least(given))
     given = _laid_out(given, x)
     spec = spec_of(given, vector_of(time, x, y), time)
-    operands = given.weight, given.bias, *((y, None, None, None) if time else (given.state, given.cu, y))
+    operands = given.weight, given.bias, *((y, None, None, None) if time else (given.state, given.cu, y, given.normed))
     call = _launcher(x, spec), (x, operands, run_tokens(spec, *x.shape))
     call[0](*call[1])
     return y, call
@@ -100,13 +119,13 @@ def forward(given: Given) -> tuple:
 def backward(given: Given, dy: Tensor, need_x: bool, need_weights: bool):
     """(dx or None, dweight or None, dbias or None), likewise. dy: of x's shape and dtype, of any strides."""
     x, C, W = given.x, *given.weight.shape
-    time = along_time(x, given.state, given.cu)
+    time = along_time(x, given.state, given.cu, given.heads)
     dx = result_like(x, time) if need_x else None
     dweight = torch.empty_like(given.weight, memory_format=torch.contiguous_format) if need_weights else None
     dbias = given.bias.new_empty(C) if need_weights and given.bias is not None else None
     if not x.numel():
         return dx, *(None if g is None else g.zero_() for g in (dweight, dbias))
-    x, dy = _both(x, dy, time)
+    x, dy = _both(x, dy, time, _least(given))
     given = _laid_out(given, x)
     vector = vector_of(time, x, dy, *(() if dx is None else (dx,)))
     spec = spec_of(given, vector, time, "both" if need_x and need_weights else "x" if need_x else "weights")
@@ -115,7 +134,7 @@ def backward(given: Given, dy: Tensor, need_x: bool, need_weights: bool):
     if time:
         _launcher(x, spec)(x, (given.weight, given.bias, None, dy, dx, parts), run)
     else:
-        _launcher(x, spec)(x, (given.weight, given.bias, given.state, given.cu, dy, dx, parts), run)
+        _launcher(x, spec)(x, (given.weight, given.bias, given.state, given.cu, dy, dx, parts, given.normed), run)
     if need_weights:
         _sum(parts.view(-1, W + 1, C), dweight, dbias)
     return dx, dweight, dbias
@@ -146,11 +165,16 @@ def step(x: Tensor, pool: Tensor, weight: Tensor, bias: Tensor | None, silu: boo
     return call
 
 
-def _both(x, dy, time):
-    x = readable(x, time)
+def _least(given):
+    """Elements of an access that there must be."""
+    return vector_of_heads(given.x, given.heads, given.head) if given.heads else 1
+
+
+def _both(x, dy, time, vector):
+    x = readable(x, time, vector)
     if time and dy.stride(1) != 1:
         dy = dy.mT.clone(memory_format=torch.contiguous_format).mT
-    return x, readable(dy, time)
+    return x, readable(dy, time, vector)
 
 
 def _laid_out(given, x):

@@ -1,4 +1,4 @@
-"""Which sequence a token is of: the part of the kernels along channels that knows of cu_seqlens."""
+"""Which sequence a token is of: the part of the kernels along channels that knows of cu_seqlens and seq_idx."""
 from typing import Any, NamedTuple
 
 import cutlass
@@ -28,6 +28,10 @@ class Sequences:
     def __init__(self, kind, lanes):
         self.kind, self.lanes = kind, lanes
 
+    def load(self, cu, batch, tokens):
+        """What `follow` needs of these tokens, in registers: nothing."""
+        return []
+
     def cut(self, cu, i, tokens):
         """cu[i], within the tokens."""
         most = Int64(tokens) if self.kind == "int64" else tokens
@@ -38,8 +42,8 @@ class Sequences:
         return Int32(cute.size(cu) - 1)
 
     @cute.jit
-    def find(self, cu: cute.Tensor, t, tokens):
-        """Of token t; the lanes of a warp together."""
+    def find(self, cu: cute.Tensor, batch, t, tokens):
+        """Of token t; the lanes of a warp together. batch: 0."""
         cuts, lane = Int32(cute.size(cu)), tk.lane_id() if const_expr(self.lanes > 1) else Int32(0)
         above = cuts  # the first that is beyond t
         for base in cutlass.range(0, cuts, self.lanes, unroll=4):
@@ -58,8 +62,8 @@ class Sequences:
         return self.made(cu, above, begin, tokens)
 
     @cute.jit
-    def follow(self, cu: cute.Tensor, t, of, tokens):
-        """Of token t, where `of` is that of the token before."""
+    def follow(self, cu: cute.Tensor, t, of, tokens, number=None):
+        """Of token t, where `of` is that of the token before. number: of `Numbers` alone."""
         if t >= of.end:
             of = self.after(cu, t, of, tokens)
         return of
@@ -89,3 +93,36 @@ class Sequences:
     def there(self, cu, of):
         """Does a token have a sequence?"""
         return (of.number >= 0) & (of.number < self.count(cu))
+
+
+class Numbers:
+    """Tokens have a number each, in cu's place, (B, S): neighbours of one number are a sequence. What a tap needs to
+    know is how far back its sequence reaches, W - 1 tokens at most: so a warp looks at as many numbers before its first
+    token, and goes on from there by those of its tokens, which are loaded with x."""
+
+    def __init__(self, ahead):
+        self.ahead = ahead
+
+    def load(self, cu, batch, tokens):
+        """The tokens' numbers, in registers."""
+        held = cute.make_rmem_tensor((len(tokens),), cu.element_type)
+        for j, t in enumerate(tokens):
+            held[j] = cu[batch, cutlass.max(t, 0)]
+        return [held]
+
+    def find(self, cu, batch, t, tokens):
+        """The sequence of the token before t, as far as it matters to t and those behind it."""
+        begin, held = cutlass.max(t - self.ahead, 0), self.load(cu, batch, [t - self.ahead + i for i in range(
+            self.ahead)])[0]
+        for i in range(1, self.ahead):
+            begin = cutlass.select_(held[i] != held[i - 1], t - self.ahead + i, begin)
+        return Sequence(held[self.ahead - 1], begin, tokens)
+
+    def follow(self, cu, t, of, tokens, number=None):
+        """Of token t, where `of` is that of the token before. The first token of all has begun a sequence already."""
+        return Sequence(number, cutlass.select_(number != of.number, t, of.begin), tokens)
+
+
+def of_spec(spec, lanes):
+    """What knows a spec's sequences."""
+    return Numbers(spec.width - 1) if spec.numbers else Sequences(spec.packed, lanes)

@@ -7,6 +7,8 @@ BITS = {"bf16": 16, "fp16": 16, "fp32": 32}
 WIDTHS = range(2, 9)
 LAYOUTS = "channels", "time"
 GRADIENTS = None, "x", "weights", "both"
+HEADS = 0, 64, 128
+EPS = 1e-6  # added to a head's sum of squares, as fla and transformers have it
 INDEX = None, "int32", "int64"
 MOST_COLUMNS = 8  # of a pool's row, that a step has in registers
 
@@ -19,6 +21,8 @@ class ConvSpec:
     layout: which of the two is contiguous in x, y and their gradients.
     state: dtype of the initial state, None without. packed: dtype of cu_seqlens, None without. Both are of the layout
         along channels alone.
+    numbers: cu_seqlens' place has numbers of tokens, whose runs are the sequences.
+    head: channels of a head, of which the first ones have an l2 norm behind the activation, or 0. Along channels.
     gradients: None for the forward; of a backward, what it makes: dx ("x"), sums for dweight and dbias ("weights").
     """
 
@@ -32,6 +36,8 @@ class ConvSpec:
     state: str | None = None
     packed: str | None = None
     gradients: str | None = None
+    numbers: bool = False
+    head: int = 0
 
     def __post_init__(self):
         kinds = tuple(BITS)
@@ -39,12 +45,18 @@ class ConvSpec:
                 ("dtype", self.dtype, kinds), ("weight", self.weight, kinds), ("width", self.width, tuple(WIDTHS)),
                 ("bias", self.bias, (None, *kinds)), ("layout", self.layout, LAYOUTS),
                 ("state", self.state, (None, *kinds)), ("packed", self.packed, INDEX),
-                ("gradients", self.gradients, GRADIENTS), ("vector", self.vector, vectors(self.dtype))):
+                ("gradients", self.gradients, GRADIENTS), ("vector", self.vector, vectors(self.dtype)),
+                ("head", self.head, HEADS)):
             if got not in allowed:
                 raise ValueError(f"ConvSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
         if self.layout == "time" and (self.state or self.packed):
             raise NotImplementedError("ConvSpec: layout is 'time', allowed with an initial state or cu_seqlens is "
                                       "'channels'")
+        if self.head and (self.layout == "time" or self.head not in (16 * self.vector, 32 * self.vector)):
+            raise ValueError(f"ConvSpec: head is {self.head}, vector {self.vector}, layout {self.layout!r}; allowed "
+                             "are heads of 16 or 32 vectors along channels")
+        if self.numbers and (self.state or not self.packed):
+            raise ValueError("ConvSpec: numbers is True, allowed with a dtype of theirs, packed, and without a state")
 
     @property
     def backward(self) -> bool:

@@ -3,8 +3,10 @@ each sequence."""
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from tkq.reference.convolution import normed_gradient
 from tkq.reference.linear_attention import edges
 
 
@@ -62,19 +64,23 @@ def add_final_gradient(dx: Tensor | None, dstate: Tensor | None, dfinal: Tensor,
         dstate.scatter_add_(2, columns[:, None].expand_as(of_state), of_state)
 
 
-def initial_gradient(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, state: Tensor,
-                     cu: Tensor | None) -> Tensor:
-    """What the initial states' gradient has of y, (N, C, W - 1), fp32: of the first W - 1 tokens of each sequence."""
+def initial_gradient(dy: Tensor, given) -> Tensor:
+    """What the initial states' gradient has of y, (N, C, W - 1), fp32: of the first W - 1 tokens of each sequence.
+    given: as `launch.Given`."""
+    x, weight, bias, silu, state, cu, heads, head = given
     S, ahead = x.shape[1], state.shape[2]
     result = torch.zeros(state.shape, device=x.device, dtype=torch.float32)
     if not S or not len(state):
         return result
     x, dy = (_heads(t, cu, ahead) for t in (x, dy))  # (N, C, tokens)
     length = x.shape[2]
-    if silu:
+    if silu or heads:
         padded = torch.cat((state.float(), x), 2)
         z = sum(weight[:, i, None].float() * padded[..., i:i + length] for i in range(ahead + 1))
         z = z if bias is None else z + bias[:, None].float()
+    if heads:
+        dy = torch.where(dy == 0, 0, normed_gradient(F.silu(z) if silu else z, dy, heads, head))
+    if silu:
         gate = z.sigmoid()
         slope = gate * (1 + z * (1 - gate))
         dy = torch.where(dy == 0, 0, dy * slope)  # of what a shorter sequence does not have, whatever z is

@@ -6,6 +6,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from ..tile import vectors
+from .heads import Normed
 
 
 def fma(a, b, c):
@@ -49,7 +50,12 @@ class Taps:
     of the token itself, `d` tokens back is tap width - 1 - d."""
 
     def __init__(self, spec):
-        self.width, self.vector, self.ahead = spec.width, spec.vector, spec.width - 1
+        self.width, self.vector, self.ahead, self.head = spec.width, spec.vector, spec.width - 1, spec.head
+
+    def of(self, g, channel, normed):
+        """(weights, bias, the norm of the channels' head or None)."""
+        norm = Normed(channel, g.normed, self.head // self.vector) if normed else None
+        return self.weights(g.weight, channel), self.bias(g.bias, channel), norm
 
     def weights(self, weight, channel):
         """weight[channel + e, i] as fp32: a list of taps, each a list of channels."""

@@ -7,7 +7,6 @@ Tensors are (B, dim, S), as that package has them, of any of its two orders in m
 """
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from .. import causal_conv1d, causal_conv1d_step
@@ -46,20 +45,7 @@ def causal_conv1d_fn(x: Tensor, weight: Tensor, bias: Tensor | None = None, seq_
         raise ValueError(f"{FN}: seq_idx is given, allowed are initial_states None and return_final_states False")
     check.dtype(f"{FN}: seq_idx", seq_idx, ("int32", "int64"))
     check.shape(f"{FN}: seq_idx", seq_idx, tuple(tokens.shape[:2]))
-    row = tokens.reshape(1, -1, tokens.shape[2])
-    y = causal_conv1d(row, weight, bias, activation, cu_seqlens=starts_of(seq_idx))
-    return y.view(tokens.shape).mT
-
-
-def starts_of(seq_idx: Tensor) -> Tensor:
-    """cu_seqlens of the rows of seq_idx (B, S) as one: a sequence for each run of one number, and behind them as many
-    without a token as make the number of sequences known: nothing waits for the numbers."""
-    B, S = seq_idx.shape
-    first = torch.ones_like(seq_idx, dtype=torch.bool)
-    first[:, 1:] = seq_idx[:, 1:] != seq_idx[:, :-1]
-    place = torch.arange(B * S, device=seq_idx.device, dtype=torch.int32)
-    starts = torch.where(first.flatten(), place, B * S).sort().values
-    return torch.cat((starts, starts.new_full((1,), B * S)))
+    return causal_conv1d(tokens, weight, bias, activation, seq_idx=seq_idx).mT
 
 
 def causal_conv1d_update(x: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None = None,

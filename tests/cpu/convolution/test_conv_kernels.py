@@ -43,15 +43,17 @@ def gradients(launch, sums, x, W, runs):
 
 
 @pytest.mark.parametrize("cuts, has_state", [(None, False), (None, True), *((cuts, True) for cuts in CUTS),
-                                             ("short", False)])
+                                             ("short", False), ("numbers", False)])
 def test_along_channels(monkeypatch, cuts, has_state):
     torch.manual_seed(0)
-    W, C, B = 4, 12, 1 if cuts else 2
-    cu = torch.tensor(CUTS[cuts], dtype=torch.int32) if cuts else None
+    numbers = cuts == "numbers"  # seq_idx
+    W, C, B = 4, 12, 1 if cuts and not numbers else 2
+    cu = torch.tensor(CUTS[cuts], dtype=torch.int32) if cuts and not numbers else None
+    cu = torch.tensor([[*[4] * 5, 3, *[4] * 14, *[-1] * 17], range(37)], dtype=torch.int32) if numbers else cu
     N = B if cu is None else len(cu) - 1
     x, weight, bias, dy = randn(B, 37, C), randn(C, W), randn(C), randn(B, 37, C)
     state = randn(N, C, W - 1) if has_state else None
-    kind = dict(state="fp32" if has_state else None, packed="int32" if cuts else None)
+    kind = dict(state="fp32" if has_state else None, packed="int32" if cuts else None, numbers=numbers)
     spec = [ConvSpec("fp32", "fp32", W, "fp32", True, 4, gradients=g, **kind) for g in (None, "both")]
     forward, backward = (function(of(s, ConvConfig(rows=3)), monkeypatch) for of, s in zip(
         (ChannelForwardOnCpu, ChannelBackwardOnCpu), spec))
@@ -61,9 +63,9 @@ def test_along_channels(monkeypatch, cuts, has_state):
     wanted = reference.causal_conv1d_backward(dy.double(), None, *given, "silu", *double(state), cu)
     for run in RUNS:
         y = nan(B, 37, C)
-        forward(x, (weight, bias, state, cu, y), run)
+        forward(x, (weight, bias, state, cu, y, None), run)
         close(y, want, f"y, runs of {run}")
-        launch = lambda dx, parts, run=run: backward(x, (weight, bias, state, cu, dy, dx, parts), run)
+        launch = lambda dx, parts, run=run: backward(x, (weight, bias, state, cu, dy, dx, parts, None), run)
         found = gradients(launch, sums, x, W, -(-37 // run))
         for name, ours, right in zip(("dx", "dweight", "dbias"), found, wanted):
             close(ours, right, f"{name}, runs of {run}")
@@ -100,7 +102,8 @@ def test_one_of_the_gradients(monkeypatch, layout, gradients_):
     of = ChannelBackwardOnCpu if layout == "channels" else AlongTimeOnCpu
     kernel = function(of(ConvSpec("fp32", "fp32", 3, None, False, 2, layout, gradients=gradients_), ConvConfig()),
                       monkeypatch)
-    kernel(x, (weight, None, None, *((None,) if layout == "channels" else ()), dy, dx, parts), 6)
+    more = (None,) if layout == "channels" else ()
+    kernel(x, (weight, None, None, *more, dy, dx, parts, *more), 6)
     wanted = reference.causal_conv1d_backward(*double(dy, None, x, weight), None, None, None, None)
     if gradients_ == "x":
         close(dx, wanted[0], "dx")

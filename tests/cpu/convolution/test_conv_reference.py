@@ -4,7 +4,10 @@ import itertools
 import pytest
 import torch
 
+import tkq
 from tkq.reference import convolution as reference
+
+NUMBERS = torch.zeros(1, 9, dtype=torch.int32)
 
 
 @pytest.mark.parametrize("activation", [None, "silu"])
@@ -20,6 +23,33 @@ def test_gradients_are_autograds(activation, cuts):
     found = reference.causal_conv1d_backward(dy, dfinal, *given[:3], activation, given[3], cu)
     for a, b in zip(found, wanted):
         torch.testing.assert_close(a, b)
+
+
+def test_gradients_of_normed_heads_are_autograds():
+    torch.manual_seed(0)
+    given = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((2, 9, 14), (14, 4), (14,), (2, 14, 3))]
+    y, _ = reference.causal_conv1d(*given[:3], "silu", given[3], None, 3, 4)
+    plain, _ = reference.causal_conv1d(*given[:3], "silu", given[3])
+    torch.testing.assert_close(y[..., :12].unflatten(-1, (3, 4)).norm(dim=-1), torch.ones(2, 9, 3, dtype=torch.float64),
+                               rtol=1e-3, atol=1e-3)
+    assert torch.equal(y[..., 12:], plain[..., 12:])
+    dy = torch.randn_like(y)
+    found = reference.causal_conv1d_backward(dy, None, *given[:3], "silu", given[3], None, 3, 4)
+    for a, b in zip(found, torch.autograd.grad((y * dy).sum(), given)):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("error, words, more", [
+    (NotImplementedError, "head_dim: is 32, supported are 64 and 128", dict(norm_heads=1, head_dim=32)),
+    (ValueError, "norm_heads: 3 heads of 64 channels", dict(norm_heads=3, head_dim=64)),
+    (ValueError, "seq_idx is given, allowed is cu_seqlens None", dict(
+        cu_seqlens=torch.tensor([0, 9]), seq_idx=NUMBERS)),
+    (ValueError, "seq_idx is given, allowed are initial_state None", dict(output_final_state=True, seq_idx=NUMBERS)),
+    (ValueError, "causal_conv1d: seq_idx:", dict(seq_idx=NUMBERS[:, :8])),
+    (ValueError, "causal_conv1d: cu_seqlens: has 2 dimensions", dict(cu_seqlens=NUMBERS))])
+def test_refused_by_name(error, words, more):
+    with pytest.raises(error, match=words):
+        tkq.causal_conv1d(torch.zeros(1, 9, 128), torch.zeros(128, 4), **more)
 
 
 def test_it_is_torchs():

@@ -125,3 +125,34 @@ def test_nan_and_infinities_stay_in_their_channel_and_reach():
     bad = ~y.isfinite()
     assert bad[0, 100:104, 8].all() and bad[0].sum(0)[torch.arange(264, device="cuda") != 9].sum() == 4
     assert not bad[0, :50, 9].any() and not bad[0, 54:, 9].any()
+
+
+def test_numbers_are_the_sequences_that_they_make():
+    """Forward and gradients, bit for bit."""
+    cuts = [0, 1, 3, 64, 65, 200]
+    cu = torch.tensor(cuts, device="cuda", dtype=torch.int32)
+    x, weight, bias, _ = make(1, 200, 264)
+    seq_idx = torch.searchsorted(cu, torch.arange(200, device="cuda"), right=True)[None].int()
+    found = []
+    for packed in (dict(cu_seqlens=cu), dict(seq_idx=seq_idx)):
+        y = tkq.causal_conv1d(x, weight, bias, "silu", **packed)
+        found.append((y, *torch.autograd.grad(y, (x, weight, bias), gradient(x))))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("heads, C, dtype, scale", [((2, 128), 320, "bf16", 1), ((3, 64), 264, "bf16", 1),
+                                                    ((3, 64), 192, "bf16", 1e-4), ((1, 128), 132, "fp32", 1e3)])
+def test_normed_heads(heads, C, dtype, scale):
+    """Whole warps, half of one, heads that end with the channels; sums of squares below and far above what is added."""
+    check(*make(2, 70, C, dtype=dtype, scale=scale), heads=heads)
+
+
+def test_normed_heads_of_packed_sequences_with_states():
+    cu = torch.tensor(CUTS["ragged"], device="cuda", dtype=torch.int32)
+    x, weight, bias, state = make(1, 200, 264, states=len(cu) - 1)
+    check(x, weight, bias, state, cu=cu, dfinal=True, heads=(2, 128))
+    wide = torch.zeros(1, 264, 208, device="cuda", dtype=torch.bfloat16)  # a copy of what lies otherwise
+    wide[..., :200] = x.detach().mT
+    with torch.no_grad():
+        wanted, found = (tkq.causal_conv1d(t, weight, bias, "silu", norm_heads=2) for t in (x, wide[..., :200].mT))
+    assert torch.equal(wanted, found)

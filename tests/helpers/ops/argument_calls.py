@@ -59,6 +59,7 @@ def call(name: str, device="cpu") -> dict:
         "based": lambda: dict(q=t(1, 16, 4, 16), k=t(1, 16, 4, 16), v=t(1, 16, 4, 64)),
         "causal_conv1d": lambda: dict(x=t(1, 16, 24), weight=t(24, 4), bias=t(24), initial_state=t(3, 24, 3),
                                       cu_seqlens=starts),
+        "scan": lambda: dict(a=t(2, 16, 24), b=t(2, 16, 24), initial_state=t(2, 24)),
         "causal_conv1d_step": lambda: dict(x=t(3, 24), conv_states=t(5, 24, 3), weight=t(24, 4), bias=t(24),
                                            cache_indices=torch.tensor([4, -1, 0], dtype=INT, device=device)),
         "linear_attn_step": lambda: _tokens(t) | dict(state=t(6, 4, 64, 64, dtype=F32)),

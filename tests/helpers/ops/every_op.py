@@ -302,6 +302,14 @@ CASES = {case.name: case for case in (
          lambda x, weight, bias, initial_state, cu_seqlens: tkq.causal_conv1d(
              x, weight, bias, "silu", initial_state, True, cu_seqlens),
          ("x", "weight", "bias", "initial_state"), ("x", "weight", "bias"), exact=False),
+    Case("causal_conv1d, by seq_idx and with normed heads", packed.channels_and_numbers,
+         lambda x, weight, bias, seq_idx: tkq.causal_conv1d(
+             x, weight, bias, "silu", seq_idx=seq_idx, norm_heads=1, head_dim=64),
+         ("x", "weight", "bias"), ("x", "weight", "bias")),
+    Case("scan", packed.factors, lambda a, b, initial_state: tkq.scan(a, b, initial_state, False, True),
+         ("a", "b", "initial_state")),
+    Case("scan, of contiguous tokens", packed.factors_along_time, lambda a, b: tkq.scan(a.mT, b.mT, None, True),
+         ("a", "b")),
     Case("causal_conv1d_step", steps.channels, steps.conv_step, cast=("x", "weight", "bias"),
          alone=lambda x, conv_states, weight, bias, cache_indices: tkq.causal_conv1d_step(
              x, conv_states, weight, bias, "silu", cache_indices)),

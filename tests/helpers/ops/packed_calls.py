@@ -52,8 +52,20 @@ def channels(t):
     return dict(x=t(2, t.rows, 64), weight=t(64, 4), bias=t(64))
 
 
+def factors(t):
+    return dict(a=t(2, t.rows, 64).sigmoid(), b=t(2, t.rows, 64), initial_state=t(2, 64, dtype=F32))
+
+
+def factors_along_time(t):
+    return dict(a=t(2, 64, t.rows).sigmoid(), b=t(2, 64, t.rows))
+
+
 def channels_along_time(t):
     return dict(x=t(2, 64, t.rows), weight=t(64, 4), bias=t(64))
+
+
+def channels_and_numbers(t):
+    return dict(channels(t), seq_idx=(t(2, t.rows).abs() > 1).int())
 
 
 def packed_channels(t):

@@ -302,12 +302,13 @@ def states(device):
     with torch.no_grad():
         yield "based in segments", (tkq.based(*on(device, *(randn(i, 1, 1100, 1, n) for i, n in enumerate(
             (16, 16, 64))))),)
-    from tests.helpers.sanitizer.convolution_calls import convolutions  # which take what stands here
+    from tests.helpers.sanitizer.convolution_calls import convolutions, scans  # which take what stands here
     from tests.helpers.sanitizer.packed_calls import packed_states
 
     yield from packed_states(device)
     yield from windows_and_states(device)
     yield from convolutions(device)
+    yield from scans(device)
 
 
 def windows_and_states(device):

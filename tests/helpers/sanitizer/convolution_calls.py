@@ -1,4 +1,4 @@
-"""Convolutions, for the sanitizer."""
+"""Convolutions and scans, for the sanitizer."""
 import torch
 
 from tests.helpers.sanitizer.calls import grad, on, randn
@@ -24,3 +24,14 @@ def convolutions(device):
             pool = state.detach().new_zeros(6, 40, L)
             y = tkq.causal_conv1d_step(x[0, :4 * T].view(4, T, 40), pool, weight, None, None, rows)
             yield f"causal_conv1d_step {T}", (y, pool)
+
+
+def scans(device):
+    """Tokens and channels contiguous, both ways, odd sizes, with states."""
+    import tkq
+
+    for T, C, time in ((67, 40, False), (130, 9, False), (72, 35, True), (37, 3, True)):
+        a, b, state, dh, dfinal = on(device, *(randn(i, 2, *((C, T) if time else (T, C)), grad=True) for i in (0, 1)),
+                                     randn(2, 2, C, grad=True), randn(3, 2, T, C), randn(4, 2, C, dtype=torch.float32))
+        h, final = tkq.scan(*((a.mT, b.mT) if time else (a, b)), state, T % 2 == 0, True)
+        yield f"scan {T} x {C}", (h, final, *grad((h, final), (a, b, state), (dh, dfinal)))

@@ -242,6 +242,15 @@ def steps():
     same_bits(run)
 
 
+def scan():
+    """A state that goes from warp to warp, some rounds of them."""
+    from tests.helpers.recurrence import check, make
+
+    for time in (False, True):
+        given = make(2, 1000, 40, time=time)
+        same_bits(lambda: [*(of := check(*given))[:2], *of[2]])  # noqa: B023
+
+
 # ---- rows ----------------------------------------------------------------------------------------------
 
 
@@ -365,7 +374,7 @@ def quantize_ticketed_few():
 CASES = {f.__name__: f for f in (
     *attention.CASES, *hedgehog.CASES, gemm, gemm_long, gemm_cluster, gemm_not_held, gemm_wave_sync, gemm_small_m, fp8,
     fp8_not_overlapped, fp8_promoted, fp8_blocks, fp8_small_m, fp8_small_m_blocks, grouped, grouped_long, linear, delta,
-    delta_wide, channels, channels_delta, packed_states, ssd, based, steps, norm_backward, norm_backward_warps,
+    delta_wide, channels, channels_delta, packed_states, ssd, based, steps, scan, norm_backward, norm_backward_warps,
     norm_backward_cluster, norm_cluster, norm_quantised, rows_held, softmax, cross_entropy, quantize, quantize_few,
     quantize_ticketed, quantize_ticketed_few, rope, gated)}
 

@@ -1,0 +1,42 @@
+"""The scan's kernels on a CPU: their own code against the reference in float64."""
+import itertools
+
+import pytest
+import torch
+
+from tests.helpers.emulation.recurrence import ColumnScanOnCpu, LineScanOnCpu, function
+from tkq.recurrence.config import ScanConfig
+from tkq.recurrence.spec import ScanSpec
+from tkq.reference import recurrence as reference
+
+
+def nan(*shape):
+    return torch.full(shape, torch.nan)
+
+
+@pytest.mark.parametrize("layout, ways", [("channels", (1, -1)), ("time", (1,))])
+def test_forward_and_gradients(monkeypatch, layout, ways):
+    """A backward goes the other way. Shapes: of one run, short ones, several."""
+    torch.manual_seed(0)
+    time, kernel = layout == "time", LineScanOnCpu if layout == "time" else ColumnScanOnCpu
+    forward, backward = (
+        function(kernel(ScanSpec("fp32", 2, layout, "fp32", True, falling=time and falls, **more), ScanConfig(4, 1)),
+                 monkeypatch)
+        for more, falls in (({}, ways[0] < 0), (dict(gradients="both", of_state=True), ways[0] > 0)))
+    for T, way in itertools.product((2, 4, 6, 18) if time else (1, 3, 4, 5, 17), ways):
+        judge(forward, backward, T, time, way)
+
+
+def judge(forward, backward, T, time, way):
+    B, C = 2, 6
+    lying = (lambda: torch.randn(B, C, T).mT) if time else lambda: torch.randn(B, T, C)
+    a, b, dh = (lying() for _ in range(3))
+    state, dfinal = torch.randn(B, C), torch.randn(B, C)
+    h, da, db = (torch.full_like(a, torch.nan) for _ in range(3))
+    final, dstate = nan(B, C), nan(B, C)
+    forward(a, (b, h, None, None, state, final, None, None), way)
+    want = reference.scan(a.double(), b.double(), state.double(), way < 0)
+    backward(a, (dh, h, da, db, state, dfinal, dstate, None), -way)
+    gradients = reference.scan_backward(dh, dfinal, a.double(), want[0], state, way < 0)
+    for found, right in zip((h, final, da, db, dstate), (*want, *gradients), strict=True):
+        torch.testing.assert_close(found.double(), right, rtol=1e-4, atol=1e-5)

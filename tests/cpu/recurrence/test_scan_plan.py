@@ -1,0 +1,39 @@
+"""Plans of scans, what specs refuse, and the machine code of some kernels."""
+import itertools
+
+import pytest
+
+from tkq.recurrence.catalog import shipped
+from tkq.recurrence.config import WARP, ScanConfig
+from tkq.recurrence.plan import BLOCKS, SMS, plan, widest
+from tkq.recurrence.spec import LAYOUTS, ScanSpec, vectors
+from tkq.testing import sass
+
+needs_nvdisasm = pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is not installed")
+
+
+@pytest.mark.parametrize("dtype, layout", list(itertools.product(("bf16", "fp16", "fp32"), LAYOUTS)))
+def test_every_spec_has_a_plan(dtype, layout):
+    for vector, gradients, columns in itertools.product(vectors(dtype), (None, "both"), (1, 100, SMS * WARP, 1 << 20)):
+        taken = vector if layout == "time" else widest(vector, dtype, columns)
+        assert taken <= vector and vector % taken == 0
+        config = plan(ScanSpec(dtype, taken, layout, gradients=gradients), columns)
+        assert config.rows % (taken if layout == "time" else 1) == 0
+        if layout == "channels" and taken > 1:
+            assert columns >= BLOCKS * WARP * taken
+
+
+@pytest.mark.parametrize("words, make", [
+    ("vector is 3", lambda: ScanSpec("bf16", 3)), ("layout is 'tokens'", lambda: ScanSpec("bf16", layout="tokens")),
+    ("falling is True", lambda: ScanSpec("bf16", falling=True)), ("of_state is True", lambda: ScanSpec(
+        "bf16", of_state=True)), ("warps is 16", lambda: ScanConfig(16, 16))])
+def test_refused_by_name(words, make):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+@needs_nvdisasm
+@pytest.mark.parametrize("name", ["scan-bf16-channels-backward", "scan-fp32-time-forward"])
+def test_shipped(name):
+    kernel, = (kernel for kernel in shipped() if kernel.name == name)
+    sass.assert_sass(kernel.recipe, kernel.expectation)

@@ -1,0 +1,43 @@
+"""Faults in the scan."""
+from .mutant import family
+
+TESTS = "tests/gpu/recurrence/test_scan.py::"
+NUMERICS, TIME, FALLING, AROUND, CHAIN = ((f"{TESTS}{name}",) for name in (
+    "test_numerics[700-False]", "test_contiguous_tokens[776-33-bf16-False]", "test_contiguous_tokens[776-33-bf16-True]",
+    "test_lines_and_what_is_around", "test_states_chain[False]"))
+
+EDGES = "edges = [self.token(g.a, of, turn.k * n - 1), self.token(read[-1], of, (turn.k + 1) * n)]"
+
+MUTANTS = (
+    *family(
+        "scan", "tkq/recurrence/turns.py",
+        ("no_wait_for_the_turn", "tk.sync(1 + turn.warp, 2 * WARP)", "pass", NUMERICS),
+        ("slot_of_this_warp", "slots[(next_ * self.vector + e) * WARP + turn.lane, 0] = state[e]",
+         "slots[(turn.warp * self.vector + e) * WARP + turn.lane, 0] = state[e]", NUMERICS)),
+    *family(
+        "scan", "tkq/recurrence/columns.py",
+        ("tokens_behind_the_last_count",
+         "return found if there is None else [cutlass.select_(there, x, y) for x, y in zip(found, h, strict=True)]",
+         "return found", NUMERICS),
+        ("factor_of_the_token_itself", "a = self.load(g.a, of, self.tokens(turn, g, rest, -1), g)",
+         "a = self.load(g.a, of, self.tokens(turn, g, rest), g)", NUMERICS),
+        ("state_of_the_token_itself",
+         "h = self.load(g.h, of, self.tokens(turn, g, rest, 1), g) if self.spec.of_a else []",
+         "h = self.load(g.h, of, self.tokens(turn, g, rest), g) if self.spec.of_a else []", NUMERICS),
+        ("first_factor_multiplies_the_final_gradient",
+         "factor = [cutlass.select_(s == 0, Float32(1.0), x) for x in factor]", "pass", NUMERICS),
+        ("initial_state_forgotten", "earlier = [cutlass.select_(last, before[e], x) for e, x in enumerate(earlier)]",
+         "pass", NUMERICS),
+        ("all_from_the_first_token", "token = cutlass.select_(g.way > 0, Int32(0), T - 1)", "token = Int32(0)",
+         (f"{TESTS}test_numerics[700-True]",)),
+        ("final_state_of_the_run_before", "if turn.k + 1 == turn.runs and of.inside:",
+         "if turn.k + 2 == turn.runs and of.inside:", CHAIN)),
+    *family(
+        "scan", "tkq/recurrence/lines.py",
+        ("in_the_order_of_memory", "self.put_own(values[::-1] if self.spec.falling else values, part, lane)",
+         "self.put_own(values, part, lane)", FALLING),
+        ("lines_behind_the_last_are_written", "there = of.first + line < C", "there = of.first + line < 2 * C", AROUND),
+        ("tokens_behind_the_last_are_written", "there = there & (t >= 0) & (t < T)", "pass", AROUND),
+        ("factor_of_the_run_itself", EDGES, EDGES.replace("turn.k * n - 1", "turn.k * n"), TIME),
+        ("state_of_the_run_itself", EDGES, EDGES.replace("(turn.k + 1) * n", "(turn.k + 1) * n - 1"), TIME)),
+)

@@ -1,0 +1,1 @@
+"""Recurrences along the tokens: `tkq.scan`."""

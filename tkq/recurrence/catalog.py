@@ -1,0 +1,36 @@
+"""The kernels of scans that tkq itself can choose, and what their machine code must show."""
+import itertools
+
+from tkq.recurrence.launch import recipe
+from tkq.recurrence.plan import plan
+from tkq.recurrence.spec import BITS, ScanSpec
+from tkq.runtime.compile.expectation import Expectation
+from tkq.runtime.compile.recipe import Shipped
+
+MANY, FEW = 1 << 16, 1 << 10  # columns
+
+
+def shipped() -> list:
+    """Without states, along channels of many columns and of few, along time with whole vectors: forward and
+    backward."""
+    found = []
+    for dtype, gradients in itertools.product(("bf16", "fp32"), (None, "both")):
+        for vector, columns in ((64 // BITS[dtype], MANY), (1, FEW)):
+            found.append((ScanSpec(dtype, vector, gradients=gradients), columns))
+        found += [(ScanSpec(dtype, 128 // BITS[dtype], "time", gradients=gradients, falling=falling), MANY)
+                  for falling in (False, True)]
+    return [Shipped(_name(s, columns), recipe(s, plan(s, columns)), expectation(s)) for s, columns in found]
+
+
+def _name(s: ScanSpec, columns: int) -> str:
+    parts = ["scan", s.dtype, s.layout, "backward" if s.backward else "forward"] + ["falling"] * s.falling
+    return "-".join(parts + ["few"] * (columns == FEW))
+
+
+def expectation(s: ScanSpec) -> Expectation:
+    """Accesses as wide as the vector, no division but the columns', registers for the warps of the plan."""
+    bits = s.vector * BITS[s.dtype]
+    wide = (f"LDG.E.{bits}", f"STG.E.{bits}") if bits >= 64 else ("LDG.E", "STG.E")
+    shared = ("LDS.128", "STS.128") if s.layout == "time" else ()
+    return Expectation(instructions=(*wide, *shared, "BAR.SYNC", "BAR.ARV"), absent=("CALL", "ATOM", "RED"),
+                       registers=168)

@@ -1,0 +1,32 @@
+"""How a scan's kernel goes about it."""
+from dataclasses import dataclass
+
+WARP = 32
+MOST_WARPS = 15  # of a block, that hand the state on by a named barrier each
+
+
+@dataclass(frozen=True)
+class ScanConfig:
+    """rows: tokens of a run, which a warp has in registers. warps: of a block, which take the runs of their columns in
+    turn. blocks: of an SM, for which there are to be registers; 0: as the compiler likes. early: numbers of 16 bits are
+    converted before the turn."""
+
+    rows: int = 16
+    warps: int = 8
+    blocks: int = 0
+    early: bool = True
+
+    def __post_init__(self):
+        if self.rows < 1 or not 1 <= self.warps <= MOST_WARPS:
+            raise ValueError(f"ScanConfig: rows is {self.rows}, warps is {self.warps}; allowed are 1 and more, and 1 "
+                             f"to {MOST_WARPS}")
+
+    @property
+    def threads(self) -> int:
+        return self.warps * WARP
+
+    @property
+    def launch(self) -> dict:
+        """What a launch is given of it."""
+        block = dict(block=[self.threads, 1, 1])
+        return block | dict(min_blocks_per_mp=self.blocks, preferred_smem_carveout=100) if self.blocks else block

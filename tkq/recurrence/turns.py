@@ -1,0 +1,54 @@
+"""How the state goes from run to run: from warp to warp of a block, in the order of the tokens."""
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, const_expr
+
+import tkq.tile as tk
+from tkq.recurrence.config import WARP
+
+
+class Turn(NamedTuple):
+    """Whose run it is: k of `runs`, of the block's warp `warp` at `lane`."""
+
+    k: Any
+    runs: Any
+    warp: Any
+    lane: Any
+
+
+class Turns:
+    """Warp w has the runs w, w + warps, w + 2 warps, ..: all loads of a run are on their way while the warps before
+    take their turns, so as many runs are in flight as there are warps. Nothing is multiplied ahead of its turn: the
+    state takes the same steps, bit for bit, as if one thread went from token to token.
+
+    Warp w waits at its own named barrier, 1 + w, at which the warp before it arrives once it has written the state to
+    w's slot. Deadlock-free: a run waits for the one before it alone, and a warp takes its runs in order. A slot is
+    written again one round later, by a warp whose own turn came after the slot had been read."""
+
+    def __init__(self, vector, warps):
+        self.vector, self.warps = vector, warps
+
+    def slots(self):
+        """Shared memory for a state of each lane of each warp; None where one warp has all runs."""
+        return tk.SharedAllocator().vector(self.warps * WARP * self.vector, dtype=Float32) if self.warps > 1 else None
+
+    @cute.jit
+    def take(self, state: cute.Tensor, slots, turn):
+        """state = what the run before has left. The first run has it already."""
+        if const_expr(self.warps > 1):
+            if turn.k > 0:
+                tk.sync(1 + turn.warp, 2 * WARP)
+                for e in cutlass.range_constexpr(self.vector):
+                    state[e] = slots[(turn.warp * self.vector + e) * WARP + turn.lane, 0]
+
+    @cute.jit
+    def hand_on(self, state: cute.Tensor, slots, turn):
+        """The state to the next run, if there is one."""
+        if const_expr(self.warps > 1):
+            if turn.k + 1 < turn.runs:
+                next_ = cutlass.select_(turn.warp + 1 < self.warps, turn.warp + 1, 0)
+                for e in cutlass.range_constexpr(self.vector):
+                    slots[(next_ * self.vector + e) * WARP + turn.lane, 0] = state[e]
+                tk.sync_arrive(1 + next_, 2 * WARP)
