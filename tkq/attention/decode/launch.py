@@ -1,0 +1,118 @@
+"""From torch tensors to launches."""
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tkq.attention.decode import words
+from tkq.attention.decode.check import Call, Options
+from tkq.attention.decode.config import DecodeConfig
+from tkq.attention.decode.plan import FIXED_KEYS, LEAST, OVERHEAD, ROWS, key_block, plan, row_tiles
+from tkq.attention.decode.spec import DecodeSpec
+from tkq.runtime import Recipe, function
+from tkq.runtime.call import dtypes
+from tkq.runtime.device import arch
+
+_launchers: dict = {}  # (device, spec, config) -> the kernel's function; as many as kinds of call
+
+
+class Planned(NamedTuple):
+    """What a plan is made for. left: -1 without a limit. keys: of a block."""
+
+    heads_q: int
+    heads_kv: int
+    keys: int
+    queries: int = 1
+    left: int = -1
+    fixed: bool = False
+
+    @property
+    def group(self) -> int:
+        return self.heads_q // self.heads_kv
+
+    @property
+    def tiles(self) -> int:
+        return row_tiles(self.queries, self.group)
+
+    @property
+    def split(self) -> int:
+        """Blocks of a fixed split; 0: positions are blocks."""
+        return FIXED_KEYS // self.keys if self.fixed else 0
+
+    def sizes(self, batch: int, parts: int) -> tuple:
+        """`planner.Sizes`. A sequence has so few blocks at most that all positions are counted in 31 bits."""
+        most = ((1 << 31) - (1 << 16)) // max(1, batch * self.heads_kv * self.tiles) - OVERHEAD - 1
+        return (self.heads_kv, self.group, self.queries, self.tiles, self.keys, self.left, self.split, parts, OVERHEAD,
+                1 if self.fixed else LEAST, most)
+
+
+def recipe(spec: DecodeSpec, config: DecodeConfig | None = None) -> Recipe:
+    """The kernel's, with its planned config or another one."""
+    return Recipe("tkq.attention.decode.kernel:Decode", (spec, config or plan(spec)))
+
+
+PLANNER = Recipe("tkq.attention.decode.planner:Planner", ())
+
+
+def make_plan(seqlens: Tensor, of: Planned, out: Tensor | None = None) -> Tensor:
+    """By one launch, into out where there is one."""
+    batch = seqlens.shape[0]
+    made = seqlens.new_empty(words.size(batch, of.heads_kv, of.tiles)) if out is None else out
+    launcher(seqlens, None)(_dense(seqlens), made, of.sizes(batch, arch.num_sms(seqlens.device)))
+    return made
+
+
+def planned(call: Call, options: Options) -> Planned:
+    q, k, v = call[:3]
+    return Planned(q.shape[2], k.shape[2], key_block(q.shape[3], v.shape[3]), q.shape[1], options.left,
+                   options.batch_invariant)
+
+
+def decode(call: Call, options: Options, out: Tensor | None = None) -> tuple:
+    """(o, lse or an empty tensor) of CUDA tensors that have been looked at."""
+    q, k, v, seqlens, table, sinks, plan = call
+    B, Sq, H, D = q.shape
+    o = q.new_empty(B, Sq, H, v.shape[3]) if out is None else out
+    lse = q.new_empty((B, H, Sq) if options.return_lse else 0, dtype=torch.float32)
+    if not o.numel():
+        return o, lse
+    of = planned(call, options)
+    plan = make_plan(seqlens, of) if plan is None else plan
+    spec = spec_of(call, options)
+    slots = 2 * arch.num_sms(q.device)
+    if of.fixed:
+        capacity = k.shape[1] * (1 if table is None else table.shape[1])
+        slots = B * of.heads_kv * of.tiles * max(1, -(-capacity // FIXED_KEYS) + (of.left >= 0))
+    rows = min(ROWS, Sq * of.group)
+    partial = q.new_empty(slots, rows, v.shape[3], dtype=torch.float32)
+    partial_lse = q.new_empty(slots, rows, dtype=torch.float32)
+    scale = 1 / math.sqrt(D) if options.softmax_scale is None else options.softmax_scale
+    right = 0 if options.causal else options.right
+    launcher(q, spec)(q, (k, v, table, _dense(seqlens), plan, o, lse if options.return_lse else None, _dense(sinks),
+                          partial, partial_lse),
+                      (scale, options.softcap or 1.0, options.left, right, of.split, arch.num_sms(q.device)))
+    return o, lse
+
+
+def spec_of(call: Call, options: Options) -> DecodeSpec:
+    q, _, v = call[:3]
+    edges = options.left >= 0 or (q.shape[1] > 1 and (options.causal or options.right >= 0))
+    return DecodeSpec(dtypes.name_of(q.dtype), q.shape[3], v.shape[3], call.block_table is not None, edges,
+                      options.softcap > 0, None if call.sinks is None else dtypes.name_of(call.sinks.dtype),
+                      options.return_lse, options.batch_invariant)
+
+
+def _dense(x):
+    return x if x is None or x.is_contiguous() else x.contiguous()
+
+
+def launcher(x: Tensor, spec: DecodeSpec | None, config: DecodeConfig | None = None):
+    """The kernel's function; the planner's without a spec."""
+    key = x.get_device(), spec, config
+    if key not in _launchers:
+        arch.require_hopper(x.device)
+        _launchers[key] = function(PLANNER if spec is None else recipe(spec, config))
+    return _launchers[key]
