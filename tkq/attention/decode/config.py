@@ -5,11 +5,12 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class DecodeConfig:
     """keys: rows of a K or V tile. stages: tiles of K, and as many of V, in shared memory. registers: of a thread of
-    the producers and of the consumers."""
+    the producers and of the consumers. blocks: of threads on an SM."""
 
     keys: int = 128
     stages: int = 3
     registers: tuple[int, int] = (120, 240)
+    blocks: int = 1
 
     @property
     def rows_per_warp(self) -> int:

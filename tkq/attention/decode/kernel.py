@@ -66,7 +66,9 @@ class Decode:
             capacity=Int32(page * x.table.shape[1]) if const_expr(spec.paged) else Int32(page),
             key_block=self.config.keys, bad_page=words.BAD_PAGE)
         self.kernel(g).launch(grid=[sc.parts, 1, 1], block=[2 * tk.WARPGROUP, 1, 1], stream=stream,
-                              min_blocks_per_mp=1)
+                              min_blocks_per_mp=self.config.blocks,
+                              # All of the SM's shared memory, so that the blocks fit: known without a device.
+                              preferred_smem_carveout=100 if const_expr(self.config.blocks > 1) else None)
 
     def shared(self, al: tk.SharedAllocator) -> Shared:
         spec, cfg = self.spec, self.config

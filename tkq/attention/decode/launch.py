@@ -10,7 +10,7 @@ from torch import Tensor
 from tkq.attention.decode import words
 from tkq.attention.decode.check import Call, Options
 from tkq.attention.decode.config import DecodeConfig
-from tkq.attention.decode.plan import FIXED_KEYS, LEAST, OVERHEAD, ROWS, key_block, plan, row_tiles
+from tkq.attention.decode.plan import FIXED_KEYS, LEAST, OVERHEAD, ROWS, blocks_of_sm, key_block, plan, row_tiles
 from tkq.attention.decode.spec import DecodeSpec
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
@@ -20,7 +20,8 @@ _launchers: dict = {}  # (device, spec, config) -> the kernel's function; as man
 
 
 class Planned(NamedTuple):
-    """What a plan is made for. left: -1 without a limit. keys: of a block."""
+    """What a plan is made for. left: -1 without a limit. keys: of a block of keys. blocks: of
+    threads on an SM."""
 
     heads_q: int
     heads_kv: int
@@ -28,6 +29,7 @@ class Planned(NamedTuple):
     queries: int = 1
     left: int = -1
     fixed: bool = False
+    blocks: int = 1
 
     @property
     def group(self) -> int:
@@ -61,14 +63,14 @@ def make_plan(seqlens: Tensor, of: Planned, out: Tensor | None = None) -> Tensor
     """By one launch, into out where there is one."""
     batch = seqlens.shape[0]
     made = seqlens.new_empty(words.size(batch, of.heads_kv, of.tiles)) if out is None else out
-    launcher(seqlens, None)(_dense(seqlens), made, of.sizes(batch, arch.num_sms(seqlens.device)))
+    launcher(seqlens, None)(_dense(seqlens), made, of.sizes(batch, of.blocks * arch.num_sms(seqlens.device)))
     return made
 
 
 def planned(call: Call, options: Options) -> Planned:
     q, k, v = call[:3]
     return Planned(q.shape[2], k.shape[2], key_block(q.shape[3], v.shape[3]), q.shape[1], options.left,
-                   options.batch_invariant)
+                   options.batch_invariant, blocks_of_sm(q.shape[3], v.shape[3]))
 
 
 def decode(call: Call, options: Options, out: Tensor | None = None) -> tuple:
@@ -82,7 +84,8 @@ def decode(call: Call, options: Options, out: Tensor | None = None) -> tuple:
     of = planned(call, options)
     plan = make_plan(seqlens, of) if plan is None else plan
     spec = spec_of(call, options)
-    slots = 2 * arch.num_sms(q.device)
+    parts = of.blocks * arch.num_sms(q.device)
+    slots = 2 * parts
     if of.fixed:
         capacity = k.shape[1] * (1 if table is None else table.shape[1])
         slots = B * of.heads_kv * of.tiles * max(1, -(-capacity // FIXED_KEYS) + (of.left >= 0))
@@ -93,7 +96,7 @@ def decode(call: Call, options: Options, out: Tensor | None = None) -> tuple:
     right = 0 if options.causal else options.right
     launcher(q, spec)(q, (k, v, table, _dense(seqlens), plan, o, lse if options.return_lse else None, _dense(sinks),
                           partial, partial_lse),
-                      (scale, options.softcap or 1.0, options.left, right, of.split, arch.num_sms(q.device)))
+                      (scale, options.softcap or 1.0, options.left, right, of.split, parts))
     return o, lse
 
 

@@ -16,6 +16,11 @@ def key_block(head_dim: int, head_dim_v: int) -> int:
     return 128 if max(head_dim, head_dim_v) <= 128 else 64
 
 
+def blocks_of_sm(head_dim: int, head_dim_v: int) -> int:
+    """Blocks of threads on an SM."""
+    return 1
+
+
 def padded(columns: int) -> int:
     """Columns of a tile in shared memory: whole panels of 128 bytes."""
     return -(-columns // 64) * 64

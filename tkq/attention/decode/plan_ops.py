@@ -7,7 +7,7 @@ from torch import Tensor
 from tkq.attention.decode import launch, words
 from tkq.attention.decode.check import PLAN, plan_flag, plan_limits, plan_numbers, plan_tensors, tasks
 from tkq.attention.decode.launch import Planned
-from tkq.attention.decode.plan import key_block
+from tkq.attention.decode.plan import blocks_of_sm, key_block
 from tkq.reference import decode as reference
 from tkq.runtime import arguments
 from tkq.runtime.call import check, ops
@@ -54,7 +54,7 @@ def plan_decode(cache_seqlens: Tensor, num_heads_q: int, num_heads_kv: int, head
                                                                     max_seqlen_q)
     left, _ = plan_limits(window_size)
     of = Planned(heads_q, heads_kv, key_block(head_dim, head_dim_v or head_dim), queries, left,
-                 plan_flag(batch_invariant))
+                 plan_flag(batch_invariant), blocks_of_sm(head_dim, head_dim_v or head_dim))
     if ops.direct(cache_seqlens, out):
         return (_run if cache_seqlens.is_cuda else _run_cpu)(cache_seqlens, of, out)
     _look(cache_seqlens, of, out)
@@ -92,8 +92,8 @@ def _run_cpu(seqlens, of, out=None):
 
 
 def _cuda_op(cache_seqlens: Tensor, heads_q: int, heads_kv: int, keys: int, queries: int, left: int,
-             fixed: bool) -> Tensor:
-    return _run(cache_seqlens, Planned(heads_q, heads_kv, keys, queries, left, fixed))
+             fixed: bool, blocks: int) -> Tensor:
+    return _run(cache_seqlens, Planned(heads_q, heads_kv, keys, queries, left, fixed, blocks))
 
 
 def _cpu_op(cache_seqlens, *of):

@@ -107,6 +107,9 @@ class Walk:
             split, splits = me - head_part, (start + weight - 1) // part - head_part + 1
             begin, others = 2 * head_part + 1, 2 * (head_part + 1)
         tile, head = task % g.tiles, task // g.tiles
+        # Of a sequence that is not valid the first split alone writes, without a look at any key.
+        last = cutlass.select_(valid, last, cutlass.select_(first == 0, cutlass.min(last, 1), first))
+        splits = cutlass.select_(valid, splits, Int32(1))
         return Segment(batch, head, tile, first_key + first, first_key + last, cutlass.select_(valid, length, Int32(0)),
                        valid, split, splits, begin, others, (batch * g.heads_kv + head) * g.tiles + tile, stop,
                        stop == start + weight)
