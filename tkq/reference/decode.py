@@ -64,6 +64,46 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_s
     return o, lse
 
 
+@autocast.apart
+def merge_state(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    """(o, lse) over the keys of both; see `tkq.merge_state`."""
+    wide = torch.float64 if o_a.dtype == torch.float64 else torch.float32
+    both = torch.stack((lse_a, lse_b)).to(wide)
+    lse = both.logsumexp(0)
+    weights = torch.exp(both - lse.masked_fill(lse == -math.inf, 0.0)).mT.unsqueeze(-1)
+    parts = torch.stack((o_a, o_b)).to(wide).masked_fill(weights == 0, 0.0)
+    return (weights * parts).sum(0).to(o_a.dtype), lse.float()
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: bool) -> Tensor:
+    """x (T, H, D), its first 2 * cos.shape[1] columns rotated, wide; NaN where the table has no such position."""
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    there = (positions >= 0) & (positions < len(cos))
+    at = positions.long().clamp(0, max(len(cos) - 1, 0))
+    c, s = (t[at].to(wide).masked_fill(~there[:, None], math.nan)[:, None] for t in (cos, sin))
+    result, part = x.to(wide).clone(), x[..., :2 * cos.shape[1]].to(wide)
+    a, b = (part[..., ::2], part[..., 1::2]) if interleaved else part.chunk(2, -1)
+    found = a * c - b * s, a * s + b * c
+    found = torch.stack(found, -1).flatten(-2) if interleaved else torch.cat(found, -1)
+    result[..., :found.shape[-1]] = found
+    return result
+
+
+@autocast.apart
+def kv_append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor,
+              cos: Optional[Tensor] = None, sin: Optional[Tensor] = None, interleaved: bool = False,
+              positions: Optional[Tensor] = None, q: Optional[Tensor] = None) -> Optional[Tensor]:
+    """The caches are written to; q, rotated. See `tkq.kv_append`."""
+    if cos is not None:
+        k, q = (None if x is None else turned(x, cos, sin, positions, interleaved).to(x.dtype) for x in (k, q))
+    page = k_cache.shape[1]
+    slots = slot_mapping.long()
+    there = (slots >= 0) & (slots < len(k_cache) * page)
+    for cache, new in ((k_cache, k), (v_cache, v)):
+        cache[slots[there] // page, slots[there] % page] = new[there].to(cache.dtype)
+    return q
+
+
 def plan_decode(cache_seqlens: Tensor, sizes: tuple) -> Tensor:
     """The plan's words, of `tkq.attention.decode.planner`'s sizes: see `tkq.attention.decode.words`."""
     heads_kv, group, queries, tiles, key_block, left, split, parts, overhead, least, most = sizes

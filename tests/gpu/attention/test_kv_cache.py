@@ -9,6 +9,7 @@ from tests.helpers.attention.kv_cache import ENDS, call, compare, make, queries
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.attention.decode import launch
 from tkq.reference import decode as reference
+from tkq.testing import assert_2x
 
 
 @pytest.mark.parametrize("page, layout", [(16, "pages"), (1, "pages"), (7, "heads"), (64, "pairs"), (256, "pages")])
@@ -147,3 +148,48 @@ def test_plans(queries_, left, fixed):
     made = launch.make_plan(lengths.cuda(), of)
     parts = torch.cuda.get_device_properties(0).multi_processor_count
     assert torch.equal(made.cpu(), reference.plan_decode(lengths, of.sizes(len(lengths), parts)))
+
+
+# ---- merge_state, kv_append -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 8, 128), (37, 3, 72)])
+def test_merged_states(shape):
+    torch.manual_seed(0)
+    a, b = torch.randn(2, *shape, device="cuda").bfloat16()
+    *batch, rows, heads, _ = shape
+    of_a, of_b = (torch.randn(*batch, rows, heads, device="cuda").mul(4).mT for _ in range(2))
+    of_a[..., 0], of_b[..., 1:3], of_a[..., 1] = -math.inf, -math.inf, -math.inf
+    a[..., 0, :, :] = math.nan  # of a part that saw no key
+    with poisoned():
+        o, lse = tkq.merge_state(a, of_a, b, of_b)
+    truth, true_lse = reference.merge_state(a.double(), of_a.double(), b.double(), of_b.double())
+    assert_2x(o, truth, reference.merge_state(a, of_a, b, of_b)[0])
+    torch.testing.assert_close(lse, true_lse, rtol=2e-6, atol=2e-6)
+    assert not o[..., 1, :, :].any() and lse.is_contiguous()
+
+
+@pytest.mark.parametrize("interleaved, columns, index", [(False, 64, torch.int64), (True, 24, torch.int32)])
+def test_append(interleaved, columns, index):
+    torch.manual_seed(0)
+    packed = torch.randn(9, 12, 64, device="cuda").bfloat16()
+    q, k, v = packed[:, :8], packed[:, 8:10], packed[:, 10:]
+    caches = torch.randn(5, 2, 7, 2, 64, device="cuda").bfloat16().unbind(1)  # K and V between each other
+    slots = torch.tensor([34, 0, -1, 8, 35, 6, -(1 << 31), 7, (1 << 31) - 1], device="cuda").to(index)
+    cos, sin = tkq.rope_cos_sin(50, columns, device="cuda")
+    positions = torch.tensor([0, 49, 3, 50, 7, -1, 1, 2, 20], device="cuda").to(index)
+    wide = [c.double() for c in caches]
+    want = reference.kv_append(k.double(), v.double(), *wide, slots, cos.double(), sin.double(), interleaved, positions,
+                               q.double())
+    low = [c.clone() for c in caches]
+    want_low = reference.kv_append(k, v, *low, slots, cos, sin, interleaved, positions, q)
+    with poisoned():
+        turned = tkq.kv_append(k, v, *caches, slots, cos=cos, sin=sin, interleaved=interleaved, positions=positions,
+                               q=q)
+    assert_2x(turned, want, want_low)
+    for cache, truth, peer in zip(caches, wide, low):
+        assert_2x(cache, truth, peer)
+    assert torch.equal(caches[1], low[1])
+    plain = [torch.zeros_like(c) for c in low]
+    assert tkq.kv_append(k, v, *plain, slots) is None
+    assert torch.equal(plain[0][4, 6], k[0]) and torch.equal(plain[1][1, 1], v[3]) and plain[0].any(-1).sum() == 10

@@ -64,15 +64,7 @@ def check_call(call: Call, out=None) -> None:
                          "more")
     _supported(q, v, sinks)
     check.shape(f"{OP}: cache_seqlens", seqlens, (B,))
-    capacity = page
-    if table is not None:
-        check.shape(f"{OP}: block_table", table, (B, None))
-        capacity = page * table.shape[1]
-    elif pages != B:
-        raise ValueError(f"{OP}: k_cache has {pages} rows for {B} sequences; allowed without block_table is one each")
-    if capacity >= FARTHEST or pages >= FARTHEST:
-        raise NotImplementedError(f"{OP}: k_cache has room for {capacity} keys of a sequence, supported are fewer than "
-                                  "2^31")
+    _room(k, table, B)
     if sinks is not None:
         check.shape(f"{OP}: sinks", sinks, (H,))
     check.same_device(**call._asdict(), out=out)
@@ -81,12 +73,33 @@ def check_call(call: Call, out=None) -> None:
         check.shape(f"{OP}: plan", plan, (words.size(B, Hk, row_tiles(Sq, H // Hk)),))
     _layouts(q=q, k_cache=k, v_cache=v)
     if out is not None:
-        check.shape(f"{OP}: out", out, (B, Sq, H, v.shape[3]))
-        if out.dtype != q.dtype:
-            raise TypeError(f"{OP}: out is {out.dtype}, results are {q.dtype}")
-        check.refuse_overlap(OP, out=out)
-        check.refuse_inference(OP, out=out)
-        _layouts(out=out)
+        _written(out, (B, Sq, H, v.shape[3]), q.dtype)
+
+
+def _room(k, table, batch):
+    """The keys that a sequence may have."""
+    pages, page = k.shape[:2]
+    if table is not None:
+        check.shape(f"{OP}: block_table", table, (batch, None))
+        if table.stride(1) != 1 and table.shape[1] > 1:
+            raise ValueError(f"{OP}: block_table has strides {table.stride()}; its last dimension must be contiguous: "
+                             "call .contiguous()")
+    elif pages != batch:
+        raise ValueError(f"{OP}: k_cache has {pages} rows for {batch} sequences; allowed without block_table is one "
+                         "each")
+    capacity = page if table is None else page * table.shape[1]
+    if capacity >= FARTHEST:
+        raise NotImplementedError(f"{OP}: k_cache has room for {capacity} keys of a sequence, supported are fewer than "
+                                  "2^31")
+
+
+def _written(out, shape, dtype):
+    check.shape(f"{OP}: out", out, shape)
+    if out.dtype != dtype:
+        raise TypeError(f"{OP}: out is {out.dtype}, results are {dtype}")
+    check.refuse_overlap(OP, out=out)
+    check.refuse_inference(OP, out=out)
+    _layouts(out=out)
 
 
 def _supported(q, v, sinks):

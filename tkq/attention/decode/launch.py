@@ -11,7 +11,7 @@ from tkq.attention.decode import words
 from tkq.attention.decode.check import Call, Options
 from tkq.attention.decode.config import DecodeConfig
 from tkq.attention.decode.plan import FIXED_KEYS, LEAST, OVERHEAD, ROWS, blocks_of_sm, key_block, plan, row_tiles
-from tkq.attention.decode.spec import DecodeSpec
+from tkq.attention.decode.spec import AppendSpec, DecodeSpec, MergeSpec
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
@@ -51,8 +51,12 @@ class Planned(NamedTuple):
                 1 if self.fixed else LEAST, most)
 
 
-def recipe(spec: DecodeSpec, config: DecodeConfig | None = None) -> Recipe:
+def recipe(spec: DecodeSpec | AppendSpec | MergeSpec, config: DecodeConfig | None = None) -> Recipe:
     """The kernel's, with its planned config or another one."""
+    if isinstance(spec, AppendSpec):
+        return Recipe("tkq.attention.decode.append:KvAppend", (spec,))
+    if isinstance(spec, MergeSpec):
+        return Recipe("tkq.attention.decode.merge:MergeState", (spec,))
     return Recipe("tkq.attention.decode.kernel:Decode", (spec, config or plan(spec)))
 
 
@@ -108,11 +112,40 @@ def spec_of(call: Call, options: Options) -> DecodeSpec:
                       options.return_lse, options.batch_invariant)
 
 
+def merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple:
+    """(o, lse) of tensors ([B,] S, H, D) and ([B,] H, S), that have been looked at."""
+    o, lse = o_a.new_empty(o_a.shape), lse_a.new_empty(lse_a.shape)
+    if o.numel():
+        a, b, of_a, of_b, made, total = (x if o.dim() == 4 else x[None] for x in (o_a, o_b, lse_a, lse_b, o, lse))
+        launcher(o, MergeSpec(dtypes.name_of(o.dtype)))(whole_vectors(a), (whole_vectors(b), of_a, of_b, made, total))
+    return o, lse
+
+
+def append(call) -> Tensor | None:
+    """q, rotated; of an `append_ops.Call` that has been looked at."""
+    k, v, k_cache, v_cache, slots, cos, sin, interleaved, positions, q = call
+    turned = None if q is None else q.new_empty(q.shape)
+    name = lambda x: None if x is None else dtypes.name_of(x.dtype)
+    if k.shape[0]:
+        spec = AppendSpec(name(k), name(slots), name(cos), interleaved, name(positions), q is not None)
+        k, v, q = (x if x is None else whole_vectors(x) for x in (k, v, q))
+        launcher(k, spec)(k, (v, k_cache, v_cache, _dense(slots), q, turned, _dense(cos), _dense(sin),
+                              _dense(positions)))
+    return turned
+
+
+def whole_vectors(x: Tensor) -> Tensor:
+    """x, or a copy, where its rows do not begin at multiples of 16 bytes."""
+    fine = x.stride(-1) == 1 and x.data_ptr() % 16 == 0 and all(
+        x.stride(i) % 8 == 0 or x.shape[i] == 1 for i in range(x.dim() - 1))
+    return x if fine else x.clone(memory_format=torch.contiguous_format)
+
+
 def _dense(x):
     return x if x is None or x.is_contiguous() else x.contiguous()
 
 
-def launcher(x: Tensor, spec: DecodeSpec | None, config: DecodeConfig | None = None):
+def launcher(x: Tensor, spec: DecodeSpec | AppendSpec | MergeSpec | None, config: DecodeConfig | None = None):
     """The kernel's function; the planner's without a spec."""
     key = x.get_device(), spec, config
     if key not in _launchers:

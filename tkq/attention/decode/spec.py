@@ -35,14 +35,24 @@ class DecodeSpec:
 
 @dataclass(frozen=True)
 class AppendSpec:
-    """dtype: of k, v and the caches. table: dtype of cos and sin, None without rotation. interleaved: pairs are
-    neighbouring columns; else column i and i + half. positions: their dtype, None: a token's slot counts none."""
+    """dtype: of k, v and the caches. slots, positions: their dtypes. table: dtype of cos and sin, None without a
+    rotation. interleaved: pairs are neighbouring columns; else column i and i + half. queries: are q rotated, too?"""
 
     dtype: str
+    slots: str = "int64"
     table: str | None = None
     interleaved: bool = False
     positions: str | None = None
-    slots: str = "int32"
+    queries: bool = False
+
+    def __post_init__(self):
+        index = "int32", "int64"
+        for name, got, allowed in (("dtype", self.dtype, HALF), ("slots", self.slots, index),
+                                   ("table", self.table, (None, *WIDE)),
+                                   ("positions", self.positions, index if self.table else (None,)),
+                                   ("queries", self.queries, (False, True) if self.table else (False,))):
+            if got not in allowed:
+                raise ValueError(f"AppendSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
 
 
 @dataclass(frozen=True)

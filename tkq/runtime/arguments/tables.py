@@ -136,6 +136,12 @@ TABLES = {
         integer("num_heads_kv", REQUIRED, 1, _LONGEST), integer("head_dim", REQUIRED, 1, _LONGEST),
         integer("head_dim_v", None, 1, _LONGEST), integer("max_seqlen_q", 1, 1, _LONGEST), _WINDOW,
         flag("batch_invariant"), tensor("out", "int32", none=True, written="always")),
+    "merge_state": (tensor("o_a", *HALF), tensor("lse_a", "fp32"), tensor("o_b", *HALF), tensor("lse_b", "fp32")),
+    "kv_append": (
+        tensor("k", *HALF), tensor("v", *HALF), tensor("k_cache", *HALF, written="always"),
+        tensor("v_cache", *HALF, written="always"), tensor("slot_mapping", *INDEX), tensor("cos", *WIDE, none=True),
+        tensor("sin", *WIDE, none=True), flag("interleaved"), tensor("positions", *INDEX, none=True),
+        tensor("q", *HALF, none=True)),
     "check_plan": (tensor("plan", "int32"),),
     "linear_attn": (*_QKV, tensor("g", "fp32", none=True), number("scale", None),
                     *_STATES, *_PACKED, _CHECKPOINTS),
