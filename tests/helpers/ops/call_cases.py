@@ -36,6 +36,12 @@ def _onto(c, a, b):
     return tkq.gemm(a, b, c=c, beta=0.5, out=c)
 
 
+def _appended(g):
+    caches = g.k.clone(), g.k.clone()
+    tkq.kv_append(g.k[0, :6], g.k[1, :6], *caches, g.classes * 7 - 1)
+    return caches
+
+
 def cases(g):
     """{name: call} with such inputs, as attributes of g."""
     return {
@@ -130,6 +136,13 @@ def cases(g):
         "causal_conv1d of contiguous tokens": lambda: tkq.causal_conv1d(g.wide.view(1, 6, 80).mT, g.taps[:6]),
         "causal_conv1d_step": lambda: tkq.causal_conv1d_step(
             g.q[:, 0, 0], g.windows, g.taps, g.w, "silu", g.cu[:2]),
+        "flash_attn_with_kvcache": lambda: tkq.flash_attn_with_kvcache(
+            g.q[:, :1], g.k, g.v, cache_seqlens=g.used_k),
+        "flash_attn_with_kvcache of pages": lambda: tkq.flash_attn_with_kvcache(
+            g.q[:, :2], g.k, g.v, cache_seqlens=g.used_k, block_table=g.ids[:, :2].contiguous(), return_lse=True),
+        "plan_decode": lambda: tkq.plan_decode(g.used_k, 8, 2, 64),
+        "kv_append": lambda: _appended(g),
+        "merge_state": lambda: tkq.merge_state(g.q, g.betas.mT, g.keys, g.gates.mT),
         "linear_attn_step": lambda: tkq.linear_attn_step(
             g.q[:, :1, :2], g.keys[:, :1, :2], g.q[:, :1], g.gates[:, :1], g.state),
         "linear_attn_step of several tokens": lambda: tkq.linear_attn_step(

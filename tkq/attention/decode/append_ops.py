@@ -39,7 +39,7 @@ def kv_append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappi
     """Keys and values of new tokens into a paged cache, keys and queries rotated on the way: one launch.
 
     Args:
-        k, v: (T, Hk, D) and (T, Hk, Dv), bf16 or fp16, D and Dv multiples of 8. Rows of 16-byte multiples go in as they
+        k, v: (T, Hk, D) and (T, Hk, Dv), bf16, fp16 or fp32, D and Dv multiples of 8. Rows of 16-byte multiples go in as they
             lie, slices of a packed projection among them; others are copied first.
         k_cache, v_cache: (N, page, Hk, D) and (N, page, Hk, Dv), pages of any size, as k; the last dimension
             contiguous, base and other strides multiples of 16 bytes. Written to.
@@ -56,9 +56,8 @@ def kv_append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappi
         q rotated, contiguous; None without q.
 
     Raises:
-        TypeError: k, v, k_cache, v_cache or q is no dense tensor of bf16 or fp16; slot_mapping or positions is no dense
-            tensor of int32 or int64; cos or sin is no dense tensor of bf16, fp16 or fp32; interleaved is no bool;
-            dtypes that differ.
+        TypeError: k, v, k_cache, v_cache, cos, sin or q is no dense tensor of bf16, fp16 or fp32; slot_mapping or positions
+            is no dense tensor of int32 or int64; interleaved is no bool; dtypes that differ.
         ValueError: shapes that do not go together, devices that differ, one of cos, sin and positions without the
             others, q without them, caches whose elements share memory, or whose strides are no multiple of 16 bytes.
         NotImplementedError: a D, Dv or R that is not supported; 2^31 keys in a cache or elements in k, v and q
@@ -115,7 +114,6 @@ def _look(call):
             raise ValueError(f"{OP}: {name} has strides {x.stride()}; the last must be 1, the others multiples of 8 "
                              "elements (16 bytes)")
     check.refuse_overlap(OP, **caches)
-    check.refuse_inference(OP, **caches)
 
 
 def _rotation(call, tokens, dim):
@@ -150,6 +148,7 @@ def _changed(call):
 
 def _run(call):
     _look(call)
+    check.refuse_inference(OP, k_cache=call.k_cache, v_cache=call.v_cache)
     found = launch.append(call)
     _changed(call)
     return found
@@ -159,6 +158,7 @@ def _run_cpu(call):
     _look(call)
     if call.k.is_meta:  # which has no numbers to look at
         return None if call.q is None else call.q.new_empty(call.q.shape)
+    check.refuse_inference(OP, k_cache=call.k_cache, v_cache=call.v_cache)
     found = reference.kv_append(*call)
     return None if found is None else found.contiguous()
 

@@ -26,7 +26,7 @@ def _decoding():
 
 
 def _name(s: DecodeSpec) -> str:
-    parts = ["flash_attn_with_kvcache", s.dtype, f"d{s.head_dim}", "paged" if s.paged else "rows"]
+    parts = ["decode", s.dtype, f"d{s.head_dim}", "paged" if s.paged else "rows"]
     return "-".join(parts + ["edges"] * s.edges + ["lse"] * s.lse)
 
 

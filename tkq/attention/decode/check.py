@@ -71,7 +71,6 @@ def check_call(call: Call, out=None) -> None:
     tasks(OP, B, Hk, Sq, H // Hk)
     if plan is not None:
         check.shape(f"{OP}: plan", plan, (words.size(B, Hk, row_tiles(Sq, H // Hk)),))
-    _layouts(q=q, k_cache=k, v_cache=v)
     if out is not None:
         _written(out, (B, Sq, H, v.shape[3]), q.dtype)
 
@@ -97,9 +96,6 @@ def _written(out, shape, dtype):
     check.shape(f"{OP}: out", out, shape)
     if out.dtype != dtype:
         raise TypeError(f"{OP}: out is {out.dtype}, results are {dtype}")
-    check.refuse_overlap(OP, out=out)
-    check.refuse_inference(OP, out=out)
-    _layouts(out=out)
 
 
 def _supported(q, v, sinks):
@@ -117,8 +113,12 @@ def tasks(op, batch, heads_kv, queries, group) -> None:
                                   f"up to {MOST_TASKS}")
 
 
-def _layouts(**tensors):
-    """What copies of 16 bytes cannot take."""
+def check_layouts(call: Call, out=None) -> None:
+    """What copies of 16 bytes cannot take; an out that must not be written to."""
+    if out is not None:
+        check.refuse_overlap(OP, out=out)
+        check.refuse_inference(OP, out=out)
+    tensors = dict(q=call.q, k_cache=call.k_cache, v_cache=call.v_cache) | ({} if out is None else dict(out=out))
     for name, x in tensors.items():
         if x.stride(-1) != 1 and x.numel():
             raise ValueError(f"{OP}: {name} has strides {x.stride()}; its last dimension must be contiguous: call "
@@ -127,5 +127,5 @@ def _layouts(**tensors):
             if x.stride(i) % 8 and x.shape[i] > 1:
                 raise ValueError(f"{OP}: {name} has strides {x.stride()}; stride {i} must be a multiple of 8 elements "
                                  "(16 bytes): call .contiguous()")
-        if x.device.type != "meta" and x.data_ptr() % 16:
+        if not x.is_meta and x.data_ptr() % 16:
             raise ValueError(f"{OP}: {name} begins at an address that is not a multiple of 16 bytes: call .clone()")

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from tkq.attention.decode import launch
-from tkq.attention.decode.check import OP, Call, Options, check_call, flags, limits, numbers
+from tkq.attention.decode.check import OP, Call, Options, check_call, check_layouts, flags, limits, numbers
 from tkq.reference import decode as reference
-from tkq.runtime.call import check, ops
+from tkq.runtime.call import autocast, check, ops
 
 
 def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cache_seqlens: Tensor,
@@ -44,8 +44,8 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
 
     Raises:
         TypeError: q, k_cache, v_cache or out is no dense tensor of bf16 or fp16; cache_seqlens, block_table or plan is
-            no dense tensor of int32; causal, batch_invariant or return_lse is no bool; softmax_scale or softcap is no
-            number; window_size is no pair of ints and None; sinks is no dense tensor of bf16, fp16 or fp32; dtypes that
+            no dense tensor of int32; softmax_scale or softcap is no number; causal, batch_invariant or return_lse is
+            no bool; window_size is no pair of ints and None; sinks is no dense tensor of bf16, fp16 or fp32; dtypes that
             do not go together.
         ValueError: softmax_scale is not above 0; window_size has a number outside -1 to 2^30 - 1; softcap is below 0; a
             number that is not finite in float32; shapes that do not go together, devices that differ, strides or a base
@@ -55,7 +55,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
         RuntimeError: a GPU other than Hopper; an out made under torch.inference_mode that is written to outside.
 
     Lengths and pages are looked at on the GPU alone: nothing waits, and a CUDA graph may be replayed with others, if
-    the plan is made anew in it. No key outside of the cache is ever read: a sequence whose length is negative, beyond
+    the plan is made anew in it. Under torch.autocast q and the caches are cast: caches of another type at every call. No key outside of the cache is ever read: a sequence whose length is negative, beyond
     its pages or not the planned one, or that has a page that is not there (but for -1), has NaN; so has all, where the
     plan is of another call. ``tkq.check_plan`` says which.
 
@@ -71,6 +71,8 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
         plan = tkq.plan_decode(lengths, 8, 2, 128)  # once a step, for all layers
         o = tkq.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, block_table=table, plan=plan)  # (2, 1, 8, 128)
     """
+    if ops.traced() or autocast.on():
+        q, k_cache, v_cache = autocast.lowered(q, k_cache, v_cache)
     causal, batch_invariant, return_lse = flags(causal, batch_invariant, return_lse)
     left, right = limits(window_size)
     softmax_scale, softcap = numbers(softmax_scale, softcap)
@@ -89,6 +91,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
 def _run(call, options, out=None):
     """Of CUDA tensors."""
     check_call(call, out)
+    check_layouts(call, out)
     found = launch.decode(call, options, out)
     if out is not None and not out.is_inference():
         torch.autograd.graph.increment_version(out)
@@ -97,6 +100,7 @@ def _run(call, options, out=None):
 
 def _run_cpu(call, options, out=None):
     check_call(call, out)
+    check_layouts(call, out)
     o, lse = _results(call, options)
     o = o if out is None else out
     if not o.is_meta:  # which has no numbers to look at

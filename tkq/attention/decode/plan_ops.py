@@ -38,8 +38,8 @@ def plan_decode(cache_seqlens: Tensor, num_heads_q: int, num_heads_kv: int, head
     Raises:
         TypeError: cache_seqlens or out is no dense tensor of int32; num_heads_q, num_heads_kv, head_dim, head_dim_v or
             max_seqlen_q is no int; window_size is no pair of ints and None; batch_invariant is no bool.
-        ValueError: num_heads_q, num_heads_kv, head_dim, head_dim_v or max_seqlen_q is below 1; window_size has a number
-            outside -1 to 2^30 - 1; num_heads_q is no multiple of num_heads_kv; an out of another size or device.
+        ValueError: num_heads_q, num_heads_kv, head_dim, head_dim_v or max_seqlen_q is outside 1 to 2^31 - 1; window_size
+            has a number outside -1 to 2^30 - 1; num_heads_q is no multiple of num_heads_kv; an out of another size or device.
         NotImplementedError: more than 2^24 tasks (sequences, K/V heads and tiles of 64 rows).
         RuntimeError: a GPU other than Hopper; an out made under torch.inference_mode that is written to outside.
 
@@ -72,11 +72,12 @@ def _look(seqlens, of, out=None):
         check.same_device(cache_seqlens=seqlens, out=out)
         check.shape(f"{PLAN}: out", out, (words.size(seqlens.shape[0], of.heads_kv, of.tiles),))
         check.last_dim_contiguous(f"{PLAN}: out", out)
-        check.refuse_inference(PLAN, out=out)
 
 
 def _run(seqlens, of, out=None):
     _look(seqlens, of, out)
+    if out is not None:
+        check.refuse_inference(PLAN, out=out)
     made = launch.make_plan(seqlens, of, out)
     if out is not None and not out.is_inference():
         torch.autograd.graph.increment_version(out)

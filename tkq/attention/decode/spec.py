@@ -47,7 +47,7 @@ class AppendSpec:
 
     def __post_init__(self):
         index = "int32", "int64"
-        for name, got, allowed in (("dtype", self.dtype, HALF), ("slots", self.slots, index),
+        for name, got, allowed in (("dtype", self.dtype, WIDE), ("slots", self.slots, index),
                                    ("table", self.table, (None, *WIDE)),
                                    ("positions", self.positions, index if self.table else (None,)),
                                    ("queries", self.queries, (False, True) if self.table else (False,))):
