@@ -120,5 +120,6 @@ def plan_decode(cache_seqlens: Tensor, sizes: tuple) -> Tensor:
     header = [NUMBER, len(lengths), heads_kv, group, queries, key_block, split, left, parts, part, total, overhead, bad,
               0, 0, 0]
     counters = [0] * (len(lengths) * heads_kv * tiles)
-    return torch.tensor([*header, *lengths, *prefix, total, *counters], dtype=torch.int32,
+    starts = [max(b for b, at in enumerate(prefix) if at <= p * part) if p * part < total else 0 for p in range(512)]
+    return torch.tensor([*header, *starts, *lengths, *prefix, total, *counters], dtype=torch.int32,
                         device=cache_seqlens.device)

@@ -48,10 +48,9 @@ def rotated_tokens(t):
                 positions=t.integers(0, 20, t.rows), q=t(t.rows, 4, 64))
 
 
-def append_rotated(k, v, k_cache, v_cache, slot_mapping, cos, sin, positions, q):
+def append_rotated(new, k_cache, v_cache, **others):
     k_cache, v_cache = _own(k_cache), _own(v_cache)
-    q = tkq.kv_append(k, v, k_cache, v_cache, slot_mapping, cos=cos, sin=sin, positions=positions, q=q)
-    return q, k_cache, v_cache
+    return tkq.kv_append(*new, k_cache, v_cache, **others), k_cache, v_cache
 
 
 def states(t):

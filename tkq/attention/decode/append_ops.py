@@ -39,8 +39,8 @@ def kv_append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappi
     """Keys and values of new tokens into a paged cache, keys and queries rotated on the way: one launch.
 
     Args:
-        k, v: (T, Hk, D) and (T, Hk, Dv), bf16, fp16 or fp32, D and Dv multiples of 8. Rows of 16-byte multiples go in as they
-            lie, slices of a packed projection among them; others are copied first.
+        k, v: (T, Hk, D) and (T, Hk, Dv), bf16, fp16 or fp32, D and Dv multiples of 8. Rows of 16-byte multiples go in
+            as they lie, slices of a packed projection among them; others are copied first.
         k_cache, v_cache: (N, page, Hk, D) and (N, page, Hk, Dv), pages of any size, as k; the last dimension
             contiguous, base and other strides multiples of 16 bytes. Written to.
         slot_mapping: (T,) int32 or int64: where each token goes, page * page size + row. A token whose slot the cache
@@ -56,8 +56,8 @@ def kv_append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappi
         q rotated, contiguous; None without q.
 
     Raises:
-        TypeError: k, v, k_cache, v_cache, cos, sin or q is no dense tensor of bf16, fp16 or fp32; slot_mapping or positions
-            is no dense tensor of int32 or int64; interleaved is no bool; dtypes that differ.
+        TypeError: k, v, k_cache, v_cache, cos, sin or q is no dense tensor of bf16, fp16 or fp32; slot_mapping or
+            positions is no dense tensor of int32 or int64; interleaved is no bool; dtypes that differ.
         ValueError: shapes that do not go together, devices that differ, one of cos, sin and positions without the
             others, q without them, caches whose elements share memory, or whose strides are no multiple of 16 bytes.
         NotImplementedError: a D, Dv or R that is not supported; 2^31 keys in a cache or elements in k, v and q

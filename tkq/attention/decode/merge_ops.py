@@ -15,8 +15,8 @@ def merge_state(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple
     rest, two chunks, two GPUs. As flash_attn's ``return_lse`` gives them.
 
     Args:
-        o_a, o_b: (B, S, H, D) or (S, H, D), bf16, fp16 or fp32, D a multiple of 8. Rows of 16-byte multiples, contiguous
-            along D, go in as they lie; others are copied first.
+        o_a, o_b: (B, S, H, D) or (S, H, D), bf16, fp16 or fp32, D a multiple of 8. Rows of 16-byte multiples,
+            contiguous along D, go in as they lie; others are copied first.
         lse_a, lse_b: (B, H, S) or (H, S) float32, natural logarithm, of any strides: those of (S, H) as ``lse.mT``.
 
     Returns:
@@ -24,8 +24,8 @@ def merge_state(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple
         lse -inf.
 
     Raises:
-        TypeError: o_a or o_b is no dense tensor of bf16, fp16 or fp32; lse_a or lse_b is no dense tensor of fp32; dtypes
-            that differ.
+        TypeError: o_a or o_b is no dense tensor of bf16, fp16 or fp32; lse_a or lse_b is no dense tensor of fp32;
+            dtypes that differ.
         ValueError: shapes that do not go together, devices that differ.
         NotImplementedError: a D that is no multiple of 8; a tensor that requires a gradient, with gradients enabled:
             there is none.

@@ -44,8 +44,8 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
 
     Raises:
         TypeError: q, k_cache, v_cache or out is no dense tensor of bf16 or fp16; cache_seqlens, block_table or plan is
-            no dense tensor of int32; softmax_scale or softcap is no number; causal, batch_invariant or return_lse is
-            no bool; window_size is no pair of ints and None; sinks is no dense tensor of bf16, fp16 or fp32; dtypes that
+            no dense tensor of int32; softmax_scale or softcap is no number; causal, batch_invariant or return_lse is no
+            bool; window_size is no pair of ints and None; sinks is no dense tensor of bf16, fp16 or fp32; dtypes that
             do not go together.
         ValueError: softmax_scale is not above 0; window_size has a number outside -1 to 2^30 - 1; softcap is below 0; a
             number that is not finite in float32; shapes that do not go together, devices that differ, strides or a base
@@ -55,9 +55,10 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
         RuntimeError: a GPU other than Hopper; an out made under torch.inference_mode that is written to outside.
 
     Lengths and pages are looked at on the GPU alone: nothing waits, and a CUDA graph may be replayed with others, if
-    the plan is made anew in it. Under torch.autocast q and the caches are cast: caches of another type at every call. No key outside of the cache is ever read: a sequence whose length is negative, beyond
-    its pages or not the planned one, or that has a page that is not there (but for -1), has NaN; so has all, where the
-    plan is of another call. ``tkq.check_plan`` says which.
+    the plan is made anew in it. Under torch.autocast q and the caches are cast: caches of another type at every call.
+    No key outside of the cache is ever read: a sequence whose length is negative, beyond its pages or not the planned
+    one, or that has a page that is not there (but for -1), has NaN; so has all, where the plan is of another call.
+    ``tkq.check_plan`` says which.
 
     Source: Dao et al., Flash-Decoding, 2023; Sanovar et al., LeanAttention, 2024 (stream-K). CPU tensors take
     ``tkq.reference.decode``, by the same rules.

@@ -45,7 +45,7 @@ class Output:
         """How many splits of the task came before; who is last sees their results."""
         tk.sync(1, tk.WARPGROUP)
         if tk.thread_in_warpgroup() == 0:
-            counter = g.plan.iterator.toint() + Int64(words.HEADER + 2 * g.batch + 1 + s.task) * 4
+            counter = g.plan.iterator.toint() + Int64(words.counters(g.batch) + s.task) * 4
             shared[0, 0] = Int32(tk.grid_ticket(counter, s.splits))
         tk.sync(1, tk.WARPGROUP)
         return shared[0, 0]

@@ -38,8 +38,9 @@ def plan_decode(cache_seqlens: Tensor, num_heads_q: int, num_heads_kv: int, head
     Raises:
         TypeError: cache_seqlens or out is no dense tensor of int32; num_heads_q, num_heads_kv, head_dim, head_dim_v or
             max_seqlen_q is no int; window_size is no pair of ints and None; batch_invariant is no bool.
-        ValueError: num_heads_q, num_heads_kv, head_dim, head_dim_v or max_seqlen_q is outside 1 to 2^31 - 1; window_size
-            has a number outside -1 to 2^30 - 1; num_heads_q is no multiple of num_heads_kv; an out of another size or device.
+        ValueError: num_heads_q, num_heads_kv, head_dim, head_dim_v or max_seqlen_q is outside 1 to 2^31 - 1;
+            window_size has a number outside -1 to 2^30 - 1; num_heads_q is no multiple of num_heads_kv; an out of
+            another size or device.
         NotImplementedError: more than 2^24 tasks (sequences, K/V heads and tiles of 64 rows).
         RuntimeError: a GPU other than Hopper; an out made under torch.inference_mode that is written to outside.
 

@@ -55,20 +55,26 @@ class Planner:
             if b < batch:
                 mine += self.work(self.length(seqlens[b], sizes), sizes)
         before = self.before(mine, shared, thread)
-        bad = Int32(0)
+        total, bad = shared[WARP - 1, 0], Int32(0)
+        part = cutlass.max((total + sizes.parts - 1) // sizes.parts, cutlass.max(sizes.least, 1))
         for i in cutlass.range(each, unroll=1):
             b = thread * each + i
             if b < batch:
                 length = self.length(seqlens[b], sizes)
                 bad = cutlass.select_(length < 0, Int32(1), bad)
-                plan[words.HEADER + b] = length
-                plan[words.HEADER + batch + b] = before
-                before += self.work(length, sizes)
+                plan[words.LENGTHS + b] = length
+                plan[words.prefix(batch) + b] = before
+                behind = before + self.work(length, sizes)
+                for p in cutlass.range((before + part - 1) // part, (behind + part - 1) // part, unroll=1):
+                    plan[words.STARTS + p] = b
+                before = behind
+        for p in cutlass.range((total + part - 1) // part + thread, words.MOST_PARTS, self.THREADS, unroll=1):
+            plan[words.STARTS + p] = Int32(0)
         flagged = cute.arch.vote_any_sync(bad != 0)
         tasks = batch * sizes.heads_kv * sizes.tiles
         for i in cutlass.range(thread, tasks, self.THREADS, unroll=1):
-            plan[words.HEADER + 2 * batch + 1 + i] = Int32(0)
-        self.header(plan, sizes, (batch, shared[WARP - 1, 0]), (thread, flagged))
+            plan[words.counters(batch) + i] = Int32(0)
+        self.header(plan, sizes, (batch, total, part), (thread, flagged))
 
     def length(self, length, sizes):
         """-1 for one that cannot be."""
@@ -108,11 +114,9 @@ class Planner:
 
     @cute.jit
     def header(self, plan, sizes, known, me):
-        (batch, total), (thread, flagged) = known, me
+        (batch, total, part), (thread, flagged) = known, me
         if thread == 0:
-            least = cutlass.max(sizes.least, 1)
-            part = cutlass.max((total + sizes.parts - 1) // sizes.parts, least)
-            plan[words.HEADER + 2 * batch] = total
+            plan[words.prefix(batch) + batch] = total
             found = {words.MAGIC: Int32(words.NUMBER), words.BATCH: Int32(batch), words.HEADS_KV: sizes.heads_kv,
                      words.GROUP: sizes.group, words.QUERIES: sizes.queries, words.KEY_BLOCK: sizes.key_block,
                      words.FIXED: sizes.split, words.LEFT: sizes.left, words.PARTS: sizes.parts, words.PART: part,

@@ -46,6 +46,7 @@ class Walk:
     def begin(self, g):
         """(first position, position behind the last, sequence, task of the sequence) of this block's part."""
         me = cute.arch.block_idx()[0]
+        start = g.plan[words.STARTS + me]
         x = Int32(0)
         end = Int32(0)
         batch = Int32(0)
@@ -55,14 +56,7 @@ class Walk:
             x = cutlass.min(me * part, total)
             end = cutlass.min(x + part, total)
             if x < end:
-                lo, hi = Int32(0), Int32(g.batch)
-                while hi - lo > 1:
-                    mid = (lo + hi) // 2
-                    if self.prefix(g, mid) <= x:
-                        lo = mid
-                    else:
-                        hi = mid
-                batch = lo
+                batch = start
                 task = (x - self.prefix(g, batch)) // self.weight(g, batch)
         return x, end, batch, task
 
@@ -77,7 +71,7 @@ class Walk:
         return same
 
     def prefix(self, g, batch):
-        return g.plan[words.HEADER + g.batch + batch]
+        return g.plan[words.prefix(g.batch) + batch]
 
     def weight(self, g, batch):
         """Positions of each of a sequence's tasks."""
@@ -85,7 +79,7 @@ class Walk:
 
     def segment(self, g, x, end, batch, task) -> Segment:
         """From position x on, inside of the part's end."""
-        length = g.plan[words.HEADER + batch]
+        length = g.plan[words.LENGTHS + batch]
         valid = (length >= 0) & (length <= g.capacity) & (length == g.seqlens[batch])
         weight = self.weight(g, batch)
         start = self.prefix(g, batch) + task * weight

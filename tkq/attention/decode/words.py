@@ -1,6 +1,7 @@
 """The plan of `tkq.plan_decode`: one tensor of int32, and what each word of it is. Pure Python.
 
     header          HEADER words: see below
+    starts          of each part: the sequence in which its work begins; MOST_PARTS words
     lengths         of each sequence in the batch; -1: the length that was given cannot be
     prefix          B + 1: positions of work before each sequence, and of all together
     counters        one for each task (sequence, K/V head, tile of queries): splits that have arrived; 0 between calls
@@ -10,6 +11,9 @@ behind ``overhead`` positions for the task itself; with fixed splits a position 
 the positions from ``i * part`` on.
 """
 HEADER = 16
+MOST_PARTS = 512
+STARTS = HEADER
+LENGTHS = STARTS + MOST_PARTS
 MAGIC, BATCH, HEADS_KV, GROUP, QUERIES, KEY_BLOCK, FIXED, LEFT, PARTS, PART, TOTAL, OVERHEAD = range(12)
 BAD_LENGTH, BEYOND_CACHE, BAD_PAGE, OTHER_CALL = range(12, 16)  # flags: 0, or 1 where it was found
 NUMBER = 0x746B7131  # what MAGIC holds: the layout's version
@@ -20,13 +24,9 @@ def size(batch: int, heads_kv: int, tiles: int) -> int:
     return counters(batch) + batch * heads_kv * tiles
 
 
-def lengths() -> int:
-    return HEADER
-
-
 def prefix(batch):
-    return HEADER + batch
+    return LENGTHS + batch
 
 
 def counters(batch):
-    return HEADER + 2 * batch + 1
+    return LENGTHS + 2 * batch + 1
