@@ -1,5 +1,5 @@
 """All mutants."""
-from . import attention, backward, based, channels, convolution, hedgehog, linear, products, rows, steps, tile
+from . import attention, backward, based, channels, convolution, decode, hedgehog, linear, products, rows, steps, tile
 
 MUTANTS = (*attention.MUTANTS, *backward.MUTANTS, *based.MUTANTS, *channels.MUTANTS, *convolution.MUTANTS,
-           *hedgehog.MUTANTS, *linear.MUTANTS, *products.MUTANTS, *rows.MUTANTS, *steps.MUTANTS, *tile.MUTANTS)
+           *decode.MUTANTS, *hedgehog.MUTANTS, *linear.MUTANTS, *products.MUTANTS, *rows.MUTANTS, *steps.MUTANTS, *tile.MUTANTS)

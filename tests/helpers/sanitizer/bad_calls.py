@@ -189,7 +189,8 @@ def caches(device):
     slots, positions = torch.tensor([44, -1, 45, most, least, 0]), torch.tensor([7, 8, -1, most, least, 0])
     cos, sin = tkq.rope_cos_sin(8, 64, device="cpu")
     for kind in (torch.int32, torch.int64):
-        new, keys, values, at, c, s, p = on(device, randn(3, 6, 2, 64), k, v, slots.to(kind), cos, sin, positions.to(kind))
+        new, keys, values, at, c, s, p = on(device, randn(3, 6, 2, 64), k, v, slots.to(kind), cos, sin,
+                                            positions.to(kind))
         keys, values = keys.clone(), values.clone()
         turned = tkq.kv_append(new, new, keys, values, at, cos=c, sin=s, positions=p, q=new)
         yield f"slots {kind}", summed(turned, keys, values)
