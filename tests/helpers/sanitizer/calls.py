@@ -343,10 +343,6 @@ def steps(device):
     yield "ssd_step", (y, pool)
 
 
-FAMILIES = {f.__name__: f for f in (norms, residents, heads, softmax, cross_entropy, linear, quant, rope, gated, gemm,
-                                    fp8, quantise, grouped, states, steps, caches)}
-
-
 def caches(device):
     """Attention over pages of any size and over rows, planned in the call; new keys, rotated; two states merged."""
     import tkq
@@ -366,6 +362,10 @@ def caches(device):
         states = on(device, randn(0, 2, 5, 3, 40), randn(1, 2, 3, 5, dtype=torch.float32), randn(2, 2, 5, 3, 40),
                     randn(3, 2, 3, 5, dtype=torch.float32))
         yield "merge_state", tkq.merge_state(*states)
+
+
+FAMILIES = {f.__name__: f for f in (norms, residents, heads, softmax, cross_entropy, linear, quant, rope, gated, gemm,
+                                    fp8, quantise, grouped, states, steps, caches)}
 
 
 def apart(a, b) -> float:
