@@ -60,3 +60,7 @@ class MergeSpec:
     """dtype: of the outputs; the log-sum-exps are fp32."""
 
     dtype: str
+
+    def __post_init__(self):
+        if self.dtype not in WIDE:
+            raise ValueError(f"MergeSpec: dtype is {self.dtype!r}, allowed are {', '.join(WIDE)}")
