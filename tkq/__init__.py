@@ -22,7 +22,7 @@ _PUBLIC = {
     "cross_entropy_and_gradient": "tkq.losses.ops",
     "flash_attn": "tkq.attention.ops",
     "fp8_gemm": "tkq.gemm.fp8.ops",
-    "check_plan": "tkq.attention.decode.plan_ops",
+    "check_plan": "tkq.attention.decode.plan_flags",
     "flash_attn_with_kvcache": "tkq.attention.decode.ops",
     "kv_append": "tkq.attention.decode.append_ops",
     "merge_state": "tkq.attention.decode.merge_ops",

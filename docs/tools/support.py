@@ -116,8 +116,8 @@ def _caches() -> dict:
     return {"flash_attn_with_kvcache": (taken(lambda t: decode_spec.DecodeSpec(t, 64, 64), TYPES),
                                         f"any lengths, pages of any size; D and Dv: {', '.join(map(str, dims))}"),
             "plan_decode": (["int32"], "any lengths"),
-            "kv_append": (taken(lambda t: decode_spec.AppendSpec(t), TYPES), "any T, any pages; D and Dv multiples of 8"),
-            "merge_state": (taken(lambda t: decode_spec.MergeSpec(t), TYPES), "any S; D a multiple of 8")}
+            "kv_append": (taken(decode_spec.AppendSpec, TYPES), "any T, any pages; D and Dv multiples of 8"),
+            "merge_state": (taken(decode_spec.MergeSpec, TYPES), "any S; D a multiple of 8")}
 
 
 def _steps() -> dict:

@@ -122,7 +122,7 @@ def test_what_kv_append_refuses(words, changed):
 
 
 @needs_nvdisasm
-@pytest.mark.parametrize("name", ["decode-bf16-d128-paged-lse", "kv_append-bf16-int64", "plan_decode"])
+@pytest.mark.parametrize("name", ["decode-bf16-d128-paged-lse", "kv_append-bf16-int64", "plan_decode-int32"])
 def test_shipped(name):
     kernel, = (kernel for kernel in shipped() if kernel.name == name)
     sass.assert_sass(kernel.recipe, kernel.expectation)

@@ -73,8 +73,8 @@ def kv_append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappi
         k_cache, v_cache = torch.zeros(2, 10, 16, 2, 64, device="cuda", dtype=torch.bfloat16)
         cos, sin = tkq.rope_cos_sin(100, 64, device="cuda")
         slots = torch.tensor([17, 40, -1], device="cuda")  # the last token is not written
-        positions = torch.tensor([33, 8, 0], device="cuda")
-        q = tkq.kv_append(k, v, k_cache, v_cache, slots, cos=cos, sin=sin, positions=positions, q=q)  # (3, 8, 64)
+        angles = dict(cos=cos, sin=sin, positions=torch.tensor([33, 8, 0], device="cuda"))
+        q = tkq.kv_append(k, v, k_cache, v_cache, slots, **angles, q=q)  # (3, 8, 64) bfloat16
     """
     interleaved = _flag(interleaved)
     call = Call(k, v, k_cache, v_cache, slot_mapping, cos, sin, interleaved, positions, q)

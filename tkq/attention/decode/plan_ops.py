@@ -1,4 +1,4 @@
-"""tkq.plan_decode and tkq.check_plan: what PyTorch sees."""
+"""tkq.plan_decode: what PyTorch sees."""
 from typing import Optional
 
 import torch
@@ -9,14 +9,7 @@ from tkq.attention.decode.check import PLAN, plan_flag, plan_limits, plan_number
 from tkq.attention.decode.launch import Planned
 from tkq.attention.decode.plan import blocks_of_sm, key_block
 from tkq.reference import decode as reference
-from tkq.runtime import arguments
 from tkq.runtime.call import check, ops
-
-_check_plan = arguments.checker("check_plan", "plan")
-_FOUND = {words.BAD_LENGTH: "cache_seqlens: a length is negative, or more keys than a plan can count",
-          words.BEYOND_CACHE: "cache_seqlens: a length is negative, beyond the cache, or not the one planned for",
-          words.BAD_PAGE: "block_table: a page is neither -1 nor one of the cache's",
-          words.OTHER_CALL: "plan: was made for another call: other sizes, another window or batch_invariant"}
 
 
 def plan_decode(cache_seqlens: Tensor, num_heads_q: int, num_heads_kv: int, head_dim: int, *,
@@ -47,7 +40,7 @@ def plan_decode(cache_seqlens: Tensor, num_heads_q: int, num_heads_kv: int, head
     Example::
 
         lengths = torch.tensor([500, 17], device="cuda", dtype=torch.int32)
-        plan = tkq.plan_decode(lengths, 8, 2, 128)
+        plan = tkq.plan_decode(lengths, 8, 2, 128)  # (537,) int32
         lengths += 1
         tkq.plan_decode(lengths, 8, 2, 128, out=plan)  # of the next step
     """
@@ -109,29 +102,3 @@ def _fake(cache_seqlens, *of):
 
 
 _op = ops.torch_op(PLAN, cuda=_cuda_op, cpu=_cpu_op, fake=_fake)
-
-
-def check_plan(plan: Tensor) -> None:
-    """What the GPU found wrong with the calls that had this plan, since it was made. Waits for the GPU.
-
-    Args:
-        plan: of ``plan_decode``.
-
-    Raises:
-        TypeError: plan is no dense tensor of int32.
-        ValueError: plan is none of ``plan_decode``; a length or a page is not in the cache, a length is not the one
-            that was planned for, or the plan was made for another call.
-
-    Example::
-
-        lengths = torch.tensor([500, 17], device="cuda", dtype=torch.int32)
-        tkq.check_plan(tkq.plan_decode(lengths, 8, 2, 128))  # nothing wrong
-    """
-    _check_plan(plan)
-    check.rank("check_plan: plan", plan, 1)
-    header = plan[:words.HEADER].tolist()
-    if len(header) < words.HEADER or header[words.MAGIC] != words.NUMBER:
-        raise ValueError("check_plan: plan: is none of tkq.plan_decode")
-    found = [said for place, said in _FOUND.items() if header[place]]
-    if found:
-        raise ValueError(f"check_plan: {'; '.join(found)}")
