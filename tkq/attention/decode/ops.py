@@ -70,9 +70,8 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
         table = torch.arange(64, device="cuda", dtype=torch.int32).view(2, 32)
         lengths = torch.tensor([500, 17], device="cuda", dtype=torch.int32)
         plan = tkq.plan_decode(lengths, 8, 2, 128)  # once a step, for all layers
-        o = tkq.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, block_table=table, plan=plan)
-        o, lse = tkq.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, block_table=table, return_lse=True)
-        # (2, 1, 8, 128) bfloat16; (2, 8, 1) float32
+        cache = dict(k_cache=k, v_cache=v, cache_seqlens=lengths, block_table=table)
+        o = tkq.flash_attn_with_kvcache(q, **cache, plan=plan)  # (2, 1, 8, 128) bfloat16
     """
     if ops.traced() or autocast.on():
         q, k_cache, v_cache = autocast.lowered(q, k_cache, v_cache)
