@@ -29,7 +29,7 @@ def inputs(device):
         betas=t(2, 40, 8, dtype=torch.float32).sigmoid(), keys=t(2, 40, 8, 64) / 16,
         columns=-t(2, 40, 8, 64, dtype=torch.float32).abs() / 8, map=t(8, 64, 32) / 8,
         factors=torch.full((8,), 0.5, device=device), taps=t(64, 4),
-        windows=t(2, 64, 4), caches=(t(2, 50, 2, 64), t(2, 50, 2, 64)), slots=ints(6, 99, -1, 20, 100, 34))
+        windows=t(2, 64, 4), k_cache=t(2, 50, 2, 64), v_cache=t(2, 50, 2, 64), slots=ints(6, 99, -1, 20, 100, 34))
 
 
 def _onto(c, a, b):
@@ -37,8 +37,8 @@ def _onto(c, a, b):
 
 
 def _appended(g):
-    tkq.kv_append(g.k[0, :6], g.k[1, :6], *g.caches, g.slots)
-    return g.caches
+    tkq.kv_append(g.k[0, :6], g.k[1, :6], g.k_cache, g.v_cache, g.slots)
+    return g.k_cache, g.v_cache
 
 
 def cases(g):
