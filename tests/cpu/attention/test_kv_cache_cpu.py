@@ -7,14 +7,11 @@ import torch
 
 import tkq
 from tests.helpers.emulation.decode import KvAppendOnCpu, MergeStateOnCpu, function
-from tkq.attention.decode.catalog import shipped
 from tkq.attention.decode.plan import SHARED, padded, plan
 from tkq.attention.decode.spec import HEAD_DIMS, AppendSpec, DecodeSpec, MergeSpec
 from tkq.reference import decode as reference
-from tkq.testing import sass
 
 BF16 = torch.bfloat16
-needs_nvdisasm = pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is not installed")
 
 
 def test_the_kernel_of_merge_state(monkeypatch):
@@ -119,10 +116,3 @@ def test_what_kv_append_refuses(words, changed):
                  cos=torch.zeros(9, 32), sin=torch.zeros(9, 32), positions=torch.tensor([3, 8, 0])) | changed
     with pytest.raises((ValueError, NotImplementedError), match=f"kv_append: .*{words}"):
         tkq.kv_append(**given)
-
-
-@needs_nvdisasm
-@pytest.mark.parametrize("name", ["decode-bf16-d128-paged-lse", "kv_append-bf16-int64", "plan_decode-int32"])
-def test_shipped(name):
-    kernel, = (kernel for kernel in shipped() if kernel.name == name)
-    sass.assert_sass(kernel.recipe, kernel.expectation)

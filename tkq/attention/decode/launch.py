@@ -78,13 +78,14 @@ def planned(call: Call, options: Options) -> Planned:
 
 
 def decode(call: Call, options: Options, out: Tensor | None = None) -> tuple:
-    """(o, lse or an empty tensor) of CUDA tensors that have been looked at."""
+    """(o, lse or None, the parts' memory, what was launched or None: the function and its arguments), of CUDA tensors
+    that have been looked at."""
     q, k, v, seqlens, table, sinks, plan = call
     B, Sq, H, D = q.shape
     o = q.new_empty(B, Sq, H, v.shape[3]) if out is None else out
-    lse = q.new_empty((B, H, Sq) if options.return_lse else 0, dtype=torch.float32)
+    lse = q.new_empty(B, H, Sq, dtype=torch.float32) if options.return_lse else None
     if not o.numel():
-        return o, lse
+        return o, lse, (), None
     of = planned(call, options)
     plan = make_plan(seqlens, of) if plan is None else plan
     spec = spec_of(call, options)
@@ -98,10 +99,10 @@ def decode(call: Call, options: Options, out: Tensor | None = None) -> tuple:
     partial_lse = q.new_empty(slots, rows, dtype=torch.float32)
     scale = 1 / math.sqrt(D) if options.softmax_scale is None else options.softmax_scale
     right = 0 if options.causal else options.right
-    launcher(q, spec)(q, (k, v, table, _dense(seqlens), plan, o, lse if options.return_lse else None, _dense(sinks),
-                          partial, partial_lse),
-                      (scale, options.softcap or 1.0, options.left, right, of.split, parts))
-    return o, lse
+    operands = k, v, table, _dense(seqlens), plan, o, lse, _dense(sinks), partial, partial_lse
+    run, given = launcher(q, spec), (q, operands, (scale, options.softcap or 1.0, options.left, right, of.split, parts))
+    run(*given)
+    return o, lse, (partial, partial_lse), (run, given)
 
 
 def spec_of(call: Call, options: Options) -> DecodeSpec:
