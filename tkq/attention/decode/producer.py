@@ -30,11 +30,12 @@ class Producer:
         while x < end:
             s = self.walk.segment(g, x, end, batch, task)
             if s.first < s.end:
-                page, row, there, bad = self.find(g, s, s.first)
+                page, row, seen = self.find(g, s, s.first)
                 for block in cutlass.range(s.first, s.end, unroll=1):
+                    there, fault = self.judge(g, page, seen)
                     k, v = self.address(g.k, s, page, row, there), self.address(g.v, s, page, row, there)
-                    now, fault = cute.arch.vote_ballot_sync(there), bad
-                    page, row, there, bad = self.find(g, s, block + 1)
+                    now = cute.arch.vote_ballot_sync(there)
+                    page, row, seen = self.find(g, s, block + 1)
                     self.load_k(g, smem, k_ring, k, (now, fault))
                     self.load_v(smem, v_ring, v)
             x = s.position
@@ -53,20 +54,26 @@ class Producer:
 
     @cute.jit
     def find(self, g, s, block):
-        """(page, row of the page, is it there?, does its table lie?) of this lane's row."""
+        """(page, row of the page, has the sequence such a key?) of this lane's row. The page is first looked at a block
+        later: nothing waits for it here."""
         lane, key = tk.lane_id(), self.key(block)
-        there = (lane < self.config.rows_per_warp) & (key < s.length)
+        seen = (lane < self.config.rows_per_warp) & (key < s.length)
         page = s.batch
         row = key
-        bad = cutlass.Boolean(False)
         if const_expr(self.spec.paged):
             page = key // g.page_size
             row = key - page * g.page_size
-            if there:
+            if seen:
                 page = g.table[s.batch, page]
-            bad = there & ((page < -1) | (page >= g.k.shape[0]))
-            there = there & (page >= 0) & (page < g.k.shape[0])
-        return page, row, there, bad
+        return page, row, seen
+
+    def judge(self, g, page, seen):
+        """(is the row there?, does its table lie?)"""
+        if not self.spec.paged:
+            return seen, cutlass.Boolean(False)
+        there = seen & (page >= 0) & (page < g.k.shape[0])
+        bad = seen & ((page < -1) | (page >= g.k.shape[0]))
+        return there, bad
 
     def key(self, block):
         return block * self.config.keys + tk.warp_id() % 4 * self.config.rows_per_warp + tk.lane_id()
