@@ -1,12 +1,14 @@
 """Attention over a cache where there is no GPU: kv_append's and merge_state's own code, CPU tensors, plans, and what
 is refused."""
 import math
+import random
 
 import pytest
 import torch
 
 import tkq
-from tests.helpers.emulation.decode import KvAppendOnCpu, MergeStateOnCpu, function
+from tests.helpers.emulation.decode import KvAppendOnCpu, MergeStateOnCpu, function, walk_function
+from tkq.attention.decode.launch import Planned
 from tkq.attention.decode.plan import SHARED, padded, plan
 from tkq.attention.decode.spec import HEAD_DIMS, AppendSpec, DecodeSpec, MergeSpec
 from tkq.reference import decode as reference
@@ -44,6 +46,34 @@ def test_the_kernel_of_kv_append(monkeypatch, interleaved, columns):
     for cache, truth in zip(caches, want):
         torch.testing.assert_close(cache.double(), truth, rtol=1e-3, atol=1e-3)
     assert wanted[3].isnan()[:, :columns].all()
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_blocks_walk_through_a_plan(monkeypatch, fixed):
+    """All key blocks of all tasks, each once; a task's splits in the order of its keys, each with a slot of its own."""
+    parts, generator = 20, random.Random(0)
+    function = walk_function(fixed, parts, monkeypatch)
+    for _ in range(30):
+        lengths = [generator.choice((0, 1, 127, 128, 129, generator.randrange(20000), -4))
+                   for _ in range(generator.choice((1, 2, 7, 40)))]
+        heads, group, queries, left = (generator.choice(x) for x in ((1, 3), (1, 4), (1, 4, 70), (-1, -1, 0, 300)))
+        of = Planned(heads * group, heads, 128, queries, left, fixed)
+        seqlens, sizes = torch.tensor(lengths, dtype=torch.int32), of.sizes(len(lengths), parts)
+        tasks, most = heads * of.tiles, 20000 // 1024 + 2
+        count = torch.zeros(parts, dtype=torch.int32)
+        found = torch.zeros(parts, 2000, 8, dtype=torch.int32)
+        partial = torch.zeros(most * tasks * len(lengths) if fixed else 2 * parts, 1, 1)
+        function(reference.plan_decode(seqlens, sizes), (seqlens, partial, count, found), (*sizes[:8], 20000, *sizes[9:]))
+        segments = sorted(tuple(s) for p, n in enumerate(count.tolist()) for s in found[p, :n].tolist())
+        shared = [s[6] for s in segments if s[5] > 1]
+        assert len({*shared}) == len(shared) and all(0 <= slot < len(partial) for slot in shared)
+        for b, length in enumerate(lengths):
+            first = 0 if left < 0 else max(length - queries - left, 0) // 128
+            end = max(-(-length // 128), first + 1)
+            for task in range(tasks):
+                mine = [s for s in segments if s[:2] == (b, task)]
+                assert [s[4] for s in mine] == list(range(mine[0][5])) and all(s[7] == (length >= 0) for s in mine)
+                assert [mine[0][2], *(s[3] for s in mine)] == [*(s[2] for s in mine), end] and mine[0][2] == first
 
 
 def _cache(lengths, page=4):
