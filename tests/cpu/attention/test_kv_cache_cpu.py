@@ -63,7 +63,8 @@ def test_blocks_walk_through_a_plan(monkeypatch, fixed):
         count = torch.zeros(parts, dtype=torch.int32)
         found = torch.zeros(parts, 2000, 8, dtype=torch.int32)
         partial = torch.zeros(most * tasks * len(lengths) if fixed else 2 * parts, 1, 1)
-        function(reference.plan_decode(seqlens, sizes), (seqlens, partial, count, found), (*sizes[:8], 20000, *sizes[9:]))
+        made = reference.plan_decode(seqlens, sizes)
+        function(made, (seqlens, partial, count, found), (*sizes[:8], 20000, *sizes[9:]))
         segments = sorted(tuple(s) for p, n in enumerate(count.tolist()) for s in found[p, :n].tolist())
         shared = [s[6] for s in segments if s[5] > 1]
         assert len({*shared}) == len(shared) and all(0 <= slot < len(partial) for slot in shared)

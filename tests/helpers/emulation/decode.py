@@ -1,5 +1,5 @@
-"""kv_append and merge_state on a CPU: their own `thread`, called for one thread after the other. And how the blocks of a
-launch walk through a plan."""
+"""kv_append and merge_state on a CPU: their own `thread`, called for one thread after the other. And how the blocks
+of a launch walk through a plan."""
 from dataclasses import dataclass
 from types import SimpleNamespace
 
