@@ -120,6 +120,10 @@ def plan_decode(cache_seqlens: Tensor, sizes: tuple) -> Tensor:
     header = [NUMBER, len(lengths), heads_kv, group, queries, key_block, split, left, parts, part, total, overhead, bad,
               0, 0, 0]
     counters = [0] * (len(lengths) * heads_kv * tiles)
-    starts = [max(b for b, at in enumerate(prefix) if at <= p * part) if p * part < total else 0 for p in range(512)]
+    starts = [0] * 2048
+    for p in range(-(-total // part)):
+        b = max(b for b, at in enumerate(prefix) if at <= p * part)
+        weight = ([*prefix, total][b + 1] - prefix[b]) // (heads_kv * tiles)
+        starts[4 * p:4 * p + 4] = b, lengths[b], prefix[b], weight
     return torch.tensor([*header, *starts, *lengths, *prefix, total, *counters], dtype=torch.int32,
                         device=cache_seqlens.device)

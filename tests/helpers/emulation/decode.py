@@ -71,17 +71,17 @@ class WalkOnCpu:
     @cute.jit
     def part(self, part, g, count, found):
         here.append(part)
-        x, end, batch, task = self.walk.begin(g)
+        at = self.walk.begin(g)
         n = Int32(0)
-        while x < end:
-            s = self.walk.segment(g, x, end, batch, task)
+        while at[walk.X] < at[walk.END]:
+            s = self.walk.segment(g, at)
             if s.first < s.end:
-                of = (s.batch, task, s.first, s.end, s.split, s.splits, self.walk.slot(g, s, s.split), Int32(s.valid))
+                of = (s.batch, at[walk.TASK], s.first, s.end, s.split, s.splits, self.walk.slot(g, s, s.split),
+                      Int32(s.inside))
                 for i in cutlass.range_constexpr(8):
                     found[part, n, i] = of[i]
                 n += 1
-            x = s.position
-            batch, task = self.walk.after(g, s, task)
+            self.walk.advance(g, at, s)
         count[part] = n
 
 

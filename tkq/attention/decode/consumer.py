@@ -8,7 +8,7 @@ from tkq.attention.decode import words
 from tkq.attention.decode.output import Output, rows_of
 from tkq.attention.decode.plan import ROWS, padded
 from tkq.attention.decode.state import State
-from tkq.attention.decode.walk import Walk
+from tkq.attention.decode.walk import END, Walk, X
 
 INF = Float32.inf
 
@@ -27,13 +27,12 @@ class Consumer:
     @cute.jit
     def run(self, g, smem):
         regs = self.state(smem)
-        x, end, batch, task = self.walk.begin(g)
-        while x < end:
-            s = self.walk.segment(g, x, end, batch, task)
+        at = self.walk.begin(g)
+        while at[X] < at[END]:
+            s = self.walk.segment(g, at)
             if s.first < s.end:
                 self.segment(g, smem, regs, s)
-            x = s.position
-            batch, task = self.walk.after(g, s, task)
+            self.walk.advance(g, at, s)
         if self.walk.matches(g):
             pass
         else:
@@ -44,8 +43,9 @@ class Consumer:
         tk.zero(regs.o)
         tk.zero(regs.norm)
         tk.neg_infty(regs.max)
-        regs.fault[0] = cutlass.select_(s.valid, Int32(0), Int32(1))
-        self.tell(g.plan, s)
+        fine = s.inside & (s.length == g.seqlens[s.batch])
+        regs.fault[0] = cutlass.select_(fine, Int32(0), Int32(1))
+        self.tell(g.plan, fine)
         self.load_q(g, smem, s)
         self.limits(g, regs, s)
         self.first(g, smem, regs, s)
@@ -55,10 +55,10 @@ class Consumer:
         self.output.write(g, smem, regs, s)
 
     @cute.jit
-    def tell(self, plan, s):
+    def tell(self, plan, fine):
         """That a length is none that the cache has, or not the one that was planned for."""
         if tk.thread_in_warpgroup() == 0:
-            if s.valid:
+            if fine:
                 pass
             else:
                 plan[words.BEYOND_CACHE] = Int32(1)

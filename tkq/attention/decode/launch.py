@@ -47,8 +47,9 @@ class Planned(NamedTuple):
     def sizes(self, batch: int, parts: int) -> tuple:
         """`planner.Sizes`. A sequence has so few blocks at most that all positions are counted in 31 bits."""
         most = ((1 << 31) - (1 << 16)) // max(1, batch * self.heads_kv * self.tiles) - OVERHEAD - 1
-        return (self.heads_kv, self.group, self.queries, self.tiles, self.keys, self.left, self.split, parts, OVERHEAD,
-                1 if self.fixed else LEAST, most)
+        overhead, least = (-(-keys // self.keys) for keys in (OVERHEAD, LEAST))
+        return (self.heads_kv, self.group, self.queries, self.tiles, self.keys, self.left, self.split, parts, overhead,
+                1 if self.fixed else least, most)
 
 
 def recipe(spec: DecodeSpec | AppendSpec | MergeSpec, config: DecodeConfig | None = None) -> Recipe:

@@ -98,21 +98,23 @@ class Output:
         for item in cutlass.range(tk.thread_in_warpgroup(), here * fours, tk.WARPGROUP, unroll=1):
             row, column = item // fours, item % fours * 4
             top = Float32(-INF)
-            for i in cutlass.range(s.splits, unroll=8):
-                top = cute.arch.fmax(top, self.lse_of(g, self.walk.slot(g, s, i), row))
-            top = cutlass.select_(top == -INF, Float32(0.0), top)
             norm = Float32(0.0)
             total = cute.make_rmem_tensor((4,), Float32)
             total.fill(0.0)
-            for i in cutlass.range(s.splits, unroll=8):
+            for i in cutlass.range(s.splits, unroll=16):
                 slot = self.walk.slot(g, s, i)
                 four = cute.make_rmem_tensor((4,), Float32)
                 at = (g.partial.iterator + ((Int64(slot) * rows + row) * self.dv + column)).align(16)
                 cute.autovec_copy(cute.make_tensor(at, cute.make_layout(4)), four)
-                weight = cute.math.exp2(self.lse_of(g, slot, row) - top, fastmath=True)
-                norm = norm + weight
+                lse = self.lse_of(g, slot, row)
+                higher = cute.arch.fmax(top, lse)
+                base = cutlass.select_(higher == -INF, Float32(0.0), higher)
+                before = cute.math.exp2(top - base, fastmath=True)
+                weight = cute.math.exp2(lse - base, fastmath=True)
+                top = higher
+                norm = norm * before + weight
                 for e in cutlass.range_constexpr(4):
-                    total[e] = cute.math.fma(weight, four[e], total[e])
+                    total[e] = cute.math.fma(weight, four[e], total[e] * before)
             lse = Float32(-INF) if norm == Float32(0.0) else top + cute.math.log2(norm, fastmath=True)
             inverse = Float32(0.0) if norm == Float32(0.0) else cute.arch.rcp_approx(norm)
             if const_expr(self.spec.sinks is not None):

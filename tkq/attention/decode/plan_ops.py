@@ -40,7 +40,7 @@ def plan_decode(cache_seqlens: Tensor, num_heads_q: int, num_heads_kv: int, head
     Example::
 
         lengths = torch.tensor([500, 17], device="cuda", dtype=torch.int32)
-        plan = tkq.plan_decode(lengths, 8, 2, 128)  # (537,) int32
+        plan = tkq.plan_decode(lengths, 8, 2, 128)  # (2073,) int32
         lengths += 1
         tkq.plan_decode(lengths, 8, 2, 128, out=plan)  # of the next step
     """

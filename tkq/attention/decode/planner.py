@@ -66,10 +66,13 @@ class Planner:
                 plan[words.prefix(batch) + b] = before
                 behind = before + self.work(length, sizes)
                 for p in cutlass.range((before + part - 1) // part, (behind + part - 1) // part, unroll=1):
-                    plan[words.STARTS + p] = b
+                    record = b, length, before, (behind - before) // (sizes.heads_kv * sizes.tiles)
+                    for i in cutlass.range_constexpr(words.RECORD):
+                        plan[words.STARTS + words.RECORD * p + i] = Int32(record[i])
                 before = behind
-        for p in cutlass.range((total + part - 1) // part + thread, words.MOST_PARTS, self.THREADS, unroll=1):
-            plan[words.STARTS + p] = Int32(0)
+        used = (total + part - 1) // part * words.RECORD
+        for i in cutlass.range(used + thread, words.MOST_PARTS * words.RECORD, self.THREADS, unroll=1):
+            plan[words.STARTS + i] = Int32(0)
         flagged = cute.arch.vote_any_sync(bad != 0)
         tasks = batch * sizes.heads_kv * sizes.tiles
         for i in cutlass.range(thread, tasks, self.THREADS, unroll=1):

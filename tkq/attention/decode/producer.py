@@ -7,7 +7,7 @@ import tkq.tile as tk
 from tkq.attention.decode import words
 from tkq.attention.decode.copies import copy16
 from tkq.attention.decode.plan import padded
-from tkq.attention.decode.walk import Walk
+from tkq.attention.decode.walk import END, Walk, X
 
 WARP, VECTOR = 32, 8  # lanes; elements of 16 bytes
 PANEL = 128  # bytes of a row in a panel of a tile
@@ -26,9 +26,9 @@ class Producer:
     @cute.jit
     def run(self, g, smem):
         k_ring, v_ring = smem.k_pipe.ring(), smem.v_pipe.ring()
-        x, end, batch, task = self.walk.begin(g)
-        while x < end:
-            s = self.walk.segment(g, x, end, batch, task)
+        at = self.walk.begin(g)
+        while at[X] < at[END]:
+            s = self.walk.segment(g, at)
             if s.first < s.end:
                 page, row, seen = self.find(g, s, s.first)
                 for block in cutlass.range(s.first, s.end, unroll=1):
@@ -38,8 +38,7 @@ class Producer:
                     page, row, seen = self.find(g, s, block + 1)
                     self.load_k(g, smem, k_ring, k, (now, fault))
                     self.load_v(smem, v_ring, v)
-            x = s.position
-            batch, task = self.walk.after(g, s, task)
+            self.walk.advance(g, at, s)
 
     def load_k(self, g, smem, ring, address, found):
         smem.k_pipe.acquire_empty(ring)

@@ -8,14 +8,15 @@ from cutlass import Int32
 from tkq.attention.decode import words
 from tkq.attention.decode.planner import blocks_of
 
+X, END, BATCH, TASK, LENGTH, PREFIX, WEIGHT = range(7)  # of a walk's place
+
 
 class Segment(NamedTuple):
     """Blocks first .. end of keys of a task: sequence ``batch``, K/V head ``head``, ``tile`` of packed queries.
 
-    length: of the sequence, 0 where it is not valid. valid: is it? split: the segment's number among the task's
-    ``splits``. slot: of its partial result; others: of the task's second split (their slots are ``step`` apart), begin:
-    of its first. task: the number of its counter. position: where the work behind it begins. last: does the task end
-    with it?"""
+    length: of the sequence, 0 where it is not in the cache. inside: is it? split: the segment's number among the task's
+    ``splits``. begin: slot of the task's first split; others: of its second. task: the number of its counter. position:
+    where the work behind it begins. last: does the task end with it?"""
 
     batch: Int32
     head: Int32
@@ -23,7 +24,7 @@ class Segment(NamedTuple):
     first: Int32
     end: Int32
     length: Int32
-    valid: cutlass.Boolean
+    inside: cutlass.Boolean
     split: Int32
     splits: Int32
     begin: Int32
@@ -35,7 +36,10 @@ class Segment(NamedTuple):
 
 class Walk:
     """The part of the plan's work that a block has, task by task. Every thread of a role calls it, with the same
-    result."""
+    result.
+
+    A place is (7,) in registers: the position, the part's end, the sequence, its task, and of the sequence the length,
+    where its work begins, and the positions of each of its tasks. The first one comes with one load from the plan."""
 
     STEP = 2  # slots from a task's second split to its third: each part has two slots, for its first and its last task
 
@@ -44,21 +48,16 @@ class Walk:
 
     @cute.jit
     def begin(self, g):
-        """(first position, position behind the last, sequence, task of the sequence) of this block's part."""
-        me = cute.arch.block_idx()[0]
-        start = g.plan[words.STARTS + me]
-        x = Int32(0)
-        end = Int32(0)
-        batch = Int32(0)
-        task = Int32(0)
-        if self.matches(g):
-            part, total = g.plan[words.PART], g.plan[words.TOTAL]
-            x = cutlass.min(me * part, total)
-            end = cutlass.min(x + part, total)
-            if x < end:
-                batch = start
-                task = (x - self.prefix(g, batch)) // self.weight(g, batch)
-        return x, end, batch, task
+        """The first place of this block's part; END is X where there is none."""
+        at, me = cute.make_rmem_tensor((7,), Int32), cute.arch.block_idx()[0]
+        part, total = g.plan[words.PART], g.plan[words.TOTAL]
+        batch, length, prefix, weight = (g.plan[words.STARTS + words.RECORD * me + i] for i in range(4))
+        end = cutlass.min((me + 1) * part, total)
+        at[X] = cutlass.min(me * part, total)
+        at[END] = cutlass.select_(self.matches(g), end, at[X])
+        at[BATCH], at[LENGTH], at[PREFIX], at[WEIGHT] = batch, length, prefix, weight
+        at[TASK] = (at[X] - prefix) // cutlass.max(weight, 1)
+        return at
 
     def matches(self, g):
         """Was the plan made for such a call? Also by all blocks of threads that there are."""
@@ -70,28 +69,22 @@ class Walk:
             same = same & (g.plan[place] == number)
         return same
 
-    def prefix(self, g, batch):
-        return g.plan[words.prefix(g.batch) + batch]
-
-    def weight(self, g, batch):
-        """Positions of each of a sequence's tasks."""
-        return (self.prefix(g, batch + 1) - self.prefix(g, batch)) // (g.heads_kv * g.tiles)
-
-    def segment(self, g, x, end, batch, task) -> Segment:
-        """From position x on, inside of the part's end."""
-        length = g.plan[words.LENGTHS + batch]
-        valid = (length >= 0) & (length <= g.capacity) & (length == g.seqlens[batch])
-        weight = self.weight(g, batch)
-        start = self.prefix(g, batch) + task * weight
+    def segment(self, g, at) -> Segment:
+        """From the place on, inside of the part's end."""
+        x, end, batch, task, length = at[X], at[END], at[BATCH], at[TASK], at[LENGTH]
+        inside = (length >= 0) & (length <= g.capacity)
+        weight = at[WEIGHT]
+        start = at[PREFIX] + task * weight
         first_key, end_key = blocks_of(length, g.queries, g.left, g.key_block)
         blocks = cutlass.max(end_key - first_key, 1)
         stop = cutlass.min(start + weight, end)
+        number = batch * (g.heads_kv * g.tiles) + task
         if self.fixed:
             first = (x - start) * g.split
             last = cutlass.min(first + g.split, blocks)
             stop = x + 1
             split, splits = x - start, weight
-            begin = ((batch * g.heads_kv + task // g.tiles) * g.tiles + task % g.tiles) * self.most_splits(g)
+            begin = number * self.most_splits(g)
             others = begin + 1
         else:
             overhead, part = g.plan[words.OVERHEAD], g.plan[words.PART]
@@ -100,12 +93,11 @@ class Walk:
             me, head_part = cute.arch.block_idx()[0], (start + overhead) // part
             split, splits = me - head_part, (start + weight - 1) // part - head_part + 1
             begin, others = 2 * head_part + 1, 2 * (head_part + 1)
-        tile, head = task % g.tiles, task // g.tiles
-        # Of a sequence that is not valid the first split alone writes, without a look at any key.
-        last = cutlass.select_(valid, last, cutlass.select_(first == 0, cutlass.min(last, 1), first))
-        splits = cutlass.select_(valid, splits, Int32(1))
-        return Segment(batch, head, tile, first_key + first, first_key + last, cutlass.select_(valid, length, Int32(0)),
-                       valid, split, splits, begin, others, (batch * g.heads_kv + head) * g.tiles + tile, stop,
+        # Of a sequence that is not in the cache the first split alone writes, without a look at any key.
+        last = cutlass.select_(inside, last, cutlass.select_(first == 0, cutlass.min(last, 1), first))
+        splits = cutlass.select_(inside, splits, Int32(1))
+        return Segment(batch, task // g.tiles, task % g.tiles, first_key + first, first_key + last,
+                       cutlass.select_(inside, length, Int32(0)), inside, split, splits, begin, others, number, stop,
                        stop == start + weight)
 
     def most_splits(self, g):
@@ -118,8 +110,16 @@ class Walk:
             return s.begin + cutlass.min(split, self.most_splits(g) - 1)
         return cutlass.select_(split == 0, s.begin, s.others + (split - 1) * self.STEP)
 
-    def after(self, g, s: Segment, task):
-        """(sequence, task of the sequence) behind the segment."""
-        task = cutlass.select_(s.last, task + 1, task)
-        over = task == g.heads_kv * g.tiles
-        return cutlass.select_(over, s.batch + 1, s.batch), cutlass.select_(over, Int32(0), task)
+    @cute.jit
+    def advance(self, g, at, s: Segment):
+        """To the place behind the segment."""
+        at[X] = s.position
+        if s.last:
+            at[TASK] = at[TASK] + 1
+            if at[TASK] == g.heads_kv * g.tiles:
+                at[TASK] = Int32(0)
+                at[BATCH] = at[BATCH] + 1
+                if at[BATCH] < g.batch:
+                    prefix = words.prefix(g.batch) + at[BATCH]
+                    at[LENGTH], at[PREFIX] = g.plan[words.LENGTHS + at[BATCH]], g.plan[prefix]
+                    at[WEIGHT] = (g.plan[prefix + 1] - at[PREFIX]) // (g.heads_kv * g.tiles)

@@ -1,7 +1,8 @@
 """The plan of `tkq.plan_decode`: one tensor of int32, and what each word of it is. Pure Python.
 
     header          HEADER words: see below
-    starts          of each part: the sequence in which its work begins; MOST_PARTS words
+    starts          of each part RECORD words, of the sequence in which its work begins: which, its length, where its
+                    work begins, positions of each of its tasks
     lengths         of each sequence in the batch; -1: the length that was given cannot be
     prefix          B + 1: positions of work before each sequence, and of all together
     counters        one for each task (sequence, K/V head, tile of queries): splits that have arrived; 0 between calls
@@ -11,9 +12,9 @@ behind ``overhead`` positions for the task itself; with fixed splits a position 
 the positions from ``i * part`` on.
 """
 HEADER = 16
-MOST_PARTS = 512
+MOST_PARTS, RECORD = 512, 4
 STARTS = HEADER
-LENGTHS = STARTS + MOST_PARTS
+LENGTHS = STARTS + MOST_PARTS * RECORD
 MAGIC, BATCH, HEADS_KV, GROUP, QUERIES, KEY_BLOCK, FIXED, LEFT, PARTS, PART, TOTAL, OVERHEAD = range(12)
 BAD_LENGTH, BEYOND_CACHE, BAD_PAGE, OTHER_CALL = range(12, 16)  # flags: 0, or 1 where it was found
 NUMBER = 0x746B7131  # what MAGIC holds: the layout's version
