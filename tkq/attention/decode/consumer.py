@@ -19,7 +19,7 @@ class Consumer:
         self.dtype, self.output = tk.element_type(spec.dtype), Output(spec)
 
     def state(self, smem):
-        keys, ints = self.config.keys, lambda: cute.make_rmem_tensor((2,), Int32)
+        keys, ints = self.config.keys, lambda: cute.make_rmem_tensor((3,), Int32)
         return State(s=tk.rt_fl(keys), p=tk.rt(keys, self.dtype), o=tk.rt_fl(padded(self.spec.head_dim_v)),
                      max=tk.rv(), norm=tk.rv(), correct=tk.rv(), shift=tk.rv(), first=ints(), end=ints(), fault=ints(),
                      k=smem.k_pipe.ring(), v=smem.v_pipe.ring())
@@ -129,6 +129,9 @@ class Consumer:
                 regs.first[r] = cutlass.select_(g.left < 0, Int32(0), own - g.left)
                 end = cutlass.min(own + g.right + 1, s.length)
                 regs.end[r] = cutlass.select_(g.right < 0, s.length, end)
+            # The last key of the first query, and the first of the last: blocks between them need no mask.
+            regs.first[2] = cutlass.select_(g.left < 0, Int32(0), s.length - 1 - g.left)
+            regs.end[2] = cutlass.select_(g.right < 0, s.length, s.length - g.queries + g.right + 1)
 
     @cute.jit
     def softmax(self, g, smem, regs, block):
@@ -180,9 +183,9 @@ class Consumer:
     def edges(self, g, regs, block):
         """Scores of keys that a row does not see become -inf."""
         view, begin = regs.s.rows_view, block * self.config.keys
-        for r in cutlass.range_constexpr(2):
-            first, end = regs.first[r] - begin - tk.first_col(), regs.end[r] - begin - tk.first_col()
-            if first > -8 or end < self.config.keys:
+        if begin < regs.first[2] or begin + self.config.keys > regs.end[2]:
+            for r in cutlass.range_constexpr(2):
+                first, end = regs.first[r] - begin - tk.first_col(), regs.end[r] - begin - tk.first_col()
                 for j in cutlass.range_constexpr(self.config.keys // 4):
                     key = 8 * (j // 2) + j % 2
                     if key < first or key >= end:

@@ -69,7 +69,7 @@ class Decode:
                               min_blocks_per_mp=self.config.blocks,
                               # All of the SM's shared memory, so that the blocks fit: known without a device.
                               preferred_smem_carveout=100 if const_expr(self.config.blocks > 1) else None,
-                              use_pdl=True)
+                              use_pdl=self.config.pdl)
 
     def shared(self, al: tk.SharedAllocator) -> Shared:
         spec, cfg = self.spec, self.config
@@ -89,8 +89,8 @@ class Decode:
             smem.v_pipe.init()
 
         tk.init_block(initialise)
-        # Up to here nothing was read that another kernel has to do with.
-        cute.arch.griddepcontrol_launch_dependents()
-        cute.arch.griddepcontrol_wait()
+        if const_expr(self.config.pdl):  # up to here nothing was read or written that another kernel has to do with
+            cute.arch.griddepcontrol_launch_dependents()
+            cute.arch.griddepcontrol_wait()
         tk.specialise(lambda: self.producer.run(g, smem), lambda wg: self.consumer.run(g, smem), 1,
                       self.config.registers, producer_warps=4)

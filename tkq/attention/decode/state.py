@@ -81,7 +81,8 @@ class Shared:
 
 @dataclass(frozen=True)
 class State:
-    """A consumer's registers. first, end: of the keys that its two rows see. fault: is the result NaN?"""
+    """A consumer's registers. first, end: of the keys that its two rows see, and
+    between which all rows see all. fault: is the result NaN?"""
 
     s: tk.RegTile
     p: tk.RegTile
