@@ -31,12 +31,12 @@ MUTANTS = (
          "regs.first[r] = cutlass.select_(g.left < 0, Int32(0), own - g.left - 1)", EDGES)),
     *family(
         "decode", "tkq/attention/decode/output.py",
-        ("first_split_left_out", "for i in cutlass.range(s.splits, unroll=16):\n    slot = self.walk.slot(g, s, i)",
-         "for i in cutlass.range(1, s.splits, unroll=16):\n    slot = self.walk.slot(g, s, i)", SHARED),
+        ("splits_behind_the_last_count",
+         "lse = cutlass.select_(first + j < s.splits, self.lse_of(g, slot, row), Float32(-INF))",
+         "lse = self.lse_of(g, slot, row)", SHARED),
         ("first_block_merges", "if self.arrive(g, smem.ticket, s) == s.splits - 1:",
          "if self.arrive(g, smem.ticket, s) == 0:", SHARED),
-        ("sum_before_is_not_rescaled", "total[e] = cute.math.fma(weight, four[e], total[e] * before)",
-         "total[e] = cute.math.fma(weight, four[e], total[e])", SHARED)),
+        ("sum_before_is_not_rescaled", "sums[e] = sums[e] * before", "pass", SHARED)),
     *family(
         "decode", "tkq/attention/decode/walk.py",
         ("slots_of_other_tasks",

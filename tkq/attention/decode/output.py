@@ -9,6 +9,8 @@ from tkq.attention.decode.plan import ROWS
 from tkq.attention.decode.walk import Walk
 
 INF = Float32.inf
+TOGETHER = 16  # splits whose parts are on their way at a time
+NORM, TOP = 4, 5
 
 
 class Output:
@@ -97,34 +99,46 @@ class Output:
         here = cutlass.min(rows, g.queries * g.group - s.tile * ROWS)
         for item in cutlass.range(tk.thread_in_warpgroup(), here * fours, tk.WARPGROUP, unroll=1):
             row, column = item // fours, item % fours * 4
-            top = Float32(-INF)
-            norm = Float32(0.0)
-            total = cute.make_rmem_tensor((4,), Float32)
-            total.fill(0.0)
-            for i in cutlass.range(s.splits, unroll=16):
-                slot = self.walk.slot(g, s, i)
-                four = cute.make_rmem_tensor((4,), Float32)
-                at = (g.partial.iterator + ((Int64(slot) * rows + row) * self.dv + column)).align(16)
-                cute.autovec_copy(cute.make_tensor(at, cute.make_layout(4)), four)
-                lse = self.lse_of(g, slot, row)
-                higher = cute.arch.fmax(top, lse)
-                base = cutlass.select_(higher == -INF, Float32(0.0), higher)
-                before = cute.math.exp2(top - base, fastmath=True)
-                weight = cute.math.exp2(lse - base, fastmath=True)
-                top = higher
-                norm = norm * before + weight
-                for e in cutlass.range_constexpr(4):
-                    total[e] = cute.math.fma(weight, four[e], total[e] * before)
+            sums = cute.make_rmem_tensor((6,), Float32)  # of four columns, the norm, the largest log-sum-exp
+            sums.fill(0.0)
+            sums[TOP] = Float32(-INF)
+            for first in cutlass.range(0, s.splits, TOGETHER, unroll=1):
+                self.add(g, s, first, (row, column), sums)
+            norm, top = sums[NORM], cutlass.select_(sums[TOP] == -INF, Float32(0.0), sums[TOP])
             lse = Float32(-INF) if norm == Float32(0.0) else top + cute.math.log2(norm, fastmath=True)
             inverse = Float32(0.0) if norm == Float32(0.0) else cute.arch.rcp_approx(norm)
             if const_expr(self.spec.sinks is not None):
                 weight, lse = self.with_sink(g, s, row, lse)
                 inverse = inverse * weight
-            self.row(g, s, (row, column), total, inverse)
+            self.row(g, s, (row, column), sums, inverse)
             if const_expr(self.spec.lse):
                 if column == 0:
                     at = s.tile * ROWS + row
                     out[s.batch, s.head * g.group + at % g.group, at // g.group] = lse * tk.LN2
+
+    def add(self, g, s, first, place, sums):
+        """Some splits' parts of four columns: all loads first. Behind the last split its part counts for nothing."""
+        (row, column), rows, parts = place, g.partial.shape[1], []
+        for j in range(TOGETHER):
+            slot = self.walk.slot(g, s, cutlass.min(first + j, s.splits - 1))
+            four = cute.make_rmem_tensor((4,), Float32)
+            at = (g.partial.iterator + ((Int64(slot) * rows + row) * self.dv + column)).align(16)
+            cute.autovec_copy(cute.make_tensor(at, cute.make_layout(4)), four)
+            lse = cutlass.select_(first + j < s.splits, self.lse_of(g, slot, row), Float32(-INF))
+            parts.append((lse, four))
+        top = sums[TOP]
+        for lse, _ in parts:
+            top = cute.arch.fmax(top, lse)
+        base = cutlass.select_(top == -INF, Float32(0.0), top)
+        before = cute.math.exp2(sums[TOP] - base, fastmath=True)
+        sums[TOP] = top
+        for e in range(5):
+            sums[e] = sums[e] * before
+        for lse, four in parts:
+            weight = cute.math.exp2(lse - base, fastmath=True)
+            sums[NORM] = sums[NORM] + weight
+            for e in range(4):
+                sums[e] = cute.math.fma(weight, four[e], sums[e])
 
     def lse_of(self, g, slot, row):
         return cute.make_tensor(g.partial_lse.iterator + (Int64(slot) * g.partial.shape[1] + row),
