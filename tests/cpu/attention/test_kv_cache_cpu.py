@@ -84,16 +84,19 @@ def _cache(lengths, page=4):
     return torch.randn(len(lengths), 2, 4, 64).to(BF16), k, v, torch.tensor(lengths, dtype=torch.int32), pages
 
 
-def test_a_paged_cache_is_a_plain_one():
+@pytest.mark.parametrize("options", [{}, dict(window_size=(3, None), sinks=torch.ones(4)),
+                                     dict(window_size=(4, 1), causal=False, softcap=5.0), dict(softmax_scale=0.3)])
+def test_a_paged_cache_is_a_plain_one(options):
     """Against flash_attn of each sequence's keys; a sequence of no key, and one that lies."""
     q, k, v, lengths, pages = _cache([30, 0, 7])
-    o, lse = tkq.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, block_table=pages, return_lse=True)
+    o, lse = tkq.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, block_table=pages, return_lse=True, **options)
     for b, length in enumerate(lengths.tolist()):
         keys, values = (c[pages[b].long()].flatten(0, 1)[None, :length] for c in (k, v))
-        want, of = tkq.flash_attn(q[b:b + 1], keys, values, causal=True, return_lse=True)
-        assert torch.equal(o[b:b + 1], want) and torch.equal(lse[b:b + 1], of)
+        want, of = tkq.flash_attn(q[b:b + 1], keys, values, return_lse=True, **(dict(causal=True) | options))
+        torch.testing.assert_close(o[b:b + 1], want)
+        torch.testing.assert_close(lse[b:b + 1], of)
     lengths[1], pages[2, 1] = 33, 24
-    o = tkq.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, block_table=pages)
+    o = tkq.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, block_table=pages, **options)
     assert o[1:].isnan().all() and not o[0].isnan().any()
 
 
