@@ -23,6 +23,11 @@ _ELSEWHERE = {
     "causal_conv1d": "causalconv1dfn causalconv causalconv1dfunction shortconv depthwiseconv1d conv1d",
     "causal_conv1d_step": "causalconv1dupdate causalconv1dvarlenstates shortconvstep",
     "scan": "associativescan parallelscan selectivescan chunkhgrn fusedrecurrenthgrn hgrn linearrecurrence warpscan",
+    "flash_attn_with_kvcache": "flashattnkvcache pagedattention pagedattn batchdecodewithpagedkvcache "
+                               "singledecodewithkvcache fwdkvcache pagedattentionv1 pagedattentionv2",
+    "plan_decode": "getschedulermetadata getmlametadata planpagedattention",
+    "kv_append": "reshapeandcache reshapeandcacheflash appendpagedkvcache updatekvcache",
+    "merge_state": "mergestates mergeattnstates mergestateinplace",
     "linear_attn_step": "fusedrecurrentsimplegla fusedrecurrentgla fusedrecurrentlinearattn lightningattndecode",
     "gated_delta_rule_step": "fusedrecurrentgateddeltarule fusedrecurrentdeltarule fusedrecurrentkda "
                              "gateddeltaruledecode fusedrecurrentgateddeltaruleupdate",

@@ -14,6 +14,7 @@ from tests.helpers.ops.every_op import FUNCTIONS
 from tests.helpers.ops.launch_table import numbers
 from tkq.attention.backward import plan
 from tkq.attention.backward import spec as backward_spec
+from tkq.attention.decode import spec as decode_spec
 from tkq.attention.forward import plan as attention_plan
 from tkq.attention.forward.spec import HEAD_DIMS, AttentionSpec
 from tkq.convolution.spec import WIDTHS, ConvSpec
@@ -91,6 +92,7 @@ def types() -> dict[str, tuple[list, str]]:
         "linear_cross_entropy": (half, f"{loss[1]}; x's columns: a multiple of 8"),
         "swiglu": gated, "geglu": gated, "rope": turned, "rope_qk": turned,
         "flash_attn": flash, "flash_attn_varlen": (flash[0], f"any sequence lengths, including 0; {dims}"),
+        **_caches(),
         **dict.fromkeys(("linear_attn", "gated_delta_rule"), (taken(lambda t: LinearSpec(t, 64, 64), TYPES),
                                                               f"any S; {_widths_of_states()}")),
         "based": (taken(lambda t: BasedSpec(t, 64), TYPES), "any S; D 16, V 32 to 128 in multiples of 16"),
@@ -108,6 +110,16 @@ def types() -> dict[str, tuple[list, str]]:
         "fp8_gemm": (taken(lambda t: fp8_spec.Fp8Spec(a=t), TYPES), f"any M, N; K a multiple of {fp8_spec.K_UNIT}"),
         "quantize_fp8": (taken(lambda t: TileSpec("1x128", t), TYPES), "any"),
     }
+
+
+def _caches() -> dict:
+    """Attention over caches."""
+    dims = taken(lambda d: decode_spec.DecodeSpec("bf16", d, d), range(1, 400))
+    return {"flash_attn_with_kvcache": (taken(lambda t: decode_spec.DecodeSpec(t, 64, 64), TYPES),
+                                        f"any lengths, pages of any size; D and Dv: {', '.join(map(str, dims))}"),
+            "plan_decode": (["int32"], "any lengths"),
+            "kv_append": (taken(decode_spec.AppendSpec, TYPES), "any T, any pages; D and Dv multiples of 8"),
+            "merge_state": (taken(decode_spec.MergeSpec, TYPES), "any S; D a multiple of 8")}
 
 
 def _steps() -> dict:

@@ -10,7 +10,7 @@ import torch
 
 import tkq
 
-from . import judge, odd, oracles, oracles_attention, oracles_linear, oracles_steps, usual
+from . import judge, odd, oracles, oracles_attention, oracles_caches, oracles_linear, oracles_steps, usual, usual_caches
 from .kinds import kind_of
 
 GOOD = "right", "refused"
@@ -42,6 +42,9 @@ OPERATIONS = {
     "grouped_gemm": Operation(usual.grouped_gemm, oracles.grouped_gemm, ("a", "b")),
     "flash_attn": Operation(usual.flash_attn, oracles_attention.flash_attn, _ATTENDED),
     "flash_attn_varlen": Operation(usual.flash_attn_varlen, oracles_attention.flash_attn_varlen, _ATTENDED),
+    "flash_attn_with_kvcache": Operation(usual_caches.flash_attn_with_kvcache, oracles_caches.flash_attn_with_kvcache),
+    "kv_append": Operation(usual_caches.kv_append, oracles_caches.kv_append),
+    "merge_state": Operation(usual_caches.merge_state, oracles_caches.merge_state),
     "linear_attn": Operation(usual.linear_attn, oracles_linear.linear_attn, ("q", "k", "v", "g", "initial_state")),
     "gated_delta_rule": Operation(usual.gated_delta_rule, oracles_linear.gated_delta_rule,
                                   ("q", "k", "v", "g", "beta", "initial_state", "A_log", "dt_bias")),
@@ -71,7 +74,8 @@ PROMISED = [
 LOST_GPU = re.compile("illegal|misaligned address|unspecified launch|CUDA error")
 # Data that says where rows lie: what comes of lies is documented and has tests of its own; here it may not fail.
 PLACES = "cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "offsets", "state_indices", \
-    "state_batch_indices", "num_accepted_tokens", "cache_indices"
+    "state_batch_indices", "num_accepted_tokens", "cache_indices", "cache_seqlens", "block_table", "slot_mapping", \
+    "positions", "plan"
 
 
 class Outcome(NamedTuple):
@@ -152,7 +156,8 @@ def choose_leaves(op, given, draw):
 def outcome_of(name, op, given, changed, draw, gradients):
     """(verdict, detail)"""
     function = getattr(tkq, name)
-    written = {n for n in ("out", "state", "conv_states", *("x", "logits") * (given.get("inplace") is True),
+    written = {n for n in ("out", "state", "conv_states", *("k_cache", "v_cache") * (name == "kv_append"),
+                           *("x", "logits") * (given.get("inplace") is True),
                            *("initial_state",) * (given.get("state_indices") is not None)) if n in given}
     before = {n: bits(x) for n, x in given.items() if isinstance(x, torch.Tensor) and n not in written}
     seen = {n: x.detach().clone() if n in written and is_plain(x) else x for n, x in given.items()}

@@ -5,6 +5,7 @@ from . import (
     based,
     channels,
     convolution,
+    decode,
     hedgehog,
     linear,
     products,
@@ -15,5 +16,5 @@ from . import (
 )
 
 MUTANTS = (*attention.MUTANTS, *backward.MUTANTS, *based.MUTANTS, *channels.MUTANTS, *convolution.MUTANTS,
-           *hedgehog.MUTANTS, *linear.MUTANTS, *products.MUTANTS, *recurrence.MUTANTS, *rows.MUTANTS, *steps.MUTANTS,
-           *tile.MUTANTS)
+           *decode.MUTANTS, *hedgehog.MUTANTS, *linear.MUTANTS, *products.MUTANTS, *recurrence.MUTANTS, *rows.MUTANTS,
+           *steps.MUTANTS, *tile.MUTANTS)

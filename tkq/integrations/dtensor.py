@@ -355,6 +355,8 @@ RULES = {
     # of whole losses, and of logits that are nowhere whole: everything is gathered
     "cross_entropy_and_gradient": lambda g: (), "linear_cross_entropy": lambda g: (),
     "linear_cross_entropy_backward": lambda g: (),
+    # of caches that all sequences share
+    **dict.fromkeys(("flash_attn_with_kvcache", "plan_decode", "kv_append", "merge_state"), lambda g: ()),
 }
 
 

@@ -22,6 +22,7 @@ _LISTS = (
     "tkq.losses.catalog",
     "tkq.attention.forward.catalog",
     "tkq.attention.backward.catalog",
+    "tkq.attention.decode.catalog",
     "tkq.convolution.catalog",
     "tkq.recurrence.catalog",
     "tkq.linear_attention.catalog",
@@ -38,6 +39,7 @@ _BEGINNINGS = {
     "cross_entropy_and_gradient": ("cross_entropy_and_gradient", "cross_entropy_fused", "total"),
     "linear_cross_entropy": ("linear_cross_entropy", "cross_entropy", "total", "scale", "gemm"),
     "flash_attn_varlen": ("flash_attn",),
+    "flash_attn_with_kvcache": ("decode", "plan_decode"),
     "gated_delta_rule": ("gated_delta_rule", "linear_attn"),
     "mamba2_ssd": ("mamba2_ssd", "linear_attn_suffix_sums", "linear_attn_shared_heads"),
     "linear_attn_step": ("step_linear_attn",),
@@ -84,7 +86,7 @@ def ops() -> tuple[str, ...]:
     """The functions of tkq that have kernels."""
     from .. import _PUBLIC
 
-    others = ("Exchange", "Monoid", "ReductionBase", "RowKernel", "prefetch", "rope_cos_sin", "tune")
+    others = ("check_plan", "Exchange", "Monoid", "ReductionBase", "RowKernel", "prefetch", "rope_cos_sin", "tune")
     return tuple(sorted(set(_PUBLIC) - set(others)))
 
 

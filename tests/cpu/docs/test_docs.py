@@ -202,7 +202,7 @@ def test_the_page_of_what_is_supported_is_what_specs_and_plans_say():
 @pytest.mark.parametrize("case", FUNCTIONS, ids=lambda case: case.name)
 def test_calls_take_the_types_of_the_page(case):
     types, _ = support.types()[case.function]
-    if "e4m3" in types:  # float8 is not what the list's inputs are made in
+    if "e4m3" in types or not {*types} & {*DTYPES}:  # float8 and integers are not what the list's inputs are made in
         case.call(*case.inputs().values())
         return
     for name, dtype in DTYPES.items():

@@ -14,7 +14,7 @@ from tkq.runtime.compile import build
 
 FUNCTIONS = sorted(api.operations())
 # Take a GPU, or compile for minutes: their examples are read, and their calls must fit the signatures.
-READ = {"prefetch", "tune"}
+READ = {"check_plan", "prefetch", "tune"}  # or give nothing
 _EXAMPLE = re.compile(r"^Example::\n\n((?:    .*\n|\n)+?)\Z", re.MULTILINE)
 _RESULT = re.compile(r"^(\w+(?:, \w+)*) = [^#\n]+  # (\(.*)$")
 

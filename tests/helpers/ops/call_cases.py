@@ -29,11 +29,16 @@ def inputs(device):
         betas=t(2, 40, 8, dtype=torch.float32).sigmoid(), keys=t(2, 40, 8, 64) / 16,
         columns=-t(2, 40, 8, 64, dtype=torch.float32).abs() / 8, map=t(8, 64, 32) / 8,
         factors=torch.full((8,), 0.5, device=device), taps=t(64, 4),
-        windows=t(2, 64, 4))
+        windows=t(2, 64, 4), k_cache=t(2, 50, 2, 64), v_cache=t(2, 50, 2, 64), slots=ints(6, 99, -1, 20, 100, 34))
 
 
 def _onto(c, a, b):
     return tkq.gemm(a, b, c=c, beta=0.5, out=c)
+
+
+def _appended(g):
+    tkq.kv_append(g.k[0, :6], g.k[1, :6], g.k_cache, g.v_cache, g.slots)
+    return g.k_cache, g.v_cache
 
 
 def cases(g):
@@ -133,6 +138,13 @@ def cases(g):
             g.wide.view(1, 6, 80).mT, g.wide.view(1, 6, 80).mT, g.factors[:6].view(1, 6), True, True),
         "causal_conv1d_step": lambda: tkq.causal_conv1d_step(
             g.q[:, 0, 0], g.windows, g.taps, g.w, "silu", g.cu[:2]),
+        "flash_attn_with_kvcache": lambda: tkq.flash_attn_with_kvcache(
+            g.q[:, :1], g.k, g.v, cache_seqlens=g.used_k),
+        "flash_attn_with_kvcache of pages": lambda: tkq.flash_attn_with_kvcache(
+            g.q[:, :2], g.k, g.v, cache_seqlens=g.used_k, block_table=g.ids[:, :2].contiguous(), return_lse=True),
+        "plan_decode": lambda: tkq.plan_decode(g.used_k, 8, 2, 64),
+        "kv_append": lambda: _appended(g),
+        "merge_state": lambda: tkq.merge_state(g.q, g.betas.mT, g.keys, g.gates.mT),
         "linear_attn_step": lambda: tkq.linear_attn_step(
             g.q[:, :1, :2], g.keys[:, :1, :2], g.q[:, :1], g.gates[:, :1], g.state),
         "linear_attn_step of several tokens": lambda: tkq.linear_attn_step(

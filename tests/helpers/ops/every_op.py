@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import tkq
+from tests.helpers.ops import cache_calls as caches
 from tests.helpers.ops import packed_calls as packed
 from tests.helpers.ops import step_calls as steps
 
@@ -326,6 +327,18 @@ CASES = {case.name: case for case in (
              q, k, v, g, beta, state, None, False, rows, state_v_first=True)),
     Case("ssd_step", steps.state_space, steps.ssd_step, cast=("x", "B", "C", "z"),
          alone=lambda x, dt, A, B, C, D, z, state: tkq.ssd_step(state, x, dt, A, B, C, D, z, dt_softplus=True)),
+    Case("flash_attn_with_kvcache", caches.paged, caches.attend, cast=("q", "k_cache", "v_cache")),
+    Case("flash_attn_with_kvcache, planned ahead", caches.rows, caches.attend_planned,
+         cast=("q", "k_cache", "v_cache")),
+    Case("plan_decode", caches.lengths, lambda cache_seqlens: tkq.plan_decode(cache_seqlens, 8, 2, 64)),
+    Case("kv_append", caches.new_tokens, caches.append, alone=lambda k, v, k_cache, v_cache, slot_mapping:
+         tkq.kv_append(k, v, k_cache, v_cache, slot_mapping)),
+    Case("kv_append, rotated", caches.rotated_tokens,
+         lambda k, v, k_cache, v_cache, slot_mapping, cos, sin, positions, q: caches.append_rotated(
+             (k, v), k_cache, v_cache, slot_mapping=slot_mapping, cos=cos, sin=sin, positions=positions, q=q),
+         alone=lambda k, v, k_cache, v_cache, slot_mapping, cos, sin, positions, q: tkq.kv_append(
+             k, v, k_cache, v_cache, slot_mapping, cos=cos, sin=sin, positions=positions, q=q)),
+    Case("merge_state", caches.states, lambda o_a, lse_a, o_b, lse_b: tkq.merge_state(o_a, lse_a, o_b, lse_b)),
     Case("gemm", _matrices, lambda a, b: tkq.gemm(a, b), ("a", "b"), ("a", "b")),
     Case("gemm, with an epilogue", _matrices_and_bias,
          lambda a, b, bias: tkq.gemm(a, b, bias=bias, activation="silu", alpha=2.0),
@@ -339,7 +352,7 @@ WITH_GRADIENTS = [case for case in CASES.values() if case.leaves]
 FUNCTIONS = [case for case in CASES.values() if case.name == case.function]
 VARIANTS = [case for case in CASES.values() if case.name != case.function]
 # What tkq has that is no function of tensors.
-NOT_OPS = {"rope_cos_sin", "prefetch", "tune", "Exchange", "Monoid", "ReductionBase", "RowKernel"}
+NOT_OPS = {"check_plan", "rope_cos_sin", "prefetch", "tune", "Exchange", "Monoid", "ReductionBase", "RowKernel"}
 
 
 def of_each(cases):

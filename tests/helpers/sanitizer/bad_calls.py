@@ -170,6 +170,32 @@ def steps(device):
             yield f"gated_delta_rule_step {dtype} {T}", summed(o) + (summed(pool) if accepted is None else [])
 
 
+def caches(device):
+    """Lengths that no cache has, pages that are not there, slots and positions beyond the end."""
+    import tkq
+
+    most, least = (1 << 31) - 1, -(1 << 31)
+    q, k, v = randn(0, 6, 2, 4, 64), randn(1, 9, 5, 2, 64), randn(2, 9, 5, 2, 64)
+    lengths = torch.tensor([15, most, least, 16, 14, 7], dtype=torch.int32)
+    table = torch.tensor([[0, 1, 2], [3, 4, 5], [6, 7, 8], [1, 2, 3], [4, most, 9], [5, -1, least]], dtype=torch.int32)
+    for fixed in (False, True):
+        given = on(device, q, k, v, lengths, table)
+        o, lse = tkq.flash_attn_with_kvcache(*given[:3], cache_seqlens=given[3], block_table=given[4], return_lse=True,
+                                             batch_invariant=fixed)
+        yield f"pages {fixed}", summed(o, lse)
+        rows = tkq.flash_attn_with_kvcache(given[0], given[1][:6], given[2][:6], cache_seqlens=given[3] - 10,
+                                           window_size=(3, 0), batch_invariant=fixed)
+        yield f"rows {fixed}", summed(rows)
+    slots, positions = torch.tensor([44, -1, 45, most, least, 0]), torch.tensor([7, 8, -1, most, least, 0])
+    cos, sin = tkq.rope_cos_sin(8, 64, device="cpu")
+    for kind in (torch.int32, torch.int64):
+        new, keys, values, at, c, s, p = on(device, randn(3, 6, 2, 64), k, v, slots.to(kind), cos, sin,
+                                            positions.to(kind))
+        keys, values = keys.clone(), values.clone()
+        turned = tkq.kv_append(new, new, keys, values, at, cos=c, sin=s, positions=p, q=new)
+        yield f"slots {kind}", summed(turned, keys, values)
+
+
 ROWS = torch.tensor([2, -1, 1 << 30, -(1 << 31)], dtype=torch.int32)  # of a pool of 3
 
 
@@ -200,7 +226,7 @@ def states(device):
 
 
 FAMILIES = {f.__name__: f for f in (cross_entropy, long_rows, linear, rope, grouped, attention, gradients,
-                                    gradients_of_long, states, steps)}
+                                    gradients_of_long, states, steps, caches)}
 
 if __name__ == "__main__":
     sys.exit(main(FAMILIES))

@@ -344,8 +344,14 @@ def steps(device):
     yield "ssd_step", (y, pool)
 
 
+def caches(device):
+    from tests.helpers.sanitizer.cache_calls import attended  # which takes what stands here
+
+    yield from attended(device)
+
+
 FAMILIES = {f.__name__: f for f in (norms, residents, heads, softmax, cross_entropy, linear, quant, rope, gated, gemm,
-                                    fp8, quantise, grouped, states, steps)}
+                                    fp8, quantise, grouped, states, steps, caches)}
 
 
 def apart(a, b) -> float:

@@ -1,5 +1,6 @@
 """Attention, and linear attention in segments, under pressure: cases of `tests.helpers.sanitizer.pressed`."""
 import dataclasses
+import functools
 import math
 
 import torch
@@ -170,7 +171,17 @@ def split():
         same_bits(lambda given=given: [x for x in cases.check(given, 2) if x is not None])
 
 
-CASES = (split, attention, attention_overlap_tasks, attention_cluster, attention_packed, attention_window,
+def decode():
+    """Few blocks, each with ends, whole tasks and beginnings; and all of them on one sequence."""
+    from tests.helpers.attention.kv_cache import call, compare, make, queries
+
+    for few, lengths in ((3, [700, 1, 0, 129, 3000]), (24, [20000])):
+        num_sms(few)
+        cache, q = make(lengths, 16, 2, 128), queries(len(lengths), 1, 8, 128)
+        same_bits(functools.partial(compare, q, cache), functools.partial(call, q, cache))
+
+
+CASES = (decode, split, attention, attention_overlap_tasks, attention_cluster, attention_packed, attention_window,
          backward_helper_warps, backward_of_one_task, backward_wide, backward_wide_one_p, backward_first,
          backward_first_at_once, backward_grouped, backward_grouped_at_once, backward_in_order,
          backward_chain, backward_seamless)

@@ -126,6 +126,23 @@ TABLES = {
         _CAUSAL, _SCALE, _WINDOW, _SOFTCAP, _SINKS,
         tensor("seqused_q", "int32", none=True), tensor("seqused_k", "int32", none=True), flag("return_lse"),
         flag("deterministic")),
+    "flash_attn_with_kvcache": (
+        tensor("q", *HALF), tensor("k_cache", *HALF), tensor("v_cache", *HALF), tensor("cache_seqlens", "int32"),
+        tensor("block_table", "int32", none=True), _SCALE, Argument("causal", "flag", default=True), _WINDOW, _SOFTCAP,
+        _SINKS, tensor("plan", "int32", none=True), flag("batch_invariant"), flag("return_lse"),
+        tensor("out", *HALF, none=True, written="always")),
+    "plan_decode": (
+        tensor("cache_seqlens", "int32"), integer("num_heads_q", REQUIRED, 1, _LONGEST),
+        integer("num_heads_kv", REQUIRED, 1, _LONGEST), integer("head_dim", REQUIRED, 1, _LONGEST),
+        integer("head_dim_v", None, 1, _LONGEST), integer("max_seqlen_q", 1, 1, _LONGEST), _WINDOW,
+        flag("batch_invariant"), tensor("out", "int32", none=True, written="always")),
+    "merge_state": (tensor("o_a", *WIDE), tensor("lse_a", "fp32"), tensor("o_b", *WIDE), tensor("lse_b", "fp32")),
+    "kv_append": (
+        tensor("k", *WIDE), tensor("v", *WIDE), tensor("k_cache", *WIDE, written="always"),
+        tensor("v_cache", *WIDE, written="always"), tensor("slot_mapping", *INDEX), tensor("cos", *WIDE, none=True),
+        tensor("sin", *WIDE, none=True), flag("interleaved"), tensor("positions", *INDEX, none=True),
+        tensor("q", *WIDE, none=True)),
+    "check_plan": (tensor("plan", "int32"),),
     "linear_attn": (*_QKV, tensor("g", "fp32", none=True), number("scale", None),
                     *_STATES, *_PACKED, _CHECKPOINTS),
     "gated_delta_rule": (*_QKV, Argument("g", "tensor", True, REQUIRED, ("fp32",)), tensor("beta", "fp32", "bf16"),

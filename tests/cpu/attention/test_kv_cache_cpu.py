@@ -1,0 +1,152 @@
+"""Attention over a cache where there is no GPU: kv_append's and merge_state's own code, CPU tensors, plans, and what
+is refused."""
+import math
+import random
+
+import pytest
+import torch
+
+import tkq
+from tests.helpers.emulation.decode import KvAppendOnCpu, MergeStateOnCpu, function, walk_function
+from tkq.attention.decode.launch import Planned
+from tkq.attention.decode.plan import SHARED, padded, plan
+from tkq.attention.decode.spec import HEAD_DIMS, AppendSpec, DecodeSpec, MergeSpec
+from tkq.reference import decode as reference
+
+BF16 = torch.bfloat16
+
+
+def test_the_kernel_of_merge_state(monkeypatch):
+    torch.manual_seed(0)
+    a, b = torch.randn(2, 2, 5, 3, 24).half()
+    of_a, of_b = torch.randn(2, 2, 3, 5).mul(3)
+    of_a[0, 0, 0] = of_a[1, 2, 4] = of_b[1, 2, 4] = of_b[1, 0, 1] = -math.inf
+    a[0, 0, 0] = math.nan
+    o, lse = torch.full_like(a, math.nan), torch.full_like(of_a, math.nan)
+    function(MergeStateOnCpu(MergeSpec("fp16")), monkeypatch)(a, (b, of_a, of_b, o, lse))
+    truth, true_lse = reference.merge_state(a.double(), of_a.double(), b.double(), of_b.double())
+    torch.testing.assert_close(o.double(), truth, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(lse, true_lse)
+    assert not o[1, 4, 2].any()
+
+
+@pytest.mark.parametrize("interleaved, columns", [(False, 16), (True, 8)])
+def test_the_kernel_of_kv_append(monkeypatch, interleaved, columns):
+    torch.manual_seed(0)
+    packed = torch.randn(6, 7, 24).half()
+    q, k, v = packed[:, :3], packed[:, 3:5], packed[:, 5:]
+    caches = torch.randn(3, 2, 5, 2, 24).half().unbind(1)
+    slots = torch.tensor([14, -1, 5, 15, 4, -(1 << 31)], dtype=torch.int32)
+    positions = torch.tensor([3, 0, 9, -1, 8, 10])
+    cos, sin = tkq.rope_cos_sin(10, columns)
+    want = [c.double() for c in caches]
+    wanted = reference.kv_append(k.double(), v.double(), *want, slots, cos, sin, interleaved, positions, q.double())
+    spec, out = AppendSpec("fp16", "int32", "fp32", interleaved, "int64", True), torch.full_like(q, math.nan)
+    function(KvAppendOnCpu(spec), monkeypatch)(k, (v, *caches, slots, q, out.contiguous(), cos, sin, positions))
+    for cache, truth in zip(caches, want):
+        torch.testing.assert_close(cache.double(), truth, rtol=1e-3, atol=1e-3)
+    assert wanted[3].isnan()[:, :columns].all()
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_blocks_walk_through_a_plan(monkeypatch, fixed):
+    """All key blocks of all tasks, each once; a task's splits in the order of its keys, each with a slot of its own."""
+    parts, generator = 20, random.Random(0)
+    function = walk_function(fixed, parts, monkeypatch)
+    for _ in range(30):
+        lengths = [generator.choice((0, 1, 127, 128, 129, generator.randrange(20000), -4))
+                   for _ in range(generator.choice((1, 2, 7, 40)))]
+        heads, group, queries, left = (generator.choice(x) for x in ((1, 3), (1, 4), (1, 4, 70), (-1, -1, 0, 300)))
+        of = Planned(heads * group, heads, 128, queries, left, fixed)
+        seqlens, sizes = torch.tensor(lengths, dtype=torch.int32), of.sizes(len(lengths), parts)
+        tasks, most = heads * of.tiles, 20000 // 1024 + 2
+        count = torch.zeros(parts, dtype=torch.int32)
+        found = torch.zeros(parts, 2000, 8, dtype=torch.int32)
+        partial = torch.zeros(most * tasks * len(lengths) if fixed else 2 * parts, 1, 1)
+        made = reference.plan_decode(seqlens, sizes)
+        function(made, (seqlens, partial, count, found), (*sizes[:8], 20000, *sizes[9:]))
+        segments = sorted(tuple(s) for p, n in enumerate(count.tolist()) for s in found[p, :n].tolist())
+        shared = [s[6] for s in segments if s[5] > 1]
+        assert len({*shared}) == len(shared) and all(0 <= slot < len(partial) for slot in shared)
+        for b, length in enumerate(lengths):
+            first = 0 if left < 0 else max(length - queries - left, 0) // 128
+            end = max(-(-length // 128), first + 1)
+            for task in range(tasks):
+                mine = [s for s in segments if s[:2] == (b, task)]
+                assert [s[4] for s in mine] == list(range(mine[0][5])) and all(s[7] == (length >= 0) for s in mine)
+                assert [mine[0][2], *(s[3] for s in mine)] == [*(s[2] for s in mine), end] and mine[0][2] == first
+
+
+def _cache(lengths, page=4):
+    torch.manual_seed(0)
+    pages = torch.randperm(24).view(3, 8).int()
+    k, v = torch.randn(2, 24, page, 2, 64).to(BF16)
+    return torch.randn(len(lengths), 2, 4, 64).to(BF16), k, v, torch.tensor(lengths, dtype=torch.int32), pages
+
+
+@pytest.mark.parametrize("options", [{}, dict(window_size=(3, None), sinks=torch.ones(4)),
+                                     dict(window_size=(4, 1), causal=False, softcap=5.0), dict(softmax_scale=0.3)])
+def test_a_paged_cache_is_a_plain_one(options):
+    """Against flash_attn of each sequence's keys; a sequence of no key, and one that lies."""
+    q, k, v, lengths, pages = _cache([30, 0, 7])
+    o, lse = tkq.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, block_table=pages, return_lse=True, **options)
+    for b, length in enumerate(lengths.tolist()):
+        keys, values = (c[pages[b].long()].flatten(0, 1)[None, :length] for c in (k, v))
+        want, of = tkq.flash_attn(q[b:b + 1], keys, values, return_lse=True, **(dict(causal=True) | options))
+        torch.testing.assert_close(o[b:b + 1], want)
+        torch.testing.assert_close(lse[b:b + 1], of)
+    lengths[1], pages[2, 1] = 33, 24
+    o = tkq.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, block_table=pages, **options)
+    assert o[1:].isnan().all() and not o[0].isnan().any()
+
+
+def test_plans_on_the_cpu():
+    lengths = torch.tensor([500, 17], dtype=torch.int32)
+    made = tkq.plan_decode(lengths, 8, 2, 128)
+    tkq.check_plan(made)
+    lengths[0] = -1
+    assert tkq.plan_decode(lengths, 8, 2, 128, out=made) is made
+    with pytest.raises(ValueError, match="a length is negative"):
+        tkq.check_plan(made)
+    with pytest.raises(ValueError, match="is none of tkq.plan_decode"):
+        tkq.check_plan(torch.zeros(30, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("dim", HEAD_DIMS)
+def test_configs_fit(dim):
+    for dim_v in HEAD_DIMS:
+        config = plan(DecodeSpec("bf16", dim, dim_v))
+        tile = config.keys * (padded(dim) + padded(dim_v)) * 2
+        assert config.stages >= 2 and config.stages * tile + 64 * padded(dim) * 2 <= SHARED
+
+
+@pytest.mark.parametrize("error, words, changed", [
+    (ValueError, "v_cache: shape is", dict(v_cache=torch.zeros(24, 4, 1, 64, dtype=BF16))),
+    (TypeError, "k_cache is torch.float16", dict(k_cache=torch.zeros(24, 4, 2, 64).half())),
+    (ValueError, "q has 3 heads, k_cache has 2", dict(q=torch.zeros(3, 1, 3, 64, dtype=BF16))),
+    (NotImplementedError, "head_dim is 40", dict(q=torch.zeros(3, 1, 4, 40, dtype=BF16),
+                                                 k_cache=torch.zeros(24, 4, 2, 40, dtype=BF16))),
+    (ValueError, "rows of 64, q of 128", dict(q=torch.zeros(3, 1, 4, 128, dtype=BF16))),
+    (ValueError, "24 rows for 3 sequences", dict(block_table=None)),
+    (ValueError, "plan: shape is", dict(plan=torch.zeros(20, dtype=torch.int32))),
+    (ValueError, "stride 1 must be a multiple of 8", dict(k_cache=torch.zeros(24, 4, 132, dtype=BF16)[..., :128]
+                                                          .unflatten(2, (2, 64)))),
+    (NotImplementedError, "q requires a gradient", dict(q=torch.zeros(3, 1, 4, 64, dtype=BF16, requires_grad=True)))])
+def test_what_is_refused(error, words, changed):
+    q, k, v, lengths, pages = _cache([30, 0, 7])
+    given = dict(q=q, k_cache=k, v_cache=v, cache_seqlens=lengths, block_table=pages) | changed
+    with pytest.raises(error, match=f"flash_attn_with_kvcache: .*{words}"):
+        tkq.flash_attn_with_kvcache(**given)
+
+
+@pytest.mark.parametrize("words, changed", [
+    ("go together", dict(cos=None)), ("shape is", dict(positions=torch.zeros(2, dtype=torch.int32))),
+    ("rotate 24", dict(cos=torch.zeros(9, 12), sin=torch.zeros(9, 12))),
+    ("share memory", dict(k_cache=torch.zeros(1, 4, 2, 64, dtype=BF16).expand(5, 4, 2, 64)))])
+def test_what_kv_append_refuses(words, changed):
+    k, v = torch.zeros(2, 3, 2, 64, dtype=BF16)
+    caches = torch.zeros(2, 5, 4, 2, 64, dtype=BF16)
+    given = dict(k=k, v=v, k_cache=caches[0], v_cache=caches[1], slot_mapping=torch.tensor([3, 4, -1]),
+                 cos=torch.zeros(9, 32), sin=torch.zeros(9, 32), positions=torch.tensor([3, 8, 0])) | changed
+    with pytest.raises((ValueError, NotImplementedError), match=f"kv_append: .*{words}"):
+        tkq.kv_append(**given)

@@ -1,0 +1,42 @@
+"""What works on caches of keys and values means, in float64 on the CPU."""
+import math
+
+import torch
+
+from .oracles import WIDE, Wanted, operand, wide
+from .oracles_attention import attend, results
+
+
+def flash_attn_with_kvcache(given):
+    """Each sequence by itself; one that is not in the cache has NaN."""
+    q, k, v = (operand(given, n) for n in ("q", "k_cache", "v_cache"))
+    sinks = None if given["sinks"] is None else operand(given, "sinks")
+    table, lengths = given["block_table"], wide(given["cache_seqlens"]).long().tolist()
+    o = torch.full((*q.shape[:3], v.shape[3]), math.nan, dtype=WIDE)
+    lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan, dtype=WIDE)
+    for b, length in enumerate(lengths):
+        pages = [b] if table is None else wide(table[b]).long().tolist()[:-(-length // k.shape[1])]
+        if 0 <= length <= k.shape[1] * (1 if table is None else table.shape[1]) and all(
+                0 <= page < len(k) for page in pages):
+            keys, values = (torch.cat([c[p] for p in pages] or [c[0, :0]])[:length] for c in (k, v))
+            o[b], lse[b] = attend(q[b], keys, values, given, sinks)
+    return results(given, o, lse)
+
+
+def kv_append(given):
+    """q, rotated; caches have tests of their own."""
+    q, cos, sin = (operand(given, n) for n in ("q", "cos", "sin"))
+    at = wide(given["positions"]).long()
+    cos, sin, n = cos[at][:, None], sin[at][:, None], 2 * cos.shape[1]
+    found = q.clone()
+    first, second = (slice(0, n, 2), slice(1, n, 2)) if given["interleaved"] else (slice(0, n // 2), slice(n // 2, n))
+    found[..., first] = q[..., first] * cos - q[..., second] * sin
+    found[..., second] = q[..., first] * sin + q[..., second] * cos
+    return [Wanted("q", found, 4, given["q"].dtype)]
+
+
+def merge_state(given):
+    o_a, o_b, lse_a, lse_b = (operand(given, n) for n in ("o_a", "o_b", "lse_a", "lse_b"))
+    lse = torch.logaddexp(lse_a, lse_b)
+    of_a, of_b = ((x - lse).exp().mT[..., None] for x in (lse_a, lse_b))
+    return [Wanted("o", of_a * o_a + of_b * o_b, 4, given["o_a"].dtype), Wanted("lse", lse, 16, torch.float32)]

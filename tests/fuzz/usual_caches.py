@@ -1,0 +1,35 @@
+"""Usual arguments of what works on caches of keys and values."""
+import torch
+
+from .usual import FP32, _attention_options
+
+
+def flash_attn_with_kvcache(d):
+    count, queries, heads_k, shared, dtype = d.one(1, 3), d.one(1, 1, 3), d.one(1, 2), d.one(1, 3), d.half()
+    page, each, dim, heads = d.one(1, 4, 16), 3, d.of((64, 96), (64,)), heads_k * shared
+    table = d.maybe(0.6, lambda: d.integers(0, 7, count, each, dtype=torch.int32))
+    cache = (count, page * each) if table is None else (7, page)
+    options = _attention_options(d, heads, dtype)
+    options.pop("deterministic", None)
+    k_cache, v_cache = (d.normal(*cache, heads_k, dim, dtype=dtype) for _ in range(2))
+    return dict(q=d.normal(count, queries, heads, dim, dtype=dtype), k_cache=k_cache, v_cache=v_cache,
+                cache_seqlens=d.int32([d.one(0, 1, page * each, page + 1) for _ in range(count)]), block_table=table,
+                **options, plan=None, batch_invariant=d.chance(0.3), out=None)
+
+
+def kv_append(d):
+    tokens, heads, dtype, dim = d.one(0, 1, 5), d.one(1, 2), d.real(), d.one(32, 64)
+    angles, of = d.one(8, 16), d.one(FP32, dtype)
+    slots = torch.randperm(28, generator=d.generator)[:tokens].to(d.device)
+    return dict(k=d.normal(tokens, heads, dim, dtype=dtype), v=d.normal(tokens, heads, 24, dtype=dtype),
+                k_cache=d.normal(7, 4, heads, dim, dtype=dtype), v_cache=d.normal(7, 4, heads, 24, dtype=dtype),
+                slot_mapping=slots.to(d.one(torch.int32, torch.int64)),
+                cos=d.normal(9, angles, dtype=of), sin=d.normal(9, angles, dtype=of), interleaved=d.chance(0.5),
+                positions=d.integers(0, 9, tokens), q=d.normal(tokens, 3, dim, dtype=dtype))
+
+
+def merge_state(d):
+    shape, dtype = d.one((2, 5, 3, 16), (5, 3, 64), (0, 2, 8)), d.real()
+    of = (*shape[:-3], shape[-2], shape[-3])
+    return dict(o_a=d.normal(*shape, dtype=dtype), lse_a=d.normal(*of, dtype=FP32), o_b=d.normal(*shape, dtype=dtype),
+                lse_b=d.normal(*of, dtype=FP32))

@@ -1,0 +1,96 @@
+"""kv_append and merge_state on a CPU: their own `thread`, called for one thread after the other. And how the blocks
+of a launch walk through a plan."""
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, Int32
+
+from tests.helpers.emulation import finish
+from tkq.attention.decode import append, merge, planner, walk
+from tkq.runtime.compile import fake
+
+function = finish.function
+
+
+class MergeStateOnCpu(merge.MergeState):
+    @cute.jit
+    def __call__(self, o_a: cute.Tensor, operands: merge.Operands):
+        B, S, H, D = o_a.shape
+        for unit in cutlass.range(B * S * H * (D // merge.VECTOR) + 1):
+            self.thread(Int32(unit), o_a, operands)
+
+
+class KvAppendOnCpu(append.KvAppend):
+    @cute.jit
+    def __call__(self, k: cute.Tensor, operands: append.Operands):
+        for unit in cutlass.range(k.shape[0] * self.units(k, operands) + 1):
+            self.thread(Int32(unit), k, operands)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a walk looks at."""
+
+    plan: cute.Tensor
+    seqlens: cute.Tensor
+    partial: cute.Tensor
+    batch: Int32
+    heads_kv: Int32
+    group: Int32
+    queries: Int32
+    tiles: Int32
+    capacity: Int32
+    left: Int32
+    split: Int32
+    key_block: Constexpr[int]
+
+
+class WalkOnCpu:
+    """found (parts, n, 8): sequence, task of it, first and last block, split, splits, slot and whether it is valid, of
+    each segment of each part; count (parts,): how many. numbers: as in `planner.Sizes`, capacity in the place of
+    overhead."""
+
+    def __init__(self, fixed):
+        self.walk = walk.Walk(SimpleNamespace(fixed_splits=fixed))
+
+    def fake_arguments(self):
+        ints = lambda *shape: fake.tensor("int32", shape, align=4)
+        return ints(fake.sym()), (ints(fake.sym()), fake.tensor("fp32", (fake.sym(), 1, 1), align=4), ints(fake.sym()),
+                                  ints(fake.sym(), fake.sym(), 8)), planner.Sizes(*[Int32(1)] * 11)
+
+    @cute.jit
+    def __call__(self, plan, others, sizes: planner.Sizes):
+        seqlens, partial, count, found = others
+        g = Seen(plan, seqlens, partial, Int32(seqlens.shape[0]), sizes.heads_kv, sizes.group, sizes.queries,
+                 sizes.tiles, sizes.overhead, sizes.left, sizes.split, 128)
+        for part in cutlass.range(sizes.parts):
+            self.part(Int32(part), g, count, found)
+
+    @cute.jit
+    def part(self, part, g, count, found):
+        here.append(part)
+        at = self.walk.begin(g)
+        n = Int32(0)
+        while at[walk.X] < at[walk.END]:
+            s = self.walk.segment(g, at)
+            if s.first < s.end:
+                of = (s.batch, at[walk.TASK], s.first, s.end, s.split, s.splits, self.walk.slot(g, s, s.split),
+                      Int32(s.inside))
+                for i in cutlass.range_constexpr(8):
+                    found[part, n, i] = of[i]
+                n += 1
+            self.walk.advance(g, at, s)
+        count[part] = n
+
+
+here = []  # the part that is traced
+
+
+def walk_function(fixed, parts, monkeypatch):
+    """The compiled walk of all parts."""
+    with monkeypatch.context() as patched:
+        patched.setattr(cute.arch, "block_idx", lambda: (here[-1], 0, 0))
+        patched.setattr(cute.arch, "grid_dim", lambda: (Int32(parts), 1, 1))
+        return finish.function(WalkOnCpu(fixed), patched)

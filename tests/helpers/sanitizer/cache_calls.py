@@ -1,0 +1,25 @@
+"""Attention over caches, for the sanitizer."""
+import torch
+
+from tests.helpers.sanitizer.calls import on, randn
+
+
+def attended(device):
+    """Attention over pages of any size and over rows, planned in the call; new keys, rotated; two states merged."""
+    import tkq
+
+    with torch.no_grad():
+        for page, heads, dim in ((5, 6, 64), (16, 8, 128)):
+            q, k, v, lengths, table = on(
+                device, randn(0, 3, 2, heads, dim), randn(1, 60, page, 2, dim), randn(2, 60, page, 2, dim),
+                torch.tensor([0, 1, 19 * page - 1], dtype=torch.int32), torch.randperm(60).view(3, 20).int())
+            yield f"flash_attn_with_kvcache {page}", tkq.flash_attn_with_kvcache(
+                q, k, v, cache_seqlens=lengths, block_table=table, return_lse=True, batch_invariant=page == 5)
+        caches = on(device, randn(3, 7, 3, 2, 64), randn(4, 7, 3, 2, 40))
+        new = on(device, randn(5, 4, 2, 64), randn(6, 4, 2, 40), torch.tensor([20, 0, -1, 7]), randn(7, 4, 5, 64))
+        cos, sin, positions = on(device, randn(8, 9, 16), randn(9, 9, 16), torch.tensor([8, 0, 3, 1]))
+        turned = tkq.kv_append(*new[:2], *caches, new[2], cos=cos, sin=sin, positions=positions, q=new[3])
+        yield "kv_append", (turned, *caches)
+        states = on(device, randn(0, 2, 5, 3, 40), randn(1, 2, 3, 5, dtype=torch.float32), randn(2, 2, 5, 3, 40),
+                    randn(3, 2, 3, 5, dtype=torch.float32))
+        yield "merge_state", tkq.merge_state(*states)

@@ -1,0 +1,183 @@
+"""tkq.kv_append: what PyTorch sees."""
+from typing import NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from tkq.attention.decode import launch
+from tkq.reference import decode as reference
+from tkq.runtime import arguments
+from tkq.runtime.call import check, ops
+
+OP = "kv_append"
+_tensors = arguments.checker(OP, "k", "v", "k_cache", "v_cache", "slot_mapping", "cos", "sin", "positions", "q")
+_flag = arguments.checker(OP, "interleaved")
+MOST = 1 << 31
+
+
+class Call(NamedTuple):
+    """In the order of the op's arguments."""
+
+    k: Tensor
+    v: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    slot_mapping: Tensor
+    cos: Optional[Tensor] = None
+    sin: Optional[Tensor] = None
+    interleaved: bool = False
+    positions: Optional[Tensor] = None
+    q: Optional[Tensor] = None
+
+    def tensors(self) -> dict:
+        return {name: x for name, x in self._asdict().items() if name != "interleaved"}
+
+
+def kv_append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, *,
+              cos: Optional[Tensor] = None, sin: Optional[Tensor] = None, interleaved: bool = False,
+              positions: Optional[Tensor] = None, q: Optional[Tensor] = None) -> Optional[Tensor]:
+    """Keys and values of new tokens into a paged cache, keys and queries rotated on the way: one launch.
+
+    Args:
+        k, v: (T, Hk, D) and (T, Hk, Dv), bf16, fp16 or fp32, D and Dv multiples of 8. Rows of 16-byte multiples go in
+            as they lie, slices of a packed projection among them; others are copied first.
+        k_cache, v_cache: (N, page, Hk, D) and (N, page, Hk, Dv), pages of any size, as k; the last dimension
+            contiguous, base and other strides multiples of 16 bytes. Written to.
+        slot_mapping: (T,) int32 or int64: where each token goes, page * page size + row. A token whose slot the cache
+            does not have, -1 for example, is not written. No two tokens may have one slot.
+        cos, sin: (P, R / 2), bf16, fp16 or fp32, of angles as ``tkq.rope_cos_sin`` makes them: the first R columns of
+            each head are rotated, the others stay. R is a multiple of 16, at most D; with interleaved of 8.
+        interleaved: pairs are neighbouring columns; otherwise columns i and i + R / 2.
+        positions: (T,) int32 or int64, with cos: the row of the table for each token. One that the table does not have
+            gives NaN.
+        q: (T, H, D), as k, with cos: is rotated, too.
+
+    Returns:
+        q rotated, contiguous; None without q.
+
+    Raises:
+        TypeError: k, v, k_cache, v_cache, cos, sin or q is no dense tensor of bf16, fp16 or fp32; slot_mapping or
+            positions is no dense tensor of int32 or int64; interleaved is no bool; dtypes that differ.
+        ValueError: shapes that do not go together, devices that differ, one of cos, sin and positions without the
+            others, q without them, caches whose elements share memory, or whose strides are no multiple of 16 bytes.
+        NotImplementedError: a D, Dv or R that is not supported; 2^31 keys in a cache or elements in k, v and q
+            together, and more; a tensor that requires a gradient, with gradients enabled: there is none.
+        RuntimeError: a GPU other than Hopper; a cache made under torch.inference_mode that is written to outside.
+
+    CPU tensors take ``tkq.reference.decode``, by the same rules.
+
+    Example::
+
+        k, v = torch.randn(2, 3, 2, 64, device="cuda", dtype=torch.bfloat16)
+        q = torch.randn(3, 8, 64, device="cuda", dtype=torch.bfloat16)
+        k_cache, v_cache = torch.zeros(2, 10, 16, 2, 64, device="cuda", dtype=torch.bfloat16)
+        cos, sin = tkq.rope_cos_sin(100, 64, device="cuda")
+        slots = torch.tensor([17, 40, -1], device="cuda")  # the last token is not written
+        angles = dict(cos=cos, sin=sin, positions=torch.tensor([33, 8, 0], device="cuda"))
+        q = tkq.kv_append(k, v, k_cache, v_cache, slots, **angles, q=q)  # (3, 8, 64) bfloat16
+    """
+    interleaved = _flag(interleaved)
+    call = Call(k, v, k_cache, v_cache, slot_mapping, cos, sin, interleaved, positions, q)
+    if ops.direct(*call.tensors().values()):
+        return (_run if k.is_cuda else _run_cpu)(call)
+    check.refuse_gradient(OP, **call.tensors())
+    _look(call)  # the dispatcher's words name no argument
+    found = _op(*call)
+    return None if q is None else found
+
+
+def _look(call):
+    """Raises what kv_append promises of its tensors."""
+    k, v, k_cache, v_cache, slots, *_, q = call
+    _tensors(*call.tensors().values())
+    check.rank(f"{OP}: k", k, 3)
+    T, Hk, D = k.shape
+    check.shape(f"{OP}: v", v, (T, Hk, None))
+    check.shape(f"{OP}: k_cache", k_cache, (None, None, Hk, D))
+    check.shape(f"{OP}: v_cache", v_cache, (*k_cache.shape[:2], Hk, v.shape[2]))
+    check.shape(f"{OP}: slot_mapping", slots, (T,))
+    for name, x in (("v", v), ("k_cache", k_cache), ("v_cache", v_cache), ("q", q)):
+        if x is not None and x.dtype != k.dtype:
+            raise TypeError(f"{OP}: {name} is {x.dtype}, k is {k.dtype}; all must have one dtype")
+    if D % 8 or v.shape[2] % 8:
+        raise NotImplementedError(f"{OP}: k has rows of {D}, v of {v.shape[2]}; supported are multiples of 8")
+    _rotation(call, T, D)
+    check.same_device(**call.tensors())
+    size = sum(0 if x is None else x.numel() for x in (k, v, q))
+    if size >= MOST or k_cache.shape[0] * k_cache.shape[1] >= MOST:
+        raise NotImplementedError(f"{OP}: k, v and q have {size} elements, k_cache has {k_cache.shape[0]} pages of "
+                                  f"{k_cache.shape[1]}; supported are fewer than 2^31 elements, and keys")
+    caches = {"k_cache": k_cache, "v_cache": v_cache}
+    for name, x in caches.items():
+        check.settled(f"{OP}: {name}", x)
+        if x.numel() and (x.stride(3) != 1 or any(x.stride(i) % 8 and x.shape[i] > 1 for i in range(3))):
+            raise ValueError(f"{OP}: {name} has strides {x.stride()}; the last must be 1, the others multiples of 8 "
+                             "elements (16 bytes)")
+    check.refuse_overlap(OP, **caches)
+
+
+def _rotation(call, tokens, dim):
+    cos, sin, positions, q = call.cos, call.sin, call.positions, call.q
+    given = [x is not None for x in (cos, sin, positions)]
+    if any(given) != all(given) or (q is not None and not all(given)):
+        raise ValueError(f"{OP}: cos, sin and positions go together, and q with them; got "
+                         f"{', '.join(n for n, x in call.tensors().items() if x is not None)}")
+    if cos is None:
+        return
+    check.rank(f"{OP}: cos", cos, 2)
+    check.shape(f"{OP}: sin", sin, tuple(cos.shape))
+    check.shape(f"{OP}: positions", positions, (tokens,))
+    if sin.dtype != cos.dtype:
+        raise TypeError(f"{OP}: sin is {sin.dtype}, cos is {cos.dtype}; both must have one dtype")
+    if q is not None:
+        check.shape(f"{OP}: q", q, (tokens, None, dim))
+    columns, unit = 2 * cos.shape[1], 8 if call.interleaved else 16
+    if not 0 < columns <= dim or columns % unit:
+        raise NotImplementedError(f"{OP}: cos has {cos.shape[1]} columns, which rotate {columns} of k's {dim}; "
+                                  f"supported are multiples of {unit} up to them all")
+    if not cos.shape[0]:
+        raise ValueError(f"{OP}: cos has no rows, allowed are 1 and more")
+
+
+def _changed(call):
+    """Their versions: the launch is past the dispatcher."""
+    for x in (call.k_cache, call.v_cache):
+        if not x.is_inference():
+            torch.autograd.graph.increment_version(x)
+
+
+def _run(call):
+    _look(call)
+    check.refuse_inference(OP, k_cache=call.k_cache, v_cache=call.v_cache)
+    found = launch.append(call)
+    _changed(call)
+    return found
+
+
+def _run_cpu(call):
+    _look(call)
+    if call.k.is_meta:  # which has no numbers to look at
+        return None if call.q is None else call.q.new_empty(call.q.shape)
+    check.refuse_inference(OP, k_cache=call.k_cache, v_cache=call.v_cache)
+    found = reference.kv_append(*call)
+    return None if found is None else found.contiguous()
+
+
+def _cuda_op(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, cos: Optional[Tensor],
+             sin: Optional[Tensor], interleaved: bool, positions: Optional[Tensor], q: Optional[Tensor]) -> Tensor:
+    found = _run(Call(k, v, k_cache, v_cache, slot_mapping, cos, sin, interleaved, positions, q))
+    return k.new_empty(0) if found is None else found
+
+
+def _cpu_op(*call):
+    found = _run_cpu(Call(*call))
+    return call[0].new_empty(0) if found is None else found
+
+
+def _fake(*call):
+    call = Call(*call)
+    _look(call)
+    return call.k.new_empty(0 if call.q is None else call.q.shape)
+
+
+_op = ops.torch_op(OP, cuda=_cuda_op, cpu=_cpu_op, fake=_fake, mutates=("k_cache", "v_cache"))

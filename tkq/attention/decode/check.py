@@ -1,0 +1,131 @@
+"""What a caller may pass to flash_attn_with_kvcache and plan_decode."""
+from typing import NamedTuple, Optional
+
+from torch import Tensor
+
+from tkq.attention.decode import words
+from tkq.attention.decode.plan import row_tiles
+from tkq.attention.decode.spec import DecodeSpec
+from tkq.runtime import arguments
+from tkq.runtime.call import check, dtypes
+
+OP, PLAN = "flash_attn_with_kvcache", "plan_decode"
+MOST_TASKS = 1 << 24  # of a plan
+FARTHEST = 1 << 31
+_tensors = arguments.checker(OP, "q", "k_cache", "v_cache", "cache_seqlens", "block_table", "sinks", "plan", "out")
+flags = arguments.checker(OP, "causal", "batch_invariant", "return_lse")
+limits = arguments.checker(OP, "window_size")
+numbers = arguments.checker(OP, "softmax_scale", "softcap")
+plan_tensors = arguments.checker(PLAN, "cache_seqlens", "out")
+plan_numbers = arguments.checker(PLAN, "num_heads_q", "num_heads_kv", "head_dim", "head_dim_v", "max_seqlen_q")
+plan_limits = arguments.checker(PLAN, "window_size")
+plan_flag = arguments.checker(PLAN, "batch_invariant")
+
+
+class Call(NamedTuple):
+    """The tensors of a call, in the order of the op's arguments."""
+
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    cache_seqlens: Tensor
+    block_table: Optional[Tensor] = None
+    sinks: Optional[Tensor] = None
+    plan: Optional[Tensor] = None
+
+
+class Options(NamedTuple):
+    """left, right: -1 without a limit; causal: right is 0."""
+
+    causal: bool = True
+    softmax_scale: Optional[float] = None
+    left: int = -1
+    right: int = -1
+    softcap: float = 0.0
+    batch_invariant: bool = False
+    return_lse: bool = False
+
+
+def check_call(call: Call, out=None) -> None:
+    """Raises what flash_attn_with_kvcache promises of its tensors."""
+    q, k, v, seqlens, table, sinks, plan = call
+    _tensors(q, k, v, seqlens, table, sinks, plan, out)
+    for name, x in (("q", q), ("k_cache", k), ("v_cache", v)):
+        check.rank(f"{OP}: {name}", x, 4)
+        if x.dtype != q.dtype:
+            raise TypeError(f"{OP}: {name} is {x.dtype}, q is {q.dtype}; all three must have one dtype")
+    B, Sq, H, D = q.shape
+    pages, page, Hk, Dk = k.shape
+    check.shape(f"{OP}: v_cache", v, (pages, page, Hk, None))
+    if Dk != D:
+        raise ValueError(f"{OP}: k_cache has rows of {Dk}, q of {D}; they must be as long")
+    if not Hk or not H or H % Hk:
+        raise ValueError(f"{OP}: q has {H} heads, k_cache has {Hk}; q's must be a multiple of the cache's, and 1 or "
+                         "more")
+    _supported(q, v, sinks)
+    check.shape(f"{OP}: cache_seqlens", seqlens, (B,))
+    _room(k, table, B)
+    if sinks is not None:
+        check.shape(f"{OP}: sinks", sinks, (H,))
+    check.same_device(**call._asdict(), out=out)
+    tasks(OP, B, Hk, Sq, H // Hk)
+    if plan is not None:
+        check.shape(f"{OP}: plan", plan, (words.size(B, Hk, row_tiles(Sq, H // Hk)),))
+    if out is not None:
+        _written(out, (B, Sq, H, v.shape[3]), q.dtype)
+
+
+def _room(k, table, batch):
+    """The keys that a sequence may have."""
+    pages, page = k.shape[:2]
+    if table is not None:
+        check.shape(f"{OP}: block_table", table, (batch, None))
+        if table.stride(1) != 1 and table.shape[1] > 1:
+            raise ValueError(f"{OP}: block_table has strides {table.stride()}; its last dimension must be contiguous: "
+                             "call .contiguous()")
+    elif pages != batch:
+        raise ValueError(f"{OP}: k_cache has {pages} rows for {batch} sequences; allowed without block_table is one "
+                         "each")
+    capacity = page if table is None else page * table.shape[1]
+    if capacity >= FARTHEST:
+        raise NotImplementedError(f"{OP}: k_cache has room for {capacity} keys of a sequence, supported are fewer than "
+                                  "2^31")
+
+
+def _written(out, shape, dtype):
+    check.shape(f"{OP}: out", out, shape)
+    if out.dtype != dtype:
+        raise TypeError(f"{OP}: out is {out.dtype}, results are {dtype}")
+
+
+def _supported(q, v, sinks):
+    try:
+        DecodeSpec(dtypes.name_of(q.dtype), q.shape[3], v.shape[3])
+    except NotImplementedError as problem:
+        raise NotImplementedError(f"{OP}: q is {tuple(q.shape)}, v_cache is {tuple(v.shape)}: {problem}") from None
+
+
+def tasks(op, batch, heads_kv, queries, group) -> None:
+    """NotImplementedError for more than a plan can count."""
+    found = batch * heads_kv * row_tiles(queries, group)
+    if found > MOST_TASKS:
+        raise NotImplementedError(f"{op}: {batch} sequences of {heads_kv} K/V heads are {found} tasks, supported are "
+                                  f"up to {MOST_TASKS}")
+
+
+def check_layouts(call: Call, out=None) -> None:
+    """What copies of 16 bytes cannot take; an out that must not be written to."""
+    if out is not None:
+        check.refuse_overlap(OP, out=out)
+        check.refuse_inference(OP, out=out)
+    tensors = dict(q=call.q, k_cache=call.k_cache, v_cache=call.v_cache) | ({} if out is None else dict(out=out))
+    for name, x in tensors.items():
+        if x.stride(-1) != 1 and x.numel():
+            raise ValueError(f"{OP}: {name} has strides {x.stride()}; its last dimension must be contiguous: call "
+                             ".contiguous()")
+        for i in range(3):
+            if x.stride(i) % 8 and x.shape[i] > 1:
+                raise ValueError(f"{OP}: {name} has strides {x.stride()}; stride {i} must be a multiple of 8 elements "
+                                 "(16 bytes): call .contiguous()")
+        if not x.is_meta and x.data_ptr() % 16:
+            raise ValueError(f"{OP}: {name} begins at an address that is not a multiple of 16 bytes: call .clone()")

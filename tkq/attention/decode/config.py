@@ -1,0 +1,21 @@
+"""How the decode kernel goes about it."""
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """keys: rows of a K or V tile. stages: tiles of K, and as many of V, in shared memory. registers: of a thread of
+    the producers and of the consumers. blocks: of threads on an SM. pdl: the launch lies under the end of the kernel
+    before. l2: bytes that a copy of a row's first 16 brings into L2."""
+
+    keys: int = 128
+    stages: int = 3
+    registers: tuple[int, int] = (120, 240)
+    blocks: int = 1
+    pdl: bool = True
+    l2: int = 128
+
+    @property
+    def rows_per_warp(self) -> int:
+        """Rows of a tile that each of the four producer warps loads."""
+        return self.keys // 4

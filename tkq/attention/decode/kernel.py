@@ -1,0 +1,96 @@
+"""Attention of a few queries over a cache of keys and values: one launch, the last block to arrive merges."""
+import cuda.bindings.driver as cuda
+import cutlass.cute as cute
+from cutlass import Float32, Int32, const_expr
+
+import tkq.tile as tk
+from tkq.attention.decode import words
+from tkq.attention.decode.consumer import Consumer
+from tkq.attention.decode.plan import ROWS, padded
+from tkq.attention.decode.producer import Producer
+from tkq.attention.decode.state import Globals, Operands, Scalars, Shared
+from tkq.runtime.compile import fake
+
+
+class Decode:
+    """o = softmax(scale * q @ k.T) @ v over the keys of each sequence, and the log-sum-exp.
+
+    All query heads of a K/V head, of all queries, are the rows of one tile: row r is query r // group of head r %
+    group. A block takes a part of the plan's work (stream-K): the end of a task, some whole ones, the beginning of
+    another. Of a task that several blocks share each writes what it found and its log-sum-exp; the last one to arrive
+    merges them all, in the order of the keys: the same bits in every run.
+
+      producer (4 warps)    pages of block i + 1 | K(i) V(i) by cp.async | ..
+      consumer warpgroup    S = Q K(i)' | under O += P V(i-1): softmax of S | ..
+
+      pipe   full (arrivals)                                     empty (arrivals)
+      K, V   every producer thread's copies, and each warp (132) the consumer's warps (4)
+    """
+
+    def __init__(self, spec, config):
+        self.spec, self.config = spec, config
+        self.producer, self.consumer = Producer(spec, config), Consumer(spec, config)
+        self.dtype = tk.element_type(spec.dtype)
+
+    def fake_arguments(self):
+        """Any sizes but the head dims; strides of the caches are multiples of 16 bytes."""
+        spec = self.spec
+        B, Sq, H, Hk, D, Dv = *(fake.sym() for _ in range(4)), spec.head_dim, spec.head_dim_v
+
+        def four(*shape, unit=8):
+            return fake.tensor(spec.dtype, shape, (*(fake.sym64(divisibility=unit) for _ in range(3)), 1), align=16)
+
+        ints = lambda *shape: fake.tensor("int32", shape, (*(fake.sym64() for _ in shape[1:]), 1), align=4)
+        pages, page, slots, rows = (fake.sym() for _ in range(4))
+        return four(B, Sq, H, D), Operands(
+            four(pages, page, Hk, D), four(pages, page, Hk, Dv), ints(B, fake.sym()) if spec.paged else None, ints(B),
+            ints(fake.sym()), four(B, Sq, H, Dv), fake.tensor("fp32", (B, H, Sq), align=4) if spec.lse else None,
+            fake.tensor(spec.sinks, (H,), align=tk.element_type(spec.sinks).width // 8) if spec.sinks else None,
+            fake.tensor("fp32", (slots, rows, Dv), align=16), fake.tensor("fp32", (slots, rows), align=4),
+        ), Scalars(Float32(1.0), Float32(1.0), Int32(0), Int32(0), Int32(0), Int32(1))
+
+    @cute.jit
+    def __call__(self, q: cute.Tensor, operands: Operands, scalars: Scalars, stream: cuda.CUstream):
+        spec, x, sc = self.spec, operands, scalars
+        B, Sq, H, _ = q.shape
+        Hk = x.k.shape[2]
+        group = H // Hk
+        page = x.k.shape[1]
+        g = Globals(
+            q=q, k=x.k, v=x.v, table=x.table, seqlens=x.seqlens, plan=x.plan, o=x.o, lse=x.lse, sinks=x.sinks,
+            partial=x.partial, partial_lse=x.partial_lse,
+            scale=(sc.softcap if const_expr(spec.softcap) else sc.scale) * tk.LOG2E,
+            cap=sc.scale / sc.softcap if const_expr(spec.softcap) else None,
+            left=sc.left, right=sc.right, split=sc.split, batch=Int32(B), heads_kv=Int32(Hk), group=Int32(group),
+            queries=Int32(Sq), tiles=Int32((Sq * group + ROWS - 1) // ROWS), page_size=Int32(page),
+            capacity=Int32(page * x.table.shape[1]) if const_expr(spec.paged) else Int32(page),
+            key_block=self.config.keys, bad_page=words.BAD_PAGE)
+        self.kernel(g).launch(grid=[sc.parts, 1, 1], block=[2 * tk.WARPGROUP, 1, 1], stream=stream,
+                              min_blocks_per_mp=self.config.blocks,
+                              # All of the SM's shared memory, so that the blocks fit: known without a device.
+                              preferred_smem_carveout=100 if const_expr(self.config.blocks > 1) else None,
+                              use_pdl=self.config.pdl)
+
+    def shared(self, al: tk.SharedAllocator) -> Shared:
+        spec, cfg = self.spec, self.config
+        k = tk.st(cfg.keys, padded(spec.head_dim), self.dtype)
+        v = tk.st(cfg.keys, padded(spec.head_dim_v), self.dtype)
+        pipe = lambda: al.pipe(cfg.stages, 0, 4, producers=4, copies=tk.WARPGROUP)
+        return Shared(al.tile(tk.st(ROWS, padded(spec.head_dim), self.dtype)), al.tile(k, cfg.stages),
+                      al.tile(v, cfg.stages), al.vector(4, cfg.stages, Int32), al.vector(4, cfg.stages, Int32),
+                      al.vector(1, 1, Int32), pipe(), pipe())
+
+    @cute.kernel
+    def kernel(self, g: Globals):
+        smem = self.shared(tk.SharedAllocator())
+
+        def initialise():
+            smem.k_pipe.init()
+            smem.v_pipe.init()
+
+        tk.init_block(initialise)
+        if const_expr(self.config.pdl):  # up to here nothing was read or written that another kernel has to do with
+            cute.arch.griddepcontrol_launch_dependents()
+            cute.arch.griddepcontrol_wait()
+        tk.specialise(lambda: self.producer.run(g, smem), lambda wg: self.consumer.run(g, smem), 1,
+                      self.config.registers, producer_warps=4)

@@ -1,0 +1,162 @@
+"""tkq.flash_attn_with_kvcache: what PyTorch sees."""
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from tkq.attention.decode import launch
+from tkq.attention.decode.check import OP, Call, Options, check_call, check_layouts, flags, limits, numbers
+from tkq.reference import decode as reference
+from tkq.runtime.call import autocast, check, ops
+from tkq.runtime.call.replay import CallCache
+
+_calls = CallCache()  # of calls with a plan
+
+
+def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cache_seqlens: Tensor,
+                            block_table: Optional[Tensor] = None, softmax_scale: Optional[float] = None,
+                            causal: bool = True, window_size=(None, None), softcap: float = 0.0,
+                            sinks: Optional[Tensor] = None, plan: Optional[Tensor] = None,
+                            batch_invariant: bool = False, return_lse: bool = False, out: Optional[Tensor] = None):
+    """Attention of the last queries of each sequence over a cache of its keys and values: decoding, one launch.
+
+    Args:
+        q: (B, Sq, H, D), bfloat16 or float16, D of 64, 96, 128, 192 and 256: the last Sq queries of each sequence, Sq
+            from 1 on. As fast as one are those whose Sq * H / Hk is up to 64.
+        k_cache, v_cache: pages (N, page, Hk, D) and (N, page, Hk, Dv) of any size from 1 on, which block_table names;
+            without one (B, S, Hk, D), a row for each sequence. As q; H is a multiple of Hk. The last dimension is
+            contiguous; base and other strides are multiples of 16 bytes: caches of heads first, and K and V between
+            each other, go in as views.
+        cache_seqlens: (B,) int32: keys of each sequence, those of its queries among them; 0: none.
+        block_table: (B, n) int32: the pages of each sequence. Keys of a page -1 are skipped.
+        softmax_scale: above 0; 1 / sqrt(D) where not given.
+        causal: query i of a sequence of L keys sees the keys up to L - Sq + i. The same as a right of 0.
+        window_size: (left, right): it sees those from L - Sq + i - left to L - Sq + i + right. None or -1: no limit.
+        softcap: above 0, scores become softcap * tanh(score / softcap), with a tanh good to 2 ** -11.
+        sinks: (H,), bf16, fp16 or fp32: for each head the logit of one more key, whose value is 0.
+        plan: of ``tkq.plan_decode`` for such a call and these lengths; the call uses counters in it, so that calls
+            with one plan follow each other on a stream. None: planned here, by a launch more.
+        batch_invariant: a sequence's result is the same, bit for bit, whatever else is in the batch: its keys are split
+            at multiples of 1024. A plan has to be made likewise.
+        return_lse: also return the log-sum-exp of each row's scaled scores, the sink among them.
+        out: where o is written.
+
+    Returns:
+        o (B, Sq, H, Dv), contiguous, of q's dtype, or out; with return_lse the pair (o, lse), lse (B, H, Sq) float32,
+        natural logarithm. The same bits in every run. A row that sees no key has o = 0 and lse = -inf, or the sink.
+
+    Raises:
+        TypeError: q, k_cache, v_cache or out is no dense tensor of bf16 or fp16; cache_seqlens, block_table or plan is
+            no dense tensor of int32; softmax_scale or softcap is no number; causal, batch_invariant or return_lse is no
+            bool; window_size is no pair of ints and None; sinks is no dense tensor of bf16, fp16 or fp32; dtypes that
+            do not go together.
+        ValueError: softmax_scale is not above 0; window_size has a number outside -1 to 2^30 - 1; softcap is below 0; a
+            number that is not finite in float32; shapes that do not go together, devices that differ, strides or a base
+            that are no multiple of 16 bytes.
+        NotImplementedError: a head_dim that is not supported; a tensor that requires a gradient, with gradients
+            enabled: there is none.
+        RuntimeError: a GPU other than Hopper; an out made under torch.inference_mode that is written to outside.
+
+    Lengths and pages are looked at on the GPU alone: nothing waits, and a CUDA graph may be replayed with others, if
+    the plan is made anew in it. Under torch.autocast q and the caches are cast: caches of another type at every call.
+    No key outside of the cache is ever read: a sequence whose length is negative, beyond its pages or not the planned
+    one, or that has a page that is not there (but for -1), has NaN; so has all, where the plan is of another call.
+    ``tkq.check_plan`` says which.
+
+    Source: Dao et al., Flash-Decoding, 2023; Sanovar et al., LeanAttention, 2024 (stream-K). CPU tensors take
+    ``tkq.reference.decode``, by the same rules.
+
+    Example::
+
+        q = torch.randn(2, 1, 8, 128, device="cuda", dtype=torch.bfloat16)
+        k, v = torch.randn(2, 64, 16, 2, 128, device="cuda", dtype=torch.bfloat16)  # 64 pages of 16 keys
+        table = torch.arange(64, device="cuda", dtype=torch.int32).view(2, 32)
+        lengths = torch.tensor([500, 17], device="cuda", dtype=torch.int32)
+        plan = tkq.plan_decode(lengths, 8, 2, 128)  # once a step, for all layers
+        cache = dict(k_cache=k, v_cache=v, cache_seqlens=lengths, block_table=table)
+        o = tkq.flash_attn_with_kvcache(q, **cache, plan=plan)  # (2, 1, 8, 128) bfloat16
+    """
+    traced = ops.traced()
+    given = (q, k_cache, v_cache, cache_seqlens, block_table, sinks, plan, causal, softmax_scale, window_size, softcap,
+             batch_invariant, return_lse, out)
+    if not traced and plan is not None and not check.made_in_inference(out):
+        found = _calls.take(*given)
+        if found is not None:
+            _changed(out)
+            return found[:2] if return_lse else found[0]
+    if traced or autocast.on():
+        q, k_cache, v_cache = autocast.lowered(q, k_cache, v_cache)
+    causal, batch_invariant, return_lse = flags(causal, batch_invariant, return_lse)
+    left, right = limits(window_size)
+    softmax_scale, softcap = numbers(softmax_scale, softcap)
+    options = Options(causal, softmax_scale, left, right, softcap, batch_invariant, return_lse)
+    call = Call(q, k_cache, v_cache, cache_seqlens, block_table, sinks, plan)
+    if ops.direct(*call, out):
+        o, lse = _run(call, options, out, given) if q.is_cuda else _run_cpu(call, options, out)
+    else:
+        check.refuse_gradient(OP, q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks, out=out)
+        check_call(call, out)  # the dispatcher's words name no argument
+        o, lse = _op(*call, *options)
+        o = o if out is None else out.copy_(o)
+    return (o, lse) if return_lse else o
+
+
+def _changed(out):
+    """Its version: the launch is past the dispatcher."""
+    if out is not None and not out.is_inference():
+        torch.autograd.graph.increment_version(out)
+
+
+def _run(call, options, out=None, given=None):
+    """Of CUDA tensors. given: what the public function was, to be remembered."""
+    check_call(call, out)
+    check_layouts(call, out)
+    o, lse, parts, launched = launch.decode(call, options, out)
+    _changed(out)
+    if launched is not None and given is not None and call.plan is not None:
+        _calls.add(given, *launched, (o, lse, *parts))
+    return o, lse
+
+
+def _run_cpu(call, options, out=None):
+    check_call(call, out)
+    check_layouts(call, out)
+    o, lse = _results(call, options)
+    o = o if out is None else out
+    if not o.is_meta:  # which has no numbers to look at
+        found = reference.flash_attn_with_kvcache(*call[:6], *options[:5])
+        o.copy_(found[0])
+        if options.return_lse:
+            lse.copy_(found[1])
+    return o, lse
+
+
+def _results(call, options):
+    (B, Sq, H, _), q = call.q.shape, call.q
+    return (q.new_empty(B, Sq, H, call.v_cache.shape[3]),
+            q.new_empty((B, H, Sq) if options.return_lse else 0, dtype=torch.float32))
+
+
+def _looked_at(given):
+    options = Options(*given[7:])
+    flags(options.causal, options.batch_invariant, options.return_lse)
+    limits((options.left, options.right))
+    numbers(options.softmax_scale, options.softcap)
+    return Call(*given[:7]), options
+
+
+def _cuda_op(q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor, block_table: Optional[Tensor],
+             sinks: Optional[Tensor], plan: Optional[Tensor], causal: bool, softmax_scale: Optional[float], left: int,
+             right: int, softcap: float, batch_invariant: bool, return_lse: bool) -> tuple[Tensor, Tensor]:
+    o, lse = _run(*_looked_at((q, k_cache, v_cache, cache_seqlens, block_table, sinks, plan, causal, softmax_scale,
+                               left, right, softcap, batch_invariant, return_lse)))
+    return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
+
+
+def _fake(*given):
+    call, options = Call(*given[:7]), Options(*given[7:])
+    check_call(call)
+    return _results(call, options)
+
+
+_op = ops.torch_op(OP, cuda=_cuda_op, cpu=lambda *given: _run_cpu(*_looked_at(given)), fake=_fake)

@@ -1,0 +1,39 @@
+"""From a spec to a config, and how work is divided. Pure: neither torch nor the DSL."""
+from __future__ import annotations
+
+from .config import DecodeConfig
+from .spec import DecodeSpec
+
+ROWS = 64  # of a tile of packed queries
+OVERHEAD = 256  # keys that beginning a task costs as much time as
+LEAST = 128  # keys of a part: shorter ones cost more in merging than they gain
+FIXED_KEYS = 1024  # of a split that does not depend on what else is in the batch
+SHARED = 224 * 1024  # bytes for tiles
+
+
+def key_block(head_dim: int, head_dim_v: int) -> int:
+    """Keys of a block: the unit in which plans count."""
+    return 128 if max(head_dim, head_dim_v) <= 64 else 64
+
+
+def blocks_of_sm(head_dim: int, head_dim_v: int) -> int:
+    """Blocks of threads on an SM: one begins a task while the other is in the middle of its own."""
+    return 2 if max(head_dim, head_dim_v) <= 128 else 1
+
+
+def padded(columns: int) -> int:
+    """Columns of a tile in shared memory: whole panels of 128 bytes."""
+    return -(-columns // 64) * 64
+
+
+def plan(spec: DecodeSpec) -> DecodeConfig:
+    """As many stages as fit."""
+    keys, blocks = key_block(spec.head_dim, spec.head_dim_v), blocks_of_sm(spec.head_dim, spec.head_dim_v)
+    k, v = padded(spec.head_dim), padded(spec.head_dim_v)
+    stages = (SHARED // blocks - ROWS * k * 2) // ((k + v) * keys * 2)
+    return DecodeConfig(keys, stages, (56, 200) if blocks == 2 else (120, 240), blocks)
+
+
+def row_tiles(queries: int, group: int) -> int:
+    """Tiles of the packed queries of a K/V head."""
+    return max(1, -(-queries * group // ROWS))

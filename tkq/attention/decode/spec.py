@@ -1,0 +1,66 @@
+"""What decoding was asked for: the compile keys."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+HALF = "bf16", "fp16"
+WIDE = "bf16", "fp16", "fp32"
+HEAD_DIMS = 64, 96, 128, 192, 256
+
+
+@dataclass(frozen=True)
+class DecodeSpec:
+    """dtype: of q, the caches and o. head_dim: of q and k; head_dim_v: of v and o. paged: keys and values lie in pages
+    that a table names; else each sequence has its own rows. edges: queries of a tile see different keys, or not all of
+    them: several causal queries, or a window. softcap: of scores. sinks: their dtype, None without. lse: is it written?
+    fixed_splits: see `tkq.plan_decode`, batch_invariant."""
+
+    dtype: str
+    head_dim: int
+    head_dim_v: int
+    paged: bool = True
+    edges: bool = False
+    softcap: bool = False
+    sinks: str | None = None
+    lse: bool = False
+    fixed_splits: bool = False
+
+    def __post_init__(self):
+        for name, got, allowed in (("dtype", self.dtype, HALF), ("head_dim", self.head_dim, HEAD_DIMS),
+                                   ("head_dim_v", self.head_dim_v, HEAD_DIMS), ("sinks", self.sinks, (None, *WIDE))):
+            if got not in allowed:
+                raise NotImplementedError(f"DecodeSpec: {name} is {got!r}, allowed are "
+                                          f"{', '.join(map(str, allowed))}")
+
+
+@dataclass(frozen=True)
+class AppendSpec:
+    """dtype: of k, v and the caches. slots, positions: their dtypes. table: dtype of cos and sin, None without a
+    rotation. interleaved: pairs are neighbouring columns; else column i and i + half. queries: are q rotated, too?"""
+
+    dtype: str
+    slots: str = "int64"
+    table: str | None = None
+    interleaved: bool = False
+    positions: str | None = None
+    queries: bool = False
+
+    def __post_init__(self):
+        index = "int32", "int64"
+        for name, got, allowed in (("dtype", self.dtype, WIDE), ("slots", self.slots, index),
+                                   ("table", self.table, (None, *WIDE)),
+                                   ("positions", self.positions, index if self.table else (None,)),
+                                   ("queries", self.queries, (False, True) if self.table else (False,))):
+            if got not in allowed:
+                raise ValueError(f"AppendSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
+
+
+@dataclass(frozen=True)
+class MergeSpec:
+    """dtype: of the outputs; the log-sum-exps are fp32."""
+
+    dtype: str
+
+    def __post_init__(self):
+        if self.dtype not in WIDE:
+            raise ValueError(f"MergeSpec: dtype is {self.dtype!r}, allowed are {', '.join(WIDE)}")

@@ -1,0 +1,98 @@
+"""What the roles of the decode kernel see: what came in, what is shared, and a consumer's registers."""
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Optional
+
+import cutlass.cute as cute
+from cutlass import Constexpr, Float32, Int32
+
+import tkq.tile as tk
+
+
+class Operands(NamedTuple):
+    """Beside q (B, Sq, H, D). k, v: (pages, page, Hk, D or Dv), or (B, S, Hk, D or Dv) without a table (B, pages of a
+    sequence). seqlens (B,). plan: see `words`. o (B, Sq, H, Dv), lse (B, H, Sq), sinks (H,).
+
+    partial (slots, rows, Dv) and partial_lse (slots, rows): of tasks that several blocks share."""
+
+    k: cute.Tensor
+    v: cute.Tensor
+    table: Optional[cute.Tensor]
+    seqlens: cute.Tensor
+    plan: cute.Tensor
+    o: cute.Tensor
+    lse: Optional[cute.Tensor]
+    sinks: Optional[cute.Tensor]
+    partial: cute.Tensor
+    partial_lse: cute.Tensor
+
+
+class Scalars(NamedTuple):
+    """scale: of scores. softcap: 0 without. left, right: keys beside its own that a query sees, -1: all. split: blocks
+    of a fixed split, or 0. parts: blocks of threads."""
+
+    scale: Float32
+    softcap: Float32
+    left: Int32
+    right: Int32
+    split: Int32
+    parts: Int32
+
+
+@dataclass(frozen=True)
+class Globals:
+    q: cute.Tensor
+    k: cute.Tensor
+    v: cute.Tensor
+    table: Optional[cute.Tensor]
+    seqlens: cute.Tensor
+    plan: cute.Tensor
+    o: cute.Tensor
+    lse: Optional[cute.Tensor]
+    sinks: Optional[cute.Tensor]
+    partial: cute.Tensor
+    partial_lse: cute.Tensor
+    scale: Float32  # times log2(e); of a softcap, the cap's
+    cap: Optional[Float32]
+    left: Int32
+    right: Int32
+    split: Int32
+    batch: Int32
+    heads_kv: Int32
+    group: Int32
+    queries: Int32
+    tiles: Int32
+    page_size: Int32
+    capacity: Int32
+    key_block: Constexpr[int]
+    bad_page: Constexpr[int]
+
+
+@dataclass(frozen=True)
+class Shared:
+    q: tk.SharedTile
+    k: tk.SharedTile
+    v: tk.SharedTile
+    there: cute.Tensor  # (4, stages): one bit for each of a producer warp's rows
+    bad: cute.Tensor  # (4, stages)
+    ticket: cute.Tensor  # (1, 1)
+    k_pipe: tk.Pipe
+    v_pipe: tk.Pipe
+
+
+@dataclass(frozen=True)
+class State:
+    """A consumer's registers. first, end: of the keys that its two rows see, and
+    between which all rows see all. fault: is the result NaN?"""
+
+    s: tk.RegTile
+    p: tk.RegTile
+    o: tk.RegTile
+    max: tk.RowVec
+    norm: tk.RowVec
+    correct: tk.RowVec
+    shift: tk.RowVec
+    first: Any
+    end: Any
+    fault: Any
+    k: tk.Ring
+    v: tk.Ring

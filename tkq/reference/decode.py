@@ -1,0 +1,129 @@
+"""Attention over a cache in plain PyTorch: what it means. The path of CPU tensors, and the oracle of the tests.
+
+Computed in float32 (float64 stays float64), rounded once at the end. Clear rather than fast."""
+import math
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from tkq.reference.attention import visible
+from tkq.runtime.call import autocast
+
+NUMBER = 0x746B7131  # of a plan's first word
+
+
+def keys_of(cache: Tensor, sequence: int, length: int, table: Optional[Tensor]) -> tuple[Tensor, Tensor]:
+    """((length, Hk, D), (length,) bool: is the key there?) of a sequence; zeros where not."""
+    if table is None:
+        return cache[sequence, :length], torch.ones(length, dtype=torch.bool, device=cache.device)
+    where = torch.arange(length, device=cache.device)
+    pages = table[sequence].long()[where // cache.shape[1]]
+    there = pages >= 0
+    found = cache[pages.clamp(min=0), where % cache.shape[1]]
+    return found * there[:, None, None] if there.all() else found.masked_fill(~there[:, None, None], 0), there
+
+
+def fine(cache: Tensor, sequence: int, length: int, table: Optional[Tensor]) -> bool:
+    """Is all that a sequence says of itself in the cache?"""
+    capacity = cache.shape[1] * (1 if table is None else table.shape[1])
+    if not 0 <= length <= capacity:
+        return False
+    if table is None or not length:
+        return True
+    pages = table[sequence, :-(-length // cache.shape[1])]
+    return bool(((pages >= -1) & (pages < cache.shape[0])).all())
+
+
+@autocast.apart
+def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor,
+                            block_table: Optional[Tensor] = None, sinks: Optional[Tensor] = None, causal: bool = True,
+                            softmax_scale: Optional[float] = None, left: int = -1, right: int = -1,
+                            softcap: float = 0.0) -> tuple[Tensor, Tensor]:
+    """o (B, Sq, H, Dv) of q's dtype and lse (B, H, Sq) float32, sequence by sequence; see
+    `tkq.flash_attn_with_kvcache`. left, right: -1 without a limit. NaN for a sequence that says something wrong."""
+    B, Sq, H, D = q.shape
+    o, lse = q.new_full((B, Sq, H, v_cache.shape[3]), math.nan), q.new_full((B, H, Sq), math.nan, dtype=torch.float32)
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    scale = 1 / math.sqrt(D) if softmax_scale is None else softmax_scale
+    for b, length in enumerate(cache_seqlens.tolist()):
+        if not fine(k_cache, b, length, block_table):
+            continue
+        (k, there), (v, _) = (keys_of(c, b, length, block_table) for c in (k_cache, v_cache))
+        k, v = (x.to(wide).transpose(0, 1).repeat_interleave(H // k_cache.shape[2], 0) for x in (k, v))
+        scores = q[b].to(wide).transpose(0, 1) @ k.mT * scale
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        seen = visible(Sq, length, 0 if causal else right, left, q.device)
+        scores = scores.masked_fill(~(there if seen is None else seen & there), -math.inf)
+        total = scores.logsumexp(-1) if length else scores.new_full(scores.shape[:-1], -math.inf)
+        if sinks is not None:
+            total = torch.logaddexp(total, sinks.to(wide)[:, None].expand_as(total))
+        p = torch.exp(scores - total.masked_fill(total == -math.inf, 0.0)[..., None])
+        o[b], lse[b] = (p @ v).transpose(0, 1).to(q.dtype), total.float()
+    return o, lse
+
+
+@autocast.apart
+def merge_state(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    """(o, lse) over the keys of both; see `tkq.merge_state`."""
+    wide = torch.float64 if o_a.dtype == torch.float64 else torch.float32
+    both = torch.stack((lse_a, lse_b)).to(wide)
+    lse = both.logsumexp(0)
+    weights = torch.exp(both - lse.masked_fill(lse == -math.inf, 0.0)).mT.unsqueeze(-1)
+    parts = torch.stack((o_a, o_b)).to(wide).masked_fill(weights == 0, 0.0)
+    return (weights * parts).sum(0).to(o_a.dtype), lse.float()
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: bool) -> Tensor:
+    """x (T, H, D), its first 2 * cos.shape[1] columns rotated, wide; NaN where the table has no such position."""
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    there = (positions >= 0) & (positions < len(cos))
+    at = positions.long().clamp(0, max(len(cos) - 1, 0))
+    c, s = (t[at].to(wide).masked_fill(~there[:, None], math.nan)[:, None] for t in (cos, sin))
+    result, part = x.to(wide).clone(), x[..., :2 * cos.shape[1]].to(wide)
+    a, b = (part[..., ::2], part[..., 1::2]) if interleaved else part.chunk(2, -1)
+    found = a * c - b * s, a * s + b * c
+    found = torch.stack(found, -1).flatten(-2) if interleaved else torch.cat(found, -1)
+    result[..., :found.shape[-1]] = found
+    return result
+
+
+@autocast.apart
+def kv_append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor,
+              cos: Optional[Tensor] = None, sin: Optional[Tensor] = None, interleaved: bool = False,
+              positions: Optional[Tensor] = None, q: Optional[Tensor] = None) -> Optional[Tensor]:
+    """The caches are written to; q, rotated. See `tkq.kv_append`."""
+    if cos is not None:
+        k, q = (None if x is None else turned(x, cos, sin, positions, interleaved).to(x.dtype) for x in (k, q))
+    page = k_cache.shape[1]
+    slots = slot_mapping.long()
+    there = (slots >= 0) & (slots < len(k_cache) * page)
+    for cache, new in ((k_cache, k), (v_cache, v)):
+        cache[slots[there] // page, slots[there] % page] = new[there].to(cache.dtype)
+    return q
+
+
+def plan_decode(cache_seqlens: Tensor, sizes: tuple) -> Tensor:
+    """The plan's words, of `tkq.attention.decode.planner`'s sizes: see `tkq.attention.decode.words`."""
+    heads_kv, group, queries, tiles, key_block, left, split, parts, overhead, least, most = sizes
+    lengths, prefix, total, bad = [], [], 0, 0
+    for length in cache_seqlens.tolist():
+        if length < 0 or (length - 1) // key_block + 1 > most:
+            length, bad = -1, 1
+        lengths.append(length)
+        prefix.append(total)
+        first = 0 if left < 0 else max(length - queries - left, 0) // key_block
+        blocks = max(-(-max(length, 0) // key_block) - first, 1)
+        total += (-(-blocks // split) if split else blocks + overhead) * heads_kv * tiles
+    part = max(-(-total // parts), max(least, 1))
+    header = [NUMBER, len(lengths), heads_kv, group, queries, key_block, split, left, parts, part, total, overhead, bad,
+              0, 0, 0]
+    counters = [0] * (len(lengths) * heads_kv * tiles)
+    starts = [0] * 2048
+    for p in range(-(-total // part)):
+        b = max(b for b, at in enumerate(prefix) if at <= p * part)
+        weight = ([*prefix, total][b + 1] - prefix[b]) // (heads_kv * tiles)
+        starts[4 * p:4 * p + 4] = b, lengths[b], prefix[b], weight
+    return torch.tensor([*header, *starts, *lengths, *prefix, total, *counters], dtype=torch.int32,
+                        device=cache_seqlens.device)
