@@ -21,6 +21,7 @@ _PUBLIC = {
     "cross_entropy": "tkq.losses.ops",
     "cross_entropy_and_gradient": "tkq.losses.ops",
     "flash_attn": "tkq.attention.ops",
+    "flex_attention": "tkq.attention.flex.ops",
     "fp8_gemm": "tkq.gemm.fp8.ops",
     "flash_attn_varlen": "tkq.attention.varlen_ops",
     "gated_delta_rule": "tkq.linear_attention.delta.ops",

@@ -120,6 +120,8 @@ TABLES = {
     "grouped_gemm": (tensor("a", *HALF, *FP8), tensor("b", *HALF, *FP8), tensor("offsets", "int32"),
                      tensor("scale_a", "fp32", none=True), tensor("scale_b", "fp32", none=True), _OUT),
     "flash_attn": (*_QKV, _CAUSAL, _SCALE, _WINDOW, _SOFTCAP, _SINKS, flag("deterministic"), flag("return_lse")),
+    "flex_attention": (tensor("query", *HALF), tensor("key", *HALF), tensor("value", *HALF), number("scale", None),
+                       flag("enable_gqa"), flag("return_lse")),
     "flash_attn_varlen": (
         *_QKV, tensor("cu_seqlens_q", "int32"), tensor("cu_seqlens_k", "int32"),
         integer("max_seqlen_q", REQUIRED, 0, _LONGEST), integer("max_seqlen_k", REQUIRED, 0, _LONGEST),

@@ -1,0 +1,63 @@
+"""tkq.flex_attention on the CPU: the reference against dense float64, arguments, the kernel's spec."""
+import pytest
+import torch
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
+
+import tkq
+from tests.helpers.attention import flex_gallery as gallery
+from tkq.attention.flex.plan import plan
+from tkq.attention.flex.spec import HEAD_DIMS, FlexSpec
+
+B, H, S = 2, 2, 144
+GALLERY = gallery.gallery(B, H, S, "cpu")
+
+
+def make(heads=H, kv_heads=H, Sq=S, Sk=S, D=64, dtype=torch.bfloat16):
+    torch.manual_seed(0)
+    return [torch.randn(B, h, s, D).to(dtype) for h, s in ((heads, Sq), (kv_heads, Sk), (kv_heads, Sk))]
+
+
+@pytest.mark.parametrize("name", ["causal", "standalone_sparse", "t5_bias", "relative_bias"])
+def test_reference(name):
+    score_mod, mask_mod = GALLERY[name]
+    q, k, v = make()
+    mask = mask_mod and create_block_mask(mask_mod, B, H, S, S, "cpu", 64)
+    o, lse = tkq.flex_attention(q, k, v, score_mod, mask, return_lse=True)
+    gallery.judge((o, lse), (q, k, v), score_mod, gallery.visible(mask_mod, B, H, S, S, "cpu"), name)
+
+
+def test_forms():
+    q, k, v = make(heads=4)
+    with pytest.raises(ValueError, match="enable_gqa"):
+        tkq.flex_attention(q, k, v)
+    o = tkq.flex_attention(q, k, v, enable_gqa=True)
+    same, aux = tkq.flex_attention(q, k, v, enable_gqa=True, return_aux=AuxRequest(lse=True))
+    assert torch.equal(o, same) and aux.lse.shape == (B, 4, S)
+    with pytest.raises(NotImplementedError, match="max_scores"):
+        tkq.flex_attention(q, k, v, enable_gqa=True, return_aux=AuxRequest(max_scores=True))
+
+
+def test_wrong_arguments():
+    q, k, v = make()
+    mask = create_block_mask(gallery.causal, None, None, S, S, "cpu", 64)
+    with pytest.raises(TypeError, match="block_mask is int"):
+        tkq.flex_attention(q, k, v, None, 3)
+    with pytest.raises(ValueError, match="144 queries"):
+        tkq.flex_attention(q[:, :, 1:], k, v, None, mask)
+    with pytest.raises(NotImplementedError, match="multiples of 64"):
+        tkq.flex_attention(q, k, v, None, create_block_mask(gallery.causal, None, None, S, S, "cpu", 48))
+    with pytest.raises(NotImplementedError, match="head_dim is 32"):
+        tkq.flex_attention(*(x[..., :32] for x in (q, k, v)))
+    with pytest.raises(ValueError, match="B 1 or 2"):
+        tkq.flex_attention(q, k, v, None, create_block_mask(gallery.causal, 3, None, S, S, "cpu", 64))
+    slopes = torch.ones(H, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="captured tensor"):
+        tkq.flex_attention(q, k, v, gallery.alibi(slopes))
+
+
+@pytest.mark.parametrize("D", HEAD_DIMS)
+@pytest.mark.parametrize("q_tile", [64, 128])
+@pytest.mark.parametrize("kv_tile", [64, 128])
+def test_every_spec_has_a_plan(D, q_tile, kv_tile):
+    config = plan(FlexSpec("bf16", D, q_tile=q_tile, kv_tile=kv_tile))
+    assert config.tile_rows == q_tile and config.kv == kv_tile

@@ -1,0 +1,203 @@
+"""User functions as graphs: what they compute, what is traced again, what is refused, how long it takes."""
+import math
+import time
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import and_masks, or_masks
+
+from tests.helpers.attention import flex_gallery as gallery
+from tkq.attention.flex import trace as tracing
+from tkq.attention.flex.evaluate import evaluate
+from tkq.attention.flex.trace import trace
+from tkq.reference.flex import places
+
+B, H, S = 2, 3, 144
+GALLERY = gallery.gallery(B, H, S, "cpu")
+WINDOW = 12
+
+
+def values(name, function, shape=(B, H, 40, 50)):
+    """A function's values by its graph."""
+    score = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    at = {**places(*shape, "cpu"), "score": score}
+    return evaluate(*trace(name, function), at).expand(shape), score
+
+
+def check(name, function, shape=(B, H, 40, 50)):
+    found, score = values(name, function, shape)
+    wanted = gallery.over_all(function, gallery.grid(*shape, "cpu"), score if name == "score_mod" else None)
+    torch.testing.assert_close(found, wanted.expand(shape).to(found.dtype), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", GALLERY)
+def test_gallery(name):
+    score_mod, mask_mod = GALLERY[name]
+    if score_mod is not None:
+        check("score_mod", score_mod, (B, H, S, S))
+    if mask_mod is not None:
+        check("mask_mod", mask_mod, (B, H, S, S))
+
+
+def test_combined_masks():
+    ids = torch.arange(50) // 9
+    check("mask_mod", and_masks(gallery.causal, gallery.document(ids)))
+    check("mask_mod", or_masks(gallery.sliding_window(3), gallery.dilated(20, 4), lambda b, h, q, kv: kv < 2))
+
+
+table = torch.randn(7, 50)
+OPERATIONS = {
+    "divisions": lambda s, b, h, q, kv: s + (q - kv) // 3 + (q - kv) % 5 + (q - 20) / 7,
+    "truncated": lambda s, b, h, q, kv: s + torch.div(q - kv, 3, rounding_mode="trunc"),
+    "bits": lambda s, b, h, q, kv: s + ((q & 5) | (kv ^ 3)) + (q << 2) + (kv >> 1) + (~q),
+    "functions": lambda s, b, h, q, kv: torch.exp(-s.abs()) + torch.sigmoid(s) * s.clamp(-1, 1) - torch.erf(s).sign(),
+    "rounding": lambda s, b, h, q, kv: s.floor() + (3 * s).ceil() + (s * 5).trunc() + (s * 7).round(),
+    "powers": lambda s, b, h, q, kv: s ** 2 + 2.0 ** (-h.float()) + s.abs() ** 0.5 + (s.abs() + 1) ** 1.3,
+    "logical": lambda s, b, h, q, kv: torch.where(torch.logical_and(q > 3, ~(kv < 5)) | (b == 1), s, -s),
+    "from the end": lambda s, b, h, q, kv: s + table[h - 3, -1] + table[q % 7][kv] + table[3:][h % 4, kv],
+    "transposed": lambda s, b, h, q, kv: s + table.T[kv, h] + table[2, kv],
+    "constants": lambda s, b, h, q, kv: torch.maximum(s, torch.tensor(0.25)) + torch.full((), 2.0) + s.new_zeros(()),
+    "filled": lambda s, b, h, q, kv: s.masked_fill(q < kv, -1e9).relu(),
+    "int64": lambda s, b, h, q, kv: s + (q.long() * 3000000000 // 7000000 - kv),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations(name):
+    check("score_mod", OPERATIONS[name])
+
+
+def window_of(n):
+    return lambda b, h, q, kv: q - kv < n
+
+
+def test_numbers_are_arguments():
+    """Equal functions with other numbers have one graph, traced once."""
+    before = len(tracing._traced)
+    found = [trace("mask_mod", window_of(n)) for n in (3, 30)]
+    assert found[0].graph == found[1].graph and [f.numbers for f in found] == [(3,), (30,)]
+    assert len(tracing._traced) == before + 1
+    assert not torch.equal(values("mask_mod", window_of(3))[0], values("mask_mod", window_of(30))[0])
+
+
+def test_numbers_that_python_looks_at():
+    """Are constants of the graph, each by itself."""
+    def mask_of(n):
+        return lambda b, h, q, kv: q - kv < sum(range(n)) if n > 2 else q >= kv
+    for n in (1, 4, 5, 1):
+        check("mask_mod", mask_of(n))
+
+
+def test_numbers_whose_type_is_asked():
+    def mask_of(n):
+        return lambda b, h, q, kv: q - kv < (n if isinstance(n, int) else 1)
+    check("mask_mod", mask_of(7))
+
+
+def test_nothing_is_served_stale(monkeypatch):
+    """Cells, defaults, globals, lists and helpers that change; tensors by their values."""
+    n = 3
+
+    def cell(b, h, q, kv):
+        return q - kv < n
+
+    def default(b, h, q, kv, n=5):
+        return q - kv < n
+
+    def of_global(b, h, q, kv):
+        return q - kv < WINDOW
+
+    helpers = [gallery.causal]
+
+    def of_list(b, h, q, kv):
+        return helpers[0](b, h, q, kv)
+
+    everything = cell, default, of_global, of_list
+    for function in everything:
+        check("mask_mod", function)
+    n = 8
+    default.__defaults__ = (9,)
+    monkeypatch.setitem(globals(), "WINDOW", 2)
+    helpers[0] = window_of(4)
+    for function in everything:
+        check("mask_mod", function)
+    n, helpers[0] = torch.tensor(6), lambda b, h, q, kv: q != kv
+    for function in everything:
+        check("mask_mod", function)
+    values_of, ids = gallery.document(torch.arange(50)), torch.arange(50)
+    check("mask_mod", values_of)
+    values_of.__closure__[0].cell_contents = ids // 4
+    check("mask_mod", values_of)
+    ids[:] = 0
+    check("mask_mod", gallery.document(ids))
+
+
+def test_objects_are_looked_at_each_time():
+    class Mask:
+        def __init__(self):
+            self.window, self.ids = 4, torch.arange(50) // 6
+
+        def mask_mod(self, b, h, q, kv):
+            return (q - kv < self.window) & (self.ids[q] == self.ids[kv])
+
+    mask = Mask()
+    check("mask_mod", mask.mask_mod)
+    mask.window, mask.ids = 9, torch.arange(50) // 20
+    check("mask_mod", mask.mask_mod)
+
+
+def test_shapes_count():
+    """What a function makes of a captured tensor's size is no constant of others'."""
+    def of(x):
+        return lambda b, h, q, kv: q - kv < x.shape[0]
+    check("mask_mod", of(torch.zeros(4)))
+    check("mask_mod", of(torch.zeros(9)))
+
+
+REFUSED = {
+    "_local_scalar_dense": lambda s, b, h, q, kv: s if q > kv else -s,
+    "aten.sum": lambda s, b, h, q, kv: s + table.sum(),
+    "aten.lgamma": lambda s, b, h, q, kv: torch.lgamma(s),
+    "float64": lambda s, b, h, q, kv: s + s.double(),
+    "captured tensor": lambda s, b, h, q, kv: (s + table)[0, 0],
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_by_name(name):
+    with pytest.raises(NotImplementedError, match=name):
+        trace("score_mod", REFUSED[name])
+
+
+def test_narrow_integers():
+    """Their arithmetic wraps around: refused, comparisons are not."""
+    small = (torch.arange(50) % 100).to(torch.int8)
+    check("mask_mod", lambda b, h, q, kv: small[q] == small[kv])
+    with pytest.raises(NotImplementedError, match="wrap"):
+        trace("score_mod", lambda s, b, h, q, kv: s + (small[q] * small[kv]))
+
+
+def test_wrong_results():
+    with pytest.raises(TypeError, match="allowed is bool"):
+        trace("mask_mod", lambda b, h, q, kv: q - kv)
+    with pytest.raises(TypeError, match="a bool"):
+        trace("score_mod", lambda s, b, h, q, kv: s > 1)
+    with pytest.raises(TypeError, match="score_mod is 3"):
+        trace("score_mod", 3)
+
+
+def test_known_functions_are_fast():
+    """30 us allowed of an idle machine; the best of many, as others share this one."""
+    slowest = 0.0
+    for score_mod, mask_mod in GALLERY.values():
+        for name, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
+            if function is None:
+                continue
+            trace(name, function)
+            best = math.inf
+            for _ in range(200):
+                begin = time.perf_counter()
+                trace(name, function)
+                best = min(best, time.perf_counter() - begin)
+            slowest = max(slowest, best)
+    assert slowest < 30e-6

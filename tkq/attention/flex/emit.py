@@ -1,0 +1,124 @@
+"""A graph as code of a kernel: its nodes are visited once for each element when the kernel is traced. What does not
+depend on an element's row or column is made once and shared."""
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Int64
+from cutlass.cutlass_dsl import is_dynamic_expression
+
+from tkq.attention.flex.graph import FLOAT
+
+_KINDS = {"bool": Boolean, "i32": Int32, "i64": Int64, "f32": Float32}
+_MATH = {**{name: name for name in FLOAT}, "round": "roundeven", "pow": "pow"}
+_PLAIN = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b,
+          "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
+          "eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "and": lambda a, b: a & b, "or": lambda a, b: a | b,
+          "xor": lambda a, b: a ^ b, "shl": lambda a, b: a << b, "shr": lambda a, b: a >> b, "neg": lambda a: -a, "cast": lambda a: a,
+          "where": lambda c, a, b: select(c, a, b)}
+
+
+class Emitted:
+    """A graph in a kernel. captured: what its slots hold, the kernel's own (tensors, numbers), or None.
+
+    ``at(b=.., h=.., q=(key, value), kv=(key, value), score=(key, value))`` is its value for one element: equal keys
+    mean equal values, and what depends on them alone is not made again."""
+
+    def __init__(self, graph, captured):
+        self.graph = graph
+        self.tensors, self.numbers = (None, None) if captured is None else captured
+        self.depends = [tuple(sorted(of)) for of in graph.inputs_of()]
+        self.made = {}
+
+    def at(self, **inputs):
+        keys = {name: key for name, (key, _) in inputs.items()}
+        values = {name: value for name, (_, value) in inputs.items()}
+        return self._value(len(self.graph.nodes) - 1, keys, values)
+
+    def _value(self, i, keys, values):
+        known = i, *(keys[name] for name in self.depends[i])
+        if known not in self.made:
+            for j in range(i + 1):  # in order: no recursion as deep as the graph
+                each = j, *(keys[name] for name in self.depends[j])
+                if each not in self.made:
+                    self.made[each] = self._node(j, keys, values)
+        return self.made[known]
+
+    def _node(self, i, keys, values):
+        node, graph = self.graph.nodes[i], self.graph
+        first, kind = node.args[0], _KINDS[node.type]
+        if node.op in ("input", "number"):
+            return (values if node.op == "input" else self.numbers)[first]
+        if node.op == "const":
+            return kind(first)
+        args = [self.made[(a, *(keys[name] for name in self.depends[a]))] for a in graph.operands(i)]
+        if node.op == "load":
+            return _load(self.tensors[first], args, node.type)
+        return kind(_operation(node, args, [graph.nodes[a] for a in graph.operands(i)]))
+
+
+def select(condition, a, b):
+    """a where the condition holds, else b, also of what is known when traced."""
+    if not is_dynamic_expression(condition):
+        return a if bool(condition) else b
+    return type(a)(cutlass.select_(condition, a, b))
+
+
+def _operation(node, args, of):
+    op, whole = node.op, of[0].type in ("i32", "i64")
+    if op in _PLAIN:
+        return _PLAIN[op](*args)
+    if op in _MATH:
+        return getattr(cute.math, _MATH[op])(*args)
+    if op in ("floordiv", "mod", "truncdiv"):
+        return _divided(op, *args, of[1], whole)
+    return _OF_BOTH[op](*args, whole)
+
+
+def _least(a, b, whole):
+    return cutlass.min(a, b) if whole else _or_nan(a, select(a < b, a, b))
+
+
+def _most(a, b, whole):
+    return cutlass.max(a, b) if whole else _or_nan(a, select(a > b, a, b))
+
+
+def _or_nan(a, found):
+    """NaN, as torch has it, if either of two is; of b it is already."""
+    return select(a != a, a, found)
+
+
+_OF_BOTH = {"min": _least, "max": _most,
+            "not": lambda a, whole: ~a if whole else a ^ Boolean(True),
+            "abs": lambda a, whole: cutlass.max(a, -a) if whole else cute.math.absf(a)}
+
+
+def _divided(op, a, b, divisor, whole):
+    """Quotients towards minus infinity or zero, and the remainder that goes with the first."""
+    if not whole:
+        quotient = a / b
+        if op == "truncdiv":
+            return cute.math.trunc(quotient)
+        down = cute.math.floor(quotient)
+        return down if op == "floordiv" else a - b * down
+    known = divisor.args[0] if divisor.op == "const" else 0
+    if known > 0 and known & (known - 1) == 0 and op != "truncdiv":
+        shift = known.bit_length() - 1
+        return a >> type(a)(shift) if op == "floordiv" else a & type(a)(known - 1)
+    rest = a % b  # of the dividend's sign
+    if op == "truncdiv":
+        return (a - rest) // b
+    wrong = (rest != type(rest)(0)) & ((rest ^ b) < type(rest)(0))
+    rest = select(wrong, rest + b, rest)
+    return rest if op == "mod" else (a - rest) // b
+
+
+def _load(x, at, kind):
+    """An element of a captured tensor: negative indices count from its end, and none leads outside."""
+    place = []
+    for d, index in enumerate(at):
+        size = x.shape[d]
+        index = select(index < 0, index + size, index)
+        place.append(Int32(select(index < 0, type(index)(0), select(index < size, index, type(index)(size - 1)))))
+    value = x[tuple(place)] if place else x[0]
+    if kind == "bool":
+        return value != 0
+    return _KINDS[kind](value)

@@ -1,0 +1,93 @@
+"""From torch tensors to launches."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tkq.attention.common.operands import Operands
+from tkq.attention.flex.operands import BlockLists, Captured, FlexScalars
+from tkq.attention.flex.plan import recipe
+from tkq.attention.flex.spec import FlexSpec, tile_of
+from tkq.attention.flex.trace import Traced
+from tkq.runtime import function
+from tkq.runtime.call import alloc, counters, dtypes
+from tkq.runtime.call.ops import LaunchCache
+from tkq.runtime.device import arch
+
+_launchers = LaunchCache()  # (device, spec, config) -> (the kernel's function, SMs)
+
+
+class Call(NamedTuple):
+    """q (B, H, Sq, D), k, v (B, Hk, Sk, D). blocks: (lists, (rows, keys) of a block), or None."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    score: Traced | None
+    mask: Traced | None
+    blocks: tuple | None
+    scale: float
+
+
+def forward(call: Call, lse: bool, config=None):
+    """(o, lse or None), of CUDA tensors that have been looked at. o's heads lie as q's do: between rows, or each by
+    itself."""
+    q, k, v = (readable(x) for x in call[:3])
+    B, H, Sq, _ = q.shape
+    index = q.get_device()
+    o = result_like(call.q, index)
+    found = alloc.empty(index, (B, H, Sq), (H * Sq, Sq, 1), torch.float32) if lse else None
+    if not o.numel() or not k.shape[2]:
+        return o.zero_(), found if found is None else found.fill_(-torch.inf)
+    run(call._replace(q=q, k=k, v=v), o, found, config)
+    return o, found
+
+
+def run(call: Call, o, lse, config=None):
+    """Launch the kernel into o and lse."""
+    q = call.q
+    lists, size = call.blocks or (None, (128, 128))
+    spec = FlexSpec(dtypes.name_of(q.dtype), q.shape[3], lse is not None, call.score and call.score.graph,
+                    call.mask and call.mask.graph, lists is not None,
+                    lists is not None and lists.full_num is not None, tile_of(size[0]), tile_of(size[1]))
+    kernel, num_sms = _launcher(q.device, spec, config)
+    if lists is not None:
+        lists = BlockLists(*(x if x is None else x.expand(*q.shape[:2], *x.shape[2:]) for x in lists))
+    kernel(Operands(*(x.transpose(1, 2) for x in (*call[:3], o)), lse), lists, captured(call.score),
+           captured(call.mask), counters.counter(q.get_device()),
+           FlexScalars(call.scale, size[0] // spec.q_tile, size[1] // spec.kv_tile, num_sms))
+
+
+def captured(traced: Traced | None) -> Captured | None:
+    """What a kernel takes for a function's slots: bools as bytes, and a tensor of no dimension as one of 1."""
+    if traced is None or not (traced.tensors or traced.numbers):
+        return None
+    tensors = tuple((x.view(torch.uint8) if x.dtype is torch.bool else x) for x in traced.tensors)
+    return Captured(tuple(x if x.dim() else x.view(1) for x in tensors) or None, traced.numbers or None)
+
+
+def result_like(q: Tensor, index: int) -> Tensor:
+    """What a launch writes, dense, in the order of q's rows and heads in memory."""
+    B, H, S, D = q.shape
+    if q.stride(1) < q.stride(2):
+        return alloc.empty(index, (B, H, S, D), (S * H * D, D, H * D, 1), q.dtype)
+    return alloc.empty(index, (B, H, S, D), (H * S * D, S * D, D, 1), q.dtype)
+
+
+def readable(x: Tensor) -> Tensor:
+    """x, or a copy where TMA cannot take its strides or its address."""
+    good = x.stride(3) == 1 and x.data_ptr() % 16 == 0 and not any(
+        x.stride(d) % 8 and x.shape[d] > 1 for d in range(3))
+    return x if good else x.clone(memory_format=torch.contiguous_format)
+
+
+def _launcher(device, spec, config):
+    key = device.index, spec, config
+    found = _launchers.get(key)
+    if found is None:
+        arch.require_hopper(device)
+        found = function(recipe(spec, config)), arch.num_sms(device)
+        _launchers.add(key, found)
+    return found

@@ -1,0 +1,54 @@
+"""What a caller of flex_attention asked for: the part that decides which code is compiled."""
+from dataclasses import dataclass
+from typing import Optional
+
+from tkq.attention.flex.graph import Graph
+from tkq.attention.forward.spec import DTYPES, AttentionSpec
+
+HEAD_DIMS = (64, 128)
+BLOCK = 64  # what block sizes of a mask are multiples of
+
+
+@dataclass(frozen=True)
+class FlexSpec:
+    """dtype: of q, k, v and o. head_dim: of all four. lse: the log-sum-exp is written too. score, mask: graphs of the
+    user's functions, None where there is none. blocks: a mask's lists of key blocks say which are visited; without,
+    all. full: there are lists of blocks that need no mask. q_block, kv_block: rows and keys of a listed block, as
+    multiples of a tile: of 128 rows or 64; of 128 keys or 64.
+
+    Raises:
+        NotImplementedError: what no kernel takes, by name.
+    """
+
+    dtype: str = "bf16"
+    head_dim: int = 128
+    lse: bool = True
+    score: Optional[Graph] = None
+    mask: Optional[Graph] = None
+    blocks: bool = False
+    full: bool = False
+    q_tile: int = 128
+    kv_tile: int = 128
+
+    def __post_init__(self):
+        if self.dtype not in DTYPES:
+            raise NotImplementedError(f"flex_attention: query is {self.dtype}, supported are {', '.join(DTYPES)}")
+        if self.head_dim not in HEAD_DIMS:
+            raise NotImplementedError(f"flex_attention: head_dim is {self.head_dim}, supported are "
+                                      f"{' and '.join(map(str, HEAD_DIMS))}")
+        if {self.q_tile, self.kv_tile} - {64, 128}:
+            raise ValueError(f"flex_attention: tiles of {self.q_tile} rows and {self.kv_tile} keys, allowed are 64 "
+                             "and 128")
+        if self.full and not self.blocks:
+            raise ValueError("flex_attention: full belongs to blocks")
+
+    @property
+    def attention(self) -> AttentionSpec:
+        """Of the parts that it shares with ``flash_attn``. right: rows may see no key of a block, and tasks differ in
+        length."""
+        return AttentionSpec(self.dtype, self.head_dim, lse=self.lse, right=True)
+
+
+def tile_of(block: int) -> int:
+    """Rows or keys of a tile, of which a listed block has a whole number."""
+    return 128 if block % 128 == 0 else 64
