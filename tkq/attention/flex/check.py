@@ -24,11 +24,10 @@ def check_operands(q, k, v, gqa: bool) -> None:
             raise TypeError(f"{OP}: {name} is {x.dtype}, query is {q.dtype}; all three must have one dtype")
     check.same_device(query=q, key=k, value=v)
     FlexSpec(dtypes.name_of(q.dtype), q.shape[3])
-    B, H, _, D = q.shape
-    Hk = k.shape[1]
-    if (k.shape[0], k.shape[3]) != (B, D) or v.shape != k.shape:
+    (batch, H, _, dim), Hk = q.shape, k.shape[1]
+    if (k.shape[0], k.shape[3]) != (batch, dim) or v.shape != k.shape:
         raise ValueError(f"{OP}: key is {tuple(k.shape)}, value is {tuple(v.shape)}, query is {tuple(q.shape)}; "
-                         f"allowed are (B, Hk, Sk, D) for both, with query's B = {B} and D = {D}")
+                         f"allowed are (B, Hk, Sk, D) for both, with query's B = {batch} and D = {dim}")
     if H != Hk and not gqa:
         raise ValueError(f"{OP}: query has {H} heads, key has {Hk}; without enable_gqa both must have as many")
     if H and (not Hk or H % Hk):

@@ -12,7 +12,8 @@ _MATH = {**{name: name for name in FLOAT}, "round": "roundeven", "pow": "pow"}
 _PLAIN = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b,
           "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
           "eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "and": lambda a, b: a & b, "or": lambda a, b: a | b,
-          "xor": lambda a, b: a ^ b, "shl": lambda a, b: a << b, "shr": lambda a, b: a >> b, "neg": lambda a: -a, "cast": lambda a: a,
+          "xor": lambda a, b: a ^ b, "shl": lambda a, b: a << b, "shr": lambda a, b: a >> b,
+          "neg": lambda a: -a, "cast": lambda a: a,
           "where": lambda c, a, b: select(c, a, b)}
 
 
