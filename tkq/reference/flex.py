@@ -5,7 +5,7 @@ from tkq.attention.flex.evaluate import evaluate
 
 
 def flex_attention(q, k, v, score, mask, blocks, scale, dtype=torch.float32):
-    """(o, lse) of q (B, H, Sq, D), k, v (B, Hk, Sk, D). score, mask: a ``Traced`` or None. blocks: see ``seen``, or
+    """(o, lse) of q (B, H, Sq, D), k, v (B, Hk, Sk, D). score, mask: a ``Traced`` or None. blocks: a ``Blocks`` or
     None. dtype: in which it is computed; o is of q's, lse is float32."""
     B, H, Sq, _ = q.shape
     Sk, group = k.shape[2], H // k.shape[1]
@@ -31,12 +31,12 @@ def places(B, H, Sq, Sk, device):
 
 def seen(mask, blocks, at, shape):
     """Which scores count: of no list, those where the mask holds; else those of full blocks, and of the others, where
-    the mask holds. blocks: (lists, (rows, keys) of a block), the lists as ``operands.BlockLists``."""
+    the mask holds."""
     device = at["q"].device
     holds = torch.ones((), dtype=torch.bool, device=device) if mask is None else evaluate(*mask, at)
     if blocks is None:
         return holds.expand(shape)
-    lists, size = blocks
+    lists, size = blocks[:2]
     partial = listed(lists.num, lists.indices, shape, size) & holds
     return partial if lists.full_num is None else partial | listed(lists.full_num, lists.full_indices, shape, size)
 

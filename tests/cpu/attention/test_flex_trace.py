@@ -4,13 +4,16 @@ import time
 
 import pytest
 import torch
-from torch.nn.attention.flex_attention import and_masks, or_masks
+from torch.nn.attention.flex_attention import and_masks, create_block_mask, or_masks
 
 from tests.helpers.attention import flex_gallery as gallery
 from tkq.attention.flex import trace as tracing
+from tkq.attention.flex.derive import slope_of
 from tkq.attention.flex.evaluate import evaluate
+from tkq.attention.flex.lists import Blocks, backward_lists
+from tkq.attention.flex.operands import BlockLists
 from tkq.attention.flex.trace import trace
-from tkq.reference.flex import places
+from tkq.reference.flex import listed, places
 
 B, H, S = 2, 3, 144
 GALLERY = gallery.gallery(B, H, S, "cpu")
@@ -201,3 +204,52 @@ def test_known_functions_are_fast():
                 best = min(best, time.perf_counter() - begin)
             slowest = max(slowest, best)
     assert slowest < 30e-6
+
+
+SMOOTH = {"softcap": gallery.softcap(3.0), "alibi": gallery.alibi(torch.tensor([0.5, 0.2, 0.1])),
+          "functions": lambda s, b, h, q, kv: torch.sigmoid(s) * s.exp() / (1 + s * s) - torch.rsqrt(s * s + 1),
+          "pieces": lambda s, b, h, q, kv: torch.where(q > kv, s.abs() * 3, torch.maximum(s, -s * 0.1)).clamp(-2, 2),
+          "powers": lambda s, b, h, q, kv: (s.abs() + 1) ** 1.5 + s ** 3 * table[h, kv] + (s - 7) % 3 + torch.erf(s),
+          "none": lambda s, b, h, q, kv: (q - kv) * 0.1}
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_derivatives(name):
+    """By autograd, in float64."""
+    shape = 1, 3, 40, 50
+    score = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    at = {**places(*shape, "cpu"), "score": score}
+    traced = trace("score_mod", SMOOTH[name])
+    value = evaluate(*traced, at, torch.float64).expand(shape)
+    wanted = torch.zeros(shape, dtype=torch.float64)
+    if value.requires_grad:
+        wanted = torch.autograd.grad(value.sum(), score)[0]
+    found = evaluate(*slope_of(traced).as_function(), {**at, "score": score.detach()}, torch.float64)
+    torch.testing.assert_close(found.expand(shape), wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_no_derivative_is_refused():
+    with pytest.raises(NotImplementedError, match="mod"):
+        slope_of(trace("score_mod", lambda s, b, h, q, kv: 3.0 % (s + 9)))
+
+
+@pytest.mark.parametrize("size", [64, 128, (128, 192), (192, 64)])
+def test_lists_the_other_way_round(size):
+    """As torch has them, and where a block of keys is no number of tasks, by what they say of each 64 keys."""
+    S, ids = 1000, torch.arange(1000) // 300
+    mask = create_block_mask(gallery.document(ids), None, 2, S, S, "cpu", size)
+    rows = size if isinstance(size, int) else size[0]
+    lists = BlockLists(mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices)
+    found, per = backward_lists(Blocks(lists, mask.BLOCK_SIZE), S)
+    shape = 1, 2, S, S
+    columns = (mask.BLOCK_SIZE[1] if found.states is None else 128, rows)
+    def seen(num, indices):
+        return listed(num, indices, shape, columns).mT
+    partial, full = seen(*found.queries[:2]), seen(*found.queries[2:])
+    assert not (partial & full).any()
+    if found.states is not None:
+        states = found.states.repeat_interleave(rows, 2).repeat_interleave(64, 3)[..., :S, :S]
+        assert per == 1 and (states[full] == 2).all()
+        partial, full = partial & (states == 1), full | (partial & (states == 2))
+    assert torch.equal(partial, listed(*lists[:2], shape, mask.BLOCK_SIZE))
+    assert torch.equal(full, listed(*lists[2:], shape, mask.BLOCK_SIZE))

@@ -5,6 +5,7 @@ import math
 
 import torch
 
+from tkq.attention.flex.lists import Blocks
 from tkq.attention.flex.operands import BlockLists
 from tkq.attention.flex.spec import BLOCK, FlexSpec
 from tkq.runtime import arguments
@@ -25,17 +26,17 @@ def check_operands(q, k, v, gqa: bool) -> None:
     check.same_device(query=q, key=k, value=v)
     FlexSpec(dtypes.name_of(q.dtype), q.shape[3])
     (batch, H, _, dim), Hk = q.shape, k.shape[1]
-    if (k.shape[0], k.shape[3]) != (batch, dim) or v.shape != k.shape:
+    if (*k.shape[:1], *k.shape[3:]) != (batch, dim) or v.shape != k.shape:
         raise ValueError(f"{OP}: key is {tuple(k.shape)}, value is {tuple(v.shape)}, query is {tuple(q.shape)}; "
                          f"allowed are (B, Hk, Sk, D) for both, with query's B = {batch} and D = {dim}")
-    if H != Hk and not gqa:
+    if Hk != H and not gqa:
         raise ValueError(f"{OP}: query has {H} heads, key has {Hk}; without enable_gqa both must have as many")
     if H and (not Hk or H % Hk):
         raise ValueError(f"{OP}: query has {H} heads, key has {Hk}; query's must be a multiple of key's")
 
 
 def blocks_of(mask, q, k):
-    """(the mask function or None, its lists with the size of a block or None) of a BlockMask, or of None."""
+    """(the mask function or None, its ``Blocks`` or None) of a BlockMask, or of None."""
     if mask is None:
         return None, None
     if not all(hasattr(mask, name) for name in ("kv_num_blocks", "kv_indices", "BLOCK_SIZE", "mask_mod")):
@@ -54,7 +55,19 @@ def blocks_of(mask, q, k):
             _check_list(f"{OP}: block_mask.{name}", x, (B, H, rows), 3 + name.endswith("indices"), q)
     if (lists.full_num is None) != (lists.full_indices is None):
         raise ValueError(f"{OP}: block_mask: full_kv_num_blocks and full_kv_indices go together")
-    return mask.mask_mod, (lists, size)
+    return mask.mask_mod, Blocks(lists, size, _queries_of(mask, size, (B, H, -(-Sk // size[1])), q))
+
+
+def _queries_of(mask, size, shape, q):
+    """The lists the other way round, where the mask has them all."""
+    names = ("q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices")
+    found = BlockLists(*(getattr(mask, name, None) for name in names))
+    if found.num is None or (found.full_num is None) != (mask.full_kv_num_blocks is None):
+        return None
+    for name, x in zip(names, found):
+        if x is not None:
+            _check_list(f"{OP}: block_mask.{name}", x, shape, 3 + name.endswith("indices"), q)
+    return found
 
 
 def _check_list(name, x, shape, rank, q):

@@ -4,13 +4,13 @@ from typing import Optional
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import AddressSpace, BFloat16, Float16, Float32, Int8, Int16, Int32, Int64, Uint8, const_expr
-from cutlass.cute.runtime import make_fake_tensor
+from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.common.integers import ceil_div
 from tkq.attention.common.operands import Operands
 from tkq.attention.common.operands import Scalars as AttentionScalars
+from tkq.attention.flex.fakes import captured, ints
 from tkq.attention.flex.operands import BlockLists, Captured, FlexScalars
 from tkq.attention.flex.roles import FlexConsumer, FlexProducer
 from tkq.attention.flex.spec import FlexSpec
@@ -61,16 +61,13 @@ class FlexForward:
             strides = (*(fake.sym64(divisibility=8) for _ in range(3)), 1)
             return fake.tensor(spec.dtype, (B, seqlen, heads, spec.head_dim), strides, align=16)
 
-        def ints(*shape):
-            return fake.tensor("int32", shape, tuple(fake.sym64() for _ in shape), align=4)
-
         lists = None
         if spec.blocks:
             full = (ints(B, H, R), ints(B, H, R, fake.sym())) if spec.full else (None, None)
             lists = BlockLists(ints(B, H, R), ints(B, H, R, fake.sym()), *full)
         lse = fake.tensor("fp32", (B, H, Sq), align=4) if spec.lse else None
         return (Operands(operand(Sq, H), operand(Sk, Hk), operand(Sk, Hk), operand(Sq, H), lse), lists,
-                _captured(spec.score), _captured(spec.mask), fake.tensor("int32", (1,), align=4),
+                captured(spec.score), captured(spec.mask), fake.tensor("int32", (1,), align=4),
                 FlexScalars(Float32(1.0), Int32(1), Int32(1), Int32(1)))
 
     @cute.kernel
@@ -88,21 +85,3 @@ class FlexForward:
         tk.init_block(initialise, 1)
         tk.specialise(lambda: self.producer.run(g, smem), lambda wg: self.consumer.run(g, smem, wg), cfg.consumers,
                       cfg.registers)
-
-
-_ELEMENTS = {"bool": Uint8, "uint8": Uint8, "int8": Int8, "int16": Int16, "int32": Int32, "int64": Int64,
-             "fp16": Float16, "bf16": BFloat16, "fp32": Float32}
-_NUMBERS = {"i32": Int32, "f32": Float32}
-
-
-def _captured(graph) -> Captured | None:
-    """What a graph's slots hold, as the kernel is compiled for it: tensors of any size and strides."""
-    if graph is None or not (graph.tensors or graph.numbers):
-        return None
-    tensors = tuple(_any_tensor(_ELEMENTS[dtype], max(rank, 1)) for dtype, rank in graph.tensors)
-    return Captured(tensors or None, tuple(_NUMBERS[kind](1) for kind in graph.numbers) or None)
-
-
-def _any_tensor(element, rank):
-    shape, strides = (tuple(of() for _ in range(rank)) for of in (fake.sym, fake.sym64))
-    return make_fake_tensor(element, shape, strides, memspace=AddressSpace.gmem, assumed_align=element.width // 8)

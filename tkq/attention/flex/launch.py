@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tkq.attention.common.operands import Operands
+from tkq.attention.flex.lists import Blocks
 from tkq.attention.flex.operands import BlockLists, Captured, FlexScalars
 from tkq.attention.flex.plan import recipe
 from tkq.attention.flex.spec import FlexSpec, tile_of
@@ -20,14 +21,14 @@ _launchers = LaunchCache()  # (device, spec, config) -> (the kernel's function, 
 
 
 class Call(NamedTuple):
-    """q (B, H, Sq, D), k, v (B, Hk, Sk, D). blocks: (lists, (rows, keys) of a block), or None."""
+    """q (B, H, Sq, D), k, v (B, Hk, Sk, D)."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     score: Traced | None
     mask: Traced | None
-    blocks: tuple | None
+    blocks: Blocks | None
     scale: float
 
 
@@ -48,16 +49,21 @@ def forward(call: Call, lse: bool, config=None):
 def run(call: Call, o, lse, config=None):
     """Launch the kernel into o and lse."""
     q = call.q
-    lists, size = call.blocks or (None, (128, 128))
+    lists, size = (None, (128, 128)) if call.blocks is None else call.blocks[:2]
     spec = FlexSpec(dtypes.name_of(q.dtype), q.shape[3], lse is not None, call.score and call.score.graph,
                     call.mask and call.mask.graph, lists is not None,
                     lists is not None and lists.full_num is not None, tile_of(size[0]), tile_of(size[1]))
     kernel, num_sms = _launcher(q.device, spec, config)
-    if lists is not None:
-        lists = BlockLists(*(x if x is None else x.expand(*q.shape[:2], *x.shape[2:]) for x in lists))
-    kernel(Operands(*(x.transpose(1, 2) for x in (*call[:3], o)), lse), lists, captured(call.score),
+    kernel(Operands(*(x.transpose(1, 2) for x in (*call[:3], o)), lse), expanded(lists, q), captured(call.score),
            captured(call.mask), counters.counter(q.get_device()),
            FlexScalars(call.scale, size[0] // spec.q_tile, size[1] // spec.kv_tile, num_sms))
+
+
+def expanded(lists, q):
+    """Lists of each batch element and query head."""
+    if lists is None:
+        return None
+    return BlockLists(*(x if x is None else x.expand(*q.shape[:2], *x.shape[2:]) for x in lists))
 
 
 def captured(traced: Traced | None) -> Captured | None:

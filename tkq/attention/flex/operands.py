@@ -27,3 +27,19 @@ class FlexScalars(NamedTuple):
     q_per: Any
     kv_per: Any
     num_sms: Any
+
+
+class BackwardLists(NamedTuple):
+    """queries: a ``BlockLists`` whose rows are blocks of keys and whose numbers are blocks of queries. states: (B, H,
+    blocks of queries, blocks of 64 keys), what each is: 0 not listed, 1 with the mask, 2 full; or None."""
+
+    queries: Any
+    states: Any = None
+
+
+class Functions(NamedTuple):
+    """``Captured`` of the score function, of its derivative, of the mask, or None."""
+
+    score: Any = None
+    slope: Any = None
+    mask: Any = None

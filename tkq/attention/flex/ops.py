@@ -8,10 +8,12 @@ from torch.nn.attention import flex_attention as _torchs
 
 from tkq import reference
 from tkq.attention.flex import launch
+from tkq.attention.flex.backward.launch import gradients
 from tkq.attention.flex.check import OP, blocks_of, check_captured, check_operands, options, scale_of
+from tkq.attention.flex.derive import slope_of
 from tkq.attention.flex.launch import Call
 from tkq.attention.flex.trace import trace
-from tkq.runtime.call import check
+from tkq.runtime.call import check, ops
 
 
 def flex_attention(query: Tensor, key: Tensor, value: Tensor, score_mod: Optional[Callable] = None, block_mask=None,
@@ -50,7 +52,7 @@ def flex_attention(query: Tensor, key: Tensor, value: Tensor, score_mod: Optiona
             none, or whose mask_mod gives no bool.
         ValueError: a scale that is not finite in float32; shapes that do not go together, devices that differ.
         NotImplementedError: a head_dim that is not supported; an operation that no kernel has, by its name; blocks of
-            other sizes; a tensor that requires a gradient, with gradients enabled; max_scores of return_aux.
+            other sizes; a captured tensor that requires a gradient, with gradients enabled; max_scores of return_aux.
         RuntimeError: a GPU other than Hopper.
 
     The functions' captured values are looked at in each call, nothing that changes is served stale; a function that was
@@ -74,15 +76,45 @@ def flex_attention(query: Tensor, key: Tensor, value: Tensor, score_mod: Optiona
     check_captured("score_mod", score, query)
     check_captured("mask_mod", mask, query)
     call = Call(query, key, value, score, mask, blocks, scale_of(scale, query.shape[3]))
-    check.refuse_gradient(OP, query=query, key=key, value=value)
-    with torch.no_grad():
-        if query.is_cuda:
-            o, lse = launch.forward(call, want_lse)
-        else:
-            o, lse = reference.flex.flex_attention(*call)
+    o, lse = _run(call, want_lse)
     if return_aux is not None:
         return o, _torchs.AuxOutput(lse=lse if return_aux.lse else None, max_scores=None)
     return (o, lse) if return_lse else o
+
+
+def _run(call, want_lse):
+    check.refuse_tangent(OP, query=call.q, key=call.k, value=call.v)
+    if not call.q.is_cuda:
+        return reference.flex.flex_attention(*call)
+    if ops.may_record(*call[:3]):
+        if call.score is not None:
+            slope_of(call.score)  # refuses what has none
+        return _Recorded.apply(*call[:3], call)
+    with torch.no_grad():
+        return launch.forward(call, want_lse)
+
+
+def _record(ctx, q, k, v, call):
+    """What a gradient needs is saved, captured tensors and lists among it: none of them may change until then."""
+    o, lse = launch.forward(call, True)
+    functions = [x.tensors for x in (call.score, call.mask) if x is not None]
+    lists = () if call.blocks is None else [x for x in call.blocks.lists if x is not None]
+    ctx.save_for_backward(q, k, v, o, lse, *(x for tensors in (*functions, lists) for x in tensors))
+    ctx.call = call._replace(q=None, k=None, v=None)
+    ctx.set_materialize_grads(False)
+    return o, lse
+
+
+def _back(ctx, do, dlse=None):
+    if do is None and dlse is None:
+        return (None,) * 4
+    q, k, v, o, lse = ctx.saved_tensors[:5]
+    do = torch.zeros_like(o) if do is None else do
+    found = gradients(ctx.call._replace(q=q, k=k, v=v), (do, o, lse, dlse), ctx.needs_input_grad[0])
+    return *(x if needed else None for x, needed in zip(found, ctx.needs_input_grad)), None
+
+
+_Recorded = ops.eager_function("FlexAttention", forward=_record, backward=_back, of=OP)
 
 
 def _wanted(return_lse, return_aux):

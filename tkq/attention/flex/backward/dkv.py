@@ -1,0 +1,80 @@
+"""P of a tile of transposed scores, and the slope beside it, from the user's functions."""
+import itertools
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+import tkq.tile as tk
+from tkq.attention.backward.dkv import Dkv
+from tkq.attention.backward.ds import slope, stats_of
+from tkq.attention.flex.emit import Emitted, select
+
+LARGEST = 3e38  # a score above it would make NaN of a row's -inf
+ABSENT, MASKED = 0, 1  # states of a block; others are full
+
+
+class FlexDkv(Dkv):
+    """``Dkv``, with P = exp(score(scale * S) - lse) where the mask holds, and slope = P * d score."""
+
+    def __init__(self, graphs, config, tiles, scheduler):
+        """graphs: the spec."""
+        super().__init__(graphs.attention, config, tiles, scheduler)
+        self.graphs = graphs
+
+    @cute.jit
+    def make_p(self, g, s, t, c, m, masked: cutlass.Constexpr):
+        self.probabilities(g, t, c, m, stats_of(s, c.ring, 0, self.config.tile), masked)
+        alive = t.rows_k - (t.block * self.config.block + c.wg * 64)
+        if alive < 64:
+            self.clear_dead_keys(c, alive)
+
+    def probabilities(self, g, t, c, m, lse, masked):
+        of, (head, tile) = self.graphs, m
+        places = self.places(t, c, head, tile)
+        score, derivative, mask = (None if graph is None else Emitted(graph, captured) for graph, captured in (
+            (of.score, g.score), (of.slope, g.slope), (of.mask if masked else None, g.mask)))
+        state = g.states[t.batch_k, head, g.row_block(tile), 2 * t.block + c.wg] if masked and of.states else None
+        order, n = itertools.count(), self.config.tile  # elements come in the tile's order
+
+        def element(x, lse, col):
+            r = next(order) // 2 % 2
+            at = places(r, col)
+            scaled = {**at, "score": ((r, col), x * g.scale)}
+            if score is not None:
+                x = score.at(**scaled)
+                x = select(x < Float32(LARGEST), x, Float32(LARGEST)) if of.score.tensors else x
+            factor = g.scores.outer if score is None else Float32(tk.LOG2E)
+            e = hidden(cute.math.exp2(cute.math.fma(x, factor, lse), fastmath=True), mask, state, at)
+            if derivative is None:
+                return e
+            return e, select(e == Float32(0.0), Float32(0.0), e * derivative.at(**scaled))
+
+        to = c.p if of.slope is None else (c.p, slope(self.spec, c))
+        tk.apply_narrow(to, element, c.s, lse, tk.COLUMN)
+        assert next(order) == n // 4 * 2, "an element for each of a thread's"
+
+    def places(self, t, c, head, tile):
+        """(row, column of a thread's) -> inputs of the graphs: rows are keys, columns queries."""
+        key = t.block * self.config.block + c.wg * 64 + tk.first_row()
+        query = tile * self.config.tile + tk.first_col()
+        return lambda r, col: dict(b=(0, t.batch_k), h=(0, head), q=(col, query + col), kv=(r, key + 8 * r))
+
+    def clear_dead_keys(self, c, alive):
+        """P of keys behind the last one is 0, whatever the functions make of their scores."""
+        for x in (c.p,) if self.graphs.slope is None else (c.p, slope(self.spec, c)):
+            words = cute.recast_tensor(x.tensor, Int32)
+            for i in range(cute.size(words)):
+                row = tk.first_row() + 8 * (i % 2)
+                words[i] = Int32(cutlass.select_(row < alive, words[i], Int32(0)))
+
+
+def hidden(e, mask, state, at):
+    """e, or 0 where it is not seen."""
+    if mask is None and state is None:
+        return e
+    seen = None if mask is None else mask.at(**at)
+    if state is not None:
+        here = state > MASKED
+        seen = state != ABSENT if seen is None else here | ((state == MASKED) & seen)
+    return select(seen, e, Float32(0.0))

@@ -1,0 +1,58 @@
+"""A block mask's lists the other way round: for each block of keys its blocks of queries. On the GPU, without waiting
+for it."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from tkq.attention.flex.operands import BackwardLists, BlockLists
+
+BLOCK, HALF = 128, 64  # keys of the backward's task, and of one of its two warpgroups
+
+
+class Blocks(NamedTuple):
+    """Of a block mask. lists: of each block of queries its blocks of keys; size: (queries, keys) of a block; queries:
+    of each block of keys its blocks of queries, or None."""
+
+    lists: BlockLists
+    size: tuple
+    queries: BlockLists | None = None
+
+
+def backward_lists(blocks: Blocks, keys: int) -> tuple:
+    """(BackwardLists, tasks in a listed block of keys): the mask's own lists where a block of keys is a number of
+    tasks; else lists of tasks, of two halves."""
+    if blocks.size[1] % BLOCK == 0:
+        if blocks.queries is not None:
+            return BackwardLists(blocks.queries), blocks.size[1] // BLOCK
+        return BackwardLists(_ordered(_states(blocks, keys))), blocks.size[1] // BLOCK
+    states = _states(blocks, keys).repeat_interleave(blocks.size[1] // HALF, 3)[..., :-(-keys // HALF)]
+    states = torch.nn.functional.pad(states, (0, states.shape[3] % 2))
+    first, second = states[..., ::2], states[..., 1::2]
+    both = torch.where(first == second, first, 1)
+    return BackwardLists(_ordered(both), states.int()), 1
+
+
+def _states(blocks, keys):
+    """(B, H, blocks of queries, blocks of keys) int8: 0 not listed, 1 with the mask, 2 full."""
+    lists, columns = blocks.lists, -(-keys // blocks.size[1])
+    found = torch.zeros(*lists.num.shape, columns + 1, dtype=torch.int8, device=lists.num.device)
+    for state, num, indices in ((1, lists.num, lists.indices), (2, lists.full_num, lists.full_indices)):
+        if num is not None:
+            counts = torch.arange(indices.shape[3], device=num.device) < num.unsqueeze(-1)
+            at = torch.where(counts, indices.long().clamp(0, columns - 1), columns)
+            found.scatter_(3, at, state)
+    return found[..., :columns]
+
+
+def _ordered(states) -> BlockLists:
+    """Of states, for each column its rows."""
+    states = states.mT
+
+    def rows(state):
+        here = states == state
+        order = torch.argsort(here.to(torch.int8), dim=3, descending=True, stable=True)
+        return here.sum(3, dtype=torch.int32), order.int()
+
+    return BlockLists(*rows(1), *rows(2))
