@@ -61,3 +61,27 @@ def test_wrong_arguments():
 def test_every_spec_has_a_plan(D, q_tile, kv_tile):
     config = plan(FlexSpec("bf16", D, q_tile=q_tile, kv_tile=kv_tile))
     assert config.tile_rows == q_tile and config.kv == kv_tile
+
+
+LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_num_blocks", "q_indices",
+         "full_q_num_blocks", "full_q_indices")
+
+
+@pytest.mark.parametrize("name", ["causal", "standalone_sparse", "document"])
+@pytest.mark.parametrize("size", [64, (32, 128)])
+def test_block_masks_are_torchs(name, size):
+    mask_mod = GALLERY[name][1]
+    ours, theirs = (make(mask_mod, B, None, S, S, device="cpu", BLOCK_SIZE=size) for make in (
+        tkq.create_block_mask, create_block_mask))
+    for of in LISTS:
+        assert torch.equal(getattr(ours, of), getattr(theirs, of)), of
+    assert ours.shape == theirs.shape and ours.mask_mod is mask_mod
+
+
+def test_wrong_block_masks():
+    with pytest.raises(TypeError, match="BLOCK_SIZE is 3.5"):
+        tkq.create_block_mask(gallery.causal, None, None, 8, 8, "cpu", 3.5)
+    with pytest.raises(ValueError, match="Q_LEN"):
+        tkq.create_block_mask(gallery.causal, None, None, 0, 8, "cpu")
+    with pytest.raises(TypeError, match="allowed is bool"):
+        tkq.create_block_mask(lambda b, h, q, kv: q, None, None, 8, 8, "cpu")

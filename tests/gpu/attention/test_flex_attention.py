@@ -192,3 +192,18 @@ def test_longer_than_one_wave():
     """More tasks than SMs, many blocks of each."""
     q, k, v = make(2048, 2048, 64, heads=(1, 32, 8))
     check(q, k, v, None, gallery.sliding_window(700))
+
+
+LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_num_blocks", "q_indices",
+         "full_q_num_blocks", "full_q_indices")
+
+
+@pytest.mark.parametrize("name, S, size", [("causal", 1000, 128), ("prefix_document", 2000, 64),
+                                           ("standalone_sparse", 700, (40, 130))])
+def test_create_block_mask(name, S, size):
+    """Number by number torch's."""
+    mask_mod = gallery.gallery(B, H, S, "cuda")[name][1]
+    ours, theirs = (make(mask_mod, B, H, S, S, device="cuda", BLOCK_SIZE=size) for make in (
+        tkq.create_block_mask, create_block_mask))
+    for of in LISTS:
+        assert torch.equal(getattr(ours, of), getattr(theirs, of)), of

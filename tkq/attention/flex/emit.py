@@ -1,5 +1,7 @@
 """A graph as code of a kernel: its nodes are visited once for each element when the kernel is traced. What does not
 depend on an element's row or column is made once and shared."""
+import math
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
@@ -7,6 +9,7 @@ from cutlass.cutlass_dsl import is_dynamic_expression
 
 from tkq.attention.flex.graph import FLOAT
 
+LOG2E, NEAR = math.log2(math.e), 0.06
 _KINDS = {"bool": Boolean, "i32": Int32, "i64": Int64, "f32": Float32}
 _MATH = {**{name: name for name in FLOAT}, "round": "roundeven", "pow": "pow"}
 _PLAIN = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b,
@@ -53,7 +56,18 @@ class Emitted:
         args = [self.made[(a, *(keys[name] for name in self.depends[a]))] for a in graph.operands(i)]
         if node.op == "load":
             return _load(self.tensors[first], args, node.type)
+        if node.op == "div" and "score" in self.depends[node.args[0]] and not {"score", "q", "kv"} & {
+                *self.depends[node.args[1]]}:
+            return args[0] * self._inverse(node.args[1], args[1], keys)
         return kind(_operation(node, args, [graph.nodes[a] for a in graph.operands(i)]))
+
+    def _inverse(self, i, divisor, keys):
+        """1 / a divisor that all scores share, made once. Of scores alone: a quotient of indices may be looked at for
+        what it is exactly."""
+        known = "inverse", i, *(keys[name] for name in self.depends[i])
+        if known not in self.made:
+            self.made[known] = Float32(1.0) / divisor
+        return self.made[known]
 
 
 def select(condition, a, b):
@@ -67,11 +81,23 @@ def _operation(node, args, of):
     op, whole = node.op, of[0].type in ("i32", "i64")
     if op in _PLAIN:
         return _PLAIN[op](*args)
+    if op == "tanh":
+        return _tanh(args[0])
     if op in _MATH:
         return getattr(cute.math, _MATH[op])(*args)
     if op in ("floordiv", "mod", "truncdiv"):
         return _divided(op, *args, of[1], whole)
     return _OF_BOTH[op](*args, whole)
+
+
+def _tanh(x):
+    """1 - 2 / (exp(2 x) + 1), and near 0, where that cancels, x - x ** 3 / 3 + 2 / 15 x ** 5: a relative error below
+    5e-6."""
+    square = x * x
+    e = cute.math.exp2(x * Float32(2 * LOG2E), fastmath=True)
+    far = cute.math.fma(cute.arch.rcp_approx(e + Float32(1.0)), Float32(-2.0), Float32(1.0))
+    near = cute.math.fma(square, cute.math.fma(square, Float32(2 / 15), Float32(-1 / 3)), Float32(1.0)) * x
+    return select(square < Float32(NEAR * NEAR), near, far)
 
 
 def _least(a, b, whole):

@@ -26,12 +26,12 @@ def backward_lists(blocks: Blocks, keys: int) -> tuple:
     if blocks.size[1] % BLOCK == 0:
         if blocks.queries is not None:
             return BackwardLists(blocks.queries), blocks.size[1] // BLOCK
-        return BackwardLists(_ordered(_states(blocks, keys))), blocks.size[1] // BLOCK
+        return BackwardLists(ordered(_states(blocks, keys).mT)), blocks.size[1] // BLOCK
     states = _states(blocks, keys).repeat_interleave(blocks.size[1] // HALF, 3)[..., :-(-keys // HALF)]
     states = torch.nn.functional.pad(states, (0, states.shape[3] % 2))
     first, second = states[..., ::2], states[..., 1::2]
     both = torch.where(first == second, first, 1)
-    return BackwardLists(_ordered(both), states.int()), 1
+    return BackwardLists(ordered(both.mT), states.int()), 1
 
 
 def _states(blocks, keys):
@@ -46,13 +46,16 @@ def _states(blocks, keys):
     return found[..., :columns]
 
 
-def _ordered(states) -> BlockLists:
-    """Of states, for each column its rows."""
-    states = states.mT
-
+def ordered(states) -> BlockLists:
+    """Of each row of states its partial blocks, then its full ones: as torch has them, those that are not listed behind
+    those that are."""
     def rows(state):
         here = states == state
-        order = torch.argsort(here.to(torch.int8), dim=3, descending=True, stable=True)
-        return here.sum(3, dtype=torch.int32), order.int()
+        counts, others = here.cumsum(3, dtype=torch.int32), (~here).cumsum(3, dtype=torch.int32)
+        num = counts[..., -1]
+        place = torch.where(here, counts, others + num.unsqueeze(3)) - 1
+        numbers = torch.arange(states.shape[3], dtype=torch.int32, device=states.device).expand(states.shape)
+        return num.contiguous(), torch.empty(states.shape, dtype=torch.int32, device=states.device).scatter_(
+            3, place.long(), numbers)
 
     return BlockLists(*rows(1), *rows(2))

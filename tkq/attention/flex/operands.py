@@ -43,3 +43,12 @@ class Functions(NamedTuple):
     score: Any = None
     slope: Any = None
     mask: Any = None
+
+
+class MaskSizes(NamedTuple):
+    """Of a mask (queries, keys), of a block of it (rows, columns)."""
+
+    queries: Any
+    keys: Any
+    rows: Any
+    columns: Any

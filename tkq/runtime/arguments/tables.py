@@ -120,6 +120,9 @@ TABLES = {
     "grouped_gemm": (tensor("a", *HALF, *FP8), tensor("b", *HALF, *FP8), tensor("offsets", "int32"),
                      tensor("scale_a", "fp32", none=True), tensor("scale_b", "fp32", none=True), _OUT),
     "flash_attn": (*_QKV, _CAUSAL, _SCALE, _WINDOW, _SOFTCAP, _SINKS, flag("deterministic"), flag("return_lse")),
+    "create_block_mask": (integer("B", None, 1, _LONGEST), integer("H", None, 1, _LONGEST),
+                          integer("Q_LEN", REQUIRED, 1, _LONGEST), integer("KV_LEN", REQUIRED, 1, _LONGEST),
+                          Argument("device", "device", none=True)),
     "flex_attention": (tensor("query", *HALF), tensor("key", *HALF), tensor("value", *HALF), number("scale", None),
                        flag("enable_gqa"), flag("return_lse")),
     "flash_attn_varlen": (
