@@ -39,9 +39,10 @@ def create_block_mask(mask_mod: Callable, B: int | None, H: int | None, Q_LEN: i
         the BlockMask: lists of the blocks of keys of each block of queries, and the other way round, full blocks apart.
 
     Raises:
-        TypeError: B, H, Q_LEN or KV_LEN is no integer; device is no device; mask_mod is no function, or gives no bool;
-            BLOCK_SIZE is no integer, nor a pair of integers.
-        ValueError: a number below 1; a captured tensor on another device.
+        TypeError: B, H, Q_LEN or KV_LEN is no int; device is no device; mask_mod is no function, or gives no bool;
+            BLOCK_SIZE is no int, nor a pair of them.
+        ValueError: B, H, Q_LEN or KV_LEN is outside 1 to 2^31 - 1; device is one that is not there; a BLOCK_SIZE below
+            1; a captured tensor on another device.
         NotImplementedError: an operation that no kernel has, by its name.
         RuntimeError: a GPU other than Hopper.
 
@@ -70,7 +71,7 @@ def create_block_mask(mask_mod: Callable, B: int | None, H: int | None, Q_LEN: i
 def _size(given) -> tuple:
     size = (given, given) if type(given) is int else given
     if not isinstance(size, (tuple, list)) or len(size) != 2 or any(type(n) is not int for n in size):
-        raise TypeError(f"{OP}: BLOCK_SIZE is {given!r}, allowed is an integer or a pair of them")
+        raise TypeError(f"{OP}: BLOCK_SIZE is {given!r}, allowed is an int or a pair of them")
     if min(size) < 1:
         raise ValueError(f"{OP}: BLOCK_SIZE is {given!r}, allowed are numbers from 1 on")
     return tuple(size)
