@@ -52,6 +52,7 @@ def create_block_mask(mask_mod: Callable, B: int | None, H: int | None, Q_LEN: i
             return q_idx >= kv_idx
 
         mask = tkq.create_block_mask(causal, None, None, 1024, 1024, device="cuda")
+        partial = tkq.create_block_mask(causal, None, None, 1024, 1024, device="cuda").kv_num_blocks  # (1, 1, 8) int32
         q, k, v = torch.randn(3, 1, 8, 1024, 64, device="cuda", dtype=torch.bfloat16)
         o = tkq.flex_attention(q, k, v, block_mask=mask)  # (1, 8, 1024, 64) bfloat16
     """

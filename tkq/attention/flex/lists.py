@@ -7,8 +7,20 @@ from typing import NamedTuple
 import torch
 
 from tkq.attention.flex.operands import BackwardLists, BlockLists
+from tkq.runtime import Recipe, function
+from tkq.runtime.device import arch
 
 BLOCK, HALF = 128, 64  # keys of the backward's task, and of one of its two warpgroups
+
+
+_kernels: dict = {}  # device -> the kernel's function
+
+
+def _kernel(device):
+    if device not in _kernels:
+        arch.require_hopper(device)
+        _kernels[device] = function(Recipe("tkq.attention.flex.order:OrderBlocks"))
+    return _kernels[device]
 
 
 class Blocks(NamedTuple):
@@ -49,6 +61,12 @@ def _states(blocks, keys):
 def ordered(states) -> BlockLists:
     """Of each row of states its partial blocks, then its full ones: as torch has them, those that are not listed behind
     those that are."""
+    if states.is_cuda:
+        new = lambda shape: torch.empty(shape, dtype=torch.int32, device=states.device)
+        lists = BlockLists(*(new(x) for x in (states.shape[:3], states.shape) * 2))
+        _kernel(states.device)(states, lists)
+        return lists
+
     def rows(state):
         here = states == state
         counts, others = here.cumsum(3, dtype=torch.int32), (~here).cumsum(3, dtype=torch.int32)
