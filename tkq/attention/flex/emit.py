@@ -30,17 +30,25 @@ class Emitted:
         self.graph = graph
         self.tensors, self.numbers = (None, None) if captured is None else captured
         self.depends = [tuple(sorted(of)) for of in graph.inputs_of()]
-        self.made = {}
+        self.needs, self.made = _needs(graph), {}
 
     def at(self, **inputs):
         keys = {name: key for name, (key, _) in inputs.items()}
         values = {name: value for name, (_, value) in inputs.items()}
         return self._value(len(self.graph.nodes) - 1, keys, values)
 
+    def prepare(self, *without, **inputs):
+        """Make what depends on none of the inputs ``without``: before a loop over these. inputs: the others."""
+        keys = {name: key for name, (key, _) in inputs.items()}
+        values = {name: value for name, (_, value) in inputs.items()}
+        for i, depends in enumerate(self.depends):
+            if not set(without) & set(depends):
+                self._value(i, keys, values)
+
     def _value(self, i, keys, values):
         known = i, *(keys[name] for name in self.depends[i])
         if known not in self.made:
-            for j in range(i + 1):  # in order: no recursion as deep as the graph
+            for j in self.needs[i]:  # in order: no recursion as deep as the graph
                 each = j, *(keys[name] for name in self.depends[j])
                 if each not in self.made:
                     self.made[each] = self._node(j, keys, values)
@@ -68,6 +76,14 @@ class Emitted:
         if known not in self.made:
             self.made[known] = Float32(1.0) / divisor
         return self.made[known]
+
+
+def _needs(graph):
+    """For each node the nodes that it depends on, itself the last."""
+    found = []
+    for i in range(len(graph.nodes)):
+        found.append(sorted({i}.union(*(found[a] for a in graph.operands(i)))))
+    return found
 
 
 def select(condition, a, b):

@@ -1,7 +1,7 @@
 """The producer warp and a consumer warpgroup: ``flash_attn``'s, with a list of key tiles in the place of a range."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Int32, const_expr
+from cutlass import Constexpr, Int32, Uint32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.common.mask import KeyBlockRange
@@ -48,12 +48,13 @@ class FlexConsumer:
     @cute.jit
     def run(self, g, smem, wg):
         regs = self.base.state(smem, wg)
+        seen = cute.make_rmem_tensor((2,), Uint32)
         regs.ping_pong.start()
         blocks = self.base.next_task(smem, regs)
         while blocks > 0:
-            self.begin(g, smem, regs)
+            self.begin(g, smem, regs, seen)
             tk.zero(regs.o)
-            self.steps(g, smem, regs)
+            self.steps(g, smem, regs, seen)
             tk.arrive(smem.q_empty[self.base.q_at(regs)])
             self.base.swap_task(regs)
             self.base.end(smem, regs)
@@ -66,39 +67,53 @@ class FlexConsumer:
         return g.keys.at(t["batch"], t["head"], t["tile"], i, t["n_masked_right"])
 
     @cute.jit
-    def begin(self, g, smem, regs):
+    def begin(self, g, smem, regs, seen):
         """A task's first S = Q @ K.T, and its softmax."""
         tile = self.tile(g, regs, Int32(0))
         smem.k_pipe.wait(regs.k)
         tk.mm_ABt(regs.s, smem.q[self.base.q_at(regs)], smem.k[regs.k.stage])
+        self.softmax.look_if(g, regs, tile, seen)
         tk.mma_wait()
         self.base.release(smem.k_pipe, regs.k)
-        self.softmax.first(g, regs, tile)
+        self.softmax.first(g, regs, tile, seen)
         tk.copy(regs.p, regs.s)
 
     @cute.jit
-    def steps(self, g, smem, regs):
+    def steps(self, g, smem, regs, seen):
         """Each further S and softmax, over the P @ V of the tile before: tiles with the mask, then those without."""
         blocks, whole = regs.task["blocks"], Int32(1)
         if const_expr(self.spec.mask is not None):
             masked = regs.task["n_masked_right"]
             for i in cutlass.range(1, masked, unroll=1):
-                self.step(g, smem, regs, i, True)
+                self.step(g, smem, regs, i, seen, True)
             whole = cutlass.max(masked, 1)
         if const_expr(self.spec.mask is None or self.spec.full):
             for i in cutlass.range(whole, blocks, unroll=1):
-                self.step(g, smem, regs, i, False)
+                self.step(g, smem, regs, i, seen, False)
 
     @cute.jit
-    def step(self, g, smem, regs, i, masked: Constexpr[bool]):
+    def step(self, g, smem, regs, i, seen, masked: Constexpr[bool]):
         """The i-th tile of the visit."""
         tile = self.tile(g, regs, i)
-        self.base.issue(smem, regs)
-        moved = self.softmax.step(g, regs, tile, masked)
+        self.issue(smem, regs)
+        if const_expr(masked):
+            self.softmax.look(g, regs, tile, seen)
+        tk.mma_wait(1)
+        self.base.release(smem.k_pipe, regs.k)
+        moved = self.softmax.step(g, regs, tile, seen, masked)
         tk.mma_wait(0)
         self.base.release(smem.v_pipe, regs.v)
         tk.copy(regs.p, regs.s)
         self.base.correct_if(regs, moved)
+
+    def issue(self, smem, regs):
+        """The next S = Q @ K.T, and O += P @ V of the tile before."""
+        smem.k_pipe.wait(regs.k)
+        regs.ping_pong.take()
+        tk.mm_ABt(regs.s, smem.q[self.base.q_at(regs)], smem.k[regs.k.stage])
+        smem.v_pipe.wait(regs.v)
+        tk.mma_AB(regs.o, regs.p, smem.v[regs.v.stage])
+        regs.ping_pong.give()
 
     @cute.jit
     def finish(self, g, smem, regs):
