@@ -1,13 +1,11 @@
 """Scores of the user's own, then the online softmax of ``flash_attn``."""
-import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Uint32, const_expr
+from cutlass import Constexpr, Float32, const_expr
 
 import tkq.tile as tk
-from tkq.attention.flex.emit import Emitted, select
+from tkq.attention.flex.emit import Emitted
+from tkq.attention.flex.look import Look, all_seen, chosen
 from tkq.attention.forward.softmax import Softmax
-
-COLUMNS = 8  # of a thread's, that the mask is evaluated for at a time
 
 
 class FlexSoftmax:
@@ -16,6 +14,7 @@ class FlexSoftmax:
 
     def __init__(self, spec, config):
         self.spec, self.config, self.online = spec, config, Softmax(spec.attention, config)
+        self.look_at = Look(spec.mask, "kv")
 
     def first(self, g, regs, tile, seen):
         """The first tile of keys of a task. seen: of ``look``."""
@@ -58,43 +57,22 @@ class FlexSoftmax:
     @cute.jit
     def look_if(self, g, regs, tile, seen):
         """``look``, unless the task's first tile is full."""
-        for r in cutlass.range_constexpr(2):
-            seen[r] = Uint32(0xffffffff)
+        all_seen(seen)
         if const_expr(self.spec.mask is not None):
             if regs.task["n_masked_right"] != 0:
                 self.look(g, regs, tile, seen)
 
     def look(self, g, regs, tile, seen):
-        """Which of a tile's keys its rows see: a bit for each of the thread's columns, a word for each of its two rows.
-        Before the scores are there, 8 columns at a time, so that few registers are in use."""
+        """Which of a tile's keys its rows see."""
         batch, head, row, col = self.place(regs, tile)
-        graph, of = Emitted(self.spec.mask, g.mask), dict(b=(0, batch), h=(0, head))
-        for r in range(2):
-            seen[r] = Uint32(0)
-            graph.prepare("kv", **of, q=(r, row + 8 * r))
-
-        def look_at(part):
-            for r in range(2):
-                bits = Uint32(0)
-                for j in range(COLUMNS):
-                    kv = col + 32 * part + (8 * (j // 2) + j % 2)
-                    value = graph.at(**of, q=(r, row + 8 * r), kv=(j, kv))
-                    bits = bits | select(value, Uint32(1 << j), Uint32(0))
-                seen[r] = seen[r] | (bits << Uint32(COLUMNS * part))
-
-        self.each_part(look_at)
-
-    @cute.jit
-    def each_part(self, look_at: Constexpr):
-        for part in cutlass.range(self.config.kv // (4 * COLUMNS), unroll=1):
-            look_at(part)
+        self.look_at.look(g.mask, dict(b=(0, batch), h=(0, head)), (row, col), self.config.kv, seen)
 
     def mask(self, regs, seen, masked: bool):
         """Scores of keys that a row does not see become -inf."""
         view = regs.s.rows_view
         for j in range(regs.s.cols // 4 if masked else 0):
             for r in range(2):
-                view[r, j] = select((seen[r] & Uint32(1 << j)) != Uint32(0), view[r, j], Float32(-Float32.inf))
+                view[r, j] = chosen(seen, r, j, view[r, j], -Float32.inf)
 
     @cute.jit
     def end_of_keys(self, g, regs, tile):
