@@ -70,6 +70,12 @@ def test_operations(name):
     check("score_mod", OPERATIONS[name])
 
 
+@pytest.mark.parametrize("name", ["whole", "smooth", "other"])
+def test_operations_together(name):
+    small = torch.arange(50).to(torch.int8) % 5
+    check("score_mod", gallery.operations(table, torch.arange(50) % 3 == 0, small)[name])
+
+
 def window_of(n):
     return lambda b, h, q, kv: q - kv < n
 

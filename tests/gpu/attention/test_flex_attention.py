@@ -49,6 +49,14 @@ def test_gallery(name):
     check(*make(S, S), score_mod, mask_mod, what=name)
 
 
+@pytest.mark.parametrize("name", ["whole", "other", pytest.param("smooth", marks=pytest.mark.slow)])
+def test_operations(name):
+    S, g = 300, torch.Generator("cuda").manual_seed(5)
+    table, flags = torch.randn(7, S, device="cuda", generator=g), torch.rand(S, device="cuda", generator=g) < 0.3
+    small = torch.randint(0, 5, (S,), device="cuda", generator=g, dtype=torch.int8)
+    check(*make(S, S), gallery.operations(table, flags, small)[name], what=name)
+
+
 @pytest.mark.parametrize("Sq, Sk", [(1, 1), (3, 200), (200, 3), (129, 640), (1000, 1000)])
 def test_lengths(Sq, Sk):
     """The last queries and keys fill no tile; also where nothing is masked."""

@@ -81,6 +81,28 @@ def causal_score(score, b, h, q, kv):
     return torch.where(q >= kv, score, -float("inf"))
 
 
+def operations(table, flags, small):
+    """Every kind of operation that a kernel has. table: (7, S) fp32, flags: (S,) bool, small: (S,) int8."""
+    def whole(score, b, h, q, kv):
+        found = (q - kv) // 3 + (q - kv) % 5 + torch.div(q - kv, 7, rounding_mode="trunc") + ((q & 5) | (kv ^ 3))
+        found = found + (q << 2) - (kv >> 1) + ~q + torch.maximum(q, kv) - (q - kv).abs().clamp(3, 40)
+        wide = q.long() * 3000000000 // 7000000 - kv + (kv.long() * -7) % 11
+        return score + 0.001 * (found + wide + (small[q] == small[kv]) + flags[kv].int() - (q != kv).float())
+
+    def smooth(score, b, h, q, kv):
+        x = score * 0.3
+        found = torch.exp(-x.abs()) + torch.sigmoid(x) * x.clamp(-1, 1) - torch.erf(x) + torch.tanh(3 * x) / (1 + x * x)
+        found = found + x ** 2 - x.abs() ** 0.5 + (x.abs() + 1) ** 1.3 + 2.0 ** (-h.float()) + torch.rsqrt(x * x + 1)
+        found = found + torch.log(x * x + 0.5) + torch.log2(x * x + 2) + torch.exp2(x).minimum(x + 3) + torch.sin(x)
+        return found + torch.cos(x) * (q - 20) / 700
+
+    def other(score, b, h, q, kv):
+        found = torch.where(torch.logical_and(q > 3, ~(kv < 5)) | (b == 1), score, -score)
+        found = found + table[h - 3, -1] + table[q % 7][kv] + table[3:][h % 4, kv] + table.T[kv, h]
+        return torch.where(flags[q], found, found.relu()) + (kv / 3).floor() * 0.01 - (q / 7).ceil().trunc() * 0.01
+    return {"whole": whole, "smooth": smooth, "other": other}
+
+
 def gallery(B, H, S, device, generator=None):
     """name -> (score_mod, mask_mod), for B sequences of S tokens, H heads; S at least 128."""
     new = lambda *shape, **kind: torch.randint(0, 1 << 16, shape, generator=generator, device=device).to(**kind)
