@@ -22,6 +22,7 @@ _LISTS = (
     "tkq.losses.catalog",
     "tkq.attention.forward.catalog",
     "tkq.attention.backward.catalog",
+    "tkq.attention.flex.catalog",
     "tkq.convolution.catalog",
     "tkq.linear_attention.catalog",
     "tkq.linear_attention.based.catalog",

@@ -5,8 +5,10 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 
 import tkq
 from tests.helpers.attention import flex_gallery as gallery
+from tkq.attention.flex import catalog
 from tkq.attention.flex.plan import plan
 from tkq.attention.flex.spec import HEAD_DIMS, FlexSpec
+from tkq.attention.flex.trace import trace
 
 B, H, S = 2, 2, 144
 GALLERY = gallery.gallery(B, H, S, "cpu")
@@ -61,6 +63,14 @@ def test_wrong_arguments():
 def test_every_spec_has_a_plan(D, q_tile, kv_tile):
     config = plan(FlexSpec("bf16", D, q_tile=q_tile, kv_tile=kv_tile))
     assert config.tile_rows == q_tile and config.kv == kv_tile
+
+
+def test_shipped_kernels_are_those_of_functions():
+    assert trace("mask_mod", gallery.causal).graph == catalog.causal()
+    assert trace("score_mod", GALLERY["alibi"][0]).graph == catalog.alibi()
+    assert trace("score_mod", GALLERY["softcap"][0]).graph == catalog.softcap()
+    names = [kernel.name for kernel in catalog.shipped()]
+    assert len(set(names)) == len({kernel.recipe for kernel in catalog.shipped()}) == len(names)
 
 
 LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_num_blocks", "q_indices",
