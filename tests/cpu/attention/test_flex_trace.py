@@ -1,6 +1,7 @@
 """User functions as graphs: what they compute, what is traced again, what is refused, how long it takes."""
 import math
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -74,6 +75,20 @@ def test_operations(name):
 def test_operations_together(name):
     small = torch.arange(50).to(torch.int8) % 5
     check("score_mod", gallery.operations(table, torch.arange(50) % 3 == 0, small)[name])
+
+
+def test_affine():
+    """What grows evenly with q and kv is known to, nothing else is."""
+    graph = trace("score_mod", lambda s, b, h, q, kv: s + ((3 * q - kv + h) * 2) * (q // 2) + (-(q - kv)).float()).graph
+    at = {**places(1, 2, 9, 9, "cpu"), "score": torch.zeros(1, 2, 9, 9)}
+    for i, steps in enumerate(graph.affine()):
+        if graph.nodes[i].op in ("const", "number"):
+            continue
+        found = evaluate(replace(graph, nodes=graph.nodes[:i + 1]), (), (), at).expand(1, 2, 9, 9).double()
+        grown = [x.unique().tolist() for x in (found.diff(dim=2), found.diff(dim=3))]
+        if steps is not None:
+            assert grown == [[steps[0]], [steps[1]]]
+    assert sum(steps is not None for steps in graph.affine()) == 9
 
 
 def window_of(n):

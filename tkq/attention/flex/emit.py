@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.cutlass_dsl import is_dynamic_expression
 
-from tkq.attention.flex.graph import FLOAT
+from tkq.attention.flex.graph import FLOAT, Node
 
 LOG2E, NEAR = math.log2(math.e), 0.06
 _KINDS = {"bool": Boolean, "i32": Int32, "i64": Int64, "f32": Float32}
@@ -23,56 +23,73 @@ _PLAIN = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a,
 class Emitted:
     """A graph in a kernel. captured: what its slots hold, the kernel's own (tensors, numbers), or None.
 
-    ``at(b=.., h=.., q=(key, value), kv=(key, value), score=(key, value))`` is its value for one element: equal keys
-    mean equal values, and what depends on them alone is not made again."""
+    ``at(b=.., h=.., q=.., kv=.., score=..)`` is its value for one element. An input is (base, offset): an index is
+    their sum, the offset a number that is known when traced; of a score the base is its value. Equal offsets mean equal
+    values, and what depends on these inputs alone is not made again: what is affine in indices is its value at the
+    bases and a constant."""
 
     def __init__(self, graph, captured):
         self.graph = graph
         self.tensors, self.numbers = (None, None) if captured is None else captured
         self.depends = [tuple(sorted(of)) for of in graph.inputs_of()]
-        self.needs, self.made = _needs(graph), {}
+        self.affine, self.needs, self.made = graph.affine(), _needs(graph), {}
 
     def at(self, **inputs):
-        keys = {name: key for name, (key, _) in inputs.items()}
-        values = {name: value for name, (_, value) in inputs.items()}
-        return self._value(len(self.graph.nodes) - 1, keys, values)
+        return self._value(len(self.graph.nodes) - 1, inputs)
 
     def prepare(self, *without, **inputs):
         """Make what depends on none of the inputs ``without``: before a loop over these. inputs: the others."""
-        keys = {name: key for name, (key, _) in inputs.items()}
-        values = {name: value for name, (_, value) in inputs.items()}
         for i, depends in enumerate(self.depends):
             if not set(without) & set(depends):
-                self._value(i, keys, values)
+                self._value(i, inputs)
 
-    def _value(self, i, keys, values):
-        known = i, *(keys[name] for name in self.depends[i])
+    def _key(self, i, inputs):
+        return i, *(inputs[name][1] for name in self.depends[i])
+
+    def _value(self, i, inputs):
+        known = self._key(i, inputs)
         if known not in self.made:
             for j in self.needs[i]:  # in order: no recursion as deep as the graph
-                each = j, *(keys[name] for name in self.depends[j])
+                each = self._key(j, inputs)
                 if each not in self.made:
-                    self.made[each] = self._node(j, keys, values)
+                    self.made[each] = self._node(j, inputs)
         return self.made[known]
 
-    def _node(self, i, keys, values):
+    def _node(self, i, inputs):
         node, graph = self.graph.nodes[i], self.graph
         first, kind = node.args[0], _KINDS[node.type]
-        if node.op in ("input", "number"):
-            return (values if node.op == "input" else self.numbers)[first]
-        if node.op == "const":
-            return kind(first)
-        args = [self.made[(a, *(keys[name] for name in self.depends[a]))] for a in graph.operands(i)]
+        if node.op in ("number", "const"):
+            return self.numbers[first] if node.op == "number" else kind(first)
+        shift = self._shift(i, inputs)
+        if shift:
+            return self._value(i, self._at_bases(inputs)) + kind(shift)
+        if node.op == "input":
+            return inputs[first][0]
+        args = [self.made[self._key(a, inputs)] for a in graph.operands(i)]
         if node.op == "load":
             return _load(self.tensors[first], args, node.type)
-        if node.op == "div" and "score" in self.depends[node.args[0]] and not {"score", "q", "kv"} & {
-                *self.depends[node.args[1]]}:
-            return args[0] * self._inverse(node.args[1], args[1], keys)
+        if node.op == "div" and self._shares_divisor(*node.args):
+            args = args[0], self._inverse(self._key(node.args[1], inputs), args[1])
+            node = Node("mul", node.type, node.args)
         return kind(_operation(node, args, [graph.nodes[a] for a in graph.operands(i)]))
 
-    def _inverse(self, i, divisor, keys):
+    def _shift(self, i, inputs):
+        """How much more a node is than at the bases; 0 where that is not known."""
+        steps = self.affine[i]
+        return 0 if steps is None else sum(n * inputs[name][1] for name, n in zip(("q", "kv"), steps) if n)
+
+    @staticmethod
+    def _at_bases(inputs):
+        return {name: (base, 0 if name in ("q", "kv") else offset) for name, (base, offset) in inputs.items()}
+
+    def _shares_divisor(self, dividend, divisor):
+        """Is it a score over what all scores share?"""
+        return "score" in self.depends[dividend] and not {"score", "q", "kv"} & {*self.depends[divisor]}
+
+    def _inverse(self, of, divisor):
         """1 / a divisor that all scores share, made once. Of scores alone: a quotient of indices may be looked at for
         what it is exactly."""
-        known = "inverse", i, *(keys[name] for name in self.depends[i])
+        known = "inverse", of
         if known not in self.made:
             self.made[known] = Float32(1.0) / divisor
         return self.made[known]

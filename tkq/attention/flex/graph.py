@@ -51,9 +51,34 @@ class Graph:
             found.append(frozenset(own.union(*(found[a] for a in self.operands(i)))))
         return tuple(found)
 
-    @property
-    def reads_score(self) -> bool:
-        return "score" in self.inputs_of()[-1]
+    def affine(self) -> tuple:
+        """For each node how much it grows with q and with kv, (n, m), where that is the same everywhere and the node is
+        an integer or one as a float; None of others, and of what depends on neither."""
+        found, depends = [], self.inputs_of()
+        for i, node in enumerate(self.nodes):
+            of = self.operands(i)
+            if not depends[i] & {"q", "kv", "score"}:
+                found.append((0, 0) if node.type == "i32" else None)
+            elif any(found[a] is None for a in of):
+                found.append(None)
+            else:
+                found.append(self._steps(node, [found[a] for a in of]))
+        return tuple(None if steps == (0, 0) else steps for steps in found)
+
+    def _steps(self, node, of):
+        if node.op == "input":
+            return {"q": (1, 0), "kv": (0, 1)}.get(node.args[0])
+        if node.op in ("neg", "add", "sub") and node.type == "i32":
+            sign = 1 if node.op == "add" else -1
+            first = (0, 0) if node.op == "neg" else of[0]
+            return tuple(a + sign * b for a, b in zip(first, of[-1]))
+        if node.op == "mul" and node.type == "i32":
+            for a, b in ((0, 1), (1, 0)):
+                factor = self.nodes[node.args[a]]
+                if factor.op == "const":
+                    return tuple(n * factor.args[0] for n in of[b])
+        from_i32 = node.op == "cast" and node.type == "f32" and self.nodes[node.args[0]].type == "i32"
+        return of[0] if from_i32 else None
 
     def text(self) -> str:
         """One line a node, for a reader."""

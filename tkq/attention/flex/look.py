@@ -19,17 +19,18 @@ class Look:
         """seen: two words, a bit for each of the thread's columns in each of its two rows. of: inputs that all share;
         place: (first row, first column) of the thread; width: columns of the tile."""
         graph, (row, col) = Emitted(self.graph, captured), place
-        across = lambda r: {self.across: (r, row + 8 * r)}
+        across = lambda r: {self.across: (row, 8 * r)}
         for r in range(2):
             seen[r] = Uint32(0)
             graph.prepare(self.along, **of, **across(r))
 
         def look_at(part):
+            first = col + 32 * part
             for r in range(2):
                 bits = Uint32(0)
                 for j in range(COLUMNS):
-                    at = col + 32 * part + (8 * (j // 2) + j % 2)
-                    value = graph.at(**of, **across(r), **{self.along: (j, at)})
+                    at = first, 8 * (j // 2) + j % 2
+                    value = graph.at(**of, **across(r), **{self.along: at})
                     bits = bits | select(value, Uint32(1 << j), Uint32(0))
                 seen[r] = seen[r] | (bits << Uint32(COLUMNS * part))
 

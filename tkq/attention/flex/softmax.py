@@ -43,7 +43,7 @@ class FlexSoftmax:
 
     def inputs(self, place, r, j):
         batch, head, row, col = place
-        return dict(b=(0, batch), h=(0, head), q=(r, row + 8 * r), kv=(j, col + (8 * (j // 2) + j % 2)))
+        return dict(b=(batch, 0), h=(head, 0), q=(row, 8 * r), kv=(col, 8 * (j // 2) + j % 2))
 
     def score(self, g, regs, tile):
         if self.spec.score is None:
@@ -52,7 +52,7 @@ class FlexSoftmax:
         graph = Emitted(self.spec.score, g.score)
         for j in range(regs.s.cols // 4):
             for r in range(2):
-                view[r, j] = graph.at(**self.inputs(place, r, j), score=((r, j), view[r, j] * g.score_scale))
+                view[r, j] = graph.at(**self.inputs(place, r, j), score=(view[r, j] * g.score_scale, (r, j)))
 
     @cute.jit
     def look_if(self, g, regs, tile, seen):
@@ -65,7 +65,7 @@ class FlexSoftmax:
     def look(self, g, regs, tile, seen):
         """Which of a tile's keys its rows see."""
         batch, head, row, col = self.place(regs, tile)
-        self.look_at.look(g.mask, dict(b=(0, batch), h=(0, head)), (row, col), self.config.kv, seen)
+        self.look_at.look(g.mask, dict(b=(batch, 0), h=(head, 0)), (row, col), self.config.kv, seen)
 
     def mask(self, regs, seen, masked: bool):
         """Scores of keys that a row does not see become -inf."""

@@ -71,6 +71,6 @@ class BlockStates:
             for i in cutlass.range(inside, unroll=4):
                 graph = Emitted(self.spec.mask, mask)
                 kv = column0 + j
-                seen = graph.at(b=(0, of[0]), h=(0, of[1]), q=(0, row0 + i), kv=(0, kv)) & (kv < sizes.keys)
+                seen = graph.at(b=(of[0], 0), h=(of[1], 0), q=(row0 + i, 0), kv=(kv, 0)) & (kv < sizes.keys)
                 some, every = some | seen, every & seen
         return some, every

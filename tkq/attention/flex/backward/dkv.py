@@ -41,7 +41,7 @@ class FlexDkv(Dkv):
         def element(x, lse, col):
             i = next(order)
             r, j = i // 2 % 2, i // 4 * 2 + i % 2
-            scaled = {**places(r, col), "score": ((r, col), x * g.scale)}
+            scaled = {**places(r, col), "score": (x * g.scale, (r, col))}
             if score is not None:
                 x = score.at(**scaled)
                 x = select(x < Float32(LARGEST), x, Float32(LARGEST)) if of.score.tensors else x
@@ -63,7 +63,7 @@ class FlexDkv(Dkv):
             all_seen(seen)
         else:
             places = self.places(t, c, head, tile)(0, 0)
-            self.look_at.look(g.mask, {name: places[name] for name in ("b", "h")}, (places["kv"][1], places["q"][1]),
+            self.look_at.look(g.mask, {name: places[name] for name in ("b", "h")}, (places["kv"][0], places["q"][0]),
                               self.config.tile, seen)
         if self.graphs.states:
             state = g.states[t.batch_k, head, g.row_block(tile), 2 * t.block + c.wg]
@@ -75,7 +75,7 @@ class FlexDkv(Dkv):
         """(row, column of a thread's) -> inputs of the graphs: rows are keys, columns queries."""
         key = t.block * self.config.block + c.wg * 64 + tk.first_row()
         query = tile * self.config.tile + tk.first_col()
-        return lambda r, col: dict(b=(0, t.batch_k), h=(0, head), q=(col, query + col), kv=(r, key + 8 * r))
+        return lambda r, col: dict(b=(t.batch_k, 0), h=(head, 0), q=(query, col), kv=(key, 8 * r))
 
     def clear_dead_keys(self, c, alive):
         """P of keys behind the last one is 0, whatever the functions make of their scores."""
