@@ -1,5 +1,6 @@
 """All mutants."""
-from . import attention, backward, based, channels, convolution, hedgehog, linear, products, rows, steps, tile
+from . import attention, backward, based, channels, convolution, flex, hedgehog, linear, products, rows, steps, tile
 
 MUTANTS = (*attention.MUTANTS, *backward.MUTANTS, *based.MUTANTS, *channels.MUTANTS, *convolution.MUTANTS,
-           *hedgehog.MUTANTS, *linear.MUTANTS, *products.MUTANTS, *rows.MUTANTS, *steps.MUTANTS, *tile.MUTANTS)
+           *flex.MUTANTS, *hedgehog.MUTANTS, *linear.MUTANTS, *products.MUTANTS, *rows.MUTANTS, *steps.MUTANTS,
+           *tile.MUTANTS)

@@ -11,6 +11,7 @@ from tests.helpers.sanitizer.nan_fill import poisoned
 
 B, H = 2, 4
 BF16, FP16 = torch.bfloat16, torch.float16
+SELDOM = "alibi", "dilated", "prefix_document"  # a kernel each, of which others have all parts
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +43,8 @@ def check(q, k, v, score_mod=None, mask_mod=None, block_mask=None, seen=None, wh
     return o, lse
 
 
-@pytest.mark.parametrize("name", gallery.gallery(1, 1, 128, "cpu"))
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SELDOM))
+                                  for name in gallery.gallery(1, 1, 128, "cpu")])
 def test_gallery(name):
     S = 576
     score_mod, mask_mod = gallery.gallery(B, H, S, "cuda", torch.Generator("cuda").manual_seed(1))[name]
@@ -89,9 +91,9 @@ def test_grouped_heads_and_strides():
 
 def test_broadcast_masks():
     """One list for all heads, or all batches; lists of some heads alone."""
-    lengths = torch.tensor([100, 400], device="cuda")
+    lengths = torch.tensor([100, 400], device="cuda", dtype=torch.int32)
     for batch, heads in ((None, None), (B, None), (None, H)):
-        mask_mod = {(None, None): gallery.causal, (B, None): lambda b, h, q, kv: kv < lengths[b],
+        mask_mod = {(None, None): gallery.causal, (B, None): gallery.prefix_lm(lengths),
                     (None, H): lambda b, h, q, kv: (q - kv).abs() < 64 * (h + 1)}[batch, heads]
         check(*make(500, 500), mask_mod=mask_mod, block_mask=mask_of(mask_mod, 500, 500, batch, heads))
 

@@ -33,12 +33,13 @@ class FlexScheduler(TileScheduler):
 
     @cute.jit
     def each_tile(self, g, t, work: Constexpr):
-        """As ``TileScheduler.each_tile``."""
+        """As ``TileScheduler.each_tile``. In the place of a tile behind the queries' last one stands that: a listed
+        block may go on where the queries do not, and ``FlexDkv`` makes zeros of it."""
         for h in cutlass.range(g.heads_per_kv, unroll=1):
             of = t.batch_k, self.query_head(g, t, h), t.block
             counts = g.queries.counts(*of)
             for i in cutlass.range(counts.all, unroll=1):
-                work(h + i, h, g.queries.at(*of, i, counts.masked))
+                work(h + i, h, cutlass.min(g.queries.at(*of, i, counts.masked), g.tiles - 1))
 
     @cute.jit
     def visit(self, g, s, t, c, step: Constexpr):
