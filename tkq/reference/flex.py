@@ -1,7 +1,7 @@
 """flex_attention in plain PyTorch: its meaning, and the CPU path."""
 import torch
 
-from tkq.attention.flex.evaluate import evaluate
+from tkq.reference.graphs import evaluate
 
 
 def flex_attention(q, k, v, score, mask, blocks, scale, dtype=torch.float32):

@@ -10,11 +10,11 @@ from torch.nn.attention.flex_attention import and_masks, create_block_mask, or_m
 from tests.helpers.attention import flex_gallery as gallery
 from tkq.attention.flex import trace as tracing
 from tkq.attention.flex.derive import slope_of
-from tkq.attention.flex.evaluate import evaluate
 from tkq.attention.flex.lists import Blocks, backward_lists
 from tkq.attention.flex.operands import BlockLists
 from tkq.attention.flex.trace import trace
 from tkq.reference.flex import listed, places
+from tkq.reference.graphs import evaluate
 
 B, H, S = 2, 3, 144
 GALLERY = gallery.gallery(B, H, S, "cpu")

@@ -9,8 +9,7 @@ from tkq.attention.flex.backward.spec import FlexBackwardSpec
 from tkq.attention.flex.derivative import derivative
 from tkq.attention.flex.graph import Builder
 from tkq.attention.flex.plan import recipe
-from tkq.attention.flex.spec import HEAD_DIMS, FlexSpec
-from tkq.attention.flex.states import StatesSpec
+from tkq.attention.flex.spec import HEAD_DIMS, FlexSpec, StatesSpec
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Recipe, Shipped
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 import torch
 from torch.nn.attention.flex_attention import BlockMask
 
-from tkq.attention.flex import states
 from tkq.attention.flex.check import check_captured
-from tkq.attention.flex.evaluate import evaluate
 from tkq.attention.flex.launch import captured
 from tkq.attention.flex.lists import ordered
 from tkq.attention.flex.operands import MaskSizes
+from tkq.attention.flex.spec import StatesSpec
 from tkq.attention.flex.trace import trace
+from tkq.reference.graphs import evaluate
 from tkq.runtime import Recipe, arguments, function
 from tkq.runtime.call.ops import LaunchCache
 from tkq.runtime.device import arch
@@ -85,7 +85,7 @@ def _states(mask, shape, sizes, place):
     kernel = _launchers.get(key)
     if kernel is None:
         arch.require_hopper(place.device)
-        kernel = function(Recipe("tkq.attention.flex.states:BlockStates", (states.StatesSpec(mask.graph),)))
+        kernel = function(Recipe("tkq.attention.flex.states:BlockStates", (StatesSpec(mask.graph),)))
         _launchers.add(key, kernel)
     kernel(found, captured(mask), sizes)
     return found

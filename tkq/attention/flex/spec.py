@@ -49,6 +49,13 @@ class FlexSpec:
         return AttentionSpec(self.dtype, self.head_dim, lse=self.lse, right=True)
 
 
+@dataclass(frozen=True)
+class StatesSpec:
+    """Of the kernel that looks at a mask's blocks. mask: its graph."""
+
+    mask: Graph
+
+
 def tile_of(block: int) -> int:
     """Rows or keys of a tile, of which a listed block has a whole number."""
     return 128 if block % 128 == 0 else 64

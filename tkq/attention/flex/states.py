@@ -1,5 +1,4 @@
 """Which blocks of a mask are full, which are partly seen: counted without the mask in memory."""
-from dataclasses import dataclass
 from typing import Optional
 
 import cuda.bindings.driver as cuda
@@ -12,16 +11,9 @@ import tkq.tile as tk
 from tkq.attention.common.integers import ceil_div
 from tkq.attention.flex.emit import Emitted
 from tkq.attention.flex.fakes import captured
-from tkq.attention.flex.graph import Graph
 from tkq.attention.flex.operands import Captured, MaskSizes
+from tkq.attention.flex.spec import StatesSpec
 from tkq.runtime.compile import fake
-
-
-@dataclass(frozen=True)
-class StatesSpec:
-    """mask: the graph."""
-
-    mask: Graph
 
 
 class BlockStates:
