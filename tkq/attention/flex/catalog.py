@@ -2,6 +2,7 @@
 of causal masks, with and without ALiBi or a softcap as scores; everything else is compiled when it is first asked
 for."""
 import itertools
+from dataclasses import replace
 
 from tkq.attention.flex.backward.plan import plan as backward_plan
 from tkq.attention.flex.backward.plan import recipe as backward_recipe
@@ -50,6 +51,7 @@ def shipped() -> list:
         slope = derivative(graph)[0] if graph is not None else 1.0
         spec = FlexBackwardSpec(dtype, dim, True, False, graph, None if slope == 1.0 else slope, mask, True, True)
         config = backward_plan(spec)
+        spec = replace(spec, q_per=128 // config.tile)
         found.append(Shipped(f"flex_attention_backward_{dtype}_d{dim}_{name}", backward_recipe(spec, config),
                              _of_backward(config)))
     found.append(Shipped("create_block_mask_causal", Recipe("tkq.attention.flex.states:BlockStates", (

@@ -5,6 +5,7 @@ import math
 
 import torch
 
+from tkq.attention.flex.lists import BLOCK as TASK
 from tkq.attention.flex.lists import Blocks
 from tkq.attention.flex.operands import BlockLists
 from tkq.attention.flex.spec import BLOCK, FlexSpec
@@ -49,6 +50,8 @@ def blocks_of(mask, q, k):
     if any(s <= 0 or s % BLOCK for s in size):
         raise NotImplementedError(f"{OP}: block_mask has blocks of {size[0]} x {size[1]}, supported are multiples of "
                                   f"{BLOCK}")
+    # one block of all: not larger than what there is
+    size = tuple(min(s, -(-max(n, 1) // TASK) * TASK) if s >= n else s for s, n in zip(size, (Sq, Sk)))
     rows = -(-Sq // size[0])
     for name, x in zip(("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"), lists):
         if x is not None:

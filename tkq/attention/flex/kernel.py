@@ -46,7 +46,7 @@ class FlexForward:
             q=tk.gl.load(q, tiles.q), k=tk.gl.load(k, tiles.k), v=tk.gl.load(v, tiles.v), o=tk.gl.store(o, tiles.o),
             lse=operands.lse, sinks=None, tasks=tasks, schedule=tk.Schedule(number, cfg.schedule, 1, counter),
             scale=Float32(tk.LOG2E) if scored else scalars.scale * tk.LOG2E, score_scale=scalars.scale,
-            keys=KeyTiles(lists, spec.mask is not None, spec.full, scalars.q_per, scalars.kv_per,
+            keys=KeyTiles(lists, spec.mask is not None, spec.full, spec.q_per, spec.kv_per,
                           ceil_div(k.shape[0], cfg.kv)), score=score, mask=mask)
         blocks = tk.blocks_for(cfg.schedule, number, scalars.num_sms, 1)
         self.kernel(g).launch(grid=[blocks, 1, 1], block=[tk.WARPGROUP * (cfg.consumers + 1), 1, 1], stream=stream,
@@ -68,7 +68,7 @@ class FlexForward:
         lse = fake.tensor("fp32", (B, H, Sq), align=4) if spec.lse else None
         return (Operands(operand(Sq, H), operand(Sk, Hk), operand(Sk, Hk), operand(Sq, H), lse), lists,
                 captured(spec.score), captured(spec.mask), fake.tensor("int32", (1,), align=4),
-                FlexScalars(Float32(1.0), Int32(1), Int32(1), Int32(1)))
+                FlexScalars(Float32(1.0), Int32(1)))
 
     @cute.kernel
     def kernel(self, g: FlexGlobals):

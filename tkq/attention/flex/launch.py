@@ -50,13 +50,14 @@ def run(call: Call, o, lse, config=None):
     """Launch the kernel into o and lse."""
     q = call.q
     lists, size = (None, (128, 128)) if call.blocks is None else call.blocks[:2]
+    tiles = tile_of(size[0]), tile_of(size[1])
     spec = FlexSpec(dtypes.name_of(q.dtype), q.shape[3], lse is not None, call.score and call.score.graph,
                     call.mask and call.mask.graph, lists is not None,
-                    lists is not None and lists.full_num is not None, tile_of(size[0]), tile_of(size[1]))
+                    lists is not None and lists.full_num is not None, *tiles, size[0] // tiles[0], size[1] // tiles[1])
     kernel, num_sms = _launcher(q.device, spec, config)
     kernel(Operands(*(x.transpose(1, 2) for x in (*call[:3], o)), lse), expanded(lists, q), captured(call.score),
            captured(call.mask), counters.counter(q.get_device()),
-           FlexScalars(call.scale, size[0] // spec.q_tile, size[1] // spec.kv_tile, num_sms))
+           FlexScalars(call.scale, num_sms))
 
 
 def expanded(lists, q):

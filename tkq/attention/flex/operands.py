@@ -21,11 +21,9 @@ class Captured(NamedTuple):
 
 
 class FlexScalars(NamedTuple):
-    """scale: of the scores. q_per, kv_per: tiles in a listed block."""
+    """scale: of the scores. num_sms: of the device."""
 
     scale: Any
-    q_per: Any
-    kv_per: Any
     num_sms: Any
 
 

@@ -72,6 +72,7 @@ class FlexConsumer:
         tile = self.tile(g, regs, Int32(0))
         smem.k_pipe.wait(regs.k)
         tk.mm_ABt(regs.s, smem.q[self.base.q_at(regs)], smem.k[regs.k.stage])
+        tile = cute.arch.make_warp_uniform(tile)
         self.softmax.look_if(g, regs, tile, seen)
         tk.mma_wait()
         self.base.release(smem.k_pipe, regs.k)
@@ -96,6 +97,7 @@ class FlexConsumer:
         """The i-th tile of the visit."""
         tile = self.tile(g, regs, i)
         self.issue(smem, regs)
+        tile = cute.arch.make_warp_uniform(tile)
         if const_expr(masked):
             self.softmax.look(g, regs, tile, seen)
         tk.mma_wait(1)

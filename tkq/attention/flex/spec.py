@@ -13,8 +13,8 @@ BLOCK = 64  # what block sizes of a mask are multiples of
 class FlexSpec:
     """dtype: of q, k, v and o. head_dim: of all four. lse: the log-sum-exp is written too. score, mask: graphs of the
     user's functions, None where there is none. blocks: a mask's lists of key blocks say which are visited; without,
-    all. full: there are lists of blocks that need no mask. q_block, kv_block: rows and keys of a listed block, as
-    multiples of a tile: of 128 rows or 64; of 128 keys or 64.
+    all. full: there are lists of blocks that need no mask. q_tile, kv_tile: rows and keys of a tile, 128 or 64; q_per,
+    kv_per: tiles in a listed block.
 
     Raises:
         NotImplementedError: what no kernel takes, by name.
@@ -29,6 +29,8 @@ class FlexSpec:
     full: bool = False
     q_tile: int = 128
     kv_tile: int = 128
+    q_per: int = 1
+    kv_per: int = 1
 
     def __post_init__(self):
         if self.dtype not in DTYPES:

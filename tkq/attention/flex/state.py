@@ -27,8 +27,8 @@ class KeyTiles:
     lists: Optional[BlockLists]
     masked: Constexpr[bool]  # without lists: do all need the mask?
     full: Constexpr[bool]
-    q_per: Int32  # tiles of rows in a block
-    kv_per: Int32  # tiles of keys in a block
+    q_per: Constexpr[int]  # tiles of rows in a block
+    kv_per: Constexpr[int]  # tiles of keys in a block
     tiles: Int32  # of all keys
 
     def row_block(self, tile):
@@ -46,7 +46,8 @@ class KeyTiles:
 
     @cute.jit
     def at(self, batch, head, tile, i, masked):
-        """The i-th tile of keys of the visit of a task, ``masked`` of whose tiles need the mask."""
+        """The i-th tile of keys of the visit of a task, ``masked`` of whose tiles need the mask. It is loaded: what
+        needs it should come late."""
         found = i
         if const_expr(self.lists is not None):
             of, entry = (batch, head, self.row_block(tile)), i // self.kv_per
@@ -57,7 +58,7 @@ class KeyTiles:
                     block = lists.full_indices[(*of, cutlass.min(entry - first, lists.full_indices.shape[3] - 1))]
             last = ceil_div(self.tiles, self.kv_per) - 1
             block = cutlass.max(cutlass.min(block, last), 0)
-            found = cute.arch.make_warp_uniform(block * self.kv_per + i % self.kv_per)
+            found = block * self.kv_per + i % self.kv_per
         return found
 
 

@@ -25,6 +25,7 @@ class FlexDkv(Dkv):
 
     @cute.jit
     def make_p(self, g, s, t, c, m, masked: cutlass.Constexpr):
+        m = m[0], cute.arch.make_warp_uniform(m[1])
         self.probabilities(g, t, c, m, stats_of(s, c.ring, 0, self.config.tile), masked)
         alive = t.rows_k - (t.block * self.config.block + c.wg * 64)
         alive = cutlass.select_(m[1] < g.tiles, alive, Int32(0))  # see ``FlexScheduler.each_tile``

@@ -56,7 +56,7 @@ class FlexBackward:
     def __call__(self, operands: BackwardOperands, gradients: Gradients, workspace: cute.Tensor,
                  lists: Optional[BackwardLists], functions: Optional[Functions], scalars: FlexScalars,
                  stream: cuda.CUstream):
-        """As ``BackwardKernel``. scalars: q_per and kv_per are tiles of queries and of keys in a listed block."""
+        """As ``BackwardKernel``, with lists of the blocks of queries of each block of keys."""
         spec, c, tiles_of = self.spec, self.config, self.tiles
         do, q, k, v, o, lse, dlse = operands
         dq, dk, dv = gradients
@@ -83,8 +83,8 @@ class FlexBackward:
             layout=layout, left=Int32(0), right=Int32(0), heads=heads, kv_heads=kv_heads, heads_per_kv=heads_per_kv,
             splits_per_kv_head=None, tiles=tiles, scale=scalars.scale, l2_section=l2_section, tail_heads=tail_heads,
             helper_warps=None, scores=Scores.of(scalars.scale, Float32(0.0), False),
-            queries=KeyTiles(listed, spec.mask is not None, spec.full, scalars.kv_per, scalars.q_per, tiles),
-            score=score, slope=slope, mask=mask, states=states, q_per=scalars.q_per)
+            queries=KeyTiles(listed, spec.mask is not None, spec.full, spec.kv_per, spec.q_per, tiles),
+            score=score, slope=slope, mask=mask, states=states, q_per=spec.q_per)
         self.kernel(g).launch(grid=[tasks, 1, 1], block=[WARPGROUPS * tk.WARPGROUP, 1, 1], stream=stream,
                               min_blocks_per_mp=1, use_pdl=True)
         if const_expr(spec.dq):
@@ -103,7 +103,7 @@ class FlexBackward:
         found = [captured(x) for x in (spec.score, spec.slope, spec.mask)]
         functions = None if all(x is None for x in found) else Functions(*found)
         return (operands, gradients, workspace, lists, functions,
-                FlexScalars(Float32(1.0), Int32(1), Int32(1), Int32(1)))
+                FlexScalars(Float32(1.0), Int32(1)))
 
     @cute.kernel
     def kernel(self, g: FlexGlobals):

@@ -1,6 +1,8 @@
 """From torch tensors to the backward's launch."""
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from tkq.attention.common.operands import BackwardOperands, Gradients
@@ -41,11 +43,13 @@ def run(call: Call, rows, into, config=None):
         size = call.blocks.size
         lists, per = backward_lists(call.blocks, call.k.shape[2])
     graph = lambda traced: None if traced is None else traced.graph
-    spec = FlexBackwardSpec(
+    make = functools.partial(
+        FlexBackwardSpec,
         dtypes.name_of(q.dtype), q.shape[3], into[0] is not None, dlse is not None, graph(call.score), graph(slope),
         graph(call.mask), lists is not None, lists is not None and lists.queries.full_num is not None,
         lists is not None and lists.states is not None)
-    config = config or plan(spec, size[0])
+    config = config or plan(make(), size[0])
+    spec = make(q_per=size[0] // config.tile, kv_per=per)
     kernels, num_sms = _launcher(q.device, spec, config)
     rows_last = lambda x: None if x is None else x.transpose(1, 2)
     if lists is not None:
@@ -56,7 +60,7 @@ def run(call: Call, rows, into, config=None):
     kernels(BackwardOperands(*(rows_last(x) for x in (readable(do), *call[:3], o)), lse, dlse),
             Gradients(*map(rows_last, into)), torch.empty(floats, dtype=torch.float32, device=q.device), lists,
             functions if any(x is not None for x in functions) else None,
-            FlexScalars(call.scale, size[0] // config.tile, per, num_sms))
+            FlexScalars(call.scale, num_sms))
 
 
 def _launcher(device, spec, config):

@@ -10,7 +10,8 @@ from tkq.attention.flex.graph import Graph
 class FlexBackwardSpec:
     """dtype, width, dq, dlse: as of ``BackwardSpec``. score, mask: graphs, None where there is none. slope: of the
     score's derivative, None where that is 1. blocks, full: as of ``FlexSpec``, of lists of query blocks. states: blocks
-    of 64 keys, of which a task has two, and what each of them is stands in a table."""
+    of 64 keys, of which a task has two, and what each of them is stands in a table. q_per: tiles of queries in a listed
+    block; kv_per: tasks in one."""
 
     dtype: str = "bf16"
     width: int = 128
@@ -22,6 +23,8 @@ class FlexBackwardSpec:
     blocks: bool = False
     full: bool = False
     states: bool = False
+    q_per: int = 1
+    kv_per: int = 1
 
     @property
     def attention(self) -> BackwardSpec:

@@ -4,11 +4,10 @@ from typing import Any, Optional
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Constexpr
 
 from tkq.attention.backward.state import Globals
 from tkq.attention.flex.operands import Captured
-from tkq.attention.flex.state import KeyTiles
 
 
 @dataclass(frozen=True)
@@ -18,10 +17,8 @@ class FlexGlobals(Globals):
     slope: Optional[Captured] = None
     mask: Optional[Captured] = None
     states: Optional[cute.Tensor] = None  # (B, H, blocks of queries, blocks of 64 keys) int32
-    q_per: Optional[Int32] = None  # tiles of queries in a listed block
+    q_per: Constexpr[int] = 1  # tiles of queries in a listed block
 
     def row_block(self, tile):
         return cutlass.min(tile // self.q_per, self.states.shape[2] - 1)
 
-
-__all__ = ["FlexGlobals", "Float32", "KeyTiles"]
