@@ -95,3 +95,20 @@ def test_wrong_block_masks():
         tkq.create_block_mask(gallery.causal, None, None, 0, 8, "cpu")
     with pytest.raises(TypeError, match="allowed is bool"):
         tkq.create_block_mask(lambda b, h, q, kv: q, None, None, 8, 8, "cpu")
+
+
+def test_compiled_around():
+    """torch.compile makes a graph break of a call."""
+    q, k, v = make()
+    slopes = torch.rand(H)
+    block = lambda q: tkq.flex_attention(q * 2, k, v, gallery.alibi(slopes)) + 1
+    torch.testing.assert_close(torch.compile(block, backend="eager")(q), block(q))
+
+
+def test_gradients_of_the_reference():
+    q, k, v = (x.requires_grad_() for x in make(Sq=40, Sk=40))
+    o = tkq.flex_attention(q, k, v, gallery.softcap(5.0))
+    wanted, _ = gallery.dense(q, k, v, gallery.softcap(5.0), torch.ones(B, H, 40, 40, dtype=torch.bool))
+    do = torch.randn_like(o)
+    for ours, true in zip(torch.autograd.grad(o, (q, k, v), do), torch.autograd.grad(wanted, (q, k, v), do.double())):
+        torch.testing.assert_close(ours, true, rtol=2e-2, atol=2e-2)

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import math
+import weakref
+from operator import is_
 
 import torch
 
@@ -36,10 +38,29 @@ def check_operands(q, k, v, gqa: bool) -> None:
         raise ValueError(f"{OP}: query has {H} heads, key has {Hk}; query's must be a multiple of key's")
 
 
+_NAMES = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_num_blocks", "q_indices",
+          "full_q_num_blocks", "full_q_indices")
+_known = weakref.WeakKeyDictionary()  # BlockMask -> (what was looked at, its Blocks)
+
+
 def blocks_of(mask, q, k):
-    """(the mask function or None, its ``Blocks`` or None) of a BlockMask, or of None."""
+    """(the mask function or None, its ``Blocks`` or None) of a BlockMask, or of None. A mask that comes again with the
+    same tensors is known."""
     if mask is None:
         return None, None
+    seen, looked_at = _known.get(mask, ((), None)), None
+    try:
+        looked_at = q.shape, k.shape[2], q.device, mask.BLOCK_SIZE, *[getattr(mask, name) for name in _NAMES]
+    except AttributeError:
+        return _looked_up(mask, q, k)
+    if len(seen[0]) == len(looked_at) and seen[0][:4] == looked_at[:4] and all(map(is_, seen[0][4:], looked_at[4:])):
+        return mask.mask_mod, seen[1]
+    found = _looked_up(mask, q, k)
+    _known[mask] = looked_at, found[1]
+    return found
+
+
+def _looked_up(mask, q, k):
     if not all(hasattr(mask, name) for name in ("kv_num_blocks", "kv_indices", "BLOCK_SIZE", "mask_mod")):
         raise TypeError(f"{OP}: block_mask is {type(mask).__name__}, allowed is None and torch's BlockMask")
     lists = BlockLists(mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices)
@@ -58,7 +79,9 @@ def blocks_of(mask, q, k):
             _check_list(f"{OP}: block_mask.{name}", x, (B, H, rows), 3 + name.endswith("indices"), q)
     if (lists.full_num is None) != (lists.full_indices is None):
         raise ValueError(f"{OP}: block_mask: full_kv_num_blocks and full_kv_indices go together")
-    return mask.mask_mod, Blocks(lists, size, _queries_of(mask, size, (B, H, -(-Sk // size[1])), q))
+    queries = _queries_of(mask, size, (B, H, -(-Sk // size[1])), q)
+    return mask.mask_mod, Blocks(lists, size, queries, BlockLists(
+        *(x if x is None else x.expand(B, H, *x.shape[2:]) for x in lists)))
 
 
 def _queries_of(mask, size, shape, q):

@@ -11,9 +11,10 @@ from tkq.attention.flex.launch import captured
 from tkq.attention.flex.lists import ordered
 from tkq.attention.flex.operands import MaskSizes
 from tkq.attention.flex.spec import StatesSpec
-from tkq.attention.flex.trace import trace
+from tkq.attention.flex.trace import break_graph, trace
 from tkq.reference.graphs import evaluate
 from tkq.runtime import Recipe, arguments, function
+from tkq.runtime.call import ops
 from tkq.runtime.call.ops import LaunchCache
 from tkq.runtime.device import arch
 
@@ -56,6 +57,7 @@ def create_block_mask(mask_mod: Callable, B: int | None, H: int | None, Q_LEN: i
         q, k, v = torch.randn(3, 1, 8, 1024, 64, device="cuda", dtype=torch.bfloat16)
         o = tkq.flex_attention(q, k, v, block_mask=mask)  # (1, 8, 1024, 64) bfloat16
     """
+    break_graph()
     B, H, Q_LEN, KV_LEN, device = _options(B, H, Q_LEN, KV_LEN, device)
     size = _size(BLOCK_SIZE)
     place = torch.empty(0, device=device)
@@ -67,6 +69,9 @@ def create_block_mask(mask_mod: Callable, B: int | None, H: int | None, Q_LEN: i
         found = _states(mask, shape, sizes, place) if place.is_cuda else _states_cpu(mask, shape, sizes, place.device)
         rows, columns = ordered(found), ordered(found.mT)
     return BlockMask((Q_LEN, KV_LEN), *rows, *columns, BLOCK_SIZE=size, mask_mod=mask_mod)
+
+
+ops.untraced(create_block_mask)
 
 
 def _size(given) -> tuple:

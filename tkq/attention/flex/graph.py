@@ -36,6 +36,14 @@ class Graph:
     tensors: tuple = ()
     numbers: tuple = ()
 
+    def __hash__(self):
+        """Made once: a graph is part of what a launch is looked up by."""
+        found = self.__dict__.get("_hash")
+        if found is None:
+            found = hash((self.nodes, self.tensors, self.numbers))
+            object.__setattr__(self, "_hash", found)
+        return found
+
     def operands(self, i: int) -> tuple:
         """The nodes that node i takes."""
         node = self.nodes[i]

@@ -55,9 +55,9 @@ def run(call: Call, o, lse, config=None):
                     call.mask and call.mask.graph, lists is not None,
                     lists is not None and lists.full_num is not None, *tiles, size[0] // tiles[0], size[1] // tiles[1])
     kernel, num_sms = _launcher(q.device, spec, config)
-    kernel(Operands(*(x.transpose(1, 2) for x in (*call[:3], o)), lse), expanded(lists, q), captured(call.score),
-           captured(call.mask), counters.counter(q.get_device()),
-           FlexScalars(call.scale, num_sms))
+    wide = None if call.blocks is None else call.blocks.wide
+    kernel(Operands(*(x.transpose(1, 2) for x in (*call[:3], o)), lse), wide, captured(call.score),
+           captured(call.mask), counters.counter(q.get_device()), FlexScalars(call.scale, num_sms))
 
 
 def expanded(lists, q):

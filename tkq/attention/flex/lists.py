@@ -25,11 +25,12 @@ def _kernel(device):
 
 class Blocks(NamedTuple):
     """Of a block mask. lists: of each block of queries its blocks of keys; size: (queries, keys) of a block; queries:
-    of each block of keys its blocks of queries, or None."""
+    of each block of keys its blocks of queries, or None. wide: lists, for each batch element and query head."""
 
     lists: BlockLists
     size: tuple
     queries: BlockLists | None = None
+    wide: BlockLists | None = None
 
 
 def backward_lists(blocks: Blocks, keys: int) -> tuple:

@@ -12,7 +12,7 @@ from tkq.attention.flex.backward.launch import gradients
 from tkq.attention.flex.check import OP, blocks_of, check_captured, check_operands, options, scale_of
 from tkq.attention.flex.derive import slope_of
 from tkq.attention.flex.launch import Call
-from tkq.attention.flex.trace import trace
+from tkq.attention.flex.trace import break_graph, trace
 from tkq.runtime.call import check, ops
 
 
@@ -67,6 +67,7 @@ def flex_attention(query: Tensor, key: Tensor, value: Tensor, score_mod: Optiona
         q, k, v = torch.randn(3, 2, 8, 256, 64, device="cuda", dtype=torch.bfloat16)
         o = tkq.flex_attention(q, k, v, alibi)  # (2, 8, 256, 64) bfloat16
     """
+    break_graph()
     scale, enable_gqa, return_lse = options(scale, enable_gqa, return_lse)
     want_lse = _wanted(return_lse, return_aux)
     check_operands(query, key, value, enable_gqa)
@@ -86,12 +87,14 @@ def _run(call, want_lse):
     check.refuse_tangent(OP, query=call.q, key=call.k, value=call.v)
     if not call.q.is_cuda:
         return reference.flex.flex_attention(*call)
-    if ops.may_record(*call[:3]):
-        if call.score is not None:
-            slope_of(call.score)  # refuses what has none
-        return _Recorded.apply(*call[:3], call)
-    with torch.no_grad():
+    mode = ops.route(*call[:3])
+    if mode == "op":
+        raise NotImplementedError(f"{OP}: tracers, torch.func's transforms and subclasses of tensors are not supported")
+    if mode == "direct":
         return launch.forward(call, want_lse)
+    if call.score is not None:
+        slope_of(call.score)  # refuses what has none
+    return _Recorded.apply(*call[:3], call)
 
 
 def _record(ctx, q, k, v, call):
@@ -115,6 +118,9 @@ def _back(ctx, do, dlse=None):
 
 
 _Recorded = ops.eager_function("FlexAttention", forward=_record, backward=_back, of=OP)
+
+
+ops.untraced(flex_attention)
 
 
 def _wanted(return_lse, return_aux):

@@ -10,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from tkq.attention.flex import captures, convert
 from tkq.attention.flex.graph import INPUTS, Graph
+from tkq.runtime.call import ops
 from tkq.runtime.call.ops import LaunchCache
 
 OP = "flex_attention"
@@ -32,6 +33,13 @@ class Plan(NamedTuple):
     graph: Graph | None
     tensors: tuple = ()
     numbers: tuple = ()
+
+
+def break_graph() -> None:
+    """Where torch.compile looks into a caller: it is to call this function as it is, which ``ops.untraced`` keeps it
+    from looking into."""
+    if ops.traced():
+        torch._dynamo.graph_break()
 
 
 def trace(name: str, function) -> Traced:
