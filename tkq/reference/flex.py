@@ -2,8 +2,10 @@
 import torch
 
 from tkq.reference.graphs import evaluate
+from tkq.runtime.call import autocast
 
 
+@autocast.apart
 def flex_attention(q, k, v, score, mask, blocks, scale, dtype=torch.float32):
     """(o, lse) of q (B, H, Sq, D), k, v (B, Hk, Sk, D). score, mask: a ``Traced`` or None. blocks: a ``Blocks`` or
     None. dtype: in which it is computed; o is of q's, lse is float32."""

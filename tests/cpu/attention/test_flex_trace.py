@@ -131,18 +131,21 @@ def test_nothing_is_served_stale(monkeypatch):
     def of_global(b, h, q, kv):
         return q - kv < WINDOW
 
-    helpers = [gallery.causal]
+    helpers, settings = [gallery.causal], {"window": 4, "ids": torch.arange(50)}
 
     def of_list(b, h, q, kv):
         return helpers[0](b, h, q, kv)
 
-    everything = cell, default, of_global, of_list
+    def of_dictionary(b, h, q, kv):
+        return (q - kv < settings["window"]) & (settings["ids"][q] >= kv)
+
+    everything = cell, default, of_global, of_list, of_dictionary
     for function in everything:
         check("mask_mod", function)
     n = 8
     default.__defaults__ = (9,)
     monkeypatch.setitem(globals(), "WINDOW", 2)
-    helpers[0] = window_of(4)
+    helpers[0], settings["window"] = window_of(4), 8
     for function in everything:
         check("mask_mod", function)
     n, helpers[0] = torch.tensor(6), lambda b, h, q, kv: q != kv

@@ -74,6 +74,12 @@ def _items(value, seen, depth):
         _visit(item, seen, depth + 1)
 
 
+def _dictionary(value, seen, depth):
+    seen[0]((dict, tuple(value)))
+    for item in value.values():
+        _visit(item, seen, depth + 1)
+
+
 def _partial(value, seen, depth):
     seen[0](functools.partial)
     for part in (value.func, value.args, tuple(value.keywords), tuple(value.keywords.values())):
@@ -122,7 +128,7 @@ def _given(function):
     return (*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
 
 
-_VISITS = {int: _number, float: _number, tuple: _items, list: _items, functools.partial: _partial,
+_VISITS = {int: _number, float: _number, tuple: _items, list: _items, dict: _dictionary, functools.partial: _partial,
            types.FunctionType: _function}
 
 
@@ -159,27 +165,29 @@ def names_in(function) -> set:
     return found
 
 
-def replaced(value, tensors, numbers, done=None):
+def replaced(value, tensors, numbers):
     """A function as it is, but with others in the place of its tensors and numbers, which are taken from two iterators
     in the order of ``gather``. numbers: None, and they stay."""
-    done = {} if done is None else done
     kind = type(value)
     if kind is int or kind is float:
         return value if numbers is None or (kind is int and not -INT <= value < INT) else next(numbers)
     if isinstance(value, torch.Tensor):
         return next(tensors)
     if kind is types.FunctionType:
-        return _replaced_function(value, tensors, numbers, done)
-    if kind is tuple or kind is list:
-        return kind([replaced(item, tensors, numbers, done) for item in value])
-    if kind is functools.partial:
-        function, args = replaced(value.func, tensors, numbers, done), replaced(value.args, tensors, numbers, done)
-        values = [replaced(x, tensors, numbers, done) for x in value.keywords.values()]
-        return functools.partial(function, *args, **dict(zip(value.keywords, values)))
-    return value
+        return _replaced_function(value, tensors, numbers)
+    again = lambda item: replaced(item, tensors, numbers)
+    return _REPLACED[kind](value, again) if kind in _REPLACED else value
 
 
-def _replaced_function(value, tensors, numbers, done):
+_REPLACED = {
+    tuple: lambda value, again: tuple([again(item) for item in value]),
+    list: lambda value, again: [again(item) for item in value],
+    dict: lambda value, again: {key: again(item) for key, item in value.items()},
+    functools.partial: lambda value, again: functools.partial(
+        again(value.func), *again(value.args), **{key: again(item) for key, item in value.keywords.items()})}
+
+
+def _replaced_function(value, tensors, numbers):
     if _is_torchs(value):
         return value
     cells = tuple(types.CellType() for _ in value.__closure__ or ())
@@ -188,12 +196,12 @@ def _replaced_function(value, tensors, numbers, done):
     made.__module__ = value.__module__
     for cell, old in zip(cells, value.__closure__ or ()):
         inside = old.cell_contents
-        cell.cell_contents = made if inside is value else replaced(inside, tensors, numbers, done)
-    made.__defaults__ = tuple(replaced(d, tensors, numbers, done) for d in value.__defaults__ or ()) or None
+        cell.cell_contents = made if inside is value else replaced(inside, tensors, numbers)
+    made.__defaults__ = tuple(replaced(d, tensors, numbers) for d in value.__defaults__ or ()) or None
     if value.__kwdefaults__:
-        made.__kwdefaults__ = {k: replaced(d, tensors, numbers, done) for k, d in value.__kwdefaults__.items()}
+        made.__kwdefaults__ = {k: replaced(d, tensors, numbers) for k, d in value.__kwdefaults__.items()}
     for name in read_globals(value.__code__):
         if name in value.__globals__:
             inside = value.__globals__[name]
-            space[name] = made if inside is value else replaced(inside, tensors, numbers, done)
+            space[name] = made if inside is value else replaced(inside, tensors, numbers)
     return made

@@ -48,12 +48,12 @@ def blocks_of(mask, q, k):
     same tensors is known."""
     if mask is None:
         return None, None
-    seen, looked_at = _known.get(mask, ((), None)), None
     try:
         looked_at = q.shape, k.shape[2], q.device, mask.BLOCK_SIZE, *[getattr(mask, name) for name in _NAMES]
     except AttributeError:
         return _looked_up(mask, q, k)
-    if len(seen[0]) == len(looked_at) and seen[0][:4] == looked_at[:4] and all(map(is_, seen[0][4:], looked_at[4:])):
+    seen = _known.get(mask)
+    if seen is not None and seen[0][:4] == looked_at[:4] and all(map(is_, seen[0][4:], looked_at[4:])):
         return mask.mask_mod, seen[1]
     found = _looked_up(mask, q, k)
     _known[mask] = looked_at, found[1]

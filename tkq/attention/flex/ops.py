@@ -13,7 +13,7 @@ from tkq.attention.flex.check import OP, blocks_of, check_captured, check_operan
 from tkq.attention.flex.derive import slope_of
 from tkq.attention.flex.launch import Call
 from tkq.attention.flex.trace import break_graph, trace
-from tkq.runtime.call import check, ops
+from tkq.runtime.call import autocast, check, ops
 
 
 def flex_attention(query: Tensor, key: Tensor, value: Tensor, score_mod: Optional[Callable] = None, block_mask=None,
@@ -55,8 +55,10 @@ def flex_attention(query: Tensor, key: Tensor, value: Tensor, score_mod: Optiona
             other sizes; a captured tensor that requires a gradient, with gradients enabled; max_scores of return_aux.
         RuntimeError: a GPU other than Hopper.
 
-    The functions' captured values are looked at in each call, nothing that changes is served stale; a function that was
-    seen before costs a few microseconds. CPU tensors take ``tkq.reference.flex``, by the same rules.
+    Differentiable once, in query, key and value, through o and lse; query's gradient is added up in whatever order.
+    Captured tensors and the mask's lists must not change until then. The functions' captured values are looked at in
+    each call, nothing that changes is served stale; a function that was seen before costs a few microseconds. Under
+    torch.autocast query, key and value are cast. CPU tensors take ``tkq.reference.flex``, by the same rules.
 
     Example::
 
@@ -68,6 +70,8 @@ def flex_attention(query: Tensor, key: Tensor, value: Tensor, score_mod: Optiona
         o = tkq.flex_attention(q, k, v, alibi)  # (2, 8, 256, 64) bfloat16
     """
     break_graph()
+    if autocast.on():
+        query, key, value = autocast.lowered(query, key, value)
     scale, enable_gqa, return_lse = options(scale, enable_gqa, return_lse)
     want_lse = _wanted(return_lse, return_aux)
     check_operands(query, key, value, enable_gqa)
