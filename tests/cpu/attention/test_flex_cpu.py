@@ -7,7 +7,7 @@ import tkq
 from tests.helpers.attention import flex_gallery as gallery
 from tkq.attention.flex import catalog
 from tkq.attention.flex.plan import plan
-from tkq.attention.flex.spec import HEAD_DIMS, FlexSpec
+from tkq.attention.flex.spec import WIDTHS, FlexSpec
 from tkq.attention.flex.trace import trace
 
 B, H, S = 2, 2, 144
@@ -48,8 +48,8 @@ def test_wrong_arguments():
         tkq.flex_attention(q[:, :, 1:], k, v, None, mask)
     with pytest.raises(NotImplementedError, match="multiples of 64"):
         tkq.flex_attention(q, k, v, None, create_block_mask(gallery.causal, None, None, S, S, "cpu", 48))
-    with pytest.raises(NotImplementedError, match="head_dim is 32"):
-        tkq.flex_attention(*(x[..., :32] for x in (q, k, v)))
+    with pytest.raises(NotImplementedError, match="head_dim is 36"):
+        tkq.flex_attention(*(x[..., :36] for x in (q, k, v)))
     with pytest.raises(ValueError, match="B 1 or 2"):
         tkq.flex_attention(q, k, v, None, create_block_mask(gallery.causal, 3, None, S, S, "cpu", 64))
     slopes = torch.ones(H, requires_grad=True)
@@ -57,7 +57,7 @@ def test_wrong_arguments():
         tkq.flex_attention(q, k, v, gallery.alibi(slopes))
 
 
-@pytest.mark.parametrize("D", HEAD_DIMS)
+@pytest.mark.parametrize("D", WIDTHS)
 @pytest.mark.parametrize("q_tile", [64, 128])
 @pytest.mark.parametrize("kv_tile", [64, 128])
 def test_every_spec_has_a_plan(D, q_tile, kv_tile):

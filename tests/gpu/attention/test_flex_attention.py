@@ -71,6 +71,12 @@ def test_dtypes_and_dims(D, dtype):
     check(*make(700, 700, D, dtype), mask_mod=gallery.causal)
 
 
+def test_odd_dims():
+    """Narrower than a tile, values of others than keys."""
+    q, k, v = make(300, 300)
+    check(q[..., :96], k[..., :96], v[..., :72], mask_mod=gallery.causal)
+
+
 @pytest.mark.parametrize("size", [(64, 64), (128, 256), (256, 128), (384, 192)])
 def test_block_sizes(size):
     mask_mod = gallery.prefix_lm(torch.tensor([33, 300], device="cuda", dtype=torch.int32))

@@ -31,7 +31,7 @@ def check(q, k, v, score_mod=None, mask_mod=None, block_mask=None, with_lse=Fals
     """Of one call: dq, dk, dv by the 2x rule beside PyTorch at q's dtype."""
     (batch, heads, Sq, _), Sk = q.shape, k.shape[2]
     g = torch.Generator("cuda").manual_seed(3)
-    do = torch.randn(q.shape, device="cuda", generator=g).to(q.dtype)
+    do = torch.randn((*q.shape[:3], v.shape[3]), device="cuda", generator=g).to(q.dtype)
     dlse = torch.randn(q.shape[:3], device="cuda", generator=g) if with_lse else None
     block_mask = mask_of(mask_mod, Sq, Sk, batch, heads) if block_mask is None else block_mask
     seen = gallery.visible(mask_mod, batch, heads, Sq, Sk, "cuda")
@@ -64,6 +64,11 @@ def test_no_mask():
 @pytest.mark.parametrize("D, dtype", [(64, BF16), (128, FP16)])
 def test_dtypes_and_dims(D, dtype):
     check(*make(700, 700, D, dtype), mask_mod=gallery.causal)
+
+
+def test_odd_dims():
+    q, k, v = make(300, 300)
+    check(q[..., :96], k[..., :96], v[..., :72], mask_mod=gallery.causal)
 
 
 @pytest.mark.parametrize("size", [(64, 64), (128, 256), (192, 192)])

@@ -10,7 +10,7 @@ from tkq.attention.flex.backward.spec import FlexBackwardSpec
 from tkq.attention.flex.derivative import derivative
 from tkq.attention.flex.graph import Builder
 from tkq.attention.flex.plan import recipe
-from tkq.attention.flex.spec import HEAD_DIMS, FlexSpec, StatesSpec
+from tkq.attention.flex.spec import WIDTHS, FlexSpec, StatesSpec
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Recipe, Shipped
 
@@ -43,7 +43,7 @@ SCORES = {"none": lambda: None, "alibi": alibi, "softcap": softcap}
 def shipped() -> list:
     """Names are unique: flex_attention, forward or backward, dtype, head dim, score."""
     mask, found = causal(), []
-    for dtype, dim, (name, score) in itertools.product(("bf16", "fp16"), HEAD_DIMS, SCORES.items()):
+    for dtype, dim, (name, score) in itertools.product(("bf16", "fp16"), WIDTHS, SCORES.items()):
         graph = score()
         spec = FlexSpec(dtype, dim, True, graph, mask, True, True)
         found.append(Shipped(f"flex_attention_{dtype}_d{dim}_{name}", recipe(spec), Expectation(

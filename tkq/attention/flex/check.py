@@ -10,9 +10,9 @@ import torch
 from tkq.attention.flex.lists import BLOCK as TASK
 from tkq.attention.flex.lists import Blocks
 from tkq.attention.flex.operands import BlockLists
-from tkq.attention.flex.spec import BLOCK, FlexSpec
+from tkq.attention.flex.spec import BLOCK, width
 from tkq.runtime import arguments
-from tkq.runtime.call import check, dtypes
+from tkq.runtime.call import check
 
 OP = "flex_attention"
 _tensors = arguments.checker(OP, "query", "key", "value")
@@ -27,11 +27,11 @@ def check_operands(q, k, v, gqa: bool) -> None:
         if x.dtype != q.dtype:
             raise TypeError(f"{OP}: {name} is {x.dtype}, query is {q.dtype}; all three must have one dtype")
     check.same_device(query=q, key=k, value=v)
-    FlexSpec(dtypes.name_of(q.dtype), q.shape[3])
+    width(q.shape[3], v.shape[3])
     (batch, H, _, dim), Hk = q.shape, k.shape[1]
-    if (*k.shape[:1], *k.shape[3:]) != (batch, dim) or v.shape != k.shape:
+    if (*k.shape[:1], *k.shape[3:]) != (batch, dim) or v.shape[:3] != k.shape[:3]:
         raise ValueError(f"{OP}: key is {tuple(k.shape)}, value is {tuple(v.shape)}, query is {tuple(q.shape)}; "
-                         f"allowed are (B, Hk, Sk, D) for both, with query's B = {batch} and D = {dim}")
+                         f"allowed are (B, Hk, Sk, D) and (B, Hk, Sk, Dv), with query's B = {batch} and D = {dim}")
     if Hk != H and not gqa:
         raise ValueError(f"{OP}: query has {H} heads, key has {Hk}; without enable_gqa both must have as many")
     if H and (not Hk or H % Hk):

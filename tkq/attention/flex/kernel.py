@@ -53,20 +53,23 @@ class FlexForward:
                               min_blocks_per_mp=1)
 
     def fake_arguments(self) -> tuple:
-        """What it is compiled for: any B, Sq, Sk, H, Hk, and strides that are multiples of 16 bytes."""
+        """What it is compiled for: any B, Sq, Sk, H, Hk, any head dims that its tiles hold, and strides that are
+        multiples of 16 bytes."""
         spec = self.spec
         B, Sq, Sk, H, Hk, R = (fake.sym() for _ in range(6))
 
-        def operand(seqlen, heads):
+        D, Dv = (fake.sym(divisibility=8) for _ in range(2))
+
+        def operand(seqlen, heads, cols):
             strides = (*(fake.sym64(divisibility=8) for _ in range(3)), 1)
-            return fake.tensor(spec.dtype, (B, seqlen, heads, spec.head_dim), strides, align=16)
+            return fake.tensor(spec.dtype, (B, seqlen, heads, cols), strides, align=16)
 
         lists = None
         if spec.blocks:
             full = (ints(B, H, R), ints(B, H, R, fake.sym())) if spec.full else (None, None)
             lists = BlockLists(ints(B, H, R), ints(B, H, R, fake.sym()), *full)
         lse = fake.tensor("fp32", (B, H, Sq), align=4) if spec.lse else None
-        return (Operands(operand(Sq, H), operand(Sk, Hk), operand(Sk, Hk), operand(Sq, H), lse), lists,
+        return (Operands(operand(Sq, H, D), operand(Sk, Hk, D), operand(Sk, Hk, Dv), operand(Sq, H, Dv), lse), lists,
                 captured(spec.score), captured(spec.mask), fake.tensor("int32", (1,), align=4),
                 FlexScalars(Float32(1.0), Int32(1)))
 

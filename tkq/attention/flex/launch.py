@@ -10,7 +10,7 @@ from tkq.attention.common.operands import Operands
 from tkq.attention.flex.lists import Blocks
 from tkq.attention.flex.operands import BlockLists, Captured, FlexScalars
 from tkq.attention.flex.plan import recipe
-from tkq.attention.flex.spec import FlexSpec, tile_of
+from tkq.attention.flex.spec import FlexSpec, tile_of, width
 from tkq.attention.flex.trace import Traced
 from tkq.runtime import function
 from tkq.runtime.call import alloc, counters, dtypes
@@ -38,7 +38,7 @@ def forward(call: Call, lse: bool, config=None):
     q, k, v = (readable(x) for x in call[:3])
     B, H, Sq, _ = q.shape
     index = q.get_device()
-    o = result_like(call.q, index)
+    o = result_like(call.q, index, v.shape[3])
     found = alloc.empty(index, (B, H, Sq), (H * Sq, Sq, 1), torch.float32) if lse else None
     if not o.numel() or not k.shape[2]:
         return o.zero_(), found if found is None else found.fill_(-torch.inf)
@@ -50,10 +50,10 @@ def run(call: Call, o, lse, config=None):
     """Launch the kernel into o and lse."""
     q = call.q
     lists, size = (None, (128, 128)) if call.blocks is None else call.blocks[:2]
-    tiles = tile_of(size[0]), tile_of(size[1])
-    spec = FlexSpec(dtypes.name_of(q.dtype), q.shape[3], lse is not None, call.score and call.score.graph,
-                    call.mask and call.mask.graph, lists is not None,
-                    lists is not None and lists.full_num is not None, *tiles, size[0] // tiles[0], size[1] // tiles[1])
+    tiles, graphs = (tile_of(size[0]), tile_of(size[1])), (x and x.graph for x in (call.score, call.mask))
+    spec = FlexSpec(dtypes.name_of(q.dtype), width(q.shape[3], call.v.shape[3]), lse is not None, *graphs,
+                    lists is not None, lists is not None and lists.full_num is not None, *tiles,
+                    size[0] // tiles[0], size[1] // tiles[1])
     kernel, num_sms = _launcher(q.device, spec, config)
     wide = None if call.blocks is None else call.blocks.wide
     kernel(Operands(*(x.transpose(1, 2) for x in (*call[:3], o)), lse), wide, captured(call.score),
@@ -75,9 +75,10 @@ def captured(traced: Traced | None) -> Captured | None:
     return Captured(tuple(x if x.dim() else x.view(1) for x in tensors) or None, traced.numbers or None)
 
 
-def result_like(q: Tensor, index: int) -> Tensor:
-    """What a launch writes, dense, in the order of q's rows and heads in memory."""
+def result_like(q: Tensor, index: int, columns: int | None = None) -> Tensor:
+    """What a launch writes, dense, in the order of q's rows and heads in memory, of as many columns or others."""
     B, H, S, D = q.shape
+    D = D if columns is None else columns
     if q.stride(1) < q.stride(2):
         return alloc.empty(index, (B, H, S, D), (S * H * D, D, H * D, 1), q.dtype)
     return alloc.empty(index, (B, H, S, D), (H * S * D, S * D, D, 1), q.dtype)

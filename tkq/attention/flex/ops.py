@@ -25,8 +25,9 @@ def flex_attention(query: Tensor, key: Tensor, value: Tensor, score_mod: Optiona
         softmax(score_mod(scale * query @ key.T, b, h, q_idx, kv_idx) where mask_mod(b, h, q_idx, kv_idx)) @ value
 
     Args:
-        query: (B, H, Sq, D), bfloat16 or float16, D 64 or 128, any strides: where TMA cannot take them it is copied.
-        key, value: (B, Hk, Sk, D), as query.
+        query: (B, H, Sq, D), bfloat16 or float16, D a multiple of 8 up to 128, any strides: where TMA cannot take
+            them it is copied.
+        key, value: (B, Hk, Sk, D) and (B, Hk, Sk, Dv), as query; Dv need not be D.
         score_mod: takes a score, float32, and its batch, head, query and key, int32, all tensors of no dimension; gives
             the new score. It is traced: pointwise operations of ATen, and elements of captured tensors of any dtype but
             float64 and complex, by any integers (negative ones count from the end, others outside are taken as the
@@ -42,7 +43,7 @@ def flex_attention(query: Tensor, key: Tensor, value: Tensor, score_mod: Optiona
         return_aux: torch's AuxRequest, whose lse is supported.
 
     Returns:
-        o (B, H, Sq, D), of query's dtype, dense, rows and heads in the order in which query has them in memory. With
+        o (B, H, Sq, Dv), of query's dtype, dense, rows and heads in the order in which query has them in memory. With
         return_lse the pair (o, lse), lse (B, H, Sq) float32, natural logarithm; with return_aux (o, AuxOutput). A row
         that sees no key has o = 0 and lse = -inf.
 

@@ -12,6 +12,7 @@ from tkq.attention.flex.derive import slope_of
 from tkq.attention.flex.launch import Call, captured, expanded, readable, result_like
 from tkq.attention.flex.lists import BLOCK, backward_lists
 from tkq.attention.flex.operands import BackwardLists, FlexScalars, Functions
+from tkq.attention.flex.spec import width
 from tkq.runtime import function
 from tkq.runtime.call import dtypes
 from tkq.runtime.call.ops import LaunchCache
@@ -44,10 +45,9 @@ def run(call: Call, rows, into, config=None):
         lists, per = backward_lists(call.blocks, call.k.shape[2])
     graph = lambda traced: None if traced is None else traced.graph
     make = functools.partial(
-        FlexBackwardSpec,
-        dtypes.name_of(q.dtype), q.shape[3], into[0] is not None, dlse is not None, graph(call.score), graph(slope),
-        graph(call.mask), lists is not None, lists is not None and lists.queries.full_num is not None,
-        lists is not None and lists.states is not None)
+        FlexBackwardSpec, dtypes.name_of(q.dtype), width(q.shape[3], call.v.shape[3]), into[0] is not None,
+        dlse is not None, *map(graph, (call.score, slope, call.mask)), lists is not None,
+        lists is not None and lists.queries.full_num is not None, lists is not None and lists.states is not None)
     config = config or plan(make(), size[0])
     spec = make(q_per=size[0] // config.tile, kv_per=per)
     kernels, num_sms = _launcher(q.device, spec, config)
