@@ -9,7 +9,7 @@ from tkq.attention.flex.backward.plan import recipe as backward_recipe
 from tkq.attention.flex.backward.spec import FlexBackwardSpec
 from tkq.attention.flex.derivative import derivative
 from tkq.attention.flex.graph import Builder
-from tkq.attention.flex.plan import recipe
+from tkq.attention.flex.plan import plan, recipe
 from tkq.attention.flex.spec import WIDTHS, FlexSpec, StatesSpec
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Recipe, Shipped
@@ -46,7 +46,7 @@ def shipped() -> list:
     for dtype, dim, (name, score) in itertools.product(("bf16", "fp16"), WIDTHS, SCORES.items()):
         graph = score()
         spec = FlexSpec(dtype, dim, True, graph, mask, True, True)
-        found.append(Shipped(f"flex_attention_{dtype}_d{dim}_{name}", recipe(spec), Expectation(
+        found.append(Shipped(f"flex_attention_{dtype}_d{dim}_{name}", recipe(spec, plan(spec)), Expectation(
             tensor=20, instructions=("UTMALDG", "USETMAXREG", "UTMASTG", "STSM"))))
         slope = derivative(graph)[0] if graph is not None else 1.0
         spec = FlexBackwardSpec(dtype, dim, True, False, graph, None if slope == 1.0 else slope, mask, True, True)

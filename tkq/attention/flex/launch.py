@@ -9,15 +9,16 @@ from torch import Tensor
 from tkq.attention.common.operands import Operands
 from tkq.attention.flex.lists import Blocks
 from tkq.attention.flex.operands import BlockLists, Captured, FlexScalars
-from tkq.attention.flex.plan import recipe
+from tkq.attention.flex.plan import plan, recipe
 from tkq.attention.flex.spec import FlexSpec, tile_of, width
 from tkq.attention.flex.trace import Traced
+from tkq.attention.forward.plan import length_class
 from tkq.runtime import function
 from tkq.runtime.call import alloc, counters, dtypes
 from tkq.runtime.call.ops import LaunchCache
 from tkq.runtime.device import arch
 
-_launchers = LaunchCache()  # (device, spec, config) -> (the kernel's function, SMs)
+_launchers = LaunchCache()  # (device, spec, config or class of lengths) -> (the kernel's function, SMs)
 
 
 class Call(NamedTuple):
@@ -54,7 +55,7 @@ def run(call: Call, o, lse, config=None):
     spec = FlexSpec(dtypes.name_of(q.dtype), width(q.shape[3], call.v.shape[3]), lse is not None, *graphs,
                     lists is not None, lists is not None and lists.full_num is not None, *tiles,
                     size[0] // tiles[0], size[1] // tiles[1])
-    kernel, num_sms = _launcher(q.device, spec, config)
+    kernel, num_sms = _launcher(q.device, spec, config or length_class(call.k.shape[2]))
     wide = None if call.blocks is None else call.blocks.wide
     kernel(Operands(*(x.transpose(1, 2) for x in (*call[:3], o)), lse), wide, captured(call.score),
            captured(call.mask), counters.counter(q.get_device()), FlexScalars(call.scale, num_sms))
@@ -96,6 +97,7 @@ def _launcher(device, spec, config):
     found = _launchers.get(key)
     if found is None:
         arch.require_hopper(device)
+        config = plan(spec, config) if isinstance(config, str) else config
         found = function(recipe(spec, config)), arch.num_sms(device)
         _launchers.add(key, found)
     return found
