@@ -77,6 +77,13 @@ def test_operations_together(name):
     check("score_mod", gallery.operations(table, torch.arange(50) % 3 == 0, small)[name])
 
 
+def test_zeroes_differ():
+    """A graph with -0.0 is not taken for one with 0.0."""
+    graphs = {trace("score_mod", function).graph for function in (
+        lambda s, b, h, q, kv: torch.where(q > kv, s, 0.0), lambda s, b, h, q, kv: torch.where(q > kv, s, -0.0))}
+    assert len(graphs) == 2
+
+
 def test_affine():
     """What grows evenly with q and kv is known to, nothing else is."""
     graph = trace("score_mod", lambda s, b, h, q, kv: s + ((3 * q - kv + h) * 2) * (q // 2) + (-(q - kv)).float()).graph

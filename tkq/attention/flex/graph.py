@@ -122,6 +122,8 @@ class Builder:
         if type in ("i32", "i64") and not -(1 << (31 if type == "i32" else 63)) <= value < 1 << (
                 31 if type == "i32" else 63):
             raise OverflowError(f"{value} does not fit into {type}")
+        if type == "f32" and value == 0 and math.copysign(1.0, value) < 0:  # else equal to a graph with 0
+            return self.unary("neg", self.const(0.0, type))
         return self.add("const", type, value)
 
     def value(self, i: int):
