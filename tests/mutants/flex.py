@@ -17,8 +17,8 @@ KEYS, HALVES = _of(BACKWARD, "test_lengths"), _of(BACKWARD, "test_block_sizes")
 MUTANTS = (
     *family(
         "flex", "tkq/attention/flex/state.py",
-        ("parts_of_a_block_left_out", "found = cute.arch.make_warp_uniform(block * self.kv_per + i % self.kv_per)",
-         "found = cute.arch.make_warp_uniform(block * self.kv_per)", SIZES),
+        ("parts_of_a_block_left_out", "found = block * self.kv_per + i % self.kv_per", "found = block * self.kv_per",
+         SIZES),
         ("full_blocks_by_the_other_list", "if entry >= first:", "if entry > first:", FULL)),
     *family(
         "flex", "tkq/attention/flex/softmax.py",
