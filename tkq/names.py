@@ -11,6 +11,8 @@ import difflib
 _ELSEWHERE = {
     "flash_attn": "flashattention flashattnfunc scaleddotproductattention sdpa multiheadattention mha "
                   "flashattnqkvpackedfunc flashattnkvpackedfunc flashattnforward",
+    "flex_attention": "flexattn flex scoremod maskmod",
+    "create_block_mask": "blockmask createmask",
     "flash_attn_varlen": "flashattnvarlenfunc flashattnvarlenqkvpackedfunc varlenattn varlenattention "
                          "flashattentionvarlen",
     "linear_attn": "linearattention chunksimplegla simplegla chunklinearattn lightningattn chunklightningattn "

@@ -6,6 +6,7 @@ from . import (
     channels,
     convolution,
     decode,
+    flex,
     hedgehog,
     linear,
     products,
@@ -16,5 +17,5 @@ from . import (
 )
 
 MUTANTS = (*attention.MUTANTS, *backward.MUTANTS, *based.MUTANTS, *channels.MUTANTS, *convolution.MUTANTS,
-           *decode.MUTANTS, *hedgehog.MUTANTS, *linear.MUTANTS, *products.MUTANTS, *recurrence.MUTANTS, *rows.MUTANTS,
-           *steps.MUTANTS, *tile.MUTANTS)
+           *decode.MUTANTS, *flex.MUTANTS, *hedgehog.MUTANTS, *linear.MUTANTS, *products.MUTANTS, *recurrence.MUTANTS,
+           *rows.MUTANTS, *steps.MUTANTS, *tile.MUTANTS)

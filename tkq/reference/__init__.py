@@ -17,7 +17,7 @@ _OF_OTHERS = {"fp8_gemm": "tkq.reference.fp8", "quantize_fp8": "tkq.reference.fp
               "grouped_gemm": "tkq.reference.grouped"}
 _FUNCTIONS = (*_OF_OTHERS, "flash_attn", "flash_attn_varlen", "gemm", "layernorm", "rmsnorm",
               "visible")
-_MODULES = ("convolution", "linear_attention", "losses", "norms", "pointwise")
+_MODULES = ("convolution", "flex", "linear_attention", "losses", "norms", "pointwise")
 
 
 def __getattr__(name):

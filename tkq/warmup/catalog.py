@@ -23,6 +23,7 @@ _LISTS = (
     "tkq.attention.forward.catalog",
     "tkq.attention.backward.catalog",
     "tkq.attention.decode.catalog",
+    "tkq.attention.flex.catalog",
     "tkq.convolution.catalog",
     "tkq.recurrence.catalog",
     "tkq.linear_attention.catalog",

@@ -17,8 +17,8 @@ from tests.mutants.every import MUTANTS
 from tests.mutants.mutant import Mutant
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-FAMILIES = {"conv", "attention", "packed", "backward", "gemm", "few", "fp8", "grouped", "rows", "softmax", "loss",
-            "norm", "quantize", "rope", "gated", "linear", "based", "step", "tile", "scan", "decode"}
+FAMILIES = {"conv", "attention", "flex", "packed", "backward", "gemm", "few", "fp8", "grouped", "rows", "softmax",
+            "loss", "norm", "quantize", "rope", "gated", "linear", "based", "step", "tile", "scan", "decode"}
 
 
 @functools.cache

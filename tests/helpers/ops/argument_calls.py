@@ -14,7 +14,7 @@ import tkq
 from tests.helpers.ops.every_op import BF16, F8, F32, INT, Maker
 from tkq.runtime import arguments
 
-FUNCTIONS = [name for name in arguments.names() if name not in ("tune", "prefetch")]
+FUNCTIONS = [name for name in arguments.names() if name not in ("tune", "prefetch", "create_block_mask")]
 HUGE = 10**5000  # of which Python makes no text
 
 
@@ -57,6 +57,7 @@ def call(name: str, device="cpu") -> dict:
             sin=t(20, 32, dtype=F32), positions=t.integers(0, 20, 2)),
         "merge_state": lambda: dict(o_a=t(3, 4, 64), lse_a=t(4, 3, dtype=F32), o_b=t(3, 4, 64),
                                     lse_b=t(4, 3, dtype=F32)),
+        "flex_attention": lambda: dict(query=t(1, 4, 16, 64), key=t(1, 4, 16, 64), value=t(1, 4, 16, 64)),
         "linear_attn": lambda: dict(q=t(1, 16, 4, 64), k=t(1, 16, 4, 64), v=t(1, 16, 4, 64), g=-t.ones(1, 16, 4),
                                     initial_state=t(3, 4, 64, 64, dtype=F32), cu_seqlens=starts),
         "gated_delta_rule": lambda: dict(q=t(1, 16, 4, 64), k=t(1, 16, 4, 64) / 16, v=t(1, 16, 4, 64),

@@ -352,7 +352,8 @@ WITH_GRADIENTS = [case for case in CASES.values() if case.leaves]
 FUNCTIONS = [case for case in CASES.values() if case.name == case.function]
 VARIANTS = [case for case in CASES.values() if case.name != case.function]
 # What tkq has that is no function of tensors.
-NOT_OPS = {"check_plan", "rope_cos_sin", "prefetch", "tune", "Exchange", "Monoid", "ReductionBase", "RowKernel"}
+NOT_OPS = {"check_plan", "rope_cos_sin", "flex_attention", "create_block_mask", "prefetch", "tune", "Exchange",
+           "Monoid", "ReductionBase", "RowKernel"}
 
 
 def of_each(cases):

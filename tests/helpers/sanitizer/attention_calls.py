@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 
 from tests.helpers.sanitizer.calls import BF16, main, on, randn
+from tests.helpers.sanitizer.flex_calls import own_functions
 from tkq import reference
 from tkq.attention.arguments import Lengths, Options
 from tkq.attention.backward import ops
@@ -169,7 +170,7 @@ def varlen_gradients(device):
 
 
 FAMILIES = {f.__name__: f for f in (forward, options, varlen, gradients, more_forward, more_gradients,
-                                    shared_heads, varlen_gradients)}
+                                    shared_heads, varlen_gradients, own_functions)}
 
 if __name__ == "__main__":
     sys.exit(main(FAMILIES))

@@ -45,6 +45,10 @@ def dtype(name, *dtypes, default=None):
     return Argument(name, "dtype", default is None, default and torch_type(default), dtypes)
 
 
+def _other(name, default=None):
+    return Argument(name, "other", default is None, default)
+
+
 def choice(name, default, *choices, **more):
     return Argument(name, "choice", default is None, default, choices=choices, **more)
 
@@ -120,6 +124,13 @@ TABLES = {
     "grouped_gemm": (tensor("a", *HALF, *FP8), tensor("b", *HALF, *FP8), tensor("offsets", "int32"),
                      tensor("scale_a", "fp32", none=True), tensor("scale_b", "fp32", none=True), _OUT),
     "flash_attn": (*_QKV, _CAUSAL, _SCALE, _WINDOW, _SOFTCAP, _SINKS, flag("deterministic"), flag("return_lse")),
+    "create_block_mask": (_other("mask_mod", REQUIRED), *(Argument(n, "integer", True, REQUIRED, low=1, high=_LONGEST)
+                                                          for n in ("B", "H")),
+                          integer("Q_LEN", REQUIRED, 1, _LONGEST), integer("KV_LEN", REQUIRED, 1, _LONGEST),
+                          Argument("device", "device", none=True), _other("BLOCK_SIZE", 128)),
+    "flex_attention": (tensor("query", *HALF), tensor("key", *HALF), tensor("value", *HALF), _other("score_mod"),
+                       _other("block_mask"), number("scale", None), flag("enable_gqa"), flag("return_lse"),
+                       _other("kernel_options"), _other("return_aux")),
     "flash_attn_varlen": (
         *_QKV, tensor("cu_seqlens_q", "int32"), tensor("cu_seqlens_k", "int32"),
         integer("max_seqlen_q", REQUIRED, 0, _LONGEST), integer("max_seqlen_k", REQUIRED, 0, _LONGEST),

@@ -15,7 +15,7 @@ from . import check
 _PLAIN = frozenset((Tensor, Parameter))
 _PLAIN_OR_NONE = _PLAIN | {type(None)}
 _LIBRARY = torch.library.Library("tkq", "FRAGMENT")
-# Names that torch keeps for itself, here and in `_gradients` and `_untraced`: torch 2.9 to 2.15 have them.
+# Names that torch keeps for itself, here and in `_gradients` and `untraced`: torch 2.9 to 2.15 have them.
 _BELOW = torch._C._after_ADInplaceOrView_keyset  # dispatch keys that come after autograd's
 # torch's own, under names of their own: they are asked at every call
 # Does torch.compile trace this? Other tracers have a dispatch mode.
@@ -56,8 +56,8 @@ def torch_op(name: str, *, cuda, cpu, fake, setup=None, backward=None, of: str =
     qualified = f"tkq::{name}"
     _LIBRARY.define(name + _schema(cuda, mutates), tags=(torch.Tag.pt2_compliant_tag,))
     op = getattr(torch.ops.tkq, name).default
-    _LIBRARY.impl(name, _untraced(cuda), "CUDA")
-    _LIBRARY.impl(name, _untraced(cpu), "CPU")
+    _LIBRARY.impl(name, untraced(cuda), "CUDA")
+    _LIBRARY.impl(name, untraced(cpu), "CPU")
     torch.library.register_fake(qualified, fake, lib=_LIBRARY)
     torch.library.register_vmap(qualified, lambda *_: _refuse_vmap(of or name), lib=_LIBRARY)
     _LIBRARY.impl(name, _gradients(op, cuda, cpu, setup, backward, of or name), "Autograd", with_keyset=True)
@@ -94,10 +94,10 @@ def _gradients(op, cuda, cpu, setup, backward, of):
                                           "torch.autograd.grad") from None
             raise
 
-    return _untraced(kernel)
+    return untraced(kernel)
 
 
-def _untraced(kernel):
+def untraced(kernel):
     """The kernel, into which torch.compile does not look where it is called by what runs as Python between two graphs:
     torch.compiler.disable without its wrapper, which costs as much as a launch."""
     frames = torch._C._dynamo.eval_frame

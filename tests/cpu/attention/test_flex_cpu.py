@@ -1,0 +1,114 @@
+"""tkq.flex_attention on the CPU: the reference against dense float64, arguments, the kernel's spec."""
+import pytest
+import torch
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
+
+import tkq
+from tests.helpers.attention import flex_gallery as gallery
+from tkq.attention.flex import catalog
+from tkq.attention.flex.plan import plan
+from tkq.attention.flex.spec import WIDTHS, FlexSpec
+from tkq.attention.flex.trace import trace
+
+B, H, S = 2, 2, 144
+GALLERY = gallery.gallery(B, H, S, "cpu")
+
+
+def make(heads=H, kv_heads=H, Sq=S, Sk=S, D=64, dtype=torch.bfloat16):
+    torch.manual_seed(0)
+    return [torch.randn(B, h, s, D).to(dtype) for h, s in ((heads, Sq), (kv_heads, Sk), (kv_heads, Sk))]
+
+
+@pytest.mark.parametrize("name", ["causal", "standalone_sparse", "t5_bias", "relative_bias"])
+def test_reference(name):
+    score_mod, mask_mod = GALLERY[name]
+    q, k, v = make()
+    mask = mask_mod and create_block_mask(mask_mod, B, H, S, S, "cpu", 64)
+    o, lse = tkq.flex_attention(q, k, v, score_mod, mask, return_lse=True)
+    gallery.judge((o, lse), (q, k, v), score_mod, gallery.visible(mask_mod, B, H, S, S, "cpu"), name)
+
+
+def test_forms():
+    q, k, v = make(heads=4)
+    with pytest.raises(ValueError, match="enable_gqa"):
+        tkq.flex_attention(q, k, v)
+    o = tkq.flex_attention(q, k, v, enable_gqa=True)
+    same, aux = tkq.flex_attention(q, k, v, enable_gqa=True, return_aux=AuxRequest(lse=True))
+    assert torch.equal(o, same) and aux.lse.shape == (B, 4, S)
+    with pytest.raises(NotImplementedError, match="max_scores"):
+        tkq.flex_attention(q, k, v, enable_gqa=True, return_aux=AuxRequest(max_scores=True))
+
+
+def test_wrong_arguments():
+    q, k, v = make()
+    mask = create_block_mask(gallery.causal, None, None, S, S, "cpu", 64)
+    with pytest.raises(TypeError, match="block_mask is int"):
+        tkq.flex_attention(q, k, v, None, 3)
+    with pytest.raises(ValueError, match="144 queries"):
+        tkq.flex_attention(q[:, :, 1:], k, v, None, mask)
+    with pytest.raises(NotImplementedError, match="multiples of 64"):
+        tkq.flex_attention(q, k, v, None, create_block_mask(gallery.causal, None, None, S, S, "cpu", 48))
+    with pytest.raises(NotImplementedError, match="head_dim is 36"):
+        tkq.flex_attention(*(x[..., :36] for x in (q, k, v)))
+    with pytest.raises(ValueError, match="B 1 or 2"):
+        tkq.flex_attention(q, k, v, None, create_block_mask(gallery.causal, 3, None, S, S, "cpu", 64))
+    slopes = torch.ones(H, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="captured tensor"):
+        tkq.flex_attention(q, k, v, gallery.alibi(slopes))
+
+
+@pytest.mark.parametrize("D", WIDTHS)
+@pytest.mark.parametrize("q_tile", [64, 128])
+@pytest.mark.parametrize("kv_tile", [64, 128])
+def test_every_spec_has_a_plan(D, q_tile, kv_tile):
+    config = plan(FlexSpec("bf16", D, q_tile=q_tile, kv_tile=kv_tile))
+    assert config.tile_rows == q_tile and config.kv == kv_tile
+
+
+def test_shipped_kernels_are_those_of_functions():
+    assert trace("mask_mod", gallery.causal).graph == catalog.causal()
+    assert trace("score_mod", GALLERY["alibi"][0]).graph == catalog.alibi()
+    assert trace("score_mod", GALLERY["softcap"][0]).graph == catalog.softcap()
+    names = [kernel.name for kernel in catalog.shipped()]
+    assert len(set(names)) == len({kernel.recipe for kernel in catalog.shipped()}) == len(names)
+
+
+LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_num_blocks", "q_indices",
+         "full_q_num_blocks", "full_q_indices")
+
+
+@pytest.mark.parametrize("name", ["causal", "standalone_sparse", "document"])
+@pytest.mark.parametrize("size", [64, (32, 128)])
+def test_block_masks_are_torchs(name, size):
+    mask_mod = GALLERY[name][1]
+    ours, theirs = (make(mask_mod, B, None, S, S, device="cpu", BLOCK_SIZE=size) for make in (
+        tkq.create_block_mask, create_block_mask))
+    for of in LISTS:
+        assert torch.equal(getattr(ours, of), getattr(theirs, of)), of
+    assert ours.shape == theirs.shape and ours.mask_mod is mask_mod
+
+
+def test_wrong_block_masks():
+    with pytest.raises(TypeError, match="BLOCK_SIZE is 3.5"):
+        tkq.create_block_mask(gallery.causal, None, None, 8, 8, "cpu", 3.5)
+    with pytest.raises(ValueError, match="Q_LEN"):
+        tkq.create_block_mask(gallery.causal, None, None, 0, 8, "cpu")
+    with pytest.raises(TypeError, match="allowed is bool"):
+        tkq.create_block_mask(lambda b, h, q, kv: q, None, None, 8, 8, "cpu")
+
+
+def test_compiled_around():
+    """torch.compile makes a graph break of a call."""
+    q, k, v = make()
+    slopes = torch.rand(H)
+    block = lambda q: tkq.flex_attention(q * 2, k, v, gallery.alibi(slopes)) + 1
+    torch.testing.assert_close(torch.compile(block, backend="eager")(q), block(q))
+
+
+def test_gradients_of_the_reference():
+    q, k, v = (x.requires_grad_() for x in make(Sq=40, Sk=40))
+    o = tkq.flex_attention(q, k, v, gallery.softcap(5.0))
+    wanted, _ = gallery.dense(q, k, v, gallery.softcap(5.0), torch.ones(B, H, 40, 40, dtype=torch.bool))
+    do = torch.randn_like(o)
+    for ours, true in zip(torch.autograd.grad(o, (q, k, v), do), torch.autograd.grad(wanted, (q, k, v), do.double())):
+        torch.testing.assert_close(ours, true, rtol=2e-2, atol=2e-2)

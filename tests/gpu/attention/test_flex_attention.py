@@ -1,0 +1,225 @@
+"""tkq.flex_attention on the GPU against float64: the gallery, block masks of all kinds, captured values, empty rows."""
+import math
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+import tkq
+from tests.helpers.attention import flex_gallery as gallery
+from tests.helpers.sanitizer.nan_fill import poisoned
+
+B, H = 2, 4
+BF16, FP16 = torch.bfloat16, torch.float16
+SELDOM = "alibi", "dilated", "prefix_document"  # a kernel each, of which others have all parts
+
+
+@pytest.fixture(autouse=True)
+def _poisoned():
+    with poisoned():
+        yield
+
+
+def make(Sq, Sk, D=128, dtype=BF16, heads=(B, H, H), seed=0, scale=1.0):
+    """heads: (batch, query's, key's)."""
+    g, (batch, h, h_kv) = torch.Generator("cuda").manual_seed(seed + Sq * 7 + Sk), heads
+    new = lambda h, s: (torch.randn(batch, h, s, D, device="cuda", generator=g) * scale).to(dtype)
+    return new(h, Sq), new(h_kv, Sk), new(h_kv, Sk)
+
+
+def mask_of(mask_mod, Sq, Sk, batch=B, heads=H, size=128):
+    return None if mask_mod is None else create_block_mask(mask_mod, batch, heads, Sq, Sk, "cuda", size)
+
+
+def check(q, k, v, score_mod=None, mask_mod=None, block_mask=None, seen=None, what="", **options):
+    """Of one call: o and lse against float64. seen: where the mask does not say it."""
+    (batch, heads, Sq, _), Sk = q.shape, k.shape[2]
+    if block_mask is None:
+        block_mask = mask_of(mask_mod, Sq, Sk, batch, heads)
+    options = {"enable_gqa": heads != k.shape[1], **options}
+    o, lse = tkq.flex_attention(q, k, v, score_mod, block_mask, return_lse=True, **options)
+    seen = gallery.visible(mask_mod, batch, heads, Sq, Sk, "cuda") if seen is None else seen
+    gallery.judge((o, lse), (q, k, v), score_mod, seen, what, options.get("scale"))
+    return o, lse
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SELDOM))
+                                  for name in gallery.gallery(1, 1, 128, "cpu")])
+def test_gallery(name):
+    S = 576
+    score_mod, mask_mod = gallery.gallery(B, H, S, "cuda", torch.Generator("cuda").manual_seed(1))[name]
+    check(*make(S, S), score_mod, mask_mod, what=name)
+
+
+@pytest.mark.parametrize("name", ["whole", "other", pytest.param("smooth", marks=pytest.mark.slow)])
+def test_operations(name):
+    S, g = 300, torch.Generator("cuda").manual_seed(5)
+    table, flags = torch.randn(7, S, device="cuda", generator=g), torch.rand(S, device="cuda", generator=g) < 0.3
+    small = torch.randint(0, 5, (S,), device="cuda", generator=g, dtype=torch.int8)
+    check(*make(S, S), gallery.operations(table, flags, small)[name], what=name)
+
+
+@pytest.mark.parametrize("Sq, Sk", [(1, 1), (3, 200), (200, 3), (129, 640), (1000, 1000)])
+def test_lengths(Sq, Sk):
+    """The last queries and keys fill no tile; also where nothing is masked."""
+    check(*make(Sq, Sk), mask_mod=gallery.causal)
+    check(*make(Sq, Sk, seed=1))
+
+
+@pytest.mark.parametrize("D, dtype", [(64, BF16), (128, FP16)])
+def test_dtypes_and_dims(D, dtype):
+    check(*make(700, 700, D, dtype), mask_mod=gallery.causal)
+
+
+def test_odd_dims():
+    """Narrower than a tile, values of others than keys."""
+    q, k, v = make(300, 300)
+    check(q[..., :96], k[..., :96], v[..., :72], mask_mod=gallery.causal)
+
+
+@pytest.mark.parametrize("size", [(64, 64), (128, 256), (256, 128), (384, 192)])
+def test_block_sizes(size):
+    mask_mod = gallery.prefix_lm(torch.tensor([33, 300], device="cuda", dtype=torch.int32))
+    check(*make(700, 650), mask_mod=mask_mod, block_mask=mask_of(mask_mod, 700, 650, size=size))
+
+
+def test_grouped_heads_and_strides():
+    """(B, S, H, D) in memory, slices of a packed tensor; o lies as q does."""
+    g = torch.Generator("cuda").manual_seed(0)
+    packed = torch.randn(B, 500, 8 + 2 + 2, 128, device="cuda", generator=g).to(BF16)
+    q, k, v = (x.transpose(1, 2) for x in packed.split((8, 2, 2), 2))
+    slopes = torch.rand(8, device="cuda", generator=g)
+    o, _ = check(q, k, v, gallery.alibi(slopes), gallery.causal)
+    assert o.transpose(1, 2).is_contiguous()
+    odd = torch.randn(3, B, 4, 300, 131, device="cuda", generator=g).to(BF16)[..., 1:129]  # copied
+    check(*odd, mask_mod=gallery.causal)
+
+
+def test_broadcast_masks():
+    """One list for all heads, or all batches; lists of some heads alone."""
+    lengths = torch.tensor([100, 400], device="cuda", dtype=torch.int32)
+    for batch, heads in ((None, None), (B, None), (None, H)):
+        mask_mod = {(None, None): gallery.causal, (B, None): gallery.prefix_lm(lengths),
+                    (None, H): lambda b, h, q, kv: (q - kv).abs() < 64 * (h + 1)}[batch, heads]
+        check(*make(500, 500), mask_mod=mask_mod, block_mask=mask_of(mask_mod, 500, 500, batch, heads))
+
+
+def test_empty_rows():
+    """Rows, tiles and whole heads that see nothing: 0 and -inf, whatever is in V."""
+    def mask_mod(b, h, q, kv):
+        return (q >= kv) & (q > 150) & (h != 1) & (kv > 140)
+
+    q, k, v = make(600, 600)
+    o, lse = check(q, k, v, mask_mod=mask_mod)
+    assert (o[:, 1] == 0).all() and (lse[:, 1] == -math.inf).all()
+    v[:, :, :128] = math.nan  # behind the mask all over
+    hidden = tkq.flex_attention(q, k, v, None, mask_of(mask_mod, 600, 600))
+    assert (hidden[:, :, :151] == 0).all() and (hidden[:, 1] == 0).all()
+
+
+def test_full_blocks_are_not_masked():
+    """A block that is listed as full counts all, whatever the mask says; what is not listed counts nothing."""
+    q, k, v = make(512, 512)
+    num = torch.tensor([[[1, 0, 2, 1]]], device="cuda", dtype=torch.int32)
+    indices = torch.tensor([[[[1, 0, 0, 0], [0, 0, 0, 0], [3, 0, 0, 0], [2, 0, 0, 0]]]], device="cuda",
+                           dtype=torch.int32)
+    full_num, full_indices = num.flip(2).contiguous(), torch.tensor(
+        [[[[3, 0, 0, 0], [0, 2, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0]]]], device="cuda", dtype=torch.int32)
+    mask = BlockMask.from_kv_blocks(num, indices, full_num, full_indices, 128, gallery.causal, (512, 512))
+    full = torch.zeros(4, 4, dtype=torch.bool, device="cuda")
+    full[[0, 1, 1, 3], [3, 0, 2, 1]] = True
+    partial = torch.zeros_like(full)
+    partial[[0, 2, 2, 3], [1, 3, 0, 2]] = True
+    wide = lambda x: x.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    seen = wide(full) | (wide(partial) & torch.ones(512, 512, device="cuda", dtype=torch.bool).tril())
+    check(q, k, v, None, gallery.causal, mask, seen.expand(B, H, 512, 512))
+
+
+def test_lists_that_lie():
+    """Numbers and indices outside of the lists and of the keys: nothing outside is read, and what is right stays so."""
+    q, k, v = make(300, 300)
+    mask = mask_of(gallery.causal, 300, 300)
+    mask.kv_num_blocks[:, :, 0], mask.full_kv_num_blocks[:, :, 1] = 1 << 30, -5
+    mask.kv_indices[:, :, 1], mask.full_kv_indices[:, :, 2] = -(1 << 30), 1 << 30
+    tkq.flex_attention(q, k, v, None, mask)
+    torch.cuda.synchronize()
+
+
+def test_captured_indices_that_lie():
+    """Indices outside a captured tensor are taken as the nearest inside; negative ones count from the end."""
+    table = torch.full((3, 40), math.nan, device="cuda")[1]  # NaN around what is captured
+    table[:] = torch.randn(40, device="cuda")
+    inside = table[8:24]
+    far = torch.tensor([5, -3, 1 << 40, -(1 << 40)], device="cuda").repeat(75)
+
+    def lying(score, b, h, q, kv):
+        return score + inside[far[q]] + inside[kv]
+
+    def told(score, b, h, q, kv):
+        at = torch.where(far[q] < 0, far[q] + 16, far[q]).clamp(0, 15)
+        return score + inside[at] + inside[kv.clamp(0, 15)]
+
+    q, k, v = make(300, 300)
+    o, lse = tkq.flex_attention(q, k, v, lying, return_lse=True)
+    gallery.judge((o, lse), (q, k, v), told, gallery.visible(None, B, H, 300, 300, "cuda"))
+
+
+def test_numbers_compile_nothing():
+    from tkq.runtime.compile import build
+
+    q, k, v = make(300, 300)
+    counts = []
+    for n in (20, 150):
+        check(q, k, v, None, gallery.sliding_window(n))
+        counts.append(len(build._functions))
+    assert counts[0] == counts[1]
+
+
+def test_hard_scores():
+    """Large scores, a huge element, rows of one value."""
+    q, k, v = make(300, 300, scale=4.0)
+    k[0, 1, 17] = 60
+    q[1, 2, 5] = 0
+    check(q, k, v, None, gallery.causal)
+    check(q, k, v, gallery.causal_score, None, scale=0.3)
+
+
+def test_same_bits_and_graphs():
+    """Bit for bit in each run, and under a CUDA graph whose mask is rebuilt in place."""
+    q, k, v = make(600, 600)
+    masks = [mask_of(gallery.sliding_window(n), 600, 600) for n in (50, 500)]
+    lists = [(m.kv_num_blocks, m.kv_indices, m.full_kv_num_blocks, m.full_kv_indices) for m in masks]
+    block_mask = mask_of(gallery.causal, 600, 600)
+    held = [block_mask.kv_num_blocks, block_mask.kv_indices, block_mask.full_kv_num_blocks,
+            block_mask.full_kv_indices]
+    wanted = tkq.flex_attention(q, k, v, None, block_mask)
+    assert torch.equal(wanted, tkq.flex_attention(q, k, v, None, block_mask))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = tkq.flex_attention(q, k, v, None, block_mask)
+    for of in (*lists, [x.clone() for x in held]):
+        for x, new in zip(held, of):
+            x.copy_(new)
+        graph.replay()
+        assert torch.equal(o, tkq.flex_attention(q, k, v, None, block_mask))
+
+
+def test_longer_than_one_wave():
+    """More tasks than SMs, many blocks of each."""
+    q, k, v = make(2048, 2048, 64, heads=(1, 32, 8))
+    check(q, k, v, None, gallery.sliding_window(700))
+
+
+LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_num_blocks", "q_indices",
+         "full_q_num_blocks", "full_q_indices")
+
+
+@pytest.mark.parametrize("name, S, size", [("causal", 1000, 128), ("prefix_document", 2000, 64),
+                                           ("standalone_sparse", 700, (40, 130))])
+def test_create_block_mask(name, S, size):
+    """Number by number torch's."""
+    mask_mod = gallery.gallery(B, H, S, "cuda")[name][1]
+    ours, theirs = (make(mask_mod, B, H, S, S, device="cuda", BLOCK_SIZE=size) for make in (
+        tkq.create_block_mask, create_block_mask))
+    for of in LISTS:
+        assert torch.equal(getattr(ours, of), getattr(theirs, of)), of

@@ -1,0 +1,99 @@
+"""Gradients of tkq.flex_attention on the GPU against float64: the gallery, block sizes, groups of heads, empty rows,
+lse's gradient."""
+import math
+
+import pytest
+import torch
+
+import tkq
+from tests.gpu.attention.test_flex_attention import BF16, FP16, B, H, make, mask_of
+from tests.helpers.attention import flex_gallery as gallery
+from tests.helpers.sanitizer.nan_fill import poisoned
+from tkq.testing import assert_2x
+
+
+@pytest.fixture(autouse=True)
+def _poisoned():
+    with poisoned():
+        yield
+
+
+def gradients(function, q, k, v, do, dlse):
+    """Of function(q, k, v), which gives (o, lse)."""
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    o, lse = function(*leaves)
+    lse = lse.masked_fill(lse == -math.inf, 0)  # a row that sees nothing has no gradient
+    return torch.autograd.grad((o, lse) if dlse is not None else (o,), leaves,
+                               (do.to(o.dtype), dlse.to(lse.dtype)) if dlse is not None else (do.to(o.dtype),))
+
+
+def check(q, k, v, score_mod=None, mask_mod=None, block_mask=None, with_lse=False, what=""):
+    """Of one call: dq, dk, dv by the 2x rule beside PyTorch at q's dtype."""
+    (batch, heads, Sq, _), Sk = q.shape, k.shape[2]
+    g = torch.Generator("cuda").manual_seed(3)
+    do = torch.randn((*q.shape[:3], v.shape[3]), device="cuda", generator=g).to(q.dtype)
+    dlse = torch.randn(q.shape[:3], device="cuda", generator=g) if with_lse else None
+    block_mask = mask_of(mask_mod, Sq, Sk, batch, heads) if block_mask is None else block_mask
+    seen = gallery.visible(mask_mod, batch, heads, Sq, Sk, "cuda")
+    ours = gradients(lambda *x: tkq.flex_attention(*x, score_mod, block_mask, enable_gqa=heads != k.shape[1],
+                                                   return_lse=True), q, k, v, do, dlse)
+    dense = lambda *x: gallery.dense(*x, score_mod, seen, dtype=x[0].dtype)
+    true, low = (gradients(dense, *(x.to(dtype) for x in (q, k, v)), do, dlse) for dtype in (torch.float64, q.dtype))
+    for name, a, b, c in zip(("dq", "dk", "dv"), ours, true, low):
+        assert_2x(a, b, c, 1, f"{what} {name}")
+    return ours
+
+
+@pytest.mark.parametrize("name", ["causal", "document", "softcap", "relative_bias", *(
+    pytest.param(name, marks=pytest.mark.slow) for name in ("natten", "alibi_causal", "causal_score", "t5_bias"))])
+def test_gallery(name):
+    S = 576
+    score_mod, mask_mod = gallery.gallery(B, H, S, "cuda", torch.Generator("cuda").manual_seed(1))[name]
+    check(*make(S, S), score_mod, mask_mod, what=name)
+
+
+@pytest.mark.parametrize("Sq, Sk", [(3, 200), (200, 3), (129, 640), (1000, 1000)])
+def test_lengths(Sq, Sk):
+    check(*make(Sq, Sk), mask_mod=gallery.causal)
+
+
+def test_no_mask():
+    check(*make(200, 330))
+
+
+@pytest.mark.parametrize("D, dtype", [(64, BF16), (128, FP16)])
+def test_dtypes_and_dims(D, dtype):
+    check(*make(700, 700, D, dtype), mask_mod=gallery.causal)
+
+
+def test_odd_dims():
+    q, k, v = make(300, 300)
+    check(q[..., :96], k[..., :96], v[..., :72], mask_mod=gallery.causal)
+
+
+@pytest.mark.parametrize("size", [(64, 64), (128, 256), (192, 192)])
+def test_block_sizes(size):
+    mask_mod = gallery.document(torch.arange(700, device="cuda") // 150)
+    check(*make(700, 700), mask_mod=mask_mod, block_mask=mask_of(mask_mod, 700, 700, size=size))
+
+
+def test_groups_and_lse():
+    check(*make(500, 500, heads=(B, 8, 2)), mask_mod=gallery.causal, with_lse=True)
+
+
+def test_empty_rows_and_keys():
+    """Rows that see nothing, keys that nobody sees, a head of its own."""
+    def mask_mod(b, h, q, kv):
+        return (q >= kv) & (q > 150) & (h != 1) & (kv > 140)
+
+    dq, dk, dv = check(*make(600, 600), mask_mod=mask_mod)
+    assert (dq[:, :, :151] == 0).all() and (dk[:, :, :140] == 0).all() and (dv[:, 1] == 0).all()
+
+
+def test_what_changed_in_between_is_refused():
+    q, k, v = (x.requires_grad_() for x in make(200, 200))
+    slopes = torch.rand(H, device="cuda")
+    o = tkq.flex_attention(q, k, v, gallery.alibi(slopes))
+    slopes.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        o.sum().backward()

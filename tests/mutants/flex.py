@@ -1,0 +1,53 @@
+"""Faults in attention with functions of the user's."""
+from .mutant import family
+
+FORWARD, BACKWARD = "tests/gpu/attention/test_flex_attention.py::", "tests/gpu/attention/test_flex_backward.py::"
+
+
+def _of(file, *names):
+    return tuple(file + name for name in names)
+
+
+GALLERY, LENGTHS = _of(FORWARD, "test_gallery"), _of(FORWARD, "test_lengths")
+EMPTY, FULL = _of(FORWARD, "test_empty_rows"), _of(FORWARD, "test_full_blocks_are_not_masked")
+INDICES, WHOLE = _of(FORWARD, "test_captured_indices_that_lie"), _of(FORWARD, "test_operations[whole]")
+SIZES = _of(FORWARD, "test_block_sizes")
+KEYS, HALVES = _of(BACKWARD, "test_lengths"), _of(BACKWARD, "test_block_sizes")
+
+MUTANTS = (
+    *family(
+        "flex", "tkq/attention/flex/state.py",
+        ("parts_of_a_block_left_out", "found = block * self.kv_per + i % self.kv_per", "found = block * self.kv_per",
+         SIZES),
+        ("full_blocks_by_the_other_list", "if entry >= first:", "if entry > first:", FULL)),
+    *family(
+        "flex", "tkq/attention/flex/softmax.py",
+        ("keys_behind_the_end", "if limit < self.config.kv:", "if limit < 0:", LENGTHS),
+        ("empty_rows_keep_nan", "if empty:", "if empty & (r > 1):", EMPTY),
+        ("empty_tasks_see_keys", "if regs.task[\"n_masked_right\"] < 0:",
+         "if regs.task[\"n_masked_right\"] < -1:", EMPTY),
+        ("rows_of_the_first_warpgroup", "row = regs.task[\"tile\"] * self.config.rows + regs.wg * 64 + tk.first_row()",
+         "row = regs.task[\"tile\"] * self.config.rows + tk.first_row()", GALLERY)),
+    *family(
+        "flex", "tkq/attention/flex/roles.py",
+        ("first_tile_is_masked_twice", "whole = cutlass.max(masked, 1)", "whole = cutlass.max(masked, 0)", GALLERY)),
+    *family(
+        "flex", "tkq/attention/flex/emit.py",
+        ("negative_indices_are_the_first", "index = select(index < 0, index + size, index)", "", INDICES),
+        ("remainders_of_the_dividends_sign", "rest = select(wrong, rest + b, rest)", "", WHOLE)),
+    *family(
+        "flex", "tkq/attention/flex/look.py",
+        ("the_first_columns_alone", "first = col + 32 * part", "first = col + 0 * part", GALLERY)),
+    *family(
+        "flex", "tkq/attention/flex/backward/dkv.py",
+        ("dead_keys_live", "if alive < 64:", "if alive < -64:", KEYS),
+        ("halves_as_the_first",
+         "state = g.states[t.batch_k, head, g.row_block(tile), 2 * t.block + c.wg]",
+         "state = g.states[t.batch_k, head, g.row_block(tile), 2 * t.block]", HALVES)),
+    *family(
+        "flex", "tkq/attention/flex/backward/scheduler.py",
+        ("tiles_of_the_first_head", "of = t.batch_k, self.query_head(g, t, h), t.block\n"
+         "counts = g.queries.counts(*of)\nmasked = Int32(0)",
+         "of = t.batch_k, self.query_head(g, t, 0), t.block\ncounts = g.queries.counts(*of)\nmasked = Int32(0)",
+         _of(BACKWARD, "test_groups_and_lse"))),
+)

@@ -1,0 +1,21 @@
+"""From what was asked for to how the kernels are built: pure Python."""
+from dataclasses import replace
+
+from tkq.attention.backward.config import BackwardConfig
+from tkq.attention.backward.plan import _SOFTCAP, SINGLE
+from tkq.attention.flex.backward.spec import FlexBackwardSpec
+from tkq.runtime.compile.recipe import Recipe
+
+
+def plan(spec: FlexBackwardSpec, q_block: int = 128) -> BackwardConfig:
+    """One task a block: what ``flash_attn``'s backward is where tasks differ. q_block: queries of a listed block, of
+    which a tile is no more."""
+    config = (_SOFTCAP if spec.slope is not None else SINGLE)[spec.width]
+    if q_block % config.tile:
+        config = replace(config, tile=64)
+    return config.check(spec.width)
+
+
+def recipe(spec: FlexBackwardSpec, config: BackwardConfig) -> Recipe:
+    """Of the kernels of a configuration."""
+    return Recipe("tkq.attention.flex.backward.kernel:FlexBackward", (spec, config))

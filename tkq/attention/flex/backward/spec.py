@@ -1,0 +1,34 @@
+"""What a caller of flex_attention's backward asked for: the part that decides which code is compiled."""
+from dataclasses import dataclass
+from typing import Optional
+
+from tkq.attention.backward.spec import BackwardSpec
+from tkq.attention.flex.graph import Graph
+
+
+@dataclass(frozen=True)
+class FlexBackwardSpec:
+    """dtype, width, dq, dlse: as of ``BackwardSpec``. score, mask: graphs, None where there is none. slope: of the
+    score's derivative, None where that is 1. blocks, full: as of ``FlexSpec``, of lists of query blocks. states: blocks
+    of 64 keys, of which a task has two, and what each of them is stands in a table. q_per: tiles of queries in a listed
+    block; kv_per: tasks in one."""
+
+    dtype: str = "bf16"
+    width: int = 128
+    dq: bool = True
+    dlse: bool = False
+    score: Optional[Graph] = None
+    slope: Optional[Graph] = None
+    mask: Optional[Graph] = None
+    blocks: bool = False
+    full: bool = False
+    states: bool = False
+    q_per: int = 1
+    kv_per: int = 1
+
+    @property
+    def attention(self) -> BackwardSpec:
+        """Of the parts that it shares with ``flash_attn``. softcap: a slope of its own beside P. right: tasks differ
+        in length."""
+        return BackwardSpec(self.dtype, self.width, softcap=self.slope is not None, dq=self.dq, dlse=self.dlse,
+                            right=True)

@@ -1,0 +1,207 @@
+"""What a user's function depends on, gathered anew at each call: its code, and all that it closes over, has as defaults
+or reads as globals. So nothing that changes is ever served stale, and the same code with other numbers or tensors of
+the same kind is traced once."""
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import types
+from typing import Any, NamedTuple
+
+import torch
+
+# Modules whose attributes nobody changes; other modules' are not looked at, and a function that reads them is traced at
+# each call
+_SETTLED = frozenset(("torch", "math", "operator", "builtins", "functools", "itertools", "typing", "numpy"))
+_ATOMS = frozenset((bool, str, bytes, type(None), torch.dtype, torch.device, type(Ellipsis)))
+_BY_IDENTITY = (types.BuiltinFunctionType, types.BuiltinMethodType, torch._ops.OpOverload, torch._ops.OpOverloadPacket,
+                type(torch.Tensor.add), type)
+_globals: dict = {}  # code -> names of globals that it reads; as many as functions
+INT, DEPTH = 1 << 31, 16
+
+
+class Captures(NamedTuple):
+    """key: equal for functions that are traced to equal graphs, but for the values of ``numbers``; None where that
+    cannot be said. tensors, numbers: in the order in which they are found."""
+
+    key: Any
+    tensors: list
+    numbers: list
+
+
+class Unknown(Exception):
+    """Something whose changes cannot be seen."""
+
+
+def gather(function) -> Captures:
+    """Of a function; a few microseconds."""
+    key, tensors, numbers = [], [], []
+    try:
+        _visit(function, (key.append, tensors, numbers), 0)
+    except Unknown:
+        return Captures(None, tensors, numbers)
+    return Captures(tuple(key), tensors, numbers)
+
+
+def _visit(value, seen, depth):
+    """seen: (note, tensors, numbers)."""
+    kind = type(value)
+    if kind in _ATOMS:
+        seen[0](value)
+    elif kind in _VISITS:
+        _VISITS[kind](value, seen, depth)
+    elif isinstance(value, torch.Tensor):
+        seen[0]((value.dtype, value.shape, value.device))
+        seen[1].append(value)
+    elif _is_settled(value, kind):
+        seen[0](value)
+    else:
+        raise Unknown(kind)
+
+
+def _number(value, seen, depth):
+    if type(value) is int and not -INT <= value < INT:
+        seen[0](value)
+    else:
+        seen[0](type(value))
+        seen[2].append(value)
+
+
+def _items(value, seen, depth):
+    seen[0]((type(value), len(value)))
+    for item in value:
+        _visit(item, seen, depth + 1)
+
+
+def _dictionary(value, seen, depth):
+    seen[0]((dict, tuple(value)))
+    for item in value.values():
+        _visit(item, seen, depth + 1)
+
+
+def _partial(value, seen, depth):
+    seen[0](functools.partial)
+    for part in (value.func, value.args, tuple(value.keywords), tuple(value.keywords.values())):
+        _visit(part, seen, depth + 1)
+
+
+def _is_settled(value, kind):
+    """Modules, functions and classes whose attributes nobody changes."""
+    if kind is types.ModuleType:
+        return value.__name__.partition(".")[0] in _SETTLED
+    module = getattr(value, "__module__", None) or "builtins"
+    return isinstance(value, _BY_IDENTITY) and module.partition(".")[0] in (*_SETTLED, "_operator", "_functools")
+
+
+def _function(value, seen, depth):
+    if depth > DEPTH:
+        raise Unknown("functions of functions")
+    code, note = value.__code__, seen[0]
+    note(code)
+    if _is_torchs(value):
+        return
+    for inside in _given(value):
+        if inside is not value:
+            _visit(inside, seen, depth + 1)
+    space, names = value.__globals__, _globals.get(code)
+    if names is None:
+        names = _globals[code] = read_globals(code)
+    for name in names:
+        if name not in space:
+            note((name, hasattr(builtins, name)))
+        elif space[name] is not value:
+            _visit(space[name], seen, depth + 1)
+
+
+def _is_torchs(function):
+    """A function of torch's that closes over nothing."""
+    return (function.__module__ or "").partition(".")[0] == "torch" and not function.__closure__
+
+
+def _given(function):
+    """What a function closes over, and its defaults."""
+    try:
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    except ValueError:
+        raise Unknown("an empty cell") from None
+    return (*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+
+
+_VISITS = {int: _number, float: _number, tuple: _items, list: _items, dict: _dictionary, functools.partial: _partial,
+           types.FunctionType: _function}
+
+
+def read_globals(code) -> tuple:
+    """Names of globals that a code object and those inside it read."""
+    found = {i.argval: None for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            found.update(dict.fromkeys(read_globals(inner)))
+    return tuple(found)
+
+
+def names_in(function) -> set:
+    """Names of globals, builtins and attributes in a function's code and in that of the functions it reaches."""
+    found, seen, waiting = set(), set(), [function]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, (tuple, list)):
+            waiting.extend(one)
+        if not isinstance(one, types.FunctionType) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        codes = [one.__code__]
+        while codes:
+            code = codes.pop()
+            found.update(code.co_names)
+            codes.extend(c for c in code.co_consts if isinstance(c, types.CodeType))
+        for cell in one.__closure__ or ():
+            try:
+                waiting.append(cell.cell_contents)
+            except ValueError:
+                continue
+        waiting.extend(one.__globals__.get(name) for name in read_globals(one.__code__))
+    return found
+
+
+def replaced(value, tensors, numbers):
+    """A function as it is, but with others in the place of its tensors and numbers, which are taken from two iterators
+    in the order of ``gather``. numbers: None, and they stay."""
+    kind = type(value)
+    if kind is int or kind is float:
+        return value if numbers is None or (kind is int and not -INT <= value < INT) else next(numbers)
+    if isinstance(value, torch.Tensor):
+        return next(tensors)
+    if kind is types.FunctionType:
+        return _replaced_function(value, tensors, numbers)
+    again = lambda item: replaced(item, tensors, numbers)
+    return _REPLACED[kind](value, again) if kind in _REPLACED else value
+
+
+_REPLACED = {
+    tuple: lambda value, again: tuple([again(item) for item in value]),
+    list: lambda value, again: [again(item) for item in value],
+    dict: lambda value, again: {key: again(item) for key, item in value.items()},
+    functools.partial: lambda value, again: functools.partial(
+        again(value.func), *again(value.args), **{key: again(item) for key, item in value.keywords.items()})}
+
+
+def _replaced_function(value, tensors, numbers):
+    if _is_torchs(value):
+        return value
+    cells = tuple(types.CellType() for _ in value.__closure__ or ())
+    space = dict(value.__globals__)
+    made = types.FunctionType(value.__code__, space, value.__name__, None, cells)
+    made.__module__ = value.__module__
+    for cell, old in zip(cells, value.__closure__ or ()):
+        inside = old.cell_contents
+        cell.cell_contents = made if inside is value else replaced(inside, tensors, numbers)
+    made.__defaults__ = tuple(replaced(d, tensors, numbers) for d in value.__defaults__ or ()) or None
+    if value.__kwdefaults__:
+        made.__kwdefaults__ = {k: replaced(d, tensors, numbers) for k, d in value.__kwdefaults__.items()}
+    for name in read_globals(value.__code__):
+        if name in value.__globals__:
+            inside = value.__globals__[name]
+            space[name] = made if inside is value else replaced(inside, tensors, numbers)
+    return made

@@ -1,0 +1,68 @@
+"""The kernels of attention with functions of the user's that are compiled ahead, and what their machine code must show:
+of causal masks, with and without ALiBi or a softcap as scores; everything else is compiled when it is first asked
+for."""
+import itertools
+from dataclasses import replace
+
+from tkq.attention.flex.backward.plan import plan as backward_plan
+from tkq.attention.flex.backward.plan import recipe as backward_recipe
+from tkq.attention.flex.backward.spec import FlexBackwardSpec
+from tkq.attention.flex.derivative import derivative
+from tkq.attention.flex.graph import Builder
+from tkq.attention.flex.plan import plan, recipe
+from tkq.attention.flex.spec import WIDTHS, FlexSpec, StatesSpec
+from tkq.runtime.compile.expectation import Expectation
+from tkq.runtime.compile.recipe import Recipe, Shipped
+
+
+def causal():
+    """q_idx >= kv_idx."""
+    build = Builder()
+    return build.finish(build.binary("ge", build.add("input", "i32", "q"), build.add("input", "i32", "kv")))[0]
+
+
+def alibi():
+    """score + slopes[h] * (kv_idx - q_idx)."""
+    build = Builder()
+    score, h = build.add("input", "f32", "score"), build.add("input", "i32", "h")
+    slope = build.add("load", "f32", 0, "fp32", 1, h)
+    far = build.binary("sub", build.add("input", "i32", "kv"), build.add("input", "i32", "q"))
+    return build.finish(build.binary("add", score, build.binary("mul", slope, build.cast(far, "f32"))))[0]
+
+
+def softcap():
+    """cap * tanh(score / cap)."""
+    build = Builder()
+    cap, score = build.add("number", "f32", 0), build.add("input", "f32", "score")
+    return build.finish(build.binary("mul", cap, build.unary("tanh", build.binary("div", score, cap))))[0]
+
+
+SCORES = {"none": lambda: None, "alibi": alibi, "softcap": softcap}
+
+
+def shipped() -> list:
+    """Names are unique: flex_attention, forward or backward, dtype, head dim, score."""
+    mask, found = causal(), []
+    for dtype, dim, (name, score) in itertools.product(("bf16", "fp16"), WIDTHS, SCORES.items()):
+        graph = score()
+        spec = FlexSpec(dtype, dim, True, graph, mask, True, True)
+        found.append(Shipped(f"flex_attention_{dtype}_d{dim}_{name}", recipe(spec, plan(spec)), Expectation(
+            tensor=20, instructions=("UTMALDG", "USETMAXREG", "UTMASTG", "STSM"))))
+        slope = derivative(graph)[0] if graph is not None else 1.0
+        spec = FlexBackwardSpec(dtype, dim, True, False, graph, None if slope == 1.0 else slope, mask, True, True)
+        config = backward_plan(spec)
+        spec = replace(spec, q_per=128 // config.tile)
+        found.append(Shipped(f"flex_attention_backward_{dtype}_d{dim}_{name}", backward_recipe(spec, config),
+                             _of_backward(config)))
+    found.append(Shipped("create_block_mask_causal", Recipe("tkq.attention.flex.states:BlockStates", (
+        StatesSpec(mask),)), Expectation(absent=("LDS", "BAR")), True))
+    return [*found, Shipped("create_block_mask_lists", Recipe("tkq.attention.flex.order:OrderBlocks"),
+                            Expectation(absent=("LDS", "BAR")))]
+
+
+def _of_backward(config):
+    out = "STG.E.128" if config.store_from_registers else "UTMASTG"
+    return Expectation(
+        tensor=24, instructions=("UTMALDG", out, "UBLKCP", "USETMAXREG", "STSM", "UBLKRED"), roles=config.roles,
+        others=(("BackwardPreprocess", Expectation(instructions=("LDG.E.128",))),
+                ("BackwardPostprocess", Expectation(instructions=("LDG.E.128", "STSM", "UTMASTG")))))

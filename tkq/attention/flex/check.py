@@ -1,0 +1,124 @@
+"""What a caller may pass to flex_attention."""
+from __future__ import annotations
+
+import math
+import weakref
+from operator import is_
+
+import torch
+
+from tkq.attention.flex.lists import BLOCK as TASK
+from tkq.attention.flex.lists import Blocks
+from tkq.attention.flex.operands import BlockLists
+from tkq.attention.flex.spec import BLOCK, width
+from tkq.runtime import arguments
+from tkq.runtime.call import check
+
+OP = "flex_attention"
+_tensors = arguments.checker(OP, "query", "key", "value")
+options = arguments.checker(OP, "scale", "enable_gqa", "return_lse")
+
+
+def check_operands(q, k, v, gqa: bool) -> None:
+    """Types, ranks and shapes."""
+    _tensors(q, k, v)
+    for name, x in (("query", q), ("key", k), ("value", v)):
+        check.rank(f"{OP}: {name}", x, 4)
+        if x.dtype != q.dtype:
+            raise TypeError(f"{OP}: {name} is {x.dtype}, query is {q.dtype}; all three must have one dtype")
+    check.same_device(query=q, key=k, value=v)
+    width(q.shape[3], v.shape[3])
+    (batch, H, _, dim), Hk = q.shape, k.shape[1]
+    if (*k.shape[:1], *k.shape[3:]) != (batch, dim) or v.shape[:3] != k.shape[:3]:
+        raise ValueError(f"{OP}: key is {tuple(k.shape)}, value is {tuple(v.shape)}, query is {tuple(q.shape)}; "
+                         f"allowed are (B, Hk, Sk, D) and (B, Hk, Sk, Dv), with query's B = {batch} and D = {dim}")
+    if Hk != H and not gqa:
+        raise ValueError(f"{OP}: query has {H} heads, key has {Hk}; without enable_gqa both must have as many")
+    if H and (not Hk or H % Hk):
+        raise ValueError(f"{OP}: query has {H} heads, key has {Hk}; query's must be a multiple of key's")
+
+
+_NAMES = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_num_blocks", "q_indices",
+          "full_q_num_blocks", "full_q_indices")
+_known = weakref.WeakKeyDictionary()  # BlockMask -> (what was looked at, its Blocks)
+
+
+def blocks_of(mask, q, k):
+    """(the mask function or None, its ``Blocks`` or None) of a BlockMask, or of None. A mask that comes again with the
+    same tensors is known."""
+    if mask is None:
+        return None, None
+    try:
+        looked_at = q.shape, k.shape[2], q.device, mask.BLOCK_SIZE, *[getattr(mask, name) for name in _NAMES]
+    except AttributeError:
+        return _looked_up(mask, q, k)
+    seen = _known.get(mask)
+    if seen is not None and seen[0][:4] == looked_at[:4] and all(map(is_, seen[0][4:], looked_at[4:])):
+        return mask.mask_mod, seen[1]
+    found = _looked_up(mask, q, k)
+    _known[mask] = looked_at, found[1]
+    return found
+
+
+def _looked_up(mask, q, k):
+    if not all(hasattr(mask, name) for name in ("kv_num_blocks", "kv_indices", "BLOCK_SIZE", "mask_mod")):
+        raise TypeError(f"{OP}: block_mask is {type(mask).__name__}, allowed is None and torch's BlockMask")
+    lists = BlockLists(mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices)
+    size, (B, H, Sq, _), Sk = tuple(mask.BLOCK_SIZE), q.shape, k.shape[2]
+    given = getattr(mask, "seq_lengths", (Sq, Sk))
+    if tuple(given) != (Sq, Sk):
+        raise ValueError(f"{OP}: block_mask is of {given[0]} queries and {given[1]} keys; query has {Sq}, key has {Sk}")
+    if any(s <= 0 or s % BLOCK for s in size):
+        raise NotImplementedError(f"{OP}: block_mask has blocks of {size[0]} x {size[1]}, supported are multiples of "
+                                  f"{BLOCK}")
+    # one block of all: not larger than what there is
+    size = tuple(min(s, -(-max(n, 1) // TASK) * TASK) if s >= n else s for s, n in zip(size, (Sq, Sk)))
+    rows = -(-Sq // size[0])
+    for name, x in zip(("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"), lists):
+        if x is not None:
+            _check_list(f"{OP}: block_mask.{name}", x, (B, H, rows), 3 + name.endswith("indices"), q)
+    if (lists.full_num is None) != (lists.full_indices is None):
+        raise ValueError(f"{OP}: block_mask: full_kv_num_blocks and full_kv_indices go together")
+    queries = _queries_of(mask, size, (B, H, -(-Sk // size[1])), q)
+    return mask.mask_mod, Blocks(lists, size, queries, BlockLists(
+        *(x if x is None else x.expand(B, H, *x.shape[2:]) for x in lists)))
+
+
+def _queries_of(mask, size, shape, q):
+    """The lists the other way round, where the mask has them all."""
+    names = ("q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices")
+    found = BlockLists(*(getattr(mask, name, None) for name in names))
+    if found.num is None or (found.full_num is None) != (mask.full_kv_num_blocks is None):
+        return None
+    for name, x in zip(names, found):
+        if x is not None:
+            _check_list(f"{OP}: block_mask.{name}", x, shape, 3 + name.endswith("indices"), q)
+    return found
+
+
+def _check_list(name, x, shape, rank, q):
+    check.rank(name, x, rank)
+    if x.dtype != torch.int32:
+        raise TypeError(f"{name} is {x.dtype}, allowed is torch.int32")
+    if x.device != q.device:
+        raise ValueError(f"{name} is on {x.device}, query on {q.device}")
+    if any(n not in (1, wanted) for n, wanted in zip(x.shape[:2], shape[:2])) or x.shape[2] != shape[2]:
+        columns = ", columns" * (rank == 4)
+        raise ValueError(f"{name} is {tuple(x.shape)}, allowed is (B, H, {shape[2]}{columns}) with B 1 or {shape[0]}, "
+                         f"H 1 or {shape[1]}")
+    if rank == 4 and not x.shape[3]:
+        raise ValueError(f"{name} has no columns, allowed are 1 and more")
+
+
+def check_captured(name, traced, q) -> None:
+    """Captured tensors lie where the query does, and need no gradient."""
+    for x in () if traced is None else traced.tensors:
+        if x.device != q.device:
+            raise ValueError(f"{OP}: {name}: a captured tensor {tuple(x.shape)} is on {x.device}, query on {q.device}")
+        if x.requires_grad and torch.is_grad_enabled():
+            raise NotImplementedError(f"{OP}: {name}: a captured tensor {tuple(x.shape)} requires a gradient, which is "
+                                      "not supported: detach() it")
+
+
+def scale_of(scale, head_dim: int) -> float:
+    return 1 / math.sqrt(head_dim) if scale is None else scale

@@ -1,0 +1,154 @@
+"""The derivative of a score function by the score: a graph made of its graph. Pure Python."""
+from __future__ import annotations
+
+import math
+
+from tkq.attention.flex.graph import COMPARISONS, Builder, Graph
+
+OP = "flex_attention"
+_FLAT = ("floor", "ceil", "round", "trunc", "floordiv", "truncdiv", "and", "or", "xor", "shl", "shr", "not")
+_known: dict = {}  # graph -> its derivative; as many as score functions
+
+
+def derivative(graph: Graph) -> tuple:
+    """(a graph or a number, the slots of the tensors that it takes, those of the numbers): slots of ``graph``.
+
+    Raises:
+        NotImplementedError: an operation that has no derivative here, by name.
+    """
+    if graph not in _known:
+        _known[graph] = _Derivative(graph).run()
+    return _known[graph]
+
+
+class _Derivative:
+    def __init__(self, graph):
+        self.graph, self.build = graph, Builder()
+        self.value = self.build.include(graph)
+        self.slope = []  # of each node: a node, None for 0
+
+    def run(self):
+        for i, node in enumerate(self.graph.nodes):
+            if node.op == "input":
+                self.slope.append(self.number(1.0) if node.args[0] == "score" else None)
+            elif node.type != "f32" or node.op in COMPARISONS or not any(
+                    self.slope[a] is not None for a in self.graph.operands(i)):
+                self.slope.append(None)
+            else:
+                self.slope.append(self.of(node))
+        found = self.slope[-1]
+        if found is None:
+            return 0.0, (), ()
+        known = self.build.value(found)
+        return (known, (), ()) if known is not None else self.build.finish(found)
+
+    def number(self, x):
+        return self.build.const(x, "f32")
+
+    def mul(self, a, b):
+        """Of nodes, None for 0."""
+        if a is None or b is None:
+            return None
+        x, y = self.build.value(a), self.build.value(b)
+        return self.number(x * y) if x is not None and y is not None else self.build.binary("mul", a, b)
+
+    def add(self, a, b):
+        if a is None or b is None:
+            return b if a is None else a
+        return self.build.binary("add", a, b)
+
+    def neg(self, a):
+        if a is None:
+            return None
+        known = self.build.value(a)
+        return self.build.unary("neg", a) if known is None else self.number(-known)
+
+    def of(self, node):
+        """The slope of a node that depends on the score."""
+        args, slopes = [self.value[a] for a in node.args], [self.slope[a] for a in node.args]
+        if node.op in _FLAT:
+            return None
+        if node.op in _FUNCTIONS:
+            return self.mul(_FUNCTIONS[node.op](self, args[0]), slopes[0])
+        rule = _RULES.get(node.op)
+        return self.refuse(node.op, "") if rule is None else rule(self, args, slopes)
+
+    def extreme(self, op, args, slopes):
+        return self.choice(self.build.binary(op, *args), *slopes)
+
+    def choice(self, condition, a, b):
+        if a is None and b is None:
+            return None
+        zero = self.number(0.0)
+        return self.build.where(condition, zero if a is None else a, zero if b is None else b)
+
+    def quotient(self, args, slopes):
+        over = None if slopes[0] is None else self.build.binary("div", slopes[0], args[1])
+        if slopes[1] is None:
+            return over
+        under = self.build.binary("div", args[0], self.build.binary("mul", args[1], args[1]))
+        return self.add(over, self.neg(self.mul(under, slopes[1])))
+
+    def remainder(self, args, slopes):
+        if slopes[1] is not None:
+            self.refuse("mod", "by what depends on the score")
+        return slopes[0]
+
+    def power(self, args, slopes):
+        build, (x, y) = self.build, args
+        below = build.binary("pow", x, build.binary("sub", y, self.number(1.0)))
+        first = self.mul(self.mul(y, below), slopes[0])
+        if slopes[1] is None:
+            return first
+        return self.add(first, self.mul(self.mul(build.binary("pow", x, y), build.unary("log", x)), slopes[1]))
+
+    @staticmethod
+    def refuse(op, what):
+        raise NotImplementedError(f"{OP}: score_mod: no gradient of {op} {what}".rstrip())
+
+
+_RULES = {
+    "cast": lambda of, args, slopes: slopes[0],
+    "neg": lambda of, args, slopes: of.neg(slopes[0]),
+    "add": lambda of, args, slopes: of.add(*slopes),
+    "sub": lambda of, args, slopes: of.add(slopes[0], of.neg(slopes[1])),
+    "mul": lambda of, args, slopes: of.add(of.mul(slopes[0], args[1]), of.mul(args[0], slopes[1])),
+    "div": _Derivative.quotient, "mod": _Derivative.remainder, "pow": _Derivative.power,
+    "where": lambda of, args, slopes: of.choice(args[0], *slopes[1:]),
+    "min": lambda of, args, slopes: of.extreme("lt", args, slopes),
+    "max": lambda of, args, slopes: of.extreme("gt", args, slopes)}
+
+
+def _of_root(of, x):
+    return of.mul(of.number(0.5), of.build.unary("rsqrt", x))
+
+
+def _of_inverse_root(of, x):
+    root = of.build.unary("rsqrt", x)
+    return of.mul(of.number(-0.5), of.mul(root, of.mul(root, root)))
+
+
+def _of_tanh(of, x):
+    t = of.build.unary("tanh", x)
+    return of.build.binary("sub", of.number(1.0), of.mul(t, t))
+
+
+def _of_erf(of, x):
+    bell = of.build.unary("exp", of.build.unary("neg", of.mul(x, x)))
+    return of.mul(of.number(2 / math.sqrt(math.pi)), bell)
+
+
+def _of_abs(of, x):
+    zero = of.number(0.0)
+    up = of.choice(of.build.binary("gt", x, zero), of.number(1.0), None)
+    return of.choice(of.build.binary("lt", x, zero), of.number(-1.0), up)
+
+
+_FUNCTIONS = {  # f'(x) of a function of one number
+    "exp": lambda of, x: of.build.unary("exp", x),
+    "exp2": lambda of, x: of.mul(of.number(math.log(2.0)), of.build.unary("exp2", x)),
+    "log": lambda of, x: of.build.binary("div", of.number(1.0), x),
+    "log2": lambda of, x: of.build.binary("div", of.number(1 / math.log(2.0)), x),
+    "sin": lambda of, x: of.build.unary("cos", x),
+    "cos": lambda of, x: of.neg(of.build.unary("sin", x)),
+    "sqrt": _of_root, "rsqrt": _of_inverse_root, "tanh": _of_tanh, "erf": _of_erf, "abs": _of_abs}

@@ -1,0 +1,29 @@
+"""The derivative of a traced score function, with what its graph takes."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tkq.attention.flex.derivative import derivative
+from tkq.attention.flex.graph import Graph, Node
+from tkq.attention.flex.trace import Traced
+
+
+class Slope(NamedTuple):
+    """A derivative: constant, where it is the same number everywhere, or a function."""
+
+    constant: float | None
+    traced: Traced | None
+
+    def as_function(self) -> Traced:
+        if self.traced is not None:
+            return self.traced
+        return Traced(Graph((Node("const", "f32", (self.constant,)),)), (), ())
+
+
+def slope_of(score: Traced) -> Slope:
+    """d score_mod(score) / d score."""
+    graph, tensors, numbers = derivative(score.graph)
+    if isinstance(graph, float):
+        return Slope(graph, None)
+    return Slope(None, Traced(graph, tuple(score.tensors[i] for i in tensors),
+                              tuple(score.numbers[i] for i in numbers)))

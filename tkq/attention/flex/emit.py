@@ -1,0 +1,184 @@
+"""A graph as code of a kernel: its nodes are visited once for each element when the kernel is traced. What does not
+depend on an element's row or column is made once and shared."""
+import math
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Int64
+from cutlass.cutlass_dsl import is_dynamic_expression
+
+from tkq.attention.flex.graph import FLOAT, Node
+
+LOG2E, NEAR = math.log2(math.e), 0.06
+_KINDS = {"bool": Boolean, "i32": Int32, "i64": Int64, "f32": Float32}
+_MATH = {**{name: name for name in FLOAT}, "round": "roundeven", "pow": "pow"}
+_PLAIN = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b,
+          "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
+          "eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "and": lambda a, b: a & b, "or": lambda a, b: a | b,
+          "xor": lambda a, b: a ^ b, "shl": lambda a, b: a << b, "shr": lambda a, b: a >> b,
+          "neg": lambda a: -a, "cast": lambda a: a,
+          "where": lambda c, a, b: select(c, a, b)}
+
+
+class Emitted:
+    """A graph in a kernel. captured: what its slots hold, the kernel's own (tensors, numbers), or None.
+
+    ``at(b=.., h=.., q=.., kv=.., score=..)`` is its value for one element. An input is (base, offset): an index is
+    their sum, the offset a number that is known when traced; of a score the base is its value. Equal offsets mean equal
+    values, and what depends on these inputs alone is not made again: what is affine in indices is its value at the
+    bases and a constant."""
+
+    def __init__(self, graph, captured):
+        self.graph = graph
+        self.tensors, self.numbers = (None, None) if captured is None else captured
+        self.depends = [tuple(sorted(of)) for of in graph.inputs_of()]
+        self.affine, self.needs, self.made = graph.affine(), _needs(graph), {}
+
+    def at(self, **inputs):
+        return self._value(len(self.graph.nodes) - 1, inputs)
+
+    def prepare(self, *without, **inputs):
+        """Make what depends on none of the inputs ``without``: before a loop over these. inputs: the others."""
+        for i, depends in enumerate(self.depends):
+            if not set(without) & set(depends):
+                self._value(i, inputs)
+
+    def _key(self, i, inputs):
+        return i, *(inputs[name][1] for name in self.depends[i])
+
+    def _value(self, i, inputs):
+        known = self._key(i, inputs)
+        if known not in self.made:
+            for j in self.needs[i]:  # in order: no recursion as deep as the graph
+                each = self._key(j, inputs)
+                if each not in self.made:
+                    self.made[each] = self._node(j, inputs)
+        return self.made[known]
+
+    def _node(self, i, inputs):
+        node, graph = self.graph.nodes[i], self.graph
+        first, kind = node.args[0], _KINDS[node.type]
+        if node.op in ("number", "const"):
+            return self.numbers[first] if node.op == "number" else kind(first)
+        shift = self._shift(i, inputs)
+        if shift:
+            return self._value(i, self._at_bases(inputs)) + kind(shift)
+        if node.op == "input":
+            return inputs[first][0]
+        args = [self.made[self._key(a, inputs)] for a in graph.operands(i)]
+        if node.op == "load":
+            return _load(self.tensors[first], args, node.type)
+        if node.op == "div" and self._shares_divisor(*node.args):
+            args = args[0], self._inverse(self._key(node.args[1], inputs), args[1])
+            node = Node("mul", node.type, node.args)
+        return kind(_operation(node, args, [graph.nodes[a] for a in graph.operands(i)]))
+
+    def _shift(self, i, inputs):
+        """How much more a node is than at the bases; 0 where that is not known."""
+        steps = self.affine[i]
+        return 0 if steps is None else sum(n * inputs[name][1] for name, n in zip(("q", "kv"), steps) if n)
+
+    @staticmethod
+    def _at_bases(inputs):
+        return {name: (base, 0 if name in ("q", "kv") else offset) for name, (base, offset) in inputs.items()}
+
+    def _shares_divisor(self, dividend, divisor):
+        """Is it a score over what all scores share?"""
+        return "score" in self.depends[dividend] and not {"score", "q", "kv"} & {*self.depends[divisor]}
+
+    def _inverse(self, of, divisor):
+        """1 / a divisor that all scores share, made once. Of scores alone: a quotient of indices may be looked at for
+        what it is exactly."""
+        known = "inverse", of
+        if known not in self.made:
+            self.made[known] = Float32(1.0) / divisor
+        return self.made[known]
+
+
+def _needs(graph):
+    """For each node the nodes that it depends on, itself the last."""
+    found = []
+    for i in range(len(graph.nodes)):
+        found.append(sorted({i}.union(*(found[a] for a in graph.operands(i)))))
+    return found
+
+
+def select(condition, a, b):
+    """a where the condition holds, else b, also of what is known when traced."""
+    if not is_dynamic_expression(condition):
+        return a if bool(condition) else b
+    return type(a)(cutlass.select_(condition, a, b))
+
+
+def _operation(node, args, of):
+    op, whole = node.op, of[0].type in ("i32", "i64")
+    if op in _PLAIN:
+        return _PLAIN[op](*args)
+    if op == "tanh":
+        return _tanh(args[0])
+    if op in _MATH:
+        return getattr(cute.math, _MATH[op])(*args)
+    if op in ("floordiv", "mod", "truncdiv"):
+        return _divided(op, *args, of[1], whole)
+    return _OF_BOTH[op](*args, whole)
+
+
+def _tanh(x):
+    """1 - 2 / (exp(2 x) + 1), and near 0, where that cancels, x - x ** 3 / 3 + 2 / 15 x ** 5: a relative error below
+    5e-6."""
+    square = x * x
+    e = cute.math.exp2(x * Float32(2 * LOG2E), fastmath=True)
+    far = cute.math.fma(cute.arch.rcp_approx(e + Float32(1.0)), Float32(-2.0), Float32(1.0))
+    near = cute.math.fma(square, cute.math.fma(square, Float32(2 / 15), Float32(-1 / 3)), Float32(1.0)) * x
+    return select(square < Float32(NEAR * NEAR), near, far)
+
+
+def _least(a, b, whole):
+    return cutlass.min(a, b) if whole else _or_nan(a, select(a < b, a, b))
+
+
+def _most(a, b, whole):
+    return cutlass.max(a, b) if whole else _or_nan(a, select(a > b, a, b))
+
+
+def _or_nan(a, found):
+    """NaN, as torch has it, if either of two is; of b it is already."""
+    return select(a != a, a, found)
+
+
+_OF_BOTH = {"min": _least, "max": _most,
+            "not": lambda a, whole: ~a if whole else a ^ Boolean(True),
+            "abs": lambda a, whole: cutlass.max(a, -a) if whole else cute.math.absf(a)}
+
+
+def _divided(op, a, b, divisor, whole):
+    """Quotients towards minus infinity or zero, and the remainder that goes with the first."""
+    if not whole:
+        quotient = a / b
+        if op == "truncdiv":
+            return cute.math.trunc(quotient)
+        down = cute.math.floor(quotient)
+        return down if op == "floordiv" else a - b * down
+    known = divisor.args[0] if divisor.op == "const" else 0
+    if known > 0 and known & (known - 1) == 0 and op != "truncdiv":
+        shift = known.bit_length() - 1
+        return a >> type(a)(shift) if op == "floordiv" else a & type(a)(known - 1)
+    rest = a % b  # of the dividend's sign
+    if op == "truncdiv":
+        return (a - rest) // b
+    wrong = (rest != type(rest)(0)) & ((rest ^ b) < type(rest)(0))
+    rest = select(wrong, rest + b, rest)
+    return rest if op == "mod" else (a - rest) // b
+
+
+def _load(x, at, kind):
+    """An element of a captured tensor: negative indices count from its end, and none leads outside."""
+    place = []
+    for d, index in enumerate(at):
+        size = x.shape[d]
+        index = select(index < 0, index + size, index)
+        place.append(Int32(select(index < 0, type(index)(0), select(index < size, index, type(index)(size - 1)))))
+    value = x[tuple(place)] if place else x[0]
+    if kind == "bool":
+        return value != 0
+    return _KINDS[kind](value)

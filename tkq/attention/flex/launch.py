@@ -1,0 +1,103 @@
+"""From torch tensors to launches."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tkq.attention.common.operands import Operands
+from tkq.attention.flex.lists import Blocks
+from tkq.attention.flex.operands import BlockLists, Captured, FlexScalars
+from tkq.attention.flex.plan import plan, recipe
+from tkq.attention.flex.spec import FlexSpec, tile_of, width
+from tkq.attention.flex.trace import Traced
+from tkq.attention.forward.plan import length_class
+from tkq.runtime import function
+from tkq.runtime.call import alloc, counters, dtypes
+from tkq.runtime.call.ops import LaunchCache
+from tkq.runtime.device import arch
+
+_launchers = LaunchCache()  # (device, spec, config or class of lengths) -> (the kernel's function, SMs)
+
+
+class Call(NamedTuple):
+    """q (B, H, Sq, D), k, v (B, Hk, Sk, D)."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    score: Traced | None
+    mask: Traced | None
+    blocks: Blocks | None
+    scale: float
+
+
+def forward(call: Call, lse: bool, config=None):
+    """(o, lse or None), of CUDA tensors that have been looked at. o's heads lie as q's do: between rows, or each by
+    itself."""
+    q, k, v = (readable(x) for x in call[:3])
+    B, H, Sq, _ = q.shape
+    index = q.get_device()
+    o = result_like(call.q, index, v.shape[3])
+    found = alloc.empty(index, (B, H, Sq), (H * Sq, Sq, 1), torch.float32) if lse else None
+    if not o.numel() or not k.shape[2]:
+        return o.zero_(), found if found is None else found.fill_(-torch.inf)
+    run(call._replace(q=q, k=k, v=v), o, found, config)
+    return o, found
+
+
+def run(call: Call, o, lse, config=None):
+    """Launch the kernel into o and lse."""
+    q = call.q
+    lists, size = (None, (128, 128)) if call.blocks is None else call.blocks[:2]
+    tiles, graphs = (tile_of(size[0]), tile_of(size[1])), (x and x.graph for x in (call.score, call.mask))
+    spec = FlexSpec(dtypes.name_of(q.dtype), width(q.shape[3], call.v.shape[3]), lse is not None, *graphs,
+                    lists is not None, lists is not None and lists.full_num is not None, *tiles,
+                    size[0] // tiles[0], size[1] // tiles[1])
+    kernel, num_sms = _launcher(q.device, spec, config or length_class(call.k.shape[2]))
+    wide = None if call.blocks is None else call.blocks.wide
+    kernel(Operands(*(x.transpose(1, 2) for x in (*call[:3], o)), lse), wide, captured(call.score),
+           captured(call.mask), counters.counter(q.get_device()), FlexScalars(call.scale, num_sms))
+
+
+def expanded(lists, q):
+    """Lists of each batch element and query head."""
+    if lists is None:
+        return None
+    return BlockLists(*(x if x is None else x.expand(*q.shape[:2], *x.shape[2:]) for x in lists))
+
+
+def captured(traced: Traced | None) -> Captured | None:
+    """What a kernel takes for a function's slots: bools as bytes, and a tensor of no dimension as one of 1."""
+    if traced is None or not (traced.tensors or traced.numbers):
+        return None
+    tensors = tuple((x.view(torch.uint8) if x.dtype is torch.bool else x) for x in traced.tensors)
+    return Captured(tuple(x if x.dim() else x.view(1) for x in tensors) or None, traced.numbers or None)
+
+
+def result_like(q: Tensor, index: int, columns: int | None = None) -> Tensor:
+    """What a launch writes, dense, in the order of q's rows and heads in memory, of as many columns or others."""
+    B, H, S, D = q.shape
+    D = D if columns is None else columns
+    if q.stride(1) < q.stride(2):
+        return alloc.empty(index, (B, H, S, D), (S * H * D, D, H * D, 1), q.dtype)
+    return alloc.empty(index, (B, H, S, D), (H * S * D, S * D, D, 1), q.dtype)
+
+
+def readable(x: Tensor) -> Tensor:
+    """x, or a copy where TMA cannot take its strides or its address."""
+    good = x.stride(3) == 1 and x.data_ptr() % 16 == 0 and not any(
+        x.stride(d) % 8 and x.shape[d] > 1 for d in range(3))
+    return x if good else x.clone(memory_format=torch.contiguous_format)
+
+
+def _launcher(device, spec, config):
+    key = device.index, spec, config
+    found = _launchers.get(key)
+    if found is None:
+        arch.require_hopper(device)
+        config = plan(spec, config) if isinstance(config, str) else config
+        found = function(recipe(spec, config)), arch.num_sms(device)
+        _launchers.add(key, found)
+    return found

@@ -1,0 +1,80 @@
+"""A block mask's lists the other way round: for each block of keys its blocks of queries. On the GPU, without waiting
+for it."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from tkq.attention.flex.operands import BackwardLists, BlockLists
+from tkq.runtime import Recipe, function
+from tkq.runtime.device import arch
+
+BLOCK, HALF = 128, 64  # keys of the backward's task, and of one of its two warpgroups
+
+
+_kernels: dict = {}  # device -> the kernel's function
+
+
+def _kernel(device):
+    if device not in _kernels:
+        arch.require_hopper(device)
+        _kernels[device] = function(Recipe("tkq.attention.flex.order:OrderBlocks"))
+    return _kernels[device]
+
+
+class Blocks(NamedTuple):
+    """Of a block mask. lists: of each block of queries its blocks of keys; size: (queries, keys) of a block; queries:
+    of each block of keys its blocks of queries, or None. wide: lists, for each batch element and query head."""
+
+    lists: BlockLists
+    size: tuple
+    queries: BlockLists | None = None
+    wide: BlockLists | None = None
+
+
+def backward_lists(blocks: Blocks, keys: int) -> tuple:
+    """(BackwardLists, tasks in a listed block of keys): the mask's own lists where a block of keys is a number of
+    tasks; else lists of tasks, of two halves."""
+    if blocks.size[1] % BLOCK == 0:
+        if blocks.queries is not None:
+            return BackwardLists(blocks.queries), blocks.size[1] // BLOCK
+        return BackwardLists(ordered(_states(blocks, keys).mT)), blocks.size[1] // BLOCK
+    states = _states(blocks, keys).repeat_interleave(blocks.size[1] // HALF, 3)[..., :-(-keys // HALF)]
+    states = torch.nn.functional.pad(states, (0, states.shape[3] % 2))
+    first, second = states[..., ::2], states[..., 1::2]
+    both = torch.where(first == second, first, 1)
+    return BackwardLists(ordered(both.mT), states.int()), 1
+
+
+def _states(blocks, keys):
+    """(B, H, blocks of queries, blocks of keys) int8: 0 not listed, 1 with the mask, 2 full."""
+    lists, columns = blocks.lists, -(-keys // blocks.size[1])
+    found = torch.zeros(*lists.num.shape, columns + 1, dtype=torch.int8, device=lists.num.device)
+    for state, num, indices in ((1, lists.num, lists.indices), (2, lists.full_num, lists.full_indices)):
+        if num is not None:
+            counts = torch.arange(indices.shape[3], device=num.device) < num.unsqueeze(-1)
+            at = torch.where(counts, indices.long().clamp(0, columns - 1), columns)
+            found.scatter_(3, at, state)
+    return found[..., :columns]
+
+
+def ordered(states) -> BlockLists:
+    """Of each row of states its partial blocks, then its full ones: as torch has them, those that are not listed behind
+    those that are."""
+    if states.is_cuda:
+        new = lambda shape: torch.empty(shape, dtype=torch.int32, device=states.device)
+        lists = BlockLists(*(new(x) for x in (states.shape[:3], states.shape) * 2))
+        _kernel(states.device)(states, lists)
+        return lists
+
+    def rows(state):
+        here = states == state
+        counts, others = here.cumsum(3, dtype=torch.int32), (~here).cumsum(3, dtype=torch.int32)
+        num = counts[..., -1]
+        place = torch.where(here, counts, others + num.unsqueeze(3)) - 1
+        numbers = torch.arange(states.shape[3], dtype=torch.int32, device=states.device).expand(states.shape)
+        return num.contiguous(), torch.empty(states.shape, dtype=torch.int32, device=states.device).scatter_(
+            3, place.long(), numbers)
+
+    return BlockLists(*rows(1), *rows(2))

@@ -1,0 +1,19 @@
+"""From what was asked for to how the kernel is built: pure Python."""
+from tkq.attention.flex.spec import FlexSpec
+from tkq.attention.forward.config import AttentionConfig
+from tkq.attention.forward.plan import plan as attention_plan
+from tkq.runtime.compile.recipe import Recipe
+
+
+def plan(spec: FlexSpec, length: str = "medium") -> AttentionConfig:
+    """A tile of rows for each consumer warpgroup, of which two share a listed block's 128 rows; in turns where
+    ``flash_attn`` takes turns. length: class of the keys' number."""
+    consumers = spec.q_tile // 64
+    ping_pong = consumers > 1 and attention_plan(spec.attention, length).ping_pong
+    return AttentionConfig(kv=spec.kv_tile, consumers=consumers, ping_pong=ping_pong).check(spec.head_dim,
+                                                                                            spec.head_dim)
+
+
+def recipe(spec: FlexSpec, config: AttentionConfig) -> Recipe:
+    """Of the forward's kernel."""
+    return Recipe("tkq.attention.flex.kernel:FlexForward", (spec, config))

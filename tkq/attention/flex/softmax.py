@@ -1,0 +1,102 @@
+"""Scores of the user's own, then the online softmax of ``flash_attn``."""
+import cutlass.cute as cute
+from cutlass import Constexpr, Float32, const_expr
+
+import tkq.tile as tk
+from tkq.attention.flex.emit import Emitted
+from tkq.attention.flex.look import Look, all_seen, chosen
+from tkq.attention.forward.softmax import Softmax
+
+
+class FlexSoftmax:
+    """Between Q @ K.T and the exponentials: the score function, the mask of blocks that need it, and the end of the
+    keys. Any row may see no key of a block."""
+
+    def __init__(self, spec, config):
+        self.spec, self.config, self.online = spec, config, Softmax(spec.attention, config)
+        self.look_at = Look(spec.mask, "kv")
+
+    def first(self, g, regs, tile, seen):
+        """The first tile of keys of a task. seen: of ``look``."""
+        tk.zero(regs.norm)
+        tk.neg_infty(regs.max)
+        self.score(g, regs, tile)
+        self.mask(regs, seen, self.spec.mask is not None)
+        self.end_of_keys(g, regs, tile)
+        self.online.move(g, regs, guarded=True)
+        self.online.exponentials(g, regs, guarded=True)
+
+    def step(self, g, regs, tile, seen, masked: bool):
+        """S becomes exponentials. Did max of a row of the warp's move, so that O must be rescaled?"""
+        self.score(g, regs, tile)
+        self.mask(regs, seen, masked)
+        self.end_of_keys(g, regs, tile)
+        moved = self.online.out_of_range(g, regs)
+        self.online.move_if(g, regs, moved, True)
+        self.online.exponentials(g, regs, guarded=True)
+        return moved
+
+    def place(self, regs, tile):
+        """(batch, head, the thread's first row, its first column) of a tile of scores."""
+        row = regs.task["tile"] * self.config.rows + regs.wg * 64 + tk.first_row()
+        return regs.task["batch"], regs.task["head"], row, tile * self.config.kv + tk.first_col()
+
+    def inputs(self, place, r, j):
+        batch, head, row, col = place
+        return dict(b=(batch, 0), h=(head, 0), q=(row, 8 * r), kv=(col, 8 * (j // 2) + j % 2))
+
+    def score(self, g, regs, tile):
+        if self.spec.score is None:
+            return
+        place, view = self.place(regs, tile), regs.s.rows_view
+        graph = Emitted(self.spec.score, g.score)
+        for j in range(regs.s.cols // 4):
+            for r in range(2):
+                view[r, j] = graph.at(**self.inputs(place, r, j), score=(view[r, j] * g.score_scale, (r, j)))
+
+    @cute.jit
+    def look_if(self, g, regs, tile, seen):
+        """``look``, unless the task's first tile is full."""
+        all_seen(seen)
+        if const_expr(self.spec.mask is not None):
+            if regs.task["n_masked_right"] != 0:
+                self.look(g, regs, tile, seen)
+
+    def look(self, g, regs, tile, seen):
+        """Which of a tile's keys its rows see."""
+        batch, head, row, col = self.place(regs, tile)
+        self.look_at.look(g.mask, dict(b=(batch, 0), h=(head, 0)), (row, col), self.config.kv, seen)
+
+    def mask(self, regs, seen, masked: bool):
+        """Scores of keys that a row does not see become -inf."""
+        view = regs.s.rows_view
+        for j in range(regs.s.cols // 4 if masked else 0):
+            for r in range(2):
+                view[r, j] = chosen(seen, r, j, view[r, j], -Float32.inf)
+
+    @cute.jit
+    def end_of_keys(self, g, regs, tile):
+        """Columns behind the last key become -inf; of a task without blocks all."""
+        keys = g.tasks.rows_k
+        if const_expr(self.spec.blocks):
+            if regs.task["n_masked_right"] < 0:
+                keys = keys * 0
+        limit = keys - tile * self.config.kv
+        if limit < self.config.kv:
+            tk.right_fill(regs.s, limit, -Float32.inf)
+
+    @cute.jit
+    def statistics(self, g, regs, lse):
+        """As ``Softmax.statistics``, and O times the norm's reciprocal: 0 for a row that saw no key, whatever the
+        values are that its weights of 0 met."""
+        self.online.statistics(g, regs, lse)
+        tk.mul_row(regs.o, regs.o, regs.last_norm)
+        for r in range(2):
+            empty = regs.last_norm.tensor[r] == Float32(0.0)
+            if empty:
+                self.clear_row(regs, r)
+
+    def clear_row(self, regs, r: Constexpr[int]):
+        view = regs.o.rows_view
+        for j in range(regs.o.cols // 4):
+            view[r, j] = Float32(0.0)

@@ -1,0 +1,76 @@
+"""What a caller of flex_attention asked for: the part that decides which code is compiled."""
+from dataclasses import dataclass
+from typing import Optional
+
+from tkq.attention.flex.graph import Graph
+from tkq.attention.forward.spec import DTYPES, AttentionSpec
+
+WIDTHS = (64, 128)  # of tiles: TMA fills a narrower head up with zeros
+BLOCK = 64  # what block sizes of a mask are multiples of
+
+
+@dataclass(frozen=True)
+class FlexSpec:
+    """dtype: of q, k, v and o. head_dim: columns of their tiles, see ``width``. lse: the log-sum-exp is written too.
+    score, mask: graphs of the user's functions, None where there is none. blocks: a mask's lists of key blocks say
+    which are visited; without, all. full: there are lists of blocks that need no mask. q_tile, kv_tile: rows and keys
+    of a tile, 128 or 64; q_per, kv_per: tiles in a listed block.
+
+    Raises:
+        NotImplementedError: what no kernel takes, by name.
+    """
+
+    dtype: str = "bf16"
+    head_dim: int = 128
+    lse: bool = True
+    score: Optional[Graph] = None
+    mask: Optional[Graph] = None
+    blocks: bool = False
+    full: bool = False
+    q_tile: int = 128
+    kv_tile: int = 128
+    q_per: int = 1
+    kv_per: int = 1
+
+    def __post_init__(self):
+        if self.dtype not in DTYPES:
+            raise NotImplementedError(f"flex_attention: query is {self.dtype}, supported are {', '.join(DTYPES)}")
+        if self.head_dim not in WIDTHS:
+            raise NotImplementedError(f"flex_attention: tiles of {self.head_dim} columns, supported are "
+                                      f"{' and '.join(map(str, WIDTHS))}")
+        if {self.q_tile, self.kv_tile} - {64, 128}:
+            raise ValueError(f"flex_attention: tiles of {self.q_tile} rows and {self.kv_tile} keys, allowed are 64 "
+                             "and 128")
+        if self.full and not self.blocks:
+            raise ValueError("flex_attention: full belongs to blocks")
+
+    @property
+    def attention(self) -> AttentionSpec:
+        """Of the parts that it shares with ``flash_attn``. right: rows may see no key of a block, and tasks differ in
+        length."""
+        return AttentionSpec(self.dtype, self.head_dim, lse=self.lse, right=True)
+
+
+def width(head_dim: int, head_dim_v: int) -> int:
+    """Of the tiles that hold ``head_dim`` columns of q and k, and ``head_dim_v`` of v.
+
+    Raises:
+        NotImplementedError: not multiples of 8 from 8 to 128.
+    """
+    for name, n in (("head_dim", head_dim), ("head_dim of value", head_dim_v)):
+        if n % 8 or not 8 <= n <= WIDTHS[-1]:
+            raise NotImplementedError(f"flex_attention: {name} is {n}, supported are multiples of 8 from 8 to "
+                                      f"{WIDTHS[-1]}")
+    return next(w for w in WIDTHS if max(head_dim, head_dim_v) <= w)
+
+
+@dataclass(frozen=True)
+class StatesSpec:
+    """Of the kernel that looks at a mask's blocks. mask: its graph."""
+
+    mask: Graph
+
+
+def tile_of(block: int) -> int:
+    """Rows or keys of a tile, of which a listed block has a whole number."""
+    return 128 if block % 128 == 0 else 64

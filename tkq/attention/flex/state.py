@@ -1,0 +1,81 @@
+"""What the roles of the kernel see beside what attention's forward has: block lists and captured values."""
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Optional
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, Float32, Int32, const_expr
+
+import tkq.tile as tk
+from tkq.attention.common.integers import ceil_div
+from tkq.attention.flex.operands import BlockLists, Captured
+
+
+class Counts(NamedTuple):
+    """Of a task's key tiles: those that need the mask, which come first, and all."""
+
+    masked: Any
+    all: Any
+
+
+@dataclass(frozen=True)
+class KeyTiles:
+    """Which tiles of keys a task visits: those of its listed blocks, or all there are.
+
+    Whatever the lists say, no number leads outside of them, and no block lies behind the keys' last one."""
+
+    lists: Optional[BlockLists]
+    masked: Constexpr[bool]  # without lists: do all need the mask?
+    full: Constexpr[bool]
+    q_per: Constexpr[int]  # tiles of rows in a block
+    kv_per: Constexpr[int]  # tiles of keys in a block
+    tiles: Int32  # of all keys
+
+    def row_block(self, tile):
+        return cutlass.min(tile // self.q_per, self.lists.num.shape[2] - 1)
+
+    def counts(self, batch, head, tile) -> Counts:
+        if self.lists is None:
+            return Counts(self.tiles if self.masked else Int32(0), self.tiles)
+        of = batch, head, self.row_block(tile)
+        listed = lambda num, indices: cutlass.max(cutlass.min(num[of], indices.shape[3]), 0) * self.kv_per
+        masked = listed(self.lists.num, self.lists.indices)
+        if not self.full:
+            return Counts(masked, masked)
+        return Counts(masked, masked + listed(self.lists.full_num, self.lists.full_indices))
+
+    @cute.jit
+    def at(self, batch, head, tile, i, masked):
+        """The i-th tile of keys of the visit of a task, ``masked`` of whose tiles need the mask. It is loaded: what
+        needs it should come late."""
+        found = i
+        if const_expr(self.lists is not None):
+            of, entry = (batch, head, self.row_block(tile)), i // self.kv_per
+            lists, first = self.lists, masked // self.kv_per
+            block = lists.indices[(*of, cutlass.min(entry, lists.indices.shape[3] - 1))]
+            if const_expr(self.full):
+                if entry >= first:
+                    block = lists.full_indices[(*of, cutlass.min(entry - first, lists.full_indices.shape[3] - 1))]
+            last = ceil_div(self.tiles, self.kv_per) - 1
+            block = cutlass.max(cutlass.min(block, last), 0)
+            found = block * self.kv_per + i % self.kv_per
+        return found
+
+
+@dataclass(frozen=True)
+class FlexGlobals:
+    """As ``forward.state.Globals``, for the parts that both kernels have."""
+
+    q: tk.gl
+    k: tk.gl
+    v: tk.gl
+    o: tk.gl
+    lse: Optional[cute.Tensor]
+    sinks: Optional[cute.Tensor]  # None
+    tasks: Any
+    schedule: tk.Schedule
+    scale: Float32  # of what the exponentials take, times log2(e)
+    score_scale: Float32  # of Q @ K.T, where a score function follows
+    keys: KeyTiles
+    score: Optional[Captured]
+    mask: Optional[Captured]

@@ -1,0 +1,156 @@
+"""From a user's PyTorch function of scalars to a graph, by make_fx."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+
+from tkq.attention.flex import captures, convert
+from tkq.attention.flex.graph import INPUTS, Graph
+from tkq.runtime.call import ops
+from tkq.runtime.call.ops import LaunchCache
+
+OP = "flex_attention"
+ARGUMENTS = {"score_mod": tuple(INPUTS), "mask_mod": ("b", "h", "q", "kv")}
+_LOOKS = frozenset(("isinstance", "type", "issubclass", "callable", "hasattr", "is_tensor"))
+_traced = LaunchCache()  # (name, the captures' key[, numbers]) -> a Plan: which of the captures a graph takes
+
+
+class Traced(NamedTuple):
+    """A function's graph, and what stands in its slots now: tensors, and Python's numbers."""
+
+    graph: Graph
+    tensors: tuple
+    numbers: tuple
+
+
+class Plan(NamedTuple):
+    """graph: None where it depends on the numbers' values. tensors, numbers: of the captures, those that it takes."""
+
+    graph: Graph | None
+    tensors: tuple = ()
+    numbers: tuple = ()
+
+
+def break_graph() -> None:
+    """Where torch.compile looks into a caller: it is to call this function as it is, which ``ops.untraced`` keeps it
+    from looking into."""
+    if ops.traced():
+        torch._dynamo.graph_break()
+
+
+def trace(name: str, function) -> Traced:
+    """name: score_mod or mask_mod.
+
+    Raises:
+        TypeError: what is no function, or gives no tensor of no dimension: a number, of a mask a bool.
+        NotImplementedError: an operation that no kernel has, by name.
+    """
+    if not callable(function):
+        raise TypeError(f"{OP}: {name} is {function!r}, allowed is a function of {', '.join(ARGUMENTS[name])}")
+    found = captures.gather(function)
+    if found.key is None:
+        return _afresh(name, function)
+    key = name, found.key
+    plan = _traced.get(key)
+    if plan is None:
+        plan = _plan(name, function, found, run_time=True)
+        _traced.add(key, plan)
+    if plan.graph is None:
+        key = *key, tuple(map(repr, found.numbers))
+        plan = _traced.get(key)
+        if plan is None:
+            plan = _plan(name, function, found, run_time=False)
+            _traced.add(key, plan)
+    graph, tensors, numbers = plan
+    return Traced(graph, tuple([found.tensors[i] for i in tensors]), tuple([found.numbers[i] for i in numbers]))
+
+
+def _plan(name, function, found, run_time):
+    """run_time: numbers are arguments of the graph, if Python does not look at them while it is traced."""
+    if run_time and found.numbers and captures.names_in(function) & _LOOKS:
+        return Plan(None)
+    stand_ins = [_like(x) for x in found.tensors]
+    if run_time:
+        stand_ins += [(torch.int32 if type(x) is int else torch.float32, (), (), x) for x in found.numbers]
+    n = len(found.tensors)
+
+    def on_scalars(*given):
+        inputs, given = given[:len(ARGUMENTS[name])], given[len(ARGUMENTS[name]):]
+        numbers = iter(given[n:]) if run_time else None
+        return captures.replaced(function, iter(given[:n]), numbers)(*inputs)
+
+    try:
+        program = _program(name, on_scalars, stand_ins)
+        graph, tensors, numbers = convert.graph_of(name, program, ARGUMENTS[name], n)
+    except Exception:
+        if run_time and found.numbers:
+            return Plan(None)
+        raise
+    return Plan(graph, tensors, numbers)
+
+
+def _afresh(name, function):
+    """Of a function whose changes cannot be seen: traced at each call; its tensors are found where they are used."""
+    program = _program(name, function, [])
+    graph, tensors, _ = convert.graph_of(name, program, ARGUMENTS[name], None)
+    held = convert.constants_of(program)
+    return Traced(graph, tuple(held[i] for i in tensors), ())
+
+
+def _like(x):
+    return x.dtype, tuple(x.shape), x.stride(), None
+
+
+def _program(name, function, stand_ins):
+    """The FX graph of a function of scalars and stand-ins (dtype, shape, strides)."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        given = [torch.empty((), dtype=torch.float32 if i == "score" else torch.int32) for i in ARGUMENTS[name]]
+        given += [torch.empty_strided(shape, stride, dtype=dtype) for dtype, shape, stride, _ in stand_ins]
+    given = [x.detach() for x in given]
+
+    def indexed(*args):
+        with _Indexed():
+            return function(*args)
+
+    try:
+        with torch.no_grad():
+            return make_fx(indexed, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
+    except DataDependentOutputException as problem:
+        raise NotImplementedError(
+            f"{OP}: {name}: Python looks at the value of a tensor ({problem.func}), supported are operations on "
+            "tensors: torch.where in the place of if, & of and, | of or") from problem
+
+
+class _Indexed(TorchFunctionMode):
+    """A tensor's element at scalar tensors is a load, where torch would ask for the scalars' values."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.__getitem__:
+            x, at = args[0], args[1] if isinstance(args[1], tuple) else (args[1],)
+            if any(_is_index(i) for i in at) and all(_is_index(i) or _is_plain(i) for i in at):
+                return _element(x, at)
+        return func(*args, **(kwargs or {}))
+
+
+def _is_index(i):
+    return isinstance(i, torch.Tensor) and i.dim() == 0 and i.dtype not in (torch.bool, torch.float32)
+
+
+def _is_plain(i):
+    return type(i) is int or (isinstance(i, slice) and i == slice(None))
+
+
+def _element(x, at):
+    dim = 0
+    for i in at:
+        if isinstance(i, slice):
+            dim += 1
+        elif isinstance(i, torch.Tensor):
+            x = torch.ops.aten.index.Tensor(x, [None] * dim + [i])
+        else:
+            x = torch.ops.aten.select.int(x, dim, i)
+    return x
