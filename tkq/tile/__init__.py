@@ -82,6 +82,16 @@ from .mma import (
     mma_wait,
 )
 from .naps import nap
+from .pairs import (
+    Pair,
+    SharedPair,
+    complex_fma_conj,
+    complex_mm_AB,
+    complex_mul_narrow,
+    factor_place,
+    factors,
+    pair,
+)
 from .register import (
     ROWS,
     ColVec,

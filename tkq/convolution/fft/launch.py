@@ -1,0 +1,102 @@
+"""From torch tensors to launches."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tkq.convolution.fft.config import FftConfig
+from tkq.convolution.fft.plan import SMS, plan, splits_of, transform_rows, whole
+from tkq.convolution.fft.spec import FftSpec
+from tkq.reference.long_convolution import _taps
+from tkq.runtime import Recipe, function
+from tkq.runtime.call import dtypes
+from tkq.runtime.device import arch
+
+_launchers: dict = {}  # (device, recipe) -> the kernel's function; as many as kinds of call
+
+
+class Given(NamedTuple):
+    """As `tkq.fft_conv` has them."""
+
+    u: Tensor
+    k: Tensor
+    d: Tensor | None
+    causal: bool
+    pre: Tensor | None
+    post: Tensor | None
+
+
+def recipe(spec: FftSpec, config: FftConfig) -> Recipe:
+    return Recipe("tkq.convolution.fft.kernel:FftConv", (spec, config))
+
+
+def forward(g: Given, conjugate: bool = False) -> Tensor:
+    """y, contiguous; conjugate: of the filter's mirror image, the gradient of what is convolved."""
+    B, H, L = g.u.shape
+    if not g.u.numel():
+        return g.u.new_empty(B, H, L)
+    if not g.causal and not whole(L):
+        return _of_twice(g, conjugate)
+    u, pre, post = (_readable(t) for t in (g.u, g.pre, g.post))
+    y = torch.empty(B, H, L, dtype=u.dtype, device=u.device)
+    spec = FftSpec(dtypes.name_of(u.dtype), transform_rows(L, g.causal), g.causal, pre is not None, post is not None,
+                   conjugate, vector_of(u, pre, post, y))
+    config = plan(spec, B)
+    splits = splits_of(spec, config, B, H)
+    operands = spectrum(g, spec.points), pre, post, y, splits
+    _launcher(u, recipe(spec, config))(u, operands, min(SMS, H * splits))
+    return y
+
+
+def spectrum(g: Given, points: int) -> Tensor:
+    """Of the filter, with d in its first tap: (H, points / 2 + 1, 2)."""
+    taps = filter_of(g)
+    return torch.view_as_real(torch.fft.rfft(taps, points))
+
+
+def filter_of(g: Given) -> Tensor:
+    """(H, taps) float32: what reaches no token left out, not causal: what reaches the same ones added; and d."""
+    L = g.u.shape[2]
+    taps = _taps(g.k.float(), L, g.causal)[:, :L]
+    if g.d is not None:
+        taps = taps.clone()
+        taps[:, 0] += g.d
+    return taps
+
+
+def _of_twice(g, conjugate):
+    """Circular, of any number of tokens: what is causal of the tokens written twice, in its second half."""
+    L, taps = g.u.shape[2], filter_of(g)
+    if conjugate:
+        taps = torch.nn.functional.pad(taps, (0, L - taps.shape[1])).flip(1).roll(1, 1)
+    u, pre, post = (None if t is None else torch.cat((t, t), 2) for t in (g.u, g.pre, g.post))
+    return forward(Given(u, taps, None, True, pre, post))[..., L:].contiguous()
+
+
+def vector_of(*tensors: Tensor | None) -> int:
+    """8 elements in one access where addresses, strides and the number of tokens allow it, or 1."""
+    bits = 0
+    for x in tensors:
+        if x is not None:
+            bits |= x.data_ptr() | x.shape[2] * x.itemsize
+            for dim in (0, 1):
+                if x.shape[dim] > 1:
+                    bits |= x.stride(dim) * x.itemsize
+    return 1 if bits % 16 else 8
+
+
+def _readable(x):
+    """x, or a copy where neighbouring tokens are no neighbours in memory."""
+    if x is None or x.stride(2) == 1 or x.shape[2] == 1:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def _launcher(x, recipe):
+    key = x.get_device(), recipe
+    if key not in _launchers:
+        arch.require_hopper(x.device)
+        _launchers[key] = function(recipe)
+    return _launchers[key]

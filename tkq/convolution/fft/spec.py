@@ -1,0 +1,64 @@
+"""What a long convolution was asked for: the compile key."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DTYPES = "bf16", "fp16"
+COLS = 64  # of a tile: points that follow each other in memory
+ROWS = 64  # of a tile
+VECTORS = 1, 8
+TRANSFORM_ROWS = 2, 4, 8, 16, 32, 64
+MOST_POINTS = COLS * ROWS
+
+
+@dataclass(frozen=True)
+class FftSpec:
+    """dtype: of u and y. rows: of a transform, which has 64 times as many points. causal: the second half of each
+    transform's input is zeros, and the second half of its output is left out. pre, post: gates before and after.
+    conjugate: with the conjugate of the filter's spectrum: the gradient. vector: elements in one access.
+
+    A tile of 64 x 64 numbers is 64 / rows complex transforms; of the causal ones, which have half as much input, the
+    tile has the real and the imaginary halves one below the other; others have two tiles."""
+
+    dtype: str
+    rows: int
+    causal: bool = True
+    pre: bool = False
+    post: bool = False
+    conjugate: bool = False
+    vector: int = 8
+
+    def __post_init__(self):
+        for name, got, allowed in (("dtype", self.dtype, DTYPES), ("rows", self.rows, TRANSFORM_ROWS),
+                                   ("vector", self.vector, VECTORS)):
+            if got not in allowed:
+                raise ValueError(f"FftSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
+
+    @property
+    def points(self) -> int:
+        return self.rows * COLS
+
+    @property
+    def pairs(self) -> int:
+        """Complex transforms side by side, each of two sequences."""
+        return ROWS // self.rows
+
+    @property
+    def tiles(self) -> int:
+        """Of 64 x 64 numbers in, and as many out."""
+        return 1 if self.causal else 2
+
+    @property
+    def sequence_rows(self) -> int:
+        """Rows of a tile that a sequence has."""
+        return self.rows // 2 if self.causal else self.rows
+
+    @property
+    def most_tokens(self) -> int:
+        """Of a sequence."""
+        return self.sequence_rows * COLS
+
+    def sequence(self, tile: int, row):
+        """Which of the 2 * pairs sequences a tile's row belongs to; even ones are real parts. row: also at run time."""
+        of = row // self.sequence_rows
+        return of if self.causal else 2 * of + tile

@@ -1,0 +1,136 @@
+"""The factors of a transform, which a block makes for itself, and the filter's spectrum in their order.
+
+With n = 64 n1 + n2 and k = k1 + R k2, of N = 64 R points, w(M) = exp(-2 pi i / M):
+
+    Z[k1 + R k2] = sum over n2 of w(64)^(n2 k2)  w(N)^(k1 n2)  sum over n1 of w(R)^(n1 k1) z[64 n1 + n2]
+
+so a tile with n1 down and n2 across becomes one with k1 down and k2 across, by a product from the left, factors element
+by element, a product from the right. It comes back by the same, in the opposite order, of conjugates.
+"""
+import math
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+import tkq.tile as tk
+from tkq.convolution.fft.spec import COLS, ROWS
+
+EXPONENT = 23  # where it begins in an fp32
+INFINITE = 0x7F800000  # and above: NaN
+COLUMN_SCALE = 0.125  # of a factor of 64 points: it keeps the length of a vector
+
+
+def row_scale(rows: int) -> float:
+    """A power of 2 near 1 / sqrt(rows), so that factors 1 and -1 are exact."""
+    return 2.0 ** -(int(math.log2(rows)) // 2)
+
+
+def root(i, n: int):
+    """(cos, sin) of 2 pi i / n, i from 0 on at run time; n a power of 2."""
+    i = i & (n - 1)
+    angle = Float32(Int32(cutlass.select_(i < n // 2, i, i - n))) * Float32(2.0 * math.pi / n)
+    return cute.math.cos(angle, fastmath=True), cute.math.sin(angle, fastmath=True)
+
+
+class Tables:
+    """Of a spec; `me` of `threads` threads call each function together."""
+
+    def __init__(self, spec, threads: int):
+        self.spec, self.threads = spec, threads
+
+    @cute.jit
+    def fill_rows(self, to, me):
+        """Factors from the left. to: tiles (P, Q) for each input tile X of a step: the sum of P X is the result's real
+        part, of Q X its imaginary part; and back, the outputs are P' B + Q' C, B + iC the conjugate of what is
+        transformed."""
+        spec, R = self.spec, self.spec.rows
+        scale, dtype = Float32(row_scale(R)), to.type.dtype
+        for at in cutlass.range(me, ROWS * ROWS, self.threads, unroll=1):
+            m, k = at // ROWS, at % ROWS
+            c, s = root((m % R) * (k % spec.sequence_rows), R)
+            c, s = c * scale, s * scale
+            for tile in cutlass.range_constexpr(spec.tiles):
+                sequence = spec.sequence(tile, k)
+                here = sequence // 2 == m // R
+                real = sequence % 2 == 0
+                p, q = cutlass.select_(real, c, s), cutlass.select_(real, -s, c)
+                to[2 * tile].tensor[m, k] = dtype(cutlass.select_(here, p, Float32(0.0)))
+                to[2 * tile + 1].tensor[m, k] = dtype(cutlass.select_(here, q, Float32(0.0)))
+
+    @cute.jit
+    def fill_columns(self, to: tk.SharedPair, me):
+        """Factors from the right, of 64 points."""
+        dtype = to.real.type.dtype
+        for at in cutlass.range(me, COLS * COLS, self.threads, unroll=1):
+            m, k = at // COLS, at % COLS
+            c, s = root(m * k, COLS)
+            c, s = c * Float32(COLUMN_SCALE), s * Float32(COLUMN_SCALE)
+            to.real.tensor[m, k], to.imag.tensor[m, k], to.minus.tensor[m, k] = dtype(c), dtype(-s), dtype(s)
+
+    @property
+    def each(self):
+        """How many of a table's elements a warpgroup's thread fills."""
+        return -(-COLS // 4 // (self.threads // tk.WARPGROUP))
+
+    def _mine(self, j):
+        """The j-th of them; the last one again, which gets the same numbers, where they do not divide."""
+        return cutlass.min(j * (self.threads // tk.WARPGROUP) + tk.warpgroup_id(), COLS // 4 - 1)
+
+    @cute.jit
+    def fill_twiddles(self, to: cute.Tensor):
+        """w(N)^(k1 n2). to: of the layout `factors`."""
+        for j in cutlass.range(self.each, unroll=1):
+            i = self._mine(j)
+            row, col = tk.factor_place(i, tk.first_row(), tk.first_col())
+            four = cute.make_rmem_tensor((4,), Float32)
+            for e in cutlass.range_constexpr(2):
+                c, s = root((row % self.spec.rows) * (col + e), self.spec.points)
+                four[2 * e], four[2 * e + 1] = c, -s
+            cute.autovec_copy(four, to[None, tk.thread_in_warpgroup(), i])
+
+    @cute.jit
+    def fill_spectrum(self, to: cute.Tensor, spectrum: cute.Tensor, largest: cute.Tensor):
+        """The filter's, divided by a power of 2 near its largest part. spectrum: (points / 2 + 1, 2) fp32, of a real
+        filter. largest: an int for each warp, for the block's threads. Returns the power of 2, what products are
+        multiplied by. Threads meet in between; they have met before (the table before is of no use), and meet behind.
+        """
+        spec = self.spec
+        each = self.each
+        four = cute.make_rmem_tensor((4, each), Float32)
+        most = Int32(0)
+        for j in cutlass.range_constexpr(each):
+            row, col = tk.factor_place(self._mine(j), tk.first_row(), tk.first_col())
+            for e in cutlass.range_constexpr(2):
+                f = row % spec.rows + spec.rows * (col + e)
+                mirrored = f > spec.points // 2
+                at = cutlass.select_(mirrored, spec.points - f, f)
+                real, imag = spectrum[at, 0], spectrum[at, 1]
+                most = cutlass.max(most, cutlass.max(magnitude(real), magnitude(imag)))
+                four[2 * e, j] = real
+                four[2 * e + 1, j] = cutlass.select_(mirrored ^ spec.conjugate, -imag, imag)
+        most = cute.arch.warp_redux_sync(most, "max")
+        if tk.lane_id() == 0:
+            largest[tk.warp_id()] = most
+        tk.sync_block()
+        for w in cutlass.range_constexpr(self.threads // 32):
+            most = cutlass.max(most, largest[w])
+        down, up = power(most, 0)
+        for j in cutlass.range_constexpr(each):
+            for e in cutlass.range_constexpr(4):
+                four[e, j] = four[e, j] * down
+            cute.autovec_copy(four[None, j], to[None, tk.thread_in_warpgroup(), self._mine(j)])
+        return up
+
+
+def magnitude(x):
+    """An fp32's, as an int: of the same order, NaN above infinity."""
+    return x.bitcast(Int32) & 0x7FFFFFFF
+
+
+def power(largest, above: int):
+    """(down, up): a power of 2 that brings numbers up to `largest`, a magnitude, below 2^(above + 1), and its inverse.
+    Both are finite whatever largest is."""
+    exponent = cutlass.min(cutlass.max(largest >> EXPONENT, above + 2), 253)
+    down, up = 254 + above - exponent, exponent - above
+    return (down << EXPONENT).bitcast(Float32), (up << EXPONENT).bitcast(Float32)

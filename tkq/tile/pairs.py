@@ -1,0 +1,135 @@
+"""Complex register tiles, as pairs of real ones: products with a complex matrix on the tensor cores, products element by
+element with factors in shared memory, sums of such products.
+
+A pair is two register tiles of the same shape, the real and the imaginary parts. As everywhere a warpgroup has it, what
+is written is named first, and wgmma's results are there after ``mma_wait``.
+"""
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from .block import thread_in_warpgroup
+from .dtypes import HALF
+from .maps import _cvt2, element
+from .mma import mm_AB, mma_AB
+from .register import RegTile, rt
+from .shared import SharedTile
+from .sync import WARPGROUP
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A complex tile of 64 x cols in registers."""
+
+    real: RegTile
+    imag: RegTile
+
+    @property
+    def cols(self):
+        """Columns of each part."""
+        return self.real.cols
+
+    @property
+    def dtype(self):
+        """Of each part."""
+        return self.real.dtype
+
+    def __str__(self):
+        return f"a pair of {self.real}"
+
+
+@dataclass(frozen=True)
+class SharedPair:
+    """A complex matrix in shared memory. minus: its imaginary part times -1, where products need it."""
+
+    real: SharedTile
+    imag: SharedTile
+    minus: SharedTile
+
+
+def pair(cols, dtype=Float32) -> Pair:
+    """A complex register tile, uninitialised: see ``rt`` for cols and dtype."""
+    return Pair(rt(cols, dtype), rt(cols, dtype))
+
+
+def _pair(what, name, x, *dtypes):
+    if not isinstance(x, Pair) or x.dtype not in dtypes:
+        names = ", ".join(str(t.__name__) for t in dtypes)
+        raise TypeError(f"{what}: operand {name} is {x}, allowed is a pair of register tiles of {names}")
+
+
+def complex_mm_AB(d: Pair, a: Pair, b: SharedPair):
+    """d = a @ b, complex; d: fp32; a: a pair of bf16 or fp16; b: of the same type, (a.cols, d.cols).
+
+    Four real products. A warpgroup together; d is there after ``mma_wait``."""
+    _pair("complex_mm_AB", "d", d, Float32)
+    _pair("complex_mm_AB", "a", a, *HALF)
+    if not isinstance(b, SharedPair):
+        raise TypeError(f"complex_mm_AB: operand b is {b}, allowed is a SharedPair")
+    mm_AB(d.real, a.real, b.real)
+    mm_AB(d.imag, a.real, b.imag)
+    mma_AB(d.real, a.imag, b.minus)
+    mma_AB(d.imag, a.imag, b.real)
+
+
+def factors(threads, cols, *leading):
+    """The layout of a table of complex factors for pairs of ``cols`` columns, one for each element: four fp32 (two
+    neighbours' real and imaginary parts) by thread of a warpgroup by two elements. 16 bytes a thread, which neither
+    conflict nor straddle. See ``factor_place``."""
+    return cute.make_layout((4, threads, cols // 4, *leading))
+
+
+def factor_place(i, first_row, first_col):
+    """(row, column) of the first of a thread's two elements ``i``, of which a table has ``cols // 4``."""
+    return first_row + 8 * (i % 2), first_col + 8 * (i // 2)
+
+
+def _table(what, table, cols):
+    if not isinstance(table, cute.Tensor) or table.element_type is not Float32 or (
+            tuple(table.shape) != (4, WARPGROUP, cols // 4)):
+        raise ValueError(f"{what}: the table is {table}, allowed are fp32 of shape {(4, WARPGROUP, cols // 4)}")
+
+
+def _four(table, i):
+    four = cute.make_rmem_tensor((4,), Float32)
+    cute.autovec_copy(table[None, thread_in_warpgroup(), i], four)
+    return [four[j] for j in range(4)]
+
+
+def complex_mul_narrow(dst: Pair, a: Pair, table: cute.Tensor, conjugate=False):
+    """dst = a * table, element by element, rounded to dst's bf16 or fp16; conjugate: the conjugate of the product.
+
+    a: fp32, as wide as dst. table: fp32 of the layout ``factors``. Each thread, its own elements."""
+    _pair("complex_mul_narrow", "dst", dst, *HALF)
+    _pair("complex_mul_narrow", "a", a, Float32)
+    if a.cols != dst.cols:
+        raise ValueError(f"complex_mul_narrow: operand a is {a}, dst is {dst}")
+    _table("complex_mul_narrow", table, a.cols)
+    real, imag = (cute.recast_tensor(x.tensor, Int32) for x in (dst.real, dst.imag))
+    for i in range(a.cols // 4):
+        four, found = _four(table, i), []
+        for e in range(2):
+            x, y = element(a.real, 2 * i + e), element(a.imag, 2 * i + e)
+            found.append(_times(x, y, four[2 * e], four[2 * e + 1], conjugate))
+        real[i] = _cvt2(found[0][0], found[1][0], dst.dtype)
+        imag[i] = _cvt2(found[0][1], found[1][1], dst.dtype)
+
+
+def _times(x, y, c, s, conjugate):
+    """(x + iy) (c + is), or its conjugate."""
+    real, imag = x * c - y * s, x * s + y * c
+    return real, -imag if conjugate else imag
+
+
+def complex_fma_conj(d: Pair, a: Pair, b: Pair):
+    """d += conj(a) * b, element by element, fp32; a also of bf16 or fp16. Each thread, its own elements."""
+    _pair("complex_fma_conj", "d", d, Float32)
+    _pair("complex_fma_conj", "a", a, Float32, *HALF)
+    _pair("complex_fma_conj", "b", b, Float32)
+    if not a.cols == b.cols == d.cols:
+        raise ValueError(f"complex_fma_conj: operand a is {a}, b is {b}, d is {d}")
+    for i in range(d.cols // 2):
+        x, y, c, s = (element(t, i) for t in (a.real, a.imag, b.real, b.imag))
+        d.real.tensor[i] = d.real.tensor[i] + (x * c + y * s)
+        d.imag.tensor[i] = d.imag.tensor[i] + (x * s - y * c)
