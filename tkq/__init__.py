@@ -20,6 +20,7 @@ _PUBLIC = {
     "causal_conv1d_step": "tkq.convolution.step_ops",
     "cross_entropy": "tkq.losses.ops",
     "cross_entropy_and_gradient": "tkq.losses.ops",
+    "fft_conv": "tkq.convolution.fft.ops",
     "flash_attn": "tkq.attention.ops",
     "fp8_gemm": "tkq.gemm.fp8.ops",
     "flash_attn_varlen": "tkq.attention.varlen_ops",

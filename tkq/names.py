@@ -21,6 +21,7 @@ _ELSEWHERE = {
     "mamba2_ssd": "mambachunkscancombined mambachunkscan ssd mamba2 mamba ssdchunkscan statespacedual",
     "based": "parallelbased fusedchunkbased chunkbased basedlinearattention taylorlinearattention",
     "causal_conv1d": "causalconv1dfn causalconv causalconv1dfunction shortconv depthwiseconv1d conv1d",
+    "fft_conv": "flashfftconv fftconv longconv longconvolution hyenaconv fftconvref",
     "causal_conv1d_step": "causalconv1dupdate causalconv1dvarlenstates shortconvstep",
     "linear_attn_step": "fusedrecurrentsimplegla fusedrecurrentgla fusedrecurrentlinearattn lightningattndecode",
     "gated_delta_rule_step": "fusedrecurrentgateddeltarule fusedrecurrentdeltarule fusedrecurrentkda "

@@ -88,6 +88,7 @@ from .pairs import (
     complex_fma_conj,
     complex_mm_AB,
     complex_mul_narrow,
+    complex_to_table,
     factor_place,
     factors,
     pair,

@@ -1,5 +1,5 @@
-"""Complex register tiles, as pairs of real ones: products with a complex matrix on the tensor cores, products element by
-element with factors in shared memory, sums of such products.
+"""Complex register tiles, as pairs of real ones: products with a complex matrix on the tensor cores, products element
+by element with factors in shared memory, sums of such products.
 
 A pair is two register tiles of the same shape, the real and the imaginary parts. As everywhere a warpgroup has it, what
 is written is named first, and wgmma's results are there after ``mma_wait``.
@@ -13,7 +13,7 @@ from .block import thread_in_warpgroup
 from .dtypes import HALF
 from .maps import _cvt2, element
 from .mma import mm_AB, mma_AB
-from .register import RegTile, rt
+from .register import RegTile, RowVec, rt
 from .shared import SharedTile
 from .sync import WARPGROUP
 
@@ -122,14 +122,32 @@ def _times(x, y, c, s, conjugate):
     return real, -imag if conjugate else imag
 
 
-def complex_fma_conj(d: Pair, a: Pair, b: Pair):
-    """d += conj(a) * b, element by element, fp32; a also of bf16 or fp16. Each thread, its own elements."""
+def complex_fma_conj(d: Pair, a: Pair, b: Pair, v: RowVec):
+    """d[i, j] += v[i] * conj(a[i, j]) * b[i, j], fp32; a also of bf16 or fp16. Each thread, its own elements."""
     _pair("complex_fma_conj", "d", d, Float32)
     _pair("complex_fma_conj", "a", a, Float32, *HALF)
     _pair("complex_fma_conj", "b", b, Float32)
+    if not isinstance(v, RowVec):
+        raise TypeError(f"complex_fma_conj: operand v is {v}, allowed is a row vector (rv)")
     if not a.cols == b.cols == d.cols:
         raise ValueError(f"complex_fma_conj: operand a is {a}, b is {b}, d is {d}")
     for i in range(d.cols // 2):
         x, y, c, s = (element(t, i) for t in (a.real, a.imag, b.real, b.imag))
-        d.real.tensor[i] = d.real.tensor[i] + (x * c + y * s)
-        d.imag.tensor[i] = d.imag.tensor[i] + (x * s - y * c)
+        by = element(v, i)
+        d.real.tensor[i] = d.real.tensor[i] + by * (x * c + y * s)
+        d.imag.tensor[i] = d.imag.tensor[i] + by * (x * s - y * c)
+
+
+def complex_to_table(table: cute.Tensor, a: Pair, accumulate=False):
+    """table = a, or += a: fp32 of the layout ``factors``. Each thread, its own elements."""
+    _pair("complex_to_table", "a", a, Float32)
+    _table("complex_to_table", table, a.cols)
+    for i in range(a.cols // 4):
+        four = cute.make_rmem_tensor((4,), Float32)
+        for e in range(2):
+            four[2 * e], four[2 * e + 1] = element(a.real, 2 * i + e), element(a.imag, 2 * i + e)
+        if accumulate:
+            before = _four(table, i)
+            for e in range(4):
+                four[e] = four[e] + before[e]
+        cute.autovec_copy(four, table[None, thread_in_warpgroup(), i])

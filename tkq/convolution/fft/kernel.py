@@ -8,8 +8,8 @@ from cutlass import Float16, Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.convolution.fft.sequences import Place, Sequences
-from tkq.convolution.fft.spec import COLS, ROWS
-from tkq.convolution.fft.tables import COLUMN_SCALE, Tables, row_scale
+from tkq.convolution.fft.spec import COLS, COLUMN_SCALE, ROWS, row_scale
+from tkq.convolution.fft.tables import Tables
 from tkq.convolution.fft.transform import TILE, Factors, Transform
 from tkq.runtime.compile import fake
 

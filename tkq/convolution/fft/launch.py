@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from tkq.convolution.fft.config import FftConfig
-from tkq.convolution.fft.plan import SMS, plan, splits_of, transform_rows, whole
-from tkq.convolution.fft.spec import FftSpec
+from tkq.convolution.fft.plan import SMS, plan, splits_of, tiles_of, transform_rows, whole
+from tkq.convolution.fft.spec import COLUMN_SCALE, FftSpec, row_scale
 from tkq.reference.long_convolution import _taps
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
@@ -64,6 +64,42 @@ def filter_of(g: Given) -> Tensor:
         taps = taps.clone()
         taps[:, 0] += g.d
     return taps
+
+
+def filter_gradient(g: Given, dy: Tensor) -> Tensor:
+    """dk (H, taps) float32, of as many taps as k has; d's is that of the first one."""
+    _, H, L = g.u.shape
+    taps, found = g.k.shape[1], torch.zeros(H, L, dtype=torch.float32, device=g.u.device)
+    if g.u.numel():
+        if g.causal or whole(L):
+            found = _filter_gradient(g, dy)[:, :L]
+        else:  # each of the tokens, and those that are up to L before it
+            u, pre, post = (None if t is None else torch.cat((t, t), 2) for t in (g.u, g.pre, g.post))
+            later = torch.cat((torch.zeros_like(dy), dy), 2)
+            found = _filter_gradient(Given(u, g.k, None, True, pre, post), later)[:, :L]
+    if taps <= L:
+        return found[:, :taps].contiguous()
+    if g.causal:
+        return torch.nn.functional.pad(found, (0, taps - L))
+    return found.repeat(1, -(-taps // L))[:, :taps].contiguous()
+
+
+def _filter_gradient(g, dy):
+    """(H, points)"""
+    u, dy, pre, post = (_readable(t) for t in (g.u, dy, g.pre, g.post))
+    B, H, L = u.shape
+    spec = FftSpec(dtypes.name_of(u.dtype), transform_rows(L, g.causal), g.causal, pre is not None, post is not None,
+                   False, vector_of(u, dy, pre, post))
+    config = FftConfig(min(2, tiles_of(spec, B)))
+    splits = splits_of(spec, config, B, H)
+    sums = torch.empty(H, splits, 16, 128, 4, dtype=torch.float32, device=u.device)
+    launched = Recipe("tkq.convolution.fft.filter_gradient:FilterGradient", (spec, config))
+    _launcher(u, launched)(u, (dy, pre, post, sums, splits), min(SMS, H * splits))
+    # (part, block of columns, half of rows, warp, row, columns, column, part of a number) of each head
+    tiles = sums.view(H, splits, 8, 2, 4, 8, 4, 2, 2).permute(0, 1, 4, 3, 5, 2, 6, 7, 8).reshape(
+        H, splits * spec.pairs, spec.rows, 64, 2)
+    spectra = torch.view_as_complex(tiles.sum(1).transpose(1, 2).reshape(H, spec.points, 2))
+    return torch.fft.ifft(spectra).real * (1.0 / (row_scale(spec.rows) * COLUMN_SCALE) ** 2)
 
 
 def _of_twice(g, conjugate):

@@ -24,8 +24,8 @@ def splits_of(spec: FftSpec, config: FftConfig, batch: int, heads: int) -> int:
 
 
 def transform_rows(tokens: int, causal: bool) -> int | None:
-    """Rows of the smallest transform for sequences of that many tokens, None where none is large enough. Not causal: one
-    of as many points; where there is none, a causal one of the sequences written twice."""
+    """Rows of the smallest transform for sequences of that many tokens, None where none is large enough. Not causal:
+    one of as many points; where there is none, a causal one of the sequences written twice."""
     if not causal and whole(tokens):
         return tokens // COLS
     needed = 2 * tokens if causal else 4 * tokens

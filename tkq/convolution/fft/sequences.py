@@ -23,6 +23,12 @@ class Place(NamedTuple):
     batch: Int32
 
 
+def put_eight(to: tk.SharedTile, values, row, col):
+    """Neighbours of a row, rounded."""
+    there = cute.local_tile(to.tensor, (1, EACH), (row, col // EACH))
+    cute.autovec_copy(vectors.packed(values, Float16), there[0, None])
+
+
 class Sequences:
     """A tile's sequences between global memory and registers or shared memory, of a spec."""
 
@@ -107,9 +113,7 @@ class Sequences:
             most = self.largest(of_sequences, tile, row)
             down, _ = power(most, ABOVE)
             finite = most < INFINITE
-            scaled = [cutlass.select_(finite, values[e, i] * down, Float32(0.0)) for e in range(EACH)]
-            there = cute.local_tile(to.tensor, (1, EACH), (row, col // EACH))
-            cute.autovec_copy(vectors.packed(scaled, Float16), there[0, None])
+            put_eight(to, [cutlass.select_(finite, values[e, i] * down, Float32(0.0)) for e in range(EACH)], row, col)
 
     @cute.jit
     def store(self, y: cute.Tensor, gate: Optional[cute.Tensor], result: tk.RegTile, of_sequences: cute.Tensor,

@@ -9,6 +9,12 @@ ROWS = 64  # of a tile
 VECTORS = 1, 8
 TRANSFORM_ROWS = 2, 4, 8, 16, 32, 64
 MOST_POINTS = COLS * ROWS
+COLUMN_SCALE = 0.125  # of a factor of 64 points: it keeps the length of a vector
+
+
+def row_scale(rows: int) -> float:
+    """Of a factor of that many points, a power of 2 near 1 / sqrt(rows): 1 and -1 are exact then."""
+    return 2.0 ** -((rows.bit_length() - 1) // 2)
 
 
 @dataclass(frozen=True)

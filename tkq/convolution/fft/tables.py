@@ -14,16 +14,10 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 import tkq.tile as tk
-from tkq.convolution.fft.spec import COLS, ROWS
+from tkq.convolution.fft.spec import COLS, COLUMN_SCALE, ROWS, row_scale
 
 EXPONENT = 23  # where it begins in an fp32
 INFINITE = 0x7F800000  # and above: NaN
-COLUMN_SCALE = 0.125  # of a factor of 64 points: it keeps the length of a vector
-
-
-def row_scale(rows: int) -> float:
-    """A power of 2 near 1 / sqrt(rows), so that factors 1 and -1 are exact."""
-    return 2.0 ** -(int(math.log2(rows)) // 2)
 
 
 def root(i, n: int):
@@ -134,3 +128,8 @@ def power(largest, above: int):
     exponent = cutlass.min(cutlass.max(largest >> EXPONENT, above + 2), 253)
     down, up = 254 + above - exponent, exponent - above
     return (down << EXPONENT).bitcast(Float32), (up << EXPONENT).bitcast(Float32)
+
+
+def power_of(exponent):
+    """2 ** exponent, an int from -126 to 127; what is beyond counts as the nearer of the two."""
+    return (cutlass.min(cutlass.max(exponent + 127, 1), 254) << EXPONENT).bitcast(Float32)

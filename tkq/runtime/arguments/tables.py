@@ -157,6 +157,9 @@ TABLES = {
                            tensor("bias", *WIDE, none=True), choice("activation", None, "silu"),
                            tensor("cache_indices", *INDEX, none=True),
                            tensor("out", *WIDE, none=True, written="always")),
+    "fft_conv": (tensor("u", *HALF), tensor("k", "fp32"), tensor("d", *WIDE, none=True),
+                 Argument("causal", "flag", default=True), tensor("pre_gate", *HALF, none=True),
+                 tensor("post_gate", *HALF, none=True)),
     "tune": (Argument("function", "other", default=REQUIRED), Argument("effort", "other"), flag("again")),
     "prefetch": (Argument("ops", "other", default=()), integer("jobs", 1, 1)),
 }
