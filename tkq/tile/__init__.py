@@ -88,10 +88,13 @@ from .pairs import (
     complex_fma_conj,
     complex_mm_AB,
     complex_mul_narrow,
+    complex_mul_powers,
     complex_to_table,
     factor_place,
     factors,
+    fill_powers,
     pair,
+    powers,
 )
 from .register import (
     ROWS,

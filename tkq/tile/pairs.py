@@ -13,7 +13,7 @@ from .block import thread_in_warpgroup
 from .dtypes import HALF
 from .maps import _cvt2, element
 from .mma import mm_AB, mma_AB
-from .register import RegTile, RowVec, rt
+from .register import RegTile, RowVec, first_col, first_row, rt
 from .shared import SharedTile
 from .sync import WARPGROUP
 
@@ -80,9 +80,9 @@ def factors(threads, cols, *leading):
     return cute.make_layout((4, threads, cols // 4, *leading))
 
 
-def factor_place(i, first_row, first_col):
+def factor_place(i):
     """(row, column) of the first of a thread's two elements ``i``, of which a table has ``cols // 4``."""
-    return first_row + 8 * (i % 2), first_col + 8 * (i // 2)
+    return first_row() + 8 * (i % 2), first_col() + 8 * (i // 2)
 
 
 def _table(what, table, cols):
@@ -120,6 +120,47 @@ def _times(x, y, c, s, conjugate):
     """(x + iy) (c + is), or its conjugate."""
     real, imag = x * c - y * s, x * s + y * c
     return real, -imag if conjugate else imag
+
+
+def powers(threads):
+    """The layout of factors z(i)^j of element (i, j) of a pair, z(i) complex numbers of length 1, three times four fp32
+    by thread of a warpgroup: the first ones, of two rows and two columns, and the steps from 8 columns to the next. In
+    shared memory, from where they are read for each product: in registers the compiler makes all powers of them, once
+    and for all, and has no room for those."""
+    return cute.make_layout((4, threads, 3))
+
+
+def fill_powers(table: cute.Tensor, root):
+    """root(i, j): (real, imaginary part) of z(i)^j, for a row and a column at run time. A warpgroup together; others
+    see them after a barrier."""
+    for n in range(3):
+        four = cute.make_rmem_tensor((4,), Float32)
+        for e in range(2):
+            at = (first_row() + 8 * n, first_col() + e) if n < 2 else (first_row() + 8 * e, 8)
+            four[2 * e], four[2 * e + 1] = root(*at)
+        cute.autovec_copy(four, table[None, thread_in_warpgroup(), n])
+
+
+def complex_mul_powers(dst: Pair, a: Pair, table: cute.Tensor, conjugate=False):
+    """dst = a * factors, those of a table as ``powers`` lays it out, element by element, otherwise as ``complex_mul_narrow``: four products more for each element, and
+    no table. Eight columns on a factor is the last one times the step: errors of fp32 grow with their number."""
+    _pair("complex_mul_powers", "dst", dst, *HALF)
+    _pair("complex_mul_powers", "a", a, Float32)
+    if not isinstance(table, cute.Tensor) or tuple(table.shape) != (4, WARPGROUP, 3):
+        raise ValueError(f"complex_mul_powers: the table is {table}, allowed is fp32 of shape {(4, WARPGROUP, 3)}")
+    if a.cols != dst.cols:
+        raise ValueError(f"complex_mul_powers: operand a is {a}, dst is {dst}")
+    real, imag = (cute.recast_tensor(x.tensor, Int32) for x in (dst.real, dst.imag))
+    fours = [_four(table, n) for n in range(3)]
+    here, step = ([[(four[0], four[1]), (four[2], four[3])] for four in part] for part in (fours[:2], fours[2:]))
+    for i in range(a.cols // 4):
+        r, found = i % 2, []
+        for e in range(2):
+            x, y = element(a.real, 2 * i + e), element(a.imag, 2 * i + e)
+            found.append(_times(x, y, *here[r][e], conjugate))
+            here[r][e] = _times(*here[r][e], *step[0][r], False)
+        real[i] = _cvt2(found[0][0], found[1][0], dst.dtype)
+        imag[i] = _cvt2(found[0][1], found[1][1], dst.dtype)
 
 
 def complex_fma_conj(d: Pair, a: Pair, b: Pair, v: RowVec):

@@ -82,7 +82,8 @@ class FilterGradient:
         spec, al, n = self.spec, tk.SharedAllocator(), self.config.warpgroups
         rows, columns = al.tile(TILE, 2 * spec.tiles), al.tile(TILE, 3)
         tiles = al.tile(TILE, spec.tiles * n)
-        twiddles, total = (al.allocate_tensor(Float32, tk.factors(tk.WARPGROUP, COLS), 16) for _ in range(2))
+        total = al.allocate_tensor(Float32, tk.factors(tk.WARPGROUP, COLS), 16)
+        twiddles = al.allocate_tensor(Float32, tk.powers(tk.WARPGROUP), 16)
         of_rows, of_v, of_w = (al.allocate_tensor(Int32, cute.make_layout((spec.tiles * ROWS, n)), 16)
                                for _ in range(3))
         factors = Factors(rows, tk.SharedPair(columns[0], columns[1], columns[2]), twiddles)

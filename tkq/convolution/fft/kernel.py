@@ -84,7 +84,8 @@ class FftConv:
         spec, al, n = self.spec, tk.SharedAllocator(), self.config.warpgroups
         rows, columns = al.tile(TILE, 2 * spec.tiles), al.tile(TILE, 3)
         tiles = al.tile(TILE, 2 * n)
-        twiddles, spectrum = (al.allocate_tensor(Float32, tk.factors(tk.WARPGROUP, COLS), 16) for _ in range(2))
+        spectrum = al.allocate_tensor(Float32, tk.factors(tk.WARPGROUP, COLS), 16)
+        twiddles = al.allocate_tensor(Float32, tk.powers(tk.WARPGROUP), 16)
         largest = al.allocate_tensor(Int32, cute.make_layout(4 * n), 16)
         of_rows, of_sequences = (al.allocate_tensor(Int32, cute.make_layout((spec.tiles * ROWS, n)), 16)
                                  for _ in range(2))

@@ -73,15 +73,13 @@ class Tables:
 
     @cute.jit
     def fill_twiddles(self, to: cute.Tensor):
-        """w(N)^(k1 n2). to: of the layout `factors`."""
-        for j in cutlass.range(self.each, unroll=1):
-            i = self._mine(j)
-            row, col = tk.factor_place(i, tk.first_row(), tk.first_col())
-            four = cute.make_rmem_tensor((4,), Float32)
-            for e in cutlass.range_constexpr(2):
-                c, s = root((row % self.spec.rows) * (col + e), self.spec.points)
-                four[2 * e], four[2 * e + 1] = c, -s
-            cute.autovec_copy(four, to[None, tk.thread_in_warpgroup(), i])
+        """w(N)^(k1 n2). to: of the layout `powers`."""
+        def factor(row, col):
+            c, s = root((row % self.spec.rows) * col, self.spec.points)
+            return c, -s
+
+        if tk.warpgroup_id() == 0:
+            tk.fill_powers(to, factor)
 
     @cute.jit
     def fill_spectrum(self, to: cute.Tensor, spectrum: cute.Tensor, largest: cute.Tensor):
@@ -94,7 +92,7 @@ class Tables:
         four = cute.make_rmem_tensor((4, each), Float32)
         most = Int32(0)
         for j in cutlass.range_constexpr(each):
-            row, col = tk.factor_place(self._mine(j), tk.first_row(), tk.first_col())
+            row, col = tk.factor_place(self._mine(j))
             for e in cutlass.range_constexpr(2):
                 f = row % spec.rows + spec.rows * (col + e)
                 mirrored = f > spec.points // 2

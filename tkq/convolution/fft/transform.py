@@ -34,7 +34,7 @@ class Transform:
             product(spectrum.real, f.rows[2 * tile], inputs[tile])
             product(spectrum.imag, f.rows[2 * tile + 1], inputs[tile])
         tk.mma_wait()
-        tk.complex_mul_narrow(narrow, spectrum, f.twiddles)
+        tk.complex_mul_powers(narrow, spectrum, f.twiddles)
         tk.complex_mm_AB(spectrum, narrow, f.columns)
         tk.mma_wait()
 
@@ -44,7 +44,7 @@ class Transform:
         tiles: two, in shared memory, of which the warpgroup's threads have no more need. barrier: a named one."""
         tk.complex_mm_AB(between, narrow, f.columns)
         tk.mma_wait()
-        tk.complex_mul_narrow(narrow, between, f.twiddles, conjugate=True)
+        tk.complex_mul_powers(narrow, between, f.twiddles, conjugate=True)
         tk.sync(barrier, tk.WARPGROUP)  # all have read what was in the tiles
         tk.store(tiles[0], narrow.real)
         tk.store(tiles[1], narrow.imag)
