@@ -85,14 +85,17 @@ from .naps import nap
 from .pairs import (
     Pair,
     SharedPair,
+    complex_copy,
     complex_fma_conj,
     complex_mm_AB,
     complex_mul_narrow,
     complex_mul_powers,
+    complex_mul_table,
     complex_to_table,
     factor_place,
     factors,
     fill_powers,
+    narrow_four,
     pair,
     powers,
 )

@@ -11,7 +11,7 @@ from cutlass import Float32, Int32
 
 from .block import thread_in_warpgroup
 from .dtypes import HALF
-from .maps import _cvt2, element
+from .maps import _cvt2, copy, element
 from .mma import mm_AB, mma_AB
 from .register import RegTile, RowVec, first_col, first_row, rt
 from .shared import SharedTile
@@ -85,16 +85,27 @@ def factor_place(i):
     return first_row() + 8 * (i % 2), first_col() + 8 * (i // 2)
 
 
-def _table(what, table, cols):
-    if not isinstance(table, cute.Tensor) or table.element_type is not Float32 or (
+def _table(what, table, cols, *dtypes):
+    if not isinstance(table, cute.Tensor) or table.element_type not in dtypes or (
             tuple(table.shape) != (4, WARPGROUP, cols // 4)):
-        raise ValueError(f"{what}: the table is {table}, allowed are fp32 of shape {(4, WARPGROUP, cols // 4)}")
+        names = ", ".join(t.__name__ for t in dtypes)
+        raise ValueError(f"{what}: the table is {table}, allowed are {names} of shape {(4, WARPGROUP, cols // 4)}")
 
 
 def _four(table, i):
-    four = cute.make_rmem_tensor((4,), Float32)
+    """(real, imaginary part) of two neighbours, fp32. A table of 16 bits has the real parts first."""
+    four = cute.make_rmem_tensor((4,), table.element_type)
     cute.autovec_copy(table[None, thread_in_warpgroup(), i], four)
-    return [four[j] for j in range(4)]
+    order = (0, 1, 2, 3) if table.element_type is Float32 else (0, 2, 1, 3)
+    return [Float32(four[j]) for j in order]
+
+
+def narrow_four(four, dtype):
+    """Real and imaginary parts of two neighbours, fp32, as a table of 16 bits has them."""
+    narrow = cute.make_rmem_tensor((4,), dtype)
+    words = cute.recast_tensor(narrow, Int32)
+    words[0], words[1] = _cvt2(four[0], four[2], dtype), _cvt2(four[1], four[3], dtype)
+    return narrow
 
 
 def complex_mul_narrow(dst: Pair, a: Pair, table: cute.Tensor, conjugate=False):
@@ -105,7 +116,7 @@ def complex_mul_narrow(dst: Pair, a: Pair, table: cute.Tensor, conjugate=False):
     _pair("complex_mul_narrow", "a", a, Float32)
     if a.cols != dst.cols:
         raise ValueError(f"complex_mul_narrow: operand a is {a}, dst is {dst}")
-    _table("complex_mul_narrow", table, a.cols)
+    _table("complex_mul_narrow", table, a.cols, Float32)
     real, imag = (cute.recast_tensor(x.tensor, Int32) for x in (dst.real, dst.imag))
     for i in range(a.cols // 4):
         four, found = _four(table, i), []
@@ -142,8 +153,11 @@ def fill_powers(table: cute.Tensor, root):
 
 
 def complex_mul_powers(dst: Pair, a: Pair, table: cute.Tensor, conjugate=False):
-    """dst = a * factors, those of a table as ``powers`` lays it out, element by element, otherwise as ``complex_mul_narrow``: four products more for each element, and
-    no table. Eight columns on a factor is the last one times the step: errors of fp32 grow with their number."""
+    """dst = a * factors, element by element, rounded to dst's bf16 or fp16; conjugate: the conjugate of the product.
+
+    a: fp32, as wide as dst. table: as ``powers`` lays it out. Four products more for each element than of a table of
+    all factors. Eight columns on a factor is the last one times the step: errors of fp32 grow with their number. Each
+    thread, its own elements."""
     _pair("complex_mul_powers", "dst", dst, *HALF)
     _pair("complex_mul_powers", "a", a, Float32)
     if not isinstance(table, cute.Tensor) or tuple(table.shape) != (4, WARPGROUP, 3):
@@ -180,15 +194,50 @@ def complex_fma_conj(d: Pair, a: Pair, b: Pair, v: RowVec):
 
 
 def complex_to_table(table: cute.Tensor, a: Pair, accumulate=False):
-    """table = a, or += a: fp32 of the layout ``factors``. Each thread, its own elements."""
+    """table = a, or += a: fp32 or, rounded, bf16 or fp16 of the layout ``factors``. Each thread, its own elements."""
     _pair("complex_to_table", "a", a, Float32)
-    _table("complex_to_table", table, a.cols)
+    _table("complex_to_table", table, a.cols, Float32, *HALF)
     for i in range(a.cols // 4):
-        four = cute.make_rmem_tensor((4,), Float32)
-        for e in range(2):
-            four[2 * e], four[2 * e + 1] = element(a.real, 2 * i + e), element(a.imag, 2 * i + e)
+        four = [element(x, 2 * i + e) for e in range(2) for x in (a.real, a.imag)]
         if accumulate:
-            before = _four(table, i)
+            four = [x + y for x, y in zip(four, _four(table, i), strict=True)]
+        if table.element_type is Float32:
+            held = cute.make_rmem_tensor((4,), Float32)
             for e in range(4):
-                four[e] = four[e] + before[e]
-        cute.autovec_copy(four, table[None, thread_in_warpgroup(), i])
+                held[e] = four[e]
+        else:
+            held = narrow_four(four, table.element_type)
+        cute.autovec_copy(held, table[None, thread_in_warpgroup(), i])
+
+
+def complex_mul_table(d: Pair, a, table: cute.Tensor, accumulate=False):
+    """d = a * table, or d += a * table, element by element, fp32.
+
+    a: a pair, d itself too, or a table. Tables: fp32, bf16 or fp16 of the layout ``factors``. Each thread, its own
+    elements."""
+    _pair("complex_mul_table", "d", d, Float32)
+    _table("complex_mul_table", table, d.cols, Float32, *HALF)
+    if not isinstance(a, Pair):
+        _table("complex_mul_table", a, d.cols, Float32, *HALF)
+    elif a.cols != d.cols:
+        raise ValueError(f"complex_mul_table: operand a is {a}, d is {d}")
+    for i in range(d.cols // 4):
+        by, from_table = _four(table, i), None if isinstance(a, Pair) else _four(a, i)
+        for e in range(2):
+            at = 2 * i + e
+            x, y = (element(a.real, at), element(a.imag, at)) if from_table is None else from_table[2 * e:2 * e + 2]
+            real, imag = _times(x, y, *by[2 * e:2 * e + 2], False)
+            d.real.tensor[at] = d.real.tensor[at] + real if accumulate else real
+            d.imag.tensor[at] = d.imag.tensor[at] + imag if accumulate else imag
+
+
+def complex_copy(dst: Pair, src: Pair, conjugate=False):
+    """dst = src, or its conjugate; of the same type, or from fp32 to bf16 or fp16. Each thread, its own elements."""
+    copy(dst.real, src.real)
+    if not conjugate:
+        copy(dst.imag, src.imag)
+        return
+    _pair("complex_copy", "dst", dst, *HALF)
+    words = cute.recast_tensor(dst.imag.tensor, Int32)
+    for i in range(dst.cols // 4):
+        words[i] = _cvt2(-element(src.imag, 2 * i), -element(src.imag, 2 * i + 1), dst.dtype)

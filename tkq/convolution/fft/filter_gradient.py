@@ -105,7 +105,7 @@ class FilterGradient:
         tk.zero(total.real)
         tk.zero(total.imag)
         for tile in cutlass.range(part * n + wg, cute.ceil_div(g.u.shape[0], each), n * g.splits, unroll=1):
-            self.tile(g, s, Place(head, tile * each), total, wg)
+            self.tile(g, s, Place(head, tile * each, Int32(0)), total, wg)
         for other in cutlass.range_constexpr(n):
             if wg == other:
                 tk.complex_to_table(s.total, total, other > 0)
@@ -141,7 +141,7 @@ class FilterGradient:
         values = [cute.make_rmem_tensor((8, 4), Float32) for _ in range(n)]
         for i in cutlass.range_constexpr(n):
             self.sequences.load(values[i], x, gate, place, i)
-            self.sequences.largest_of_rows(values[i], s.of_rows, i)
+            self.sequences.largest_of_tile(values[i], s.of_rows, i)
         tk.sync(barrier, tk.WARPGROUP)
         self.sequences.largest_of_sequences(s.of_rows, largest)
         tk.sync(barrier, tk.WARPGROUP)

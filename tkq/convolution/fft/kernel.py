@@ -15,7 +15,7 @@ from tkq.runtime.compile import fake
 
 
 class Given(NamedTuple):
-    """u (B, H, L), spectrum (H, points / 2 + 1, 2) fp32, gates and y as u; parts in which a head's tiles go to
+    """u (B, H, L), spectrum (H, blocks, points / 2 + 1, 2) fp32, gates and y as u; parts in which a head's tiles go to
     blocks."""
 
     u: cute.Tensor
@@ -68,7 +68,7 @@ class FftConv:
             return fake.tensor(spec.dtype, (B, H, L), (*steps, 1), align=2 * spec.vector)
 
         gates = [operand() if there else None for there in (spec.pre, spec.post)]
-        spectrum = fake.tensor("fp32", (H, spec.points // 2 + 1, 2), align=8)
+        spectrum = fake.tensor("fp32", (H, spec.blocks, spec.points // 2 + 1, 2), align=8)
         return operand(), (spectrum, *gates, operand(), Int32(0)), Int32(0)
 
     @cute.jit
@@ -84,7 +84,7 @@ class FftConv:
         spec, al, n = self.spec, tk.SharedAllocator(), self.config.warpgroups
         rows, columns = al.tile(TILE, 2 * spec.tiles), al.tile(TILE, 3)
         tiles = al.tile(TILE, 2 * n)
-        spectrum = al.allocate_tensor(Float32, tk.factors(tk.WARPGROUP, COLS), 16)
+        spectrum = al.allocate_tensor(Float32, tk.factors(tk.WARPGROUP, COLS, 1), 16)
         twiddles = al.allocate_tensor(Float32, tk.powers(tk.WARPGROUP), 16)
         largest = al.allocate_tensor(Int32, cute.make_layout(4 * n), 16)
         of_rows, of_sequences = (al.allocate_tensor(Int32, cute.make_layout((spec.tiles * ROWS, n)), 16)
@@ -107,11 +107,11 @@ class FftConv:
     def head(self, g: Given, s: Shared, head, part, wg):
         """The tiles of a part of a head's sequences."""
         tk.sync_block()
-        scale = self.tables.fill_spectrum(s.spectrum, g.spectrum[head, None, None], s.largest)
+        scale = self.tables.fill_spectra(s.spectrum, g.spectrum[head, None, None, None], s.largest)
         tk.sync_block()
         each, n = 2 * self.spec.pairs, self.config.warpgroups
         for tile in cutlass.range(part * n + wg, cute.ceil_div(g.u.shape[0], each), n * g.splits, unroll=1):
-            self.tile(g, s, Place(head, tile * each), scale, wg)
+            self.tile(g, s, Place(head, tile * each, Int32(0)), scale, wg)
 
     @cute.jit
     def tile(self, g: Given, s: Shared, place: Place, scale, wg):
@@ -120,9 +120,9 @@ class FftConv:
         for i in cutlass.range_constexpr(spec.tiles):
             self.sequences.load(values[i], g.u, g.pre, place, i)
         for i in cutlass.range_constexpr(spec.tiles):
-            self.sequences.largest_of_rows(values[i], s.of_rows, i)
+            self.sequences.largest_of_tile(values[i], s.of_rows, i)
         if tk.thread_in_warpgroup() == 0:
-            s.place[0], s.place[1] = place
+            s.place[0], s.place[1] = place.head, place.batch
         tk.sync(barrier, tk.WARPGROUP)  # all have done with the tile before, too
         self.sequences.largest_of_sequences(s.of_rows, s.of_sequences)
         tk.sync(barrier, tk.WARPGROUP)
@@ -133,9 +133,9 @@ class FftConv:
         tk.sync(barrier, tk.WARPGROUP)
         acc, narrow = tk.pair(COLS), tk.pair(COLS, Float16)
         self.transform.forth(acc, narrow, tiles, s.factors)
-        tk.complex_mul_narrow(narrow, acc, s.spectrum, conjugate=True)
+        tk.complex_mul_narrow(narrow, acc, s.spectrum[None, None, None, 0], conjugate=True)
         self.transform.back(acc, narrow, tiles, s.factors, barrier)
-        place = Place(s.place[0], s.place[1])
+        place = Place(s.place[0], s.place[1], Int32(0))
         outer = row_scale(spec.rows) ** 2 * COLUMN_SCALE ** 2 * spec.points
         for i in cutlass.range_constexpr(spec.tiles):
             result = acc.imag if const_expr(i) else acc.real

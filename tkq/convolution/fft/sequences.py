@@ -17,10 +17,11 @@ STEPS = ROWS * COLS // (tk.WARPGROUP * EACH)  # rows of a tile that it has a par
 
 
 class Place(NamedTuple):
-    """Of a tile's sequences: the head, and the first one's batch index."""
+    """Of a tile's sequences: the head, the first one's batch index, the first token."""
 
     head: Int32
     batch: Int32
+    token: Int32
 
 
 def put_eight(to: tk.SharedTile, values, row, col):
@@ -58,7 +59,7 @@ class Sequences:
     def where(self, place, tile, row, col):
         """(batch index, token)"""
         batch = place.batch + self.spec.sequence(tile, row)
-        return batch, row % self.spec.sequence_rows * COLS + col
+        return batch, place.token + row % self.spec.sequence_rows * COLS + col
 
     @cute.jit
     def fetch(self, held, x: cute.Tensor, batch, head, token):
@@ -75,17 +76,29 @@ class Sequences:
                     held[e] = vectors.run_at(x, (batch, head, token + e), 1)[0]
 
     @cute.jit
-    def largest_of_rows(self, values, to: cute.Tensor, tile: cutlass.Constexpr):
-        """to[row] = the largest magnitude in each of a tile's rows, as an int."""
+    def note_largest(self, most: cute.Tensor, values: cute.Tensor):
+        """most[i] = the largest magnitude so far of a thread's part of its i-th row, as an int."""
         for i in cutlass.range_constexpr(STEPS):
-            most = Int32(0)
             for e in cutlass.range_constexpr(EACH):
-                most = cutlass.max(most, magnitude(values[e, i]))
+                most[i] = cutlass.max(most[i], magnitude(values[e, i]))
+
+    @cute.jit
+    def largest_of_rows(self, most: cute.Tensor, to: cute.Tensor, tile: cutlass.Constexpr):
+        """to[row] = the largest magnitude in each of a tile's rows, of what its threads have."""
+        for i in cutlass.range_constexpr(STEPS):
+            found = most[i]
             for offset in (1, 2, 4):
-                most = cutlass.max(most, cute.arch.shuffle_sync_bfly(most, offset=offset))
+                found = cutlass.max(found, cute.arch.shuffle_sync_bfly(found, offset=offset))
             row, col = self.mine(i)
             if col == 0:
-                to[tile * ROWS + row] = most
+                to[tile * ROWS + row] = found
+
+    def largest_of_tile(self, values, to, tile):
+        """Both, of one tile."""
+        most = cute.make_rmem_tensor((STEPS,), Int32)
+        most.fill(0)
+        self.note_largest(most, values)
+        self.largest_of_rows(most, to, tile)
 
     @cute.jit
     def largest_of_sequences(self, of_rows: cute.Tensor, to: cute.Tensor):

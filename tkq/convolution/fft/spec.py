@@ -7,6 +7,7 @@ DTYPES = "bf16", "fp16"
 COLS = 64  # of a tile: points that follow each other in memory
 ROWS = 64  # of a tile
 VECTORS = 1, 8
+BLOCKS = 1, 2, 4
 TRANSFORM_ROWS = 2, 4, 8, 16, 32, 64
 MOST_POINTS = COLS * ROWS
 COLUMN_SCALE = 0.125  # of a factor of 64 points: it keeps the length of a vector
@@ -21,7 +22,8 @@ def row_scale(rows: int) -> float:
 class FftSpec:
     """dtype: of u and y. rows: of a transform, which has 64 times as many points. causal: the second half of each
     transform's input is zeros, and the second half of its output is left out. pre, post: gates before and after.
-    conjugate: with the conjugate of the filter's spectrum: the gradient. vector: elements in one access.
+    conjugate: with the conjugate of the filter's spectrum: the gradient. vector: elements in one access. blocks: of
+    2048 tokens that a sequence has at most; of causal ones with 64 rows alone.
 
     A tile of 64 x 64 numbers is 64 / rows complex transforms; of the causal ones, which have half as much input, the
     tile has the real and the imaginary halves one below the other; others have two tiles."""
@@ -33,12 +35,15 @@ class FftSpec:
     post: bool = False
     conjugate: bool = False
     vector: int = 8
+    blocks: int = 1
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("rows", self.rows, TRANSFORM_ROWS),
-                                   ("vector", self.vector, VECTORS)):
+                                   ("vector", self.vector, VECTORS), ("blocks", self.blocks, BLOCKS)):
             if got not in allowed:
                 raise ValueError(f"FftSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
+        if self.blocks > 1 and not (self.causal and self.rows == ROWS):
+            raise ValueError(f"FftSpec: blocks is {self.blocks}, allowed is 1 but for causal ones of {ROWS} rows")
 
     @property
     def points(self) -> int:

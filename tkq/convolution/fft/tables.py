@@ -11,7 +11,7 @@ import math
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.convolution.fft.spec import COLS, COLUMN_SCALE, ROWS, row_scale
@@ -82,25 +82,19 @@ class Tables:
             tk.fill_powers(to, factor)
 
     @cute.jit
-    def fill_spectrum(self, to: cute.Tensor, spectrum: cute.Tensor, largest: cute.Tensor):
-        """The filter's, divided by a power of 2 near its largest part. spectrum: (points / 2 + 1, 2) fp32, of a real
-        filter. largest: an int for each warp, for the block's threads. Returns the power of 2, what products are
-        multiplied by. Threads meet in between; they have met before (the table before is of no use), and meet behind.
-        """
-        spec = self.spec
-        each = self.each
-        four = cute.make_rmem_tensor((4, each), Float32)
-        most = Int32(0)
-        for j in cutlass.range_constexpr(each):
-            row, col = tk.factor_place(self._mine(j))
-            for e in cutlass.range_constexpr(2):
-                f = row % spec.rows + spec.rows * (col + e)
-                mirrored = f > spec.points // 2
-                at = cutlass.select_(mirrored, spec.points - f, f)
-                real, imag = spectrum[at, 0], spectrum[at, 1]
-                most = cutlass.max(most, cutlass.max(magnitude(real), magnitude(imag)))
-                four[2 * e, j] = real
-                four[2 * e + 1, j] = cutlass.select_(mirrored ^ spec.conjugate, -imag, imag)
+    def fill_spectra(self, to: cute.Tensor, spectra: cute.Tensor, largest: cute.Tensor):
+        """The filter's, of each of its parts, divided by a power of 2 near the largest number of all. to: of the layout
+        `factors`, and parts. spectra: (parts, points / 2 + 1, 2) fp32, of real filters. largest: an int for each warp.
+
+        Returns the power of 2, what products are multiplied by. The block's threads meet in between; they have met
+        before (the tables before are of no use), and meet behind."""
+        most, four = Int32(0), cute.make_rmem_tensor((4,), Float32)
+        parts, narrow = cute.size(to, mode=[3]), to.element_type is not Float32
+        for part in cutlass.range(parts, unroll=1):
+            for j in cutlass.range_constexpr(self.each):
+                self.gather(four, spectra, part, self._mine(j))
+                for e in cutlass.range_constexpr(4):
+                    most = cutlass.max(most, magnitude(four[e]))
         most = cute.arch.warp_redux_sync(most, "max")
         if tk.lane_id() == 0:
             largest[tk.warp_id()] = most
@@ -108,11 +102,29 @@ class Tables:
         for w in cutlass.range_constexpr(self.threads // 32):
             most = cutlass.max(most, largest[w])
         down, up = power(most, 0)
-        for j in cutlass.range_constexpr(each):
-            for e in cutlass.range_constexpr(4):
-                four[e, j] = four[e, j] * down
-            cute.autovec_copy(four[None, j], to[None, tk.thread_in_warpgroup(), self._mine(j)])
+        for part in cutlass.range(parts, unroll=1):
+            for j in cutlass.range_constexpr(self.each):
+                self.gather(four, spectra, part, self._mine(j))
+                for e in cutlass.range_constexpr(4):
+                    four[e] = four[e] * down
+                there = to[None, tk.thread_in_warpgroup(), self._mine(j), part]
+                if const_expr(narrow):
+                    cute.autovec_copy(tk.narrow_four([four[e] for e in range(4)], to.element_type), there)
+                else:
+                    cute.autovec_copy(four, there)
         return up
+
+    @cute.jit
+    def gather(self, four: cute.Tensor, spectra: cute.Tensor, part, i):
+        """A thread's i-th two numbers of a part's spectrum."""
+        spec = self.spec
+        row, col = tk.factor_place(i)
+        for e in cutlass.range_constexpr(2):
+            f = row % spec.rows + spec.rows * (col + e)
+            mirrored = f > spec.points // 2
+            at = cutlass.select_(mirrored, spec.points - f, f)
+            real, imag = spectra[part, at, 0], spectra[part, at, 1]
+            four[2 * e], four[2 * e + 1] = real, cutlass.select_(mirrored ^ spec.conjugate, -imag, imag)
 
 
 def magnitude(x):
