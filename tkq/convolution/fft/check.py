@@ -4,7 +4,7 @@ from typing import NamedTuple, Optional
 from torch import Tensor
 
 from tkq.convolution.fft.plan import transform_rows
-from tkq.convolution.fft.spec import MOST_POINTS
+from tkq.convolution.fft.spec import BLOCKS, MOST_POINTS
 from tkq.runtime import arguments
 from tkq.runtime.call import check
 
@@ -45,6 +45,5 @@ def check_call(call: Call) -> None:
     if max(B, H) > MOST:
         raise NotImplementedError(f"{OP}: u: has {B} sequences and {H} heads, supported are up to {MOST}")
     if transform_rows(L, causal) is None:
-        most = MOST_POINTS // 2 if causal else MOST_POINTS
-        raise NotImplementedError(f"{OP}: u: has {L} tokens, supported are up to {most}" + (
-            "" if causal else f", above {MOST_POINTS // 4} powers of 2"))
+        most = BLOCKS[-1] * MOST_POINTS // (2 if causal else 4)
+        raise NotImplementedError(f"{OP}: u: has {L} tokens, supported are up to {most}")

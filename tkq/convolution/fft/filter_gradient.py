@@ -14,13 +14,14 @@ from tkq.convolution.fft.tables import EXPONENT, Tables, power_of
 from tkq.convolution.fft.transform import TILE, Factors, Transform
 from tkq.runtime.compile import fake
 
+BLOCK = ROWS * COLS // 2  # tokens
 FIRST, LAST = 10, 250  # exponents of largest numbers as they are taken: smaller and larger ones count as these
 BIAS = 127
 
 
 class Given(NamedTuple):
-    """u, dy (B, H, L) and their gates; sums (H, splits, 4, 128, 16) fp32, of the layout `tkq.tile.factors`, the last
-    dimension first; parts in which a head's tiles go to blocks."""
+    """u, dy (B, H, L) and their gates; sums (H, lags, splits, 16, 128, 4) fp32, of the layout `tkq.tile.factors`, the
+    last dimension first; parts in which a head's tiles go to blocks."""
 
     u: cute.Tensor
     dy: cute.Tensor
@@ -48,6 +49,9 @@ class FilterGradient:
     Two sequences are a complex one, v + iv', w + iw': of conj(V) W the inverse transform's real part is the sum of what
     each of the two gives. To that end both must have the same scale: v is divided by a power of 2 near its largest
     number, w multiplied by that and divided by one of the pair, which the product gets back.
+
+    Of sequences of several blocks of 2048 tokens each lag has a sum of its own: over all blocks of w, with the block of
+    v that is as many before it.
     """
 
     def __init__(self, spec, config):
@@ -66,7 +70,7 @@ class FilterGradient:
             return fake.tensor(spec.dtype, (B, H, L), (*steps, 1), align=2 * spec.vector)
 
         gates = [operand() if there else None for there in (spec.pre, spec.post)]
-        sums = fake.tensor("fp32", (H, fake.sym(), 16, tk.WARPGROUP, 4))
+        sums = fake.tensor("fp32", (H, fake.sym(), fake.sym(), 16, tk.WARPGROUP, 4))
         return operand(), (operand(), *gates, sums, Int32(0)), Int32(0)
 
     @cute.jit
@@ -94,18 +98,24 @@ class FilterGradient:
         tk.publish()
         tk.sync_block()
         s = Shared(factors, total, tiles, of_rows[None, wg], of_v[None, wg], of_w[None, wg])
-        for item in cutlass.range(cute.arch.block_idx()[0], g.u.shape[1] * g.splits, cute.arch.grid_dim()[0],
+        lags = g.sums.shape[1]
+        for item in cutlass.range(cute.arch.block_idx()[0], g.u.shape[1] * lags * g.splits, cute.arch.grid_dim()[0],
                                   unroll=1):
-            self.head(g, s, item // g.splits, item % g.splits, wg)
+            of = item // g.splits
+            self.head(g, s, (of // lags, of % lags, item % g.splits), wg)
 
     @cute.jit
-    def head(self, g: Given, s: Shared, head, part, wg):
-        """The tiles of a part of a head's sequences, and their sum."""
-        each, n, total = 2 * self.spec.pairs, self.config.warpgroups, tk.pair(COLS)
+    def head(self, g: Given, s: Shared, item, wg):
+        """The tiles of a part of a head's sequences, and their sum. item: (head, lag, part)."""
+        (head, lag, part), each, n, total = item, 2 * self.spec.pairs, self.config.warpgroups, tk.pair(COLS)
+        blocks = Int32(1)
+        if const_expr(self.spec.blocks > 1):
+            blocks = cute.ceil_div(g.u.shape[2], BLOCK) - lag
         tk.zero(total.real)
         tk.zero(total.imag)
-        for tile in cutlass.range(part * n + wg, cute.ceil_div(g.u.shape[0], each), n * g.splits, unroll=1):
-            self.tile(g, s, Place(head, tile * each, Int32(0)), total, wg)
+        for tile in cutlass.range(part * n + wg, cute.ceil_div(g.u.shape[0], each) * blocks, n * g.splits, unroll=1):
+            at = Place(head, tile // blocks * each, tile % blocks * BLOCK)
+            self.tile(g, s, (at, at._replace(token=at.token + lag * BLOCK)), total, wg)
         for other in cutlass.range_constexpr(n):
             if wg == other:
                 tk.complex_to_table(s.total, total, other > 0)
@@ -113,15 +123,16 @@ class FilterGradient:
         for i in cutlass.range(wg, COLS // 4, n, unroll=1):
             four = cute.make_rmem_tensor((4,), Float32)
             cute.autovec_copy(s.total[None, tk.thread_in_warpgroup(), i], four)
-            cute.autovec_copy(four, g.sums[head, part, i, tk.thread_in_warpgroup(), None])
+            cute.autovec_copy(four, g.sums[head, lag, part, i, tk.thread_in_warpgroup(), None])
         tk.sync_block()
 
     @cute.jit
-    def tile(self, g: Given, s: Shared, place: Place, total: tk.Pair, wg):
+    def tile(self, g: Given, s: Shared, places, total: tk.Pair, wg):
+        """places: of v and of w."""
         spec, barrier, tiles = self.spec, 1 + wg, [s.tiles[self.spec.tiles * wg + i] for i in range(self.spec.tiles)]
         acc, narrow, spectrum = tk.pair(COLS), tk.pair(COLS, Float16), tk.pair(COLS, Float16)
         for of_w in (False, True):
-            self.load(g, s, place, (tiles, barrier), of_w)
+            self.load(g, s, places[of_w], (tiles, barrier), of_w)
             self.transform.forth(acc, narrow, tiles, s.factors)
             if const_expr(not of_w):
                 tk.copy(spectrum.real, acc.real)

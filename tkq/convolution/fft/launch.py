@@ -1,13 +1,14 @@
 """From torch tensors to launches."""
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tkq.convolution.fft.config import FftConfig
-from tkq.convolution.fft.plan import SMS, plan, splits_of, tiles_of, transform_rows, whole
+from tkq.convolution.fft.plan import SMS, blocks_of, plan, splits_of, tiles_of, transform_rows, whole
 from tkq.convolution.fft.spec import COLUMN_SCALE, FftSpec, row_scale
 from tkq.reference.long_convolution import _taps
 from tkq.runtime import Recipe, function
@@ -29,7 +30,8 @@ class Given(NamedTuple):
 
 
 def recipe(spec: FftSpec, config: FftConfig) -> Recipe:
-    return Recipe("tkq.convolution.fft.kernel:FftConv", (spec, config))
+    kernel = "blocks:BlockedFftConv" if spec.blocks > 1 else "kernel:FftConv"
+    return Recipe(f"tkq.convolution.fft.{kernel}", (spec, config))
 
 
 def forward(g: Given, conjugate: bool = False) -> Tensor:
@@ -41,19 +43,30 @@ def forward(g: Given, conjugate: bool = False) -> Tensor:
         return _of_twice(g, conjugate)
     u, pre, post = (_readable(t) for t in (g.u, g.pre, g.post))
     y = torch.empty(B, H, L, dtype=u.dtype, device=u.device)
-    spec = FftSpec(dtypes.name_of(u.dtype), transform_rows(L, g.causal), g.causal, pre is not None, post is not None,
-                   conjugate, vector_of(u, pre, post, y))
+    spec = _spec((u, pre, post, y), g, conjugate)
     config = plan(spec, B)
     splits = splits_of(spec, config, B, H)
-    operands = spectrum(g, spec.points), pre, post, y, splits
+    operands = spectrum(g, spec), pre, post, y, splits
     _launcher(u, recipe(spec, config))(u, operands, min(SMS, H * splits))
     return y
 
 
-def spectrum(g: Given, points: int) -> Tensor:
-    """Of the filter, with d in its first tap: (H, points / 2 + 1, 2)."""
+def _spec(tensors, g, conjugate=False):
+    L = g.u.shape[2]
+    return FftSpec(dtypes.name_of(g.u.dtype), transform_rows(L, g.causal), g.causal, g.pre is not None,
+                   g.post is not None, conjugate, vector_of(*tensors), blocks_of(L, g.causal))
+
+
+def spectrum(g: Given, spec: FftSpec) -> Tensor:
+    """Of the filter, with d in its first tap: (H, blocks, points / 2 + 1, 2). Of part m of several the taps around
+    2048 m, in the middle of which a circle begins."""
     taps = filter_of(g)
-    return torch.view_as_real(torch.fft.rfft(taps, points))
+    if spec.blocks == 1:
+        return torch.view_as_real(torch.fft.rfft(taps, spec.points))[:, None]
+    each = spec.most_tokens
+    padded = torch.nn.functional.pad(taps, (each, spec.blocks * each - taps.shape[1]))
+    found = torch.fft.rfft(padded.unfold(1, spec.points, each).roll(-each, 2))
+    return torch.view_as_real(found)
 
 
 def filter_of(g: Given) -> Tensor:
@@ -88,18 +101,29 @@ def _filter_gradient(g, dy):
     """(H, points)"""
     u, dy, pre, post = (_readable(t) for t in (g.u, dy, g.pre, g.post))
     B, H, L = u.shape
-    spec = FftSpec(dtypes.name_of(u.dtype), transform_rows(L, g.causal), g.causal, pre is not None, post is not None,
-                   False, vector_of(u, dy, pre, post))
-    config = FftConfig(min(2, tiles_of(spec, B)))
-    splits = splits_of(spec, config, B, H)
-    sums = torch.empty(H, splits, 16, 128, 4, dtype=torch.float32, device=u.device)
-    launched = Recipe("tkq.convolution.fft.filter_gradient:FilterGradient", (spec, config))
-    _launcher(u, launched)(u, (dy, pre, post, sums, splits), min(SMS, H * splits))
+    spec = _spec((u, dy, pre, post), g)
+    config, lags = FftConfig(min(2, tiles_of(spec, B))), -(-L // spec.most_tokens) if g.causal else 1
+    splits = splits_of(spec, config, B, H * lags)
+    sums = torch.empty(H, lags, splits, 16, 128, 4, dtype=torch.float32, device=u.device)
+    launched = Recipe("tkq.convolution.fft.filter_gradient:FilterGradient", (_any_blocks(spec), config))
+    _launcher(u, launched)(u, (dy, pre, post, sums, splits), min(SMS, H * lags * splits))
     # (part, block of columns, half of rows, warp, row, columns, column, part of a number) of each head
-    tiles = sums.view(H, splits, 8, 2, 4, 8, 4, 2, 2).permute(0, 1, 4, 3, 5, 2, 6, 7, 8).reshape(
-        H, splits * spec.pairs, spec.rows, 64, 2)
-    spectra = torch.view_as_complex(tiles.sum(1).transpose(1, 2).reshape(H, spec.points, 2))
-    return torch.fft.ifft(spectra).real * (1.0 / (row_scale(spec.rows) * COLUMN_SCALE) ** 2)
+    tiles = sums.view(H, lags, splits, 8, 2, 4, 8, 4, 2, 2).permute(0, 1, 2, 5, 4, 6, 3, 7, 8, 9).reshape(
+        H, lags, splits * spec.pairs, spec.rows, 64, 2)
+    spectra = torch.view_as_complex(tiles.sum(2).transpose(2, 3).reshape(H, lags, spec.points, 2))
+    found = torch.fft.ifft(spectra).real * (1.0 / (row_scale(spec.rows) * COLUMN_SCALE) ** 2)
+    if lags == 1:
+        return found[:, 0]
+    each = spec.most_tokens
+    taps = torch.zeros(H, (lags + 1) * each, dtype=torch.float32, device=u.device)
+    for lag, part in enumerate(found.roll(each, 2).unbind(1)):
+        taps[:, lag * each:lag * each + spec.points] += part
+    return taps[:, each:]
+
+
+def _any_blocks(spec):
+    """The kernel of any number of blocks above one is the same."""
+    return replace(spec, blocks=min(spec.blocks, 2))
 
 
 def _of_twice(g, conjugate):

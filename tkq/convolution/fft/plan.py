@@ -2,14 +2,15 @@
 from __future__ import annotations
 
 from .config import FftConfig
-from .spec import COLS, TRANSFORM_ROWS, FftSpec
+from .spec import BLOCKS, COLS, MOST_POINTS, ROWS, TRANSFORM_ROWS, FftSpec
 
 SMS = 132
 
 
 def plan(spec: FftSpec, batch: int) -> FftConfig:
-    """As many warpgroups as there are tiles of a head, up to 3: a fourth would leave each thread too few registers."""
-    return FftConfig(min(3, max(1, tiles_of(spec, batch))))
+    """As many warpgroups as there are tiles of a head, up to 3: a fourth would leave each thread too few registers. Of
+    several blocks up to 2, which have a spectrum in registers."""
+    return FftConfig(min(3 if spec.blocks == 1 else 2, max(1, tiles_of(spec, batch))))
 
 
 def tiles_of(spec: FftSpec, batch: int) -> int:
@@ -24,12 +25,18 @@ def splits_of(spec: FftSpec, config: FftConfig, batch: int, heads: int) -> int:
 
 
 def transform_rows(tokens: int, causal: bool) -> int | None:
-    """Rows of the smallest transform for sequences of that many tokens, None where none is large enough. Not causal:
-    one of as many points; where there is none, a causal one of the sequences written twice."""
-    if not causal and whole(tokens):
-        return tokens // COLS
-    needed = 2 * tokens if causal else 4 * tokens
-    return next((rows for rows in TRANSFORM_ROWS if COLS * rows >= needed), None)
+    """Rows of the transforms for sequences of that many tokens, the fewest that will do; None where there are too many
+    tokens. Not causal: of one of as many points; where there is none, of causal ones of the sequences written twice."""
+    if not causal:
+        return tokens // COLS if whole(tokens) else transform_rows(2 * tokens, True)
+    if tokens > BLOCKS[-1] * MOST_POINTS // 2:
+        return None
+    return next((rows for rows in TRANSFORM_ROWS if COLS * rows >= 2 * tokens), ROWS)
+
+
+def blocks_of(tokens: int, causal: bool) -> int:
+    """Blocks that the kernel for sequences of that many tokens has room for."""
+    return next(n for n in BLOCKS if not causal or tokens <= n * MOST_POINTS // 2)
 
 
 def whole(tokens: int) -> bool:
