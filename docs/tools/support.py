@@ -16,6 +16,7 @@ from tkq.attention.backward import plan
 from tkq.attention.backward import spec as backward_spec
 from tkq.attention.forward import plan as attention_plan
 from tkq.attention.forward.spec import HEAD_DIMS, AttentionSpec
+from tkq.convolution.fft.spec import BLOCKS, MOST_POINTS, FftSpec
 from tkq.convolution.spec import WIDTHS, ConvSpec
 from tkq.gemm.dense import plan as gemm_plan
 from tkq.gemm.dense import small_m_config
@@ -99,6 +100,8 @@ def types() -> dict[str, tuple[list, str]]:
                      f"any S; D {_either('head_dim')}, maps of {_either('features')} columns"),
         **dict.fromkeys(("causal_conv1d", "causal_conv1d_step"), (
             taken(lambda t: ConvSpec(t, t, 4), TYPES), f"any S, C; W {WIDTHS[0]} to {WIDTHS[-1]}")),
+        "fft_conv": (taken(lambda t: FftSpec(t, 64), TYPES), "any L to "
+                     f"{BLOCKS[-1] * MOST_POINTS // 2}, circular to {BLOCKS[-1] * MOST_POINTS // 4}; any filter"),
         **_steps(),
         "gemm": (half, "any M, N; K a multiple of 8"),
         "grouped_gemm": (taken(lambda t: _grouped(t, "m"), TYPES), f"up to {grouped_spec.MOST_GROUPS} groups, which "

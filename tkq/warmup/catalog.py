@@ -23,6 +23,7 @@ _LISTS = (
     "tkq.attention.forward.catalog",
     "tkq.attention.backward.catalog",
     "tkq.convolution.catalog",
+    "tkq.convolution.fft.catalog",
     "tkq.linear_attention.catalog",
     "tkq.linear_attention.based.catalog",
     "tkq.linear_attention.channels.catalog",

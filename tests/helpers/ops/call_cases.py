@@ -128,6 +128,7 @@ def cases(g):
         "causal_conv1d of packed sequences with states": lambda: tkq.causal_conv1d(
             g.q[:1, :, 0], g.taps, g.w, "silu", g.state[:, 0, :, :3], cu_seqlens=g.cu),
         "causal_conv1d of contiguous tokens": lambda: tkq.causal_conv1d(g.wide.view(1, 6, 80).mT, g.taps[:6]),
+        "fft_conv": lambda: tkq.fft_conv(g.q[:, :, 0], g.columns[0, :, 0]),
         "causal_conv1d_step": lambda: tkq.causal_conv1d_step(
             g.q[:, 0, 0], g.windows, g.taps, g.w, "silu", g.cu[:2]),
         "linear_attn_step": lambda: tkq.linear_attn_step(

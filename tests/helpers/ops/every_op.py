@@ -302,6 +302,7 @@ CASES = {case.name: case for case in (
          lambda x, weight, bias, initial_state, cu_seqlens: tkq.causal_conv1d(
              x, weight, bias, "silu", initial_state, True, cu_seqlens),
          ("x", "weight", "bias", "initial_state"), ("x", "weight", "bias"), exact=False),
+    Case("fft_conv", packed.sequences_and_filters, lambda u, k, d: tkq.fft_conv(u, k, d), ("u", "k", "d"), ("u",)),
     Case("causal_conv1d_step", steps.channels, steps.conv_step, cast=("x", "weight", "bias"),
          alone=lambda x, conv_states, weight, bias, cache_indices: tkq.causal_conv1d_step(
              x, conv_states, weight, bias, "silu", cache_indices)),

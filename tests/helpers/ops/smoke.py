@@ -59,6 +59,7 @@ def recorded(g) -> dict:
         ("hedgehog", lambda q, weight: tkq.hedgehog(q, q / 8, q, weight, weight, g.factors, g.factors), g.q, g.map),
         ("based", lambda q, k, v: tkq.based(q[..., :16], k[..., :16], v), g.q, g.keys, g.q),
         ("causal_conv1d", lambda x, w, b: tkq.causal_conv1d(x, w.mT, b, "silu"), g.q[:, :, 0], g.heads, g.w),
+        ("fft_conv", lambda u, k: tkq.fft_conv(u, k), g.q[:, :, 0], g.columns[0, :, 0]),
         ("gemm", lambda a, b: tkq.gemm(a, b), g.a, g.b),
         ("gemm with an activation", lambda a, b: tkq.gemm(a, b, activation="silu"), g.a, g.b),
     )}

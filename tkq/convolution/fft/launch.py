@@ -34,6 +34,12 @@ def recipe(spec: FftSpec, config: FftConfig) -> Recipe:
     return Recipe(f"tkq.convolution.fft.{kernel}", (spec, config))
 
 
+def gradient_recipe(spec: FftSpec, config: FftConfig) -> Recipe:
+    """Of the filter's; for any number of blocks above one it is the same."""
+    return Recipe("tkq.convolution.fft.filter_gradient:FilterGradient", (
+        replace(spec, blocks=min(spec.blocks, 2)), config))
+
+
 def forward(g: Given, conjugate: bool = False) -> Tensor:
     """y, contiguous; conjugate: of the filter's mirror image, the gradient of what is convolved."""
     B, H, L = g.u.shape
@@ -105,8 +111,7 @@ def _filter_gradient(g, dy):
     config, lags = FftConfig(min(2, tiles_of(spec, B))), -(-L // spec.most_tokens) if g.causal else 1
     splits = splits_of(spec, config, B, H * lags)
     sums = torch.empty(H, lags, splits, 16, 128, 4, dtype=torch.float32, device=u.device)
-    launched = Recipe("tkq.convolution.fft.filter_gradient:FilterGradient", (_any_blocks(spec), config))
-    _launcher(u, launched)(u, (dy, pre, post, sums, splits), min(SMS, H * lags * splits))
+    _launcher(u, gradient_recipe(spec, config))(u, (dy, pre, post, sums, splits), min(SMS, H * lags * splits))
     # (part, block of columns, half of rows, warp, row, columns, column, part of a number) of each head
     tiles = sums.view(H, lags, splits, 8, 2, 4, 8, 4, 2, 2).permute(0, 1, 2, 5, 4, 6, 3, 7, 8, 9).reshape(
         H, lags, splits * spec.pairs, spec.rows, 64, 2)
@@ -119,11 +124,6 @@ def _filter_gradient(g, dy):
     for lag, part in enumerate(found.roll(each, 2).unbind(1)):
         taps[:, lag * each:lag * each + spec.points] += part
     return taps[:, each:]
-
-
-def _any_blocks(spec):
-    """The kernel of any number of blocks above one is the same."""
-    return replace(spec, blocks=min(spec.blocks, 2))
 
 
 def _of_twice(g, conjugate):
