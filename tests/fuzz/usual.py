@@ -275,8 +275,8 @@ def causal_conv1d(d):
 def fft_conv(d):
     batch, H, L, taps = d.one(1, 2, 3), d.one(1, 2), d.of((0, 1, 5, 24), (5, 24)), d.of((1, 3, 40), (3, 40))
     dtype = d.half()
-    gate = lambda: d.normal(batch, H, L, dtype=dtype)
-    return dict(u=gate(), k=d.normal(H, taps, dtype=FP32), d=d.maybe(0.5, lambda: d.normal(H, dtype=d.one(FP32, dtype))),
+    gate, skip = lambda: d.normal(batch, H, L, dtype=dtype), lambda: d.normal(H, dtype=d.one(FP32, dtype))
+    return dict(u=gate(), k=d.normal(H, taps, dtype=FP32), d=d.maybe(0.5, skip),
                 causal=d.chance(0.7), pre_gate=d.maybe(0.3, gate), post_gate=d.maybe(0.3, gate))
 
 

@@ -18,12 +18,12 @@ def fft_conv(u: Tensor, k: Tensor, d: Optional[Tensor] = None, causal: bool = Tr
 
     By the Fourier transform, whose factors are products of 64 x 64 matrices on the tensor cores, in one pass over
     memory. Operands of these products are fp16, each sequence's divided by a power of 2 near its largest number; sums
-    are fp32: what comes beside the rounding of y is about a quarter of bf16's, twice fp16's (see the page).
+    are fp32: what comes beside the rounding of y is about a quarter of bf16's, twice fp16's (docs/fft_conv.md).
 
     Args:
-        u: (B, H, L), bf16 or fp16, neighbouring tokens contiguous, or it is copied. Causal: L up to 2048. Circular: L
-            a power of 2 from 128 to 4096, or any number up to 1024, which takes a copy and as much work as four times
-            as many tokens.
+        u: (B, H, L), bf16 or fp16, neighbouring tokens contiguous, or it is copied. L up to 8192, circular up to 4096.
+            Circular ones are fast where L is a power of 2 from 128 on; others take a copy, and the work of twice as
+            many causal tokens.
         k: (H, Lk) float32, k[:, 0] of the token itself. Of any length: causal taps beyond L reach no token; circular
             ones that are L apart reach the same token.
         d: (H,), bf16, fp16 or fp32: of the input itself, as a summand of k[:, 0].
