@@ -49,7 +49,7 @@ def forward(g: Given, conjugate: bool = False) -> Tensor:
         return _of_twice(g, conjugate)
     u, pre, post = (_readable(t) for t in (g.u, g.pre, g.post))
     y = torch.empty(B, H, L, dtype=u.dtype, device=u.device)
-    spec = _spec((u, pre, post, y), g, conjugate)
+    spec = spec_of((u, pre, post, y), g, conjugate)
     config = plan(spec, B)
     splits = splits_of(spec, config, B, H)
     operands = spectrum(g, spec), pre, post, y, splits
@@ -57,7 +57,8 @@ def forward(g: Given, conjugate: bool = False) -> Tensor:
     return y
 
 
-def _spec(tensors, g, conjugate=False):
+def spec_of(tensors, g: Given, conjugate: bool = False) -> FftSpec:
+    """Of a launch on such tensors, some of them None."""
     L = g.u.shape[2]
     return FftSpec(dtypes.name_of(g.u.dtype), transform_rows(L, g.causal), g.causal, g.pre is not None,
                    g.post is not None, conjugate, vector_of(*tensors), blocks_of(L, g.causal))
@@ -107,7 +108,7 @@ def _filter_gradient(g, dy):
     """(H, points)"""
     u, dy, pre, post = (_readable(t) for t in (g.u, dy, g.pre, g.post))
     B, H, L = u.shape
-    spec = _spec((u, dy, pre, post), g)
+    spec = spec_of((u, dy, pre, post), g)
     config, lags = FftConfig(min(2, tiles_of(spec, B))), -(-L // spec.most_tokens) if g.causal else 1
     splits = splits_of(spec, config, B, H * lags)
     sums = torch.empty(H, lags, splits, 16, 128, 4, dtype=torch.float32, device=u.device)
