@@ -35,8 +35,8 @@ def fft_conv_backward(dy: Tensor, u: Tensor, k: Tensor, d: Optional[Tensor] = No
     if v.numel() and taps:
         points = L + taps - 1 if causal else L
         of_dc = _spectrum(dc, points)
-        dv = torch.fft.irfft(of_dc * _spectrum(_taps(k, L, causal), points).conj(), points)[..., :L]
-        found = torch.fft.irfft((of_dc * _spectrum(v, points).conj()).sum(0), points)
+        dv = torch.fft.irfft(of_dc * _spectrum(_taps(k, L, causal), points).conj_physical(), points)[..., :L]
+        found = torch.fft.irfft((of_dc * _spectrum(v, points).conj_physical()).sum(0), points)
         dk = found[:, :taps] if causal else found[:, torch.arange(taps, device=k.device) % L]
         if causal and taps > L:
             dk[:, L:] = 0

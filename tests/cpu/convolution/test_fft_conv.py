@@ -49,7 +49,7 @@ def test_every_length_has_a_plan(causal):
     for L in (1, 2, 63, 64, 65, 1000, 1024, 2048, 2049, 4096, 4097, 8192, 8193):
         rows = transform_rows(L, causal)
         most = 8192 if causal else 4096
-        if L > most:
+        if most < L:
             assert rows is None
             continue
         direct = causal or whole(L)
@@ -117,7 +117,7 @@ def test_transforms_in_tiles(rows, causal):
 
 
 @pytest.mark.parametrize("error, words, changed", [
-    (ValueError, "k: has no taps", dict(k=torch.zeros(3, 0))), (ValueError, "k: shape", dict(k=torch.zeros(2, 4))),
+    (ValueError, "k: shape", dict(k=torch.zeros(2, 4))), (ValueError, "u: has 2 dim", dict(u=torch.zeros(3, 7).half())),
     (TypeError, "pre_gate is torch.float16", dict(pre_gate=torch.zeros(2, 3, 7).half())),
     (TypeError, "k: dtype is torch.bfloat16", dict(k=torch.zeros(3, 4).bfloat16())),
     (ValueError, "d: shape", dict(d=torch.zeros(1))),

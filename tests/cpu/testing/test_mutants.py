@@ -18,7 +18,7 @@ from tests.mutants.mutant import Mutant
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 FAMILIES = {"conv", "attention", "packed", "backward", "gemm", "few", "fp8", "grouped", "rows", "softmax", "loss",
-            "norm", "quantize", "rope", "gated", "linear", "based", "step", "tile"}
+            "norm", "quantize", "rope", "gated", "linear", "based", "step", "tile", "fft"}
 
 
 @functools.cache

@@ -37,6 +37,9 @@ def test_gates_and_odd_lengths():
 def test_short():
     for L in (1, 3, 63):
         check(make(3, 2, L, 70), gradients=False, what=str(L))
+    u, d = make(3, 2, 63, 1)["u"].detach(), torch.tensor([0.5, 2.0], device="cuda")
+    y = tkq.fft_conv(u, torch.zeros(2, 0, device="cuda"), d)  # no taps
+    assert torch.allclose(y.float(), u.float() * d[:, None], rtol=2**-7)
 
 
 def test_fp16_and_strides():

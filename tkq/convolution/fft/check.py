@@ -32,8 +32,6 @@ def check_call(call: Call) -> None:
     check.rank(f"{OP}: u", u, 3)
     B, H, L = u.shape
     check.shape(f"{OP}: k", k, (H, None))
-    if not k.shape[1]:
-        raise ValueError(f"{OP}: k: has no taps, allowed are 1 and more")
     if d is not None:
         check.shape(f"{OP}: d", d, (H,))
     for name, gate in (("pre_gate", pre), ("post_gate", post)):

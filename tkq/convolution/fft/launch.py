@@ -78,8 +78,8 @@ def spectrum(g: Given, spec: FftSpec) -> Tensor:
 
 def filter_of(g: Given) -> Tensor:
     """(H, taps) float32: what reaches no token left out, not causal: what reaches the same ones added; and d."""
-    L = g.u.shape[2]
-    taps = _taps(g.k.float(), L, g.causal)[:, :L]
+    L, k = g.u.shape[2], g.k
+    taps = _taps(k, L, g.causal)[:, :L] if k.shape[1] else k.new_zeros(len(k), 1)
     if g.d is not None:
         taps = taps.clone()
         taps[:, 0] += g.d
@@ -97,7 +97,7 @@ def filter_gradient(g: Given, dy: Tensor) -> Tensor:
             u, pre, post = (None if t is None else torch.cat((t, t), 2) for t in (g.u, g.pre, g.post))
             later = torch.cat((torch.zeros_like(dy), dy), 2)
             found = _filter_gradient(Given(u, g.k, None, True, pre, post), later)[:, :L]
-    if taps <= L:
+    if 0 < taps <= L:
         return found[:, :taps].contiguous()
     if g.causal:
         return torch.nn.functional.pad(found, (0, taps - L))

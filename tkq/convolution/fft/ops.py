@@ -24,7 +24,7 @@ def fft_conv(u: Tensor, k: Tensor, d: Optional[Tensor] = None, causal: bool = Tr
         u: (B, H, L), bf16 or fp16, neighbouring tokens contiguous, or it is copied. L up to 8192, circular up to 4096.
             Circular ones are fast where L is a power of 2 from 128 on; others take a copy, and the work of twice as
             many causal tokens.
-        k: (H, Lk) float32, k[:, 0] of the token itself. Of any length: causal taps beyond L reach no token; circular
+        k: (H, Lk) float32, k[:, 0] of the token itself. Of any length, also 0: causal taps beyond L reach no token; circular
             ones that are L apart reach the same token.
         d: (H,), bf16, fp16 or fp32: of the input itself, as a summand of k[:, 0].
         causal: y[t] depends on tokens up to t. False: the tokens are a circle, t - j counts modulo L.
@@ -34,9 +34,9 @@ def fft_conv(u: Tensor, k: Tensor, d: Optional[Tensor] = None, causal: bool = Tr
         y (B, H, L) of u's type, contiguous.
 
     Raises:
-        TypeError: u is no dense tensor of bf16 or fp16, k none of fp32, d none of bf16, fp16 or fp32; a gate is no
-            dense tensor of u's type; causal is no bool.
-        ValueError: shapes that do not go together, a k of no taps, devices that differ.
+        TypeError: u, pre_gate or post_gate is no dense tensor of bf16 or fp16; k is no dense tensor of fp32; d is no
+            dense tensor of bf16, fp16 or fp32; causal is no bool; a gate of another type than u.
+        ValueError: shapes that do not go together, devices that differ.
         NotImplementedError: more tokens than are supported.
         RuntimeError: a GPU other than Hopper.
 
