@@ -87,9 +87,9 @@ def filter_of(g: Given) -> Tensor:
 
 
 def filter_gradient(g: Given, dy: Tensor) -> Tensor:
-    """dk (H, taps) float32, of as many taps as k has; d's is that of the first one."""
+    """dk (H, taps) float32, of as many taps as k has, of one at least: d's is that of the first one."""
     _, H, L = g.u.shape
-    taps, found = g.k.shape[1], torch.zeros(H, L, dtype=torch.float32, device=g.u.device)
+    taps, found = max(1, g.k.shape[1]), torch.zeros(H, L, dtype=torch.float32, device=g.u.device)
     if g.u.numel():
         if g.causal or whole(L):
             found = _filter_gradient(g, dy)[:, :L]
@@ -97,9 +97,9 @@ def filter_gradient(g: Given, dy: Tensor) -> Tensor:
             u, pre, post = (None if t is None else torch.cat((t, t), 2) for t in (g.u, g.pre, g.post))
             later = torch.cat((torch.zeros_like(dy), dy), 2)
             found = _filter_gradient(Given(u, g.k, None, True, pre, post), later)[:, :L]
-    if 0 < taps <= L:
+    if taps <= L:
         return found[:, :taps].contiguous()
-    if g.causal:
+    if g.causal or not L:
         return torch.nn.functional.pad(found, (0, taps - L))
     return found.repeat(1, -(-taps // L))[:, :taps].contiguous()
 

@@ -24,8 +24,8 @@ def fft_conv(u: Tensor, k: Tensor, d: Optional[Tensor] = None, causal: bool = Tr
         u: (B, H, L), bf16 or fp16, neighbouring tokens contiguous, or it is copied. L up to 8192, circular up to 4096.
             Circular ones are fast where L is a power of 2 from 128 on; others take a copy, and the work of twice as
             many causal tokens.
-        k: (H, Lk) float32, k[:, 0] of the token itself. Of any length, also 0: causal taps beyond L reach no token; circular
-            ones that are L apart reach the same token.
+        k: (H, Lk) float32, k[:, 0] of the token itself. Of any length, also 0: causal taps beyond L reach no token;
+            circular ones that are L apart reach the same token.
         d: (H,), bf16, fp16 or fp32: of the input itself, as a summand of k[:, 0].
         causal: y[t] depends on tokens up to t. False: the tokens are a circle, t - j counts modulo L.
         pre_gate, post_gate: as u, of its type; None: 1.
@@ -99,7 +99,7 @@ def _backward_cuda(dy: Tensor, u: Tensor, k: Tensor, d: Optional[Tensor], causal
         found[0] = launch.forward(Given(dy, k, d, causal, post_gate, pre_gate), conjugate=True)
     if need_k or need_d:
         of_taps = launch.filter_gradient(g, dy)
-        found[1] = of_taps if need_k else None
+        found[1] = of_taps[:, :k.shape[1]].contiguous() if need_k else None
         found[2] = of_taps[:, 0].to(d.dtype) if need_d else None
     if need_pre:
         found[3] = launch.forward(Given(dy, k, d, causal, post_gate, u), conjugate=True)
