@@ -46,47 +46,48 @@ def test_the_op_and_its_gradients_on_a_cpu():
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_every_length_has_a_plan(causal):
-    for L in (1, 2, 63, 64, 65, 1000, 1024, 2048, 2049, 4096, 4097, 8192, 8193):
+    for L in (1, 2, 63, 64, 65, 1000, 1024, 2048, 2049, 4096, 4097, 8192, 8193, 16384, 16385):
         rows = transform_rows(L, causal)
-        most = 8192 if causal else 4096
+        most = 16384 if causal else 8192
         if most < L:
             assert rows is None
             continue
         direct = causal or whole(L)
         tokens, causal_ = (L, causal) if direct else (2 * L, True)
         spec = FftSpec("bf16", rows, causal_, blocks=blocks_of(tokens, causal_))
-        assert spec.blocks * spec.most_tokens >= tokens and (causal_ or spec.points == L)
+        assert spec.blocks * spec.points >= tokens and (causal_ or spec.points == L)
         assert spec.blocks == 1 or rows == 64
         for batch in (1, 2, 3, 64, 1000):
             config = plan(spec, batch)
             assert 1 <= config.warpgroups <= 3
-            assert (tiles_of(spec, batch) - 1) * 2 * spec.pairs < batch <= tiles_of(spec, batch) * 2 * spec.pairs
+            assert (tiles_of(spec, batch) - 1) * spec.sequences < batch <= tiles_of(spec, batch) * spec.sequences
             for heads in (1, 7, 768):
                 assert splits_of(spec, config, batch, heads) <= max(1, tiles_of(spec, batch))
 
 
-@pytest.mark.parametrize("L, taps", [(3000, 5000), (4096, 1), (7000, 6900), (8192, 8192)])
+@pytest.mark.parametrize("L, taps", [(6000, 9000), (8192, 1), (13000, 12900), (16384, 16384)])
 def test_parts_of_the_filter(L, taps):
     """Blocks with the parts' spectra, forth and mirrored."""
     torch.manual_seed(0)
     u, k, d = randn(1, 2, L), torch.randn(2, taps), torch.randn(2)
     given = launch.Given(u.bfloat16(), k, d, True, None, None)
-    spec, blocks = launch.spec_of((given.u,), given), -(-L // 2048)
-    parts = torch.view_as_complex(launch.spectrum(given, spec).contiguous()).to(torch.complex128)
-    of_u = torch.fft.rfft(torch.nn.functional.pad(u[0], (0, blocks * 2048 - L)).view(2, blocks, 2048), 4096)
+    spec, blocks = launch.spec_of((given.u,), given), -(-L // 4096)
+    parts = torch.view_as_complex(launch.spectrum(given, spec)).to(torch.complex128)
+    moved = launch.quarter(4096, "cpu").to(torch.complex128)
+    of_u = torch.fft.fft(torch.nn.functional.pad(u[0], (0, blocks * 4096 - L)).view(2, blocks, 4096) * moved)
 
     def by_blocks(order, parts):
         found = [None] * blocks
         for j, block in enumerate(order):
             total = sum(of_u[:, order[i]] * parts[:, j - i] for i in range(j + 1))
-            found[block] = torch.fft.irfft(total, 4096)[:, :2048]
+            found[block] = (torch.fft.ifft(total) * moved.conj()).real
         return torch.cat(found, 1)[None, :, :L]
 
     order = list(range(blocks))
     want = reference.fft_conv(u, k.double(), d.double())
     mirrored = reference.fft_conv_backward(u, u, k.double(), d.double())[0]
-    torch.testing.assert_close(by_blocks(order, parts), want, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(by_blocks(order[::-1], parts.conj()), mirrored, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(by_blocks(order, parts), want, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(by_blocks(order[::-1], parts.conj()), mirrored, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -96,24 +97,25 @@ def test_transforms_in_tiles(rows, causal):
     torch.manual_seed(0)
     spec = FftSpec("bf16", rows, causal)
     m, k = torch.arange(64)[:, None], torch.arange(64)[None]
-    angle = 2 * math.pi * ((m % rows) * (k % spec.sequence_rows)).to(WIDE) / rows
-    c, s, left = angle.cos() * row_scale(rows), angle.sin() * row_scale(rows), []
-    for tile in range(spec.tiles):
-        sequence = spec.sequence(tile, k)
-        here, real = sequence // 2 == m // rows, sequence % 2 == 0
-        left += [(torch.where(real, c, s) * here, torch.where(real, -s, c) * here)]
+    r = (m % rows).to(WIDE) - 0.25 * causal
+    angle = 2 * math.pi * r * (k % rows) / rows
+    here = m // rows == k // rows
+    c, s = angle.cos() * row_scale(rows) * here, angle.sin() * row_scale(rows) * here
+    left = [(c, -s), (s, c)][:spec.tiles]
     root = lambda i, n: torch.polar(torch.ones(i.shape, dtype=WIDE), -2 * math.pi * i.to(WIDE) / n)
-    right, between = root(m * k, 64) * COLUMN_SCALE, root(m % rows * k, spec.points)
-    u, taps = randn(2 * spec.pairs, spec.most_tokens), randn(spec.most_tokens)
-    filtered = torch.fft.fft(taps, spec.points)[m % rows + rows * k]
-    place = [[(spec.sequence(tile, row), row % spec.sequence_rows) for row in range(64)] for tile in range(spec.tiles)]
+    right, between = root(m * k, 64) * COLUMN_SCALE, root(r * k, spec.points)
+    u, taps = randn(spec.sequences, spec.points), torch.randn(1, spec.points)
+    given = launch.Given(u[None].bfloat16(), taps, None, causal, None, None)
+    filtered = torch.view_as_complex(launch.spectrum(given, spec))[0, 0].to(torch.complex128)[m % rows + rows * k]
+    place = [[(int(spec.sequence(tile, row)), row % rows) for row in range(64)] for tile in range(spec.tiles)]
     tiles = [torch.stack([u[b].view(-1, 64)[n] for b, n in of]) for of in place]
     z = sum(torch.complex(p @ x, q @ x) for (p, q), x in zip(left, tiles, strict=True)) * between @ right
     back = ((z * filtered).conj() @ right * between).conj()
-    want = torch.fft.irfft(torch.fft.rfft(u, spec.points) * torch.fft.rfft(taps, spec.points), spec.points)
+    want = reference.fft_conv(u[None], taps.double().expand(spec.sequences, -1), causal=causal)[0]
     for (p, q), of in zip(left, place, strict=True):
         found = (p.T @ back.real + q.T @ back.imag) / (row_scale(rows) * COLUMN_SCALE) ** 2 / spec.points
-        torch.testing.assert_close(found, torch.stack([want[b].view(-1, 64)[n] for b, n in of]))
+        right_ones = torch.stack([want[b].view(-1, 64)[n] for b, n in of])
+        torch.testing.assert_close(found, right_ones, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("error, words, changed", [
@@ -121,9 +123,9 @@ def test_transforms_in_tiles(rows, causal):
     (TypeError, "pre_gate is torch.float16", dict(pre_gate=torch.zeros(2, 3, 7).half())),
     (TypeError, "k: dtype is torch.bfloat16", dict(k=torch.zeros(3, 4).bfloat16())),
     (ValueError, "d: shape", dict(d=torch.zeros(1))),
-    (NotImplementedError, "u: has 8193 tokens, supported are up to 8192", dict(u=torch.zeros(2, 3, 8193).bfloat16())),
-    (NotImplementedError, "u: has 4097 tokens, supported are up to 4096", dict(
-        u=torch.zeros(2, 3, 4097).bfloat16(), causal=False))])
+    (NotImplementedError, "u: has 16385 tokens, supported are up to 16384", dict(u=torch.zeros(2, 3, 16385).bfloat16())),
+    (NotImplementedError, "u: has 8193 tokens, supported are up to 8192", dict(
+        u=torch.zeros(2, 3, 8193).bfloat16(), causal=False))])
 def test_refused(error, words, changed):
     with pytest.raises(error, match=f"fft_conv: {words}"):
         tkq.fft_conv(**dict(u=torch.zeros(2, 3, 7).bfloat16(), k=torch.zeros(3, 4)) | changed)

@@ -1,4 +1,4 @@
-"""y = post * (the causal convolution of pre * u with a filter per head), of several blocks of 2048 tokens."""
+"""y = post * (the causal convolution of pre * u with a filter per head), of several blocks of 4096 tokens."""
 from typing import NamedTuple, Optional
 
 import cuda.bindings.driver as cuda
@@ -31,10 +31,11 @@ class BlockedFftConv:
 
         block j of y  is the sum over i to j of  block i of v  convolved with  the filter's part j - i
 
-    where part m has the taps around 2048 m, 2047 to either side, as a circle of 4096. The sums are of spectra: a block
+    where part m has the taps around 4096 m, 4095 to either side: of a transform of 4096 points at frequencies k - 1/4
+    those before are the negative imaginary part. The sums are of spectra: a block
     is transformed once, back once. Spectra of blocks before are rounded to fp16, as they are for products; the first
-    one's stay in registers, others in shared memory, each thread's for itself. Sequences have one scale, of all blocks.
-    Of the mirrored filter the last block comes first.
+    one's stay in registers, others in shared memory, each thread's for itself. A sequence has one scale, of all its
+    blocks. Of the mirrored filter the last block comes first.
     """
 
     def __init__(self, spec, config):
@@ -80,13 +81,13 @@ class BlockedFftConv:
             tk.sync_block()
             scale = self.tables.fill_spectra(filters, g.spectrum[head, None, None, None], largest)
             tk.sync_block()
-            for tile in cutlass.range(part * n + wg, cute.ceil_div(g.u.shape[0], 2), n * g.splits, unroll=1):
-                self.both(g, s, Place(head, 2 * tile, Int32(0)), scale, wg)
+            for batch in cutlass.range(part * n + wg, g.u.shape[0], n * g.splits, unroll=1):
+                self.sequence(g, s, Place(head, batch, Int32(0)), scale, wg)
 
     @cute.jit
-    def both(self, g: Given, s: Shared, place: Place, scale, wg):
-        """All blocks of two sequences."""
-        blocks, barrier = cute.ceil_div(g.u.shape[2], ROWS * COLS // 2), 1 + wg
+    def sequence(self, g: Given, s: Shared, place: Place, scale, wg):
+        """All blocks of a sequence."""
+        blocks, barrier = cute.ceil_div(g.u.shape[2], ROWS * COLS), 1 + wg
         most, values = cute.make_rmem_tensor((STEPS,), Int32), cute.make_rmem_tensor((8, STEPS), Float32)
         most.fill(0)
         for j in cutlass.range(blocks, unroll=1):
@@ -102,7 +103,7 @@ class BlockedFftConv:
     def at(self, place, j, blocks):
         """Of the block that is the j-th in turn."""
         block = blocks - 1 - j if self.spec.conjugate else j
-        return place._replace(token=block * (ROWS * COLS // 2))
+        return place._replace(token=block * (ROWS * COLS))
 
     @cute.jit
     def block(self, g: Given, s: Shared, place: Place, turn, wg):

@@ -43,5 +43,5 @@ def check_call(call: Call) -> None:
     if max(B, H) > MOST:
         raise NotImplementedError(f"{OP}: u: has {B} sequences and {H} heads, supported are up to {MOST}")
     if transform_rows(L, causal) is None:
-        most = BLOCKS[-1] * MOST_POINTS // (2 if causal else 4)
+        most = BLOCKS[-1] * MOST_POINTS // (1 if causal else 2)
         raise NotImplementedError(f"{OP}: u: has {L} tokens, supported are up to {most}")

@@ -14,7 +14,7 @@ from tkq.convolution.fft.tables import EXPONENT, Tables, power_of
 from tkq.convolution.fft.transform import TILE, Factors, Transform
 from tkq.runtime.compile import fake
 
-BLOCK = ROWS * COLS // 2  # tokens
+BLOCK = ROWS * COLS  # tokens
 FIRST, LAST = 10, 250  # exponents of largest numbers as they are taken: smaller and larger ones count as these
 BIAS = 127
 
@@ -46,11 +46,12 @@ class FilterGradient:
     """A block has a head after the other, each warpgroup a tile of its sequences after the other, and adds up its
     spectra's products in registers; at the head's end the warpgroups add theirs, one after the other.
 
-    Two sequences are a complex one, v + iv', w + iw': of conj(V) W the inverse transform's real part is the sum of what
-    each of the two gives. To that end both must have the same scale: v is divided by a power of 2 near its largest
-    number, w multiplied by that and divided by one of the pair, which the product gets back.
+    Each sequence of v and of w is divided by a power of 2 near its largest number, which the product gets back. Of a
+    circular convolution two sequences are a complex one, v + iv', w + iw': of conj(V) W the inverse transform's real
+    part is the sum of what each of the two gives. To that end both must have the same scale: v is divided as before, w
+    multiplied by that and divided by one of the pair.
 
-    Of sequences of several blocks of 2048 tokens each lag has a sum of its own: over all blocks of w, with the block of
+    Of sequences of several blocks of 4096 tokens each lag has a sum of its own: over all blocks of w, with the block of
     v that is as many before it.
     """
 
@@ -107,7 +108,7 @@ class FilterGradient:
     @cute.jit
     def head(self, g: Given, s: Shared, item, wg):
         """The tiles of a part of a head's sequences, and their sum. item: (head, lag, part)."""
-        (head, lag, part), each, n, total = item, 2 * self.spec.pairs, self.config.warpgroups, tk.pair(COLS)
+        (head, lag, part), each, n, total = item, self.spec.sequences, self.config.warpgroups, tk.pair(COLS)
         blocks = Int32(1)
         if const_expr(self.spec.blocks > 1):
             blocks = cute.ceil_div(g.u.shape[2], BLOCK) - lag
@@ -140,7 +141,7 @@ class FilterGradient:
         back = tk.rv()
         for r in cutlass.range_constexpr(2):
             first = (tk.first_row() + 8 * r) // spec.rows * spec.rows
-            back.tensor[r] = power_of(self.of_pair(s, 0, first) - 2 * (BIAS + ABOVE))
+            back.tensor[r] = power_of(self.of_both(s, first) - 2 * (BIAS + ABOVE))
         tk.complex_fma_conj(total, spectrum, acc, back)
 
     @cute.jit
@@ -167,7 +168,7 @@ class FilterGradient:
             for i in cutlass.range_constexpr(4):
                 row, col = self.sequences.mine(i)
                 if const_expr(of_w):
-                    by = BIAS + ABOVE + self.exponent(s.of_v, tile, row) - self.of_pair(s, tile, row)
+                    by = BIAS + ABOVE + self.exponent(s.of_v, tile, row) - self.of_both(s, row)
                     first, second = power_of(by // 2), power_of(by - by // 2)
                 else:
                     first, second = power_of(BIAS + ABOVE - self.exponent(s.of_v, tile, row)), Float32(1.0)
@@ -177,8 +178,7 @@ class FilterGradient:
         """Of the largest number of a row's sequence, as it is taken."""
         return cutlass.min(cutlass.max(self.sequences.largest(largest, tile, row) >> EXPONENT, FIRST), LAST)
 
-    def of_pair(self, s: Shared, tile, row):
-        """The exponents of v's and w's largest numbers together, of the sequence of the pair where they are more."""
-        other = (tile, row ^ self.spec.sequence_rows) if self.spec.causal else (1 - tile, row)
-        both = [self.exponent(s.of_v, *at) + self.exponent(s.of_w, *at) for at in ((tile, row), other)]
-        return cutlass.max(*both)
+    def of_both(self, s: Shared, row):
+        """The exponents of v's and w's largest numbers together; of a pair those of the sequence that has more."""
+        sums = [self.exponent(s.of_v, of, row) + self.exponent(s.of_w, of, row) for of in range(self.spec.tiles)]
+        return sums[0] if self.spec.causal else cutlass.max(*sums)

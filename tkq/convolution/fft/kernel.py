@@ -15,7 +15,7 @@ from tkq.runtime.compile import fake
 
 
 class Given(NamedTuple):
-    """u (B, H, L), spectrum (H, blocks, points / 2 + 1, 2) fp32, gates and y as u; parts in which a head's tiles go to
+    """u (B, H, L), spectrum (H, blocks, points, 2) fp32, gates and y as u; parts in which a head's tiles go to
     blocks."""
 
     u: cute.Tensor
@@ -68,7 +68,7 @@ class FftConv:
             return fake.tensor(spec.dtype, (B, H, L), (*steps, 1), align=2 * spec.vector)
 
         gates = [operand() if there else None for there in (spec.pre, spec.post)]
-        spectrum = fake.tensor("fp32", (H, spec.blocks, spec.points // 2 + 1, 2), align=8)
+        spectrum = fake.tensor("fp32", (H, spec.blocks, spec.points, 2), align=8)
         return operand(), (spectrum, *gates, operand(), Int32(0)), Int32(0)
 
     @cute.jit
@@ -109,7 +109,7 @@ class FftConv:
         tk.sync_block()
         scale = self.tables.fill_spectra(s.spectrum, g.spectrum[head, None, None, None], s.largest)
         tk.sync_block()
-        each, n = 2 * self.spec.pairs, self.config.warpgroups
+        each, n = self.spec.sequences, self.config.warpgroups
         for tile in cutlass.range(part * n + wg, cute.ceil_div(g.u.shape[0], each), n * g.splits, unroll=1):
             self.tile(g, s, Place(head, tile * each, Int32(0)), scale, wg)
 

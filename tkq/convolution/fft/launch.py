@@ -1,6 +1,7 @@
 """From torch tensors to launches."""
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -65,15 +66,21 @@ def spec_of(tensors, g: Given, conjugate: bool = False) -> FftSpec:
 
 
 def spectrum(g: Given, spec: FftSpec) -> Tensor:
-    """Of the filter, with d in its first tap: (H, blocks, points / 2 + 1, 2). Of part m of several the taps around
-    2048 m, in the middle of which a circle begins."""
+    """Of the filter, with d in its first tap: (H, blocks, points, 2). Causal ones at frequencies k - 1/4, of part m of
+    several with the taps before it as the negative imaginary part."""
     taps = filter_of(g)
-    if spec.blocks == 1:
-        return torch.view_as_real(torch.fft.rfft(taps, spec.points))[:, None]
-    each = spec.most_tokens
-    padded = torch.nn.functional.pad(taps, (each, spec.blocks * each - taps.shape[1]))
-    found = torch.fft.rfft(padded.unfold(1, spec.points, each).roll(-each, 2))
-    return torch.view_as_real(found)
+    if not spec.causal:
+        return torch.view_as_real(torch.fft.fft(taps, spec.points))[:, None]
+    taps = torch.nn.functional.pad(taps, (spec.points, spec.blocks * spec.points - taps.shape[1]))
+    taps = taps.view(len(taps), spec.blocks + 1, spec.points)
+    parts = torch.complex(taps[:, 1:], -taps[:, :-1]) * quarter(spec.points, taps.device)
+    return torch.view_as_real(torch.fft.fft(parts))
+
+
+def quarter(points: int, device) -> Tensor:
+    """exp(2 pi i n / 4 points), which moves frequencies by 1/4."""
+    angle = torch.arange(points, dtype=torch.float32, device=device) * (math.pi / 2 / points)
+    return torch.polar(torch.ones_like(angle), angle)
 
 
 def filter_of(g: Given) -> Tensor:
@@ -109,22 +116,22 @@ def _filter_gradient(g, dy):
     u, dy, pre, post = (_readable(t) for t in (g.u, dy, g.pre, g.post))
     B, H, L = u.shape
     spec = spec_of((u, dy, pre, post), g)
-    config, lags = FftConfig(min(2, tiles_of(spec, B))), -(-L // spec.most_tokens) if g.causal else 1
+    config = FftConfig(min(2, tiles_of(spec, B)))
+    lags = -(-L // spec.points) if g.causal else 1
     splits = splits_of(spec, config, B, H * lags)
     sums = torch.empty(H, lags, splits, 16, 128, 4, dtype=torch.float32, device=u.device)
     _launcher(u, gradient_recipe(spec, config))(u, (dy, pre, post, sums, splits), min(SMS, H * lags * splits))
     # (part, block of columns, half of rows, warp, row, columns, column, part of a number) of each head
     tiles = sums.view(H, lags, splits, 8, 2, 4, 8, 4, 2, 2).permute(0, 1, 2, 5, 4, 6, 3, 7, 8, 9).reshape(
-        H, lags, splits * spec.pairs, spec.rows, 64, 2)
+        H, lags, splits * spec.transforms, spec.rows, 64, 2)
     spectra = torch.view_as_complex(tiles.sum(2).transpose(2, 3).reshape(H, lags, spec.points, 2))
-    found = torch.fft.ifft(spectra).real * (1.0 / (row_scale(spec.rows) * COLUMN_SCALE) ** 2)
-    if lags == 1:
-        return found[:, 0]
-    each = spec.most_tokens
-    taps = torch.zeros(H, (lags + 1) * each, dtype=torch.float32, device=u.device)
-    for lag, part in enumerate(found.roll(each, 2).unbind(1)):
-        taps[:, lag * each:lag * each + spec.points] += part
-    return taps[:, each:]
+    found = torch.fft.ifft(spectra) * (1.0 / (row_scale(spec.rows) * COLUMN_SCALE) ** 2)
+    if not g.causal:
+        return found[:, 0].real
+    found = found * quarter(spec.points, u.device).conj_physical()
+    taps = found.real.clone()
+    taps[:, :-1] -= found.imag[:, 1:]  # taps before those of a lag belong to the lag before
+    return taps.view(H, lags * spec.points)
 
 
 def _of_twice(g, conjugate):

@@ -15,7 +15,7 @@ def plan(spec: FftSpec, batch: int) -> FftConfig:
 
 def tiles_of(spec: FftSpec, batch: int) -> int:
     """Of a head's sequences."""
-    return -(-batch // (2 * spec.pairs))
+    return -(-batch // spec.sequences)
 
 
 def splits_of(spec: FftSpec, config: FftConfig, batch: int, heads: int) -> int:
@@ -29,14 +29,14 @@ def transform_rows(tokens: int, causal: bool) -> int | None:
     tokens. Not causal: of one of as many points; where there is none, of causal ones of the sequences written twice."""
     if not causal:
         return tokens // COLS if whole(tokens) else transform_rows(2 * tokens, True)
-    if tokens > BLOCKS[-1] * MOST_POINTS // 2:
+    if tokens > BLOCKS[-1] * MOST_POINTS:
         return None
-    return next((rows for rows in TRANSFORM_ROWS if COLS * rows >= 2 * tokens), ROWS)
+    return next((rows for rows in TRANSFORM_ROWS if COLS * rows >= tokens), ROWS)
 
 
 def blocks_of(tokens: int, causal: bool) -> int:
     """Blocks that the kernel for sequences of that many tokens has room for."""
-    return next(n for n in BLOCKS if not causal or tokens <= n * MOST_POINTS // 2)
+    return next(n for n in BLOCKS if not causal or tokens <= n * MOST_POINTS)
 
 
 def whole(tokens: int) -> bool:

@@ -59,7 +59,7 @@ class Sequences:
     def where(self, place, tile, row, col):
         """(batch index, token)"""
         batch = place.batch + self.spec.sequence(tile, row)
-        return batch, place.token + row % self.spec.sequence_rows * COLS + col
+        return batch, place.token + row % self.spec.rows * COLS + col
 
     @cute.jit
     def fetch(self, held, x: cute.Tensor, batch, head, token):
@@ -105,7 +105,7 @@ class Sequences:
         """to[row] = the largest magnitude of the row's sequence (of 64 rows: of its half). Both (tiles * 64)."""
         n = self.spec.tiles * ROWS
         me = tk.thread_in_warpgroup() % n
-        most, reach = of_rows[me], min(self.spec.sequence_rows, 32)
+        most, reach = of_rows[me], min(self.spec.rows, 32)
         for shift in cutlass.range_constexpr(reach.bit_length() - 1):
             most = cutlass.max(most, cute.arch.shuffle_sync_bfly(most, offset=1 << shift))
         to[me] = most
@@ -113,7 +113,7 @@ class Sequences:
     def largest(self, of_sequences, tile, row):
         """Of a row's sequence."""
         most = of_sequences[tile * ROWS + row]
-        if self.spec.sequence_rows > 32:
+        if self.spec.rows > 32:
             most = cutlass.max(most, of_sequences[tile * ROWS + (row ^ 32)])
         return most
 

@@ -20,13 +20,13 @@ def row_scale(rows: int) -> float:
 
 @dataclass(frozen=True)
 class FftSpec:
-    """dtype: of u and y. rows: of a transform, which has 64 times as many points. causal: the second half of each
-    transform's input is zeros, and the second half of its output is left out. pre, post: gates before and after.
-    conjugate: with the conjugate of the filter's spectrum: the gradient. vector: elements in one access. blocks: of
-    2048 tokens that a sequence has at most; of causal ones with 64 rows alone.
+    """dtype: of u and y. rows: of a transform, which has 64 times as many points, and a sequence as many tokens.
+    causal: of frequencies k - 1/4. pre, post: gates before and after. conjugate: with the conjugate of the filter's spectrum:
+    the gradient. vector: elements in one access. blocks: of 4096 tokens that a sequence has at most; of causal ones
+    with 64 rows alone.
 
-    A tile of 64 x 64 numbers is 64 / rows complex transforms; of the causal ones, which have half as much input, the
-    tile has the real and the imaginary halves one below the other; others have two tiles."""
+    A tile of 64 x 64 numbers is 64 / rows sequences. Causal, each is the input of a complex transform. Otherwise two
+    are the real and the imaginary part of one, in two tiles."""
 
     dtype: str
     rows: int
@@ -50,8 +50,8 @@ class FftSpec:
         return self.rows * COLS
 
     @property
-    def pairs(self) -> int:
-        """Complex transforms side by side, each of two sequences."""
+    def transforms(self) -> int:
+        """Of a tile, or of two."""
         return ROWS // self.rows
 
     @property
@@ -60,16 +60,10 @@ class FftSpec:
         return 1 if self.causal else 2
 
     @property
-    def sequence_rows(self) -> int:
-        """Rows of a tile that a sequence has."""
-        return self.rows // 2 if self.causal else self.rows
-
-    @property
-    def most_tokens(self) -> int:
-        """Of a sequence."""
-        return self.sequence_rows * COLS
+    def sequences(self) -> int:
+        """Of these tiles."""
+        return self.transforms * self.tiles
 
     def sequence(self, tile: int, row):
-        """Which of the 2 * pairs sequences a tile's row belongs to; even ones are real parts. row: also at run time."""
-        of = row // self.sequence_rows
-        return of if self.causal else 2 * of + tile
+        """Which of them a tile's row belongs to. row: also at run time."""
+        return row // self.rows * self.tiles + tile

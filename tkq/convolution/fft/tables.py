@@ -1,11 +1,14 @@
 """The factors of a transform, which a block makes for itself, and the filter's spectrum in their order.
 
-With n = 64 n1 + n2 and k = k1 + R k2, of N = 64 R points, w(M) = exp(-2 pi i / M):
+With n = 64 n1 + n2 and k = k1 + R k2, of N = 64 R points, w(M) = exp(-2 pi i / M), r = k1, and causal r = k1 - 1/4:
 
-    Z[k1 + R k2] = sum over n2 of w(64)^(n2 k2)  w(N)^(k1 n2)  sum over n1 of w(R)^(n1 k1) z[64 n1 + n2]
+    Z[k1 + R k2] = sum over n2 of w(64)^(n2 k2)  w(N)^(r n2)  sum over n1 of w(R)^(n1 r) z[64 n1 + n2]
 
 so a tile with n1 down and n2 across becomes one with k1 down and k2 across, by a product from the left, factors element
 by element, a product from the right. It comes back by the same, in the opposite order, of conjugates.
+
+At frequencies k - 1/4 what is around the circle once comes back times i: of real sequences and a real filter the
+result's real part is the causal convolution, and nothing has to be padded by zeros.
 """
 import math
 
@@ -21,7 +24,7 @@ INFINITE = 0x7F800000  # and above: NaN
 
 
 def root(i, n: int):
-    """(cos, sin) of 2 pi i / n, i from 0 on at run time; n a power of 2."""
+    """(cos, sin) of 2 pi i / n, i an int at run time; n a power of 2."""
     i = i & (n - 1)
     angle = Float32(Int32(cutlass.select_(i < n // 2, i, i - n))) * Float32(2.0 * math.pi / n)
     return cute.math.cos(angle, fastmath=True), cute.math.sin(angle, fastmath=True)
@@ -33,6 +36,10 @@ class Tables:
     def __init__(self, spec, threads: int):
         self.spec, self.threads = spec, threads
 
+    def shifted(self, k1):
+        """(4 r, 4), or (r, 1): the row's frequency r as a fraction."""
+        return (4 * k1 - 1, 4) if self.spec.causal else (k1, 1)
+
     @cute.jit
     def fill_rows(self, to, me):
         """Factors from the left. to: tiles (P, Q) for each input tile X of a step: the sum of P X is the result's real
@@ -42,15 +49,13 @@ class Tables:
         scale, dtype = Float32(row_scale(R)), to.type.dtype
         for at in cutlass.range(me, ROWS * ROWS, self.threads, unroll=1):
             m, k = at // ROWS, at % ROWS
-            c, s = root((m % R) * (k % spec.sequence_rows), R)
-            c, s = c * scale, s * scale
+            r, parts = self.shifted(m % R)
+            c, s = root(r * (k % R), parts * R)
+            here = m // R == k // R
+            c, s = (cutlass.select_(here, x * scale, Float32(0.0)) for x in (c, s))
             for tile in cutlass.range_constexpr(spec.tiles):
-                sequence = spec.sequence(tile, k)
-                here = sequence // 2 == m // R
-                real = sequence % 2 == 0
-                p, q = cutlass.select_(real, c, s), cutlass.select_(real, -s, c)
-                to[2 * tile].tensor[m, k] = dtype(cutlass.select_(here, p, Float32(0.0)))
-                to[2 * tile + 1].tensor[m, k] = dtype(cutlass.select_(here, q, Float32(0.0)))
+                p, q = (s, c) if tile else (c, -s)
+                to[2 * tile].tensor[m, k], to[2 * tile + 1].tensor[m, k] = dtype(p), dtype(q)
 
     @cute.jit
     def fill_columns(self, to: tk.SharedPair, me):
@@ -73,9 +78,10 @@ class Tables:
 
     @cute.jit
     def fill_twiddles(self, to: cute.Tensor):
-        """w(N)^(k1 n2). to: of the layout `powers`."""
+        """w(N)^(r n2). to: of the layout `powers`."""
         def factor(row, col):
-            c, s = root((row % self.spec.rows) * col, self.spec.points)
+            r, parts = self.shifted(row % self.spec.rows)
+            c, s = root(r * col, parts * self.spec.points)
             return c, -s
 
         if tk.warpgroup_id() == 0:
@@ -84,7 +90,7 @@ class Tables:
     @cute.jit
     def fill_spectra(self, to: cute.Tensor, spectra: cute.Tensor, largest: cute.Tensor):
         """The filter's, of each of its parts, divided by a power of 2 near the largest number of all. to: of the layout
-        `factors`, and parts. spectra: (parts, points / 2 + 1, 2) fp32, of real filters. largest: an int for each warp.
+        `factors`, and parts. spectra: (parts, points, 2) fp32. largest: an int for each warp.
 
         Returns the power of 2, what products are multiplied by. The block's threads meet in between; they have met
         before (the tables before are of no use), and meet behind."""
@@ -120,11 +126,9 @@ class Tables:
         spec = self.spec
         row, col = tk.factor_place(i)
         for e in cutlass.range_constexpr(2):
-            f = row % spec.rows + spec.rows * (col + e)
-            mirrored = f > spec.points // 2
-            at = cutlass.select_(mirrored, spec.points - f, f)
-            real, imag = spectra[part, at, 0], spectra[part, at, 1]
-            four[2 * e], four[2 * e + 1] = real, cutlass.select_(mirrored ^ spec.conjugate, -imag, imag)
+            at = row % spec.rows + spec.rows * (col + e)
+            imag = spectra[part, at, 1]
+            four[2 * e], four[2 * e + 1] = spectra[part, at, 0], -imag if spec.conjugate else imag
 
 
 def magnitude(x):
