@@ -2,19 +2,19 @@
 from .mutant import family
 
 TESTS = "tests/gpu/convolution/test_fft_conv.py::"
-NUMERICS, BLOCKS, NAN, ENDS, SHORT, SIZES = ((f"{TESTS}{name}",) for name in (
-    "test_numerics[5-1544-5000]", "test_four_blocks[6200-10000]",
-    "test_nan_and_infinities_stay_in_their_sequence[2048]", "test_nan_behind_the_ends", "test_short",
-    "test_filters_of_any_size"))
+NUMERICS, BLOCKS, NAN, ENDS, SHORT, SIZES, PAIRS = ((f"{TESTS}{name}",) for name in (
+    "test_numerics[5-3080-5000]", "test_four_blocks[12400-20000]",
+    "test_nan_and_infinities_stay_in_their_sequence[4096-False]", "test_nan_behind_the_ends", "test_short",
+    "test_filters_of_any_size", "test_partners_of_any_size"))
 
 MUTANTS = (
     *family(
         "fft", "tkq/convolution/fft/tables.py",
-        ("twiddles_of_twice_the_points", "c, s = root((row % self.spec.rows) * col, self.spec.points)",
-         "c, s = root((row % self.spec.rows) * col, 2 * self.spec.points)", NUMERICS),
-        ("frequencies_mirrored_to_the_next", "at = cutlass.select_(mirrored, spec.points - f, f)",
-         "at = cutlass.select_(mirrored, spec.points - f - 1, f)", NUMERICS),
-        ("pairs_reach_each_other", "here = sequence // 2 == m // R", "here = sequence >= 0", SHORT),
+        ("twiddles_of_twice_the_points", "c, s = root(r * col, parts * self.spec.points)",
+         "c, s = root(r * col, 2 * parts * self.spec.points)", NUMERICS),
+        ("whole_frequencies_where_quarters_are", "return (4 * k1 - 1, 4) if self.spec.causal else (k1, 1)",
+         "return k1, 1", NUMERICS),
+        ("sequences_reach_each_other", "here = m // R == k // R", "here = m >= 0", SHORT),
         ("one_warp_says_how_large_the_filter_is", "for w in cutlass.range_constexpr(self.threads // 32):",
          "for w in cutlass.range_constexpr(1):", SIZES)),
     *family(
@@ -34,6 +34,5 @@ MUTANTS = (
         "fft", "tkq/convolution/fft/filter_gradient.py",
         ("other_warpgroups_left_out", "tk.complex_to_table(s.total, total, other > 0)",
          "tk.complex_to_table(s.total, total, False)", NUMERICS),
-        ("product_of_one_scale", "back.tensor[r] = power_of(self.of_pair(s, 0, first) - 2 * (BIAS + ABOVE))",
-         "back.tensor[r] = power_of(self.exponent(s.of_v, 0, first) - BIAS - ABOVE)", NUMERICS)),
+        ("pair_of_one_scale", "return sums[0] if self.spec.causal else cutlass.max(*sums)", "return sums[0]", PAIRS)),
 )
