@@ -101,7 +101,7 @@ def types() -> dict[str, tuple[list, str]]:
         **dict.fromkeys(("causal_conv1d", "causal_conv1d_step"), (
             taken(lambda t: ConvSpec(t, t, 4), TYPES), f"any S, C; W {WIDTHS[0]} to {WIDTHS[-1]}")),
         "fft_conv": (taken(lambda t: FftSpec(t, 64), TYPES), "any L to "
-                     f"{BLOCKS[-1] * MOST_POINTS // 2}, circular to {BLOCKS[-1] * MOST_POINTS // 4}; any filter"),
+                     f"{BLOCKS[-1] * MOST_POINTS}, circular to {BLOCKS[-1] * MOST_POINTS // 2}; any filter"),
         **_steps(),
         "gemm": (half, "any M, N; K a multiple of 8"),
         "grouped_gemm": (taken(lambda t: _grouped(t, "m"), TYPES), f"up to {grouped_spec.MOST_GROUPS} groups, which "

@@ -123,7 +123,8 @@ def test_transforms_in_tiles(rows, causal):
     (TypeError, "pre_gate is torch.float16", dict(pre_gate=torch.zeros(2, 3, 7).half())),
     (TypeError, "k: dtype is torch.bfloat16", dict(k=torch.zeros(3, 4).bfloat16())),
     (ValueError, "d: shape", dict(d=torch.zeros(1))),
-    (NotImplementedError, "u: has 16385 tokens, supported are up to 16384", dict(u=torch.zeros(2, 3, 16385).bfloat16())),
+    (NotImplementedError, "u: has 16385 tokens, supported are up to 16384", dict(
+        u=torch.zeros(2, 3, 16385).bfloat16())),
     (NotImplementedError, "u: has 8193 tokens, supported are up to 8192", dict(
         u=torch.zeros(2, 3, 8193).bfloat16(), causal=False))])
 def test_refused(error, words, changed):

@@ -40,8 +40,8 @@ class Shared(NamedTuple):
 
 
 class FftConv:
-    """A block has a head after the other, each warpgroup a tile of its sequences after the other: two sequences are a
-    complex one, whose parts a real filter keeps apart.
+    """A block has a head after the other, each warpgroup a tile of its sequences after the other. Of a circular
+    convolution two sequences are a complex one, whose parts a real filter keeps apart.
 
         u  -> shared   F X      accumulators, times twiddles, rounded: the A operand of
                        A F      times the filter's spectrum, conjugated, rounded: the A operand of

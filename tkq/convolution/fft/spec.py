@@ -21,9 +21,9 @@ def row_scale(rows: int) -> float:
 @dataclass(frozen=True)
 class FftSpec:
     """dtype: of u and y. rows: of a transform, which has 64 times as many points, and a sequence as many tokens.
-    causal: of frequencies k - 1/4. pre, post: gates before and after. conjugate: with the conjugate of the filter's spectrum:
-    the gradient. vector: elements in one access. blocks: of 4096 tokens that a sequence has at most; of causal ones
-    with 64 rows alone.
+    causal: of frequencies k - 1/4. pre, post: gates before and after. conjugate: with the conjugate of the filter's
+    spectrum: the gradient. vector: elements in one access. blocks: of 4096 tokens that a sequence has at most; of
+    causal ones with 64 rows alone.
 
     A tile of 64 x 64 numbers is 64 / rows sequences. Causal, each is the input of a complex transform. Otherwise two
     are the real and the imaginary part of one, in two tiles."""
