@@ -3,7 +3,7 @@ from .mutant import family
 
 TESTS = "tests/gpu/convolution/test_fft_conv.py::"
 NUMERICS, BLOCKS, NAN, ENDS, SHORT, SIZES, PAIRS = ((f"{TESTS}{name}",) for name in (
-    "test_numerics[5-3080-5000]", "test_four_blocks[12400-20000]",
+    "test_numerics[5-3080-5000]", "test_eight_blocks[20000-50000]",
     "test_nan_and_infinities_stay_in_their_sequence[4096-False]", "test_nan_behind_the_ends", "test_short",
     "test_filters_of_any_size", "test_partners_of_any_size"))
 

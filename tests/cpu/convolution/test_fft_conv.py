@@ -46,9 +46,9 @@ def test_the_op_and_its_gradients_on_a_cpu():
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_every_length_has_a_plan(causal):
-    for L in (1, 2, 63, 64, 65, 1000, 1024, 2048, 2049, 4096, 4097, 8192, 8193, 16384, 16385):
+    for L in (1, 2, 63, 64, 65, 1000, 1024, 2048, 2049, 4096, 4097, 8192, 8193, 16384, 16385, 32768, 32769):
         rows = transform_rows(L, causal)
-        most = 16384 if causal else 8192
+        most = 32768 if causal else 16384
         if most < L:
             assert rows is None
             continue
@@ -65,7 +65,7 @@ def test_every_length_has_a_plan(causal):
                 assert splits_of(spec, config, batch, heads) <= max(1, tiles_of(spec, batch))
 
 
-@pytest.mark.parametrize("L, taps", [(6000, 9000), (8192, 1), (13000, 12900), (16384, 16384)])
+@pytest.mark.parametrize("L, taps", [(6000, 9000), (8192, 1), (13000, 12900), (32768, 32768)])
 def test_parts_of_the_filter(L, taps):
     """Blocks with the parts' spectra, forth and mirrored."""
     torch.manual_seed(0)
@@ -123,10 +123,10 @@ def test_transforms_in_tiles(rows, causal):
     (TypeError, "pre_gate is torch.float16", dict(pre_gate=torch.zeros(2, 3, 7).half())),
     (TypeError, "k: dtype is torch.bfloat16", dict(k=torch.zeros(3, 4).bfloat16())),
     (ValueError, "d: shape", dict(d=torch.zeros(1))),
+    (NotImplementedError, "u: has 32769 tokens, supported are up to 32768", dict(
+        u=torch.zeros(2, 3, 32769).bfloat16())),
     (NotImplementedError, "u: has 16385 tokens, supported are up to 16384", dict(
-        u=torch.zeros(2, 3, 16385).bfloat16())),
-    (NotImplementedError, "u: has 8193 tokens, supported are up to 8192", dict(
-        u=torch.zeros(2, 3, 8193).bfloat16(), causal=False))])
+        u=torch.zeros(2, 3, 16385).bfloat16(), causal=False))])
 def test_refused(error, words, changed):
     with pytest.raises(error, match=f"fft_conv: {words}"):
         tkq.fft_conv(**dict(u=torch.zeros(2, 3, 7).bfloat16(), k=torch.zeros(3, 4)) | changed)
@@ -136,6 +136,6 @@ def test_refused(error, words, changed):
     ("rows is 3", dict(rows=3)), ("blocks is 2", dict(blocks=2, causal=False)), ("dtype is 'fp32'", dict(dtype="fp32")),
     ("blocks is 3", dict(blocks=3)), ("vector is 4", dict(vector=4))])
 def test_specs_refuse_by_name(words, changed):
-    assert BLOCKS[-1] == 4 and TRANSFORM_ROWS[-1] == 64
+    assert BLOCKS[-1] == 8 and TRANSFORM_ROWS[-1] == 64
     with pytest.raises(ValueError, match=words):
         FftSpec(**dict(dtype="bf16", rows=64) | changed)

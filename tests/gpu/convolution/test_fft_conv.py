@@ -27,6 +27,11 @@ def test_blocks(L):
 
 @pytest.mark.parametrize("L, taps", [(16384, 16384), (12400, 20000), (8200, 3)])
 def test_four_blocks(L, taps):
+    check(make(3, 2, L, taps), gradients=False)
+
+
+@pytest.mark.parametrize("L, taps", [(32768, 32768), (20000, 50000)])
+def test_eight_blocks(L, taps):
     check(make(3, 2, L, taps))
 
 

@@ -9,7 +9,7 @@ from cutlass import Float16, Float32, Int32, const_expr
 import tkq.tile as tk
 from tkq.convolution.fft.kernel import FftConv, Given
 from tkq.convolution.fft.sequences import STEPS, Place
-from tkq.convolution.fft.spec import COLS, COLUMN_SCALE, ROWS, row_scale
+from tkq.convolution.fft.spec import COLS, COLUMN_SCALE, ROWS, SHARED_BLOCKS, row_scale
 from tkq.convolution.fft.transform import TILE, Factors
 
 
@@ -32,9 +32,9 @@ class BlockedFftConv:
         block j of y  is the sum over i to j of  block i of v  convolved with  the filter's part j - i
 
     where part m has the taps around 4096 m, 4095 to either side: of a transform of 4096 points at frequencies k - 1/4
-    those before are the negative imaginary part. The sums are of spectra: a block
-    is transformed once, back once. Spectra of blocks before are rounded to fp16, as they are for products; the first
-    one's stay in registers, others in shared memory, each thread's for itself. A sequence has one scale, of all its
+    those before are the negative imaginary part. The sums are of spectra: a block is transformed once, back once.
+    Spectra of blocks before are rounded to fp16, as they are for products; the first one's stay in registers, others in
+    shared memory, or in a workspace where they are many, each thread's for itself. A sequence has one scale, of all its
     blocks. Of the mirrored filter the last block comes first.
     """
 
@@ -61,20 +61,23 @@ class BlockedFftConv:
         spec, al, n = self.spec, tk.SharedAllocator(), self.config.warpgroups
         rows, columns, tiles = al.tile(TILE, 2), al.tile(TILE, 3), al.tile(TILE, 2 * n)
         filters = al.allocate_tensor(Float16, tk.factors(tk.WARPGROUP, COLS, spec.blocks), 16)
-        before = None
-        if const_expr(spec.blocks > 2):
-            before = al.allocate_tensor(Float16, tk.factors(tk.WARPGROUP, COLS, spec.blocks - 2, n), 16)
+        before, wg = None, tk.warpgroup_id()
+        if const_expr(spec.blocks > SHARED_BLOCKS):
+            before = g.workspace[cute.arch.block_idx()[0], wg, None, None, None, None]
+            before = cute.make_tensor(before.iterator, tk.factors(tk.WARPGROUP, COLS, spec.kept))
+        elif const_expr(spec.kept):
+            before = al.allocate_tensor(Float16, tk.factors(tk.WARPGROUP, COLS, spec.kept, n), 16)
+            before = before[None, None, None, None, wg]
         twiddles = al.allocate_tensor(Float32, tk.powers(tk.WARPGROUP), 16)
         largest = al.allocate_tensor(Int32, cute.make_layout(4 * n), 16)
         of_rows, of_sequences = (al.allocate_tensor(Int32, cute.make_layout((ROWS, n)), 16) for _ in range(2))
         factors = Factors(rows, tk.SharedPair(columns[0], columns[1], columns[2]), twiddles)
-        wg, me = tk.warpgroup_id(), cute.arch.thread_idx()[0]
+        me = cute.arch.thread_idx()[0]
         self.tables.fill_rows(rows, me)
         self.tables.fill_columns(factors.columns, me)
         self.tables.fill_twiddles(twiddles)
         tk.publish()
-        s = Shared(factors, filters, largest, tiles, of_rows[None, wg], of_sequences[None, wg],
-                   None if before is None else before[None, None, None, None, wg])
+        s = Shared(factors, filters, largest, tiles, of_rows[None, wg], of_sequences[None, wg], before)
         for item in cutlass.range(cute.arch.block_idx()[0], g.u.shape[1] * g.splits, cute.arch.grid_dim()[0],
                                   unroll=1):
             head, part = item // g.splits, item % g.splits
@@ -129,12 +132,12 @@ class BlockedFftConv:
         part = lambda m: s.filters[None, None, None, m]
         if j == 0:
             tk.complex_copy(first, acc)
-        if const_expr(self.spec.blocks > 2):
+        if const_expr(self.spec.kept):
             if j > 0 and j < blocks - 1:
                 tk.complex_to_table(s.before[None, None, None, j - 1], acc)
         tk.complex_mul_table(acc, acc, part(0))
         if j > 0:
             tk.complex_mul_table(acc, first, part(j), True)
-        if const_expr(self.spec.blocks > 2):
+        if const_expr(self.spec.kept):
             for i in cutlass.range(1, j, unroll=1):
                 tk.complex_mul_table(acc, s.before[None, None, None, i - 1], part(j - i), True)

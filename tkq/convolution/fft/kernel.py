@@ -8,7 +8,7 @@ from cutlass import Float16, Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.convolution.fft.sequences import Place, Sequences
-from tkq.convolution.fft.spec import COLS, COLUMN_SCALE, ROWS, row_scale
+from tkq.convolution.fft.spec import COLS, COLUMN_SCALE, ROWS, SHARED_BLOCKS, row_scale
 from tkq.convolution.fft.tables import Tables
 from tkq.convolution.fft.transform import TILE, Factors, Transform
 from tkq.runtime.compile import fake
@@ -16,7 +16,7 @@ from tkq.runtime.compile import fake
 
 class Given(NamedTuple):
     """u (B, H, L), spectrum (H, blocks, points, 2) fp32, gates and y as u; parts in which a head's tiles go to
-    blocks."""
+    blocks; of many blocks of tokens a workspace (launched blocks, warpgroups, kept spectra, 16, 128, 4) fp16."""
 
     u: cute.Tensor
     spectrum: cute.Tensor
@@ -24,6 +24,7 @@ class Given(NamedTuple):
     post: Optional[cute.Tensor]
     y: cute.Tensor
     splits: Int32
+    workspace: Optional[cute.Tensor] = None
 
 
 class Shared(NamedTuple):
@@ -69,7 +70,10 @@ class FftConv:
 
         gates = [operand() if there else None for there in (spec.pre, spec.post)]
         spectrum = fake.tensor("fp32", (H, spec.blocks, spec.points, 2), align=8)
-        return operand(), (spectrum, *gates, operand(), Int32(0)), Int32(0)
+        workspace = None
+        if spec.blocks > SHARED_BLOCKS:
+            workspace = fake.tensor("fp16", (fake.sym(), self.config.warpgroups, spec.kept, 16, tk.WARPGROUP, 4))
+        return operand(), (spectrum, *gates, operand(), Int32(0), workspace), Int32(0)
 
     @cute.jit
     def __call__(self, u: cute.Tensor, others, blocks: Int32, stream: cuda.CUstream):

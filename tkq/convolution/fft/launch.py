@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tkq.convolution.fft.config import FftConfig
 from tkq.convolution.fft.plan import SMS, blocks_of, plan, splits_of, tiles_of, transform_rows, whole
-from tkq.convolution.fft.spec import COLUMN_SCALE, FftSpec, row_scale
+from tkq.convolution.fft.spec import COLUMN_SCALE, SHARED_BLOCKS, FftSpec, row_scale
 from tkq.reference.long_convolution import _taps
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
@@ -53,8 +53,10 @@ def forward(g: Given, conjugate: bool = False) -> Tensor:
     spec = spec_of((u, pre, post, y), g, conjugate)
     config = plan(spec, B)
     splits = splits_of(spec, config, B, H)
-    operands = spectrum(g, spec), pre, post, y, splits
-    _launcher(u, recipe(spec, config))(u, operands, min(SMS, H * splits))
+    blocks, workspace = min(SMS, H * splits), None
+    if spec.blocks > SHARED_BLOCKS:
+        workspace = torch.empty(blocks, config.warpgroups, spec.kept, 16, 128, 4, dtype=torch.float16, device=u.device)
+    _launcher(u, recipe(spec, config))(u, (spectrum(g, spec), pre, post, y, splits, workspace), blocks)
     return y
 
 

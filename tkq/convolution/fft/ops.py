@@ -21,9 +21,9 @@ def fft_conv(u: Tensor, k: Tensor, d: Optional[Tensor] = None, causal: bool = Tr
     are fp32: what comes beside the rounding of y is about a quarter of bf16's, twice fp16's (docs/fft_conv.md).
 
     Args:
-        u: (B, H, L), bf16 or fp16, neighbouring tokens contiguous, or it is copied. L up to 16384, circular up to 8192.
-            Circular ones are fast where L is a power of 2 from 128 to 4096; others take a copy, and the work of twice
-            as many causal tokens.
+        u: (B, H, L), bf16 or fp16, neighbouring tokens contiguous, or it is copied. L up to 32768, circular up to
+            16384. Circular ones are fast where L is a power of 2 from 128 to 4096; others take a copy, and the work of
+            twice as many causal tokens.
         k: (H, Lk) float32, k[:, 0] of the token itself. Of any length, also 0: causal taps beyond L reach no token;
             circular ones that are L apart reach the same token.
         d: (H,), bf16, fp16 or fp32: of the input itself, as a summand of k[:, 0].

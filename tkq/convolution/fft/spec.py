@@ -7,7 +7,8 @@ DTYPES = "bf16", "fp16"
 COLS = 64  # of a tile: points that follow each other in memory
 ROWS = 64  # of a tile
 VECTORS = 1, 8
-BLOCKS = 1, 2, 4
+BLOCKS = 1, 2, 4, 8
+SHARED_BLOCKS = 4  # up to as many, spectra of blocks before are in shared memory
 TRANSFORM_ROWS = 2, 4, 8, 16, 32, 64
 MOST_POINTS = COLS * ROWS
 COLUMN_SCALE = 0.125  # of a factor of 64 points: it keeps the length of a vector
@@ -48,6 +49,12 @@ class FftSpec:
     @property
     def points(self) -> int:
         return self.rows * COLS
+
+    @property
+    def kept(self) -> int:
+        """Spectra of blocks before that are in shared memory or, of many blocks, in global memory: all but the first's
+        and the last's."""
+        return max(0, self.blocks - 2)
 
     @property
     def transforms(self) -> int:
