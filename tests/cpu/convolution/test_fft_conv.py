@@ -73,7 +73,7 @@ def test_parts_of_the_filter(L, taps):
     given = launch.Given(u.bfloat16(), k, d, True, None, None)
     spec, blocks = launch.spec_of((given.u,), given), -(-L // 4096)
     parts = torch.view_as_complex(launch.spectrum(given, spec)).to(torch.complex128)
-    moved = launch.quarter(4096, "cpu").to(torch.complex128)
+    moved = launch.quarter(4096, torch.device("cpu")).to(torch.complex128)
     of_u = torch.fft.fft(torch.nn.functional.pad(u[0], (0, blocks * 4096 - L)).view(2, blocks, 4096) * moved)
 
     def by_blocks(order, parts):

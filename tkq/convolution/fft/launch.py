@@ -16,6 +16,7 @@ from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
 
+_quarters: dict = {}  # (points, device) -> what `quarter` makes: as many as sizes of transforms, to 4096 numbers each
 _launchers: dict = {}  # (device, recipe) -> the kernel's function; as many as kinds of call
 
 
@@ -73,16 +74,24 @@ def spectrum(g: Given, spec: FftSpec) -> Tensor:
     taps = filter_of(g)
     if not spec.causal:
         return torch.view_as_real(torch.fft.fft(taps, spec.points))[:, None]
+    by = quarter(spec.points, taps.device)
+    if spec.blocks == 1:
+        return torch.view_as_real(torch.fft.fft(taps * by[:taps.shape[1]], spec.points))[:, None]
     taps = torch.nn.functional.pad(taps, (spec.points, spec.blocks * spec.points - taps.shape[1]))
     taps = taps.view(len(taps), spec.blocks + 1, spec.points)
-    parts = torch.complex(taps[:, 1:], -taps[:, :-1]) * quarter(spec.points, taps.device)
-    return torch.view_as_real(torch.fft.fft(parts))
+    return torch.view_as_real(torch.fft.fft(torch.complex(taps[:, 1:], -taps[:, :-1]) * by))
 
 
-def quarter(points: int, device) -> Tensor:
-    """exp(2 pi i n / 4 points), which moves frequencies by 1/4."""
-    angle = torch.arange(points, dtype=torch.float32, device=device) * (math.pi / 2 / points)
-    return torch.polar(torch.ones_like(angle), angle)
+def quarter(points: int, device: torch.device) -> Tensor:
+    """exp(2 pi i n / 4 points), which moves frequencies by 1/4. What has been made stays, but for what a CUDA graph
+    captures, whose memory is the graph's."""
+    found = _quarters.get((points, device))
+    if found is None:
+        angle = torch.arange(points, dtype=torch.float32, device=device) * (math.pi / 2 / points)
+        found = torch.polar(torch.ones_like(angle), angle)
+        if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+            _quarters[points, device] = found
+    return found
 
 
 def filter_of(g: Given) -> Tensor:
