@@ -150,6 +150,11 @@ OPS: dict[str, tuple[Part, ...]] = {
         Part("convolution", ("packed",), what="packed"),
         Part("convolution", ("packed_training",), what="packed, forward and backward"),
     ),
+    "fft_conv": (
+        Part("fft_conv", ("forward",)),
+        Part("fft_conv", ("training",), what="forward and backward"),
+        Part("fft_conv", ("circular",), what="circular"),
+    ),
     "causal_conv1d_step": (Part("convolution", ("step",)),),
     "linear_attn_step": (Part("linear_steps", ("gate",)),),
     "gated_delta_rule_step": (Part("linear_steps", ("gdn", "kda")),),
@@ -246,7 +251,7 @@ NAMES = {("attention_forward", "varlen"): "flash_attn_varlen", "attention_forwar
          "attention_backward": "flash_attn, backward", "attention_backward_varlen": "flash_attn_varlen, backward",
          "both": "cross_entropy_and_gradient", "cross_entropy_mean": "cross_entropy, mean"}
 NAMES |= {(op, "training"): f"{op}, forward and backward" for op in (
-    "linear_attn", "gated_delta_rule", "mamba2_ssd", "hedgehog", "based", "causal_conv1d")}
+    "linear_attn", "gated_delta_rule", "mamba2_ssd", "hedgehog", "based", "causal_conv1d", "fft_conv")}
 NAMES |= {f"{op}_backward": f"{op}, backward" for op in ("rmsnorm", "layernorm", "softmax", "cross_entropy")}
 # by the first word of an op: the other words as pages and pictures have them
 _FP8 = {"tensor": "scales per tensor", "row": "scales per row", "1x128_128x128": "scales 1x128 and 128x128",
