@@ -181,6 +181,7 @@ AGAINST: dict[str, tuple[str, ...]] = {
     "flashqla": ("FlashQLA",),
     "mamba": ("mamba_ssm",),
     "causal-conv1d": ("causal-conv1d",),
+    "flashfftconv": ("FlashFFTConv",),
     "torch": ("torch", "torch._addmm_activation", "flash SDPA"),
 }
 USUAL = tuple(name for name in AGAINST if name != "quack-tuned")  # that one compiles 44 kernels
@@ -189,7 +190,7 @@ PACKAGES = {"quack": "quack-kernels", "quack-tuned": "quack-kernels", "fa4": "fl
             "torch.compile": "triton", "fla": "flash-linear-attention", "flashinfer": "flashinfer-python",
             "mamba": "mamba-ssm", "causal-conv1d": "causal-conv1d"}
 MODULES = {"deepgemm": ("deep_gemm", "vllm"), "fa3": ("flash_attn_interface",),
-           "flashqla": ("flash_qla",)}  # that one of them is there says it
+           "flashqla": ("flash_qla",), "flashfftconv": ("flashfftconv",)}  # that one of them is there says it
 
 
 def bench_of(name: str) -> Bench:
