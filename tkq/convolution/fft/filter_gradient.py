@@ -8,7 +8,7 @@ import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.convolution.fft.sequences import ABOVE, Place, Sequences, put_eight
+from tkq.convolution.fft.sequences import Place, Sequences, put_eight
 from tkq.convolution.fft.spec import COLS, ROWS
 from tkq.convolution.fft.tables import EXPONENT, Tables, power_of
 from tkq.convolution.fft.transform import TILE, Factors, Transform
@@ -17,6 +17,7 @@ from tkq.runtime.compile import fake
 BLOCK = ROWS * COLS  # tokens
 FIRST, LAST = 10, 250  # exponents of largest numbers as they are taken: smaller and larger ones count as these
 BIAS = 127
+ABOVE = 8  # inputs are brought below 2^9: spectra stay below 65504, also of pairs
 
 
 class Given(NamedTuple):

@@ -125,9 +125,9 @@ class FftConv:
             self.sequences.load(values[i], g.u, g.pre, place, i)
         for i in cutlass.range_constexpr(spec.tiles):
             self.sequences.largest_of_tile(values[i], s.of_rows, i)
+        tk.sync(barrier, tk.WARPGROUP)  # all have done with the tile before, too
         if tk.thread_in_warpgroup() == 0:
             s.place[0], s.place[1] = place.head, place.batch
-        tk.sync(barrier, tk.WARPGROUP)  # all have done with the tile before, too
         self.sequences.largest_of_sequences(s.of_rows, s.of_sequences)
         tk.sync(barrier, tk.WARPGROUP)
         tiles = [s.tiles[2 * wg + i] for i in range(2)]

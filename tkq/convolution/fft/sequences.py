@@ -11,7 +11,6 @@ from tkq.convolution.fft.tables import INFINITE, magnitude, power
 from tkq.tile import vectors
 from tkq.tile.transfer import _transposed
 
-ABOVE = 8  # inputs are brought below 2^9: transforms of 4096 of them stay below fp16's 65504
 EACH = 8  # neighbours that a thread has of a row
 STEPS = ROWS * COLS // (tk.WARPGROUP * EACH)  # rows of a tile that it has a part of
 
@@ -124,7 +123,7 @@ class Sequences:
         for i in cutlass.range_constexpr(STEPS):
             row, col = self.mine(i)
             most = self.largest(of_sequences, tile, row)
-            down, _ = power(most, ABOVE)
+            down, _ = power(most, self.spec.above)
             finite = most < INFINITE
             put_eight(to, [cutlass.select_(finite, values[e, i] * down, Float32(0.0)) for e in range(EACH)], row, col)
 
@@ -137,7 +136,7 @@ class Sequences:
         for r in cutlass.range_constexpr(2):
             row = tk.first_row() + 8 * r
             most = self.largest(of_sequences, tile, row)
-            _, up = power(most, ABOVE)
+            _, up = power(most, self.spec.above)
             up = cutlass.select_(most < INFINITE, up, Float32.inf - Float32.inf) * scale
             for part in cutlass.range_constexpr(COLS // 32):
                 words = []

@@ -51,6 +51,13 @@ class FftSpec:
         return self.rows * COLS
 
     @property
+    def above(self) -> int:
+        """Sequences are brought below 2 ** (above + 1). A transform of 4096 of them, times a filter's spectrum below
+        2 (1 + i), is then below 2 ** 15 in its length, as its parts are, in whatever order they are added; a sum of
+        blocks' below fp16's 65504."""
+        return 6 if self.blocks <= 2 else 7 - (self.blocks.bit_length() - 1)
+
+    @property
     def kept(self) -> int:
         """Spectra of blocks before that are in shared memory or, of many blocks, in global memory: all but the first's
         and the last's."""
