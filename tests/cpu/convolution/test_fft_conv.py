@@ -139,3 +139,22 @@ def test_specs_refuse_by_name(words, changed):
     assert BLOCKS[-1] == 8 and TRANSFORM_ROWS[-1] == 64
     with pytest.raises(ValueError, match=words):
         FftSpec(**dict(dtype="bf16", rows=64) | changed)
+
+
+def test_the_layer():
+    torch.manual_seed(0)
+    layer = tkq.nn.HyenaFilterConv(3, 40)
+    u, gates = torch.randn(2, 3, 24).bfloat16().requires_grad_(), [torch.randn(2, 3, 24).bfloat16() for _ in range(2)]
+    k = layer.filter(24)
+    assert k.shape == (3, 24) and torch.allclose(k, layer.filter(40)[:, :24], atol=1e-6)
+    y = layer(u, *gates)
+    assert torch.equal(y, tkq.fft_conv(u, k, layer.d, True, *gates))
+    y.float().square().sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in layer.parameters()) and u.grad.any()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(layer.filter(24), k)
+    for words, call in (("u: has 41 tokens, allowed are up to max_tokens, 40", lambda: layer(torch.zeros(1, 3, 41))),
+                        ("u: shape", lambda: layer(torch.zeros(1, 4, 8))),
+                        ("heads is 0", lambda: tkq.nn.HyenaFilterConv(0, 8))):
+        with pytest.raises(ValueError, match=f"HyenaFilterConv: {words}"):
+            call()
