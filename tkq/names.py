@@ -46,8 +46,8 @@ _ELSEWHERE = {
 }
 _KNOWN = {word: name for name, words in _ELSEWHERE.items() for word in words.split()}
 _CLASSES = ("BasedAttention", "CrossEntropyLoss", "Fp8Linear", "GEGLU", "GatedDeltaNet", "HedgehogAttention",
-            "KimiDeltaAttention", "LayerNorm", "LayerNormQuant", "Linear", "LinearCrossEntropyLoss", "LogSoftmax",
-            "Mamba2", "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "ShortConvolution", "Softmax", "SwiGLU")
+            "HyenaFilterConv", "KimiDeltaAttention", "LayerNorm", "LayerNormQuant", "Linear", "LinearCrossEntropyLoss",
+            "LogSoftmax", "Mamba2", "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "ShortConvolution", "Softmax", "SwiGLU")
 
 
 def listed(namespace: dict, public) -> list[str]:
