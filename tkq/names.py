@@ -21,7 +21,7 @@ _ELSEWHERE = {
     "mamba2_ssd": "mambachunkscancombined mambachunkscan ssd mamba2 mamba ssdchunkscan statespacedual",
     "based": "parallelbased fusedchunkbased chunkbased basedlinearattention taylorlinearattention",
     "causal_conv1d": "causalconv1dfn causalconv causalconv1dfunction shortconv depthwiseconv1d conv1d",
-    "fft_conv": "flashfftconv fftconv longconv longconvolution hyenaconv fftconvref",
+    "fft_conv": "flashfftconv longconv longconvolution hyenaconv fftconvref",
     "causal_conv1d_step": "causalconv1dupdate causalconv1dvarlenstates shortconvstep",
     "linear_attn_step": "fusedrecurrentsimplegla fusedrecurrentgla fusedrecurrentlinearattn lightningattndecode",
     "gated_delta_rule_step": "fusedrecurrentgateddeltarule fusedrecurrentdeltarule fusedrecurrentkda "
@@ -47,7 +47,8 @@ _ELSEWHERE = {
 _KNOWN = {word: name for name, words in _ELSEWHERE.items() for word in words.split()}
 _CLASSES = ("BasedAttention", "CrossEntropyLoss", "Fp8Linear", "GEGLU", "GatedDeltaNet", "HedgehogAttention",
             "HyenaFilterConv", "KimiDeltaAttention", "LayerNorm", "LayerNormQuant", "Linear", "LinearCrossEntropyLoss",
-            "LogSoftmax", "Mamba2", "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "ShortConvolution", "Softmax", "SwiGLU")
+            "LogSoftmax", "Mamba2", "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "ShortConvolution", "Softmax",
+            "SwiGLU")
 
 
 def listed(namespace: dict, public) -> list[str]:
