@@ -122,6 +122,7 @@ def main():
     sizes, steps = Sizes(), parser.parse_args().steps
     if device.type == "cpu":
         sizes, steps = SMALL, min(steps, 5)
+        print(f"No GPU: {steps} steps of a smaller model by the CPU references, nothing is timed")
     found = {name: train(sizes, steps, convolve, device) for name, convolve in (("tkq", on_tkq), ("torch", on_torch))}
     for name, losses in found.items():
         print(f"{name}: loss {losses[0]:.3f} at first, {losses[-1]:.4f} after {steps} steps")
