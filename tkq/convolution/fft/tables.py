@@ -101,9 +101,9 @@ class Tables:
                 self.gather(four, spectra, part, self._mine(j))
                 for e in cutlass.range_constexpr(4):
                     most = cutlass.max(most, magnitude(four[e]))
-        most = cute.arch.warp_redux_sync(most, "max")
+        most, warp = cute.arch.warp_redux_sync(most, "max"), tk.warp_id()  # which all lanes of a warp ask together
         if tk.lane_id() == 0:
-            largest[tk.warp_id()] = most
+            largest[warp] = most
         tk.sync_block()
         for w in cutlass.range_constexpr(self.threads // 32):
             most = cutlass.max(most, largest[w])
