@@ -21,6 +21,7 @@ _PUBLIC = {
     "create_block_mask": "tkq.attention.flex.create",
     "cross_entropy": "tkq.losses.ops",
     "cross_entropy_and_gradient": "tkq.losses.ops",
+    "fft_conv": "tkq.convolution.fft.ops",
     "flash_attn": "tkq.attention.ops",
     "flex_attention": "tkq.attention.flex.ops",
     "fp8_gemm": "tkq.gemm.fp8.ops",

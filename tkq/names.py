@@ -23,6 +23,7 @@ _ELSEWHERE = {
     "mamba2_ssd": "mambachunkscancombined mambachunkscan ssd mamba2 mamba ssdchunkscan statespacedual",
     "based": "parallelbased fusedchunkbased chunkbased basedlinearattention taylorlinearattention",
     "causal_conv1d": "causalconv1dfn causalconv causalconv1dfunction shortconv depthwiseconv1d conv1d",
+    "fft_conv": "flashfftconv longconv longconvolution hyenaconv fftconvref",
     "causal_conv1d_step": "causalconv1dupdate causalconv1dvarlenstates shortconvstep",
     "scan": "associativescan parallelscan selectivescan chunkhgrn fusedrecurrenthgrn hgrn linearrecurrence warpscan",
     "flash_attn_with_kvcache": "flashattnkvcache pagedattention pagedattn batchdecodewithpagedkvcache "
@@ -53,8 +54,9 @@ _ELSEWHERE = {
 }
 _KNOWN = {word: name for name, words in _ELSEWHERE.items() for word in words.split()}
 _CLASSES = ("BasedAttention", "CrossEntropyLoss", "Fp8Linear", "GEGLU", "GatedDeltaNet", "HedgehogAttention",
-            "KimiDeltaAttention", "LayerNorm", "LayerNormQuant", "Linear", "LinearCrossEntropyLoss", "LogSoftmax",
-            "Mamba2", "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "ShortConvolution", "Softmax", "SwiGLU")
+            "HyenaFilterConv", "KimiDeltaAttention", "LayerNorm", "LayerNormQuant", "Linear", "LinearCrossEntropyLoss",
+            "LogSoftmax", "Mamba2", "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "ShortConvolution", "Softmax",
+            "SwiGLU")
 
 
 def listed(namespace: dict, public) -> list[str]:

@@ -11,7 +11,8 @@ Under autocast Linear, Fp8Linear and LinearCrossEntropyLoss cast as torch does. 
 SwiGLU, GEGLU, RotaryEmbedding and LinearCrossEntropyLoss are modules around functions that torch.nn has not, or not in
 every version; RMSNormQuant and LayerNormQuant are norms for products in float8, of models that are not trained.
 GatedDeltaNet, BasedAttention, HedgehogAttention, KimiDeltaAttention and Mamba2 are mixers, whole layers with their
-projections. ShortConvolution is the convolution of a few taps that they begin with.
+projections. ShortConvolution is the convolution of a few taps that they begin with, HyenaFilterConv one as long as the
+sequence, of a filter that a small network makes.
 """
 import importlib as _importlib
 from typing import Optional
@@ -25,8 +26,9 @@ from .runtime import arguments
 from .runtime.call import check
 
 __all__ = ["GEGLU", "BasedAttention", "CrossEntropyLoss", "Fp8Linear", "GatedDeltaNet", "HedgehogAttention",  # noqa: F822
-           "KimiDeltaAttention", "LayerNorm", "LayerNormQuant", "Linear", "LinearCrossEntropyLoss", "LogSoftmax",
-           "Mamba2", "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "ShortConvolution", "Softmax", "SwiGLU"]
+           "HyenaFilterConv", "KimiDeltaAttention", "LayerNorm", "LayerNormQuant", "Linear", "LinearCrossEntropyLoss",
+           "LogSoftmax", "Mamba2", "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "ShortConvolution", "Softmax",
+           "SwiGLU"]
 
 # what constructors are given, refused there and not in the first forward
 _loss = arguments.checker("cross_entropy", "z_loss", "softcap", "inplace_backward", called="CrossEntropyLoss")
@@ -42,7 +44,7 @@ _interleaved = arguments.checker("rope_qk", "interleaved", called="RotaryEmbeddi
 _LATER = {"Fp8Linear": "quantize.linear", "GatedDeltaNet": "linear_attention.layers",
           "KimiDeltaAttention": "linear_attention.kimi_layer", "Mamba2": "linear_attention.mamba2_layer",
           "HedgehogAttention": "linear_attention.hedgehog.layers", "BasedAttention": "linear_attention.based.layer",
-          "ShortConvolution": "linear_attention.short_convolution"}
+          "ShortConvolution": "linear_attention.short_convolution", "HyenaFilterConv": "convolution.fft.layer"}
 
 
 def __getattr__(name):

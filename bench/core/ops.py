@@ -155,6 +155,11 @@ OPS: dict[str, tuple[Part, ...]] = {
         Part("convolution", ("normed",), what="normed heads"),
         Part("convolution", ("normed_training",), what="normed heads, forward and backward"),
     ),
+    "fft_conv": (
+        Part("fft_conv", ("forward",)),
+        Part("fft_conv", ("training",), what="forward and backward"),
+        Part("fft_conv", ("circular",), what="circular"),
+    ),
     "causal_conv1d_step": (Part("convolution", ("step",)),),
     "scan": (
         Part("scan", ("forward",)),
@@ -189,6 +194,7 @@ AGAINST: dict[str, tuple[str, ...]] = {
     "mamba": ("mamba_ssm",),
     "causal-conv1d": ("causal-conv1d",),
     "accelerated-scan": ("accelerated_scan",),
+    "flashfftconv": ("FlashFFTConv",),
     "torch": ("torch", "torch._addmm_activation", "flash SDPA"),
 }
 USUAL = tuple(name for name in AGAINST if name != "quack-tuned")  # that one compiles 44 kernels
@@ -197,7 +203,8 @@ PACKAGES = {"quack": "quack-kernels", "quack-tuned": "quack-kernels", "fa4": "fl
             "torch.compile": "triton", "fla": "flash-linear-attention", "flashinfer": "flashinfer-python",
             "mamba": "mamba-ssm", "causal-conv1d": "causal-conv1d", "accelerated-scan": "accelerated-scan"}
 MODULES = {"deepgemm": ("deep_gemm", "vllm"), "fa3": ("flash_attn_interface",),
-           "flashqla": ("flash_qla",), "flashkda": ("flash_kda",)}  # that one of them is there says it
+           "flashqla": ("flash_qla",), "flashkda": ("flash_kda",),  # that one of them is there says it
+           "flashfftconv": ("flashfftconv",)}
 
 
 def bench_of(name: str) -> Bench:
@@ -260,7 +267,7 @@ NAMES = {("attention_forward", "varlen"): "flash_attn_varlen", "attention_forwar
          "both": "cross_entropy_and_gradient", "cross_entropy_mean": "cross_entropy, mean"}
 NAMES |= {("gated_delta_rule", "gates"): "gated_delta_rule, gates of a layer"}
 NAMES |= {(op, "training"): f"{op}, forward and backward" for op in (
-    "linear_attn", "gated_delta_rule", "mamba2_ssd", "hedgehog", "based", "causal_conv1d", "scan")}
+    "linear_attn", "gated_delta_rule", "mamba2_ssd", "hedgehog", "based", "causal_conv1d", "scan", "fft_conv")}
 NAMES |= {("scan", "time"): "scan, fp32", ("scan", "time_training"): "scan, fp32, forward and backward"}
 NAMES |= {f"{op}_backward": f"{op}, backward" for op in ("rmsnorm", "layernorm", "softmax", "cross_entropy")}
 # by the first word of an op: the other words as pages and pictures have them

@@ -150,6 +150,23 @@ def _finite(given, o, names=("q", "k", "v", "g", "beta", "initial_state", "A_log
     return None if fine.all() else fine
 
 
+def fft_conv(given):
+    """Tap by tap."""
+    u, k = operand(given, "u"), operand(given, "k")
+    d, pre, post = (None if given[n] is None else operand(given, n) for n in ("d", "pre_gate", "post_gate"))
+    v, L = u if pre is None else u * pre, u.shape[2]
+    y = torch.zeros_like(v) if d is None else d[:, None] * v
+    for j in range(k.shape[1] if L else 0):
+        if given["causal"]:
+            y = y + k[:, j, None] * torch.nn.functional.pad(v, (min(j, L), 0))[..., :L] * (j < L)
+        else:
+            y = y + k[:, j, None] * v.roll(j, 2)
+    y = y if post is None else y * post
+    fine = all(operand(given, n).detach().isfinite().all() for n in ("u", "k", "d", "pre_gate", "post_gate")
+               if given[n] is not None)
+    return [Wanted("y", y, 8, given["u"].dtype, None if fine else torch.zeros(u.shape[:2], dtype=torch.bool))]
+
+
 def causal_conv1d(given):
     """Tap by tap, from what is before each sequence on."""
     x, weight = operand(given, "x"), operand(given, "weight")

@@ -53,6 +53,7 @@ OPERATIONS = {
     "based": Operation(usual.based, oracles_linear.based, ("q", "k", "v")),
     "causal_conv1d": Operation(usual.causal_conv1d, oracles_linear.causal_conv1d, oracles_linear.CONVOLVED),
     "scan": Operation(usual.scan, oracles_linear.scan, oracles_linear.SCANNED),
+    "fft_conv": Operation(usual.fft_conv, oracles_linear.fft_conv, ("u", "k", "d", "pre_gate", "post_gate")),
     "causal_conv1d_step": Operation(usual.causal_conv1d_step, oracles_steps.causal_conv1d_step),
     "linear_attn_step": Operation(usual.linear_attn_step, oracles_steps.linear_attn_step),
     "gated_delta_rule_step": Operation(usual.gated_delta_rule_step, oracles_steps.linear_attn_step),

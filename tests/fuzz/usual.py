@@ -285,6 +285,14 @@ def scan(d):
                 initial_state=d.maybe(0.5, lambda: d.normal(batch, C, dtype=d.of((FP32, dtype), (FP32,)))))
 
 
+def fft_conv(d):
+    batch, H, L, taps = d.one(1, 2, 3), d.one(1, 2), d.of((0, 1, 5, 24), (5, 24)), d.of((1, 3, 40), (3, 40))
+    dtype = d.half()
+    gate, skip = lambda: d.normal(batch, H, L, dtype=dtype), lambda: d.normal(H, dtype=d.one(FP32, dtype))
+    return dict(u=gate(), k=d.normal(H, taps, dtype=FP32), d=d.maybe(0.5, skip),
+                causal=d.chance(0.7), pre_gate=d.maybe(0.3, gate), post_gate=d.maybe(0.3, gate))
+
+
 def causal_conv1d_step(d):
     count, C, W, dtype = d.one(1, 3), d.of((1, 7, 64), (64,)), d.of((2, 4, 8), (4,)), d.real()
     rows, indices, _ = _rows_of_a_pool(d, count, 0)

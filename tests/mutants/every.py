@@ -6,6 +6,7 @@ from . import (
     channels,
     convolution,
     decode,
+    fft_conv,
     flex,
     hedgehog,
     linear,
@@ -17,5 +18,5 @@ from . import (
 )
 
 MUTANTS = (*attention.MUTANTS, *backward.MUTANTS, *based.MUTANTS, *channels.MUTANTS, *convolution.MUTANTS,
-           *decode.MUTANTS, *flex.MUTANTS, *hedgehog.MUTANTS, *linear.MUTANTS, *products.MUTANTS, *recurrence.MUTANTS,
-           *rows.MUTANTS, *steps.MUTANTS, *tile.MUTANTS)
+           *decode.MUTANTS, *fft_conv.MUTANTS, *flex.MUTANTS, *hedgehog.MUTANTS, *linear.MUTANTS, *products.MUTANTS,
+           *recurrence.MUTANTS, *rows.MUTANTS, *steps.MUTANTS, *tile.MUTANTS)

@@ -282,6 +282,19 @@ def _scan_backward(g):
                dict(dh=S(at), a=S(at), h=S(at), initial_state=S(state), dfinal=S(state)))
 
 
+def _heads_of_tokens(g):
+    """Sequences, or heads."""
+    yield (S(0),), dict(u=S(0), pre_gate=S(0), post_gate=S(0))
+    yield (S(1),), dict(u=S(1), k=S(0), d=S(0), pre_gate=S(1), post_gate=S(1))
+
+
+def _heads_of_tokens_backward(g):
+    for at, of_filter, sums in ((0, R, P), (1, S(0), S(0))):
+        yield ((S(at) if g.need_u else R, sums if g.need_k else R, sums if g.need_d else R,
+                S(at) if g.need_pre else R, S(at) if g.need_post else R),
+               dict(dy=S(at), u=S(at), k=of_filter, d=of_filter, pre_gate=S(at), post_gate=S(at)))
+
+
 def _channels_step(g):
     """As `_step`."""
     last = S(g.x.ndim - 1)
@@ -350,6 +363,7 @@ RULES = {
     "hedgehog_backward": _hedgehog_backward, "based": _based, "based_backward": _based_backward,
     "causal_conv1d": _channels, "causal_conv1d_backward": _channels_backward, "causal_conv1d_step": _channels_step,
     "scan": _scan, "scan_backward": _scan_backward,
+    "fft_conv": _heads_of_tokens, "fft_conv_backward": _heads_of_tokens_backward,
     "linear_attn_step": _step, "gated_delta_rule_step": _step, "ssd_step": _ssd_step, "gemm": _gemm,
     "grouped_gemm": _grouped_gemm, "fp8_gemm": _fp8_gemm, "quantize_fp8": _quantised,
     # of whole losses, and of logits that are nowhere whole: everything is gathered

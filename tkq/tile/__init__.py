@@ -83,6 +83,23 @@ from .mma import (
     mma_wait,
 )
 from .naps import nap
+from .pairs import (
+    Pair,
+    SharedPair,
+    complex_copy,
+    complex_fma_conj,
+    complex_mm_AB,
+    complex_mul_narrow,
+    complex_mul_powers,
+    complex_mul_table,
+    complex_to_table,
+    factor_place,
+    factors,
+    fill_powers,
+    narrow_four,
+    pair,
+    powers,
+)
 from .register import (
     ROWS,
     ColVec,

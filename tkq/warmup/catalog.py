@@ -26,6 +26,7 @@ _LISTS = (
     "tkq.attention.flex.catalog",
     "tkq.convolution.catalog",
     "tkq.recurrence.catalog",
+    "tkq.convolution.fft.catalog",
     "tkq.linear_attention.catalog",
     "tkq.linear_attention.based.catalog",
     "tkq.linear_attention.channels.catalog",

@@ -290,10 +290,11 @@ def test_the_source_has_no_warnings():
 
 TENSORS = types.SimpleNamespace(**call_cases.inputs("cpu"))
 CASES = call_cases.cases(TENSORS)
-# Copies before its launch, launches twice, depends on more than `take` looks at, has a short way in Python, or none.
+# Copies or transforms before its launch, launches twice, depends on more than `take` looks at, has a short way in
+# Python, or none.
 LONG = ("rmsnorm of slices", "rope in place of a part", "rope in place of a slice", "rope with ids",
         "flash_attn_varlen in use", "gemm of a batch that shares", "gemm into out", "gemm onto c",
-        "quantize_fp8, tensor", "cross_entropy_and_gradient")
+        "quantize_fp8, tensor", "cross_entropy_and_gradient", "fft_conv")
 
 
 @pytest.fixture

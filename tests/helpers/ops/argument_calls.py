@@ -74,6 +74,8 @@ def call(name: str, device="cpu") -> dict:
         "scan": lambda: dict(a=t(2, 16, 24), b=t(2, 16, 24), initial_state=t(2, 24)),
         "causal_conv1d_step": lambda: dict(x=t(3, 24), conv_states=t(5, 24, 3), weight=t(24, 4), bias=t(24),
                                            cache_indices=torch.tensor([4, -1, 0], dtype=INT, device=device)),
+        "fft_conv": lambda: dict(u=t(3, 4, 24), k=t(4, 24, dtype=F32), d=t(4), pre_gate=t(3, 4, 24),
+                                 post_gate=t(3, 4, 24)),
         "linear_attn_step": lambda: _tokens(t) | dict(state=t(6, 4, 64, 64, dtype=F32)),
         "gated_delta_rule_step": lambda: _tokens(t) | dict(beta=t.ones(2, 1, 4) / 2,
                                                            state=t(6, 4, 64, 64, dtype=F32)),

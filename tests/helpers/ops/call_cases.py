@@ -136,6 +136,7 @@ def cases(g):
         "scan": lambda: tkq.scan(g.q[:, :, 0], g.keys[:, :, 0]),
         "scan of contiguous tokens, backwards, with states": lambda: tkq.scan(
             g.wide.view(1, 6, 80).mT, g.wide.view(1, 6, 80).mT, g.factors[:6].view(1, 6), True, True),
+        "fft_conv": lambda: tkq.fft_conv(g.q[:, :, 0], g.columns[0, :, 0]),
         "causal_conv1d_step": lambda: tkq.causal_conv1d_step(
             g.q[:, 0, 0], g.windows, g.taps, g.w, "silu", g.cu[:2]),
         "flash_attn_with_kvcache": lambda: tkq.flash_attn_with_kvcache(

@@ -311,6 +311,7 @@ CASES = {case.name: case for case in (
          ("a", "b", "initial_state")),
     Case("scan, of contiguous tokens", packed.factors_along_time, lambda a, b: tkq.scan(a.mT, b.mT, None, True),
          ("a", "b")),
+    Case("fft_conv", packed.sequences_and_filters, lambda u, k, d: tkq.fft_conv(u, k, d), ("u", "k", "d"), ("u",)),
     Case("causal_conv1d_step", steps.channels, steps.conv_step, cast=("x", "weight", "bias"),
          alone=lambda x, conv_states, weight, bias, cache_indices: tkq.causal_conv1d_step(
              x, conv_states, weight, bias, "silu", cache_indices)),

@@ -25,7 +25,7 @@ STAY = {"rmsnorm": (0,), "rmsnorm, with a residual": (0,), "rmsnorm, of heads": 
         "mamba2_ssd, of packed sequences": (2,),
         "mamba2_ssd": (0, 2), "mamba2_ssd, with states": (0,), "hedgehog": (0, 2), "based": (0, 2), "gemm": (0,),
         "causal_conv1d": (0, 2), "causal_conv1d, of contiguous tokens": (0, 1),
-        "causal_conv1d, of packed sequences": (2,),
+        "causal_conv1d, of packed sequences": (2,), "fft_conv": (0, 1),
         "scan": (0, 2), "scan, of contiguous tokens": (0, 1),
         "fp8_gemm": (0,),
         "gemm, with an epilogue": (0,)}

@@ -60,6 +60,11 @@ def factors_along_time(t):
     return dict(a=t(2, 64, t.rows).sigmoid(), b=t(2, 64, t.rows))
 
 
+def sequences_and_filters(t):
+    """Of a long convolution: its filters are float32, whatever else is."""
+    return dict(u=t(2, 8, t.rows), k=t(8, t.rows, dtype=torch.float32) / 8, d=t(8, dtype=torch.float32))
+
+
 def channels_along_time(t):
     return dict(x=t(2, 64, t.rows), weight=t(64, 4), bias=t(64))
 

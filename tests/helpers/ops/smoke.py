@@ -60,6 +60,7 @@ def recorded(g) -> dict:
         ("based", lambda q, k, v: tkq.based(q[..., :16], k[..., :16], v), g.q, g.keys, g.q),
         ("causal_conv1d", lambda x, w, b: tkq.causal_conv1d(x, w.mT, b, "silu"), g.q[:, :, 0], g.heads, g.w),
         ("scan", lambda a, b: tkq.scan(a.tanh(), b), g.q[:, :, 0], g.keys[:, :, 0]),
+        ("fft_conv", lambda u, k: tkq.fft_conv(u, k), g.q[:, :, 0], g.columns[0, :, 0]),
         ("gemm", lambda a, b: tkq.gemm(a, b), g.a, g.b),
         ("gemm with an activation", lambda a, b: tkq.gemm(a, b, activation="silu"), g.a, g.b),
     )}

@@ -5,7 +5,8 @@ from tests.helpers.sanitizer.calls import grad, on, randn
 
 
 def convolutions(device):
-    """Tokens and channels contiguous, odd sizes, packed sequences with states, steps with a pool."""
+    """Tokens and channels contiguous, odd sizes, packed sequences with states, steps with a pool; long ones, of blocks,
+    circles and odd sizes, with gates and without."""
     import tkq
 
     for S, C, time in ((67, 40, False), (5, 9, False), (72, 5, True), (37, 3, True)):
@@ -18,6 +19,11 @@ def convolutions(device):
     for cuts in ([0, 1, 1, 40, 67], [3, 90, 2, -1, 66]):
         y, last = tkq.causal_conv1d(x, weight, None, "silu", state, True, torch.tensor(cuts, device=device))
         yield f"causal_conv1d {cuts}", (y, last, *grad((y, last), (x, weight, state), (dy, dstate)))
+    for S, causal, gated in ((200, True, True), (2049, True, False), (256, False, False), (75, False, True)):
+        u, k, dy, *gates = on(device, randn(0, 3, 2, S, grad=True), randn(1, 2, S, grad=True, dtype=torch.float32),
+                              randn(2, 3, 2, S), *(randn(3 + i, 3, 2, S, grad=True) for i in range(2 * gated)))
+        y = tkq.fft_conv(u, k, None, causal, *gates)
+        yield f"fft_conv {S} {causal}", (y, *grad((y,), (u, k, *gates), (dy,)))
     with torch.no_grad():
         rows = torch.tensor([5, -1, 0, 1 << 40], device=device)
         for T, L in ((1, 3), (2, 5)):

@@ -189,6 +189,9 @@ TABLES = {
                            tensor("out", *WIDE, none=True, written="always")),
     "scan": (tensor("a", *WIDE), tensor("b", *WIDE), tensor("initial_state", *WIDE, none=True), flag("reverse"),
              flag("output_final_state")),
+    "fft_conv": (tensor("u", *HALF), tensor("k", "fp32"), tensor("d", *WIDE, none=True),
+                 Argument("causal", "flag", default=True), tensor("pre_gate", *HALF, none=True),
+                 tensor("post_gate", *HALF, none=True)),
     "tune": (Argument("function", "other", default=REQUIRED), Argument("effort", "other"), flag("again")),
     "prefetch": (Argument("ops", "other", default=()), integer("jobs", 1, 1)),
 }

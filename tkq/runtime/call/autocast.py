@@ -2,9 +2,9 @@
 
 As torch's, by what an op is: products cast (gemm, grouped_gemm, flash_attn, flash_attn_varlen, flex_attention,
 linear_attn, gated_delta_rule, mamba2_ssd, their steps and ssd_step, hedgehog, based, linear_cross_entropy,
-causal_conv1d and its step). The others keep the types they are given: norms, softmax, losses and scan, which torch
-raises to float32, compute in float32 whatever they are given, and write it where they are asked to; fp8_gemm and the
-quantisers have their types by name.
+causal_conv1d and its step, fft_conv). The others keep the types they are given: norms, softmax, losses and scan, which
+torch raises to float32, compute in float32 whatever they are given, and write it where they are asked to; fp8_gemm and
+the quantisers have their types by name.
 """
 import contextlib
 import functools

@@ -5,7 +5,39 @@ from cutlass import Float8E4M3FN as E4M3
 
 import tkq.tile as tk
 
+
+def _table(dtype=Float32, cols=64):
+    return tk.SharedAllocator().allocate_tensor(dtype, tk.factors(tk.WARPGROUP, cols), 16)
+
+
 REGISTERS = {
+    "pair_d": (
+        lambda x: tk.complex_mm_AB(tk.pair(64, BFloat16), tk.pair(64, BFloat16), None),
+        TypeError, "complex_mm_AB: operand d is a pair of 64 x 64 bf16 in registers, allowed is a pair .* of Float32"),
+    "pair_b": (
+        lambda x: tk.complex_mm_AB(tk.pair(64), tk.pair(64, BFloat16), None),
+        TypeError, "complex_mm_AB: operand b is None, allowed is a SharedPair"),
+    "pair_table": (
+        lambda x: tk.complex_mul_narrow(tk.pair(64, BFloat16), tk.pair(64), _table(cols=32)),
+        ValueError, "complex_mul_narrow: the table is .*, allowed are Float32"),
+    "pair_width": (
+        lambda x: tk.complex_mul_narrow(tk.pair(32, BFloat16), tk.pair(64), _table()),
+        ValueError, "complex_mul_narrow: operand a is a pair of 64 x 64 fp32"),
+    "pair_powers": (
+        lambda x: tk.complex_mul_powers(tk.pair(64, BFloat16), tk.pair(64), _table()),
+        ValueError, "complex_mul_powers: the table is"),
+    "pair_rows": (
+        lambda x: tk.complex_fma_conj(tk.pair(64), tk.pair(64), tk.pair(64), tk.cv(64)),
+        TypeError, "complex_fma_conj: operand v is column vector of 64, allowed is a row vector"),
+    "pair_mul_table": (
+        lambda x: tk.complex_mul_table(tk.pair(64), tk.pair(32), _table()),
+        ValueError, "complex_mul_table: operand a is a pair of 64 x 32 fp32"),
+    "pair_to_table": (
+        lambda x: tk.complex_to_table(_table(), tk.pair(64, BFloat16)),
+        TypeError, "complex_to_table: operand a is a pair of 64 x 64 bf16"),
+    "pair_copy": (
+        lambda x: tk.complex_copy(tk.pair(64), tk.pair(64), conjugate=True),
+        TypeError, "complex_copy: operand dst is a pair of 64 x 64 fp32"),
     "rt_cols": (
         lambda x: tk.rt(12),
         ValueError, "rt: cols is 12, allowed for fp32 are multiples of 8"),

@@ -1,0 +1,102 @@
+"""fft_conv against FlashFFTConv and torch.fft: causal forward, forward with backward, and circular.
+
+    python -m bench.ops.fft_conv [--sections calls,forward,training,circular] [--quick] [--shapes 64x768x4096]
+
+bf16, filters as long as the sequences. Shapes: sequences, heads, tokens. The work is the bytes of u and y, with the
+backward of five such tensors. A result is judged by the reference in float64, on the first sequence's first 16 heads: a
+peer's time counts where its result is right. Results go to OUT/fft_conv.json after every case.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import tkq
+from bench.core import harness
+from bench.core.command import Bench, Job, main
+from bench.core.harness import Call
+from bench.core.results import Bound
+from bench.ops.rows_common import randn
+from bench.peers import common, fft_conv
+from tkq.reference.long_convolution import fft_conv as exactly
+from tkq.reference.long_convolution import fft_conv_backward as exact_gradients
+from tkq.testing.timing import relative_error
+
+JUDGED = 16
+SHAPES = (64, 768, 1024), (64, 768, 4096), (64, 768, 8192), (16, 768, 32768)
+CIRCULAR = (64, 768, 1024), (64, 768, 4096)
+QUICK = SHAPES[1:2]
+AT_LEAST = {"forward": 10.0, "training": 10.0, "circular": 8.3}  # times torch
+
+
+def inputs(i, batch, heads, tokens):
+    """u and k."""
+    return randn(2 * i, batch, heads, tokens), randn(7000 + i, heads, tokens).float() / tokens**0.5
+
+
+def ours(u, k):
+    return tkq.fft_conv(u, k)
+
+
+def circular(u, k):
+    return tkq.fft_conv(u, k, None, False)
+
+
+def error_of(section):
+    def judged(x):
+        return x[:1, :JUDGED].double()
+
+    def forward(name, given, found):
+        if name == "copy":
+            return None
+        u, k = given
+        return relative_error(found[:1, :JUDGED], exactly(judged(u), k[:JUDGED].double(), causal=section != "circular"))
+
+    def training(name, given, found):
+        """The larger of y's and du's: a filter's gradient is a sum over all sequences."""
+        if name == "copy":
+            return None
+        u, k, dy = given
+        want = exactly(judged(u), k[:JUDGED].double()), exact_gradients(judged(dy), judged(u), k[:JUDGED].double())[0]
+        return max(relative_error(mine[:1, :JUDGED], exact) for mine, exact in zip(found, want))
+
+    return training if section == "training" else forward
+
+
+def made(section, shape, i):
+    given = inputs(i, *shape)
+    return (*given, randn(2 * i + 1, *shape)) if section == "training" else given
+
+
+def jobs(section, shapes) -> Iterator[Job]:
+    op = "fft_conv" if section == "forward" else f"fft_conv_{section}"
+    names = tuple(fft_conv.PEERS[op])
+    for shape in shapes:
+        work = 2 * shape[0] * shape[1] * shape[2] * (5 if section == "training" else 2)
+        question = harness.Question(section, "fft_conv", "{}x{} N{}".format(*shape), "GB/s", work,
+                                    Bound(("torch",), AT_LEAST[section]), roof=Bound(names[-1:], 0.9))
+        run = fft_conv.training(ours) if section == "training" else circular if section == "circular" else ours
+        yield Job(question, run, op, names, lambda i, size=shape: made(section, size, i), error_of(section))
+
+
+def calls() -> dict[str, Call]:
+    """Eager calls on tiny tensors."""
+    given = inputs(0, 1, 8, 64)
+    found = {"x + x": Call(lambda: given[0] + given[0]), "fft_conv tkq": Call(lambda: ours(*given))}
+    for name, call in common.find("fft_conv", ("torch",))[0].items():
+        found[f"fft_conv {name}"] = Call(lambda call=call: call(*given))
+    return found
+
+
+SECTIONS = {"forward": SHAPES, "training": SHAPES, "circular": CIRCULAR}
+BENCH = Bench(
+    "fft_conv", __doc__,
+    {section: lambda shapes, section=section: jobs(section, shapes) for section in SECTIONS},
+    shapes=SECTIONS,
+    quick=QUICK,
+    calls=calls,
+)
+
+if __name__ == "__main__":
+    sys.exit(main(BENCH))

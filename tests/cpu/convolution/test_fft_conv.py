@@ -1,0 +1,160 @@
+"""Long convolutions on a CPU: the reference tap by tap, plans, the filter's parts, how transforms go into tiles."""
+import math
+
+import pytest
+import torch
+
+import tkq
+from tkq.convolution.fft import launch
+from tkq.convolution.fft.plan import blocks_of, plan, splits_of, tiles_of, transform_rows, whole
+from tkq.convolution.fft.spec import BLOCKS, COLUMN_SCALE, TRANSFORM_ROWS, FftSpec, row_scale
+from tkq.reference import long_convolution as reference
+
+WIDE = torch.float64
+
+
+def randn(*shape):
+    return torch.randn(*shape, dtype=WIDE)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("taps", [3, 7, 12])
+def test_reference(causal, taps):
+    torch.manual_seed(0)
+    given = [t.requires_grad_() for t in (randn(2, 3, 7), randn(3, taps), randn(3), randn(2, 3, 7), randn(2, 3, 7))]
+    u, k, d, pre, post = given
+    v, want = u * pre, 0
+    for j in range(taps):
+        moved = torch.nn.functional.pad(v, (j, 0))[..., :7] if causal else v.roll(j, 2)
+        want = want + k[:, j, None] * moved
+    want = (want + d[:, None] * v) * post
+    dy = randn(2, 3, 7)
+    call = [t.detach() for t in given]
+    torch.testing.assert_close(reference.fft_conv(*call[:3], causal, *call[3:]), want.detach())
+    wanted = torch.autograd.grad(want, given, dy)
+    found = reference.fft_conv_backward(dy, *call[:3], causal, *call[3:])
+    for ours, right in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, right)
+
+
+def test_the_op_and_its_gradients_on_a_cpu():
+    u, k = torch.randn(2, 3, 7).bfloat16().requires_grad_(), torch.randn(3, 4, requires_grad=True)
+    y = tkq.fft_conv(u, k)
+    y.sum().backward()
+    assert y.dtype == u.grad.dtype == torch.bfloat16 and k.grad.dtype == torch.float32 and k.grad.shape == k.shape
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_every_length_has_a_plan(causal):
+    for L in (1, 2, 63, 64, 65, 1000, 1024, 2048, 2049, 4096, 4097, 8192, 8193, 16384, 16385, 32768, 32769):
+        rows = transform_rows(L, causal)
+        most = 32768 if causal else 16384
+        if most < L:
+            assert rows is None
+            continue
+        direct = causal or whole(L)
+        tokens, causal_ = (L, causal) if direct else (2 * L, True)
+        spec = FftSpec("bf16", rows, causal_, blocks=blocks_of(tokens, causal_))
+        assert spec.blocks * spec.points >= tokens and (causal_ or spec.points == L)
+        assert spec.blocks == 1 or rows == 64
+        for batch in (1, 2, 3, 64, 1000):
+            config = plan(spec, batch)
+            assert 1 <= config.warpgroups <= 3
+            assert (tiles_of(spec, batch) - 1) * spec.sequences < batch <= tiles_of(spec, batch) * spec.sequences
+            for heads in (1, 7, 768):
+                assert splits_of(spec, config, batch, heads) <= max(1, tiles_of(spec, batch))
+
+
+@pytest.mark.parametrize("L, taps", [(6000, 9000), (8192, 1), (13000, 12900), (32768, 32768)])
+def test_parts_of_the_filter(L, taps):
+    """Blocks with the parts' spectra, forth and mirrored."""
+    torch.manual_seed(0)
+    u, k, d = randn(1, 2, L), torch.randn(2, taps), torch.randn(2)
+    given = launch.Given(u.bfloat16(), k, d, True, None, None)
+    spec, blocks = launch.spec_of((given.u,), given), -(-L // 4096)
+    parts = torch.view_as_complex(launch.spectrum(given, spec)).to(torch.complex128)
+    moved = launch.quarter(4096, torch.device("cpu")).to(torch.complex128)
+    of_u = torch.fft.fft(torch.nn.functional.pad(u[0], (0, blocks * 4096 - L)).view(2, blocks, 4096) * moved)
+
+    def by_blocks(order, parts):
+        found = [None] * blocks
+        for j, block in enumerate(order):
+            total = sum(of_u[:, order[i]] * parts[:, j - i] for i in range(j + 1))
+            found[block] = (torch.fft.ifft(total) * moved.conj()).real
+        return torch.cat(found, 1)[None, :, :L]
+
+    order = list(range(blocks))
+    want = reference.fft_conv(u, k.double(), d.double())
+    mirrored = reference.fft_conv_backward(u, u, k.double(), d.double())[0]
+    torch.testing.assert_close(by_blocks(order, parts), want, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(by_blocks(order[::-1], parts.conj()), mirrored, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("rows", [2, 16, 64])
+def test_transforms_in_tiles(rows, causal):
+    """The kernel's steps in float64: which sequence a row belongs to, factors from the left, what comes back."""
+    torch.manual_seed(0)
+    spec = FftSpec("bf16", rows, causal)
+    m, k = torch.arange(64)[:, None], torch.arange(64)[None]
+    r = (m % rows).to(WIDE) - 0.25 * causal
+    angle = 2 * math.pi * r * (k % rows) / rows
+    here = m // rows == k // rows
+    c, s = angle.cos() * row_scale(rows) * here, angle.sin() * row_scale(rows) * here
+    left = [(c, -s), (s, c)][:spec.tiles]
+    root = lambda i, n: torch.polar(torch.ones(i.shape, dtype=WIDE), -2 * math.pi * i.to(WIDE) / n)
+    right, between = root(m * k, 64) * COLUMN_SCALE, root(r * k, spec.points)
+    u, taps = randn(spec.sequences, spec.points), torch.randn(1, spec.points)
+    given = launch.Given(u[None].bfloat16(), taps, None, causal, None, None)
+    filtered = torch.view_as_complex(launch.spectrum(given, spec))[0, 0].to(torch.complex128)[m % rows + rows * k]
+    place = [[(int(spec.sequence(tile, row)), row % rows) for row in range(64)] for tile in range(spec.tiles)]
+    tiles = [torch.stack([u[b].view(-1, 64)[n] for b, n in of]) for of in place]
+    z = sum(torch.complex(p @ x, q @ x) for (p, q), x in zip(left, tiles, strict=True)) * between @ right
+    back = ((z * filtered).conj() @ right * between).conj()
+    want = reference.fft_conv(u[None], taps.double().expand(spec.sequences, -1), causal=causal)[0]
+    for (p, q), of in zip(left, place, strict=True):
+        found = (p.T @ back.real + q.T @ back.imag) / (row_scale(rows) * COLUMN_SCALE) ** 2 / spec.points
+        right_ones = torch.stack([want[b].view(-1, 64)[n] for b, n in of])
+        torch.testing.assert_close(found, right_ones, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("error, words, changed", [
+    (ValueError, "k: shape", dict(k=torch.zeros(2, 4))), (ValueError, "u: has 2 dim", dict(u=torch.zeros(3, 7).half())),
+    (TypeError, "pre_gate is torch.float16", dict(pre_gate=torch.zeros(2, 3, 7).half())),
+    (TypeError, "k: dtype is torch.bfloat16", dict(k=torch.zeros(3, 4).bfloat16())),
+    (ValueError, "d: shape", dict(d=torch.zeros(1))),
+    (NotImplementedError, "u: has 32769 tokens, supported are up to 32768", dict(
+        u=torch.zeros(2, 3, 32769).bfloat16())),
+    (NotImplementedError, "u: has 16385 tokens, supported are up to 16384", dict(
+        u=torch.zeros(2, 3, 16385).bfloat16(), causal=False))])
+def test_refused(error, words, changed):
+    with pytest.raises(error, match=f"fft_conv: {words}"):
+        tkq.fft_conv(**dict(u=torch.zeros(2, 3, 7).bfloat16(), k=torch.zeros(3, 4)) | changed)
+
+
+@pytest.mark.parametrize("words, changed", [
+    ("rows is 3", dict(rows=3)), ("blocks is 2", dict(blocks=2, causal=False)), ("dtype is 'fp32'", dict(dtype="fp32")),
+    ("blocks is 3", dict(blocks=3)), ("vector is 4", dict(vector=4))])
+def test_specs_refuse_by_name(words, changed):
+    assert BLOCKS[-1] == 8 and TRANSFORM_ROWS[-1] == 64
+    with pytest.raises(ValueError, match=words):
+        FftSpec(**dict(dtype="bf16", rows=64) | changed)
+
+
+def test_the_layer():
+    torch.manual_seed(0)
+    layer = tkq.nn.HyenaFilterConv(3, 40)
+    u, gates = torch.randn(2, 3, 24).bfloat16().requires_grad_(), [torch.randn(2, 3, 24).bfloat16() for _ in range(2)]
+    k = layer.filter(24)
+    assert k.shape == (3, 24) and torch.allclose(k, layer.filter(40)[:, :24], atol=1e-6)
+    y = layer(u, *gates)
+    assert torch.equal(y, tkq.fft_conv(u, k, layer.d, True, *gates))
+    y.float().square().sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in layer.parameters()) and u.grad.any()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(layer.filter(24), k)
+    for words, call in (("u: has 41 tokens, allowed are up to max_tokens, 40", lambda: layer(torch.zeros(1, 3, 41))),
+                        ("u: shape", lambda: layer(torch.zeros(1, 4, 8))),
+                        ("heads is 0", lambda: tkq.nn.HyenaFilterConv(0, 8))):
+        with pytest.raises(ValueError, match=f"HyenaFilterConv: {words}"):
+            call()

@@ -1,0 +1,26 @@
+"""examples/long_convolution_train.py on the CPU: both sides compute the same, and what is asked can be known."""
+import pathlib
+import sys
+
+import torch
+
+sys.path.append(str(pathlib.Path(__file__).parents[3] / "examples"))
+import long_convolution_train as example
+
+
+def test_both_sides():
+    ours, theirs = (example.train(example.SMALL, 3, f, torch.device("cpu")) for f in (example.on_tkq, example.on_torch))
+    assert example.apart(ours, theirs) < 0.01
+
+
+def test_what_is_asked_has_been_said():
+    sizes = example.Sizes(keys=4, batch=3, tokens=20)
+    (ids, target), = example.recall(sizes, 1, "cpu")
+    asked = 0
+    for row, wanted in zip(ids.tolist(), target.tolist()):
+        known = {}
+        for t in range(0, 20, 2):
+            assert wanted[t] == known.get(row[t], -1) and wanted[t + 1] == -1
+            known[row[t]] = row[t + 1]
+            asked += wanted[t] >= 0
+    assert asked > 10

@@ -1,0 +1,144 @@
+"""fft_conv on the GPU: numerics by the 2x rule, hard signals, ends, gates, the same bits in every run."""
+import math
+
+import pytest
+import torch
+
+import tkq
+from tests.helpers.fft_conv import check, make
+from tests.helpers.sanitizer.nan_fill import poisoned
+
+
+@pytest.fixture(autouse=True)
+def _poisoned():
+    with poisoned():
+        yield
+
+
+@pytest.mark.parametrize("B, L, taps", [(5, 4096, 4096), (64, 4096, 777), (5, 3080, 5000), (5, 2056, 1)])
+def test_numerics(B, L, taps):
+    check(make(B, 3, L, taps))
+
+
+@pytest.mark.parametrize("L", [8192, 4104])
+def test_blocks(L):
+    check(make(5, 2, L, L))
+
+
+@pytest.mark.parametrize("L, taps", [(16384, 16384), (12400, 20000), (8200, 3)])
+def test_four_blocks(L, taps):
+    check(make(3, 2, L, taps), gradients=False)
+
+
+@pytest.mark.parametrize("L, taps", [(32768, 32768), (20000, 50000)])
+def test_eight_blocks(L, taps):
+    check(make(3, 2, L, taps))
+
+
+def test_gates_and_odd_lengths():
+    check(make(5, 2, 333, 400, gates="pre post", d=True))
+
+
+def test_short():
+    for L in (1, 3, 63):
+        check(make(3, 2, L, 70), gradients=False, what=str(L))
+    u, d = make(3, 2, 63, 1)["u"].detach(), torch.tensor([0.5, 2.0], device="cuda")
+    y = tkq.fft_conv(u, torch.zeros(2, 0, device="cuda"), d)  # no taps
+    assert torch.allclose(y.float(), u.float() * d[:, None], rtol=2**-7, atol=2**-7)
+
+
+def test_fp16_and_strides():
+    given = make(9, 3, 640, 640, "fp16", d=True)
+    given["u"] = torch.randn(3, 9, 1280, device="cuda").half().transpose(0, 1)[..., 8:648]
+    check(given, gradients=False)
+
+
+@pytest.mark.parametrize("taps", [100, 4096, 6000])
+def test_circular(taps):
+    check(make(5, 3, 4096, taps), causal=False)
+
+
+def test_circular_of_any_length():
+    check(make(7, 2, 1100, 1500), causal=False)
+
+
+@pytest.mark.parametrize("signal", ["impulses", "constant", "alternating", "range", "tiny", "huge"])
+def test_hard_signals(signal):
+    given = make(5, 3, 4096, 4096)
+    u, t = given["u"].detach(), torch.arange(4096, device="cuda")
+    with torch.no_grad():
+        if signal == "impulses":
+            u.zero_()
+            for b in range(5):
+                u[b, :, (0, 1, 64, 1000, 4095)[b]] = 1 + b
+        if signal == "constant":
+            u.fill_(3)
+            given["k"].fill_(1 / 4096)
+        if signal == "alternating":
+            u.copy_(1 - 2.0 * (t % 2).expand_as(u))
+        if signal == "range":
+            u.mul_(torch.exp2(torch.randint(-30, 3, u.shape, device="cuda").float()))
+        if signal in ("tiny", "huge"):  # each sequence of another size, its partner in a transform too
+            sizes = (1e-30 if signal == "tiny" else 1e30) * torch.exp2(-3.0 * torch.arange(5, device="cuda"))
+            u.mul_(sizes[:, None, None])
+    check(given, gradients=signal not in ("tiny", "huge"))
+
+
+def test_filters_of_any_size():
+    given = make(5, 3, 4096, 4096)
+    with torch.no_grad():
+        given["k"].mul_(torch.tensor([1e-30, 1.0, 1e30], device="cuda")[:, None])
+    check(given, gradients=False)
+    with torch.no_grad():
+        given["k"].zero_()
+        assert not tkq.fft_conv(given["u"], given["k"]).any()
+
+
+@pytest.mark.parametrize("L, causal", [(63, True), (6000, True), (4096, False)])
+def test_nan_and_infinities_stay_in_their_sequence(L, causal):
+    given = make(5, 2, L, L)
+    u = given["u"].detach()
+    clean = tkq.fft_conv(u, given["k"].detach(), None, causal)
+    u[1, 0, L - 1], u[0, 1, 5] = math.nan, math.inf
+    y = tkq.fft_conv(u, given["k"].detach(), None, causal)
+    bad = torch.zeros(5, 2, dtype=torch.bool, device="cuda")
+    bad[1, 0] = bad[0, 1] = True
+    assert y[bad].isnan().all() and torch.equal(y[~bad], clean[~bad])
+
+
+def test_nan_behind_the_ends():
+    """Of tokens, of heads' filters, of sequences."""
+    given = make(5, 3, 4088, 4088)
+    wide = torch.full((6, 4, 4096), math.nan, device="cuda", dtype=torch.bfloat16)
+    taps = torch.full((4, 4096), math.nan, device="cuda")
+    wide[:5, :3, :4088], taps[:3, :4088] = given["u"].detach(), given["k"].detach()
+    for u, k in ((wide[:5, :3, :4088], taps[:3, :4088]), (wide[:5, :3, :4087], taps[:3, :4087])):
+        n = u.shape[2]
+        want = tkq.fft_conv(given["u"].detach()[..., :n].contiguous(), given["k"].detach()[:, :n].contiguous())
+        y = tkq.fft_conv(u, k)
+        assert y.isfinite().all() and torch.equal(y, want)
+
+
+@pytest.mark.parametrize("B, L", [(64, 4096), (5, 8192)])
+def test_the_same_bits(B, L):
+    given = make(B, 3, L, L)
+    run = lambda: torch.autograd.grad(tkq.fft_conv(given["u"], given["k"]), (given["u"], given["k"]),
+                                      given["u"].detach())
+    assert all(torch.equal(a, b) for a, b in zip(run(), run(), strict=True))
+
+
+def test_sequences_do_not_reach_each_other():
+    """A sequence's result is the same with a partner a millionth and a million times as large."""
+    given = make(5, 2, 4096, 4096)
+    u, k = given["u"].detach(), given["k"].detach()
+    y = tkq.fft_conv(u, k, None, False)
+    scaled = torch.tensor([1.0, 2.0**20, 2.0**-20, 1.0, 1.0], device="cuda")[:, None, None]
+    assert torch.equal(tkq.fft_conv((u * scaled).bfloat16(), k, None, False), (y * scaled).bfloat16())
+
+
+def test_partners_of_any_size():
+    """Of a circular convolution's gradients, where two sequences are one transform."""
+    given = make(5, 2, 4096, 4096)
+    with torch.no_grad():
+        given["u"].mul_(torch.tensor([1.0, 2.0**14, 2.0**-14, 1.0, 1.0], device="cuda")[:, None, None])
+    check(given, causal=False)

@@ -1,0 +1,54 @@
+"""Long convolutions' inputs, what they are compared with, and the rule by which."""
+import torch
+
+import tkq
+from tkq.reference import long_convolution as reference
+from tkq.testing import assert_2x
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+NAMES = "u", "k", "d", "pre_gate", "post_gate"
+# Beside torch.fft's in float32, whose error is nothing, a result has its own rounding and that of fp16 operands, eight
+# times one after the other: of the largest number as many ulps of the result's type.
+ULPS = {"bf16": 1, "fp16": 3}
+SUMS = 4e-3  # of a filter's gradient: relative to its length, error of fp16 operands
+
+
+def make(B, H, L, taps, dtype="bf16", gates="", d=False, device="cuda"):
+    """{name: tensor or None} that require gradients. gates: "pre", "post", "pre post"."""
+    g = torch.Generator(device).manual_seed(0)
+    randn = lambda *shape: torch.randn(shape, device=device, generator=g)
+    found = dict(u=randn(B, H, L).to(DTYPES[dtype]), k=randn(H, taps) / taps**0.5, d=randn(H) if d else None)
+    found |= {f"{name}_gate": randn(B, H, L).to(DTYPES[dtype]) if name in gates.split() else None
+              for name in ("pre", "post")}
+    return {name: None if t is None else t.requires_grad_() for name, t in found.items()}
+
+
+def check(given, causal=True, gradients=True, what=""):
+    """By the 2x rule, each sequence by itself; a filter's gradient by its length."""
+    name = next(name for name, t in DTYPES.items() if t == given["u"].dtype)
+    cast = lambda to: [None if t is None else to(t.detach()) for t in given.values()]
+    call = lambda a: [*a[:3], causal, *a[3:]]
+    y = tkq.fft_conv(*call(list(given.values())))
+    sequences_close(y, reference.fft_conv(*call(cast(torch.Tensor.double))),
+                    reference.fft_conv(*call(cast(torch.Tensor.float))), ULPS[name], f"{what} y")
+    if not gradients:
+        return y
+    g = torch.Generator(y.device).manual_seed(1)
+    dy = torch.randn(y.shape, device=y.device, generator=g).to(y.dtype)
+    leaves = {n: t for n, t in given.items() if t is not None}
+    found = dict(zip(leaves, torch.autograd.grad(y, list(leaves.values()), dy), strict=True))
+    truth, peer = (dict(zip(NAMES, reference.fft_conv_backward(to(dy), *call(cast(to))), strict=True))
+                   for to in (torch.Tensor.double, torch.Tensor.float))
+    for n, t in found.items():
+        if n in ("k", "d"):
+            error = (t.double() - truth[n]).norm() / truth[n].norm()
+            assert error <= SUMS, f"{what} d{n}: error {error:.2e}, allowed {SUMS:.2e}"
+        else:
+            sequences_close(t, truth[n], peer[n], ULPS[name], f"{what} d{n}")
+    return y
+
+
+def sequences_close(ours, truth, peer, ulps, what):
+    for b in range(ours.shape[0]):
+        for h in range(ours.shape[1]):
+            assert_2x(ours[b, h], truth[b, h], peer[b, h].to(ours.dtype), ulps=ulps, block=None, what=f"{what} {b} {h}")

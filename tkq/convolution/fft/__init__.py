@@ -1,0 +1,1 @@
+"""Long convolutions through the Fourier transform: `tkq.fft_conv`."""

@@ -1,0 +1,47 @@
+"""What a caller may pass to fft_conv."""
+from typing import NamedTuple, Optional
+
+from torch import Tensor
+
+from tkq.convolution.fft.plan import transform_rows
+from tkq.convolution.fft.spec import BLOCKS, MOST_POINTS
+from tkq.runtime import arguments
+from tkq.runtime.call import check
+
+OP = "fft_conv"
+MOST = 1 << 24  # of heads, sequences, and of tokens before others are asked
+_tensors = arguments.checker(OP, "u", "k", "d", "pre_gate", "post_gate")
+options = arguments.checker(OP, "causal")
+
+
+class Call(NamedTuple):
+    """The arguments of a call, in their order."""
+
+    u: Tensor
+    k: Tensor
+    d: Optional[Tensor] = None
+    causal: bool = True
+    pre_gate: Optional[Tensor] = None
+    post_gate: Optional[Tensor] = None
+
+
+def check_call(call: Call) -> None:
+    """Raises what fft_conv promises of its tensors."""
+    u, k, d, causal, pre, post = call
+    _tensors(u, k, d, pre, post)
+    check.rank(f"{OP}: u", u, 3)
+    B, H, L = u.shape
+    check.shape(f"{OP}: k", k, (H, None))
+    if d is not None:
+        check.shape(f"{OP}: d", d, (H,))
+    for name, gate in (("pre_gate", pre), ("post_gate", post)):
+        if gate is not None:
+            check.shape(f"{OP}: {name}", gate, (B, H, L))
+            if gate.dtype != u.dtype:
+                raise TypeError(f"{OP}: {name} is {gate.dtype}, u is {u.dtype}; allowed is the same")
+    check.same_device(u=u, k=k, d=d, pre_gate=pre, post_gate=post)
+    if max(B, H) > MOST:
+        raise NotImplementedError(f"{OP}: u: has {B} sequences and {H} heads, supported are up to {MOST}")
+    if transform_rows(L, causal) is None:
+        most = BLOCKS[-1] * MOST_POINTS // (1 if causal else 2)
+        raise NotImplementedError(f"{OP}: u: has {L} tokens, supported are up to {most}")

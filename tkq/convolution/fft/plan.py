@@ -1,0 +1,44 @@
+"""From a spec and sizes to a config and to a grid. Pure: neither torch nor the DSL."""
+from __future__ import annotations
+
+from .config import FftConfig
+from .spec import BLOCKS, COLS, MOST_POINTS, ROWS, TRANSFORM_ROWS, FftSpec
+
+SMS = 132
+
+
+def plan(spec: FftSpec, batch: int) -> FftConfig:
+    """As many warpgroups as there are tiles of a head, up to 3: a fourth would leave each thread too few registers. Of
+    several blocks up to 2, which have a spectrum in registers."""
+    return FftConfig(min(3 if spec.blocks == 1 else 2, max(1, tiles_of(spec, batch))))
+
+
+def tiles_of(spec: FftSpec, batch: int) -> int:
+    """Of a head's sequences."""
+    return -(-batch // spec.sequences)
+
+
+def splits_of(spec: FftSpec, config: FftConfig, batch: int, heads: int) -> int:
+    """Blocks among which a head's tiles are divided: more than one where heads alone leave SMs without work."""
+    groups = -(-tiles_of(spec, batch) // config.warpgroups)
+    return max(1, min(groups, SMS // max(1, heads)))
+
+
+def transform_rows(tokens: int, causal: bool) -> int | None:
+    """Rows of the transforms for sequences of that many tokens, the fewest that will do; None where there are too many
+    tokens. Not causal: of one of as many points; where there is none, of causal ones of the sequences written twice."""
+    if not causal:
+        return tokens // COLS if whole(tokens) else transform_rows(2 * tokens, True)
+    if tokens > BLOCKS[-1] * MOST_POINTS:
+        return None
+    return next((rows for rows in TRANSFORM_ROWS if COLS * rows >= tokens), ROWS)
+
+
+def blocks_of(tokens: int, causal: bool) -> int:
+    """Blocks that the kernel for sequences of that many tokens has room for."""
+    return next(n for n in BLOCKS if not causal or tokens <= n * MOST_POINTS)
+
+
+def whole(tokens: int) -> bool:
+    """Is there a transform of exactly as many points?"""
+    return tokens in [COLS * rows for rows in TRANSFORM_ROWS]

@@ -1,0 +1,149 @@
+"""The factors of a transform, which a block makes for itself, and the filter's spectrum in their order.
+
+With n = 64 n1 + n2 and k = k1 + R k2, of N = 64 R points, w(M) = exp(-2 pi i / M), r = k1, and causal r = k1 - 1/4:
+
+    Z[k1 + R k2] = sum over n2 of w(64)^(n2 k2)  w(N)^(r n2)  sum over n1 of w(R)^(n1 r) z[64 n1 + n2]
+
+so a tile with n1 down and n2 across becomes one with k1 down and k2 across, by a product from the left, factors element
+by element, a product from the right. It comes back by the same, in the opposite order, of conjugates.
+
+At frequencies k - 1/4 what is around the circle once comes back times i: of real sequences and a real filter the
+result's real part is the causal convolution, and nothing has to be padded by zeros.
+"""
+import math
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, const_expr
+
+import tkq.tile as tk
+from tkq.convolution.fft.spec import COLS, COLUMN_SCALE, ROWS, row_scale
+
+EXPONENT = 23  # where it begins in an fp32
+INFINITE = 0x7F800000  # and above: NaN
+
+
+def root(i, n: int):
+    """(cos, sin) of 2 pi i / n, i an int at run time; n a power of 2."""
+    i = i & (n - 1)
+    angle = Float32(Int32(cutlass.select_(i < n // 2, i, i - n))) * Float32(2.0 * math.pi / n)
+    return cute.math.cos(angle, fastmath=True), cute.math.sin(angle, fastmath=True)
+
+
+class Tables:
+    """Of a spec; `me` of `threads` threads call each function together."""
+
+    def __init__(self, spec, threads: int):
+        self.spec, self.threads = spec, threads
+
+    def shifted(self, k1):
+        """(4 r, 4), or (r, 1): the row's frequency r as a fraction."""
+        return (4 * k1 - 1, 4) if self.spec.causal else (k1, 1)
+
+    @cute.jit
+    def fill_rows(self, to, me):
+        """Factors from the left. to: tiles (P, Q) for each input tile X of a step: the sum of P X is the result's real
+        part, of Q X its imaginary part; and back, the outputs are P' B + Q' C, B + iC the conjugate of what is
+        transformed."""
+        spec, R = self.spec, self.spec.rows
+        scale, dtype = Float32(row_scale(R)), to.type.dtype
+        for at in cutlass.range(me, ROWS * ROWS, self.threads, unroll=1):
+            m, k = at // ROWS, at % ROWS
+            r, parts = self.shifted(m % R)
+            c, s = root(r * (k % R), parts * R)
+            here = m // R == k // R
+            c, s = (cutlass.select_(here, x * scale, Float32(0.0)) for x in (c, s))
+            for tile in cutlass.range_constexpr(spec.tiles):
+                p, q = (s, c) if tile else (c, -s)
+                to[2 * tile].tensor[m, k], to[2 * tile + 1].tensor[m, k] = dtype(p), dtype(q)
+
+    @cute.jit
+    def fill_columns(self, to: tk.SharedPair, me):
+        """Factors from the right, of 64 points."""
+        dtype = to.real.type.dtype
+        for at in cutlass.range(me, COLS * COLS, self.threads, unroll=1):
+            m, k = at // COLS, at % COLS
+            c, s = root(m * k, COLS)
+            c, s = c * Float32(COLUMN_SCALE), s * Float32(COLUMN_SCALE)
+            to.real.tensor[m, k], to.imag.tensor[m, k], to.minus.tensor[m, k] = dtype(c), dtype(-s), dtype(s)
+
+    @property
+    def each(self):
+        """How many of a table's elements a warpgroup's thread fills."""
+        return -(-COLS // 4 // (self.threads // tk.WARPGROUP))
+
+    def _mine(self, j):
+        """The j-th of them; the last one again, which gets the same numbers, where they do not divide."""
+        return cutlass.min(j * (self.threads // tk.WARPGROUP) + tk.warpgroup_id(), COLS // 4 - 1)
+
+    @cute.jit
+    def fill_twiddles(self, to: cute.Tensor):
+        """w(N)^(r n2). to: of the layout `powers`."""
+        def factor(row, col):
+            r, parts = self.shifted(row % self.spec.rows)
+            c, s = root(r * col, parts * self.spec.points)
+            return c, -s
+
+        if tk.warpgroup_id() == 0:
+            tk.fill_powers(to, factor)
+
+    @cute.jit
+    def fill_spectra(self, to: cute.Tensor, spectra: cute.Tensor, largest: cute.Tensor):
+        """The filter's, of each of its parts, divided by a power of 2 near the largest number of all. to: of the layout
+        `factors`, and parts. spectra: (parts, points, 2) fp32. largest: an int for each warp.
+
+        Returns the power of 2, what products are multiplied by. The block's threads meet in between; they have met
+        before (the tables before are of no use), and meet behind."""
+        most, four = Int32(0), cute.make_rmem_tensor((4,), Float32)
+        parts, narrow = cute.size(to, mode=[3]), to.element_type is not Float32
+        for part in cutlass.range(parts, unroll=1):
+            for j in cutlass.range_constexpr(self.each):
+                self.gather(four, spectra, part, self._mine(j))
+                for e in cutlass.range_constexpr(4):
+                    most = cutlass.max(most, magnitude(four[e]))
+        most, warp = cute.arch.warp_redux_sync(most, "max"), tk.warp_id()  # which all lanes of a warp ask together
+        if tk.lane_id() == 0:
+            largest[warp] = most
+        tk.sync_block()
+        for w in cutlass.range_constexpr(self.threads // 32):
+            most = cutlass.max(most, largest[w])
+        down, up = power(most, 0)
+        for part in cutlass.range(parts, unroll=1):
+            for j in cutlass.range_constexpr(self.each):
+                self.gather(four, spectra, part, self._mine(j))
+                for e in cutlass.range_constexpr(4):
+                    four[e] = four[e] * down
+                there = to[None, tk.thread_in_warpgroup(), self._mine(j), part]
+                if const_expr(narrow):
+                    cute.autovec_copy(tk.narrow_four([four[e] for e in range(4)], to.element_type), there)
+                else:
+                    cute.autovec_copy(four, there)
+        return up
+
+    @cute.jit
+    def gather(self, four: cute.Tensor, spectra: cute.Tensor, part, i):
+        """A thread's i-th two numbers of a part's spectrum."""
+        spec = self.spec
+        row, col = tk.factor_place(i)
+        for e in cutlass.range_constexpr(2):
+            at = row % spec.rows + spec.rows * (col + e)
+            imag = spectra[part, at, 1]
+            four[2 * e], four[2 * e + 1] = spectra[part, at, 0], -imag if spec.conjugate else imag
+
+
+def magnitude(x):
+    """An fp32's, as an int: of the same order, NaN above infinity."""
+    return x.bitcast(Int32) & 0x7FFFFFFF
+
+
+def power(largest, above: int):
+    """(down, up): a power of 2 that brings numbers up to `largest`, a magnitude, below 2^(above + 1), and its inverse.
+    Both are finite whatever largest is."""
+    exponent = cutlass.min(cutlass.max(largest >> EXPONENT, above + 2), 253)
+    down, up = 254 + above - exponent, exponent - above
+    return (down << EXPONENT).bitcast(Float32), (up << EXPONENT).bitcast(Float32)
+
+
+def power_of(exponent):
+    """2 ** exponent, an int from -126 to 127; what is beyond counts as the nearer of the two."""
+    return (cutlass.min(cutlass.max(exponent + 127, 1), 254) << EXPONENT).bitcast(Float32)
