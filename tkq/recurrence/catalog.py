@@ -1,8 +1,9 @@
 """The kernels of scans that tkq itself can choose, and what their machine code must show."""
 import itertools
+from dataclasses import replace
 
 from tkq.recurrence.launch import recipe
-from tkq.recurrence.plan import plan
+from tkq.recurrence.plan import plan, widest
 from tkq.recurrence.spec import BITS, ScanSpec
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
@@ -15,8 +16,9 @@ def shipped() -> list:
     backward."""
     found = []
     for dtype, gradients in itertools.product(("bf16", "fp32"), (None, "both")):
-        for vector, columns in ((64 // BITS[dtype], MANY), (1, FEW)):
-            found.append((ScanSpec(dtype, vector, gradients=gradients), columns))
+        for columns in (MANY, FEW):
+            spec = ScanSpec(dtype, gradients=gradients)
+            found.append((replace(spec, vector=widest(4, spec, columns)), columns))
         found += [(ScanSpec(dtype, 128 // BITS[dtype], "time", gradients=gradients, falling=falling), MANY)
                   for falling in (False, True)]
     return [Shipped(_name(s, columns), recipe(s, plan(s, columns)), expectation(s)) for s, columns in found]
@@ -33,4 +35,4 @@ def expectation(s: ScanSpec) -> Expectation:
     wide = (f"LDG.E.{bits}", f"STG.E.{bits}") if bits >= 64 else ("LDG.E", "STG.E")
     shared = ("LDS.128", "STS.128") if s.layout == "time" else ()
     return Expectation(instructions=(*wide, *shared, "BAR.SYNC", "BAR.ARV"), absent=("CALL", "ATOM", "RED"),
-                       registers=168)
+                       registers=255 if s.layout == "time" and s.backward and s.dtype == "fp32" else 168)

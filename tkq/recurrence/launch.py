@@ -162,7 +162,7 @@ def _run(spec, read, others, states, falling, product=None):
     states = tuple(None if t is None else t.contiguous() for t in (*states, product))
     (B, _, C), device = a.shape, a.get_device()
     spec = replace(spec, vector=vector, falling=falling) if time else replace(
-        spec, vector=widest(vector, spec.dtype, B * C))
+        spec, vector=widest(vector, spec, B * C))
     call = _launcher(device, spec, plan(spec, B * C), a), (a, (b, *others, *states), -1 if falling else 1)
     call[0](*call[1])
     return call

@@ -27,8 +27,9 @@ def test_fp32(reverse):
     check(*make(2, 200, 40, "fp32"), reverse=reverse)
 
 
-def test_two_channels_a_thread():
-    check(*make(8, 70, 1930, "bf16"))
+@pytest.mark.parametrize("C, dtype", [(1930, "bf16"), (1932, "bf16"), (1932, "fp32")])
+def test_several_channels_a_thread(C, dtype):
+    check(*make(8, 70, C, dtype))
 
 
 def test_channels_of_several_sequences_in_a_warp():
