@@ -6,14 +6,13 @@ from dataclasses import dataclass
 class DecodeConfig:
     """keys: rows of a K or V tile. stages: tiles of K, and as many of V, in shared memory. registers: of a thread of
     the producers and of the consumers. blocks: of threads on an SM. pdl: the launch lies under the end of the kernel
-    before. l2: bytes that a copy of a row's first 16 brings into L2."""
+    before."""
 
     keys: int = 128
     stages: int = 3
     registers: tuple[int, int] = (120, 240)
     blocks: int = 1
     pdl: bool = True
-    l2: int = 128
 
     @property
     def rows_per_warp(self) -> int:

@@ -6,8 +6,8 @@ from tkq.tile.assembly import _asm
 
 
 @dsl_user_op
-def copy16(dst, src, there, l2=128, *, loc=None, ip=None):
+def copy16(dst, src, there, *, loc=None, ip=None):
     """16 bytes from the global address ``src`` to the shared address ``dst``, asynchronous, past L1 (cp.async.cg); only
-    the first ``there`` of them, 0 or 16, are read, the others become 0. l2: see `DecodeConfig`. Any thread."""
-    _asm([Int32(dst), Int64(src), Int32(there)], f"cp.async.cg.shared.global.L2::{l2}B [$0], [$1], 16, $2;", "r,l,r",
+    the first ``there`` of them, 0 or 16, are read, the others become 0. Any thread."""
+    _asm([Int32(dst), Int64(src), Int32(there)], "cp.async.cg.shared.global.L2::128B [$0], [$1], 16, $2;", "r,l,r",
          loc, ip)

@@ -4,7 +4,6 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.attention.decode import words
 from tkq.attention.decode.consumer import Consumer
 from tkq.attention.decode.plan import ROWS, padded
 from tkq.attention.decode.producer import Producer
@@ -64,7 +63,7 @@ class Decode:
             left=sc.left, right=sc.right, split=sc.split, batch=Int32(B), heads_kv=Int32(Hk), group=Int32(group),
             queries=Int32(Sq), tiles=Int32((Sq * group + ROWS - 1) // ROWS), page_size=Int32(page),
             capacity=Int32(page * x.table.shape[1]) if const_expr(spec.paged) else Int32(page),
-            key_block=self.config.keys, bad_page=words.BAD_PAGE)
+            key_block=self.config.keys)
         self.kernel(g).launch(grid=[sc.parts, 1, 1], block=[2 * tk.WARPGROUP, 1, 1], stream=stream,
                               min_blocks_per_mp=self.config.blocks,
                               # All of the SM's shared memory, so that the blocks fit: known without a device.

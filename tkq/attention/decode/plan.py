@@ -6,7 +6,7 @@ from .spec import DecodeSpec
 
 ROWS = 64  # of a tile of packed queries
 OVERHEAD = 256  # keys that beginning a task costs as much time as
-LEAST = 128  # keys of a part: shorter ones cost more in merging than they gain
+LEAST = 64  # keys of a part, at least: one block
 FIXED_KEYS = 1024  # of a split that does not depend on what else is in the batch
 SHARED = 224 * 1024  # bytes for tiles
 

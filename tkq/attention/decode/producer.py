@@ -110,7 +110,7 @@ class Producer:
             some = there != Int64(0)
             if columns % 64:
                 some = some & (chunk < columns // VECTOR)
-            copy16(to, there + Int64(chunk) * 16, cutlass.select_(some, Int32(16), Int32(0)), cfg.l2)
+            copy16(to, there + Int64(chunk) * 16, cutlass.select_(some, Int32(16), Int32(0)))
 
     def done(self, pipe, ring):
         """The tile is full when the copies have landed and each warp has said which rows are there."""

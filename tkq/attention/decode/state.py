@@ -64,7 +64,6 @@ class Globals:
     page_size: Int32
     capacity: Int32
     key_block: Constexpr[int]
-    bad_page: Constexpr[int]
 
 
 @dataclass(frozen=True)
