@@ -34,6 +34,13 @@ PACKAGES = (
     "liger-kernel",
     "deep-gemm",
     "flash-attn-3",
+    "flash-linear-attention",
+    "flashinfer-python",
+    "flash-qla",
+    "flash-kda",
+    "mamba-ssm",
+    "causal-conv1d",
+    "accelerated-scan",
 )
 
 
