@@ -10,6 +10,7 @@ from tests.gpu.attention.test_flex_attention import BF16, FP16, B, H, make, mask
 from tests.helpers.attention import flex_gallery as gallery
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.testing import assert_2x
+from tkq.testing.rule import BLOCK
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +41,8 @@ def check(q, k, v, score_mod=None, mask_mod=None, block_mask=None, with_lse=Fals
     dense = lambda *x: gallery.dense(*x, score_mod, seen, dtype=x[0].dtype)
     true, low = (gradients(dense, *(x.to(dtype) for x in (q, k, v)), do, dlse) for dtype in (torch.float64, q.dtype))
     for name, a, b, c in zip(("dq", "dk", "dv"), ours, true, low):
-        assert_2x(a, b, c, 1, f"{what} {name}")
+        # of few rows one may see a single key: its gradient is 0, by PyTorch exactly
+        assert_2x(a, b, c, 1, f"{what} {name}", block=BLOCK if a.shape[2] >= BLOCK else None)
     return ours
 
 

@@ -5,7 +5,8 @@ import math
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
-from cutlass.cutlass_dsl import is_dynamic_expression
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T, dsl_user_op, is_dynamic_expression
 
 from tkq.attention.flex.graph import FLOAT, Node
 
@@ -71,6 +72,8 @@ class Emitted:
         if node.op == "div" and self._shares_divisor(*node.args):
             args = args[0], self._inverse(self._key(node.args[1], inputs), args[1])
             node = Node("mul", node.type, node.args)
+        if node.op == "div" and "score" not in self.depends[i]:
+            return _rounded_quotient(*args)
         return kind(_operation(node, args, [graph.nodes[a] for a in graph.operands(i)]))
 
     def _shift(self, i, inputs):
@@ -93,6 +96,14 @@ class Emitted:
         if known not in self.made:
             self.made[known] = Float32(1.0) / divisor
         return self.made[known]
+
+
+@dsl_user_op
+def _rounded_quotient(a, b, *, loc=None, ip=None):
+    """a / b, rounded once: of indices floor or ceil may be taken of it. The DSL's own is good to 2 ulp."""
+    return Float32(llvm.inline_asm(T.f32(), [Float32(x).ir_value(loc=loc, ip=ip) for x in (a, b)],
+                                   "div.rn.f32 $0, $1, $2;", "=f,f,f", has_side_effects=False, is_align_stack=False,
+                                   asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip))
 
 
 def _needs(graph):
@@ -154,7 +165,7 @@ _OF_BOTH = {"min": _least, "max": _most,
 def _divided(op, a, b, divisor, whole):
     """Quotients towards minus infinity or zero, and the remainder that goes with the first."""
     if not whole:
-        quotient = a / b
+        quotient = _rounded_quotient(a, b)
         if op == "truncdiv":
             return cute.math.trunc(quotient)
         down = cute.math.floor(quotient)
