@@ -13,6 +13,7 @@ from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 from torch.distributed.tensor.experimental import register_sharding
 
 import tkq
+from tkq.integrations import along_sequences
 
 S, R, P = Shard, Replicate(), Partial()
 
@@ -254,47 +255,6 @@ def _based_backward(g):
                dict.fromkeys(("do", "q", "k", "v", "o", *(("sums",) if g.use_norm else ())), S(at)))
 
 
-def _channels(g):
-    """Sequences, or channels, where no heads of theirs are normed."""
-    for at, of_weight in ((0, R),) * (g.cu_seqlens is None) + ((2, S(0)),) * (not g.norm_heads):
-        state = 0 if at == 0 else 1
-        yield ((S(at), S(state) if g.output_final_state else R),
-               dict(x=S(at), weight=of_weight, bias=of_weight, initial_state=S(state)))
-
-
-def _channels_backward(g):
-    for at, sums, weight, state in ((0, P, R, S(0)),) * (g.cu_seqlens is None) + ((2, S(0), S(0), S(1)),) * (
-            not g.norm_heads):
-        yield ((S(at) if g.need_x else R, sums if g.need_weights else R,
-                sums if g.need_weights and g.bias is not None else R, state if g.need_state else R),
-               dict(dy=S(at), x=S(at), weight=weight, bias=weight, initial_state=state, dfinal=state))
-
-
-def _scan(g):
-    """Sequences, or channels."""
-    for at, state in ((0, 0), (2, 1)):
-        yield ((S(at), S(state) if g.output_final_state else R), dict(a=S(at), b=S(at), initial_state=S(state)))
-
-
-def _scan_backward(g):
-    for at, state in ((0, 0), (2, 1)):
-        yield (tuple(S(i) if need else R for i, need in ((at, g.need_a), (at, g.need_b), (state, g.need_state))),
-               dict(dh=S(at), a=S(at), h=S(at), initial_state=S(state), dfinal=S(state)))
-
-
-def _heads_of_tokens(g):
-    """Sequences, or heads."""
-    yield (S(0),), dict(u=S(0), pre_gate=S(0), post_gate=S(0))
-    yield (S(1),), dict(u=S(1), k=S(0), d=S(0), pre_gate=S(1), post_gate=S(1))
-
-
-def _heads_of_tokens_backward(g):
-    for at, of_filter, sums in ((0, R, P), (1, S(0), S(0))):
-        yield ((S(at) if g.need_u else R, sums if g.need_k else R, sums if g.need_d else R,
-                S(at) if g.need_pre else R, S(at) if g.need_post else R),
-               dict(dy=S(at), u=S(at), k=of_filter, d=of_filter, pre_gate=S(at), post_gate=S(at)))
-
-
 def _channels_step(g):
     """As `_step`."""
     last = S(g.x.ndim - 1)
@@ -361,9 +321,10 @@ RULES = {
     "mamba2_ssd_pool": _ssd_pool,
     "mamba2_ssd": _ssd, "mamba2_ssd_backward": _ssd_backward, "hedgehog": _hedgehog,
     "hedgehog_backward": _hedgehog_backward, "based": _based, "based_backward": _based_backward,
-    "causal_conv1d": _channels, "causal_conv1d_backward": _channels_backward, "causal_conv1d_step": _channels_step,
-    "scan": _scan, "scan_backward": _scan_backward,
-    "fft_conv": _heads_of_tokens, "fft_conv_backward": _heads_of_tokens_backward,
+    "causal_conv1d": along_sequences.channels, "causal_conv1d_backward": along_sequences.channels_backward,
+    "causal_conv1d_step": _channels_step,
+    "scan": along_sequences.scan, "scan_backward": along_sequences.scan_backward,
+    "fft_conv": along_sequences.heads_of_tokens, "fft_conv_backward": along_sequences.heads_of_tokens_backward,
     "linear_attn_step": _step, "gated_delta_rule_step": _step, "ssd_step": _ssd_step, "gemm": _gemm,
     "grouped_gemm": _grouped_gemm, "fp8_gemm": _fp8_gemm, "quantize_fp8": _quantised,
     # of whole losses, and of logits that are nowhere whole: everything is gathered

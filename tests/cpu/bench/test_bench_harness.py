@@ -411,16 +411,6 @@ def test_harness_compare_answers_a_question_and_reads_the_clock_while_a_candidat
     assert {name: len(r) for name, r in c.readings.items()} == {"": 1}
 
 
-def test_a_baseline_with_another_result_does_not_count():
-    errors = {"tkq": 0.5, "peer": 0.01, "wrong": 0.3, "nan": float("nan"), "copy": None}
-    c = harness.compare(harness.Question("gemm", "gemm", "8^3", "TFLOP/s", 1e9, Bound(("peer", "wrong"), 1.0)),
-                        named(*errors), small_inputs, Effort(rounds=7), error=lambda name, *_: errors[name],
-                        gpu=FakeGpu(lambda *_: 1.0))
-    assert {t.name for t in c.comparison.timings if t.ok} == {"tkq", "peer", "copy"}
-    assert c.comparison["wrong"].mode == "failed" and "wrong: error 0.3" in c.comparison["wrong"].note
-    assert c.holds() is None and c.accurate() is False
-
-
 # ---- the cost of a call ------------------------------------------------------------------------------------------
 
 

@@ -46,7 +46,7 @@ def test_there_are_enough_of_each_family_and_names_are_unique():
 def test_each_test_exists():
     """And the GPU suite is collected without an error, which a run of all tests does not do where there is no GPU."""
     wanted = {word for m in MUTANTS for test in m.tests for word in shlex.split(test)[:1]}
-    found = subprocess.run([sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider",
+    found = subprocess.run([sys.executable, "-m", "pytest", "--collect-only", "-q", "--slow", "-p", "no:cacheprovider",
                             "tests/gpu"], cwd=ROOT, capture_output=True, text=True,
                            env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert found.returncode == 0, found.stdout[-2000:] + found.stderr

@@ -48,9 +48,15 @@ def rotated_tokens(t):
                 positions=t.integers(0, 20, t.rows), q=t(t.rows, 4, 64))
 
 
-def append_rotated(new, k_cache, v_cache, **others):
+def append_rotated(k, v, k_cache, v_cache, *others):
     k_cache, v_cache = _own(k_cache), _own(v_cache)
-    return tkq.kv_append(*new, k_cache, v_cache, **others), k_cache, v_cache
+    return append_alone(k, v, k_cache, v_cache, *others), k_cache, v_cache
+
+
+def append_alone(k, v, k_cache, v_cache, slot_mapping, *others):
+    """others: cos, sin, positions, q."""
+    cos, sin, positions, q = others
+    return tkq.kv_append(k, v, k_cache, v_cache, slot_mapping, cos=cos, sin=sin, positions=positions, q=q)
 
 
 def states(t):

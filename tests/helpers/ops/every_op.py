@@ -334,11 +334,8 @@ CASES = {case.name: case for case in (
     Case("plan_decode", caches.lengths, lambda cache_seqlens: tkq.plan_decode(cache_seqlens, 8, 2, 64)),
     Case("kv_append", caches.new_tokens, caches.append, alone=lambda k, v, k_cache, v_cache, slot_mapping:
          tkq.kv_append(k, v, k_cache, v_cache, slot_mapping)),
-    Case("kv_append, rotated", caches.rotated_tokens,
-         lambda k, v, k_cache, v_cache, slot_mapping, cos, sin, positions, q: caches.append_rotated(
-             (k, v), k_cache, v_cache, slot_mapping=slot_mapping, cos=cos, sin=sin, positions=positions, q=q),
-         alone=lambda k, v, k_cache, v_cache, slot_mapping, cos, sin, positions, q: tkq.kv_append(
-             k, v, k_cache, v_cache, slot_mapping, cos=cos, sin=sin, positions=positions, q=q)),
+    Case("kv_append, rotated", caches.rotated_tokens, lambda *given: caches.append_rotated(*given),
+         alone=lambda *given: caches.append_alone(*given)),
     Case("merge_state", caches.states, lambda o_a, lse_a, o_b, lse_b: tkq.merge_state(o_a, lse_a, o_b, lse_b)),
     Case("gemm", _matrices, lambda a, b: tkq.gemm(a, b), ("a", "b"), ("a", "b")),
     Case("gemm, with an epilogue", _matrices_and_bias,
