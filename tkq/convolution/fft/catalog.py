@@ -32,6 +32,6 @@ def _name(s: FftSpec, what: str) -> str:
 
 def _expectation(s: FftSpec) -> Expectation:
     """Four products from the left and from the right each, forth and back or of two inputs, of four steps of 16. No
-    WARPSYNC: that stands where a shuffle is in a branch that lanes of a warp do not take together, and waits for ever."""
+    WARPSYNC: it stands where lanes of a warp shuffle in a branch that not all of them take, and waits for ever."""
     return Expectation(tensor=48 if s.causal else 64, instructions=("LDG.E.128", "STG.E.128"),
                        absent=("ATOM", "RED", "WARPSYNC"))
