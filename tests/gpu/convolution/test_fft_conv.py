@@ -103,7 +103,11 @@ def test_nan_and_infinities_stay_in_their_sequence(L, causal):
     y = tkq.fft_conv(u, given["k"].detach(), None, causal)
     bad = torch.zeros(5, 2, dtype=torch.bool, device="cuda")
     bad[1, 0] = bad[0, 1] = True
-    assert y[bad].isnan().all() and torch.equal(y[~bad], clean[~bad])
+    assert y[bad].isnan().all()
+    if causal:
+        assert torch.equal(y[~bad], clean[~bad])
+    else:  # partners in a transform are rounded together, now with zeros
+        assert (y[~bad] - clean[~bad]).abs().max() <= 2**-6 * clean.abs().max()
 
 
 def test_nan_behind_the_ends():

@@ -31,5 +31,7 @@ def _name(s: FftSpec, what: str) -> str:
 
 
 def _expectation(s: FftSpec) -> Expectation:
-    """Four products from the left and from the right each, forth and back or of two inputs, of four steps of 16."""
-    return Expectation(tensor=48 if s.causal else 64, instructions=("LDG.E.128", "STG.E.128"), absent=("ATOM", "RED"))
+    """Four products from the left and from the right each, forth and back or of two inputs, of four steps of 16. No
+    WARPSYNC: it stands where lanes of a warp shuffle in a branch that not all of them take, and waits for ever."""
+    return Expectation(tensor=48 if s.causal else 64, instructions=("LDG.E.128", "STG.E.128"),
+                       absent=("ATOM", "RED", "WARPSYNC"))

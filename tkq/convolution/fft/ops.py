@@ -18,7 +18,7 @@ def fft_conv(u: Tensor, k: Tensor, d: Optional[Tensor] = None, causal: bool = Tr
 
     By the Fourier transform, whose factors are products of 64 x 64 matrices on the tensor cores, in one pass over
     memory. Operands of these products are fp16, each sequence's divided by a power of 2 near its largest number; sums
-    are fp32: what comes beside the rounding of y is about a quarter of bf16's, twice fp16's (docs/fft_conv.md).
+    are fp32: eight roundings to fp16 one after the other, little beside the rounding of a bf16 y (docs/fft_conv.md).
 
     Args:
         u: (B, H, L), bf16 or fp16, neighbouring tokens contiguous, or it is copied. L up to 32768, circular up to
