@@ -93,7 +93,7 @@ MUTANTS = (
          (f"{TESTS}test_split.py::test_gates_of_tokens[1216-19]",)),
         ("transfers_transposed", "factors[i] = matrix[base + i, row]",
          "factors[i] = matrix[row, base + i + 0]", SPLIT_DELTA),
-        ("transfers_not_transposed", "factors[i] = matrix[row, base + i]", "factors[i] = matrix[base + i, row]",
+        ("transfers_not_transposed", "factors[i + e] = four[e]", "factors[i + e] = matrix[base + i + e, row]",
          (f"{TESTS}test_split.py::test_corrected_values[reversed]",))),
     *family(
         "linear", "tkq/linear_attention/split/launch.py",

@@ -44,7 +44,7 @@ def spilled(spec: LinearSpec) -> int:
     of second operands and of Mamba-2; and where the delta rule has three outputs."""
     found = spec.packed or spec.pool
     if spec.delta and (spec.updates or (spec.reverse and spec.writes)):
-        return 24 if found else 12
+        return 16 if found else 8
     if spec.delta and (spec.head_dim > NARROW or not spec.writes):
         return 8
     if spec.delta and found and not spec.reverse:

@@ -126,9 +126,8 @@ class gl:
         return _tiler("gl", self.tensor, self.type)[0]
 
     def _partition(self, what, tile: SharedTile, coord):
-        loads = what != "store_async"
-        if loads != (self.made_by == "gl.load"):
-            allowed = "gl.load" if loads else "gl.store and gl.add"
+        if (what == "load_async") != (self.made_by == "gl.load"):
+            allowed = "gl.load" if what == "load_async" else "gl.store and gl.add"
             raise TypeError(f"{what}: the descriptor is a {self.made_by}, allowed is {allowed}")
         if not isinstance(tile, SharedTile) or tile.stage is None:
             raise TypeError(f"{what}: the shared operand must be one tile (index the ring), got {tile}")
@@ -203,15 +202,6 @@ def load_async(dst: SharedTile, src: gl, coord, sem: Semaphore):
         cute.copy(src.atom, g, s, tma_bar_ptr=sem.ptr)
     else:
         cute.copy(src.atom, g, s, tma_bar_ptr=sem.ptr, mcast_mask=Int16((1 << src.multicast) - 1))
-
-
-def load_ahead(dst: SharedTile, src: gl, coord):
-    """What ``load_async`` would load with the same operands is on its way to L2, for one that comes later: where a ring
-    has few stages, memory's latency is not in the way from a stage that is free to one that is full. dst is not
-    written. One whole warp."""
-    _descriptor("load_ahead", src)
-    _, g = src._partition("load_ahead", dst, coord)
-    cute.prefetch(src.atom, g)
 
 
 def _counted(sem, dst):

@@ -270,7 +270,7 @@ def test_kernels_of_segments(name):
 
 @needs_nvdisasm
 @pytest.mark.parametrize("transfer, initial, final", [("heads", "bf16", "fp32"), ("matrix", None, "fp32"),
-                                                      ("columns", "fp32", None)])
+                                                      ("columns", "fp32", None), ("transposed", None, None)])
 def test_kernels_that_combine(transfer, initial, final):
     kernel, = sass.report(combine(CombineSpec(128, transfer, initial, final, True)))
     assert kernel.stack == 0 and kernel.opcodes.get("LDG.E.128", 0) == (0 if transfer == "matrix" else 8)

@@ -68,7 +68,6 @@ class LinearAttention:
         self.products = StateProducts(spec, self.delta, self.second, OUT_BARRIER)
         # with room for a third chunk, keys' products begin before the inverse of the chunk before is made
         self.early = bool(spec.delta) and not spec.scored and config.stages > 2
-        self.ahead = config.stages == 2  # are a chunk's tokens brought to L2 while those of two are in shared memory?
         self.two = self.delta.gives_two or self.second.query  # are there outputs beside o?
         self.checkpoints = Checkpoints(spec, self.products)
 
@@ -171,10 +170,6 @@ class LinearAttention:
             sem = s.tokens.acquire(ring)
             for tile, x, at in self.tokens_of(g, s, t, ring.stage, self.order(t, i)):
                 tk.load_async(tile, x, at, sem)
-            if const_expr(self.ahead):
-                if i + 1 < t.chunks:
-                    for tile, x, at in self.tokens_of(g, s, t, 0, self.order(t, i + 1)):
-                        tk.load_ahead(tile, x, at)
             ring.advance()
 
     def tokens_of(self, g, s, t, stage, chunk):

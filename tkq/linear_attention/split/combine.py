@@ -191,10 +191,14 @@ class CombineStates:
         ahead = 32 if self.spec.head_dim % 32 == 0 else 16  # elements of a row of T whose loads are under way
         factors, four = cute.make_rmem_tensor((ahead,), Float32), cute.make_rmem_tensor((FOUR,), Float32)
         for base in cutlass.range(0, self.spec.head_dim, ahead, unroll=1):
-            for i in cutlass.range_constexpr(ahead):
-                if const_expr(self.transposed):
-                    factors[i] = matrix[row, base + i]
-                else:
+            if const_expr(self.transposed):
+                for i in cutlass.range_constexpr(0, ahead, FOUR):
+                    at = matrix.iterator + cute.crd2idx((row, base + i), matrix.layout)
+                    cute.autovec_copy(cute.make_tensor(at.align(16), cute.make_layout(FOUR)), four)
+                    for e in cutlass.range_constexpr(FOUR):
+                        factors[i + e] = four[e]
+            else:
+                for i in cutlass.range_constexpr(ahead):
                     factors[i] = matrix[base + i, row]
             for i in cutlass.range_constexpr(ahead):
                 for j in cutlass.range_constexpr(0, ROWS, FOUR):

@@ -44,7 +44,6 @@ class TmaCopy:
         row, col, rest = cute.arch.block_idx()
         coord = ((), (rest,), (rest // depth, rest % depth))[self.rank - 2] + (row, col)
         if tk.warp_id() == 0:
-            tk.load_ahead(tile, src, coord)
             tk.expect_bytes(full, self.tile.bytes)
             tk.load_async(tile, src, coord, full)
         tk.wait(full, 0)
