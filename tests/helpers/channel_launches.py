@@ -152,20 +152,27 @@ class Chunk:
         return torch.cat(parts, -1)[..., None, :]
 
     def at_once(self, q, k, v, state, x, strict):
-        """As `Whole` has it."""
+        """As `WholeOfValues` has it: Q K' and rows of v with their factors in two parts each, but for the product of
+        what rounding leaves of both; nothing of x is rounded."""
         reverse, halves = self.given.reverse, self.decays.unflatten(-2, (2, -1)).prod(-2)
         f = self.decays.log2().cumsum(-2)
         f = (f - f[..., CHUNK // 2 - 1:CHUNK // 2, :]).exp2()
         taken, given = (1 / f, f) if reverse else (f, 1 / f)
         before, after = (halves[..., n:n + 1, :] for n in ((1, 0) if reverse else (0, 1)))
-        state, v = before * state, self.narrow(v * given)
+        state = before * state
         old = self.narrow(state)
         if x is not None:
             old = old + self.narrow(state - old)
         p = q @ k.mT
-        p = self.narrow(p.triu(int(strict)) if reverse else p.tril(-int(strict)))
-        found = self.scale * (q @ old + p @ v)
-        return found * taken, 0 * found if x is None else found * self.narrow(x * taken), after * (state + k.mT @ v)
+        p, p_left = self.in_two_parts(p.triu(int(strict)) if reverse else p.tril(-int(strict)))
+        v, v_left = self.in_two_parts(v * given)
+        found = self.scale * (q @ old + p @ (v + v_left) + p_left @ v) * taken
+        return found, 0 * found if x is None else found * x, after * (state + k.mT @ (v + v_left))
+
+    def in_two_parts(self, x):
+        """What is rounded, and what rounding leaves."""
+        rounded = self.narrow(x)
+        return rounded, self.narrow(x - rounded)
 
     def in_levels(self, q, k, v, state, x, strict):
         """As `Columns` has it."""
