@@ -200,6 +200,12 @@ def test_gradients_where_features_are_at_their_least():
     check_gradients(*make(1, 460, 2, 64, sharp=8.0))
 
 
+def test_gradients_where_the_linear_factor_is_next_to_nothing():
+    """What is before the window has no part in the denominator that could be told from rounding."""
+    *given, linear, window = make(2, 200, 2, 128)
+    check_gradients(*given, torch.full_like(linear, 1e-20), window)
+
+
 def test_gradients_of_the_other_size():
     check_gradients(*make(1, 333, 3, 64, 32))
 
