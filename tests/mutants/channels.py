@@ -121,7 +121,8 @@ MUTANTS = (
          "self.put_ends(of, ends)", REVERSED)),
     *family(
         "linear", "tkq/linear_attention/channels/sums.py",
-        ("sums_of_terms_all_added", "(held[i, 0] - held[i, 1])", "(held[i, 0] + held[i, 1])", SUMS),
+        ("sums_of_terms_all_added", "total[0] = total[0] + (held[i, 0] - held[i, 1])",
+         "total[0] = total[0] + (held[i, 0] + held[i, 1])", SUMS),
         ("sums_of_tokens_behind_the_last", "if token < of.rows:", "if token < of.rows + 1:", SUMS),
         ("sums_of_the_first_sequence", "at = m.iterator + cute.crd2idx((batch, of.first + part * self.ahead, col), "
          "m.layout)", "at = m.iterator + cute.crd2idx((batch, part * self.ahead, col), m.layout)", PACKED),
