@@ -221,11 +221,11 @@ def test_three_launches():
     assert outputs[1][5].shape[1:] == (2, 64, 64)
 
 
-@pytest.mark.parametrize("g", [None, torch.full((4,), -0.1), torch.full((1, 128, 4), -0.1)])
+@pytest.mark.parametrize("g", [None, torch.full((4,), -0.1), torch.full((99, 70, 4), -0.1)])
 def test_two_heads_of_a_block_are_shipped(g):
     """Forward and backward, where gates get no gradient: what `split` chooses is what the catalog has."""
-    q, k = torch.zeros(2, 1, 128, 2, 64, dtype=torch.bfloat16).requires_grad_()
-    v = torch.zeros(1, 128, 4, 64, dtype=torch.bfloat16, requires_grad=True)
+    q, k = torch.zeros(2, 99, 70, 2, 64, dtype=torch.bfloat16, requires_grad=True)
+    v = torch.zeros(99, 70, 4, 64, dtype=torch.bfloat16, requires_grad=True)
     with fake_gpu.launches() as seen:
         tkq.linear_attn(q, k, v, g).backward(torch.zeros_like(v))
     recipes = [r for r, _ in seen if isinstance(r.args[0], LinearSpec)]
