@@ -32,44 +32,42 @@ class ValuePairs:
         of.decay(c, ends, 0)
         of.narrow_state(c)
         of.multiply_state(c, c.o, s.q[at])
+        of.carry(c.v, s.v[at], s.factors, stage)
+        pairs, others = (s.p[stage], s.carried[stage]), (s.p2[stage], s.carried2[stage])
         if const_expr(self.reverse):
             tk.mma_wait(0)  # the state's operands have left their registers
-            of.carry(c, s.v[at], s.factors, stage)
-            of.multiply_pairs(c, c.o2, s.p[stage], s.carried[stage], True)
-            self.add_first(c, g, s.k[at], True)
-            of.carry(c, s.v2[at], s.factors, stage)
-            of.multiply_pairs(c, c.o, s.p2[stage], s.carried2[stage])
-            of.take_up(c, s.second[at])
+            of.multiply_pairs(c.o2, c.v, pairs, True)
+            self.add_first(c, g, s.k[at], lambda: of.carry(c.left, s.v2[at], s.factors, stage))
+            of.multiply_pairs(c.o, c.left, others)
+            tk.mma_AB(c.s, c.left, s.second[at])
             tk.mma_wait(0)
             tk.load_T(c.x, s.v2[at])
             s.tokens.release(ring)
             of.begin_dots(c)
-            of.see(c, c.o, lambda r, j: c.o2.rows_view[r, j] * g.scale - c.o.rows_view[r, j], s.factors, stage)
+            of.give(c, c.o, lambda r, j: c.o2.rows_view[r, j] * g.scale - c.o.rows_view[r, j], s.factors, stage)
         else:
+            of.multiply_pairs(c.o, c.v, pairs)
             of.multiply_state(c, c.o2, s.second[at])
-            tk.mma_wait(0)
-            of.carry(c, s.v[at], s.factors, stage)
-            of.multiply_pairs(c, c.o, s.p[stage], s.carried[stage])
-            of.multiply_pairs(c, c.o2, s.p2[stage], s.carried2[stage])
-            of.take_up(c, s.k[at])
+            of.multiply_pairs(c.o2, c.v, others)
+            tk.mma_AB(c.s, c.v, s.k[at])
             tk.mma_wait(0)
             tk.load_T(c.x, s.x[at])
             tk.load_T(c.v, s.v[at])
             s.tokens.release(ring)
             of.begin_dots(c)
-            of.see(c, c.o, lambda r, j: c.o.rows_view[r, j] * g.scale, s.factors, stage)
+            of.give(c, c.o, lambda r, j: c.o.rows_view[r, j] * g.scale, s.factors, stage)
             tk.copy(c.x, c.v)
-            of.see(c, c.o2, lambda r, j: -c.o2.rows_view[r, j], s.factors, stage)
+            of.give(c, c.o2, lambda r, j: -c.o2.rows_view[r, j], s.factors, stage)
         of.decay(c, ends, 1)
         of.next(s, steps)
 
-    def add_first(self, c, g, keys, both):
-        """What the first keys add to the state, reversed, a part of it at a time. both: values are in two parts."""
+    def add_first(self, c, g, keys, meanwhile):
+        """What the first keys add to the state, reversed, a part of it at a time; meanwhile: what is done while the
+        first part is under way."""
         for part in range(c.s.cols // c.fresh.cols):
-            of_part = dict(b_part=part) if c.fresh.cols < c.s.cols else {}
-            tk.mm_AB(c.fresh, c.v, keys, **of_part)
-            if both:
-                tk.mma_AB(c.fresh, c.left, keys, **of_part)
+            tk.mm_AB(c.fresh, c.v, keys, **(dict(b_part=part) if c.fresh.cols < c.s.cols else {}))
+            if part == 0:
+                meanwhile()
             tk.mma_wait(0)
             self.take_fresh(c, g.scale, part)
 
@@ -96,7 +94,7 @@ class ValuePairs:
         if const_expr(self.reverse):
             of.give(c, c.o, lambda r, j: -c.o.rows_view[r, j], s.factors, steps.stage)
             tk.load_T(c.v, s.carried[steps.stage])
-            self.add_first(c, g, s.k[at], False)
+            self.add_first(c, g, s.k[at], lambda: None)
             tk.load_T(c.v, s.carried2[steps.stage])
             tk.mma_AB(c.s, c.v, s.second[at])
             tk.mma_wait(0)

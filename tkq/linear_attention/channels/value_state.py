@@ -101,9 +101,11 @@ class ValueState:
         self.decay(c, ends, 0)
         self.narrow_state(c)
         self.multiply_state(c, c.o, s.q[ring.stage])
-        self.carry(c, s.v[ring.stage], s.factors, stage)
-        self.multiply_pairs(c, c.o, s.p[stage], s.carried[stage])
-        self.take_up(c, s.k[ring.stage])
+        self.carry(c.v, s.v[ring.stage], s.factors, stage, c.left)
+        self.multiply_pairs(c.o, c.v, (s.p[stage], s.carried[stage]))
+        tk.mma_ABt(c.o, c.left, s.p[stage])
+        tk.mma_AB(c.s, c.v, s.k[ring.stage])
+        tk.mma_AB(c.s, c.left, s.k[ring.stage])
         tk.mma_wait(0)
         s.tokens.release(ring)
         self.begin_dots(c)
@@ -128,25 +130,18 @@ class ValueState:
         if self.spec.dot:
             tk.mma_ABt(o, c.rest, queries)
 
-    def carry(self, c, values, factors, stage):
-        """c.v and c.left: a chunk's values with their factors, in two parts."""
-        tk.load_T(c.v, values)
-        carry(c.v, c.left, lambda r, n: self.factors_at(factors, stage, r, n))
+    def carry(self, to, values, factors, stage, left=None):
+        """to, and what rounding leaves of it: a chunk's values with their factors."""
+        tk.load_T(to, values)
+        carry(to, left, lambda r, n: self.factors_at(factors, stage, r, n))
 
-    def multiply_pairs(self, c, o, p, left, begins=False):
-        """What a chunk's pairs give to o is under way; p and left: Q K' in two parts. What rounding leaves of both is
-        left out. begins: o has nothing before."""
-        (tk.mm_ABt if begins else tk.mma_ABt)(o, c.v, p)
-        tk.mma_ABt(o, c.left, p)
-        tk.mma_ABt(o, c.v, left)
-
-    def take_up(self, c, keys):
-        """What values add to the state is under way."""
-        tk.mma_AB(c.s, c.v, keys)
-        tk.mma_AB(c.s, c.left, keys)
+    def multiply_pairs(self, o, values, p, begins=False):
+        """What a chunk's pairs give to o is under way; p: Q K' in two parts. begins: o has nothing before."""
+        (tk.mm_ABt if begins else tk.mma_ABt)(o, values, p[0])
+        tk.mma_ABt(o, values, p[1])
 
     def see(self, c, o, given, factors, stage):
-        """o = given(r, j), as each token sees it; its products with x are added to the dots."""
+        """As `give`, of x that is not rounded with its factors, as values were not."""
         f = {(r, n): self.factors_at(factors, stage, r, n) for r, n in pairs_of(range(CHUNK))}
         for r, n in pairs_of(range(CHUNK)):
             two = [given(r, 2 * n + e) * f[r, n][e] for e in range(2)]

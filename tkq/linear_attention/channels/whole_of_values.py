@@ -25,10 +25,11 @@ class WholeOfValues:
     are bf16, which have fp32's range, no gate lets a column grow, and none of its halves decays by more than 2^-MOST.
     All other chunks take the levels: f is then not a number that 16 bits hold. Values beyond 2^68 are not held either.
 
-    Q K' and v / f are operands in two parts of 16 bits each, what is rounded and what rounding leaves: in one part
-    every pair would have three roundings, those of a token with itself, too, where levels have fewer the nearer the
-    tokens are. The state's warpgroup, which has f for its outputs, makes v / f in registers (`carry`), so that nothing
-    but f is handed over.
+    Every pair has three roundings then, those of a token with itself, too, of Q K', of v / f and, in sums of outputs
+    times x, of x f, where levels have fewer the nearer the tokens are. So Q K' is an operand in two parts of 16 bits,
+    what is rounded and what rounding leaves. v / f is, too, and nothing of x is rounded, but where there are pairs of
+    passes: the delta rule's values are rounded already. The state's warpgroup, which has f for its outputs, makes v / f
+    in registers (`carry`): nothing but f is handed over.
 
     A thread has 16 tokens of a warp's and two of the 64 columns (`Columns`): each warp sees all columns, so that all
     find the same of a chunk behind one barrier."""
@@ -84,21 +85,18 @@ class WholeOfValues:
                     ends[half][2 * c.pair + e] = cute.math.exp2(total * tk.LOG2E, fastmath=True)
 
 
-def carry(first: tk.RegTile, rest: tk.RegTile, at):
-    """first + rest = first divided by factors, both of 16 bits. at(r, n): those of a thread's r-th row and its two of
-    the n-th eight columns."""
-    words, others = (cute.recast_tensor(x.tensor, Int32) for x in (first, rest))
+def carry(first: tk.RegTile, rest: Any, at):
+    """first divided by factors, and in rest, if it is not None, what rounding leaves of it: both of 16 bits. at(r, n):
+    those of a thread's r-th row and its two of the n-th eight columns."""
+    words = cute.recast_tensor(first.tensor, Int32)
     for r in range(2):
         for n in range(first.cols // 8):
             two, f = unpacked(words[2 * n + r], first.dtype), at(r, n)
             two = [x * cute.arch.rcp_approx(y) for x, y in zip(two, f)]
-            words[2 * n + r], others[2 * n + r] = in_two_parts(two, first.dtype)
-
-
-def in_two_parts(two, dtype):
-    """Two numbers of fp32, rounded to 16 bits, and what rounding leaves, as words."""
-    word = _cvt2(*two, dtype)
-    return word, _cvt2(*(x - y for x, y in zip(two, unpacked(word, dtype))), dtype)
+            word = words[2 * n + r] = _cvt2(*two, first.dtype)
+            if rest is not None:
+                left = [x - y for x, y in zip(two, unpacked(word, first.dtype))]
+                cute.recast_tensor(rest.tensor, Int32)[2 * n + r] = _cvt2(*left, first.dtype)
 
 
 def _tree(xs, f):
