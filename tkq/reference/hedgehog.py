@@ -16,7 +16,7 @@ from tkq.runtime.call import autocast
 WINDOW = 64  # tokens: a query sees its own block of as many keys, up to itself, and the block before it
 LEAST = 1e-6  # of a feature
 EPS = 1e-6  # of the denominator
-LEAST_SHARE = 2.0**-12  # of the denominator, that what is before the window must have for its sum to be known from it
+LEAST_SHARE = 2.0**-16  # of the denominator, that what is before the window must have for its sum to be known from it
 
 
 @autocast.apart

@@ -16,7 +16,7 @@ from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
 BELOW_ONE = 1 - 2.0**-24
-LEAST_SHARE = 2.0**-12  # of the denominator: as `tkq.reference.hedgehog` has it
+LEAST_SHARE = 2.0**-16  # of the denominator: as `tkq.reference.hedgehog` has it
 QUERIES_BARRIER, KEYS_BARRIER = 1, 2  # named barriers: of the warpgroups that have gradients of queries, of keys
 
 
