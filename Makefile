@@ -2,6 +2,8 @@
 # make test       the tests, with the kernels that stand for the others
 # make test-all   with every kernel that tkq ships
 # make docs       the docs as pages, in build/docs; fails on any warning
+# make wheel      tkq as a package, in dist/
+# make kernels-wheel  every kernel that tkq ships, compiled, as a package beside it: many minutes
 # make lint       ruff, the contracts of imports (import-linter), the spelling (codespell)
 # make clean      removes .venv and what tools left
 #
@@ -11,7 +13,7 @@
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all docs lint clean
+.PHONY: help demo test test-all docs wheel kernels-wheel lint clean
 
 ifndef PYTHON
 PYTHON := .venv/bin/python
@@ -19,7 +21,7 @@ READY := .venv/.tkq-installed
 endif
 
 help:
-	@sed -n 's/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST)) | head -n 9
+	@sed -n 's/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST)) | head -n 11
 
 # Made anew when what is to be installed changes.
 .venv/.tkq-installed: pyproject.toml constraints.txt
@@ -40,6 +42,12 @@ test-all: $(READY)
 docs: $(READY)
 	$(PYTHON) -m docs.tools --write
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
+
+wheel: $(READY)
+	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+
+kernels-wheel: $(READY)
+	$(PYTHON) -m tkq compile --all -j $(JOBS) --wheel dist
 
 lint: $(READY)
 	$(PYTHON) -m ruff check .

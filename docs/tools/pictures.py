@@ -1,4 +1,5 @@
-"""python -m docs.tools.pictures: the pictures of "Write your own kernel", by tkq.viz from the examples' classes."""
+"""python -m docs.tools.pictures: the pictures of "Write your own kernel", by tkq.viz from the examples' classes, and of
+linear attention's roles."""
 from __future__ import annotations
 
 import sys
@@ -24,7 +25,18 @@ def pictures() -> dict:
         "gemm_tile.svg": viz.shared_tile(Gemm.a),
         "gemm_pipeline.svg": viz.pipeline(Gemm()),
         "flash_attention_pipeline.svg": flash_attention(FlashAttention(causal=True)),
+        "linear_attention_roles.svg": viz.pipeline(delta_rule()),
     }
+
+
+def delta_rule():
+    """The forward of the gated delta rule, K and V of 128."""
+    from tkq.linear_attention.engine.kernel import LinearAttention
+    from tkq.linear_attention.plan import plan
+    from tkq.linear_attention.spec import LinearSpec
+
+    spec = LinearSpec("bf16", 128, 128, gate="token", delta="bf16")
+    return LinearAttention(spec, plan(spec))
 
 
 def flash_attention(kernel):

@@ -7,8 +7,9 @@ def pipeline(kernel) -> Pipeline:
 
     Args:
         kernel: an instance of a kernel's class, as it is compiled: the forward of attention, the GEMMs in 16 bits and
-            in fp8, grouped too, any subclass of ``tkq.RowKernel`` or ``tkq.tile.LCF``; or of a class of one's own with
-            a method ``describe()`` that returns a ``Pipeline``; or a ``Recipe`` of one of these.
+            in fp8, grouped too, linear attention by chunks, any subclass of ``tkq.RowKernel`` or ``tkq.tile.LCF``; or
+            of a class of one's own with a method ``describe()`` that returns a ``Pipeline``; or a ``Recipe`` of one of
+            these.
     Raises:
         NotImplementedError: a kernel without a description. TypeError: a class.
 
@@ -39,7 +40,7 @@ def pipeline(kernel) -> Pipeline:
 
 def _beside() -> dict:
     """{class: what describes it, a function in a module beside it}"""
-    from .pipelines import attention, gemm, lcf, rows
+    from .pipelines import attention, gemm, lcf, linear_attention, rows
 
     return {
         "tkq.attention.forward.kernel.AttentionForward": attention.describe,
@@ -47,6 +48,7 @@ def _beside() -> dict:
         "tkq.gemm.fp8.kernel.Fp8Gemm": gemm.describe_fp8,
         "tkq.gemm.fp8.kernel.WithCounter": gemm.describe_with_counter,
         "tkq.gemm.grouped.kernel.GroupedGemm": gemm.describe_fp8,
+        "tkq.linear_attention.engine.kernel.LinearAttention": linear_attention.describe,
         "tkq.rows.persistent.kernel.RowKernel": rows.describe,
         "tkq.tile.lcf.LCF": lcf.describe,
     }

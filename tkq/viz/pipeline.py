@@ -1,5 +1,6 @@
 """A block's roles and pipes: what ``pipeline`` draws, and which module describes which kernel."""
 import collections
+import itertools
 from dataclasses import dataclass
 
 from .drawing import COLOURS, LINE, Arrow, Box, Picture, Words, width_of
@@ -24,7 +25,8 @@ class Pipe:
 
     holds: what a stage has, in words. bytes: that arrive by themselves (TMA), 0 where threads write. full, empty: how
     many arrivals complete the semaphore; full_by, empty_by: whose. copies: how many
-    consumers have such a ring each.
+    consumers have such a ring each. source, target: the roles at its ends, where they are not the producer and the
+    consumer.
     """
 
     name: str
@@ -36,13 +38,17 @@ class Pipe:
     full: int = 1
     full_by: str = "the producer"
     copies: int = 1
+    source: str = ""
+    target: str = ""
 
 
 @dataclass(frozen=True)
 class Pipeline(Picture):
-    """What a block's roles are and how they wait for each other. producer, consumer: the two sides of all pipes.
+    """What a block's roles are and how they wait for each other. producer, consumer: the two sides of a pipe that
+    names none.
 
-    others: pairs (arrivals, how many semaphores) of those that belong to no pipe."""
+    others: pairs (arrivals, how many semaphores) of those that belong to no pipe. between: roles that take from one
+    and give to another."""
 
     title: str
     producer: Role
@@ -50,6 +56,15 @@ class Pipeline(Picture):
     pipes: tuple
     notes: tuple = ()
     others: tuple = ()
+    between: tuple = ()
+
+    @property
+    def roles(self) -> tuple:
+        return self.producer, *self.between, self.consumer
+
+    def ends(self, pipe) -> tuple:
+        """The names of the roles on both sides of a pipe."""
+        return pipe.source or self.producer.name, pipe.target or self.consumer.name
 
     def arrivals(self) -> dict:
         """{arrivals that complete a semaphore: how many such semaphores a block has}: what a kernel initialises."""
@@ -63,12 +78,13 @@ class Pipeline(Picture):
 
     def text(self) -> str:
         out = [self.title, ""]
-        for role in (self.producer, self.consumer):
+        for role in self.roles:
             out.append(_heading(role))
             out += [f"    {step}" for step in role.steps]
         out.append("")
-        left, right = f"{self.producer.name} ", f" {self.consumer.name}"
         for p in self.pipes:
+            source, target = self.ends(p)
+            left, right = f"{source} ", f" {target}"
             ring = "".join(f"[{p.name} {i}]" for i in range(p.stages))
             blank = " " * len(left)
             out += [f"{p.name}: {_size(p)}", f"{left}--> {ring} -->{right}", f"{blank}    full:  {_full(p)}",
@@ -77,21 +93,25 @@ class Pipeline(Picture):
 
     def shapes(self):
         line = SIZE * LINE
-        side = max(width_of(r.name, SIZE) for r in (self.producer, self.consumer)) + 2 * GAP
+        side = max(width_of(name, SIZE) for p in self.pipes for name in self.ends(p)) + 2 * GAP
         inner = max(max(width_of(t, SIZE) for p in self.pipes for t in (_size(p), f"empty: {_empty(p)}")),
                     max(min(p.stages, MOST_DRAWN) * _stage(p) + width_of(f"full: {_full(p)}", SIZE) for p in self.pipes)
                     + 10 * GAP) + 4 * GAP
         middle, right = side + GAP, side + GAP + inner
         out, y = [Words(GAP, line, self.title, bold=True, size=SIZE + 2)], 2.5 * line
-        top = y
+        at = {}  # how far down each pipe begins
         for i, p in enumerate(self.pipes):
+            at[i] = y
             out += self._pipe(p, COLOURS[i % len(COLOURS)], middle, right, y, line)
             y += 6 * line
-        for x, role in ((GAP, self.producer), (right, self.consumer)):
-            out.append(Box(x, top, side, y - top - line, "#f3f3f3"))
-            out.append(Words(x + side / 2, (top + y - line) / 2, role.name, "middle", bold=True, size=SIZE))
+        for x, side_of in ((GAP, 0), (right, 1)):  # one box for pipes one below the other that have the same role there
+            for name, those in itertools.groupby(at, lambda i: self.ends(self.pipes[i])[side_of]):  # noqa: B023
+                those = list(those)
+                top, height = at[those[0]], 6 * line * len(those) - line
+                out.append(Box(x, top, side, height, "#f3f3f3"))
+                out.append(Words(x + side / 2, top + height / 2, name, "middle", bold=True, size=SIZE))
         lines = []
-        for role in (self.producer, self.consumer):
+        for role in self.roles:
             lines += [(_heading(role), True), *((f"  {step}", False) for step in role.steps)]
         for text, bold in (*lines, *((note, False) for note in self.notes)):
             out.append(Words(GAP, y, text, bold=bold, size=SIZE))

@@ -7,13 +7,14 @@ import multiprocessing
 import pathlib
 import shutil
 import sys
+import tempfile
 import time
 
 from ..runtime.compile import bundle, bundling, keys, native
 from ..runtime.compile.build import cache, configure, ensure
 from ..runtime.compile.requirements import why_no_compiling
 from ..runtime.system import trusted
-from . import catalog
+from . import catalog, wheel
 
 
 def parsed(argv) -> argparse.Namespace:
@@ -47,8 +48,8 @@ def main(chosen) -> int:
         except (OSError, ValueError) as error:
             print(f"tkq compile: --output: {error}", file=sys.stderr)
             return 2
-    if chosen.bundle:
-        return into_bundle(kernels, chosen.jobs, chosen.bundle)
+    if chosen.bundle or chosen.wheel:
+        return into_bundle(kernels, chosen.jobs, chosen.bundle, chosen.wheel)
     status = into_cache(kernels, chosen.jobs, chosen.report)
     if chosen.output:
         _share()
@@ -87,8 +88,9 @@ def _size():
         return f"cannot be used: {error}"
 
 
-def into_bundle(kernels, jobs: int, folder: pathlib.Path) -> int:
-    """Make a bundle and print progress. 0, or 1 where a kernel fails: there is none then."""
+def into_bundle(kernels, jobs: int, folder: pathlib.Path | None = None, wheels: pathlib.Path | None = None) -> int:
+    """Make a bundle in one folder, or a wheel of it in another, or both, and print progress. 0, or 1 where a kernel
+    fails: there is none then."""
     progress, objects = Progress(len(kernels)), {}
     for kernel, made, error in _worked(_object, kernels, jobs):
         progress.show(kernel.name, made, error, bool(error))
@@ -97,12 +99,19 @@ def into_bundle(kernels, jobs: int, folder: pathlib.Path) -> int:
     if progress.failed:
         return 1
     try:
-        path = bundling.write(folder, objects)
-    except (RuntimeError, OSError) as error:
+        with tempfile.TemporaryDirectory(prefix="tkq-bundle-") as place:
+            path = bundling.write(folder or pathlib.Path(place), objects)
+            written = wheels and wheel.write(wheels, path, (keys.flavour() or "cu13")[2:])
+            size = path.stat().st_size
+    except (RuntimeError, ValueError, OSError) as error:
         print(f"tkq compile: {error}", file=sys.stderr)
         return 1
-    print(f"{trusted.shown(path)}: {len(objects)} kernels, {path.stat().st_size / 1e6:.2f} MB; "
-          f"TKQ_BUNDLE={trusted.shown(folder)} uses it")
+    if folder:
+        print(f"{trusted.shown(path)}: {len(objects)} kernels, {size / 1e6:.2f} MB; TKQ_BUNDLE={trusted.shown(folder)} "
+              "uses it")
+    if wheels:
+        print(f"{trusted.shown(written)}: {len(objects)} kernels, {written.stat().st_size / 1e6:.1f} MB; pip installs "
+              "it")
     return 0
 
 
@@ -125,6 +134,8 @@ def describe(parser) -> None:
                         help="the cache folder to fill, for others to read: they name it first in TKQ_CACHE_DIR")
     parser.add_argument("--bundle", type=pathlib.Path, metavar="DIR",
                         help="link the kernels into one library there, which runs without the DSL: see TKQ_BUNDLE")
+    parser.add_argument("--wheel", type=pathlib.Path, metavar="DIR",
+                        help="the same as a package, tkq-kernels-cu13 or -cu12, which tkq finds where pip installed it")
 
 
 def _selected(chosen):

@@ -30,6 +30,8 @@ from tkq.gemm.fp8.config import Fp8Config  # noqa: E402
 from tkq.gemm.fp8.kernel import Fp8Gemm  # noqa: E402
 from tkq.gemm.fp8.plan import PROMOTED  # noqa: E402
 from tkq.gemm.fp8.spec import Fp8Spec  # noqa: E402
+from tkq.linear_attention.config import LinearConfig  # noqa: E402
+from tkq.linear_attention.spec import LinearSpec  # noqa: E402
 from tkq.reduction import geometry  # noqa: E402
 from tkq.reduction_base import ReductionBase  # noqa: E402
 from tkq.runtime.compile import sources  # noqa: E402
@@ -165,8 +167,13 @@ def row_kernel(N):
            (Fp8Spec(scale_a="1x128", scale_b="128x128", promote=True), Fp8Config(m=128, n=128, stagger_stages=0))),
     Recipe("tkq.gemm.fp8.kernel:WithCounter",
            (Fp8Spec(scale_a="1x128", scale_b="128x128", promote=True), replace(PROMOTED[1], wave_sync=8))),
+    Recipe("tkq.linear_attention.engine.kernel:LinearAttention",
+           (LinearSpec("bf16", 32, 64, gate="token", delta="bf16"), LinearConfig(groups=1))),
+    Recipe("tkq.linear_attention.engine.kernel:LinearAttention",
+           (LinearSpec("bf16", 32, 64, gate="token", dot=True, second="query", reverse=True), LinearConfig(groups=1))),
     Recipe("write_a_gemm:build"), 4096, 32768,
-], ids=["attention", "gemm", "fp8", "fp8 that keeps pace", "lcf", "rows", "rows of clusters"])
+], ids=["attention", "gemm", "fp8", "fp8 that keeps pace", "delta rule", "two queries", "lcf", "rows",
+        "rows of clusters"])
 def test_arrivals_and_registers_are_those_of_the_compiled_kernel(recipe, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "examples")
     recipe = recipe if isinstance(recipe, Recipe) else row_kernel(recipe)

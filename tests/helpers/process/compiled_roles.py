@@ -16,4 +16,4 @@ def compiled(recipe, folder):
 
 def shown(picture):
     """The same, of a ``viz.Pipeline``."""
-    return picture.arrivals(), {picture.producer.registers, picture.consumer.registers}
+    return picture.arrivals(), {role.registers for role in picture.roles}

@@ -2,8 +2,8 @@
 
 A bundle is one file, ``tkq-kernels.so``: the library and, behind it, where a loader of ELF files does not look, a note
 of what is in it and a checksum of both, as in an entry of the cache. It is looked for once a process: ``$TKQ_BUNDLE``
-names the file or its folder; else it lies in the folder ``tkq_bundle`` beside the package ``tkq``. ``bundling`` makes
-them.
+names the file or its folder; else it lies in the folder ``tkq_bundle`` beside the package ``tkq``, or in the package
+``tkq_kernels_cu13`` or ``_cu12``. ``bundling`` makes them.
 """
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import ctypes
 import dataclasses
 import functools
 import hashlib
+import importlib.util
 import os
 import pathlib
 import warnings
@@ -20,6 +21,7 @@ from . import digests, keys, link
 from .cache import Entry, read_entry
 
 NAME = "tkq-kernels.so"
+PACKAGE = "tkq_kernels_cu{cuda}"  # of a wheel with a bundle
 NATIVE = ("replay", "dispatch")  # what calls go through in C: sources of this folder whose names begin so
 _FOLDER = pathlib.Path(__file__).parents[1] / "call"
 ADJACENT = pathlib.Path(__file__).resolve().parents[3] / "tkq_bundle"
@@ -84,12 +86,12 @@ def current() -> Bundle | None:
     """The bundle in use; None without one. A warning names one that cannot be used."""
     named = os.environ.get("TKQ_BUNDLE")
     try:
-        path = pathlib.Path(named).expanduser().absolute() if named else ADJACENT
+        path = pathlib.Path(named).expanduser().absolute() if named else _installed()
     except (RuntimeError, OSError) as error:  # ~ of no user; a relative one, where the working folder is gone
         return _unusable(named, error)
-    path = path / NAME if path.is_dir() or not named else path
-    if not named and not path.is_file():
+    if path is None:
         return None
+    path = path / NAME if path.is_dir() else path
     try:
         found = read_entry(path)
     except OSError as error:
@@ -100,6 +102,27 @@ def current() -> Bundle | None:
         return _unusable(path, f"it is for {found.note['arch']} on {found.note['machine']}")
     digests.learn(found.note.get("digests"))
     return Bundle(found)
+
+
+def _installed() -> pathlib.Path | None:
+    """The folder of a bundle that nobody has to name; None without one. Of two packages the one for the DSL's CUDA, or,
+    without the DSL, for PyTorch's."""
+    if (ADJACENT / NAME).is_file():
+        return ADJACENT
+    found = {cuda: importlib.util.find_spec(PACKAGE.format(cuda=cuda)) for cuda in ("13", "12")}
+    found = {cuda: spec.submodule_search_locations for cuda, spec in found.items() if spec is not None}
+    for cuda in sorted(found, key=lambda cuda: cuda != _cuda()) if found else ():
+        for folder in found[cuda] or ():
+            return pathlib.Path(folder)
+    return None
+
+
+def _cuda():
+    if keys.flavour():
+        return keys.flavour()[2:]
+    import torch
+
+    return (torch.version.cuda or "13").partition(".")[0]
 
 
 def _is_bundle(note):
