@@ -89,7 +89,7 @@ def each_thread(now, make, a, f):
 
 def bits(now, half, upper):
     """Which columns of its eight a lane's row has, of a level."""
-    f = columns.words_of_level.__wrapped__
+    f = columns._words_of_level.__wrapped__
     found = torch.zeros(8, 8, dtype=torch.bool)
     for now.thread in range(32):
         word = f(half, upper) & 0xffffffff

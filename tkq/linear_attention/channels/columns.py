@@ -34,9 +34,7 @@ class Columns:
     row in it. Factors are products of decays, none of which is above 1 where the decays are not: nothing overflows, a
     decay of 0 forgets exactly, and no logarithms are subtracted."""
 
-    def __init__(self, tile: tk.st, rows: int = TOGETHER):
-        """rows: of a level, that a thread reads before it writes them."""
-        self.rows_together = rows
+    def __init__(self, tile: tk.st):
         self.columns, self.dtype = tile.cols, tile.dtype
         self.mine = 32 if self.columns > 64 else 16  # tokens of a thread, so that all 128 have two columns
         self.row = tile.swizzle // 4  # words of a row of a panel
@@ -141,7 +139,7 @@ class Columns:
 
     def earlier(self, mine, put, tokens, f=None):
         """Of each of the tokens, the decays behind it. f: of those behind the last."""
-        for some in together(list(reversed(tokens)), self.rows_together):
+        for some in together(list(reversed(tokens))):
             rows = []
             for i in some:
                 rows.append((i, f))
@@ -150,7 +148,7 @@ class Columns:
 
     def later(self, mine, put, tokens, f=None):
         """Of each of the tokens, the decays up to its own. f: of those before the first."""
-        for some in together(list(tokens), self.rows_together):
+        for some in together(list(tokens)):
             rows = []
             for i in some:
                 f = times(f, mine.a, i)
@@ -170,8 +168,8 @@ class Columns:
         return put
 
 
-def together(tokens, rows=TOGETHER):
-    return [tokens[n:n + rows] for n in range(0, len(tokens), rows)]
+def together(tokens):
+    return [tokens[n:n + TOGETHER] for n in range(0, len(tokens), TOGETHER)]
 
 
 def times(f, a, i):
@@ -217,17 +215,45 @@ def two_of(at, left, i, *, loc=None, ip=None):
 
 
 @cute.jit
+def gather_scores(p: tk.RegTile, x: tk.RegTile, part: Constexpr[int], half: Constexpr[int], upper: Constexpr[bool],
+                  scale):
+    """p = scale * x, rounded, where a row and a column are of one level, the row in the later half; upper: in the
+    earlier one. half 0 is the diagonal. x: the part-th of p's columns, as many as it has. What p has there is 0
+    before."""
+    to, of, mask = cute.recast_tensor(p.tensor, Int32), x.rows_view, _words_of_level(half, upper)
+    warp = tk.warp_id() % 4
+    for w in cutlass.range_constexpr(4):
+        if warp == w:
+            for r, n in eights_of_level(w, half, upper, range(part * x.cols // 8, (part + 1) * x.cols // 8)):
+                m = 2 * n - part * x.cols // 4
+                two = _cvt2(of[r, m] * scale, of[r, m + 1] * scale, p.dtype)
+                to[2 * n + r] = to[2 * n + r] | (two & mask)
+
+
+@cute.jit
 def pick_scores(p: tk.RegTile, of: tk.RegTile, half: Constexpr[int], upper: Constexpr[bool]):
-    """p = of, both of 16 bits, where a row and a column are of one level, the row in the later half; upper: in the
-    earlier one; and 0 elsewhere. half 0 is the diagonal."""
+    """p = of, both of 16 bits, where `gather_scores` has something of a level, and 0 elsewhere."""
     to, given = cute.recast_tensor(p.tensor, Int32), cute.recast_tensor(of.tensor, Int32)
-    mask = words_of_level(half, upper)
+    mask = _words_of_level(half, upper)
     warp = tk.warp_id() % 4
     to.fill(0)
     for w in cutlass.range_constexpr(4):
         if warp == w:
             for r, n in eights_of_level(w, half, upper):
                 to[2 * n + r] = given[2 * n + r] & mask
+
+
+@cute.jit
+def gather_lower(lower: tk.RegTile, x: tk.RegTile, part: Constexpr[int], half: Constexpr[int]):
+    """lower = x where a row and a column are of one level, the row in the later half. x: the part-th of the columns."""
+    to, of, mask = lower.rows_view, x.rows_view, _words_of_level(half, False)
+    warp = tk.warp_id() % 4
+    for w in cutlass.range_constexpr(4):
+        if warp == w:
+            for r, n in eights_of_level(w, half, False, range(part * x.cols // 8, (part + 1) * x.cols // 8)):
+                m = 2 * n - part * x.cols // 4
+                to[r, 2 * n] = of[r, m] if mask & Int32(1) != 0 else to[r, 2 * n]
+                to[r, 2 * n + 1] = of[r, m + 1] if mask < 0 else to[r, 2 * n + 1]
 
 
 def eights_of_level(warp, half, upper, columns=range(CHUNK // 8)):
@@ -245,7 +271,7 @@ def of_level(row, col, half, upper):
 
 
 @cute.jit
-def words_of_level(half: Constexpr[int], upper: Constexpr[bool]):
+def _words_of_level(half: Constexpr[int], upper: Constexpr[bool]):
     """Which of a word's two elements are of a level, as bits: of rows and columns that are of it with all others."""
     bits = Int32(-1)
     if const_expr(half < 8):

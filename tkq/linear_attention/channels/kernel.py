@@ -10,7 +10,7 @@ from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.channels.ahead import Taken, prefetch_rows, put_beta, slots, take_beta
-from tkq.linear_attention.channels.columns import TOGETHER, Columns
+from tkq.linear_attention.channels.columns import Columns
 from tkq.linear_attention.channels.parts import (
     SCORES_BARRIER,
     Operands,
@@ -102,11 +102,11 @@ class ChannelAttention:
         self.spec, self.config, self.sequences = spec, config, Sequences(spec)
         self.dtype = element_type(spec.dtype)
         self.qk_tile = tk.st(CHUNK, spec.head_dim, self.dtype)
-        self.crowded = bool(spec.delta) and config.groups > 1  # two warpgroups of the state: neither registers nor room
-        self.columns = Columns(self.qk_tile, 4 if self.crowded else TOGETHER)
+        self.columns = Columns(self.qk_tile)
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
         self.delta = Delta(spec, self.p_tile, SCORES_BARRIER)
         self.scored, self.solved = not spec.updates, bool(spec.delta)
+        self.crowded = self.solved and config.groups > 1  # two warpgroups of the state: neither registers nor room
         self.scores = ChannelScores(spec, self.columns, SCORES_BARRIER, self.crowded)
         self.whole = self.scores.whole
         self.aliased = self.solved and shares_levels(spec)
@@ -254,7 +254,7 @@ class ChannelAttention:
         if const_expr(self.scores.square.there):
             self.scores.square.find(mine, near)
         self.columns.decays(mine, place[2])
-        c = self.scores.begin(s, c, stage)
+        self.scores.begin(c)
         tk.sync(SCORES_BARRIER, tk.WARPGROUP)
         self.scores.add_levels(g, s, c, mine, place, False)
         if const_expr(self.scores.square.there):
@@ -268,8 +268,8 @@ class ChannelAttention:
         if const_expr(self.scores.one_other):
             tk.sync(SCORES_BARRIER, tk.WARPGROUP)
         self.scores.scale_in_place(s, mine, place, stage)
-        self.scores.take(c)
-        tk.sync(SCORES_BARRIER, tk.WARPGROUP)  # P goes where it was gathered, and L where the levels' operands were
+        if const_expr(self.solved):
+            tk.sync(SCORES_BARRIER, tk.WARPGROUP)  # L goes where the levels' operands were
 
     def store(self, s, c, stage):
         """P, before registers are needed for the next gates."""

@@ -31,14 +31,14 @@ def plan(spec: ChannelSpec) -> LinearConfig:
 
 
 def spilled(spec: ChannelSpec) -> int:
-    """Local loads and stores that a kernel may have: with the delta rule, where two warpgroups have the state, two
-    thirds of them in chunks by levels; with one warpgroup of 64 rows, which makes all scores twice, there are next to
-    none. Two passes of gates of values in one have an address there."""
+    """Local loads and stores that a kernel may have, where two warpgroups have the state: with the delta rule four
+    fifths of them in chunks by levels; as many stay in registers with one warpgroup of 64 rows, which makes all scores
+    twice, though. Two passes of gates of values in one have an address there."""
     if spec.of_values:
         return 8 if spec.pairs else 0
-    if not spec.delta:
-        return 0
-    return 16 if plan(spec).groups == 1 else 360
+    if plan(spec).groups == 1:
+        return 16 if spec.delta else 0
+    return 560 if spec.delta else 48
 
 
 def less_of_values(spec: ChannelSpec) -> int:

@@ -1,5 +1,5 @@
 """A chunk's 64 x 64 scores with gates for each column, of products of operands that have parts of the decays."""
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
@@ -7,15 +7,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, const_expr
 
 import tkq.tile as tk
-from tkq.linear_attention.channels.columns import HALVES, Columns, words
-from tkq.linear_attention.channels.gathered import (
-    gather_lower,
-    gather_scores,
-    gathered_lower,
-    gathered_scores,
-    take_lower,
-    take_scores,
-)
+from tkq.linear_attention.channels.columns import HALVES, Columns, gather_lower, gather_scores, words
 from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.channels.square import Square, gather_square, gather_square_lower
 from tkq.linear_attention.channels.whole import Whole
@@ -25,14 +17,12 @@ from tkq.tile.dtypes import element_type
 
 @dataclass(frozen=True)
 class Scores:
-    """Registers of a chunk's 64 x 64 scores; by levels, what has been gathered of P and of L."""
+    """Registers of a chunk's 64 x 64 scores."""
 
     x: tk.RegTile  # products: half of the columns, or all
     p: tk.RegTile
     lower: Any  # L, with the delta rule
     all: Any  # products of all columns: x, or beside it
-    of_p: Any = None
-    of_lower: Any = None
 
 
 class ChannelScores:
@@ -54,17 +44,11 @@ class ChannelScores:
         x, p = tk.rt_fl(self.width), tk.rt(CHUNK, element_type(self.spec.dtype))
         return Scores(x, p, tk.rt_fl(CHUNK) if self.solved else None, x if x.cols == CHUNK else tk.rt_fl(CHUNK))
 
-    def begin(self, s, c, stage) -> Scores:
-        """Nothing has been gathered, where P and the inverse will be."""
-        return replace(c, of_p=gathered_scores(s.p[stage]) if self.scored else None,
-                       of_lower=gathered_lower(s.delta.inverse[stage]) if self.solved else None)
-
-    def take(self, c):
-        """P and L, to registers, which gates have left."""
-        if self.scored:
-            take_scores(c.p, c.of_p, self.spec.reverse)
+    def begin(self, c):
+        """Nothing has been added."""
+        tk.zero(c.p)
         if self.solved:
-            take_lower(c.lower, c.of_lower)
+            tk.zero(c.lower)
 
     def put_whole(self, s, mine, place, stage):
         """Operands of `Whole`, which meet the state, too."""
@@ -145,9 +129,9 @@ class ChannelScores:
                 tk.mm_ABt(c.x, s.levels[1], s.levels[0], **self.of_part(part))
             tk.mma_wait(0)
             if const_expr(scores):
-                gather_square(c.of_p, c.x, part, self.spec.reverse, g.scale, c.p.dtype)
+                gather_square(c.p, c.x, part, self.spec.reverse, g.scale)
             else:
-                gather_square_lower(c.of_lower, c.x, part)
+                gather_square_lower(c.lower, c.x, part)
 
     def of_part(self, part):
         return dict(b_part=part) if self.width < CHUNK else {}
@@ -178,9 +162,9 @@ class ChannelScores:
         half, (scores, part) = HALVES[n] if n >= 0 else 0, product
         tk.mma_wait(0)
         if scores:
-            gather_scores(c.of_p, c.x, part, half, self.spec.reverse, g.scale, c.p.dtype)
+            gather_scores(c.p, c.x, part, half, self.spec.reverse, g.scale)
         else:
-            gather_lower(c.of_lower, c.x, part, half)
+            gather_lower(c.lower, c.x, part, half)
 
     def rows(self, q, k, operands):
         """What is put in a level's early rows, and in the late ones. Queries and keys change places in the reversed

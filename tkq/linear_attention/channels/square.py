@@ -7,7 +7,6 @@ from cutlass import BFloat16, Boolean, Constexpr, Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.channels.columns import Columns, Mine, times
-from tkq.linear_attention.channels.gathered import Gathered, put_lower, put_scores
 from tkq.tile.maps import _cvt2
 
 EDGE = 16  # of a block
@@ -68,38 +67,38 @@ class Square:
 
 
 @cute.jit
-def gather_square(to: Gathered, x: tk.RegTile, part: Constexpr[int], upper: Constexpr[bool], scale, dtype: Constexpr):
-    """scale * x, rounded, where a row and a column are of one block, the row not before the column; upper: not behind
-    it. x: the part-th of the columns, as many as it has."""
-    of, mask = x.rows_view, _half_word(upper, 0)
+def gather_square(p: tk.RegTile, x: tk.RegTile, part: Constexpr[int], upper: Constexpr[bool], scale):
+    """p = scale * x, rounded, where a row and a column are of one block, the row not before the column; upper: not
+    behind it. x: the part-th of p's columns, as many as it has. What p has there is 0 before."""
+    to, of, mask = cute.recast_tensor(p.tensor, Int32), x.rows_view, _half_word(upper, 0)
     warp, columns = tk.warp_id() % 4, x.cols // 8
     for w in cutlass.range_constexpr(4):
         if const_expr(2 * w // columns == part):
             if warp == w:
-                for row, n in cells(w, upper):
-                    m = 2 * (n - part * columns)
-                    two = _cvt2(of[row % 2, m] * scale, of[row % 2, m + 1] * scale, dtype)
-                    put_scores(to, row, n, two & mask if row == n else two)
+                for r in range(2):
+                    for n in (2 * w, 2 * w + 1):
+                        m = 2 * (n - part * columns)
+                        two = _cvt2(of[r, m] * scale, of[r, m + 1] * scale, p.dtype)
+                        if n == 2 * w + r:
+                            to[2 * n + r] = two & mask
+                        elif (n < 2 * w + r) != upper:
+                            to[2 * n + r] = two
 
 
 @cute.jit
-def gather_square_lower(to: Gathered, x: tk.RegTile, part: Constexpr[int]):
-    """x where a row and a column are of one block, the row behind the column. x: the part-th of the columns."""
-    of, mask = x.rows_view, _half_word(False, 1)
+def gather_square_lower(lower: tk.RegTile, x: tk.RegTile, part: Constexpr[int]):
+    """lower = x where a row and a column are of one block, the row behind the column. x: the part-th of the columns."""
+    to, of, mask = lower.rows_view, x.rows_view, _half_word(False, 1)
     warp, columns = tk.warp_id() % 4, x.cols // 8
     for w in cutlass.range_constexpr(4):
         if const_expr(2 * w // columns == part):
             if warp == w:
-                for row, n in cells(w, False):
-                    m = 2 * (n - part * columns)
-                    put_lower(to, row, n, (of[row % 2, m], of[row % 2, m + 1]), mask)
-
-
-def cells(warp, upper):
-    """[(row, n)]: which eight rows and eight columns of a warp's block of 16 have something on the diagonal or beside
-    it."""
-    return [(2 * warp, 2 * warp), (2 * warp + 1, 2 * warp + 1),
-            (2 * warp, 2 * warp + 1) if upper else (2 * warp + 1, 2 * warp)]
+                for e in range(2):
+                    first = 4 * w - 2 * part * columns
+                    to[1, 4 * w + e] = of[1, first + e]
+                    there = mask & Int32(1 if e == 0 else -(1 << 31)) != 0
+                    for r in range(2):
+                        to[r, 4 * w + 2 * r + e] = of[r, first + 2 * r + e] if there else Float32(0.0)
 
 
 @cute.jit
