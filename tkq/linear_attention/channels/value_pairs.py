@@ -32,12 +32,13 @@ class ValuePairs:
         of.decay(c, ends, 0)
         of.narrow_state(c)
         of.multiply_state(c, c.o, s.q[at])
-        of.carry(c.v, s.v[at], s.factors, stage)
         pairs, others = (s.p[stage], s.carried[stage]), (s.p2[stage], s.carried2[stage])
         if const_expr(self.reverse):
             tk.mma_wait(0)  # the state's operands have left their registers
+            of.carry(c.v, s.v[at], s.factors, stage)
             of.multiply_pairs(c.o2, c.v, pairs, True)
-            self.add_first(c, g, s.k[at], lambda: of.carry(c.left, s.v2[at], s.factors, stage))
+            self.add_first(c, g, s.k[at])
+            of.carry(c.left, s.v2[at], s.factors, stage)
             of.multiply_pairs(c.o, c.left, others)
             tk.mma_AB(c.s, c.left, s.second[at])
             tk.mma_wait(0)
@@ -46,8 +47,10 @@ class ValuePairs:
             of.begin_dots(c)
             of.give(c, c.o, lambda r, j: c.o2.rows_view[r, j] * g.scale - c.o.rows_view[r, j], s.factors, stage)
         else:
-            of.multiply_pairs(c.o, c.v, pairs)
             of.multiply_state(c, c.o2, s.second[at])
+            tk.mma_wait(0)
+            of.carry(c.v, s.v[at], s.factors, stage)
+            of.multiply_pairs(c.o, c.v, pairs)
             of.multiply_pairs(c.o2, c.v, others)
             tk.mma_AB(c.s, c.v, s.k[at])
             tk.mma_wait(0)
@@ -61,13 +64,10 @@ class ValuePairs:
         of.decay(c, ends, 1)
         of.next(s, steps)
 
-    def add_first(self, c, g, keys, meanwhile):
-        """What the first keys add to the state, reversed, a part of it at a time; meanwhile: what is done while the
-        first part is under way."""
+    def add_first(self, c, g, keys):
+        """What the first keys add to the state, reversed, a part of it at a time."""
         for part in range(c.s.cols // c.fresh.cols):
             tk.mm_AB(c.fresh, c.v, keys, **(dict(b_part=part) if c.fresh.cols < c.s.cols else {}))
-            if part == 0:
-                meanwhile()
             tk.mma_wait(0)
             self.take_fresh(c, g.scale, part)
 
@@ -94,7 +94,7 @@ class ValuePairs:
         if const_expr(self.reverse):
             of.give(c, c.o, lambda r, j: -c.o.rows_view[r, j], s.factors, steps.stage)
             tk.load_T(c.v, s.carried[steps.stage])
-            self.add_first(c, g, s.k[at], lambda: None)
+            self.add_first(c, g, s.k[at])
             tk.load_T(c.v, s.carried2[steps.stage])
             tk.mma_AB(c.s, c.v, s.second[at])
             tk.mma_wait(0)
