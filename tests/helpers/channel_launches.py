@@ -10,9 +10,10 @@ from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.launch import Made
 
 
-def launched(given, scale, strict=False) -> Made:
+def launched(given, scale, strict=False, of_pairs=False) -> Made:
     """As `launch.launch` of the channels. float64 stays float64, nothing is rounded; what is of 16 bits is computed in
-    float32, its operands are rounded as the kernel's are. strict: a token does not see itself, with of_values."""
+    float32, its operands are rounded as the kernel's are. With of_values: strict: a token does not see itself;
+    of_pairs: of two passes."""
     if given.cu is not None:
         return of_sequences(given, scale, launched)
     if given.second is not None:
@@ -33,7 +34,7 @@ def launched(given, scale, strict=False) -> Made:
     starts = range(0, S, CHUNK)
     for start in reversed(starts) if given.reverse else starts:
         at = slice(start, start + CHUNK)
-        chunk = Chunk(given, scale, decays[:, :, at], None if beta is None else beta[:, :, at])
+        chunk = Chunk(given, scale, decays[:, :, at], None if beta is None else beta[:, :, at], of_pairs)
         if given.of_values:
             out[:, :, at], dots[:, :, at], state = chunk.of_values(
                 q[:, :, at], k[:, :, at], v[:, :, at], state, None if x is None else x[:, :, at], strict)
@@ -55,14 +56,14 @@ def in_pairs(given, scale) -> Made:
     """As `value_pairs` has them, by two launches."""
     parts = dict(second=None, v2=None, rest=None, less=None, end=None, narrow=False)
     if not given.reverse:
-        first = launched(given._replace(**parts), scale)
-        second = launched(given._replace(**parts, q=given.second, x=given.v, final=None), 1.0, True)
+        first = launched(given._replace(**parts), scale, False, True)
+        second = launched(given._replace(**parts, q=given.second, x=given.v, final=None), 1.0, True, True)
         o, dots, o2 = first.o, first.dots - second.dots, -second.o
     else:
         initial = None if given.initial is None else given.initial / scale
-        first = launched(given._replace(**parts, initial=initial, x=given.v2), scale)
+        first = launched(given._replace(**parts, initial=initial, x=given.v2), scale, False, True)
         parts.update(initial=None, k=given.second, v=given.v2, x=given.v2)
-        second = launched(given._replace(**parts), 1.0, True)
+        second = launched(given._replace(**parts), 1.0, True, True)
         o, dots, o2 = first.o - second.o, first.dots - second.dots, None
         o = o if given.rest is None else o + given.rest
     return Made(o.to(given.v.dtype) if given.narrow else o, first.state, added_up(given, dots), o2)
@@ -79,8 +80,8 @@ def added_up(given, dots):
 class Chunk:
     """One chunk of all heads; decays: (B, heads, 64, columns)."""
 
-    def __init__(self, given, scale, decays, beta):
-        self.given, self.scale, self.beta, self.decays = given, scale, beta, decays
+    def __init__(self, given, scale, decays, beta, of_pairs=False):
+        self.given, self.scale, self.beta, self.decays, self.of_pairs = given, scale, beta, decays, of_pairs
         self.total = decays.prod(-2, keepdim=True)
         self.before, self.behind = decays.cumprod(-2), self.suffixes(decays)
         self.of_queries, self.of_keys_ = (self.behind, self.before) if given.reverse else (self.before, self.behind)
@@ -152,20 +153,30 @@ class Chunk:
         return torch.cat(parts, -1)[..., None, :]
 
     def at_once(self, q, k, v, state, x, strict):
-        """As `Whole` has it."""
+        """As `WholeOfValues` has it: Q K' and rows of v with their factors in two parts each, but for the product of
+        what rounding leaves of both, and nothing of x is rounded; of pairs of passes Q K' alone."""
         reverse, halves = self.given.reverse, self.decays.unflatten(-2, (2, -1)).prod(-2)
         f = self.decays.log2().cumsum(-2)
         f = (f - f[..., CHUNK // 2 - 1:CHUNK // 2, :]).exp2()
         taken, given = (1 / f, f) if reverse else (f, 1 / f)
         before, after = (halves[..., n:n + 1, :] for n in ((1, 0) if reverse else (0, 1)))
-        state, v = before * state, self.narrow(v * given)
+        state = before * state
         old = self.narrow(state)
         if x is not None:
             old = old + self.narrow(state - old)
         p = q @ k.mT
-        p = self.narrow(p.triu(int(strict)) if reverse else p.tril(-int(strict)))
-        found = self.scale * (q @ old + p @ v)
-        return found * taken, 0 * found if x is None else found * self.narrow(x * taken), after * (state + k.mT @ v)
+        p, p_left = self.in_two_parts(p.triu(int(strict)) if reverse else p.tril(-int(strict)))
+        v, v_left = self.in_two_parts(v * given)
+        if self.of_pairs:
+            v_left = 0 * v_left
+        found = self.scale * (q @ old + p @ (v + v_left) + p_left @ v)
+        dots = 0 * found if x is None else found * (self.narrow(x * taken) if self.of_pairs else x * taken)
+        return found * taken, dots, after * (state + k.mT @ (v + v_left))
+
+    def in_two_parts(self, x):
+        """What is rounded, and what rounding leaves."""
+        rounded = self.narrow(x)
+        return rounded, self.narrow(x - rounded)
 
     def in_levels(self, q, k, v, state, x, strict):
         """As `Columns` has it."""

@@ -64,12 +64,15 @@ def result_like(x: Tensor, time: bool) -> Tensor:
 
 def readable(x: Tensor, time: bool, vector: int = 1) -> Tensor:
     """x, or a copy, where neither channels nor tokens are contiguous, or tokens lie too far apart, or not at multiples
-    of `vector` elements."""
+    of `vector` elements. A dimension of one element has a stride of 1, whatever x says: kernels are compiled for
+    that."""
     if vector > 1 and vector_of(time, x) < vector:
         return x.clone(memory_format=torch.contiguous_format)
     dim = 1 if time else 2
     near = time or x.stride(1) * x.itemsize <= FARTHEST
-    return x if near and (x.stride(dim) == 1 or x.shape[dim] == 1) else x.clone(memory_format=torch.contiguous_format)
+    if near and x.shape[dim] == 1 and x.stride(dim) != 1:
+        return x.as_strided(x.shape, tuple(1 if i == dim else n for i, n in enumerate(x.stride())))
+    return x if near and x.stride(dim) == 1 else x.clone(memory_format=torch.contiguous_format)
 
 
 def vector_of_heads(x: Tensor, heads: int, head: int) -> int:

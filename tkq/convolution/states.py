@@ -40,12 +40,13 @@ def _ends(cu, tokens, ahead):
 
 
 def add_final_gradient(dx: Tensor | None, dstate: Tensor | None, dfinal: Tensor, cu: Tensor | None, tokens: int):
-    """Adds what the final states' gradient dfinal (N, C, W - 1) is of x and of the initial states, in place."""
+    """Adds what the final states' gradient dfinal (N, C, W - 1) is of x and of the initial states, in place; dfinal is
+    not rounded to x's type before."""
     ahead = dfinal.shape[2]
     if cu is None:
         taken = min(tokens, ahead)
         if dx is not None:
-            dx[:, tokens - taken:] += dfinal[..., ahead - taken:].mT.to(dx.dtype)
+            dx[:, tokens - taken:] += dfinal[..., ahead - taken:].mT
         if dstate is not None:
             dstate[..., taken:] += dfinal[..., :ahead - taken].to(dstate.dtype)
         return
@@ -57,11 +58,21 @@ def add_final_gradient(dx: Tensor | None, dstate: Tensor | None, dfinal: Tensor,
         return
     rows, inside, columns = _ends(cu, tokens, ahead)
     if dx is not None:
-        of_x = torch.where(inside[:, None], dfinal, 0).mT.flatten(0, 1).to(dx.dtype)  # no row has two that are not 0
-        dx[0].index_add_(0, rows.clamp(0).flatten(), of_x)
+        taken = rows.clamp(0).flatten()
+        # a row that several sequences' places name is written more than once, with one value
+        dx[0, taken] = (dx[0, taken] + _of_rows(dfinal, taken, edges(cu, tokens))).to(dx.dtype)
     if dstate is not None:
         of_state = torch.where(inside[:, None], 0, dfinal).to(dstate.dtype)
         dstate.scatter_add_(2, columns[:, None].expand_as(of_state), of_state)
+
+
+def _of_rows(dfinal: Tensor, rows: Tensor, bounds: Tensor) -> Tensor:
+    """(rows, C): what dfinal has of tokens, 0 of those that no final state has."""
+    ahead, ends = dfinal.shape[2], bounds[1:].contiguous()
+    n = torch.searchsorted(ends, rows, right=True).clamp(max=len(ends) - 1)
+    column = rows - ends[n] + ahead
+    there = (rows >= bounds[n]) & (column >= 0) & (column < ahead)
+    return torch.where(there[:, None], dfinal[n, :, column.clamp(0, ahead - 1)], 0)
 
 
 def initial_gradient(dy: Tensor, given) -> Tensor:

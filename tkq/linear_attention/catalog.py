@@ -77,10 +77,14 @@ def _ssd():
 
 
 def _pairs():
-    """Of two heads a block: Mamba-2's, which share B and C, and linear attention's, which share q and k."""
+    """Of two heads a block: Mamba-2's, which share B and C, and linear attention's, which share q and k, forward, and
+    backward dv's where gates get no gradient."""
     for name, spec in (*_ssd(), *_of_sizes()):
         if paired(spec) and name.startswith(("mamba2_ssd", "linear_attn-")) and not spec.reverse:
             yield Shipped(f"{name}-pairs", recipe(spec, heads=2), expectation(spec, 2))
+    for gate in GATES:
+        spec = LinearSpec("bf16", 64, 64, gate, reverse=True)
+        yield Shipped(f"linear_attn_dv-bf16-k64-v64-{gate}-pairs", recipe(spec, heads=2), expectation(spec, 2))
 
 
 def _packed_ssd():

@@ -16,6 +16,7 @@ from tkq.runtime.call import autocast
 WINDOW = 64  # tokens: a query sees its own block of as many keys, up to itself, and the block before it
 LEAST = 1e-6  # of a feature
 EPS = 1e-6  # of the denominator
+LEAST_SHARE = 2.0**-16  # of the denominator, that what is before the window must have for its sum to be known from it
 
 
 @autocast.apart
@@ -184,13 +185,15 @@ def in_window(q: Tensor, k: Tensor, v: Tensor, do: Tensor, inverse: Tensor, delt
     """(dlinear, dwindow, dq, dk, dv): of each token (B, S, H) the gradients of the factors; and the window's part of
     the others. inverse, delta, less: (B, S, H), of each token 1 over its denominator, o do, and far_do - delta * far:
     what linear is multiplied by in the denominator, and of do in what is divided by it. delta may be of outputs that
-    were rounded: the factors' gradients make it anew. narrow: of weights and of gradients of scores, where they are
-    operands."""
+    were rounded: the factors' gradients make it anew, but for what is before the window where that has next to no part
+    in the denominator, so that its sum is not known from it. narrow: of weights and of gradients of scores, where they
+    are operands."""
     near = _Window(*(_upcast(x) for x in (q, k, v, do)))
     far = 1 / inverse - EPS - window * near.total  # times linear
     exact = inverse * (window * near.of_do + linear * less + delta * far)
     dwindow = inverse * (near.of_do - exact * near.total)
-    dlinear = inverse * (less + (delta - exact) * torch.where(linear == 0, 0, far / linear))
+    known = (far * inverse).abs() > LEAST_SHARE
+    dlinear = inverse * (less + (delta - exact) * torch.where(known, far / linear, 0))
     return dlinear, dwindow, *near.backward(inverse * window, delta, window * dwindow, narrow)
 
 

@@ -53,6 +53,18 @@ def exactly(q, k, v, q_map, k_map, linear_factor, window_factor):
     return out
 
 
+@pytest.mark.parametrize("linear", [1e-20, 1e-9])
+def test_a_linear_factor_next_to_nothing(linear):
+    """Its gradient has what is before the window by sums that the denominator does not know."""
+    given = [x.float() for x in make(B=1).values()]
+    given[5] = torch.full_like(given[5], linear)
+    leaves = [x.double().requires_grad_() for x in given]
+    do, (o, inverse) = torch.randn_like(given[2]), reference.outputs(*given)
+    want, = torch.autograd.grad(reference.hedgehog(*leaves), leaves[5], do.double())
+    found = reference.hedgehog_backward(do, o.to(BF16), inverse, *given).linear_factor
+    assert (found - want).norm() < 2**-5 * want.norm()
+
+
 @pytest.mark.parametrize("S", [1, 64, 65, 129, 260])
 def test_results(S):
     given = make(S, B=1, H=2)

@@ -74,13 +74,12 @@ def test_sums_stay_in_their_sequence():
     assert of_tokens.tolist() == [n + 1 for n, length in enumerate(LENGTHS) for _ in range(length)] + [0] * 7
 
 
-@pytest.mark.parametrize("terms", [2, 4])
 @pytest.mark.parametrize("cuts", [CU_OF_CHUNKS, (3, 64, 64, 190), (0, 300), (130, 131), (0,)])
-def test_sums_of_columns_stay_in_their_sequence(terms, cuts):
+def test_sums_of_columns_stay_in_their_sequence(cuts):
     """Also where a sequence has several chunks of the tokens, and a chunk several sequences. NaN in tokens of none."""
-    of, given = segments(torch.tensor(cuts), 300), torch.randn(terms, 1, 300, 4, 3, dtype=torch.float64)
+    of, given = segments(torch.tensor(cuts), 300), torch.randn(2, 1, 300, 4, 3, dtype=torch.float64)
     at_end = torch.randn(len(cuts) - 1, 4, 3, dtype=torch.float64)
-    x = sum(x * (-1)**i for i, x in enumerate(given)).flatten(2)
+    x = (given[0] - given[1]).flatten(2)
     want = (of.suffix_sums(x) + of.of_tokens(at_end.flatten(1))).view(1, 300, 4, 3)
     given[:, :, ~of.inside] = math.nan
     torch.testing.assert_close(channels.of_gates(list(given), at_end, torch.tensor(cuts)), want)

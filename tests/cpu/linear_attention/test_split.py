@@ -12,7 +12,7 @@ import tkq
 from tests.helpers.emulation import fake_gpu
 from tests.helpers.linear_launches import launched
 from tests.helpers.linear_segments import in_segments
-from tkq.linear_attention.catalog import expectation
+from tkq.linear_attention.catalog import expectation, shipped
 from tkq.linear_attention.launch import Given, Steps, recipe
 from tkq.linear_attention.plan import SHARED, plan
 from tkq.linear_attention.spec import LinearSpec, SsdSpec
@@ -227,6 +227,18 @@ def test_three_launches():
     assert states.shape[3:] == matrices.shape[3:] == (64, 64) and columns == 64
     assert first.data_ptr() == initial.data_ptr() and last.shape == (1, 2, 64, 64)
     assert outputs[1][5].shape[1:] == (2, 64, 64)
+
+
+@pytest.mark.parametrize("g", [None, torch.full((4,), -0.1), torch.full((99, 70, 4), -0.1)])
+def test_two_heads_of_a_block_are_shipped(g):
+    """Forward and backward, where gates get no gradient: what `split` chooses is what the catalog has."""
+    q, k = torch.zeros(2, 99, 70, 2, 64, dtype=torch.bfloat16, requires_grad=True)
+    v = torch.zeros(99, 70, 4, 64, dtype=torch.bfloat16, requires_grad=True)
+    with fake_gpu.launches() as seen:
+        tkq.linear_attn(q, k, v, g).backward(torch.zeros_like(v))
+    recipes = [r for r, _ in seen if isinstance(r.args[0], LinearSpec)]
+    assert [r.args[0].reverse for r in recipes if r.args[1].heads == 2] == [False, True]
+    assert {*recipes} <= {kernel.recipe for kernel in shipped()}
 
 
 def test_packed_sequences_and_pools_are_left_whole():

@@ -54,13 +54,13 @@ def test_dot_products(V, dtype, out):
     assert found.dtype == out and bool(((found.double() - exact).abs() <= room).all())
 
 
-@pytest.mark.parametrize("terms, end", [(2, False), (4, True)])
-def test_sums_behind_each_token(terms, end):
+@pytest.mark.parametrize("end", [False, True])
+def test_sums_behind_each_token(end):
     for S, C in ((1, 32), (63, 48), (64, 256), (65, 512), (300, 80), (2000, 130)):
-        given, at_end = [randn(2, S, C, seed=i) for i in range(terms)], randn(2, C) if end else None
+        given, at_end = [randn(2, S, C, seed=i) for i in range(2)], randn(2, C) if end else None
         with poisoned():
-            found = column_sums(given, at_end)
-        want = sum((-1)**i * x.double() for i, x in enumerate(given)).flip(1).cumsum(1).flip(1)
+            found = column_sums(*given, at_end)
+        want = (given[0].double() - given[1].double()).flip(1).cumsum(1).flip(1)
         want = want + at_end.double()[:, None] if end else want
         # in a chunk 64 sums of float32, each of what is at most in the chunk; then two roundings
         torch.testing.assert_close(found.double(), want, rtol=2**-22, atol=64 * 64 * 2**-24)
@@ -71,7 +71,7 @@ def test_one_segment_and_several_give_the_same_bits():
     few = [x[3:4, :, 100:150].contiguous() for x in given]
     assert sums_segments(FILLED, 11) == 1 and sums_segments(50, 11) == 11
     with poisoned():
-        whole, part = column_sums(given), column_sums(few)
+        whole, part = column_sums(*given), column_sums(*few)
     assert torch.equal(whole[3:4, :, 100:150], part)
 
 
@@ -85,10 +85,10 @@ def test_packed_sequences(cuts, tokens, C):
     for x in given:
         x[:, :bounds[0]], x[:, bounds[-1]:] = torch.nan, torch.nan
     with poisoned():
-        found = column_sums(given, end, cu)
+        found = column_sums(*given, end, cu)
     assert not found[:, :bounds[0]].any() and not found[:, bounds[-1]:].any()
     for n, (a, e) in enumerate(itertools.pairwise(bounds)):
-        alone = column_sums([x[:, a:e].contiguous() for x in given], end[n:n + 1])
+        alone = column_sums(*(x[:, a:e].contiguous() for x in given), end[n:n + 1])
         assert torch.equal(found[:, a:e], alone), n
 
 
@@ -97,4 +97,4 @@ def test_no_tokens():
     assert over_shared((empty,), empty[:, :, :2]).shape == (2, 0, 2, 64)
     assert row_dots(empty, empty, F32).shape == (2, 0, 4)
     sums = torch.empty(2, 0, 64, device="cuda")
-    assert column_sums((sums, sums)).shape == (2, 0, 64)
+    assert column_sums(sums, sums).shape == (2, 0, 64)

@@ -225,6 +225,12 @@ def test_gradients_of_float16():
     check_gradients(*given)
 
 
+def test_gradients_where_the_linear_factor_is_next_to_nothing():
+    """What is before the window has no part in the denominator that could be told from rounding."""
+    *given, linear, window = make(2, 200, 2, 128)
+    check_gradients(*given, torch.full_like(linear, 1e-20), window)
+
+
 def test_gradients_of_the_other_size():
     check_gradients(*make(1, 333, 3, 64, 32))
 

@@ -35,7 +35,7 @@ class RowDotsOnCpu(rows.RowDots):
 class ColumnSumsOnCpu(sums.ColumnSums):
     @cute.jit
     def __call__(self, first, others, segments: Int32):
-        x = sums.of_arguments(first, others)
+        x = sums.Given(first, *others)
         for batch in cutlass.range(x.y.shape[0]):
             of = Piece(Int32(0), x.tokens, x.tokens, Int32(batch))
             for segment in cutlass.range(segments - int(self.finds)):

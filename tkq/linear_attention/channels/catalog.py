@@ -79,9 +79,9 @@ def _sums():
     columns are few."""
     wanted = Expectation(instructions=("LDG.E", "STG.E", "DADD"))
     for end in (False, True):
-        yield Shipped(f"linear_attn_dg-column{'-end' * end}", sums_recipe(SumsSpec(2, end=end)), wanted)
-    yield Shipped("linear_attn_dg-column-packed", sums_recipe(SumsSpec(2, packed="int32")), wanted)
-    yield Shipped("linear_attn_dg_totals-column", sums_recipe(SumsSpec(2, "totals")),
+        yield Shipped(f"linear_attn_dg-column{'-end' * end}", sums_recipe(SumsSpec(end=end)), wanted)
+    yield Shipped("linear_attn_dg-column-packed", sums_recipe(SumsSpec(packed="int32")), wanted)
+    yield Shipped("linear_attn_dg_totals-column", sums_recipe(SumsSpec("totals")),
                   Expectation(instructions=("LDG.E", "STG.E")))
 
 

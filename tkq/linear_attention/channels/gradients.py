@@ -59,7 +59,7 @@ def of_columns(queries, keys, values, g, scale, initial=None, final=None, second
 
 
 def of_gates(terms, at_end, cu=None):
-    """The sums over each token and those behind it of terms[0] - terms[1] (+ terms[2] - terms[3]), (B, S, HV, K) each;
+    """The sums over each token and those behind it of terms[0] - terms[1], (B, S, HV, K) each;
     at_end: (B or N, HV, K), what the final state's gradient adds to all. cu: where packed sequences begin and end."""
-    sums = column_sums([x.flatten(2) for x in terms], None if at_end is None else at_end.flatten(1), cu)
+    sums = column_sums(*(x.flatten(2) for x in terms), None if at_end is None else at_end.flatten(1), cu)
     return sums.view(terms[0].shape)

@@ -110,28 +110,27 @@ def _launcher(given):
     return _launchers[key]
 
 
-def column_sums(terms, end: Tensor | None = None, cu: Tensor | None = None) -> Tensor:
-    """(B, S, C): of each token the sum over it and those behind it of terms[0] - terms[1] (+ terms[2] - terms[3]), and
-    end (B, C). terms: two or four of (B, S, C), contiguous. cu: (N + 1,), where packed sequences begin and end, as
-    `edges` has it: sums end with a sequence, end is (N, C); tokens of no sequence have 0, whatever is there.
+def column_sums(x: Tensor, less: Tensor, end: Tensor | None = None, cu: Tensor | None = None) -> Tensor:
+    """(B, S, C): of each token the sum over it and those behind it of x - less, and end (B, C). x, less: (B, S, C),
+    contiguous. cu: (N + 1,), where packed sequences begin and end, as `edges` has it: sums end with a sequence, end is
+    (N, C); tokens of no sequence have 0, whatever is there.
 
     float32 on a GPU: by one launch, or two where columns are too few to fill it, in an order that a sequence's length
     alone decides. Others by torch, in their own type."""
-    first = terms[0]
-    if not (first.is_cuda and first.dtype == torch.float32):
-        return suffix_sums(sum(terms[2::2], first), sum(terms[3::2], terms[1]), end=end, cu=cu)
-    (B, S, C), count, y = first.shape, len(terms), torch.empty_like(first)
+    if not (x.is_cuda and x.dtype == torch.float32):
+        return suffix_sums(x, less, end=end, cu=cu)
+    (B, S, C), y = x.shape, torch.empty_like(x)
     if y.numel():
-        arch.require_hopper(first.device)
+        arch.require_hopper(x.device)
         sequences = B if cu is None else max(len(cu) - 1, 1)
         chunks, packed = -(-S // CHUNK), None if cu is None else dtypes.name_of(cu.dtype)
         segments = sums_segments(sequences * C, chunks)
-        totals, others = y[:, :0], tuple(terms[1:])
+        totals = y[:, :0]
         if segments > 1:
-            totals = first.new_empty(B, chunks, C)
-            _sums(first, SumsSpec(count, "totals", packed=packed))(first, (others, None, None, totals, cu), segments)
+            totals = x.new_empty(B, chunks, C)
+            _sums(x, SumsSpec("totals", packed=packed))(x, (less, None, None, totals, cu), segments)
         end = None if end is None or not len(end) else end.contiguous()  # of no sequences
-        _sums(first, SumsSpec(count, "sums", end is not None, packed))(first, (others, totals, end, y, cu), segments)
+        _sums(x, SumsSpec("sums", end is not None, packed))(x, (less, totals, end, y, cu), segments)
     return y
 
 

@@ -7,6 +7,7 @@ from tkq.linear_attention.plan import MOST_STAGES, SHARED
 
 SMALL = 4096  # bytes: of factors of columns and of tokens
 FILLED = 2**15  # threads of sums over tokens that keep a GPU's memory at work
+STEPS = 1  # of a chunk of gates of values, on their way: room for more chunks, then
 PAD = 4  # columns behind a row of factors: those of a warp's rows and columns are then in different banks
 
 
@@ -16,11 +17,11 @@ def plan(spec: ChannelSpec) -> LinearConfig:
     tile, wide = 2 * CHUNK * CHUNK, 2 * CHUNK * spec.head_dim
     groups = 1 if spec.value_dim <= CHUNK or spec.of_values else 2
     stage = (2 + spec.pairs) * wide + (groups + spec.dot) * tile
-    if spec.of_values:  # rows with their factors, those factors, P
-        tiles = 2 + spec.pairs * (1 + spec.reverse)
+    if spec.of_values:  # rows with their factors, or what rounding leaves of P; factors; P
+        tiles = 2 * (1 + spec.pairs)
         step = tiles * tile + 2 * CHUNK * (CHUNK + PAD) * 2
         wide_tiles = staged_of_values(spec) + less_of_values(spec) * (1 + spec.rest)
-        rest = steps_of_values(spec) * step + (spec.narrow + 2 * wide_tiles) * tile + 1024
+        rest = STEPS * step + (spec.narrow + 2 * wide_tiles) * tile + 1024
     else:
         rest = 2 * wide + (groups + 2) * tile + SMALL
     if spec.delta:
@@ -38,11 +39,6 @@ def spilled(spec: ChannelSpec) -> int:
     if plan(spec).groups == 1:
         return 16 if spec.delta else 0
     return 560 if spec.delta else 48
-
-
-def steps_of_values(spec: ChannelSpec) -> int:
-    """How many steps of a chunk there is room for: one with dots, so that more chunks may be on their way."""
-    return 1 if spec.dot else 2
 
 
 def less_of_values(spec: ChannelSpec) -> int:

@@ -80,11 +80,10 @@ class ChannelSpec:
 
 @dataclass(frozen=True)
 class SumsSpec:
-    """Sums over each token and those behind it (`sums.ColumnSums`). terms: of how many tensors, 2 or 4. what: "sums";
-    "totals", those of chunks of 64 tokens alone. end: is there what is added to all? packed: dtype of cu_seqlens, or
-    None. pool: none of the states that `engine.packed` finds for the engine."""
+    """Sums over each token and those behind it (`sums.ColumnSums`). what: "sums"; "totals", those of chunks of 64
+    tokens alone. end: is there what is added to all? packed: dtype of cu_seqlens, or None. pool: none of the states
+    that `engine.packed` finds for the engine."""
 
-    terms: int
     what: str = "sums"
     end: bool = False
     packed: str | None = None
@@ -93,8 +92,6 @@ class SumsSpec:
     def __post_init__(self):
         if self.packed not in (None, "int32", "int64"):
             raise ValueError(f"SumsSpec: packed is {self.packed!r}, allowed are None, int32, int64")
-        if self.terms not in (2, 4):
-            raise ValueError(f"SumsSpec: terms is {self.terms}, allowed are 2 and 4")
         if self.what not in ("sums", "totals"):
             raise ValueError(f"SumsSpec: what is {self.what!r}, allowed are sums, totals")
         if self.what == "totals" and self.end:

@@ -15,12 +15,13 @@ THREADS, LOADS = 128, 64  # of a block; of a thread: numbers that are on their w
 
 
 class Given(NamedTuple):
-    """terms: two or four of (B, S, C) fp32. totals: (B, n, C), of the chunks of 64 tokens, of which those behind the
-    first segment are read; None where they are y. end: (B, C), or None. y: (B, S, C), or totals. cu: None, or (N + 1,),
+    """x, less: (B, S, C) fp32. totals: (B, n, C), of the chunks of 64 tokens, of which those behind the first segment
+    are read; None where they are y. end: (B, C), or None. y: (B, S, C), or totals. cu: None, or (N + 1,),
     where N packed sequences begin and end: then B is 1, end is (N, C), and the totals of a sequence that begins with
     token t are those from t // 64 on: what is written of two, but for each one's first, is in different places."""
 
-    terms: tuple
+    x: cute.Tensor
+    less: cute.Tensor
     totals: Optional[cute.Tensor]
     end: Optional[cute.Tensor]
     y: cute.Tensor
@@ -28,16 +29,11 @@ class Given(NamedTuple):
 
     @property
     def tokens(self):
-        return self.terms[0].shape[1]
-
-
-def of_arguments(first, others) -> Given:
-    """From those of a compiled function: the first of the terms; (the rest of these, what is behind them)."""
-    return Given((first, *others[0]), *others[1:])
+        return self.x.shape[1]
 
 
 class ColumnSums:
-    """y[b, t, c] = end[b, c] + the sum of d[b, i, c] over i >= t, d = terms[0] - terms[1] (+ terms[2] - terms[3]). Of
+    """y[b, t, c] = end[b, c] + the sum of d[b, i, c] over i >= t, d = x - less. Of
     packed sequences sums end with a sequence; y of tokens of none is 0.
 
     A thread has a column of one of `segments` segments of a sequence, of whole chunks of 64 tokens, which it goes
@@ -49,7 +45,7 @@ class ColumnSums:
     under way; two would leave processors without a block."""
 
     def __init__(self, spec: SumsSpec):
-        self.spec, self.ahead, self.sequences = spec, LOADS // spec.terms, Sequences(spec)
+        self.spec, self.ahead, self.sequences = spec, LOADS // 2, Sequences(spec)
         self.parts, self.finds = CHUNK // self.ahead, spec.what == "totals"
 
     def fake_arguments(self):
@@ -60,17 +56,17 @@ class ColumnSums:
             return fake.tensor("fp32", shape, align=4) if wanted else None
 
         cu = fake.tensor(spec.packed, (fake.sym(),), align=8 if spec.packed == "int64" else 4) if spec.packed else None
-        first, *terms = (of(True, B, S, C) for _ in range(spec.terms))
-        return first, (tuple(terms), of(not self.finds, B, N, C), of(spec.end, fake.sym() if spec.packed else B, C),
-                       of(True, B, N if self.finds else S, C), cu), Int32(1)
+        end = of(spec.end, fake.sym() if spec.packed else B, C)
+        return of(True, B, S, C), (of(True, B, S, C), of(not self.finds, B, N, C), end,
+                                   of(True, B, N if self.finds else S, C), cu), Int32(1)
 
     @cute.jit
     def __call__(self, first: cute.Tensor, others: Any, segments: Int32, stream: cuda.CUstream):
-        """first: of the terms. others: the rest of these, and of `Given`."""
-        x = of_arguments(first, others)
+        """first: x. others: the rest of `Given`."""
+        x = Given(first, *others)
         self.kernel(x, segments).launch(
             grid=[segments - int(self.finds), cute.ceil_div(x.y.shape[2], THREADS),
-                  self.sequences.blocks(x.terms[0], x.cu)], block=[THREADS, 1, 1], stream=stream)
+                  self.sequences.blocks(x.x, x.cu)], block=[THREADS, 1, 1], stream=stream)
 
     @cute.kernel
     def kernel(self, x: Given, segments: Int32):
@@ -92,7 +88,7 @@ class ColumnSums:
             behind, total = cute.make_rmem_tensor((1,), Float64), cute.make_rmem_tensor((1,), Float32)
             total[0] = Float32(0.0)
             self.begin(x, of, (batch, col), (row0 + last, row0 + chunks), behind)
-            held, following = [cute.make_rmem_tensor((self.ahead, self.spec.terms), Float32) for _ in range(2)]
+            held, following = [cute.make_rmem_tensor((self.ahead, 2), Float32) for _ in range(2)]
             self.load(x, of, (batch, last * self.parts - 1, col), first, held)
             for i in cutlass.range((last - first) * self.parts, unroll=1):
                 part = last * self.parts - 1 - i
@@ -123,10 +119,10 @@ class ColumnSums:
         """A part's numbers are on their way; 0 past the last token, anything before the segment."""
         part = place[1]
         if part >= first * self.parts:
-            terms = [self.part_of(m, of, place) for m in x.terms]
+            terms = [self.part_of(m, of, place) for m in (x.x, x.less)]
             for i in cutlass.range_constexpr(self.ahead):
                 token = part * self.ahead + i
-                for n in cutlass.range_constexpr(self.spec.terms):
+                for n in cutlass.range_constexpr(2):
                     held[i, n] = Float32(0.0)
                     if token < of.rows:
                         held[i, n] = terms[n][i]
@@ -137,10 +133,7 @@ class ColumnSums:
         part, y = place[1], None if self.finds else self.part_of(x.y, of, place)
         for j in cutlass.range_constexpr(self.ahead):
             i = self.ahead - 1 - j
-            found = held[i, 0] - held[i, 1]
-            if const_expr(self.spec.terms == 4):
-                found = found + (held[i, 2] - held[i, 3])
-            total[0] = total[0] + found
+            total[0] = total[0] + (held[i, 0] - held[i, 1])
             if const_expr(not self.finds):
                 if part * self.ahead + i < of.end - of.first:
                     y[i] = total[0] + behind

@@ -32,20 +32,26 @@ class ValuePairs:
         of.decay(c, ends, 0)
         of.narrow_state(c)
         of.multiply_state(c, c.o, s.q[at])
+        pairs, others = (s.p[stage], s.carried[stage]), (s.p2[stage], s.carried2[stage])
         if const_expr(self.reverse):
             tk.mma_wait(0)  # the state's operands have left their registers
-            tk.load_T(c.v, s.carried[stage])
-            tk.mm_ABt(c.o2, c.v, s.p[stage])
-            self.add_to_state(c, g, s, at, s.carried2[stage], s.p2[stage])
+            of.carry(c.v, s.v[at], s.factors, stage)
+            of.multiply_pairs(c.o2, c.v, pairs, True)
+            self.add_first(c, g, s.k[at])
+            of.carry(c.left, s.v2[at], s.factors, stage)
+            of.multiply_pairs(c.o, c.left, others)
+            tk.mma_AB(c.s, c.left, s.second[at])
+            tk.mma_wait(0)
             tk.load_T(c.x, s.v2[at])
             s.tokens.release(ring)
             of.begin_dots(c)
             of.give(c, c.o, lambda r, j: c.o2.rows_view[r, j] * g.scale - c.o.rows_view[r, j], s.factors, stage)
         else:
-            tk.load_T(c.v, s.carried[stage])
-            tk.mma_ABt(c.o, c.v, s.p[stage])
             of.multiply_state(c, c.o2, s.second[at])
-            tk.mma_ABt(c.o2, c.v, s.p2[stage])
+            tk.mma_wait(0)
+            of.carry(c.v, s.v[at], s.factors, stage)
+            of.multiply_pairs(c.o, c.v, pairs)
+            of.multiply_pairs(c.o2, c.v, others)
             tk.mma_AB(c.s, c.v, s.k[at])
             tk.mma_wait(0)
             tk.load_T(c.x, s.x[at])
@@ -58,27 +64,12 @@ class ValuePairs:
         of.decay(c, ends, 1)
         of.next(s, steps)
 
-    def add_to_state(self, c, g, s, at, carried2, p2):
-        """What both keys add to the state, reversed; with p2 what the second ones' pairs add to the outputs, too."""
-        self.multiply_fresh(c, s.k[at], 0)
-        tk.mma_wait(0)
-        self.take_fresh(c, g.scale, 0)
-        if c.fresh.cols < c.s.cols:
-            self.multiply_fresh(c, s.k[at], 1)
+    def add_first(self, c, g, keys):
+        """What the first keys add to the state, reversed, a part of it at a time."""
+        for part in range(c.s.cols // c.fresh.cols):
+            tk.mm_AB(c.fresh, c.v, keys, **(dict(b_part=part) if c.fresh.cols < c.s.cols else {}))
             tk.mma_wait(0)
-            self.take_fresh(c, g.scale, 1)
-        tk.load_T(c.v, carried2)
-        if p2 is not None:
-            tk.mma_ABt(c.o, c.v, p2)
-        tk.mma_AB(c.s, c.v, s.second[at])
-        tk.mma_wait(0)
-
-    def multiply_fresh(self, c, keys, part):
-        """What the first keys add to a part of the state is under way."""
-        if c.fresh.cols < c.s.cols:
-            tk.mm_AB(c.fresh, c.v, keys, b_part=part)
-        else:
-            tk.mm_AB(c.fresh, c.v, keys)
+            self.take_fresh(c, g.scale, part)
 
     def take_fresh(self, c, scale, part):
         """It is there."""
@@ -103,7 +94,10 @@ class ValuePairs:
         if const_expr(self.reverse):
             of.give(c, c.o, lambda r, j: -c.o.rows_view[r, j], s.factors, steps.stage)
             tk.load_T(c.v, s.carried[steps.stage])
-            self.add_to_state(c, g, s, at, s.carried2[steps.stage], None)
+            self.add_first(c, g, s.k[at])
+            tk.load_T(c.v, s.carried2[steps.stage])
+            tk.mma_AB(c.s, c.v, s.second[at])
+            tk.mma_wait(0)
         else:
             of.give(c, c.o, lambda r, j: c.o.rows_view[r, j] * g.scale, s.factors, steps.stage)
             tk.load_T(c.x, s.v[at])

@@ -11,6 +11,7 @@ from tkq.linear_attention.channels.columns import HALVES, scaled, unpacked
 from tkq.linear_attention.channels.parts import OUT_BARRIER, chunks, order
 from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.channels.value_pairs import ValuePairs
+from tkq.linear_attention.channels.whole_of_values import carry
 from tkq.linear_attention.config import CHUNK
 from tkq.tile.dtypes import element_type
 
@@ -23,6 +24,7 @@ class State:
     s16: tk.RegTile
     rest: Any  # with dot: what s16 has not of s
     v: tk.RegTile  # values, transposed
+    left: tk.RegTile  # of a whole chunk: what rounding leaves of them
     o: tk.RegTile  # outputs, transposed: columns by tokens
     given: tk.RegTile  # those of a level, of 32 tokens, without the tokens' own factors
     x: Any  # with dot, of which it is that with the outputs: x, transposed, and the products
@@ -43,9 +45,10 @@ class ValueState:
     def registers(self) -> State:
         """Room for them."""
         K, dot, pairs = self.spec.head_dim, self.spec.dot, self.spec.pairs
-        return State(tk.rt_fl(K), tk.rt(K, self.dtype), tk.rt(K, self.dtype) if dot else None, tk.rt(CHUNK, self.dtype),
-                     tk.rt_fl(CHUNK), tk.rt_fl(CHUNK // 2), tk.rt(CHUNK, self.dtype) if dot else None,
-                     tk.rt_fl(CHUNK) if dot else None, tk.rv(), tk.rt_fl(CHUNK) if pairs else None,
+        v, left, x = (tk.rt(CHUNK, self.dtype) for _ in range(3))
+        return State(tk.rt_fl(K), tk.rt(K, self.dtype), tk.rt(K, self.dtype) if dot else None, v, left,
+                     tk.rt_fl(CHUNK), tk.rt_fl(CHUNK // 2), x if dot else None, tk.rt_fl(CHUNK) if dot else None,
+                     tk.rv(), tk.rt_fl(CHUNK) if pairs else None,
                      tk.rt_fl(CHUNK if K == 2 * CHUNK else K) if pairs and self.spec.reverse else None)
 
     @cute.jit
@@ -97,14 +100,16 @@ class ValueState:
         stage, ends = steps.stage, s.ends[None, steps.stage]
         self.decay(c, ends, 0)
         self.narrow_state(c)
-        tk.load_T(c.v, s.carried[stage])
         self.multiply_state(c, c.o, s.q[ring.stage])
-        tk.mma_ABt(c.o, c.v, s.p[stage])
+        self.carry(c.v, s.v[ring.stage], s.factors, stage, c.left)
+        self.multiply_pairs(c.o, c.v, (s.p[stage], s.carried[stage]))
+        tk.mma_ABt(c.o, c.left, s.p[stage])
         tk.mma_AB(c.s, c.v, s.k[ring.stage])
+        tk.mma_AB(c.s, c.left, s.k[ring.stage])
         tk.mma_wait(0)
         s.tokens.release(ring)
         self.begin_dots(c)
-        self.give(c, c.o, lambda r, j: c.o.rows_view[r, j] * g.scale, s.factors, stage)
+        self.see(c, c.o, lambda r, j: c.o.rows_view[r, j] * g.scale, s.factors, stage)
         self.decay(c, ends, 1)
         self.next(s, steps)
 
@@ -124,6 +129,32 @@ class ValueState:
         tk.mm_ABt(o, c.s16, queries)
         if self.spec.dot:
             tk.mma_ABt(o, c.rest, queries)
+
+    def carry(self, to, values, factors, stage, left=None):
+        """to, and what rounding leaves of it: a chunk's values with their factors."""
+        tk.load_T(to, values)
+        carry(to, left, lambda r, n: self.factors_at(factors, stage, r, n))
+
+    def multiply_pairs(self, o, values, p, begins=False):
+        """What a chunk's pairs give to o is under way; p: Q K' in two parts. begins: o has nothing before."""
+        (tk.mm_ABt if begins else tk.mma_ABt)(o, values, p[0])
+        tk.mma_ABt(o, values, p[1])
+
+    def see(self, c, o, given, factors, stage):
+        """As `give`, of x that is not rounded with its factors, as values were not."""
+        f = {(r, n): self.factors_at(factors, stage, r, n) for r, n in pairs_of(range(CHUNK))}
+        for r, n in pairs_of(range(CHUNK)):
+            two = [given(r, 2 * n + e) * f[r, n][e] for e in range(2)]
+            for e in range(2):
+                o.rows_view[r, 2 * n + e] = two[e]
+            if self.spec.dot:
+                x = unpacked(cute.recast_tensor(c.x.tensor, Int32)[2 * n + r], self.dtype)
+                self.add_dots(c, r, n, two, x)
+
+    def add_dots(self, c, r, n, two, x):
+        dots = c.dots.rows_view
+        for e in range(2):
+            dots[r, 2 * n + e] = cute.math.fma(two[e], x[e], dots[r, 2 * n + e])
 
     def begin_dots(self, c):
         if self.spec.dot:
@@ -195,10 +226,8 @@ class ValueState:
             o[r, 2 * n + e] = o[r, 2 * n + e] + given[e] if f is None else cute.math.fma(
                 given[e], f[e], o[r, 2 * n + e])
         if self.spec.dot:
-            word, dots = cute.recast_tensor(c.x.tensor, Int32)[2 * n + r], c.dots.rows_view
-            x = unpacked(word if f is None else scaled(word, f, self.dtype), self.dtype)
-            for e in range(2):
-                dots[r, 2 * n + e] = cute.math.fma(given[e], x[e], dots[r, 2 * n + e])
+            word = cute.recast_tensor(c.x.tensor, Int32)[2 * n + r]
+            self.add_dots(c, r, n, given, unpacked(word if f is None else scaled(word, f, self.dtype), self.dtype))
 
     def factors_at(self, factors, stage, r, n):
         """Of a thread's r-th column and its two tokens among the n-th 8."""

@@ -16,7 +16,7 @@ from tkq.linear_attention.channels.parts import (
     chunks,
     order,
 )
-from tkq.linear_attention.channels.plan import PAD, less_of_values, steps_of_values
+from tkq.linear_attention.channels.plan import PAD, STEPS, less_of_values
 from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.channels.value_state import ValueState
 from tkq.linear_attention.channels.whole_of_values import WholeOfValues
@@ -65,9 +65,9 @@ class Shared:
     dots: Any
     o2: Any
     behind: Any  # of sums: of each column, what later chunks add up to
-    carried: tk.SharedTile  # rows of v, with their factors
-    factors: cute.Tensor  # (steps, tokens, columns): of the rows that take them
-    carried2: Any  # those of v2
+    carried: tk.SharedTile  # rows of v, with their factors; of a whole chunk what rounding leaves of p
+    factors: cute.Tensor  # (STEPS, tokens, columns): of the rows that take them
+    carried2: Any  # with pairs: those of v2; what rounding leaves of p2
     p: tk.SharedTile  # the pairs of one level, or all
     p2: Any
     products: cute.Tensor
@@ -99,7 +99,7 @@ class ChannelValues:
 
       pipe      stages           full (arrivals)            empty (arrivals)
       tokens    config.stages    producer's bytes (1)       warps of the state (4), behind the scores
-      steps     2, with dot 1    warps of the scores (4)    warps of the state (4)
+      steps     1                warps of the scores (4)    warps of the state (4)
       others    2, of pairs 1    producer's bytes (1)       warps of the state (4)
     """
 
@@ -110,7 +110,7 @@ class ChannelValues:
         self.v_tile = self.p_tile = tk.st(CHUNK, CHUNK, self.dtype)
         self.less_tile = tk.st(CHUNK, CHUNK, Float32)
         self.columns = Columns(self.v_tile)
-        self.two_values, self.steps = spec.pairs and spec.reverse, steps_of_values(spec)
+        self.two_values = spec.pairs and spec.reverse
         self.whole, self.state = WholeOfValues(self.columns), ValueState(spec, self.sequences)
 
     # ---- host ----------------------------------------------------------------------------------
@@ -177,8 +177,7 @@ class ChannelValues:
     @cute.kernel
     def kernel(self, g: Globals):
         stages, al, row = self.config.stages, tk.SharedAllocator(), CHUNK + PAD
-        steps = self.steps
-        factors = cute.make_layout((steps, CHUNK, CHUNK), stride=(CHUNK * row, row, 1))
+        factors = cute.make_layout((STEPS, CHUNK, CHUNK), stride=(CHUNK * row, row, 1))
         spec, of_less = self.spec, less_of_values(self.spec)
         loaded = (2 + spec.pairs) * self.qk_tile.bytes + (1 + spec.dot) * self.v_tile.bytes
         s = Shared(al.tile(self.qk_tile, stages), al.tile(self.qk_tile, stages), al.tile(self.v_tile, stages),
@@ -190,11 +189,11 @@ class ChannelValues:
                    al.tile(self.v_tile) if spec.narrow else None,
                    al.tile(self.less_tile) if spec.dot and not spec.sums else None,
                    al.tile(self.less_tile) if spec.pairs and not spec.reverse else None,
-                   al.vector(CHUNK, dtype=Float64) if spec.sums else None, al.tile(self.v_tile, steps),
-                   al.allocate_tensor(Float32, factors, 128), al.tile(self.v_tile, steps) if self.two_values else None,
-                   al.tile(self.p_tile, steps), al.tile(self.p_tile, steps) if spec.pairs else None,
-                   al.vector(4 * CHUNK), al.vector(4 * CHUNK, 2), al.vector(2 * CHUNK, steps),
-                   al.vector(1, steps, Int32), al.pipe(stages, loaded, 4), al.pipe(steps, 0, 4, producers=4),
+                   al.vector(CHUNK, dtype=Float64) if spec.sums else None, al.tile(self.v_tile, STEPS),
+                   al.allocate_tensor(Float32, factors, 128), al.tile(self.v_tile, STEPS) if spec.pairs else None,
+                   al.tile(self.p_tile, STEPS), al.tile(self.p_tile, STEPS) if spec.pairs else None,
+                   al.vector(4 * CHUNK), al.vector(4 * CHUNK, 2), al.vector(2 * CHUNK, STEPS),
+                   al.vector(1, STEPS, Int32), al.pipe(stages, loaded, 4), al.pipe(STEPS, 0, 4, producers=4),
                    al.pipe(of_less, (1 + spec.rest) * self.less_tile.bytes, 4) if spec.sums else None)
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.steps, s.others) if x is not None])
         part, head, block = cute.arch.block_idx()
@@ -251,7 +250,6 @@ class ChannelValues:
         x, scores, p = self.two(lambda: tk.rt_fl(CHUNK)), self.two(lambda: tk.rt(CHUNK, self.dtype)), tk.rt(
             CHUNK, self.dtype)
         mine, ahead = self.columns.begin(), self.columns.begin()
-        self.clear(s)
         self.read(g, t, order(self.spec, g, t, 0), mine)
         for i in cutlass.range(chunks(self.spec, g, t), unroll=1):
             s.tokens.wait(ring)
@@ -264,7 +262,7 @@ class ChannelValues:
                 near, of = self.whole.find(sums)
                 tk.mma_wait(0)
                 if near:
-                    self.put_whole(s, x, p, mine, (ring.stage, of), out)
+                    self.put_whole(s, x, p, mine, of, out)
                 else:
                     self.put_levels(g, s, (x, scores, p), mine, ring, out)
             else:
@@ -286,9 +284,8 @@ class ChannelValues:
             tk.mm_ABt(x[1], s.second[stage], s.k[stage])
 
     @cute.jit
-    def put_whole(self, s, x, p, mine, place, out):
-        """A chunk by one step: all of Q K' that tokens see, all rows of v with their factors."""
-        stage, of = place
+    def put_whole(self, s, x, p, mine, of, out):
+        """A chunk by one step: all of Q K' that tokens see, in two parts, and factors."""
         reverse = self.spec.reverse
         for n in cutlass.range_constexpr(len(x)):
             if const_expr(reverse):
@@ -299,10 +296,11 @@ class ChannelValues:
         for n in cutlass.range_constexpr(len(x)):
             tk.copy(p, x[n])
             tk.store((s.p, s.p2)[n][out.stage], p)
-        early, late = self.puts(s, stage, out.stage)
+            tk.apply_narrow(p, lambda wide, rounded: wide - rounded, x[n], p)
+            tk.store((s.carried, s.carried2)[n][out.stage], p)
         ends = [cute.make_tensor(s.ends.iterator + cute.crd2idx((n * CHUNK, out.stage), s.ends.layout),
                                  cute.make_layout(CHUNK)) for n in range(2)]
-        self.whole.put(mine, of, (late, early), ends, reverse)
+        self.whole.put(mine, of, factors_of(self.columns, s.factors, out.stage), ends, reverse)
         self.says(s.whole, out, 1)
         tk.publish()
         s.steps.commit(out)
@@ -326,6 +324,7 @@ class ChannelValues:
             tk.apply_narrow(scores[1], lambda s: -s, x[1])
         s.steps.acquire_empty(out)
         early, late = self.puts(s, ring.stage, out.stage)
+        # all rows and factors: those that a level does not write are numbers, which it multiplies by zeros
         self.columns.to_ends(mine, s.products[None, 0], early, late, s.ends[None, out.stage])
         self.says(s.whole, out, 0)
         s.steps.commit(out)  # no fence: neither TMA nor wgmma reads it
@@ -344,20 +343,6 @@ class ChannelValues:
         gates, first = g.g[t.batch, None, t.head, None], t.part * CHUNK
         gates = cute.make_tensor(gates.iterator + first, gates.layout)
         self.columns.read(gates, g.tokens, self.spec.value_dim - first, cutlass.max(chunk, 0), mine)
-
-    @cute.jit
-    def clear(self, s):
-        """What no row of a level is written to is multiplied by zeros: numbers from the start."""
-        thread, factors = tk.thread_in_warpgroup(), s.factors
-        for stage in cutlass.range_constexpr(self.steps):
-            for tiles in (s.carried, s.carried2)[:1 + self.two_values]:
-                rows = words(tiles[stage])
-                for i in cutlass.range(CHUNK * CHUNK // 2 // tk.WARPGROUP, unroll=4):
-                    rows[i * tk.WARPGROUP + thread] = Int32(0)
-            for i in cutlass.range(CHUNK * CHUNK // tk.WARPGROUP, unroll=4):
-                at = i * tk.WARPGROUP + thread
-                factors[stage, at // CHUNK, at % CHUNK] = Float32(0.0)
-        tk.sync(SCORES_BARRIER, tk.WARPGROUP)
 
     def puts(self, s, of, stage):
         """What is put for early tokens and late ones: rows of v, or factors."""

@@ -102,6 +102,8 @@ class StateProducts:
         for part in range(1 + (apart and self.spec.exact)):
             for first in range(0, self.spec.head_dim, piece):
                 n, issued = min(piece, self.spec.head_dim - first), []
+                if part and n == self.spec.head_dim:
+                    tk.mma_wait(0)  # the first part of the only piece is still read from the registers
                 state, rounded = tk.columns(c.s, first, n), tk.columns(c.s16, first, n)
                 tk.copy(rounded, state, again)
                 if not part:

@@ -17,6 +17,7 @@ from tkq.runtime.compile import fake
 from tkq.tile.dtypes import element_type
 
 BELOW_ONE = 1 - 2.0**-24
+LEAST_SHARE = 2.0**-16  # of the denominator: as `tkq.reference.hedgehog` has it
 QUERIES_BARRIER, KEYS_BARRIER = 1, 2  # named barriers: of the warpgroups that have gradients of queries, of keys
 
 
@@ -245,13 +246,16 @@ class WindowGradients:
     def numbers(self, g, t, rows, factors, i):
         """The factors' gradients of each token, to global memory."""
         linear, window = factors
-        one_over = Float32(cutlass.select_(linear == 0.0, Float32(0.0), cute.arch.rcp_approx(linear)))
+        one_over = cute.arch.rcp_approx(linear)
         tk.apply(rows.far, lambda inverse, near: cute.arch.rcp_approx(inverse) - EPS - window * near, rows.inverse,
                  rows.total)
         tk.apply(rows.exact, lambda inverse, near, less, delta, far: inverse * (
             window * near + linear * less + delta * far), rows.inverse, rows.of_do, rows.far_do, rows.delta, rows.far)
+        # what is before the window is known from the denominator where it has a part in it: not where linear is near 0
+        known = lambda inverse, far: cutlass.select_(
+            cute.math.absf(far * inverse) > LEAST_SHARE, far * one_over, Float32(0.0))
         tk.apply(rows.found, lambda inverse, less, delta, exact, far: inverse * (
-            less + (delta - exact) * far * one_over), rows.inverse, rows.far_do, rows.delta, rows.exact, rows.far)
+            less + (delta - exact) * known(inverse, far)), rows.inverse, rows.far_do, rows.delta, rows.exact, rows.far)
         tk.store_rows(g.of_factors[0, t.batch, t.head, None], rows.found, i * CHUNK, g.tokens)
         tk.apply(rows.found, lambda inverse, near, exact, total: inverse * (near - exact * total), rows.inverse,
                  rows.of_do, rows.exact, rows.total)
