@@ -14,6 +14,7 @@ from tkq.runtime.compile import fake
 from tkq.tile import vectors
 from tkq.tile.assembly import opaque_sum
 
+STEPS = 32  # of a loop that is written out: the DSL warns of longer ones
 PAD = 16  # bytes behind each line in shared memory: neighbouring lines' vectors lie in other banks
 
 
@@ -237,13 +238,14 @@ class LineScan:
         slope, found = [state[0]], []
         if const_expr(self.spec.backward):  # what comes into the first token is the final state's gradient itself
             lines[0] = [cutlass.select_(turn.k == 0, Float32(1.0), edges[0])] + lines[0][:-1]
-        for j in cutlass.range_constexpr(n):
-            there = turn.k * n + j < T if rest else None
-            slope = steps(lines[0][j:j + 1], slope, lines[1][j:j + 1], there)
-            found += slope
-            if const_expr(self.spec.ends):
-                factor = lines[0][j] if there is None else cutlass.select_(there, lines[0][j], Float32(1.0))
-                state[1] = state[1] * factor
+        for first_step in cutlass.range_constexpr(0, n, STEPS):
+            for j in cutlass.range_constexpr(first_step, min(first_step + STEPS, n)):
+                there = turn.k * n + j < T if rest else None
+                slope = steps(lines[0][j:j + 1], slope, lines[1][j:j + 1], there)
+                found += slope
+                if const_expr(self.spec.ends):
+                    factor = lines[0][j] if there is None else cutlass.select_(there, lines[0][j], Float32(1.0))
+                    state[1] = state[1] * factor
         put(state, slope)
         self.turns.hand_on(state, held.slots, turn)
         if const_expr(self.spec.backward):
@@ -262,12 +264,13 @@ class LineScan:
         if const_expr(self.spec.of_a):
             earlier = lines[2][1:] + [edges[1]]
             products = []
-            for j in cutlass.range_constexpr(n):
-                if const_expr(rest or j == n - 1):
-                    last = turn.k * n + j >= T - 1
-                    products.append(found[j] * cutlass.select_(last, held.before[0], earlier[j]))
-                else:
-                    products.append(found[j] * earlier[j])
+            for first_step in cutlass.range_constexpr(0, n, STEPS):
+                for j in cutlass.range_constexpr(first_step, min(first_step + STEPS, n)):
+                    if const_expr(rest or j == n - 1):
+                        last = turn.k * n + j >= T - 1
+                        products.append(found[j] * cutlass.select_(last, held.before[0], earlier[j]))
+                    else:
+                        products.append(found[j] * earlier[j])
             self.out(g.da, products, held.parts[None, None, 2], of, (first, turn.lane), rest)
 
     @cute.jit

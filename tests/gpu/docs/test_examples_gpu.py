@@ -10,7 +10,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[3]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-FEWER = {"hybrid_train": ["--steps", "20"]}  # 300 are test_layers_on_gpu's, with --slow
+# 300 of the first are test_layers_on_gpu's, with --slow
+FEWER = {"hybrid_train": ["--steps", "20"], "long_convolution_train": ["--steps", "60"]}
 
 
 def is_llama(path):

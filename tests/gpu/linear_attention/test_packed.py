@@ -159,7 +159,8 @@ def check_op(monkeypatch, op, given, cu):
     scale, call = q.shape[3]**-0.5, Given
     if columns:
         of_launch, call = channels_launched, ChannelGiven
-    peer = of_launch(call(q, k, v, g, *(beta or [None]), initial, F32, cu=cu), scale)
+    keeps = {"updates": True} if delta and not columns else {}  # a forward with gradients keeps corrected values
+    peer = of_launch(call(q, k, v, g, *(beta or [None]), initial, F32, cu=cu, **keeps), scale)
     saved = (delta_gradients.DeltaSaved if delta else gradients.Saved)(*given, cu)
     with monkeypatch.context() as m:
         for each in {module, channel_gradients} if columns else {module}:

@@ -2,6 +2,7 @@
 import torch
 
 import tkq
+from tkq.attention.decode import words
 
 BF16, F8, INT = torch.bfloat16, torch.float8_e4m3fn, torch.int32
 
@@ -143,7 +144,8 @@ def cases(g):
             g.q[:, :1], g.k, g.v, cache_seqlens=g.used_k),
         "flash_attn_with_kvcache of pages": lambda: tkq.flash_attn_with_kvcache(
             g.q[:, :2], g.k, g.v, cache_seqlens=g.used_k, block_table=g.ids[:, :2].contiguous(), return_lse=True),
-        "plan_decode": lambda: tkq.plan_decode(g.used_k, 8, 2, 64),
+        # behind the header and the parts, which depend on how many multiprocessors there are
+        "plan_decode": lambda: tkq.plan_decode(g.used_k, 8, 2, 64)[words.LENGTHS:],
         "kv_append": lambda: _appended(g),
         "merge_state": lambda: tkq.merge_state(g.q, g.betas.mT, g.keys, g.gates.mT),
         "linear_attn_step": lambda: tkq.linear_attn_step(

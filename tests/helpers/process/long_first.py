@@ -4,6 +4,8 @@ With `-n N --maxschedchunk 4` pytest-xdist hands out the list in order, a few te
 through: a long test that stands late is begun late, and all wait for it. (`--dist worksteal` gives each worker an
 equal part. One that is through asks for another's tests, one worker at a time, and waits for an answer, which comes
 when that one has compiled its kernel: of 30 workers some ended 230 s before others did.)"""
+import zlib
+
 # The first two compile what others take from the cache: launches are counted of the one's calls, a bundle is made of
 # the other's. Then those of a minute or so each, whatever is in the cache: they compile kernels of their own, in
 # programs of their own. The last, of ten seconds each, a hundred of which would otherwise be what the run ends with.
@@ -21,5 +23,6 @@ def _rank(nodeid):
 
 
 def ordered(names: list) -> list:
-    """The same names, the long ones first; all others in their order."""
-    return sorted(names, key=_rank)
+    """The same names, the long ones first; all others in their order. Of every op, neighbours are calls of different
+    ops: those of one, begun together, would wait for one worker that compiles its kernels."""
+    return sorted(names, key=lambda name: (_rank(name), zlib.crc32(name.encode()) if _rank(name) == 0 else 0))

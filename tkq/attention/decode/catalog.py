@@ -17,7 +17,7 @@ def shipped() -> list:
         found.append(Shipped("-".join(["kv_append", spec.dtype, spec.slots] + ["rope"] * bool(spec.table)),
                              recipe(spec), plain))
     return found + [Shipped("merge_state-bf16", recipe(MergeSpec("bf16")), plain),
-                    Shipped("plan_decode-int32", PLANNER, Expectation(registers=64))]
+                    Shipped("plan_decode-int32", PLANNER, Expectation(instructions=("STG.E",), registers=64))]
 
 
 def _decoding():

@@ -55,9 +55,9 @@ def shipped() -> list:
         found.append(Shipped(f"flex_attention_backward_{dtype}_d{dim}_{name}", backward_recipe(spec, config),
                              _of_backward(config)))
     found.append(Shipped("create_block_mask_causal", Recipe("tkq.attention.flex.states:BlockStates", (
-        StatesSpec(mask),)), Expectation(absent=("LDS", "BAR")), True))
+        StatesSpec(mask),)), Expectation(instructions=("STG.E",), absent=("LDS", "BAR"))))
     return [*found, Shipped("create_block_mask_lists", Recipe("tkq.attention.flex.order:OrderBlocks"),
-                            Expectation(absent=("LDS", "BAR")))]
+                            Expectation(instructions=("STG.E",), absent=("LDS", "BAR")))]
 
 
 def _of_backward(config):

@@ -100,7 +100,7 @@ def _backward_cuda(dy: Tensor, u: Tensor, k: Tensor, d: Optional[Tensor], causal
     if need_k or need_d:
         of_taps = launch.filter_gradient(g, dy)
         found[1] = of_taps[:, :k.shape[1]].contiguous() if need_k else None
-        found[2] = of_taps[:, 0].to(d.dtype) if need_d else None
+        found[2] = of_taps[:, 0].to(d.dtype, copy=True) if need_d else None  # an op's results are apart
     if need_pre:
         found[3] = launch.forward(Given(dy, k, d, causal, post_gate, u), conjugate=True)
     if need_post:
