@@ -54,12 +54,12 @@ FEATURES: dict[str, dict[str, Cell]] = {
         "torch": yes("torch.nn.attention.varlen:varlen_attn"),
     },
     "attention: user-defined masks and score functions": {
-        "tkq": no(f"{ATTENTION}:flash_attn(score_mod)", f"{ATTENTION}:flash_attn(mask_mod)"),
+        "tkq": yes("tkq.attention.flex.ops:flex_attention(score_mod, block_mask)"),
         "FA4": yes(f"{FA4}:flash_attn_func(score_mod, mask_mod)"),
         "torch": Cell("compiled", ("torch.nn.attention.flex_attention:flex_attention(score_mod, block_mask)",)),
     },
     "attention: paged KV cache": {
-        "tkq": no("tkq.attention.varlen_ops:flash_attn_varlen(page_table)"),
+        "tkq": yes("tkq.attention.decode.ops:flash_attn_with_kvcache(block_table)"),
         "FA4": yes(f"{FA4}:flash_attn_varlen_func(page_table)"),
         "torch": yes("torch.nn.attention.varlen:varlen_attn(block_table)"),
     },
