@@ -11,7 +11,7 @@ def test_candidates():
     assert {linear_splits.name_of(Split(groups, count)) for groups in (1, 2) for count in (1, 2, 4)} <= set(found)
     q, k, v = torch.zeros(3, 1, 640, 2, 128, dtype=torch.bfloat16)
     g = beta = torch.zeros(1, 640, 2)
-    parts = {"whole": [None], "segments": ["states", None, "outputs"], "alone": ["states"]}
+    parts = {"whole": [None], "segments": ["states", "transfers", None, "outputs"], "alone": ["states"]}
     for name, call in found.items():
         with fake_gpu.launches() as seen:
             call(q, k, v, g, beta, g)
