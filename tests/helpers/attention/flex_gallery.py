@@ -99,7 +99,9 @@ def operations(table, flags, small):
     def other(score, b, h, q, kv):
         found = torch.where(torch.logical_and(q > 3, ~(kv < 5)) | (b == 1), score, -score)
         found = found + table[h - 3, -1] + table[q % 7][kv] + table[3:][h % 4, kv] + table.T[kv, h]
-        return torch.where(flags[q], found, found.relu()) + (kv / 3).floor() * 0.01 - (q / 7).ceil().trunc() * 0.01
+        # no quotient is a whole number: PyTorch multiplies by 1 / 7, and ceil(q * (1 / 7)) of q = 21 is 4
+        found = torch.where(flags[q], found, found.relu())
+        return found + ((kv + 0.5) / 3).floor() * 0.01 - ((q + 0.5) / 7).ceil().trunc() * 0.01
     return {"whole": whole, "smooth": smooth, "other": other}
 
 
