@@ -45,7 +45,10 @@ def scan(a: Tensor, b: Tensor, initial_state: Optional[Tensor] = None, reverse: 
         RuntimeError: a GPU other than Hopper.
 
     Differentiable once, in a, b and initial_state; gradients are the same, bit for bit, in every run. They are made of
-    a and of h as it was rounded. CPU tensors take ``tkq.reference.recurrence``, by the same rules.
+    a and of h as it was rounded.
+
+    Source: Martin and Cundy, Parallelizing linear recurrent neural nets over sequence length, 2018. CPU tensors take
+    ``tkq.reference.recurrence``, by the same rules.
 
     Example::
 

@@ -83,7 +83,7 @@ def test_groups_and_lse():
 
 
 def test_empty_rows_and_keys():
-    """Rows that see nothing, keys that nobody sees, a head of its own."""
+    """Rows that see nothing, keys that no row sees, a head of its own."""
     def mask_mod(b, h, q, kv):
         return (q >= kv) & (q > 150) & (h != 1) & (kv > 140)
 

@@ -64,7 +64,8 @@ def kv_append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappi
             together, and more; a tensor that requires a gradient, with gradients enabled: there is none.
         RuntimeError: a GPU other than Hopper; a cache made under torch.inference_mode that is written to outside.
 
-    CPU tensors take ``tkq.reference.decode``, by the same rules.
+    Source: Kwon et al., Efficient memory management for large language model serving with PagedAttention, 2023. CPU
+    tensors take ``tkq.reference.decode``, by the same rules.
 
     Example::
 

@@ -31,7 +31,8 @@ def merge_state(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple
             there is none.
         RuntimeError: a GPU other than Hopper.
 
-    CPU tensors take ``tkq.reference.decode``, by the same rules.
+    Source: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018. CPU tensors take
+    ``tkq.reference.decode``, by the same rules.
 
     Example::
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-# Modules whose attributes nobody changes; other modules' are not looked at, and a function that reads them is traced at
-# each call
+# Modules whose attributes count as constant. What a function reads of other modules is not compared from call to call:
+# such a function is traced at each call
 _SETTLED = frozenset(("torch", "math", "operator", "builtins", "functools", "itertools", "typing", "numpy"))
 _ATOMS = frozenset((bool, str, bytes, type(None), torch.dtype, torch.device, type(Ellipsis)))
 _BY_IDENTITY = (types.BuiltinFunctionType, types.BuiltinMethodType, torch._ops.OpOverload, torch._ops.OpOverloadPacket,
@@ -87,7 +87,7 @@ def _partial(value, seen, depth):
 
 
 def _is_settled(value, kind):
-    """Modules, functions and classes whose attributes nobody changes."""
+    """Modules, functions and classes whose attributes count as constant."""
     if kind is types.ModuleType:
         return value.__name__.partition(".")[0] in _SETTLED
     module = getattr(value, "__module__", None) or "builtins"

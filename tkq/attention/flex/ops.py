@@ -59,7 +59,10 @@ def flex_attention(query: Tensor, key: Tensor, value: Tensor, score_mod: Optiona
     Differentiable once, in query, key and value, through o and lse; query's gradient is added up in whatever order.
     Captured tensors and the mask's lists must not change until then. The functions' captured values are looked at in
     each call, nothing that changes is served stale; a function that was seen before costs a few microseconds. Under
-    torch.autocast query, key and value are cast. CPU tensors take ``tkq.reference.flex``, by the same rules.
+    torch.autocast query, key and value are cast.
+
+    Source: Dong et al., Flex Attention: a programming model for generating optimized attention kernels, 2024. CPU
+    tensors take ``tkq.reference.flex``, by the same rules.
 
     Example::
 

@@ -42,7 +42,10 @@ def fft_conv(u: Tensor, k: Tensor, d: Optional[Tensor] = None, causal: bool = Tr
 
     Differentiable once, in all tensors; gradients are the same, bit for bit, in every run. A sequence that has NaN or
     infinities is NaN all over, and no other one; so is all of the filter's gradient. Under torch.autocast u and the
-    gates are cast. CPU tensors take ``tkq.reference.long_convolution``, by the same rules.
+    gates are cast. Circular sequences share a transform two by two, and so their roundings.
+
+    Source: Fu et al., FlashFFTConv: efficient convolutions for long sequences with tensor cores, 2023. CPU tensors take
+    ``tkq.reference.long_convolution``, by the same rules.
 
     Example::
 

@@ -105,8 +105,8 @@ def current() -> Bundle | None:
 
 
 def _installed() -> pathlib.Path | None:
-    """The folder of a bundle that nobody has to name; None without one. Of two packages the one for the DSL's CUDA, or,
-    without the DSL, for PyTorch's."""
+    """The folder of an installed bundle, which no variable names; None without one. Of two packages the one for the
+    DSL's CUDA, or, without the DSL, for PyTorch's."""
     if (ADJACENT / NAME).is_file():
         return ADJACENT
     found = {cuda: importlib.util.find_spec(PACKAGE.format(cuda=cuda)) for cuda in ("13", "12")}
