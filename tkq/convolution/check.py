@@ -43,7 +43,10 @@ def check_call(call: Call, norm_heads: int = 0, head_dim: int = 128) -> None:
         raise ValueError(f"{OP}: x: has no channels, allowed are 1 and more")
     if bias is not None:
         check.shape(f"{OP}: bias", bias, (C,))
-    check.same_device(**call._asdict())
+    named = call._asdict()
+    if cu is not None and cu.dim() == 2:
+        named["seq_idx"] = named.pop("cu_seqlens")
+    check.same_device(**named)
     refuse_states(cu, state, False)
     if norm_heads:
         _heads(C, norm_heads, head_dim)

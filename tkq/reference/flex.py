@@ -10,7 +10,7 @@ def flex_attention(q, k, v, score, mask, blocks, scale, dtype=torch.float32):
     """(o, lse) of q (B, H, Sq, D), k, v (B, Hk, Sk, D). score, mask: a ``Traced`` or None. blocks: a ``Blocks`` or
     None. dtype: in which it is computed; o is of q's, lse is float32."""
     B, H, Sq, _ = q.shape
-    Sk, group = k.shape[2], H // k.shape[1]
+    Sk, group = k.shape[2], H // max(k.shape[1], 1)
     q_, k_, v_ = q.to(dtype), *(x.to(dtype).repeat_interleave(group, 1) for x in (k, v))
     s = q_ @ k_.mT * scale
     at = places(B, H, Sq, Sk, q.device)

@@ -112,3 +112,13 @@ def test_gradients_of_the_reference():
     do = torch.randn_like(o)
     for ours, true in zip(torch.autograd.grad(o, (q, k, v), do), torch.autograd.grad(wanted, (q, k, v), do.double())):
         torch.testing.assert_close(ours, true, rtol=2e-2, atol=2e-2)
+
+
+def test_what_is_no_request_and_no_heads():
+    q, k, v = make()
+    with pytest.raises(TypeError, match="flex_attention: return_aux is True, allowed are None and torch's AuxRequest"):
+        tkq.flex_attention(q, k, v, return_aux=True)
+    assert tkq.flex_attention(q[:, :0], k[:, :0], v[:, :0]).shape == (*q.shape[:1], 0, *q.shape[2:])
+    odd = torch.complex(torch.ones(S), torch.ones(S)).conj().imag
+    with pytest.raises(ValueError, match="score_mod: a captured tensor: is a view with a pending negation"):
+        tkq.flex_attention(q, k, v, lambda score, b, h, q_idx, kv_idx: score + odd[kv_idx])

@@ -1,4 +1,5 @@
 """User functions as graphs: what they compute, what is traced again, what is refused, how long it takes."""
+import functools
 import math
 import time
 from dataclasses import replace
@@ -284,3 +285,27 @@ def test_lists_the_other_way_round(size):
         partial, full = partial & (states == 1), full | (partial & (states == 2))
     assert torch.equal(partial, listed(*lists[:2], shape, mask.BLOCK_SIZE))
     assert torch.equal(full, listed(*lists[2:], shape, mask.BLOCK_SIZE))
+
+
+def test_a_method_of_an_object_that_changes():
+    weights = {0: 2.0}
+    get = weights.get
+    for weights[0] in (2.0, 3.0):
+        check("score_mod", lambda score, b, h, q, kv: score * get(0))
+
+
+def test_python_s_numbers_are_not_those_of_int32():
+    """Whose products wrap around, and which have the type of a narrow tensor beside them."""
+    n = m = 100000
+    graph = trace("score_mod", lambda score, b, h, q, kv: score + n * m).graph
+    assert [node.args[0] for node in graph.nodes if node.op == "const"] == [float(n * m)]
+    few, small = torch.tensor([3], dtype=torch.uint8), 5
+    with pytest.raises(NotImplementedError, match="uint8, whose results wrap around"):
+        trace("score_mod", lambda score, b, h, q, kv: score + (few[0] - small))
+
+
+def test_what_looks_at_a_number_within_a_partial():
+    def mask(n, b, h, q, kv):
+        return q - kv < (n if isinstance(n, int) else 1)
+
+    check("mask_mod", functools.partial(mask, 7))

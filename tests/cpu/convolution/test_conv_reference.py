@@ -46,6 +46,7 @@ def test_gradients_of_normed_heads_are_autograds():
         cu_seqlens=torch.tensor([0, 9]), seq_idx=NUMBERS)),
     (ValueError, "seq_idx is given, allowed are initial_state None", dict(output_final_state=True, seq_idx=NUMBERS)),
     (ValueError, "causal_conv1d: seq_idx:", dict(seq_idx=NUMBERS[:, :8])),
+    (ValueError, "seq_idx", dict(seq_idx=NUMBERS.to("meta"))),
     (ValueError, "causal_conv1d: cu_seqlens: has 2 dimensions", dict(cu_seqlens=NUMBERS))])
 def test_refused_by_name(error, words, more):
     with pytest.raises(error, match=words):

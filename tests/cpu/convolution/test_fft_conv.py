@@ -158,3 +158,5 @@ def test_the_layer():
                         ("heads is 0", lambda: tkq.nn.HyenaFilterConv(0, 8))):
         with pytest.raises(ValueError, match=f"HyenaFilterConv: {words}"):
             call()
+    with pytest.raises(TypeError, match=r"HyenaFilterConv: parameters are torch\.bfloat16, allowed is float32"):
+        layer.bfloat16()(u)

@@ -100,12 +100,15 @@ def test_of_two_the_one_for_the_cuda_that_is_here(tmp_path, monkeypatch):
     for cuda in ("12", "13"):
         (tmp_path / f"tkq_kernels_cu{cuda}").mkdir()
         (tmp_path / f"tkq_kernels_cu{cuda}" / "__init__.py").touch()
+        (tmp_path / f"tkq_kernels_cu{cuda}" / bundle.NAME).touch()
     monkeypatch.syspath_prepend(tmp_path)
     for flavour, torchs, want in (("cu12", None, "12"), ("cu13", "12.6", "13"), (None, "12.6", "12"),
                                   (None, None, "13")):
         monkeypatch.setattr(keys, "flavour", lambda flavour=flavour: flavour)
         monkeypatch.setattr("torch.version.cuda", torchs)
         assert bundle._installed() == tmp_path / f"tkq_kernels_cu{want}"
+    (tmp_path / "tkq_kernels_cu13" / bundle.NAME).unlink()  # an empty folder of the name hides no other
+    assert bundle._installed() == tmp_path / "tkq_kernels_cu12"
 
 
 @pytest.mark.slow  # two minutes: PyTorch is installed anew

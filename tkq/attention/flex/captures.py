@@ -90,6 +90,9 @@ def _is_settled(value, kind):
     """Modules, functions and classes whose attributes count as constant."""
     if kind is types.ModuleType:
         return value.__name__.partition(".")[0] in _SETTLED
+    if isinstance(value, types.BuiltinFunctionType) and not isinstance(
+            value.__self__, (type(None), types.ModuleType, type)):
+        return False  # a method of an object, whose contents change
     module = getattr(value, "__module__", None) or "builtins"
     return isinstance(value, _BY_IDENTITY) and module.partition(".")[0] in (*_SETTLED, "_operator", "_functools")
 
@@ -146,8 +149,10 @@ def names_in(function) -> set:
     found, seen, waiting = set(), set(), [function]
     while waiting:
         one = waiting.pop()
-        if isinstance(one, (tuple, list)):
-            waiting.extend(one)
+        if isinstance(one, (tuple, list, dict)):
+            waiting.extend(one.values() if isinstance(one, dict) else one)
+        if isinstance(one, functools.partial):
+            waiting.extend((one.func, one.args, one.keywords))
         if not isinstance(one, types.FunctionType) or id(one) in seen:
             continue
         seen.add(id(one))
@@ -161,6 +166,7 @@ def names_in(function) -> set:
                 waiting.append(cell.cell_contents)
             except ValueError:
                 continue
+        waiting.extend((one.__defaults__, one.__kwdefaults__))
         waiting.extend(one.__globals__.get(name) for name in read_globals(one.__code__))
     return found
 

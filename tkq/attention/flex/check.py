@@ -113,6 +113,7 @@ def _check_list(name, x, shape, rank, q):
 def check_captured(name, traced, q) -> None:
     """Captured tensors lie where the query does, and need no gradient."""
     for x in () if traced is None else traced.tensors:
+        check.settled(f"{OP}: {name}: a captured tensor", x)
         if x.device != q.device:
             raise ValueError(f"{OP}: {name}: a captured tensor {tuple(x.shape)} is on {x.device}, query on {q.device}")
         if x.requires_grad and torch.is_grad_enabled():

@@ -126,6 +126,24 @@ class Converter:
         if dtype in _NARROW:
             self.refuse(f"{what} of {dtype}, whose results wrap around; supported are int32 and int64: call .int()")
 
+    def narrow_beside_a_number(self, what, a, b):
+        """The same of one of Python's, which has the other's type; its stand-in has int32."""
+        for x, other in ((a, b), (b, a)):
+            number = self.known.get(other) if isinstance(other, torch.fx.Node) else None
+            if isinstance(number, int) and self.build.nodes[number].op == "number" and isinstance(x, torch.fx.Node):
+                self.narrow(what, self.meta(x).dtype)
+
+    def is_of_numbers(self, i):
+        """Is node i made of captured numbers, and nothing else but constants?"""
+        found, waiting = False, [i]
+        while waiting:
+            node = self.build.nodes[waiting.pop()]
+            if node.op in ("input", "load"):
+                return False
+            found |= node.op == "number"
+            waiting.extend(node.args if node.op not in ("const", "number") else ())
+        return found
+
     def truth(self, x):
         """x as a bool: is it other than 0?"""
         found = self.node(x)

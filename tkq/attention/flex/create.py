@@ -19,6 +19,7 @@ from tkq.runtime.call.ops import LaunchCache
 from tkq.runtime.device import arch
 
 OP = "create_block_mask"
+MOST = 65535  # blocks of a grid along y and z
 _options = arguments.checker(OP, "B", "H", "Q_LEN", "KV_LEN", "device")
 _launchers = LaunchCache()  # (device, graph) -> the kernel's function
 
@@ -44,7 +45,8 @@ def create_block_mask(mask_mod: Callable, B: int | None, H: int | None, Q_LEN: i
             BLOCK_SIZE is no int, nor a pair of them.
         ValueError: B, H, Q_LEN or KV_LEN is outside 1 to 2^31 - 1; device is one that is not there; a BLOCK_SIZE below
             1; a captured tensor on another device.
-        NotImplementedError: an operation that no kernel has, by its name.
+        NotImplementedError: an operation that no kernel has, by its name; a captured tensor that requires a gradient,
+            with gradients enabled; B times H, or blocks of queries, above 65535 on a GPU.
         RuntimeError: a GPU other than Hopper.
 
     Example::
@@ -85,6 +87,9 @@ def _size(given) -> tuple:
 
 def _states(mask, shape, sizes, place):
     """(B, H, blocks of queries, blocks of keys) int8: 0 not seen, 1 partly, 2 all of it."""
+    if max(shape[0] * shape[1], shape[2]) > MOST:
+        raise NotImplementedError(f"{OP}: B times H is {shape[0] * shape[1]}, blocks of queries are {shape[2]}; supported "
+                                  f"are up to {MOST}")
     found = place.new_empty(shape, dtype=torch.int8)
     key = place.get_device(), mask.graph
     kernel = _launchers.get(key)

@@ -15,7 +15,8 @@ from tkq.runtime.call.ops import LaunchCache
 
 OP = "flex_attention"
 ARGUMENTS = {"score_mod": tuple(INPUTS), "mask_mod": ("b", "h", "q", "kv")}
-_LOOKS = frozenset(("isinstance", "type", "issubclass", "callable", "hasattr", "is_tensor"))
+_LOOKS = frozenset(("isinstance", "type", "issubclass", "callable", "hasattr", "is_tensor", "int", "float",
+                    "__class__"))
 _traced = LaunchCache()  # (name, the captures' key[, numbers]) -> a Plan: which of the captures a graph takes
 
 

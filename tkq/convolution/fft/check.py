@@ -9,7 +9,7 @@ from tkq.runtime import arguments
 from tkq.runtime.call import check
 
 OP = "fft_conv"
-MOST = 1 << 24  # of heads, sequences, and of tokens before others are asked
+MOST = 1 << 24  # of heads, and of sequences
 _tensors = arguments.checker(OP, "u", "k", "d", "pre_gate", "post_gate")
 options = arguments.checker(OP, "causal")
 

@@ -90,6 +90,8 @@ def quarter(points: int, device: torch.device) -> Tensor:
         angle = torch.arange(points, dtype=torch.float32, device=device) * (math.pi / 2 / points)
         found = torch.polar(torch.ones_like(angle), angle)
         if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+            if device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()  # once: other streams read it, too
             _quarters[points, device] = found
     return found
 

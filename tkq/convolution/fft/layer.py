@@ -47,7 +47,7 @@ class HyenaFilterConv(nn.Module):
         self.second = nn.Linear(hidden, hidden, **new)
         self.last = nn.Linear(hidden, heads, bias=False, **new)
         self.d = nn.Parameter(torch.ones(heads, **new))
-        self.register_buffer("decay", torch.linspace(fast, slow, heads, **new), persistent=False)
+        self.fast, self.slow = fast, slow
 
     def filter(self, tokens: int) -> Tensor:
         """k (heads, tokens) float32, the beginning of the longest one."""
@@ -56,12 +56,16 @@ class HyenaFilterConv(nn.Module):
             angles = 2 * math.pi * t[:, None] * 2.0 ** torch.arange(self.bands, device=t.device)
             x = torch.cat((t[:, None], angles.cos(), angles.sin()), 1)
             k = self.last(self.second(self.first(x).mul(8).sin()).sin())
-            return (k * torch.exp(-t[:, None] * self.decay)).mT.contiguous()
+            decay = torch.linspace(self.fast, self.slow, self.heads, device=t.device)
+            return (k * torch.exp(-t[:, None] * decay)).mT.contiguous()
 
     def forward(self, u: Tensor, pre_gate: Tensor | None = None, post_gate: Tensor | None = None) -> Tensor:
         """y (B, heads, L) of u's type; u and the gates (B, heads, L), as `tkq.fft_conv` has them.
 
-        Raises: what `tkq.fft_conv` does; ValueError: an L above max_tokens."""
+        Raises: what `tkq.fft_conv` does; TypeError: parameters that were converted from float32, as by
+        ``module.bfloat16()`` (torch.autocast keeps them); ValueError: an L above max_tokens."""
+        if self.d.dtype != torch.float32 or self.first.weight.dtype != torch.float32:
+            raise TypeError(f"{NAME}: parameters are {self.first.weight.dtype}, allowed is float32: the filter is")
         check.rank(f"{NAME}: u", u, 3)
         check.shape(f"{NAME}: u", u, (None, self.heads, None))
         if u.shape[2] > self.max_tokens:

@@ -37,7 +37,7 @@ def fft_conv(u: Tensor, k: Tensor, d: Optional[Tensor] = None, causal: bool = Tr
         TypeError: u, pre_gate or post_gate is no dense tensor of bf16 or fp16; k is no dense tensor of fp32; d is no
             dense tensor of bf16, fp16 or fp32; causal is no bool; a gate of another type than u.
         ValueError: shapes that do not go together, devices that differ.
-        NotImplementedError: more tokens than are supported.
+        NotImplementedError: more tokens than are supported; more than 2^24 sequences or heads.
         RuntimeError: a GPU other than Hopper.
 
     Differentiable once, in all tensors; gradients are the same, bit for bit, in every run. A sequence that has NaN or

@@ -112,8 +112,9 @@ def _installed() -> pathlib.Path | None:
     found = {cuda: importlib.util.find_spec(PACKAGE.format(cuda=cuda)) for cuda in ("13", "12")}
     found = {cuda: spec.submodule_search_locations for cuda, spec in found.items() if spec is not None}
     for cuda in sorted(found, key=lambda cuda: cuda != _cuda()) if found else ():
-        for folder in found[cuda] or ():
-            return pathlib.Path(folder)
+        for folder in map(pathlib.Path, found[cuda] or ()):  # one without it is a folder that has the name by chance
+            if (folder / NAME).is_file():
+                return folder
     return None
 
 
