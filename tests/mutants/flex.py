@@ -30,7 +30,7 @@ MUTANTS = (
          "row = regs.task[\"tile\"] * self.config.rows + tk.first_row()", GALLERY)),
     *family(
         "flex", "tkq/attention/flex/roles.py",
-        ("first_tile_is_masked_twice", "whole = cutlass.max(masked, 1)", "whole = cutlass.max(masked, 0)", GALLERY)),
+        ("first_tile_is_masked_twice", "whole = cutlass.max(masked, 1)", "whole = cutlass.max(masked, 0)", FULL)),
     *family(
         "flex", "tkq/attention/flex/emit.py",
         ("negative_indices_are_the_first", "index = select(index < 0, index + size, index)", "", INDICES),

@@ -88,8 +88,8 @@ def _size(given) -> tuple:
 def _states(mask, shape, sizes, place):
     """(B, H, blocks of queries, blocks of keys) int8: 0 not seen, 1 partly, 2 all of it."""
     if max(shape[0] * shape[1], shape[2]) > MOST:
-        raise NotImplementedError(f"{OP}: B times H is {shape[0] * shape[1]}, blocks of queries are {shape[2]}; supported "
-                                  f"are up to {MOST}")
+        raise NotImplementedError(f"{OP}: B times H is {shape[0] * shape[1]}, blocks of queries are {shape[2]}; "
+                                  f"supported are up to {MOST}")
     found = place.new_empty(shape, dtype=torch.int8)
     key = place.get_device(), mask.graph
     kernel = _launchers.get(key)
