@@ -48,9 +48,9 @@ def flex_attention(query: Tensor, key: Tensor, value: Tensor, score_mod: Optiona
         that sees no key has o = 0 and lse = -inf.
 
     Raises:
-        TypeError: query, key or value is no dense tensor of bf16 or fp16; return_aux is none of torch's; scale is no
-            number; enable_gqa or return_lse is no bool; dtypes that differ; a score_mod that is no function, or gives
-            no number, a block_mask that is none, or whose mask_mod gives no bool.
+        TypeError: query, key or value is no dense tensor of bf16 or fp16; scale is no number; enable_gqa or return_lse
+            is no bool; dtypes that differ; a score_mod that is no function, or gives no number, a block_mask that is
+            none, or whose mask_mod gives no bool, a return_aux that is no AuxRequest.
         ValueError: a number that is not finite in float32; shapes that do not go together, devices that differ.
         NotImplementedError: a head_dim that is not supported; an operation that no kernel has, by its name; blocks of
             other sizes; a captured tensor that requires a gradient, with gradients enabled; max_scores of return_aux.
