@@ -3,8 +3,9 @@
 What they cost beside tkq's, in instructions an element and of these the special function unit's, is in each docstring.
 """
 from cutlass import Float32, cute
-from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
+
+from tkq.tile.assembly import ptx
 
 MEANS = {"gelu_odds": "gelu", "silu_of_one": "silu",
          "gelu_series": "gelu", "gelu_by_tanh": "gelu", "silu_by_tanh": "silu", "gelu_abramowitz": "gelu"}
@@ -16,10 +17,8 @@ _SERIES = (0.39789981758, -0.064596720771, 8.7834045584e-3, -8.1633812766e-4, 4.
 @dsl_user_op
 def _saturated(a, b, c, *, loc=None, ip=None):
     """a b + c, inside 0 .. 1."""
-    values = [Float32(x).ir_value(loc=loc, ip=ip) for x in (a, b, c)]
-    return Float32(llvm.inline_asm(T.f32(), values, "fma.rn.ftz.sat.f32 $0, $1, $2, $3;", "=f,f,f,f",
-                                   has_side_effects=False, is_align_stack=False, asm_dialect=llvm.AsmDialect.AD_ATT,
-                                   loc=loc, ip=ip))
+    return Float32(ptx([Float32(a), Float32(b), Float32(c)], "fma.rn.ftz.sat.f32 $0, $1, $2, $3;", "=f,f,f,f", loc, ip,
+                       T.f32(), pure=True))
 
 
 def gelu_series(x):

@@ -6,7 +6,8 @@ from cutlass import Constexpr, Int32, Int64, Uint32
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 from .. import tile as tk
-from ..tile.bulk import _asm, count_up
+from ..tile.assembly import ptx
+from ..tile.bulk import count_up
 
 PATIENCE = 512  # looks at the counter, of a quarter of a microsecond or so
 
@@ -61,7 +62,7 @@ def _reached(counter, least, *, loc=None, ip=None):
     """1 when the counter has come so far, 0 if it does not for long. A warp, whose lanes poll together: after a poll by
     one lane the compiler would not know that the warp has reconverged, and would keep no uniform values in uniform
     registers: twice the instructions a step."""
-    return Int32(_asm(
+    return Int32(ptx(
         [Int64(counter), Uint32(least)],
         "{ .reg .pred p; .reg .b32 v, n; mov.u32 n, 0; mov.u32 $0, 1; LOOK: ld.relaxed.gpu.global.u32 v, [$1]; "
         "setp.hs.u32 p, v, $2; vote.sync.any.pred p, p, 0xffffffff; @p bra.uni REACHED; add.u32 n, n, 1; "

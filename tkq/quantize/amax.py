@@ -6,10 +6,10 @@ is. They are converted in the end, when few are left.
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Uint32
-from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 from ..tile import vectors
+from ..tile.assembly import ptx
 from ..tile.float8 import nan_max
 
 _KINDS = {cutlass.BFloat16: "bf16x2", cutlass.Float16: "f16x2", cutlass.Float32: "f32"}
@@ -118,6 +118,5 @@ def _halves(a, b, which):
 @dsl_user_op
 def _larger(a, b, kind, *, loc=None, ip=None):
     """The larger magnitudes of two words' elements, NaN where one is; with some sign."""
-    return Uint32(llvm.inline_asm(
-        T.i32(), [Uint32(x).ir_value(loc=loc, ip=ip) for x in (a, b)], f"max.NaN.xorsign.abs.{kind} $0, $1, $2;",
-        "=r,r,r", has_side_effects=False, is_align_stack=False, asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip))
+    return Uint32(ptx([Uint32(a), Uint32(b)], f"max.NaN.xorsign.abs.{kind} $0, $1, $2;", "=r,r,r", loc, ip, T.i32(),
+                      pure=True))

@@ -6,13 +6,12 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, Int64, Uint32, const_expr
-from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 from .. import tile as tk
 from ..runtime.compile import fake
 from ..tile import vectors
-from ..tile.bulk import _asm
+from ..tile.assembly import ptx
 from ..tile.float8 import scale_of
 from ..utils import WARP
 from . import amax as maxima
@@ -275,12 +274,10 @@ def _copied(held):
 
 @dsl_user_op
 def _same(word, *, loc=None, ip=None):
-    return Uint32(llvm.inline_asm(
-        T.i32(), [Uint32(word).ir_value(loc=loc, ip=ip)], "mov.b32 $0, $1;", "=r,r", has_side_effects=True,
-        is_align_stack=False, asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip))
+    return Uint32(ptx([Uint32(word)], "mov.b32 $0, $1;", "=r,r", loc, ip, T.i32()))
 
 
 @dsl_user_op
 def _red_max(address, bits, *, loc=None, ip=None):
     """The larger of two unsigned words stays at the global address: of positive floats' bits, NaN the largest."""
-    _asm([Int64(address), Uint32(bits)], "red.relaxed.gpu.global.max.u32 [$0], $1;", "l,r", loc, ip)
+    ptx([Int64(address), Uint32(bits)], "red.relaxed.gpu.global.max.u32 [$0], $1;", "l,r", loc, ip)

@@ -11,7 +11,7 @@ from cutlass.cutlass_dsl import dsl_user_op
 
 from .. import tile as tk
 from ..runtime.compile import fake
-from ..tile.bulk import _asm
+from ..tile.assembly import ptx
 from .row_col_scales import RowColScales
 from .spec import EDGE, TileSpec
 from .tiles import THREADS, Operands, Tilewise, _same
@@ -175,12 +175,12 @@ class SingleLaunch:
 @dsl_user_op
 def _count(counter, *, loc=None, ip=None):
     """One more at the global address. Releases what this thread wrote, and what it has seen of its block's."""
-    _asm([Int64(counter)], "red.release.gpu.global.add.u32 [$0], 1;", "l", loc, ip)
+    ptx([Int64(counter)], "red.release.gpu.global.add.u32 [$0], 1;", "l", loc, ip)
 
 
 @dsl_user_op
 def _wait_for(counter, n, *, loc=None, ip=None):
     """Until it is n at the global address; and see what was released there."""
-    _asm([Int64(counter), Uint32(n)],
+    ptx([Int64(counter), Uint32(n)],
          "{ .reg .pred p; .reg .b32 v; LOOK: ld.acquire.gpu.global.u32 v, [$0]; setp.lo.u32 p, v, $1; @p bra LOOK; }",
          "l,r", loc, ip)

@@ -1,15 +1,35 @@
-"""PTX where the DSL has no operation for it."""
-from cutlass import Int64
+"""PTX where the DSL has no operation for it: the one file that imports the DSL's private modules, whose places may
+change between its versions."""
+from cutlass import Float32, Int64
+from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 
-def _asm(args, text, constraints, loc, ip, result=None):
-    return llvm.inline_asm(result, [x.ir_value(loc=loc, ip=ip) for x in args], text, constraints, has_side_effects=True,
-                           is_align_stack=False, asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip)
+def ptx(args, text, constraints, loc, ip, result=None, *, pure=False):
+    """The instructions ``text``, in which $0, $1.. are the result, if there is one, and the arguments.
+
+    args: values of the DSL, already of the types that the instructions take. constraints: of result and arguments, as
+    LLVM writes them ("=r,f,f"). result: an MLIR type, None where there is none. pure: without side effects: may be
+    moved, merged, or left out where the result is not used.
+    """
+    return llvm.inline_asm(result, [x.ir_value(loc=loc, ip=ip) for x in args], text, constraints,
+                           has_side_effects=not pure, is_align_stack=False, asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc,
+                           ip=ip)
+
+
+def ptx_f32x2(args, text, constraints, loc, ip):
+    """``ptx`` with two results, fp32, and side effects."""
+    found = ptx(args, text, constraints, loc, ip, llvm.StructType.get_literal([T.f32(), T.f32()]))
+    return [Float32(llvm.extractvalue(T.f32(), found, [i], loc=loc, ip=ip)) for i in range(2)]
+
+
+def traced_block():
+    """The MLIR block that instructions are being added to."""
+    return ir.InsertionPoint.current.block
 
 
 @dsl_user_op
 def opaque_sum(a: Int64, b: Int64, *, loc=None, ip=None) -> Int64:
     """a + b, of which the compiler knows nothing: a sum that it sees in a loop it makes anew of the loop's counter."""
-    return Int64(_asm((a, b), "add.s64 $0, $1, $2;", "=l,l,l", loc, ip, T.i64()))
+    return Int64(ptx((a, b), "add.s64 $0, $1, $2;", "=l,l,l", loc, ip, T.i64()))

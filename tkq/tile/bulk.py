@@ -6,7 +6,7 @@ each call, which nothing here elects: wrap them in ``cute.arch.elect_one()``.
 from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.cutlass_dsl import T, dsl_user_op
 
-from .assembly import _asm
+from .assembly import ptx
 from .naps import late_stores, nap, poison_alone, poisoned, store_later
 
 
@@ -30,7 +30,7 @@ def bulk_load(dst, src, bytes, sem, evict_first=False, *, loc=None, ip=None):
                 f"{copy}.L2::cache_hint {args}, p; }}")
     else:
         text = f"{copy} {args};"
-    _asm([Int32(dst), Int64(src), Int32(bytes), Int32(sem)], text, "r,l,r,r", loc, ip)
+    ptx([Int32(dst), Int64(src), Int32(bytes), Int32(sem)], text, "r,l,r,r", loc, ip)
 
 
 @dsl_user_op
@@ -40,7 +40,7 @@ def bulk_store(dst, src, bytes, *, loc=None, ip=None):
     nap("store")
     if late_stores():
         return store_later(1, dst, src, bytes)
-    _asm([Int64(dst), Int32(src), Int32(bytes)],
+    ptx([Int64(dst), Int32(src), Int32(bytes)],
          "cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], $2;", "l,r,r", loc, ip)
 
 
@@ -51,7 +51,7 @@ def bulk_add(dst, src, bytes, *, loc=None, ip=None):
     nap("store")
     if late_stores():
         return store_later(2, dst, src, bytes)
-    _asm([Int64(dst), Int32(src), Int32(bytes)],
+    ptx([Int64(dst), Int32(src), Int32(bytes)],
          "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [$0], [$1], $2;", "l,r,r", loc, ip)
 
 
@@ -63,7 +63,7 @@ def bulk_send(dst, src, bytes, sem, block, *, loc=None, ip=None):
     After ``publish`` by the threads that wrote src. src may be overwritten when the receiver says so."""
     _size("bulk_send", bytes)
     nap("store")
-    _asm([Int32(dst), Int32(src), Int32(bytes), Int32(sem), Int32(block)],
+    ptx([Int32(dst), Int32(src), Int32(bytes), Int32(sem), Int32(block)],
          "{ .reg .b32 d, s; mapa.shared::cluster.u32 d, $0, $4; mapa.shared::cluster.u32 s, $3, $4; "
          "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [d], [$1], $2, [s]; }", "r,r,r,r,r",
          loc, ip)
@@ -73,17 +73,17 @@ def bulk_send(dst, src, bytes, sem, block, *, loc=None, ip=None):
 def bulk_commit(*, loc=None, ip=None):
     """Close this thread's group of bulk stores: what ``store_wait`` counts."""
     if not late_stores():  # each is then a group of its own
-        _asm([], "cp.async.bulk.commit_group;", "", loc, ip)
+        ptx([], "cp.async.bulk.commit_group;", "", loc, ip)
 
 
 @dsl_user_op
 def red_add4(dst, a, b, c, d, *, loc=None, ip=None):
     """Four fp32 added to global memory at ``dst`` (16-byte aligned), relaxed; any thread."""
-    _asm([Int64(dst), Float32(a), Float32(b), Float32(c), Float32(d)],
+    ptx([Int64(dst), Float32(a), Float32(b), Float32(c), Float32(d)],
          "red.relaxed.gpu.global.add.v4.f32 [$0], {$1, $2, $3, $4};", "l,f,f,f,f", loc, ip)
 
 
 @dsl_user_op
 def count_up(counter, last, *, loc=None, ip=None):
     """The counter's value at the global address; it moves on by one, and from ``last`` back to 0. Any thread."""
-    return Uint32(_asm([Int64(counter), Uint32(last)], "atom.global.inc.u32 $0, [$1], $2;", "=r,l,r", loc, ip, T.i32()))
+    return Uint32(ptx([Int64(counter), Uint32(last)], "atom.global.inc.u32 $0, [$1], $2;", "=r,l,r", loc, ip, T.i32()))

@@ -3,7 +3,7 @@ And, for any launch, which block is the last."""
 from cutlass import Int64, Uint32
 from cutlass.cutlass_dsl import T, dsl_user_op
 
-from .bulk import _asm
+from .assembly import ptx
 
 
 @dsl_user_op
@@ -12,7 +12,7 @@ def grid_arrive(counter, blocks, *, loc=None, ip=None):
 
     counter: the global address of an int32 that is 0. ``grid_wait`` of all blocks leaves it at 0 again: it counts
     arrivals and departures, so a launch has one such barrier, and launches that may run side by side a counter each."""
-    _asm([Int64(counter), _last(blocks)], "{ .reg .b32 o; atom.release.gpu.global.inc.u32 o, [$0], $1; }", "l,r", loc,
+    ptx([Int64(counter), _last(blocks)], "{ .reg .b32 o; atom.release.gpu.global.inc.u32 o, [$0], $1; }", "l,r", loc,
          ip)
 
 
@@ -20,7 +20,7 @@ def grid_arrive(counter, blocks, *, loc=None, ip=None):
 def grid_wait(counter, blocks, *, loc=None, ip=None):
     """Wait until all blocks have arrived, and see what they released. The thread that arrived; the last one to leave
     sets the counter to 0."""
-    _asm([Int64(counter), Uint32(blocks), _last(blocks)],
+    ptx([Int64(counter), Uint32(blocks), _last(blocks)],
          "{ .reg .pred p; .reg .b32 v; GRID_WAIT: ld.acquire.gpu.global.u32 v, [$0]; setp.lo.u32 p, v, $1; "
          "@p bra GRID_WAIT; red.relaxed.gpu.global.inc.u32 [$0], $2; }", "l,r,r", loc, ip)
 
@@ -31,7 +31,7 @@ def grid_ticket(counter, blocks, *, loc=None, ip=None):
     threads released here, and has set the counter to 0 again. One thread of each block; no thread waits.
 
     counter: as in ``grid_arrive``, and not the same in one launch."""
-    return Uint32(_asm([Int64(counter), Uint32(blocks) - Uint32(1)],
+    return Uint32(ptx([Int64(counter), Uint32(blocks) - Uint32(1)],
                        "atom.acq_rel.gpu.global.inc.u32 $0, [$1], $2;", "=r,l,r", loc, ip, T.i32()))
 
 

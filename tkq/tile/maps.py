@@ -6,9 +6,9 @@ Scope: the warpgroup's threads, each with its own elements and when it likes; no
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Numeric
-from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
+from .assembly import ptx
 from .dtypes import HALF, type_name
 from .register import ColVec, RegTile, RowVec, rv
 
@@ -337,11 +337,8 @@ def copy(dst, src, again=False):
 def _cvt2(lo, hi, dtype, again=False, *, loc=None, ip=None):
     name = "bf16x2" if dtype is HALF[0] else "f16x2"
     if again == "assembler":
-        return Int32(llvm.inline_asm(
-            T.i32(), [Float32(lo).ir_value(loc=loc, ip=ip), Float32(hi).ir_value(loc=loc, ip=ip)],
-            f"{{ .reg .b32 t; cvt.rn.{name}.f32 t, $1, $2; prmt.b32 $0, t, t, 0x1032; }}", "=r,f,f",
-            has_side_effects=True, is_align_stack=False, asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip))
-    return Int32(llvm.inline_asm(
-        T.i32(), [Float32(lo).ir_value(loc=loc, ip=ip), Float32(hi).ir_value(loc=loc, ip=ip)],
-        f"cvt.rn.{name}.f32 $0, $2, $1;", "=r,f,f", has_side_effects=again, is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip))
+        return Int32(ptx([Float32(lo), Float32(hi)],
+                         f"{{ .reg .b32 t; cvt.rn.{name}.f32 t, $1, $2; prmt.b32 $0, t, t, 0x1032; }}", "=r,f,f", loc,
+                         ip, T.i32()))
+    return Int32(ptx([Float32(lo), Float32(hi)], f"cvt.rn.{name}.f32 $0, $2, $1;", "=r,f,f", loc, ip, T.i32(),
+                     pure=not again))

@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cutlass_dsl import T, dsl_user_op
 
-from .assembly import _asm
+from .assembly import ptx
 
 PRODUCTS = 4  # that are watched while they are in flight
 _of_trace: ContextVar = ContextVar("tkq_pressure", default=None)  # of the kernel that is being traced
@@ -156,7 +156,7 @@ def _sleep(ns, one_group, even_blocks, *, loc=None, ip=None):
              "mov.u32 x, %ctaid.x; setp.eq.u32 q, x, x; ")
     alone = (f"add.u32 c, c, $0; mov.u32 n, %ntid.x; add.u32 n, n, 127; shr.u32 n, n, 7; {block}rem.u32 n, x, n; "
              "mov.u32 x, %tid.x; shr.u32 x, x, 7; setp.eq.and.u32 p, x, n, q; @p " if one_group else "")
-    _asm([Int32(ns)], "{ .reg .b32 c, x, n, e; .reg .pred p, q; mov.u32 c, %clock; shr.u32 c, c, 5; "
+    ptx([Int32(ns)], "{ .reg .b32 c, x, n, e; .reg .pred p, q; mov.u32 c, %clock; shr.u32 c, c, 5; "
          "mov.u32 x, %ctaid.x; xor.b32 c, c, x; mov.u32 x, %tid.x; shr.u32 x, x, 5; xor.b32 c, c, x; and.b32 c, c, 3; "
          "mul.lo.u32 c, c, $0; "
          f"{alone}nanosleep.u32 c; }}", "r", loc, ip)
@@ -166,7 +166,7 @@ def _sleep(ns, one_group, even_blocks, *, loc=None, ip=None):
 def poison(dst, bytes, *, loc=None, ip=None):
     """NaN, in whatever type, into ``bytes`` bytes of shared memory from the address dst on: a whole warp, and before
     what TMA writes there."""
-    _asm([Int32(dst), Int32(bytes)],
+    ptx([Int32(dst), Int32(bytes)],
          "{ .reg .pred p; .reg .b32 a, e, n; mov.u32 n, %laneid; shl.b32 n, n, 4; add.u32 a, $0, n; add.u32 e, $0, $1; "
          "mov.u32 n, 0xffffffff; POISON: setp.lo.u32 p, a, e; @p st.shared.v4.b32 [a], {n, n, n, n}; "
          "add.u32 a, a, 512; @p bra POISON; fence.proxy.async.shared::cta; bar.warp.sync 0xffffffff; }", "r,r", loc, ip)
@@ -175,7 +175,7 @@ def poison(dst, bytes, *, loc=None, ip=None):
 @dsl_user_op
 def poison_alone(dst, bytes, *, loc=None, ip=None):
     """The same, of one thread."""
-    _asm([Int32(dst), Int32(bytes)],
+    ptx([Int32(dst), Int32(bytes)],
          "{ .reg .pred p; .reg .b32 a, e, n; mov.b32 a, $0; add.u32 e, $0, $1; mov.u32 n, 0xffffffff; "
          "POISON: setp.lo.u32 p, a, e; @p st.shared.v4.b32 [a], {n, n, n, n}; add.u32 a, a, 16; @p bra POISON; "
          "fence.proxy.async.shared::cta; }", "r,r", loc, ip)
@@ -184,7 +184,7 @@ def poison_alone(dst, bytes, *, loc=None, ip=None):
 @dsl_user_op
 def _word(address, *, loc=None, ip=None):
     """What is at an address of shared memory; 0 for the address 0."""
-    return Int32(_asm([Int32(address)],
+    return Int32(ptx([Int32(address)],
                       "{ .reg .pred p; setp.ne.u32 p, $1, 0; mov.u32 $0, 0; @p ld.volatile.shared.u32 $0, [$1]; }",
                       "=&r,r", loc, ip, T.i32()))
 
@@ -192,7 +192,7 @@ def _word(address, *, loc=None, ip=None):
 @dsl_user_op
 def _expect(address, word, *, loc=None, ip=None):
     """Trap where another word is at an address of shared memory, which may be 0."""
-    _asm([Int32(address), Int32(word)],
+    ptx([Int32(address), Int32(word)],
          "{ .reg .pred p, q; .reg .b32 w; setp.ne.u32 p, $0, 0; mov.b32 w, $1; @p ld.volatile.shared.u32 w, [$0]; "
          "setp.ne.u32 q, w, $1; @q trap; }", "r,r", loc, ip)
 
@@ -200,14 +200,14 @@ def _expect(address, word, *, loc=None, ip=None):
 @dsl_user_op
 def _copy(dst, src, *, loc=None, ip=None):
     """An asynchronous copy of 4 bytes, or nothing for the address 0."""
-    _asm([Int32(dst), Int64(src)],
+    ptx([Int32(dst), Int64(src)],
          "{ .reg .pred p; setp.ne.u32 p, $0, 0; @p cp.async.ca.shared.global [$0], [$1], 4; }", "r,l", loc, ip)
 
 
 @dsl_user_op
 def _store(kind, dst, src, bytes, ns, *, loc=None, ip=None):
     """A bulk store (1), a bulk addition (2), or nothing (0); and its group. ns: a nap before it, if it is there."""
-    _asm([Int32(kind), Int64(dst), Int32(src), Int32(bytes), Int32(ns)],
+    ptx([Int32(kind), Int64(dst), Int32(src), Int32(bytes), Int32(ns)],
          "{ .reg .pred p, q, r; setp.eq.s32 p, $0, 1; setp.eq.s32 q, $0, 2; or.pred r, p, q; @r nanosleep.u32 $4; "
          "@p cp.async.bulk.global.shared::cta.bulk_group [$1], [$2], $3; "
          "@q cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [$1], [$2], $3; "

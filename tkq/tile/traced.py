@@ -10,8 +10,9 @@ import contextlib
 import contextvars
 
 import cutlass.cute as cute
-from cutlass._mlir import ir
 from cutlass.cutlass_dsl import DSLRuntimeError
+
+from .assembly import traced_block
 
 # The stages announced by the roles that are being traced, to be judged when these end; None outside of `roles`.
 _announced = contextvars.ContextVar("announced", default=None)
@@ -129,7 +130,7 @@ class Stage:
 def _place():
     """The MLIR block that is being written: a run-time branch or loop has one of its own."""
     try:
-        return ir.InsertionPoint.current.block
+        return traced_block()
     except ValueError:
         return None
 

@@ -1,13 +1,13 @@
 """dS of a tile, in the registers of a warpgroup that has P: in fp32, or in packed bf16x2."""
 import cutlass.cute as cute
-from cutlass import Float32, Int32
-from cutlass._mlir.dialects import llvm
+from cutlass import Int32
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 import tkq.tile as tk
 from tkq.attention.backward.config import BackwardConfig
 from tkq.attention.backward.math import gradients
 from tkq.attention.backward.spec import BackwardSpec
+from tkq.tile.assembly import ptx, ptx_f32x2
 
 
 def stats_of(s, ring, which, tile):
@@ -21,19 +21,13 @@ def stats_of(s, ring, which, tile):
 @dsl_user_op
 def mul_bf16x2(a, b, *, loc=None, ip=None):
     """a * b, of two bf16 each."""
-    return Int32(llvm.inline_asm(
-        T.i32(), [Int32(x).ir_value(loc=loc, ip=ip) for x in (a, b)], "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r",
-        has_side_effects=False, is_align_stack=False, asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip))
+    return Int32(ptx([Int32(a), Int32(b)], "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", loc, ip, T.i32(), pure=True))
 
 
 @dsl_user_op
 def load_f32x2(address, *, loc=None, ip=None):
     """Two fp32 in shared memory, not before it is their turn: the registers they go to are in use until then."""
-    found = llvm.inline_asm(
-        llvm.StructType.get_literal([T.f32(), T.f32()]), [Int32(address).ir_value(loc=loc, ip=ip)],
-        "ld.volatile.shared.v2.f32 {$0, $1}, [$2];", "=f,=f,r", has_side_effects=True, is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip)
-    return [Float32(llvm.extractvalue(T.f32(), found, [i], loc=loc, ip=ip)) for i in range(2)]
+    return ptx_f32x2([Int32(address)], "ld.volatile.shared.v2.f32 {$0, $1}, [$2];", "=f,=f,r", loc, ip)
 
 
 def slope(spec: BackwardSpec, c):

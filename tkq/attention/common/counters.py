@@ -3,10 +3,10 @@ from typing import Any
 
 import cutlass.cute as cute
 from cutlass import Int32
-from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import dsl_user_op
 
 import tkq.tile as tk
+from tkq.tile.assembly import ptx
 
 NANOSLEEP_NS = 500  # between two polls of a counter by the helper warps
 
@@ -22,8 +22,7 @@ def wait_count_backoff(counts, i, wanted):
 
 @dsl_user_op
 def nanosleep(*, loc=None, ip=None):
-    llvm.inline_asm(None, [], f"nanosleep.u32 {NANOSLEEP_NS};", "", has_side_effects=True, is_align_stack=False,
-                    asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip)
+    ptx([], f"nanosleep.u32 {NANOSLEEP_NS};", "", loc, ip)
 
 
 def words_of(g):

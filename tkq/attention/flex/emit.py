@@ -5,10 +5,10 @@ import math
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
-from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op, is_dynamic_expression
 
 from tkq.attention.flex.graph import FLOAT, Node
+from tkq.tile.assembly import ptx
 
 LOG2E, NEAR = math.log2(math.e), 0.06
 _KINDS = {"bool": Boolean, "i32": Int32, "i64": Int64, "f32": Float32}
@@ -101,9 +101,7 @@ class Emitted:
 @dsl_user_op
 def _rounded_quotient(a, b, *, loc=None, ip=None):
     """a / b, rounded once: of indices floor or ceil may be taken of it. The DSL's own is good to 2 ulp."""
-    return Float32(llvm.inline_asm(T.f32(), [Float32(x).ir_value(loc=loc, ip=ip) for x in (a, b)],
-                                   "div.rn.f32 $0, $1, $2;", "=f,f,f", has_side_effects=False, is_align_stack=False,
-                                   asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip))
+    return Float32(ptx([Float32(a), Float32(b)], "div.rn.f32 $0, $1, $2;", "=f,f,f", loc, ip, T.f32(), pure=True))
 
 
 def _needs(graph):

@@ -2,10 +2,10 @@
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Constexpr, Float32, Int16, Uint8, const_expr
-from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 from ... import tile as tk
+from ...tile.assembly import ptx
 from ..epilogue import registers as ep
 from ..epilogue.registers import activation
 from .config import (
@@ -36,10 +36,8 @@ def fma_scaled(d: tk.RegTile, a: tk.RegTile, row: tk.RowVec, scales: cute.Tensor
 @dsl_user_op
 def e4m3_pair(low, high, *, loc=None, ip=None):
     """Two fp32 as e4m3, ``low`` in the lower byte: to nearest even, beyond 448 to 448, NaN to NaN."""
-    return Int16(llvm.inline_asm(
-        T.i16(), [Float32(low).ir_value(loc=loc, ip=ip), Float32(high).ir_value(loc=loc, ip=ip)],
-        "cvt.rn.satfinite.e4m3x2.f32 $0, $2, $1;", "=h,f,f", has_side_effects=False, is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip))
+    return Int16(ptx([Float32(low), Float32(high)], "cvt.rn.satfinite.e4m3x2.f32 $0, $2, $1;", "=h,f,f", loc, ip,
+                     T.i16(), pure=True))
 
 
 def pairs_of(subtiles: tk.SharedTile) -> tk.SharedTile:

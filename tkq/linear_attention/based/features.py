@@ -16,12 +16,12 @@ x[(4 l + m) % 16], and its columns are
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
-from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 import tkq.tile as tk
 from tkq.linear_attention.based.layout import FIRST, blocks
 from tkq.linear_attention.config import CHUNK
+from tkq.tile.assembly import ptx
 from tkq.tile.dtypes import type_name
 
 
@@ -92,7 +92,4 @@ def narrow(to: tuple, state: tuple, scale, times):
 def _mul2(a, b, dtype, *, loc=None, ip=None):
     """Two products of 16 bits, each rounded once."""
     name = "bf16x2" if type_name(dtype) == "bf16" else "f16x2"
-    return Int32(llvm.inline_asm(
-        T.i32(), [Int32(a).ir_value(loc=loc, ip=ip), Int32(b).ir_value(loc=loc, ip=ip)],
-        f"mul.rn.{name} $0, $1, $2;", "=r,r,r", has_side_effects=False, is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip))
+    return Int32(ptx([Int32(a), Int32(b)], f"mul.rn.{name} $0, $1, $2;", "=r,r,r", loc, ip, T.i32(), pure=True))

@@ -10,7 +10,7 @@ from cutlass.cutlass_dsl import dsl_user_op
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
-from tkq.tile.assembly import _asm
+from tkq.tile.assembly import ptx
 
 
 @cute.jit
@@ -58,4 +58,4 @@ def take_beta(beta: cute.Tensor, i, into: cute.Tensor):
 @dsl_user_op
 def _prefetch(src, bytes, *, loc=None, ip=None):
     """Addresses and sizes are multiples of 16 bytes."""
-    _asm([Int64(src), bytes], "cp.async.bulk.prefetch.L2.global [$0], $1;", "l,r", loc, ip)
+    ptx([Int64(src), bytes], "cp.async.bulk.prefetch.L2.global [$0], $1;", "l,r", loc, ip)

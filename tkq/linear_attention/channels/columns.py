@@ -8,7 +8,7 @@ from cutlass.cutlass_dsl import T, dsl_user_op
 
 import tkq.tile as tk
 from tkq.linear_attention.config import CHUNK
-from tkq.tile.assembly import _asm
+from tkq.tile.assembly import ptx
 from tkq.tile.maps import _cvt2
 
 HALVES = (32, 16, 8, 4, 2, 1)  # tokens of a half, level by level
@@ -209,7 +209,7 @@ def words(tile: tk.SharedTile) -> Any:
 def two_of(at, left, i, *, loc=None, ip=None):
     """Two floats of global memory, as 64 bits, where left > i; else zeros. A load with a predicate: the assembler makes
     branches of some conditions."""
-    found = _asm([Int64(at), left], "{ .reg .pred p; setp.gt.s32 p, $2, " + str(i) + "; mov.b64 $0, 0; "
+    found = ptx([Int64(at), left], "{ .reg .pred p; setp.gt.s32 p, $2, " + str(i) + "; mov.b64 $0, 0; "
                  "@p ld.global.b64 $0, [$1]; }", "=l,l,r", loc, ip, T.i64())
     return Int64(found)
 
