@@ -61,8 +61,8 @@ _PUBLIC = {
     "ReductionBase": "tkq.reduction_base",
     "RowKernel": "tkq.rows.persistent.kernel",
 }
-_MODULES = ("attention", "integrations", "models", "nn", "norms", "pointwise", "reduction_base", "reference",
-            "row_kernel", "rows", "runtime", "testing", "tile", "utils", "viz")
+_MODULES = ("attention", "flash_attn_interface", "integrations", "models", "nn", "norms", "pointwise", "reduction_base",
+            "reference", "row_kernel", "rows", "runtime", "testing", "tile", "utils", "viz")
 
 __all__ = [*_PUBLIC, "__version__"]
 

@@ -17,7 +17,7 @@ MODULES = {
     "nn": ("Modules: tkq.nn", ("tkq.nn",)),
     "integrations": ("Integrations", ("tkq.integrations.sdpa", "tkq.integrations.transformers", "tkq.integrations.fla",
                                       "tkq.integrations.mamba_ssm", "tkq.integrations.causal_conv1d",
-                                      "tkq.integrations.scaled_mm")),
+                                      "tkq.integrations.scaled_mm", "tkq.flash_attn_interface")),
     "runtime": ("Compile and cache: tkq.runtime", ("tkq.runtime", "tkq.runtime.compile.fake", "tkq.runtime.device.arch",
                                                    "tkq.runtime.call.counters")),
     "models": ("Models: tkq.models", ("tkq.warmup.models",)),

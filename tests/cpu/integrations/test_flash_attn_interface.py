@@ -1,0 +1,134 @@
+"""flash-attention's names: each against softmax(q k) v in float64, new keys in their slots, what is refused."""
+import itertools
+
+import pytest
+import torch
+
+from tests.helpers.attention.interface import attended, step
+from tkq import flash_attn_interface as fa
+
+BF16 = torch.bfloat16
+
+
+def randn(*shape, dtype=BF16):
+    return torch.randn(*shape, dtype=dtype)
+
+
+def close(found, wanted):
+    torch.testing.assert_close(found.double(), wanted, atol=0.02, rtol=0.02)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_dense(causal):
+    qkv = randn(2, 9, 3, 4, 16)
+    q, k, v = qkv.unbind(2)
+    want = torch.stack([attended(*x, causal) for x in zip(q, k, v)])
+    close(fa.flash_attn_func(q, k, v, 0.0, None, causal), want)
+    close(fa.flash_attn_func(q, k, v, causal=causal, window_size=(-1, -1), num_splits=4, pack_gqa=True), want)
+    close(fa.flash_attn_qkvpacked_func(qkv, causal=causal), want)
+    o, lse, none = fa.flash_attn_kvpacked_func(q, qkv[:, :, 1:], causal=causal, return_attn_probs=True)
+    close(o, want)
+    assert lse.shape == (2, 4, 9) and none is None
+    close(fa.flash_attn_func(q, k, v, softmax_scale=0.25, causal=causal), want)
+
+
+def test_gradients_reach_what_is_packed():
+    qkv = randn(1, 5, 3, 2, 16).requires_grad_()
+    dqkv, = torch.autograd.grad(fa.flash_attn_qkvpacked_func(qkv, causal=True).float().square().sum(), qkv)
+    x = qkv.detach().double().requires_grad_()
+    want, = torch.autograd.grad(attended(*x[0].unbind(1), True).square().sum(), x)
+    torch.testing.assert_close(dqkv.double(), want, atol=0.06, rtol=0.06)
+
+
+def test_packed_sequences():
+    qkv, cuts = randn(12, 3, 2, 16), [0, 4, 4, 12]
+    cu = torch.tensor(cuts, dtype=torch.int32)
+    q, k, v = qkv.unbind(1)
+    want = torch.cat([attended(q[a:b], k[a:b], v[a:b], True) for a, b in itertools.pairwise(cuts)])
+    close(fa.flash_attn_varlen_func(q, k, v, cu, cu, 8, 8, 0.0, None, True), want)
+    close(fa.flash_attn_varlen_kvpacked_func(q, qkv[:, 1:], cu, cu, 8, 8, causal=True), want)
+    o, lse, none = fa.flash_attn_varlen_qkvpacked_func(qkv, cu, 8, causal=True, return_attn_probs=True)
+    close(o, want)
+    assert lse.shape == (2, 12) and none is None
+
+
+def paged():
+    """Caches of 6 pages of 4 keys, in any order, and where the keys of two sequences are in them."""
+    table = torch.tensor([[5, 0, 3], [1, 4, -1]], dtype=torch.int32)
+    return randn(6, 4, 2, 64), randn(6, 4, 2, 64), dict(block_table=table), lambda s, i: (int(table[s, i // 4]), i % 4)
+
+
+def rows():
+    """Rows of a larger batch's caches."""
+    given = dict(cache_batch_idx=torch.tensor([2, 0]))
+    return randn(3, 12, 2, 64), randn(3, 12, 2, 64), given, lambda s, i: (2 - 2 * s, i)
+
+
+@pytest.mark.parametrize("caches", [paged, rows])
+@pytest.mark.parametrize("interleaved", [None, False, True])
+@pytest.mark.parametrize("queries", [1, 3])
+def test_new_keys(caches, interleaved, queries):
+    k_cache, v_cache, given, where = caches()
+    q, k, v = randn(2, queries, 4, 64), randn(2, queries, 2, 64), randn(2, queries, 2, 64)
+    lengths, rotary = [6, 3], None
+    if interleaved is not None:
+        angles = randn(16, 16, dtype=torch.float32)
+        rotary = angles.cos(), angles.sin(), interleaved
+        given |= dict(rotary_cos=rotary[0], rotary_sin=rotary[1], rotary_interleaved=interleaved)
+    want, keys, values = step(q, (k_cache, v_cache), (k, v), lengths, where, rotary)
+    o = fa.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=torch.tensor(lengths, dtype=torch.int32),
+                                   causal=True, **given)
+    close(o, want)
+    torch.testing.assert_close(k_cache, keys, atol=0.02, rtol=0.01)
+    assert torch.equal(v_cache, values)
+
+
+def test_a_cache_as_it_is():
+    q, k, v = randn(2, 1, 4, 64), randn(2, 7, 2, 64), randn(2, 7, 2, 64)
+    for length, given in ((7, {}), (5, dict(cache_seqlens=5))):
+        want = torch.stack([attended(a, b[:length], c[:length], False) for a, b, c in zip(q, k, v)])
+        o, lse = fa.flash_attn_with_kvcache(q, k, v, **given, return_softmax_lse=True)
+        close(o, want)
+        assert lse.shape == (2, 4, 1)
+
+
+def test_keys_without_a_slot_are_not_written():
+    k_cache, v_cache = torch.zeros(2, 2, 4, 1, 64, dtype=BF16)
+    k = torch.ones(2, 1, 1, 64, dtype=BF16)
+    for lengths in ([4, -1], [4, 2 ** 31 - 1]):
+        fa.flash_attn_with_kvcache(k, k_cache, v_cache, k, k, cache_seqlens=torch.tensor(lengths, dtype=torch.int32))
+        assert not k_cache.any() and not v_cache.any()
+
+
+def kvcache(**given):
+    cache = torch.zeros(2, 4, 1, 64, dtype=BF16)
+    return fa.flash_attn_with_kvcache(torch.zeros(2, 2, 1, 64, dtype=BF16), cache, cache, **given)
+
+
+ONE = torch.zeros(2, 1, 1, 64, dtype=BF16)
+ANGLES = dict(rotary_cos=torch.ones(4, 32), rotary_sin=torch.ones(4, 32))
+
+
+@pytest.mark.parametrize("error, words, call", [
+    (NotImplementedError, "flash_attn_func: dropout_p is 0.1", lambda x: fa.flash_attn_func(x, x, x, 0.1)),
+    (NotImplementedError, "flash_attn_func: alibi_slopes", lambda x: fa.flash_attn_func(x, x, x, alibi_slopes=x)),
+    (NotImplementedError, "flash_attn_varlen_func: block_table", lambda x: fa.flash_attn_varlen_func(
+        x, x, x, x, x, 1, 1, block_table=x)),
+    (NotImplementedError, "cache_leftpad", lambda x: kvcache(cache_leftpad=x)),
+    (NotImplementedError, "2 queries and 1 new keys", lambda x: kvcache(k=ONE, v=ONE, cache_seqlens=1, **ANGLES)),
+    (ValueError, "qkv has the shape", lambda x: fa.flash_attn_qkvpacked_func(x)),
+    (ValueError, "k is given alone", lambda x: kvcache(k=ONE)),
+    (ValueError, "cache_seqlens is None", lambda x: kvcache(k=ONE, v=ONE)),
+    (ValueError, "rotary_cos and rotary_sin are given", lambda x: kvcache(**ANGLES)),
+    (ValueError, "cache_batch_idx and block_table", lambda x: kvcache(cache_batch_idx=x, block_table=x)),
+    (TypeError, "cache_seqlens is a float", lambda x: kvcache(cache_seqlens=1.0)),
+    (TypeError, "cache_seqlens: dtype", lambda x: kvcache(cache_seqlens=torch.zeros(2))),
+    (TypeError, "q: got int", lambda x: fa.flash_attn_with_kvcache(3, x, x))])
+def test_what_is_refused(error, words, call):
+    with pytest.raises(error, match=words):
+        call(torch.zeros(1, 4, 2, 2, 64, dtype=BF16))
