@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bench.core.command import Bench, Job
 
 # timed beside the peers to show what memory allows, or what something costs or brings; no rivals
-ROOFS = ("copy", "add", "copy + add")
+ROOFS = ("copy", "add", "copy + add", "read")
 OWN = ("tkq apart", "plain", "32/32", "all keys", "all keys, causal", "as usual", "example")
 LIBRARIES = ("torch", "torch._addmm_activation", "cuBLAS", "cuDNN", "flash SDPA")  # compile nothing
 TUNING = ("QuACK tuned", "torch.compile autotuned")  # choose by timings of their own
@@ -59,6 +59,12 @@ OPS: dict[str, tuple[Part, ...]] = {
     "flash_attn_varlen": (
         Part("attention_forward", ("varlen",)),
         Part("attention_backward_varlen", ("backward",), what="backward"),
+    ),
+    "flash_attn_with_kvcache": (
+        Part("decode", ("paged",)),
+        Part("decode", ("mixed",), what="mixed lengths"),
+        Part("decode", ("several",), what="four queries"),
+        Part("decode", ("short",), what="short contexts"),
     ),
     "gemm": (
         Part("gemm", ("large",)),
