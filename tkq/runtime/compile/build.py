@@ -17,6 +17,7 @@ from . import digests, keys, link, pressure
 from .cache import Cache, Entry, default_folder, private_folder, say_once, say_that_it_cannot_be_written
 from .recipe import Recipe
 
+OBJECT = ".obj"  # the suffix of entries that `bundling` makes: object files, to be linked
 _functions: dict = {}  # Recipe -> its function: one for each kernel that this process has used
 _one_at_a_time = forks.Renewed(threading.RLock)  # the DSL compiles for one thread at a time; also guards _functions
 # A process forked while another thread is in the DSL would wait for ever for locks of that thread's. The longest kernel
@@ -149,7 +150,7 @@ def _ensured(recipe, arch) -> tuple[Entry, bool]:
         entry = _found(store, name)  # another may have been faster
         if entry is not None:
             return entry, False
-        data, note = _built(recipe, name, arch)
+        data, note = _built(recipe, store, name, arch)
         return store.put(name + (".o" if note["kind"] == "object" else ".so"), data, note), True
 
 
@@ -196,14 +197,19 @@ def places() -> list:
     return []
 
 
-def _built(recipe, name, arch) -> tuple[bytes, dict]:
-    """(the object, a note about it).
+def _built(recipe, store, name, arch) -> tuple[bytes, dict]:
+    """(the object, a note about it). An object file that was compiled for a bundle is linked, and not compiled again.
 
     note: kind "static" or "shared" (a shared object, see link.prepare) or "object" (an object file, which only the DSL
     can load), symbol, builder, args, arch, seconds, dynamic_smem {kernel: bytes, or None where a call decides}."""
     began = time.perf_counter()
     symbol = "tkq_" + name.rpartition("-")[2]
-    data, host_code = exported(compile_recipe(recipe, arch=arch, runs=False), symbol)
+    held = store.find(name + OBJECT)
+    if held is not None and "dynamic_smem" in held.note:
+        data, memory = held.object(), held.note["dynamic_smem"]
+    else:
+        data, host_code = exported(compile_recipe(recipe, arch=arch, runs=False), symbol)
+        memory = dynamic_smem(host_code)
     linked = link.link(data, *places())
     data, kind = linked or (data, "object")
     return data, {
@@ -213,7 +219,7 @@ def _built(recipe, name, arch) -> tuple[bytes, dict]:
         "args": repr(recipe.args),
         "arch": arch,
         "seconds": round(time.perf_counter() - began, 3),
-        "dynamic_smem": dynamic_smem(host_code),
+        "dynamic_smem": memory,
     }
 
 
