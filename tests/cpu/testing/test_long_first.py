@@ -25,7 +25,7 @@ def test_the_long_ones_begin_first(kinds):
 
 def test_no_two_tests_of_an_op_begin_together():
     """One of each op, then those of all ops; behind all others what finds its kernels."""
-    names = [f"{OF_EVERY_OP}::test_{kind}[{op}]" for kind in ("autocast", "grad_scaler") for op in ("gemm", "scan, long")]
+    names = [f"{OF_EVERY_OP}::test_{kind}[{op}]" for kind in ("autocast", "grad_scaler") for op in ("gemm", "scan, x")]
     names += [f"{OF_EVERY_OP}::test_checkpoint[{how}reentrant-gemm]" for how in ("", "not ")]
     names += [f"{OF_EVERY_OP}::test_{test}" for test in ("export[the others]", "on_a_device")]
     names += ["test_smoke.py::a", "b::c"]
