@@ -81,6 +81,7 @@ MIXES = [("bf16", "bf16", "bf16"), ("bf16", "bf16", "fp32"), ("fp16", "fp16", "f
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dy, x, weight", MIXES)
+@pytest.mark.sampled(when=lambda kind, dy, x, weight: kind == "rmsnorm" or dy != x or weight is None or dy == "bf16")
 def test_mixed_types(kind, dy, x, weight):
     for M in (37, 1111):
         check(kind, *make(M, 1024, dy, x, weight))
