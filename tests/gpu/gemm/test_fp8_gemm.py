@@ -56,7 +56,7 @@ def test_every_tile(config):
     check_exact("row", (700, 1048, 1168), config, blocks=6)
 
 
-@pytest.mark.parametrize("activation", ("relu", "gelu"))
+@pytest.mark.parametrize("activation", ("relu", pytest.param("gelu", marks=pytest.mark.slow)))
 def test_an_activation_under_the_next_tile(activation):
     """Beside the same in a tile's own time: relu's results are the same numbers, gelu's are of a rounded product."""
     spec = replace(spec_of("row"), bias="bf16", activation=activation)

@@ -128,7 +128,7 @@ def test_activations_as_planned(activation):
         check_activation(a / 8, b / 4, None, activation, torch.float32)
 
 
-@pytest.mark.parametrize("activation", ("gelu", "swiglu", "geglu_interleaved"))
+@pytest.mark.parametrize("activation", (pytest.param("gelu", marks=pytest.mark.slow), "swiglu", "geglu_interleaved"))
 def test_by_elements(activation):
     """b by rows and every other column, halves of 12 columns, odd addresses."""
     for n in (24, 1040, 258):

@@ -84,14 +84,14 @@ def test_packed_sequences(monkeypatch, D_dims):
 
 @pytest.mark.parametrize("without", [("initial",), ("D", "dt_bias", "initial"), ()])
 @pytest.mark.parametrize("D_dims", [1, 2])
-@pytest.mark.sampled(when=lambda without, D_dims: (without == ()) == (D_dims == 2))
+@pytest.mark.sampled(when=lambda without, D_dims: (without, D_dims) in (((), 2), (("D", "dt_bias", "initial"), 1)))
 def test_what_there_is(monkeypatch, without, D_dims):
     check(monkeypatch, make(1, 130, without=without, D_dims=D_dims), of_state=not without)
 
 
 @pytest.mark.parametrize("P, N, dtype", [(32, 32, BF16), (64, 64, torch.float16), (128, 128, BF16), (80, 96, BF16),
                                          (144, 64, BF16), (256, 128, BF16)])
-@pytest.mark.sampled(when=lambda P, N: (P, N) in ((64, 64), (128, 128), (80, 96), (256, 128)))
+@pytest.mark.sampled(when=lambda P, N: (P, N) in ((64, 64), (80, 96), (256, 128)))
 def test_widths(monkeypatch, P, N, dtype):
     check(monkeypatch, make(1, 130, dtype, P=P, N=N, D_dims=2, without=("z",)))
 
@@ -131,7 +131,7 @@ def test_steps_as_they_are(monkeypatch):
     check(monkeypatch, given._replace(softplus=False))
 
 
-@pytest.mark.parametrize("softplus", [True, False])
+@pytest.mark.parametrize("softplus", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_limits(monkeypatch, softplus):
     """A step that is cut off has no gradient."""
     given = make(1, 130, of_dt=F32, bias=-1.0, N=64)._replace(limit=(0.2, 0.8), softplus=softplus)
