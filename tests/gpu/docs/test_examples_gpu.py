@@ -18,11 +18,16 @@ def is_llama(path):
     return path.stem.startswith("llama")
 
 
+def is_slow(path):
+    """It trains or generates, with layers that have tests of their own."""
+    return is_llama(path) or path.stem in FEWER
+
+
 def test_there_are_examples():
     assert len(EXAMPLES) >= 4
 
 
-@pytest.mark.parametrize("path", [pytest.param(p, id=p.stem, marks=pytest.mark.slow if is_llama(p) else ())
+@pytest.mark.parametrize("path", [pytest.param(p, id=p.stem, marks=pytest.mark.slow if is_slow(p) else ())
                                   for p in EXAMPLES])
 def test_example(path):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
