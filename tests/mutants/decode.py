@@ -51,7 +51,7 @@ MUTANTS = (
     *family(
         "decode", "tkq/attention/decode/launch.py",
         ("splits_depend_on_the_batch", SIZES, SIZES.replace("self.split", "self.split * min(batch, 2)"), FIXED,
-         (("tkq/attention/decode/launch.py", RUN, RUN.replace("of.split", "of.split * min(B, 2)")),))),
+         (("tkq/attention/decode/launch.py", RUN, RUN.replace("of.split", "int(plan[words.FIXED])")),))),
     *family(
         "decode", "tkq/attention/decode/merge.py",
         ("nan_of_what_saw_no_key", "a = [cutlass.select_(of_a == Float32(0.0), Float32(0.0), e * of_a) for e in a]",
