@@ -37,6 +37,8 @@ CURVES += [(*CURVES[-1][:2], "gelu_tanh"), (*WAITING[0], "gelu_tanh")]
 # fewest panels and all of them, and one without stores by each warp. --slow has each beside each curve.
 BETWEEN = [each for each in AS_NO_PLAN_HAS_THEM if each[1].n != 256 or each[1].overlap_epilogue == 6]
 OTHERS_WAY = ((*WAITING[0], "silu"), (*WAITING[1], "gelu"))  # to wait: as is planned for the other curve
+NOTHING_WAITS = (("1x128_128x128", PROMOTED[1]), ("1x128_1x128", PROMOTED[1]),
+                 *((kind, tile) for kind, tile in TILES if tile.store_per_warp and not tile.overlap_epilogue))
 SYNCED = [each for each in TILES if each[1].wave_sync]
 # One tile and several, that end anywhere; sums of fewer steps than roll, of as many (4 and 8), and of more
 SIZES = ((1, 16, 16), (145, 136, 272), (700, 1048, 1168), (513, 776, 512), (300, 528, 1024), (257, 528, 2048))
@@ -91,8 +93,9 @@ def test_bias(kind, tile):
 
 
 def everyday(kind, tile, activation):
-    """Without what `test_bias` has: stores that are not each warp's own, and waves in step but for one tile."""
-    left_out = (*BETWEEN, AS_NO_PLAN_HAS_THEM[0], *SYNCED[:-1])
+    """Without what `test_bias` has: stores that are not each warp's own, waves in step but for one tile, and most of
+    the ways to store where nothing waits."""
+    left_out = (*BETWEEN, AS_NO_PLAN_HAS_THEM[0], *SYNCED[:-1], *NOTHING_WAITS)
     return (kind, tile) not in left_out and (kind, tile, activation) not in OTHERS_WAY
 
 

@@ -202,7 +202,7 @@ def test_a_target_out_of_range_is_nan_in_its_row_or_an_error_when_asked_for():
 @pytest.mark.parametrize("V, room, first", [
     (1024, 1032, 0), (1024, 1032, 8), (1024, 1025, 0), (1024, 1026, 1), (1000, 1024, 4), (1001, 1009, 3),
     (1001, 1001, 0), (50257, 50304, 0), (40000, 40003, 3), (7, 16, 1), (1, 3, 1)])
-@pytest.mark.sampled(when=lambda dtype, room: dtype == "bf16" or room in (1025, 1024, 1009, 40003, 16))
+@pytest.mark.sampled(when=lambda dtype, room: dtype == "bf16" or room in (1025, 40003))
 def test_rows_that_begin_anywhere(dtype, V, room, first):
     """Around the view there is NaN: a read too far shows; and so it stays: a write too far shows."""
     wide = torch.full((21, room), float("nan"), device="cuda", dtype=DTYPES[dtype])
