@@ -8,12 +8,11 @@ import importlib
 import inspect
 import os
 import pathlib
-import re
 import threading
 import time
 
 from ..system import forks, scratch
-from . import digests, keys, link, pressure
+from . import digests, keys, launches, link, pressure
 from .cache import Cache, Entry, default_folder, private_folder, say_once, say_that_it_cannot_be_written
 from .recipe import Recipe
 
@@ -208,8 +207,8 @@ def _built(recipe, store, name, arch) -> tuple[bytes, dict]:
     if held is not None and "dynamic_smem" in held.note:
         data, memory = held.object(), held.note["dynamic_smem"]
     else:
-        data, host_code = exported(compile_recipe(recipe, arch=arch, runs=False), symbol)
-        memory = dynamic_smem(host_code)
+        compiled = compile_recipe(recipe, arch=arch, runs=False)
+        data, memory = exported(compiled, symbol), launches.dynamic_smem(compiled)
     linked = link.link(data, *places())
     data, kind = linked or (data, "object")
     return data, {
@@ -223,20 +222,16 @@ def _built(recipe, store, name, arch) -> tuple[bytes, dict]:
     }
 
 
-def exported(compiled, symbol):
-    """The object file's bytes, and the host side as LLVM code, in which the launches can be read."""
+def exported(compiled, symbol) -> bytes:
+    """The object file."""
 
     def written(folder):
-        out = []
-        for suffix in (".o", ".ll"):
-            path = os.path.join(folder, "kernel" + suffix)
-            with _in_the_dsl:
-                compiled.export_to_c(path, function_name=symbol)
-            out.append(pathlib.Path(path).read_bytes())
-        return out
+        path = os.path.join(folder, "kernel.o")
+        with _in_the_dsl:
+            compiled.export_to_c(path, function_name=symbol)
+        return pathlib.Path(path).read_bytes()
 
-    data, host_code = scratch.worked(written, *places())
-    return data, host_code.decode(errors="replace")
+    return scratch.worked(written, *places())
 
 
 def _made(recipe):
@@ -268,23 +263,6 @@ def _takes_stream(kernel, args) -> bool:
     called = kernel if inspect.isfunction(kernel) else type(kernel).__call__.__get__(kernel)
     required = [p for p in inspect.signature(called).parameters.values() if p.default is p.empty]
     return len(required) > len(args)
-
-
-_LAUNCH = re.compile(r"@_cudaLaunchKernelEx\(ptr (?:nonnull )?(%[\w.]+), ptr (?:nonnull )?(%[\w.]+),")
-
-
-def dynamic_smem(host_code: str) -> dict:
-    """Of each launch in the host side's LLVM code, the dynamic shared memory: cudaLaunchConfig_t has it at byte 24."""
-    found = {}
-    for body in re.findall(r"^define .*?^}", host_code, re.S | re.M):
-        for config, kernel in _LAUNCH.findall(body):
-            name = re.search(re.escape(kernel) + r" = load ptr, ptr @kernels_(\S+?),", body)
-            at_24 = r"(%[\w.]+) = getelementptr inbounds(?: nuw)? i8, ptr " + re.escape(config) + r", i64 24\n"
-            field = re.search(at_24, body)
-            stored = field and re.search(r"store i64 (\d+), ptr " + re.escape(field.group(1)) + ",", body)
-            if name:
-                found[name.group(1).strip('"')] = int(stored.group(1)) if stored else None
-    return found
 
 
 def _loaded(entry):

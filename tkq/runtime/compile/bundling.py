@@ -9,7 +9,7 @@ import tempfile
 
 from ...version import __version__
 from ..system import scratch
-from . import build, digests, keys, link
+from . import build, digests, keys, launches, link
 from .bundle import NAME, NATIVE, digest, native_sources
 from .cache import packed
 
@@ -62,10 +62,11 @@ def compiled(recipe) -> tuple[str, bytes, bool]:
         with build.writable(name) as store:
             found = store.find(name + build.OBJECT)  # another process may have been faster
             if found is None:
-                data, host_code = build.exported(build.compile_recipe(recipe, runs=False), symbol)
+                made = build.compile_recipe(recipe, runs=False)
+                data = build.exported(made, symbol)
                 store.put(name + build.OBJECT, data, {
                     "symbol": symbol, "builder": recipe.builder, "args": repr(recipe.args),
-                    "dynamic_smem": build.dynamic_smem(host_code)})
+                    "dynamic_smem": launches.dynamic_smem(made)})
                 return symbol, data, True
     return symbol, found.object(), False
 
