@@ -22,7 +22,8 @@ def shown(value):
 
 
 @pytest.mark.parametrize("dim, causal, change", (
-    (128, False, HELPER_WARPS), (128, True, HELPER_WARPS), (64, True, HELPER_WARPS), (128, True, DQ_SERIAL),
+    pytest.param(128, False, HELPER_WARPS, marks=pytest.mark.slow), (128, True, HELPER_WARPS),
+    (64, True, HELPER_WARPS), (128, True, DQ_SERIAL),
     pytest.param(128, False, {**DQ_SERIAL, "overlap_dk": False}, marks=pytest.mark.slow),
     (64, True, BRIEF64), *[
         pytest.param(dim, causal, PERSISTENT, marks=pytest.mark.slow) for dim in (64, 128) for causal in (False, True)]

@@ -36,7 +36,8 @@ CURVES += [(*CURVES[-1][:2], "gelu_tanh"), (*WAITING[0], "gelu_tanh")]
 # Each of these kernels takes the compiler seven to ten seconds. Of ways to wait that no plan has, every day: the
 # fewest panels and all of them, and one without stores by each warp. --slow has each beside each curve.
 BETWEEN = [each for each in AS_NO_PLAN_HAS_THEM if each[1].n != 256 or each[1].overlap_epilogue == 6]
-OTHERS_WAY = ((*WAITING[0], "silu"), (*WAITING[1], "gelu"))  # to wait: as is planned for the other curve
+OTHERS_WAY = ((*WAITING[0], "silu"), (*WAITING[1], "gelu"),  # to wait: as is planned for the other curve
+              (*WAITING[0], "gelu_tanh"))
 NOTHING_WAITS = (("1x128_128x128", PROMOTED[1]), ("1x128_1x128", PROMOTED[1]),
                  *((kind, tile) for kind, tile in TILES if tile.store_per_warp and not tile.overlap_epilogue))
 SYNCED = [each for each in TILES if each[1].wave_sync]
@@ -81,7 +82,7 @@ def name(x):
 
 
 @pytest.mark.parametrize("kind, tile", TILES, ids=name)
-@pytest.mark.sampled(when=lambda kind, tile: (kind, tile) not in (*BETWEEN, WAITING[1]))
+@pytest.mark.sampled(when=lambda kind, tile: (kind, tile) not in (*AS_NO_PLAN_HAS_THEM[1:], WAITING[1]))
 def test_bias(kind, tile):
     """To the bit: a sum, its column's bias and relu are whole numbers, rounded once. Each type of a bias with and
     without relu, and both in the tiles that are planned most."""
@@ -114,6 +115,7 @@ def test_other_types_as_planned(tile, out, activation):
     check_types(configure_epilogue(tile, replace(GELU, out=out, activation=activation)), activation, out)
 
 
+@pytest.mark.slow
 def test_an_exact_silu_that_waits():
     """As no plan has it: of fp16, where bf16 has another."""
     check_types(replace(BLOCKS[0], overlap_epilogue=6, store_per_warp=True), "silu", "fp16")
