@@ -29,7 +29,6 @@ CIRCULAR = (64, 768, 1024), (64, 768, 4096)
 QUICK = SHAPES[1:2]
 AT_LEAST = {"forward": 10.0, "training": 10.0, "circular": 8.3}  # times torch
 AT_LENGTH = {("forward", 1024): 12.0, ("circular", 4096): 8.7}  # in the place of these
-BESIDE_PACKAGE = {32768: 1.5}  # times FlashFFTConv where it is there and right, else as many times torch as above
 
 
 def inputs(i, batch, heads, tokens):
@@ -71,14 +70,17 @@ def made(section, shape, i):
     return (*given, randn(2 * i + 1, *shape)) if section == "training" else given
 
 
+# By tokens, times FlashFFTConv, where it is there and right; else as many times torch as AT_LEAST and AT_LENGTH say.
+BESIDE_PACKAGE = {32768: 1.5, 262144: 2.0, 1048576: 2.5}
+
+
 def jobs(section, shapes) -> Iterator[Job]:
     op = "fft_conv" if section == "forward" else f"fft_conv_{section}"
     names = tuple(fft_conv.PEERS[op])
     for shape in shapes:
         at_least = AT_LENGTH.get((section, shape[2]), AT_LEAST[section])
         work = 2 * shape[0] * shape[1] * shape[2] * (5 if section == "training" else 2)
-        bound = Bound(("torch",), at_least)
-        package = BESIDE_PACKAGE.get(shape[2])
+        bound, package = Bound(("torch",), at_least), BESIDE_PACKAGE.get(shape[2])
         question = harness.Question(section, "fft_conv", "{}x{} N{}".format(*shape), "GB/s", work,
                                     Bound(("FlashFFTConv",), package) if package else bound,
                                     roof=Bound(names[-1:], 0.9), instead=bound)
