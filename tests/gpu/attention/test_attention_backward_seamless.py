@@ -79,4 +79,4 @@ def test_equal_sequences(dim, causal, monkeypatch):
 def test_few_queries_of_a_long_sequence_are_in_use():
     """In a process of its own: it would hang if zeroes were made too late. See there."""
     subprocess.run([sys.executable, "-m", "tests.helpers.attention.seqused_program", "fuse_preprocess"], check=True,
-                   timeout=60)
+                   timeout=180)

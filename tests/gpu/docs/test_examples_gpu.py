@@ -36,7 +36,7 @@ def test_example(path):
     if llama and importlib.util.find_spec("transformers") is None:
         pytest.skip("transformers is not installed")
     words = ["--small"] if llama else FEWER.get(path.stem, [])
-    done = fresh.run(path, *words, imports=IMPORTS, env=env, timeout=150)
+    done = fresh.run(path, *words, imports=IMPORTS, env=env, timeout=240)
     report = f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     assert done.returncode == 0, report
     times = [float(n) for n in re.findall(r"([\d.]+) (?:ms|us)\b", done.stdout)]

@@ -55,5 +55,5 @@ def ids(kind, cases):
                          + ids("barriers", COUNTED) + ids("starts", STARTED))
 @pytest.mark.sampled(when=everyday)
 def test_under_pressure(kind, case):
-    found = fresh.run(PROGRAM, kind, case, imports=IMPORTS, timeout=100)
+    found = fresh.run(PROGRAM, kind, case, imports=IMPORTS, timeout=240)
     assert found.returncode == 0, "\n".join((found.stdout + found.stderr).splitlines()[-8:])
