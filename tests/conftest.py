@@ -25,6 +25,8 @@ from tests.helpers.process import kernel_cache, long_first, sampled
 if "PYTEST_XDIST_WORKER" in os.environ:
     _SHARE = len(os.sched_getaffinity(0)) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _SHARE)))
+    # Nor has each worker processes of its own that compile for torch.compile: they import PyTorch once more.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 _GPU_TESTS = pathlib.Path(__file__).parent / "gpu"
 _skipped = pytest.StashKey[int]()

@@ -28,7 +28,8 @@ WRONG = 0.2  # a relative error that no precision explains
 @dataclass(frozen=True)
 class Question:
     """What a case asks: the operation, its shape as text, the work of one call (see `Case`) and the bounds to reach:
-    beside peers, and beside something that only moves the bytes. alike: as in `Case`."""
+    beside peers, and beside something that only moves the bytes. instead: what counts in the first one's place where
+    one of its peers was not timed, as it is not there or its result is another one. alike: as in `Case`."""
 
     section: str
     op: str
@@ -39,6 +40,7 @@ class Question:
     missing: dict[str, str] = field(default_factory=dict)
     roof: Bound | None = None
     alike: tuple[str, ...] = ()
+    instead: Bound | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def compare(
         q.unit,
         q.work,
         comparison,
-        bound=q.bound,
+        bound=_in_force(q, comparison),
         readings={name: tuple(r) for name, r in readings.items()},
         missing=dict(q.missing),
         roof=q.roof,
@@ -89,9 +91,15 @@ def compare(
     )
 
 
+def _in_force(question: Question, comparison: timing.Comparison) -> Bound | None:
+    """The question's bound, or what it has in its place where one of the bound's peers was not timed."""
+    timed = {t.name for t in comparison.timings if t.ok}
+    return question.bound if question.instead is None or timed.issuperset(question.bound.against) else question.instead
+
+
 def _counted(timed: timing.Timing) -> timing.Timing:
-    """The same, or a failure where a baseline's result is another one: its time says nothing then."""
-    if timed.name == "tkq" or not timed.ok or timed.error is None or timed.error <= WRONG:
+    """The same, or a failure where a result, ours or a baseline's, is another one: its time says nothing then."""
+    if not timed.ok or timed.error is None or timed.error <= WRONG:
         return timed
     return dataclasses.replace(timed, mode="failed", times_ms=(), between_ms=(), note=f"wrong: error {timed.error:.2g}")
 

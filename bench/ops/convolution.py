@@ -72,11 +72,16 @@ def error_of(section):
     normed, apart = section.startswith("normed"), section.startswith(("packed", "numbered"))
     channels, heads = (HEAD, (1, HEAD)) if normed else (JUDGED, ())  # of normed channels the first head
 
+    def whole(found):
+        """Of normed heads and the rest, as peers give them, the heads."""
+        return found[0].flatten(2) if isinstance(found, tuple) else found
+
     def forward(name, given, found):
         if name == "copy":
             return None
         cu = given[3] if apart else None
-        return relative_error(found[:1, :, :channels], exactly(*judged(given, channels), "silu", None, cu, *heads)[0])
+        want = exactly(*judged(given, channels), "silu", None, cu, *heads)[0]
+        return relative_error(whole(found)[:1, :, :channels], want)
 
     def training(name, given, found):
         """The largest of y's and dx's: sums for the weights are over all sequences."""
@@ -86,7 +91,7 @@ def error_of(section):
         of = judged(given, channels)
         dx = exact_gradients(given[-1][:1, :, :channels].double(), None, *of, "silu", None, cu, *heads)[0]
         want = exactly(*of, "silu", None, cu, *heads)[0], dx
-        return max(relative_error(mine[:1, :, :channels], exact) for mine, exact in zip(found, want))
+        return max(relative_error(whole(mine)[:1, :, :channels], exact) for mine, exact in zip(found, want))
 
     def step(name, given, _):
         """On a copy of the states: those of the case have been updated by calls before."""

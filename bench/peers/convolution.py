@@ -4,8 +4,9 @@ behind these.
 
 causal-conv1d: its function on x transposed, of the order in memory in which channels are contiguous; packed sequences
 by seq_idx; with numbers, seq_idx stands in cu_seqlens' place. fla: its causal_conv1d. torch: conv1d of the transposed,
-padded at both ends and cut. Normed heads: these, and fla's l2norm behind them. copy: what moves the bytes of x and y,
-of training those of five such tensors.
+padded at both ends and cut. Normed heads: these, and an l2 norm of the first half behind them, fla's for fla and
+causal-conv1d, PyTorch's for torch; what comes out are the normed heads and, as a view, the rest. copy: what moves the
+bytes of x and y, of training those of five such tensors.
 """
 
 from __future__ import annotations
@@ -45,19 +46,30 @@ def package_numbered() -> Callable:
     return lambda x, weight, bias, numbers: causal_conv1d_fn(x.mT, weight, bias, seq_idx=numbers, activation="silu").mT
 
 
-def normed(make: Callable) -> Callable:
-    """What a forward gives, with the l2 norm of the first half of the channels behind it, by fla where that is."""
-    try:
-        from fla.modules.l2norm import l2norm
-    except ImportError:
-        def l2norm(x):
-            return (x.float() * (x.float().square().sum(-1, keepdim=True) + 1e-6).rsqrt()).to(x.dtype)
+def fla_norm() -> Callable:
+    from fla.modules.l2norm import l2norm
+
+    return l2norm
+
+
+def torch_norm() -> Callable:
+    return lambda x: (x.float() * (x.float().square().sum(-1, keepdim=True) + 1e-6).rsqrt()).to(x.dtype)
+
+
+def parts(y) -> tuple:
+    """The heads that are normed, (B, S, H, 128) of the first half of the channels, and the rest."""
+    half = y.shape[2] // 2
+    return y[..., :half].unflatten(-1, (-1, 128)), y[..., half:]
+
+
+def normed(make: Callable, make_norm: Callable) -> Callable:
+    """The `parts` of what a forward gives, the heads with their l2 norm: a model takes them apart, and copies none."""
+    forward, norm = make(), make_norm()
 
     def call(x, weight, bias):
-        y, half = forward(x, weight, bias), x.shape[2] // 2
-        return torch.cat((l2norm(y[..., :half].unflatten(-1, (-1, 128))).flatten(-2), y[..., half:]), -1)
+        heads, rest = parts(forward(x, weight, bias))
+        return norm(heads), rest
 
-    forward = make()
     return call
 
 
@@ -95,7 +107,9 @@ def training(forward: Callable) -> Callable:
     def step(*given):
         leaves = [x.detach().requires_grad_() for x in given[:3]]
         y = forward(*leaves, *given[3:-1])
-        return y.detach(), *torch.autograd.grad(y, leaves, given[-1])
+        apart = isinstance(y, tuple)
+        gradients = torch.autograd.grad(y, leaves, parts(given[-1]) if apart else given[-1])
+        return tuple(part.detach() for part in y) if apart else y.detach(), *gradients
 
     return step
 
@@ -105,7 +119,8 @@ def _trained(forwards):
 
 
 _FORWARD = {"causal-conv1d": package, "fla": fla, "torch": lambda: in_torch}
-_NORMED = {name: lambda make=make: normed(make) for name, make in _FORWARD.items()}
+_NORMED = {name: lambda make=make, norm=torch_norm if name == "torch" else fla_norm: normed(make, norm)
+           for name, make in _FORWARD.items()}
 _PACKED = {"causal-conv1d": package_packed, "fla": fla_packed}
 PEERS: dict[str, dict[str, Callable[..., Callable]]] = {
     "convolution": {**_FORWARD, "copy": lambda: lambda x, weight, bias: copied(x)},

@@ -6,6 +6,11 @@ PAGES, EDGES, SHARED, FIXED, LIES = ((f"{TESTS}{name}",) for name in (
     "test_pages", "test_queries_that_see_other_keys", "test_work_that_blocks_share",
     "test_fixed_splits_do_not_depend_on_the_batch", "test_what_lies_gives_nan"))
 
+RUN = ("run, given = launcher(q, spec), "
+       "(q, operands, (scale, options.softcap or 1.0, options.left, right, of.split, parts))")
+SIZES = ("return (self.heads_kv, self.group, self.queries, self.tiles, self.keys, self.left, self.split, parts, "
+         "overhead,")
+
 MUTANTS = (
     *family(
         "decode", "tkq/attention/decode/producer.py",
@@ -43,6 +48,10 @@ MUTANTS = (
          "return cutlass.select_(split == 0, s.begin, s.others + (split - 1) * self.STEP)",
          "return cutlass.select_(split == 0, s.begin, s.others + split - 1)", SHARED),
         ("lengths_are_believed", "inside = (length >= 0) & (length <= g.capacity)", "inside = length >= 0", LIES)),
+    *family(
+        "decode", "tkq/attention/decode/launch.py",
+        ("splits_depend_on_the_batch", SIZES, SIZES.replace("self.split", "self.split * min(batch, 2)"), FIXED,
+         (("tkq/attention/decode/launch.py", RUN, RUN.replace("of.split", "int(plan[words.FIXED])")),))),
     *family(
         "decode", "tkq/attention/decode/merge.py",
         ("nan_of_what_saw_no_key", "a = [cutlass.select_(of_a == Float32(0.0), Float32(0.0), e * of_a) for e in a]",

@@ -6,6 +6,9 @@ NUMERICS, TIME, FALLING, AROUND, CHAIN = ((f"{TESTS}{name}",) for name in (
     "test_numerics[700-False]", "test_contiguous_tokens[776-33-bf16-False]", "test_contiguous_tokens[776-33-bf16-True]",
     "test_lines_and_what_is_around", "test_states_chain[False]"))
 
+SEGMENTS, GROWTH = ((f"{TESTS}{name}",) for name in ("test_segments[False-False]",
+                                                     "test_growth_that_nothing_feeds[8192-12]"))
+
 EDGES = "edges = [self.token(g.a, of, turn.k * n - 1), self.token(read[-1], of, (turn.k + 1) * n)]"
 
 MUTANTS = (
@@ -32,6 +35,25 @@ MUTANTS = (
          (f"{TESTS}test_numerics[700-True]",)),
         ("final_state_of_the_run_before", "if turn.k + 1 == turn.runs and of.inside:",
          "if turn.k + 2 == turn.runs and of.inside:", CHAIN)),
+    *family(
+        "scan", "tkq/recurrence/columns.py",
+        ("product_of_a_segment_is_infinite",
+         "g.product[of.batch, of.channel + e] = finite(state[self.spec.vector + e])",
+         "g.product[of.batch, of.channel + e] = state[self.spec.vector + e]", GROWTH),
+        ("product_of_a_segment_s_gradients_is_infinite",
+         "g.product[of.batch, of.channel + e] = finite(last[e] * state[self.spec.vector + e])",
+         "g.product[of.batch, of.channel + e] = last[e] * state[self.spec.vector + e]", GROWTH)),
+    *family(
+        "scan", "tkq/recurrence/segments.py",
+        ("segments_get_the_state_that_they_leave", "found[:, 1:] = behind[:, :-1]", "found[:, 1:] = behind[:, 1:]",
+         SEGMENTS),
+        ("first_segment_without_the_state", "first.zero_() if state is None else first.copy_(state)", "first.zero_()",
+         SEGMENTS)),
+    *family(
+        "scan", "tkq/recurrence/launch.py",
+        ("state_at_a_segment_s_other_end",
+         "edge = h[:, 0 if not falling else -1].unflatten(0, (-1, part.count)).float()",
+         "edge = h[:, 0 if falling else -1].unflatten(0, (-1, part.count)).float()", SEGMENTS)),
     *family(
         "scan", "tkq/recurrence/lines.py",
         ("in_the_order_of_memory", "self.put_own(values[::-1] if self.spec.falling else values, part, at[1])",

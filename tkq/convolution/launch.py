@@ -11,10 +11,10 @@ from tkq.convolution.plan import plan, run_tokens, widest
 from tkq.convolution.spec import MOST_COLUMNS, ConvSpec, StepSpec, SumsSpec
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
+from tkq.runtime.call.access import FARTHEST, vector_of
 from tkq.runtime.device import arch
 
 MOST_RUNS, GROUP = 96, 32  # whose parts a thread sums, one after the other; of more, groups
-FARTHEST = (1 << 31) - 1  # bytes from one token to the next, which kernels have in 32 bits
 _launchers: dict = {}  # (device, spec, config) -> the kernel's function; as many as kinds of call
 
 
@@ -82,17 +82,6 @@ def vector_of_heads(x: Tensor, heads: int, head: int) -> int:
     return head // 16 if half else head // 32
 
 
-def vector_of(time: bool, *tensors: Tensor) -> int:
-    """Elements in one access, of as many as addresses, sizes and strides of all tensors allow."""
-    inner, size, bits = (1 if time else 2), tensors[0].itemsize, 16
-    for x in tensors:
-        bits |= x.data_ptr() | x.shape[inner] * size
-        for dim in (0, 3 - inner):
-            if x.shape[dim] > 1:
-                bits |= x.stride(dim) * size
-    return (bits & -bits) // size
-
-
 def spec_of(given: Given, vector: int, time: bool, gradients: str | None = None) -> ConvSpec:
     name = lambda x: None if x is None else dtypes.name_of(x.dtype)
     dtype, layout = name(given.x), "time" if time else "channels"
@@ -114,7 +103,7 @@ def forward(given: Given) -> tuple:
     given = _laid_out(given, x)
     spec = spec_of(given, vector_of(time, x, y), time)
     operands = given.weight, given.bias, *((y, None, None, None) if time else (given.state, given.cu, y, given.normed))
-    call = _launcher(x, spec), (x, operands, run_tokens(spec, *x.shape))
+    call = _launcher(x, spec), (x, operands, run_tokens(spec, *x.shape, arch.num_sms(x.device)))
     call[0](*call[1])
     return y, call
 
@@ -132,7 +121,7 @@ def backward(given: Given, dy: Tensor, need_x: bool, need_weights: bool):
     given = _laid_out(given, x)
     vector = vector_of(time, x, dy, *(() if dx is None else (dx,)))
     spec = spec_of(given, vector, time, "both" if need_x and need_weights else "x" if need_x else "weights")
-    run = run_tokens(spec, *x.shape)
+    run = run_tokens(spec, *x.shape, arch.num_sms(x.device))
     parts = x.new_empty(x.shape[0], -(-x.shape[1] // run), W + 1, C, dtype=torch.float32) if need_weights else None
     if time:
         _launcher(x, spec)(x, (given.weight, given.bias, None, dy, dx, parts), run)

@@ -4,7 +4,6 @@ from __future__ import annotations
 from .config import WARP, ConvConfig
 from .spec import BITS, ConvSpec
 
-SMS = 132
 WARPS = {False: 124, True: 16}  # of one SM: several waves of a forward's short runs, one of a backward's long ones
 SHORTEST = {False: 8, True: 32}  # tokens of a run along channels, whose first and last W - 1 others read, too
 
@@ -23,7 +22,7 @@ def widest(vector: int, dtype: str, layout: str) -> int:
     return vector if layout == "time" else min(vector, 64 // BITS[dtype])
 
 
-def run_tokens(spec: ConvSpec, batch: int, tokens: int, channels: int) -> int:
+def run_tokens(spec: ConvSpec, batch: int, tokens: int, channels: int, num_sms: int) -> int:
     """Tokens that a warp takes, one after the other (along time: its lanes together): whole groups of loads."""
     if spec.layout == "channels":
         columns, step = batch * -(-channels // (WARP * spec.vector)), plan(spec).rows
@@ -31,6 +30,6 @@ def run_tokens(spec: ConvSpec, batch: int, tokens: int, channels: int) -> int:
     else:
         columns, step = batch * channels, WARP * spec.vector
         shortest = step
-    runs = max(1, min(SMS * WARPS[spec.backward] // max(1, columns), -(-tokens // shortest)))
+    runs = max(1, min(num_sms * WARPS[spec.backward] // max(1, columns), -(-tokens // shortest)))
     each = -(-tokens // runs)
     return -(-each // step) * step

@@ -21,7 +21,7 @@ def shipped() -> list:
             found.append((replace(spec, vector=widest(4, spec, columns)), columns))
         found += [(ScanSpec(dtype, 128 // BITS[dtype], "time", gradients=gradients, falling=falling), MANY)
                   for falling in (False, True)]
-    return [Shipped(_name(s, columns), recipe(s, plan(s, columns)), expectation(s)) for s, columns in found]
+    return [Shipped(_name(s, columns), recipe(s, plan(s, columns, 132)), expectation(s)) for s, columns in found]
 
 
 def _name(s: ScanSpec, columns: int) -> str:

@@ -13,9 +13,9 @@ from tkq.recurrence.segments import segments
 from tkq.recurrence.spec import ScanSpec
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
+from tkq.runtime.call.access import FARTHEST, vector_of
 from tkq.runtime.device import arch
 
-FARTHEST = (1 << 31) - 1  # bytes from one token to the next, which kernels have in 32 bits
 _launchers: dict = {}  # (device, spec, config) -> the kernel's function; as many as kinds of call
 
 
@@ -96,25 +96,12 @@ def readable(x: Tensor, time: bool) -> Tensor:
     return x if near and (x.stride(2) == 1 or x.shape[2] == 1) else x.clone(memory_format=torch.contiguous_format)
 
 
-def vector_of(time: bool, *tensors: Tensor | None) -> int:
-    """Elements in one access, of as many as addresses, sizes and strides of all tensors allow."""
-    inner, bits, size = (1 if time else 2), 16, 1
-    for x in tensors:
-        if x is not None:
-            size = x.itemsize
-            bits |= x.data_ptr() | x.shape[inner] * size
-            for dim in (0, 3 - inner):
-                if x.shape[dim] > 1:
-                    bits |= x.stride(dim) * size
-    return (bits & -bits) // size
-
-
 def _launch(spec, read, others, states, falling):
     """What was launched, if one was: the function and its arguments. read: a, and b or dh; others: h, da, db, (B, T, C)
     each; states: state, final, dstate, (B, C) each."""
     if spec.layout == "time":
         read, others, states = _merged(read, others, states)
-    part = segments(spec, *read, *others)
+    part = segments(spec, arch.num_sms(read[0].device), *read, *others)
     if part is None:
         return _run(spec, read, others, states, falling)
     return _in_segments(part, spec, (read, others), states, falling)
@@ -163,7 +150,8 @@ def _run(spec, read, others, states, falling, product=None):
     (B, _, C), device = a.shape, a.get_device()
     spec = replace(spec, vector=vector, falling=falling) if time else replace(
         spec, vector=widest(vector, spec, B * C))
-    call = _launcher(device, spec, plan(spec, B * C), a), (a, (b, *others, *states), -1 if falling else 1)
+    config = plan(spec, B * C, arch.num_sms(a.device))
+    call = _launcher(device, spec, config, a), (a, (b, *others, *states), -1 if falling else 1)
     call[0](*call[1])
     return call
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 from .config import WARP, ScanConfig
 from .spec import BITS, ScanSpec
 
-SMS = 132
 BLOCKS = 120  # that accesses of several channels are to leave
 SHORTEST, SEGMENT = 8192, 256  # tokens of a scan in segments, of a segment
 MOST_BITS = 512 * 32  # of a token of all columns
 
 
-def plan(spec: ScanSpec, columns: int) -> ScanConfig:
+def plan(spec: ScanSpec, columns: int, num_sms: int) -> ScanConfig:
     """All blocks reside at once, each with all tokens of its columns: the fewer there are, the more warps each has, and
     so runs in flight. Along time runs are of 128 bytes of each line: with 64 a backward in fp32 took 249.7 us, with 128
     195.9; a backward in 16 bits has no registers for that. 16 bits are converted ahead of a backward's turn alone: a
@@ -18,8 +17,8 @@ def plan(spec: ScanSpec, columns: int) -> ScanConfig:
     if spec.layout == "time":
         narrow = spec.backward and BITS[spec.dtype] == 16
         rows, warps = min(32 if narrow else 1024 // BITS[spec.dtype], 8 * spec.vector), 3 if narrow else 4
-        return ScanConfig(rows, 8 if columns <= SMS * WARP else warps)
-    few = columns <= SMS * WARP * spec.vector
+        return ScanConfig(rows, 8 if columns <= num_sms * WARP else warps)
+    few = columns <= num_sms * WARP * spec.vector
     if spec.vector == 4:
         rows, warps = 8 if spec.backward or spec.dtype == "fp32" else 16, 8
     elif spec.backward and spec.vector == 2 and not few:
@@ -42,12 +41,12 @@ def widest(vector: int, spec: ScanSpec, columns: int) -> int:
     return min(vector, most)
 
 
-def segments_of(spec: ScanSpec, columns: int, tokens: int) -> int:
+def segments_of(spec: ScanSpec, columns: int, tokens: int, num_sms: int) -> int:
     """Segments of the tokens. One, but of few columns and many tokens, whose steps would take longer than reading a and
     b twice: a power of two that divides the tokens."""
     if tokens < SHORTEST or columns * BITS[spec.dtype] > MOST_BITS:
         return 1
     count = 1
-    while count * columns < SMS * WARP and tokens % (2 * count) == 0 and tokens // (2 * count) >= SEGMENT:
+    while count * columns < num_sms * WARP and tokens % (2 * count) == 0 and tokens // (2 * count) >= SEGMENT:
         count *= 2
     return count

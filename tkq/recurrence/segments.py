@@ -39,10 +39,10 @@ class Segments:
         return found.view(-1, C)
 
 
-def segments(spec, *tensors: Tensor | None) -> Segments | None:
+def segments(spec, num_sms: int, *tensors: Tensor | None) -> Segments | None:
     """None where one segment is as fast, or where the tensors' sequences do not follow each other."""
     given = [x for x in tensors if x is not None]
     B, T, C = given[0].shape
-    count = segments_of(spec, B * C, T)
+    count = segments_of(spec, B * C, T, num_sms)
     together = all(x.shape[0] == 1 or x.stride(0) == T * x.stride(1) for x in given)
     return Segments(given[0], count) if count > 1 and together else None

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from dataclasses import dataclass, field
 
-from ..runtime.compile import build
+from ..runtime.compile import build, launches
 from ..runtime.compile.cache import unpacked
 from ..runtime.compile.expectation import REGISTER_FILE, Expectation
 from ..runtime.compile.recipe import Recipe
@@ -300,8 +300,7 @@ def _code(what) -> tuple[bytes, dict]:
         return data, note.get("dynamic_smem", {})
     if not hasattr(what, "export_to_c"):
         raise TypeError(f"report: got {type(what).__name__}, expected a Recipe, a path or what cute.compile returned")
-    data, host_code = build.exported(what, "tkq_report")
-    return data, build.dynamic_smem(host_code)
+    return build.exported(what, "tkq_report"), launches.dynamic_smem(what)
 
 
 def _kernel(name, facts, dynamic, lines):

@@ -5,11 +5,28 @@ from tests.cpu.bench.test_bench_harness import FakeGpu, named, small_inputs
 from tkq.testing.timing import Effort
 
 
+def compared(errors, *bounds):
+    question = harness.Question("gemm", "gemm", "8^3", "TFLOP/s", 1e9, bounds[0], instead=bounds[-1])
+    return harness.compare(question, named(*errors), small_inputs, Effort(rounds=7),
+                           error=lambda name, *_: errors[name], gpu=FakeGpu(lambda *_: 1.0))
+
+
 def test_a_baseline_with_another_result_does_not_count():
-    errors = {"tkq": 0.5, "peer": 0.01, "wrong": 0.3, "nan": float("nan"), "copy": None}
-    c = harness.compare(harness.Question("gemm", "gemm", "8^3", "TFLOP/s", 1e9, Bound(("peer", "wrong"), 1.0)),
-                        named(*errors), small_inputs, Effort(rounds=7), error=lambda name, *_: errors[name],
-                        gpu=FakeGpu(lambda *_: 1.0))
+    errors = {"tkq": 0.1, "peer": 0.01, "wrong": 0.3, "nan": float("nan"), "copy": None}
+    c = compared(errors, Bound(("peer", "wrong"), 1.0))
     assert {t.name for t in c.comparison.timings if t.ok} == {"tkq", "peer", "copy"}
     assert c.comparison["wrong"].mode == "failed" and "wrong: error 0.3" in c.comparison["wrong"].note
 
+
+def test_another_result_of_ours_has_no_time_either():
+    c = compared({"tkq": 0.3, "peer": 0.01}, Bound(("peer",), 1.0))
+    assert not c.comparison["tkq"].ok and "wrong: error 0.3" in c.comparison["tkq"].note
+    assert c.holds() is False and c.accurate() is False and not c.ratios()
+
+
+def test_a_bound_beside_a_peer_that_was_not_timed():
+    first, instead = Bound(("peer",), 1.5), Bound(("torch",), 3.0)
+    for wrong, in_force in ((0.01, first), (0.3, instead)):
+        assert compared({"tkq": 0.01, "peer": wrong, "torch": 0.01}, first, instead).bound == in_force
+    assert compared({"tkq": 0.01, "torch": 0.01}, first, instead).bound == instead
+    assert compared({"tkq": 0.01, "torch": 0.01}, first, None).bound == first

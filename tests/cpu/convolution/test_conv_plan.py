@@ -17,7 +17,7 @@ def test_runs_are_of_whole_groups_and_cover_all_tokens(layout, gradients):
     for vector, tokens, channels, batch in itertools.product((1, 4, 8), (1, 7, 64, 2048, 1 << 24), (1, 64, 8192),
                                                              (1, 300)):
         spec = ConvSpec("bf16", "bf16", 4, None, True, vector, layout, gradients=gradients)
-        run = run_tokens(spec, batch, tokens, channels)
+        run = run_tokens(spec, batch, tokens, channels, 132)
         step = plan(spec).rows if layout == "channels" else WARP * vector
         runs = -(-tokens // run)
         assert run >= 1 and run % step == 0 and (runs - 1) * run < tokens <= runs * run and runs <= 65535

@@ -6,7 +6,7 @@ import pytest
 
 from tkq.recurrence.catalog import shipped
 from tkq.recurrence.config import WARP, ScanConfig
-from tkq.recurrence.plan import BLOCKS, SMS, plan, widest
+from tkq.recurrence.plan import BLOCKS, plan, widest
 from tkq.recurrence.spec import LAYOUTS, ScanSpec, vectors
 from tkq.testing import sass
 
@@ -15,11 +15,11 @@ needs_nvdisasm = pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is
 
 @pytest.mark.parametrize("dtype, layout", list(itertools.product(("bf16", "fp16", "fp32"), LAYOUTS)))
 def test_every_spec_has_a_plan(dtype, layout):
-    for vector, gradients, columns in itertools.product(vectors(dtype), (None, "both"), (1, 100, SMS * WARP, 1 << 20)):
+    for vector, gradients, columns in itertools.product(vectors(dtype), (None, "both"), (1, 100, 132 * WARP, 1 << 20)):
         spec = ScanSpec(dtype, vector, layout, gradients=gradients)
         taken = vector if layout == "time" else widest(vector, spec, columns)
         assert taken <= vector and vector % taken == 0
-        config = plan(dataclasses.replace(spec, vector=taken), columns)
+        config = plan(dataclasses.replace(spec, vector=taken), columns, 132)
         assert config.rows % (taken if layout == "time" else 1) == 0
         if layout == "channels" and taken > 1:
             assert columns >= BLOCKS * WARP * taken

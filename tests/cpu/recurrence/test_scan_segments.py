@@ -31,7 +31,8 @@ def run(spec, read, others, states, falling, product=None):
 def test_they_are_one_scan(monkeypatch, time, reverse, has_state):
     torch.manual_seed(0)
     monkeypatch.setattr(launch, "_run", run)
-    monkeypatch.setattr(segments, "segments_of", lambda spec, columns, tokens: 4)
+    monkeypatch.setattr(segments, "segments_of", lambda spec, columns, tokens, num_sms: 4)
+    monkeypatch.setattr(launch.arch, "num_sms", lambda device: 132)
     lying = (lambda: torch.randn(2, 3, 20).mT) if time else lambda: torch.randn(2, 20, 3)
     a, b, dh = (lying() for _ in range(3))
     state, dfinal = (torch.randn(2, 3) if has_state else None for _ in range(2))
@@ -50,7 +51,7 @@ def test_how_many():
     """They divide the tokens; only of few columns and many tokens."""
     for tokens in (SHORTEST, 10000, 12288, 65536, 65537):
         for columns in (1, 64, 300, 512):
-            n = segments_of(ScanSpec("fp32"), columns, tokens)
+            n = segments_of(ScanSpec("fp32"), columns, tokens, 132)
             assert tokens % n == 0 and tokens // n >= SEGMENT
-    assert segments_of(ScanSpec("fp32"), 64, 65536) == 128 and segments_of(ScanSpec("bf16"), 2048, 65536) == 1
-    assert segments_of(ScanSpec("fp32"), 64, SHORTEST - 8) == 1 == segments_of(ScanSpec("fp32"), 64, 65537)
+    assert segments_of(ScanSpec("fp32"), 64, 65536, 132) == 128 and segments_of(ScanSpec("bf16"), 2048, 65536, 132) == 1
+    assert segments_of(ScanSpec("fp32"), 64, SHORTEST - 8, 132) == 1 == segments_of(ScanSpec("fp32"), 64, 65537, 132)

@@ -70,6 +70,16 @@ def asked_anew(monkeypatch, tmp_path):
     bundle.current.cache_clear()
 
 
+def test_what_was_compiled_for_it_serves_without_it(monkeypatch):
+    """The cache's object file is linked, and not compiled again."""
+    symbol, *_ = bundling.compiled(RECIPES[0])
+    monkeypatch.setattr(build, "compile_recipe", lambda *a, **b: pytest.fail("it was compiled again"))
+    assert build.ensure(RECIPES[0]) and not build.ensure(RECIPES[0])
+    note = build.entry_of(RECIPES[0]).note
+    assert (note["kind"], note["symbol"]) == ("static", symbol) and "dynamic_smem" in note
+    build.function(RECIPES[0])
+
+
 def test_no_source_is_parsed_for_it(made, monkeypatch):
     """Its note has the digests: a machine with the same files may have no cache to remember them in."""
     monkeypatch.setenv("TKQ_BUNDLE", str(made))

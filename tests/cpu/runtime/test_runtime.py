@@ -15,7 +15,7 @@ import torch
 from tests.helpers.process.kernels_for_tests import Scale
 from tkq.runtime import Recipe, cache, configure, ensure, function
 from tkq.runtime import compile_recipe as compile_afresh
-from tkq.runtime.compile import build, keys, link, sources
+from tkq.runtime.compile import build, keys, launches, link, sources
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[3]
 KERNELS = "tests.helpers.process.kernels_for_tests"
@@ -291,7 +291,7 @@ def test_a_linked_kernel_leaves_open_only_what_is_there_when_it_is_loaded(tmp_pa
 def test_what_a_kernel_needs_that_the_shim_lacks_comes_from_the_shared_runtime():
     if link.runtime_kind() != "static" or link.compiler() is None:
         pytest.skip("no C compiler or no static runtime")
-    data = (build.exported(compile_afresh(Recipe(f"{KERNELS}:build_scale", (Scale(),))), "tkq_x"))[0]
+    data = build.exported(compile_afresh(Recipe(f"{KERNELS}:build_scale", (Scale(),))), "tkq_x")
     assert link.link(data)[1] == "static"
     assert link.link(data + b"\0CuteDSLRT_TVMFFISetRaisedCudaLaunchError\0")[1] == "shared"
     assert link.link(b"not an object file") is None
@@ -300,11 +300,21 @@ def test_what_a_kernel_needs_that_the_shim_lacks_comes_from_the_shared_runtime()
 def test_the_shared_memory_of_launches_is_read_from_the_host_code():
     note = build.entry_of(Recipe(f"{KERNELS}:build_gpu_scale", (Scale(),))).note
     assert list(note["dynamic_smem"].values()) == [0]
-    host = ("define i32 @f() {\n  %9 = getelementptr inbounds i8, ptr %2, i64 24\n  store i64 %n, ptr %9, align 8\n"
-            "  %3 = load ptr, ptr @kernels_k0, align 8\n"
-            "  %4 = call i32 @_cudaLaunchKernelEx(ptr nonnull %2, ptr %3, ptr %1)\n}\n")
-    assert build.dynamic_smem(host) == {"k0": None}  # a call decides
-    assert build.dynamic_smem(host.replace("%n", "4096")) == {"k0": 4096}
+    config = "!llvm.ptr, !llvm.struct<(array<3 x i32>, array<3 x i32>, i64, ptr, ptr, i32)>"
+    host = f"""llvm.func @f(%arg0: i64) {{
+      %1 = llvm.mlir.constant(4096 : i32) : i32
+      %2 = llvm.zext %1 : i32 to i64
+      %3 = llvm.getelementptr %9[0, 2] : (!llvm.ptr) -> {config}
+      llvm.store %2, %3 : i64, !llvm.ptr
+      %4 = llvm.getelementptr %8[0, 0] : (!llvm.ptr) -> !llvm.ptr, !llvm.array<1 x ptr>
+      llvm.store %9, %4 : !llvm.ptr, !llvm.ptr
+      %5 = llvm.load %4 : !llvm.ptr -> !llvm.ptr
+      %6 = llvm.mlir.addressof @kernels_k0 : !llvm.ptr
+      %7 = llvm.load %6 : !llvm.ptr -> !llvm.ptr
+      %10 = llvm.call @_cudaLaunchKernelEx(%5, %7, %11) : (!llvm.ptr, !llvm.ptr, !llvm.ptr) -> i32
+    }}"""
+    assert launches.of_function(host) == {"k0": 4096}
+    assert launches.of_function(host.replace("store %2,", "store %arg0,")) == {"k0": None}  # a call decides
 
 
 def test_builders_that_fail_say_so(recipe):

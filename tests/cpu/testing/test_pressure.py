@@ -59,7 +59,7 @@ def test_machine_code_has_it_where_it_was_asked_for_and_only_there():
     def code(**given):
         pressure(**given)
         compiled = build.compile_recipe(FEW_ROWS)
-        cubin, = elf.cubins(build.exported(compiled, "tkq_pressed")[0])
+        cubin, = elf.cubins(build.exported(compiled, "tkq_pressed"))
         return cubin, sass.report(compiled)[0]
 
     plain, report = code()

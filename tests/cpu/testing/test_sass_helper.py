@@ -57,7 +57,7 @@ def test_the_same_report_from_a_recipe_a_file_and_a_compiled_function():
 
 @needs_nvdisasm
 def test_a_bare_object_file_tells_all_but_the_launch(tmp_path):
-    data, _ = build.exported(compile_afresh(SCALE), "tkq_x")
+    data = build.exported(compile_afresh(SCALE), "tkq_x")
     (tmp_path / "x.o").write_bytes(data)
     (tmp_path / "x.cubin").write_bytes(elf.cubins(data)[0])
     from_object, = sass.report(tmp_path / "x.o")

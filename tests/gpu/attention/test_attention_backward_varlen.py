@@ -67,7 +67,7 @@ def test_hard_data(dim, causal, deterministic):
         problem.judge(f"{change.__name__} {longest}", deterministic)
 
 
-@pytest.mark.parametrize("deterministic", (False, True))
+@pytest.mark.parametrize("deterministic", (False, pytest.param(True, marks=pytest.mark.slow)))
 def test_everything_at_once(deterministic):
     for left, right in ((-1, 5), (100, 3), (0, 200)):
         Problem(MIXED, 8, 2, 192, dim_v=128, spare=77, in_use=True, sinks=torch.float32, dlse=True,
@@ -75,7 +75,8 @@ def test_everything_at_once(deterministic):
 
 
 @pytest.mark.parametrize("dim, causal, deterministic", (
-    (128, False, False), (128, True, False), (128, False, True), (128, True, True), (64, True, False)))
+    (128, False, False), (128, True, False), pytest.param(128, False, True, marks=pytest.mark.slow),
+    (128, True, True), (64, True, False)))
 def test_what_is_not_in_use_is_not_looked_at(dim, causal, deterministic):
     """It is NaN; its own gradient is 0."""
     for longest in (512, 900):
@@ -119,7 +120,7 @@ def test_an_expanded_gradient_of_lse():
     assert torch.equal(a[1], b[1]) and torch.equal(a[2], b[2]) and near(a[0], b[0])
 
 
-@pytest.mark.parametrize("dim", (64, 128, 256))
+@pytest.mark.parametrize("dim", (pytest.param(64, marks=pytest.mark.slow), 128, 256))
 def test_fp16(dim):
     for longest in (512, 900):
         Problem(MIXED, 4, 2, dim, torch.float16, longest=longest, options=Options(causal=True)).judge(f"fp16 {longest}")

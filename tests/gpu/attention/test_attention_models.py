@@ -16,6 +16,11 @@ LAYERS = [(name, left) for name, model in MODELS.items() for left in dict.fromke
 LENGTHS = (*MIXED, (1300, 1300), (800, 1100))
 
 
+def everyday(name, left):
+    """Of models with a window, the layers that have it: those without differ by what other tests have by itself."""
+    return left is not None or MODELS[name].left is None
+
+
 def options_of(name, left):
     """As Options has them, with sinks."""
     model, heads = MODELS[name], HEADS[name][0]
@@ -24,6 +29,7 @@ def options_of(name, left):
 
 
 @pytest.mark.parametrize("name, left", LAYERS)
+@pytest.mark.sampled(when=everyday)
 def test_forward(name, left):
     dim, dim_v = MODELS[name].dims
     for rows, keys in ((1024, 1023), (641, 641), (300, 900), (500, 777), (800, 3)):
@@ -34,6 +40,7 @@ def test_forward(name, left):
 
 
 @pytest.mark.parametrize("name, left", LAYERS)
+@pytest.mark.sampled(when=everyday)
 def test_gradients(name, left):
     dim, dim_v = MODELS[name].dims
     options = options_of(name, left)
@@ -48,7 +55,8 @@ def test_gradients(name, left):
     problem.judge(f"packed {options}")
 
 
-@pytest.mark.parametrize("options", (dict(causal=True, softcap=20.0), dict(causal=True, sinks=True),
+@pytest.mark.parametrize("options", (dict(causal=True, softcap=20.0),
+                                     pytest.param(dict(causal=True, sinks=True), marks=pytest.mark.slow),
                                      dict(left=600, right=0, sinks=True)), ids=str)
 def test_head_dim_96(options):
     """As of Phi-3's widths, with what other models have."""

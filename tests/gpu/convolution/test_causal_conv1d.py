@@ -61,7 +61,7 @@ def test_numbers_of_sequences():
 def test_odd_channels_and_strides():
     check(*make(2, 37, 7))
     x, *others = make(2, 100, 264)
-    wide = torch.randn(2, 100, 800, device="cuda").bfloat16()
+    wide = torch.full((2, 100, 800), math.nan, device="cuda", dtype=torch.bfloat16)
     wide[..., 8:272] = x.detach()
     y, _, found = check(wide[..., 8:272].requires_grad_(), *others)
     again = tkq.causal_conv1d(x, *others[:2], "silu")
@@ -151,7 +151,7 @@ def test_normed_heads_of_packed_sequences_with_states():
     cu = torch.tensor(CUTS["ragged"], device="cuda", dtype=torch.int32)
     x, weight, bias, state = make(1, 200, 264, states=len(cu) - 1)
     check(x, weight, bias, state, cu=cu, dfinal=True, heads=(2, 128))
-    wide = torch.zeros(1, 264, 208, device="cuda", dtype=torch.bfloat16)  # a copy of what lies otherwise
+    wide = torch.full((1, 264, 208), math.nan, device="cuda", dtype=torch.bfloat16)  # a copy of what lies otherwise
     wide[..., :200] = x.detach().mT
     with torch.no_grad():
         wanted, found = (tkq.causal_conv1d(t, weight, bias, "silu", norm_heads=2) for t in (x, wide[..., :200].mT))

@@ -3,11 +3,12 @@ import importlib.util
 import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
+from tests.helpers.process import fresh
+
+IMPORTS = "torch, pytest, cutlass.cute"  # as test_naps.py has it: the process from which programs are forked is one
 ROOT = pathlib.Path(__file__).parents[3]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 # 300 of the first are test_layers_on_gpu's, with --slow
@@ -18,19 +19,24 @@ def is_llama(path):
     return path.stem.startswith("llama")
 
 
+def is_slow(path):
+    """It trains or generates, with layers that have tests of their own."""
+    return is_llama(path) or path.stem in FEWER
+
+
 def test_there_are_examples():
     assert len(EXAMPLES) >= 4
 
 
-@pytest.mark.parametrize("path", [pytest.param(p, id=p.stem, marks=pytest.mark.slow if is_llama(p) else ())
+@pytest.mark.parametrize("path", [pytest.param(p, id=p.stem, marks=pytest.mark.slow if is_slow(p) else ())
                                   for p in EXAMPLES])
 def test_example(path):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
     llama = is_llama(path)
     if llama and importlib.util.find_spec("transformers") is None:
         pytest.skip("transformers is not installed")
-    command = [sys.executable, str(path), *(["--small"] if llama else FEWER.get(path.stem, []))]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150)
+    words = ["--small"] if llama else FEWER.get(path.stem, [])
+    done = fresh.run(path, *words, imports=IMPORTS, env=env, timeout=240)
     report = f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     assert done.returncode == 0, report
     times = [float(n) for n in re.findall(r"([\d.]+) (?:ms|us)\b", done.stdout)]

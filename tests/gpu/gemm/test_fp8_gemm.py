@@ -56,7 +56,7 @@ def test_every_tile(config):
     check_exact("row", (700, 1048, 1168), config, blocks=6)
 
 
-@pytest.mark.parametrize("activation", ("relu", "gelu"))
+@pytest.mark.parametrize("activation", ("relu", pytest.param("gelu", marks=pytest.mark.slow)))
 def test_an_activation_under_the_next_tile(activation):
     """Beside the same in a tile's own time: relu's results are the same numbers, gelu's are of a rounded product."""
     spec = replace(spec_of("row"), bias="bf16", activation=activation)
@@ -74,7 +74,8 @@ def test_an_activation_under_the_next_tile(activation):
 
 @pytest.mark.parametrize("config", PROMOTED + SMALL, ids=lambda x: x.name)
 @pytest.mark.parametrize("kind", ("row", "1x128_128x128", "1x128_1x128"))
-@pytest.mark.sampled(when=lambda config, kind: kind != "1x128_128x128" or config is PROMOTED[0])
+@pytest.mark.sampled(when=lambda config, kind: config is PROMOTED[0] or kind == (
+    "row", "1x128_1x128")[(PROMOTED + SMALL).index(config) % 2])
 def test_every_promoted_tile(config, kind):
     for size in ((1, 16, 16), (129, 136, 272), (257, 528, 1040)):
         check_exact(kind, size, config, promote=True)
@@ -91,7 +92,8 @@ def test_tiles_for_blocks(config):
         check_exact("1x128_128x128", (300, 528, 1168), config, promote=True, out=out)
 
 
-@pytest.mark.parametrize("config", BLOCKS + PROMOTED[:2], ids=lambda x: x.name)
+@pytest.mark.parametrize("config", (*BLOCKS, PROMOTED[0], pytest.param(PROMOTED[1], marks=pytest.mark.slow)),
+                         ids=lambda x: x.name)
 def test_rows_of_large_promoted_tiles_that_tma_cannot_store(config):
     for size in ((257, 2049, 1040), (129, 3, 272)):
         check_exact("1x128_128x128", size, config, promote=True)

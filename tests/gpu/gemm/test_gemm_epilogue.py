@@ -76,6 +76,7 @@ def test_linear_forms_are_exact(name):
 
 @pytest.mark.parametrize("out_dtype", (torch.float16, torch.float32))
 @pytest.mark.parametrize("bias_dtype", (torch.float16, torch.float32))
+@pytest.mark.sampled(when=lambda out_dtype, bias_dtype: out_dtype != bias_dtype)
 def test_other_types(out_dtype, bias_dtype):
     for m, n, k in (*SHAPES[:2], *ODD):
         a, b = operands(m, n, k)
@@ -128,7 +129,7 @@ def test_activations_as_planned(activation):
         check_activation(a / 8, b / 4, None, activation, torch.float32)
 
 
-@pytest.mark.parametrize("activation", ("gelu", "swiglu", "geglu_interleaved"))
+@pytest.mark.parametrize("activation", (pytest.param("gelu", marks=pytest.mark.slow), "swiglu", "geglu_interleaved"))
 def test_by_elements(activation):
     """b by rows and every other column, halves of 12 columns, odd addresses."""
     for n in (24, 1040, 258):
@@ -145,7 +146,8 @@ def test_c_and_an_activation():
 
 
 @pytest.mark.parametrize("activation, defer_activation",
-                         (("silu", True), ("gelu", True), ("gelu_tanh", True), ("gelu", False)))
+                         (("silu", True), ("gelu", True), ("gelu_tanh", True),
+                          pytest.param("gelu", False, marks=pytest.mark.slow)))
 def test_hard_values(activation, defer_activation):
     """Large ones, infinities and NaN come out as from PyTorch; gelu of -inf is its limit."""
     x = torch.linspace(-40, 40, 256).tolist()

@@ -68,6 +68,7 @@ def test_widths(monkeypatch):
     check(monkeypatch, *with_beta(make(1, 130, 1, 2, 96, 256, "token"), BF16), of_state=False)
 
 
+@pytest.mark.slow  # of packed sequences it is everyday's, test_packed.py
 def test_fp16(monkeypatch):
     check(monkeypatch, *with_state(with_beta(make(1, 130, 1, 2, 64, 64, "token", torch.float16))))
 

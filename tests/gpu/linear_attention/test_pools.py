@@ -45,7 +45,8 @@ def after(pool, indices, states):
 @EVERY
 @pytest.mark.parametrize("dtype", [torch.float32, BF16])
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.sampled(when=lambda op, dtype, packed: op in OPS or (packed and dtype == torch.float32))
+@pytest.mark.sampled(when=lambda op, dtype, packed: (op in OPS and (packed or op == OPS[0] or dtype != BF16)) or (
+    packed and dtype == torch.float32))
 def test_states_are_read_and_written_there(op, dtype, packed):
     """Also where the call is a replay of one before: each goes on where the last one ended."""
     *tensors, pool = tensors_of(op)
@@ -101,7 +102,7 @@ def test_a_pool_in_a_compiled_program(op):
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", [OPS[0], pytest.param(OPS[1], marks=pytest.mark.slow)])
 def test_a_pool_of_more_than_32_bits_of_elements(op):
     """Its first and last rows, and none between."""
     *tensors, states = tensors_of(op, K=128, V=128)
@@ -135,7 +136,8 @@ def guarded_call(op, where):
 @ENDS
 @EVERY
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.sampled(when=lambda op, where, dtype: op in OPS or (where == "end" and dtype == torch.int32))
+@pytest.mark.sampled(when=lambda op, where, dtype: op in OPS[:1 if dtype == torch.int64 else 2] or (
+    where == "end" and dtype == torch.int32))
 def test_cu_seqlens(op, where, dtype):
     """As those that they mean, bit by bit, with gradients; more sequences than a warp looks at together."""
     tensors, states = guarded_call(op, where)
@@ -161,7 +163,7 @@ def test_cu_seqlens(op, where, dtype):
 
 @ENDS
 @EVERY
-@pytest.mark.sampled(when=lambda op, where: op in OPS or where == "end")
+@pytest.mark.sampled(when=lambda op, where: op in OPS or (where == "end" and op != "linear_attn of columns"))
 def test_state_indices(op, where):
     tensors, states = guarded_call(op, where)
     cu = torch.tensor((0, 5, 5, 70, 200, 200, 280, 300), device="cuda", dtype=torch.int32)

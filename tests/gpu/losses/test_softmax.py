@@ -80,6 +80,7 @@ def test_types(log, x):
 
 @pytest.mark.parametrize("N", [1, 2, 3, 7, 8, 9, 31, 64, 65, 127, 128, 130, 257, 1000, 1023, 2048, 3072, 3073, 4096,
                                4100, 6144, 8192, 8200, 10001, 16384])
+@pytest.mark.sampled(when=lambda N: N in (1, 3, 7, 64, 128, 1000, 1023, 3073, 4100, 8192, 16384))
 def test_short_rows(N):
     for M in (1, 3, 129):
         check(make((M, N), "bf16", 3.0), what=f"M {M}")
@@ -93,7 +94,8 @@ def test_long_rows(x, N, log):
     check(make((11, N), x, 3.0), log)
 
 
-@pytest.mark.parametrize("N", [1024, 16384, 131072, 262144])
+@pytest.mark.parametrize("N", [1024, pytest.param(16384, marks=pytest.mark.slow), 131072,
+                               pytest.param(262144, marks=pytest.mark.slow)])
 def test_the_variants_that_tuning_may_choose(N):
     """A sample of the configs beside the planned one; M a multiple of none."""
     from tkq import runtime

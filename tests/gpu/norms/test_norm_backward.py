@@ -316,7 +316,7 @@ def test_kernels_that_start_under_the_end_of_each_other_wait_for_it():
     assert all(torch.equal(a, b) for other in ends[1:] for a, b in zip(ends[0], other))
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (i % 2)) for i, n in enumerate(FEW)])
 def test_other_plans(name):
     """What tuning may choose instead of the plan."""
     s, found = _other_plans(4096, FEW)

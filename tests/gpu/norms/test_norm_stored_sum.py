@@ -32,6 +32,7 @@ def check_statistics(found, h, what=""):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("N", [64, 1000, 4098, 4096, 16384, 65536, 131072, 262144])
+@pytest.mark.sampled(when=lambda kind, N: N == 1000 or (kind == "rmsnorm") == (N in (4096, 65536, 262144)))
 def test_the_statistics(kind, N):
     """Those that a backward pass is to have are of what it reads: of x, or of the sum as it is stored."""
     for how in (None, *HARD):
@@ -70,6 +71,7 @@ def test_several_rows_that_wait_for_their_cluster_together():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("x, N", [("bf16", 64), ("bf16", 1024), ("fp16", 4096), ("bf16", 8192), ("bf16", 16384),
                                   ("bf16", 65536), ("bf16", 262144)])
+@pytest.mark.sampled(when=lambda kind, N: N in (1024, 4096) or (kind == "rmsnorm") == (N in (64, 16384, 262144)))
 def test_gradients_with_a_sum_in_16_bits(backward, kind, x, N):
     """By each plan, of rows that are rounded by as much as they vary: the gradient at the sum as it is stored."""
     for how in (None, *HARD):

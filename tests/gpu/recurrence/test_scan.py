@@ -138,14 +138,37 @@ def test_constant_factors(factor):
             assert torch.equal(tkq.scan(torch.zeros_like(b), b), b)
 
 
-def test_growth_that_nothing_feeds():
-    """A product of factors beyond fp32, of a state that is 0: no state of any token is."""
-    a, b, _ = make(1, 200, 264, "fp32", state=None)
-    with torch.no_grad():
-        a.fill_(1e30), b.zero_()
-        b[:, -1] = 3
-        h = tkq.scan(a, b)
-    assert torch.equal(h, b)
+@pytest.mark.parametrize("T, C", [(200, 264), (8192, 12)])
+def test_growth_that_nothing_feeds(T, C):
+    """A product of factors beyond fp32, of a state that is 0: no state of any token is, behind segments neither. And
+    of gradients that are 0."""
+    a, b = torch.full((1, T, C), 1e30, device="cuda").requires_grad_(), torch.zeros(1, T, C, device="cuda")
+    b[:, -1] = 3
+    state = torch.zeros(1, C, device="cuda", requires_grad=True)
+    h, final = tkq.scan(a, b.requires_grad_(), state, False, True)
+    assert torch.equal(h, b) and torch.equal(final, b[:, -1])
+    dh = torch.zeros_like(h)
+    dh[:, 0] = 3
+    da, db, dstate = torch.autograd.grad((h, final), (a, b, state), (dh, torch.zeros_like(final)))
+    assert torch.equal(db, dh) and not da.any() and torch.equal(dstate, 3 * a[:, 0])
+
+
+def test_growth_through_segments():
+    """By 1e9, of what the first token brings, and back from the last."""
+    T, C = 8192, 12
+    a, b, state = torch.full((2, T, C), 1.0025, device="cuda"), torch.zeros(2, T, C, device="cuda"), torch.zeros(
+        2, C, device="cuda")
+    b[:, 0] = 1
+    given = [x.requires_grad_() for x in (a, b, state)]
+    h, final = tkq.scan(*given, False, True)
+    dh = torch.zeros_like(h)
+    dh[:, -1] = 1
+    da, db, dstate = torch.autograd.grad((h, final), given, (dh, torch.zeros_like(final)))
+    powers = a[0, 0, 0].detach().double() ** torch.arange(T + 1, device="cuda")
+    near = lambda found, want: torch.testing.assert_close(found.double(), want.expand_as(found), rtol=1e-3, atol=0.0)
+    near(h, powers[:-1, None]), near(final, powers[T - 1]), near(db, powers[:-1].flip(0)[:, None])
+    near(da[:, 1:], powers[T - 2]), near(dstate, powers[T])
+    assert not da[:, 0].any()
 
 
 def test_nan_and_infinities_stay_in_their_channel_and_behind():

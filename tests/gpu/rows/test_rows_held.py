@@ -55,6 +55,7 @@ def test_two_exchanges_and_a_number(size):
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.sampled(when=lambda size: size in SIZES[::2])
 def test_a_pair_in_one_exchange_and_rows_that_are_stored(size):
     for M in ROWS:
         x = randn(M, size[0])
@@ -68,6 +69,7 @@ def test_a_pair_in_one_exchange_and_rows_that_are_stored(size):
 
 
 @pytest.mark.parametrize("size", SIZES[1:], ids=str)
+@pytest.mark.sampled(when=lambda size: size in SIZES[1::2] or size[1] > 2)
 def test_three_exchanges_and_a_vector(size):
     for M in ROWS:
         x = randn(M, size[0])

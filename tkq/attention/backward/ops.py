@@ -7,6 +7,7 @@ from torch import Tensor
 from tkq.attention.arguments import PLAIN, Options, check_operands, check_options, refuse_out_of_range
 from tkq.attention.backward.plan import plan, recipe
 from tkq.attention.backward.spec import BackwardSpec, width
+from tkq.attention.common.layout import takes
 from tkq.attention.common.operands import BackwardOperands, Gradients
 from tkq.attention.forward.plan import length_class
 from tkq.reference import attention_backward as reference_attention
@@ -87,12 +88,6 @@ def check_gradient_of(op, tensors, sinks, options, rank):
             check.dtype(name, x, ("fp32",))
             check.shape(name, x, (*batch, heads, rows))
     check.same_device(q=q, o=o, do=do, lse=lse, dlse=dlse)
-
-
-def takes(x: Tensor) -> bool:
-    """Do the strides and the address of x suit TMA: last dimension contiguous, the rest multiples of 16 bytes?"""
-    return x.stride(-1) == 1 and x.data_ptr() % 16 == 0 and not any(
-        x.stride(i) % 8 and x.shape[i] > 1 for i in range(x.dim() - 1))
 
 
 def _check_layout(name, x):

@@ -14,8 +14,9 @@ from tkq.attention.arguments import (
     check_sequences,
     refuse_out_of_range,
 )
-from tkq.attention.backward.ops import as_tensors, check_gradient_of, launcher_of, like, only, takes
+from tkq.attention.backward.ops import as_tensors, check_gradient_of, launcher_of, like, only
 from tkq.attention.backward.plan import packed_class
+from tkq.attention.common.layout import takes
 from tkq.attention.common.operands import BackwardOperands, Gradients
 from tkq.reference import attention_backward as reference_attention
 from tkq.runtime.call import check, ops

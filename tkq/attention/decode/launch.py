@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tkq.attention.common.layout import readable
 from tkq.attention.decode import words
 from tkq.attention.decode.check import Call, Options
 from tkq.attention.decode.config import DecodeConfig
@@ -119,7 +120,7 @@ def merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple:
     o, lse = o_a.new_empty(o_a.shape), lse_a.new_empty(lse_a.shape)
     if o.numel():
         a, b, of_a, of_b, made, total = (x if o.dim() == 4 else x[None] for x in (o_a, o_b, lse_a, lse_b, o, lse))
-        launcher(o, MergeSpec(dtypes.name_of(o.dtype)))(whole_vectors(a), (whole_vectors(b), of_a, of_b, made, total))
+        launcher(o, MergeSpec(dtypes.name_of(o.dtype)))(readable(a), (readable(b), of_a, of_b, made, total))
     return o, lse
 
 
@@ -130,17 +131,10 @@ def append(call) -> Tensor | None:
     name = lambda x: None if x is None else dtypes.name_of(x.dtype)
     if k.shape[0]:
         spec = AppendSpec(name(k), name(slots), name(cos), interleaved, name(positions), q is not None)
-        k, v, q = (x if x is None else whole_vectors(x) for x in (k, v, q))
+        k, v, q = (x if x is None else readable(x) for x in (k, v, q))
         launcher(k, spec)(k, (v, k_cache, v_cache, _dense(slots), q, turned, _dense(cos), _dense(sin),
                               _dense(positions)))
     return turned
-
-
-def whole_vectors(x: Tensor) -> Tensor:
-    """x, or a copy, where its rows do not begin at multiples of 16 bytes."""
-    fine = x.stride(-1) == 1 and x.data_ptr() % 16 == 0 and all(
-        x.stride(i) % 8 == 0 or x.shape[i] == 1 for i in range(x.dim() - 1))
-    return x if fine else x.clone(memory_format=torch.contiguous_format)
 
 
 def _dense(x):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tkq.attention.common.layout import readable
 from tkq.attention.common.operands import Operands
 from tkq.attention.flex.lists import Blocks
 from tkq.attention.flex.operands import BlockLists, Captured, FlexScalars
@@ -83,13 +84,6 @@ def result_like(q: Tensor, index: int, columns: int | None = None) -> Tensor:
     if q.stride(1) < q.stride(2):
         return alloc.empty(index, (B, H, S, D), (S * H * D, D, H * D, 1), q.dtype)
     return alloc.empty(index, (B, H, S, D), (H * S * D, S * D, D, 1), q.dtype)
-
-
-def readable(x: Tensor) -> Tensor:
-    """x, or a copy where TMA cannot take its strides or its address."""
-    good = x.stride(3) == 1 and x.data_ptr() % 16 == 0 and not any(
-        x.stride(d) % 8 and x.shape[d] > 1 for d in range(3))
-    return x if good else x.clone(memory_format=torch.contiguous_format)
 
 
 def _launcher(device, spec, config):

@@ -8,15 +8,15 @@ import importlib
 import inspect
 import os
 import pathlib
-import re
 import threading
 import time
 
 from ..system import forks, scratch
-from . import digests, keys, link, pressure
+from . import digests, keys, launches, link, pressure
 from .cache import Cache, Entry, default_folder, private_folder, say_once, say_that_it_cannot_be_written
 from .recipe import Recipe
 
+OBJECT = ".obj"  # the suffix of entries that `bundling` makes: object files, to be linked
 _functions: dict = {}  # Recipe -> its function: one for each kernel that this process has used
 _one_at_a_time = forks.Renewed(threading.RLock)  # the DSL compiles for one thread at a time; also guards _functions
 # A process forked while another thread is in the DSL would wait for ever for locks of that thread's. The longest kernel
@@ -149,7 +149,7 @@ def _ensured(recipe, arch) -> tuple[Entry, bool]:
         entry = _found(store, name)  # another may have been faster
         if entry is not None:
             return entry, False
-        data, note = _built(recipe, name, arch)
+        data, note = _built(recipe, store, name, arch)
         return store.put(name + (".o" if note["kind"] == "object" else ".so"), data, note), True
 
 
@@ -196,14 +196,19 @@ def places() -> list:
     return []
 
 
-def _built(recipe, name, arch) -> tuple[bytes, dict]:
-    """(the object, a note about it).
+def _built(recipe, store, name, arch) -> tuple[bytes, dict]:
+    """(the object, a note about it). An object file that was compiled for a bundle is linked, and not compiled again.
 
     note: kind "static" or "shared" (a shared object, see link.prepare) or "object" (an object file, which only the DSL
     can load), symbol, builder, args, arch, seconds, dynamic_smem {kernel: bytes, or None where a call decides}."""
     began = time.perf_counter()
     symbol = "tkq_" + name.rpartition("-")[2]
-    data, host_code = exported(compile_recipe(recipe, arch=arch, runs=False), symbol)
+    held = store.find(name + OBJECT)
+    if held is not None and "dynamic_smem" in held.note:
+        data, memory = held.object(), held.note["dynamic_smem"]
+    else:
+        compiled = compile_recipe(recipe, arch=arch, runs=False)
+        data, memory = exported(compiled, symbol), launches.dynamic_smem(compiled)
     linked = link.link(data, *places())
     data, kind = linked or (data, "object")
     return data, {
@@ -213,24 +218,20 @@ def _built(recipe, name, arch) -> tuple[bytes, dict]:
         "args": repr(recipe.args),
         "arch": arch,
         "seconds": round(time.perf_counter() - began, 3),
-        "dynamic_smem": dynamic_smem(host_code),
+        "dynamic_smem": memory,
     }
 
 
-def exported(compiled, symbol):
-    """The object file's bytes, and the host side as LLVM code, in which the launches can be read."""
+def exported(compiled, symbol) -> bytes:
+    """The object file."""
 
     def written(folder):
-        out = []
-        for suffix in (".o", ".ll"):
-            path = os.path.join(folder, "kernel" + suffix)
-            with _in_the_dsl:
-                compiled.export_to_c(path, function_name=symbol)
-            out.append(pathlib.Path(path).read_bytes())
-        return out
+        path = os.path.join(folder, "kernel.o")
+        with _in_the_dsl:
+            compiled.export_to_c(path, function_name=symbol)
+        return pathlib.Path(path).read_bytes()
 
-    data, host_code = scratch.worked(written, *places())
-    return data, host_code.decode(errors="replace")
+    return scratch.worked(written, *places())
 
 
 def _made(recipe):
@@ -262,23 +263,6 @@ def _takes_stream(kernel, args) -> bool:
     called = kernel if inspect.isfunction(kernel) else type(kernel).__call__.__get__(kernel)
     required = [p for p in inspect.signature(called).parameters.values() if p.default is p.empty]
     return len(required) > len(args)
-
-
-_LAUNCH = re.compile(r"@_cudaLaunchKernelEx\(ptr (?:nonnull )?(%[\w.]+), ptr (?:nonnull )?(%[\w.]+),")
-
-
-def dynamic_smem(host_code: str) -> dict:
-    """Of each launch in the host side's LLVM code, the dynamic shared memory: cudaLaunchConfig_t has it at byte 24."""
-    found = {}
-    for body in re.findall(r"^define .*?^}", host_code, re.S | re.M):
-        for config, kernel in _LAUNCH.findall(body):
-            name = re.search(re.escape(kernel) + r" = load ptr, ptr @kernels_(\S+?),", body)
-            at_24 = r"(%[\w.]+) = getelementptr inbounds(?: nuw)? i8, ptr " + re.escape(config) + r", i64 24\n"
-            field = re.search(at_24, body)
-            stored = field and re.search(r"store i64 (\d+), ptr " + re.escape(field.group(1)) + ",", body)
-            if name:
-                found[name.group(1).strip('"')] = int(stored.group(1)) if stored else None
-    return found
 
 
 def _loaded(entry):

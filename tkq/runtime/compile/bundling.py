@@ -9,7 +9,7 @@ import tempfile
 
 from ...version import __version__
 from ..system import scratch
-from . import build, digests, keys, link
+from . import build, digests, keys, launches, link
 from .bundle import NAME, NATIVE, digest, native_sources
 from .cache import packed
 
@@ -57,13 +57,16 @@ def compiled(recipe) -> tuple[str, bytes, bool]:
     """(symbol, the object file's bytes, whether it was compiled now): in the disk cache, beside what it links."""
     store, name = build._named(recipe)
     symbol = "tkq_" + name.rpartition("-")[2]
-    found = store.find(name + ".obj")
+    found = store.find(name + build.OBJECT)
     if found is None:
         with build.writable(name) as store:
-            found = store.find(name + ".obj")  # another process may have been faster
+            found = store.find(name + build.OBJECT)  # another process may have been faster
             if found is None:
-                data, _ = build.exported(build.compile_recipe(recipe, runs=False), symbol)
-                store.put(name + ".obj", data, {"symbol": symbol, "builder": recipe.builder, "args": repr(recipe.args)})
+                made = build.compile_recipe(recipe, runs=False)
+                data = build.exported(made, symbol)
+                store.put(name + build.OBJECT, data, {
+                    "symbol": symbol, "builder": recipe.builder, "args": repr(recipe.args),
+                    "dynamic_smem": launches.dynamic_smem(made)})
                 return symbol, data, True
     return symbol, found.object(), False
 

@@ -1,0 +1,48 @@
+"""The benchmarks of convolutions: what its baselines give and how it is judged."""
+import sys
+
+import pytest
+import torch
+
+from bench.core.results import Bound
+from bench.ops import fft_conv
+from bench.ops.convolution import error_of
+from bench.peers.convolution import PEERS
+
+
+@pytest.fixture
+def given():
+    g = torch.Generator().manual_seed(0)
+    x, weight, bias, dy = (torch.randn(*shape, generator=g).bfloat16() for shape in (
+        (2, 9, 256), (256, 4), (256,), (2, 9, 256)))
+    return x, weight / 2, bias, dy
+
+
+def test_normed_heads_are_apart_and_nothing_is_copied_beside_them(given):
+    judge = error_of("normed")
+    heads, rest = found = PEERS["convolution_normed"]["torch"]()(*given[:3])
+    assert heads.shape == (2, 9, 1, 128) and rest.shape == (2, 9, 128) and rest._is_view()
+    assert judge("torch", given[:3], found) < 0.01 < 0.2 < judge("torch", given[:3], (2 * heads, rest))
+
+
+def test_their_gradients(given):
+    judge = error_of("normed_training")
+    y, dx, *_ = PEERS["convolution_normed_training"]["torch"]()(*given)
+    assert len(y) == 2 and judge("torch", given, (y, dx)) < 0.02 < 0.2 < judge("torch", given, (y, -dx))
+
+
+def test_a_norm_that_is_not_there_is_not_replaced(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fla", None)
+    monkeypatch.setitem(sys.modules, "fla.modules.l2norm", None)
+    monkeypatch.setitem(sys.modules, "causal_conv1d", type(sys)("causal_conv1d"))
+    sys.modules["causal_conv1d"].causal_conv1d_fn = None
+    with pytest.raises(ImportError):
+        PEERS["convolution_normed"]["causal-conv1d"]()
+
+
+def test_long_convolutions_are_bound_beside_the_package_and_else_beside_torch():
+    for job in (*fft_conv.jobs("forward", fft_conv.SHAPES), *fft_conv.jobs("training", fft_conv.SHAPES[:4])):
+        asked, tokens = job.question, int(job.question.shape.rpartition("N")[2])
+        assert asked.instead.against == ("torch",) and asked.instead.at_least >= 3
+        assert asked.bound == (asked.instead if tokens < 32768 else Bound(("FlashFFTConv",), {
+            32768: 1.5, 262144: 2.0, 1048576: 2.5}[tokens]))
