@@ -3,16 +3,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from tkq.convolution.fft.config import FftConfig
+from tkq.convolution.fft.long import launch as long
 from tkq.convolution.fft.plan import SMS, blocks_of, plan, splits_of, tiles_of, transform_rows, whole
 from tkq.convolution.fft.spec import COLUMN_SCALE, SHARED_BLOCKS, FftSpec, row_scale
 from tkq.convolution.fft.tensors import Given, filter_of, launcher, readable, vector_of
 from tkq.runtime import Recipe
 from tkq.runtime.call import dtypes
 
+LONG = 4096  # tokens, above which a filter's gradient takes several passes
 _quarters: dict = {}  # (points, device) -> what `quarter` makes: as many as sizes of transforms, to 4096 numbers each
 
 
@@ -34,6 +37,8 @@ def forward(g: Given, conjugate: bool = False) -> Tensor:
         return g.u.new_empty(B, H, L)
     if not g.causal and not whole(L):
         return _of_twice(g, conjugate)
+    if transform_rows(L, g.causal) is None:
+        return long.forward(g, conjugate)
     u, pre, post = (readable(t) for t in (g.u, g.pre, g.post))
     y = torch.empty(B, H, L, dtype=u.dtype, device=u.device)
     spec = spec_of((u, pre, post, y), g, conjugate)
@@ -101,6 +106,8 @@ def filter_gradient(g: Given, dy: Tensor) -> Tensor:
 
 def _filter_gradient(g, dy):
     """(H, points)"""
+    if g.causal and g.u.shape[2] > LONG:
+        return long.filter_gradient(g, dy)
     u, dy, pre, post = (readable(t) for t in (g.u, dy, g.pre, g.post))
     B, H, L = u.shape
     spec = spec_of((u, dy, pre, post), g)

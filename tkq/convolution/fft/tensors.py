@@ -53,6 +53,12 @@ def readable(x: Tensor | None) -> Tensor | None:
     return x.clone(memory_format=torch.contiguous_format)
 
 
+def aligned(x: Tensor | None) -> Tensor | None:
+    """x, or a copy where not 8 elements at a time can be read: with zeros behind the end, up to a multiple of 8."""
+    x = readable(x)
+    return x if x is None or vector_of(x) == 8 else torch.nn.functional.pad(x, (0, -x.shape[2] % 8)).contiguous()
+
+
 def launcher(x: Tensor, recipe):
     """The function of a kernel, on x's GPU."""
     key = x.get_device(), recipe

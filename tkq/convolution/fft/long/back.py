@@ -51,7 +51,8 @@ class Shared(NamedTuple):
 
 
 class ColumnsBack:
-    """y[n1, n2] = the real part of the sum over k1 of w(R)^(-n1 r) w(N)^(-r n2) x[k1, n2],  r = k1 - 1/4,  times a gate.
+    """y[n1, n2] = the real part of the sum over k1 of w(R)^(-n1 r) w(N)^(-r n2) x[k1, n2],  r = k1 - 1/4,  times a
+    gate.
 
     As `Columns`, in the opposite order: factors, sums of as many numbers as the radix has, products by wgmma.
     """
@@ -68,12 +69,11 @@ class ColumnsBack:
     def fake_arguments(self):
         """Compiled for any sizes and strides, but of neighbouring tokens."""
         spec, B, H, L = self.spec, fake.sym(), fake.sym(), fake.sym(divisibility=self.spec.vector)
-        align = min(16, spec.vector * self.dtype.width // 8)
         notes = lambda batch: None if self.gradient else fake.tensor("int32", (H, batch, fake.sym()), align=4)
 
         def operand():
-            steps = [fake.sym64(divisibility=min(spec.vector, 128 // self.dtype.width)) for _ in range(2)]
-            return fake.tensor(spec.dtype, (B, H, L), (*steps, 1), align=align)
+            steps = [fake.sym64(divisibility=128 // self.dtype.width) for _ in range(2)]
+            return fake.tensor(spec.dtype, (B, H, L), (*steps, 1))
 
         steps = [fake.sym64(divisibility=4096) for _ in range(3)]
         x = fake.tensor("fp16", (H, B, 2, fake.sym(divisibility=4096)), (*steps, 1))
@@ -186,20 +186,15 @@ class ColumnsBack:
                     self.sequences.fetch(by, g.gate, batch, head, token)
                     two = [x * Float32(by[e]) for e, x in enumerate(two)]
                 if const_expr(self.gradient):
-                    for e in cutlass.range_constexpr(2):
-                        if token + e < L:
-                            vectors.run_at(g.y, (batch, head, token + e), 1)[0] = two[e]
+                    if token < L:
+                        held = cute.make_rmem_tensor((2,), Float32)
+                        held[0], held[1] = two
+                        there = vectors.run_at(g.y, (batch, head, token), 2)
+                        cute.autovec_copy(held, cute.make_tensor(there.iterator.align(8), there.layout))
                 else:
                     words.append(cute.recast_tensor(vectors.packed(two, self.dtype), Int32)[0])
             if const_expr(not self.gradient):
                 four, token = _transposed(words, lane), first + PART * part + EACH * lane
-                if const_expr(self.spec.vector > 1):
-                    if token < L:
-                        there = vectors.run_at(g.y, (batch, head, token), EACH).iterator.align(16)
-                        cute.autovec_copy(four, cute.make_tensor(cute.recast_ptr(there, dtype=Int32),
-                                                                 cute.make_layout(4)))
-                else:
-                    halves = cute.recast_tensor(four, self.dtype)
-                    for e in cutlass.range_constexpr(EACH):
-                        if token + e < L:
-                            vectors.run_at(g.y, (batch, head, token + e), 1)[0] = halves[e]
+                if token < L:
+                    there = vectors.run_at(g.y, (batch, head, token), EACH).iterator.align(16)
+                    cute.autovec_copy(four, cute.make_tensor(cute.recast_ptr(there, dtype=Int32), cute.make_layout(4)))

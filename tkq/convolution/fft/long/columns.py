@@ -68,11 +68,10 @@ class Columns:
     def fake_arguments(self):
         """Compiled for any sizes and strides, but of neighbouring tokens."""
         spec, B, H, L = self.spec, fake.sym(), fake.sym(), fake.sym(divisibility=self.spec.vector)
-        align = min(16, spec.vector * self.dtype.width // 8)
 
         def operand():
-            steps = [fake.sym64(divisibility=min(spec.vector, 128 // self.dtype.width)) for _ in range(2)]
-            return fake.tensor(spec.dtype, (B, H, L), (*steps, 1), align=align)
+            steps = [fake.sym64(divisibility=128 // self.dtype.width) for _ in range(2)]
+            return fake.tensor(spec.dtype, (B, H, L), (*steps, 1))
 
         to, largest = fake.tensor("fp16", (H, B, 2, fake.sym(divisibility=4096))), fake.tensor(
             "int32", (H, B, fake.sym()), align=4)
@@ -108,27 +107,22 @@ class Columns:
     def tile(self, g: Given, s: Shared, where, wg):
         """where: (head, batch index, first column)"""
         spec, (head, batch, col0), barrier = self.spec, where, 1 + wg
-        row_points = g.to.shape[3] // spec.rows
         values = cute.make_rmem_tensor((EACH, parts_of(spec.cols), spec.radix), Float32)
-        for a in cutlass.range_constexpr(spec.radix):
-            for i in cutlass.range_constexpr(parts_of(spec.cols)):
-                row, col = place(i, spec.cols)
-                self.load(values[None, i, a], g, (head, batch, (spec.radix * row + a) * row_points + col0 + col))
+        parts = [(i, a) for a in range(spec.radix) for i in range(parts_of(spec.cols))]
         most = Int32(0)
-        for a in cutlass.range_constexpr(spec.radix):
-            for i in cutlass.range_constexpr(parts_of(spec.cols)):
-                for e in cutlass.range_constexpr(EACH):
-                    most = cutlass.max(most, magnitude(values[e, i, a]))
+        for i, a in parts:
+            self.load(values[None, i, a], g, (head, batch, self.token(g, i, a) + col0))
+        for i, a in parts:
+            for e in cutlass.range_constexpr(EACH):
+                most = cutlass.max(most, magnitude(values[e, i, a]))
         most = largest_of_warpgroup(most, s.largest, barrier)  # all have done with the tiles before, too
         if tk.thread_in_warpgroup() < spec.cols // PART:
             g.largest[head, batch, col0 // PART + tk.thread_in_warpgroup()] = most
         down, finite = power_of(127 + IN_TILE - exponent_of(most)), most < INFINITE
         tiles = [s.tiles[spec.radix * wg + a] for a in range(spec.radix)]
-        for a in cutlass.range_constexpr(spec.radix):
-            for i in cutlass.range_constexpr(parts_of(spec.cols)):
-                row, col = place(i, spec.cols)
-                put_eight(tiles[a], [cutlass.select_(finite, values[e, i, a] * down, Float32(0.0))
-                                     for e in range(EACH)], row, col)
+        for i, a in parts:
+            put_eight(tiles[a], [cutlass.select_(finite, values[e, i, a] * down, Float32(0.0)) for e in range(EACH)],
+                      *place(i, spec.cols))
         tk.publish()
         tk.sync(barrier, tk.WARPGROUP)
         found = [tk.pair(spec.cols) for _ in range(spec.radix)]
@@ -138,6 +132,11 @@ class Columns:
         tk.mma_wait()
         for r in cutlass.range_constexpr(2):
             self.store(g, s, found, r, where)
+
+    def token(self, g: Given, i, a):
+        """Of the first column of a thread's i-th part of the tile of every radix-th row, from the a-th on."""
+        row, col = place(i, self.spec.cols)
+        return (self.spec.radix * row + a) * (g.to.shape[3] // self.spec.rows) + col
 
     @cute.jit
     def load(self, values, g: Given, at):

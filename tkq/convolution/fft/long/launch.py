@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from tkq.convolution.fft.long.config import LongConfig
-from tkq.convolution.fft.long.spec import COLS, ROWS, ColumnSpec, RowSpec, Size, size_of
+from tkq.convolution.fft.long.spec import ColumnSpec, RowSpec, Size, size_of
 from tkq.convolution.fft.plan import SMS
-from tkq.convolution.fft.tensors import Given, filter_of, launcher, readable, vector_of
+from tkq.convolution.fft.tensors import Given, aligned, filter_of, launcher
 from tkq.runtime import Recipe
 from tkq.runtime.call import dtypes
 
@@ -30,36 +30,35 @@ def row_recipe(spec: RowSpec, gradient: bool) -> Recipe:
 def forward(g: Given, conjugate: bool) -> Tensor:
     """y, contiguous, causal; conjugate: of the filter's mirror image."""
     B, H, L = g.u.shape
-    u, pre, post, taps = readable(g.u), readable(g.pre), readable(g.post), readable(filter_of(g)[None])
-    y, size = torch.empty(B, H, L, dtype=u.dtype, device=u.device), size_of(L)
-    taps = taps[:, :, :L]
+    u, pre, post, taps = (aligned(t) for t in (g.u, g.pre, g.post, filter_of(g)[None]))
+    y, size = torch.empty_like(u, memory_format=torch.contiguous_format), size_of(L)
     for heads in _heads(H, (B + 1) * size.points * 4):
-        of = [t if t is None else t[:, heads] for t in (u, pre, post, taps, y)]
-        x, largest = columns(of[0], of[1], size)
-        k, of_filter = columns(of[3], None, size)
+        u_, pre_, post_, taps_, y_ = (t if t is None else t[:, heads] for t in (u, pre, post, taps, y))
+        x, largest = columns(u_, pre_, size)
+        k, of_filter = columns(taps_, None, size)
         exponents = rows((x, largest, k, of_filter), size, conjugate, False)
-        _back((x, exponents, largest, of_filter, of[2], of[4]), size, -2 * size.above)
-    return y
+        _back((x, exponents, largest, of_filter, post_, y_), size, -2 * size.above)
+    return y if y.shape[2] == L else y[..., :L].contiguous()
 
 
 def filter_gradient(g: Given, dy: Tensor) -> Tensor:
-    """Of as many taps as there are tokens: (H, L) float32."""
+    """(H, L) float32: of as many taps as there are tokens; or a few more."""
     B, H, L = g.u.shape
-    u, dy, pre, post = (readable(t) for t in (g.u, dy, g.pre, g.post))
-    found, size = torch.empty(1, H, L, dtype=torch.float32, device=u.device), size_of(L)
+    u, dy, pre, post = (aligned(t) for t in (g.u, dy, g.pre, g.post))
+    found, size = torch.empty(1, H, u.shape[2], dtype=torch.float32, device=u.device), size_of(L)
     for heads in _heads(H, 2 * B * size.points * 4):
-        of = [t if t is None else t[:, heads] for t in (u, pre, dy, post, found)]
-        x, largest = columns(of[0], of[1], size)
-        other, of_other = columns(of[2], of[3], size)
+        u_, pre_, dy_, post_, found_ = (t if t is None else t[:, heads] for t in (u, pre, dy, post, found))
+        x, largest = columns(u_, pre_, size)
+        other, of_other = columns(dy_, post_, size)
         exponents = rows((x, largest, other, of_other), size, False, True)
-        _back((x[:, :1], exponents, None, None, None, of[4]), size, 0)
+        _back((x[:, :1], exponents, None, None, None, found_), size, 0)
     return found[0]
 
 
 def columns(x: Tensor, gate: Tensor | None, size: Size) -> tuple[Tensor, Tensor]:
     """Transformed, (H, B, 2, N), and notes of the largest numbers."""
     B, H, _ = x.shape
-    spec = ColumnSpec(dtypes.name_of(x.dtype), size.radix, gate is not None, vector_of(x, gate))
+    spec = ColumnSpec(dtypes.name_of(x.dtype), size.radix, gate is not None)
     to = torch.empty(H, B, 2, size.points, dtype=torch.float16, device=x.device)
     largest = torch.empty(H, B, size.parts, dtype=torch.int32, device=x.device)
     recipe = column_recipe(spec, False)
@@ -80,7 +79,7 @@ def rows(operands, size: Size, conjugate: bool, gradient: bool) -> Tensor:
 def _back(given, size, exponent):
     """given: as the kernel has them."""
     x, exponents, *notes, gate, y = given
-    spec = ColumnSpec(dtypes.name_of(y.dtype), size.radix, gate is not None, vector_of(gate, y))
+    spec = ColumnSpec(dtypes.name_of(y.dtype), size.radix, gate is not None)
     recipe = column_recipe(spec, True)
     exponent -= round(math.log2(size.scale ** 3 * size.points))
     launcher(x, recipe)(x, (exponents, *notes, gate, y, exponent),

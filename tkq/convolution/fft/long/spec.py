@@ -11,7 +11,6 @@ from tkq.convolution.fft.spec import COLS, COLUMN_SCALE, ROWS, TRANSFORM_ROWS, r
 
 DTYPES = "bf16", "fp16", "fp32"
 RADICES = 1, 2, 4
-VECTORS = 1, 8
 PART = 32  # columns whose largest number is noted
 IN_TILE = 10  # a tile of columns is brought below 2^(IN_TILE + 1): its transform stays below 2^15
 MOST_TOKENS = ROWS * RADICES[-1] * COLS * TRANSFORM_ROWS[-1]
@@ -26,15 +25,15 @@ def _refuse(cls, **fields):
 @dataclass(frozen=True)
 class ColumnSpec:
     """Of transforms of columns, forth and back. dtype: of the sequences. radix: transforms of 64 points that make one.
-    gate: the sequences are multiplied by another tensor. vector: elements in one access."""
+    gate: the sequences are multiplied by another tensor."""
 
     dtype: str
     radix: int = 1
     gate: bool = False
-    vector: int = 8
+    vector = 8  # neighbours of a thread: lengths are multiples of it
 
     def __post_init__(self):
-        _refuse("ColumnSpec", dtype=(self.dtype, DTYPES), radix=(self.radix, RADICES), vector=(self.vector, VECTORS))
+        _refuse("ColumnSpec", dtype=(self.dtype, DTYPES), radix=(self.radix, RADICES))
 
     @property
     def rows(self) -> int:
