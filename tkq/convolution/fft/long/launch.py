@@ -18,7 +18,9 @@ WORKSPACE = 256 << 20  # bytes, of what lies between passes: as many heads at a 
 
 def column_recipe(spec: ColumnSpec, back: bool) -> Recipe:
     kernel = "back:ColumnsBack" if back else "columns:Columns"
-    config = LongConfig(3, 1) if spec.radix == 4 else LongConfig(2, 2)
+    config = LongConfig(2, 2)
+    if spec.radix == 4:
+        config = LongConfig(2 if back and spec.dtype == "fp32" else 3)
     return Recipe(f"tkq.convolution.fft.long.{kernel}", (spec, config))
 
 

@@ -35,12 +35,15 @@ class Given(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """A block's factors. A warpgroup's: two tiles, the filter's spectrum, four ints."""
+    """A block's factors. A warpgroup's: two tiles, the filter's spectrum, four ints, one for each operand, and its
+    place: addresses that follow from a number in shared memory take no registers before it is read."""
 
     factors: Factors
     tiles: tk.SharedTile
     table: Optional[cute.Tensor]
     largest: cute.Tensor
+    exponents: cute.Tensor
+    place: cute.Tensor
 
 
 class Rows:
@@ -84,7 +87,9 @@ class Rows:
         al, n = tk.SharedAllocator(), self.config.warpgroups
         rows, columns, tiles = al.tile(TILE, 4), al.tile(TILE, 3), al.tile(TILE, 2 * n)
         twiddles = al.allocate_tensor(Float32, tk.powers(tk.WARPGROUP), 16)
-        largest = al.allocate_tensor(Int32, cute.make_layout((4, n)), 16)
+        largest, ints = (al.allocate_tensor(Int32, cute.make_layout((4, n)), 16) for _ in range(2))
+        exponents = cute.make_tensor(ints[None, tk.warpgroup_id()].iterator, cute.make_layout((2, 1)))
+        place = cute.make_tensor(exponents.iterator + 2, cute.make_layout(2))
         wg, me, table = tk.warpgroup_id(), cute.arch.thread_idx()[0], None
         if const_expr(not self.gradient):
             table = al.allocate_tensor(Float32, tk.factors(tk.WARPGROUP, COLS, n), 16)[None, None, None, wg]
@@ -94,7 +99,7 @@ class Rows:
         self.tables.fill_twiddles(twiddles)
         tk.publish()
         tk.sync_block()
-        s = Shared(factors, tiles, table, largest[None, wg])
+        s = Shared(factors, tiles, table, largest[None, wg], exponents, place)
         across = g.x.shape[3] // POINTS
         for item in cutlass.range(cute.arch.block_idx()[0] * n + wg, g.x.shape[0] * across,
                                   cute.arch.grid_dim()[0] * n, unroll=1):
@@ -104,15 +109,15 @@ class Rows:
     def head(self, g: Given, s: Shared, head, tile, wg):
         """A tile of a head's sequences."""
         acc, narrow, barrier = tk.pair(COLS), tk.pair(COLS, Float16), 1 + wg
-        tiles = [s.tiles[2 * wg + i] for i in range(2)]
-        self.load(tiles, g.other, g.other_largest, (head, Int32(0), tile), (g.above, barrier))
+        tiles, how = [s.tiles[2 * wg + i] for i in range(2)], (g.above, barrier, s.exponents[0, None])
+        self.load(tiles, g.other, g.other_largest, (head, Int32(0), tile), how)
         self.transform.forth(acc, narrow, tiles, s.factors)
         exponent = self.normalize(acc, s.largest, barrier, Float32(g.conjugate))
         tk.complex_to_table(s.table, acc)
         if tk.thread_in_warpgroup() == 0:
             g.exponents[head, tile] = exponent
         for batch in cutlass.range(g.x.shape[1], unroll=1):
-            self.load(tiles, g.x, g.largest, (head, batch, tile), (g.above, barrier))
+            self.load(tiles, g.x, g.largest, (head, batch, tile), how)
             self.transform.forth(acc, narrow, tiles, s.factors)
             tk.complex_mul_narrow(narrow, acc, s.table, conjugate=True)
             self.transform.back(acc, narrow, tiles, s.factors, barrier)
@@ -121,9 +126,9 @@ class Rows:
     @cute.jit
     def load(self, tiles, x: cute.Tensor, largest: cute.Tensor, at, how):
         """The real and the imaginary tile in shared memory, all columns' divided by the same power of 2, near the
-        largest number of the sequence. at: (head, batch index, tile). how: (above, barrier). Returns the exponent of
-        that number, as a magnitude has it: 255 of NaN and infinities."""
-        (head, batch, tile), (above, barrier) = at, how
+        largest number of the sequence. at: (head, batch index, tile). how: (above, barrier, an int in shared memory for
+        the exponent of that number, as a magnitude has it: 255 of NaN and infinities)."""
+        (head, batch, tile), (above, barrier, exponent) = at, how
         values = cute.make_rmem_tensor((EACH, parts_of(COLS), 2), Float16)
         for of in cutlass.range_constexpr(2):
             for i in cutlass.range_constexpr(parts_of(COLS)):
@@ -139,9 +144,10 @@ class Rows:
             by = power_of(exponent_of(mine) - exponent_of(most) + above - IN_TILE)
             for of in cutlass.range_constexpr(2):
                 put_eight(tiles[of], [Float32(values[e, i, of]) * by for e in range(EACH)], row, col)
+        if tk.thread_in_warpgroup() == 0:
+            exponent[0] = Int32(cutlass.select_(most < INFINITE, exponent_of(most), 255))
         tk.publish()
         tk.sync(barrier, tk.WARPGROUP)
-        return Int32(cutlass.select_(most < INFINITE, exponent_of(most), 255))
 
     @cute.jit
     def normalize(self, acc: tk.Pair, largest: cute.Tensor, barrier, conjugate):
@@ -189,23 +195,32 @@ class RowsGradient(Rows):
         acc, narrow, barrier = tk.pair(COLS), tk.pair(COLS, Float16), 1 + wg
         spectrum, total = tk.pair(COLS, Float16), tk.pair(COLS)
         tiles = [s.tiles[2 * wg + i] for i in range(2)]
+        tk.sync(barrier, tk.WARPGROUP)  # all have done with the place before
+        if tk.thread_in_warpgroup() == 0:
+            s.place[0], s.place[1] = head, tile
+        tk.sync(barrier, tk.WARPGROUP)
         tk.zero(total.real)
         tk.zero(total.imag)
         for batch in cutlass.range(g.x.shape[1], unroll=1):
-            first = self.load(tiles, g.x, g.largest, (head, batch, tile), (g.above, barrier))
+            at = s.place[0], batch, s.place[1]
+            self.load(tiles, g.x, g.largest, at, (g.above, barrier, s.exponents[0, None]))
             self.transform.forth(acc, narrow, tiles, s.factors)
             tk.complex_copy(spectrum, acc)
-            second = self.load(tiles, g.other, g.other_largest, (head, batch, tile), (g.above, barrier))
+            self.load(tiles, g.other, g.other_largest, at, (g.above, barrier, s.exponents[1, None]))
             self.transform.forth(acc, narrow, tiles, s.factors)
-            by = power_of(first + second - 2 * (127 + g.above))
-            by = cutlass.select_(cutlass.max(first, second) < 255, by, Float32.inf - Float32.inf)
-            back = tk.rv()
-            for r in cutlass.range_constexpr(2):
-                back.tensor[r] = by
-            tk.complex_fma_conj(total, spectrum, acc, back)
+            tk.complex_fma_conj(total, spectrum, acc, self.both(g, s))
         exponent = self.normalize(total, s.largest, barrier, Float32(1.0))
         if tk.thread_in_warpgroup() == 0:
-            g.exponents[head, tile] = exponent
+            g.exponents[s.place[0], s.place[1]] = exponent
         tk.complex_copy(narrow, total, conjugate=True)
         self.transform.back(acc, narrow, tiles, s.factors, barrier)
-        self.store(g.x, acc, (head, Int32(0), tile))
+        self.store(g.x, acc, (s.place[0], Int32(0), s.place[1]))
+
+    @cute.jit
+    def both(self, g: Given, s: Shared):
+        """What a product of two spectra is multiplied by, in each row: what both were divided by."""
+        first, second, by = s.exponents[0, 0], s.exponents[1, 0], tk.rv()
+        up = power_of(first + second - 2 * (127 + g.above))
+        for r in cutlass.range_constexpr(2):
+            by.tensor[r] = cutlass.select_(cutlass.max(first, second) < 255, up, Float32.inf - Float32.inf)
+        return by
