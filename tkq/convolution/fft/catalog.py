@@ -21,15 +21,15 @@ def shipped() -> list:
             spec = FftSpec("bf16", rows, causal, conjugate=conjugate, blocks=blocks)
             found.append(Shipped(_name(spec, "backward" if conjugate else "forward"), recipe(spec, plan(spec, MANY)),
                                  _expectation(spec)))
-        if blocks == 1:  # of several, the gradient is one of several passes
-            spec = FftSpec("bf16", rows, causal)
+        if blocks <= 2:  # of more, the gradient is one of several passes
+            spec = FftSpec("bf16", rows, causal, blocks=blocks)
             found.append(Shipped(_name(spec, "filter-gradient"), gradient_recipe(spec, FftConfig(2)),
                                  _expectation(spec)))
     return found + _passes()
 
 
 def _passes() -> list:
-    """Of bf16 without gates, of 65536 to 1048576 tokens, and of 8192 to 32768 in the filter's gradient. A row's
+    """Of bf16 without gates, of 65536 to 1048576 tokens, and of 16384 and 32768 in the filter's gradient. A row's
     transform is 32 products; one of columns 8 for each of those that it is made of."""
     found = []
     for radix in RADICES:
@@ -39,7 +39,7 @@ def _passes() -> list:
                 wide = ("LDG.E.128",) if back and dtype == "fp32" else ("LDG.E.128", "STG.E.128")
                 found.append(Shipped(name, column_recipe(ColumnSpec(dtype, radix), back),
                                      Expectation(8 * radix, instructions=wide, absent=ABSENT)))
-    for rows in (2, 4, 8, 16, 32, 64):
+    for rows in (4, 8, 16, 32, 64):
         for gradient in (False, True):
             if gradient or rows >= 16:
                 found.append(Shipped(f"fft_conv_rows-n{64 * rows}-{'filter-gradient' if gradient else 'forward'}",

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from tkq.convolution.fft.tensors import Given, filter_of, launcher, readable, ve
 from tkq.runtime import Recipe
 from tkq.runtime.call import dtypes
 
-LONG = 4096  # tokens, above which a filter's gradient takes several passes
+LONG = 8192  # tokens, above which a filter's gradient takes several passes
 _quarters: dict = {}  # (points, device) -> what `quarter` makes: as many as sizes of transforms, to 4096 numbers each
 
 
@@ -25,9 +24,8 @@ def recipe(spec: FftSpec, config: FftConfig) -> Recipe:
 
 
 def gradient_recipe(spec: FftSpec, config: FftConfig) -> Recipe:
-    """Of the filter's; for any number of blocks above one it is the same."""
-    return Recipe("tkq.convolution.fft.filter_gradient:FilterGradient", (
-        replace(spec, blocks=min(spec.blocks, 2)), config))
+    """Of the filter's, of sequences of one block or two."""
+    return Recipe("tkq.convolution.fft.filter_gradient:FilterGradient", (spec, config))
 
 
 def forward(g: Given, conjugate: bool = False) -> Tensor:
@@ -113,9 +111,9 @@ def _filter_gradient(g, dy):
     spec = spec_of((u, dy, pre, post), g)
     config = FftConfig(min(2, tiles_of(spec, B)))
     lags = -(-L // spec.points) if g.causal else 1
-    splits = splits_of(spec, config, B, H * lags)
+    splits = splits_of(spec, config, B, H)
     sums = torch.empty(H, lags, splits, 16, 128, 4, dtype=torch.float32, device=u.device)
-    launcher(u, gradient_recipe(spec, config))(u, (dy, pre, post, sums, splits), min(SMS, H * lags * splits))
+    launcher(u, gradient_recipe(spec, config))(u, (dy, pre, post, sums, splits), min(SMS, H * splits))
     # (part, block of columns, half of rows, warp, row, columns, column, part of a number) of each head
     tiles = sums.view(H, lags, splits, 8, 2, 4, 8, 4, 2, 2).permute(0, 1, 2, 5, 4, 6, 3, 7, 8, 9).reshape(
         H, lags, splits * spec.transforms, spec.rows, 64, 2)
