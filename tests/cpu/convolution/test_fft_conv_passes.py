@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tkq.convolution.fft.long.launch import WORKSPACE, _heads, column_recipe
-from tkq.convolution.fft.long.spec import MOST_TOKENS, PART, ColumnSpec, RowSpec, Size, size_of
+from tkq.convolution.fft.long.spec import MOST_TOKENS, ColumnSpec, LargestSpec, RowSpec, Size, size_of
 from tkq.convolution.fft.plan import most_tokens
 from tkq.reference import long_convolution as reference
 
@@ -17,7 +17,7 @@ def test_every_length_has_a_size():
         size = size_of(tokens)
         half = size.points // 2
         assert size.points >= tokens and (half < tokens or size.points == 8192)
-        assert size.tiles * 4096 == size.points == 64 * size.radix * size.row and size.parts * PART == size.row
+        assert size.tiles * 4096 == size.points == 64 * size.radix * size.row
         # a sequence below 2^(above + 1) has a spectrum no longer than 2^13, and one of 4096 points more than a bit less
         assert 12 < size.above + 1 + math.log2(size.points * size.scale) <= 13
     assert size_of(MOST_TOKENS + 1) is None and most_tokens(True) == MOST_TOKENS == 2 * most_tokens(False)
@@ -26,7 +26,7 @@ def test_every_length_has_a_size():
 def test_specs_refuse_by_name():
     for words, make in (("ColumnSpec: radix is 3", lambda: ColumnSpec("bf16", 3)),
                         ("RowSpec: rows is 3", lambda: RowSpec(3)),
-                        ("ColumnSpec: dtype is 'fp8'", lambda: ColumnSpec("fp8"))):
+                        ("LargestSpec: dtype is 'fp8'", lambda: LargestSpec("fp8"))):
         with pytest.raises(ValueError, match=words):
             make()
 
@@ -43,7 +43,7 @@ def test_heads_are_covered_once():
 def test_tiles_of_columns_fit(dtype, radix):
     for back in (False, True):
         spec, config = column_recipe(ColumnSpec(dtype, radix), back).args
-        held = 2 * 8192 + 16 * spec.rows + config.warpgroups * radix * 128 * spec.cols * (1 + back)
+        held = 2 * 8192 + 16 * spec.rows + config.warpgroups * radix * 128 * spec.cols * 2
         assert held * config.blocks < 220 << 10
 
 

@@ -1,8 +1,8 @@
 """The kernels of long convolutions that tkq itself can choose, and what their machine code must show."""
 from tkq.convolution.fft.config import FftConfig
 from tkq.convolution.fft.launch import gradient_recipe, recipe
-from tkq.convolution.fft.long.launch import column_recipe, row_recipe
-from tkq.convolution.fft.long.spec import RADICES, ColumnSpec, RowSpec
+from tkq.convolution.fft.long.launch import column_recipe, largest_recipe, row_recipe
+from tkq.convolution.fft.long.spec import RADICES, ColumnSpec, LargestSpec, RowSpec
 from tkq.convolution.fft.plan import plan
 from tkq.convolution.fft.spec import FftSpec
 from tkq.runtime.compile.expectation import Expectation
@@ -36,15 +36,19 @@ def _passes() -> list:
         for dtype in ("bf16", "fp32"):
             for back in (False, True):
                 name = f"fft_conv_columns-{dtype}-n{64 * radix}-{'back' if back else 'forth'}"
-                wide = ("LDG.E.128",) if back and dtype == "fp32" else ("LDG.E.128", "STG.E.128")
+                wide = ("LDG.E.128", *(("STG.E.128",) if dtype == "bf16" else ())) if back else ("LDG.E.128", "UTMASTG")
                 found.append(Shipped(name, column_recipe(ColumnSpec(dtype, radix), back),
                                      Expectation(8 * radix, instructions=wide, absent=ABSENT)))
     for rows in (4, 8, 16, 32, 64):
         for gradient in (False, True):
             if gradient or rows >= 16:
                 found.append(Shipped(f"fft_conv_rows-n{64 * rows}-{'filter-gradient' if gradient else 'forward'}",
-                                     row_recipe(RowSpec(rows), gradient),
-                                     Expectation(96, instructions=("LDG.E.128", "STG.E.128"), absent=ABSENT)))
+                                     row_recipe(RowSpec(rows), gradient), Expectation(
+                                         96, instructions=("UTMALDG", "UTMASTG"), absent=ABSENT[:2],
+                                         local_memory=4 * gradient)))  # once a tile, besides its sequences
+    for dtype in ("bf16", "fp32"):
+        found.append(Shipped(f"fft_conv_largest-{dtype}", largest_recipe(LargestSpec(dtype)),
+                             Expectation(instructions=("LDG.E.128",), absent=ABSENT)))
     return found
 
 

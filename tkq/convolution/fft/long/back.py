@@ -30,8 +30,8 @@ from tkq.tile.transfer import _transposed
 
 class Given(NamedTuple):
     """x (H, B, 2, N) fp16 and exponents (H, tiles), as the rows' pass leaves them; y and a gate (B, H, L); notes of the
-    largest numbers of the sequences (H, B, parts) and of the filter (H, 1, parts), None of a gradient, which has its
-    size already; exponent: of what results are multiplied by besides."""
+    largest numbers of the sequences (H, B, segments) and of the filter (H, 1, segments), None of a gradient, which has
+    its size already; exponent: of what results are multiplied by besides."""
 
     x: cute.Tensor
     exponents: cute.Tensor

@@ -7,43 +7,60 @@ import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.convolution.fft.long.spec import IN_TILE, PART
-from tkq.convolution.fft.long.steps import EACH, exponent_of, largest_of, largest_of_warpgroup, parts_of, place
-from tkq.convolution.fft.sequences import put_eight
+from tkq.convolution.fft.long.steps import exponent_of, largest_of, largest_of_warpgroup
 from tkq.convolution.fft.spec import COLS, ROWS, FftSpec
-from tkq.convolution.fft.tables import INFINITE, Tables, magnitude, power, power_of
+from tkq.convolution.fft.tables import EXPONENT, INFINITE, Tables, magnitude, power, power_of
 from tkq.convolution.fft.transform import TILE, Factors, Transform
 from tkq.runtime.compile import fake
-from tkq.tile import vectors
-from tkq.tile.transfer import _transposed
 
 POINTS = ROWS * COLS
+STAGES = 2
 
 
 class Given(NamedTuple):
-    """x (H, B, 2, N) fp16 and largest (H, B, parts), as `Columns` leaves them, and those of the filter (B = 1) or of
-    the result's gradient; exponents (H, N / 4096) of what is multiplied by the filter or summed; above: as in `Size`;
-    conjugate: 1 or -1, which the imaginary part of the filter's spectrum is multiplied by."""
+    """x, as `Columns` leaves it, in tiles of 64 x 64, and the filter's, or that of the result's gradient; where x's
+    results go; notes of the largest numbers, of a gradient alone; exponents (H, N / 4096) of what is multiplied by the
+    filter or summed; sequences of a head; above: as in `Size`; conjugate: 1 or -1, which the imaginary part of the
+    filter's spectrum is multiplied by."""
 
-    x: cute.Tensor
-    largest: cute.Tensor
-    other: cute.Tensor
-    other_largest: cute.Tensor
+    x: tk.gl
+    other: tk.gl
+    to: tk.gl
+    largest: Optional[cute.Tensor]
+    other_largest: Optional[cute.Tensor]
     exponents: cute.Tensor
+    batch: Int32
     above: Int32
     conjugate: Int32
 
 
 class Shared(NamedTuple):
-    """A block's factors. A warpgroup's: two tiles, the filter's spectrum, four ints, one for each operand, and its
-    place: addresses that follow from a number in shared memory take no registers before it is read."""
+    """A block's factors. A warpgroup's: two stages of two tiles, their semaphores, the filter's spectrum, four ints,
+    and its number: addresses that follow from one in shared memory take no registers before it is read."""
 
     factors: Factors
     tiles: tk.SharedTile
+    full: tk.Semaphore
     table: Optional[cute.Tensor]
     largest: cute.Tensor
-    exponents: cute.Tensor
-    place: cute.Tensor
+    number: cute.Tensor
+
+
+class Work(NamedTuple):
+    """Of a warpgroup: its number, its first tile of all heads' and the step to the next one, how many it has, operands
+    of each; tiles of a head are 2^shift."""
+
+    wg: Int32
+    first: Int32
+    step: Int32
+    tiles: Int32
+    each: Int32
+    shift: Int32
+
+    def place(self, i):
+        """(head, tile of the head) of the i-th."""
+        of = self.first + i * self.step
+        return of >> self.shift, of & ((1 << self.shift) - 1)
 
 
 class Rows:
@@ -51,7 +68,8 @@ class Rows:
 
     A tile is 4096 points of a head: rows of the matrix, as many as there is room for. A warpgroup has a tile after the
     other, the filter's first, whose spectrum it divides by a power of 2 near its largest number (the exponent goes to
-    the next pass), then those of the sequences. Warpgroups share factors alone: none waits for another.
+    the next pass), then those of the sequences. Its first warp loads the next operand, by TMA, while the present one
+    is transformed. Warpgroups share factors alone: none waits for another.
     """
 
     gradient = False
@@ -64,90 +82,124 @@ class Rows:
     # ---- host ----------------------------------------------------------------------------------
 
     def fake_arguments(self):
-        H, B, tiles = fake.sym(), fake.sym(), fake.sym()
-
-        def operand(batch):
-            return fake.tensor("fp16", (H, batch, 2, fake.sym(divisibility=POINTS))), fake.tensor(
-                "int32", (H, batch, fake.sym()), align=4)
-
-        x, largest = operand(B)
-        exponents = fake.tensor("int32", (H, tiles), align=4)
-        return x, (largest, *operand(fake.sym()), exponents, Int32(0), Int32(0)), Int32(0)
+        H, notes = fake.sym(), lambda: None
+        if self.gradient:
+            notes = lambda: fake.tensor("int32", (fake.sym(), fake.sym(), fake.sym()), align=4)
+        x, other = (fake.tensor("fp16", (fake.sym(divisibility=ROWS), COLS)) for _ in range(2))
+        exponents = fake.tensor("int32", (H, fake.sym()), align=4)
+        return x, (other, notes(), notes(), exponents, Int32(0), Int32(0), Int32(0)), Int32(0)
 
     @cute.jit
     def __call__(self, x: cute.Tensor, others, blocks: Int32, stream: cuda.CUstream):
-        """others: those of `Given` behind x."""
-        self.kernel(Given(x, *others)).launch(grid=[blocks, 1, 1], block=[self.config.threads, 1, 1], stream=stream,
-                                              min_blocks_per_mp=1)
+        """others: those of `Given` behind x, but for x once more."""
+        g = Given(tk.gl.load(x, TILE), tk.gl.load(others[0], TILE), tk.gl.store(x, TILE), *others[1:])
+        self.kernel(g).launch(grid=[blocks, 1, 1], block=[self.config.threads, 1, 1], stream=stream,
+                              min_blocks_per_mp=1)
 
     # ---- device --------------------------------------------------------------------------------
 
     @cute.kernel
     def kernel(self, g: Given):
-        al, n = tk.SharedAllocator(), self.config.warpgroups
-        rows, columns, tiles = al.tile(TILE, 4), al.tile(TILE, 3), al.tile(TILE, 2 * n)
+        al, n, wg, me = tk.SharedAllocator(), self.config.warpgroups, tk.warpgroup_id(), cute.arch.thread_idx()[0]
+        rows, columns, tiles = al.tile(TILE, 4), al.tile(TILE, 3), al.tile(TILE, 2 * STAGES * n)
+        full = al.semaphores(STAGES * n)
         twiddles = al.allocate_tensor(Float32, tk.powers(tk.WARPGROUP), 16)
-        largest, ints = (al.allocate_tensor(Int32, cute.make_layout((4, n)), 16) for _ in range(2))
-        exponents = cute.make_tensor(ints[None, tk.warpgroup_id()].iterator, cute.make_layout((2, 1)))
-        place = cute.make_tensor(exponents.iterator + 2, cute.make_layout(2))
-        wg, me, table = tk.warpgroup_id(), cute.arch.thread_idx()[0], None
+        largest, numbers = (al.allocate_tensor(Int32, cute.make_layout((4, n)), 16) for _ in range(2))
+        table = None
         if const_expr(not self.gradient):
-            table = al.allocate_tensor(Float32, tk.factors(tk.WARPGROUP, COLS, n), 16)[None, None, None, wg]
+            table = al.allocate_tensor(Float16, tk.factors(tk.WARPGROUP, COLS, n), 16)[None, None, None, wg]
         factors = Factors(rows, tk.SharedPair(columns[0], columns[1], columns[2]), twiddles)
+        tk.init_block(lambda: [tk.init(full[i], 1) for i in range(STAGES * n)])
         self.tables.fill_rows(rows, me)
         self.tables.fill_columns(factors.columns, me)
         self.tables.fill_twiddles(twiddles)
+        s = Shared(factors, tiles, full, table, largest[None, wg], numbers[None, wg])
+        s.number[0] = wg
         tk.publish()
         tk.sync_block()
-        s = Shared(factors, tiles, table, largest[None, wg], exponents, place)
-        across = g.x.shape[3] // POINTS
-        for item in cutlass.range(cute.arch.block_idx()[0] * n + wg, g.x.shape[0] * across,
-                                  cute.arch.grid_dim()[0] * n, unroll=1):
-            self.head(g, s, item // across, item % across, wg)
+        self.run(g, s, wg)
 
     @cute.jit
-    def head(self, g: Given, s: Shared, head, tile, wg):
+    def run(self, g: Given, s: Shared, wg):
+        """All tiles of a warpgroup."""
+        H, across = g.exponents.shape
+        n = self.config.warpgroups
+        first, step = cute.arch.block_idx()[0] * n + wg, cute.arch.grid_dim()[0] * n
+        each = 2 * g.batch if const_expr(self.gradient) else g.batch + 1
+        tiles = cutlass.max(0, (H * across - first + step - 1) // step)
+        shift = (Float32(across).bitcast(Int32) >> EXPONENT) - 127
+        w = Work(wg, first, step, tiles, each, shift)
+        self.fetch(g, s, w, (Int32(0), Int32(0), 0))
+        for i in cutlass.range(tiles, unroll=1):
+            self.head(g, s, w, i)
+        if tk.first_warp_of_group():
+            tk.store_wait(read=False)
+
+    @cute.jit
+    def fetch(self, g: Given, s: Shared, w: Work, at):
+        """Load an operand, once what its tiles had has been stored. at: (number of the tile, of its operand, stage)"""
+        i, which, stage = at
+        if tk.first_warp_of_group():
+            if i < w.tiles:
+                tk.store_wait()
+                (head, tile), step = w.place(i), Int32(1) << w.shift
+                full, tiles = s.full[STAGES * w.wg + stage], self.tiles(s, w, stage)
+                tk.expect_bytes(full, 2 * TILE.bytes)
+                if const_expr(self.gradient):
+                    first = (((head * g.batch + (which >> 1)) * 2) << w.shift) + tile
+                    if which % 2 == 0:
+                        self.load(tiles, g.x, first, step, full)
+                    else:
+                        self.load(tiles, g.other, first, step, full)
+                else:
+                    if which == 0:
+                        self.load(tiles, g.other, ((head * 2) << w.shift) + tile, step, full)
+                    else:
+                        first = (((head * g.batch + which - 1) * 2) << w.shift) + tile
+                        self.load(tiles, g.x, first, step, full)
+
+    def load(self, tiles, x: tk.gl, first, step, full):
+        """Both parts of an operand."""
+        for of in range(2):
+            tk.load_async(tiles[of], x, (first + of * step, 0), full)
+
+    def tiles(self, s: Shared, w: Work, stage):
+        """Of a stage."""
+        first = 2 * (STAGES * w.wg + stage)
+        return [s.tiles[first + of] for of in range(2)]
+
+    @cute.jit
+    def forth(self, acc: tk.Pair, narrow: tk.Pair, g: Given, s: Shared, at):
+        """acc = the transform of an operand, while the next one is loaded. at: (`Work`, number of the tile, of its
+        operand, stage, phase)"""
+        w, i, which, stage, phase = at
+        tk.wait(s.full[STAGES * w.wg + stage], phase)
+        self.transform.forth(acc, narrow, self.tiles(s, w, stage), s.factors)
+        tk.sync(1 + w.wg, tk.WARPGROUP)  # all have done with the operand before, and with its results' tiles
+        last = which == w.each - 1
+        self.fetch(g, s, w, (cutlass.select_(last, i + 1, i), cutlass.select_(last, 0, which + 1), 1 - stage))
+
+    @cute.jit
+    def head(self, g: Given, s: Shared, w: Work, i):
         """A tile of a head's sequences."""
-        acc, narrow, barrier = tk.pair(COLS), tk.pair(COLS, Float16), 1 + wg
-        tiles, how = [s.tiles[2 * wg + i] for i in range(2)], (g.above, barrier, s.exponents[0, None])
-        self.load(tiles, g.other, g.other_largest, (head, Int32(0), tile), how)
-        self.transform.forth(acc, narrow, tiles, s.factors)
-        exponent = self.normalize(acc, s.largest, barrier, Float32(g.conjugate))
+        acc, narrow, barrier, first = tk.pair(COLS), tk.pair(COLS, Float16), 1 + w.wg, i * w.each
+        self.forth(acc, narrow, g, s, (w, i, Int32(0), first % STAGES, first // STAGES & 1))
+        self.note(g, w, i, self.normalize(acc, s.largest, barrier, Float32(g.conjugate)))
         tk.complex_to_table(s.table, acc)
+        for j in cutlass.range(first + 1, first + w.each, unroll=1):
+            self.forth(acc, narrow, g, s, (w, i, j - first, j % STAGES, j // STAGES & 1))
+            tk.complex_mul_table(acc, acc, s.table)
+            tk.complex_copy(narrow, acc, conjugate=True)
+            tiles = self.tiles(s, w, j % STAGES)
+            self.transform.back(acc, narrow, tiles, s.factors, barrier)
+            self.store(g, narrow, acc, tiles, (w, i, j - first - 1))
+
+    @cute.jit
+    def note(self, g: Given, w: Work, i, exponent):
+        """What a tile has been divided by."""
+        head, tile = w.place(i)
         if tk.thread_in_warpgroup() == 0:
             g.exponents[head, tile] = exponent
-        for batch in cutlass.range(g.x.shape[1], unroll=1):
-            self.load(tiles, g.x, g.largest, (head, batch, tile), how)
-            self.transform.forth(acc, narrow, tiles, s.factors)
-            tk.complex_mul_narrow(narrow, acc, s.table, conjugate=True)
-            self.transform.back(acc, narrow, tiles, s.factors, barrier)
-            self.store(g.x, acc, (head, batch, tile))
-
-    @cute.jit
-    def load(self, tiles, x: cute.Tensor, largest: cute.Tensor, at, how):
-        """The real and the imaginary tile in shared memory, all columns' divided by the same power of 2, near the
-        largest number of the sequence. at: (head, batch index, tile). how: (above, barrier, an int in shared memory for
-        the exponent of that number, as a magnitude has it: 255 of NaN and infinities)."""
-        (head, batch, tile), (above, barrier, exponent) = at, how
-        values = cute.make_rmem_tensor((EACH, parts_of(COLS), 2), Float16)
-        for of in cutlass.range_constexpr(2):
-            for i in cutlass.range_constexpr(parts_of(COLS)):
-                row, col = place(i, COLS)
-                there = vectors.run_at(x, (head, batch, of, tile * POINTS + row * COLS + col), EACH)
-                cute.autovec_copy(there, values[None, i, of])
-        notes = largest[head, batch, None]
-        most = largest_of(notes)
-        tk.sync(barrier, tk.WARPGROUP)  # all have done with what was in the tiles
-        for i in cutlass.range_constexpr(parts_of(COLS)):
-            row, col = place(i, COLS)
-            mine = notes[(row % self.spec.rows * COLS + col) // PART]
-            by = power_of(exponent_of(mine) - exponent_of(most) + above - IN_TILE)
-            for of in cutlass.range_constexpr(2):
-                put_eight(tiles[of], [Float32(values[e, i, of]) * by for e in range(EACH)], row, col)
-        if tk.thread_in_warpgroup() == 0:
-            exponent[0] = Int32(cutlass.select_(most < INFINITE, exponent_of(most), 255))
-        tk.publish()
-        tk.sync(barrier, tk.WARPGROUP)
 
     @cute.jit
     def normalize(self, acc: tk.Pair, largest: cute.Tensor, barrier, conjugate):
@@ -163,21 +215,21 @@ class Rows:
             acc.imag.tensor[i] = acc.imag.tensor[i] * (down * conjugate)
         return up.bitcast(Int32) >> 23
 
-    def store(self, x: cute.Tensor, acc: tk.Pair, at):
-        """The result's tile in memory, rounded."""
-        (head, batch, tile), lane = at, tk.lane_id() % 4
-        for of, result in enumerate((acc.real, acc.imag)):
-            view = result.rows_view
-            for r in range(2):
-                for part in range(COLS // 32):
-                    words = []
-                    for j in range(4):
-                        two = [view[r, 2 * (4 * part + j) + e] for e in range(2)]
-                        words.append(cute.recast_tensor(vectors.packed(two, Float16), Int32)[0])
-                    four = _transposed(words, lane)
-                    point = tile * POINTS + (tk.first_row() + 8 * r) * COLS + 32 * part + EACH * lane
-                    there = vectors.run_at(x, (head, batch, of, point), EACH).iterator.align(16)
-                    cute.autovec_copy(four, cute.make_tensor(cute.recast_ptr(there, dtype=Int32), cute.make_layout(4)))
+    @cute.jit
+    def store(self, g: Given, narrow: tk.Pair, acc: tk.Pair, tiles, at):
+        """The result in memory, rounded, by way of the tiles. at: (`Work`, the number of the tile, batch index)."""
+        w, i, batch = at
+        tk.complex_copy(narrow, acc)
+        tk.sync(1 + w.wg, tk.WARPGROUP)  # all have done with the tiles
+        tk.store(tiles[0], narrow.real)
+        tk.store(tiles[1], narrow.imag)
+        tk.publish()
+        tk.sync(1 + w.wg, tk.WARPGROUP)
+        if tk.first_warp_of_group():
+            head, tile = w.place(i)
+            first = (((head * g.batch + batch) * 2) << w.shift) + tile
+            for part in cutlass.range_constexpr(2):
+                tk.store_async(g.to, tiles[part], (first + (part << w.shift), 0))
 
 
 class RowsGradient(Rows):
@@ -191,36 +243,30 @@ class RowsGradient(Rows):
     gradient = True
 
     @cute.jit
-    def head(self, g: Given, s: Shared, head, tile, wg):
-        acc, narrow, barrier = tk.pair(COLS), tk.pair(COLS, Float16), 1 + wg
+    def head(self, g: Given, s: Shared, w: Work, i):
+        acc, narrow, barrier = tk.pair(COLS), tk.pair(COLS, Float16), 1 + w.wg
         spectrum, total = tk.pair(COLS, Float16), tk.pair(COLS)
-        tiles = [s.tiles[2 * wg + i] for i in range(2)]
-        tk.sync(barrier, tk.WARPGROUP)  # all have done with the place before
-        if tk.thread_in_warpgroup() == 0:
-            s.place[0], s.place[1] = head, tile
-        tk.sync(barrier, tk.WARPGROUP)
         tk.zero(total.real)
         tk.zero(total.imag)
-        for batch in cutlass.range(g.x.shape[1], unroll=1):
-            at = s.place[0], batch, s.place[1]
-            self.load(tiles, g.x, g.largest, at, (g.above, barrier, s.exponents[0, None]))
-            self.transform.forth(acc, narrow, tiles, s.factors)
+        for batch in cutlass.range(g.batch, unroll=1):
+            phase = i * g.batch + batch & 1
+            self.forth(acc, narrow, g, s, (w, i, 2 * batch, 0, phase))
             tk.complex_copy(spectrum, acc)
-            self.load(tiles, g.other, g.other_largest, at, (g.above, barrier, s.exponents[1, None]))
-            self.transform.forth(acc, narrow, tiles, s.factors)
-            tk.complex_fma_conj(total, spectrum, acc, self.both(g, s))
-        exponent = self.normalize(total, s.largest, barrier, Float32(1.0))
-        if tk.thread_in_warpgroup() == 0:
-            g.exponents[s.place[0], s.place[1]] = exponent
+            self.forth(acc, narrow, g, s, (w, i, 2 * batch + 1, 1, phase))
+            tk.complex_fma_conj(total, spectrum, acc, self.both(g, w.place(i)[0], batch))
+        self.note(g, w, i, self.normalize(total, s.largest, barrier, Float32(1.0)))
         tk.complex_copy(narrow, total, conjugate=True)
-        self.transform.back(acc, narrow, tiles, s.factors, barrier)
-        self.store(g.x, acc, (s.place[0], Int32(0), s.place[1]))
+        w = w._replace(wg=s.number[0])
+        tiles = self.tiles(s, w, 1)
+        self.transform.back(acc, narrow, tiles, s.factors, 1 + w.wg)
+        self.store(g, narrow, acc, tiles, (w, i, Int32(0)))
 
     @cute.jit
-    def both(self, g: Given, s: Shared):
+    def both(self, g: Given, head, batch):
         """What a product of two spectra is multiplied by, in each row: what both were divided by."""
-        first, second, by = s.exponents[0, 0], s.exponents[1, 0], tk.rv()
-        up = power_of(first + second - 2 * (127 + g.above))
+        first, second = (largest_of(x[head, batch, None]) for x in (g.largest, g.other_largest))
+        by, exponent = tk.rv(), exponent_of(first) + exponent_of(second) - 2 * (127 + g.above)
         for r in cutlass.range_constexpr(2):
-            by.tensor[r] = cutlass.select_(cutlass.max(first, second) < 255, up, Float32.inf - Float32.inf)
+            by.tensor[r] = cutlass.select_(cutlass.max(first, second) < INFINITE, power_of(exponent),
+                                           Float32.inf - Float32.inf)
         return by

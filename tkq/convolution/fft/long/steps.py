@@ -3,14 +3,14 @@ import math
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.convolution.fft.long.spec import IN_TILE
 from tkq.convolution.fft.spec import ROWS
 from tkq.convolution.fft.tables import EXPONENT
 
 EACH = 8  # neighbours that a thread has of a row
+LEAST = 12
 
 
 def turn(i, n):
@@ -49,8 +49,9 @@ def fill_steps(to: cute.Tensor, points, me, threads: cutlass.Constexpr):
 
 
 def exponent_of(largest):
-    """Of a magnitude: a tile with none above it is brought below 2^(IN_TILE + 1) by exact factors."""
-    return cutlass.min(cutlass.max(largest >> EXPONENT, IN_TILE + 2), 253)
+    """Of a magnitude, from LEAST on: sequences with none above it are brought below 2^LEAST by factors that an fp32
+    has."""
+    return cutlass.min(cutlass.max(largest >> EXPONENT, LEAST), 253)
 
 
 @cute.jit
@@ -72,6 +73,20 @@ def largest_of_warpgroup(most, to: cute.Tensor, barrier):
     for w in cutlass.range_constexpr(4):
         most = cutlass.max(most, to[w])
     return most
+
+
+@cute.jit
+def load_eight(values, sequences, g, at):
+    """Eight neighbours of g.x, times those of g.gate, fp32; 0 behind the end. at: (head, batch index, token)."""
+    head, batch, token = at
+    held = cute.make_rmem_tensor((EACH,), sequences.dtype)
+    sequences.fetch(held, g.x, batch, head, token)
+    if const_expr(g.gate is not None):
+        by = cute.make_rmem_tensor((EACH,), sequences.dtype)
+        sequences.fetch(by, g.gate, batch, head, token)
+        values.store(held.load().to(Float32) * by.load().to(Float32))
+    else:
+        values.store(held.load().to(Float32))
 
 
 def place(i, cols: int):

@@ -7,8 +7,8 @@ import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.convolution.fft.long2.spec import PART
-from tkq.convolution.fft.long2.steps import (
+from tkq.convolution.fft.long1.spec import PART
+from tkq.convolution.fft.long1.steps import (
     EACH,
     exponent_of,
     fill_steps,
@@ -30,8 +30,8 @@ from tkq.tile.transfer import _transposed
 
 class Given(NamedTuple):
     """x (H, B, 2, N) fp16 and exponents (H, tiles), as the rows' pass leaves them; y and a gate (B, H, L); notes of the
-    largest numbers of the sequences (H, B, segments) and of the filter (H, 1, segments), None of a gradient, which has
-    its size already; exponent: of what results are multiplied by besides."""
+    largest numbers of the sequences (H, B, parts) and of the filter (H, 1, parts), None of a gradient, which has its
+    size already; exponent: of what results are multiplied by besides."""
 
     x: cute.Tensor
     exponents: cute.Tensor

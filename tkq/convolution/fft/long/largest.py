@@ -7,8 +7,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 import tkq.tile as tk
-from tkq.convolution.fft.long2.spec import SEGMENT
-from tkq.convolution.fft.long2.steps import EACH, load_eight
+from tkq.convolution.fft.long.spec import SEGMENT
+from tkq.convolution.fft.long.steps import EACH, load_eight
 from tkq.convolution.fft.sequences import Sequences
 from tkq.convolution.fft.tables import magnitude
 from tkq.runtime.compile import fake
@@ -67,9 +67,9 @@ class Largest:
             for j in cutlass.range_constexpr(TOGETHER):
                 for e in cutlass.range_constexpr(EACH):
                     most = cutlass.max(most, magnitude(values[e, j]))
-        most = cute.arch.warp_redux_sync(most, "max")
+        most, warp = cute.arch.warp_redux_sync(most, "max"), tk.warp_id()  # which all lanes of a warp ask together
         if tk.lane_id() == 0:
-            of_warps[tk.warp_id()] = most
+            of_warps[warp] = most
         tk.sync_block()
         if me == 0:
             for w in cutlass.range_constexpr(THREADS // 32):

@@ -6,8 +6,8 @@ import math
 import torch
 from torch import Tensor
 
-from tkq.convolution.fft.long2.config import LongConfig
-from tkq.convolution.fft.long2.spec import COLS, SEGMENT, ColumnSpec, LargestSpec, RowSpec, Size, size_of
+from tkq.convolution.fft.long1.config import LongConfig
+from tkq.convolution.fft.long1.spec import ColumnSpec, RowSpec, Size, size_of
 from tkq.convolution.fft.plan import SMS
 from tkq.convolution.fft.tensors import Given, aligned, filter_of, launcher
 from tkq.runtime import Recipe
@@ -21,16 +21,12 @@ def column_recipe(spec: ColumnSpec, back: bool) -> Recipe:
     config = LongConfig(2, 2)
     if spec.radix == 4:
         config = LongConfig(2 if back and spec.dtype == "fp32" else 3)
-    return Recipe(f"tkq.convolution.fft.long2.{kernel}", (spec, config))
-
-
-def largest_recipe(spec: LargestSpec) -> Recipe:
-    return Recipe("tkq.convolution.fft.long2.largest:Largest", (spec,))
+    return Recipe(f"tkq.convolution.fft.long1.{kernel}", (spec, config))
 
 
 def row_recipe(spec: RowSpec, gradient: bool) -> Recipe:
     kernel = "RowsGradient" if gradient else "Rows"
-    return Recipe(f"tkq.convolution.fft.long2.rows:{kernel}", (spec, LongConfig(2 if gradient else 3)))
+    return Recipe(f"tkq.convolution.fft.long1.rows:{kernel}", (spec, LongConfig(2 if gradient else 3)))
 
 
 def forward(g: Given, conjugate: bool) -> Tensor:
@@ -63,25 +59,22 @@ def filter_gradient(g: Given, dy: Tensor) -> Tensor:
 
 def columns(x: Tensor, gate: Tensor | None, size: Size) -> tuple[Tensor, Tensor]:
     """Transformed, (H, B, 2, N), and notes of the largest numbers."""
-    B, H, L = x.shape
+    B, H, _ = x.shape
     spec = ColumnSpec(dtypes.name_of(x.dtype), size.radix, gate is not None)
     to = torch.empty(H, B, 2, size.points, dtype=torch.float16, device=x.device)
-    largest = torch.empty(H, B, -(-L // SEGMENT), dtype=torch.int32, device=x.device)
-    launcher(x, largest_recipe(LargestSpec(spec.dtype, spec.gate)))(x, (gate, largest))
+    largest = torch.empty(H, B, size.parts, dtype=torch.int32, device=x.device)
     recipe = column_recipe(spec, False)
-    launcher(x, recipe)(x, (gate, largest, to.view(-1, size.row), size.above),
-                        _blocks(recipe, H * B * size.row // spec.cols))
+    launcher(x, recipe)(x, (gate, to, largest), _blocks(recipe, H * B * size.row // spec.cols))
     return to, largest
 
 
 def rows(operands, size: Size, conjugate: bool, gradient: bool) -> Tensor:
-    """In place of the first one; exponents. operands: transformed columns, notes, the same of the other one."""
-    x, largest, other, of_other = operands
-    notes = (largest, of_other) if gradient else (None, None)
+    """In place of the first one; exponents."""
+    x = operands[0]
     exponents = torch.empty(len(x), size.tiles, dtype=torch.int32, device=x.device)
     recipe = row_recipe(RowSpec(size.rows), gradient)
-    launcher(x, recipe)(x.view(-1, COLS), (other.view(-1, COLS), *notes, exponents, x.shape[1], size.above,
-                                           -1 if conjugate else 1), _blocks(recipe, len(x) * size.tiles))
+    launcher(x, recipe)(x, (*operands[1:], exponents, size.above, -1 if conjugate else 1),
+                        _blocks(recipe, len(x) * size.tiles))
     return exponents
 
 

@@ -11,8 +11,8 @@ from tkq.convolution.fft.spec import COLS, COLUMN_SCALE, ROWS, TRANSFORM_ROWS, r
 
 DTYPES = "bf16", "fp16", "fp32"
 RADICES = 1, 2, 4
-PART = 32  # columns that a lane of four stores together
-SEGMENT = 16384  # tokens whose largest number is noted
+PART = 32  # columns whose largest number is noted
+IN_TILE = 10  # a tile of columns is brought below 2^(IN_TILE + 1): its transform stays below 2^15
 MOST_TOKENS = ROWS * RADICES[-1] * COLS * TRANSFORM_ROWS[-1]
 
 
@@ -52,18 +52,6 @@ class ColumnSpec:
 
 
 @dataclass(frozen=True)
-class LargestSpec:
-    """Of sequences' largest numbers. dtype, gate: as of `ColumnSpec`."""
-
-    dtype: str
-    gate: bool = False
-    vector = 8
-
-    def __post_init__(self):
-        _refuse("LargestSpec", dtype=(self.dtype, DTYPES))
-
-
-@dataclass(frozen=True)
 class RowSpec:
     """Of what is done with rows. rows: of a transform, which has 64 times as many points."""
 
@@ -95,13 +83,18 @@ class Size:
         return self.points // (ROWS * COLS)
 
     @property
+    def parts(self) -> int:
+        """Of columns, whose largest number is noted."""
+        return self.row // PART
+
+    @property
     def scale(self) -> float:
         """Of a transform, which is that much smaller than the sum that defines it."""
         return row_scale(ROWS * self.radix) * row_scale(self.rows) * COLUMN_SCALE
 
     @property
     def above(self) -> int:
-        """Sequences are brought below 2^(above + 1) before they are transformed: the vector of a sequence's spectrum
+        """Sequences are brought below 2^(above + 1) before rows are transformed: the vector of a sequence's spectrum
         stays shorter than 2^13, whatever the numbers, and each of its products with a filter's below 2 (1 + i) below
         2^15."""
         return 12 - (round(self.points * self.scale).bit_length() - 1)
