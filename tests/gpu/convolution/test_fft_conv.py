@@ -44,6 +44,20 @@ def test_a_million_tokens():
     check(make(1, 2, 2**20, 2**20))
 
 
+def test_tiles_in_turn():
+    """More tiles than warpgroups: each has several, whose operands it loads ahead."""
+    g = torch.Generator("cuda").manual_seed(0)
+    u = torch.randn(2, 13, 262144, device="cuda", generator=g).bfloat16()
+    k, dy = torch.randn(13, 262144, device="cuda", generator=g) / 512, u.flip(0)
+    y, y0 = (tkq.fft_conv(x, k[h]) for x, h in ((u, slice(0, 13)), (u[:, 12:], slice(12, 13))))
+    assert torch.equal(y[:, 12:], y0) and y.isfinite().all()
+    leaves = [x.requires_grad_() for x in (u, k)]
+    found = torch.autograd.grad(tkq.fft_conv(*leaves), leaves, dy)
+    alone = [x.detach().requires_grad_() for x in (u[:, 12:], k[12:])]
+    apart = torch.autograd.grad(tkq.fft_conv(*alone), alone, dy[:, 12:])
+    assert torch.equal(found[0][:, 12:], apart[0]) and torch.equal(found[1][12:], apart[1])
+
+
 def test_several_passes_with_gates():
     check(make(2, 2, 140000, 70001, gates="pre post", d=True))
 
