@@ -62,6 +62,11 @@ def test_several_passes_with_gates():
     check(make(2, 2, 140000, 70001, gates="pre post", d=True))
 
 
+def test_several_passes_of_fp16_and_of_circular_ones():
+    check(make(2, 1, 262144, 1000, "fp16"), gradients=False)
+    check(make(2, 1, 100000, 150000), causal=False)
+
+
 def test_gates_and_odd_lengths():
     check(make(5, 2, 333, 400, gates="pre post", d=True))
 
