@@ -24,11 +24,13 @@ from tkq.reference.long_convolution import fft_conv_backward as exact_gradients
 from tkq.testing.timing import relative_error
 
 JUDGED = 16
-SHAPES = (64, 768, 1024), (64, 768, 4096), (64, 768, 8192), (16, 768, 32768)
+TRAINING = (64, 768, 1024), (64, 768, 4096), (64, 768, 8192), (16, 768, 32768), (2, 768, 262144)
+SHAPES = *TRAINING, (1, 768, 1048576)
 CIRCULAR = (64, 768, 1024), (64, 768, 4096)
 QUICK = SHAPES[1:2]
 AT_LEAST = {"forward": 10.0, "training": 10.0, "circular": 8.3}  # times torch
-AT_LENGTH = {("forward", 1024): 12.0, ("circular", 4096): 8.7}  # in the place of these
+AT_LENGTH = {("forward", 1024): 12.0, ("circular", 4096): 8.7, ("forward", 262144): 4.0, ("training", 262144): 4.0,
+             ("forward", 1048576): 3.0}  # in the place of these
 
 
 def inputs(i, batch, heads, tokens):
@@ -97,7 +99,7 @@ def calls() -> dict[str, Call]:
     return found
 
 
-SECTIONS = {"forward": SHAPES, "training": SHAPES, "circular": CIRCULAR}
+SECTIONS = {"forward": SHAPES, "training": TRAINING, "circular": CIRCULAR}
 BENCH = Bench(
     "fft_conv", __doc__,
     {section: lambda shapes, section=section: jobs(section, shapes) for section in SECTIONS},

@@ -17,7 +17,8 @@ from tkq.attention.backward import spec as backward_spec
 from tkq.attention.decode import spec as decode_spec
 from tkq.attention.forward import plan as attention_plan
 from tkq.attention.forward.spec import HEAD_DIMS, AttentionSpec
-from tkq.convolution.fft.spec import BLOCKS, MOST_POINTS, FftSpec
+from tkq.convolution.fft.plan import most_tokens
+from tkq.convolution.fft.spec import FftSpec
 from tkq.convolution.spec import WIDTHS, ConvSpec
 from tkq.gemm.dense import plan as gemm_plan
 from tkq.gemm.dense import small_m_config
@@ -104,8 +105,8 @@ def types() -> dict[str, tuple[list, str]]:
         **dict.fromkeys(("causal_conv1d", "causal_conv1d_step"), (
             taken(lambda t: ConvSpec(t, t, 4), TYPES), f"any S, C; W {WIDTHS[0]} to {WIDTHS[-1]}")),
         "scan": (taken(lambda t: ScanSpec(t), TYPES), "any T, C"),
-        "fft_conv": (taken(lambda t: FftSpec(t, 64), TYPES), "any L to "
-                     f"{BLOCKS[-1] * MOST_POINTS}, circular to {BLOCKS[-1] * MOST_POINTS // 2}; any filter"),
+        "fft_conv": (taken(lambda t: FftSpec(t, 64), TYPES), f"any L to {most_tokens(True)}, circular to "
+                     f"{most_tokens(False)}; any filter"),
         **_steps(),
         "gemm": (half, "any M, N; K a multiple of 8"),
         "grouped_gemm": (taken(lambda t: _grouped(t, "m"), TYPES), f"up to {grouped_spec.MOST_GROUPS} groups, which "

@@ -2,10 +2,13 @@
 from .mutant import family
 
 TESTS = "tests/gpu/convolution/test_fft_conv.py::"
-NUMERICS, BLOCKS, NAN, ENDS, SHORT, SIZES, PAIRS = ((f"{TESTS}{name}",) for name in (
-    "test_numerics[5-3080-5000]", "test_eight_blocks[20000-50000]",
+NUMERICS, TWO, BLOCKS, NAN, ENDS, SHORT, SIZES, PAIRS = ((f"{TESTS}{name}",) for name in (
+    "test_numerics[5-3080-5000]", "test_blocks[8192]", "test_eight_blocks[20000-50000]",
     "test_nan_and_infinities_stay_in_their_sequence[4096-False]", "test_nan_behind_the_ends", "test_short",
-    "test_filters_of_any_size", "test_partners_of_any_size"))
+    "test_filters_of_any_size[4096]", "test_partners_of_any_size"))
+PASSES, MANY, MILLION, IMPULSES, NAN_IN_A_FILTER = ((f"{TESTS}{name}",) for name in (
+    "test_several_passes[3-262144-262144]", "test_tiles_in_turn", "test_a_million_tokens",
+    "test_hard_signals[impulses-262144]", "test_nan_in_a_filter_and_its_gradient"))
 
 MUTANTS = (
     *family(
@@ -34,5 +37,32 @@ MUTANTS = (
         "fft", "tkq/convolution/fft/filter_gradient.py",
         ("other_warpgroups_left_out", "tk.complex_to_table(s.total, total, other > 0)",
          "tk.complex_to_table(s.total, total, False)", NUMERICS),
+        ("first_block_with_the_second_left_out", "if j == 1:", "if j == 2:", TWO),
         ("pair_of_one_scale", "return sums[0] if self.spec.causal else cutlass.max(*sums)", "return sums[0]", PAIRS)),
+    *family(
+        "fft", "tkq/convolution/fft/long/largest.py",
+        ("first_warp_alone_says_how_large", "for w in cutlass.range_constexpr(THREADS // 32):",
+         "for w in cutlass.range_constexpr(1):", IMPULSES)),
+    *family(
+        "fft", "tkq/convolution/fft/long/columns.py",
+        ("whole_frequencies_between_passes",
+         "x, y = self.conjugate(turn((4 * k1 - 1) * (col0 + tk.first_col()), 4 * points))",
+         "x, y = self.conjugate(turn(4 * k1 * (col0 + tk.first_col()), 4 * points))", PASSES),
+        ("radix_with_one_root_for_all", "roots.append(times(roots[-1], one))", "roots.append(one)", MILLION)),
+    *family(
+        "fft", "tkq/convolution/fft/long/rows.py",
+        ("filter_not_mirrored", "acc.imag.tensor[i] = acc.imag.tensor[i] * (down * conjugate)",
+         "acc.imag.tensor[i] = acc.imag.tensor[i] * down", PASSES),
+        ("next_tile_is_this_one",
+         "self.fetch(g, s, w, (cutlass.select_(last, i + 1, i), cutlass.select_(last, 0, which + 1), 1 - stage))",
+         "self.fetch(g, s, w, (i, cutlass.select_(last, 0, which + 1), 1 - stage))", MANY),
+        ("products_stay_divided",
+         "by, exponent = tk.rv(), exponent_of(first) + exponent_of(second) - 2 * (127 + g.above)",
+         "by, exponent = tk.rv(), exponent_of(first) - 127 - g.above", PASSES)),
+    *family(
+        "fft", "tkq/convolution/fft/long/back.py",
+        ("rows_of_one_size", "by = power_of(g.exponents[head, tile] - most) * Float32(spec.scale)",
+         "by = power_of(most - most) * Float32(spec.scale)", PASSES),
+        ("nan_of_a_filter_forgotten", "finite = cutlass.max(of_x, of_filter) < INFINITE", "finite = of_x < INFINITE",
+         NAN_IN_A_FILTER)),
 )

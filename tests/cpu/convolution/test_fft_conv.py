@@ -123,10 +123,10 @@ def test_transforms_in_tiles(rows, causal):
     (TypeError, "pre_gate is torch.float16", dict(pre_gate=torch.zeros(2, 3, 7).half())),
     (TypeError, "k: dtype is torch.bfloat16", dict(k=torch.zeros(3, 4).bfloat16())),
     (ValueError, "d: shape", dict(d=torch.zeros(1))),
-    (NotImplementedError, "u: has 32769 tokens, supported are up to 32768", dict(
-        u=torch.zeros(2, 3, 32769).bfloat16())),
-    (NotImplementedError, "u: has 16385 tokens, supported are up to 16384", dict(
-        u=torch.zeros(2, 3, 16385).bfloat16(), causal=False))])
+    (NotImplementedError, "u: has 1048577 tokens, supported are up to 1048576", dict(
+        u=torch.zeros(1, 3, 1).bfloat16().expand(1, 3, 2**20 + 1))),
+    (NotImplementedError, "u: has 524289 tokens, supported are up to 524288", dict(
+        u=torch.zeros(1, 3, 1).bfloat16().expand(1, 3, 2**19 + 1), causal=False))])
 def test_refused(error, words, changed):
     with pytest.raises(error, match=f"fft_conv: {words}"):
         tkq.fft_conv(**dict(u=torch.zeros(2, 3, 7).bfloat16(), k=torch.zeros(3, 4)) | changed)

@@ -35,6 +35,38 @@ def test_eight_blocks(L, taps):
     check(make(3, 2, L, taps))
 
 
+@pytest.mark.parametrize("B, L, taps", [(3, 262144, 262144), (1, 262136, 3), (2, 150001, 200000)])
+def test_several_passes(B, L, taps):
+    check(make(B, 2, L, taps))
+
+
+def test_a_million_tokens():
+    check(make(1, 2, 2**20, 2**20))
+
+
+def test_tiles_in_turn():
+    """More tiles than warpgroups: each has several, whose operands it loads ahead."""
+    g = torch.Generator("cuda").manual_seed(0)
+    u = torch.randn(2, 13, 262144, device="cuda", generator=g).bfloat16()
+    k, dy = torch.randn(13, 262144, device="cuda", generator=g) / 512, u.flip(0)
+    y, y0 = (tkq.fft_conv(x, k[h]) for x, h in ((u, slice(0, 13)), (u[:, 12:], slice(12, 13))))
+    assert torch.equal(y[:, 12:], y0) and y.isfinite().all()
+    leaves = [x.requires_grad_() for x in (u, k)]
+    found = torch.autograd.grad(tkq.fft_conv(*leaves), leaves, dy)
+    alone = [x.detach().requires_grad_() for x in (u[:, 12:], k[12:])]
+    apart = torch.autograd.grad(tkq.fft_conv(*alone), alone, dy[:, 12:])
+    assert torch.equal(found[0][:, 12:], apart[0]) and torch.equal(found[1][12:], apart[1])
+
+
+def test_several_passes_with_gates():
+    check(make(2, 2, 140000, 70001, gates="pre post", d=True))
+
+
+def test_several_passes_of_fp16_and_of_circular_ones():
+    check(make(2, 1, 262144, 1000, "fp16"), gradients=False)
+    check(make(2, 1, 100000, 150000), causal=False)
+
+
 def test_gates_and_odd_lengths():
     check(make(5, 2, 333, 400, gates="pre post", d=True))
 
@@ -62,18 +94,19 @@ def test_circular_of_any_length():
     check(make(7, 2, 1100, 1500), causal=False)
 
 
+@pytest.mark.parametrize("L", [4096, 262144])
 @pytest.mark.parametrize("signal", ["impulses", "constant", "alternating", "range", "tiny", "huge"])
-def test_hard_signals(signal):
-    given = make(5, 3, 4096, 4096)
-    u, t = given["u"].detach(), torch.arange(4096, device="cuda")
+def test_hard_signals(signal, L):
+    given = make(5, 3 if L == 4096 else 1, L, L)
+    u, t = given["u"].detach(), torch.arange(L, device="cuda")
     with torch.no_grad():
         if signal == "impulses":
             u.zero_()
             for b in range(5):
-                u[b, :, (0, 1, 64, 1000, 4095)[b]] = 1 + b
+                u[b, :, (0, 1, 64, 1000, L - 1)[b]] = 1 + b
         if signal == "constant":
             u.fill_(3)
-            given["k"].fill_(1 / 4096)
+            given["k"].fill_(1 / L)
         if signal == "alternating":
             u.copy_(1 - 2.0 * (t % 2).expand_as(u))
         if signal == "range":
@@ -84,8 +117,9 @@ def test_hard_signals(signal):
     check(given, gradients=signal not in ("tiny", "huge"))
 
 
-def test_filters_of_any_size():
-    given = make(5, 3, 4096, 4096)
+@pytest.mark.parametrize("L", [4096, 262144])
+def test_filters_of_any_size(L):
+    given = make(2, 3, L, L)
     with torch.no_grad():
         given["k"].mul_(torch.tensor([1e-30, 1.0, 1e30], device="cuda")[:, None])
     check(given, gradients=False)
@@ -94,7 +128,7 @@ def test_filters_of_any_size():
         assert not tkq.fft_conv(given["u"], given["k"]).any()
 
 
-@pytest.mark.parametrize("L, causal", [(63, True), (6000, True), (4096, False)])
+@pytest.mark.parametrize("L, causal", [(63, True), (6000, True), (4096, False), (250000, True)])
 def test_nan_and_infinities_stay_in_their_sequence(L, causal):
     given = make(5, 2, L, L)
     u = given["u"].detach()
@@ -123,7 +157,31 @@ def test_nan_behind_the_ends():
         assert y.isfinite().all() and torch.equal(y, want)
 
 
-@pytest.mark.parametrize("B, L", [(64, 4096), (5, 8192)])
+def test_nan_behind_the_ends_of_several_passes():
+    """And of taps; of a length that takes copies, and of one that does not."""
+    given = make(2, 2, 262136, 262136)
+    wide = torch.full((3, 3, 262144), math.nan, device="cuda", dtype=torch.bfloat16)
+    taps = torch.full((3, 262144), math.nan, device="cuda")
+    wide[:2, :2, :262136], taps[:2, :262136] = given["u"].detach(), given["k"].detach()
+    for n in (262136, 262131):
+        want = tkq.fft_conv(given["u"].detach()[..., :n].contiguous(), given["k"].detach()[:, :n].contiguous())
+        y = tkq.fft_conv(wide[:2, :2, :n], taps[:2, :n])
+        assert y.isfinite().all() and torch.equal(y, want)
+
+
+def test_nan_in_a_filter_and_its_gradient():
+    given = make(2, 2, 262144, 262144)
+    with torch.no_grad():
+        given["k"][0, 77] = math.nan
+    y = tkq.fft_conv(given["u"], given["k"])
+    assert y[:, 0].isnan().all() and y[:, 1].isfinite().all()
+    dy = torch.ones_like(y)
+    dy[1, 1, 5] = math.inf
+    dk, = torch.autograd.grad(y, given["k"], dy)
+    assert dk[0].isfinite().all() and dk[1].isnan().all()
+
+
+@pytest.mark.parametrize("B, L", [(64, 4096), (5, 8192), (2, 262144)])
 def test_the_same_bits(B, L):
     given = make(B, 3, L, L)
     run = lambda: torch.autograd.grad(tkq.fft_conv(given["u"], given["k"]), (given["u"], given["k"]),

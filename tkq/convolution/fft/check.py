@@ -3,8 +3,7 @@ from typing import NamedTuple, Optional
 
 from torch import Tensor
 
-from tkq.convolution.fft.plan import transform_rows
-from tkq.convolution.fft.spec import BLOCKS, MOST_POINTS
+from tkq.convolution.fft.plan import most_tokens
 from tkq.runtime import arguments
 from tkq.runtime.call import check
 
@@ -42,6 +41,5 @@ def check_call(call: Call) -> None:
     check.same_device(u=u, k=k, d=d, pre_gate=pre, post_gate=post)
     if max(B, H) > MOST:
         raise NotImplementedError(f"{OP}: u: has {B} sequences and {H} heads, supported are up to {MOST}")
-    if transform_rows(L, causal) is None:
-        most = BLOCKS[-1] * MOST_POINTS // (1 if causal else 2)
-        raise NotImplementedError(f"{OP}: u: has {L} tokens, supported are up to {most}")
+    if most_tokens(causal) < L:
+        raise NotImplementedError(f"{OP}: u: has {L} tokens, supported are up to {most_tokens(causal)}")

@@ -21,7 +21,7 @@ ABOVE = 8  # inputs are brought below 2^9: spectra stay below 65504, also of pai
 
 
 class Given(NamedTuple):
-    """u, dy (B, H, L) and their gates; sums (H, lags, splits, 16, 128, 4) fp32, of the layout `tkq.tile.factors`, the
+    """u, dy (B, H, L) and their gates; sums (H, blocks, splits, 16, 128, 4) fp32, of the layout `tkq.tile.factors`, the
     last dimension first; parts in which a head's tiles go to blocks."""
 
     u: cute.Tensor
@@ -33,7 +33,8 @@ class Given(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """A block's: factors, the head's sum. A warpgroup's: tiles, largest numbers of v and of w."""
+    """A block's: factors, the head's sum. A warpgroup's: tiles, largest numbers of v and of w; of two blocks of tokens
+    the spectrum last transformed, and of all warpgroups the sums of the first block of v with the second of w."""
 
     factors: Factors
     total: cute.Tensor
@@ -41,6 +42,8 @@ class Shared(NamedTuple):
     of_rows: cute.Tensor
     of_v: cute.Tensor
     of_w: cute.Tensor
+    last: Optional[cute.Tensor]
+    apart: Optional[cute.Tensor]
 
 
 class FilterGradient:
@@ -52,8 +55,8 @@ class FilterGradient:
     part is the sum of what each of the two gives. To that end both must have the same scale: v is divided as before, w
     multiplied by that and divided by one of the pair.
 
-    Of sequences of several blocks of 4096 tokens each lag has a sum of its own: over all blocks of w, with the block of
-    v that is as many before it.
+    Sequences of two blocks of 4096 tokens have two sums: of each block of w with the same one of v, in registers, and
+    of the second one of w with the first one of v, in shared memory, each thread's for itself.
     """
 
     def __init__(self, spec, config):
@@ -93,57 +96,113 @@ class FilterGradient:
         of_rows, of_v, of_w = (al.allocate_tensor(Int32, cute.make_layout((spec.tiles * ROWS, n)), 16)
                                for _ in range(3))
         factors = Factors(rows, tk.SharedPair(columns[0], columns[1], columns[2]), twiddles)
-        wg, me = tk.warpgroup_id(), cute.arch.thread_idx()[0]
+        wg, me, last, apart = tk.warpgroup_id(), cute.arch.thread_idx()[0], None, None
+        if const_expr(spec.blocks > 1):
+            last = al.allocate_tensor(Float16, tk.factors(tk.WARPGROUP, COLS, n), 16)[None, None, None, wg]
+            apart = al.allocate_tensor(Float32, tk.factors(tk.WARPGROUP, COLS, n), 16)
         self.tables.fill_rows(rows, me)
         self.tables.fill_columns(factors.columns, me)
         self.tables.fill_twiddles(twiddles)
         tk.publish()
         tk.sync_block()
-        s = Shared(factors, total, tiles, of_rows[None, wg], of_v[None, wg], of_w[None, wg])
-        lags = g.sums.shape[1]
-        for item in cutlass.range(cute.arch.block_idx()[0], g.u.shape[1] * lags * g.splits, cute.arch.grid_dim()[0],
-                                  unroll=1):
-            of = item // g.splits
-            self.head(g, s, (of // lags, of % lags, item % g.splits), wg)
+        s = Shared(factors, total, tiles, of_rows[None, wg], of_v[None, wg], of_w[None, wg], last, apart)
+        for item in cutlass.range(cute.arch.block_idx()[0], g.u.shape[1] * g.splits, cute.arch.grid_dim()[0], unroll=1):
+            self.head(g, s, item // g.splits, item % g.splits, wg)
 
     @cute.jit
-    def head(self, g: Given, s: Shared, item, wg):
-        """The tiles of a part of a head's sequences, and their sum. item: (head, lag, part)."""
-        (head, lag, part), each, n, total = item, self.spec.sequences, self.config.warpgroups, tk.pair(COLS)
-        blocks = Int32(1)
-        if const_expr(self.spec.blocks > 1):
-            blocks = cute.ceil_div(g.u.shape[2], BLOCK) - lag
+    def head(self, g: Given, s: Shared, head, part, wg):
+        """The tiles of a part of a head's sequences, and their sums."""
+        each, n, total = self.spec.sequences, self.config.warpgroups, tk.pair(COLS)
         tk.zero(total.real)
         tk.zero(total.imag)
-        for tile in cutlass.range(part * n + wg, cute.ceil_div(g.u.shape[0], each) * blocks, n * g.splits, unroll=1):
-            at = Place(head, tile // blocks * each, tile % blocks * BLOCK)
-            self.tile(g, s, (at, at._replace(token=at.token + lag * BLOCK)), total, wg)
+        if const_expr(self.spec.blocks > 1):
+            for i in cutlass.range_constexpr(COLS // 4):
+                s.apart[None, tk.thread_in_warpgroup(), i, wg].fill(0.0)
+        for tile in cutlass.range(part * n + wg, cute.ceil_div(g.u.shape[0], each), n * g.splits, unroll=1):
+            at = Place(head, tile * each, Int32(0))
+            if const_expr(self.spec.blocks > 1):
+                self.two(g, s, at, total, wg)
+            else:
+                self.tile(g, s, at, total, wg)
         for other in cutlass.range_constexpr(n):
             if wg == other:
                 tk.complex_to_table(s.total, total, other > 0)
             tk.sync_block()
         for i in cutlass.range(wg, COLS // 4, n, unroll=1):
-            four = cute.make_rmem_tensor((4,), Float32)
-            cute.autovec_copy(s.total[None, tk.thread_in_warpgroup(), i], four)
-            cute.autovec_copy(four, g.sums[head, lag, part, i, tk.thread_in_warpgroup(), None])
+            self.leave(g.sums[head, 0, part, i, tk.thread_in_warpgroup(), None], [s.total], i)
+            if const_expr(self.spec.blocks > 1):
+                self.leave(g.sums[head, 1, part, i, tk.thread_in_warpgroup(), None],
+                           [s.apart[None, None, None, w] for w in range(n)], i)
         tk.sync_block()
 
+    def leave(self, to, tables, i):
+        """A thread's i-th four numbers of the tables' sum, in memory."""
+        found = cute.make_rmem_tensor((4,), Float32)
+        cute.autovec_copy(tables[0][None, tk.thread_in_warpgroup(), i], found)
+        for table in tables[1:]:
+            four = cute.make_rmem_tensor((4,), Float32)
+            cute.autovec_copy(table[None, tk.thread_in_warpgroup(), i], four)
+            for e in range(4):
+                found[e] = found[e] + four[e]
+        cute.autovec_copy(found, to)
+
     @cute.jit
-    def tile(self, g: Given, s: Shared, places, total: tk.Pair, wg):
-        """places: of v and of w."""
-        spec, barrier, tiles = self.spec, 1 + wg, [s.tiles[self.spec.tiles * wg + i] for i in range(self.spec.tiles)]
-        acc, narrow, spectrum = tk.pair(COLS), tk.pair(COLS, Float16), tk.pair(COLS, Float16)
-        for of_w in (False, True):
-            self.load(g, s, places[of_w], (tiles, barrier), of_w)
-            self.transform.forth(acc, narrow, tiles, s.factors)
-            if const_expr(not of_w):
-                tk.copy(spectrum.real, acc.real)
-                tk.copy(spectrum.imag, acc.imag)
+    def tile(self, g: Given, s: Shared, at, total: tk.Pair, wg):
+        spec, (acc, narrow), spectrum = self.spec, (tk.pair(COLS), tk.pair(COLS, Float16)), tk.pair(COLS, Float16)
+        self.forth(acc, narrow, g, s, (at, False, wg))
+        tk.copy(spectrum.real, acc.real)
+        tk.copy(spectrum.imag, acc.imag)
+        self.forth(acc, narrow, g, s, (at, True, wg))
         back = tk.rv()
         for r in cutlass.range_constexpr(2):
             first = (tk.first_row() + 8 * r) // spec.rows * spec.rows
             back.tensor[r] = power_of(self.of_both(s, first) - 2 * (BIAS + ABOVE))
         tk.complex_fma_conj(total, spectrum, acc, back)
+
+    @cute.jit
+    def two(self, g: Given, s: Shared, at, total: tk.Pair, wg):
+        """A sequence of two blocks, each transformed once: v and w of the second, v and w of the first."""
+        acc, narrow, apart = tk.pair(COLS), tk.pair(COLS, Float16), s.apart[None, None, None, wg]
+        for j in cutlass.range(2, unroll=1):
+            place = at._replace(token=(1 - j) * BLOCK)
+            self.forth(acc, narrow, g, s, (place, False, wg))
+            if j == 1:
+                self.add(apart, s.last, acc, self.back(s))
+            tk.complex_to_table(s.last, acc)
+            self.forth(acc, narrow, g, s, (place, True, wg))
+            self.add(total, s.last, acc, self.back(s))
+            tk.complex_to_table(s.last, acc)
+
+    def back(self, s: Shared):
+        """What a product of spectra is multiplied by: what both were divided by. Of whole sequences, not of pairs."""
+        return power_of(self.exponent(s.of_v, 0, 0) + self.exponent(s.of_w, 0, 0) - 2 * (BIAS + ABOVE))
+
+    def add(self, to, table, other: tk.Pair, by):
+        """A pair += by conj(table) other, or a table += by table conj(other); each thread, its own elements."""
+        for i in range(COLS // 4):
+            held, four = cute.make_rmem_tensor((4,), Float16), cute.make_rmem_tensor((4,), Float32)
+            cute.autovec_copy(table[None, tk.thread_in_warpgroup(), i], held)
+            if not isinstance(to, tk.Pair):
+                there = to[None, tk.thread_in_warpgroup(), i]
+                cute.autovec_copy(there, four)
+            for e in range(2):
+                at, x, y = 2 * i + e, Float32(held[e]), Float32(held[2 + e])
+                c, d = other.real.tensor[at], other.imag.tensor[at]
+                real, imag = by * (x * c + y * d), by * (x * d - y * c)
+                if isinstance(to, tk.Pair):
+                    to.real.tensor[at], to.imag.tensor[at] = to.real.tensor[at] + real, to.imag.tensor[at] + imag
+                else:
+                    four[2 * e], four[2 * e + 1] = four[2 * e] + real, four[2 * e + 1] - imag
+            if not isinstance(to, tk.Pair):
+                cute.autovec_copy(four, there)
+
+    @cute.jit
+    def forth(self, acc: tk.Pair, narrow: tk.Pair, g: Given, s: Shared, what):
+        """acc = the spectrum of v or of w. what: (place, is it w?, warpgroup)"""
+        (place, of_w, wg), n = what, self.spec.tiles
+        tiles = [s.tiles[n * wg + i] for i in range(n)]
+        self.load(g, s, place, (tiles, 1 + wg), of_w)
+        self.transform.forth(acc, narrow, tiles, s.factors)
 
     @cute.jit
     def load(self, g: Given, s: Shared, place: Place, at, of_w: cutlass.Constexpr):

@@ -2,33 +2,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tkq.convolution.fft.config import FftConfig
+from tkq.convolution.fft.long import launch as long
 from tkq.convolution.fft.plan import SMS, blocks_of, plan, splits_of, tiles_of, transform_rows, whole
 from tkq.convolution.fft.spec import COLUMN_SCALE, SHARED_BLOCKS, FftSpec, row_scale
-from tkq.reference.long_convolution import _taps
-from tkq.runtime import Recipe, function
+from tkq.convolution.fft.tensors import Given, filter_of, launcher, readable, vector_of
+from tkq.runtime import Recipe
 from tkq.runtime.call import dtypes
-from tkq.runtime.device import arch
 
+LONG = 8192  # tokens, above which a filter's gradient takes several passes
 _quarters: dict = {}  # (points, device) -> what `quarter` makes: as many as sizes of transforms, to 4096 numbers each
-_launchers: dict = {}  # (device, recipe) -> the kernel's function; as many as kinds of call
-
-
-class Given(NamedTuple):
-    """As `tkq.fft_conv` has them."""
-
-    u: Tensor
-    k: Tensor
-    d: Tensor | None
-    causal: bool
-    pre: Tensor | None
-    post: Tensor | None
 
 
 def recipe(spec: FftSpec, config: FftConfig) -> Recipe:
@@ -37,9 +24,8 @@ def recipe(spec: FftSpec, config: FftConfig) -> Recipe:
 
 
 def gradient_recipe(spec: FftSpec, config: FftConfig) -> Recipe:
-    """Of the filter's; for any number of blocks above one it is the same."""
-    return Recipe("tkq.convolution.fft.filter_gradient:FilterGradient", (
-        replace(spec, blocks=min(spec.blocks, 2)), config))
+    """Of the filter's, of sequences of one block or two."""
+    return Recipe("tkq.convolution.fft.filter_gradient:FilterGradient", (spec, config))
 
 
 def forward(g: Given, conjugate: bool = False) -> Tensor:
@@ -49,7 +35,9 @@ def forward(g: Given, conjugate: bool = False) -> Tensor:
         return g.u.new_empty(B, H, L)
     if not g.causal and not whole(L):
         return _of_twice(g, conjugate)
-    u, pre, post = (_readable(t) for t in (g.u, g.pre, g.post))
+    if transform_rows(L, g.causal) is None:
+        return long.forward(g, conjugate)
+    u, pre, post = (readable(t) for t in (g.u, g.pre, g.post))
     y = torch.empty(B, H, L, dtype=u.dtype, device=u.device)
     spec = spec_of((u, pre, post, y), g, conjugate)
     config = plan(spec, B)
@@ -57,7 +45,7 @@ def forward(g: Given, conjugate: bool = False) -> Tensor:
     blocks, workspace = min(SMS, H * splits), None
     if spec.blocks > SHARED_BLOCKS:
         workspace = torch.empty(blocks, config.warpgroups, spec.kept, 16, 128, 4, dtype=torch.float16, device=u.device)
-    _launcher(u, recipe(spec, config))(u, (spectrum(g, spec), pre, post, y, splits, workspace), blocks)
+    launcher(u, recipe(spec, config))(u, (spectrum(g, spec), pre, post, y, splits, workspace), blocks)
     return y
 
 
@@ -96,16 +84,6 @@ def quarter(points: int, device: torch.device) -> Tensor:
     return found
 
 
-def filter_of(g: Given) -> Tensor:
-    """(H, taps) float32: what reaches no token left out, not causal: what reaches the same ones added; and d."""
-    L, k = g.u.shape[2], g.k
-    taps = _taps(k, L, g.causal)[:, :L] if k.shape[1] else k.new_zeros(len(k), 1)
-    if g.d is not None:
-        taps = taps.clone()
-        taps[:, 0] += g.d
-    return taps
-
-
 def filter_gradient(g: Given, dy: Tensor) -> Tensor:
     """dk (H, taps) float32, of as many taps as k has, of one at least: d's is that of the first one."""
     _, H, L = g.u.shape
@@ -126,14 +104,16 @@ def filter_gradient(g: Given, dy: Tensor) -> Tensor:
 
 def _filter_gradient(g, dy):
     """(H, points)"""
-    u, dy, pre, post = (_readable(t) for t in (g.u, dy, g.pre, g.post))
+    if g.causal and g.u.shape[2] > LONG:
+        return long.filter_gradient(g, dy)
+    u, dy, pre, post = (readable(t) for t in (g.u, dy, g.pre, g.post))
     B, H, L = u.shape
     spec = spec_of((u, dy, pre, post), g)
     config = FftConfig(min(2, tiles_of(spec, B)))
     lags = -(-L // spec.points) if g.causal else 1
-    splits = splits_of(spec, config, B, H * lags)
+    splits = splits_of(spec, config, B, H)
     sums = torch.empty(H, lags, splits, 16, 128, 4, dtype=torch.float32, device=u.device)
-    _launcher(u, gradient_recipe(spec, config))(u, (dy, pre, post, sums, splits), min(SMS, H * lags * splits))
+    launcher(u, gradient_recipe(spec, config))(u, (dy, pre, post, sums, splits), min(SMS, H * splits))
     # (part, block of columns, half of rows, warp, row, columns, column, part of a number) of each head
     tiles = sums.view(H, lags, splits, 8, 2, 4, 8, 4, 2, 2).permute(0, 1, 2, 5, 4, 6, 3, 7, 8, 9).reshape(
         H, lags, splits * spec.transforms, spec.rows, 64, 2)
@@ -154,30 +134,3 @@ def _of_twice(g, conjugate):
         taps = torch.nn.functional.pad(taps, (0, L - taps.shape[1])).flip(1).roll(1, 1)
     u, pre, post = (None if t is None else torch.cat((t, t), 2) for t in (g.u, g.pre, g.post))
     return forward(Given(u, taps, None, True, pre, post))[..., L:].contiguous()
-
-
-def vector_of(*tensors: Tensor | None) -> int:
-    """8 elements in one access where addresses, strides and the number of tokens allow it, or 1."""
-    bits = 0
-    for x in tensors:
-        if x is not None:
-            bits |= x.data_ptr() | x.shape[2] * x.itemsize
-            for dim in (0, 1):
-                if x.shape[dim] > 1:
-                    bits |= x.stride(dim) * x.itemsize
-    return 1 if bits % 16 else 8
-
-
-def _readable(x):
-    """x, or a copy where neighbouring tokens are no neighbours in memory."""
-    if x is None or x.stride(2) == 1 or x.shape[2] == 1:
-        return x
-    return x.clone(memory_format=torch.contiguous_format)
-
-
-def _launcher(x, recipe):
-    key = x.get_device(), recipe
-    if key not in _launchers:
-        arch.require_hopper(x.device)
-        _launchers[key] = function(recipe)
-    return _launchers[key]

@@ -17,13 +17,14 @@ def fft_conv(u: Tensor, k: Tensor, d: Optional[Tensor] = None, causal: bool = Tr
         v = pre_gate * u,    y[t] = post_gate[t] * (d v[t] + sum of k[j] v[t - j] over j)
 
     By the Fourier transform, whose factors are products of 64 x 64 matrices on the tensor cores, in one pass over
-    memory. Operands of these products are fp16, each sequence's divided by a power of 2 near its largest number; sums
-    are fp32: eight roundings to fp16 one after the other, little beside the rounding of a bf16 y (docs/fft_conv.md).
+    memory, of more than 32768 tokens in three. Operands of these products are fp16, each sequence's divided by a power
+    of 2 near its largest number; sums are fp32: eight roundings to fp16 one after the other, in three passes about
+    twice as many, little beside the rounding of a bf16 y (docs/fft_conv.md).
 
     Args:
-        u: (B, H, L), bf16 or fp16, neighbouring tokens contiguous, or it is copied. L up to 32768, circular up to
-            16384. Circular ones are fast where L is a power of 2 from 128 to 4096; others take a copy, and the work of
-            twice as many causal tokens.
+        u: (B, H, L), bf16 or fp16, neighbouring tokens contiguous, or it is copied. L up to 1048576, circular up
+            to 524288. Circular ones are fast where L is a power of 2 from 128 to 4096; others take a copy, and the work
+            of twice as many causal tokens.
         k: (H, Lk) float32, k[:, 0] of the token itself. Of any length, also 0: causal taps beyond L reach no token;
             circular ones that are L apart reach the same token.
         d: (H,), bf16, fp16 or fp32: of the input itself, as a summand of k[:, 0].

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from .config import FftConfig
+from .long.spec import MOST_TOKENS
 from .spec import BLOCKS, COLS, MOST_POINTS, ROWS, TRANSFORM_ROWS, FftSpec
 
 SMS = 132
@@ -25,13 +26,19 @@ def splits_of(spec: FftSpec, config: FftConfig, batch: int, heads: int) -> int:
 
 
 def transform_rows(tokens: int, causal: bool) -> int | None:
-    """Rows of the transforms for sequences of that many tokens, the fewest that will do; None where there are too many
-    tokens. Not causal: of one of as many points; where there is none, of causal ones of the sequences written twice."""
+    """Rows of the transforms for sequences of that many tokens, the fewest that will do; None where these are so many
+    that a transform takes several passes (`long`). Not causal: of one of as many points; where there is none, of causal
+    ones of the sequences written twice."""
     if not causal:
         return tokens // COLS if whole(tokens) else transform_rows(2 * tokens, True)
     if tokens > BLOCKS[-1] * MOST_POINTS:
         return None
     return next((rows for rows in TRANSFORM_ROWS if COLS * rows >= tokens), ROWS)
+
+
+def most_tokens(causal: bool) -> int:
+    """Of a sequence. Not causal: as many as are causal ones written twice."""
+    return MOST_TOKENS if causal else MOST_TOKENS // 2
 
 
 def blocks_of(tokens: int, causal: bool) -> int:

@@ -62,14 +62,21 @@ class Sequences:
 
     @cute.jit
     def fetch(self, held, x: cute.Tensor, batch, head, token):
-        """held = x[batch, head, token ..], 0 behind the ends."""
-        held.fill(0.0)
+        """held = x[batch, head, token ..], 0 behind the ends.
+
+        Several at a time have no branches: what is nearest is loaded where there is nothing, and dropped. With a branch
+        around each load the next one begins when this one's numbers are there."""
         B, _, L = x.shape
         n = cute.size(held)
         if const_expr(self.spec.vector > 1):
-            if batch < B and token < L:
-                cute.autovec_copy(vectors.run_at(x, (batch, head, token), n), held)
+            at = cutlass.min(batch, B - 1), head, cutlass.min(token, L - n)
+            cute.autovec_copy(vectors.run_at(x, at, n), held)
+            words = cute.recast_tensor(held, Int32)
+            for i in cutlass.range_constexpr(cute.size(words)):
+                word = cutlass.select_(token < L, words[i], Int32(0))
+                words[i] = cutlass.select_(batch < B, word, Int32(0))
         else:
+            held.fill(0.0)
             for e in cutlass.range_constexpr(n):
                 if batch < B and token + e < L:
                     held[e] = vectors.run_at(x, (batch, head, token + e), 1)[0]

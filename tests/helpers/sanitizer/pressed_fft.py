@@ -1,0 +1,24 @@
+"""Long convolutions under pressure: cases of `pressed`."""
+import torch
+
+from tests.helpers.sanitizer.repeated import same_bits
+
+
+def fft_passes():
+    """Several passes: operands and tiles enough for all stages of a warpgroup, forward and in the gradients."""
+    import tkq
+    from tests.helpers.fft_conv import check, make
+    from tkq.convolution.fft.long import launch
+
+    launch.SMS = 2
+    given = make(3, 2, 65536, 65536)
+    check(given)
+
+    def run():
+        y = tkq.fft_conv(given["u"], given["k"])
+        return y, *torch.autograd.grad(y, (given["u"], given["k"]), given["u"].detach())
+
+    same_bits(run)
+
+
+CASES = fft_passes,

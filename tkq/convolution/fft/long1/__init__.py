@@ -1,0 +1,1 @@
+"""Long convolutions of more tokens than a block of threads has room for."""

@@ -1,0 +1,85 @@
+"""What transforms of columns, forth and back, share: places, factors, largest numbers of many."""
+import math
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+import tkq.tile as tk
+from tkq.convolution.fft.long1.spec import IN_TILE
+from tkq.convolution.fft.spec import ROWS
+from tkq.convolution.fft.tables import EXPONENT
+
+EACH = 8  # neighbours that a thread has of a row
+
+
+def turn(i, n):
+    """(cos, sin) of 2 pi i / n; n a power of 2, at run time."""
+    i = i & (n - 1)
+    i = Int32(cutlass.select_(i < n // 2, i, i - n))
+    one = ((254 - (Float32(n).bitcast(Int32) >> EXPONENT)) << EXPONENT).bitcast(Float32)  # 1 / n
+    angle = Float32(i) * (Float32(2.0 * math.pi) * one)
+    return cute.math.cos(angle, fastmath=True), cute.math.sin(angle, fastmath=True)
+
+
+def times(a, b):
+    """Of two complex numbers."""
+    return a[0] * b[0] - a[1] * b[1], a[0] * b[1] + a[1] * b[0]
+
+
+def of_four(x, back: bool):
+    """The sums over a of x[a] exp(-+2 pi i a q / radix), for each q; x: complex numbers, 1, 2 or 4 of them."""
+    add, sub = (lambda a, b: (a[0] + b[0], a[1] + b[1])), (lambda a, b: (a[0] - b[0], a[1] - b[1]))
+    if len(x) == 1:
+        return x
+    if len(x) == 2:
+        return [add(*x), sub(*x)]
+    even, odd, rest, cross = add(x[0], x[2]), add(x[1], x[3]), sub(x[0], x[2]), sub(x[1], x[3])
+    turned = (-cross[1], cross[0]) if back else (cross[1], -cross[0])  # times +-i
+    return [add(even, odd), add(rest, turned), sub(even, odd), sub(rest, turned)]
+
+
+@cute.jit
+def fill_steps(to: cute.Tensor, points, me, threads: cutlass.Constexpr):
+    """to[:, k1] = exp(-2 pi i r j / points) for j = 1 and j = 8, two numbers each; r = k1 - 1/4."""
+    for k1 in cutlass.range(me, cute.size(to, mode=[1]), threads, unroll=1):
+        for n in cutlass.range_constexpr(2):
+            c, s = turn((4 * k1 - 1) * (8 if n else 1), 4 * points)
+            to[2 * n, k1], to[2 * n + 1, k1] = c, -s
+
+
+def exponent_of(largest):
+    """Of a magnitude: a tile with none above it is brought below 2^(IN_TILE + 1) by exact factors."""
+    return cutlass.min(cutlass.max(largest >> EXPONENT, IN_TILE + 2), 253)
+
+
+@cute.jit
+def largest_of(numbers: cute.Tensor):
+    """The largest of many ints, from 0 on, in memory. A warp together."""
+    most = Int32(0)
+    for i in cutlass.range(tk.lane_id(), cute.size(numbers), 32, unroll=1):
+        most = cutlass.max(most, numbers[i])
+    return cute.arch.warp_redux_sync(most, "max")
+
+
+@cute.jit
+def largest_of_warpgroup(most, to: cute.Tensor, barrier):
+    """The largest of an int of each thread. to: 4 ints in shared memory, which none reads any more."""
+    most = cute.arch.warp_redux_sync(most, "max")
+    if tk.lane_id() == 0:
+        to[tk.thread_in_warpgroup() // 32] = most
+    tk.sync(barrier, tk.WARPGROUP)
+    for w in cutlass.range_constexpr(4):
+        most = cutlass.max(most, to[w])
+    return most
+
+
+def place(i, cols: int):
+    """(row, first column) of a thread's i-th part of a tile."""
+    me, across = tk.thread_in_warpgroup(), cols // EACH
+    return me // across + i * (tk.WARPGROUP // across), me % across * EACH
+
+
+def parts_of(cols: int) -> int:
+    """A thread's, of a tile."""
+    return ROWS * cols // (tk.WARPGROUP * EACH)
