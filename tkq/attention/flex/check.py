@@ -111,14 +111,11 @@ def _check_list(name, x, shape, rank, q):
 
 
 def check_captured(name, traced, q) -> None:
-    """Captured tensors lie where the query does, and need no gradient."""
+    """Captured tensors lie where the query does."""
     for x in () if traced is None else traced.tensors:
         check.settled(f"{OP}: {name}: a captured tensor", x)
         if x.device != q.device:
             raise ValueError(f"{OP}: {name}: a captured tensor {tuple(x.shape)} is on {x.device}, query on {q.device}")
-        if x.requires_grad and torch.is_grad_enabled():
-            raise NotImplementedError(f"{OP}: {name}: a captured tensor {tuple(x.shape)} requires a gradient, which is "
-                                      "not supported: detach() it")
 
 
 def scale_of(scale, head_dim: int) -> float:

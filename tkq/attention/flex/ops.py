@@ -8,9 +8,10 @@ from torch.nn.attention import flex_attention as _torchs
 
 from tkq import reference
 from tkq.attention.flex import launch
+from tkq.attention.flex.backward.capture_launch import capture_gradients, refuse_if_deterministic
 from tkq.attention.flex.backward.launch import gradients
 from tkq.attention.flex.check import OP, blocks_of, check_captured, check_operands, options, scale_of
-from tkq.attention.flex.derive import slope_of
+from tkq.attention.flex.derive import capture_slopes_of, slope_of
 from tkq.attention.flex.launch import Call
 from tkq.attention.flex.trace import break_graph, trace
 from tkq.runtime.call import autocast, check, ops
@@ -95,34 +96,54 @@ def _run(call, want_lse):
     check.refuse_tangent(OP, query=call.q, key=call.k, value=call.v)
     if not call.q.is_cuda:
         return reference.flex.flex_attention(*call)
-    mode = ops.route(*call[:3])
+    learned = learned_of(call)
+    mode = ops.route(*call[:3], *learned)
     if mode == "op":
         raise NotImplementedError(f"{OP}: tracers, torch.func's transforms and subclasses of tensors are not supported")
     if mode == "direct":
         return launch.forward(call, want_lse)
     if call.score is not None:
-        slope_of(call.score)  # refuses what has none
-    return _Recorded.apply(*call[:3], call)
+        _refuse_slopes(call.score, learned)
+    return _Recorded.apply(*call[:3], call, *learned)
 
 
-def _record(ctx, q, k, v, call):
-    """What a gradient needs is saved, captured tensors and lists among it: none of them may change until then."""
+def learned_of(call) -> tuple:
+    """Captured tensors of the score function of which a gradient is asked. Those of a mask have none."""
+    return tuple([x for x in call.score.tensors if x.requires_grad]) if call.score is not None else ()
+
+
+def _refuse_slopes(score, learned):
+    """What has no derivative, before anything is computed."""
+    slope_of(score)
+    if learned:
+        refuse_if_deterministic()
+        capture_slopes_of(score, tuple(range(len(score.tensors))))
+
+
+def _record(ctx, q, k, v, call, *learned):
+    """What a gradient needs is saved, captured tensors and lists among it: none of them may change until then. learned:
+    those of the captured tensors that may require a gradient."""
     o, lse = launch.forward(call, True)
     functions = [x.tensors for x in (call.score, call.mask) if x is not None]
     lists = () if call.blocks is None else [x for x in call.blocks.lists if x is not None]
     ctx.save_for_backward(q, k, v, o, lse, *(x for tensors in (*functions, lists) for x in tensors))
     ctx.call = call._replace(q=None, k=None, v=None)
+    ctx.slots = tuple(i for i, x in enumerate(call.score.tensors) if x.requires_grad) if learned else ()
     ctx.set_materialize_grads(False)
     return o, lse
 
 
 def _back(ctx, do, dlse=None):
     if do is None and dlse is None:
-        return (None,) * 4
+        return (None,) * (4 + len(ctx.slots))
     q, k, v, o, lse = ctx.saved_tensors[:5]
-    do = torch.zeros_like(o) if do is None else do
-    found = gradients(ctx.call._replace(q=q, k=k, v=v), (do, o, lse, dlse), ctx.needs_input_grad[0])
-    return *(x if needed else None for x, needed in zip(found, ctx.needs_input_grad)), None
+    rows = torch.zeros_like(o) if do is None else do, o, lse, dlse
+    call, needed = ctx.call._replace(q=q, k=k, v=v), ctx.needs_input_grad
+    found = gradients(call, rows, needed[0]) if any(needed[:3]) else (None,) * 3
+    slots = [slot for slot, need in zip(ctx.slots, needed[4:]) if need]
+    learned = iter(capture_gradients(call, rows, tuple(slots)) if slots else ())
+    return (*(x if need else None for x, need in zip(found, needed)), None,
+            *(next(learned) if need else None for need in needed[4:]))
 
 
 _Recorded = ops.eager_function("FlexAttention", forward=_record, backward=_back, of=OP)
