@@ -21,8 +21,9 @@ def flex_attention(q, k, v, score, mask, blocks, scale, dtype=torch.float32):
     top = s.amax(-1, keepdim=True) if Sk else s.new_full((B, H, Sq, 1), -torch.inf)
     p = torch.exp(s - top.masked_fill(top == -torch.inf, 0))
     norm = p.sum(-1, keepdim=True)
-    o = (p @ v_ / norm).masked_fill(norm == 0, 0)
-    return o.to(q.dtype), (top + norm.log()).squeeze(-1).float()
+    empty = norm == 0
+    norm = norm.masked_fill(empty, 1)  # no quotient by 0: its gradient would be NaN
+    return (p @ v_ / norm).to(q.dtype), (top + norm.log()).masked_fill(empty, -torch.inf).squeeze(-1).float()
 
 
 def places(B, H, Sq, Sk, device):

@@ -1,5 +1,5 @@
-"""Derivatives of score functions by captured tensors: graphs against autograd in float64, how they are added up, what is
-refused, the CPU path."""
+"""Derivatives of score functions by captured tensors: graphs against autograd in float64, what is refused, the CPU
+path."""
 from dataclasses import replace
 
 import pytest
@@ -75,7 +75,7 @@ def test_cpu_path(name):
     mask = create_block_mask(gallery.causal, None, None, S, S, "cpu", 64)
     ours = torch.autograd.grad(tkq.flex_attention(q, k, v, of(*learned), mask), learned, do)
     seen = gallery.visible(gallery.causal, B, H, S, S, "cpu")
-    true = flex_captures.gradients(q, k, v, (of, learned), seen, do)
+    true = flex_captures.gradients((q, k, v, do, None), (of, learned), seen)
     for x, a, b in zip(learned, ours, true):
         assert a.dtype == x.dtype
         torch.testing.assert_close(a.double(), b, rtol=2e-2, atol=2e-3)
@@ -115,3 +115,11 @@ def test_what_has_no_effect_has_no_loads():
     x = torch.ones(H, requires_grad=True)
     for score_mod in (lambda s, b, h, q, kv: s + x[h].floor(), lambda s, b, h, q, kv: torch.where(x[h] > 0, s, -s)):
         assert capture_slopes_of(trace("score_mod", score_mod), (0,)).derivatives.loads == ()
+
+
+def test_rows_that_see_nothing_have_no_gradient():
+    q, k, v = (x.requires_grad_() for x in torch.randn(3, 1, 1, 9, 64).bfloat16())
+    mask = create_block_mask(lambda b, h, q, kv: (q > 3) & (q >= kv), None, None, 9, 9, "cpu", 64)
+    o, lse = tkq.flex_attention(q, k, v, None, mask, return_lse=True)
+    found = torch.autograd.grad((o.float().sum() + lse[:, :, 4:].sum()), (q, k, v))
+    assert all(x.isfinite().all() for x in found) and (found[0][:, :, :4] == 0).all() and found[2].ne(0).any()

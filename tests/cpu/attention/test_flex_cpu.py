@@ -52,9 +52,8 @@ def test_wrong_arguments():
         tkq.flex_attention(*(x[..., :36] for x in (q, k, v)))
     with pytest.raises(ValueError, match="B 1 or 2"):
         tkq.flex_attention(q, k, v, None, create_block_mask(gallery.causal, 3, None, S, S, "cpu", 64))
-    slopes = torch.ones(H, requires_grad=True)
-    with pytest.raises(NotImplementedError, match="captured tensor"):
-        tkq.flex_attention(q, k, v, gallery.alibi(slopes))
+    with pytest.raises(ValueError, match="score_mod: a captured tensor .2,. is on meta, query on cpu"):
+        tkq.flex_attention(q, k, v, gallery.alibi(torch.ones(H, device="meta")))
 
 
 @pytest.mark.parametrize("D", WIDTHS)

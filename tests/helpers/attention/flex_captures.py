@@ -34,11 +34,19 @@ def functions(H, S, device):
                        (new(H, S, S, dtype=torch.bfloat16), new(6, H, dtype=torch.float16)))}
 
 
-def gradients(q, k, v, function, seen, do, dtype=torch.float64):
-    """Of the captured tensors of one of ``functions``, dense, computed in dtype, and of it; where that is float64 with
-    the tensors in float64 too."""
-    of, learned = function
+def gradients(given, function, seen, dtype=torch.float64):
+    """Of the captured tensors of one of ``functions``, dense, computed in dtype; where that is float64 with the tensors
+    in float64 too. given: (q, k, v, do, dlse or None)."""
+    (q, k, v, do, dlse), (of, learned) = given, function
     if dtype is torch.float64:
         learned = [x.detach().double().requires_grad_() for x in learned]
-    o, _ = gallery.dense(q, k, v, of(*learned), seen, dtype=dtype)
-    return torch.autograd.grad(o, learned, do.to(o.dtype))
+    return gradients_of(gallery.dense(q, k, v, of(*learned), seen, dtype=dtype), learned, do, dlse)
+
+
+def gradients_of(results, leaves, do, dlse=None):
+    """results: (o, lse). A row that sees nothing has no gradient."""
+    o, lse = results
+    if dlse is None:
+        return torch.autograd.grad(o, leaves, do.to(o.dtype))
+    lse = lse.masked_fill(lse == -torch.inf, 0)
+    return torch.autograd.grad((o, lse), leaves, (do.to(o.dtype), dlse.to(lse.dtype)))

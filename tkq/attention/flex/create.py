@@ -45,8 +45,8 @@ def create_block_mask(mask_mod: Callable, B: int | None, H: int | None, Q_LEN: i
             BLOCK_SIZE is no int, nor a pair of them.
         ValueError: B, H, Q_LEN or KV_LEN is outside 1 to 2^31 - 1; device is one that is not there; a BLOCK_SIZE below
             1; a captured tensor on another device.
-        NotImplementedError: an operation that no kernel has, by its name; a captured tensor that requires a gradient,
-            with gradients enabled; B times H, or blocks of queries, above 65535 on a GPU.
+        NotImplementedError: an operation that no kernel has, by its name; B times H, or blocks of queries, above 65535
+            on a GPU.
         RuntimeError: a GPU other than Hopper.
 
     Example::

@@ -54,11 +54,13 @@ def flex_attention(query: Tensor, key: Tensor, value: Tensor, score_mod: Optiona
             none, or whose mask_mod gives no bool, a return_aux that is no AuxRequest.
         ValueError: a number that is not finite in float32; shapes that do not go together, devices that differ.
         NotImplementedError: a head_dim that is not supported; an operation that no kernel has, by its name; blocks of
-            other sizes; a captured tensor that requires a gradient, with gradients enabled; max_scores of return_aux.
+            other sizes; a derivative that there is not, by its operation; gradients of captured tensors where
+            ``torch.use_deterministic_algorithms`` is on; max_scores of return_aux.
         RuntimeError: a GPU other than Hopper.
 
-    Differentiable once, in query, key and value, through o and lse; query's gradient is added up in whatever order.
-    Captured tensors and the mask's lists must not change until then. The functions' captured values are looked at in
+    Differentiable once, in query, key, value and score_mod's captured tensors (not mask_mod's), through o and lse.
+    Gradients of query and of captured tensors are added up in whatever order, in fp32; an index that was taken as the
+    nearest inside counts there. Captured tensors and the mask's lists must not change until then. The functions' captured values are looked at in
     each call, nothing that changes is served stale; a function that was seen before costs a few microseconds. Under
     torch.autocast query, key and value are cast.
 
