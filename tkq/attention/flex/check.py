@@ -4,6 +4,7 @@ from __future__ import annotations
 import math
 import weakref
 from operator import is_
+from typing import Any, NamedTuple
 
 import torch
 
@@ -60,14 +61,70 @@ def blocks_of(mask, q, k):
     return found
 
 
-def _looked_up(mask, q, k):
+class BlockTensors(NamedTuple):
+    """What is to be seen of a block mask, for an op. lists: of ``_NAMES`` those that there are; full: are the full
+    blocks' among them? size: of a block, empty where there is no mask."""
+
+    lists: list
+    full: bool
+    size: list
+
+
+class Held(NamedTuple):
+    """A block mask as ``_looked_up`` takes it."""
+
+    kv_num_blocks: Any
+    kv_indices: Any
+    full_kv_num_blocks: Any
+    full_kv_indices: Any
+    q_num_blocks: Any
+    q_indices: Any
+    full_q_num_blocks: Any
+    full_q_indices: Any
+    BLOCK_SIZE: tuple
+    mask_mod: Any = None
+
+
+def tensors_of(mask, q, k) -> BlockTensors:
+    """Of a BlockMask or None; what torch.compile can look into."""
+    if mask is None:
+        return BlockTensors([], False, [])
+    _check_mask(mask, q, k)
+    full = mask.full_kv_num_blocks is not None
+    lists = [mask.kv_num_blocks, mask.kv_indices]
+    if full:
+        lists = [*lists, mask.full_kv_num_blocks, mask.full_kv_indices]
+    if mask.q_num_blocks is not None and (mask.full_q_num_blocks is not None) == full:
+        lists = [*lists, mask.q_num_blocks, mask.q_indices]
+        if full:
+            lists = [*lists, mask.full_q_num_blocks, mask.full_q_indices]
+    return BlockTensors(lists, full, list(mask.BLOCK_SIZE))
+
+
+def blocks_from(tensors: BlockTensors, q, k):
+    """The ``Blocks`` of ``tensors_of``, looked at."""
+    if not tensors.size:
+        return None
+    given = list(tensors.lists)
+    for at in () if tensors.full else (2, 6):
+        given[at:at] = [None, None] if len(given) >= at else []
+    given += [None] * (8 - len(given))
+    return _looked_up(Held(*given, tuple(tensors.size)), q, k)[1]
+
+
+def _check_mask(mask, q, k):
     if not all(hasattr(mask, name) for name in ("kv_num_blocks", "kv_indices", "BLOCK_SIZE", "mask_mod")):
         raise TypeError(f"{OP}: block_mask is {type(mask).__name__}, allowed is None and torch's BlockMask")
+    Sq, Sk = q.shape[2], k.shape[2]
+    given = getattr(mask, "seq_lengths", (Sq, Sk))
+    if given[0] != Sq or given[1] != Sk:
+        raise ValueError(f"{OP}: block_mask is of {given[0]} queries and {given[1]} keys; query has {Sq}, key has {Sk}")
+
+
+def _looked_up(mask, q, k):
+    _check_mask(mask, q, k)
     lists = BlockLists(mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices)
     size, (B, H, Sq, _), Sk = tuple(mask.BLOCK_SIZE), q.shape, k.shape[2]
-    given = getattr(mask, "seq_lengths", (Sq, Sk))
-    if tuple(given) != (Sq, Sk):
-        raise ValueError(f"{OP}: block_mask is of {given[0]} queries and {given[1]} keys; query has {Sq}, key has {Sk}")
     if any(s <= 0 or s % BLOCK for s in size):
         raise NotImplementedError(f"{OP}: block_mask has blocks of {size[0]} x {size[1]}, supported are multiples of "
                                   f"{BLOCK}")

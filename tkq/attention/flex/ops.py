@@ -7,13 +7,13 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as _torchs
 
 from tkq import reference
-from tkq.attention.flex import launch
+from tkq.attention.flex import launch, traced_ops
 from tkq.attention.flex.backward.capture_launch import capture_gradients, refuse_if_deterministic
 from tkq.attention.flex.backward.launch import gradients
-from tkq.attention.flex.check import OP, blocks_of, check_captured, check_operands, options, scale_of
+from tkq.attention.flex.check import OP, blocks_of, check_captured, check_operands, options, scale_of, tensors_of
 from tkq.attention.flex.derive import capture_slopes_of, slope_of
 from tkq.attention.flex.launch import Call
-from tkq.attention.flex.trace import break_graph, trace
+from tkq.attention.flex.trace import check_function, trace
 from tkq.runtime.call import autocast, check, ops
 
 
@@ -60,9 +60,11 @@ def flex_attention(query: Tensor, key: Tensor, value: Tensor, score_mod: Optiona
 
     Differentiable once, in query, key, value and score_mod's captured tensors (not mask_mod's), through o and lse.
     Gradients of query and of captured tensors are added up in whatever order, in fp32; an index that was taken as the
-    nearest inside counts there. Captured tensors and the mask's lists must not change until then. The functions' captured values are looked at in
-    each call, nothing that changes is served stale; a function that was seen before costs a few microseconds. Under
-    torch.autocast query, key and value are cast.
+    nearest inside counts there. Captured tensors and the mask's lists must not change until then.
+
+    The functions' captured values are looked at in each call, nothing that changes is served stale; a function that was
+    seen before costs a few microseconds. torch.compile and torch.export trace through, functions too, whose captured
+    tensors may be results of the compiled program. Under torch.autocast query, key and value are cast.
 
     Source: Dong et al., Flex Attention: a programming model for generating optimized attention kernels, 2024. CPU
     tensors take ``tkq.reference.flex``, by the same rules.
@@ -76,32 +78,40 @@ def flex_attention(query: Tensor, key: Tensor, value: Tensor, score_mod: Optiona
         q, k, v = torch.randn(3, 2, 8, 256, 64, device="cuda", dtype=torch.bfloat16)
         o = tkq.flex_attention(q, k, v, alibi)  # (2, 8, 256, 64) bfloat16
     """
-    break_graph()
-    if autocast.on():
+    if ops.traced() or autocast.on():
         query, key, value = autocast.lowered(query, key, value)
     scale, enable_gqa, return_lse = options(scale, enable_gqa, return_lse)
     want_lse = _wanted(return_lse, return_aux)
     check_operands(query, key, value, enable_gqa)
-    mask_mod, blocks = blocks_of(block_mask, query, key)
-    score = None if score_mod is None else trace("score_mod", score_mod)
-    mask = None if mask_mod in (None, _torchs.noop_mask) else trace("mask_mod", mask_mod)
-    check_captured("score_mod", score, query)
-    check_captured("mask_mod", mask, query)
-    call = Call(query, key, value, score, mask, blocks, scale_of(scale, query.shape[3]))
-    o, lse = _run(call, want_lse)
+    given = (query, key, value), score_mod, block_mask, scale_of(scale, query.shape[3])
+    check.refuse_tangent(OP, query=query, key=key, value=value)
+    o, lse = (_traced if ops.route(query, key, value) == "op" else _eager)(*given, want_lse)
     if return_aux is not None:
         return o, _torchs.AuxOutput(lse=lse if return_aux.lse else None, max_scores=None)
     return (o, lse) if return_lse else o
 
 
-def _run(call, want_lse):
-    check.refuse_tangent(OP, query=call.q, key=call.k, value=call.v)
+def _traced(tensors, score_mod, block_mask, scale, want_lse):
+    of_mask = tensors_of(block_mask, *tensors[:2])
+    score_mod = None if score_mod is None else check_function("score_mod", score_mod)
+    mask_mod = None if block_mask is None else block_mask.mask_mod
+    mask_mod = None if mask_mod is None or mask_mod is _torchs.noop_mask else check_function("mask_mod", mask_mod)
+    return traced_ops.attention(*tensors, (score_mod, mask_mod), of_mask, scale, want_lse)
+
+
+def _eager(tensors, score_mod, block_mask, scale, want_lse):
+    mask_mod, blocks = blocks_of(block_mask, *tensors[:2])
+    score = None if score_mod is None else trace("score_mod", score_mod)
+    mask = None if mask_mod in (None, _torchs.noop_mask) else trace("mask_mod", mask_mod)
+    check_captured("score_mod", score, tensors[0])
+    check_captured("mask_mod", mask, tensors[0])
+    call = Call(*tensors, score, mask, blocks, scale)
+    learned = learned_of(call)
     if not call.q.is_cuda:
         return reference.flex.flex_attention(*call)
-    learned = learned_of(call)
     mode = ops.route(*call[:3], *learned)
     if mode == "op":
-        raise NotImplementedError(f"{OP}: tracers, torch.func's transforms and subclasses of tensors are not supported")
+        raise NotImplementedError(f"{OP}: score_mod: captured subclasses of tensors are not supported")
     if mode == "direct":
         return launch.forward(call, want_lse)
     if call.score is not None:
@@ -149,9 +159,6 @@ def _back(ctx, do, dlse=None):
 
 
 _Recorded = ops.eager_function("FlexAttention", forward=_record, backward=_back, of=OP)
-
-
-ops.untraced(flex_attention)
 
 
 def _wanted(return_lse, return_aux):

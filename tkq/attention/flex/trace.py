@@ -43,6 +43,13 @@ def break_graph() -> None:
         torch._dynamo.graph_break()
 
 
+def check_function(name: str, function):
+    """The function itself."""
+    if not callable(function):
+        raise TypeError(f"{OP}: {name} is {function!r}, allowed is a function of {', '.join(ARGUMENTS[name])}")
+    return function
+
+
 def trace(name: str, function) -> Traced:
     """name: score_mod or mask_mod.
 
@@ -50,48 +57,53 @@ def trace(name: str, function) -> Traced:
         TypeError: what is no function, or gives no tensor of no dimension: a number, of a mask a bool.
         NotImplementedError: an operation that no kernel has, by name.
     """
-    if not callable(function):
-        raise TypeError(f"{OP}: {name} is {function!r}, allowed is a function of {', '.join(ARGUMENTS[name])}")
-    found = captures.gather(function)
+    found = captures.gather(check_function(name, function))
     if found.key is None:
         return _afresh(name, function)
-    key = name, found.key
-    plan = _traced.get(key)
-    if plan is None:
-        plan = _plan(name, function, found, run_time=True)
-        _traced.add(key, plan)
-    if plan.graph is None:
-        key = *key, tuple(map(repr, found.numbers))
-        plan = _traced.get(key)
-        if plan is None:
-            plan = _plan(name, function, found, run_time=False)
-            _traced.add(key, plan)
-    graph, tensors, numbers = plan
+
+    def call(inputs, tensors, numbers):
+        return captures.replaced(function, tensors, numbers)(*inputs)
+
+    looks = lambda: found.numbers and captures.names_in(function) & _LOOKS
+    graph, tensors, numbers = planned(_traced, (name, found.key), name, call, found[1:], looks)
     return Traced(graph, tuple([found.tensors[i] for i in tensors]), tuple([found.numbers[i] for i in numbers]))
 
 
-def _plan(name, function, found, run_time):
-    """run_time: numbers are arguments of the graph, if Python does not look at them while it is traced."""
-    if run_time and found.numbers and captures.names_in(function) & _LOOKS:
-        return Plan(None)
-    stand_ins = [_like(x) for x in found.tensors]
+def planned(known: LaunchCache, key, name: str, call, captured: tuple, looks=lambda: False) -> Plan:
+    """From ``known``, or made: numbers are arguments of the graph, or, where Python looks at them while it is traced,
+    constants of it. call(inputs, tensors, numbers): the function, of iterators; numbers are None where they are to
+    stay. captured: its (tensors, numbers) now. looks(): is it known that Python does?"""
+    plan = known.get(key)
+    if plan is None:
+        plan = Plan(None) if looks() else _plan(name, call, captured, run_time=True)
+        known.add(key, plan)
+    if plan.graph is None:
+        key = *key, tuple(map(repr, captured[1]))
+        plan = known.get(key)
+        if plan is None:
+            plan = _plan(name, call, captured, run_time=False)
+            known.add(key, plan)
+    return plan
+
+
+def _plan(name, call, captured, run_time):
+    tensors, numbers = captured
+    stand_ins = [_like(x) for x in tensors]
     if run_time:
-        stand_ins += [(torch.int32 if type(x) is int else torch.float32, (), (), x) for x in found.numbers]
-    n = len(found.tensors)
+        stand_ins += [(torch.int32 if type(x) is int else torch.float32, (), (), x) for x in numbers]
+    n = len(tensors)
 
     def on_scalars(*given):
         inputs, given = given[:len(ARGUMENTS[name])], given[len(ARGUMENTS[name]):]
-        numbers = iter(given[n:]) if run_time else None
-        return captures.replaced(function, iter(given[:n]), numbers)(*inputs)
+        return call(inputs, iter(given[:n]), iter(given[n:]) if run_time else None)
 
     try:
         program = _program(name, on_scalars, stand_ins)
-        graph, tensors, numbers = convert.graph_of(name, program, ARGUMENTS[name], n)
+        return Plan(*convert.graph_of(name, program, ARGUMENTS[name], n))
     except Exception:
-        if run_time and found.numbers:
+        if run_time and numbers:
             return Plan(None)
         raise
-    return Plan(graph, tensors, numbers)
 
 
 def _afresh(name, function):

@@ -1,0 +1,170 @@
+"""tkq.flex_attention as custom ops, for torch.compile and other tracers: functions are recorded as text, which an op
+takes with tensors and numbers."""
+from __future__ import annotations
+
+from typing import NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from tkq import reference
+from tkq.attention.flex import launch, replay
+from tkq.attention.flex.backward.capture_launch import capture_gradients
+from tkq.attention.flex.backward.launch import gradients
+from tkq.attention.flex.check import BlockTensors, blocks_from, check_captured
+from tkq.attention.flex.derive import capture_slopes_of, slope_of
+from tkq.attention.flex.launch import Call
+from tkq.attention.flex.record import Recorded, record
+from tkq.attention.flex.trace import ARGUMENTS, OP
+from tkq.runtime.call import ops
+
+NOTHING = Recorded("", [], [])
+
+
+def attention(q, k, v, functions, tensors: BlockTensors, scale: float, want_lse: bool):
+    """(o, lse). functions: score_mod and mask_mod, or None; tensors: of the block mask."""
+    score, mask = (NOTHING if function is None else record(function, ARGUMENTS[name], q.device)
+                   for name, function in zip(("score_mod", "mask_mod"), functions))
+    lists, full, size = tensors
+    needs = ops.may_record(q, k, v, *score.tensors)
+    return _op(q, k, v, score.tensors, mask.tensors, lists, score.numbers, mask.numbers, score.text, mask.text,
+               full, size, scale, want_lse or needs)
+
+
+class Given(NamedTuple):
+    """The ops' arguments behind q, k and v. score_tensors, mask_tensors, score_numbers, mask_numbers, score, mask: of
+    two ``Recorded``, whose text is "" where there is no function. lists, full, size: of ``BlockTensors``."""
+
+    score_tensors: list
+    mask_tensors: list
+    lists: list
+    score_numbers: list
+    mask_numbers: list
+    score: str
+    mask: str
+    full: bool
+    size: list
+    scale: float
+
+    def call(self, q, k, v) -> Call:
+        score, mask = (None if not text else replay.traced(name, Recorded(text, tensors, numbers))
+                       for name, text, tensors, numbers in (
+                           ("score_mod", self.score, self.score_tensors, self.score_numbers),
+                           ("mask_mod", self.mask, self.mask_tensors, self.mask_numbers)))
+        check_captured("score_mod", score, q)
+        check_captured("mask_mod", mask, q)
+        return Call(q, k, v, score, mask, blocks_from(BlockTensors(self.lists, self.full, self.size), q, k), self.scale)
+
+
+def _forward(q, k, v, given, lse):
+    call = given.call(q, k, v)
+    if q.is_cuda:
+        return launch.forward(call, lse)
+    found = reference.flex.flex_attention(*call)
+    return result_like(q, v.shape[3]).copy_(found[0]), found[1]
+
+
+def _cuda(q: Tensor, k: Tensor, v: Tensor, score_tensors: list[Tensor], mask_tensors: list[Tensor], lists: list[Tensor],
+          score_numbers: list[float], mask_numbers: list[float], score: str, mask: str, full: bool, size: list[int],
+          scale: float, return_lse: bool) -> tuple[Tensor, Tensor]:
+    given = Given(score_tensors, mask_tensors, lists, score_numbers, mask_numbers, score, mask, full, size, scale)
+    o, lse = _forward(q, k, v, given, return_lse)
+    return o, lse if return_lse else q.new_empty(0, dtype=torch.float32)
+
+
+def result_like(x, columns=None):
+    """As ``launch.result_like``, on any device."""
+    B, H, S, D = x.shape
+    D = D if columns is None else columns
+    if x.stride(1) < x.stride(2):
+        return x.new_empty((B, S, H, D)).transpose(1, 2)
+    return x.new_empty((B, H, S, D))
+
+
+def _fake(q, k, v, *given):
+    lse = q.new_empty(q.shape[:3] if given[-1] else (0,), dtype=torch.float32)
+    return result_like(q, v.shape[3]), lse
+
+
+def _setup(ctx, inputs, output):
+    q, k, v, *given = inputs
+    o, lse = output
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, o, lse, *(x for tensors in given[:3] for x in tensors))
+    ctx.known = tuple(len(tensors) for tensors in given[:3]), given[3:10]
+
+
+def _back(ctx, do, dlse):
+    """Of exactly the inputs that need one."""
+    counts, known = ctx.known
+    # empty lists count as lists of tensors
+    nothing = *([None] * n for n in counts), *([] if isinstance(x, list) and not x else None for x in known), None
+    if do is None and dlse is None:
+        return *(None,) * 3, *nothing
+    q, k, v, o, lse, *rest = ctx.saved_tensors
+    tensors = [rest[sum(counts[:i]):sum(counts[:i + 1])] for i in range(3)]
+    needed, learned = list(ctx.needs_input_grad[:3]), ctx.needs_input_grad[3]
+    slots = [i for i in range(counts[0]) if learned[i]]
+    do = torch.zeros_like(o) if do is None else do
+    *found, captured = _backward_op(do, o, lse, dlse, q, k, v, *tensors, *known, needed, slots)
+    for i, x in zip(slots, captured):
+        nothing[0][i] = x
+    return *(x if need else None for x, need in zip(found, needed)), *nothing
+
+
+def _backward_cuda(
+        do: Tensor, o: Tensor, lse: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor,
+        score_tensors: list[Tensor], mask_tensors: list[Tensor], lists: list[Tensor], score_numbers: list[float],
+        mask_numbers: list[float], score: str, mask: str, full: bool, size: list[int], scale: float, needed: list[bool],
+        slots: list[int]) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    given = Given(score_tensors, mask_tensors, lists, score_numbers, mask_numbers, score, mask, full, size, scale)
+    call, rows, slots = given.call(q, k, v), (do, o, lse, dlse), tuple(slots)
+    where = {x: i for i, x in enumerate(call.score.tensors)} if slots else {}
+    return (_on_gpu if q.is_cuda else _on_cpu)(call, rows, needed, [(x, where.get(x)) for x in (
+        score_tensors[i] for i in slots)])
+
+
+def _on_gpu(call, rows, needed, learned):
+    found = gradients(call, rows, needed[0]) if any(needed) else (None,) * 3
+    slots = tuple(slot for _, slot in learned if slot is not None)
+    captured = iter(capture_gradients(call, rows, slots) if slots else ())
+    return *_of_needed(call, found, needed), _of_learned(learned, captured)
+
+
+def _on_cpu(call, rows, needed, learned):
+    slope = None if call.score is None else slope_of(call.score).as_function()
+    slots, captures = tuple(slot for _, slot in learned if slot is not None), None
+    if slots:
+        captures = capture_slopes_of(call.score, slots), [call.score.tensors[i] for i in slots]
+    *found, captured = reference.flex.flex_attention_backward(call, rows, slope, captures)
+    found = [result_like(x).copy_(y) for x, y in zip(call[:3], found)]
+    return *_of_needed(call, found, needed), _of_learned(learned, iter(captured))
+
+
+def _of_needed(call, found, needed):
+    return [x if need else like.new_empty(0) for x, need, like in zip(found, needed, call[:3])]
+
+
+def _of_learned(learned, captured):
+    """Tensors whose elements are not read have a gradient of 0."""
+    return [torch.zeros(x.shape, dtype=x.dtype, device=x.device) if slot is None else next(captured)
+            for x, slot in learned]
+
+
+def _backward_fake(do, o, lse, dlse, q, k, v, score_tensors, *rest):
+    *_, needed, slots = rest
+    found = [result_like(x) if need else x.new_empty(0) for x, need in zip((q, k, v), needed)]
+    return *found, [torch.empty(score_tensors[i].shape, dtype=score_tensors[i].dtype, device=q.device) for i in slots]
+
+
+def _cpu(*args):
+    return _cuda(*args)
+
+
+def _backward_cpu(*args):
+    return _backward_cuda(*args)
+
+
+_op = ops.torch_op("flex_attention", cuda=_cuda, cpu=_cpu, fake=_fake, setup=_setup, backward=_back, of=OP)
+_backward_op = ops.torch_op("flex_attention_backward", cuda=_backward_cuda, cpu=_backward_cpu, fake=_backward_fake,
+                            of=OP)
