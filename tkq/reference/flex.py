@@ -33,15 +33,16 @@ def flex_attention_backward(call, rows, slope, captures, dtype=torch.float32):
     the gradients) or None."""
     q, k, v, score, mask, blocks, scale = call
     (B, H, Sq, _), Sk, group = q.shape, k.shape[2], q.shape[1] // max(k.shape[1], 1)
-    do, o, lse, dlse = (None if x is None else x.to(dtype) for x in rows)
+    do, _, lse, dlse = (None if x is None else x.to(dtype) for x in rows)
     q_, k_, v_ = q.to(dtype), *(x.to(dtype).repeat_interleave(group, 1) for x in (k, v))
     at = places(B, H, Sq, Sk, q.device)
     at["score"] = q_ @ k_.mT * scale
     s = at["score"] if score is None else evaluate(*score, at, dtype)
     counts = seen(mask, blocks, at, (B, H, Sq, Sk)) & (lse > -torch.inf).unsqueeze(-1)
     p = torch.exp(s - lse.unsqueeze(-1)).masked_fill(~counts, 0)
-    delta = (o * do).sum(-1) - (0 if dlse is None else dlse)
-    ds = (p * (do @ v_.mT - delta.unsqueeze(-1))).masked_fill(p == 0, 0)
+    dp = do @ v_.mT
+    delta = (p * dp).sum(-1) - (0 if dlse is None else dlse)  # not of o, which has been rounded
+    ds = (p * (dp - delta.unsqueeze(-1))).masked_fill(p == 0, 0)
     learned = () if captures is None else _captured(*captures, ds, at, dtype)
     if slope is not None:
         ds = (ds * evaluate(*slope, at, dtype)).masked_fill(p == 0, 0)

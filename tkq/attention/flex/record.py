@@ -69,10 +69,11 @@ class _Writer(TorchFunctionMode):
             if isinstance(x, (tuple, list)):
                 every = [*every, *x]
         tensors = [x for x in every if isinstance(x, Tensor)]
-        element = func is Tensor.__getitem__ and any(x.dim() == 0 for x in tensors[1:])
+        getitem = func.__name__ in ("__getitem__", "getitem")  # Dynamo's names vary
+        element = getitem and any(x.dim() == 0 for x in tensors[1:])
         if tensors and not element and not any(x in self.names for x in tensors):
             return func(*args, **kwargs)
-        found = self.element(*args) if func is Tensor.__getitem__ else func(
+        found = self.element(*args) if getitem else func(
             *[self.standing_in(x) for x in args], **{key: self.standing_in(x) for key, x in kwargs.items()})
         if not isinstance(found, Tensor):
             return found

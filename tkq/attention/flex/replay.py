@@ -73,6 +73,8 @@ def _function(name, args):
     if isinstance(name, ast.Attribute):
         return getattr(torch.Tensor, name.attr)
     of_tensor = isinstance(args[0], torch.Tensor) if args and name.id != "where" else False
+    if name.id == "getitem":
+        return torch.Tensor.__getitem__
     for module in (*(torch.Tensor,) * of_tensor, torch, F, torch.special):
         if hasattr(module, name.id):
             return getattr(module, name.id)
