@@ -118,6 +118,29 @@ def test_expanded():
     torch.testing.assert_close(found[-1], found[0].sum(0, keepdim=True), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", CASES)
+def test_compiled(name, backend):
+    """In one graph, functions and all: results and gradients are those of a plain call."""
+    given, mask_mod = case(name)
+    of, learned = flex_captures.functions(H, S, "cuda")[name]
+    q, k, v = (x.detach().requires_grad_() for x in given[:3])
+    mask = mask_of(mask_mod, S, S, None, None, CASES[name][1])
+
+    def block(q, k, v, learned, mask):
+        o, lse = tkq.flex_attention(q, k, v, of(*learned), mask, enable_gqa=True, return_lse=True)
+        return o, lse
+
+    torch._dynamo.reset()
+    wanted, found = (call(q, k, v, learned, mask) for call in (block, torch.compile(
+        block, fullgraph=True, backend=backend)))
+    for a, b in zip(found, wanted):
+        assert torch.equal(a, b)
+    leaves = q, k, v, *learned
+    for a, b in zip(*(flex_captures.gradients_of(x, leaves, *given[3:]) for x in (found, wanted))):
+        assert a.dtype == b.dtype and (a.double() - b.double()).norm() < 1e-3 * b.double().norm()
+
+
 def test_deterministic_algorithms_are_refused():
     of, learned = flex_captures.functions(H, S, "cuda")["shared"]
     q, k, v = make(S, S)

@@ -136,6 +136,15 @@ def _qkv_shared(t):
     return dict(q=t(1, t.rows, 8, 64), k=t(1, t.rows, 2, 64), v=t(1, t.rows, 2, 64), sinks=t(8, dtype=F32))
 
 
+def _heads_first(t):
+    """A captured tensor besides."""
+    return dict(query=t(2, 4, t.rows, 64), key=t(2, 4, t.rows, 64), value=t(2, 4, t.rows, 64), slopes=t(4, dtype=F32))
+
+
+def _with_slopes(query, key, value, slopes):
+    return tkq.flex_attention(query, key, value, lambda score, b, h, q, kv: score + slopes[h] * (kv - q))
+
+
 def _qkv_packed(t):
     return dict(q=t(t.rows, 4, 64), k=t(t.rows, 4, 64), v=t(t.rows, 4, 64), cu_seqlens_q=t.starts(3),
                 cu_seqlens_k=t.starts(3))
@@ -230,6 +239,8 @@ CASES = {case.name: case for case in (
     Case("flash_attn, with sinks", _qkv_shared,
          lambda q, k, v, sinks: tkq.flash_attn(q, k, v, causal=True, sinks=sinks, return_lse=True),
          ("q", "k", "v", "sinks"), ("q", "k", "v"), exact=False),
+    Case("flex_attention", _heads_first, lambda query, key, value, slopes: _with_slopes(query, key, value, slopes),
+         ("query", "key", "value", "slopes"), ("query", "key", "value"), exact=False),
     Case("flash_attn_varlen", _qkv_packed,
          lambda q, k, v, cu_seqlens_q, cu_seqlens_k: tkq.flash_attn_varlen(
              q, k, v, cu_seqlens_q, cu_seqlens_k, 64, 64, causal=True), ("q", "k", "v"), ("q", "k", "v"), exact=False),
@@ -350,7 +361,7 @@ WITH_GRADIENTS = [case for case in CASES.values() if case.leaves]
 FUNCTIONS = [case for case in CASES.values() if case.name == case.function]
 VARIANTS = [case for case in CASES.values() if case.name != case.function]
 # What tkq has that is no function of tensors.
-NOT_OPS = {"check_plan", "rope_cos_sin", "flex_attention", "create_block_mask", "prefetch", "tune", "Exchange",
+NOT_OPS = {"check_plan", "rope_cos_sin", "create_block_mask", "prefetch", "tune", "Exchange",
            "Monoid", "ReductionBase", "RowKernel"}
 
 

@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as _torchs
 
-from tkq import reference
-from tkq.attention.flex import launch, traced_ops
-from tkq.attention.flex.backward.capture_launch import capture_gradients, refuse_if_deterministic
-from tkq.attention.flex.backward.launch import gradients
+from tkq.attention.flex import traced_ops
+from tkq.attention.flex.backward.capture_launch import refuse_if_deterministic
 from tkq.attention.flex.check import OP, blocks_of, check_captured, check_operands, options, scale_of, tensors_of
 from tkq.attention.flex.derive import capture_slopes_of, slope_of
+from tkq.attention.flex.devices import forward, gradients
 from tkq.attention.flex.launch import Call
 from tkq.attention.flex.trace import check_function, trace
 from tkq.runtime.call import autocast, check, ops
@@ -107,13 +106,11 @@ def _eager(tensors, score_mod, block_mask, scale, want_lse):
     check_captured("mask_mod", mask, tensors[0])
     call = Call(*tensors, score, mask, blocks, scale)
     learned = learned_of(call)
-    if not call.q.is_cuda:
-        return reference.flex.flex_attention(*call)
     mode = ops.route(*call[:3], *learned)
     if mode == "op":
         raise NotImplementedError(f"{OP}: score_mod: captured subclasses of tensors are not supported")
     if mode == "direct":
-        return launch.forward(call, want_lse)
+        return forward(call, want_lse)
     if call.score is not None:
         _refuse_slopes(call.score, learned)
     return _Recorded.apply(*call[:3], call, *learned)
@@ -128,14 +125,15 @@ def _refuse_slopes(score, learned):
     """What has no derivative, before anything is computed."""
     slope_of(score)
     if learned:
-        refuse_if_deterministic()
+        if score.tensors[0].is_cuda:
+            refuse_if_deterministic()
         capture_slopes_of(score, tuple(range(len(score.tensors))))
 
 
 def _record(ctx, q, k, v, call, *learned):
     """What a gradient needs is saved, captured tensors and lists among it: none of them may change until then. learned:
     those of the captured tensors that may require a gradient."""
-    o, lse = launch.forward(call, True)
+    o, lse = forward(call, True)
     functions = [x.tensors for x in (call.score, call.mask) if x is not None]
     lists = () if call.blocks is None else [x for x in call.blocks.lists if x is not None]
     ctx.save_for_backward(q, k, v, o, lse, *(x for tensors in (*functions, lists) for x in tensors))
@@ -151,9 +149,9 @@ def _back(ctx, do, dlse=None):
     q, k, v, o, lse = ctx.saved_tensors[:5]
     rows = torch.zeros_like(o) if do is None else do, o, lse, dlse
     call, needed = ctx.call._replace(q=q, k=k, v=v), ctx.needs_input_grad
-    found = gradients(call, rows, needed[0]) if any(needed[:3]) else (None,) * 3
-    slots = [slot for slot, need in zip(ctx.slots, needed[4:]) if need]
-    learned = iter(capture_gradients(call, rows, tuple(slots)) if slots else ())
+    found, learned = gradients(call, rows, needed[:3], tuple(
+        slot for slot, need in zip(ctx.slots, needed[4:]) if need))
+    learned = iter(learned)
     return (*(x if need else None for x, need in zip(found, needed)), None,
             *(next(learned) if need else None for need in needed[4:]))
 

@@ -7,16 +7,13 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from tkq import reference
-from tkq.attention.flex import launch, replay
-from tkq.attention.flex.backward.capture_launch import capture_gradients
-from tkq.attention.flex.backward.launch import gradients
+from tkq.attention.flex import replay
 from tkq.attention.flex.check import BlockTensors, blocks_from, check_captured
-from tkq.attention.flex.derive import capture_slopes_of, slope_of
+from tkq.attention.flex.devices import forward, gradients, result_like
 from tkq.attention.flex.launch import Call
 from tkq.attention.flex.record import Recorded, record
 from tkq.attention.flex.trace import ARGUMENTS, OP
-from tkq.runtime.call import ops
+from tkq.runtime.call import check, ops
 
 NOTHING = Recorded("", [], [])
 
@@ -25,6 +22,7 @@ def attention(q, k, v, functions, tensors: BlockTensors, scale: float, want_lse:
     """(o, lse). functions: score_mod and mask_mod, or None; tensors: of the block mask."""
     score, mask = (NOTHING if function is None else record(function, ARGUMENTS[name], q.device)
                    for name, function in zip(("score_mod", "mask_mod"), functions))
+    check.refuse_tangent(OP, **{f"captured tensor {i}": x for i, x in enumerate([*score.tensors, *mask.tensors])})
     lists, full, size = tensors
     needs = ops.may_record(q, k, v, *score.tensors)
     return _op(q, k, v, score.tensors, mask.tensors, lists, score.numbers, mask.numbers, score.text, mask.text,
@@ -56,29 +54,12 @@ class Given(NamedTuple):
         return Call(q, k, v, score, mask, blocks_from(BlockTensors(self.lists, self.full, self.size), q, k), self.scale)
 
 
-def _forward(q, k, v, given, lse):
-    call = given.call(q, k, v)
-    if q.is_cuda:
-        return launch.forward(call, lse)
-    found = reference.flex.flex_attention(*call)
-    return result_like(q, v.shape[3]).copy_(found[0]), found[1]
-
-
 def _cuda(q: Tensor, k: Tensor, v: Tensor, score_tensors: list[Tensor], mask_tensors: list[Tensor], lists: list[Tensor],
           score_numbers: list[float], mask_numbers: list[float], score: str, mask: str, full: bool, size: list[int],
           scale: float, return_lse: bool) -> tuple[Tensor, Tensor]:
     given = Given(score_tensors, mask_tensors, lists, score_numbers, mask_numbers, score, mask, full, size, scale)
-    o, lse = _forward(q, k, v, given, return_lse)
+    o, lse = forward(given.call(q, k, v), return_lse)
     return o, lse if return_lse else q.new_empty(0, dtype=torch.float32)
-
-
-def result_like(x, columns=None):
-    """As ``launch.result_like``, on any device."""
-    B, H, S, D = x.shape
-    D = D if columns is None else columns
-    if x.stride(1) < x.stride(2):
-        return x.new_empty((B, S, H, D)).transpose(1, 2)
-    return x.new_empty((B, H, S, D))
 
 
 def _fake(q, k, v, *given):
@@ -120,35 +101,11 @@ def _backward_cuda(
     given = Given(score_tensors, mask_tensors, lists, score_numbers, mask_numbers, score, mask, full, size, scale)
     call, rows, slots = given.call(q, k, v), (do, o, lse, dlse), tuple(slots)
     where = {x: i for i, x in enumerate(call.score.tensors)} if slots else {}
-    return (_on_gpu if q.is_cuda else _on_cpu)(call, rows, needed, [(x, where.get(x)) for x in (
-        score_tensors[i] for i in slots)])
-
-
-def _on_gpu(call, rows, needed, learned):
-    found = gradients(call, rows, needed[0]) if any(needed) else (None,) * 3
-    slots = tuple(slot for _, slot in learned if slot is not None)
-    captured = iter(capture_gradients(call, rows, slots) if slots else ())
-    return *_of_needed(call, found, needed), _of_learned(learned, captured)
-
-
-def _on_cpu(call, rows, needed, learned):
-    slope = None if call.score is None else slope_of(call.score).as_function()
-    slots, captures = tuple(slot for _, slot in learned if slot is not None), None
-    if slots:
-        captures = capture_slopes_of(call.score, slots), [call.score.tensors[i] for i in slots]
-    *found, captured = reference.flex.flex_attention_backward(call, rows, slope, captures)
-    found = [result_like(x).copy_(y) for x, y in zip(call[:3], found)]
-    return *_of_needed(call, found, needed), _of_learned(learned, iter(captured))
-
-
-def _of_needed(call, found, needed):
-    return [x if need else like.new_empty(0) for x, need, like in zip(found, needed, call[:3])]
-
-
-def _of_learned(learned, captured):
-    """Tensors whose elements are not read have a gradient of 0."""
-    return [torch.zeros(x.shape, dtype=x.dtype, device=x.device) if slot is None else next(captured)
-            for x, slot in learned]
+    learned = [score_tensors[i] for i in slots]
+    found, captured = gradients(call, rows, needed, tuple(where[x] for x in learned if x in where))
+    captured = iter(captured)
+    return (*(x if need else like.new_empty(0) for x, need, like in zip(found, needed, (q, k, v))),
+            [next(captured) if x in where else torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in learned])
 
 
 def _backward_fake(do, o, lse, dlse, q, k, v, score_tensors, *rest):
