@@ -63,8 +63,8 @@ def create_block_mask(mask_mod: Callable, B: int | None, H: int | None, Q_LEN: i
     B, H, Q_LEN, KV_LEN, device = _options(B, H, Q_LEN, KV_LEN, device)
     size = _size(BLOCK_SIZE)
     place = torch.empty(0, device=device)
-    mask = trace("mask_mod", mask_mod)
-    check_captured("mask_mod", mask, place)
+    mask = trace("mask_mod", mask_mod, OP)
+    check_captured("mask_mod", mask, place, OP)
     shape = 1 if B is None else B, 1 if H is None else H, -(-Q_LEN // size[0]), -(-KV_LEN // size[1])
     sizes = MaskSizes(Q_LEN, KV_LEN, *size)
     with torch.no_grad():

@@ -22,7 +22,7 @@ class Recorded(NamedTuple):
     numbers: list
 
 
-def record(function, arguments: tuple, device) -> Recorded:
+def record(function, arguments: tuple, device, op: str = OP) -> Recorded:
     """By calling the function once, on the meta device. torch.compile looks into this, and by that sees all that the
     function reads: it guards what it closes over, and the tensors are the program's own, which may be results of it and
     have gradients. So nothing that changes is served stale.
@@ -35,15 +35,15 @@ def record(function, arguments: tuple, device) -> Recorded:
     with writer:
         result = function(*given)
     text = "\n".join([*writer.lines, f"result = {writer.text(result)}"])
-    return Recorded(text, [_placed(x, device) for x in writer.tensors], writer.numbers)
+    return Recorded(text, [_placed(x, device, op) for x in writer.tensors], writer.numbers)
 
 
-def _placed(x, device):
+def _placed(x, device, op):
     if x.device == device:
         return x
     if x.dim() == 0 and x.device.type == "cpu":
         return x.to(device)
-    raise ValueError(f"{OP}: a captured tensor {tuple(x.shape)} is on {x.device}, query on {device}")
+    raise ValueError(f"{op}: a captured tensor {tuple(x.shape)} is on {x.device}, expected {device}")
 
 
 class _Writer(TorchFunctionMode):

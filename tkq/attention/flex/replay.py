@@ -31,7 +31,7 @@ def traced(name: str, recorded: Recorded) -> Traced:
         given = numbers if given is None else given
         return _done(text, {**_named("v", inputs), **_named("t", tensors), **_named("n", given)})
 
-    graph, of_tensors, of_numbers = planned(_plans, key, name, call, (tensors, numbers), lambda: bool(wide))
+    graph, of_tensors, of_numbers = planned(_plans, key, (name, OP), call, (tensors, numbers), lambda: bool(wide))
     return Traced(graph, tuple([tensors[i] for i in of_tensors]), tuple([numbers[i] for i in of_numbers]))
 
 
