@@ -28,9 +28,9 @@ def _held(x):
 
 
 def graph_of(of, program, arguments, tensors):
-    """(graph, which captured tensors it takes, which captured numbers). of: (name, op), of ``trace``. arguments: names of the first placeholders; the
-    next ``tensors`` are captured tensors, the others numbers. tensors: None where captured ones are the program's
-    constants."""
+    """(graph, which captured tensors it takes, which captured numbers). of: (name, op), of ``trace``. arguments: names
+    of the first placeholders; the next ``tensors`` are captured tensors, the others numbers. tensors: None where
+    captured ones are the program's constants."""
     return Converter(of, arguments, tensors).run(program)
 
 
@@ -38,7 +38,7 @@ class Converter:
     """known: of each node of the program a node of ``build``, or a ``View``."""
 
     def __init__(self, of, arguments, tensors):
-        (self.name, self.op), self.arguments, self.tensors = name, arguments, tensors
+        (self.name, self.op), self.arguments, self.tensors = of, arguments, tensors
         self.build, self.known, self.held = Builder(), {}, 0
 
     def refuse(self, what):
@@ -69,8 +69,8 @@ class Converter:
     def captured(self, slot, value):
         self.type_of(value.dtype)
         if not value.numel():
-            raise ValueError(f"{self.op}: {self.name}: a captured tensor is {tuple(value.shape)}, allowed are tensors with "
-                             "elements")
+            raise ValueError(f"{self.op}: {self.name}: a captured tensor is {tuple(value.shape)}, allowed are tensors "
+                             "with elements")
         return self.loaded(views.whole(slot, value))
 
     def loaded(self, view: View):
