@@ -136,13 +136,16 @@ def test_full_blocks_are_not_masked():
 
 
 def test_lists_that_lie():
-    """Numbers and indices outside of the lists and of the keys: nothing outside is read, and what is right stays so."""
-    q, k, v = make(300, 300)
-    mask = mask_of(gallery.causal, 300, 300)
+    """Counts outside of the lists are those of the nearest end, indices outside of the keys the nearest block's."""
+    S = 300
+    q, k, v = make(S, S)
+    mask = mask_of(gallery.causal, S, S)
     mask.kv_num_blocks[:, :, 0], mask.full_kv_num_blocks[:, :, 1] = 1 << 30, -5
     mask.kv_indices[:, :, 1], mask.full_kv_indices[:, :, 2] = -(1 << 30), 1 << 30
-    tkq.flex_attention(q, k, v, None, mask)
-    torch.cuda.synchronize()
+    mask.kv_num_blocks[:, :, 2], mask.full_kv_num_blocks[:, :, 2] = -(1 << 30), 1
+    seen = torch.ones(S, S, device="cuda", dtype=torch.bool).tril()
+    seen[128:256, 128:], seen[256:, :256], seen[256:, 256:] = False, False, True
+    check(q, k, v, block_mask=mask, seen=seen.expand(B, H, S, S))
 
 
 def test_captured_indices_that_lie():

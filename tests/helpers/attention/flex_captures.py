@@ -16,9 +16,9 @@ def shared(S):
 
 def tables(ids):
     def of(bias, table):
-        """Elements by the document, from the end; of each score its own, in half precision; of a slice."""
+        """Elements by the document, from the end; of each score its own; in half precision."""
         def score_mod(score, b, h, q, kv):
-            return 5 * torch.tanh((score + bias[h, q, kv]) / 5) + table[ids[q] - 6, h] * table[2:][ids[kv] % 4, -1 - h]
+            return 5 * torch.tanh((score + bias[h, q, kv]) / 5) + table[ids[q] - 6, h] * table[ids[kv] % 4 + 2, -1 - h]
         return score_mod
     return of
 
