@@ -2,12 +2,11 @@
 Pure Python."""
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 from tkq.attention.flex.derivative import Derivative
 from tkq.attention.flex.graph import COMPARISONS, Graph
-
-_known: dict = {}  # (graph, slots) -> its derivatives; as many as score functions that are trained
 
 
 class Load(NamedTuple):
@@ -29,19 +28,13 @@ class Derivatives(NamedTuple):
     loads: tuple
 
 
+@functools.lru_cache(1024)
 def capture_derivatives(graph: Graph, slots: tuple) -> Derivatives:
     """By the tensors in ``slots``. A tensor whose elements count for nothing has no load.
 
     Raises:
         NotImplementedError: an operation that has no derivative here, by name.
     """
-    key = graph, slots
-    if key not in _known:
-        _known[key] = _derived(graph, slots)
-    return _known[key]
-
-
-def _derived(graph, slots):
     of, needs = Derivative(graph), _needs(graph, slots)
     adjoint = {len(graph.nodes) - 1: of.number(1.0)}
     for i in reversed(range(len(graph.nodes))):

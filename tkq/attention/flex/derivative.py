@@ -1,24 +1,23 @@
 """The derivative of a score function by the score: a graph made of its graph. Pure Python."""
 from __future__ import annotations
 
+import functools
 import math
 
 from tkq.attention.flex.graph import COMPARISONS, Builder, Graph
 
 OP = "flex_attention"
 _FLAT = ("floor", "ceil", "round", "trunc", "floordiv", "truncdiv", "and", "or", "xor", "shl", "shr", "not")
-_known: dict = {}  # graph -> its derivative; as many as score functions
 
 
+@functools.lru_cache(1024)
 def derivative(graph: Graph) -> tuple:
     """(a graph or a number, the slots of the tensors that it takes, those of the numbers): slots of ``graph``.
 
     Raises:
         NotImplementedError: an operation that has no derivative here, by name.
     """
-    if graph not in _known:
-        _known[graph] = Derivative(graph).run()
-    return _known[graph]
+    return Derivative(graph).run()
 
 
 class Derivative:
