@@ -6,7 +6,7 @@ from torch.nn.attention.flex_attention import noop_mask
 
 from tkq.attention.flex import traced_ops
 from tkq.attention.flex.backward.capture_launch import refuse_if_deterministic
-from tkq.attention.flex.check import OP, blocks_of, check_captured, tensors_of
+from tkq.attention.flex.check import OP, blocks_of, settled, tensors_of
 from tkq.attention.flex.derive import capture_slopes_of, slope_of
 from tkq.attention.flex.devices import forward, gradients
 from tkq.attention.flex.launch import Call
@@ -45,8 +45,7 @@ def _eager(tensors, asked, want_lse):
     mask_mod = mask_mod if block_mask is None else of_mask
     score = None if score_mod is None else trace("score_mod", score_mod, op)
     mask = None if mask_mod in (None, noop_mask) else trace("mask_mod", mask_mod, op)
-    check_captured("score_mod", score, tensors[0], op)
-    check_captured("mask_mod", mask, tensors[0], op)
+    score, mask = settled("score_mod", score, tensors[0], op), settled("mask_mod", mask, tensors[0], op)
     call = Call(*tensors, score, mask, blocks, scale)
     learned = learned_of(call)
     mode = ops.route(*call[:3], *learned)

@@ -167,12 +167,14 @@ def _check_list(name, x, shape, rank, q):
         raise ValueError(f"{name} has no columns, allowed are 1 and more")
 
 
-def check_captured(name, traced, q, op: str = OP) -> None:
-    """Captured tensors lie where the query does."""
+def settled(name, traced, q, op: str = OP):
+    """The same, whose captured tensors' numbers lie in memory, where the query does."""
     for x in () if traced is None else traced.tensors:
-        check.settled(f"{op}: {name}: a captured tensor", x)
         if x.device != q.device:
             raise ValueError(f"{op}: {name}: a captured tensor {tuple(x.shape)} is on {x.device}, expected {q.device}")
+        if x.is_neg() or x.is_conj() or x._is_zerotensor():
+            return traced._replace(tensors=tuple([y.resolve_conj().resolve_neg().clone() for y in traced.tensors]))
+    return traced
 
 
 def scale_of(scale, head_dim: int) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch.nn.attention.flex_attention import BlockMask
 
-from tkq.attention.flex.check import check_captured
+from tkq.attention.flex.check import settled
 from tkq.attention.flex.launch import captured
 from tkq.attention.flex.lists import ordered
 from tkq.attention.flex.operands import MaskSizes
@@ -64,7 +64,7 @@ def create_block_mask(mask_mod: Callable, B: int | None, H: int | None, Q_LEN: i
     size = _size(BLOCK_SIZE)
     place = torch.empty(0, device=device)
     mask = trace("mask_mod", mask_mod, OP)
-    check_captured("mask_mod", mask, place, OP)
+    mask = settled("mask_mod", mask, place, OP)
     shape = 1 if B is None else B, 1 if H is None else H, -(-Q_LEN // size[0]), -(-KV_LEN // size[1])
     sizes = MaskSizes(Q_LEN, KV_LEN, *size)
     with torch.no_grad():

@@ -15,7 +15,7 @@ DTYPES = {"score": torch.float32}  # others are int32
 
 class Recorded(NamedTuple):
     """text: a line for each operation, see ``replay``. tensors, numbers: captured ones, t0, n0 and so on in it. Numbers
-    are those that the tracer has no value for; others are in the text."""
+    are integers that the tracer has no value for; such floats are tensors, and others are in the text."""
 
     text: str
     tensors: list
@@ -105,6 +105,8 @@ class _Writer(TorchFunctionMode):
         if isinstance(x, slice):
             return f"slice({self.text(x.start)}, {self.text(x.stop)}, {self.text(x.step)})"
         if isinstance(x, (int, float)) and not isinstance(x, bool) and not has_static_value(x):
+            if isinstance(x, float):
+                return self.captured(torch.full((), x, dtype=torch.float32))
             self.numbers.append(x)
             return f"n{len(self.numbers) - 1}"
         return repr(x)

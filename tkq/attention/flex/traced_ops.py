@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tkq.attention.flex import replay
-from tkq.attention.flex.check import BlockTensors, blocks_from, check_captured
+from tkq.attention.flex.check import BlockTensors, blocks_from, settled
 from tkq.attention.flex.devices import forward, gradients, result_like
 from tkq.attention.flex.launch import Call
 from tkq.attention.flex.record import Recorded, record
@@ -49,13 +49,12 @@ class Given(NamedTuple):
                        for name, text, tensors, numbers in (
                            ("score_mod", self.score, self.score_tensors, self.score_numbers),
                            ("mask_mod", self.mask, self.mask_tensors, self.mask_numbers)))
-        check_captured("score_mod", score, q)
-        check_captured("mask_mod", mask, q)
+        score, mask = settled("score_mod", score, q), settled("mask_mod", mask, q)
         return Call(q, k, v, score, mask, blocks_from(BlockTensors(self.lists, self.full, self.size), q, k), self.scale)
 
 
 def _cuda(q: Tensor, k: Tensor, v: Tensor, score_tensors: list[Tensor], mask_tensors: list[Tensor], lists: list[Tensor],
-          score_numbers: list[float], mask_numbers: list[float], score: str, mask: str, full: bool, size: list[int],
+          score_numbers: list[int], mask_numbers: list[int], score: str, mask: str, full: bool, size: list[int],
           scale: float, return_lse: bool) -> tuple[Tensor, Tensor]:
     given = Given(score_tensors, mask_tensors, lists, score_numbers, mask_numbers, score, mask, full, size, scale)
     o, lse = forward(given.call(q, k, v), return_lse)
@@ -95,8 +94,8 @@ def _back(ctx, do, dlse):
 
 def _backward_cuda(
         do: Tensor, o: Tensor, lse: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor,
-        score_tensors: list[Tensor], mask_tensors: list[Tensor], lists: list[Tensor], score_numbers: list[float],
-        mask_numbers: list[float], score: str, mask: str, full: bool, size: list[int], scale: float, needed: list[bool],
+        score_tensors: list[Tensor], mask_tensors: list[Tensor], lists: list[Tensor], score_numbers: list[int],
+        mask_numbers: list[int], score: str, mask: str, full: bool, size: list[int], scale: float, needed: list[bool],
         slots: list[int]) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     given = Given(score_tensors, mask_tensors, lists, score_numbers, mask_numbers, score, mask, full, size, scale)
     call, rows, slots = given.call(q, k, v), (do, o, lse, dlse), tuple(slots)

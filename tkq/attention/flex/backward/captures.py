@@ -1,6 +1,6 @@
 """Gradients of captured tensors of a score function."""
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Optional
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -33,11 +33,6 @@ from tkq.attention.flex.state import KeyTiles
 
 WARPGROUPS, WARPS_WITH_KEYS = 3, 8
 REGISTERS = 24, 240  # of the producer, of the others
-
-
-@dataclass(frozen=True)
-class CaptureGlobals(FlexGlobals):
-    gradients: Any = None  # a tuple
 
 
 @dataclass(frozen=True)
@@ -85,7 +80,7 @@ class CaptureBackward:
         if const_expr(lists is not None):
             listed, states = lists.queries, lists.states
         score, slope, mask = captures.functions
-        g = CaptureGlobals(
+        g = FlexGlobals(
             q=loads(q, tiles_of.q, False), do=loads(do, tiles_of.q, False), k=loads(k, tiles_of.kv, False),
             v=loads(v, tiles_of.kv, False), dk=None, dv=None, stats=parts.stats, acc=None, dkv_partials=None,
             dq_serial=None, next=None, tasks=tasks, layout=layout, left=Int32(0), right=Int32(0), heads=heads,
@@ -106,7 +101,7 @@ class CaptureBackward:
         return (operands, workspace, lists, CaptureOperands(functions, tuple(map(gradient, spec.ranks))), scalars)
 
     @cute.kernel
-    def kernel(self, g: CaptureGlobals):
+    def kernel(self, g: FlexGlobals):
         c, tiles, al = self.config, self.tiles, tk.SharedAllocator()
         s = Shared(
             k=al.tile(tiles.kv, tiles.of_keys), v=al.tile(tiles.kv, tiles.of_keys), q=al.tile(tiles.q, c.stages),
