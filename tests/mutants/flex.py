@@ -61,7 +61,7 @@ MUTANTS = (
          "    self.sums[i].begin(c.sums[i])", "for i in cutlass.range_constexpr(len(self.sums)):\n    if h == 0:\n"
          "        self.sums[i].begin(c.sums[i])", SHARED),
         ("captured_gradients_of_dead_keys", "there = [tk.first_row() + 8 * r < alive for r in range(2)]",
-         "there = [tk.first_row() + 8 * r < alive + 64 for r in range(2)]", SHARED),
+         "there = [tk.first_row() + 8 * r < alive + 64 for r in range(2)]", TABLES),
         ("the_mask_is_not_looked_at", "e = chosen(seen, r, j, e, 0.0) if masked else e", "", TABLES)),
     *family(
         "flex", "tkq/attention/flex/capture_derivatives.py",
