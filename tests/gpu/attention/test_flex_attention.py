@@ -213,6 +213,16 @@ def test_longer_than_one_wave():
     check(q, k, v, None, gallery.sliding_window(700))
 
 
+def test_flash_attn():
+    """Of (B, S, H, D), by the same kernel."""
+    q, k, v = make(500, 500, heads=(B, 8, 2))
+    rows_first = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    mask = mask_of(gallery.causal, 500, 500, None, None)
+    o, lse = tkq.flex_attention(q, k, v, None, mask, 0.1, True, True)
+    found = tkq.flash_attn(*rows_first, softmax_scale=0.1, return_lse=True, block_mask=mask)
+    assert torch.equal(found[0], o.transpose(1, 2)) and torch.equal(found[1], lse) and found[0].is_contiguous()
+
+
 LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_num_blocks", "q_indices",
          "full_q_num_blocks", "full_q_indices")
 

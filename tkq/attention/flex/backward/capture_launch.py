@@ -45,7 +45,7 @@ def run(call: Call, rows, slopes, into, config=None):
     asked = Asked.of(call, rows, False, None)
     config = config or capture_plan(asked.spec().width)
     spec = CaptureSpec(asked.spec(config), slopes.derivatives, tuple(x.dim() for x in into))
-    kernel, num_sms = launcher(call.q.device, capture_recipe(spec, config))
+    kernel, num_sms = launcher(call.q.device, spec, config, capture_recipe)
     functions = Functions(captured(call.score), captured(slopes.traced), captured(call.mask))
     kernel(operands_of(call, rows), workspace(call, spec.of, config), asked.lists,
            CaptureOperands(functions, tuple(into)), FlexScalars(call.scale, num_sms))

@@ -20,7 +20,7 @@ from tkq.runtime.call import dtypes
 from tkq.runtime.call.ops import LaunchCache
 from tkq.runtime.device import arch
 
-_launchers = LaunchCache()  # (device, recipe) -> (the kernels' function, SMs)
+_launchers = LaunchCache()  # (device, spec, config) -> (the kernels' function, SMs)
 
 
 def gradients(call: Call, rows: tuple, need_q: bool = True, config=None):
@@ -44,7 +44,7 @@ def run(call: Call, rows, into, config=None):
     asked = Asked.of(call, rows, into[0] is not None, slope)
     config = config or plan(asked.spec(), asked.size[0])
     spec = asked.spec(config)
-    kernels, num_sms = launcher(q.device, recipe(spec, config))
+    kernels, num_sms = launcher(q.device, spec, config, recipe)
     functions = Functions(*(captured(x) for x in (call.score, slope, call.mask)))
     kernels(operands_of(call, rows), Gradients(*map(_rows_last, into)), workspace(call, spec, config), asked.lists,
             functions if any(x is not None for x in functions) else None, FlexScalars(call.scale, num_sms))
@@ -95,12 +95,12 @@ def workspace(call: Call, spec: FlexBackwardSpec, config):
     return torch.empty(floats, dtype=torch.float32, device=q.device)
 
 
-def launcher(device, made):
+def launcher(device, spec, config, recipe_of):
     """(the kernels' function, SMs) of a recipe."""
-    key = device.index, made
+    key = device.index, spec, config
     found = _launchers.get(key)
     if found is None:
         arch.require_hopper(device)
-        found = function(made), arch.num_sms(device)
+        found = function(recipe_of(spec, config)), arch.num_sms(device)
         _launchers.add(key, found)
     return found
