@@ -10,6 +10,7 @@ import tkq
 from tests.helpers.attention import flex_captures
 from tests.helpers.attention import flex_gallery as gallery
 from tkq.attention.flex.backward.capture_launch import refuse_if_deterministic
+from tkq.attention.flex.backward.sums import Sums
 from tkq.attention.flex.derive import capture_slopes_of
 from tkq.attention.flex.trace import trace
 from tkq.reference.flex import places
@@ -53,6 +54,17 @@ def test_derivatives(name):
     shapes = [traced.tensors[i].shape for i in slots]
     for x, true in zip(learned, wanted):
         torch.testing.assert_close(found[shapes.index(x.shape)], true, rtol=1e-6, atol=1e-6)
+
+
+KINDS = {"head": lambda x: lambda s, b, h, q, kv: s * x[h], "key": lambda x: lambda s, b, h, q, kv: s + x[kv // 3],
+         "query": lambda x: lambda s, b, h, q, kv: s + x[q - b], "each": lambda x: lambda s, b, h, q, kv: s + x[q + kv],
+         "diagonal": lambda x: lambda s, b, h, q, kv: s + x[((kv - q).abs().float().sqrt() * 2).long().clamp(0, h)]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_how_it_is_added_up(kind):
+    slopes = capture_slopes_of(trace("score_mod", KINDS[kind](torch.ones(9))), (0,)).derivatives
+    assert [Sums(slopes.graph, load).kind for load in slopes.loads] == [kind]
 
 
 def test_clamped_indices_count_where_they_were_read():

@@ -1,6 +1,6 @@
 """Gradients of captured tensors of a score function."""
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -24,7 +24,7 @@ from tkq.attention.flex.backward.kernel import FlexBackward
 from tkq.attention.flex.backward.scheduler import FlexScheduler
 from tkq.attention.flex.backward.spec import CaptureSpec
 from tkq.attention.flex.backward.state import FlexGlobals
-from tkq.attention.flex.backward.sums import Sums
+from tkq.attention.flex.backward.sums import PITCH, ROWS, Diagonals, Sums
 from tkq.attention.flex.emit import Emitted, select
 from tkq.attention.flex.fakes import captured, gradient
 from tkq.attention.flex.look import chosen
@@ -43,6 +43,7 @@ class CaptureState:
     dp: tk.RegTile
     ring: tk.Ring
     wg: Int32
+    buffer: Any  # see ``Diagonals``
     sums: tuple
 
 
@@ -60,7 +61,8 @@ class CaptureBackward:
         self.tiles, self.scheduler = Tiles.of(spec.of.attention, config), FlexScheduler(spec.of, config)
         self.producer = Producer(config, self.tiles, self.scheduler, None)
         self.functions = FlexDkv(spec.of, config, self.tiles, self.scheduler)
-        self.sums = [Sums(spec.derivatives.graph, load) for load in spec.derivatives.loads]
+        self.sums = [Sums(spec.derivatives.graph, load, spec.diagonals) for load in spec.derivatives.loads]
+        self.along = any(sums.kind == "diagonal" for sums in self.sums)
 
     @cute.jit
     def __call__(self, operands: BackwardOperands, workspace: cute.Tensor, lists: Optional[BackwardLists],
@@ -110,6 +112,8 @@ class CaptureBackward:
             q_pipe=al.pipe(c.stages, tiles.q.bytes + tiles.stats_bytes, WARPS_WITH_KEYS),
             do_pipe=al.pipe(c.stages, tiles.q.bytes, WARPS_WITH_KEYS), ds_pipe=None, p_pipe=None)
 
+        buffers = al.vector(ROWS * PITCH, WARPS_WITH_KEYS) if self.along else None
+
         def initialise():
             s.q_pipe.init()
             s.do_pipe.init()
@@ -118,12 +122,15 @@ class CaptureBackward:
 
         tk.init_block(initialise)
         tk.assign((tk.Role(lambda _: self.producer.run(g, s), REGISTERS[0], warps=1),
-                   tk.Role(lambda wg: self.run(g, s, wg), REGISTERS[1], warpgroups=2)))
+                   tk.Role(lambda wg: self.run(g, s, wg, buffers), REGISTERS[1], warpgroups=2)))
 
     @cute.jit
-    def run(self, g, s, wg):
-        tile = self.config.tile
-        c = CaptureState(s=tk.rt_fl(tile), dp=tk.rt_fl(tile), ring=s.q_pipe.ring(), wg=wg,
+    def run(self, g, s, wg, buffers):
+        tile, buffer = self.config.tile, None
+        if const_expr(self.along):
+            buffer = buffers[None, tk.warp_id() % 4 + 4 * wg]
+            Diagonals.clear(buffer)
+        c = CaptureState(s=tk.rt_fl(tile), dp=tk.rt_fl(tile), ring=s.q_pipe.ring(), wg=wg, buffer=buffer,
                          sums=tuple([x.registers() for x in self.sums]))
         t = self.scheduler.task(g, s)
         for i in cutlass.range_constexpr(2):
@@ -158,14 +165,21 @@ class CaptureBackward:
 
     def add(self, g, s, t, c, m, masked):
         joint, sums = Emitted(self.spec.derivatives.graph, g.slope), []
+        of_warp = Diagonals(c.buffer, lambda d: self.on_diagonal(t, c, m, d))
         for i, load in enumerate(self.spec.derivatives.loads):
-            sums.append(self.sums[i].tile(c.sums[i], g.gradients[load.gradient], joint))
+            sums.append(self.sums[i].tile(c.sums[i], g.gradients[load.gradient], joint, of_warp))
         for r, j, inputs, ds in self.elements(g, s, t, c, m, masked):
             for load, into in zip(self.spec.derivatives.loads, sums):
                 product = ds * joint.node_at(load.factor, **inputs)  # of a dS of 0 it is 0, whatever the factor
                 into.take(r, j, inputs, select(ds == Float32(0.0), Float32(0.0), product))
         for into in sums:
             into.close()
+
+    def on_diagonal(self, t, c, m, d):
+        """Inputs of the graphs at the warp's first key, and d queries behind the tile's first."""
+        found = self.functions.places(t, c, *m)(0, 0)
+        key, query = found["kv"][0] - tk.lane_id() // 4, found["q"][0] - tk.first_col()
+        return {**found, "kv": (key, 0), "q": (query + d, 0)}
 
     def elements(self, g, s, t, c, m, masked):
         """(r, j, inputs of the graphs, dS), along the diagonals of the tile."""

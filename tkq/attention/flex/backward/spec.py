@@ -38,8 +38,9 @@ class FlexBackwardSpec:
 @dataclass(frozen=True)
 class CaptureSpec:
     """Of the kernel that makes gradients of captured tensors. of: the attention, without dq and a slope. derivatives:
-    by which elements of which tensors, and how they are reduced. ranks: of the gradients."""
+    by which elements of which tensors. ranks: of the gradients. diagonals: see ``Sums``."""
 
     of: FlexBackwardSpec
     derivatives: Derivatives
     ranks: tuple
+    diagonals: bool = True
