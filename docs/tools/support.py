@@ -15,6 +15,7 @@ from tests.helpers.ops.launch_table import numbers
 from tkq.attention.backward import plan
 from tkq.attention.backward import spec as backward_spec
 from tkq.attention.decode import spec as decode_spec
+from tkq.attention.flex import spec as flex_spec
 from tkq.attention.forward import plan as attention_plan
 from tkq.attention.forward.spec import HEAD_DIMS, AttentionSpec
 from tkq.convolution.fft.plan import most_tokens
@@ -94,7 +95,7 @@ def types() -> dict[str, tuple[list, str]]:
         "linear_cross_entropy": (half, f"{loss[1]}; x's columns: a multiple of 8"),
         "swiglu": gated, "geglu": gated, "rope": turned, "rope_qk": turned,
         "flash_attn": flash, "flash_attn_varlen": (flash[0], f"any sequence lengths, including 0; {dims}"),
-        **_caches(),
+        "flex_attention": _flex(), **_caches(),
         **dict.fromkeys(("linear_attn", "gated_delta_rule"), (taken(lambda t: LinearSpec(t, 64, 64), TYPES),
                                                               f"any S; {_widths_of_states()}")),
         "based": (taken(lambda t: BasedSpec(t, 64), TYPES), "any S; D 16, V 32 to 128 in multiples of 16"),
@@ -114,6 +115,12 @@ def types() -> dict[str, tuple[list, str]]:
         "fp8_gemm": (taken(lambda t: fp8_spec.Fp8Spec(a=t), TYPES), f"any M, N; K a multiple of {fp8_spec.K_UNIT}"),
         "quantize_fp8": (taken(lambda t: TileSpec("1x128", t), TYPES), "any"),
     }
+
+
+def _flex() -> tuple:
+    dims = taken(lambda d: flex_spec.width(d, d), range(1, 300))
+    return (taken(lambda t: flex_spec.FlexSpec(t), TYPES),
+            f"any Sq, Sk; D and Dv: multiples of {dims[0]} to {dims[-1]}; blocks: multiples of {flex_spec.BLOCK}")
 
 
 def _caches() -> dict:

@@ -2,6 +2,7 @@
 from .mutant import family
 
 FORWARD, BACKWARD = "tests/gpu/attention/test_flex_attention.py::", "tests/gpu/attention/test_flex_backward.py::"
+CAPTURED = "tests/gpu/attention/test_flex_captured_gradients.py::"
 
 
 def _of(file, *names):
@@ -12,6 +13,7 @@ GALLERY, LENGTHS = _of(FORWARD, "test_gallery"), _of(FORWARD, "test_lengths")
 EMPTY, FULL = _of(FORWARD, "test_empty_rows"), _of(FORWARD, "test_full_blocks_are_not_masked")
 INDICES, WHOLE = _of(FORWARD, "test_captured_indices_that_lie"), _of(FORWARD, "test_operations[whole]")
 SIZES = _of(FORWARD, "test_block_sizes")
+SHARED, TABLES = _of(CAPTURED, "test_gradients[shared]"), _of(CAPTURED, "test_gradients[tables]")
 KEYS, HALVES = _of(BACKWARD, "test_lengths"), _of(BACKWARD, "test_block_sizes")
 
 MUTANTS = (
@@ -44,6 +46,26 @@ MUTANTS = (
         ("halves_as_the_first",
          "state = g.states[t.batch_k, head, g.row_block(tile), 2 * t.block + c.wg]",
          "state = g.states[t.batch_k, head, g.row_block(tile), 2 * t.block]", HALVES)),
+    *family(
+        "flex", "tkq/attention/flex/backward/sums.py",
+        ("columns_of_half_the_rows", "total = sum_over(total, 4, 8, 16)", "total = sum_over(total, 4, 8)", SHARED),
+        ("rows_of_a_lane", "total = sum_over(sums[r], 1, 2)", "total = sum_over(sums[r], 1)", SHARED),
+        ("heads_of_half_a_warp", "total = sum_over(sums[0], 1, 2, 4, 8, 16)", "total = sum_over(sums[0], 1, 2, 4, 8)",
+         SHARED),
+        ("the_last_run_is_lost", "add_if(flag(self.total != Float32(0.0)), self.place, self.total)", "pass", TABLES),
+        ("runs_take_the_next_along", "value = select(other, Float32(0.0), self.total) + value",
+         "value = self.total + value", TABLES)),
+    *family(
+        "flex", "tkq/attention/flex/backward/captures.py",
+        ("sums_of_the_head_before", "for i in cutlass.range_constexpr(len(self.sums)):\n"
+         "    self.sums[i].begin(c.sums[i])", "for i in cutlass.range_constexpr(len(self.sums)):\n    if h == 0:\n"
+         "        self.sums[i].begin(c.sums[i])", SHARED),
+        ("captured_gradients_of_dead_keys", "there = [tk.first_row() + 8 * r < alive for r in range(2)]",
+         "there = [tk.first_row() + 8 * r < alive + 64 for r in range(2)]", TABLES),
+        ("the_mask_is_not_looked_at", "e = chosen(seen, r, j, e, 0.0) if masked else e", "", TABLES)),
+    *family(
+        "flex", "tkq/attention/flex/capture_derivatives.py",
+        ("the_last_use_alone", "adjoint[a] = of.add(adjoint.get(a), found)", "adjoint[a] = found", SHARED)),
     *family(
         "flex", "tkq/attention/flex/backward/scheduler.py",
         ("tiles_of_the_first_head", "of = t.batch_k, self.query_head(g, t, h), t.block\n"

@@ -1,5 +1,6 @@
 """tkq.flash_attn: what PyTorch sees of attention."""
 import math
+from collections.abc import Callable
 from typing import Optional
 
 import torch
@@ -38,7 +39,8 @@ _call_cache = CallCache(by_stream=True)  # of `forward`
 
 def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax_scale: Optional[float] = None,
                window_size=OPEN, softcap: float = 0.0, sinks: Optional[Tensor] = None, deterministic: bool = False,
-               return_lse: bool = False):
+               return_lse: bool = False, score_mod: Optional[Callable] = None, mask_mod: Optional[Callable] = None,
+               block_mask=None):
     """Exact attention, softmax(scale * q @ k.T) @ v, without the score matrix in memory.
 
     Args:
@@ -57,6 +59,9 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
             computes the scores again. On an H100, D 128, the backward has 0.77 to 0.82 of its usual speed from 4096
             keys on, and 0.83 (causal 0.95) of it at 1024; D 64 has 0.71 of it at 4096. o and lse always are the same.
         return_lse: also return the log-sum-exp of each row's scaled scores, the sink among them.
+        score_mod, mask_mod, block_mask: functions and block lists of ``tkq.flex_attention``, by whose kernels and rules
+            the call is then made, D and Dv up to 128. mask_mod alone skips no blocks; a block_mask has its own. A
+            softcap comes before score_mod. causal, window_size, sinks and deterministic are not supported beside them.
 
     Returns:
         o (B, Sq, H, Dv), contiguous, of q's dtype; with return_lse the pair (o, lse), lse (B, H, Sq) float32, natural
@@ -69,7 +74,8 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
         ValueError: softmax_scale is not above 0; window_size has a number outside -1 to 2^30 - 1; softcap is below 0; a
             number that is not finite in float32; shapes that do not go together, devices that differ, strides or a base
             that TMA cannot take.
-        NotImplementedError: a head_dim that is not supported.
+        NotImplementedError: a head_dim that is not supported; options that are not supported beside score_mod,
+            mask_mod and block_mask, and what ``tkq.flex_attention`` refuses of these.
         RuntimeError: a GPU other than Hopper.
 
     Differentiable once, in q, k, v and sinks, through o and lse. Under torch.autocast q, k and v are cast, and
@@ -87,6 +93,10 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
     """
     if not type(causal) is type(deterministic) is type(return_lse) is bool:
         flags["flash_attn"](causal, deterministic, return_lse)
+    if score_mod is not None or mask_mod is not None or block_mask is not None:
+        o, lse = _with_functions(lowered(q, k, v, sinks), (score_mod, mask_mod, block_mask),
+                                 (causal, softmax_scale, window_size, softcap, deterministic))
+        return (o, lse) if return_lse else o
     traced = ops.traced()  # Dynamo of torch 2.11 knows no `is` between tuples
     left, right = (-1, -1) if not traced and window_size is OPEN else limits["flash_attn"](window_size)
     if traced or autocast.on():
@@ -105,6 +115,12 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
     else:
         o, lse = _traced(q, k, v, sinks, options, return_lse, deterministic)
     return (o, lse) if return_lse else o
+
+
+def _with_functions(tensors, functions, options):
+    from tkq.attention.flex import flash  # which imports torch's tracers: with the first such call
+
+    return flash.attention(tensors, flash.Functions(*functions), flash.Options(*options))
 
 
 def _traced(q, k, v, sinks, options, return_lse, deterministic):

@@ -14,9 +14,14 @@ _BITS = {"and": torch.bitwise_and, "or": torch.bitwise_or, "xor": torch.bitwise_
 
 
 def evaluate(graph, tensors, numbers, inputs, dtype=torch.float32):
-    """The values of all nodes' results: a tensor as wide as what it depends on.
+    """The value of the result: a tensor as wide as what it depends on.
 
     inputs: name -> tensor, of shapes that go together. dtype: of what is "f32" in the graph."""
+    return values(graph, tensors, numbers, inputs, dtype)[-1]
+
+
+def values(graph, tensors, numbers, inputs, dtype=torch.float32) -> list:
+    """The same, of each node."""
     device, found = inputs["q"].device, []
     kind = {**_TORCH, "f32": dtype}
     for node in graph.nodes:
@@ -40,13 +45,17 @@ def evaluate(graph, tensors, numbers, inputs, dtype=torch.float32):
         else:
             value = {**_BINARY, **_BITS}[node.op](*take())
         found.append(value.to(kind[node.type]))
-    return found[-1]
+    return found
 
 
-def _load(x, at):
-    """An element, by indices that count from the end where they are negative, and are kept inside."""
+def places_in(x, at) -> tuple:
+    """Of elements, by indices that count from the end where they are negative, and are kept inside."""
     inside = []
     for index, size in zip(at, x.shape):
         index = index.long()
         inside.append(torch.where(index < 0, index + size, index).clamp(0, size - 1))
-    return x[tuple(inside)] if inside else x
+    return tuple(inside)
+
+
+def _load(x, at):
+    return x[places_in(x, at)] if at else x

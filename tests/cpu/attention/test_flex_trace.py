@@ -9,6 +9,7 @@ import torch
 from torch.nn.attention.flex_attention import and_masks, create_block_mask, or_masks
 
 from tests.helpers.attention import flex_gallery as gallery
+from tkq.attention.flex import captures
 from tkq.attention.flex import trace as tracing
 from tkq.attention.flex.derive import slope_of
 from tkq.attention.flex.lists import Blocks, backward_lists
@@ -309,3 +310,13 @@ def test_what_looks_at_a_number_within_a_partial():
         return q - kv < (n if isinstance(n, int) else 1)
 
     check("mask_mod", functools.partial(mask, 7))
+
+
+def test_caches_are_bounded(monkeypatch):
+    """Of functions whose code is new each time."""
+    monkeypatch.setattr(captures._globals, "MOST", 8)
+    for i in range(20):
+        made = {}
+        exec(f"def mask(b, h, q, kv):\n    return q - kv < {i}", made)
+        trace("mask_mod", made["mask"])
+    assert len(captures._globals) <= 8

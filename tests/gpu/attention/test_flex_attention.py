@@ -136,13 +136,16 @@ def test_full_blocks_are_not_masked():
 
 
 def test_lists_that_lie():
-    """Numbers and indices outside of the lists and of the keys: nothing outside is read, and what is right stays so."""
-    q, k, v = make(300, 300)
-    mask = mask_of(gallery.causal, 300, 300)
+    """Counts outside of the lists are those of the nearest end, indices outside of the keys the nearest block's."""
+    S = 300
+    q, k, v = make(S, S)
+    mask = mask_of(gallery.causal, S, S)
     mask.kv_num_blocks[:, :, 0], mask.full_kv_num_blocks[:, :, 1] = 1 << 30, -5
     mask.kv_indices[:, :, 1], mask.full_kv_indices[:, :, 2] = -(1 << 30), 1 << 30
-    tkq.flex_attention(q, k, v, None, mask)
-    torch.cuda.synchronize()
+    mask.kv_num_blocks[:, :, 2], mask.full_kv_num_blocks[:, :, 2] = -(1 << 30), 1
+    seen = torch.ones(S, S, device="cuda", dtype=torch.bool).tril()
+    seen[128:256, 128:], seen[256:, :256], seen[256:, 256:] = False, False, True
+    check(q, k, v, block_mask=mask, seen=seen.expand(B, H, S, S))
 
 
 def test_captured_indices_that_lie():
@@ -208,6 +211,16 @@ def test_longer_than_one_wave():
     """More tasks than SMs, many blocks of each."""
     q, k, v = make(2048, 2048, heads=(1, 32, 8))
     check(q, k, v, None, gallery.sliding_window(700))
+
+
+def test_flash_attn():
+    """Of (B, S, H, D), by the same kernel."""
+    q, k, v = make(500, 500, heads=(B, 8, 2))
+    rows_first = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    mask = mask_of(gallery.causal, 500, 500, None, None)
+    o, lse = tkq.flex_attention(q, k, v, None, mask, 0.1, True, True)
+    found = tkq.flash_attn(*rows_first, softmax_scale=0.1, return_lse=True, block_mask=mask)
+    assert torch.equal(found[0], o.transpose(1, 2)) and torch.equal(found[1], lse) and found[0].is_contiguous()
 
 
 LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_num_blocks", "q_indices",

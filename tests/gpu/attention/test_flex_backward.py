@@ -20,24 +20,25 @@ def _poisoned():
 
 def gradients(function, q, k, v, do, dlse):
     """Of function(q, k, v), which gives (o, lse)."""
-    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]  # of the same strides
     o, lse = function(*leaves)
     lse = lse.masked_fill(lse == -math.inf, 0)  # a row that sees nothing has no gradient
     return torch.autograd.grad((o, lse) if dlse is not None else (o,), leaves,
                                (do.to(o.dtype), dlse.to(lse.dtype)) if dlse is not None else (do.to(o.dtype),))
 
 
-def check(q, k, v, score_mod=None, mask_mod=None, block_mask=None, with_lse=False, what=""):
-    """Of one call: dq, dk, dv by the 2x rule beside PyTorch at q's dtype."""
-    (batch, heads, Sq, _), Sk = q.shape, k.shape[2]
+def check(q, k, v, score_mod=None, mask_mod=None, block_mask=None, what="", **how):
+    """Of one call: dq, dk, dv by the 2x rule beside PyTorch at q's dtype. how: scale, do, with_lse."""
+    (batch, heads, Sq, _), Sk, scale, do = q.shape, k.shape[2], how.get("scale"), how.get("do")
     g = torch.Generator("cuda").manual_seed(3)
-    do = torch.randn((*q.shape[:3], v.shape[3]), device="cuda", generator=g).to(q.dtype)
-    dlse = torch.randn(q.shape[:3], device="cuda", generator=g) if with_lse else None
+    if do is None:
+        do = torch.randn((*q.shape[:3], v.shape[3]), device="cuda", generator=g).to(q.dtype)
+    dlse = torch.randn(q.shape[:3], device="cuda", generator=g) if how.get("with_lse") else None
     block_mask = mask_of(mask_mod, Sq, Sk, batch, heads) if block_mask is None else block_mask
     seen = gallery.visible(mask_mod, batch, heads, Sq, Sk, "cuda")
-    ours = gradients(lambda *x: tkq.flex_attention(*x, score_mod, block_mask, enable_gqa=heads != k.shape[1],
-                                                   return_lse=True), q, k, v, do, dlse)
-    dense = lambda *x: gallery.dense(*x, score_mod, seen, dtype=x[0].dtype)
+    ours = gradients(lambda *x: tkq.flex_attention(*x, score_mod, block_mask, scale, heads != k.shape[1],
+                                                   True), q, k, v, do, dlse)
+    dense = lambda *x: gallery.dense(*x, score_mod, seen, scale, x[0].dtype)
     true, low = (gradients(dense, *(x.to(dtype) for x in (q, k, v)), do, dlse) for dtype in (torch.float64, q.dtype))
     for name, a, b, c in zip(("dq", "dk", "dv"), ours, true, low):
         # rows of a head together: one that sees a single key has a gradient of 0, by PyTorch exactly
@@ -81,6 +82,55 @@ def test_block_sizes(size):
 
 def test_groups_and_lse():
     check(*make(500, 500, heads=(B, 8, 2)), mask_mod=gallery.causal, with_lse=True)
+
+
+def framed(x):
+    """The same, in the midst of NaN, at an address that is a multiple of 16 bytes."""
+    around = torch.full([n + 16 for n in x.shape], math.nan, dtype=x.dtype, device=x.device)
+    inside = around[tuple(slice(8, 8 + n) for n in x.shape)]
+    return inside.copy_(x)
+
+
+def test_strides_and_scale():
+    """(B, S, H, D) in memory, slices of a packed tensor; columns apart; a gradient of o whose strides are 0 or others.
+    Gradients lie as their tensors do."""
+    g = torch.Generator("cuda").manual_seed(0)
+    packed = torch.randn(B, 500, 8 + 2 + 2, 128, device="cuda", generator=g).to(BF16)
+    q, k, v = (x.transpose(1, 2) for x in packed.split((8, 2, 2), 2))
+    dq, dk, dv = check(q, k, v, mask_mod=gallery.causal, scale=0.2)
+    assert all(x.transpose(1, 2).is_contiguous() for x in (dq, dk, dv))
+    odd = torch.randn(3, B, 4, 300, 131, device="cuda", generator=g).to(BF16)[..., 1:129]  # copied
+    do = torch.randn(B, 4, 128, 300, device="cuda", generator=g).to(BF16).mT
+    check(*odd, mask_mod=gallery.causal, scale=0.01, do=do)
+    check(*odd, mask_mod=gallery.causal, do=torch.randn(4, 1, 1, device="cuda").to(BF16).expand(B, 4, 300, 128))
+
+
+def test_nan_behind_every_end():
+    """Of rows, columns, heads and batches of all that is read; lengths that fill no tile."""
+    q, k, v = (framed(x) for x in make(300, 200))
+    check(q, k, v, mask_mod=gallery.causal, do=framed(torch.randn_like(q)))
+
+
+def test_broadcast_masks():
+    """Lists of one for all heads, or all batches, or both; lists of others are copies."""
+    q, k, v = make(500, 500)
+    wanted = check(q, k, v, mask_mod=gallery.causal)
+    for batch, heads in ((None, None), (B, None), (None, H)):
+        found = check(q, k, v, mask_mod=gallery.causal, block_mask=mask_of(gallery.causal, 500, 500, batch, heads))
+        for a, b in zip(found[1:], wanted[1:]):  # dk, dv: bit for bit
+            assert torch.equal(a, b)
+
+
+def test_lists_of_some_heads():
+    """Heads whose lists differ, one list for all batches: each its own."""
+    q, k, v = make(500, 500)
+    mask = mask_of(gallery.causal, 500, 500, None, H)
+    for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
+        getattr(mask, name)[:, 1] = 0  # a head that sees nothing
+    def mask_mod(b, h, q, kv):
+        return (q >= kv) & (h != 1)
+
+    check(q, k, v, mask_mod=mask_mod, block_mask=mask)
 
 
 def test_empty_rows_and_keys():

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import tkq
+from tests.helpers.ops import attention_calls as attention
 from tests.helpers.ops import cache_calls as caches
 from tests.helpers.ops import packed_calls as packed
 from tests.helpers.ops import step_calls as steps
@@ -132,10 +133,6 @@ def _qkv(t):
     return dict(q=t(2, t.rows, 4, 64), k=t(2, t.rows, 4, 64), v=t(2, t.rows, 4, 64))
 
 
-def _qkv_shared(t):
-    return dict(q=t(1, t.rows, 8, 64), k=t(1, t.rows, 2, 64), v=t(1, t.rows, 2, 64), sinks=t(8, dtype=F32))
-
-
 def _qkv_packed(t):
     return dict(q=t(t.rows, 4, 64), k=t(t.rows, 4, 64), v=t(t.rows, 4, 64), cu_seqlens_q=t.starts(3),
                 cu_seqlens_k=t.starts(3))
@@ -227,9 +224,12 @@ CASES = {case.name: case for case in (
     Case("rope_qk", _rotary_qk, lambda q, k, cos, sin: tkq.rope_qk(q, k, cos, sin), ("q", "k")),
     Case("flash_attn", _qkv, lambda q, k, v: tkq.flash_attn(q, k, v, causal=True), ("q", "k", "v"), ("q", "k", "v"),
          exact=False),
-    Case("flash_attn, with sinks", _qkv_shared,
+    Case("flash_attn, with sinks", attention.shared_heads,
          lambda q, k, v, sinks: tkq.flash_attn(q, k, v, causal=True, sinks=sinks, return_lse=True),
          ("q", "k", "v", "sinks"), ("q", "k", "v"), exact=False),
+    Case("flex_attention", attention.heads_first, lambda query, key, value, slopes: attention.with_slopes(
+        query, key, value, slopes),
+         ("query", "key", "value", "slopes"), ("query", "key", "value"), exact=False),
     Case("flash_attn_varlen", _qkv_packed,
          lambda q, k, v, cu_seqlens_q, cu_seqlens_k: tkq.flash_attn_varlen(
              q, k, v, cu_seqlens_q, cu_seqlens_k, 64, 64, causal=True), ("q", "k", "v"), ("q", "k", "v"), exact=False),
@@ -350,7 +350,7 @@ WITH_GRADIENTS = [case for case in CASES.values() if case.leaves]
 FUNCTIONS = [case for case in CASES.values() if case.name == case.function]
 VARIANTS = [case for case in CASES.values() if case.name != case.function]
 # What tkq has that is no function of tensors.
-NOT_OPS = {"check_plan", "rope_cos_sin", "flex_attention", "create_block_mask", "prefetch", "tune", "Exchange",
+NOT_OPS = {"check_plan", "rope_cos_sin", "create_block_mask", "prefetch", "tune", "Exchange",
            "Monoid", "ReductionBase", "RowKernel"}
 
 

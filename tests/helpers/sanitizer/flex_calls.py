@@ -5,10 +5,11 @@ from tests.helpers.sanitizer.calls import grad, on, randn
 
 
 def own_functions(device):
-    """Odd lengths, blocks of 64 and of 128, indices and lists that lie; both directions."""
+    """Odd lengths, blocks of 64 and of 128, indices and lists that lie, captured gradients; both directions."""
     import tkq
 
-    ids, slopes = on(device, torch.tensor([0, 1 << 40, -(1 << 40), 3] * 50), randn(5, 4, dtype=torch.float32))
+    ids, slopes = on(device, torch.tensor([0, 1 << 40, -(1 << 40), 3] * 50),
+                     randn(5, 4, dtype=torch.float32, grad=True))
 
     def document(b, h, q_idx, kv_idx):
         return (ids[q_idx] == ids[kv_idx]) | (q_idx >= kv_idx)
@@ -28,7 +29,8 @@ def own_functions(device):
                          randn(2, 1, 2, 200, D, grad=True), randn(3, 1, 4, 150, D))
         mask = mask_mod and tkq.create_block_mask(mask_mod, None, None, 150, 200, device=device, BLOCK_SIZE=size)
         o, lse = tkq.flex_attention(q, k, v, score_mod, mask, enable_gqa=True, return_lse=True)
-        yield name, (o, lse, *grad((o,), (q, k, v), (do,)))
+        leaves = (q, k, v, slopes) if score_mod is lying else (q, k, v)
+        yield name, (o, lse, *grad((o,), leaves, (do,)))
     with torch.no_grad():
         mask = tkq.create_block_mask(causal, None, None, 150, 200, device=device)
         mask.kv_num_blocks.fill_(1 << 30)

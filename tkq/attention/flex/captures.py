@@ -11,13 +11,15 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tkq.runtime.call.ops import LaunchCache
+
 # Modules whose attributes count as constant. What a function reads of other modules is not compared from call to call:
 # such a function is traced at each call
 _SETTLED = frozenset(("torch", "math", "operator", "builtins", "functools", "itertools", "typing", "numpy"))
 _ATOMS = frozenset((bool, str, bytes, type(None), torch.dtype, torch.device, type(Ellipsis)))
 _BY_IDENTITY = (types.BuiltinFunctionType, types.BuiltinMethodType, torch._ops.OpOverload, torch._ops.OpOverloadPacket,
                 type(torch.Tensor.add), type)
-_globals: dict = {}  # code -> names of globals that it reads; as many as functions
+_globals = LaunchCache()  # code -> names of globals that it reads
 INT, DEPTH = 1 << 31, 16
 
 
@@ -109,7 +111,8 @@ def _function(value, seen, depth):
             _visit(inside, seen, depth + 1)
     space, names = value.__globals__, _globals.get(code)
     if names is None:
-        names = _globals[code] = read_globals(code)
+        names = read_globals(code)
+        _globals.add(code, names)
     for name in names:
         if name not in space:
             note((name, hasattr(builtins, name)))

@@ -4,9 +4,11 @@ for."""
 import itertools
 from dataclasses import replace
 
+from tkq.attention.flex.backward.plan import capture_plan, capture_recipe
 from tkq.attention.flex.backward.plan import plan as backward_plan
 from tkq.attention.flex.backward.plan import recipe as backward_recipe
-from tkq.attention.flex.backward.spec import FlexBackwardSpec
+from tkq.attention.flex.backward.spec import CaptureSpec, FlexBackwardSpec
+from tkq.attention.flex.capture_derivatives import capture_derivatives
 from tkq.attention.flex.derivative import derivative
 from tkq.attention.flex.graph import Builder
 from tkq.attention.flex.plan import plan, recipe
@@ -41,7 +43,7 @@ SCORES = {"none": lambda: None, "alibi": alibi, "softcap": softcap}
 
 
 def shipped() -> list:
-    """Names are unique: flex_attention, forward or backward, dtype, head dim, score."""
+    """Names are unique: flex_attention, forward, backward or captured gradients, dtype, head dim, score."""
     mask, found = causal(), []
     for dtype, dim, (name, score) in itertools.product(("bf16", "fp16"), WIDTHS, SCORES.items()):
         graph = score()
@@ -54,6 +56,13 @@ def shipped() -> list:
         spec = replace(spec, q_per=128 // config.tile)
         found.append(Shipped(f"flex_attention_backward_{dtype}_d{dim}_{name}", backward_recipe(spec, config),
                              _of_backward(config)))
+    for dtype, dim in itertools.product(("bf16", "fp16"), WIDTHS):
+        config = capture_plan(dim)
+        of = FlexBackwardSpec(dtype, dim, False, False, alibi(), None, mask, True, True, q_per=128 // config.tile)
+        spec = CaptureSpec(of, capture_derivatives(alibi(), (0,)), (1,))
+        found.append(Shipped(f"flex_attention_captures_{dtype}_d{dim}_alibi", capture_recipe(spec, config), Expectation(
+            tensor=16, instructions=("UTMALDG", "USETMAXREG", "SHFL", "REDG"),
+            others=(("BackwardPreprocess", Expectation(instructions=("LDG.E.128",))),))))
     found.append(Shipped("create_block_mask_causal", Recipe("tkq.attention.flex.states:BlockStates", (
         StatesSpec(mask),)), Expectation(instructions=("STG.E",), absent=("LDS", "BAR"))))
     return [*found, Shipped("create_block_mask_lists", Recipe("tkq.attention.flex.order:OrderBlocks"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 import math
 import weakref
 from operator import is_
+from typing import Any, NamedTuple
 
 import torch
 
@@ -43,7 +44,7 @@ _NAMES = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"
 _known = weakref.WeakKeyDictionary()  # BlockMask -> (what was looked at, its Blocks)
 
 
-def blocks_of(mask, q, k):
+def blocks_of(mask, q, k, op: str = OP):
     """(the mask function or None, its ``Blocks`` or None) of a BlockMask, or of None. A mask that comes again with the
     same tensors is known."""
     if mask is None:
@@ -51,40 +52,96 @@ def blocks_of(mask, q, k):
     try:
         looked_at = q.shape, k.shape[2], q.device, mask.BLOCK_SIZE, *[getattr(mask, name) for name in _NAMES]
     except AttributeError:
-        return _looked_up(mask, q, k)
+        return _looked_up(mask, q, k, op)
     seen = _known.get(mask)
     if seen is not None and seen[0][:4] == looked_at[:4] and all(map(is_, seen[0][4:], looked_at[4:])):
         return mask.mask_mod, seen[1]
-    found = _looked_up(mask, q, k)
+    found = _looked_up(mask, q, k, op)
     _known[mask] = looked_at, found[1]
     return found
 
 
-def _looked_up(mask, q, k):
+class BlockTensors(NamedTuple):
+    """What is to be seen of a block mask, for an op. lists: of ``_NAMES`` those that there are; full: are the full
+    blocks' among them? size: of a block, empty where there is no mask."""
+
+    lists: list
+    full: bool
+    size: list
+
+
+class Held(NamedTuple):
+    """A block mask as ``_looked_up`` takes it."""
+
+    kv_num_blocks: Any
+    kv_indices: Any
+    full_kv_num_blocks: Any
+    full_kv_indices: Any
+    q_num_blocks: Any
+    q_indices: Any
+    full_q_num_blocks: Any
+    full_q_indices: Any
+    BLOCK_SIZE: tuple
+    mask_mod: Any = None
+
+
+def tensors_of(mask, q, k, op: str = OP) -> BlockTensors:
+    """Of a BlockMask or None; what torch.compile can look into."""
+    if mask is None:
+        return BlockTensors([], False, [])
+    _check_mask(mask, q, k, op)
+    full = mask.full_kv_num_blocks is not None
+    lists = [mask.kv_num_blocks, mask.kv_indices]
+    if full:
+        lists = [*lists, mask.full_kv_num_blocks, mask.full_kv_indices]
+    if mask.q_num_blocks is not None and (mask.full_q_num_blocks is not None) == full:
+        lists = [*lists, mask.q_num_blocks, mask.q_indices]
+        if full:
+            lists = [*lists, mask.full_q_num_blocks, mask.full_q_indices]
+    return BlockTensors(lists, full, list(mask.BLOCK_SIZE))
+
+
+def blocks_from(tensors: BlockTensors, q, k):
+    """The ``Blocks`` of ``tensors_of``, looked at."""
+    if not tensors.size:
+        return None
+    given = list(tensors.lists)
+    for at in () if tensors.full else (2, 6):
+        given[at:at] = [None, None] if len(given) >= at else []
+    given += [None] * (8 - len(given))
+    return _looked_up(Held(*given, tuple(tensors.size)), q, k, OP)[1]
+
+
+def _check_mask(mask, q, k, op):
     if not all(hasattr(mask, name) for name in ("kv_num_blocks", "kv_indices", "BLOCK_SIZE", "mask_mod")):
-        raise TypeError(f"{OP}: block_mask is {type(mask).__name__}, allowed is None and torch's BlockMask")
+        raise TypeError(f"{op}: block_mask is {type(mask).__name__}, allowed is None and torch's BlockMask")
+    Sq, Sk = q.shape[2], k.shape[2]
+    given = getattr(mask, "seq_lengths", (Sq, Sk))
+    if given[0] != Sq or given[1] != Sk:
+        raise ValueError(f"{op}: block_mask is of {given[0]} queries and {given[1]} keys; query has {Sq}, key has {Sk}")
+
+
+def _looked_up(mask, q, k, op):
+    _check_mask(mask, q, k, op)
     lists = BlockLists(mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices)
     size, (B, H, Sq, _), Sk = tuple(mask.BLOCK_SIZE), q.shape, k.shape[2]
-    given = getattr(mask, "seq_lengths", (Sq, Sk))
-    if tuple(given) != (Sq, Sk):
-        raise ValueError(f"{OP}: block_mask is of {given[0]} queries and {given[1]} keys; query has {Sq}, key has {Sk}")
     if any(s <= 0 or s % BLOCK for s in size):
-        raise NotImplementedError(f"{OP}: block_mask has blocks of {size[0]} x {size[1]}, supported are multiples of "
+        raise NotImplementedError(f"{op}: block_mask has blocks of {size[0]} x {size[1]}, supported are multiples of "
                                   f"{BLOCK}")
     # one block of all: not larger than what there is
     size = tuple(min(s, -(-max(n, 1) // TASK) * TASK) if s >= n else s for s, n in zip(size, (Sq, Sk)))
     rows = -(-Sq // size[0])
     for name, x in zip(("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"), lists):
         if x is not None:
-            _check_list(f"{OP}: block_mask.{name}", x, (B, H, rows), 3 + name.endswith("indices"), q)
+            _check_list(f"{op}: block_mask.{name}", x, (B, H, rows), 3 + name.endswith("indices"), q)
     if (lists.full_num is None) != (lists.full_indices is None):
-        raise ValueError(f"{OP}: block_mask: full_kv_num_blocks and full_kv_indices go together")
-    queries = _queries_of(mask, size, (B, H, -(-Sk // size[1])), q)
+        raise ValueError(f"{op}: block_mask: full_kv_num_blocks and full_kv_indices go together")
+    queries = _queries_of(mask, (B, H, -(-Sk // size[1])), q, op)
     return mask.mask_mod, Blocks(lists, size, queries, BlockLists(
         *(x if x is None else x.expand(B, H, *x.shape[2:]) for x in lists)))
 
 
-def _queries_of(mask, size, shape, q):
+def _queries_of(mask, shape, q, op):
     """The lists the other way round, where the mask has them all."""
     names = ("q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices")
     found = BlockLists(*(getattr(mask, name, None) for name in names))
@@ -92,7 +149,7 @@ def _queries_of(mask, size, shape, q):
         return None
     for name, x in zip(names, found):
         if x is not None:
-            _check_list(f"{OP}: block_mask.{name}", x, shape, 3 + name.endswith("indices"), q)
+            _check_list(f"{op}: block_mask.{name}", x, shape, 3 + name.endswith("indices"), q)
     return found
 
 
@@ -110,15 +167,14 @@ def _check_list(name, x, shape, rank, q):
         raise ValueError(f"{name} has no columns, allowed are 1 and more")
 
 
-def check_captured(name, traced, q) -> None:
-    """Captured tensors lie where the query does, and need no gradient."""
+def settled(name, traced, q, op: str = OP):
+    """The same, whose captured tensors' numbers lie in memory, where the query does."""
     for x in () if traced is None else traced.tensors:
-        check.settled(f"{OP}: {name}: a captured tensor", x)
         if x.device != q.device:
-            raise ValueError(f"{OP}: {name}: a captured tensor {tuple(x.shape)} is on {x.device}, query on {q.device}")
-        if x.requires_grad and torch.is_grad_enabled():
-            raise NotImplementedError(f"{OP}: {name}: a captured tensor {tuple(x.shape)} requires a gradient, which is "
-                                      "not supported: detach() it")
+            raise ValueError(f"{op}: {name}: a captured tensor {tuple(x.shape)} is on {x.device}, expected {q.device}")
+        if x.is_neg() or x.is_conj() or x._is_zerotensor():
+            return traced._replace(tensors=tuple([y.resolve_conj().resolve_neg().clone() for y in traced.tensors]))
+    return traced
 
 
 def scale_of(scale, head_dim: int) -> float:

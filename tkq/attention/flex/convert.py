@@ -7,7 +7,6 @@ from tkq.attention.flex import pointwise, views
 from tkq.attention.flex.graph import INPUTS, Builder
 from tkq.attention.flex.views import View
 
-OP = "flex_attention"
 _TYPES = {torch.bool: "bool", torch.uint8: "i32", torch.int8: "i32", torch.int16: "i32", torch.int32: "i32",
           torch.int64: "i64", torch.float16: "f32", torch.bfloat16: "f32", torch.float32: "f32"}
 _NARROW = (torch.uint8, torch.int8, torch.int16)
@@ -28,22 +27,22 @@ def _held(x):
     return getattr(x, "constant", None) if getattr(x, "constant", None) is not None else x
 
 
-def graph_of(name, program, arguments, tensors):
-    """(graph, which captured tensors it takes, which captured numbers). arguments: names of the first placeholders; the
-    next ``tensors`` are captured tensors, the others numbers. tensors: None where captured ones are the program's
-    constants."""
-    return Converter(name, arguments, tensors).run(program)
+def graph_of(of, program, arguments, tensors):
+    """(graph, which captured tensors it takes, which captured numbers). of: (name, op), of ``trace``. arguments: names
+    of the first placeholders; the next ``tensors`` are captured tensors, the others numbers. tensors: None where
+    captured ones are the program's constants."""
+    return Converter(of, arguments, tensors).run(program)
 
 
 class Converter:
     """known: of each node of the program a node of ``build``, or a ``View``."""
 
-    def __init__(self, name, arguments, tensors):
-        self.name, self.arguments, self.tensors = name, arguments, tensors
+    def __init__(self, of, arguments, tensors):
+        (self.name, self.op), self.arguments, self.tensors = of, arguments, tensors
         self.build, self.known, self.held = Builder(), {}, 0
 
     def refuse(self, what):
-        raise NotImplementedError(f"{OP}: {self.name}: {what}")
+        raise NotImplementedError(f"{self.op}: {self.name}: {what}")
 
     def run(self, program):
         for i, node in enumerate(program.graph.nodes):
@@ -70,8 +69,8 @@ class Converter:
     def captured(self, slot, value):
         self.type_of(value.dtype)
         if not value.numel():
-            raise ValueError(f"{OP}: {self.name}: a captured tensor is {tuple(value.shape)}, allowed are tensors with "
-                             "elements")
+            raise ValueError(f"{self.op}: {self.name}: a captured tensor is {tuple(value.shape)}, allowed are tensors "
+                             "with elements")
         return self.loaded(views.whole(slot, value))
 
     def loaded(self, view: View):
@@ -154,16 +153,16 @@ class Converter:
         if isinstance(x, (tuple, list)) and len(x) == 1:
             x = x[0]
         if not isinstance(x, (torch.fx.Node, bool, int, float)):
-            raise TypeError(f"{OP}: {self.name}: gives {x!r}, allowed is one scalar tensor")
+            raise TypeError(f"{self.op}: {self.name}: gives {x!r}, allowed is one scalar tensor")
         value = self.meta(x)
         if isinstance(value, torch.Tensor) and value.numel() != 1:
-            raise TypeError(f"{OP}: {self.name}: gives a tensor {tuple(value.shape)}, allowed is a scalar")
+            raise TypeError(f"{self.op}: {self.name}: gives a tensor {tuple(value.shape)}, allowed is a scalar")
         found = self.node(x, what="the result")
         kind = self.build.type_of(found)
         if self.name == "mask_mod" and kind != "bool":
-            raise TypeError(f"{OP}: mask_mod: gives {getattr(value, 'dtype', type(value))}, allowed is bool")
+            raise TypeError(f"{self.op}: mask_mod: gives {getattr(value, 'dtype', type(value))}, allowed is bool")
         if self.name == "score_mod" and kind == "bool":
-            raise TypeError(f"{OP}: score_mod: gives a bool, allowed are numbers")
+            raise TypeError(f"{self.op}: score_mod: gives a bool, allowed are numbers")
         return self.build.finish(self.build.cast(found, "bool" if self.name == "mask_mod" else "f32"))
 
     # ---- operations ---------------------------------------------------------------------------------

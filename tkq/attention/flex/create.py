@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch.nn.attention.flex_attention import BlockMask
 
-from tkq.attention.flex.check import check_captured
+from tkq.attention.flex.check import settled
 from tkq.attention.flex.launch import captured
 from tkq.attention.flex.lists import ordered
 from tkq.attention.flex.operands import MaskSizes
@@ -45,8 +45,8 @@ def create_block_mask(mask_mod: Callable, B: int | None, H: int | None, Q_LEN: i
             BLOCK_SIZE is no int, nor a pair of them.
         ValueError: B, H, Q_LEN or KV_LEN is outside 1 to 2^31 - 1; device is one that is not there; a BLOCK_SIZE below
             1; a captured tensor on another device.
-        NotImplementedError: an operation that no kernel has, by its name; a captured tensor that requires a gradient,
-            with gradients enabled; B times H, or blocks of queries, above 65535 on a GPU.
+        NotImplementedError: an operation that no kernel has, by its name; B times H, or blocks of queries, above 65535
+            on a GPU.
         RuntimeError: a GPU other than Hopper.
 
     Example::
@@ -63,8 +63,8 @@ def create_block_mask(mask_mod: Callable, B: int | None, H: int | None, Q_LEN: i
     B, H, Q_LEN, KV_LEN, device = _options(B, H, Q_LEN, KV_LEN, device)
     size = _size(BLOCK_SIZE)
     place = torch.empty(0, device=device)
-    mask = trace("mask_mod", mask_mod)
-    check_captured("mask_mod", mask, place)
+    mask = trace("mask_mod", mask_mod, OP)
+    mask = settled("mask_mod", mask, place, OP)
     shape = 1 if B is None else B, 1 if H is None else H, -(-Q_LEN // size[0]), -(-KV_LEN // size[1])
     sizes = MaskSizes(Q_LEN, KV_LEN, *size)
     with torch.no_grad():

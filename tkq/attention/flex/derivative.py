@@ -1,27 +1,26 @@
 """The derivative of a score function by the score: a graph made of its graph. Pure Python."""
 from __future__ import annotations
 
+import functools
 import math
 
 from tkq.attention.flex.graph import COMPARISONS, Builder, Graph
 
 OP = "flex_attention"
 _FLAT = ("floor", "ceil", "round", "trunc", "floordiv", "truncdiv", "and", "or", "xor", "shl", "shr", "not")
-_known: dict = {}  # graph -> its derivative; as many as score functions
 
 
+@functools.lru_cache(1024)
 def derivative(graph: Graph) -> tuple:
     """(a graph or a number, the slots of the tensors that it takes, those of the numbers): slots of ``graph``.
 
     Raises:
         NotImplementedError: an operation that has no derivative here, by name.
     """
-    if graph not in _known:
-        _known[graph] = _Derivative(graph).run()
-    return _known[graph]
+    return Derivative(graph).run()
 
 
-class _Derivative:
+class Derivative:
     def __init__(self, graph):
         self.graph, self.build = graph, Builder()
         self.value = self.build.include(graph)
@@ -35,7 +34,7 @@ class _Derivative:
                     self.slope[a] is not None for a in self.graph.operands(i)):
                 self.slope.append(None)
             else:
-                self.slope.append(self.of(node))
+                self.slope.append(self.of(node, [self.slope[a] for a in node.args]))
         found = self.slope[-1]
         if found is None:
             return 0.0, (), ()
@@ -63,9 +62,9 @@ class _Derivative:
         known = self.build.value(a)
         return self.build.unary("neg", a) if known is None else self.number(-known)
 
-    def of(self, node):
-        """The slope of a node that depends on the score."""
-        args, slopes = [self.value[a] for a in node.args], [self.slope[a] for a in node.args]
+    def of(self, node, slopes):
+        """The slope of a node whose operands have these slopes, of which it is a linear function."""
+        args = [self.value[a] for a in node.args]
         if node.op in _FLAT:
             return None
         if node.op in _FUNCTIONS:
@@ -91,7 +90,7 @@ class _Derivative:
 
     def remainder(self, args, slopes):
         if slopes[1] is not None:
-            self.refuse("mod", "by what depends on the score")
+            self.refuse("mod", "by what depends on the score, or on a captured tensor that requires one")
         return slopes[0]
 
     def power(self, args, slopes):
@@ -113,7 +112,7 @@ _RULES = {
     "add": lambda of, args, slopes: of.add(*slopes),
     "sub": lambda of, args, slopes: of.add(slopes[0], of.neg(slopes[1])),
     "mul": lambda of, args, slopes: of.add(of.mul(slopes[0], args[1]), of.mul(args[0], slopes[1])),
-    "div": _Derivative.quotient, "mod": _Derivative.remainder, "pow": _Derivative.power,
+    "div": Derivative.quotient, "mod": Derivative.remainder, "pow": Derivative.power,
     "where": lambda of, args, slopes: of.choice(args[0], *slopes[1:]),
     "min": lambda of, args, slopes: of.extreme("lt", args, slopes),
     "max": lambda of, args, slopes: of.extreme("gt", args, slopes)}

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tkq.attention.flex.capture_derivatives import Derivatives, capture_derivatives
 from tkq.attention.flex.derivative import derivative
 from tkq.attention.flex.graph import Graph, Node
 from tkq.attention.flex.trace import Traced
@@ -27,3 +28,17 @@ def slope_of(score: Traced) -> Slope:
         return Slope(graph, None)
     return Slope(None, Traced(graph, tuple(score.tensors[i] for i in tensors),
                               tuple(score.numbers[i] for i in numbers)))
+
+
+class CaptureSlopes(NamedTuple):
+    """d score_mod / d elements of captured tensors. traced: of ``derivatives.graph``."""
+
+    derivatives: Derivatives
+    traced: Traced
+
+
+def capture_slopes_of(score: Traced, slots: tuple) -> CaptureSlopes:
+    """By the captured tensors in these slots."""
+    found = capture_derivatives(score.graph, slots)
+    return CaptureSlopes(found, Traced(found.graph, tuple(score.tensors[i] for i in found.tensors),
+                                       tuple(score.numbers[i] for i in found.numbers)))

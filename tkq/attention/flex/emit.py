@@ -38,6 +38,10 @@ class Emitted:
     def at(self, **inputs):
         return self._value(len(self.graph.nodes) - 1, inputs)
 
+    def node_at(self, i, **inputs):
+        """Of a node other than the last."""
+        return self._value(i, inputs)
+
     def prepare(self, *without, **inputs):
         """Make what depends on none of the inputs ``without``: before a loop over these. inputs: the others."""
         for i, depends in enumerate(self.depends):
@@ -180,14 +184,20 @@ def _divided(op, a, b, divisor, whole):
     return rest if op == "mod" else (a - rest) // b
 
 
-def _load(x, at, kind):
-    """An element of a captured tensor: negative indices count from its end, and none leads outside."""
+def place_in(x, at) -> tuple:
+    """Where the indices of a load lead in a captured tensor: negative ones count from its end, and none leads
+    outside."""
     place = []
     for d, index in enumerate(at):
         size = x.shape[d]
         index = select(index < 0, index + size, index)
         place.append(Int32(select(index < 0, type(index)(0), select(index < size, index, type(index)(size - 1)))))
-    value = x[tuple(place)] if place else x[0]
+    return tuple(place) or (Int32(0),)
+
+
+def _load(x, at, kind):
+    """An element of a captured tensor."""
+    value = x[place_in(x, at)]
     if kind == "bool":
         return value != 0
     return _KINDS[kind](value)

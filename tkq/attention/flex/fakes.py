@@ -19,6 +19,11 @@ def captured(graph) -> Captured | None:
     return Captured(tensors or None, tuple(_NUMBERS[kind](1) for kind in graph.numbers) or None)
 
 
+def gradient(rank: int):
+    """Of a captured tensor of that rank."""
+    return _tensor(Float32, tuple(fake.sym() for _ in range(max(rank, 1))))
+
+
 def ints(*shape):
     """int32, of any strides."""
     return _tensor(Int32, shape)

@@ -170,6 +170,10 @@ class Builder:
     def finish(self, result: int) -> tuple:
         """(the graph of what ``result`` depends on, the slots of its tensors, the slots of its numbers): slots count
         anew, in the order of use."""
+        return self.finish_all((result,))[:3]
+
+    def finish_all(self, results: tuple) -> tuple:
+        """As ``finish``, of several results: (graph, slots of tensors, slots of numbers, the results' nodes in it)."""
         order, new, tensors, numbers = [], {}, {}, {}
 
         def visit(i):
@@ -186,10 +190,11 @@ class Builder:
                 order.append(_renumbered(node, new, tensors, numbers))
                 new[at] = len(order) - 1
 
-        visit(result)
+        for result in results:
+            visit(result)
         graph = Graph(tuple(order), tuple(kind for _, kind in tensors.values()),
                       tuple(kind for _, kind in numbers.values()))
-        return graph, tuple(tensors), tuple(numbers)
+        return graph, tuple(tensors), tuple(numbers), tuple(new[i] for i in results)
 
     def include(self, graph: Graph, inputs: dict | None = None) -> list:
         """The numbers here of a graph's nodes, slots as they are there. inputs: nodes in the place of inputs."""

@@ -43,6 +43,15 @@ class Functions(NamedTuple):
     mask: Any = None
 
 
+class CaptureOperands(NamedTuple):
+    """Of the kernel that makes gradients of captured tensors. functions: ``Functions``, whose slope is the graph of
+    these derivatives. gradients: a tuple of fp32 tensors as the captured ones, of 1 element where those have no
+    dimension, to which is added."""
+
+    functions: Any
+    gradients: Any
+
+
 class MaskSizes(NamedTuple):
     """Of a mask (queries, keys), of a block of it (rows, columns)."""
 

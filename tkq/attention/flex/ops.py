@@ -2,17 +2,11 @@
 from collections.abc import Callable
 from typing import Optional
 
-import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as _torchs
 
-from tkq import reference
-from tkq.attention.flex import launch
-from tkq.attention.flex.backward.launch import gradients
-from tkq.attention.flex.check import OP, blocks_of, check_captured, check_operands, options, scale_of
-from tkq.attention.flex.derive import slope_of
-from tkq.attention.flex.launch import Call
-from tkq.attention.flex.trace import break_graph, trace
+from tkq.attention.flex.attend import Asked, attend
+from tkq.attention.flex.check import OP, check_operands, options, scale_of
 from tkq.runtime.call import autocast, check, ops
 
 
@@ -53,13 +47,17 @@ def flex_attention(query: Tensor, key: Tensor, value: Tensor, score_mod: Optiona
             none, or whose mask_mod gives no bool, a return_aux that is no AuxRequest.
         ValueError: a number that is not finite in float32; shapes that do not go together, devices that differ.
         NotImplementedError: a head_dim that is not supported; an operation that no kernel has, by its name; blocks of
-            other sizes; a captured tensor that requires a gradient, with gradients enabled; max_scores of return_aux.
+            other sizes; a derivative that there is not, by its operation; gradients of captured tensors where
+            ``torch.use_deterministic_algorithms`` is on; max_scores of return_aux.
         RuntimeError: a GPU other than Hopper.
 
-    Differentiable once, in query, key and value, through o and lse; query's gradient is added up in whatever order.
-    Captured tensors and the mask's lists must not change until then. The functions' captured values are looked at in
-    each call, nothing that changes is served stale; a function that was seen before costs a few microseconds. Under
-    torch.autocast query, key and value are cast.
+    Differentiable once, in query, key, value and score_mod's captured tensors (not mask_mod's), through o and lse.
+    Gradients of query and of captured tensors are added up in whatever order, in fp32; an index that was taken as the
+    nearest inside counts there. Captured tensors and the mask's lists must not change until then.
+
+    The functions' captured values are looked at in each call, nothing that changes is served stale; a function that was
+    seen before costs a few microseconds. torch.compile and torch.export trace through, functions too, whose captured
+    tensors may be results of the compiled program. Under torch.autocast query, key and value are cast.
 
     Source: Dong et al., Flex Attention: a programming model for generating optimized attention kernels, 2024. CPU
     tensors take ``tkq.reference.flex``, by the same rules.
@@ -73,62 +71,17 @@ def flex_attention(query: Tensor, key: Tensor, value: Tensor, score_mod: Optiona
         q, k, v = torch.randn(3, 2, 8, 256, 64, device="cuda", dtype=torch.bfloat16)
         o = tkq.flex_attention(q, k, v, alibi)  # (2, 8, 256, 64) bfloat16
     """
-    break_graph()
-    if autocast.on():
+    if ops.traced() or autocast.on():
         query, key, value = autocast.lowered(query, key, value)
     scale, enable_gqa, return_lse = options(scale, enable_gqa, return_lse)
     want_lse = _wanted(return_lse, return_aux)
     check_operands(query, key, value, enable_gqa)
-    mask_mod, blocks = blocks_of(block_mask, query, key)
-    score = None if score_mod is None else trace("score_mod", score_mod)
-    mask = None if mask_mod in (None, _torchs.noop_mask) else trace("mask_mod", mask_mod)
-    check_captured("score_mod", score, query)
-    check_captured("mask_mod", mask, query)
-    call = Call(query, key, value, score, mask, blocks, scale_of(scale, query.shape[3]))
-    o, lse = _run(call, want_lse)
+    check.refuse_tangent(OP, query=query, key=key, value=value)
+    asked = Asked(score_mod, None, block_mask, scale_of(scale, query.shape[3]), OP)
+    o, lse = attend((query, key, value), asked, want_lse)
     if return_aux is not None:
         return o, _torchs.AuxOutput(lse=lse if return_aux.lse else None, max_scores=None)
     return (o, lse) if return_lse else o
-
-
-def _run(call, want_lse):
-    check.refuse_tangent(OP, query=call.q, key=call.k, value=call.v)
-    if not call.q.is_cuda:
-        return reference.flex.flex_attention(*call)
-    mode = ops.route(*call[:3])
-    if mode == "op":
-        raise NotImplementedError(f"{OP}: tracers, torch.func's transforms and subclasses of tensors are not supported")
-    if mode == "direct":
-        return launch.forward(call, want_lse)
-    if call.score is not None:
-        slope_of(call.score)  # refuses what has none
-    return _Recorded.apply(*call[:3], call)
-
-
-def _record(ctx, q, k, v, call):
-    """What a gradient needs is saved, captured tensors and lists among it: none of them may change until then."""
-    o, lse = launch.forward(call, True)
-    functions = [x.tensors for x in (call.score, call.mask) if x is not None]
-    lists = () if call.blocks is None else [x for x in call.blocks.lists if x is not None]
-    ctx.save_for_backward(q, k, v, o, lse, *(x for tensors in (*functions, lists) for x in tensors))
-    ctx.call = call._replace(q=None, k=None, v=None)
-    ctx.set_materialize_grads(False)
-    return o, lse
-
-
-def _back(ctx, do, dlse=None):
-    if do is None and dlse is None:
-        return (None,) * 4
-    q, k, v, o, lse = ctx.saved_tensors[:5]
-    do = torch.zeros_like(o) if do is None else do
-    found = gradients(ctx.call._replace(q=q, k=k, v=v), (do, o, lse, dlse), ctx.needs_input_grad[0])
-    return *(x if needed else None for x, needed in zip(found, ctx.needs_input_grad)), None
-
-
-_Recorded = ops.eager_function("FlexAttention", forward=_record, backward=_back, of=OP)
-
-
-ops.untraced(flex_attention)
 
 
 def _wanted(return_lse, return_aux):

@@ -51,7 +51,7 @@ class FlexSpec:
         return AttentionSpec(self.dtype, self.head_dim, lse=self.lse, right=True)
 
 
-def width(head_dim: int, head_dim_v: int) -> int:
+def width(head_dim: int, head_dim_v: int, op: str = "flex_attention", when: str = "") -> int:
     """Of the tiles that hold ``head_dim`` columns of q and k, and ``head_dim_v`` of v.
 
     Raises:
@@ -59,8 +59,8 @@ def width(head_dim: int, head_dim_v: int) -> int:
     """
     for name, n in (("head_dim", head_dim), ("head_dim of value", head_dim_v)):
         if n % 8 or not 8 <= n <= WIDTHS[-1]:
-            raise NotImplementedError(f"flex_attention: {name} is {n}, supported are multiples of 8 from 8 to "
-                                      f"{WIDTHS[-1]}")
+            raise NotImplementedError(f"{op}: {name} is {n}, supported {when + ' ' if when else ''}are multiples of 8 "
+                                      f"from 8 to {WIDTHS[-1]}")
     return next(w for w in WIDTHS if max(head_dim, head_dim_v) <= w)
 
 

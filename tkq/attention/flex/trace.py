@@ -43,61 +43,73 @@ def break_graph() -> None:
         torch._dynamo.graph_break()
 
 
-def trace(name: str, function) -> Traced:
-    """name: score_mod or mask_mod.
+def check_function(name: str, function, op: str = OP):
+    """The function itself."""
+    if not callable(function):
+        raise TypeError(f"{op}: {name} is {function!r}, allowed is a function of {', '.join(ARGUMENTS[name])}")
+    return function
+
+
+def trace(name: str, function, op: str = OP) -> Traced:
+    """name: score_mod or mask_mod. op: whose errors they are.
 
     Raises:
         TypeError: what is no function, or gives no tensor of no dimension: a number, of a mask a bool.
         NotImplementedError: an operation that no kernel has, by name.
     """
-    if not callable(function):
-        raise TypeError(f"{OP}: {name} is {function!r}, allowed is a function of {', '.join(ARGUMENTS[name])}")
-    found = captures.gather(function)
+    found = captures.gather(check_function(name, function, op))
     if found.key is None:
-        return _afresh(name, function)
-    key = name, found.key
-    plan = _traced.get(key)
-    if plan is None:
-        plan = _plan(name, function, found, run_time=True)
-        _traced.add(key, plan)
-    if plan.graph is None:
-        key = *key, tuple(map(repr, found.numbers))
-        plan = _traced.get(key)
-        if plan is None:
-            plan = _plan(name, function, found, run_time=False)
-            _traced.add(key, plan)
-    graph, tensors, numbers = plan
+        return _afresh(name, function, op)
+
+    def call(inputs, tensors, numbers):
+        return captures.replaced(function, tensors, numbers)(*inputs)
+
+    looks = lambda: found.numbers and captures.names_in(function) & _LOOKS
+    graph, tensors, numbers = planned(_traced, (name, found.key), (name, op), call, found[1:], looks)
     return Traced(graph, tuple([found.tensors[i] for i in tensors]), tuple([found.numbers[i] for i in numbers]))
 
 
-def _plan(name, function, found, run_time):
-    """run_time: numbers are arguments of the graph, if Python does not look at them while it is traced."""
-    if run_time and found.numbers and captures.names_in(function) & _LOOKS:
-        return Plan(None)
-    stand_ins = [_like(x) for x in found.tensors]
+def planned(known: LaunchCache, key, of: tuple, call, captured: tuple, looks=lambda: False) -> Plan:
+    """From ``known``, or made: numbers are arguments of the graph, or, where Python looks at them while it is traced,
+    constants of it. of: (name, op), of ``trace``. call(inputs, tensors, numbers): the function, of iterators; numbers
+    are None where they are to stay. captured: its (tensors, numbers) now. looks(): is it known that Python does?"""
+    plan = known.get(key)
+    if plan is None:
+        plan = Plan(None) if looks() else _plan(of, call, captured, run_time=True)
+        known.add(key, plan)
+    if plan.graph is None:
+        key = *key, tuple(map(repr, captured[1]))
+        plan = known.get(key)
+        if plan is None:
+            plan = _plan(of, call, captured, run_time=False)
+            known.add(key, plan)
+    return plan
+
+
+def _plan(of, call, captured, run_time):
+    (name, _), (tensors, numbers) = of, captured
+    stand_ins = [_like(x) for x in tensors]
     if run_time:
-        stand_ins += [(torch.int32 if type(x) is int else torch.float32, (), (), x) for x in found.numbers]
-    n = len(found.tensors)
+        stand_ins += [(torch.int32 if type(x) is int else torch.float32, (), (), x) for x in numbers]
+    n = len(tensors)
 
     def on_scalars(*given):
         inputs, given = given[:len(ARGUMENTS[name])], given[len(ARGUMENTS[name]):]
-        numbers = iter(given[n:]) if run_time else None
-        return captures.replaced(function, iter(given[:n]), numbers)(*inputs)
+        return call(inputs, iter(given[:n]), iter(given[n:]) if run_time else None)
 
     try:
-        program = _program(name, on_scalars, stand_ins)
-        graph, tensors, numbers = convert.graph_of(name, program, ARGUMENTS[name], n)
+        program = _program(of, on_scalars, stand_ins)
+        return Plan(*convert.graph_of(of, program, ARGUMENTS[name], n))
     except Exception:
-        if run_time and found.numbers:
+        if run_time and numbers:
             return Plan(None)
         raise
-    return Plan(graph, tensors, numbers)
 
 
-def _afresh(name, function):
+def _afresh(name, function, op):
     """Of a function whose changes cannot be seen: traced at each call; its tensors are found where they are used."""
-    program = _program(name, function, [])
-    graph, tensors, _ = convert.graph_of(name, program, ARGUMENTS[name], None)
+    program = _program((name, op), function, [])
+    graph, tensors, _ = convert.graph_of((name, op), program, ARGUMENTS[name], None)
     held = convert.constants_of(program)
     return Traced(graph, tuple(held[i] for i in tensors), ())
 
@@ -106,10 +118,10 @@ def _like(x):
     return x.dtype, tuple(x.shape), x.stride(), None
 
 
-def _program(name, function, stand_ins):
+def _program(of, function, stand_ins):
     """The FX graph of a function of scalars and stand-ins (dtype, shape, strides)."""
     with FakeTensorMode(allow_non_fake_inputs=True):
-        given = [torch.empty((), dtype=torch.float32 if i == "score" else torch.int32) for i in ARGUMENTS[name]]
+        given = [torch.empty((), dtype=torch.float32 if i == "score" else torch.int32) for i in ARGUMENTS[of[0]]]
         given += [torch.empty_strided(shape, stride, dtype=dtype) for dtype, shape, stride, _ in stand_ins]
     given = [x.detach() for x in given]
 
@@ -122,7 +134,7 @@ def _program(name, function, stand_ins):
             return make_fx(indexed, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)
     except DataDependentOutputException as problem:
         raise NotImplementedError(
-            f"{OP}: {name}: Python looks at the value of a tensor ({problem.func}), supported are operations on "
+            f"{of[1]}: {of[0]}: Python looks at the value of a tensor ({problem.func}), supported are operations on "
             "tensors: torch.where in the place of if, & of and, | of or") from problem
 
 

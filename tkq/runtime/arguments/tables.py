@@ -123,7 +123,8 @@ TABLES = {
                      dtype("dtype", *FP8, default="e4m3"), flag("transpose")),
     "grouped_gemm": (tensor("a", *HALF, *FP8), tensor("b", *HALF, *FP8), tensor("offsets", "int32"),
                      tensor("scale_a", "fp32", none=True), tensor("scale_b", "fp32", none=True), _OUT),
-    "flash_attn": (*_QKV, _CAUSAL, _SCALE, _WINDOW, _SOFTCAP, _SINKS, flag("deterministic"), flag("return_lse")),
+    "flash_attn": (*_QKV, _CAUSAL, _SCALE, _WINDOW, _SOFTCAP, _SINKS, flag("deterministic"), flag("return_lse"),
+                   _other("score_mod"), _other("mask_mod"), _other("block_mask")),
     "create_block_mask": (_other("mask_mod", REQUIRED), *(Argument(n, "integer", True, REQUIRED, low=1, high=_LONGEST)
                                                           for n in ("B", "H")),
                           integer("Q_LEN", REQUIRED, 1, _LONGEST), integer("KV_LEN", REQUIRED, 1, _LONGEST),

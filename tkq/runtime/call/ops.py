@@ -146,14 +146,15 @@ class _Unpacked:
 
 
 def _refusing(of, gradients, sources):
-    """The gradients, as results of a node that leads to all that they may depend on, and that cannot be
-    differentiated."""
+    """The gradients, lists of them too, as results of a node that leads to all that they may depend on, and that cannot
+    be differentiated."""
     sources = [t for t in sources if t is not None and t.requires_grad]
-    given = [t for t in gradients if t is not None]
+    given = [t for some in gradients for t in (some if isinstance(some, list) else [some]) if t is not None]
     if not (sources and given):
         return gradients
     tied = iter(_Refusing.apply(of, len(given), *given, *sources))
-    return tuple(None if t is None else next(tied) for t in gradients)
+    again = lambda t: [again(x) for x in t] if isinstance(t, list) else None if t is None else next(tied)
+    return tuple(again(t) for t in gradients)
 
 
 class _Refusing(Function):

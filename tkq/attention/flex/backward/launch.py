@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -36,39 +38,70 @@ def gradients(call: Call, rows: tuple, need_q: bool = True, config=None):
 
 def run(call: Call, rows, into, config=None):
     """Launch the kernels into dq or None, dk and dv."""
-    q, (do, o, lse, dlse) = call.q, rows
-    slope, lists, size, per = None, None, (BLOCK, BLOCK), 1
+    q, slope = call.q, None
     if call.score is not None:
         slope = slope_of(call.score)
         slope = None if slope.constant == 1.0 else slope.as_function()
-    if call.blocks is not None:
-        size = call.blocks.size
-        lists, per = backward_lists(call.blocks, call.k.shape[2])
-    graph = lambda traced: None if traced is None else traced.graph
-    make = functools.partial(
-        FlexBackwardSpec, dtypes.name_of(q.dtype), width(q.shape[3], call.v.shape[3]), into[0] is not None,
-        dlse is not None, *map(graph, (call.score, slope, call.mask)), lists is not None,
-        lists is not None and lists.queries.full_num is not None, lists is not None and lists.states is not None)
-    config = config or plan(make(), size[0])
-    spec = make(q_per=size[0] // config.tile, kv_per=per)
-    kernels, num_sms = _launcher(q.device, spec, config)
-    rows_last = lambda x: None if x is None else x.transpose(1, 2)
-    if lists is not None:
-        states = None if lists.states is None else lists.states.expand(*q.shape[:2], *lists.states.shape[2:])
-        lists = BackwardLists(expanded(lists.queries, q), states)
+    asked = Asked.of(call, rows, into[0] is not None, slope)
+    config = config or plan(asked.spec(), asked.size[0])
+    spec = asked.spec(config)
+    kernels, num_sms = launcher(q.device, spec, config, recipe)
     functions = Functions(*(captured(x) for x in (call.score, slope, call.mask)))
+    kernels(operands_of(call, rows), Gradients(*map(_rows_last, into)), workspace(call, spec, config), asked.lists,
+            functions if any(x is not None for x in functions) else None, FlexScalars(call.scale, num_sms))
+
+
+class Asked(NamedTuple):
+    """What a call's spec and lists are made of. lists: a ``BackwardLists`` or None, of blocks of size queries and keys,
+    ``per`` tasks in a block of keys."""
+
+    make: Callable
+    lists: BackwardLists | None
+    size: tuple
+    per: int
+
+    @staticmethod
+    def of(call: Call, rows, dq: bool, slope) -> Asked:
+        q, lists, size, per = call.q, None, (BLOCK, BLOCK), 1
+        if call.blocks is not None:
+            size = call.blocks.size
+            lists, per = backward_lists(call.blocks, call.k.shape[2])
+        graph = lambda traced: None if traced is None else traced.graph
+        make = functools.partial(
+            FlexBackwardSpec, dtypes.name_of(q.dtype), width(q.shape[3], call.v.shape[3]), dq, rows[3] is not None,
+            *map(graph, (call.score, slope, call.mask)), lists is not None,
+            lists is not None and lists.queries.full_num is not None, lists is not None and lists.states is not None)
+        if lists is not None:
+            states = None if lists.states is None else lists.states.expand(*q.shape[:2], *lists.states.shape[2:])
+            lists = BackwardLists(expanded(lists.queries, q), states)
+        return Asked(make, lists, size, per)
+
+    def spec(self, config=None) -> FlexBackwardSpec:
+        """config: whose tiles the blocks are counted in."""
+        return self.make() if config is None else self.make(q_per=self.size[0] // config.tile, kv_per=self.per)
+
+
+def _rows_last(x):
+    return None if x is None else x.transpose(1, 2)
+
+
+def operands_of(call: Call, rows) -> BackwardOperands:
+    do, o, lse, dlse = rows
+    return BackwardOperands(*(_rows_last(x) for x in (readable(do), *call[:3], o)), lse, dlse)
+
+
+def workspace(call: Call, spec: FlexBackwardSpec, config):
+    q = call.q
     floats = q.shape[0] * q.shape[1] * config.workspace_floats(spec.attention, q.shape[2])
-    kernels(BackwardOperands(*(rows_last(x) for x in (readable(do), *call[:3], o)), lse, dlse),
-            Gradients(*map(rows_last, into)), torch.empty(floats, dtype=torch.float32, device=q.device), lists,
-            functions if any(x is not None for x in functions) else None,
-            FlexScalars(call.scale, num_sms))
+    return torch.empty(floats, dtype=torch.float32, device=q.device)
 
 
-def _launcher(device, spec, config):
+def launcher(device, spec, config, recipe_of):
+    """(the kernels' function, SMs) of a recipe."""
     key = device.index, spec, config
     found = _launchers.get(key)
     if found is None:
         arch.require_hopper(device)
-        found = function(recipe(spec, config)), arch.num_sms(device)
+        found = function(recipe_of(spec, config)), arch.num_sms(device)
         _launchers.add(key, found)
     return found

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 from tkq.attention.backward.config import BackwardConfig
 from tkq.attention.backward.plan import _SOFTCAP, SINGLE
-from tkq.attention.flex.backward.spec import FlexBackwardSpec
+from tkq.attention.flex.backward.spec import CaptureSpec, FlexBackwardSpec
 from tkq.runtime.compile.recipe import Recipe
 
 _PLANS = {64: SINGLE[64], 128: BackwardConfig(dq_reduce="bulk", ping_pong=True)}
@@ -21,3 +21,12 @@ def plan(spec: FlexBackwardSpec, q_block: int = 128) -> BackwardConfig:
 def recipe(spec: FlexBackwardSpec, config: BackwardConfig) -> Recipe:
     """Of the kernels of a configuration."""
     return Recipe("tkq.attention.flex.backward.kernel:FlexBackward", (spec, config))
+
+
+def capture_plan(width: int) -> BackwardConfig:
+    """Of the kernel that makes gradients of captured tensors."""
+    return BackwardConfig(store_from_registers=True).check(width)
+
+
+def capture_recipe(spec: CaptureSpec, config: BackwardConfig) -> Recipe:
+    return Recipe("tkq.attention.flex.backward.captures:CaptureBackward", (spec, config))

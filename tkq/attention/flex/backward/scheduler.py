@@ -46,13 +46,17 @@ class FlexScheduler(TileScheduler):
         """``step(g, s, t, c, (query head, tile), masked)`` for each tile of each query head, in the order of
         ``each_tile``."""
         for h in cutlass.range(g.heads_per_kv, unroll=1):
-            of = t.batch_k, self.query_head(g, t, h), t.block
-            counts = g.queries.counts(*of)
-            masked = Int32(0)
-            if const_expr(self.masks):
-                masked = counts.masked
-                for i in cutlass.range(masked, unroll=1):
-                    step(g, s, t, c, (of[1], g.queries.at(*of, i, masked)), True)
-            for i in cutlass.range(masked, counts.all, unroll=1):
-                step(g, s, t, c, (of[1], g.queries.at(*of, i, counts.masked)), False)
+            self.visit_head(g, s, t, c, h, step)
 
+    @cute.jit
+    def visit_head(self, g, s, t, c, h, step: Constexpr):
+        """Of the task's h-th query head."""
+        of = t.batch_k, self.query_head(g, t, h), t.block
+        counts = g.queries.counts(*of)
+        masked = Int32(0)
+        if const_expr(self.masks):
+            masked = counts.masked
+            for i in cutlass.range(masked, unroll=1):
+                step(g, s, t, c, (of[1], g.queries.at(*of, i, masked)), True)
+        for i in cutlass.range(masked, counts.all, unroll=1):
+            step(g, s, t, c, (of[1], g.queries.at(*of, i, counts.masked)), False)

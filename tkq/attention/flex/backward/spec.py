@@ -3,6 +3,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from tkq.attention.backward.spec import BackwardSpec
+from tkq.attention.flex.capture_derivatives import Derivatives
 from tkq.attention.flex.graph import Graph
 
 
@@ -32,3 +33,14 @@ class FlexBackwardSpec:
         in length."""
         return BackwardSpec(self.dtype, self.width, softcap=self.slope is not None, dq=self.dq, dlse=self.dlse,
                             right=True)
+
+
+@dataclass(frozen=True)
+class CaptureSpec:
+    """Of the kernel that makes gradients of captured tensors. of: the attention, without dq and a slope. derivatives:
+    by which elements of which tensors. ranks: of the gradients. diagonals: see ``Sums``."""
+
+    of: FlexBackwardSpec
+    derivatives: Derivatives
+    ranks: tuple
+    diagonals: bool = True

@@ -18,6 +18,7 @@ class FlexGlobals(Globals):
     mask: Optional[Captured] = None
     states: Optional[cute.Tensor] = None  # (B, H, blocks of queries, blocks of 64 keys) int32
     q_per: Constexpr[int] = 1  # tiles of queries in a listed block
+    gradients: Any = None  # a tuple of those of captured tensors
 
     def row_block(self, tile):
         return cutlass.min(tile // self.q_per, self.states.shape[2] - 1)
