@@ -7,12 +7,12 @@ import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.convolution.fft.long.spec import PART
+from tkq.convolution.fft.long.spec import MOST_TOKENS, PART, SEGMENT
 from tkq.convolution.fft.long.steps import (
     EACH,
     exponent_of,
     fill_steps,
-    largest_of,
+    largest_of_few,
     of_four,
     parts_of,
     place,
@@ -116,8 +116,7 @@ class ColumnsBack:
                 point = (row + ROWS * q) * (g.x.shape[3] // spec.rows) + col0 + col
                 for of in cutlass.range_constexpr(2):
                     cute.autovec_copy(vectors.run_at(g.x, (head, batch, of, point), EACH), values[None, of, i, q])
-        most = largest_of(g.exponents[head, None])
-        scale = self.scale(g, head, batch, most)
+        most = largest_of_few(g.exponents[head, None], MOST_TOKENS // (ROWS * COLS))
         tk.sync(barrier, tk.WARPGROUP)  # all have done with the tiles before
         tiles = [s.tiles[2 * spec.radix * wg + a] for a in range(2 * spec.radix)]
         for i in cutlass.range_constexpr(parts_of(spec.cols)):
@@ -128,6 +127,7 @@ class ColumnsBack:
         for a in cutlass.range_constexpr(spec.radix):
             tk.mm_AtB(found[a], s.rows[0], tiles[2 * a])
             tk.mma_AtB(found[a], s.rows[1], tiles[2 * a + 1])
+        scale = self.scale(g, head, batch, most)
         tk.mma_wait()
         for a in cutlass.range_constexpr(spec.radix):
             for r in cutlass.range_constexpr(2):
@@ -138,7 +138,8 @@ class ColumnsBack:
         exponent = g.exponent + most - 127
         if self.gradient:
             return power_of(exponent >> 1), power_of(exponent - (exponent >> 1))
-        of_x, of_filter = largest_of(g.largest[head, batch, None]), largest_of(g.of_filter[head, Int32(0), None])
+        notes = g.largest[head, batch, None], g.of_filter[head, Int32(0), None]
+        of_x, of_filter = (largest_of_few(x, MOST_TOKENS // SEGMENT) for x in notes)
         exponent = exponent + exponent_of(of_x) + exponent_of(of_filter) - 254
         finite = cutlass.max(of_x, of_filter) < INFINITE
         second = cutlass.select_(finite, power_of(exponent - (exponent >> 1)), Float32.inf - Float32.inf)

@@ -63,6 +63,14 @@ def largest_of(numbers: cute.Tensor):
     return cute.arch.warp_redux_sync(most, "max")
 
 
+def largest_of_few(numbers: cute.Tensor, limit: int):
+    """As `largest_of`, of one to `limit` ints, without a loop: its loads and others' are under way together."""
+    most, last = Int32(0), cute.size(numbers) - 1
+    for i in range(-(-limit // 32)):
+        most = cutlass.max(most, numbers[cutlass.min(tk.lane_id() + 32 * i, last)])
+    return cute.arch.warp_redux_sync(most, "max")
+
+
 @cute.jit
 def largest_of_warpgroup(most, to: cute.Tensor, barrier):
     """The largest of an int of each thread. to: 4 ints in shared memory, which none reads any more."""
