@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import has_static_value
 from torch.overrides import TorchFunctionMode
 
 OP = "flex_attention"
 DTYPES = {"score": torch.float32}  # others are int32
+_NUMBERS = int, float, torch.SymInt, torch.SymFloat
 
 
 class Recorded(NamedTuple):
@@ -44,6 +44,12 @@ def _placed(x, device, op):
     if x.dim() == 0 and x.device.type == "cpu":
         return x.to(device)
     raise ValueError(f"{op}: a captured tensor {tuple(x.shape)} is on {x.device}, expected {device}")
+
+
+def _is_known(x):
+    from torch.fx.experimental.symbolic_shapes import has_static_value  # which imports sympy: tracers have it
+
+    return has_static_value(x)
 
 
 class _Writer(TorchFunctionMode):
@@ -104,8 +110,8 @@ class _Writer(TorchFunctionMode):
             return "(" + "".join([f"{self.text(y)}, " for y in x]) + ")"
         if isinstance(x, slice):
             return f"slice({self.text(x.start)}, {self.text(x.stop)}, {self.text(x.step)})"
-        if isinstance(x, (int, float)) and not isinstance(x, bool) and not has_static_value(x):
-            if isinstance(x, float):
+        if isinstance(x, _NUMBERS) and not isinstance(x, bool) and not _is_known(x):
+            if isinstance(x, (float, torch.SymFloat)):
                 return self.captured(torch.full((), x, dtype=torch.float32))
             self.numbers.append(x)
             return f"n{len(self.numbers) - 1}"
