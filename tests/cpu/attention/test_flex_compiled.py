@@ -161,6 +161,15 @@ def test_what_is_refused():
         run(3)
 
 
+def test_a_function_that_looks_at_values():
+    """Where torch.compile may break the graph: refused as it is without."""
+    q, k, v = (x.detach() for x in make())
+    torch._dynamo.reset()
+    with pytest.raises(NotImplementedError, match="torch.where in the place of if"):
+        torch.compile(lambda q: tkq.flex_attention(q, k, v, lambda s, b, h, q, kv: s if q > kv else -s),
+                      backend="eager")(q)
+
+
 def test_exported():
     """By torch.export, without Dynamo too: the tensors that functions capture are the program's."""
     class Block(torch.nn.Module):

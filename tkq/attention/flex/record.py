@@ -10,6 +10,8 @@ from torch.overrides import TorchFunctionMode
 
 OP = "flex_attention"
 DTYPES = {"score": torch.float32}  # others are int32
+LOOKS = ("a function looks at the value of a tensor, supported are operations on tensors: torch.where in the place of "
+         "if, & of and, | of or")
 _NUMBERS = int, float, torch.SymInt, torch.SymFloat
 
 
@@ -28,12 +30,18 @@ def record(function, arguments: tuple, device, op: str = OP) -> Recorded:
     have gradients. So nothing that changes is served stale.
 
     Raises:
+        NotImplementedError: a function that looks at the value of a tensor.
         ValueError: a captured tensor on another device than ``device``; of no dimension it may be on the CPU.
     """
     writer = _Writer()
     given = [writer.scalar(DTYPES.get(name, torch.int32)) for name in arguments]
-    with writer:
-        result = function(*given)
+    try:
+        with writer:
+            result = function(*given)
+    except RuntimeError as problem:
+        if "meta tensors" not in str(problem):
+            raise
+        raise NotImplementedError(f"{op}: {LOOKS}") from problem
     text = "\n".join([*writer.lines, f"result = {writer.text(result)}"])
     return Recorded(text, [_placed(x, device, op) for x in writer.tensors], writer.numbers)
 
