@@ -86,8 +86,8 @@ def _back(ctx, do, dlse):
     needed, learned = list(ctx.needs_input_grad[:3]), ctx.needs_input_grad[3]
     slots = [i for i in range(counts[0]) if learned[i]]
     do = torch.zeros_like(o) if do is None else do
-    *found, captured = _backward_op(do, o, lse, dlse, q, k, v, *tensors, *known, needed, slots)
-    for i, x in zip(slots, captured):
+    found = _backward_op(do, o, lse, dlse, q, k, v, *tensors, *known, needed, slots)
+    for i, x in zip(slots, found[3:]):
         nothing[0][i] = x
     return *(x if need else None for x, need in zip(found, needed)), *nothing
 
@@ -96,21 +96,23 @@ def _backward_cuda(
         do: Tensor, o: Tensor, lse: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor,
         score_tensors: list[Tensor], mask_tensors: list[Tensor], lists: list[Tensor], score_numbers: list[int],
         mask_numbers: list[int], score: str, mask: str, full: bool, size: list[int], scale: float, needed: list[bool],
-        slots: list[int]) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        slots: list[int]) -> list[Tensor]:
+    """[dq, dk, dv, gradients of score_tensors in ``slots``]"""
     given = Given(score_tensors, mask_tensors, lists, score_numbers, mask_numbers, score, mask, full, size, scale)
     call, rows, slots = given.call(q, k, v), (do, o, lse, dlse), tuple(slots)
     where = {x: i for i, x in enumerate(call.score.tensors)} if slots else {}
     learned = [score_tensors[i] for i in slots]
     found, captured = gradients(call, rows, needed, tuple(where[x] for x in learned if x in where))
     captured = iter(captured)
-    return (*(x if need else like.new_empty(0) for x, need, like in zip(found, needed, (q, k, v))),
-            [next(captured) if x in where else torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in learned])
+    return [*(x if need else like.new_empty(0) for x, need, like in zip(found, needed, (q, k, v))),
+            *(next(captured) if x in where else torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in learned)]
 
 
 def _backward_fake(do, o, lse, dlse, q, k, v, score_tensors, *rest):
     *_, needed, slots = rest
     found = [result_like(x) if need else x.new_empty(0) for x, need in zip((q, k, v), needed)]
-    return *found, [torch.empty(score_tensors[i].shape, dtype=score_tensors[i].dtype, device=q.device) for i in slots]
+    learned = [score_tensors[i] for i in slots]
+    return [*found, *(torch.empty(x.shape, dtype=x.dtype, device=q.device) for x in learned)]
 
 
 def _cpu(*args):
