@@ -353,7 +353,7 @@ def _placements(op, rule, *args):
     given = {a.name: a.default_value for a in op._schema.arguments} | {
         a.name: value for a, value in zip(op._schema.arguments, args)}
     tensors = {name for name, value in given.items() if isinstance(value, DTensorSpec)}
-    results = 3 + len(given["slots"]) if "slots" in given else len(op._schema.returns)  # a list, of flex_attention
+    results = len(op._schema.returns)
     found = [((R,) * results, {}), *rule(SimpleNamespace(results=results, **given))]
     for name in (a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write):
         if name in tensors:
