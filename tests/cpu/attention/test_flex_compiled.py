@@ -161,6 +161,7 @@ def test_what_is_refused():
         run(3)
 
 
+@pytest.mark.slow
 def test_a_function_that_looks_at_values():
     """Where torch.compile may break the graph: refused as it is without."""
     q, k, v = (x.detach() for x in make())
