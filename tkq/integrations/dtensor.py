@@ -332,6 +332,8 @@ RULES = {
     "linear_cross_entropy_backward": lambda g: (),
     # of caches that all sequences share
     **dict.fromkeys(("flash_attn_with_kvcache", "plan_decode", "kv_append", "merge_state"), lambda g: ()),
+    # whose functions are asked by the numbers of batch elements and heads
+    **dict.fromkeys(("flex_attention", "flex_attention_backward"), lambda g: ()),
 }
 
 
@@ -356,8 +358,14 @@ def _placements(op, rule, *args):
     for name in (a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write):
         if name in tensors:
             found = _where_it_is(op, name, given[name], found)
-    return [(list(outputs), [inputs.get(name, R) if name in tensors else None for name in list(given)[:len(args)]])
+    of = lambda name, inputs: [R for _ in given[name]] if _is_list(given[name]) else [
+        inputs.get(name, R) if name in tensors else None]
+    return [(list(outputs), [place for name in list(given)[:len(args)] for place in of(name, inputs)])
             for outputs, inputs in found]
+
+
+def _is_list(value):
+    return isinstance(value, (list, tuple)) and any(isinstance(x, DTensorSpec) for x in value)
 
 
 def _where_it_is(op, name, spec, found):

@@ -11,7 +11,7 @@ from tkq import reference
 from tkq.attention.flex import replay
 from tkq.attention.flex.check import blocks_from, tensors_of
 from tkq.attention.flex.derive import capture_slopes_of, slope_of
-from tkq.attention.flex.record import record
+from tkq.attention.flex.record import Recorded, record
 from tkq.attention.flex.trace import ARGUMENTS, trace
 from tkq.reference.flex import places
 from tkq.reference.graphs import evaluate
@@ -39,6 +39,23 @@ def test_recorded_as_traced(of):
     assert not found.numbers
     if not known.numbers and of != "other":
         assert found.graph == known.graph and all(map(torch.equal, found.tensors, known.tensors))
+
+
+def test_names_of_operators():
+    """As Dynamo and torch.export have them, beside numbers on either side."""
+    text = """v5 = sub(1, v0)
+v6 = truediv(v5, 3)
+v7 = floordiv(v3, 2)
+v8 = and_(ge(v7, 2), invert(lt(v4, 5)))
+v9 = __rsub__(v6, 2.0)
+v10 = where(v8, v9, -inf)
+v11 = add(v10, pow(2.0, v1), alpha=2)
+result = v11"""
+    found = replay.traced("score_mod", Recorded(text, [], []))
+    wanted = trace("score_mod", lambda s, b, h, q, kv: torch.where(
+        (q // 2 >= 2) & ~(kv < 5), 2.0 - (1 - s) / 3, -torch.inf) + 2.0 ** b * 2)
+    at = {**places(B, H, 40, 50, "cpu"), "score": torch.randn(B, H, 40, 50)}
+    torch.testing.assert_close(evaluate(*found, at), evaluate(*wanted, at))
 
 
 def make(rows=S, dim=64):
@@ -144,6 +161,16 @@ def test_what_is_refused():
         run(3)
 
 
+@pytest.mark.slow
+def test_a_function_that_looks_at_values():
+    """Where torch.compile may break the graph: refused as it is without."""
+    q, k, v = (x.detach() for x in make())
+    torch._dynamo.reset()
+    with pytest.raises(NotImplementedError, match="torch.where in the place of if"):
+        torch.compile(lambda q: tkq.flex_attention(q, k, v, lambda s, b, h, q, kv: s if q > kv else -s),
+                      backend="eager")(q)
+
+
 def test_exported():
     """By torch.export, without Dynamo too: the tensors that functions capture are the program's."""
     class Block(torch.nn.Module):
@@ -152,12 +179,15 @@ def test_exported():
             self.slopes = torch.nn.Parameter(torch.rand(H))
 
         def forward(self, q, k, v):
-            return tkq.flex_attention(q, k, v, lambda s, b, h, q, kv: s + self.slopes[h] * (kv - q))
+            rows = q.shape[2]
+            return tkq.flex_attention(q, k, v, lambda s, b, h, q, kv: s + self.slopes[h] * (kv - q) / rows)
 
     block, given = Block(), [x.detach() for x in make()]
+    rows = torch.export.Dim("rows", min=8, max=1024)
     for strict in (False, True):
-        program = torch.export.export(block, tuple(given), strict=strict).module()
-        same([program(*given)], [block(*given)])
+        program = torch.export.export(block, tuple(given), strict=strict, dynamic_shapes=({2: rows},) * 3).module()
+        for some in (given, [x.detach() for x in make(40)]):
+            same([program(*some)], [block(*some)])
 
 
 @pytest.mark.parametrize("name", flex_captures.functions(H, 24, "cpu"))

@@ -44,6 +44,7 @@ def test_mask_mod_alone():
     torch.testing.assert_close(found, wanted, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_compiled():
     q, k, v = (x.detach() for x in make())
     slopes = torch.rand(H)

@@ -65,7 +65,8 @@ def test_every_case_is_one_of_the_smoke_cases():
 def test_every_op_has_its_first_calls_measured():
     """Each function, and each backward that tests/helpers/ops/smoke.py has: of the plain calls."""
     measured = {op.partition(" ")[0].rstrip(",") for op in cold_start.OPS}
-    assert {name for name, module in tkq._PUBLIC.items() if module.endswith("ops")} - NOT_OPS <= measured
+    own = {"flex_attention"}  # whose kernels are those of a user's function
+    assert {name for name, module in tkq._PUBLIC.items() if module.endswith("ops")} - NOT_OPS - own <= measured
     recorded = {op.removesuffix(", gradients") for op in cold_start.OPS if op.endswith(", gradients")}
     assert recorded - {"torch.sum"} == {name for name in smoke.recorded(smoke.inputs("cpu")) if " " not in name}
 

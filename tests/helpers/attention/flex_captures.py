@@ -9,7 +9,8 @@ def shared(S):
         """Elements that many scores read: of heads, keys, queries, diagonals; one twice."""
         def score_mod(score, b, h, q, kv):
             score = score * (1 + 0.1 * of_keys[h, kv]) + slopes[h] * (kv - q) * 0.01 + of_queries[q]
-            return score + relative[q - kv + S - 1] + relative[kv].sin() * torch.exp(temperature)
+            far = (q - kv).clamp(-40, 40)  # all diagonals of a warp are one element, or each is
+            return score + relative[far + S - 1] + relative[kv].sin() * torch.exp(temperature)
         return score_mod
     return of
 

@@ -6,11 +6,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import has_static_value
 from torch.overrides import TorchFunctionMode
 
 OP = "flex_attention"
 DTYPES = {"score": torch.float32}  # others are int32
+LOOKS = ("a function looks at the value of a tensor, supported are operations on tensors: torch.where in the place of "
+         "if, & of and, | of or")
+_NUMBERS = int, float, torch.SymInt, torch.SymFloat
 
 
 class Recorded(NamedTuple):
@@ -28,12 +30,18 @@ def record(function, arguments: tuple, device, op: str = OP) -> Recorded:
     have gradients. So nothing that changes is served stale.
 
     Raises:
+        NotImplementedError: a function that looks at the value of a tensor.
         ValueError: a captured tensor on another device than ``device``; of no dimension it may be on the CPU.
     """
     writer = _Writer()
     given = [writer.scalar(DTYPES.get(name, torch.int32)) for name in arguments]
-    with writer:
-        result = function(*given)
+    try:
+        with writer:
+            result = function(*given)
+    except RuntimeError as problem:
+        if "meta tensors" not in str(problem):
+            raise
+        raise NotImplementedError(f"{op}: {LOOKS}") from problem
     text = "\n".join([*writer.lines, f"result = {writer.text(result)}"])
     return Recorded(text, [_placed(x, device, op) for x in writer.tensors], writer.numbers)
 
@@ -44,6 +52,12 @@ def _placed(x, device, op):
     if x.dim() == 0 and x.device.type == "cpu":
         return x.to(device)
     raise ValueError(f"{op}: a captured tensor {tuple(x.shape)} is on {x.device}, expected {device}")
+
+
+def _is_known(x):
+    from torch.fx.experimental.symbolic_shapes import has_static_value  # which imports sympy: tracers have it
+
+    return has_static_value(x)
 
 
 class _Writer(TorchFunctionMode):
@@ -104,8 +118,8 @@ class _Writer(TorchFunctionMode):
             return "(" + "".join([f"{self.text(y)}, " for y in x]) + ")"
         if isinstance(x, slice):
             return f"slice({self.text(x.start)}, {self.text(x.stop)}, {self.text(x.step)})"
-        if isinstance(x, (int, float)) and not isinstance(x, bool) and not has_static_value(x):
-            if isinstance(x, float):
+        if isinstance(x, _NUMBERS) and not isinstance(x, bool) and not _is_known(x):
+            if isinstance(x, (float, torch.SymFloat)):
                 return self.captured(torch.full((), x, dtype=torch.float32))
             self.numbers.append(x)
             return f"n{len(self.numbers) - 1}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 import ast
 import functools
 import math
+import operator
 
 import torch
 import torch.nn.functional as F
@@ -72,10 +73,12 @@ def _function(name, args):
     """As the function's own name and its first argument say."""
     if isinstance(name, ast.Attribute):
         return getattr(torch.Tensor, name.attr)
-    of_tensor = isinstance(args[0], torch.Tensor) if args and name.id != "where" else False
     if name.id == "getitem":
         return torch.Tensor.__getitem__
-    for module in (*(torch.Tensor,) * of_tensor, torch, F, torch.special):
+    of_tensor = isinstance(args[0], torch.Tensor) if args and name.id != "where" else False
+    # operators go by several names, and those of a number and a tensor are no functions of torch's
+    places = torch, F, torch.special
+    for module in (torch.Tensor, *places, operator) if of_tensor else (operator, *places):
         if hasattr(module, name.id):
             return getattr(module, name.id)
     raise NotImplementedError(f"{OP}: {name.id}, which no kernel has")

@@ -86,9 +86,10 @@ def _back(ctx, do, dlse):
     needed, learned = list(ctx.needs_input_grad[:3]), ctx.needs_input_grad[3]
     slots = [i for i in range(counts[0]) if learned[i]]
     do = torch.zeros_like(o) if do is None else do
-    *found, captured = _backward_op(do, o, lse, dlse, q, k, v, *tensors, *known, needed, slots)
-    for i, x in zip(slots, captured):
-        nothing[0][i] = x
+    *found, flat = _backward_op(do, o, lse, dlse, q, k, v, *tensors, *known, needed, slots)
+    sizes = [tensors[0][i].numel() for i in slots]
+    for i, x in zip(slots, flat.split(sizes) if slots else ()):
+        nothing[0][i] = x.view(tensors[0][i].shape).to(tensors[0][i].dtype)
     return *(x if need else None for x, need in zip(found, needed)), *nothing
 
 
@@ -96,21 +97,23 @@ def _backward_cuda(
         do: Tensor, o: Tensor, lse: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor,
         score_tensors: list[Tensor], mask_tensors: list[Tensor], lists: list[Tensor], score_numbers: list[int],
         mask_numbers: list[int], score: str, mask: str, full: bool, size: list[int], scale: float, needed: list[bool],
-        slots: list[int]) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        slots: list[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(dq, dk, dv, gradients of score_tensors in ``slots``: fp32, one behind the other)"""
     given = Given(score_tensors, mask_tensors, lists, score_numbers, mask_numbers, score, mask, full, size, scale)
     call, rows, slots = given.call(q, k, v), (do, o, lse, dlse), tuple(slots)
     where = {x: i for i, x in enumerate(call.score.tensors)} if slots else {}
     learned = [score_tensors[i] for i in slots]
     found, captured = gradients(call, rows, needed, tuple(where[x] for x in learned if x in where))
     captured = iter(captured)
+    flat = [next(captured).float().reshape(-1) if x in where else lse.new_zeros(x.numel()) for x in learned]
     return (*(x if need else like.new_empty(0) for x, need, like in zip(found, needed, (q, k, v))),
-            [next(captured) if x in where else torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in learned])
+            torch.cat(flat) if flat else lse.new_empty(0))
 
 
 def _backward_fake(do, o, lse, dlse, q, k, v, score_tensors, *rest):
     *_, needed, slots = rest
     found = [result_like(x) if need else x.new_empty(0) for x, need in zip((q, k, v), needed)]
-    return *found, [torch.empty(score_tensors[i].shape, dtype=score_tensors[i].dtype, device=q.device) for i in slots]
+    return *found, lse.new_empty(sum(score_tensors[i].numel() for i in slots))
 
 
 def _cpu(*args):
