@@ -65,6 +65,7 @@ class BackwardConfig:
     dq_kernel_kv: int = 128
     dq_kernel_stages: int = 2
     dq_kernel_registers: tuple = (24, 240)
+    joint: str = ""
 
     @property
     def roles(self) -> tuple:

@@ -1,14 +1,14 @@
 """dK and dV of heads of up to 128 columns: two warpgroups, each with 64 keys."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Int32, const_expr
+from cutlass import Constexpr, Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward.config import BackwardConfig
 from tkq.attention.backward.dkv_output import DkvOutput, acquire_after
-from tkq.attention.backward.ds import Fp32Ds, PackedDs, slope, stats_of
+from tkq.attention.backward.ds import Fp32Ds, PackedDs, load_f32x2, slope, stats_of
 from tkq.attention.backward.gqa_split import pass_on_dkv
-from tkq.attention.backward.math import probabilities
+from tkq.attention.backward.math import probabilities, probabilities_fp32
 from tkq.attention.backward.spec import BackwardSpec
 from tkq.attention.backward.state import State, Tiles
 from tkq.attention.common.sequences import piece
@@ -56,17 +56,96 @@ class Dkv:
             tk.wait(s.kv_full[i], kv.phase)
         if const_expr(self.config.overlap_dk):
             tk.zero(c.ds_prev)
+        if const_expr(self.config.overlap_dk or "d" in self.config.joint):
             c.q_prev.count[0] = c.ring.count[0]
         self.scheduler.visit(g, s, t, c, self.step)
         if const_expr(self.config.overlap_dk):
             self.last_dk(s, c)
+        if const_expr("d" in self.config.joint):
+            tk.mma_wait(0)
+            self.release_both_prev(s, c)
         for i in cutlass.range_constexpr(2):
             self.scheduler.release_kv(s, i)
         self.scheduler.next_kv(kv)
         self.finish(g, s, reload_task(), c)
 
     def step(self, *args):
+        if self.config.joint:
+            return self.joint_step(*args)
         return (self.overlapped_step if self.config.overlap_dk else self.plain_step)(*args)
+
+    @cute.jit
+    def joint_step(self, g, s, t, c, m, masked: Constexpr[bool]):
+        """P stays in fp32 until dS is made of it."""
+        tile, how, dtype = self.config.tile, self.config.joint, self.tiles.q.dtype
+        scores, dp, p = tk.rt_fl(tile), tk.rt_fl(tile), tk.rt_fl(tile)
+        p16, ds = tk.rt(tile, dtype), tk.rt(tile, dtype)
+        s.q_pipe.wait(c.ring)
+        c.ping_pong.take()
+        tk.mm_ABt(scores, s.k[c.wg], s.q[c.ring.stage])
+        if const_expr("d" in how):
+            tk.mma_wait(1)
+            self.release_both_prev(s, c)
+        tk.mma_wait(0)
+        limits = self.scheduler.limits(g, t, m, c.wg) if masked else ()
+        early = () if "m" in how else limits
+        probabilities_fp32(p, scores, stats_of(s, c.ring, 0, tile), g.scores, early)
+        if const_expr("g" in how):
+            c.ping_pong.give()
+        s.do_pipe.wait(c.ring)
+        self.make_both(g, s, t, c, m, masked, dp, p, p16, ds)
+        if const_expr("g" not in how):
+            c.ping_pong.give()
+        if const_expr("v" in how):
+            tk.mma_AB(c.dv, p16, s.do[c.ring.stage])
+        if const_expr(self.spec.adds_dq):
+            s.ds_pipe.acquire_empty(c.ds_ring)
+            tk.store(s.ds[2 * c.ds_ring.stage + c.wg], ds)
+            tk.publish()
+            s.ds_pipe.commit(c.ds_ring)
+            c.ds_ring.advance()
+        if const_expr("v" not in how):
+            tk.mma_AB(c.dv, p16, s.do[c.ring.stage])
+        tk.mma_AB(c.dk, ds, s.q[c.ring.stage])
+        if const_expr("d" not in how):
+            tk.mma_wait(1)  # dV
+            s.do_pipe.release(c.ring)
+            tk.mma_wait(0)
+            s.q_pipe.release(c.ring)
+        c.ring.advance()
+
+    def make_both(self, g, s, t, c, m, masked, dp, p, p16, ds):
+        tile = self.config.tile
+        if "z" in self.config.joint:
+            at = Int32(s.stats[None, c.ring.stage].iterator.toint()) + 4 * tile + tk.lane_id() % 4 * 8
+            for j in range(tile // 8):
+                two = load_f32x2(at + 32 * j)
+                for row in range(2):
+                    dp.tensor[4 * j + 2 * row], dp.tensor[4 * j + 2 * row + 1] = two
+            tk.mma_ABt(dp, s.v[c.wg], s.do[c.ring.stage])
+            tk.mma_wait(0)
+            tk.apply_narrow((p16, ds), lambda p, dp: (p, p * dp), p, dp)
+        else:
+            tk.mm_ABt(dp, s.v[c.wg], s.do[c.ring.stage])
+            tk.mma_wait(0)
+            delta = stats_of(s, c.ring, 1, tile)
+            limits = self.scheduler.limits(g, t, m, c.wg) if masked and "m" in self.config.joint else ()
+
+            def pair(p, dp, delta, col, first=None, end=None):
+                if first is not None:
+                    p = cutlass.select_(first <= col, p, Float32(0.0))
+                if end is not None:
+                    p = cutlass.select_(col < end, p, Float32(0.0))
+                return p, p * (dp + delta)
+            tk.apply_narrow((p16, ds), pair, p, dp, delta, tk.COLUMN, *limits)
+
+    @cute.jit
+    def release_both_prev(self, s, c):
+        """Of the tile before, if there is one."""
+        if c.q_prev.count[0] != c.ring.count[0]:
+            s.do_pipe.release(c.q_prev)
+            s.q_pipe.release(c.q_prev)
+            c.q_prev.advance()
 
     @cute.jit
     def plain_step(self, g, s, t, c, m, masked: Constexpr[bool]):

@@ -6,6 +6,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32
 
 import tkq.tile as tk
+from tkq.tile import maps
 
 NOWHERE = 1 << 30  # the first column that is seen, where none is
 
@@ -24,12 +25,7 @@ class Scores:
         return Scores((softcap if capped else scale) * tk.LOG2E, scale / softcap if capped else scale, capped)
 
 
-def probabilities(p, slope, s, lse, scores: Scores, limits=()):
-    """p = exp2(logits of s + lse), 0 outside the limits; with a softcap slope = p * (1 - tanh ** 2) too.
-
-    lse: -lse * log2(e), a vector along the queries. limits: of ``limits``, the first column of each row that is seen,
-    and the one after the last. s itself is written by the tensor cores only: were it written here too, the assembler
-    would serialise them."""
+def element_of(scores: Scores):
     def element(x, lse, col=0, first=None, end=None):
         x = cute.math.tanh(x * scores.inner, fastmath=True) if scores.capped else x
         e = cute.math.exp2(cute.math.fma(x, scores.outer, lse), fastmath=True)
@@ -38,6 +34,22 @@ def probabilities(p, slope, s, lse, scores: Scores, limits=()):
         e = e if end is None else cutlass.select_(col < end, e, Float32(0.0))
         return (e, e - e * x * x) if scores.capped else e
 
+    return element
+
+
+def probabilities_fp32(p, s, lse, scores: Scores, limits=()):
+    element, columns = element_of(scores), tk.COLUMN
+    for i in range(cute.size(p.tensor)):
+        p.tensor[i] = element(*[maps.element(x, i) for x in (s, lse, columns, *limits)])
+
+
+def probabilities(p, slope, s, lse, scores: Scores, limits=()):
+    """p = exp2(logits of s + lse), 0 outside the limits; with a softcap slope = p * (1 - tanh ** 2) too.
+
+    lse: -lse * log2(e), a vector along the queries. limits: of ``limits``, the first column of each row that is seen,
+    and the one after the last. s itself is written by the tensor cores only: were it written here too, the assembler
+    would serialise them."""
+    element = element_of(scores)
     tk.apply_narrow((p, slope) if scores.capped else p, element, s, lse, tk.COLUMN, *limits)
 
 
