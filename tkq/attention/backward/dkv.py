@@ -83,13 +83,17 @@ class Dkv:
         s.q_pipe.wait(c.ring)
         c.ping_pong.take()
         tk.mm_ABt(scores, s.k[c.wg], s.q[c.ring.stage])
+        if const_expr("l" in how):
+            lse = stats_of(s, c.ring, 0, tile)
         if const_expr("d" in how):
             tk.mma_wait(1)
             self.release_both_prev(s, c)
         tk.mma_wait(0)
         limits = self.scheduler.limits(g, t, m, c.wg) if masked else ()
         early = () if "m" in how else limits
-        probabilities_fp32(p, scores, stats_of(s, c.ring, 0, tile), g.scores, early)
+        if const_expr("l" not in how):
+            lse = stats_of(s, c.ring, 0, tile)
+        probabilities_fp32(p, scores, lse, g.scores, early)
         if const_expr("g" in how):
             c.ping_pong.give()
         s.do_pipe.wait(c.ring)
