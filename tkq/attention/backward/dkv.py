@@ -97,51 +97,55 @@ class Dkv:
         if const_expr("g" in how):
             c.ping_pong.give()
         s.do_pipe.wait(c.ring)
-        self.make_both(g, s, t, c, m, masked, dp, p, p16, ds)
-        if const_expr("g" not in how):
+        tk.mm_ABt(dp, s.v[c.wg], s.do[c.ring.stage])
+        late = limits if const_expr("m" in how) else ()
+        delta = self.early_delta(s, c, how)
+        tk.mma_wait(0)
+        if const_expr("b" in how):
             c.ping_pong.give()
-        if const_expr("v" in how):
-            tk.mma_AB(c.dv, p16, s.do[c.ring.stage])
+        delta = delta if const_expr("y" in how) else stats_of(s, c.ring, 1, tile)
+        parts = 2 if const_expr("h" in how) else 4 if const_expr("q" in how) else 1
+        for i in cutlass.range_constexpr(parts):
+            self.make_part(p, dp, delta, late, p16, ds, (i * tile // parts, tile // parts))
+            if const_expr(parts > 1 and (i < parts - 1 or "w" in how)):
+                k = (i * tile // parts, (i + 1) * tile // parts)
+                tk.mma_AB(c.dv, p16, s.do[c.ring.stage], k=k)
+                tk.mma_AB(c.dk, ds, s.q[c.ring.stage], k=k)
+        k = None if const_expr(parts == 1) else (tile - tile // parts, tile)
+        if const_expr("g" not in how and "b" not in how):
+            c.ping_pong.give()
+        if const_expr("v" in how and "w" not in how):
+            tk.mma_AB(c.dv, p16, s.do[c.ring.stage], k=k)
         if const_expr(self.spec.adds_dq):
             s.ds_pipe.acquire_empty(c.ds_ring)
             tk.store(s.ds[2 * c.ds_ring.stage + c.wg], ds)
             tk.publish()
             s.ds_pipe.commit(c.ds_ring)
             c.ds_ring.advance()
-        if const_expr("v" not in how):
-            tk.mma_AB(c.dv, p16, s.do[c.ring.stage])
-        tk.mma_AB(c.dk, ds, s.q[c.ring.stage])
-        if const_expr("d" not in how):
-            tk.mma_wait(1)  # dV
-            s.do_pipe.release(c.ring)
-            tk.mma_wait(0)
-            s.q_pipe.release(c.ring)
+        if const_expr("v" not in how and "w" not in how):
+            tk.mma_AB(c.dv, p16, s.do[c.ring.stage], k=k)
+        if const_expr("w" not in how):
+            tk.mma_AB(c.dk, ds, s.q[c.ring.stage], k=k)
+        tk.mma_wait(1)  # dV
+        s.do_pipe.release(c.ring)
+        tk.mma_wait(0)
+        s.q_pipe.release(c.ring)
         c.ring.advance()
 
-    def make_both(self, g, s, t, c, m, masked, dp, p, p16, ds):
-        tile = self.config.tile
-        if "z" in self.config.joint:
-            at = Int32(s.stats[None, c.ring.stage].iterator.toint()) + 4 * tile + tk.lane_id() % 4 * 8
-            for j in range(tile // 8):
-                two = load_f32x2(at + 32 * j)
-                for row in range(2):
-                    dp.tensor[4 * j + 2 * row], dp.tensor[4 * j + 2 * row + 1] = two
-            tk.mma_ABt(dp, s.v[c.wg], s.do[c.ring.stage])
-            tk.mma_wait(0)
-            tk.apply_narrow((p16, ds), lambda p, dp: (p, p * dp), p, dp)
-        else:
-            tk.mm_ABt(dp, s.v[c.wg], s.do[c.ring.stage])
-            tk.mma_wait(0)
-            delta = stats_of(s, c.ring, 1, tile)
-            limits = self.scheduler.limits(g, t, m, c.wg) if masked and "m" in self.config.joint else ()
+    def early_delta(self, s, c, how):
+        return stats_of(s, c.ring, 1, self.config.tile) if "y" in how else None
 
-            def pair(p, dp, delta, col, first=None, end=None):
-                if first is not None:
-                    p = cutlass.select_(first <= col, p, Float32(0.0))
-                if end is not None:
-                    p = cutlass.select_(col < end, p, Float32(0.0))
-                return p, p * (dp + delta)
-            tk.apply_narrow((p16, ds), pair, p, dp, delta, tk.COLUMN, *limits)
+    def make_part(self, p, dp, delta, limits, p16, ds, which):
+        part = lambda x: tk.columns(x, *which)
+
+        def pair(p, dp, delta, col, first=None, end=None):
+            col = col + which[0]
+            if first is not None:
+                p = cutlass.select_(first <= col, p, Float32(0.0))
+            if end is not None:
+                p = cutlass.select_(col < end, p, Float32(0.0))
+            return p, p * (dp + delta)
+        tk.apply_narrow((part(p16), part(ds)), pair, part(p), part(dp), part(delta), tk.COLUMN, *limits)
 
     @cute.jit
     def release_both_prev(self, s, c):
