@@ -36,7 +36,7 @@ class DkvHdim256:
 
     def __init__(self, spec: BackwardSpec, config: BackwardConfig, tiles: Tiles, scheduler):
         self.spec, self.config, self.tiles, self.scheduler = spec, config, tiles, scheduler
-        self.apart = spec.dtype == "bf16" and bool(config.joint)
+        self.apart = spec.dtype == "bf16" and not spec.softcap
         self.output = DkvOutput(spec, config, tiles, scheduler)
 
     def roles(self, g, s, registers):
@@ -74,7 +74,7 @@ class DkvHdim256:
     def dv_warpgroup(self, g, s):
         tile, kv = self.config.tile, tk.ring(1)
         p = tk.rt(tile, self.tiles.q.dtype)
-        slope = (tk.rt_hf(tile) if const_expr(self.apart and not self.spec.softcap) else
+        slope = (tk.rt_hf(tile) if const_expr(self.apart) else
                  tk.rt(tile, self.tiles.q.dtype) if const_expr(self.spec.softcap) else p)
         c = DvState(s=tk.rt_fl(tile), p=p, slope=slope, dv=self.accumulators(), ring=s.q_pipe.ring(),
                     p_ring=s.p_pipe.ring())
@@ -92,7 +92,7 @@ class DkvHdim256:
             tk.wait(s.kv_full[1], kv.phase)  # where no query sees a key, V may still be on its way
             acquire_after(s.p_pipe, c.p_ring)  # V has been read for the last time, and then P
         self.scheduler.next_kv(kv)
-        if const_expr(self.apart and not self.spec.softcap):
+        if const_expr(self.apart):
             for x in c.dv:
                 tk.mul(x, x, 2.0**-SLOPE_BITS)
         self.send_accumulators(g, g.dv, s.v, c.dv, t, DV_BARRIER)
@@ -120,7 +120,7 @@ class DkvHdim256:
     def make_p(self, g, s, c, limits):
         """P, and the slope that goes to the other warpgroup."""
         lse = stats_of(s, c.ring, 0, self.config.tile)
-        if self.apart and not self.spec.softcap:
+        if self.apart:
             for i in range(cute.size(lse.tensor)):
                 lse.tensor[i] = lse.tensor[i] + Float32(SLOPE_BITS)
             p = tk.rt_fl(self.config.tile)
@@ -131,7 +131,7 @@ class DkvHdim256:
             probabilities(c.p, c.slope, c.s, lse, g.scores, limits)
 
     def make_ds(self, c, delta):
-        if self.apart and not self.spec.softcap:
+        if self.apart:
             less = Float32(2.0**-SLOPE_BITS)
             for i in range(cute.size(delta.tensor)):
                 delta.tensor[i] = delta.tensor[i] * less
@@ -154,7 +154,7 @@ class DkvHdim256:
     @cute.jit
     def dk_warpgroup(self, g, s):
         tile, kv, dtype = self.config.tile, tk.ring(1), self.tiles.q.dtype
-        slope_type = Float16 if const_expr(self.apart and not self.spec.softcap) else dtype
+        slope_type = Float16 if const_expr(self.apart) else dtype
         c = DkState(dp=tk.rt_fl(tile), slope=tk.rt(tile, slope_type), ds=tk.rt(tile, dtype), dk=self.accumulators(),
                     ring=s.q_pipe.ring(), p_ring=s.p_pipe.ring(), ds_ring=s.ds_pipe.ring())
         self.scheduler.each_task(g, s, lambda t, reload_task: self.dk_task(g, s, t, reload_task, c, kv))
