@@ -22,9 +22,9 @@ DKV_BARRIER, PING_PONG_BARRIER = 1, 3  # one each for each warpgroup with keys
 class Dkv:
     """Where a warpgroup has room for dK and dV together. The roles are drawn in ``BackwardKernel``.
 
-    P is in fp32 until dS has been made of it: with P rounded, as dV needs it, dQ and dK would have 1.2 times the error.
-    So P and dP need registers of their own, where S and P share theirs, and P and dS as operands take the place of P
-    and dP. With a softcap its slope needs registers too: dS is then made of a slope that is rounded (``slope_step``)."""
+    P is in fp32 until dS has been made of it: with P rounded, as dV takes it, dQ and dK would have 1.2 times the error.
+    So P and dP have registers of their own; as operands, P and dS take their place. A softcap's slope needs registers
+    too: dS is then made of a rounded slope (``slope_step``)."""
 
     kv_releases = 8, 8  # warps that arrive on the empty barriers of K and of V
 
