@@ -118,6 +118,7 @@ MUTANTS = (
             tk.mma_AB(c.dk, c.ds, s.q[c.ring.stage], k=(first, end))
          """, "tk.mma_AB(c.dv, c.p, s.do[c.ring.stage], k=(first, end))", WHOLE),
         ("mask_of_another_part", "p = seen(p, which[0] + col, *limits)", "p = seen(p, col, *limits)", LATE),
+        ("delta_of_a_part_of_the_wrong_sign", "return p, p * (dp + delta)", "return p, p * (dp - delta)", WHOLE),
         ("ds_of_rounded_p", "return p, p * (dp + delta)",
          "return p, cutlass.Float32(cutlass.BFloat16(p)) * (dp + delta)", EQUAL),
         ("ds_of_a_rounded_difference", "return p, p * (dp + delta)",
@@ -153,6 +154,9 @@ MUTANTS = (
         "backward", FOLDER + "backward/dkv_hdim256.py",
         ("wide_p_not_scaled_back", "tk.mul(x, x, 2.0**-SLOPE_BITS)", "pass", WIDE),
         ("wide_delta_not_scaled", "delta.tensor[i] = delta.tensor[i] * less", "pass", WIDE),
+        ("wide_delta_of_the_wrong_sign",
+         "tk.apply_narrow(c.ds, lambda p, dp, delta: p * cute.math.fma(dp, less, delta), p, c.dp, delta)",
+         "tk.apply_narrow(c.ds, lambda p, dp, delta: p * cute.math.fma(dp, less, -delta), p, c.dp, delta)", WIDE),
         ("wide_ds_of_rounded_p", "tk.copy(c.slope, p)", "tk.copy(p, c.p)\ntk.copy(c.slope, p)", EQUAL_WIDE)),
     *family(
         "backward", FOLDER + "backward/producer.py",
@@ -274,7 +278,7 @@ MUTANTS = (
             delta = stats_of(s, c.ring, 1, self.config.tile)
             tk.mma_wait(0)
             s.do_pipe.release(c.ring)
-            gradients(c.ds, c.slope, c.dp, delta)
+            self.make_ds(c, delta)
             s.p_pipe.release(c.p_ring)  # not before dP is there: values may then write over V
          """, """
             s.p_pipe.release(c.p_ring)
@@ -283,7 +287,7 @@ MUTANTS = (
             delta = stats_of(s, c.ring, 1, self.config.tile)
             tk.mma_wait(0)
             s.do_pipe.release(c.ring)
-            gradients(c.ds, c.slope, c.dp, delta)
+            self.make_ds(c, delta)
          """, WIDE_ROLES),
         ("wide_no_wait_for_do", """
             s.do_pipe.wait(c.ring)
@@ -310,19 +314,15 @@ MUTANTS = (
          """, GROUPED)),
     *family(
         "backward", FOLDER + "backward/math.py",
-        ("mask_off_by_one", "e = e if end is None else cutlass.select_(col < end, e, Float32(0.0))",
-         "e = e if end is None else cutlass.select_(col <= end, e, Float32(0.0))",
+        ("mask_off_by_one", "return e if end is None else cutlass.select_(col < end, e, Float32(0.0))",
+         "return e if end is None else cutlass.select_(col <= end, e, Float32(0.0))",
          ORDER),
-        ("causal_off_by_one", "e = cutlass.select_(first <= col, e, Float32(0.0))",
-         "e = cutlass.select_(first < col, e, Float32(0.0))", WHOLE),
+        ("causal_off_by_one", "e = e if first is None else cutlass.select_(first <= col, e, Float32(0.0))",
+         "e = e if first is None else cutlass.select_(first < col, e, Float32(0.0))", WHOLE),
         ("delta_of_the_wrong_sign",
          "tk.apply_narrow(ds, lambda slope, dp, delta: slope * (dp + delta), slope, dp, delta)",
-         "tk.apply_narrow(ds, lambda slope, dp, delta: slope * (dp - delta), slope, dp, delta)", WIDE)),
-    *family(
-        "backward", FOLDER + "backward/ds.py",
-        ("pairs_delta_of_the_wrong_sign",
-         "tk.apply_narrow(c.ds, lambda dp, delta: dp + delta, c.dp, stats_of(s, c.ring, 1, self.tile))",
-         "tk.apply_narrow(c.ds, lambda dp, delta: dp - delta, c.dp, stats_of(s, c.ring, 1, self.tile))", WHOLE)),
+         "tk.apply_narrow(ds, lambda slope, dp, delta: slope * (dp - delta), slope, dp, delta)",
+         ("tests/gpu/attention/test_attention_backward.py::test_softcap[64-True-False]",))),
     *family(
         "backward", FOLDER + "backward/preprocess.py",
         ("statistics_of_a_shifted_row", "of_row = rows.lse[batch, head, row0 + i]",
