@@ -6,7 +6,7 @@ import contextlib
 import io
 from collections.abc import Iterable, Mapping
 
-from bench.core import ops
+from bench.core import accuracy, ops
 from bench.core.results import Case, Cost, Report, host
 
 
@@ -30,7 +30,7 @@ def _of_cases(cases: Iterable[Case]) -> Iterable[str]:
                 reached = f"{best[1]:.3f}x {best[0]}" if best else "failed"
                 yield f"{case.op} {case.shape}: {reached}, bound {bound.at_least:.3g}"
         if case.comparison[case.ours].ok and case.accurate() is False:
-            yield f"{case.op} {case.shape}: the error exceeds twice the best baseline's"
+            yield f"{case.op} {case.shape}: the error exceeds {accuracy.rule(case.equal_error)}"
 
 
 def _of_costs(costs: list[Cost]) -> Iterable[str]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from bench.core import accuracy
 from bench.core.results import Bound, Case, Cost, Reading, busy, host
 from bench.peers import common
 from tkq.testing import timing
@@ -29,7 +30,8 @@ WRONG = 0.2  # a relative error that no precision explains
 class Question:
     """What a case asks: the operation, its shape as text, the work of one call (see `Case`) and the bounds to reach:
     beside peers, and beside something that only moves the bytes. instead: what counts in the first one's place where
-    one of its peers was not timed, as it is not there or its result is another one. alike: as in `Case`."""
+    one of its peers was not timed, as it is not there or its result is another one. alike, equal_error: as in
+    `Case`."""
 
     section: str
     op: str
@@ -41,6 +43,7 @@ class Question:
     roof: Bound | None = None
     alike: tuple[str, ...] = ()
     instead: Bound | None = None
+    equal_error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ def compare(
         round_seconds=effort.round_seconds,
         idle_seconds=effort.idle_seconds,
         alike=q.alike,
+        equal_error=q.equal_error,
     )
 
 
@@ -296,7 +300,7 @@ def case_lines(case: Case) -> list[str]:
             f"{case.rate(t.name):7.0f} {case.unit}",
         ]
         cells.append("  ? launches" if t.launches is None else f"{t.launches:3g} launches")
-        cells.append(" " * 12 if t.error is None else f"err {t.error:.2e}")
+        cells.append(" " * 12 if t.error is None else f"err {t.error:.2e}{_error_ratio(case, t)}")
         cells.append(" " * 12 if t.host_us is None else f"host {t.host_us:4.0f} us")
         cells.append(_state(case.readings.get(t.name) or case.readings.get("") or ()))
         if t.mode != "graph":
@@ -307,13 +311,21 @@ def case_lines(case: Case) -> list[str]:
     for name, why in case.missing.items():
         lines.append(f"{case.op:10s} {case.shape:32s} {name:14s} MISSING {why}")
     if _wrong(case):
-        lines.append(f"{case.op:10s} {case.shape:32s}{_wrong(case)}: the error exceeds twice the best baseline's")
+        lines.append(f"{case.op:10s} {case.shape:32s}{_wrong(case)}: the error exceeds "
+                     f"{accuracy.rule(case.equal_error)}")
     for bound in filter(None, (case.bound, case.roof)):
         verdict = {True: "holds", False: "MISSED", None: "undecided: a baseline is missing"}[case.holds_beside(bound)]
         best = case.beside(bound)
         reached = f"{best[1]:.3f}x {best[0]}" if best else "no baseline timed"
         lines.append(f"{'':10s} bound {bound.at_least:.2f}x {' / '.join(bound.against)}: {reached}: {verdict}")
     return lines
+
+
+def _error_ratio(case: Case, t: timing.Timing) -> str:
+    """Our error over a peer's, where they have to be equal."""
+    ours = case.comparison[case.ours].error
+    return "" if case.equal_error is None or not t.error or None in (ours, case.errors().get(t.name)) else (
+        f" ({ours / t.error:.2f}x)")
 
 
 def _state(readings) -> str:

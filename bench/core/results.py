@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 import tkq
+from bench.core import accuracy
 from tkq.testing.timing import Comparison, Timing, ratio
 
 SHORT_US = 50.0  # kernels of less are timed between other kernels too
@@ -140,6 +141,7 @@ class Case:
     round_seconds, idle_seconds: how long a turn was, and the rest before it; None in files that do not say.
     date: of the run, in a file that was joined from several; None: the file's.
     alike: whose errors ours is judged beside; without any, all peers'. Others compute with another precision.
+    equal_error: how many times the fastest peer's error ours may be; None: see ``accuracy.accurate``.
     """
 
     section: str
@@ -158,6 +160,7 @@ class Case:
     idle_seconds: float | None = None
     date: str | None = None
     alike: tuple[str, ...] = ()
+    equal_error: float | None = None
 
     def __post_init__(self):
         if self.unit not in UNITS:
@@ -218,9 +221,16 @@ class Case:
         ours = self.comparison[self.ours]
         if not ours.ok:
             return False
-        peers = [t.error for t in self.comparison.timings if t.ok and t.error is not None and t.name != self.ours
-                 and t.name in (self.alike or (t.name,))]
-        return None if ours.error is None or not peers else _accurate(ours.error, peers)
+        peers = self.errors()
+        if ours.error is None or not peers:
+            return None
+        fastest = min(peers, key=self._ratios(self.timing).get)
+        return accuracy.accurate(ours.error, peers, fastest, self.equal_error)
+
+    def errors(self) -> dict[str, float]:
+        """Of the peers that ours is judged beside."""
+        return {t.name: t.error for t in self.comparison.timings if t.ok and t.error is not None
+                and t.name != self.ours and t.name in (self.alike or (t.name,))}
 
     def holds_beside(self, bound: Bound) -> bool | None:
         """Does one of the bounds hold? None where one of its peers was not timed."""
@@ -238,11 +248,6 @@ class Case:
 
 PROCESSORS = {"NVIDIA H100 80GB HBM3": 132}  # of files that do not say
 UNITS = {"TFLOP/s": 1e9, "GB/s": 1e6}  # per millisecond
-
-
-def _accurate(ours: float, peers: list[float]) -> bool:
-    """Our error is at most twice the best peer's, and 0.1 % beyond: a NaN is never accurate."""
-    return ours <= 2 * min(peers) + 1e-3
 
 
 def within(ratio_: float, at_least: float) -> bool:

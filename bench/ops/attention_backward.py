@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from bench.core import harness
+from bench.core.accuracy import EQUAL
 from bench.core.command import Bench, Job, main, mean_misses, rate_misses
 from bench.core.results import Bound
 from bench.ops.attention_forward import QUICK, SHAPES, TOKENS, WIDTH
@@ -62,7 +63,7 @@ def jobs(section: str, shapes) -> Iterator[Job]:
         for causal in (False, True):
             shape = Shape(length, dim, causal, WIDTH // dim // 4 if section == "gqa" else 0)
             question = harness.Question(section, "attention_backward", str(shape), "TFLOP/s", shape.flops,
-                                        Bound(RIVALS, AT_LEAST))
+                                        Bound(RIVALS, AT_LEAST), equal_error=EQUAL)
             yield Job(question, ours(shape), "attention_backward", tuple(PEERS), inputs(shape), error(shape),
                       dict(shape=shape))
 
@@ -71,7 +72,8 @@ def deterministic(shapes) -> Iterator[Job]:
     for length, dim in shapes:
         for causal in (False, True):
             shape = Shape(length, dim, causal)
-            question = harness.Question("deterministic", "attention_backward", str(shape), "TFLOP/s", shape.flops)
+            question = harness.Question("deterministic", "attention_backward", str(shape), "TFLOP/s", shape.flops,
+                                        alike=("FA4, deterministic",), equal_error=EQUAL)
             yield Job(question, ours(shape, same=True), "attention_backward_deterministic", tuple(SAME), inputs(shape),
                       error(shape), dict(shape=shape))
 

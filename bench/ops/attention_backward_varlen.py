@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import torch
 
 from bench.core import harness
+from bench.core.accuracy import EQUAL
 from bench.core.command import Bench, Job, main
 from bench.ops.attention_forward import BATCHES, TOKENS, WIDTH, varlen_bound
 from bench.peers import attention, common
@@ -87,7 +88,7 @@ def jobs(shapes) -> Iterator[Job]:
                 shape = f"{name} H{heads} D{dim} {'causal' if causal else 'full'}"
                 flops = 10 * WIDTH * sum(attention.pairs(n, causal) for n in lengths)
                 question = harness.Question("backward", "attention_backward_varlen", shape, "TFLOP/s", flops,
-                                            varlen_bound(lengths))
+                                            varlen_bound(lengths), equal_error=EQUAL)
                 yield Job(question, ours(longest, causal), "attention_backward_varlen", ("FA4",),
                           inputs(lengths, heads, dim, causal), error(causal), dict(longest=longest, causal=causal))
 

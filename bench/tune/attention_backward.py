@@ -30,11 +30,10 @@ CASES = "128:1024,4096,16384:full,causal;64:1024,8192:full,causal;256:8192:full,
 
 # What differs from ``SINGLE``, blocks that have one task, and for which head_dims and masks it makes sense.
 _PERSISTENT = {"store_from_registers": True, "persistent": True}
-_OVERLAP_DK = {"overlap_dk": True}
 _HELPER_WARPS = {**_PERSISTENT, "helper_warps": True, "registers": (32, 64, 208), "l2_section_mb": 8}
-_GQA = {**_HELPER_WARPS, **_OVERLAP_DK, "ping_pong": True, "by_query_head": True}
+_GQA = {**_HELPER_WARPS, "ping_pong": True, "by_query_head": True}
 _FUSE_PREPROCESS = {**_HELPER_WARPS, "ping_pong": True, "fuse_preprocess": True}
-_DQ_SERIAL = {**_PERSISTENT, **_OVERLAP_DK, "ping_pong": True, "dq_reduce": "serial", "l2_section_mb": 4}
+_DQ_SERIAL = {**_PERSISTENT, "ping_pong": True, "dq_reduce": "serial", "l2_section_mb": 4}
 _BULK = {"dq_reduce": "bulk", "dq_cols": 64, "ds_stages": 1, "p_stages": 1, "registers": (24, 72, 208, 208)}
 _WIDE_BEHIND = {**_HELPER_WARPS, "dq_cols": 64, "registers": (32, 64, 208, 208)}
 VARIANTS = {
@@ -42,26 +41,22 @@ VARIANTS = {
     "atomic": {"dq_reduce": "atomic"},
     "ping_pong": {"ping_pong": True},
     "no ping_pong": {"ping_pong": False},
-    "not overlap_dk": {"overlap_dk": False},
-    "overlap_dk": _OVERLAP_DK,
-    "persistent": {**_PERSISTENT, "overlap_dk": False},
-    "persistent ping_pong": {**_PERSISTENT, "overlap_dk": False, "ping_pong": True},
-    "overlap_dk persistent": {**_PERSISTENT, **_OVERLAP_DK},
-    "overlap_dk persistent ping_pong": {**_PERSISTENT, **_OVERLAP_DK, "ping_pong": True},
-    "helper_warps": {**_HELPER_WARPS, "overlap_dk": False, "ping_pong": True},
-    "overlap_dk helper_warps": {**_HELPER_WARPS, **_OVERLAP_DK, "ping_pong": True},
-    "overlap_dk helper_warps no ping_pong": {**_HELPER_WARPS, **_OVERLAP_DK, "ping_pong": False},
-    "overlap_dk helper_warps sections of 4 MB": {**_HELPER_WARPS, **_OVERLAP_DK, "ping_pong": True, "l2_section_mb": 4},
-    "overlap_dk helper_warps sections of 24 MB": {**_HELPER_WARPS, **_OVERLAP_DK, "ping_pong": True,
-                                                  "l2_section_mb": 24},
+    "persistent": _PERSISTENT,
+    "persistent ping_pong": {**_PERSISTENT, "ping_pong": True},
+    "helper_warps": {**_HELPER_WARPS, "ping_pong": True},
+    "helper_warps no ping_pong": {**_HELPER_WARPS, "ping_pong": False},
+    "helper_warps, turns end behind dS": {**_HELPER_WARPS, "ping_pong": True, "turn_ends": "ds"},
+    "helper_warps in 1 part": {**_HELPER_WARPS, "ping_pong": True, "dkv_parts": 1},
+    "helper_warps in 4 parts": {**_HELPER_WARPS, "ping_pong": True, "dkv_parts": 4},
+    "helper_warps sections of 4 MB": {**_HELPER_WARPS, "ping_pong": True, "l2_section_mb": 4},
+    "helper_warps sections of 24 MB": {**_HELPER_WARPS, "ping_pong": True, "l2_section_mb": 24},
     "fuse_preprocess": _FUSE_PREPROCESS,
     "fuse_preprocess sections of 24 MB": {**_FUSE_PREPROCESS, "l2_section_mb": 24},
     "fuse_preprocess red": {**_FUSE_PREPROCESS, "dq_reduce": "atomic", "ds_stages": 3},
     "fuse_preprocess red 4 stages of dS": {**_FUSE_PREPROCESS, "dq_reduce": "atomic", "ds_stages": 4},
     "dq_serial": _DQ_SERIAL,
     "dq_serial, sections of 1 MB": {**_DQ_SERIAL, "l2_section_mb": 1},
-    "dq_serial, not overlap_dk": {**_DQ_SERIAL, "overlap_dk": False},
-    "dq_serial of 2 stages": {**_DQ_SERIAL, "overlap_dk": False, "stages": 2},
+    "dq_serial of 2 stages": {**_DQ_SERIAL, "stages": 2},
     "by query heads": {**_GQA, "l2_section_mb": 8},
     "by query heads of 24 MB": {**_GQA, "l2_section_mb": 24},
     "by query heads split": {**_GQA, "heads_per_task": 1},

@@ -11,6 +11,8 @@ LATE_LOADS, LATE_ROLES, WIDE_LOADS, WIDE_ROLES, ORDER_LOADS, ORDER_READS, FIRSTS
         "loads-backward_helper_warps", "roles-backward_helper_warps", "loads-backward_wide",
         "roles-backward_wide_one_p", "loads-backward_in_order", "reads-backward_in_order",
         "firsts-backward_first_at_once", "roles-backward_seamless", "stores-backward_grouped_at_once"))
+EQUAL, EQUAL_WIDE = ((f"tests/gpu/attention/test_attention_backward.py::test_equal_accuracy[{case}]",)
+                     for case in ("False-128", "True-256"))
 FOLDER = "tkq/attention/"
 # Before the producer loads over dO it has waited for that tile's Q, which is given back later than dO by the same
 # warps: a dO that is given back too early does not show, in whatever time. With dO first, as right as Q first, it does.
@@ -71,46 +73,56 @@ MUTANTS = (
     *family(
         "backward", FOLDER + "backward/dkv.py",
         ("no_wait_for_q", """
-            def plain_step(self, g, s, t, c, m, masked: Constexpr[bool]):
-                s.q_pipe.wait(c.ring)
-         """, "def plain_step(self, g, s, t, c, m, masked: Constexpr[bool]):", WHOLE_LOADS),
+            s.q_pipe.wait(c.ring)
+            c.ping_pong.take()
+            tk.mm_ABt(scores, s.k[c.wg], s.q[stage])
+         """, """
+            c.ping_pong.take()
+            tk.mm_ABt(scores, s.k[c.wg], s.q[stage])
+         """, WHOLE_LOADS),
         ("no_wait_for_do", """
             s.do_pipe.wait(c.ring)
-            self.ds.multiply_dp(s, c)
-            tk.mma_AB(c.dv, c.p, s.do[c.ring.stage])
-            tk.mma_wait(1)  # dP
-            self.ds.make(s, c)
-            if const_expr(self.spec.adds_dq):
-                self.hand_over(s, c)
-                c.ds_ring.advance()
-            tk.mma_AB(c.dk, c.ds, s.q[c.ring.stage])
-         """, """
-            self.ds.multiply_dp(s, c)
-            tk.mma_AB(c.dv, c.p, s.do[c.ring.stage])
-            tk.mma_wait(1)  # dP
-            self.ds.make(s, c)
-            if const_expr(self.spec.adds_dq):
-                self.hand_over(s, c)
-                c.ds_ring.advance()
-            tk.mma_AB(c.dk, c.ds, s.q[c.ring.stage])
-         """, WHOLE),
+            tk.mm_ABt(dp, s.v[c.wg], s.do[stage])
+         """, "tk.mm_ABt(dp, s.v[c.wg], s.do[stage])", WHOLE),
         ("do_freed_before_dv", """
+            tk.mma_AB(c.dk, of.ds, s.q[stage], k=last)
+            tk.mma_wait(1)  # dV
+            s.do_pipe.release(c.ring)
+         """, """
+            tk.mma_AB(c.dk, of.ds, s.q[stage], k=last)
+            s.do_pipe.release(c.ring)
+         """, WHOLE_READS, (DO_FIRST,)),
+        ("q_freed_before_dk", """
+            tk.mma_AB(c.dk, of.ds, s.q[stage], k=last)
             tk.mma_wait(1)  # dV
             s.do_pipe.release(c.ring)
             tk.mma_wait(0)
+            s.q_pipe.release(c.ring)
          """, """
+            tk.mma_AB(c.dk, of.ds, s.q[stage], k=last)
+            tk.mma_wait(1)  # dV
             s.do_pipe.release(c.ring)
-            tk.mma_wait(0)
-         """, WHOLE_READS, (DO_FIRST,)),
-        ("q_freed_before_dk", """
-            tk.mma_wait(0)
-            s.q_pipe.release(c.ring)
-            c.ring.advance()
-         """, """
             s.q_pipe.release(c.ring)
             tk.mma_wait(0)
-            c.ring.advance()
          """, WHOLE_READS),
+        ("late_no_wait_for_q", """
+            s.q_pipe.wait(c.ring)
+            c.ping_pong.take()
+            tk.mm_ABt(scores, s.k[c.wg], s.q[stage])
+         """, """
+            c.ping_pong.take()
+            tk.mm_ABt(scores, s.k[c.wg], s.q[stage])
+         """, LATE_LOADS),
+        ("first_part_of_dk_left_out", """
+            tk.mma_AB(c.dv, c.p, s.do[c.ring.stage], k=(first, end))
+            tk.mma_AB(c.dk, c.ds, s.q[c.ring.stage], k=(first, end))
+         """, "tk.mma_AB(c.dv, c.p, s.do[c.ring.stage], k=(first, end))", WHOLE),
+        ("mask_of_another_part", "p = seen(p, which[0] + col, *limits)", "p = seen(p, col, *limits)", LATE),
+        ("delta_of_a_part_of_the_wrong_sign", "return p, p * (dp + delta)", "return p, p * (dp - delta)", WHOLE),
+        ("ds_of_rounded_p", "return p, p * (dp + delta)",
+         "return p, cutlass.Float32(cutlass.BFloat16(p)) * (dp + delta)", EQUAL),
+        ("ds_of_a_rounded_difference", "return p, p * (dp + delta)",
+         "return p, p * cutlass.Float32(cutlass.BFloat16(dp + delta))", EQUAL),
         ("ds_written_over_what_is_read", """
             s.ds_pipe.acquire_empty(c.ds_ring)
             tk.store(s.ds[2 * c.ds_ring.stage + c.wg], c.ds)
@@ -133,36 +145,19 @@ MUTANTS = (
                 self.wait_for_dq(s, c)
             self.output.send(piece(g.layout, g.dk, t.rows_k), s.k[c.wg], c.dk, at, barrier)
          """, "self.output.send(piece(g.layout, g.dk, t.rows_k), s.k[c.wg], c.dk, at, barrier)", WHOLE),
-        ("late_no_wait_for_q", """
-            s.q_pipe.wait(c.ring)
-            c.ping_pong.take()
-            tk.mm_ABt(c.s, s.k[c.wg], s.q[c.ring.stage])
-            tk.mma_AB(c.dk, c.ds_prev, s.q[c.q_prev.stage])
-         """, """
-            c.ping_pong.take()
-            tk.mm_ABt(c.s, s.k[c.wg], s.q[c.ring.stage])
-            tk.mma_AB(c.dk, c.ds_prev, s.q[c.q_prev.stage])
-         """, LATE_LOADS),
-        ("late_do_freed_before_dv", """
-            tk.mma_wait(0)  # dV
-            self.save_ds(g, c)
-            s.do_pipe.release(c.ring)
-         """, """
-            s.do_pipe.release(c.ring)
-            tk.mma_wait(0)  # dV
-            self.save_ds(g, c)
-         """, LATE_READS, (DO_FIRST,)),
-        ("late_q_freed_a_tile_too_early", "self.release_q_prev(s, c)\ns.do_pipe.wait(c.ring)", """
-            s.do_pipe.wait(c.ring)
-            s.q_pipe.release(c.ring)
-         """, LATE_READS),
-        ("late_last_dk_left_out", "tk.mma_AB(c.dk, c.ds_prev, s.q[c.q_prev.stage])\ntk.mma_wait(0)\n"
-         "s.q_pipe.release(c.q_prev)", "s.q_pipe.release(c.q_prev)", LATE),
         ("no_wait_for_keys", """
             for i in cutlass.range_constexpr(2):
                 tk.wait(s.kv_full[i], kv.phase)
-            if const_expr(self.config.overlap_dk):
-         """, "if const_expr(self.config.overlap_dk):", LATE)),
+            self.scheduler.visit(g, s, t, c, self.step)
+         """, "self.scheduler.visit(g, s, t, c, self.step)", LATE)),
+    *family(
+        "backward", FOLDER + "backward/dkv_hdim256.py",
+        ("wide_p_not_scaled_back", "tk.mul(x, x, 2.0**-SLOPE_BITS)", "pass", WIDE),
+        ("wide_delta_not_scaled", "delta.tensor[i] = delta.tensor[i] * less", "pass", WIDE),
+        ("wide_delta_of_the_wrong_sign",
+         "tk.apply_narrow(c.ds, lambda p, dp, delta: p * cute.math.fma(dp, less, delta), p, c.dp, delta)",
+         "tk.apply_narrow(c.ds, lambda p, dp, delta: p * cute.math.fma(dp, less, -delta), p, c.dp, delta)", WIDE),
+        ("wide_ds_of_rounded_p", "tk.copy(c.slope, p)", "tk.copy(p, c.p)\ntk.copy(c.slope, p)", EQUAL_WIDE)),
     *family(
         "backward", FOLDER + "backward/producer.py",
         ("k_loaded_over_k_that_is_read", """
@@ -283,7 +278,7 @@ MUTANTS = (
             delta = stats_of(s, c.ring, 1, self.config.tile)
             tk.mma_wait(0)
             s.do_pipe.release(c.ring)
-            gradients(c.ds, c.slope, c.dp, delta)
+            self.make_ds(c, delta)
             s.p_pipe.release(c.p_ring)  # not before dP is there: values may then write over V
          """, """
             s.p_pipe.release(c.p_ring)
@@ -292,7 +287,7 @@ MUTANTS = (
             delta = stats_of(s, c.ring, 1, self.config.tile)
             tk.mma_wait(0)
             s.do_pipe.release(c.ring)
-            gradients(c.ds, c.slope, c.dp, delta)
+            self.make_ds(c, delta)
          """, WIDE_ROLES),
         ("wide_no_wait_for_do", """
             s.do_pipe.wait(c.ring)
@@ -319,19 +314,15 @@ MUTANTS = (
          """, GROUPED)),
     *family(
         "backward", FOLDER + "backward/math.py",
-        ("mask_off_by_one", "e = e if end is None else cutlass.select_(col < end, e, Float32(0.0))",
-         "e = e if end is None else cutlass.select_(col <= end, e, Float32(0.0))",
+        ("mask_off_by_one", "return e if end is None else cutlass.select_(col < end, e, Float32(0.0))",
+         "return e if end is None else cutlass.select_(col <= end, e, Float32(0.0))",
          ORDER),
-        ("causal_off_by_one", "e = cutlass.select_(first <= col, e, Float32(0.0))",
-         "e = cutlass.select_(first < col, e, Float32(0.0))", WHOLE),
+        ("causal_off_by_one", "e = e if first is None else cutlass.select_(first <= col, e, Float32(0.0))",
+         "e = e if first is None else cutlass.select_(first < col, e, Float32(0.0))", WHOLE),
         ("delta_of_the_wrong_sign",
          "tk.apply_narrow(ds, lambda slope, dp, delta: slope * (dp + delta), slope, dp, delta)",
-         "tk.apply_narrow(ds, lambda slope, dp, delta: slope * (dp - delta), slope, dp, delta)", WIDE)),
-    *family(
-        "backward", FOLDER + "backward/ds.py",
-        ("pairs_delta_of_the_wrong_sign",
-         "tk.apply_narrow(c.ds, lambda dp, delta: dp + delta, c.dp, stats_of(s, c.ring, 1, self.tile))",
-         "tk.apply_narrow(c.ds, lambda dp, delta: dp - delta, c.dp, stats_of(s, c.ring, 1, self.tile))", WHOLE)),
+         "tk.apply_narrow(ds, lambda slope, dp, delta: slope * (dp - delta), slope, dp, delta)",
+         ("tests/gpu/attention/test_attention_backward.py::test_softcap[64-True-False]",))),
     *family(
         "backward", FOLDER + "backward/preprocess.py",
         ("statistics_of_a_shifted_row", "of_row = rows.lse[batch, head, row0 + i]",

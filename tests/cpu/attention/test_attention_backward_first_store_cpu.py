@@ -11,7 +11,6 @@ from tkq.attention.backward import catalog
 from tkq.attention.backward import plan as backward_plan
 from tkq.attention.backward.dq_first_store import STORED, THERE, FirstStoreDq, owner
 from tkq.attention.backward.dq_warpgroup import DqByQueryHead
-from tkq.attention.backward.ds import Fp32Ds, PackedDs
 from tkq.attention.backward.helper_warps import ConvertHelperWarps
 from tkq.attention.backward.kernel import BackwardKernel
 from tkq.attention.backward.plan import plan
@@ -167,8 +166,8 @@ def test_where_it_is_planned(dtype):
         assert (found.dq_reduce == "first_store") == wanted, (which, length, group)
         if wanted:
             kernel = BackwardKernel(which, found)
-            parts = DqByQueryHead, FirstStoreDq, ConvertHelperWarps, PackedDs if dtype == "bf16" else Fp32Ds
-            assert tuple(map(type, (kernel.dq, kernel.dq.store, kernel.helper_warps, kernel.dkv.ds))) == parts
+            parts = DqByQueryHead, FirstStoreDq, ConvertHelperWarps
+            assert tuple(map(type, (kernel.dq, kernel.dq.store, kernel.helper_warps))) == parts
 
 
 def test_it_is_shipped():

@@ -172,8 +172,8 @@ def test_what_cannot_run_is_refused():
         with pytest.raises(ValueError, match=words):
             dataclasses.replace(BY_QUERY_HEAD, **wrong).check(128)
     with pytest.raises(ValueError, match="by_query_head.*two dK/dV warpgroups"):
-        dataclasses.replace(BY_QUERY_HEAD, block=64, stages=1, registers=(24, 72, 208, 208), ping_pong=False,
-                            overlap_dk=False).check(256)
+        dataclasses.replace(BY_QUERY_HEAD, block=64, stages=1, registers=(24, 72, 208, 208),
+                            ping_pong=False).check(256)
     for wrong in ({"varlen": True}, {"left": True}):
         with pytest.raises(NotImplementedError, match="by_query_head, of packed sequences"):
             refuse(BackwardSpec(right=True, **wrong), BY_QUERY_HEAD)

@@ -37,6 +37,12 @@ def test_what_failed_is_not_said_to_be_inaccurate():
     assert bounds.missed({"other": Report(HERE, [failed])}) == ["other: gemm failed: failed, bound 0.98"]
 
 
+def test_an_error_that_is_not_equal_is_named():
+    found = replace(case("M", Bound(("FA4",), 0.98), error=2.9e-3, FA4=1.0), equal_error=1.05)
+    assert bounds.missed({"other": Report(HERE, [found])}) == [
+        "other: gemm M: the error exceeds 1.05 times the fastest baseline's"]
+
+
 def test_a_mean_is_missed_where_all_of_its_shapes_are_there(capsys):
     report = lambda n: Report(HERE, [case(str(i), Bound(("cuBLAS",), 0.98), cuBLAS=1.0) for i in range(n)])
     assert bounds.missed({"gemm": report(4)}) == []

@@ -11,14 +11,13 @@ from tkq.attention.backward.spec import BackwardSpec
 from tkq.attention.forward.plan import LENGTHS
 
 BF16, FP16 = torch.bfloat16, torch.float16
-PERSISTENT = {"store_from_registers": True, "persistent": True, "overlap_dk": False}
-OVERLAP_DK = {"overlap_dk": True, "store_from_registers": True}
+PERSISTENT = {"store_from_registers": True, "persistent": True}
 HELPER_WARPS = {**PERSISTENT, "helper_warps": True, "l2_section_mb": 8, "registers": (32, 64, 208)}
-DQ_SERIAL = {**PERSISTENT, **OVERLAP_DK, "ping_pong": True, "dq_reduce": "serial", "l2_section_mb": 4}
+DQ_SERIAL = {**PERSISTENT, "ping_pong": True, "dq_reduce": "serial", "l2_section_mb": 4}
 BULK = {"dq_reduce": "bulk", "dq_cols": 64, "ds_stages": 1, "p_stages": 1, "registers": (24, 72, 208, 208)}
 NOT_PLANNED = [pytest.param(dim, causal, BF16, change, marks=pytest.mark.slow) for dim in (64, 128)
                for causal in (False, True)
-               for change in (OVERLAP_DK, HELPER_WARPS, {**HELPER_WARPS, **OVERLAP_DK}, {**PERSISTENT, **OVERLAP_DK})]
+               for change in ({"dkv_parts": 4}, {"dkv_parts": 1, "turn_ends": "ds", "ping_pong": True}, HELPER_WARPS)]
 NOT_PLANNED += [pytest.param(*form, marks=pytest.mark.slow) for form in (
     (128, True, BF16, PERSISTENT), (128, False, BF16, PERSISTENT), (256, True, BF16, PERSISTENT),
     (256, False, BF16, BULK))]
@@ -31,9 +30,9 @@ def shown(value):
 
 
 @pytest.mark.parametrize("dim, causal, dtype, change", (
-    (128, True, FP16, OVERLAP_DK), (128, True, BF16, DQ_SERIAL),
+    (128, True, FP16, {"dkv_parts": 4}), (128, True, BF16, DQ_SERIAL),
     pytest.param(128, False, BF16, DQ_SERIAL, marks=pytest.mark.slow),
-    (64, True, BF16, {**HELPER_WARPS, **OVERLAP_DK}), *NOT_PLANNED), ids=shown)
+    (64, True, BF16, HELPER_WARPS), *NOT_PLANNED), ids=shown)
 def test_form(dim, causal, dtype, change, monkeypatch):
     """Also with three blocks for all tasks, where blocks stay, and with more tasks than the device holds at once."""
     config = dataclasses.replace(SINGLE[dim], **change)
@@ -85,7 +84,7 @@ def variants(dim):
     yield change(longest_first=False)
     if dim < 256:
         yield change(ping_pong=not base.ping_pong, stages=2)
-        yield change(dq_reduce="atomic", overlap_dk=not base.overlap_dk)
+        yield change(dq_reduce="atomic", dkv_parts=4, turn_ends="ds")
     if dim == 64:
         yield change(tile=64)
     if dim == 256:

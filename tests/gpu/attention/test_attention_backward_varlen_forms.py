@@ -12,9 +12,9 @@ from tkq.attention.backward import varlen_ops
 from tkq.attention.backward.plan import SINGLE
 
 PERSISTENT = {"store_from_registers": True, "persistent": True, "ping_pong": True}
-DQ_SERIAL = {**PERSISTENT, "overlap_dk": True, "dq_reduce": "serial", "l2_section_mb": 4}
+DQ_SERIAL = {**PERSISTENT, "dq_reduce": "serial", "l2_section_mb": 4}
 BRIEF64 = {**PERSISTENT, "dq_reduce": "serial", "l2_section_mb": 4, "stages": 2}
-HELPER_WARPS = {**PERSISTENT, "overlap_dk": True, "helper_warps": True, "l2_section_mb": 8, "registers": (32, 64, 208)}
+HELPER_WARPS = {**PERSISTENT, "helper_warps": True, "l2_section_mb": 8, "registers": (32, 64, 208)}
 
 
 def shown(value):
@@ -24,7 +24,7 @@ def shown(value):
 @pytest.mark.parametrize("dim, causal, change", (
     pytest.param(128, False, HELPER_WARPS, marks=pytest.mark.slow), (128, True, HELPER_WARPS),
     (64, True, HELPER_WARPS), (128, True, DQ_SERIAL),
-    pytest.param(128, False, {**DQ_SERIAL, "overlap_dk": False}, marks=pytest.mark.slow),
+    pytest.param(128, False, DQ_SERIAL, marks=pytest.mark.slow),
     (64, True, BRIEF64), *[
         pytest.param(dim, causal, PERSISTENT, marks=pytest.mark.slow) for dim in (64, 128) for causal in (False, True)]
 ), ids=shown)

@@ -43,8 +43,8 @@ STORED = {
     "tkqattentionforward": "tasks go from the producer to the consumers by `tile.Mailbox`",
     "tkqlinear_attention": "a chunk's P and decays go from the scores' warpgroup to the state's by a pipe",
     "DkvHdim256": "P goes from the warps with dV to those with dK, whose pipe its docstring draws",
-    "PackedDs_DqByTask": "tasks, by `tile.Mailbox`",
-    "DqByQueryHead_AddDq": "as PackedDs_DqByTask",
+    "Dkv_DqByTask": "tasks, by `tile.Mailbox`",
+    "DqByQueryHead_AddDq": "as Dkv_DqByTask",
 }
 
 

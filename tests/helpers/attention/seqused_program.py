@@ -22,8 +22,7 @@ from tkq.testing import assert_2x
 
 ROWS, USED, HEADS, DIM = 2000, 64, 12, 128
 HELPER_WARPS = dataclasses.replace(SINGLE[DIM], store_from_registers=True, persistent=True, ping_pong=True,
-                                   overlap_dk=True, helper_warps=True,
-                                   l2_section_mb=8, registers=(32, 64, 208))
+                                   helper_warps=True, l2_section_mb=8, registers=(32, 64, 208))
 FORMS = {"": HELPER_WARPS, "fuse_preprocess": dataclasses.replace(HELPER_WARPS, fuse_preprocess=True)}
 
 

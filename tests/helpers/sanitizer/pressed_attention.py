@@ -91,7 +91,7 @@ def backward_helper_warps():
 def backward_of_one_task():
     from tkq.attention.backward.plan import SINGLE
 
-    backward(dataclasses.replace(SINGLE[128], overlap_dk=False, store_from_registers=False), few=False)
+    backward(dataclasses.replace(SINGLE[128], store_from_registers=False), few=False)
 
 
 def backward_wide():
@@ -149,9 +149,9 @@ def backward_packed(config, lengths=None, causal=False):
 
 
 def backward_chain():
-    from tkq.attention.backward.plan import _DQ_SERIAL_FULL
+    from tkq.attention.backward.plan import _DQ_SERIAL
 
-    backward_packed(_DQ_SERIAL_FULL, ((512, 512), (300, 511), (70, 400), (512, 130)) * 6)
+    backward_packed(_DQ_SERIAL[128], ((512, 512), (300, 511), (70, 400), (512, 130)) * 6)
 
 
 def backward_seamless():

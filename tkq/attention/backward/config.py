@@ -8,7 +8,7 @@ SHARED_BYTES = 226 * 1024  # of a block, what the loader grants; the rest is the
 SEMAPHORE_BYTES = 512  # semaphores, and what aligns them; all tiles are multiples of their alignment
 ROWS = 128  # queries of a block of the kernel that makes dQ alone: likewise
 
-
+TURN_ENDS = "p", "ds"
 DQ_REDUCE = ("atomic", "bulk", "first_store", "serial")
 
 
@@ -25,10 +25,10 @@ class BackwardConfig:
     from registers; "bulk": through shared memory; "first_store": likewise, and the first to contribute stores
     (``dq_first_store``); "serial": from block to block, without zeroing, helper warps and a kernel behind
     (``dq_serial``).
-    ping_pong: the dK/dV warpgroups compute P in turns, so that they stay out of step. overlap_dk: dK of a tile is
-    computed under P of the next, one product more in each task. packed_ds: dS in packed bf16x2, where that can be
-    (``packs_ds``). store_from_registers: dK and dV are written from registers, not through K's and V's memory;
-    persistent: which then takes the next task's K and V meanwhile.
+    ping_pong: the dK/dV warpgroups compute P in turns, so that they stay out of step; turn_ends: behind "p" or "ds".
+    dkv_parts: of a tile's queries; dV and dK of one are computed while dS of the next is made. store_from_registers: dK
+    and dV are written from registers, not through K's and V's memory; persistent: which then takes the next task's K
+    and V meanwhile.
     helper_warps: the producer's neighbour warps do the work of the kernels before and after
     (``tkq.attention.backward.helper_warps``): zero the accumulator and convert it to dQ, with "first_store" only the
     latter. fuse_preprocess: they make the statistics of the rows too. by_query_head: they count by query head, not by
@@ -53,8 +53,6 @@ class BackwardConfig:
     longest_first: bool = True
     dq_reduce: str = "atomic"
     ping_pong: bool = False
-    overlap_dk: bool = False
-    packed_ds: bool = True
     store_from_registers: bool = False
     persistent: bool = False
     helper_warps: bool = False
@@ -65,6 +63,8 @@ class BackwardConfig:
     dq_kernel_kv: int = 128
     dq_kernel_stages: int = 2
     dq_kernel_registers: tuple = (24, 240)
+    dkv_parts: int = 2
+    turn_ends: str = "p"
 
     @property
     def roles(self) -> tuple:
@@ -80,13 +80,6 @@ class BackwardConfig:
     def serial(self) -> bool:
         """dQ goes from block to block."""
         return self.dq_reduce == "serial"
-
-    def packs_ds(self, spec: BackwardSpec) -> bool:
-        """dS is computed in packed bf16x2 (``tkq.attention.backward.ds``). A serial reduction without overlap_dk has no
-        register left for it at head_dim 128."""
-        registers = spec.width == 64 or self.overlap_dk or not self.serial
-        return (self.packed_ds and registers and spec.dtype == "bf16" and spec.width <= 128 and spec.adds_dq
-                and not spec.softcap)
 
     def dq_parts(self, width: int) -> tuple[int, int]:
         """A tile of dQ as (parts of 64 rows, parts of dq_cols columns)."""
@@ -126,8 +119,9 @@ class BackwardConfig:
         if self.serial and (wide or not self.persistent or self.helper_warps):
             raise ValueError(f"{self}: dq_reduce serial needs persistent, without helper_warps, and is for two dK/dV "
                              "warpgroups")
-        if self.overlap_dk and (wide or self.stages < 2):
-            raise ValueError(f"{self}: overlap_dk is for two dK/dV warpgroups, and 2 stages or more")
+        if self.dkv_parts < 1 or self.tile % (16 * self.dkv_parts) or self.turn_ends not in TURN_ENDS:
+            raise ValueError(f"{self}: dkv_parts is 1 or more, and 16 times it divides tile; turn_ends is one of "
+                             f"{', '.join(TURN_ENDS)}")
         if len(self.registers) != (4 if wide else 3) or sum(n * groups for n, groups in self.roles) > 512:
             raise ValueError(f"{self}: registers of {4 if wide else 3} roles, "
                              "512 for a thread of each warpgroup in all")

@@ -1,14 +1,16 @@
 """dK and dV of heads of up to 128 columns: two warpgroups, each with 64 keys."""
+from dataclasses import replace
+
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Int32, const_expr
+from cutlass import Constexpr, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward.config import BackwardConfig
 from tkq.attention.backward.dkv_output import DkvOutput, acquire_after
-from tkq.attention.backward.ds import Fp32Ds, PackedDs, slope, stats_of
+from tkq.attention.backward.ds import slope, stats_of
 from tkq.attention.backward.gqa_split import pass_on_dkv
-from tkq.attention.backward.math import probabilities
+from tkq.attention.backward.math import gradients, probabilities, probabilities_fp32, seen
 from tkq.attention.backward.spec import BackwardSpec
 from tkq.attention.backward.state import State, Tiles
 from tkq.attention.common.sequences import piece
@@ -20,15 +22,16 @@ DKV_BARRIER, PING_PONG_BARRIER = 1, 3  # one each for each warpgroup with keys
 class Dkv:
     """Where a warpgroup has room for dK and dV together. The roles are drawn in ``BackwardKernel``.
 
-    S and dP share registers: with both, dK and dV there would not be enough; the assembler still begins dP as soon as S
-    has been scaled."""
+    P is in fp32 until dS has been made of it: with P rounded, as dV takes it, dQ and dK would have 1.2 times the error.
+    So P and dP have registers of their own; as operands, P and dS take their place. A softcap's slope needs registers
+    too: dS is then made of a rounded slope (``slope_step``)."""
 
     kv_releases = 8, 8  # warps that arrive on the empty barriers of K and of V
 
     def __init__(self, spec: BackwardSpec, config: BackwardConfig, tiles: Tiles, scheduler):
         self.spec, self.config, self.tiles, self.scheduler = spec, config, tiles, scheduler
         self.output = DkvOutput(spec, config, tiles, scheduler)
-        self.ds = (PackedDs if config.packs_ds(spec) else Fp32Ds)(spec, config)
+        self.by_slope = spec.softcap
 
     def roles(self, g, s, registers):
         """A tuple of ``tk.Role``."""
@@ -41,10 +44,9 @@ class Dkv:
     def run(self, g, s, wg):
         tile, dim, dtype = self.config.tile, self.spec.width, self.tiles.q.dtype
         scores, kv = tk.rt_fl(tile), tk.ring(1)
-        c = State(s=scores, dp=scores, p=tk.rt(tile, dtype), ds=tk.rt(tile, dtype), ds_prev=tk.rt(tile, dtype),
-                  dk=tk.rt_fl(dim), dv=tk.rt_fl(dim), ring=s.q_pipe.ring(), q_prev=s.q_pipe.ring(),
-                  ds_ring=s.ds_pipe.ring(), ping_pong=tk.PingPong(2, wg, self.config.ping_pong, PING_PONG_BARRIER),
-                  wg=wg)
+        c = State(s=scores, dp=scores, p=tk.rt(tile, dtype), ds=tk.rt(tile, dtype), dk=tk.rt_fl(dim), dv=tk.rt_fl(dim),
+                  ring=s.q_pipe.ring(), ds_ring=s.ds_pipe.ring(),
+                  ping_pong=tk.PingPong(2, wg, self.config.ping_pong, PING_PONG_BARRIER), wg=wg)
         c.ping_pong.start()
         self.scheduler.each_task(g, s, lambda t, reload_task: self.dkv_task(g, s, t, reload_task, c, kv))
 
@@ -54,22 +56,75 @@ class Dkv:
         tk.zero(c.dv)
         for i in cutlass.range_constexpr(2):
             tk.wait(s.kv_full[i], kv.phase)
-        if const_expr(self.config.overlap_dk):
-            tk.zero(c.ds_prev)
-            c.q_prev.count[0] = c.ring.count[0]
         self.scheduler.visit(g, s, t, c, self.step)
-        if const_expr(self.config.overlap_dk):
-            self.last_dk(s, c)
         for i in cutlass.range_constexpr(2):
             self.scheduler.release_kv(s, i)
         self.scheduler.next_kv(kv)
         self.finish(g, s, reload_task(), c)
 
     def step(self, *args):
-        return (self.overlapped_step if self.config.overlap_dk else self.plain_step)(*args)
+        return (self.slope_step if self.by_slope else self.fp32_step)(*args)
 
     @cute.jit
-    def plain_step(self, g, s, t, c, m, masked: Constexpr[bool]):
+    def fp32_step(self, g, s, t, c, m, masked: Constexpr[bool]):
+        """The tiles are made here: one that the loop carries would be in use all through it. dP's product is asked for
+        behind P; the assembler begins it as soon as S has been scaled."""
+        tile, dtype, stage = self.config.tile, self.tiles.q.dtype, c.ring.stage
+        scores, dp, p = tk.rt_fl(tile), tk.rt_fl(tile), tk.rt_fl(tile)
+        of = replace(c, s=scores, dp=dp, p=tk.rt(tile, dtype), ds=tk.rt(tile, dtype))
+        s.q_pipe.wait(c.ring)
+        c.ping_pong.take()
+        tk.mm_ABt(scores, s.k[c.wg], s.q[stage])
+        lse = stats_of(s, c.ring, 0, tile)
+        tk.mma_wait(0)
+        probabilities_fp32(p, scores, lse, g.scores)
+        if const_expr(self.config.turn_ends == "p"):
+            c.ping_pong.give()
+        s.do_pipe.wait(c.ring)
+        tk.mm_ABt(dp, s.v[c.wg], s.do[stage])
+        tk.mma_wait(0)
+        self.make_ds(s, of, p, self.scheduler.limits(g, t, m, c.wg) if masked else ())
+        if const_expr(self.config.turn_ends == "ds"):
+            c.ping_pong.give()
+        last = self.part(self.config.dkv_parts - 1)
+        tk.mma_AB(c.dv, of.p, s.do[stage], k=last)
+        if const_expr(self.spec.adds_dq):
+            self.hand_over(s, of)
+            c.ds_ring.advance()
+        tk.mma_AB(c.dk, of.ds, s.q[stage], k=last)
+        tk.mma_wait(1)  # dV
+        s.do_pipe.release(c.ring)
+        tk.mma_wait(0)
+        s.q_pipe.release(c.ring)
+        c.ring.advance()
+
+    def part(self, i):
+        """Queries of part i: first, end."""
+        size = self.config.tile // self.config.dkv_parts
+        return i * size, (i + 1) * size
+
+    def make_ds(self, s, c, p, limits):
+        """P as an operand and dS, part by part, and the products with all parts but the last."""
+        for i in range(self.config.dkv_parts):
+            first, end = self.part(i)
+            self.make_part(s, c, p, limits, (first, end - first))
+            if i < self.config.dkv_parts - 1:
+                tk.mma_AB(c.dv, c.p, s.do[c.ring.stage], k=(first, end))
+                tk.mma_AB(c.dk, c.ds, s.q[c.ring.stage], k=(first, end))
+
+    def make_part(self, s, c, p, limits, which):
+        """Outside of the limits P is 0, whatever it was: masked here, where registers are free."""
+        def pair(p, dp, delta, col, *limits):
+            p = seen(p, which[0] + col, *limits)
+            return p, p * (dp + delta)
+
+        to_p, to_ds, p, dp = (tk.columns(x, *which) for x in (c.p, c.ds, p, c.dp))
+        delta = stats_of(s, c.ring, 1, self.config.tile, *which)
+        tk.apply_narrow((to_p, to_ds), pair, p, dp, delta, tk.COLUMN, *limits)
+
+    @cute.jit
+    def slope_step(self, g, s, t, c, m, masked: Constexpr[bool]):
+        """S and dP share registers: with both, dK, dV and the slope there would not be enough."""
         s.q_pipe.wait(c.ring)
         c.ping_pong.take()
         tk.mm_ABt(c.s, s.k[c.wg], s.q[c.ring.stage])
@@ -77,10 +132,10 @@ class Dkv:
         self.make_p(g, s, t, c, m, masked)
         c.ping_pong.give()
         s.do_pipe.wait(c.ring)
-        self.ds.multiply_dp(s, c)
+        tk.mm_ABt(c.dp, s.v[c.wg], s.do[c.ring.stage])
         tk.mma_AB(c.dv, c.p, s.do[c.ring.stage])
         tk.mma_wait(1)  # dP
-        self.ds.make(s, c)
+        gradients(c.ds, slope(self.spec, c), c.dp, stats_of(s, c.ring, 1, self.config.tile))
         if const_expr(self.spec.adds_dq):
             self.hand_over(s, c)
             c.ds_ring.advance()
@@ -91,57 +146,10 @@ class Dkv:
         s.q_pipe.release(c.ring)
         c.ring.advance()
 
-    @cute.jit
-    def overlapped_step(self, g, s, t, c, m, masked: Constexpr[bool]):
-        """As ``plain_step``, but dK of the tile before runs under P. At the first tile there is none: its dS is 0, and
-        its Q the first."""
-        s.q_pipe.wait(c.ring)
-        c.ping_pong.take()
-        tk.mm_ABt(c.s, s.k[c.wg], s.q[c.ring.stage])
-        tk.mma_AB(c.dk, c.ds_prev, s.q[c.q_prev.stage])
-        tk.mma_wait(1)  # S
-        self.make_p(g, s, t, c, m, masked)
-        c.ping_pong.give()
-        tk.mma_wait(0)  # dK
-        self.release_q_prev(s, c)
-        s.do_pipe.wait(c.ring)
-        self.ds.multiply_dp(s, c)
-        tk.mma_AB(c.dv, c.p, s.do[c.ring.stage])
-        tk.mma_wait(1)  # dP
-        self.ds.make(s, c)
-        if const_expr(self.spec.adds_dq):
-            self.hand_over(s, c)
-            c.ds_ring.advance()
-        tk.mma_wait(0)  # dV
-        self.save_ds(g, c)
-        s.do_pipe.release(c.ring)
-        c.ring.advance()
-
     def make_p(self, g, s, t, c, m, masked):
+        """P, rounded, and the slope."""
         limits = self.scheduler.limits(g, t, m, c.wg) if masked else ()
         probabilities(c.p, slope(self.spec, c), c.s, stats_of(s, c.ring, 0, self.config.tile), g.scores, limits)
-
-    def save_ds(self, g, c):
-        """ds_prev = dS. An operand that comes round a loop must be written while no product runs, or the assembler lets
-        none run under anything else; a copy it would see through, so a 0 that it does not know enters."""
-        to, x = (cute.recast_tensor(tile.tensor, Int32) for tile in (c.ds_prev, c.ds))
-        for i in range(cute.size(x)):
-            to[i] = x[i] ^ (g.heads >> 31)
-
-    @cute.jit
-    def release_q_prev(self, s, c):
-        """Of the tile before, if there is one."""
-        if c.q_prev.count[0] != c.ring.count[0]:
-            s.q_pipe.release(c.q_prev)
-            c.q_prev.advance()
-
-    @cute.jit
-    def last_dk(self, s, c):
-        """dK of the last tile."""
-        if c.q_prev.count[0] != c.ring.count[0]:
-            tk.mma_AB(c.dk, c.ds_prev, s.q[c.q_prev.stage])
-            tk.mma_wait(0)
-            s.q_pipe.release(c.q_prev)
 
     def hand_over(self, s, c):
         """dS, to the warpgroup that makes dQ."""

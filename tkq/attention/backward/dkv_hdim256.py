@@ -1,18 +1,19 @@
 """dK and dV of heads so wide that a warpgroup has no room for both: one for each, and P goes between them."""
 import cutlass.cute as cute
-from cutlass import Constexpr, Int32, const_expr
+from cutlass import Constexpr, Float16, Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward.config import BackwardConfig
 from tkq.attention.backward.dkv_output import DkvOutput, acquire_after
 from tkq.attention.backward.ds import stats_of
-from tkq.attention.backward.math import gradients, probabilities
+from tkq.attention.backward.math import gradients, probabilities, probabilities_fp32
 from tkq.attention.backward.spec import BackwardSpec
 from tkq.attention.backward.state import DkState, DvState, Tiles
 from tkq.attention.common.sequences import piece
 from tkq.tile import WARPGROUP
 
 DV_BARRIER, DK_BARRIER = 1, 2
+SLOPE_BITS = 15
 
 
 class DkvHdim256:
@@ -35,6 +36,7 @@ class DkvHdim256:
 
     def __init__(self, spec: BackwardSpec, config: BackwardConfig, tiles: Tiles, scheduler):
         self.spec, self.config, self.tiles, self.scheduler = spec, config, tiles, scheduler
+        self.apart = spec.dtype == "bf16" and not spec.softcap
         self.output = DkvOutput(spec, config, tiles, scheduler)
 
     def roles(self, g, s, registers):
@@ -72,7 +74,8 @@ class DkvHdim256:
     def dv_warpgroup(self, g, s):
         tile, kv = self.config.tile, tk.ring(1)
         p = tk.rt(tile, self.tiles.q.dtype)
-        slope = tk.rt(tile, self.tiles.q.dtype) if const_expr(self.spec.softcap) else p
+        slope = (tk.rt_hf(tile) if const_expr(self.apart) else
+                 tk.rt(tile, self.tiles.q.dtype) if const_expr(self.spec.softcap) else p)
         c = DvState(s=tk.rt_fl(tile), p=p, slope=slope, dv=self.accumulators(), ring=s.q_pipe.ring(),
                     p_ring=s.p_pipe.ring())
         self.scheduler.each_task(g, s, lambda t, reload_task: self.dv_task(g, s, t, reload_task, c, kv))
@@ -89,6 +92,9 @@ class DkvHdim256:
             tk.wait(s.kv_full[1], kv.phase)  # where no query sees a key, V may still be on its way
             acquire_after(s.p_pipe, c.p_ring)  # V has been read for the last time, and then P
         self.scheduler.next_kv(kv)
+        if const_expr(self.apart):
+            for x in c.dv:
+                tk.mul(x, x, 2.0**-SLOPE_BITS)
         self.send_accumulators(g, g.dv, s.v, c.dv, t, DV_BARRIER)
         tk.store_wait()
 
@@ -99,7 +105,7 @@ class DkvHdim256:
         tk.mm_ABt(c.s, s.k[0], s.q[c.ring.stage])
         tk.mma_wait(0)
         limits = self.scheduler.limits(g, t, m, 0) if masked else ()
-        probabilities(c.p, c.slope, c.s, stats_of(s, c.ring, 0, self.config.tile), g.scores, limits)
+        self.make_p(g, s, c, limits)
         s.do_pipe.wait(c.ring)
         self.accumulate(c.dv, c.p, do)
         s.q_pipe.release(c.ring)
@@ -110,6 +116,30 @@ class DkvHdim256:
         tk.mma_wait(0)
         s.do_pipe.release(c.ring)
         c.ring.advance()
+
+    def make_p(self, g, s, c, limits):
+        """P, and the slope that goes to the other warpgroup."""
+        lse = stats_of(s, c.ring, 0, self.config.tile)
+        if self.apart:
+            for i in range(cute.size(lse.tensor)):
+                lse.tensor[i] = lse.tensor[i] + Float32(SLOPE_BITS)
+            p = tk.rt_fl(self.config.tile)
+            probabilities_fp32(p, c.s, lse, g.scores, limits)
+            tk.copy(c.p, p)
+            tk.copy(c.slope, p)
+        else:
+            probabilities(c.p, c.slope, c.s, lse, g.scores, limits)
+
+    def make_ds(self, c, delta):
+        if self.apart:
+            less = Float32(2.0**-SLOPE_BITS)
+            for i in range(cute.size(delta.tensor)):
+                delta.tensor[i] = delta.tensor[i] * less
+            p = tk.rt_fl(self.config.tile)
+            tk.copy(p, c.slope)
+            tk.apply_narrow(c.ds, lambda p, dp, delta: p * cute.math.fma(dp, less, delta), p, c.dp, delta)
+        else:
+            gradients(c.ds, c.slope, c.dp, delta)
 
     def hand_over(self, x, ring_tensor, ring, back):
         """P, or its slope, to its place in shared memory; back: from there."""
@@ -124,7 +154,8 @@ class DkvHdim256:
     @cute.jit
     def dk_warpgroup(self, g, s):
         tile, kv, dtype = self.config.tile, tk.ring(1), self.tiles.q.dtype
-        c = DkState(dp=tk.rt_fl(tile), slope=tk.rt(tile, dtype), ds=tk.rt(tile, dtype), dk=self.accumulators(),
+        slope_type = Float16 if const_expr(self.apart) else dtype
+        c = DkState(dp=tk.rt_fl(tile), slope=tk.rt(tile, slope_type), ds=tk.rt(tile, dtype), dk=self.accumulators(),
                     ring=s.q_pipe.ring(), p_ring=s.p_pipe.ring(), ds_ring=s.ds_pipe.ring())
         self.scheduler.each_task(g, s, lambda t, reload_task: self.dk_task(g, s, t, reload_task, c, kv))
 
@@ -157,7 +188,7 @@ class DkvHdim256:
         delta = stats_of(s, c.ring, 1, self.config.tile)
         tk.mma_wait(0)
         s.do_pipe.release(c.ring)
-        gradients(c.ds, c.slope, c.dp, delta)
+        self.make_ds(c, delta)
         s.p_pipe.release(c.p_ring)  # not before dP is there: values may then write over V
         c.p_ring.advance()
         if const_expr(self.spec.adds_dq):

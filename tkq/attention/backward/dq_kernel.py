@@ -9,7 +9,7 @@ from cutlass import Constexpr, Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward.config import ROWS, BackwardConfig
-from tkq.attention.backward.math import Scores, gradients, limits, probabilities
+from tkq.attention.backward.math import Scores, gradients, limits, probabilities, probabilities_fp32
 from tkq.attention.backward.spec import BackwardSpec
 from tkq.attention.backward.state import Scalars
 from tkq.attention.common.query_mask import QueryExtent, key_blocks_of, mask_limits
@@ -191,12 +191,15 @@ class DqKernel:
         if const_expr(masked):
             e, block, row = self.extent(g, at), self.config.dq_kernel_kv, at.number * ROWS + c.wg * 64
             found = limits(*mask_limits(e.mirrored, row, n), at.rows_k - n * block)
-        slope = c.ds if self.spec.softcap else c.p
-        probabilities(c.p, slope, c.s, c.lse, g.scores, found)
+        p = tk.rt_fl(self.config.dq_kernel_kv)
+        if const_expr(self.spec.softcap):
+            probabilities(c.p, c.ds, c.s, c.lse, g.scores, found)
+        else:
+            probabilities_fp32(p, c.s, c.lse, g.scores, found)
         tk.mma_wait(0)  # dP
         s.v_pipe.release(c.v)
         c.v.advance()
-        gradients(c.ds, slope, c.dp, c.delta)
+        gradients(c.ds, c.ds if self.spec.softcap else p, c.dp, c.delta)
         tk.mma_AB(c.dq, c.ds, k)
         tk.mma_wait(0)
         s.k_pipe.release(c.k)

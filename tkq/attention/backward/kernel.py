@@ -47,8 +47,8 @@ class BackwardKernel:
     in registers as they are.
 
       producer (warp 0)        K V, then Q dO of one tile after the other
-      2 warpgroups (dK, dV)    S' = K Q' | P, dP' = V dO' under it | dV += P' dO, dS under it | dS' to shared memory,
-                               dK += dS' Q, with ``overlap_dk`` under the next tile's P | next tile .. | write dK, dV
+      2 warpgroups (dK, dV)    S' = K Q' | P, dP' = V dO' under it | dS by parts of the queries: dV += P' dO and
+                               dK += dS' Q of one under the next | dS' to shared memory | next tile .. | write dK, dV
       1 warpgroup (dQ)         dQ = dS K | added to the accumulator in global memory | next tile ..
       helper warps (warps 1-3) see ``HelperWarps``
 
@@ -62,8 +62,7 @@ class BackwardKernel:
     Of these parts, chosen by spec and config:
 
       producer       ``Producer``
-      dK, dV         ``Dkv``, with dS by ``Fp32Ds`` or ``PackedDs``; above head_dim 128 ``DkvHdim256``, whose roles and
-                     pipes are drawn there
+      dK, dV         ``Dkv``; above head_dim 128 ``DkvHdim256``, whose roles and pipes are drawn there
       dQ             ``DqByTask`` or ``DqByQueryHead``, of a tile ``AddDq`` or ``FirstStoreDq``; or ``SerialDq``.
                      Where it is not added up, ``DqKernel`` makes it behind
       helper warps   ``HelperWarps``, ``PreprocessHelperWarps``, ``ConvertHelperWarps`` or none

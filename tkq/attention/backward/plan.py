@@ -40,7 +40,7 @@ def _planned(spec, length, group):
     if spec.width == 256 or spec.left or not spec.adds_dq:
         return SINGLE[spec.width]
     if spec.varlen and length == "brief" and (spec.width == 128 or spec.right):
-        return _DQ_SERIAL[spec.width] if spec.right else _DQ_SERIAL_FULL
+        return _DQ_SERIAL[spec.width]
     if group > 1:
         return _of_groups(spec, length, group)
     if spec.width == 64 and length == "long" and not (spec.right or spec.varlen):
@@ -86,17 +86,16 @@ def _of_short_groups(spec, length, group):
 _SOFTCAP = {64: BackwardConfig(dq_reduce="bulk"),
             128: BackwardConfig(dq_reduce="bulk", dq_cols=32, registers=(24, 56, 216)),
             256: BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208), dq_kernel_kv=48, dq_kernel_stages=1)}
-_D64 = BackwardConfig(tile=128, dq_reduce="bulk", ping_pong=True)
-_D128 = BackwardConfig(dq_reduce="bulk", overlap_dk=True, store_from_registers=True)
+_D64 = BackwardConfig(tile=128, dq_reduce="bulk", ping_pong=True, store_from_registers=True)
+_D128 = BackwardConfig(dq_reduce="bulk", store_from_registers=True)
 _D128_SHORT = BackwardConfig(dq_reduce="bulk", ping_pong=True)
 _D256 = BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208), dq_kernel_kv=64, dq_kernel_stages=1)
-_PERSISTENT = {64: replace(_D64, store_from_registers=True, persistent=True),
+_PERSISTENT = {64: replace(_D64, persistent=True),
                128: replace(_D128, ping_pong=True, persistent=True)}
 _HELPER_WARPS = {width: replace(config, helper_warps=True, registers=(32, 64, 208), l2_section_mb=8)
                  for width, config in _PERSISTENT.items()}
 _DQ_SERIAL = {64: replace(_PERSISTENT[64], dq_reduce="serial", stages=2, l2_section_mb=4),
               128: replace(_PERSISTENT[128], dq_reduce="serial", l2_section_mb=4)}
-_DQ_SERIAL_FULL = replace(_DQ_SERIAL[128], overlap_dk=False)  # with overlap_dk it lacks a register without masks
 _GQA = {width: replace(config, by_query_head=True) for width, config in _HELPER_WARPS.items()}
 _GQA_SPLIT = replace(_GQA[128], heads_per_task=2)
 _GQA_SPLIT_LONG = replace(_GQA_SPLIT, tail_waves=2)

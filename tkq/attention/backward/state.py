@@ -127,11 +127,9 @@ class State:
     dp: tk.RegTile
     p: tk.RegTile
     ds: tk.RegTile
-    ds_prev: tk.RegTile  # dS of the tile before
     dk: tk.RegTile
     dv: tk.RegTile
     ring: tk.Ring  # of Q and dO
-    q_prev: tk.Ring  # the tile of Q that is still needed
     ds_ring: tk.Ring
     ping_pong: tk.PingPong
     wg: Int32

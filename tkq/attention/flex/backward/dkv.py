@@ -21,6 +21,7 @@ class FlexDkv(Dkv):
     def __init__(self, graphs, config, tiles, scheduler):
         """graphs: the spec."""
         super().__init__(graphs.attention, config, tiles, scheduler)
+        self.by_slope = True
         self.graphs, self.look_at = graphs, Look(graphs.mask, "q")
 
     @cute.jit

@@ -6,12 +6,12 @@ from tkq.attention.backward.plan import _SOFTCAP, SINGLE
 from tkq.attention.flex.backward.spec import CaptureSpec, FlexBackwardSpec
 from tkq.runtime.compile.recipe import Recipe
 
-_PLANS = {64: SINGLE[64], 128: BackwardConfig(dq_reduce="bulk", ping_pong=True)}
+_PLANS = {64: replace(SINGLE[64], store_from_registers=False), 128: BackwardConfig(dq_reduce="bulk", ping_pong=True)}
 
 
 def plan(spec: FlexBackwardSpec, q_block: int = 128) -> BackwardConfig:
-    """One task a block, without ``overlap_dk``, for whose operand lists and graphs leave no registers: the assembler
-    would serialise the products. q_block: queries of a listed block, of which a tile is no more."""
+    """One task a block, as lists and graphs take registers. q_block: queries of a listed block, of which a tile is no
+    more."""
     config = (_SOFTCAP if spec.slope is not None else _PLANS)[spec.width]
     if q_block % config.tile:
         config = replace(config, tile=64)
