@@ -53,22 +53,28 @@ class ChannelScores:
     def put_whole(self, s, mine, place, stage):
         """Operands of `Whole`, which meet the state, too."""
         q, k, sums = place
+        of_q, of_k = (words(s.levels[n]) for n in range(2))
+        rest = (of_q, of_k) if self.spec.reverse else (of_k, of_q)
         keys, others = (words(x) for x in ((q, k) if self.spec.reverse else (k, q)))
-        self.whole.put(mine, sums, keys, others if self.scored else None,
-                       words(s.started[stage]) if self.solved else None)
+        self.whole.put(mine, sums, (keys, others if self.scored else None,
+                                    words(s.started[stage]) if self.solved else None), rest)
 
     @cute.jit
     def multiply_whole(self, g, s, c, place, stage):
-        """P and L of those operands."""
+        """P and L of those operands; of P what rounding left of either, too. L takes the room of that."""
         q, k, _ = place
         if const_expr(self.scored):
             tk.mm_ABt(c.all, q, k)
+            tk.mma_ABt(c.all, s.levels[0], k)
+            tk.mma_ABt(c.all, q, s.levels[1])
         if const_expr(self.solved):
             tk.mm_ABt(c.lower, s.started[stage], q if self.spec.reverse else k)
         if const_expr(self.scored):
             tk.mma_wait(1 if self.solved else 0)
             self.whole.gather(c.p, c.all, g.scale)
         tk.mma_wait(0)
+        if const_expr(self.scored and self.solved):
+            tk.sync(self.barrier, tk.WARPGROUP)
 
     @cute.jit
     def add_levels(self, g, s, c, mine, place, near: Constexpr[bool]):

@@ -36,6 +36,9 @@ class Whole:
     state, too, which is as of the chunk's middle then: it is multiplied by the decays of the chunk's first half before
     it meets them, and by those of the second half when it has taken them up; reversed, the other way round.
 
+    What rounding leaves of these rows is an operand of its own (rest), which P gets two more products of: without it P
+    would have two roundings more than what its values see. The state meets the rounded rows alone.
+
     It needs factors that 16 bits hold: a chunk has it where the logarithms of each column's decays, all taken as
     positive, are at most MOST together in either half, and where operands are bf16, which have fp32's range."""
 
@@ -72,15 +75,17 @@ class Whole:
         return cute.arch.make_warp_uniform(found[0] & found[1] & found[2] & found[3]) != 0
 
     @cute.jit
-    def put(self, mine: Mine, sums: cute.Tensor, keys: Constexpr, others: Constexpr, started: Constexpr):
-        """A thread's tokens with their factors, of tiles as words, in place: keys divided by f, others (None without)
-        times f; started, with the delta rule: keys times f. Rows are read ahead of those that are written."""
+    def put(self, mine: Mine, sums: cute.Tensor, tiles: Constexpr, rest: Constexpr):
+        """A thread's tokens with their factors, of tiles as words, in place: (keys divided by f, others (None without)
+        times f; started, with the delta rule: keys times f). rest: (of keys, of others), what rounding leaves; with
+        others. Rows are read ahead of those that are written."""
         c = self.columns
         if 2 * c.pair < c.columns:
-            self.put_rows(mine, self.start(sums), (keys, others, started))
+            self.put_rows(mine, self.start(sums), tiles, rest)
 
-    def put_rows(self, mine, log, tiles):
+    def put_rows(self, mine, log, tiles, rest):
         keys, others, started = tiles
+        rest = rest if others is not None else (None, None)
         dtype, f = self.columns.dtype, [exp2(x) for x in log]
         some = together(list(range(self.columns.mine)))
         ahead = self.take(mine, some[0], (keys, others))
@@ -92,11 +97,11 @@ class Whole:
             f = times[-1]
             for m, word in enumerate(at):
                 key = unpacked(of_keys[m], dtype)
-                keys[word] = self.pair(key, over[m])
+                self.put_pair(word, (keys, rest[0]), key, over[m])
                 if others is not None:
-                    others[word] = self.pair(unpacked(of_others[m], dtype), times[m])
+                    self.put_pair(word, (others, rest[1]), unpacked(of_others[m], dtype), times[m])
                 if started is not None:
-                    started[word] = self.pair(key, times[m])
+                    self.put_pair(word, (started, None), key, times[m])
 
     def factors(self, mine, rows, f):
         """(f of each of these tokens, 1 / f), from f in front of the first. One reciprocal is taken, of the last: those
@@ -116,8 +121,14 @@ class Whole:
         at = [self.columns.word(mine, i) for i in rows]
         return at, *([None] * len(at) if x is None else [x[n] for n in at] for x in tiles)
 
-    def pair(self, two, f):
-        return _cvt2(two[0] * f[0], two[1] * f[1], self.columns.dtype)
+    def put_pair(self, word, to, two, f):
+        """to[0][word] = two * f, rounded; to[1] what that leaves, None where it is not wanted."""
+        exact, dtype = (two[0] * f[0], two[1] * f[1]), self.columns.dtype
+        rounded = _cvt2(*exact, dtype)
+        to[0][word] = rounded
+        if to[1] is not None:
+            held = unpacked(rounded, dtype)
+            to[1][word] = _cvt2(exact[0] - held[0], exact[1] - held[1], dtype)
 
     def start(self, sums):
         """The logarithm to base 2 of f in front of a thread's first token: of 2 columns."""
