@@ -21,9 +21,9 @@ def exp2(x):
 
 
 class WholeShared(NamedTuple):
-    """Two stages each. found: of each warp, what its decays allow. steps: (STEPS * columns,), what a column of the state
-    is multiplied by in front of a chunk, or of each of its blocks in the order in which they are visited, and last of
-    all behind it."""
+    """Two stages each. found: of each warp, what its decays allow. steps: (STEPS * columns,), what a column of the
+    state is multiplied by in front of a chunk, or of each of its blocks in the order in which they are visited, and
+    last of all behind it."""
 
     found: cute.Tensor
     steps: cute.Tensor
@@ -196,7 +196,8 @@ class Whole:
     @cute.jit
     def put_steps(self, mine: Mine, firsts: cute.Tensor, shared: WholeShared, stage):
         """Of the blocks, by all threads. A block's second half is multiplied by the next one's first: where that is
-        another thread's, `join_steps` does, behind a barrier. firsts: (parts * columns,), of each part's first block."""
+        another thread's, `join_steps` does, behind a barrier. firsts: (parts * columns,), of each part's first
+        block."""
         c, K = self.columns, self.columns.columns
         if 2 * c.pair < K:
             for e in cutlass.range_constexpr(2):

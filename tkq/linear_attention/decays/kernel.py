@@ -52,9 +52,9 @@ class ColumnDecays:
         def rows(dtype):
             return fake.tensor(dtype, (n, c), (fake.sym64(divisibility=8), 1))
 
-        of_gradient = (rows(self.spec.dtype), fake.tensor("fp32", (blocks, 2, c))) if self.spec.gradient else (None, None)
+        more = (rows(self.spec.dtype), fake.tensor("fp32", (blocks, 2, c))) if self.spec.gradient else (None, None)
         return rows(self.spec.dtype), (fake.tensor("fp32", (heads,), align=4), fake.tensor("fp32", (c,)), rows("fp32"),
-                                       *of_gradient), Float32(0.0)
+                                       *more), Float32(0.0)
 
     @cute.jit
     def __call__(self, g: cute.Tensor, others: Any, bound: Float32, stream: cuda.CUstream):

@@ -10,6 +10,7 @@ from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
 
+DTYPES = torch.bfloat16, torch.float16, torch.float32
 LONG = 64  # tokens of a block with gradients, as `kernel` has it
 _launchers: dict = {}  # (device, spec) -> the kernel's function
 
@@ -21,7 +22,7 @@ def recipe(spec: DecaySpec) -> Recipe:
 
 def supported(g: Tensor) -> bool:
     """Is there a kernel for it? (B, S, HV, K), of any sizes."""
-    return g.is_cuda and g.dim() == 4 and g.dtype in (torch.bfloat16, torch.float16, torch.float32) and g.shape[3] in COLUMN_DIMS
+    return g.is_cuda and g.dim() == 4 and g.dtype in DTYPES and g.shape[3] in COLUMN_DIMS
 
 
 def decays(g: Tensor, A_log: Tensor, bias: Tensor, bound: float | None) -> Tensor:

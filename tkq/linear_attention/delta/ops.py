@@ -38,6 +38,7 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
                      output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False, *,
                      A_log: Optional[Tensor] = None, dt_bias: Optional[Tensor] = None,
                      use_gate_in_kernel: bool = False, allow_neg_eigval: bool = False,
+                     gate_lower_bound: Optional[float] = None,
                      cu_seqlens: Optional[Tensor] = None, state_indices: Optional[Tensor] = None,
                      state_v_first: bool = False, checkpoint_every: Optional[int] = None):
     """The gated delta rule (Gated DeltaNet; with a gate for each column of k Kimi Delta Attention, KDA; without gates
@@ -66,10 +67,14 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
         output_final_state: also return the state behind the last token.
         use_qk_l2norm_in_kernel: each head of q and k is divided by sqrt(sum(x^2) + 1e-6) and rounded, by `tkq.rmsnorm`
             ahead of the rule; q and k may then have any strides but for the last dimension's.
-        A_log, dt_bias: (HV,), bfloat16, float16 or float32, with use_gate_in_kernel. dt_bias may be None: zeros.
+        A_log, dt_bias: (HV,), bfloat16, float16 or float32, with use_gate_in_kernel; dt_bias (HV, K) with a g of four
+            dimensions. dt_bias may be None: zeros.
         use_gate_in_kernel: the decays' logarithms are -exp(A_log) * softplus(g + dt_bias), in float32: g is what a
-            model's projection gives, and may be bfloat16 or float16 too. Computed ahead of the rule, by PyTorch.
+            model's projection gives, and may be bfloat16 or float16 too. Computed ahead of the rule, by PyTorch; of a
+            g of four dimensions by a kernel.
         allow_neg_eigval: beta, from 0 to 1, is multiplied by 2.
+        gate_lower_bound: with use_gate_in_kernel and a g of four dimensions, what no logarithm of a decay goes below:
+            they are gate_lower_bound * sigmoid(exp(A_log) * (g + dt_bias)). A number below 0; A_log may be None: zeros.
         cu_seqlens, state_indices, state_v_first, checkpoint_every: packed sequences, a pool of states that is written
             in place, the order of states in memory, and checkpoints: as ``linear_attn``.
 
@@ -81,17 +86,17 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
 
     Raises:
         TypeError: q, k or v is no dense tensor of bf16 or fp16; g is no dense tensor of fp32; beta or initial_state is
-            no dense tensor of fp32 or bf16; scale is no number; output_final_state, use_qk_l2norm_in_kernel,
-            use_gate_in_kernel, allow_neg_eigval or state_v_first is no bool; A_log or dt_bias is no dense tensor of
-            bf16, fp16 or fp32; cu_seqlens or state_indices is no dense tensor of int32 or int64; checkpoint_every
-            is no int; dtypes that differ.
+            no dense tensor of fp32 or bf16; scale or gate_lower_bound is no number; output_final_state,
+            use_qk_l2norm_in_kernel, use_gate_in_kernel, allow_neg_eigval or state_v_first is no bool; A_log or dt_bias
+            is no dense tensor of bf16, fp16 or fp32; cu_seqlens or state_indices is no dense tensor of int32 or int64;
+            checkpoint_every is no int; dtypes that differ.
         ValueError: checkpoint_every is outside 1 to 2^31 - 1; a number that is not finite in float32; a
             checkpoint_every that is no multiple of 64; shapes that do not go together, devices that differ, strides or
             a base that TMA cannot take; state_indices without initial_state, or with one whose elements share memory;
-            A_log or dt_bias without use_gate_in_kernel, which needs A_log and a g.
-        NotImplementedError: a K or V that is not supported; more than 65535 sequences (65533 of cu_seqlens) or heads; a
-            g of four dimensions with use_gate_in_kernel; state_indices with a tensor that requires a gradient; what
-            checkpoint_every does not go with.
+            A_log, dt_bias or gate_lower_bound without use_gate_in_kernel, which needs a g, and A_log or
+            gate_lower_bound; a gate_lower_bound that is not below 0, or with a g of other than four dimensions.
+        NotImplementedError: a K or V that is not supported; more than 65535 sequences (65533 of cu_seqlens) or heads;
+            state_indices with a tensor that requires a gradient; what checkpoint_every does not go with.
         RuntimeError: a GPU other than Hopper; state_indices with a pool that was made under torch.inference_mode,
             outside of it.
 
@@ -113,9 +118,10 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
     if traced or autocast.on():
         q, k, v = lowered(q, k, v)
     if not (use_qk_l2norm_in_kernel is use_gate_in_kernel is allow_neg_eigval is False
-            and A_log is None and dt_bias is None):
-        q, k, g, beta = prepared(q, k, v, g, beta, DeltaOptions(use_qk_l2norm_in_kernel, A_log, dt_bias,
-                                                                use_gate_in_kernel, allow_neg_eigval), cu_seqlens)
+            and A_log is dt_bias is gate_lower_bound is None):
+        options = DeltaOptions(use_qk_l2norm_in_kernel, A_log, dt_bias, use_gate_in_kernel, allow_neg_eigval,
+                               gate_lower_bound)
+        q, k, g, beta = prepared(q, k, v, g, beta, options, cu_seqlens)
     if checkpoint_every is not None:
         scale, output_final_state, state_v_first = delta_options(scale, output_final_state, state_v_first)
         return _checkpoints.call((q, k, v, g, beta, turned(DELTA, initial_state, state_v_first)), scale,
