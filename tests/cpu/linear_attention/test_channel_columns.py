@@ -187,7 +187,8 @@ def test_pairs_of_a_chunk_by_one_product(in_python, K, reverse):
     keys, others, started, sums, found = words(x), words(y), words(), {}, {}
     of, shared = Whole(SimpleNamespace(reverse=reverse), tile), whole.WholeShared({}, {})
     each_thread(in_python, mine, logs, lambda m: Whole.find.__wrapped__(of, m, sums, found))
-    each_thread(in_python, mine, logs, lambda m: Whole.put.__wrapped__(of, m, sums, (keys, others, started), (words(), words()), False))
+    each_thread(in_python, mine, logs, lambda m: Whole.put.__wrapped__(
+        of, m, sums, (keys, others, started), (words(), words()), False))
     each_thread(in_python, mine, logs, lambda m: Whole.put_ends.__wrapped__(of, sums, shared, 1, True))
     a = 2.0**logs
     decay = torch.stack([torch.stack([a[j + 1:i + 1].prod(0) for j in range(CHUNK)]) for i in range(CHUNK)])
