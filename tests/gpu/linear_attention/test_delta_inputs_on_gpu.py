@@ -104,6 +104,38 @@ def test_gates_of_columns(bound):
         assert error <= 1.1 * theirs + 2**-9, (name, error, theirs)
 
 
+def test_rows_of_any_length_with_gates_of_columns():
+    """Without gradients the rule's kernel divides by lengths: near the eps, of zeros, of large numbers; by one product,
+    by one for each block, by levels; with states, of packed sequences, whose neighbours are NaN."""
+    torch.manual_seed(0)
+    for scale, decay in ((1.0, 0.5), (1e-4, 5.0), (1e5, 5.0), (1.0, 60.0)):
+        q, k, v = (torch.randn(1, 300, h, 64, device="cuda").to(BF16) for h in (2, 2, 4))
+        q, k = q * scale, k * scale
+        q[:, 7], k[:, 70:75] = 0, 0
+        g, beta = -decay * torch.rand(1, 300, 4, 64, device="cuda"), torch.rand(1, 300, 4, device="cuda")
+        g[:, 100] = 0
+        initial = torch.randn(1, 4, 64, 64, device="cuda")
+        wide = [x.double() for x in (q, k)]
+        exact = [x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for x in wide]
+        want, last = recurrence(*exact, v.double(), g.double(), beta=beta.double(), initial_state=initial.double())
+        rounded = [x.to(BF16) for x in exact]
+        peer, peer_state = tkq.gated_delta_rule(*rounded, v, g, beta, None, initial, True)
+        with poisoned():
+            o, state = tkq.gated_delta_rule(q, k, v, g, beta, None, initial, True, use_qk_l2norm_in_kernel=True)
+        for mine, of, other in ((o, want, peer), (state, last, peer_state)):
+            assert_2x(mine.flatten(0, -2), of.flatten(0, -2), other.flatten(0, -2), what=f"{scale} {decay}")
+        more = [F.pad(x, (0, 0) * (x.dim() - 2) + (30, 10), value=float("nan")) for x in (q, k, v, g, beta)]
+        cu = torch.tensor([30, 330], device="cuda")
+        packed, last_of_it = tkq.gated_delta_rule(*more, None, initial, True, True, cu_seqlens=cu)
+        assert torch.equal(packed[:, 30:330], o) and torch.equal(last_of_it, state)
+        grad = tkq.gated_delta_rule(q.requires_grad_(), k, v, g, beta, use_qk_l2norm_in_kernel=True)
+        assert relative(grad, tkq.gated_delta_rule(q.detach(), k, v, g, beta, use_qk_l2norm_in_kernel=True)) < 2**-7
+
+
+def relative(x, y):
+    return (x.double() - y.double()).norm() / y.double().norm()
+
+
 @pytest.mark.parametrize("dtype", [BF16, torch.float16])
 def test_decays_of_columns(dtype):
     """The kernel alone against float64: any number of tokens, slices of a packed tensor, numbers for which decays are 0

@@ -46,6 +46,7 @@ def _delta_rule():
         yield f"gated_delta_rule_updates{end}", replace(spec, updates=True)
         yield f"gated_delta_rule_du{end}", replace(spec, reverse=True)
         if beta == "fp32":
+            yield f"gated_delta_rule{end}-unit", replace(spec, unit=True)
             yield f"gated_delta_rule{end}-final", replace(spec, final="fp32")
             yield f"gated_delta_rule{end}-states", replace(spec, initial="fp32", final="fp32")
     spec = ChannelSpec("bf16", 128, 128, of_values=True, dot=True, pairs=True)

@@ -22,6 +22,7 @@ from tkq.linear_attention.channels.plan import shares_levels
 from tkq.linear_attention.channels.scores import ChannelScores
 from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.channels.state import ChannelState
+from tkq.linear_attention.channels.units import Units
 from tkq.linear_attention.channels.whole import BLOCKS
 from tkq.linear_attention.config import CHUNK, LinearConfig
 from tkq.linear_attention.engine.delta import Delta, DeltaShared
@@ -64,6 +65,7 @@ class Shared:
     products: cute.Tensor  # of decays: those of each part of it, for each column
     total: cute.Tensor  # of a chunk, for each column
     delta: Any
+    units: Any  # of `Units`
     beta: Any  # with the delta rule: of a chunk's tokens, from the producer
     tokens: tk.Pipe
     scores: tk.Pipe
@@ -108,9 +110,9 @@ class ChannelAttention:
         self.scored, self.solved = not spec.updates, bool(spec.delta)
         self.crowded = self.solved and config.groups > 1  # two warpgroups of the state: neither registers nor room
         self.scores = ChannelScores(spec, self.columns, SCORES_BARRIER, self.crowded)
-        self.whole = self.scores.whole
+        self.whole, self.units = self.scores.whole, Units(spec, self.columns)
         self.aliased = self.solved and shares_levels(spec)
-        self.state = ChannelState(spec, (self.delta, self.whole), self.sequences,
+        self.state = ChannelState(spec, (self.delta, self.whole, self.units), self.sequences,
                                   bool(self.delta.forward) and self.crowded)
 
     # ---- host ----------------------------------------------------------------------------------
@@ -157,10 +159,13 @@ class ChannelAttention:
         v = tuple(al.tile(self.v_tile, c.stages) for _ in range(n))
         o, p = al.tile(self.v_tile, n), al.tile(self.p_tile, 2)
         levels = al.tile(self.qk_tile, 2)
+        whole = self.whole.shared(al)
+        total = self.whole.total(whole) if self.whole.there else al.vector(K, 2)
         s = Shared(q, k, v, o, p, levels, al.tile(self.qk_tile, 2) if delta and not self.scores.one_other else None,
-                   al.tile(self.qk_tile, 2) if delta else None, self.whole.shared(al),
-                   al.vector(self.whole.parts * K, 2), al.vector(K, 2),
-                   self.shared_of_delta(al, levels), al.vector(CHUNK, slots(c.stages)) if delta else None,
+                   al.tile(self.qk_tile, 2) if delta else None, whole,
+                   al.vector(self.whole.parts * K, 1 if delta else 2), total,
+                   self.shared_of_delta(al, levels), self.units.shared(al),
+                   al.vector(CHUNK, slots(c.stages)) if delta else None,
                    al.pipe(c.stages, 2 * self.qk_tile.bytes + n * self.v_tile.bytes, 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
@@ -213,13 +218,20 @@ class ChannelAttention:
             s.scores.acquire_empty(out)
             if const_expr(self.solved):
                 take_beta(s.beta, i, of_delta[1].found)
-            self.delta.factors(g, s.delta, of_delta, None, out.stage)
-            place = s.q[ring.stage], s.k[ring.stage], s.products[None, out.stage]
+            if const_expr(self.units.there):
+                self.units.find((s.q[ring.stage], s.k[ring.stage]), s.units, out.stage, g.scale)
+            else:
+                self.delta.factors(g, s.delta, of_delta, None, out.stage)
+            # one stage with the delta rule, whose inverse has barriers behind the last look at it
+            place = s.q[ring.stage], s.k[ring.stage], s.products[None, Int32(0) if self.solved else out.stage]
             apart = Boolean(False)
             if const_expr(self.whole.there):
                 found = s.whole.found[None, out.stage]
                 self.whole.find(mine, place[2], found)
                 tk.sync(SCORES_BARRIER, tk.WARPGROUP)
+                if const_expr(self.units.there):
+                    self.units.factors(of_delta[1].found, s.units, s.delta.erase[None, out.stage],
+                                       s.delta.beta[None, out.stage])
                 if self.whole.holds(found):
                     self.at_once(g, s, (c, mine, place, out.stage), (t, following), False)
                 else:
@@ -247,6 +259,8 @@ class ChannelAttention:
         """A chunk by `Whole`: scores, and the next one's gates are on their way. of: registers, a thread's columns,
         place, stage. following: (the task, the next chunk)."""
         c, mine, place, stage = of
+        if const_expr(self.units.there):
+            g = replace(g, scale=self.units.of_queries(s.units, stage))
         self.scores.put_whole(s, mine, place, stage, blocks)
         tk.publish()  # waits for loads, too: none is asked for shortly before
         tk.sync(SCORES_BARRIER, tk.WARPGROUP)
@@ -262,6 +276,8 @@ class ChannelAttention:
     @cute.jit
     def by_levels(self, g, s, c, mine, place, stage):
         """A chunk whose decays `Whole` does not hold for."""
+        if const_expr(self.units.there):
+            g = replace(g, scale=self.units.of_queries(s.units, stage))
         if const_expr(self.scores.one_other):
             s = replace(s, others=(s.started[stage], s.started[stage]))
         self.columns.decays(mine, place[2])

@@ -46,9 +46,9 @@ class ChannelState:
     latter, behind the corrected values."""
 
     def __init__(self, spec, parts, sequences, late: bool):
-        """parts: the kernel's `Delta` and `Whole`."""
+        """parts: the kernel's `Delta`, `Whole` and `Units`."""
         self.spec, self.sequences, self.late = spec, sequences, late
-        self.delta, self.whole = parts
+        self.delta, self.whole, self.units = parts
         self.scored, self.solved = not spec.updates, bool(spec.delta)
 
     def registers(self, dtype) -> Held:
@@ -124,11 +124,14 @@ class ChannelState:
             tk.mm_ABt(c.some, c.s16, s.q[at.tokens], **of)
         tk.mma_wait(0)
         if self.scored:
-            tk.mul(c.some, c.some, g.scale)
+            self.scale_outputs(c, c.some, g, s, (at, block * EDGE))
         if self.delta.forward:
             v, beta = tk.columns(c.v, block * EDGE, EDGE), self.of_block(c.beta, s.delta.beta, at, block)
             if self.spec.updates:
                 tk.apply_narrow(v, lambda v, w: v - w, v, c.given)
+            elif self.units.there:
+                tk.apply_narrow(v, lambda v, w, b, e: e * v - b * w, v, c.given, beta,
+                                self.of_block(c.erase, s.delta.erase, at, block))
             else:
                 tk.apply_narrow(v, lambda v, w, b: b * (v - w), v, c.given, beta)
             tk.mm_ABt(c.given, c.v, s.delta.inverse[at.scores], **inside)
@@ -161,10 +164,22 @@ class ChannelState:
 
     def of_block(self, to, factors, at, block):
         """Those of a block's tokens, in the first registers of a chunk's."""
-        few = tk.columns(to, 0, EDGE)
-        tk.load_shared_cols(few, cute.make_tensor(factors[None, at.scores].iterator + block * EDGE,
-                                                  cute.make_layout(EDGE)))
+        return self.of_tokens(to, factors, at, (block * EDGE, EDGE))
+
+    def of_tokens(self, to, factors, at, tokens):
+        """tokens: (the first, how many)."""
+        first, n = tokens
+        few = tk.columns(to, 0, n)
+        tk.load_shared_cols(few, cute.make_tensor(factors[None, at.scores].iterator + first, cute.make_layout(n)))
         return few
+
+    def scale_outputs(self, c, x, g, s, of):
+        """What the state gives for queries, times the scale. of: (the chunk, the first of its tokens)."""
+        at, first = of
+        if self.units.there:
+            tk.mul_col(x, x, self.of_tokens(c.beta, s.units.queries, at, (first, x.cols)))
+        else:
+            tk.mul(x, x, g.scale)
 
     # ---- a chunk at once -------------------------------------------------------------------------
 
@@ -197,7 +212,7 @@ class ChannelState:
         """Outputs, and the state behind the chunk."""
         if const_expr(not self.late):
             if const_expr(self.scored):
-                tk.mul(c.o, c.o, g.scale)
+                self.scale_outputs(c, c.o, g, s, (at, 0))
                 tk.mma_ABt(c.o, c.v, s.p[at.scores])
             self.delta.gradients_of_updates(c, s.delta, (at.scores, at.scores))
             self.add_values(c, s, at)
@@ -216,7 +231,7 @@ class ChannelState:
         for half in range(2):
             tk.mm_ABt(c.half, c.s16, s.q[at.tokens], b_part=half)
             tk.mma_wait(0)
-            tk.mul(c.half, c.half, g.scale)
+            self.scale_outputs(c, c.half, g, s, (at, half * CHUNK // 2))
             tk.mma_ABt(c.half, c.v, s.p[at.scores], b_part=half)
             tk.mma_wait(0)
             tk.copy(tk.columns(c.x, half * CHUNK // 2, CHUNK // 2), c.half)
@@ -248,7 +263,11 @@ class ChannelState:
                 tk.apply_narrow(c.v, lambda v, w: v - w, c.v, c.w)
             else:
                 tk.load_shared_cols(c.beta, shared.beta[None, stage])
-                tk.apply_narrow(c.v, lambda v, w, b: b * (v - w), c.v, c.w, c.beta)
+                if self.units.there:
+                    tk.load_shared_cols(c.erase, shared.erase[None, stage])
+                    tk.apply_narrow(c.v, lambda v, w, b, e: e * v - b * w, c.v, c.w, c.beta, c.erase)
+                else:
+                    tk.apply_narrow(c.v, lambda v, w, b: b * (v - w), c.v, c.w, c.beta)
             tk.mm_ABt(c.w, c.v, shared.inverse[stage])
             tk.mma_wait(0)
             if self.spec.updates:

@@ -59,6 +59,11 @@ class Whole:
             return None
         return WholeShared(al.vector(4, 2, dtype=Int32), al.vector(STEPS * self.columns.columns, 2))
 
+    def total(self, shared: Any) -> Any:
+        """Of a chunk by levels, what a column decays by, (columns, 2): in the place of a step that it has not."""
+        K = self.columns.columns
+        return cute.make_tensor(shared.steps.iterator + K, cute.make_layout((K, 2), stride=(1, STEPS * K)))
+
     @cute.jit
     def find(self, mine: Mine, sums: cute.Tensor, found: cute.Tensor):
         """Of logarithms: their sums of each part, for each column, and whether this warp's allow one product for the
@@ -225,12 +230,13 @@ class Whole:
     # ---- what the products give ------------------------------------------------------------------
 
     def gather(self, p: tk.RegTile, x: tk.RegTile, scale):
-        """p = scale * x, rounded, where a token sees another; 0 elsewhere, where x may be infinite."""
+        """p = scale * x, rounded, where a token sees another; 0 elsewhere, where x may be infinite. scale: a number, or
+        one of each row."""
         if self.spec.reverse:
             tk.left_fill(x, 0, 0.0, diagonal=True)
         else:
             tk.right_fill(x, 1, 0.0, diagonal=True)
-        tk.apply_narrow(p, lambda s: s * scale, x)
+        tk.apply_narrow(p, lambda s, f: s * f, x, scale)
 
     def keep_blocks(self, x: tk.RegTile):
         """x = 0 where row and column are not of one block, which a warp has 16 rows of; x may be infinite there."""

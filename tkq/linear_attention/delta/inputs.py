@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from tkq.linear_attention.channels.decays import column_decays
-from tkq.linear_attention.check import DELTA, sequences
+from tkq.linear_attention.check import DELTA, check_layouts, sequences
 from tkq.linear_attention.segments import segments
 from tkq.norms.ops import rmsnorm
 from tkq.runtime import arguments
-from tkq.runtime.call import check
+from tkq.runtime.call import check, ops
 
 L2_EPS = 1e-6  # added to the sum of squares, as fla and transformers have it
 GATE_TYPES = ("bf16", "fp16", "fp32")
@@ -47,6 +47,22 @@ def prepared(q, k, v, g, beta, options: DeltaOptions, cu_seqlens: Tensor | None 
     if options.gate or not options.A_log is options.dt_bias is options.lower_bound is None:
         g = _gate(v, g, options, only_inside)
     return q, k, g, 2.0 * beta if options.neg_eigval else beta
+
+
+def in_kernel(q, k, v, g, beta, options: DeltaOptions, others: tuple) -> bool:
+    """Does the rule's kernel itself divide q and k by their lengths? With gates of columns, in bf16, where nothing is
+    recorded and TMA reads q and k as they lie. What it is not sure of is none."""
+    tensors = q, k, v, g, beta, options.A_log, options.dt_bias, *others
+    if options.l2norm is not True or not all(x is None or isinstance(x, Tensor) for x in tensors) or g is None:
+        return False
+    if not (q.is_cuda and g.dim() == q.dim() == k.dim() == 4 and q.dtype == k.dtype == torch.bfloat16
+            and ops.route(*tensors) == "direct"):
+        return False
+    try:
+        check_layouts(DELTA, q, k)
+    except ValueError:
+        return False
+    return True
 
 
 def _inside(q, k, v, cu_seqlens):

@@ -21,7 +21,7 @@ from tkq.linear_attention.check import (
 from tkq.linear_attention.checkpoints import Checkpoints, cpu_results, no_checkpoints, of_packed, on_cpu
 from tkq.linear_attention.delta.channel_gradients import backward as channels_backward
 from tkq.linear_attention.delta.gradients import DeltaNeeds, DeltaSaved, backward
-from tkq.linear_attention.delta.inputs import DeltaOptions, prepared
+from tkq.linear_attention.delta.inputs import DeltaOptions, in_kernel, prepared
 from tkq.linear_attention.launch import Given, no_states
 from tkq.linear_attention.pools import Pools, laid_out, may_be_written, put_rows, rows_of, written
 from tkq.linear_attention.recorded import Recorder, results
@@ -30,7 +30,7 @@ from tkq.reference import linear_attention as reference
 from tkq.runtime.call import autocast, check, ops
 from tkq.runtime.call.replay import CallCache
 
-_call_cache = CallCache()  # of `_forward`
+_call_cache, _unit_cache = CallCache(), CallCache()  # of `_forward`, without and with unit
 
 
 def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor,
@@ -66,7 +66,8 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
         initial_state: the state before the first token, (B, HV, K, V), float32 or bfloat16, any strides. None: zeros.
         output_final_state: also return the state behind the last token.
         use_qk_l2norm_in_kernel: each head of q and k is divided by sqrt(sum(x^2) + 1e-6) and rounded, by `tkq.rmsnorm`
-            ahead of the rule; q and k may then have any strides but for the last dimension's.
+            ahead of the rule; q and k may then have any strides but for the last dimension's. In bfloat16, with a g of
+            four dimensions and no gradients, by the rule's kernel itself, which does not round: last bits differ then.
         A_log, dt_bias: (HV,), bfloat16, float16 or float32, with use_gate_in_kernel; dt_bias (HV, K) with a g of four
             dimensions. dt_bias may be None: zeros.
         use_gate_in_kernel: the decays' logarithms are -exp(A_log) * softplus(g + dt_bias), in float32: g is what a
@@ -121,7 +122,11 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
             and A_log is dt_bias is gate_lower_bound is None):
         options = DeltaOptions(use_qk_l2norm_in_kernel, A_log, dt_bias, use_gate_in_kernel, allow_neg_eigval,
                                gate_lower_bound)
-        q, k, g, beta = prepared(q, k, v, g, beta, options, cu_seqlens)
+        unit = not traced and checkpoint_every is state_indices is None and in_kernel(
+            q, k, v, g, beta, options, (initial_state, cu_seqlens))
+        q, k, g, beta = prepared(q, k, v, g, beta, options._replace(l2norm=False) if unit else options, cu_seqlens)
+        if unit:
+            return _of_any_length(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first)
     if checkpoint_every is not None:
         scale, output_final_state, state_v_first = delta_options(scale, output_final_state, state_v_first)
         return _checkpoints.call((q, k, v, g, beta, turned(DELTA, initial_state, state_v_first)), scale,
@@ -152,13 +157,26 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
     return results(o, state, output_final_state, state_v_first)
 
 
+def _of_any_length(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first):
+    """The results of rows of q and k that are still to be divided by their lengths: see `in_kernel`."""
+    initial_state = turned(DELTA, initial_state, state_v_first)
+    found = _unit_cache.take(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first,
+                             None)
+    if found is None:
+        scale, output_final_state, state_v_first = delta_options(scale, output_final_state, state_v_first)
+        found = _forward(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first,
+                         unit=True)
+    return results(*found, output_final_state, state_v_first)
+
+
 def _scale(scale, q) -> float:
     return q.shape[3]**-0.5 if scale is None else float(scale)
 
 
 def _forward(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens=None, state_v_first=False,
-             state_indices=None):
-    """(o, the state or None), of CUDA tensors. States are (.., K, V), whichever of these comes first in memory."""
+             state_indices=None, unit=False):
+    """(o, the state or None), of CUDA tensors. States are (.., K, V), whichever of these comes first in memory. unit:
+    q and k are divided by their lengths, where g is of columns."""
     check_delta_call(q, k, v, g, beta, initial_state, Where(cu_seqlens, state_indices, state_v_first))
     check_layouts(DELTA, q, k, v, columns_of(g), names="qkvg")
     final = torch.float32 if output_final_state else None
@@ -167,15 +185,16 @@ def _forward(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seql
         final = initial_state.dtype
     if g is not None and g.dim() == 4:
         made, call = channels.start(ChannelGiven(q, k, v, g, beta, initial_state, final, v_first=state_v_first,
-                                                 cu=cu_seqlens, state_indices=state_indices),
+                                                 cu=cu_seqlens, state_indices=state_indices, unit=unit),
                                     _scale(scale, q))
     else:
         made, call = start(Given(q, k, v, g, beta, initial_state, final, cu=cu_seqlens, state_indices=state_indices,
                                  v_first=state_v_first), _scale(scale, q))
     o, state, *_ = made
     if call is not None:
-        _call_cache.add((q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first,
-                         state_indices), *call, (o, state))
+        (_unit_cache if unit else _call_cache).add((
+            q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first, state_indices),
+            *call, (o, state))
     return o, state
 
 
