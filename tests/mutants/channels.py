@@ -9,6 +9,7 @@ KEYS, FAR, DELTA, VALUES, REVERSED, PAIRS, LAST, LONG, KINDS = ((f"{TESTS}{name}
     "test_gradients_of_gates_are_as_good_at_any_length[False]", "test_chunks_of_all_kinds"))
 OUTPUTS = tuple(f"{TESTS}test_outputs_have_the_error_of_their_rounding[{delta}]" for delta in (False, True))
 DECAYS = ("tests/gpu/linear_attention/test_delta_inputs_on_gpu.py::test_decays_of_columns[dtype0]",)
+UNITS = ("tests/gpu/linear_attention/test_delta_inputs_on_gpu.py::test_rows_of_any_length_with_gates_of_columns",)
 EXACT = (f"{TESTS}test_gradients_by_one_product_are_as_exact_as_by_levels[False]",)
 BEFORE = ("tests/gpu/linear_attention/test_packed.py::test_tokens_before_the_first_sequence",)
 FINISH = "tests/gpu/linear_attention/test_finish_on_gpu.py::"
@@ -97,6 +98,14 @@ MUTANTS = (
         ("whole_divided_by_a_token_s_own_decay", "for a in reversed(decays[1:]):", "for a in reversed(decays[:-1]):",
          KEYS),
         ("whole_sees_what_is_behind", "tk.right_fill(x, 1, 0.0, diagonal=True)", "pass", KEYS)),
+    *family(
+        "linear", "tkq/linear_attention/channels/units.py",
+        ("lengths_of_half_a_row", "for i in cutlass.range_constexpr(LANES.bit_length() - 1):",
+         "for i in cutlass.range_constexpr(LANES.bit_length() - 2):", UNITS),
+        ("lengths_of_keys_once", "of_state[i] = b * b * found[e]", "of_state[i] = b * found[e]", UNITS),
+        ("values_without_a_key_s_length", "of_values[i] = b * found[e]", "of_values[i] = found[e]", UNITS),
+        ("lengths_without_eps", "to[token] = scale * cute.math.rsqrt(total[0] + EPS, fastmath=True)",
+         "to[token] = scale * cute.math.rsqrt(total[0], fastmath=True)", UNITS)),
     *family(
         "linear", "tkq/linear_attention/decays/kernel.py",
         ("decays_of_another_head",
