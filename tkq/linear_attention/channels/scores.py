@@ -36,6 +36,8 @@ class ChannelScores:
         self.one_other = narrow and columns.mine > HALVES[1]
         self.whole = Whole(spec, columns)
         self.scored, self.solved = not spec.updates, bool(spec.delta)
+        # the delta rule's gradients, of values that are rounded twice, are as exact as wanted without
+        self.exact = self.scored and not (self.solved and spec.reverse)
         self.width = CHUNK if self.solved and not narrow else CHUNK // 2
 
     def registers(self) -> Scores:
@@ -52,7 +54,7 @@ class ChannelScores:
     def put_whole(self, s, mine, place, stage, blocks):
         """Operands of `Whole`, which meet the state, too, and what that is multiplied by. blocks: of each block."""
         q, k, sums = place
-        of_q, of_k = (words(s.levels[n]) for n in range(2))
+        of_q, of_k = (words(s.levels[n]) if self.exact else None for n in range(2))
         rest = (of_q, of_k) if self.spec.reverse else (of_k, of_q)
         keys, others = (words(x) for x in ((q, k) if self.spec.reverse else (k, q)))
         self.whole.put(mine, sums, (keys, others if self.scored else None,
@@ -64,10 +66,12 @@ class ChannelScores:
 
     @cute.jit
     def multiply_whole(self, g, s, c, place, stage, blocks: Constexpr[bool]):
-        """P and L of those operands; of P what rounding left of either, too. L takes the room of that."""
+        """P and L of those operands; of P what rounding left of either, too, but in the delta rule's gradients. L takes
+        the room of that."""
         q, k, _ = place
         if const_expr(self.scored):
             tk.mm_ABt(c.all, q, k)
+        if const_expr(self.exact):
             tk.mma_ABt(c.all, s.levels[0], k)
             tk.mma_ABt(c.all, q, s.levels[1])
         if const_expr(self.solved):
@@ -80,7 +84,7 @@ class ChannelScores:
         tk.mma_wait(0)
         if const_expr(blocks and self.solved):
             self.whole.keep_blocks(c.lower)
-        if const_expr(self.scored and self.solved):
+        if const_expr(self.exact and self.solved):
             tk.sync(self.barrier, tk.WARPGROUP)
 
     @cute.jit

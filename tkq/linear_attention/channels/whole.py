@@ -39,8 +39,8 @@ class Whole:
     state, too, which is as of the chunk's middle then: it is multiplied by the decays of the chunk's first half before
     it meets them, and by those of the second half when it has taken them up; reversed, the other way round.
 
-    What rounding leaves of these rows is an operand of its own (rest), which P gets two more products of: without it P
-    would have two roundings more than what its values see. The state meets the rounded rows alone.
+    What rounding leaves of these rows is an operand of its own (rest), which P gets two more products of, where it is
+    wanted: without it P has two roundings more than its values. The state meets the rounded rows alone.
 
     It needs factors that 16 bits hold: a chunk has it where the logarithms of each column's decays, all taken as
     positive, are at most MOST together in either half, and where operands are bf16, which have fp32's range.
@@ -94,8 +94,8 @@ class Whole:
     @cute.jit
     def put(self, mine: Mine, sums: cute.Tensor, tiles: Constexpr, rest: Constexpr, blocks: Constexpr[bool]):
         """A thread's tokens with their factors, of tiles as words, in place: (keys divided by f, others (None without)
-        times f; started, with the delta rule: keys times f). rest: (of keys, of others), what rounding leaves; with
-        others. blocks: f is from the middle of each block. Rows are read ahead of those that are written."""
+        times f; started, with the delta rule: keys times f). rest: (of keys, of others), what rounding leaves, or
+        Nones. blocks: f is from the middle of each block. Rows are read ahead of those that are written."""
         c = self.columns
         if 2 * c.pair < c.columns:
             self.put_rows(mine, None if blocks else self.start(sums), tiles, rest)
