@@ -28,7 +28,6 @@ from bench.core.results import Bound
 from bench.ops import columns, packed_states
 from bench.ops.rows_common import BF16, randn
 from bench.peers import common, delta_rule
-from tkq.linear_attention.channels.decays import column_decays
 from tkq.testing.timing import relative_error
 
 DIM = 128
@@ -124,8 +123,8 @@ def layer_inputs(i, batch, length, heads):
 
 
 def ours_of_layer(q, k, v, g, beta, A_log, dt_bias):
-    decays = column_decays(g, A_log, dt_bias, delta_rule.LOWEST)
-    return tkq.gated_delta_rule(q, k, v, decays, beta.float().sigmoid(), use_qk_l2norm_in_kernel=True)
+    return tkq.gated_delta_rule(q, k, v, g, beta.float().sigmoid(), use_qk_l2norm_in_kernel=True, A_log=A_log,
+                                dt_bias=dt_bias, use_gate_in_kernel=True, gate_lower_bound=delta_rule.LOWEST)
 
 
 def layer_error(_, given, found):

@@ -71,7 +71,9 @@ def gated_delta_rule(given):
             made[name] = unit + (unit.to(given[name].dtype).to(WIDE) - unit).detach()  # rounded, as it is given on
     if given["use_gate_in_kernel"]:
         bias = 0.0 if given["dt_bias"] is None else operand(given, "dt_bias")
-        made["g"] = -operand(given, "A_log").exp() * torch.nn.functional.softplus(operand(given, "g") + bias)
+        x, bound, factor = operand(given, "g") + bias, given["gate_lower_bound"], operand(given, "A_log").exp()
+        factor = factor[:, None] if x.dim() == 4 else factor
+        made["g"] = -factor * torch.nn.functional.softplus(x) if bound is None else bound * (factor * x).sigmoid()
     if given["allow_neg_eigval"]:
         made["beta"] = 2 * operand(given, "beta")
     return linear_attn(dict(given, leaves={**given.get("leaves", {}), **made}))
@@ -141,7 +143,7 @@ def _finite(given, o, names=("q", "k", "v", "g", "beta", "initial_state", "A_log
         if given.get(name) is not None:
             x = operand(given, name).detach()
             bad = ~x.isfinite() & ~((x == -math.inf) & (name == "g"))
-            if x.dim() == 1 or name in ("D", "q_map", "k_map"):
+            if x.dim() == 1 or name in ("D", "q_map", "k_map", "dt_bias"):
                 fine &= ~bad.view(len(x), -1).any(1)  # of heads
             elif given.get("cu_seqlens") is not None:  # all in one row: nothing is compared
                 fine &= not bad.any()

@@ -217,13 +217,16 @@ def gated_delta_rule(d):
     """Keys of length 1, or normalised by the call; at times a gate's input in the place of decays."""
     given = linear_attn(d)
     k, tokens = torch.nn.functional.normalize(given["k"].float(), dim=-1), given["v"].shape[:3]
-    gate, l2norm, weight = d.chance(0.3), d.chance(0.3), lambda: d.normal(tokens[2], dtype=d.one(FP32, BF16))
+    gate, l2norm = d.chance(0.3), d.chance(0.3)
     gates = d.one(tokens, (*tokens, k.shape[3]))
-    g = d.normal(*tokens, dtype=d.one(FP32, BF16)) if gate else d.maybe(0.7, lambda: -d.positive(*gates))
+    bound = d.maybe(0.5, lambda: -5.0) if gate and gates != tokens else None
+    weight = lambda *of: d.normal(*of, dtype=d.one(FP32, BF16))
+    g = weight(*gates) if gate else d.maybe(0.7, lambda: -d.positive(*gates))
     return dict(given, k=given["k"] if l2norm else k.to(given["k"].dtype), g=g,
                 beta=d.normal(*tokens, dtype=FP32).sigmoid().to(d.one(FP32, BF16)), use_qk_l2norm_in_kernel=l2norm,
-                A_log=weight() if gate else None, dt_bias=d.maybe(0.7, weight) if gate else None,
-                use_gate_in_kernel=gate, allow_neg_eigval=d.chance(0.3))
+                A_log=weight(tokens[2]) if gate else None,
+                dt_bias=d.maybe(0.7, lambda: weight(*gates[2:])) if gate else None,
+                use_gate_in_kernel=gate, allow_neg_eigval=d.chance(0.3), gate_lower_bound=bound)
 
 
 def mamba2_ssd(d):

@@ -7,6 +7,9 @@ KEYS, FAR, DELTA, VALUES, REVERSED, PAIRS, LAST, LONG, KINDS = ((f"{TESTS}{name}
     "test_lengths[o]", "test_resets", "test_lengths[delta]", "test_lengths[dq]", "test_lengths[dk]",
     "test_lengths[dk_of_both]", "test_nothing_behind_the_end_counts",
     "test_gradients_of_gates_are_as_good_at_any_length[False]", "test_chunks_of_all_kinds"))
+OUTPUTS = tuple(f"{TESTS}test_outputs_have_the_error_of_their_rounding[{delta}]" for delta in (False, True))
+DECAYS = ("tests/gpu/linear_attention/test_delta_inputs_on_gpu.py::test_decays_of_columns[dtype0]",)
+UNITS = ("tests/gpu/linear_attention/test_delta_inputs_on_gpu.py::test_rows_of_any_length_with_gates_of_columns",)
 EXACT = (f"{TESTS}test_gradients_by_one_product_are_as_exact_as_by_levels[False]",)
 BEFORE = ("tests/gpu/linear_attention/test_packed.py::test_tokens_before_the_first_sequence",)
 FINISH = "tests/gpu/linear_attention/test_finish_on_gpu.py::"
@@ -46,11 +49,20 @@ MUTANTS = (
             if not self.whole.holds(s.whole.found[None, at.scores]):
                 mul_columns(c.s, s.total[None, at.scores])
          """, "pass", KINDS),
-        ("state_stays_in_the_middle_of_a_chunk", "mul_columns(c.s, s.whole.behind[None, at.scores])", "pass", KEYS),
-        ("state_not_in_the_middle_of_a_chunk", "mul_columns(c.s, s.whole.before[None, at.scores])", "pass", KEYS),
+        ("state_stays_in_the_middle_of_a_chunk",
+         "mul_columns(c.s, self.whole.step(STEPS - 1, s.whole, at.scores))", "pass", KEYS),
+        ("state_not_in_the_middle_of_a_chunk",
+         "mul_columns(c.s, self.whole.step(0, s.whole, at.scores))", "pass", KEYS),
         ("what_the_state_gives_for_keys_as_they_came",
          "self.delta.of_state(c, s.started[at.scores] if self.solved else None)",
          "self.delta.of_state(c, s.k[at.tokens] if self.solved else None)", DELTA),
+        ("state_does_not_decay_between_blocks", "mul_columns(c.s, self.whole.step(n, s.whole, at.scores))", "pass",
+         KINDS),
+        ("state_does_not_decay_behind_blocks",
+         "mul_columns(c.s, self.whole.step(CHUNK // EDGE, s.whole, at.scores))", "pass", KINDS),
+        ("blocks_in_the_other_order", "block = CHUNK // EDGE - 1 - n if self.spec.reverse else n",
+         "block = CHUNK // EDGE - 1 - n", KINDS),
+        ("block_without_what_it_takes_off", "tk.mma_AB(c.s, c.x, s.started[at.scores], k=tokens)", "pass", KINDS),
         ("columns_no_wait_for_scores", "s.scores.wait(scores)", "", DELTA_NAPS)),
     *family(
         "linear", "tkq/linear_attention/channels/kernel.py",
@@ -60,6 +72,8 @@ MUTANTS = (
         ("keys_do_not_decay_to_the_end",
          "self.columns.to_ends(mine, products, rows((keys, keys)), rows(*late), s.total[None, stage])",
          "self.columns.to_ends(mine, products, rows(), rows(*late), s.total[None, stage])", KINDS),
+        ("second_part_of_queries_left_out", "tk.mma_ABt(c.all, s.levels[0], k)", "pass", OUTPUTS),
+        ("second_part_of_keys_left_out", "tk.mma_ABt(c.all, q, s.levels[1])", "pass", OUTPUTS),
         ("lower_of_a_level_left_out", "gather_lower(c.lower, c.x, part, half)",
          "gather_lower(c.lower, c.x, part, half if half != 16 else 8)", KINDS)),
     *family(
@@ -67,24 +81,46 @@ MUTANTS = (
         ("beta_of_another_chunk", "beta[at, i & (beta.shape[1] - 1)] = found", "beta[at, i & 1] = found", DELTA)),
     *family(
         "linear", "tkq/linear_attention/channels/whole.py",
-        ("whole_of_far_decays", "near = near & (size <= most)  # not where it is NaN", "pass", FAR),
-        ("whole_of_growth_and_decay", "size = size + cute.math.absf(mine.a[i, e])", "size = size + mine.a[i, e]", FAR),
+        ("whole_of_far_decays", "near = near & (size <= most)", "pass", FAR),
+        ("blocks_of_far_decays", "near_blocks = near_blocks & (eight <= most_of_eight)  # not where it is NaN", "pass",
+         FAR),
+        ("whole_of_growth_and_decay", "eight = eight + cute.math.absf(mine.a[i, e])", "eight = eight + mine.a[i, e]",
+         FAR),
+        ("blocks_from_another_token", "f = [exp2(-self.of_half(mine, rows[0], e)) for e in range(2)]",
+         "f = [exp2(-self.of_half(mine, rows[0] + 8, e)) for e in range(2)]", KINDS),
+        ("blocks_see_others", "x.rows_view[r, m] = cutlass.select_(warp == m // (EDGE // 4), x.rows_view[r, m], "
+         "Float32(0.0))", "pass", KINDS),
+        ("steps_within_a_part_alone", "shared.steps[n * K + col, stage] = shared.steps[n * K + col, stage] * "
+         "firsts[(c.part + 1) * K + col]", "pass", KINDS),
+        ("steps_as_they_lie", "return STEPS - 1 - n if self.spec.reverse else n", "return n", KINDS),
         ("whole_from_another_token", "counts = n >= c.part if early else n < c.part",
          "counts = n > c.part if early else n < c.part", KEYS),
         ("whole_divided_by_a_token_s_own_decay", "for a in reversed(decays[1:]):", "for a in reversed(decays[:-1]):",
          KEYS),
-        ("ends_of_a_chunk_change_places", "if const_expr(self.spec.reverse):", "if const_expr(not self.spec.reverse):",
-         KEYS),
         ("whole_sees_what_is_behind", "tk.right_fill(x, 1, 0.0, diagonal=True)", "pass", KEYS)),
     *family(
-        "linear", "tkq/linear_attention/channels/square.py",
-        ("square_of_far_decays", "near = near & (x <= most) & (x >= -most)  # not where it is NaN",
-         "near = near & (x <= most)", FAR),
-        ("square_with_a_token_s_own_decay", "rows.append((i, f if own else before))", "rows.append((i, f))", KINDS),
-        ("square_without_its_diagonal", "to[2 * n + r] = two & mask", "to[2 * n + r] = Int32(0)", KINDS),
-        ("square_of_the_other_half", "elif (n < 2 * w + r) != upper:", "elif (n < 2 * w + r) == upper:", KINDS),
-        ("lower_with_its_diagonal", "to, of, mask = lower.rows_view, x.rows_view, _half_word(False, 1)",
-         "to, of, mask = lower.rows_view, x.rows_view, _half_word(False, 0)", KINDS)),
+        "linear", "tkq/linear_attention/channels/units.py",
+        ("lengths_of_half_a_row", "for i in cutlass.range_constexpr(LANES.bit_length() - 1):",
+         "for i in cutlass.range_constexpr(LANES.bit_length() - 2):", UNITS),
+        ("lengths_of_keys_once", "of_state[i] = b * b * found[e]", "of_state[i] = b * found[e]", UNITS),
+        ("values_without_a_key_s_length", "of_values[i] = b * found[e]", "of_values[i] = found[e]", UNITS),
+        ("lengths_without_eps", "to[token] = scale * cute.math.rsqrt(total[0] + EPS, fastmath=True)",
+         "to[token] = scale * cute.math.rsqrt(total[0], fastmath=True)", UNITS)),
+    *family(
+        "linear", "tkq/linear_attention/decays/kernel.py",
+        ("decays_of_another_head",
+         "factor = cute.math.exp2(of.A_log[column // self.spec.head_dim] * tk.LOG2E, fastmath=True)",
+         "factor = cute.math.exp2(of.A_log[thread // self.spec.head_dim] * tk.LOG2E, fastmath=True)", DECAYS),
+        ("decays_summed_behind_the_end", "sums[0, e] = sums[0, e] + cutlass.select_(there, dx, Float32(0.0))",
+         "sums[0, e] = sums[0, e] + dx", DECAYS),
+        ("slope_of_a_bound_without_its_factor", "dx = dy * (bound * factor) * slope(parts(factor * x))",
+         "dx = dy * bound * slope(parts(factor * x))", DECAYS)),
+    *family(
+        "linear", "tkq/linear_attention/decays/function.py",
+        ("sigmoid_of_the_other_sign", "return cutlass.select_(x < 0.0, of.e * of.r, of.r)",
+         "return cutlass.select_(x > 0.0, of.e * of.r, of.r)", DECAYS),
+        ("softplus_of_few_terms", "TERMS = 7  # of the series of atanh(s) / s, s at most 1/3: what is left out "
+         "is below 2^-25 of it", "TERMS = 3", DECAYS)),
     *family(
         "linear", "tkq/linear_attention/channels/value_state.py",
         ("rows_of_the_state_do_not_decay", "tk.mul_row(c.s, c.s, c.total)", "", VALUES),

@@ -36,8 +36,8 @@ class KimiDeltaAttention(nn.Module):
 
     bfloat16 and float16; or float32 parameters under torch.autocast. Parameters have the names and shapes of
     flash-linear-attention's layer: q_proj, k_proj, v_proj, f_proj.0, f_proj.1, b_proj, g_proj.0, g_proj.1, o_proj,
-    q_conv1d, k_conv1d, v_conv1d, A_log, dt_bias, o_norm. Convolutions are `ShortConvolution`s, gates run in
-    PyTorch.
+    q_conv1d, k_conv1d, v_conv1d, A_log, dt_bias, o_norm. Convolutions are `ShortConvolution`s, gates a
+    launch ahead of the rule.
 
     Args:
         hidden_size: of x and y.

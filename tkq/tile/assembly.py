@@ -1,6 +1,6 @@
 """PTX where the DSL has no operation for it: the one file that imports the DSL's private modules, whose places may
 change between its versions."""
-from cutlass import Float32, Int64
+from cutlass import Int64
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
@@ -16,12 +16,6 @@ def ptx(args, text, constraints, loc, ip, result=None, *, pure=False):
     return llvm.inline_asm(result, [x.ir_value(loc=loc, ip=ip) for x in args], text, constraints,
                            has_side_effects=not pure, is_align_stack=False, asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc,
                            ip=ip)
-
-
-def ptx_f32x2(args, text, constraints, loc, ip):
-    """``ptx`` with two results, fp32, and side effects."""
-    found = ptx(args, text, constraints, loc, ip, llvm.StructType.get_literal([T.f32(), T.f32()]))
-    return [Float32(llvm.extractvalue(T.f32(), found, [i], loc=loc, ip=ip)) for i in range(2)]
 
 
 def traced_block():

@@ -30,6 +30,7 @@ _LISTS = (
     "tkq.linear_attention.catalog",
     "tkq.linear_attention.based.catalog",
     "tkq.linear_attention.channels.catalog",
+    "tkq.linear_attention.decays.catalog",
     "tkq.linear_attention.finish.catalog",
     "tkq.linear_attention.hedgehog.catalog",
     "tkq.linear_attention.step.catalog",

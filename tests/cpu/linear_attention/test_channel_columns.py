@@ -7,10 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tkq.linear_attention.channels import columns, square, whole
+from tkq.linear_attention.channels import columns, whole
 from tkq.linear_attention.channels.columns import HALVES, Columns, eights_of_level, of_level
-from tkq.linear_attention.channels.square import EDGE, Square
-from tkq.linear_attention.channels.whole import MOST, Whole
+from tkq.linear_attention.channels.whole import BLOCKS, EDGE, MOST, STEPS, WHOLE, Whole
 
 CHUNK = 64
 
@@ -25,7 +24,7 @@ def in_python(monkeypatch):
     now = SimpleNamespace(thread=0, votes=[])
     names = SimpleNamespace(thread_in_warpgroup=lambda: now.thread, lane_id=lambda: now.thread % 32,
                             warp_id=lambda: now.thread // 32, LOG2E=1.0)
-    for module in (columns, square, whole):
+    for module in (columns, whole):
         monkeypatch.setattr(module, "tk", names)
     monkeypatch.setattr(columns, "cutlass", SimpleNamespace(
         range_constexpr=range, select_=lambda c, a, b: a if c else b))
@@ -34,14 +33,10 @@ def in_python(monkeypatch):
         make_layout=lambda *of, **kw: None))
     for name in ("const_expr", "Float32", "Int32"):
         monkeypatch.setattr(columns, name, lambda x: x)
-    monkeypatch.setattr(square, "cutlass", columns.cutlass)
-    monkeypatch.setattr(square, "cute", SimpleNamespace(arch=SimpleNamespace(rcp_approx=lambda x: 1 / x)))
-    for name in ("const_expr", "Int32"):
-        monkeypatch.setattr(square, name, lambda x: x)
     for name in ("const_expr", "Float32", "Int32", "Boolean"):
         monkeypatch.setattr(whole, name, lambda x: x)
     monkeypatch.setattr(whole, "cutlass", columns.cutlass)
-    arch = SimpleNamespace(vote_all_sync=now.votes.append, rcp_approx=lambda x: 1 / x)
+    arch = SimpleNamespace(vote_all_sync=lambda x: now.votes.append(x) or x, rcp_approx=lambda x: 1 / x)
     monkeypatch.setattr(whole, "cute", SimpleNamespace(
         math=SimpleNamespace(exp2=lambda x, fastmath: 2.0**x, absf=abs), arch=arch))
     monkeypatch.setattr(whole, "unpacked", lambda word, dtype: word)
@@ -159,36 +154,6 @@ def test_scores(in_python, K):
 
 
 @pytest.mark.parametrize("K", [128, 48])
-def test_pairs_of_one_block(in_python, K):
-    """One product has D[j+1..i] of all pairs of 16 tokens, on and below the diagonal."""
-    torch.manual_seed(0)
-    tile, words, back, mine = device(in_python, K)
-    x, y = (torch.randn(CHUNK, K, dtype=torch.float64) for _ in range(2))
-    a = 2.0**(-7.5 * torch.rand(CHUNK, K, dtype=torch.float64))
-    keys, others, divided, multiplied = words(x), words(y), words(), words()
-    for in_python.thread in range(128):
-        Square.put.__wrapped__(SimpleNamespace(columns=tile, put_half=lambda *of: Square.put_half(None, *of)),
-                               mine(in_python.thread, a), tile.rows((divided, keys)), tile.rows((multiplied, others)))
-    decay = torch.stack([torch.stack([a[j + 1:i + 1].prod(0) for j in range(CHUNK)]) for i in range(CHUNK)])
-    want = torch.einsum("ic,jc,ijc->ij", y, x, decay)
-    found = back(multiplied) @ back(divided).T
-    for first in range(0, CHUNK, EDGE):
-        block = slice(first, first + EDGE), slice(first, first + EDGE)
-        torch.testing.assert_close(found[block].tril(), want[block].tril())
-
-
-@pytest.mark.parametrize("upper, apart", [(False, 0), (True, 0), (False, 1)])
-def test_half_of_a_block(in_python, upper, apart):
-    found = torch.zeros(8, 8, dtype=torch.bool)
-    for in_python.thread in range(32):
-        word = square._half_word.__wrapped__(upper, apart) & 0xffffffff
-        for e in range(2):
-            found[in_python.thread // 4, in_python.thread % 4 * 2 + e] = bool(word >> 16 * e & 1)
-    whole = torch.ones(8, 8, dtype=torch.bool)
-    assert torch.equal(found, whole.triu() if upper else whole.tril(-apart))
-
-
-@pytest.mark.parametrize("K", [128, 48])
 def test_operands_that_meet_the_state(in_python, K):
     torch.manual_seed(0)
     tile, words, back, mine = device(in_python, K)
@@ -220,20 +185,74 @@ def test_pairs_of_a_chunk_by_one_product(in_python, K, reverse):
     x, y = (torch.randn(CHUNK, K, dtype=torch.float64) for _ in range(2))
     logs = 4.0 * torch.rand(CHUNK, K, dtype=torch.float64) - 3.0
     keys, others, started, sums, found = words(x), words(y), words(), {}, {}
-    of, shared = Whole(SimpleNamespace(reverse=reverse), tile), whole.WholeShared({}, {}, {})
+    of, shared = Whole(SimpleNamespace(reverse=reverse), tile), whole.WholeShared({}, {})
     each_thread(in_python, mine, logs, lambda m: Whole.find.__wrapped__(of, m, sums, found))
-    each_thread(in_python, mine, logs, lambda m: Whole.put.__wrapped__(of, m, sums, keys, others, started))
+    each_thread(in_python, mine, logs, lambda m: Whole.put.__wrapped__(
+        of, m, sums, (keys, others, started), (words(), words()), False))
     each_thread(in_python, mine, logs, lambda m: Whole.put_ends.__wrapped__(of, sums, shared, 1, True))
     a = 2.0**logs
     decay = torch.stack([torch.stack([a[j + 1:i + 1].prod(0) for j in range(CHUNK)]) for i in range(CHUNK)])
     for rows, of_rows in ((back(others), y), (back(started), x)):
         torch.testing.assert_close((rows @ back(keys).T).tril(),
                                    torch.einsum("ic,jc,ijc->ij", of_rows, x, decay).tril())
-    before, behind = (torch.tensor([at[n, 1] for n in range(K)], dtype=torch.float64) for at in shared[1:])
+    before, behind = steps_of(shared, K)[[0, STEPS - 1]]
     torch.testing.assert_close(before * behind, a.prod(0))
     of_start, to_end = (behind, before) if reverse else (before, behind)
     torch.testing.assert_close(back(others) * of_start, y * a.cumprod(0))
     torch.testing.assert_close(back(keys) * to_end, x * torch.stack([a[i + 1:].prod(0) for i in range(CHUNK)]))
+
+
+def steps_of(shared, K):
+    """What a column of the state is multiplied by, in the order in which blocks are visited; ones in between."""
+    return torch.tensor([[shared.steps.get((n * K + c, 1), 1.0) for c in range(K)] for n in range(STEPS)],
+                        dtype=torch.float64)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("K", [128, 96, 64, 48])
+def test_pairs_of_one_block(in_python, K, reverse):
+    """One product has D[j+1..i] of all pairs of 16 tokens, and the same rows meet the state as it is in the middle of
+    their block."""
+    torch.manual_seed(0)
+    tile, words, back, mine = device(in_python, K)
+    x, y = (torch.randn(CHUNK, K, dtype=torch.float64) for _ in range(2))
+    logs = -7.5 * torch.rand(CHUNK, K, dtype=torch.float64)
+    keys, others, started, firsts = words(x), words(y), words(), {}
+    of, shared = Whole(SimpleNamespace(reverse=reverse), tile), whole.WholeShared({}, {})
+    each_thread(in_python, mine, logs, lambda m: Whole.put.__wrapped__(
+        of, m, {}, (keys, others, started), (words(), words()), True))
+    each_thread(in_python, mine, logs, lambda m: Whole.put_steps.__wrapped__(of, m, firsts, shared, 1))
+    each_thread(in_python, mine, logs, lambda m: Whole.join_steps.__wrapped__(of, firsts, shared, 1))
+    a = 2.0**logs
+    decay = torch.stack([torch.stack([a[j + 1:i + 1].prod(0) for j in range(CHUNK)]) for i in range(CHUNK)])
+    steps = steps_of(shared, K)
+    steps = steps.flip(0) if reverse else steps
+    for first in range(0, CHUNK, EDGE):
+        block, n = slice(first, first + EDGE), first // EDGE
+        for rows, of_rows in ((back(others), y), (back(started), x)):
+            torch.testing.assert_close((rows[block] @ back(keys)[block].T).tril(),
+                                       torch.einsum("ic,jc,ijc->ij", of_rows, x, decay)[block, block].tril())
+        torch.testing.assert_close(back(others)[block] * steps[:n + 1].prod(0), (y * a.cumprod(0))[block])
+        behind = torch.stack([a[i + 1:].prod(0) for i in range(CHUNK)])
+        torch.testing.assert_close(back(keys)[block] * steps[n + 1:].prod(0), (x * behind)[block])
+
+
+def test_what_rounding_leaves(in_python, monkeypatch):
+    """Rows and their second part are the exact rows within 2^-16, each where it belongs."""
+    torch.manual_seed(0)
+    tile, words, back, mine = device(in_python, 128)
+    monkeypatch.setattr(whole, "_cvt2", lambda x, y, dtype: tuple(torch.tensor([x, y]).bfloat16().tolist()))
+    x, y = (torch.randn(CHUNK, 128, dtype=torch.float64) for _ in range(2))
+    logs, sums = -torch.rand(CHUNK, 128, dtype=torch.float64), {}
+    keys, others, started, rest = words(x), words(y), words(), (words(), words())
+    of = Whole(SimpleNamespace(reverse=False), tile)
+    each_thread(in_python, mine, logs, lambda m: Whole.find.__wrapped__(of, m, sums, {}))
+    each_thread(in_python, mine, logs, lambda m: Whole.put.__wrapped__(of, m, sums, (keys, others, started), rest,
+                                                                       False))
+    f = 2.0**(logs.cumsum(0) - logs.cumsum(0)[31])
+    for rounded, left, exact in ((keys, rest[0], x / f), (others, rest[1], y * f)):
+        assert ((back(rounded) + back(left) - exact).abs() <= 2.0**-16 * exact.abs()).all()
+        assert (back(rounded) - exact).abs().max() > 2.0**-11 * exact.abs().max()
 
 
 @pytest.mark.parametrize("K", [128, 64])
@@ -244,7 +263,7 @@ def test_a_chunk_by_one_product_is_near(in_python, K):
     def near(logs):
         in_python.votes.clear()
         each_thread(in_python, mine, logs, lambda m: Whole.find.__wrapped__(of, m, {}, {}))
-        return all(in_python.votes)  # of threads of 32, each a vote here
+        return all(in_python.votes[::2])  # of threads of 32, each a vote here
     for sign in (1.0, -1.0):
         logs = torch.full((CHUNK, K), sign * MOST / 33)
         assert near(logs)
@@ -255,3 +274,23 @@ def test_a_chunk_by_one_product_is_near(in_python, K):
                 assert not near(far)
     alternating = MOST / 16 * (-1.0)**torch.arange(CHUNK)
     assert not near(alternating[:, None].expand(CHUNK, K))
+
+
+@pytest.mark.parametrize("K", [128, 64])
+def test_a_block_by_one_product_is_near(in_python, K):
+    """Not where the decays of 8 tokens that are neighbours in a block's half are more than MOST together; and which of
+    the two a warp has found is in bits."""
+    tile, _, _, mine = device(in_python, K)
+    of, found = Whole(SimpleNamespace(reverse=False), tile), {}
+    def near(logs):
+        in_python.votes.clear()
+        each_thread(in_python, mine, logs, lambda m: Whole.find.__wrapped__(of, m, {}, found))
+        return all(in_python.votes[1::2])
+    logs = torch.full((CHUNK, K), -MOST / 8.1)
+    assert near(logs) and set(found.values()) == {BLOCKS}
+    assert near(logs / 5) and set(found.values()) == {BLOCKS | WHOLE}
+    for at in range(0, CHUNK, 9):
+        for wrong in (MOST / 4, -MOST / 4, -math.inf, math.nan):
+            far = logs.clone()
+            far[at, K - 1] = wrong
+            assert not near(far)

@@ -8,6 +8,7 @@ from tests.helpers import delta_layers
 from tests.helpers.ops import every_op_checks as checks
 from tests.helpers.ops import every_op_sharded as sharded
 from tests.helpers.ops.every_op import Maker
+from tkq.reference.linear_attention import linear_attn as recurrence
 
 BF16 = torch.bfloat16
 
@@ -51,6 +52,31 @@ def test_each_option_alone(name):
     given |= dict(A_log=None, dt_bias=None)
     if name != "gate":
         assert not torch.allclose(tkq.gated_delta_rule(**given), want, rtol=2**-4, atol=2**-5)
+
+
+@pytest.mark.parametrize("bound", [None, -5.0])
+@pytest.mark.parametrize("gates", [BF16, torch.float32])
+def test_gates_of_columns(bound, gates):
+    """As Kimi's layer has them, with their gradients, in float64 from the first step on."""
+    given = make()
+    g, A_log, dt_bias = (torch.randn(*shape).to(gates) for shape in ((2, 9, 4, 32), (4,), (4, 32)))
+    options = dict(A_log=A_log, dt_bias=dt_bias, use_gate_in_kernel=True, gate_lower_bound=bound)
+    leaves = [x.requires_grad_() for x in (g, A_log, dt_bias)]
+    q, k, v, beta = (given[name] for name in ("q", "k", "v", "beta"))
+    o = tkq.gated_delta_rule(q / 8, k / 8, v, g, beta, **options)
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    x = wide[0] + wide[2]
+    logs = -wide[1].exp()[:, None] * F.softplus(x) if bound is None else bound * (wide[1].exp()[:, None] * x).sigmoid()
+    want, _ = recurrence(*((x / 8).double() for x in (q, k)), v.double(), logs, beta=beta.double())
+    torch.testing.assert_close(o.double(), want, rtol=2**-6, atol=2**-8)
+    do = torch.randn_like(o)
+    gradients = torch.autograd.grad(o, leaves, do), torch.autograd.grad(want, wide, do.double())
+    for found, exact, of in zip(*gradients, leaves):
+        assert found.dtype == of.dtype
+        torch.testing.assert_close(found.double(), exact, rtol=2**-5, atol=2**-6 * exact.abs().max().item())
+    if bound is not None:
+        zeros = tkq.gated_delta_rule(q / 8, k / 8, v, g, beta, **options | dict(A_log=torch.zeros(4)))
+        assert torch.equal(tkq.gated_delta_rule(q / 8, k / 8, v, g, beta, **options | dict(A_log=None)), zeros)
 
 
 def test_no_bias_is_zeros():
@@ -121,7 +147,13 @@ def zeros(*shape, dtype=torch.float32):
     (dict(g=None), ValueError, "g: got None, expected a tensor with use_gate_in_kernel=True"),
     (dict(use_gate_in_kernel=False), ValueError, "A_log: got a tensor, allowed with use_gate_in_kernel=True alone"),
     (dict(use_gate_in_kernel=False, A_log=None), ValueError, "dt_bias: got a tensor, allowed with use_gate_in_kernel"),
-    (dict(g=zeros(2, 9, 4, 32)), NotImplementedError, "use_gate_in_kernel: got True with a g of 4 dimensions"),
+    (dict(g=zeros(2, 9, 4, 32)), ValueError, r"dt_bias: shape is \(4,\), expected \(4, 32\)"),
+    (dict(g=zeros(2, 9, 2, 32)), ValueError, r"g: shape is \(2, 9, 2, 32\), expected \(2, 9, 4, any\)"),
+    (dict(gate_lower_bound=-5.0), ValueError, "gate_lower_bound: got -5.0 with a g of 3 dimensions"),
+    (dict(gate_lower_bound=0.0, g=zeros(2, 9, 4, 32)), ValueError, "gate_lower_bound: got 0.0 with a g of 4"),
+    (dict(gate_lower_bound="a"), TypeError, "gate_lower_bound"),
+    (dict(gate_lower_bound=-5.0, use_gate_in_kernel=False, A_log=None, dt_bias=None), ValueError,
+     "gate_lower_bound: got a number, allowed with use_gate_in_kernel=True alone"),
     (dict(g=zeros(2, 9, 2)), ValueError, r"g: shape is \(2, 9, 2\), expected \(2, 9, 4\)"),
     (dict(g=zeros(2, 9, 4, dtype=torch.float64)), TypeError, "g: dtype is torch.float64"),
     (dict(A_log=zeros(2)), ValueError, r"A_log: shape is \(2,\), expected \(4\)"),

@@ -75,9 +75,11 @@ def test_numbers_of_numpy_are_taken_by_their_value(name, argument):
         if name == "rope_qk":
             if argument.name == "max_seqlen":
                 pytest.skip("goes with cu_seqlens")
+    if argument.name == "gate_lower_bound":
+        given |= dict(g=torch.ones(1, 16, 4, 64), use_gate_in_kernel=True)
     least = 1 if argument.low is None or argument.above or name == "rope_cos_sin" else max(argument.low, 0)
     number = {"dim": 64 if name == "rope_cos_sin" else 1, "max_seqlen": 16, "window_size": 64,
-              "checkpoint_every": 64}.get(argument.name, least)
+              "checkpoint_every": 64, "gate_lower_bound": -5}.get(argument.name, least)
     kinds = (numpy.int64, numpy.int32) if argument.kind == "integer" else (numpy.float32, numpy.float64, numpy.int64)
     wanted = results(calls.run(name, given | {argument.name: number}))
     for kind in kinds:

@@ -9,6 +9,8 @@ from tests.helpers import delta_layers
 from tests.helpers.ops import every_op_checks as checks
 from tests.helpers.ops.every_op import Maker
 from tests.helpers.sanitizer.nan_fill import poisoned
+from tkq.linear_attention.channels.decays import column_decays
+from tkq.reference.linear_attention import linear_attn as recurrence
 from tkq.testing import assert_2x
 
 BF16 = torch.bfloat16
@@ -60,6 +62,104 @@ def test_gradients():
         assert a.dtype == leaves[name].dtype
         error, theirs = ((x.double() - b).norm() / b.norm() for x in (a, c))
         assert error <= 1.1 * theirs + 2**-9, (name, error, theirs)
+
+
+@pytest.mark.parametrize("bound", [None, -5.0])
+def test_gates_of_columns(bound):
+    """As Kimi's layer has them, results and gradients, beside the same with gates by PyTorch: of o, and of gates that
+    underflow, too."""
+    given = make(K=64, V=64)
+    tokens = given["v"].shape[:3]
+    given |= dict(g=4 * torch.randn(*tokens, 64, device="cuda").to(BF16), dt_bias=torch.randn(4, 64, device="cuda"))
+    given["g"][:, 40:44] = 100.0
+    options = dict(use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, gate_lower_bound=bound)
+
+    def decays(g, A_log, dt_bias):
+        x, factor = g + dt_bias, A_log.exp()[:, None]
+        return -factor * F.softplus(x, threshold=1e9) if bound is None else bound * (factor * x).sigmoid()
+
+    def call(leaves, do, of):
+        leaves = {name: x.detach().to(of(x)).requires_grad_() for name, x in leaves.items()}
+        q, k, v, g, beta, *gates = leaves.values()
+        if of is as_it_is:
+            o = tkq.gated_delta_rule(q, k, v, g, beta, A_log=gates[0], dt_bias=gates[1], **options)
+        else:
+            wide = torch.float64 if of is exactly else torch.float32
+            q, k = ((x.to(wide) * (x.to(wide).square().sum(-1, keepdim=True) + 1e-6).rsqrt()).to(x.dtype)
+                    for x in (q, k))
+            g = decays(g.to(wide), *gates)
+            if of is exactly:
+                o, _ = recurrence(q, k, v, g, beta=beta)
+            else:
+                o = tkq.gated_delta_rule(q, k, v, g, beta)
+        return o.detach(), *torch.autograd.grad(o, list(leaves.values()), do.to(o.dtype))
+
+    as_it_is, exactly, by_torch = (lambda x: x.dtype), (lambda x: torch.float64), (lambda x: x.dtype)
+    do = torch.randn_like(given["v"])
+    with poisoned():
+        mine = call(given, do, as_it_is)
+    want, peer = call(given, do, exactly), call(given, do, by_torch)
+    for name, a, b, c in zip(("o", *given), mine, want, peer):
+        error, theirs = ((x.double() - b).norm() / b.norm() for x in (a, c))
+        assert error <= 1.1 * theirs + 2**-9, (name, error, theirs)
+
+
+def test_rows_of_any_length_with_gates_of_columns():
+    """Without gradients the rule's kernel divides by lengths: near the eps, of zeros, of large numbers; by one product,
+    by one for each block, by levels; with states, of packed sequences, whose neighbours are NaN."""
+    torch.manual_seed(0)
+    for scale, decay in ((1.0, 0.5), (1e-4, 5.0), (1e5, 5.0), (1.0, 60.0)):
+        q, k, v = (torch.randn(1, 300, h, 64, device="cuda").to(BF16) for h in (2, 2, 4))
+        q, k = q * scale, k * scale
+        q[:, 7], k[:, 70:75] = 0, 0
+        g, beta = -decay * torch.rand(1, 300, 4, 64, device="cuda"), torch.rand(1, 300, 4, device="cuda")
+        g[:, 100] = 0
+        initial = torch.randn(1, 4, 64, 64, device="cuda")
+        wide = [x.double() for x in (q, k)]
+        exact = [x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for x in wide]
+        want, last = recurrence(*exact, v.double(), g.double(), beta=beta.double(), initial_state=initial.double())
+        rounded = [x.to(BF16) for x in exact]
+        peer, peer_state = tkq.gated_delta_rule(*rounded, v, g, beta, None, initial, True)
+        with poisoned():
+            o, state = tkq.gated_delta_rule(q, k, v, g, beta, None, initial, True, use_qk_l2norm_in_kernel=True)
+        for mine, of, other in ((o, want, peer), (state, last, peer_state)):
+            assert_2x(mine.flatten(0, -2), of.flatten(0, -2), other.flatten(0, -2), what=f"{scale} {decay}")
+        more = [F.pad(x, (0, 0) * (x.dim() - 2) + (30, 10), value=float("nan")) for x in (q, k, v, g, beta)]
+        cu = torch.tensor([30, 330], device="cuda")
+        packed, last_of_it = tkq.gated_delta_rule(*more, None, initial, True, True, cu_seqlens=cu)
+        assert torch.equal(packed[:, 30:330], o) and torch.equal(last_of_it, state)
+        recorded, _ = tkq.gated_delta_rule(q.requires_grad_(), k, v, g, beta, None, initial, True, True)
+        assert recorded.requires_grad and relative(recorded, o) < 2**-7
+
+
+def relative(x, y):
+    return (x.double() - y.double()).norm() / y.double().norm()
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+def test_decays_of_columns(dtype):
+    """The kernel alone against float64: any number of tokens, slices of a packed tensor, numbers for which decays are 0
+    or nothing decays; the same bits."""
+    torch.manual_seed(0)
+    for tokens, bound in ((1, None), (37, None), (130, None), (37, -5.0)):
+        packed = (3 * torch.randn(2, tokens, 6, 64, device="cuda")).to(dtype)
+        packed[0, 0, 0, :8] = torch.tensor([50.0, -50.0, 0.0, -15.0, 15.0, -85.0, 88.0, 1e-3])
+        given = packed[:, :, :3], torch.rand(3, device="cuda"), torch.randn(3, 64, device="cuda")
+        given[2][0, :8] = 0
+        leaves, wide = ([x.detach().to(kind or x.dtype).requires_grad_() for x in given]
+                        for kind in (None, torch.float64))
+        with poisoned():
+            y = column_decays(*leaves, bound)
+        x, factor = wide[0] + wide[2], wide[1].exp()[:, None]
+        want = -factor * F.softplus(x, threshold=1e9) if bound is None else bound * (factor * x).sigmoid()
+        assert ((y - want).abs() <= 2e-5 * want.abs() + 1e-36).all()
+        dy = torch.randn_like(y)
+        with poisoned():
+            found = torch.autograd.grad(y, leaves, dy)
+        exact = torch.autograd.grad(want, wide, dy.double())
+        for a, b, of, room in zip(found, exact, leaves, (2**-8, 1e-5, 1e-5)):
+            assert a.dtype == of.dtype and (a - b).norm() <= room * b.norm()
+        assert all(map(torch.equal, found, torch.autograd.grad(column_decays(*leaves, bound), leaves, dy)))
 
 
 def test_the_same_bits():

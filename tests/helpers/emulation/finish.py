@@ -6,9 +6,10 @@ import functools
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Float32, Int32
 
 from tkq.linear_attention.channels import sums
+from tkq.linear_attention.decays import kernel as decays
 from tkq.linear_attention.engine.packed import Piece
 from tkq.linear_attention.finish import heads, rows
 from tkq.runtime.compile import fake
@@ -43,6 +44,15 @@ class ColumnSumsOnCpu(sums.ColumnSums):
                     self.thread((Int32(batch), Int32(segment), Int32(col)), of, x, segments)
 
 
+class ColumnDecaysOnCpu(decays.ColumnDecays):
+    @cute.jit
+    def __call__(self, g, others, bound: Float32):
+        of = decays.Operands(g, *others)
+        for block in cutlass.range(cute.ceil_div(g.shape[0], self.tokens)):
+            for thread in cutlass.range(cute.ceil_div(g.shape[1], decays.VECTOR) + 1):
+                self.thread(Int32(block), Int32(thread), of, bound)
+
+
 def _load(src, once=False):
     held = cute.make_rmem_tensor(cute.size(src), src.element_type)
     for i in range(cute.size(src)):
@@ -62,4 +72,8 @@ def function(kernel, monkeypatch):
         patched.setattr(vectors, "load", _load)
         patched.setattr(vectors, "store", _store)
         patched.setattr(cute.math, "fma", lambda a, b, c: a * b + c)
+        exp2 = cute.math.exp2
+        patched.setattr(cute.math, "exp2", lambda x, fastmath=False: exp2(x))
+        patched.setattr(cute.math, "absf", lambda x: cutlass.select_(x < 0.0, -x, x))
+        patched.setattr(cute.arch, "rcp_approx", lambda x: 1.0 / x)
         return cute.compile(kernel, *kernel.fake_arguments(), options="--enable-tvm-ffi")

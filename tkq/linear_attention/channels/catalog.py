@@ -46,8 +46,11 @@ def _delta_rule():
         yield f"gated_delta_rule_updates{end}", replace(spec, updates=True)
         yield f"gated_delta_rule_du{end}", replace(spec, reverse=True)
         if beta == "fp32":
-            yield f"gated_delta_rule{end}-final", replace(spec, final="fp32")
-            yield f"gated_delta_rule{end}-states", replace(spec, initial="fp32", final="fp32")
+            for unit in (False, True):
+                end, spec = f"{end}{'-unit' * unit}", replace(spec, unit=unit)
+                yield f"gated_delta_rule{end}", spec
+                yield f"gated_delta_rule{end}-final", replace(spec, final="fp32")
+                yield f"gated_delta_rule{end}-states", replace(spec, initial="fp32", final="fp32")
     spec = ChannelSpec("bf16", 128, 128, of_values=True, dot=True, pairs=True)
     for narrow in (True, False):
         end, spec = "" if narrow else "-shared", replace(spec, narrow=narrow)

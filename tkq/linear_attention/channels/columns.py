@@ -218,15 +218,16 @@ def two_of(at, left, i, *, loc=None, ip=None):
 def gather_scores(p: tk.RegTile, x: tk.RegTile, part: Constexpr[int], half: Constexpr[int], upper: Constexpr[bool],
                   scale):
     """p = scale * x, rounded, where a row and a column are of one level, the row in the later half; upper: in the
-    earlier one. half 0 is the diagonal. x: the part-th of p's columns, as many as it has. What p has there is 0
-    before."""
+    earlier one. scale: a number, or one of each row. half 0 is the diagonal. x: the part-th of p's columns, as many as
+    it has. What p has there is 0 before."""
     to, of, mask = cute.recast_tensor(p.tensor, Int32), x.rows_view, _words_of_level(half, upper)
     warp = tk.warp_id() % 4
     for w in cutlass.range_constexpr(4):
         if warp == w:
             for r, n in eights_of_level(w, half, upper, range(part * x.cols // 8, (part + 1) * x.cols // 8)):
                 m = 2 * n - part * x.cols // 4
-                two = _cvt2(of[r, m] * scale, of[r, m + 1] * scale, p.dtype)
+                f = scale.tensor[r] if const_expr(isinstance(scale, tk.RowVec)) else scale
+                two = _cvt2(of[r, m] * f, of[r, m + 1] * f, p.dtype)
                 to[2 * n + r] = to[2 * n + r] | (two & mask)
 
 

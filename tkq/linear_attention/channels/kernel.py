@@ -6,7 +6,7 @@ from typing import Any, Optional
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Boolean, Constexpr, Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.channels.ahead import Taken, prefetch_rows, put_beta, slots, take_beta
@@ -22,6 +22,8 @@ from tkq.linear_attention.channels.plan import shares_levels
 from tkq.linear_attention.channels.scores import ChannelScores
 from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.channels.state import ChannelState
+from tkq.linear_attention.channels.units import Units
+from tkq.linear_attention.channels.whole import BLOCKS
 from tkq.linear_attention.config import CHUNK, LinearConfig
 from tkq.linear_attention.engine.delta import Delta, DeltaShared
 from tkq.linear_attention.engine.inverse import PITCH
@@ -59,11 +61,11 @@ class Shared:
     levels: tk.SharedTile  # operands of two levels
     others: Any  # with the delta rule: of queries, for those of keys are of all rows
     started: Any  # with the delta rule: keys, with what decays from a chunk's start
-    near: Any  # of each warp: are a chunk's decays such that `Square` holds?
     whole: Any  # of `Whole`
     products: cute.Tensor  # of decays: those of each part of it, for each column
     total: cute.Tensor  # of a chunk, for each column
     delta: Any
+    units: Any  # of `Units`
     beta: Any  # with the delta rule: of a chunk's tokens, from the producer
     tokens: tk.Pipe
     scores: tk.Pipe
@@ -80,10 +82,10 @@ class ChannelAttention:
 
         O = scale * ((D[i+1..63] Q) S + P V),  S = D[0..63] S + (D[0..i] K)' V,  S of the chunks behind
 
-    Where decays allow it, P is one product of rows with their factors, which meet the state as well (`Whole`).
-    Else it is a sum of products of 64 x 64, one for each level of `Columns` and one for the diagonal (two levels and
-    `Square` in the place of the others, where they do), of each of which its own part is taken; and queries and keys
-    that meet the state are scaled where they lie in shared memory. A block has one head of one sequence and 64 columns
+    Where decays allow it, P is one product of rows with their factors, which meet the state as well (`Whole`), or such
+    a one for each block of 16 tokens, block by block. Else it is a sum of products of 64 x 64, one for each level of
+    `Columns` and one for the diagonal, of each of which its own part is taken; and queries and keys that meet the state
+    are scaled where they lie in shared memory. A block has one head of one sequence and 64 columns
     of V for each of its warpgroups of the state, which keep S' (V by K, fp32) in their accumulators from the first
     chunk to the last.
 
@@ -108,9 +110,9 @@ class ChannelAttention:
         self.scored, self.solved = not spec.updates, bool(spec.delta)
         self.crowded = self.solved and config.groups > 1  # two warpgroups of the state: neither registers nor room
         self.scores = ChannelScores(spec, self.columns, SCORES_BARRIER, self.crowded)
-        self.whole = self.scores.whole
+        self.whole, self.units = self.scores.whole, Units(spec, self.columns)
         self.aliased = self.solved and shares_levels(spec)
-        self.state = ChannelState(spec, (self.delta, self.whole), self.sequences,
+        self.state = ChannelState(spec, (self.delta, self.whole, self.units), self.sequences,
                                   bool(self.delta.forward) and self.crowded)
 
     # ---- host ----------------------------------------------------------------------------------
@@ -157,10 +159,13 @@ class ChannelAttention:
         v = tuple(al.tile(self.v_tile, c.stages) for _ in range(n))
         o, p = al.tile(self.v_tile, n), al.tile(self.p_tile, 2)
         levels = al.tile(self.qk_tile, 2)
+        whole = self.whole.shared(al)
+        total = self.whole.total(whole) if self.whole.there else al.vector(K, 2)
         s = Shared(q, k, v, o, p, levels, al.tile(self.qk_tile, 2) if delta and not self.scores.one_other else None,
-                   al.tile(self.qk_tile, 2) if delta else None, self.scores.square.shared(al), self.whole.shared(al),
-                   al.vector(self.whole.parts * K, 2), al.vector(K, 2),
-                   self.shared_of_delta(al, levels), al.vector(CHUNK, slots(c.stages)) if delta else None,
+                   al.tile(self.qk_tile, 2) if delta else None, whole,
+                   al.vector(self.whole.parts * K, 1 if delta else 2), total,
+                   self.shared_of_delta(al, levels), self.units.shared(al),
+                   al.vector(CHUNK, slots(c.stages)) if delta else None,
                    al.pipe(c.stages, 2 * self.qk_tile.bytes + n * self.v_tile.bytes, 4 * n),
                    al.pipe(2, 0, 4 * n, producers=4))
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
@@ -200,8 +205,8 @@ class ChannelAttention:
 
     @cute.jit
     def make_scores(self, g, s, t):
-        """P of each chunk, L's inverse, and operands that meet the state: two levels, of pairs of different blocks of
-        16 tokens, and pairs of one block by `Square`, or by four levels more."""
+        """P of each chunk, L's inverse, and operands that meet the state: by one product, by one that has the pairs of
+        each block of 16 tokens, or by levels."""
         ring, out = s.tokens.ring(), s.scores.ring()
         mine = self.columns.begin()
         of_delta = (tk.rv(), Taken(tk.cv(8).tensor), tk.rt(CHUNK, self.dtype)) if self.solved else None
@@ -213,58 +218,73 @@ class ChannelAttention:
             s.scores.acquire_empty(out)
             if const_expr(self.solved):
                 take_beta(s.beta, i, of_delta[1].found)
-            self.delta.factors(g, s.delta, of_delta, None, out.stage)
-            place = s.q[ring.stage], s.k[ring.stage], s.products[None, out.stage]
+            if const_expr(self.units.there):
+                self.units.find((s.q[ring.stage], s.k[ring.stage]), s.units, out.stage, g.scale)
+            else:
+                self.delta.factors(g, s.delta, of_delta, None, out.stage)
+            # one stage with the delta rule, whose inverse has barriers behind the last look at it
+            place = s.q[ring.stage], s.k[ring.stage], s.products[None, Int32(0) if self.solved else out.stage]
+            apart = Boolean(False)
             if const_expr(self.whole.there):
-                self.whole.find(mine, place[2], s.whole.found[None, out.stage])
+                found = s.whole.found[None, out.stage]
+                self.whole.find(mine, place[2], found)
                 tk.sync(SCORES_BARRIER, tk.WARPGROUP)
-                if self.whole.holds(s.whole.found[None, out.stage]):
-                    self.scores.put_whole(s, mine, place, out.stage)
-                    self.whole.put_ends(place[2], s.whole, out.stage, True)
-                    tk.publish()  # waits for loads, too: none is asked for shortly before
-                    tk.sync(SCORES_BARRIER, tk.WARPGROUP)
-                    if const_expr(not self.crowded):
-                        self.read(g, t, following, mine)
-                    self.scores.multiply_whole(g, s, c, place, out.stage)
-                    self.store(s, c, out.stage)
-                    if const_expr(self.crowded):
-                        self.read(g, t, following, mine)
+                if const_expr(self.units.there):
+                    self.units.factors(of_delta[1].found, s.units, s.delta.erase[None, out.stage],
+                                       s.delta.beta[None, out.stage])
+                if self.whole.holds(found):
+                    self.at_once(g, s, (c, mine, place, out.stage), (t, following), False)
                 else:
-                    self.by_levels(g, s, c, mine, place, out.stage)
-                    self.store(s, c, out.stage)
-                    self.whole.put_ends(place[2], s.whole, out.stage, False)
-                    self.read(g, t, following, mine)
+                    if self.whole.holds(found, BLOCKS):
+                        apart = Boolean(True)
+                        self.at_once(g, s, (c, mine, place, out.stage), (t, following), True)
+                    else:
+                        self.by_levels(g, s, c, mine, place, out.stage)
+                        self.store(s, c, out.stage)
+                        self.whole.put_ends(place[2], s.whole, out.stage, False)
+                        self.read(g, t, following, mine)
             else:
                 self.by_levels(g, s, c, mine, place, out.stage)
                 self.store(s, c, out.stage)
                 self.read(g, t, following, mine)
             self.delta.put(s.delta, c.lower, of_delta, None, out.stage)
-            self.delta.invert(s.delta, c.lower, of_delta, out.stage)
+            self.delta.invert(s.delta, c.lower, of_delta, out.stage, apart if self.whole.there else None)
             tk.publish()
             s.scores.commit(out)
             ring.advance()
             out.advance()
 
     @cute.jit
+    def at_once(self, g, s, of: Constexpr, following: Constexpr, blocks: Constexpr[bool]):
+        """A chunk by `Whole`: scores, and the next one's gates are on their way. of: registers, a thread's columns,
+        place, stage. following: (the task, the next chunk)."""
+        c, mine, place, stage = of
+        if const_expr(self.units.there):
+            g = replace(g, scale=self.units.of_queries(s.units, stage))
+        self.scores.put_whole(s, mine, place, stage, blocks)
+        tk.publish()  # waits for loads, too: none is asked for shortly before
+        tk.sync(SCORES_BARRIER, tk.WARPGROUP)
+        if const_expr(not self.crowded):
+            self.read(g, *following, mine)
+        if const_expr(blocks):
+            self.whole.join_steps(place[2], s.whole, stage)
+        self.scores.multiply_whole(g, s, c, place, stage, blocks)
+        self.store(s, c, stage)
+        if const_expr(self.crowded):
+            self.read(g, *following, mine)
+
+    @cute.jit
     def by_levels(self, g, s, c, mine, place, stage):
         """A chunk whose decays `Whole` does not hold for."""
-        near = s.near[None, stage] if self.scores.square.there else None
+        if const_expr(self.units.there):
+            g = replace(g, scale=self.units.of_queries(s.units, stage))
         if const_expr(self.scores.one_other):
             s = replace(s, others=(s.started[stage], s.started[stage]))
-        if const_expr(self.scores.square.there):
-            self.scores.square.find(mine, near)
         self.columns.decays(mine, place[2])
         self.scores.begin(c)
         tk.sync(SCORES_BARRIER, tk.WARPGROUP)
-        self.scores.add_levels(g, s, c, mine, place, False)
-        if const_expr(self.scores.square.there):
-            tk.sync(SCORES_BARRIER, tk.WARPGROUP)  # the levels' operands have been read
-            if self.scores.square.holds(near):
-                self.scores.add_square(g, s, c, mine, place)
-            else:
-                self.scores.add_levels(g, s, c, mine, place, True)
-        else:
-            self.scores.add_levels(g, s, c, mine, place, True)
+        for near in cutlass.range_constexpr(2):
+            self.scores.add_levels(g, s, c, mine, place, near == 1)
         if const_expr(self.scores.one_other):
             tk.sync(SCORES_BARRIER, tk.WARPGROUP)
         self.scores.scale_in_place(s, mine, place, stage)

@@ -38,7 +38,7 @@ def spilled(spec: ChannelSpec) -> int:
         return 8 if spec.pairs else 0
     if plan(spec).groups == 1:
         return 16 if spec.delta else 0
-    return 560 if spec.delta else 48
+    return 760 if spec.delta else 48
 
 
 def less_of_values(spec: ChannelSpec) -> int:

@@ -9,7 +9,6 @@ from cutlass import Constexpr, const_expr
 import tkq.tile as tk
 from tkq.linear_attention.channels.columns import HALVES, Columns, gather_lower, gather_scores, words
 from tkq.linear_attention.channels.spec import ChannelSpec
-from tkq.linear_attention.channels.square import Square, gather_square, gather_square_lower
 from tkq.linear_attention.channels.whole import Whole
 from tkq.linear_attention.config import CHUNK
 from tkq.tile.dtypes import element_type
@@ -26,8 +25,8 @@ class Scores:
 
 
 class ChannelScores:
-    """The part of `ChannelAttention` that makes P and, with the delta rule, L: by `Whole`, or levels of `Columns` and
-    `Square`, of operands in shared memory, where s is the kernel's. place: a chunk's q, k and products of decays."""
+    """The part of `ChannelAttention` that makes P and, with the delta rule, L: by `Whole` or by levels of `Columns`, of
+    operands in shared memory, where s is the kernel's. place: a chunk's q, k and products of decays."""
 
     def __init__(self, spec: ChannelSpec, columns: Columns, barrier: int, narrow: bool = False):
         """barrier: of the scores' warpgroup. narrow: with the delta rule, where there is less room: products of levels
@@ -35,8 +34,10 @@ class ChannelScores:
         keys."""
         self.spec, self.columns, self.barrier = spec, columns, barrier
         self.one_other = narrow and columns.mine > HALVES[1]
-        self.square, self.whole = Square(columns), Whole(spec, columns)
+        self.whole = Whole(spec, columns)
         self.scored, self.solved = not spec.updates, bool(spec.delta)
+        # the delta rule's gradients, of values that are rounded twice, are as exact as wanted without
+        self.exact = self.scored and not (self.solved and spec.reverse)
         self.width = CHUNK if self.solved and not narrow else CHUNK // 2
 
     def registers(self) -> Scores:
@@ -50,25 +51,41 @@ class ChannelScores:
         if self.solved:
             tk.zero(c.lower)
 
-    def put_whole(self, s, mine, place, stage):
-        """Operands of `Whole`, which meet the state, too."""
+    def put_whole(self, s, mine, place, stage, blocks):
+        """Operands of `Whole`, which meet the state, too, and what that is multiplied by. blocks: of each block."""
         q, k, sums = place
+        of_q, of_k = (words(s.levels[n]) if self.exact else None for n in range(2))
+        rest = (of_q, of_k) if self.spec.reverse else (of_k, of_q)
         keys, others = (words(x) for x in ((q, k) if self.spec.reverse else (k, q)))
-        self.whole.put(mine, sums, keys, others if self.scored else None,
-                       words(s.started[stage]) if self.solved else None)
+        self.whole.put(mine, sums, (keys, others if self.scored else None,
+                                    words(s.started[stage]) if self.solved else None), rest, blocks)
+        if blocks:
+            self.whole.put_steps(mine, sums, s.whole, stage)
+        else:
+            self.whole.put_ends(sums, s.whole, stage, True)
 
     @cute.jit
-    def multiply_whole(self, g, s, c, place, stage):
-        """P and L of those operands."""
+    def multiply_whole(self, g, s, c, place, stage, blocks: Constexpr[bool]):
+        """P and L of those operands; of P what rounding left of either, too, but in the delta rule's gradients. L takes
+        the room of that."""
         q, k, _ = place
         if const_expr(self.scored):
             tk.mm_ABt(c.all, q, k)
+        if const_expr(self.exact):
+            tk.mma_ABt(c.all, s.levels[0], k)
+            tk.mma_ABt(c.all, q, s.levels[1])
         if const_expr(self.solved):
             tk.mm_ABt(c.lower, s.started[stage], q if self.spec.reverse else k)
         if const_expr(self.scored):
             tk.mma_wait(1 if self.solved else 0)
+            if const_expr(blocks):
+                self.whole.keep_blocks(c.all)
             self.whole.gather(c.p, c.all, g.scale)
         tk.mma_wait(0)
+        if const_expr(blocks and self.solved):
+            self.whole.keep_blocks(c.lower)
+        if const_expr(self.exact and self.solved):
+            tk.sync(self.barrier, tk.WARPGROUP)
 
     @cute.jit
     def add_levels(self, g, s, c, mine, place, near: Constexpr[bool]):
@@ -114,36 +131,8 @@ class ChannelScores:
             if one is not all[-1]:
                 self.gather(g, c, one, n)
 
-    @cute.jit
-    def add_square(self, g, s, c, mine, place):
-        """Pairs of one block of 16."""
-        to = s.others[0] if const_expr(self.solved) else s.levels[1]
-        self.put_square(s, mine, place[:2], to)
-        tk.publish()
-        tk.sync(self.barrier, tk.WARPGROUP)
-        first, second = (s.levels[0], to) if self.spec.reverse else (to, s.levels[0])
-        for scores, part in self.products(0):
-            if const_expr(scores):
-                tk.mm_ABt(c.x, first, second, **self.of_part(part))
-            else:
-                tk.mm_ABt(c.x, s.levels[1], s.levels[0], **self.of_part(part))
-            tk.mma_wait(0)
-            if const_expr(scores):
-                gather_square(c.p, c.x, part, self.spec.reverse, g.scale)
-            else:
-                gather_square_lower(c.lower, c.x, part)
-
     def of_part(self, part):
         return dict(b_part=part) if self.width < CHUNK else {}
-
-    def put_square(self, s, mine, place, to):
-        """Operands of `Square`; to: of those that are divided by none."""
-        of_keys, of_others = (words(x) for x in (place if self.spec.reverse else reversed(place)))
-        late = [(words(to), of_others)] if self.scored else []
-        if self.solved:
-            late.append((words(s.levels[1]), of_keys))
-        rows = self.columns.rows
-        self.square.put(mine, rows((words(s.levels[0]), of_keys)), rows(*late))
 
     def operands(self, s, n):
         """Of the n-th level: those of keys, with the delta rule those of queries apart."""

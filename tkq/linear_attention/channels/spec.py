@@ -24,7 +24,8 @@ class ChannelSpec:
         less - dots, less another tensor; with dot, reversed. end: and what all of a sequence get besides; with sums.
     pairs: two passes that have the same state, or whose states add up (see `value_pairs`); with dot. rest:
         to o another tensor is added; with pairs, reversed.
-    packed, pool: as `LinearSpec` has them; the latter without of_values."""
+    packed, pool: as `LinearSpec` has them; the latter without of_values.
+    unit: q and k are divided by their lengths; with delta, bf16, not reversed, without updates."""
 
     dtype: str
     head_dim: int
@@ -43,6 +44,7 @@ class ChannelSpec:
     rest: bool = False
     packed: str | None = None
     pool: str | None = None
+    unit: bool = False
 
     def __post_init__(self):
         rows = COLUMN_DIMS if self.of_values else VALUE_DIMS
@@ -60,6 +62,8 @@ class ChannelSpec:
             raise ValueError("ChannelSpec: updates, allowed is with delta and not reversed")
         if self.of_values and self.delta:
             raise ValueError("ChannelSpec: of_values and delta, allowed is one of them")
+        if self.unit and (not self.delta or self.reverse or self.updates or self.dtype != "bf16"):
+            raise ValueError("ChannelSpec: unit, allowed is with delta and bf16, not reversed, without updates")
         if self.pool and (self.reverse or self.of_values or self.initial is None or self.initial != self.final):
             raise ValueError("ChannelSpec: pool, allowed is not reversed, without of_values, with initial and final of "
                              "one dtype")

@@ -2,22 +2,25 @@
 its own. Each is differentiable as these are."""
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from tkq.linear_attention.check import DELTA, sequences
+from tkq.linear_attention.channels.decays import column_decays
+from tkq.linear_attention.check import DELTA, check_layouts, sequences
 from tkq.linear_attention.segments import segments
 from tkq.norms.ops import rmsnorm
 from tkq.runtime import arguments
-from tkq.runtime.call import check
+from tkq.runtime.call import check, ops
 
 L2_EPS = 1e-6  # added to the sum of squares, as fla and transformers have it
 GATE_TYPES = ("bf16", "fp16", "fp32")
+NAMES = {"lower_bound": "gate_lower_bound"}  # of options that are no tensors, as the function has them
 _check = arguments.checker(DELTA, "use_qk_l2norm_in_kernel", "A_log", "dt_bias", "use_gate_in_kernel",
-                           "allow_neg_eigval")
+                           "allow_neg_eigval", "gate_lower_bound")
 _tensors = arguments.checker(DELTA, "q", "k", "v", "beta", "cu_seqlens")
 
 
@@ -29,6 +32,7 @@ class DeltaOptions(NamedTuple):
     dt_bias: Tensor | None = None
     gate: bool = False
     neg_eigval: bool = False
+    lower_bound: float | None = None
 
 
 def prepared(q, k, v, g, beta, options: DeltaOptions, cu_seqlens: Tensor | None = None):
@@ -40,9 +44,25 @@ def prepared(q, k, v, g, beta, options: DeltaOptions, cu_seqlens: Tensor | None 
     only_inside = _inside(q, k, v, cu_seqlens)
     if options.l2norm:
         q, k = _unit("q", q, only_inside), _unit("k", k, only_inside)
-    if options.gate or options.A_log is not None or options.dt_bias is not None:
+    if options.gate or not options.A_log is options.dt_bias is options.lower_bound is None:
         g = _gate(v, g, options, only_inside)
     return q, k, g, 2.0 * beta if options.neg_eigval else beta
+
+
+def in_kernel(q, k, v, g, beta, options: DeltaOptions, others: tuple) -> bool:
+    """Does the rule's kernel itself divide q and k by their lengths? With gates of columns, in bf16, where nothing is
+    recorded and TMA reads q and k as they lie. What it is not sure of is none."""
+    tensors = q, k, v, g, beta, options.A_log, options.dt_bias, *others
+    if options.l2norm is not True or not all(x is None or isinstance(x, Tensor) for x in tensors) or g is None:
+        return False
+    if not (q.is_cuda and g.dim() == q.dim() == k.dim() == 4 and q.dtype == k.dtype == torch.bfloat16
+            and ops.route(*tensors) == "direct"):
+        return False
+    try:
+        check_layouts(DELTA, q, k)
+    except ValueError:
+        return False
+    return True
 
 
 def _inside(q, k, v, cu_seqlens):
@@ -71,25 +91,29 @@ def _unit(name, x, only_inside):
 
 
 def _gate(v, g, options, only_inside):
-    """`log_decays` of what goes together."""
+    """`log_decays` or `column_decays` of what goes together."""
     if not options.gate:
-        name = "dt_bias" if options.A_log is None else "A_log"
-        raise ValueError(f"{DELTA}: {name}: got a tensor, allowed with use_gate_in_kernel=True alone")
+        name = next(x for x in ("A_log", "dt_bias", "lower_bound") if getattr(options, x) is not None)
+        what = "a number" if name in NAMES else "a tensor"
+        raise ValueError(f"{DELTA}: {NAMES.get(name, name)}: got {what}, allowed with use_gate_in_kernel=True alone")
     if g is None:
         raise ValueError(f"{DELTA}: g: got None, expected a tensor with use_gate_in_kernel=True")
-    if options.A_log is None:
-        raise ValueError(f"{DELTA}: A_log: got None, expected a tensor with use_gate_in_kernel=True")
     check.dtype(f"{DELTA}: g", g, GATE_TYPES)
     check.rank(f"{DELTA}: v", v, 4)
-    tokens = tuple(v.shape[:3])
-    if g.dim() == 4:
-        raise NotImplementedError(f"{DELTA}: use_gate_in_kernel: got True with a g of 4 dimensions, shape "
-                                  f"{tuple(g.shape)}; supported is {tokens}")
-    check.shape(f"{DELTA}: g", g, tokens)
-    check.shape(f"{DELTA}: A_log", options.A_log, tokens[2:])
+    tokens, of_columns, bound = tuple(v.shape[:3]), g.dim() == 4, options.lower_bound
+    check.shape(f"{DELTA}: g", g, (*tokens, None) if of_columns else tokens)
+    if bound is not None and not (of_columns and -math.inf < bound < 0):
+        raise ValueError(f"{DELTA}: gate_lower_bound: got {bound} with a g of {g.dim()} dimensions, allowed are "
+                         "numbers below 0 with one of 4")
+    if options.A_log is None and bound is None:
+        raise ValueError(f"{DELTA}: A_log: got None, expected a tensor with use_gate_in_kernel=True and no "
+                         "gate_lower_bound")
     check.same_device(v=v, g=g, A_log=options.A_log, dt_bias=options.dt_bias)
-    if options.dt_bias is not None:
-        check.shape(f"{DELTA}: dt_bias", options.dt_bias, tokens[2:])
+    for name, x, shape in (("A_log", options.A_log, tokens[2:]), ("dt_bias", options.dt_bias, tuple(g.shape[2:]))):
+        if x is not None:
+            check.shape(f"{DELTA}: {name}", x, shape)
+    if of_columns:
+        return column_decays(only_inside(g), options.A_log, options.dt_bias, bound)
     return log_decays(only_inside(g), options.A_log, options.dt_bias)
 
 

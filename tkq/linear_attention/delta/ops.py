@@ -21,7 +21,7 @@ from tkq.linear_attention.check import (
 from tkq.linear_attention.checkpoints import Checkpoints, cpu_results, no_checkpoints, of_packed, on_cpu
 from tkq.linear_attention.delta.channel_gradients import backward as channels_backward
 from tkq.linear_attention.delta.gradients import DeltaNeeds, DeltaSaved, backward
-from tkq.linear_attention.delta.inputs import DeltaOptions, prepared
+from tkq.linear_attention.delta.inputs import DeltaOptions, in_kernel, prepared
 from tkq.linear_attention.launch import Given, no_states
 from tkq.linear_attention.pools import Pools, laid_out, may_be_written, put_rows, rows_of, written
 from tkq.linear_attention.recorded import Recorder, results
@@ -30,7 +30,7 @@ from tkq.reference import linear_attention as reference
 from tkq.runtime.call import autocast, check, ops
 from tkq.runtime.call.replay import CallCache
 
-_call_cache = CallCache()  # of `_forward`
+_call_cache, _unit_cache = CallCache(), CallCache()  # of `_forward`, without and with unit
 
 
 def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta: Tensor,
@@ -38,6 +38,7 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
                      output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False, *,
                      A_log: Optional[Tensor] = None, dt_bias: Optional[Tensor] = None,
                      use_gate_in_kernel: bool = False, allow_neg_eigval: bool = False,
+                     gate_lower_bound: Optional[float] = None,
                      cu_seqlens: Optional[Tensor] = None, state_indices: Optional[Tensor] = None,
                      state_v_first: bool = False, checkpoint_every: Optional[int] = None):
     """The gated delta rule (Gated DeltaNet; with a gate for each column of k Kimi Delta Attention, KDA; without gates
@@ -65,11 +66,16 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
         initial_state: the state before the first token, (B, HV, K, V), float32 or bfloat16, any strides. None: zeros.
         output_final_state: also return the state behind the last token.
         use_qk_l2norm_in_kernel: each head of q and k is divided by sqrt(sum(x^2) + 1e-6) and rounded, by `tkq.rmsnorm`
-            ahead of the rule; q and k may then have any strides but for the last dimension's.
-        A_log, dt_bias: (HV,), bfloat16, float16 or float32, with use_gate_in_kernel. dt_bias may be None: zeros.
+            ahead of the rule; q and k may then have any strides but for the last dimension's. In bfloat16, with a g of
+            four dimensions and no gradients, by the rule's kernel itself, which does not round: last bits differ then.
+        A_log, dt_bias: (HV,), bfloat16, float16 or float32, with use_gate_in_kernel; dt_bias (HV, K) with a g of four
+            dimensions. dt_bias may be None: zeros.
         use_gate_in_kernel: the decays' logarithms are -exp(A_log) * softplus(g + dt_bias), in float32: g is what a
-            model's projection gives, and may be bfloat16 or float16 too. Computed ahead of the rule, by PyTorch.
+            model's projection gives, and may be bfloat16 or float16 too. Computed ahead of the rule, by PyTorch; of a
+            g of four dimensions by a kernel.
         allow_neg_eigval: beta, from 0 to 1, is multiplied by 2.
+        gate_lower_bound: with use_gate_in_kernel and a g of four dimensions, what no logarithm of a decay goes below:
+            they are gate_lower_bound * sigmoid(exp(A_log) * (g + dt_bias)). A number below 0; A_log may be None: zeros.
         cu_seqlens, state_indices, state_v_first, checkpoint_every: packed sequences, a pool of states that is written
             in place, the order of states in memory, and checkpoints: as ``linear_attn``.
 
@@ -81,17 +87,17 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
 
     Raises:
         TypeError: q, k or v is no dense tensor of bf16 or fp16; g is no dense tensor of fp32; beta or initial_state is
-            no dense tensor of fp32 or bf16; scale is no number; output_final_state, use_qk_l2norm_in_kernel,
-            use_gate_in_kernel, allow_neg_eigval or state_v_first is no bool; A_log or dt_bias is no dense tensor of
-            bf16, fp16 or fp32; cu_seqlens or state_indices is no dense tensor of int32 or int64; checkpoint_every
-            is no int; dtypes that differ.
+            no dense tensor of fp32 or bf16; scale or gate_lower_bound is no number; output_final_state,
+            use_qk_l2norm_in_kernel, use_gate_in_kernel, allow_neg_eigval or state_v_first is no bool; A_log or dt_bias
+            is no dense tensor of bf16, fp16 or fp32; cu_seqlens or state_indices is no dense tensor of int32 or int64;
+            checkpoint_every is no int; dtypes that differ.
         ValueError: checkpoint_every is outside 1 to 2^31 - 1; a number that is not finite in float32; a
             checkpoint_every that is no multiple of 64; shapes that do not go together, devices that differ, strides or
             a base that TMA cannot take; state_indices without initial_state, or with one whose elements share memory;
-            A_log or dt_bias without use_gate_in_kernel, which needs A_log and a g.
-        NotImplementedError: a K or V that is not supported; more than 65535 sequences (65533 of cu_seqlens) or heads; a
-            g of four dimensions with use_gate_in_kernel; state_indices with a tensor that requires a gradient; what
-            checkpoint_every does not go with.
+            A_log, dt_bias or gate_lower_bound without use_gate_in_kernel, which needs a g, and A_log or
+            gate_lower_bound; a gate_lower_bound that is not below 0, or with a g of other than four dimensions.
+        NotImplementedError: a K or V that is not supported; more than 65535 sequences (65533 of cu_seqlens) or heads;
+            state_indices with a tensor that requires a gradient; what checkpoint_every does not go with.
         RuntimeError: a GPU other than Hopper; state_indices with a pool that was made under torch.inference_mode,
             outside of it.
 
@@ -113,9 +119,14 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
     if traced or autocast.on():
         q, k, v = lowered(q, k, v)
     if not (use_qk_l2norm_in_kernel is use_gate_in_kernel is allow_neg_eigval is False
-            and A_log is None and dt_bias is None):
-        q, k, g, beta = prepared(q, k, v, g, beta, DeltaOptions(use_qk_l2norm_in_kernel, A_log, dt_bias,
-                                                                use_gate_in_kernel, allow_neg_eigval), cu_seqlens)
+            and A_log is dt_bias is gate_lower_bound is None):
+        options = DeltaOptions(use_qk_l2norm_in_kernel, A_log, dt_bias, use_gate_in_kernel, allow_neg_eigval,
+                               gate_lower_bound)
+        unit = not traced and checkpoint_every is state_indices is None and in_kernel(
+            q, k, v, g, beta, options, (initial_state, cu_seqlens))
+        q, k, g, beta = prepared(q, k, v, g, beta, options._replace(l2norm=False) if unit else options, cu_seqlens)
+        if unit:
+            return _of_any_length(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first)
     if checkpoint_every is not None:
         scale, output_final_state, state_v_first = delta_options(scale, output_final_state, state_v_first)
         return _checkpoints.call((q, k, v, g, beta, turned(DELTA, initial_state, state_v_first)), scale,
@@ -146,13 +157,26 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
     return results(o, state, output_final_state, state_v_first)
 
 
+def _of_any_length(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first):
+    """The results of rows of q and k that are still to be divided by their lengths: see `in_kernel`."""
+    initial_state = turned(DELTA, initial_state, state_v_first)
+    found = _unit_cache.take(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first,
+                             None)
+    if found is None:
+        scale, output_final_state, state_v_first = delta_options(scale, output_final_state, state_v_first)
+        found = _forward(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first,
+                         unit=True)
+    return results(*found, output_final_state, state_v_first)
+
+
 def _scale(scale, q) -> float:
     return q.shape[3]**-0.5 if scale is None else float(scale)
 
 
 def _forward(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens=None, state_v_first=False,
-             state_indices=None):
-    """(o, the state or None), of CUDA tensors. States are (.., K, V), whichever of these comes first in memory."""
+             state_indices=None, unit=False):
+    """(o, the state or None), of CUDA tensors. States are (.., K, V), whichever of these comes first in memory. unit:
+    q and k are divided by their lengths, where g is of columns."""
     check_delta_call(q, k, v, g, beta, initial_state, Where(cu_seqlens, state_indices, state_v_first))
     check_layouts(DELTA, q, k, v, columns_of(g), names="qkvg")
     final = torch.float32 if output_final_state else None
@@ -161,15 +185,16 @@ def _forward(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seql
         final = initial_state.dtype
     if g is not None and g.dim() == 4:
         made, call = channels.start(ChannelGiven(q, k, v, g, beta, initial_state, final, v_first=state_v_first,
-                                                 cu=cu_seqlens, state_indices=state_indices),
+                                                 cu=cu_seqlens, state_indices=state_indices, unit=unit),
                                     _scale(scale, q))
     else:
         made, call = start(Given(q, k, v, g, beta, initial_state, final, cu=cu_seqlens, state_indices=state_indices,
                                  v_first=state_v_first), _scale(scale, q))
     o, state, *_ = made
     if call is not None:
-        _call_cache.add((q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first,
-                         state_indices), *call, (o, state))
+        (_unit_cache if unit else _call_cache).add((
+            q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first, state_indices),
+            *call, (o, state))
     return o, state
 
 

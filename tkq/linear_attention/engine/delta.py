@@ -134,11 +134,11 @@ class Delta:
                 self.put_lower(shared.lower, x)
 
     @cute.jit
-    def invert(self, shared, x: tk.RegTile, mine, stage):
-        """The inverse to shared memory, by way of x."""
+    def invert(self, shared, x: tk.RegTile, mine, stage, apart=None):
+        """The inverse to shared memory, by way of x. apart: as `LowerInverse` has it."""
         if const_expr(self.solves):
             self.inverse.sync()
-            self.inverse.invert(shared.lower)
+            self.inverse.invert(shared.lower, apart)
             self.get_lower(x, shared.lower)
             tk.copy(mine[2], x)
             tk.store(shared.inverse[stage], mine[2])

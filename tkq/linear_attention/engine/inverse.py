@@ -3,7 +3,7 @@ from itertools import product
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, TFloat32
+from cutlass import Constexpr, Float32, Int32, TFloat32, const_expr
 from cutlass.cute.nvgpu.warp import MmaTF32Op
 
 import tkq.tile as tk
@@ -32,13 +32,22 @@ class LowerInverse:
         tk.sync(self.barrier, tk.WARPGROUP)
 
     @cute.jit
-    def invert(self, lower: cute.Tensor):
-        """Behind a barrier and before the next one: all 128 threads."""
+    def invert(self, lower: cute.Tensor, apart=None):
+        """Behind a barrier and before the next one: all 128 threads. apart: is L 0 where row and column are not of one
+        block of 16? None: not known."""
         warp, lane = tk.warp_id() % 4, tk.lane_id()
         self.solve(lower, 2 * EDGE * warp + lane // EDGE % 2 * EDGE, lane % EDGE)
         cute.arch.sync_warp()
         self.pair(lower, 2 * EDGE * warp)
         self.sync()
+        if const_expr(apart is None):
+            self.merge_all(lower, warp)
+        else:
+            if not apart:
+                self.merge_all(lower, warp)
+
+    @cute.jit
+    def merge_all(self, lower: cute.Tensor, warp):
         self.merge(lower, warp // 2 * 4 * EDGE, Int32(0), warp % 2, 2 * EDGE)
         self.merge(lower, Int32(0), warp // 2, warp % 2, 4 * EDGE)
 

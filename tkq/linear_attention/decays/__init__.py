@@ -1,0 +1,1 @@
+"""Decays for each column of k from what a layer's projection gives."""
