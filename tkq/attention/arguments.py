@@ -4,7 +4,8 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from tkq.attention.forward.spec import AttentionSpec
+from tkq.attention.forward.spec import HEAD_DIMS
+from tkq.attention.kernels import spec_of
 from tkq.runtime import arguments
 from tkq.runtime.call import autocast, check, dtypes
 
@@ -95,7 +96,7 @@ def check_operands(op, q, k, v, sinks, rank):
     check.same_device(q=q, k=k, v=v, sinks=sinks)
     heads, head_dim, kv_heads = q.shape[-2], q.shape[-1], k.shape[-2]
     try:
-        AttentionSpec(dtypes.name_of(q.dtype), head_dim, head_dim_v=v.shape[-1])
+        spec_of(dtypes.name_of(q.dtype), head_dim, v.shape[-1])
     except NotImplementedError as problem:
         raise NotImplementedError(f"{problem}: q is {tuple(q.shape)}, v is {tuple(v.shape)}") from None
     lead = "B, " * (rank - 3)
@@ -108,6 +109,13 @@ def check_operands(op, q, k, v, sinks, rank):
                          "sizes but for the last")
     if heads and (not kv_heads or heads % kv_heads):
         raise ValueError(f"{op}: q has {heads} heads, k has {kv_heads}; q's must be a multiple of k's")
+
+
+def refuse_wide_gradients(op, q):
+    """NotImplementedError where a gradient is asked for and there is no kernel for it."""
+    if q.shape[-1] > HEAD_DIMS[-1]:
+        raise NotImplementedError(f"{op}: head_dim is {q.shape[-1]}, and q, k, v or sinks requires a gradient; beyond "
+                                  f"{HEAD_DIMS[-1]} there is none: call it under torch.no_grad(), or detach them")
 
 
 def check_layouts(op, **tensors: Any):

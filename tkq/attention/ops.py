@@ -20,10 +20,12 @@ from tkq.attention.arguments import (
     numbers,
     refuse_limits,
     refuse_out_of_range,
+    refuse_wide_gradients,
 )
 from tkq.attention.common.operands import Operands
-from tkq.attention.forward.plan import LONG, SHORT, length_class, pack_of, plan, recipe
-from tkq.attention.forward.spec import LONG_WINDOW, AttentionSpec
+from tkq.attention.forward.plan import LONG, SHORT, length_class, pack_of
+from tkq.attention.forward.spec import LONG_WINDOW
+from tkq.attention.kernels import plan, recipe, spec_of
 from tkq.runtime import function
 from tkq.runtime.call import alloc, autocast, check, counters, dtypes, ops
 from tkq.runtime.call.replay import CallCache
@@ -42,8 +44,8 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
     """Exact attention, softmax(scale * q @ k.T) @ v, without the score matrix in memory.
 
     Args:
-        q: (B, Sq, H, D), bfloat16 or float16, D a multiple of 8 up to 256.
-        k, v: (B, Sk, Hk, D) and (B, Sk, Hk, Dv), as q; Dv need not be D. H is a multiple of Hk: each K/V head serves
+        q: (B, Sq, H, D), bfloat16 or float16, D a multiple of 8 up to 256, or up to 512 where no gradient is asked for.
+        k, v: (B, Sk, Hk, D) and (B, Sk, Hk, Dv), as q; Dv need not be D, where both are up to 256. H is a multiple of Hk: each K/V head serves
             H / Hk consecutive query heads (GQA, MQA). Sq and Sk may be any length, also 0.
             The last dimension of q, k and v is contiguous; base and other strides are multiples of 16 bytes, also 0:
             slices of a packed qkv tensor and expanded heads go in without a copy.
@@ -69,7 +71,7 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
         ValueError: softmax_scale is not above 0; window_size has a number outside -1 to 2^30 - 1; softcap is below 0; a
             number that is not finite in float32; shapes that do not go together, devices that differ, strides or a base
             that TMA cannot take.
-        NotImplementedError: a head_dim that is not supported.
+        NotImplementedError: a head_dim that is not supported; a gradient where D is above 256.
         RuntimeError: a GPU other than Hopper.
 
     Differentiable once, in q, k, v and sinks, through o and lse. Under torch.autocast q, k and v are cast, and
@@ -111,6 +113,8 @@ def _traced(q, k, v, sinks, options, return_lse, deterministic):
     check.refuse_tangent("flash_attn", q=q, k=k, v=v, sinks=sinks)
     _check(q, k, v, sinks, options)  # the dispatcher's words name no argument
     needs = ops.may_record(q, k, v, sinks)
+    if needs:
+        refuse_wide_gradients("flash_attn", q)
     return _op(q, k, v, sinks, *options, return_lse or needs, deterministic)
 
 
@@ -118,6 +122,7 @@ def _recorded(ctx, q, k, v, sinks, how):
     """The eager function: forward, with what the gradients need saved. An lse that was not asked for is no result: each
     costs autograd a microsecond."""
     options, deterministic, return_lse = how
+    refuse_wide_gradients("flash_attn", q)
     found = _call_cache.take(q, k, v, sinks, *options, True)
     o, lse = found or (forward if q.is_cuda else _cpu)(q, k, v, sinks, options, True)
     autograd.save(ctx, (q, k, v, sinks, o, lse), options, deterministic)
@@ -183,7 +188,7 @@ def nothing_seen(shape, sinks, device):
 def run(operands: Operands, options: Options = PLAIN, config=None):
     """Launch the kernel into operands.o and operands.lse, with no more checks than the compiled function makes.
 
-    config: an AttentionConfig instead of the plan's: for tests and tuning."""
+    config: an AttentionConfig or a WideConfig instead of the plan's: for tests and tuning."""
     _launch(operands, (*operands.q.shape[1:], *operands.v.shape[1:]), options, operands.q.get_device(), config)
 
 
@@ -206,9 +211,10 @@ def _launch(operands, sizes, options, index, config=None):
            pack, lse is None, short, long, long_window, index, config)
     launcher = _launchers.get(key)
     if launcher is None:
-        spec = AttentionSpec(
-            dtypes.name_of(q.dtype), head_dim, causal, lse is not None, head_dim_v, left >= 0, right >= 0,
-            softcap > 0, sinks if sinks is None else dtypes.name_of(sinks.dtype), pack=pack, long_window=long_window)
+        spec = spec_of(
+            dtypes.name_of(q.dtype), head_dim, head_dim_v, causal=causal, lse=lse is not None, left=left >= 0,
+            right=right >= 0, softcap=softcap > 0, sinks=sinks if sinks is None else dtypes.name_of(sinks.dtype),
+            pack=pack, long_window=long_window)
         launcher = _launchers[key] = launcher_of(q.device, spec, length_class(keys), config)
     kernel, num_sms, scale = launcher
     scale = scale if softmax_scale is None else softmax_scale

@@ -1,0 +1,99 @@
+"""flash_attn with heads of more than 256 columns on a GPU: against float64, beside PyTorch at the same precision."""
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import tkq
+from tests.helpers.attention import varlen_inputs
+from tests.helpers.attention.inputs import compare, judge, make
+from tkq.attention.wide.plan import plan
+from tkq.attention.wide.spec import WideSpec
+
+BF16, FP16 = torch.bfloat16, torch.float16
+SIZES = ((128, 128), (64, 64), (1, 1), (1, 777), (113, 203), (300, 100), (65, 1999), (641, 641), (127, 129),
+         (1023, 1024), (129, 1), (300, 2500), (63, 63), (799, 3))
+KINDS = ((512, BF16, True), (512, FP16, False), (384, BF16, True), (320, BF16, False))
+
+
+@pytest.mark.parametrize("dim, dtype, causal", KINDS)
+def test_sizes(dim, dtype, causal):
+    for rows, keys in SIZES:
+        compare(*make(2, rows, keys, 4, 2, dim, dtype), what=f"{rows} x {keys}", causal=causal)
+
+
+@pytest.mark.parametrize("dim, dtype, causal", KINDS)
+def test_hard_data(dim, dtype, causal):
+    q, k, v = make(2, 517, 517, 4, 4, dim, dtype)
+    compare(q * 20, k, v, "large scores", causal=causal)
+    compare(q, k, v * 1000 + 500, "large values with a mean", causal=causal)
+    peaked, twice, dominating = k.clone(), k.clone(), k.clone()
+    peaked[:, ::50] = q[:, ::50] * 4
+    compare(q, peaked, v, "peaked rows", causal=causal)
+    dominating[:, 0] = 30 * q.mean(1)
+    compare(q, dominating, v, "one dominating key", causal=causal)
+    twice[:, 1::2] = twice[:, :-1:2].clone()
+    compare(q, twice, v, "each key twice", causal=causal)
+    rising = k * torch.linspace(4, 0.1, 517, device="cuda", dtype=dtype)[:, None, None]
+    compare(q * 3, rising, v, "the maximum moves in many blocks", causal=causal)
+
+
+@pytest.mark.parametrize("dim, dtype, causal", KINDS[:2])
+def test_many_tasks(dim, dtype, causal):
+    """More tasks than clusters of blocks, each with largest scores of its own."""
+    for batch, heads, kv_heads in ((3, 40, 8), (1, 1, 1), (7, 13, 1)):
+        q, k, v = make(batch, 333, 417, heads, kv_heads, dim, dtype)
+        apart = torch.linspace(0.2, 5, batch * heads, device="cuda")[torch.randperm(batch * heads, device="cuda")]
+        q = (q * apart.view(batch, 1, heads, 1)).to(dtype)
+        compare(q, k, v, f"B{batch} H{heads}/{kv_heads}", causal=causal)
+
+
+@pytest.mark.parametrize("dim, dtype, causal", KINDS[:1])
+def test_long(dim, dtype, causal):
+    compare(*make(1, 4200, 4200, 2, 1, dim, dtype), "4200 rows", causal=causal)
+
+
+def test_narrower_heads_and_strides():
+    """TMA fills the tile up; columns, rows and heads of other tensors lie behind them."""
+    for dim in (264, 320, 328, 440):
+        whole = torch.full((2, 200, 6, dim + 8), math.nan, device="cuda", dtype=BF16)
+        whole[..., :dim] = torch.randn(2, 200, 6, dim, device="cuda")
+        q, k, v = whole[:, :, :4, :dim], whole[:, :150, 4:5, :dim], whole[:, :150, 5:, :dim]
+        causal = dim > 320  # kernels of the other tests
+        o = torch.full((2, 200, 4, dim), math.nan, device="cuda", dtype=BF16)
+        compare(q, k, v, f"{dim} columns", o, causal=causal)
+
+
+def test_a_run_repeats_and_leaves_neighbours_alone():
+    q, k, v = make(2, 300, 300, 4, 2, 512)
+    first = tkq.flash_attn(q, k, v, causal=True, return_lse=True)
+    for _ in range(5):
+        again = tkq.flash_attn(q, k, v, causal=True, return_lse=True)
+        assert all(torch.equal(a, b) for a, b in zip(first, again))
+    judge(*first, q, k, v, causal=True)
+
+
+@pytest.mark.parametrize("cluster", (1, 2))
+def test_other_clusters(cluster):
+    config = replace(plan(WideSpec("bf16", 512)), cluster=cluster, early=0)
+    for rows, keys in SIZES[3:8]:
+        compare(*make(2, rows, keys, 4, 2, 512), f"{rows} x {keys}", config=config)
+
+
+OPTIONS = dict(left=200, right=40, softcap=15.0)
+
+
+def test_windows_softcap_sinks_and_packed_sequences():
+    """One kernel of all that the wide kernel shares with the narrow one."""
+    lengths = varlen_inputs.MIXED
+    x = varlen_inputs.make(lengths, 4, 2, 512, BF16, spare=30)
+    varlen_inputs.compare(*x, "mixed", **OPTIONS)
+
+
+def test_gradients_are_refused_by_name():
+    q, k, v = (x.requires_grad_() for x in make(1, 64, 64, 1, 1, 512))
+    with pytest.raises(NotImplementedError, match="head_dim is 512.*requires a gradient"):
+        tkq.flash_attn(q, k, v)
+    with torch.no_grad():
+        assert tkq.flash_attn(q, k, v, causal=True).shape == q.shape
