@@ -48,10 +48,9 @@ class Output:
         """O += P @ V, block by block of the visit. In the ring a block's V is behind the next block's K."""
         keys = self.config.key_slots(self.spec.head_dim)
         skip(regs.ring, keys)
-        for i in cutlass.range(1, blocks, unroll=1):
-            skip(regs.ring, keys)
+        for i in cutlass.range(blocks, unroll=1):
+            skip(regs.ring, cutlass.select_(i + 1 < blocks, cutlass.Uint32(keys), cutlass.Uint32(0)))
             self.step(smem, regs)
-        self.step(smem, regs)
 
     @cute.jit
     def step(self, smem, regs):

@@ -1,6 +1,4 @@
 """The producer warp of attention with wide heads: which task next, its tile of Q, and K and V slot by slot."""
-import itertools
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
@@ -43,18 +41,22 @@ class Producer:
                 number, fetched, lambda found: self.forward.signal(smem, found, next_task_slot))
         self.close(smem, q_ring)
 
+    @cute.jit
     def load_k(self, smem, k, ring, at):
-        for i in range(self.config.key_slots(self.spec.head_dim)):
+        for i in cutlass.range(self.config.key_slots(self.spec.head_dim), unroll=1):
             sem = smem.k_pipe.acquire(ring)
             tk.load_async(smem.k[ring.stage], k, (*at, i), sem)
             ring.advance()
 
+    @cute.jit
     def load_v(self, smem, v, ring, of, block):
         n, tiles = self.config.key_parts, self.config.value_tiles(self.spec.head_dim)
-        for tile, i, part in itertools.product(range(tiles), range(n), range(PARTS)):
-            sem = smem.v_pipe.acquire(ring)
-            tk.load_async(smem.v[ring.stage], v, (*of, block * n + i, part * tiles + tile), sem)
-            ring.advance()
+        for i in cutlass.range(n * tiles, unroll=1):
+            for part in cutlass.range_constexpr(PARTS):
+                sem = smem.v_pipe.acquire(ring)
+                at = block * n + i % n, part * tiles + i // n
+                tk.load_async(smem.v[ring.stage], v, (*of, *at), sem)
+                ring.advance()
 
     @cute.jit
     def load_q(self, g, smem, ring, t, seen):

@@ -46,20 +46,28 @@ class Scores:
 
     @cute.jit
     def steps(self, g, smem, regs):
-        """Each further block of the visit: those with a mask on the right first, on the left last."""
-        blocks, n_masked_right = regs.task["blocks"], Int32(1)
+        """Each further block of the visit."""
+        for i in cutlass.range(1, regs.task["blocks"], unroll=1):
+            self.products(smem, regs, False)
+            self.softmax_of(g, regs, i)
+            tk.copy(regs.p, regs.s)
+
+    @cute.jit
+    def softmax_of(self, g, regs, i):
+        """Of the i-th block of the visit: those with a mask on the right come first, on the left last."""
+        masked, whole = Int32(1), regs.task["blocks"]
         if const_expr(self.spec.causal or self.spec.right):
-            n_masked_right = regs.task["n_masked_right"]
-            for i in cutlass.range(1, n_masked_right, unroll=1):
-                self.step(g, smem, regs, i, RIGHT | LEFT)
-        whole = blocks
+            masked = regs.task["n_masked_right"]
         if const_expr(self.spec.left):
-            whole = blocks - regs.task["n_masked_left"]
-        for i in cutlass.range(n_masked_right, whole, unroll=1):
-            self.step(g, smem, regs, i, 0)
+            whole = whole - regs.task["n_masked_left"]
+        if const_expr(self.spec.causal or self.spec.right):
+            if i < masked:
+                self.step(g, regs, i, RIGHT | LEFT)
         if const_expr(self.spec.left):
-            for i in cutlass.range(whole, blocks, unroll=1):
-                self.step(g, smem, regs, i, LEFT)
+            if i >= whole:
+                self.step(g, regs, i, LEFT)
+        if i >= masked and i < whole:
+            self.step(g, regs, i, 0)
 
     def first(self, g, regs):
         """The first softmax of a task."""
@@ -67,12 +75,8 @@ class Scores:
         regs.moved[0] = Int32(0)
         tk.copy(regs.p, regs.s)
 
-    @cute.jit
-    def step(self, g, smem, regs, i, sides: Constexpr[int]):
-        """The i-th block of the visit."""
-        self.products(smem, regs, False)
+    def step(self, g, regs, i, sides):
         regs.moved[0] = Int32(self.softmax.step(g, regs, i, sides))
-        tk.copy(regs.p, regs.s)
 
     @cute.jit
     def products(self, smem, regs, first: Constexpr[bool]):
