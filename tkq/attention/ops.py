@@ -45,8 +45,8 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
 
     Args:
         q: (B, Sq, H, D), bfloat16 or float16, D a multiple of 8 up to 256, or up to 512 where no gradient is asked for.
-        k, v: (B, Sk, Hk, D) and (B, Sk, Hk, Dv), as q; Dv need not be D, where both are up to 256. H is a multiple of Hk: each K/V head serves
-            H / Hk consecutive query heads (GQA, MQA). Sq and Sk may be any length, also 0.
+        k, v: (B, Sk, Hk, D) and (B, Sk, Hk, Dv), as q; Dv need not be D where both are up to 256. H is a multiple of
+            Hk: each K/V head serves H / Hk consecutive query heads (GQA, MQA). Sq and Sk may be any length, also 0.
             The last dimension of q, k and v is contiguous; base and other strides are multiples of 16 bytes, also 0:
             slices of a packed qkv tensor and expanded heads go in without a copy.
         causal: query i sees the keys up to i + Sk - Sq: the last query sees the last key. The same as a right of 0.

@@ -14,7 +14,8 @@ GROUPS = 2 + PARTS  # warpgroups of a block: the producer's, the scores', the ou
 @dataclass(frozen=True)
 class WideConfig:
     """kv: keys of a block of K or V. key_cols: columns of a K slot, which has all keys of the block. value_keys: keys
-    of a V slot; value_cols: its columns, as many as a tile of O has, of which an output warpgroup has some. stages: slots in flight; K and V share their ring.
+    of a V slot; value_cols: its columns, as many as a tile of O has, of which an output warpgroup has some. stages:
+    slots in flight; K and V share their ring.
     cluster: blocks that share K and V by multicast. schedule: see tkq.tile.Schedule. l2_section_mb: MB of K and V in
     one L2 section, whose tasks run together. early: K slots whose products may still run when the outputs begin their
     own. registers: of a thread of the producer, of the scores' and of an output warpgroup."""

@@ -15,7 +15,7 @@ from tkq.attention.wide.output import Output
 from tkq.attention.wide.producer import Producer
 from tkq.attention.wide.scores import Scores
 from tkq.attention.wide.spec import WideSpec
-from tkq.attention.wide.state import Globals, Shared, Tiles
+from tkq.attention.wide.state import Globals, Shared, Tiles, in_slots
 
 
 class WideForward:
@@ -78,9 +78,8 @@ class WideForward:
         cfg, tiles = self.config, self.tiles
         q = al.tile(tiles.q)
         p = al.tile(tiles.p, cfg.key_parts)
-        narrow, wide = sorted((tiles.k, tiles.v), key=lambda t: t.bytes)
-        ring = al.tile(wide, cfg.stages)
-        k, v = (ring if t is wide else ring.scratch(t) for t in (tiles.k, tiles.v))
+        ring = al.tile(max(tiles.k, tiles.v, key=lambda t: t.bytes), cfg.stages)
+        k, v = in_slots(ring, tiles.k), in_slots(ring, tiles.v)
         factors, moved = al.vector(64, 2), al.vector(4, 1, Int32)
         task = al.vector(len(field_names(self.spec)), 1, Int32)
         q_full, q_empty = al.semaphores(1), al.semaphores(1)

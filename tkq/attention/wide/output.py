@@ -1,7 +1,7 @@
 """An output warpgroup of attention with wide heads: its part of O's columns."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import const_expr
 
 import tkq.tile as tk
 from tkq.attention.forward.state import Fields, field_names
@@ -16,9 +16,9 @@ class Output:
         self.tiles, self.cols = config.value_tiles(spec.head_dim), config.value_cols
 
     def state(self, smem, part):
-        return OutputState(o=tuple(tk.rt_fl(self.cols) for _ in range(self.tiles)), factor=tk.rv(), task=Fields.new(self.fields),
-                           ring=smem.v_pipe.ring(), q=tk.ring(1), p_ring=smem.p_pipe.ring(), end=smem.end_pipe.ring(),
-                           part=part)
+        return OutputState(o=tuple(tk.rt_fl(self.cols) for _ in range(self.tiles)), factor=tk.rv(),
+                           task=Fields.new(self.fields), ring=smem.v_pipe.ring(), q=tk.ring(1),
+                           p_ring=smem.p_pipe.ring(), end=smem.end_pipe.ring(), part=part)
 
     @cute.jit
     def run(self, g, smem, part):

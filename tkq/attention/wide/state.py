@@ -101,6 +101,15 @@ class OutputState:
     part: Int32
 
 
+def in_slots(ring: tk.SharedTile, type: tk.st) -> tk.SharedTile:
+    """The same slots, for tiles of a type that may be smaller: what is left of a slot is not used."""
+    one, slot = type.layout(1), ring.type.bytes * 8 // type.dtype.width
+    (rows, cols, _), (row, col, _) = one.outer.shape, one.outer.stride
+    layout = cute.make_layout((rows, cols, ring.stages), stride=(row, col, slot))
+    return tk.SharedTile(cute.make_tensor(cute.recast_ptr(ring.staged.iterator, one.inner, dtype=type.dtype), layout),
+                         type)
+
+
 def skip(ring: tk.Ring, n: int):
     """Past ``n`` slots of others."""
     ring.count[0] = ring.count[0] + n
