@@ -1,0 +1,63 @@
+"""Faults in attention with wide heads."""
+from .mutant import family, pressed
+
+NAPS, LOADS, READS = (pressed(f"{kind}-attention_wide") for kind in ("naps", "loads", "reads"))
+CLUSTER = pressed("naps-attention_wide_cluster")
+FOLDER, TESTS = "tkq/attention/wide/", "tests/gpu/attention/test_attention_wide.py::"
+TASKS = (TESTS + "test_many_tasks",)
+NARROWER = (TESTS + "test_narrower_heads_and_strides",)
+
+MUTANTS = (
+    *family(
+        "wide", FOLDER + "scores.py",
+        ("no_wait_for_k", "smem.k_pipe.wait(regs.ring)", "", LOADS),
+        ("k_freed_before_its_product", """
+            tk.mma_wait(1)
+            release_before(smem.k_pipe, regs.ring, 1)
+         """, """
+            release_before(smem.k_pipe, regs.ring, 1)
+            tk.mma_wait(1)
+         """, READS),
+        ("p_over_one_that_is_multiplied", "smem.p_pipe.acquire_empty(regs.p_ring)", "", READS),
+        ("q_freed_before_its_products", """
+            tk.arrive(smem.q_empty)
+            self.store_p(smem, regs)
+         """, "self.store_p(smem, regs)", TASKS),
+        ("last_factors_over_those_of_the_task_before", "smem.end_pipe.acquire_empty(regs.end)", "", READS),
+        ("o_never_corrected", "moved[tk.warp_id() % 4] = regs.moved[0]", "moved[tk.warp_id() % 4] = Int32(0)", NAPS),
+        ("factors_of_the_end", "store_factors(smem, regs.correct, 0)", "store_factors(smem, regs.correct, 1)", NAPS),
+        ("lse_of_the_first_tile", "tk.store_rows(of, lse, first + t[\"tile\"] * self.config.rows, end)",
+         "tk.store_rows(of, lse, first + 0 * self.config.rows, end)", TASKS),
+        ("masks_left_out", "masked = regs.task[\"n_masked_right\"]", "masked = Int32(1)", NAPS)),
+    *family(
+        "wide", FOLDER + "output.py",
+        ("no_wait_for_v", "smem.v_pipe.wait(regs.ring)", "", LOADS),
+        ("v_freed_before_its_product", """
+            tk.mma_wait(1)
+            release_before(smem.v_pipe, regs.ring, PARTS)
+         """, """
+            release_before(smem.v_pipe, regs.ring, PARTS)
+            tk.mma_wait(1)
+         """, READS),
+        ("no_wait_for_p", "smem.p_pipe.wait(regs.p_ring)", "", NAPS),
+        ("no_wait_for_the_last_factors", "smem.end_pipe.wait(regs.end)", "", NAPS),
+        ("columns_behind_the_end", "return cute.make_tensor(o.iterator + first, cute.make_layout((rows, cols - first), "
+         "stride=(row, col)))", "return cute.make_tensor(o.iterator + first, cute.make_layout((rows, cols), "
+         "stride=(row, col)))", NARROWER)),
+    *family(
+        "wide", FOLDER + "producer.py",
+        ("no_wait_for_a_free_slot", """
+            sem = smem.k_pipe.acquire(ring)
+            tk.load_async(smem.k[ring.stage], k, (*at, i), sem)
+         """, """
+            sem = smem.k_pipe.full[ring.stage]
+            tk.expect_bytes(sem, smem.k_pipe.bytes)
+            tk.load_async(smem.k[ring.stage], k, (*at, i), sem)
+         """, READS),
+        ("other_block_of_v", "self.load_v(smem, v, ring, v_of, end - j)",
+         "self.load_v(smem, v, ring, v_of, end - 1 - j)", NAPS),
+        ("parts_swapped", "at = block * n + i % n, part * tiles + i // n",
+         "at = block * n + i % n, (PARTS - 1 - part) * tiles + i // n", NAPS),
+        ("both_blocks_the_first_tile", "tile = tile * self.config.cluster + tk.cluster_rank()",
+         "tile = tile * self.config.cluster", CLUSTER)),
+)
