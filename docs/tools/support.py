@@ -192,10 +192,10 @@ def attention() -> str:
     for width, dims in itertools.groupby(HEAD_DIMS, _widths):
         dims = list(dims)
         rows.append((f"{dims[0]} to {dims[-1]}", str(width[0]), str(width[1]), *(_tiles(dims[-1], n) for n in LENGTHS)))
-    for width, dims in itertools.groupby(wide_spec.HEAD_DIMS, wide_spec.width):
-        dims, config = list(dims), wide_plan.plan(wide_spec.WideSpec(head_dim=width))
-        rows.append((f"{dims[0]} to {dims[-1]}", str(width), "none",
-                     *[f"{config.tile_rows} x {config.kv}"] * len(LENGTHS)))
+    for first, width in zip((HEAD_DIMS[-1], *wide_spec.WIDTHS), wide_spec.WIDTHS):
+        config = wide_plan.plan(wide_spec.WideSpec(head_dim=width))
+        tiles = [f"{config.tile_rows} x {config.kv}"] * len(LENGTHS)
+        rows.append((f"{first + 8} to {width}", str(width), "none", *tiles))
     head = ("head dims", "forward tile", "backward tile", *(f"{n} ({keys} keys)" for n, keys in LENGTHS.items()))
     pairs = [(a, b) for a, b in itertools.product(HEAD_DIMS, repeat=2) if not _planned(a, b)]
     all_pairs = (f"All {len(HEAD_DIMS) ** 2} pairs of D and Dv have a forward and a backward plan." if not pairs else
