@@ -44,7 +44,7 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
     """Exact attention, softmax(scale * q @ k.T) @ v, without the score matrix in memory.
 
     Args:
-        q: (B, Sq, H, D), bfloat16 or float16, D a multiple of 8 up to 256, or up to 512 where no gradient is asked for.
+        q: (B, Sq, H, D), bfloat16 or float16, D a multiple of 8 up to 512.
         k, v: (B, Sk, Hk, D) and (B, Sk, Hk, Dv), as q; Dv need not be D where both are up to 256. H is a multiple of
             Hk: each K/V head serves H / Hk consecutive query heads (GQA, MQA). Sq and Sk may be any length, also 0.
             The last dimension of q, k and v is contiguous; base and other strides are multiples of 16 bytes, also 0:
@@ -71,7 +71,7 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
         ValueError: softmax_scale is not above 0; window_size has a number outside -1 to 2^30 - 1; softcap is below 0; a
             number that is not finite in float32; shapes that do not go together, devices that differ, strides or a base
             that TMA cannot take.
-        NotImplementedError: a head_dim that is not supported; a gradient where D is above 256.
+        NotImplementedError: a head_dim that is not supported; a gradient where D is above 256 and there is a softcap.
         RuntimeError: a GPU other than Hopper.
 
     Differentiable once, in q, k, v and sinks, through o and lse. Under torch.autocast q, k and v are cast, and
@@ -114,7 +114,7 @@ def _traced(q, k, v, sinks, options, return_lse, deterministic):
     _check(q, k, v, sinks, options)  # the dispatcher's words name no argument
     needs = ops.may_record(q, k, v, sinks)
     if needs:
-        refuse_wide_gradients("flash_attn", q)
+        refuse_wide_gradients("flash_attn", q, options[4])
     return _op(q, k, v, sinks, *options, return_lse or needs, deterministic)
 
 
@@ -122,7 +122,7 @@ def _recorded(ctx, q, k, v, sinks, how):
     """The eager function: forward, with what the gradients need saved. An lse that was not asked for is no result: each
     costs autograd a microsecond."""
     options, deterministic, return_lse = how
-    refuse_wide_gradients("flash_attn", q)
+    refuse_wide_gradients("flash_attn", q, options[4])
     found = _call_cache.take(q, k, v, sinks, *options, True)
     o, lse = found or (forward if q.is_cuda else _cpu)(q, k, v, sinks, options, True)
     autograd.save(ctx, (q, k, v, sinks, o, lse), options, deterministic)

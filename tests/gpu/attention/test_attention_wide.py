@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import tkq
+from tests.helpers.attention import gradients as cases
 from tests.helpers.attention import varlen_inputs
 from tests.helpers.attention.inputs import compare, judge, make
 from tkq.attention.wide.plan import plan
@@ -93,7 +94,36 @@ def test_windows_softcap_sinks_and_packed_sequences():
 
 def test_gradients_are_refused_by_name():
     q, k, v = (x.requires_grad_() for x in make(1, 64, 64, 1, 1, 512))
-    with pytest.raises(NotImplementedError, match="head_dim is 512.*requires a gradient"):
-        tkq.flash_attn(q, k, v)
+    with pytest.raises(NotImplementedError, match="head_dim is 512.*a softcap"):
+        tkq.flash_attn(q, k, v, softcap=3.0)
     with torch.no_grad():
         assert tkq.flash_attn(q, k, v, causal=True).shape == q.shape
+
+
+# ---- gradients ---------------------------------------------------------------------------------------------------
+
+BACKWARD = ((512, BF16, True), (320, FP16, False))
+
+
+@pytest.mark.parametrize("dim, dtype, causal", BACKWARD)
+def test_gradients(dim, dtype, causal):
+    for rows, keys in cases.FEW_SIZES:
+        x = cases.make(2, rows, keys, 4, 2, dim, dtype)
+        cases.compare(*x, causal, what=f"{rows} x {keys}")
+
+
+@pytest.mark.parametrize("dim, dtype, causal", BACKWARD)
+def test_gradients_of_hard_data(dim, dtype, causal):
+    q, k, v, do = cases.make(2, 517, 517, 4, 4, dim, dtype)
+    cases.compare(q * 20, k, v, do, causal, what="large scores")
+    cases.compare(q, k, v, do * 1e-2, causal, what="small gradients")
+    peaked = k.clone()
+    peaked[:, ::50] = q[:, ::50] * 4
+    cases.compare(q, peaked, v, do, causal, what="peaked rows")
+
+
+@pytest.mark.parametrize("dim, dtype, causal", BACKWARD)
+def test_gradients_of_groups(dim, dtype, causal):
+    for batch, heads, kv_heads in ((3, 40, 8), (1, 1, 1), (2, 13, 1)):
+        x = cases.make(batch, 333, 417, heads, kv_heads, dim, dtype)
+        cases.compare(*x, causal, what=f"B{batch} H{heads}/{kv_heads}")

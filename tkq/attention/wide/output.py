@@ -11,8 +11,9 @@ from tkq.attention.wide.state import OutputState, skip
 
 
 class Output:
-    def __init__(self, spec, config):
-        self.spec, self.config, self.fields = spec, config, field_names(spec)
+    def __init__(self, spec, config, fields=None):
+        """fields: of a task; attention's own where not given."""
+        self.spec, self.config, self.fields = spec, config, fields or field_names(spec)
         self.tiles, self.cols = config.value_tiles(spec.head_dim), config.value_cols
 
     def state(self, smem, part):

@@ -1,0 +1,26 @@
+"""From what was asked for to how the kernels are built: pure Python. No kernel depends on this file."""
+from tkq.attention.wide.backward.config import PassConfig
+from tkq.attention.wide.backward.spec import WideBackwardSpec
+from tkq.attention.wide.plan import SLOTS, filled
+from tkq.runtime.compile.recipe import Recipe
+
+STATS_ROWS = 128  # statistics of a head are padded to a multiple of these
+
+
+def recipe(spec: WideBackwardSpec, configs: tuple) -> Recipe:
+    """Of all passes, with a configuration each."""
+    return Recipe("tkq.attention.wide.backward.kernel:WideBackward", (spec, configs))
+
+
+def plan(spec: WideBackwardSpec) -> tuple:
+    """The configuration of each pass."""
+    return tuple(_of(name, spec.width) for name in spec.passes)
+
+
+def _of(name, width):
+    slots = SLOTS[width]
+    if name == "dv":
+        return filled(PassConfig(kv=128, products=1, **slots), width).check(width)
+    if width == 512:
+        slots = dict(key_cols=128, value_keys=64, value_cols=128)
+    return filled(PassConfig(**slots), width).check(width)
