@@ -5,6 +5,8 @@ NAPS, LOADS, READS = (pressed(f"{kind}-attention_wide") for kind in ("naps", "lo
 CLUSTER = pressed("naps-attention_wide_cluster")
 FOLDER, TESTS = "tkq/attention/wide/", "tests/gpu/attention/test_attention_wide.py::"
 TASKS = (TESTS + "test_many_tasks",)
+GRADIENTS, GROUPS = ((TESTS + test,) for test in ("test_gradients", "test_gradients_of_groups"))
+BACKWARD_READS = pressed("reads-attention_wide_backward")
 NARROWER = (TESTS + "test_narrower_heads_and_strides",)
 
 MUTANTS = (
@@ -19,10 +21,6 @@ MUTANTS = (
             tk.mma_wait(1)
          """, READS),
         ("p_over_one_that_is_multiplied", "smem.p_pipe.acquire_empty(regs.p_ring)", "", READS),
-        ("q_freed_before_its_products", """
-            tk.arrive(smem.q_empty)
-            self.store_p(smem, regs)
-         """, "self.store_p(smem, regs)", TASKS),
         ("last_factors_over_those_of_the_task_before", "smem.end_pipe.acquire_empty(regs.end)", "", READS),
         ("o_never_corrected", "moved[tk.warp_id() % 4] = regs.moved[0]", "moved[tk.warp_id() % 4] = Int32(0)", NAPS),
         ("factors_of_the_end", "store_factors(smem, regs.correct, 0)", "store_factors(smem, regs.correct, 1)", NAPS),
@@ -60,4 +58,24 @@ MUTANTS = (
          "at = block * n + i % n, (PARTS - 1 - part) * tiles + i // n", NAPS),
         ("both_blocks_the_first_tile", "tile = tile * self.config.cluster + tk.cluster_rank()",
          "tile = tile * self.config.cluster", CLUSTER)),
+    *family(
+        "wide", FOLDER + "backward/scores.py",
+        ("no_delta", "add(regs.dp, regs.dp, regs.delta)", "", GRADIENTS),
+        ("statistics_of_the_first_head",
+         "head, col = t[\"head\"] * g.heads + i // t[\"per_head\"], self.block(regs, i) * self.config.kv",
+         "head, col = t[\"head\"] * g.heads, self.block(regs, i) * self.config.kv", GROUPS),
+        ("gradient_masks_left_out", "if first + ROWS > 0:", "if first + ROWS < -5000:", GRADIENTS),
+        ("gradient_p_over_one_that_is_multiplied", "smem.p_pipe.acquire_empty(regs.p_ring)", "", BACKWARD_READS),
+        ("gradient_without_its_factor", "tk.fill(factor, g.factor)", "tk.fill(factor, 1.0)", GRADIENTS)),
+    *family(
+        "wide", FOLDER + "backward/producer.py",
+        ("values_of_the_next_head",
+         "self.load_values(g, smem, ring, (t.batch, head + (j - 1) // per_head), first + (j - 1) % per_head)",
+         "self.load_values(g, smem, ring, (t.batch, head + j // per_head), first + (j - 1) % per_head)", GROUPS),
+        ("the_last_block_left_out", "return first, most(found.end - first, 1)",
+         "return first, most(found.end - first - 1, 1)", GRADIENTS)),
+    *family(
+        "wide", FOLDER + "backward/stats.py",
+        ("columns_behind_the_end_count", "total = total + cutlass.select_(at < vectors, part, Float32(0.0))",
+         "total = total + part", GRADIENTS)),
 )

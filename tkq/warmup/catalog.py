@@ -22,6 +22,7 @@ _LISTS = (
     "tkq.losses.catalog",
     "tkq.attention.forward.catalog",
     "tkq.attention.wide.catalog",
+    "tkq.attention.wide.backward.catalog",
     "tkq.attention.backward.catalog",
     "tkq.attention.decode.catalog",
     "tkq.attention.flex.catalog",

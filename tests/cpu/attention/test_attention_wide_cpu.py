@@ -12,9 +12,13 @@ from tkq import reference
 from tkq.attention import kernels
 from tkq.attention.forward.config import SHARED_BYTES
 from tkq.attention.forward.spec import DTYPES, PACKS, AttentionSpec
+from tkq.attention.wide.backward import plan as backward_plan
+from tkq.attention.wide.backward.catalog import shipped as backward_shipped
+from tkq.attention.wide.backward.spec import WideBackwardSpec
 from tkq.attention.wide.catalog import shipped
 from tkq.attention.wide.plan import filled, plan, recipe
 from tkq.attention.wide.spec import HEAD_DIMS, WIDTHS, WideSpec, width
+from tkq.reference import attention_backward as reference_backward
 
 BF16 = torch.bfloat16
 SPECS = st.builds(WideSpec, dtype=st.sampled_from(DTYPES), head_dim=st.sampled_from(HEAD_DIMS), causal=st.booleans(),
@@ -46,6 +50,33 @@ def test_impossible_configurations_are_refused(bad):
 def test_fewer_and_larger_slots_are_filled():
     config = filled(replace(plan(WideSpec()), key_cols=128, value_keys=128), 512)
     assert config.stages == 4 and config.check(512) is config
+
+
+def test_every_pass_of_the_backward_fits_the_hardware():
+    for dtype, wide, left, right, dq in itertools.product(DTYPES, WIDTHS, *((False, True),) * 3):
+        spec = WideBackwardSpec(dtype, wide, left, right, dq)
+        configs = backward_plan.plan(spec)
+        assert len(configs) == len(spec.passes) == 2 + dq
+        for name, config in zip(spec.passes, configs):
+            assert config.check(wide) is config and config.products == (1 if name == "dv" else 2)
+            assert backward_plan.STATS_ROWS % config.kv == 0, "a block of columns has statistics of its own"
+            assert config.slot_bytes(wide) * 4 < config.stages * config.slot_bytes(wide)
+    names = [kernel.name for kernel in backward_shipped()]
+    assert len(set(names)) == len(names)
+    with pytest.raises(NotImplementedError, match="tiles of 256 columns"):
+        WideBackwardSpec(width=256)
+    with pytest.raises(NotImplementedError, match="q is fp32"):
+        WideBackwardSpec("fp32")
+
+
+def test_gradients_on_the_cpu_are_the_formula_s():
+    g = torch.Generator().manual_seed(0)
+    q, k, v, do = (torch.randn(1, n, h, 264, generator=g).to(BF16).requires_grad_()
+                   for n, h in ((5, 2), (9, 1), (9, 1), (5, 2)))
+    o, lse = tkq.flash_attn(q, k, v, causal=True, return_lse=True)
+    want = reference_backward.flash_attn_backward(do, q, k, v, o, lse, None, True, None, (-1, -1), 0.0, None)
+    for a, b in zip(torch.autograd.grad(o, (q, k, v), do), want):
+        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("bad", (dict(head_dim=520), dict(head_dim=300), dict(head_dim=256), dict(dtype="fp32"),

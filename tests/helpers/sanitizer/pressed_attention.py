@@ -63,6 +63,16 @@ def attention_wide_cluster():
     attention_wide(2)
 
 
+def attention_wide_backward():
+    """Few slots; two query heads of a K/V head."""
+    from tkq.attention.wide.backward.plan import plan
+    from tkq.attention.wide.backward.spec import WideBackwardSpec
+
+    configs = tuple(dataclasses.replace(config, cluster=1, stages=4)
+                    for config in plan(WideBackwardSpec("bf16", 320, right=True)))
+    backward(configs, dim=320, rows=300)
+
+
 def attention_packed():
     from tests.helpers.attention.varlen_inputs import compare, make
 
@@ -200,7 +210,7 @@ def decode():
 
 
 CASES = (decode, split, attention, attention_overlap_tasks, attention_cluster, attention_wide,
-         attention_wide_cluster, attention_packed, attention_window,
+         attention_wide_backward, attention_wide_cluster, attention_packed, attention_window,
          backward_helper_warps, backward_of_one_task, backward_wide, backward_wide_one_p, backward_first,
          backward_first_at_once, backward_grouped, backward_grouped_at_once, backward_in_order,
          backward_chain, backward_seamless)
