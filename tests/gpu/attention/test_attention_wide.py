@@ -122,6 +122,22 @@ def test_gradients_of_hard_data(dim, dtype, causal):
     cases.compare(q, peaked, v, do, causal, what="peaked rows")
 
 
+@pytest.mark.parametrize("window_size", ((70, 30), (0, 0), (130, 0)))
+@pytest.mark.sampled(when=lambda window_size: False)
+def test_gradients_of_windows(window_size):
+    for rows, keys in cases.FEW_SIZES:
+        x = cases.make(1, rows, keys, 2, 1, 384, BF16)
+        cases.compare(*x, False, what=f"{rows} x {keys}", window_size=window_size)
+
+
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.sampled(when=lambda causal: False)
+def test_gradients_of_lse_and_sinks(causal):
+    x = cases.make(2, 200, 330, 4, 2, 440, BF16)
+    dlse, sinks = torch.randn(2, 4, 200, device="cuda"), torch.randn(4, device="cuda")
+    cases.compare(*x, causal, dlse=dlse, sinks=sinks)
+
+
 @pytest.mark.parametrize("dim, dtype, causal", BACKWARD)
 def test_gradients_of_groups(dim, dtype, causal):
     for batch, heads, kv_heads in ((3, 40, 8), (1, 1, 1), (2, 13, 1)):
