@@ -4,7 +4,6 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from tkq.attention.forward.spec import HEAD_DIMS
 from tkq.attention.kernels import spec_of
 from tkq.runtime import arguments
 from tkq.runtime.call import autocast, check, dtypes
@@ -109,15 +108,6 @@ def check_operands(op, q, k, v, sinks, rank):
                          "sizes but for the last")
     if heads and (not kv_heads or heads % kv_heads):
         raise ValueError(f"{op}: q has {heads} heads, k has {kv_heads}; q's must be a multiple of k's")
-
-
-def refuse_wide_gradients(op, q, softcap):
-    """NotImplementedError where a gradient is asked for and there is no kernel for it."""
-    if q.shape[-1] > HEAD_DIMS[-1] and (softcap or "varlen" in op):
-        of = "packed sequences" if "varlen" in op else "a softcap"
-        raise NotImplementedError(f"{op}: head_dim is {q.shape[-1]}, and a gradient is asked for; beyond "
-                                  f"{HEAD_DIMS[-1]} there is none of {of}: call it under torch.no_grad(), or detach "
-                                  "q, k, v and sinks")
 
 
 def check_layouts(op, **tensors: Any):

@@ -20,7 +20,6 @@ from tkq.attention.arguments import (
     numbers,
     refuse_limits,
     refuse_out_of_range,
-    refuse_wide_gradients,
 )
 from tkq.attention.common.operands import Operands
 from tkq.attention.forward.plan import LONG, SHORT, length_class, pack_of
@@ -71,7 +70,7 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
         ValueError: softmax_scale is not above 0; window_size has a number outside -1 to 2^30 - 1; softcap is below 0; a
             number that is not finite in float32; shapes that do not go together, devices that differ, strides or a base
             that TMA cannot take.
-        NotImplementedError: a head_dim that is not supported; a gradient where D is above 256 and there is a softcap.
+        NotImplementedError: a head_dim that is not supported.
         RuntimeError: a GPU other than Hopper.
 
     Differentiable once, in q, k, v and sinks, through o and lse. Under torch.autocast q, k and v are cast, and
@@ -113,8 +112,6 @@ def _traced(q, k, v, sinks, options, return_lse, deterministic):
     check.refuse_tangent("flash_attn", q=q, k=k, v=v, sinks=sinks)
     _check(q, k, v, sinks, options)  # the dispatcher's words name no argument
     needs = ops.may_record(q, k, v, sinks)
-    if needs:
-        refuse_wide_gradients("flash_attn", q, options[4])
     return _op(q, k, v, sinks, *options, return_lse or needs, deterministic)
 
 
@@ -122,7 +119,6 @@ def _recorded(ctx, q, k, v, sinks, how):
     """The eager function: forward, with what the gradients need saved. An lse that was not asked for is no result: each
     costs autograd a microsecond."""
     options, deterministic, return_lse = how
-    refuse_wide_gradients("flash_attn", q, options[4])
     found = _call_cache.take(q, k, v, sinks, *options, True)
     o, lse = found or (forward if q.is_cuda else _cpu)(q, k, v, sinks, options, True)
     autograd.save(ctx, (q, k, v, sinks, o, lse), options, deterministic)

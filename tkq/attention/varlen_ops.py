@@ -23,7 +23,6 @@ from tkq.attention.arguments import (
     numbers,
     refuse_limits,
     refuse_out_of_range,
-    refuse_wide_gradients,
 )
 from tkq.attention.common.operands import Operands
 from tkq.attention.forward.plan import LONG, SHORT, length_class, pack_of
@@ -116,15 +115,12 @@ def _traced(q, k, v, sinks, lengths, options, return_lse, deterministic):
     check.refuse_tangent("flash_attn_varlen", q=q, k=k, v=v, sinks=sinks)
     _check(q, k, v, sinks, lengths, options)  # the dispatcher's words name no argument
     needs = ops.may_record(q, k, v, sinks)
-    if needs:
-        refuse_wide_gradients("flash_attn_varlen", q, options[4])
     return _op(q, k, v, sinks, *lengths, *options, return_lse or needs, deterministic)
 
 
 def _recorded(ctx, q, k, v, sinks, how):
     """The eager function: forward, with what the gradients need saved."""
     lengths, options, deterministic, return_lse = how
-    refuse_wide_gradients("flash_attn_varlen", q, options[4])
     found = _call_cache.take(q, k, v, sinks, *lengths, *options, True)
     o, lse = found or (forward if q.is_cuda else _cpu)(q, k, v, sinks, lengths, options, True)
     autograd.save(ctx, (q, k, v, sinks, o, lse), options, deterministic, lengths)

@@ -9,6 +9,9 @@ import tkq
 from tests.helpers.attention import gradients as cases
 from tests.helpers.attention import varlen_inputs
 from tests.helpers.attention.inputs import compare, judge, make
+from tests.helpers.attention.varlen_gradients import MIXED as MIXED_BACKWARD
+from tests.helpers.attention.varlen_gradients import Problem
+from tkq.attention.arguments import Options
 from tkq.attention.wide.plan import plan
 from tkq.attention.wide.spec import WideSpec
 
@@ -92,14 +95,6 @@ def test_windows_softcap_sinks_and_packed_sequences():
     varlen_inputs.compare(*x, "mixed", **OPTIONS)
 
 
-def test_gradients_are_refused_by_name():
-    q, k, v = (x.requires_grad_() for x in make(1, 64, 64, 1, 1, 512))
-    with pytest.raises(NotImplementedError, match="head_dim is 512.*a softcap"):
-        tkq.flash_attn(q, k, v, softcap=3.0)
-    with torch.no_grad():
-        assert tkq.flash_attn(q, k, v, causal=True).shape == q.shape
-
-
 # ---- gradients ---------------------------------------------------------------------------------------------------
 
 BACKWARD = ((512, BF16, True), (320, FP16, False))
@@ -143,3 +138,10 @@ def test_gradients_of_groups(dim, dtype, causal):
     for batch, heads, kv_heads in ((3, 40, 8), (1, 1, 1), (2, 13, 1)):
         x = cases.make(batch, 333, 417, heads, kv_heads, dim, dtype)
         cases.compare(*x, causal, what=f"B{batch} H{heads}/{kv_heads}")
+
+
+@pytest.mark.parametrize("causal", (True,))
+def test_gradients_of_packed_sequences(causal):
+    """And of a softcap."""
+    problem = Problem(MIXED_BACKWARD, 4, 2, 512, options=Options(causal, softcap=20.0))
+    problem.judge()

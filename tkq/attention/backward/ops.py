@@ -4,14 +4,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from tkq.attention.arguments import (
-    PLAIN,
-    Options,
-    check_operands,
-    check_options,
-    refuse_out_of_range,
-    refuse_wide_gradients,
-)
+from tkq.attention.arguments import PLAIN, Options, check_operands, check_options, refuse_out_of_range
 from tkq.attention.backward.plan import plan, recipe
 from tkq.attention.backward.spec import WIDTHS, BackwardSpec, width
 from tkq.attention.common.operands import BackwardOperands, Gradients
@@ -35,7 +28,7 @@ def attention_backward(tensors: tuple, sinks: Optional[Tensor] = None, options: 
         tensors: (do, q, k, v, o, lse, dlse).
             do: the gradient of o. Where its strides do not suit TMA it is copied.
             q: (B, Sq, H, D), bfloat16 or float16. k: (B, Sk, Hk, D). v: (B, Sk, Hk, Dv). o: (B, Sq, H, Dv). D and Dv
-            are multiples of 8 up to 256, or D = Dv up to 512 without softcap. Strides as in ``flash_attn``.
+            are multiples of 8 up to 256, or D = Dv up to 512. Strides as in ``flash_attn``.
             lse: (B, H, Sq) float32, of any strides. dlse: its gradient, likewise, or None.
         sinks: (H,) or None. options: a tuple, as ``Options``.
         deterministic: the same dq, bit by bit, in each run: it is made by a kernel of its own, which computes the
@@ -84,9 +77,7 @@ def check_gradient_of(op, tensors, sinks, options, rank):
     check_operands(op, q, k, v, sinks, rank)
     check_options(op, options)
     *batch, rows, heads, head_dim = q.shape
-    if max(head_dim, v.shape[-1]) > WIDTHS[-1]:
-        refuse_wide_gradients(op, q, options.softcap)
-    else:
+    if head_dim <= WIDTHS[-1]:
         width(head_dim, v.shape[-1])
     for name, x in (("o", o), ("do", do)):
         if not isinstance(x, Tensor) or x.dtype != q.dtype:
@@ -168,7 +159,8 @@ def run(tensors: BackwardOperands, gradients: Gradients, options: Options = PLAI
     _, q, k, v, _, _, dlse = tensors
     batch, rows, heads, head_dim = q.shape
     if head_dim > WIDTHS[-1]:
-        return wide.run(tensors, gradients, options, config)
+        stats = wide.run(tensors, gradients, options, None, config)
+        return lambda: stats[1]
     causal, scale, left, right, softcap = options
     index, keys = q.get_device(), k.shape[1]
     left, right = left if left < keys - 1 else -1, 0 if causal else right if right < rows - 1 else -1

@@ -11,7 +11,9 @@ PASSES = ("dq", "dk", "dv")
 class WideBackwardSpec:
     """dtype: of q, k, v, o, their gradients and do. width: columns of a tile. left, right: queries see at most a number
     of keys, known at run time, to the left and to the right of the key they are aligned with; causal is right, of 0.
-    dq: q's gradient is wanted too. dlse: the log-sum-exp has a gradient.
+    softcap: scores went through softcap * tanh(score / softcap). dq: q's gradient is wanted too. dlse: the log-sum-exp
+    has a gradient. varlen: packed sequences, delimited by cu_seqlens; seqused_q, seqused_k: only the first rows of each
+    are in use.
 
     Raises:
         NotImplementedError: what no kernel takes, by name.
@@ -23,6 +25,10 @@ class WideBackwardSpec:
     right: bool = False
     dq: bool = True
     dlse: bool = False
+    softcap: bool = False
+    varlen: bool = False
+    seqused_q: bool = False
+    seqused_k: bool = False
 
     def __post_init__(self):
         if self.dtype not in DTYPES:
@@ -30,6 +36,8 @@ class WideBackwardSpec:
         if self.width not in WIDTHS:
             raise NotImplementedError(f"attention backward: tiles of {self.width} columns, supported are "
                                       f"{', '.join(map(str, WIDTHS))}")
+        if (self.seqused_q or self.seqused_k) and not self.varlen:
+            raise ValueError("attention backward: seqused_q and seqused_k belong to varlen")
 
     @property
     def passes(self) -> tuple:

@@ -14,6 +14,11 @@ from tkq.attention.wide.config import ROWS
 FIELDS = ("batch", "head", "tile", "blocks", "first", "per_head")
 
 
+def fields_of(spec) -> tuple:
+    """Of varlen also the sequence's lengths, of rows (rows_q) and of columns (rows_k), and where its columns end."""
+    return (*FIELDS, *["rows_q", "rows_k", "batch_k"] * spec.varlen)
+
+
 @dataclass(frozen=True)
 class PassTiles:
     """rows: of all columns; part: those of one slot. column: a slot of S or dP. values: one of the gradient. x: P or
@@ -41,16 +46,15 @@ class PassGlobals:
     stay: tuple
     columns: tuple
     values: tk.gl
-    o: cute.Tensor  # (row, col, head, batch): the gradient
-    stats: cute.Tensor  # (2, batch, head, query)
-    tasks: Any  # Dense, of rows
+    o: cute.Tensor  # (row, col, head[, batch]): the gradient
+    stats: cute.Tensor  # (2, batch, head, query), of varlen with a batch of 1
+    tasks: Any  # Dense or Varlen, of rows
     schedule: tk.Schedule
-    rows_q: Int32
-    rows_k: Int32
     heads: Int32  # query heads of a K/V head
     left: Optional[Int32]
     right: Optional[Int32]
-    scale: Float32  # of the scores, times log2(e)
+    scale: Float32  # of the scores, times log2(e); with a softcap, of their tanh
+    cap: Optional[Float32]  # what S is multiplied by under the tanh
     factor: Float32  # of the gradient
 
 

@@ -13,10 +13,9 @@ THREADS, WARP, VECTOR = 256, 32, 8  # a warp has a row, and reads 16 bytes a lan
 
 
 class RowStats:
-    """stats[0] = -lse * log2(e) and stats[1] = dlse - rowsum(o * do), (2, B, H, padded).
+    """stats[0] = -lse * log2(e) and stats[1] = dlse - rowsum(o * do), (2, B, H, Sq).
 
-    A row past the end, and one that sees no key, has -inf and 0: then exp2(.. - inf) is 0, and nothing of it enters a
-    gradient."""
+    A row that sees no key has -inf and 0: then exp2(.. - inf) is 0, and nothing of it enters a gradient."""
 
     def __init__(self, width: int):
         self.steps = width // (WARP * VECTOR) + (width % (WARP * VECTOR) > 0)
@@ -33,17 +32,17 @@ class RowStats:
                stats: cute.Tensor):
         x, head, batch = (Int32(n) for n in cute.arch.block_idx())
         row = x * (THREADS // WARP) + tk.warp_id()
-        first, second = -Float32.inf, Float32(0.0)
         if row < lse.shape[2]:
+            first, second = -Float32.inf, Float32(0.0)
             total = self.row_sum(do[batch, row, head, None], o[batch, row, head, None])
             of_row = lse[batch, head, row]
             if of_row != -Float32.inf:
                 first, second = -of_row * tk.LOG2E, -total
                 if cutlass.const_expr(dlse is not None):
                     second = second + dlse[batch, head, row]
-        if tk.lane_id() == 0 and row < stats.shape[3]:
-            stats[0, batch, head, row] = first
-            stats[1, batch, head, row] = second
+            if tk.lane_id() == 0:
+                stats[0, batch, head, row] = first
+                stats[1, batch, head, row] = second
 
     def row_sum(self, a, b):
         """Of two rows, over the warp: lanes beyond the columns repeat the last, and count for nothing."""
