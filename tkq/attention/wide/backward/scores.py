@@ -110,6 +110,8 @@ class PassScores:
         rest = g.tasks.lengths(regs.task)[1] - self.block(regs, i) * cols
         if rest < cols:
             tk.right_fill(regs.s, rest, -INF)
+            if const_expr(self.two):  # delta of rows that are not the sequence's may be NaN
+                tk.right_fill(regs.dp, rest, 0.0)
 
     def limits(self, g, regs, i):
         """(first, end): the tile's first row sees the columns from ``first`` to ``end``, each further row those one
