@@ -85,7 +85,7 @@ def types() -> dict[str, tuple[list, str]]:
             _columns("classes", MAX_V, lambda n: CrossEntropySpec("forward", n, "bf16")))
     heads = taken(lambda d: AttentionSpec(head_dim=d, head_dim_v=d), range(1, 300))
     wide = taken(lambda d: kernels.spec_of("bf16", d, d), range(1, 600))
-    dims = f"D and Dv: multiples of {heads[0]} to {heads[-1]}, D = Dv without gradients to {wide[-1]}"
+    dims = f"D and Dv: multiples of {heads[0]} to {heads[-1]}, D = Dv to {wide[-1]}"
     flash = taken(lambda t: AttentionSpec(t), TYPES), f"any Sq, Sk; {dims}"
     half = taken(lambda t: GemmSpec(t), TYPES)
     gated = taken(lambda t: GatedSpec("swiglu", t), TYPES), "any"
@@ -195,7 +195,7 @@ def attention() -> str:
     for first, width in zip((HEAD_DIMS[-1], *wide_spec.WIDTHS), wide_spec.WIDTHS):
         config = wide_plan.plan(wide_spec.WideSpec(head_dim=width))
         tiles = [f"{config.tile_rows} x {config.kv}"] * len(LENGTHS)
-        rows.append((f"{first + 8} to {width}", str(width), "none", *tiles))
+        rows.append((f"{first + 8} to {width}", str(width), str(width), *tiles))
     head = ("head dims", "forward tile", "backward tile", *(f"{n} ({keys} keys)" for n, keys in LENGTHS.items()))
     pairs = [(a, b) for a, b in itertools.product(HEAD_DIMS, repeat=2) if not _planned(a, b)]
     all_pairs = (f"All {len(HEAD_DIMS) ** 2} pairs of D and Dv have a forward and a backward plan." if not pairs else

@@ -6,6 +6,7 @@ CLUSTER = pressed("naps-attention_wide_cluster")
 FOLDER, TESTS = "tkq/attention/wide/", "tests/gpu/attention/test_attention_wide.py::"
 TASKS = (TESTS + "test_many_tasks",)
 GRADIENTS, GROUPS = ((TESTS + test,) for test in ("test_gradients", "test_gradients_of_groups"))
+PACKED = (TESTS + "test_gradients_of_packed_sequences",)
 BACKWARD_READS = pressed("reads-attention_wide_backward")
 NARROWER = (TESTS + "test_narrower_heads_and_strides",)
 
@@ -60,18 +61,21 @@ MUTANTS = (
          "tile = tile * self.config.cluster", CLUSTER)),
     *family(
         "wide", FOLDER + "backward/scores.py",
-        ("no_delta", "add(regs.dp, regs.dp, regs.delta)", "", GRADIENTS),
+        ("no_delta", "(tk.add_row if self.by_rows else tk.add_col)(regs.dp, regs.dp, regs.delta)", "", GRADIENTS),
         ("statistics_of_the_first_head",
          "head, col = t[\"head\"] * g.heads + i // t[\"per_head\"], self.block(regs, i) * self.config.kv",
          "head, col = t[\"head\"] * g.heads, self.block(regs, i) * self.config.kv", GROUPS),
         ("gradient_masks_left_out", "if first + ROWS > 0:", "if first + ROWS < -5000:", GRADIENTS),
+        ("nan_of_rows_behind_the_sequence", "tk.right_fill(regs.dp, rest, 0.0)", "pass", PACKED),
+        ("no_derivative_of_the_softcap",
+         "tk.apply(regs.dp, lambda w, t: w * (Float32(1.0) - t * t), regs.dp, regs.s)", "pass", PACKED),
         ("gradient_p_over_one_that_is_multiplied", "smem.p_pipe.acquire_empty(regs.p_ring)", "", BACKWARD_READS),
         ("gradient_without_its_factor", "tk.fill(factor, g.factor)", "tk.fill(factor, 1.0)", GRADIENTS)),
     *family(
         "wide", FOLDER + "backward/producer.py",
         ("values_of_the_next_head",
-         "self.load_values(g, smem, ring, (t.batch, head + (j - 1) // per_head), first + (j - 1) % per_head)",
-         "self.load_values(g, smem, ring, (t.batch, head + j // per_head), first + (j - 1) % per_head)", GROUPS),
+         "self.load_values(smem, values, ring, (t.batch_k, head + before // per_head), first + before % per_head)",
+         "self.load_values(smem, values, ring, (t.batch_k, head + j // per_head), first + before % per_head)", GROUPS),
         ("the_last_block_left_out", "return first, most(found.end - first, 1)",
          "return first, most(found.end - first - 1, 1)", GRADIENTS)),
     *family(

@@ -59,7 +59,6 @@ def test_every_pass_of_the_backward_fits_the_hardware():
         assert len(configs) == len(spec.passes) == 2 + dq
         for name, config in zip(spec.passes, configs):
             assert config.check(wide) is config and config.products == (1 if name == "dv" else 2)
-            assert backward_plan.STATS_ROWS % config.kv == 0, "a block of columns has statistics of its own"
             assert config.slot_bytes(wide) * 4 < config.stages * config.slot_bytes(wide)
     names = [kernel.name for kernel in backward_shipped()]
     assert len(set(names)) == len(names)
@@ -117,7 +116,7 @@ def test_shipped_covers_what_plan_chooses():
         assert {bool(getattr(spec, name)) for spec, _ in args} == {False, True}
 
 
-def test_the_function_takes_wide_heads_and_refuses_their_gradients():
+def test_the_functions_take_wide_heads():
     g = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, n, h, 328, generator=g).to(BF16) for n, h in ((5, 2), (9, 1), (9, 1)))
     o, lse = tkq.flash_attn(q, k, v, causal=True, return_lse=True)
@@ -126,17 +125,5 @@ def test_the_function_takes_wide_heads_and_refuses_their_gradients():
     cu_q, cu_k = (torch.tensor([0, n], dtype=torch.int32) for n in (5, 9))
     packed = [x[0] for x in (q, k, v)]
     assert torch.equal(tkq.flash_attn_varlen(*packed, cu_q, cu_k, 5, 9, causal=True), want[0])
-    for i, name in enumerate("qkv"):
-        given = [x.clone().requires_grad_(i == j) for j, x in enumerate((q, k, v))]
-        with pytest.raises(NotImplementedError, match="flash_attn: head_dim is 328, and a gradient.*of a softcap"):
-            tkq.flash_attn(*given, softcap=2.0)
-        with pytest.raises(NotImplementedError, match="flash_attn_varlen: head_dim is 328, and a gradient.*packed"):
-            tkq.flash_attn_varlen(*[x[0] for x in given], cu_q, cu_k, 5, 9)
-        with torch.no_grad():
-            assert torch.equal(tkq.flash_attn(*given, causal=True), want), name
-
-
-def test_traced_calls_refuse_gradients_too():
-    q = torch.randn(1, 4, 1, 320, dtype=BF16, requires_grad=True)
-    with pytest.raises(Exception, match="head_dim is 320"):
-        torch.compile(lambda q: tkq.flash_attn(q, q, q, softcap=1.0), backend="eager", fullgraph=True)(q)
+    with pytest.raises(NotImplementedError, match="head_dim is 328 and head_dim_v 320, beyond 256"):
+        tkq.flash_attn(q, k, v[..., :320])
