@@ -7,12 +7,11 @@ FOLDER, TESTS = "tkq/attention/wide/", "tests/gpu/attention/test_attention_wide.
 TASKS = (TESTS + "test_many_tasks",)
 GRADIENTS, GROUPS = ((TESTS + test,) for test in ("test_gradients", "test_gradients_of_groups"))
 PACKED = (TESTS + "test_gradients_of_packed_sequences",)
-BACKWARD_READS = pressed("reads-attention_wide_backward")
 NARROWER = (TESTS + "test_narrower_heads_and_strides",)
 
 MUTANTS = (
     *family(
-        "wide", FOLDER + "scores.py",
+        "wide", FOLDER + "products.py",
         ("no_wait_for_k", "smem.k_pipe.wait(regs.ring)", "", LOADS),
         ("k_freed_before_its_product", """
             tk.mma_wait(1)
@@ -21,9 +20,13 @@ MUTANTS = (
             release_before(smem.k_pipe, regs.ring, 1)
             tk.mma_wait(1)
          """, READS),
-        ("p_over_one_that_is_multiplied", "smem.p_pipe.acquire_empty(regs.p_ring)", "", READS),
+        ("p_before_it_is_there", "if const_expr(not first and i == slots.own - slots.early):",
+         "if const_expr(not first and i == 0):", NAPS),
         ("last_factors_over_those_of_the_task_before", "smem.end_pipe.acquire_empty(regs.end)", "", READS),
-        ("o_never_corrected", "moved[tk.warp_id() % 4] = regs.moved[0]", "moved[tk.warp_id() % 4] = Int32(0)", NAPS),
+        ("o_never_corrected", "of_warps[tk.warp_id() % 4] = Int32(moved)", "of_warps[tk.warp_id() % 4] = Int32(0)",
+         NAPS)),
+    *family(
+        "wide", FOLDER + "scores.py",
         ("factors_of_the_end", "store_factors(smem, regs.correct, 0)", "store_factors(smem, regs.correct, 1)", NAPS),
         ("lse_of_the_first_tile", "tk.store_rows(of, lse, first + t[\"tile\"] * self.config.rows, end)",
          "tk.store_rows(of, lse, first + 0 * self.config.rows, end)", TASKS),
@@ -69,7 +72,6 @@ MUTANTS = (
         ("nan_of_rows_behind_the_sequence", "tk.right_fill(regs.dp, rest, 0.0)", "pass", PACKED),
         ("no_derivative_of_the_softcap",
          "tk.apply(regs.dp, lambda w, t: w * (Float32(1.0) - t * t), regs.dp, regs.s)", "pass", PACKED),
-        ("gradient_p_over_one_that_is_multiplied", "smem.p_pipe.acquire_empty(regs.p_ring)", "", BACKWARD_READS),
         ("gradient_without_its_factor", "tk.fill(factor, g.factor)", "tk.fill(factor, 1.0)", GRADIENTS)),
     *family(
         "wide", FOLDER + "backward/producer.py",

@@ -54,7 +54,7 @@ def attention_wide(cluster=1):
     num_sms(6)
     q, k, v = make(1, 400, 700, 4, 2, 320)
     k = (k * torch.linspace(4, 0.3, 700, device="cuda")[:, None, None]).to(BF16)
-    config = dataclasses.replace(plan(WideSpec("bf16", 320)), cluster=cluster, stages=4)
+    config = dataclasses.replace(plan(WideSpec("bf16", 320)), cluster=cluster, stages=9)
     forward(q * 3, k, v, config, causal=True)
 
 
@@ -68,7 +68,7 @@ def attention_wide_backward():
     from tkq.attention.wide.backward.plan import plan
     from tkq.attention.wide.backward.spec import WideBackwardSpec
 
-    configs = tuple(dataclasses.replace(config, cluster=1, stages=4)
+    configs = tuple(dataclasses.replace(config, cluster=1, stages=9)
                     for config in plan(WideBackwardSpec("bf16", 320, right=True)))
     backward(configs, dim=320, rows=300)
 

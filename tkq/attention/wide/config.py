@@ -8,6 +8,7 @@ ROWS = 64  # query rows of a block
 PARTS = 2  # output warpgroups: each has this part of O's columns
 # Of a tile of O: the assembler refuses an instruction with more registers than the launch has a thread, 128.
 MOST_COLUMNS = 192
+STORE_UNDER = 1  # P of the step before is stored under the product of this K slot, and of those behind it
 GROUPS = 2 + PARTS  # warpgroups of a block: the producer's, the scores', the outputs'
 
 
@@ -60,6 +61,10 @@ class WideConfig:
         """Parts of a block's keys, of a V slot each."""
         return self.kv // self.value_keys
 
+    def known(self, head_dim: int) -> int:
+        """The last K slot of a step whose place in the ring had one of the scores' own before: see ``products``."""
+        return self.stages - PARTS * self.value_slots(head_dim) - 1
+
     def slot_bytes(self, head_dim: int) -> int:
         """Of the ring: K's and V's slots have the same places."""
         return 2 * max(self.kv * self.key_cols, self.value_keys * self.value_cols)
@@ -87,10 +92,18 @@ class WideConfig:
             raise ValueError(f"{self}: a cluster's first block passes the next task to one other block, not to a third")
         if self.tile_rows + self.kv > LONG_WINDOW:
             raise ValueError(f"{self}: {self.tile_rows} rows and {self.kv} keys of a step, more than {LONG_WINDOW}")
-        if not 0 <= self.early < self.key_slots(head_dim):
-            raise ValueError(f"{self}: early is {self.early}, allowed are 0 to {self.key_slots(head_dim) - 1}")
+        self.check_order(head_dim)
         few, scores, out = self.registers
         if few + scores + PARTS * out > 512:
             raise ValueError(f"{self}: registers of the warpgroups are {few + scores + PARTS * out} in all, the launch "
                              "has 512")
         return self
+
+    def check_order(self, head_dim: int) -> None:
+        """Of the slots in the ring, and which of them are known: see ``products``."""
+        if self.known(head_dim) < 0:
+            raise ValueError(f"{self}: stages is {self.stages}, allowed are more than the "
+                             f"{PARTS * self.value_slots(head_dim)} slots of a block of V")
+        most = min(self.key_slots(head_dim) - 1, self.known(head_dim) + 2)  # the outputs know all K slots before
+        if not 0 <= self.early <= most:
+            raise ValueError(f"{self}: early is {self.early}, allowed are 0 to {most}")

@@ -6,8 +6,9 @@ from cutlass import const_expr
 import tkq.tile as tk
 from tkq.attention.forward.state import Fields, field_names
 from tkq.attention.wide.config import PARTS
-from tkq.attention.wide.scores import release_before, rows_of, take_task
-from tkq.attention.wide.state import OutputState, skip
+from tkq.attention.wide.products import release_before, skip, take_task
+from tkq.attention.wide.scores import rows_of
+from tkq.attention.wide.state import OutputState
 
 
 class Output:

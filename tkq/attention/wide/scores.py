@@ -1,15 +1,22 @@
 """The score warpgroup of attention with wide heads: S = Q @ K.T and its softmax."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Int32, const_expr
+from cutlass import Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.forward.softmax import LEFT, RIGHT, Softmax
 from tkq.attention.forward.state import Fields, field_names
-from tkq.attention.wide.config import PARTS
-from tkq.attention.wide.state import ScoreState, Tiles, skip
-
-STORE_UNDER = 1  # P of the block before is stored under the product of this K slot, and of those behind it
+from tkq.attention.wide.products import (
+    Slots,
+    hand_over_factors,
+    hand_over_last,
+    multiply,
+    store_factors,
+    store_moved,
+    store_tile,
+    take_task,
+)
+from tkq.attention.wide.state import ScoreState, Tiles
 
 
 class Scores:
@@ -19,7 +26,7 @@ class Scores:
     def __init__(self, spec, config):
         self.spec, self.config, self.softmax = spec, config, Softmax(spec, config)
         self.tiles, self.fields = Tiles.of(spec, config), field_names(spec)
-        self.slots, self.others = config.key_slots(spec.head_dim), PARTS * config.value_slots(spec.head_dim)
+        self.slots = Slots(config, spec.head_dim)
 
     def state(self, smem):
         kv = self.config.kv
@@ -32,23 +39,19 @@ class Scores:
     @cute.jit
     def run(self, g, smem):
         regs = self.state(smem)
-        blocks = self.next_task(smem, regs)
+        blocks = take_task(smem, regs.q, regs.task)
         while blocks > 0:
-            self.products(smem, regs, True)
+            multiply(self, smem, regs, True)
             self.first(g, regs)
             self.steps(g, smem, regs)
             self.end(g, smem, regs)
-            blocks = self.next_task(smem, regs)
-
-    def next_task(self, smem, regs):
-        """Wait for the next task and its Q. How many blocks it has: none, and all is done."""
-        return take_task(smem, regs.q, regs.task)
+            blocks = take_task(smem, regs.q, regs.task)
 
     @cute.jit
     def steps(self, g, smem, regs):
         """Each further block of the visit."""
         for i in cutlass.range(1, regs.task["blocks"], unroll=1):
-            self.products(smem, regs, False)
+            multiply(self, smem, regs, False)
             self.softmax_of(g, regs, i)
             tk.copy(regs.p, regs.s)
 
@@ -78,65 +81,29 @@ class Scores:
     def step(self, g, regs, i, sides):
         regs.moved[0] = Int32(self.softmax.step(g, regs, i, sides))
 
-    @cute.jit
-    def products(self, smem, regs, first: Constexpr[bool]):
-        """S = Q @ K.T, slot by slot. Under it P of the block before goes to the outputs, who begin when all but
-        ``early`` slots are multiplied: before, they would only take the tensor cores from this product, and leave them
-        idle under the softmax."""
-        for i in cutlass.range_constexpr(self.slots):
-            smem.k_pipe.wait(regs.ring)
-            k, q = smem.k[regs.ring.stage], smem.q_parts[i]
-            if const_expr(i == 0):
-                tk.mm_ABt(regs.s, q, k)
-            else:
-                tk.mma_ABt(regs.s, q, k)
-                tk.mma_wait(1)
-                release_before(smem.k_pipe, regs.ring, 1)
-            regs.ring.advance()
-            if const_expr(not first and i == STORE_UNDER):
-                self.store_p(smem, regs)
-            if const_expr(not first and i == self.slots - self.config.early):
-                self.commit_p(smem, regs)
-        tk.mma_wait(0)
-        release_before(smem.k_pipe, regs.ring, 1)
-        if const_expr(not first):
-            skip(regs.ring, self.others)
-            if const_expr(self.config.early == 0):
-                self.commit_p(smem, regs)
+    def operands(self, smem, regs, i):
+        """Of the product with K slot i."""
+        return regs.s, smem.q_parts[i], i == 0
 
     @cute.jit
-    def store_p(self, smem, regs):
+    def store(self, smem, regs):
         """P, and by what O is to be multiplied before."""
-        keys, moved = self.config.value_keys, smem.moved
-        smem.p_pipe.acquire_empty(regs.p_ring)
-        for i in cutlass.range_constexpr(self.config.key_parts):
-            tk.store(smem.p[i], tk.columns(regs.p, i * keys, keys))
+        store_tile(smem, regs.p, self.config)
         if regs.moved[0] != 0:
             store_factors(smem, regs.correct, 0)
-        if tk.lane_id() == 0:
-            moved[tk.warp_id() % 4] = regs.moved[0]
+        store_moved(smem, regs.moved[0])
         tk.publish()
-
-    def commit_p(self, smem, regs):
-        smem.p_pipe.commit(regs.p_ring)
-        regs.p_ring.advance()
 
     def end(self, g, smem, regs):
         """The last P, and what O is to be divided by; the log-sum-exp."""
-        tk.arrive(smem.q_empty)
-        self.store_p(smem, regs)
-        self.commit_p(smem, regs)
-        skip(regs.ring, self.others)
+        hand_over_last(self, smem, regs)
         for f in range(len(self.fields)):
             regs.last.values[f] = regs.task.values[f]
         tk.copy(regs.last_max, regs.max)
         tk.copy(regs.last_norm, regs.norm)
         lse = tk.rv()
         self.softmax.statistics(g, regs, lse)
-        smem.end_pipe.acquire_empty(regs.end)
-        store_factors(smem, regs.last_norm, 1)
-        smem.end_pipe.commit(regs.end)
-        regs.end.advance()
+        hand_over_factors(smem, regs, regs.last_norm)
         if self.spec.lse:
             self.store_lse(g, regs.last, lse)
 
@@ -144,32 +111,6 @@ class Scores:
         first, end = rows_of(self.spec, g, t)
         of = g.lse[t["head"], None] if self.spec.varlen else g.lse[t["batch"], t["head"], None]
         tk.store_rows(of, lse, first + t["tile"] * self.config.rows, end)
-
-
-@cute.jit
-def take_task(smem, q: tk.Ring, task: Fields):
-    """Wait for a task and read it; its number of blocks."""
-    tk.wait(smem.q_full, q.phase)
-    for f in cutlass.range_constexpr(len(task.names)):
-        task.values[f] = cute.arch.make_warp_uniform(smem.task[f])
-    q.advance()
-    return task["blocks"]
-
-
-def release_before(pipe, ring, n):
-    """Release the slot ``n`` places before the ring's."""
-    before = tk.ring(ring.stages)
-    before.count[0] = ring.count[0] - n
-    pipe.release(before)
-
-
-@cute.jit
-def store_factors(smem, v: tk.RowVec, column: Constexpr[int]):
-    """A value a row, from one thread of each quad."""
-    row, factors = tk.first_row(), smem.factors
-    if tk.lane_id() % 4 == 0:
-        for r in cutlass.range_constexpr(2):
-            factors[row + 8 * r, column] = v.tensor[r]
 
 
 def rows_of(spec, g, t):

@@ -108,8 +108,3 @@ def in_slots(ring: tk.SharedTile, type: tk.st) -> tk.SharedTile:
     layout = cute.make_layout((rows, cols, ring.stages), stride=(row, col, slot))
     return tk.SharedTile(cute.make_tensor(cute.recast_ptr(ring.staged.iterator, one.inner, dtype=type.dtype), layout),
                          type)
-
-
-def skip(ring: tk.Ring, n: int):
-    """Past ``n`` slots of others."""
-    ring.count[0] = ring.count[0] + n

@@ -76,7 +76,7 @@ class PassProducer:
         for x in columns:
             for i in cutlass.range(self.spec.width // self.config.key_cols, unroll=1):
                 sem = smem.k_pipe.acquire(ring)
-                tk.load_async(smem.columns[ring.stage], x, (*of, block, i), sem)
+                tk.load_async(smem.k[ring.stage], x, (*of, block, i), sem)
                 ring.advance()
 
     @cute.jit

@@ -1,15 +1,22 @@
 """The score warpgroup of a pass: S and dP, and of them P or dS."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, const_expr
+from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.common.query_mask import QueryExtent, mask_limits
 from tkq.attention.forward.state import Fields
 from tkq.attention.wide.backward.state import PassState, PassTiles, fields_of
-from tkq.attention.wide.config import PARTS, ROWS
-from tkq.attention.wide.scores import STORE_UNDER, release_before, store_factors, take_task
-from tkq.attention.wide.state import skip
+from tkq.attention.wide.config import ROWS
+from tkq.attention.wide.products import (
+    Slots,
+    hand_over_factors,
+    hand_over_last,
+    multiply,
+    store_moved,
+    store_tile,
+    take_task,
+)
 
 INF = Float32.inf
 
@@ -20,7 +27,7 @@ class PassScores:
     def __init__(self, name, spec, config):
         self.name, self.spec, self.config, self.tiles = name, spec, config, PassTiles.of(spec, config)
         self.by_rows, self.two = name == "dq", config.products == 2
-        self.slots, self.others = config.key_slots(spec.width), PARTS * config.value_slots(spec.width)
+        self.slots = Slots(config, spec.width)
 
     def state(self, smem):
         cols, vector = self.config.kv, tk.rv if self.by_rows else lambda: tk.cv(self.config.kv)
@@ -33,7 +40,7 @@ class PassScores:
     @cute.jit
     def run(self, g, smem):
         regs = self.state(smem)
-        self.never_moved(smem)
+        store_moved(smem, Int32(0))  # the output warpgroups are the forward's, which correct O
         blocks = take_task(smem, regs.q, regs.task)
         while blocks > 0:
             if const_expr(self.by_rows):
@@ -43,13 +50,6 @@ class PassScores:
                 self.step(g, smem, regs, i, False)
             self.end(g, smem, regs)
             blocks = take_task(smem, regs.q, regs.task)
-
-    @cute.jit
-    def never_moved(self, smem):
-        """The output warpgroups are the forward's, which correct O where a maximum has moved."""
-        moved = smem.moved
-        if tk.lane_id() == 0:
-            moved[tk.warp_id() % 4] = Int32(0)
 
     def load_row_stats(self, g, regs):
         t, row, batch = regs.task, regs.task["tile"] * ROWS, regs.task["batch"]
@@ -61,7 +61,7 @@ class PassScores:
     def step(self, g, smem, regs, i, first):
         if not self.by_rows:
             self.load_column_stats(g, regs, i)
-        self.products(smem, regs, first)
+        multiply(self, smem, regs, first)
         if self.spec.softcap:
             tk.mul(regs.s, regs.s, g.cap)
             tk.tanh(regs.s, regs.s)
@@ -123,54 +123,18 @@ class PassScores:
         own = row + others - mine - block * cols
         return None if g.left is None else own - g.left, None if g.right is None else own + g.right + 1
 
-    @cute.jit
-    def products(self, smem, regs, first: Constexpr[bool]):
-        """S and dP, slot by slot. Under them X of the step before goes to the outputs: see the forward's ``Scores``."""
-        per = self.slots // self.config.products
-        for i in cutlass.range_constexpr(self.slots):
-            smem.k_pipe.wait(regs.ring)
-            d, a = (regs.s, regs.dp)[i // per], smem.parts[i // per][i % per]
-            if const_expr(i % per == 0):
-                tk.mm_ABt(d, a, smem.columns[regs.ring.stage])
-            else:
-                tk.mma_ABt(d, a, smem.columns[regs.ring.stage])
-            if const_expr(i > 0):
-                tk.mma_wait(1)
-                release_before(smem.k_pipe, regs.ring, 1)
-            regs.ring.advance()
-            if const_expr(not first and i == STORE_UNDER):
-                self.store(smem, regs)
-            if const_expr(not first and i == self.slots - self.config.early):
-                self.commit(smem, regs)
-        tk.mma_wait(0)
-        release_before(smem.k_pipe, regs.ring, 1)
-        if const_expr(not first):
-            skip(regs.ring, self.others)
-            if const_expr(self.config.early == 0):
-                self.commit(smem, regs)
+    def operands(self, smem, regs, i):
+        """Of the product with slot i of the columns."""
+        per = self.slots.own // self.config.products
+        return (regs.s, regs.dp)[i // per], smem.parts[i // per][i % per], i % per == 0
 
     def store(self, smem, regs):
-        cols = self.config.value_keys
-        smem.p_pipe.acquire_empty(regs.p_ring)
-        for i in range(self.config.key_parts):
-            tk.store(smem.p[i], tk.columns(regs.x, i * cols, cols))
+        store_tile(smem, regs.x, self.config)
         tk.publish()
-
-    def commit(self, smem, regs):
-        smem.p_pipe.commit(regs.p_ring)
-        regs.p_ring.advance()
 
     def end(self, g, smem, regs):
         """The last X, and the gradient's factor."""
-        tk.arrive(smem.q_empty)
-        self.store(smem, regs)
-        self.commit(smem, regs)
-        skip(regs.ring, self.others)
+        hand_over_last(self, smem, regs)
         factor = tk.rv()
         tk.fill(factor, g.factor)
-        smem.end_pipe.acquire_empty(regs.end)
-        store_factors(smem, factor, 1)
-        smem.end_pipe.commit(regs.end)
-        regs.end.advance()
-
-
+        hand_over_factors(smem, regs, factor)

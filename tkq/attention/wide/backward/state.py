@@ -65,7 +65,7 @@ class PassShared:
     stay: tuple
     parts: tuple  # the same memory, in parts
     p: tk.SharedTile
-    columns: tk.SharedTile
+    k: tk.SharedTile  # the columns
     v: tk.SharedTile
     factors: cute.Tensor
     moved: cute.Tensor
