@@ -23,6 +23,6 @@ def _of(name, width):
     slots = SLOTS[width]
     if name == "dv":
         return filled(PassConfig(kv=128, products=1, **slots), width).check(width)
-    if width == 512:
-        slots = dict(key_cols=128, value_keys=64, value_cols=128)
+    if width == 512:  # what stays leaves room for few slots: small ones
+        slots = dict(value_keys=32, value_cols=128)
     return filled(PassConfig(**slots), width).check(width)
