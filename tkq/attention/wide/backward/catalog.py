@@ -14,12 +14,13 @@ def shipped():
     """Names are unique: attention_backward, dtype, width, choices."""
     plain = (WideBackwardSpec(dtype, width, right=right)
              for dtype, width, right in itertools.product(("bf16", "fp16"), WIDTHS, (False, True)))
-    more = (WideBackwardSpec("bf16", 512, True, True), WideBackwardSpec("bf16", 512, True, True, False, True))
+    more = (WideBackwardSpec("bf16", 512, True, True), WideBackwardSpec("bf16", 512, right=True, varlen=True),
+            WideBackwardSpec("bf16", 512, True, True, False, True, True, True, True, True))
     return [Shipped(_name(spec), recipe(spec, plan(spec)), _expectation(plan(spec))) for spec in (*plain, *more)]
 
 
 def _name(spec):
-    flags = [flag for flag in ("left", "right", "dlse") if getattr(spec, flag)]
+    flags = [flag for flag in ("left", "right", "dlse", "softcap", "varlen", "seqused_q", "seqused_k") if getattr(spec, flag)]
     return "_".join(("attention_backward", spec.dtype, f"d{spec.width}", *flags, *["no_dq"] * (not spec.dq)))
 
 
