@@ -20,7 +20,8 @@ def shipped():
 
 
 def _name(spec):
-    flags = [flag for flag in ("left", "right", "dlse", "softcap", "varlen", "seqused_q", "seqused_k") if getattr(spec, flag)]
+    flags = ("left", "right", "dlse", "softcap", "varlen", "seqused_q", "seqused_k")
+    flags = [flag for flag in flags if getattr(spec, flag)]
     return "_".join(("attention_backward", spec.dtype, f"d{spec.width}", *flags, *["no_dq"] * (not spec.dq)))
 
 
