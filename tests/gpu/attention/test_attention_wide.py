@@ -12,6 +12,8 @@ from tests.helpers.attention.inputs import compare, judge, make
 from tests.helpers.attention.varlen_gradients import MIXED as MIXED_BACKWARD
 from tests.helpers.attention.varlen_gradients import Problem
 from tkq.attention.arguments import Options
+from tkq.attention.wide.backward import plan as backward_plan
+from tkq.attention.wide.backward.spec import WideBackwardSpec
 from tkq.attention.wide.plan import plan
 from tkq.attention.wide.spec import WideSpec
 
@@ -83,9 +85,11 @@ def test_a_run_repeats_and_leaves_neighbours_alone():
     judge(*first, q, k, v, causal=True)
 
 
-def test_blocks_by_themselves():
-    config = replace(plan(WideSpec("bf16", 512)), cluster=1, early=0)
-    for rows, keys in SIZES[3:8]:
+@pytest.mark.parametrize("change", (dict(cluster=1, early=0), dict(kv=96, value_keys=48, stages=12)), ids=str)
+@pytest.mark.sampled(when=lambda change: "cluster" in change)
+def test_other_configurations(change):
+    config = replace(plan(WideSpec("bf16", 512)), **change)
+    for rows, keys in SIZES:
         compare(*make(2, rows, keys, 4, 2, 512), f"{rows} x {keys}", config=config)
 
 
@@ -161,6 +165,15 @@ def test_gradients_of_packed_sequences():
 @pytest.mark.sampled(when=lambda dim: False)
 def test_gradients_of_packed_sequences_alone(dim):
     Problem(MIXED_BACKWARD, 4, 2, dim, options=Options(True)).judge()
+
+
+@pytest.mark.sampled(when=lambda: False)
+def test_gradients_with_larger_slots():
+    configs = backward_plan.plan(WideBackwardSpec("bf16", 512, right=True))
+    large = backward_plan.filled(replace(configs[0], key_cols=128, value_keys=64), 512)
+    for rows, keys in cases.FEW_SIZES:
+        x = cases.make(2, rows, keys, 4, 2, 512, BF16)
+        cases.compare(*x, True, what=f"{rows} x {keys}", config=(large, large, configs[2]))
 
 
 def test_gradients_repeat():
