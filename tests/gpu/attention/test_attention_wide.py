@@ -167,7 +167,7 @@ def test_gradients_of_packed_sequences_alone(dim):
     Problem(MIXED_BACKWARD, 4, 2, dim, options=Options(True)).judge()
 
 
-@pytest.mark.sampled(when=lambda: False)
+@pytest.mark.slow
 def test_gradients_with_larger_slots():
     configs = backward_plan.plan(WideBackwardSpec("bf16", 512, right=True))
     large = backward_plan.filled(replace(configs[0], key_cols=128, value_keys=64), 512)
