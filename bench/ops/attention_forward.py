@@ -1,12 +1,12 @@
 """The forward of flash_attn and flash_attn_varlen against FA4 and cuDNN.
 
-    python -m bench.ops.attention_forward [--sections calls,dense,varlen,window,gqa,mha] [--quick | --shapes 4096x128]
+    python -m bench.ops.attention_forward [--sections calls,dense,varlen,..] [--quick | --shapes 4096x128]
 
 Shapes: a sequence's length, or, of varlen, all tokens, and the head dimension. dense: B * S = 16384, H * D = 2048, full
 and causal. varlen: lengths from 1 to 8192 in 16384 tokens. window: 1024 keys, beside the time that its share of the
-FLOPs predicts. gqa: 32 heads of Q and 8 of K and V; mha: these beside 32 of both, without peers. calls: what an eager
-call costs the host. A result is judged against the formula in float32 on two heads. Results go to
-OUT/attention_forward.json after every case.
+FLOPs predicts. gqa: 32 heads of Q and 8 of K and V; mha: these beside 32 of both, without peers. wide: heads
+of 512 columns, H * D = 4096, beside twice as many of 256. calls: what an eager call costs the host. A result is judged
+against the formula in float32 on two heads. Results go to OUT/attention_forward.json after every case.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TOKENS, WIDTH = 16384, 2048  # B * S and H * D
 LENGTHS, DIMS = (1024, 2048, 4096, 8192, 16384), (64, 128, 256)
 SHAPES = tuple((length, dim) for dim in DIMS for length in LENGTHS)
 QUICK = tuple((length, dim) for dim in DIMS for length in (1024, 4096, 16384))
-DENSE_BOUND, MEAN_BOUND, WINDOW_SLACK, GQA_BOUND = 1.00, 1.06, 1.15, 1.00
+DENSE_BOUND, MEAN_BOUND, WINDOW_SLACK, GQA_BOUND, WIDE_BOUND = 1.00, 1.06, 1.15, 1.00, 0.60
 MIXED_BOUND, EQUAL_BOUND = 1.05, 1.00  # the aim is for "mixed lengths"; equal ones are as dense sequences are
 CALL_US, AUTOGRAD_CALL_US = 14.0, 35.0
 MIXED = (8192, 4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1, 1)
@@ -129,6 +129,16 @@ def mha(shapes) -> Iterator[Job]:
                        ("32/32",))
 
 
+def wide(shapes) -> Iterator[Job]:
+    for s, dim in shapes:
+        for causal in (False, True):
+            b, h, call = TOKENS // s, 2 * WIDTH // dim, Call(causal)
+            yield _job("wide", f"B{b} S{s} H{h} D{dim} {'causal' if causal else 'full'}", call,
+                       attention.inputs(b, s, h, h, dim, dim), 4 * b * h * dim * attention.pairs(s, causal),
+                       Bound(("half of the head dim",), WIDE_BOUND), dense_error(call),
+                       ("half of the head dim", "torch SDPA"))
+
+
 def _shared(s, dim, causal) -> tuple:
     """(shape, call, inputs, FLOPs): 32 heads of Q, K and V of 8, and then K and V of 32."""
     b = TOKENS // s
@@ -172,8 +182,9 @@ def judge(cases) -> list[str]:
 
 BENCH = Bench(
     "attention_forward", __doc__,
-    {"dense": dense, "varlen": varlen, "window": window, "gqa": gqa, "mha": mha},
+    {"dense": dense, "varlen": varlen, "window": window, "gqa": gqa, "mha": mha, "wide": wide},
     shapes={"dense": SHAPES, "varlen": ((TOKENS, 128),), "window": ((16384, 128),),
+            "wide": ((8192, 512),),
             **dict.fromkeys(("gqa", "mha"), tuple((length, 128) for length in LENGTHS))},
     quick=QUICK,
     calls=calls,

@@ -70,13 +70,34 @@ def cudnn(call: Call) -> Callable:
     return attention
 
 
+def torch_sdpa(call: Call) -> Callable:
+    """Whatever backend PyTorch takes."""
+    if call.max_seqlen or call.window != (None, None):
+        raise NotImplementedError("PyTorch's attention takes neither varlen nor windows")
+
+    def attention(q, k, v, *_):
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return F.scaled_dot_product_attention(
+            q, k, v, is_causal=call.causal, enable_gqa=q.shape[1] != k.shape[1]).transpose(1, 2)
+
+    return attention
+
+
+def halves(call: Call) -> Callable:
+    """Ours, on twice as many heads of half the columns: as many FLOPs."""
+    attention = ours(call)
+    return lambda q, k, v, *_: attention(*(x.unflatten(-1, (2, -1)).flatten(2, 3) for x in (q, k, v)))
+
+
 PEERS = {"FA4": flash_attention_4, "cuDNN": cudnn, "FA3": flash_attention_3}
-OTHER_PROBLEMS = {  # ours, on what a case is set beside: no window; as many heads of K and V as of Q
+OTHER_PROBLEMS = {  # ours, on what a case is set beside: no window; as many heads of K and V as of Q;
+    # heads of half the columns
     "all keys": lambda call: ours(Call()),
     "all keys, causal": lambda call: ours(Call(True)),
+    "half of the head dim": halves,
     "32/32": lambda call: lambda q, k, v, k_all, v_all: ours(call)(q, k_all, v_all),
 }
-common.PEERS["attention_forward"] = PEERS | OTHER_PROBLEMS
+common.PEERS["attention_forward"] = PEERS | OTHER_PROBLEMS | {"torch SDPA": torch_sdpa}
 
 
 def pairs(n: int, causal: bool, left: int = -1, right: int = -1) -> float:

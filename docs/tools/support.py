@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterable
 
 from tests.helpers.ops.every_op import FUNCTIONS
 from tests.helpers.ops.launch_table import numbers
+from tkq.attention import kernels
 from tkq.attention.backward import plan
 from tkq.attention.backward import spec as backward_spec
 from tkq.attention.decode import spec as decode_spec
 from tkq.attention.flex import spec as flex_spec
 from tkq.attention.forward import plan as attention_plan
 from tkq.attention.forward.spec import HEAD_DIMS, AttentionSpec
+from tkq.attention.wide import plan as wide_plan
+from tkq.attention.wide import spec as wide_spec
 from tkq.convolution.fft.plan import most_tokens
 from tkq.convolution.fft.spec import FftSpec
 from tkq.convolution.spec import WIDTHS, ConvSpec
@@ -83,7 +86,8 @@ def types() -> dict[str, tuple[list, str]]:
     loss = (taken(lambda t: CrossEntropySpec("forward", 8, t), TYPES),
             _columns("classes", MAX_V, lambda n: CrossEntropySpec("forward", n, "bf16")))
     heads = taken(lambda d: AttentionSpec(head_dim=d, head_dim_v=d), range(1, 300))
-    dims = f"D and Dv: multiples of {heads[0]} to {heads[-1]}"
+    wide = taken(lambda d: kernels.spec_of("bf16", d, d), range(1, 600))
+    dims = f"D and Dv: multiples of {heads[0]} to {heads[-1]}, D = Dv to {wide[-1]}"
     flash = taken(lambda t: AttentionSpec(t), TYPES), f"any Sq, Sk; {dims}"
     half = taken(lambda t: GemmSpec(t), TYPES)
     gated = taken(lambda t: GatedSpec("swiglu", t), TYPES), "any"
@@ -190,12 +194,16 @@ def _columns(name, most, make) -> str:
 def attention() -> str:
     """Tiles by head dim, plans by length, options that exclude each other."""
     intro = ("A head dim between two tile widths takes the wider tile; TMA pads with zeros. The forward's tiles are "
-             "query rows x keys, by key length; c: other tiles for causal. Any D goes with any Dv; the table shows "
-             "D = Dv.")
+             "query rows x keys, by key length; c: other tiles for causal. Any D goes with any Dv up to 256; the table "
+             "shows D = Dv.")
     rows = []
     for width, dims in itertools.groupby(HEAD_DIMS, _widths):
         dims = list(dims)
         rows.append((f"{dims[0]} to {dims[-1]}", str(width[0]), str(width[1]), *(_tiles(dims[-1], n) for n in LENGTHS)))
+    for first, width in zip((HEAD_DIMS[-1], *wide_spec.WIDTHS), wide_spec.WIDTHS):
+        config = wide_plan.plan(wide_spec.WideSpec(head_dim=width))
+        tiles = [f"{config.tile_rows} x {config.kv}"] * len(LENGTHS)
+        rows.append((f"{first + 8} to {width}", str(width), str(width), *tiles))
     head = ("head dims", "forward tile", "backward tile", *(f"{n} ({keys} keys)" for n, keys in LENGTHS.items()))
     pairs = [(a, b) for a, b in itertools.product(HEAD_DIMS, repeat=2) if not _planned(a, b)]
     all_pairs = (f"All {len(HEAD_DIMS) ** 2} pairs of D and Dv have a forward and a backward plan." if not pairs else

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from tkq.attention.forward.spec import AttentionSpec
+from tkq.attention.kernels import spec_of
 from tkq.runtime import arguments
 from tkq.runtime.call import autocast, check, dtypes
 
@@ -95,7 +95,7 @@ def check_operands(op, q, k, v, sinks, rank):
     check.same_device(q=q, k=k, v=v, sinks=sinks)
     heads, head_dim, kv_heads = q.shape[-2], q.shape[-1], k.shape[-2]
     try:
-        AttentionSpec(dtypes.name_of(q.dtype), head_dim, head_dim_v=v.shape[-1])
+        spec_of(dtypes.name_of(q.dtype), head_dim, v.shape[-1])
     except NotImplementedError as problem:
         raise NotImplementedError(f"{problem}: q is {tuple(q.shape)}, v is {tuple(v.shape)}") from None
     lead = "B, " * (rank - 3)

@@ -23,8 +23,9 @@ from tkq.attention.arguments import (
     refuse_out_of_range,
 )
 from tkq.attention.common.operands import Operands
-from tkq.attention.forward.plan import LONG, SHORT, length_class, pack_of, plan, recipe
-from tkq.attention.forward.spec import LONG_WINDOW, AttentionSpec
+from tkq.attention.forward.plan import LONG, SHORT, length_class, pack_of
+from tkq.attention.forward.spec import LONG_WINDOW
+from tkq.attention.kernels import plan, recipe, spec_of
 from tkq.runtime import function
 from tkq.runtime.call import alloc, autocast, check, counters, dtypes, ops
 from tkq.runtime.call.replay import CallCache
@@ -44,9 +45,9 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
     """Exact attention, softmax(scale * q @ k.T) @ v, without the score matrix in memory.
 
     Args:
-        q: (B, Sq, H, D), bfloat16 or float16, D a multiple of 8 up to 256.
-        k, v: (B, Sk, Hk, D) and (B, Sk, Hk, Dv), as q; Dv need not be D. H is a multiple of Hk: each K/V head serves
-            H / Hk consecutive query heads (GQA, MQA). Sq and Sk may be any length, also 0.
+        q: (B, Sq, H, D), bfloat16 or float16, D a multiple of 8 up to 512.
+        k, v: (B, Sk, Hk, D) and (B, Sk, Hk, Dv), as q; Dv need not be D where both are up to 256. H is a multiple of
+            Hk: each K/V head serves H / Hk consecutive query heads (GQA, MQA). Sq and Sk may be any length, also 0.
             The last dimension of q, k and v is contiguous; base and other strides are multiples of 16 bytes, also 0:
             slices of a packed qkv tensor and expanded heads go in without a copy.
         causal: query i sees the keys up to i + Sk - Sq: the last query sees the last key. The same as a right of 0.
@@ -199,7 +200,7 @@ def nothing_seen(shape, sinks, device):
 def run(operands: Operands, options: Options = PLAIN, config=None):
     """Launch the kernel into operands.o and operands.lse, with no more checks than the compiled function makes.
 
-    config: an AttentionConfig instead of the plan's: for tests and tuning."""
+    config: an AttentionConfig or a WideConfig instead of the plan's: for tests and tuning."""
     _launch(operands, (*operands.q.shape[1:], *operands.v.shape[1:]), options, operands.q.get_device(), config)
 
 
@@ -222,9 +223,10 @@ def _launch(operands, sizes, options, index, config=None):
            pack, lse is None, short, long, long_window, index, config)
     launcher = _launchers.get(key)
     if launcher is None:
-        spec = AttentionSpec(
-            dtypes.name_of(q.dtype), head_dim, causal, lse is not None, head_dim_v, left >= 0, right >= 0,
-            softcap > 0, sinks if sinks is None else dtypes.name_of(sinks.dtype), pack=pack, long_window=long_window)
+        spec = spec_of(
+            dtypes.name_of(q.dtype), head_dim, head_dim_v, causal=causal, lse=lse is not None, left=left >= 0,
+            right=right >= 0, softcap=softcap > 0, sinks=sinks if sinks is None else dtypes.name_of(sinks.dtype),
+            pack=pack, long_window=long_window)
         launcher = _launchers[key] = launcher_of(q.device, spec, length_class(keys), config)
     kernel, num_sms, scale = launcher
     scale = scale if softmax_scale is None else softmax_scale

@@ -26,7 +26,8 @@ from tkq.attention.arguments import (
 )
 from tkq.attention.common.operands import Operands
 from tkq.attention.forward.plan import LONG, SHORT, length_class, pack_of
-from tkq.attention.forward.spec import LONG_WINDOW, AttentionSpec
+from tkq.attention.forward.spec import LONG_WINDOW
+from tkq.attention.kernels import spec_of
 from tkq.attention.ops import launcher_of, nothing_seen
 from tkq.runtime.call import alloc, autocast, check, counters, dtypes, ops
 from tkq.runtime.call.replay import CallCache
@@ -188,7 +189,7 @@ def run(operands: Operands, lengths: Lengths, options: Options = PLAIN, config=N
     """Launch the kernel into operands.o (total_q, H, Dv) and operands.lse (H, total_q), with no more checks than the
     compiled function makes.
 
-    config: an AttentionConfig instead of the plan's: for tests and tuning."""
+    config: an AttentionConfig or a WideConfig instead of the plan's: for tests and tuning."""
     sizes = (*operands.q.shape[1:], *operands.v.shape[1:])
     _launch(operands, sizes, lengths, options, operands.q.get_device(), config)
 
@@ -212,10 +213,11 @@ def _launch(operands, sizes, lengths, options, index, config=None):
            seqused_q is None, seqused_k is None, pack, lse is None, short, long, left >= LONG_WINDOW, index, config)
     launcher = _launchers.get(key)
     if launcher is None:
-        spec = AttentionSpec(
-            dtypes.name_of(q.dtype), head_dim, causal, lse is not None, head_dim_v, left >= 0, right > 0,
-            softcap > 0, sinks if sinks is None else dtypes.name_of(sinks.dtype), True, seqused_q is not None,
-            seqused_k is not None, pack, left >= LONG_WINDOW)
+        spec = spec_of(
+            dtypes.name_of(q.dtype), head_dim, head_dim_v, causal=causal, lse=lse is not None, left=left >= 0,
+            right=right > 0, softcap=softcap > 0, sinks=sinks if sinks is None else dtypes.name_of(sinks.dtype),
+            varlen=True, seqused_q=seqused_q is not None, seqused_k=seqused_k is not None, pack=pack,
+            long_window=left >= LONG_WINDOW)
         launcher = _launchers[key] = launcher_of(q.device, spec, length_class(max_k), config)
     kernel, num_sms, scale = launcher
     scale = scale if softmax_scale is None else softmax_scale

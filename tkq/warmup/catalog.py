@@ -21,6 +21,8 @@ _LISTS = (
     "tkq.softmax.catalog",
     "tkq.losses.catalog",
     "tkq.attention.forward.catalog",
+    "tkq.attention.wide.catalog",
+    "tkq.attention.wide.backward.catalog",
     "tkq.attention.backward.catalog",
     "tkq.attention.decode.catalog",
     "tkq.attention.flex.catalog",

@@ -25,7 +25,7 @@ def test_every_shape_of_the_issue_is_asked_for():
     assert set(attention_forward.QUICK) <= set(attention_forward.SHAPES)
     found = [len(list(section(attention_forward.BENCH.shapes[name])))
              for name, section in attention_forward.BENCH.sections.items()]
-    assert found == [30, 6, 2, 10, 10]
+    assert found == [30, 6, 2, 10, 10, 2]
 
 
 def test_shared_heads_are_beside_peers_and_beside_as_many_heads_alone():

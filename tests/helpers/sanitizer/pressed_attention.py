@@ -45,6 +45,34 @@ def attention_cluster():
     forward(*make(2, 640, 700, 8, 2, 128), _D128_LONG_FULL)
 
 
+def attention_wide(cluster=1):
+    """Few slots, each used again soon; maxima that move, so that O is corrected."""
+    from tests.helpers.attention.inputs import make
+    from tkq.attention.wide.plan import plan
+    from tkq.attention.wide.spec import WideSpec
+
+    num_sms(6)
+    q, k, v = make(1, 400, 700, 4, 2, 320)
+    k = (k * torch.linspace(4, 0.3, 700, device="cuda")[:, None, None]).to(BF16)
+    config = dataclasses.replace(plan(WideSpec("bf16", 320)), cluster=cluster, stages=9)
+    forward(q * 3, k, v, config, causal=True)
+
+
+def attention_wide_cluster():
+    """Two blocks bring half of each slot to both."""
+    attention_wide(2)
+
+
+def attention_wide_backward():
+    """Few slots; two query heads of a K/V head."""
+    from tkq.attention.wide.backward.plan import plan
+    from tkq.attention.wide.backward.spec import WideBackwardSpec
+
+    configs = tuple(dataclasses.replace(config, cluster=1, stages=9)
+                    for config in plan(WideBackwardSpec("bf16", 320, right=True)))
+    backward(configs, dim=320, rows=300)
+
+
 def attention_packed():
     from tests.helpers.attention.varlen_inputs import compare, make
 
@@ -181,7 +209,8 @@ def decode():
         same_bits(functools.partial(compare, q, cache), functools.partial(call, q, cache))
 
 
-CASES = (decode, split, attention, attention_overlap_tasks, attention_cluster, attention_packed, attention_window,
+CASES = (decode, split, attention, attention_overlap_tasks, attention_cluster, attention_wide,
+         attention_wide_backward, attention_wide_cluster, attention_packed, attention_window,
          backward_helper_warps, backward_of_one_task, backward_wide, backward_wide_one_p, backward_first,
          backward_first_at_once, backward_grouped, backward_grouped_at_once, backward_in_order,
          backward_chain, backward_seamless)

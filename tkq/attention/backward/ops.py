@@ -6,10 +6,11 @@ from torch import Tensor
 
 from tkq.attention.arguments import PLAIN, Options, check_operands, check_options, refuse_out_of_range
 from tkq.attention.backward.plan import plan, recipe
-from tkq.attention.backward.spec import BackwardSpec, width
+from tkq.attention.backward.spec import WIDTHS, BackwardSpec, width
 from tkq.attention.common.layout import takes
 from tkq.attention.common.operands import BackwardOperands, Gradients
 from tkq.attention.forward.plan import length_class
+from tkq.attention.wide.backward import launch as wide
 from tkq.reference import attention_backward as reference_attention
 from tkq.runtime import function
 from tkq.runtime.call import check, dtypes, ops
@@ -28,7 +29,7 @@ def attention_backward(tensors: tuple, sinks: Optional[Tensor] = None, options: 
         tensors: (do, q, k, v, o, lse, dlse).
             do: the gradient of o. Where its strides do not suit TMA it is copied.
             q: (B, Sq, H, D), bfloat16 or float16. k: (B, Sk, Hk, D). v: (B, Sk, Hk, Dv). o: (B, Sq, H, Dv). D and Dv
-            are multiples of 8 up to 256. Strides as in ``flash_attn``.
+            are multiples of 8 up to 256, or D = Dv up to 512. Strides as in ``flash_attn``.
             lse: (B, H, Sq) float32, of any strides. dlse: its gradient, likewise, or None.
         sinks: (H,) or None. options: a tuple, as ``Options``.
         deterministic: the same dq, bit by bit, in each run: it is made by a kernel of its own, which computes the
@@ -77,7 +78,8 @@ def check_gradient_of(op, tensors, sinks, options, rank):
     check_operands(op, q, k, v, sinks, rank)
     check_options(op, options)
     *batch, rows, heads, head_dim = q.shape
-    width(head_dim, v.shape[-1])
+    if head_dim <= WIDTHS[-1]:
+        width(head_dim, v.shape[-1])
     for name, x in (("o", o), ("do", do)):
         if not isinstance(x, Tensor) or x.dtype != q.dtype:
             raise TypeError(f"{op}: {name} is {getattr(x, 'dtype', type(x).__name__)}, q is {q.dtype}; both must have "
@@ -151,6 +153,9 @@ def run(tensors: BackwardOperands, gradients: Gradients, options: Options = PLAI
     Returns a function that gives dlse - rowsum(o * do), (B, H, Sq) float32, and 0 for rows that see no key."""
     _, q, k, v, _, _, dlse = tensors
     batch, rows, heads, head_dim = q.shape
+    if head_dim > WIDTHS[-1]:
+        stats = wide.run(tensors, gradients, options, None, config)
+        return lambda: stats[1]
     causal, scale, left, right, softcap = options
     index, keys = q.get_device(), k.shape[1]
     left, right = left if left < keys - 1 else -1, 0 if causal else right if right < rows - 1 else -1

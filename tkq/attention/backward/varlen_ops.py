@@ -16,8 +16,10 @@ from tkq.attention.arguments import (
 )
 from tkq.attention.backward.ops import as_tensors, check_gradient_of, launcher_of, like, only
 from tkq.attention.backward.plan import packed_class
+from tkq.attention.backward.spec import WIDTHS
 from tkq.attention.common.layout import takes
 from tkq.attention.common.operands import BackwardOperands, Gradients
+from tkq.attention.wide.backward import launch as wide
 from tkq.reference import attention_backward as reference_attention
 from tkq.runtime.call import check, ops
 
@@ -131,6 +133,8 @@ def run(tensors: BackwardOperands, gradients: Gradients, lengths: Lengths, optio
     (H, slots) each, and -inf and 0 for rows that see no key and where there is no row."""
     _, q, k, v, _, _, dlse = tensors
     rows, heads, head_dim = q.shape
+    if head_dim > WIDTHS[-1]:
+        return _wide(tensors, gradients, lengths, options, config)
     causal, scale, left, right, softcap = options
     left, right = left if left < k.shape[0] - 1 else -1, 0 if causal else right if right < rows - 1 else -1
     seqused_q, seqused_k = lengths.seqused_q is None, lengths.seqused_k is None
@@ -151,6 +155,17 @@ def run(tensors: BackwardOperands, gradients: Gradients, lengths: Lengths, optio
     def statistics():
         of_tiles = workspace[:2 * heads * slots * config.tile].view(heads, slots, 2, config.tile)
         return of_tiles[:, :, 0], of_tiles[:, :, 1]
+
+    return statistics
+
+
+def _wide(tensors, gradients, lengths, options, config):
+    """``run`` of heads of more columns: rows that are not in use have statistics like any other, so far."""
+    stats = wide.run(tensors, gradients, options, lengths, config)
+
+    def statistics():
+        outside = ~_in_use(lengths, tensors[1].shape[0])
+        return stats[0].masked_fill(outside, -math.inf)[:, None], stats[1].masked_fill(outside, 0.0)[:, None]
 
     return statistics
 
