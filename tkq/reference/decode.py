@@ -24,6 +24,25 @@ def keys_of(cache: Tensor, sequence: int, length: int, table: Optional[Tensor]) 
     return found * there[:, None, None] if there.all() else found.masked_fill(~there[:, None, None], 0), there
 
 
+def scaled(cache: Tensor, descale: Optional[Tensor], sequence: int, length: int, table: Optional[Tensor],
+           wide: torch.dtype) -> tuple[Tensor, Tensor]:
+    """`keys_of`, wide, times their scales."""
+    found, there = keys_of(wider(cache), sequence, length, table)
+    found = found.to(wide)
+    if descale is None:
+        return found, there
+    if descale.dim() == 3:
+        factor, _ = keys_of(descale[..., None], sequence, length, table)
+    else:
+        factor = (descale if descale.dim() == 1 else descale[sequence])[:, None]
+    return found * factor.to(wide), there
+
+
+def wider(cache: Tensor) -> Tensor:
+    """float8 as float16, which has all its numbers."""
+    return cache.half() if cache.dtype == torch.float8_e4m3fn else cache
+
+
 def fine(cache: Tensor, sequence: int, length: int, table: Optional[Tensor]) -> bool:
     """Is all that a sequence says of itself in the cache?"""
     capacity = cache.shape[1] * (1 if table is None else table.shape[1])
@@ -39,7 +58,8 @@ def fine(cache: Tensor, sequence: int, length: int, table: Optional[Tensor]) -> 
 def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor,
                             block_table: Optional[Tensor] = None, sinks: Optional[Tensor] = None, causal: bool = True,
                             softmax_scale: Optional[float] = None, left: int = -1, right: int = -1,
-                            softcap: float = 0.0) -> tuple[Tensor, Tensor]:
+                            softcap: float = 0.0, k_descale: Optional[Tensor] = None,
+                            v_descale: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
     """o (B, Sq, H, Dv) of q's dtype and lse (B, H, Sq) float32, sequence by sequence; see
     `tkq.flash_attn_with_kvcache`. left, right: -1 without a limit. NaN for a sequence that says something wrong."""
     B, Sq, H, D = q.shape
@@ -49,8 +69,9 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_s
     for b, length in enumerate(cache_seqlens.tolist()):
         if not fine(k_cache, b, length, block_table):
             continue
-        (k, there), (v, _) = (keys_of(c, b, length, block_table) for c in (k_cache, v_cache))
-        k, v = (x.to(wide).transpose(0, 1).repeat_interleave(H // k_cache.shape[2], 0) for x in (k, v))
+        k, there = scaled(k_cache, k_descale, b, length, block_table, wide)
+        v, _ = scaled(v_cache, v_descale, b, length, block_table, wide)
+        k, v = (x.transpose(0, 1).repeat_interleave(H // k_cache.shape[2], 0) for x in (k, v))
         scores = q[b].to(wide).transpose(0, 1) @ k.mT * scale
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)

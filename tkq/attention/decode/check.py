@@ -1,6 +1,7 @@
 """What a caller may pass to flash_attn_with_kvcache and plan_decode."""
 from typing import NamedTuple, Optional
 
+import torch
 from torch import Tensor
 
 from tkq.attention.decode import words
@@ -12,7 +13,8 @@ from tkq.runtime.call import check, dtypes
 OP, PLAN = "flash_attn_with_kvcache", "plan_decode"
 MOST_TASKS = 1 << 24  # of a plan
 FARTHEST = 1 << 31
-_tensors = arguments.checker(OP, "q", "k_cache", "v_cache", "cache_seqlens", "block_table", "sinks", "plan", "out")
+_tensors = arguments.checker(OP, "q", "k_cache", "v_cache", "cache_seqlens", "block_table", "sinks", "plan", "k_descale",
+                             "v_descale", "out")
 flags = arguments.checker(OP, "causal", "batch_invariant", "return_lse")
 limits = arguments.checker(OP, "window_size")
 numbers = arguments.checker(OP, "softmax_scale", "softcap")
@@ -32,6 +34,8 @@ class Call(NamedTuple):
     block_table: Optional[Tensor] = None
     sinks: Optional[Tensor] = None
     plan: Optional[Tensor] = None
+    k_descale: Optional[Tensor] = None
+    v_descale: Optional[Tensor] = None
 
 
 class Options(NamedTuple):
@@ -48,12 +52,15 @@ class Options(NamedTuple):
 
 def check_call(call: Call, out=None) -> None:
     """Raises what flash_attn_with_kvcache promises of its tensors."""
-    q, k, v, seqlens, table, sinks, plan = call
-    _tensors(q, k, v, seqlens, table, sinks, plan, out)
+    q, k, v, seqlens, table, sinks, plan, k_descale, v_descale = call
+    _tensors(*call, out)
     for name, x in (("q", q), ("k_cache", k), ("v_cache", v)):
         check.rank(f"{OP}: {name}", x, 4)
-        if x.dtype != q.dtype:
-            raise TypeError(f"{OP}: {name} is {x.dtype}, q is {q.dtype}; all three must have one dtype")
+    float8 = k.dtype == torch.float8_e4m3fn
+    if not float8 and k.dtype != q.dtype:
+        raise TypeError(f"{OP}: k_cache is {k.dtype}, q is {q.dtype}; allowed are q's dtype and float8_e4m3fn")
+    if v.dtype != k.dtype:
+        raise TypeError(f"{OP}: v_cache is {v.dtype}, k_cache is {k.dtype}; both must have one dtype")
     B, Sq, H, D = q.shape
     pages, page, Hk, Dk = k.shape
     check.shape(f"{OP}: v_cache", v, (pages, page, Hk, None))
@@ -65,6 +72,7 @@ def check_call(call: Call, out=None) -> None:
     _supported(q, v, sinks)
     check.shape(f"{OP}: cache_seqlens", seqlens, (B,))
     _room(k, table, B)
+    _scales(call, float8)
     if sinks is not None:
         check.shape(f"{OP}: sinks", sinks, (H,))
     check.same_device(**call._asdict(), out=out)
@@ -73,6 +81,27 @@ def check_call(call: Call, out=None) -> None:
         check.shape(f"{OP}: plan", plan, (words.size(B, Hk, row_tiles(Sq, H // Hk)),))
     if out is not None:
         _written(out, (B, Sq, H, v.shape[3]), q.dtype)
+
+
+def _scales(call, float8):
+    """Scales of a head, of a sequence and a head, or of a slot of the cache and a head."""
+    given = {"k_descale": call.k_descale, "v_descale": call.v_descale}
+    if all(x is None for x in given.values()):
+        return
+    if not float8:
+        raise ValueError(f"{OP}: {next(n for n, x in given.items() if x is not None)} is given, k_cache is "
+                         f"{call.k_cache.dtype}; scales are of float8 caches")
+    heads, slots = call.k_cache.shape[2], tuple(call.k_cache.shape[:3])
+    allowed = (heads,), (call.q.shape[0], heads), slots
+    for name, x in given.items():
+        if x is None:
+            raise ValueError(f"{OP}: {name} is None; k_descale and v_descale go together")
+        if tuple(x.shape) not in allowed:
+            raise ValueError(f"{OP}: {name}: shape is {tuple(x.shape)}, allowed are {', '.join(map(str, allowed))}: of "
+                             "heads, of sequences and heads, of the cache's slots and heads")
+    if (call.k_descale.dim() == 3) != (call.v_descale.dim() == 3):
+        raise ValueError(f"{OP}: k_descale has {call.k_descale.dim()} dimensions, v_descale {call.v_descale.dim()}; "
+                         "scales of slots are 3 for both")
 
 
 def _room(k, table, batch):
@@ -123,9 +152,10 @@ def check_layouts(call: Call, out=None) -> None:
         if x.stride(-1) != 1 and x.numel():
             raise ValueError(f"{OP}: {name} has strides {x.stride()}; its last dimension must be contiguous: call "
                              ".contiguous()")
+        unit = 16 // x.element_size()
         for i in range(3):
-            if x.stride(i) % 8 and x.shape[i] > 1:
-                raise ValueError(f"{OP}: {name} has strides {x.stride()}; stride {i} must be a multiple of 8 elements "
-                                 "(16 bytes): call .contiguous()")
+            if x.stride(i) % unit and x.shape[i] > 1:
+                raise ValueError(f"{OP}: {name} has strides {x.stride()}; stride {i} must be a multiple of {unit} "
+                                 "elements (16 bytes): call .contiguous()")
         if not x.is_meta and x.data_ptr() % 16:
             raise ValueError(f"{OP}: {name} begins at an address that is not a multiple of 16 bytes: call .clone()")

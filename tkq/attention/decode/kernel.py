@@ -8,6 +8,7 @@ from tkq.attention.decode.consumer import Consumer
 from tkq.attention.decode.plan import ROWS, padded
 from tkq.attention.decode.producer import Producer
 from tkq.attention.decode.state import Globals, Operands, Scalars, Shared
+from tkq.attention.decode.widening import WideningProducer
 from tkq.runtime.compile import fake
 
 
@@ -24,29 +25,38 @@ class Decode:
 
       pipe   full (arrivals)                                     empty (arrivals)
       K, V   every producer thread's copies, and each warp (132) the consumer's warps (4)
+             of float8 each warp (4)
+
+    A float8 cache is widened to fp16 by the producers, and all products are of fp16: q is scaled to it row by row.
     """
 
     def __init__(self, spec, config):
         self.spec, self.config = spec, config
-        self.producer, self.consumer = Producer(spec, config), Consumer(spec, config)
-        self.dtype = tk.element_type(spec.dtype)
+        self.producer = (WideningProducer if spec.cache else Producer)(spec, config)
+        self.consumer = Consumer(spec, config)
+        self.dtype = tk.element_type(spec.inner)
 
     def fake_arguments(self):
         """Any sizes but the head dims; strides of the caches are multiples of 16 bytes."""
         spec = self.spec
         B, Sq, H, Hk, D, Dv = *(fake.sym() for _ in range(4)), spec.head_dim, spec.head_dim_v
 
-        def four(*shape, unit=8):
-            return fake.tensor(spec.dtype, shape, (*(fake.sym64(divisibility=unit) for _ in range(3)), 1), align=16)
+        def four(*shape, unit=8, dtype=spec.dtype):
+            return fake.tensor(dtype, shape, (*(fake.sym64(divisibility=unit) for _ in range(3)), 1), align=16)
 
         ints = lambda *shape: fake.tensor("int32", shape, (*(fake.sym64() for _ in shape[1:]), 1), align=4)
         pages, page, slots, rows = (fake.sym() for _ in range(4))
+        cache = dict(unit=16, dtype=spec.cache) if spec.cache else {}
         return four(B, Sq, H, D), Operands(
-            four(pages, page, Hk, D), four(pages, page, Hk, Dv), ints(B, fake.sym()) if spec.paged else None, ints(B),
+            four(pages, page, Hk, D, **cache), four(pages, page, Hk, Dv, **cache), ints(B, fake.sym()) if spec.paged else None, ints(B),
             ints(fake.sym()), four(B, Sq, H, Dv), fake.tensor("fp32", (B, H, Sq), align=4) if spec.lse else None,
             fake.tensor(spec.sinks, (H,), align=tk.element_type(spec.sinks).width // 8) if spec.sinks else None,
             fake.tensor("fp32", (slots, rows, Dv), align=16), fake.tensor("fp32", (slots, rows), align=4),
-        ), Scalars(Float32(1.0), Float32(1.0), Int32(0), Int32(0), Int32(0), Int32(1))
+            *self.fake_scales({None: None, "head": (B, Hk), "token": (pages, page, Hk)}[spec.scales])), Scalars(Float32(1.0), Float32(1.0), Int32(0), Int32(0), Int32(0), Int32(1))
+
+    def fake_scales(self, shape):
+        """Of K and of V, of any strides."""
+        return [shape and fake.tensor("fp32", shape, tuple(fake.sym64() for _ in shape), align=4) for _ in range(2)]
 
     @cute.jit
     def __call__(self, q: cute.Tensor, operands: Operands, scalars: Scalars, stream: cuda.CUstream):
@@ -57,7 +67,7 @@ class Decode:
         page = x.k.shape[1]
         g = Globals(
             q=q, k=x.k, v=x.v, table=x.table, seqlens=x.seqlens, plan=x.plan, o=x.o, lse=x.lse, sinks=x.sinks,
-            partial=x.partial, partial_lse=x.partial_lse,
+            partial=x.partial, partial_lse=x.partial_lse, k_descale=x.k_descale, v_descale=x.v_descale,
             scale=(sc.softcap if const_expr(spec.softcap) else sc.scale) * tk.LOG2E,
             cap=sc.scale / sc.softcap if const_expr(spec.softcap) else None,
             left=sc.left, right=sc.right, split=sc.split, batch=Int32(B), heads_kv=Int32(Hk), group=Int32(group),
@@ -74,10 +84,11 @@ class Decode:
         spec, cfg = self.spec, self.config
         k = tk.st(cfg.keys, padded(spec.head_dim), self.dtype)
         v = tk.st(cfg.keys, padded(spec.head_dim_v), self.dtype)
-        pipe = lambda: al.pipe(cfg.stages, 0, 4, producers=4, copies=tk.WARPGROUP)
-        return Shared(al.tile(tk.st(ROWS, padded(spec.head_dim), self.dtype)), al.tile(k, cfg.stages),
-                      al.tile(v, cfg.stages), al.vector(4, cfg.stages, Int32), al.vector(4, cfg.stages, Int32),
-                      al.vector(1, 1, Int32), pipe(), pipe())
+        pipe = lambda: al.pipe(cfg.stages, 0, 4, producers=4, copies=0 if spec.cache else tk.WARPGROUP)
+        q = None if cfg.q_in_registers else al.tile(tk.st(ROWS, padded(spec.head_dim), self.dtype))
+        scales = al.vector(2 * cfg.keys, cfg.stages) if spec.scales == "token" else None
+        return Shared(q, al.tile(k, cfg.stages), al.tile(v, cfg.stages), al.vector(4, cfg.stages, Int32),
+                      al.vector(4, cfg.stages, Int32), al.vector(1, 1, Int32), pipe(), pipe(), scales)
 
     @cute.kernel
     def kernel(self, g: Globals):

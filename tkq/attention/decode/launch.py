@@ -81,7 +81,7 @@ def planned(call: Call, options: Options) -> Planned:
 def decode(call: Call, options: Options, out: Tensor | None = None) -> tuple:
     """(o, lse or None, the parts' memory, what was launched or None: the function and its arguments), of CUDA tensors
     that have been looked at."""
-    q, k, v, seqlens, table, sinks, plan = call
+    q, k, v, seqlens, table, sinks, plan, k_descale, v_descale = call
     B, Sq, H, D = q.shape
     o = q.new_empty(B, Sq, H, v.shape[3]) if out is None else out
     lse = q.new_empty(B, H, Sq, dtype=torch.float32) if options.return_lse else None
@@ -100,18 +100,26 @@ def decode(call: Call, options: Options, out: Tensor | None = None) -> tuple:
     partial_lse = q.new_empty(slots, rows, dtype=torch.float32)
     scale = 1 / math.sqrt(D) if options.softmax_scale is None else options.softmax_scale
     right = 0 if options.causal else options.right
-    operands = k, v, table, _dense(seqlens), plan, o, lse, _dense(sinks), partial, partial_lse
+    scales = (x.expand(B, k.shape[2]) if x is not None and x.dim() == 1 else x for x in (k_descale, v_descale))
+    operands = k, v, table, _dense(seqlens), plan, o, lse, _dense(sinks), partial, partial_lse, *scales
     run, given = launcher(q, spec), (q, operands, (scale, options.softcap or 1.0, options.left, right, of.split, parts))
     run(*given)
     return o, lse, (partial, partial_lse), (run, given)
 
 
 def spec_of(call: Call, options: Options) -> DecodeSpec:
-    q, _, v = call[:3]
+    q, k, v = call[:3]
     edges = options.left >= 0 or (q.shape[1] > 1 and (options.causal or options.right >= 0))
     return DecodeSpec(dtypes.name_of(q.dtype), q.shape[3], v.shape[3], call.block_table is not None, edges,
                       options.softcap > 0, None if call.sinks is None else dtypes.name_of(call.sinks.dtype),
-                      options.return_lse, options.batch_invariant)
+                      options.return_lse, options.batch_invariant, *_float8(k, call.k_descale))
+
+
+def _float8(k, descale) -> tuple:
+    """A spec's cache and scales."""
+    if k.dtype != torch.float8_e4m3fn:
+        return None, None
+    return "e4m3", None if descale is None else "token" if descale.dim() == 3 else "head"
 
 
 def merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple:

@@ -14,7 +14,8 @@ _calls = CallCache()  # of calls with a plan
 
 
 def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cache_seqlens: Tensor,
-                            block_table: Optional[Tensor] = None, softmax_scale: Optional[float] = None,
+                            block_table: Optional[Tensor] = None, k_descale: Optional[Tensor] = None,
+                            v_descale: Optional[Tensor] = None, softmax_scale: Optional[float] = None,
                             causal: bool = True, window_size=(None, None), softcap: float = 0.0,
                             sinks: Optional[Tensor] = None, plan: Optional[Tensor] = None,
                             batch_invariant: bool = False, return_lse: bool = False, out: Optional[Tensor] = None):
@@ -24,11 +25,13 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
         q: (B, Sq, H, D), bfloat16 or float16, D of 64, 96, 128, 192 and 256: the last Sq queries of each sequence, Sq
             from 1 on. As fast as one are those whose Sq * H / Hk is up to 64.
         k_cache, v_cache: pages (N, page, Hk, D) and (N, page, Hk, Dv) of any size from 1 on, which block_table names;
-            without one (B, S, Hk, D), a row for each sequence. As q; H is a multiple of Hk. The last dimension is
-            contiguous; base and other strides are multiples of 16 bytes: caches of heads first, and K and V between
-            each other, go in as views.
+            without one (B, S, Hk, D), a row for each sequence. As q, or float8_e4m3fn; H is a multiple of Hk. The last
+            dimension is contiguous; base and other strides are multiples of 16 bytes: caches of heads first, and K and
+            V between each other, go in as views.
         cache_seqlens: (B,) int32: keys of each sequence, those of its queries among them; 0: none.
         block_table: (B, n) int32: the pages of each sequence. Keys of a page -1 are skipped.
+        k_descale, v_descale: float32, of float8 caches: what their numbers are multiplied by, 0 or more. (Hk,), (B, Hk),
+            or of each slot and head (N, page, Hk), without a table (B, S, Hk); of any strides. Both or none.
         softmax_scale: above 0; 1 / sqrt(D) where not given.
         causal: query i of a sequence of L keys sees the keys up to L - Sq + i. The same as a right of 0.
         window_size: (left, right): it sees those from L - Sq + i - left to L - Sq + i + right. None or -1: no limit.
@@ -46,16 +49,20 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
         natural logarithm. The same bits in every run. A row that sees no key has o = 0 and lse = -inf, or the sink.
 
     Raises:
-        TypeError: q, k_cache, v_cache or out is no dense tensor of bf16 or fp16; cache_seqlens, block_table or plan is
-            no dense tensor of int32; softmax_scale or softcap is no number; causal, batch_invariant or return_lse is no
-            bool; window_size is no pair of ints and None; sinks is no dense tensor of bf16, fp16 or fp32; dtypes that
-            do not go together.
+        TypeError: q or out is no dense tensor of bf16 or fp16; k_cache or v_cache is no dense tensor of bf16, fp16 or
+            e4m3; cache_seqlens, block_table or plan is no dense tensor of int32; k_descale or v_descale is no dense
+            tensor of fp32; softmax_scale or softcap is no number; causal, batch_invariant or return_lse is no bool;
+            window_size is no pair of ints and None; sinks is no dense tensor of bf16, fp16 or fp32; dtypes that do not
+            go together.
         ValueError: softmax_scale is not above 0; window_size has a number outside -1 to 2^30 - 1; softcap is below 0; a
-            number that is not finite in float32; shapes that do not go together, devices that differ, strides or a base
-            that are no multiple of 16 bytes.
+            number that is not finite in float32; shapes that do not go together, scales without a float8 cache or
+            without each other, devices that differ, strides or a base that are no multiple of 16 bytes.
         NotImplementedError: a head_dim that is not supported; a tensor that requires a gradient, with gradients
             enabled: there is none.
         RuntimeError: a GPU other than Hopper; an out made under torch.inference_mode that is written to outside.
+
+    Float8 is widened to float16, which has all its numbers, on the way to products with q in float16, whose rows are
+    scaled to it by powers of two: nothing else is rounded.
 
     Lengths and pages are looked at on the GPU alone: nothing waits, and a CUDA graph may be replayed with others, if
     the plan is made anew in it. Under torch.autocast q and the caches are cast: caches of another type at every call.
@@ -77,8 +84,8 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
         o = tkq.flash_attn_with_kvcache(q, **cache, plan=plan)  # (2, 1, 8, 128) bfloat16
     """
     traced = ops.traced()
-    given = (q, k_cache, v_cache, cache_seqlens, block_table, sinks, plan, causal, softmax_scale, window_size, softcap,
-             batch_invariant, return_lse, out)
+    given = (q, k_cache, v_cache, cache_seqlens, block_table, sinks, plan, k_descale, v_descale, causal, softmax_scale,
+             window_size, softcap, batch_invariant, return_lse, out)
     if not traced and plan is not None and not check.made_in_inference(out):
         found = _calls.take(*given)
         if found is not None:
@@ -90,11 +97,12 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
     left, right = limits(window_size)
     softmax_scale, softcap = numbers(softmax_scale, softcap)
     options = Options(causal, softmax_scale, left, right, softcap, batch_invariant, return_lse)
-    call = Call(q, k_cache, v_cache, cache_seqlens, block_table, sinks, plan)
+    call = Call(q, k_cache, v_cache, cache_seqlens, block_table, sinks, plan, k_descale, v_descale)
     if ops.direct(*call, out):
         o, lse = _run(call, options, out, given) if q.is_cuda else _run_cpu(call, options, out)
     else:
-        check.refuse_gradient(OP, q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks, out=out)
+        check.refuse_gradient(OP, q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks, k_descale=k_descale,
+                              v_descale=v_descale, out=out)
         check_call(call, out)  # the dispatcher's words name no argument
         o, lse = _op(*call, *options)
         o = o if out is None else out.copy_(o)
@@ -124,7 +132,7 @@ def _run_cpu(call, options, out=None):
     o, lse = _results(call, options)
     o = o if out is None else out
     if not o.is_meta:  # which has no numbers to look at
-        found = reference.flash_attn_with_kvcache(*call[:6], *options[:5])
+        found = reference.flash_attn_with_kvcache(*call[:6], *options[:5], *call[7:])
         o.copy_(found[0])
         if options.return_lse:
             lse.copy_(found[1])
@@ -138,23 +146,24 @@ def _results(call, options):
 
 
 def _looked_at(given):
-    options = Options(*given[7:])
+    options = Options(*given[len(Call._fields):])
     flags(options.causal, options.batch_invariant, options.return_lse)
     limits((options.left, options.right))
     numbers(options.softmax_scale, options.softcap)
-    return Call(*given[:7]), options
+    return Call(*given[:len(Call._fields)]), options
 
 
 def _cuda_op(q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor, block_table: Optional[Tensor],
-             sinks: Optional[Tensor], plan: Optional[Tensor], causal: bool, softmax_scale: Optional[float], left: int,
-             right: int, softcap: float, batch_invariant: bool, return_lse: bool) -> tuple[Tensor, Tensor]:
-    o, lse = _run(*_looked_at((q, k_cache, v_cache, cache_seqlens, block_table, sinks, plan, causal, softmax_scale,
-                               left, right, softcap, batch_invariant, return_lse)))
+             sinks: Optional[Tensor], plan: Optional[Tensor], k_descale: Optional[Tensor], v_descale: Optional[Tensor],
+             causal: bool, softmax_scale: Optional[float], left: int, right: int, softcap: float, batch_invariant: bool,
+             return_lse: bool) -> tuple[Tensor, Tensor]:
+    o, lse = _run(*_looked_at((q, k_cache, v_cache, cache_seqlens, block_table, sinks, plan, k_descale, v_descale, causal,
+                               softmax_scale, left, right, softcap, batch_invariant, return_lse)))
     return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
 def _fake(*given):
-    call, options = Call(*given[:7]), Options(*given[7:])
+    call, options = Call(*given[:len(Call._fields)]), Options(*given[len(Call._fields):])
     check_call(call)
     return _results(call, options)
 

@@ -27,7 +27,7 @@ class Output:
             if regs.fault[0] != 0:
                 norm = Float32.nan
             found = Float32(-INF) if norm == Float32(0.0) else top + cute.math.log2(norm, fastmath=True)
-            inverse = Float32(0.0) if norm == Float32(0.0) else cute.arch.rcp_approx(norm)
+            inverse = Float32(0.0) if norm == Float32(0.0) else cute.arch.rcp_approx(norm) * self.of_v(regs)
             if const_expr(self.spec.sinks is not None):
                 weight, both = self.with_sink(g, s, tk.first_row() + 8 * r, found)
                 inverse = cutlass.select_(whole, inverse * weight, inverse)
@@ -41,6 +41,10 @@ class Output:
             self.part(g, regs, lse, s, self.walk.slot(g, s, s.split))
             if self.arrive(g, smem.ticket, s) == s.splits - 1:
                 self.merge(g, s)
+
+    def of_v(self, regs):
+        """What O is multiplied by, of float8 values."""
+        return Float32(1.0) if regs.of_v is None else regs.of_v[0]
 
     @cute.jit
     def arrive(self, g, shared, s):

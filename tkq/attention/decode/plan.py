@@ -30,8 +30,19 @@ def plan(spec: DecodeSpec) -> DecodeConfig:
     """As many stages as fit."""
     keys, blocks = key_block(spec.head_dim, spec.head_dim_v), blocks_of_sm(spec.head_dim, spec.head_dim_v)
     k, v = padded(spec.head_dim), padded(spec.head_dim_v)
+    if spec.cache:
+        return _of_float8(spec, keys, blocks, (k, v))
     stages = (SHARED // blocks - ROWS * k * 2) // ((k + v) * keys * 2)
     return DecodeConfig(keys, stages, (56, 200) if blocks == 2 else (120, 240), blocks)
+
+
+def _of_float8(spec: DecodeSpec, keys: int, blocks: int, columns: tuple) -> DecodeConfig:
+    """Producers have rows in registers, and so have consumers q where registers are left: reading it for every product
+    takes as long as reading K."""
+    held = blocks == 2 and spec.scales != "token"
+    stages = (SHARED // blocks - (0 if held else ROWS * columns[0] * 2)) // (sum(columns) * keys * 2)
+    return DecodeConfig(keys, stages, (80, 176) if blocks == 2 else (120, 240), blocks, q_in_registers=held,
+                        prefetch=True)
 
 
 def row_tiles(queries: int, group: int) -> int:

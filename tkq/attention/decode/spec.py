@@ -10,10 +10,11 @@ HEAD_DIMS = 64, 96, 128, 192, 256
 
 @dataclass(frozen=True)
 class DecodeSpec:
-    """dtype: of q, the caches and o. head_dim: of q and k; head_dim_v: of v and o. paged: keys and values lie in pages
+    """dtype: of q and o, and of the caches where cache is None. head_dim: of q and k; head_dim_v: of v and o. paged: keys and values lie in pages
     that a table names; else each sequence has its own rows. edges: queries of a tile see different keys, or not all of
     them: several causal queries, or a window. softcap: of scores. sinks: their dtype, None without. lse: is it written?
-    fixed_splits: see `tkq.plan_decode`, batch_invariant."""
+    fixed_splits: see `tkq.plan_decode`, batch_invariant. cache: "e4m3", or None. scales: of an e4m3 cache, by "head" of
+    a sequence or by "token" and head; None: none."""
 
     dtype: str
     head_dim: int
@@ -24,13 +25,22 @@ class DecodeSpec:
     sinks: str | None = None
     lse: bool = False
     fixed_splits: bool = False
+    cache: str | None = None
+    scales: str | None = None
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, HALF), ("head_dim", self.head_dim, HEAD_DIMS),
-                                   ("head_dim_v", self.head_dim_v, HEAD_DIMS), ("sinks", self.sinks, (None, *WIDE))):
+                                   ("head_dim_v", self.head_dim_v, HEAD_DIMS), ("sinks", self.sinks, (None, *WIDE)),
+                                   ("cache", self.cache, (None, "e4m3")),
+                                   ("scales", self.scales, (None, "head", "token") if self.cache else (None,))):
             if got not in allowed:
                 raise NotImplementedError(f"DecodeSpec: {name} is {got!r}, allowed are "
                                           f"{', '.join(map(str, allowed))}")
+
+    @property
+    def inner(self) -> str:
+        """Of the tiles that are multiplied: e4m3 becomes fp16, which has all its numbers."""
+        return "fp16" if self.cache else self.dtype
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ class Operands(NamedTuple):
     """Beside q (B, Sq, H, D). k, v: (pages, page, Hk, D or Dv), or (B, S, Hk, D or Dv) without a table (B, pages of a
     sequence). seqlens (B,). plan: see `words`. o (B, Sq, H, Dv), lse (B, H, Sq), sinks (H,).
 
+    k_descale, v_descale: of float8, (B, Hk), or for each slot of a cache and head (pages, page, Hk).
+
     partial (slots, rows, Dv) and partial_lse (slots, rows): of tasks that several blocks share."""
 
     k: cute.Tensor
@@ -24,6 +26,8 @@ class Operands(NamedTuple):
     sinks: Optional[cute.Tensor]
     partial: cute.Tensor
     partial_lse: cute.Tensor
+    k_descale: Optional[cute.Tensor]
+    v_descale: Optional[cute.Tensor]
 
 
 class Scalars(NamedTuple):
@@ -51,6 +55,8 @@ class Globals:
     sinks: Optional[cute.Tensor]
     partial: cute.Tensor
     partial_lse: cute.Tensor
+    k_descale: Optional[cute.Tensor]
+    v_descale: Optional[cute.Tensor]
     scale: Float32  # times log2(e); of a softcap, the cap's
     cap: Optional[Float32]
     left: Int32
@@ -68,7 +74,7 @@ class Globals:
 
 @dataclass(frozen=True)
 class Shared:
-    q: tk.SharedTile
+    q: Optional[tk.SharedTile]
     k: tk.SharedTile
     v: tk.SharedTile
     there: cute.Tensor  # (4, stages): one bit for each of a producer warp's rows
@@ -76,12 +82,16 @@ class Shared:
     ticket: cute.Tensor  # (1, 1)
     k_pipe: tk.Pipe
     v_pipe: tk.Pipe
+    scales: Optional[cute.Tensor]  # (2 * keys, stages) of K's rows and of V's
 
 
 @dataclass(frozen=True)
 class State:
     """A consumer's registers. first, end: of the keys that its two rows see, and
-    between which all rows see all. fault: is the result NaN?"""
+    between which all rows see all. fault: is the result NaN?
+
+    Of float8 caches. q: where it is not in shared memory. scale: what a row's scores are multiplied by. of_v: (1,), what
+    O is multiplied by."""
 
     s: tk.RegTile
     p: tk.RegTile
@@ -95,3 +105,6 @@ class State:
     fault: Any
     k: tk.Ring
     v: tk.Ring
+    q: Optional[tk.RegTile] = None
+    scale: Optional[tk.RowVec] = None
+    of_v: Any = None

@@ -138,8 +138,9 @@ TABLES = {
         tensor("seqused_q", "int32", none=True), tensor("seqused_k", "int32", none=True), flag("return_lse"),
         flag("deterministic")),
     "flash_attn_with_kvcache": (
-        tensor("q", *HALF), tensor("k_cache", *HALF), tensor("v_cache", *HALF), tensor("cache_seqlens", "int32"),
-        tensor("block_table", "int32", none=True), _SCALE, Argument("causal", "flag", default=True), _WINDOW, _SOFTCAP,
+        tensor("q", *HALF), tensor("k_cache", *HALF, "e4m3"), tensor("v_cache", *HALF, "e4m3"),
+        tensor("cache_seqlens", "int32"), tensor("block_table", "int32", none=True),
+        tensor("k_descale", "fp32", none=True), tensor("v_descale", "fp32", none=True), _SCALE, Argument("causal", "flag", default=True), _WINDOW, _SOFTCAP,
         _SINKS, tensor("plan", "int32", none=True), flag("batch_invariant"), flag("return_lse"),
         tensor("out", *HALF, none=True, written="always")),
     "plan_decode": (

@@ -1,0 +1,78 @@
+"""Scales of float8 caches: what the consumer multiplies scores, exponentials and O by."""
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, const_expr
+
+import tkq.tile as tk
+
+FP32_BIAS, FP32_MANTISSA = 127, 23
+# A row of q is scaled to a largest element of 2^13 .. 2^14, by powers of two: what fp16 loses of its small ones is below
+# 2^-38 of the largest.
+TOP, LOW, HIGH = 13, FP32_BIAS - 60, FP32_BIAS + 60
+SMALLEST = 2.0**-126
+
+
+class Scaling:
+    """A cache's number times its scale is meant. Scales of a head go into the factor of scores, and of O. Those of a
+    token multiply its scores and, divided by the largest that there was, its exponentials: ``of_v`` is that largest."""
+
+    def __init__(self, spec, config):
+        self.spec, self.config = spec, config
+
+    @cute.jit
+    def begin(self, g, regs, s):
+        """What a segment starts with: after `narrowed`, which finds the rows' own factors."""
+        regs.of_v[0] = Float32(SMALLEST if self.spec.scales == "token" else 1.0)
+        factor = g.cap if const_expr(self.spec.softcap) else g.scale
+        if const_expr(self.spec.scales == "head"):
+            regs.of_v[0] = g.v_descale[s.batch, s.head]
+            factor = factor * g.k_descale[s.batch, s.head]
+        for r in cutlass.range_constexpr(2):
+            # Never 0: -inf of a key that is not seen stays -inf.
+            regs.scale.tensor[r] = cute.arch.fmax(regs.scale.tensor[r] * factor, Float32(SMALLEST), nan=True)
+
+    def narrowed(self, q, regs):
+        """q, as fp16, its rows times powers of two, whose reciprocals become regs.scale."""
+        view, tops = q.rows_view, [Float32(0.0), Float32(0.0)]
+        columns = q.cols // 4
+        result = tk.rt(q.cols, cutlass.Float16)
+        for r in range(2):
+            for j in range(columns):
+                x = Float32(view[r, j])
+                tops[r] = cute.arch.fmax(tops[r], cute.arch.fmax(x, -x))
+            for lane in (1, 2):
+                tops[r] = cute.arch.fmax(tops[r], cute.arch.shuffle_sync_bfly(tops[r], offset=lane))
+            exponent = cutlass.min(cutlass.max(tops[r].bitcast(Int32) >> FP32_MANTISSA, Int32(LOW)), Int32(HIGH))
+            regs.scale.tensor[r] = ((exponent - TOP) << FP32_MANTISSA).bitcast(Float32)
+            factor = ((2 * FP32_BIAS + TOP - exponent) << FP32_MANTISSA).bitcast(Float32)
+            for j in range(columns):
+                result.rows_view[r, j] = cutlass.Float16(Float32(view[r, j]) * factor)
+        return result
+
+    def keys(self, smem, regs, stage):
+        """Scores, times their keys' scales."""
+        self.columns(regs.s, smem.scales, stage, 0, Float32(1.0))
+
+    def values(self, smem, regs, stage):
+        """Exponentials, times their values' scales; did the largest scale grow?"""
+        before, top = regs.of_v[0], regs.of_v[0]
+        for j in range(self.config.keys // 4):
+            x = smem.scales[self.column(j) + self.config.keys, stage]
+            top = cute.arch.fmax(top, cute.arch.fmax(x, -x))
+        for lane in (1, 2):
+            top = cute.arch.fmax(top, cute.arch.shuffle_sync_bfly(top, offset=lane))
+        inverse = cute.arch.rcp_approx(top)
+        self.columns(regs.s, smem.scales, stage, self.config.keys, inverse)
+        regs.of_v[0] = top
+        tk.mul(regs.correct, regs.correct, before * inverse)
+        return top > before
+
+    def columns(self, tile, scales, stage, first, factor):
+        view = tile.rows_view
+        for j in range(self.config.keys // 4):
+            by = scales[self.column(j) + first, stage] * factor
+            for r in range(2):
+                view[r, j] = view[r, j] * by
+
+    def column(self, j):
+        return tk.first_col() + (8 * (j // 2) + j % 2)
