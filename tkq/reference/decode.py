@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from tkq.reference.attention import visible
+from tkq.reference.fp8 import narrowed, scales_of
 from tkq.runtime.call import autocast
 
 NUMBER = 0x746B7131  # of a plan's first word
+FP8 = torch.float8_e4m3fn
 
 
 def keys_of(cache: Tensor, sequence: int, length: int, table: Optional[Tensor]) -> tuple[Tensor, Tensor]:
@@ -40,7 +42,7 @@ def scaled(cache: Tensor, descale: Optional[Tensor], sequence: int, length: int,
 
 def wider(cache: Tensor) -> Tensor:
     """float8 as float16, which has all its numbers."""
-    return cache.half() if cache.dtype == torch.float8_e4m3fn else cache
+    return cache.half() if cache.dtype == FP8 else cache
 
 
 def fine(cache: Tensor, sequence: int, length: int, table: Optional[Tensor]) -> bool:
@@ -113,16 +115,37 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: 
 @autocast.apart
 def kv_append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor,
               cos: Optional[Tensor] = None, sin: Optional[Tensor] = None, interleaved: bool = False,
-              positions: Optional[Tensor] = None, q: Optional[Tensor] = None) -> Optional[Tensor]:
-    """The caches are written to; q, rotated. See `tkq.kv_append`."""
+              positions: Optional[Tensor] = None, q: Optional[Tensor] = None, k_scale: Optional[Tensor] = None,
+              v_scale: Optional[Tensor] = None) -> Optional[Tensor]:
+    """The caches are written to, and scales of tokens; q, rotated. See `tkq.kv_append`."""
     if cos is not None:
-        k, q = (None if x is None else turned(x, cos, sin, positions, interleaved).to(x.dtype) for x in (k, q))
+        k, q = (None if x is None else turned(x, cos, sin, positions, interleaved) for x in (k, q))
+        q = None if q is None else q.to(v.dtype)
     page = k_cache.shape[1]
     slots = slot_mapping.long()
     there = (slots >= 0) & (slots < len(k_cache) * page)
-    for cache, new in ((k_cache, k), (v_cache, v)):
-        cache[slots[there] // page, slots[there] % page] = new[there].to(cache.dtype)
+    where = slots[there] // page, slots[there] % page
+    for cache, new, scale in ((k_cache, k, k_scale), (v_cache, v, v_scale)):
+        new = new[there]
+        if cache.dtype == FP8:
+            new, scale_of = quantised(new, scale)
+            if scale is not None and scale.dim() == 3:
+                scale[where] = scale_of.to(scale.dtype)
+            cache.view(torch.uint8)[where] = new.view(torch.uint8)
+        else:
+            cache[where] = new.to(cache.dtype)
     return q
+
+
+def quantised(x: Tensor, scale: Optional[Tensor]) -> tuple[Tensor, Tensor]:
+    """(x (T, Hk, D) in float8, scales (T, Hk)): found where there is one for each token."""
+    x = x if x.dtype == torch.float64 else x.float()
+    if scale is None:
+        scale = x.new_ones(x.shape[1])
+    elif scale.dim() == 3:
+        scale = scales_of(x.flatten(0, 1), (1, None), FP8).view(x.shape[:2])
+    scale = scale.expand(x.shape[:2])
+    return narrowed((x / scale[..., None]).float(), FP8), scale
 
 
 def plan_decode(cache_seqlens: Tensor, sizes: tuple) -> Tensor:

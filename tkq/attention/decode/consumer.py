@@ -44,13 +44,13 @@ class Consumer:
 
     @cute.jit
     def segment(self, g, smem, regs, s):
-        tk.zero(regs.o)
-        tk.zero(regs.norm)
-        tk.neg_infty(regs.max)
         fine = s.inside & (s.length == g.seqlens[s.batch])
         regs.fault[0] = cutlass.select_(fine, Int32(0), Int32(1))
         self.tell(g.plan, fine)
         self.load_q(g, smem, regs, s)
+        tk.zero(regs.o)
+        tk.zero(regs.norm)
+        tk.neg_infty(regs.max)
         self.limits(g, regs, s)
         self.first(g, smem, regs, s)
         for block in cutlass.range(s.first + 1, s.end, unroll=1):

@@ -1,5 +1,5 @@
 """Copies of 16 bytes into shared memory that bring zeros where there is nothing to read; float8 on its way there."""
-from cutlass import Int32, Int64
+from cutlass import Float32, Int32, Int64
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
@@ -31,6 +31,15 @@ def store16(dst, words, offset=0, *, loc=None, ip=None):
     """Four words to the shared address ``dst`` and ``offset`` bytes, a number that is known when compiled. Any thread."""
     _asm([Int32(dst), *(Int32(w) for w in words)], f"st.shared.v4.b32 [$0+{offset}], {{$1, $2, $3, $4}};", "r,r,r,r,r",
          loc, ip)
+
+
+@dsl_user_op
+def load_f32x2(address, offset=0, *, loc=None, ip=None):
+    """Two fp32 from the shared address and ``offset`` bytes, not before it is their turn: the registers they go to are in
+    use until then."""
+    found = _asm([Int32(address)], f"ld.volatile.shared.v2.f32 {{$0, $1}}, [$2+{offset}];", "=f,=f,r", loc, ip,
+                 llvm.StructType.get_literal([T.f32()] * 2))
+    return [Float32(llvm.extractvalue(T.f32(), found, [i], loc=loc, ip=ip)) for i in range(2)]
 
 
 @dsl_user_op

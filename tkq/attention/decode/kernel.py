@@ -86,7 +86,7 @@ class Decode:
         v = tk.st(cfg.keys, padded(spec.head_dim_v), self.dtype)
         pipe = lambda: al.pipe(cfg.stages, 0, 4, producers=4, copies=0 if spec.cache else tk.WARPGROUP)
         q = None if cfg.q_in_registers else al.tile(tk.st(ROWS, padded(spec.head_dim), self.dtype))
-        scales = al.vector(2 * cfg.keys, cfg.stages) if spec.scales == "token" else None
+        scales = al.vector(2 * cfg.keys + 4, cfg.stages) if spec.scales == "token" else None
         return Shared(q, al.tile(k, cfg.stages), al.tile(v, cfg.stages), al.vector(4, cfg.stages, Int32),
                       al.vector(4, cfg.stages, Int32), al.vector(1, 1, Int32), pipe(), pipe(), scales)
 

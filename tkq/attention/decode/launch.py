@@ -133,14 +133,15 @@ def merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple:
 
 def append(call) -> Tensor | None:
     """q, rotated; of an `append_ops.Call` that has been looked at."""
-    k, v, k_cache, v_cache, slots, cos, sin, interleaved, positions, q = call
+    k, v, k_cache, v_cache, slots, cos, sin, interleaved, positions, q, k_scale, v_scale = call
     turned = None if q is None else q.new_empty(q.shape)
     name = lambda x: None if x is None else dtypes.name_of(x.dtype)
     if k.shape[0]:
-        spec = AppendSpec(name(k), name(slots), name(cos), interleaved, name(positions), q is not None)
+        spec = AppendSpec(name(k), name(slots), name(cos), interleaved, name(positions), q is not None,
+                          *_float8(k_cache, k_scale))
         k, v, q = (x if x is None else whole_vectors(x) for x in (k, v, q))
         launcher(k, spec)(k, (v, k_cache, v_cache, _dense(slots), q, turned, _dense(cos), _dense(sin),
-                              _dense(positions)))
+                              _dense(positions), k_scale, v_scale))
     return turned
 
 

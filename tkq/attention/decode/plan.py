@@ -39,10 +39,12 @@ def plan(spec: DecodeSpec) -> DecodeConfig:
 def _of_float8(spec: DecodeSpec, keys: int, blocks: int, columns: tuple) -> DecodeConfig:
     """Producers have rows in registers, and so have consumers q where registers are left: reading it for every product
     takes as long as reading K."""
-    held = blocks == 2 and spec.scales != "token"
-    stages = (SHARED // blocks - (0 if held else ROWS * columns[0] * 2)) // (sum(columns) * keys * 2)
-    return DecodeConfig(keys, stages, (80, 176) if blocks == 2 else (120, 240), blocks, q_in_registers=held,
-                        prefetch=True)
+    by_token = spec.scales == "token"
+    held = blocks == 2 and not by_token
+    stage = sum(columns) * keys * 2 + ((2 * keys + 4) * 4 if by_token else 0)
+    stages = (SHARED // blocks - (0 if held else ROWS * columns[0] * 2)) // stage
+    registers = (168, 240) if blocks == 1 else (88, 168) if by_token and keys == 64 else (80, 176)
+    return DecodeConfig(keys, stages, registers, blocks, q_in_registers=held, prefetch=True)
 
 
 def row_tiles(queries: int, group: int) -> int:

@@ -4,6 +4,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
+from tkq.attention.decode.copies import load_f32x2
 
 FP32_BIAS, FP32_MANTISSA = 127, 23
 # A row of q is scaled to a largest element of 2^13 .. 2^14, by powers of two: what fp16 loses of its small ones is below
@@ -56,11 +57,8 @@ class Scaling:
     def values(self, smem, regs, stage):
         """Exponentials, times their values' scales; did the largest scale grow?"""
         before, top = regs.of_v[0], regs.of_v[0]
-        for j in range(self.config.keys // 4):
-            x = smem.scales[self.column(j) + self.config.keys, stage]
-            top = cute.arch.fmax(top, cute.arch.fmax(x, -x))
-        for lane in (1, 2):
-            top = cute.arch.fmax(top, cute.arch.shuffle_sync_bfly(top, offset=lane))
+        for warp in range(4):
+            top = cute.arch.fmax(top, smem.scales[2 * self.config.keys + warp, stage])
         inverse = cute.arch.rcp_approx(top)
         self.columns(regs.s, smem.scales, stage, self.config.keys, inverse)
         regs.of_v[0] = top
@@ -69,10 +67,8 @@ class Scaling:
 
     def columns(self, tile, scales, stage, first, factor):
         view = tile.rows_view
-        for j in range(self.config.keys // 4):
-            by = scales[self.column(j) + first, stage] * factor
-            for r in range(2):
-                view[r, j] = view[r, j] * by
-
-    def column(self, j):
-        return tk.first_col() + (8 * (j // 2) + j % 2)
+        at = Int32(scales.iterator.toint()) + (stage * (2 * self.config.keys + 4) + tk.first_col()) * 4
+        for j in range(0, self.config.keys // 4, 2):
+            for i, by in enumerate(load_f32x2(at, 4 * (4 * j + first))):
+                for r in range(2):
+                    view[r, j + i] = view[r, j + i] * (by * factor)

@@ -45,8 +45,9 @@ class DecodeSpec:
 
 @dataclass(frozen=True)
 class AppendSpec:
-    """dtype: of k, v and the caches. slots, positions: their dtypes. table: dtype of cos and sin, None without a
-    rotation. interleaved: pairs are neighbouring columns; else column i and i + half. queries: are q rotated, too?"""
+    """dtype: of k, v and q, and of the caches where cache is None. slots, positions: their dtypes. table: dtype of cos and sin, None without a
+    rotation. interleaved: pairs are neighbouring columns; else column i and i + half. queries: are q rotated, too?
+    cache: "e4m3", or None. scales: of an e4m3 cache, given for each "head", or found for each "token" and head."""
 
     dtype: str
     slots: str = "int64"
@@ -54,13 +55,17 @@ class AppendSpec:
     interleaved: bool = False
     positions: str | None = None
     queries: bool = False
+    cache: str | None = None
+    scales: str | None = None
 
     def __post_init__(self):
         index = "int32", "int64"
         for name, got, allowed in (("dtype", self.dtype, WIDE), ("slots", self.slots, index),
                                    ("table", self.table, (None, *WIDE)),
                                    ("positions", self.positions, index if self.table else (None,)),
-                                   ("queries", self.queries, (False, True) if self.table else (False,))):
+                                   ("queries", self.queries, (False, True) if self.table else (False,)),
+                                   ("cache", self.cache, (None, "e4m3")),
+                                   ("scales", self.scales, (None, "head", "token") if self.cache else (None,))):
             if got not in allowed:
                 raise ValueError(f"AppendSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
 

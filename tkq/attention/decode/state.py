@@ -82,7 +82,7 @@ class Shared:
     ticket: cute.Tensor  # (1, 1)
     k_pipe: tk.Pipe
     v_pipe: tk.Pipe
-    scales: Optional[cute.Tensor]  # (2 * keys, stages) of K's rows and of V's
+    scales: Optional[cute.Tensor]  # (2 * keys + 4, stages) of K's rows, V's, each warp's largest of V
 
 
 @dataclass(frozen=True)

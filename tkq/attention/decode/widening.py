@@ -157,8 +157,14 @@ class WideningProducer:
 
     @cute.jit
     def tell_scales(self, smem, stage, scales):
+        """The rows' scales, and the largest of the warp's rows of V."""
         if const_expr(self.spec.scales == "token"):
-            rows, lane, shared = self.config.rows_per_warp, tk.lane_id(), smem.scales
+            rows, lane, shared, keys = self.config.rows_per_warp, tk.lane_id(), smem.scales, self.config.keys
+            warp, top = tk.warp_id() % 4, cute.arch.fmax(scales[1], -scales[1])
+            for step in cutlass.range_constexpr(5):
+                top = cute.arch.fmax(top, cute.arch.shuffle_sync_bfly(top, offset=1 << step))
             if lane < rows:
                 for i in cutlass.range_constexpr(2):
-                    shared[i * self.config.keys + tk.warp_id() % 4 * rows + lane, stage] = scales[i]
+                    shared[i * keys + warp * rows + lane, stage] = scales[i]
+            if lane == 0:
+                shared[2 * keys + warp, stage] = top
