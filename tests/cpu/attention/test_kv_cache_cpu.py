@@ -42,7 +42,8 @@ def test_the_kernel_of_kv_append(monkeypatch, interleaved, columns):
     want = [c.double() for c in caches]
     wanted = reference.kv_append(k.double(), v.double(), *want, slots, cos, sin, interleaved, positions, q.double())
     spec, out = AppendSpec("fp16", "int32", "fp32", interleaved, "int64", True), torch.full_like(q, math.nan)
-    function(KvAppendOnCpu(spec), monkeypatch)(k, (v, *caches, slots, q, out.contiguous(), cos, sin, positions))
+    function(KvAppendOnCpu(spec), monkeypatch)(k, (v, *caches, slots, q, out.contiguous(), cos, sin, positions, None,
+                                                None))
     for cache, truth in zip(caches, want):
         torch.testing.assert_close(cache.double(), truth, rtol=1e-3, atol=1e-3)
     assert wanted[3].isnan()[:, :columns].all()

@@ -129,3 +129,62 @@ def test_the_same_bits_of_float8_in_every_run():
     for _ in range(20):
         again = call(q, cache, **descales)
         assert torch.equal(again[0], first[0]) and torch.equal(again[1], first[1])
+
+
+# ---- kv_append ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scales, dtype, index, interleaved", [
+    ("head", torch.bfloat16, torch.int64, False), ("token", torch.bfloat16, torch.int32, True),
+    (None, FP16, torch.int64, None)])
+def test_append_to_float8(scales, dtype, index, interleaved):
+    """Numbers that are rotated in float32 and rounded once; slots of no token stay as they are, scales as well."""
+    torch.manual_seed(0)
+    packed = (torch.randn(9, 12, 64, device="cuda") * torch.logspace(-3, 2, 9, device="cuda")[:, None, None]).to(dtype)
+    q, k, v = packed[:, :8], packed[:, 8:10], packed[:, 10:]
+    k[7] = 0.0
+    caches = [torch.randint(0, 0x7F, (5, 7, 2, 64), device="cuda", dtype=torch.uint8).view(torch.float8_e4m3fn)
+              for _ in range(2)]
+    slots = torch.tensor([34, 0, -1, 8, 35, 6, -(1 << 31), 7, (1 << 31) - 1], device="cuda").to(index)
+    angles = {}
+    if interleaved is not None:
+        cos, sin = tkq.rope_cos_sin(50, 24 if interleaved else 64, device="cuda")
+        positions = torch.tensor([0, 49, 3, 10, 7, -1, 1, 2, 20], device="cuda").to(index)
+        angles = dict(cos=cos, sin=sin, interleaved=interleaved, positions=positions, q=q)
+    found = {"head": torch.rand(2, 2, device="cuda") / 4, "token": torch.full((2, 5, 7, 2), -3.0, device="cuda")}
+    given = dict(zip(("k_scale", "v_scale"), found[scales])) if scales else {}
+    want, wanted = [c.clone() for c in caches], {name: x.clone() for name, x in given.items()}
+    wide = {name: x.double() if name in ("cos", "sin", "q") else x for name, x in angles.items()}
+    turned_ = reference.kv_append(k.double(), v.double(), *want, slots, **wide, **wanted)
+    with poisoned():
+        turned = tkq.kv_append(k, v, *caches, slots, **angles, **given)
+    if interleaved is not None:
+        torch.testing.assert_close(turned.double(), turned_, rtol=1e-2, atol=1e-4, equal_nan=True)
+    for name, x in given.items():
+        torch.testing.assert_close(x, wanted[name], rtol=1e-5, atol=0, equal_nan=True)
+    for got, truth in zip(caches, want):
+        same = got.view(torch.uint8) == truth.view(torch.uint8)  # but for what lies between two numbers
+        assert same.float().mean() > 0.995
+        a, b = got.float(), truth.float()
+        assert torch.equal(a.isnan(), b.isnan())
+        assert ((a - b).abs() <= 0.126 * b.abs() + 2.0**-9).logical_or(a.isnan()).all()
+
+
+def test_float8_tokens_come_and_are_seen():
+    """What kv_append quantised, with scales of tokens, is what attention reads: beside a cache of bf16."""
+    torch.manual_seed(0)
+    lengths = torch.tensor([70, 33], device="cuda", dtype=torch.int32)
+    table = torch.randperm(10, device="cuda").int().view(2, 5)
+    k, v = torch.randn(2, 103, 2, 128, device="cuda").bfloat16()
+    at = torch.cat([table[b, torch.arange(n, device="cuda") // 16].long() * 16 + torch.arange(n, device="cuda") % 16
+                    for b, n in enumerate(lengths.tolist())])
+    low = torch.full((2, 10, 16, 2, 128), 0x7F, device="cuda", dtype=torch.uint8).view(torch.float8_e4m3fn)
+    scales = torch.full((2, 10, 16, 2), math.nan, device="cuda")
+    tkq.kv_append(k, v, *low, at, k_scale=scales[0], v_scale=scales[1])
+    high = torch.full((2, 10, 16, 2, 128), math.nan, device="cuda", dtype=torch.bfloat16)
+    tkq.kv_append(k, v, *high, at)
+    q = queries(2, 1, 8, 128)
+    given = dict(cache_seqlens=lengths, block_table=table)
+    want = tkq.flash_attn_with_kvcache(q, *high, **given).float()
+    o = tkq.flash_attn_with_kvcache(q, *low, **given, k_descale=scales[0], v_descale=scales[1]).float()
+    assert 1e-4 < (o - want).norm() / want.norm() < 0.06

@@ -16,8 +16,8 @@ VECTOR, WARP = 8, 32
 
 class Operands(NamedTuple):
     """Beside k (T, Hk, D): v (T, Hk, Dv), the caches (pages, page, Hk, D or Dv), slots (T,); q (T, H, D) and its result
-    q_out; cos, sin (P, R / 2), positions (T,); k_scale, v_scale of float8 caches: (Hk,), or (pages, page, Hk), which are
-    results."""
+    q_out; cos, sin (P, R / 2), positions (T,); k_scale, v_scale of float8 caches: (Hk,), or (pages, page, Hk), which
+    are results."""
 
     v: cute.Tensor
     k_cache: cute.Tensor
@@ -117,7 +117,7 @@ class KvAppend:
 
     @cute.jit
     def vector(self, src, to, at, place, x, turned: Constexpr[bool]):
-        t, head, column = at
+        _, head, column = at
         dst, scales = to
         values = cute.make_rmem_tensor((VECTOR,), Float32)
         values.fill(0.0)

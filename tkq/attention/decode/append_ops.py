@@ -65,8 +65,8 @@ def kv_append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappi
         q rotated, contiguous; None without q.
 
     Raises:
-        TypeError: k, v, cos, sin or q is no dense tensor of bf16, fp16 or fp32; k_cache or v_cache is no dense tensor of
-            bf16, fp16, fp32 or e4m3; k_scale or v_scale is no dense tensor of fp32; slot_mapping or positions is no
+        TypeError: k, v, cos, sin or q is no dense tensor of bf16, fp16 or fp32; k_cache or v_cache is no dense tensor
+            of bf16, fp16, fp32 or e4m3; k_scale or v_scale is no dense tensor of fp32; slot_mapping or positions is no
             dense tensor of int32 or int64; interleaved is no bool; dtypes that differ.
         ValueError: shapes that do not go together, devices that differ, one of cos, sin and positions without the
             others, q without them, scales without a float8 cache or without each other, caches or scales whose elements
@@ -110,8 +110,8 @@ def _look(call):
     check.shape(f"{OP}: slot_mapping", slots, (T,))
     for name, x in (("v", v), ("k_cache", k_cache), ("q", q)):
         if x is not None and x.dtype != k.dtype and not (name == "k_cache" and x.dtype == torch.float8_e4m3fn):
-            raise TypeError(f"{OP}: {name} is {x.dtype}, k is {k.dtype}; all must have one dtype, but that caches may be "
-                            "float8_e4m3fn")
+            raise TypeError(f"{OP}: {name} is {x.dtype}, k is {k.dtype}; all must have one dtype, but that caches "
+                            "may be float8_e4m3fn")
     if v_cache.dtype != k_cache.dtype:
         raise TypeError(f"{OP}: v_cache is {v_cache.dtype}, k_cache is {k_cache.dtype}; both must have one dtype")
     if D % 8 or v.shape[2] % 8:
@@ -128,8 +128,8 @@ def _look(call):
         check.settled(f"{OP}: {name}", x)
         unit = max(8, 16 // x.element_size())
         if x.numel() and (x.stride(3) != 1 or any(x.stride(i) % unit and x.shape[i] > 1 for i in range(3))):
-            raise ValueError(f"{OP}: {name} has strides {x.stride()}; the last must be 1, the others multiples of {unit} "
-                             "elements (16 bytes)")
+            raise ValueError(f"{OP}: {name} has strides {x.stride()}; the last must be 1, the others multiples of "
+                             f"{unit} elements (16 bytes)")
     check.refuse_overlap(OP, **caches, **_written_scales(call))
 
 
@@ -153,11 +153,11 @@ def _scales(call):
             raise ValueError(f"{OP}: {name}: shape is {tuple(x.shape)}, allowed are {(heads,)}, which are given, and "
                              f"{tuple(call.k_cache.shape[:3])}, which are written")
     if call.k_scale.dim() != call.v_scale.dim():
-        raise ValueError(f"{OP}: k_scale has {call.k_scale.dim()} dimensions, v_scale {call.v_scale.dim()}; both must be "
-                         "given, or both written")
+        raise ValueError(f"{OP}: k_scale has {call.k_scale.dim()} dimensions, v_scale {call.v_scale.dim()}; both must "
+                         "be given, or both written")
     if call.k_scale.dim() == 3 and max(call.k.shape[2], call.v.shape[2]) > MOST_OF_WARP:
-        raise NotImplementedError(f"{OP}: k has rows of {call.k.shape[2]}, v of {call.v.shape[2]}; supported with scales "
-                                  f"that are found are up to {MOST_OF_WARP}")
+        raise NotImplementedError(f"{OP}: k has rows of {call.k.shape[2]}, v of {call.v.shape[2]}; supported with "
+                                  f"scales that are found are up to {MOST_OF_WARP}")
     for name, x in _written_scales(call).items():
         check.settled(f"{OP}: {name}", x)
 

@@ -13,8 +13,8 @@ from tkq.runtime.call import check, dtypes
 OP, PLAN = "flash_attn_with_kvcache", "plan_decode"
 MOST_TASKS = 1 << 24  # of a plan
 FARTHEST = 1 << 31
-_tensors = arguments.checker(OP, "q", "k_cache", "v_cache", "cache_seqlens", "block_table", "sinks", "plan", "k_descale",
-                             "v_descale", "out")
+_tensors = arguments.checker(OP, "q", "k_cache", "v_cache", "cache_seqlens", "block_table", "sinks", "plan",
+                             "k_descale", "v_descale", "out")
 flags = arguments.checker(OP, "causal", "batch_invariant", "return_lse")
 limits = arguments.checker(OP, "window_size")
 numbers = arguments.checker(OP, "softmax_scale", "softcap")
@@ -52,7 +52,7 @@ class Options(NamedTuple):
 
 def check_call(call: Call, out=None) -> None:
     """Raises what flash_attn_with_kvcache promises of its tensors."""
-    q, k, v, seqlens, table, sinks, plan, k_descale, v_descale = call
+    q, k, v, seqlens, table, sinks, plan = call[:7]
     _tensors(*call, out)
     for name, x in (("q", q), ("k_cache", k), ("v_cache", v)):
         check.rank(f"{OP}: {name}", x, 4)

@@ -21,22 +21,22 @@ def load16(src, there, *, loc=None, ip=None):
     four = llvm.StructType.get_literal([T.i32()] * 4)
     found = _asm([Int64(src), Int32(there)],
                  "{ .reg .pred p; setp.ne.b32 p, $5, 0; mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0; "
-                 "@p ld.global.L1::no_allocate.L2::128B.v4.b32 {$0, $1, $2, $3}, [$4]; }", "=&r,=&r,=&r,=&r,l,r", loc, ip,
-                 four)
+                 "@p ld.global.L1::no_allocate.L2::128B.v4.b32 {$0, $1, $2, $3}, [$4]; }", "=&r,=&r,=&r,=&r,l,r",
+                 loc, ip, four)
     return [Int32(llvm.extractvalue(T.i32(), found, [i], loc=loc, ip=ip)) for i in range(4)]
 
 
 @dsl_user_op
 def store16(dst, words, offset=0, *, loc=None, ip=None):
-    """Four words to the shared address ``dst`` and ``offset`` bytes, a number that is known when compiled. Any thread."""
+    """Four words to the shared address ``dst`` and ``offset`` bytes, a number known when compiled. Any thread."""
     _asm([Int32(dst), *(Int32(w) for w in words)], f"st.shared.v4.b32 [$0+{offset}], {{$1, $2, $3, $4}};", "r,r,r,r,r",
          loc, ip)
 
 
 @dsl_user_op
 def load_f32x2(address, offset=0, *, loc=None, ip=None):
-    """Two fp32 from the shared address and ``offset`` bytes, not before it is their turn: the registers they go to are in
-    use until then."""
+    """Two fp32 from the shared address and ``offset`` bytes, not before it is their turn: the registers they go to are
+    in use until then."""
     found = _asm([Int32(address)], f"ld.volatile.shared.v2.f32 {{$0, $1}}, [$2+{offset}];", "=f,=f,r", loc, ip,
                  llvm.StructType.get_literal([T.f32()] * 2))
     return [Float32(llvm.extractvalue(T.f32(), found, [i], loc=loc, ip=ip)) for i in range(2)]

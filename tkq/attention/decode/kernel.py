@@ -48,11 +48,13 @@ class Decode:
         pages, page, slots, rows = (fake.sym() for _ in range(4))
         cache = dict(unit=16, dtype=spec.cache) if spec.cache else {}
         return four(B, Sq, H, D), Operands(
-            four(pages, page, Hk, D, **cache), four(pages, page, Hk, Dv, **cache), ints(B, fake.sym()) if spec.paged else None, ints(B),
-            ints(fake.sym()), four(B, Sq, H, Dv), fake.tensor("fp32", (B, H, Sq), align=4) if spec.lse else None,
+            four(pages, page, Hk, D, **cache), four(pages, page, Hk, Dv, **cache),
+            ints(B, fake.sym()) if spec.paged else None, ints(B), ints(fake.sym()), four(B, Sq, H, Dv),
+            fake.tensor("fp32", (B, H, Sq), align=4) if spec.lse else None,
             fake.tensor(spec.sinks, (H,), align=tk.element_type(spec.sinks).width // 8) if spec.sinks else None,
             fake.tensor("fp32", (slots, rows, Dv), align=16), fake.tensor("fp32", (slots, rows), align=4),
-            *self.fake_scales({None: None, "head": (B, Hk), "token": (pages, page, Hk)}[spec.scales])), Scalars(Float32(1.0), Float32(1.0), Int32(0), Int32(0), Int32(0), Int32(1))
+            *self.fake_scales({None: None, "head": (B, Hk), "token": (pages, page, Hk)}[spec.scales]),
+        ), Scalars(Float32(1.0), Float32(1.0), Int32(0), Int32(0), Int32(0), Int32(1))
 
     def fake_scales(self, shape):
         """Of K and of V, of any strides."""

@@ -30,8 +30,8 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
             V between each other, go in as views.
         cache_seqlens: (B,) int32: keys of each sequence, those of its queries among them; 0: none.
         block_table: (B, n) int32: the pages of each sequence. Keys of a page -1 are skipped.
-        k_descale, v_descale: float32, of float8 caches: what their numbers are multiplied by, 0 or more. (Hk,), (B, Hk),
-            or of each slot and head (N, page, Hk), without a table (B, S, Hk); of any strides. Both or none.
+        k_descale, v_descale: float32, of float8 caches: what their numbers are multiplied by, 0 or more. (Hk,), (B,
+            Hk), or of each slot and head (N, page, Hk), without a table (B, S, Hk); of any strides. Both or none.
         softmax_scale: above 0; 1 / sqrt(D) where not given.
         causal: query i of a sequence of L keys sees the keys up to L - Sq + i. The same as a right of 0.
         window_size: (left, right): it sees those from L - Sq + i - left to L - Sq + i + right. None or -1: no limit.
@@ -157,8 +157,8 @@ def _cuda_op(q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor,
              sinks: Optional[Tensor], plan: Optional[Tensor], k_descale: Optional[Tensor], v_descale: Optional[Tensor],
              causal: bool, softmax_scale: Optional[float], left: int, right: int, softcap: float, batch_invariant: bool,
              return_lse: bool) -> tuple[Tensor, Tensor]:
-    o, lse = _run(*_looked_at((q, k_cache, v_cache, cache_seqlens, block_table, sinks, plan, k_descale, v_descale, causal,
-                               softmax_scale, left, right, softcap, batch_invariant, return_lse)))
+    o, lse = _run(*_looked_at((q, k_cache, v_cache, cache_seqlens, block_table, sinks, plan, k_descale, v_descale,
+                               causal, softmax_scale, left, right, softcap, batch_invariant, return_lse)))
     return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 

@@ -7,8 +7,8 @@ import tkq.tile as tk
 from tkq.attention.decode.copies import load_f32x2
 
 FP32_BIAS, FP32_MANTISSA = 127, 23
-# A row of q is scaled to a largest element of 2^13 .. 2^14, by powers of two: what fp16 loses of its small ones is below
-# 2^-38 of the largest.
+# A row of q is scaled to a largest element of 2^13 .. 2^14, by powers of two: what fp16 loses of its small ones is
+# below 2^-38 of the largest.
 TOP, LOW, HIGH = 13, FP32_BIAS - 60, FP32_BIAS + 60
 SMALLEST = 2.0**-126
 

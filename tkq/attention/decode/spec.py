@@ -10,11 +10,11 @@ HEAD_DIMS = 64, 96, 128, 192, 256
 
 @dataclass(frozen=True)
 class DecodeSpec:
-    """dtype: of q and o, and of the caches where cache is None. head_dim: of q and k; head_dim_v: of v and o. paged: keys and values lie in pages
-    that a table names; else each sequence has its own rows. edges: queries of a tile see different keys, or not all of
-    them: several causal queries, or a window. softcap: of scores. sinks: their dtype, None without. lse: is it written?
-    fixed_splits: see `tkq.plan_decode`, batch_invariant. cache: "e4m3", or None. scales: of an e4m3 cache, by "head" of
-    a sequence or by "token" and head; None: none."""
+    """dtype: of q and o, and of the caches where cache is None. head_dim: of q and k; head_dim_v: of v and o. paged:
+    keys and values lie in pages that a table names; else each sequence has its own rows. edges: queries of a
+    tile see different keys, or not all of them: several causal queries, or a window. softcap: of scores. sinks: their
+    dtype, None without. lse: is it written? fixed_splits: see `tkq.plan_decode`, batch_invariant. cache: "e4m3", or
+    None. scales: of an e4m3 cache, by "head" of a sequence or by "token" and head; None: none."""
 
     dtype: str
     head_dim: int
@@ -45,9 +45,10 @@ class DecodeSpec:
 
 @dataclass(frozen=True)
 class AppendSpec:
-    """dtype: of k, v and q, and of the caches where cache is None. slots, positions: their dtypes. table: dtype of cos and sin, None without a
-    rotation. interleaved: pairs are neighbouring columns; else column i and i + half. queries: are q rotated, too?
-    cache: "e4m3", or None. scales: of an e4m3 cache, given for each "head", or found for each "token" and head."""
+    """dtype: of k, v and q, and of the caches where cache is None. slots, positions: their dtypes. table: dtype of cos
+    and sin, None without a rotation. interleaved: pairs are neighbouring columns; else column i and i + half. queries:
+    are q rotated, too? cache: "e4m3", or None. scales: of an e4m3 cache, given for each "head", or found for each
+    "token" and head."""
 
     dtype: str
     slots: str = "int64"

@@ -90,8 +90,8 @@ class State:
     """A consumer's registers. first, end: of the keys that its two rows see, and
     between which all rows see all. fault: is the result NaN?
 
-    Of float8 caches. q: where it is not in shared memory. scale: what a row's scores are multiplied by. of_v: (1,), what
-    O is multiplied by."""
+    Of float8 caches. q: where it is not in shared memory. scale: what a row's scores are multiplied by. of_v: (1,),
+    what O is multiplied by."""
 
     s: tk.RegTile
     p: tk.RegTile

@@ -32,8 +32,8 @@ class WideningProducer:
     """As `Producer`, for e4m3: a lane loads 16 numbers, which are two vectors of a tile in fp16.
 
     A tile's loads are on their way while the one before is widened: K of block i + 1 is asked for as soon as K of block
-    i is stored, then V likewise; block i + 2 comes into L2 meanwhile. Eight lanes have four neighbouring pieces of two rows each, whose swizzled vectors lie
-    in eight different groups of banks.
+    i is stored, then V likewise; block i + 2 comes into L2 meanwhile. Eight lanes
+    have four neighbouring pieces of two rows each, whose swizzled vectors lie in eight different groups of banks.
 
       widening, for each piece: 1 load, 8 conversions of two, 2 stores: 11 instructions for 16 bytes, and 6 of addresses
     """
@@ -137,8 +137,8 @@ class WideningProducer:
                 store16(at[row % 8 ^ half], wide[4 * half:4 * half + 4], offset=row * PANEL + panel * keys * PANEL)
 
     def done(self, pipe, ring):
-        """The warp's part is there. The fence between it and wgmma, which reads by another proxy, is the consumers': here
-        it would wait for the loads that are on their way."""
+        """The warp's part is there. The fence between it and wgmma, which reads by another proxy, is the consumers':
+        here it would wait for the loads that are on their way."""
         pipe.commit(ring)
         ring.advance()
 

@@ -140,9 +140,9 @@ TABLES = {
     "flash_attn_with_kvcache": (
         tensor("q", *HALF), tensor("k_cache", *HALF, "e4m3"), tensor("v_cache", *HALF, "e4m3"),
         tensor("cache_seqlens", "int32"), tensor("block_table", "int32", none=True),
-        tensor("k_descale", "fp32", none=True), tensor("v_descale", "fp32", none=True), _SCALE, Argument("causal", "flag", default=True), _WINDOW, _SOFTCAP,
-        _SINKS, tensor("plan", "int32", none=True), flag("batch_invariant"), flag("return_lse"),
-        tensor("out", *HALF, none=True, written="always")),
+        tensor("k_descale", "fp32", none=True), tensor("v_descale", "fp32", none=True), _SCALE,
+        Argument("causal", "flag", default=True), _WINDOW, _SOFTCAP, _SINKS, tensor("plan", "int32", none=True),
+        flag("batch_invariant"), flag("return_lse"), tensor("out", *HALF, none=True, written="always")),
     "plan_decode": (
         tensor("cache_seqlens", "int32"), integer("num_heads_q", REQUIRED, 1, _LONGEST),
         integer("num_heads_kv", REQUIRED, 1, _LONGEST), integer("head_dim", REQUIRED, 1, _LONGEST),
@@ -151,10 +151,10 @@ TABLES = {
     "merge_state": (tensor("o_a", *WIDE), tensor("lse_a", "fp32"), tensor("o_b", *WIDE), tensor("lse_b", "fp32")),
     "kv_append": (
         tensor("k", *WIDE), tensor("v", *WIDE), tensor("k_cache", *WIDE, "e4m3", written="always"),
-        tensor("v_cache", *WIDE, "e4m3", written="always"), tensor("slot_mapping", *INDEX), tensor("cos", *WIDE, none=True),
-        tensor("sin", *WIDE, none=True), flag("interleaved"), tensor("positions", *INDEX, none=True),
-        tensor("q", *WIDE, none=True), tensor("k_scale", "fp32", none=True, written=""),
-        tensor("v_scale", "fp32", none=True, written="")),
+        tensor("v_cache", *WIDE, "e4m3", written="always"), tensor("slot_mapping", *INDEX),
+        tensor("cos", *WIDE, none=True), tensor("sin", *WIDE, none=True), flag("interleaved"),
+        tensor("positions", *INDEX, none=True), tensor("q", *WIDE, none=True), tensor("k_scale", "fp32", none=True),
+        tensor("v_scale", "fp32", none=True)),
     "check_plan": (tensor("plan", "int32"),),
     "linear_attn": (*_QKV, tensor("g", "fp32", none=True), number("scale", None),
                     *_STATES, *_PACKED, _CHECKPOINTS),
