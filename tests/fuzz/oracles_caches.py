@@ -10,6 +10,8 @@ from .oracles_attention import attend, results
 def flash_attn_with_kvcache(given):
     """Each sequence by itself; one that is not in the cache has NaN."""
     q, k, v = (operand(given, n) for n in ("q", "k_cache", "v_cache"))
+    scales = [None if given[n] is None else wide(given[n]) for n in ("k_descale", "v_descale")]
+    k, v = (x if s is None or s.dim() == 2 else x * s[..., None] for x, s in zip((k, v), scales))
     sinks = None if given["sinks"] is None else operand(given, "sinks")
     table, lengths = given["block_table"], wide(given["cache_seqlens"]).long().tolist()
     o = torch.full((*q.shape[:3], v.shape[3]), math.nan, dtype=WIDE)
@@ -19,6 +21,8 @@ def flash_attn_with_kvcache(given):
         if 0 <= length <= k.shape[1] * (1 if table is None else table.shape[1]) and all(
                 0 <= page < len(k) for page in pages):
             keys, values = (torch.cat([c[p] for p in pages] or [c[0, :0]])[:length] for c in (k, v))
+            if scales[0] is not None and scales[0].dim() == 2:
+                keys, values = (x * s[b][:, None] for x, s in zip((keys, values), scales))
             o[b], lse[b] = attend(q[b], keys, values, given, sinks)
     return results(given, o, lse)
 

@@ -6,17 +6,41 @@ PAGES, EDGES, SHARED, FIXED, LIES = ((f"{TESTS}{name}",) for name in (
     "test_pages", "test_queries_that_see_other_keys", "test_work_that_blocks_share",
     "test_fixed_splits_do_not_depend_on_the_batch", "test_what_lies_gives_nan"))
 
+FLOAT8 = "tests/gpu/attention/test_float8_cache.py::"
+FLOAT8_PAGES, TOKENS, BEYOND, APPEND = ((f"{FLOAT8}{name}",) for name in (
+    "test_pages_of_float8", "test_scales_of_tokens_that_differ", "test_queries_beyond_float16",
+    "test_append_to_float8"))
+
 MUTANTS = (
     *family(
-        "decode", "tkq/attention/decode/producer.py",
+        "decode", "tkq/attention/decode/pages.py",
         ("page_of_the_first_key", "page = g.table[s.batch, page]", "page = g.table[s.batch, 0]", PAGES),
         ("row_of_the_page_before", "row = key - page * g.page_size", "row = key - page * g.page_size // 2", PAGES),
         ("keys_behind_the_end", "seen = (lane < self.config.rows_per_warp) & (key < s.length)",
          "seen = lane < self.config.rows_per_warp", PAGES),
-        ("tail_of_v_is_read", "return cutlass.select_(there, cache.iterator.toint() + elements * 2, Int64(0))",
-         "return cache.iterator.toint() + elements * 2", PAGES),
+        ("tail_of_v_is_read", "return cutlass.select_(there, cache.iterator.toint() + bytes, Int64(0))",
+         "return cache.iterator.toint() + bytes", PAGES),
         ("pages_that_are_not_there", "bad = seen & ((page < -1) | (page >= g.k.shape[0]))",
-         "bad = seen & (page < -1)", LIES),
+         "bad = seen & (page < -1)", LIES)),
+    *family(
+        "decode", "tkq/attention/decode/widening.py",
+        ("tail_of_float8_is_no_zeros", "some = at != Int64(0)", "some = (at != Int64(0)) | (row > 4)", FLOAT8_PAGES),
+        ("vectors_of_other_rows", "place = (2 * part ^ own_row) * 16", "place = 2 * part * 16", FLOAT8_PAGES),
+        ("keys_of_the_block_before", "self.load(k_held, soon.k, self.spec.head_dim)",
+         "self.load(k_held, now.k, self.spec.head_dim)", FLOAT8_PAGES),
+        ("scales_of_the_block_before", "self.load_scales(g, s, scales, soon)", "pass", TOKENS),
+        ("stage_is_not_waited_for", "smem.v_pipe.acquire_empty(v_ring)", "pass", (f"{FLOAT8}test_float8_work_that_blocks_share",))),
+    *family(
+        "decode", "tkq/attention/decode/scaling.py",
+        ("queries_are_not_scaled", "(2 * FP32_BIAS + TOP - exponent) << FP32_MANTISSA",
+         "Int32(FP32_BIAS) << FP32_MANTISSA", BEYOND),
+        ("k_descale_is_left_out", "factor = factor * g.k_descale[s.batch, s.head]", "pass", FLOAT8_PAGES),
+        ("v_descale_of_another_head", "regs.of_v[0] = g.v_descale[s.batch, s.head]",
+         "regs.of_v[0] = g.v_descale[s.batch, 0]", FLOAT8_PAGES),
+        ("largest_scale_of_a_warp", "for warp in range(4):", "for warp in range(1):", TOKENS),
+        ("o_in_the_unit_before", "tk.mul(regs.correct, regs.correct, before * inverse)", "pass", TOKENS)),
+    *family(
+        "decode", "tkq/attention/decode/producer.py",
         ("not_announced_by_copies", "cute.arch.cp_async_mbarrier_arrive_noinc(pipe.full[ring.stage].ptr)",
          "cute.arch.mbarrier_arrive(pipe.full[ring.stage].ptr)", PAGES)),
     *family(
@@ -52,5 +76,8 @@ MUTANTS = (
         ("slots_beyond_the_cache", "if slot >= Int64(0) and slot < rows:", "if slot < rows:",
          (f"{TESTS}test_append",)),
         ("partner_of_the_first_half", "partner = cutlass.select_(first, column + half, column - half)",
-         "partner = column", (f"{TESTS}test_append",))),
+         "partner = column", (f"{TESTS}test_append",)),
+        ("largest_of_a_lane", "top = nan_max(top, cute.arch.shuffle_sync_bfly(top, offset=1 << step))", "pass", APPEND),
+        ("scale_of_another_head", "factor = cute.arch.rcp_approx(scales[head])",
+         "factor = cute.arch.rcp_approx(scales[0])", APPEND)),
 )

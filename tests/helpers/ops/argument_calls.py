@@ -47,12 +47,14 @@ def call(name: str, device="cpu") -> dict:
         "grouped_gemm": lambda: dict(a=t(16, 64), b=t(3, 64, 32), offsets=t.ends(3)),
         "flash_attn": lambda: dict(q=t(1, 16, 4, 64), k=t(1, 16, 4, 64), v=t(1, 16, 4, 64), sinks=t(4, dtype=F32)),
         "flash_attn_with_kvcache": lambda: dict(
-            q=t(2, 1, 4, 64), k_cache=t(6, 8, 2, 64), v_cache=t(6, 8, 2, 64), cache_seqlens=t.integers(0, 17, 2),
-            block_table=t.integers(0, 6, 2, 2), sinks=t(4, dtype=F32)),
+            q=t(2, 1, 4, 64), k_cache=t(6, 8, 2, 64, dtype=F8), v_cache=t(6, 8, 2, 64, dtype=F8),
+            cache_seqlens=t.integers(0, 17, 2), block_table=t.integers(0, 6, 2, 2), sinks=t(4, dtype=F32),
+            k_descale=t.ones(2), v_descale=t.ones(2)),
         "plan_decode": lambda: dict(cache_seqlens=t.integers(0, 17, 2), num_heads_q=4, num_heads_kv=1, head_dim=64),
         "check_plan": lambda: dict(plan=tkq.plan_decode(t.integers(0, 17, 2), 4, 2, 64)),
         "kv_append": lambda: dict(
-            k=t(2, 2, 64), v=t(2, 2, 64), k_cache=t(6, 8, 2, 64), v_cache=t(6, 8, 2, 64), q=t(2, 4, 64),
+            k=t(2, 2, 64), v=t(2, 2, 64), k_cache=t(6, 8, 2, 64, dtype=F8), v_cache=t(6, 8, 2, 64, dtype=F8),
+            q=t(2, 4, 64), k_scale=t.ones(2), v_scale=t.ones(2),
             slot_mapping=torch.tensor([47, -1], dtype=INT, device=device), cos=t(20, 32, dtype=F32),
             sin=t(20, 32, dtype=F32), positions=t.integers(0, 20, 2)),
         "merge_state": lambda: dict(o_a=t(3, 4, 64), lse_a=t(4, 3, dtype=F32), o_b=t(3, 4, 64),

@@ -4,6 +4,8 @@ import torch
 import tkq
 from tests.helpers.ops.step_calls import F32, _own
 
+F8 = torch.float8_e4m3fn
+
 
 def lengths(t):
     return dict(cache_seqlens=t.integers(0, 17, t.rows))
@@ -18,6 +20,18 @@ def paged(t):
 def attend(q, k_cache, v_cache, cache_seqlens, block_table):
     return tkq.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=cache_seqlens, block_table=block_table,
                                        return_lse=True)
+
+
+def float8_pages(t):
+    """As `paged`, of e4m3, with scales for each slot and head."""
+    return dict(q=t(t.rows, 1, 4, 64), k_cache=t(16, 8, 2, 64, dtype=F8), v_cache=t(16, 8, 2, 64, dtype=F8),
+                **lengths(t), block_table=t.integers(0, 16, t.rows, 2), k_descale=t(16, 8, 2, dtype=F32).abs(),
+                v_descale=t(16, 8, 2, dtype=F32).abs())
+
+
+def attend_float8(q, k_cache, v_cache, cache_seqlens, block_table, k_descale, v_descale):
+    return tkq.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=cache_seqlens, block_table=block_table,
+                                       k_descale=k_descale, v_descale=v_descale)
 
 
 def rows(t):
@@ -41,6 +55,19 @@ def append(k, v, k_cache, v_cache, slot_mapping):
     k_cache, v_cache = _own(k_cache), _own(v_cache)
     tkq.kv_append(k, v, k_cache, v_cache, slot_mapping)
     return k_cache, v_cache
+
+
+def quantised_tokens(t):
+    """Into a cache of e4m3 without scales: those of tokens are results."""
+    given = new_tokens(t)
+    return dict(given, k_cache=t(6, 8, 2, 64, dtype=F8), v_cache=t(6, 8, 2, 64, dtype=F8),
+                k_scale=t(6, 8, 2, dtype=F32), v_scale=t(6, 8, 2, dtype=F32))
+
+
+def quantise(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale):
+    written = [_own(x) for x in (k_cache, v_cache, k_scale, v_scale)]
+    tkq.kv_append(k, v, *written[:2], slot_mapping, k_scale=written[2], v_scale=written[3])
+    return tuple(x.float() if isinstance(x, torch.Tensor) else x for x in written)
 
 
 def rotated_tokens(t):

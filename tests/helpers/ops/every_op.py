@@ -331,11 +331,15 @@ CASES = {case.name: case for case in (
     Case("flash_attn_with_kvcache", caches.paged, caches.attend, cast=("q", "k_cache", "v_cache")),
     Case("flash_attn_with_kvcache, planned ahead", caches.rows, caches.attend_planned,
          cast=("q", "k_cache", "v_cache")),
+    Case("flash_attn_with_kvcache, float8", caches.float8_pages, caches.attend_float8, cast=("q",)),
     Case("plan_decode", caches.lengths, lambda cache_seqlens: tkq.plan_decode(cache_seqlens, 8, 2, 64)),
     Case("kv_append", caches.new_tokens, caches.append, alone=lambda k, v, k_cache, v_cache, slot_mapping:
          tkq.kv_append(k, v, k_cache, v_cache, slot_mapping)),
     Case("kv_append, rotated", caches.rotated_tokens, lambda *given: caches.append_rotated(*given),
          alone=lambda *given: caches.append_alone(*given)),
+    Case("kv_append, float8", caches.quantised_tokens, caches.quantise,
+         alone=lambda k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale: tkq.kv_append(
+             k, v, k_cache, v_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale)),
     Case("merge_state", caches.states, lambda o_a, lse_a, o_b, lse_b: tkq.merge_state(o_a, lse_a, o_b, lse_b)),
     Case("gemm", _matrices, lambda a, b: tkq.gemm(a, b), ("a", "b"), ("a", "b")),
     Case("gemm, with an epilogue", _matrices_and_bias,

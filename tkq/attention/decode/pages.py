@@ -44,7 +44,8 @@ class Pages:
         """Of the row's first element; 0: not there."""
         page_step, row_step, head_step, _ = cache.stride
         elements = Int64(page) * Int64(page_step) + Int64(row) * Int64(row_step) + Int64(s.head) * Int64(head_step)
-        return cutlass.select_(there, cache.iterator.toint() + elements * (cache.element_type.width // 8), Int64(0))
+        bytes = elements * (cache.element_type.width // 8)
+        return cutlass.select_(there, cache.iterator.toint() + bytes, Int64(0))
 
     @cute.jit
     def tell(self, g, smem, stage, there, bad):
