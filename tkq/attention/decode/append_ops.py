@@ -66,8 +66,8 @@ def kv_append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappi
 
     Raises:
         TypeError: k, v, cos, sin or q is no dense tensor of bf16, fp16 or fp32; k_cache or v_cache is no dense tensor
-            of bf16, fp16, fp32 or e4m3; k_scale or v_scale is no dense tensor of fp32; slot_mapping or positions is no
-            dense tensor of int32 or int64; interleaved is no bool; dtypes that differ.
+            of bf16, fp16, fp32 or e4m3; slot_mapping or positions is no dense tensor of int32 or int64; interleaved is
+            no bool; k_scale or v_scale is no dense tensor of fp32; dtypes that differ.
         ValueError: shapes that do not go together, devices that differ, one of cos, sin and positions without the
             others, q without them, scales without a float8 cache or without each other, caches or scales whose elements
             share memory, or strides of caches that are no multiple of 16 bytes.
