@@ -14,7 +14,7 @@ FLOAT8_PAGES, TOKENS, BEYOND, APPEND = ((f"{FLOAT8}{name}",) for name in (
 MUTANTS = (
     *family(
         "decode", "tkq/attention/decode/pages.py",
-        ("page_of_the_first_key", "page = g.table[s.batch, page]", "page = g.table[s.batch, 0]", PAGES),
+        ("page_of_the_first_key", "page = g.table[s.source, page]", "page = g.table[s.source, 0]", PAGES),
         ("row_of_the_page_before", "row = key - page * g.page_size", "row = key - page * g.page_size // 2", PAGES),
         ("keys_behind_the_end", "seen = (lane < self.config.rows_per_warp) & (key < s.length)",
          "seen = lane < self.config.rows_per_warp", PAGES),
@@ -28,15 +28,16 @@ MUTANTS = (
         ("keys_of_the_block_before", "self.load(k_held, soon.k, self.spec.head_dim)",
          "self.load(k_held, now.k, self.spec.head_dim)", FLOAT8_PAGES),
         ("scales_of_the_block_before", "self.load_scales(g, s, scales, soon)", "pass", TOKENS),
-        ("stage_is_not_waited_for", "smem.v_pipe.acquire_empty(v_ring)", "pass", (f"{FLOAT8}test_float8_work_that_blocks_share",))),
+        ("stage_is_not_waited_for", "smem.v_pipe.acquire_empty(v_ring)", "pass",
+         (f"{FLOAT8}test_float8_work_that_blocks_share",))),
     *family(
         "decode", "tkq/attention/decode/scaling.py",
         ("queries_are_not_scaled",
          "factor = ((2 * FP32_BIAS + TOP - exponent) << FP32_MANTISSA).bitcast(Float32)", "factor = Float32(1.0)",
          BEYOND),
-        ("k_descale_is_left_out", "factor = factor * g.k_descale[s.batch, s.head]", "pass", FLOAT8_PAGES),
-        ("v_descale_of_another_head", "regs.of_v[0] = g.v_descale[s.batch, s.head]",
-         "regs.of_v[0] = g.v_descale[s.batch, 0]", FLOAT8_PAGES),
+        ("k_descale_is_left_out", "factor = factor * g.k_descale[s.source, s.head]", "pass", FLOAT8_PAGES),
+        ("v_descale_of_another_head", "regs.of_v[0] = g.v_descale[s.source, s.head]",
+         "regs.of_v[0] = g.v_descale[s.source, 0]", FLOAT8_PAGES),
         ("largest_scale_of_a_warp", "for warp in range(4):", "for warp in range(1):", TOKENS),
         ("o_in_the_unit_before", "tk.mul(regs.correct, regs.correct, before * inverse)", "pass", TOKENS)),
     *family(
@@ -48,7 +49,7 @@ MUTANTS = (
         ("keys_that_are_not_there", "if (there[0] & there[1] & there[2] & there[3]) != all_there:",
          "if (there[0] & there[1] & there[2] & there[3]) == 12345:", PAGES),
         ("o_is_not_rescaled", "tk.mul_row(regs.o, regs.o, regs.correct)", "pass", SHARED),
-        ("old_plans_are_believed", "fine = s.inside & (s.length == g.seqlens[s.batch])", "fine = s.inside", LIES),
+        ("old_plans_are_believed", "fine = s.inside & self.planned(g, s)", "fine = s.inside", LIES),
         ("one_key_more", "end = cutlass.min(own + g.right + 1, s.length)",
          "end = cutlass.min(own + g.right + 2, s.length)", EDGES),
         ("window_of_one_key_more", "regs.first[r] = cutlass.select_(g.left < 0, Int32(0), own - g.left)",

@@ -61,9 +61,15 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_s
                             block_table: Optional[Tensor] = None, sinks: Optional[Tensor] = None, causal: bool = True,
                             softmax_scale: Optional[float] = None, left: int = -1, right: int = -1,
                             softcap: float = 0.0, k_descale: Optional[Tensor] = None,
-                            v_descale: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
+                            v_descale: Optional[Tensor] = None,
+                            cu_seqlens_q: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
     """o (B, Sq, H, Dv) of q's dtype and lse (B, H, Sq) float32, sequence by sequence; see
-    `tkq.flash_attn_with_kvcache`. left, right: -1 without a limit. NaN for a sequence that says something wrong."""
+    `tkq.flash_attn_with_kvcache`. left, right: -1 without a limit. NaN for a sequence that says something wrong, and of
+    ragged queries for rows of no sequence."""
+    if cu_seqlens_q is not None:
+        return _ragged(q, k_cache, v_cache, cache_seqlens, block_table, cu_seqlens_q, sinks=sinks, causal=causal,
+                       softmax_scale=softmax_scale, left=left, right=right, softcap=softcap, k_descale=k_descale,
+                       v_descale=v_descale)
     B, Sq, H, D = q.shape
     o, lse = q.new_full((B, Sq, H, v_cache.shape[3]), math.nan), q.new_full((B, H, Sq), math.nan, dtype=torch.float32)
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -84,6 +90,26 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_s
             total = torch.logaddexp(total, sinks.to(wide)[:, None].expand_as(total))
         p = torch.exp(scores - total.masked_fill(total == -math.inf, 0.0)[..., None])
         o[b], lse[b] = (p @ v).transpose(0, 1).to(q.dtype), total.float()
+    return o, lse
+
+
+def _ragged(q, k_cache, v_cache, cache_seqlens, block_table, cu_seqlens_q, k_descale=None, v_descale=None, **options):
+    """Sequence by sequence; o (T, H, Dv), lse (H, T)."""
+    T, H, _ = q.shape
+    o, lse = q.new_full((T, H, v_cache.shape[3]), math.nan), q.new_full((H, T), math.nan, dtype=torch.float32)
+    starts = cu_seqlens_q.tolist()
+    for b in range(len(cache_seqlens)):
+        first, end = starts[b:b + 2]
+        if not 0 <= first < end <= T:
+            continue
+        rows = slice(b, b + 1)
+        k, v = (k_cache, v_cache) if block_table is not None else (k_cache[rows], v_cache[rows])
+        scales = [x if x is None or x.dim() == 1 or (x.dim() == 3 and block_table is not None) else x[rows]
+                  for x in (k_descale, v_descale)]
+        found, of = flash_attn_with_kvcache(q[None, first:end], k, v, cache_seqlens[rows],
+                                            None if block_table is None else block_table[rows], **options,
+                                            k_descale=scales[0], v_descale=scales[1])
+        o[first:end], lse[:, first:end] = found[0], of[0]
     return o, lse
 
 
@@ -148,8 +174,31 @@ def quantised(x: Tensor, scale: Optional[Tensor]) -> tuple[Tensor, Tensor]:
     return narrowed((x / scale[..., None]).float(), FP8), scale
 
 
-def plan_decode(cache_seqlens: Tensor, sizes: tuple) -> Tensor:
-    """The plan's words, of `tkq.attention.decode.planner`'s sizes: see `tkq.attention.decode.words`."""
+def plan_decode(cache_seqlens: Tensor, cu_seqlens_q: Optional[Tensor], of, parts: int) -> Tensor:
+    """The plan's words, of a `tkq.attention.decode.planned.Planned`: see `tkq.attention.decode.words`."""
+    if cu_seqlens_q is None:
+        return planned(cache_seqlens, of.sizes(len(cache_seqlens), parts))
+    tiles, lengths, bad = [], [], 0
+    starts = cu_seqlens_q.tolist()
+    for b, length in enumerate(cache_seqlens.tolist()):
+        first, end = starts[b:b + 2]
+        if not 0 <= first <= end <= of.total:
+            bad = 1
+            continue
+        for row in range(first, end, of.queries):
+            queries = min(end - row, of.queries)
+            tiles.append((b, row, queries))
+            lengths.append(-1 if length < 0 else max(length - (end - row - queries), 0))
+    most = of.batch(len(cache_seqlens))
+    tiles, lengths = (tiles + [(0, 0, 0)] * most)[:most], (lengths + [0] * most)[:most]
+    if bad:
+        lengths[-1] = -1
+    made = planned(cache_seqlens.new_tensor(lengths), of.sizes(most, parts))
+    return torch.cat((made, cache_seqlens.new_tensor(tiles).flatten()))
+
+
+def planned(cache_seqlens: Tensor, sizes: tuple) -> Tensor:
+    """The words of `tkq.attention.decode.planner`'s sizes."""
     heads_kv, group, queries, tiles, key_block, left, split, parts, overhead, least, most = sizes
     lengths, prefix, total, bad = [], [], 0, 0
     for length in cache_seqlens.tolist():

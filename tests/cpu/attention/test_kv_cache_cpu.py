@@ -7,9 +7,10 @@ import pytest
 import torch
 
 import tkq
-from tests.helpers.emulation.decode import KvAppendOnCpu, MergeStateOnCpu, function, walk_function
-from tkq.attention.decode.launch import Planned
+from tests.helpers.emulation.decode import KvAppendOnCpu, ListerOnCpu, MergeStateOnCpu, function, walk_function
+from tkq.attention.decode import words
 from tkq.attention.decode.plan import SHARED, padded, plan
+from tkq.attention.decode.planned import Planned
 from tkq.attention.decode.spec import HEAD_DIMS, AppendSpec, DecodeSpec, MergeSpec
 from tkq.reference import decode as reference
 
@@ -64,7 +65,7 @@ def test_blocks_walk_through_a_plan(monkeypatch, fixed):
         count = torch.zeros(parts, dtype=torch.int32)
         found = torch.zeros(parts, 2000, 8, dtype=torch.int32)
         partial = torch.zeros(most * tasks * len(lengths) if fixed else 2 * parts, 1, 1)
-        made = reference.plan_decode(seqlens, sizes)
+        made = reference.planned(seqlens, sizes)
         function(made, (seqlens, partial, count, found), (*sizes[:8], 20000, *sizes[9:]))
         segments = sorted(tuple(s) for p, n in enumerate(count.tolist()) for s in found[p, :n].tolist())
         shared = [s[6] for s in segments if s[5] > 1]
@@ -76,6 +77,21 @@ def test_blocks_walk_through_a_plan(monkeypatch, fixed):
                 mine = [s for s in segments if s[:2] == (b, task)]
                 assert [s[4] for s in mine] == list(range(mine[0][5])) and all(s[7] == (length >= 0) for s in mine)
                 assert [mine[0][2], *(s[3] for s in mine)] == [*(s[2] for s in mine), end] and mine[0][2] == first
+
+
+def test_the_tiles_of_ragged_queries(monkeypatch):
+    """The kernel's list is the reference's: sequences without queries, with more than there are keys, that lie."""
+    run = function(ListerOnCpu(), monkeypatch)
+    lengths = torch.tensor([500, 0, 70, -3, 128, 9], dtype=torch.int32)
+    for ends in ([70, 70, 75, 80, 100, 103], [70, 70, 75, 80, 100, 99], [1, 2, 3, 4, 5, 6], [-1, 0, 0, 0, 50, 300]):
+        cu = torch.tensor([0, *ends], dtype=torch.int32)
+        of = Planned.made((128, 128), (8, 2), (103,), True)
+        want = reference.plan_decode(lengths, cu, of, 20)
+        tiles, found = of.batch(len(lengths)), torch.full((of.words(len(lengths)),), 7, dtype=torch.int32)
+        listed, own = torch.zeros(tiles, dtype=torch.int32), words.listed(tiles, of.heads_kv, of.tiles)
+        run(cu, (lengths, listed, found), (of.queries, of.total, tiles, own))
+        assert torch.equal(found[own:], want[own:]) and (found[:own] == 7).all()
+        assert torch.equal(listed, want[words.LENGTHS:words.LENGTHS + tiles])
 
 
 def _cache(lengths, page=4):

@@ -34,6 +34,18 @@ def attend_float8(q, k_cache, v_cache, cache_seqlens, block_table, k_descale, v_
                                        k_descale=k_descale, v_descale=v_descale)
 
 
+def ragged(t):
+    """As `paged`: two sequences, with queries of their own number."""
+    return dict(q=t(t.rows, 4, 64), k_cache=t(16, 8, 2, 64), v_cache=t(16, 8, 2, 64),
+                cache_seqlens=t.integers(9, 17, 2), block_table=t.integers(0, 16, 2, 2),
+                cu_seqlens_q=torch.tensor([0, 5, t.rows], dtype=torch.int32, device=t.device))
+
+
+def attend_ragged(q, k_cache, v_cache, cache_seqlens, block_table, cu_seqlens_q):
+    return tkq.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=cache_seqlens, block_table=block_table,
+                                       cu_seqlens_q=cu_seqlens_q, return_lse=True)
+
+
 def rows(t):
     """Three queries for each sequence, which has a row of the cache."""
     return dict(q=t(t.rows, 3, 4, 64), k_cache=t(t.rows, 16, 2, 64), v_cache=t(t.rows, 16, 2, 64), **lengths(t))

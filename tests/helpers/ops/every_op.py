@@ -332,6 +332,7 @@ CASES = {case.name: case for case in (
     Case("flash_attn_with_kvcache, planned ahead", caches.rows, caches.attend_planned,
          cast=("q", "k_cache", "v_cache")),
     Case("flash_attn_with_kvcache, float8", caches.float8_pages, caches.attend_float8, cast=("q",)),
+    Case("flash_attn_with_kvcache, ragged", caches.ragged, caches.attend_ragged, cast=("q", "k_cache", "v_cache")),
     Case("plan_decode", caches.lengths, lambda cache_seqlens: tkq.plan_decode(cache_seqlens, 8, 2, 64)),
     Case("kv_append", caches.new_tokens, caches.append, alone=lambda k, v, k_cache, v_cache, slot_mapping:
          tkq.kv_append(k, v, k_cache, v_cache, slot_mapping)),

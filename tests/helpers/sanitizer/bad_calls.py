@@ -186,6 +186,11 @@ def caches(device):
         rows = tkq.flash_attn_with_kvcache(given[0], given[1][:6], given[2][:6], cache_seqlens=given[3] - 10,
                                            window_size=(3, 0), batch_invariant=fixed)
         yield f"rows {fixed}", summed(rows)
+    for starts in ([0, 2, 1, most, 5, least, 12], [-1, 3, 3, 3, 3, 20, 12], [0, 2, 4, 6, 8, 10, 12]):
+        many, *given = on(device, q.flatten(0, 1), k, v, lengths, table, torch.tensor(starts, dtype=torch.int32))
+        o = tkq.flash_attn_with_kvcache(many, *given[:2], cache_seqlens=given[2], block_table=given[3],
+                                        cu_seqlens_q=given[4], out=torch.zeros_like(many))
+        yield f"ragged from {starts[0]} {starts[2]}", summed(o)
     low = [x.to(torch.float8_e4m3fn) for x in (k, v)]
     for scales in (torch.ones(2), torch.ones(9, 5, 2)):
         q_, *given = on(device, q, *low, lengths, table, scales)

@@ -44,7 +44,7 @@ class Consumer:
 
     @cute.jit
     def segment(self, g, smem, regs, s):
-        fine = s.inside & (s.length == g.seqlens[s.batch])
+        fine = s.inside & self.planned(g, s)
         regs.fault[0] = cutlass.select_(fine, Int32(0), Int32(1))
         self.tell(g.plan, fine)
         self.load_q(g, smem, regs, s)
@@ -57,6 +57,16 @@ class Consumer:
             self.step(g, smem, regs, block)
         self.last(smem, regs)
         self.output.write(g, smem, regs, s)
+
+    def planned(self, g, s):
+        """Is the length, of a tile of ragged queries up to its last one, the one that was planned for?"""
+        length = g.seqlens[s.source]
+        if not self.spec.ragged:
+            return s.length == length
+        first, end = g.cu[s.source], g.cu[s.source + 1]
+        fine = (length >= 0) & (length <= g.capacity) & (s.row >= first) & (s.row + s.queries <= end) & (
+            s.length == cutlass.max(length - (end - s.row - s.queries), 0))
+        return fine | (s.queries == 0)
 
     @cute.jit
     def tell(self, plan, fine):
@@ -120,7 +130,7 @@ class Consumer:
         words, x = cute.recast_tensor(q.tensor, Int32), rows_of(g.q, g, s)
         for r in cutlass.range_constexpr(2):
             row = s.tile * ROWS + tk.first_row() + 8 * r
-            if row < g.queries * g.group:
+            if row < s.queries * g.group:
                 at = (x.iterator + (cute.crd2idx((row, 0), x.layout) + tk.first_col())).align(4)
                 pairs = cute.make_tensor(cute.recast_ptr(at, dtype=Int32),
                                          cute.make_layout(self.spec.head_dim // 8, stride=4))
@@ -142,13 +152,13 @@ class Consumer:
         """The keys that each of the thread's two rows sees."""
         if const_expr(self.spec.edges):
             for r in cutlass.range_constexpr(2):
-                own = s.length - g.queries + (s.tile * ROWS + tk.first_row() + 8 * r) // g.group
+                own = s.length - s.queries + (s.tile * ROWS + tk.first_row() + 8 * r) // g.group
                 regs.first[r] = cutlass.select_(g.left < 0, Int32(0), own - g.left)
                 end = cutlass.min(own + g.right + 1, s.length)
                 regs.end[r] = cutlass.select_(g.right < 0, s.length, end)
             # The last key of the first query, and the first of the last: blocks between them need no mask.
             regs.first[2] = cutlass.select_(g.left < 0, Int32(0), s.length - 1 - g.left)
-            regs.end[2] = cutlass.select_(g.right < 0, s.length, s.length - g.queries + g.right + 1)
+            regs.end[2] = cutlass.select_(g.right < 0, s.length, s.length - s.queries + g.right + 1)
 
     @cute.jit
     def softmax(self, g, smem, regs, block):

@@ -20,13 +20,13 @@ class Pages:
         later: nothing waits for it here."""
         lane, key = tk.lane_id(), self.key(block)
         seen = (lane < self.config.rows_per_warp) & (key < s.length)
-        page = s.batch
+        page = s.source
         row = key
         if const_expr(self.spec.paged):
             page = key // g.page_size
             row = key - page * g.page_size
             if seen:
-                page = g.table[s.batch, page]
+                page = g.table[s.source, page]
         return page, row, seen
 
     def judge(self, g, page, seen):

@@ -40,7 +40,7 @@ def _of_float8(spec: DecodeSpec, keys: int, blocks: int, columns: tuple) -> Deco
     """Producers have rows in registers, and so have consumers q where registers are left: reading it for every product
     takes as long as reading K."""
     by_token = spec.scales == "token"
-    held = blocks == 2 and not by_token
+    held = blocks == 2 and not by_token and not spec.ragged
     stage = sum(columns) * keys * 2 + ((2 * keys + 4) * 4 if by_token else 0)
     stages = (SHARED // blocks - (0 if held else ROWS * columns[0] * 2)) // stage
     registers = (168, 240) if blocks == 1 else (88, 168) if by_token and keys == 64 else (80, 176)

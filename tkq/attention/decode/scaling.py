@@ -26,8 +26,11 @@ class Scaling:
         regs.of_v[0] = Float32(SMALLEST if self.spec.scales == "token" else 1.0)
         factor = g.cap if const_expr(self.spec.softcap) else g.scale
         if const_expr(self.spec.scales == "head"):
-            regs.of_v[0] = g.v_descale[s.batch, s.head]
-            factor = factor * g.k_descale[s.batch, s.head]
+            regs.of_v[0] = g.v_descale[s.head]
+            factor = factor * g.k_descale[s.head]
+        elif const_expr(self.spec.scales == "sequence"):
+            regs.of_v[0] = g.v_descale[s.source, s.head]
+            factor = factor * g.k_descale[s.source, s.head]
         for r in cutlass.range_constexpr(2):
             # Never 0: -inf of a key that is not seen stays -inf.
             regs.scale.tensor[r] = cute.arch.fmax(regs.scale.tensor[r] * factor, Float32(SMALLEST), nan=True)

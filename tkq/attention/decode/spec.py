@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 HALF = "bf16", "fp16"
 WIDE = "bf16", "fp16", "fp32"
+SCALES = "head", "sequence", "token"
 HEAD_DIMS = 64, 96, 128, 192, 256
 
 
@@ -14,7 +15,8 @@ class DecodeSpec:
     keys and values lie in pages that a table names; else each sequence has its own rows. edges: queries of a
     tile see different keys, or not all of them: several causal queries, or a window. softcap: of scores. sinks: their
     dtype, None without. lse: is it written? fixed_splits: see `tkq.plan_decode`, batch_invariant. cache: "e4m3", or
-    None. scales: of an e4m3 cache, by "head" of a sequence or by "token" and head; None: none."""
+    None. scales: of an e4m3 cache, by "head", by "sequence" and head, or by "token" and head; None: none.
+    ragged: sequences have different numbers of queries, all in one dimension."""
 
     dtype: str
     head_dim: int
@@ -27,12 +29,13 @@ class DecodeSpec:
     fixed_splits: bool = False
     cache: str | None = None
     scales: str | None = None
+    ragged: bool = False
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, HALF), ("head_dim", self.head_dim, HEAD_DIMS),
                                    ("head_dim_v", self.head_dim_v, HEAD_DIMS), ("sinks", self.sinks, (None, *WIDE)),
                                    ("cache", self.cache, (None, "e4m3")),
-                                   ("scales", self.scales, (None, "head", "token") if self.cache else (None,))):
+                                   ("scales", self.scales, (None, *SCALES) if self.cache else (None,))):
             if got not in allowed:
                 raise NotImplementedError(f"DecodeSpec: {name} is {got!r}, allowed are "
                                           f"{', '.join(map(str, allowed))}")

@@ -12,7 +12,10 @@ class Operands(NamedTuple):
     """Beside q (B, Sq, H, D). k, v: (pages, page, Hk, D or Dv), or (B, S, Hk, D or Dv) without a table (B, pages of a
     sequence). seqlens (B,). plan: see `words`. o (B, Sq, H, Dv), lse (B, H, Sq), sinks (H,).
 
-    k_descale, v_descale: of float8, (B, Hk), or for each slot of a cache and head (pages, page, Hk).
+    cu (B + 1,): of ragged queries, where each sequence's begin; q, o and lse are of one batch then.
+
+    k_descale, v_descale: of float8, (Hk,), (B, Hk), or for each slot of a cache and head (pages, page,
+    Hk).
 
     partial (slots, rows, Dv) and partial_lse (slots, rows): of tasks that several blocks share."""
 
@@ -28,11 +31,12 @@ class Operands(NamedTuple):
     partial_lse: cute.Tensor
     k_descale: Optional[cute.Tensor]
     v_descale: Optional[cute.Tensor]
+    cu: Optional[cute.Tensor]
 
 
 class Scalars(NamedTuple):
     """scale: of scores. softcap: 0 without. left, right: keys beside its own that a query sees, -1: all. split: blocks
-    of a fixed split, or 0. parts: blocks of threads."""
+    of a fixed split, or 0. parts: blocks of threads. batch: of ragged queries, tiles that the plan lists."""
 
     scale: Float32
     softcap: Float32
@@ -40,6 +44,7 @@ class Scalars(NamedTuple):
     right: Int32
     split: Int32
     parts: Int32
+    batch: Int32
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,7 @@ class Globals:
     partial_lse: cute.Tensor
     k_descale: Optional[cute.Tensor]
     v_descale: Optional[cute.Tensor]
+    cu: Optional[cute.Tensor]
     scale: Float32  # times log2(e); of a softcap, the cap's
     cap: Optional[Float32]
     left: Int32
@@ -65,7 +71,7 @@ class Globals:
     batch: Int32
     heads_kv: Int32
     group: Int32
-    queries: Int32
+    queries: Int32  # of each sequence; of ragged ones, of a tile
     tiles: Int32
     page_size: Int32
     capacity: Int32

@@ -142,12 +142,14 @@ TABLES = {
         tensor("cache_seqlens", "int32"), tensor("block_table", "int32", none=True),
         tensor("k_descale", "fp32", none=True), tensor("v_descale", "fp32", none=True), _SCALE,
         Argument("causal", "flag", default=True), _WINDOW, _SOFTCAP, _SINKS, tensor("plan", "int32", none=True),
-        flag("batch_invariant"), flag("return_lse"), tensor("out", *HALF, none=True, written="always")),
+        tensor("cu_seqlens_q", "int32", none=True), flag("batch_invariant"), flag("return_lse"),
+        tensor("out", *HALF, none=True, written="always")),
     "plan_decode": (
         tensor("cache_seqlens", "int32"), integer("num_heads_q", REQUIRED, 1, _LONGEST),
         integer("num_heads_kv", REQUIRED, 1, _LONGEST), integer("head_dim", REQUIRED, 1, _LONGEST),
         integer("head_dim_v", None, 1, _LONGEST), integer("max_seqlen_q", 1, 1, _LONGEST), _WINDOW,
-        flag("batch_invariant"), tensor("out", "int32", none=True, written="always")),
+        flag("batch_invariant"), tensor("cu_seqlens_q", "int32", none=True),
+        integer("total_q", None, 0, _LONGEST), tensor("out", "int32", none=True, written="always")),
     "merge_state": (tensor("o_a", *WIDE), tensor("lse_a", "fp32"), tensor("o_b", *WIDE), tensor("lse_b", "fp32")),
     "kv_append": (
         tensor("k", *WIDE), tensor("v", *WIDE), tensor("k_cache", *WIDE, "e4m3", written="always"),
