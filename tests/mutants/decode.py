@@ -10,6 +10,8 @@ FLOAT8 = "tests/gpu/attention/test_float8_cache.py::"
 FLOAT8_PAGES, TOKENS, BEYOND, APPEND = ((f"{FLOAT8}{name}",) for name in (
     "test_pages_of_float8", "test_scales_of_tokens_that_differ", "test_queries_beyond_float16",
     "test_append_to_float8"))
+RAGGED, RAGGED_LIES = ((f"tests/gpu/attention/test_ragged_queries.py::{name}",) for name in (
+    "test_ragged_queries", "test_starts_that_lie"))
 
 MUTANTS = (
     *family(
@@ -20,6 +22,7 @@ MUTANTS = (
          "seen = lane < self.config.rows_per_warp", PAGES),
         ("tail_of_v_is_read", "return cutlass.select_(there, cache.iterator.toint() + bytes, Int64(0))",
          "return cache.iterator.toint() + bytes", PAGES),
+        ("float8_rows_of_the_next_page", "over = row >= g.page_size", "over = row > g.page_size", FLOAT8_PAGES),
         ("pages_that_are_not_there", "bad = seen & ((page < -1) | (page >= g.k.shape[0]))",
          "bad = seen & (page < -1)", LIES)),
     *family(
@@ -35,11 +38,30 @@ MUTANTS = (
         ("queries_are_not_scaled",
          "factor = ((2 * FP32_BIAS + TOP - exponent) << FP32_MANTISSA).bitcast(Float32)", "factor = Float32(1.0)",
          BEYOND),
-        ("k_descale_is_left_out", "factor = factor * g.k_descale[s.source, s.head]", "pass", FLOAT8_PAGES),
-        ("v_descale_of_another_head", "regs.of_v[0] = g.v_descale[s.source, s.head]",
-         "regs.of_v[0] = g.v_descale[s.source, 0]", FLOAT8_PAGES),
+        ("k_descale_is_left_out", "both = regs.scale.tensor[r] * factor * of_k", "both = regs.scale.tensor[r] * factor",
+         FLOAT8_PAGES),
+        ("v_descale_of_another_head",
+         "regs.of_v[0], of_k = g.v_descale[s.source, s.head], g.k_descale[s.source, s.head]",
+         "regs.of_v[0], of_k = g.v_descale[s.source, 0], g.k_descale[s.source, s.head]", FLOAT8_PAGES),
         ("largest_scale_of_a_warp", "for warp in range(4):", "for warp in range(1):", TOKENS),
         ("o_in_the_unit_before", "tk.mul(regs.correct, regs.correct, before * inverse)", "pass", TOKENS)),
+    *family(
+        "decode", "tkq/attention/decode/few.py",
+        ("few_rows_of_another_warp", "return tk.warp_id() % 4 == 0", "return tk.warp_id() % 4 == 1", FLOAT8_PAGES),
+        ("o_of_few_rows_is_not_rescaled", "if regs.moved[0] != 0:", "if regs.moved[0] == 2:", FLOAT8_PAGES),
+        ("keys_of_few_rows_that_are_not_there",
+         "if (there[0] & there[1] & there[2] & there[3]) != all_there:",
+         "if (there[0] & there[1] & there[2] & there[3]) == 12345:", FLOAT8_PAGES)),
+    *family(
+        "decode", "tkq/attention/decode/walk.py",
+        ("row_of_the_first_tile",
+         "return [cutlass.select_(fine, x, Int32(0)) for x in (source, Int32(0), row, queries)]",
+         "return [cutlass.select_(fine, x, Int32(0)) for x in (source, Int32(0), Int32(0), queries)]", RAGGED)),
+    *family(
+        "decode", "tkq/attention/decode/lister.py",
+        ("keys_of_the_tile_behind", "own = seqlens[b] - (end - row - queries)", "own = seqlens[b]", RAGGED),
+        ("starts_are_believed", "fine = (first >= 0) & (first <= end) & (end <= listing.total)",
+         "fine = (first >= 0) & (first <= end)", RAGGED_LIES)),
     *family(
         "decode", "tkq/attention/decode/producer.py",
         ("not_announced_by_copies", "cute.arch.cp_async_mbarrier_arrive_noinc(pipe.full[ring.stage].ptr)",

@@ -46,7 +46,8 @@ def test_float8_head_dims(dims, dtype, layout, scales):
     lengths, page = [1, 64, 1000, 0, 777, 3000], 3072 if layout == "rows" else 24
     with poisoned():
         cache, descales = float8(make(lengths, page, 4, *dims, layout=layout), scales)
-        compare(queries(len(lengths), 2, 8, dims[0], dtype), cache, f"{dims}", **descales)
+        rows = 2 if scales == "token" else 5  # 4 packed queries, which are few, or 10
+        compare(queries(len(lengths), rows, 8, dims[0], dtype), cache, f"{dims}", **descales)
 
 
 @pytest.mark.parametrize("factor", ["grows", "falls", "tiny", "some are 0"])
@@ -67,7 +68,7 @@ def _meant(cache, descale, b, length):
     return cache[b, :length].double() * descale[b, :length, :, None].double()
 
 
-@pytest.mark.parametrize("size, scale", [(1e30, 1e-31), (1e-30, 1e29), (3e38, 1e-38), (0.0, None), (40.0, None)])
+@pytest.mark.parametrize("size, scale", [(1e30, 1e-31), (1e-30, 1e29), (1e36, 1e-36), (0.0, None), (40.0, None)])
 def test_queries_beyond_float16(size, scale):
     """Rows of q of any size: each is scaled by itself."""
     cache, descales = float8(make([700, 5000], 16, 2, 128), "head")

@@ -5,6 +5,7 @@ from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.decode import words
+from tkq.attention.decode.few import FewRows
 from tkq.attention.decode.output import Output, rows_of
 from tkq.attention.decode.plan import ROWS, padded
 from tkq.attention.decode.scaling import Scaling
@@ -18,6 +19,7 @@ class Consumer:
     def __init__(self, spec, config):
         self.spec, self.config, self.walk = spec, config, Walk(spec)
         self.dtype, self.output, self.scaling = tk.element_type(spec.inner), Output(spec), Scaling(spec, config)
+        self.few = FewRows(spec, config)
 
     def state(self, smem):
         keys, spec, ints = self.config.keys, self.spec, lambda: cute.make_rmem_tensor((3,), Int32)
@@ -26,7 +28,8 @@ class Consumer:
                      k=smem.k_pipe.ring(), v=smem.v_pipe.ring(),
                      q=tk.rt(padded(spec.head_dim), self.dtype) if self.config.q_in_registers else None,
                      scale=tk.rv() if spec.cache else None,
-                     of_v=cute.make_rmem_tensor((1,), Float32) if spec.cache else None)
+                     of_v=cute.make_rmem_tensor((1,), Float32) if spec.cache else None,
+                     moved=cute.make_rmem_tensor((1,), Int32) if spec.few else None)
 
     @cute.jit
     def run(self, g, smem):
@@ -49,6 +52,8 @@ class Consumer:
         self.tell(g.plan, fine)
         self.load_q(g, smem, regs, s)
         tk.zero(regs.o)
+        if const_expr(self.spec.few):
+            tk.zero(regs.p)
         tk.zero(regs.norm)
         tk.neg_infty(regs.max)
         self.limits(g, regs, s)
@@ -90,8 +95,7 @@ class Consumer:
         self.seen()
         tk.mm_ABt(regs.s, self.q(smem, regs), smem.k[regs.k.stage])
         tk.mma_wait(0)
-        self.softmax(g, smem, regs, s.first)
-        tk.copy(regs.p, regs.s)
+        self.weights(regs, self.exponentials(g, smem, regs, s.first))
 
     @cute.jit
     def step(self, g, smem, regs, block):
@@ -102,10 +106,21 @@ class Consumer:
         tk.mm_ABt(regs.s, self.q(smem, regs), smem.k[regs.k.stage])
         tk.mma_AB(regs.o, regs.p, smem.v[regs.v.stage])
         tk.mma_wait(1)
-        moved = self.softmax(g, smem, regs, block)
+        moved = self.exponentials(g, smem, regs, block)
         tk.mma_wait(0)
         self.release(smem.v_pipe, regs.v)
-        tk.copy(regs.p, regs.s)
+        self.weights(regs, moved)
+
+    def weights(self, regs, moved):
+        """P of the next product, and O of the blocks before in its unit."""
+        if self.spec.few:
+            self.few.weights(regs)
+        else:
+            tk.copy(regs.p, regs.s)
+            self.rescale(regs, moved)
+
+    @cute.jit
+    def rescale(self, regs, moved):
         if moved:
             tk.mul_row(regs.o, regs.o, regs.correct)
 
@@ -160,13 +175,30 @@ class Consumer:
             regs.first[2] = cutlass.select_(g.left < 0, Int32(0), s.length - 1 - g.left)
             regs.end[2] = cutlass.select_(g.right < 0, s.length, s.length - s.queries + g.right + 1)
 
-    @cute.jit
-    def softmax(self, g, smem, regs, block):
-        """S, of a block of keys, becomes exponentials. Did max of a row of the warp's move?"""
+    def exponentials(self, g, smem, regs, block):
+        """`softmax`, or that of few rows, which says itself what moved."""
+        if not self.spec.few:
+            return self.softmax(g, smem, regs, block)
+        there, by_token = self.there(smem, regs), self.spec.scales == "token"
+        if not by_token:
+            self.release(smem.k_pipe, regs.k)
+        self.few.exponentials(g, smem, regs, there, block)
+        if by_token:
+            self.release(smem.k_pipe, regs.k)
+        return None
+
+    def there(self, smem, regs):
+        """Which keys of the block are there: a word of each producer warp. And does the table lie?"""
         stage = regs.k.stage
         there = [smem.there[w, stage] for w in range(4)]
         bad = smem.bad[0, stage] | smem.bad[1, stage] | smem.bad[2, stage] | smem.bad[3, stage]
         regs.fault[0] = regs.fault[0] | bad
+        return there
+
+    @cute.jit
+    def softmax(self, g, smem, regs, block):
+        """S, of a block of keys, becomes exponentials. Did max of a row of the warp's move?"""
+        stage, there = regs.k.stage, self.there(smem, regs)
         by_token, factor = self.spec.scales == "token", g.scale
         if const_expr(by_token):
             self.scaling.keys(smem, regs, stage)

@@ -43,6 +43,14 @@ def load_f32x2(address, offset=0, *, loc=None, ip=None):
 
 
 @dsl_user_op
+def pack_f16x2(low, high, *, loc=None, ip=None):
+    """Two fp32 as fp16 in a word."""
+    return Int32(llvm.inline_asm(
+        T.i32(), [Float32(x).ir_value(loc=loc, ip=ip) for x in (low, high)], "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f",
+        has_side_effects=False, is_align_stack=False, asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip))
+
+
+@dsl_user_op
 def widen4(word, *, loc=None, ip=None):
     """Four e4m3 as two words of two fp16 each, exactly; NaN stays NaN."""
     found = llvm.inline_asm(

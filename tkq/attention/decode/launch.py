@@ -9,7 +9,7 @@ from torch import Tensor
 from tkq.attention.decode import words
 from tkq.attention.decode.check import Call, Options
 from tkq.attention.decode.config import DecodeConfig
-from tkq.attention.decode.plan import FIXED_KEYS, ROWS, plan
+from tkq.attention.decode.plan import FEW, FIXED_KEYS, ROWS, plan
 from tkq.attention.decode.planned import Planned
 from tkq.attention.decode.spec import SCALES, AppendSpec, DecodeSpec, MergeSpec
 from tkq.runtime import Recipe, function
@@ -89,7 +89,14 @@ def spec_of(call: Call, options: Options) -> DecodeSpec:
     edges = ragged or options.left >= 0 or (q.shape[1] > 1 and (options.causal or options.right >= 0))
     return DecodeSpec(dtypes.name_of(q.dtype), q.shape[-1], v.shape[3], call.block_table is not None, edges,
                       options.softcap > 0, None if call.sinks is None else dtypes.name_of(call.sinks.dtype),
-                      options.return_lse, options.batch_invariant, *_float8(k, call.k_descale), ragged)
+                      options.return_lse, options.batch_invariant, *_float8(k, call.k_descale), ragged, _few(call))
+
+
+def _few(call) -> bool:
+    """Are the packed queries of a K/V head of a float8 cache few?"""
+    q, k = call[:2]
+    return k.dtype == torch.float8_e4m3fn and call.cu_seqlens_q is None and (
+        q.shape[1] * (q.shape[2] // k.shape[2]) <= FEW)
 
 
 def _float8(k, descale) -> tuple:

@@ -29,6 +29,28 @@ class Pages:
                 page = g.table[s.source, page]
         return page, row, seen
 
+    def start(self, g, first):
+        """(page of the sequence, row of it) of this lane's row of a block, and how far the next block's is."""
+        key = self.key(first)
+        page, step = key // g.page_size, Int32(self.config.keys) // g.page_size
+        return (page, key - page * g.page_size), (step, self.config.keys - step * g.page_size)
+
+    @cute.jit
+    def at(self, g, s, place, block):
+        """As `find`, of a row whose place is known."""
+        number, row = place
+        there = (tk.lane_id() < self.config.rows_per_warp) & (self.key(block) < s.length)
+        if there:
+            number = g.table[s.source, number]
+        return number, row, there
+
+    def after(self, g, place, step):
+        """The place in the next block, without a division."""
+        row = place[1] + step[1]
+        over = row >= g.page_size
+        return (place[0] + step[0] + cutlass.select_(over, Int32(1), Int32(0)),
+                row - cutlass.select_(over, g.page_size, Int32(0)))
+
     def judge(self, g, page, seen):
         """(is the row there?, does its table lie?)"""
         if not self.spec.paged:

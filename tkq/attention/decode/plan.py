@@ -5,6 +5,7 @@ from .config import DecodeConfig
 from .spec import DecodeSpec
 
 ROWS = 64  # of a tile of packed queries
+FEW = 8  # packed queries that are one row of each thread of a warp
 OVERHEAD = 256  # keys that beginning a task costs as much time as
 LEAST = 64  # keys of a part, at least: one block
 FIXED_KEYS = 1024  # of a split that does not depend on what else is in the batch

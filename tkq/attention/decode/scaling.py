@@ -9,7 +9,7 @@ from tkq.attention.decode.copies import load_f32x2
 FP32_BIAS, FP32_MANTISSA = 127, 23
 # A row of q is scaled to a largest element of 2^13 .. 2^14, by powers of two: what fp16 loses of its small ones is
 # below 2^-38 of the largest.
-TOP, LOW, HIGH = 13, FP32_BIAS - 60, FP32_BIAS + 60
+TOP, LOW, HIGH = 13, 14, 254  # the last two: exponents of the largest element, such that both factors are normal
 SMALLEST = 2.0**-126
 
 
@@ -24,16 +24,15 @@ class Scaling:
     def begin(self, g, regs, s):
         """What a segment starts with: after `narrowed`, which finds the rows' own factors."""
         regs.of_v[0] = Float32(SMALLEST if self.spec.scales == "token" else 1.0)
-        factor = g.cap if const_expr(self.spec.softcap) else g.scale
+        factor, of_k = g.cap if const_expr(self.spec.softcap) else g.scale, Float32(1.0)
         if const_expr(self.spec.scales == "head"):
-            regs.of_v[0] = g.v_descale[s.head]
-            factor = factor * g.k_descale[s.head]
+            regs.of_v[0], of_k = g.v_descale[s.head], g.k_descale[s.head]
         elif const_expr(self.spec.scales == "sequence"):
-            regs.of_v[0] = g.v_descale[s.source, s.head]
-            factor = factor * g.k_descale[s.source, s.head]
+            regs.of_v[0], of_k = g.v_descale[s.source, s.head], g.k_descale[s.source, s.head]
         for r in cutlass.range_constexpr(2):
             # Never 0: -inf of a key that is not seen stays -inf.
-            regs.scale.tensor[r] = cute.arch.fmax(regs.scale.tensor[r] * factor, Float32(SMALLEST), nan=True)
+            both = regs.scale.tensor[r] * factor * of_k
+            regs.scale.tensor[r] = cute.arch.fmax(both, Float32(SMALLEST), nan=True)
 
     def narrowed(self, q, regs):
         """q, as fp16, its rows times powers of two, whose reciprocals become regs.scale."""
@@ -57,21 +56,21 @@ class Scaling:
         """Scores, times their keys' scales."""
         self.columns(regs.s, smem.scales, stage, 0, Float32(1.0))
 
-    def values(self, smem, regs, stage):
+    def values(self, smem, regs, stage, rows=2):
         """Exponentials, times their values' scales; did the largest scale grow?"""
         before, top = regs.of_v[0], regs.of_v[0]
         for warp in range(4):
             top = cute.arch.fmax(top, smem.scales[2 * self.config.keys + warp, stage])
         inverse = cute.arch.rcp_approx(top)
-        self.columns(regs.s, smem.scales, stage, self.config.keys, inverse)
+        self.columns(regs.s, smem.scales, stage, self.config.keys, inverse, rows)
         regs.of_v[0] = top
         tk.mul(regs.correct, regs.correct, before * inverse)
         return top > before
 
-    def columns(self, tile, scales, stage, first, factor):
+    def columns(self, tile, scales, stage, first, factor, rows=2):
         view = tile.rows_view
         at = Int32(scales.iterator.toint()) + (stage * (2 * self.config.keys + 4) + tk.first_col()) * 4
         for j in range(0, self.config.keys // 4, 2):
             for i, by in enumerate(load_f32x2(at, 4 * (4 * j + first))):
-                for r in range(2):
+                for r in range(rows):
                     view[r, j + i] = view[r, j + i] * (by * factor)

@@ -16,7 +16,8 @@ class DecodeSpec:
     tile see different keys, or not all of them: several causal queries, or a window. softcap: of scores. sinks: their
     dtype, None without. lse: is it written? fixed_splits: see `tkq.plan_decode`, batch_invariant. cache: "e4m3", or
     None. scales: of an e4m3 cache, by "head", by "sequence" and head, or by "token" and head; None: none.
-    ragged: sequences have different numbers of queries, all in one dimension."""
+    ragged: sequences have different numbers of queries, all in one dimension. few: up to 8 packed queries, of a float8
+    cache."""
 
     dtype: str
     head_dim: int
@@ -30,6 +31,7 @@ class DecodeSpec:
     cache: str | None = None
     scales: str | None = None
     ragged: bool = False
+    few: bool = False
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, HALF), ("head_dim", self.head_dim, HEAD_DIMS),

@@ -97,7 +97,7 @@ class State:
     between which all rows see all. fault: is the result NaN?
 
     Of float8 caches. q: where it is not in shared memory. scale: what a row's scores are multiplied by. of_v: (1,),
-    what O is multiplied by."""
+    what O is multiplied by. moved (1,): of few rows, is O in another unit than before?"""
 
     s: tk.RegTile
     p: tk.RegTile
@@ -114,3 +114,4 @@ class State:
     q: Optional[tk.RegTile] = None
     scale: Optional[tk.RowVec] = None
     of_v: Any = None
+    moved: Any = None

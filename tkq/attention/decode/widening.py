@@ -52,7 +52,10 @@ class WideningProducer:
             s = self.walk.segment(g, at)
             if s.first < s.end:
                 own = s._replace(length=cutlass.min(s.length, s.end * self.config.keys))  # keys of other parts stay out
-                first, second, third = (self.pages.find(g, own, s.first + i) for i in range(3))
+                place, step = self.start(g, own)
+                first, place = self.find(g, own, place, step, s.first)
+                second, place = self.find(g, own, place, step, s.first + 1)
+                third, place = self.find(g, own, place, step, s.first + 2)
                 now = self.look(g, own, first)
                 self.load(k_held, now.k, self.spec.head_dim)
                 self.load_scales(g, s, scales, now)
@@ -61,7 +64,7 @@ class WideningProducer:
                 page, row, seen = third
                 for block in cutlass.range(s.first, s.end, unroll=1):
                     later = self.look(g, own, (page, row, seen))
-                    page, row, seen = self.pages.find(g, own, block + 3)
+                    (page, row, seen), place = self.find(g, own, place, step, block + 3)
                     smem.k_pipe.acquire_empty(k_ring)
                     self.pages.tell(g, smem, k_ring.stage, now.there, now.fault)
                     self.tell_scales(smem, k_ring.stage, scales)
@@ -75,6 +78,15 @@ class WideningProducer:
                     self.load(v_held, soon.v, self.spec.head_dim_v)
                     now, soon = soon, later
             self.walk.advance(g, at, s)
+
+    def start(self, g, s):
+        return self.pages.start(g, s.first) if self.spec.paged else ((Int32(0), Int32(0)), None)
+
+    def find(self, g, s, place, step, block):
+        """(what `Pages.find` finds, the place of the next block's row)."""
+        if not self.spec.paged:
+            return self.pages.find(g, s, block), place
+        return self.pages.at(g, s, place, block), self.pages.after(g, place, step)
 
     def look(self, g, s, found):
         """A block's rows, from what `Pages.find` found; they begin to come into L2."""
