@@ -101,3 +101,22 @@ def append_alone(k, v, k_cache, v_cache, slot_mapping, *others):
 def states(t):
     return dict(o_a=t(2, t.rows, 4, 64), lse_a=t(2, 4, t.rows, dtype=F32), o_b=t(2, t.rows, 4, 64),
                 lse_b=t(2, 4, t.rows, dtype=F32))
+
+
+def cases(Case):
+    """What the list of every op has of caches."""
+    cast = "q", "k_cache", "v_cache"
+    return (
+        Case("flash_attn_with_kvcache", paged, attend, cast=cast),
+        Case("flash_attn_with_kvcache, planned ahead", rows, attend_planned, cast=cast),
+        Case("flash_attn_with_kvcache, float8", float8_pages, attend_float8, cast=("q",)),
+        Case("flash_attn_with_kvcache, ragged", ragged, attend_ragged, cast=cast),
+        Case("plan_decode", lengths, lambda cache_seqlens: tkq.plan_decode(cache_seqlens, 8, 2, 64)),
+        Case("kv_append", new_tokens, append, alone=lambda k, v, k_cache, v_cache, slot_mapping:
+             tkq.kv_append(k, v, k_cache, v_cache, slot_mapping)),
+        Case("kv_append, rotated", rotated_tokens, lambda *given: append_rotated(*given),
+             alone=lambda *given: append_alone(*given)),
+        Case("kv_append, float8", quantised_tokens, quantise,
+             alone=lambda k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale: tkq.kv_append(
+                 k, v, k_cache, v_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale)),
+        Case("merge_state", states, lambda o_a, lse_a, o_b, lse_b: tkq.merge_state(o_a, lse_a, o_b, lse_b)))

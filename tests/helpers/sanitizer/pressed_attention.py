@@ -193,7 +193,7 @@ def decode_float8():
         same_bits(functools.partial(compare, q, cache, **descales), functools.partial(call, q, cache, **descales))
 
 
-CASES = (decode, decode_float8, split, attention, attention_overlap_tasks, attention_cluster, attention_packed, attention_window,
-         backward_helper_warps, backward_of_one_task, backward_wide, backward_wide_one_p, backward_first,
-         backward_first_at_once, backward_grouped, backward_grouped_at_once, backward_in_order,
+CASES = (decode, decode_float8, split, attention, attention_overlap_tasks, attention_cluster, attention_packed,
+         attention_window, backward_helper_warps, backward_of_one_task, backward_wide, backward_wide_one_p,
+         backward_first, backward_first_at_once, backward_grouped, backward_grouped_at_once, backward_in_order,
          backward_chain, backward_seamless)
