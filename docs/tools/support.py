@@ -131,9 +131,11 @@ def _caches() -> dict:
     """Attention over caches."""
     dims = taken(lambda d: decode_spec.DecodeSpec("bf16", d, d), range(1, 400))
     return {"flash_attn_with_kvcache": (taken(lambda t: decode_spec.DecodeSpec(t, 64, 64), TYPES),
-                                        f"any lengths, pages of any size; D and Dv: {', '.join(map(str, dims))}"),
+                                        "any lengths, pages of any size, caches also of e4m3; D and Dv: "
+                                        f"{', '.join(map(str, dims))}"),
             "plan_decode": (["int32"], "any lengths"),
-            "kv_append": (taken(decode_spec.AppendSpec, TYPES), "any T, any pages; D and Dv multiples of 8"),
+            "kv_append": (taken(decode_spec.AppendSpec, TYPES),
+                          "any T, any pages, also of e4m3; D and Dv multiples of 8"),
             "merge_state": (taken(decode_spec.MergeSpec, TYPES), "any S; D a multiple of 8")}
 
 

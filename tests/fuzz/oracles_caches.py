@@ -10,16 +10,25 @@ from .oracles_attention import attend, results
 def flash_attn_with_kvcache(given):
     """Each sequence by itself; one that is not in the cache has NaN."""
     q, k, v = (operand(given, n) for n in ("q", "k_cache", "v_cache"))
+    scales = [None if given[n] is None else wide(given[n]) for n in ("k_descale", "v_descale")]
+    k, v = (x if s is None or s.dim() == 2 else x * s[..., None] for x, s in zip((k, v), scales))
     sinks = None if given["sinks"] is None else operand(given, "sinks")
     table, lengths = given["block_table"], wide(given["cache_seqlens"]).long().tolist()
-    o = torch.full((*q.shape[:3], v.shape[3]), math.nan, dtype=WIDE)
-    lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan, dtype=WIDE)
+    o = torch.full((*q.shape[:-1], v.shape[3]), math.nan, dtype=WIDE)
+    lse = torch.full((*q.shape[:-3], q.shape[-2], q.shape[-3]), math.nan, dtype=WIDE)
+    starts = None if given["cu_seqlens_q"] is None else wide(given["cu_seqlens_q"]).long().tolist()
     for b, length in enumerate(lengths):
         pages = [b] if table is None else wide(table[b]).long().tolist()[:-(-length // k.shape[1])]
         if 0 <= length <= k.shape[1] * (1 if table is None else table.shape[1]) and all(
                 0 <= page < len(k) for page in pages):
             keys, values = (torch.cat([c[p] for p in pages] or [c[0, :0]])[:length] for c in (k, v))
-            o[b], lse[b] = attend(q[b], keys, values, given, sinks)
+            if scales[0] is not None and scales[0].dim() == 2:
+                keys, values = (x * s[b][:, None] for x, s in zip((keys, values), scales))
+            if starts is None:
+                o[b], lse[b] = attend(q[b], keys, values, given, sinks)
+            else:
+                own = slice(*starts[b:b + 2])
+                o[own], lse[:, own] = attend(q[own], keys, values, given, sinks)
     return results(given, o, lse)
 
 

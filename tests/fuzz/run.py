@@ -154,10 +154,13 @@ def choose_leaves(op, given, draw):
     return bool(found)
 
 
+_CACHES = "k_cache", "v_cache", "k_scale", "v_scale"  # and scales that kv_append finds
+
+
 def outcome_of(name, op, given, changed, draw, gradients):
     """(verdict, detail)"""
     function = getattr(tkq, name)
-    written = {n for n in ("out", "state", "conv_states", *("k_cache", "v_cache") * (name == "kv_append"),
+    written = {n for n in ("out", "state", "conv_states", *_CACHES * (name == "kv_append"),
                            *("x", "logits") * (given.get("inplace") is True),
                            *("initial_state",) * (given.get("state_indices") is not None)) if n in given}
     before = {n: bits(x) for n, x in given.items() if isinstance(x, torch.Tensor) and n not in written}

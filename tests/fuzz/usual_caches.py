@@ -12,20 +12,38 @@ def flash_attn_with_kvcache(d):
     options = _attention_options(d, heads, dtype)
     options.pop("deterministic", None)
     k_cache, v_cache = (d.normal(*cache, heads_k, dim, dtype=dtype) for _ in range(2))
-    return dict(q=d.normal(count, queries, heads, dim, dtype=dtype), k_cache=k_cache, v_cache=v_cache,
+    k_descale = v_descale = None
+    if d.chance(0.3):
+        k_cache, v_cache = (x.to(torch.float8_e4m3fn) for x in (k_cache, v_cache))
+        of = d.one((heads_k,), (count, heads_k), (*cache, heads_k))
+        k_descale, v_descale = (d.normal(*of, dtype=FP32).abs() for _ in range(2))
+    q, starts = (count, queries), None
+    if d.chance(0.25):
+        ends = [0]
+        for _ in range(count):
+            ends.append(ends[-1] + d.one(0, 1, 5))
+        q, starts, options["causal"] = ends[-1:], d.int32(ends), True
+    return dict(q=d.normal(*q, heads, dim, dtype=dtype), k_cache=k_cache, v_cache=v_cache,
                 cache_seqlens=d.int32([d.one(0, 1, page * each, page + 1) for _ in range(count)]), block_table=table,
-                **options, plan=None, batch_invariant=d.chance(0.3), out=None)
+                k_descale=k_descale, v_descale=v_descale, **options, plan=None, cu_seqlens_q=starts,
+                batch_invariant=d.chance(0.3), out=None)
 
 
 def kv_append(d):
     tokens, heads, dtype, dim = d.one(0, 1, 5), d.one(1, 2), d.real(), d.one(32, 64)
     angles, of = d.one(8, 16), d.one(FP32, dtype)
     slots = torch.randperm(28, generator=d.generator)[:tokens].to(d.device)
-    return dict(k=d.normal(tokens, heads, dim, dtype=dtype), v=d.normal(tokens, heads, 24, dtype=dtype),
-                k_cache=d.normal(7, 4, heads, dim, dtype=dtype), v_cache=d.normal(7, 4, heads, 24, dtype=dtype),
+    cache, k_scale, v_scale, width = dtype, None, None, 24
+    if d.chance(0.3):
+        cache, width = torch.float8_e4m3fn, 32
+        scales = d.one((heads,), (7, 4, heads))
+        k_scale, v_scale = (d.normal(*scales, dtype=FP32).abs() + 0.1 for _ in range(2))
+    return dict(k=d.normal(tokens, heads, dim, dtype=dtype), v=d.normal(tokens, heads, width, dtype=dtype),
+                k_cache=d.normal(7, 4, heads, dim).to(cache), v_cache=d.normal(7, 4, heads, width).to(cache),
                 slot_mapping=slots.to(d.one(torch.int32, torch.int64)),
                 cos=d.normal(9, angles, dtype=of), sin=d.normal(9, angles, dtype=of), interleaved=d.chance(0.5),
-                positions=d.integers(0, 9, tokens), q=d.normal(tokens, 3, dim, dtype=dtype))
+                positions=d.integers(0, 9, tokens), q=d.normal(tokens, 3, dim, dtype=dtype),
+                k_scale=k_scale, v_scale=v_scale)
 
 
 def merge_state(d):

@@ -6,22 +6,66 @@ PAGES, EDGES, SHARED, FIXED, LIES = ((f"{TESTS}{name}",) for name in (
     "test_pages", "test_queries_that_see_other_keys", "test_work_that_blocks_share",
     "test_fixed_splits_do_not_depend_on_the_batch", "test_what_lies_gives_nan"))
 
-RUN = ("run, given = launcher(q, spec), "
-       "(q, operands, (scale, options.softcap or 1.0, options.left, right, of.split, parts))")
-SIZES = ("return (self.heads_kv, self.group, self.queries, self.tiles, self.keys, self.left, self.split, parts, "
-         "overhead,")
+RUN = "given = q, operands, (scale, options.softcap or 1.0, options.left, right, of.split, parts, B)"
+SIZES = "return (self.heads_kv, self.group, self.queries, self.tiles, self.keys, self.left, self.split, parts, overhead,"
+FLOAT8 = "tests/gpu/attention/test_float8_cache.py::"
+FLOAT8_PAGES, TOKENS, BEYOND, APPEND = ((f"{FLOAT8}{name}",) for name in (
+    "test_pages_of_float8", "test_scales_of_tokens_that_differ", "test_queries_beyond_float16",
+    "test_append_to_float8"))
+RAGGED, RAGGED_LIES = ((f"tests/gpu/attention/test_ragged_queries.py::{name}",) for name in (
+    "test_ragged_queries", "test_starts_that_lie"))
 
 MUTANTS = (
     *family(
-        "decode", "tkq/attention/decode/producer.py",
-        ("page_of_the_first_key", "page = g.table[s.batch, page]", "page = g.table[s.batch, 0]", PAGES),
+        "decode", "tkq/attention/decode/pages.py",
+        ("page_of_the_first_key", "page = g.table[s.source, page]", "page = g.table[s.source, 0]", PAGES),
         ("row_of_the_page_before", "row = key - page * g.page_size", "row = key - page * g.page_size // 2", PAGES),
         ("keys_behind_the_end", "seen = (lane < self.config.rows_per_warp) & (key < s.length)",
          "seen = lane < self.config.rows_per_warp", PAGES),
-        ("tail_of_v_is_read", "return cutlass.select_(there, cache.iterator.toint() + elements * 2, Int64(0))",
-         "return cache.iterator.toint() + elements * 2", PAGES),
+        ("tail_of_v_is_read", "return cutlass.select_(there, cache.iterator.toint() + bytes, Int64(0))",
+         "return cache.iterator.toint() + bytes", PAGES),
+        ("float8_rows_of_the_next_page", "over = row >= g.page_size", "over = row > g.page_size", FLOAT8_PAGES),
         ("pages_that_are_not_there", "bad = seen & ((page < -1) | (page >= g.k.shape[0]))",
-         "bad = seen & (page < -1)", LIES),
+         "bad = seen & (page < -1)", LIES)),
+    *family(
+        "decode", "tkq/attention/decode/widening.py",
+        ("vectors_of_other_rows", "place = (2 * part ^ own_row) * 16", "place = 2 * part * 16", FLOAT8_PAGES),
+        ("keys_of_the_block_before", "self.load(k_held, soon.k, self.spec.head_dim)",
+         "self.load(k_held, now.k, self.spec.head_dim)", FLOAT8_PAGES),
+        ("scales_of_the_block_before", "self.load_scales(g, s, scales, soon)", "pass", TOKENS),
+        ("stage_is_not_waited_for", "smem.v_pipe.acquire_empty(v_ring)", "pass",
+         (f"{FLOAT8}test_float8_work_that_blocks_share",))),
+    *family(
+        "decode", "tkq/attention/decode/scaling.py",
+        ("queries_are_not_scaled",
+         "factor = ((2 * FP32_BIAS + TOP - exponent) << FP32_MANTISSA).bitcast(Float32)", "factor = Float32(1.0)",
+         BEYOND),
+        ("k_descale_is_left_out", "both = regs.scale.tensor[r] * factor * of_k", "both = regs.scale.tensor[r] * factor",
+         FLOAT8_PAGES),
+        ("v_descale_of_another_head",
+         "regs.of_v[0], of_k = g.v_descale[s.source, s.head], g.k_descale[s.source, s.head]",
+         "regs.of_v[0], of_k = g.v_descale[s.source, 0], g.k_descale[s.source, s.head]", FLOAT8_PAGES),
+        ("largest_scale_of_a_warp", "for warp in range(4):", "for warp in range(1):", TOKENS),
+        ("o_in_the_unit_before", "tk.mul(regs.correct, regs.correct, before * inverse)", "pass", TOKENS)),
+    *family(
+        "decode", "tkq/attention/decode/few.py",
+        ("few_rows_of_another_warp", "return tk.warp_id() % 4 == 0", "return tk.warp_id() % 4 == 1", FLOAT8_PAGES),
+        ("o_of_few_rows_is_not_rescaled", "if regs.moved[0] != 0:", "if regs.moved[0] == 2:", FLOAT8_PAGES),
+        ("keys_of_few_rows_that_are_not_there",
+         "if (there[0] & there[1] & there[2] & there[3]) != all_there:",
+         "if (there[0] & there[1] & there[2] & there[3]) == 12345:", FLOAT8_PAGES)),
+    *family(
+        "decode", "tkq/attention/decode/walk.py",
+        ("row_of_the_first_tile",
+         "return [cutlass.select_(fine, x, Int32(0)) for x in (source, Int32(0), row, queries)]",
+         "return [cutlass.select_(fine, x, Int32(0)) for x in (source, Int32(0), Int32(0), queries)]", RAGGED)),
+    *family(
+        "decode", "tkq/attention/decode/lister.py",
+        ("keys_of_the_tile_behind", "own = seqlens[b] - (end - row - queries)", "own = seqlens[b]", RAGGED),
+        ("starts_are_believed", "fine = (first >= 0) & (first <= end) & (end <= listing.total)",
+         "fine = (first >= 0) & (first <= end)", RAGGED_LIES)),
+    *family(
+        "decode", "tkq/attention/decode/producer.py",
         ("not_announced_by_copies", "cute.arch.cp_async_mbarrier_arrive_noinc(pipe.full[ring.stage].ptr)",
          "cute.arch.mbarrier_arrive(pipe.full[ring.stage].ptr)", PAGES)),
     *family(
@@ -29,7 +73,7 @@ MUTANTS = (
         ("keys_that_are_not_there", "if (there[0] & there[1] & there[2] & there[3]) != all_there:",
          "if (there[0] & there[1] & there[2] & there[3]) == 12345:", PAGES),
         ("o_is_not_rescaled", "tk.mul_row(regs.o, regs.o, regs.correct)", "pass", SHARED),
-        ("old_plans_are_believed", "fine = s.inside & (s.length == g.seqlens[s.batch])", "fine = s.inside", LIES),
+        ("old_plans_are_believed", "fine = s.inside & self.planned(g, s)", "fine = s.inside", LIES),
         ("one_key_more", "end = cutlass.min(own + g.right + 1, s.length)",
          "end = cutlass.min(own + g.right + 2, s.length)", EDGES),
         ("window_of_one_key_more", "regs.first[r] = cutlass.select_(g.left < 0, Int32(0), own - g.left)",
@@ -49,7 +93,7 @@ MUTANTS = (
          "return cutlass.select_(split == 0, s.begin, s.others + split - 1)", SHARED),
         ("lengths_are_believed", "inside = (length >= 0) & (length <= g.capacity)", "inside = length >= 0", LIES)),
     *family(
-        "decode", "tkq/attention/decode/launch.py",
+        "decode", "tkq/attention/decode/planned.py",
         ("splits_depend_on_the_batch", SIZES, SIZES.replace("self.split", "self.split * min(batch, 2)"), FIXED,
          (("tkq/attention/decode/launch.py", RUN, RUN.replace("of.split", "int(plan[words.FIXED])")),))),
     *family(
@@ -61,5 +105,8 @@ MUTANTS = (
         ("slots_beyond_the_cache", "if slot >= Int64(0) and slot < rows:", "if slot < rows:",
          (f"{TESTS}test_append",)),
         ("partner_of_the_first_half", "partner = cutlass.select_(first, column + half, column - half)",
-         "partner = column", (f"{TESTS}test_append",))),
+         "partner = column", (f"{TESTS}test_append",)),
+        ("largest_of_a_lane", "top = nan_max(top, cute.arch.shuffle_sync_bfly(top, offset=1 << step))", "pass", APPEND),
+        ("scale_of_another_head", "factor = cute.arch.rcp_approx(scales[head])",
+         "factor = cute.arch.rcp_approx(scales[0])", APPEND)),
 )

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from tkq.reference.attention import visible
+from tkq.reference.fp8 import narrowed, scales_of
 from tkq.runtime.call import autocast
 
 NUMBER = 0x746B7131  # of a plan's first word
+FP8 = torch.float8_e4m3fn
 
 
 def keys_of(cache: Tensor, sequence: int, length: int, table: Optional[Tensor]) -> tuple[Tensor, Tensor]:
@@ -22,6 +24,25 @@ def keys_of(cache: Tensor, sequence: int, length: int, table: Optional[Tensor]) 
     there = pages >= 0
     found = cache[pages.clamp(min=0), where % cache.shape[1]]
     return found * there[:, None, None] if there.all() else found.masked_fill(~there[:, None, None], 0), there
+
+
+def scaled(cache: Tensor, descale: Optional[Tensor], sequence: int, length: int, table: Optional[Tensor],
+           wide: torch.dtype) -> tuple[Tensor, Tensor]:
+    """`keys_of`, wide, times their scales."""
+    found, there = keys_of(wider(cache), sequence, length, table)
+    found = found.to(wide)
+    if descale is None:
+        return found, there
+    if descale.dim() == 3:
+        factor, _ = keys_of(descale[..., None], sequence, length, table)
+    else:
+        factor = (descale if descale.dim() == 1 else descale[sequence])[:, None]
+    return found * factor.to(wide), there
+
+
+def wider(cache: Tensor) -> Tensor:
+    """float8 as float16, which has all its numbers."""
+    return cache.half() if cache.dtype == FP8 else cache
 
 
 def fine(cache: Tensor, sequence: int, length: int, table: Optional[Tensor]) -> bool:
@@ -39,9 +60,16 @@ def fine(cache: Tensor, sequence: int, length: int, table: Optional[Tensor]) -> 
 def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor,
                             block_table: Optional[Tensor] = None, sinks: Optional[Tensor] = None, causal: bool = True,
                             softmax_scale: Optional[float] = None, left: int = -1, right: int = -1,
-                            softcap: float = 0.0) -> tuple[Tensor, Tensor]:
+                            softcap: float = 0.0, k_descale: Optional[Tensor] = None,
+                            v_descale: Optional[Tensor] = None,
+                            cu_seqlens_q: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
     """o (B, Sq, H, Dv) of q's dtype and lse (B, H, Sq) float32, sequence by sequence; see
-    `tkq.flash_attn_with_kvcache`. left, right: -1 without a limit. NaN for a sequence that says something wrong."""
+    `tkq.flash_attn_with_kvcache`. left, right: -1 without a limit. NaN for a sequence that says something wrong, and of
+    ragged queries for rows of no sequence."""
+    if cu_seqlens_q is not None:
+        return _ragged(q, k_cache, v_cache, cache_seqlens, block_table, cu_seqlens_q, sinks=sinks, causal=causal,
+                       softmax_scale=softmax_scale, left=left, right=right, softcap=softcap, k_descale=k_descale,
+                       v_descale=v_descale)
     B, Sq, H, D = q.shape
     o, lse = q.new_full((B, Sq, H, v_cache.shape[3]), math.nan), q.new_full((B, H, Sq), math.nan, dtype=torch.float32)
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -49,8 +77,9 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_s
     for b, length in enumerate(cache_seqlens.tolist()):
         if not fine(k_cache, b, length, block_table):
             continue
-        (k, there), (v, _) = (keys_of(c, b, length, block_table) for c in (k_cache, v_cache))
-        k, v = (x.to(wide).transpose(0, 1).repeat_interleave(H // k_cache.shape[2], 0) for x in (k, v))
+        k, there = scaled(k_cache, k_descale, b, length, block_table, wide)
+        v, _ = scaled(v_cache, v_descale, b, length, block_table, wide)
+        k, v = (x.transpose(0, 1).repeat_interleave(H // k_cache.shape[2], 0) for x in (k, v))
         scores = q[b].to(wide).transpose(0, 1) @ k.mT * scale
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
@@ -61,6 +90,26 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_s
             total = torch.logaddexp(total, sinks.to(wide)[:, None].expand_as(total))
         p = torch.exp(scores - total.masked_fill(total == -math.inf, 0.0)[..., None])
         o[b], lse[b] = (p @ v).transpose(0, 1).to(q.dtype), total.float()
+    return o, lse
+
+
+def _ragged(q, k_cache, v_cache, cache_seqlens, block_table, cu_seqlens_q, k_descale=None, v_descale=None, **options):
+    """Sequence by sequence; o (T, H, Dv), lse (H, T)."""
+    T, H, _ = q.shape
+    o, lse = q.new_full((T, H, v_cache.shape[3]), math.nan), q.new_full((H, T), math.nan, dtype=torch.float32)
+    starts = cu_seqlens_q.tolist()
+    for b in range(len(cache_seqlens)):
+        first, end = starts[b:b + 2]
+        if not 0 <= first < end <= T:
+            continue
+        rows = slice(b, b + 1)
+        k, v = (k_cache, v_cache) if block_table is not None else (k_cache[rows], v_cache[rows])
+        scales = [x if x is None or x.dim() == 1 or (x.dim() == 3 and block_table is not None) else x[rows]
+                  for x in (k_descale, v_descale)]
+        found, of = flash_attn_with_kvcache(q[None, first:end], k, v, cache_seqlens[rows],
+                                            None if block_table is None else block_table[rows], **options,
+                                            k_descale=scales[0], v_descale=scales[1])
+        o[first:end], lse[:, first:end] = found[0], of[0]
     return o, lse
 
 
@@ -92,20 +141,64 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: 
 @autocast.apart
 def kv_append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor,
               cos: Optional[Tensor] = None, sin: Optional[Tensor] = None, interleaved: bool = False,
-              positions: Optional[Tensor] = None, q: Optional[Tensor] = None) -> Optional[Tensor]:
-    """The caches are written to; q, rotated. See `tkq.kv_append`."""
+              positions: Optional[Tensor] = None, q: Optional[Tensor] = None, k_scale: Optional[Tensor] = None,
+              v_scale: Optional[Tensor] = None) -> Optional[Tensor]:
+    """The caches are written to, and scales of tokens; q, rotated. See `tkq.kv_append`."""
     if cos is not None:
-        k, q = (None if x is None else turned(x, cos, sin, positions, interleaved).to(x.dtype) for x in (k, q))
+        k, q = (None if x is None else turned(x, cos, sin, positions, interleaved) for x in (k, q))
+        q = None if q is None else q.to(v.dtype)
     page = k_cache.shape[1]
     slots = slot_mapping.long()
     there = (slots >= 0) & (slots < len(k_cache) * page)
-    for cache, new in ((k_cache, k), (v_cache, v)):
-        cache[slots[there] // page, slots[there] % page] = new[there].to(cache.dtype)
+    where = slots[there] // page, slots[there] % page
+    for cache, new, scale in ((k_cache, k, k_scale), (v_cache, v, v_scale)):
+        new = new[there]
+        if cache.dtype == FP8:
+            new, scale_of = quantised(new, scale)
+            if scale is not None and scale.dim() == 3:
+                scale[where] = scale_of.to(scale.dtype)
+            cache.view(torch.uint8)[where] = new.view(torch.uint8)
+        else:
+            cache[where] = new.to(cache.dtype)
     return q
 
 
-def plan_decode(cache_seqlens: Tensor, sizes: tuple) -> Tensor:
-    """The plan's words, of `tkq.attention.decode.planner`'s sizes: see `tkq.attention.decode.words`."""
+def quantised(x: Tensor, scale: Optional[Tensor]) -> tuple[Tensor, Tensor]:
+    """(x (T, Hk, D) in float8, scales (T, Hk)): found where there is one for each token."""
+    x = x if x.dtype == torch.float64 else x.float()
+    if scale is None:
+        scale = x.new_ones(x.shape[1])
+    elif scale.dim() == 3:
+        scale = scales_of(x.flatten(0, 1), (1, None), FP8).view(x.shape[:2])
+    scale = scale.expand(x.shape[:2])
+    return narrowed((x / scale[..., None]).float(), FP8), scale
+
+
+def plan_decode(cache_seqlens: Tensor, cu_seqlens_q: Optional[Tensor], of, parts: int) -> Tensor:
+    """The plan's words, of a `tkq.attention.decode.planned.Planned`: see `tkq.attention.decode.words`."""
+    if cu_seqlens_q is None:
+        return planned(cache_seqlens, of.sizes(len(cache_seqlens), parts))
+    tiles, lengths, bad = [], [], 0
+    starts = cu_seqlens_q.tolist()
+    for b, length in enumerate(cache_seqlens.tolist()):
+        first, end = starts[b:b + 2]
+        if not 0 <= first <= end <= of.total:
+            bad = 1
+            continue
+        for row in range(first, end, of.queries):
+            queries = min(end - row, of.queries)
+            tiles.append((b, row, queries))
+            lengths.append(-1 if length < 0 else max(length - (end - row - queries), 0))
+    most = of.batch(len(cache_seqlens))
+    tiles, lengths = (tiles + [(0, 0, 0)] * most)[:most], (lengths + [0] * most)[:most]
+    if bad:
+        lengths[-1] = -1
+    made = planned(cache_seqlens.new_tensor(lengths), of.sizes(most, parts))
+    return torch.cat((made, cache_seqlens.new_tensor(tiles).flatten()))
+
+
+def planned(cache_seqlens: Tensor, sizes: tuple) -> Tensor:
+    """The words of `tkq.attention.decode.planner`'s sizes."""
     heads_kv, group, queries, tiles, key_block, left, split, parts, overhead, least, most = sizes
     lengths, prefix, total, bad = [], [], 0, 0
     for length in cache_seqlens.tolist():

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 import tkq
-from tests.helpers.emulation.decode import KvAppendOnCpu, MergeStateOnCpu, function, walk_function
-from tkq.attention.decode.launch import Planned
+from tests.helpers.emulation.decode import KvAppendOnCpu, ListerOnCpu, MergeStateOnCpu, function, walk_function
+from tkq.attention.decode import words
 from tkq.attention.decode.plan import SHARED, padded, plan
+from tkq.attention.decode.planned import Planned
 from tkq.attention.decode.spec import HEAD_DIMS, AppendSpec, DecodeSpec, MergeSpec
 from tkq.reference import decode as reference
 
@@ -42,7 +43,8 @@ def test_the_kernel_of_kv_append(monkeypatch, interleaved, columns):
     want = [c.double() for c in caches]
     wanted = reference.kv_append(k.double(), v.double(), *want, slots, cos, sin, interleaved, positions, q.double())
     spec, out = AppendSpec("fp16", "int32", "fp32", interleaved, "int64", True), torch.full_like(q, math.nan)
-    function(KvAppendOnCpu(spec), monkeypatch)(k, (v, *caches, slots, q, out.contiguous(), cos, sin, positions))
+    function(KvAppendOnCpu(spec), monkeypatch)(k, (v, *caches, slots, q, out.contiguous(), cos, sin, positions, None,
+                                                None))
     for cache, truth in zip(caches, want):
         torch.testing.assert_close(cache.double(), truth, rtol=1e-3, atol=1e-3)
     assert wanted[3].isnan()[:, :columns].all()
@@ -63,7 +65,7 @@ def test_blocks_walk_through_a_plan(monkeypatch, fixed):
         count = torch.zeros(parts, dtype=torch.int32)
         found = torch.zeros(parts, 2000, 8, dtype=torch.int32)
         partial = torch.zeros(most * tasks * len(lengths) if fixed else 2 * parts, 1, 1)
-        made = reference.plan_decode(seqlens, sizes)
+        made = reference.planned(seqlens, sizes)
         function(made, (seqlens, partial, count, found), (*sizes[:8], 20000, *sizes[9:]))
         segments = sorted(tuple(s) for p, n in enumerate(count.tolist()) for s in found[p, :n].tolist())
         shared = [s[6] for s in segments if s[5] > 1]
@@ -75,6 +77,21 @@ def test_blocks_walk_through_a_plan(monkeypatch, fixed):
                 mine = [s for s in segments if s[:2] == (b, task)]
                 assert [s[4] for s in mine] == list(range(mine[0][5])) and all(s[7] == (length >= 0) for s in mine)
                 assert [mine[0][2], *(s[3] for s in mine)] == [*(s[2] for s in mine), end] and mine[0][2] == first
+
+
+def test_the_tiles_of_ragged_queries(monkeypatch):
+    """The kernel's list is the reference's: sequences without queries, with more than there are keys, that lie."""
+    run = function(ListerOnCpu(), monkeypatch)
+    lengths = torch.tensor([500, 0, 70, -3, 128, 9], dtype=torch.int32)
+    for ends in ([70, 70, 75, 80, 100, 103], [70, 70, 75, 80, 100, 99], [1, 2, 3, 4, 5, 6], [-1, 0, 0, 0, 50, 300]):
+        cu = torch.tensor([0, *ends], dtype=torch.int32)
+        of = Planned.made((128, 128), (8, 2), (103,), True)
+        want = reference.plan_decode(lengths, cu, of, 20)
+        tiles, found = of.batch(len(lengths)), torch.full((of.words(len(lengths)),), 7, dtype=torch.int32)
+        listed, own = torch.zeros(tiles, dtype=torch.int32), words.listed(tiles, of.heads_kv, of.tiles)
+        run(cu, (lengths, listed, found), (of.queries, of.total, tiles, own))
+        assert torch.equal(found[own:], want[own:]) and (found[:own] == 7).all()
+        assert torch.equal(listed, want[words.LENGTHS:words.LENGTHS + tiles])
 
 
 def _cache(lengths, page=4):
@@ -100,6 +117,36 @@ def test_a_paged_cache_is_a_plain_one(options):
     assert o[1:].isnan().all() and not o[0].isnan().any()
 
 
+def test_ragged_queries_are_those_of_each_sequence():
+    q, k, v, lengths, pages = _cache([30, 0, 7])
+    starts, q = torch.tensor([1, 6, 6, 15], dtype=torch.int32), torch.randn(16, 4, 64).to(BF16)
+    given = dict(block_table=pages, window_size=(9, None), return_lse=True)
+    o, lse = tkq.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, cu_seqlens_q=starts, **given)
+    for b in (0, 2):
+        own = slice(*starts[b:b + 2].tolist())
+        want, of = tkq.flash_attn_with_kvcache(q[None, own], k, v, cache_seqlens=lengths[b:b + 1],
+                                               **(given | dict(block_table=pages[b:b + 1])))
+        assert torch.equal(o[own], want[0]) and torch.equal(lse[:, own], of[0])
+    assert not o[6:8].any() and (lse[:, 6:8] == -math.inf).all()  # before the first of 7 keys
+
+
+@pytest.mark.parametrize("scales", [None, "head", "token"])
+def test_a_float8_cache(scales):
+    """Quantised and read: near what 16 bits give; rows of no token stay NaN and are not read."""
+    q, k, v, lengths, pages = _cache([30, 0, 7])
+    slots = torch.cat([pages[b, torch.arange(n) // 4].long() * 4 + torch.arange(n) % 4 for b, n in ((0, 30), (2, 7))])
+    at, names = (slots // 4, slots % 4), ("k_scale", "v_scale")
+    low = torch.full((2, 24, 4, 2, 64), 0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    given = {} if scales is None else dict(zip(names, torch.full((2, 2), 0.01) if scales == "head" else
+                                               torch.full((2, 24, 4, 2), math.nan)))
+    tkq.kv_append(k[at], v[at], *low, slots, **given)
+    of = {name.replace("scale", "descale"): x for name, x in given.items()}
+    cache = dict(cache_seqlens=lengths, block_table=pages)
+    o = tkq.flash_attn_with_kvcache(q, *low, **cache, **of).float()
+    want = tkq.flash_attn_with_kvcache(q, k, v, **cache).float()
+    assert 1e-4 < (o - want).norm() / want.norm() < 0.06
+
+
 def test_plans_on_the_cpu():
     lengths = torch.tensor([500, 17], dtype=torch.int32)
     made = tkq.plan_decode(lengths, 8, 2, 128)
@@ -120,6 +167,10 @@ def test_configs_fit(dim):
         assert config.stages >= 2 and config.stages * tile + 64 * padded(dim) * 2 <= SHARED
 
 
+LOW = dict.fromkeys(("k_cache", "v_cache"), torch.zeros(24, 4, 2, 64).to(torch.float8_e4m3fn))
+RAGGED = dict(q=torch.zeros(5, 4, 64, dtype=BF16), cu_seqlens_q=torch.tensor([0, 1, 2, 5], dtype=torch.int32))
+
+
 @pytest.mark.parametrize("error, words, changed", [
     (ValueError, "v_cache: shape is", dict(v_cache=torch.zeros(24, 4, 1, 64, dtype=BF16))),
     (TypeError, "k_cache is torch.float16", dict(k_cache=torch.zeros(24, 4, 2, 64).half())),
@@ -131,6 +182,14 @@ def test_configs_fit(dim):
     (ValueError, "plan: shape is", dict(plan=torch.zeros(20, dtype=torch.int32))),
     (ValueError, "stride 1 must be a multiple of 8", dict(k_cache=torch.zeros(24, 4, 132, dtype=BF16)[..., :128]
                                                           .unflatten(2, (2, 64)))),
+    (ValueError, "k_descale is given, k_cache is torch.bfloat16", dict(k_descale=torch.ones(2))),
+    (ValueError, "v_descale is None", dict(LOW, k_descale=torch.ones(2))),
+    (ValueError, "k_descale: shape is", dict(LOW, k_descale=torch.ones(4), v_descale=torch.ones(4))),
+    (ValueError, "both must have as many", dict(LOW, k_descale=torch.ones(2), v_descale=torch.ones(3, 2))),
+    (TypeError, "v_cache is torch.bfloat16", dict(k_cache=LOW["k_cache"])),
+    (ValueError, "cu_seqlens_q: shape is", dict(RAGGED, cu_seqlens_q=torch.zeros(3, dtype=torch.int32))),
+    (ValueError, "q: has 4 dimensions", dict(RAGGED, q=torch.zeros(3, 1, 4, 64, dtype=BF16))),
+    (NotImplementedError, "ragged queries are causal", dict(RAGGED, causal=False)),
     (NotImplementedError, "q requires a gradient", dict(q=torch.zeros(3, 1, 4, 64, dtype=BF16, requires_grad=True)))])
 def test_what_is_refused(error, words, changed):
     q, k, v, lengths, pages = _cache([30, 0, 7])
@@ -142,6 +201,7 @@ def test_what_is_refused(error, words, changed):
 @pytest.mark.parametrize("words, changed", [
     ("go together", dict(cos=None)), ("shape is", dict(positions=torch.zeros(2, dtype=torch.int32))),
     ("rotate 24", dict(cos=torch.zeros(9, 12), sin=torch.zeros(9, 12))),
+    ("k_scale is given", dict(k_scale=torch.ones(2), v_scale=torch.ones(2))),
     ("share memory", dict(k_cache=torch.zeros(1, 4, 2, 64, dtype=BF16).expand(5, 4, 2, 64)))])
 def test_what_kv_append_refuses(words, changed):
     k, v = torch.zeros(2, 3, 2, 64, dtype=BF16)

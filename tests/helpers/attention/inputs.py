@@ -36,10 +36,10 @@ def in_low_precision(q, k, v, causal=False, softmax_scale=None, left=-1, right=-
 
 
 def judge(o, lse, q, k, v, what="", **options):
-    """o and lse against float64, beside PyTorch at the same precision."""
+    """o and lse against float64, beside PyTorch at the same precision: q's, of k and v in float64 too."""
     doubles = [x.double() for x in (q, k, v)]
     true_o, true_lse = reference.flash_attn(*doubles, **options)
-    low_o, low_lse = in_low_precision(q, k, v, **options)
+    low_o, low_lse = in_low_precision(q, k.to(q.dtype), v.to(q.dtype), **options)
     assert_2x(o, true_o, low_o, 1, f"{what} o")
     if lse is None:
         return

@@ -76,7 +76,8 @@ def call(q, cache, **options):
 def judge_all(o, lse, q, cache, what="", **options):
     """Each sequence against float64, beside PyTorch at the same precision."""
     left, right = options.pop("window_size", (None, None))
-    options.pop("batch_invariant", None)
+    for name in ("batch_invariant", "k_descale", "v_descale"):  # keys are what a cache's numbers mean
+        options.pop(name, None)
     options = dict(causal=options.pop("causal", True), left=-1 if left is None else left,
                    right=-1 if right is None else right, **options)
     for b, (k, v) in enumerate(cache.keys):

@@ -8,7 +8,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Int32
 
 from tests.helpers.emulation import finish
-from tkq.attention.decode import append, merge, planner, walk
+from tkq.attention.decode import append, lister, merge, planner, walk
 from tkq.runtime.compile import fake
 
 function = finish.function
@@ -27,6 +27,14 @@ class KvAppendOnCpu(append.KvAppend):
     def __call__(self, k: cute.Tensor, operands: append.Operands):
         for unit in cutlass.range(k.shape[0] * self.units(k, operands) + 1):
             self.thread(Int32(unit), k, operands)
+
+
+class ListerOnCpu(lister.Lister):
+    @cute.jit
+    def __call__(self, cu: cute.Tensor, others: tuple, listing: lister.Listing):
+        seqlens, lengths, plan = others
+        for tile in cutlass.range(listing.tiles + 1):
+            self.thread(Int32(tile), (cu, seqlens, lengths, plan), listing)
 
 
 @dataclass(frozen=True)
@@ -53,7 +61,7 @@ class WalkOnCpu:
     overhead."""
 
     def __init__(self, fixed):
-        self.walk = walk.Walk(SimpleNamespace(fixed_splits=fixed))
+        self.walk = walk.Walk(SimpleNamespace(fixed_splits=fixed, ragged=False))
 
     def fake_arguments(self):
         ints = lambda *shape: fake.tensor("int32", shape, align=4)

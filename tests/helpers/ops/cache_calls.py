@@ -4,6 +4,8 @@ import torch
 import tkq
 from tests.helpers.ops.step_calls import F32, _own
 
+F8 = torch.float8_e4m3fn
+
 
 def lengths(t):
     return dict(cache_seqlens=t.integers(0, 17, t.rows))
@@ -18,6 +20,30 @@ def paged(t):
 def attend(q, k_cache, v_cache, cache_seqlens, block_table):
     return tkq.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=cache_seqlens, block_table=block_table,
                                        return_lse=True)
+
+
+def float8_pages(t):
+    """As `paged`, of e4m3, with scales for each slot and head."""
+    return dict(q=t(t.rows, 1, 4, 64), k_cache=t(16, 8, 2, 64, dtype=F8), v_cache=t(16, 8, 2, 64, dtype=F8),
+                **lengths(t), block_table=t.integers(0, 16, t.rows, 2), k_descale=t(16, 8, 2, dtype=F32).abs(),
+                v_descale=t(16, 8, 2, dtype=F32).abs())
+
+
+def attend_float8(q, k_cache, v_cache, cache_seqlens, block_table, k_descale, v_descale):
+    return tkq.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=cache_seqlens, block_table=block_table,
+                                       k_descale=k_descale, v_descale=v_descale)
+
+
+def ragged(t):
+    """As `paged`: two sequences, with queries of their own number."""
+    return dict(q=t(t.rows, 4, 64), k_cache=t(16, 8, 2, 64), v_cache=t(16, 8, 2, 64),
+                cache_seqlens=t.integers(9, 17, 2), block_table=t.integers(0, 16, 2, 2),
+                cu_seqlens_q=torch.tensor([0, 5, t.rows], dtype=torch.int32, device=t.device))
+
+
+def attend_ragged(q, k_cache, v_cache, cache_seqlens, block_table, cu_seqlens_q):
+    return tkq.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=cache_seqlens, block_table=block_table,
+                                       cu_seqlens_q=cu_seqlens_q, return_lse=True)
 
 
 def rows(t):
@@ -43,6 +69,19 @@ def append(k, v, k_cache, v_cache, slot_mapping):
     return k_cache, v_cache
 
 
+def quantised_tokens(t):
+    """Into a cache of e4m3 without scales: those of tokens are results."""
+    given = new_tokens(t)
+    return dict(given, k_cache=t(6, 8, 2, 64, dtype=F8), v_cache=t(6, 8, 2, 64, dtype=F8),
+                k_scale=t(6, 8, 2, dtype=F32), v_scale=t(6, 8, 2, dtype=F32))
+
+
+def quantise(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale):
+    written = [_own(x) for x in (k_cache, v_cache, k_scale, v_scale)]
+    tkq.kv_append(k, v, *written[:2], slot_mapping, k_scale=written[2], v_scale=written[3])
+    return tuple(x.float() if isinstance(x, torch.Tensor) else x for x in written)
+
+
 def rotated_tokens(t):
     return dict(**new_tokens(t), cos=t(20, 16, dtype=F32), sin=t(20, 16, dtype=F32),
                 positions=t.integers(0, 20, t.rows), q=t(t.rows, 4, 64))
@@ -62,3 +101,22 @@ def append_alone(k, v, k_cache, v_cache, slot_mapping, *others):
 def states(t):
     return dict(o_a=t(2, t.rows, 4, 64), lse_a=t(2, 4, t.rows, dtype=F32), o_b=t(2, t.rows, 4, 64),
                 lse_b=t(2, 4, t.rows, dtype=F32))
+
+
+def cases(Case):
+    """What the list of every op has of caches."""
+    cast = "q", "k_cache", "v_cache"
+    return (
+        Case("flash_attn_with_kvcache", paged, attend, cast=cast),
+        Case("flash_attn_with_kvcache, planned ahead", rows, attend_planned, cast=cast),
+        Case("flash_attn_with_kvcache, float8", float8_pages, attend_float8, cast=("q",)),
+        Case("flash_attn_with_kvcache, ragged", ragged, attend_ragged, cast=cast),
+        Case("plan_decode", lengths, lambda cache_seqlens: tkq.plan_decode(cache_seqlens, 8, 2, 64)),
+        Case("kv_append", new_tokens, append, alone=lambda k, v, k_cache, v_cache, slot_mapping:
+             tkq.kv_append(k, v, k_cache, v_cache, slot_mapping)),
+        Case("kv_append, rotated", rotated_tokens, lambda *given: append_rotated(*given),
+             alone=lambda *given: append_alone(*given)),
+        Case("kv_append, float8", quantised_tokens, quantise,
+             alone=lambda k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale: tkq.kv_append(
+                 k, v, k_cache, v_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale)),
+        Case("merge_state", states, lambda o_a, lse_a, o_b, lse_b: tkq.merge_state(o_a, lse_a, o_b, lse_b)))

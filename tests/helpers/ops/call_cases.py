@@ -144,6 +144,11 @@ def cases(g):
             g.q[:, :1], g.k, g.v, cache_seqlens=g.used_k),
         "flash_attn_with_kvcache of pages": lambda: tkq.flash_attn_with_kvcache(
             g.q[:, :2], g.k, g.v, cache_seqlens=g.used_k, block_table=g.ids[:, :2].contiguous(), return_lse=True),
+        "flash_attn_with_kvcache of float8": lambda: tkq.flash_attn_with_kvcache(
+            g.q[:, :1], g.k.to(torch.float8_e4m3fn), g.v.to(torch.float8_e4m3fn), cache_seqlens=g.used_k,
+            k_descale=g.factors[:2], v_descale=g.factors[:2]),
+        "flash_attn_with_kvcache of ragged queries": lambda: tkq.flash_attn_with_kvcache(
+            g.q[0], g.k, g.v, cache_seqlens=g.used_k, cu_seqlens_q=g.cu),
         # behind the header and the parts, which depend on how many multiprocessors there are
         "plan_decode": lambda: tkq.plan_decode(g.used_k, 8, 2, 64)[words.LENGTHS:],
         "kv_append": lambda: _appended(g),

@@ -186,6 +186,17 @@ def caches(device):
         rows = tkq.flash_attn_with_kvcache(given[0], given[1][:6], given[2][:6], cache_seqlens=given[3] - 10,
                                            window_size=(3, 0), batch_invariant=fixed)
         yield f"rows {fixed}", summed(rows)
+    for starts in ([0, 2, 1, most, 5, least, 12], [-1, 3, 3, 3, 3, 20, 12], [0, 2, 4, 6, 8, 10, 12]):
+        many, *given = on(device, q.flatten(0, 1), k, v, lengths, table, torch.tensor(starts, dtype=torch.int32))
+        o = tkq.flash_attn_with_kvcache(many, *given[:2], cache_seqlens=given[2], block_table=given[3],
+                                        cu_seqlens_q=given[4], out=torch.zeros_like(many))
+        yield f"ragged from {starts[0]} {starts[2]}", summed(o)
+    low = [x.to(torch.float8_e4m3fn) for x in (k, v)]
+    for scales in (torch.ones(2), torch.ones(9, 5, 2)):
+        q_, *given = on(device, q, *low, lengths, table, scales)
+        o = tkq.flash_attn_with_kvcache(q_, *given[:2], cache_seqlens=given[2], block_table=given[3],
+                                        k_descale=given[4], v_descale=given[4])
+        yield f"float8 pages {scales.dim()}", summed(o)
     slots, positions = torch.tensor([44, -1, 45, most, least, 0]), torch.tensor([7, 8, -1, most, least, 0])
     cos, sin = tkq.rope_cos_sin(8, 64, device="cpu")
     for kind in (torch.int32, torch.int64):
@@ -194,6 +205,10 @@ def caches(device):
         keys, values = keys.clone(), values.clone()
         turned = tkq.kv_append(new, new, keys, values, at, cos=c, sin=s, positions=p, q=new)
         yield f"slots {kind}", summed(turned, keys, values)
+    new, keys, values, at, scales = on(device, randn(3, 6, 2, 64), *low, slots, torch.ones(2, 9, 5, 2))
+    keys, values = keys.clone(), values.clone()
+    tkq.kv_append(new, new, keys, values, at, k_scale=scales[0], v_scale=scales[1])
+    yield "slots of float8", summed(keys.float(), values.float(), scales)
 
 
 ROWS = torch.tensor([2, -1, 1 << 30, -(1 << 31)], dtype=torch.int32)  # of a pool of 3

@@ -20,6 +20,15 @@ def attended(device):
         cos, sin, positions = on(device, randn(8, 9, 16), randn(9, 9, 16), torch.tensor([8, 0, 3, 1]))
         turned = tkq.kv_append(*new[:2], *caches, new[2], cos=cos, sin=sin, positions=positions, q=new[3])
         yield "kv_append", (turned, *caches)
+        low = [x.to(torch.float8_e4m3fn) for x in on(device, randn(1, 60, 16, 2, 128), randn(2, 60, 16, 2, 128))]
+        scales = on(device, torch.rand(2, 60, 16, 2))[0]
+        tkq.kv_append(*on(device, randn(5, 4, 2, 128), randn(6, 4, 2, 128)), *low,
+                      *on(device, torch.tensor([20, 0, -1, 7])), k_scale=scales[0], v_scale=scales[1])
+        yield "kv_append float8", (*[x.float() for x in low], scales)
+        q, lengths, table = on(device, randn(0, 3, 2, 8, 128), torch.tensor([0, 1, 300], dtype=torch.int32),
+                               torch.randperm(60).view(3, 20).int())
+        yield "flash_attn_with_kvcache float8", tkq.flash_attn_with_kvcache(
+            q, *low, cache_seqlens=lengths, block_table=table, k_descale=scales[0], v_descale=scales[1])
         states = on(device, randn(0, 2, 5, 3, 40), randn(1, 2, 3, 5, dtype=torch.float32), randn(2, 2, 5, 3, 40),
                     randn(3, 2, 3, 5, dtype=torch.float32))
         yield "merge_state", tkq.merge_state(*states)

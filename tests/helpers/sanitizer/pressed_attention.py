@@ -209,7 +209,19 @@ def decode():
         same_bits(functools.partial(compare, q, cache), functools.partial(call, q, cache))
 
 
-CASES = (decode, split, attention, attention_overlap_tasks, attention_cluster, attention_wide,
+def decode_float8():
+    """As `decode`: producers that widen, one row of a thread, scales of tokens."""
+    from tests.helpers.attention.float8_cache import float8
+    from tests.helpers.attention.kv_cache import call, compare, make, queries
+
+    for few, lengths in ((3, [700, 1, 0, 129, 3000]), (24, [20000])):
+        num_sms(few)
+        cache, descales = float8(make(lengths, 16, 2, 128), "token")
+        q = queries(len(lengths), 1, 8, 128)
+        same_bits(functools.partial(compare, q, cache, **descales), functools.partial(call, q, cache, **descales))
+
+
+CASES = (decode, decode_float8, split, attention, attention_overlap_tasks, attention_cluster, attention_wide,
          attention_wide_backward, attention_wide_cluster, attention_packed, attention_window,
          backward_helper_warps, backward_of_one_task, backward_wide, backward_wide_one_p, backward_first,
          backward_first_at_once, backward_grouped, backward_grouped_at_once, backward_in_order,

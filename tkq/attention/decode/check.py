@@ -1,10 +1,10 @@
 """What a caller may pass to flash_attn_with_kvcache and plan_decode."""
 from typing import NamedTuple, Optional
 
+import torch
 from torch import Tensor
 
-from tkq.attention.decode import words
-from tkq.attention.decode.plan import row_tiles
+from tkq.attention.decode.planned import Planned
 from tkq.attention.decode.spec import DecodeSpec
 from tkq.runtime import arguments
 from tkq.runtime.call import check, dtypes
@@ -12,12 +12,14 @@ from tkq.runtime.call import check, dtypes
 OP, PLAN = "flash_attn_with_kvcache", "plan_decode"
 MOST_TASKS = 1 << 24  # of a plan
 FARTHEST = 1 << 31
-_tensors = arguments.checker(OP, "q", "k_cache", "v_cache", "cache_seqlens", "block_table", "sinks", "plan", "out")
+_tensors = arguments.checker(OP, "q", "k_cache", "v_cache", "cache_seqlens", "block_table", "sinks", "plan",
+                             "k_descale", "v_descale", "cu_seqlens_q", "out")
 flags = arguments.checker(OP, "causal", "batch_invariant", "return_lse")
 limits = arguments.checker(OP, "window_size")
 numbers = arguments.checker(OP, "softmax_scale", "softcap")
-plan_tensors = arguments.checker(PLAN, "cache_seqlens", "out")
-plan_numbers = arguments.checker(PLAN, "num_heads_q", "num_heads_kv", "head_dim", "head_dim_v", "max_seqlen_q")
+plan_tensors = arguments.checker(PLAN, "cache_seqlens", "cu_seqlens_q", "out")
+plan_numbers = arguments.checker(PLAN, "num_heads_q", "num_heads_kv", "head_dim", "head_dim_v", "max_seqlen_q",
+                                 "total_q")
 plan_limits = arguments.checker(PLAN, "window_size")
 plan_flag = arguments.checker(PLAN, "batch_invariant")
 
@@ -32,6 +34,9 @@ class Call(NamedTuple):
     block_table: Optional[Tensor] = None
     sinks: Optional[Tensor] = None
     plan: Optional[Tensor] = None
+    k_descale: Optional[Tensor] = None
+    v_descale: Optional[Tensor] = None
+    cu_seqlens_q: Optional[Tensor] = None
 
 
 class Options(NamedTuple):
@@ -48,14 +53,22 @@ class Options(NamedTuple):
 
 def check_call(call: Call, out=None) -> None:
     """Raises what flash_attn_with_kvcache promises of its tensors."""
-    q, k, v, seqlens, table, sinks, plan = call
-    _tensors(q, k, v, seqlens, table, sinks, plan, out)
-    for name, x in (("q", q), ("k_cache", k), ("v_cache", v)):
+    q, k, v, seqlens, table, sinks, plan = call[:7]
+    _tensors(*call, out)
+    cu = call.cu_seqlens_q
+    for name, x in (("k_cache", k), ("v_cache", v)):
         check.rank(f"{OP}: {name}", x, 4)
-        if x.dtype != q.dtype:
-            raise TypeError(f"{OP}: {name} is {x.dtype}, q is {q.dtype}; all three must have one dtype")
-    B, Sq, H, D = q.shape
-    pages, page, Hk, Dk = k.shape
+    check.rank(f"{OP}: q", q, 4 if cu is None else 3)
+    float8 = k.dtype == torch.float8_e4m3fn
+    if not float8 and k.dtype != q.dtype:
+        raise TypeError(f"{OP}: k_cache is {k.dtype}, q is {q.dtype}; allowed are q's dtype and float8_e4m3fn")
+    if v.dtype != k.dtype:
+        raise TypeError(f"{OP}: v_cache is {v.dtype}, k_cache is {k.dtype}; both must have one dtype")
+    (*places, H, D), (pages, page, Hk, Dk) = q.shape, k.shape
+    check.rank(f"{OP}: cache_seqlens", seqlens, 1)
+    B = seqlens.shape[0] if cu is not None else places[0]
+    if cu is not None:
+        check.shape(f"{OP}: cu_seqlens_q", cu, (B + 1,))
     check.shape(f"{OP}: v_cache", v, (pages, page, Hk, None))
     if Dk != D:
         raise ValueError(f"{OP}: k_cache has rows of {Dk}, q of {D}; they must be as long")
@@ -65,14 +78,37 @@ def check_call(call: Call, out=None) -> None:
     _supported(q, v, sinks)
     check.shape(f"{OP}: cache_seqlens", seqlens, (B,))
     _room(k, table, B)
+    _scales(call, float8)
     if sinks is not None:
         check.shape(f"{OP}: sinks", sinks, (H,))
     check.same_device(**call._asdict(), out=out)
-    tasks(OP, B, Hk, Sq, H // Hk)
+    of = Planned.of(call)
+    tasks(OP, of.batch(B), of)
     if plan is not None:
-        check.shape(f"{OP}: plan", plan, (words.size(B, Hk, row_tiles(Sq, H // Hk)),))
+        check.shape(f"{OP}: plan", plan, (of.words(B),))
     if out is not None:
-        _written(out, (B, Sq, H, v.shape[3]), q.dtype)
+        _written(out, (*places, H, v.shape[3]), q.dtype)
+
+
+def _scales(call, float8):
+    """Scales of a head, of a sequence and a head, or of a slot of the cache and a head."""
+    given = {"k_descale": call.k_descale, "v_descale": call.v_descale}
+    if all(x is None for x in given.values()):
+        return
+    if not float8:
+        raise ValueError(f"{OP}: {next(n for n, x in given.items() if x is not None)} is given, k_cache is "
+                         f"{call.k_cache.dtype}; scales are of float8 caches")
+    heads, slots = call.k_cache.shape[2], tuple(call.k_cache.shape[:3])
+    allowed = (heads,), (call.cache_seqlens.shape[0], heads), slots
+    for name, x in given.items():
+        if x is None:
+            raise ValueError(f"{OP}: {name} is None; k_descale and v_descale go together")
+        if tuple(x.shape) not in allowed:
+            raise ValueError(f"{OP}: {name}: shape is {tuple(x.shape)}, allowed are {', '.join(map(str, allowed))}: of "
+                             "heads, of sequences and heads, of the cache's slots and heads")
+    if call.k_descale.dim() != call.v_descale.dim():
+        raise ValueError(f"{OP}: k_descale has {call.k_descale.dim()} dimensions, v_descale {call.v_descale.dim()}; "
+                         "both must have as many")
 
 
 def _room(k, table, batch):
@@ -100,17 +136,17 @@ def _written(out, shape, dtype):
 
 def _supported(q, v, sinks):
     try:
-        DecodeSpec(dtypes.name_of(q.dtype), q.shape[3], v.shape[3])
+        DecodeSpec(dtypes.name_of(q.dtype), q.shape[-1], v.shape[3])
     except NotImplementedError as problem:
         raise NotImplementedError(f"{OP}: q is {tuple(q.shape)}, v_cache is {tuple(v.shape)}: {problem}") from None
 
 
-def tasks(op, batch, heads_kv, queries, group) -> None:
-    """NotImplementedError for more than a plan can count."""
-    found = batch * heads_kv * row_tiles(queries, group)
+def tasks(op, batch, of) -> None:
+    """NotImplementedError for more than a plan can count. batch: sequences of the plan."""
+    found = batch * of.heads_kv * of.tiles
     if found > MOST_TASKS:
-        raise NotImplementedError(f"{op}: {batch} sequences of {heads_kv} K/V heads are {found} tasks, supported are "
-                                  f"up to {MOST_TASKS}")
+        raise NotImplementedError(f"{op}: {batch} sequences of {of.heads_kv} K/V heads are {found} tasks, supported "
+                                  f"are up to {MOST_TASKS}")
 
 
 def check_layouts(call: Call, out=None) -> None:
@@ -123,9 +159,16 @@ def check_layouts(call: Call, out=None) -> None:
         if x.stride(-1) != 1 and x.numel():
             raise ValueError(f"{OP}: {name} has strides {x.stride()}; its last dimension must be contiguous: call "
                              ".contiguous()")
-        for i in range(3):
-            if x.stride(i) % 8 and x.shape[i] > 1:
-                raise ValueError(f"{OP}: {name} has strides {x.stride()}; stride {i} must be a multiple of 8 elements "
-                                 "(16 bytes): call .contiguous()")
+        unit = 16 // x.element_size()
+        for i in range(x.dim() - 1):
+            if x.stride(i) % unit and x.shape[i] > 1:
+                raise ValueError(f"{OP}: {name} has strides {x.stride()}; stride {i} must be a multiple of {unit} "
+                                 "elements (16 bytes): call .contiguous()")
         if not x.is_meta and x.data_ptr() % 16:
             raise ValueError(f"{OP}: {name} begins at an address that is not a multiple of 16 bytes: call .clone()")
+
+
+def only_causal(call: Call, options: Options) -> None:
+    """NotImplementedError for ragged queries that see keys behind their own."""
+    if call.cu_seqlens_q is not None and not options.causal:
+        raise NotImplementedError(f"{OP}: cu_seqlens_q is given, causal is False; ragged queries are causal")

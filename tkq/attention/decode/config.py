@@ -6,13 +6,16 @@ from dataclasses import dataclass
 class DecodeConfig:
     """keys: rows of a K or V tile. stages: tiles of K, and as many of V, in shared memory. registers: of a thread of
     the producers and of the consumers. blocks: of threads on an SM. pdl: the launch lies under the end of the kernel
-    before."""
+    before. q_in_registers: of the consumers, not in shared memory. prefetch: of float8 caches a block
+    of keys is brought into L2 before it is asked for."""
 
     keys: int = 128
     stages: int = 3
     registers: tuple[int, int] = (120, 240)
     blocks: int = 1
     pdl: bool = True
+    q_in_registers: bool = False
+    prefetch: bool = False
 
     @property
     def rows_per_warp(self) -> int:

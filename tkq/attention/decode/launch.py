@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,46 +10,14 @@ from tkq.attention.common.layout import readable
 from tkq.attention.decode import words
 from tkq.attention.decode.check import Call, Options
 from tkq.attention.decode.config import DecodeConfig
-from tkq.attention.decode.plan import FIXED_KEYS, LEAST, OVERHEAD, ROWS, blocks_of_sm, key_block, plan, row_tiles
-from tkq.attention.decode.spec import AppendSpec, DecodeSpec, MergeSpec
+from tkq.attention.decode.plan import FEW, FIXED_KEYS, ROWS, plan
+from tkq.attention.decode.planned import Planned
+from tkq.attention.decode.spec import SCALES, AppendSpec, DecodeSpec, MergeSpec
 from tkq.runtime import Recipe, function
 from tkq.runtime.call import dtypes
 from tkq.runtime.device import arch
 
 _launchers: dict = {}  # (device, spec, config) -> the kernel's function; as many as kinds of call
-
-
-class Planned(NamedTuple):
-    """What a plan is made for. left: -1 without a limit. keys: of a block of keys. blocks: of
-    threads on an SM."""
-
-    heads_q: int
-    heads_kv: int
-    keys: int
-    queries: int = 1
-    left: int = -1
-    fixed: bool = False
-    blocks: int = 1
-
-    @property
-    def group(self) -> int:
-        return self.heads_q // self.heads_kv
-
-    @property
-    def tiles(self) -> int:
-        return row_tiles(self.queries, self.group)
-
-    @property
-    def split(self) -> int:
-        """Blocks of a fixed split; 0: positions are blocks."""
-        return FIXED_KEYS // self.keys if self.fixed else 0
-
-    def sizes(self, batch: int, parts: int) -> tuple:
-        """`planner.Sizes`. A sequence has so few blocks at most that all positions are counted in 31 bits."""
-        most = ((1 << 31) - (1 << 16)) // max(1, batch * self.heads_kv * self.tiles) - OVERHEAD - 1
-        overhead, least = (-(-keys // self.keys) for keys in (OVERHEAD, LEAST))
-        return (self.heads_kv, self.group, self.queries, self.tiles, self.keys, self.left, self.split, parts, overhead,
-                1 if self.fixed else least, most)
 
 
 def recipe(spec: DecodeSpec | AppendSpec | MergeSpec, config: DecodeConfig | None = None) -> Recipe:
@@ -65,54 +32,79 @@ def recipe(spec: DecodeSpec | AppendSpec | MergeSpec, config: DecodeConfig | Non
 PLANNER = Recipe("tkq.attention.decode.planner:Planner", ())
 
 
-def make_plan(seqlens: Tensor, of: Planned, out: Tensor | None = None) -> Tensor:
-    """By one launch, into out where there is one."""
-    batch = seqlens.shape[0]
-    made = seqlens.new_empty(words.size(batch, of.heads_kv, of.tiles)) if out is None else out
-    launcher(seqlens, None)(_dense(seqlens), made, of.sizes(batch, of.blocks * arch.num_sms(seqlens.device)))
+LISTER = Recipe("tkq.attention.decode.lister:Lister", ())
+
+
+def make_plan(seqlens: Tensor, of: Planned, out: Tensor | None = None, cu: Tensor | None = None) -> Tensor:
+    """By one launch, of ragged queries by two, into out where there is one."""
+    batch = of.batch(seqlens.shape[0])
+    made = seqlens.new_empty(of.words(seqlens.shape[0])) if out is None else out
+    seqlens = _dense(seqlens)
+    if cu is not None:
+        lengths = seqlens.new_empty(batch)
+        if batch:
+            launcher(seqlens, LISTER)(_dense(cu), (seqlens, lengths, made), (
+                of.queries, of.total, batch, words.listed(batch, of.heads_kv, of.tiles)))
+        seqlens = lengths
+    launcher(seqlens, PLANNER)(seqlens, made, of.sizes(batch, of.blocks * arch.num_sms(seqlens.device)))
     return made
-
-
-def planned(call: Call, options: Options) -> Planned:
-    q, k, v = call[:3]
-    return Planned(q.shape[2], k.shape[2], key_block(q.shape[3], v.shape[3]), q.shape[1], options.left,
-                   options.batch_invariant, blocks_of_sm(q.shape[3], v.shape[3]))
 
 
 def decode(call: Call, options: Options, out: Tensor | None = None) -> tuple:
     """(o, lse or None, the parts' memory, what was launched or None: the function and its arguments), of CUDA tensors
     that have been looked at."""
-    q, k, v, seqlens, table, sinks, plan = call
-    B, Sq, H, D = q.shape
-    o = q.new_empty(B, Sq, H, v.shape[3]) if out is None else out
-    lse = q.new_empty(B, H, Sq, dtype=torch.float32) if options.return_lse else None
+    q, k, v, seqlens, table, sinks, plan, k_descale, v_descale, cu = call
+    *places, H, D = q.shape
+    o = q.new_empty(*places, H, v.shape[3]) if out is None else out
+    lse = q.new_empty(*places[:-1], H, places[-1], dtype=torch.float32) if options.return_lse else None
     if not o.numel():
         return o, lse, (), None
-    of = planned(call, options)
-    plan = make_plan(seqlens, of) if plan is None else plan
+    of = Planned.of(call, options)
+    B = of.batch(seqlens.shape[0])
+    plan = make_plan(seqlens, of, cu=cu) if plan is None else plan
     spec = spec_of(call, options)
     parts = of.blocks * arch.num_sms(q.device)
     slots = 2 * parts
     if of.fixed:
         capacity = k.shape[1] * (1 if table is None else table.shape[1])
         slots = B * of.heads_kv * of.tiles * max(1, -(-capacity // FIXED_KEYS) + (of.left >= 0))
-    rows = min(ROWS, Sq * of.group)
+    rows = min(ROWS, of.queries * of.group)
     partial = q.new_empty(slots, rows, v.shape[3], dtype=torch.float32)
     partial_lse = q.new_empty(slots, rows, dtype=torch.float32)
     scale = 1 / math.sqrt(D) if options.softmax_scale is None else options.softmax_scale
     right = 0 if options.causal else options.right
-    operands = k, v, table, _dense(seqlens), plan, o, lse, _dense(sinks), partial, partial_lse
-    run, given = launcher(q, spec), (q, operands, (scale, options.softcap or 1.0, options.left, right, of.split, parts))
+    results = o, lse
+    if cu is not None:  # one batch of all rows
+        q, *results = (x if x is None else x[None] for x in (q, o, lse))
+    operands = (k, v, table, _dense(seqlens), plan, *results, _dense(sinks), partial, partial_lse,
+                k_descale, v_descale, _dense(cu))
+    run = launcher(q, spec)
+    given = q, operands, (scale, options.softcap or 1.0, options.left, right, of.split, parts, B)
     run(*given)
     return o, lse, (partial, partial_lse), (run, given)
 
 
 def spec_of(call: Call, options: Options) -> DecodeSpec:
-    q, _, v = call[:3]
-    edges = options.left >= 0 or (q.shape[1] > 1 and (options.causal or options.right >= 0))
-    return DecodeSpec(dtypes.name_of(q.dtype), q.shape[3], v.shape[3], call.block_table is not None, edges,
+    q, k, v = call[:3]
+    ragged = call.cu_seqlens_q is not None
+    edges = ragged or options.left >= 0 or (q.shape[1] > 1 and (options.causal or options.right >= 0))
+    return DecodeSpec(dtypes.name_of(q.dtype), q.shape[-1], v.shape[3], call.block_table is not None, edges,
                       options.softcap > 0, None if call.sinks is None else dtypes.name_of(call.sinks.dtype),
-                      options.return_lse, options.batch_invariant)
+                      options.return_lse, options.batch_invariant, *_float8(k, call.k_descale), ragged, _few(call))
+
+
+def _few(call) -> bool:
+    """Are the packed queries of a K/V head of a float8 cache few?"""
+    q, k = call[:2]
+    return k.dtype == torch.float8_e4m3fn and call.cu_seqlens_q is None and (
+        q.shape[1] * (q.shape[2] // k.shape[2]) <= FEW)
+
+
+def _float8(k, descale) -> tuple:
+    """A spec's cache and scales."""
+    if k.dtype != torch.float8_e4m3fn:
+        return None, None
+    return "e4m3", None if descale is None else SCALES[descale.dim() - 1]
 
 
 def merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple:
@@ -126,14 +118,15 @@ def merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple:
 
 def append(call) -> Tensor | None:
     """q, rotated; of an `append_ops.Call` that has been looked at."""
-    k, v, k_cache, v_cache, slots, cos, sin, interleaved, positions, q = call
+    k, v, k_cache, v_cache, slots, cos, sin, interleaved, positions, q, k_scale, v_scale = call
     turned = None if q is None else q.new_empty(q.shape)
     name = lambda x: None if x is None else dtypes.name_of(x.dtype)
     if k.shape[0]:
-        spec = AppendSpec(name(k), name(slots), name(cos), interleaved, name(positions), q is not None)
+        spec = AppendSpec(name(k), name(slots), name(cos), interleaved, name(positions), q is not None,
+                          *_float8(k_cache, k_scale))
         k, v, q = (x if x is None else readable(x) for x in (k, v, q))
         launcher(k, spec)(k, (v, k_cache, v_cache, _dense(slots), q, turned, _dense(cos), _dense(sin),
-                              _dense(positions)))
+                              _dense(positions), k_scale, v_scale))
     return turned
 
 
@@ -141,10 +134,10 @@ def _dense(x):
     return x if x is None or x.is_contiguous() else x.contiguous()
 
 
-def launcher(x: Tensor, spec: DecodeSpec | AppendSpec | MergeSpec | None, config: DecodeConfig | None = None):
-    """The kernel's function; the planner's without a spec."""
+def launcher(x: Tensor, spec: DecodeSpec | AppendSpec | MergeSpec | Recipe, config: DecodeConfig | None = None):
+    """The kernel's function."""
     key = x.get_device(), spec, config
     if key not in _launchers:
         arch.require_hopper(x.device)
-        _launchers[key] = function(PLANNER if spec is None else recipe(spec, config))
+        _launchers[key] = function(spec if isinstance(spec, Recipe) else recipe(spec, config))
     return _launchers[key]

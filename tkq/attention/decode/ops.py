@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tkq.attention.decode import launch
-from tkq.attention.decode.check import OP, Call, Options, check_call, check_layouts, flags, limits, numbers
+from tkq.attention.decode.check import OP, Call, Options, check_call, check_layouts, flags, limits, numbers, only_causal
 from tkq.reference import decode as reference
 from tkq.runtime.call import autocast, check, ops
 from tkq.runtime.call.replay import CallCache
@@ -14,21 +14,25 @@ _calls = CallCache()  # of calls with a plan
 
 
 def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cache_seqlens: Tensor,
-                            block_table: Optional[Tensor] = None, softmax_scale: Optional[float] = None,
+                            block_table: Optional[Tensor] = None, k_descale: Optional[Tensor] = None,
+                            v_descale: Optional[Tensor] = None, softmax_scale: Optional[float] = None,
                             causal: bool = True, window_size=(None, None), softcap: float = 0.0,
                             sinks: Optional[Tensor] = None, plan: Optional[Tensor] = None,
-                            batch_invariant: bool = False, return_lse: bool = False, out: Optional[Tensor] = None):
+                            cu_seqlens_q: Optional[Tensor] = None, batch_invariant: bool = False,
+                            return_lse: bool = False, out: Optional[Tensor] = None):
     """Attention of the last queries of each sequence over a cache of its keys and values: decoding, one launch.
 
     Args:
-        q: (B, Sq, H, D), bfloat16 or float16, D of 64, 96, 128, 192 and 256: the last Sq queries of each sequence, Sq
-            from 1 on. As fast as one are those whose Sq * H / Hk is up to 64.
+        q: (B, Sq, H, D), or with cu_seqlens_q (T, H, D), bfloat16 or float16, D of 64, 96, 128, 192 and 256: the last
+            Sq queries of each sequence, Sq from 1 on. As fast as one are those whose Sq * H / Hk is up to 64.
         k_cache, v_cache: pages (N, page, Hk, D) and (N, page, Hk, Dv) of any size from 1 on, which block_table names;
-            without one (B, S, Hk, D), a row for each sequence. As q; H is a multiple of Hk. The last dimension is
-            contiguous; base and other strides are multiples of 16 bytes: caches of heads first, and K and V between
-            each other, go in as views.
+            without one (B, S, Hk, D), a row for each sequence. As q, or float8_e4m3fn; H is a multiple of Hk. The last
+            dimension is contiguous; base and other strides are multiples of 16 bytes: caches of heads first, and K and
+            V between each other, go in as views.
         cache_seqlens: (B,) int32: keys of each sequence, those of its queries among them; 0: none.
         block_table: (B, n) int32: the pages of each sequence. Keys of a page -1 are skipped.
+        k_descale, v_descale: float32, of float8 caches: what their numbers are multiplied by, 0 or more. (Hk,), (B,
+            Hk), or of each slot and head (N, page, Hk), without a table (B, S, Hk); of any strides. Both or none.
         softmax_scale: above 0; 1 / sqrt(D) where not given.
         causal: query i of a sequence of L keys sees the keys up to L - Sq + i. The same as a right of 0.
         window_size: (left, right): it sees those from L - Sq + i - left to L - Sq + i + right. None or -1: no limit.
@@ -36,26 +40,34 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
         sinks: (H,), bf16, fp16 or fp32: for each head the logit of one more key, whose value is 0.
         plan: of ``tkq.plan_decode`` for such a call and these lengths; the call uses counters in it, so that calls
             with one plan follow each other on a stream. None: planned here, by a launch more.
+        cu_seqlens_q: (B + 1,) int32, rising from 0: sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b + 1]
+            of q, from none to all of its keys (chunked prefill), causal. Rows that no sequence has are not read, and
+            those of the results are not written.
         batch_invariant: a sequence's result is the same, bit for bit, whatever else is in the batch: its keys are split
             at multiples of 1024. A plan has to be made likewise.
         return_lse: also return the log-sum-exp of each row's scaled scores, the sink among them.
         out: where o is written.
 
     Returns:
-        o (B, Sq, H, Dv), contiguous, of q's dtype, or out; with return_lse the pair (o, lse), lse (B, H, Sq) float32,
-        natural logarithm. The same bits in every run. A row that sees no key has o = 0 and lse = -inf, or the sink.
+        o (B, Sq, H, Dv) or (T, H, Dv), contiguous, of q's dtype, or out; with return_lse the pair (o, lse), lse (B, H,
+        Sq) or (H, T) float32, natural logarithm. The same bits in every run. A row that sees no key has o = 0 and lse =
+        -inf, or the sink.
 
     Raises:
-        TypeError: q, k_cache, v_cache or out is no dense tensor of bf16 or fp16; cache_seqlens, block_table or plan is
-            no dense tensor of int32; softmax_scale or softcap is no number; causal, batch_invariant or return_lse is no
-            bool; window_size is no pair of ints and None; sinks is no dense tensor of bf16, fp16 or fp32; dtypes that
-            do not go together.
+        TypeError: q or out is no dense tensor of bf16 or fp16; k_cache or v_cache is no dense tensor of bf16, fp16 or
+            e4m3; cache_seqlens, block_table, plan or cu_seqlens_q is no dense tensor of int32; k_descale or v_descale
+            is no dense tensor of fp32; softmax_scale or softcap is no number; causal, batch_invariant or return_lse is
+            no bool; window_size is no pair of ints and None; sinks is no dense tensor of bf16, fp16 or fp32; dtypes
+            that do not go together.
         ValueError: softmax_scale is not above 0; window_size has a number outside -1 to 2^30 - 1; softcap is below 0; a
-            number that is not finite in float32; shapes that do not go together, devices that differ, strides or a base
-            that are no multiple of 16 bytes.
-        NotImplementedError: a head_dim that is not supported; a tensor that requires a gradient, with gradients
-            enabled: there is none.
+            number that is not finite in float32; shapes that do not go together, scales without a float8 cache or
+            without each other, devices that differ, strides or a base that are no multiple of 16 bytes.
+        NotImplementedError: cu_seqlens_q where not causal; a head_dim that is not supported; a tensor that requires a
+            gradient, with gradients enabled: there is none.
         RuntimeError: a GPU other than Hopper; an out made under torch.inference_mode that is written to outside.
+
+    Float8 is widened to float16, which has all its numbers, on the way to products with q in float16, whose rows are
+    scaled to it by powers of two: nothing else is rounded.
 
     Lengths and pages are looked at on the GPU alone: nothing waits, and a CUDA graph may be replayed with others, if
     the plan is made anew in it. Under torch.autocast q and the caches are cast: caches of another type at every call.
@@ -77,8 +89,8 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
         o = tkq.flash_attn_with_kvcache(q, **cache, plan=plan)  # (2, 1, 8, 128) bfloat16
     """
     traced = ops.traced()
-    given = (q, k_cache, v_cache, cache_seqlens, block_table, sinks, plan, causal, softmax_scale, window_size, softcap,
-             batch_invariant, return_lse, out)
+    given = (q, k_cache, v_cache, cache_seqlens, block_table, sinks, plan, k_descale, v_descale, cu_seqlens_q, causal,
+             softmax_scale, window_size, softcap, batch_invariant, return_lse, out)
     if not traced and plan is not None and not check.made_in_inference(out):
         found = _calls.take(*given)
         if found is not None:
@@ -90,11 +102,13 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
     left, right = limits(window_size)
     softmax_scale, softcap = numbers(softmax_scale, softcap)
     options = Options(causal, softmax_scale, left, right, softcap, batch_invariant, return_lse)
-    call = Call(q, k_cache, v_cache, cache_seqlens, block_table, sinks, plan)
+    call = Call(q, k_cache, v_cache, cache_seqlens, block_table, sinks, plan, k_descale, v_descale, cu_seqlens_q)
+    only_causal(call, options)
     if ops.direct(*call, out):
         o, lse = _run(call, options, out, given) if q.is_cuda else _run_cpu(call, options, out)
     else:
-        check.refuse_gradient(OP, q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks, out=out)
+        check.refuse_gradient(OP, q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks, k_descale=k_descale,
+                              v_descale=v_descale, out=out)
         check_call(call, out)  # the dispatcher's words name no argument
         o, lse = _op(*call, *options)
         o = o if out is None else out.copy_(o)
@@ -124,7 +138,7 @@ def _run_cpu(call, options, out=None):
     o, lse = _results(call, options)
     o = o if out is None else out
     if not o.is_meta:  # which has no numbers to look at
-        found = reference.flash_attn_with_kvcache(*call[:6], *options[:5])
+        found = reference.flash_attn_with_kvcache(*call[:6], *options[:5], *call[7:])
         o.copy_(found[0])
         if options.return_lse:
             lse.copy_(found[1])
@@ -132,29 +146,31 @@ def _run_cpu(call, options, out=None):
 
 
 def _results(call, options):
-    (B, Sq, H, _), q = call.q.shape, call.q
-    return (q.new_empty(B, Sq, H, call.v_cache.shape[3]),
-            q.new_empty((B, H, Sq) if options.return_lse else 0, dtype=torch.float32))
+    (*batch, rows, H, _), q = call.q.shape, call.q
+    return (q.new_empty(*batch, rows, H, call.v_cache.shape[3]),
+            q.new_empty((*batch, H, rows) if options.return_lse else 0, dtype=torch.float32))
 
 
 def _looked_at(given):
-    options = Options(*given[7:])
+    options = Options(*given[len(Call._fields):])
     flags(options.causal, options.batch_invariant, options.return_lse)
     limits((options.left, options.right))
     numbers(options.softmax_scale, options.softcap)
-    return Call(*given[:7]), options
+    only_causal(Call(*given[:len(Call._fields)]), options)
+    return Call(*given[:len(Call._fields)]), options
 
 
 def _cuda_op(q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor, block_table: Optional[Tensor],
-             sinks: Optional[Tensor], plan: Optional[Tensor], causal: bool, softmax_scale: Optional[float], left: int,
-             right: int, softcap: float, batch_invariant: bool, return_lse: bool) -> tuple[Tensor, Tensor]:
-    o, lse = _run(*_looked_at((q, k_cache, v_cache, cache_seqlens, block_table, sinks, plan, causal, softmax_scale,
-                               left, right, softcap, batch_invariant, return_lse)))
+             sinks: Optional[Tensor], plan: Optional[Tensor], k_descale: Optional[Tensor], v_descale: Optional[Tensor],
+             cu_seqlens_q: Optional[Tensor], causal: bool, softmax_scale: Optional[float], left: int, right: int,
+             softcap: float, batch_invariant: bool, return_lse: bool) -> tuple[Tensor, Tensor]:
+    o, lse = _run(*_looked_at((q, k_cache, v_cache, cache_seqlens, block_table, sinks, plan, k_descale, v_descale,
+                               cu_seqlens_q, causal, softmax_scale, left, right, softcap, batch_invariant, return_lse)))
     return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
 def _fake(*given):
-    call, options = Call(*given[:7]), Options(*given[7:])
+    call, options = Call(*given[:len(Call._fields)]), Options(*given[len(Call._fields):])
     check_call(call)
     return _results(call, options)
 

@@ -27,7 +27,7 @@ class Output:
             if regs.fault[0] != 0:
                 norm = Float32.nan
             found = Float32(-INF) if norm == Float32(0.0) else top + cute.math.log2(norm, fastmath=True)
-            inverse = Float32(0.0) if norm == Float32(0.0) else cute.arch.rcp_approx(norm)
+            inverse = Float32(0.0) if norm == Float32(0.0) else cute.arch.rcp_approx(norm) * self.of_v(regs)
             if const_expr(self.spec.sinks is not None):
                 weight, both = self.with_sink(g, s, tk.first_row() + 8 * r, found)
                 inverse = cutlass.select_(whole, inverse * weight, inverse)
@@ -42,6 +42,10 @@ class Output:
             if self.arrive(g, smem.ticket, s) == s.splits - 1:
                 self.merge(g, s)
 
+    def of_v(self, regs):
+        """What O is multiplied by, of float8 values."""
+        return Float32(1.0) if regs.of_v is None else regs.of_v[0]
+
     @cute.jit
     def arrive(self, g, shared, s):
         """How many splits of the task came before; who is last sees their results."""
@@ -54,7 +58,7 @@ class Output:
 
     def with_sink(self, g, s, row, lse):
         """(factor of O, log-sum-exp) with one more logit; all base 2. row: of the tile."""
-        row = cutlass.min(s.tile * ROWS + row, g.queries * g.group - 1)
+        row = cutlass.max(cutlass.min(s.tile * ROWS + row, s.queries * g.group - 1), 0)
         sink = Float32(g.sinks[s.head * g.group + row % g.group]) * tk.LOG2E
         top = cute.arch.fmax(lse, sink)
         top = cutlass.select_(top == -INF, Float32(0.0), top)
@@ -65,20 +69,20 @@ class Output:
 
     @cute.jit
     def whole(self, g, regs, lse, s):
-        tk.store_narrow(rows_of(g.o, g, s), regs.o, s.tile * ROWS, g.queries * g.group)
+        tk.store_narrow(rows_of(g.o, g, s), regs.o, s.tile * ROWS, s.queries * g.group)
         if const_expr(self.spec.lse):
             tk.mul(lse, lse, tk.LN2)
             batch, head, query = g.lse.stride
-            at = g.lse.iterator + Int64(s.batch) * batch + Int64(s.head * g.group) * head
+            at = g.lse.iterator + Int64(s.place) * batch + Int64(s.head * g.group) * head + Int64(s.row) * query
             rows = cute.make_tensor(at, cute.make_layout(((g.group, g.queries),), stride=((head, query),)))
-            tk.store_rows(rows, lse, s.tile * ROWS, g.queries * g.group)
+            tk.store_rows(rows, lse, s.tile * ROWS, s.queries * g.group)
 
     @cute.jit
     def part(self, g, regs, lse, s, slot):
         """A split's result into its slot, in fp32."""
         rows = g.partial.shape[1]
         view = regs.o.rows_view
-        here = cutlass.min(rows, g.queries * g.group - s.tile * ROWS)
+        here = cutlass.min(rows, s.queries * g.group - s.tile * ROWS)
         for r in cutlass.range_constexpr(2):
             row = tk.first_row() + 8 * r
             if row < here:
@@ -96,7 +100,7 @@ class Output:
     def merge(self, g, s):
         """All splits of a task, in the order of the keys: four columns of a row to a thread."""
         rows, fours, out = g.partial.shape[1], self.dv // 4, g.lse
-        here = cutlass.min(rows, g.queries * g.group - s.tile * ROWS)
+        here = cutlass.min(rows, s.queries * g.group - s.tile * ROWS)
         for item in cutlass.range(tk.thread_in_warpgroup(), here * fours, tk.WARPGROUP, unroll=1):
             row, column = item // fours, item % fours * 4
             sums = cute.make_rmem_tensor((6,), Float32)  # of four columns, the norm, the largest log-sum-exp
@@ -114,7 +118,7 @@ class Output:
             if const_expr(self.spec.lse):
                 if column == 0:
                     at = s.tile * ROWS + row
-                    out[s.batch, s.head * g.group + at % g.group, at // g.group] = lse * tk.LN2
+                    out[s.place, s.head * g.group + at % g.group, s.row + at // g.group] = lse * tk.LN2
 
     def add(self, g, s, first, place, sums):
         """Some splits' parts of four columns: all loads first. Behind the last split its part counts for nothing."""
@@ -157,9 +161,10 @@ class Output:
     def refuse(self, g):
         """A plan of another call: all results are NaN, and the plan says so."""
         me, blocks = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
-        heads, o, lse, plan = g.o.shape[2], g.o, g.lse, g.plan
-        for row in cutlass.range(me, g.batch * g.queries * heads, blocks, unroll=1):
-            b, q, h = row // (g.queries * heads), row // heads % g.queries, row % heads
+        o, lse, plan = g.o, g.lse, g.plan
+        batch, queries, heads, _ = o.shape
+        for row in cutlass.range(me, batch * queries * heads, blocks, unroll=1):
+            b, q, h = row // (queries * heads), row // heads % queries, row % heads
             for column in cutlass.range(tk.thread_in_warpgroup(), self.dv, tk.WARPGROUP, unroll=1):
                 o[b, q, h, column] = self.dtype(Float32.nan)
             if const_expr(self.spec.lse):
@@ -171,5 +176,5 @@ class Output:
 def rows_of(x, g, s):
     """(packed rows, columns) of a sequence and a K/V head of x (B, Sq, H, D)."""
     batch, query, head, _ = x.stride
-    at = (x.iterator + (Int64(s.batch) * batch + Int64(s.head * g.group) * head)).align(16)
+    at = (x.iterator + (Int64(s.place) * batch + Int64(s.row) * query + Int64(s.head * g.group) * head)).align(16)
     return cute.make_tensor(at, cute.make_layout(((g.group, g.queries), x.shape[3]), stride=((head, query), 1)))

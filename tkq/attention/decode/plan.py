@@ -5,6 +5,7 @@ from .config import DecodeConfig
 from .spec import DecodeSpec
 
 ROWS = 64  # of a tile of packed queries
+FEW = 8  # packed queries that are one row of each thread of a warp
 OVERHEAD = 256  # keys that beginning a task costs as much time as
 LEAST = 64  # keys of a part, at least: one block
 FIXED_KEYS = 1024  # of a split that does not depend on what else is in the batch
@@ -30,8 +31,21 @@ def plan(spec: DecodeSpec) -> DecodeConfig:
     """As many stages as fit."""
     keys, blocks = key_block(spec.head_dim, spec.head_dim_v), blocks_of_sm(spec.head_dim, spec.head_dim_v)
     k, v = padded(spec.head_dim), padded(spec.head_dim_v)
+    if spec.cache:
+        return _of_float8(spec, keys, blocks, (k, v))
     stages = (SHARED // blocks - ROWS * k * 2) // ((k + v) * keys * 2)
     return DecodeConfig(keys, stages, (56, 200) if blocks == 2 else (120, 240), blocks)
+
+
+def _of_float8(spec: DecodeSpec, keys: int, blocks: int, columns: tuple) -> DecodeConfig:
+    """Producers have rows in registers, and so have consumers q where registers are left: reading it for every product
+    takes as long as reading K."""
+    by_token = spec.scales == "token"
+    held = blocks == 2 and not by_token and not spec.ragged
+    stage = sum(columns) * keys * 2 + ((2 * keys + 4) * 4 if by_token else 0)
+    stages = (SHARED // blocks - (0 if held else ROWS * columns[0] * 2)) // stage
+    registers = (168, 240) if blocks == 1 else (88, 168) if by_token and keys == 64 else (80, 176)
+    return DecodeConfig(keys, stages, registers, blocks, q_in_registers=held, prefetch=True)
 
 
 def row_tiles(queries: int, group: int) -> int:

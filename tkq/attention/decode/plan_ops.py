@@ -4,36 +4,40 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from tkq.attention.decode import launch, words
+from tkq.attention.decode import launch
 from tkq.attention.decode.check import PLAN, plan_flag, plan_limits, plan_numbers, plan_tensors, tasks
-from tkq.attention.decode.launch import Planned
-from tkq.attention.decode.plan import blocks_of_sm, key_block
+from tkq.attention.decode.planned import Planned
 from tkq.reference import decode as reference
 from tkq.runtime.call import check, ops
 
 
 def plan_decode(cache_seqlens: Tensor, num_heads_q: int, num_heads_kv: int, head_dim: int, *,
                 head_dim_v: Optional[int] = None, max_seqlen_q: int = 1, window_size=(None, None),
-                batch_invariant: bool = False, out: Optional[Tensor] = None) -> Tensor:
+                batch_invariant: bool = False, cu_seqlens_q: Optional[Tensor] = None, total_q: Optional[int] = None,
+                out: Optional[Tensor] = None) -> Tensor:
     """How ``flash_attn_with_kvcache`` divides its work among the SMs, from the lengths as they are on the GPU. One
-    launch; made once a step, it serves all layers.
+    launch, of ragged queries two; made once a step, it serves all layers.
 
     Args:
         cache_seqlens: (B,) int32: keys of each sequence.
         num_heads_q, num_heads_kv, head_dim, head_dim_v: of the call; Dv is D where not given.
         max_seqlen_q: the call's Sq.
         window_size, batch_invariant: as in the call; of the window the left side counts.
+        cu_seqlens_q, total_q: of a call with ragged queries: where those of each sequence begin, (B + 1,) int32, and
+            how many rows q has. max_seqlen_q has no part then.
         out: a plan of the same sizes to be made anew, in a CUDA graph for example.
 
     Returns:
         An int32 tensor whose size follows from the sizes of the call alone, or out.
 
     Raises:
-        TypeError: cache_seqlens or out is no dense tensor of int32; num_heads_q, num_heads_kv, head_dim, head_dim_v or
-            max_seqlen_q is no int; window_size is no pair of ints and None; batch_invariant is no bool.
+        TypeError: cache_seqlens, cu_seqlens_q or out is no dense tensor of int32; num_heads_q, num_heads_kv, head_dim,
+            head_dim_v, max_seqlen_q or total_q is no int; window_size is no pair of ints and None; batch_invariant is
+            no bool.
         ValueError: num_heads_q, num_heads_kv, head_dim, head_dim_v or max_seqlen_q is outside 1 to 2^31 - 1;
-            window_size has a number outside -1 to 2^30 - 1; num_heads_q is no multiple of num_heads_kv; an out of
-            another size or device.
+            window_size has a number outside -1 to 2^30 - 1; total_q is outside 0 to 2^31 - 1; num_heads_q is no
+            multiple of num_heads_kv; one of cu_seqlens_q and total_q without the other; a tensor of another size or
+            device.
         NotImplementedError: more than 2^24 tasks (sequences, K/V heads and tiles of 64 rows).
         RuntimeError: a GPU other than Hopper; an out made under torch.inference_mode that is written to outside.
 
@@ -44,61 +48,67 @@ def plan_decode(cache_seqlens: Tensor, num_heads_q: int, num_heads_kv: int, head
         lengths += 1
         tkq.plan_decode(lengths, 8, 2, 128, out=plan)  # of the next step
     """
-    heads_q, heads_kv, head_dim, head_dim_v, queries = plan_numbers(num_heads_q, num_heads_kv, head_dim, head_dim_v,
-                                                                    max_seqlen_q)
-    left, _ = plan_limits(window_size)
-    of = Planned(heads_q, heads_kv, key_block(head_dim, head_dim_v or head_dim), queries, left,
-                 plan_flag(batch_invariant), blocks_of_sm(head_dim, head_dim_v or head_dim))
-    if ops.direct(cache_seqlens, out):
-        return (_run if cache_seqlens.is_cuda else _run_cpu)(cache_seqlens, of, out)
-    _look(cache_seqlens, of, out)
-    found = _op(cache_seqlens, *of)
+    heads_q, heads_kv, head_dim, head_dim_v, queries, total = plan_numbers(
+        num_heads_q, num_heads_kv, head_dim, head_dim_v, max_seqlen_q, total_q)
+    if (cu_seqlens_q is None) != (total is None):
+        raise ValueError(f"{PLAN}: {'total_q' if total is None else 'cu_seqlens_q'} is None; cu_seqlens_q and total_q "
+                         "go together")
+    if heads_q % heads_kv:
+        raise ValueError(f"{PLAN}: num_heads_q is {heads_q}, allowed are multiples of num_heads_kv, {heads_kv}")
+    given, ragged = (plan_limits(window_size)[0], plan_flag(batch_invariant)), cu_seqlens_q is not None
+    of = Planned.made((head_dim, head_dim_v or head_dim), (heads_q, heads_kv), (total,) if ragged else (0, queries),
+                      ragged, given)
+    if ops.direct(cache_seqlens, cu_seqlens_q, out):
+        return (_run if cache_seqlens.is_cuda else _run_cpu)(cache_seqlens, cu_seqlens_q, of, out)
+    _look(cache_seqlens, cu_seqlens_q, of, out)
+    found = _op(cache_seqlens, cu_seqlens_q, *of)
     return found if out is None else out.copy_(found)
 
 
-def _look(seqlens, of, out=None):
-    plan_tensors(seqlens, out)
+def _look(seqlens, cu, of, out=None):
+    plan_tensors(seqlens, cu, out)
     check.rank(f"{PLAN}: cache_seqlens", seqlens, 1)
-    if of.heads_q % of.heads_kv:
-        raise ValueError(f"{PLAN}: num_heads_q is {of.heads_q}, allowed are multiples of num_heads_kv, {of.heads_kv}")
-    tasks(PLAN, seqlens.shape[0], of.heads_kv, of.queries, of.group)
+    if cu is not None:
+        check.shape(f"{PLAN}: cu_seqlens_q", cu, (seqlens.shape[0] + 1,))
+        check.same_device(cache_seqlens=seqlens, cu_seqlens_q=cu)
+    tasks(PLAN, of.batch(seqlens.shape[0]), of)
     if out is not None:
         check.same_device(cache_seqlens=seqlens, out=out)
-        check.shape(f"{PLAN}: out", out, (words.size(seqlens.shape[0], of.heads_kv, of.tiles),))
+        check.shape(f"{PLAN}: out", out, (of.words(seqlens.shape[0]),))
         check.last_dim_contiguous(f"{PLAN}: out", out)
 
 
-def _run(seqlens, of, out=None):
-    _look(seqlens, of, out)
+def _run(seqlens, cu, of, out=None):
+    _look(seqlens, cu, of, out)
     if out is not None:
         check.refuse_inference(PLAN, out=out)
-    made = launch.make_plan(seqlens, of, out)
+    made = launch.make_plan(seqlens, of, out, cu)
     if out is not None and not out.is_inference():
         torch.autograd.graph.increment_version(out)
     return made
 
 
-def _run_cpu(seqlens, of, out=None):
-    _look(seqlens, of, out)
-    made = _fake(seqlens, *of) if out is None else out
+def _run_cpu(seqlens, cu, of, out=None):
+    _look(seqlens, cu, of, out)
+    made = _fake(seqlens, cu, *of) if out is None else out
     if not made.is_meta:
-        made.copy_(reference.plan_decode(seqlens, of.sizes(seqlens.shape[0], 132)))
+        made.copy_(reference.plan_decode(seqlens, cu, of, 132))
     return made
 
 
-def _cuda_op(cache_seqlens: Tensor, heads_q: int, heads_kv: int, keys: int, queries: int, left: int,
-             fixed: bool, blocks: int) -> Tensor:
-    return _run(cache_seqlens, Planned(heads_q, heads_kv, keys, queries, left, fixed, blocks))
+def _cuda_op(cache_seqlens: Tensor, cu_seqlens_q: Optional[Tensor], heads_q: int, heads_kv: int, keys: int,
+             queries: int, left: int, fixed: bool, blocks: int, total: int) -> Tensor:
+    return _run(cache_seqlens, cu_seqlens_q, Planned(heads_q, heads_kv, keys, queries, left, fixed, blocks, total))
 
 
-def _cpu_op(cache_seqlens, *of):
-    return _run_cpu(cache_seqlens, Planned(*of))
+def _cpu_op(cache_seqlens, cu_seqlens_q, *of):
+    return _run_cpu(cache_seqlens, cu_seqlens_q, Planned(*of))
 
 
-def _fake(cache_seqlens, *of):
+def _fake(cache_seqlens, cu_seqlens_q, *of):
     of = Planned(*of)
-    _look(cache_seqlens, of)
-    return cache_seqlens.new_empty(words.size(cache_seqlens.shape[0], of.heads_kv, of.tiles))
+    _look(cache_seqlens, cu_seqlens_q, of)
+    return cache_seqlens.new_empty(of.words(cache_seqlens.shape[0]))
 
 
 _op = ops.torch_op(PLAN, cuda=_cuda_op, cpu=_cpu_op, fake=_fake)

@@ -1,11 +1,11 @@
 """The four producer warps: they find the rows of K and V, and copy them into shared memory."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, const_expr
+from cutlass import Int32, Int64
 
 import tkq.tile as tk
-from tkq.attention.decode import words
 from tkq.attention.decode.copies import copy16
+from tkq.attention.decode.pages import Pages
 from tkq.attention.decode.plan import padded
 from tkq.attention.decode.walk import END, Walk, X
 
@@ -21,7 +21,7 @@ class Producer:
     rows of K are there the consumers read from ``smem.there``, whose words are written before the tile is announced."""
 
     def __init__(self, spec, config):
-        self.spec, self.config, self.walk = spec, config, Walk(spec)
+        self.spec, self.config, self.walk, self.pages = spec, config, Walk(spec), Pages(spec, config)
 
     @cute.jit
     def run(self, g, smem):
@@ -30,19 +30,19 @@ class Producer:
         while at[X] < at[END]:
             s = self.walk.segment(g, at)
             if s.first < s.end:
-                page, row, seen = self.find(g, s, s.first)
+                page, row, seen = self.pages.find(g, s, s.first)
                 for block in cutlass.range(s.first, s.end, unroll=1):
-                    there, fault = self.judge(g, page, seen)
-                    k, v = self.address(g.k, s, page, row, there), self.address(g.v, s, page, row, there)
+                    there, fault = self.pages.judge(g, page, seen)
+                    k, v = self.pages.address(g.k, s, page, row, there), self.pages.address(g.v, s, page, row, there)
                     now = cute.arch.vote_ballot_sync(there)
-                    page, row, seen = self.find(g, s, block + 1)
+                    page, row, seen = self.pages.find(g, s, block + 1)
                     self.load_k(g, smem, k_ring, k, (now, fault))
                     self.load_v(smem, v_ring, v)
             self.walk.advance(g, at, s)
 
     def load_k(self, g, smem, ring, address, found):
         smem.k_pipe.acquire_empty(ring)
-        self.tell(g, smem, ring.stage, *found)
+        self.pages.tell(g, smem, ring.stage, *found)
         self.tile(smem.k, ring.stage, address, self.spec.head_dim)
         self.done(smem.k_pipe, ring)
 
@@ -50,49 +50,6 @@ class Producer:
         smem.v_pipe.acquire_empty(ring)
         self.tile(smem.v, ring.stage, address, self.spec.head_dim_v)
         self.done(smem.v_pipe, ring)
-
-    @cute.jit
-    def find(self, g, s, block):
-        """(page, row of the page, has the sequence such a key?) of this lane's row. The page is first looked at a block
-        later: nothing waits for it here."""
-        lane, key = tk.lane_id(), self.key(block)
-        seen = (lane < self.config.rows_per_warp) & (key < s.length)
-        page = s.batch
-        row = key
-        if const_expr(self.spec.paged):
-            page = key // g.page_size
-            row = key - page * g.page_size
-            if seen:
-                page = g.table[s.batch, page]
-        return page, row, seen
-
-    def judge(self, g, page, seen):
-        """(is the row there?, does its table lie?)"""
-        if not self.spec.paged:
-            return seen, cutlass.Boolean(False)
-        there = seen & (page >= 0) & (page < g.k.shape[0])
-        bad = seen & ((page < -1) | (page >= g.k.shape[0]))
-        return there, bad
-
-    def key(self, block):
-        return block * self.config.keys + tk.warp_id() % 4 * self.config.rows_per_warp + tk.lane_id()
-
-    def address(self, cache, s, page, row, there):
-        """Of the row's first element; 0: not there."""
-        page_step, row_step, head_step, _ = cache.stride
-        elements = Int64(page) * Int64(page_step) + Int64(row) * Int64(row_step) + Int64(s.head) * Int64(head_step)
-        return cutlass.select_(there, cache.iterator.toint() + elements * 2, Int64(0))
-
-    @cute.jit
-    def tell(self, g, smem, stage, there, bad):
-        """Which of the warp's rows are there, and whether a page of them cannot be."""
-        fault, warp = cute.arch.vote_any_sync(bad), tk.warp_id() % 4
-        rows, faults, plan = smem.there, smem.bad, g.plan
-        if tk.lane_id() == 0:
-            rows[warp, stage] = there
-            faults[warp, stage] = Int32(fault)
-            if fault:
-                plan[words.BAD_PAGE] = Int32(1)
 
     def tile(self, tile, stage, address, columns):
         """The warp's rows of a tile, swizzled as TMA would write them."""

@@ -12,6 +12,11 @@ class Operands(NamedTuple):
     """Beside q (B, Sq, H, D). k, v: (pages, page, Hk, D or Dv), or (B, S, Hk, D or Dv) without a table (B, pages of a
     sequence). seqlens (B,). plan: see `words`. o (B, Sq, H, Dv), lse (B, H, Sq), sinks (H,).
 
+    cu (B + 1,): of ragged queries, where each sequence's begin; q, o and lse are of one batch then.
+
+    k_descale, v_descale: of float8, (Hk,), (B, Hk), or for each slot of a cache and head (pages, page,
+    Hk).
+
     partial (slots, rows, Dv) and partial_lse (slots, rows): of tasks that several blocks share."""
 
     k: cute.Tensor
@@ -24,11 +29,14 @@ class Operands(NamedTuple):
     sinks: Optional[cute.Tensor]
     partial: cute.Tensor
     partial_lse: cute.Tensor
+    k_descale: Optional[cute.Tensor]
+    v_descale: Optional[cute.Tensor]
+    cu: Optional[cute.Tensor]
 
 
 class Scalars(NamedTuple):
     """scale: of scores. softcap: 0 without. left, right: keys beside its own that a query sees, -1: all. split: blocks
-    of a fixed split, or 0. parts: blocks of threads."""
+    of a fixed split, or 0. parts: blocks of threads. batch: of ragged queries, tiles that the plan lists."""
 
     scale: Float32
     softcap: Float32
@@ -36,6 +44,7 @@ class Scalars(NamedTuple):
     right: Int32
     split: Int32
     parts: Int32
+    batch: Int32
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,9 @@ class Globals:
     sinks: Optional[cute.Tensor]
     partial: cute.Tensor
     partial_lse: cute.Tensor
+    k_descale: Optional[cute.Tensor]
+    v_descale: Optional[cute.Tensor]
+    cu: Optional[cute.Tensor]
     scale: Float32  # times log2(e); of a softcap, the cap's
     cap: Optional[Float32]
     left: Int32
@@ -59,7 +71,7 @@ class Globals:
     batch: Int32
     heads_kv: Int32
     group: Int32
-    queries: Int32
+    queries: Int32  # of each sequence; of ragged ones, of a tile
     tiles: Int32
     page_size: Int32
     capacity: Int32
@@ -68,7 +80,7 @@ class Globals:
 
 @dataclass(frozen=True)
 class Shared:
-    q: tk.SharedTile
+    q: Optional[tk.SharedTile]
     k: tk.SharedTile
     v: tk.SharedTile
     there: cute.Tensor  # (4, stages): one bit for each of a producer warp's rows
@@ -76,12 +88,16 @@ class Shared:
     ticket: cute.Tensor  # (1, 1)
     k_pipe: tk.Pipe
     v_pipe: tk.Pipe
+    scales: Optional[cute.Tensor]  # (2 * keys + 4, stages) of K's rows, V's, each warp's largest of V
 
 
 @dataclass(frozen=True)
 class State:
     """A consumer's registers. first, end: of the keys that its two rows see, and
-    between which all rows see all. fault: is the result NaN?"""
+    between which all rows see all. fault: is the result NaN?
+
+    Of float8 caches. q: where it is not in shared memory. scale: what a row's scores are multiplied by. of_v: (1,),
+    what O is multiplied by. moved (1,): of few rows, is O in another unit than before?"""
 
     s: tk.RegTile
     p: tk.RegTile
@@ -95,3 +111,7 @@ class State:
     fault: Any
     k: tk.Ring
     v: tk.Ring
+    q: Optional[tk.RegTile] = None
+    scale: Optional[tk.RowVec] = None
+    of_v: Any = None
+    moved: Any = None

@@ -16,7 +16,10 @@ class Segment(NamedTuple):
 
     length: of the sequence, 0 where it is not in the cache. inside: is it? split: the segment's number among the task's
     ``splits``. begin: slot of the task's first split; others: of its second. task: the number of its counter. position:
-    where the work behind it begins. last: does the task end with it?"""
+    where the work behind it begins. last: does the task end with it?
+
+    source: row of the table; place, row: of q, where the first of its ``queries`` is. Of ragged queries a tile is a
+    sequence of the plan, and ``batch`` is its number."""
 
     batch: Int32
     head: Int32
@@ -32,6 +35,10 @@ class Segment(NamedTuple):
     task: Int32
     position: Int32
     last: cutlass.Boolean
+    source: Int32
+    place: Int32
+    row: Int32
+    queries: Int32
 
 
 class Walk:
@@ -44,7 +51,7 @@ class Walk:
     STEP = 2  # slots from a task's second split to its third: each part has two slots, for its first and its last task
 
     def __init__(self, spec):
-        self.fixed = spec.fixed_splits
+        self.fixed, self.ragged = spec.fixed_splits, spec.ragged
 
     @cute.jit
     def begin(self, g):
@@ -96,9 +103,21 @@ class Walk:
         # Of a sequence that is not in the cache the first split alone writes, without a look at any key.
         last = cutlass.select_(inside, last, cutlass.select_(first == 0, cutlass.min(last, 1), first))
         splits = cutlass.select_(inside, splits, Int32(1))
+        source, place, row, queries = self.queries(g, batch)
         return Segment(batch, task // g.tiles, task % g.tiles, first_key + first, first_key + last,
                        cutlass.select_(inside, length, Int32(0)), inside, split, splits, begin, others, number, stop,
-                       stop == start + weight)
+                       stop == start + weight, source, place, row, queries)
+
+    def queries(self, g, batch):
+        """(row of the table, where in q, first query, how many) of a sequence of the plan: none where the list has what
+        the call has not."""
+        if not self.ragged:
+            return batch, batch, Int32(0), g.queries
+        at = words.listed(g.batch, g.heads_kv, g.tiles) + words.LISTED * batch
+        source, row, queries = (g.plan[at + i] for i in range(words.LISTED))
+        fine = (source >= 0) & (source < g.seqlens.shape[0]) & (row >= 0) & (queries >= 0) & (
+            queries <= g.queries) & (row <= g.q.shape[1] - queries)
+        return [cutlass.select_(fine, x, Int32(0)) for x in (source, Int32(0), row, queries)]
 
     def most_splits(self, g):
         """Slots of each task, with fixed splits: as many as the cache's capacity asks for."""

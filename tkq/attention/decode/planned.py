@@ -1,0 +1,67 @@
+"""What a plan is made for, and how many words it has."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tkq.attention.decode import words
+from tkq.attention.decode.plan import FIXED_KEYS, LEAST, OVERHEAD, ROWS, blocks_of_sm, key_block, row_tiles
+
+
+class Planned(NamedTuple):
+    """What a plan is made for. left: -1 without a limit. keys: of a block of keys. blocks: of
+    threads on an SM. total: rows of ragged queries, whose tiles have ``queries``; -1 where all
+    sequences have as many."""
+
+    heads_q: int
+    heads_kv: int
+    keys: int
+    queries: int = 1
+    left: int = -1
+    fixed: bool = False
+    blocks: int = 1
+    total: int = -1
+
+    @classmethod
+    def of(cls, call, options=None) -> Planned:
+        """Of a call's tensors and options."""
+        q, k, v = call[:3]
+        dims, heads = (q.shape[-1], v.shape[3]), (q.shape[-2], k.shape[2])
+        given = () if options is None else (options.left, options.batch_invariant)
+        return cls.made(dims, heads, q.shape[:-2], call.cu_seqlens_q is not None, given)
+
+    @classmethod
+    def made(cls, dims, heads, places, ragged, given=()) -> Planned:
+        """dims: D, Dv. heads: of q and of K/V. places: sequences and queries of each, or ragged queries in all. given:
+        left and fixed."""
+        queries = max(1, ROWS // (heads[0] // heads[1])) if ragged else places[1]
+        left, fixed = given or (-1, False)
+        return cls(*heads, key_block(*dims), queries, left, fixed, blocks_of_sm(*dims), places[0] if ragged else -1)
+
+    @property
+    def group(self) -> int:
+        return self.heads_q // self.heads_kv
+
+    @property
+    def tiles(self) -> int:
+        return row_tiles(self.queries, self.group)
+
+    @property
+    def split(self) -> int:
+        """Blocks of a fixed split; 0: positions are blocks."""
+        return FIXED_KEYS // self.keys if self.fixed else 0
+
+    def batch(self, sequences: int) -> int:
+        """Sequences of the plan: of ragged queries as many tiles as there may be."""
+        return sequences if self.total < 0 else self.total // self.queries + sequences
+
+    def words(self, sequences: int) -> int:
+        """Of the plan."""
+        batch = self.batch(sequences)
+        return words.size(batch, self.heads_kv, self.tiles) + (0 if self.total < 0 else words.LISTED * batch)
+
+    def sizes(self, batch: int, parts: int) -> tuple:
+        """`planner.Sizes`. A sequence has so few blocks at most that all positions are counted in 31 bits."""
+        most = ((1 << 31) - (1 << 16)) // max(1, batch * self.heads_kv * self.tiles) - OVERHEAD - 1
+        overhead, least = (-(-keys // self.keys) for keys in (OVERHEAD, LEAST))
+        return (self.heads_kv, self.group, self.queries, self.tiles, self.keys, self.left, self.split, parts, overhead,
+                1 if self.fixed else least, most)
