@@ -7,7 +7,8 @@ PAGES, EDGES, SHARED, FIXED, LIES = ((f"{TESTS}{name}",) for name in (
     "test_fixed_splits_do_not_depend_on_the_batch", "test_what_lies_gives_nan"))
 
 RUN = "given = q, operands, (scale, options.softcap or 1.0, options.left, right, of.split, parts, B)"
-SIZES = "return (self.heads_kv, self.group, self.queries, self.tiles, self.keys, self.left, self.split, parts, overhead,"
+SIZES = ("return (self.heads_kv, self.group, self.queries, self.tiles, self.keys, self.left, self.split, parts, "
+         "overhead,")
 FLOAT8 = "tests/gpu/attention/test_float8_cache.py::"
 FLOAT8_PAGES, TOKENS, BEYOND, APPEND = ((f"{FLOAT8}{name}",) for name in (
     "test_pages_of_float8", "test_scales_of_tokens_that_differ", "test_queries_beyond_float16",

@@ -88,8 +88,8 @@ MUTANTS = (
          ("tests/gpu/norms/test_norm_backward.py::test_mixed_types[fp32-fp32-fp32-rmsnorm]",))),
     *family(
         "rows", "tkq/tile/grid.py",
-        ("grid_waits_for_one_block_less", "_asm([Int64(counter), Uint32(blocks), _last(blocks)],",
-         "_asm([Int64(counter), Uint32(blocks) - Uint32(1), _last(blocks)],", NORM),
+        ("grid_waits_for_one_block_less", "ptx([Int64(counter), Uint32(blocks), _last(blocks)],",
+         "ptx([Int64(counter), Uint32(blocks) - Uint32(1), _last(blocks)],", NORM),
         ("grid_counter_not_back", "return Uint32(2 * Uint32(blocks) - 1)", "return Uint32(2 * Uint32(blocks))", NORM)),
     *family(
         "softmax", "tkq/softmax/forward.py",

@@ -18,6 +18,12 @@ def ptx(args, text, constraints, loc, ip, result=None, *, pure=False):
                            ip=ip)
 
 
+def ptx_several(args, text, constraints, loc, ip, results, *, pure=False):
+    """``ptx`` with several results, of these MLIR types: a list of them."""
+    found = ptx(args, text, constraints, loc, ip, llvm.StructType.get_literal(results), pure=pure)
+    return [llvm.extractvalue(kind, found, [i], loc=loc, ip=ip) for i, kind in enumerate(results)]
+
+
 def traced_block():
     """The MLIR block that instructions are being added to."""
     return ir.InsertionPoint.current.block

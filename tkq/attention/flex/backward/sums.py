@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
-from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import dsl_user_op
 
 import tkq.tile as tk
 from tkq.attention.flex.emit import Emitted, place_in, select
+from tkq.tile.assembly import ptx
 
 # Of a warp's tile in shared memory: its rows, the columns before it, a pitch by which no two rows' pairs meet in a bank
 ROWS, PAD, PITCH = 16, 16, 104
@@ -19,10 +19,8 @@ ROWS, PAD, PITCH = 16, 16, 104
 @dsl_user_op
 def add_if(condition, address, value, *, loc=None, ip=None):
     """fp32 added to global memory where the condition, an integer, is not 0: one instruction, no branch. Relaxed."""
-    operands = Int32(condition), Int64(address), Float32(value)
-    llvm.inline_asm(None, [x.ir_value(loc=loc, ip=ip) for x in operands],
-                    "{ .reg .pred p; setp.ne.s32 p, $0, 0; @p red.relaxed.gpu.global.add.f32 [$1], $2; }", "r,l,f",
-                    has_side_effects=True, is_align_stack=False, asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip)
+    ptx([Int32(condition), Int64(address), Float32(value)],
+        "{ .reg .pred p; setp.ne.s32 p, $0, 0; @p red.relaxed.gpu.global.add.f32 [$1], $2; }", "r,l,f", loc, ip)
 
 
 def flag(condition):
@@ -32,9 +30,7 @@ def flag(condition):
 @dsl_user_op
 def store_pair(address, a, b, *, loc=None, ip=None):
     """Two fp32 to shared memory, 8 bytes aligned."""
-    operands = Int32(address), Float32(a), Float32(b)
-    llvm.inline_asm(None, [x.ir_value(loc=loc, ip=ip) for x in operands], "st.shared.v2.f32 [$0], {$1, $2};", "r,f,f",
-                    has_side_effects=True, is_align_stack=False, asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip)
+    ptx([Int32(address), Float32(a), Float32(b)], "st.shared.v2.f32 [$0], {$1, $2};", "r,f,f", loc, ip)
 
 
 def address_of(x, at):
