@@ -23,6 +23,6 @@ def _of(name, width):
     slots = SLOTS[width]
     if name == "dv":
         return filled(PassConfig(kv=128, products=1, **slots), width).check(width)
-    if width == 512:  # what stays leaves room for few slots: small ones
-        slots = dict(value_keys=32, value_cols=128)
+    if width == 512:  # slots of half the size, and twice as many: 0.89 of the speed, see docs/wide_heads.md
+        slots = dict(key_cols=128)
     return filled(PassConfig(**slots), width).check(width)
