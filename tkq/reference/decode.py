@@ -2,6 +2,7 @@
 
 Computed in float32 (float64 stays float64), rounded once at the end. Clear rather than fast."""
 import math
+from itertools import pairwise
 from typing import Optional
 
 import torch
@@ -111,6 +112,15 @@ def _ragged(q, k_cache, v_cache, cache_seqlens, block_table, cu_seqlens_q, k_des
                                             k_descale=scales[0], v_descale=scales[1])
         o[first:end], lse[:, first:end] = found[0], of[0]
     return o, lse
+
+
+def rows_of_sequences(cu_seqlens_q: Tensor, total: int) -> Tensor:
+    """(total,) bool: is the row a query of a sequence?"""
+    found = torch.zeros(total, dtype=torch.bool, device=cu_seqlens_q.device)
+    for first, end in pairwise(cu_seqlens_q.tolist()):
+        if 0 <= first <= end <= total:
+            found[first:end] = True
+    return found
 
 
 @autocast.apart

@@ -121,7 +121,9 @@ def test_ragged_queries_are_those_of_each_sequence():
     q, k, v, lengths, pages = _cache([30, 0, 7])
     starts, q = torch.tensor([1, 6, 6, 15], dtype=torch.int32), torch.randn(16, 4, 64).to(BF16)
     given = dict(block_table=pages, window_size=(9, None), return_lse=True)
-    o, lse = tkq.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, cu_seqlens_q=starts, **given)
+    out = torch.full_like(q, 7.0)
+    o, lse = tkq.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, cu_seqlens_q=starts, out=out, **given)
+    assert o is out and (o[[0, 15]] == 7.0).all()  # rows of no sequence
     for b in (0, 2):
         own = slice(*starts[b:b + 2].tolist())
         want, of = tkq.flash_attn_with_kvcache(q[None, own], k, v, cache_seqlens=lengths[b:b + 1],

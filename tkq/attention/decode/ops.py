@@ -72,8 +72,8 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
     Lengths and pages are looked at on the GPU alone: nothing waits, and a CUDA graph may be replayed with others, if
     the plan is made anew in it. Under torch.autocast q and the caches are cast: caches of another type at every call.
     No key outside of the cache is ever read: a sequence whose length is negative, beyond its pages or not the planned
-    one, or that has a page that is not there (but for -1), has NaN; so has all, where the plan is of another call.
-    ``tkq.check_plan`` says which.
+    one, or that has a page that is not there (but for -1), has NaN; of ragged queries those do that see such a page. So
+    has all, where the plan is of another call. ``tkq.check_plan`` says which.
 
     Source: Dao et al., Flash-Decoding, 2023; Sanovar et al., LeanAttention, 2024 (stream-K). CPU tensors take
     ``tkq.reference.decode``, by the same rules.
@@ -139,9 +139,10 @@ def _run_cpu(call, options, out=None):
     o = o if out is None else out
     if not o.is_meta:  # which has no numbers to look at
         found = reference.flash_attn_with_kvcache(*call[:6], *options[:5], *call[7:])
-        o.copy_(found[0])
+        own = slice(None) if call.cu_seqlens_q is None else reference.rows_of_sequences(call.cu_seqlens_q, len(o))
+        o[own] = found[0][own]
         if options.return_lse:
-            lse.copy_(found[1])
+            lse.mT[own] = found[1].mT[own]
     return o, lse
 
 
