@@ -76,7 +76,7 @@ def test_gates_of_columns(bound):
 
     def decays(g, A_log, dt_bias):
         x, factor = g + dt_bias, A_log.exp()[:, None]
-        return -factor * F.softplus(x, threshold=1e9) if bound is None else bound * (factor * x).sigmoid()
+        return -factor * F.softplus(x, threshold=50) if bound is None else bound * (factor * x).sigmoid()
 
     def call(leaves, do, of):
         leaves = {name: x.detach().to(of(x)).requires_grad_() for name, x in leaves.items()}
@@ -101,7 +101,7 @@ def test_gates_of_columns(bound):
     want, peer = call(given, do, exactly), call(given, do, by_torch)
     for name, a, b, c in zip(("o", *given), mine, want, peer):
         error, theirs = ((x.double() - b).norm() / b.norm() for x in (a, c))
-        assert error <= 1.1 * theirs + 2**-9, (name, error, theirs)
+        assert error <= 2 * theirs + 2**-8, (name, error, theirs)
 
 
 def test_rows_of_any_length_with_gates_of_columns():
@@ -127,7 +127,8 @@ def test_rows_of_any_length_with_gates_of_columns():
         more = [F.pad(x, (0, 0) * (x.dim() - 2) + (30, 10), value=float("nan")) for x in (q, k, v, g, beta)]
         cu = torch.tensor([30, 330], device="cuda")
         packed, last_of_it = tkq.gated_delta_rule(*more, None, initial, True, True, cu_seqlens=cu)
-        assert torch.equal(packed[:, 30:330], o) and torch.equal(last_of_it, state)
+        assert relative(packed[:, 30:330], o) < 2**-9 and relative(last_of_it, state) < 2**-9
+        assert not packed[:, :30].any() and not packed[:, 330:].any()
         recorded, _ = tkq.gated_delta_rule(q.requires_grad_(), k, v, g, beta, None, initial, True, True)
         assert recorded.requires_grad and relative(recorded, o) < 2**-7
 

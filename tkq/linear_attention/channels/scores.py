@@ -36,7 +36,7 @@ class ChannelScores:
         self.one_other = narrow and columns.mine > HALVES[1]
         self.whole = Whole(spec, columns)
         self.scored, self.solved = not spec.updates, bool(spec.delta)
-        # the delta rule's gradients, of values that are rounded twice, are as exact as wanted without
+        # the delta rule's gradients go without: their values are rounded, and rounded again
         self.exact = self.scored and not (self.solved and spec.reverse)
         self.width = CHUNK if self.solved and not narrow else CHUNK // 2
 
