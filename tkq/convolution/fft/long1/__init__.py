@@ -1,1 +1,0 @@
-"""Long convolutions of more tokens than a block of threads has room for."""
