@@ -141,9 +141,10 @@ def test_limits(monkeypatch, softplus):
 
 @pytest.mark.parametrize("dtype", [pytest.param(BF16, marks=pytest.mark.slow), torch.float16])
 def test_parameters_of_16_bits(monkeypatch, dtype):
+    """In bf16, of x, B and C of the other type, too."""
     given = make(1, 100, dtype, N=64, without=("z",))
-    check(monkeypatch, given._replace(D=given.D.to(dtype), dt_bias=given.dt_bias.to(dtype),
-                                      initial=given.initial.to(dtype)))
+    check(monkeypatch, given._replace(D=given.D.to(BF16), dt_bias=given.dt_bias.to(BF16),
+                                      initial=given.initial.to(BF16)))
 
 
 @pytest.mark.parametrize("leaf", range(9))
