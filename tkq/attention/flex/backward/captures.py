@@ -61,7 +61,7 @@ class CaptureBackward:
         self.tiles, self.scheduler = Tiles.of(spec.of.attention, config), FlexScheduler(spec.of, config)
         self.producer = Producer(config, self.tiles, self.scheduler, None)
         self.functions = FlexDkv(spec.of, config, self.tiles, self.scheduler)
-        self.sums = [Sums(spec.derivatives.graph, load, spec.diagonals) for load in spec.derivatives.loads]
+        self.sums = [Sums(spec.derivatives.graph, load) for load in spec.derivatives.loads]
         self.along = any(sums.kind == "diagonal" for sums in self.sums)
 
     @cute.jit

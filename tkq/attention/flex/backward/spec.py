@@ -38,9 +38,8 @@ class FlexBackwardSpec:
 @dataclass(frozen=True)
 class CaptureSpec:
     """Of the kernel that makes gradients of captured tensors. of: the attention, without dq and a slope. derivatives:
-    by which elements of which tensors. ranks: of the gradients. diagonals: see ``Sums``."""
+    by which elements of which tensors. ranks: of the gradients."""
 
     of: FlexBackwardSpec
     derivatives: Derivatives
     ranks: tuple
-    diagonals: bool = True

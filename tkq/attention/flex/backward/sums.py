@@ -54,13 +54,13 @@ class Sums:
     on their difference alone, a diagonal of a warp's part of a tile, through shared memory; on both otherwise, or on
     the score, what follows each other in a thread and goes to the same place."""
 
-    def __init__(self, graph, load, diagonals=True):
+    def __init__(self, graph, load):
         self.graph, self.load = graph, load
         depends = graph.inputs_of()
         found = {name for i in load.at for name in depends[i]}
         self.kind = {(False, False): "head", (False, True): "key", (True, False): "query"}.get(
             ("q" in found, "kv" in found), "each") if "score" not in found else "each"
-        if diagonals and self.kind == "each" and all(_of_difference(graph)[i] for i in load.at):
+        if self.kind == "each" and all(_of_difference(graph)[i] for i in load.at):
             self.kind = "diagonal"
 
     def registers(self):
