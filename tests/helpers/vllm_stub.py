@@ -54,6 +54,11 @@ class Common:
     slot_mapping: torch.Tensor
     causal: bool = True
 
+    @property
+    def query_start_loc(self):
+        """On the device."""
+        return self.query_start_loc_cpu
+
 
 def modules(registered: dict, batch_invariant=False) -> dict:
     """For sys.modules. registered: gets the path of each backend's class."""

@@ -2,8 +2,8 @@
 
 New keys and values go into the paged cache by `tkq.kv_append`. Sequences with one token, and batches in which all have
 as many, are one launch, whose plan is made once a step for all layers, into the same memory at each step: full CUDA
-graphs may be captured of them. vLLM brings sequences with one token to the front of a batch; behind them each prompt is
-a launch of its own.
+graphs may be captured of them. vLLM brings sequences with one token to the front of a batch; the prompts behind them
+are a second launch, of ragged queries.
 
 The cache is vLLM's (blocks, heads, block size, 2 D), keys and values side by side; the kernels take views of it.
 """
@@ -92,18 +92,19 @@ def window_of(sliding_window, causal: bool) -> tuple:
 
 @dataclass(frozen=True)
 class Launch:
-    """Sequences ``first`` to ``end`` of a batch, each with ``queries`` tokens, the first of them ``token``. plan: for
-    layers with the group's window; None for one that is made at each call."""
+    """Sequences of a batch, and their tokens. queries: tokens of each; 0 where starts, (sequences + 1,) int32, says
+    where those of each begin. plan: for layers with the group's window; None for one that is made at each call."""
 
-    first: int
-    end: int
-    token: int
+    sequences: slice
+    tokens: slice
     queries: int
     plan: Tensor | None = None
+    starts: Tensor | None = None
 
-    @property
-    def tokens(self) -> slice:
-        return slice(self.token, self.token + (self.end - self.first) * self.queries)
+    def shape(self, heads: int, columns: int) -> tuple:
+        """Of the queries, and of the result."""
+        tokens = self.tokens.stop - self.tokens.start
+        return (tokens // self.queries, self.queries, heads, columns) if self.queries else (tokens, heads, columns)
 
 
 @dataclass
@@ -143,7 +144,7 @@ class TkqMetadataBuilder(AttentionMetadataBuilder):
                            common.causal, window, tuple(self._launches(common, lengths, window)))
 
     def _launches(self, common, lengths, window):
-        """Sequences in front that have as many tokens, by one launch if these are few; others one by one."""
+        """Sequences in front that have as many tokens, by one launch if these are few; the others by another."""
         queries = lengths[0] if lengths else 0
         alike = next((i for i, n in enumerate(lengths) if n != queries), len(lengths))
         if not 0 < queries <= self.reorder_batch_threshold:
@@ -151,13 +152,20 @@ class TkqMetadataBuilder(AttentionMetadataBuilder):
         # The rest of a padded batch has no tokens, and no keys: it goes along, so that a graph's sizes are the batch's.
         padded = alike and not any(lengths[alike:]) and common.num_actual_tokens == common.num_reqs * queries
         end = common.num_reqs if padded else alike
-        if end:
-            yield Launch(0, end, 0, queries, self._plan(common.seq_lens[:end], queries, window))
         token = end * queries
-        for i in range(end, len(lengths)):
-            if lengths[i]:
-                yield Launch(i, i + 1, token, lengths[i])
-                token += lengths[i]
+        if end:
+            yield Launch(slice(0, end), slice(0, token), queries, self._plan(common.seq_lens[:end], queries, window))
+        if not common.causal:  # ragged queries are causal
+            for i in range(end, len(lengths)):
+                if lengths[i]:
+                    yield Launch(slice(i, i + 1), slice(token, token + lengths[i]), lengths[i])
+                    token += lengths[i]
+        elif sum(lengths[end:]):
+            sequences, total = slice(end, len(lengths)), sum(lengths[end:])
+            starts = common.query_start_loc[end:len(lengths) + 1] - token
+            plan = plan_decode(common.seq_lens[sequences], *self.sizes, window_size=window, cu_seqlens_q=starts,
+                               total_q=total, batch_invariant=bool(envs.VLLM_BATCH_INVARIANT))
+            yield Launch(sequences, slice(token, token + total), 0, plan, starts)
 
     def _plan(self, seq_lens, queries, window):
         key = len(seq_lens), queries, window
@@ -203,10 +211,10 @@ class TkqAttention(AttentionImpl):
         k_cache, v_cache = self.caches(kv_cache)
         window = window_of(self.sliding_window, attn_metadata.causal)
         for one in attn_metadata.launches:
-            shape, these = (one.end - one.first, one.queries, *query.shape[1:]), slice(one.first, one.end)
+            shape = one.shape(*query.shape[1:])
             flash_attn_with_kvcache(
-                query[one.tokens].view(shape), k_cache, v_cache, cache_seqlens=attn_metadata.seq_lens[these],
-                block_table=attn_metadata.block_table[these], causal=attn_metadata.causal, window_size=window,
-                plan=one.plan if window == attn_metadata.window else None, out=output[one.tokens].view(shape),
-                **self.options)
+                query[one.tokens].view(shape), k_cache, v_cache, cache_seqlens=attn_metadata.seq_lens[one.sequences],
+                block_table=attn_metadata.block_table[one.sequences], causal=attn_metadata.causal, window_size=window,
+                plan=one.plan if window == attn_metadata.window else None, cu_seqlens_q=one.starts,
+                out=output[one.tokens].view(shape), **self.options)
         return output

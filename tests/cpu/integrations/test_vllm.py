@@ -83,7 +83,7 @@ def run(backend, batch, made=None, **layer):
 
 
 @pytest.mark.parametrize("before, new, launches", [
-    ((5, 11, 0), (1, 1, 1), 1), ((5, 11, 0), (1, 1, 9), 2), ((3, 0), (5, 7), 2), ((6,), (1,), 1)])
+    ((5, 11, 0), (1, 1, 1), 1), ((5, 11, 0, 2), (1, 1, 9, 4), 2), ((3, 0), (5, 7), 1), ((6,), (1,), 1)])
 def test_batches(backend, before, new, launches):
     batch = Batch(list(before), list(new))
     output, metadata = run(backend, batch)
@@ -102,7 +102,7 @@ def test_padded_batches_keep_a_graphs_sizes(backend):
     batch = Batch([5, 2], [1, 1], padding=2)
     output, metadata = run(backend, batch)
     torch.testing.assert_close(output[:2].double(), batch.wanted(), atol=0.02, rtol=0.02)
-    assert [(one.first, one.end) for one in metadata.launches] == [(0, 4)] and not output[2:].any()
+    assert [one.sequences for one in metadata.launches] == [slice(0, 4)] and not output[2:].any()
 
 
 @pytest.mark.parametrize("group", [None, 4])
@@ -114,7 +114,7 @@ def test_windows(backend, group):
 
 
 def test_not_causal(backend):
-    batch = Batch([3], [4], causal=False)
+    batch = Batch([3, 0], [4, 2], causal=False)
     torch.testing.assert_close(run(backend, batch)[0].double(), batch.wanted(), atol=0.02, rtol=0.02)
 
 
