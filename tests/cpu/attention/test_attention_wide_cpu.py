@@ -1,5 +1,6 @@
 """Attention with wide heads on the CPU: specs, plans, the catalog, what is refused; and the public function."""
 import itertools
+import random
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tkq
+from tests.helpers.emulation.wide_ring import Ring
 from tkq import reference
 from tkq.attention import kernels
 from tkq.attention.forward.config import SHARED_BYTES
@@ -80,6 +82,33 @@ def test_gradients_on_the_cpu_are_the_formula_s():
     want = reference_backward.flash_attn_backward(do, q, k, v, o, lse, None, True, None, (-1, -1), 0.0, None)
     for a, b in zip(torch.autograd.grad(o, (q, k, v), do), want):
         assert torch.equal(a, b)
+
+
+def rings():
+    """(configuration, head dim) of every plan, and the forward's with each allowed number of early slots."""
+    for wide in WIDTHS:
+        config = plan(WideSpec(head_dim=wide))
+        for early in range(3):
+            yield replace(config, early=early).check(wide), wide
+        yield from ((config, wide) for config in backward_plan.plan(WideBackwardSpec(width=wide)))
+
+
+def emulated(config, wide, known=None, seeds=5):
+    """How many of some emulated runs go wrong."""
+    wrong = 0
+    for seed in range(seeds):
+        tasks = random.Random(seed).choices((1, 1, 2, 3, 5), k=3)
+        try:
+            Ring.of(config, wide, tasks, seed, known).run()
+        except AssertionError:
+            wrong += 1
+    return wrong
+
+
+def test_every_slot_is_multiplied_as_what_it_is_whoever_is_late():
+    assert not sum(emulated(config, wide) for config, wide in rings())
+    config = plan(WideSpec())
+    assert emulated(replace(config, stages=8), 512, 1, 20), "a filling is taken for the one before"
 
 
 @pytest.mark.parametrize("bad", (dict(head_dim=520), dict(head_dim=300), dict(head_dim=256), dict(dtype="fp32"),
