@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from tkq.convolution.fft.long.launch import WORKSPACE, _heads, column_recipe
-from tkq.convolution.fft.long.spec import MOST_TOKENS, ColumnSpec, LargestSpec, RowSpec, Size, size_of
+from tkq.convolution.fft.long.spec import ColumnSpec, LargestSpec, RowSpec, Size, size_of
 from tkq.convolution.fft.plan import most_tokens
+from tkq.convolution.fft.spec import MOST_TOKENS
 from tkq.reference import long_convolution as reference
 
 WIDE = torch.float64

@@ -2,8 +2,7 @@
 from __future__ import annotations
 
 from .config import FftConfig
-from .long.spec import MOST_TOKENS
-from .spec import BLOCKS, COLS, MOST_POINTS, ROWS, TRANSFORM_ROWS, FftSpec
+from .spec import BLOCKS, COLS, MOST_POINTS, MOST_TOKENS, ROWS, TRANSFORM_ROWS, FftSpec
 
 SMS = 132
 

@@ -11,6 +11,7 @@ BLOCKS = 1, 2, 4, 8
 SHARED_BLOCKS = 4  # up to as many, spectra of blocks before are in shared memory
 TRANSFORM_ROWS = 2, 4, 8, 16, 32, 64
 MOST_POINTS = COLS * ROWS
+MOST_TOKENS = 1 << 20  # of a sequence, in several passes
 COLUMN_SCALE = 0.125  # of a factor of 64 points: it keeps the length of a vector
 
 

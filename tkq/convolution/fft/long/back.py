@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.convolution.fft.long.spec import MOST_TOKENS, PART, SEGMENT
+from tkq.convolution.fft.long.spec import PART, SEGMENT
 from tkq.convolution.fft.long.steps import (
     EACH,
     exponent_of,
@@ -20,7 +20,7 @@ from tkq.convolution.fft.long.steps import (
     turn,
 )
 from tkq.convolution.fft.sequences import Sequences, put_eight
-from tkq.convolution.fft.spec import COLS, ROWS, FftSpec
+from tkq.convolution.fft.spec import COLS, MOST_TOKENS, ROWS, FftSpec
 from tkq.convolution.fft.tables import INFINITE, Tables, power_of
 from tkq.convolution.fft.transform import TILE
 from tkq.runtime.compile import fake

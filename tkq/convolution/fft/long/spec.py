@@ -13,7 +13,6 @@ DTYPES = "bf16", "fp16", "fp32"
 RADICES = 1, 2, 4
 PART = 32  # columns that a lane of four stores together
 SEGMENT = 16384  # tokens whose largest number is noted
-MOST_TOKENS = ROWS * RADICES[-1] * COLS * TRANSFORM_ROWS[-1]
 
 
 def _refuse(cls, **fields):
