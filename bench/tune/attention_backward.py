@@ -45,7 +45,6 @@ VARIANTS = {
     "persistent ping_pong": {**_PERSISTENT, "ping_pong": True},
     "helper_warps": {**_HELPER_WARPS, "ping_pong": True},
     "helper_warps no ping_pong": {**_HELPER_WARPS, "ping_pong": False},
-    "helper_warps, turns end behind dS": {**_HELPER_WARPS, "ping_pong": True, "turn_ends": "ds"},
     "helper_warps in 1 part": {**_HELPER_WARPS, "ping_pong": True, "dkv_parts": 1},
     "helper_warps in 4 parts": {**_HELPER_WARPS, "ping_pong": True, "dkv_parts": 4},
     "helper_warps sections of 4 MB": {**_HELPER_WARPS, "ping_pong": True, "l2_section_mb": 4},

@@ -152,7 +152,7 @@ MUTANTS = (
          """, "self.scheduler.visit(g, s, t, c, self.step)", LATE)),
     *family(
         "backward", FOLDER + "backward/dkv_hdim256.py",
-        ("wide_p_not_scaled_back", "tk.mul(x, x, 2.0**-SLOPE_BITS)", "pass", WIDE),
+        ("wide_p_not_scaled_back", "tk.mul(x, x, 2.0**-P_BITS)", "pass", WIDE),
         ("wide_delta_not_scaled", "delta.tensor[i] = delta.tensor[i] * less", "pass", WIDE),
         ("wide_delta_of_the_wrong_sign",
          "tk.apply_narrow(c.ds, lambda p, dp, delta: p * cute.math.fma(dp, less, delta), p, c.dp, delta)",

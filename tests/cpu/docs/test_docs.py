@@ -354,7 +354,7 @@ def test_the_numbers_that_numerics_calculates():
     s = low(low(q @ k.T) * 128**-0.5)
     p_low = low(torch.softmax(s, -1))
     less_low = low(low(dp) - low((low(p_low @ v) * do).sum(-1, keepdim=True)))
-    forms = dict(shipped=low(p) * low(less), product=low(p) * less, p=p * less, everything=p_low * less_low)
+    forms = dict(shipped=p * less, p=low(p) * less, difference=low(p) * low(less), everything=p_low * less_low)
 
     def error(ds):
         pairs = ((low(ds) @ k, (p * less) @ k), (low(ds).T @ q, (p * less).T @ q))

@@ -17,7 +17,7 @@ DQ_SERIAL = {**PERSISTENT, "ping_pong": True, "dq_reduce": "serial", "l2_section
 BULK = {"dq_reduce": "bulk", "dq_cols": 64, "ds_stages": 1, "p_stages": 1, "registers": (24, 72, 208, 208)}
 NOT_PLANNED = [pytest.param(dim, causal, BF16, change, marks=pytest.mark.slow) for dim in (64, 128)
                for causal in (False, True)
-               for change in ({"dkv_parts": 4}, {"dkv_parts": 1, "turn_ends": "ds", "ping_pong": True}, HELPER_WARPS)]
+               for change in ({"dkv_parts": 4}, {"dkv_parts": 1, "ping_pong": True}, HELPER_WARPS)]
 NOT_PLANNED += [pytest.param(*form, marks=pytest.mark.slow) for form in (
     (128, True, BF16, PERSISTENT), (128, False, BF16, PERSISTENT), (256, True, BF16, PERSISTENT),
     (256, False, BF16, BULK))]
@@ -84,7 +84,7 @@ def variants(dim):
     yield change(longest_first=False)
     if dim < 256:
         yield change(ping_pong=not base.ping_pong, stages=2)
-        yield change(dq_reduce="atomic", dkv_parts=4, turn_ends="ds")
+        yield change(dq_reduce="atomic", dkv_parts=4)
     if dim == 64:
         yield change(tile=64)
     if dim == 256:

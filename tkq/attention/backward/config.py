@@ -8,7 +8,7 @@ SHARED_BYTES = 226 * 1024  # of a block, what the loader grants; the rest is the
 SEMAPHORE_BYTES = 512  # semaphores, and what aligns them; all tiles are multiples of their alignment
 ROWS = 128  # queries of a block of the kernel that makes dQ alone: likewise
 
-TURN_ENDS = "p", "ds"
+
 DQ_REDUCE = ("atomic", "bulk", "first_store", "serial")
 
 
@@ -25,8 +25,8 @@ class BackwardConfig:
     from registers; "bulk": through shared memory; "first_store": likewise, and the first to contribute stores
     (``dq_first_store``); "serial": from block to block, without zeroing, helper warps and a kernel behind
     (``dq_serial``).
-    ping_pong: the dK/dV warpgroups compute P in turns, so that they stay out of step; turn_ends: behind "p" or "ds".
-    dkv_parts: of a tile's queries; dV and dK of one are computed while dS of the next is made. store_from_registers: dK
+    ping_pong: the dK/dV warpgroups compute P in turns, so that they stay out of step. dkv_parts:
+    of a tile's queries; dV and dK of one are computed while dS of the next is made. store_from_registers: dK
     and dV are written from registers, not through K's and V's memory; persistent: which then takes the next task's K
     and V meanwhile.
     helper_warps: the producer's neighbour warps do the work of the kernels before and after
@@ -64,7 +64,6 @@ class BackwardConfig:
     dq_kernel_stages: int = 2
     dq_kernel_registers: tuple = (24, 240)
     dkv_parts: int = 2
-    turn_ends: str = "p"
 
     @property
     def roles(self) -> tuple:
@@ -119,9 +118,8 @@ class BackwardConfig:
         if self.serial and (wide or not self.persistent or self.helper_warps):
             raise ValueError(f"{self}: dq_reduce serial needs persistent, without helper_warps, and is for two dK/dV "
                              "warpgroups")
-        if self.dkv_parts < 1 or self.tile % (16 * self.dkv_parts) or self.turn_ends not in TURN_ENDS:
-            raise ValueError(f"{self}: dkv_parts is 1 or more, and 16 times it divides tile; turn_ends is one of "
-                             f"{', '.join(TURN_ENDS)}")
+        if self.dkv_parts < 1 or self.tile % (16 * self.dkv_parts):
+            raise ValueError(f"{self}: dkv_parts is 1 or more, and 16 times it divides tile")
         if len(self.registers) != (4 if wide else 3) or sum(n * groups for n, groups in self.roles) > 512:
             raise ValueError(f"{self}: registers of {4 if wide else 3} roles, "
                              "512 for a thread of each warpgroup in all")

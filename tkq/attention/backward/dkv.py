@@ -78,14 +78,11 @@ class Dkv:
         lse = stats_of(s, c.ring, 0, tile)
         tk.mma_wait(0)
         probabilities_fp32(p, scores, lse, g.scores)
-        if const_expr(self.config.turn_ends == "p"):
-            c.ping_pong.give()
+        c.ping_pong.give()
         s.do_pipe.wait(c.ring)
         tk.mm_ABt(dp, s.v[c.wg], s.do[stage])
         tk.mma_wait(0)
         self.make_ds(s, of, p, self.scheduler.limits(g, t, m, c.wg) if masked else ())
-        if const_expr(self.config.turn_ends == "ds"):
-            c.ping_pong.give()
         last = self.part(self.config.dkv_parts - 1)
         tk.mma_AB(c.dv, of.p, s.do[stage], k=last)
         if const_expr(self.spec.adds_dq):

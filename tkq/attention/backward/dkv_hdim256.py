@@ -13,7 +13,7 @@ from tkq.attention.common.sequences import piece
 from tkq.tile import WARPGROUP
 
 DV_BARRIER, DK_BARRIER = 1, 2
-SLOPE_BITS = 15
+P_BITS = 12  # P <= 1 in fp16 times 2 ** 12: room above for what rounding of large scores makes more of it
 
 
 class DkvHdim256:
@@ -30,13 +30,15 @@ class DkvHdim256:
       P         p_stages   values' warps (4)            keys' warps (4)
       dS        ds_stages  keys' warps (4)              queries' warps (4)
 
-    P goes from a thread to the one with the same place in the other warpgroup: 16 bytes of each side by side."""
+    P goes from a thread to the one with the same place in the other warpgroup: 16 bytes of each side by side. For bf16
+    it goes in fp16, times 2 ** P_BITS, so that dS is made of a P with an eighth of bf16's error in as many bytes; dV is
+    of the same multiple, until it is written. With a softcap its slope goes, rounded."""
 
     kv_releases = 4, 4  # values read K, keys V
 
     def __init__(self, spec: BackwardSpec, config: BackwardConfig, tiles: Tiles, scheduler):
         self.spec, self.config, self.tiles, self.scheduler = spec, config, tiles, scheduler
-        self.apart = spec.dtype == "bf16" and not spec.softcap
+        self.fp16_p = spec.dtype == "bf16" and not spec.softcap
         self.output = DkvOutput(spec, config, tiles, scheduler)
 
     def roles(self, g, s, registers):
@@ -74,7 +76,7 @@ class DkvHdim256:
     def dv_warpgroup(self, g, s):
         tile, kv = self.config.tile, tk.ring(1)
         p = tk.rt(tile, self.tiles.q.dtype)
-        slope = (tk.rt_hf(tile) if const_expr(self.apart) else
+        slope = (tk.rt_hf(tile) if const_expr(self.fp16_p) else
                  tk.rt(tile, self.tiles.q.dtype) if const_expr(self.spec.softcap) else p)
         c = DvState(s=tk.rt_fl(tile), p=p, slope=slope, dv=self.accumulators(), ring=s.q_pipe.ring(),
                     p_ring=s.p_pipe.ring())
@@ -92,9 +94,9 @@ class DkvHdim256:
             tk.wait(s.kv_full[1], kv.phase)  # where no query sees a key, V may still be on its way
             acquire_after(s.p_pipe, c.p_ring)  # V has been read for the last time, and then P
         self.scheduler.next_kv(kv)
-        if const_expr(self.apart):
+        if const_expr(self.fp16_p):
             for x in c.dv:
-                tk.mul(x, x, 2.0**-SLOPE_BITS)
+                tk.mul(x, x, 2.0**-P_BITS)
         self.send_accumulators(g, g.dv, s.v, c.dv, t, DV_BARRIER)
         tk.store_wait()
 
@@ -118,11 +120,11 @@ class DkvHdim256:
         c.ring.advance()
 
     def make_p(self, g, s, c, limits):
-        """P, and the slope that goes to the other warpgroup."""
+        """P, and what goes to the other warpgroup."""
         lse = stats_of(s, c.ring, 0, self.config.tile)
-        if self.apart:
+        if self.fp16_p:
             for i in range(cute.size(lse.tensor)):
-                lse.tensor[i] = lse.tensor[i] + Float32(SLOPE_BITS)
+                lse.tensor[i] = lse.tensor[i] + Float32(P_BITS)
             p = tk.rt_fl(self.config.tile)
             probabilities_fp32(p, c.s, lse, g.scores, limits)
             tk.copy(c.p, p)
@@ -131,8 +133,9 @@ class DkvHdim256:
             probabilities(c.p, c.slope, c.s, lse, g.scores, limits)
 
     def make_ds(self, c, delta):
-        if self.apart:
-            less = Float32(2.0**-SLOPE_BITS)
+        """dS of what came. P's factor is taken from delta, and from dP where delta is added."""
+        if self.fp16_p:
+            less = Float32(2.0**-P_BITS)
             for i in range(cute.size(delta.tensor)):
                 delta.tensor[i] = delta.tensor[i] * less
             p = tk.rt_fl(self.config.tile)
@@ -154,7 +157,7 @@ class DkvHdim256:
     @cute.jit
     def dk_warpgroup(self, g, s):
         tile, kv, dtype = self.config.tile, tk.ring(1), self.tiles.q.dtype
-        slope_type = Float16 if const_expr(self.apart) else dtype
+        slope_type = Float16 if const_expr(self.fp16_p) else dtype
         c = DkState(dp=tk.rt_fl(tile), slope=tk.rt(tile, slope_type), ds=tk.rt(tile, dtype), dk=self.accumulators(),
                     ring=s.q_pipe.ring(), p_ring=s.p_pipe.ring(), ds_ring=s.ds_pipe.ring())
         self.scheduler.each_task(g, s, lambda t, reload_task: self.dk_task(g, s, t, reload_task, c, kv))

@@ -38,14 +38,16 @@ def _planned(spec, length, group):
     if spec.softcap:
         return _SOFTCAP[spec.width]
     if spec.width == 256 or spec.left or not spec.adds_dq:
-        return SINGLE[spec.width]
+        return _D64_WINDOW if spec.width == 64 and spec.left else SINGLE[spec.width]
     if spec.varlen and length == "brief" and (spec.width == 128 or spec.right):
         return _DQ_SERIAL[spec.width]
     if group > 1:
         return _of_groups(spec, length, group)
     if spec.width == 64 and length == "long" and not (spec.right or spec.varlen):
         return SINGLE[64]
-    behind = replace(_HELPER_WARPS[spec.width], l2_section_mb=_section(spec, length))
+    # dense at head_dim 128: 1.00 to 1.01 without turns (S 2048, 8192)
+    behind = replace(_HELPER_WARPS[spec.width], l2_section_mb=_section(spec, length),
+                     ping_pong=spec.width == 64 or spec.varlen)
     # else its helper warps fall behind
     return replace(behind, fuse_preprocess=True) if spec.varlen and length == "long" else behind
 
@@ -87,6 +89,7 @@ _SOFTCAP = {64: BackwardConfig(dq_reduce="bulk"),
             128: BackwardConfig(dq_reduce="bulk", dq_cols=32, registers=(24, 56, 216)),
             256: BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208), dq_kernel_kv=48, dq_kernel_stages=1)}
 _D64 = BackwardConfig(tile=128, dq_reduce="bulk", ping_pong=True, store_from_registers=True)
+_D64_WINDOW = replace(_D64, dkv_parts=4)  # two limits leave no registers for parts of 64 queries
 _D128 = BackwardConfig(dq_reduce="bulk", store_from_registers=True)
 _D128_SHORT = BackwardConfig(dq_reduce="bulk", ping_pong=True)
 _D256 = BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208), dq_kernel_kv=64, dq_kernel_stages=1)
@@ -136,8 +139,10 @@ def _expectation(spec, config):
     from tkq.runtime.compile.expectation import Expectation
 
     dq = ("REDG" if config.dq_reduce == "atomic" else "UBLKRED",) if spec.adds_dq else ()
+    # of tiles of 128 queries, two registers more than there are: a few values wait on the stack, once in a tile
+    short = spec.width == 64 and (config.serial or config.fuse_preprocess)
     return Expectation(
-        tensor=24,
+        tensor=24, local_memory=8 if short else 0,
         instructions=("UTMALDG", "STG.E.128" if config.store_from_registers else "UTMASTG", "UBLKCP", "USETMAXREG",
                       *["STSM"] * (spec.adds_dq or not config.store_from_registers), *dq),
         roles=config.roles,
