@@ -1,8 +1,13 @@
-"""What is wrong has no time: a baseline whose result is far off counts as failed."""
+"""What is wrong has no time: a baseline whose result is far off counts as failed. What is less accurate does not meet
+its bound."""
+import math
+
+import pytest
+
 from bench.core import harness
-from bench.core.results import Bound
-from tests.cpu.bench.test_bench_harness import FakeGpu, named, small_inputs
-from tkq.testing.timing import Effort
+from bench.core.results import Bound, Case
+from tests.cpu.bench.test_bench_harness import FakeGpu, named, small_inputs, timed
+from tkq.testing.timing import Comparison, Effort
 
 
 def compared(errors, *bounds):
@@ -30,3 +35,17 @@ def test_a_bound_beside_a_peer_that_was_not_timed():
         assert compared({"tkq": 0.01, "peer": wrong, "torch": 0.01}, first, instead).bound == in_force
     assert compared({"tkq": 0.01, "torch": 0.01}, first, instead).bound == instead
     assert compared({"tkq": 0.01, "torch": 0.01}, first, None).bound == first
+
+
+@pytest.mark.parametrize(("ours", "accurate"), [(2.38e-3, True), (2.66e-3, True), (2.90e-3, False), (3.4e-3, False),
+                                                (math.nan, False)])
+def test_equal_accuracy_is_judged_beside_the_fastest_peer(ours, accurate):
+    """Attention's gradients: 2.90e-3 is dS of P in bf16, 3.4e-3 of dP - delta in bf16 too; a slow peer with a large
+    error excuses neither."""
+    timings = (timed("tkq", [1] * 7, error=ours), timed("FA4", [1.1] * 7, error=2.38e-3),
+               timed("slow", [3] * 7, error=9e-3))
+    case = Case("s", "op", "M", "GB/s", 1, Comparison(timings, 2, 1, 1), bound=Bound(("FA4",), 1.0), equal_error=1.05)
+    assert case.accurate() is accurate
+    lines = "\n".join(harness.case_lines(case))
+    assert ("1.05 times the fastest baseline's" in lines) is not accurate
+    assert math.isnan(ours) or f"({ours / 2.38e-3:.2f}x)" in lines
