@@ -76,7 +76,7 @@ class Mla:
         pipe = lambda: al.pipe(cfg.stages, 0, 4, producers=4, copies=tk.WARPGROUP)
         return Shared(self.tiles(al, ROWS, 1), self.tiles(al, cfg.keys, cfg.stages), al.vector(4, cfg.stages, Int32),
                       al.vector(4, cfg.stages, Int32), al.vector(ROWS, cfg.stages), al.vector(ROWS, 1), pipe(), pipe(),
-                      al.semaphores(cfg.stages))
+                      al.semaphores(cfg.stages), al.semaphores(cfg.stages))
 
     @cute.kernel
     def kernel(self, g: Globals):
@@ -87,6 +87,7 @@ class Mla:
             smem.right_pipe.init()
             for stage in range(self.config.stages):
                 tk.init(smem.p_full[stage], 4)
+                tk.init(smem.s_full[stage], 4)
 
         tk.init_block(initialise)
         if const_expr(self.config.pdl):  # up to here nothing was read or written that another kernel has to do with

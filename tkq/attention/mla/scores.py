@@ -76,6 +76,8 @@ class Scores:
         tk.mma_ABt(regs.s, smem.q.rope[0], smem.k.rope[stage])
         tk.mma_ABt(regs.s, smem.q.right[0], smem.k.right[stage])
         tk.mma_wait(0)
+        if cutlass.const_expr(self.config.lag):
+            tk.arrive(smem.s_full[stage])
         moved = self.softmax(g, smem, regs, (stage, block))
         tk.copy(regs.p, regs.s)
         tk.store(smem.k.rope[stage], regs.p)

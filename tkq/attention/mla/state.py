@@ -81,6 +81,7 @@ class Shared:
     left_pipe: tk.Pipe
     right_pipe: tk.Pipe  # of the rope part, too
     p_full: tk.Semaphore
+    s_full: tk.Semaphore  # the scores of a block are there
 
 
 @dataclass(frozen=True)
@@ -109,3 +110,4 @@ class Values:
     o: tk.RegTile
     correct: tk.RowVec
     right: tk.Ring
+    ahead: tk.Ring  # the block behind

@@ -11,11 +11,11 @@ from tkq.attention.mla.state import Values as State
 
 class Values:
     def __init__(self, spec, config):
-        self.walk, self.output = Walk(spec), Output(spec)
+        self.config, self.walk, self.output = config, Walk(spec), Output(spec)
 
     @cute.jit
     def run(self, g, smem):
-        regs = State(o=tk.rt_fl(HALF), correct=tk.rv(), right=smem.right_pipe.ring())
+        regs = State(o=tk.rt_fl(HALF), correct=tk.rv(), right=smem.right_pipe.ring(), ahead=smem.right_pipe.ring())
         at = self.walk.begin(g)
         while at[X] < at[END]:
             s = self.walk.segment(g, at)
@@ -27,12 +27,13 @@ class Values:
     def segment(self, g, smem, regs, s):
         tk.zero(regs.o)
         load_q(g, s, ((smem.q.right, 4, 4), (smem.q.rope, 8, 1)))
-        for _block in cutlass.range(s.first, s.end, unroll=1):
-            self.block(smem, regs)
+        regs.ahead.advance()
+        for block in cutlass.range(s.first, s.end, unroll=1):
+            self.block(smem, regs, block + 1 < s.end)
         self.output.values(g, smem, regs, s)
 
     @cute.jit
-    def block(self, smem, regs):
+    def block(self, smem, regs, more):
         """O += P V, once P and the factors of the rows are there."""
         stage = regs.right.stage
         smem.right_pipe.wait(regs.right)
@@ -45,6 +46,10 @@ class Values:
             regs.correct.tensor[r] = factor
         if cute.arch.vote_any_sync(moved):
             tk.mul_row(regs.o, regs.o, regs.correct)
+        if cutlass.const_expr(self.config.lag):
+            if more:
+                tk.wait(smem.s_full[regs.ahead.stage], regs.ahead.phase)
+                regs.ahead.advance()
         tk.mma_AB(regs.o, smem.k.rope[stage], smem.k.right[stage])
         tk.mma_wait(0)
         smem.right_pipe.release(regs.right)
