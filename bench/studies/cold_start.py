@@ -47,7 +47,7 @@ OPS = ("rmsnorm, gradients", "flash_attn, gradients", "linear_cross_entropy, gra
        "mamba2_ssd, gradients", "hedgehog, gradients", "based, gradients",
        "causal_conv1d, gradients", "scan, gradients", "fft_conv, gradients", TORCH, "gemm", "fp8_gemm", "grouped_gemm",
        "rmsnorm", "flash_attn", "flash_attn_varlen", "linear_attn", "gated_delta_rule", "mamba2_ssd", "hedgehog",
-       "based", "causal_conv1d", "scan", "fft_conv", "causal_conv1d_step", "flash_attn_with_kvcache", "plan_decode",
+       "based", "causal_conv1d", "scan", "fft_conv", "causal_conv1d_step", "flash_attn_with_kvcache", "mla_decode", "plan_decode",
        "kv_append", "merge_state", "linear_attn_step", "gated_delta_rule_step", "ssd_step",
        "cross_entropy, mean",
        "cross_entropy_and_gradient", "rmsnorm_quant", "layernorm_quant by blocks", "layernorm", "softmax", "swiglu",

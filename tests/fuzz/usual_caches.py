@@ -17,6 +17,16 @@ def flash_attn_with_kvcache(d):
                 **options, plan=None, batch_invariant=d.chance(0.3), out=None)
 
 
+def mla_decode(d):
+    count, queries, heads, dtype, page, each = d.one(1, 3), d.one(1, 1, 3), d.one(1, 5, 16), d.half(), d.one(1, 4, 16), 3
+    cache = (7, page, 576) if d.chance(0.5) else (7, page, 1, 576)
+    return dict(q=d.normal(count, queries, heads, 576, dtype=dtype), kv_cache=d.normal(*cache, dtype=dtype),
+                block_table=d.integers(0, 7, count, each, dtype=torch.int32),
+                cache_seqlens=d.int32([d.one(0, 1, page * each, page + 1) for _ in range(count)]),
+                softmax_scale=d.one(0.05, 0.2), causal=d.chance(0.5), plan=None, batch_invariant=d.chance(0.3),
+                return_lse=d.chance(0.5), out=None)
+
+
 def kv_append(d):
     tokens, heads, dtype, dim = d.one(0, 1, 5), d.one(1, 2), d.real(), d.one(32, 64)
     angles, of = d.one(8, 16), d.one(FP32, dtype)

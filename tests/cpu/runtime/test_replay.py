@@ -295,7 +295,7 @@ CASES = call_cases.cases(TENSORS)
 LONG = ("rmsnorm of slices", "rope in place of a part", "rope in place of a slice", "rope with ids",
         "flash_attn_varlen in use", "gemm of a batch that shares", "gemm into out", "gemm onto c",
         "quantize_fp8, tensor", "cross_entropy_and_gradient", "fft_conv", "flash_attn_with_kvcache",
-        "flash_attn_with_kvcache of pages", "plan_decode", "kv_append", "merge_state")  # a call with a plan is replayed
+        "flash_attn_with_kvcache of pages", "mla_decode", "plan_decode", "kv_append", "merge_state")  # a call with a plan is replayed
 
 
 @pytest.fixture

@@ -331,6 +331,8 @@ CASES = {case.name: case for case in (
     Case("flash_attn_with_kvcache", caches.paged, caches.attend, cast=("q", "k_cache", "v_cache")),
     Case("flash_attn_with_kvcache, planned ahead", caches.rows, caches.attend_planned,
          cast=("q", "k_cache", "v_cache")),
+    Case("mla_decode", caches.latent, caches.attend_latent, cast=("q", "kv_cache")),
+    Case("mla_decode, planned ahead", caches.latent, caches.attend_latent_planned, cast=("q", "kv_cache")),
     Case("plan_decode", caches.lengths, lambda cache_seqlens: tkq.plan_decode(cache_seqlens, 8, 2, 64)),
     Case("kv_append", caches.new_tokens, caches.append, alone=lambda k, v, k_cache, v_cache, slot_mapping:
          tkq.kv_append(k, v, k_cache, v_cache, slot_mapping)),
