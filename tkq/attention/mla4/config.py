@@ -10,7 +10,7 @@ class MlaConfig:
 
     keys: int = 64
     stages: int = 3
-    registers: tuple[int, int, int] = (32, 176, 152)
+    registers: tuple[int, int, int] = (32, 160, 160)
     pdl: bool = True
     lag: bool = False
     probe: str = ''

@@ -1,14 +1,13 @@
 """Where the consumers' queries come from, and where a segment's result goes."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int64, const_expr
+from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.attention.decode.output import rows_of
 from tkq.attention.decode.plan import ROWS
-from tkq.attention.decode.walk import Walk
 from tkq.attention.mla.spec import HEAD_DIM_V
-from tkq.attention.mla3.state import HALF
+from tkq.attention.mla4.state import HALF
 
 INF = Float32.inf
 THREE = 3 * tk.WARPGROUP
@@ -17,15 +16,19 @@ QUERIES, RESULT, DONE = 1, 2, 3  # barriers of both warpgroups
 
 class Output:
     def __init__(self, spec):
-        self.spec, self.walk = spec, Walk(spec)
+        self.spec = spec
 
     @cute.jit
     def scores(self, g, smem, regs, s):
         """The left half of O, and the log-sum-exp; norm is the sum over the row."""
-        lse = tk.rv()
+        lse, slot = tk.rv(), regs.segment.stage
+        fine = (s.inside != 0) & (s.length == g.seqlens[s.batch])
+        fault = cutlass.select_(fine, Int32(0), Int32(1))
+        for w in cutlass.range_constexpr(4):
+            fault = fault | smem.faults[w, slot]
         for r in cutlass.range_constexpr(2):
             norm, top = regs.norm.tensor[r], regs.max.tensor[r]
-            if regs.fault[0] != 0:
+            if fault != 0:
                 norm = Float32.nan
             lse.tensor[r] = Float32(-INF) if norm == Float32(0.0) else top + cute.math.log2(norm, fastmath=True)
             regs.norm.tensor[r] = Float32(0.0) if norm == Float32(0.0) else cute.arch.rcp_approx(norm)
@@ -54,7 +57,7 @@ class Output:
                                   cute.make_layout((rows.shape[0], (HALF // 2)), stride=(rows.stride[0], 1)))
             tk.store_narrow(to, o, s.tile * ROWS, g.queries * g.group)
         else:
-            slot, rows, view = self.walk.slot(g, s, s.split), g.partial.shape[1], o.rows_view
+            slot, rows, view = s.slot, g.partial.shape[1], o.rows_view
             here = cutlass.min(rows, g.queries * g.group - s.tile * ROWS)
             for r in cutlass.range_constexpr(2):
                 row = tk.first_row() + 8 * r
@@ -71,7 +74,7 @@ class Output:
     def log_sum(self, g, lse, s):
         if s.splits > 1:
             rows = g.partial.shape[1]
-            at = g.partial_lse.iterator + Int64(self.walk.slot(g, s, s.split)) * rows
+            at = g.partial_lse.iterator + Int64(s.slot) * rows
             here = cutlass.min(rows, g.queries * g.group - s.tile * ROWS)
             tk.store_rows(cute.make_tensor(at, cute.make_layout(rows)), lse, 0, here)
         else:

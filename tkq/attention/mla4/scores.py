@@ -1,17 +1,25 @@
 """The warpgroup that has the scores and their softmax."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, const_expr
+from cutlass.cutlass_dsl import T, dsl_user_op
 
 import tkq.tile as tk
 from tkq.attention.decode.consumer import Consumer
 from tkq.attention.decode.output import Output as Refusal
 from tkq.attention.decode.output import rows_of
 from tkq.attention.decode.plan import ROWS
-from tkq.attention.decode.walk import END, Walk, X
-from tkq.attention.mla3.output import QUERIES, THREE, Output
-from tkq.attention.mla3.state import Scores as State
-from tkq.attention.mla3.copies import copy_panels, q_rows
+from tkq.attention.decode.walk import Walk
+from tkq.attention.mla4.output import QUERIES, THREE, Output
+from tkq.tile.assembly import _asm
+from tkq.attention.mla4.state import Scores as State
+from tkq.attention.mla4.state import Segment
+
+
+@dsl_user_op
+def lane_now(*, loc=None, ip=None):
+    """The lane, asked here."""
+    return Int32(_asm([], "mov.u32 $0, %laneid;", "=r", loc, ip, T.i32()))
 
 
 class Scores:
@@ -23,18 +31,18 @@ class Scores:
     def state(self, smem):
         ints = lambda: cute.make_rmem_tensor((3,), Int32)
         return State(q_left=tk.rt(256, self.dtype), q_right=tk.rt(256, self.dtype), s=tk.rt_fl(self.config.keys),
-                     max=tk.rv(), norm=tk.rv(), correct=tk.rv(), shift=tk.rv(), first=ints(), end=ints(), fault=ints(),
-                     ring=smem.left_pipe.ring(), rope=smem.rope_pipe.ring())
+                     max=tk.rv(), norm=tk.rv(), correct=tk.rv(), shift=tk.rv(), first=ints(), end=ints(),
+                     deep=smem.left_pipe.ring(), pair=smem.p_pipe.ring(), segment=smem.segment_pipe.ring())
 
     @cute.jit
     def run(self, g, smem):
         regs = self.state(smem)
-        at = self.walk.begin(g)
-        while at[X] < at[END]:
-            s = self.walk.segment(g, at)
-            if s.first < s.end:
-                self.segment(g, smem, regs, s)
-            self.walk.advance(g, at, s)
+        smem.segment_pipe.wait(regs.segment)
+        while smem.segments[0, regs.segment.stage] >= 0:
+            self.segment(g, smem, regs)
+            smem.segment_pipe.release(regs.segment)
+            regs.segment.advance()
+            smem.segment_pipe.wait(regs.segment)
         if self.walk.matches(g):
             pass
         else:
@@ -43,75 +51,65 @@ class Scores:
     @cute.jit
     def load_q(self, g, smem, regs, s):
         x = rows_of(g.q, g, s)
-        for q, column, n in ((regs.q_left, 0, 32), (regs.q_right, 256, 8)):
+        lane = lane_now()
+        for q, column, n in ((regs.q_left, 0, 32), (regs.q_right, 256, 16)):
             words = cute.recast_tensor(q.tensor, Int32)
             for r in cutlass.range_constexpr(2):
-                row = s.tile * ROWS + tk.first_row() + 8 * r
+                row = s.tile * ROWS + tk.warp_id() % 4 * 16 + lane // 4 + 8 * r
                 for j in cutlass.range_constexpr(n):
                     words[2 * j + r] = Int32(0)
                 if row < g.queries * g.group:
-                    at = (x.iterator + (cute.crd2idx((row, 0), x.layout) + tk.first_col() + column)).align(4)
+                    at = (x.iterator + (cute.crd2idx((row, 0), x.layout) + lane % 4 * 2 + column)).align(4)
                     pairs = cute.make_tensor(cute.recast_ptr(at, dtype=Int32), cute.make_layout(n, stride=4))
                     for j in cutlass.range_constexpr(n):
                         words[2 * j + r] = pairs[j]
 
     @cute.jit
-    def segment(self, g, smem, regs, s):
+    def segment(self, g, smem, regs):
+        s = Segment.read(smem, regs.segment)
         tk.zero(regs.norm)
         tk.neg_infty(regs.max)
-        fine = s.inside & (s.length == g.seqlens[s.batch])
-        regs.fault[0] = cutlass.select_(fine, Int32(0), Int32(1))
+        fine = (s.inside != 0) & (s.length == g.seqlens[s.batch])
         self.keys.tell(g.plan, fine)
         self.keys.limits(g, regs, s)
         self.load_q(g, smem, regs, s)
-        rows = q_rows(g, s)
-        tk.sync(QUERIES, tk.WARPGROUP)
-        copy_panels(smem.q7, 0, rows, 7, 1, 3)
-        copy_panels(smem.q_rope, 0, rows, 8, 1)
-        cute.arch.cp_async_commit_group()
-        cute.arch.cp_async_wait_group(0)
-        tk.publish()
-        tk.sync(QUERIES, tk.WARPGROUP)
+        tk.sync(QUERIES, 2 * tk.WARPGROUP)  # the rest of Q is there
         for block in cutlass.range(s.first, s.end, unroll=1):
             self.block(g, smem, regs, block)
         tk.quad_sum(regs.norm)
-        self.output.scores(g, smem, regs, s)
+        self.output.scores(g, smem, regs, Segment.read(smem, regs.segment))
 
     @cute.jit
     def block(self, g, smem, regs, block):
-        stage, here = regs.ring.stage, regs.rope.stage
-        smem.left_pipe.wait(regs.ring)
+        deep, pair = regs.deep.stage, regs.pair.stage
+        smem.left_pipe.wait(regs.deep)
+        tk.publish()  # cp.async wrote the tile: wgmma reads it by another proxy
+        tk.mm_ABt(regs.s, regs.q_left, smem.left[deep])
+        smem.rope_pipe.wait(regs.pair)
+        smem.right_pipe.wait(regs.pair)
         tk.publish()
-        tk.mm_ABt(regs.s, regs.q_left, smem.left[stage])
-        smem.right_pipe.wait(regs.ring)
-        tk.publish()
-        tk.mma_ABt(regs.s, regs.q_right, smem.right[stage], k=(0, 64))
-        tk.mma_ABt(regs.s, smem.q7[0], smem.right[stage], k=(192, 256))
-        tk.mma_ABt(regs.s, smem.q7[0], smem.right[stage], k=(192, 256))
-        tk.mma_ABt(regs.s, smem.q7[0], smem.right[stage], k=(192, 256))
-        smem.rope_pipe.wait(regs.rope)
-        tk.publish()
-        tk.mma_ABt(regs.s, smem.q_rope[0], smem.rope[here])
+        tk.mma_ABt(regs.s, smem.q_rope[0], smem.rope[pair])
+        tk.mma_ABt(regs.s, regs.q_right, smem.right[pair], k=(0, 128))
+        tk.mma_ABt(regs.s, smem.q[0], smem.right[pair], k=(128, 256))
         tk.mma_wait(0)
-        if cutlass.const_expr(self.config.lag):
-            tk.arrive(smem.s_full[here])
-        self.softmax(g, smem, regs, (stage, block))
-        tk.store(smem.rope[here], regs.s)
-        tk.store_rows(smem.correct[None, here], regs.correct, 0, tk.ROWS)
+        if const_expr(self.config.lag):
+            tk.arrive(smem.s_full[pair])
+        smem.rope_pipe.release(regs.pair)
+        self.softmax(g, smem, regs, (deep, block))
+        smem.p_pipe.acquire_empty(regs.pair)
+        tk.store(smem.p[pair], regs.s)
+        tk.store_rows(smem.correct[None, pair], regs.correct, 0, tk.ROWS)
         tk.publish()
-        cute.arch.sync_warp()
-        tk.arrive(smem.p_full[here])
-        regs.ring.advance()
-        regs.rope.advance()
+        smem.p_pipe.commit(regs.pair)
+        regs.deep.advance()
+        regs.pair.advance()
 
     @cute.jit
     def softmax(self, g, smem, regs, place):
         stage, block = place
         there = [smem.there[w, stage] for w in range(4)]
-        bad = smem.bad[0, stage] | smem.bad[1, stage] | smem.bad[2, stage] | smem.bad[3, stage]
-        regs.fault[0] = regs.fault[0] | bad
         self.keys.mask(regs, there)
-        if cutlass.const_expr(self.spec.edges):
+        if const_expr(self.spec.edges):
             self.keys.edges(g, regs, block)
         tk.copy(regs.correct, regs.max)
         tk.row_max(regs.shift, regs.s)

@@ -6,15 +6,15 @@ from cutlass import Float32, Int32, const_expr
 import tkq.tile as tk
 from tkq.attention.decode.plan import ROWS
 from tkq.attention.mla.combine import Combine
-from tkq.attention.mla3.producer import Producer
-from tkq.attention.mla3.scores import Scores
+from tkq.attention.mla4.producer import Producer
+from tkq.attention.mla4.scores import Scores
 from tkq.attention.mla.spec import HEAD_DIM, HEAD_DIM_V
-from tkq.attention.mla3.state import HALF, ROPE, Globals, Operands, Scalars, Shared
-from tkq.attention.mla3.values import Values
+from tkq.attention.mla4.state import HALF, ROPE, Globals, Operands, Scalars, Shared
+from tkq.attention.mla4.values import Values
 from tkq.runtime.compile import fake
 
 
-class Mla3:
+class Mla4:
     """o = softmax(scale * q @ k.T) @ k[:, :512] over the keys of each sequence, and the log-sum-exp.
 
     All heads of all queries are packed rows: row r is query r // heads of head r % heads; a task has 64 of them. A
@@ -72,24 +72,23 @@ class Mla3:
     def shared(self, al: tk.SharedAllocator) -> Shared:
         cfg, d = self.config, self.dtype
         pipe = lambda stages, consumers: al.pipe(stages, 0, consumers, producers=4, copies=tk.WARPGROUP)
-        rope, left, right = al.tile(tk.st(64, 64, d), 2), al.tile(tk.st(64, 256, d), cfg.stages), al.tile(tk.st(64, 256, d), cfg.stages)
-        q_rope, last = al.tile(tk.st(64, 64, d)), al.tile(tk.st(64, 64, d))
+        tile = lambda columns, stages: al.tile(tk.st(64, columns, d), stages)
+        left, right, rope, p, q_rope, last = tile(256, 3), tile(256, 2), tile(64, 2), tile(64, 2), tile(64, 1), tile(128, 1)
         type = tk.st(64, 256, d)
-        q7 = tk.SharedTile(cute.make_tensor(last.staged.iterator - 3 * 64 * 64, type.layout(1).outer), type)
-        return Shared(q7, q_rope, left, right, rope, al.vector(4, cfg.stages, Int32),
-                      al.vector(4, cfg.stages, Int32), al.vector(ROWS, 2), al.vector(ROWS, 1), pipe(cfg.stages, 4),
-                      pipe(cfg.stages, 4), pipe(2, 8), al.semaphores(2), al.semaphores(2))
+        q = tk.SharedTile(cute.make_tensor(last.staged.iterator - 2 * 64 * 64, type.layout(1).outer), type)
+        return Shared(q, q_rope, left, right, rope, p, al.vector(4, 3, Int32), al.vector(4, 3, Int32),
+                      al.vector(4, 4, Int32), al.vector(ROWS, 2), al.vector(ROWS, 1), al.vector(8, 4, Int32),
+                      pipe(3, 4), pipe(2, 4), pipe(2, 4), al.pipe(2, 0, 8, producers=4), al.pipe(4, 0, 12),
+                      al.semaphores(2))
 
     @cute.kernel
     def kernel(self, g: Globals):
         smem = self.shared(tk.SharedAllocator())
 
         def initialise():
-            smem.left_pipe.init()
-            smem.right_pipe.init()
-            smem.rope_pipe.init()
+            for pipe in (smem.left_pipe, smem.right_pipe, smem.rope_pipe, smem.p_pipe, smem.segment_pipe):
+                pipe.init()
             for stage in range(2):
-                tk.init(smem.p_full[stage], 4)
                 tk.init(smem.s_full[stage], 4)
 
         tk.init_block(initialise)
