@@ -33,7 +33,7 @@ class SharedTasksOnCpu:
                  sizes.tiles, sizes.overhead, sizes.left, sizes.split, 64)
         for i in cutlass.range(found.shape[0]):
             t = self.combine.fixed(g, Int32(i)) if cutlass.const_expr(self.fixed) else self.combine.begun(g, Int32(i))
-            found[i, 0], found[i, 1], found[i, 2] = t.batch, t.tile, t.splits
+            found[i, 0], found[i, 1], found[i, 2] = t.batch, t.row, t.splits
             found[i, 3] = self.combine.walk.slot(g, t, Int32(0))
 
 

@@ -21,7 +21,7 @@ _launchers: dict = {}  # (device, spec, config) -> the kernel's function; as man
 
 class Planned(NamedTuple):
     """What a plan is made for. left: -1 without a limit. keys: of a block of keys. blocks: of
-    threads on an SM."""
+    threads on an SM. together: of them that read the same keys, each for another tile."""
 
     heads_q: int
     heads_kv: int
@@ -30,6 +30,7 @@ class Planned(NamedTuple):
     left: int = -1
     fixed: bool = False
     blocks: int = 1
+    together: int = 1
 
     @property
     def group(self) -> int:
@@ -37,7 +38,12 @@ class Planned(NamedTuple):
 
     @property
     def tiles(self) -> int:
-        return row_tiles(self.queries, self.group)
+        """Of those that a block has one after the other."""
+        return -(-row_tiles(self.queries, self.group) // self.together)
+
+    def parts(self, sms: int) -> int:
+        """Parts of the work, for so many SMs."""
+        return max(1, self.blocks * sms // self.together)
 
     @property
     def split(self) -> int:
@@ -68,7 +74,7 @@ def make_plan(seqlens: Tensor, of: Planned, out: Tensor | None = None) -> Tensor
     """By one launch, into out where there is one."""
     batch = seqlens.shape[0]
     made = seqlens.new_empty(words.size(batch, of.heads_kv, of.tiles)) if out is None else out
-    launcher(seqlens, None)(_dense(seqlens), made, of.sizes(batch, of.blocks * arch.num_sms(seqlens.device)))
+    launcher(seqlens, None)(_dense(seqlens), made, of.sizes(batch, of.parts(arch.num_sms(seqlens.device))))
     return made
 
 

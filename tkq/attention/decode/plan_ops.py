@@ -7,7 +7,7 @@ from torch import Tensor
 from tkq.attention.decode import launch, words
 from tkq.attention.decode.check import PLAN, plan_flag, plan_limits, plan_numbers, plan_tensors, tasks
 from tkq.attention.decode.launch import Planned
-from tkq.attention.decode.plan import blocks_of_sm, key_block
+from tkq.attention.decode.plan import blocks_of_sm, key_block, tiles_together
 from tkq.reference import decode as reference
 from tkq.runtime.call import check, ops
 
@@ -48,7 +48,8 @@ def plan_decode(cache_seqlens: Tensor, num_heads_q: int, num_heads_kv: int, head
                                                                     max_seqlen_q)
     left, _ = plan_limits(window_size)
     of = Planned(heads_q, heads_kv, key_block(head_dim, head_dim_v or head_dim), queries, left,
-                 plan_flag(batch_invariant), blocks_of_sm(head_dim, head_dim_v or head_dim))
+                 plan_flag(batch_invariant), blocks_of_sm(head_dim, head_dim_v or head_dim),
+                 tiles_together(head_dim, queries, heads_q // heads_kv))
     if ops.direct(cache_seqlens, out):
         return (_run if cache_seqlens.is_cuda else _run_cpu)(cache_seqlens, of, out)
     _look(cache_seqlens, of, out)
@@ -82,13 +83,14 @@ def _run_cpu(seqlens, of, out=None):
     _look(seqlens, of, out)
     made = _fake(seqlens, *of) if out is None else out
     if not made.is_meta:
-        made.copy_(reference.plan_decode(seqlens, of.sizes(seqlens.shape[0], 132)))
+        made.copy_(reference.plan_decode(seqlens, of.sizes(seqlens.shape[0], of.parts(132))))
     return made
 
 
 def _cuda_op(cache_seqlens: Tensor, heads_q: int, heads_kv: int, keys: int, queries: int, left: int,
-             fixed: bool, blocks: int) -> Tensor:
-    return _run(cache_seqlens, Planned(heads_q, heads_kv, keys, queries, left, fixed, blocks))
+             fixed: bool, blocks: int, together: int) -> Tensor:
+    return _run(cache_seqlens, Planned(heads_q, heads_kv, keys, queries, left, fixed, blocks,
+                                        together))
 
 
 def _cpu_op(cache_seqlens, *of):

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from tkq.attention.decode import words
 from tkq.attention.decode.check import FARTHEST, tasks
-from tkq.attention.decode.plan import row_tiles
+from tkq.attention.decode.plan import row_tiles, tiles_together
 from tkq.attention.mla.spec import HEAD_DIM, HEAD_DIM_V
 from tkq.runtime import arguments
 from tkq.runtime.call import check
@@ -64,7 +64,7 @@ def check_call(call: Call, out=None) -> None:
     check.same_device(**call._asdict(), out=out)
     tasks(OP, B, 1, Sq, H)
     if plan is not None:
-        check.shape(f"{OP}: plan", plan, (words.size(B, 1, row_tiles(Sq, H)),))
+        check.shape(f"{OP}: plan", plan, (words.size(B, 1, -(-row_tiles(Sq, H) // tiles_together(HEAD_DIM, Sq, H))),))
     if out is not None:
         check.shape(f"{OP}: out", out, (B, Sq, H, HEAD_DIM_V))
         if out.dtype != q.dtype:

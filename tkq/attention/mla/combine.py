@@ -31,11 +31,12 @@ class Shared(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What `decode.walk.Walk.slot` and `rows_of` look at; `splits` of it are to be merged."""
+    """What `decode.walk.Walk.slot` and `rows_of` look at; `splits` of it are to be merged. row: its tile; then one of its packed
+    rows."""
 
     batch: Int32
     head: Int32
-    tile: Int32
+    row: Int32
     begin: Int32
     others: Int32
     splits: Int32
@@ -49,7 +50,7 @@ class Combine:
         self.spec, self.config, self.walk, self.dtype = spec, config, Walk(spec), tk.element_type(spec.dtype)
 
     def launch(self, g, parts, stream):
-        self.kernel(g).launch(grid=[parts, LAYERS, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=self.config.pdl)
+        self.kernel(g).launch(grid=[parts, LAYERS * g.together, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=self.config.pdl)
 
     @cute.kernel
     def kernel(self, g: Globals):
@@ -64,8 +65,9 @@ class Combine:
     @cute.jit
     def run(self, g, smem):
         me, blocks = cute.arch.block_idx(), cute.arch.grid_dim()
-        rows = g.partial.shape[1]
-        each = rows * (HEAD_DIM_V // COLUMNS)
+        quarters = HEAD_DIM_V // COLUMNS
+        rows = g.partial.shape[1] // g.together
+        each = g.partial.shape[1] * quarters
         if const_expr(self.spec.fixed_splits):
             found = g.batch * g.tiles
         else:
@@ -73,8 +75,9 @@ class Combine:
         for item in cutlass.range(me[1] * blocks[0] + me[0], found * each, blocks[0] * blocks[1], unroll=1):
             t = self.fixed(g, item // each) if const_expr(self.spec.fixed_splits) else self.begun(
                 g, smem.owners[item // each, 0])
-            row, column = item % each // (HEAD_DIM_V // COLUMNS), item % (HEAD_DIM_V // COLUMNS) * COLUMNS
-            if t.splits > 1 and t.tile * ROWS + row < g.queries * g.group:
+            row, column = item % each // quarters, item % quarters * COLUMNS
+            t = t._replace(row=(t.row * g.together + row // rows) * ROWS + row % rows)
+            if t.splits > 1 and t.row < g.queries * g.group:
                 self.merge(g, smem, t, (row, column + tk.lane_id() * 4))
 
     @cute.jit
@@ -152,12 +155,10 @@ class Combine:
             norm = sums[NORM]
             lse = Float32(-INF) if norm == Float32(0.0) else base + cute.math.log2(norm, fastmath=True)
             inverse = Float32(0.0) if norm == Float32(0.0) else cute.arch.rcp_approx(norm)
-            row, column = place
             self.row(g, t, place, sums, inverse)
             if const_expr(self.spec.lse):
-                if column == 0:
-                    at = t.tile * ROWS + row
-                    lse_out[t.batch, at % g.group, at // g.group] = lse * tk.LN2
+                if place[1] == 0:
+                    lse_out[t.batch, t.row % g.group, t.row // g.group] = lse * tk.LN2
         tk.sync_block()
 
     def add(self, g, t, span, place, sums):
@@ -186,9 +187,9 @@ class Combine:
 
     def row(self, g, t, place, total, factor):
         """Four columns of O."""
-        (row, column), o = place, rows_of(g.o, g, t)
+        o = rows_of(g.o, g, t)
         narrow = cute.make_rmem_tensor((4,), self.dtype)
         for e in range(4):
             narrow[e] = self.dtype(total[e] * factor)
-        at = (o.iterator + (cute.crd2idx((t.tile * ROWS + row, 0), o.layout) + column)).align(8)
+        at = (o.iterator + (cute.crd2idx((t.row, 0), o.layout) + place[1])).align(8)
         cute.autovec_copy(narrow, cute.make_tensor(at, cute.make_layout(4)))

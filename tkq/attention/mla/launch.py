@@ -5,7 +5,7 @@ from torch import Tensor
 import torch
 
 from tkq.attention.decode.launch import Planned, make_plan
-from tkq.attention.decode.plan import FIXED_KEYS, ROWS, blocks_of_sm, key_block
+from tkq.attention.decode.plan import FIXED_KEYS, ROWS, blocks_of_sm, key_block, tiles_together
 from tkq.attention.mla.check import Call, Options
 from tkq.attention.mla.config import MlaConfig
 from tkq.attention.mla.plan import plan
@@ -24,7 +24,7 @@ def recipe(spec: MlaSpec, config: MlaConfig | None = None) -> Recipe:
 
 def planned(call: Call, options: Options) -> Planned:
     return Planned(call.q.shape[2], 1, key_block(HEAD_DIM, HEAD_DIM_V), call.q.shape[1], -1, options.batch_invariant,
-                   blocks_of_sm(HEAD_DIM, HEAD_DIM_V))
+                   blocks_of_sm(HEAD_DIM, HEAD_DIM_V), tiles_together(HEAD_DIM, call.q.shape[1], call.q.shape[2]))
 
 
 def spec_of(call: Call, options: Options) -> MlaSpec:
@@ -44,15 +44,15 @@ def decode(call: Call, options: Options, out: Tensor | None = None, config: MlaC
     of = planned(call, options)
     made = make_plan(seqlens, of) if made is None else made
     cache = cache.unsqueeze(2) if cache.dim() == 3 else cache
-    parts = of.blocks * arch.num_sms(q.device)
+    parts = of.parts(arch.num_sms(q.device))
     slots = 2 * parts
     if of.fixed:
         slots = B * of.tiles * max(1, -(-cache.shape[1] * table.shape[1] // FIXED_KEYS))
-    rows = min(ROWS, Sq * H)
+    rows = of.together * min(ROWS, Sq * H)
     partial = q.new_empty(slots, rows, HEAD_DIM_V, dtype=torch.float32)
     partial_lse = q.new_empty(slots, rows, dtype=torch.float32)
     operands = cache, table, seqlens if seqlens.is_contiguous() else seqlens.contiguous(), made, o, lse, partial, partial_lse
-    scalars = options.softmax_scale, 0 if options.causal else -1, of.split, parts
+    scalars = options.softmax_scale, 0 if options.causal else -1, of.split, parts, of.together
     run, given = launcher(q, spec_of(call, options), config), (q, operands, scalars)
     run(*given)
     return o, lse, (partial, partial_lse), (run, given)

@@ -9,6 +9,7 @@ from tkq.attention.decode.plan import ROWS
 from tkq.attention.decode.walk import Walk
 from tkq.attention.mla.copies import GROUPS, WARP_ROWS, copy_panels, row_of
 from tkq.attention.mla.spec import HEAD_DIM_V
+from tkq.attention.mla.tiles import place_in_slot
 from tkq.attention.mla.state import HALF
 
 INF = Float32.inf
@@ -70,12 +71,12 @@ class Output:
                                   cute.make_layout((rows.shape[0], HALF), stride=(rows.stride[0], 1)))
             tk.store_narrow(to, o, s.tile * ROWS, g.queries * g.group)
         else:
-            slot, rows, view = self.walk.slot(g, s, s.split), g.partial.shape[1], o.rows_view
+            (first, rows), view = place_in_slot(g, self.walk.slot(g, s, s.split)), o.rows_view
             here = cutlass.min(rows, g.queries * g.group - s.tile * ROWS)
             for r in cutlass.range_constexpr(2):
                 row = tk.first_row() + 8 * r
                 if row < here:
-                    at = g.partial.iterator + ((Int64(slot) * rows + row) * HEAD_DIM_V + column)
+                    at = g.partial.iterator + ((first + row) * HEAD_DIM_V + column)
                     for j in cutlass.range_constexpr(HALF // 8):
                         two = cute.make_rmem_tensor((2,), Float32)
                         two[0] = view[r, 2 * j]
@@ -86,8 +87,8 @@ class Output:
     @cute.jit
     def log_sum(self, g, lse, s):
         if s.splits > 1:
-            rows = g.partial.shape[1]
-            at = g.partial_lse.iterator + Int64(self.walk.slot(g, s, s.split)) * rows
+            first, rows = place_in_slot(g, self.walk.slot(g, s, s.split))
+            at = g.partial_lse.iterator + first
             here = cutlass.min(rows, g.queries * g.group - s.tile * ROWS)
             tk.store_rows(cute.make_tensor(at, cute.make_layout(rows)), lse, 0, here)
         else:

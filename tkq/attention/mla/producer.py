@@ -6,6 +6,7 @@ from cutlass import Int64
 from tkq.attention.decode.producer import Producer as Pages
 from tkq.attention.decode.walk import END, Walk, X
 from tkq.attention.mla.copies import GROUPS, copy_panels, row_of
+from tkq.attention.mla.tiles import own
 
 
 class Producer:
@@ -23,7 +24,7 @@ class Producer:
         left, right = smem.left_pipe.ring(), smem.right_pipe.ring()
         at = self.walk.begin(g)
         while at[X] < at[END]:
-            s = self.walk.segment(g, at)
+            s = own(g, self.walk.segment(g, at))
             if s.first < s.end:
                 page, row, seen = self.pages.find(g, s, s.first)
                 for block in cutlass.range(s.first, s.end, unroll=1):

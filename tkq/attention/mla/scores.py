@@ -10,6 +10,7 @@ from tkq.attention.decode.walk import END, Walk, X
 from tkq.attention.mla.output import Output, load_q
 from tkq.attention.mla.state import HALF
 from tkq.attention.mla.state import Scores as State
+from tkq.attention.mla.tiles import own
 
 
 class Scores:
@@ -32,7 +33,7 @@ class Scores:
         regs = self.state(smem)
         at = self.walk.begin(g)
         while at[X] < at[END]:
-            s = self.walk.segment(g, at)
+            s = own(g, self.walk.segment(g, at))
             if s.first < s.end:
                 self.segment(g, smem, regs, s)
             self.walk.advance(g, at, s)

@@ -28,12 +28,13 @@ class Operands(NamedTuple):
 
 class Scalars(NamedTuple):
     """scale: of scores. right: keys behind its own that a query sees, -1: all. split: blocks of a fixed split, or 0.
-    parts: blocks of threads."""
+    parts: of the plan. together: blocks of threads that have a part each."""
 
     scale: Float32
     right: Int32
     split: Int32
     parts: Int32
+    together: Int32
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Globals:
     group: Int32
     queries: Int32
     tiles: Int32
+    together: Int32
     page_size: Int32
     capacity: Int32
     key_block: Constexpr[int]

@@ -7,6 +7,7 @@ from tkq.attention.decode.walk import END, Walk, X
 from tkq.attention.mla.output import Output, load_q
 from tkq.attention.mla.state import HALF
 from tkq.attention.mla.state import Values as State
+from tkq.attention.mla.tiles import own
 
 
 class Values:
@@ -18,7 +19,7 @@ class Values:
         regs = State(o=tk.rt_fl(HALF), correct=tk.rv(), right=smem.right_pipe.ring(), ahead=smem.right_pipe.ring())
         at = self.walk.begin(g)
         while at[X] < at[END]:
-            s = self.walk.segment(g, at)
+            s = own(g, self.walk.segment(g, at))
             if s.first < s.end:
                 self.segment(g, smem, regs, s)
             self.walk.advance(g, at, s)

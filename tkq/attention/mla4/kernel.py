@@ -52,7 +52,7 @@ class Mla4:
             four(pages, page, 1, HEAD_DIM), ints(B, fake.sym()), ints(B), ints(fake.sym()),
             four(B, Sq, H, HEAD_DIM_V), fake.tensor("fp32", (B, H, Sq), align=4) if spec.lse else None,
             fake.tensor("fp32", (slots, rows, HEAD_DIM_V), align=16), fake.tensor("fp32", (slots, rows), align=4),
-        ), Scalars(Float32(1.0), Int32(0), Int32(0), Int32(1))
+        ), Scalars(Float32(1.0), Int32(0), Int32(0), Int32(1), Int32(1))
 
     @cute.jit
     def __call__(self, q: cute.Tensor, operands: Operands, scalars: Scalars, stream: cuda.CUstream):
@@ -63,9 +63,10 @@ class Mla4:
             q=q, k=x.k, table=x.table, seqlens=x.seqlens, plan=x.plan, o=x.o, lse=x.lse, partial=x.partial,
             partial_lse=x.partial_lse, scale=sc.scale * tk.LOG2E, left=Int32(-1), right=sc.right, split=sc.split,
             batch=Int32(B), heads_kv=Int32(1), group=Int32(H), queries=Int32(Sq),
-            tiles=Int32((Sq * H + ROWS - 1) // ROWS), page_size=Int32(page),
+            tiles=Int32((Sq * H + ROWS * sc.together - 1) // (ROWS * sc.together)), together=sc.together,
+            page_size=Int32(page),
             capacity=Int32(page * x.table.shape[1]), key_block=self.config.keys)
-        self.kernel(g).launch(grid=[sc.parts, 1, 1], block=[4 * tk.WARPGROUP, 1, 1], stream=stream,
+        self.kernel(g).launch(grid=[sc.parts, sc.together, 1], block=[4 * tk.WARPGROUP, 1, 1], stream=stream,
                               min_blocks_per_mp=1, use_pdl=self.config.pdl)
         self.combine.launch(g, sc.parts, stream)
 

@@ -6,6 +6,7 @@ from cutlass import Int32, Int64
 import tkq.tile as tk
 from tkq.attention.decode.producer import Producer as Pages
 from tkq.attention.decode.walk import END, Walk, X
+from tkq.attention.mla.tiles import own
 from tkq.attention.mla4.copies import GROUPS, copy_panels, row_of
 
 
@@ -25,7 +26,7 @@ class Producer:
         told = smem.segment_pipe.ring()
         at = self.walk.begin(g)
         while at[X] < at[END]:
-            s = self.walk.segment(g, at)
+            s = own(g, self.walk.segment(g, at))
             if s.first < s.end:
                 slot = told.stage
                 self.announce(smem, told, (s.first, s.end, s.batch, s.tile, s.length, Int32(s.inside), s.splits,
