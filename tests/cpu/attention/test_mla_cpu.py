@@ -1,4 +1,5 @@
 """MLA decoding where there is no GPU: which tasks are merged, CPU tensors, and what is refused."""
+import itertools
 import math
 import random
 
@@ -8,6 +9,7 @@ import torch
 import tkq
 from tests.helpers.emulation.mla import shared_tasks
 from tkq.attention.decode.launch import Planned
+from tkq.attention.decode.plan import row_tiles, tiles_together
 from tkq.attention.mla.spec import MlaSpec
 from tkq.reference import decode as reference
 
@@ -30,6 +32,16 @@ def test_tasks_that_are_merged(monkeypatch, fixed):
         function(plan, (seqlens, partial, found), (*sizes[:8], 20000, *sizes[9:]))
         merged = sorted(tuple(row[:3]) for row in found.tolist() if row[2] > 1)
         assert merged == _shared(lengths, of, plan, parts, fixed)
+
+
+def test_tiles_that_go_together():
+    """All tiles have a block; at most as many are left over as there are rounds."""
+    for queries, heads in itertools.product(range(1, 9), range(1, 129)):
+        tiles, together = row_tiles(queries, heads), tiles_together(576, queries, heads)
+        rounds = Planned(heads, 1, 64, queries, together=together).tiles
+        assert 1 <= together <= 16 and 0 <= rounds * together - tiles < rounds
+    assert tiles_together(576, 1, 128) == 2 and tiles_together(128, 8, 128) == 1
+    assert Planned(128, 1, 64, together=2).parts(132) == 66 and Planned(128, 1, 64, together=16).parts(3) == 1
 
 
 def _shared(lengths, of, plan, parts, fixed):
