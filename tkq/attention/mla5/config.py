@@ -1,0 +1,20 @@
+"""How the MLA kernel goes about it."""
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class MlaConfig:
+    """keys: of a tile. registers: of a thread of the producers, of the scores, and of each half of the values. lag: the
+    left half of a block's values waits for the next block's scores, to lie under their softmax. pdl: the launch lies
+    under the end of the kernel before."""
+
+    keys: int = 64
+    registers: tuple[int, int, int] = (32, 160, 160)
+    lag: bool = True
+    multicast: int = 0
+    pdl: bool = True
+
+    @property
+    def rows_per_warp(self) -> int:
+        """Rows of a tile that each of the four producer warps loads."""
+        return self.keys // 4
