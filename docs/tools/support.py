@@ -15,9 +15,9 @@ from tests.helpers.ops.launch_table import numbers
 from tkq.attention.backward import plan
 from tkq.attention.backward import spec as backward_spec
 from tkq.attention.decode import spec as decode_spec
-from tkq.attention.mla import spec as mla_spec
 from tkq.attention.forward import plan as attention_plan
 from tkq.attention.forward.spec import HEAD_DIMS, AttentionSpec
+from tkq.attention.mla import spec as mla_spec
 from tkq.convolution.fft.spec import BLOCKS, MOST_POINTS, FftSpec
 from tkq.convolution.spec import WIDTHS, ConvSpec
 from tkq.gemm.dense import plan as gemm_plan
@@ -121,8 +121,8 @@ def _caches() -> dict:
     dims = taken(lambda d: decode_spec.DecodeSpec("bf16", d, d), range(1, 400))
     return {"flash_attn_with_kvcache": (taken(lambda t: decode_spec.DecodeSpec(t, 64, 64), TYPES),
                                         f"any lengths, pages of any size; D and Dv: {', '.join(map(str, dims))}"),
-            "mla_decode": (taken(mla_spec.MlaSpec, TYPES), "any H, any lengths, pages of any size; 576 columns, of which "
-                           "512 are values"),
+            "mla_decode": (taken(mla_spec.MlaSpec, TYPES), "any H, any lengths, pages of any size; 576 columns, of "
+                           "which 512 are values"),
             "plan_decode": (["int32"], "any lengths"),
             "kv_append": (taken(decode_spec.AppendSpec, TYPES), "any T, any pages; D and Dv multiples of 8"),
             "merge_state": (taken(decode_spec.MergeSpec, TYPES), "any S; D a multiple of 8")}

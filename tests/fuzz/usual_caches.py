@@ -18,7 +18,8 @@ def flash_attn_with_kvcache(d):
 
 
 def mla_decode(d):
-    count, queries, heads, dtype, page, each = d.one(1, 3), d.one(1, 1, 3), d.one(1, 5, 16), d.half(), d.one(1, 4, 16), 3
+    count, queries, heads, dtype = d.one(1, 3), d.one(1, 1, 3), d.one(1, 5, 16), d.half()
+    page, each = d.one(1, 4, 16), 3
     cache = (7, page, 576) if d.chance(0.5) else (7, page, 1, 576)
     return dict(q=d.normal(count, queries, heads, 576, dtype=dtype), kv_cache=d.normal(*cache, dtype=dtype),
                 block_table=d.integers(0, 7, count, each, dtype=torch.int32),

@@ -62,7 +62,8 @@ def _shared(lengths, of, plan, parts, fixed):
 
 def _call(**changed):
     g = torch.Generator().manual_seed(0)
-    given = dict(q=torch.randn(2, 3, 5, 576, generator=g).to(BF16), kv_cache=torch.randn(9, 8, 576, generator=g).to(BF16),
+    new = lambda *shape: torch.randn(*shape, generator=g).to(BF16)
+    given = dict(q=new(2, 3, 5, 576), kv_cache=new(9, 8, 576),
                  block_table=torch.tensor([[3, 1, 8], [0, -1, 2]], dtype=torch.int32),
                  cache_seqlens=torch.tensor([17, 24], dtype=torch.int32), softmax_scale=0.1)
     return given | changed

@@ -294,8 +294,8 @@ CASES = call_cases.cases(TENSORS)
 # Python, or none.
 LONG = ("rmsnorm of slices", "rope in place of a part", "rope in place of a slice", "rope with ids",
         "flash_attn_varlen in use", "gemm of a batch that shares", "gemm into out", "gemm onto c",
-        "quantize_fp8, tensor", "cross_entropy_and_gradient", "fft_conv", "flash_attn_with_kvcache",
-        "flash_attn_with_kvcache of pages", "mla_decode", "plan_decode", "kv_append", "merge_state")  # a call with a plan is replayed
+        "quantize_fp8, tensor", "cross_entropy_and_gradient", "fft_conv", "flash_attn_with_kvcache", "mla_decode",
+        "flash_attn_with_kvcache of pages", "plan_decode", "kv_append", "merge_state")  # a call with a plan is replayed
 
 
 @pytest.fixture

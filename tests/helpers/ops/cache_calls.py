@@ -37,10 +37,6 @@ def latent(t):
 
 
 def attend_latent(q, kv_cache, block_table, cache_seqlens):
-    return tkq.mla_decode(q, kv_cache, block_table, cache_seqlens, softmax_scale=0.1, return_lse=True)
-
-
-def attend_latent_planned(q, kv_cache, block_table, cache_seqlens):
     plan = tkq.plan_decode(cache_seqlens, 4, 1, 576, head_dim_v=512, max_seqlen_q=2)
     return tkq.mla_decode(q, kv_cache, block_table, cache_seqlens, softmax_scale=0.1, plan=plan, return_lse=True)
 

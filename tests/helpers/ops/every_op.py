@@ -212,8 +212,7 @@ CASES = {case.name: case for case in (
     Case("cross_entropy", _classes, lambda logits, target: tkq.cross_entropy(logits, target), ("logits",)),
     Case("cross_entropy, of each row", _classes,
          lambda logits, target: tkq.cross_entropy(logits, target, reduction="none"), ("logits",)),
-    Case("cross_entropy_and_gradient", _classes,
-         lambda logits, target: tkq.cross_entropy_and_gradient(logits, target)),
+    Case("cross_entropy_and_gradient", _classes, lambda logits, target: tkq.cross_entropy_and_gradient(logits, target)),
     Case("linear_cross_entropy", _layer, lambda x, weight, target: tkq.linear_cross_entropy(x, weight, target),
          ("x", "weight"), ("x", "weight"), exact=False),
     Case("linear_cross_entropy, of each row", _layer,
@@ -332,7 +331,6 @@ CASES = {case.name: case for case in (
     Case("flash_attn_with_kvcache, planned ahead", caches.rows, caches.attend_planned,
          cast=("q", "k_cache", "v_cache")),
     Case("mla_decode", caches.latent, caches.attend_latent, cast=("q", "kv_cache")),
-    Case("mla_decode, planned ahead", caches.latent, caches.attend_latent_planned, cast=("q", "kv_cache")),
     Case("plan_decode", caches.lengths, lambda cache_seqlens: tkq.plan_decode(cache_seqlens, 8, 2, 64)),
     Case("kv_append", caches.new_tokens, caches.append, alone=lambda k, v, k_cache, v_cache, slot_mapping:
          tkq.kv_append(k, v, k_cache, v_cache, slot_mapping)),

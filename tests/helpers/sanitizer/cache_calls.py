@@ -5,7 +5,8 @@ from tests.helpers.sanitizer.calls import on, randn
 
 
 def attended(device):
-    """Attention over pages of any size, over rows and over latent pages, planned in the call; new keys, rotated; two states merged."""
+    """Attention over pages of any size, over rows and over latent pages, planned in the call; new keys, rotated; two
+    states merged."""
     import tkq
 
     with torch.no_grad():

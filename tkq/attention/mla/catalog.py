@@ -16,7 +16,8 @@ def shipped() -> list:
 
 
 def expectation() -> Expectation:
-    """36 steps of S = Q K', four of each half of P V; copies past L1, 16 bytes each. And the kernel that merges."""
+    """36 steps of S = Q K', four of each quarter of P V; copies past L1, 16 bytes each. And the kernel that merges."""
+    few, scores, values = MlaConfig().registers
     merge = Expectation(instructions=("LDG.E.128", "ACQBULK"), registers=72)
-    return Expectation(tensor=44, instructions=("LDGSTS.E.BYPASS", "USETMAXREG"), registers=168,
-                       roles=tuple((n, 1) for n in MlaConfig().registers), others=(("ombine", merge),))
+    return Expectation(tensor=52, instructions=("LDGSTS.E.BYPASS", "USETMAXREG"), registers=128,
+                       roles=((few, 1), (scores, 1), (values, 2)), others=(("ombine", merge),))

@@ -47,8 +47,8 @@ def check_call(call: Call, out=None) -> None:
         raise TypeError(f"{OP}: kv_cache is {cache.dtype}, q is {q.dtype}; both must have one dtype")
     B, Sq, H, D = q.shape
     if D != HEAD_DIM:
-        raise NotImplementedError(f"{OP}: q has rows of {D}, supported are {HEAD_DIM}: {HEAD_DIM_V} latent columns, and "
-                                  f"{HEAD_DIM - HEAD_DIM_V} that are rotated")
+        raise NotImplementedError(f"{OP}: q has rows of {D}, supported are {HEAD_DIM}: {HEAD_DIM_V} latent columns, "
+                                  f"and {HEAD_DIM - HEAD_DIM_V} that are rotated")
     if not H:
         raise ValueError(f"{OP}: q has 0 heads, allowed is 1 or more")
     _cache(cache)
@@ -59,8 +59,8 @@ def check_call(call: Call, out=None) -> None:
                          ".contiguous()")
     capacity = cache.shape[1] * table.shape[1]
     if capacity >= FARTHEST:
-        raise NotImplementedError(f"{OP}: kv_cache has room for {capacity} keys of a sequence, supported are fewer than "
-                                  "2^31")
+        raise NotImplementedError(f"{OP}: kv_cache has room for {capacity} keys of a sequence, supported are fewer "
+                                  "than 2^31")
     check.same_device(**call._asdict(), out=out)
     tasks(OP, B, 1, Sq, H)
     if plan is not None:

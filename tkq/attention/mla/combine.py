@@ -31,8 +31,8 @@ class Shared(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What `decode.walk.Walk.slot` and `rows_of` look at; `splits` of it are to be merged. row: its tile; then one of its packed
-    rows."""
+    """What `decode.walk.Walk.slot` and `rows_of` look at; ``splits`` of it are to be merged. row: its tile; then one of
+    its packed rows."""
 
     batch: Int32
     head: Int32
@@ -50,7 +50,8 @@ class Combine:
         self.spec, self.config, self.walk, self.dtype = spec, config, Walk(spec), tk.element_type(spec.dtype)
 
     def launch(self, g, parts, stream):
-        self.kernel(g).launch(grid=[parts, LAYERS * g.together, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=self.config.pdl)
+        self.kernel(g).launch(grid=[parts, LAYERS * g.together, 1], block=[THREADS, 1, 1], stream=stream,
+                              use_pdl=self.config.pdl)
 
     @cute.kernel
     def kernel(self, g: Globals):
@@ -83,7 +84,7 @@ class Combine:
     @cute.jit
     def find(self, g, smem, parts):
         """How many parts begin a task that another one ends; which, in order, in ``smem.owners``."""
-        total, thread = Int32(0), cute.arch.thread_idx()[0]
+        total, thread, warp = Int32(0), cute.arch.thread_idx()[0], tk.warp_id()
         for first in cutlass.range(0, parts, THREADS, unroll=1):
             part = first + thread
             mine = cutlass.Boolean(False)
@@ -91,12 +92,12 @@ class Combine:
                 mine = self.begun(g, part).splits > 1
             votes = cute.arch.vote_ballot_sync(mine)
             if tk.lane_id() == 0:
-                smem.counts[tk.warp_id(), 0] = Int32(cute.arch.popc(votes))
+                smem.counts[warp, 0] = Int32(cute.arch.popc(votes))
             tk.sync_block()
             before = total
             for w in cutlass.range_constexpr(WARPS):
                 count = smem.counts[w, 0]
-                before = cutlass.select_(w < tk.warp_id(), before + count, before)
+                before = cutlass.select_(w < warp, before + count, before)
                 total += count
             below = Int32(votes) & ((Int32(1) << tk.lane_id()) - 1)
             if mine:

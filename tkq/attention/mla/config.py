@@ -4,15 +4,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class MlaConfig:
-    """keys: of a tile. stages: tiles in shared memory. registers: of a thread of the producers, of the warpgroup that
-    has the scores, and of the other. pdl: the launch lies under the end of the kernel before. lag: the right half of a block's values waits for the scores of the next block, so that it lies
-    under their softmax."""
+    """keys: of a tile. registers: of a thread of the producers, of the scores, and of each half of the values. lag: the
+    left half of a block's values waits for the next block's scores, to lie under their softmax. pdl: the launch lies
+    under the end of the kernel before."""
 
     keys: int = 64
-    stages: int = 2
-    registers: tuple[int, int, int] = (40, 240, 224)
+    registers: tuple[int, int, int] = (32, 160, 160)
+    lag: bool = True
+    multicast: int = 0
     pdl: bool = True
-    lag: bool = False
 
     @property
     def rows_per_warp(self) -> int:

@@ -1,8 +1,8 @@
 """From torch tensors to launches."""
 from __future__ import annotations
 
-from torch import Tensor
 import torch
+from torch import Tensor
 
 from tkq.attention.decode.launch import Planned, make_plan
 from tkq.attention.decode.plan import FIXED_KEYS, ROWS, blocks_of_sm, key_block, tiles_together
@@ -51,7 +51,7 @@ def decode(call: Call, options: Options, out: Tensor | None = None, config: MlaC
     rows = of.together * min(ROWS, Sq * H)
     partial = q.new_empty(slots, rows, HEAD_DIM_V, dtype=torch.float32)
     partial_lse = q.new_empty(slots, rows, dtype=torch.float32)
-    operands = cache, table, seqlens if seqlens.is_contiguous() else seqlens.contiguous(), made, o, lse, partial, partial_lse
+    operands = cache, table, seqlens.contiguous(), made, o, lse, partial, partial_lse
     scalars = options.softmax_scale, 0 if options.causal else -1, of.split, parts, of.together
     run, given = launcher(q, spec_of(call, options), config), (q, operands, scalars)
     run(*given)

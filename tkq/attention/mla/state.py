@@ -7,14 +7,16 @@ from cutlass import Constexpr, Float32, Int32
 
 import tkq.tile as tk
 
-HALF, ROPE = 256, 64  # columns: of half of the values, and of the part of a key that is no value
+HALF = 256  # columns of half of the values
+FIELDS, AHEAD = 8, 4  # of a segment that is announced; segments that are announced at a time, at most
 
 
 class Operands(NamedTuple):
     """Beside q (B, Sq, H, 576). k: the cache, pages (N, page, 1, 576). table (B, pages of a sequence). seqlens (B,).
     plan: see `tkq.attention.decode.words`. o (B, Sq, H, 512), lse (B, H, Sq).
 
-    partial (slots, rows, 512) and partial_lse (slots, rows): of tasks that several blocks share."""
+    partial (slots, rows, 512) and partial_lse (slots, rows): of tasks that several parts share, rows of all tiles that
+    go together."""
 
     k: cute.Tensor
     table: cute.Tensor
@@ -28,7 +30,7 @@ class Operands(NamedTuple):
 
 class Scalars(NamedTuple):
     """scale: of scores. right: keys behind its own that a query sees, -1: all. split: blocks of a fixed split, or 0.
-    parts: of the plan. together: blocks of threads that have a part each."""
+    parts: of the plan. together: blocks of threads that have a part, each for another tile."""
 
     scale: Float32
     right: Int32
@@ -56,60 +58,83 @@ class Globals:
     heads_kv: Int32
     group: Int32
     queries: Int32
-    tiles: Int32
+    tiles: Int32  # of a sequence's rows, that a block of threads has one after the other
     together: Int32
     page_size: Int32
     capacity: Int32
+    latent: Any
     key_block: Constexpr[int]
 
 
-@dataclass(frozen=True)
-class Tiles:
-    """A tile of rows in three: columns 0 to 255, 256 to 511 and 512 to 575."""
+class Segment(NamedTuple):
+    """Blocks first .. end of keys of a task, as the producer announces them; first is -1 behind the last one.
 
-    left: tk.SharedTile
-    right: tk.SharedTile
-    rope: tk.SharedTile
+    tile: this block's own. slot: of a part's result. Otherwise as `decode.walk.Segment`."""
+
+    first: Int32
+    end: Int32
+    batch: Int32
+    tile: Int32
+    length: Int32
+    inside: Int32
+    splits: Int32
+    slot: Int32
+    head: Int32
+
+    @classmethod
+    def read(cls, smem, ring):
+        """Where it is used: no register holds it in between."""
+        return cls(*(smem.segments[i, ring.stage] for i in range(FIELDS)), Int32(0))
 
 
 @dataclass(frozen=True)
 class Shared:
-    q: Tiles
-    k: Tiles  # rope: P as well, once the scores of its block are there
-    there: cute.Tensor  # (4, stages): one bit for each of a producer warp's rows
-    bad: cute.Tensor  # (4, stages)
-    correct: cute.Tensor  # (64, stages): factors of O's rows, for the other warpgroup
+    q: tk.SharedTile  # columns 384 to 511 of Q, as the end of a tile of columns 256 to 511
+    q_rope: tk.SharedTile  # columns 512 to 575
+    left: tk.SharedTile  # columns 0 to 255 of keys
+    right: tk.SharedTile
+    rope: tk.SharedTile
+    p: tk.SharedTile
+    there: cute.Tensor  # (4, stages of left): one bit for each of a producer warp's rows
+    bad: cute.Tensor  # (4, stages of left)
+    faults: cute.Tensor  # (4, AHEAD): of a segment, by producer warps
+    correct: cute.Tensor  # (64, 2): factors of O's rows
     inverse: cute.Tensor  # (64, 1): of a segment
+    segments: cute.Tensor  # (FIELDS, AHEAD)
     left_pipe: tk.Pipe
-    right_pipe: tk.Pipe  # of the rope part, too
-    p_full: tk.Semaphore
-    s_full: tk.Semaphore  # the scores of a block are there
+    right_pipe: tk.Pipe
+    rope_pipe: tk.Pipe
+    p_pipe: tk.Pipe
+    segment_pipe: tk.Pipe
+    scored: tk.Semaphore  # a block's scores are there
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Registers of the warpgroup that has the scores: see `decode.state.State`."""
+    """Registers of the warpgroup that has the scores: see `decode.state.State`. deep: the place in the ring of left
+    halves; pair: in all others."""
 
+    q_left: tk.RegTile
+    q_right: tk.RegTile  # its first 128 columns
     s: tk.RegTile
-    p: tk.RegTile
-    o: tk.RegTile
     max: tk.RowVec
     norm: tk.RowVec
     correct: tk.RowVec
     shift: tk.RowVec
     first: Any
     end: Any
-    fault: Any
-    left: tk.Ring
-    done: tk.Ring  # of the left half: what is still to be released
-    right: tk.Ring
+    deep: tk.Ring
+    pair: tk.Ring
+    segment: tk.Ring
 
 
 @dataclass(frozen=True)
 class Values:
-    """Registers of the other warpgroup."""
+    """Registers of a warpgroup that sums up half of the values' columns. ahead: the block behind."""
 
-    o: tk.RegTile
+    o: tuple  # of two tiles of 128 columns: the assembler has no wider ones with 512 threads
     correct: tk.RowVec
-    right: tk.Ring
-    ahead: tk.Ring  # the block behind
+    deep: tk.Ring
+    pair: tk.Ring
+    ahead: tk.Ring
+    segment: tk.Ring

@@ -7,8 +7,8 @@ import tkq.tile as tk
 from tkq.attention.decode import words
 from tkq.attention.decode.plan import ROWS
 from tkq.attention.decode.walk import END, Walk, X
-from tkq.attention.mla5.producer import announce
-from tkq.attention.mla5.tiles import own
+from tkq.attention.mla.producer import announce
+from tkq.attention.mla.tiles import own
 
 LANES = 4  # words of 16 rows each that say which rows of a tile are there
 

@@ -5,16 +5,16 @@ from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.decode.plan import ROWS
-from tkq.attention.mla.combine import Combine
-from tkq.attention.mla4.producer import Producer
-from tkq.attention.mla4.scores import Scores
 from tkq.attention.mla.spec import HEAD_DIM, HEAD_DIM_V
-from tkq.attention.mla4.state import HALF, ROPE, Globals, Operands, Scalars, Shared
-from tkq.attention.mla4.values import Values
+from tkq.attention.mla_two.combine import Combine
+from tkq.attention.mla_two.producer import Producer
+from tkq.attention.mla_two.scores import Scores
+from tkq.attention.mla_two.state import HALF, ROPE, Globals, Operands, Scalars, Shared, Tiles
+from tkq.attention.mla_two.values import Values
 from tkq.runtime.compile import fake
 
 
-class Mla4:
+class MlaTwo:
     """o = softmax(scale * q @ k.T) @ k[:, :512] over the keys of each sequence, and the log-sum-exp.
 
     All heads of all queries are packed rows: row r is query r // heads of head r % heads; a task has 64 of them. A
@@ -34,8 +34,7 @@ class Mla4:
     def __init__(self, spec, config):
         self.spec, self.config = spec, config
         self.producer = Producer(spec, config)
-        self.scores = Scores(spec, config)
-        self.halves = Values(spec, config, True), Values(spec, config, False)
+        self.scores, self.values = Scores(spec, config), Values(spec, config)
         self.combine = Combine(spec, config)
         self.dtype = tk.element_type(spec.dtype)
 
@@ -66,30 +65,29 @@ class Mla4:
             tiles=Int32((Sq * H + ROWS * sc.together - 1) // (ROWS * sc.together)), together=sc.together,
             page_size=Int32(page),
             capacity=Int32(page * x.table.shape[1]), key_block=self.config.keys)
-        self.kernel(g).launch(grid=[sc.parts, sc.together, 1], block=[4 * tk.WARPGROUP, 1, 1], stream=stream,
+        self.kernel(g).launch(grid=[sc.parts, sc.together, 1], block=[3 * tk.WARPGROUP, 1, 1], stream=stream,
                               min_blocks_per_mp=1, use_pdl=self.config.pdl)
         self.combine.launch(g, sc.parts, stream)
 
+    def tiles(self, al: tk.SharedAllocator, rows, stages) -> Tiles:
+        return Tiles(*(al.tile(tk.st(rows, columns, self.dtype), stages) for columns in (HALF, HALF, ROPE)))
+
     def shared(self, al: tk.SharedAllocator) -> Shared:
-        cfg, d = self.config, self.dtype
-        pipe = lambda stages, consumers: al.pipe(stages, 0, consumers, producers=4, copies=tk.WARPGROUP)
-        tile = lambda columns, stages: al.tile(tk.st(64, columns, d), stages)
-        left, right, rope, p, q_rope, last = tile(256, 3), tile(256, 2), tile(64, 2), tile(64, 2), tile(64, 1), tile(128, 1)
-        type = tk.st(64, 256, d)
-        q = tk.SharedTile(cute.make_tensor(last.staged.iterator - 2 * 64 * 64, type.layout(1).outer), type)
-        return Shared(q, q_rope, left, right, rope, p, al.vector(4, 3, Int32), al.vector(4, 3, Int32),
-                      al.vector(4, 4, Int32), al.vector(ROWS, 2), al.vector(ROWS, 1), al.vector(8, 4, Int32),
-                      pipe(3, 4), pipe(2, 4), pipe(2, 4), al.pipe(2, 0, 8, producers=4), al.pipe(4, 0, 12),
-                      al.semaphores(2))
+        cfg = self.config
+        pipe = lambda: al.pipe(cfg.stages, 0, 4, producers=4, copies=tk.WARPGROUP)
+        return Shared(self.tiles(al, ROWS, 1), self.tiles(al, cfg.keys, cfg.stages), al.vector(4, cfg.stages, Int32),
+                      al.vector(4, cfg.stages, Int32), al.vector(ROWS, cfg.stages), al.vector(ROWS, 1), pipe(), pipe(),
+                      al.semaphores(cfg.stages), al.semaphores(cfg.stages))
 
     @cute.kernel
     def kernel(self, g: Globals):
         smem = self.shared(tk.SharedAllocator())
 
         def initialise():
-            for pipe in (smem.left_pipe, smem.right_pipe, smem.rope_pipe, smem.p_pipe, smem.segment_pipe):
-                pipe.init()
-            for stage in range(2):
+            smem.left_pipe.init()
+            smem.right_pipe.init()
+            for stage in range(self.config.stages):
+                tk.init(smem.p_full[stage], 4)
                 tk.init(smem.s_full[stage], 4)
 
         tk.init_block(initialise)
@@ -98,4 +96,4 @@ class Mla4:
             cute.arch.griddepcontrol_wait()
         few, many, others = self.config.registers
         tk.assign((tk.Role(lambda i: self.producer.run(g, smem), few), tk.Role(lambda i: self.scores.run(g, smem), many),
-                   tk.Role(lambda i: self.halves[0].run(g, smem), others), tk.Role(lambda i: self.halves[1].run(g, smem), others)))
+                   tk.Role(lambda i: self.values.run(g, smem), others)))

@@ -1,11 +1,9 @@
 """Rows of 1152 bytes into swizzled tiles, 16 bytes a lane."""
 import cutlass
-import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 import tkq.tile as tk
 from tkq.attention.decode.copies import copy16
-from tkq.attention.decode.output import rows_of
 
 ROWS, PANEL, WARP_ROWS = 64, 128, 16  # rows of a tile, bytes of a row in one of its panels, rows of a warp
 GROUPS = 4  # of a warp's rows: eight lanes to a panel's row
@@ -16,11 +14,11 @@ def row_of(group):
     return 4 * group + tk.lane_id() // 8
 
 
-def copy_panels(tile, stage, rows, first, panels, skip=0):
+def copy_panels(tile, stage, rows, first, panels):
     """The warp's rows, panels first .. first + panels of each, to a tile of as many. rows: the address of each group's
     row, 0: not there, zeros. As TMA would write them."""
     chunk, warp = tk.lane_id() % 8, tk.warp_id() % 4
-    base = Int32(tile.staged.iterator.toint()) + stage * (ROWS * PANEL * panels) + warp * (WARP_ROWS * PANEL) + skip * (ROWS * PANEL)
+    base = Int32(tile.staged.iterator.toint()) + stage * (ROWS * PANEL * panels) + warp * (WARP_ROWS * PANEL)
     for group, at in enumerate(rows):
         row = row_of(group)
         to = base + row * PANEL + (chunk ^ (row % 8)) * 16
@@ -28,12 +26,3 @@ def copy_panels(tile, stage, rows, first, panels, skip=0):
         at = at + Int64(chunk * 16)
         for panel in range(panels):
             copy16(to + panel * (ROWS * PANEL), at + (first + panel) * PANEL, size)
-
-
-def q_rows(g, s):
-    x, addresses = rows_of(g.q, g, s), []
-    for i in range(GROUPS):
-        row = s.tile * ROWS + tk.warp_id() % 4 * WARP_ROWS + row_of(i)
-        at = x.iterator.toint() + Int64(cute.crd2idx((row, 0), x.layout)) * 2
-        addresses.append(cutlass.select_(row < g.queries * g.group, at, Int64(0)))
-    return addresses

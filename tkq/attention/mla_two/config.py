@@ -9,11 +9,10 @@ class MlaConfig:
     under their softmax."""
 
     keys: int = 64
-    stages: int = 3
-    registers: tuple[int, int, int] = (32, 160, 160)
+    stages: int = 2
+    registers: tuple[int, int, int] = (40, 240, 224)
     pdl: bool = True
     lag: bool = False
-    probe: str = ''
 
     @property
     def rows_per_warp(self) -> int:

@@ -1,13 +1,12 @@
 """The four producer warps: they find the rows of the latent cache, and copy them into shared memory."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Int64
 
-import tkq.tile as tk
 from tkq.attention.decode.producer import Producer as Pages
 from tkq.attention.decode.walk import END, Walk, X
-from tkq.attention.mla.tiles import own
-from tkq.attention.mla4.copies import GROUPS, copy_panels, row_of
+from tkq.attention.mla_two.copies import GROUPS, copy_panels, row_of
+from tkq.attention.mla_two.tiles import own
 
 
 class Producer:
@@ -22,17 +21,12 @@ class Producer:
 
     @cute.jit
     def run(self, g, smem):
-        left, right, rope = smem.left_pipe.ring(), smem.right_pipe.ring(), smem.rope_pipe.ring()
-        told = smem.segment_pipe.ring()
+        left, right = smem.left_pipe.ring(), smem.right_pipe.ring()
         at = self.walk.begin(g)
         while at[X] < at[END]:
             s = own(g, self.walk.segment(g, at))
             if s.first < s.end:
-                slot = told.stage
-                self.announce(smem, told, (s.first, s.end, s.batch, s.tile, s.length, Int32(s.inside), s.splits,
-                                           self.walk.slot(g, s, s.split)))
                 page, row, seen = self.pages.find(g, s, s.first)
-                self.fault(smem, slot, Int32(0))
                 for block in cutlass.range(s.first, s.end, unroll=1):
                     there, fault = self.pages.judge(g, page, seen)
                     rows = self.rows(self.pages.address(g.k, s, page, row, there))
@@ -40,42 +34,13 @@ class Producer:
                     page, row, seen = self.pages.find(g, s, block + 1)
                     smem.left_pipe.acquire_empty(left)
                     self.pages.tell(g, smem, left.stage, now, fault)
-                    if cute.arch.vote_any_sync(fault):
-                        self.fault(smem, slot, Int32(1))
-                    self.copy(smem.left, left.stage, rows, 0, 4)
+                    copy_panels(smem.k.left, left.stage, rows, 0, 4)
                     self.pages.done(smem.left_pipe, left)
-                    smem.rope_pipe.acquire_empty(rope)
-                    self.copy(smem.rope, rope.stage, rows, 8, 1)
-                    self.pages.done(smem.rope_pipe, rope)
                     smem.right_pipe.acquire_empty(right)
-                    self.copy(smem.right, right.stage, rows, 4, 4)
+                    copy_panels(smem.k.rope, right.stage, rows, 8, 1)
+                    copy_panels(smem.k.right, right.stage, rows, 4, 4)
                     self.pages.done(smem.right_pipe, right)
             self.walk.advance(g, at, s)
-        self.announce(smem, told, (Int32(-1),))
-
-    @cute.jit
-    def fault(self, smem, slot, value):
-        faults = smem.faults
-        if tk.lane_id() == 0:
-            faults[tk.warp_id() % 4, slot] = value
-
-    @cute.jit
-    def announce(self, smem, ring, fields):
-        """What the consumers need to know of a segment, from the first warp."""
-        if tk.warp_id() % 4 == 0:
-            smem.segment_pipe.acquire_empty(ring)
-            segments = smem.segments
-            if tk.lane_id() == 0:
-                for i in cutlass.range_constexpr(len(fields)):
-                    segments[i, ring.stage] = fields[i]
-            smem.segment_pipe.commit(ring)
-        ring.advance()
-
-    def copy(self, tile, stage, rows, first, panels):
-        if self.config.probe == "zero":
-            rows = [row * 0 for row in rows]
-        if self.config.probe != "none":
-            copy_panels(tile, stage, rows, first, panels)
 
     def rows(self, address):
         """Of the rows that this lane copies, from the lanes that looked them up."""
