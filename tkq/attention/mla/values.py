@@ -74,8 +74,8 @@ class Values:
         tile, pipe, ring = (smem.left, smem.left_pipe, regs.deep) if self.left else (
             smem.right, smem.right_pipe, regs.pair)
         pipe.wait(ring)
+        tk.publish()  # cp.async wrote the tile: wgmma reads it by another proxy; P's writers have published it
         smem.p_pipe.wait(regs.pair)
-        tk.publish()  # cp.async wrote the tile: wgmma reads it by another proxy
         if const_expr(self.config.multicast):
             self.clear(smem, tile, (regs.deep if self.left else regs.pair).stage)
         moved = cutlass.Boolean(False)
