@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tkq.attention.decode.launch import Planned, make_plan
-from tkq.attention.decode.plan import FIXED_KEYS, ROWS, blocks_of_sm, key_block, tiles_together
+from tkq.attention.decode.plan import FIXED_KEYS, ROWS, blocks_of_sm, key_block, row_tiles, tiles_together
 from tkq.attention.mla.check import Call, Options
 from tkq.attention.mla.config import MlaConfig
 from tkq.attention.mla.plan import plan
@@ -53,12 +53,14 @@ def decode(call: Call, options: Options, out: Tensor | None = None, config: MlaC
     partial_lse = q.new_empty(slots, rows, dtype=torch.float32)
     operands = cache, table, seqlens.contiguous(), made, o, lse, partial, partial_lse
     scalars = options.softmax_scale, 0 if options.causal else -1, of.split, parts, of.together
-    run, given = launcher(q, spec_of(call, options), config), (q, operands, scalars)
+    spec = spec_of(call, options)
+    config = config or plan(spec, cache.shape[1], row_tiles(Sq, H), of.together)
+    run, given = launcher(q, spec, config), (q, operands, scalars)
     run(*given)
     return o, lse, (partial, partial_lse), (run, given)
 
 
-def launcher(x: Tensor, spec: MlaSpec, config: MlaConfig | None = None):
+def launcher(x: Tensor, spec: MlaSpec, config: MlaConfig):
     """The kernel's function."""
     key = x.get_device(), spec, config
     if key not in _launchers:
