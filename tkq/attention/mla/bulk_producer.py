@@ -1,4 +1,4 @@
-"""The producer warp of caches whose pages are multiples of 64 rows: tiles by TMA, for one block or for two at a time."""
+"""The producer warp of caches whose pages are multiples of 64 rows: tiles by TMA, for one block or two at a time."""
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32

@@ -73,8 +73,8 @@ class Mla:
             tiles=Int32((Sq * H + rows - 1) // rows), together=sc.together, page_size=Int32(page),
             capacity=Int32(page * x.table.shape[1]), latent=self.descriptor(x.k), key_block=self.config.keys)
         self.kernel(g).launch(grid=[sc.parts, sc.together, 1], block=[4 * tk.WARPGROUP, 1, 1], stream=stream,
-                              min_blocks_per_mp=1,
-                              cluster=[1, 2, 1] if const_expr(self.config.multicast == 2) else None, use_pdl=self.config.pdl)
+                              min_blocks_per_mp=1, use_pdl=self.config.pdl,
+                              cluster=[1, 2, 1] if const_expr(self.config.multicast == 2) else None)
         self.combine.launch(g, sc.parts, stream)
 
     def descriptor(self, k):
@@ -82,7 +82,8 @@ class Mla:
         if not self.config.multicast:
             return None
         pages, page, _, columns = k.shape
-        rows = cute.make_tensor(k.iterator, cute.make_layout((page, columns, pages), stride=(k.stride[1], 1, k.stride[0])))
+        rows = cute.make_tensor(k.iterator, cute.make_layout((page, columns, pages),
+                                                             stride=(k.stride[1], 1, k.stride[0])))
         return tk.gl.load(rows, tk.st(ROWS, 64, self.dtype), self.config.multicast)
 
     def shared(self, al: tk.SharedAllocator) -> Shared:
