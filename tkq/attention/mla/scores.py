@@ -13,6 +13,7 @@ from tkq.attention.decode.walk import Walk
 from tkq.attention.mla.output import Q_IS_THERE, Output
 from tkq.attention.mla.state import HALF, Segment
 from tkq.attention.mla.state import Scores as State
+from tkq.attention.mla.tiles import see_tile
 from tkq.tile.assembly import _asm
 
 
@@ -82,11 +83,11 @@ class Scores:
     def block(self, g, smem, regs, block):
         deep, pair = regs.deep.stage, regs.pair.stage
         smem.left_pipe.wait(regs.deep)
-        tk.publish()  # cp.async wrote the tile: wgmma reads it by another proxy
+        see_tile(self.config)
         tk.mm_ABt(regs.s, regs.q_left, smem.left[deep])
         smem.rope_pipe.wait(regs.pair)
         smem.right_pipe.wait(regs.pair)
-        tk.publish()
+        see_tile(self.config)
         tk.mma_ABt(regs.s, smem.q_rope[0], smem.rope[pair])
         tk.mma_ABt(regs.s, regs.q_right, smem.right[pair], k=(0, HALF // 2))
         tk.mma_ABt(regs.s, smem.q[0], smem.right[pair], k=(HALF // 2, HALF))

@@ -2,6 +2,7 @@
 import cutlass
 import cutlass.cute as cute
 
+import tkq.tile as tk
 from tkq.attention.decode.plan import ROWS
 
 
@@ -9,6 +10,12 @@ def own(g, s):
     """A segment of the walk, of this block's tile; without keys where there is no such tile."""
     tile = s.tile * g.together + cute.arch.block_idx()[1]
     return s._replace(tile=tile, end=cutlass.select_(tile * ROWS < g.queries * g.group, s.end, s.first))
+
+
+def see_tile(config):
+    """Behind the wait for a tile: what cp.async wrote wgmma reads by another proxy; TMA writes by the same one."""
+    if not config.multicast:
+        tk.publish()
 
 
 def place_in_slot(g, slot):

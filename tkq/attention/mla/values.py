@@ -9,6 +9,7 @@ from tkq.attention.mla.copies import copy_panels, query_rows
 from tkq.attention.mla.output import ALL, INVERSE_IS_READ, Q_IS_THERE, Output
 from tkq.attention.mla.state import HALF, Segment
 from tkq.attention.mla.state import Values as State
+from tkq.attention.mla.tiles import see_tile
 from tkq.tile.assembly import _asm
 
 
@@ -74,7 +75,7 @@ class Values:
         tile, pipe, ring = (smem.left, smem.left_pipe, regs.deep) if self.left else (
             smem.right, smem.right_pipe, regs.pair)
         pipe.wait(ring)
-        tk.publish()  # cp.async wrote the tile: wgmma reads it by another proxy; P's writers have published it
+        see_tile(self.config)  # P's writers have published it
         smem.p_pipe.wait(regs.pair)
         if const_expr(self.config.multicast):
             self.clear(smem, tile, (regs.deep if self.left else regs.pair).stage)
