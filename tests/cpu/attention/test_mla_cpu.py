@@ -10,6 +10,7 @@ import tkq
 from tests.helpers.emulation.mla import shared_tasks
 from tkq.attention.decode.launch import Planned
 from tkq.attention.decode.plan import row_tiles, tiles_together
+from tkq.attention.mla.plan import multicast, plan
 from tkq.attention.mla.spec import MlaSpec
 from tkq.reference import decode as reference
 
@@ -42,6 +43,15 @@ def test_tiles_that_go_together():
         assert 1 <= together <= 16 and 0 <= rounds * together - tiles < rounds
     assert tiles_together(576, 1, 128) == 2 and tiles_together(128, 8, 128) == 1
     assert Planned(128, 1, 64, together=2).parts(132) == 66 and Planned(128, 1, 64, together=16).parts(3) == 1
+
+
+def test_tiles_that_tma_loads():
+    """Pages of whole tiles alone; for two blocks where each has a tile of queries."""
+    found = {(page, heads): plan(MlaSpec("bf16"), page, row_tiles(1, heads), tiles_together(576, 1, heads)).multicast
+             for page in (1, 32, 64, 96, 192) for heads in (16, 128, 192)}
+    assert all(found[page, heads] == 0 for page in (1, 32, 96) for heads in (16, 128, 192))
+    assert all(found[page, 16] == 1 == found[page, 192] and found[page, 128] == 2 for page in (64, 192))
+    assert multicast(64, 17, 9) == 1 and multicast(64, 34, 17) == 1 and multicast(64, 18, 9) == 1
 
 
 def _shared(lengths, of, plan, parts, fixed):

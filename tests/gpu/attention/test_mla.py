@@ -13,7 +13,7 @@ from tkq.reference import mla as reference
 LENGTHS = [*ENDS, 63, 64, 65, 257]
 
 
-@pytest.mark.parametrize("page, heads", [(64, 16), (16, 128), (1, 8), (8, 40), (256, 64)])
+@pytest.mark.parametrize("page, heads", [(64, 16), (16, 128), (1, 8), (8, 40), (256, 128)])
 def test_pages(page, heads):
     with poisoned():
         compare(queries(len(LENGTHS), 1, heads, 576), make(LENGTHS, page), f"pages of {page}")
@@ -27,13 +27,13 @@ def test_work_that_blocks_share(lengths, heads):
         compare(queries(len(lengths), 1, heads, 576), make(lengths, 64), "shared")
 
 
-@pytest.mark.parametrize("rows, heads, causal", [(2, 128, True), (4, 16, True), (8, 20, True), (3, 7, True),
-                                                 (5, 16, False)])
-def test_queries_that_see_other_keys(rows, heads, causal):
+@pytest.mark.parametrize("rows, heads, page, causal", [(2, 128, 64, True), (4, 16, 16, True), (8, 20, 16, True),
+                                                       (3, 7, 16, True), (5, 16, 16, False)])
+def test_queries_that_see_other_keys(rows, heads, page, causal):
     """Several queries, some before the first key."""
     lengths = [0, 1, 3, 64, 130, 1000, 2500]
     with poisoned():
-        compare(queries(len(lengths), rows, heads, 576), make(lengths, 16), f"{rows} queries", causal=causal)
+        compare(queries(len(lengths), rows, heads, 576), make(lengths, page), f"{rows} queries", causal=causal)
 
 
 def test_half_precision():
@@ -89,11 +89,12 @@ def test_a_graph_whose_lengths_grow():
     tkq.check_plan(plan)
 
 
-def test_pages_that_are_skipped():
+@pytest.mark.parametrize("page, heads", [(16, 16), (64, 128)])
+def test_pages_that_are_skipped(page, heads):
     """Keys of a page -1 are as if they were not there; those of other sequences stay."""
-    cache, q = make([100, 1000, 40], 16), queries(3, 1, 16, 576)
+    cache, q = make([100, 1000, page], page), queries(3, 1, heads, 576)
     table = cache.table.clone()
-    table[1, 3:5], table[2, :3] = -1, -1
+    table[1, 3:5], table[2, :1] = -1, -1
     o, lse = call(q, cache._replace(table=table))
     truth, true_lse = reference.mla_decode(q.double(), cache.k.double(), table, cache.lengths, SCALE)
     torch.testing.assert_close(o.double(), truth, rtol=0.02, atol=0.01)

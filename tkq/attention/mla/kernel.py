@@ -30,6 +30,9 @@ class Mla:
       right half of values                        | O += P(i) right(i)             |
       left half of values                         | (waits for S of i + 1)         | O += P(i) left(i)
 
+    Pages of whole tiles of 64 come by TMA from one warp, and where all blocks beside each other have a tile of queries
+    two of them form a cluster, of which each loads half of a tile's rows for both.
+
     The tensor cores have work at all times: one half lies beside the next scores, the other one under their softmax.
 
       pipe     full (arrivals)                                       empty (arrivals)

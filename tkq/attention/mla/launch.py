@@ -18,7 +18,7 @@ _launchers: dict = {}  # (device, spec, config) -> the kernel's function; as man
 
 
 def recipe(spec: MlaSpec, config: MlaConfig | None = None) -> Recipe:
-    """The kernel's, with its planned config or another one."""
+    """The kernel's, with another config than that of pages of any size."""
     return Recipe("tkq.attention.mla.kernel:Mla", (spec, config or plan(spec)))
 
 

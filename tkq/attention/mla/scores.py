@@ -92,8 +92,7 @@ class Scores:
         tk.mma_ABt(regs.s, regs.q_right, smem.right[pair], k=(0, HALF // 2))
         tk.mma_ABt(regs.s, smem.q[0], smem.right[pair], k=(HALF // 2, HALF))
         tk.mma_wait(0)
-        if const_expr(self.config.lag):
-            tk.arrive(smem.scored[pair])
+        tk.arrive(smem.scored[pair])
         smem.rope_pipe.release(regs.pair)
         self.softmax(g, smem, regs, block)
         smem.p_pipe.acquire_empty(regs.pair)

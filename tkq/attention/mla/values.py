@@ -87,7 +87,7 @@ class Values:
         if cute.arch.vote_any_sync(moved):
             for o in regs.o:
                 tk.mul_row(o, o, regs.correct)
-        if const_expr(self.config.lag and self.left):
+        if const_expr(self.left):
             if more:
                 tk.wait(smem.scored[regs.ahead.stage], regs.ahead.phase)
                 regs.ahead.advance()
