@@ -5,7 +5,6 @@ TESTS = "tests/gpu/attention/test_mla.py::"
 PAGES, EDGES, SHARED, FIXED, LIES = ((f"{TESTS}{name}",) for name in (
     "test_pages", "test_queries_that_see_other_keys", "test_work_that_blocks_share",
     "test_fixed_splits_do_not_depend_on_the_batch", "test_what_lies_gives_nan"))
-MERGED = "tests/cpu/attention/test_mla_cpu.py::test_tasks_that_are_merged",
 
 MUTANTS = (
     *family(
@@ -37,8 +36,9 @@ MUTANTS = (
          "return cutlass.Int64(slot) * g.partial.shape[1], rows", SHARED)),
     *family(
         "mla", "tkq/attention/mla/combine.py",
-        ("tasks_that_end_in_their_part", "some = some & (head == part) & (start < x) & (length >= 0) & "
-         "(length <= g.capacity)", "some = some & (start < x) & (length >= 0) & (length <= g.capacity)", MERGED),
+        ("last_part_is_forgotten",
+         "splits = cutlass.select_(some, (start + weight - 1) // cutlass.max(size, 1) - head + 1, Int32(1))",
+         "splits = cutlass.select_(some, (start + weight - 1) // cutlass.max(size, 1) - head, Int32(1))", SHARED),
         ("parts_behind_the_last_count",
          "parts.append((cutlass.select_(first + j < end, lse, Float32(-INF)), four))", "parts.append((lse, four))",
          SHARED),

@@ -18,7 +18,8 @@ from tests.mutants.mutant import Mutant
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 FAMILIES = {"conv", "attention", "flex", "packed", "backward", "gemm", "few", "fp8", "grouped", "rows", "softmax",
-            "loss", "norm", "quantize", "rope", "gated", "linear", "based", "step", "tile", "scan", "decode", "fft"}
+            "loss", "norm", "quantize", "rope", "gated", "linear", "based", "step", "tile", "scan", "decode", "fft",
+            "mla"}
 
 
 @functools.cache
