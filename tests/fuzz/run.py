@@ -43,7 +43,6 @@ OPERATIONS = {
     "flash_attn": Operation(usual.flash_attn, oracles_attention.flash_attn, _ATTENDED),
     "flash_attn_varlen": Operation(usual.flash_attn_varlen, oracles_attention.flash_attn_varlen, _ATTENDED),
     "flash_attn_with_kvcache": Operation(usual_caches.flash_attn_with_kvcache, oracles_caches.flash_attn_with_kvcache),
-    "mla_decode": Operation(usual_caches.mla_decode, oracles_caches.mla_decode),
     "kv_append": Operation(usual_caches.kv_append, oracles_caches.kv_append),
     "merge_state": Operation(usual_caches.merge_state, oracles_caches.merge_state),
     "linear_attn": Operation(usual.linear_attn, oracles_linear.linear_attn, ("q", "k", "v", "g", "initial_state")),
@@ -64,6 +63,7 @@ OPERATIONS = {
     "rope_cos_sin": Operation(usual.rope_cos_sin, oracles.rope_cos_sin),
     "swiglu": Operation(usual.swiglu, oracles.swiglu, ("gate", "up")),
     "geglu": Operation(usual.geglu, oracles.geglu, ("gate", "up")),
+    "mla_decode": Operation(usual_caches.mla_decode, oracles_caches.mla_decode),
 }
 
 # What docstrings promise besides TypeError, ValueError and NotImplementedError.
