@@ -29,6 +29,7 @@ _PUBLIC = {
     "flash_attn_with_kvcache": "tkq.attention.decode.ops",
     "kv_append": "tkq.attention.decode.append_ops",
     "merge_state": "tkq.attention.decode.merge_ops",
+    "mla_decode": "tkq.attention.mla.ops",
     "plan_decode": "tkq.attention.decode.plan_ops",
     "flash_attn_varlen": "tkq.attention.varlen_ops",
     "gated_delta_rule": "tkq.linear_attention.delta.ops",

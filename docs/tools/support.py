@@ -19,6 +19,7 @@ from tkq.attention.decode import spec as decode_spec
 from tkq.attention.flex import spec as flex_spec
 from tkq.attention.forward import plan as attention_plan
 from tkq.attention.forward.spec import HEAD_DIMS, AttentionSpec
+from tkq.attention.mla import spec as mla_spec
 from tkq.attention.wide import plan as wide_plan
 from tkq.attention.wide import spec as wide_spec
 from tkq.convolution.fft.plan import most_tokens
@@ -133,6 +134,8 @@ def _caches() -> dict:
     return {"flash_attn_with_kvcache": (taken(lambda t: decode_spec.DecodeSpec(t, 64, 64), TYPES),
                                         "any lengths, pages of any size, caches also of e4m3; D and Dv: "
                                         f"{', '.join(map(str, dims))}"),
+            "mla_decode": (taken(mla_spec.MlaSpec, TYPES), "any H, any lengths, pages of any size; 576 columns, of "
+                           "which 512 are values"),
             "plan_decode": (["int32"], "any lengths"),
             "kv_append": (taken(decode_spec.AppendSpec, TYPES),
                           "any T, any pages, also of e4m3; D and Dv multiples of 8"),

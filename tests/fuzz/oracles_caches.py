@@ -32,6 +32,13 @@ def flash_attn_with_kvcache(given):
     return results(given, o, lse)
 
 
+def mla_decode(given):
+    """One K/V head, whose values are the first columns of its keys."""
+    k = given["kv_cache"] if given["kv_cache"].dim() == 4 else given["kv_cache"].unsqueeze(2)
+    return flash_attn_with_kvcache(dict(given, k_cache=k, v_cache=k[..., :512], sinks=None, softcap=0.0,
+                                        window_size=(None, None)))
+
+
 def kv_append(given):
     """q, rotated; caches have tests of their own."""
     q, cos, sin = (operand(given, n) for n in ("q", "cos", "sin"))

@@ -63,6 +63,7 @@ OPERATIONS = {
     "rope_cos_sin": Operation(usual.rope_cos_sin, oracles.rope_cos_sin),
     "swiglu": Operation(usual.swiglu, oracles.swiglu, ("gate", "up")),
     "geglu": Operation(usual.geglu, oracles.geglu, ("gate", "up")),
+    "mla_decode": Operation(usual_caches.mla_decode, oracles_caches.mla_decode),
 }
 
 # What docstrings promise besides TypeError, ValueError and NotImplementedError.

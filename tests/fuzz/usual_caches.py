@@ -29,6 +29,18 @@ def flash_attn_with_kvcache(d):
                 batch_invariant=d.chance(0.3), out=None)
 
 
+def mla_decode(d):
+    count, queries, heads, dtype = d.one(1, 3), d.one(1, 1, 3), d.one(1, 5, 16), d.half()
+    page, each = d.one(1, 4, 16), 3
+    cache = (7, page, 576) if d.chance(0.5) else (7, page, 1, 576)
+    # No page twice in a sequence: float32 tells equal keys apart, whose scores a large scale multiplies.
+    table = torch.stack([torch.randperm(7, generator=d.generator)[:each] for _ in range(count)]).int().to(d.device)
+    return dict(q=d.normal(count, queries, heads, 576, dtype=dtype), kv_cache=d.normal(*cache, dtype=dtype),
+                block_table=table, cache_seqlens=d.int32([d.one(0, 1, page * each, page + 1) for _ in range(count)]),
+                softmax_scale=d.one(0.05, 0.2), causal=d.chance(0.5), plan=None, batch_invariant=d.chance(0.3),
+                return_lse=d.chance(0.5), out=None)
+
+
 def kv_append(d):
     tokens, heads, dtype, dim = d.one(0, 1, 5), d.one(1, 2), d.real(), d.one(32, 64)
     angles, of = d.one(8, 16), d.one(FP32, dtype)

@@ -10,6 +10,7 @@ from . import (
     flex,
     hedgehog,
     linear,
+    mla,
     products,
     recurrence,
     rows,
@@ -19,5 +20,5 @@ from . import (
 )
 
 MUTANTS = (*attention.MUTANTS, *backward.MUTANTS, *based.MUTANTS, *channels.MUTANTS, *convolution.MUTANTS,
-           *decode.MUTANTS, *fft_conv.MUTANTS, *flex.MUTANTS, *hedgehog.MUTANTS, *linear.MUTANTS, *products.MUTANTS,
-           *recurrence.MUTANTS, *rows.MUTANTS, *steps.MUTANTS, *tile.MUTANTS, *wide.MUTANTS)
+           *decode.MUTANTS, *fft_conv.MUTANTS, *flex.MUTANTS, *hedgehog.MUTANTS, *linear.MUTANTS, *mla.MUTANTS,
+           *products.MUTANTS, *recurrence.MUTANTS, *rows.MUTANTS, *steps.MUTANTS, *tile.MUTANTS, *wide.MUTANTS)

@@ -52,6 +52,8 @@ def call(name: str, device="cpu") -> dict:
             k_descale=t.ones(2), v_descale=t.ones(2)),
         "plan_decode": lambda: dict(cache_seqlens=t.integers(0, 17, 2), num_heads_q=4, num_heads_kv=1, head_dim=64,
                                     cu_seqlens_q=torch.tensor([0, 3, 5], dtype=INT, device=device), total_q=5),
+        "mla_decode": lambda: dict(q=t(2, 1, 4, 576), kv_cache=t(6, 8, 576), block_table=t.integers(0, 6, 2, 2),
+                                   cache_seqlens=t.integers(0, 17, 2), softmax_scale=0.1),
         "check_plan": lambda: dict(plan=tkq.plan_decode(t.integers(0, 17, 2), 4, 2, 64)),
         "kv_append": lambda: dict(
             k=t(2, 2, 64), v=t(2, 2, 64), k_cache=t(6, 8, 2, 64, dtype=F8), v_cache=t(6, 8, 2, 64, dtype=F8),

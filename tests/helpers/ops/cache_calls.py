@@ -57,6 +57,16 @@ def attend_planned(q, k_cache, v_cache, cache_seqlens):
                                        window_size=(9, None))
 
 
+def latent(t):
+    """Two queries for each sequence over pages of latent rows."""
+    return dict(q=t(t.rows, 2, 4, 576), kv_cache=t(16, 8, 576), block_table=t.integers(0, 16, t.rows, 2), **lengths(t))
+
+
+def attend_latent(q, kv_cache, block_table, cache_seqlens):
+    plan = tkq.plan_decode(cache_seqlens, 4, 1, 576, head_dim_v=512, max_seqlen_q=2)
+    return tkq.mla_decode(q, kv_cache, block_table, cache_seqlens, softmax_scale=0.1, plan=plan, return_lse=True)
+
+
 def new_tokens(t):
     slots = torch.arange(t.rows, device=t.device) * 5 % 48 - 1
     return dict(k=t(t.rows, 2, 64), v=t(t.rows, 2, 64), k_cache=t(6, 8, 2, 64), v_cache=t(6, 8, 2, 64),
@@ -111,6 +121,7 @@ def cases(Case):
         Case("flash_attn_with_kvcache, planned ahead", rows, attend_planned, cast=cast),
         Case("flash_attn_with_kvcache, float8", float8_pages, attend_float8, cast=("q",)),
         Case("flash_attn_with_kvcache, ragged", ragged, attend_ragged, cast=cast),
+        Case("mla_decode", latent, attend_latent, cast=("q", "kv_cache")),
         Case("plan_decode", lengths, lambda cache_seqlens: tkq.plan_decode(cache_seqlens, 8, 2, 64)),
         Case("kv_append", new_tokens, append, alone=lambda k, v, k_cache, v_cache, slot_mapping:
              tkq.kv_append(k, v, k_cache, v_cache, slot_mapping)),

@@ -30,7 +30,8 @@ def inputs(device):
         betas=t(2, 40, 8, dtype=torch.float32).sigmoid(), keys=t(2, 40, 8, 64) / 16,
         columns=-t(2, 40, 8, 64, dtype=torch.float32).abs() / 8, map=t(8, 64, 32) / 8,
         factors=torch.full((8,), 0.5, device=device), taps=t(64, 4),
-        windows=t(2, 64, 4), k_cache=t(2, 50, 2, 64), v_cache=t(2, 50, 2, 64), slots=ints(6, 99, -1, 20, 100, 34))
+        windows=t(2, 64, 4), k_cache=t(2, 50, 2, 64), v_cache=t(2, 50, 2, 64), slots=ints(6, 99, -1, 20, 100, 34),
+        latent_q=t(2, 1, 8, 576), latent=t(5, 16, 576) / 16)
 
 
 def _onto(c, a, b):
@@ -149,6 +150,8 @@ def cases(g):
             k_descale=g.factors[:2], v_descale=g.factors[:2]),
         "flash_attn_with_kvcache of ragged queries": lambda: tkq.flash_attn_with_kvcache(
             g.q[0], g.k, g.v, cache_seqlens=g.used_k, cu_seqlens_q=g.cu),
+        "mla_decode": lambda: tkq.mla_decode(
+            g.latent_q, g.latent, g.ids, g.used_k, softmax_scale=0.1),
         # behind the header and the parts, which depend on how many multiprocessors there are
         "plan_decode": lambda: tkq.plan_decode(g.used_k, 8, 2, 64)[words.LENGTHS:],
         "kv_append": lambda: _appended(g),

@@ -186,6 +186,9 @@ def caches(device):
         rows = tkq.flash_attn_with_kvcache(given[0], given[1][:6], given[2][:6], cache_seqlens=given[3] - 10,
                                            window_size=(3, 0), batch_invariant=fixed)
         yield f"rows {fixed}", summed(rows)
+        wide = on(device, randn(0, 6, 2, 4, 576), randn(1, 9, 5, 576))
+        o, lse = tkq.mla_decode(*wide, given[4], given[3], softmax_scale=0.1, batch_invariant=fixed, return_lse=True)
+        yield f"latent pages {fixed}", summed(o, lse)
     for starts in ([0, 2, 1, most, 5, least, 12], [-1, 3, 3, 3, 3, 20, 12], [0, 2, 4, 6, 8, 10, 12]):
         many, *given = on(device, q.flatten(0, 1), k, v, lengths, table, torch.tensor(starts, dtype=torch.int32))
         o = tkq.flash_attn_with_kvcache(many, *given[:2], cache_seqlens=given[2], block_table=given[3],

@@ -5,7 +5,8 @@ from tests.helpers.sanitizer.calls import on, randn
 
 
 def attended(device):
-    """Attention over pages of any size and over rows, planned in the call; new keys, rotated; two states merged."""
+    """Attention over pages of any size, over rows and over latent pages, planned in the call; new keys, rotated; two
+    states merged."""
     import tkq
 
     with torch.no_grad():
@@ -15,6 +16,9 @@ def attended(device):
                 torch.tensor([0, 1, 19 * page - 1], dtype=torch.int32), torch.randperm(60).view(3, 20).int())
             yield f"flash_attn_with_kvcache {page}", tkq.flash_attn_with_kvcache(
                 q, k, v, cache_seqlens=lengths, block_table=table, return_lse=True, batch_invariant=page == 5)
+        q, rows, lengths, table = on(device, randn(0, 3, 2, 40, 576), randn(1, 60, 5, 576),
+                                     torch.tensor([0, 1, 94], dtype=torch.int32), torch.randperm(60).view(3, 20).int())
+        yield "mla_decode", tkq.mla_decode(q, rows, table, lengths, softmax_scale=0.1, return_lse=True)
         caches = on(device, randn(3, 7, 3, 2, 64), randn(4, 7, 3, 2, 40))
         new = on(device, randn(5, 4, 2, 64), randn(6, 4, 2, 40), torch.tensor([20, 0, -1, 7]), randn(7, 4, 5, 64))
         cos, sin, positions = on(device, randn(8, 9, 16), randn(9, 9, 16), torch.tensor([8, 0, 3, 1]))

@@ -221,7 +221,18 @@ def decode_float8():
         same_bits(functools.partial(compare, q, cache, **descales), functools.partial(call, q, cache, **descales))
 
 
-CASES = (decode, decode_float8, split, attention, attention_overlap_tasks, attention_cluster, attention_wide,
+def mla():
+    """As `decode`, of latent rows: two tiles of rows that go together."""
+    from tests.helpers.attention.kv_cache import queries
+    from tests.helpers.attention.mla import call, compare, make
+
+    for few, lengths in ((6, [700, 1, 0, 129, 3000]), (24, [20000])):
+        num_sms(few)
+        cache, q = make(lengths, 16), queries(len(lengths), 1, 80, 576)
+        same_bits(functools.partial(compare, q, cache), functools.partial(call, q, cache))
+
+
+CASES = (decode, decode_float8, mla, split, attention, attention_overlap_tasks, attention_cluster, attention_wide,
          attention_wide_backward, attention_wide_cluster, attention_packed, attention_window,
          backward_helper_warps, backward_of_one_task, backward_wide, backward_wide_one_p, backward_first,
          backward_first_at_once, backward_grouped, backward_grouped_at_once, backward_in_order,

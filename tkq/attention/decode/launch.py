@@ -46,7 +46,7 @@ def make_plan(seqlens: Tensor, of: Planned, out: Tensor | None = None, cu: Tenso
             launcher(seqlens, LISTER)(_dense(cu), (seqlens, lengths, made), (
                 of.queries, of.total, batch, words.listed(batch, of.heads_kv, of.tiles)))
         seqlens = lengths
-    launcher(seqlens, PLANNER)(seqlens, made, of.sizes(batch, of.blocks * arch.num_sms(seqlens.device)))
+    launcher(seqlens, PLANNER)(seqlens, made, of.sizes(batch, of.parts(arch.num_sms(seqlens.device))))
     return made
 
 

@@ -9,6 +9,7 @@ FEW = 8  # packed queries that are one row of each thread of a warp
 OVERHEAD = 256  # keys that beginning a task costs as much time as
 LEAST = 64  # keys of a part, at least: one block
 FIXED_KEYS = 1024  # of a split that does not depend on what else is in the batch
+LATENT, MOST_TOGETHER = 576, 16  # columns of a latent row; blocks that read the same ones
 SHARED = 224 * 1024  # bytes for tiles
 
 
@@ -20,6 +21,15 @@ def key_block(head_dim: int, head_dim_v: int) -> int:
 def blocks_of_sm(head_dim: int, head_dim_v: int) -> int:
     """Blocks of threads on an SM: one begins a task while the other is in the middle of its own."""
     return 2 if max(head_dim, head_dim_v) <= 128 else 1
+
+
+def tiles_together(head_dim: int, queries: int, group: int) -> int:
+    """Blocks that read the same keys at the same time, each for a tile of its own: of latent rows, whose queries are
+    many tiles. 1 of others."""
+    if head_dim != LATENT:
+        return 1
+    tiles = row_tiles(queries, group)
+    return -(-tiles // -(-tiles // MOST_TOGETHER))
 
 
 def padded(columns: int) -> int:

@@ -92,13 +92,14 @@ def _run_cpu(seqlens, cu, of, out=None):
     _look(seqlens, cu, of, out)
     made = _fake(seqlens, cu, *of) if out is None else out
     if not made.is_meta:
-        made.copy_(reference.plan_decode(seqlens, cu, of, 132))
+        made.copy_(reference.plan_decode(seqlens, cu, of, of.parts(132)))
     return made
 
 
 def _cuda_op(cache_seqlens: Tensor, cu_seqlens_q: Optional[Tensor], heads_q: int, heads_kv: int, keys: int,
-             queries: int, left: int, fixed: bool, blocks: int, total: int) -> Tensor:
-    return _run(cache_seqlens, cu_seqlens_q, Planned(heads_q, heads_kv, keys, queries, left, fixed, blocks, total))
+             queries: int, left: int, fixed: bool, blocks: int, total: int, together: int) -> Tensor:
+    return _run(cache_seqlens, cu_seqlens_q,
+                Planned(heads_q, heads_kv, keys, queries, left, fixed, blocks, total, together))
 
 
 def _cpu_op(cache_seqlens, cu_seqlens_q, *of):

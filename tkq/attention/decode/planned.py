@@ -4,13 +4,23 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tkq.attention.decode import words
-from tkq.attention.decode.plan import FIXED_KEYS, LEAST, OVERHEAD, ROWS, blocks_of_sm, key_block, row_tiles
+from tkq.attention.decode.plan import (
+    FIXED_KEYS,
+    LEAST,
+    OVERHEAD,
+    ROWS,
+    blocks_of_sm,
+    key_block,
+    row_tiles,
+    tiles_together,
+)
 
 
 class Planned(NamedTuple):
     """What a plan is made for. left: -1 without a limit. keys: of a block of keys. blocks: of
     threads on an SM. total: rows of ragged queries, whose tiles have ``queries``; -1 where all
-    sequences have as many."""
+    sequences have as many. together: blocks of threads that read the same keys, each for another
+    tile."""
 
     heads_q: int
     heads_kv: int
@@ -20,6 +30,7 @@ class Planned(NamedTuple):
     fixed: bool = False
     blocks: int = 1
     total: int = -1
+    together: int = 1
 
     @classmethod
     def of(cls, call, options=None) -> Planned:
@@ -35,7 +46,9 @@ class Planned(NamedTuple):
         left and fixed."""
         queries = max(1, ROWS // (heads[0] // heads[1])) if ragged else places[1]
         left, fixed = given or (-1, False)
-        return cls(*heads, key_block(*dims), queries, left, fixed, blocks_of_sm(*dims), places[0] if ragged else -1)
+        together = 1 if ragged else tiles_together(dims[0], queries, heads[0] // heads[1])
+        return cls(*heads, key_block(*dims), queries, left, fixed, blocks_of_sm(*dims), places[0] if ragged else -1,
+                   together)
 
     @property
     def group(self) -> int:
@@ -43,7 +56,12 @@ class Planned(NamedTuple):
 
     @property
     def tiles(self) -> int:
-        return row_tiles(self.queries, self.group)
+        """Of those that a block has one after the other."""
+        return -(-row_tiles(self.queries, self.group) // self.together)
+
+    def parts(self, sms: int) -> int:
+        """Parts of the work, for so many SMs."""
+        return max(1, self.blocks * sms // self.together)
 
     @property
     def split(self) -> int:

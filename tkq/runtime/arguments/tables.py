@@ -145,6 +145,11 @@ TABLES = {
         Argument("causal", "flag", default=True), _WINDOW, _SOFTCAP, _SINKS, tensor("plan", "int32", none=True),
         tensor("cu_seqlens_q", "int32", none=True), flag("batch_invariant"), flag("return_lse"),
         tensor("out", *HALF, none=True, written="always")),
+    "mla_decode": (
+        tensor("q", *HALF), tensor("kv_cache", *HALF), tensor("block_table", "int32"), tensor("cache_seqlens", "int32"),
+        number("softmax_scale", REQUIRED, 0, above=True), Argument("causal", "flag", default=True),
+        tensor("plan", "int32", none=True), flag("batch_invariant"), flag("return_lse"),
+        tensor("out", *HALF, none=True, written="always")),
     "plan_decode": (
         tensor("cache_seqlens", "int32"), integer("num_heads_q", REQUIRED, 1, _LONGEST),
         integer("num_heads_kv", REQUIRED, 1, _LONGEST), integer("head_dim", REQUIRED, 1, _LONGEST),

@@ -1,0 +1,134 @@
+"""MLA decoding where there is no GPU: which tasks are merged, CPU tensors, and what is refused."""
+import itertools
+import math
+import random
+
+import pytest
+import torch
+
+import tkq
+from tests.helpers.emulation.mla import shared_tasks
+from tkq.attention.decode.plan import row_tiles, tiles_together
+from tkq.attention.decode.planned import Planned
+from tkq.attention.mla.plan import multicast, plan
+from tkq.attention.mla.spec import MlaSpec
+from tkq.reference import decode as reference
+
+BF16 = torch.bfloat16
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_tasks_that_are_merged(monkeypatch, fixed):
+    """All tasks whose key blocks several parts have, each once, with as many splits: counted by hand."""
+    parts, generator = 20, random.Random(0)
+    function = shared_tasks(fixed, parts, monkeypatch)
+    for _ in range(40):
+        lengths = [generator.choice((0, 1, 63, 64, 65, generator.randrange(20000), -4, 1 << 20))
+                   for _ in range(generator.choice((1, 2, 7, 40)))]
+        of = Planned(generator.choice((16, 128)), 1, 64, generator.choice((1, 3)), -1, fixed)
+        seqlens, sizes = torch.tensor(lengths, dtype=torch.int32), of.sizes(len(lengths), parts)
+        plan, most, tasks = reference.plan_decode(seqlens, sizes), 20000 // 1024 + 2, len(lengths) * of.tiles
+        found = torch.zeros(tasks if fixed else parts, 4, dtype=torch.int32)
+        partial = torch.zeros(most * tasks if fixed else 2 * parts, 1, 1)
+        function(plan, (seqlens, partial, found), (*sizes[:8], 20000, *sizes[9:]))
+        merged = sorted(tuple(row[:3]) for row in found.tolist() if row[2] > 1)
+        assert merged == _shared(lengths, of, plan, parts, fixed)
+
+
+def test_tiles_that_go_together():
+    """All tiles have a block; at most as many are left over as there are rounds."""
+    for queries, heads in itertools.product(range(1, 9), range(1, 129)):
+        tiles, together = row_tiles(queries, heads), tiles_together(576, queries, heads)
+        rounds = Planned(heads, 1, 64, queries, together=together).tiles
+        assert 1 <= together <= 16 and 0 <= rounds * together - tiles < rounds
+    assert tiles_together(576, 1, 128) == 2 and tiles_together(128, 8, 128) == 1
+    assert Planned(128, 1, 64, together=2).parts(132) == 66 and Planned(128, 1, 64, together=16).parts(3) == 1
+
+
+def test_tiles_that_tma_loads():
+    """Pages of whole tiles alone; for two blocks where each has a tile of queries."""
+    found = {(page, heads): plan(MlaSpec("bf16"), page, row_tiles(1, heads), tiles_together(576, 1, heads)).multicast
+             for page in (1, 32, 64, 96, 192) for heads in (16, 128, 192)}
+    assert all(found[page, heads] == 0 for page in (1, 32, 96) for heads in (16, 128, 192))
+    assert all(found[page, 16] == 1 == found[page, 192] and found[page, 128] == 2 for page in (64, 192))
+    assert multicast(64, 17, 9) == 1 and multicast(64, 34, 17) == 1 and multicast(64, 18, 9) == 1
+
+
+def _shared(lengths, of, plan, parts, fixed):
+    """(sequence, tile, splits) of tasks that more than one part, or more than one fixed split, have keys of."""
+    found, position, part, overhead = [], 0, plan[9].item(), plan[11].item()
+    for b, length in enumerate(lengths):
+        blocks = max(1, -(-max(length, 0) // 64))
+        for tile in range(of.tiles):
+            if fixed:
+                splits = -(-blocks // of.split)
+            else:
+                owners = {(position + overhead + i) // part for i in range(blocks)}
+                position, splits = position + overhead + blocks, len(owners)
+            if splits > 1 and 0 <= length <= 20000:
+                found.append((b, tile, splits))
+    return found
+
+
+def _call(**changed):
+    g = torch.Generator().manual_seed(0)
+    new = lambda *shape: torch.randn(*shape, generator=g).to(BF16)
+    given = dict(q=new(2, 3, 5, 576), kv_cache=new(9, 8, 576),
+                 block_table=torch.tensor([[3, 1, 8], [0, -1, 2]], dtype=torch.int32),
+                 cache_seqlens=torch.tensor([17, 24], dtype=torch.int32), softmax_scale=0.1)
+    return given | changed
+
+
+def test_cpu_tensors():
+    """The definition, row by row."""
+    given = _call()
+    o, lse = tkq.mla_decode(**given, return_lse=True)
+    q, rows = given["q"].float(), [given["kv_cache"].float()[[3, 1, 8]].flatten(0, 1)[:17],
+                                   given["kv_cache"].float()[[0, 2]].flatten(0, 1)]
+    for b, length in enumerate((17, 24)):
+        for i in range(3):
+            seen = length - 2 + i
+            keys = rows[b][:seen] if b == 0 else torch.cat((rows[b][:8], rows[b][8:seen - 8]))
+            scores = q[b, i] @ keys.T * 0.1
+            torch.testing.assert_close(lse[b, :, i], scores.logsumexp(-1), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(o[b, i].float(), scores.softmax(-1) @ keys[:, :512], rtol=0.02, atol=0.02)
+    cache = given["kv_cache"].unsqueeze(2)
+    again = tkq.mla_decode(**_call(kv_cache=cache, causal=False))
+    assert again.shape == (2, 3, 5, 512) and not torch.equal(again, o) and torch.equal(again[:, 2], o[:, 2])
+
+
+def test_lengths_that_lie_give_nan():
+    lengths = torch.tensor([25, 0], dtype=torch.int32)
+    o, lse = tkq.mla_decode(**_call(cache_seqlens=lengths), return_lse=True)
+    assert o[0].isnan().all() and not o[1].any() and (lse[1] == -math.inf).all()
+
+
+@pytest.mark.parametrize("error, words, changed", [
+    (NotImplementedError, "q has rows of 512", dict(q=torch.zeros(2, 3, 5, 512, dtype=BF16))),
+    (ValueError, "kv_cache", dict(kv_cache=torch.zeros(9, 8, 2, 576, dtype=BF16))),
+    (ValueError, "kv_cache", dict(kv_cache=torch.zeros(9, 576, dtype=BF16))),
+    (TypeError, "kv_cache is torch.float16", dict(kv_cache=torch.zeros(9, 8, 576, dtype=torch.float16))),
+    (ValueError, "block_table", dict(block_table=torch.zeros(3, 3, dtype=torch.int32))),
+    (ValueError, "last dimension must be contiguous", dict(block_table=torch.zeros(3, 2, dtype=torch.int32).T)),
+    (ValueError, "cache_seqlens", dict(cache_seqlens=torch.zeros(3, dtype=torch.int32))),
+    (ValueError, "plan", dict(plan=torch.zeros(3, dtype=torch.int32))),
+    (ValueError, "0 heads", dict(q=torch.zeros(2, 3, 0, 576, dtype=BF16))),
+    (ValueError, "softmax_scale", dict(softmax_scale=0.0)),
+    (ValueError, "stride 1 must be", dict(kv_cache=torch.zeros(9, 8, 580, dtype=BF16)[..., :576])),
+    (ValueError, "out", dict(out=torch.zeros(2, 3, 5, 576, dtype=BF16))),
+])
+def test_what_is_refused(error, words, changed):
+    with pytest.raises(error, match=f"mla_decode: .*{words}"):
+        tkq.mla_decode(**_call(**changed))
+
+
+def test_a_scale_is_needed():
+    given = _call()
+    del given["softmax_scale"]
+    with pytest.raises(TypeError, match="softmax_scale"):
+        tkq.mla_decode(**given)
+
+
+def test_a_spec_refuses_by_name():
+    with pytest.raises(NotImplementedError, match="dtype is 'fp32'"):
+        MlaSpec("fp32")

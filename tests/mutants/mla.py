@@ -1,0 +1,47 @@
+"""Faults in decoding of multi-head latent attention."""
+from .mutant import family
+
+TESTS = "tests/gpu/attention/test_mla.py::"
+PAGES, EDGES, SHARED, FIXED, LIES = ((f"{TESTS}{name}",) for name in (
+    "test_pages", "test_queries_that_see_other_keys", "test_work_that_blocks_share",
+    "test_fixed_splits_do_not_depend_on_the_batch", "test_what_lies_gives_nan"))
+
+MUTANTS = (
+    *family(
+        "mla", "tkq/attention/mla/copies.py",
+        ("rows_that_are_not_there", "size = cutlass.select_(at != Int64(0), Int32(16), Int32(0))", "size = Int32(16)",
+         PAGES)),
+    *family(
+        "mla", "tkq/attention/mla/producer.py",
+        ("right_half_is_not_awaited", "smem.right_pipe.acquire_empty(right)", "", SHARED),
+        ("pages_without_a_place", "if cute.arch.vote_any_sync(fault):", "if cute.arch.vote_all_sync(fault):", LIES)),
+    *family(
+        "mla", "tkq/attention/mla/scores.py",
+        ("rope_part_is_forgotten", "tk.mma_ABt(regs.s, smem.q_rope[0], smem.rope[pair])", "", PAGES),
+        ("old_sums_are_not_rescaled", "tk.mul(regs.norm, regs.norm, regs.correct)", "", SHARED)),
+    *family(
+        "mla", "tkq/attention/mla/values.py",
+        ("o_is_not_rescaled", "tk.mul_row(o, o, regs.correct)", "pass", SHARED),
+        ("rest_of_q_comes_late", "cute.arch.cp_async_wait_group(0)", "", PAGES)),
+    *family(
+        "mla", "tkq/attention/mla/output.py",
+        ("lengths_are_believed", "lse, fault = tk.rv(), cutlass.select_(s.length == g.seqlens[s.batch], Int32(0), "
+         "Int32(1))", "lse, fault = tk.rv(), Int32(0)", LIES)),
+    *family(
+        "mla", "tkq/attention/mla/tiles.py",
+        ("blocks_share_a_tile", "tile = s.tile * g.together + cute.arch.block_idx()[1]",
+         "tile = s.tile * g.together", PAGES),
+        ("slots_of_other_tiles",
+         "return cutlass.Int64(slot) * g.partial.shape[1] + cute.arch.block_idx()[1] * rows, rows",
+         "return cutlass.Int64(slot) * g.partial.shape[1], rows", SHARED)),
+    *family(
+        "mla", "tkq/attention/mla/combine.py",
+        ("last_part_is_forgotten",
+         "splits = cutlass.select_(some, (start + weight - 1) // cutlass.max(size, 1) - head + 1, Int32(1))",
+         "splits = cutlass.select_(some, (start + weight - 1) // cutlass.max(size, 1) - head, Int32(1))", SHARED),
+        ("parts_behind_the_last_count",
+         "parts.append((cutlass.select_(first + j < end, lse, Float32(-INF)), four))", "parts.append((lse, four))",
+         SHARED),
+        ("warps_are_not_rescaled", "sums[e] = cute.math.fma(weight, smem.sums[e * WARP + lane, w], sums[e])",
+         "sums[e] = sums[e] + smem.sums[e * WARP + lane, w]", SHARED)),
+)

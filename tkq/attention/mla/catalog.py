@@ -1,0 +1,35 @@
+"""The kernels of MLA decoding that tkq itself can choose, and what their machine code must show."""
+import itertools
+
+from tkq.attention.mla.config import MlaConfig
+from tkq.attention.mla.launch import recipe
+from tkq.attention.mla.spec import MlaSpec
+from tkq.runtime.compile.expectation import Expectation
+from tkq.runtime.compile.recipe import Shipped
+
+
+def shipped() -> list:
+    """Of bf16: pages of any size, and of whole tiles for one block or two; one query or several, with the
+    log-sum-exp and without."""
+    return [Shipped(_name(spec, blocks), recipe(spec, MlaConfig(multicast=blocks)), expectation(blocks))
+            for blocks in (0, 1, 2) for spec in _specs()]
+
+
+def _specs():
+    for edges, lse in itertools.product((False, True), repeat=2):
+        yield MlaSpec("bf16", edges, lse)
+
+
+def _name(spec: MlaSpec, blocks: int) -> str:
+    pages = "pages", "tiles", "shared_tiles"
+    return "-".join(["mla_decode", spec.dtype, pages[blocks]] + ["edges"] * spec.edges + ["lse"] * spec.lse)
+
+
+def expectation(blocks: int) -> Expectation:
+    """36 steps of S = Q K', four of each quarter of P V; copies past L1, 16 bytes each, or TMA. And the kernel that
+    merges."""
+    few, scores, values = MlaConfig().registers
+    copies = "LDGSTS.E.BYPASS", "UTMALDG.3D", "UTMALDG.3D.MULTICAST"
+    merge = Expectation(instructions=("LDG.E.128", "ACQBULK"), registers=72)
+    return Expectation(tensor=52, instructions=(copies[blocks], "USETMAXREG"), registers=128,
+                       roles=((few, 1), (scores, 1), (values, 2)), others=(("ombine", merge),))

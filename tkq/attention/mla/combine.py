@@ -1,0 +1,196 @@
+"""The merge of the parts of each task that several blocks share, in the order of its keys: the same bits always."""
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, const_expr
+
+import tkq.tile as tk
+from tkq.attention.decode import words
+from tkq.attention.decode.output import rows_of
+from tkq.attention.decode.plan import ROWS
+from tkq.attention.decode.walk import Walk
+from tkq.attention.mla.spec import HEAD_DIM_V
+from tkq.attention.mla.state import Globals
+
+INF = Float32.inf
+THREADS, WARPS, WARP = 256, 8, 32
+LAYERS = 2  # blocks of threads for each part of the plan
+COLUMNS = 128  # of a row that a block merges at a time, four to a lane; each warp has some of the splits
+TOGETHER = 8  # parts that a thread has on their way
+NORM, TOP = 4, 5
+
+
+class Shared(NamedTuple):
+    """shared: tasks to merge, found by the parts in which they begin; their number, by warps. sums: of each warp, four
+    columns, the norm and the largest log-sum-exp of each lane."""
+
+    owners: cute.Tensor
+    counts: cute.Tensor
+    sums: cute.Tensor
+
+
+class Task(NamedTuple):
+    """What `decode.walk.Walk.slot` and `rows_of` look at; ``splits`` of it are to be merged. row: its tile; then one of
+    its packed rows."""
+
+    batch: Int32
+    head: Int32
+    row: Int32
+    begin: Int32
+    others: Int32
+    splits: Int32
+
+
+class Combine:
+    """A block takes some of all (task, row, 128 columns): its eight warps a share of the splits each, and their sums
+    are added up in order."""
+
+    def __init__(self, spec, config):
+        self.spec, self.config, self.walk, self.dtype = spec, config, Walk(spec), tk.element_type(spec.dtype)
+
+    def launch(self, g, parts, stream):
+        self.kernel(g).launch(grid=[parts, LAYERS * g.together, 1], block=[THREADS, 1, 1], stream=stream,
+                              use_pdl=self.config.pdl)
+
+    @cute.kernel
+    def kernel(self, g: Globals):
+        al = tk.SharedAllocator()
+        smem = Shared(al.vector(words.MOST_PARTS, 1, Int32), al.vector(WARPS, 1, Int32), al.vector(6 * WARP, WARPS))
+        if const_expr(self.config.pdl):
+            cute.arch.griddepcontrol_launch_dependents()
+            cute.arch.griddepcontrol_wait()
+        if self.walk.matches(g):
+            self.run(g, smem)
+
+    @cute.jit
+    def run(self, g, smem):
+        me, blocks = cute.arch.block_idx(), cute.arch.grid_dim()
+        quarters = HEAD_DIM_V // COLUMNS
+        rows = g.partial.shape[1] // g.together
+        each = g.partial.shape[1] * quarters
+        if const_expr(self.spec.fixed_splits):
+            found = g.batch * g.tiles
+        else:
+            found = self.find(g, smem, blocks[0])
+        for item in cutlass.range(me[1] * blocks[0] + me[0], found * each, blocks[0] * blocks[1], unroll=1):
+            t = self.fixed(g, item // each) if const_expr(self.spec.fixed_splits) else self.begun(
+                g, smem.owners[item // each, 0])
+            row, column = item % each // quarters, item % quarters * COLUMNS
+            t = t._replace(row=(t.row * g.together + row // rows) * ROWS + row % rows)
+            if t.splits > 1 and t.row < g.queries * g.group:
+                self.merge(g, smem, t, (row, column + tk.lane_id() * 4))
+
+    @cute.jit
+    def find(self, g, smem, parts):
+        """How many parts begin a task that another one ends; which, in order, in ``smem.owners``."""
+        total, thread, warp = Int32(0), cute.arch.thread_idx()[0], tk.warp_id()
+        for first in cutlass.range(0, parts, THREADS, unroll=1):
+            part = first + thread
+            mine = cutlass.Boolean(False)
+            if part < parts:
+                mine = self.begun(g, part).splits > 1
+            votes = cute.arch.vote_ballot_sync(mine)
+            if tk.lane_id() == 0:
+                smem.counts[warp, 0] = Int32(cute.arch.popc(votes))
+            tk.sync_block()
+            before = total
+            for w in cutlass.range_constexpr(WARPS):
+                count = smem.counts[w, 0]
+                before = cutlass.select_(w < warp, before + count, before)
+                total += count
+            below = Int32(votes) & ((Int32(1) << tk.lane_id()) - 1)
+            if mine:
+                smem.owners[before + cute.arch.popc(below), 0] = part
+            tk.sync_block()
+        return total
+
+    def begun(self, g, part):
+        """The task that begins in the part and ends behind it; one split where there is none. With its keys it begins:
+        the positions before them, the task's own, may lie in the part before."""
+        size, total, parts = g.plan[words.PART], g.plan[words.TOTAL], cute.arch.grid_dim()[0]
+        x = (part + 1) * size
+        some = (part + 1 < parts) & (x < total)
+        record = [g.plan[words.STARTS + words.RECORD * cutlass.select_(some, part + 1, Int32(0)) + i] for i in range(4)]
+        batch, length, prefix, weight = record
+        task = (x - prefix) // cutlass.max(weight, 1)
+        start, overhead = prefix + task * weight, g.plan[words.OVERHEAD]
+        head = (start + overhead) // cutlass.max(size, 1)
+        some = some & (head == part) & (start < x) & (length >= 0) & (length <= g.capacity)
+        splits = cutlass.select_(some, (start + weight - 1) // cutlass.max(size, 1) - head + 1, Int32(1))
+        return Task(batch, Int32(0), task % g.tiles, 2 * head + 1, 2 * (head + 1), splits)
+
+    def fixed(self, g, number):
+        """Each task, with fixed splits."""
+        batch = number // g.tiles
+        length, prefix = g.plan[words.LENGTHS + batch], words.prefix(g.batch) + batch
+        weight = (g.plan[prefix + 1] - g.plan[prefix]) // g.tiles
+        begin = number * self.walk.most_splits(g)
+        splits = cutlass.select_((length >= 0) & (length <= g.capacity), weight, Int32(1))
+        return Task(batch, Int32(0), number % g.tiles, begin, begin + 1, splits)
+
+    @cute.jit
+    def merge(self, g, smem, t, place):
+        """Four columns of a row to a lane."""
+        warp, lane, lse_out = tk.warp_id(), tk.lane_id(), g.lse
+        sums = cute.make_rmem_tensor((6,), Float32)
+        sums.fill(0.0)
+        sums[TOP] = Float32(-INF)
+        share = (t.splits + WARPS - 1) // WARPS
+        end = cutlass.min((warp + 1) * share, t.splits)
+        for first in cutlass.range(warp * share, end, TOGETHER, unroll=1):
+            self.add(g, t, (first, end), place, sums)
+        for e in cutlass.range_constexpr(6):
+            smem.sums[e * WARP + lane, warp] = sums[e]
+        tk.sync_block()
+        if warp == 0:
+            sums.fill(0.0)
+            sums[TOP] = Float32(-INF)
+            for w in cutlass.range_constexpr(WARPS):
+                sums[TOP] = cute.arch.fmax(sums[TOP], smem.sums[TOP * WARP + lane, w])
+            base = cutlass.select_(sums[TOP] == -INF, Float32(0.0), sums[TOP])
+            for w in cutlass.range_constexpr(WARPS):
+                weight = cute.math.exp2(smem.sums[TOP * WARP + lane, w] - base, fastmath=True)
+                for e in cutlass.range_constexpr(5):
+                    sums[e] = cute.math.fma(weight, smem.sums[e * WARP + lane, w], sums[e])
+            norm = sums[NORM]
+            lse = Float32(-INF) if norm == Float32(0.0) else base + cute.math.log2(norm, fastmath=True)
+            inverse = Float32(0.0) if norm == Float32(0.0) else cute.arch.rcp_approx(norm)
+            self.row(g, t, place, sums, inverse)
+            if const_expr(self.spec.lse):
+                if place[1] == 0:
+                    lse_out[t.batch, t.row % g.group, t.row // g.group] = lse * tk.LN2
+        tk.sync_block()
+
+    def add(self, g, t, span, place, sums):
+        """Some splits' parts: all loads first. Behind the last split its part counts for nothing."""
+        (first, end), (row, column), rows, parts = span, place, g.partial.shape[1], []
+        for j in range(TOGETHER):
+            slot = Int64(self.walk.slot(g, t, cutlass.min(first + j, end - 1))) * rows + row
+            four = cute.make_rmem_tensor((4,), Float32)
+            at = (g.partial.iterator + (slot * HEAD_DIM_V + column)).align(16)
+            cute.autovec_copy(cute.make_tensor(at, cute.make_layout(4)), four)
+            lse = cute.make_tensor(g.partial_lse.iterator + slot, cute.make_layout(1))[0]
+            parts.append((cutlass.select_(first + j < end, lse, Float32(-INF)), four))
+        top = sums[TOP]
+        for lse, _ in parts:
+            top = cute.arch.fmax(top, lse)
+        base = cutlass.select_(top == -INF, Float32(0.0), top)
+        before = cute.math.exp2(sums[TOP] - base, fastmath=True)
+        sums[TOP] = top
+        for e in range(5):
+            sums[e] = sums[e] * before
+        for lse, four in parts:
+            weight = cute.math.exp2(lse - base, fastmath=True)
+            sums[NORM] = sums[NORM] + weight
+            for e in range(4):
+                sums[e] = cute.math.fma(weight, four[e], sums[e])
+
+    def row(self, g, t, place, total, factor):
+        """Four columns of O."""
+        o = rows_of(g.o, g, t)
+        narrow = cute.make_rmem_tensor((4,), self.dtype)
+        for e in range(4):
+            narrow[e] = self.dtype(total[e] * factor)
+        at = (o.iterator + (cute.crd2idx((t.row, 0), o.layout) + place[1])).align(8)
+        cute.autovec_copy(narrow, cute.make_tensor(at, cute.make_layout(4)))

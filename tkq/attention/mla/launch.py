@@ -1,0 +1,70 @@
+"""From torch tensors to launches."""
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tkq.attention.decode.launch import make_plan
+from tkq.attention.decode.plan import FIXED_KEYS, ROWS, row_tiles
+from tkq.attention.decode.planned import Planned
+from tkq.attention.mla.check import Call, Options
+from tkq.attention.mla.config import MlaConfig
+from tkq.attention.mla.plan import plan
+from tkq.attention.mla.spec import HEAD_DIM, HEAD_DIM_V, MlaSpec
+from tkq.runtime import Recipe, function
+from tkq.runtime.call import dtypes
+from tkq.runtime.device import arch
+
+_launchers: dict = {}  # (device, spec, config) -> the kernel's function; as many as kinds of call
+
+
+def recipe(spec: MlaSpec, config: MlaConfig | None = None) -> Recipe:
+    """The kernel's, with another config than that of pages of any size."""
+    return Recipe("tkq.attention.mla.kernel:Mla", (spec, config or plan(spec)))
+
+
+def planned(call: Call, options: Options) -> Planned:
+    return Planned.made((HEAD_DIM, HEAD_DIM_V), (call.q.shape[2], 1), call.q.shape[:2], False,
+                        (-1, options.batch_invariant))
+
+
+def spec_of(call: Call, options: Options) -> MlaSpec:
+    return MlaSpec(dtypes.name_of(call.q.dtype), options.causal and call.q.shape[1] > 1, options.return_lse,
+                   options.batch_invariant)
+
+
+def decode(call: Call, options: Options, out: Tensor | None = None, config: MlaConfig | None = None) -> tuple:
+    """(o, lse or None, the parts' memory, what was launched or None: the function and its arguments), of CUDA tensors
+    that have been looked at."""
+    q, cache, table, seqlens, made = call
+    B, Sq, H, _ = q.shape
+    o = q.new_empty(B, Sq, H, HEAD_DIM_V) if out is None else out
+    lse = q.new_empty(B, H, Sq, dtype=torch.float32) if options.return_lse else None
+    if not o.numel():
+        return o, lse, (), None
+    of = planned(call, options)
+    made = make_plan(seqlens, of) if made is None else made
+    cache = cache.unsqueeze(2) if cache.dim() == 3 else cache
+    parts = of.parts(arch.num_sms(q.device))
+    slots = 2 * parts
+    if of.fixed:
+        slots = B * of.tiles * max(1, -(-cache.shape[1] * table.shape[1] // FIXED_KEYS))
+    rows = of.together * min(ROWS, Sq * H)
+    partial = q.new_empty(slots, rows, HEAD_DIM_V, dtype=torch.float32)
+    partial_lse = q.new_empty(slots, rows, dtype=torch.float32)
+    operands = cache, table, seqlens.contiguous(), made, o, lse, partial, partial_lse
+    scalars = options.softmax_scale, 0 if options.causal else -1, of.split, parts, of.together
+    spec = spec_of(call, options)
+    config = config or plan(spec, cache.shape[1], row_tiles(Sq, H), of.together)
+    run, given = launcher(q, spec, config), (q, operands, scalars)
+    run(*given)
+    return o, lse, (partial, partial_lse), (run, given)
+
+
+def launcher(x: Tensor, spec: MlaSpec, config: MlaConfig):
+    """The kernel's function."""
+    key = x.get_device(), spec, config
+    if key not in _launchers:
+        arch.require_hopper(x.device)
+        _launchers[key] = function(recipe(spec, config))
+    return _launchers[key]

@@ -1,0 +1,150 @@
+"""tkq.mla_decode: what PyTorch sees."""
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from tkq.attention.mla import launch
+from tkq.attention.mla.check import OP, Call, Options, check_call, check_layouts, flags, numbers
+from tkq.attention.mla.spec import HEAD_DIM_V
+from tkq.reference import mla as reference
+from tkq.runtime.call import autocast, check, ops
+from tkq.runtime.call.replay import CallCache
+
+_calls = CallCache()  # of calls with a plan
+
+
+def mla_decode(q: Tensor, kv_cache: Tensor, block_table: Tensor, cache_seqlens: Tensor, *, softmax_scale: float,
+               causal: bool = True, plan: Optional[Tensor] = None, batch_invariant: bool = False,
+               return_lse: bool = False, out: Optional[Tensor] = None):
+    """Multi-head latent attention (MLA), absorbed, of the last queries of each sequence over a paged cache: decoding.
+
+    The cache has one row a token, of 512 latent columns and 64 rotated ones: all 576 are the key of every head, the
+    first 512 its value. Queries come multiplied with the key's up-projection; results go to the value's.
+
+    Args:
+        q: (B, Sq, H, 576), bfloat16 or float16: the last Sq queries of each sequence, any H. As fast as one row are
+            those whose Sq * H is up to 64.
+        kv_cache: pages (N, page, 576) or (N, page, 1, 576) of any size from 1 on; as q. The last dimension is
+            contiguous; base and other strides are multiples of 16 bytes.
+        block_table: (B, n) int32: the pages of each sequence. Keys of a page -1 are skipped.
+        cache_seqlens: (B,) int32: keys of each sequence, those of its queries among them; 0: none.
+        softmax_scale: above 0. Of the heads before absorption, (d_nope + d_rope) ** -0.5 and what YaRN adds to it: of
+            DeepSeek-V3 192 ** -0.5 times a factor, not 576 ** -0.5.
+        causal: query i of a sequence of L keys sees the keys up to L - Sq + i.
+        plan: of ``tkq.plan_decode`` with num_heads_kv of 1, head_dim of 576 and head_dim_v of 512, for these lengths.
+            None: planned here, by a launch more.
+        batch_invariant: a sequence's result is the same, bit for bit, whatever else is in the batch: its keys are split
+            at multiples of 1024. A plan has to be made likewise.
+        return_lse: also return the log-sum-exp of each row's scaled scores.
+        out: where o is written.
+
+    Returns:
+        o (B, Sq, H, 512), contiguous, of q's dtype, or out; with return_lse the pair (o, lse), lse (B, H, Sq) float32,
+        natural logarithm. The same bits in every run. A row that sees no key has o = 0 and lse = -inf.
+
+    Raises:
+        TypeError: q, kv_cache or out is no dense tensor of bf16 or fp16; block_table, cache_seqlens or plan is no
+            dense tensor of int32; softmax_scale is no number; causal, batch_invariant or return_lse is no bool; dtypes
+            that do not go together.
+        ValueError: softmax_scale is not above 0; a number that is not finite in float32; shapes that do not go
+            together, devices that differ, strides or a base that are no multiple of 16 bytes.
+        NotImplementedError: rows of q other than 576; a tensor that requires a gradient, with gradients enabled: there
+            is none.
+        RuntimeError: a GPU other than Hopper; an out made under torch.inference_mode that is written to outside.
+
+    Lengths and pages are looked at on the GPU alone, as ``tkq.flash_attn_with_kvcache`` does: what is not in the cache
+    is never read, gives NaN, and ``tkq.check_plan`` names it.
+
+    Source: DeepSeek-AI, DeepSeek-V2, 2024 (MLA); Li and Liu, FlashMLA, 2025 (two halves of O in two warpgroups). CPU
+    tensors take ``tkq.reference.mla``, by the same rules.
+
+    Example::
+
+        q = torch.randn(2, 1, 16, 576, device="cuda", dtype=torch.bfloat16)
+        cache = torch.randn(16, 64, 576, device="cuda", dtype=torch.bfloat16)  # 16 pages of 64 tokens
+        table = torch.arange(16, device="cuda", dtype=torch.int32).view(2, 8)
+        lengths = torch.tensor([500, 17], device="cuda", dtype=torch.int32)
+        plan = tkq.plan_decode(lengths, 16, 1, 576, head_dim_v=512)  # once a step, for all layers
+        o = tkq.mla_decode(q, cache, table, lengths, softmax_scale=192 ** -0.5, plan=plan)  # (2, 1, 16, 512) bfloat16
+    """
+    traced = ops.traced()
+    given = (q, kv_cache, block_table, cache_seqlens, plan, softmax_scale, causal, batch_invariant, return_lse, out)
+    if not traced and plan is not None and not check.made_in_inference(out):
+        found = _calls.take(*given)
+        if found is not None:
+            _changed(out)
+            return found[:2] if return_lse else found[0]
+    if traced or autocast.on():
+        q, kv_cache = autocast.lowered(q, kv_cache)
+    causal, batch_invariant, return_lse = flags(causal, batch_invariant, return_lse)
+    softmax_scale = numbers(softmax_scale)
+    options = Options(softmax_scale, causal, batch_invariant, return_lse)
+    call = Call(q, kv_cache, block_table, cache_seqlens, plan)
+    if ops.direct(*call, out):
+        o, lse = _run(call, options, out, given) if q.is_cuda else _run_cpu(call, options, out)
+    else:
+        check.refuse_gradient(OP, q=q, kv_cache=kv_cache, out=out)
+        check_call(call, out)  # the dispatcher's words name no argument
+        o, lse = _op(*call, *options)
+        o = o if out is None else out.copy_(o)
+    return (o, lse) if return_lse else o
+
+
+def _changed(out):
+    """Its version: the launch is past the dispatcher."""
+    if out is not None and not out.is_inference():
+        torch.autograd.graph.increment_version(out)
+
+
+def _run(call, options, out=None, given=None):
+    """Of CUDA tensors. given: what the public function was, to be remembered."""
+    check_call(call, out)
+    check_layouts(call, out)
+    o, lse, parts, launched = launch.decode(call, options, out)
+    _changed(out)
+    if launched is not None and given is not None and call.plan is not None:
+        _calls.add(given, *launched, (o, lse, *parts))
+    return o, lse
+
+
+def _run_cpu(call, options, out=None):
+    check_call(call, out)
+    check_layouts(call, out)
+    o, lse = _results(call, options)
+    o = o if out is None else out
+    if not o.is_meta:  # which has no numbers to look at
+        found = reference.mla_decode(*call[:4], options.softmax_scale, options.causal)
+        o.copy_(found[0])
+        if options.return_lse:
+            lse.copy_(found[1])
+    return o, lse
+
+
+def _results(call, options):
+    (B, Sq, H, _), q = call.q.shape, call.q
+    return (q.new_empty(B, Sq, H, HEAD_DIM_V),
+            q.new_empty((B, H, Sq) if options.return_lse else 0, dtype=torch.float32))
+
+
+def _looked_at(given):
+    options = Options(*given[5:])
+    flags(options.causal, options.batch_invariant, options.return_lse)
+    numbers(options.softmax_scale)
+    return Call(*given[:5]), options
+
+
+def _cuda_op(q: Tensor, kv_cache: Tensor, block_table: Tensor, cache_seqlens: Tensor, plan: Optional[Tensor],
+             softmax_scale: float, causal: bool, batch_invariant: bool, return_lse: bool) -> tuple[Tensor, Tensor]:
+    o, lse = _run(*_looked_at((q, kv_cache, block_table, cache_seqlens, plan, softmax_scale, causal, batch_invariant,
+                               return_lse)))
+    return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
+
+
+def _fake(*given):
+    call, options = Call(*given[:5]), Options(*given[5:])
+    check_call(call)
+    return _results(call, options)
+
+
+_op = ops.torch_op(OP, cuda=_cuda_op, cpu=lambda *given: _run_cpu(*_looked_at(given)), fake=_fake)

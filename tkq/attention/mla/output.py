@@ -1,0 +1,86 @@
+"""Where a segment's result goes: into the task's, or into a part's slot."""
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, const_expr
+
+import tkq.tile as tk
+from tkq.attention.decode.output import rows_of
+from tkq.attention.decode.plan import ROWS
+from tkq.attention.mla.spec import HEAD_DIM_V
+from tkq.attention.mla.state import HALF
+from tkq.attention.mla.tiles import place_in_slot
+
+INF = Float32.inf
+ALL = 3 * tk.WARPGROUP
+Q_IS_THERE, INVERSE_IS_THERE, INVERSE_IS_READ = 1, 2, 3  # barriers
+
+
+class Output:
+    def __init__(self, spec):
+        self.spec = spec
+
+    @cute.jit
+    def scores(self, g, smem, regs, s):
+        """From the warpgroup of the scores: the log-sum-exp, and for the others the factors of O's rows; norm is the
+        sum over the row."""
+        lse, fault = tk.rv(), cutlass.select_(s.length == g.seqlens[s.batch], Int32(0), Int32(1))
+        fault = cutlass.select_(s.inside != 0, fault, Int32(1))
+        for w in cutlass.range_constexpr(4):
+            fault = fault | smem.faults[w, regs.segment.stage]
+        for r in cutlass.range_constexpr(2):
+            norm, top = regs.norm.tensor[r], regs.max.tensor[r]
+            if fault != 0:
+                norm = Float32.nan
+            lse.tensor[r] = Float32(-INF) if norm == Float32(0.0) else top + cute.math.log2(norm, fastmath=True)
+            regs.norm.tensor[r] = Float32(0.0) if norm == Float32(0.0) else cute.arch.rcp_approx(norm)
+        tk.sync(INVERSE_IS_READ, ALL)  # that of the segment before
+        tk.store_rows(smem.inverse[None, 0], regs.norm, 0, ROWS)
+        tk.sync(INVERSE_IS_THERE, ALL)
+        self.log_sum(g, lse, s)
+
+    @cute.jit
+    def values(self, g, smem, regs, s, column: cutlass.Constexpr[int]):
+        """Half of O's columns, from ``column`` on."""
+        tk.sync(INVERSE_IS_THERE, ALL)
+        for r in cutlass.range_constexpr(2):
+            regs.correct.tensor[r] = smem.inverse[tk.first_row() + 8 * r, 0]
+        tk.sync_arrive(INVERSE_IS_READ, ALL)
+        for part in cutlass.range_constexpr(2):
+            tk.mul_row(regs.o[part], regs.o[part], regs.correct)
+            self.columns(g, regs.o[part], s, column + part * (HALF // 2))
+
+    @cute.jit
+    def columns(self, g, o, s, column: cutlass.Constexpr[int]):
+        """Columns of O from ``column`` on: the result, or a part's in its slot, in fp32."""
+        if s.splits == 1:
+            rows = rows_of(g.o, g, s)
+            to = cute.make_tensor((rows.iterator + column).align(16),
+                                  cute.make_layout((rows.shape[0], o.cols), stride=(rows.stride[0], 1)))
+            tk.store_narrow(to, o, s.tile * ROWS, g.queries * g.group)
+        else:
+            (first, rows), view = place_in_slot(g, s.slot), o.rows_view
+            here = cutlass.min(rows, g.queries * g.group - s.tile * ROWS)
+            for r in cutlass.range_constexpr(2):
+                row = tk.first_row() + 8 * r
+                if row < here:
+                    at = g.partial.iterator + ((first + row) * HEAD_DIM_V + column)
+                    for j in cutlass.range_constexpr(o.cols // 8):
+                        two = cute.make_rmem_tensor((2,), Float32)
+                        two[0] = view[r, 2 * j]
+                        two[1] = view[r, 2 * j + 1]
+                        to = (at + (8 * j + tk.first_col())).align(8)
+                        cute.autovec_copy(two, cute.make_tensor(to, cute.make_layout(2)))
+
+    @cute.jit
+    def log_sum(self, g, lse, s):
+        if s.splits > 1:
+            first, rows = place_in_slot(g, s.slot)
+            here = cutlass.min(rows, g.queries * g.group - s.tile * ROWS)
+            tk.store_rows(cute.make_tensor(g.partial_lse.iterator + first, cute.make_layout(rows)), lse, 0, here)
+        else:
+            if const_expr(self.spec.lse):
+                tk.mul(lse, lse, tk.LN2)
+                batch, head, query = g.lse.stride
+                at = g.lse.iterator + Int64(s.batch) * batch
+                rows = cute.make_tensor(at, cute.make_layout(((g.group, g.queries),), stride=((head, query),)))
+                tk.store_rows(rows, lse, s.tile * ROWS, g.queries * g.group)

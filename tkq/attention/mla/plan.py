@@ -1,0 +1,19 @@
+"""From a spec and sizes to a config. Pure: neither torch nor the DSL."""
+from __future__ import annotations
+
+from .config import MlaConfig
+from .spec import MlaSpec
+
+ROWS = 64  # of a page, or a multiple: tiles that TMA loads
+
+
+def plan(spec: MlaSpec, page: int = 1, tiles: int = 1, together: int = 1) -> MlaConfig:
+    """For pages of so many rows, and so many tiles of queries, of which some go together."""
+    return MlaConfig(multicast=multicast(page, tiles, together))
+
+
+def multicast(page: int, tiles: int, together: int) -> int:
+    """Blocks that a tile is loaded for, with a tile of queries each; 0: not by TMA."""
+    if page % ROWS:
+        return 0
+    return 2 if together % 2 == 0 and tiles % together == 0 else 1

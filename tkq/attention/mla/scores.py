@@ -1,0 +1,130 @@
+"""The warpgroup that has the scores and their softmax."""
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, const_expr
+from cutlass.cutlass_dsl import T, dsl_user_op
+
+import tkq.tile as tk
+from tkq.attention.decode.consumer import Consumer
+from tkq.attention.decode.output import Output as Refusal
+from tkq.attention.decode.output import rows_of
+from tkq.attention.decode.plan import ROWS
+from tkq.attention.decode.walk import Walk
+from tkq.attention.mla.output import Q_IS_THERE, Output
+from tkq.attention.mla.state import HALF, Segment
+from tkq.attention.mla.state import Scores as State
+from tkq.attention.mla.tiles import see_tile
+from tkq.tile.assembly import _asm
+
+
+class Scores:
+    """Of a block of keys: S = Q K', and its exponentials P, for the two other warpgroups.
+
+    Columns 0 to 383 of Q are in registers, as many as there are: products that read both operands from shared memory
+    would take all that it gives."""
+
+    def __init__(self, spec, config):
+        self.spec, self.config, self.walk = spec, config, Walk(spec)
+        self.dtype, self.output = tk.element_type(spec.dtype), Output(spec)
+        self.keys, self.refusal = Consumer(spec, config), Refusal(spec)
+
+    def state(self, smem):
+        ints = lambda: cute.make_rmem_tensor((3,), Int32)
+        return State(q_left=tk.rt(HALF, self.dtype), q_right=tk.rt(HALF, self.dtype), s=tk.rt_fl(self.config.keys),
+                     max=tk.rv(), norm=tk.rv(), correct=tk.rv(), shift=tk.rv(), first=ints(), end=ints(),
+                     deep=smem.left_pipe.ring(), pair=smem.p_pipe.ring(), segment=smem.segment_pipe.ring())
+
+    @cute.jit
+    def run(self, g, smem):
+        regs = self.state(smem)
+        smem.segment_pipe.wait(regs.segment)
+        while smem.segments[0, regs.segment.stage] >= 0:
+            self.segment(g, smem, regs)
+            smem.segment_pipe.release(regs.segment)
+            regs.segment.advance()
+            smem.segment_pipe.wait(regs.segment)
+        if self.walk.matches(g):
+            pass
+        else:
+            self.refusal.refuse(g)
+
+    @cute.jit
+    def segment(self, g, smem, regs):
+        s = Segment.read(smem, regs.segment)
+        tk.zero(regs.norm)
+        tk.neg_infty(regs.max)
+        self.keys.tell(g.plan, (s.inside != 0) & (s.length == g.seqlens[s.batch]))
+        self.keys.limits(g, regs, s)
+        self.load_q(g, regs, s)
+        tk.sync(Q_IS_THERE, 2 * tk.WARPGROUP)
+        for block in cutlass.range(s.first, s.end, unroll=1):
+            self.block(g, smem, regs, block)
+        tk.quad_sum(regs.norm)
+        self.output.scores(g, smem, regs, Segment.read(smem, regs.segment))
+
+    @cute.jit
+    def load_q(self, g, regs, s):
+        """The packed queries' first 384 columns, zeros behind the last query."""
+        x, lane = rows_of(g.q, g, s), _lane_now()
+        first = s.tile * ROWS + tk.warp_id() % 4 * 16 + lane // 4
+        for q, column, n in ((regs.q_left, 0, HALF // 8), (regs.q_right, HALF, HALF // 16)):
+            words = cute.recast_tensor(q.tensor, Int32)
+            for r in cutlass.range_constexpr(2):
+                row = first + 8 * r
+                for j in cutlass.range_constexpr(n):
+                    words[2 * j + r] = Int32(0)
+                if row < g.queries * g.group:
+                    at = (x.iterator + (cute.crd2idx((row, 0), x.layout) + lane % 4 * 2 + column)).align(4)
+                    pairs = cute.make_tensor(cute.recast_ptr(at, dtype=Int32), cute.make_layout(n, stride=4))
+                    for j in cutlass.range_constexpr(n):
+                        words[2 * j + r] = pairs[j]
+
+    @cute.jit
+    def block(self, g, smem, regs, block):
+        deep, pair = regs.deep.stage, regs.pair.stage
+        smem.left_pipe.wait(regs.deep)
+        see_tile(self.config)
+        tk.mm_ABt(regs.s, regs.q_left, smem.left[deep])
+        smem.rope_pipe.wait(regs.pair)
+        smem.right_pipe.wait(regs.pair)
+        see_tile(self.config)
+        tk.mma_ABt(regs.s, smem.q_rope[0], smem.rope[pair])
+        tk.mma_ABt(regs.s, regs.q_right, smem.right[pair], k=(0, HALF // 2))
+        tk.mma_ABt(regs.s, smem.q[0], smem.right[pair], k=(HALF // 2, HALF))
+        tk.mma_wait(0)
+        tk.arrive(smem.scored[pair])
+        smem.rope_pipe.release(regs.pair)
+        self.softmax(g, smem, regs, block)
+        smem.p_pipe.acquire_empty(regs.pair)
+        tk.store(smem.p[pair], regs.s)
+        tk.store_rows(smem.correct[None, pair], regs.correct, 0, ROWS)
+        tk.publish()
+        smem.p_pipe.commit(regs.pair)
+        regs.deep.advance()
+        regs.pair.advance()
+
+    @cute.jit
+    def softmax(self, g, smem, regs, block):
+        """S, of a block of keys, becomes exponentials."""
+        self.keys.mask(regs, [smem.there[w, regs.deep.stage] for w in range(4)])
+        if const_expr(self.spec.edges):
+            self.keys.edges(g, regs, block)
+        tk.copy(regs.correct, regs.max)
+        tk.row_max(regs.shift, regs.s)
+        tk.mul(regs.shift, regs.shift, g.scale)
+        for r in cutlass.range_constexpr(2):
+            regs.max.tensor[r] = cute.arch.fmax(regs.max.tensor[r], regs.shift.tensor[r])
+        tk.finite_or_zero(regs.shift, regs.max)
+        tk.sub(regs.correct, regs.correct, regs.shift)
+        tk.exp2(regs.correct, regs.correct)
+        tk.mul(regs.norm, regs.norm, regs.correct)
+        tk.mul(regs.s, regs.s, g.scale)
+        tk.sub_row(regs.s, regs.s, regs.shift)
+        tk.exp2(regs.s, regs.s)
+        tk.row_sum_partial(regs.norm, regs.s, regs.norm)
+
+
+@dsl_user_op
+def _lane_now(*, loc=None, ip=None):
+    """The lane, asked where it is used: what follows from it would else take registers in all of the loop."""
+    return Int32(_asm([], "mov.u32 $0, %laneid;", "=r", loc, ip, T.i32()))

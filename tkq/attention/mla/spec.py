@@ -1,0 +1,27 @@
+"""What MLA decoding was asked for: the compile key."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+DTYPES = ("bf16", "fp16")
+HEAD_DIM, HEAD_DIM_V = 576, 512
+
+
+@dataclass(frozen=True)
+class MlaSpec:
+    """dtype: of q, the cache and o. edges: the rows of a tile see different keys, as several causal queries do. lse: is
+    it written? fixed_splits: see `tkq.plan_decode`, batch_invariant."""
+
+    dtype: str
+    edges: bool = False
+    lse: bool = False
+    fixed_splits: bool = False
+    head_dim: ClassVar[int] = HEAD_DIM
+    head_dim_v: ClassVar[int] = HEAD_DIM_V
+    paged: ClassVar[bool] = True
+    sinks: ClassVar[None] = None
+
+    def __post_init__(self):
+        if self.dtype not in DTYPES:
+            raise NotImplementedError(f"MlaSpec: dtype is {self.dtype!r}, allowed are {', '.join(DTYPES)}")

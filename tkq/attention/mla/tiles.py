@@ -1,0 +1,24 @@
+"""Which tile of a task's rows a block of threads has: blocks beside each other have one each, and the same keys."""
+import cutlass
+import cutlass.cute as cute
+
+import tkq.tile as tk
+from tkq.attention.decode.plan import ROWS
+
+
+def own(g, s):
+    """A segment of the walk, of this block's tile; without keys where there is no such tile."""
+    tile = s.tile * g.together + cute.arch.block_idx()[1]
+    return s._replace(tile=tile, end=cutlass.select_(tile * ROWS < g.queries * g.group, s.end, s.first))
+
+
+def see_tile(config):
+    """Behind the wait for a tile: what cp.async wrote wgmma reads by another proxy; TMA writes by the same one."""
+    if not config.multicast:
+        tk.publish()
+
+
+def place_in_slot(g, slot):
+    """(first row of this block's part of a slot, rows of it): among all rows of all slots, 64 bits."""
+    rows = g.partial.shape[1] // g.together
+    return cutlass.Int64(slot) * g.partial.shape[1] + cute.arch.block_idx()[1] * rows, rows
