@@ -38,7 +38,8 @@ def _planned(spec, length, group):
     if spec.softcap:
         return _SOFTCAP[spec.width]
     if spec.width == 256 or spec.left or not spec.adds_dq:
-        return _D64_WINDOW if spec.width == 64 and spec.left else SINGLE[spec.width]
+        windows = spec.width == 64 and spec.left and not spec.varlen
+        return _D64_WINDOW if windows else SINGLE[spec.width]
     if spec.varlen and length == "brief" and (spec.width == 128 or spec.right):
         return _DQ_SERIAL[spec.width]
     if group > 1:
