@@ -56,7 +56,7 @@ class Consumer:
             tk.zero(regs.p)
         tk.zero(regs.norm)
         tk.neg_infty(regs.max)
-        self.limits(g, regs, s)
+        self.limits(g, regs, s, s.queries)
         self.first(g, smem, regs, s)
         for block in cutlass.range(s.first + 1, s.end, unroll=1):
             self.step(g, smem, regs, block)
@@ -163,17 +163,17 @@ class Consumer:
             tk.sync(1, tk.WARPGROUP)
 
     @cute.jit
-    def limits(self, g, regs, s):
-        """The keys that each of the thread's two rows sees."""
+    def limits(self, g, regs, s, queries):
+        """The keys that each of the thread's two rows sees. queries: of the sequence."""
         if const_expr(self.spec.edges):
             for r in cutlass.range_constexpr(2):
-                own = s.length - s.queries + (s.tile * ROWS + tk.first_row() + 8 * r) // g.group
+                own = s.length - queries + (s.tile * ROWS + tk.first_row() + 8 * r) // g.group
                 regs.first[r] = cutlass.select_(g.left < 0, Int32(0), own - g.left)
                 end = cutlass.min(own + g.right + 1, s.length)
                 regs.end[r] = cutlass.select_(g.right < 0, s.length, end)
             # The last key of the first query, and the first of the last: blocks between them need no mask.
             regs.first[2] = cutlass.select_(g.left < 0, Int32(0), s.length - 1 - g.left)
-            regs.end[2] = cutlass.select_(g.right < 0, s.length, s.length - s.queries + g.right + 1)
+            regs.end[2] = cutlass.select_(g.right < 0, s.length, s.length - queries + g.right + 1)
 
     def exponentials(self, g, smem, regs, block):
         """`softmax`, or that of few rows, which says itself what moved."""

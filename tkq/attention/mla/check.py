@@ -3,9 +3,8 @@ from typing import NamedTuple, Optional
 
 from torch import Tensor
 
-from tkq.attention.decode import words
 from tkq.attention.decode.check import FARTHEST, tasks
-from tkq.attention.decode.plan import row_tiles, tiles_together
+from tkq.attention.decode.planned import Planned
 from tkq.attention.mla.spec import HEAD_DIM, HEAD_DIM_V
 from tkq.runtime import arguments
 from tkq.runtime.call import check
@@ -62,9 +61,10 @@ def check_call(call: Call, out=None) -> None:
         raise NotImplementedError(f"{OP}: kv_cache has room for {capacity} keys of a sequence, supported are fewer "
                                   "than 2^31")
     check.same_device(**call._asdict(), out=out)
-    tasks(OP, B, 1, Sq, H)
+    of = Planned.made((HEAD_DIM, HEAD_DIM_V), (H, 1), (B, Sq), False)
+    tasks(OP, B, of)
     if plan is not None:
-        check.shape(f"{OP}: plan", plan, (words.size(B, 1, -(-row_tiles(Sq, H) // tiles_together(HEAD_DIM, Sq, H))),))
+        check.shape(f"{OP}: plan", plan, (of.words(B),))
     if out is not None:
         check.shape(f"{OP}: out", out, (B, Sq, H, HEAD_DIM_V))
         if out.dtype != q.dtype:

@@ -7,11 +7,11 @@ from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.attention.decode import words
-from tkq.attention.decode.output import rows_of
 from tkq.attention.decode.plan import ROWS
 from tkq.attention.decode.walk import Walk
 from tkq.attention.mla.spec import HEAD_DIM_V
 from tkq.attention.mla.state import Globals
+from tkq.attention.mla.tiles import rows_of
 
 INF = Float32.inf
 THREADS, WARPS, WARP = 256, 8, 32

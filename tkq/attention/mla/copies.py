@@ -5,8 +5,8 @@ from cutlass import Int32, Int64
 
 import tkq.tile as tk
 from tkq.attention.decode.copies import copy16
-from tkq.attention.decode.output import rows_of
 from tkq.attention.decode.plan import ROWS
+from tkq.attention.mla.tiles import rows_of
 
 PANEL, WARP_ROWS = 128, 16  # bytes of a row in one of a tile's panels; rows of a tile that a warp has
 GROUPS = 4  # of a warp's rows: eight lanes to a panel's row

@@ -4,11 +4,10 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
-from tkq.attention.decode.output import rows_of
 from tkq.attention.decode.plan import ROWS
 from tkq.attention.mla.spec import HEAD_DIM_V
 from tkq.attention.mla.state import HALF
-from tkq.attention.mla.tiles import place_in_slot
+from tkq.attention.mla.tiles import place_in_slot, rows_of
 
 INF = Float32.inf
 ALL = 3 * tk.WARPGROUP

@@ -4,14 +4,15 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 import tkq.tile as tk
-from tkq.attention.decode.producer import Producer as Pages
+from tkq.attention.decode.pages import Pages
+from tkq.attention.decode.producer import Producer as Copies
 from tkq.attention.decode.walk import END, Walk, X
 from tkq.attention.mla.copies import GROUPS, copy_panels, row_of
 from tkq.attention.mla.tiles import own
 
 
 class Producer:
-    """A warp has a quarter of each tile's rows; pages are looked up as in `decode.producer`. The left half of a row
+    """A warp has a quarter of each tile's rows; pages are looked up as in `decode.pages`. The left half of a row
     comes first: the scores begin with it.
 
     Rows behind the sequence's end, and those of pages that are not there, are zeros: 0 * NaN of a value would be NaN.
@@ -19,7 +20,7 @@ class Producer:
     announces each segment to them."""
 
     def __init__(self, spec, config):
-        self.pages, self.walk = Pages(spec, config), Walk(spec)
+        self.pages, self.copies, self.walk = Pages(spec, config), Copies(spec, config), Walk(spec)
 
     @cute.jit
     def run(self, g, smem):
@@ -44,13 +45,13 @@ class Producer:
                     if cute.arch.vote_any_sync(fault):
                         self.note(smem, slot, Int32(1))
                     copy_panels(smem.left, left.stage, rows, (0, 4))
-                    self.pages.done(smem.left_pipe, left)
+                    self.copies.done(smem.left_pipe, left)
                     smem.rope_pipe.acquire_empty(rope)
                     copy_panels(smem.rope, rope.stage, rows, (8, 9))
-                    self.pages.done(smem.rope_pipe, rope)
+                    self.copies.done(smem.rope_pipe, rope)
                     smem.right_pipe.acquire_empty(right)
                     copy_panels(smem.right, right.stage, rows, (4, 8))
-                    self.pages.done(smem.right_pipe, right)
+                    self.copies.done(smem.right_pipe, right)
             self.walk.advance(g, at, s)
         announce(smem, announced, (Int32(-1),))
 

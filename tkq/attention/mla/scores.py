@@ -7,14 +7,13 @@ from cutlass.cutlass_dsl import T, dsl_user_op
 import tkq.tile as tk
 from tkq.attention.decode.consumer import Consumer
 from tkq.attention.decode.output import Output as Refusal
-from tkq.attention.decode.output import rows_of
 from tkq.attention.decode.plan import ROWS
 from tkq.attention.decode.walk import Walk
 from tkq.attention.mla.output import Q_IS_THERE, Output
 from tkq.attention.mla.state import HALF, Segment
 from tkq.attention.mla.state import Scores as State
-from tkq.attention.mla.tiles import see_tile
-from tkq.tile.assembly import _asm
+from tkq.attention.mla.tiles import rows_of, see_tile
+from tkq.tile.assembly import ptx
 
 
 class Scores:
@@ -54,7 +53,7 @@ class Scores:
         tk.zero(regs.norm)
         tk.neg_infty(regs.max)
         self.keys.tell(g.plan, (s.inside != 0) & (s.length == g.seqlens[s.batch]))
-        self.keys.limits(g, regs, s)
+        self.keys.limits(g, regs, s, g.queries)
         self.load_q(g, regs, s)
         tk.sync(Q_IS_THERE, 2 * tk.WARPGROUP)
         for block in cutlass.range(s.first, s.end, unroll=1):
@@ -127,4 +126,4 @@ class Scores:
 @dsl_user_op
 def _lane_now(*, loc=None, ip=None):
     """The lane, asked where it is used: what follows from it would else take registers in all of the loop."""
-    return Int32(_asm([], "mov.u32 $0, %laneid;", "=r", loc, ip, T.i32()))
+    return Int32(ptx([], "mov.u32 $0, %laneid;", "=r", loc, ip, T.i32()))

@@ -21,6 +21,16 @@ class MlaSpec:
     head_dim_v: ClassVar[int] = HEAD_DIM_V
     paged: ClassVar[bool] = True
     sinks: ClassVar[None] = None
+    cache: ClassVar[None] = None
+    scales: ClassVar[None] = None
+    ragged: ClassVar[bool] = False
+    few: ClassVar[bool] = False
+    softcap: ClassVar[bool] = False
+
+    @property
+    def inner(self) -> str:
+        """The products' type."""
+        return self.dtype
 
     def __post_init__(self):
         if self.dtype not in DTYPES:

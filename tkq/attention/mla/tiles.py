@@ -12,6 +12,13 @@ def own(g, s):
     return s._replace(tile=tile, end=cutlass.select_(tile * ROWS < g.queries * g.group, s.end, s.first))
 
 
+def rows_of(x, g, s):
+    """(packed rows, columns) of a sequence of x (B, Sq, H, D)."""
+    batch, query, head, _ = x.stride
+    at = (x.iterator + cutlass.Int64(s.batch) * batch).align(16)
+    return cute.make_tensor(at, cute.make_layout(((g.group, g.queries), x.shape[3]), stride=((head, query), 1)))
+
+
 def see_tile(config):
     """Behind the wait for a tile: what cp.async wrote wgmma reads by another proxy; TMA writes by the same one."""
     if not config.multicast:

@@ -10,7 +10,7 @@ from tkq.attention.mla.output import ALL, INVERSE_IS_READ, Q_IS_THERE, Output
 from tkq.attention.mla.state import HALF, Segment
 from tkq.attention.mla.state import Values as State
 from tkq.attention.mla.tiles import see_tile
-from tkq.tile.assembly import _asm
+from tkq.tile.assembly import ptx
 
 
 class Values:
@@ -104,4 +104,4 @@ class Values:
 @dsl_user_op
 def zero16(at, *, loc=None, ip=None):
     """16 bytes of shared memory become 0."""
-    _asm([Int32(at)], "{ .reg .b32 z; mov.u32 z, 0; st.shared.v4.b32 [$0], {z, z, z, z}; }", "r", loc, ip)
+    ptx([Int32(at)], "{ .reg .b32 z; mov.u32 z, 0; st.shared.v4.b32 [$0], {z, z, z, z}; }", "r", loc, ip)
