@@ -27,7 +27,7 @@ def test_tasks_that_are_merged(monkeypatch, fixed):
                    for _ in range(generator.choice((1, 2, 7, 40)))]
         of = Planned(generator.choice((16, 128)), 1, 64, generator.choice((1, 3)), -1, fixed)
         seqlens, sizes = torch.tensor(lengths, dtype=torch.int32), of.sizes(len(lengths), parts)
-        plan, most, tasks = reference.plan_decode(seqlens, sizes), 20000 // 1024 + 2, len(lengths) * of.tiles
+        plan, most, tasks = reference.planned(seqlens, sizes), 20000 // 1024 + 2, len(lengths) * of.tiles
         found = torch.zeros(tasks if fixed else parts, 4, dtype=torch.int32)
         partial = torch.zeros(most * tasks if fixed else 2 * parts, 1, 1)
         function(plan, (seqlens, partial, found), (*sizes[:8], 20000, *sizes[9:]))

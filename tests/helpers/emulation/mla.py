@@ -19,7 +19,7 @@ class SharedTasksOnCpu:
 
     def __init__(self, fixed):
         self.fixed = fixed
-        self.combine = combine.Combine(SimpleNamespace(fixed_splits=fixed, dtype="bf16"), MlaConfig())
+        self.combine = combine.Combine(SimpleNamespace(fixed_splits=fixed, dtype="bf16", ragged=False), MlaConfig())
 
     def fake_arguments(self):
         ints = lambda *shape: fake.tensor("int32", shape, align=4)
