@@ -36,7 +36,7 @@ def mla_decode(given):
     """One K/V head, whose values are the first columns of its keys."""
     k = given["kv_cache"] if given["kv_cache"].dim() == 4 else given["kv_cache"].unsqueeze(2)
     return flash_attn_with_kvcache(dict(given, k_cache=k, v_cache=k[..., :512], sinks=None, softcap=0.0,
-                                        window_size=(None, None)))
+                                        window_size=(None, None), k_descale=None, v_descale=None, cu_seqlens_q=None))
 
 
 def kv_append(given):

@@ -40,10 +40,15 @@ class Noted(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "tkq":
             recorded = torch._C._current_graph_task_id() < 0  # a call that a backward makes is not differentiated again
-            args_ = [t.detach().requires_grad_(t.requires_grad and recorded) if isinstance(t, torch.Tensor) else t
-                     for t in args]
-            self.calls.append((func, args_))
+            self.calls.append((func, [_noted(x, recorded) for x in args]))
         return func(*args, **(kwargs or {}))
+
+
+def _noted(x, recorded):
+    """An argument, or a list of them; tensors require a gradient where the call is recorded."""
+    if isinstance(x, (list, tuple)):
+        return [_noted(y, recorded) for y in x]
+    return x.detach().requires_grad_(x.requires_grad and recorded) if isinstance(x, torch.Tensor) else x
 
 
 def op_calls(case: Case, device) -> list:

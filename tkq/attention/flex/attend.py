@@ -6,7 +6,7 @@ from torch.nn.attention.flex_attention import noop_mask
 
 from tkq.attention.flex import traced_ops
 from tkq.attention.flex.backward.capture_launch import refuse_if_deterministic
-from tkq.attention.flex.check import OP, blocks_of, settled, tensors_of
+from tkq.attention.flex.check import OP, blocks_of, in_memory, settled, tensors_of
 from tkq.attention.flex.derive import capture_slopes_of, slope_of
 from tkq.attention.flex.devices import forward, gradients
 from tkq.attention.flex.launch import Call
@@ -89,7 +89,7 @@ def _back(ctx, do, dlse=None):
     if do is None and dlse is None:
         return (None,) * (4 + len(ctx.slots))
     q, k, v, o, lse = ctx.saved_tensors[:5]
-    rows = torch.zeros_like(o) if do is None else do, o, lse, dlse
+    rows = torch.zeros_like(o) if do is None else in_memory(do), o, lse, in_memory(dlse)
     call, needed = ctx.call._replace(q=q, k=k, v=v), ctx.needs_input_grad
     found, learned = gradients(call, rows, needed[:3], tuple(
         slot for slot, need in zip(ctx.slots, needed[4:]) if need))

@@ -173,8 +173,16 @@ def settled(name, traced, q, op: str = OP):
         if x.device != q.device:
             raise ValueError(f"{op}: {name}: a captured tensor {tuple(x.shape)} is on {x.device}, expected {q.device}")
         if x.is_neg() or x.is_conj() or x._is_zerotensor():
-            return traced._replace(tensors=tuple([y.resolve_conj().resolve_neg().clone() for y in traced.tensors]))
+            return traced._replace(tensors=tuple([in_memory(y) for y in traced.tensors]))
     return traced
+
+
+def in_memory(x):
+    """A tensor whose numbers lie in memory: a copy of a view with a pending negation or conjugation, and of zeros that
+    have none."""
+    if x is None or not (x.is_neg() or x.is_conj() or x._is_zerotensor()):
+        return x
+    return x.resolve_conj().resolve_neg().clone()
 
 
 def scale_of(scale, head_dim: int) -> float:
