@@ -20,7 +20,7 @@ log = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND)
 def noted(*words):
     os.write(log, (" ".join(map(str, (os.getpid(), *words))) + "\\n").encode())
 
-def built(recipe, name, arch):
+def built(recipe, store, name, arch):
     noted("begins", recipe.args[0])
     time.sleep(0.05 if os.path.exists(sys.argv[1] + ".killed") else 30)  # the first one is killed in it
     noted("ends", recipe.args[0])
@@ -49,6 +49,7 @@ def test_each_entry_is_made_once_though_one_is_killed_at_it(tmp_path):
                                   env={**os.environ, "TKQ_CACHE_DIR": str(folder)}) for _ in range(PROCESSES)]
     try:
         while len(begun := noted(log, "begins")) < 1:
+            assert any(process.poll() is None for process in processes), "all ended before one began"
             time.sleep(0.02)
         (tmp_path / "log.killed").write_text("")
         victim = begun[0][0]  # others may be at work already, on other entries: they are slow as well, and are killed
