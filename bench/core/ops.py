@@ -52,6 +52,7 @@ OPS: dict[str, tuple[Part, ...]] = {
         Part("attention_forward", ("window",), what="sliding window"),
         Part("attention_forward", ("gqa",), what="GQA"),
         Part("attention_forward", ("mha",), what="GQA vs. MHA"),
+        Part("attention_forward", ("wide",), what="head_dim 512"),
         Part("attention_backward", ("backward",), what="backward"),
         Part("attention_backward", ("deterministic",), what="deterministic backward"),
         Part("attention_backward_gqa", ("gqa",), what="GQA, backward"),

@@ -14,7 +14,6 @@ from tkq.warmup import catalog
 
 # Quick kernels that have the configuration of another, which has all their code and a mask besides.
 HELD_BY = {"flash_attn_bf16_d128_short": "flash_attn_bf16_d128_causal_left_medium_lse",
-           "flash_attn_bf16_d128_causal_short": "flash_attn_bf16_d128_causal_left_medium_lse",
            "flash_attn_backward_bf16_d64_medium": "flash_attn_backward_bf16_d64_causal_medium",
            "flash_attn_backward_bf16_d128_medium": "flash_attn_backward_bf16_d128_causal_medium",
            "flash_attn_backward_bf16_d256_short": "flash_attn_backward_bf16_d256_causal_short"}
@@ -55,8 +54,8 @@ def test_every_expectation_asks_for_something():
     for kernel in catalog.shipped():
         wanted = kernel.expectation
         assert wanted.tensor or wanted.instructions, kernel.name
-        # linear attention's plans say where, and why; of gates for each column most are in chunks by levels
-        most = {"channels": 560, "linear_attention": 24}
+        # the plans say where, and why; of gates for each column most are in chunks by levels
+        most = {"channels": 760, "linear_attention": 24, "attention.backward": 8, "fft.long": 4}
         allowed = next((n for word, n in most.items() if f".{word}." in kernel.recipe.builder), 0)
         assert wanted.local_memory <= allowed, kernel.name
 

@@ -213,6 +213,9 @@ def results(given, do, dstate):
     return o.detach(), None if state is None else state.detach(), *(None if x is None else next(of) for x in leaves)
 
 
+BF16_ROUNDING = 2**15  # in units of fp32
+
+
 def check_op(monkeypatch, *given):
     q, _, v, *_, initial = given
     do, dstate = torch.randn_like(v), None if initial is None else state_of(q, v)
@@ -236,6 +239,9 @@ def check_op(monkeypatch, *given):
             mine, exact, other = (x.reshape(-1, exact.shape[-1]) for x in (mine, exact, other))
             # an error of u or du, of 16 bits, is in the gradients of all tokens before it: they may have one sign
             wide = dict(ulps=room, bias_ulps=bias_of_one_sign(exact, other, room)) if mine.dtype == F32 else {}
+            if name == "initial":  # its largest elements may be of one token: of one rounding, which may be any size
+                wide["ulps"] += BF16_ROUNDING
+                assert (mine - exact).norm() <= 1.25 * (other - exact).norm(), name
             assert_2x(mine, exact, other, what=name, **wide)
 
 

@@ -33,6 +33,10 @@ def attended(device):
                                torch.randperm(60).view(3, 20).int())
         yield "flash_attn_with_kvcache float8", tkq.flash_attn_with_kvcache(
             q, *low, cache_seqlens=lengths, block_table=table, k_descale=scales[0], v_descale=scales[1])
+        starts = on(device, torch.tensor([0, 0, 1, 6], dtype=torch.int32))[0]
+        yield "flash_attn_with_kvcache ragged", tkq.flash_attn_with_kvcache(
+            q.flatten(0, 1), *on(device, randn(1, 60, 16, 2, 128), randn(2, 60, 16, 2, 128)), cache_seqlens=lengths,
+            block_table=table, cu_seqlens_q=starts)
         states = on(device, randn(0, 2, 5, 3, 40), randn(1, 2, 3, 5, dtype=torch.float32), randn(2, 2, 5, 3, 40),
                     randn(3, 2, 3, 5, dtype=torch.float32))
         yield "merge_state", tkq.merge_state(*states)

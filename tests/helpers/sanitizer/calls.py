@@ -290,6 +290,8 @@ def states(device):
         given = q, k, v, gates, beta, initial
         o, state = tkq.gated_delta_rule(q, k, v, gates, beta, None, initial, True)
         yield f"gated_delta_rule {K} x {V}, columns", (o, state, *grad((o, state), given, (do, dstate)))
+        o = tkq.gated_delta_rule(q, k, v, gates, beta, A_log=g[0, 0].detach(), use_gate_in_kernel=True)
+        yield f"gated_delta_rule {K} x {V}, gates of a layer", (o, *grad((o,), (q, gates), (do,)))
         o = tkq.linear_attn(q, k, v, gates)
         yield f"linear_attn {K} x {V}, columns", (o, *grad((o,), (q, k, v, gates), (do,)))
     v, do = (torch.cat((x.detach(), x.detach(), x.detach()), -1) for x in (v, do))
