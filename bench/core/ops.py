@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # timed beside the peers to show what memory allows, or what something costs or brings; no rivals
 ROOFS = ("copy", "add", "copy + add", "read")
-OWN = ("tkq apart", "plain", "32/32", "all keys", "all keys, causal", "as usual", "example")
+OWN = ("tkq apart", "plain", "32/32", "all keys", "all keys, causal", "as usual", "example", "half of the head dim")
 LIBRARIES = ("torch", "torch._addmm_activation", "cuBLAS", "cuDNN", "flash SDPA")  # compile nothing
 TUNING = ("QuACK tuned", "torch.compile autotuned")  # choose by timings of their own
 
@@ -202,7 +202,7 @@ AGAINST: dict[str, tuple[str, ...]] = {
     "causal-conv1d": ("causal-conv1d",),
     "accelerated-scan": ("accelerated_scan",),
     "flashfftconv": ("FlashFFTConv",),
-    "torch": ("torch", "torch._addmm_activation", "flash SDPA"),
+    "torch": ("torch", "torch._addmm_activation", "flash SDPA", "torch SDPA"),
 }
 USUAL = tuple(name for name in AGAINST if name != "quack-tuned")  # that one compiles 44 kernels
 CUBLAS_IN_TORCH = ("fp8_gemm",)  # where the candidate "torch" is a product of cuBLASLt's

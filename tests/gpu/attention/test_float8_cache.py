@@ -17,9 +17,10 @@ FP16 = torch.float16
     (16, "pages", "head"), (1, "pages", "sequence"), (7, "heads", "head"), (64, "pairs", "sequence"),
     (256, "pages", "head")])
 def test_pages_of_float8(page, layout, scales):
+    lengths = [*ENDS, 20000]  # the last one: several blocks of keys for each part of the work
     with poisoned():
-        cache, descales = float8(make(ENDS, page, 2, 128, layout=layout), scales)
-        compare(queries(len(ENDS), 1, 8, 128), cache, f"pages of {page}", **descales)
+        cache, descales = float8(make(lengths, page, 2, 128, layout=layout), scales)
+        compare(queries(len(lengths), 1, 8, 128), cache, f"pages of {page}", **descales)
 
 
 @pytest.mark.parametrize("lengths, heads", [([65536 + 3], 32), ([3000, 2999, 1], 64), ([300] * 40, 16)])
@@ -50,12 +51,14 @@ def test_float8_head_dims(dims, dtype, layout, scales):
         compare(queries(len(lengths), rows, 8, dims[0], dtype), cache, f"{dims}", **descales)
 
 
-@pytest.mark.parametrize("factor", ["grows", "falls", "tiny", "some are 0"])
+@pytest.mark.parametrize("factor", ["grows", "falls", "tiny", "some are 0", "the first of a block are 0"])
 def test_scales_of_tokens_that_differ(factor):
-    """Values' scales over 12 decades: O is in units of the largest that there was. Rows of a cache, as above."""
-    of = {"grows": lambda i: 10.0 ** (i / 500 - 6), "falls": lambda i: 10.0 ** (6 - i / 250.0),
-          "tiny": lambda i: 1e-30 + 0 * i.float(), "some are 0": lambda i: (i % 3 == 0).float()}[factor]
-    cache, descales = float8(make([3000, 17, 129], 3072, 4, 64, layout="rows"), "token", of)
+    """Values' scales over 12 decades: O is in units of the largest that there was. Rows of a cache, as above; several
+    blocks of keys for each part of the work."""
+    of = {"grows": lambda i: 10.0 ** (i / 3500 - 6), "falls": lambda i: 10.0 ** (6 - i / 1750.0),
+          "tiny": lambda i: 1e-30 + 0 * i.float(), "some are 0": lambda i: (i % 3 == 0).float(),
+          "the first of a block are 0": lambda i: (i % 64 >= 16).float()}[factor]
+    cache, descales = float8(make([21000, 17, 129], 21056, 4, 64, layout="rows"), "token", of)
     if factor != "tiny":
         descales["k_descale"] = torch.rand_like(descales["k_descale"]) * 0.02
         cache = cache._replace(keys=[(_meant(cache.k, descales["k_descale"], b, len(k)), v)
