@@ -223,11 +223,12 @@ class OnTorch(Engine):
 
     def decode(self):
         places = self.lengths.long()
+        written = torch.where(self.active > 0, places, self.sizes.longest - 1)  # which no answer fills, without request
         seen = (self.columns <= places[:, None])[:, None, None]
 
         def attention(i, q, k, v):
             for cache, new in zip(self.caches[i], (k, v)):
-                cache[self.rows, :, places] = new[:, :, 0]
+                cache[self.rows, :, written] = new[:, :, 0]
             return F.scaled_dot_product_attention(q, *self.caches[i], seen, enable_gqa=True)
 
         return self.model.on_torch(self.tokens[:, None], places[:, None], attention)[:, -1]
@@ -328,8 +329,8 @@ def main():
         tokens = sum(n for _, n in requests)
         print(f"{kind.name:5s} {count} requests, {slots} slots: {tokens / seconds:.0f} tokens/s, "
               f"{1e3 * seconds:.0f} ms", flush=True)
+        print(f"{kind.name:5s} {judge(model, system, requests[:4], answers[:4])}", flush=True)
         del engine
-    print(judge(model, system, requests[:4], answers[:4]))
     batches, times = [b for b in (1, 4, 16, 64, 128) if b <= 2 * slots], {}
     for kind in (OnTorch, OnTkq):
         times[kind.name] = [latency(kind(model, b, device, system).capture(), requests[0][0]) for b in batches]

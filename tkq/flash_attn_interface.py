@@ -102,6 +102,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
     for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
         check.tensor(f"{KVCACHE}: {name}", tensor)
         check.rank(f"{KVCACHE}: {name}", tensor, 4)
+        check.dtype(f"{KVCACHE}: {name}", tensor, ("bf16", "fp16"))
     if (k is None) != (v is None):
         raise ValueError(f"{KVCACHE}: {'k' if v is None else 'v'} is given alone, expected k and v, or neither")
     rows = _rows_of(q, k_cache, cache_batch_idx, block_table)
@@ -111,7 +112,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
         table = torch.arange(q.shape[0], device=q.device)[:, None] if rows is None else rows
         q = _append(q, k, v, (k_cache, v_cache, table), lengths, (rotary_cos, rotary_sin, rotary_interleaved),
                     causal or window_size not in (OPEN, [*OPEN], (None, None)))
-        lengths = lengths + k.shape[1]
+        lengths = torch.where(lengths < 0, lengths, lengths + k.shape[1])
     elif rotary_cos is not None or rotary_sin is not None:
         raise ValueError(f"{KVCACHE}: rotary_cos and rotary_sin are given, allowed are they with k and v")
     return _with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths, block_table=rows, softmax_scale=softmax_scale,
@@ -121,12 +122,17 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tens
 def _rows_of(q, k_cache, cache_batch_idx, block_table):
     """A block table: the caller's, or of rows of the caches as pages; None where sequence s has row s."""
     if cache_batch_idx is None:
+        if block_table is not None:
+            check.tensor(f"{KVCACHE}: block_table", block_table)
+            check.shape(f"{KVCACHE}: block_table", block_table, (q.shape[0], None))
+            check.dtype(f"{KVCACHE}: block_table", block_table, ("int32",))
         return block_table
     if block_table is not None:
         raise ValueError(f"{KVCACHE}: cache_batch_idx and block_table are given, expected one of them")
     check.dtype(f"{KVCACHE}: cache_batch_idx", cache_batch_idx, ("int32", "int64"))
     check.shape(f"{KVCACHE}: cache_batch_idx", cache_batch_idx, (q.shape[0],))
-    return cache_batch_idx.clamp(-1, k_cache.shape[0]).to(torch.int32)[:, None]
+    rows = k_cache.shape[0]
+    return cache_batch_idx.where(cache_batch_idx >= 0, rows).clamp(max=rows).to(torch.int32)[:, None]
 
 
 def _lengths(cache_seqlens, q, default):
@@ -152,6 +158,8 @@ def _append(q, k, v, caches, lengths, rotary, several_positions):
         check.rank(f"{KVCACHE}: {name}", tensor, 4)
         check.shape(f"{KVCACHE}: {name}", tensor, (q.shape[0], k.shape[1], *tensor.shape[2:]))
     k_cache, v_cache, table = caches
+    if not table.shape[1]:
+        raise ValueError(f"{KVCACHE}: block_table is {tuple(table.shape)}, expected a page or more for new keys")
     positions = lengths.long()[:, None] + torch.arange(k.shape[1], device=q.device)
     slots = _slots(positions, table, k_cache.shape[1]).flatten()
     flat = (k.flatten(0, 1), v.flatten(0, 1), k_cache, v_cache, slots)
@@ -171,7 +179,7 @@ def _slots(positions, table, page):
     """Of each position of each sequence (B, S); -1 where the table has no page for it."""
     block = positions.div(page, rounding_mode="floor")
     pages = table.long().gather(1, block.clamp(0, table.shape[1] - 1))
-    there = (positions >= 0) & (block < table.shape[1]) & (pages >= 0)
+    there = (positions[:, :1] >= 0) & (block < table.shape[1]) & (pages >= 0)
     return torch.where(there, pages * page + positions % page, -1)
 
 

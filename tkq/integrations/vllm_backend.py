@@ -78,10 +78,6 @@ class TkqBackend(AttentionBackend):
     def supports_non_causal(cls) -> bool:
         return True
 
-    @classmethod
-    def supports_batch_invariance(cls) -> bool:
-        return True
-
 
 def window_of(sliding_window, causal: bool) -> tuple:
     """tkq's (left, right) of vLLM's window, which counts the query itself; on both sides where not causal."""

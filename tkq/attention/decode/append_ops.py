@@ -89,6 +89,8 @@ def kv_append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappi
         q = tkq.kv_append(k, v, k_cache, v_cache, slots, **angles, q=q)  # (3, 8, 64) bfloat16
     """
     interleaved = _flag(interleaved)
+    if ops.traced():  # the op says that it writes to scales, which those of heads may not share elements for
+        k_scale, v_scale = (x.contiguous() if isinstance(x, Tensor) and x.dim() == 1 else x for x in (k_scale, v_scale))
     call = Call(k, v, k_cache, v_cache, slot_mapping, cos, sin, interleaved, positions, q, k_scale, v_scale)
     if ops.direct(*call.tensors().values()):
         return (_run if k.is_cuda else _run_cpu)(call)

@@ -11,7 +11,7 @@ from tkq.runtime.call import check, dtypes
 
 OP, PLAN = "flash_attn_with_kvcache", "plan_decode"
 MOST_TASKS = 1 << 24  # of a plan
-FARTHEST = 1 << 31
+FARTHEST = 1 << 30
 _tensors = arguments.checker(OP, "q", "k_cache", "v_cache", "cache_seqlens", "block_table", "sinks", "plan",
                              "k_descale", "v_descale", "cu_seqlens_q", "out")
 flags = arguments.checker(OP, "causal", "batch_invariant", "return_lse")
@@ -125,7 +125,7 @@ def _room(k, table, batch):
     capacity = page if table is None else page * table.shape[1]
     if capacity >= FARTHEST:
         raise NotImplementedError(f"{OP}: k_cache has room for {capacity} keys of a sequence, supported are fewer than "
-                                  "2^31")
+                                  "2^30")
 
 
 def _written(out, shape, dtype):

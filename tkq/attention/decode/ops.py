@@ -89,6 +89,8 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
         o = tkq.flash_attn_with_kvcache(q, **cache, plan=plan)  # (2, 1, 8, 128) bfloat16
     """
     traced = ops.traced()
+    if traced or autocast.on():
+        q, k_cache, v_cache = autocast.lowered(q, k_cache, v_cache)
     given = (q, k_cache, v_cache, cache_seqlens, block_table, sinks, plan, k_descale, v_descale, cu_seqlens_q, causal,
              softmax_scale, window_size, softcap, batch_invariant, return_lse, out)
     if not traced and plan is not None and not check.made_in_inference(out):
@@ -96,8 +98,6 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
         if found is not None:
             _changed(out)
             return found[:2] if return_lse else found[0]
-    if traced or autocast.on():
-        q, k_cache, v_cache = autocast.lowered(q, k_cache, v_cache)
     causal, batch_invariant, return_lse = flags(causal, batch_invariant, return_lse)
     left, right = limits(window_size)
     softmax_scale, softcap = numbers(softmax_scale, softcap)

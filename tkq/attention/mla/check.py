@@ -59,7 +59,7 @@ def check_call(call: Call, out=None) -> None:
     capacity = cache.shape[1] * table.shape[1]
     if capacity >= FARTHEST:
         raise NotImplementedError(f"{OP}: kv_cache has room for {capacity} keys of a sequence, supported are fewer "
-                                  "than 2^31")
+                                  "than 2^30")
     check.same_device(**call._asdict(), out=out)
     of = Planned.made((HEAD_DIM, HEAD_DIM_V), (H, 1), (B, Sq), False)
     tasks(OP, B, of)
@@ -76,6 +76,8 @@ def _cache(cache):
         raise ValueError(f"{OP}: kv_cache is {tuple(cache.shape)}, allowed are (pages, page, {HEAD_DIM}) and (pages, "
                          f"page, 1, {HEAD_DIM})")
     check.shape(f"{OP}: kv_cache", cache, (None, None, *(1,) * (cache.dim() - 3), HEAD_DIM))
+    if not cache.shape[1]:
+        raise ValueError(f"{OP}: kv_cache is {tuple(cache.shape)}, expected pages of 1 row or more")
 
 
 def check_layouts(call: Call, out=None) -> None:

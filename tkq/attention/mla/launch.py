@@ -55,7 +55,7 @@ def decode(call: Call, options: Options, out: Tensor | None = None, config: MlaC
     operands = cache, table, seqlens.contiguous(), made, o, lse, partial, partial_lse
     scalars = options.softmax_scale, 0 if options.causal else -1, of.split, parts, of.together
     spec = spec_of(call, options)
-    config = config or plan(spec, cache.shape[1], row_tiles(Sq, H), of.together)
+    config = config or plan(spec, cache.shape[1] if cache.shape[0] else 1, row_tiles(Sq, H), of.together)
     run, given = launcher(q, spec, config), (q, operands, scalars)
     run(*given)
     return o, lse, (partial, partial_lse), (run, given)

@@ -69,14 +69,14 @@ def mla_decode(q: Tensor, kv_cache: Tensor, block_table: Tensor, cache_seqlens: 
         o = tkq.mla_decode(q, cache, table, lengths, softmax_scale=192 ** -0.5, plan=plan)  # (2, 1, 16, 512) bfloat16
     """
     traced = ops.traced()
+    if traced or autocast.on():
+        q, kv_cache = autocast.lowered(q, kv_cache)
     given = (q, kv_cache, block_table, cache_seqlens, plan, softmax_scale, causal, batch_invariant, return_lse, out)
     if not traced and plan is not None and not check.made_in_inference(out):
         found = _calls.take(*given)
         if found is not None:
             _changed(out)
             return found[:2] if return_lse else found[0]
-    if traced or autocast.on():
-        q, kv_cache = autocast.lowered(q, kv_cache)
     causal, batch_invariant, return_lse = flags(causal, batch_invariant, return_lse)
     softmax_scale = numbers(softmax_scale)
     options = Options(softmax_scale, causal, batch_invariant, return_lse)
