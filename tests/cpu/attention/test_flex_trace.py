@@ -261,6 +261,15 @@ def test_derivatives(name):
     torch.testing.assert_close(found.expand(shape), wanted, rtol=1e-6, atol=1e-6)
 
 
+def test_slopes_far_from_zero_are_numbers():
+    """Where exp has no value in float32."""
+    score = torch.tensor([-1e3, -100.0, -80.0, 0.0, 1e3]).view(1, 1, 1, 5).requires_grad_()
+    wanted = torch.autograd.grad(torch.sigmoid(score).sum(), score)[0]
+    at = {**places(1, 1, 1, 5, "cpu"), "score": score.detach()}
+    slope = slope_of(trace("score_mod", lambda s, b, h, q, kv: torch.sigmoid(s)))
+    torch.testing.assert_close(evaluate(*slope.as_function(), at, torch.float32), wanted)
+
+
 def test_no_derivative_is_refused():
     with pytest.raises(NotImplementedError, match="mod"):
         slope_of(trace("score_mod", lambda s, b, h, q, kv: 3.0 % (s + 9)))

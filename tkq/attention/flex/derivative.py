@@ -99,7 +99,9 @@ class Derivative:
         first = self.mul(self.mul(y, below), slopes[0])
         if slopes[1] is None:
             return first
-        return self.add(first, self.mul(self.mul(build.binary("pow", x, y), build.unary("log", x)), slopes[1]))
+        up = build.binary("mul", build.binary("pow", x, y), build.unary("log", x))
+        up = self.choice(build.binary("eq", x, self.number(0.0)), None, up)  # 0, as in PyTorch
+        return self.add(first, self.mul(up, slopes[1]))
 
     @staticmethod
     def refuse(op, what):

@@ -114,7 +114,8 @@ def _inverse(of, name, node, out):
     build, x = of.build, of.node(node.args[0], "f32")
     one = build.const(1.0, "f32")
     if name == "sigmoid":
-        x = build.binary("add", one, build.unary("exp", build.unary("neg", x)))
+        x = build.binary("min", build.unary("neg", x), build.const(88.0, "f32"))  # exp stays finite, and the slope
+        x = build.binary("add", one, build.unary("exp", x))
     return build.binary("div", one, x)
 
 

@@ -99,6 +99,8 @@ def _backward_cuda(
         mask_numbers: list[int], score: str, mask: str, full: bool, size: list[int], scale: float, needed: list[bool],
         slots: list[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(dq, dk, dv, gradients of score_tensors in ``slots``: fp32, one behind the other)"""
+    # one tensor in two places has a gradient for each
+    score_tensors = [x.view_as(x) if any(x is y for y in score_tensors[:i]) else x for i, x in enumerate(score_tensors)]
     given = Given(score_tensors, mask_tensors, lists, score_numbers, mask_numbers, score, mask, full, size, scale)
     call, rows, slots = given.call(q, k, v), (do, o, lse, dlse), tuple(slots)
     where = {x: i for i, x in enumerate(call.score.tensors)} if slots else {}
