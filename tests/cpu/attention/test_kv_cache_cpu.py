@@ -204,11 +204,13 @@ def test_what_is_refused(error, words, changed):
     ("go together", dict(cos=None)), ("shape is", dict(positions=torch.zeros(2, dtype=torch.int32))),
     ("rotate 24", dict(cos=torch.zeros(9, 12), sin=torch.zeros(9, 12))),
     ("k_scale is given", dict(k_scale=torch.ones(2), v_scale=torch.ones(2))),
-    ("share memory", dict(k_cache=torch.zeros(1, 4, 2, 64, dtype=BF16).expand(5, 4, 2, 64)))])
+    ("one tensor", {}), ("share memory", dict(k_cache=torch.zeros(1, 4, 2, 64, dtype=BF16).expand(5, 4, 2, 64)))])
 def test_what_kv_append_refuses(words, changed):
     k, v = torch.zeros(2, 3, 2, 64, dtype=BF16)
     caches = torch.zeros(2, 5, 4, 2, 64, dtype=BF16)
     given = dict(k=k, v=v, k_cache=caches[0], v_cache=caches[1], slot_mapping=torch.tensor([3, 4, -1]),
                  cos=torch.zeros(9, 32), sin=torch.zeros(9, 32), positions=torch.tensor([3, 8, 0])) | changed
+    if words == "one tensor":
+        given["v_cache"] = given["k_cache"]
     with pytest.raises((ValueError, NotImplementedError), match=f"kv_append: .*{words}"):
         tkq.kv_append(**given)

@@ -100,9 +100,16 @@ def test_a_cache_as_it_is():
 def test_keys_without_a_slot_are_not_written():
     k_cache, v_cache = torch.zeros(2, 2, 4, 1, 64, dtype=BF16)
     k = torch.ones(2, 1, 1, 64, dtype=BF16)
-    for lengths in ([4, -1], [4, 2 ** 31 - 1]):
+    for lengths in ([4, -1], [4, 2 ** 31 - 1], [-1, -3]):
+        k = torch.ones(2, 2, 1, 64, dtype=BF16)
         fa.flash_attn_with_kvcache(k, k_cache, v_cache, k, k, cache_seqlens=torch.tensor(lengths, dtype=torch.int32))
         assert not k_cache.any() and not v_cache.any()
+
+
+def test_rows_of_no_cache_are_nan():
+    q, cache = randn(3, 1, 2, 64), randn(2, 4, 1, 64)
+    o = fa.flash_attn_with_kvcache(q, cache, cache, cache_batch_idx=torch.tensor([1, -1, 2]))
+    assert o[0].isfinite().all() and o[1:].isnan().all()
 
 
 def kvcache(**given):
@@ -122,6 +129,11 @@ ANGLES = dict(rotary_cos=torch.ones(4, 32), rotary_sin=torch.ones(4, 32))
     (NotImplementedError, "cache_leftpad", lambda x: kvcache(cache_leftpad=x)),
     (NotImplementedError, "2 queries and 1 new keys", lambda x: kvcache(k=ONE, v=ONE, cache_seqlens=1, **ANGLES)),
     (ValueError, "qkv has the shape", lambda x: fa.flash_attn_qkvpacked_func(x)),
+    (ValueError, "block_table: shape", lambda x: kvcache(block_table=torch.zeros(2, dtype=torch.int32))),
+    (ValueError, "a page or more", lambda x: kvcache(
+        k=ONE, v=ONE, cache_seqlens=1, block_table=torch.zeros(2, 0, dtype=torch.int32))),
+    (TypeError, "k_cache: dtype", lambda x: fa.flash_attn_with_kvcache(
+        ONE, *[torch.zeros(2, 4, 1, 64).to(torch.float8_e4m3fn)] * 2)),
     (ValueError, "k is given alone", lambda x: kvcache(k=ONE)),
     (ValueError, "cache_seqlens is None", lambda x: kvcache(k=ONE, v=ONE)),
     (ValueError, "rotary_cos and rotary_sin are given", lambda x: kvcache(**ANGLES)),

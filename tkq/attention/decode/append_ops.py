@@ -126,6 +126,9 @@ def _look(call):
         raise NotImplementedError(f"{OP}: k, v and q have {size} elements, k_cache has {k_cache.shape[0]} pages of "
                                   f"{k_cache.shape[1]}; supported are fewer than 2^31 elements, and keys")
     caches = {"k_cache": k_cache, "v_cache": v_cache}
+    if k_cache is v_cache or (call.k_scale is call.v_scale and _written_scales(call)):
+        raise ValueError(f"{OP}: {'k_cache and v_cache' if k_cache is v_cache else 'k_scale and v_scale'} are one "
+                         "tensor, which is written; expected two")
     for name, x in caches.items():
         check.settled(f"{OP}: {name}", x)
         unit = max(8, 16 // x.element_size())
