@@ -60,7 +60,8 @@ class Planned(NamedTuple):
         return -(-row_tiles(self.queries, self.group) // self.together)
 
     def parts(self, sms: int) -> int:
-        """Parts of the work, for so many SMs."""
+        """Into how many equal shares a plan divides the work on a GPU of ``sms`` multiprocessors: one for
+        each block, or for blocks that go ``together``."""
         return max(1, self.blocks * sms // self.together)
 
     @property

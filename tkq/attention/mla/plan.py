@@ -8,7 +8,7 @@ ROWS = 64  # of a page, or a multiple: tiles that TMA loads
 
 
 def plan(spec: MlaSpec, page: int = 1, tiles: int = 1, together: int = 1) -> MlaConfig:
-    """For pages of so many rows, and so many tiles of queries, of which some go together."""
+    """page: rows of a page. tiles: of queries. together: blocks that read the same keys."""
     return MlaConfig(multicast=multicast(page, tiles, together))
 
 
