@@ -68,10 +68,10 @@ class Ran(NamedTuple):
 
 
 class Runner:
-    """Runs tests in copies of the tree, kernels cached in a folder that goes with it."""
+    """Runs tests in copies of the tree, kernels cached in a folder that goes with it, or that has some already."""
 
-    def __init__(self, work: pathlib.Path, timeout: float):
-        self.work, self.timeout = work, timeout
+    def __init__(self, work: pathlib.Path, timeout: float, kernels: pathlib.Path | None = None):
+        self.work, self.timeout, self.kernels = work, timeout, kernels or work / "kernels"
 
     def copy(self, name: str) -> pathlib.Path:
         """Of the tree as it is."""
@@ -104,7 +104,7 @@ class Runner:
         """The i-th: of the tree as it is; or with what a mutant changes beside its fault, and without the fault."""
         if beside:
             return self.mutant(Mutant(f"without-the-fault-{i}", *beside[0], tests, beside[1:]), BASELINE_SECONDS)
-        return self.tests(tests, self.work / "as-it-is", str(self.work / "kernels"), BASELINE_SECONDS)
+        return self.tests(tests, self.work / "as-it-is", str(self.kernels), BASELINE_SECONDS)
 
     def mutant(self, mutant, timeout: float | None = None) -> Ran:
         """In a copy of its own."""
@@ -112,7 +112,7 @@ class Runner:
         mutant.apply(root)
         own = self.work / f"{mutant.name}-kernels"
         try:
-            return self.tests(mutant.tests, root, f"{self.work / 'kernels'}{os.pathsep}{own}", timeout or self.timeout)
+            return self.tests(mutant.tests, root, f"{self.kernels}{os.pathsep}{own}", timeout or self.timeout)
         finally:
             shutil.rmtree(root, ignore_errors=True)
             shutil.rmtree(own, ignore_errors=True)
@@ -161,6 +161,8 @@ def main(arguments=None) -> int:
     parser.add_argument("--timeout", type=float, default=45, help="seconds for the tests of a mutant")
     parser.add_argument("--list", action="store_true", help="say what there is, run nothing")
     parser.add_argument("--no-baseline", action="store_true", help="do not run the tests as they are first")
+    parser.add_argument("--kernels", type=pathlib.Path, metavar="FOLDER",
+                        help="a cache with kernels of the tree as it is, as the GPU suite leaves one")
     given = parser.parse_args(arguments)
     mutants = chosen(given.names)
     if given.list:
@@ -172,7 +174,7 @@ def main(arguments=None) -> int:
     counts = {"caught": 0, "SURVIVED": 0, "NOT JUDGED": 0}
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tkq-mutants-") as folder, ThreadPoolExecutor(given.jobs) as pool:
-        runner = Runner(pathlib.Path(folder), given.timeout)
+        runner = Runner(pathlib.Path(folder), given.timeout, given.kernels)
         failing = set() if given.no_baseline else failing_as_they_are(runner, pool, mutants)
         print(f"baseline: {len(failing)} selections do not pass ({time.monotonic() - began:.0f} s)", flush=True)
         judged = [m for m in mutants if (m.tests, m.beside) not in failing]

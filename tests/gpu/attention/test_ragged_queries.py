@@ -112,6 +112,19 @@ def test_starts_that_lie(what, words, fine):
     assert wrong is None or wrong.isnan().all()
 
 
+def test_rows_without_a_tile_are_nan_in_each_call():
+    """Rows of q before the first sequence and behind the last, in calls that are repeated with one plan."""
+    cache, cu = make([500, 129], 16, 2, 128), starts([40, 3], 5)
+    q = queries(1, 60, 8, 128)[0]
+    plan = tkq.plan_decode(cache.lengths, 8, 2, 128, cu_seqlens_q=cu, total_q=len(q))
+    for _ in range(3):
+        out = torch.ones_like(q)
+        o, lse = tkq.flash_attn_with_kvcache(q, **cache.arguments(), plan=plan, cu_seqlens_q=cu, return_lse=True,
+                                             out=out)
+        assert o[:5].isnan().all() and o[48:].isnan().all() and o[5:48].isfinite().all()
+        assert lse[:, :5].isnan().all() and lse[:, 48:].isnan().all() and lse[:, 5:48].isfinite().all()
+
+
 def test_tiles_are_the_references():
     lengths = torch.tensor([500, 0, 70, -3, 128, 9], dtype=torch.int32)
     cu = torch.tensor([0, 70, 70, 75, 80, 100, 99], dtype=torch.int32)
