@@ -90,8 +90,8 @@ MUTANTS = (
     *family(
         "decode", "tkq/attention/decode/walk.py",
         ("slots_of_other_tasks",
-         "return cutlass.select_(split == 0, s.begin, s.others + (split - 1) * self.STEP)",
-         "return cutlass.select_(split == 0, s.begin, s.others + split - 1)", SHARED),
+         "begin, others = 2 * head_part + 1, 2 * (head_part + 1)", "begin, others = 2 * head_part, 2 * (head_part + 1)",
+         SHARED),
         ("lengths_are_believed", "inside = (length >= 0) & (length <= g.capacity)", "inside = length >= 0", LIES)),
     *family(
         "decode", "tkq/attention/decode/planned.py",

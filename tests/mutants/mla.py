@@ -1,5 +1,5 @@
 """Faults in decoding of multi-head latent attention."""
-from .mutant import family
+from .mutant import family, pressed
 
 TESTS = "tests/gpu/attention/test_mla.py::"
 PAGES, EDGES, SHARED, FIXED, LIES = ((f"{TESTS}{name}",) for name in (
@@ -13,7 +13,7 @@ MUTANTS = (
          PAGES)),
     *family(
         "mla", "tkq/attention/mla/producer.py",
-        ("right_half_is_not_awaited", "smem.right_pipe.acquire_empty(right)", "", SHARED),
+        ("right_half_is_not_awaited", "smem.right_pipe.acquire_empty(right)", "", pressed("reads-mla")),
         ("pages_without_a_place", "if cute.arch.vote_any_sync(fault):", "if cute.arch.vote_all_sync(fault):", LIES)),
     *family(
         "mla", "tkq/attention/mla/scores.py",

@@ -6,6 +6,8 @@ NAPS, LONG, OVERLAPPED, CLUSTER, WAVE_SYNC, FEW, FP8, PROMOTED, BLOCKS, FP8_FEW,
     "naps-fp8", "naps-fp8_promoted", "naps-fp8_blocks", "naps-fp8_small_m", "naps-grouped"))
 SPLITS = ("tests/gpu/gemm/test_gemm_small_m.py::test_every_split[small_m64x128_split8]",)
 FOLDER = "tkq/gemm/"
+ONE_BUFFER = (FOLDER + "dense/config.py", "BUFFERS = 2  # panels of C in shared memory, for each consumer",
+              "BUFFERS = 1")
 
 MUTANTS = (
     *family(
@@ -69,7 +71,7 @@ MUTANTS = (
             tk.store_wait(0 if self.tiles.n_stores % BUFFERS else BUFFERS - 1)
             tk.sync(OUTPUT_BARRIER + wg, tk.WARPGROUP)
             tk.store(buffer, part)
-         """, "tk.store(buffer, part)", NAPS),
+         """, "tk.store(buffer, part)", NAPS, (ONE_BUFFER,)),
         ("panel_sent_before_all_wrote", """
             tk.publish()
             tk.sync(OUTPUT_BARRIER + wg, tk.WARPGROUP)

@@ -57,7 +57,7 @@ MUTANTS = (
     *family(
         "scan", "tkq/recurrence/lines.py",
         ("in_the_order_of_memory", "self.put_own(values[::-1] if self.spec.falling else values, part, at[1])",
-         "self.put_own(values, part, lane)", FALLING),
+         "self.put_own(values, part, at[1])", FALLING),
         ("lines_behind_the_last_are_written", "there = of.first + line < C", "there = of.first + line < 2 * C", AROUND),
         ("tokens_behind_the_last_are_written", "there = there & (t >= 0) & (t < T)", "pass", AROUND),
         ("factor_of_the_run_itself", EDGES, EDGES.replace("turn.k * n - 1", "turn.k * n"), TIME),

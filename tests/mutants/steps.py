@@ -14,8 +14,13 @@ MUTANTS = (
     *family(
         "step", "tkq/linear_attention/step/kernel.py",
         ("row_behind_the_pool", "if row < 0 or row >= Int64(g.state.shape[0]):", "if row < 0:", GUARDED),
-        ("negative_row", "if row < 0 or row >= Int64(g.state.shape[0]):",
-         "if row < -1 or row >= Int64(g.state.shape[0]):", ROWS),
+        ("row_before_the_first", """
+            if row >= 0:
+                self.steps(g, at, row, held)
+         """, """
+            if row >= -1:
+                self.steps(g, at, row, held)
+         """, GUARDED),
         ("skipped_rows_are_not_zeroed", "self.put_zeros(g, at)", "pass", ROWS),
         ("more_accepted_than_tokens", "if last >= 0 and last < g.tokens:", "if last >= 0:", ACCEPTED),
         ("first_state_of_the_token_behind", "last = Int64(vectors.run_at(g.accepted, (at.n,), 1)[0]) - 1",

@@ -34,7 +34,7 @@ def nap(place: str):
     if pressure is not None:
         for where, ns in pressure.naps:
             if where == place:
-                _sleep(ns, pressure.one_group, place == "barrier")
+                _sleep(ns, pressure.one_group, place)
 
 
 def poisoned() -> bool:
@@ -148,17 +148,20 @@ def copy_now():
 
 
 @dsl_user_op
-def _sleep(ns, one_group, even_blocks, *, loc=None, ip=None):
-    """0 to 3 times ns, by the clock's fifth and sixth bit, the warp and the block. one_group: 1 to 4 times, by one
-    warpgroup of a block alone, of the next block by the next one; even_blocks: and in every other block alone, so that
-    the blocks between go on to read what late ones have not written."""
+def _sleep(ns, one_group, place, *, loc=None, ip=None):
+    """0 to 3 times ns, by the clock's fifth and sixth bit, the warp and the block; at "start" by the block alone, whose
+    warps wait for each other there, blocks of a cluster not alike. one_group: 1 to 4 times, by one warpgroup of a block
+    alone, of the next block by the next one; at a "barrier" in every other block alone, so that the blocks between go
+    on to read what late ones have not written."""
+    even_blocks = place == "barrier"
+    number = ("mov.u32 c, %cluster_ctarank; mov.u32 x, %clusterid.x; xor.b32 c, c, x; " if place == "start" else
+              "mov.u32 c, %clock; shr.u32 c, c, 5; mov.u32 x, %ctaid.x; xor.b32 c, c, x; mov.u32 x, %tid.x; "
+              "shr.u32 x, x, 5; xor.b32 c, c, x; ")
     block = ("mov.u32 x, %ctaid.x; and.b32 e, x, 1; setp.eq.u32 q, e, 0; shr.u32 x, x, 1; " if even_blocks else
              "mov.u32 x, %ctaid.x; setp.eq.u32 q, x, x; ")
     alone = (f"add.u32 c, c, $0; mov.u32 n, %ntid.x; add.u32 n, n, 127; shr.u32 n, n, 7; {block}rem.u32 n, x, n; "
              "mov.u32 x, %tid.x; shr.u32 x, x, 7; setp.eq.and.u32 p, x, n, q; @p " if one_group else "")
-    ptx([Int32(ns)], "{ .reg .b32 c, x, n, e; .reg .pred p, q; mov.u32 c, %clock; shr.u32 c, c, 5; "
-         "mov.u32 x, %ctaid.x; xor.b32 c, c, x; mov.u32 x, %tid.x; shr.u32 x, x, 5; xor.b32 c, c, x; and.b32 c, c, 3; "
-         "mul.lo.u32 c, c, $0; "
+    ptx([Int32(ns)], f"{{ .reg .b32 c, x, n, e; .reg .pred p, q; {number}and.b32 c, c, 3; mul.lo.u32 c, c, $0; "
          f"{alone}nanosleep.u32 c; }}", "r", loc, ip)
 
 

@@ -112,9 +112,22 @@ def test_empty_rows():
     q, k, v = make(600, 600)
     o, lse = check(q, k, v, mask_mod=mask_mod)
     assert (o[:, 1] == 0).all() and (lse[:, 1] == -math.inf).all()
-    v[:, :, :128] = math.nan  # behind the mask all over
+    v[:, :, :141] = math.nan  # behind the mask all over, some of it in blocks that rows of others see
     hidden = tkq.flex_attention(q, k, v, None, mask_of(mask_mod, 600, 600))
     assert (hidden[:, :, :151] == 0).all() and (hidden[:, 1] == 0).all()
+
+
+def test_rows_of_no_block():
+    """Nothing is listed for some rows, or for any: they see nothing, whatever the mask says."""
+    q, k, v = make(512, 512)
+    for some in (1, 0):
+        num = torch.tensor([[[some, 0, some, 0]]], device="cuda", dtype=torch.int32)
+        indices = torch.zeros(1, 1, 4, 4, device="cuda", dtype=torch.int32)
+        mask = BlockMask.from_kv_blocks(num, indices, torch.zeros_like(num), indices, 128, gallery.causal, (512, 512))
+        o, lse = (x.unflatten(2, (4, 128)) for x in tkq.flex_attention(q, k, v, None, mask, return_lse=True))
+        nothing = [1, 3] if some else [0, 1, 2, 3]
+        assert (o[:, :, nothing] == 0).all() and (lse[:, :, nothing] == -math.inf).all()
+        assert not some or lse[:, :, [0, 2]].isfinite().all()
 
 
 def test_full_blocks_are_not_masked():

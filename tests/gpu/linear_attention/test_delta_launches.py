@@ -6,6 +6,7 @@ from torch.nn.functional import normalize
 
 from tests.gpu.linear_attention.test_linear_forward import make
 from tests.helpers.linear_launches import launched, of_gradients
+from tests.helpers.sanitizer.guard_pages import guarded
 from tkq.linear_attention.launch import Given, launch
 from tkq.testing import assert_2x
 
@@ -111,3 +112,13 @@ def test_nothing_in_front_of_the_first_token_counts():
         "q", "k", "v", "g", "beta", "x", "inverse")}), 0.125)
     assert torch.equal(found.o, again.o) and torch.equal(found.state, again.state)
     assert torch.equal(found.dv, again.dv) and torch.equal(found.dots, again.dots)
+
+
+@pytest.mark.parametrize("where", ["front", "end"])
+def test_nothing_in_front_of_gates_is_read(where):
+    """Nor behind them, either way: memory is mapped where they are alone."""
+    q, k, v, g = make(1, 100, 2, 2, 64, 64, "token")
+    forward = Given(q, k, v, guarded(g, where), guarded(beta_of(v), where), final=torch.float32)
+    for reverse in (False, True):
+        launch(of_gradients(forward, reverse), 0.125)
+    torch.cuda.synchronize()

@@ -82,6 +82,21 @@ def test_one_part_alone(linear, window):
     check(*given, torch.full((2,), linear, device="cuda"), torch.full((2,), window, device="cuda"))
 
 
+def all_at_their_least(S, size):
+    """Of y = q W and y = k W the largest and the smallest columns are others: but for 1e-6 in the place of less, which
+    exp(-size) is, there would be next to no weights before the window."""
+    q, k, v, q_map, k_map, *_ = make(1, S, 2, 64)
+    for i, (x, x_map, largest, smallest) in enumerate(((q, q_map, 3, 10), (k, k_map, 20, 41))):
+        x.zero_(), x_map.zero_()
+        x[..., i], x_map[:, i, largest], x_map[:, i, smallest] = size, 1, -1
+    ones = torch.ones(2, device="cuda")
+    return q, k, v, q_map, k_map, ones, torch.zeros_like(ones)
+
+
+def test_features_that_are_all_at_their_least():
+    check(*all_at_their_least(400, 20.0))
+
+
 def test_many_chunks():
     """Sums of many tokens, on the last ones."""
     given = make(1, 16384, 1, 128)

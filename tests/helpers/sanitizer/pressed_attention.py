@@ -46,7 +46,8 @@ def attention_cluster():
 
 
 def attention_wide(cluster=1):
-    """Few slots, each used again soon; maxima that move, so that O is corrected."""
+    """Few slots, each used again soon; maxima that move, so that O is corrected. And many tasks of one block each, of
+    which the next one's end is near."""
     from tests.helpers.attention.inputs import make
     from tkq.attention.wide.plan import plan
     from tkq.attention.wide.spec import WideSpec
@@ -56,6 +57,7 @@ def attention_wide(cluster=1):
     k = (k * torch.linspace(4, 0.3, 700, device="cuda")[:, None, None]).to(BF16)
     config = dataclasses.replace(plan(WideSpec("bf16", 320)), cluster=cluster, stages=9)
     forward(q * 3, k, v, config, causal=True)
+    forward(*make(8, 60, 60, 4, 2, 320), config, causal=True)
 
 
 def attention_wide_cluster():
