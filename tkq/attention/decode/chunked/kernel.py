@@ -24,7 +24,8 @@ class ChunkedPrefill:
     """As `AttentionForward`, of keys and values that lie in pages, or in rows of their own, with the lengths and the
     plan of decoding. Chosen for many queries, see `plan.many_queries`.
 
-      producer (warp 0)     pages of block n - 2 | word and boxes of K(n-1) | task and Q | K(n-2) V(n-1) | .. | V(0)
+      producer (1 to 4      pages of block n - 2 | word and boxes of K(n-1) | task and Q | K(n-2) V(n-1) | .. | V(0)
+      warps)
       consumer warpgroups   as the forward's
 
     Of the plan the lengths count, of ragged queries the list of tiles, and its first counter, from which tasks are
@@ -114,7 +115,8 @@ class ChunkedPrefill:
     @cute.kernel
     def kernel(self, g: Globals):
         cfg, al = self.config, tk.SharedAllocator()
-        smem = Shared(**vars(self.forward.shared(al)), words=al.vector(1, cfg.stages + AHEAD, Int32))
+        smem = Shared(**vars(self.forward.shared(al)), words=al.vector(1, cfg.stages + AHEAD, Int32),
+                      numbers=al.vector(1, 2, Int32))
 
         def initialise():
             smem.k_pipe.init()
@@ -125,7 +127,7 @@ class ChunkedPrefill:
 
         tk.init_block(initialise)
         tk.specialise(lambda: self.producer.run(g, smem), lambda wg: self.consume(g, smem, wg), cfg.consumers,
-                      cfg.registers)
+                      cfg.registers, self.producer.warps)
 
     @cute.jit
     def consume(self, g, smem, wg):

@@ -44,7 +44,14 @@ def takes(page: int | None) -> bool:
     return page is None or page % ROWS_OF_TMA == 0
 
 
+def producer_warps(keys: int, box: int) -> int:
+    """Among which the boxes of a tile of ``keys`` are dealt out: so that what each issues takes less time than the
+    products of a block."""
+    boxes = keys // box
+    return 4 if boxes >= 8 else 2 if boxes >= 4 else 1
+
+
 def plan(spec: AttentionSpec) -> AttentionConfig:
     """The forward's, of long causal problems where it is one; tasks are dealt out one at a time to blocks alone."""
     config = forward.plan(spec, "long" if spec.longest_first else "medium")
-    return replace(config, schedule="dynamic", cluster=1, overlap_tasks=False, registers=(40, 232))
+    return replace(config, schedule="dynamic", cluster=1, overlap_tasks=False, registers=(56, 224))

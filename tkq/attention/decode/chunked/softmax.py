@@ -11,6 +11,7 @@ from tkq.attention.decode.copies import store16
 from tkq.attention.forward.softmax import LEFT, RIGHT, Softmax
 
 INF, NAN = Float32.inf, Float32.nan
+LOWEST = -3.4028234e38
 FAULT = -(1 << 31)  # of a block's word, beside a bit for each box whose keys are skipped
 AHEAD = 2  # words beside a stage each: K may be two blocks before the last V whose stage was free
 ROW_BYTES, PANEL = 128, 64  # of a row in a panel of a tile; its elements
@@ -31,7 +32,8 @@ class Blocks:
 
 
 class PagedSoftmax:
-    """Scores of keys that are not there become -inf. V of a box that is not there is zeros, as TMA brings it; rows
+    """Scores of keys that are not there become -inf. Any block may have none for a row that has not seen any before:
+    its max is the lowest number, and not -inf, so that nothing has to ask for it. V of a box that is not there is zeros, as TMA brings it; rows
     behind the last key, in a box that has it, become zeros here, before they are multiplied by 0: NaN would stay."""
 
     def __init__(self, spec, cache, config):
@@ -44,22 +46,22 @@ class PagedSoftmax:
     def first(self, g, regs):
         inner = self.inner
         tk.zero(regs.norm)
-        tk.neg_infty(regs.max)
+        tk.fill(regs.max, LOWEST)
         inner.scores(g, regs, 0, RIGHT | LEFT)
         regs.blocks.fault[0] = Int32(0)
         self.hide(regs)
-        inner.move(g, regs, guarded=True)
-        inner.exponentials(g, regs, guarded=True)
+        inner.move(g, regs, guarded=False)
+        inner.exponentials(g, regs, guarded=False)
         self.clear(regs)
 
     def step(self, g, regs, i, sides):
-        """As the forward's. Any block may have no key that is there."""
+        """As the forward's."""
         inner = self.inner
         inner.scores(g, regs, i, sides)
         self.hide(regs)
         moved = inner.out_of_range(g, regs)
-        inner.move_if(g, regs, moved, True)
-        inner.exponentials(g, regs, guarded=True)
+        inner.move_if(g, regs, moved, False)
+        inner.exponentials(g, regs, guarded=False)
         return moved
 
     def hide(self, regs):

@@ -39,7 +39,8 @@ class Scalars(NamedTuple):
 
 @dataclass(frozen=True)
 class Shared:
-    """The forward's, and words (1, stages + 2): of each block of keys, see `softmax.Blocks`."""
+    """The forward's. words (1, stages + 2): of each block of keys, see `softmax.Blocks`. numbers (1, 2): of tasks, from
+    the first producer warp to the others."""
 
     q: tk.SharedTile
     o: tk.SharedTile
@@ -52,6 +53,7 @@ class Shared:
     v_pipe: tk.Pipe
     next_task_slot: Optional[tuple]
     words: cute.Tensor
+    numbers: cute.Tensor
 
 
 @dataclass(frozen=True)
