@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-BOXES = 8, 16, 32, 64, 80, 112, 128  # rows
+BOXES = tuple(range(8, 129, 8))  # rows
 
 
 @dataclass(frozen=True)
@@ -17,4 +17,4 @@ class CacheSpec:
 
     def __post_init__(self):
         if self.box not in BOXES:
-            raise NotImplementedError(f"CacheSpec: box is {self.box}, allowed are {', '.join(map(str, BOXES))}")
+            raise NotImplementedError(f"CacheSpec: box is {self.box}, allowed are multiples of 8 from 8 to 128")
