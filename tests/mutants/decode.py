@@ -6,7 +6,7 @@ PAGES, EDGES, SHARED, FIXED, LIES = ((f"{TESTS}{name}",) for name in (
     "test_pages", "test_queries_that_see_other_keys", "test_work_that_blocks_share",
     "test_fixed_splits_do_not_depend_on_the_batch", "test_what_lies_gives_nan"))
 
-RUN = "given = q, operands, (scale, options.softcap or 1.0, options.left, right, of.split, parts, B)"
+RUN = "given = q, operands, (scale, options.softcap or 1.0, options.left, right, of.split, parts, B, of.queries)"
 SIZES = ("return (self.heads_kv, self.group, self.queries, self.tiles, self.keys, self.left, self.split, parts, "
          "overhead,")
 FLOAT8 = "tests/gpu/attention/test_float8_cache.py::"

@@ -4,6 +4,7 @@ from . import (
     backward,
     based,
     channels,
+    chunked,
     convolution,
     decode,
     fft_conv,
@@ -19,6 +20,7 @@ from . import (
     wide,
 )
 
-MUTANTS = (*attention.MUTANTS, *backward.MUTANTS, *based.MUTANTS, *channels.MUTANTS, *convolution.MUTANTS,
-           *decode.MUTANTS, *fft_conv.MUTANTS, *flex.MUTANTS, *hedgehog.MUTANTS, *linear.MUTANTS, *mla.MUTANTS,
-           *products.MUTANTS, *recurrence.MUTANTS, *rows.MUTANTS, *steps.MUTANTS, *tile.MUTANTS, *wide.MUTANTS)
+MUTANTS = (*attention.MUTANTS, *backward.MUTANTS, *based.MUTANTS, *channels.MUTANTS, *chunked.MUTANTS,
+           *convolution.MUTANTS, *decode.MUTANTS, *fft_conv.MUTANTS, *flex.MUTANTS, *hedgehog.MUTANTS, *linear.MUTANTS,
+           *mla.MUTANTS, *products.MUTANTS, *recurrence.MUTANTS, *rows.MUTANTS, *steps.MUTANTS, *tile.MUTANTS,
+           *wide.MUTANTS)

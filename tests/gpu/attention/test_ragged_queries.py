@@ -6,38 +6,13 @@ import torch
 
 import tkq
 from tests.helpers.attention.float8_cache import float8
-from tests.helpers.attention.inputs import judge
-from tests.helpers.attention.kv_cache import make, queries
+from tests.helpers.attention.kv_cache import ask, judge_each, make, queries, starts
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.attention.decode.planned import Planned
 from tkq.reference import decode as reference
 
 LENGTHS = [0, 1, 500, 129, 1000, 4000, 17, 300, 64, 900]  # keys of each sequence
 MANY = [0, 1, 3, 129, 70, 1, 30, 64, 0, 900]  # and its queries: all of them, one, more than there are keys
-
-
-def starts(many, first=0):
-    return torch.tensor([first, *many], dtype=torch.int32).cumsum(0).int().cuda()
-
-
-def ask(q, cache, cu, plan=None, **options):
-    """(o, lse, plan); NaN in rows that are not written."""
-    if plan is None:
-        plan = tkq.plan_decode(cache.lengths, q.shape[1], cache.k.shape[2], q.shape[2], head_dim_v=cache.v.shape[3],
-                               window_size=options.get("window_size", (None, None)), cu_seqlens_q=cu,
-                               total_q=q.shape[0], batch_invariant=options.get("batch_invariant", False))
-    out = torch.full((*q.shape[:2], cache.v.shape[3]), math.nan, device="cuda", dtype=q.dtype)
-    return *tkq.flash_attn_with_kvcache(q, **cache.arguments(), plan=plan, cu_seqlens_q=cu, return_lse=True, out=out,
-                                        **options), plan
-
-
-def judge_each(o, lse, q, cache, cu, which=None, left=-1):
-    for b, (first, end) in enumerate(zip(cu.tolist(), cu[1:].tolist())):
-        k, v = cache.keys[b]
-        if first == end or (which is not None and b not in which):
-            continue
-        judge(o[None, first:end], lse[None, :, first:end], q[None, first:end], k[None], v[None],
-              f"sequence {b}: {end - first} queries, {len(k)} keys", causal=True, left=left)
 
 
 @pytest.mark.parametrize("page, heads, layout, window", [
@@ -70,6 +45,17 @@ def test_ragged_queries_of_float8():
     with poisoned():
         cache, descales = float8(make(LENGTHS, 16, 2, 128), "sequence")
         cu, q = starts(MANY), queries(1, sum(MANY), 8, 128)[0]
+        judge_each(*ask(q, cache, cu, **descales)[:2], q, cache, cu)
+
+
+@pytest.mark.parametrize("kind", ["float8", "pages of 12"])
+def test_many_ragged_queries_of_the_decode_kernel(kind):
+    """Where tiles of the plan are those of chunked prefill, and the cache is none of its."""
+    with poisoned():
+        cache, descales = make(LENGTHS, 12 if kind != "float8" else 16, 4, 128), {}
+        if kind == "float8":
+            cache, descales = float8(cache, "sequence")
+        cu, q = starts(MANY), queries(1, sum(MANY), 16, 128)[0]
         judge_each(*ask(q, cache, cu, **descales)[:2], q, cache, cu)
 
 

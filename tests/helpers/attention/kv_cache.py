@@ -96,3 +96,30 @@ def compare(q, cache, what="", **options):
 
 def _int(numbers):
     return torch.tensor(numbers, device="cuda", dtype=torch.int32)
+
+
+# ---- ragged queries --------------------------------------------------------------------------------------------------
+
+
+def starts(many, first=0):
+    return torch.tensor([first, *many], dtype=torch.int32).cumsum(0).int().cuda()
+
+
+def ask(q, cache, cu, plan=None, **options):
+    """(o, lse, plan); NaN in rows that are not written."""
+    if plan is None:
+        plan = tkq.plan_decode(cache.lengths, q.shape[1], cache.k.shape[2], q.shape[2], head_dim_v=cache.v.shape[3],
+                               window_size=options.get("window_size", (None, None)), cu_seqlens_q=cu,
+                               total_q=q.shape[0], batch_invariant=options.get("batch_invariant", False))
+    out = torch.full((*q.shape[:2], cache.v.shape[3]), math.nan, device="cuda", dtype=q.dtype)
+    return *tkq.flash_attn_with_kvcache(q, **cache.arguments(), plan=plan, cu_seqlens_q=cu, return_lse=True, out=out,
+                                        **options), plan
+
+
+def judge_each(o, lse, q, cache, cu, which=None, left=-1):
+    for b, (first, end) in enumerate(zip(cu.tolist(), cu[1:].tolist())):
+        k, v = cache.keys[b]
+        if first == end or (which is not None and b not in which):
+            continue
+        judge(o[None, first:end], lse[None, :, first:end], q[None, first:end], k[None], v[None],
+              f"sequence {b}: {end - first} queries, {len(k)} keys", causal=True, left=left)

@@ -2,6 +2,7 @@
 import itertools
 from dataclasses import replace
 
+from tkq.attention.decode.chunked import catalog as chunked
 from tkq.attention.decode.launch import LISTER, PLANNER, recipe
 from tkq.attention.decode.plan import plan
 from tkq.attention.decode.spec import AppendSpec, DecodeSpec, MergeSpec
@@ -21,7 +22,7 @@ def shipped() -> list:
     for spec in (AppendSpec("bf16"), turned, *(replace(turned, cache="e4m3", scales=s) for s in ("head", "token"))):
         name = ["kv_append", spec.dtype, spec.slots] + ["rope"] * bool(spec.table) + _of_float8(spec)
         found.append(Shipped("-".join(name), recipe(spec), _narrow if spec.cache else plain))
-    return found + [Shipped("merge_state-bf16", recipe(MergeSpec("bf16")), plain),
+    return found + [*chunked.shipped(), Shipped("merge_state-bf16", recipe(MergeSpec("bf16")), plain),
                     *(Shipped(f"plan_decode-{what}", made, Expectation(instructions=("STG.E",), registers=64))
                       for what, made in (("int32", PLANNER), ("ragged", LISTER)))]
 

@@ -51,8 +51,8 @@ class Options(NamedTuple):
     return_lse: bool = False
 
 
-def check_call(call: Call, out=None) -> None:
-    """Raises what flash_attn_with_kvcache promises of its tensors."""
+def check_call(call: Call, out=None, options=None) -> None:
+    """Raises what flash_attn_with_kvcache promises of its tensors. options: on which the size of its plan depends."""
     q, k, v, seqlens, table, sinks, plan = call[:7]
     _tensors(*call, out)
     cu = call.cu_seqlens_q
@@ -82,7 +82,7 @@ def check_call(call: Call, out=None) -> None:
     if sinks is not None:
         check.shape(f"{OP}: sinks", sinks, (H,))
     check.same_device(**call._asdict(), out=out)
-    of = Planned.of(call)
+    of = Planned.of(call, options)
     tasks(OP, of.batch(B), of)
     if plan is not None:
         check.shape(f"{OP}: plan", plan, (of.words(B),))

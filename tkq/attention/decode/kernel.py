@@ -1,6 +1,5 @@
 """Attention of a few queries over a cache of keys and values: one launch, the last block to arrive merges."""
 import cuda.bindings.driver as cuda
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
@@ -57,7 +56,7 @@ class Decode:
             fake.tensor("fp32", (slots, rows, Dv), align=16), fake.tensor("fp32", (slots, rows), align=4),
             *self.fake_scales({None: None, "head": (Hk,), "sequence": (B, Hk), "token": (pages, page, Hk)}[
                 spec.scales]), ints(fake.sym()) if spec.ragged else None,
-        ), Scalars(Float32(1.0), Float32(1.0), Int32(0), Int32(0), Int32(0), Int32(1), Int32(1))
+        ), Scalars(Float32(1.0), Float32(1.0), Int32(0), Int32(0), Int32(0), Int32(1), Int32(1), Int32(1))
 
     def fake_scales(self, shape):
         """Of K and of V, of any strides."""
@@ -70,7 +69,7 @@ class Decode:
         Hk = x.k.shape[2]
         group = H // Hk
         page = x.k.shape[1]
-        queries = cutlass.max(ROWS // group, 1) if const_expr(spec.ragged) else Int32(Sq)
+        queries = sc.queries if const_expr(spec.ragged) else Int32(Sq)
         g = Globals(
             q=q, k=x.k, v=x.v, table=x.table, seqlens=x.seqlens, plan=x.plan, o=x.o, lse=x.lse, sinks=x.sinks,
             partial=x.partial, partial_lse=x.partial_lse, k_descale=x.k_descale, v_descale=x.v_descale,

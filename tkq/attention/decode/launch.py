@@ -9,6 +9,7 @@ from torch import Tensor
 from tkq.attention.common.layout import readable
 from tkq.attention.decode import words
 from tkq.attention.decode.check import Call, Options
+from tkq.attention.decode.chunked import launch as chunked
 from tkq.attention.decode.config import DecodeConfig
 from tkq.attention.decode.plan import FEW, FIXED_KEYS, ROWS, plan
 from tkq.attention.decode.planned import Planned
@@ -70,8 +71,18 @@ def decode(call: Call, options: Options, out: Tensor | None = None) -> tuple:
     of = Planned.of(call, options)
     B = of.batch(seqlens.shape[0])
     plan = make_plan(seqlens, of, cu=cu) if plan is None else plan
-    spec = spec_of(call, options)
     parts = of.blocks * arch.num_sms(q.device)
+    scale = 1 / math.sqrt(D) if options.softmax_scale is None else options.softmax_scale
+    right = 0 if options.causal else options.right
+    results = o, lse
+    if cu is not None:  # one batch of all rows
+        q, *results = (x if x is None else x[None] for x in (q, o, lse))
+    if chunked.serves(call, options, o):
+        run = launcher(q, chunked.kernel_of(call, options))
+        given = q, (k, v, table, _dense(seqlens), plan, *results, _dense(sinks), _dense(cu)), (
+            scale, options.softcap or 1.0, options.left, right, parts, B, arch.num_sms(q.device))
+        run(*given)
+        return o, lse, (), (run, given) if cu is None else None
     slots = 2 * parts
     if of.fixed:
         capacity = k.shape[1] * (1 if table is None else table.shape[1])
@@ -79,15 +90,10 @@ def decode(call: Call, options: Options, out: Tensor | None = None) -> tuple:
     rows = min(ROWS, of.queries * of.group)
     partial = q.new_empty(slots, rows, v.shape[3], dtype=torch.float32)
     partial_lse = q.new_empty(slots, rows, dtype=torch.float32)
-    scale = 1 / math.sqrt(D) if options.softmax_scale is None else options.softmax_scale
-    right = 0 if options.causal else options.right
-    results = o, lse
-    if cu is not None:  # one batch of all rows
-        q, *results = (x if x is None else x[None] for x in (q, o, lse))
     operands = (k, v, table, _dense(seqlens), plan, *results, _dense(sinks), partial, partial_lse,
                 k_descale, v_descale, _dense(cu))
-    run = launcher(q, spec)
-    given = q, operands, (scale, options.softcap or 1.0, options.left, right, of.split, parts, B)
+    run = launcher(q, spec_of(call, options))
+    given = q, operands, (scale, options.softcap or 1.0, options.left, right, of.split, parts, B, of.queries)
     run(*given)
     # ragged calls are more than one launch, which alone would be replayed: rows without a tile are filled before it
     return o, lse, (partial, partial_lse), (run, given) if cu is None else None

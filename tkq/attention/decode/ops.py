@@ -109,7 +109,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
     else:
         check.refuse_gradient(OP, q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks, k_descale=k_descale,
                               v_descale=v_descale, out=out)
-        check_call(call, out)  # the dispatcher's words name no argument
+        check_call(call, out, options)  # the dispatcher's words name no argument
         o, lse = _op(*call, *options)
         o = o if out is None else out.copy_(o)
     return (o, lse) if return_lse else o
@@ -123,7 +123,7 @@ def _changed(out):
 
 def _run(call, options, out=None, given=None):
     """Of CUDA tensors. given: what the public function was, to be remembered."""
-    check_call(call, out)
+    check_call(call, out, options)
     check_layouts(call, out)
     o, lse, parts, launched = launch.decode(call, options, out)
     _changed(out)
@@ -133,7 +133,7 @@ def _run(call, options, out=None, given=None):
 
 
 def _run_cpu(call, options, out=None):
-    check_call(call, out)
+    check_call(call, out, options)
     check_layouts(call, out)
     o, lse = _results(call, options)
     o = o if out is None else out
@@ -172,7 +172,7 @@ def _cuda_op(q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor,
 
 def _fake(*given):
     call, options = Call(*given[:len(Call._fields)]), Options(*given[len(Call._fields):])
-    check_call(call)
+    check_call(call, options=options)
     return _results(call, options)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tkq.attention.decode import words
+from tkq.attention.decode.chunked.plan import many_queries, tile_queries
 from tkq.attention.decode.plan import (
     FIXED_KEYS,
     LEAST,
@@ -38,15 +39,18 @@ class Planned(NamedTuple):
         q, k, v = call[:3]
         dims, heads = (q.shape[-1], v.shape[3]), (q.shape[-2], k.shape[2])
         given = () if options is None else (options.left, options.batch_invariant)
-        return cls.made(dims, heads, q.shape[:-2], call.cu_seqlens_q is not None, given)
+        return cls.made(dims, heads, q.shape[:-2], call.cu_seqlens_q is not None, given, call.cache_seqlens.shape[0])
 
     @classmethod
-    def made(cls, dims, heads, places, ragged, given=()) -> Planned:
+    def made(cls, dims, heads, places, ragged, given=(), sequences=1) -> Planned:
         """dims: D, Dv. heads: of q and of K/V. places: sequences and queries of each, or ragged queries in all. given:
-        left and fixed."""
-        queries = max(1, ROWS // (heads[0] // heads[1])) if ragged else places[1]
+        left and fixed. sequences: that ragged queries are of."""
         left, fixed = given or (-1, False)
-        together = 1 if ragged else tiles_together(dims[0], queries, heads[0] // heads[1])
+        queries, group = places[-1], heads[0] // heads[1]
+        if ragged:
+            many = not fixed and many_queries(dims, heads, places[0], sequences)
+            queries = tile_queries(group) if many else max(1, ROWS // group)
+        together = 1 if ragged else tiles_together(dims[0], queries, group)
         return cls(*heads, key_block(*dims), queries, left, fixed, blocks_of_sm(*dims), places[0] if ragged else -1,
                    together)
 

@@ -36,7 +36,8 @@ class Operands(NamedTuple):
 
 class Scalars(NamedTuple):
     """scale: of scores. softcap: 0 without. left, right: keys beside its own that a query sees, -1: all. split: blocks
-    of a fixed split, or 0. parts: blocks of threads. batch: of ragged queries, tiles that the plan lists."""
+    of a fixed split, or 0. parts: blocks of threads. batch, queries: of ragged queries, tiles that the plan lists, and
+    the most of a tile."""
 
     scale: Float32
     softcap: Float32
@@ -45,6 +46,7 @@ class Scalars(NamedTuple):
     split: Int32
     parts: Int32
     batch: Int32
+    queries: Int32
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from tkq.attention.forward.state import Fields, State, Tiles, clipped, field_nam
 
 
 class Consumer:
-    def __init__(self, spec, config):
-        self.spec, self.config, self.softmax = spec, config, Softmax(spec, config)
+    def __init__(self, spec, config, softmax=None):
+        """softmax: another than the forward's own."""
+        self.spec, self.config, self.softmax = spec, config, softmax or Softmax(spec, config)
         self.tiles, self.fields = Tiles.of(spec, config), field_names(spec)
 
     def state(self, smem, wg):
@@ -20,7 +21,8 @@ class Consumer:
                      max=tk.rv(), norm=tk.rv(), correct=tk.rv(), shift=tk.rv(), last_max=tk.rv(), last_norm=tk.rv(),
                      task=Fields.new(self.fields), last=Fields.new(self.fields),
                      k=smem.k_pipe.ring(), v=smem.v_pipe.ring(), q=tk.ring(config.q_stages),
-                     ping_pong=tk.PingPong(config.consumers, wg, enabled=config.ping_pong), wg=wg)
+                     ping_pong=tk.PingPong(config.consumers, wg, enabled=config.ping_pong), wg=wg,
+                     blocks=self.softmax.state(smem))
 
     @cute.jit
     def run(self, g, smem, wg):

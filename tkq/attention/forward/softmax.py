@@ -31,6 +31,9 @@ class Softmax:
     def __init__(self, spec, config):
         self.spec, self.config = spec, config
 
+    def state(self, smem):
+        """What it knows of blocks of keys beside a consumer's own registers: nothing."""
+
     def first(self, g, regs):
         """The first block of a visit."""
         tk.zero(regs.norm)

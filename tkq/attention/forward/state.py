@@ -116,3 +116,4 @@ class State:
     q: tk.Ring
     ping_pong: tk.PingPong
     wg: Int32
+    blocks: Any = None  # what another softmax than the forward's knows of blocks of keys

@@ -1,0 +1,60 @@
+"""Faults in chunked prefill."""
+from .mutant import family
+
+TESTS = "tests/gpu/attention/test_chunked_prefill.py::"
+PAGES, SKIPPED, LIES, WINDOWS, RAGGED, RAGGED_LIES, STRIDES = ((f"{TESTS}{name}",) for name in (
+    "test_pages", "test_pages_that_are_skipped", "test_what_lies_gives_nan", "test_windows_softcap_and_sinks",
+    "test_ragged_queries", "test_ragged_queries_that_lie", "test_strides_of_queries"))
+WINDOW = ("left=sc.left if const_expr(spec.left) else None, "
+          "right=sc.right if const_expr(spec.right) else None,")
+
+MUTANTS = (
+    *family(
+        "chunked", "tkq/attention/decode/chunked/producer.py",
+        ("page_of_the_first_key", "page = table[t.batch_k, number]", "page = table[t.batch_k, 0]", PAGES),
+        ("first_box_of_each_page", "row = (key - number * g.tasks.sizes.page) // self.cache.box", "row = Int32(0)",
+         PAGES),
+        ("keys_behind_the_end", "asked = (tk.lane_id() < self.boxes) & (key >= 0) & (key < t.rows_k)",
+         "asked = (tk.lane_id() < self.boxes) & (key >= 0)", PAGES),
+        ("boxes_of_the_first_warp",
+         "of, at = cute.arch.shuffle_sync(page, box), cute.arch.shuffle_sync(row, box)",
+         "of, at = cute.arch.shuffle_sync(page, j), cute.arch.shuffle_sync(row, j)", PAGES),
+        ("skipped_keys_count", "word = cute.arch.vote_ballot_sync(asked & ((page < 0) | (page >= pages)))",
+         "word = Int32(0)", SKIPPED),
+        ("pages_that_are_not_there", "word = word | self.fault(g, asked & ((page < -1) | (page >= pages)))", "pass",
+         LIES),
+        ("pages_that_other_tasks_see", "word = word | self.fault(g, bad)", "pass", LIES),
+        ("words_of_one_place", "found[0, ring.stage] = word", "found[0, 0] = word", SKIPPED)),
+    *family(
+        "chunked", "tkq/attention/decode/chunked/softmax.py",
+        ("keys_that_are_not_there", "if word != 0:", "if word == 12345:", SKIPPED),
+        ("box_of_another_group", "if word & Int32(1 << (8 * (j // 2) // self.cache.box)) != 0:",
+         "if word & Int32(1 << (8 * j // self.cache.box) % 31) != 0:", SKIPPED),
+        ("tail_of_v_is_multiplied", "if begin > 0 and begin < kv and begin < end:",
+         "if begin > 0 and begin < kv and begin > end:", PAGES),
+        ("tail_of_one_panel", "for panel in cutlass.range_constexpr(self.spec.head_dim_v // PANEL):",
+         "for panel in cutlass.range_constexpr(1):", PAGES),
+        ("faults_of_the_last_block", "regs.blocks.fault[0] = regs.blocks.fault[0] | word",
+         "regs.blocks.fault[0] = word", LIES),
+        ("rows_of_no_key_yet", "tk.fill(regs.max, LOWEST)", "tk.neg_infty(regs.max)", SKIPPED)),
+    *family(
+        "chunked", "tkq/attention/decode/chunked/tasks.py",
+        ("rows_of_the_sequence_before", "return Task((b + 1) * sizes.rows, b, head, tile, sizes.rows, length), fine",
+         "return Task(b * sizes.rows, b, head, tile, sizes.rows, length), fine", PAGES),
+        ("lengths_are_believed", "fine = (length >= 0) & (length <= sizes.capacity) & (length == planned)",
+         "fine = (length >= 0) & (length == planned)", LIES),
+        ("old_plans_are_believed", "fine = (length >= 0) & (length <= sizes.capacity) & (length == planned)",
+         "fine = (length >= 0) & (length <= sizes.capacity)", LIES),
+        ("keys_of_the_whole_sequence", "return Task(row + queries, source, head, Int32(0), queries, planned), fine",
+         "return Task(row + queries, source, head, Int32(0), queries, length), fine", RAGGED),
+        ("starts_are_believed", "planned == cutlass.max(length - (end - row - queries), 0))", "planned == planned)",
+         RAGGED_LIES)),
+    *family(
+        "chunked", "tkq/attention/decode/chunked/launch.py",
+        ("sequences_that_lie_apart", "return x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1)", "return True",
+         STRIDES)),
+    *family(
+        "chunked", "tkq/attention/decode/chunked/kernel.py",
+        ("window_of_all_keys", WINDOW, WINDOW.replace("left=sc.left if", "left=sc.left + 1 if"), WINDOWS),
+        ("plans_of_other_calls", "if g.tasks.matches():", "if g.tasks.sizes.batch > 0:", LIES)),
+)

@@ -1,0 +1,57 @@
+"""Which calls have many queries, and how their kernel is built: pure Python, from sizes that the host knows."""
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from tkq.attention.forward import plan as forward
+from tkq.attention.forward.config import AttentionConfig
+from tkq.attention.forward.spec import AttentionSpec
+
+TILE_ROWS = 128  # of packed queries
+MANY_ROWS = 256  # packed queries of a sequence, on average, from which on they are many
+LEAST_TASKS = 96  # tiles of rows, of all K/V heads, below which too few SMs would work: nothing splits keys here
+MOST_PACKED = 64
+DIMS = (64, 64), (128, 128), (192, 128), (192, 192), (256, 256)  # D and Dv
+ROWS_OF_TMA = 8  # that pages are a multiple of
+
+
+def many_queries(dims: tuple, heads: tuple, queries: int, sequences: int) -> bool:
+    """Are the queries many? dims: D, Dv. heads: of q and of K/V. queries: of all sequences. Plans of ragged queries
+    depend on it, so that it asks for nothing that ``plan_decode`` is not told."""
+    rows = queries * (heads[0] // heads[1])
+    return (dims in DIMS and rows >= MANY_ROWS * max(sequences, 1)
+            and -(-rows // TILE_ROWS) * heads[1] >= LEAST_TASKS)
+
+
+def packed_heads(group: int) -> int:
+    """How many query heads of a K/V head share a tile: all, as far as a power of 2 divides them."""
+    return min(group & -group, MOST_PACKED)
+
+
+def tile_queries(group: int) -> int:
+    """Queries of a tile."""
+    return TILE_ROWS // packed_heads(group)
+
+
+def box_rows(keys: int, page: int | None) -> int:
+    """Rows of a copy: as many of a page as divide a tile's ``keys``. page: None without pages."""
+    return keys if page is None else math.gcd(keys, page)
+
+
+def takes(page: int | None) -> bool:
+    """Can TMA bring such pages?"""
+    return page is None or page % ROWS_OF_TMA == 0
+
+
+def producer_warps(keys: int, box: int) -> int:
+    """Among which the boxes of a tile of ``keys`` are dealt out: so that what each issues takes less time than the
+    products of a block."""
+    boxes = keys // box
+    return 4 if boxes >= 8 else 2 if boxes >= 4 else 1
+
+
+def plan(spec: AttentionSpec) -> AttentionConfig:
+    """The forward's, of long causal problems where it is one; tasks are dealt out one at a time to blocks alone."""
+    config = forward.plan(spec, "long" if spec.longest_first else "medium")
+    return replace(config, schedule="dynamic", cluster=1, overlap_tasks=False, registers=(56, 224))

@@ -1,0 +1,171 @@
+"""The producer warps of chunked prefill: they walk a sequence's pages, and bring their boxes of K and V."""
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, const_expr
+
+import tkq.tile as tk
+from tkq.attention.decode import words
+from tkq.attention.decode.chunked.plan import producer_warps
+from tkq.attention.decode.chunked.softmax import AHEAD, FAULT
+from tkq.attention.forward.producer import Producer
+
+WARP = 32
+BARRIER = 7  # of the producer warps
+
+
+class PagedProducer:
+    """A lane looks up one box's page, a block before it is copied; its place reaches all lanes by shuffles. Boxes that
+    are not there are asked for at page -1, and come as zeros: so all stages have the same bytes.
+
+    Small boxes are dealt out to several warps, each of which goes through the same tasks. The first one fetches tasks,
+    brings Q, announces stages and writes the blocks' words. What another warp's copies bring may be counted before the
+    stage is announced: its semaphore waits for the announcement all the same."""
+
+    def __init__(self, spec, cache, config):
+        self.spec, self.cache, self.config = spec, cache, config
+        self.forward = Producer(spec, config)  # of Q, and of what a task sees
+        self.boxes, self.warps = config.kv // cache.box, producer_warps(config.kv, cache.box)
+
+    @cute.jit
+    def run(self, g, smem):
+        me = tk.warp_id()
+        if me == 0:
+            tk.prefetch(g.q, g.k, g.v, *[g.o] * (not self.config.o_from_registers))
+        k_ring, v_ring, q_ring = smem.k_pipe.ring(), smem.v_pipe.ring(), tk.ring(self.config.q_stages)
+        word_ring, slot = tk.ring(self.config.stages + AHEAD), tk.ring(2)
+        k_boxes, v_boxes = smem.k.scratch(g.k.type), smem.v.scratch(g.v.type)
+        tasks, schedule = g.tasks.begin(g.schedule)
+        number = schedule.first()
+        while number < schedule.tasks:
+            t, wrong = tasks.find(number)
+            seen = self.forward.seen(g, t)
+            last, head = seen.first + seen.blocks - 1, t.head // tasks.heads_per_kv
+            page, row = Int32(-1), Int32(0)
+            if t.rows_q > 0:  # of ragged queries there may be fewer tiles than a plan has room for
+                more = self.all_of_sequence(g, t, seen, (wrong, me))
+                found = self.find(g, t, last)
+                page, row, word = self.judge(g, *found)
+                asked_page, asked_row, asked = self.find(g, t, last - 1)
+                self.tell(smem, word_ring, word | more, me)
+                self.load(k_boxes, g.k, smem.k_pipe, k_ring, (page, row, head, me))
+                if me == 0:
+                    self.forward.load_q(g, smem, q_ring, t, seen)
+                for j in cutlass.range(1, seen.blocks, unroll=1):
+                    page_k, row_k, word = self.judge(g, asked_page, asked_row, asked)
+                    asked_page, asked_row, asked = self.find(g, t, last - j - 1)
+                    self.tell(smem, word_ring, word, me)
+                    self.load(k_boxes, g.k, smem.k_pipe, k_ring, (page_k, row_k, head, me))
+                    self.load(v_boxes, g.v, smem.v_pipe, v_ring, (page, row, head, me))
+                    page, row = page_k, row_k
+            fetched = Int32(0)
+            if me == 0:
+                fetched = schedule.fetch()  # as late as in the forward
+            if t.rows_q > 0:
+                self.load(v_boxes, g.v, smem.v_pipe, v_ring, (page, row, head, me))
+            number = self.shared(smem, slot, schedule.following(number, fetched), me)
+        if me == 0:
+            self.forward.close(smem, q_ring)
+
+    @cute.jit
+    def shared(self, smem, slot, number, me):
+        """The first warp's number, for all of them."""
+        if const_expr(self.warps > 1):
+            numbers = smem.numbers
+            if me == 0 and tk.lane_id() == 0:
+                numbers[0, slot.stage] = number
+            tk.sync(BARRIER, WARP * self.warps)
+            number = cute.arch.make_warp_uniform(numbers[0, slot.stage])
+            slot.advance()
+        return number
+
+    @cute.jit
+    def find(self, g, t, block):
+        """(page, row of the page in boxes, is there such a key?) of this lane's box. The page is looked at a block
+        later: nothing waits for it here."""
+        key = block * self.config.kv + tk.lane_id() * self.cache.box
+        asked = (tk.lane_id() < self.boxes) & (key >= 0) & (key < t.rows_k)
+        page, row, table = t.batch_k, block, g.tasks.table
+        if const_expr(self.cache.paged):
+            number = key // g.tasks.sizes.page
+            row = (key - number * g.tasks.sizes.page) // self.cache.box
+            if asked:
+                page = table[t.batch_k, number]
+        return page, row, asked
+
+    def judge(self, g, page, row, asked):
+        """(page or -1, row, the block's word)"""
+        pages = g.tasks.sizes.pages
+        there = asked & (page >= 0) & (page < pages)
+        word = Int32(0)
+        if self.cache.paged:
+            word = cute.arch.vote_ballot_sync(asked & ((page < 0) | (page >= pages)))
+            word = word | self.fault(g, asked & ((page < -1) | (page >= pages)))
+        return cutlass.select_(there, page, Int32(-1)), cutlass.select_(there, row, Int32(0)), word
+
+    @cute.jit
+    def fault(self, g, bad):
+        """FAULT where a lane has found a page that cannot be; the plan says so."""
+        found, plan = cute.arch.vote_any_sync(bad), g.tasks.results.plan
+        if found:
+            if tk.lane_id() == 0:
+                plan[words.BAD_PAGE] = Int32(1)
+        return cutlass.select_(found, Int32(FAULT), Int32(0))
+
+    @cute.jit
+    def all_of_sequence(self, g, t, seen, given):
+        """FAULT where a sequence says something wrong; of queries that are not ragged also by pages that this task
+        alone does not see. The first warp's."""
+        wrong, me = given
+        word = cutlass.select_(wrong != 0, Int32(FAULT), Int32(0))
+        if const_expr(self.cache.paged and not self.cache.ragged):
+            if me == 0:
+                sizes, table, bad = g.tasks.sizes, g.tasks.table, cutlass.Boolean(False)
+                for begin, end in g.tasks.unseen(t, seen, self.config.kv):
+                    first = begin // sizes.page
+                    for i in cutlass.range(first + tk.lane_id(), (end + sizes.page - 1) // sizes.page, WARP, unroll=1):
+                        page = table[t.batch_k, i]
+                        bad = bad | (page < -1) | (page >= sizes.pages)
+                word = word | self.fault(g, bad)
+        return word
+
+    @cute.jit
+    def tell(self, smem, ring, word, me):
+        """The consumers, of a block of keys: before K's stage is announced."""
+        found = smem.words
+        if me == 0 and tk.lane_id() == 0:
+            found[0, ring.stage] = word
+        cute.arch.sync_warp()  # the announcement may be another lane's
+        ring.advance()
+
+    def load(self, boxes, src, pipe, ring, place):
+        """A warp's boxes of a tile of K or V: a tile's panels have all of its rows one behind the other."""
+        page, row, head, me = place
+        self.acquire(pipe, ring, me)
+        panels = boxes.stages // pipe.stages // self.boxes
+        for j in range(0, self.boxes, self.warps):
+            box = j + me if self.warps > 1 else Int32(j)
+            of, at = cute.arch.shuffle_sync(page, box), cute.arch.shuffle_sync(row, box)
+            if j + self.warps <= self.boxes:
+                self.copy(boxes, src, pipe, ring, (panels, box, of, head, at))
+            else:
+                self.copy_if(boxes, src, pipe, ring, (panels, box, of, head, at))
+        ring.advance()
+
+    @cute.jit
+    def acquire(self, pipe, ring, me):
+        """The stage, free; the first warp announces its bytes."""
+        if me == 0:
+            pipe.acquire(ring)
+        else:
+            pipe.acquire_empty(ring)
+
+    def copy(self, boxes, src, pipe, ring, place):
+        panels, box, page, head, row = place
+        for panel in range(panels):
+            where = (ring.stage * panels + panel) * self.boxes + box
+            tk.load_async(boxes[where], src, (page, head, row, panel), pipe.full[ring.stage])
+
+    @cute.jit
+    def copy_if(self, boxes, src, pipe, ring, place):
+        if place[1] < self.boxes:
+            self.copy(boxes, src, pipe, ring, place)
