@@ -150,6 +150,9 @@ def cases(g):
             k_descale=g.factors[:2], v_descale=g.factors[:2]),
         "flash_attn_with_kvcache of ragged queries": lambda: tkq.flash_attn_with_kvcache(
             g.q[0], g.k, g.v, cache_seqlens=g.used_k, cu_seqlens_q=g.cu),
+        "cascade_attention": lambda: tkq.cascade_attention(
+            g.q[:, :1], g.k, g.v, block_table=g.ids[:, :2].contiguous(), cache_seqlens=g.used_k + 60, prefix_len=55,
+            cascade=True),
         "mla_decode": lambda: tkq.mla_decode(
             g.latent_q, g.latent, g.ids, g.used_k, softmax_scale=0.1),
         # behind the header and the parts, which depend on how many multiprocessors there are

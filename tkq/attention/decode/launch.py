@@ -116,9 +116,9 @@ def _float8(k, descale) -> tuple:
     return "e4m3", None if descale is None else SCALES[descale.dim() - 1]
 
 
-def merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple:
-    """(o, lse) of tensors ([B,] S, H, D) and ([B,] H, S), that have been looked at."""
-    o, lse = o_a.new_empty(o_a.shape), lse_a.new_empty(lse_a.shape)
+def merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor, out: Tensor | None = None) -> tuple:
+    """(o or out, lse) of tensors ([B,] S, H, D) and ([B,] H, S), that have been looked at."""
+    o, lse = o_a.new_empty(o_a.shape) if out is None else out, lse_a.new_empty(lse_a.shape)
     if o.numel():
         a, b, of_a, of_b, made, total = (x if o.dim() == 4 else x[None] for x in (o_a, o_b, lse_a, lse_b, o, lse))
         launcher(o, MergeSpec(dtypes.name_of(o.dtype)))(readable(a), (readable(b), of_a, of_b, made, total))
