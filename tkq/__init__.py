@@ -31,7 +31,7 @@ _PUBLIC = {
     "kv_append": "tkq.attention.decode.append_ops",
     "merge_state": "tkq.attention.decode.merge_ops",
     "mla_decode": "tkq.attention.mla.ops",
-    "plan_cascade": "tkq.attention.decode.cascade_plan",
+    "plan_cascade": "tkq.attention.decode.cascade_plan_ops",
     "plan_decode": "tkq.attention.decode.plan_ops",
     "flash_attn_varlen": "tkq.attention.varlen_ops",
     "gated_delta_rule": "tkq.linear_attention.delta.ops",

@@ -1,4 +1,4 @@
-"""cascade_attention where there is no GPU: CPU tensors against whole sequences, what is planned, and what is refused."""
+"""cascade_attention where there is no GPU: CPU tensors against whole sequences, plans, and what is refused."""
 import itertools
 import math
 
@@ -13,7 +13,7 @@ BF16, INT = torch.bfloat16, torch.int32
 
 
 def _cache(lengths, prefix, page=4, dtype=BF16):
-    """q of two queries each, caches whose unused slots are NaN, lengths and a table: its first pages are everybody's."""
+    """q of two queries each, caches, lengths and a table, whose first pages are everybody's."""
     torch.manual_seed(0)
     k, v = torch.randn(2, 48, page, 2, 64).to(dtype)
     table = torch.randperm(48)[:len(lengths) * 8].view(len(lengths), 8).to(INT)
@@ -26,8 +26,8 @@ def _cache(lengths, prefix, page=4, dtype=BF16):
 @pytest.mark.parametrize("options", [{}, dict(sinks=torch.linspace(-1, 2, 4), softcap=5.0), dict(causal=False),
                                      dict(softmax_scale=0.3, batch_invariant=True)])
 def test_it_is_attention_of_whole_sequences(prefix, cascade, options):
-    """Of prefixes around a page's end; a sequence of the prefix and its queries alone."""
-    q, k, v, lengths, table = _cache([prefix + 2, prefix + 9, 30], prefix)
+    """Of prefixes around a page's end; a sequence whose first query sees the prefix alone."""
+    q, k, v, lengths, table = _cache([prefix + 1, prefix + 9, 30], prefix)
     want, of = tkq.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, block_table=table, return_lse=True,
                                            **options)
     o, lse = tkq.cascade_attention(q, k, v, cache_seqlens=lengths, block_table=table, prefix_len=prefix,
@@ -55,8 +55,8 @@ def test_ragged_queries():
 
 @pytest.mark.parametrize("cascade", [True, False])
 def test_lengths_and_pages_that_lie(cascade):
-    """A sequence that has not the prefix and its queries; one of no key; a page that is not there."""
-    q, k, v, lengths, table = _cache([30, 9, 0, 30, -4], 8)
+    """A sequence whose first query does not see the prefix; one of no key; a page that is not there."""
+    q, k, v, lengths, table = _cache([30, 8, 0, 30, -4], 8)
     table[3, 6] = 48
     o = tkq.cascade_attention(q, k, v, cache_seqlens=lengths, block_table=table, prefix_len=8, cascade=cascade)
     assert o[[1, 3, 4]].isnan().all() and o[[0, 2]].isfinite().all()

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tkq.attention.decode import launch
-from tkq.attention.decode.cascade_plan import CascadePlan, plan_cascade
+from tkq.attention.decode.cascade_plan_ops import CascadePlan, plan_cascade
 from tkq.attention.decode.check import Call, Options, check_layouts, check_sizes
 from tkq.reference import decode as reference
 from tkq.runtime import arguments
@@ -51,8 +51,8 @@ def cascade_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, block_tabl
 
     Returns:
         o (B, Sq, H, Dv) or (T, H, Dv), contiguous, of q's dtype, or out; with return_lse the pair (o, lse), lse (B, H,
-        Sq) or (H, T) float32, natural logarithm. The same bits in every run. Of ragged queries rows that no sequence has
-        are NaN.
+        Sq) or (H, T) float32, natural logarithm. The same bits in every run. Of ragged queries rows that no sequence
+        has are NaN.
 
     Raises:
         TypeError: q or out is no dense tensor of bf16 or fp16; k_cache or v_cache is no dense tensor of bf16, fp16 or
@@ -69,10 +69,11 @@ def cascade_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, block_tabl
             supported; a tensor that requires a gradient, with gradients enabled: there is none.
         RuntimeError: a GPU other than Hopper; an out made under torch.inference_mode that is written to outside.
 
-    Lengths and pages are looked at on the GPU alone, and nothing waits. No key outside of the cache is ever read: a
-    sequence that has not the prefix and all its queries, but for one of no key, is NaN, whichever way it goes; so is
-    one that has a page that is not there, and all are where the prefix has one. ``tkq.check_plan`` of the plan's two
-    says which. Both parts are rounded to q's dtype before they are merged.
+    Lengths and pages are looked at on the GPU alone, and nothing waits. No key outside of the cache is ever read. A
+    sequence whose first query does not see the whole prefix (of fewer keys than prefix_len and its queries but one, and
+    more than none) is NaN, whichever way the prefix is read; so is one that has a page that is not there, and all are
+    where the prefix has one. ``tkq.check_plan`` of the plan's two says which. Both parts are rounded to q's dtype
+    before they are merged.
 
     Source: Ye et al., Cascade Inference (FlashInfer), 2024; Juravsky et al., Hydragen, 2024. CPU tensors take
     ``tkq.reference.decode``, by the same rules.
@@ -123,7 +124,8 @@ def _keys(plan, seqlens, prefix_len, cascade) -> tuple:
                 raise TypeError(f"{OP}: {name}: got NoneType, expected {kind}, or a plan in place of both")
         return prefix_len, seqlens, None, None, None
     if not isinstance(plan, CascadePlan):
-        raise TypeError(f"{OP}: plan: got {arguments.came(plan)}, allowed are None and CascadePlans of tkq.plan_cascade")
+        raise TypeError(f"{OP}: plan: got {arguments.came(plan)}, allowed are None and CascadePlans of "
+                        "tkq.plan_cascade")
     for name, x in (*given.items(), ("cascade", cascade)):
         if x is not None:
             raise ValueError(f"{OP}: {name} is given, and plan, which was made of it; allowed is one of them")

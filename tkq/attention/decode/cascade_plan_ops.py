@@ -19,8 +19,8 @@ _flags = arguments.checker(OP, "batch_invariant", "cascade")
 
 class CascadePlan(NamedTuple):
     """Of ``plan_cascade``. shared: keys that are read once for all sequences, 0: each reads its own. page_size: of the
-    cache. seqlens (B,): keys of each sequence behind the shared ones, -1 where cache_seqlens lies. plan: of
-    ``plan_decode`` for them. prefix_seqlens (1,), prefix_plan: of the shared keys, None where there are none."""
+    cache. seqlens (B,): keys of each sequence behind the shared ones, -1 where it has too few. plan: of ``plan_decode``
+    for them. prefix_seqlens (1,), prefix_plan: of the shared keys, None where there are none."""
 
     shared: int
     page_size: int
@@ -57,8 +57,8 @@ def plan_cascade(cache_seqlens: Tensor, num_heads_q: int, num_heads_kv: int, hea
         TypeError: cache_seqlens or cu_seqlens_q is no dense tensor of int32; num_heads_q, num_heads_kv, head_dim,
             prefix_len, page_size, head_dim_v, max_seqlen_q or total_q is no int; batch_invariant or cascade is no bool.
         ValueError: num_heads_q, num_heads_kv, head_dim, page_size, head_dim_v or max_seqlen_q is outside 1 to 2^31 - 1;
-            prefix_len is outside 0 to 2^30 - 1; total_q is outside 0 to 2^31 - 1; num_heads_q is no multiple of num_heads_kv; one of
-            cu_seqlens_q and total_q without the other; a tensor of another size or device.
+            prefix_len is outside 0 to 2^30 - 1; total_q is outside 0 to 2^31 - 1; num_heads_q is no multiple of
+            num_heads_kv; one of cu_seqlens_q and total_q without the other; a tensor of another size or device.
         NotImplementedError: more than 2^24 tasks (sequences, K/V heads and tiles of 64 rows).
         RuntimeError: a GPU other than Hopper.
 
@@ -84,12 +84,13 @@ def plan_cascade(cache_seqlens: Tensor, num_heads_q: int, num_heads_kv: int, hea
         check.shape(f"{OP}: cu_seqlens_q", cu_seqlens_q, (batch + 1,))
     rows, shared = total if ragged else batch * queries, sharing.whole_pages(prefix_len, page_size)
     if cascade is None:
-        cascade = not batch_invariant and sharing.pays(
-            shared, batch, total if ragged else queries, (heads_q, heads_kv), (head_dim, head_dim_v or head_dim), ragged)
+        heads, dims = (heads_q, heads_kv), (head_dim, head_dim_v or head_dim)
+        cascade = not batch_invariant and sharing.pays(shared, batch, total if ragged else queries, heads, dims, ragged)
     if not cascade or batch == 0 or rows == 0:
         shared = 0
     sizes, given = (heads_q, heads_kv, head_dim), dict(head_dim_v=head_dim_v, batch_invariant=batch_invariant)
-    least = prefix_len + cu_seqlens_q.diff() if ragged else min(prefix_len + queries, MOST)
+    # those by which a sequence's first query sees the whole prefix, so that reading it once changes nothing
+    least = cu_seqlens_q.diff() + (prefix_len - 1) if ragged else min(prefix_len + queries - 1, MOST)
     seqlens = _behind(cache_seqlens, least, shared)
     own = dict(cu_seqlens_q=cu_seqlens_q, total_q=total) if ragged else dict(max_seqlen_q=queries)
     made = CascadePlan(shared, page_size, seqlens, plan_decode(seqlens, *sizes, **given, **own))
@@ -100,6 +101,6 @@ def plan_cascade(cache_seqlens: Tensor, num_heads_q: int, num_heads_kv: int, hea
 
 
 def _behind(seqlens, least, shared):
-    """Keys behind the shared ones: -1 for a sequence that has not the prefix and its queries, 0 for one of no key, which
-    is none."""
-    return torch.where(seqlens >= least, seqlens - shared, -seqlens.ne(0).to(torch.int32))
+    """Keys behind the shared ones: -1 for a sequence of fewer than ``least``, 0 for one of no key."""
+    # in place, of numbers that the launches bring: torch.where would copy them from the host, which no graph records
+    return (seqlens - shared).masked_fill_(seqlens < least, -1).masked_fill_(seqlens == 0, 0)
