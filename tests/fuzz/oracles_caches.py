@@ -32,6 +32,14 @@ def flash_attn_with_kvcache(given):
     return results(given, o, lse)
 
 
+def cascade_attention(given):
+    """The same of sequences whose first query sees the whole prefix; others are NaN."""
+    lengths, starts = given["cache_seqlens"], given["cu_seqlens_q"]
+    queries = given["q"].shape[1] if starts is None else starts.diff()
+    lengths = torch.where(lengths < given["prefix_len"] + queries - 1, -1, lengths)
+    return flash_attn_with_kvcache(dict(given, cache_seqlens=lengths, window_size=(None, None)))
+
+
 def mla_decode(given):
     """One K/V head, whose values are the first columns of its keys."""
     k = given["kv_cache"] if given["kv_cache"].dim() == 4 else given["kv_cache"].unsqueeze(2)

@@ -194,6 +194,11 @@ def caches(device):
         o = tkq.flash_attn_with_kvcache(many, *given[:2], cache_seqlens=given[2], block_table=given[3],
                                         cu_seqlens_q=given[4], out=torch.zeros_like(many))
         yield f"ragged from {starts[0]} {starts[2]}", summed(o)
+    for cascade, rows in ((True, table), (False, table), (True, table.flip(0))):
+        q_, *given = on(device, q, k, v, lengths, rows)
+        o = tkq.cascade_attention(q_, *given[:2], cache_seqlens=given[2], block_table=given[3], prefix_len=11,
+                                  cascade=cascade)
+        yield f"shared pages {cascade} {int(rows[0, 0])}", summed(o)
     low = [x.to(torch.float8_e4m3fn) for x in (k, v)]
     for scales in (torch.ones(2), torch.ones(9, 5, 2)):
         q_, *given = on(device, q, *low, lengths, table, scales)
