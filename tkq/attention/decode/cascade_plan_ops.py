@@ -1,7 +1,6 @@
 """tkq.plan_cascade: how attention over a shared prefix is divided, once a step."""
 from typing import NamedTuple, Optional
 
-import torch
 from torch import Tensor
 
 from tkq.attention.decode import sharing
