@@ -10,10 +10,10 @@ from tkq.runtime import arguments
 from tkq.runtime.call import check, dtypes
 
 OP, PLAN = "flash_attn_with_kvcache", "plan_decode"
-MOST_TASKS = 1 << 24  # of a plan
+MOST_TASKS, MOST_DRAFTS = 1 << 24, 64  # of a plan; of a tree mask, whose rows are 64 bits
 FARTHEST = 1 << 30
 _tensors = arguments.checker(OP, "q", "k_cache", "v_cache", "cache_seqlens", "block_table", "sinks", "plan",
-                             "k_descale", "v_descale", "cu_seqlens_q", "out")
+                             "k_descale", "v_descale", "cu_seqlens_q", "tree_mask", "out")
 flags = arguments.checker(OP, "causal", "batch_invariant", "return_lse")
 limits = arguments.checker(OP, "window_size")
 numbers = arguments.checker(OP, "softmax_scale", "softcap")
@@ -37,6 +37,7 @@ class Call(NamedTuple):
     k_descale: Optional[Tensor] = None
     v_descale: Optional[Tensor] = None
     cu_seqlens_q: Optional[Tensor] = None
+    tree_mask: Optional[Tensor] = None
 
 
 class Options(NamedTuple):
@@ -84,6 +85,8 @@ def check_sizes(call: Call, out=None, op: str = OP) -> None:
     check.shape(f"{op}: cache_seqlens", seqlens, (B,))
     _room(op, k, table, B)
     _scales(op, call, float8)
+    if call.tree_mask is not None:
+        _tree(op, call, B)
     if sinks is not None:
         check.shape(f"{op}: sinks", sinks, (H,))
     check.same_device(**call._asdict(), out=out)
@@ -114,6 +117,18 @@ def _scales(op, call, float8):
     if call.k_descale.dim() != call.v_descale.dim():
         raise ValueError(f"{op}: k_descale has {call.k_descale.dim()} dimensions, v_descale {call.v_descale.dim()}; "
                          "both must have as many")
+
+
+def _tree(op, call, batch):
+    """A mask of as many bits as there are drafts."""
+    if call.cu_seqlens_q is not None:
+        raise NotImplementedError(f"{op}: tree_mask is given, and cu_seqlens_q; supported are tree masks of sequences "
+                                  "with as many queries")
+    queries = call.q.shape[1]
+    check.shape(f"{op}: tree_mask", call.tree_mask, (batch, queries))
+    if queries > MOST_DRAFTS:
+        raise NotImplementedError(f"{op}: tree_mask is {tuple(call.tree_mask.shape)}, supported are up to "
+                                  f"{MOST_DRAFTS} queries, one for each bit")
 
 
 def _room(op, k, table, batch):
@@ -174,6 +189,8 @@ def check_layouts(call: Call, out=None, op: str = OP) -> None:
 
 
 def only_causal(call: Call, options: Options) -> None:
-    """NotImplementedError for ragged queries that see keys behind their own."""
+    """NotImplementedError for ragged queries that see keys behind their own, and for a window beside a tree mask."""
+    if call.tree_mask is not None and max(options.left, options.right) >= 0:
+        raise NotImplementedError(f"{OP}: tree_mask is given, and window_size; a window of drafts is not supported")
     if call.cu_seqlens_q is not None and not options.causal:
         raise NotImplementedError(f"{OP}: cu_seqlens_q is given, causal is False; ragged queries are causal")

@@ -143,8 +143,8 @@ TABLES = {
         tensor("cache_seqlens", "int32"), tensor("block_table", "int32", none=True),
         tensor("k_descale", "fp32", none=True), tensor("v_descale", "fp32", none=True), _SCALE,
         Argument("causal", "flag", default=True), _WINDOW, _SOFTCAP, _SINKS, tensor("plan", "int32", none=True),
-        tensor("cu_seqlens_q", "int32", none=True), flag("batch_invariant"), flag("return_lse"),
-        tensor("out", *HALF, none=True, written="always")),
+        tensor("cu_seqlens_q", "int32", none=True), tensor("tree_mask", "int64", none=True), flag("batch_invariant"),
+        flag("return_lse"), tensor("out", *HALF, none=True, written="always")),
     "mla_decode": (
         tensor("q", *HALF), tensor("kv_cache", *HALF), tensor("block_table", "int32"), tensor("cache_seqlens", "int32"),
         number("softmax_scale", REQUIRED, 0, above=True), Argument("causal", "flag", default=True),
