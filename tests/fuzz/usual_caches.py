@@ -23,10 +23,13 @@ def flash_attn_with_kvcache(d):
         for _ in range(count):
             ends.append(ends[-1] + d.one(0, 1, 5))
         q, starts, options["causal"] = ends[-1:], d.int32(ends), True
+    tree = None
+    if starts is None and d.chance(0.25):
+        tree, options["window_size"] = d.integers(0, 1 << queries, count, queries, dtype=torch.int64), (None, None)
     return dict(q=d.normal(*q, heads, dim, dtype=dtype), k_cache=k_cache, v_cache=v_cache,
                 cache_seqlens=d.int32([d.one(0, 1, page * each, page + 1) for _ in range(count)]), block_table=table,
                 k_descale=k_descale, v_descale=v_descale, **options, plan=None, cu_seqlens_q=starts,
-                batch_invariant=d.chance(0.3), out=None)
+                tree_mask=tree, batch_invariant=d.chance(0.3), out=None)
 
 
 def cascade_attention(d):

@@ -20,7 +20,21 @@ CASCADE = "tests/gpu/attention/test_cascade.py::"
 PREFIXES, HEADS, SHORT = ((f"{CASCADE}{name}",) for name in (
     "test_prefixes", "test_pages_and_heads", "test_what_lies_gives_nan"))
 
+TREES = ("tests/gpu/attention/test_tree_mask.py::test_trees",)
+
 MUTANTS = (
+    *family(
+        "decode", "tkq/attention/decode/tree.py",
+        ("drafts_from_the_key_before", "regs.drafts[0] = s.length - queries", "regs.drafts[0] = s.length - queries - 1",
+         TREES),
+        ("mask_of_another_query", "query = (s.tile * ROWS + tk.first_row() + 8 * r) // g.group",
+         "query = (tk.first_row() + 8 * r) // g.group", TREES),
+        ("keys_before_the_drafts", "early = Int32((mask << Int64(before)) & Int64(LOW)) | ones",
+         "early = Int32((mask << Int64(before)) & Int64(LOW))", TREES),
+        ("upper_half_of_a_mask",
+         "seen = [self.bits(regs.tree[r], begin + tk.first_col() + 32 * w) for w in range(keys // 32)]",
+         "seen = [self.bits(regs.tree[r], begin + tk.first_col()) for w in range(keys // 32)]", TREES),
+        ("no_mask_of_a_block_with_one_draft", "if begin + keys > 0:", "if begin + keys > 1:", TREES)),
     *family(
         "decode", "tkq/attention/decode/cascade_ops.py",
         ("prefix_is_causal", "before = launch.decode(call.prefix(), both._replace(causal=False))[:2]",

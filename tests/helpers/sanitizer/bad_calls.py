@@ -183,6 +183,9 @@ def caches(device):
         o, lse = tkq.flash_attn_with_kvcache(*given[:3], cache_seqlens=given[3], block_table=given[4], return_lse=True,
                                              batch_invariant=fixed)
         yield f"pages {fixed}", summed(o, lse)
+        drafts = on(device, torch.full((6, 2), -1))[0]
+        yield f"drafts {fixed}", summed(tkq.flash_attn_with_kvcache(
+            *given[:3], cache_seqlens=given[3], block_table=given[4], tree_mask=drafts, batch_invariant=fixed))
         rows = tkq.flash_attn_with_kvcache(given[0], given[1][:6], given[2][:6], cache_seqlens=given[3] - 10,
                                            window_size=(3, 0), batch_invariant=fixed)
         yield f"rows {fixed}", summed(rows)

@@ -85,8 +85,7 @@ def check_sizes(call: Call, out=None, op: str = OP) -> None:
     check.shape(f"{op}: cache_seqlens", seqlens, (B,))
     _room(op, k, table, B)
     _scales(op, call, float8)
-    if call.tree_mask is not None:
-        _tree(op, call, B)
+    _tree(op, call, B)
     if sinks is not None:
         check.shape(f"{op}: sinks", sinks, (H,))
     check.same_device(**call._asdict(), out=out)
@@ -121,6 +120,8 @@ def _scales(op, call, float8):
 
 def _tree(op, call, batch):
     """A mask of as many bits as there are drafts."""
+    if call.tree_mask is None:
+        return
     if call.cu_seqlens_q is not None:
         raise NotImplementedError(f"{op}: tree_mask is given, and cu_seqlens_q; supported are tree masks of sequences "
                                   "with as many queries")

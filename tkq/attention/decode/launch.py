@@ -101,7 +101,8 @@ def spec_of(call: Call, options: Options) -> DecodeSpec:
         q.shape[1] > 1 and (options.causal or options.right >= 0)))
     return DecodeSpec(dtypes.name_of(q.dtype), q.shape[-1], v.shape[3], call.block_table is not None, edges,
                       options.softcap > 0, None if call.sinks is None else dtypes.name_of(call.sinks.dtype),
-                      options.return_lse, options.batch_invariant, *_float8(k, call.k_descale), ragged, _few(call), tree)
+                      options.return_lse, options.batch_invariant, *_float8(k, call.k_descale), ragged, _few(call),
+                      tree)
 
 
 def _few(call) -> bool:

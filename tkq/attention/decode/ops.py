@@ -43,9 +43,9 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
         cu_seqlens_q: (B + 1,) int32, rising from 0: sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b + 1]
             of q, from none to all of its keys (chunked prefill), causal. Rows that no sequence has are not read, and
             those of the results are not written.
-        tree_mask: (B, Sq) int64, of any strides, Sq up to 64: the last Sq keys of each sequence are drafted tokens, those
-            of its queries, and bit j of query i says whether it sees the j-th of them; its own is one of them. All keys
-            before are seen. It takes the place of causal.
+        tree_mask: (B, Sq) int64, of any strides, Sq up to 64: the last Sq keys of each sequence are drafted tokens,
+            those of its queries, and bit j of query i says whether it sees the j-th of them (its own is the i-th). All
+            keys before are seen. It takes the place of causal.
         batch_invariant: a sequence's result is the same, bit for bit, whatever else is in the batch: its keys are split
             at multiples of 1024. A plan has to be made likewise.
         return_lse: also return the log-sum-exp of each row's scaled scores, the sink among them.
@@ -65,9 +65,9 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
         ValueError: softmax_scale is not above 0; window_size has a number outside -1 to 2^30 - 1; softcap is below 0; a
             number that is not finite in float32; shapes that do not go together, scales without a float8 cache or
             without each other, devices that differ, strides or a base that are no multiple of 16 bytes.
-        NotImplementedError: cu_seqlens_q where not causal; tree_mask with cu_seqlens_q, with a window or of more than 64
-            queries; a head_dim that is not supported; a tensor that requires a
-            gradient, with gradients enabled: there is none.
+        NotImplementedError: cu_seqlens_q where not causal; tree_mask with cu_seqlens_q, with a window or of more than
+            64 queries; a head_dim that is not supported; a tensor that requires a gradient, with gradients enabled:
+            there is none.
         RuntimeError: a GPU other than Hopper; an out made under torch.inference_mode that is written to outside.
 
     Float8 is widened to float16, which has all its numbers, on the way to products with q in float16, whose rows are
