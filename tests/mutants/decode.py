@@ -32,8 +32,8 @@ MUTANTS = (
         ("keys_before_the_drafts", "early = Int32((mask << Int64(before)) & Int64(LOW)) | ones",
          "early = Int32((mask << Int64(before)) & Int64(LOW))", TREES),
         ("upper_half_of_a_mask",
-         "seen = [self.bits(regs.tree[r], begin + tk.first_col() + 32 * w) for w in range(keys // 32)]",
-         "seen = [self.bits(regs.tree[r], begin + tk.first_col()) for w in range(keys // 32)]", TREES),
+         "seen = self.bits(regs.tree[r], begin + tk.first_col() + 32 * word)",
+         "seen = self.bits(regs.tree[r], begin + tk.first_col())", TREES),
         ("no_mask_of_a_block_with_one_draft", "if begin + keys > 0:", "if begin + keys > 1:", TREES)),
     *family(
         "decode", "tkq/attention/decode/cascade_ops.py",

@@ -33,11 +33,11 @@ class TreeMask:
         begin = block * keys - regs.drafts[0]
         if begin + keys > 0:
             for r in cutlass.range_constexpr(2):
-                seen = [self.bits(regs.tree[r], begin + tk.first_col() + 32 * w) for w in range(keys // 32)]
-                for j in cutlass.range_constexpr(keys // 4):
-                    key = 8 * (j // 2) + j % 2
-                    if seen[key // 32] & Int32(1 << key % 32) == 0:
-                        view[r, j] = -INF
+                for word in cutlass.range_constexpr(keys // 32):
+                    seen = self.bits(regs.tree[r], begin + tk.first_col() + 32 * word)
+                    for j in cutlass.range_constexpr(8):
+                        if seen & Int32(1 << 8 * (j // 2) + j % 2) == 0:
+                            view[r, 8 * word + j] = -INF
 
     def bits(self, mask, start):
         """32 bits of a mask from bit ``start`` on, which may be below 0, where all are set, or behind the last."""
