@@ -40,9 +40,10 @@ def attended(device):
         yield "flash_attn_with_kvcache ragged", tkq.flash_attn_with_kvcache(
             q.flatten(0, 1), *on(device, randn(1, 60, 16, 2, 128), randn(2, 60, 16, 2, 128)), cache_seqlens=lengths,
             block_table=table, cu_seqlens_q=starts)
-        keys = on(device, randn(1, 60, 16, 2, 128), randn(2, 60, 16, 2, 128))
+        *keys, shared = on(device, randn(1, 60, 16, 2, 128), randn(2, 60, 16, 2, 128),
+                           torch.tensor([130, 150, 320], dtype=torch.int32))
         yield "cascade_attention", tkq.cascade_attention(
-            q, *keys, block_table=table[:1].expand(3, -1), cache_seqlens=lengths + 130, prefix_len=129, cascade=True,
+            q, *keys, block_table=table[:1].expand(3, -1), cache_seqlens=shared, prefix_len=129, cascade=True,
             return_lse=True)
         states = on(device, randn(0, 2, 5, 3, 40), randn(1, 2, 3, 5, dtype=torch.float32), randn(2, 2, 5, 3, 40),
                     randn(3, 2, 3, 5, dtype=torch.float32))
