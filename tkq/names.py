@@ -31,6 +31,8 @@ _ELSEWHERE = {
     "mla_decode": "flashmlawithkvcache flashmla batchmlapagedattention cutlassmladecode mladecodewithkvcache",
     "plan_decode": "getschedulermetadata getmlametadata planpagedattention",
     "kv_append": "reshapeandcache reshapeandcacheflash appendpagedkvcache updatekvcache",
+    "cascade_attention": "multilevelcascadeattentionwrapper batchdecodewithsharedprefixpagedkvcachewrapper "
+                         "sharedprefixattention hydragen usecascadeattention",
     "merge_state": "mergestates mergeattnstates mergestateinplace",
     "linear_attn_step": "fusedrecurrentsimplegla fusedrecurrentgla fusedrecurrentlinearattn lightningattndecode",
     "gated_delta_rule_step": "fusedrecurrentgateddeltarule fusedrecurrentdeltarule fusedrecurrentkda "

@@ -139,6 +139,8 @@ def _caches() -> dict:
             "plan_decode": (["int32"], "any lengths"),
             "kv_append": (taken(decode_spec.AppendSpec, TYPES),
                           "any T, any pages, also of e4m3; D and Dv multiples of 8"),
+            "cascade_attention": (taken(lambda t: decode_spec.DecodeSpec(t, 64, 64), TYPES),
+                                  "as `flash_attn_with_kvcache`, paged, without windows; any prefix"),
             "merge_state": (taken(decode_spec.MergeSpec, TYPES), "any S; D a multiple of 8")}
 
 

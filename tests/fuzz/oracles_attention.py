@@ -6,15 +6,16 @@ import torch
 from .oracles import WIDE, Wanted, number, operand, wide
 
 
-def attend(q, k, v, given, sinks):
-    """(O, LSE (.., H, Sq)) of q (.., Sq, H, D), k (.., Sk, Hk, D), v (.., Sk, Hk, Dv)."""
+def attend(q, k, v, given, sinks, seen=None):
+    """(O, LSE (.., H, Sq)) of q (.., Sq, H, D), k (.., Sk, Hk, D), v (.., Sk, Hk, Dv). seen (Sq, Sk): by a mask."""
     shared = q.shape[-2] // k.shape[-2]
     k, v = (x.repeat_interleave(shared, -2) for x in (k, v))
     scores = torch.einsum("...qhd,...khd->...hqk", q, k) * number(given["softmax_scale"], q.shape[-1] ** -0.5)
     softcap = number(given["softcap"], 0.0)
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
-    scores = scores.masked_fill(~visible(q.shape[-3], k.shape[-3], given), -math.inf)
+    seen = visible(q.shape[-3], k.shape[-3], given) if seen is None else seen
+    scores = scores.masked_fill(~seen, -math.inf)
     every = scores
     if sinks is not None:
         every = torch.cat([scores, sinks[:, None, None].expand(*scores.shape[:-1], 1)], -1)

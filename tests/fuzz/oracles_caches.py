@@ -24,12 +24,30 @@ def flash_attn_with_kvcache(given):
             keys, values = (torch.cat([c[p] for p in pages] or [c[0, :0]])[:length] for c in (k, v))
             if scales[0] is not None and scales[0].dim() == 2:
                 keys, values = (x * s[b][:, None] for x, s in zip((keys, values), scales))
-            if starts is None:
+            if given.get("tree_mask") is not None:
+                seen = _of_tree(given["tree_mask"].detach().cpu().clone()[b].tolist(), length)
+                o[b], lse[b] = attend(q[b], keys, values, given, sinks, seen)
+            elif starts is None:
                 o[b], lse[b] = attend(q[b], keys, values, given, sinks)
             else:
                 own = slice(*starts[b:b + 2])
                 o[own], lse[:, own] = attend(q[own], keys, values, given, sinks)
     return results(given, o, lse)
+
+
+def _of_tree(masks, keys):
+    """(queries, keys): the last keys are as many drafts as there are queries, each bit of a mask is for one."""
+    first = keys - len(masks)
+    return torch.tensor([[key < first or mask >> (key - first) & 1 for key in range(keys)] for mask in masks]).bool(
+        ).view(len(masks), keys)
+
+
+def cascade_attention(given):
+    """The same of sequences whose first query sees the whole prefix; others are NaN."""
+    lengths, starts = given["cache_seqlens"], given["cu_seqlens_q"]
+    queries = given["q"].shape[1] if starts is None else starts.diff()
+    lengths = torch.where(lengths < given["prefix_len"] + queries - 1, -1, lengths)
+    return flash_attn_with_kvcache(dict(given, cache_seqlens=lengths, window_size=(None, None)))
 
 
 def mla_decode(given):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 import tkq
+from tkq.runtime import arguments
 
 from . import judge, odd, oracles, oracles_attention, oracles_caches, oracles_linear, oracles_steps, usual, usual_caches
 from .kinds import kind_of
@@ -44,6 +45,7 @@ OPERATIONS = {
     "flash_attn_varlen": Operation(usual.flash_attn_varlen, oracles_attention.flash_attn_varlen, _ATTENDED),
     "flash_attn_with_kvcache": Operation(usual_caches.flash_attn_with_kvcache, oracles_caches.flash_attn_with_kvcache),
     "kv_append": Operation(usual_caches.kv_append, oracles_caches.kv_append),
+    "cascade_attention": Operation(usual_caches.cascade_attention, oracles_caches.cascade_attention),
     "merge_state": Operation(usual_caches.merge_state, oracles_caches.merge_state),
     "linear_attn": Operation(usual.linear_attn, oracles_linear.linear_attn, ("q", "k", "v", "g", "initial_state")),
     "gated_delta_rule": Operation(usual.gated_delta_rule, oracles_linear.gated_delta_rule,
@@ -203,7 +205,8 @@ def refusal(error, function, changed):
 
 def must_refuse(name, argument, given):
     kind = kind_of(name, argument, given[argument], replaced=True)
-    return odd.REPLACED[kind][1] if kind in odd.REPLACED else ()
+    refused = set(odd.REPLACED[kind][1]) if kind in odd.REPLACED else set()
+    return refused - {"None"} if any(a.name == argument and a.none for a in arguments.table(name)) else refused
 
 
 def judged(op, given, seen, changed, found, draw, gradients):

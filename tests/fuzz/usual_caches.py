@@ -23,10 +23,44 @@ def flash_attn_with_kvcache(d):
         for _ in range(count):
             ends.append(ends[-1] + d.one(0, 1, 5))
         q, starts, options["causal"] = ends[-1:], d.int32(ends), True
+    tree = None
+    if starts is None and d.chance(0.25):
+        tree, options["window_size"] = d.integers(0, 1 << queries, count, queries, dtype=torch.int64), (None, None)
     return dict(q=d.normal(*q, heads, dim, dtype=dtype), k_cache=k_cache, v_cache=v_cache,
                 cache_seqlens=d.int32([d.one(0, 1, page * each, page + 1) for _ in range(count)]), block_table=table,
                 k_descale=k_descale, v_descale=v_descale, **options, plan=None, cu_seqlens_q=starts,
-                batch_invariant=d.chance(0.3), out=None)
+                tree_mask=tree, batch_invariant=d.chance(0.3), out=None)
+
+
+def cascade_attention(d):
+    """The first pages of all sequences are the same; some do not have the whole prefix, or are not there."""
+    count, queries, heads_k, shared, dtype = d.one(1, 3), d.one(1, 1, 3), d.one(1, 2), d.one(1, 3), d.half()
+    page, each, dim, heads = d.one(1, 4, 16), 4, d.of((64, 96), (64,)), heads_k * shared
+    prefix = d.one(0, 1, page, page + 1, 2 * page)
+    # No page twice in a sequence, as of `mla_decode`; the prefix has pages 7 and 8.
+    table = torch.stack([torch.randperm(7, generator=d.generator)[:each] for _ in range(count)]).int().to(d.device)
+    table[:, :prefix // page] = torch.tensor([7, 8], device=d.device)[:prefix // page]
+    options = _attention_options(d, heads, dtype)
+    options.pop("deterministic", None)
+    options["window_size"] = (None, None)
+    k_cache, v_cache = (d.normal(9, page, heads_k, dim, dtype=dtype) for _ in range(2))
+    k_descale = v_descale = None
+    if d.chance(0.3):
+        k_cache, v_cache = (x.to(torch.float8_e4m3fn) for x in (k_cache, v_cache))
+        of = d.one((heads_k,), (9, page, heads_k))
+        k_descale, v_descale = (d.normal(*of, dtype=FP32).abs() for _ in range(2))
+    q, starts, most = (count, queries), None, queries
+    if d.chance(0.25):
+        ends = [0]
+        for _ in range(count):
+            ends.append(ends[-1] + d.one(0, 1, 5))
+        q, starts, options["causal"], most = ends[-1:], d.int32(ends), True, 5
+    least = prefix + most - 1
+    lengths = d.int32([d.one(least, least + 1, page * each, max(prefix - 1, 1)) for _ in range(count)])
+    return dict(q=d.normal(*q, heads, dim, dtype=dtype), k_cache=k_cache, v_cache=v_cache, block_table=table,
+                cache_seqlens=lengths, prefix_len=prefix, plan=None, k_descale=k_descale, v_descale=v_descale,
+                **options, cu_seqlens_q=starts, batch_invariant=d.chance(0.3), cascade=d.one(None, True, False),
+                out=None)
 
 
 def mla_decode(d):

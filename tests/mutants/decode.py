@@ -16,7 +16,44 @@ FLOAT8_PAGES, TOKENS, BEYOND, APPEND = ((f"{FLOAT8}{name}",) for name in (
 RAGGED, RAGGED_LIES = ((f"tests/gpu/attention/test_ragged_queries.py::{name}",) for name in (
     "test_ragged_queries", "test_starts_that_lie"))
 
+CASCADE = "tests/gpu/attention/test_cascade.py::"
+PREFIXES, HEADS, SHORT = ((f"{CASCADE}{name}",) for name in (
+    "test_prefixes", "test_pages_and_heads", "test_what_lies_gives_nan"))
+
+TREES = ("tests/gpu/attention/test_tree_mask.py::test_trees",)
+
 MUTANTS = (
+    *family(
+        "decode", "tkq/attention/decode/tree.py",
+        ("drafts_from_the_key_before", "regs.drafts[0] = s.length - queries", "regs.drafts[0] = s.length - queries - 1",
+         TREES),
+        ("mask_of_another_query", "query = (s.tile * ROWS + tk.first_row() + 8 * r) // g.group",
+         "query = (tk.first_row() + 8 * r) // g.group", TREES),
+        ("keys_before_the_drafts", "early = Int32((mask << Int64(before)) & Int64(LOW)) | ones",
+         "early = Int32((mask << Int64(before)) & Int64(LOW))", TREES),
+        ("upper_half_of_a_mask",
+         "seen = self.bits(regs.tree[r], begin + tk.first_col() + 32 * word)",
+         "seen = self.bits(regs.tree[r], begin + tk.first_col())", TREES),
+        ("no_mask_of_a_block_with_one_draft", "if begin + keys > 0:", "if begin + keys > 1:", TREES)),
+    *family(
+        "decode", "tkq/attention/decode/cascade_ops.py",
+        ("prefix_is_causal", "before = launch.decode(call.prefix(), both._replace(causal=False))[:2]",
+         "before = launch.decode(call.prefix(), both)[:2]", PREFIXES),
+        ("sinks_count_twice", "sinks=None, plan=self.prefix_plan, cu_seqlens_q=None)",
+         "plan=self.prefix_plan, cu_seqlens_q=None)", HEADS),
+        ("suffix_from_the_first_page",
+         "return Call(*self[:10])._replace(block_table=self.block_table[:, shared // self.k_cache.shape[1]:])",
+         "return Call(*self[:10])", PREFIXES),
+        ("prefix_lse_of_another_head", "return states[0].view(o.shape), states[1].view(H, B, Sq).transpose(0, 1)",
+         "return states[0].view(o.shape), states[1].view(B, H, Sq)", PREFIXES)),
+    *family(
+        "decode", "tkq/attention/decode/cascade_plan_ops.py",
+        ("sequences_without_the_prefix",
+         "return (seqlens - shared).masked_fill_(seqlens < least, -1).masked_fill_(seqlens == 0, 0)",
+         "return (seqlens - shared).masked_fill_(seqlens == 0, 0)", SHORT),
+        ("prefix_and_keys_behind_it_twice", "return (seqlens - shared).masked_fill_(seqlens < least, -1).masked_fill_("
+         "seqlens == 0, 0)", "return (seqlens - 0).masked_fill_(seqlens < least, -1).masked_fill_(seqlens == 0, 0)",
+         PREFIXES)),
     *family(
         "decode", "tkq/attention/decode/pages.py",
         ("page_of_the_first_key", "page = g.table[s.source, page]", "page = g.table[s.source, 0]", PAGES),

@@ -331,8 +331,8 @@ RULES = {
     "cross_entropy_and_gradient": lambda g: (), "linear_cross_entropy": lambda g: (),
     "linear_cross_entropy_backward": lambda g: (),
     # of caches that all sequences share
-    **dict.fromkeys(("flash_attn_with_kvcache", "mla_decode", "plan_decode", "kv_append", "merge_state"),
-                    lambda g: ()),
+    **dict.fromkeys(("flash_attn_with_kvcache", "mla_decode", "plan_decode", "kv_append", "merge_state",
+                    "cascade_attention"), lambda g: ()),
     # whose functions are asked by the numbers of batch elements and heads
     **dict.fromkeys(("flex_attention", "flex_attention_backward"), lambda g: ()),
 }

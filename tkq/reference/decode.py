@@ -62,8 +62,8 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_s
                             block_table: Optional[Tensor] = None, sinks: Optional[Tensor] = None, causal: bool = True,
                             softmax_scale: Optional[float] = None, left: int = -1, right: int = -1,
                             softcap: float = 0.0, k_descale: Optional[Tensor] = None,
-                            v_descale: Optional[Tensor] = None,
-                            cu_seqlens_q: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
+                            v_descale: Optional[Tensor] = None, cu_seqlens_q: Optional[Tensor] = None,
+                            tree_mask: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
     """o (B, Sq, H, Dv) of q's dtype and lse (B, H, Sq) float32, sequence by sequence; see
     `tkq.flash_attn_with_kvcache`. left, right: -1 without a limit. NaN for a sequence that says something wrong, and of
     ragged queries for rows of no sequence."""
@@ -84,7 +84,10 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_s
         scores = q[b].to(wide).transpose(0, 1) @ k.mT * scale
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
-        seen = visible(Sq, length, 0 if causal else right, left, q.device)
+        if tree_mask is not None:
+            seen = of_tree(tree_mask[b], length)
+        else:
+            seen = visible(Sq, length, 0 if causal else right, left, q.device)
         scores = scores.masked_fill(~(there if seen is None else seen & there), -math.inf)
         total = scores.logsumexp(-1) if length else scores.new_full(scores.shape[:-1], -math.inf)
         if sinks is not None:
@@ -92,6 +95,12 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_s
         p = torch.exp(scores - total.masked_fill(total == -math.inf, 0.0)[..., None])
         o[b], lse[b] = (p @ v).transpose(0, 1).to(q.dtype), total.float()
     return o, lse
+
+
+def of_tree(masks: Tensor, keys: int) -> Tensor:
+    """(Sq, keys) bool of the queries' masks: keys before the last Sq ones, and of those whose bit is set."""
+    draft = torch.arange(keys, device=masks.device) - (keys - len(masks))
+    return (draft < 0) | (masks[:, None] >> draft.clamp(min=0) & 1).bool()
 
 
 def _ragged(q, k_cache, v_cache, cache_seqlens, block_table, cu_seqlens_q, k_descale=None, v_descale=None, **options):

@@ -47,6 +47,8 @@ _BEGINNINGS = {
     "flash_attn_varlen": ("flash_attn",),
     "flash_attn_with_kvcache": ("decode", "plan_decode"),
     "mla_decode": ("mla_decode", "plan_decode"),
+    "cascade_attention": ("decode", "plan_decode", "merge_state"),
+    "plan_cascade": ("plan_decode",),
     "gated_delta_rule": ("gated_delta_rule", "linear_attn"),
     "mamba2_ssd": ("mamba2_ssd", "linear_attn_suffix_sums", "linear_attn_shared_heads"),
     "linear_attn_step": ("step_linear_attn",),

@@ -8,7 +8,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Int32
 
 from tests.helpers.emulation import finish
-from tkq.attention.decode import append, lister, merge, planner, walk
+from tkq.attention.decode import append, lister, merge, planner, tree, walk
 from tkq.runtime.compile import fake
 
 function = finish.function
@@ -102,3 +102,17 @@ def walk_function(fixed, parts, monkeypatch):
         patched.setattr(cute.arch, "block_idx", lambda: (here[-1], 0, 0))
         patched.setattr(cute.arch, "grid_dim", lambda: (Int32(parts), 1, 1))
         return finish.function(WalkOnCpu(fixed), patched)
+
+
+class TreeBitsOnCpu:
+    """`TreeMask.bits` of each mask and start."""
+
+    def fake_arguments(self):
+        of = lambda dtype, align: fake.tensor(dtype, (fake.sym(),), align=align)
+        return of("int64", 8), (of("int32", 4), of("int32", 4))
+
+    @cute.jit
+    def __call__(self, masks: cute.Tensor, others: tuple):
+        starts, found = others
+        for i in cutlass.range(masks.shape[0], unroll=1):
+            found[i] = tree.TreeMask(None, None).bits(masks[i], starts[i])

@@ -52,6 +52,13 @@ def call(name: str, device="cpu") -> dict:
             k_descale=t.ones(2), v_descale=t.ones(2)),
         "plan_decode": lambda: dict(cache_seqlens=t.integers(0, 17, 2), num_heads_q=4, num_heads_kv=1, head_dim=64,
                                     cu_seqlens_q=torch.tensor([0, 3, 5], dtype=INT, device=device), total_q=5),
+        "cascade_attention": lambda: dict(
+            q=t(2, 1, 4, 64), k_cache=t(6, 8, 2, 64, dtype=F8), v_cache=t(6, 8, 2, 64, dtype=F8),
+            block_table=torch.tensor([[4, 1], [4, 2]], dtype=INT, device=device), cache_seqlens=t.integers(9, 17, 2),
+            prefix_len=8, sinks=t(4, dtype=F32), k_descale=t.ones(2), v_descale=t.ones(2), cascade=True),
+        "plan_cascade": lambda: dict(cache_seqlens=t.integers(9, 17, 2), num_heads_q=4, num_heads_kv=1, head_dim=64,
+                                     prefix_len=8, page_size=8, cu_seqlens_q=torch.tensor(
+                                         [0, 3, 5], dtype=INT, device=device), total_q=5),
         "mla_decode": lambda: dict(q=t(2, 1, 4, 576), kv_cache=t(6, 8, 576), block_table=t.integers(0, 6, 2, 2),
                                    cache_seqlens=t.integers(0, 17, 2), softmax_scale=0.1),
         "check_plan": lambda: dict(plan=tkq.plan_decode(t.integers(0, 17, 2), 4, 2, 64)),
@@ -103,10 +110,12 @@ def negated(x: torch.Tensor) -> torch.Tensor:
 
 
 def run(name: str, given: dict):
-    """A pool of states, which a call writes to, is copied: that of the next call is the same."""
+    """A pool of states, which a call writes to, is copied: that of the next call is the same. Of a plan of several
+    parts the tensors."""
     if isinstance(given.get("state"), torch.Tensor):
         given = given | {"state": given["state"].clone()}
-    return getattr(tkq, name)(**given)
+    found = getattr(tkq, name)(**given)
+    return tuple(x for x in found if isinstance(x, torch.Tensor)) if name == "plan_cascade" else found
 
 
 def signature(name: str):

@@ -46,6 +46,18 @@ def attend_ragged(q, k_cache, v_cache, cache_seqlens, block_table, cu_seqlens_q)
                                        cu_seqlens_q=cu_seqlens_q, return_lse=True)
 
 
+def drafted(t):
+    """Three queries for each sequence, which see themselves and any others of its last three keys."""
+    return dict(q=t(t.rows, 3, 4, 64), k_cache=t(16, 8, 2, 64), v_cache=t(16, 8, 2, 64), **lengths(t),
+                block_table=t.integers(0, 16, t.rows, 2),
+                tree_mask=t.integers(0, 8, t.rows, 3, dtype=torch.int64) | torch.tensor([1, 2, 4], device=t.device))
+
+
+def attend_drafted(q, k_cache, v_cache, cache_seqlens, block_table, tree_mask):
+    return tkq.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=cache_seqlens, block_table=block_table,
+                                       tree_mask=tree_mask, return_lse=True)
+
+
 def rows(t):
     """Three queries for each sequence, which has a row of the cache."""
     return dict(q=t(t.rows, 3, 4, 64), k_cache=t(t.rows, 16, 2, 64), v_cache=t(t.rows, 16, 2, 64), **lengths(t))
@@ -55,6 +67,24 @@ def attend_planned(q, k_cache, v_cache, cache_seqlens):
     plan = tkq.plan_decode(cache_seqlens, 4, 2, 64, max_seqlen_q=3, window_size=(9, None))
     return tkq.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=cache_seqlens, plan=plan,
                                        window_size=(9, None))
+
+
+def shared_pages(t):
+    """As `paged`, of three pages, the first of which is the same for all."""
+    table = t.integers(0, 16, t.rows, 3)
+    table[:, 0] = 5
+    return dict(q=t(t.rows, 2, 4, 64), k_cache=t(16, 8, 2, 64), v_cache=t(16, 8, 2, 64), block_table=table,
+                cache_seqlens=t.integers(11, 25, t.rows))
+
+
+def attend_shared(q, k_cache, v_cache, block_table, cache_seqlens):
+    return tkq.cascade_attention(q, k_cache, v_cache, block_table=block_table, cache_seqlens=cache_seqlens,
+                                 prefix_len=9, cascade=True, return_lse=True)
+
+
+def attend_apart(q, k_cache, v_cache, block_table, cache_seqlens):
+    plan = tkq.plan_cascade(cache_seqlens, 4, 2, 64, prefix_len=9, page_size=8, max_seqlen_q=2, cascade=False)
+    return tkq.cascade_attention(q, k_cache, v_cache, block_table=block_table, plan=plan)
 
 
 def latent(t):
@@ -121,6 +151,9 @@ def cases(Case):
         Case("flash_attn_with_kvcache, planned ahead", rows, attend_planned, cast=cast),
         Case("flash_attn_with_kvcache, float8", float8_pages, attend_float8, cast=("q",)),
         Case("flash_attn_with_kvcache, ragged", ragged, attend_ragged, cast=cast),
+        Case("flash_attn_with_kvcache, with a tree mask", drafted, attend_drafted, cast=cast),
+        Case("cascade_attention", shared_pages, attend_shared, cast=cast),
+        Case("cascade_attention, planned apart", shared_pages, attend_apart, cast=cast),
         Case("mla_decode", latent, attend_latent, cast=("q", "kv_cache")),
         Case("plan_decode", lengths, lambda cache_seqlens: tkq.plan_decode(cache_seqlens, 8, 2, 64)),
         Case("kv_append", new_tokens, append, alone=lambda k, v, k_cache, v_cache, slot_mapping:

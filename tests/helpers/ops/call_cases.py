@@ -25,6 +25,7 @@ def inputs(device):
         by_columns=torch.ones(1, 32, device=device), classes=ints(*range(6)), ends=ints(10, 24),
         classes_of_many=torch.zeros(2000, dtype=torch.long, device=device),
         ids=torch.zeros(2, 5, dtype=INT, device=device), cu=ints(0, 3, 40), used_q=ints(1, 2), used_k=ints(3, 4),
+        long_k=ints(63, 64),
         w32=t(64, dtype=torch.float32), decays=-torch.arange(8, device=device) / 8.0,
         state=t(2, 8, 64, 64, dtype=torch.float32), gates=-t(2, 40, 8, dtype=torch.float32).abs() / 8,
         betas=t(2, 40, 8, dtype=torch.float32).sigmoid(), keys=t(2, 40, 8, 64) / 16,
@@ -150,6 +151,8 @@ def cases(g):
             k_descale=g.factors[:2], v_descale=g.factors[:2]),
         "flash_attn_with_kvcache of ragged queries": lambda: tkq.flash_attn_with_kvcache(
             g.q[0], g.k, g.v, cache_seqlens=g.used_k, cu_seqlens_q=g.cu),
+        "cascade_attention": lambda: tkq.cascade_attention(
+            g.q[:, :1], g.k, g.v, block_table=g.ids, cache_seqlens=g.long_k, prefix_len=55, cascade=True),
         "mla_decode": lambda: tkq.mla_decode(
             g.latent_q, g.latent, g.ids, g.used_k, softmax_scale=0.1),
         # behind the header and the parts, which depend on how many multiprocessors there are

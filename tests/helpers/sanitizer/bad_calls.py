@@ -183,6 +183,9 @@ def caches(device):
         o, lse = tkq.flash_attn_with_kvcache(*given[:3], cache_seqlens=given[3], block_table=given[4], return_lse=True,
                                              batch_invariant=fixed)
         yield f"pages {fixed}", summed(o, lse)
+        drafts = on(device, torch.full((6, 2), -1))[0]
+        yield f"drafts {fixed}", summed(tkq.flash_attn_with_kvcache(
+            *given[:3], cache_seqlens=given[3], block_table=given[4], tree_mask=drafts, batch_invariant=fixed))
         rows = tkq.flash_attn_with_kvcache(given[0], given[1][:6], given[2][:6], cache_seqlens=given[3] - 10,
                                            window_size=(3, 0), batch_invariant=fixed)
         yield f"rows {fixed}", summed(rows)
@@ -205,6 +208,11 @@ def caches(device):
         o = tkq.flash_attn_with_kvcache(q_, *given[:2], cache_seqlens=given[2], block_table=given[3],
                                         cu_seqlens_q=given[4], out=torch.zeros_like(q_))
         yield f"ragged chunks from {starts[0]}", summed(o)
+    for cascade, rows in ((True, table), (False, table), (True, table.flip(0))):
+        q_, *given = on(device, q, k, v, lengths, rows)
+        o = tkq.cascade_attention(q_, *given[:2], cache_seqlens=given[2], block_table=given[3], prefix_len=11,
+                                  cascade=cascade)
+        yield f"shared pages {cascade} {int(rows[0, 0])}", summed(o)
     low = [x.to(torch.float8_e4m3fn) for x in (k, v)]
     for scales in (torch.ones(2), torch.ones(9, 5, 2)):
         q_, *given = on(device, q, *low, lengths, table, scales)

@@ -14,8 +14,8 @@ _narrow = Expectation(instructions=("LDG.E.128", "STG.E.64"), registers=48, abse
 
 def shipped() -> list:
     """Of bf16, as models have them: heads of 128 and 64, paged, one query or several; caches of float8 with scales of
-    heads and of tokens; ragged queries; kv_append with and without a rotation; the planner and the merge of two
-    states."""
+    heads and of tokens; ragged queries; tree masks; kv_append with and without a rotation; the planner and the merge of
+    two states."""
     found = [Shipped(_name(s), recipe(s), expectation(s)) for s in _decoding()]
     plain = Expectation(instructions=("LDG.E.128", "STG.E.128"), registers=48, absent=("ATOM", "BAR"))
     turned = AppendSpec("bf16", "int64", "fp32", False, "int64", True)
@@ -33,6 +33,7 @@ def _decoding():
     for few, scales in itertools.product((True, False), ("head", "token")):
         yield DecodeSpec("bf16", 128, 128, edges=not few, cache="e4m3", scales=scales, few=few)
     yield DecodeSpec("bf16", 128, 128, edges=True, ragged=True)
+    yield DecodeSpec("bf16", 128, 128, tree=True)
 
 
 def _of_float8(spec) -> list:
@@ -42,7 +43,7 @@ def _of_float8(spec) -> list:
 def _name(s: DecodeSpec) -> str:
     parts = ["decode", s.dtype, f"d{s.head_dim}", "paged" if s.paged else "rows"]
     parts += ["edges"] * s.edges + ["lse"] * s.lse + _of_float8(s)
-    return "-".join(parts + ["ragged"] * s.ragged + ["few"] * s.few)
+    return "-".join(parts + ["ragged"] * s.ragged + ["few"] * s.few + ["tree"] * s.tree)
 
 
 def expectation(s: DecodeSpec) -> Expectation:

@@ -10,10 +10,10 @@ from tkq.runtime import arguments
 from tkq.runtime.call import check, dtypes
 
 OP, PLAN = "flash_attn_with_kvcache", "plan_decode"
-MOST_TASKS = 1 << 24  # of a plan
+MOST_TASKS, MOST_DRAFTS = 1 << 24, 64  # of a plan; of a tree mask, whose rows are 64 bits
 FARTHEST = 1 << 30
 _tensors = arguments.checker(OP, "q", "k_cache", "v_cache", "cache_seqlens", "block_table", "sinks", "plan",
-                             "k_descale", "v_descale", "cu_seqlens_q", "out")
+                             "k_descale", "v_descale", "cu_seqlens_q", "tree_mask", "out")
 flags = arguments.checker(OP, "causal", "batch_invariant", "return_lse")
 limits = arguments.checker(OP, "window_size")
 numbers = arguments.checker(OP, "softmax_scale", "softcap")
@@ -37,6 +37,7 @@ class Call(NamedTuple):
     k_descale: Optional[Tensor] = None
     v_descale: Optional[Tensor] = None
     cu_seqlens_q: Optional[Tensor] = None
+    tree_mask: Optional[Tensor] = None
 
 
 class Options(NamedTuple):
@@ -53,92 +54,112 @@ class Options(NamedTuple):
 
 def check_call(call: Call, out=None, options=None) -> None:
     """Raises what flash_attn_with_kvcache promises of its tensors. options: on which the size of its plan depends."""
-    q, k, v, seqlens, table, sinks, plan = call[:7]
     _tensors(*call, out)
+    check_sizes(call, out, options=options)
+
+
+def check_sizes(call: Call, out=None, op: str = OP, options=None) -> None:
+    """Of tensors of the types that they may have. op: whose call it is. options: as `check_call` has them."""
+    q, k, v, seqlens, table, sinks, plan = call[:7]
     cu = call.cu_seqlens_q
     for name, x in (("k_cache", k), ("v_cache", v)):
-        check.rank(f"{OP}: {name}", x, 4)
-    check.rank(f"{OP}: q", q, 4 if cu is None else 3)
+        check.rank(f"{op}: {name}", x, 4)
+    check.rank(f"{op}: q", q, 4 if cu is None else 3)
     float8 = k.dtype == torch.float8_e4m3fn
     if not float8 and k.dtype != q.dtype:
-        raise TypeError(f"{OP}: k_cache is {k.dtype}, q is {q.dtype}; allowed are q's dtype and float8_e4m3fn")
+        raise TypeError(f"{op}: k_cache is {k.dtype}, q is {q.dtype}; allowed are q's dtype and float8_e4m3fn")
     if v.dtype != k.dtype:
-        raise TypeError(f"{OP}: v_cache is {v.dtype}, k_cache is {k.dtype}; both must have one dtype")
+        raise TypeError(f"{op}: v_cache is {v.dtype}, k_cache is {k.dtype}; both must have one dtype")
     (*places, H, D), (pages, page, Hk, Dk) = q.shape, k.shape
-    check.rank(f"{OP}: cache_seqlens", seqlens, 1)
+    check.rank(f"{op}: cache_seqlens", seqlens, 1)
     B = seqlens.shape[0] if cu is not None else places[0]
     if cu is not None:
-        check.shape(f"{OP}: cu_seqlens_q", cu, (B + 1,))
-    check.shape(f"{OP}: v_cache", v, (pages, page, Hk, None))
+        check.shape(f"{op}: cu_seqlens_q", cu, (B + 1,))
+    check.shape(f"{op}: v_cache", v, (pages, page, Hk, None))
     if Dk != D:
-        raise ValueError(f"{OP}: k_cache has rows of {Dk}, q of {D}; they must be as long")
+        raise ValueError(f"{op}: k_cache has rows of {Dk}, q of {D}; they must be as long")
     if not Hk or not H or H % Hk:
-        raise ValueError(f"{OP}: q has {H} heads, k_cache has {Hk}; q's must be a multiple of the cache's, and 1 or "
+        raise ValueError(f"{op}: q has {H} heads, k_cache has {Hk}; q's must be a multiple of the cache's, and 1 or "
                          "more")
-    _supported(q, v, sinks)
-    check.shape(f"{OP}: cache_seqlens", seqlens, (B,))
-    _room(k, table, B)
-    _scales(call, float8)
+    _supported(op, q, v)
+    check.shape(f"{op}: cache_seqlens", seqlens, (B,))
+    _room(op, k, table, B)
+    _scales(op, call, float8)
+    _tree(op, call, B)
     if sinks is not None:
-        check.shape(f"{OP}: sinks", sinks, (H,))
+        check.shape(f"{op}: sinks", sinks, (H,))
     check.same_device(**call._asdict(), out=out)
     of = Planned.of(call, options)
-    tasks(OP, of.batch(B), of)
+    tasks(op, of.batch(B), of)
     if plan is not None:
-        check.shape(f"{OP}: plan", plan, (of.words(B),))
+        check.shape(f"{op}: plan", plan, (of.words(B),))
     if out is not None:
-        _written(out, (*places, H, v.shape[3]), q.dtype)
+        _written(op, out, (*places, H, v.shape[3]), q.dtype)
 
 
-def _scales(call, float8):
+def _scales(op, call, float8):
     """Scales of a head, of a sequence and a head, or of a slot of the cache and a head."""
     given = {"k_descale": call.k_descale, "v_descale": call.v_descale}
     if all(x is None for x in given.values()):
         return
     if not float8:
-        raise ValueError(f"{OP}: {next(n for n, x in given.items() if x is not None)} is given, k_cache is "
+        raise ValueError(f"{op}: {next(n for n, x in given.items() if x is not None)} is given, k_cache is "
                          f"{call.k_cache.dtype}; scales are of float8 caches")
     heads, slots = call.k_cache.shape[2], tuple(call.k_cache.shape[:3])
     allowed = (heads,), (call.cache_seqlens.shape[0], heads), slots
     for name, x in given.items():
         if x is None:
-            raise ValueError(f"{OP}: {name} is None; k_descale and v_descale go together")
+            raise ValueError(f"{op}: {name} is None; k_descale and v_descale go together")
         if tuple(x.shape) not in allowed:
-            raise ValueError(f"{OP}: {name}: shape is {tuple(x.shape)}, allowed are {', '.join(map(str, allowed))}: of "
+            raise ValueError(f"{op}: {name}: shape is {tuple(x.shape)}, allowed are {', '.join(map(str, allowed))}: of "
                              "heads, of sequences and heads, of the cache's slots and heads")
     if call.k_descale.dim() != call.v_descale.dim():
-        raise ValueError(f"{OP}: k_descale has {call.k_descale.dim()} dimensions, v_descale {call.v_descale.dim()}; "
+        raise ValueError(f"{op}: k_descale has {call.k_descale.dim()} dimensions, v_descale {call.v_descale.dim()}; "
                          "both must have as many")
 
 
-def _room(k, table, batch):
+def _tree(op, call, batch):
+    """A mask of as many bits as there are drafts."""
+    if call.tree_mask is None:
+        return
+    if call.cu_seqlens_q is not None:
+        raise NotImplementedError(f"{op}: tree_mask is given, and cu_seqlens_q; supported are tree masks of sequences "
+                                  "with as many queries")
+    queries = call.q.shape[1]
+    check.shape(f"{op}: tree_mask", call.tree_mask, (batch, queries))
+    if queries > MOST_DRAFTS:
+        raise NotImplementedError(f"{op}: tree_mask is {tuple(call.tree_mask.shape)}, supported are up to "
+                                  f"{MOST_DRAFTS} queries, one for each bit")
+
+
+def _room(op, k, table, batch):
     """The keys that a sequence may have."""
     pages, page = k.shape[:2]
     if table is not None:
-        check.shape(f"{OP}: block_table", table, (batch, None))
+        check.shape(f"{op}: block_table", table, (batch, None))
         if table.stride(1) != 1 and table.shape[1] > 1:
-            raise ValueError(f"{OP}: block_table has strides {table.stride()}; its last dimension must be contiguous: "
+            raise ValueError(f"{op}: block_table has strides {table.stride()}; its last dimension must be contiguous: "
                              "call .contiguous()")
     elif pages != batch:
-        raise ValueError(f"{OP}: k_cache has {pages} rows for {batch} sequences; allowed without block_table is one "
+        raise ValueError(f"{op}: k_cache has {pages} rows for {batch} sequences; allowed without block_table is one "
                          "each")
     capacity = page if table is None else page * table.shape[1]
     if capacity >= FARTHEST:
-        raise NotImplementedError(f"{OP}: k_cache has room for {capacity} keys of a sequence, supported are fewer than "
+        raise NotImplementedError(f"{op}: k_cache has room for {capacity} keys of a sequence, supported are fewer than "
                                   "2^30")
 
 
-def _written(out, shape, dtype):
-    check.shape(f"{OP}: out", out, shape)
+def _written(op, out, shape, dtype):
+    check.shape(f"{op}: out", out, shape)
     if out.dtype != dtype:
-        raise TypeError(f"{OP}: out is {out.dtype}, results are {dtype}")
+        raise TypeError(f"{op}: out is {out.dtype}, results are {dtype}")
 
 
-def _supported(q, v, sinks):
+def _supported(op, q, v):
     try:
         DecodeSpec(dtypes.name_of(q.dtype), q.shape[-1], v.shape[3])
     except NotImplementedError as problem:
-        raise NotImplementedError(f"{OP}: q is {tuple(q.shape)}, v_cache is {tuple(v.shape)}: {problem}") from None
+        raise NotImplementedError(f"{op}: q is {tuple(q.shape)}, v_cache is {tuple(v.shape)}: {problem}") from None
 
 
 def tasks(op, batch, of) -> None:
@@ -149,26 +170,28 @@ def tasks(op, batch, of) -> None:
                                   f"are up to {MOST_TASKS}")
 
 
-def check_layouts(call: Call, out=None) -> None:
+def check_layouts(call: Call, out=None, op: str = OP) -> None:
     """What copies of 16 bytes cannot take; an out that must not be written to."""
     if out is not None:
-        check.refuse_overlap(OP, out=out)
-        check.refuse_inference(OP, out=out)
+        check.refuse_overlap(op, out=out)
+        check.refuse_inference(op, out=out)
     tensors = dict(q=call.q, k_cache=call.k_cache, v_cache=call.v_cache) | ({} if out is None else dict(out=out))
     for name, x in tensors.items():
         if x.stride(-1) != 1 and x.numel():
-            raise ValueError(f"{OP}: {name} has strides {x.stride()}; its last dimension must be contiguous: call "
+            raise ValueError(f"{op}: {name} has strides {x.stride()}; its last dimension must be contiguous: call "
                              ".contiguous()")
         unit = 16 // x.element_size()
         for i in range(x.dim() - 1):
             if x.stride(i) % unit and x.shape[i] > 1:
-                raise ValueError(f"{OP}: {name} has strides {x.stride()}; stride {i} must be a multiple of {unit} "
+                raise ValueError(f"{op}: {name} has strides {x.stride()}; stride {i} must be a multiple of {unit} "
                                  "elements (16 bytes): call .contiguous()")
         if not x.is_meta and x.data_ptr() % 16:
-            raise ValueError(f"{OP}: {name} begins at an address that is not a multiple of 16 bytes: call .clone()")
+            raise ValueError(f"{op}: {name} begins at an address that is not a multiple of 16 bytes: call .clone()")
 
 
 def only_causal(call: Call, options: Options) -> None:
-    """NotImplementedError for ragged queries that see keys behind their own."""
+    """NotImplementedError for ragged queries that see keys behind their own, and for a window beside a tree mask."""
+    if call.tree_mask is not None and max(options.left, options.right) >= 0:
+        raise NotImplementedError(f"{OP}: tree_mask is given, and window_size; a window of drafts is not supported")
     if call.cu_seqlens_q is not None and not options.causal:
         raise NotImplementedError(f"{OP}: cu_seqlens_q is given, causal is False; ragged queries are causal")

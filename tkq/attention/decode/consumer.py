@@ -1,7 +1,7 @@
 """The consumer warpgroup: scores, their softmax, the sum of values, and what comes of it."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.attention.decode import words
@@ -10,6 +10,7 @@ from tkq.attention.decode.output import Output, rows_of
 from tkq.attention.decode.plan import ROWS, padded
 from tkq.attention.decode.scaling import Scaling
 from tkq.attention.decode.state import State
+from tkq.attention.decode.tree import TreeMask
 from tkq.attention.decode.walk import END, Walk, X
 
 INF = Float32.inf
@@ -19,7 +20,7 @@ class Consumer:
     def __init__(self, spec, config):
         self.spec, self.config, self.walk = spec, config, Walk(spec)
         self.dtype, self.output, self.scaling = tk.element_type(spec.inner), Output(spec), Scaling(spec, config)
-        self.few = FewRows(spec, config)
+        self.few, self.tree = FewRows(spec, config), TreeMask(spec, config)
 
     def state(self, smem):
         keys, spec, ints = self.config.keys, self.spec, lambda: cute.make_rmem_tensor((3,), Int32)
@@ -29,7 +30,9 @@ class Consumer:
                      q=tk.rt(padded(spec.head_dim), self.dtype) if self.config.q_in_registers else None,
                      scale=tk.rv() if spec.cache else None,
                      of_v=cute.make_rmem_tensor((1,), Float32) if spec.cache else None,
-                     moved=cute.make_rmem_tensor((1,), Int32) if spec.few else None)
+                     moved=cute.make_rmem_tensor((1,), Int32) if spec.few else None,
+                     tree=cute.make_rmem_tensor((2,), Int64) if spec.tree else None,
+                     drafts=cute.make_rmem_tensor((1,), Int32) if spec.tree else None)
 
     @cute.jit
     def run(self, g, smem):
@@ -165,6 +168,8 @@ class Consumer:
     @cute.jit
     def limits(self, g, regs, s, queries):
         """The keys that each of the thread's two rows sees. queries: of the sequence."""
+        if const_expr(self.spec.tree):
+            self.tree.load(g, regs, s, queries)
         if const_expr(self.spec.edges):
             for r in cutlass.range_constexpr(2):
                 own = s.length - queries + (s.tile * ROWS + tk.first_row() + 8 * r) // g.group
@@ -212,6 +217,8 @@ class Consumer:
         self.mask(regs, there)
         if const_expr(self.spec.edges):
             self.edges(g, regs, block)
+        if const_expr(self.spec.tree):
+            self.tree.apply(regs, block)
         tk.copy(regs.correct, regs.max)
         tk.row_max(regs.shift, regs.s)
         tk.mul(regs.shift, regs.shift, factor)

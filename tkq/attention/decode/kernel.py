@@ -56,6 +56,7 @@ class Decode:
             fake.tensor("fp32", (slots, rows, Dv), align=16), fake.tensor("fp32", (slots, rows), align=4),
             *self.fake_scales({None: None, "head": (Hk,), "sequence": (B, Hk), "token": (pages, page, Hk)}[
                 spec.scales]), ints(fake.sym()) if spec.ragged else None,
+            fake.tensor("int64", (B, Sq), (fake.sym64(), fake.sym64()), align=8) if spec.tree else None,
         ), Scalars(Float32(1.0), Float32(1.0), Int32(0), Int32(0), Int32(0), Int32(1), Int32(1), Int32(1))
 
     def fake_scales(self, shape):
@@ -73,7 +74,7 @@ class Decode:
         g = Globals(
             q=q, k=x.k, v=x.v, table=x.table, seqlens=x.seqlens, plan=x.plan, o=x.o, lse=x.lse, sinks=x.sinks,
             partial=x.partial, partial_lse=x.partial_lse, k_descale=x.k_descale, v_descale=x.v_descale,
-            cu=x.cu,
+            cu=x.cu, tree=x.tree,
             scale=(sc.softcap if const_expr(spec.softcap) else sc.scale) * tk.LOG2E,
             cap=sc.scale / sc.softcap if const_expr(spec.softcap) else None,
             left=sc.left, right=sc.right, split=sc.split, batch=sc.batch if const_expr(spec.ragged) else Int32(B),

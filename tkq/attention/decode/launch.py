@@ -54,7 +54,7 @@ def make_plan(seqlens: Tensor, of: Planned, out: Tensor | None = None, cu: Tenso
 def decode(call: Call, options: Options, out: Tensor | None = None) -> tuple:
     """(o, lse or None, the parts' memory, what was launched or None: the function and its arguments), of CUDA tensors
     that have been looked at."""
-    q, k, v, seqlens, table, sinks, plan, k_descale, v_descale, cu = call
+    q, k, v, seqlens, table, sinks, plan, k_descale, v_descale, cu, tree = call
     *places, H, D = q.shape
     o = q.new_empty(*places, H, v.shape[3]) if out is None else out
     lse = q.new_empty(*places[:-1], H, places[-1], dtype=torch.float32) if options.return_lse else None
@@ -91,7 +91,7 @@ def decode(call: Call, options: Options, out: Tensor | None = None) -> tuple:
     partial = q.new_empty(slots, rows, v.shape[3], dtype=torch.float32)
     partial_lse = q.new_empty(slots, rows, dtype=torch.float32)
     operands = (k, v, table, _dense(seqlens), plan, *results, _dense(sinks), partial, partial_lse,
-                k_descale, v_descale, _dense(cu))
+                k_descale, v_descale, _dense(cu), tree)
     run = launcher(q, spec_of(call, options))
     given = q, operands, (scale, options.softcap or 1.0, options.left, right, of.split, parts, B, of.queries)
     run(*given)
@@ -102,16 +102,19 @@ def decode(call: Call, options: Options, out: Tensor | None = None) -> tuple:
 def spec_of(call: Call, options: Options) -> DecodeSpec:
     q, k, v = call[:3]
     ragged = call.cu_seqlens_q is not None
-    edges = ragged or options.left >= 0 or (q.shape[1] > 1 and (options.causal or options.right >= 0))
+    tree = call.tree_mask is not None
+    edges = not tree and (ragged or options.left >= 0 or (
+        q.shape[1] > 1 and (options.causal or options.right >= 0)))
     return DecodeSpec(dtypes.name_of(q.dtype), q.shape[-1], v.shape[3], call.block_table is not None, edges,
                       options.softcap > 0, None if call.sinks is None else dtypes.name_of(call.sinks.dtype),
-                      options.return_lse, options.batch_invariant, *_float8(k, call.k_descale), ragged, _few(call))
+                      options.return_lse, options.batch_invariant, *_float8(k, call.k_descale), ragged, _few(call),
+                      tree)
 
 
 def _few(call) -> bool:
     """Are the packed queries of a K/V head of a float8 cache few?"""
     q, k = call[:2]
-    return k.dtype == torch.float8_e4m3fn and call.cu_seqlens_q is None and (
+    return k.dtype == torch.float8_e4m3fn and call.cu_seqlens_q is None and call.tree_mask is None and (
         q.shape[1] * (q.shape[2] // k.shape[2]) <= FEW)
 
 
@@ -122,9 +125,9 @@ def _float8(k, descale) -> tuple:
     return "e4m3", None if descale is None else SCALES[descale.dim() - 1]
 
 
-def merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple:
-    """(o, lse) of tensors ([B,] S, H, D) and ([B,] H, S), that have been looked at."""
-    o, lse = o_a.new_empty(o_a.shape), lse_a.new_empty(lse_a.shape)
+def merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor, out: Tensor | None = None) -> tuple:
+    """(o or out, lse) of tensors ([B,] S, H, D) and ([B,] H, S), that have been looked at."""
+    o, lse = o_a.new_empty(o_a.shape) if out is None else out, lse_a.new_empty(lse_a.shape)
     if o.numel():
         a, b, of_a, of_b, made, total = (x if o.dim() == 4 else x[None] for x in (o_a, o_b, lse_a, lse_b, o, lse))
         launcher(o, MergeSpec(dtypes.name_of(o.dtype)))(readable(a), (readable(b), of_a, of_b, made, total))

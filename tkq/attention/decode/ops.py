@@ -18,8 +18,8 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
                             v_descale: Optional[Tensor] = None, softmax_scale: Optional[float] = None,
                             causal: bool = True, window_size=(None, None), softcap: float = 0.0,
                             sinks: Optional[Tensor] = None, plan: Optional[Tensor] = None,
-                            cu_seqlens_q: Optional[Tensor] = None, batch_invariant: bool = False,
-                            return_lse: bool = False, out: Optional[Tensor] = None):
+                            cu_seqlens_q: Optional[Tensor] = None, tree_mask: Optional[Tensor] = None,
+                            batch_invariant: bool = False, return_lse: bool = False, out: Optional[Tensor] = None):
     """Attention of the last queries of each sequence over a cache of its keys and values: decoding, one launch.
 
     Args:
@@ -43,6 +43,9 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
         cu_seqlens_q: (B + 1,) int32, rising from 0: sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b + 1]
             of q, from none to all of its keys (chunked prefill), causal. Rows that no sequence has are not read, and
             those of the results are not written.
+        tree_mask: (B, Sq) int64, of any strides, Sq up to 64: the last Sq keys of each sequence are drafted tokens,
+            those of its queries, and bit j of query i says whether it sees the j-th of them (its own is the i-th). All
+            keys before are seen. It takes the place of causal.
         batch_invariant: a sequence's result is the same, bit for bit, whatever else is in the batch: its keys are split
             at multiples of 1024. A plan has to be made likewise.
         return_lse: also return the log-sum-exp of each row's scaled scores, the sink among them.
@@ -57,13 +60,14 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
         TypeError: q or out is no dense tensor of bf16 or fp16; k_cache or v_cache is no dense tensor of bf16, fp16 or
             e4m3; cache_seqlens, block_table, plan or cu_seqlens_q is no dense tensor of int32; k_descale or v_descale
             is no dense tensor of fp32; softmax_scale or softcap is no number; causal, batch_invariant or return_lse is
-            no bool; window_size is no pair of ints and None; sinks is no dense tensor of bf16, fp16 or fp32; dtypes
-            that do not go together.
+            no bool; window_size is no pair of ints and None; sinks is no dense tensor of bf16, fp16 or fp32; tree_mask
+            is no dense tensor of int64; dtypes that do not go together.
         ValueError: softmax_scale is not above 0; window_size has a number outside -1 to 2^30 - 1; softcap is below 0; a
             number that is not finite in float32; shapes that do not go together, scales without a float8 cache or
             without each other, devices that differ, strides or a base that are no multiple of 16 bytes.
-        NotImplementedError: cu_seqlens_q where not causal; a head_dim that is not supported; a tensor that requires a
-            gradient, with gradients enabled: there is none.
+        NotImplementedError: cu_seqlens_q where not causal; tree_mask with cu_seqlens_q, with a window or of more than
+            64 queries; a head_dim that is not supported; a tensor that requires a gradient, with gradients enabled:
+            there is none.
         RuntimeError: a GPU other than Hopper; an out made under torch.inference_mode that is written to outside.
 
     Float8 is widened to float16, which has all its numbers, on the way to products with q in float16, whose rows are
@@ -91,8 +95,8 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
     traced = ops.traced()
     if traced or autocast.on():
         q, k_cache, v_cache = autocast.lowered(q, k_cache, v_cache)
-    given = (q, k_cache, v_cache, cache_seqlens, block_table, sinks, plan, k_descale, v_descale, cu_seqlens_q, causal,
-             softmax_scale, window_size, softcap, batch_invariant, return_lse, out)
+    given = (q, k_cache, v_cache, cache_seqlens, block_table, sinks, plan, k_descale, v_descale, cu_seqlens_q,
+             tree_mask, causal, softmax_scale, window_size, softcap, batch_invariant, return_lse, out)
     if not traced and plan is not None and not check.made_in_inference(out):
         found = _calls.take(*given)
         if found is not None:
@@ -102,7 +106,8 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
     left, right = limits(window_size)
     softmax_scale, softcap = numbers(softmax_scale, softcap)
     options = Options(causal, softmax_scale, left, right, softcap, batch_invariant, return_lse)
-    call = Call(q, k_cache, v_cache, cache_seqlens, block_table, sinks, plan, k_descale, v_descale, cu_seqlens_q)
+    call = Call(q, k_cache, v_cache, cache_seqlens, block_table, sinks, plan, k_descale, v_descale, cu_seqlens_q,
+                tree_mask)
     only_causal(call, options)
     if ops.direct(*call, out):
         o, lse = _run(call, options, out, given) if q.is_cuda else _run_cpu(call, options, out)
@@ -163,10 +168,12 @@ def _looked_at(given):
 
 def _cuda_op(q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor, block_table: Optional[Tensor],
              sinks: Optional[Tensor], plan: Optional[Tensor], k_descale: Optional[Tensor], v_descale: Optional[Tensor],
-             cu_seqlens_q: Optional[Tensor], causal: bool, softmax_scale: Optional[float], left: int, right: int,
-             softcap: float, batch_invariant: bool, return_lse: bool) -> tuple[Tensor, Tensor]:
+             cu_seqlens_q: Optional[Tensor], tree_mask: Optional[Tensor], causal: bool, softmax_scale: Optional[float],
+             left: int, right: int, softcap: float, batch_invariant: bool,
+             return_lse: bool) -> tuple[Tensor, Tensor]:
     o, lse = _run(*_looked_at((q, k_cache, v_cache, cache_seqlens, block_table, sinks, plan, k_descale, v_descale,
-                               cu_seqlens_q, causal, softmax_scale, left, right, softcap, batch_invariant, return_lse)))
+                               cu_seqlens_q, tree_mask, causal, softmax_scale, left, right, softcap, batch_invariant,
+                               return_lse)))
     return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 

@@ -17,7 +17,7 @@ class DecodeSpec:
     dtype, None without. lse: is it written? fixed_splits: see `tkq.plan_decode`, batch_invariant. cache: "e4m3", or
     None. scales: of an e4m3 cache, by "head", by "sequence" and head, or by "token" and head; None: none.
     ragged: sequences have different numbers of queries, all in one dimension. few: up to 8 packed queries, of a float8
-    cache."""
+    cache. tree: of the last keys, the drafts, each query sees those that its mask names."""
 
     dtype: str
     head_dim: int
@@ -32,6 +32,7 @@ class DecodeSpec:
     scales: str | None = None
     ragged: bool = False
     few: bool = False
+    tree: bool = False
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, HALF), ("head_dim", self.head_dim, HEAD_DIMS),

@@ -14,6 +14,8 @@ class Operands(NamedTuple):
 
     cu (B + 1,): of ragged queries, where each sequence's begin; q, o and lse are of one batch then.
 
+    tree (B, Sq): of int64, which drafts each query sees: see `tree`.
+
     k_descale, v_descale: of float8, (Hk,), (B, Hk), or for each slot of a cache and head (pages, page,
     Hk).
 
@@ -32,6 +34,7 @@ class Operands(NamedTuple):
     k_descale: Optional[cute.Tensor]
     v_descale: Optional[cute.Tensor]
     cu: Optional[cute.Tensor]
+    tree: Optional[cute.Tensor]
 
 
 class Scalars(NamedTuple):
@@ -65,6 +68,7 @@ class Globals:
     k_descale: Optional[cute.Tensor]
     v_descale: Optional[cute.Tensor]
     cu: Optional[cute.Tensor]
+    tree: Optional[cute.Tensor]
     scale: Float32  # times log2(e); of a softcap, the cap's
     cap: Optional[Float32]
     left: Int32
@@ -99,7 +103,9 @@ class State:
     between which all rows see all. fault: is the result NaN?
 
     Of float8 caches. q: where it is not in shared memory. scale: what a row's scores are multiplied by. of_v: (1,),
-    what O is multiplied by. moved (1,): of few rows, is O in another unit than before?"""
+    what O is multiplied by. moved (1,): of few rows, is O in another unit than before?
+
+    Of tree masks. tree (2,): of int64, those of its two rows. drafts (1,): the sequence's first draft."""
 
     s: tk.RegTile
     p: tk.RegTile
@@ -117,3 +123,5 @@ class State:
     scale: Optional[tk.RowVec] = None
     of_v: Any = None
     moved: Any = None
+    tree: Any = None
+    drafts: Any = None

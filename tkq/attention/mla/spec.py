@@ -25,6 +25,7 @@ class MlaSpec:
     scales: ClassVar[None] = None
     ragged: ClassVar[bool] = False
     few: ClassVar[bool] = False
+    tree: ClassVar[bool] = False
     softcap: ClassVar[bool] = False
 
     @property

@@ -143,8 +143,8 @@ TABLES = {
         tensor("cache_seqlens", "int32"), tensor("block_table", "int32", none=True),
         tensor("k_descale", "fp32", none=True), tensor("v_descale", "fp32", none=True), _SCALE,
         Argument("causal", "flag", default=True), _WINDOW, _SOFTCAP, _SINKS, tensor("plan", "int32", none=True),
-        tensor("cu_seqlens_q", "int32", none=True), flag("batch_invariant"), flag("return_lse"),
-        tensor("out", *HALF, none=True, written="always")),
+        tensor("cu_seqlens_q", "int32", none=True), tensor("tree_mask", "int64", none=True), flag("batch_invariant"),
+        flag("return_lse"), tensor("out", *HALF, none=True, written="always")),
     "mla_decode": (
         tensor("q", *HALF), tensor("kv_cache", *HALF), tensor("block_table", "int32"), tensor("cache_seqlens", "int32"),
         number("softmax_scale", REQUIRED, 0, above=True), Argument("causal", "flag", default=True),
@@ -156,6 +156,19 @@ TABLES = {
         integer("head_dim_v", None, 1, _LONGEST), integer("max_seqlen_q", 1, 1, _LONGEST), _WINDOW,
         flag("batch_invariant"), tensor("cu_seqlens_q", "int32", none=True),
         integer("total_q", None, 0, _LONGEST), tensor("out", "int32", none=True, written="always")),
+    "cascade_attention": (
+        tensor("q", *HALF), tensor("k_cache", *HALF, "e4m3"), tensor("v_cache", *HALF, "e4m3"),
+        tensor("block_table", "int32"), tensor("cache_seqlens", "int32", none=True),
+        integer("prefix_len", None, 0, (1 << 30) - 1), _other("plan"), tensor("k_descale", "fp32", none=True),
+        tensor("v_descale", "fp32", none=True), _SCALE, Argument("causal", "flag", default=True), _WINDOW, _SOFTCAP,
+        _SINKS, tensor("cu_seqlens_q", "int32", none=True), flag("batch_invariant"), Argument("cascade", "flag", True),
+        flag("return_lse"), tensor("out", *HALF, none=True, written="always")),
+    "plan_cascade": (
+        tensor("cache_seqlens", "int32"), *(integer(n, REQUIRED, 1, _LONGEST) for n in (
+            "num_heads_q", "num_heads_kv", "head_dim")), integer("prefix_len", REQUIRED, 0, (1 << 30) - 1),
+        integer("page_size", REQUIRED, 1, _LONGEST), integer("head_dim_v", None, 1, _LONGEST),
+        integer("max_seqlen_q", 1, 1, _LONGEST), flag("batch_invariant"), tensor("cu_seqlens_q", "int32", none=True),
+        integer("total_q", None, 0, _LONGEST), Argument("cascade", "flag", True)),
     "merge_state": (tensor("o_a", *WIDE), tensor("lse_a", "fp32"), tensor("o_b", *WIDE), tensor("lse_b", "fp32")),
     "kv_append": (
         tensor("k", *WIDE), tensor("v", *WIDE), tensor("k_cache", *WIDE, "e4m3", written="always"),
