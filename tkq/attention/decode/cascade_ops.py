@@ -271,7 +271,7 @@ def _cuda_op(q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor,
 
 def _fake(*given):
     call, prefix, _, options = _looked_at(given)
-    _look(call, prefix)
+    _look(call, prefix, options)
     return _results(call, options)
 
 
