@@ -5,8 +5,8 @@ A pair is two register tiles of the same shape, the real and the imaginary parts
 is written is named first, and wgmma's results are there after ``mma_wait``.
 
 Where 16 bits of an operand are not enough, it is the sum of two: a split pair has a high part, the rounded number, and
-a low part, what rounding left off, rounded. Products of two such operands are three of their parts, of low ones with low
-ones none; fp16 parts keep 22 bits.
+a low part, what rounding left off, rounded. A product of two such operands is three of their parts; low ones are not
+multiplied by each other. fp16 parts keep 22 bits.
 """
 from dataclasses import dataclass
 
@@ -169,7 +169,7 @@ def narrow_four(four, dtype):
 
 
 def complex_mul_narrow(dst: Pair, a: Pair, table: cute.Tensor, conjugate=False):
-    """dst = a * table, element by element, rounded to dst's bf16 or fp16, or split; conjugate: the conjugate of the product.
+    """dst = a * table, element by element, rounded to dst's bf16 or fp16, or split; conjugate: the product's conjugate.
 
     a: fp32, as wide as dst. table: fp32 of the layout ``factors``. Each thread, its own elements."""
     _pair("complex_mul_narrow", "dst", dst, *HALF)
@@ -246,7 +246,7 @@ def complex_fma_conj(d: Pair, a, b: Pair, v: RowVec):
     _pair("complex_fma_conj", "b", b, Float32)
     if not isinstance(v, RowVec):
         raise TypeError(f"complex_fma_conj: operand v is {v}, allowed is a row vector (rv)")
-    if b.cols != d.cols or not from_table and a.cols != d.cols:
+    if b.cols != d.cols or (not from_table and a.cols != d.cols):
         raise ValueError(f"complex_fma_conj: operand a is {a}, b is {b}, d is {d}")
     four = None
     for i in range(d.cols // 2):

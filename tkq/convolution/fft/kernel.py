@@ -49,9 +49,9 @@ class FftConv:
                        Z F      times twiddles, conjugated, rounded -> shared
                        F' B     -> y
 
-    F is a matrix of roots of unity in fp16, products accumulate in fp32. Split, each operand is the sum of two fp16 ones
-    and each product three. Each sequence is divided by a power of 2 near
-    its largest number before, and the filter's spectrum likewise: nothing overflows, whatever the numbers' size.
+    F is a matrix of roots of unity in fp16, products accumulate in fp32. Split, each operand is the sum of two fp16
+    ones and each product three. Each sequence is divided by a power of 2 near its largest number before, and the
+    filter's spectrum likewise: nothing overflows, whatever the numbers' size.
     """
 
     def __init__(self, spec, config):

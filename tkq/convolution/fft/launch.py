@@ -89,7 +89,7 @@ def filter_gradient(g: Given, dy: Tensor) -> Tensor:
     _, H, L = g.u.shape
     taps, found = max(1, g.k.shape[1]), torch.zeros(H, L, dtype=torch.float32, device=g.u.device)
     if g.u.numel():
-        if g.causal or whole(L) and not g.split:
+        if g.causal or (whole(L) and not g.split):
             found = _filter_gradient(g, dy)[:, :L]
         else:  # each of the tokens, and those that are up to L before it
             u, pre, post = (None if t is None else torch.cat((t, t), 2) for t in (g.u, g.pre, g.post))

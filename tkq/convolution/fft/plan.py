@@ -26,8 +26,8 @@ def splits_of(spec: FftSpec, config: FftConfig, batch: int, heads: int) -> int:
 
 def transform_rows(tokens: int, causal: bool, split: bool = False) -> int | None:
     """Rows of the transforms for sequences of that many tokens, the fewest that will do; None where these are so many
-    that a transform takes several passes (`long`), split, of more than one block. Not causal: of one of as many points; where there is none, of causal
-    ones of the sequences written twice."""
+    that a transform takes several passes (`long`): split, where they are more than one block. Not causal: of one of as
+    many points; where there is none, of causal ones of the sequences written twice."""
     if not causal:
         return tokens // COLS if whole(tokens) else transform_rows(2 * tokens, True, split)
     if tokens > (1 if split else BLOCKS[-1]) * MOST_POINTS:

@@ -19,8 +19,7 @@ WORKSPACE = 256 << 20  # bytes, of what lies between passes: as many heads at a 
 def column_recipe(spec: ColumnSpec, back: bool) -> Recipe:
     if spec.radix_first:
         kernel = "radix_first_back:RadixFirstBack" if back else "radix_first:RadixFirstColumns"
-        return Recipe(f"tkq.convolution.fft.long.{kernel}",
-                      (spec, LongConfig(1 if spec.planes * spec.radix > 16 and spec.split else 2)))
+        return Recipe(f"tkq.convolution.fft.long.{kernel}", (spec, LongConfig(2 if spec.tile_bytes <= 65536 else 1)))
     kernel = "back:ColumnsBack" if back else "columns:Columns"
     config = LongConfig(2, 2)
     if spec.radix == 4:
@@ -34,7 +33,8 @@ def largest_recipe(spec: LargestSpec) -> Recipe:
 
 def row_recipe(spec: RowSpec, gradient: bool) -> Recipe:
     kernel = "RowsGradient" if gradient else "Rows"
-    return Recipe(f"tkq.convolution.fft.long.rows:{kernel}", (spec, LongConfig(1 if spec.split else 2 if gradient else 3)))
+    config = LongConfig(1 if spec.split else 2 if gradient else 3)
+    return Recipe(f"tkq.convolution.fft.long.rows:{kernel}", (spec, config))
 
 
 def forward(g: Given, conjugate: bool) -> Tensor:

@@ -136,8 +136,8 @@ class RadixFirstColumns:
 
     @cute.jit
     def product(self, g: Given, s: Shared, tiles, what):
-        """The q-th transform of 64 points, of its tiles, times factors, rounded, in their place. what: (q, first column,
-        barrier)"""
+        """The q-th transform of 64 points, of its tiles, times factors, rounded, in their place. what: (q, first
+        column, barrier)"""
         spec, (q, col0, barrier), points = self.spec, what, g.points
         found = tk.pair(spec.cols)
         self.transform.left(found, s.rows, tiles)

@@ -48,19 +48,25 @@ class ColumnSpec:
 
     @property
     def radix_first(self) -> bool:
-        """Sums of as many numbers as the radix has come first, products after: one of them at a time is in accumulators.
-        Row 64 q + c of the result has frequency q + radix c."""
+        """Sums of as many numbers as the radix has come first, products after, one of which at a time is in
+        accumulators. Row 64 q + c of the result has frequency q + radix c."""
         return self.split or self.radix > 4
 
     @property
     def each(self) -> int:
-        """Neighbours that a thread has of a row, where the radix comes first: of each, radix numbers are in registers."""
+        """Neighbours that a thread has of a row, where the radix comes first: as many numbers of each are in
+        registers as the radix has."""
         return 8 // max(1, self.radix // 4)
 
     @property
     def planes(self) -> int:
-        """Of 16 bits, of which a complex number is made: real and imaginary part, split those of the low part behind."""
+        """Of 16 bits, of which a complex number is made: its parts, of split ones those of the low part behind."""
         return planes_of(self.split)
+
+    @property
+    def tile_bytes(self) -> int:
+        """Of a warpgroup's tiles, where the radix comes first."""
+        return 2 * self.planes * self.radix * ROWS * self.cols
 
     @property
     def most(self) -> int:

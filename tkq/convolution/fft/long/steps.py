@@ -46,7 +46,7 @@ def sums(x, back: bool):
         return of_four(x, back)
     even, odd = sums(x[::2], back), sums(x[1::2], back)
     angles = [(2 if back else -2) * math.pi * q / n for q in range(n // 2)]
-    odd = [times(v, (Float32(math.cos(angle)), Float32(math.sin(angle)))) for v, angle in zip(odd, angles, strict=True)]
+    odd = [times(v, (math.cos(angle), math.sin(angle))) for v, angle in zip(odd, angles, strict=True)]
     pairs = list(zip(even, odd, strict=True))
     return [(a[0] + b[0], a[1] + b[1]) for a, b in pairs] + [(a[0] - b[0], a[1] - b[1]) for a, b in pairs]
 
