@@ -16,6 +16,9 @@ from tkq.runtime.compile import fake
 
 POINTS = ROWS * COLS
 STAGES = 2
+# A gradient's sum, split, is brought below 2^6. Of an impulse all frequencies are as large: transformed back, 4096 of them
+# are one number of 2^12.5, and sums of as many rows as the radix has, scaled, 4 of these: still an fp16.
+ABOVE = 5
 
 
 class Given(NamedTuple):
@@ -205,14 +208,14 @@ class Rows:
             g.exponents[head, tile] = exponent
 
     @cute.jit
-    def normalize(self, acc: tk.Pair, largest: cute.Tensor, barrier, conjugate):
-        """acc divided by a power of 2 near its largest number, whose exponent is returned; the imaginary part times
-        `conjugate`."""
+    def normalize(self, acc: tk.Pair, largest: cute.Tensor, barrier, conjugate, above: cutlass.Constexpr = 0):
+        """acc divided by a power of 2, which brings its numbers below 2^(above + 1) and whose exponent is returned; the
+        imaginary part times `conjugate`."""
         most = Int32(0)
         for i in cutlass.range_constexpr(COLS // 2):
             most = cutlass.max(most, cutlass.max(magnitude(acc.real.tensor[i]), magnitude(acc.imag.tensor[i])))
         most = largest_of_warpgroup(most, largest, barrier)
-        down, up = power(most, 0)
+        down, up = power(most, above)
         for i in cutlass.range_constexpr(COLS // 2):
             acc.real.tensor[i] = acc.real.tensor[i] * down
             acc.imag.tensor[i] = acc.imag.tensor[i] * (down * conjugate)
@@ -260,7 +263,7 @@ class RowsGradient(Rows):
                 tk.complex_copy(spectrum, acc)
             self.forth(acc, narrow, g, s, (w, i, 2 * batch + 1, 1, phase))
             tk.complex_fma_conj(total, spectrum, acc, self.both(g, w.place(i)[0], batch))
-        self.note(g, w, i, self.normalize(total, s.largest, barrier, Float32(1.0)))
+        self.note(g, w, i, self.normalize(total, s.largest, barrier, Float32(1.0), ABOVE if self.spec.split else 0))
         tk.complex_copy(narrow, total, conjugate=True)
         w = w._replace(wg=s.number[0])
         tiles = self.tiles(s, w, 1)
