@@ -122,7 +122,8 @@ class RadixFirstColumns:
         for e in range(spec.each):
             x = []
             for a in range(spec.radix):
-                value, angle = cutlass.select_(finite, values[e, a] * down, Float32(0.0)), math.pi / 2 * a / spec.radix
+                value = cutlass.select_(finite, values[e, a] * down, Float32(0.0))
+                angle = math.pi / 2 * a / spec.radix
                 x.append((value * Float32(math.cos(angle)), value * Float32(math.sin(angle))))
             for q, v in enumerate(sums(x, False)):
                 v = times(v, roots[q])

@@ -16,8 +16,8 @@ from tkq.runtime.compile import fake
 
 POINTS = ROWS * COLS
 STAGES = 2
-# A gradient's sum, split, is brought below 2^6. Of an impulse all frequencies are as large: transformed back, 4096 of them
-# are one number of 2^12.5, and sums of as many rows as the radix has, scaled, 4 of these: still an fp16.
+# A gradient's sum, split, is brought below 2^6. Of an impulse all frequencies are as large: transformed back, 4096 of
+# them are one number of 2^12.5, and sums of as many rows as the radix has, scaled, 4 of these: still an fp16.
 ABOVE = 5
 
 
