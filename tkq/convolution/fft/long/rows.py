@@ -194,6 +194,8 @@ class Rows:
         tk.complex_to_table(s.table, acc)
         for j in cutlass.range(first + 1, first + w.each, unroll=1):
             self.forth(acc, narrow, g, s, (w, i, j - first, j % STAGES, j // STAGES & 1))
+            if const_expr(self.spec.split):
+                w = w._replace(wg=s.number[0])
             tk.complex_mul_table(acc, acc, s.table)
             tk.complex_copy(narrow, acc, conjugate=True)
             tiles = self.tiles(s, w, j % STAGES)
