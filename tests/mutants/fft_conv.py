@@ -1,7 +1,7 @@
 """Faults in the long convolution."""
 from .mutant import family
 
-TESTS = "tests/gpu/convolution/test_fft_conv.py::"
+TESTS, SPLIT_TESTS = "tests/gpu/convolution/test_fft_conv.py::", "tests/gpu/convolution/test_fft_conv_split.py::"
 NUMERICS, TWO, BLOCKS, NAN, ENDS, SHORT, SIZES, PAIRS = ((f"{TESTS}{name}",) for name in (
     "test_numerics[5-3080-5000]", "test_blocks[8192]", "test_eight_blocks[20000-50000]",
     "test_nan_and_infinities_stay_in_their_sequence[4096-False]", "test_nan_behind_the_ends", "test_short",
@@ -9,12 +9,18 @@ NUMERICS, TWO, BLOCKS, NAN, ENDS, SHORT, SIZES, PAIRS = ((f"{TESTS}{name}",) for
 PASSES, MANY, MILLION, IMPULSES, NAN_IN_A_FILTER = ((f"{TESTS}{name}",) for name in (
     "test_several_passes[3-262144-262144]", "test_tiles_in_turn", "test_a_million_tokens",
     "test_hard_signals[impulses-262144]", "test_nan_in_a_filter_and_its_gradient"))
+MILLIONS = (f"{TESTS}test_millions_of_tokens[2097152-2097152]", f"{TESTS}test_millions_of_tokens[4194304-4194304]")
+SPLIT_ONE, SPLIT_CIRCLE, SPLIT_PASSES, SPLIT_GATES, SPLIT_PARTS, SPLIT_IMPULSES = ((
+    f"{SPLIT_TESTS}{name}",) for name in (
+    "test_one_pass[5-4096-4096-fp16]", "test_circular[4096-100-fp16]", "test_several_passes[20000-3-bf16]",
+    "test_gates_and_odd_lengths", "test_columns_of_one_to_four_parts[1-1048576-1048576-fp16]",
+    "test_the_gradient_of_impulses[4194304]"))
 
 MUTANTS = (
     *family(
         "fft", "tkq/convolution/fft/tables.py",
-        ("twiddles_of_twice_the_points", "c, s = root(r * col, parts * self.spec.points)",
-         "c, s = root(r * col, 2 * parts * self.spec.points)", NUMERICS),
+        ("twiddles_of_twice_the_points", "c, s = self.root(r * col, parts * self.spec.points)",
+         "c, s = self.root(r * col, 2 * parts * self.spec.points)", NUMERICS),
         ("whole_frequencies_where_quarters_are", "return (4 * k1 - 1, 4) if self.spec.causal else (k1, 1)",
          "return k1, 1", NUMERICS),
         ("sequences_reach_each_other", "here = m // R == k // R", "here = m >= 0", SHORT),
@@ -65,4 +71,45 @@ MUTANTS = (
          "by = power_of(most - most) * Float32(spec.scale)", PASSES),
         ("nan_of_a_filter_forgotten", "finite = cutlass.max(of_x, of_filter) < INFINITE", "finite = of_x < INFINITE",
          NAN_IN_A_FILTER)),
+    *family(
+        "fft_split", "tkq/convolution/fft/transform.py",
+        ("operands_of_one_part", "return ((0, 2), (2 * self.spec.tiles, 0), (0, 0)) if self.spec.split else ((0, 0),)",
+         "return ((2 * self.spec.tiles, 0), (0, 0)) if self.spec.split else ((0, 0),)", SPLIT_ONE),
+        ("factors_of_one_part", "return ((0, 2), (2 * self.spec.tiles, 0), (0, 0)) if self.spec.split else ((0, 0),)",
+         "return ((0, 2), (0, 0)) if self.spec.split else ((0, 0),)", SPLIT_ONE)),
+    *family(
+        "fft_split", "tkq/convolution/fft/tables.py",
+        ("low_factors_of_the_first_tile", "low = 2 * spec.tiles + 2 * tile", "low = 2 * spec.tiles", SPLIT_CIRCLE),
+        ("quarters_one_on", "quarter = (i + n) >> (log2(n) + 1)", "quarter = i >> (log2(n) + 1)", SPLIT_ONE)),
+    *family(
+        "fft_split", "tkq/convolution/fft/sequences.py",
+        ("products_with_gates_rounded", "put_rest(tiles[2 + tile], eight, row, col)",
+         "put_run(tiles[2 + tile], [x * Float32(0.0) for x in eight], row, col)", SPLIT_GATES)),
+    *family(
+        "fft_split", "tkq/tile/pairs.py",
+        ("low_parts_of_a_left_out",
+         "return [(a.low, b.high), (a.high, b.low), (a.high, b.high)] if isinstance(a, SplitPair) else [(a, b)]",
+         "return [(a.high, b.low), (a.high, b.high)] if isinstance(a, SplitPair) else [(a, b)]",
+         ("tests/gpu/tile/test_tile_pairs.py::test_split_pairs[fp16]",)),
+        ("low_part_is_the_high_one", "left = x - element(high, 2 * i), y - element(high, 2 * i + 1)", "left = x, y",
+         ("tests/gpu/tile/test_tile_pairs.py::test_split_pairs[fp16]",))),
+    *family(
+        "fft", "tkq/convolution/fft/long/radix_first.py",
+        ("rows_in_natural_order", "k1 = q + spec.radix * (tk.first_row() + 8 * r)",
+         "k1 = ROWS * q + tk.first_row() + 8 * r", MILLIONS),
+        ("whole_frequencies_within_the_radix", "angle = math.pi / 2 * a / spec.radix", "angle = 0.0", MILLIONS),
+        ("quarters_of_the_first_root_left_out",
+         "first, step = self.turn(row, 4 * spec.rows), self.turn(-row, spec.rows)",
+         "first, step = self.turn(0 * row, 4 * spec.rows), self.turn(-row, spec.rows)", MILLIONS),
+        ("low_parts_of_sums_left_out", "put_rest(tiles[spec.planes * q + 2 + of], found[q][of], row, col)",
+         "put_run(tiles[spec.planes * q + 2 + of], [x * 0.0 for x in found[q][of]], row, col)", SPLIT_PARTS)),
+    *family(
+        "fft", "tkq/convolution/fft/long/radix_first_back.py",
+        ("back_in_natural_order", "first = row % spec.radix * ROWS + row // spec.radix", "first = row", MILLIONS),
+        ("low_planes_left_out",
+         "return tuple(Float32(values[e, of, q]) + Float32(values[e, 2 + of, q]) for of in range(2))",
+         "return tuple(Float32(values[e, of, q]) for of in range(2))", SPLIT_PASSES)),
+    *family(
+        "fft_split", "tkq/convolution/fft/long/rows.py",
+        ("sum_of_impulses_overflows", "ABOVE = 5", "ABOVE = 9", SPLIT_IMPULSES)),
 )

@@ -85,6 +85,8 @@ from .naps import nap
 from .pairs import (
     Pair,
     SharedPair,
+    SplitPair,
+    SplitSharedPair,
     complex_copy,
     complex_fma_conj,
     complex_mm_AB,
@@ -98,6 +100,7 @@ from .pairs import (
     narrow_four,
     pair,
     powers,
+    split_pair,
 )
 from .register import (
     ROWS,

@@ -3,11 +3,15 @@ by element with factors in shared memory, sums of such products.
 
 A pair is two register tiles of the same shape, the real and the imaginary parts. As everywhere a warpgroup has it, what
 is written is named first, and wgmma's results are there after ``mma_wait``.
+
+Where 16 bits of an operand are not enough, it is the sum of two: a split pair has a high part, the rounded number, and
+a low part, what rounding left off, rounded. A product of two such operands is three of their parts; low ones are not
+multiplied by each other. fp16 parts keep 22 bits.
 """
 from dataclasses import dataclass
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float16, Float32, Int32
 
 from .block import thread_in_warpgroup
 from .dtypes import HALF
@@ -48,29 +52,85 @@ class SharedPair:
     minus: SharedTile
 
 
+@dataclass(frozen=True)
+class SplitPair:
+    """A complex tile in registers as the sum of two pairs of 16 bits."""
+
+    high: Pair
+    low: Pair
+
+    @property
+    def cols(self):
+        """Columns of each part."""
+        return self.high.cols
+
+    @property
+    def dtype(self):
+        """Of each part."""
+        return self.high.dtype
+
+    def __str__(self):
+        return f"a split pair of {self.high.real}"
+
+
+@dataclass(frozen=True)
+class SplitSharedPair:
+    """A complex matrix in shared memory as the sum of two."""
+
+    high: SharedPair
+    low: SharedPair
+
+
 def pair(cols, dtype=Float32) -> Pair:
     """A complex register tile, uninitialised: see ``rt`` for cols and dtype."""
     return Pair(rt(cols, dtype), rt(cols, dtype))
 
 
+def split_pair(cols, dtype=Float16) -> SplitPair:
+    """A complex register tile of two parts of bf16 or fp16, uninitialised."""
+    return SplitPair(pair(cols, dtype), pair(cols, dtype))
+
+
 def _pair(what, name, x, *dtypes):
-    if not isinstance(x, Pair) or x.dtype not in dtypes:
+    allowed = (Pair, SplitPair) if dtypes == HALF else Pair
+    if not isinstance(x, allowed) or x.dtype not in dtypes:
         names = ", ".join(str(t.__name__) for t in dtypes)
         raise TypeError(f"{what}: operand {name} is {x}, allowed is a pair of register tiles of {names}")
 
 
 def complex_mm_AB(d: Pair, a: Pair, b: SharedPair):
-    """d = a @ b, complex; d: fp32; a: a pair of bf16 or fp16; b: of the same type, (a.cols, d.cols).
+    """d = a @ b, complex; d: fp32; a: a pair of bf16 or fp16; b: of the same type, (a.cols, d.cols). Or both split.
 
-    Four real products. A warpgroup together; d is there after ``mma_wait``."""
+    Four real products, of split operands twelve. A warpgroup together; d is there after ``mma_wait``."""
     _pair("complex_mm_AB", "d", d, Float32)
     _pair("complex_mm_AB", "a", a, *HALF)
-    if not isinstance(b, SharedPair):
-        raise TypeError(f"complex_mm_AB: operand b is {b}, allowed is a SharedPair")
-    mm_AB(d.real, a.real, b.real)
-    mm_AB(d.imag, a.real, b.imag)
-    mma_AB(d.real, a.imag, b.minus)
-    mma_AB(d.imag, a.imag, b.real)
+    wanted = SplitSharedPair if isinstance(a, SplitPair) else SharedPair
+    if not isinstance(b, wanted):
+        raise TypeError(f"complex_mm_AB: operand b is {b}, allowed is a {wanted.__name__}")
+    for n, (x, y) in enumerate(_terms(a, b)):
+        product = mma_AB if n else mm_AB
+        product(d.real, x.real, y.real)
+        product(d.imag, x.real, y.imag)
+        mma_AB(d.real, x.imag, y.minus)
+        mma_AB(d.imag, x.imag, y.real)
+
+
+def _terms(a, b):
+    """The products that make one, small ones first: sums are rounded to the size that they have so far."""
+    return [(a.low, b.high), (a.high, b.low), (a.high, b.high)] if isinstance(a, SplitPair) else [(a, b)]
+
+
+def _put(dst, i, found):
+    """Two neighbours, (real, imaginary part) each, are dst's i-th two, rounded."""
+    parts = [[x[of] for x in found] for of in range(2)]
+    if not isinstance(dst, SplitPair):
+        for to, (x, y) in zip((dst.real, dst.imag), parts):
+            cute.recast_tensor(to.tensor, Int32)[i] = _cvt2(x, y, dst.dtype)
+        return
+    for high, low, (x, y) in zip((dst.high.real, dst.high.imag), (dst.low.real, dst.low.imag), parts):
+        cute.recast_tensor(high.tensor, Int32)[i] = _cvt2(x, y, dst.dtype)
+        left = x - element(high, 2 * i), y - element(high, 2 * i + 1)
+        cute.recast_tensor(low.tensor, Int32)[i] = _cvt2(*left, dst.dtype)
 
 
 def factors(threads, cols, *leading):
@@ -109,7 +169,7 @@ def narrow_four(four, dtype):
 
 
 def complex_mul_narrow(dst: Pair, a: Pair, table: cute.Tensor, conjugate=False):
-    """dst = a * table, element by element, rounded to dst's bf16 or fp16; conjugate: the conjugate of the product.
+    """dst = a * table, element by element, rounded to dst's bf16 or fp16, or split; conjugate: the product's conjugate.
 
     a: fp32, as wide as dst. table: fp32 of the layout ``factors``. Each thread, its own elements."""
     _pair("complex_mul_narrow", "dst", dst, *HALF)
@@ -117,14 +177,12 @@ def complex_mul_narrow(dst: Pair, a: Pair, table: cute.Tensor, conjugate=False):
     if a.cols != dst.cols:
         raise ValueError(f"complex_mul_narrow: operand a is {a}, dst is {dst}")
     _table("complex_mul_narrow", table, a.cols, Float32)
-    real, imag = (cute.recast_tensor(x.tensor, Int32) for x in (dst.real, dst.imag))
     for i in range(a.cols // 4):
         four, found = _four(table, i), []
         for e in range(2):
             x, y = element(a.real, 2 * i + e), element(a.imag, 2 * i + e)
             found.append(_times(x, y, four[2 * e], four[2 * e + 1], conjugate))
-        real[i] = _cvt2(found[0][0], found[1][0], dst.dtype)
-        imag[i] = _cvt2(found[0][1], found[1][1], dst.dtype)
+        _put(dst, i, found)
 
 
 def _times(x, y, c, s, conjugate):
@@ -153,7 +211,8 @@ def fill_powers(table: cute.Tensor, root):
 
 
 def complex_mul_powers(dst: Pair, a: Pair, table: cute.Tensor, conjugate=False):
-    """dst = a * factors, element by element, rounded to dst's bf16 or fp16; conjugate: the conjugate of the product.
+    """dst = a * factors, element by element, rounded to dst's bf16 or fp16, or split; conjugate: the conjugate of the
+    product.
 
     a: fp32, as wide as dst. table: as ``powers`` lays it out. Four products more for each element than of a table of
     all factors. Eight columns on a factor is the last one times the step: errors of fp32 grow with their number. Each
@@ -164,7 +223,6 @@ def complex_mul_powers(dst: Pair, a: Pair, table: cute.Tensor, conjugate=False):
         raise ValueError(f"complex_mul_powers: the table is {table}, allowed is fp32 of shape {(4, WARPGROUP, 3)}")
     if a.cols != dst.cols:
         raise ValueError(f"complex_mul_powers: operand a is {a}, dst is {dst}")
-    real, imag = (cute.recast_tensor(x.tensor, Int32) for x in (dst.real, dst.imag))
     fours = [_four(table, n) for n in range(3)]
     here, step = ([[(four[0], four[1]), (four[2], four[3])] for four in part] for part in (fours[:2], fours[2:]))
     for i in range(a.cols // 4):
@@ -173,21 +231,31 @@ def complex_mul_powers(dst: Pair, a: Pair, table: cute.Tensor, conjugate=False):
             x, y = element(a.real, 2 * i + e), element(a.imag, 2 * i + e)
             found.append(_times(x, y, *here[r][e], conjugate))
             here[r][e] = _times(*here[r][e], *step[0][r], False)
-        real[i] = _cvt2(found[0][0], found[1][0], dst.dtype)
-        imag[i] = _cvt2(found[0][1], found[1][1], dst.dtype)
+        _put(dst, i, found)
 
 
-def complex_fma_conj(d: Pair, a: Pair, b: Pair, v: RowVec):
-    """d[i, j] += v[i] * conj(a[i, j]) * b[i, j], fp32; a also of bf16 or fp16. Each thread, its own elements."""
+def complex_fma_conj(d: Pair, a, b: Pair, v: RowVec):
+    """d[i, j] += v[i] * conj(a[i, j]) * b[i, j], fp32; a: a pair, also of bf16 or fp16, or a table of the layout
+    ``factors``. Each thread, its own elements."""
     _pair("complex_fma_conj", "d", d, Float32)
-    _pair("complex_fma_conj", "a", a, Float32, *HALF)
+    from_table = isinstance(a, cute.Tensor)
+    if from_table:
+        _table("complex_fma_conj", a, d.cols, Float32, *HALF)
+    else:
+        _pair("complex_fma_conj", "a", a, Float32, *HALF)
     _pair("complex_fma_conj", "b", b, Float32)
     if not isinstance(v, RowVec):
         raise TypeError(f"complex_fma_conj: operand v is {v}, allowed is a row vector (rv)")
-    if not a.cols == b.cols == d.cols:
+    if b.cols != d.cols or (not from_table and a.cols != d.cols):
         raise ValueError(f"complex_fma_conj: operand a is {a}, b is {b}, d is {d}")
+    four = None
     for i in range(d.cols // 2):
-        x, y, c, s = (element(t, i) for t in (a.real, a.imag, b.real, b.imag))
+        if from_table:
+            four = four if i % 2 else _four(a, i // 2)
+            x, y = four[2 * (i % 2):2 * (i % 2) + 2]
+            c, s = element(b.real, i), element(b.imag, i)
+        else:
+            x, y, c, s = (element(t, i) for t in (a.real, a.imag, b.real, b.imag))
         by = element(v, i)
         d.real.tensor[i] = d.real.tensor[i] + by * (x * c + y * s)
         d.imag.tensor[i] = d.imag.tensor[i] + by * (x * s - y * c)
@@ -232,7 +300,14 @@ def complex_mul_table(d: Pair, a, table: cute.Tensor, accumulate=False):
 
 
 def complex_copy(dst: Pair, src: Pair, conjugate=False):
-    """dst = src, or its conjugate; of the same type, or from fp32 to bf16 or fp16. Each thread, its own elements."""
+    """dst = src, or its conjugate; of the same type, or from fp32 to bf16 or fp16, or split. Each thread, its own
+    elements."""
+    if isinstance(dst, SplitPair):
+        _pair("complex_copy", "src", src, Float32)
+        for i in range(dst.cols // 4):
+            two = [(element(src.real, 2 * i + e), element(src.imag, 2 * i + e)) for e in range(2)]
+            _put(dst, i, [(x, -y if conjugate else y) for x, y in two])
+        return
     copy(dst.real, src.real)
     if not conjugate:
         copy(dst.imag, src.imag)

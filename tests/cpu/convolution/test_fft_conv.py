@@ -8,6 +8,7 @@ import tkq
 from tkq.convolution.fft import launch
 from tkq.convolution.fft.plan import blocks_of, plan, splits_of, tiles_of, transform_rows, whole
 from tkq.convolution.fft.spec import BLOCKS, COLUMN_SCALE, TRANSFORM_ROWS, FftSpec, row_scale
+from tkq.convolution.fft.tables import series
 from tkq.reference import long_convolution as reference
 
 WIDE = torch.float64
@@ -63,6 +64,23 @@ def test_every_length_has_a_plan(causal):
             assert (tiles_of(spec, batch) - 1) * spec.sequences < batch <= tiles_of(spec, batch) * spec.sequences
             for heads in (1, 7, 768):
                 assert splits_of(spec, config, batch, heads) <= max(1, tiles_of(spec, batch))
+
+
+def test_split_ones_have_a_plan():
+    for L in (1, 64, 1000, 2049, 4096, 4097, 32769):
+        rows = transform_rows(L, True, True)
+        assert (rows is None) == (L > 4096) and (rows is None or 64 * rows >= L)
+        assert transform_rows(L, False, True) == (L // 64 if whole(L) else transform_rows(2 * L, True, True))
+    for batch in (1, 2, 1000):
+        assert plan(FftSpec("fp16", 64, split=True), batch).warpgroups == min(2, batch)
+
+
+def test_roots_are_those_of_fp32():
+    """Of an eighth of a turn, in float64: what the series leaves off."""
+    for i in range(-64, 65):
+        x = i / 64 * math.pi / 4
+        c, s = series(x)
+        assert max(abs(c - math.cos(x)), abs(s - math.sin(x))) < 2.0**-28
 
 
 @pytest.mark.parametrize("L, taps", [(6000, 9000), (8192, 1), (13000, 12900), (32768, 32768)])
@@ -123,10 +141,12 @@ def test_transforms_in_tiles(rows, causal):
     (TypeError, "pre_gate is torch.float16", dict(pre_gate=torch.zeros(2, 3, 7).half())),
     (TypeError, "k: dtype is torch.bfloat16", dict(k=torch.zeros(3, 4).bfloat16())),
     (ValueError, "d: shape", dict(d=torch.zeros(1))),
-    (NotImplementedError, "u: has 1048577 tokens, supported are up to 1048576", dict(
-        u=torch.zeros(1, 3, 1).bfloat16().expand(1, 3, 2**20 + 1))),
-    (NotImplementedError, "u: has 524289 tokens, supported are up to 524288", dict(
-        u=torch.zeros(1, 3, 1).bfloat16().expand(1, 3, 2**19 + 1), causal=False))])
+    (NotImplementedError, "u: has 4194305 tokens, supported are up to 4194304", dict(
+        u=torch.zeros(1, 3, 1).bfloat16().expand(1, 3, 2**22 + 1))),
+    (NotImplementedError, "u: has 2097153 tokens, supported are up to 2097152", dict(
+        u=torch.zeros(1, 3, 1).bfloat16().expand(1, 3, 2**21 + 1), causal=False)),
+    (ValueError, "precision: got 'fp32', allowed are 'half', 'split'", dict(precision="fp32")),
+    (TypeError, "precision: got 1, allowed", dict(precision=1))])
 def test_refused(error, words, changed):
     with pytest.raises(error, match=f"fft_conv: {words}"):
         tkq.fft_conv(**dict(u=torch.zeros(2, 3, 7).bfloat16(), k=torch.zeros(3, 4)) | changed)
@@ -134,7 +154,8 @@ def test_refused(error, words, changed):
 
 @pytest.mark.parametrize("words, changed", [
     ("rows is 3", dict(rows=3)), ("blocks is 2", dict(blocks=2, causal=False)), ("dtype is 'fp32'", dict(dtype="fp32")),
-    ("blocks is 3", dict(blocks=3)), ("vector is 4", dict(vector=4))])
+    ("blocks is 3", dict(blocks=3)), ("blocks is 2, allowed is 1 where", dict(blocks=2, split=True)),
+    ("vector is 4", dict(vector=4))])
 def test_specs_refuse_by_name(words, changed):
     assert BLOCKS[-1] == 8 and TRANSFORM_ROWS[-1] == 64
     with pytest.raises(ValueError, match=words):

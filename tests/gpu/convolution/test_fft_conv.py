@@ -44,6 +44,61 @@ def test_a_million_tokens():
     check(make(1, 2, 2**20, 2**20))
 
 
+@pytest.mark.parametrize("L, taps", [(2**21, 2**21), (2**21 - 5, 3), (2**22, 2**22), (3000000, 5000000)])
+def test_millions_of_tokens(L, taps):
+    check(make(1, 2, L, taps))
+
+
+def test_millions_of_tokens_with_gates_and_circular():
+    check(make(1, 2, 3000001, 70001, gates="pre post", d=True))
+    check(make(1, 1, 2**21, 2**21 + 7, "fp16"), causal=False, gradients=False)
+
+
+@pytest.mark.parametrize("signal", ["impulses", "constant", "alternating", "range"])
+def test_hard_signals_of_millions_of_tokens(signal):
+    L = 2**22
+    given = make(2, 1, L, L)
+    u = given["u"].detach()
+    with torch.no_grad():
+        if signal == "impulses":
+            u.zero_()
+            u[0, :, 64], u[1, :, L - 1] = 1, 2
+        if signal == "constant":
+            u.fill_(3)
+            given["k"].fill_(1 / L)
+        if signal == "alternating":
+            u.copy_(1 - 2.0 * (torch.arange(L, device="cuda") % 2).expand_as(u))
+        if signal == "range":
+            u.mul_(torch.exp2(torch.randint(-30, 3, u.shape, device="cuda").float()))
+    check(given, gradients=signal in ("impulses", "range"))
+
+
+def test_nan_behind_the_ends_of_millions_of_tokens():
+    L = 2**22 - 8
+    given = make(1, 1, L, L)
+    wide = torch.full((2, 2, L + 8), math.nan, device="cuda", dtype=torch.bfloat16)
+    taps = torch.full((2, L + 8), math.nan, device="cuda")
+    wide[:1, :1, :L], taps[:1, :L] = given["u"].detach(), given["k"].detach()
+    want = tkq.fft_conv(given["u"].detach(), given["k"].detach())
+    y = tkq.fft_conv(wide[:1, :1, :L], taps[:1, :L])
+    assert y.isfinite().all() and torch.equal(y, want)
+
+
+def test_more_than_2_31_elements():
+    """Of tokens, and of what lies between passes: offsets of 64 bits."""
+    B, L = 520, 2**22
+    u = torch.empty(B, 1, L, device="cuda", dtype=torch.bfloat16)
+    torch.manual_seed(0)
+    for b in (0, 1, 511, 512, B - 1):
+        u[b].normal_()
+    u[2:511], u[513:B - 1] = u[1], u[0]
+    k = torch.randn(1, 777, device="cuda") / 28
+    y = tkq.fft_conv(u, k)
+    for b in (0, 1, 511, 512, B - 1):
+        assert torch.equal(y[b:b + 1], tkq.fft_conv(u[b:b + 1].clone(), k)), b
+    assert torch.equal(y[B - 2], y[0])
+
+
 def test_tiles_in_turn():
     """More tiles than warpgroups: each has several, whose operands it loads ahead."""
     g = torch.Generator("cuda").manual_seed(0)

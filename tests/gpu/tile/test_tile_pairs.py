@@ -5,6 +5,7 @@ import torch
 from tests.helpers.tile.run import DTYPES, normal, poisoned, run, small_ints
 
 RESULTS = ("product", "factors", "powers", "sum", "table", "rounded")
+SPLIT_RESULTS = ("product", "factors", "powers", "sum", "rounded")
 
 
 def results(dtype, a, b, v):
@@ -36,3 +37,17 @@ def test_pairs(dtype):
         size = half if name in ("factors", "powers", "rounded") else 2e-6
         error = (got[name] - right[name]).abs().max() / right[name].abs().max()
         assert error <= size, f"{name}: {error:.1e}"
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_split_pairs(dtype):
+    """Of 22 bits in fp16, of 16 in bf16: a product without one of its terms has an error of 2^-11 or of 2^-8."""
+    bits = {"bf16": 2.0**-15, "fp16": 3e-6}[dtype]
+    for make, sizes in ((small_ints, 0.0), (normal, bits)):
+        a, b, v = (make("fp32", *shape, seed=i) for i, shape in enumerate(((2, 64, 64), (2, 64, 64), (64,))))
+        out = poisoned("fp32", len(SPLIT_RESULTS), 2, 64, 64)
+        run("pairs:build_split_pairs", (dtype,), (a, b, v, out))
+        right = wanted(a, b, v, lambda x: x)
+        for name, x in zip(SPLIT_RESULTS, out, strict=True):
+            error = (torch.complex(*x.double()) - right[name]).abs().max() / right[name].abs().max()
+            assert error <= (bits if name == "powers" else sizes), f"{name}: {error:.1e}"

@@ -162,7 +162,8 @@ def _cases():
     yield from (("sync:build_cluster", x, ("UCGABAR_WAIT",)) for x in ((2, False), (4, True)))
     yield from (("narrow:build_narrow", x, ("F2FP", "LDS.64")) for x in NARROW)
     yield from (("narrow:build_roles", (x,), ("USETMAXREG",)) for x in ROLES)
-    yield from (("pairs:build_pairs", (x,), ("HGMMA", "LDS.128", "F2FP")) for x in ("bf16", "fp16"))
+    for name in ("build_pairs", "build_split_pairs"):
+        yield from ((f"pairs:{name}", (x,), ("HGMMA", "LDS.128", "F2FP")) for x in ("bf16", "fp16"))
     yield "narrow:build_scratch", (), ("UTMALDG", "UTMASTG", "STSM")
     yield from ((f"sync:{x}", (), ()) for x in ("build_semaphores", "build_named_barrier", "build_who"))
     yield from (("schedule:build_deal", x, ("ATOMG", "STAS")[:x[1]] if x[0] == "dynamic" else ()) for x in DEALS)

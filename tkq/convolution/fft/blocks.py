@@ -115,7 +115,7 @@ class BlockedFftConv:
         values, tiles = cute.make_rmem_tensor((8, STEPS), Float32), [s.tiles[2 * wg + i] for i in range(2)]
         self.parts.load(values, g.u, g.pre, place, 0)
         tk.sync(barrier, tk.WARPGROUP)  # all have done with the tiles; the sequences' largest numbers are there
-        self.parts.put(tiles[0], values, s.of_sequences, 0)
+        self.parts.put(tiles, values, s.of_sequences, 0)
         tk.publish()
         tk.sync(barrier, tk.WARPGROUP)
         acc, narrow = tk.pair(COLS), tk.pair(COLS, Float16)

@@ -4,7 +4,7 @@ from tkq.convolution.fft.launch import gradient_recipe, recipe
 from tkq.convolution.fft.long.launch import column_recipe, largest_recipe, row_recipe
 from tkq.convolution.fft.long.spec import RADICES, ColumnSpec, LargestSpec, RowSpec
 from tkq.convolution.fft.plan import plan
-from tkq.convolution.fft.spec import FftSpec
+from tkq.convolution.fft.spec import TRANSFORM_ROWS, FftSpec
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
 
@@ -25,14 +25,14 @@ def shipped() -> list:
             spec = FftSpec("bf16", rows, causal, blocks=blocks)
             found.append(Shipped(_name(spec, "filter-gradient"), gradient_recipe(spec, FftConfig(2)),
                                  _expectation(spec)))
-    return found + _passes()
+    return found + _passes() + _millions() + _split()
 
 
 def _passes() -> list:
     """Of bf16 without gates, of 65536 to 1048576 tokens, and of 16384 and 32768 in the filter's gradient. A row's
     transform is 32 products; one of columns 8 for each of those that it is made of."""
     found = []
-    for radix in RADICES:
+    for radix in (radix for radix in RADICES if not ColumnSpec("bf16", radix).radix_first):
         for dtype in ("bf16", "fp32"):
             for back in (False, True):
                 name = f"fft_conv_columns-{dtype}-n{64 * radix}-{'back' if back else 'forth'}"
@@ -52,11 +52,51 @@ def _passes() -> list:
     return found
 
 
+def _millions() -> list:
+    """Columns of 2097152 and 4194304 tokens; of rows as before."""
+    return [_radix_first(ColumnSpec(dtype, radix), back) for radix in RADICES if ColumnSpec("bf16", radix).radix_first
+            for dtype in ("bf16", "fp32") for back in (False, True)]
+
+
+def _radix_first(spec: ColumnSpec, back: bool) -> Shipped:
+    """A complex product of 64 points is 16, and stands once; back they are real ones of 8, and stand for each of the
+    radix. Split, three times as many."""
+    name = "-".join([f"fft_conv_columns-{spec.dtype}-n{spec.rows}", *["split"] * spec.split,
+                     "back" if back else "forth"])
+    products = (8 * spec.radix if back else 16) * (3 if spec.split else 1)
+    return Shipped(name, column_recipe(spec, back), Expectation(
+        products, instructions=() if back else ("UTMASTG",), absent=ABSENT))
+
+
+def _split() -> list:
+    """Split, of bf16 without gates: to 4096 tokens, and to 524288 in three passes."""
+    found = []
+    for rows, causal in ((32, True), (64, True), (64, False)):
+        for conjugate in (False, True):
+            spec = FftSpec("bf16", rows, causal, conjugate=conjugate, split=True)
+            found.append(Shipped(_name(spec, "backward" if conjugate else "forward"), recipe(spec, plan(spec, MANY)),
+                                 _expectation(spec)))
+    for radix in (1, 2):
+        found += [_radix_first(ColumnSpec(dtype, radix, split=True), back) for dtype in ("bf16", "fp32")
+                  for back in (False, True)]
+    for rows in TRANSFORM_ROWS:
+        for gradient in (False, True):
+            found.append(Shipped(
+                f"fft_conv_rows-n{64 * rows}-split-{'filter-gradient' if gradient else 'forward'}",
+                row_recipe(RowSpec(rows, True), gradient), Expectation(
+                    288, instructions=("UTMALDG", "UTMASTG"), absent=ABSENT[:2],
+                    local_memory=4 if gradient else 150)))  # once a sequence: beside its products little
+    return found
+
+
 def _name(s: FftSpec, what: str) -> str:
     kind = "causal" if s.causal else "circular"
-    return "-".join(["fft_conv", s.dtype, f"n{s.points}", kind] + [f"blocks{s.blocks}"] * (s.blocks > 1) + [what])
+    return "-".join(["fft_conv", s.dtype, f"n{s.points}", kind, *[f"blocks{s.blocks}"] * (s.blocks > 1),
+                     *["split"] * s.split, what])
 
 
 def _expectation(s: FftSpec) -> Expectation:
-    """Four products from the left and from the right each, forth and back or of two inputs, of four steps of 16."""
-    return Expectation(tensor=48 if s.causal else 64, instructions=("LDG.E.128", "STG.E.128"), absent=ABSENT)
+    """Four products from the left and from the right each, forth and back or of two inputs, of four steps of 16. Split,
+    three times as many."""
+    return Expectation(tensor=(48 if s.causal else 64) * (3 if s.split else 1), instructions=("LDG.E.128", "STG.E.128"),
+                       absent=ABSENT, local_memory=40 * s.split)

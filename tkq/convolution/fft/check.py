@@ -10,7 +10,7 @@ from tkq.runtime.call import check
 OP = "fft_conv"
 MOST = 1 << 24  # of heads, and of sequences
 _tensors = arguments.checker(OP, "u", "k", "d", "pre_gate", "post_gate")
-options = arguments.checker(OP, "causal")
+options = arguments.checker(OP, "causal", "precision")
 
 
 class Call(NamedTuple):
@@ -22,11 +22,13 @@ class Call(NamedTuple):
     causal: bool = True
     pre_gate: Optional[Tensor] = None
     post_gate: Optional[Tensor] = None
+    precision: str = "half"
 
 
 def check_call(call: Call) -> None:
     """Raises what fft_conv promises of its tensors."""
-    u, k, d, causal, pre, post = call
+    u, k, d, causal, pre, post, precision = call
+    options(causal, precision)  # where no public function has looked at them
     _tensors(u, k, d, pre, post)
     check.rank(f"{OP}: u", u, 3)
     B, H, L = u.shape

@@ -8,7 +8,7 @@ import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.convolution.fft.sequences import Place, Sequences, put_eight
+from tkq.convolution.fft.sequences import Place, Sequences, put_run
 from tkq.convolution.fft.spec import COLS, ROWS
 from tkq.convolution.fft.tables import EXPONENT, Tables, power_of
 from tkq.convolution.fft.transform import TILE, Factors, Transform
@@ -232,7 +232,7 @@ class FilterGradient:
                     first, second = power_of(by // 2), power_of(by - by // 2)
                 else:
                     first, second = power_of(BIAS + ABOVE - self.exponent(s.of_v, tile, row)), Float32(1.0)
-                put_eight(tiles[tile], [values[tile][e, i] * first * second for e in range(8)], row, col)
+                put_run(tiles[tile], [values[tile][e, i] * first * second for e in range(8)], row, col)
 
     def exponent(self, largest, tile, row):
         """Of the largest number of a row's sequence, as it is taken."""

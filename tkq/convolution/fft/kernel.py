@@ -4,7 +4,7 @@ from typing import NamedTuple, Optional
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float16, Float32, Int32, const_expr
+from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.convolution.fft.sequences import Place, Sequences
@@ -49,8 +49,9 @@ class FftConv:
                        Z F      times twiddles, conjugated, rounded -> shared
                        F' B     -> y
 
-    F is a matrix of roots of unity in fp16, products accumulate in fp32. Each sequence is divided by a power of 2 near
-    its largest number before, and the filter's spectrum likewise: nothing overflows, whatever the numbers' size.
+    F is a matrix of roots of unity in fp16, products accumulate in fp32. Split, each operand is the sum of two fp16
+    ones and each product three. Each sequence is divided by a power of 2 near its largest number before, and the
+    filter's spectrum likewise: nothing overflows, whatever the numbers' size.
     """
 
     def __init__(self, spec, config):
@@ -86,15 +87,15 @@ class FftConv:
     @cute.kernel
     def kernel(self, g: Given):
         spec, al, n = self.spec, tk.SharedAllocator(), self.config.warpgroups
-        rows, columns = al.tile(TILE, 2 * spec.tiles), al.tile(TILE, 3)
-        tiles = al.tile(TILE, 2 * n)
+        rows, columns = self.transform.factors(al)
+        tiles = al.tile(TILE, 2 * self.transform.parts * n)
         spectrum = al.allocate_tensor(Float32, tk.factors(tk.WARPGROUP, COLS, 1), 16)
         twiddles = al.allocate_tensor(Float32, tk.powers(tk.WARPGROUP), 16)
         largest = al.allocate_tensor(Int32, cute.make_layout(4 * n), 16)
         of_rows, of_sequences = (al.allocate_tensor(Int32, cute.make_layout((spec.tiles * ROWS, n)), 16)
                                  for _ in range(2))
         places = al.allocate_tensor(Int32, cute.make_layout((2, n)), 16)
-        factors = Factors(rows, tk.SharedPair(columns[0], columns[1], columns[2]), twiddles)
+        factors = Factors(rows, columns, twiddles)
         wg = tk.warpgroup_id()
         me = cute.arch.thread_idx()[0]
         self.tables.fill_rows(rows, me)
@@ -130,12 +131,13 @@ class FftConv:
             s.place[0], s.place[1] = place.head, place.batch
         self.sequences.largest_of_sequences(s.of_rows, s.of_sequences)
         tk.sync(barrier, tk.WARPGROUP)
-        tiles = [s.tiles[2 * wg + i] for i in range(2)]
+        parts = 2 * self.transform.parts
+        tiles = [s.tiles[parts * wg + i] for i in range(parts)]
         for i in cutlass.range_constexpr(spec.tiles):
-            self.sequences.put(tiles[i], values[i], s.of_sequences, i)
+            self.sequences.put(tiles, values[i], s.of_sequences, i)
         tk.publish()
         tk.sync(barrier, tk.WARPGROUP)
-        acc, narrow = tk.pair(COLS), tk.pair(COLS, Float16)
+        acc, narrow = tk.pair(COLS), self.transform.narrow()
         self.transform.forth(acc, narrow, tiles, s.factors)
         tk.complex_mul_narrow(narrow, acc, s.spectrum[None, None, None, 0], conjugate=True)
         self.transform.back(acc, narrow, tiles, s.factors, barrier)

@@ -35,7 +35,7 @@ def forward(g: Given, conjugate: bool = False) -> Tensor:
         return g.u.new_empty(B, H, L)
     if not g.causal and not whole(L):
         return _of_twice(g, conjugate)
-    if transform_rows(L, g.causal) is None:
+    if transform_rows(L, g.causal, g.split) is None:
         return long.forward(g, conjugate)
     u, pre, post = (readable(t) for t in (g.u, g.pre, g.post))
     y = torch.empty(B, H, L, dtype=u.dtype, device=u.device)
@@ -53,7 +53,7 @@ def spec_of(tensors, g: Given, conjugate: bool = False) -> FftSpec:
     """Of a launch on such tensors, some of them None."""
     L = g.u.shape[2]
     return FftSpec(dtypes.name_of(g.u.dtype), transform_rows(L, g.causal), g.causal, g.pre is not None,
-                   g.post is not None, conjugate, vector_of(*tensors), blocks_of(L, g.causal))
+                   g.post is not None, conjugate, vector_of(*tensors), blocks_of(L, g.causal), g.split)
 
 
 def spectrum(g: Given, spec: FftSpec) -> Tensor:
@@ -89,12 +89,12 @@ def filter_gradient(g: Given, dy: Tensor) -> Tensor:
     _, H, L = g.u.shape
     taps, found = max(1, g.k.shape[1]), torch.zeros(H, L, dtype=torch.float32, device=g.u.device)
     if g.u.numel():
-        if g.causal or whole(L):
+        if g.causal or (whole(L) and not g.split):
             found = _filter_gradient(g, dy)[:, :L]
         else:  # each of the tokens, and those that are up to L before it
             u, pre, post = (None if t is None else torch.cat((t, t), 2) for t in (g.u, g.pre, g.post))
             later = torch.cat((torch.zeros_like(dy), dy), 2)
-            found = _filter_gradient(Given(u, g.k, None, True, pre, post), later)[:, :L]
+            found = _filter_gradient(Given(u, g.k, None, True, pre, post, g.split), later)[:, :L]
     if taps <= L:
         return found[:, :taps].contiguous()
     if g.causal or not L:
@@ -104,7 +104,7 @@ def filter_gradient(g: Given, dy: Tensor) -> Tensor:
 
 def _filter_gradient(g, dy):
     """(H, points)"""
-    if g.causal and g.u.shape[2] > LONG:
+    if g.causal and (g.split or g.u.shape[2] > LONG):
         return long.filter_gradient(g, dy)
     u, dy, pre, post = (readable(t) for t in (g.u, dy, g.pre, g.post))
     B, H, L = u.shape
@@ -133,4 +133,4 @@ def _of_twice(g, conjugate):
     if conjugate:
         taps = torch.nn.functional.pad(taps, (0, L - taps.shape[1])).flip(1).roll(1, 1)
     u, pre, post = (None if t is None else torch.cat((t, t), 2) for t in (g.u, g.pre, g.post))
-    return forward(Given(u, taps, None, True, pre, post))[..., L:].contiguous()
+    return forward(Given(u, taps, None, True, pre, post, g.split))[..., L:].contiguous()

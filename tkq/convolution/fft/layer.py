@@ -25,7 +25,7 @@ class HyenaFilterConv(nn.Module):
         heads: of u: channels, each with a filter of its own. max_tokens: the longest u.
         hidden: the network's width. bands: frequencies of cos and sin.
         fast, slow: numbers of a, of the first and of the last head.
-        device: of the parameters.
+        device: of the parameters. precision: as of `tkq.fft_conv`.
 
     Raises:
         TypeError, ValueError: heads, max_tokens, hidden or bands is no int from 1 on.
@@ -37,7 +37,7 @@ class HyenaFilterConv(nn.Module):
     """
 
     def __init__(self, heads: int, max_tokens: int, hidden: int = 64, bands: int = 4, fast: float = 16.0,
-                 slow: float = 1.0, device=None):
+                 slow: float = 1.0, device=None, precision: str = "half"):
         super().__init__()
         for name, n in (("heads", heads), ("max_tokens", max_tokens), ("hidden", hidden), ("bands", bands)):
             check.size(f"{NAME}: {name}", n)
@@ -47,7 +47,7 @@ class HyenaFilterConv(nn.Module):
         self.second = nn.Linear(hidden, hidden, **new)
         self.last = nn.Linear(hidden, heads, bias=False, **new)
         self.d = nn.Parameter(torch.ones(heads, **new))
-        self.fast, self.slow = fast, slow
+        self.fast, self.slow, self.precision = fast, slow, precision
 
     def filter(self, tokens: int) -> Tensor:
         """k (heads, tokens) float32, the beginning of the longest one."""
@@ -70,7 +70,7 @@ class HyenaFilterConv(nn.Module):
         check.shape(f"{NAME}: u", u, (None, self.heads, None))
         if u.shape[2] > self.max_tokens:
             raise ValueError(f"{NAME}: u: has {u.shape[2]} tokens, allowed are up to max_tokens, {self.max_tokens}")
-        return fft_conv(u, self.filter(u.shape[2]), self.d, True, pre_gate, post_gate)
+        return fft_conv(u, self.filter(u.shape[2]), self.d, True, pre_gate, post_gate, self.precision)
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, max_tokens={self.max_tokens}"

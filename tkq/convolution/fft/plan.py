@@ -9,8 +9,8 @@ SMS = 132
 
 def plan(spec: FftSpec, batch: int) -> FftConfig:
     """As many warpgroups as there are tiles of a head, up to 3: a fourth would leave each thread too few registers. Of
-    several blocks up to 2, which have a spectrum in registers."""
-    return FftConfig(min(3 if spec.blocks == 1 else 2, max(1, tiles_of(spec, batch))))
+    several blocks up to 2, which have a spectrum in registers; split, up to 2 as well."""
+    return FftConfig(min(2 if spec.blocks > 1 or spec.split else 3, max(1, tiles_of(spec, batch))))
 
 
 def tiles_of(spec: FftSpec, batch: int) -> int:
@@ -24,13 +24,13 @@ def splits_of(spec: FftSpec, config: FftConfig, batch: int, heads: int) -> int:
     return max(1, min(groups, SMS // max(1, heads)))
 
 
-def transform_rows(tokens: int, causal: bool) -> int | None:
+def transform_rows(tokens: int, causal: bool, split: bool = False) -> int | None:
     """Rows of the transforms for sequences of that many tokens, the fewest that will do; None where these are so many
-    that a transform takes several passes (`long`). Not causal: of one of as many points; where there is none, of causal
-    ones of the sequences written twice."""
+    that a transform takes several passes (`long`): split, where they are more than one block. Not causal: of one of as
+    many points; where there is none, of causal ones of the sequences written twice."""
     if not causal:
-        return tokens // COLS if whole(tokens) else transform_rows(2 * tokens, True)
-    if tokens > BLOCKS[-1] * MOST_POINTS:
+        return tokens // COLS if whole(tokens) else transform_rows(2 * tokens, True, split)
+    if tokens > (1 if split else BLOCKS[-1]) * MOST_POINTS:
         return None
     return next((rows for rows in TRANSFORM_ROWS if COLS * rows >= tokens), ROWS)
 

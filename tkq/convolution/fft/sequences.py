@@ -23,10 +23,17 @@ class Place(NamedTuple):
     token: Int32
 
 
-def put_eight(to: tk.SharedTile, values, row, col):
+def put_run(to: tk.SharedTile, values, row, col):
     """Neighbours of a row, rounded."""
-    there = cute.local_tile(to.tensor, (1, EACH), (row, col // EACH))
+    n = len(values)
+    there = cute.local_tile(to.tensor, (1, n), (row, col // n))
     cute.autovec_copy(vectors.packed(values, Float16), there[0, None])
+
+
+def put_rest(to: tk.SharedTile, values, row, col):
+    """What rounding neighbours of a row leaves off, rounded."""
+    high = vectors.packed(values, Float16)
+    put_run(to, [x - Float32(high[e]) for e, x in enumerate(values)], row, col)
 
 
 class Sequences:
@@ -124,15 +131,18 @@ class Sequences:
         return most
 
     @cute.jit
-    def put(self, to: tk.SharedTile, values, of_sequences: cute.Tensor, tile: cutlass.Constexpr):
-        """The input tile in shared memory, scaled; a sequence with NaN or infinities is zeros: its neighbours share
-        transforms with it."""
+    def put(self, tiles, values, of_sequences: cute.Tensor, tile: cutlass.Constexpr):
+        """The input tile in shared memory, scaled (split, its low part too, two tiles on); a sequence with NaN or
+        infinities is zeros: its neighbours share transforms with it."""
         for i in cutlass.range_constexpr(STEPS):
             row, col = self.mine(i)
             most = self.largest(of_sequences, tile, row)
             down, _ = power(most, self.spec.above)
             finite = most < INFINITE
-            put_eight(to, [cutlass.select_(finite, values[e, i] * down, Float32(0.0)) for e in range(EACH)], row, col)
+            eight = [cutlass.select_(finite, values[e, i] * down, Float32(0.0)) for e in range(EACH)]
+            put_run(tiles[tile], eight, row, col)
+            if const_expr(self.spec.split):
+                put_rest(tiles[2 + tile], eight, row, col)
 
     @cute.jit
     def store(self, y: cute.Tensor, gate: Optional[cute.Tensor], result: tk.RegTile, of_sequences: cute.Tensor,

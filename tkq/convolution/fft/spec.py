@@ -11,7 +11,7 @@ BLOCKS = 1, 2, 4, 8
 SHARED_BLOCKS = 4  # up to as many, spectra of blocks before are in shared memory
 TRANSFORM_ROWS = 2, 4, 8, 16, 32, 64
 MOST_POINTS = COLS * ROWS
-MOST_TOKENS = 1 << 20  # of a sequence, in several passes
+MOST_TOKENS = 1 << 22  # of a sequence, in several passes
 COLUMN_SCALE = 0.125  # of a factor of 64 points: it keeps the length of a vector
 
 
@@ -25,7 +25,7 @@ class FftSpec:
     """dtype: of u and y. rows: of a transform, which has 64 times as many points, and a sequence as many tokens.
     causal: of frequencies k - 1/4. pre, post: gates before and after. conjugate: with the conjugate of the filter's
     spectrum: the gradient. vector: elements in one access. blocks: of 4096 tokens that a sequence has at most; of
-    causal ones with 64 rows alone.
+    causal ones with 64 rows alone. split: operands of products are the sum of two fp16 numbers; of one block alone.
 
     A tile of 64 x 64 numbers is 64 / rows sequences. Causal, each is the input of a complex transform. Otherwise two
     are the real and the imaginary part of one, in two tiles."""
@@ -38,6 +38,7 @@ class FftSpec:
     conjugate: bool = False
     vector: int = 8
     blocks: int = 1
+    split: bool = False
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, DTYPES), ("rows", self.rows, TRANSFORM_ROWS),
@@ -46,6 +47,8 @@ class FftSpec:
                 raise ValueError(f"FftSpec: {name} is {got!r}, allowed are {', '.join(map(str, allowed))}")
         if self.blocks > 1 and not (self.causal and self.rows == ROWS):
             raise ValueError(f"FftSpec: blocks is {self.blocks}, allowed is 1 but for causal ones of {ROWS} rows")
+        if self.blocks > 1 and self.split:
+            raise ValueError(f"FftSpec: blocks is {self.blocks}, allowed is 1 where operands are split")
 
     @property
     def points(self) -> int:

@@ -30,11 +30,46 @@ def root(i, n: int):
     return cute.math.cos(angle, fastmath=True), cute.math.sin(angle, fastmath=True)
 
 
+def exact_root(i, n):
+    """As `root`, to fp32's own rounding where that has the error of fast sines, 2^-21: of an angle of up to an eighth
+    of a turn, turned by quarters. n: also at run time, up to 2^24."""
+    i = (i & (n - 1)) * 8
+    quarter = (i + n) >> (log2(n) + 1)
+    angle = Float32(i - quarter * (2 * n)) * one_over(n) * Float32(math.pi / 4)
+    c, s = series(angle)
+    odd, negative = (quarter & 1) == 1, (Int32(1) + quarter) & 2
+    c, s = cutlass.select_(odd, s, c), cutlass.select_(odd, c, s)
+    return cutlass.select_(negative == 2, -c, c), cutlass.select_((quarter & 2) == 2, -s, s)
+
+
+def log2(n):
+    """Of a power of 2, at run time an Int32."""
+    return n.bit_length() - 1 if isinstance(n, int) else (Float32(n).bitcast(Int32) >> EXPONENT) - 127
+
+
+def one_over(n):
+    """Of a power of 2, exact; at run time an Int32."""
+    return Float32(1.0 / n) if isinstance(n, int) else ((127 - log2(n)) << EXPONENT).bitcast(Float32)
+
+
+def series(x):
+    """(cos, sin) of x up to pi / 4: what Taylor's series leave off is below 2^-28."""
+    square = x * x
+    c, s = 1.0 / math.factorial(10), 1.0 / math.factorial(9)
+    c = square * -c + 1.0 / math.factorial(8)
+    for n in (6, 4, 2, 0):
+        c = c * square + (-1.0) ** (n // 2) / math.factorial(n)
+    for n in (7, 5, 3):
+        s = s * square + (-1.0) ** (n // 2) / math.factorial(n)
+    return c, x + x * square * s
+
+
 class Tables:
     """Of a spec; `me` of `threads` threads call each function together."""
 
     def __init__(self, spec, threads: int):
         self.spec, self.threads = spec, threads
+        self.root = exact_root if spec.split else root
 
     def shifted(self, k1):
         """(4 r, 4), or (r, 1): the row's frequency r as a fraction."""
@@ -44,28 +79,36 @@ class Tables:
     def fill_rows(self, to, me):
         """Factors from the left. to: tiles (P, Q) for each input tile X of a step: the sum of P X is the result's real
         part, of Q X its imaginary part; and back, the outputs are P' B + Q' C, B + iC the conjugate of what is
-        transformed."""
+        transformed. Split, the low parts of all follow."""
         spec, R = self.spec, self.spec.rows
         scale, dtype = Float32(row_scale(R)), to.type.dtype
         for at in cutlass.range(me, ROWS * ROWS, self.threads, unroll=1):
             m, k = at // ROWS, at % ROWS
             r, parts = self.shifted(m % R)
-            c, s = root(r * (k % R), parts * R)
+            c, s = self.root(r * (k % R), parts * R)
             here = m // R == k // R
             c, s = (cutlass.select_(here, x * scale, Float32(0.0)) for x in (c, s))
             for tile in cutlass.range_constexpr(spec.tiles):
                 p, q = (s, c) if tile else (c, -s)
                 to[2 * tile].tensor[m, k], to[2 * tile + 1].tensor[m, k] = dtype(p), dtype(q)
+                if const_expr(spec.split):
+                    low = 2 * spec.tiles + 2 * tile
+                    to[low].tensor[m, k], to[low + 1].tensor[m, k] = rest(p, dtype), rest(q, dtype)
 
     @cute.jit
-    def fill_columns(self, to: tk.SharedPair, me):
-        """Factors from the right, of 64 points."""
+    def fill_columns(self, columns, me):
+        """Factors from the right, of 64 points: a `tkq.tile.SharedPair`, or split."""
+        to = columns.high if const_expr(self.spec.split) else columns
         dtype = to.real.type.dtype
         for at in cutlass.range(me, COLS * COLS, self.threads, unroll=1):
             m, k = at // COLS, at % COLS
-            c, s = root(m * k, COLS)
+            c, s = self.root(m * k, COLS)
             c, s = c * Float32(COLUMN_SCALE), s * Float32(COLUMN_SCALE)
             to.real.tensor[m, k], to.imag.tensor[m, k], to.minus.tensor[m, k] = dtype(c), dtype(-s), dtype(s)
+            if const_expr(self.spec.split):
+                low = columns.low
+                low.real.tensor[m, k] = rest(c, dtype)
+                low.imag.tensor[m, k], low.minus.tensor[m, k] = rest(-s, dtype), rest(s, dtype)
 
     @property
     def each(self):
@@ -81,7 +124,7 @@ class Tables:
         """w(N)^(r n2). to: of the layout `powers`."""
         def factor(row, col):
             r, parts = self.shifted(row % self.spec.rows)
-            c, s = root(r * col, parts * self.spec.points)
+            c, s = self.root(r * col, parts * self.spec.points)
             return c, -s
 
         if tk.warpgroup_id() == 0:
@@ -129,6 +172,11 @@ class Tables:
             at = row % spec.rows + spec.rows * (col + e)
             imag = spectra[part, at, 1]
             four[2 * e], four[2 * e + 1] = spectra[part, at, 0], -imag if spec.conjugate else imag
+
+
+def rest(x, dtype):
+    """What rounding an fp32 leaves off, rounded."""
+    return dtype(x - Float32(dtype(x)))
 
 
 def magnitude(x):

@@ -14,7 +14,7 @@ _launchers: dict = {}  # (device, recipe) -> the kernel's function; as many as k
 
 
 class Given(NamedTuple):
-    """As `tkq.fft_conv` has them."""
+    """As `tkq.fft_conv` has them; split: is its precision "split"?"""
 
     u: Tensor
     k: Tensor
@@ -22,6 +22,7 @@ class Given(NamedTuple):
     causal: bool
     pre: Tensor | None
     post: Tensor | None
+    split: bool = False
 
 
 def filter_of(g: Given) -> Tensor:

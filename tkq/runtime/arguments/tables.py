@@ -215,7 +215,7 @@ TABLES = {
              flag("output_final_state")),
     "fft_conv": (tensor("u", *HALF), tensor("k", "fp32"), tensor("d", *WIDE, none=True),
                  Argument("causal", "flag", default=True), tensor("pre_gate", *HALF, none=True),
-                 tensor("post_gate", *HALF, none=True)),
+                 tensor("post_gate", *HALF, none=True), choice("precision", "half", "half", "split")),
     "tune": (Argument("function", "other", default=REQUIRED), Argument("effort", "other"), flag("again")),
     "prefetch": (Argument("ops", "other", default=()), integer("jobs", 1, 1)),
 }

@@ -17,6 +17,12 @@ REGISTERS = {
     "pair_b": (
         lambda x: tk.complex_mm_AB(tk.pair(64), tk.pair(64, BFloat16), None),
         TypeError, "complex_mm_AB: operand b is None, allowed is a SharedPair"),
+    "pair_split": (
+        lambda x: tk.complex_mm_AB(tk.pair(64), tk.split_pair(64), tk.SharedPair(None, None, None)),
+        TypeError, r"complex_mm_AB: operand b is SharedPair.*, allowed is a SplitSharedPair"),
+    "pair_split_sum": (
+        lambda x: tk.complex_fma_conj(tk.pair(64), _table(cols=32), tk.pair(64), tk.rv()),
+        ValueError, "complex_fma_conj: the table is .*, allowed are Float32"),
     "pair_table": (
         lambda x: tk.complex_mul_narrow(tk.pair(64, BFloat16), tk.pair(64), _table(cols=32)),
         ValueError, "complex_mul_narrow: the table is .*, allowed are Float32"),

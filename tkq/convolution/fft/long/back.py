@@ -19,8 +19,8 @@ from tkq.convolution.fft.long.steps import (
     times,
     turn,
 )
-from tkq.convolution.fft.sequences import Sequences, put_eight
-from tkq.convolution.fft.spec import COLS, MOST_TOKENS, ROWS, FftSpec
+from tkq.convolution.fft.sequences import Sequences, put_run
+from tkq.convolution.fft.spec import COLS, ROWS, FftSpec
 from tkq.convolution.fft.tables import INFINITE, Tables, power_of
 from tkq.convolution.fft.transform import TILE
 from tkq.runtime.compile import fake
@@ -116,7 +116,7 @@ class ColumnsBack:
                 point = (row + ROWS * q) * (g.x.shape[3] // spec.rows) + col0 + col
                 for of in cutlass.range_constexpr(2):
                     cute.autovec_copy(vectors.run_at(g.x, (head, batch, of, point), EACH), values[None, of, i, q])
-        most = largest_of_few(g.exponents[head, None], MOST_TOKENS // (ROWS * COLS))
+        most = largest_of_few(g.exponents[head, None], spec.most // (ROWS * COLS))
         tk.sync(barrier, tk.WARPGROUP)  # all have done with the tiles before
         tiles = [s.tiles[2 * spec.radix * wg + a] for a in range(2 * spec.radix)]
         for i in cutlass.range_constexpr(parts_of(spec.cols)):
@@ -139,7 +139,7 @@ class ColumnsBack:
         if self.gradient:
             return power_of(exponent >> 1), power_of(exponent - (exponent >> 1))
         notes = g.largest[head, batch, None], g.of_filter[head, Int32(0), None]
-        of_x, of_filter = (largest_of_few(x, MOST_TOKENS // SEGMENT) for x in notes)
+        of_x, of_filter = (largest_of_few(x, self.spec.most // SEGMENT) for x in notes)
         exponent = exponent + exponent_of(of_x) + exponent_of(of_filter) - 254
         finite = cutlass.max(of_x, of_filter) < INFINITE
         second = cutlass.select_(finite, power_of(exponent - (exponent >> 1)), Float32.inf - Float32.inf)
@@ -170,7 +170,7 @@ class ColumnsBack:
             here = [times(h, w) for h, w in zip(here, step)]
         for a in range(spec.radix):
             for of in range(2):
-                put_eight(tiles[2 * a + of], found[a][of], row, col)
+                put_run(tiles[2 * a + of], found[a][of], row, col)
 
     @cute.jit
     def store(self, g: Given, result: tk.RegTile, at, r: cutlass.Constexpr, scale):

@@ -12,14 +12,14 @@ from tkq.convolution.fft.long.steps import (
     exponent_of,
     fill_steps,
     largest_of,
-    load_eight,
+    load_run,
     of_four,
     parts_of,
     place,
     times,
     turn,
 )
-from tkq.convolution.fft.sequences import Sequences, put_eight
+from tkq.convolution.fft.sequences import Sequences, put_run
 from tkq.convolution.fft.spec import ROWS, FftSpec
 from tkq.convolution.fft.tables import INFINITE, Tables, power_of
 from tkq.convolution.fft.transform import TILE
@@ -114,7 +114,7 @@ class Columns:
         parts = [(i, a) for a in range(spec.radix) for i in range(parts_of(spec.cols))]
         for i, a in parts:
             token = self.token(g, i, a) + across * spec.cols
-            load_eight(values[None, i, a], self.sequences, g, (head, batch, token))
+            load_run(values[None, i, a], self.sequences, g, (head, batch, token))
         most = largest_of(g.largest[head, batch, None])
         down, finite = power_of(127 + g.above - exponent_of(most)), most < INFINITE
         tiles = [s.tiles[2 * spec.radix * wg + a] for a in range(2 * spec.radix)]
@@ -122,7 +122,7 @@ class Columns:
             tk.store_wait()
         tk.sync(barrier, tk.WARPGROUP)  # what was in the tiles has been stored
         for i, a in parts:
-            put_eight(tiles[a], [cutlass.select_(finite, values[e, i, a] * down, Float32(0.0)) for e in range(EACH)],
+            put_run(tiles[a], [cutlass.select_(finite, values[e, i, a] * down, Float32(0.0)) for e in range(EACH)],
                       *place(i, spec.cols))
         tk.publish()
         tk.sync(barrier, tk.WARPGROUP)

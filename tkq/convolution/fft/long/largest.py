@@ -8,7 +8,7 @@ from cutlass import Float32, Int32
 
 import tkq.tile as tk
 from tkq.convolution.fft.long.spec import SEGMENT
-from tkq.convolution.fft.long.steps import EACH, load_eight
+from tkq.convolution.fft.long.steps import EACH, load_run
 from tkq.convolution.fft.sequences import Sequences
 from tkq.convolution.fft.tables import magnitude
 from tkq.runtime.compile import fake
@@ -63,7 +63,7 @@ class Largest:
             values = cute.make_rmem_tensor((EACH, TOGETHER), Float32)
             for j in cutlass.range_constexpr(TOGETHER):
                 token = first + ((i * TOGETHER + j) * THREADS + me) * EACH
-                load_eight(values[None, j], self.sequences, g, (head, batch, token))
+                load_run(values[None, j], self.sequences, g, (head, batch, token))
             for j in cutlass.range_constexpr(TOGETHER):
                 for e in cutlass.range_constexpr(EACH):
                     most = cutlass.max(most, magnitude(values[e, j]))

@@ -17,6 +17,9 @@ WORKSPACE = 256 << 20  # bytes, of what lies between passes: as many heads at a 
 
 
 def column_recipe(spec: ColumnSpec, back: bool) -> Recipe:
+    if spec.radix_first:
+        kernel = "radix_first_back:RadixFirstBack" if back else "radix_first:RadixFirstColumns"
+        return Recipe(f"tkq.convolution.fft.long.{kernel}", (spec, LongConfig(2 if spec.tile_bytes <= 65536 else 1)))
     kernel = "back:ColumnsBack" if back else "columns:Columns"
     config = LongConfig(2, 2)
     if spec.radix == 4:
@@ -30,15 +33,16 @@ def largest_recipe(spec: LargestSpec) -> Recipe:
 
 def row_recipe(spec: RowSpec, gradient: bool) -> Recipe:
     kernel = "RowsGradient" if gradient else "Rows"
-    return Recipe(f"tkq.convolution.fft.long.rows:{kernel}", (spec, LongConfig(2 if gradient else 3)))
+    config = LongConfig(1 if spec.split else 2 if gradient else 3)
+    return Recipe(f"tkq.convolution.fft.long.rows:{kernel}", (spec, config))
 
 
 def forward(g: Given, conjugate: bool) -> Tensor:
     """y, contiguous, causal; conjugate: of the filter's mirror image."""
     B, H, L = g.u.shape
     u, pre, post, taps = (aligned(t) for t in (g.u, g.pre, g.post, filter_of(g)[None]))
-    y, size = torch.empty_like(u, memory_format=torch.contiguous_format), size_of(L)
-    for heads in _heads(H, (B + 1) * size.points * 4):
+    y, size = torch.empty_like(u, memory_format=torch.contiguous_format), size_of(L, g.split)
+    for heads in _heads(H, (B + 1) * size.bytes):
         u_, pre_, post_, taps_, y_ = (t if t is None else t[:, heads] for t in (u, pre, post, taps, y))
         x, largest = columns(u_, pre_, size)
         k, of_filter = columns(taps_, None, size)
@@ -51,8 +55,8 @@ def filter_gradient(g: Given, dy: Tensor) -> Tensor:
     """(H, L) float32: of as many taps as there are tokens; or a few more."""
     B, H, L = g.u.shape
     u, dy, pre, post = (aligned(t) for t in (g.u, dy, g.pre, g.post))
-    found, size = torch.empty(1, H, u.shape[2], dtype=torch.float32, device=u.device), size_of(L)
-    for heads in _heads(H, 2 * B * size.points * 4):
+    found, size = torch.empty(1, H, u.shape[2], dtype=torch.float32, device=u.device), size_of(L, g.split)
+    for heads in _heads(H, 2 * B * size.bytes):
         u_, pre_, dy_, post_, found_ = (t if t is None else t[:, heads] for t in (u, pre, dy, post, found))
         x, largest = columns(u_, pre_, size)
         other, of_other = columns(dy_, post_, size)
@@ -62,10 +66,10 @@ def filter_gradient(g: Given, dy: Tensor) -> Tensor:
 
 
 def columns(x: Tensor, gate: Tensor | None, size: Size) -> tuple[Tensor, Tensor]:
-    """Transformed, (H, B, 2, N), and notes of the largest numbers."""
+    """Transformed, (H, B, planes, N), and notes of the largest numbers."""
     B, H, L = x.shape
-    spec = ColumnSpec(dtypes.name_of(x.dtype), size.radix, gate is not None)
-    to = torch.empty(H, B, 2, size.points, dtype=torch.float16, device=x.device)
+    spec = ColumnSpec(dtypes.name_of(x.dtype), size.radix, gate is not None, size.split)
+    to = torch.empty(H, B, size.planes, size.points, dtype=torch.float16, device=x.device)
     largest = torch.empty(H, B, -(-L // SEGMENT), dtype=torch.int32, device=x.device)
     launcher(x, largest_recipe(LargestSpec(spec.dtype, spec.gate)))(x, (gate, largest))
     recipe = column_recipe(spec, False)
@@ -79,7 +83,7 @@ def rows(operands, size: Size, conjugate: bool, gradient: bool) -> Tensor:
     x, largest, other, of_other = operands
     notes = (largest, of_other) if gradient else (None, None)
     exponents = torch.empty(len(x), size.tiles, dtype=torch.int32, device=x.device)
-    recipe = row_recipe(RowSpec(size.rows), gradient)
+    recipe = row_recipe(RowSpec(size.rows, size.split), gradient)
     launcher(x, recipe)(x.view(-1, COLS), (other.view(-1, COLS), *notes, exponents, x.shape[1], size.above,
                                            -1 if conjugate else 1), _blocks(recipe, len(x) * size.tiles))
     return exponents
@@ -88,7 +92,7 @@ def rows(operands, size: Size, conjugate: bool, gradient: bool) -> Tensor:
 def _back(given, size, exponent):
     """given: as the kernel has them."""
     x, exponents, *notes, gate, y = given
-    spec = ColumnSpec(dtypes.name_of(y.dtype), size.radix, gate is not None)
+    spec = ColumnSpec(dtypes.name_of(y.dtype), size.radix, gate is not None, size.split)
     recipe = column_recipe(spec, True)
     exponent -= round(math.log2(size.scale ** 3 * size.points))
     launcher(x, recipe)(x, (exponents, *notes, gate, y, exponent),

@@ -7,6 +7,7 @@ import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32, const_expr
 
 import tkq.tile as tk
+from tkq.convolution.fft.long.spec import planes_of
 from tkq.convolution.fft.long.steps import exponent_of, largest_of, largest_of_warpgroup
 from tkq.convolution.fft.spec import COLS, ROWS, FftSpec
 from tkq.convolution.fft.tables import EXPONENT, INFINITE, Tables, magnitude, power, power_of
@@ -15,6 +16,9 @@ from tkq.runtime.compile import fake
 
 POINTS = ROWS * COLS
 STAGES = 2
+# A gradient's sum, split, is brought below 2^6. Of an impulse all frequencies are as large: transformed back, 4096 of
+# them are one number of 2^12.5, and sums of as many rows as the radix has, scaled, 4 of these: still an fp16.
+ABOVE = 5
 
 
 class Given(NamedTuple):
@@ -35,7 +39,7 @@ class Given(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """A block's factors. A warpgroup's: two stages of two tiles, their semaphores, the filter's spectrum, four ints,
+    """A block's factors. A warpgroup's: two stages of two tiles (split, four), their semaphores, a spectrum, four ints,
     and its number: addresses that follow from one in shared memory take no registers before it is read."""
 
     factors: Factors
@@ -76,7 +80,7 @@ class Rows:
 
     def __init__(self, spec, config):
         self.spec, self.config = spec, config
-        self.fft = FftSpec("bf16", spec.rows, causal=False)
+        self.fft, self.planes = FftSpec("bf16", spec.rows, causal=False, split=spec.split), planes_of(spec.split)
         self.tables, self.transform = Tables(self.fft, config.threads), Transform(self.fft)
 
     # ---- host ----------------------------------------------------------------------------------
@@ -101,14 +105,16 @@ class Rows:
     @cute.kernel
     def kernel(self, g: Given):
         al, n, wg, me = tk.SharedAllocator(), self.config.warpgroups, tk.warpgroup_id(), cute.arch.thread_idx()[0]
-        rows, columns, tiles = al.tile(TILE, 4), al.tile(TILE, 3), al.tile(TILE, 2 * STAGES * n)
+        rows, columns = self.transform.factors(al)
+        tiles = al.tile(TILE, self.planes * STAGES * n)
         full = al.semaphores(STAGES * n)
         twiddles = al.allocate_tensor(Float32, tk.powers(tk.WARPGROUP), 16)
         largest, numbers = (al.allocate_tensor(Int32, cute.make_layout((4, n)), 16) for _ in range(2))
         table = None
-        if const_expr(not self.gradient):
-            table = al.allocate_tensor(Float16, tk.factors(tk.WARPGROUP, COLS, n), 16)[None, None, None, wg]
-        factors = Factors(rows, tk.SharedPair(columns[0], columns[1], columns[2]), twiddles)
+        if const_expr(self.spec.split or not self.gradient):
+            kind = Float32 if self.spec.split else Float16
+            table = al.allocate_tensor(kind, tk.factors(tk.WARPGROUP, COLS, n), 16)[None, None, None, wg]
+        factors = Factors(rows, columns, twiddles)
         tk.init_block(lambda: [tk.init(full[i], 1) for i in range(STAGES * n)])
         self.tables.fill_rows(rows, me)
         self.tables.fill_columns(factors.columns, me)
@@ -144,29 +150,29 @@ class Rows:
                 tk.store_wait()
                 (head, tile), step = w.place(i), Int32(1) << w.shift
                 full, tiles = s.full[STAGES * w.wg + stage], self.tiles(s, w, stage)
-                tk.expect_bytes(full, 2 * TILE.bytes)
+                tk.expect_bytes(full, self.planes * TILE.bytes)
                 if const_expr(self.gradient):
-                    first = (((head * g.batch + (which >> 1)) * 2) << w.shift) + tile
+                    first = (((head * g.batch + (which >> 1)) * self.planes) << w.shift) + tile
                     if which % 2 == 0:
                         self.load(tiles, g.x, first, step, full)
                     else:
                         self.load(tiles, g.other, first, step, full)
                 else:
                     if which == 0:
-                        self.load(tiles, g.other, ((head * 2) << w.shift) + tile, step, full)
+                        self.load(tiles, g.other, ((head * self.planes) << w.shift) + tile, step, full)
                     else:
-                        first = (((head * g.batch + which - 1) * 2) << w.shift) + tile
+                        first = (((head * g.batch + which - 1) * self.planes) << w.shift) + tile
                         self.load(tiles, g.x, first, step, full)
 
     def load(self, tiles, x: tk.gl, first, step, full):
-        """Both parts of an operand."""
-        for of in range(2):
+        """All planes of an operand."""
+        for of in range(self.planes):
             tk.load_async(tiles[of], x, (first + of * step, 0), full)
 
     def tiles(self, s: Shared, w: Work, stage):
         """Of a stage."""
-        first = 2 * (STAGES * w.wg + stage)
-        return [s.tiles[first + of] for of in range(2)]
+        first = self.planes * (STAGES * w.wg + stage)
+        return [s.tiles[first + of] for of in range(self.planes)]
 
     @cute.jit
     def forth(self, acc: tk.Pair, narrow: tk.Pair, g: Given, s: Shared, at):
@@ -182,12 +188,14 @@ class Rows:
     @cute.jit
     def head(self, g: Given, s: Shared, w: Work, i):
         """A tile of a head's sequences."""
-        acc, narrow, barrier, first = tk.pair(COLS), tk.pair(COLS, Float16), 1 + w.wg, i * w.each
+        acc, narrow, barrier, first = tk.pair(COLS), self.transform.narrow(), 1 + w.wg, i * w.each
         self.forth(acc, narrow, g, s, (w, i, Int32(0), first % STAGES, first // STAGES & 1))
         self.note(g, w, i, self.normalize(acc, s.largest, barrier, Float32(g.conjugate)))
         tk.complex_to_table(s.table, acc)
         for j in cutlass.range(first + 1, first + w.each, unroll=1):
             self.forth(acc, narrow, g, s, (w, i, j - first, j % STAGES, j // STAGES & 1))
+            if const_expr(self.spec.split):
+                w = w._replace(wg=s.number[0])
             tk.complex_mul_table(acc, acc, s.table)
             tk.complex_copy(narrow, acc, conjugate=True)
             tiles = self.tiles(s, w, j % STAGES)
@@ -202,14 +210,14 @@ class Rows:
             g.exponents[head, tile] = exponent
 
     @cute.jit
-    def normalize(self, acc: tk.Pair, largest: cute.Tensor, barrier, conjugate):
-        """acc divided by a power of 2 near its largest number, whose exponent is returned; the imaginary part times
-        `conjugate`."""
+    def normalize(self, acc: tk.Pair, largest: cute.Tensor, barrier, conjugate, above: cutlass.Constexpr = 0):
+        """acc divided by a power of 2, which brings its numbers below 2^(above + 1) and whose exponent is returned; the
+        imaginary part times `conjugate`."""
         most = Int32(0)
         for i in cutlass.range_constexpr(COLS // 2):
             most = cutlass.max(most, cutlass.max(magnitude(acc.real.tensor[i]), magnitude(acc.imag.tensor[i])))
         most = largest_of_warpgroup(most, largest, barrier)
-        down, up = power(most, 0)
+        down, up = power(most, above)
         for i in cutlass.range_constexpr(COLS // 2):
             acc.real.tensor[i] = acc.real.tensor[i] * down
             acc.imag.tensor[i] = acc.imag.tensor[i] * (down * conjugate)
@@ -221,14 +229,13 @@ class Rows:
         w, i, batch = at
         tk.complex_copy(narrow, acc)
         tk.sync(1 + w.wg, tk.WARPGROUP)  # all have done with the tiles
-        tk.store(tiles[0], narrow.real)
-        tk.store(tiles[1], narrow.imag)
+        self.transform.put(tiles, narrow)
         tk.publish()
         tk.sync(1 + w.wg, tk.WARPGROUP)
         if tk.first_warp_of_group():
             head, tile = w.place(i)
-            first = (((head * g.batch + batch) * 2) << w.shift) + tile
-            for part in cutlass.range_constexpr(2):
+            first = (((head * g.batch + batch) * self.planes) << w.shift) + tile
+            for part in cutlass.range_constexpr(self.planes):
                 tk.store_async(g.to, tiles[part], (first + (part << w.shift), 0))
 
 
@@ -244,17 +251,21 @@ class RowsGradient(Rows):
 
     @cute.jit
     def head(self, g: Given, s: Shared, w: Work, i):
-        acc, narrow, barrier = tk.pair(COLS), tk.pair(COLS, Float16), 1 + w.wg
-        spectrum, total = tk.pair(COLS, Float16), tk.pair(COLS)
+        acc, narrow, barrier = tk.pair(COLS), self.transform.narrow(), 1 + w.wg
+        spectrum = s.table if const_expr(self.spec.split) else tk.pair(COLS, Float16)
+        total = tk.pair(COLS)
         tk.zero(total.real)
         tk.zero(total.imag)
         for batch in cutlass.range(g.batch, unroll=1):
             phase = i * g.batch + batch & 1
             self.forth(acc, narrow, g, s, (w, i, 2 * batch, 0, phase))
-            tk.complex_copy(spectrum, acc)
+            if const_expr(self.spec.split):
+                tk.complex_to_table(spectrum, acc)
+            else:
+                tk.complex_copy(spectrum, acc)
             self.forth(acc, narrow, g, s, (w, i, 2 * batch + 1, 1, phase))
             tk.complex_fma_conj(total, spectrum, acc, self.both(g, w.place(i)[0], batch))
-        self.note(g, w, i, self.normalize(total, s.largest, barrier, Float32(1.0)))
+        self.note(g, w, i, self.normalize(total, s.largest, barrier, Float32(1.0), ABOVE if self.spec.split else 0))
         tk.complex_copy(narrow, total, conjugate=True)
         w = w._replace(wg=s.number[0])
         tiles = self.tiles(s, w, 1)

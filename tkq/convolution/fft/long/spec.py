@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tkq.convolution.fft.spec import COLS, COLUMN_SCALE, ROWS, TRANSFORM_ROWS, row_scale
 
 DTYPES = "bf16", "fp16", "fp32"
-RADICES = 1, 2, 4
+RADICES = 1, 2, 4, 8, 16
 PART = 32  # columns that a lane of four stores together
 SEGMENT = 16384  # tokens whose largest number is noted
 
@@ -24,11 +24,13 @@ def _refuse(cls, **fields):
 @dataclass(frozen=True)
 class ColumnSpec:
     """Of transforms of columns, forth and back. dtype: of the sequences. radix: transforms of 64 points that make one.
-    gate: the sequences are multiplied by another tensor."""
+    gate: the sequences are multiplied by another tensor. split: operands of products, and what lies between passes, are
+    the sum of two fp16 numbers."""
 
     dtype: str
     radix: int = 1
     gate: bool = False
+    split: bool = False
     vector = 8  # neighbours of a thread: lengths are multiples of it
 
     def __post_init__(self):
@@ -42,7 +44,34 @@ class ColumnSpec:
     @property
     def cols(self) -> int:
         """Of a tile: what accumulators have room for."""
-        return COLS if self.radix == 1 else PART
+        return COLS if self.radix == 1 else PART if self.radix <= 8 else PART // 2
+
+    @property
+    def radix_first(self) -> bool:
+        """Sums of as many numbers as the radix has come first, products after, one of which at a time is in
+        accumulators. Row 64 q + c of the result has frequency q + radix c."""
+        return self.split or self.radix > 4
+
+    @property
+    def each(self) -> int:
+        """Neighbours that a thread has of a row, where the radix comes first: as many numbers of each are in
+        registers as the radix has."""
+        return 8 // max(1, self.radix // 4)
+
+    @property
+    def planes(self) -> int:
+        """Of 16 bits, of which a complex number is made: its parts, of split ones those of the low part behind."""
+        return planes_of(self.split)
+
+    @property
+    def tile_bytes(self) -> int:
+        """Of a warpgroup's tiles, where the radix comes first."""
+        return 2 * self.planes * self.radix * ROWS * self.cols
+
+    @property
+    def most(self) -> int:
+        """Points of the longest sequence."""
+        return ROWS * max(4, self.radix) * ROWS * COLS
 
     @property
     def scale(self) -> float:
@@ -64,9 +93,10 @@ class LargestSpec:
 
 @dataclass(frozen=True)
 class RowSpec:
-    """Of what is done with rows. rows: of a transform, which has 64 times as many points."""
+    """Of what is done with rows. rows: of a transform, which has 64 times as many points. split: as of `ColumnSpec`."""
 
     rows: int
+    split: bool = False
 
     def __post_init__(self):
         _refuse("RowSpec", rows=(self.rows, TRANSFORM_ROWS))
@@ -74,10 +104,11 @@ class RowSpec:
 
 @dataclass(frozen=True)
 class Size:
-    """Of transforms of N points: the radix of columns, the rows of a tile's transforms."""
+    """Of transforms of N points: the radix of columns, the rows of a tile's transforms; split: as of `ColumnSpec`."""
 
     radix: int
     rows: int
+    split: bool = False
 
     @property
     def points(self) -> int:
@@ -87,6 +118,16 @@ class Size:
     def row(self) -> int:
         """Points of a row, N2."""
         return COLS * self.rows
+
+    @property
+    def planes(self) -> int:
+        """As of `ColumnSpec`."""
+        return planes_of(self.split)
+
+    @property
+    def bytes(self) -> int:
+        """Of a sequence between passes."""
+        return 2 * self.planes * self.points
 
     @property
     def tiles(self) -> int:
@@ -106,10 +147,14 @@ class Size:
         return 12 - (round(self.points * self.scale).bit_length() - 1)
 
 
-def size_of(tokens: int) -> Size | None:
+def planes_of(split: bool) -> int:
+    return 4 if split else 2
+
+
+def size_of(tokens: int, split: bool = False) -> Size | None:
     """The smallest from 8192 points on; None where there are too many tokens."""
     for rows in TRANSFORM_ROWS:
         if ROWS * COLS * rows >= tokens:
-            return Size(1, rows)
-    return next((Size(radix, TRANSFORM_ROWS[-1]) for radix in RADICES
+            return Size(1, rows, split)
+    return next((Size(radix, TRANSFORM_ROWS[-1], split) for radix in RADICES
                  if ROWS * radix * COLS * TRANSFORM_ROWS[-1] >= tokens), None)

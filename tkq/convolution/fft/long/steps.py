@@ -7,7 +7,7 @@ from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.convolution.fft.spec import ROWS
-from tkq.convolution.fft.tables import EXPONENT
+from tkq.convolution.fft.tables import EXPONENT, exact_root
 
 EACH = 8  # neighbours that a thread has of a row
 LEAST = 12
@@ -39,12 +39,33 @@ def of_four(x, back: bool):
     return [add(even, odd), add(rest, turned), sub(even, odd), sub(rest, turned)]
 
 
+def sums(x, back: bool):
+    """As `of_four`, of any power of 2: those of every second number, and of the others."""
+    n = len(x)
+    if n <= 4:
+        return of_four(x, back)
+    even, odd = sums(x[::2], back), sums(x[1::2], back)
+    angles = [(2 if back else -2) * math.pi * q / n for q in range(n // 2)]
+    odd = [times(v, (math.cos(angle), math.sin(angle))) for v, angle in zip(odd, angles, strict=True)]
+    pairs = list(zip(even, odd, strict=True))
+    return [(a[0] + b[0], a[1] + b[1]) for a, b in pairs] + [(a[0] - b[0], a[1] - b[1]) for a, b in pairs]
+
+
+def powers_of(one, n: int):
+    """one, one^2, .. of n of them, each the product of two of half its exponent: errors grow with its logarithm."""
+    found = [one]
+    for i in range(2, n + 1):
+        found.append(times(found[i // 2 - 1], found[i - i // 2 - 1]))
+    return found
+
+
 @cute.jit
-def fill_steps(to: cute.Tensor, points, me, threads: cutlass.Constexpr):
+def fill_steps(to: cute.Tensor, points, me, threads: cutlass.Constexpr, exact: cutlass.Constexpr = False):
     """to[:, k1] = exp(-2 pi i r j / points) for j = 1 and j = 8, two numbers each; r = k1 - 1/4."""
+    of = exact_root if const_expr(exact) else turn
     for k1 in cutlass.range(me, cute.size(to, mode=[1]), threads, unroll=1):
         for n in cutlass.range_constexpr(2):
-            c, s = turn((4 * k1 - 1) * (8 if n else 1), 4 * points)
+            c, s = of((4 * k1 - 1) * (8 if n else 1), 4 * points)
             to[2 * n, k1], to[2 * n + 1, k1] = c, -s
 
 
@@ -84,25 +105,26 @@ def largest_of_warpgroup(most, to: cute.Tensor, barrier):
 
 
 @cute.jit
-def load_eight(values, sequences, g, at):
-    """Eight neighbours of g.x, times those of g.gate, fp32; 0 behind the end. at: (head, batch index, token)."""
-    head, batch, token = at
-    held = cute.make_rmem_tensor((EACH,), sequences.dtype)
+def load_run(values, sequences, g, at):
+    """Neighbours of g.x, as many as there are values, times those of g.gate, fp32; 0 behind the end. at: (head, batch
+    index, token)."""
+    (head, batch, token), n = at, cute.size(values)
+    held = cute.make_rmem_tensor((n,), sequences.dtype)
     sequences.fetch(held, g.x, batch, head, token)
     if const_expr(g.gate is not None):
-        by = cute.make_rmem_tensor((EACH,), sequences.dtype)
+        by = cute.make_rmem_tensor((n,), sequences.dtype)
         sequences.fetch(by, g.gate, batch, head, token)
         values.store(held.load().to(Float32) * by.load().to(Float32))
     else:
         values.store(held.load().to(Float32))
 
 
-def place(i, cols: int):
+def place(i, cols: int, each: int = EACH):
     """(row, first column) of a thread's i-th part of a tile."""
-    me, across = tk.thread_in_warpgroup(), cols // EACH
-    return me // across + i * (tk.WARPGROUP // across), me % across * EACH
+    me, across = tk.thread_in_warpgroup(), cols // each
+    return me // across + i * (tk.WARPGROUP // across), me % across * each
 
 
-def parts_of(cols: int) -> int:
+def parts_of(cols: int, each: int = EACH) -> int:
     """A thread's, of a tile."""
-    return ROWS * cols // (tk.WARPGROUP * EACH)
+    return ROWS * cols // (tk.WARPGROUP * each)
