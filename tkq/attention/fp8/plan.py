@@ -1,0 +1,25 @@
+"""From what was asked for to how the kernel is built: pure Python, tested without a GPU. No kernel depends on this
+file."""
+from tkq.attention.fp8.config import Fp8Config
+from tkq.attention.fp8.spec import Fp8Spec
+from tkq.runtime.compile.recipe import Recipe
+
+
+def recipe(spec: Fp8Spec, config: Fp8Config) -> Recipe:
+    """Of the kernel of a configuration."""
+    return Recipe("tkq.attention.fp8.kernel:Fp8Forward", (spec.kernel(), config))
+
+
+def plan(spec: Fp8Spec) -> Fp8Config:
+    """The configuration, for sequences of any length.
+
+    Not tuned: what registers have room for. At 256 columns O and the P V of one block do not fit beside S: P V comes in
+    two parts, in S's registers, and the other consumer's products run under a consumer's softmax."""
+    spec = spec.kernel()
+    if spec.head_dim < 256:
+        config = Fp8Config()
+    elif spec.two_level:
+        config = Fp8Config(overlap=False, parts=2, q_stages=1, ping_pong=False)
+    else:
+        config = Fp8Config(kv=96, q_stages=1, ping_pong=False)
+    return config.check(spec.head_dim, spec.two_level)
