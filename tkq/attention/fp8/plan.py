@@ -1,12 +1,17 @@
 """From what was asked for to how the kernel is built: pure Python, tested without a GPU. No kernel depends on this
 file."""
+from __future__ import annotations
+
 from tkq.attention.fp8.config import Fp8Config
-from tkq.attention.fp8.spec import Fp8Spec
+from tkq.attention.fp8.spec import Fp8Spec, TransposeSpec
 from tkq.runtime.compile.recipe import Recipe
 
 
-def recipe(spec: Fp8Spec, config: Fp8Config) -> Recipe:
-    """Of the kernel of a configuration."""
+def recipe(spec: Fp8Spec | TransposeSpec, config: Fp8Config | None = None) -> Recipe:
+    """Of the kernel of a configuration, without one of the planned one; or of the one that transposes V."""
+    if isinstance(spec, TransposeSpec):
+        return Recipe("tkq.attention.fp8.transpose:TransposeValues", (spec,))
+    config = config or plan(spec)
     return Recipe("tkq.attention.fp8.kernel:Fp8Forward", (spec.kernel(), config))
 
 

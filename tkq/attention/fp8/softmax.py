@@ -6,20 +6,19 @@ from cutlass import Constexpr, Float32, const_expr
 import tkq.tile as tk
 from tkq.attention.forward.softmax import LEFT, RIGHT, Softmax, largest_of_bits
 
-# Exponents of 2. e4m3 goes from 448, a little below 2 ** 8.81, down to 2 ** -9: so a row's largest probability becomes
-# 2 ** SHIFT or more, which cancels out in the end, and none ever 448.
+# An exponent of 2. e4m3 goes from 448 down to 2 ** -9: so a row's largest probability becomes the largest power of 2,
+# which cancels out in the end, and is exact, as it should be where one key has most of the weight.
 SHIFT = 8.0
-MOST = 8.75
 
 
 class Fp8Softmax:
     """As ``Softmax`` of ``tkq.attention.forward``, whose masks and statistics it has; ``max`` is ``SHIFT`` below the
-    largest score that a row has seen, as an exponent, and stays as long as no score goes more than ``MOST`` beyond it.
+    largest score that a row has seen, as an exponent. Only where one is larger is more than that decided.
     The norm is summed up before P is rounded: rounding errors of a row's keys mostly cancel each other out.
 
     The factor of the scores has the descales of q and k in it. It is above 0, so that the integer maximum of
     ``largest_of_bits`` finds the largest score: of negative ones alone it may find any, which is in range where 0 is,
-    and max is -MOST or more where that is looked at."""
+    and max is -SHIFT or more where that is looked at."""
 
     def __init__(self, spec, config):
         self.spec, self.base = spec, Softmax(spec, config)
@@ -52,7 +51,7 @@ class Fp8Softmax:
         for r in cutlass.range_constexpr(2):
             top = largest_of_bits([scores[r, j] for j in range(regs.s.cols // 4)])
             row_max = regs.max.tensor[r]
-            found = found | (row_max < -MOST) | (top * self.factor(g, regs) - row_max > MOST)
+            found = found | (row_max < -SHIFT) | (top * self.factor(g, regs) - row_max > SHIFT)
         return cute.arch.vote_any_sync(found)
 
     @cute.jit
@@ -79,7 +78,7 @@ class Fp8Softmax:
         """To shift, the largest scores."""
         for r in cutlass.range_constexpr(2):
             row_max, found = regs.max.tensor[r], regs.shift.tensor[r]
-            stays = (row_max >= -MOST) & (found - row_max <= MOST)
+            stays = (row_max >= -SHIFT) & (found - row_max <= SHIFT)
             regs.max.tensor[r] = row_max if stays else cute.arch.fmax(row_max, found - SHIFT)
 
     def exponentials(self, g, regs, guarded):

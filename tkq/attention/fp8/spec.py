@@ -6,6 +6,7 @@ HEAD_DIMS = tuple(range(32, 257, 32))
 WIDTHS = (64, 128, 256)  # of tiles. A head_dim between two of them takes the wider; TMA fills it up with zeros
 OUT_DTYPES = ("bf16", "fp16")
 ACCUMULATE = ("two_level", "fast")
+KEYS_TOGETHER = 128  # of V: it is transposed in as many, the last ones filled up with zeros
 DESCALES = ("", "q", "k", "v", "qk", "qv", "kv", "qkv")
 
 
@@ -79,3 +80,10 @@ class Fp8Spec:
     def kernel(self) -> "Fp8Spec":
         """The spec of the kernel that serves this one: head_dim rounded up to a tile's width."""
         return replace(self, head_dim=width(self.head_dim))
+
+
+@dataclass(frozen=True)
+class TransposeSpec:
+    """Of V that is transposed. keys_contiguous: its keys are contiguous, not its columns."""
+
+    keys_contiguous: bool = False
