@@ -69,7 +69,8 @@ class Fp8Forward:
         g = Globals(
             q=tk.gl.load(q, self.tiles.q), k=tk.gl.load(k, self.tiles.k), v=tk.gl.load(v, self.tiles.v), o=o,
             lse=x.lse, q_descale=x.q_descale, k_descale=x.k_descale, v_descale=x.v_descale, tasks=tasks,
-            schedule=tk.Schedule(number, cfg.schedule, 1, counter), left=scalars.left if const_expr(spec.left) else None,
+            schedule=tk.Schedule(number, cfg.schedule, 1, counter),
+            left=scalars.left if const_expr(spec.left) else None,
             right=scalars.right if const_expr(spec.right) else None, scale=scalars.scale * tk.LOG2E)
         blocks = tk.blocks_for(cfg.schedule, number, scalars.num_sms)
         self.kernel(g).launch(grid=[blocks, 1, 1], block=[tk.WARPGROUP * (cfg.consumers + 1), 1, 1], stream=stream,

@@ -1,7 +1,7 @@
 """The online softmax of scores whose exponentials become e4m3."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, const_expr
+from cutlass import Constexpr, const_expr
 
 import tkq.tile as tk
 from tkq.attention.forward.softmax import LEFT, RIGHT, Softmax, largest_of_bits

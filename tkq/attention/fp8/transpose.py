@@ -1,12 +1,11 @@
 """V of float8 attention, transposed into a workspace in which tensor cores find each column's keys side by side."""
-from typing import Any
-
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float8E4M3FN, Int32, Uint32
 
-from tkq.attention.fp8.spec import KEYS_TOGETHER as KEYS, TransposeSpec
+from tkq.attention.fp8.spec import KEYS_TOGETHER as KEYS
+from tkq.attention.fp8.spec import TransposeSpec
 from tkq.runtime.compile import fake
 from tkq.tile import vectors
 from tkq.tile.float8 import OPERAND_GROUP
@@ -46,7 +45,7 @@ class TransposeValues:
         self.kernel(v, workspace).launch(grid=[cute.ceil_div(units, self.THREADS), 1, 1],
                                          block=[self.THREADS, 1, 1], stream=stream)
 
-    def units(self, workspace) -> Any:
+    def units(self, workspace):
         """Of work: of a warp, or of a thread."""
         B, H, D, padded = workspace.shape
         if self.spec.keys_contiguous:
@@ -114,7 +113,7 @@ class TransposeValues:
         found = cute.make_rmem_tensor((GROUP // 4,), Uint32)
         for c in cutlass.range_constexpr(GROUP // 4):
             near, far = words[c // 2], words[2 + c // 2]  # eight keys on
-            found[c] = (near & Uint32(0xFFFF)) | (far << 16) if c % 2 == 0 else (near >> 16) | (far & Uint32(0xFFFF0000))
+            found[c] = low_halves(near, far) if c % 2 == 0 else high_halves(near, far)
         cute.autovec_copy(found, _words(workspace, (b, h, d, first), GROUP // 4))
 
 
@@ -129,6 +128,14 @@ def transposed(rows):
     """Four words, of the first bytes of four words, of their second ones, and so on."""
     even, odd = Uint32(0x00FF00FF), Uint32(0xFF00FF00)
     pairs = [((a & even) | ((b & even) << 8), ((a & odd) >> 8) | (b & odd)) for a, b in (rows[:2], rows[2:])]
-    low, high = Uint32(0xFFFF), Uint32(0xFFFF0000)
-    found = [[(p & low) | (q << 16), (p >> 16) | (q & high)] for p, q in zip(*pairs)]
+    found = [[low_halves(p, q), high_halves(p, q)] for p, q in zip(*pairs)]
     return [found[0][0], found[1][0], found[0][1], found[1][1]]
+
+
+def low_halves(a, b):
+    """Of two words, side by side."""
+    return (a & Uint32(0xFFFF)) | (b << 16)
+
+
+def high_halves(a, b):
+    return (a >> 16) | (b & Uint32(0xFFFF0000))
