@@ -47,6 +47,20 @@ def flash_attn(given):
     return results(given, *attend(*(operand(given, n) for n in "qkv"), given, sinks))
 
 
+def flash_attn_fp8(given):
+    """On a GPU P is rounded to e4m3, by up to a sixteenth."""
+    q, k, v = (operand(given, n) for n in "qkv")
+    factors = [None if given[f"{n}_descale"] is None else operand(given, f"{n}_descale")[:, None, :, None]
+               for n in "qkv"]
+    if factors[0] is not None:
+        factors[0] = factors[0].repeat_interleave(q.shape[2] // k.shape[2], 2)
+    q, k, v = (x if by is None else x * by for x, by in zip((q, k, v), factors, strict=True))
+    o, lse = attend(q, k, v, dict(given, softcap=0.0), None)
+    off = v.abs().max().item() / 16 if v.numel() else 0.0
+    found = [Wanted("o", o, ("abs", off), given["out_dtype"])]
+    return [*found, Wanted("lse", lse, 2**12, torch.float32)] if given["return_lse"] else found
+
+
 def flash_attn_varlen(given):
     """Rows of no sequence: O is 0, LSE that of the sink alone."""
     q, k, v = (operand(given, n) for n in "qkv")

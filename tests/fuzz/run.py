@@ -10,7 +10,18 @@ import torch
 
 import tkq
 
-from . import judge, odd, oracles, oracles_attention, oracles_caches, oracles_linear, oracles_steps, usual, usual_caches
+from . import (
+    judge,
+    odd,
+    oracles,
+    oracles_attention,
+    oracles_caches,
+    oracles_linear,
+    oracles_steps,
+    usual,
+    usual_caches,
+    usual_float8,
+)
 from .kinds import kind_of
 
 GOOD = "right", "refused"
@@ -42,6 +53,7 @@ OPERATIONS = {
     "grouped_gemm": Operation(usual.grouped_gemm, oracles.grouped_gemm, ("a", "b")),
     "flash_attn": Operation(usual.flash_attn, oracles_attention.flash_attn, _ATTENDED),
     "flash_attn_varlen": Operation(usual.flash_attn_varlen, oracles_attention.flash_attn_varlen, _ATTENDED),
+    "flash_attn_fp8": Operation(usual_float8.flash_attn_fp8, oracles_attention.flash_attn_fp8),
     "flash_attn_with_kvcache": Operation(usual_caches.flash_attn_with_kvcache, oracles_caches.flash_attn_with_kvcache),
     "kv_append": Operation(usual_caches.kv_append, oracles_caches.kv_append),
     "merge_state": Operation(usual_caches.merge_state, oracles_caches.merge_state),

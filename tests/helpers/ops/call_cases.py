@@ -141,6 +141,8 @@ def cases(g):
         "fft_conv": lambda: tkq.fft_conv(g.q[:, :, 0], g.columns[0, :, 0]),
         "causal_conv1d_step": lambda: tkq.causal_conv1d_step(
             g.q[:, 0, 0], g.windows, g.taps, g.w, "silu", g.cu[:2]),
+        "flash_attn_fp8": lambda: tkq.flash_attn_fp8(
+            *(x.to(F8) for x in (g.q, g.k, g.v[..., :64])), k_descale=g.factors[:4].view(2, 2), return_lse=True),
         "flash_attn_with_kvcache": lambda: tkq.flash_attn_with_kvcache(
             g.q[:, :1], g.k, g.v, cache_seqlens=g.used_k),
         "flash_attn_with_kvcache of pages": lambda: tkq.flash_attn_with_kvcache(
