@@ -53,7 +53,6 @@ OPERATIONS = {
     "grouped_gemm": Operation(usual.grouped_gemm, oracles.grouped_gemm, ("a", "b")),
     "flash_attn": Operation(usual.flash_attn, oracles_attention.flash_attn, _ATTENDED),
     "flash_attn_varlen": Operation(usual.flash_attn_varlen, oracles_attention.flash_attn_varlen, _ATTENDED),
-    "flash_attn_fp8": Operation(usual_float8.flash_attn_fp8, oracles_attention.flash_attn_fp8),
     "flash_attn_with_kvcache": Operation(usual_caches.flash_attn_with_kvcache, oracles_caches.flash_attn_with_kvcache),
     "kv_append": Operation(usual_caches.kv_append, oracles_caches.kv_append),
     "merge_state": Operation(usual_caches.merge_state, oracles_caches.merge_state),
@@ -76,6 +75,7 @@ OPERATIONS = {
     "swiglu": Operation(usual.swiglu, oracles.swiglu, ("gate", "up")),
     "geglu": Operation(usual.geglu, oracles.geglu, ("gate", "up")),
     "mla_decode": Operation(usual_caches.mla_decode, oracles_caches.mla_decode),
+    "flash_attn_fp8": Operation(usual_float8.flash_attn_fp8, oracles_attention.flash_attn_fp8),
 }
 
 # What docstrings promise besides TypeError, ValueError and NotImplementedError.

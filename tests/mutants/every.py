@@ -8,6 +8,7 @@ from . import (
     decode,
     fft_conv,
     flex,
+    fp8_attention,
     hedgehog,
     linear,
     mla,
@@ -20,5 +21,6 @@ from . import (
 )
 
 MUTANTS = (*attention.MUTANTS, *backward.MUTANTS, *based.MUTANTS, *channels.MUTANTS, *convolution.MUTANTS,
-           *decode.MUTANTS, *fft_conv.MUTANTS, *flex.MUTANTS, *hedgehog.MUTANTS, *linear.MUTANTS, *mla.MUTANTS,
-           *products.MUTANTS, *recurrence.MUTANTS, *rows.MUTANTS, *steps.MUTANTS, *tile.MUTANTS, *wide.MUTANTS)
+           *decode.MUTANTS, *fft_conv.MUTANTS, *flex.MUTANTS, *fp8_attention.MUTANTS, *hedgehog.MUTANTS,
+           *linear.MUTANTS, *mla.MUTANTS, *products.MUTANTS, *recurrence.MUTANTS, *rows.MUTANTS, *steps.MUTANTS,
+           *tile.MUTANTS, *wide.MUTANTS)

@@ -71,11 +71,11 @@ def flash_attn_fp8(q: Tensor, k: Tensor, v: Tensor, *, q_descale: Optional[Tenso
 
     Example::
 
-        q, k, v = torch.randn(3, 2, 256, 8, 128, device="cuda")
-        scales = [x.abs().amax((1, 3)) / 448 for x in (q, k, v)]  # (2, 8): one for each sequence and head
-        eight = [(x / s[:, None, :, None]).to(torch.float8_e4m3fn) for x, s in zip((q, k, v), scales)]
-        o = tkq.flash_attn_fp8(*eight, q_descale=scales[0], k_descale=scales[1], v_descale=scales[2])
-        # (2, 256, 8, 128) bfloat16
+        x = torch.randn(3, 2, 256, 8, 128, device="cuda")
+        scales = x.abs().amax((2, 4)) / 448  # (3, 2, 8) float32
+        q, k, v = (x / scales[:, :, None, :, None]).to(torch.float8_e4m3fn)
+        descales = dict(zip(("q_descale", "k_descale", "v_descale"), scales))
+        o = tkq.flash_attn_fp8(q, k, v, causal=True, **descales)  # (2, 256, 8, 128) bfloat16
     """
     causal, return_lse = flags(causal, return_lse)
     softmax_scale, (left, right) = numbers(softmax_scale), limits(window_size)
