@@ -89,8 +89,8 @@ def slope(given, do):
 
 
 def ranges(given, which):
-    """(start, end) of each sequence's rows in use."""
-    ends = wide(given[f"cu_seqlens_{which}"]).long().tolist()
+    """(start, end) of each sequence's rows in use. What is beyond the tensor counts as its end."""
+    ends = wide(given[f"cu_seqlens_{which}"]).long().clamp(max=given[which].shape[0]).tolist()
     used = given[f"seqused_{which}"]
     used = [math.inf] * len(ends) if used is None else wide(used).long().tolist()
     return [(a, min(b, a + n)) for a, b, n in zip(ends, ends[1:], used)]

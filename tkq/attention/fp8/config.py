@@ -66,6 +66,8 @@ class Fp8Config:
                              "multiples of 32")
         if self.overlap and self.parts > 1:
             raise ValueError(f"{self}: parts is {self.parts}, with overlap allowed is 1")
+        if self.ping_pong and not self.overlap:
+            raise ValueError(f"{self}: ping_pong goes with overlap")
         if self.tile_rows + self.kv > LONG_WINDOW:
             raise ValueError(f"{self}: {self.tile_rows} rows and {self.kv} keys of a step, more than {LONG_WINDOW}")
         return self

@@ -26,5 +26,5 @@ def plan(spec: Fp8Spec) -> Fp8Config:
     elif spec.two_level:
         config = Fp8Config(overlap=False, parts=2, q_stages=1, ping_pong=False)
     else:
-        config = Fp8Config(kv=96, q_stages=1, ping_pong=False)
+        config = Fp8Config(q_stages=1, ping_pong=False)
     return config.check(spec.head_dim, spec.two_level)
