@@ -23,6 +23,7 @@ _PUBLIC = {
     "cross_entropy_and_gradient": "tkq.losses.ops",
     "fft_conv": "tkq.convolution.fft.ops",
     "flash_attn": "tkq.attention.ops",
+    "flash_attn_fp8": "tkq.attention.fp8.ops",
     "flex_attention": "tkq.attention.flex.ops",
     "fp8_gemm": "tkq.gemm.fp8.ops",
     "cascade_attention": "tkq.attention.decode.cascade_ops",

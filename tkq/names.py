@@ -11,6 +11,7 @@ import difflib
 _ELSEWHERE = {
     "flash_attn": "flashattention flashattnfunc scaleddotproductattention sdpa multiheadattention mha "
                   "flashattnqkvpackedfunc flashattnkvpackedfunc flashattnforward",
+    "flash_attn_fp8": "fp8attention fp8attn fp8flashattn sageattn sageattention float8attention",
     "flex_attention": "flexattn flex scoremod maskmod",
     "create_block_mask": "blockmask createmask",
     "flash_attn_varlen": "flashattnvarlenfunc flashattnvarlenqkvpackedfunc varlenattn varlenattention "

@@ -19,6 +19,7 @@ from tkq.attention.decode import spec as decode_spec
 from tkq.attention.flex import spec as flex_spec
 from tkq.attention.forward import plan as attention_plan
 from tkq.attention.forward.spec import HEAD_DIMS, AttentionSpec
+from tkq.attention.fp8.spec import HEAD_DIMS as FP8_HEAD_DIMS
 from tkq.attention.mla import spec as mla_spec
 from tkq.attention.wide import plan as wide_plan
 from tkq.attention.wide import spec as wide_spec
@@ -100,6 +101,7 @@ def types() -> dict[str, tuple[list, str]]:
         "linear_cross_entropy": (half, f"{loss[1]}; x's columns: a multiple of 8"),
         "swiglu": gated, "geglu": gated, "rope": turned, "rope_qk": turned,
         "flash_attn": flash, "flash_attn_varlen": (flash[0], f"any sequence lengths, including 0; {dims}"),
+        "flash_attn_fp8": (["e4m3"], f"any Sq, Sk; D a multiple of {FP8_HEAD_DIMS[0]} to {FP8_HEAD_DIMS[-1]}"),
         "flex_attention": _flex(), **_caches(),
         **dict.fromkeys(("linear_attn", "gated_delta_rule"), (taken(lambda t: LinearSpec(t, 64, 64), TYPES),
                                                               f"any S; {_widths_of_states()}")),

@@ -48,6 +48,20 @@ def flash_attn(given):
     return results(given, *attend(*(operand(given, n) for n in "qkv"), given, sinks))
 
 
+def flash_attn_fp8(given):
+    """On a GPU P is rounded to e4m3, by up to a sixteenth."""
+    q, k, v = (operand(given, n) for n in "qkv")
+    factors = [None if given[f"{n}_descale"] is None else operand(given, f"{n}_descale")[:, None, :, None]
+               for n in "qkv"]
+    if factors[0] is not None:
+        factors[0] = factors[0].repeat_interleave(q.shape[2] // k.shape[2], 2)
+    q, k, v = (x if by is None else x * by for x, by in zip((q, k, v), factors, strict=True))
+    o, lse = attend(q, k, v, dict(given, softcap=0.0), None)
+    off = v.abs().max().item() / 16 if v.numel() else 0.0
+    found = [Wanted("o", o, ("abs", off), given["out_dtype"])]
+    return [*found, Wanted("lse", lse, 2**12, torch.float32)] if given["return_lse"] else found
+
+
 def flash_attn_varlen(given):
     """Rows of no sequence: O is 0, LSE that of the sink alone."""
     q, k, v = (operand(given, n) for n in "qkv")
@@ -76,8 +90,8 @@ def slope(given, do):
 
 
 def ranges(given, which):
-    """(start, end) of each sequence's rows in use."""
-    ends = wide(given[f"cu_seqlens_{which}"]).long().tolist()
+    """(start, end) of each sequence's rows in use. What is beyond the tensor counts as its end."""
+    ends = wide(given[f"cu_seqlens_{which}"]).long().clamp(max=given[which].shape[0]).tolist()
     used = given[f"seqused_{which}"]
     used = [math.inf] * len(ends) if used is None else wide(used).long().tolist()
     return [(a, min(b, a + n)) for a, b, n in zip(ends, ends[1:], used)]

@@ -11,7 +11,18 @@ import torch
 import tkq
 from tkq.runtime import arguments
 
-from . import judge, odd, oracles, oracles_attention, oracles_caches, oracles_linear, oracles_steps, usual, usual_caches
+from . import (
+    judge,
+    odd,
+    oracles,
+    oracles_attention,
+    oracles_caches,
+    oracles_linear,
+    oracles_steps,
+    usual,
+    usual_caches,
+    usual_float8,
+)
 from .kinds import kind_of
 
 GOOD = "right", "refused"
@@ -66,6 +77,7 @@ OPERATIONS = {
     "swiglu": Operation(usual.swiglu, oracles.swiglu, ("gate", "up")),
     "geglu": Operation(usual.geglu, oracles.geglu, ("gate", "up")),
     "mla_decode": Operation(usual_caches.mla_decode, oracles_caches.mla_decode),
+    "flash_attn_fp8": Operation(usual_float8.flash_attn_fp8, oracles_attention.flash_attn_fp8),
 }
 
 # What docstrings promise besides TypeError, ValueError and NotImplementedError.

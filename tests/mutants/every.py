@@ -9,6 +9,7 @@ from . import (
     decode,
     fft_conv,
     flex,
+    fp8_attention,
     hedgehog,
     linear,
     mla,
@@ -21,6 +22,6 @@ from . import (
 )
 
 MUTANTS = (*attention.MUTANTS, *backward.MUTANTS, *based.MUTANTS, *channels.MUTANTS, *chunked.MUTANTS,
-           *convolution.MUTANTS, *decode.MUTANTS, *fft_conv.MUTANTS, *flex.MUTANTS, *hedgehog.MUTANTS, *linear.MUTANTS,
-           *mla.MUTANTS, *products.MUTANTS, *recurrence.MUTANTS, *rows.MUTANTS, *steps.MUTANTS, *tile.MUTANTS,
-           *wide.MUTANTS)
+           *convolution.MUTANTS, *decode.MUTANTS, *fft_conv.MUTANTS, *flex.MUTANTS, *fp8_attention.MUTANTS,
+           *hedgehog.MUTANTS, *linear.MUTANTS, *mla.MUTANTS, *products.MUTANTS, *recurrence.MUTANTS, *rows.MUTANTS,
+           *steps.MUTANTS, *tile.MUTANTS, *wide.MUTANTS)

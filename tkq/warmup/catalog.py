@@ -21,6 +21,7 @@ _LISTS = (
     "tkq.softmax.catalog",
     "tkq.losses.catalog",
     "tkq.attention.forward.catalog",
+    "tkq.attention.fp8.catalog",
     "tkq.attention.wide.catalog",
     "tkq.attention.wide.backward.catalog",
     "tkq.attention.backward.catalog",

@@ -17,10 +17,9 @@ pressed.main(*sys.argv[1:])
 IMPORTS = "torch, pytest, cutlass.cute"
 
 LOADED = (
-    "attention", "attention_overlap_tasks", "attention_packed", "attention_wide", "attention_wide_backward",
-    "backward_helper_warps",
-    "backward_of_one_task", "backward_wide", "backward_in_order", "backward_seamless", "gemm", "gemm_long",
-    "gemm_not_held",
+    "attention", "attention_overlap_tasks", "attention_packed", "attention_fp8", "attention_fp8_parts",
+    "attention_wide", "attention_wide_backward", "backward_helper_warps", "backward_of_one_task", "backward_wide",
+    "backward_in_order", "backward_seamless", "gemm", "gemm_long", "gemm_not_held",
     "gemm_small_m", "fp8", "fp8_not_overlapped", "fp8_promoted", "fp8_blocks", "fp8_small_m", "fp8_small_m_blocks",
     "grouped", "grouped_long", "linear", "delta", "delta_wide", "split", "channels", "channels_delta", "hedgehog",
     "hedgehog_segments", "hedgehog_window", "hedgehog_features", "ssd", "based", "norm_backward",

@@ -1,7 +1,10 @@
 """Results rounded as they are made; column vectors from shared memory; blocks of several roles."""
+import math
+
 import pytest
 import torch
 
+import tkq.tile as tk
 from tests.helpers.tile import cases
 from tests.helpers.tile.run import DTYPES, normal, poisoned, run, same
 
@@ -22,6 +25,17 @@ def test_apply_narrow(dtype, cols):
         run("narrow:build_narrow", (dtype, cols), (a, b, v, w, limit, out))
         for got, (name, f) in zip(out, NARROW.items()):
             same(got, f(a, b.float(), v[:, None], w, n).to(DTYPES[dtype]), f"{name} {n}")
+
+
+@pytest.mark.parametrize("cols", (32, 128))
+def test_copy_e4m3(cols):
+    """An accumulator as an operand, its columns in the operand's order; numbers of all sizes, NaN and infinities."""
+    a = normal("fp32", 64, cols) * torch.logspace(-5, 4, cols, device="cuda")
+    a[3, 5], a[8, 1], a[9, 2] = math.nan, math.inf, -math.inf
+    out = poisoned("e4m3", 64, cols)
+    run("narrow:build_e4m3", (cols,), (a, out))
+    order = [16 * (i // 16) + tk.operand_column(i % 16) for i in range(cols)]
+    same(out, a[:, order].clamp(-448, 448).to(out.dtype), "e4m3")
 
 
 @pytest.mark.parametrize("roles", cases.ROLES, ids=str)

@@ -32,6 +32,7 @@ def inputs(device):
         columns=-t(2, 40, 8, 64, dtype=torch.float32).abs() / 8, map=t(8, 64, 32) / 8,
         factors=torch.full((8,), 0.5, device=device), taps=t(64, 4),
         windows=t(2, 64, 4), k_cache=t(2, 50, 2, 64), v_cache=t(2, 50, 2, 64), slots=ints(6, 99, -1, 20, 100, 34),
+        q8=t(2, 40, 8, 64, dtype=F8), k8=t(2, 50, 2, 64, dtype=F8), v8=t(2, 50, 2, 64, dtype=F8),
         latent_q=t(2, 1, 8, 576), latent=t(5, 16, 576) / 16)
 
 
@@ -142,6 +143,8 @@ def cases(g):
         "fft_conv": lambda: tkq.fft_conv(g.q[:, :, 0], g.columns[0, :, 0]),
         "causal_conv1d_step": lambda: tkq.causal_conv1d_step(
             g.q[:, 0, 0], g.windows, g.taps, g.w, "silu", g.cu[:2]),
+        "flash_attn_fp8": lambda: tkq.flash_attn_fp8(
+            g.q8, g.k8, g.v8, k_descale=g.factors[:4].view(2, 2), return_lse=True),
         "flash_attn_with_kvcache": lambda: tkq.flash_attn_with_kvcache(
             g.q[:, :1], g.k, g.v, cache_seqlens=g.used_k),
         "flash_attn_with_kvcache of pages": lambda: tkq.flash_attn_with_kvcache(

@@ -15,7 +15,8 @@ WITHOUT_NUMBERS = ("test_autograd_registration", "test_faketensor")
 QUICK = (*WITHOUT_NUMBERS, "test_schema")
 ALL = (*QUICK, "test_aot_dispatch_dynamic")
 MAY_BE_NONE = {"weight", "bias", "residual", "sinks", "up", "cu_seqlens", "g", "initial_state", "state_indices",
-               "num_accepted_tokens", "D", "d", "z", "dt_bias", "initial_states", "cache_indices", "block_table"}
+               "num_accepted_tokens", "D", "d", "z", "dt_bias", "initial_states", "cache_indices", "block_table",
+               "q_descale", "k_descale", "v_descale"}
 ROWS = (24, 40, 17)  # the first is that of `Case.inputs`
 
 

@@ -54,6 +54,19 @@ def options(device):
         yield name, tkq.flash_attn(q, k, v, sinks=s, return_lse=True, **more)
 
 
+def float8(device):
+    """Float8 q, k and v, of both layouts of v and both ways to accumulate; a tile that O is wider than."""
+    import tkq
+
+    for dim, accumulate, causal in ((64, "two_level", True), (128, "fast", False), (256, "two_level", True)):
+        q, k, v = (x.to(torch.float8_e4m3fn) for x in on(device, *qkv(150, 304, 4, 2, dim)))
+        scale = on(device, randn(3, 1, 2, dtype=torch.float32).abs())[0]
+        given = dict(k_descale=scale, accumulate=accumulate, causal=causal, return_lse=True)
+        yield f"float8 D{dim}", tkq.flash_attn_fp8(q, k, v, **given)
+        by_columns = v.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+        yield f"float8 D{dim}, keys contiguous", tkq.flash_attn_fp8(q, k, by_columns, **given)
+
+
 def varlen(device):
     """Sequences of any length, also of none, in use up to some row."""
     import tkq
@@ -170,7 +183,7 @@ def varlen_gradients(device):
         yield f"D{dim} {heads}/{kv_heads} up to {longest} {given} {in_use} {deterministic}", found
 
 
-FAMILIES = {f.__name__: f for f in (forward, options, varlen, gradients, more_forward, more_gradients,
+FAMILIES = {f.__name__: f for f in (forward, options, float8, varlen, gradients, more_forward, more_gradients,
                                     shared_heads, varlen_gradients, own_functions)}
 
 if __name__ == "__main__":

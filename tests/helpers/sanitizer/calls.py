@@ -17,7 +17,7 @@ from tkq.runtime.compile import build
 
 BF16 = torch.bfloat16
 LIMIT = 0.02  # of the largest value of a result: bf16 on both sides
-LIMITS = {"quant": 0.08, "quantise": 0.08}  # one step of e4m3
+LIMITS = {"quant": 0.08, "quantise": 0.08, "float8": 0.08}  # one step of e4m3
 
 
 def randn(seed: int, *shape, dtype=BF16, grad=False):

@@ -45,6 +45,23 @@ def attention_cluster():
     forward(*make(2, 640, 700, 8, 2, 128), _D128_LONG_FULL)
 
 
+def attention_fp8(dim=128):
+    """As `attention`, of float8: maxima that rise from block to block."""
+    from tests.helpers.attention.fp8 import call, compare, quantised
+    from tests.helpers.attention.inputs import make
+
+    num_sms(6)
+    q, k, v = make(2, 640, 700, 8, 2, dim)
+    k = k * torch.linspace(4, 0.3, 700, device="cuda")[:, None, None]
+    given = quantised(q, k, v)
+    same_bits(functools.partial(compare, given, causal=True), functools.partial(call, given, causal=True))
+
+
+def attention_fp8_parts():
+    """Of 256 columns, whose P V comes in two parts."""
+    attention_fp8(256)
+
+
 def attention_wide(cluster=1):
     """Few slots, each used again soon; maxima that move, so that O is corrected. And many tasks of one block each, of
     which the next one's end is near."""
@@ -234,8 +251,9 @@ def mla():
         same_bits(functools.partial(compare, q, cache), functools.partial(call, q, cache))
 
 
-CASES = (decode, decode_float8, mla, split, attention, attention_overlap_tasks, attention_cluster, attention_wide,
-         attention_wide_backward, attention_wide_cluster, attention_packed, attention_window,
+CASES = (decode, decode_float8, mla, split, attention, attention_overlap_tasks, attention_cluster, attention_fp8,
+         attention_fp8_parts, attention_wide, attention_wide_backward, attention_wide_cluster, attention_packed,
+         attention_window,
          backward_helper_warps, backward_of_one_task, backward_wide, backward_wide_one_p, backward_first,
          backward_first_at_once, backward_grouped, backward_grouped_at_once, backward_in_order,
          backward_chain, backward_seamless)

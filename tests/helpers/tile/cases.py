@@ -161,6 +161,7 @@ def _cases():
     yield from (("sync:build_ring", x, ()) for x in ((1, 0), (2, 0), (3, 5)))
     yield from (("sync:build_cluster", x, ("UCGABAR_WAIT",)) for x in ((2, False), (4, True)))
     yield from (("narrow:build_narrow", x, ("F2FP", "LDS.64")) for x in NARROW)
+    yield from (("narrow:build_e4m3", (cols,), ("F2FP.SATFINITE.E4M3",)) for cols in (32, 128))
     yield from (("narrow:build_roles", (x,), ("USETMAXREG",)) for x in ROLES)
     for name in ("build_pairs", "build_split_pairs"):
         yield from ((f"pairs:{name}", (x,), ("HGMMA", "LDS.128", "F2FP")) for x in ("bf16", "fp16"))

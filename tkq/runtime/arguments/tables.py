@@ -125,6 +125,10 @@ TABLES = {
                      tensor("scale_a", "fp32", none=True), tensor("scale_b", "fp32", none=True), _OUT),
     "flash_attn": (*_QKV, _CAUSAL, _SCALE, _WINDOW, _SOFTCAP, _SINKS, flag("deterministic"), flag("return_lse"),
                    _other("score_mod"), _other("mask_mod"), _other("block_mask")),
+    "flash_attn_fp8": (
+        *(tensor(name, "e4m3") for name in "qkv"), *(tensor(f"{name}_descale", "fp32", none=True) for name in "qkv"),
+        _CAUSAL, _SCALE, _WINDOW, choice("accumulate", "two_level", "two_level", "fast"),
+        dtype("out_dtype", *HALF, default="bf16"), flag("return_lse")),
     "create_block_mask": (_other("mask_mod", REQUIRED), *(Argument(n, "integer", True, REQUIRED, low=1, high=_LONGEST)
                                                           for n in ("B", "H")),
                           integer("Q_LEN", REQUIRED, 1, _LONGEST), integer("KV_LEN", REQUIRED, 1, _LONGEST),

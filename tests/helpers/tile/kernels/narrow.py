@@ -43,6 +43,21 @@ def build_narrow(dtype, cols):
         tensor("int32", 1), tensor(dtype, len(NARROW), 64, cols)))
 
 
+def build_e4m3(cols):
+    """a fp32 (64, cols): out (64, cols) e4m3, as an A operand has it."""
+    @cute.jit
+    def body(a, out):
+        ta, td = tk.rt_fl(cols), tk.rt(cols, tk.element_type("e4m3"))
+        get(ta, a)
+        tk.copy_e4m3(td, ta)
+        for i in cutlass.range_constexpr(cols // 2):
+            byte, row, half, step = i % 4, i // 4 % 2, i // 8 % 2, i // 16
+            col = 32 * step + 16 * half + 4 * (tk.lane_id() % 4) + byte
+            out[tk.first_row() + 8 * row, col] = td.tensor[i]
+
+    return one_block(body, (tensor("fp32", 64, cols), tensor("e4m3", 64, cols)))
+
+
 class Roles:
     """out[thread] = 1000 * role + 100 * the warpgroup's number in the role + the warp's in the warpgroup."""
 

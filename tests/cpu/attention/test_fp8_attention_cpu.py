@@ -1,0 +1,155 @@
+"""Float8 attention where there is no GPU: V transposed by the kernel's own thread, CPU tensors, plans, and what is
+refused."""
+import itertools
+import math
+
+import pytest
+import torch
+
+import tkq
+from tests.helpers.emulation.transpose_values import TransposeValuesOnCpu, function
+from tkq.attention.fp8.check import Options
+from tkq.attention.fp8.config import Fp8Config
+from tkq.attention.fp8.launch import limited
+from tkq.attention.fp8.plan import plan
+from tkq.attention.fp8.spec import ACCUMULATE, HEAD_DIMS, Fp8Spec, TransposeSpec
+from tkq.reference import attention as reference
+
+F8 = torch.float8_e4m3fn
+NAN = 0x7F
+
+
+def _operand_order(keys):
+    """The key at each place of the workspace, as the tensor cores' operand has it: written down by hand."""
+    sixteen = [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]
+    return [16 * group + key for group in range(keys // 16) for key in sixteen]
+
+
+def test_the_order_of_keys():
+    from tkq.tile import operand_column
+
+    assert [operand_column(k) for k in range(16)] == _operand_order(16)
+
+
+@pytest.mark.parametrize("keys_contiguous", [False, True])
+def test_values_are_transposed(keys_contiguous, monkeypatch):
+    """Every key at its place, zeros behind the last; NaN lies behind v's end, and wherever the workspace was not
+    written."""
+    run = function(TransposeValuesOnCpu(TransposeSpec(keys_contiguous)), monkeypatch)
+    for B, keys, H, D in ((1, 1, 1, 32), (2, 130, 3, 64), (1, 128, 2, 96), (1, 255, 1, 32), (2, 15, 1, 32)):
+        bytes_ = torch.randint(0, 256, (B, keys, H, D), dtype=torch.uint8)
+        room = torch.full((B, keys + 40, H, D), NAN, dtype=torch.uint8)
+        if keys_contiguous:
+            room = torch.full((B, H, D, -(-keys // 16) * 16 + 16), NAN, dtype=torch.uint8).permute(0, 3, 1, 2)
+        v = room[:, :keys]
+        v.copy_(bytes_)
+        padded = -(-keys // 128) * 128
+        workspace = torch.full((B, H, D, padded), NAN, dtype=torch.uint8)
+        run(v.view(F8) if not keys_contiguous else _as_float8(v), workspace.view(F8))
+        wanted = torch.zeros(B, padded, H, D, dtype=torch.uint8)
+        wanted[:, :keys] = bytes_
+        assert torch.equal(workspace, wanted[:, _operand_order(padded)].permute(0, 2, 3, 1)), (B, keys, H, D)
+
+
+def _as_float8(x):
+    """Of a last dimension that is not contiguous."""
+    return torch.as_strided(x.permute(0, 2, 3, 1).view(F8).permute(0, 3, 1, 2), x.shape, x.stride())
+
+
+def test_plans():
+    """Every spec has a configuration that fits; two levels where they are asked for."""
+    for dim, accumulate, causal in itertools.product(HEAD_DIMS, ACCUMULATE, (False, True)):
+        spec = Fp8Spec(dim, causal, accumulate=accumulate)
+        config = plan(spec)
+        assert config == config.check(spec.kernel().head_dim, spec.two_level)
+        assert spec.kernel().head_dim >= dim and spec.kernel().head_dim in (64, 128, 256)
+
+
+@pytest.mark.parametrize("changed, dim, two_level, words", [
+    (dict(kv=256), 256, False, "bytes of shared memory"), (dict(), 256, True, "registers"),
+    (dict(kv=144), 64, True, "multiples of 32"), (dict(parts=3, overlap=False), 64, True, "parts is 3"),
+    (dict(overlap=False), 64, True, "ping_pong"),
+    (dict(parts=2), 64, True, "with overlap"), (dict(consumers=3), 128, True, "registers")])
+def test_configurations_that_cannot_run(changed, dim, two_level, words):
+    with pytest.raises(ValueError, match=words):
+        Fp8Config(**changed).check(dim, two_level)
+
+
+def test_limits_that_no_query_reaches():
+    of = lambda rows, keys, **given: limited(Options(**given), rows, keys)[:4]
+    assert of(10, 20, left=19, right=9) == (False, None, -1, -1)
+    assert of(10, 20, left=18, right=8) == (False, None, 18, 8)
+    assert of(10, 20, right=0) == (True, None, -1, -1)
+    assert of(10, 20, causal=True, right=5) == (True, None, -1, -1)
+
+
+def _call(**changed):
+    g = torch.Generator().manual_seed(0)
+    new = lambda *shape: torch.randn(*shape, generator=g).to(F8)
+    return dict(q=new(2, 5, 6, 64), k=new(2, 9, 2, 64), v=new(2, 9, 2, 64), q_descale=torch.rand(2, 2, generator=g),
+                k_descale=torch.rand(2, 2, generator=g), v_descale=torch.rand(2, 2, generator=g)) | changed
+
+
+@pytest.mark.parametrize("causal, window", [(False, (None, None)), (True, (None, None)), (False, (2, 1))])
+def test_cpu_tensors(causal, window):
+    """The definition, head by head."""
+    given = _call()
+    o, lse = tkq.flash_attn_fp8(**given, causal=causal, window_size=window, out_dtype=torch.float16, return_lse=True)
+    assert o.dtype == torch.float16 and o.shape == (2, 5, 6, 64) and lse.shape == (2, 6, 5)
+    q, k, v = (given[n].float() for n in "qkv")
+    own, keys = torch.arange(5)[:, None] + 4, torch.arange(9)
+    seen = keys <= (own if causal else own + 9 if window[1] is None else own + window[1])
+    seen &= keys >= (own - 9 if window[0] is None else own - window[0])
+    for b, h in itertools.product(range(2), range(6)):
+        by = [given[f"{n}_descale"][b, h // 3] for n in "qkv"]
+        scores = (q[b, :, h] @ k[b, :, h // 3].T * by[0] * by[1] / 8).masked_fill(~seen, -math.inf)
+        torch.testing.assert_close(lse[b, h], scores.logsumexp(-1), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(o[b, :, h].float(), scores.softmax(-1) @ v[b, :, h // 3] * by[2], rtol=1e-2,
+                                   atol=1e-3)
+
+
+def test_no_keys_and_no_queries():
+    o, lse = tkq.flash_attn_fp8(**_call(k=torch.empty(2, 0, 2, 64, dtype=F8), v=torch.empty(2, 0, 2, 64, dtype=F8)),
+                                return_lse=True)
+    assert not o.any() and (lse == -math.inf).all()
+    assert tkq.flash_attn_fp8(**_call(q=torch.empty(2, 0, 6, 64, dtype=F8))).shape == (2, 0, 6, 64)
+
+
+def test_the_reference_in_float64():
+    given = _call()
+    o, _ = reference.flash_attn_fp8(**given, out_dtype=torch.float64)
+    assert o.dtype == torch.float64
+    torch.testing.assert_close(o.float(), tkq.flash_attn_fp8(**given).float(), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("error, words, changed", [
+    (TypeError, "q", dict(q=torch.zeros(2, 5, 6, 64))),
+    (TypeError, "v", dict(v=torch.zeros(2, 9, 2, 64, dtype=torch.float8_e5m2))),
+    (TypeError, "k_descale", dict(k_descale=torch.ones(2, 2, dtype=torch.float64))),
+    (ValueError, "q: has 3 dimensions", dict(q=torch.zeros(5, 6, 64, dtype=F8))),
+    (NotImplementedError, "head_dim is 48", dict(q=torch.zeros(2, 5, 6, 48, dtype=F8))),
+    (NotImplementedError, "head_dim is 288", dict(q=torch.zeros(2, 5, 6, 288, dtype=F8))),
+    (ValueError, "k: shape", dict(k=torch.zeros(2, 9, 2, 128, dtype=F8))),
+    (ValueError, "k: shape", dict(k=torch.zeros(3, 9, 2, 64, dtype=F8))),
+    (ValueError, "v: shape", dict(v=torch.zeros(2, 8, 2, 64, dtype=F8))),
+    (ValueError, "must be a multiple", dict(q=torch.zeros(2, 5, 5, 64, dtype=F8))),
+    (ValueError, "q_descale: shape", dict(q_descale=torch.ones(2, 6))),
+    (ValueError, "v_descale: shape", dict(v_descale=torch.ones(2))),
+    (ValueError, "softmax_scale", dict(softmax_scale=-1.0)),
+    (ValueError, "accumulate", dict(accumulate="slow")),
+    (TypeError, "out_dtype", dict(out_dtype=torch.float32)),
+    (ValueError, "window_size", dict(window_size=(-2, 0))),
+    (ValueError, "q has strides .* last dimension must", dict(q=torch.zeros(2, 5, 64, 6, dtype=F8).mT)),
+    (ValueError, "k has strides .* stride 0 must", dict(k=torch.zeros(2, 9, 136, dtype=F8)[..., :128].unflatten(
+        2, (2, 64)))),
+    (ValueError, "v has strides .* or its dimension of keys", dict(v=torch.zeros(2, 9, 2, 128, dtype=F8)[..., ::2])),
+    (ValueError, "v has strides .* stride 3 must", dict(v=torch.zeros(2, 2, 64, 9, dtype=F8).permute(0, 3, 1, 2))),
+])
+def test_what_is_refused(error, words, changed):
+    with pytest.raises(error, match=words):
+        tkq.flash_attn_fp8(**_call(**changed))
+
+
+def test_gradients_are_refused():
+    with pytest.raises(NotImplementedError, match="v_descale requires a gradient"):
+        tkq.flash_attn_fp8(**_call(v_descale=torch.ones(2, 2, requires_grad=True)))

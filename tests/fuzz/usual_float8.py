@@ -1,0 +1,13 @@
+"""Usual arguments of attention in float8."""
+from .usual import E4M3
+
+
+def flash_attn_fp8(d):
+    batch, queries, keys = d.one(1, 2), d.of((0, 1, 7, 24), (7, 24)), d.of((0, 1, 9, 24), (9, 24))
+    heads_k, shared, size = d.one(1, 2), d.one(1, 1, 3), d.of((32, 64, 96), (64,))
+    q, k, v = (d.normal(batch, rows, heads, size, dtype=E4M3)
+               for rows, heads in ((queries, heads_k * shared), (keys, heads_k), (keys, heads_k)))
+    scales = [d.maybe(0.5, lambda: d.positive(batch, heads_k)) for _ in range(3)]
+    return dict(q=q, k=k, v=v, q_descale=scales[0], k_descale=scales[1], v_descale=scales[2], causal=d.chance(0.5),
+                softmax_scale=d.one(None, 0.2), window_size=d.one((None, None), (3, None), (4, 2), (-1, 0)),
+                accumulate=d.one("two_level", "fast"), out_dtype=d.half(), return_lse=d.chance(0.4))

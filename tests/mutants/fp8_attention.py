@@ -1,0 +1,90 @@
+"""Faults in float8 attention."""
+from .mutant import family, pressed
+
+FOLDER, TESTS = "tkq/attention/fp8/", "tests/gpu/attention/test_fp8_attention.py::"
+SIZES, MOVING, WINDOWS, DESCALES, MEAN, NEEDLE, TRANSPOSED, KEYS, DIMS, TASKS = ((TESTS + name,) for name in (
+    "test_sizes", "test_a_maximum_that_moves_in_every_block", "test_windows", "test_descales",
+    "test_values_of_mean_one", "test_a_needle", "test_values_are_transposed", "test_values_whose_keys_are_contiguous",
+    "test_head_dims", "test_each_task_has_its_own_largest_scores"))
+LOADS, READS = (pressed(f"{kind}-attention_fp8") for kind in ("loads", "reads"))
+PARTS_LOADS = pressed("loads-attention_fp8_parts")
+
+MUTANTS = (
+    *family(
+        "fp8_attention", FOLDER + "softmax.py",
+        ("largest_probability_is_1", "SHIFT = 8.0", "SHIFT = 0.0", NEEDLE),
+        ("largest_probability_is_beyond_e4m3", "SHIFT = 8.0", "SHIFT = 10.0", SIZES),
+        ("max_stays", "found = found | (row_max < -SHIFT) | (top * self.factor(g, regs) - row_max > SHIFT)",
+         "found = found | (row_max < -SHIFT)", MOVING),
+        ("rows_below_zero_are_in_range",
+         "found = found | (row_max < -SHIFT) | (top * self.factor(g, regs) - row_max > SHIFT)",
+         "found = found | (top * self.factor(g, regs) - row_max > SHIFT)", MOVING),
+        ("norm_is_not_rescaled", "tk.mul(regs.norm, regs.norm, regs.correct)", "", MOVING),
+        ("no_descale_of_v", "tk.mul(regs.last_norm, regs.last_norm, regs.factors[1])", "pass", DESCALES)),
+    *family(
+        "fp8_attention", FOLDER + "consumer.py",
+        ("no_wait_for_v", """
+            smem.v_pipe.wait(regs.v)
+            self.multiply(smem, regs, 0)
+         """, "self.multiply(smem, regs, 0)", LOADS),
+        ("no_wait_for_v_of_several_parts", """
+            smem.v_pipe.wait(regs.v)
+            for part in range(self.config.parts):
+         """, "for part in range(self.config.parts):", PARTS_LOADS),
+        ("k_freed_before_its_product", """
+            tk.mma_wait(1)
+            self.release(smem.k_pipe, regs.k)
+         """, """
+            self.release(smem.k_pipe, regs.k)
+            tk.mma_wait(1)
+         """, READS),
+        ("o_is_not_rescaled", "tk.mul_row(regs.o[part], regs.o[part], regs.correct)", "pass", MOVING),
+        ("product_of_the_block_before_stays", "tk.mm_ABt(regs.product, regs.p, v, b_part=part)",
+         "tk.mma_ABt(regs.product, regs.p, v, b_part=part)", SIZES),
+        ("product_is_not_added", "tk.add(regs.o[part], regs.o[part], regs.product)",
+         "tk.copy(regs.o[part], regs.product)", SIZES),
+        ("tensor_cores_add", """
+            if self.spec.two_level:
+                tk.mm_ABt(regs.product, regs.p, v, b_part=part)
+            else:
+                tk.mma_ABt(regs.o[part], regs.p, v, b_part=part)
+         """, "tk.mma_ABt(regs.o[part], regs.p, v, b_part=part)", MEAN,
+         ((FOLDER + "consumer.py", """
+            if self.spec.two_level:
+                tk.add(regs.o[part], regs.o[part], regs.product)
+          """, "pass"),)),
+        ("first_part_twice", "tk.mm_ABt(regs.product, regs.p, v, b_part=part)",
+         "tk.mm_ABt(regs.product, regs.p, v, b_part=0)", SIZES),
+        ("columns_of_the_first_part", "(rows, cols), (row, col), first = o.shape, o.stride, part * self.cols",
+         "(rows, cols), (row, col), first = o.shape, o.stride, 0", SIZES),
+        ("columns_behind_the_end",
+         "return cute.make_tensor(o.iterator + first, cute.make_layout((rows, cols - first), stride=(row, col)))",
+         "return cute.make_tensor(o.iterator + first, cute.make_layout((rows, cols), stride=(row, col)))", DIMS),
+        ("descales_of_the_first_sequence",
+         'at, scale = (regs.task["batch"], regs.task["head"] // g.tasks.heads_per_kv), g.scale',
+         'at, scale = (0, regs.task["head"] // g.tasks.heads_per_kv), g.scale', TASKS),
+        ("masks_on_the_left_left_out", 'whole = blocks - regs.task["n_masked_left"]', "whole = blocks + 0", WINDOWS),
+        ("lse_of_the_first_tile", 'tk.store_rows(g.lse[t["batch"], t["head"], None], lse, row, end)',
+         'tk.store_rows(g.lse[t["batch"], t["head"], None], lse, regs.wg * 64, end)', SIZES)),
+    *family(
+        "fp8_attention", FOLDER + "producer.py",
+        ("other_block_of_v", "self.load_v(g, smem, v_ring, of, end - j)",
+         "self.load_v(g, smem, v_ring, of, end - 1 - j)", SIZES),
+        ("first_block_of_v", "self.load_v(g, smem, v_ring, of, seen.first)", "self.load_v(g, smem, v_ring, of, 0)",
+         WINDOWS)),
+    *family(
+        "fp8_attention", FOLDER + "transpose.py",
+        ("keys_behind_the_end", "if key < S:", "if key < S + 1:", TRANSPOSED),
+        ("keys_in_their_own_order", "key = first + 8 * (j // 2) + lane % 4 * 2 + j % 2",
+         "key = first + lane % 4 * 4 + j", TRANSPOSED),
+        ("whole_groups_alone", "if first + j < S:", "if first + j < 0:", KEYS),
+        ("groups_in_their_own_order",
+         "found[c] = low_halves(near, far) if c % 2 == 0 else high_halves(near, far)", "found[c] = words[c]", KEYS)),
+    *family(
+        "fp8_attention", "tkq/tile/float8.py",
+        ("rows_of_p_swapped",
+         "first = 8 * i + 2 * row  # elements: two columns, the same of the other row, then eight columns on",
+         "first = 8 * i + 2 * (1 - row)", SIZES),
+        ("columns_of_p_in_their_own_order", "words[2 * i + row] = _cvt4([s[first + j] for j in (0, 1, 4, 5)])",
+         "words[2 * i + row] = _cvt4([s[first + j] for j in (4, 5, 0, 1)])", SIZES)),
+)

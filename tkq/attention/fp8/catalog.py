@@ -1,0 +1,45 @@
+"""The kernels of float8 attention that tkq itself can choose, and what their machine code must show.
+
+Masks, descales, dtypes of results and head dims combine freely: their kernels are compiled when they are first asked
+for. Listed are the plans of every width, both ways to accumulate, with and without all descales, and windows."""
+import itertools
+
+from tkq.attention.fp8.plan import plan, recipe
+from tkq.attention.fp8.spec import ACCUMULATE, WIDTHS, Fp8Spec, TransposeSpec
+from tkq.runtime.compile.expectation import Expectation
+from tkq.runtime.compile.recipe import Shipped
+
+
+def shipped():
+    """Names are unique: flash_attn_fp8, the head dim, choices; and those that transpose V."""
+    kernels = [Shipped(_name(spec), recipe(spec), _expectation(spec), spec == Fp8Spec(128, True, descales="qkv"))
+               for spec in _specs()]
+    for keys_contiguous, load in ((False, "STG.E"), (True, "STG.E.128")):
+        name = "flash_attn_fp8_" + ("reorder" if keys_contiguous else "transpose")
+        kernels.append(Shipped(name, recipe(TransposeSpec(keys_contiguous)),
+                               Expectation(instructions=("LDG.E.128", load), registers=64), not keys_contiguous))
+    return kernels
+
+
+def _specs():
+    for dim, accumulate, causal, descales in itertools.product(WIDTHS, ACCUMULATE, (False, True), ("", "qkv")):
+        yield Fp8Spec(dim, causal, False, "bf16", accumulate, descales)
+    for accumulate, causal in itertools.product(ACCUMULATE, (False, True)):
+        yield Fp8Spec(128, causal, True, "fp16", accumulate, "kv")
+    yield Fp8Spec(128, True, left=True, long_window=True, descales="qkv")
+    yield Fp8Spec(128, left=True, right=True, descales="qkv")
+
+
+def _name(spec):
+    flags = [flag for flag in ("causal", "left", "long_window", "right", "lse") if getattr(spec, flag)]
+    return "_".join(("flash_attn_fp8", f"d{spec.head_dim}", spec.out, spec.accumulate, *flags,
+                     *[f"descale_{spec.descales}"] * bool(spec.descales)))
+
+
+def _expectation(spec):
+    """Products of float8: of the first S, of a step and of the end, for each 32 of their sum; P rounded two at a time.
+    Registers handed from the producer to the consumers."""
+    config = plan(spec)
+    products = 2 * (spec.head_dim + config.parts * config.kv) // 32
+    return Expectation(tensor=products, instructions=("UTMALDG.4D", "USETMAXREG", "QGMMA", "F2FP.SATFINITE.E4M3",
+                                                      "STG.E.128"), absent=("HGMMA",))

@@ -1,0 +1,73 @@
+"""How the kernels of float8 attention are built: pure Python."""
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tkq.attention.forward.config import ACCUMULATORS, SEMAPHORE_BYTES, SHARED_BYTES
+from tkq.attention.forward.spec import LONG_WINDOW
+
+UNIT = 32  # keys of one product of float8
+
+
+@dataclass(frozen=True)
+class Fp8Config:
+    """kv: keys of a K or V tile. consumers: warpgroups, 64 query rows each. stages: K tiles, and V tiles, in flight.
+    q_stages: Q tiles for each consumer. schedule: see tkq.tile.Schedule. l2_section_mb: MB of K and V in one L2
+    section, whose tasks run together. ping_pong: consumers issue their products in turns. overlap: the next S and its
+    softmax run under P V; without, S and P V share registers. parts: O's columns are multiplied in as many parts, one
+    after the other: with two_level, registers of one part are enough. registers: of a producer's thread and a
+    consumer's; without, tkq.tile's own."""
+
+    kv: int = 128
+    consumers: int = 2
+    stages: int = 2
+    q_stages: int = 2
+    schedule: str = "dynamic"
+    l2_section_mb: int = 16
+    ping_pong: bool = True
+    overlap: bool = True
+    parts: int = 1
+    registers: tuple = ()
+    cluster: ClassVar[int] = 1
+    o_store_steps: ClassVar[int] = 1
+    o_from_registers: ClassVar[bool] = True
+    o_reuses_q_smem: ClassVar[bool] = False
+
+    @property
+    def rows(self) -> int:
+        """Query rows of a block."""
+        return 64 * self.consumers
+
+    @property
+    def tile_rows(self) -> int:
+        """Query rows of a task."""
+        return self.rows
+
+    def shared_bytes(self, head_dim: int) -> int:
+        """Of a block: Q, K and V."""
+        return SEMAPHORE_BYTES + head_dim * (self.q_stages * self.rows + 2 * self.stages * self.kv)
+
+    def accumulators(self, head_dim: int, two_level: bool) -> int:
+        """Registers of a consumer's thread that hold S, P, O and the P V of one part."""
+        s, part = self.kv // 2, head_dim // 2 // self.parts if two_level else 0
+        return (s + part if self.overlap else max(s, part)) + self.kv // 8 + head_dim // 2
+
+    def check(self, head_dim: int, two_level: bool) -> "Fp8Config":
+        """Itself; ValueError for a configuration that cannot run."""
+        taken, held = self.shared_bytes(head_dim), self.accumulators(head_dim, two_level)
+        if taken > SHARED_BYTES:
+            raise ValueError(f"{self}: {taken} bytes of shared memory at head_dim {head_dim}, there are {SHARED_BYTES}")
+        if held > ACCUMULATORS[self.consumers]:
+            raise ValueError(f"{self}: accumulators of {held} registers at head_dim {head_dim}, there is room for "
+                             f"{ACCUMULATORS[self.consumers]}")
+        if self.kv % UNIT or not 0 < self.kv <= 256:
+            raise ValueError(f"{self}: kv is {self.kv}, allowed are multiples of {UNIT} up to 256")
+        if self.parts < 1 or head_dim % (32 * self.parts):
+            raise ValueError(f"{self}: parts is {self.parts}, allowed are those that cut {head_dim} columns of O into "
+                             "multiples of 32")
+        if self.overlap and self.parts > 1:
+            raise ValueError(f"{self}: parts is {self.parts}, with overlap allowed is 1")
+        if self.ping_pong and not self.overlap:
+            raise ValueError(f"{self}: ping_pong goes with overlap")
+        if self.tile_rows + self.kv > LONG_WINDOW:
+            raise ValueError(f"{self}: {self.tile_rows} rows and {self.kv} keys of a step, more than {LONG_WINDOW}")
+        return self

@@ -1,0 +1,30 @@
+"""From what was asked for to how the kernel is built: pure Python, tested without a GPU. No kernel depends on this
+file."""
+from __future__ import annotations
+
+from tkq.attention.fp8.config import Fp8Config
+from tkq.attention.fp8.spec import Fp8Spec, TransposeSpec
+from tkq.runtime.compile.recipe import Recipe
+
+
+def recipe(spec: Fp8Spec | TransposeSpec, config: Fp8Config | None = None) -> Recipe:
+    """Of the kernel of a configuration, without one of the planned one; or of the one that transposes V."""
+    if isinstance(spec, TransposeSpec):
+        return Recipe("tkq.attention.fp8.transpose:TransposeValues", (spec,))
+    config = config or plan(spec)
+    return Recipe("tkq.attention.fp8.kernel:Fp8Forward", (spec.kernel(), config))
+
+
+def plan(spec: Fp8Spec) -> Fp8Config:
+    """The configuration, for sequences of any length.
+
+    Not tuned: what registers have room for. At 256 columns O and the P V of one block do not fit beside S: P V comes in
+    two parts, in S's registers, and the other consumer's products run under a consumer's softmax."""
+    spec = spec.kernel()
+    if spec.head_dim < 256:
+        config = Fp8Config()
+    elif spec.two_level:
+        config = Fp8Config(overlap=False, parts=2, q_stages=1, ping_pong=False)
+    else:
+        config = Fp8Config(q_stages=1, ping_pong=False)
+    return config.check(spec.head_dim, spec.two_level)

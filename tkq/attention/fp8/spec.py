@@ -1,0 +1,89 @@
+"""What a caller of float8 attention asked for: the part that decides which code is compiled."""
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+HEAD_DIMS = tuple(range(32, 257, 32))
+WIDTHS = (64, 128, 256)  # of tiles. A head_dim between two of them takes the wider; TMA fills it up with zeros
+OUT_DTYPES = ("bf16", "fp16")
+ACCUMULATE = ("two_level", "fast")
+KEYS_TOGETHER = 128  # of V: it is transposed in as many, the last ones filled up with zeros
+DESCALES = ("", "q", "k", "v", "qk", "qv", "kv", "qkv")
+
+
+def width(head_dim: int) -> int:
+    """Of the tile that holds ``head_dim`` columns."""
+    return next(w for w in WIDTHS if head_dim <= w)
+
+
+@dataclass(frozen=True)
+class Fp8Spec:
+    """``AttentionSpec`` for q, k and v of e4m3; the fields of its names mean the same, so that masks, statistics and
+    scheduler of ``tkq.attention.forward`` take either.
+
+    out: dtype of o. accumulate: "two_level" adds each key block's P V to O in float32; "fast" lets the tensor cores
+    add. descales: of which operands there are factors.
+
+    Raises:
+        NotImplementedError: what no kernel takes, by name.
+    """
+
+    head_dim: int = 128
+    causal: bool = False
+    lse: bool = False
+    out: str = "bf16"
+    accumulate: str = "two_level"
+    descales: str = ""
+    left: bool = False
+    right: bool = False
+    long_window: bool = False
+    dtype: ClassVar[str] = "e4m3"
+    pack: ClassVar[int] = 1
+    softcap: ClassVar[bool] = False
+    sinks: ClassVar[None] = None
+    varlen: ClassVar[bool] = False
+    seqused_q: ClassVar[bool] = False
+    seqused_k: ClassVar[bool] = False
+
+    def __post_init__(self):
+        if self.head_dim not in HEAD_DIMS:
+            raise NotImplementedError(f"flash_attn_fp8: head_dim is {self.head_dim}, supported are multiples of "
+                                      f"{HEAD_DIMS[0]} up to {HEAD_DIMS[-1]}")
+        for name, known in (("out", OUT_DTYPES), ("accumulate", ACCUMULATE), ("descales", DESCALES)):
+            if getattr(self, name) not in known:
+                raise NotImplementedError(f"flash_attn_fp8: {name} is {getattr(self, name)!r}, supported are "
+                                          f"{', '.join(map(repr, known))}")
+        if self.causal and self.right:
+            raise ValueError("flash_attn_fp8: causal and right: causal is the limit on the right")
+        if self.long_window and not self.left:
+            raise ValueError("flash_attn_fp8: long_window belongs to left")
+
+    @property
+    def head_dim_v(self) -> int:
+        """Columns of v and o."""
+        return self.head_dim
+
+    @property
+    def two_level(self) -> bool:
+        """Is each P V added in float32?"""
+        return self.accumulate == "two_level"
+
+    @property
+    def longest_first(self) -> bool:
+        """Do the last queries see many more keys than the first?"""
+        return (self.causal or self.right) and not self.left
+
+    @property
+    def sides(self) -> bool:
+        """May a row, or a part of a tile, see no key of a block that is visited?"""
+        return self.causal or self.right or self.left
+
+    def kernel(self) -> "Fp8Spec":
+        """The spec of the kernel that serves this one: head_dim rounded up to a tile's width."""
+        return replace(self, head_dim=width(self.head_dim))
+
+
+@dataclass(frozen=True)
+class TransposeSpec:
+    """Of V that is transposed. keys_contiguous: its keys are contiguous, not its columns."""
+
+    keys_contiguous: bool = False
