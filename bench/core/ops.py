@@ -62,17 +62,17 @@ OPS: dict[str, tuple[Part, ...]] = {
         Part("attention_forward", ("varlen",)),
         Part("attention_backward_varlen", ("backward",), what="backward"),
     ),
-    "flex_attention": (
-        Part("flex_attention", ("forward",)),
-        Part("flex_attention", ("backward",), what="backward"),
-    ),
-    "create_block_mask": (Part("flex_attention", ("block_mask",)),),
     "flash_attn_with_kvcache": (
         Part("decode", ("paged",)),
         Part("decode", ("mixed",), what="mixed lengths"),
         Part("decode", ("several",), what="four queries"),
         Part("decode", ("short",), what="short contexts"),
     ),
+    "flex_attention": (
+        Part("flex_attention", ("forward",)),
+        Part("flex_attention", ("backward",), what="backward"),
+    ),
+    "create_block_mask": (Part("flex_attention", ("block_mask",)),),
     "gemm": (
         Part("gemm", ("large",)),
         Part("gemm", ("rows",), what="b row-major"),
