@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 # timed beside the peers to show what memory allows, or what something costs or brings; no rivals
 ROOFS = ("copy", "add", "copy + add", "read")
-OWN = ("tkq apart", "plain", "32/32", "all keys", "all keys, causal", "as usual", "example", "half of the head dim")
+OWN = ("tkq apart", "plain", "32/32", "all keys", "all keys, causal", "as usual", "example", "half of the head dim",
+       "own kernel", "plain causal")
 LIBRARIES = ("torch", "torch._addmm_activation", "cuBLAS", "cuDNN", "flash SDPA")  # compile nothing
 TUNING = ("QuACK tuned", "torch.compile autotuned")  # choose by timings of their own
 
@@ -67,6 +68,11 @@ OPS: dict[str, tuple[Part, ...]] = {
         Part("decode", ("several",), what="four queries"),
         Part("decode", ("short",), what="short contexts"),
     ),
+    "flex_attention": (
+        Part("flex_attention", ("forward",)),
+        Part("flex_attention", ("backward",), what="backward"),
+    ),
+    "create_block_mask": (Part("flex_attention", ("block_mask",)),),
     "gemm": (
         Part("gemm", ("large",)),
         Part("gemm", ("rows",), what="b row-major"),
@@ -194,6 +200,8 @@ AGAINST: dict[str, tuple[str, ...]] = {
     "liger": ("Liger", "Liger CuTe"),
     "deepgemm": ("DeepGEMM",),
     "fa3": ("FA3",),
+    "flex": ("FlexAttention",),
+    "flex-fa4": ("FlexAttention on FA4",),
     "fla": ("fla", "fla parallel", "fla chunks"),
     "flashinfer": ("FlashInfer", "FlashInfer, segments"),
     "flashqla": ("FlashQLA",),
@@ -207,8 +215,9 @@ AGAINST: dict[str, tuple[str, ...]] = {
 USUAL = tuple(name for name in AGAINST if name != "quack-tuned")  # that one compiles 44 kernels
 CUBLAS_IN_TORCH = ("fp8_gemm",)  # where the candidate "torch" is a product of cuBLASLt's
 PACKAGES = {"quack": "quack-kernels", "quack-tuned": "quack-kernels", "fa4": "flash-attn-4", "liger": "liger-kernel",
-            "torch.compile": "triton", "fla": "flash-linear-attention", "flashinfer": "flashinfer-python",
-            "mamba": "mamba-ssm", "causal-conv1d": "causal-conv1d", "accelerated-scan": "accelerated-scan"}
+            "torch.compile": "triton", "flex": "triton", "flex-fa4": "flash-attn-4",
+            "fla": "flash-linear-attention", "flashinfer": "flashinfer-python", "mamba": "mamba-ssm",
+            "causal-conv1d": "causal-conv1d", "accelerated-scan": "accelerated-scan"}
 MODULES = {"deepgemm": ("deep_gemm", "vllm"), "fa3": ("flash_attn_interface",),
            "flashqla": ("flash_qla",), "flashkda": ("flash_kda",),  # that one of them is there says it
            "flashfftconv": ("flashfftconv",)}
@@ -270,7 +279,8 @@ def beside(job: Job, against: Iterable[str]) -> tuple[str, ...]:
 # by (op, section) or op: the title of a case whose own name is not the public function's
 NAMES = {("attention_forward", "varlen"): "flash_attn_varlen", "attention_forward": "flash_attn",
          ("attention_backward", "deterministic"): "flash_attn, deterministic backward",
-         "attention_backward": "flash_attn, backward", "attention_backward_varlen": "flash_attn_varlen, backward",
+         "flex_attention_backward": "flex_attention, backward", "attention_backward": "flash_attn, backward",
+         "attention_backward_varlen": "flash_attn_varlen, backward",
          "both": "cross_entropy_and_gradient", "cross_entropy_mean": "cross_entropy, mean"}
 NAMES |= {("gated_delta_rule", "gates"): "gated_delta_rule, gates of a layer"}
 NAMES |= {(op, "training"): f"{op}, forward and backward" for op in (

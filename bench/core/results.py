@@ -382,7 +382,8 @@ def _bound(data: dict | None) -> Bound | None:
 
 
 # words of a shape that say what kind of problem it is, not how large
-KIND = re.compile(r"H[\d/+]+|D\d+|full|causal|with|bias|a|@|b|b\.t\(\)|equal|skewed")
+KIND = re.compile(r"H[\d/+]+|D\d+|full|causal|with|bias|a|@|b|b\.t\(\)|equal|skewed"
+                  r"|document|sliding-window|prefix-LM|ALiBi|softcap")
 
 
 def kind_of(shape: str) -> str:

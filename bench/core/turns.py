@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 MODULES = {"torch.compile": ("torch._inductor.compile_fx",), "quack": ("quack",), "fa4": ("flash_attn.cute",),
+           "flex": ("torch._inductor.compile_fx",), "flex-fa4": ("torch._inductor.compile_fx", "flash_attn.cute"),
            "liger": ("liger_kernel.transformers.functional",)}
 
 
