@@ -42,7 +42,7 @@ class FlexForward:
         q, k, v, o = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0])) for x in operands[:4]]
         tasks, number = self.base.tasks(q, k, None, AttentionScalars(
             scalars.scale, Float32(0.0), Int32(0), Int32(0), scalars.num_sms))
-        if const_expr(spec.blocks):  # of the masks that leave rows different numbers of keys most give the last ones most
+        if const_expr(spec.blocks):  # most masks that leave rows different numbers of keys give the last ones most
             tasks = replace(tasks, longest_first=True)
         scored = const_expr(spec.score is not None)
         g = FlexGlobals(
