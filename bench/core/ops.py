@@ -74,6 +74,10 @@ OPS: dict[str, tuple[Part, ...]] = {
         Part("flex_attention", ("backward",), what="backward"),
     ),
     "create_block_mask": (Part("flex_attention", ("block_mask",)),),
+    "flash_attn_fp8": (
+        Part("attention_fp8", ("two_level",)),
+        Part("attention_fp8", ("fast",), what="fast sums"),
+    ),
     "gemm": (
         Part("gemm", ("large",)),
         Part("gemm", ("rows",), what="b row-major"),
@@ -328,7 +332,7 @@ def shown_picture(bench: str, section: str) -> str:
 
 def is_float8(op: str, unit: str) -> bool:
     """Does a case's operation multiply float8? Of those that are judged by operations."""
-    words = {"fp8_gemm", *_FP8, "gradient_row", "gradient_1x128"}
+    words = {"fp8_gemm", "flash_attn_fp8", *_FP8, "gradient_row", "gradient_1x128"}
     return unit == "TFLOP/s" and bool(words & set(op.split()))
 
 

@@ -26,7 +26,7 @@ def _operand_order(keys):
 
 
 def test_the_order_of_keys():
-    from tkq.tile import operand_column
+    from tkq.tile.float8 import operand_column
 
     assert [operand_column(k) for k in range(16)] == _operand_order(16)
 

@@ -10,7 +10,7 @@ from tkq.attention.fp8 import launch
 from tkq.attention.fp8.check import Call
 from tkq.attention.fp8.config import Fp8Config
 from tkq.reference import attention as reference
-from tkq.tile import operand_column
+from tkq.tile.float8 import operand_column
 
 MODES = ("two_level", "fast")
 DIMS = (64, 128, 256)

@@ -4,9 +4,9 @@ import math
 import pytest
 import torch
 
-import tkq.tile as tk
 from tests.helpers.tile import cases
 from tests.helpers.tile.run import DTYPES, normal, poisoned, run, same
+from tkq.tile.float8 import operand_column
 
 NARROW = {
     "product": lambda a, b, v, w, n: a * b,
@@ -34,7 +34,7 @@ def test_copy_e4m3(cols):
     a[3, 5], a[8, 1], a[9, 2] = math.nan, math.inf, -math.inf
     out = poisoned("e4m3", 64, cols)
     run("narrow:build_e4m3", (cols,), (a, out))
-    order = [16 * (i // 16) + tk.operand_column(i % 16) for i in range(cols)]
+    order = [16 * (i // 16) + operand_column(i % 16) for i in range(cols)]
     same(out, a[:, order].clamp(-448, 448).to(out.dtype), "e4m3")
 
 

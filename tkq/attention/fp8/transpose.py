@@ -16,7 +16,7 @@ COLS = 32  # of a warp's keys: whole sectors of memory
 
 class TransposeValues:
     """workspace[b, h, d, i] = v[b, key(i), h, d], or 0 where there is no such key: key(i) is i, in another order among
-    each 16, ``tkq.tile.operand_column``, that P of the attention kernel has.
+    each 16, ``tkq.tile.float8.operand_column``, that P of the attention kernel has.
 
     V whose columns are contiguous: a warp has 128 keys of 32 columns, a quad of lanes 16 of them. A lane loads its four
     keys' columns, 32 bytes each, transposes them four by four, and stores four keys of each column: 128 bytes a

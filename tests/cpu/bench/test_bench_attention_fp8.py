@@ -1,0 +1,32 @@
+"""bench.ops.attention_fp8 where no GPU is needed: its cases at tiny shapes, and what judges them."""
+import pytest
+import torch
+
+from bench.ops import attention_fp8
+from bench.peers import attention, common
+
+
+@pytest.mark.parametrize("section", ("two_level", "fast"))
+def test_ours_is_what_judges_it(section, monkeypatch):
+    monkeypatch.setattr(attention_fp8, "TOKENS", 96)
+    monkeypatch.setattr(attention_fp8, "WIDTH", 128)
+    monkeypatch.setattr(attention, "inputs", lambda b, s, h, kv, d, dv: lambda i: tuple(
+        torch.randn(3, b, s, h, d, generator=torch.Generator().manual_seed(i)).bfloat16()))
+    full, causal = attention_fp8.BENCH.sections[section](((48, 64),))
+    for job, share in ((full, 1), (causal, 2)):
+        assert set(job.peer_names) == set(common.PEERS[job.peer_op])
+        assert job.question.work == 4 * 2 * 2 * 64 * 48 * 48 / share
+        given = job.make_inputs(1)
+        assert given[0].shape == (2, 48, 2, 64) and given[0].dtype == torch.float8_e4m3fn
+        assert job.error("tkq", given, job.ours(*given)) < 0.01
+        assert job.error("tkq", given, job.ours(*given) * 1.1) > 0.05
+        bf16 = common.PEERS["attention_fp8"]["tkq, bf16"](**job.peer_options)
+        assert job.error("tkq, bf16", given, bf16(*given)) is None
+
+
+def test_bounds_are_the_issue_s():
+    found = {(section, job.question.shape.split()[3]): job.question.bound and job.question.bound.at_least
+             for section in attention_fp8.BENCH.shapes
+             for job in attention_fp8.BENCH.sections[section](attention_fp8.QUICK)}
+    assert found == {("two_level", "D64"): None, ("two_level", "D128"): 0.97, ("two_level", "D256"): None,
+                     ("fast", "D64"): 1.10, ("fast", "D128"): 1.05, ("fast", "D256"): 1.02}
