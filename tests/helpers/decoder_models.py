@@ -31,8 +31,8 @@ class Model(NamedTuple):
         config._attn_implementation = attn or ("sdpa" if cls._supports_sdpa else "eager")
         torch.manual_seed(0)
         made = cls(config)
-        for p in made.parameters():  # norms' weights too
-            p.data.add_(torch.randn_like(p) * 0.1)
+        for name, p in made.named_parameters():  # norms' weights too
+            p.data.add_(torch.randn_like(p) * (2 if name.endswith("sinks") else 0.1))
         return made.to(torch.bfloat16).to(device, dtype)
 
 
