@@ -119,8 +119,15 @@ def make_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_fun
         first = _first(padding, used)
         if first is None:
             return as_tensor()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return given(Layout(cached=cached(first, used, q_length, kv_length, heads), padding=padding is not None))
+    return given(Layout(cached=cached(first, used, q_length, kv_length, _key_heads(config)),
+                        padding=padding is not None))
+
+
+def _key_heads(config):
+    """Of the first layer, where layers differ."""
+    if "num_key_value_heads" in (getattr(config, "per_layer_attributes", None) or ()):
+        config = config.per_layer_config[0]
+    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
 
 
 def _is_16_bit(dtype, device):
@@ -355,7 +362,7 @@ def _in_a_row(query, key, value, layout, options):
 
 def _on_cache(query, key, value, cached_, options):
     (B, H, S, D), (_, heads, keys, _) = query.shape, key.shape
-    if heads != cached_.heads:  # some layers' differ from what the config says of most
+    if heads != cached_.heads:  # those of another layer
         cached_ = cached(cached_.first, cached_.last, S, keys, heads)
     sinks, options = options["sinks"], {**options, "sinks": None}
     q = query.view(B, heads, H // heads, S, D).transpose(2, 3).reshape(B * heads * S, H // heads, D)
