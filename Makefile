@@ -1,6 +1,8 @@
 # make demo       what tkq does: kernels run and timed on a Hopper GPU, or cross-compiled and inspected without one
 # make test       the tests, with the kernels that stand for the others
 # make test-all   with every kernel that tkq ships
+# make test-oldest  few tests and the demo with the lowest DSL and tvm-ffi that pyproject.toml allows
+# make test-matrix  the CPU tests with other versions of Python, torch, the DSL and tvm-ffi, where they can be had
 # make docs       the docs as pages, in build/docs; fails on any warning
 # make wheel      tkq as a package, in dist/
 # make kernels-wheel  every kernel that tkq ships, compiled, as a package beside it: many minutes
@@ -13,7 +15,7 @@
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all docs wheel kernels-wheel lint clean
+.PHONY: help demo test test-all test-oldest test-matrix docs wheel kernels-wheel lint clean
 
 ifndef PYTHON
 PYTHON := .venv/bin/python
@@ -21,7 +23,7 @@ READY := .venv/.tkq-installed
 endif
 
 help:
-	@sed -n 's/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST)) | head -n 11
+	@sed -n 's/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST)) | head -n 13
 
 # Made anew when what is to be installed changes.
 .venv/.tkq-installed: pyproject.toml constraints.txt
@@ -38,6 +40,12 @@ test: $(READY)
 
 test-all: $(READY)
 	$(PYTHON) -m pytest -n $(JOBS) --dist worksteal --all-kernels $(ARGS)
+
+test-oldest: $(READY)
+	$(PYTHON) -m tests.matrix --here --smoke $(ARGS)
+
+test-matrix: $(READY)
+	$(PYTHON) -m tests.matrix --jobs $(JOBS) $(ARGS)
 
 docs: $(READY)
 	$(PYTHON) -m docs.tools --write
