@@ -6,6 +6,7 @@
 # make docs       the docs as pages, in build/docs; fails on any warning
 # make wheel      tkq as a package, in dist/
 # make kernels-wheel  every kernel that tkq ships, compiled, as a package beside it: many minutes
+# make hub        tkq as a kernel for the Hugging Face hub, in dist/hub
 # make lint       ruff, the contracts of imports (import-linter), the spelling (codespell)
 # make clean      removes .venv and what tools left
 #
@@ -15,7 +16,7 @@
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-oldest test-matrix docs wheel kernels-wheel lint clean
+.PHONY: help demo test test-all test-oldest test-matrix docs wheel kernels-wheel hub lint clean
 
 ifndef PYTHON
 PYTHON := .venv/bin/python
@@ -23,7 +24,7 @@ READY := .venv/.tkq-installed
 endif
 
 help:
-	@sed -n 's/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST)) | head -n 13
+	@sed -n 's/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST)) | head -n 14
 
 # Made anew when what is to be installed changes.
 .venv/.tkq-installed: pyproject.toml constraints.txt
@@ -56,6 +57,9 @@ wheel: $(READY)
 
 kernels-wheel: $(READY)
 	$(PYTHON) -m tkq compile --all -j $(JOBS) --wheel dist
+
+hub: $(READY)
+	$(PYTHON) -m tkq.warmup.hub dist/hub
 
 lint: $(READY)
 	$(PYTHON) -m ruff check .

@@ -101,7 +101,7 @@ def interpreter(version: str) -> str:
     said = subprocess.run([path, "-c", "import sys; print('{}.{}'.format(*sys.version_info))"], capture_output=True,
                           text=True)
     if said.returncode or said.stdout.strip() != version:
-        raise CannotBeHad(f"python{version} does not run")
+        raise CannotBeHad(f"python{version} does not run: {last(said.stderr)}")
     return path
 
 

@@ -1,4 +1,4 @@
-"""`make test-matrix`: which cells there are, what is installed for them, and what is said of those that cannot be had."""
+"""`make test-matrix`: which cells there are, what is installed for them, what is said of those that cannot be had."""
 import pathlib
 import types
 
