@@ -1,9 +1,12 @@
 # make demo       what tkq does: kernels run and timed on a Hopper GPU, or cross-compiled and inspected without one
 # make test       the tests, with the kernels that stand for the others
 # make test-all   with every kernel that tkq ships
+# make test-oldest  few tests and the demo with the lowest DSL and tvm-ffi that pyproject.toml allows
+# make test-matrix  the CPU tests with other versions of Python, torch, the DSL and tvm-ffi, where they can be had
 # make docs       the docs as pages, in build/docs; fails on any warning
 # make wheel      tkq as a package, in dist/
 # make kernels-wheel  every kernel that tkq ships, compiled, as a package beside it: many minutes
+# make hub        tkq as a kernel for the Hugging Face hub, in dist/hub
 # make lint       ruff, the contracts of imports (import-linter), the spelling (codespell)
 # make clean      removes .venv and what tools left
 #
@@ -13,7 +16,7 @@
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all docs wheel kernels-wheel lint clean
+.PHONY: help demo test test-all test-oldest test-matrix docs wheel kernels-wheel hub lint clean
 
 ifndef PYTHON
 PYTHON := .venv/bin/python
@@ -21,7 +24,7 @@ READY := .venv/.tkq-installed
 endif
 
 help:
-	@sed -n 's/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST)) | head -n 11
+	@sed -n 's/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST)) | head -n 14
 
 # Made anew when what is to be installed changes.
 .venv/.tkq-installed: pyproject.toml constraints.txt
@@ -39,6 +42,12 @@ test: $(READY)
 test-all: $(READY)
 	$(PYTHON) -m pytest -n $(JOBS) --dist worksteal --all-kernels $(ARGS)
 
+test-oldest: $(READY)
+	$(PYTHON) -m tests.matrix --here --smoke $(ARGS)
+
+test-matrix: $(READY)
+	$(PYTHON) -m tests.matrix --jobs $(JOBS) $(ARGS)
+
 docs: $(READY)
 	$(PYTHON) -m docs.tools --write
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
@@ -48,6 +57,9 @@ wheel: $(READY)
 
 kernels-wheel: $(READY)
 	$(PYTHON) -m tkq compile --all -j $(JOBS) --wheel dist
+
+hub: $(READY)
+	$(PYTHON) -m tkq.warmup.hub dist/hub
 
 lint: $(READY)
 	$(PYTHON) -m ruff check .

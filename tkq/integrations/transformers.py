@@ -17,7 +17,7 @@ every call: the GPU then has nothing to do until the host has caught up. Another
 seen: caches, chunks and position_ids of several rows in every model; attention_mask and any position_ids in models
 whose loss is patched, see `patch`. Of others transformers IGNORES attention_mask there: take "tkq" for them.
 
-`patch` changes modules of a model by their class, and nothing else of the process; see `transformers_modules.FAMILIES`
+`patch` changes modules of a model by their class, and nothing else of the process; see `transformers_families.FAMILIES`
 for what it knows. Parameters and buffers stay the same objects with the same names: a state dict, an optimizer and
 `save_pretrained` see no difference. `unpatch` undoes it.
 """
@@ -69,10 +69,12 @@ def patch(model: nn.Module, *, linear: str | None = None, keep_weight: bool = Tr
     embedding (in attention layers), gated MLPs, the additions around norms (in decoder layers), and the loss.
 
     Args:
-        model: of Llama, Mistral, Qwen 2, Qwen 3, Gemma 2, Gemma 3; Qwen3-Next and Kimi Linear, whose linear attention
-            then runs on `tkq.gated_delta_rule`, Mamba-2, Bamba, Granite 4 (GraniteMoeHybrid) and Nemotron-H, whose
-            mixers run on `tkq.mamba2_ssd`, and whose losses stay; or anything that has such modules in it. Changed in
-            place. How attention itself is computed stays as it is: ``model.set_attn_implementation("tkq")``.
+        model: of Llama, Mistral, Qwen 2, Qwen 3, Gemma 2, Gemma 3, Phi-3 and Phi-4 (Phi3), GLM-4 (Glm, Glm4), OLMo
+            (Olmo, Olmo2, Olmo3), Granite; Qwen3-MoE, DeepSeek-V3 and gpt-oss, whose experts and routers stay, Gemma 4,
+            whose additions around norms stay; Qwen3-Next and Kimi Linear, whose linear attention then runs on
+            `tkq.gated_delta_rule`, Mamba-2, Bamba, Granite 4 (GraniteMoeHybrid) and Nemotron-H, whose mixers run on
+            `tkq.mamba2_ssd`, and whose losses stay; or anything that has such modules in it. Changed in place. How
+            attention itself is computed stays as it is: ``model.set_attn_implementation("tkq")``.
         linear: what linear layers of decoder layers become: None, as they are; "tkq", `tkq.nn.Linear`; "fp8",
             "fp8_block" and "fp8_tensor", `tkq.nn.Fp8Linear` with scales "row", "1x128", and "tensor" with gradients
             in float8_e5m2 (those with sizes that are multiples of 16).

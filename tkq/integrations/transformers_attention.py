@@ -27,12 +27,14 @@ class Cached(NamedTuple):
     """Queries against a cache of which only the first keys of each sequence are in use: how many is known on the GPU
     alone. Each K/V head of each sequence is a sequence of its own, so that a cache (B, Hk, S, D) is read in place.
 
-    heads: of keys, that cu_q, cu_k and used are for."""
+    heads: of keys, that cu_q, cu_k and used are for. first, last: what they are made of, see `cached`."""
 
     heads: int
     cu_q: Tensor
     cu_k: Tensor
     used: Tensor
+    first: Tensor
+    last: object
 
 
 class Layout(NamedTuple):
@@ -90,6 +92,11 @@ def make_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_fun
     if use_vmap or not _is_16_bit(dtype, device) or not (
             _looks_causal(mask_function, config) if traced else _is_causal(mask_function)):
         return as_tensor()
+
+    def given(layout):
+        """A tensor where layers without keys of their own may get the last queries alone: Gemma 4 cuts the mask."""
+        return as_tensor() if getattr(config, "num_kv_shared_layers", None) else layout
+
     fixed = traced or _capturing(device)  # then no value on the GPU can be asked for
     padding = _padding(attention_mask, kv_length, kv_offset)
     if padding is not None and not fixed and bool(padding.all()):
@@ -99,12 +106,12 @@ def make_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_fun
     if padding is None and known:
         packed = None if traced else _packed(mask_function)
         if packed is not None:
-            return Layout(cu=packed_rows.starts(packed))
-        return None if used == kv_length else Layout(keys=used)
+            return given(Layout(cu=packed_rows.starts(packed)))
+        return None if used == kv_length else given(Layout(keys=used))
     if known and used == q_length:
         if kwargs.get("local_size") is not None and (fixed or not _one_run(padding[:, :used])):
             return as_tensor()  # a window counts what lies between, too
-        return padded(padding[:, :used], None if used == kv_length else used)
+        return given(padded(padding[:, :used], None if used == kv_length else used))
     if padding is not None and fixed:
         return as_tensor()
     first = torch.zeros(batch_size, dtype=torch.int32, device=device)
@@ -112,8 +119,15 @@ def make_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_fun
         first = _first(padding, used)
         if first is None:
             return as_tensor()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return Layout(cached=cached(first, used, q_length, kv_length, heads), padding=padding is not None)
+    return given(Layout(cached=cached(first, used, q_length, kv_length, _key_heads(config)),
+                        padding=padding is not None))
+
+
+def _key_heads(config):
+    """Of the first layer, where layers differ."""
+    if "num_key_value_heads" in (getattr(config, "per_layer_attributes", None) or ()):
+        config = config.per_layer_config[0]
+    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
 
 
 def _is_16_bit(dtype, device):
@@ -200,12 +214,12 @@ def _first(padding, used):
 def cached(first: Tensor, used, q_length: int, kv_length: int, heads: int) -> Cached:
     """first: (B,) int32, of each sequence's keys; used: the number of keys up to the last, an int or a tensor. Before
     the first sequence is one of no queries, as what lies before belongs to none and cu_k begins with 0."""
-    n, device = first.shape[0] * heads, first.device
+    n, device, of_sequences = first.shape[0] * heads, first.device, first
     first = first.repeat_interleave(heads)
     place = torch.arange(n, dtype=torch.int32, device=device)
     cu_k = torch.cat((place[:1] * 0, place * kv_length + first, place[-1:] * 0 + n * kv_length))
     cu_q = torch.cat((place[:1] * 0, torch.arange(n + 1, dtype=torch.int32, device=device) * q_length))
-    return Cached(heads, cu_q, cu_k, F.pad((used - first).to(torch.int32), (1, 0)))
+    return Cached(heads, cu_q, cu_k, F.pad((used - first).to(torch.int32), (1, 0)), of_sequences, used)
 
 
 # ---- in each layer ---------------------------------------------------------------------------------------------------
@@ -239,6 +253,10 @@ def _packed_by(kwargs, query, key, mask):
     B, _, S, _ = query.shape
     places = kwargs["position_ids"]
     cu = packed_rows.begins(places, B, S)
+    if cu is None and isinstance(places, Tensor) and places.dim() == 2 and places.shape[1] > S and (
+            packed_rows.begins(places, B, places.shape[1]) is not None):  # the queries are the last ones alone
+        raise NotImplementedError(f'attn_implementation="tkq": position_ids {tuple(places.shape)} are of several '
+                                  f"sequences in a row, allowed are those of one for {S} queries")
     if cu is None:
         return mask
     keys = key.shape[2] if layout.keys is None else layout.keys
@@ -344,12 +362,15 @@ def _in_a_row(query, key, value, layout, options):
 
 def _on_cache(query, key, value, cached_, options):
     (B, H, S, D), (_, heads, keys, _) = query.shape, key.shape
-    if heads != cached_.heads:
-        raise NotImplementedError(f'attn_implementation="tkq": a cache of {heads} heads, the config says '
-                                  f'{cached_.heads}')
-    if options["sinks"] is not None:
-        raise NotImplementedError('attn_implementation="tkq": sinks with a static cache')
+    if heads != cached_.heads:  # those of another layer
+        cached_ = cached(cached_.first, cached_.last, S, keys, heads)
+    sinks, options = options["sinks"], {**options, "sinks": None}
     q = query.view(B, heads, H // heads, S, D).transpose(2, 3).reshape(B * heads * S, H // heads, D)
     k, v = (x.reshape(B * heads * keys, 1, -1) for x in (key, value))
-    o = flash_attn_varlen(q, k, v, cached_.cu_q, cached_.cu_k, S, keys, seqused_k=cached_.used, **options)
+    o = flash_attn_varlen(q, k, v, cached_.cu_q, cached_.cu_k, S, keys, seqused_k=cached_.used,
+                          return_lse=sinks is not None, **options)
+    if sinks is not None:  # each sequence has others: what one more key of value 0 takes from the result
+        o, lse = o
+        lse = lse.t().reshape(B, heads, S, H // heads) - sinks.float().view(heads, 1, -1)
+        o = (o * lse.sigmoid().view(*o.shape[:2], 1)).to(o.dtype)
     return o.view(B, heads, S, H // heads, -1).transpose(1, 2).reshape(B, S, H, -1)

@@ -18,7 +18,7 @@ def refuses(module):
 
 
 def _activation(module):
-    return module.act_fn if hasattr(module, "act_fn") else module.activation
+    return next(getattr(module, name) for name in ("act_fn", "activation_fn", "activation") if hasattr(module, name))
 
 
 def _gated(activation):
@@ -32,6 +32,20 @@ def gated_forward(family, cls):
         gate, up = together(x, self.gate_proj, self.up_proj)
         gated = _gated(self.act_fn)
         h = self.act_fn(gate) * up if gated is None else gated(gate, up)
+        return self.down_proj(h) if residual is None else added(self.down_proj, h, residual)
+
+    return forward
+
+
+def packed_forward(family, cls):
+    """Of Phi-3 and GLM: gate and values are one product."""
+    def forward(self, hidden_states, residual=None):
+        h, gated = self.gate_up_proj(hidden_states), _gated(self.activation_fn)
+        if gated is None:
+            gate, up = h.chunk(2, -1)
+            h = up * self.activation_fn(gate)
+        else:
+            h = gated(h)
         return self.down_proj(h) if residual is None else added(self.down_proj, h, residual)
 
     return forward

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import math
 import re
 import sys
 from collections.abc import Callable
@@ -15,49 +16,18 @@ from torch import nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from .. import linear_cross_entropy, rmsnorm, rope_qk
+from .. import layernorm, linear_cross_entropy, rmsnorm
 from . import transformers_hybrid as hybrid
 from . import transformers_kimi as kimi
 from . import transformers_mamba as mamba
 from . import transformers_mlps as mlps
-from .linears import changed, together
+from .linears import changed
 from .transformers_attention import refuse_unmasked
+from .transformers_families import FAMILIES, Family
+from .transformers_heads import attention_forward, clips, latent_forward, shared_forward
 
-
-class Family(NamedTuple):
-    """What differs between models.
-
-    norm: the name of a norm's eps. offset: what its weight is added to. four_norms: a layer has norms behind attention
-    and MLP too. head_norms: queries and keys are normalised. options: what the layer gives its attention, by the names
-    of its attributes. hybrid: layers have attention, with a gate, or the gated delta rule. mixer: which of `MIXERS`
-    layers have instead."""
-
-    norm: str = "variance_epsilon"
-    offset: float = 0.0
-    four_norms: bool = False
-    head_norms: bool = False
-    options: dict = {}  # noqa: RUF012  never written to
-    hybrid: bool = False
-    mixer: str = ""
-
-
-_WINDOW, _GEMMA = {"sliding_window": "sliding_window"}, dict(norm="eps", offset=1.0, four_norms=True)
-# by the module of transformers.models, which is the beginning of its classes' names too
-FAMILIES = {
-    "Llama": Family(),
-    "Mistral": Family(options={"sliding_window": "config.sliding_window"}),
-    "Qwen2": Family(options=_WINDOW),
-    "Qwen3": Family(head_norms=True, options=_WINDOW),
-    "Gemma2": Family(**_GEMMA, options={**_WINDOW, "softcap": "attn_logit_softcapping"}),
-    "Gemma3": Family(**_GEMMA, head_norms=True, options=_WINDOW),
-    "Qwen3Next": Family("eps", 1.0, head_norms=True, hybrid=True),
-    "KimiLinear": Family(mixer="kimi"),
-    "Mamba2": Family(mixer="mamba2"),
-    "Bamba": Family(mixer="bamba"),
-    "GraniteMoeHybrid": Family(mixer="granite"),
-    "NemotronH": Family(mixer="nemotron"),
-}
 _CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"  # before 5.24
+OLMO_EPS = 1e-5  # of its norms without weights, written out there
 LINEARS = (None, "tkq", "fp8", "fp8_block", "fp8_tensor")
 
 
@@ -66,61 +36,49 @@ LINEARS = (None, "tkq", "fp8", "fp8_block", "fp8_tensor")
 
 def norm_forward(family, cls):
     def forward(self, hidden_states):
-        return rmsnorm(hidden_states, self.weight, eps=getattr(self, family.norm), weight_offset=family.offset)
+        return _norm(family, self, hidden_states)
 
     return forward
 
 
-def attention_forward(family, cls):
-    models = sys.modules[cls.__module__]
-
-    def forward(self, hidden_states, position_embeddings=None, attention_mask=None, cache=None, past_key_values=None,
-                **kwargs):
-        """cache: past_key_values, as its name is from transformers 5.24 on."""
-        shape = *hidden_states.shape[:-1], -1, self.head_dim
-        q, k, v = together(hidden_states, self.q_proj, self.k_proj, self.v_proj)
-        gate = None
-        if family.hybrid:  # each head has its gate behind its query
-            q, gate = q.view(*shape[:-1], 2 * self.head_dim).chunk(2, -1)
-        q, k, v = (x.view(shape) for x in (q, k, v))
-        if family.head_norms:
-            q, k = self.q_norm(q), self.k_norm(k)
-        cos, sin = (table[..., :table.shape[-1] // 2] for table in position_embeddings)  # the halves are the same
-        q, k, v = (x.transpose(1, 2) for x in (*rope_qk(q, k, cos, sin), v))
-        if cache is not None:
-            k, v = cache.update(k, v, self.layer_idx, kwargs=kwargs)
-        elif past_key_values is not None:
-            k, v = past_key_values.update(k, v, self.layer_idx)
-        call = models.ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, models.eager_attention_forward)
-        options = {name: _attribute(self, path) for name, path in family.options.items()}
-        o, weights = call(self, q, k, v, attention_mask, dropout=self.attention_dropout if self.training else 0.0,
-                          scaling=self.scaling, **options, **kwargs)
-        o = o.reshape(*hidden_states.shape[:-1], -1).contiguous()
-        return self.o_proj(o if gate is None else o * gate.reshape(o.shape).sigmoid()), weights
-
-    return forward
-
-
-def _attribute(module, path):
-    """Of a module, by a name that may have dots. None where there is none."""
-    for name in path.split("."):
-        module = getattr(module, name, None)
-    return module
+def _norm(family, norm, x, **more):
+    if family.kinds == "olmo":
+        return layernorm(x, eps=OLMO_EPS, **more)
+    weight, eps = getattr(norm, "weight", None), getattr(norm, family.norm)
+    return rmsnorm(x, weight, eps=eps, weight_offset=family.offset, **more)
 
 
 def layer_forward(family, cls):
-    """The additions go with the norms before which they stand; the last one goes with the MLP's last product."""
+    """The additions go with the norms before which they stand; the last one goes with the MLP's last product, where
+    nothing stands between."""
+    before, _, second, last = family.norms
+
     def forward(self, hidden_states, **kwargs):
-        h, residual = _normed(self.input_layernorm, hidden_states)
+        h, residual = _normed(before and getattr(self, before), hidden_states)
         h, _ = self.self_attn(hidden_states=h, **kwargs)
-        if family.four_norms:
-            h, residual = _normed(self.pre_feedforward_layernorm, self.post_attention_layernorm(h), residual)
-            return residual + self.post_feedforward_layernorm(self.mlp(h))
-        h, residual = _normed(self.post_attention_layernorm, h, residual)
-        return residual + self.mlp(h) if _own(self.mlp, "MLP") is None else self.mlp(h, residual)
+        h, residual = _normed(second and getattr(self, second), _behind(self, family, 0, h), residual)
+        added = last is family.scale is None and _idle(self, family.dropouts[1])
+        if added and _own(self.mlp, "MLP") is not None:
+            return self.mlp(h, residual)
+        h = self.mlp(h)
+        return residual + _behind(self, family, 1, h[0] if isinstance(h, tuple) else h)
 
     return forward
+
+
+def _behind(layer, family, place, h):
+    """What is done to the result of a layer's attention (place 0) or MLP (1) before it is added."""
+    for name in (family.norms[2 * place + 1], family.dropouts[place]):
+        h = h if name is None else getattr(layer, name)(h)
+    return h if family.scale is None else h * getattr(layer, family.scale)
+
+
+def _idle(layer, name):
+    """Does a layer's dropout do nothing, in training too?"""
+    if name is None:
+        return True
+    module = getattr(layer, name)
+    return type(module) is nn.Dropout and module.p == 0 and not changed(module)
 
 
 def hybrid_layer_forward(family, cls):
@@ -147,22 +105,22 @@ def hybrid_layer_forward(family, cls):
 
 def _normed(norm, x, residual=None):
     """(the norm of x + residual, the sum), in one kernel where nothing but patch has changed what the norm is."""
-    family = _own(norm, "RMSNorm")
+    family = None if norm is None else _own(norm, "RMSNorm", "LayerNorm")
     if family is None:
         total = x if residual is None else residual + x
-        return norm(total), total
-    return rmsnorm(x, norm.weight, eps=getattr(norm, family.norm), weight_offset=family.offset, residual=residual,
-                   prenorm=True)
+        return total if norm is None else norm(total), total
+    return _norm(family, norm, x, residual=residual, prenorm=True)
 
 
-def _own(module, ending):
+def _own(module, *endings):
     """The family of a module of patch's, of a kind, a call of which runs the forward given here and no more; else None.
     Asked in each call: hooks may come later."""
-    family = _families[ending].get(type(module))
+    family = next((_families[ending][type(module)] for ending in endings if type(module) in _families[ending]), None)
     return None if family is None or changed(module) else family
 
 
 def loss_forward(family, cls):
+    made = getattr(sys.modules[cls.__module__], family.output, CausalLMOutputWithPast)  # as DeepSeek's before 5.24
     names = tuple(name for name, given in inspect.signature(cls.forward).parameters.items()
                   if given.kind is given.POSITIONAL_OR_KEYWORD)[1:]  # without self
 
@@ -174,19 +132,25 @@ def loss_forward(family, cls):
             kwargs.update(zip(names, args))
         refuse_unmasked(self.config, **kwargs)
         keep = kwargs.get("logits_to_keep", 0)
-        if kwargs.get("labels") is not None and self.training and type(keep) is int and keep == 0 and _can_fuse(self):
-            return _without_logits(self, **kwargs)
+        if (kwargs.get("labels") is not None and self.training and type(keep) is int and keep == 0 and _can_fuse(self)
+                and not _of_routers(self.config, **kwargs)):
+            return _without_logits(self, made, **kwargs)
         return cls.forward(self, **kwargs)
 
     return forward
 
 
 @can_return_tuple
-def _without_logits(model, labels, logits_to_keep=0, **kwargs):
+def _without_logits(model, made, labels, logits_to_keep=0, **kwargs):
     out = model.model(**kwargs)
     loss = _loss(model, out.last_hidden_state, labels, **kwargs)
-    return CausalLMOutputWithPast(loss=loss, **{_CACHE: out.get(_CACHE)}, hidden_states=out.hidden_states,
-                                  attentions=out.attentions)
+    also = {name: out.get(name) for name in made.__dataclass_fields__ if name not in ("loss", "logits")}
+    return made(loss=loss, **also)
+
+
+def _of_routers(config, output_router_logits=None, **_):
+    """Is there to be a loss of the routers, too?"""
+    return getattr(config, "output_router_logits", False) if output_router_logits is None else output_router_logits
 
 
 def _can_fuse(model):
@@ -199,14 +163,21 @@ def _can_fuse(model):
 def _loss(model, hidden, labels, num_items_in_batch=None, ignore_index=-100, shift_labels=None, **_):
     """As transformers' ForCausalLMLoss, whose arguments these are: token i predicts token i + 1."""
     target = F.pad(labels, (0, 1), value=ignore_index)[..., 1:] if shift_labels is None else shift_labels
+    scaling = getattr(model.config, "logits_scaling", None)
     loss = linear_cross_entropy(
-        hidden, model.lm_head.weight, target.contiguous().to(hidden.device), ignore_index=ignore_index,
-        reduction="mean" if num_items_in_batch is None else "sum",
+        hidden if scaling is None else hidden / scaling, model.lm_head.weight, target.contiguous().to(hidden.device),
+        ignore_index=ignore_index, reduction="mean" if num_items_in_batch is None else "sum",
         softcap=getattr(model.config, "final_logit_softcapping", None))
     if num_items_in_batch is None:
         return loss
     return loss / (num_items_in_batch.to(loss.device) if isinstance(num_items_in_batch, torch.Tensor)
                    else num_items_in_batch)
+
+
+def scaling_refuses(module):
+    """Why a loss stays as it is: hidden states are divided instead of logits, which rounds none by a power of two."""
+    scaling = getattr(module.config, "logits_scaling", None)
+    return None if scaling is None or math.frexp(scaling)[0] == 0.5 else f"logits_scaling {scaling}, no power of 2"
 
 
 # ---- what is replaced by what ----------------------------------------------------------------------------------------
@@ -220,24 +191,32 @@ class Kind(NamedTuple):
     why_not: Callable = lambda module: None
 
 
-KINDS = (Kind("RMSNorm", norm_forward), Kind("MLP", mlps.gated_forward, mlps.refuses),
-         Kind("Attention", attention_forward), Kind("DecoderLayer", layer_forward), Kind("ForCausalLM", loss_forward))
-HYBRID_KINDS = (*KINDS[:3], Kind("RMSNormGated", hybrid.gated_norm_forward),
-                Kind("GatedDeltaNet", hybrid.delta_forward, hybrid.delta_refuses),
-                Kind("DecoderLayer", hybrid_layer_forward))
-MIXERS = {
-    "kimi": (*KINDS[:2], Kind("DeltaAttention", kimi.delta_forward, kimi.refuses), Kind("DecoderLayer", None)),
-    "mamba2": (KINDS[0], Kind("Mixer", mamba.mixer_forward, mamba.refuses), Kind("Block", None)),
-    "bamba": (*KINDS[:2], Kind("Mixer", mamba.mixer_forward, mamba.refuses), Kind("DecoderLayer", None)),
-    "granite": (KINDS[0], Kind("MLP", mlps.granite_forward, mlps.refuses),
-                Kind("MambaLayer", mamba.mixer_forward, mamba.refuses), Kind("DecoderLayer", None)),
-    "nemotron": (KINDS[0], Kind("Mamba2Mixer", mamba.mixer_forward, mamba.refuses), Kind("Block", None)),
+_NORM, _LAYER = Kind("RMSNorm", norm_forward), Kind("DecoderLayer", layer_forward)
+_MLP, _PACKED_MLP = (Kind("MLP", forward, mlps.refuses) for forward in (mlps.gated_forward, mlps.packed_forward))
+_ATTENTION, _LOSS = Kind("Attention", attention_forward), Kind("ForCausalLM", loss_forward, scaling_refuses)
+KINDS = {
+    "plain": (_NORM, _MLP, _ATTENTION, _LAYER, _LOSS),
+    "packed": (_NORM, _PACKED_MLP, _ATTENTION, _LAYER, _LOSS),
+    "experts": (_NORM, _ATTENTION, _LAYER, _LOSS),
+    "latent": (_NORM, _MLP, Kind("Attention", latent_forward), _LAYER, _LOSS),
+    "olmo": (Kind("LayerNorm", norm_forward), _MLP, Kind("Attention", attention_forward, clips), _LAYER, _LOSS),
+    "gemma4": (_NORM, Kind("TextMLP", mlps.gated_forward, mlps.refuses), Kind("TextAttention", shared_forward),
+               Kind("TextDecoderLayer", None), _LOSS),
+    "hybrid": (_NORM, _MLP, _ATTENTION, Kind("RMSNormGated", hybrid.gated_norm_forward),
+               Kind("GatedDeltaNet", hybrid.delta_forward, hybrid.delta_refuses),
+               Kind("DecoderLayer", hybrid_layer_forward)),
+    "kimi": (_NORM, _MLP, Kind("DeltaAttention", kimi.delta_forward, kimi.refuses), Kind("DecoderLayer", None)),
+    "mamba2": (_NORM, Kind("Mixer", mamba.mixer_forward, mamba.refuses), Kind("Block", None)),
+    "bamba": (_NORM, _MLP, Kind("Mixer", mamba.mixer_forward, mamba.refuses), Kind("DecoderLayer", None)),
+    "granite_hybrid": (_NORM, Kind("MLP", mlps.granite_forward, mlps.refuses),
+                       Kind("MambaLayer", mamba.mixer_forward, mamba.refuses), Kind("DecoderLayer", None)),
+    "nemotron": (_NORM, Kind("Mamba2Mixer", mamba.mixer_forward, mamba.refuses), Kind("Block", None)),
 }
 
 
 def kinds_of(family):
     """What patch knows of a family's modules."""
-    return MIXERS[family.mixer] if family.mixer else HYBRID_KINDS if family.hybrid else KINDS
+    return KINDS[family.kinds]
 
 
 class Known(NamedTuple):
@@ -252,7 +231,7 @@ class Known(NamedTuple):
 
     @property
     def is_layer(self):
-        return self.kind.ending in ("DecoderLayer", "Block")
+        return self.kind.ending.endswith(("DecoderLayer", "Block"))
 
     def why_not(self, module) -> Optional[str]:
         return self.kind.why_not(module)
@@ -264,7 +243,7 @@ class Known(NamedTuple):
 
 
 # of each kind: the class made -> its family
-_families: dict = {kind.ending: {} for kinds in (KINDS, HYBRID_KINDS, *MIXERS.values()) for kind in kinds}
+_families: dict = {kind.ending: {} for kinds in KINDS.values() for kind in kinds}
 _subclasses: dict = {}  # (class, what it becomes) -> the one made for it: as many as the tables here give
 _originals: dict = {}  # the class made -> the one it was made for
 

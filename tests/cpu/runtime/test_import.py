@@ -5,7 +5,10 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.helpers.process import fresh
+from tkq.runtime.compile import ffi
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[3]
 
@@ -50,6 +53,8 @@ def test_the_public_functions_bring_tvm_ffi_and_no_more():
 
 def test_imports_ask_for_no_device_so_a_process_may_fork_after_them():
     """As PyTorch counts devices it starts CUDA: then a forked process cannot use it."""
+    if not ffi._has_both():
+        pytest.skip("a PyTorch before 2.10, for which tvm-ffi asks for devices: see tkq/runtime/compile/ffi.py")
     seen = run("""
 import json, traceback
 import torch

@@ -255,6 +255,10 @@ def _file(name) -> str | None:
 @functools.cache
 def _on_disk(name):
     *packages, last = name.split(".")
+    if packages[:1] == ["tkq"]:  # wherever it lies, and whatever its folder is called
+        packages[0] = _TKQ.name
+    elif name == "tkq":
+        return str(_TKQ / "__init__.py")
     for root in _roots(name.partition(".")[0]):
         folder = os.path.join(root, *packages)
         there = _listed(folder)
