@@ -64,11 +64,8 @@ def inputs(kind: Kind, size: Size, section: str) -> Callable[[int], tuple]:
     qkv = attention.inputs(size.batch, size.length, size.heads, size.heads, size.dim, size.dim)
 
     def backward(i):
-        import tkq
-
-        tensors, do = qkv(i), qkv(1000 + i)[0]
-        o, lse = flex.of_flex(tkq.flex_attention, kind, size, return_lse=True)(*tensors)
-        return do, *tensors, o, lse
+        tensors = qkv(i)
+        return qkv(1000 + i)[0], *tensors, *flex.with_lse(kind, size)(*tensors)
 
     return qkv if section == "forward" else backward
 

@@ -45,6 +45,17 @@ def ours(kind: Kind, size: Size) -> Callable:
     return of_flex(tkq.flex_attention, kind, size)
 
 
+def with_lse(kind: Kind, size: Size) -> Callable:
+    """Ours, giving (o, lse)."""
+    import tkq
+
+    def call(q, k, v):
+        o, lse = tkq.flex_attention(*swapped(q, k, v), *functions(kind, size, q.device), return_lse=True)
+        return o.transpose(1, 2), lse
+
+    return call
+
+
 def torchs(kind: Kind, size: Size, backend: str = "TRITON") -> Callable:
     from torch.nn.attention.flex_attention import flex_attention
 

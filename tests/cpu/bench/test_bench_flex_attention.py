@@ -1,11 +1,12 @@
 """The benchmark of flex_attention, as far as it goes without a GPU: its masks, candidates, errors and bounds."""
+import importlib.util
+
 import pytest
 import torch
 
-import tkq
 from bench.core.results import Bound, Case
 from bench.ops import flex_attention as bench
-from bench.peers import flex, flex_masks
+from bench.peers import attention, common, flex, flex_masks
 from bench.peers.flex_masks import BESIDE, KINDS, SAME, Size
 from tests.helpers.attention.flex_gallery import visible
 from tkq.testing.timing import Comparison, Timing
@@ -14,10 +15,9 @@ CPU, SIZE = torch.device("cpu"), Size(2, 1, 1280, 16)  # longer than the window
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
-def tensors(*, do=False):
-    g = torch.Generator().manual_seed(0)
-    return tuple(torch.randn(SIZE.batch, SIZE.length, SIZE.heads, SIZE.dim, generator=g).bfloat16()
-                 for _ in range(3 + do))
+def tensors(i=0):
+    g = torch.Generator().manual_seed(i)
+    return tuple(torch.randn(SIZE.batch, SIZE.length, SIZE.heads, SIZE.dim, generator=g).bfloat16() for _ in range(3))
 
 
 def changed(x):
@@ -68,9 +68,11 @@ def test_candidates_of_the_forward_are_right_and_what_is_wrong_is_seen(kind, mon
 @pytest.mark.parametrize("name", ("causal", "document", "sliding-window", "prefix-LM", "softcap"))
 def test_candidates_of_the_backward_are_right_and_what_is_wrong_is_seen(name, monkeypatch):
     monkeypatch.setattr(bench, "ROWS", 500)
-    kind, (do, q, k, v) = KINDS[name], tensors(do=True)
-    o, lse = tkq.flex_attention(*flex.swapped(q, k, v), *flex_masks.functions(kind, SIZE, CPU), return_lse=True)
-    given, error = (do, q, k, v, o.transpose(1, 2), lse), bench.error(kind, SIZE, "backward")
+    monkeypatch.setattr(attention, "inputs", lambda *_: tensors)
+    kind = KINDS[name]
+    given, error = bench.inputs(kind, SIZE, "backward")(0), bench.error(kind, SIZE, "backward")
+    do, q, k, v, o, lse = given
+    assert o.shape == q.shape and lse.shape == (SIZE.batch, SIZE.heads, SIZE.length) and not torch.equal(do, q)
     found = flex.ours_backward(kind, SIZE)(*given)
     assert [x.shape for x in found] == [x.shape for x in (q, k, v)] and error("tkq", given, found) < 4e-3
     for i in range(3):
@@ -89,7 +91,7 @@ def test_a_graph_is_recorded_once_for_its_inputs():
         return q * k + v
 
     run = flex.recorded(forward)
-    do, *given = tensors(do=True)
+    given, (do, *_) = tensors(), tensors(1)
     with torch.no_grad():
         for _ in range(2):
             dq, dk, dv = run(do, *given, None, None)
@@ -124,6 +126,16 @@ def test_every_mask_has_a_case_that_its_name_chooses():
         assert all(job.question.op == op and job.peer_names[1:] == (flex.TRITON, flex.FA4) for job in jobs)
         assert {job.peer_names[0] for job in jobs} == {SAME, BESIDE}
     assert len(list(bench.block_masks(bench.BLOCK_MASK_SHAPES))) == 2
+
+
+def test_peers_are_made_of_what_a_case_says_and_a_missing_one_is_named():
+    for jobs in (bench.jobs("forward", bench.SHAPES), bench.jobs("backward", bench.SHAPES),
+                 bench.block_masks(bench.BLOCK_MASK_SHAPES)):
+        for job in jobs:
+            found, missing = common.find(job.peer_op, job.peer_names, **job.peer_options)
+            assert (*found, *missing) == job.peer_names and all(map(callable, found.values()))
+            there = importlib.util.find_spec("flash_attn") is not None
+            assert all(name == flex.FA4 and not there and "No module named" in why for name, why in missing.items())
 
 
 def test_bounds():
