@@ -2,14 +2,9 @@
 from .mutant import family
 
 TESTS = "tests/gpu/attention/test_chunked_prefill.py::"
-PAGES, SKIPPED, LIES, WINDOWS = ((f"{TESTS}{name}",) for name in (
-    "test_pages", "test_pages_that_are_skipped", "test_what_lies_gives_nan", "test_windows_softcap_and_sinks"))
-CPU = "tests/cpu/attention/test_chunked_prefill_cpu.py::"
-WHICH, SERVED, OF_SEQUENCES, LYING, OF_RAGGED, MOVED, PLANS = ((f"{CPU}{name}",) for name in (
-    "test_which_calls_have_many_queries", "test_which_calls_it_serves", "test_tasks_of_sequences",
-    "test_tasks_of_sequences_that_lie", "test_tasks_of_ragged_queries", "test_ragged_tasks_of_other_starts",
-    "test_plans_of_many_ragged_queries"))
-
+PAGES, SKIPPED, LIES, WINDOWS, RAGGED, RAGGED_LIES, STRIDES = ((f"{TESTS}{name}",) for name in (
+    "test_pages", "test_pages_that_are_skipped", "test_what_lies_gives_nan", "test_windows_softcap_and_sinks",
+    "test_ragged_queries", "test_ragged_queries_that_lie", "test_strides_of_queries"))
 WINDOW = ("left=sc.left if const_expr(spec.left) else None, "
           "right=sc.right if const_expr(spec.right) else None,")
 
@@ -45,27 +40,19 @@ MUTANTS = (
     *family(
         "chunked", "tkq/attention/decode/chunked/tasks.py",
         ("rows_of_the_sequence_before", "return Task((b + 1) * sizes.rows, b, head, tile, sizes.rows, length), fine",
-         "return Task(b * sizes.rows, b, head, tile, sizes.rows, length), fine", OF_SEQUENCES),
+         "return Task(b * sizes.rows, b, head, tile, sizes.rows, length), fine", PAGES),
         ("lengths_are_believed", "fine = (length >= 0) & (length <= sizes.capacity) & (length == planned)",
-         "fine = (length >= 0) & (length == planned)", LYING),
+         "fine = (length >= 0) & (length == planned)", LIES),
         ("old_plans_are_believed", "fine = (length >= 0) & (length <= sizes.capacity) & (length == planned)",
-         "fine = (length >= 0) & (length <= sizes.capacity)", LYING),
+         "fine = (length >= 0) & (length <= sizes.capacity)", LIES),
         ("keys_of_the_whole_sequence", "return Task(row + queries, source, head, Int32(0), queries, planned), fine",
-         "return Task(row + queries, source, head, Int32(0), queries, length), fine", OF_RAGGED),
+         "return Task(row + queries, source, head, Int32(0), queries, length), fine", RAGGED),
         ("starts_are_believed", "planned == cutlass.max(length - (end - row - queries), 0))", "planned == planned)",
-         MOVED)),
+         RAGGED_LIES)),
     *family(
         "chunked", "tkq/attention/decode/chunked/launch.py",
         ("sequences_that_lie_apart", "return x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1)", "return True",
-         SERVED)),
-    *family(
-        "chunked", "tkq/attention/decode/chunked/plan.py",
-        ("few_queries_of_many_sequences", "return (dims in DIMS and rows >= MANY_ROWS * max(sequences, 1)",
-         "return (dims in DIMS and rows >= MANY_ROWS", WHICH)),
-    *family(
-        "chunked", "tkq/attention/decode/planned.py",
-        ("tiles_depend_on_the_batch", "many = not fixed and many_queries(dims, heads, places[0], sequences)",
-         "many = many_queries(dims, heads, places[0], sequences)", PLANS)),
+         STRIDES)),
     *family(
         "chunked", "tkq/attention/decode/chunked/kernel.py",
         ("window_of_all_keys", WINDOW, WINDOW.replace("left=sc.left if", "left=sc.left + 1 if"), WINDOWS),

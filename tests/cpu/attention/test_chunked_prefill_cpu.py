@@ -118,7 +118,7 @@ def test_tasks_of_sequences(monkeypatch):
         tasks = [tuple(t) for t in found.tolist()]
         assert sorted(t[1:4] for t in tasks) == [(b, h, i) for b in range(len(lengths)) for h in range(heads)
                                                  for i in range(tiles)]
-        for end, b, head, tile, rows_q, rows_k, fine in tasks:
+        for end, b, _, _, rows_q, rows_k, fine in tasks:
             assert (end, rows_q, rows_k, fine) == ((b + 1) * rows, rows, lengths[b], 1)
         order = [t[3] for t in tasks if t[1:3] == (0, 0)]
         assert order == sorted(order, reverse=True)

@@ -19,7 +19,7 @@ from tests.mutants.mutant import Mutant
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 FAMILIES = {"conv", "attention", "flex", "packed", "backward", "gemm", "few", "fp8", "grouped", "rows", "softmax",
             "loss", "norm", "quantize", "rope", "gated", "linear", "based", "step", "tile", "scan", "decode", "fft",
-            "wide", "mla"}
+            "wide", "mla", "chunked"}
 
 
 @functools.cache

@@ -1,6 +1,5 @@
 """Attention of a few queries over a cache of keys and values: one launch, the last block to arrive merges."""
 import cuda.bindings.driver as cuda
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from tkq.attention.common.layout import readable
 from tkq.attention.decode import words
-from tkq.attention.decode.chunked import launch as chunked
 from tkq.attention.decode.check import Call, Options
+from tkq.attention.decode.chunked import launch as chunked
 from tkq.attention.decode.config import DecodeConfig
 from tkq.attention.decode.plan import FEW, FIXED_KEYS, ROWS, plan
 from tkq.attention.decode.planned import Planned

@@ -33,8 +33,10 @@ class Blocks:
 
 class PagedSoftmax:
     """Scores of keys that are not there become -inf. Any block may have none for a row that has not seen any before:
-    its max is the lowest number, and not -inf, so that nothing has to ask for it. V of a box that is not there is zeros, as TMA brings it; rows
-    behind the last key, in a box that has it, become zeros here, before they are multiplied by 0: NaN would stay."""
+    its max is the lowest number, and not -inf, so that nothing has to ask for it.
+
+    V of a box that is not there is zeros, as TMA brings it; rows behind the last key, in a box that has it, become
+    zeros here, before they are multiplied by 0: NaN would stay."""
 
     def __init__(self, spec, cache, config):
         self.spec, self.cache, self.config, self.inner = spec, cache, config, Softmax(spec, config)
