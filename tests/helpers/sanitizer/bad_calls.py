@@ -194,6 +194,17 @@ def caches(device):
         o = tkq.flash_attn_with_kvcache(many, *given[:2], cache_seqlens=given[2], block_table=given[3],
                                         cu_seqlens_q=given[4], out=torch.zeros_like(many))
         yield f"ragged from {starts[0]} {starts[2]}", summed(o)
+    many, k_, v_ = randn(0, 6, 256, 8, 64), randn(1, 9, 8, 2, 64), randn(2, 9, 8, 2, 64)  # chunked prefill's
+    q_, *given = on(device, many, k_, v_, lengths, table)
+    yield "chunks", summed(*tkq.flash_attn_with_kvcache(q_, *given[:2], cache_seqlens=given[2], block_table=given[3],
+                                                        return_lse=True))
+    yield "chunks of rows", summed(tkq.flash_attn_with_kvcache(q_, *(x[:6] for x in given[:2]),
+                                                               cache_seqlens=given[2] - 10))
+    for starts in ([0, 200, 100, most, 500, least, 1536], [-1, 300, 300, 300, 300, 2000, 1536]):
+        q_, *given = on(device, many.flatten(0, 1), k_, v_, lengths, table, torch.tensor(starts, dtype=torch.int32))
+        o = tkq.flash_attn_with_kvcache(q_, *given[:2], cache_seqlens=given[2], block_table=given[3],
+                                        cu_seqlens_q=given[4], out=torch.zeros_like(q_))
+        yield f"ragged chunks from {starts[0]}", summed(o)
     low = [x.to(torch.float8_e4m3fn) for x in (k, v)]
     for scales in (torch.ones(2), torch.ones(9, 5, 2)):
         q_, *given = on(device, q, *low, lengths, table, scales)

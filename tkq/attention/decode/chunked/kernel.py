@@ -115,8 +115,9 @@ class ChunkedPrefill:
     @cute.kernel
     def kernel(self, g: Globals):
         cfg, al = self.config, tk.SharedAllocator()
-        smem = Shared(**vars(self.forward.shared(al)), words=al.vector(1, cfg.stages + AHEAD, Int32),
-                      numbers=al.vector(1, 2, Int32))
+        x = self.forward.shared(al)
+        smem = Shared(x.q, x.o, x.k, x.v, x.task, x.q_full, x.q_empty, x.k_pipe, x.v_pipe, x.next_task_slot,
+                      al.vector(1, cfg.stages + AHEAD, Int32), al.vector(1, 2, Int32))
 
         def initialise():
             smem.k_pipe.init()
