@@ -4,7 +4,10 @@ import random
 import pytest
 import torch
 
+import tkq
+from tests.helpers.emulation import fake_gpu
 from tests.helpers.emulation.chunked import FIELDS, function
+from tests.helpers.emulation.contract import misfit
 from tkq.attention.decode import words
 from tkq.attention.decode.catalog import shipped
 from tkq.attention.decode.check import Call, Options
@@ -26,6 +29,7 @@ from tkq.attention.decode.planned import Planned
 from tkq.attention.forward.config import SHARED_BYTES
 from tkq.attention.forward.spec import AttentionSpec
 from tkq.reference import decode as reference
+from tkq.runtime.compile import build
 from tkq.testing import sass
 
 BF16 = torch.bfloat16
@@ -86,6 +90,35 @@ def test_which_calls_it_serves():
     assert found.args[0] == AttentionSpec("bf16", 128, True, False, left=True, softcap=True, varlen=True, pack=4,
                                           long_window=True)
     assert found.args[1] == CacheSpec(True, False, 8)
+
+
+@pytest.mark.parametrize("paged, ragged, window, more", [
+    (True, False, (None, None), {}), (True, True, (100, None), dict(return_lse=True)), (False, False, (5, 3), {}),
+    (False, True, (None, None), dict(sinks=torch.zeros(8), softcap=3.0)),
+    (True, False, (None, None), dict(return_lse=True, causal=False, sinks=torch.zeros(8, dtype=BF16)))])
+def test_what_is_launched(paged, ragged, window, more):
+    """Tensors are what the kernel is compiled for: types, ranks, sizes that go together, strides and addresses."""
+    q = torch.zeros(2, 8, 1600, 128, dtype=BF16).transpose(1, 2)
+    q = torch.zeros(1, 8, 3200, 128, dtype=BF16)[0].transpose(0, 1) if ragged else q.contiguous()
+    k, v = torch.zeros(300 if paged else 2, 2, 16 if paged else 4099, 2, 128, dtype=BF16).unbind(1)
+    ints = lambda *shape: torch.zeros(*shape, dtype=torch.int32)
+    options = dict(cache_seqlens=ints(2), block_table=ints(2, 290)[:, :280] if paged else None, window_size=window,
+                   cu_seqlens_q=ints(3) if ragged else None, **(dict(causal=window[1] is None) | more))
+    with fake_gpu.launches() as seen, torch.no_grad():
+        tkq.flash_attn_with_kvcache(q, k, v, **options)
+    recipe, args = seen[-1]
+    assert recipe.builder.endswith(":ChunkedPrefill")
+    sizes, fakes = {}, build._made(recipe)[1]
+    for fake, given in zip(flat(fakes), flat(args), strict=True):
+        assert (fake is None) == (given is None)
+        if isinstance(given, torch.Tensor):
+            assert not misfit(fake, given, sizes)
+        else:
+            assert given is None or isinstance(given, float) == (type(fake).__name__ == "Float32")
+
+
+def flat(arguments):
+    return [x for a in arguments for x in (flat(a) if isinstance(a, tuple) else [a])]
 
 
 def test_a_box_that_no_copy_has():

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import tkq
+from tests.helpers.emulation.contract import misfit
 from tests.helpers.gemm.fp8_cases import E4M3, scale_shapes
 from tkq.gemm.dense import launch
 from tkq.gemm.fp8 import ops
@@ -56,23 +57,6 @@ def check(launched):
                 wrong = misfit(fake, given, sizes)
                 assert not wrong, f"{recipe}: {wrong}"
     launched.clear()
-
-
-def misfit(fake, given, sizes):
-    """What is wrong with a tensor; None. sizes: {a fake's symbol: the size that it stands for}, which is added to."""
-    what = f"{tuple(given.shape)}, strides {given.stride()}, address {given.data_ptr() % 16} of 16"
-    if given.element_size() * 8 != fake.element_type.width or given.dim() != len(fake.shape):
-        return f"another type or rank: {what}"
-    if given.data_ptr() % fake._assumed_align:
-        return f"its address is no multiple of {fake._assumed_align}: {what}"
-    for asked, stride, size, step in zip(fake.shape, fake.stride, given.shape, given.stride()):
-        if isinstance(asked, int):
-            fits = asked == size
-        else:
-            fits = size % asked.divisibility == 0 and sizes.setdefault(id(asked), size) == size
-        if not fits or (size != 1 and (step != stride if isinstance(stride, int) else step % stride.divisibility)):
-            return f"{fake.shape}, {fake.stride} was asked for: {what}"
-    return None
 
 
 class Draw(random.Random):
