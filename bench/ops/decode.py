@@ -1,12 +1,14 @@
 """tkq.flash_attn_with_kvcache against FA3, FlashInfer and torch SDPA's plain cache: decoding over paged caches, bf16.
 
-    python -m bench.ops.decode [--sections calls,paged,mixed,several,short] [--quick] [--shapes 64x4096x32x8x64]
+    python -m bench.ops.decode [--sections calls,paged,mixed,several,short,chunk] [--quick]
+        [--shapes 64x4096x32x8x64]
 
 Shapes: sequences, keys of each, query heads, K/V heads, keys of a page; D is 128. paged: one query. mixed: lengths from
-1/16 of the keys on, on a logarithmic scale. several: four queries. short: what a few SMs could do. Pages lie in any
-order, and all that the caches have is in use. The work is the bytes of the keys and values. "read" is what reading them
-takes by torch.sum. Plans are made before, as once for all layers. A result is judged by float64, on the first and the
-last sequence. Results go to OUT/decode.json after every case.
+1/16 of the keys on, on a logarithmic scale. several: four queries. short: what a few SMs could do. chunk: 2048 queries.
+Pages lie in any order, and all that the caches have is in use. The work is the bytes of the keys and values; of chunk
+floating-point operations. "read" is what reading the bytes takes by torch.sum. Plans are made before, as once for all
+layers. A result is judged by float64, on the first and the last sequence, and there on up to 64 queries. Results go to
+OUT/decode.json after every case.
 """
 
 from __future__ import annotations
@@ -34,8 +36,11 @@ SECTIONS = {
     "mixed": ((64, 32768, 32, 8, 64), (16, 32768, 32, 8, 64)),
     "several": ((1, 65536, 32, 8, 64), (16, 8192, 32, 8, 64), (64, 4096, 32, 8, 64)),
     "short": ((1, 1024, 32, 8, 64), (8, 1024, 32, 8, 64), (1, 8192, 32, 8, 64)),
+    "chunk": tuple((1, 18432, 32, 8, page) for page in (16, 64, 256)),
 }
-AT_LEAST = {"paged": 1.03, "mixed": 1.05, "several": 1.05, "short": 1.0}  # times the best
+QUERIES = {"several": 4, "chunk": 2048}  # else one
+AT_LEAST = {"paged": 1.03, "mixed": 1.05, "several": 1.05, "short": 1.0, "chunk": 1.08}  # times the best
+JUDGED = 64  # queries, the last ones
 ROOF = 0.97  # of the rate of reading
 PAGED_PEERS = "FA3", "FlashInfer"
 
@@ -53,6 +58,11 @@ def lengths_of(section, B, S):
     if section != "mixed" or B == 1:
         return [S] * B
     return [round(S / 16 * 16 ** (i / (B - 1))) for i in range(B)]
+
+
+def pairs(queries, keys):
+    """Of a query and a key that it sees."""
+    return sum(max(0, keys - queries + i + 1) for i in range(queries))
 
 
 def inputs(i, lengths, queries, heads, kv_heads, page):
@@ -77,18 +87,22 @@ def error(name, given, found):
         one = slice(s, s + 1)
         mine = table[s, :math.ceil(int(lengths[s]) / k.shape[1])].long()
         local = torch.arange(len(mine), device=q.device, dtype=torch.int32)[None]
-        exact = exactly(q[one].double(), k[mine].double(), v[mine].double(), lengths[one], local)[0]
-        worst = max(worst, relative_error(found[one], exact))
+        last = q[one, -JUDGED:].double()
+        exact = exactly(last, k[mine].double(), v[mine].double(), lengths[one], local)[0]
+        worst = max(worst, relative_error(found[one, -JUDGED:], exact))
     return worst
 
 
 def jobs(section, shapes) -> Iterator[Job]:
     for B, S, heads, kv_heads, page in shapes:
-        lengths, queries = lengths_of(section, B, S), 4 if section == "several" else 1
+        lengths, queries = lengths_of(section, B, S), QUERIES.get(section, 1)
         title = f"B{B} S{S} H{heads}/{kv_heads} page {page}" + " mixed" * (section == "mixed") + (
             f" Sq{queries}" if queries > 1 else "")
-        question = harness.Question(section, "flash_attn_with_kvcache", title, "GB/s", 4 * sum(lengths) * kv_heads * D,
-                                    Bound(PAGED_PEERS, AT_LEAST[section]), roof=Bound(("read",), ROOF))
+        work, roof = ("GB/s", 4 * sum(lengths) * kv_heads * D), Bound(("read",), ROOF)
+        if section == "chunk":
+            work, roof = ("TFLOP/s", 4 * heads * D * sum(pairs(queries, n) for n in lengths)), None
+        question = harness.Question(section, "flash_attn_with_kvcache", title, *work,
+                                    Bound(PAGED_PEERS, AT_LEAST[section]), roof=roof)
         yield Job(question, ours(), "decode", (*PAGED_PEERS, "torch", "read"),
                   lambda i, given=(lengths, queries, heads, kv_heads, page): inputs(i, *given), error,
                   dict(alike=queries == 1 and section != "mixed"))

@@ -15,7 +15,8 @@ def test_ours_is_what_judges_it(section, monkeypatch):
     given = job.make_inputs(1)
     lengths = given[3].tolist()
     assert lengths == ([2, 9, 37] if section == "mixed" else [37] * 3)
-    assert job.question.work == 2 * 2 * 2 * sum(lengths) * decode.D
+    pairs = 3 * sum(range(38))
+    assert job.question.work == (4 * 4 * decode.D * pairs if section == "chunk" else 8 * sum(lengths) * decode.D)
     assert job.error("tkq", given, job.ours(*given)) < 0.01
     other = (given[0] * 0.8, *given[1:])
     assert job.error("tkq", given, job.ours(*other)) > 0.02
