@@ -65,6 +65,7 @@ OPS: dict[str, tuple[Part, ...]] = {
         Part("decode", ("paged",)),
         Part("decode", ("mixed",), what="mixed lengths"),
         Part("decode", ("several",), what="four queries"),
+        Part("decode", ("chunk",), what="chunked prefill"),
         Part("decode", ("short",), what="short contexts"),
     ),
     "gemm": (
