@@ -79,7 +79,7 @@ def test_which_calls_it_serves():
     assert serves(call()) and serves(call(page=24)) and serves(call(page=5000, paged=False))
     assert serves(call(page=4099, paged=False))
     assert not serves(call(), batch_invariant=True)
-    assert not serves(call(page=12)) and not serves(call(page=1))
+    assert not serves(call(page=12)) and not serves(call(page=1)) and not serves(call(page=0))
     assert not serves(call(dtype=torch.float8_e4m3fn))
     apart = torch.empty(2, 1610, 8, 128, dtype=BF16, device="meta")[:, :1600]
     assert not serves(call(q=apart)) and serves(call(q=apart[:1]))

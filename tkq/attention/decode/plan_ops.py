@@ -56,8 +56,13 @@ def plan_decode(cache_seqlens: Tensor, num_heads_q: int, num_heads_kv: int, head
     if heads_q % heads_kv:
         raise ValueError(f"{PLAN}: num_heads_q is {heads_q}, allowed are multiples of num_heads_kv, {heads_kv}")
     given, ragged = (plan_limits(window_size)[0], plan_flag(batch_invariant)), cu_seqlens_q is not None
+    sequences = 1
+    if ragged:  # of whose number their tiles depend
+        plan_tensors(cache_seqlens, cu_seqlens_q, out)
+        check.rank(f"{PLAN}: cache_seqlens", cache_seqlens, 1)
+        sequences = cache_seqlens.shape[0]
     of = Planned.made((head_dim, head_dim_v or head_dim), (heads_q, heads_kv), (total,) if ragged else (0, queries),
-                      ragged, given, cache_seqlens.shape[0] if ragged and cache_seqlens.dim() else 1)
+                      ragged, given, sequences)
     if ops.direct(cache_seqlens, cu_seqlens_q, out):
         return (_run if cache_seqlens.is_cuda else _run_cpu)(cache_seqlens, cu_seqlens_q, of, out)
     _look(cache_seqlens, cu_seqlens_q, of, out)

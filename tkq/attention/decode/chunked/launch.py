@@ -23,7 +23,8 @@ def serves(call, options, out: Tensor) -> bool:
     (*_, H, D), ragged = q.shape, call.cu_seqlens_q is not None
     queries, sequences = (q.shape[0], seqlens.shape[0]) if ragged else (q.shape[0] * q.shape[1], q.shape[0])
     return (many_queries((D, v.shape[3]), (H, k.shape[2]), queries, sequences) and not options.batch_invariant
-            and k.dtype == q.dtype and sinks_of(call.sinks, q.dtype) and (table is None or takes(k.shape[1]))
+            and k.dtype == q.dtype and k.numel() > 0 and sinks_of(call.sinks, q.dtype)
+            and (table is None or takes(k.shape[1]))
             and (ragged or (behind_each_other(q) and behind_each_other(out))))
 
 
