@@ -40,6 +40,11 @@ def attended(device):
         yield "flash_attn_with_kvcache ragged", tkq.flash_attn_with_kvcache(
             q.flatten(0, 1), *on(device, randn(1, 60, 16, 2, 128), randn(2, 60, 16, 2, 128)), cache_seqlens=lengths,
             block_table=table, cu_seqlens_q=starts)
+        *keys, shared = on(device, randn(1, 60, 16, 2, 128), randn(2, 60, 16, 2, 128),
+                           torch.tensor([130, 150, 320], dtype=torch.int32))
+        yield "cascade_attention", tkq.cascade_attention(
+            q, *keys, block_table=table[:1].expand(3, -1), cache_seqlens=shared, prefix_len=129, cascade=True,
+            return_lse=True)
         q, k, v, lengths, table = on(
             device, randn(0, 2, 800, 8, 64), randn(1, 120, 16, 2, 64), randn(2, 120, 16, 2, 64),
             torch.tensor([900, 801], dtype=torch.int32), torch.randperm(120).view(2, 60).int())
@@ -48,11 +53,6 @@ def attended(device):
         starts = on(device, torch.tensor([0, 750, 1600], dtype=torch.int32))[0]
         yield "flash_attn_with_kvcache chunked ragged", tkq.flash_attn_with_kvcache(
             q.flatten(0, 1), k, v, cache_seqlens=lengths, block_table=table, cu_seqlens_q=starts, return_lse=True)
-        *keys, shared = on(device, randn(1, 60, 16, 2, 128), randn(2, 60, 16, 2, 128),
-                           torch.tensor([130, 150, 320], dtype=torch.int32))
-        yield "cascade_attention", tkq.cascade_attention(
-            q, *keys, block_table=table[:1].expand(3, -1), cache_seqlens=shared, prefix_len=129, cascade=True,
-            return_lse=True)
         states = on(device, randn(0, 2, 5, 3, 40), randn(1, 2, 3, 5, dtype=torch.float32), randn(2, 2, 5, 3, 40),
                     randn(3, 2, 3, 5, dtype=torch.float32))
         yield "merge_state", tkq.merge_state(*states)
