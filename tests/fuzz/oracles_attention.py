@@ -72,7 +72,7 @@ def flash_attn_varlen(given):
     if sinks is not None:
         lse = sinks.detach()[:, None].expand(heads, total).clone()
     for (a, b), (c, e) in zip(ranges(given, "q"), ranges(given, "k")):
-        if b > a:
+        if total and b > a:  # without a row of q there is nothing to say, whatever cu_seqlens_q says
             part, part_lse = attend(q[a:b], k[c:e], v[c:e], given, sinks)
             rows = torch.arange(a, b)
             o = torch.index_put(o, (rows,), part)

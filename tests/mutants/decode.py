@@ -37,8 +37,8 @@ MUTANTS = (
         ("no_mask_of_a_block_with_one_draft", "if begin + keys > 0:", "if begin + keys > 1:", TREES)),
     *family(
         "decode", "tkq/attention/decode/cascade_ops.py",
-        ("prefix_is_causal", "before = launch.decode(call.prefix(), both._replace(causal=False))[:2]",
-         "before = launch.decode(call.prefix(), both)[:2]", PREFIXES),
+        ("prefix_is_causal", "before = launch.decode(call.prefix(shared), both._replace(causal=False))[:2]",
+         "before = launch.decode(call.prefix(shared), both)[:2]", PREFIXES),
         ("sinks_count_twice", "sinks=None, plan=self.prefix_plan, cu_seqlens_q=None)",
          "plan=self.prefix_plan, cu_seqlens_q=None)", HEADS),
         ("suffix_from_the_first_page",

@@ -37,7 +37,7 @@ def test_several_are_joined_by_commas_or_given_one_by_one(capsys):
     (["--ops", "softmax", "rmsnorm"], "'rmsnorm' stands where a NAME does; several of --ops are joined by commas: "
                                       "--ops softmax,rmsnorm\n"),
     (["softmx"], "no kernel's name contains 'softmx'; near it are softmax-"),
-    (["--ops", "layer_norm"], "no kernel is for 'layer_norm'; functions are based, causal_conv1d, "),
+    (["--ops", "layer_norm"], "no kernel is for 'layer_norm'; functions are based, cascade_attention, "),
     (["gemm", "--jobs", "0"], "--jobs is 0, allowed are numbers from 1 on")))
 def test_what_cannot_be_meant_is_said_before_anything_is_compiled(words, said, capsys, own_cache,  # noqa: F811
                                                                   monkeypatch):

@@ -155,10 +155,10 @@ class Cascade(NamedTuple):
         """Of the keys behind ``shared``, which are whole pages."""
         return Call(*self[:10])._replace(block_table=self.block_table[:, shared // self.k_cache.shape[1]:])
 
-    def prefix(self) -> Call:
+    def prefix(self, shared) -> Call:
         """Of the shared keys: all queries are of one sequence."""
-        q = self.q.reshape(1, -1, *self.q.shape[-2:])
-        return Call(*self[:10])._replace(q=q, cache_seqlens=self.prefix_seqlens, block_table=self.block_table[:1],
+        q, table = self.q.reshape(1, -1, *self.q.shape[-2:]), self.block_table[:1, :shared // self.k_cache.shape[1]]
+        return Call(*self[:10])._replace(q=q, cache_seqlens=self.prefix_seqlens, block_table=table,
                                          sinks=None, plan=self.prefix_plan, cu_seqlens_q=None)
 
 
@@ -178,7 +178,7 @@ def _look(call, prefix, options, out=None):
     planned = call.plan is not None
     check_sizes(call.suffix(prefix if planned else 0), out, OP, options)
     if planned and prefix:
-        check_sizes(call.prefix(), op=OP, options=options)
+        check_sizes(call.prefix(prefix), op=OP, options=options)
 
 
 def _planned(call, prefix, cascade, options) -> tuple:
@@ -209,7 +209,7 @@ def _launched(call, shared, options, out):
     if not shared:
         return launch.decode(call.suffix(0), options, out)[:2]
     both = options._replace(return_lse=True)
-    before = launch.decode(call.prefix(), both._replace(causal=False))[:2]
+    before = launch.decode(call.prefix(shared), both._replace(causal=False))[:2]
     behind = launch.decode(call.suffix(shared), both)[:2]
     return launch.merge(*_as(before, *behind), *behind, out)
 
@@ -232,7 +232,7 @@ def _run_cpu(call, prefix, cascade, options, out=None):
         suffix = call.suffix(shared)
         found = reference.flash_attn_with_kvcache(*suffix[:6], *options[:5], *suffix[7:])
         if shared:
-            prefix = call.prefix()
+            prefix = call.prefix(shared)
             before = reference.flash_attn_with_kvcache(*prefix[:6], False, *options[1:5], *prefix[7:])
             found = reference.merge_state(*_as(before, *found), *found)
         o.copy_(found[0])
