@@ -50,6 +50,7 @@ _PUBLIC = {
     "log_softmax": "tkq.softmax.ops",
     "prefetch": "tkq.warmup.prefetch",
     "quantize_fp8": "tkq.quantize.ops",
+    "quantize_qkv": "tkq.attention.fp8.quantize_ops",
     "rmsnorm": "tkq.norms.ops",
     "rmsnorm_quant": "tkq.norms.quant_ops",
     "rope": "tkq.pointwise.rope_ops",

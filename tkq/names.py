@@ -49,6 +49,7 @@ _ELSEWHERE = {
     "fp8_gemm": "fp8matmul fp8mm fp8linear gemmfp8 cutlassscaledmm w8a8gemm",
     "grouped_gemm": "groupedmm scaledgroupedmm groupgemm groupedmatmul moegemm gemmgrouped fusedmoe",
     "quantize_fp8": "quantize quantise quantisefp8 fp8quantize fp8quant scaledfp8quant castfp8 tofp8",
+    "quantize_qkv": "quantiseqkv qkvquantize quantizekv perheadquant",
     "rope": "rotary rotaryemb applyrotary applyrotaryemb",
     "rope_qk": "applyrotarypos applyrotaryposemb rotaryposemb applyropeqk",
     "swiglu": "silumul siluandmul silu swiglumlp",

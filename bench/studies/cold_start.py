@@ -53,7 +53,7 @@ OPS = ("rmsnorm, gradients", "flash_attn, gradients", "linear_cross_entropy, gra
        "ssd_step",
        "cross_entropy, mean",
        "cross_entropy_and_gradient", "rmsnorm_quant", "layernorm_quant by blocks", "layernorm", "softmax", "swiglu",
-       "rope_qk", "quantize_fp8",
+       "rope_qk", "quantize_fp8", "quantize_qkv",
        "rmsnorm of three dimensions with a residual", "log_softmax of three dimensions", "geglu of one tensor", "rope",
        "gemm with an epilogue")
 

@@ -20,6 +20,7 @@ from tkq.attention.flex import spec as flex_spec
 from tkq.attention.forward import plan as attention_plan
 from tkq.attention.forward.spec import HEAD_DIMS, AttentionSpec
 from tkq.attention.fp8.spec import HEAD_DIMS as FP8_HEAD_DIMS
+from tkq.attention.fp8.spec import QUANTIZED_TOGETHER, QuantizeSpec
 from tkq.attention.mla import spec as mla_spec
 from tkq.attention.wide import plan as wide_plan
 from tkq.attention.wide import spec as wide_spec
@@ -102,6 +103,7 @@ def types() -> dict[str, tuple[list, str]]:
         "swiglu": gated, "geglu": gated, "rope": turned, "rope_qk": turned,
         "flash_attn": flash, "flash_attn_varlen": (flash[0], f"any sequence lengths, including 0; {dims}"),
         "flash_attn_fp8": (["e4m3"], f"any Sq, Sk; D a multiple of {FP8_HEAD_DIMS[0]} to {FP8_HEAD_DIMS[-1]}"),
+        "quantize_qkv": (taken(QuantizeSpec, TYPES), f"any Sq, Sk; D a multiple of {QUANTIZED_TOGETHER}"),
         "flex_attention": _flex(), **_caches(),
         **dict.fromkeys(("linear_attn", "gated_delta_rule"), (taken(lambda t: LinearSpec(t, 64, 64), TYPES),
                                                               f"any S; {_widths_of_states()}")),

@@ -62,6 +62,21 @@ def flash_attn_fp8(given):
     return [*found, Wanted("lse", lse, 2**12, torch.float32)] if given["return_lse"] else found
 
 
+def quantize_qkv(given):
+    """Elements, in units of their scale, within a step of e4m3; and scales."""
+    wanted, scales = [], []
+    for name in "qkv":
+        x, heads = wide(given[name]), given["k"].shape[2]
+        B, rows, all_heads, D = x.shape
+        groups = x.reshape(B, rows, heads, all_heads // heads * D)
+        largest = groups.abs().amax((1, 3)) if groups.numel() else x.new_zeros(B, heads)
+        scale = (largest / 448).clamp_min(2.0**-126)
+        low = (groups / scale[:, None, :, None]).reshape(x.shape)
+        wanted.append(Wanted(name, low, ("beside", 1, 2**-9), torch.float8_e4m3fn))
+        scales.append(Wanted(f"{name}_descale", scale, 4, torch.float32))
+    return [*wanted, *scales]
+
+
 def flash_attn_varlen(given):
     """Rows of no sequence: O is 0, LSE that of the sink alone."""
     q, k, v = (operand(given, n) for n in "qkv")

@@ -77,6 +77,7 @@ OPERATIONS = {
     "swiglu": Operation(usual.swiglu, oracles.swiglu, ("gate", "up")),
     "geglu": Operation(usual.geglu, oracles.geglu, ("gate", "up")),
     "mla_decode": Operation(usual_caches.mla_decode, oracles_caches.mla_decode),
+    "quantize_qkv": Operation(usual_float8.quantize_qkv, oracles_attention.quantize_qkv),
     "flash_attn_fp8": Operation(usual_float8.flash_attn_fp8, oracles_attention.flash_attn_fp8),
 }
 

@@ -11,3 +11,10 @@ def flash_attn_fp8(d):
     return dict(q=q, k=k, v=v, q_descale=scales[0], k_descale=scales[1], v_descale=scales[2], causal=d.chance(0.5),
                 softmax_scale=d.one(None, 0.2), window_size=d.one((None, None), (3, None), (4, 2), (-1, 0)),
                 accumulate=d.one("two_level", "fast"), out_dtype=d.half(), return_lse=d.chance(0.4))
+
+
+def quantize_qkv(d):
+    batch, queries, keys, dtype = d.one(0, 1, 2), d.of((0, 1, 7, 24), (7, 24)), d.of((0, 1, 9, 24), (9, 24)), d.real()
+    heads_k, shared, size = d.one(1, 2), d.one(1, 1, 3), d.of((8, 40, 64), (64,))
+    return dict(zip("qkv", (d.normal(batch, rows, heads, size, dtype=dtype) for rows, heads in (
+        (queries, heads_k * shared), (keys, heads_k), (keys, heads_k))), strict=True))

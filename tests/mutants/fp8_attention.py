@@ -6,6 +6,7 @@ SIZES, MOVING, WINDOWS, DESCALES, MEAN, NEEDLE, TRANSPOSED, KEYS, DIMS, TASKS = 
     "test_sizes", "test_a_maximum_that_moves_in_every_block", "test_windows", "test_descales",
     "test_values_of_mean_one", "test_a_needle", "test_values_are_transposed", "test_values_whose_keys_are_contiguous",
     "test_head_dims", "test_each_task_has_its_own_largest_scores"))
+QUANTISED = (TESTS + "test_quantised",)
 LOADS, READS = (pressed(f"{kind}-attention_fp8") for kind in ("loads", "reads"))
 PARTS_LOADS = pressed("loads-attention_fp8_parts")
 
@@ -80,6 +81,11 @@ MUTANTS = (
         ("whole_groups_alone", "if first + j < S:", "if first + j < 0:", KEYS),
         ("groups_in_their_own_order",
          "found[c] = low_halves(near, far) if c % 2 == 0 else high_halves(near, far)", "found[c] = words[c]", KEYS)),
+    *family(
+        "fp8_attention", FOLDER + "quantize.py",
+        ("scales_of_one_query_head", "each = H // heads_kv * (D // VECTOR)", "each = D // VECTOR", QUANTISED),
+        ("negative_numbers_are_small", "most = cutlass.max(most, value.bitcast(Int32) & Int32(0x7FFFFFFF))  # NaN is "
+         "larger than all", "most = cutlass.max(most, value.bitcast(Int32))", QUANTISED)),
     *family(
         "fp8_attention", "tkq/tile/float8.py",
         ("rows_of_p_swapped",

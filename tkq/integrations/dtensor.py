@@ -98,6 +98,12 @@ def _attention(g):
     yield (heads, of_lse if g.return_lse else R), dict(q=heads, k=heads, v=heads, sinks=S(0))
 
 
+def _quantised_heads(g):
+    yield (S(0),) * 6, dict.fromkeys("qkv", S(0))
+    if _whole_groups(g):
+        yield (S(2),) * 3 + (S(1),) * 3, dict.fromkeys("qkv", S(2))
+
+
 def _float8_attention(g):
     descales = "q_descale", "k_descale", "v_descale"
     yield (S(0), S(0) if g.return_lse else R), dict.fromkeys((*"qkv", *descales), S(0))
@@ -319,7 +325,8 @@ RULES = {
     "rmsnorm_quant": _quantised_norm, "layernorm_quant": _quantised_norm, "softmax": _softmax,
     "softmax_backward": _softmax, "cross_entropy": _losses_of_rows, "cross_entropy_backward": _losses_of_rows_backward,
     "gated": _gated, "gated_backward": _gated_backward, "rope": _rope, "rope_qk": _rope, "flash_attn": _attention,
-    "flash_attn_fp8": _float8_attention, "flash_attn_backward": _attention_backward, "flash_attn_varlen": _attention,
+    "flash_attn_fp8": _float8_attention, "quantize_qkv": _quantised_heads,
+    "flash_attn_backward": _attention_backward, "flash_attn_varlen": _attention,
     "flash_attn_varlen_backward": _attention_backward, "linear_attn": _linear_attention,
     "linear_attn_backward": _linear_attention_backward, "gated_delta_rule": _delta_rule,
     "gated_delta_rule_backward": _delta_rule_backward, "linear_attn_pool": _pool, "gated_delta_rule_pool": _pool,

@@ -38,21 +38,6 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, softmax_sc
     return (p @ wv).transpose(1, 2).to(q.dtype).contiguous(), lse.float()
 
 
-def flash_attn_fp8(q: Tensor, k: Tensor, v: Tensor, q_descale: Optional[Tensor] = None,
-                   k_descale: Optional[Tensor] = None, v_descale: Optional[Tensor] = None, causal: bool = False,
-                   softmax_scale: Optional[float] = None, left: int = -1, right: int = -1,
-                   out_dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
-    """``flash_attn`` of float8 tensors, each multiplied by its descale (B, Hk) or 1, q by that of the K/V head that it
-    belongs to: o of out_dtype, and lse float32. out_dtype float64: computed in it. Probabilities are not rounded."""
-    wide, group = torch.promote_types(out_dtype, torch.float32), q.shape[2] // k.shape[2] if k.shape[2] else 1
-    factors = [None if x is None else x.to(wide)[:, None, :, None] for x in (q_descale, k_descale, v_descale)]
-    if q_descale is not None:
-        factors[0] = factors[0].repeat_interleave(group, 2)
-    q, k, v = (x.to(wide) if by is None else x.to(wide) * by for x, by in zip((q, k, v), factors))
-    o, lse = flash_attn(q, k, v, causal, softmax_scale, left, right)
-    return o.to(out_dtype), lse
-
-
 def visible(rows: int, keys: int, right: int, left: int, device) -> Optional[Tensor]:
     """(rows, keys): does the query see the key? None: each sees all."""
     if left < 0 and right < 0:

@@ -13,7 +13,7 @@ from tkq.attention.fp8.config import Fp8Config
 from tkq.attention.fp8.launch import limited
 from tkq.attention.fp8.plan import plan
 from tkq.attention.fp8.spec import ACCUMULATE, HEAD_DIMS, Fp8Spec, TransposeSpec
-from tkq.reference import attention as reference
+from tkq.reference import attention_fp8 as reference
 
 F8 = torch.float8_e4m3fn
 NAN = 0x7F
@@ -153,3 +153,25 @@ def test_what_is_refused(error, words, changed):
 def test_gradients_are_refused():
     with pytest.raises(NotImplementedError, match="v_descale requires a gradient"):
         tkq.flash_attn_fp8(**_call(v_descale=torch.ones(2, 2, requires_grad=True)))
+
+
+def test_quantised():
+    """Scales of sequences and K/V heads; zeros, NaN; what is refused."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, rows, heads, 32, generator=g).bfloat16() for rows, heads in ((5, 6), (9, 2), (9, 2)))
+    k[0, :, 1], v[1, 3, 0, 7] = 0, math.nan
+    *low, a, b, c = tkq.quantize_qkv(q, k, v)
+    assert all(x.dtype == F8 and x.is_contiguous() for x in low) and all(x.shape == (2, 2) for x in (a, b, c))
+    torch.testing.assert_close(a[1, 1], q[1, :, 3:].float().abs().max() / 448)
+    assert b[0, 1] == 2.0 ** -126 and not low[1][0, :, 1].float().any()
+    assert c[1, 0].isnan() and low[2][1, :, 0].isnan().all() and not low[2][:, :, 1].isnan().any()
+    back = low[0].float() * a.repeat_interleave(3, 1)[:, None, :, None]
+    assert (back - q.float()).abs().max() <= 2 ** -4 * q.float().abs().max()
+    empty = tkq.quantize_qkv(q[:, :0], k[:, :0], v[:, :0])
+    assert empty[0].shape == (2, 0, 6, 32) and (empty[3] == 2.0 ** -126).all()
+    for error, words, given in ((TypeError, "k is torch.float32", (q, k.float(), v)),
+                                (ValueError, "multiple of k's", (q[:, :, :5], k, v)),
+                                (ValueError, "v: shape", (q, k, v[:, 1:])),
+                                (NotImplementedError, "rows of 12", (q[..., :12], k[..., :12], v[..., :12]))):
+        with pytest.raises(error, match=words):
+            tkq.quantize_qkv(*given)

@@ -1,4 +1,6 @@
 """bench.ops.attention_fp8 where no GPU is needed: its cases at tiny shapes, and what judges them."""
+import itertools
+
 import pytest
 import torch
 
@@ -30,3 +32,17 @@ def test_bounds_are_the_issue_s():
              for job in attention_fp8.BENCH.sections[section](attention_fp8.QUICK)}
     assert found == {("two_level", "D64"): None, ("two_level", "D128"): 0.97, ("two_level", "D256"): None,
                      ("fast", "D64"): 1.10, ("fast", "D128"): 1.05, ("fast", "D256"): 1.02}
+
+
+def test_variants_can_run(capsys):
+    """Those that differ from the plan, of every case; what cannot run is said."""
+    from bench.tune import attention_fp8 as tune
+    from tkq.attention.fp8.spec import Fp8Spec
+
+    for dim, way in itertools.product((64, 128, 256), ("two_level", "fast")):
+        found = tune.candidates(Fp8Spec(dim, accumulate=way))
+        assert next(iter(found)) == "plan" and len(found) >= 3 and len(set(found.values())) == len(found)
+    assert list(tune.cases("64,128:1024:full,causal:fast; 256:4096:full:two_level"))[-1] == (256, 4096, False,
+                                                                                             "two_level")
+    with pytest.raises(ValueError, match="mask is half"):
+        list(tune.cases("64:1024:half:fast"))

@@ -6,10 +6,11 @@ import torch
 
 import tkq
 from tests.helpers.attention.fp8 import F8, call, compare, make, quantised
+from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.attention.fp8 import launch
 from tkq.attention.fp8.check import Call
 from tkq.attention.fp8.config import Fp8Config
-from tkq.reference import attention as reference
+from tkq.reference import attention_fp8 as reference
 from tkq.tile.float8 import operand_column
 
 MODES = ("two_level", "fast")
@@ -209,7 +210,8 @@ def test_numbers_that_are_none():
 @pytest.mark.parametrize("config", [
     Fp8Config(ping_pong=False), Fp8Config(schedule="static"), Fp8Config(schedule="single"), Fp8Config(stages=3),
     Fp8Config(kv=96), Fp8Config(kv=64, q_stages=1), Fp8Config(overlap=False, ping_pong=False),
-    Fp8Config(overlap=False, ping_pong=False, parts=2), Fp8Config(consumers=1)], ids=str)
+    Fp8Config(overlap=False, ping_pong=False, parts=2), Fp8Config(consumers=1), Fp8Config(polynomial=1),
+    Fp8Config(polynomial=4)], ids=str)
 @pytest.mark.parametrize("causal", (False, True))
 def test_configurations(config, causal):
     """Every way to build the kernel is right, whatever the plan uses."""
@@ -287,3 +289,27 @@ def test_a_needle(dim):
     compare(given, "needle")
     truth, _ = reference.flash_attn_fp8(**given, out_dtype=torch.float64)
     assert _relative(call(given)[0], truth) < 0.02
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16, torch.float32))
+def test_quantised(dtype):
+    """As the reference: scales to the last bits, elements but for ties; NaN and zeros; strides; again the same bits."""
+    for B, rows, keys, heads, kv_heads, dim in ((2, 300, 517, 8, 2, 128), (1, 1, 1, 1, 1, 8), (3, 33, 64, 6, 6, 96),
+                                                (1, 0, 5, 2, 1, 64), (1, 4000, 9, 32, 1, 64)):
+        q, k, v = (torch.randn(B, s, h, dim + pad, device="cuda").to(dtype)[..., :dim]
+                   for s, h, pad in ((rows, heads, 8), (keys, kv_heads, 0), (keys, kv_heads, 3)))
+        if keys > 5:
+            k[0, :, 0], v[-1, 3, 0, 1] = 0, math.nan
+        with poisoned():
+            found = tkq.quantize_qkv(q, k, v)
+            again = tkq.quantize_qkv(q, k, v)
+        wanted = reference.quantize_qkv(q, k, v)
+        for x, y, name in zip(found[3:], wanted[3:], "qkv", strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-6, atol=0, equal_nan=True, msg=f"descale of {name}")
+        for x, y, z in zip(found[:3], wanted[:3], again[:3], strict=True):
+            assert torch.equal(x.view(torch.uint8), z.view(torch.uint8)) and torch.equal(x.isnan(), y.isnan())
+            off = (x.float() - y.float()).nan_to_num(0.0).abs()
+            assert (off <= 2 ** -3 * y.float().nan_to_num(0.0).abs() + 2 ** -9).all()
+            assert off.count_nonzero() <= 1 + off.numel() // 1000
+    compare(dict(zip(("q", "k", "v", "q_descale", "k_descale", "v_descale"), tkq.quantize_qkv(
+        *(torch.randn(2, 300, h, 128, device="cuda", dtype=dtype) for h in (4, 2, 2))))), "quantised")

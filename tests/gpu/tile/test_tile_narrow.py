@@ -27,6 +27,26 @@ def test_apply_narrow(dtype, cols):
             same(got, f(a, b.float(), v[:, None], w, n).to(DTYPES[dtype]), f"{name} {n}")
 
 
+@pytest.mark.parametrize("cols, every", cases.EXPONENTIALS)
+def test_exp2_polynomial(cols, every):
+    """Close to 2 ** a, and so is the mean; powers of 2 of integers; NaN stays; numbers too small for a normal one."""
+    a = torch.linspace(-130, 127, 64 * cols, device="cuda").view(64, cols)
+    a[7], a[8, ::3], a[9], a[10] = -math.inf, math.nan, torch.arange(cols, device="cuda") - 100.0, -1e6
+    out = poisoned("fp32", 64, cols)
+    run("narrow:build_exp2", (cols, every), (a, out))
+    exact = torch.exp2(a.double())
+    small = a < -126
+    assert (out[small] <= 2.0 ** -126).all() and (out[small] >= 0).all()
+    assert torch.equal(out.isnan(), a.isnan())
+    right = ~small & ~a.isnan()
+    off = out.double()[right] / exact[right] - 1
+    assert off.abs().max() < (1.3e-4 if every else 1e-6) and off.mean().abs() < 6e-5
+    if every == 1:
+        assert torch.equal(out[9], exact[9].float())
+    elif every == 0:
+        assert not out[7].any()
+
+
 @pytest.mark.parametrize("cols", (32, 128))
 def test_copy_e4m3(cols):
     """An accumulator as an operand, its columns in the operand's order; numbers of all sizes, NaN and infinities."""

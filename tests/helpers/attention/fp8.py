@@ -8,7 +8,8 @@ import tkq
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.attention.fp8 import launch
 from tkq.attention.fp8.check import Call, Options
-from tkq.reference import attention as reference
+from tkq.reference import attention_fp8 as reference
+from tkq.reference.attention import visible
 from tkq.testing import assert_2x
 
 F8, LARGEST = torch.float8_e4m3fn, 448.0
@@ -46,7 +47,7 @@ def rounded(given, causal=False, softmax_scale=None, left=-1, right=-1):
     k, v = (x.repeat_interleave(group, 2).transpose(1, 2) for x in (k, v))
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     s = q.transpose(1, 2) @ k.mT * (factor * scale * math.log2(math.e))
-    seen = reference.visible(q.shape[1], k.shape[2], 0 if causal else right, left, q.device)
+    seen = visible(q.shape[1], k.shape[2], 0 if causal else right, left, q.device)
     if seen is not None:
         s = s.masked_fill(~seen, -math.inf)
     top = s.amax(-1, keepdim=True)
@@ -86,7 +87,7 @@ def call(given, config=None, accumulate="two_level", out_dtype=torch.bfloat16, r
 
 
 def compare(given, what="", config=None, accumulate="two_level", out_dtype=torch.bfloat16, return_lse=True, **options):
-    """options: those of ``tkq.reference.attention.flash_attn``."""
+    """options: those of ``tkq.reference.attention_fp8.flash_attn_fp8``."""
     o, lse = call(given, config, accumulate, out_dtype, return_lse, **options)
     judge(o, lse, given, f"{what} {accumulate} {options}", accumulate, **options)
     return o, lse

@@ -11,6 +11,10 @@ def shared_heads(t):
     return dict(q=t(1, t.rows, 8, 64), k=t(1, t.rows, 2, 64), v=t(1, t.rows, 2, 64), sinks=t(8, dtype=torch.float32))
 
 
+def few_kv_heads(t):
+    return dict(q=t(t.rows, 16, 4, 64), k=t(t.rows, 16, 2, 64), v=t(t.rows, 16, 2, 64))
+
+
 def float8_heads(t):
     """Of e4m3, with a scale for each sequence and K/V head."""
     scale = lambda: t(t.rows, 2, dtype=torch.float32).abs()

@@ -143,6 +143,7 @@ def cases(g):
         "fft_conv": lambda: tkq.fft_conv(g.q[:, :, 0], g.columns[0, :, 0]),
         "causal_conv1d_step": lambda: tkq.causal_conv1d_step(
             g.q[:, 0, 0], g.windows, g.taps, g.w, "silu", g.cu[:2]),
+        "quantize_qkv": lambda: tkq.quantize_qkv(g.q, g.k, g.k),
         "flash_attn_fp8": lambda: tkq.flash_attn_fp8(
             g.q8, g.k8, g.v8, k_descale=g.factors[:4].view(2, 2), return_lse=True),
         "flash_attn_with_kvcache": lambda: tkq.flash_attn_with_kvcache(

@@ -63,6 +63,8 @@ def float8(device):
         scale = on(device, randn(3, 1, 2, dtype=torch.float32).abs())[0]
         given = dict(k_descale=scale, accumulate=accumulate, causal=causal, return_lse=True)
         yield f"float8 D{dim}", tkq.flash_attn_fp8(q, k, v, **given)
+        of = tkq.quantize_qkv(*on(device, *qkv(150, 304, 4, 2, dim)))
+        yield f"quantize_qkv D{dim}", [x.float() for x in of]
         by_columns = v.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
         yield f"float8 D{dim}, keys contiguous", tkq.flash_attn_fp8(q, k, by_columns, **given)
 

@@ -120,6 +120,9 @@ ELEMENTWISE = [(64, "fp32"), (8, "fp32"), (176, "bf16"), (16, "fp16"), (128, "fp
 # dtype, cols
 NARROW = [("bf16", 64), ("fp16", 32), ("bf16", 176)]
 
+# cols, which of them by a polynomial
+EXPONENTIALS = [(64, 0), (64, 1), (32, 3), (128, 4)]
+
 # n, evict_first
 BULK = [(1024,), (256, True)]
 
@@ -162,6 +165,7 @@ def _cases():
     yield from (("sync:build_cluster", x, ("UCGABAR_WAIT",)) for x in ((2, False), (4, True)))
     yield from (("narrow:build_narrow", x, ("F2FP", "LDS.64")) for x in NARROW)
     yield from (("narrow:build_e4m3", (cols,), ("F2FP.SATFINITE.E4M3",)) for cols in (32, 128))
+    yield from (("narrow:build_exp2", x, ("MUFU.EX2",) if x[1] != 1 else ()) for x in EXPONENTIALS)
     yield from (("narrow:build_roles", (x,), ("USETMAXREG",)) for x in ROLES)
     for name in ("build_pairs", "build_split_pairs"):
         yield from ((f"pairs:{name}", (x,), ("HGMMA", "LDS.128", "F2FP")) for x in ("bf16", "fp16"))

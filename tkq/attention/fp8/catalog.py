@@ -5,7 +5,7 @@ for. Listed are the plans of every width, both ways to accumulate, with and with
 import itertools
 
 from tkq.attention.fp8.plan import plan, recipe
-from tkq.attention.fp8.spec import ACCUMULATE, WIDTHS, Fp8Spec, TransposeSpec
+from tkq.attention.fp8.spec import ACCUMULATE, WIDTHS, Fp8Spec, QuantizeSpec, TransposeSpec
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
 
@@ -18,6 +18,10 @@ def shipped():
         name = "flash_attn_fp8_" + ("reorder" if keys_contiguous else "transpose")
         kernels.append(Shipped(name, recipe(TransposeSpec(keys_contiguous)),
                                Expectation(instructions=("LDG.E.128", load), registers=64), not keys_contiguous))
+    for dtype in ("bf16", "fp16", "fp32"):
+        kernels.append(Shipped(f"quantize_qkv_{dtype}", recipe(QuantizeSpec(dtype)), Expectation(
+            instructions=("LDG.E.128", "STG.E.64", "F2FP.SATFINITE.E4M3"), registers=64,
+            others=(("find", Expectation(instructions=("LDG.E.128", "REDUX", "REDG.E.MAX"), registers=64)),))))
     return kernels
 
 

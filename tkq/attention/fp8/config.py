@@ -14,8 +14,9 @@ class Fp8Config:
     q_stages: Q tiles for each consumer. schedule: see tkq.tile.Schedule. l2_section_mb: MB of K and V in one L2
     section, whose tasks run together. ping_pong: consumers issue their products in turns. overlap: the next S and its
     softmax run under P V; without, S and P V share registers. parts: O's columns are multiplied in as many parts, one
-    after the other: with two_level, registers of one part are enough. registers: of a producer's thread and a
-    consumer's; without, tkq.tile's own."""
+    after the other: with two_level, registers of one part are enough. polynomial: each so many-th exponential of a
+    block without a mask is computed as a polynomial, 0: none. registers: of a producer's thread and a consumer's;
+    without, tkq.tile's own."""
 
     kv: int = 128
     consumers: int = 2
@@ -26,6 +27,7 @@ class Fp8Config:
     ping_pong: bool = True
     overlap: bool = True
     parts: int = 1
+    polynomial: int = 0
     registers: tuple = ()
     cluster: ClassVar[int] = 1
     o_store_steps: ClassVar[int] = 1
@@ -64,6 +66,8 @@ class Fp8Config:
         if self.parts < 1 or head_dim % (32 * self.parts):
             raise ValueError(f"{self}: parts is {self.parts}, allowed are those that cut {head_dim} columns of O into "
                              "multiples of 32")
+        if self.polynomial < 0:
+            raise ValueError(f"{self}: polynomial is {self.polynomial}, allowed are numbers from 0 on")
         if self.overlap and self.parts > 1:
             raise ValueError(f"{self}: parts is {self.parts}, with overlap allowed is 1")
         if self.ping_pong and not self.overlap:

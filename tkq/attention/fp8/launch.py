@@ -10,7 +10,7 @@ from tkq.attention.forward.spec import LONG_WINDOW
 from tkq.attention.fp8.check import Call, Options, spec_of
 from tkq.attention.fp8.config import Fp8Config
 from tkq.attention.fp8.plan import recipe
-from tkq.attention.fp8.spec import KEYS_TOGETHER, Fp8Spec, TransposeSpec
+from tkq.attention.fp8.spec import KEYS_TOGETHER, Fp8Spec, QuantizeSpec, TransposeSpec
 from tkq.runtime import function
 from tkq.runtime.call import counters
 from tkq.runtime.device import arch
@@ -60,7 +60,7 @@ def results(call: Call, options: Options) -> tuple:
     return call.q.new_empty(call.q.shape, dtype=options.out_dtype), lse
 
 
-def launcher(x: Tensor, spec: Fp8Spec | TransposeSpec, config: Fp8Config | None = None):
+def launcher(x: Tensor, spec: Fp8Spec | TransposeSpec | QuantizeSpec, config: Fp8Config | None = None):
     """The kernel's function."""
     key = x.get_device(), spec, config
     if key not in _launchers:

@@ -17,7 +17,7 @@ from tkq.attention.fp8.check import (
     numbers,
     words,
 )
-from tkq.reference import attention as reference
+from tkq.reference import attention_fp8 as reference
 from tkq.runtime.call import check, ops
 
 
@@ -66,7 +66,7 @@ def flash_attn_fp8(q: Tensor, k: Tensor, v: Tensor, *, q_descale: Optional[Tenso
     v is transposed first, by a launch of its own, into memory of its size: products of float8 need the keys of each
     column side by side.
 
-    Source: Shah et al., FlashAttention-3, 2024. CPU tensors take ``tkq.reference.attention.flash_attn_fp8``, by the
+    Source: Shah et al., FlashAttention-3, 2024. CPU tensors take ``tkq.reference.attention_fp8.flash_attn_fp8``, by the
     same rules.
 
     Example::

@@ -3,14 +3,16 @@ file."""
 from __future__ import annotations
 
 from tkq.attention.fp8.config import Fp8Config
-from tkq.attention.fp8.spec import Fp8Spec, TransposeSpec
+from tkq.attention.fp8.spec import Fp8Spec, QuantizeSpec, TransposeSpec
 from tkq.runtime.compile.recipe import Recipe
 
 
-def recipe(spec: Fp8Spec | TransposeSpec, config: Fp8Config | None = None) -> Recipe:
-    """Of the kernel of a configuration, without one of the planned one; or of the one that transposes V."""
+def recipe(spec: Fp8Spec | TransposeSpec | QuantizeSpec, config: Fp8Config | None = None) -> Recipe:
+    """Of the kernel of a configuration, without one of the planned one; or of those that transpose V, or quantise."""
     if isinstance(spec, TransposeSpec):
         return Recipe("tkq.attention.fp8.transpose:TransposeValues", (spec,))
+    if isinstance(spec, QuantizeSpec):
+        return Recipe("tkq.attention.fp8.quantize:QuantizeQkv", (spec,))
     config = config or plan(spec)
     return Recipe("tkq.attention.fp8.kernel:Fp8Forward", (spec.kernel(), config))
 

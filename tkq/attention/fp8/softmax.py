@@ -21,7 +21,7 @@ class Fp8Softmax:
     and max is -SHIFT or more where that is looked at."""
 
     def __init__(self, spec, config):
-        self.spec, self.base = spec, Softmax(spec, config)
+        self.spec, self.config, self.base = spec, config, Softmax(spec, config)
         self.scaled = "q" in spec.descales or "k" in spec.descales
 
     def factor(self, g, regs):
@@ -42,7 +42,7 @@ class Fp8Softmax:
         self.base.scores(g, regs, i, sides)
         moved, guarded = self.out_of_range(g, regs), bool(sides & RIGHT)
         self.move_if(g, regs, moved, guarded)
-        self.exponentials(g, regs, guarded)
+        self.exponentials(g, regs, guarded, 0 if sides else self.config.polynomial)
         return moved
 
     @cute.jit
@@ -81,12 +81,13 @@ class Fp8Softmax:
             stays = (row_max >= -SHIFT) & (found - row_max <= SHIFT)
             regs.max.tensor[r] = row_max if stays else cute.arch.fmax(row_max, found - SHIFT)
 
-    def exponentials(self, g, regs, guarded):
-        """S becomes exp2(factor * S - shift), which is 0 for a score of -inf; norm moves on. guarded: see move."""
+    def exponentials(self, g, regs, guarded, polynomial=0):
+        """S becomes exp2(factor * S - shift), which is 0 for a score of -inf; norm moves on. guarded: see move.
+        polynomial: as in the config, where no score is -inf."""
         self.base.find_shift(regs, guarded)
         tk.mul(regs.s, regs.s, self.factor(g, regs))  # one FFMA with the next line
         tk.sub_row(regs.s, regs.s, regs.shift)
-        tk.exp2(regs.s, regs.s)
+        tk.exp2_polynomial(regs.s, regs.s, polynomial)
         tk.row_sum_partial(regs.norm, regs.s, regs.norm)
 
     def statistics(self, g, regs, lse):

@@ -7,6 +7,7 @@ WIDTHS = (64, 128, 256)  # of tiles. A head_dim between two of them takes the wi
 OUT_DTYPES = ("bf16", "fp16")
 ACCUMULATE = ("two_level", "fast")
 KEYS_TOGETHER = 128  # of V: it is transposed in as many, the last ones filled up with zeros
+QUANTIZED_TOGETHER = 8  # columns that a thread quantises at once
 DESCALES = ("", "q", "k", "v", "qk", "qv", "kv", "qkv")
 
 
@@ -87,3 +88,14 @@ class TransposeSpec:
     """Of V that is transposed. keys_contiguous: its keys are contiguous, not its columns."""
 
     keys_contiguous: bool = False
+
+
+@dataclass(frozen=True)
+class QuantizeSpec:
+    """Of q, k and v that become e4m3. dtype: theirs."""
+
+    dtype: str = "bf16"
+
+    def __post_init__(self):
+        if self.dtype not in ("bf16", "fp16", "fp32"):
+            raise NotImplementedError(f"quantize_qkv: q is {self.dtype}, supported are bf16, fp16, fp32")

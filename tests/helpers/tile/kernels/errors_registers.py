@@ -140,6 +140,9 @@ REGISTERS = {
     "copy_fp8": (
         lambda x: tk.copy(tk.rt(64, E4M3), tk.rt_fl(64)),
         TypeError, "copy: from fp32 to e4m3"),
+    "exp2_polynomial_every": (
+        lambda x: tk.exp2_polynomial(tk.rt_fl(64), tk.rt_fl(64), -1),
+        ValueError, "exp2_polynomial: every is -1"),
     "copy_e4m3_type": (
         lambda x: tk.copy_e4m3(tk.rt_bf(64), tk.rt_fl(64)),
         TypeError, "copy_e4m3: dst is 64 x 64 bf16"),

@@ -58,6 +58,18 @@ def build_e4m3(cols):
     return one_block(body, (tensor("fp32", 64, cols), tensor("e4m3", 64, cols)))
 
 
+def build_exp2(cols, every):
+    """a fp32 (64, cols): out = 2 ** a, so many of them by a polynomial."""
+    @cute.jit
+    def body(a, out):
+        tile = tk.rt_fl(cols)
+        get(tile, a)
+        tk.exp2_polynomial(tile, tile, every)
+        put(out, tile)
+
+    return one_block(body, (tensor("fp32", 64, cols), tensor("fp32", 64, cols)))
+
+
 class Roles:
     """out[thread] = 1000 * role + 100 * the warpgroup's number in the role + the warp's in the warpgroup."""
 
