@@ -1,6 +1,6 @@
-"""The columns' kernels of `tkq.fft_conv` whose radix comes first, on a CPU: their own code for all threads of a warpgroup
-at once, whose numbers are arrays of 128, with these names in place of the DSL's and of tiles. Operands are rounded to
-fp16 as there; sums are float64."""
+"""The columns' kernels of `tkq.fft_conv` whose radix comes first, on a CPU: their own code for all threads of a
+warpgroup at once, whose numbers are arrays of 128, with these names in place of the DSL's and of tiles. Operands are
+rounded to fp16 as there; sums are float64."""
 import functools
 import math
 from types import SimpleNamespace
