@@ -1,5 +1,5 @@
-"""python -m docs.tools.pictures: the pictures of "Write your own kernel", by tkq.viz from the examples' classes, and of
-linear attention's roles."""
+"""python -m docs.tools.pictures: the pictures of "Write your own kernel", by tkq.viz from the examples' classes, of
+linear attention's roles and of a long convolution's passes."""
 from __future__ import annotations
 
 import sys
@@ -26,6 +26,7 @@ def pictures() -> dict:
         "gemm_pipeline.svg": viz.pipeline(Gemm()),
         "flash_attention_pipeline.svg": flash_attention(FlashAttention(causal=True)),
         "linear_attention_roles.svg": viz.pipeline(delta_rule()),
+        "fft_conv_passes.svg": viz.fft_passes(262144),
     }
 
 

@@ -116,7 +116,7 @@ def types() -> dict[str, tuple[list, str]]:
             taken(lambda t: ConvSpec(t, t, 4), TYPES), f"any S, C; W {WIDTHS[0]} to {WIDTHS[-1]}")),
         "scan": (taken(lambda t: ScanSpec(t), TYPES), "any T, C"),
         "fft_conv": (taken(lambda t: FftSpec(t, 64), TYPES), f"any L to {most_tokens(True)}, circular to "
-                     f"{most_tokens(False)}; any filter"),
+                     f"{most_tokens(False)}; any filter; precision half, split"),
         **_steps(),
         "gemm": (half, "any M, N; K a multiple of 8"),
         "grouped_gemm": (taken(lambda t: _grouped(t, "m"), TYPES), f"up to {grouped_spec.MOST_GROUPS} groups, which "

@@ -293,7 +293,8 @@ def fft_conv(d):
     dtype = d.half()
     gate, skip = lambda: d.normal(batch, H, L, dtype=dtype), lambda: d.normal(H, dtype=d.one(FP32, dtype))
     return dict(u=gate(), k=d.normal(H, taps, dtype=FP32), d=d.maybe(0.5, skip),
-                causal=d.chance(0.7), pre_gate=d.maybe(0.3, gate), post_gate=d.maybe(0.3, gate))
+                causal=d.chance(0.7), pre_gate=d.maybe(0.3, gate), post_gate=d.maybe(0.3, gate),
+                precision=d.one("half", "split"))
 
 
 def causal_conv1d_step(d):

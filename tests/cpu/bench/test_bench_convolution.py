@@ -8,6 +8,7 @@ from bench.core.results import Bound
 from bench.ops import fft_conv
 from bench.ops.convolution import error_of
 from bench.peers.convolution import PEERS
+from bench.studies import fft_conv_errors
 
 
 @pytest.fixture
@@ -46,3 +47,11 @@ def test_long_convolutions_are_bound_beside_the_package_and_else_beside_torch():
         assert asked.instead.against == ("torch",) and asked.instead.at_least >= 3
         assert asked.bound == (asked.instead if tokens < 32768 else Bound(("FlashFFTConv",), {
             32768: 1.5, 262144: 2.0, 1048576: 2.5}[tokens]))
+
+
+def test_errors_of_long_convolutions():
+    """On a CPU all ways are torch.fft."""
+    assert torch.cuda.is_available() or fft_conv_errors.main([]) == 2
+    for row in fft_conv_errors.measure("cpu", (96,)):
+        assert row["half"] == row["split"] and row["torch"]["y"] < 4e-3 and row["torch"]["dk"] < 1e-6
+        assert row["signal"] != "random" or row["torch"]["y"] > 1e-4

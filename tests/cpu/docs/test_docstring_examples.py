@@ -55,7 +55,8 @@ def test_calls_fit_the_signature(name):
 
 
 @pytest.mark.parametrize("module, name", ((testing, "report"), (testing, "expect"), (testing, "assert_sass"),
-                                          (viz, "pipeline"), (viz, "shared_tile"), (viz, "tv_layout")), ids=str)
+                                          (viz, "fft_passes"), (viz, "pipeline"), (viz, "shared_tile"),
+                                          (viz, "tv_layout")), ids=str)
 def test_helpers_of_kernels_run(module, name, capsys, tmp_path):
     if module is testing and testing.sass.nvdisasm() is None:
         pytest.skip("nvdisasm is not installed")

@@ -65,7 +65,7 @@ def test_the_pictures_are_those_that_are_drawn(pictures):
     drawn = pictures.pictures()
     for name, picture in drawn.items():
         assert (pictures.FOLDER / name).read_text() == picture.svg(), "python -m docs.tools.pictures"
-    pages = *PAGES, ROOT / "docs" / "linear_attention.md"
+    pages = *PAGES, ROOT / "docs" / "linear_attention.md", ROOT / "docs" / "fft_conv.md"
     on_pages = {name.rpartition("/")[2] for page in pages
                 for name in re.findall(r"!\[[^]]+\]\((\S+)\)", page.read_text())}
     assert on_pages == set(drawn) == {path.name for path in pictures.FOLDER.glob("*.svg")}

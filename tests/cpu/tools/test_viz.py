@@ -23,6 +23,8 @@ from tkq import viz  # noqa: E402
 from tkq.attention.forward.kernel import AttentionForward  # noqa: E402
 from tkq.attention.forward.plan import LENGTHS, plan  # noqa: E402
 from tkq.attention.forward.spec import AttentionSpec  # noqa: E402
+from tkq.convolution.fft.long.spec import size_of  # noqa: E402
+from tkq.convolution.fft.plan import transform_rows, whole  # noqa: E402
 from tkq.gemm.dense.config import Config  # noqa: E402
 from tkq.gemm.dense.kernel import DenseGemm  # noqa: E402
 from tkq.gemm.dense.spec import GemmSpec  # noqa: E402
@@ -37,6 +39,7 @@ from tkq.reduction_base import ReductionBase  # noqa: E402
 from tkq.runtime.compile import sources  # noqa: E402
 from tkq.runtime.compile.recipe import Recipe  # noqa: E402
 from tkq.viz.layouts import traced  # noqa: E402
+from tkq.viz.passes import Data  # noqa: E402
 
 
 class Shared(ReductionBase):
@@ -235,6 +238,51 @@ def test_a_kernel_that_describes_itself():
         viz.pipeline(3)
     with pytest.raises(TypeError, match="pipeline: kernel is the class Own, allowed are its instances and recipes"):
         viz.pipeline(Own)
+
+
+# ---- passes
+
+@pytest.mark.parametrize("precision", ["half", "split"])
+@pytest.mark.parametrize("tokens, causal", [
+    (1, True), (1000, True), (4096, False), (1100, False), (20000, True), (40000, True), (70000, False), (2**22, True)])
+def test_passes_of_a_long_convolution(tokens, causal, precision):
+    """Sizes between passes multiply to the points; each launch reads what the one before wrote."""
+    picture = viz.fft_passes(tokens, causal, precision)
+    text, split = str(picture), precision == "split"
+    direct = causal or whole(tokens)
+    points = tokens if direct else 2 * tokens
+    assert f"{tokens} tokens" in text and ("written twice" in text) == (not direct)
+    assert ("the sum of two fp16 numbers" in text) == split
+    rows = transform_rows(points, causal or not direct, split)
+    kinds = [type(part).__name__ for part in picture.parts]
+    if rows is not None:
+        assert kinds == ["Data", "Pass", "Data"] and f"{64 * rows} points as {rows} x 64" in text
+        assert picture.bytes == 4
+    else:
+        size = size_of(points, split)
+        assert kinds == ["Data", "Pass", "Pass", "Data", "Pass", "Data", "Pass", "Data"]
+        held = [tuple(map(int, re.match(r"(\d+) x (\d+)", part.holds).groups())) for part in picture.parts
+                if isinstance(part, Data)]
+        assert all(a * b == size.points >= points for a, b in held)
+        assert picture.bytes == 6 + (32 if split else 16) and f"{picture.bytes} bytes are moved" in text
+        before = None
+        for part in picture.parts:
+            if isinstance(part, Data):
+                assert before is None or before.writes == part.bytes
+                data = part
+            else:
+                assert part.reads == data.bytes
+                before = part
+    ET.fromstring(picture.svg())
+    assert len(boxes(picture)) == len(picture.parts)
+
+
+def test_passes_that_there_are_not():
+    for words, call in (("tokens is 0, allowed are 1 to 4194304", (0,)),
+                        ("tokens is 2097153, allowed are 1 to 2097152", (2**21 + 1, False)),
+                        ("precision: got 'fp32', allowed are 'half', 'split'", (64, True, "fp32"))):
+        with pytest.raises(ValueError, match=f"fft_passes: {words}"):
+            viz.fft_passes(*call)
 
 
 # ---- files, imports, keys

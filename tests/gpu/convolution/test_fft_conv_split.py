@@ -51,7 +51,7 @@ def test_gates_and_odd_lengths():
 
 def test_short():
     for L in (1, 3, 63):
-        split(make(3, 2, L, 70, "fp16"), gradients=False, what=str(L))
+        split(make(3, 2, L, 70, "fp16"), what=str(L))
     u, d = make(3, 2, 63, 1)["u"].detach(), torch.tensor([0.5, 2.0], device="cuda")
     y = tkq.fft_conv(u, torch.zeros(2, 0, device="cuda"), d, precision="split")  # no taps
     assert torch.allclose(y.float(), u.float() * d[:, None], rtol=2**-8, atol=2**-20)

@@ -25,6 +25,9 @@ def convolutions(device):
                               randn(2, 3, 2, S), *(randn(3 + i, 3, 2, S, grad=True) for i in range(2 * gated)))
         y = tkq.fft_conv(u, k, None, causal, *gates)
         yield f"fft_conv {S} {causal}", (y, *grad((y,), (u, k, *gates), (dy,)))
+        if S < 5000:
+            y = tkq.fft_conv(u, k, None, causal, *gates, precision="split")
+            yield f"fft_conv {S} {causal} split", (y, *grad((y,), (u, k, *gates), (dy,)))
     with torch.no_grad():
         rows = torch.tensor([5, -1, 0, 1 << 40], device=device)
         for T, L in ((1, 3), (2, 5)):

@@ -40,9 +40,8 @@ def fft_conv(u: Tensor, k: Tensor, d: Optional[Tensor] = None, causal: bool = Tr
 
     Raises:
         TypeError: u, pre_gate or post_gate is no dense tensor of bf16 or fp16; k is no dense tensor of fp32; d is no
-            dense tensor of bf16, fp16 or fp32; causal is no bool, precision no str; a gate of another type than
-            u.
-        ValueError: shapes that do not go together, devices that differ, another precision.
+            dense tensor of bf16, fp16 or fp32; causal is no bool; precision is no word; a gate of another type than u.
+        ValueError: precision is another word; shapes that do not go together, devices that differ.
         NotImplementedError: more tokens than are supported; more than 2^24 sequences or heads.
         RuntimeError: a GPU other than Hopper.
 
