@@ -1,2 +1,2 @@
 """tkq's version, which entries of caches and bundles name. `pyproject.toml` has the same one."""
-__version__ = "0.1.0"
+__version__ = "0.2.0"
