@@ -232,13 +232,23 @@ def attention_forward(module, query, key, value, attention_mask, scaling=None, d
 
     Raises:
         NotImplementedError: dropout; softcap or sinks with a mask that tkq has not; position_ids of several sequences
-            in a row, with keys from before or a static cache.
+            in a row, with keys from before or a static cache; windows, padding or packed sequences that only bf16 and
+            fp16 have without a mask.
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    query, key, value = _narrowed(query, key, value)
     if causal:
         attention_mask = _packed_by(kwargs, query, key, attention_mask)
     return _forward(module, query, key, value, attention_mask, scaling, dropout, sliding_window, softcap, causal, s_aux,
                     kwargs)
+
+
+def _narrowed(*tensors):
+    """Under autocast queries, keys and values as products there have them: float32 tables made them wider."""
+    kind = tensors[0].device.type
+    if not under_autocast(kind) or torch.get_autocast_dtype(kind) not in DTYPES:
+        return tensors
+    return [x.to(torch.get_autocast_dtype(kind)) for x in tensors]
 
 
 def _packed_by(kwargs, query, key, mask):
@@ -276,6 +286,11 @@ def _forward(module, query, key, value, attention_mask, scaling, dropout, slidin
         if softcap or s_aux is not None:
             raise NotImplementedError('attn_implementation="tkq": softcap and sinks go with causal masks, windows, '
                                       'padding and packed sequences in bf16 and fp16; "eager" takes any other')
+        unseen = attention_mask is None and (kwargs.get("cu_seq_lens_q") is not None or (
+            sliding_window is not None and key.shape[2] > sliding_window))
+        if unseen or isinstance(attention_mask, Layout):
+            raise NotImplementedError(f'attn_implementation="tkq": q is {query.dtype} and has no mask; windows, padding '
+                                      'and packed sequences go without one in bf16 and fp16; "sdpa" takes others')
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling,
                                       is_causal=causal, **kwargs)
     if dropout:
@@ -318,6 +333,7 @@ def unmasked_forward(module, query, key, value, attention_mask, **options):
 def _unmasked(module, query, key, value, attention_mask, scaling=None, dropout=0.0, sliding_window=None, softcap=None,
               is_causal=None, s_aux=None, **kwargs):
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    query, key, value = _narrowed(query, key, value)
     return _forward(module, query, key, value, attention_mask, scaling, dropout, sliding_window, softcap, causal, s_aux,
                     kwargs)
 

@@ -70,7 +70,7 @@ def shared_forward(family, cls):
         if self.is_kv_shared_layer:
             q = self.q_norm(self.q_proj(hidden_states).view(shape))
             q = rope(q, *_halves(position_embeddings)).transpose(1, 2)
-            k, v = shared_kv_states[self.layer_type]
+            k, v = (x.to(q.device) for x in shared_kv_states[self.layer_type])
         else:
             layers = [self.q_proj, self.k_proj] + ([] if self.v_proj is None else [self.v_proj])
             q, k, *v = (x.view(shape) for x in together(hidden_states, *layers))

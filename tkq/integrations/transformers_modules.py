@@ -42,6 +42,7 @@ def norm_forward(family, cls):
 
 
 def _norm(family, norm, x, **more):
+    x = x if x.stride(-1) == 1 else x.contiguous()  # behind a convolution along time
     if family.kinds == "olmo":
         return layernorm(x, eps=OLMO_EPS, **more)
     weight, eps = getattr(norm, "weight", None), getattr(norm, family.norm)
@@ -311,7 +312,10 @@ def replace_linears(layer, what, keep_weight, report):
     fp8 = {"fp8": Recipe("row", E4M3, keep_weight), "fp8_block": Recipe("1x128", E4M3, keep_weight),
            "fp8_tensor": Recipe("tensor", E5M2, keep_weight)}.get(what)
     made = _subclass(nn.Linear, None, tkq_nn.Linear if fp8 is None else tkq_nn.Fp8Linear)
+    routers = {id(x) for name, of in layer.named_modules() if name.split(".")[-1] == "router" for x in of.modules()}
     for module in layer.modules():
+        if id(module) in routers:  # which experts a token has is decided as it was
+            continue
         if nn.Linear not in (type(module), original(type(module))):
             continue
         if type(module) is made and getattr(module, "recipe", None) == fp8:

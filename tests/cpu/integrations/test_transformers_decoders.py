@@ -48,6 +48,42 @@ def test_in_float32(name):
     assert torch.equal(m(ids).logits, logits)
 
 
+@pytest.mark.parametrize("patches", [False, True])
+@NAMES
+def test_under_autocast(name, patches):
+    """Weights in float32: transformers' tables make queries and keys wider. Windows and padding hold all the same."""
+    ids = tokens()
+    right, peer = MODELS[name].make(attn="eager").eval(), MODELS[name].make(attn="eager").eval()
+    m = MODELS[name].make(attn="tkq").eval()
+    if patches:
+        tkq_transformers.patch(m)
+    for mask in (None, LEFT):
+        with torch.no_grad():
+            want = right(ids, attention_mask=mask).logits
+            with torch.autocast("cpu", torch.bfloat16):
+                low, mine = (x(ids, attention_mask=mask).logits.float() for x in (peer, m))
+        keep = slice(None) if mask is None else mask.bool()
+        assert (mine - want)[keep].norm() <= 1.5 * (low - want)[keep].norm() + 1e-3 * want[keep].norm()
+
+
+def test_what_only_16_bits_have_is_refused():
+    """A window that no mask tells of."""
+    m = MODELS["Phi3"].make(attn="tkq_unmasked").eval()
+    with pytest.raises(NotImplementedError, match="windows, padding"):
+        m(tokens())
+
+
+def test_norms_behind_a_convolution():
+    """Whose results lie along time."""
+    found = pytest.importorskip("transformers.models.gemma4.modeling_gemma4")
+    config = transformers.models.gemma4.configuration_gemma4.Gemma4AudioConfig(hidden_size=64)
+    module = found.Gemma4AudioLightConv1d(config).eval()
+    x = torch.randn(2, 20, 64)
+    want = module(x)
+    tkq_transformers.patch(module)
+    torch.testing.assert_close(module(x), want, rtol=1e-4, atol=1e-5)
+
+
 @NAMES
 def test_in_16_bits(name):
     """With tkq's attention and loss: as near to float32's loss and gradients as transformers' own in bf16."""

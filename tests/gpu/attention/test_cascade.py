@@ -43,6 +43,22 @@ def test_head_dims(dims, dtype):
         compare(queries(3, 2, 8, dims[0], dtype), cache, 500, f"{dims}", causal=False)
 
 
+def test_keys_that_are_seen_without_a_mask():
+    """Sequences of fewer keys than prefix and queries, where each query sees all; and without a prefix."""
+    with poisoned():
+        compare(queries(2, 4, 8, 128), share(16, [17, 40], 16, 2, 128), 16, "all keys", causal=False)
+        compare(queries(2, 4, 8, 128), share(0, [2, 40], 16, 2, 128), 0, "no prefix")
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_many_queries_share_a_prefix(causal):
+    """So many that they have the kernel of chunked prefill, over the prefix or over what is behind it."""
+    with poisoned():
+        lengths = [2100 + 3 * b % 40 for b in range(260)]
+        compare(queries(260, 1, 64, 128), share(2048, lengths, 16, 8, 128), 2048, "one query", causal=causal)
+        compare(queries(3, 700, 8, 128), share(400, [1200, 1100, 2000], 64, 2, 128), 400, "700 queries", causal=causal)
+
+
 @pytest.mark.parametrize("batch", [1, 2, 70, 300])
 def test_batches(batch):
     """From one sequence to more packed queries than one tile has."""

@@ -126,6 +126,49 @@ def test_pages_that_are_skipped(page):
     assert not o[3].any() and (lse[3] == -math.inf).all()
 
 
+@poisoned()
+def test_a_page_beside_a_window_that_lies():
+    """It is in the first tiles' blocks of keys, and in no query's window: all tiles say the same."""
+    cache, q = make([700, 2000, 640], 16, 2, 128), queries(3, 600, 8, 128)
+    table = cache.table.clone()
+    table[1, (2000 - 600 - 200) // 16 - 1] = len(cache.k)
+    o, _ = call(q, cache._replace(table=table), window_size=(200, None))
+    assert o[1].isnan().all() or o[1].isfinite().all()
+    assert o[[0, 2]].isfinite().all()
+
+
+@pytest.mark.parametrize("window", [(100, None), (700, None)])
+def test_windows_without_an_end(window):
+    with poisoned():
+        compare(queries(len(LENGTHS), ROWS, 8, 128), make(LENGTHS, 16, 2, 128), f"{window}", window_size=window,
+                causal=False)
+
+
+def test_calls_without_lse_into_rows_that_lie_apart():
+    """As models call it: o alone; and into heads that come first in memory."""
+    cache, q = make([2500], 16, 2, 128), queries(1, 2000, 8, 128)
+    with poisoned():
+        o, _ = call(q, cache)
+        out = torch.full((1, 8, 2000, 128), math.nan, device="cuda", dtype=q.dtype).transpose(1, 2)
+        alone = tkq.flash_attn_with_kvcache(q, **cache.arguments())
+        tkq.flash_attn_with_kvcache(q, **cache.arguments(), out=out)
+    assert torch.equal(alone, o) and torch.equal(out, o)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_sinks_of_ragged_queries(dtype):
+    lengths, many = [1000, 1200], [900, 900]
+    sinks = torch.linspace(-2, 2, 8, device="cuda").to(dtype)
+    with poisoned():
+        cache, cu = make(lengths, 16, 2, 128), starts(many)
+        q = queries(1, sum(many), 8, 128)[0]
+        o, lse, _ = ask(q, cache, cu, softcap=20.0, sinks=sinks)
+        for b, (first, end) in enumerate(zip(cu.tolist(), cu[1:].tolist())):
+            k, v = cache.keys[b]
+            judge(o[None, first:end], lse[None, :, first:end], q[None, first:end], k[None], v[None], f"sequence {b}",
+                  causal=True, softcap=20.0, sinks=sinks)
+
+
 @pytest.mark.parametrize("what, words", [
     ("length", "a length is negative"), ("beyond", "beyond the cache"), ("page", "neither -1 nor one"),
     ("first page", "neither -1 nor one"), ("last page", "neither -1 nor one"), ("stale", "not the one planned"),

@@ -313,3 +313,27 @@ def test_quantised(dtype):
             assert off.count_nonzero() <= 1 + off.numel() // 1000
     compare(dict(zip(("q", "k", "v", "q_descale", "k_descale", "v_descale"), tkq.quantize_qkv(
         *(torch.randn(2, 300, h, 128, device="cuda", dtype=dtype) for h in (4, 2, 2))))), "quantised")
+
+
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("accumulate", MODES)
+def test_zeros_as_they_are_quantised(causal, accumulate):
+    """The product of their scales is less than float32 has: all keys that a row sees weigh the same."""
+    q = torch.zeros(1, 130, 2, 64, device="cuda", dtype=torch.bfloat16)
+    v = torch.randn(1, 130, 1, 64, device="cuda").bfloat16()
+    with poisoned():
+        *qkv, a, b, c = tkq.quantize_qkv(q, q[:, :, :1].contiguous(), v)
+        o = tkq.flash_attn_fp8(*qkv, q_descale=a, k_descale=b, v_descale=c, causal=causal, accumulate=accumulate)
+    exact = (qkv[2].double() * c[..., None].double()[:, None])[:, :, 0]
+    seen = torch.ones(130, 130, device="cuda", dtype=torch.double).tril_() if causal else torch.ones(
+        130, 130, device="cuda", dtype=torch.double)
+    want = (seen / seen.sum(1, keepdim=True)) @ exact
+    for head in range(2):
+        torch.testing.assert_close(o[:, :, head].double(), want, rtol=0.05, atol=0.05)
+
+
+def test_more_sequences_and_heads_than_a_grid_is_wide():
+    q = torch.randn(8193, 2, 8, 64, device="cuda", dtype=torch.bfloat16)
+    found, wanted = tkq.quantize_qkv(q, q, q), reference.quantize_qkv(*[q[-1:].cpu()] * 3)
+    for mine, want in zip(found[:3], wanted[:3]):
+        assert torch.equal(mine[-1:].view(torch.uint8).cpu(), want.view(torch.uint8))

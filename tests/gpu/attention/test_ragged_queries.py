@@ -59,6 +59,16 @@ def test_many_ragged_queries_of_the_decode_kernel(kind):
         judge_each(*ask(q, cache, cu, **descales)[:2], q, cache, cu)
 
 
+def test_few_queries_beside_many_of_float8():
+    """Tiles of 128 queries, of which most sequences have one, in two and in five tiles of rows."""
+    lengths, many = [1600, 129, 1000, 300], [1500, 1, 1, 70]
+    for heads in ((8, 2), (10, 2)):
+        with poisoned():
+            cache, descales = float8(make(lengths, 16, 2, 128), "head")
+            cu, q = starts(many), queries(1, sum(many), heads[0], 128)[0]
+            judge_each(*ask(q, cache, cu, **descales)[:2], q, cache, cu)
+
+
 def test_ragged_queries_do_not_depend_on_the_batch():
     with poisoned():
         cache, cu = make(LENGTHS, 16, 2, 128), starts(MANY)

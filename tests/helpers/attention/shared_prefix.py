@@ -21,7 +21,7 @@ def share(prefix, lengths, page, heads, dim, dim_v=None, dtype=BF16, layout="pag
 
 
 def plan_of(q, cache, prefix, cascade=True, **more):
-    """more: cu_seqlens_q, batch_invariant."""
+    """more: cu_seqlens_q, batch_invariant, causal."""
     ragged = more.get("cu_seqlens_q") is not None
     sizes = dict(total_q=q.shape[0]) if ragged else dict(max_seqlen_q=q.shape[1])
     return tkq.plan_cascade(cache.lengths, q.shape[-2], cache.k.shape[2], q.shape[-1], prefix_len=prefix,
@@ -53,7 +53,8 @@ def judge_each(o, lse, q, cache, what="", which=None, **options):
 
 
 def compare(q, cache, prefix, what="", **options):
-    plan = plan_of(q, cache, prefix, batch_invariant=options.get("batch_invariant", False))
+    plan = plan_of(q, cache, prefix, batch_invariant=options.get("batch_invariant", False),
+                   causal=options.get("causal", True))
     o, lse = attend(q, cache, plan, **options)
     check_plans(plan)
     judge_each(o, lse, q, cache, f"{what} prefix {prefix}", **options)

@@ -63,16 +63,16 @@ def cascade_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, block_tabl
             with prefix_len; dtypes that do not go together.
         ValueError: prefix_len is outside 0 to 2^30 - 1; softmax_scale is not above 0; window_size has a number outside
             -1 to 2^30 - 1; softcap is below 0; a number that is not finite in float32; cache_seqlens, prefix_len or
-            cascade with a plan; a plan for another page size; a prefix longer than the table; what
+            cascade with a plan; a plan for another page size or causal; a prefix longer than the table; what
             ``flash_attn_with_kvcache`` has.
         NotImplementedError: a window; scales of sequences; cu_seqlens_q where not causal; a head_dim that is not
             supported; a tensor that requires a gradient, with gradients enabled: there is none.
         RuntimeError: a GPU other than Hopper; an out made under torch.inference_mode that is written to outside.
 
     Lengths and pages are looked at on the GPU alone, and nothing waits. No key outside of the cache is ever read. A
-    sequence whose first query does not see the whole prefix (of fewer keys than prefix_len and its queries but one, and
-    more than none) is NaN, whichever way the prefix is read; so is one that has a page that is not there, and all are
-    where the prefix has one. ``tkq.check_plan`` of the plan's two says which. Both parts are rounded to q's dtype
+    sequence whose first query does not see the whole prefix (of fewer keys than prefix_len and, where causal, its
+    queries but one, and more than none) is NaN, whichever way the prefix is read; so is one that has a page that is not
+    there, and all are where the prefix has one. ``tkq.check_plan`` of the plan's two says which. Both parts are rounded to q's dtype
     before they are merged.
 
     Source: Ye et al., Cascade Inference (FlashInfer), 2024; Juravsky et al., Hydragen, 2024. CPU tensors take
@@ -102,6 +102,8 @@ def cascade_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, block_tabl
     call = Cascade(q, k_cache, v_cache, keys[1], block_table, sinks, keys[2], k_descale, v_descale, cu_seqlens_q,
                    *keys[3:])
     options = Options(causal, softmax_scale, -1, -1, softcap, batch_invariant, return_lse)
+    if plan is not None and plan.causal is not causal:
+        raise ValueError(f"{OP}: plan is for causal={plan.causal}, causal is {causal}")
     if plan is not None and k_cache.shape[1:2] != (plan.page_size,):
         raise ValueError(f"{OP}: plan is for pages of {plan.page_size}, k_cache is {tuple(k_cache.shape)}")
     if ops.direct(*call, out):
@@ -188,8 +190,8 @@ def _planned(call, prefix, cascade, options) -> tuple:
     q, k, v, cu = call.q, call.k_cache, call.v_cache, call.cu_seqlens_q
     sizes = dict(cu_seqlens_q=cu, total_q=q.shape[0]) if cu is not None else dict(max_seqlen_q=max(q.shape[1], 1))
     made = plan_cascade(call.cache_seqlens, q.shape[-2], k.shape[2], q.shape[-1], prefix_len=prefix,
-                        page_size=k.shape[1], head_dim_v=v.shape[3], batch_invariant=options.batch_invariant,
-                        cascade=cascade, **sizes)
+                        page_size=k.shape[1], head_dim_v=v.shape[3], causal=options.causal,
+                        batch_invariant=options.batch_invariant, cascade=cascade, **sizes)
     return call._replace(cache_seqlens=made.seqlens, plan=made.plan, prefix_seqlens=made.prefix_seqlens,
                          prefix_plan=made.prefix_plan), made.shared
 

@@ -42,7 +42,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
             with one plan follow each other on a stream. None: planned here, by a launch more.
         cu_seqlens_q: (B + 1,) int32, rising from 0: sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b + 1]
             of q, from none to all of its keys (chunked prefill), causal. Rows that no sequence has are not read, and
-            those of the results are not written.
+            those of the results are NaN with a plan, and not written without.
         tree_mask: (B, Sq) int64, of any strides, Sq up to 64: the last Sq keys of each sequence are drafted tokens,
             those of its queries, and bit j of query i says whether it sees the j-th of them (its own is the i-th). All
             keys before are seen. It takes the place of causal.
@@ -76,8 +76,8 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
     Lengths and pages are looked at on the GPU alone: nothing waits, and a CUDA graph may be replayed with others, if
     the plan is made anew in it. Under torch.autocast q and the caches are cast: caches of another type at every call.
     No key outside of the cache is ever read: a sequence whose length is negative, beyond its pages or not the planned
-    one, or that has a page that is not there (but for -1), has NaN; of ragged queries those do that see such a page. So
-    has all, where the plan is of another call. ``tkq.check_plan`` says which.
+    one, or that has a page that is not there (but for -1), has NaN; of ragged queries those do whose tile, of up to 128
+    rows, sees such a page. So has all, where the plan is of another call. ``tkq.check_plan`` says which.
 
     Source: Dao et al., Flash-Decoding, 2023; Sanovar et al., LeanAttention, 2024 (stream-K). CPU tensors take
     ``tkq.reference.decode``, by the same rules.

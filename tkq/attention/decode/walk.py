@@ -6,6 +6,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from tkq.attention.decode import words
+from tkq.attention.decode.plan import ROWS
 from tkq.attention.decode.planner import blocks_of
 
 X, END, BATCH, TASK, LENGTH, PREFIX, WEIGHT = range(7)  # of a walk's place
@@ -19,7 +20,7 @@ class Segment(NamedTuple):
     where the work behind it begins. last: does the task end with it?
 
     source: row of the table; place, row: of q, where the first of its ``queries`` is. Of ragged queries a tile is a
-    sequence of the plan, and ``batch`` is its number."""
+    sequence of the plan, and ``batch`` is its number; a tile of rows that its queries do not have has no blocks."""
 
     batch: Int32
     head: Int32
@@ -104,6 +105,8 @@ class Walk:
         last = cutlass.select_(inside, last, cutlass.select_(first == 0, cutlass.min(last, 1), first))
         splits = cutlass.select_(inside, splits, Int32(1))
         source, place, row, queries = self.queries(g, batch)
+        if self.ragged:  # the first tile also of none
+            last = cutlass.select_(task % g.tiles * ROWS < cutlass.max(queries * g.group, 1), last, first)
         return Segment(batch, task // g.tiles, task % g.tiles, first_key + first, first_key + last,
                        cutlass.select_(inside, length, Int32(0)), inside, split, splits, begin, others, number, stop,
                        stop == start + weight, source, place, row, queries)

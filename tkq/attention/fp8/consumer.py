@@ -9,6 +9,8 @@ from tkq.attention.forward.state import Fields, field_names
 from tkq.attention.fp8.softmax import Fp8Softmax
 from tkq.attention.fp8.state import State
 
+SMALLEST = 2.0**-126  # that float32 has in full
+
 
 class Consumer:
     def __init__(self, spec, config):
@@ -61,7 +63,8 @@ class Consumer:
         at, scale = (regs.task["batch"], regs.task["head"] // g.tasks.heads_per_kv), g.scale
         for name, of in (("q", g.q_descale), ("k", g.k_descale)):
             scale = scale * of[at] if name in self.spec.descales else scale
-        regs.factors[0] = scale
+        # not 0, times which the -inf of a key that is not seen would be NaN
+        regs.factors[0] = cute.arch.fmax(scale, Float32(SMALLEST), nan=True)
         if "v" in self.spec.descales:
             regs.factors[1] = g.v_descale[at]
 

@@ -53,7 +53,7 @@ class QuantizeQkv:
     @cute.jit
     def __call__(self, q: cute.Tensor, x: Operands, stream: cuda.CUstream):
         B, Sk, Hk, _ = x.k.shape
-        grid = [cute.ceil_div(cutlass.max(q.shape[1], Sk), ROWS), B * Hk, 3]
+        grid = [cute.ceil_div(cutlass.max(q.shape[1], Sk), ROWS) * B * Hk, 1, 3]
         self.find(q, x).launch(grid=grid, block=[THREADS, 1, 1], stream=stream)
         self.divide(q, x).launch(grid=grid, block=[THREADS, 1, 1], stream=stream)
 
@@ -81,7 +81,8 @@ class QuantizeQkv:
         """(sequence, K/V head, first token, vectors of the block's part of src, vectors of a token)"""
         _, S, H, D = src.shape
         heads_kv = x.k.shape[2]
-        part, first = cute.arch.block_idx()[1], cute.arch.block_idx()[0] * ROWS
+        parts = x.k.shape[0] * heads_kv
+        part, first = cute.arch.block_idx()[0] % parts, cute.arch.block_idx()[0] // parts * ROWS
         each = H // heads_kv * (D // VECTOR)
         return part // heads_kv, part % heads_kv, first, cutlass.max(cutlass.min(S - first, ROWS), 0) * each, each
 

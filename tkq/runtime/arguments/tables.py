@@ -172,8 +172,9 @@ TABLES = {
         tensor("cache_seqlens", "int32"), *(integer(n, REQUIRED, 1, _LONGEST) for n in (
             "num_heads_q", "num_heads_kv", "head_dim")), integer("prefix_len", REQUIRED, 0, (1 << 30) - 1),
         integer("page_size", REQUIRED, 1, _LONGEST), integer("head_dim_v", None, 1, _LONGEST),
-        integer("max_seqlen_q", 1, 1, _LONGEST), flag("batch_invariant"), tensor("cu_seqlens_q", "int32", none=True),
-        integer("total_q", None, 0, _LONGEST), Argument("cascade", "flag", True)),
+        integer("max_seqlen_q", 1, 1, _LONGEST), Argument("causal", "flag", default=True), flag("batch_invariant"),
+        tensor("cu_seqlens_q", "int32", none=True), integer("total_q", None, 0, _LONGEST),
+        Argument("cascade", "flag", True)),
     "merge_state": (tensor("o_a", *WIDE), tensor("lse_a", "fp32"), tensor("o_b", *WIDE), tensor("lse_b", "fp32")),
     "kv_append": (
         tensor("k", *WIDE), tensor("v", *WIDE), tensor("k_cache", *WIDE, "e4m3", written="always"),

@@ -101,7 +101,7 @@ class Tasks:
                 plan[words.BEYOND_CACHE] = Int32(1)
 
     def unseen(self, t: Task, seen, block):
-        """Two ranges of keys that the sequence sees beside those of a task's blocks of ``block`` keys."""
+        """Two ranges of keys that lie in the blocks of ``block`` keys of the sequence's other tasks."""
         left = self.sizes.left
-        begin = cutlass.select_(left < 0, Int32(0), cutlass.max(t.rows_k - t.rows_q - left, 0))
+        begin = cutlass.select_(left < 0, Int32(0), cutlass.max(t.rows_k - t.rows_q - left, 0) // block * block)
         return (begin, seen.first * block), ((seen.first + seen.blocks) * block, t.rows_k)
