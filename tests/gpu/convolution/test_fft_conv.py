@@ -62,7 +62,7 @@ def test_hard_signals_of_millions_of_tokens(signal):
     with torch.no_grad():
         if signal == "impulses":
             u.zero_()
-            u[0, :, 64], u[1, :, L - 1] = 1, 2
+            u[0, :, 64], u[1, :, L // 2] = 1, 2
         if signal == "constant":
             u.fill_(3)
             given["k"].fill_(1 / L)
