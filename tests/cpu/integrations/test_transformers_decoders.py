@@ -1,5 +1,7 @@
 """tkq.integrations.transformers on decoders with something of their own, against transformers without tkq: experts
 beside tkq's modules, projections in one, norms in other places, multipliers, sinks, latent keys. By CPU references."""
+import pickle
+
 import pytest
 import torch
 
@@ -159,6 +161,28 @@ def test_last_queries_alone():
         places = torch.arange(12).expand(2, -1) % 6
         with pytest.raises(NotImplementedError, match="position_ids.*several sequences"):
             m(ids, position_ids=places, logits_to_keep=1)
+
+
+@NAMES
+def test_pickled(name):
+    m, ids = patched(name).eval(), tokens()
+    found = pickle.loads(pickle.dumps(m))
+    assert [type(x) for x in found.modules()] == [type(x) for x in m.modules()]
+    assert torch.equal(found(ids).logits, m(ids).logits)
+
+
+@pytest.mark.parametrize("name", ["DeepseekV3", "Gemma4", "GptOss"])
+def test_compiled(name):
+    """In one graph, with gradients."""
+    m, ids = patched(name, **(dict(first_k_dense_replace=2) if name == "DeepseekV3" else {})), tokens()
+    want, gradients = step(m, ids)
+    torch._dynamo.reset()
+    compiled = torch.compile(m.train(), backend="aot_eager", fullgraph=True)
+    m.zero_grad()
+    loss = compiled(input_ids=ids, labels=ids, use_cache=False).loss
+    loss.backward()
+    torch.testing.assert_close(loss.detach(), want, rtol=1e-2, atol=0)
+    assert error({key: p.grad for key, p in m.named_parameters() if p.grad is not None}, gradients) < 0.03
 
 
 # ---- what is left --------------------------------------------------------------------------------------------------
