@@ -44,6 +44,7 @@ def quantize_qkv(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
         k, v = torch.randn(2, 2, 256, 2, 128, device="cuda", dtype=torch.bfloat16)
         *qkv, a, b, c = tkq.quantize_qkv(q, k, v)
         o = tkq.flash_attn_fp8(*qkv, q_descale=a, k_descale=b, v_descale=c)  # (2, 256, 8, 128) bfloat16
+        q8, a = tkq.quantize_qkv(q, k, v)[::3]  # (2, 256, 8, 128) float8_e4m3fn; (2, 2) float32
     """
     if ops.direct(q, k, v):
         return (_run if q.is_cuda else _run_cpu)(q, k, v)
