@@ -289,8 +289,8 @@ def _forward(module, query, key, value, attention_mask, scaling, dropout, slidin
         unseen = attention_mask is None and (kwargs.get("cu_seq_lens_q") is not None or (
             sliding_window is not None and key.shape[2] > sliding_window))
         if unseen or isinstance(attention_mask, Layout):
-            raise NotImplementedError(f'attn_implementation="tkq": q is {query.dtype} and has no mask; windows, padding '
-                                      'and packed sequences go without one in bf16 and fp16; "sdpa" takes others')
+            raise NotImplementedError(f'attn_implementation="tkq": q is {query.dtype} and has no mask; windows, padding'
+                                      ' and packed sequences go without one in bf16 and fp16; "sdpa" takes others')
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling,
                                       is_causal=causal, **kwargs)
     if dropout:

@@ -72,8 +72,8 @@ def cascade_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, block_tabl
     Lengths and pages are looked at on the GPU alone, and nothing waits. No key outside of the cache is ever read. A
     sequence whose first query does not see the whole prefix (of fewer keys than prefix_len and, where causal, its
     queries but one, and more than none) is NaN, whichever way the prefix is read; so is one that has a page that is not
-    there, and all are where the prefix has one. ``tkq.check_plan`` of the plan's two says which. Both parts are rounded to q's dtype
-    before they are merged.
+    there, and all are where the prefix has one. ``tkq.check_plan`` of the plan's two says which. Both parts are rounded
+    to q's dtype before they are merged.
 
     Source: Ye et al., Cascade Inference (FlashInfer), 2024; Juravsky et al., Hydragen, 2024. CPU tensors take
     ``tkq.reference.decode``, by the same rules.
