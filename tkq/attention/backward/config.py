@@ -9,7 +9,7 @@ SEMAPHORE_BYTES = 512  # semaphores, and what aligns them; all tiles are multipl
 ROWS = 128  # queries of a block of the kernel that makes dQ alone: likewise
 
 
-DQ_REDUCE = ("atomic", "bulk", "first_store", "serial", "in_order")
+DQ_REDUCE = ("atomic", "bulk", "first_store", "serial")
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,7 @@ class BackwardConfig:
     dq_reduce: how dQ of a tile comes to be the sum over the blocks of keys. "atomic": each adds to an fp32 accumulator
     from registers; "bulk": through shared memory; "first_store": likewise, and the first to contribute stores
     (``dq_first_store``); "serial": from block to block, without zeroing, helper warps and a kernel behind
-    (``dq_serial``); "in_order": likewise, from the last block to the first one, which gives the same bits in each run.
-    dq_signals: tiles that a block then adds before it says so.
+    (``dq_serial``).
     ping_pong: the dK/dV warpgroups compute P in turns, so that they stay out of step. dkv_parts:
     of a tile's queries; dV and dK of one are computed while dS of the next is made. store_from_registers: dK
     and dV are written from registers, not through K's and V's memory; persistent: which then takes the next task's K
@@ -58,7 +57,6 @@ class BackwardConfig:
     persistent: bool = False
     helper_warps: bool = False
     fuse_preprocess: bool = False
-    dq_signals: int = 4
     by_query_head: bool = False
     tail_waves: int = 1
     heads_per_task: int = 0
@@ -80,7 +78,7 @@ class BackwardConfig:
     @property
     def serial(self) -> bool:
         """dQ goes from block to block."""
-        return self.dq_reduce in ("serial", "in_order")
+        return self.dq_reduce == "serial"
 
     def dq_parts(self, width: int) -> tuple[int, int]:
         """A tile of dQ as (parts of 64 rows, parts of dq_cols columns)."""
@@ -118,10 +116,8 @@ class BackwardConfig:
         if self.persistent and not self.store_from_registers:
             raise ValueError(f"{self}: persistent needs store_from_registers")
         if self.serial and (wide or not self.persistent or self.helper_warps):
-            raise ValueError(f"{self}: dq_reduce {self.dq_reduce} needs persistent, without helper_warps, and is for "
-                             "two dK/dV warpgroups")
-        if self.dq_reduce == "in_order" and self.longest_first:
-            raise ValueError(f"{self}: dq_reduce in_order has the last blocks first, longest_first others")
+            raise ValueError(f"{self}: dq_reduce serial needs persistent, without helper_warps, and is for two dK/dV "
+                             "warpgroups")
         if self.dkv_parts < 1 or self.tile % (16 * self.dkv_parts):
             raise ValueError(f"{self}: dkv_parts is 1 or more, and 16 times it divides tile")
         if len(self.registers) != (4 if wide else 3) or sum(n * groups for n, groups in self.roles) > 512:

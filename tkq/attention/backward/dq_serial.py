@@ -1,6 +1,5 @@
-"""dQ policies "serial" and "in_order": key blocks of a head run last to first. The last stores, middle ones add, the
-first adds its own part and writes dQ. No zeroing before, no conversion kernel after. In order, each adds behind those
-of all later blocks, and a sum has the same bits in each run.
+"""dQ policy "serial": key blocks of a head run last to first. The last stores, middle ones add, the first adds its own
+part and writes dQ. No zeroing before, no conversion kernel after.
 
 Deadlock-free: a block waits only on blocks claimed before it. Waits are rare: in a causal problem a block begins with
 the tiles that it is the last to see."""
@@ -20,6 +19,8 @@ from tkq.attention.common.counters import load_acquire
 from tkq.attention.common.query_mask import key_blocks_of
 from tkq.attention.common.sequences import with_batch
 from tkq.attention.common.tile_order import serial_heads
+
+TOGETHER = 4  # tiles that one fence signals
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,6 @@ class SerialDq:
     def __init__(self, spec: BackwardSpec, config: BackwardConfig, tile: DqTile, scheduler):
         self.spec, self.config, self.tile, self.scheduler = spec, config, tile, scheduler
         self.all_serial = spec.varlen or not (spec.right and config.longest_first)  # no heads whose longest come first
-        self.in_order = config.dq_reduce == "in_order"
 
     def operands(self, dq, counters, right, heads, l2_section, tail_heads, tiles) -> DqSerialOperands:
         """In the host function. heads: of K and V, of all batches. tiles: of a K/V head's query heads."""
@@ -93,7 +93,7 @@ class SerialDq:
         if sums:
             self.fetch(g, s, number, warp)
         s.ds_pipe.wait(c.ring)
-        if (c.sent[0] > self.config.dq_signals) | (begins & (c.sent[0] > 1)):
+        if (c.sent[0] > TOGETHER) | (begins & (c.sent[0] > 1)):
             self.signal(g, c, 1)
         for i in cutlass.range_constexpr(rows * cols):
             self.tile.make(s, c.dq, c.ring, a_part=i // cols, b_part=i % cols)
@@ -115,12 +115,11 @@ class SerialDq:
 
     @cute.jit
     def wait_contributions(self, g, t, c, m, at):
-        """Wait for the contributions to tile m that have to precede this block's: for block 0, or in order, those of
-        all later blocks, else the stored one. ready: how many tiles from m on have theirs. Each lane looks at one."""
+        """Wait for the contributions to tile m that have to precede this block's: for block 0 those of all others, else
+        the stored one. ready: how many tiles from m on have theirs. Each lane looks at one."""
         mine, ready = m + tk.lane_id(), Int32(0)
         there = mine < t.end
-        later = self.last_block(g, t, mine) - t.block
-        wanted = later if const_expr(self.in_order) else cutlass.select_(t.block == 0, later, Int32(1))
+        wanted = cutlass.select_(t.block == 0, self.last_block(g, t, mine), Int32(1))
         at = cutlass.select_(there, at + 4 * tk.lane_id(), at)
         while ready == 0:
             now = there & (load_acquire(g.dq_serial.counts, at) >= wanted)
