@@ -12,7 +12,7 @@ def _of(file, *names):
 GALLERY, LENGTHS = _of(FORWARD, "test_gallery"), _of(FORWARD, "test_lengths")
 EMPTY, FULL = _of(FORWARD, "test_empty_rows"), _of(FORWARD, "test_full_blocks_are_not_masked")
 INDICES, WHOLE = _of(FORWARD, "test_captured_indices_that_lie"), _of(FORWARD, "test_operations[whole]")
-SIZES = _of(FORWARD, "test_block_sizes")
+SIZES, NO_BLOCK = _of(FORWARD, "test_block_sizes"), _of(FORWARD, "test_rows_of_no_block")
 SHARED, TABLES = _of(CAPTURED, "test_gradients[shared]"), _of(CAPTURED, "test_gradients[tables]")
 KEYS, HALVES = _of(BACKWARD, "test_lengths"), _of(BACKWARD, "test_block_sizes")
 
@@ -27,7 +27,7 @@ MUTANTS = (
         ("keys_behind_the_end", "if limit < self.config.kv:", "if limit < 0:", LENGTHS),
         ("empty_rows_keep_nan", "if empty:", "if empty & (r > 1):", EMPTY),
         ("empty_tasks_see_keys", "if regs.task[\"n_masked_right\"] < 0:",
-         "if regs.task[\"n_masked_right\"] < -1:", EMPTY),
+         "if regs.task[\"n_masked_right\"] < -1:", NO_BLOCK),
         ("rows_of_the_first_warpgroup", "row = regs.task[\"tile\"] * self.config.rows + regs.wg * 64 + tk.first_row()",
          "row = regs.task[\"tile\"] * self.config.rows + tk.first_row()", GALLERY)),
     *family(

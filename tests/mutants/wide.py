@@ -1,7 +1,7 @@
 """Faults in attention with wide heads."""
 from .mutant import family, pressed
 
-NAPS, LOADS, READS = (pressed(f"{kind}-attention_wide") for kind in ("naps", "loads", "reads"))
+NAPS, LOADS, READS, ROLES = (pressed(f"{kind}-attention_wide") for kind in ("naps", "loads", "reads", "roles"))
 CLUSTER = pressed("naps-attention_wide_cluster")
 FOLDER, TESTS = "tkq/attention/wide/", "tests/gpu/attention/test_attention_wide.py::"
 TASKS = (TESTS + "test_many_tasks",)
@@ -22,7 +22,7 @@ MUTANTS = (
          """, READS),
         ("p_before_it_is_there", "if const_expr(not first and i == slots.own - slots.early):",
          "if const_expr(not first and i == 0):", NAPS),
-        ("last_factors_over_those_of_the_task_before", "smem.end_pipe.acquire_empty(regs.end)", "", READS),
+        ("last_factors_over_those_of_the_task_before", "smem.end_pipe.acquire_empty(regs.end)", "", ROLES),
         ("o_never_corrected", "of_warps[tk.warp_id() % 4] = Int32(moved)", "of_warps[tk.warp_id() % 4] = Int32(0)",
          NAPS)),
     *family(
@@ -42,7 +42,7 @@ MUTANTS = (
             tk.mma_wait(1)
          """, READS),
         ("no_wait_for_p", "smem.p_pipe.wait(regs.p_ring)", "", NAPS),
-        ("no_wait_for_the_last_factors", "smem.end_pipe.wait(regs.end)", "", READS),
+        ("no_wait_for_the_last_factors", "smem.end_pipe.wait(regs.end)", "", ROLES),
         ("columns_behind_the_end", "return cute.make_tensor(o.iterator + first, cute.make_layout((rows, cols - first), "
          "stride=(row, col)))", "return cute.make_tensor(o.iterator + first, cute.make_layout((rows, cols), "
          "stride=(row, col)))", NARROWER)),

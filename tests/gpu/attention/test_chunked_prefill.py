@@ -132,7 +132,7 @@ def test_a_page_beside_a_window_that_lies():
     cache, q = make([700, 2000, 640], 16, 2, 128), queries(3, 600, 8, 128)
     table = cache.table.clone()
     table[1, (2000 - 600 - 200) // 16 - 1] = len(cache.k)
-    o, _ = call(q, cache._replace(table=table), window_size=(200, None))
+    o = tkq.flash_attn_with_kvcache(q, **cache._replace(table=table).arguments(), window_size=(200, None))
     assert o[1].isnan().all() or o[1].isfinite().all()
     assert o[[0, 2]].isfinite().all()
 
@@ -220,8 +220,8 @@ def test_ragged_queries_that_lie(what, words, fine):
     cache, cu = make(lengths, 16, 2, 128), starts(many)
     q = queries(1, sum(many), 8, 128)[0]
     asked = cu.clone()
-    if what == "falls":
-        asked[2] = 5
+    if what == "falls":  # by so little that the list of tiles, which has room for those of all rows, still has them
+        asked[2] = 750
     elif what == "beyond":
         asked[4] += 1
     elif what == "moved":

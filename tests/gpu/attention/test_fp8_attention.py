@@ -286,7 +286,7 @@ def test_a_needle(dim):
     q = k[:, at] * (math.log(keys) / (k[:, at].square().sum(-1, keepdim=True) * dim ** -0.5))
     v[:, at] = 4 * torch.randn(1, len(at), 1, dim, device="cuda", generator=g)
     given = quantised(q, k, v)
-    compare(given, "needle")
+    compare(given, "needle", ulps=2)  # the tensor cores cut off the score on which half of the weight depends
     truth, _ = reference.flash_attn_fp8(**given, out_dtype=torch.float64)
     assert _relative(call(given)[0], truth) < 0.02
 

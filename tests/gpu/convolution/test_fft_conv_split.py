@@ -95,13 +95,14 @@ def test_hard_signals(signal, L):
 
 @pytest.mark.parametrize("L", [4096, 16384, 262144, 2**22])
 def test_an_impulse_at_the_end(L):
-    """Whose result is nearly all around the circle, where the imaginary part is: of it little is in the real part."""
+    """Whose result is nearly all around the circle, where the imaginary part is: of it little is in the real part. Low
+    parts end where fp16 does, 2^-24, beside an impulse of 1."""
     given = make(1, 1, L, L)
     u, k = given["u"].detach().zero_(), given["k"].detach()
     u[..., L - 1] = 1
     y, size = tkq.fft_conv(u, k, precision="split").double(), 1 / L**0.5
     assert (y[..., L - 1] - k[:, 0]).abs().max() <= 2.0**-8 * k[0, 0].abs() + 1e-4 * size
-    assert y[..., :L - 1].abs().max() <= 1e-4 * size
+    assert y[..., :L - 1].abs().max() <= max(1e-4 * size, 2.0**-22)
 
 
 @pytest.mark.parametrize("L", [8192, 524288, 2**21, 2**22])

@@ -27,8 +27,8 @@ LOADED = (
 STORED = "backward_first", "backward_chain", "backward_grouped", "backward_grouped_at_once"
 CLUSTER = "attention_cluster", "attention_wide_cluster"
 FIRSTS = "backward_first_at_once", "backward_chain"
-ROLES = ("attention", "backward_helper_warps", "backward_of_one_task", "backward_wide_one_p", "backward_in_order",
-         "backward_chain", "backward_seamless")
+ROLES = ("attention", "attention_wide", "hedgehog", "backward_helper_warps", "backward_of_one_task",
+         "backward_wide_one_p", "backward_in_order", "backward_chain", "backward_seamless")
 STARTED = "norm_backward_cluster", "norm_cluster", "softmax", "cross_entropy"
 CATCHING = {m.tests for m in MUTANTS}
 # Of these no mutant needs a delay: their races would be found here alone.
