@@ -43,10 +43,11 @@ def _of_tree(masks, keys):
 
 
 def cascade_attention(given):
-    """The same of sequences whose first query sees the whole prefix; others are NaN."""
-    lengths, starts = given["cache_seqlens"], given["cu_seqlens_q"]
+    """The same of sequences whose first query sees the whole prefix, if there is one; others are NaN."""
+    lengths, starts, prefix = given["cache_seqlens"], given["cu_seqlens_q"], given["prefix_len"]
     queries = given["q"].shape[1] if starts is None else starts.diff()
-    lengths = torch.where(lengths < given["prefix_len"] + queries - 1, -1, lengths)
+    least = prefix + (queries - 1) * given["causal"]
+    lengths = torch.where(lengths < least, -1, lengths) if prefix else lengths
     return flash_attn_with_kvcache(dict(given, cache_seqlens=lengths, window_size=(None, None)))
 
 

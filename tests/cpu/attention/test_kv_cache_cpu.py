@@ -79,6 +79,22 @@ def test_blocks_walk_through_a_plan(monkeypatch, fixed):
                 assert [mine[0][2], *(s[3] for s in mine)] == [*(s[2] for s in mine), end] and mine[0][2] == first
 
 
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_length_that_is_none_begins_with_the_first_key(monkeypatch, fixed):
+    """Also where a window does: a block on, numbers of keys would begin anew below zero."""
+    function, most = walk_function(fixed, 20, monkeypatch), (1 << 31) - 1
+    for lengths in ([most], [most - 200, 5, most], [20001, 7]):
+        of = Planned(1, 1, 128, 3, 3, fixed)
+        seqlens, sizes = torch.tensor(lengths, dtype=torch.int32), of.sizes(len(lengths), 20)
+        count, found = torch.zeros(20, dtype=torch.int32), torch.zeros(20, 2000, 8, dtype=torch.int32)
+        function(reference.planned(seqlens, sizes), (seqlens, torch.zeros(4000, 1, 1), count, found),
+                 (*sizes[:8], 20000, *sizes[9:]))
+        segments = [s for p, n in enumerate(count.tolist()) for s in found[p, :n].tolist()]
+        beyond = [s for s in segments if lengths[s[0]] > 20000]
+        assert {s[0] for s in beyond} <= {b for b, length in enumerate(lengths) if length > 20000}
+        assert all(not s[7] and s[2:4] == [0, 1] for s in beyond) and len(segments) == len(lengths)
+
+
 def test_the_tiles_of_ragged_queries(monkeypatch):
     """The kernel's list is the reference's: sequences without queries, with more than there are keys, that lie."""
     run = function(ListerOnCpu(), monkeypatch)

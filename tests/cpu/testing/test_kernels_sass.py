@@ -38,7 +38,8 @@ def test_the_quick_kernels_are_some_of_each_kind():
     for kind in ("flash_attn", "rmsnorm", "layernorm", "gemm"):
         of_kind = [kernel.quick for kernel in kernels if kernel.name.startswith(kind)]
         assert any(of_kind), kind
-    assert sum(kernel.quick for kernel in kernels) <= 64  # with 61, `make test` takes 10 min 40 s on two cores
+    compiled = [kernel for kernel in kernels if kernel.quick and kernel.name not in HELD_BY]
+    assert len(compiled) <= 64  # with 61, `make test` takes 10 min 40 s on two cores where nothing is cached
 
 
 def test_what_is_left_out_is_held_by_another():
@@ -57,6 +58,7 @@ def test_every_expectation_asks_for_something():
         # the plans say where, and why; of gates for each column most are in chunks by levels
         most = {"channels": 760, "linear_attention": 24, "attention.backward": 8, "fft.long": 4}
         allowed = next((n for word, n in most.items() if f".{word}." in kernel.recipe.builder), 0)
+        allowed = 150 if kernel.name.startswith("fft_conv") and "-split-" in kernel.name else allowed
         assert wanted.local_memory <= allowed, kernel.name
 
 

@@ -30,7 +30,7 @@ def test_several_are_joined_by_commas_or_given_one_by_one(capsys):
 
 @pytest.mark.parametrize("words, said", (
     ([], "say what to compile: part of a kernel's NAME (--list prints them), --ops, --models, or --all for the "),
-    (["--report", "-j", "4"], "or --all for the 1"),
+    (["--report", "-j", "4"], "or --all for the 2"),
     (["--bundle", "b"], "say what to compile"),
     (["--all", "gemm"], "--all is every kernel: leave out NAME, --models and --ops, or leave out --all"),
     (["--all", "--ops", "gemm"], "--all is every kernel"),

@@ -1,4 +1,5 @@
 """flash_attn_fp8 on a GPU against float64 of what its numbers mean, beside PyTorch with P rounded to e4m3."""
+import itertools
 import math
 
 import pytest
@@ -82,7 +83,7 @@ def test_hard_data(dim, causal):
               "constant values": (q, k, torch.ones_like(v))}
     for what, tensors in cases.items():
         for accumulate in MODES:
-            compare(quantised(*tensors), what, accumulate=accumulate, causal=causal)
+            compare(quantised(*tensors), what, accumulate=accumulate, causal=causal, ulps=2)  # as of a needle
     for scale in (1.5, 1e-4):
         compare(quantised(q, k, v), "scale", causal=causal, softmax_scale=scale)
 
@@ -90,13 +91,11 @@ def test_hard_data(dim, causal):
 @pytest.mark.parametrize("causal", (False, True))
 def test_a_maximum_that_moves_in_every_block(causal):
     """Scores that grow, and that fall, along the keys, slowly and fast: whether O is rescaled, warp by warp."""
-    ramp = torch.linspace(0, 1, 1500, device="cuda")[None, :, None, None]
-    for dim in (64, 128, 256):
-        for size in (0.05, 1.0, 20.0):
-            for sign in (1, -1):
-                q = torch.rand(1, 200, 2, dim, device="cuda") + 0.5
-                k = ramp * sign * size * torch.ones(1, 1500, 2, dim, device="cuda")
-                compare(quantised(q, k, torch.randn(1, 1500, 2, dim, device="cuda")), f"{size * sign}", causal=causal)
+    up = torch.linspace(0, 1, 1500, device="cuda")[None, :, None, None]
+    for dim, size, sign, ramp in itertools.product((64, 128, 256), (0.05, 1.0, 20.0), (1, -1), (up, 1 - up)):
+        q = torch.rand(1, 200, 2, dim, device="cuda") + 0.5
+        k = ramp * sign * size * torch.ones(1, 1500, 2, dim, device="cuda")
+        compare(quantised(q, k, torch.randn(1, 1500, 2, dim, device="cuda")), f"{size * sign}", causal=causal, ulps=2)
 
 
 @pytest.mark.parametrize("dim", (64, 128))

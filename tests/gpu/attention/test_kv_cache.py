@@ -111,6 +111,18 @@ def test_pages_that_are_skipped():
     assert not o[2].any() and (lse[2] == -math.inf).all()
 
 
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_longest_length_beside_a_window(rows, fixed):
+    """Whose first key is where numbers of keys end: nothing in front of the table is looked at."""
+    cache, q = make([100, 2000, 40], 16, 2, 128), queries(3, rows, 8, 128)
+    lengths = cache.lengths.clone()
+    lengths[1] = (1 << 31) - 1
+    o = tkq.flash_attn_with_kvcache(q, cache.k, cache.v, cache_seqlens=lengths, block_table=cache.table,
+                                    window_size=(3, None), batch_invariant=fixed)
+    assert o[1].isnan().all() and o[[0, 2]].isfinite().all()
+
+
 @pytest.mark.parametrize("what, words", [
     ("length", "a length is negative"), ("beyond", "beyond the cache"), ("page", "neither -1 nor one"),
     ("stale", "not the one planned"), ("other", "another call")])

@@ -189,6 +189,8 @@ def caches(device):
         rows = tkq.flash_attn_with_kvcache(given[0], given[1][:6], given[2][:6], cache_seqlens=given[3] - 10,
                                            window_size=(3, 0), batch_invariant=fixed)
         yield f"rows {fixed}", summed(rows)
+        yield f"windows {fixed}", summed(tkq.flash_attn_with_kvcache(
+            *given[:3], cache_seqlens=given[3], block_table=given[4], window_size=(3, None), batch_invariant=fixed))
         wide = on(device, randn(0, 6, 2, 4, 576), randn(1, 9, 5, 576))
         o, lse = tkq.mla_decode(*wide, given[4], given[3], softmax_scale=0.1, batch_invariant=fixed, return_lse=True)
         yield f"latent pages {fixed}", summed(o, lse)

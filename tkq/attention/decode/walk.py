@@ -85,6 +85,8 @@ class Walk:
         start = at[PREFIX] + task * weight
         first_key, end_key = blocks_of(length, g.queries, g.left, g.key_block)
         blocks = cutlass.max(end_key - first_key, 1)
+        # of a length that is none, a window may begin where numbers of keys end
+        first_key = cutlass.select_(inside, first_key, Int32(0))
         stop = cutlass.min(start + weight, end)
         number = batch * (g.heads_kv * g.tiles) + task
         if self.fixed:

@@ -1,5 +1,4 @@
 """Attention with a score function and a mask of the user's own, forward."""
-from dataclasses import replace
 from typing import Optional
 
 import cuda.bindings.driver as cuda
@@ -42,8 +41,6 @@ class FlexForward:
         q, k, v, o = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0])) for x in operands[:4]]
         tasks, number = self.base.tasks(q, k, None, AttentionScalars(
             scalars.scale, Float32(0.0), Int32(0), Int32(0), scalars.num_sms))
-        if const_expr(spec.blocks):  # most masks that leave rows different numbers of keys give the last ones most
-            tasks = replace(tasks, longest_first=True)
         scored = const_expr(spec.score is not None)
         g = FlexGlobals(
             q=tk.gl.load(q, tiles.q), k=tk.gl.load(k, tiles.k), v=tk.gl.load(v, tiles.v), o=tk.gl.store(o, tiles.o),

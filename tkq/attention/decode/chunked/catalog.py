@@ -19,13 +19,13 @@ def shipped() -> list:
 def _chosen():
     base = AttentionSpec("bf16", 128, True, False, varlen=True, pack=4)
     for ragged, page in itertools.product((False, True), (16, 64, 256)):
-        yield base, CacheSpec(True, ragged, box_rows(plan(base).kv, page)), page == 16
+        yield base, CacheSpec(True, ragged, box_rows(plan(base).kv, page)), ragged and page == 16
     yield base, CacheSpec(False, False, plan(base).kv), False
     for spec in replace(base, lse=True), replace(base, left=True, long_window=True):
         yield spec, CacheSpec(True, True, box_rows(plan(spec).kv, 16)), False
     for dim in 64, 256:
         spec = replace(base, head_dim=dim, head_dim_v=dim)
-        yield spec, CacheSpec(True, True, box_rows(plan(spec).kv, 16)), dim == 256
+        yield spec, CacheSpec(True, True, box_rows(plan(spec).kv, 16)), False
 
 
 def _name(spec: AttentionSpec, cache: CacheSpec) -> str:

@@ -1,0 +1,107 @@
+"""runtime.call.replay of every operation: the calls that are known by the fourth, and those that never are."""
+import sys
+import types
+
+import pytest
+import torch
+import tvm_ffi
+
+import tkq
+from tests.cpu.runtime.test_calls import launches, results  # noqa: F401  a fixture
+from tests.cpu.runtime.test_replay import facts, seen
+from tests.helpers.ops import call_cases
+from tkq.gemm.dense import plan
+from tkq.gemm.fp8 import ops as fp8_ops
+from tkq.gemm.fp8 import plan as fp8_plan
+from tkq.runtime.call import counters, debug, ops, replay
+from tkq.runtime.compile import link
+
+pytestmark = pytest.mark.skipif(link.compiler() is None, reason="no C compiler")
+
+TENSORS = types.SimpleNamespace(**call_cases.inputs("cpu"))
+CASES = call_cases.cases(TENSORS)
+# Copies or transforms before its launch, launches twice, depends on more than `take` looks at, has a short way in
+# Python, or none.
+LONG = ("rmsnorm of slices", "rope in place of a part", "rope in place of a slice", "rope with ids", "merge_state",
+        "quantize_qkv", "flash_attn_varlen in use", "flash_attn_fp8", "gemm of a batch that shares", "gemm into out",
+        "gemm onto c", "cascade_attention", "quantize_fp8, tensor", "cross_entropy_and_gradient", "fft_conv",
+        "mla_decode", "plan_decode", "kv_append",
+        *(f"flash_attn_with_kvcache{x}" for x in ("", " of pages", " of float8", " of ragged queries")))
+
+
+@pytest.fixture
+def kernels(launches, monkeypatch):  # noqa: F811
+    """As `launches`, by kernels that replay.c can call."""
+    notes = []
+
+    def function(recipe):
+        return tvm_ffi.convert(lambda *given: notes.append((recipe, tuple(map(seen, given)))))
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("tkq") and callable(getattr(module, "function",
+                                                       None)) and name != "tkq.runtime.compile.build":
+            monkeypatch.setattr(module, "function", function)
+    replay.clear()
+    yield notes
+    replay.clear()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ops(kernels, monkeypatch, name):
+    """The fourth call asks nothing in Python, and launches what the first did."""
+    addresses = {x.data_ptr() for x in vars(TENSORS).values()}
+
+    def launched():
+        found = [(recipe, hide(given)) for recipe, given in kernels]
+        kernels.clear()
+        return found
+
+    def hide(given):
+        """Without the addresses of new tensors."""
+        if isinstance(given, tuple) and len(given) == 4 and isinstance(given[2], str):
+            return *given[:3], given[3] if given[3] in addresses else None
+        return tuple(map(hide, given)) if isinstance(given, tuple) else given
+
+    with torch.no_grad():
+        first = results(CASES[name]())
+        before = launched()
+        for _ in range(3):
+            assert results(CASES[name]()) == first and launched() == before
+        if name not in LONG:
+            monkeypatch.setattr(ops, "route", lambda *tensors: pytest.fail("goes the long way"))
+        assert results(CASES[name]()) == first and launched() == before
+
+
+def test_targets_are_checked_where_that_was_asked_for(kernels):
+    x, target = torch.zeros(4, 128), torch.full((4,), 500)
+    for _ in range(4):
+        tkq.cross_entropy(x, target)
+    with debug.checks(), pytest.raises(IndexError):
+        tkq.cross_entropy(x, target)
+
+
+@pytest.mark.parametrize("name", ("gemm", "fp8_gemm by blocks"))
+def test_a_product_that_keeps_pace_has_its_streams_counter(kernels, monkeypatch, name):
+    """Every time, without Python from the third call on."""
+    monkeypatch.setattr(plan, "needs_wave_sync", lambda *problem: True)
+    monkeypatch.setattr(fp8_plan, "WAVE_SYNC_STEPS", 0)
+    monkeypatch.setattr(fp8_plan, "WAVE_SYNC_BYTES", 0)
+    counter, asked = torch.zeros(1, dtype=torch.int32), []
+    monkeypatch.setattr(counters, "counter", lambda index: asked.append(index) or counter)
+    m, n, k = 4096, 2048, 512
+    if name == "gemm":
+        a, b = torch.zeros(m, k, dtype=torch.bfloat16), torch.zeros(n, k, dtype=torch.bfloat16).t()
+        call = lambda: tkq.gemm(a, b)
+    else:
+        a, b = torch.zeros(m, k, dtype=torch.float8_e4m3fn), torch.zeros(n, k, dtype=torch.float8_e4m3fn).t()
+        scales = torch.ones(4, m).t(), torch.ones(4, n // 128)
+        call = lambda: tkq.fp8_gemm(a, b, *scales)
+        fp8_ops.clear()
+    with torch.no_grad():
+        for _ in range(5):
+            y, (recipe, given) = call(), kernels.pop()
+            assert plan.takes_counter(recipe) and given[2] == facts(y)
+            assert (given[3] == facts(counter)) if name == "gemm" else (given[-1] == counter.data_ptr())
+            assert y.shape == (m, n)
+    assert len(asked) <= 3, "found in Python"
+    fp8_ops.clear()
