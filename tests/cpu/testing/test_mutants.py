@@ -1,7 +1,6 @@
 """The list of mutants cannot rot: each line stands where it is said to, each test exists. And what its runner says."""
 import ast
 import collections
-import functools
 import os
 import pathlib
 import re
@@ -22,9 +21,9 @@ FAMILIES = {"conv", "attention", "flex", "packed", "backward", "gemm", "few", "f
             "wide", "mla", "chunked"}
 
 
-@functools.cache
-def tree_of(text):
-    return ast.dump(ast.parse(text))
+def bare(lines):
+    """Without layout and comments."""
+    return re.sub(r"\s+|#[^\n]*", "", lines)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
@@ -32,8 +31,8 @@ def test_each_line_stands_once_where_it_is_said_to(mutant):
     for edit in mutant.edits:
         text = (ROOT / edit[0]).read_text()
         changed = mutant.with_edit(text, *edit)  # raises where it does not
-        assert changed != text
-        assert ast.dump(ast.parse(changed)) != tree_of(text), "a fault that changes nothing but the layout"
+        assert changed != text and ast.parse(changed)
+        assert bare(edit[1]) != bare(edit[2]), "a fault that changes nothing but the layout"
 
 
 def test_there_are_enough_of_each_family_and_names_are_unique():
