@@ -3,9 +3,12 @@ attention itself is computed is the model's attn_implementation."""
 import sys
 
 import torch
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .. import rope, rope_qk
 from .linears import together
+
+IS_CACHE = "cache" in CausalLMOutputWithPast.__dataclass_fields__  # past_key_values has that name from 5.24 on
 
 
 def attention_forward(family, cls):
@@ -112,8 +115,10 @@ def _in_halves(x):
 
 
 def _cached(module, k, v, cache, past_key_values, kwargs):
-    if cache is not None:
+    if cache is not None and IS_CACHE:
         return cache.update(k, v, module.layer_idx, kwargs=kwargs)
+    if cache is not None:  # of continuous batching, whose attention takes it
+        kwargs["cache"] = cache
     return (k, v) if past_key_values is None else past_key_values.update(k, v, module.layer_idx)
 
 
@@ -124,7 +129,7 @@ def _attended(module, family, models, qkv, mask, kwargs):
     options = {name: _attribute(module, path) for name, path in family.options.items()}
     o, weights = call(module, *qkv, mask, dropout=module.attention_dropout if module.training else 0.0,
                       scaling=module.scaling, **options, **kwargs)
-    return o.flatten(2).contiguous(), weights
+    return o.reshape(qkv[0].shape[0], qkv[0].shape[2], -1).contiguous(), weights
 
 
 def _attribute(module, path):

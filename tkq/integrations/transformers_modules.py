@@ -24,9 +24,9 @@ from . import transformers_mlps as mlps
 from .linears import changed
 from .transformers_attention import refuse_unmasked
 from .transformers_families import FAMILIES, Family
-from .transformers_heads import attention_forward, clips, latent_forward, shared_forward
+from .transformers_heads import IS_CACHE, attention_forward, clips, latent_forward, shared_forward
 
-_CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"  # before 5.24
+_CACHE = "cache" if IS_CACHE else "past_key_values"
 OLMO_EPS = 1e-5  # of its norms without weights, written out there
 LINEARS = (None, "tkq", "fp8", "fp8_block", "fp8_tensor")
 
