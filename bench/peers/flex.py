@@ -94,8 +94,8 @@ def ours_backward(kind: Kind, size: Size) -> Callable:
     """What autograd calls, without it."""
     from tkq.attention.flex.check import OP, blocks_of, scale_of
     from tkq.attention.flex.devices import gradients
+    from tkq.attention.flex.functions.trace import trace
     from tkq.attention.flex.launch import Call
-    from tkq.attention.flex.trace import trace
 
     def call(do, q, k, v, o, lse):
         do, q, k, v, o = swapped(do, q, k, v, o)

@@ -70,7 +70,7 @@ MUTANTS = (
          "key, query = found[\"kv\"][0], found[\"q\"][0] - tk.first_col()", SHARED),
         ("the_mask_is_not_looked_at", "e = chosen(seen, r, j, e, 0.0) if masked else e", "", TABLES)),
     *family(
-        "flex", "tkq/attention/flex/capture_derivatives.py",
+        "flex", "tkq/attention/flex/functions/capture_derivatives.py",
         ("the_last_use_alone", "adjoint[a] = of.add(adjoint.get(a), found)", "adjoint[a] = found", SHARED)),
     *family(
         "flex", "tkq/attention/flex/backward/scheduler.py",

@@ -11,8 +11,8 @@ from tests.helpers.attention import flex_captures
 from tests.helpers.attention import flex_gallery as gallery
 from tkq.attention.flex.backward.capture_launch import refuse_if_deterministic
 from tkq.attention.flex.backward.sums import Sums
-from tkq.attention.flex.derive import capture_slopes_of
-from tkq.attention.flex.trace import trace
+from tkq.attention.flex.functions.derive import capture_slopes_of
+from tkq.attention.flex.functions.trace import trace
 from tkq.reference.flex import places
 from tkq.reference.graphs import evaluate
 

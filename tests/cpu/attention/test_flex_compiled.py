@@ -8,11 +8,11 @@ import tkq
 from tests.helpers.attention import flex_captures
 from tests.helpers.attention import flex_gallery as gallery
 from tkq import reference
-from tkq.attention.flex import replay
 from tkq.attention.flex.check import blocks_from, tensors_of
-from tkq.attention.flex.derive import capture_slopes_of, slope_of
-from tkq.attention.flex.record import Recorded, record
-from tkq.attention.flex.trace import ARGUMENTS, trace
+from tkq.attention.flex.functions import replay
+from tkq.attention.flex.functions.derive import capture_slopes_of, slope_of
+from tkq.attention.flex.functions.record import Recorded, record
+from tkq.attention.flex.functions.trace import ARGUMENTS, trace
 from tkq.reference.flex import places
 from tkq.reference.graphs import evaluate
 

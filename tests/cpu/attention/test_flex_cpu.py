@@ -6,9 +6,9 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 import tkq
 from tests.helpers.attention import flex_gallery as gallery
 from tkq.attention.flex import catalog
+from tkq.attention.flex.functions.trace import trace
 from tkq.attention.flex.plan import plan
 from tkq.attention.flex.spec import WIDTHS, FlexSpec
-from tkq.attention.flex.trace import trace
 
 B, H, S = 2, 2, 144
 META = torch.empty(3, device="meta")

@@ -9,12 +9,12 @@ import torch
 from torch.nn.attention.flex_attention import and_masks, create_block_mask, or_masks
 
 from tests.helpers.attention import flex_gallery as gallery
-from tkq.attention.flex import captures
-from tkq.attention.flex import trace as tracing
-from tkq.attention.flex.derive import slope_of
+from tkq.attention.flex.functions import captures
+from tkq.attention.flex.functions import trace as tracing
+from tkq.attention.flex.functions.derive import slope_of
+from tkq.attention.flex.functions.trace import trace
 from tkq.attention.flex.lists import Blocks, backward_lists
 from tkq.attention.flex.operands import BlockLists
-from tkq.attention.flex.trace import trace
 from tkq.reference.flex import listed, places
 from tkq.reference.graphs import evaluate
 

@@ -44,6 +44,7 @@ def gradients(launch, sums, x, W, runs):
 
 @pytest.mark.parametrize("cuts, has_state", [(None, False), (None, True), *((cuts, True) for cuts in CUTS),
                                              ("short", False), ("numbers", False)])
+@pytest.mark.sampled(when=lambda cuts, has_state: has_state == (cuts not in (None, "numbers")))
 def test_along_channels(monkeypatch, cuts, has_state):
     torch.manual_seed(0)
     numbers = cuts == "numbers"  # seq_idx

@@ -237,7 +237,7 @@ def test_where_fields_are_gone_over():
 
 GONE_OVER = {
     "tkq.attention.backward.kernel", "tkq.attention.backward.producer", "tkq.attention.backward.tile_scheduler",
-    "tkq.attention.flex.graph", "tkq.attention.forward.producer", "tkq.attention.wide.producer",
+    "tkq.attention.flex.functions.graph", "tkq.attention.forward.producer", "tkq.attention.wide.producer",
     "tkq.rows.persistent.elements", "tkq.rows.persistent.engine", "tkq.rows.persistent.launch",
 }
 

@@ -7,10 +7,10 @@ from torch.nn.attention.flex_attention import noop_mask
 from tkq.attention.flex import traced_ops
 from tkq.attention.flex.backward.capture_launch import refuse_if_deterministic
 from tkq.attention.flex.check import OP, blocks_of, in_memory, settled, tensors_of
-from tkq.attention.flex.derive import capture_slopes_of, slope_of
 from tkq.attention.flex.devices import forward, gradients
+from tkq.attention.flex.functions.derive import capture_slopes_of, slope_of
+from tkq.attention.flex.functions.trace import check_function, trace
 from tkq.attention.flex.launch import Call
-from tkq.attention.flex.trace import check_function, trace
 from tkq.runtime.call import ops
 
 

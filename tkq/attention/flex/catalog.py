@@ -8,9 +8,9 @@ from tkq.attention.flex.backward.plan import capture_plan, capture_recipe
 from tkq.attention.flex.backward.plan import plan as backward_plan
 from tkq.attention.flex.backward.plan import recipe as backward_recipe
 from tkq.attention.flex.backward.spec import CaptureSpec, FlexBackwardSpec
-from tkq.attention.flex.capture_derivatives import capture_derivatives
-from tkq.attention.flex.derivative import derivative
-from tkq.attention.flex.graph import Builder
+from tkq.attention.flex.functions.capture_derivatives import capture_derivatives
+from tkq.attention.flex.functions.derivative import derivative
+from tkq.attention.flex.functions.graph import Builder
 from tkq.attention.flex.plan import plan, recipe
 from tkq.attention.flex.spec import WIDTHS, FlexSpec, StatesSpec
 from tkq.runtime.compile.expectation import Expectation

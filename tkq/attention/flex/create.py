@@ -7,11 +7,11 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask
 
 from tkq.attention.flex.check import settled
+from tkq.attention.flex.functions.trace import break_graph, trace
 from tkq.attention.flex.launch import captured
 from tkq.attention.flex.lists import ordered
 from tkq.attention.flex.operands import MaskSizes
 from tkq.attention.flex.spec import StatesSpec
-from tkq.attention.flex.trace import break_graph, trace
 from tkq.reference.graphs import evaluate
 from tkq.runtime import Recipe, arguments, function
 from tkq.runtime.call import ops

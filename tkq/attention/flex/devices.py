@@ -5,7 +5,7 @@ from tkq import reference
 from tkq.attention.flex import launch
 from tkq.attention.flex.backward import launch as backward_launch
 from tkq.attention.flex.backward.capture_launch import capture_gradients
-from tkq.attention.flex.derive import capture_slopes_of, slope_of
+from tkq.attention.flex.functions.derive import capture_slopes_of, slope_of
 from tkq.attention.flex.launch import Call
 
 

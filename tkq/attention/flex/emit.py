@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.cutlass_dsl import T, dsl_user_op, is_dynamic_expression
 
-from tkq.attention.flex.graph import FLOAT, Node
+from tkq.attention.flex.functions.graph import FLOAT, Node
 from tkq.tile.assembly import ptx
 
 LOG2E, NEAR = math.log2(math.e), 0.06

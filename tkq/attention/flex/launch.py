@@ -8,11 +8,11 @@ from torch import Tensor
 
 from tkq.attention.common.layout import readable
 from tkq.attention.common.operands import Operands
+from tkq.attention.flex.functions.trace import Traced
 from tkq.attention.flex.lists import Blocks
 from tkq.attention.flex.operands import BlockLists, Captured, FlexScalars
 from tkq.attention.flex.plan import plan, recipe
 from tkq.attention.flex.spec import FlexSpec, tile_of, width
-from tkq.attention.flex.trace import Traced
 from tkq.attention.forward.plan import length_class
 from tkq.runtime import function
 from tkq.runtime.call import alloc, counters, dtypes

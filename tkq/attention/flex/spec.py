@@ -2,7 +2,7 @@
 from dataclasses import dataclass
 from typing import Optional
 
-from tkq.attention.flex.graph import Graph
+from tkq.attention.flex.functions.graph import Graph
 from tkq.attention.forward.spec import DTYPES, AttentionSpec
 
 WIDTHS = (64, 128)  # of tiles: TMA fills a narrower head up with zeros

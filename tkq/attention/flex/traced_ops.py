@@ -7,12 +7,12 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from tkq.attention.flex import replay
 from tkq.attention.flex.check import BlockTensors, blocks_from, settled
 from tkq.attention.flex.devices import forward, gradients, result_like
+from tkq.attention.flex.functions import replay
+from tkq.attention.flex.functions.record import Recorded, record
+from tkq.attention.flex.functions.trace import ARGUMENTS, OP
 from tkq.attention.flex.launch import Call
-from tkq.attention.flex.record import Recorded, record
-from tkq.attention.flex.trace import ARGUMENTS, OP
 from tkq.runtime.call import check, ops
 
 NOTHING = Recorded("", [], [])

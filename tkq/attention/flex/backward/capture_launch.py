@@ -8,7 +8,7 @@ import torch
 from tkq.attention.flex.backward.launch import Asked, launcher, operands_of, workspace
 from tkq.attention.flex.backward.plan import capture_plan, capture_recipe
 from tkq.attention.flex.backward.spec import CaptureSpec
-from tkq.attention.flex.derive import capture_slopes_of
+from tkq.attention.flex.functions.derive import capture_slopes_of
 from tkq.attention.flex.launch import Call, captured, readable
 from tkq.attention.flex.operands import CaptureOperands, FlexScalars, Functions
 

@@ -11,7 +11,7 @@ from tkq.attention.common.layout import readable
 from tkq.attention.common.operands import BackwardOperands, Gradients
 from tkq.attention.flex.backward.plan import plan, recipe
 from tkq.attention.flex.backward.spec import FlexBackwardSpec
-from tkq.attention.flex.derive import slope_of
+from tkq.attention.flex.functions.derive import slope_of
 from tkq.attention.flex.launch import Call, captured, expanded, result_like
 from tkq.attention.flex.lists import BLOCK, backward_lists
 from tkq.attention.flex.operands import BackwardLists, FlexScalars, Functions

@@ -3,8 +3,8 @@ from dataclasses import dataclass
 from typing import Optional
 
 from tkq.attention.backward.spec import BackwardSpec
-from tkq.attention.flex.capture_derivatives import Derivatives
-from tkq.attention.flex.graph import Graph
+from tkq.attention.flex.functions.capture_derivatives import Derivatives
+from tkq.attention.flex.functions.graph import Graph
 
 
 @dataclass(frozen=True)

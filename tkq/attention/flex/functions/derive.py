@@ -3,10 +3,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tkq.attention.flex.capture_derivatives import Derivatives, capture_derivatives
-from tkq.attention.flex.derivative import derivative
-from tkq.attention.flex.graph import Graph, Node
-from tkq.attention.flex.trace import Traced
+from tkq.attention.flex.functions.capture_derivatives import Derivatives, capture_derivatives
+from tkq.attention.flex.functions.derivative import derivative
+from tkq.attention.flex.functions.graph import Graph, Node
+from tkq.attention.flex.functions.trace import Traced
 
 
 class Slope(NamedTuple):

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import torch
 
-from tkq.attention.flex.graph import COMPARISONS, FLOAT
+from tkq.attention.flex.functions.graph import COMPARISONS, FLOAT
 
 _BINARY = {"add": "add", "sub": "sub", "rsub": "sub", "mul": "mul", "floor_divide": "floordiv", "remainder": "mod",
            "pow": "pow", "minimum": "min", "maximum": "max", "bitwise_and": "and", "bitwise_or": "or",

@@ -9,9 +9,9 @@ import operator
 import torch
 import torch.nn.functional as F
 
-from tkq.attention.flex.captures import INT
-from tkq.attention.flex.record import OP, Recorded
-from tkq.attention.flex.trace import Traced, planned
+from tkq.attention.flex.functions.captures import INT
+from tkq.attention.flex.functions.record import OP, Recorded
+from tkq.attention.flex.functions.trace import Traced, planned
 from tkq.runtime.call.ops import LaunchCache
 
 _plans = LaunchCache()  # (score_mod or mask_mod, text, kinds of tensors and numbers) -> a Plan

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from tkq.attention.flex.derivative import Derivative
-from tkq.attention.flex.graph import COMPARISONS, Graph
+from tkq.attention.flex.functions.derivative import Derivative
+from tkq.attention.flex.functions.graph import COMPARISONS, Graph
 
 
 class Load(NamedTuple):

@@ -8,8 +8,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
-from tkq.attention.flex import captures, convert
-from tkq.attention.flex.graph import INPUTS, Graph
+from tkq.attention.flex.functions import captures, convert
+from tkq.attention.flex.functions.graph import INPUTS, Graph
 from tkq.runtime.call import ops
 from tkq.runtime.call.ops import LaunchCache
 

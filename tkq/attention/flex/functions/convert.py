@@ -3,9 +3,9 @@ from __future__ import annotations
 
 import torch
 
-from tkq.attention.flex import pointwise, views
-from tkq.attention.flex.graph import INPUTS, Builder
-from tkq.attention.flex.views import View
+from tkq.attention.flex.functions import pointwise, views
+from tkq.attention.flex.functions.graph import INPUTS, Builder
+from tkq.attention.flex.functions.views import View
 
 _TYPES = {torch.bool: "bool", torch.uint8: "i32", torch.int8: "i32", torch.int16: "i32", torch.int32: "i32",
           torch.int64: "i64", torch.float16: "f32", torch.bfloat16: "f32", torch.float32: "f32"}

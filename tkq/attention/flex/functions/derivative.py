@@ -4,7 +4,7 @@ from __future__ import annotations
 import functools
 import math
 
-from tkq.attention.flex.graph import COMPARISONS, Builder, Graph
+from tkq.attention.flex.functions.graph import COMPARISONS, Builder, Graph
 
 OP = "flex_attention"
 _FLAT = ("floor", "ceil", "round", "trunc", "floordiv", "truncdiv", "and", "or", "xor", "shl", "shr", "not")
