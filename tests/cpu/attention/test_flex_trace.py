@@ -270,6 +270,24 @@ def test_slopes_far_from_zero_are_numbers():
     torch.testing.assert_close(evaluate(*slope.as_function(), at, torch.float32), wanted)
 
 
+TIES = {"clamp": lambda s, *at: s.clamp(-1, 1), "clamp at the left": lambda s, *at: s.clamp(min=0) * s,
+        "clamp at the right": lambda s, *at: s.clamp(max=0), "maximum": lambda s, *at: torch.maximum(s, -s),
+        "minimum": lambda s, *at: torch.minimum(s, 2 * s), "relu": lambda s, *at: s.relu() + s,
+        "sign": lambda s, *at: s.sign() + s, "abs": lambda s, *at: s.abs() * 3 + s}
+
+
+@pytest.mark.parametrize("name", TIES)
+def test_slopes_at_ties_are_pytorchs(name):
+    """Where bounds are met, and where the larger one is both."""
+    score = torch.tensor([-2.0, -1.0, 0.0, 0.5, 1.0, 3.0, math.nan]).view(1, 1, 1, 7).requires_grad_()
+    value = TIES[name](score)
+    wanted = torch.autograd.grad(value.sum(), score)[0]
+    traced, at = trace("score_mod", TIES[name]), {**places(1, 1, 1, 7, "cpu"), "score": score.detach()}
+    found = evaluate(*slope_of(traced).as_function(), at, torch.float32).expand(1, 1, 1, 7)
+    torch.testing.assert_close(found[..., :6], wanted[..., :6])
+    torch.testing.assert_close(evaluate(*traced, at, torch.float32), value.detach(), equal_nan=True)
+
+
 def test_no_derivative_is_refused():
     with pytest.raises(NotImplementedError, match="mod"):
         slope_of(trace("score_mod", lambda s, b, h, q, kv: 3.0 % (s + 9)))

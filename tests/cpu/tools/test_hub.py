@@ -70,6 +70,7 @@ def variant(tmp_path_factory):
     return hub.write(tmp_path_factory.mktemp("hub"))
 
 
+@pytest.mark.slow
 def test_it_works_under_another_name(variant, tmp_path):
     """Every module of it, its operators beside those of tkq, a kernel's compilation."""
     done = subprocess.run([sys.executable, "-c", LOADED, variant], capture_output=True, text=True, timeout=300,

@@ -73,7 +73,10 @@ class Derivative:
         return self.refuse(node.op, "") if rule is None else rule(self, args, slopes)
 
     def extreme(self, op, args, slopes):
-        return self.choice(self.build.binary(op, *args), *slopes)
+        """Of two that are the same half of each, as in PyTorch."""
+        a, b = slopes
+        other = self.choice(self.build.binary(op, args[1], args[0]), b, self.mul(self.number(0.5), self.add(a, b)))
+        return self.choice(self.build.binary(op, *args), a, other)
 
     def choice(self, condition, a, b):
         if a is None and b is None:

@@ -82,8 +82,15 @@ def _clamp(of, name, node, out):
     for i, which in enumerate(bounds):
         bound = node.args[1 + i] if len(node.args) > 1 + i else node.kwargs.get(which)
         if bound is not None:
-            found = of.build.binary("max" if which == "min" else "min", found, of.node(bound, kind))
+            found = _bounded(of.build, which, found, of.node(bound, kind), kind)
     return found
+
+
+def _bounded(build, which, x, bound, kind):
+    """Of floats x where the two are the same: its slope counts there, as in PyTorch."""
+    if kind != "f32":
+        return build.binary("max" if which == "min" else "min", x, bound)
+    return build.where(build.binary("lt" if which == "min" else "gt", x, bound), bound, x)
 
 
 def _converted(of, name, node, out):
@@ -95,7 +102,9 @@ def _converted(of, name, node, out):
 def _sign(of, name, node, out):
     kind, build = of.type_of(out), of.build
     x, zero = of.node(node.args[0], kind), build.const(0, kind)
-    down = build.where(build.binary("lt", x, zero), build.const(-1, kind), x if kind == "f32" else zero)
+    # 0, or NaN: flat either way
+    flat = build.binary("mul", x, zero) if kind == "f32" else zero
+    down = build.where(build.binary("lt", x, zero), build.const(-1, kind), flat)
     return build.where(build.binary("gt", x, zero), build.const(1, kind), down)
 
 
@@ -105,7 +114,8 @@ def _same_type(of, name, node, out):
     kind, build = of.type_of(out), of.build
     x = of.node(node.args[0], kind)
     if name == "relu":
-        return build.binary("max", x, build.const(0, kind))
+        zero = build.const(0, kind)
+        return build.where(build.binary("le", x, zero), zero, x) if kind == "f32" else build.binary("max", x, zero)
     return build.binary("mul", x, x) if name == "square" else build.unary(name, x)
 
 
@@ -114,7 +124,8 @@ def _inverse(of, name, node, out):
     build, x = of.build, of.node(node.args[0], "f32")
     one = build.const(1.0, "f32")
     if name == "sigmoid":
-        x = build.binary("min", build.unary("neg", x), build.const(88.0, "f32"))  # exp stays finite, and the slope
+        # exp stays finite, and the slope
+        x = _bounded(build, "max", build.unary("neg", x), build.const(88.0, "f32"), "f32")
         x = build.binary("add", one, build.unary("exp", x))
     return build.binary("div", one, x)
 
