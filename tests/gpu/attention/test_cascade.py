@@ -17,6 +17,7 @@ FP16 = torch.float16
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("prefix", [0, 1, 15, 16, 17, 64, 1000, 5000])
+@pytest.mark.sampled(when=lambda prefix, rows: rows == 3 or prefix in (0, 16, 17, 1000))
 def test_prefixes(prefix, rows):
     """Of pages of 16: sequences whose first query sees the prefix alone, and longer ones."""
     lengths = [prefix + rows - 1, prefix + rows, prefix + 63 + rows, prefix + 700, 6000]
