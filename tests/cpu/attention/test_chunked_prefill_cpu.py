@@ -238,3 +238,10 @@ def test_softmax_lies_under_products():
         end = next(j for j in range(i, len(lines)) if "DEPBAR.LE gsb0, 0x0" in lines[j])
         assert sum("MUFU.EX2" in line for line in lines[i:end]) >= 8
         assert not any("HGMMA" in line for line in lines[i:end])
+
+
+def test_blocks_with_all_keys_select_no_scores():
+    """Pages of whole tiles hide a block or none: by a branch, and not by 64 selections in each block."""
+    of_rows, of_pages = (next(sass.report(s.recipe)[0] for s in shipped() if s.name == f"chunked_prefill-{name}")
+                         for name in ("bf16-d128-pack4-rows", "bf16-d128-pack4-paged128"))
+    assert of_pages.count("FSEL") < of_rows.count("FSEL") + 64

@@ -77,6 +77,7 @@ class PagedSoftmax:
     def hide_boxes(self, regs, word):
         view = regs.s.rows_view
         if word != 0:
+            cute.arch.sync_warp()  # or the compiler selects 64 scores in each block, to save a branch
             for j in cutlass.range_constexpr(self.config.kv // 4):
                 if word & Int32(1 << (8 * (j // 2) // self.cache.box)) != 0:
                     view[0, j] = -INF
