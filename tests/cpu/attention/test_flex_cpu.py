@@ -5,6 +5,8 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 
 import tkq
 from tests.helpers.attention import flex_gallery as gallery
+from tests.helpers.emulation.finish import function
+from tests.helpers.emulation.flex_lists import KeyTilesOnCpu
 from tkq.attention.flex import catalog
 from tkq.attention.flex.functions.trace import trace
 from tkq.attention.flex.plan import plan
@@ -18,6 +20,21 @@ GALLERY = gallery.gallery(B, H, S, "cpu")
 def make(heads=H, kv_heads=H, Sq=S, Sk=S, D=64, dtype=torch.bfloat16):
     torch.manual_seed(0)
     return [torch.randn(B, h, s, D).to(dtype) for h, s in ((heads, Sq), (kv_heads, Sk), (kv_heads, Sk))]
+
+
+@pytest.mark.parametrize("full, q_per, kv_per", [(True, 1, 1), (True, 2, 3), (False, 1, 2)])
+def test_tiles_from_where_lists_begin(monkeypatch, full, q_per, kv_per):
+    """Are those that are looked up by themselves; also of numbers of blocks, and blocks, that lie."""
+    g = torch.Generator().manual_seed(0)
+    ints = lambda least, most, *shape: torch.randint(least, most, shape, generator=g, dtype=torch.int32)
+    num, full_num = ints(-1, 6, 2, 3, 4), ints(-1, 4, 2, 3, 4)
+    lists = num, ints(-3, 30, 2, 3, 4, 5), *((full_num, ints(-3, 30, 2, 3, 4, 3)) if full else (None, None))
+    found = torch.full((2, 2, 3, 4 * q_per + 1, 30), -1, dtype=torch.int32)
+    function(KeyTilesOnCpu(full, q_per, kv_per), monkeypatch)(found, lists, 17)
+    assert torch.equal(found[0], found[1])
+    blocks = num.clamp(0, 5) + (full_num.clamp(0, 3) if full else 0)
+    rows = torch.arange(4 * q_per + 1).div(q_per, rounding_mode="floor").clamp(max=3)
+    assert torch.equal((found[0] >= 0).sum(-1), kv_per * blocks[..., rows]) and found.max() < 17 + kv_per
 
 
 @pytest.mark.parametrize("name", ["causal", "standalone_sparse", "t5_bias", "relative_bias"])

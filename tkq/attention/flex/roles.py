@@ -1,13 +1,14 @@
 """The producer warp and a consumer warpgroup: ``flash_attn``'s, with a list of key tiles in the place of a range."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Int32, Uint32, const_expr
+from cutlass import Constexpr, Int32, Int64, Uint32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.common.mask import KeyBlockRange
 from tkq.attention.flex.softmax import FlexSoftmax
 from tkq.attention.forward.consumer import Consumer
 from tkq.attention.forward.producer import Producer
+from tkq.tile.assembly import opaque_sum
 
 
 class FlexProducer:
@@ -48,13 +49,15 @@ class FlexConsumer:
     @cute.jit
     def run(self, g, smem, wg):
         regs = self.base.state(smem, wg)
-        seen = cute.make_rmem_tensor((2,), Uint32)
+        seen, starts = cute.make_rmem_tensor((2,), Uint32), cute.make_rmem_tensor((2,), Int64)
         regs.ping_pong.start()
         blocks = self.base.next_task(smem, regs)
         while blocks > 0:
             self.begin(g, smem, regs, seen)
             tk.zero(regs.o)
-            self.steps(g, smem, regs, seen)
+            for n, start in enumerate(g.keys.starts(*(regs.task[name] for name in ("batch", "head", "tile")))):
+                starts[n] = opaque_sum(start, Int64(0))  # kept, not made again for each tile
+            self.steps(g, smem, regs, (seen, starts))
             tk.arrive(smem.q_empty[self.base.q_at(regs)])
             self.base.swap_task(regs)
             self.base.end(smem, regs)
@@ -81,7 +84,8 @@ class FlexConsumer:
 
     @cute.jit
     def steps(self, g, smem, regs, seen):
-        """Each further S and softmax, over the P @ V of the tile before: tiles with the mask, then those without."""
+        """Each further S and softmax, over the P @ V of the tile before: tiles with the mask, then those without.
+        seen: with where the task's lists begin."""
         blocks, whole = regs.task["blocks"], Int32(1)
         if const_expr(self.spec.mask is not None):
             masked = regs.task["n_masked_right"]
@@ -95,7 +99,11 @@ class FlexConsumer:
     @cute.jit
     def step(self, g, smem, regs, i, seen, masked: Constexpr[bool]):
         """The i-th tile of the visit."""
-        tile = self.tile(g, regs, i)
+        seen, starts = seen
+        if const_expr(self.spec.mask is None):  # of either list
+            tile = self.tile(g, regs, i)
+        else:
+            tile = g.keys.from_start(starts, i, regs.task["n_masked_right"], masked)
         self.issue(smem, regs)
         tile = cute.arch.make_warp_uniform(tile)
         if const_expr(masked):
