@@ -19,9 +19,11 @@ KEYS, HALVES = _of(BACKWARD, "test_lengths"), _of(BACKWARD, "test_block_sizes")
 MUTANTS = (
     *family(
         "flex", "tkq/attention/flex/state.py",
-        ("parts_of_a_block_left_out", "found = block * self.kv_per + i % self.kv_per", "found = block * self.kv_per",
+        ("parts_of_a_block_left_out", "return cutlass.max(cutlass.min(block, last), 0) * self.kv_per + i % self.kv_per",
+         "return cutlass.max(cutlass.min(block, last), 0) * self.kv_per",
          SIZES),
-        ("full_blocks_by_the_other_list", "if entry >= first:", "if entry > first:", FULL)),
+        ("full_blocks_by_the_other_list", "if entry >= first:", "if entry > first:", FULL),
+        ("full_blocks_from_the_list_s_first", "entry = entry - masked // self.kv_per", "entry = entry + 0", FULL)),
     *family(
         "flex", "tkq/attention/flex/softmax.py",
         ("keys_behind_the_end", "if limit < self.config.kv:", "if limit < 0:", LENGTHS),
