@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import torch
 
 from bench.core import harness
+from bench.core.accuracy import EQUAL
 from bench.core.command import Bench, Job, main
 from bench.core.results import Bound
 from bench.peers import attention, attention_fp8
@@ -58,7 +59,7 @@ def jobs(section, shapes) -> Iterator[Job]:
             at_least = BOUNDS[section].get(dim)
             question = harness.Question(
                 section, "flash_attn_fp8", f"B{b} S{s} H{h} D{dim} {'causal' if causal else 'full'}", "TFLOP/s",
-                4 * b * h * dim * attention.pairs(s, causal), at_least and Bound(("FA3",), at_least))
+                4 * b * h * dim * attention.pairs(s, causal), at_least and Bound(("FA3",), at_least), equal_error=EQUAL)
             yield Job(question, attention_fp8.ours(causal, section), "attention_fp8", tuple(attention_fp8.PEERS),
                       inputs(b, s, h, dim), error(causal), dict(causal=causal))
 

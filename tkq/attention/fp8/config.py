@@ -14,8 +14,8 @@ class Fp8Config:
     q_stages: Q tiles for each consumer. schedule: see tkq.tile.Schedule. l2_section_mb: MB of K and V in one L2
     section, whose tasks run together. ping_pong: consumers issue their products in turns. overlap: the next S and its
     softmax run under P V; without, S and P V share registers. parts: O's columns are multiplied in as many parts, one
-    after the other: with two_level, registers of one part are enough. polynomial: each so many-th exponential of a
-    block without a mask is computed as a polynomial, 0: none. registers: of a producer's thread and a consumer's;
+    after the other: with two_level, registers of one part are enough. polynomial: every n-th exponential of a block
+    without a mask is computed as a polynomial, 0: none. registers: of a producer's thread and a consumer's;
     without, tkq.tile's own."""
 
     kv: int = 128
