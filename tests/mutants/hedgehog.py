@@ -71,7 +71,7 @@ MUTANTS = (
             tk.copy(c.minus_y16, c.of_minus_y)
             s.weights.wait(weights)
          """, "tk.copy(c.minus_y16, c.of_minus_y)", NAPS),
-        ("hedgehog_tokens_freed_before_values_are_read", VALUES, FREED_FIRST, pressed("roles-hedgehog"))),
+        ("hedgehog_tokens_freed_before_values_are_read", VALUES, FREED_FIRST, pressed("roles-hedgehog"), KEYS_LAST)),
     *family(
         "linear", "tkq/linear_attention/hedgehog/segments.py",
         ("hedgehog_segments_with_a_chunk_twice", "end = cutlass.min(first + g.each - 1, chunks)",
