@@ -43,5 +43,9 @@ MUTANTS = (
          "parts.append((cutlass.select_(first + j < end, lse, Float32(-INF)), four))", "parts.append((lse, four))",
          SHARED),
         ("warps_are_not_rescaled", "sums[e] = cute.math.fma(weight, smem.sums[e * WARP + lane, w], sums[e])",
-         "sums[e] = sums[e] + smem.sums[e * WARP + lane, w]", SHARED)),
+         "sums[e] = sums[e] + smem.sums[e * WARP + lane, w]", SHARED),
+        ("last_of_few_parts_is_forgotten", "self.add(g, t, (first, t.splits), place, sums, FEW_TOGETHER)",
+         "self.add(g, t, (first, t.splits - 1), place, sums, FEW_TOGETHER)", SHARED),
+        ("tasks_of_few_parts_are_left_out", "return splits > FEW, (splits > 1) & (splits <= FEW)",
+         "return splits > FEW, (splits > 2) & (splits <= FEW)", SHARED)),
 )

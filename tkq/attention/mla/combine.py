@@ -15,15 +15,17 @@ from tkq.attention.mla.tiles import rows_of
 
 INF = Float32.inf
 THREADS, WARPS, WARP = 256, 8, 32
-LAYERS = 2  # blocks of threads for each part of the plan
+LAYERS = 4  # blocks of threads for each part of the plan
 COLUMNS = 128  # of a row that a block merges at a time, four to a lane; each warp has some of the splits
 TOGETHER = 8  # parts that a thread has on their way
+FEW = 8  # splits up to which a warp merges them alone
+FEW_TOGETHER = 4
 NORM, TOP = 4, 5
 
 
 class Shared(NamedTuple):
-    """shared: tasks to merge, found by the parts in which they begin; their number, by warps. sums: of each warp, four
-    columns, the norm and the largest log-sum-exp of each lane."""
+    """owners: tasks of many splits, of few, found by the parts in which they begin. counts: their number, by warps.
+    sums: of each warp, four columns, the norm and the largest log-sum-exp of each lane."""
 
     owners: cute.Tensor
     counts: cute.Tensor
@@ -43,8 +45,8 @@ class Task(NamedTuple):
 
 
 class Combine:
-    """A block takes some of all (task, row, 128 columns): its eight warps a share of the splits each, and their sums
-    are added up in order."""
+    """Of all (task, row, 128 columns). Where a task has many splits, a block takes some: its eight warps a share of the
+    splits each, and their sums are added up in order. Where it has few, each warp takes some, and no warp waits."""
 
     def __init__(self, spec, config):
         self.spec, self.config, self.walk, self.dtype = spec, config, Walk(spec), tk.element_type(spec.dtype)
@@ -56,7 +58,7 @@ class Combine:
     @cute.kernel
     def kernel(self, g: Globals):
         al = tk.SharedAllocator()
-        smem = Shared(al.vector(words.MOST_PARTS, 1, Int32), al.vector(WARPS, 1, Int32), al.vector(6 * WARP, WARPS))
+        smem = Shared(al.vector(words.MOST_PARTS, 2, Int32), al.vector(WARPS, 2, Int32), al.vector(6 * WARP, WARPS))
         if const_expr(self.config.pdl):
             cute.arch.griddepcontrol_launch_dependents()
             cute.arch.griddepcontrol_wait()
@@ -65,45 +67,63 @@ class Combine:
 
     @cute.jit
     def run(self, g, smem):
-        me, blocks = cute.arch.block_idx(), cute.arch.grid_dim()
+        if const_expr(self.spec.fixed_splits):
+            tasks = g.batch * g.tiles
+            found = cutlass.select_(self.walk.most_splits(g) > FEW, tasks, Int32(0)), tasks
+        else:
+            found = self.find(g, smem, cute.arch.grid_dim()[0])
+        for few in cutlass.range_constexpr(2):
+            self.merge_all(g, smem, found[few], few)
+
+    @cute.jit
+    def merge_all(self, g, smem, found, few: cutlass.Constexpr):
+        """few: a warp has an item, else a block."""
+        me, blocks, warps = cute.arch.block_idx(), cute.arch.grid_dim(), WARPS if few else 1
         quarters = HEAD_DIM_V // COLUMNS
         rows = g.partial.shape[1] // g.together
         each = g.partial.shape[1] * quarters
-        if const_expr(self.spec.fixed_splits):
-            found = g.batch * g.tiles
-        else:
-            found = self.find(g, smem, blocks[0])
-        for item in cutlass.range(me[1] * blocks[0] + me[0], found * each, blocks[0] * blocks[1], unroll=1):
+        first = (me[1] * blocks[0] + me[0]) * warps + (tk.warp_id() if few else 0)
+        for item in cutlass.range(first, found * each, blocks[0] * blocks[1] * warps, unroll=1):
             t = self.fixed(g, item // each) if const_expr(self.spec.fixed_splits) else self.begun(
-                g, smem.owners[item // each, 0])
+                g, smem.owners[item // each, few])
             row, column = item % each // quarters, item % quarters * COLUMNS
             t = t._replace(row=(t.row * g.together + row // rows) * ROWS + row % rows)
-            if t.splits > 1 and t.row < g.queries * g.group:
-                self.merge(g, smem, t, (row, column + tk.lane_id() * 4))
+            if self.kinds(t.splits)[few] and t.row < g.queries * g.group:
+                place = row, column + tk.lane_id() * 4
+                if const_expr(few):
+                    self.merge_few(g, t, place)
+                else:
+                    self.merge_many(g, smem, t, place)
 
     @cute.jit
     def find(self, g, smem, parts):
-        """How many parts begin a task that another one ends; which, in order, in ``smem.owners``."""
-        total, thread, warp = Int32(0), cute.arch.thread_idx()[0], tk.warp_id()
+        """How many parts begin a task of many splits, how many one of few; which, in order, in ``smem.owners``."""
+        total, thread, warp = [Int32(0), Int32(0)], cute.arch.thread_idx()[0], tk.warp_id()
         for first in cutlass.range(0, parts, THREADS, unroll=1):
-            part = first + thread
-            mine = cutlass.Boolean(False)
+            part, splits = first + thread, Int32(1)
             if part < parts:
-                mine = self.begun(g, part).splits > 1
-            votes = cute.arch.vote_ballot_sync(mine)
+                splits = self.begun(g, part).splits
+            kinds = self.kinds(splits)
+            votes = [cute.arch.vote_ballot_sync(kind) for kind in kinds]
             if tk.lane_id() == 0:
-                smem.counts[warp, 0] = Int32(cute.arch.popc(votes))
+                for i in cutlass.range_constexpr(2):
+                    smem.counts[warp, i] = Int32(cute.arch.popc(votes[i]))
             tk.sync_block()
-            before = total
-            for w in cutlass.range_constexpr(WARPS):
-                count = smem.counts[w, 0]
-                before = cutlass.select_(w < warp, before + count, before)
-                total += count
-            below = Int32(votes) & ((Int32(1) << tk.lane_id()) - 1)
-            if mine:
-                smem.owners[before + cute.arch.popc(below), 0] = part
+            for i in cutlass.range_constexpr(2):
+                before = total[i]
+                for w in cutlass.range_constexpr(WARPS):
+                    count = smem.counts[w, i]
+                    before = cutlass.select_(w < warp, before + count, before)
+                    total[i] += count
+                below = Int32(votes[i]) & ((Int32(1) << tk.lane_id()) - 1)
+                if kinds[i]:
+                    smem.owners[before + cute.arch.popc(below), i] = part
             tk.sync_block()
         return total
+
+    def kinds(self, splits):
+        """Are they many, are they few? By the task's own alone: with fixed splits no other task changes its bits."""
+        return splits > FEW, (splits > 1) & (splits <= FEW)
 
     def begun(self, g, part):
         """The task that begins in the part and ends behind it; one split where there is none. With its keys it begins:
@@ -130,16 +150,13 @@ class Combine:
         return Task(batch, Int32(0), number % g.tiles, begin, begin + 1, splits)
 
     @cute.jit
-    def merge(self, g, smem, t, place):
-        """Four columns of a row to a lane."""
-        warp, lane, lse_out = tk.warp_id(), tk.lane_id(), g.lse
-        sums = cute.make_rmem_tensor((6,), Float32)
-        sums.fill(0.0)
-        sums[TOP] = Float32(-INF)
+    def merge_many(self, g, smem, t, place):
+        """A block: four columns of a row to a lane, of a share of the splits to a warp."""
+        warp, lane, sums = tk.warp_id(), tk.lane_id(), self.empty()
         share = (t.splits + WARPS - 1) // WARPS
         end = cutlass.min((warp + 1) * share, t.splits)
         for first in cutlass.range(warp * share, end, TOGETHER, unroll=1):
-            self.add(g, t, (first, end), place, sums)
+            self.add(g, t, (first, end), place, sums, TOGETHER)
         for e in cutlass.range_constexpr(6):
             smem.sums[e * WARP + lane, warp] = sums[e]
         tk.sync_block()
@@ -153,19 +170,40 @@ class Combine:
                 weight = cute.math.exp2(smem.sums[TOP * WARP + lane, w] - base, fastmath=True)
                 for e in cutlass.range_constexpr(5):
                     sums[e] = cute.math.fma(weight, smem.sums[e * WARP + lane, w], sums[e])
-            norm = sums[NORM]
-            lse = Float32(-INF) if norm == Float32(0.0) else base + cute.math.log2(norm, fastmath=True)
-            inverse = Float32(0.0) if norm == Float32(0.0) else cute.arch.rcp_approx(norm)
-            self.row(g, t, place, sums, inverse)
-            if const_expr(self.spec.lse):
-                if place[1] == 0:
-                    lse_out[t.batch, t.row % g.group, t.row // g.group] = lse * tk.LN2
+            self.end(g, t, place, sums)
         tk.sync_block()
 
-    def add(self, g, t, span, place, sums):
-        """Some splits' parts: all loads first. Behind the last split its part counts for nothing."""
+    @cute.jit
+    def merge_few(self, g, t, place):
+        """A warp: four columns of a row to a lane, of all splits."""
+        sums = self.empty()
+        for first in cutlass.range(0, t.splits, FEW_TOGETHER, unroll=1):
+            self.add(g, t, (first, t.splits), place, sums, FEW_TOGETHER)
+        self.end(g, t, place, sums)
+
+    def empty(self):
+        """Four columns, the norm, the largest log-sum-exp."""
+        sums = cute.make_rmem_tensor((6,), Float32)
+        sums.fill(0.0)
+        sums[TOP] = Float32(-INF)
+        return sums
+
+    @cute.jit
+    def end(self, g, t, place, sums):
+        """What was summed up, divided by the norm; and the log-sum-exp."""
+        lse_out, norm = g.lse, sums[NORM]
+        base = cutlass.select_(sums[TOP] == -INF, Float32(0.0), sums[TOP])
+        lse = Float32(-INF) if norm == Float32(0.0) else base + cute.math.log2(norm, fastmath=True)
+        inverse = Float32(0.0) if norm == Float32(0.0) else cute.arch.rcp_approx(norm)
+        self.row(g, t, place, sums, inverse)
+        if const_expr(self.spec.lse):
+            if place[1] == 0:
+                lse_out[t.batch, t.row % g.group, t.row // g.group] = lse * tk.LN2
+
+    def add(self, g, t, span, place, sums, together):
+        """``together`` splits' parts: all loads first. Behind the last split its part counts for nothing."""
         (first, end), (row, column), rows, parts = span, place, g.partial.shape[1], []
-        for j in range(TOGETHER):
+        for j in range(together):
             slot = Int64(self.walk.slot(g, t, cutlass.min(first + j, end - 1))) * rows + row
             four = cute.make_rmem_tensor((4,), Float32)
             at = (g.partial.iterator + (slot * HEAD_DIM_V + column)).align(16)
