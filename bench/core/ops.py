@@ -69,6 +69,11 @@ OPS: dict[str, tuple[Part, ...]] = {
         Part("decode", ("chunk",), what="chunked prefill"),
         Part("decode", ("short",), what="short contexts"),
     ),
+    "mla_decode": (
+        Part("mla", ("few",), what="16 heads"),
+        Part("mla", ("many",), what="128 heads"),
+        Part("mla", ("several",), what="several queries"),
+    ),
     "flex_attention": (
         Part("flex_attention", ("forward",)),
         Part("flex_attention", ("backward",), what="backward"),
@@ -209,6 +214,7 @@ AGAINST: dict[str, tuple[str, ...]] = {
     "flex-fa4": ("FlexAttention on FA4",),
     "fla": ("fla", "fla parallel", "fla chunks"),
     "flashinfer": ("FlashInfer", "FlashInfer, segments"),
+    "flashmla": ("FlashMLA",),
     "flashqla": ("FlashQLA",),
     "flashkda": ("FlashKDA",),
     "mamba": ("mamba_ssm",),

@@ -1,0 +1,99 @@
+"""tkq.mla_decode against FlashMLA: multi-head latent attention, absorbed, over a paged cache in bf16.
+
+    python -m bench.ops.mla [--sections calls,few,many,several] [--quick] [--shapes 128x4096x128x1]
+
+Shapes: sequences, keys of each, heads, queries. few: 16 heads, bound by reading the cache; many: 128, bound by
+products; several: more than one query. Pages have 64 rows, lie in any order, and are full. "read" is what reading the
+bytes takes by torch.sum. Plans are made before, as once for all layers. A result is judged by float64, on the first and
+the last sequence. Results go to OUT/mla.json after every case.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import torch
+
+import tkq
+from bench.core import harness
+from bench.core.command import Bench, Job, main
+from bench.core.harness import Call
+from bench.core.results import Bound
+from bench.ops.rows_common import randn
+from bench.peers import decode, mla
+from tkq.reference.mla import mla_decode as exactly
+from tkq.testing.timing import relative_error
+
+D, DV, PAGE = 576, 512, 64
+LENGTHS = (1, 4096), (1, 32768), (16, 4096), (16, 32768), (64, 4096), (64, 32768), (128, 4096), (128, 32768)
+SECTIONS = {
+    "few": tuple((*size, 16, 1) for size in LENGTHS),
+    "many": tuple((*size, 128, 1) for size in LENGTHS),
+    "several": ((64, 4096, 128, 2), (16, 32768, 16, 4)),
+}
+AT_LEAST = {"few": 1.04, "many": 1.06, "several": 1.04}  # times the best
+ROOF = 0.97  # of the rate of reading
+
+
+def ours() -> object:
+    """The call, with a plan for each set of inputs."""
+    plan = decode.once(lambda q, cache, lengths, table: tkq.plan_decode(
+        lengths, q.shape[2], 1, D, head_dim_v=DV, max_seqlen_q=q.shape[1]))
+    return lambda *given: tkq.mla_decode(given[0], given[1], given[3], given[2], softmax_scale=mla.SCALE,
+                                         plan=plan(*given))
+
+
+def inputs(i, B, S, heads, queries):
+    """q, cache, lengths, table."""
+    pages = -(-S // PAGE)
+    q, cache = randn(2 * i, B, queries, heads, D), randn(2 * i + 1, B * pages, PAGE, D)
+    order = torch.randperm(B * pages, generator=torch.Generator().manual_seed(i)).int()
+    return q, cache, torch.full((B,), S, dtype=torch.int32, device=q.device), order.view(B, pages).to(q.device)
+
+
+def error(name, given, found):
+    """On two sequences."""
+    if name == "read":
+        return None
+    q, cache, lengths, table = given
+    worst = 0.0
+    for s in {0, len(q) - 1}:
+        one = slice(s, s + 1)
+        local = torch.arange(table.shape[1], device=q.device, dtype=torch.int32)[None]
+        exact = exactly(q[one].double(), cache[table[s].long()].double(), local, lengths[one], mla.SCALE)[0]
+        worst = max(worst, relative_error(found[one], exact))
+    return worst
+
+
+def jobs(section, shapes) -> Iterator[Job]:
+    for B, S, heads, queries in shapes:
+        title = f"B{B} S{S} H{heads}" + (f" Sq{queries}" if queries > 1 else "")
+        if heads * queries > 64:
+            seen = sum(S - queries + i + 1 for i in range(queries))
+            work, roof = ("TFLOP/s", 2 * B * heads * seen * (D + DV)), None
+        else:
+            work, roof = ("GB/s", 2 * B * S * D), Bound(("read",), ROOF)
+        question = harness.Question(section, "mla_decode", title, *work, Bound(("FlashMLA",), AT_LEAST[section]),
+                                    roof=roof)
+        yield Job(question, ours(), "mla", ("FlashMLA", "read"),
+                  lambda i, given=(B, S, heads, queries): inputs(i, *given), error)
+
+
+def calls() -> dict[str, Call]:
+    """Eager calls on tiny tensors."""
+    given = inputs(0, 1, 64, 16, 1)
+    run = ours()
+    return {"x + x": Call(lambda: given[0] + given[0]), "mla_decode tkq": Call(lambda: run(*given), at_most=14.0)}
+
+
+BENCH = Bench(
+    "mla", __doc__,
+    {section: lambda shapes, section=section: jobs(section, shapes) for section in SECTIONS},
+    shapes=SECTIONS,
+    quick=((128, 4096, 128, 1), (64, 4096, 16, 1), (1, 4096, 16, 1)),
+    calls=calls,
+)
+
+if __name__ == "__main__":
+    sys.exit(main(BENCH))
