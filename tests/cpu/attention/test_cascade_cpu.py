@@ -120,6 +120,21 @@ def test_a_longer_prefix_and_twice_the_batch_pay_as_well(heads, dims):
         assert not ragged or sharing.pays(16384, batch, queries, heads, dims)  # which knows less, and promises less
 
 
+# Microseconds of the prefix read once and by each sequence, by (sequences, keys of the prefix): python -m
+# bench.studies.cascade on an H200, 29 November 2026, commit e6fa563f. 32 query heads, 8 K/V heads, D 128, one query.
+MEASURED = {(1, 128): (15.3, 6.7), (1, 1024): (16.6, 8.4), (1, 8192): (25.0, 16.1),
+            (4, 128): (18.9, 7.9), (4, 1024): (21.1, 9.2), (4, 8192): (32.5, 26.1),
+            (16, 128): (32.0, 11.5), (16, 1024): (37.4, 20.0), (16, 8192): (62.8, 85.1),
+            (64, 128): (51.4, 25.0), (64, 1024): (56.3, 58.1), (64, 8192): (80.5, 323.8),
+            (256, 128): (98.1, 90.9), (256, 1024): (126.5, 215.0), (256, 8192): (210.9, 1337.7)}
+
+
+@pytest.mark.parametrize("batch, shared", MEASURED)
+def test_the_faster_way_is_chosen(batch, shared):
+    once, each = MEASURED[batch, shared]
+    assert sharing.pays(shared, batch, 1, (32, 8), (128, 128)) == (once < each)
+
+
 def test_what_the_plan_decides():
     lengths = torch.full((64,), 9000, dtype=INT)
     of = dict(num_heads_q=32, num_heads_kv=8, head_dim=128, page_size=16)
