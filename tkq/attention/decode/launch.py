@@ -126,7 +126,8 @@ def _float8(k, descale) -> tuple:
     return "e4m3", None if descale is None else SCALES[descale.dim() - 1]
 
 
-def merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor, out: Tensor | None = None, parts: tuple = ()) -> tuple:
+def merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor, out: Tensor | None = None,
+          parts: tuple = ()) -> tuple:
     """(o or out, lse) of tensors ([B,] S, H, D) and ([B,] H, S), that have been looked at. parts: `decode`'s of o_a and
     lse_a, whose queries, of the whole batch, were one sequence."""
     o, lse = o_a.new_empty(o_a.shape) if out is None else out, lse_a.new_empty(lse_a.shape)

@@ -52,7 +52,7 @@ class PagedProducer:
                 self.load(k_boxes, g.k, smem.k_pipe, k_ring, (page, row, head, me))
                 if me == 0:
                     self.forward.load_q(g, smem, q_ring, t, seen)
-                for j in cutlass.range(1, seen.blocks, unroll=1):
+                for _ in cutlass.range(1, seen.blocks, unroll=1):
                     page_k, row_k, word = self.judge(g, asked_page, asked_row, asked)
                     place = self.before(place, steps)
                     asked_page, asked_row, asked = self.find(g, t, place)
