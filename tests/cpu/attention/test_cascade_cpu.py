@@ -6,8 +6,11 @@ import pytest
 import torch
 
 import tkq
+from tests.helpers.emulation import fake_gpu
+from tests.helpers.emulation.contract import misfit
 from tkq.attention.decode import sharing
 from tkq.attention.decode.plan import row_tiles
+from tkq.runtime.compile import build
 
 BF16, INT = torch.bfloat16, torch.int32
 
@@ -95,6 +98,28 @@ def test_nothing_to_do():
         o, lse = tkq.cascade_attention(q[:batch, :rows], k, v, cache_seqlens=lengths[:batch], block_table=table[:batch],
                                        prefix_len=8, cascade=True, return_lse=True)
         assert o.shape == (batch, rows, 4, 64) and lse.shape == (batch, 4, rows)
+
+
+@pytest.mark.parametrize("queries, options, merges", [
+    (1, {}, True), (3, dict(batch_invariant=True, return_lse=True), True), (5, dict(cu_seqlens_q=True), True),
+    (900, {}, False)])
+def test_what_is_launched(queries, options, merges):
+    """The prefix, what is behind it, and their merge, also of what lies in parts but where chunked prefill had the
+    prefix: tensors are what the kernels are compiled for."""
+    q, (k, v) = torch.zeros(2, queries, 32, 128, dtype=BF16), torch.zeros(2, 300, 16, 8, 128, dtype=BF16)
+    given = dict(block_table=torch.zeros(2, 150, dtype=INT), cache_seqlens=torch.full((2,), 2300, dtype=INT))
+    options = dict(options)
+    if options.pop("cu_seqlens_q", False):
+        q, options["cu_seqlens_q"] = q[0], torch.tensor([0, 2, 5], dtype=INT)
+    with fake_gpu.launches() as seen, torch.no_grad():
+        tkq.cascade_attention(q, k, v, prefix_len=1030, cascade=True, **given, **options)
+    names = [recipe.builder.partition(":")[2] for recipe, _ in seen[-3:]]
+    assert names == ["Decode" if merges else "ChunkedPrefill"] * 2 + ["MergeState"]
+    assert seen[-1][0].args[0].parts == merges == getattr(seen[-3][0].args[0], "in_parts", False)
+    for recipe, (first, others, *_) in seen[-3:]:
+        fakes, sizes = build._made(recipe)[1], {}
+        for fake, x in zip((fakes[0], *fakes[1]), (first, *others), strict=True):
+            assert (fake is None) == (x is None) and (x is None or not misfit(fake, x, sizes))
 
 
 # ---- the choice -----------------------------------------------------------------------------------------------------
