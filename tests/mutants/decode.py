@@ -37,8 +37,9 @@ MUTANTS = (
         ("no_mask_of_a_block_with_one_draft", "if begin + keys > 0:", "if begin + keys > 1:", TREES)),
     *family(
         "decode", "tkq/attention/decode/cascade_ops.py",
-        ("prefix_is_causal", "before = launch.decode(call.prefix(shared), both._replace(causal=False))[:2]",
-         "before = launch.decode(call.prefix(shared), both)[:2]", PREFIXES),
+        ("prefix_is_causal",
+         "*before, parts, _ = launch.decode(call.prefix(shared), both._replace(causal=False, in_parts=True))",
+         "*before, parts, _ = launch.decode(call.prefix(shared), both._replace(in_parts=True))", PREFIXES),
         ("sinks_count_twice", "sinks=None, plan=self.prefix_plan, cu_seqlens_q=None)",
          "plan=self.prefix_plan, cu_seqlens_q=None)", HEADS),
         ("suffix_from_the_first_page",
@@ -123,6 +124,7 @@ MUTANTS = (
          "lse = self.lse_of(g, slot, row)", SHARED),
         ("first_block_merges", "if self.arrive(g, smem.ticket, s) == s.splits - 1:",
          "if self.arrive(g, smem.ticket, s) == 0:", SHARED),
+        ("parts_are_not_told_of", "if s.split == 0:", "if s.split < 0:", PREFIXES),
         ("sum_before_is_not_rescaled", "sums[e] = sums[e] * before", "pass", SHARED)),
     *family(
         "decode", "tkq/attention/decode/walk.py",
@@ -136,6 +138,12 @@ MUTANTS = (
          (("tkq/attention/decode/launch.py", RUN, RUN.replace("of.split", "int(plan[words.FIXED])")),))),
     *family(
         "decode", "tkq/attention/decode/merge.py",
+        ("parts_of_another_task", "begin = cutlass.select_(fixed, task * most, 2 * first + 1)",
+         "begin = cutlass.select_(fixed, task * most, 2 * first)", PREFIXES),
+        ("parts_of_another_tile", "tiles = (queries * group + ROWS - 1) // ROWS", "tiles = Int32(1)",
+         (f"{CASCADE}test_batches",)),
+        ("parts_behind_the_last", "lse = cutlass.select_(first + j < splits, x.partial_lse[slot, row], -INF)",
+         "lse = x.partial_lse[slot, row]", PREFIXES),
         ("nan_of_what_saw_no_key", "a = [cutlass.select_(of_a == Float32(0.0), Float32(0.0), e * of_a) for e in a]",
          "a = [e * of_a for e in a]", (f"{TESTS}test_merged_states",))),
     *family(

@@ -6,8 +6,11 @@ import pytest
 import torch
 
 import tkq
+from tests.helpers.emulation import fake_gpu
+from tests.helpers.emulation.contract import misfit
 from tkq.attention.decode import sharing
 from tkq.attention.decode.plan import row_tiles
+from tkq.runtime.compile import build
 
 BF16, INT = torch.bfloat16, torch.int32
 
@@ -97,6 +100,28 @@ def test_nothing_to_do():
         assert o.shape == (batch, rows, 4, 64) and lse.shape == (batch, 4, rows)
 
 
+@pytest.mark.parametrize("queries, options, merges", [
+    (1, {}, True), (3, dict(batch_invariant=True, return_lse=True), True), (5, dict(cu_seqlens_q=True), True),
+    (900, {}, False)])
+def test_what_is_launched(queries, options, merges):
+    """The prefix, what is behind it, and their merge, also of what lies in parts but where chunked prefill had the
+    prefix: tensors are what the kernels are compiled for."""
+    q, (k, v) = torch.zeros(2, queries, 32, 128, dtype=BF16), torch.zeros(2, 300, 16, 8, 128, dtype=BF16)
+    given = dict(block_table=torch.zeros(2, 150, dtype=INT), cache_seqlens=torch.full((2,), 2300, dtype=INT))
+    options = dict(options)
+    if options.pop("cu_seqlens_q", False):
+        q, options["cu_seqlens_q"] = q[0], torch.tensor([0, 2, 5], dtype=INT)
+    with fake_gpu.launches() as seen, torch.no_grad():
+        tkq.cascade_attention(q, k, v, prefix_len=1030, cascade=True, **given, **options)
+    names = [recipe.builder.partition(":")[2] for recipe, _ in seen[-3:]]
+    assert names == ["Decode" if merges else "ChunkedPrefill"] * 2 + ["MergeState"]
+    assert seen[-1][0].args[0].parts == merges == getattr(seen[-3][0].args[0], "in_parts", False)
+    for recipe, (first, others, *_) in seen[-3:]:
+        fakes, sizes = build._made(recipe)[1], {}
+        for fake, x in zip((fakes[0], *fakes[1]), (first, *others), strict=True):
+            assert (fake is None) == (x is None) and (x is None or not misfit(fake, x, sizes))
+
+
 # ---- the choice -----------------------------------------------------------------------------------------------------
 
 SIZES = [(heads, dims) for heads in ((8, 8), (32, 8), (64, 1)) for dims in ((64, 64), (128, 128), (192, 128))]
@@ -118,6 +143,21 @@ def test_a_longer_prefix_and_twice_the_batch_pay_as_well(heads, dims):
                 assert sharing.pays(shared, 2 * batch, queries, heads, dims)
         ragged = sharing.pays(16384, batch, batch * queries, heads, dims, ragged=True)
         assert not ragged or sharing.pays(16384, batch, queries, heads, dims)  # which knows less, and promises less
+
+
+# Microseconds of the prefix read once and by each sequence, by (sequences, keys of the prefix): python -m
+# bench.studies.cascade on an H200, 29 November 2026, commit e6fa563f. 32 query heads, 8 K/V heads, D 128, one query.
+MEASURED = {(1, 128): (15.3, 6.7), (1, 1024): (16.6, 8.4), (1, 8192): (25.0, 16.1),
+            (4, 128): (18.9, 7.9), (4, 1024): (21.1, 9.2), (4, 8192): (32.5, 26.1),
+            (16, 128): (32.0, 11.5), (16, 1024): (37.4, 20.0), (16, 8192): (62.8, 85.1),
+            (64, 128): (51.4, 25.0), (64, 1024): (56.3, 58.1), (64, 8192): (80.5, 323.8),
+            (256, 128): (98.1, 90.9), (256, 1024): (126.5, 215.0), (256, 8192): (210.9, 1337.7)}
+
+
+@pytest.mark.parametrize("batch, shared", MEASURED)
+def test_the_faster_way_is_chosen(batch, shared):
+    once, each = MEASURED[batch, shared]
+    assert sharing.pays(shared, batch, 1, (32, 8), (128, 128)) == (once < each)
 
 
 def test_what_the_plan_decides():

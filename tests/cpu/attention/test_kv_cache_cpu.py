@@ -24,11 +24,56 @@ def test_the_kernel_of_merge_state(monkeypatch):
     of_a[0, 0, 0] = of_a[1, 2, 4] = of_b[1, 2, 4] = of_b[1, 0, 1] = -math.inf
     a[0, 0, 0] = math.nan
     o, lse = torch.full_like(a, math.nan), torch.full_like(of_a, math.nan)
-    function(MergeStateOnCpu(MergeSpec("fp16")), monkeypatch)(a, (b, of_a, of_b, o, lse))
+    function(MergeStateOnCpu(MergeSpec("fp16")), monkeypatch)(a, (b, of_a, of_b, o, lse, None, None, None))
     truth, true_lse = reference.merge_state(a.double(), of_a.double(), b.double(), of_b.double())
     torch.testing.assert_close(o.double(), truth, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(lse, true_lse)
     assert not o[1, 4, 2].any()
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_result_in_parts_is_merged(monkeypatch, fixed):
+    """Of tasks that one block has, and of those that many share; each part where the decode kernel's walk has it."""
+    torch.manual_seed(0)
+    parts, generator = 20, random.Random(1)
+    walk, merge = walk_function(fixed, parts, monkeypatch), function(MergeStateOnCpu(MergeSpec("fp32", True)),
+                                                                     monkeypatch)
+    for keys, heads, group, batch, queries in ((3000, 1, 4, 3, 2), (19000, 2, 4, 5, 1), (900, 3, 3, 10, 5),
+                                               (128, 2, 1, 1, 1)):
+        of, rows = Planned(heads * group, heads, 128, batch * queries, -1, fixed), batch * queries * group
+        seqlens, sizes = torch.tensor([keys], dtype=torch.int32), of.sizes(1, parts)
+        plan, tasks, tile_rows = reference.planned(seqlens, sizes), heads * of.tiles, min(64, rows)
+        slots = tasks * (20000 // 1024 + 2) if fixed else 2 * parts
+        count, found = torch.zeros(parts, dtype=torch.int32), torch.zeros(parts, 2000, 8, dtype=torch.int32)
+        walk(plan, (seqlens, torch.zeros(slots, 1, 1), count, found), (*sizes[:8], 20000, *sizes[9:]))
+        partial, partial_lse = torch.full((slots, tile_rows, 24), math.nan), torch.full((slots, tile_rows), math.nan)
+        shape = batch, queries, heads * group
+        a, b = torch.randn(2, *shape, 24)
+        of_a, of_b = torch.randn(2, *shape).mul(3)
+        want, of_want = a.double(), of_a.double()
+        for task in range(tasks):
+            own = sorted((s[4], s[6]) for p, n in enumerate(count.tolist()) for s in found[p, :n].tolist()
+                         if s[1] == task)
+            places = [slot for _, slot in own]
+            if len(own) > 1:
+                partial[places], partial_lse[places] = torch.randn(len(own), tile_rows, 24), 5 * torch.randn(
+                    len(own), tile_rows)
+                partial_lse[places[generator.randrange(len(own))], 0] = -math.inf
+            head, tile = divmod(task, of.tiles)
+            for row in range(min(64, rows - 64 * tile) if len(own) > 1 else 0):
+                query, member = divmod(64 * tile + row, group)
+                at = *divmod(query, queries), head * group + member
+                exponents = partial_lse[places, row].double() * math.log(2)
+                want[at], of_want[at] = exponents.softmax(0) @ partial[places, row].double(), exponents.logsumexp(0)
+                a[at], of_a[at] = math.nan, math.inf
+        o, lse = torch.full_like(a, math.nan), torch.full(shape, math.nan).mT.contiguous()
+        merge(a, (b, of_a.mT, of_b.mT, o, lse, partial, partial_lse, plan))
+        truth, true_lse = reference.merge_state(want, of_want.mT, b.double(), of_b.mT.double())
+        torch.testing.assert_close(o.double(), truth, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(lse.double(), true_lse.double(), rtol=1e-5, atol=1e-5)
+        plan[words.PART:words.OVERHEAD + 1] = torch.tensor([1 << 20, -9, 1 << 30])  # what lies stays in memory
+        plan[words.GROUP], plan[words.HEADS_KV] = 0, -5
+        merge(a, (b, of_a.mT, of_b.mT, o, lse, partial, partial_lse, plan))
 
 
 @pytest.mark.parametrize("interleaved, columns", [(False, 16), (True, 8)])

@@ -72,8 +72,8 @@ def cascade_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, block_tabl
     Lengths and pages are looked at on the GPU alone, and nothing waits. No key outside of the cache is ever read. A
     sequence whose first query does not see the whole prefix (of fewer keys than prefix_len and, where causal, its
     queries but one, and more than none) is NaN, whichever way the prefix is read; so is one that has a page that is not
-    there, and all are where the prefix has one. ``tkq.check_plan`` of the plan's two says which. Both parts are rounded
-    to q's dtype before they are merged.
+    there, and all are where the prefix has one. ``tkq.check_plan`` of the plan's two says which. Results of either part
+    are rounded to q's dtype before they are merged, but for those of the prefix that several SMs have found together.
 
     Source: Ye et al., Cascade Inference (FlashInfer), 2024; Juravsky et al., Hydragen, 2024. CPU tensors take
     ``tkq.reference.decode``, by the same rules.
@@ -211,9 +211,9 @@ def _launched(call, shared, options, out):
     if not shared:
         return launch.decode(call.suffix(0), options, out)[:2]
     both = options._replace(return_lse=True)
-    before = launch.decode(call.prefix(shared), both._replace(causal=False))[:2]
+    *before, parts, _ = launch.decode(call.prefix(shared), both._replace(causal=False, in_parts=True))
     behind = launch.decode(call.suffix(shared), both)[:2]
-    return launch.merge(*_as(before, *behind), *behind, out)
+    return launch.merge(*_as(before, *behind), *behind, out, parts)
 
 
 def _as(states, o, lse):

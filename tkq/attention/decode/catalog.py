@@ -14,15 +14,17 @@ _narrow = Expectation(instructions=("LDG.E.128", "STG.E.64"), registers=48, abse
 
 def shipped() -> list:
     """Of bf16, as models have them: heads of 128 and 64, paged, one query or several; caches of float8 with scales of
-    heads and of tokens; ragged queries; tree masks; kv_append with and without a rotation; the planner and the merge of
-    two states."""
+    heads and of tokens; ragged queries; tree masks; shared prefixes; kv_append with and without a rotation; the planner
+    and the merge of two states."""
     found = [Shipped(_name(s), recipe(s), expectation(s)) for s in _decoding()]
     plain = Expectation(instructions=("LDG.E.128", "STG.E.128"), registers=48, absent=("ATOM", "BAR"))
     turned = AppendSpec("bf16", "int64", "fp32", False, "int64", True)
     for spec in (AppendSpec("bf16"), turned, *(replace(turned, cache="e4m3", scales=s) for s in ("head", "token"))):
         name = ["kv_append", spec.dtype, spec.slots] + ["rope"] * bool(spec.table) + _of_float8(spec)
         found.append(Shipped("-".join(name), recipe(spec), _narrow if spec.cache else plain))
+    parts = replace(plain, registers=96)
     return found + [*chunked.shipped(), Shipped("merge_state-bf16", recipe(MergeSpec("bf16")), plain),
+                    Shipped("merge_state-bf16-parts", recipe(MergeSpec("bf16", True)), parts),
                     *(Shipped(f"plan_decode-{what}", made, Expectation(instructions=("STG.E",), registers=64))
                       for what, made in (("int32", PLANNER), ("ragged", LISTER)))]
 
@@ -30,6 +32,8 @@ def shipped() -> list:
 def _decoding():
     for dim, edges, lse in itertools.product((128, 64), (False, True), (False, True)):
         yield DecodeSpec("bf16", dim, dim, edges=edges, lse=lse)
+    for dim in 128, 64:
+        yield DecodeSpec("bf16", dim, dim, lse=True, in_parts=True)
     for few, scales in itertools.product((True, False), ("head", "token")):
         yield DecodeSpec("bf16", 128, 128, edges=not few, cache="e4m3", scales=scales, few=few)
     yield DecodeSpec("bf16", 128, 128, edges=True, ragged=True)
@@ -43,7 +47,8 @@ def _of_float8(spec) -> list:
 def _name(s: DecodeSpec) -> str:
     parts = ["decode", s.dtype, f"d{s.head_dim}", "paged" if s.paged else "rows"]
     parts += ["edges"] * s.edges + ["lse"] * s.lse + _of_float8(s)
-    return "-".join(parts + ["ragged"] * s.ragged + ["few"] * s.few + ["tree"] * s.tree)
+    parts += ["ragged"] * s.ragged + ["few"] * s.few + ["tree"] * s.tree
+    return "-".join(parts + ["parts"] * s.in_parts)
 
 
 def expectation(s: DecodeSpec) -> Expectation:

@@ -41,7 +41,7 @@ class Call(NamedTuple):
 
 
 class Options(NamedTuple):
-    """left, right: -1 without a limit; causal: right is 0."""
+    """left, right: -1 without a limit; causal: right is 0. in_parts: of the decode kernel's spec."""
 
     causal: bool = True
     softmax_scale: Optional[float] = None
@@ -50,6 +50,7 @@ class Options(NamedTuple):
     softcap: float = 0.0
     batch_invariant: bool = False
     return_lse: bool = False
+    in_parts: bool = False
 
 
 def check_call(call: Call, out=None, options=None) -> None:

@@ -18,7 +18,8 @@ class Decode:
     All query heads of a K/V head, of all queries, are the rows of one tile: row r is query r // group of head r %
     group. A block takes a part of the plan's work (stream-K): the end of a task, some whole ones, the beginning of
     another. Of a task that several blocks share each writes what it found and its log-sum-exp; the last one to arrive
-    merges them all, in the order of the keys: the same bits in every run.
+    merges them all, in the order of the keys: the same bits in every run. Of a shared prefix, whose tiles are full of
+    rows and few, `MergeState` does that instead, on all SMs.
 
       producer (4 warps)    pages of block i + 1 | K(i) V(i) by cp.async | ..
       consumer warpgroup    S = Q K(i)' | under O += P V(i-1): softmax of S | ..

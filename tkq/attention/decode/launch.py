@@ -53,7 +53,7 @@ def make_plan(seqlens: Tensor, of: Planned, out: Tensor | None = None, cu: Tenso
 
 def decode(call: Call, options: Options, out: Tensor | None = None) -> tuple:
     """(o, lse or None, the parts' memory, what was launched or None: the function and its arguments), of CUDA tensors
-    that have been looked at."""
+    that have been looked at. The parts have the plan beside them where options ask for a result in parts."""
     q, k, v, seqlens, table, sinks, plan, k_descale, v_descale, cu, tree = call
     *places, H, D = q.shape
     o = q.new_empty(*places, H, v.shape[3]) if out is None else out
@@ -95,8 +95,9 @@ def decode(call: Call, options: Options, out: Tensor | None = None) -> tuple:
     run = launcher(q, spec_of(call, options))
     given = q, operands, (scale, options.softcap or 1.0, options.left, right, of.split, parts, B, of.queries)
     run(*given)
+    parts = (partial, partial_lse, plan) if options.in_parts else (partial, partial_lse)
     # ragged calls are more than one launch, which alone would be replayed: rows without a tile are filled before it
-    return o, lse, (partial, partial_lse), (run, given) if cu is None else None
+    return o, lse, parts, (run, given) if cu is None else None
 
 
 def spec_of(call: Call, options: Options) -> DecodeSpec:
@@ -108,7 +109,7 @@ def spec_of(call: Call, options: Options) -> DecodeSpec:
     return DecodeSpec(dtypes.name_of(q.dtype), q.shape[-1], v.shape[3], call.block_table is not None, edges,
                       options.softcap > 0, None if call.sinks is None else dtypes.name_of(call.sinks.dtype),
                       options.return_lse, options.batch_invariant, *_float8(k, call.k_descale), ragged, _few(call),
-                      tree)
+                      tree, options.in_parts)
 
 
 def _few(call) -> bool:
@@ -125,12 +126,15 @@ def _float8(k, descale) -> tuple:
     return "e4m3", None if descale is None else SCALES[descale.dim() - 1]
 
 
-def merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor, out: Tensor | None = None) -> tuple:
-    """(o or out, lse) of tensors ([B,] S, H, D) and ([B,] H, S), that have been looked at."""
+def merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor, out: Tensor | None = None,
+          parts: tuple = ()) -> tuple:
+    """(o or out, lse) of tensors ([B,] S, H, D) and ([B,] H, S), that have been looked at. parts: `decode`'s of o_a and
+    lse_a, whose queries, of the whole batch, were one sequence."""
     o, lse = o_a.new_empty(o_a.shape) if out is None else out, lse_a.new_empty(lse_a.shape)
     if o.numel():
         a, b, of_a, of_b, made, total = (x if o.dim() == 4 else x[None] for x in (o_a, o_b, lse_a, lse_b, o, lse))
-        launcher(o, MergeSpec(dtypes.name_of(o.dtype)))(readable(a), (readable(b), of_a, of_b, made, total))
+        launcher(o, MergeSpec(dtypes.name_of(o.dtype), bool(parts)))(
+            readable(a), (readable(b), of_a, of_b, made, total, *(parts or (None,) * 3)))
     return o, lse
 
 

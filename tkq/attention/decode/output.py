@@ -39,6 +39,17 @@ class Output:
             self.whole(g, regs, lse, s)
         else:
             self.part(g, regs, lse, s, self.walk.slot(g, s, s.split))
+            self.leave(g, smem, s)
+
+    @cute.jit
+    def leave(self, g, smem, s):
+        """After a part: who is last merges all, or the first one says that the result lies in parts."""
+        if const_expr(self.spec.in_parts):
+            if s.split == 0:
+                apart = tk.rv()
+                tk.fill(apart, INF)
+                self.store_lse(g, apart, s)
+        else:
             if self.arrive(g, smem.ticket, s) == s.splits - 1:
                 self.merge(g, s)
 
@@ -72,10 +83,13 @@ class Output:
         tk.store_narrow(rows_of(g.o, g, s), regs.o, s.tile * ROWS, s.queries * g.group)
         if const_expr(self.spec.lse):
             tk.mul(lse, lse, tk.LN2)
-            batch, head, query = g.lse.stride
-            at = g.lse.iterator + Int64(s.place) * batch + Int64(s.head * g.group) * head + Int64(s.row) * query
-            rows = cute.make_tensor(at, cute.make_layout(((g.group, g.queries),), stride=((head, query),)))
-            tk.store_rows(rows, lse, s.tile * ROWS, s.queries * g.group)
+            self.store_lse(g, lse, s)
+
+    def store_lse(self, g, lse, s):
+        batch, head, query = g.lse.stride
+        at = g.lse.iterator + Int64(s.place) * batch + Int64(s.head * g.group) * head + Int64(s.row) * query
+        rows = cute.make_tensor(at, cute.make_layout(((g.group, g.queries),), stride=((head, query),)))
+        tk.store_rows(rows, lse, s.tile * ROWS, s.queries * g.group)
 
     @cute.jit
     def part(self, g, regs, lse, s, slot):

@@ -1,12 +1,19 @@
-"""Is a shared prefix read once for the whole batch? From sizes that the host knows. Pure Python."""
+"""Is a shared prefix read once for the whole batch? From sizes that the host knows. Pure Python.
+
+Both ways read the keys behind the prefix. What differs, in microseconds: by each sequence, its own tiles of queries
+read the prefix, mostly from L2. Read once, the tiles of all queries together do; two launches more begin and end; what
+the prefix comes to is divided into parts, that are written and read in fp32; and two results are written and read in
+the place of one. Rates and launches are of the measurement that tests/cpu/attention/test_cascade_cpu.py holds."""
 from __future__ import annotations
 
-from .plan import row_tiles
+from .plan import ROWS, row_tiles
 
-# Cost of the second launch and of merging, in elements of a cache that could be read meanwhile: 16 MB in 16 bits, 5 us
-# at an H100's nominal 3.35 TB/s. An estimate, not measured.
-SECOND_LAUNCH = 1 << 23
-MERGED = 4  # times that each number of O passes through memory: both parts are read, one is written, and the result
+SHARED_RATE = 3.3e6  # elements of 16 bits in a microsecond that tiles read of keys that others read as well: 6.6 TB/s
+OWN_RATE = 2.1e6  # the same, of results that one kernel writes and another reads: 4.2 TB/s
+LAUNCHES = 19.0  # of the prefix and of merging, with what their blocks do before and behind all reading
+PARTS, LEAST = 264, 64  # blocks of threads that share the prefix, two on each of 132 SMs; keys of a part, at least
+SPLIT = 4  # times that a number of a part passes through memory, in elements of 16 bits: written and read in fp32
+MERGED = 4  # the same of O, in 16 bits: both results are written and read, and theirs is written; one is either way
 
 
 def whole_pages(prefix_len: int, page: int) -> int:
@@ -25,5 +32,7 @@ def pays(shared: int, sequences: int, queries: int, heads: tuple, dims: tuple, r
     together = row_tiles(rows, group)
     # of ragged queries at least: one tile for each sequence, and no tile with more rows than it can have
     apart = max(sequences, together) if ragged else sequences * row_tiles(queries, group)
-    saved = (apart - together) * shared * heads[1] * sum(dims)
-    return saved > SECOND_LAUNCH + MERGED * rows * heads[0] * dims[1]
+    saved = (apart - together) * shared * heads[1] * sum(dims) / SHARED_RATE
+    splits = min(PARTS, together * heads[1] * -(-shared // LEAST))
+    parts = splits * min(rows * group, ROWS) * dims[1] * SPLIT
+    return saved > LAUNCHES + (parts + MERGED * rows * heads[0] * dims[1]) / OWN_RATE

@@ -17,7 +17,8 @@ class DecodeSpec:
     dtype, None without. lse: is it written? fixed_splits: see `tkq.plan_decode`, batch_invariant. cache: "e4m3", or
     None. scales: of an e4m3 cache, by "head", by "sequence" and head, or by "token" and head; None: none.
     ragged: sequences have different numbers of queries, all in one dimension. few: up to 8 packed queries, of a float8
-    cache. tree: of the last keys, the drafts, each query sees those that its mask names."""
+    cache. tree: of the last keys, the drafts, each query sees those that its mask names. in_parts: what several blocks
+    share stays in parts, which `MergeState` adds up: their lse is inf."""
 
     dtype: str
     head_dim: int
@@ -33,6 +34,7 @@ class DecodeSpec:
     ragged: bool = False
     few: bool = False
     tree: bool = False
+    in_parts: bool = False
 
     def __post_init__(self):
         for name, got, allowed in (("dtype", self.dtype, HALF), ("head_dim", self.head_dim, HEAD_DIMS),
@@ -42,6 +44,8 @@ class DecodeSpec:
             if got not in allowed:
                 raise NotImplementedError(f"DecodeSpec: {name} is {got!r}, allowed are "
                                           f"{', '.join(map(str, allowed))}")
+        if self.in_parts and (self.sinks is not None or self.ragged or not self.lse):
+            raise NotImplementedError("DecodeSpec: in_parts is of one sequence with its lse, without sinks")
 
     @property
     def inner(self) -> str:
@@ -79,9 +83,10 @@ class AppendSpec:
 
 @dataclass(frozen=True)
 class MergeSpec:
-    """dtype: of the outputs; the log-sum-exps are fp32."""
+    """dtype: of the outputs; the log-sum-exps are fp32. parts: may the first result lie in parts?"""
 
     dtype: str
+    parts: bool = False
 
     def __post_init__(self):
         if self.dtype not in WIDE:

@@ -86,8 +86,9 @@ class Softmax:
                 tk.left_fill(regs.s, first, -Float32.inf, diagonal=pack)
 
     @cute.jit
-    def out_of_range(self, g, regs):
-        found, scores = cutlass.Boolean(False), regs.s.rows_view
+    def out_of_range(self, g, regs, also=False):
+        """Of any row of the warp. also: of this thread, whatever its scores are."""
+        found, scores = cutlass.Boolean(also), regs.s.rows_view
         for r in cutlass.range_constexpr(2):
             top = largest_of_bits([scores[r, j] for j in range(regs.s.cols // 4)])
             row_max = regs.max.tensor[r]

@@ -35,7 +35,7 @@ class PagedProducer:
         word_ring, slot = tk.ring(self.config.stages + AHEAD), tk.ring(2)
         k_boxes, v_boxes = smem.k.scratch(g.k.type), smem.v.scratch(g.v.type)
         tasks, schedule = g.tasks.begin(g.schedule)
-        number = schedule.first()
+        number, steps = schedule.first(), self.steps(g)
         while number < schedule.tasks:
             t, wrong = tasks.find(number)
             seen = self.forward.seen(g, t)
@@ -43,16 +43,19 @@ class PagedProducer:
             page, row = Int32(-1), Int32(0)
             if t.rows_q > 0:  # of ragged queries there may be fewer tiles than a plan has room for
                 more = self.all_of_sequence(g, t, seen, (wrong, me))
-                found = self.find(g, t, last)
+                place = self.place(last, steps)
+                found = self.find(g, t, place)
                 page, row, word = self.judge(g, *found)
-                asked_page, asked_row, asked = self.find(g, t, last - 1)
+                place = self.before(place, steps)
+                asked_page, asked_row, asked = self.find(g, t, place)
                 self.tell(smem, word_ring, word | more, me)
                 self.load(k_boxes, g.k, smem.k_pipe, k_ring, (page, row, head, me))
                 if me == 0:
                     self.forward.load_q(g, smem, q_ring, t, seen)
-                for j in cutlass.range(1, seen.blocks, unroll=1):
+                for _ in cutlass.range(1, seen.blocks, unroll=1):
                     page_k, row_k, word = self.judge(g, asked_page, asked_row, asked)
-                    asked_page, asked_row, asked = self.find(g, t, last - j - 1)
+                    place = self.before(place, steps)
+                    asked_page, asked_row, asked = self.find(g, t, place)
                     self.tell(smem, word_ring, word, me)
                     self.load(k_boxes, g.k, smem.k_pipe, k_ring, (page_k, row_k, head, me))
                     self.load(v_boxes, g.v, smem.v_pipe, v_ring, (page, row, head, me))
@@ -78,18 +81,40 @@ class PagedProducer:
             slot.advance()
         return number
 
+    def steps(self, g):
+        """(boxes of a page, pages and boxes more from one block to the next)"""
+        if not self.cache.paged:
+            return Int32(1), Int32(1), Int32(0)
+        each = g.tasks.sizes.page // self.cache.box
+        pages = self.boxes // each
+        return each, pages, self.boxes - pages * each
+
+    def place(self, block, steps):
+        """(page of the sequence, box of the page, box of the sequence): this lane's of a block."""
+        box = block * self.boxes + tk.lane_id()
+        number = box // steps[0]
+        return number, box - number * steps[0], box
+
+    def before(self, place, steps):
+        """The place in the block before, without a division."""
+        (number, row, box), (each, pages, boxes) = place, steps
+        row = row - boxes
+        under = row < 0
+        return (number - pages - cutlass.select_(under, Int32(1), Int32(0)),
+                row + cutlass.select_(under, each, Int32(0)), box - self.boxes)
+
     @cute.jit
-    def find(self, g, t, block):
+    def find(self, g, t, place):
         """(page, row of the page in boxes, is there such a key?) of this lane's box. The page is looked at a block
         later: nothing waits for it here."""
-        key = block * self.config.kv + tk.lane_id() * self.cache.box
-        asked = (tk.lane_id() < self.boxes) & (key >= 0) & (key < t.rows_k)
-        page, row, table = t.batch_k, block, g.tasks.table
+        number, row, box = place
+        asked = (tk.lane_id() < self.boxes) & (box >= 0) & (box * self.cache.box < t.rows_k)
+        page, table = t.batch_k, g.tasks.table
         if const_expr(self.cache.paged):
-            number = key // g.tasks.sizes.page
-            row = (key - number * g.tasks.sizes.page) // self.cache.box
             if asked:
                 page = table[t.batch_k, number]
+        else:
+            row = box
         return page, row, asked
 
     def judge(self, g, page, row, asked):
@@ -122,7 +147,7 @@ class PagedProducer:
                 sizes, table, bad = g.tasks.sizes, g.tasks.table, cutlass.Boolean(False)
                 for begin, end in g.tasks.unseen(t, seen, self.config.kv):
                     first = begin // sizes.page
-                    for i in cutlass.range(first + tk.lane_id(), (end + sizes.page - 1) // sizes.page, WARP, unroll=1):
+                    for i in cutlass.range(first + tk.lane_id(), (end + sizes.page - 1) // sizes.page, WARP, unroll=4):
                         page = table[t.batch_k, i]
                         bad = bad | (page < -1) | (page >= sizes.pages)
                 word = word | self.fault(g, bad)

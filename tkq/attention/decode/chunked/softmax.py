@@ -51,37 +51,52 @@ class PagedSoftmax:
         tk.fill(regs.max, LOWEST)
         inner.scores(g, regs, 0, RIGHT | LEFT)
         regs.blocks.fault[0] = Int32(0)
-        self.hide(regs)
+        self.hide_if(regs, self.word(regs))
         inner.move(g, regs, guarded=False)
         inner.exponentials(g, regs, guarded=False)
         self.clear(regs)
 
     def step(self, g, regs, i, sides):
-        """As the forward's."""
+        """As the forward's. Keys that are not there share the branch of a max that moves: a block with all keys takes
+        none of its own, and its word may arrive while the scores are looked at. Those of such keys are 0 until then, as
+        TMA brings K, which is in range; a max that need not move is moved by nothing."""
         inner = self.inner
         inner.scores(g, regs, i, sides)
-        self.hide(regs)
-        moved = inner.out_of_range(g, regs)
-        inner.move_if(g, regs, moved, False)
+        word = self.word(regs)
+        moved = inner.out_of_range(g, regs, self.cache.paged and word != 0)
+        self.move_if(g, regs, word, moved)
         inner.exponentials(g, regs, guarded=False)
         return moved
 
-    def hide(self, regs):
+    @cute.jit
+    def move_if(self, g, regs, word, moved):
+        if moved:
+            if const_expr(self.cache.paged):
+                self.hide(regs, word)
+            self.inner.move(g, regs, False)
+
+    def word(self, regs):
+        """Of the next block."""
         word = cute.arch.make_warp_uniform(regs.blocks.words[0, regs.blocks.at.stage])
         regs.blocks.at.advance()
-        if self.cache.paged:
-            self.hide_boxes(regs, word)
         regs.blocks.fault[0] = regs.blocks.fault[0] | word
+        return word
 
     @cute.jit
-    def hide_boxes(self, regs, word):
+    def hide_if(self, regs, word):
+        if const_expr(self.cache.paged):
+            if word != 0:
+                cute.arch.sync_warp()  # or the compiler selects 64 scores, to save a branch
+                self.hide(regs, word)
+
+    @cute.jit
+    def hide(self, regs, word):
+        """Scores of the boxes that a word names become -inf."""
         view = regs.s.rows_view
-        if word != 0:
-            cute.arch.sync_warp()  # or the compiler selects 64 scores in each block, to save a branch
-            for j in cutlass.range_constexpr(self.config.kv // 4):
-                if word & Int32(1 << (8 * (j // 2) // self.cache.box)) != 0:
-                    view[0, j] = -INF
-                    view[1, j] = -INF
+        for j in cutlass.range_constexpr(self.config.kv // 4):
+            if word & Int32(1 << (8 * (j // 2) // self.cache.box)) != 0:
+                view[0, j] = -INF
+                view[1, j] = -INF
 
     @cute.jit
     def clear(self, regs):
