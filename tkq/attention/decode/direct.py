@@ -4,15 +4,14 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.decode.copies import pack_f16x2, widen4
-from tkq.attention.decode.direct_output import DirectOutput
+from tkq.attention.decode.direct_output import LENGTH, PAGE, DirectOutput
 from tkq.attention.decode.direct_rows import DirectRows
 from tkq.attention.decode.fragments import EARLIER, LATER, mma, pairs, transposed
-from tkq.attention.decode.pages import Pages
-from tkq.attention.decode.scaling import SMALLEST, Scaling
+from tkq.attention.decode.scaling import Scaling
 from tkq.attention.decode.walk import END, Walk, X
 
 INF = Float32.inf
@@ -31,7 +30,8 @@ class DirectShared(NamedTuple):
 class DirectState:
     """A lane's registers, 4 * g + t. q: of packed query g, fp16 in words. k, v: words of e4m3 of a step. s: scores of
     keys g and g + 8 of each 16, of queries 2t and 2t + 1, in this order of fours; o: of columns of V likewise. max,
-    norm, scale, of_v, first, end: as in `State`, of queries 2t and 2t + 1. scales: of tokens, of the lane's key."""
+    norm, scale, of_v, first, end: as in `State`, of queries 2t and 2t + 1. fault: LENGTH or PAGE, or both, where such
+    a thing lied. scales: of tokens, of the lane's key."""
 
     q: Any
     k: Any
@@ -66,8 +66,7 @@ class Direct:
     def __init__(self, spec, config):
         self.spec, self.config, self.walk = spec, config, Walk(spec)
         self.rows, self.scaling = DirectRows(spec, config), Scaling(spec, config)
-        self.pages, self.output = Pages(spec, config), DirectOutput(spec, config)
-        self.tiles = config.step // 16
+        self.output, self.tiles = DirectOutput(spec, config), config.step // 16
 
     def shared(self, al: tk.SharedAllocator) -> DirectShared:
         return DirectShared(*self.output.shared(al), al.vector(1, 1, Int32))
@@ -97,7 +96,7 @@ class Direct:
     @cute.jit
     def segment(self, g, smem, regs, s):
         fine = s.inside & self.walk.planned(g, s)
-        regs.fault[0] = cutlass.select_(fine, Int32(0), Int32(1))
+        regs.fault[0] = cutlass.select_(fine, Int32(0), Int32(LENGTH))
         self.output.tell(g, fine)
         own = s._replace(length=cutlass.min(s.length, s.end * self.config.keys))  # keys of other parts stay out
         begin, stride = s.first * self.config.keys + tk.warp_id() * self.config.step, Int32(
@@ -121,7 +120,7 @@ class Direct:
         for key in cutlass.range(begin, own.length, stride, unroll=1):
             later = self.rows.look(g, own, (page, row, seen))
             (page, row, seen), place = self.rows.find(g, own, place, step, key + 2 * stride)
-            regs.fault[0] = regs.fault[0] | Int32(rows.fault)
+            regs.fault[0] = regs.fault[0] | cutlass.select_(rows.fault, Int32(PAGE), Int32(0))
             self.scores(regs)
             self.rows.load_k(regs.k, later)
             self.softmax(g, regs, key, rows.there)
@@ -179,14 +178,16 @@ class Direct:
     def scores(self, regs):
         """S' of a step."""
         words = self.spec.head_dim // 16
-        for i in range(self.tiles):
-            four = [Float32(0.0)] * 4
-            for w in range(words):
-                low, low_high = widen4(regs.k[2 * i * words + w])
-                high, high_high = widen4(regs.k[(2 * i + 1) * words + w])
-                four = mma(four, (low, high, low_high, high_high), (regs.q[2 * w], regs.q[2 * w + 1]))
-            for e in range(4):
-                regs.s[4 * i + e] = four[e]
+        regs.s.fill(0.0)
+        for w in range(words):
+            for i in range(self.tiles):
+                (a, c), (b, d) = (widen4(regs.k[(2 * i + r) * words + w]) for r in range(2))
+                self.add(regs.s, 4 * i, (a, b, c, d), (regs.q[2 * w], regs.q[2 * w + 1]))
+
+    def add(self, to, at, a, b):
+        """to[at .. at + 4] += A @ B."""
+        for e, x in enumerate(mma([to[at + e] for e in range(4)], a, b)):
+            to[at + e] = x
 
     @cute.jit
     def softmax(self, g, regs, key, there):
@@ -279,6 +280,4 @@ class Direct:
                 keys = [regs.v[(4 * i + j) * words + w] for j in range(4)]
                 for h, selector in enumerate((EARLIER, LATER)):
                     first, second = (widen4(pairs(*keys[2 * j:2 * j + 2], selector)) for j in range(2))
-                    at = 4 * (2 * w + h)
-                    for e, x in enumerate(mma([regs.o[at + e] for e in range(4)], (*first, *second), p)):
-                        regs.o[at + e] = x
+                    self.add(regs.o, 4 * (2 * w + h), (*first, *second), p)

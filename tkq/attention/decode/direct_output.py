@@ -10,6 +10,7 @@ from tkq.attention.decode.output import Output, rows_of
 from tkq.attention.decode.plan import FEW
 
 INF = Float32.inf
+LENGTH, PAGE = 1, 2  # bits of a fault
 BARRIER, PADDING = 1, 4  # the padding of rows of O, in fp32: its stores go to other banks
 
 
@@ -68,7 +69,9 @@ class DirectOutput:
     @cute.jit
     def give_sums(self, g, sums, regs):
         """The warp's largest scores and sums; NaN where a page lied, or a length."""
-        plan, warp = g.plan, tk.warp_id()
+        plan, warp, page = g.plan, tk.warp_id(), cute.arch.vote_any_sync((regs.fault[0] & PAGE) != 0)
+        if page and tk.lane_id() == 0:
+            plan[words.BAD_PAGE] = Int32(1)
         fault = cute.arch.vote_any_sync(regs.fault[0] != 0)
         for e in cutlass.range_constexpr(2):
             norm = regs.norm[e]

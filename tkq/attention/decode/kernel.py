@@ -33,9 +33,12 @@ class Decode:
 
     def __init__(self, spec, config):
         self.spec, self.config = spec, config
-        self.direct = Direct(spec, config) if config.step else None
-        self.producer = (WideningProducer if spec.cache else Producer)(spec, config)
-        self.consumer = Consumer(spec, config)
+        self.direct = self.producer = self.consumer = None
+        if config.step:
+            self.direct = Direct(spec, config)
+        else:
+            self.producer = (WideningProducer if spec.cache else Producer)(spec, config)
+            self.consumer = Consumer(spec, config)
         self.dtype = tk.element_type(spec.inner)
 
     def fake_arguments(self):
