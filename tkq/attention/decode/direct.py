@@ -257,7 +257,8 @@ class Direct:
     def mask(self, regs, key, there):
         """Scores of keys that are not there, or that the query does not see, become -inf."""
         step, own = self.config.step, tk.lane_id() // 4
-        if there != Int32(-1):  # a step of 16 keys has each twice
+        # Of 16 keys two lanes have each: all are there with all bits also then.
+        if there != Int32(-1):
             mine = there >> own
             for j in cutlass.range_constexpr(2 * self.tiles):
                 if mine & Int32(1 << 8 * j) == 0:

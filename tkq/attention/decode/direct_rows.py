@@ -92,8 +92,8 @@ class DirectRows:
     def load_v(self, held, rows):
         """And of V."""
         g, t = tk.lane_id() // 4, tk.lane_id() % 4
-        self.load(held, rows.v, rows.there, [(16 * i + 8 * h + j, 2 * t) for i in range(self.tiles) for h in range(2)
-                                             for j in range(2)], g, self.v_pieces)
+        own = [(16 * i + 8 * h + j, 2 * t) for i in range(self.tiles) for h in range(2) for j in range(2)]
+        self.load(held, rows.v, rows.there, own, g, self.v_pieces)
 
     def load(self, held, address, there, rows, part, pieces):
         """rows: (known when compiled, the lane's own) of each. part: the lane's number among a row's."""

@@ -1,4 +1,4 @@
-"""Fragments of mma.sync that come straight from memory: e4m3 in registers, as the first operand of a product in fp16."""
+"""Fragments of mma.sync that come straight from memory: e4m3 in registers, the first operand of a product in fp16."""
 from cutlass import Float32, Int32, Int64
 from cutlass.cutlass_dsl import T, dsl_user_op
 
