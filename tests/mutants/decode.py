@@ -98,7 +98,7 @@ MUTANTS = (
          (f"{FLOAT8}test_queries_that_see_other_float8_keys",))),
     *family(
         "decode", "tkq/attention/decode/direct_rows.py",
-        ("direct_values_of_other_keys", 
+        ("direct_values_of_other_keys",
          "own = [(16 * i + 8 * h + j, 2 * t) for i in range(self.tiles) for h in range(2) for j in range(2)]",
          "own = [(16 * i + 8 * j + h, 2 * t) for i in range(self.tiles) for h in range(2) for j in range(2)]",
          FLOAT8_PAGES),
