@@ -43,5 +43,7 @@ MUTANTS = (
          "parts.append((cutlass.select_(first + j < end, lse, Float32(-INF)), four))", "parts.append((lse, four))",
          SHARED),
         ("warps_are_not_rescaled", "sums[e] = cute.math.fma(weight, smem.sums[e * WARP + lane, w], sums[e])",
-         "sums[e] = sums[e] + smem.sums[e * WARP + lane, w]", SHARED)),
+         "sums[e] = sums[e] + smem.sums[e * WARP + lane, w]", SHARED),
+        ("last_part_of_few_is_forgotten", "self.add(g, t, (first, t.splits), place, sums, AT_ONCE)",
+         "self.add(g, t, (first, t.splits - 1), place, sums, AT_ONCE)", SHARED)),
 )

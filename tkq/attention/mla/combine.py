@@ -17,7 +17,9 @@ INF = Float32.inf
 THREADS, WARPS, WARP = 256, 8, 32
 LAYERS = 2  # blocks of threads for each part of the plan
 COLUMNS = 128  # of a row that a block merges at a time, four to a lane; each warp has some of the splits
-TOGETHER = 8  # parts that a thread has on their way
+TOGETHER, AT_ONCE = 8, 4  # parts that a thread has on their way: of a block's item, and of a warp's
+ALONE = 8  # splits of a task, at most, that one warp merges without the others
+MANY = 1 << 16  # beside a warp's count: a task has more
 NORM, TOP = 4, 5
 
 
@@ -43,8 +45,8 @@ class Task(NamedTuple):
 
 
 class Combine:
-    """A block takes some of all (task, row, 128 columns): its eight warps a share of the splits each, and their sums
-    are added up in order."""
+    """Of all (task, row, 128 columns) each warp takes some for itself where the task has few splits; where it has many
+    a block takes some: its eight warps a share of the splits each, and their sums are added up in order."""
 
     def __init__(self, spec, config):
         self.spec, self.config, self.walk, self.dtype = spec, config, Walk(spec), tk.element_type(spec.dtype)
@@ -66,44 +68,61 @@ class Combine:
     @cute.jit
     def run(self, g, smem):
         me, blocks = cute.arch.block_idx(), cute.arch.grid_dim()
-        quarters = HEAD_DIM_V // COLUMNS
-        rows = g.partial.shape[1] // g.together
-        each = g.partial.shape[1] * quarters
+        each = g.partial.shape[1] * (HEAD_DIM_V // COLUMNS)
         if const_expr(self.spec.fixed_splits):
-            found = g.batch * g.tiles
+            found, some_have_many = g.batch * g.tiles, self.walk.most_splits(g) > ALONE
         else:
-            found = self.find(g, smem, blocks[0])
-        for item in cutlass.range(me[1] * blocks[0] + me[0], found * each, blocks[0] * blocks[1], unroll=1):
-            t = self.fixed(g, item // each) if const_expr(self.spec.fixed_splits) else self.begun(
-                g, smem.owners[item // each, 0])
-            row, column = item % each // quarters, item % quarters * COLUMNS
-            t = t._replace(row=(t.row * g.together + row // rows) * ROWS + row % rows)
-            if t.splits > 1 and t.row < g.queries * g.group:
-                self.merge(g, smem, t, (row, column + tk.lane_id() * 4))
+            found, some_have_many = self.find(g, smem, blocks[0])
+        block, all_blocks, items = me[1] * blocks[0] + me[0], blocks[0] * blocks[1], found * each
+        for item in cutlass.range(block * WARPS + tk.warp_id(), items, all_blocks * WARPS, unroll=1):
+            t, place = self.item(g, smem, item)
+            if t.splits > 1 and t.splits <= ALONE and t.row < g.queries * g.group:
+                self.alone(g, t, place)
+        if some_have_many:
+            for item in cutlass.range(block, items, all_blocks, unroll=1):
+                t, place = self.item(g, smem, item)
+                if t.splits > ALONE and t.row < g.queries * g.group:
+                    self.merge(g, smem, t, place)
+
+    def item(self, g, smem, item):
+        """(its task, row of the parts and this lane's first column)."""
+        quarters, rows = HEAD_DIM_V // COLUMNS, g.partial.shape[1] // g.together
+        number, rest = item // (g.partial.shape[1] * quarters), item % (g.partial.shape[1] * quarters)
+        t = self.fixed(g, number) if self.spec.fixed_splits else self.begun(g, smem.owners[number, 0])
+        row, column = rest // quarters, rest % quarters * COLUMNS
+        t = t._replace(row=(t.row * g.together + row // rows) * ROWS + row % rows)
+        return t, (row, column + tk.lane_id() * 4)
 
     @cute.jit
     def find(self, g, smem, parts):
-        """How many parts begin a task that another one ends; which, in order, in ``smem.owners``."""
+        """(how many parts begin a task that another one ends; which, in order, in ``smem.owners``. Has one of the tasks
+        more splits than a warp merges alone?)"""
         total, thread, warp = Int32(0), cute.arch.thread_idx()[0], tk.warp_id()
+        some_have_many = cutlass.Boolean(False)
         for first in cutlass.range(0, parts, THREADS, unroll=1):
             part = first + thread
-            mine = cutlass.Boolean(False)
+            splits = Int32(1)
             if part < parts:
-                mine = self.begun(g, part).splits > 1
+                splits = self.begun(g, part).splits
+            mine = splits > 1
             votes = cute.arch.vote_ballot_sync(mine)
             if tk.lane_id() == 0:
                 smem.counts[warp, 0] = Int32(cute.arch.popc(votes))
+            many = cute.arch.vote_any_sync(splits > ALONE)
+            if many and tk.lane_id() == 0:
+                smem.counts[warp, 0] = smem.counts[warp, 0] | MANY
             tk.sync_block()
             before = total
             for w in cutlass.range_constexpr(WARPS):
-                count = smem.counts[w, 0]
+                some_have_many = some_have_many | ((smem.counts[w, 0] & MANY) != 0)
+                count = smem.counts[w, 0] & (MANY - 1)
                 before = cutlass.select_(w < warp, before + count, before)
                 total += count
             below = Int32(votes) & ((Int32(1) << tk.lane_id()) - 1)
             if mine:
                 smem.owners[before + cute.arch.popc(below), 0] = part
             tk.sync_block()
-        return total
+        return total, some_have_many
 
     def begun(self, g, part):
         """The task that begins in the part and ends behind it; one split where there is none. With its keys it begins:
@@ -132,7 +151,7 @@ class Combine:
     @cute.jit
     def merge(self, g, smem, t, place):
         """Four columns of a row to a lane."""
-        warp, lane, lse_out = tk.warp_id(), tk.lane_id(), g.lse
+        warp, lane = tk.warp_id(), tk.lane_id()
         sums = cute.make_rmem_tensor((6,), Float32)
         sums.fill(0.0)
         sums[TOP] = Float32(-INF)
@@ -153,19 +172,35 @@ class Combine:
                 weight = cute.math.exp2(smem.sums[TOP * WARP + lane, w] - base, fastmath=True)
                 for e in cutlass.range_constexpr(5):
                     sums[e] = cute.math.fma(weight, smem.sums[e * WARP + lane, w], sums[e])
-            norm = sums[NORM]
-            lse = Float32(-INF) if norm == Float32(0.0) else base + cute.math.log2(norm, fastmath=True)
-            inverse = Float32(0.0) if norm == Float32(0.0) else cute.arch.rcp_approx(norm)
-            self.row(g, t, place, sums, inverse)
-            if const_expr(self.spec.lse):
-                if place[1] == 0:
-                    lse_out[t.batch, t.row % g.group, t.row // g.group] = lse * tk.LN2
+            self.finish(g, t, place, sums)
         tk.sync_block()
 
-    def add(self, g, t, span, place, sums):
+    @cute.jit
+    def alone(self, g, t, place):
+        """As `merge`, by one warp: of few splits each would have less to do than to wait for."""
+        sums = cute.make_rmem_tensor((6,), Float32)
+        sums.fill(0.0)
+        sums[TOP] = Float32(-INF)
+        for first in cutlass.range(0, t.splits, AT_ONCE, unroll=1):
+            self.add(g, t, (first, t.splits), place, sums, AT_ONCE)
+        self.finish(g, t, place, sums)
+
+    @cute.jit
+    def finish(self, g, t, place, sums):
+        """O, and the log-sum-exp by who has the first column."""
+        norm, lse_out = sums[NORM], g.lse
+        base = cutlass.select_(sums[TOP] == -INF, Float32(0.0), sums[TOP])
+        lse = Float32(-INF) if norm == Float32(0.0) else base + cute.math.log2(norm, fastmath=True)
+        inverse = Float32(0.0) if norm == Float32(0.0) else cute.arch.rcp_approx(norm)
+        self.row(g, t, place, sums, inverse)
+        if const_expr(self.spec.lse):
+            if place[1] == 0:
+                lse_out[t.batch, t.row % g.group, t.row // g.group] = lse * tk.LN2
+
+    def add(self, g, t, span, place, sums, together=TOGETHER):
         """Some splits' parts: all loads first. Behind the last split its part counts for nothing."""
         (first, end), (row, column), rows, parts = span, place, g.partial.shape[1], []
-        for j in range(TOGETHER):
+        for j in range(together):
             slot = Int64(self.walk.slot(g, t, cutlass.min(first + j, end - 1))) * rows + row
             four = cute.make_rmem_tensor((4,), Float32)
             at = (g.partial.iterator + (slot * HEAD_DIM_V + column)).align(16)
