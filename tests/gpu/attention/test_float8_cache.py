@@ -13,24 +13,27 @@ from tkq.reference import decode as reference
 FP16 = torch.float16
 
 
-@pytest.mark.parametrize("page, layout, scales", [
-    (16, "pages", "head"), (1, "pages", "sequence"), (7, "heads", "head"), (64, "pairs", "sequence"),
-    (256, "pages", "head")])
-def test_pages_of_float8(page, layout, scales):
+@pytest.mark.parametrize("page, layout, scales, rows", [
+    (16, "pages", "head", 1), (1, "pages", "sequence", 3), (7, "heads", "head", 1), (64, "pairs", "sequence", 1),
+    (7, "pages", "head", 3), (256, "pages", "head", 1)])
+def test_pages_of_float8(page, layout, scales, rows):
+    """One query: the direct form; three: producers that widen."""
     lengths = [*ENDS, 20000]  # the last one: several blocks of keys for each part of the work
     with poisoned():
         cache, descales = float8(make(lengths, page, 2, 128, layout=layout), scales)
-        compare(queries(len(lengths), 1, 8, 128), cache, f"pages of {page}", **descales)
+        compare(queries(len(lengths), rows, 8, 128), cache, f"pages of {page}", **descales)
 
 
-@pytest.mark.parametrize("lengths, heads", [([65536 + 3], 32), ([3000, 2999, 1], 64), ([300] * 40, 16)])
-def test_float8_work_that_blocks_share(lengths, heads):
+@pytest.mark.parametrize("lengths, heads, rows", [
+    ([65536 + 3], 32, 1), ([3000, 2999, 1], 64, 1), ([300] * 40, 16, 1), ([20000, 2999, 1], 64, 2)])
+def test_float8_work_that_blocks_share(lengths, heads, rows):
     with poisoned():
         cache, descales = float8(make(lengths, 64, max(1, heads // 8), 128), "sequence")
-        compare(queries(len(lengths), 1, heads, 128), cache, "shared", **descales)
+        compare(queries(len(lengths), rows, heads, 128), cache, "shared", **descales)
 
 
-@pytest.mark.parametrize("rows, window", [(4, (None, None)), (3, (100, None)), (70, (None, None)), (5, (300, 2))])
+@pytest.mark.parametrize("rows, window", [(4, (None, None)), (3, (100, None)), (70, (None, None)), (5, (300, 2)),
+                                          (2, (300, 2)), (1, (100, None))])
 def test_queries_that_see_other_float8_keys(rows, window):
     """Several queries, some before the first key; windows; softcap and sinks; scales of tokens."""
     lengths, sinks = [0, 1, 3, 130, 1000, 2500], torch.linspace(-2, 2, 6, device="cuda")
@@ -51,10 +54,11 @@ def test_float8_head_dims(dims, dtype, layout, scales):
         compare(queries(len(lengths), rows, 8, dims[0], dtype), cache, f"{dims}", **descales)
 
 
-@pytest.mark.parametrize("factor", ["grows", "falls", "tiny", "some are 0", "the first of a block are 0"])
-def test_scales_of_tokens_that_differ(factor):
+@pytest.mark.parametrize("factor, rows", [("grows", 2), ("grows", 5), ("falls", 2), ("tiny", 2), ("some are 0", 5),
+                                          ("the first of a block are 0", 2)])
+def test_scales_of_tokens_that_differ(factor, rows):
     """Values' scales over 12 decades: O is in units of the largest that there was. Rows of a cache, as above; several
-    blocks of keys for each part of the work."""
+    blocks of keys for each part of the work. Two queries: the direct form; five: producers that widen."""
     of = {"grows": lambda i: 10.0 ** (i / 3500 - 6), "falls": lambda i: 10.0 ** (6 - i / 1750.0),
           "tiny": lambda i: 1e-30 + 0 * i.float(), "some are 0": lambda i: (i % 3 == 0).float(),
           "the first of a block are 0": lambda i: (i % 128 >= 32).float()}[factor]
@@ -64,7 +68,7 @@ def test_scales_of_tokens_that_differ(factor):
         cache = cache._replace(keys=[(_meant(cache.k, descales["k_descale"], b, len(k)), v)
                                      for b, (k, v) in enumerate(cache.keys)])
     with poisoned():
-        compare(queries(3, 2, 8, 64), cache, factor, **descales)
+        compare(queries(3, rows, 8, 64), cache, factor, **descales)
 
 
 def _meant(cache, descale, b, length):

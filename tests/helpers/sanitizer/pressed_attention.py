@@ -229,14 +229,14 @@ def decode():
 
 
 def decode_float8():
-    """As `decode`: producers that widen, one row of a thread, scales of tokens."""
+    """As `decode`: producers that widen, and warps that read their own keys; scales of tokens."""
     from tests.helpers.attention.float8_cache import float8
     from tests.helpers.attention.kv_cache import call, compare, make, queries
 
-    for few, lengths in ((3, [700, 1, 0, 129, 3000]), (24, [20000])):
+    for few, lengths, rows in ((3, [700, 1, 0, 129, 3000], 3), (24, [20000], 3), (3, [700, 1, 0, 129, 3000], 1)):
         num_sms(few)
         cache, descales = float8(make(lengths, 16, 2, 128), "token")
-        q = queries(len(lengths), 1, 8, 128)
+        q = queries(len(lengths), rows, 8, 128)
         same_bits(functools.partial(compare, q, cache, **descales), functools.partial(call, q, cache, **descales))
 
 

@@ -7,7 +7,9 @@ class DecodeConfig:
     """keys: rows of a K or V tile. stages: tiles of K, and as many of V, in shared memory. registers: of a thread of
     the producers and of the consumers. blocks: of threads on an SM. pdl: the launch lies under the end of the kernel
     before. q_in_registers: of the consumers, not in shared memory. prefetch: of float8 caches a block
-    of keys is brought into L2 before it is asked for."""
+    of keys is brought into L2 before it is asked for.
+
+    step: keys that each of ``warps`` warps reads for itself, 16 or 32, see `direct`; 0: producers and a consumer."""
 
     keys: int = 128
     stages: int = 3
@@ -16,6 +18,8 @@ class DecodeConfig:
     pdl: bool = True
     q_in_registers: bool = False
     prefetch: bool = False
+    step: int = 0
+    warps: int = 8
 
     @property
     def rows_per_warp(self) -> int:

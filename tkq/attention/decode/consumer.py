@@ -50,7 +50,7 @@ class Consumer:
 
     @cute.jit
     def segment(self, g, smem, regs, s):
-        fine = s.inside & self.planned(g, s)
+        fine = s.inside & self.walk.planned(g, s)
         regs.fault[0] = cutlass.select_(fine, Int32(0), Int32(1))
         self.tell(g.plan, fine)
         self.load_q(g, smem, regs, s)
@@ -65,16 +65,6 @@ class Consumer:
             self.step(g, smem, regs, block)
         self.last(smem, regs)
         self.output.write(g, smem, regs, s)
-
-    def planned(self, g, s):
-        """Is the length, of a tile of ragged queries up to its last one, the one that was planned for?"""
-        length = g.seqlens[s.source]
-        if not self.spec.ragged:
-            return s.length == length
-        first, end = g.cu[s.source], g.cu[s.source + 1]
-        fine = (length >= 0) & (length <= g.capacity) & (s.row >= first) & (s.row + s.queries <= end) & (
-            s.length == cutlass.max(length - (end - s.row - s.queries), 0))
-        return fine | (s.queries == 0)
 
     @cute.jit
     def tell(self, plan, fine):

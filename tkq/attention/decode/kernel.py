@@ -5,6 +5,7 @@ from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.decode.consumer import Consumer
+from tkq.attention.decode.direct import Direct, DirectShared
 from tkq.attention.decode.plan import ROWS, padded
 from tkq.attention.decode.producer import Producer
 from tkq.attention.decode.state import Globals, Operands, Scalars, Shared
@@ -33,8 +34,12 @@ class Decode:
 
     def __init__(self, spec, config):
         self.spec, self.config = spec, config
-        self.producer = (WideningProducer if spec.cache else Producer)(spec, config)
-        self.consumer = Consumer(spec, config)
+        self.direct = self.producer = self.consumer = None
+        if config.step:
+            self.direct = Direct(spec, config)
+        else:
+            self.producer = (WideningProducer if spec.cache else Producer)(spec, config)
+            self.consumer = Consumer(spec, config)
         self.dtype = tk.element_type(spec.inner)
 
     def fake_arguments(self):
@@ -83,13 +88,20 @@ class Decode:
             tiles=Int32((queries * group + ROWS - 1) // ROWS), page_size=Int32(page),
             capacity=Int32(page * x.table.shape[1]) if const_expr(spec.paged) else Int32(page),
             key_block=self.config.keys)
-        self.kernel(g).launch(grid=[sc.parts, 1, 1], block=[2 * tk.WARPGROUP, 1, 1], stream=stream,
+        threads = 32 * self.config.warps if const_expr(self.config.step) else 2 * tk.WARPGROUP
+        self.kernel(g).launch(grid=[sc.parts, 1, 1], block=[threads, 1, 1], stream=stream,
                               min_blocks_per_mp=self.config.blocks,
-                              # All of the SM's shared memory, so that the blocks fit: known without a device.
-                              preferred_smem_carveout=100 if const_expr(self.config.blocks > 1) else None,
+                              # So much of the SM's shared memory that the blocks fit: known without a device.
+                              preferred_smem_carveout=self.carveout() if const_expr(self.config.blocks > 1) else None,
                               use_pdl=self.config.pdl)
 
-    def shared(self, al: tk.SharedAllocator) -> Shared:
+    def carveout(self):
+        """Per cent of 228 KB. What is left is L1, which loads of the `direct` form are on their way to."""
+        return 50 if self.config.step else 100
+
+    def shared(self, al: tk.SharedAllocator) -> Shared | DirectShared:
+        if self.direct:
+            return self.direct.shared(al)
         spec, cfg = self.spec, self.config
         k = tk.st(cfg.keys, padded(spec.head_dim), self.dtype)
         v = tk.st(cfg.keys, padded(spec.head_dim_v), self.dtype)
@@ -107,9 +119,16 @@ class Decode:
             smem.k_pipe.init()
             smem.v_pipe.init()
 
-        tk.init_block(initialise)
+        if const_expr(self.direct is None):
+            tk.init_block(initialise)
         if const_expr(self.config.pdl):  # up to here nothing was read or written that another kernel has to do with
             cute.arch.griddepcontrol_launch_dependents()
             cute.arch.griddepcontrol_wait()
+        if const_expr(self.direct is not None):
+            self.direct.run(g, smem)
+        else:
+            self.specialised(g, smem)
+
+    def specialised(self, g, smem):
         tk.specialise(lambda: self.producer.run(g, smem), lambda wg: self.consumer.run(g, smem), 1,
                       self.config.registers, producer_warps=4)

@@ -14,8 +14,14 @@ NORM, TOP = 4, 5
 
 
 class Output:
-    def __init__(self, spec):
+    """threads: that call it together, from a multiple of their number on."""
+
+    def __init__(self, spec, threads=tk.WARPGROUP):
         self.spec, self.dtype, self.dv, self.walk = spec, tk.element_type(spec.dtype), spec.head_dim_v, Walk(spec)
+        self.threads = threads
+
+    def thread(self):
+        return cute.arch.thread_idx()[0] % self.threads
 
     @cute.jit
     def write(self, g, smem, regs, s):
@@ -60,11 +66,11 @@ class Output:
     @cute.jit
     def arrive(self, g, shared, s):
         """How many splits of the task came before; who is last sees their results."""
-        tk.sync(1, tk.WARPGROUP)
-        if tk.thread_in_warpgroup() == 0:
+        tk.sync(1, self.threads)
+        if self.thread() == 0:
             counter = g.plan.iterator.toint() + Int64(words.counters(g.batch) + s.task) * 4
             shared[0, 0] = Int32(tk.grid_ticket(counter, s.splits))
-        tk.sync(1, tk.WARPGROUP)
+        tk.sync(1, self.threads)
         return shared[0, 0]
 
     def with_sink(self, g, s, row, lse):
@@ -115,7 +121,7 @@ class Output:
         """All splits of a task, in the order of the keys: four columns of a row to a thread."""
         rows, fours, out = g.partial.shape[1], self.dv // 4, g.lse
         here = cutlass.min(rows, s.queries * g.group - s.tile * ROWS)
-        for item in cutlass.range(tk.thread_in_warpgroup(), here * fours, tk.WARPGROUP, unroll=1):
+        for item in cutlass.range(self.thread(), here * fours, self.threads, unroll=1):
             row, column = item // fours, item % fours * 4
             sums = cute.make_rmem_tensor((6,), Float32)  # of four columns, the norm, the largest log-sum-exp
             sums.fill(0.0)
@@ -179,11 +185,11 @@ class Output:
         batch, queries, heads, _ = o.shape
         for row in cutlass.range(me, batch * queries * heads, blocks, unroll=1):
             b, q, h = row // (queries * heads), row // heads % queries, row % heads
-            for column in cutlass.range(tk.thread_in_warpgroup(), self.dv, tk.WARPGROUP, unroll=1):
+            for column in cutlass.range(self.thread(), self.dv, self.threads, unroll=1):
                 o[b, q, h, column] = self.dtype(Float32.nan)
             if const_expr(self.spec.lse):
                 lse[b, h, q] = Float32.nan
-        if me == 0 and tk.thread_in_warpgroup() == 0:
+        if me == 0 and self.thread() == 0:
             plan[words.OTHER_CALL] = Int32(1)
 
 

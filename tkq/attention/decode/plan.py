@@ -41,10 +41,18 @@ def plan(spec: DecodeSpec) -> DecodeConfig:
     """As many stages as fit."""
     keys, blocks = key_block(spec.head_dim, spec.head_dim_v), blocks_of_sm(spec.head_dim, spec.head_dim_v)
     k, v = padded(spec.head_dim), padded(spec.head_dim_v)
+    if spec.few:
+        return _direct(keys, blocks)
     if spec.cache:
         return _of_float8(spec, keys, blocks, (k, v))
     stages = (SHARED // blocks - ROWS * k * 2) // ((k + v) * keys * 2)
     return DecodeConfig(keys, stages, (56, 200) if blocks == 2 else (120, 240), blocks)
+
+
+def _direct(keys: int, blocks: int) -> DecodeConfig:
+    """As many keys of a step as leave a warp's registers without spills in the loop over steps."""
+    step, warps = (32, 6) if blocks == 2 else (16, 8)
+    return DecodeConfig(keys, 0, (), blocks, step=step, warps=warps)
 
 
 def _of_float8(spec: DecodeSpec, keys: int, blocks: int, columns: tuple) -> DecodeConfig:

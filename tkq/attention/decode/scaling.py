@@ -45,12 +45,16 @@ class Scaling:
                 tops[r] = cute.arch.fmax(tops[r], cute.arch.fmax(x, -x))
             for lane in (1, 2):
                 tops[r] = cute.arch.fmax(tops[r], cute.arch.shuffle_sync_bfly(tops[r], offset=lane))
-            exponent = cutlass.min(cutlass.max(tops[r].bitcast(Int32) >> FP32_MANTISSA, Int32(LOW)), Int32(HIGH))
-            regs.scale.tensor[r] = ((exponent - TOP) << FP32_MANTISSA).bitcast(Float32)
-            factor = ((2 * FP32_BIAS + TOP - exponent) << FP32_MANTISSA).bitcast(Float32)
+            factor, regs.scale.tensor[r] = self.of_row(tops[r])
             for j in range(columns):
                 result.rows_view[r, j] = cutlass.Float16(Float32(view[r, j]) * factor)
         return result
+
+    def of_row(self, top):
+        """(power of two that a row of q is multiplied by, its reciprocal), from the row's largest element."""
+        exponent = cutlass.min(cutlass.max(top.bitcast(Int32) >> FP32_MANTISSA, Int32(LOW)), Int32(HIGH))
+        factor = ((2 * FP32_BIAS + TOP - exponent) << FP32_MANTISSA).bitcast(Float32)
+        return factor, ((exponent - TOP) << FP32_MANTISSA).bitcast(Float32)
 
     def keys(self, smem, regs, stage):
         """Scores, times their keys' scales."""

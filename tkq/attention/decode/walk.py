@@ -113,6 +113,16 @@ class Walk:
                        cutlass.select_(inside, length, Int32(0)), inside, split, splits, begin, others, number, stop,
                        stop == start + weight, source, place, row, queries)
 
+    def planned(self, g, s):
+        """Is the length, of a tile of ragged queries up to its last one, the one that was planned for?"""
+        length = g.seqlens[s.source]
+        if not self.ragged:
+            return s.length == length
+        first, end = g.cu[s.source], g.cu[s.source + 1]
+        fine = (length >= 0) & (length <= g.capacity) & (s.row >= first) & (s.row + s.queries <= end) & (
+            s.length == cutlass.max(length - (end - s.row - s.queries), 0))
+        return fine | (s.queries == 0)
+
     def queries(self, g, batch):
         """(row of the table, where in q, first query, how many) of a sequence of the plan: none where the list has what
         the call has not."""

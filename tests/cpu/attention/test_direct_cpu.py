@@ -1,0 +1,161 @@
+"""Decoding in the direct form: which numbers of K, V and q a warp's lanes have, with all 32 lanes of a warp as NumPy
+arrays in the place of one lane's registers."""
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("cutlass")
+
+from tkq.attention.decode import direct, direct_output, direct_rows
+from tkq.attention.decode.config import DecodeConfig
+from tkq.attention.decode.spec import DecodeSpec
+
+LANES = np.arange(32)
+G, T = LANES // 4, LANES % 4
+PITCH, OF_V = 1 << 12, 1 << 11  # bytes from a row of the cache to the next one; from K's to V's
+
+
+def halves(words):
+    """(32, 2) of the two fp16 in each lane's word."""
+    return np.ascontiguousarray(words.astype(np.uint32)).view(np.float16).reshape(32, 2).astype(np.float64)
+
+
+def word(low, high):
+    return np.stack([low, high], 1).astype(np.float16).view(np.uint32)[:, 0]
+
+
+def byte(words, i):
+    return (words.astype(np.uint32) >> np.uint32(8 * i)) & np.uint32(0xFF)
+
+
+def e4m3(bytes_):
+    return torch.from_numpy(bytes_.astype(np.uint8)).view(torch.float8_e4m3fn).double().numpy()
+
+
+def widen4(words):
+    x = [e4m3(byte(words, i)) for i in range(4)]
+    return word(x[0], x[1]), word(x[2], x[3])
+
+
+def pairs(low, high, selector):
+    taken = [(low, high)[c // 4] for c in range(8)]
+    chosen = [selector >> 4 * i & 15 for i in range(4)]
+    return sum(byte(taken[c], c % 4) << np.uint32(8 * i) for i, c in enumerate(chosen))
+
+
+def mma(c, a, b):
+    """As PTX defines the fragments of mma.m16n8k16."""
+    A, B, C = np.zeros((16, 16)), np.zeros((16, 8)), np.zeros((16, 8))
+    for r in range(4):
+        A[G + r % 2 * 8, 2 * T + r // 2 * 8], A[G + r % 2 * 8, 2 * T + r // 2 * 8 + 1] = halves(a[r]).T
+        C[G + r // 2 * 8, 2 * T + r % 2] = c[r]
+    for r in range(2):
+        B[2 * T + 8 * r, G], B[2 * T + 8 * r + 1, G] = halves(b[r]).T
+    C = C + A @ B
+    return [C[G + r // 2 * 8, 2 * T + r % 2] for r in range(4)]
+
+
+def transposed(words):
+    tile = np.zeros((8, 8))
+    tile[G, 2 * T], tile[G, 2 * T + 1] = halves(words).T
+    return word(tile.T[G, 2 * T], tile.T[G, 2 * T + 1])
+
+
+class Registers(list):
+    def fill(self, x):
+        self[:] = [np.full(32, x)] * len(self)
+
+
+@pytest.fixture
+def lanes(monkeypatch):
+    """Both caches' memory, which a test fills: rows of bytes."""
+    memory = np.full(64 * PITCH, 0x7F, np.uint8)
+
+    def load_words(src, offset, there, held):
+        found = []
+        for i, old in enumerate(held):
+            at = np.where(there != 0, src, 0) + offset + 4 * i
+            new = sum(memory[at + b].astype(np.uint32) << np.uint32(8 * b) for b in range(4))
+            found.append(np.where(there != 0, new, old))
+        return found
+
+    wide = lambda x: np.asarray(x, np.int64)
+    for module in (direct, direct_rows, direct_output):
+        for name, what in dict(Int32=wide, Int64=wide, Float32=np.float64).items():
+            monkeypatch.setattr(module, name, what, raising=False)
+        monkeypatch.setattr(module.tk, "lane_id", lambda: LANES)
+    for name, what in dict(mma=mma, widen4=widen4, pairs=pairs, transposed=transposed, pack_f16x2=word).items():
+        monkeypatch.setattr(direct, name, what)
+    monkeypatch.setattr(direct_rows, "load_words", load_words)
+    monkeypatch.setattr(direct_rows.cute.arch, "shuffle_sync", lambda x, lane: x[lane])
+    return memory
+
+
+def cached(memory, columns, step):
+    """K and V of a step, random, with rows of both in memory: what their numbers mean."""
+    found, rng = [], np.random.default_rng(0)
+    for first, d in zip((0, OF_V), columns):
+        low = rng.integers(0, 0x50, (step, d)) | rng.integers(0, 2, (step, d)) << 7
+        for i in range(step):
+            memory[(i + 1) * PITCH + first:][:d] = low[i]
+        found.append(e4m3(low))
+    return found
+
+
+def state(kernel, q, step):
+    """Registers of all lanes, and q in them."""
+    floats, words = (lambda n, x=x: Registers([x] * n) for x in (np.zeros(32), np.zeros(32, np.uint32)))
+    D, Dv = kernel.spec.head_dim, kernel.spec.head_dim_v
+    regs = SimpleNamespace(q=words(D // 8), k=words(step * D // 128), v=words(step * Dv // 128), s=floats(step // 4),
+                           o=floats(Dv // 4))
+    for piece in kernel.rows.k_pieces:
+        for j in range(piece.bytes // 2):
+            at = piece.first + piece.bytes * T + 2 * j
+            regs.q[2 * piece.word + j] = word(q[G, at], q[G, at + 1])
+    return regs
+
+
+def output(regs, columns):
+    """(8, columns), as `DirectOutput.give_o` writes it."""
+    found = np.full((8, columns), np.nan)
+    for piece in direct_rows.pieces(columns, 8):
+        for w, c, e in itertools.product(range(piece.bytes // 4), range(4), range(2)):
+            column = piece.first + piece.bytes * G + 4 * w + c
+            found[2 * T + e, column] = regs.o[8 * (piece.word + w) + 2 * c + e]
+    return found
+
+
+@pytest.mark.parametrize("dims, step", [((128, 128), 32), ((128, 128), 16), ((64, 64), 32), ((96, 96), 32),
+                                        ((192, 128), 16), ((256, 256), 16)])
+def test_products_of_a_step(lanes, dims, step):
+    """Scores and O of a step, one key of which is not there: its words of V stay what they were, 0 here."""
+    k, v = cached(lanes, dims, step)
+    rng, missing = np.random.default_rng(1), 5
+    kernel = direct.Direct(DecodeSpec("bf16", *dims, cache="e4m3", few=True), DecodeConfig(step=step))
+    here, there = LANES % step != missing, np.arange(step) != missing
+    at = (LANES % step + 1) * PITCH
+    rows = SimpleNamespace(k=np.where(here, at, 0), v=np.where(here, at + OF_V, 0),
+                           there=np.int64(sum(1 << i for i in range(32) if here[i])))
+    q = rng.integers(-4, 5, (8, dims[0])) / 4
+    regs = state(kernel, q, step)
+    kernel.rows.load_k(regs.k, rows)
+    kernel.rows.load_v(regs.v, rows)
+    kernel.scores(regs)
+    key, query, scores = (lambda j: j // 2 * 8 + G), (lambda j: 2 * T + j % 2), k @ q.T
+    for j, got in enumerate(regs.s):
+        seen = there[key(j)]
+        assert np.allclose(got[seen], scores[key(j), query(j)][seen], rtol=1e-12)
+    weights = rng.integers(0, 9, (step, 8)) / 8 * there[:, None]
+    regs.s[:] = [weights[key(j), query(j)] for j in range(len(regs.s))]
+    kernel.values(regs)
+    assert np.allclose(output(regs, dims[1]), weights.T @ (v * there[:, None]), rtol=1e-12)
+
+
+def test_pieces_of_rows():
+    for columns, n in itertools.product((64, 96, 128, 192, 256), (4, 8)):
+        seen = [p.first + p.bytes * lane + b for p in direct_rows.pieces(columns, n) for lane in range(n)
+                for b in range(p.bytes)]
+        assert sorted(seen) == list(range(columns))
