@@ -115,7 +115,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *, cach
         check.refuse_gradient(OP, q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks, k_descale=k_descale,
                               v_descale=v_descale, out=out)
         check_call(call, out, options)  # the dispatcher's words name no argument
-        o, lse = _op(*call, *options)
+        o, lse = _op(*call, *options[:-1])  # without in_parts, which no caller asks for
         o = o if out is None else out.copy_(o)
     return (o, lse) if return_lse else o
 
