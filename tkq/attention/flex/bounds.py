@@ -1,0 +1,139 @@
+"""What a mask is over a whole block, from bounds of its parts: the elements of most blocks need not be looked at.
+
+What depends on a query alone, or on a key alone, has bounds that are found by looking: a block has few of either. What
+depends on both has those of interval arithmetic (Moore, 1966), of the operations that masks are mostly made of; of
+others it may be anything. Bounds hold always; they need not be tight. Python's numbers are taken as well as a
+kernel's."""
+from typing import Any, NamedTuple
+
+from tkq.attention.flex.emit import select
+
+BOTH = frozenset(("q", "kv"))
+WIDE = 1 << 61  # sums and differences of int64 up to it are no longer than 64 bits
+LIMITS = {"i32": 1 << 31, "i64": 1 << 63, "f32": 1 << 31}  # floats by what ``states`` has for them, int32 in their order
+
+
+class Bounds(NamedTuple):
+    """low, high: no value is below, none above. Of a bool: is it true everywhere, may it be true somewhere?"""
+
+    low: Any
+    high: Any
+
+
+class Kinds(NamedTuple):
+    """Of what bounds are made: a 64-bit integer and a bool."""
+
+    whole: Any = int
+    truth: Any = bool
+
+
+def parts(graph) -> dict:
+    """{node: what it depends on of "q" and "kv"}: of the nodes that depend on at most one of both, and are taken by one
+    that depends on both or are the result. In order."""
+    depends = [BOTH & of for of in graph.inputs_of()]
+    found = {a for i, of in enumerate(depends) if of == BOTH for a in graph.operands(i) if depends[a] != BOTH}
+    last = len(graph.nodes) - 1
+    if depends[last] != BOTH:
+        found.add(last)
+    return {i: "".join(depends[i]) for i in sorted(found)}
+
+
+def over_block(graph, known: dict, kinds: Kinds) -> Bounds:
+    """The result's, a bool. known: the bounds of ``parts``."""
+    found, depends = dict(known), graph.inputs_of()
+    for i, node in enumerate(graph.nodes):
+        if i not in found and depends[i] >= BOTH:
+            of = graph.operands(i)
+            found[i] = _bounds(node, [found[a] for a in of], [graph.nodes[a].type for a in of], kinds)
+    return found[len(graph.nodes) - 1]
+
+
+def _bounds(node, args, types, kinds) -> Bounds:
+    op, numbers = node.op, types and types[0] != "bool"
+    if op == "where":
+        return _chosen(node.type == "bool", *args)
+    if node.type == "bool":
+        if op in _COMPARED and numbers:
+            return _COMPARED[op](*args, kinds.truth)
+        if op in _LOGICAL and not numbers:
+            return _LOGICAL[op](*args, kinds.truth)
+    elif node.type != "f32" and numbers:
+        if op in ("min", "max") or (op == "cast" and types[0] == "i32"):
+            return _ORDERED[op](*args)
+        if op in _SUMS:
+            return _within(node.type, _SUMS[op](*args, kinds.whole), args, kinds.whole)
+    return anything(node.type, kinds)
+
+
+def anything(type: str, kinds: Kinds) -> Bounds:
+    """Of a node of which nothing is known."""
+    if type == "bool":
+        return Bounds(kinds.truth(False), kinds.truth(True))
+    return Bounds(kinds.whole(-LIMITS[type]), kinds.whole(LIMITS[type] - 1))
+
+
+def _within(type, found, args, whole):
+    """Bounds of a sum, or those of its type where it may wrap around."""
+    checked, limit = ([found], LIMITS[type]) if type == "i32" else (args, WIDE)
+    fits = None
+    for low, high in checked:
+        one = (low >= whole(-limit)) & (high < whole(limit))
+        fits = one if fits is None else fits & one
+    top = anything(type, Kinds(whole))
+    return Bounds(select(fits, found.low, top.low), select(fits, found.high, top.high))
+
+
+def _least(a, b):
+    return select(a < b, a, b)
+
+
+def _most(a, b):
+    return select(a > b, a, b)
+
+
+def _chosen(truths, condition, a, b):
+    """Of one of two, or of either. truths: are they bools?"""
+    if truths:
+        low, high = a.low & b.low, a.high | b.high
+    else:
+        low, high = _least(a.low, b.low), _most(a.high, b.high)
+    of = lambda first, second, both: select(condition.low, first, select(condition.high, both, second))
+    return Bounds(of(a.low, b.low, low), of(a.high, b.high, high))
+
+
+def _not(a, truth):
+    return Bounds(a.high ^ truth(True), a.low ^ truth(True))
+
+
+def _xor(a, b, truth):
+    opposite = _not(b, truth)
+    return Bounds((a.low & opposite.low) | (b.low & _not(a, truth).low),
+                  (a.high & opposite.high) | (b.high & _not(a, truth).high))
+
+
+def _equal(a, b, truth):
+    return Bounds((a.low == b.high) & (a.high == b.low), (a.low <= b.high) & (b.low <= a.high))
+
+
+def _abs(a, whole):
+    return Bounds(_most(_most(a.low, -a.high), whole(0)), _most(-a.low, a.high))
+
+
+_COMPARED = {
+    "lt": lambda a, b, truth: Bounds(a.high < b.low, a.low < b.high),
+    "le": lambda a, b, truth: Bounds(a.high <= b.low, a.low <= b.high),
+    "gt": lambda a, b, truth: Bounds(a.low > b.high, a.high > b.low),
+    "ge": lambda a, b, truth: Bounds(a.low >= b.high, a.high >= b.low),
+    "eq": _equal, "ne": lambda a, b, truth: _not(_equal(a, b, truth), truth)}
+_LOGICAL = {
+    "and": lambda a, b, truth: Bounds(a.low & b.low, a.high & b.high),
+    "or": lambda a, b, truth: Bounds(a.low | b.low, a.high | b.high),
+    "xor": _xor, "ne": _xor, "eq": lambda a, b, truth: _not(_xor(a, b, truth), truth), "not": _not}
+_ORDERED = {
+    "min": lambda a, b: Bounds(_least(a.low, b.low), _least(a.high, b.high)),
+    "max": lambda a, b: Bounds(_most(a.low, b.low), _most(a.high, b.high)),
+    "cast": lambda a: a}
+_SUMS = {
+    "add": lambda a, b, whole: Bounds(a.low + b.low, a.high + b.high),
+    "sub": lambda a, b, whole: Bounds(a.low - b.high, a.high - b.low),
+    "neg": lambda a, whole: Bounds(-a.high, -a.low), "abs": _abs}
