@@ -3,13 +3,13 @@ from collections.abc import Callable
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Constexpr, Int32, Int64, Uint32
+from cutlass import Boolean, Constexpr, Int32, Int64, Uint32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.flex.emit import Emitted, select
 from tkq.attention.flex.parts import Parts
 
-ROWS, COLUMNS = 32, 2  # of a step: queries, a lane each until they are handed round; keys of a lane
+COLUMNS = 2  # keys of a lane in a step
 
 
 class Elements:
@@ -24,13 +24,14 @@ class Elements:
     def look(self, mask: Constexpr, of: Constexpr, queries: Constexpr, keys: Constexpr):
         """(is some seen, is all), the same in all lanes."""
         row, column, some, every, on = Int32(0), Int32(0), Boolean(False), Boolean(True), Boolean(True)
+        lanes = const_expr(self.parts.LANES)
         while on:
             seen = self.step(mask, of, queries, keys, (row, column))
             some = some | cute.arch.vote_any_sync(seen != Int32(0))
-            every = every & cute.arch.vote_all_sync(seen == Int32(ROWS * COLUMNS))
-            row = row + ROWS
+            every = every & cute.arch.vote_all_sync(seen == Int32(lanes * COLUMNS))
+            row = row + lanes
             if row > queries.more:
-                row, column = Int32(0), column + 32 * COLUMNS
+                row, column = Int32(0), column + lanes * COLUMNS
             on = (column <= keys.more) & (every | (some == Boolean(False)))
         return some, every
 
@@ -39,7 +40,7 @@ class Elements:
         row, column = place
         mine, at = Emitted(self.graph, mask), (queries.at(row + tk.lane_id()), 0)
         values = {i: mine.node_at(i, **of, q=at) for i in self.parts.loaded("q")}
-        columns = [(keys.at(column + tk.lane_id() + 32 * c), 0) for c in range(COLUMNS)]
+        columns = [(keys.at(column + tk.lane_id() + self.parts.LANES * c), 0) for c in range(COLUMNS)]
         graphs = [Emitted(self.graph, mask) for _ in columns]
         for graph, kv in zip(graphs, columns):
             graph.prepare("q", **of, kv=kv)
@@ -59,7 +60,7 @@ class Elements:
 
     @cute.jit
     def each(self, row_of: Constexpr[Callable]):
-        for r in cutlass.range(ROWS, unroll=8):
+        for r in cutlass.range(self.parts.LANES, unroll=8):
             row_of(r)
 
 

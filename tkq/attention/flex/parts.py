@@ -27,6 +27,8 @@ class Range(NamedTuple):
 class Parts:
     """``bounds.parts`` of a graph. A lane looks at each 32nd query or key."""
 
+    LANES = 32  # of a warp
+
     def __init__(self, graph):
         self.graph, self.axes = graph, parts(graph)
 
@@ -53,13 +55,13 @@ class Parts:
             ends[0], ends[1] = kind(limit - 1), kind(-limit)
 
         def look_at(n):
-            graph, at = Emitted(self.graph, captured), (span.at(32 * n + tk.lane_id()), 0)
+            graph, at = Emitted(self.graph, captured), (span.at(self.LANES * n + tk.lane_id()), 0)
             for i, ends in held.items():
                 low, high = _ends(graph.node_at(i, **of, **{axis: at}))
                 ends[0], ends[1] = cutlass.min(ends[0], low), cutlass.max(ends[1], high)
 
         if mine:
-            self.each(span.more // 32 + 1, look_at)
+            self.each(span.more // self.LANES + 1, look_at)
         for i, ends in held.items():
             least, most = (_least, _most) if nodes[i].type == "i64" else (_least_narrow, _most_narrow)
             found[i] = _bounds(nodes[i].type, (least(ends[0]), most(ends[1])))

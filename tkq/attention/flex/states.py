@@ -7,18 +7,16 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Constexpr, Int8, Int32, Int64
-from cutlass.cute.runtime import make_fake_tensor
 
 import tkq.tile as tk
 from tkq.attention.common.integers import ceil_div
 from tkq.attention.flex.bounds import Kinds, over_block
 from tkq.attention.flex.elements import Elements
 from tkq.attention.flex.emit import select
-from tkq.attention.flex.fakes import captured
+from tkq.attention.flex.fakes import captured, states
 from tkq.attention.flex.operands import Captured, MaskSizes
 from tkq.attention.flex.parts import Parts, Range
 from tkq.attention.flex.spec import StatesSpec
-from tkq.runtime.compile import fake
 
 NONE, SOME, ALL = 0, 1, 2  # what of a block is seen
 
@@ -38,9 +36,7 @@ class BlockStates:
 
     def fake_arguments(self):
         """Compiled for any sizes."""
-        states = make_fake_tensor(Int8, tuple(fake.sym() for _ in range(4)), tuple(fake.sym64() for _ in range(4)),
-                                  memspace=cutlass.AddressSpace.gmem, assumed_align=1)
-        return states, captured(self.spec.mask), MaskSizes(*(Int32(1) for _ in range(4))), Int32(1)
+        return states(), captured(self.spec.mask), MaskSizes(*(Int32(1) for _ in range(4))), Int32(1)
 
     @cute.jit
     def __call__(self, states: cute.Tensor, mask: Optional[Captured], sizes: MaskSizes, run: Int32,
@@ -52,20 +48,28 @@ class BlockStates:
     @cute.kernel
     def kernel(self, states: cute.Tensor, mask: Optional[Captured], sizes: MaskSizes, run: Int32):
         x, row, z = cute.arch.block_idx()
-        heads = states.shape[1]
-        of, row = dict(b=(Int32(z // heads), 0), h=(Int32(z % heads), 0)), Int32(row)
-        queries = Range(row * sizes.rows, cutlass.min(sizes.rows, sizes.queries - row * sizes.rows) - 1)
+        heads, first = states.shape[1], Int32(x) * self.WARPS * run + tk.warp_id()
+        self.warp(states, mask, sizes, (Int32(z // heads), Int32(z % heads), Int32(row)), (first, run))
+
+    def warp(self, states, mask, sizes, place, columns):
+        """A warp's blocks. place: batch, head, row of blocks; columns: the first block, how many, WARPS apart."""
+        of, row = dict(b=(place[0], 0), h=(place[1], 0)), place[2]
+        queries = self.span(row, sizes.rows, sizes.queries)
         shared = {**self.parts.alike(mask, of), **self.parts.along("q", mask, of, queries)}
 
         def state_of(column):
-            first = column * sizes.columns
-            keys = Range(first, cutlass.min(sizes.columns, sizes.keys - first) - 1)
+            keys = self.span(column, sizes.columns, sizes.keys)
             known = {**shared, **self.parts.along("kv", mask, of, keys)}
             seen = over_block(self.spec.mask, known, Kinds(Int64, Boolean))
             inside = (queries.more + 1 == sizes.rows) & (keys.more + 1 == sizes.columns)
             return self.state(seen.low, seen.high, inside, lambda: self.elements.look(mask, of, queries, keys))
 
-        self.each(states[z // heads, z % heads, row, None], Int32(x) * self.WARPS * run + tk.warp_id(), run, state_of)
+        self.each(states[(*place, None)], *columns, state_of)
+
+    @staticmethod
+    def span(i, size, all):
+        """What the i-th block has of all queries or keys."""
+        return Range(i * size, cutlass.min(size, all - i * size) - 1)
 
     @cute.jit
     def each(self, states: cute.Tensor, first, run, state_of: Constexpr[Callable]):
