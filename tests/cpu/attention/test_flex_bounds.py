@@ -126,20 +126,22 @@ def states_by(kernel, traced, sizes, shape, run):
 
 FLOATS = torch.tensor([0.0, -0.0, float("nan"), 2.5, -float("inf"), 3.0, 1e-40, 9.0] * 20)
 OTHERS = {
+    "of_every_type": gallery.of_every_type(S, "cpu"),
     "floats": lambda b, h, q, kv: (FLOATS[q // 8] <= FLOATS[kv // 8]) | (FLOATS[kv] != FLOATS[kv]) & (q > 99),
     "keys alone": lambda b, h, q, kv: kv < 70 + b,
     "no index": lambda b, h, q, kv: h == b,
     "wide": lambda b, h, q, kv: (q.long() * (1 << 40) - (kv.long() << 40)).abs() < (h + 1).long() * (1 << 45)}
 
 
-@pytest.mark.parametrize("name", ["causal", "prefix_document", "standalone_sparse", "dilated", *OTHERS, 7, 25])
+@pytest.mark.parametrize("name", ["causal", "prefix_document", "dilated", *OTHERS, 7, 25])
 def test_states_of_the_kernel(monkeypatch, name):
     if isinstance(name, int):
         traced = drawn(name)
     else:
         traced = trace("mask_mod", OTHERS[name] if name in OTHERS else GALLERY[name][1])
     kernel = function(BlockStatesOnCpu(StatesSpec(traced.graph)), monkeypatch)
-    for queries, keys, rows, columns, run in ((S, S, 16, 8, 1), (S - 7, S, 64, 64, 3), (36, 36, 6, 6, 2), (9, 130, 200, 3, 2)):
+    for queries, keys, rows, columns, run in ((S, S, 16, 8, 1), (S - 7, S, 64, 64, 3), (36, 36, 6, 6, 2),
+                                              (9, 130, 200, 3, 2)):
         sizes, shape = MaskSizes(queries, keys, rows, columns), (B, H, -(-queries // rows), -(-keys // columns))
         found = states_by(kernel, traced, sizes, shape, run)
         assert torch.equal(found, _states_cpu(traced, shape, sizes, found.device)), (queries, keys, rows, columns)

@@ -10,7 +10,7 @@ from tkq.attention.flex.emit import select
 
 BOTH = frozenset(("q", "kv"))
 WIDE = 1 << 61  # sums and differences of int64 up to it are no longer than 64 bits
-LIMITS = {"i32": 1 << 31, "i64": 1 << 63, "f32": 1 << 31}  # floats by what ``states`` has for them, int32 in their order
+LIMITS = {"i32": 1 << 31, "i64": 1 << 63, "f32": 1 << 31}  # a float by its place in their order, int32: see ``parts``
 
 
 class Bounds(NamedTuple):
