@@ -125,8 +125,10 @@ def states_by(kernel, traced, sizes, shape, run):
 
 
 FLOATS = torch.tensor([0.0, -0.0, float("nan"), 2.5, -float("inf"), 3.0, 1e-40, 9.0] * 20)
+TABLE = (torch.arange(500).view(-1, 1) // 64 + torch.arange(500) // 60) % 3 == 0
 OTHERS = {
-    "of_every_type": gallery.of_every_type(S, "cpu"),
+    "of both indices": lambda b, h, q, kv: TABLE[q, kv],
+    "of_every_type": gallery.of_every_type(500, "cpu"),
     "floats": lambda b, h, q, kv: (FLOATS[q // 8] <= FLOATS[kv // 8]) | (FLOATS[kv] != FLOATS[kv]) & (q > 99),
     "keys alone": lambda b, h, q, kv: kv < 70 + b,
     "no index": lambda b, h, q, kv: h == b,
@@ -140,7 +142,7 @@ def test_states_of_the_kernel(monkeypatch, name):
     else:
         traced = trace("mask_mod", OTHERS[name] if name in OTHERS else GALLERY[name][1])
     kernel = function(BlockStatesOnCpu(StatesSpec(traced.graph)), monkeypatch)
-    for queries, keys, rows, columns, run in ((S, S, 16, 8, 1), (S - 7, S, 64, 64, 3), (36, 36, 6, 6, 2),
+    for queries, keys, rows, columns, run in ((450, 500, 7, 9, 2), (S - 7, S, 64, 64, 3), (36, 36, 6, 6, 2),
                                               (9, 130, 200, 3, 2)):
         sizes, shape = MaskSizes(queries, keys, rows, columns), (B, H, -(-queries // rows), -(-keys // columns))
         found = states_by(kernel, traced, sizes, shape, run)
