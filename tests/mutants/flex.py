@@ -76,8 +76,8 @@ MUTANTS = (
         ("lists_of_the_first_group", "some_before, full_before = some_before + cute.arch.popc(bits), full_before + "
          "cute.arch.popc(full_bits)", "some_before, full_before = cute.arch.popc(bits), full_before + "
          "cute.arch.popc(full_bits)", MASKS),
-        ("columns_as_rows", "turned = cute.make_tensor(states.iterator, cute.select(states.layout, [0, 1, 3, 2]))",
-         "turned = states", MASKS)),
+        ("rows_as_columns", "return cute.make_tensor(states.iterator, cute.select(states.layout, [0, 1, 3, 2]))",
+         "return states", MASKS)),
     *family(
         "flex", "tkq/attention/flex/backward/dkv.py",
         ("dead_keys_live", "if alive < 64:", "if alive < -64:", KEYS),

@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from tests.helpers.attention import flex_gallery as gallery
-from tests.helpers.emulation.flex_states import BlockStatesOnCpu, function
+from tests.helpers.emulation.flex_states import BlockStatesOnCpu, OrderBlocksOnCpu, function
 from tkq.attention.flex.bounds import Bounds, Kinds, over_block, parts
 from tkq.attention.flex.create import _states_cpu
 from tkq.attention.flex.functions.graph import Builder
 from tkq.attention.flex.functions.trace import Traced, trace
 from tkq.attention.flex.launch import captured
-from tkq.attention.flex.operands import MaskSizes
+from tkq.attention.flex.lists import ordered
+from tkq.attention.flex.operands import BlockLists, MaskSizes
 from tkq.attention.flex.spec import StatesSpec
 from tkq.reference.graphs import values
 
@@ -147,3 +148,15 @@ def test_states_of_the_kernel(monkeypatch, name):
         sizes, shape = MaskSizes(queries, keys, rows, columns), (B, H, -(-queries // rows), -(-keys // columns))
         found = states_by(kernel, traced, sizes, shape, run)
         assert torch.equal(found, _states_cpu(traced, shape, sizes, found.device)), (queries, keys, rows, columns)
+
+
+def test_lists_of_the_kernel(monkeypatch):
+    """Of rows and of columns, with more and with fewer states than are loaded at a time."""
+    kernel = function(OrderBlocksOnCpu(True), monkeypatch)
+    for rows, columns in ((5, 21), (16, 8), (1, 1)):
+        states = torch.randint(0, 3, (B, H, rows, columns), dtype=torch.int8)
+        found = [BlockLists(*(torch.full(shape[:n], -7, dtype=torch.int32) for n in (3, 4, 3, 4)))
+                 for shape in (states.shape, states.mT.shape)]
+        kernel(states, *found)
+        for ours, wanted in zip(found, (ordered(states), ordered(states.mT))):
+            assert all(map(torch.equal, ours, wanted))

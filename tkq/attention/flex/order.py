@@ -18,7 +18,8 @@ class OrderBlocks:
     same of 2. both: of each column, too, in the same launch. A warp has a row or a column. No shared memory, no
     barrier."""
 
-    WARPS, GROUP = 8, 8  # of a block; states that a lane loads at a time
+    WARPS, LANES = 8, 32  # of a block, of a warp
+    GROUP = 8  # states that a lane loads at a time
 
     def __init__(self, both: bool = False):
         self.both = both
@@ -41,13 +42,16 @@ class OrderBlocks:
     @cute.kernel
     def kernel(self, states: cute.Tensor, lists: BlockLists, others: Optional[BlockLists]):
         x, head, batch = cute.arch.block_idx()
-        of_rows = ceil_div(states.shape[2], self.WARPS)
+        of_rows, line = ceil_div(states.shape[2], self.WARPS), x * self.WARPS + tk.warp_id()
         if x < of_rows:
-            self.line(states, lists, (batch, head, x * self.WARPS + tk.warp_id()))
+            self.line(states, lists, (batch, head, line))
         if const_expr(self.both):
             if x >= of_rows:
-                turned = cute.make_tensor(states.iterator, cute.select(states.layout, [0, 1, 3, 2]))
-                self.line(turned, others, (batch, head, (x - of_rows) * self.WARPS + tk.warp_id()))
+                self.line(self.turned(states), others, (batch, head, line - of_rows * self.WARPS))
+
+    def turned(self, states):
+        """Its columns as rows."""
+        return cute.make_tensor(states.iterator, cute.select(states.layout, [0, 1, 3, 2]))
 
     @cute.jit
     def line(self, states: cute.Tensor, lists: BlockLists, place):
@@ -59,16 +63,16 @@ class OrderBlocks:
         lane, columns = tk.lane_id(), states.shape[0]
         below = (Int32(1) << lane) - 1
         some, full, some_before, full_before = Int32(0), Int32(0), Int32(0), Int32(0)
-        for base in cutlass.range(0, columns, 32 * self.GROUP, unroll=1):
+        for base in cutlass.range(0, columns, self.LANES * self.GROUP, unroll=1):
             for state in self.group(states, base + lane):
                 some = some + cute.arch.popc(cute.arch.vote_ballot_sync(state == 1))
                 full = full + cute.arch.popc(cute.arch.vote_ballot_sync(state == 2))
         if lane == 0:
             lists.num[place], lists.full_num[place] = some, full
         indices, full_indices = lists.indices[(*place, None)], lists.full_indices[(*place, None)]
-        for base in cutlass.range(0, columns, 32 * self.GROUP, unroll=1):
+        for base in cutlass.range(0, columns, self.LANES * self.GROUP, unroll=1):
             for n, state in enumerate(self.group(states, base + lane)):
-                column = base + lane + 32 * n
+                column = base + lane + self.LANES * n
                 bits, full_bits = cute.arch.vote_ballot_sync(state == 1), cute.arch.vote_ballot_sync(state == 2)
                 rank = some_before + cute.arch.popc(bits & below)
                 full_rank = full_before + cute.arch.popc(full_bits & below)
@@ -81,5 +85,5 @@ class OrderBlocks:
         """States of which a lane has each 32nd, loaded together; 0 behind the end."""
         last, found = states.shape[0] - 1, []
         for n in range(self.GROUP):
-            found.append(Int32(states[cutlass.min(first + 32 * n, last)]))
-        return [cutlass.select_(first + 32 * n <= last, state, Int32(0)) for n, state in enumerate(found)]
+            found.append(Int32(states[cutlass.min(first + self.LANES * n, last)]))
+        return [cutlass.select_(first + self.LANES * n <= last, state, Int32(0)) for n, state in enumerate(found)]
