@@ -48,8 +48,8 @@ MUTANTS = (
         ("equal_where_ranges_meet", "return Bounds((a.low == b.high) & (a.high == b.low), (a.low <= b.high) & "
          "(b.low <= a.high))", "return Bounds((a.low == b.low) & (a.high == b.high), (a.low <= b.high) & "
          "(b.low <= a.high))", MASKS),
-        ("nothing_where_some_may_be", "\"ge\": lambda a, b, truth: Bounds(a.low >= b.high, a.high >= b.low),",
-         "\"ge\": lambda a, b, truth: Bounds(a.low >= b.high, a.low >= b.low),", MASKS)),
+        ("nothing_where_some_may_be", "\"ge\": lambda a, b, kinds: Bounds(a.low >= b.high, a.high >= b.low),",
+         "\"ge\": lambda a, b, kinds: Bounds(a.low >= b.high, a.low >= b.low),", MASKS)),
     *family(
         "flex", "tkq/attention/flex/parts.py",
         ("the_first_of_a_block_alone", "self.each(span.more // self.LANES + 1, look_at)", "self.each(1, look_at)",

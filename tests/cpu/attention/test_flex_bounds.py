@@ -29,7 +29,7 @@ def blocks_of(traced, queries, keys):
     at = {name: x.int() for name, x in at.items()}
     found = values(*traced, at)
     known = {i: ends(found[i]) for i in parts(traced.graph)}
-    return over_block(traced.graph, known, Kinds()), found[-1]
+    return over_block(traced.graph, known, Kinds(int, bool, lambda n: ends(torch.tensor([n]).float()).low)), found[-1]
 
 
 def ends(x):
@@ -58,10 +58,12 @@ def test_bounds_hold(name):
         check(traced, range(row, min(row + 16, S)), range(column, min(column + 8, S)))
 
 
-@pytest.mark.parametrize("name", ["causal", "document", "natten", "prefix_lm", "sliding_window"])
+@pytest.mark.parametrize("name", ["causal", "document", "natten", "prefix_lm", "sliding_window",
+                                  "floats of both indices"])
 def test_what_is_left_open(name):
     """Of common masks those blocks alone that are partly seen."""
-    traced, blocks = trace("mask_mod", GALLERY[name][1]), [range(i, i + 15) for i in range(0, S, 15)]
+    traced = trace("mask_mod", OTHERS[name] if name in OTHERS else GALLERY[name][1])
+    blocks = [range(i, i + 15) for i in range(0, S, 15)]
     for queries, keys in itertools.product(blocks, blocks):
         seen = blocks_of(traced, queries, keys)[1]
         assert check(traced, queries, keys) == bool(seen.all() or not seen.any())
@@ -132,6 +134,7 @@ OTHERS = {
     "of_every_type": gallery.of_every_type(500, "cpu"),
     "floats": lambda b, h, q, kv: (FLOATS[q // 8] <= FLOATS[kv // 8]) | (FLOATS[kv] != FLOATS[kv]) & (q > 99),
     "keys alone": lambda b, h, q, kv: kv < 70 + b,
+    "floats of both indices": lambda b, h, q, kv: ((q - kv).abs() < 49.5 + h) | ((q.long() - kv).float() > 1e9 * b),
     "no index": lambda b, h, q, kv: h == b,
     "wide": lambda b, h, q, kv: (q.long() * (1 << 40) - (kv.long() << 40)).abs() < (h + 1).long() * (1 << 45)}
 

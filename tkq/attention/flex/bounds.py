@@ -21,10 +21,12 @@ class Bounds(NamedTuple):
 
 
 class Kinds(NamedTuple):
-    """Of what bounds are made: a 64-bit integer and a bool."""
+    """Of what bounds are made: a 64-bit integer and a bool. place: of an integer as a float in the floats' order, see
+    ``LIMITS``."""
 
-    whole: Any = int
-    truth: Any = bool
+    whole: Any
+    truth: Any
+    place: Any
 
 
 def parts(graph) -> dict:
@@ -49,20 +51,14 @@ def over_block(graph, known: dict, kinds: Kinds) -> Bounds:
 
 
 def _bounds(node, args, types, kinds) -> Bounds:
-    op, numbers = node.op, types and types[0] != "bool"
+    op, numbers = node.op, types[0] != "bool"
     if op == "where":
         return _chosen(node.type == "bool", *args)
-    if node.type == "bool":
-        if op in _COMPARED and numbers:
-            return _COMPARED[op](*args, kinds.truth)
-        if op in _LOGICAL and not numbers:
-            return _LOGICAL[op](*args, kinds.truth)
-    elif node.type != "f32" and numbers:
-        if op in ("min", "max") or (op == "cast" and types[0] == "i32"):
-            return _ORDERED[op](*args)
-        if op in _SUMS:
-            return _within(node.type, _SUMS[op](*args, kinds.whole), args, kinds.whole)
-    return anything(node.type, kinds)
+    known = _KNOWN.get((node.type, numbers), {})
+    if op not in known or (op, node.type, types[0]) == ("cast", "i32", "i64"):
+        return anything(node.type, kinds)
+    found = known[op](*args, kinds)
+    return _within(node.type, found, args, kinds) if op in _SUMS else found
 
 
 def anything(type: str, kinds: Kinds) -> Bounds:
@@ -72,14 +68,14 @@ def anything(type: str, kinds: Kinds) -> Bounds:
     return Bounds(kinds.whole(-LIMITS[type]), kinds.whole(LIMITS[type] - 1))
 
 
-def _within(type, found, args, whole):
+def _within(type, found, args, kinds):
     """Bounds of a sum, or those of its type where it may wrap around."""
+    whole, top = kinds.whole, anything(type, kinds)
     checked, limit = ([found], LIMITS[type]) if type == "i32" else (args, WIDE)
     fits = None
     for low, high in checked:
         one = (low >= whole(-limit)) & (high < whole(limit))
         fits = one if fits is None else fits & one
-    top = anything(type, Kinds(whole))
     return Bounds(select(fits, found.low, top.low), select(fits, found.high, top.high))
 
 
@@ -101,39 +97,42 @@ def _chosen(truths, condition, a, b):
     return Bounds(of(a.low, b.low, low), of(a.high, b.high, high))
 
 
-def _not(a, truth):
-    return Bounds(a.high ^ truth(True), a.low ^ truth(True))
+def _not(a, kinds):
+    return Bounds(a.high ^ kinds.truth(True), a.low ^ kinds.truth(True))
 
 
-def _xor(a, b, truth):
-    opposite = _not(b, truth)
-    return Bounds((a.low & opposite.low) | (b.low & _not(a, truth).low),
-                  (a.high & opposite.high) | (b.high & _not(a, truth).high))
+def _xor(a, b, kinds):
+    not_a, not_b = _not(a, kinds), _not(b, kinds)
+    return Bounds((a.low & not_b.low) | (b.low & not_a.low), (a.high & not_b.high) | (b.high & not_a.high))
 
 
-def _equal(a, b, truth):
+def _equal(a, b, kinds):
     return Bounds((a.low == b.high) & (a.high == b.low), (a.low <= b.high) & (b.low <= a.high))
 
 
-def _abs(a, whole):
-    return Bounds(_most(_most(a.low, -a.high), whole(0)), _most(-a.low, a.high))
+def _abs(a, kinds):
+    return Bounds(_most(_most(a.low, -a.high), kinds.whole(0)), _most(-a.low, a.high))
 
 
 _COMPARED = {
-    "lt": lambda a, b, truth: Bounds(a.high < b.low, a.low < b.high),
-    "le": lambda a, b, truth: Bounds(a.high <= b.low, a.low <= b.high),
-    "gt": lambda a, b, truth: Bounds(a.low > b.high, a.high > b.low),
-    "ge": lambda a, b, truth: Bounds(a.low >= b.high, a.high >= b.low),
-    "eq": _equal, "ne": lambda a, b, truth: _not(_equal(a, b, truth), truth)}
+    "lt": lambda a, b, kinds: Bounds(a.high < b.low, a.low < b.high),
+    "le": lambda a, b, kinds: Bounds(a.high <= b.low, a.low <= b.high),
+    "gt": lambda a, b, kinds: Bounds(a.low > b.high, a.high > b.low),
+    "ge": lambda a, b, kinds: Bounds(a.low >= b.high, a.high >= b.low),
+    "eq": _equal, "ne": lambda a, b, kinds: _not(_equal(a, b, kinds), kinds)}
 _LOGICAL = {
-    "and": lambda a, b, truth: Bounds(a.low & b.low, a.high & b.high),
-    "or": lambda a, b, truth: Bounds(a.low | b.low, a.high | b.high),
-    "xor": _xor, "ne": _xor, "eq": lambda a, b, truth: _not(_xor(a, b, truth), truth), "not": _not}
-_ORDERED = {
-    "min": lambda a, b: Bounds(_least(a.low, b.low), _least(a.high, b.high)),
-    "max": lambda a, b: Bounds(_most(a.low, b.low), _most(a.high, b.high)),
-    "cast": lambda a: a}
+    "and": lambda a, b, kinds: Bounds(a.low & b.low, a.high & b.high),
+    "or": lambda a, b, kinds: Bounds(a.low | b.low, a.high | b.high),
+    "xor": _xor, "ne": _xor, "eq": lambda a, b, kinds: _not(_xor(a, b, kinds), kinds), "not": _not}
 _SUMS = {
-    "add": lambda a, b, whole: Bounds(a.low + b.low, a.high + b.high),
-    "sub": lambda a, b, whole: Bounds(a.low - b.high, a.high - b.low),
-    "neg": lambda a, whole: Bounds(-a.high, -a.low), "abs": _abs}
+    "add": lambda a, b, kinds: Bounds(a.low + b.low, a.high + b.high),
+    "sub": lambda a, b, kinds: Bounds(a.low - b.high, a.high - b.low),
+    "neg": lambda a, kinds: Bounds(-a.high, -a.low), "abs": _abs}
+_WHOLE = {
+    **_SUMS, "cast": lambda a, kinds: a,
+    "min": lambda a, b, kinds: Bounds(_least(a.low, b.low), _least(a.high, b.high)),
+    "max": lambda a, b, kinds: Bounds(_most(a.low, b.low), _most(a.high, b.high))}
+_FLOATS = {"cast": lambda a, kinds: Bounds(*map(kinds.place, a))}  # rounding keeps the order
+# (type, are the operands numbers?) -> what is known of operations
+_KNOWN = {("bool", True): _COMPARED, ("bool", False): _LOGICAL, ("f32", True): _FLOATS, ("i32", True): _WHOLE,
+          ("i64", True): _WHOLE}

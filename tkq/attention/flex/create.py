@@ -70,9 +70,8 @@ def create_block_mask(mask_mod: Callable, B: int | None, H: int | None, Q_LEN: i
     mask = settled("mask_mod", mask, place, OP)
     shape = 1 if B is None else B, 1 if H is None else H, -(-Q_LEN // size[0]), -(-KV_LEN // size[1])
     sizes = MaskSizes(Q_LEN, KV_LEN, *size)
-    with torch.no_grad():
-        found = _states(mask, shape, sizes, place) if place.is_cuda else _states_cpu(mask, shape, sizes, place.device)
-        rows, columns = ordered_both(found)
+    found = _states(mask, shape, sizes, place) if place.is_cuda else _states_cpu(mask, shape, sizes, place.device)
+    rows, columns = ordered_both(found)
     return BlockMask((Q_LEN, KV_LEN), *rows, *columns, BLOCK_SIZE=size, mask_mod=mask_mod)
 
 
@@ -109,6 +108,7 @@ def run_of(shape: tuple) -> int:
     return max(1, min(RUN, math.prod(shape) // WARPS))
 
 
+@torch.no_grad()
 def _states_cpu(mask, shape, sizes, device):
     """The same, a row of blocks at a time."""
     found = torch.zeros(shape, dtype=torch.int8, device=device)

@@ -87,10 +87,15 @@ def _ends(value):
         value = select(value, Int32(1), Int32(0))
     if kind is not Float32:
         return value, value
-    bits = value.bitcast(Int32)
-    bits = select(bits == Int32(LEAST), Int32(0), bits)
-    place, nan = select(bits < Int32(0), bits ^ Int32(-LEAST - 1), bits), value != value
+    place, nan = place_of(value), value != value
     return select(nan, Int32(LEAST), place), select(nan, Int32(-LEAST - 1), place)
+
+
+def place_of(x):
+    """Of a float in their order, both zeros at 0."""
+    bits = x.bitcast(Int32)
+    bits = select(bits == Int32(LEAST), Int32(0), bits)
+    return select(bits < Int32(0), bits ^ Int32(-LEAST - 1), bits)
 
 
 def _least_narrow(x):

@@ -6,7 +6,7 @@ from typing import Optional
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Constexpr, Int8, Int32, Int64
+from cutlass import Boolean, Constexpr, Float32, Int8, Int32, Int64
 
 import tkq.tile as tk
 from tkq.attention.common.integers import ceil_div
@@ -15,10 +15,11 @@ from tkq.attention.flex.elements import Elements
 from tkq.attention.flex.emit import select
 from tkq.attention.flex.fakes import captured, states
 from tkq.attention.flex.operands import Captured, MaskSizes
-from tkq.attention.flex.parts import Parts, Range
+from tkq.attention.flex.parts import Parts, Range, place_of
 from tkq.attention.flex.spec import StatesSpec
 
 NONE, SOME, ALL = 0, 1, 2  # what of a block is seen
+KINDS = Kinds(Int64, Boolean, lambda n: Int64(place_of(Float32(n))))
 
 
 class BlockStates:
@@ -60,7 +61,7 @@ class BlockStates:
         def state_of(column):
             keys = self.span(column, sizes.columns, sizes.keys)
             known = {**shared, **self.parts.along("kv", mask, of, keys)}
-            seen = over_block(self.spec.mask, known, Kinds(Int64, Boolean))
+            seen = over_block(self.spec.mask, known, KINDS)
             inside = (queries.more + 1 == sizes.rows) & (keys.more + 1 == sizes.columns)
             return self.state(seen.low, seen.high, inside, lambda: self.elements.look(mask, of, queries, keys))
 
