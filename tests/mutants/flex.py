@@ -14,6 +14,7 @@ EMPTY, FULL = _of(FORWARD, "test_empty_rows"), _of(FORWARD, "test_full_blocks_ar
 INDICES, WHOLE = _of(FORWARD, "test_captured_indices_that_lie"), _of(FORWARD, "test_operations[whole]")
 SIZES, NO_BLOCK = _of(FORWARD, "test_block_sizes"), _of(FORWARD, "test_rows_of_no_block")
 SHARED, TABLES = _of(CAPTURED, "test_gradients[shared]"), _of(CAPTURED, "test_gradients[tables]")
+MASKS, TYPES = _of(FORWARD, "test_create_block_mask"), _of(FORWARD, "test_create_block_mask[of_every_type-2500-size3]")
 KEYS, HALVES = _of(BACKWARD, "test_lengths"), _of(BACKWARD, "test_block_sizes")
 
 MUTANTS = (
@@ -42,6 +43,41 @@ MUTANTS = (
     *family(
         "flex", "tkq/attention/flex/look.py",
         ("the_first_columns_alone", "first = col + 32 * part", "first = col + 0 * part", GALLERY)),
+    *family(
+        "flex", "tkq/attention/flex/bounds.py",
+        ("equal_where_ranges_meet", "return Bounds((a.low == b.high) & (a.high == b.low), (a.low <= b.high) & "
+         "(b.low <= a.high))", "return Bounds((a.low == b.low) & (a.high == b.high), (a.low <= b.high) & "
+         "(b.low <= a.high))", MASKS),
+        ("nothing_where_some_may_be", "\"ge\": lambda a, b, kinds: Bounds(a.low >= b.high, a.high >= b.low),",
+         "\"ge\": lambda a, b, kinds: Bounds(a.low >= b.high, a.low >= b.low),", MASKS)),
+    *family(
+        "flex", "tkq/attention/flex/parts.py",
+        ("the_first_of_a_block_alone", "self.each(span.more // self.LANES + 1, look_at)", "self.each(1, look_at)",
+         MASKS),
+        ("low_words_of_the_others", "rest = Uint32(cute.arch.warp_redux_sync(select(high == first, low, "
+         "Uint32(0xffffffff)), \"umin\"))", "rest = Uint32(cute.arch.warp_redux_sync(low, \"umax\"))", TYPES),
+        ("nan_is_the_greatest", "return select(nan, Int32(LEAST), place), select(nan, Int32(-LEAST - 1), place)",
+         "return place, place", TYPES),
+        ("zeros_are_two", "bits = select(bits == Int32(LEAST), Int32(0), bits)", "", TYPES)),
+    *family(
+        "flex", "tkq/attention/flex/elements.py",
+        ("keys_of_one_step", "row, column = Int32(0), column + lanes * COLUMNS",
+         "row, column = Int32(0), keys.more + 1", MASKS),
+        ("the_first_lane_s_row", "taken = {i: _from_lane(value, r) for i, value in values.items()}",
+         "taken = {i: _from_lane(value, 0) for i, value in values.items()}", MASKS),
+        ("left_at_the_first_seen", "on = (column <= keys.more) & (every | (some == Boolean(False)))",
+         "on = (column <= keys.more) & (some == Boolean(False))", MASKS)),
+    *family(
+        "flex", "tkq/attention/flex/states.py",
+        ("full_blocks_behind_the_end", "full = select(inside, Int32(ALL), Int32(SOME))", "full = Int32(ALL)", MASKS),
+        ("blocks_of_the_next_warp", "column = first + n * self.WARPS", "column = first + n", MASKS)),
+    *family(
+        "flex", "tkq/attention/flex/order.py",
+        ("lists_of_the_first_group", "some_before, full_before = some_before + cute.arch.popc(bits), full_before + "
+         "cute.arch.popc(full_bits)", "some_before, full_before = cute.arch.popc(bits), full_before + "
+         "cute.arch.popc(full_bits)", MASKS),
+        ("rows_as_columns", "return cute.make_tensor(states.iterator, cute.select(states.layout, [0, 1, 3, 2]))",
+         "return states", MASKS)),
     *family(
         "flex", "tkq/attention/flex/backward/dkv.py",
         ("dead_keys_live", "if alive < 64:", "if alive < -64:", KEYS),

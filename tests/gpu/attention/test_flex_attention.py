@@ -240,11 +240,15 @@ LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices",
          "full_q_num_blocks", "full_q_indices")
 
 
-@pytest.mark.parametrize("name, S, size", [("causal", 1000, 128), ("prefix_document", 2000, 64),
-                                           ("standalone_sparse", 700, (40, 130))])
+@pytest.mark.parametrize("name, S, size", [("causal", 1000, 128), ("prefix_document", 3000, 64),
+                                           ("standalone_sparse", 700, (40, 130)), ("of_every_type", 2500, (7, 9))])
 def test_create_block_mask(name, S, size):
-    """Number by number torch's."""
-    mask_mod = gallery.gallery(B, H, S, "cuda")[name][1]
+    """Number by number torch's. Of 3000 tokens a warp has two blocks of a row, of 2500 eight; these are rows of more
+    blocks than a warp loads at a time."""
+    if name == "of_every_type":
+        mask_mod = gallery.of_every_type(S, "cuda")
+    else:
+        mask_mod = gallery.gallery(B, H, S, "cuda")[name][1]
     ours, theirs = (make(mask_mod, B, H, S, S, device="cuda", BLOCK_SIZE=size) for make in (
         tkq.create_block_mask, create_block_mask))
     for of in LISTS:

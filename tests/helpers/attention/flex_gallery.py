@@ -54,6 +54,22 @@ def standalone_sparse(flags):
     return lambda b, h, q, kv: flags[b, kv] | (q == kv)
 
 
+def of_every_type(S, device):
+    """Captured numbers of every type, on both sides: int64 whose high words, or low words alone, differ, floats with
+    NaN and both zeros, bools. Blocks of the last keys are full, which bounds do not show."""
+    at = torch.arange(S, device=device)
+    near, far = (1 << 40) + at // 40, (at // 150 - 2) * (3 << 32) - at // 50
+    times, flags = (at - 300).clamp(-200, 0) / 7, at // 96 % 3 != 1
+    times[0], times[at > 200], times[at // 64 == 2] = math.inf, -0.0, math.nan
+    times[at // 64 == 5] = 0.0
+
+    def mask(b, h, q, kv):
+        old = (near[q] >= near[kv]) & (far[q] - far[kv] <= 3 << 32)
+        found = torch.where(flags[q] ^ flags[kv], times[q] >= times[kv], old) | (far[kv] + h == far[q] + 1)
+        return found | (kv > S - S // 8) & (q ^ kv >= 0)
+    return mask
+
+
 def alibi(slopes):
     return lambda score, b, h, q, kv: score + slopes[h] * (kv - q)
 

@@ -11,10 +11,10 @@ from tkq.attention.flex.backward.spec import CaptureSpec, FlexBackwardSpec
 from tkq.attention.flex.functions.capture_derivatives import capture_derivatives
 from tkq.attention.flex.functions.derivative import derivative
 from tkq.attention.flex.functions.graph import Builder
-from tkq.attention.flex.plan import plan, recipe
-from tkq.attention.flex.spec import WIDTHS, FlexSpec, StatesSpec
+from tkq.attention.flex.plan import lists_recipe, plan, recipe, states_recipe
+from tkq.attention.flex.spec import WIDTHS, FlexSpec
 from tkq.runtime.compile.expectation import Expectation
-from tkq.runtime.compile.recipe import Recipe, Shipped
+from tkq.runtime.compile.recipe import Shipped
 
 
 def causal():
@@ -63,10 +63,12 @@ def shipped() -> list:
         found.append(Shipped(f"flex_attention_captures_{dtype}_d{dim}_alibi", capture_recipe(spec, config), Expectation(
             tensor=16, instructions=("UTMALDG", "USETMAXREG", "SHFL", "REDG"),
             others=(("BackwardPreprocess", Expectation(instructions=("LDG.E.128",))),))))
-    found.append(Shipped("create_block_mask_causal", Recipe("tkq.attention.flex.states:BlockStates", (
-        StatesSpec(mask),)), Expectation(instructions=("STG.E",), absent=("LDS", "BAR"))))
-    return [*found, Shipped("create_block_mask_lists", Recipe("tkq.attention.flex.order:OrderBlocks"),
-                            Expectation(instructions=("STG.E",), absent=("LDS", "BAR")))]
+    found.append(Shipped("create_block_mask_causal", states_recipe(mask), Expectation(
+        instructions=("STG.E", "VOTE"), absent=("LDS", "BAR", "LDG"))))
+    for name, both in (("lists", False), ("lists_both", True)):
+        found.append(Shipped(f"create_block_mask_{name}", lists_recipe(both), Expectation(
+            instructions=("STG.E", "VOTE"), absent=("LDS", "BAR"))))
+    return found
 
 
 def _of_backward(config):

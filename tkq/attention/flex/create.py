@@ -1,6 +1,7 @@
 """tkq.create_block_mask: what PyTorch sees."""
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -9,17 +10,18 @@ from torch.nn.attention.flex_attention import BlockMask
 from tkq.attention.flex.check import settled
 from tkq.attention.flex.functions.trace import break_graph, trace
 from tkq.attention.flex.launch import captured
-from tkq.attention.flex.lists import ordered
+from tkq.attention.flex.lists import ordered_both
 from tkq.attention.flex.operands import MaskSizes
-from tkq.attention.flex.spec import StatesSpec
+from tkq.attention.flex.plan import states_recipe
 from tkq.reference.graphs import evaluate
-from tkq.runtime import Recipe, arguments, function
-from tkq.runtime.call import ops
+from tkq.runtime import arguments, function
+from tkq.runtime.call import alloc, ops
 from tkq.runtime.call.ops import LaunchCache
 from tkq.runtime.device import arch
 
 OP = "create_block_mask"
 MOST = 65535  # blocks of a grid along y and z
+WARPS, RUN = 132 * 64, 8  # that an H100 holds at a time; blocks that share the bounds of their row, at most
 _options = arguments.checker(OP, "B", "H", "Q_LEN", "KV_LEN", "device")
 _launchers = LaunchCache()  # (device, graph) -> the kernel's function
 
@@ -27,7 +29,8 @@ _launchers = LaunchCache()  # (device, graph) -> the kernel's function
 def create_block_mask(mask_mod: Callable, B: int | None, H: int | None, Q_LEN: int, KV_LEN: int, device=None,
                       BLOCK_SIZE: int | tuple = 128) -> BlockMask:
     """A BlockMask of torch's, as ``torch.nn.attention.flex_attention.create_block_mask`` makes it, without the mask in
-    memory: one kernel evaluates it in registers and writes one byte for each block.
+    memory: one kernel finds out what each block is, most of them by bounds of the mask (interval arithmetic) and the
+    others element by element in registers, and writes one byte for each.
 
     Args:
         mask_mod: takes batch, head, query and key, int32 tensors of no dimension; gives a bool. Traced, as
@@ -67,9 +70,8 @@ def create_block_mask(mask_mod: Callable, B: int | None, H: int | None, Q_LEN: i
     mask = settled("mask_mod", mask, place, OP)
     shape = 1 if B is None else B, 1 if H is None else H, -(-Q_LEN // size[0]), -(-KV_LEN // size[1])
     sizes = MaskSizes(Q_LEN, KV_LEN, *size)
-    with torch.no_grad():
-        found = _states(mask, shape, sizes, place) if place.is_cuda else _states_cpu(mask, shape, sizes, place.device)
-        rows, columns = ordered(found), ordered(found.mT)
+    found = _states(mask, shape, sizes, place) if place.is_cuda else _states_cpu(mask, shape, sizes, place.device)
+    rows, columns = ordered_both(found)
     return BlockMask((Q_LEN, KV_LEN), *rows, *columns, BLOCK_SIZE=size, mask_mod=mask_mod)
 
 
@@ -90,17 +92,23 @@ def _states(mask, shape, sizes, place):
     if max(shape[0] * shape[1], shape[2]) > MOST:
         raise NotImplementedError(f"{OP}: B times H is {shape[0] * shape[1]}, blocks of queries are {shape[2]}; "
                                   f"supported are up to {MOST}")
-    found = place.new_empty(shape, dtype=torch.int8)
-    key = place.get_device(), mask.graph
+    index = place.get_device()
+    found, key = alloc.contiguous(index, shape, torch.int8), (index, mask.graph)
     kernel = _launchers.get(key)
     if kernel is None:
         arch.require_hopper(place.device)
-        kernel = function(Recipe("tkq.attention.flex.states:BlockStates", (StatesSpec(mask.graph),)))
+        kernel = function(states_recipe(mask.graph))
         _launchers.add(key, kernel)
-    kernel(found, captured(mask), sizes)
+    kernel(found, captured(mask), sizes, run_of(shape))
     return found
 
 
+def run_of(shape: tuple) -> int:
+    """Blocks that a warp looks at: as many as leave enough warps."""
+    return max(1, min(RUN, math.prod(shape) // WARPS))
+
+
+@torch.no_grad()
 def _states_cpu(mask, shape, sizes, device):
     """The same, a row of blocks at a time."""
     found = torch.zeros(shape, dtype=torch.int8, device=device)

@@ -29,6 +29,11 @@ def ints(*shape):
     return _tensor(Int32, shape)
 
 
+def states():
+    """What each block of a mask is, int8 (B, H, rows, columns), of any strides."""
+    return _tensor(Int8, tuple(fake.sym() for _ in range(4)))
+
+
 def _tensor(element, shape):
     strides = tuple(fake.sym64() for _ in shape)
     return make_fake_tensor(element, shape, strides, memspace=AddressSpace.gmem, assumed_align=element.width // 8)

@@ -7,20 +7,23 @@ from typing import NamedTuple
 import torch
 
 from tkq.attention.flex.operands import BackwardLists, BlockLists
-from tkq.runtime import Recipe, function
+from tkq.attention.flex.plan import lists_recipe
+from tkq.runtime import function
+from tkq.runtime.call import alloc
 from tkq.runtime.device import arch
 
 BLOCK, HALF = 128, 64  # keys of the backward's task, and of one of its two warpgroups
 
 
-_kernels: dict = {}  # device -> the kernel's function
+_kernels: dict = {}  # (device, both) -> the kernel's function
 
 
-def _kernel(device):
-    if device not in _kernels:
+def _kernel(device, both):
+    found = _kernels.get((device, both))
+    if found is None:
         arch.require_hopper(device)
-        _kernels[device] = function(Recipe("tkq.attention.flex.order:OrderBlocks"))
-    return _kernels[device]
+        found = _kernels[device, both] = function(lists_recipe(both))
+    return found
 
 
 class Blocks(NamedTuple):
@@ -62,12 +65,32 @@ def _states(blocks, keys):
 def ordered(states) -> BlockLists:
     """Of each row of states its partial blocks, then its full ones: as torch has them, those that are not listed behind
     those that are."""
-    if states.is_cuda:
-        new = lambda shape: torch.empty(shape, dtype=torch.int32, device=states.device)
-        lists = BlockLists(*(new(x) for x in (states.shape[:3], states.shape) * 2))
-        _kernel(states.device)(states, lists)
-        return lists
+    if not states.is_cuda:
+        return _ordered_cpu(states)
+    found = _lists(states.get_device(), states.shape[:3], states.shape[3])
+    _kernel(states.device, False)(states, found, None)
+    return found
 
+
+def ordered_both(states) -> tuple:
+    """(those of each row of states, those of each column), in one launch."""
+    if not states.is_cuda:
+        return _ordered_cpu(states), _ordered_cpu(states.mT)
+    index, (B, H, rows, columns) = states.get_device(), states.shape
+    found = _lists(index, (B, H, rows), columns), _lists(index, (B, H, columns), rows)
+    _kernel(states.device, True)(states, *found)
+    return found
+
+
+def _lists(index, shape, most) -> BlockLists:
+    """Not filled. shape: of the numbers; most: indices of each."""
+    new, (B, H, rows) = alloc.maker(index), shape
+    given = (B, H, rows), (H * rows, rows, 1), torch.int32
+    wide = (B, H, rows, most), (H * rows * most, rows * most, most, 1), torch.int32
+    return BlockLists(new(*given), new(*wide), new(*given), new(*wide))
+
+
+def _ordered_cpu(states) -> BlockLists:
     def rows(state):
         here = states == state
         counts, others = here.cumsum(3, dtype=torch.int32), (~here).cumsum(3, dtype=torch.int32)

@@ -1,5 +1,6 @@
 """From what was asked for to how the kernel is built: pure Python."""
-from tkq.attention.flex.spec import FlexSpec
+from tkq.attention.flex.functions.graph import Graph
+from tkq.attention.flex.spec import FlexSpec, StatesSpec
 from tkq.attention.forward.config import AttentionConfig
 from tkq.attention.forward.plan import plan as attention_plan
 from tkq.runtime.compile.recipe import Recipe
@@ -17,3 +18,13 @@ def plan(spec: FlexSpec, length: str = "medium") -> AttentionConfig:
 def recipe(spec: FlexSpec, config: AttentionConfig) -> Recipe:
     """Of the forward's kernel."""
     return Recipe("tkq.attention.flex.kernel:FlexForward", (spec, config))
+
+
+def states_recipe(mask: Graph) -> Recipe:
+    """Of the kernel that finds out what each block of a mask is."""
+    return Recipe("tkq.attention.flex.states:BlockStates", (StatesSpec(mask),))
+
+
+def lists_recipe(both: bool) -> Recipe:
+    """Of the kernel that makes lists of these, of rows; both: and of columns."""
+    return Recipe("tkq.attention.flex.order:OrderBlocks", (both,))
