@@ -5,8 +5,9 @@ from typing import Optional
 from torch import Tensor
 from torch.nn.attention import flex_attention as _torchs
 
-from tkq.attention.flex.attend import Asked, attend
+from tkq.attention.flex.attend import Asked, attend, given_of
 from tkq.attention.flex.check import OP, check_operands, options, scale_of
+from tkq.attention.flex.launch import calls
 from tkq.runtime.call import autocast, check, ops
 
 
@@ -71,13 +72,19 @@ def flex_attention(query: Tensor, key: Tensor, value: Tensor, score_mod: Optiona
         q, k, v = torch.randn(3, 2, 8, 256, 64, device="cuda", dtype=torch.bfloat16)
         o = tkq.flex_attention(q, k, v, alibi)  # (2, 8, 256, 64) bfloat16
     """
-    if ops.traced() or autocast.on():
+    traced, given = ops.traced(), None
+    if traced or autocast.on():
         query, key, value = autocast.lowered(query, key, value)
+    if not traced and return_aux is None:
+        given = given_of((query, key, value), (return_lse, scale, enable_gqa), score_mod, None, block_mask)
+        found = given and calls.take(*given)
+        if found:
+            return found if return_lse else found[0]
     scale, enable_gqa, return_lse = options(scale, enable_gqa, return_lse)
     want_lse = _wanted(return_lse, return_aux)
     check_operands(query, key, value, enable_gqa)
     check.refuse_tangent(OP, query=query, key=key, value=value)
-    asked = Asked(score_mod, None, block_mask, scale_of(scale, query.shape[3]), OP)
+    asked = Asked(score_mod, None, block_mask, scale_of(scale, query.shape[3]), OP, given)
     o, lse = attend((query, key, value), asked, want_lse)
     if return_aux is not None:
         return o, _torchs.AuxOutput(lse=lse if return_aux.lse else None, max_scores=None)
