@@ -16,8 +16,8 @@ from tkq.runtime.call.ops import LaunchCache
 # Modules whose attributes count as constant. What a function reads of other modules is not compared from call to call:
 # such a function is traced at each call
 _SETTLED = frozenset(("torch", "math", "operator", "builtins", "functools", "itertools", "typing", "numpy"))
-_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
-_AS_THEY_ARE = _TENSORS | {bool, int, float, str, bytes, type(None), torch.dtype, torch.device, type(Ellipsis)}
+TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+_AS_THEY_ARE = TENSORS | {bool, int, float, str, bytes, type(None), torch.dtype, torch.device, type(Ellipsis)}
 _BY_IDENTITY = (types.BuiltinFunctionType, types.BuiltinMethodType, torch._ops.OpOverload, torch._ops.OpOverloadPacket,
                 type(torch.Tensor.add), type)
 _globals = LaunchCache()  # code -> names of globals that it reads
@@ -63,7 +63,7 @@ def captures_of(found: list | None) -> Captures:
         if kind is float or (kind is int and -INT <= x < INT):
             key.append(kind)
             numbers.append(x)
-        elif kind in _TENSORS or isinstance(x, torch.Tensor):
+        elif kind in TENSORS or isinstance(x, torch.Tensor):
             key.append((x.dtype, x.shape, x.device))
             tensors.append(x)
         else:
