@@ -17,23 +17,24 @@ from tkq.runtime.call import ops
 
 class Asked(NamedTuple):
     """score_mod: or None. mask_mod: without lists; a block_mask, which may be None too, has its own. scale: of the
-    scores. op: the public function, whose errors they are. given: of ``given_of``, or None."""
+    scores. op: the public function, whose errors they are. given: of ``given_of``."""
 
     score_mod: Any
     mask_mod: Any
     block_mask: Any
     scale: float
     op: str
-    given: tuple | None = None
+    given: tuple = (None, None, None)
 
 
 _NO_FUNCTION = (None,)
 _LSE = 3  # its place in what follows
 
 
-def given_of(tensors: tuple, options: tuple, score_mod, mask_mod, block_mask) -> tuple | None:
-    """What a call is looked up by: all that its launch follows from, as it came. options: want_lse, then what the
-    function has besides. None where that cannot be said."""
+def given_of(tensors: tuple, options: tuple, score_mod, mask_mod, block_mask) -> tuple:
+    """(what a call is looked up by: all that its launch follows from, as it came, or None where that cannot be said;
+    what the score function depends on; what the mask function does, see ``depends``). options: want_lse, then what the
+    function has besides."""
     lists = ()
     if block_mask is not None:
         try:
@@ -42,12 +43,12 @@ def given_of(tensors: tuple, options: tuple, score_mod, mask_mod, block_mask) ->
                 block_mask.full_kv_indices, block_mask.q_num_blocks, block_mask.q_indices,
                 block_mask.full_q_num_blocks, block_mask.full_q_indices, block_mask.BLOCK_SIZE, block_mask.seq_lengths)
         except AttributeError:
-            return None
+            return None, None, None
     score = _NO_FUNCTION if score_mod is None else depends(score_mod)
     mask = _NO_FUNCTION if mask_mod is None or mask_mod is noop_mask else depends(mask_mod)
     if score is None or mask is None:
-        return None
-    return (*tensors, *options, *lists, *score, *mask)
+        return None, None, None
+    return (*tensors, *options, *lists, *score, *mask), score, mask
 
 
 def attend(tensors: tuple, asked: Asked, want_lse: bool) -> tuple:
@@ -65,11 +66,11 @@ def _traced(tensors, asked, want_lse):
 
 
 def _eager(tensors, asked, want_lse):
-    score_mod, mask_mod, block_mask, scale, op, given = asked
+    score_mod, mask_mod, block_mask, scale, op, (given, *depend) = asked
     of_mask, blocks = blocks_of(block_mask, *tensors[:2], op)
     mask_mod = mask_mod if block_mask is None else of_mask
-    score = None if score_mod is None else trace("score_mod", score_mod, op)
-    mask = None if mask_mod in (None, noop_mask) else trace("mask_mod", mask_mod, op)
+    score = None if score_mod is None else trace("score_mod", score_mod, op, depend[0])
+    mask = None if mask_mod in (None, noop_mask) else trace("mask_mod", mask_mod, op, depend[1])
     score, mask = settled("score_mod", score, tensors[0], op), settled("mask_mod", mask, tensors[0], op)
     call = Call(*tensors, score, mask, blocks, scale)
     learned = learned_of(call)

@@ -39,20 +39,20 @@ def attention(tensors: tuple, functions: Functions, options: Options):
         NotImplementedError: options that these kernels do not have, by name.
     """
     given = _given(tensors, functions, options)
-    found = given and calls.take(*given)
+    found = given[0] and calls.take(*given[0])
     o, lse = found or _attended(tensors, functions, options, given)
     return o.transpose(1, 2).contiguous(), lse
 
 
 def _given(tensors, functions, options):
-    """What such a call is looked up by, as of ``given_of``; None for options that may be refused."""
+    """What such a call is looked up by, as of ``given_of``; Nones for options that may be refused."""
     *qkv, sinks = tensors
     score_mod, mask_mod, block_mask = functions
     causal, scale, window, softcap, deterministic = options
     if ops.traced() or sinks is not None or causal or window is not OPEN or type(softcap) is not float or deterministic:
-        return None
+        return None, None, None
     if (mask_mod is not None and block_mask is not None) or not all(type(x) in TENSORS and x.dim() == 4 for x in qkv):
-        return None
+        return None, None, None
     score_mod = capped(score_mod, softcap) if softcap else score_mod
     return given_of(_heads_first(*qkv), (True, scale, OP), score_mod, mask_mod, block_mask)
 
@@ -72,7 +72,7 @@ def _attended(tensors, functions, options, given):
         raise ValueError(f"{OP}: mask_mod and block_mask: allowed is one of them; a block_mask has its mask_mod")
     score_mod = capped(functions.score_mod, softcap) if softcap else functions.score_mod
     asked = Asked(score_mod, functions.mask_mod, functions.block_mask, scale_of(scale, q.shape[3]), OP, given)
-    return attend(given[:3] if given else _heads_first(q, k, v), asked, True)
+    return attend(given[0][:3] if given[0] else _heads_first(q, k, v), asked, True)
 
 
 def _refuse(sinks, options):

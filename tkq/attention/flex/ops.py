@@ -72,12 +72,12 @@ def flex_attention(query: Tensor, key: Tensor, value: Tensor, score_mod: Optiona
         q, k, v = torch.randn(3, 2, 8, 256, 64, device="cuda", dtype=torch.bfloat16)
         o = tkq.flex_attention(q, k, v, alibi)  # (2, 8, 256, 64) bfloat16
     """
-    traced, given = ops.traced(), None
+    traced, given = ops.traced(), (None, None, None)
     if traced or autocast.on():
         query, key, value = autocast.lowered(query, key, value)
     if not traced and return_aux is None:
         given = given_of((query, key, value), (return_lse, scale, enable_gqa), score_mod, None, block_mask)
-        found = given and calls.take(*given)
+        found = given[0] and calls.take(*given[0])
         if found:
             return found if return_lse else found[0]
     scale, enable_gqa, return_lse = options(scale, enable_gqa, return_lse)

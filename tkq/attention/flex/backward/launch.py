@@ -23,7 +23,7 @@ from tkq.runtime.call.ops import LaunchCache
 from tkq.runtime.call.replay import CallCache, Launch, Launched, View
 from tkq.runtime.device import arch
 
-calls = CallCache(compared=(Graph,))  # by what `_given` says
+calls = CallCache(compared=(Graph,))  # by ``given_of``
 _launchers = LaunchCache()  # (device, spec, config) -> (the kernels' function, SMs)
 
 
@@ -31,7 +31,7 @@ def gradients(call: Call, rows: tuple, need_q: bool = True, config=None):
     """(dq or None, dk, dv), of CUDA tensors. rows: (do, o, lse, dlse or None); each gradient's heads lie as its
     tensor's do."""
     q, k, v = call[:3]
-    given = _given(call, rows, need_q) if config is None else None
+    given = given_of(call, rows, need_q) if config is None else None
     found = given and calls.take(*given)
     if found:
         return found
@@ -45,8 +45,9 @@ def gradients(call: Call, rows: tuple, need_q: bool = True, config=None):
     return dq, dk, dv
 
 
-def _given(call, rows, need_q):
-    """What such a call is looked up by: all that its launch follows from. None where lists are made for it."""
+def given_of(call: Call, rows: tuple, asked) -> tuple | None:
+    """What such a call is looked up by: all that its launch follows from. None where lists are made for it. asked: is
+    dq asked for, or gradients of which captured tensors?"""
     q, k, v, score, mask, blocks, scale = call
     lists, size = (), None
     if blocks is not None:
@@ -54,21 +55,25 @@ def _given(call, rows, need_q):
         if lists is None or size[1] % BLOCK:
             return None
     of = lambda traced: (None,) if traced is None else (traced.graph, *traced.tensors, *traced.numbers)
-    return (*rows, q, k, v, need_q, scale, size, *lists, *of(score), *of(mask))
+    return (*rows, q, k, v, asked, scale, size, *lists, *of(score), *of(mask))
 
 
 def _launched(call, rows, into, launch, traced):
     """A launch by what it takes of which tensor of the call."""
     operands, gradients, space, lists, functions, numbers = launch.arguments
-    do, o, lse, dlse = rows
-    operands = BackwardOperands(*map(View, (do, *call[:3], o), operands[:5]), lse, dlse)
-    gradients = Gradients(*map(view, into, gradients))
-    if lists is not None:
-        lists = BackwardLists(BlockLists(*map(view, call.blocks.queries, lists.queries)), lists.states)
+    operands, lists = views_of(call, rows, operands, lists)
     if functions is not None:
         functions = Functions(*map(viewed, traced, functions))
-    arguments = operands, gradients, space, lists, functions, numbers
+    arguments = operands, Gradients(*map(view, into, gradients)), space, lists, functions, numbers
     return Launched((Launch(launch.run, arguments),), into, between=(space,))
+
+
+def views_of(call: Call, rows: tuple, operands: BackwardOperands, lists: BackwardLists | None) -> tuple:
+    """Both, as views of the call's tensors."""
+    do, o, lse, dlse = rows
+    if lists is not None:
+        lists = BackwardLists(BlockLists(*map(view, call.blocks.queries, lists.queries)), lists.states)
+    return BackwardOperands(*map(View, (do, *call[:3], o), operands[:5]), lse, dlse), lists
 
 
 def run(call: Call, rows, into, config=None):
