@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers.process import ffi_tensors
 from tkq.runtime.call import ops, replay
-from tkq.runtime.call.replay import Address, CallCache
+from tkq.runtime.call.replay import Address, CallCache, Launch, Launched, View
 from tkq.runtime.compile import link
 
 pytestmark = pytest.mark.skipif(link.compiler() is None, reason="no C compiler")
@@ -169,6 +169,74 @@ def test_several_results():
     assert calls.take(x, "both") is None
 
 
+def test_lists_in_lists_and_views():
+    """Views of what is given and of what is made, in other sizes and as another type; on each call where they are then."""
+    kernel, calls = Kernel(), CallCache()
+
+    def call(x):
+        y = torch.empty(8, 4)
+        views = View(x, x[1:].t()), View(y, y.t()), View(x, x.view(torch.int32)[:, 2:3].expand(4, 5))
+        calls.add((x,), kernel.run, (((views[0], (views[1], None)), (3, (2.5,), ())), *views[1:]), y)
+        return views
+
+    for _ in range(2):
+        call(torch.zeros(4, 8))
+    for _ in range(3):
+        x = torch.zeros(4, 8)
+        y = calls.take(x)
+        a, b, c = facts(x[1:].t()), facts(y.t()), facts(x.view(torch.int32)[:, 2:3].expand(4, 5))
+        assert kernel.given.pop() == (((a, (b, None)), (3, (2.5,), ())), b, c)
+    assert not kernel.given
+
+
+def test_launches_one_after_the_other():
+    """With memory between them that the call does not return; where one of them refuses, nothing comes behind it."""
+    first, then, calls = Kernel(), Kernel(), CallCache()
+
+    def add(x):
+        between, y = torch.empty(2, 3, dtype=torch.bfloat16), torch.empty(5)
+        calls.add_launched((x,), lambda: Launched(
+            (Launch(first.run, ((x, 1), between)), Launch(then.run, (between, (y, 2.0), x))), (y, x), between=(between,)))
+
+    for _ in range(2):
+        add(torch.zeros(4, 8))
+    for _ in range(3):
+        x = torch.zeros(4, 8)
+        y, same = calls.take(x)
+        ((given, one), between), (also, (into, two), last) = first.given.pop(), then.given.pop()
+        assert same is x and given == last == facts(x) and (one, two) == (1, 2.0) and into == facts(y)
+        assert between == also and between[:3] == ((2, 3), (3, 1), "bfloat16")
+        assert between[3] not in (x.data_ptr(), y.data_ptr())
+    first.error = ValueError("no")
+    assert calls.take(x) is None and len(first.given) == 1 and not then.given
+    first.error = None
+    assert calls.take(x) is None and len(first.given) == 1, "refused for good"
+
+
+def test_several_launches_that_are_none():
+    calls, kernel, y = CallCache(), Kernel(), torch.empty_like(X)
+    one, other = Launch(kernel.run, (X, y)), Launch(lambda *given: None, (X, y))
+    for launches in ((one, other), (one,) * 3, (one, Launch(kernel.run, (W, y)))):
+        for _ in range(3):
+            calls.add_launched((X,), lambda: Launched(launches, y))
+        assert calls.take(X) is None
+    asked = []
+    for _ in range(4):
+        calls.add_launched((X, 1), lambda: asked.append(1) or Launched((one,), y))
+    assert len(asked) == 1 and calls.take(X, 1) is not None, "asked for once"
+
+
+def test_what_else_is_compared():
+    """Types that a function names; and numbers by their bits: 0.0 is not -0.0."""
+    kernel, calls = Kernel(), CallCache(compared=(types.CodeType,))
+    codes = [eval("lambda x: x + 1").__code__ for _ in range(2)] + [eval("lambda x: x + 2").__code__]
+    for _ in range(2):
+        calls.add((X, codes[0], 0.0), kernel.run, (X,), X)
+    assert calls.take(X, codes[1], 0.0) is X
+    assert calls.take(X, codes[2], 0.0) is None and calls.take(X, codes[0], -0.0) is None
+    assert calls.take(X, codes[0], 0) is None
+
+
 def test_what_is_refused_is_not_tried_again():
     kernel = Kernel()
     _, call, long = op(kernel)
@@ -189,8 +257,11 @@ def test_what_cannot_be_described_is_not_recorded():
     calls, kernel, y = CallCache(), Kernel(), torch.empty_like(X)
     known, six = kernel.run, [y.clone() for _ in range(6)]
     for run, arguments, result in ((lambda *given: None, (X, y), y), (known, (X, y, object()), y), (known, (X, W), y),
-                                   (known, (X, ((y,),)), y), (known, (Address(W), y), y), (known, (X, 1 << 70), X),
-                                   (known, (X, *six), tuple(six)), (known, (X, *((X,),) * 5), X)):
+                                   (known, (View(W, W[1:]), y), y), (known, (Address(W), y), y),
+                                   (known, (View(X, X.clone()), y), y), (known, (X, *[X] * 64), X), (known, (X, 1 << 70), X),
+                                   (known, (X, *six), tuple(six)), (known, (X, *((X,),) * 17), X),
+                                   (known, tuple(View(X, X[i:]) for i in range(4)) * 6, X),
+                                   (known, (View(X, X.view(1, 1, 1, 1, 4, 8)), y), y)):
         for _ in range(3):
             calls.add((X, 1.0), run, arguments, result)
         assert calls.take(X, 1.0) is None
