@@ -177,67 +177,65 @@ def test_gradients_of_captured_tensors_again(launched, monkeypatch):
 # ---- nothing is served stale -----------------------------------------------------------------------------------------
 
 
-def changes():
-    """{what changes: (the call's functions, the change)}"""
-    cell, helper, settings, helpers = 3, lambda q, kv: q - kv < 4, {"window": 4}, [2, (5,)]
-    zero, flag, tensor, of_itself = 0.0, True, keep(torch.arange(S)), None
+def within(n):
+    return lambda b, h, q, kv: q - kv < n
 
-    def default(b, h, q, kv, n=5, *, most=6):
+
+def above(table):
+    return lambda b, h, q, kv: table[q] >= kv
+
+
+def helped(helper):
+    return lambda b, h, q, kv: helper(b, h, q, kv)
+
+
+def above_inverse(zero):
+    return lambda b, h, q, kv: 1 / (q * 0 + zero) > kv
+
+
+def first_of(numbers):
+    return lambda b, h, q, kv: q - kv < numbers[0]
+
+
+def of_itself(other):
+    def mask(b, h, q, kv):
+        return q >= kv if other is mask else q <= kv
+
+    return mask
+
+
+def in_cell(make, old, new, name=None):
+    """(a function that closes over what is old, a change)"""
+    function = make(old)
+    cell = function.__closure__[function.__code__.co_freevars.index(name) if name else 0]
+    return function, lambda: setattr(cell, "cell_contents", function if new is ... else new)
+
+
+def of_defaults(name, value):
+    def mask(b, h, q, kv, n=5, *, most=6):
         return (q - kv < n) & (q - kv < most)
 
-    def set_cell():
-        nonlocal cell
-        cell = 4
+    return mask, lambda: setattr(mask, name, value)
 
-    def set_type():
-        nonlocal cell
-        cell = 3.0
 
-    def set_zero():
-        nonlocal zero
-        zero = -0.0
-
-    def set_flag():
-        nonlocal flag
-        flag = 1
-
-    def set_tensor():
-        nonlocal tensor
-        tensor = keep(torch.arange(S) // 2)
-
-    def set_helper():
-        nonlocal helper
-        helper = lambda q, kv: q - kv < 9  # noqa: E731
-
-    def recursive(b, h, q, kv):
-        return (q >= kv) if of_itself is recursive else (q <= kv)
-
-    def set_itself():
-        nonlocal of_itself
-        of_itself = recursive
-
-    of_partial = functools.partial(lambda n, b, h, q, kv: q - kv < n, 3)
-
-    def set_global():
-        globals()["WINDOW"] += 1
-
+def changes():
+    """{what changes: (a mask function, the change)}"""
+    numbers, inner, settings = [2, 3], [(5,)], {"window": 4}
+    other = (lambda b, h, q, kv, n=5, *, most=6: q - kv < n + most).__code__
+    partial = functools.partial(lambda n, b, h, q, kv: q - kv < n, 3)
     return {
-        "cell": (lambda b, h, q, kv: q - kv < cell, set_cell),
-        "type of a cell": (lambda b, h, q, kv: q - kv < cell, set_type),
-        "sign of a zero": (lambda b, h, q, kv: (1 / (q * 0 + zero)) > kv, set_zero),
-        "flag": (lambda b, h, q, kv: q - kv < flag, set_flag),
-        "tensor": (lambda b, h, q, kv: tensor[q] >= kv, set_tensor),
-        "default": (default, lambda: setattr(default, "__defaults__", (8,))),
-        "default by name": (default, lambda: default.__kwdefaults__.update(most=1)),
-        "global": (lambda b, h, q, kv: q - kv < WINDOW, set_global),
-        "function": (lambda b, h, q, kv: helper(q, kv), set_helper),
-        "list": (lambda b, h, q, kv: q - kv < helpers[0], lambda: operator.setitem(helpers, 0, 9)),
-        "tuple in a list": (lambda b, h, q, kv: q - kv < helpers[1][0], lambda: operator.setitem(helpers, 1, (6,))),
+        "cell": in_cell(within, 3, 4), "type of a cell": in_cell(within, 3, 3.0), "flag": in_cell(within, True, 1),
+        "sign of a zero": in_cell(above_inverse, 0.0, -0.0),
+        "tensor": in_cell(above, keep(torch.arange(S)), keep(torch.arange(S) // 2)),
+        "function": in_cell(helped, within(4), causal), "cell of a function": in_cell(helped, within(4), within(5)),
+        "itself": in_cell(of_itself, None, ..., "other"),
+        "default": of_defaults("__defaults__", (8,)), "default by name": of_defaults("__kwdefaults__", {"most": 1}),
+        "code": of_defaults("__code__", other),
+        "global": (lambda b, h, q, kv: q - kv < WINDOW, lambda: operator.setitem(globals(), "WINDOW", WINDOW + 1)),
+        "list": (first_of(numbers), lambda: operator.setitem(numbers, 0, 9)),
+        "tuple in a list": (lambda b, h, q, kv: q - kv < inner[0][0], lambda: operator.setitem(inner, 0, (6,))),
         "dictionary": (lambda b, h, q, kv: q - kv < settings["window"], lambda: settings.update(window=5)),
-        "code": (default, lambda: setattr(default, "__code__", (
-            lambda b, h, q, kv, n=5, *, most=6: q - kv < n + most).__code__)),
-        "partial": (of_partial, lambda: of_partial.__setstate__((of_partial.func, (9,), {}, {}))),
-        "itself": (recursive, set_itself)}
+        "partial": (partial, lambda: partial.__setstate__((partial.func, (9,), {}, {})))}
 
 
 @pytest.mark.parametrize("of_mask", [True, False])
@@ -262,13 +260,18 @@ def test_what_changes_is_seen(launched, name, of_mask):
 
 def test_a_captured_tensor_s_own_address_counts(launched):
     """A tensor that is another one of the same sizes, and a mask's lists that are."""
-    given, (cell, num, indices) = operands(), keep(torch.arange(S), MASK.kv_num_blocks.clone(), MASK.kv_indices.clone())
-    old, new = (cell, num, indices), keep(*[x.clone() for x in (cell, num, indices)])
+    given, old = operands(), keep(torch.arange(S), MASK.kv_num_blocks.clone(), MASK.kv_indices.clone())
+    (cell, num, indices), new = old, keep(*[x.clone() for x in old])
     mask = kept_mask(BlockMask.from_kv_blocks(num, indices, BLOCK_SIZE=128, seq_lengths=(S, S),
                                               mask_mod=lambda b, h, q, kv: cell[q] >= kv))
     call = lambda: tkq.flex_attention(*given, None, mask)
-    addresses = lambda x: [int(y) for y in x if isinstance(y, str) and y.isdigit()] + [z for y in x if isinstance(y, tuple)
-                                                                  for z in addresses(y)]
+
+    def addresses(of):
+        """Those among what a kernel is given, and numbers."""
+        if isinstance(of, tuple):
+            return [x for part in of for x in addresses(part)]
+        return [int(of)] if isinstance(of, str) and of.isdigit() else []
+
     with torch.no_grad():
         for _ in range(4):
             first = addresses(launched(call)[0][1])
@@ -290,7 +293,8 @@ BAD = {
     "scale": dict(scale=True), "infinite": dict(scale=float("inf")), "score_mod": dict(score_mod=3),
     "heads": dict(heads=1), "columns": dict(q=lambda q: q[..., :36]), "rows": dict(q=lambda q: q[:, :, 1:]),
     "dtype": dict(q=lambda q: q.float()), "dtypes": dict(q=lambda q: q.half()), "no tensor": dict(q=lambda q: 3),
-    "sparse": dict(q=lambda q: q.to_sparse()), "dimensions": dict(q=lambda q: q[0]), "meta": dict(q=lambda q: q.to("meta")),
+    "sparse": dict(q=lambda q: q.to_sparse()), "dimensions": dict(q=lambda q: q[0]),
+    "meta": dict(q=lambda q: q.to("meta")),
     "a list of queries": dict(block_mask=wrong_list("q_indices")), "a list": dict(block_mask=wrong_list("kv_indices")),
     "a captured tensor": dict(score_mod=(lambda x: lambda score, b, h, q, kv: score + x[kv])(
         torch.ones(S, device="meta"))),

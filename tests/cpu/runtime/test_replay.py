@@ -1,4 +1,5 @@
 """runtime.call.replay: calls that came before, which take no Python. Kernels are replaced by notes of arguments."""
+import functools
 import gc
 import pathlib
 import subprocess
@@ -170,7 +171,7 @@ def test_several_results():
 
 
 def test_lists_in_lists_and_views():
-    """Views of what is given and of what is made, in other sizes and as another type; on each call where they are then."""
+    """Views of what is given and of what is made, in other sizes and as another type; in each call where they are."""
     kernel, calls = Kernel(), CallCache()
 
     def call(x):
@@ -195,8 +196,8 @@ def test_launches_one_after_the_other():
 
     def add(x):
         between, y = torch.empty(2, 3, dtype=torch.bfloat16), torch.empty(5)
-        calls.add_launched((x,), lambda: Launched(
-            (Launch(first.run, ((x, 1), between)), Launch(then.run, (between, (y, 2.0), x))), (y, x), between=(between,)))
+        launches = Launch(first.run, ((x, 1), between)), Launch(then.run, (between, (y, 2.0), x))
+        calls.add_launched((x,), lambda: Launched(launches, (y, x), between=(between,)))
 
     for _ in range(2):
         add(torch.zeros(4, 8))
@@ -218,7 +219,7 @@ def test_several_launches_that_are_none():
     one, other = Launch(kernel.run, (X, y)), Launch(lambda *given: None, (X, y))
     for launches in ((one, other), (one,) * 3, (one, Launch(kernel.run, (W, y)))):
         for _ in range(3):
-            calls.add_launched((X,), lambda: Launched(launches, y))
+            calls.add_launched((X,), functools.partial(Launched, launches, y))
         assert calls.take(X) is None
     asked = []
     for _ in range(4):
@@ -258,7 +259,8 @@ def test_what_cannot_be_described_is_not_recorded():
     known, six = kernel.run, [y.clone() for _ in range(6)]
     for run, arguments, result in ((lambda *given: None, (X, y), y), (known, (X, y, object()), y), (known, (X, W), y),
                                    (known, (View(W, W[1:]), y), y), (known, (Address(W), y), y),
-                                   (known, (View(X, X.clone()), y), y), (known, (X, *[X] * 64), X), (known, (X, 1 << 70), X),
+                                   (known, (View(X, X.clone()), y), y), (known, (X, *[X] * 64), X),
+                                   (known, (X, 1 << 70), X),
                                    (known, (X, *six), tuple(six)), (known, (X, *((X,),) * 17), X),
                                    (known, tuple(View(X, X[i:]) for i in range(4)) * 6, X),
                                    (known, (View(X, X.view(1, 1, 1, 1, 4, 8)), y), y)):

@@ -4,10 +4,10 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from tkq.attention.arguments import OPEN
 from tkq.attention.fp8 import launch
 from tkq.attention.fp8.check import (
     OP,
+    OPEN,
     Call,
     Options,
     check_call,

@@ -47,7 +47,8 @@ Object *PyTuple_New(Size);
 int PyTuple_SetItem(Object *, Size, Object *);
 Size PyTuple_Size(Object *);
 
-enum { GIVENS = 40, MADE = 5, PARTS = 64, LISTS = 16, CONSTANTS = 2, RESULTS = 6, DIMENSIONS = 5, STEPS = 2, VIEWS = 20 };
+enum { GIVENS = 40, MADE = 5, PARTS = 64, LISTS = 16, CONSTANTS = 2, RESULTS = 6, DIMENSIONS = 5 };
+enum { STEPS = 2, VIEWS = 20 };
 enum { SETS = 128, WAYS = 4, MISSED = 4096, EQUAL = 2 };
 enum { NEW = 2, IN_USE = 4 }; /* how many others have to ask for a record's place until one gets it */
 enum { OF_GIVEN, OF_MADE, OF_NONE, OF_INT, OF_FLOAT, OF_ADDRESS, OF_CONSTANT, OF_LIST, OF_VIEW }; /* as replay.py */
@@ -88,7 +89,7 @@ typedef struct {
 } View;
 
 typedef struct {
-    int32_t kind, place; /* of a list: how many items follow that are its, of which some may be lists; of a view: which */
+    int32_t kind, place; /* of a list: how many items follow that are its, lists too; of a view: which */
     union {
         int64_t integer;
         double real;

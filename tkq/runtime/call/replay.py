@@ -228,8 +228,9 @@ def _prepared():
                                      ("add", None, here, here, here, here, here, here, number), ("route", here)):
         function = getattr(found, f"tkq_{name}")
         function.restype, function.argtypes = result, arguments
-    things = (None, False, float, Tensor, Parameter, "requires_grad", vars(forward_ad), "_current_level", "direct", "record",
-              *makers, torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active,
+    things = (None, False, float, Tensor, Parameter, "requires_grad", vars(forward_ad), "_current_level",
+              "direct", "record", *makers,
+              torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active,
               torch.is_grad_enabled, torch._C._get_deterministic_algorithms, torch._C._cuda_isCurrentStreamCapturing,
               torch._C._cuda_getDevice if torch.cuda.device_count() > 1 else None, torch._C._is_tracing, table)
     if not found.tkq_prepare(things, (*inside.tracing(), *inside.keys())):

@@ -52,13 +52,13 @@ static Callable callable(Object *function, int flags) {
     return found;
 }
 
-/* things: (None, False, float, Tensor, Parameter, "requires_grad", a module's names, "_current_level", "direct", "record",
- * makes a tensor on the CPU, on CUDA's device, five questions, the current device's or None, is something traced?,
+/* things: (None, False, float, Tensor, Parameter, "requires_grad", a module's names, "_current_level", "direct",
+ * "record", makes a tensor on the CPU, on CUDA's device, five questions, the current device's or None, is something traced?,
  * DLPack's table). numbers: the address of c10's question or 0, the tracer's key, and of `Torch` impl, keys and pending.
  * 0 where it is another table. */
 TVM_FFI_DLL_EXPORT int tkq_prepare(Object *things, Object *numbers) {
-    Object **places[] = {&torch.none, &torch.no, &torch.real, &torch.tensor, &torch.parameter, &torch.needs_grad, &torch.levels,
-                         &torch.level, &torch.direct, &torch.record};
+    Object **places[] = {&torch.none, &torch.no, &torch.real, &torch.tensor, &torch.parameter, &torch.needs_grad,
+                         &torch.levels, &torch.level, &torch.direct, &torch.record};
     Callable *callables[] = {&torch.make[kDLCPU], &torch.make[kDLCUDA], &torch.modes, &torch.functorch, &torch.grad,
                              &torch.filling, &torch.captures, &torch.device, &torch.tracing};
     int n = sizeof places / sizeof *places, m = sizeof callables / sizeof *callables;
@@ -193,9 +193,9 @@ static int record_steps(Record *record, Object *steps, Object *parts) {
     return 1;
 }
 
-/* given: of the call. made: for each new tensor the arguments of torch's function. steps, parts: as of `record_steps`;
- * parts are pairs (kind, what), in turn; a list's after it. results: places. Nothing is recorded where that is more than
- * there is room for. */
+/* given: of the call. made: for each new tensor the arguments of torch's function. steps: as of `record_steps`. parts:
+ * pairs (kind, what), in turn; a list's after it. results: places. Nothing is recorded where that is more than there is
+ * room for. */
 TVM_FFI_DLL_EXPORT void tkq_add(Object *capsule, Object *given, Object *made, Object *steps, Object *parts,
                                 Object *results, int is_tuple) {
     CallCache *cache = PyCapsule_GetPointer(capsule, NAME);

@@ -1,6 +1,6 @@
-"""What a user's function depends on, looked at anew in each call: its code, and all that it closes over, has as defaults
-or reads as globals. So nothing that changes is ever served stale, and the same code with other numbers or tensors of
-the same kind is traced once."""
+"""What a user's function depends on, looked at anew in each call: its code, and all that it closes over, has as
+defaults or reads as globals. So nothing that changes is ever served stale, and the same code with other numbers or
+tensors of the same kind is traced once."""
 from __future__ import annotations
 
 import builtins
@@ -119,15 +119,8 @@ def _function(value, found, depth):
     found.append(code)
     if not closure and (value.__module__ or "").partition(".")[0] == "torch":
         return
-    for cell in closure or ():
-        try:
-            inside = cell.cell_contents
-        except ValueError:
-            raise Unknown("an empty cell") from None
-        if type(inside) in _AS_THEY_ARE:
-            found.append(inside)
-        else:
-            _inside(inside, value, found, depth)
+    if closure:
+        _cells(closure, value, found, depth)
     defaults, by_name = value.__defaults__, value.__kwdefaults__
     if defaults or by_name:
         found.append((len(defaults or ()), *(by_name or ())))
@@ -137,13 +130,23 @@ def _function(value, found, depth):
     if names is None:
         names = read_globals(code)
         _globals.add(code, names)
-    if names:
-        space = value.__globals__
-        for name in names:
-            if name in space:
-                _inside(space[name], value, found, depth)
-            else:
-                found.append((name, hasattr(builtins, name)))
+    for name in names:
+        if name in value.__globals__:
+            _inside(value.__globals__[name], value, found, depth)
+        else:
+            found.append((name, hasattr(builtins, name)))
+
+
+def _cells(closure, function, found, depth):
+    for cell in closure:
+        try:
+            inside = cell.cell_contents
+        except ValueError:
+            raise Unknown("an empty cell") from None
+        if type(inside) in _AS_THEY_ARE:
+            found.append(inside)
+        else:
+            _inside(inside, function, found, depth)
 
 
 def _inside(value, function, found, depth):
