@@ -5,7 +5,7 @@ import operator
 
 import pytest
 import torch
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask
 
 import tkq
 from tests.cpu.runtime.test_calls import launches  # noqa: F401  a fixture
@@ -75,6 +75,8 @@ CALLS = {
     "nothing": lambda q, k, v: tkq.flex_attention(q, k, v),
     "a mask": lambda q, k, v: tkq.flex_attention(q, k, v, None, MASK),
     "a mask of each": lambda q, k, v: tkq.flex_attention(q, k, v, None, OF_EACH, return_lse=True),
+    "an lse of return_aux": lambda q, k, v: [x if isinstance(x, torch.Tensor) else x.lse for x in tkq.flex_attention(
+        q, k, v, None, MASK, return_aux=AuxRequest(lse=True))],
     "both": lambda q, k, v: tkq.flex_attention(q, k, v, biased, OF_EACH, scale=0.25),
     "blocks of 64": lambda q, k, v: tkq.flex_attention(q, k, v, None, SMALL),
     "no full blocks": lambda q, k, v: tkq.flex_attention(q, k, v, biased, HALF),
@@ -91,7 +93,7 @@ def launched(kernels):  # noqa: F811
     def launches_of(call):
         kernels.clear()
         results = call()
-        results = results if isinstance(results, tuple) else (results,)
+        results = results if isinstance(results, (tuple, list)) else (results,)
         made = {x.data_ptr(): i for i, x in enumerate(results) if x is not None}
 
         def told(given):
@@ -137,7 +139,7 @@ def test_gradients_again(launched, monkeypatch, name):
 
     def call(leaves=leaves, do=do):
         o = CALLS[name](*leaves)
-        o = o[0] if isinstance(o, tuple) else o
+        o = o[0] if isinstance(o, (tuple, list)) else o
         do = do.transpose(1, 2) if name.startswith("flash") else do
         return (o, *torch.autograd.grad(o, leaves, do))
 

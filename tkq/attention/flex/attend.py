@@ -14,6 +14,8 @@ from tkq.attention.flex.functions.trace import check_function, trace
 from tkq.attention.flex.launch import Call, calls
 from tkq.runtime.call import ops
 
+NOTHING = None, None, None  # of ``given_of``, where a call is not looked up
+
 
 class Asked(NamedTuple):
     """score_mod: or None. mask_mod: without lists; a block_mask, which may be None too, has its own. scale: of the
@@ -24,7 +26,7 @@ class Asked(NamedTuple):
     block_mask: Any
     scale: float
     op: str
-    given: tuple = (None, None, None)
+    given: tuple = NOTHING
 
 
 _NO_FUNCTION = (None,)
@@ -43,11 +45,11 @@ def given_of(tensors: tuple, options: tuple, score_mod, mask_mod, block_mask) ->
                 block_mask.full_kv_indices, block_mask.q_num_blocks, block_mask.q_indices,
                 block_mask.full_q_num_blocks, block_mask.full_q_indices, block_mask.BLOCK_SIZE, block_mask.seq_lengths)
         except AttributeError:
-            return None, None, None
+            return NOTHING
     score = _NO_FUNCTION if score_mod is None else depends(score_mod)
     mask = _NO_FUNCTION if mask_mod is None or mask_mod is noop_mask else depends(mask_mod)
     if score is None or mask is None:
-        return None, None, None
+        return NOTHING
     return (*tensors, *options, *lists, *score, *mask), score, mask
 
 

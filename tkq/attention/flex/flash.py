@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tkq.attention.arguments import OPEN, check_operands, limits, numbers
-from tkq.attention.flex.attend import Asked, attend, given_of
+from tkq.attention.flex.attend import NOTHING, Asked, attend, given_of
 from tkq.attention.flex.check import scale_of
 from tkq.attention.flex.functions.captures import TENSORS
 from tkq.attention.flex.launch import calls
@@ -50,9 +50,9 @@ def _given(tensors, functions, options):
     score_mod, mask_mod, block_mask = functions
     causal, scale, window, softcap, deterministic = options
     if ops.traced() or sinks is not None or causal or window is not OPEN or type(softcap) is not float or deterministic:
-        return None, None, None
+        return NOTHING
     if (mask_mod is not None and block_mask is not None) or not all(type(x) in TENSORS and x.dim() == 4 for x in qkv):
-        return None, None, None
+        return NOTHING
     score_mod = capped(score_mod, softcap) if softcap else score_mod
     return given_of(_heads_first(*qkv), (True, scale, OP), score_mod, mask_mod, block_mask)
 

@@ -53,9 +53,9 @@ static Callable callable(Object *function, int flags) {
 }
 
 /* things: (None, False, float, Tensor, Parameter, "requires_grad", a module's names, "_current_level", "direct",
- * "record", makes a tensor on the CPU, on CUDA's device, five questions, the current device's or None, is something traced?,
- * DLPack's table). numbers: the address of c10's question or 0, the tracer's key, and of `Torch` impl, keys and pending.
- * 0 where it is another table. */
+ * "record", makes a tensor on the CPU, on CUDA's device, five questions, the current device's or None, is something
+ * traced?, DLPack's table). numbers: the address of c10's question or 0, the tracer's key, and of `Torch` impl, keys and
+ * pending. 0 where it is another table. */
 TVM_FFI_DLL_EXPORT int tkq_prepare(Object *things, Object *numbers) {
     Object **places[] = {&torch.none, &torch.no, &torch.real, &torch.tensor, &torch.parameter, &torch.needs_grad,
                          &torch.levels, &torch.level, &torch.direct, &torch.record};
