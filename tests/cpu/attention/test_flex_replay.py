@@ -152,6 +152,27 @@ def test_gradients_again(launched, monkeypatch, name):
     assert launched(call) == wanted
 
 
+def test_gradients_of_other_tensors(launched):
+    """Those of query are asked for, or not, or lse is used."""
+    given, do = operands(), of(B, H, S, D)
+
+    def call(of_q=True, with_lse=False):
+        leaves = [x.detach().requires_grad_(of_q or x is not given[0]) for x in given]
+        o, lse = tkq.flex_attention(*leaves, biased, MASK, return_lse=True)
+        used, grads = ((o, lse), (do, lse.detach())) if with_lse else ((o,), (do,))
+        return (o, lse, *torch.autograd.grad(used, [x for x in leaves if x.requires_grad], grads))
+
+    for _ in range(4):
+        call()
+    for how in (dict(of_q=False), dict(with_lse=True)):
+        found = launched(lambda how=how: call(**how))
+        replay.clear()
+        assert found == launched(lambda how=how: call(**how)) and len(found) == 2
+        for _ in range(4):
+            call(), call(**how)
+        assert found == launched(lambda how=how: call(**how))
+
+
 def test_gradients_of_captured_tensors_again(launched, monkeypatch):
     learned = keep(torch.rand(H), torch.tensor(0.5))
 
@@ -206,6 +227,24 @@ def of_itself(other):
     return mask
 
 
+def places():
+    """(a function that is one of its two cells, the other a number; a change of places)"""
+    def of(first, second):
+        def mask(b, h, q, kv):
+            return q - kv < first if second is mask else kv - q < second
+
+        return mask
+
+    mask = of(None, 5)
+    first, second = (mask.__closure__[mask.__code__.co_freevars.index(name)] for name in ("first", "second"))
+    first.cell_contents = mask
+
+    def change():
+        first.cell_contents, second.cell_contents = 5, mask
+
+    return mask, change
+
+
 def in_cell(make, old, new, name=None):
     """(a function that closes over what is old, a change)"""
     function = make(old)
@@ -230,7 +269,7 @@ def changes():
         "sign of a zero": in_cell(above_inverse, 0.0, -0.0),
         "tensor": in_cell(above, keep(torch.arange(S)), keep(torch.arange(S) // 2)),
         "function": in_cell(helped, within(4), causal), "cell of a function": in_cell(helped, within(4), within(5)),
-        "itself": in_cell(of_itself, None, ..., "other"),
+        "itself": in_cell(of_itself, None, ..., "other"), "places": places(),
         "default": of_defaults("__defaults__", (8,)), "default by name": of_defaults("__kwdefaults__", {"most": 1}),
         "code": of_defaults("__code__", other),
         "global": (lambda b, h, q, kv: q - kv < WINDOW, lambda: operator.setitem(globals(), "WINDOW", WINDOW + 1)),
