@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers.process import ffi_tensors
 from tkq.runtime.call import ops, replay
-from tkq.runtime.call.replay import Address, CallCache
+from tkq.runtime.call.replay import Address, CallCache, View
 from tkq.runtime.compile import link
 
 pytestmark = pytest.mark.skipif(link.compiler() is None, reason="no C compiler")
@@ -169,6 +169,17 @@ def test_several_results():
     assert calls.take(x, "both") is None
 
 
+def test_what_else_is_compared():
+    """Types that a function names; and numbers by their bits: 0.0 is not -0.0."""
+    kernel, calls = Kernel(), CallCache(compared=(types.CodeType,))
+    codes = [eval("lambda x: x + 1").__code__ for _ in range(2)] + [eval("lambda x: x + 2").__code__]
+    for _ in range(2):
+        calls.add((X, codes[0], 0.0), kernel.run, (X,), X)
+    assert calls.take(X, codes[1], 0.0) is X
+    assert calls.take(X, codes[2], 0.0) is None and calls.take(X, codes[0], -0.0) is None
+    assert calls.take(X, codes[0], 0) is None
+
+
 def test_what_is_refused_is_not_tried_again():
     kernel = Kernel()
     _, call, long = op(kernel)
@@ -189,8 +200,12 @@ def test_what_cannot_be_described_is_not_recorded():
     calls, kernel, y = CallCache(), Kernel(), torch.empty_like(X)
     known, six = kernel.run, [y.clone() for _ in range(6)]
     for run, arguments, result in ((lambda *given: None, (X, y), y), (known, (X, y, object()), y), (known, (X, W), y),
-                                   (known, (X, ((y,),)), y), (known, (Address(W), y), y), (known, (X, 1 << 70), X),
-                                   (known, (X, *six), tuple(six)), (known, (X, *((X,),) * 5), X)):
+                                   (known, (View(W, W[1:]), y), y), (known, (Address(W), y), y),
+                                   (known, (View(X, X.clone()), y), y), (known, (X, *[X] * 64), X),
+                                   (known, (X, 1 << 70), X),
+                                   (known, (X, *six), tuple(six)), (known, (X, *((X,),) * 17), X),
+                                   (known, tuple(View(X, X[i:]) for i in range(4)) * 6, X),
+                                   (known, (View(X, X.view(1, 1, 1, 1, 4, 8)), y), y)):
         for _ in range(3):
             calls.add((X, 1.0), run, arguments, result)
         assert calls.take(X, 1.0) is None

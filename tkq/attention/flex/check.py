@@ -23,20 +23,25 @@ options = arguments.checker(OP, "scale", "enable_gqa", "return_lse")
 def check_operands(q, k, v, gqa: bool) -> None:
     """Types, ranks and shapes."""
     _tensors(q, k, v)
-    for name, x in (("query", q), ("key", k), ("value", v)):
-        check.rank(f"{OP}: {name}", x, 4)
-        if x.dtype != q.dtype:
-            raise TypeError(f"{OP}: {name} is {x.dtype}, query is {q.dtype}; all three must have one dtype")
-    check.same_device(query=q, key=k, value=v)
+    if not (q.dim() == k.dim() == v.dim() == 4 and q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
+        _refuse_kinds(q, k, v)
     width(q.shape[3], v.shape[3])
-    (batch, H, _, dim), Hk = q.shape, k.shape[1]
-    if (*k.shape[:1], *k.shape[3:]) != (batch, dim) or v.shape[:3] != k.shape[:3]:
+    (batch, H, _, dim), (batch_k, Hk, Sk, dim_k) = q.shape, k.shape
+    if batch_k != batch or dim_k != dim or v.shape[:3] != (batch, Hk, Sk):
         raise ValueError(f"{OP}: key is {tuple(k.shape)}, value is {tuple(v.shape)}, query is {tuple(q.shape)}; "
                          f"allowed are (B, Hk, Sk, D) and (B, Hk, Sk, Dv), with query's B = {batch} and D = {dim}")
     if Hk != H and not gqa:
         raise ValueError(f"{OP}: query has {H} heads, key has {Hk}; without enable_gqa both must have as many")
     if H and (not Hk or H % Hk):
         raise ValueError(f"{OP}: query has {H} heads, key has {Hk}; query's must be a multiple of key's")
+
+
+def _refuse_kinds(q, k, v):
+    for name, x in (("query", q), ("key", k), ("value", v)):
+        check.rank(f"{OP}: {name}", x, 4)
+        if x.dtype != q.dtype:
+            raise TypeError(f"{OP}: {name} is {x.dtype}, query is {q.dtype}; all three must have one dtype")
+    check.same_device(query=q, key=k, value=v)
 
 
 _NAMES = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_num_blocks", "q_indices",

@@ -9,10 +9,10 @@ from tkq.attention.flex.functions.derive import capture_slopes_of, slope_of
 from tkq.attention.flex.launch import Call
 
 
-def forward(call: Call, lse: bool):
-    """(o, lse or None). o's rows and heads lie as q's do."""
+def forward(call: Call, lse: bool, given: tuple | None = None):
+    """(o, lse or None). o's rows and heads lie as q's do. given: as of ``launch.forward``."""
     if call.q.is_cuda:
-        return launch.forward(call, lse)
+        return launch.forward(call, lse, given=given)
     found = reference.flex.flex_attention(*call)
     return result_like(call.q, call.v.shape[3]).copy_(found[0]), found[1] if lse else None
 

@@ -3,11 +3,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tkq.attention.arguments import check_operands, limits, numbers
-from tkq.attention.flex.attend import Asked, attend
+from tkq.attention.arguments import OPEN, check_operands, limits, numbers
+from tkq.attention.flex.attend import NOTHING, Asked, attend, given_of
 from tkq.attention.flex.check import scale_of
+from tkq.attention.flex.functions.captures import TENSORS
+from tkq.attention.flex.launch import calls
 from tkq.attention.flex.spec import width
-from tkq.runtime.call import check
+from tkq.runtime.call import check, ops
 
 OP = "flash_attn"
 WITH = "with score_mod, mask_mod or block_mask"
@@ -36,6 +38,30 @@ def attention(tensors: tuple, functions: Functions, options: Options):
         ValueError: mask_mod beside block_mask, which has its own.
         NotImplementedError: options that these kernels do not have, by name.
     """
+    given = _given(tensors, functions, options)
+    found = given[0] and calls.take(*given[0])
+    o, lse = found or _attended(tensors, functions, options, given)
+    return o.transpose(1, 2).contiguous(), lse
+
+
+def _given(tensors, functions, options):
+    """What such a call is looked up by, as of ``given_of``; Nones for options that may be refused."""
+    *qkv, sinks = tensors
+    score_mod, mask_mod, block_mask = functions
+    causal, scale, window, softcap, deterministic = options
+    if ops.traced() or sinks is not None or causal or window is not OPEN or type(softcap) is not float or deterministic:
+        return NOTHING
+    if (mask_mod is not None and block_mask is not None) or not all(type(x) in TENSORS and x.dim() == 4 for x in qkv):
+        return NOTHING
+    score_mod = capped(score_mod, softcap) if softcap else score_mod
+    return given_of(_heads_first(*qkv), (True, scale, OP), score_mod, mask_mod, block_mask)
+
+
+def _heads_first(*tensors):
+    return tuple(x.transpose(1, 2) for x in tensors)
+
+
+def _attended(tensors, functions, options, given):
     q, k, v, sinks = tensors
     check_operands(OP, q, k, v, sinks, 4)
     check.refuse_tangent(OP, q=q, k=k, v=v)
@@ -45,9 +71,8 @@ def attention(tensors: tuple, functions: Functions, options: Options):
     if functions.mask_mod is not None and functions.block_mask is not None:
         raise ValueError(f"{OP}: mask_mod and block_mask: allowed is one of them; a block_mask has its mask_mod")
     score_mod = capped(functions.score_mod, softcap) if softcap else functions.score_mod
-    asked = Asked(score_mod, functions.mask_mod, functions.block_mask, scale_of(scale, q.shape[3]), OP)
-    o, lse = attend((q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)), asked, True)
-    return o.transpose(1, 2).contiguous(), lse
+    asked = Asked(score_mod, functions.mask_mod, functions.block_mask, scale_of(scale, q.shape[3]), OP, given)
+    return attend(given[0][:3] if given[0] else _heads_first(q, k, v), asked, True)
 
 
 def _refuse(sinks, options):

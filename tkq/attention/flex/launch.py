@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tkq.attention.common.layout import readable
 from tkq.attention.common.operands import Operands
+from tkq.attention.flex.functions import captures
 from tkq.attention.flex.functions.trace import Traced
 from tkq.attention.flex.lists import Blocks
 from tkq.attention.flex.operands import BlockLists, Captured, FlexScalars
@@ -17,8 +18,11 @@ from tkq.attention.forward.plan import length_class
 from tkq.runtime import function
 from tkq.runtime.call import alloc, counters, dtypes
 from tkq.runtime.call.ops import LaunchCache
+from tkq.runtime.call.replay import CallCache, Launch, Launched, View
 from tkq.runtime.device import arch
 
+# by what ``attend.given_of`` says
+calls = CallCache(by_stream=True, compared=captures.COMPARED)
 _launchers = LaunchCache()  # (device, spec, config or class of lengths) -> (the kernel's function, SMs)
 
 
@@ -34,9 +38,9 @@ class Call(NamedTuple):
     scale: float
 
 
-def forward(call: Call, lse: bool, config=None):
+def forward(call: Call, lse: bool, config=None, given: tuple | None = None):
     """(o, lse or None), of CUDA tensors that have been looked at. o's heads lie as q's do: between rows, or each by
-    itself."""
+    itself. given: what ``calls`` looks such a call up by, to remember it."""
     q, k, v = (readable(x) for x in call[:3])
     B, H, Sq, _ = q.shape
     index = q.get_device()
@@ -44,12 +48,14 @@ def forward(call: Call, lse: bool, config=None):
     found = alloc.empty(index, (B, H, Sq), (H * Sq, Sq, 1), torch.float32) if lse else None
     if not o.numel() or not k.shape[2]:
         return o.zero_(), found if found is None else found.fill_(-torch.inf)
-    run(call._replace(q=q, k=k, v=v), o, found, config)
+    kernel, arguments = run(call._replace(q=q, k=k, v=v), o, found, config)
+    if given is not None:
+        calls.add_launched(given, lambda: _launched(call, (o, found), kernel, arguments))
     return o, found
 
 
 def run(call: Call, o, lse, config=None):
-    """Launch the kernel into o and lse."""
+    """Launch the kernel into o and lse; (the kernel's function, its arguments)."""
     q = call.q
     lists, size = (None, (128, 128)) if call.blocks is None else call.blocks[:2]
     tiles, graphs = (tile_of(size[0]), tile_of(size[1])), (x and x.graph for x in (call.score, call.mask))
@@ -58,8 +64,31 @@ def run(call: Call, o, lse, config=None):
                     size[0] // tiles[0], size[1] // tiles[1])
     kernel, num_sms = _launcher(q.device, spec, config or length_class(call.k.shape[2]))
     wide = None if call.blocks is None else call.blocks.wide
-    kernel(Operands(*(x.transpose(1, 2) for x in (*call[:3], o)), lse), wide, captured(call.score),
-           captured(call.mask), counters.counter(q.get_device()), FlexScalars(call.scale, num_sms))
+    arguments = (Operands(*(x.transpose(1, 2) for x in (*call[:3], o)), lse), wide, captured(call.score),
+                 captured(call.mask), counters.counter(q.get_device()), FlexScalars(call.scale, num_sms))
+    kernel(*arguments)
+    return kernel, arguments
+
+
+def _launched(call, results, kernel, arguments):
+    """A launch by what it takes of which tensor of the call."""
+    operands, wide, *functions, counter, numbers = arguments
+    operands = Operands(*map(View, (*call[:3], results[0]), operands[:4]), operands.lse)
+    wide = None if wide is None else BlockLists(*map(view, call.blocks.lists, wide))
+    functions = [viewed(*x) for x in zip((call.score, call.mask), functions)]
+    return Launched((Launch(kernel, (operands, wide, *functions, counter, numbers)),), results, (counter,))
+
+
+def view(of, seen):
+    """A ``View``, or None."""
+    return None if seen is None else View(of, seen)
+
+
+def viewed(traced: Traced | None, taken: Captured | None) -> Captured | None:
+    """What ``captured`` gives, as views of the captured tensors."""
+    if taken is None or taken.tensors is None:
+        return taken
+    return taken._replace(tensors=tuple(map(View, traced.tensors, taken.tensors)))
 
 
 def expanded(lists, q):

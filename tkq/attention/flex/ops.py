@@ -5,8 +5,9 @@ from typing import Optional
 from torch import Tensor
 from torch.nn.attention import flex_attention as _torchs
 
-from tkq.attention.flex.attend import Asked, attend
+from tkq.attention.flex.attend import NOTHING, Asked, attend, given_of
 from tkq.attention.flex.check import OP, check_operands, options, scale_of
+from tkq.attention.flex.launch import calls
 from tkq.runtime.call import autocast, check, ops
 
 
@@ -71,22 +72,28 @@ def flex_attention(query: Tensor, key: Tensor, value: Tensor, score_mod: Optiona
         q, k, v = torch.randn(3, 2, 8, 256, 64, device="cuda", dtype=torch.bfloat16)
         o = tkq.flex_attention(q, k, v, alibi)  # (2, 8, 256, 64) bfloat16
     """
-    if ops.traced() or autocast.on():
+    traced, want_lse = ops.traced(), return_lse
+    if traced or autocast.on():
         query, key, value = autocast.lowered(query, key, value)
-    scale, enable_gqa, return_lse = options(scale, enable_gqa, return_lse)
-    want_lse = _wanted(return_lse, return_aux)
-    check_operands(query, key, value, enable_gqa)
-    check.refuse_tangent(OP, query=query, key=key, value=value)
-    asked = Asked(score_mod, None, block_mask, scale_of(scale, query.shape[3]), OP)
-    o, lse = attend((query, key, value), asked, want_lse)
+    if return_aux is not None:
+        scale, enable_gqa, return_lse = options(scale, enable_gqa, return_lse)
+        want_lse = _wanted(return_lse, return_aux)
+    given = NOTHING if traced else given_of(
+        (query, key, value), (want_lse, scale, enable_gqa), score_mod, None, block_mask)
+    found = given[0] and calls.take(*given[0])
+    if not found:
+        scale, enable_gqa, want_lse = options(scale, enable_gqa, want_lse)
+        check_operands(query, key, value, enable_gqa)
+        check.refuse_tangent(OP, query=query, key=key, value=value)
+        asked = Asked(score_mod, None, block_mask, scale_of(scale, query.shape[3]), OP, given)
+        found = attend((query, key, value), asked, want_lse)
+    o, lse = found
     if return_aux is not None:
         return o, _torchs.AuxOutput(lse=lse if return_aux.lse else None, max_scores=None)
     return (o, lse) if return_lse else o
 
 
 def _wanted(return_lse, return_aux):
-    if return_aux is None:
-        return return_lse
     if not isinstance(return_aux, _torchs.AuxRequest):
         raise TypeError(f"{OP}: return_aux is {return_aux!r}, allowed are None and torch's AuxRequest")
     if return_lse:

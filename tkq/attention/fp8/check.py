@@ -9,6 +9,7 @@ from tkq.runtime import arguments
 from tkq.runtime.call import check, dtypes
 
 OP = "flash_attn_fp8"
+OPEN = (None, None)  # the default window_size
 VECTOR = 16  # elements of 16 bytes
 _tensors = arguments.checker(OP, "q", "k", "v", "q_descale", "k_descale", "v_descale")
 flags = arguments.checker(OP, "causal", "return_lse")

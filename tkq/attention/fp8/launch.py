@@ -13,8 +13,10 @@ from tkq.attention.fp8.plan import recipe
 from tkq.attention.fp8.spec import KEYS_TOGETHER, Fp8Spec, QuantizeSpec, TransposeSpec
 from tkq.runtime import function
 from tkq.runtime.call import counters
+from tkq.runtime.call.replay import CallCache, Launch, Launched
 from tkq.runtime.device import arch
 
+calls = CallCache(by_stream=True)  # by a ``Call`` and its ``Options``
 _launchers: dict = {}  # (device, spec, config) -> the kernel's function; as many as kinds of call
 
 
@@ -27,13 +29,17 @@ def attend(call: Call, options: Options, config: Fp8Config | None = None) -> tup
         return o, lse
     if not k.shape[1]:
         return o.zero_(), lse if lse is None else lse.fill_(-math.inf)
-    options = limited(options, q.shape[1], k.shape[1])
-    v = transposed(call)
-    index = q.get_device()
+    given, options = (*call, *options), limited(options, q.shape[1], k.shape[1])
+    first = transposition(call)
+    _, v = first.arguments
     scale = q.shape[3] ** -0.5 if options.softmax_scale is None else options.softmax_scale
-    launcher(q, spec_of(call, options, LONG_WINDOW), config)(
-        q, (k, v, o, lse, *call[3:]), counters.counter(index),
-        (scale, 0.0, options.left, options.right, arch.num_sms(q.device)))
+    counter = counters.counter(q.get_device())
+    then = Launch(launcher(q, spec_of(call, options, LONG_WINDOW), config), (
+        q, (k, v, o, lse, *call[3:]), counter, (scale, 0.0, options.left, options.right, arch.num_sms(q.device))))
+    for run, arguments in (first, then):
+        run(*arguments)
+    if config is None:
+        calls.add_launched(given, lambda: Launched((first, then), (o, lse), (counter,), between=(v,)))
     return o, lse
 
 
@@ -46,11 +52,17 @@ def limited(options: Options, rows: int, keys: int) -> Options:
 
 def transposed(call: Call) -> Tensor:
     """V as the kernel takes it: (B, Hk, D, keys and zeros)."""
+    run, (v, workspace) = transposition(call)
+    run(v, workspace)
+    return workspace
+
+
+def transposition(call: Call) -> Launch:
+    """The launch before the attention's, of V and memory for it."""
     v = call.v
     B, keys, heads, D = v.shape
     workspace = v.new_empty(B, heads, D, -(-keys // KEYS_TOGETHER) * KEYS_TOGETHER)
-    launcher(v, TransposeSpec(call.keys_contiguous))(v, workspace)
-    return workspace
+    return Launch(launcher(v, TransposeSpec(call.keys_contiguous)), (v, workspace))
 
 
 def results(call: Call, options: Options) -> tuple:

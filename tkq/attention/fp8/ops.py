@@ -7,6 +7,7 @@ from torch import Tensor
 from tkq.attention.fp8 import launch
 from tkq.attention.fp8.check import (
     OP,
+    OPEN,
     Call,
     Options,
     check_call,
@@ -23,7 +24,7 @@ from tkq.runtime.call import check, ops
 
 def flash_attn_fp8(q: Tensor, k: Tensor, v: Tensor, *, q_descale: Optional[Tensor] = None,
                    k_descale: Optional[Tensor] = None, v_descale: Optional[Tensor] = None, causal: bool = False,
-                   softmax_scale: Optional[float] = None, window_size=(None, None), accumulate: str = "two_level",
+                   softmax_scale: Optional[float] = None, window_size=OPEN, accumulate: str = "two_level",
                    out_dtype: torch.dtype = torch.bfloat16, return_lse: bool = False):
     """Attention of float8 tensors on float8 tensor cores: softmax(scale * q @ k.T) @ v, times the descales.
 
@@ -77,8 +78,15 @@ def flash_attn_fp8(q: Tensor, k: Tensor, v: Tensor, *, q_descale: Optional[Tenso
         descales = dict(zip(("q_descale", "k_descale", "v_descale"), scales))
         o = tkq.flash_attn_fp8(q, k, v, causal=True, **descales)  # (2, 256, 8, 128) bfloat16
     """
+    traced = ops.traced()  # Dynamo of torch 2.11 knows no `is` between tuples
+    left, right = (-1, -1) if not traced and window_size is OPEN else limits(window_size)
+    if not traced:
+        found = launch.calls.take(q, k, v, q_descale, k_descale, v_descale, causal, softmax_scale, left, right,
+                                  accumulate, out_dtype, return_lse)
+        if found is not None:
+            return found if return_lse else found[0]
     causal, return_lse = flags(causal, return_lse)
-    softmax_scale, (left, right) = numbers(softmax_scale), limits(window_size)
+    softmax_scale = numbers(softmax_scale)
     accumulate, out_dtype = words(accumulate, out_dtype)
     call = Call(q, k, v, q_descale, k_descale, v_descale)
     options = Options(causal, softmax_scale, left, right, accumulate, out_dtype, return_lse)
@@ -126,7 +134,7 @@ def _cuda_op(q: Tensor, k: Tensor, v: Tensor, q_descale: Optional[Tensor], k_des
              accumulate: str, out_dtype: torch.dtype, return_lse: bool) -> tuple[Tensor, Tensor]:
     call, options = _looked_at((q, k, v, q_descale, k_descale, v_descale, causal, softmax_scale, left, right,
                                 accumulate, out_dtype, return_lse))
-    return _of(call, _run, options)
+    return _of(call, lambda *asked: launch.calls.take(*call, *options) or _run(*asked), options)
 
 
 def _cpu_op(*given):

@@ -14,6 +14,15 @@ typedef struct {
     TVMFFISeqCell cell;
 } List;
 
+/* What a launch is given, as it is put together: lists and views are taken from the front. */
+typedef struct {
+    const Record *record;
+    Call *call;
+    DLTensor *made, views[VIEWS];
+    TVMFFIAny items[PARTS], *item;
+    List lists[LISTS], *list;
+} Arranged;
+
 static Object *none(void) {
     Py_IncRef(torch.none);
     return torch.none;
@@ -128,7 +137,7 @@ int look(const CallCache *cache, Object *const *given, Size count, Call *call) {
         if (!call->tensors) call->device = t->device;
         if (t->ndim > DIMENSIONS || t->strides == NULL || t->data == NULL || !same_device(t->device, call->device))
             return 0;
-        call->tensors |= 1u << i;
+        call->tensors |= (uint64_t)1 << i;
         call->same[i] = (int16_t)first_of(given, i);
         hash = mixed(hash, t->dtype.code | (uint64_t)t->dtype.bits << 8 | (uint64_t)t->ndim << 16 |
                                (uint64_t)call->same[i] << 24 | ((uintptr_t)t->data & 15) << 32);
@@ -158,6 +167,12 @@ static int same_tensor(const Given *known, const DLTensor *t, int same) {
            !memcmp(known->sizes, t->shape, bytes) && !memcmp(known->strides, t->strides, bytes);
 }
 
+/* The same bits: 0.0 is not -0.0. */
+static int same_real(Object *known, Object *given) {
+    double one = PyFloat_AsDouble(known), other = PyFloat_AsDouble(given);
+    return !memcmp(&one, &other, sizeof one);
+}
+
 /* The same type and the same value. */
 static int same_other(Object *known, Object *given) {
     Object *one, *other;
@@ -165,7 +180,10 @@ static int same_other(Object *known, Object *given) {
     if (known == given) return 1;
     if (known == NULL) return 0;
     one = PyObject_Type(known), other = PyObject_Type(given);
-    found = one == other ? PyObject_RichCompareBool(known, given, EQUAL) : 0;
+    if (one != other)
+        found = 0;
+    else
+        found = one == torch.real ? same_real(known, given) : PyObject_RichCompareBool(known, given, EQUAL);
     Py_DecRef(one);
     Py_DecRef(other);
     if (found < 0) PyErr_Clear();
@@ -195,7 +213,7 @@ void leave(Record *record) {
     for (int i = 0; i < record->givens; ++i) Py_DecRef(record->given[i].other);
     for (int i = 0; i < record->made; ++i) Py_DecRef(record->make[i]);
     for (int i = 0; i < record->constants; ++i) Py_DecRef(record->owner[i]);
-    if (record->run) TVMFFIObjectDecRef(record->run);
+    for (int i = 0; i < record->steps; ++i) TVMFFIObjectDecRef(record->step[i].run);
     free(record);
 }
 
@@ -216,63 +234,94 @@ static int allocate(const Record *record, Object **made, DLTensor *tensors) {
     return 1;
 }
 
-static TVMFFIAny value(const Record *record, const Part *part, Call *call, DLTensor *made) {
+static DLTensor *viewed(Arranged *to, int i) {
+    const View *view = &to->record->view[i];
+    const DLTensor *of = view->place < GIVENS ? &to->call->tensor[view->place] : &to->made[view->place - GIVENS];
+    to->views[i] = view->tensor;
+    to->views[i].data = (char *)of->data + of->byte_offset + view->offset;
+    return &to->views[i];
+}
+
+static TVMFFIAny value(Arranged *to, const Part *part) {
     TVMFFIAny found = {.type_index = kTVMFFINone};
     if (part->kind == OF_INT || part->kind == OF_ADDRESS) {
         found.type_index = kTVMFFIInt;
-        found.v_int64 = part->kind == OF_INT ? part->integer : (int64_t)(uintptr_t)call->tensor[part->place].data;
+        found.v_int64 = part->kind == OF_INT ? part->integer : (int64_t)(uintptr_t)to->call->tensor[part->place].data;
     } else if (part->kind == OF_FLOAT) {
         found.type_index = kTVMFFIFloat;
         found.v_float64 = part->real;
     } else if (part->kind != OF_NONE) {
         found.type_index = kTVMFFIDLTensorPtr;
-        found.v_ptr = part->kind == OF_GIVEN ? &call->tensor[part->place]
-                      : part->kind == OF_MADE ? &made[part->place]
-                                              : (DLTensor *)&record->constant[part->place];
+        found.v_ptr = part->kind == OF_GIVEN  ? &to->call->tensor[part->place]
+                      : part->kind == OF_MADE ? &to->made[part->place]
+                      : part->kind == OF_VIEW ? viewed(to, part->place)
+                                              : (DLTensor *)&to->record->constant[part->place];
     }
     return found;
 }
 
-/* tvm-ffi's tuples are objects: here they stand on the stack, counted once, so that nothing frees them. */
-static void arrange(const Record *record, Call *call, DLTensor *made, TVMFFIAny *given, TVMFFIAny *items, List *list) {
-    for (int i = 0; i < record->parts; ++i) {
-        const Part *part = &record->part[i];
-        if (part->kind != OF_LIST) {
-            *given++ = value(record, part, call, made);
-            continue;
-        }
-        memset(list, 0, sizeof *list);
-        list->object.combined_ref_count = (uint64_t)1 << 32 | 1;
-        list->object.type_index = kTVMFFIArray;
-        list->cell.data = items;
-        list->cell.size = list->cell.capacity = part->place;
-        for (int j = 0; j < part->place; ++j) *items++ = value(record, &record->part[++i], call, made);
-        given->type_index = kTVMFFIArray;
-        given->zero_padding = 0;
-        given++->v_obj = &list++->object;
+/* An argument from its parts; what comes behind them. tvm-ffi's tuples are objects: here they stand on the stack,
+ * counted once, so that nothing frees them. */
+static const Part *arrange(Arranged *to, const Part *part, TVMFFIAny *given) {
+    TVMFFIAny *items = to->item;
+    List *list = to->list;
+    int count = part->place;
+    if (part->kind != OF_LIST) {
+        *given = value(to, part);
+        return part + 1;
     }
+    ++to->list;
+    to->item += count;
+    memset(list, 0, sizeof *list);
+    list->object.combined_ref_count = (uint64_t)1 << 32 | 1;
+    list->object.type_index = kTVMFFIArray;
+    list->cell.data = items;
+    list->cell.size = list->cell.capacity = count;
+    ++part;
+    for (int i = 0; i < count; ++i) part = arrange(to, part, &items[i]);
+    given->type_index = kTVMFFIArray;
+    given->zero_padding = 0;
+    given->v_obj = &list->object;
+    return part;
+}
+
+/* 0 where a function does not take such a call, or a launch fails. */
+static int run(const Record *record, Call *call, DLTensor *made) {
+    TVMFFIAny given[PARTS], result = {.type_index = kTVMFFINone};
+    Arranged to;
+    int failed = 0;
+    to.record = record;
+    to.call = call;
+    to.made = made;
+    for (int i = 0; i < record->steps && !failed; ++i) {
+        const Step *step = &record->step[i];
+        const Part *part = &record->part[step->first];
+        to.item = to.items;
+        to.list = to.lists;
+        for (int j = 0; j < step->arguments; ++j) part = arrange(&to, part, &given[j]);
+        failed = TVMFFIFunctionCall(step->run, given, step->arguments, &result);
+        if (result.type_index >= kTVMFFIStaticObjectBegin) TVMFFIObjectDecRef(result.v_obj);
+        result.type_index = kTVMFFINone;
+    }
+    return !failed;
 }
 
 static int launch(const Record *record, Call *call, DLTensor *made) {
-    TVMFFIAny given[PARTS], items[PARTS], result = {.type_index = kTVMFFINone};
     TVMFFIStreamHandle before = NULL;
-    List lists[LISTS];
-    int on_gpu = call->device.device_type == kDLCUDA, failed;
+    int on_gpu = call->device.device_type == kDLCUDA, done;
     void *python;
-    arrange(record, call, made, given, items, lists);
     if (on_gpu && TVMFFIEnvSetStream(kDLCUDA, call->device.device_id, call->stream, &before)) return 0;
     python = PyEval_SaveThread();
-    failed = TVMFFIFunctionCall(record->run, given, record->arguments, &result);
+    done = run(record, call, made);
     PyEval_RestoreThread(python);
     if (on_gpu && before != call->stream) TVMFFIEnvSetStream(kDLCUDA, call->device.device_id, before, NULL);
-    if (failed) {
+    if (!done) {
         TVMFFIObjectHandle error = NULL;
         TVMFFIErrorMoveFromRaised(&error);
         if (error) TVMFFIObjectDecRef(error);
         PyErr_Clear();
     }
-    if (result.type_index >= kTVMFFIStaticObjectBegin) TVMFFIObjectDecRef(result.v_obj);
-    return !failed;
+    return done;
 }
 
 static Object *result_of(const Record *record, Object *const *given, Object **made, int i) {

@@ -47,10 +47,11 @@ Object *PyTuple_New(Size);
 int PyTuple_SetItem(Object *, Size, Object *);
 Size PyTuple_Size(Object *);
 
-enum { GIVENS = 24, MADE = 5, PARTS = 48, LISTS = 4, CONSTANTS = 2, RESULTS = 6, DIMENSIONS = 5 };
+enum { GIVENS = 40, MADE = 5, PARTS = 64, LISTS = 16, CONSTANTS = 2, RESULTS = 6, DIMENSIONS = 5 };
+enum { STEPS = 2, VIEWS = 20 };
 enum { SETS = 128, WAYS = 4, MISSED = 4096, EQUAL = 2 };
 enum { NEW = 2, IN_USE = 4 }; /* how many others have to ask for a record's place until one gets it */
-enum { OF_GIVEN, OF_MADE, OF_NONE, OF_INT, OF_FLOAT, OF_ADDRESS, OF_CONSTANT, OF_LIST }; /* as replay.py has them */
+enum { OF_GIVEN, OF_MADE, OF_NONE, OF_INT, OF_FLOAT, OF_ADDRESS, OF_CONSTANT, OF_LIST, OF_VIEW }; /* as replay.py */
 #define NAME "tkq.runtime.call.replay"
 
 /* A function of torch. */
@@ -61,7 +62,7 @@ typedef struct {
 
 typedef struct {
     const DLPackExchangeAPI *dlpack;
-    Object *none, *no, *tensor, *parameter, *needs_grad, *levels, *level, *direct, *record;
+    Object *none, *no, *real, *tensor, *parameter, *needs_grad, *levels, *level, *direct, *record;
     Callable make[3]; /* by the type of a device: makes a tensor there */
     Callable modes, functorch, grad, filling, captures, device, tracing;
     _Bool (*included)(uint16_t); /* c10's: is a dispatch key included in this thread? NULL where it is not found */
@@ -80,26 +81,40 @@ typedef struct {
     int64_t sizes[DIMENSIONS], strides[DIMENSIONS];
 } Given;
 
+/* Memory of a tensor that is given or made, with other sizes, strides or another type: all but the address is known. */
 typedef struct {
-    int32_t kind, place; /* of a list: how many parts follow that are its */
+    int place; /* of what is given, or GIVENS + one of what is made */
+    int64_t offset, sizes[DIMENSIONS], strides[DIMENSIONS]; /* offset: in bytes, from the tensor's first element */
+    DLTensor tensor;
+} View;
+
+typedef struct {
+    int32_t kind, place; /* of a list: how many items follow that are its, lists too; of a view: which */
     union {
         int64_t integer;
         double real;
     };
 } Part;
 
+/* A launch: the function, and its parts among the record's. */
+typedef struct {
+    TVMFFIObjectHandle run;
+    int first, arguments;
+} Step;
+
 typedef struct {
     int64_t users;
     uint64_t hash;
     void *stream;
     int chances; /* left: see NEW */
-    int refused; /* run does not take such calls: they go the long way for good */
-    TVMFFIObjectHandle run;
+    int refused; /* a function does not take such calls: they go the long way for good */
     DLDevice device;
-    int givens, made, constants, parts, arguments, results, is_tuple;
+    int givens, made, constants, views, parts, steps, results, is_tuple;
+    Step step[STEPS]; /* one after the other */
     Given given[GIVENS];
     Object *make[MADE], *owner[CONSTANTS];
     DLTensor constant[CONSTANTS];
+    View view[VIEWS];
     Part part[PARTS];
     int result[RESULTS]; /* a place of what is given, GIVENS + a place of what is made, or -1 for None */
 } Record;
@@ -116,7 +131,7 @@ typedef struct {
     uint64_t hash;
     DLDevice device;
     void *stream;
-    unsigned tensors; /* a bit for each place */
+    uint64_t tensors; /* a bit for each place */
     int16_t same[GIVENS];
     DLTensor tensor[GIVENS];
 } Call;

@@ -52,13 +52,13 @@ static Callable callable(Object *function, int flags) {
     return found;
 }
 
-/* things: (None, False, Tensor, Parameter, "requires_grad", a module's names, "_current_level", "direct", "record",
- * makes a tensor on the CPU, on CUDA's device, five questions, the current device's or None, is something traced?,
- * DLPack's table). numbers: the address of c10's question or 0, the tracer's key, and of `Torch` impl, keys and pending.
- * 0 where it is another table. */
+/* things: (None, False, float, Tensor, Parameter, "requires_grad", a module's names, "_current_level", "direct",
+ * "record", makes a tensor on the CPU, on CUDA's device, five questions, the current device's or None, is something
+ * traced?, DLPack's table). numbers: the address of c10's question or 0, the tracer's key, and of `Torch` impl, keys and
+ * pending. 0 where it is another table. */
 TVM_FFI_DLL_EXPORT int tkq_prepare(Object *things, Object *numbers) {
-    Object **places[] = {&torch.none, &torch.no, &torch.tensor, &torch.parameter, &torch.needs_grad, &torch.levels,
-                         &torch.level, &torch.direct, &torch.record};
+    Object **places[] = {&torch.none, &torch.no, &torch.real, &torch.tensor, &torch.parameter, &torch.needs_grad,
+                         &torch.levels, &torch.level, &torch.direct, &torch.record};
     Callable *callables[] = {&torch.make[kDLCPU], &torch.make[kDLCUDA], &torch.modes, &torch.functorch, &torch.grad,
                              &torch.filling, &torch.captures, &torch.device, &torch.tracing};
     int n = sizeof places / sizeof *places, m = sizeof callables / sizeof *callables;
@@ -126,52 +126,84 @@ static void record_given(Record *record, const Call *call, Object *given) {
     }
 }
 
-static void record_part(Record *record, Part *part, Object *pair) {
+/* what: (the place of a tensor, that tensor, its view). 0 where there is no room for it. */
+static int record_view(Record *record, Object *what) {
+    View *view = &record->view[record->views];
+    DLTensor of, *t = &view->tensor;
+    if (record->views == VIEWS || torch.dlpack->dltensor_from_py_object_no_sync(PyTuple_GetItem(what, 1), &of) ||
+        torch.dlpack->dltensor_from_py_object_no_sync(PyTuple_GetItem(what, 2), t) || t->ndim > DIMENSIONS ||
+        t->strides == NULL)
+        return 0;
+    view->place = (int)item(what, 0);
+    view->offset = (char *)t->data + t->byte_offset - ((char *)of.data + of.byte_offset);
+    t->shape = memcpy(view->sizes, t->shape, (size_t)t->ndim * sizeof *t->shape);
+    t->strides = memcpy(view->strides, t->strides, (size_t)t->ndim * sizeof *t->strides);
+    t->byte_offset = 0;
+    ++record->views;
+    return 1;
+}
+
+/* 0 where there is no room for it. */
+static int record_part(Record *record, Part *part, Object *pair) {
     Object *what = PyTuple_GetItem(pair, 1);
     part->kind = (int32_t)item(pair, 0);
     if (part->kind == OF_FLOAT) {
         part->real = PyFloat_AsDouble(what);
-    } else if (part->kind == OF_CONSTANT && record->constants < CONSTANTS) {
+    } else if (part->kind == OF_CONSTANT) {
+        if (record->constants == CONSTANTS) return 0;
         torch.dlpack->dltensor_from_py_object_no_sync(what, &record->constant[record->constants]);
         Py_IncRef(record->owner[record->constants] = what);
         part->place = record->constants++;
     } else if (part->kind == OF_INT) {
         part->integer = PyLong_AsLongLong(what);
+    } else if (part->kind == OF_VIEW) {
+        part->place = record->views;
+        return record_view(record, what);
     } else if (part->kind != OF_NONE) {
         part->place = (int32_t)PyLong_AsLongLong(what);
     }
+    return 1;
 }
 
-/* 0 for more lists than there is room for. */
-static int record_parts(Record *record, Object *parts) {
-    Size count = PyTuple_Size(parts);
-    int lists = 0, inside = 0;
-    for (; record->parts < count; ++record->parts) {
-        Part *part = &record->part[record->parts];
-        record_part(record, part, PyTuple_GetItem(parts, record->parts));
-        if (inside)
-            --inside;
-        else
-            ++record->arguments;
-        if (part->kind == OF_LIST) {
-            inside = part->place;
-            ++lists;
-        }
+/* How many of the parts from here on are one argument's. lists: counted. */
+static int parts_of(const Part *part, int *lists) {
+    int found = 1;
+    if (part->kind == OF_LIST) {
+        ++*lists;
+        for (int i = 0; i < part->place; ++i) found += parts_of(part + found, lists);
     }
-    return lists <= LISTS;
+    return found;
 }
 
-/* given: of the call. made: for each new tensor the arguments of torch's function. run: of tvm-ffi, its handle. parts:
+/* steps: pairs (function, how many of the parts are its). 0 for more than there is room for. */
+static int record_steps(Record *record, Object *steps, Object *parts) {
+    Size count = PyTuple_Size(parts);
+    if (count > PARTS || PyTuple_Size(steps) > STEPS) return 0;
+    for (; record->parts < count; ++record->parts)
+        if (!record_part(record, &record->part[record->parts], PyTuple_GetItem(parts, record->parts))) return 0;
+    for (int at = 0; record->steps < PyTuple_Size(steps);) {
+        Step *step = &record->step[record->steps];
+        Object *pair = PyTuple_GetItem(steps, record->steps++);
+        int end = at + (int)item(pair, 1), lists = 0;
+        step->first = at;
+        TVMFFIObjectIncRef(step->run = (TVMFFIObjectHandle)(uintptr_t)item(pair, 0));
+        for (; at < end; ++step->arguments) at += parts_of(&record->part[at], &lists);
+        if (lists > LISTS) return 0;
+    }
+    return 1;
+}
+
+/* given: of the call. made: for each new tensor the arguments of torch's function. steps: as of `record_steps`. parts:
  * pairs (kind, what), in turn; a list's after it. results: places. Nothing is recorded where that is more than there is
  * room for. */
-TVM_FFI_DLL_EXPORT void tkq_add(Object *capsule, Object *given, Object *made, void *run, Object *parts, Object *results,
-                                int is_tuple) {
+TVM_FFI_DLL_EXPORT void tkq_add(Object *capsule, Object *given, Object *made, Object *steps, Object *parts,
+                                Object *results, int is_tuple) {
     CallCache *cache = PyCapsule_GetPointer(capsule, NAME);
     Size count = PyTuple_Size(given), makes = PyTuple_Size(made), places = PyTuple_Size(results);
     Object *in_place[GIVENS];
     Record *record;
     Call call;
-    if (count > GIVENS || makes > MADE || PyTuple_Size(parts) > PARTS || places > RESULTS) return;
+    if (count > GIVENS || makes > MADE || places > RESULTS) return;
     for (int i = 0; i < count; ++i) in_place[i] = PyTuple_GetItem(given, i);
     if (!look(cache, in_place, count, &call) || (record = calloc(1, sizeof *record)) == NULL) return;
     record->users = 1;
@@ -180,13 +212,12 @@ TVM_FFI_DLL_EXPORT void tkq_add(Object *capsule, Object *given, Object *made, vo
     record->stream = call.stream;
     record->device = call.device;
     record->is_tuple = is_tuple;
-    TVMFFIObjectIncRef(record->run = run);
     record_given(record, &call, given);
     for (; record->made < makes; ++record->made)
         Py_IncRef(record->make[record->made] = PyTuple_GetItem(made, record->made));
     for (; record->results < places; ++record->results)
         record->result[record->results] = (int)item(results, record->results);
-    if (record_parts(record, parts) && !PyErr_Occurred() && !find(cache, &call, in_place)) {
+    if (record_steps(record, steps, parts) && !PyErr_Occurred() && !find(cache, &call, in_place)) {
         Record **place = place_of(cache, record->hash);
         leave(*place);
         *place = record;

@@ -1,6 +1,6 @@
-"""What a user's function depends on, gathered anew at each call: its code, and all that it closes over, has as defaults
-or reads as globals. So nothing that changes is ever served stale, and the same code with other numbers or tensors of
-the same kind is traced once."""
+"""What a user's function depends on, looked at anew in each call: its code, and all that it closes over, has as
+defaults or reads as globals. So nothing that changes is ever served stale, and the same code with other numbers or
+tensors of the same kind is traced once."""
 from __future__ import annotations
 
 import builtins
@@ -16,10 +16,15 @@ from tkq.runtime.call.ops import LaunchCache
 # Modules whose attributes count as constant. What a function reads of other modules is not compared from call to call:
 # such a function is traced at each call
 _SETTLED = frozenset(("torch", "math", "operator", "builtins", "functools", "itertools", "typing", "numpy"))
-_ATOMS = frozenset((bool, str, bytes, type(None), torch.dtype, torch.device, type(Ellipsis)))
+TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+_AS_THEY_ARE = TENSORS | {bool, int, float, str, bytes, type(None), torch.dtype, torch.device, type(Ellipsis)}
 _BY_IDENTITY = (types.BuiltinFunctionType, types.BuiltinMethodType, torch._ops.OpOverload, torch._ops.OpOverloadPacket,
                 type(torch.Tensor.add), type)
 _globals = LaunchCache()  # code -> names of globals that it reads
+# Of what ``depends`` gives: equal ones are the same. A function with something else among it is looked up in Python
+COMPARED = (types.CodeType, types.ModuleType, types.BuiltinFunctionType, type, torch.device, torch._ops.OpOverload,
+            torch._ops.OpOverloadPacket, type(torch.Tensor.add), bytes, type(Ellipsis))
+_ITSELF = ("itself",)
 INT, DEPTH = 1 << 31, 16
 
 
@@ -36,56 +41,64 @@ class Unknown(Exception):
     """Something whose changes cannot be seen."""
 
 
-def gather(function) -> Captures:
-    """Of a function; a few microseconds."""
-    key, tensors, numbers = [], [], []
+def depends(function) -> list | None:
+    """All that a function depends on, in the order in which it is found: its code, tensors, numbers, and what else it
+    closes over, has as defaults or reads as globals, each as it is, and tuples that say how lists and the like begin.
+    Functions of equal ones are the same. None where that cannot be said. A microsecond."""
+    found = []
     try:
-        _visit(function, (key.append, tensors, numbers), 0)
+        _visit(function, found, 0)
     except Unknown:
-        return Captures(None, tensors, numbers)
+        return None
+    return found
+
+
+def captures_of(found: list | None) -> Captures:
+    """Of what ``depends`` gives."""
+    if found is None:
+        return Captures(None, [], [])
+    key, tensors, numbers = [], [], []
+    for x in found:
+        kind = type(x)
+        if kind is float or (kind is int and -INT <= x < INT):
+            key.append(kind)
+            numbers.append(x)
+        elif kind in TENSORS or isinstance(x, torch.Tensor):
+            key.append((x.dtype, x.shape, x.device))
+            tensors.append(x)
+        else:
+            key.append(x)
     return Captures(tuple(key), tensors, numbers)
 
 
-def _visit(value, seen, depth):
-    """seen: (note, tensors, numbers)."""
+def _visit(value, found, depth):
     kind = type(value)
-    if kind in _ATOMS:
-        seen[0](value)
+    if kind in _AS_THEY_ARE:
+        found.append(value)
     elif kind in _VISITS:
-        _VISITS[kind](value, seen, depth)
-    elif isinstance(value, torch.Tensor):
-        seen[0]((value.dtype, value.shape, value.device))
-        seen[1].append(value)
-    elif _is_settled(value, kind):
-        seen[0](value)
+        _VISITS[kind](value, found, depth)
+    elif isinstance(value, torch.Tensor) or _is_settled(value, kind):
+        found.append(value)
     else:
         raise Unknown(kind)
 
 
-def _number(value, seen, depth):
-    if type(value) is int and not -INT <= value < INT:
-        seen[0](value)
-    else:
-        seen[0](type(value))
-        seen[2].append(value)
-
-
-def _items(value, seen, depth):
-    seen[0]((type(value), len(value)))
+def _items(value, found, depth):
+    found.append((type(value), len(value)))
     for item in value:
-        _visit(item, seen, depth + 1)
+        _visit(item, found, depth + 1)
 
 
-def _dictionary(value, seen, depth):
-    seen[0]((dict, tuple(value)))
+def _dictionary(value, found, depth):
+    found.append((dict, tuple(value)))
     for item in value.values():
-        _visit(item, seen, depth + 1)
+        _visit(item, found, depth + 1)
 
 
-def _partial(value, seen, depth):
-    seen[0](functools.partial)
+def _partial(value, found, depth):
+    found.append((functools.partial,))
     for part in (value.func, value.args, tuple(value.keywords), tuple(value.keywords.values())):
-        _visit(part, seen, depth + 1)
+        _visit(part, found, depth + 1)
 
 
 def _is_settled(value, kind):
@@ -99,25 +112,49 @@ def _is_settled(value, kind):
     return isinstance(value, _BY_IDENTITY) and module.partition(".")[0] in (*_SETTLED, "_operator", "_functools")
 
 
-def _function(value, seen, depth):
+def _function(value, found, depth):
     if depth > DEPTH:
         raise Unknown("functions of functions")
-    code, note = value.__code__, seen[0]
-    note(code)
-    if _is_torchs(value):
+    code, closure = value.__code__, value.__closure__
+    found.append(code)
+    if not closure and (value.__module__ or "").partition(".")[0] == "torch":
         return
-    for inside in _given(value):
-        if inside is not value:
-            _visit(inside, seen, depth + 1)
-    space, names = value.__globals__, _globals.get(code)
+    if closure:
+        _cells(closure, value, found, depth)
+    defaults, by_name = value.__defaults__, value.__kwdefaults__
+    if defaults or by_name:
+        found.append((len(defaults or ()), *(by_name or ())))
+        for inside in (*(defaults or ()), *(by_name or {}).values()):
+            _inside(inside, value, found, depth)
+    names = _globals.get(code)
     if names is None:
         names = read_globals(code)
         _globals.add(code, names)
     for name in names:
-        if name not in space:
-            note((name, hasattr(builtins, name)))
-        elif space[name] is not value:
-            _visit(space[name], seen, depth + 1)
+        if name in value.__globals__:
+            _inside(value.__globals__[name], value, found, depth)
+        else:
+            found.append((name, hasattr(builtins, name)))
+
+
+def _cells(closure, function, found, depth):
+    for cell in closure:
+        try:
+            inside = cell.cell_contents
+        except ValueError:
+            raise Unknown("an empty cell") from None
+        if type(inside) in _AS_THEY_ARE:
+            found.append(inside)
+        else:
+            _inside(inside, function, found, depth)
+
+
+def _inside(value, function, found, depth):
+    """Of a function, which may be its own part."""
+    if value is function:
+        found.append(_ITSELF)
+    else:
+        _visit(value, found, depth + 1)
 
 
 def _is_torchs(function):
@@ -125,16 +162,7 @@ def _is_torchs(function):
     return (function.__module__ or "").partition(".")[0] == "torch" and not function.__closure__
 
 
-def _given(function):
-    """What a function closes over, and its defaults."""
-    try:
-        cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    except ValueError:
-        raise Unknown("an empty cell") from None
-    return (*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-
-
-_VISITS = {int: _number, float: _number, tuple: _items, list: _items, dict: _dictionary, functools.partial: _partial,
+_VISITS = {tuple: _items, list: _items, dict: _dictionary, functools.partial: _partial,
            types.FunctionType: _function}
 
 
@@ -176,7 +204,7 @@ def names_in(function) -> set:
 
 def replaced(value, tensors, numbers):
     """A function as it is, but with others in the place of its tensors and numbers, which are taken from two iterators
-    in the order of ``gather``. numbers: None, and they stay."""
+    in the order of ``depends``. numbers: None, and they stay."""
     kind = type(value)
     if kind is int or kind is float:
         return value if numbers is None or (kind is int and not -INT <= value < INT) else next(numbers)

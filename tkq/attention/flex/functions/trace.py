@@ -50,14 +50,16 @@ def check_function(name: str, function, op: str = OP):
     return function
 
 
-def trace(name: str, function, op: str = OP) -> Traced:
-    """name: score_mod or mask_mod. op: whose errors they are.
+def trace(name: str, function, op: str = OP, depends: list | None = None) -> Traced:
+    """name: score_mod or mask_mod. op: whose errors they are. depends: what ``captures.depends`` says, where that has
+    been asked.
 
     Raises:
         TypeError: what is no function, or gives no tensor of no dimension: a number, of a mask a bool.
         NotImplementedError: an operation that no kernel has, by name.
     """
-    found = captures.gather(check_function(name, function, op))
+    check_function(name, function, op)
+    found = captures.captures_of(captures.depends(function) if depends is None else depends)
     if found.key is None:
         return _afresh(name, function, op)
 
