@@ -322,6 +322,38 @@ def test_quantised(dtype):
         *(torch.randn(2, 300, h, 128, device="cuda", dtype=dtype) for h in (4, 2, 2))))), "quantised")
 
 
+@pytest.mark.parametrize("rotate, smooth_k, tables", [(True, True, True), (True, False, False), (False, True, False),
+                                                      (False, False, True)])
+def test_quantised_with_options(rotate, smooth_k, tables):
+    """As the reference, but for ties. More tokens than one sum of k has; a mean far larger than what is left, and a
+    column that is; NaN in one head alone."""
+    for dtype, dim, tokens, heads, kv_heads in ((torch.bfloat16, 128, 517, 8, 2), (torch.float32, 64, 1, 1, 1),
+                                                (torch.float16, 256, 300, 6, 6)):
+        q, k, v = (torch.randn(2, tokens, h, dim + 8, device="cuda") for h in (heads, kv_heads, kv_heads))
+        k += 8 * torch.randn(2, 1, kv_heads, dim + 8, device="cuda")
+        q[..., 5] *= 30
+        q, k, v = (x.to(dtype)[..., :dim] for x in (q, k, v))
+        if kv_heads > 1:
+            k[1, 3, 0, 1] = math.nan
+        angles = torch.randn(tokens + 3, dim // 2, device="cuda")
+        options = dict(rotate=rotate, smooth_k=smooth_k)
+        if tables:
+            options |= dict(cos=angles.cos(), sin=angles.sin())
+        with poisoned():
+            found = tkq.quantize_qkv(q, k, v, **options)
+            again = tkq.quantize_qkv(q, k, v, **options)
+        wanted = reference.quantize_qkv(q, k, v, **options)
+        for x, y, name in zip(found[3:], wanted[3:], "qkv", strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-9, equal_nan=True, msg=f"descale of {name}, D {dim}")
+        for x, y, z in zip(found[:3], wanted[:3], again[:3], strict=True):
+            assert torch.equal(x.view(torch.uint8), z.view(torch.uint8)) and torch.equal(x.isnan(), y.isnan())
+            if smooth_k and tokens == 1:  # what is left of k is 0, or what was rounded
+                continue
+            off = (x.float() - y.float()).nan_to_num(0.0).abs()
+            assert (off <= 2 ** -3 * y.float().nan_to_num(0.0).abs() + 2 ** -9).all()
+            assert off.count_nonzero() <= 1 + off.numel() // 1000
+
+
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize("accumulate", MODES)
 def test_zeros_as_they_are_quantised(causal, accumulate):

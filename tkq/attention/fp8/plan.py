@@ -20,9 +20,10 @@ def recipe(spec: Fp8Spec | TransposeSpec | QuantizeSpec, config: Fp8Config | Non
 def plan(spec: Fp8Spec) -> Fp8Config:
     """The configuration, for sequences of any length.
 
-    Timed at 16384 keys. At 64 columns the softmax takes longest, and a third consumer runs more of it under products; of
-    blocks of 96 keys where P V of one block needs registers beside O. At 256 columns O and that P V do not fit beside
-    S: it comes in two parts, in S's registers, and the other consumer's products run under a consumer's softmax."""
+    Timed at 16384 keys. At 64 columns the softmax takes longest, and a third consumer runs more of it under products;
+    of blocks of 96 keys where P V of one block needs registers beside O. At 256 columns O and that P V do not fit
+    beside S: it comes in two parts, in S's registers, and the other consumer's products run under a
+    consumer's softmax."""
     spec = spec.kernel()
     if spec.head_dim == 64:
         config = Fp8Config(kv=96 if spec.two_level else 128, consumers=3, stages=3)
