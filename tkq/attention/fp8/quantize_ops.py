@@ -52,8 +52,8 @@ def quantize_qkv(q: Tensor, k: Tensor, v: Tensor, *, rotate: bool = False, smoot
         Where a sequence's head has a NaN its scale and its elements are NaN.
 
     Raises:
-        TypeError: q, k or v is no dense tensor of bf16, fp16 or fp32; cos or sin is no dense tensor of fp32; rotate or
-            smooth_k is no bool; dtypes that differ.
+        TypeError: q, k or v is no dense tensor of bf16, fp16 or fp32; rotate or smooth_k is no bool; cos or sin is no
+            dense tensor of fp32; dtypes that differ.
         ValueError: shapes that do not go together, devices that differ, one of cos and sin alone or not contiguous, a
             table too short, with tables an Sq that is not Sk.
         NotImplementedError: a D that is no multiple of 8, with tables of 16; with rotate one that is not 64, 128 or
