@@ -34,6 +34,8 @@ MUTANTS = (
          """, "for part in range(self.config.parts):", PARTS_LOADS),
         ("k_freed_before_its_product", """
             tk.mma_wait(1)
+            if const_expr(self.config.turn == "scores"):
+                regs.ping_pong.give()
             self.release(smem.k_pipe, regs.k)
          """, """
             self.release(smem.k_pipe, regs.k)
@@ -97,7 +99,9 @@ MUTANTS = (
         ("sums_beyond_the_last_token",
          "for token in cutlass.range(part * MEAN_ROWS, cutlass.min((part + 1) * MEAN_ROWS, S), unroll=4):",
          "for token in cutlass.range(part * MEAN_ROWS, (part + 1) * MEAN_ROWS, unroll=4):", OPTIONS),
-        ("mean_of_another_head", "(place[0], place[1], at[3])", "(place[0], 0, at[3])", OPTIONS),
+        ("mean_of_another_head",
+         "mean = vectors.wide(vectors.load(vectors.run_at(x.mean, (place[0], place[1], at[3]), VECTOR)))",
+         "mean = vectors.wide(vectors.load(vectors.run_at(x.mean, (place[0], 0, at[3]), VECTOR)))", OPTIONS),
         ("positions_turned_back", "sign = cutlass.select_(first, Float32(-1.0), Float32(1.0))",
          "sign = cutlass.select_(first, Float32(1.0), Float32(-1.0))", OPTIONS),
         ("k_of_means_without_positions", "values = self.element(1, x.k, x, (batch, token, head, col))",
