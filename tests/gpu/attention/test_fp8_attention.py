@@ -10,7 +10,7 @@ from tests.helpers.attention.fp8 import F8, call, compare, make, quantised
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.attention.fp8 import launch
 from tkq.attention.fp8.check import Call
-from tkq.attention.fp8.config import Fp8Config
+from tkq.attention.fp8.config import TURNS, Fp8Config
 from tkq.reference import attention_fp8 as reference
 from tkq.tile.float8 import operand_column
 
@@ -216,9 +216,10 @@ def test_numbers_that_are_none():
     Fp8Config(ping_pong=False), Fp8Config(schedule="static"), Fp8Config(schedule="single"), Fp8Config(stages=3),
     Fp8Config(kv=96), Fp8Config(kv=64, q_stages=1), Fp8Config(overlap=False, ping_pong=False),
     Fp8Config(overlap=False, ping_pong=False, parts=2), Fp8Config(consumers=1), Fp8Config(polynomial=1),
-    Fp8Config(polynomial=4)], ids=str)
+    Fp8Config(polynomial=4), *(Fp8Config(turn=turn) for turn in TURNS[1:])], ids=str)
 @pytest.mark.parametrize("causal", (False, True))
-@pytest.mark.sampled(when=lambda config, causal: causal and config in (Fp8Config(kv=96), Fp8Config(stages=3)))
+@pytest.mark.sampled(when=lambda config, causal: causal and config in (
+    Fp8Config(kv=96), Fp8Config(stages=3), Fp8Config(turn="range"), Fp8Config(turn="half")))
 def test_configurations(config, causal):
     """Every way to build the kernel is right, whatever the plan uses."""
     for dim in (64, 128):
