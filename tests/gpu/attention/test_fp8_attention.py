@@ -345,14 +345,15 @@ def test_quantised_with_options(rotate, smooth_k, tables):
             again = tkq.quantize_qkv(q, k, v, **options)
         wanted = reference.quantize_qkv(q, k, v, **options)
         for x, y, name in zip(found[3:], wanted[3:], "qkv", strict=True):
-            torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-9, equal_nan=True, msg=f"descale of {name}, D {dim}")
+            torch.testing.assert_close(x, y, rtol=3e-5, atol=1e-7, equal_nan=True, msg=f"descale of {name}, D {dim}")
         for x, y, z in zip(found[:3], wanted[:3], again[:3], strict=True):
             assert torch.equal(x.view(torch.uint8), z.view(torch.uint8)) and torch.equal(x.isnan(), y.isnan())
             if smooth_k and tokens == 1:  # what is left of k is 0, or what was rounded
                 continue
             off = (x.float() - y.float()).nan_to_num(0.0).abs()
             assert (off <= 2 ** -3 * y.float().nan_to_num(0.0).abs() + 2 ** -9).all()
-            assert off.count_nonzero() <= 1 + off.numel() // 1000
+            # a mean of float32, of which little is left, is a thousandth of a unit beside the exact one
+            assert off.count_nonzero() <= 1 + off.numel() // (100 if smooth_k else 1000)
 
 
 @pytest.mark.parametrize("causal", (False, True))
