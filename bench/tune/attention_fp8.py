@@ -21,7 +21,7 @@ from bench.peers.common import find
 from bench.tune.common import precompile
 from tkq.attention.fp8 import launch
 from tkq.attention.fp8.check import Call, Options
-from tkq.attention.fp8.config import Fp8Config
+from tkq.attention.fp8.config import TURNS, Fp8Config
 from tkq.attention.fp8.plan import plan, recipe
 from tkq.attention.fp8.spec import Fp8Spec
 
@@ -31,14 +31,17 @@ CHANGES = {
     **{f"{n}wg": dict(consumers=n) for n in (2, 3)}, **{f"{n}stages": dict(stages=n) for n in (2, 3, 4)},
     **{f"q{n}": dict(q_stages=n) for n in (1, 2)}, **{f"poly{n}": dict(polynomial=n) for n in (0, 3, 4, 6, 8, 12)},
     "free": dict(ping_pong=False), "ping_pong": dict(ping_pong=True), "static": dict(schedule="static"),
+    **{turn: dict(turn=turn) for turn in TURNS},
     "serial": dict(overlap=False, ping_pong=False), **{f"mb{n}": dict(l2_section_mb=n) for n in (8, 32)},
 }
 VARIANTS = {
-    64: ("plan", "poly4", "poly6", "poly8", "3stages", "3wg 3stages", "3wg 3stages poly4", "3wg 3stages poly6",
-         "3wg kv96 3stages", "3wg kv96 3stages poly6", "kv192", "kv192 poly6", "free", "4stages"),
-    128: ("plan", "poly6", "poly8", "poly12", "3stages q1", "4stages q1", "kv160", "kv192 q1", "kv192 q1 poly8",
-          "kv224 q1", "free", "free poly8", "serial", "static"),
-    256: ("plan", "ping_pong", "kv96", "kv64", "kv64 3stages", "poly8", "static"),
+    64: ("plan", "scores", "range", "half", "exponentials", "poly6", "free", "2wg kv128 2stages",
+         "2wg kv128 2stages range", "2wg kv192 2stages", "2wg kv192 2stages range",
+         "2wg kv192 2stages half", "2wg kv192 2stages exponentials"),
+    128: ("plan", "scores", "range", "half", "exponentials", "free", "poly8 range", "kv192 q1",
+          "kv192 q1 range", "kv192 q1 half", "3stages q1", "serial", "static"),
+    256: ("plan", "ping_pong", "ping_pong scores", "ping_pong range", "ping_pong half", "ping_pong exponentials",
+          "kv96", "kv64", "poly8", "static"),
 }
 
 

@@ -62,18 +62,35 @@ def flash_attn_fp8(given):
     return [*found, Wanted("lse", lse, 2**12, torch.float32)] if given["return_lse"] else found
 
 
+def _before_quantised(x, given, smooth):
+    if given["cos"] is not None:
+        a, b = x.chunk(2, -1)
+        cos, sin = (wide(given[n])[:x.shape[1], None] for n in ("cos", "sin"))
+        x = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+    if smooth and x.shape[1]:
+        x = x - x.mean(1, keepdim=True)
+    if given["rotate"]:
+        D = x.shape[3]
+        signs = [[(-1.0) ** bin(i & j).count("1") for j in range(D)] for i in range(D)]
+        x = x @ (torch.tensor(signs, dtype=WIDE) / D ** 0.5)
+    return x
+
+
 def quantize_qkv(given):
     """Elements, in units of their scale, within a step of e4m3; and scales."""
-    wanted, scales = [], []
+    wanted, scales, heads = [], [], given["k"].shape[2]
+    off = 256 if given["rotate"] or given["smooth_k"] or given["cos"] is not None else 4
     for name in "qkv":
-        x, heads = wide(given[name]), given["k"].shape[2]
+        x = wide(given[name])
+        if name != "v":
+            x = _before_quantised(x, given, name == "k" and given["smooth_k"])
         B, rows, all_heads, D = x.shape
         groups = x.reshape(B, rows, heads, all_heads // heads * D)
         largest = groups.abs().amax((1, 3)) if groups.numel() else x.new_zeros(B, heads)
         scale = (largest / 448).clamp_min(2.0**-126)
         low = (groups / scale[:, None, :, None]).reshape(x.shape)
         wanted.append(Wanted(name, low, ("beside", 1, 2**-9), torch.float8_e4m3fn))
-        scales.append(Wanted(f"{name}_descale", scale, 4, torch.float32))
+        scales.append(Wanted(f"{name}_descale", scale, off, torch.float32))
     return [*wanted, *scales]
 
 

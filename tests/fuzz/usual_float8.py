@@ -1,5 +1,5 @@
 """Usual arguments of attention in float8."""
-from .usual import E4M3
+from .usual import E4M3, FP32
 
 
 def flash_attn_fp8(d):
@@ -16,5 +16,9 @@ def flash_attn_fp8(d):
 def quantize_qkv(d):
     batch, queries, keys, dtype = d.one(0, 1, 2), d.of((0, 1, 7, 24), (7, 24)), d.of((0, 1, 9, 24), (9, 24)), d.real()
     heads_k, shared, size = d.one(1, 2), d.one(1, 1, 3), d.of((8, 40, 64), (64,))
-    return dict(zip("qkv", (d.normal(batch, rows, heads, size, dtype=dtype) for rows, heads in (
+    tables = size % 16 == 0 and d.chance(0.3)
+    queries = keys if tables else queries
+    given = dict(zip("qkv", (d.normal(batch, rows, heads, size, dtype=dtype) for rows, heads in (
         (queries, heads_k * shared), (keys, heads_k), (keys, heads_k))), strict=True))
+    cos, sin = (d.normal(keys + 2, size // 2, dtype=FP32) if tables else None for _ in range(2))
+    return dict(given, rotate=size == 64 and d.chance(0.3), smooth_k=keys != 1 and d.chance(0.3), cos=cos, sin=sin)

@@ -6,7 +6,7 @@ SIZES, MOVING, WINDOWS, DESCALES, MEAN, NEEDLE, TRANSPOSED, KEYS, DIMS, TASKS = 
     "test_sizes", "test_a_maximum_that_moves_in_every_block", "test_windows", "test_descales",
     "test_values_of_mean_one", "test_a_needle", "test_values_are_transposed", "test_values_whose_keys_are_contiguous",
     "test_head_dims", "test_each_task_has_its_own_largest_scores"))
-QUANTISED = (TESTS + "test_quantised",)
+QUANTISED, OPTIONS = (TESTS + "test_quantised",), (TESTS + "test_quantised_with_options",)
 LOADS, READS = (pressed(f"{kind}-attention_fp8") for kind in ("loads", "reads"))
 PARTS_LOADS = pressed("loads-attention_fp8_parts")
 
@@ -34,6 +34,8 @@ MUTANTS = (
          """, "for part in range(self.config.parts):", PARTS_LOADS),
         ("k_freed_before_its_product", """
             tk.mma_wait(1)
+            if const_expr(self.config.turn == "scores"):
+                regs.ping_pong.give()
             self.release(smem.k_pipe, regs.k)
          """, """
             self.release(smem.k_pipe, regs.k)
@@ -87,8 +89,23 @@ MUTANTS = (
     *family(
         "fp8_attention", FOLDER + "quantize.py",
         ("scales_of_one_query_head", "each = H // heads_kv * (D // VECTOR)", "each = D // VECTOR", QUANTISED),
-        ("negative_numbers_are_small", "most = cutlass.max(most, value.bitcast(Int32) & Int32(0x7FFFFFFF))  # NaN is "
-         "larger than all", "most = cutlass.max(most, value.bitcast(Int32))", QUANTISED)),
+        ("negative_numbers_are_small",
+         "bits = value.bitcast(Int32) & Int32(0x7FFFFFFF)  # NaN is larger than all", "bits = value.bitcast(Int32)",
+         QUANTISED),
+        ("rotation_among_a_lanes_columns_alone", "while step < width:", "while step < VECTOR:", OPTIONS),
+        ("rotation_is_not_orthonormal", "return [v * width ** -0.5 for v in values]", "return values", OPTIONS),
+        ("mean_of_the_first_tokens", "for part in cutlass.range(x.sums.shape[0], unroll=4):",
+         "for part in cutlass.range(1, unroll=4):", OPTIONS),
+        ("sums_beyond_the_last_token",
+         "for token in cutlass.range(part * MEAN_ROWS, cutlass.min((part + 1) * MEAN_ROWS, S), unroll=4):",
+         "for token in cutlass.range(part * MEAN_ROWS, (part + 1) * MEAN_ROWS, unroll=4):", OPTIONS),
+        ("mean_of_another_head",
+         "mean = vectors.wide(vectors.load(vectors.run_at(x.mean, (place[0], place[1], at[3]), VECTOR)))",
+         "mean = vectors.wide(vectors.load(vectors.run_at(x.mean, (place[0], 0, at[3]), VECTOR)))", OPTIONS),
+        ("positions_turned_back", "sign = cutlass.select_(first, Float32(-1.0), Float32(1.0))",
+         "sign = cutlass.select_(first, Float32(1.0), Float32(-1.0))", OPTIONS),
+        ("k_of_means_without_positions", "values = self.element(1, x.k, x, (batch, token, head, col))",
+         "values = self.element(2, x.k, x, (batch, token, head, col))", OPTIONS)),
     *family(
         "fp8_attention", "tkq/tile/float8.py",
         ("rows_of_p_swapped",

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from tkq.reference.attention import flash_attn
 from tkq.reference.fp8 import LARGEST, SMALLEST_SCALE, narrowed
+from tkq.reference.pointwise import rope
 
 E4M3 = torch.float8_e4m3fn
 
@@ -25,14 +26,35 @@ def flash_attn_fp8(q: Tensor, k: Tensor, v: Tensor, q_descale: Optional[Tensor] 
     return o.to(out_dtype), lse
 
 
-def quantize_qkv(q: Tensor, k: Tensor, v: Tensor) -> tuple:
+def rotated(x: Tensor) -> Tensor:
+    """Rows times the orthonormal Hadamard matrix of their length, a power of 2: by butterflies."""
+    width, step = x.shape[-1], 1
+    while step < width:
+        a, b = x.unflatten(-1, (-1, 2, step)).unbind(-2)
+        x, step = torch.stack((a + b, a - b), -2).reshape(x.shape), 2 * step
+    return x * width ** -0.5
+
+
+def before_quantized(q: Tensor, k: Tensor, cos: Optional[Tensor] = None, sin: Optional[Tensor] = None,
+                     rotate: bool = False, smooth_k: bool = False, wide: torch.dtype = torch.float32) -> tuple:
+    """q and k as ``quantize_qkv`` rounds them: at their positions, k without the mean of its tokens, rotated."""
+    q, k = q.to(wide), k.to(wide)
+    if cos is not None:
+        q, k = (rope(x, cos.to(wide), sin.to(wide)) for x in (q, k))
+    if smooth_k and k.shape[1]:
+        k = k - k.double().mean(1, keepdim=True).to(wide)
+    return (rotated(q), rotated(k)) if rotate else (q, k)
+
+
+def quantize_qkv(q: Tensor, k: Tensor, v: Tensor, cos: Optional[Tensor] = None, sin: Optional[Tensor] = None,
+                 rotate: bool = False, smooth_k: bool = False) -> tuple:
     """(q, k, v in e4m3, and their descales (B, Hk) float32): each divided by the largest magnitude of its sequence and
-    K/V head / 448; of query heads by that of all that belong to one K/V head."""
-    made, descales = [], []
-    for x in (q, k, v):
+    K/V head / 448; of query heads by that of all that belong to one K/V head. The options: ``before_quantized``."""
+    made, descales, heads_kv = [], [], k.shape[2]
+    for x in (*before_quantized(q, k, cos, sin, rotate, smooth_k), v):
         B, rows, heads, D = x.shape
-        wide = x.float().reshape(B, rows, k.shape[2], heads // max(k.shape[2], 1), D)
-        largest = wide.abs().amax((1, 3, 4)) if wide.numel() else wide.new_zeros(B, k.shape[2])
+        wide = x.float().reshape(B, rows, heads_kv, heads // max(heads_kv, 1), D)
+        largest = wide.abs().amax((1, 3, 4)) if wide.numel() else wide.new_zeros(B, heads_kv)
         descales.append((largest * (1.0 / LARGEST[E4M3])).clamp_min(SMALLEST_SCALE))
         made.append(narrowed(wide / descales[-1][:, None, :, None, None], E4M3).view(x.shape))
     return *made, *descales

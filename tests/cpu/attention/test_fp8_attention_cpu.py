@@ -68,7 +68,7 @@ def test_plans():
 @pytest.mark.parametrize("changed, dim, two_level, words", [
     (dict(kv=256), 256, False, "bytes of shared memory"), (dict(), 256, True, "registers"),
     (dict(kv=144), 64, True, "multiples of 32"), (dict(parts=3, overlap=False), 64, True, "parts is 3"),
-    (dict(overlap=False), 64, True, "ping_pong"),
+    (dict(overlap=False), 64, True, "ping_pong"), (dict(turn="late"), 64, True, "turn is 'late'"),
     (dict(parts=2), 64, True, "with overlap"), (dict(consumers=3), 128, True, "registers")])
 def test_configurations_that_cannot_run(changed, dim, two_level, words):
     with pytest.raises(ValueError, match=words):
@@ -175,3 +175,52 @@ def test_quantised():
                                 (NotImplementedError, "rows of 12", (q[..., :12], k[..., :12], v[..., :12]))):
         with pytest.raises(error, match=words):
             tkq.quantize_qkv(*given)
+
+
+def _quantise_inputs(D=64, rows=9):
+    g = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(2, rows, heads, D, generator=g) for heads in (6, 2, 2))
+    k = k + 3 * torch.randn(2, 1, 2, D, generator=g)
+    return q, k, v, *(f(torch.randn(rows, D // 2, generator=g)) for f in (torch.cos, torch.sin))
+
+
+@pytest.mark.parametrize("rotate, smooth_k, tables", list(itertools.product((False, True), repeat=3)))
+def test_quantised_with_options(rotate, smooth_k, tables):
+    """By the definition, with the matrix written down; softmax of the scores is what it was."""
+    q, k, v, cos, sin = _quantise_inputs()
+    cos, sin = (cos, sin) if tables else (None, None)
+    q8, k8, v8, a, b, c = tkq.quantize_qkv(q, k, v, rotate=rotate, smooth_k=smooth_k, cos=cos, sin=sin)
+    plain = tkq.quantize_qkv(q, k, v)
+    assert torch.equal(v8.view(torch.uint8), plain[2].view(torch.uint8)) and torch.equal(c, plain[5])
+    at = [tkq.rope(x, cos, sin) if tables else x for x in (q, k)]
+    want = list(at)
+    if smooth_k:
+        want[1] = want[1] - want[1].mean(1, keepdim=True)
+    if rotate:
+        signs = torch.tensor([[(-1.0) ** bin(i & j).count("1") for j in range(64)] for i in range(64)]) / 8
+        want = [x @ signs for x in want]
+    for low, scale, x in ((q8, a, want[0]), (k8, b, want[1])):
+        back = low.float() * scale.repeat_interleave(low.shape[2] // 2, 1)[:, None, :, None]
+        assert (back - x).abs().max() <= 2 ** -4 * x.abs().max()
+        torch.testing.assert_close(scale, x.unflatten(2, (2, -1)).abs().amax((1, 3, 4)) / 448, rtol=1e-5, atol=0)
+    before, after = (torch.einsum("bihd,bjhd->bhij", x.repeat_interleave(6 // x.shape[2], 2),
+                                  y.repeat_interleave(3, 2)).softmax(-1) for x, y in (at, want))
+    torch.testing.assert_close(before, after, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("error, words, changed", [
+    (TypeError, "rotate", dict(rotate=1)), (TypeError, "smooth_k", dict(smooth_k=None)),
+    (TypeError, "cos", dict(cos=torch.ones(9, 32, dtype=torch.float64))),
+    (ValueError, "sin is None", dict(sin=None)), (ValueError, "cos is None", dict(cos=None)),
+    (ValueError, "cos: shape", dict(cos=torch.ones(9, 16))), (ValueError, "sin: shape", dict(sin=torch.ones(10, 32))),
+    (ValueError, "cos has 8 rows", dict(cos=torch.ones(8, 32))),
+    (ValueError, "cos has strides", dict(cos=torch.ones(32, 9).T)),
+    (ValueError, "q has 8 tokens", dict(q=torch.ones(2, 8, 6, 64))),
+    (NotImplementedError, "rows of 8,", dict(q=torch.ones(2, 9, 6, 8), k=torch.ones(2, 9, 2, 8),
+                                             v=torch.ones(2, 9, 2, 8))),
+    (NotImplementedError, "rotate of rows of 96", dict(q=torch.ones(2, 9, 6, 96), k=torch.ones(2, 9, 2, 96),
+                                                       v=torch.ones(2, 9, 2, 96), rotate=True))])
+def test_options_that_are_refused(error, words, changed):
+    given = dict(zip(("q", "k", "v", "cos", "sin"), _quantise_inputs(), strict=True)) | changed
+    with pytest.raises(error, match=words):
+        tkq.quantize_qkv(given.pop("q"), given.pop("k"), given.pop("v"), **given)

@@ -49,7 +49,8 @@ def call(name: str, device="cpu") -> dict:
         "flash_attn_fp8": lambda: dict(
             q=t(2, 16, 4, 64, dtype=F8), k=t(2, 16, 2, 64, dtype=F8), v=t(2, 16, 2, 64, dtype=F8),
             q_descale=t.ones(2, 2), k_descale=t.ones(2, 2), v_descale=t.ones(2, 2)),
-        "quantize_qkv": lambda: dict(q=t(2, 16, 4, 64), k=t(2, 16, 2, 64), v=t(2, 16, 2, 64)),
+        "quantize_qkv": lambda: dict(q=t(2, 16, 4, 64), k=t(2, 16, 2, 64), v=t(2, 16, 2, 64),
+                                     cos=t(16, 32, dtype=F32), sin=t(16, 32, dtype=F32)),
         "flash_attn_with_kvcache": lambda: dict(
             q=t(2, 1, 4, 64), k_cache=t(6, 8, 2, 64, dtype=F8), v_cache=t(6, 8, 2, 64, dtype=F8),
             cache_seqlens=t.integers(0, 17, 2), block_table=t.integers(0, 6, 2, 2), sinks=t(4, dtype=F32),

@@ -233,6 +233,8 @@ CASES = {case.name: case for case in (
          lambda q, k, v, cu_seqlens_q, cu_seqlens_k: tkq.flash_attn_varlen(
              q, k, v, cu_seqlens_q, cu_seqlens_k, 64, 64, causal=True), ("q", "k", "v"), ("q", "k", "v"), exact=False),
     Case("quantize_qkv", attention.few_kv_heads, lambda q, k, v: tkq.quantize_qkv(q, k, v)),
+    Case("quantize_qkv, rotated and smoothed", attention.few_kv_heads,
+         lambda q, k, v: tkq.quantize_qkv(q, k, v, rotate=True, smooth_k=True)),
     Case("flash_attn_fp8", attention.float8_heads, attention.attend_float8),
     Case("linear_attn", _gated_heads, lambda q, k, v, g: tkq.linear_attn(q, k, v, g), ("q", "k", "v", "g"),
          ("q", "k", "v"), exact=False),

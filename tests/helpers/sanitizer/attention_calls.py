@@ -65,6 +65,9 @@ def float8(device):
         yield f"float8 D{dim}", tkq.flash_attn_fp8(q, k, v, **given)
         of = tkq.quantize_qkv(*on(device, *qkv(150, 304, 4, 2, dim)))
         yield f"quantize_qkv D{dim}", [x.float() for x in of]
+        *wide, cos, sin = on(device, *qkv(304, 304, 4, 2, dim), *randn(4, 2, 304, dim // 2, dtype=torch.float32))
+        of = tkq.quantize_qkv(*wide, rotate=True, smooth_k=True, cos=cos, sin=sin)
+        yield f"quantize_qkv D{dim}, with options", [x.float() for x in of]
         by_columns = v.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
         yield f"float8 D{dim}, keys contiguous", tkq.flash_attn_fp8(q, k, by_columns, **given)
 

@@ -22,6 +22,9 @@ def shipped():
         kernels.append(Shipped(f"quantize_qkv_{dtype}", recipe(QuantizeSpec(dtype)), Expectation(
             instructions=("LDG.E.128", "STG.E.64", "F2FP.SATFINITE.E4M3"), registers=64,
             others=(("find", Expectation(instructions=("LDG.E.128", "REDUX", "REDG.E.MAX"), registers=64)),))))
+    for width in WIDTHS:
+        kernels.append(Shipped(f"quantize_qkv_bf16_rotated_smoothed_d{width}",
+                               recipe(QuantizeSpec("bf16", width, True)), Expectation(registers=80)))
     return kernels
 
 

@@ -6,13 +6,16 @@ from tkq.attention.forward.config import ACCUMULATORS, SEMAPHORE_BYTES, SHARED_B
 from tkq.attention.forward.spec import LONG_WINDOW
 
 UNIT = 32  # keys of one product of float8
+TURNS = ("products", "scores", "range", "half", "exponentials")
 
 
 @dataclass(frozen=True)
 class Fp8Config:
     """kv: keys of a K or V tile. consumers: warpgroups, 64 query rows each. stages: K tiles, and V tiles, in flight.
     q_stages: Q tiles for each consumer. schedule: see tkq.tile.Schedule. l2_section_mb: MB of K and V in one L2
-    section, whose tasks run together. ping_pong: consumers issue their products in turns. overlap: the next S and its
+    section, whose tasks run together. ping_pong: consumers issue their products in turns. turn: after what of its own a
+    consumer hands its turn on, so that it is ahead of the next one by as much: its products are issued, its scores have
+    come, they have been compared with max, half of the exponentials are done, or all. overlap: the next S and its
     softmax run under P V; without, S and P V share registers. parts: O's columns are multiplied in as many parts, one
     after the other: with two_level, registers of one part are enough. polynomial: every n-th exponential of a block
     without a mask is computed as a polynomial, 0: none. registers: of a producer's thread and a consumer's;
@@ -25,6 +28,7 @@ class Fp8Config:
     schedule: str = "dynamic"
     l2_section_mb: int = 16
     ping_pong: bool = True
+    turn: str = "products"
     overlap: bool = True
     parts: int = 1
     polynomial: int = 0
@@ -72,6 +76,8 @@ class Fp8Config:
             raise ValueError(f"{self}: parts is {self.parts}, with overlap allowed is 1")
         if self.ping_pong and not self.overlap:
             raise ValueError(f"{self}: ping_pong goes with overlap")
+        if self.turn not in TURNS:
+            raise ValueError(f"{self}: turn is {self.turn!r}, allowed are {', '.join(map(repr, TURNS))}")
         if self.tile_rows + self.kv > LONG_WINDOW:
             raise ValueError(f"{self}: {self.tile_rows} rows and {self.kv} keys of a step, more than {LONG_WINDOW}")
         return self

@@ -115,8 +115,11 @@ class Consumer:
         tk.mm_ABt(regs.s, smem.q[self.q_at(regs)], smem.k[regs.k.stage])
         smem.v_pipe.wait(regs.v)
         self.multiply(smem, regs, 0)
-        regs.ping_pong.give()
+        if const_expr(self.config.turn == "products"):
+            regs.ping_pong.give()
         tk.mma_wait(1)
+        if const_expr(self.config.turn == "scores"):
+            regs.ping_pong.give()
         self.release(smem.k_pipe, regs.k)
         moved = self.softmax.step(g, regs, i, sides)
         tk.mma_wait(0)

@@ -9,6 +9,7 @@ from tkq.attention.forward.softmax import LEFT, RIGHT, Softmax, largest_of_bits
 # An exponent of 2. e4m3 goes from 448 down to 2 ** -9: so a row's largest probability becomes the largest power of 2,
 # which cancels out in the end, and is exact, as it should be where one key has most of the weight.
 SHIFT = 8.0
+DONE = {"half": 0.5, "exponentials": 1.0}  # of the exponentials, when a turn is handed on
 
 
 class Fp8Softmax:
@@ -42,7 +43,11 @@ class Fp8Softmax:
         self.base.scores(g, regs, i, sides)
         moved, guarded = self.out_of_range(g, regs), bool(sides & RIGHT)
         self.move_if(g, regs, moved, guarded)
-        self.exponentials(g, regs, guarded, 0 if sides else self.config.polynomial)
+        turn = self.config.turn
+        if turn == "range":
+            regs.ping_pong.give()
+        self.exponentials(g, regs, guarded, 0 if sides else self.config.polynomial,
+                          int(regs.s.cols * DONE.get(turn, 0)) // 8 * 8)
         return moved
 
     @cute.jit
@@ -81,14 +86,20 @@ class Fp8Softmax:
             stays = (row_max >= -SHIFT) & (found - row_max <= SHIFT)
             regs.max.tensor[r] = row_max if stays else cute.arch.fmax(row_max, found - SHIFT)
 
-    def exponentials(self, g, regs, guarded, polynomial=0):
+    def exponentials(self, g, regs, guarded, polynomial=0, turn_at=0):
         """S becomes exp2(factor * S - shift), which is 0 for a score of -inf; norm moves on. guarded: see move.
-        polynomial: as in the config, where no score is -inf."""
+        polynomial: as in the config, where no score is -inf. turn_at: the column up to which all is done before the
+        turn is handed on; 0: it is not."""
         self.base.find_shift(regs, guarded)
         tk.mul(regs.s, regs.s, self.factor(g, regs))  # one FFMA with the next line
         tk.sub_row(regs.s, regs.s, regs.shift)
         tk.exp2_polynomial(regs.s, regs.s, polynomial)
-        tk.row_sum_partial(regs.norm, regs.s, regs.norm)
+        if turn_at:
+            tk.row_sum_partial(regs.norm, tk.columns(regs.s, 0, turn_at), regs.norm)
+            regs.ping_pong.give(after=regs.norm.tensor[0] + regs.norm.tensor[1])
+        if turn_at < regs.s.cols:
+            rest = tk.columns(regs.s, turn_at, regs.s.cols - turn_at)
+            tk.row_sum_partial(regs.norm, rest, regs.norm)
 
     def statistics(self, g, regs, lse):
         """lse from max and norm; the norm becomes what O is multiplied by in the end: its reciprocal, or 0 for a row

@@ -8,6 +8,7 @@ OUT_DTYPES = ("bf16", "fp16")
 ACCUMULATE = ("two_level", "fast")
 KEYS_TOGETHER = 128  # of V: it is transposed in as many, the last ones filled up with zeros
 QUANTIZED_TOGETHER = 8  # columns that a thread quantises at once
+MEAN_ROWS = 128  # tokens of k whose sums are found apart
 DESCALES = ("", "q", "k", "v", "qk", "qv", "kv", "qkv")
 
 
@@ -92,10 +93,17 @@ class TransposeSpec:
 
 @dataclass(frozen=True)
 class QuantizeSpec:
-    """Of q, k and v that become e4m3. dtype: theirs."""
+    """Of q, k and v that become e4m3. dtype: theirs. rotate: the head_dim, where q and k are multiplied by a Hadamard
+    matrix; else 0. smooth_k: the mean of k's tokens is subtracted. rope: q and k get their positions first."""
 
     dtype: str = "bf16"
+    rotate: int = 0
+    smooth_k: bool = False
+    rope: bool = False
 
     def __post_init__(self):
+        if self.rotate not in (0, *WIDTHS):
+            raise NotImplementedError(f"quantize_qkv: rotate of rows of {self.rotate}, supported are "
+                                      f"{', '.join(map(str, WIDTHS))}")
         if self.dtype not in ("bf16", "fp16", "fp32"):
             raise NotImplementedError(f"quantize_qkv: q is {self.dtype}, supported are bf16, fp16, fp32")

@@ -129,7 +129,8 @@ TABLES = {
         *(tensor(name, "e4m3") for name in "qkv"), *(tensor(f"{name}_descale", "fp32", none=True) for name in "qkv"),
         _CAUSAL, _SCALE, _WINDOW, choice("accumulate", "two_level", "two_level", "fast"),
         dtype("out_dtype", *HALF, default="bf16"), flag("return_lse")),
-    "quantize_qkv": tuple(tensor(name, *WIDE) for name in "qkv"),
+    "quantize_qkv": (*(tensor(name, *WIDE) for name in "qkv"), flag("rotate"), flag("smooth_k"),
+                     *(tensor(name, "fp32", none=True) for name in ("cos", "sin"))),
     "create_block_mask": (_other("mask_mod", REQUIRED), *(Argument(n, "integer", True, REQUIRED, low=1, high=_LONGEST)
                                                           for n in ("B", "H")),
                           integer("Q_LEN", REQUIRED, 1, _LONGEST), integer("KV_LEN", REQUIRED, 1, _LONGEST),
