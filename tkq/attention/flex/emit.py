@@ -42,6 +42,10 @@ class Emitted:
         """Of a node other than the last."""
         return self._value(i, inputs)
 
+    def know(self, i, value, **inputs):
+        """A node's value at these inputs, which was made elsewhere."""
+        self.made[self._key(i, inputs)] = value
+
     def prepare(self, *without, **inputs):
         """Make what depends on none of the inputs ``without``: before a loop over these. inputs: the others."""
         for i, depends in enumerate(self.depends):

@@ -70,8 +70,8 @@ class FlexSoftmax:
     def mask(self, regs, seen, masked: bool):
         """Scores of keys that a row does not see become -inf."""
         view = regs.s.rows_view
-        for j in range(regs.s.cols // 4 if masked else 0):
-            for r in range(2):
+        for r in range(2):  # a row after the other: ptxas makes predicates of seven bits of a word at once (R2P)
+            for j in range(regs.s.cols // 4 if masked else 0):
                 view[r, j] = chosen(seen, r, j, view[r, j], -Float32.inf)
 
     @cute.jit
