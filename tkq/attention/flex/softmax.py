@@ -3,7 +3,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, const_expr
 
 import tkq.tile as tk
-from tkq.attention.flex.emit import Emitted
+from tkq.attention.flex.emit import Emitted, Scaled, near_arguments
 from tkq.attention.flex.look import Look, all_seen, chosen
 from tkq.attention.forward.softmax import Softmax
 
@@ -15,6 +15,7 @@ class FlexSoftmax:
     def __init__(self, spec, config):
         self.spec, self.config, self.online = spec, config, Softmax(spec.attention, config)
         self.look_at = Look(spec.mask, "kv")
+        self.near = () if spec.score is None else near_arguments(spec.score)
 
     def first(self, g, regs, tile, seen):
         """The first tile of keys of a task. seen: of ``look``."""
@@ -46,13 +47,39 @@ class FlexSoftmax:
         return dict(b=(batch, 0), h=(head, 0), q=(row, 8 * r), kv=(col, 8 * (j // 2) + j % 2))
 
     def score(self, g, regs, tile):
-        if self.spec.score is None:
-            return
+        if self.near:
+            self.near_or_far(g, regs, tile)
+        elif self.spec.score is not None:
+            self.score_each(g, regs, tile)
+
+    @cute.jit
+    def near_or_far(self, g, regs, tile):
+        """Where no tanh of a warp's is of more than 1, as most scores are far below a softcap, it is a polynomial:
+        exponentials and reciprocals are what the softmax itself is short of."""
+        if self.all_near(g, regs, tile):
+            self.score_each(g, regs, tile, True)
+        else:
+            self.score_each(g, regs, tile, False)
+
+    def all_near(self, g, regs, tile):
+        top, graph = [Float32(0.0) for _ in range(4)], Emitted(self.spec.score, g.score)
+        for n, (_, inputs) in enumerate(self.scores(g, regs, tile)):
+            for i in self.near:
+                top[n % 4] = cute.arch.fmax(top[n % 4], cute.math.absf(graph.node_at(i, **inputs)))
+        top = cute.arch.fmax(cute.arch.fmax(top[0], top[1]), cute.arch.fmax(top[2], top[3]))
+        return cute.arch.vote_all_sync(top <= Float32(1.0))
+
+    def score_each(self, g, regs, tile, near=False):
+        graph, view = Emitted(self.spec.score, g.score, near), regs.s.rows_view
+        for at, inputs in self.scores(g, regs, tile):
+            view[at] = graph.at(**inputs)
+
+    def scores(self, g, regs, tile):
+        """(place in a thread's tile, inputs of the score function) of each."""
         place, view = self.place(regs, tile), regs.s.rows_view
-        graph = Emitted(self.spec.score, g.score)
         for j in range(regs.s.cols // 4):
             for r in range(2):
-                view[r, j] = graph.at(**self.inputs(place, r, j), score=(view[r, j] * g.score_scale, (r, j)))
+                yield (r, j), dict(self.inputs(place, r, j), score=(Scaled(view[r, j], g.score_scale), (r, j)))
 
     @cute.jit
     def look_if(self, g, regs, tile, seen):
