@@ -55,4 +55,5 @@ def test_which_are_near():
     assert len(of(lambda s, b, h, q, kv: 5 * torch.tanh(s / 5) + torch.tanh(s * bias[h]))) == 2
     assert not of(lambda s, b, h, q, kv: torch.tanh(s + bias[kv]))
     assert not of(lambda s, b, h, q, kv: s * torch.tanh(bias[h]))
+    assert not of(lambda s, b, h, q, kv: torch.tanh(s).exp())
     assert not of(lambda s, b, h, q, kv: s)

@@ -215,11 +215,12 @@ def _polynomial(x, factors):
 
 
 def near_arguments(graph) -> tuple:
-    """The nodes of which a graph takes the tanh, where all of these depend on the score and on what all share; else
-    none."""
+    """The nodes of which a graph takes the tanh, where these depend on the score and on what all share alone, and no
+    other function takes long, as its code is there twice; else none."""
     depends, found = graph.inputs_of(), {node.args[0] for node in graph.nodes if node.op == "tanh"}
     near = all("score" in depends[i] and not {"q", "kv"} & depends[i] for i in found)
-    return tuple(sorted(found)) if near else ()
+    long = any(node.op in FLOAT and node.op != "tanh" or node.op == "pow" for node in graph.nodes)
+    return tuple(sorted(found)) if near and not long else ()
 
 
 def _least(a, b, whole):
