@@ -219,7 +219,7 @@ def near_arguments(graph) -> tuple:
     other function takes long, as its code is there twice; else none."""
     depends, found = graph.inputs_of(), {node.args[0] for node in graph.nodes if node.op == "tanh"}
     near = all("score" in depends[i] and not {"q", "kv"} & depends[i] for i in found)
-    long = any(node.op in FLOAT and node.op != "tanh" or node.op == "pow" for node in graph.nodes)
+    long = any((node.op in FLOAT and node.op != "tanh") or node.op == "pow" for node in graph.nodes)
     return tuple(sorted(found)) if near and not long else ()
 
 
