@@ -81,9 +81,10 @@ class FlexConsumer:
         tk.mm_ABt(regs.s, smem.q[self.base.q_at(regs)], smem.k[regs.k.stage])
         tile = cute.arch.make_warp_uniform(numbers[0, regs.k.stage])
         self.softmax.look_if(g, regs, tile, seen)
+        graph = self.softmax.ready(g, regs, tile)
         tk.mma_wait()
         self.base.release(smem.k_pipe, regs.k)
-        self.softmax.first(g, regs, tile, seen)
+        self.softmax.first(g, regs, tile, seen, graph)
         tk.copy(regs.p, regs.s)
 
     @cute.jit
@@ -106,9 +107,10 @@ class FlexConsumer:
         tile = cute.arch.make_warp_uniform(tile)
         if const_expr(masked):
             self.softmax.look(g, regs, tile, seen)
+        graph = self.softmax.ready(g, regs, tile)
         tk.mma_wait(1)
         self.base.release(smem.k_pipe, regs.k)
-        moved = self.softmax.step(g, regs, tile, seen, masked)
+        moved = self.softmax.step(g, regs, tile, (seen, graph), masked)
         tk.mma_wait(0)
         self.base.release(smem.v_pipe, regs.v)
         tk.copy(regs.p, regs.s)

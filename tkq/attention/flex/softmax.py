@@ -17,19 +17,21 @@ class FlexSoftmax:
         self.look_at = Look(spec.mask, "kv")
         self.near = () if spec.score is None else near_arguments(spec.score)
 
-    def first(self, g, regs, tile, seen):
-        """The first tile of keys of a task. seen: of ``look``."""
+    def first(self, g, regs, tile, seen, graph):
+        """The first tile of keys of a task. seen: of ``look``; graph: of ``ready``."""
         tk.zero(regs.norm)
         tk.neg_infty(regs.max)
-        self.score(g, regs, tile)
+        self.score(g, regs, tile, graph)
         self.mask(regs, seen, self.spec.mask is not None)
         self.end_of_keys(g, regs, tile)
         self.online.move(g, regs, guarded=True)
         self.online.exponentials(g, regs, guarded=True)
 
-    def step(self, g, regs, tile, seen, masked: bool):
-        """S becomes exponentials. Did max of a row of the warp's move, so that O must be rescaled?"""
-        self.score(g, regs, tile)
+    def step(self, g, regs, tile, of, masked: bool):
+        """S becomes exponentials. Did max of a row of the warp's move, so that O must be rescaled? of: what ``look``
+        and ``ready`` gave."""
+        seen, graph = of
+        self.score(g, regs, tile, graph)
         self.mask(regs, seen, masked)
         self.end_of_keys(g, regs, tile)
         moved = self.online.out_of_range(g, regs)
@@ -46,20 +48,30 @@ class FlexSoftmax:
         batch, head, row, col = place
         return dict(b=(batch, 0), h=(head, 0), q=(row, 8 * r), kv=(col, 8 * (j // 2) + j % 2))
 
-    def score(self, g, regs, tile):
+    def ready(self, g, regs, tile):
+        """The score function, of which is made what needs no score and no key: before the scores are there."""
+        if self.spec.score is None or self.near:
+            return None
+        place, graph = self.place(regs, tile), Emitted(self.spec.score, g.score)
+        for r in range(2):
+            inputs = self.inputs(place, r, 0)
+            graph.prepare("score", "kv", **{name: inputs[name] for name in ("b", "h", "q")})
+        return graph
+
+    def score(self, g, regs, tile, graph):
         if self.near:
             self.near_or_far(g, regs, tile)
         elif self.spec.score is not None:
-            self.score_each(g, regs, tile)
+            self.score_each(g, regs, tile, graph)
 
     @cute.jit
     def near_or_far(self, g, regs, tile):
         """Where no tanh of a warp's is of more than 1, as most scores are far below a softcap, it is a polynomial:
         exponentials and reciprocals are what the softmax itself is short of."""
         if self.all_near(g, regs, tile):
-            self.score_each(g, regs, tile, True)
+            self.score_each(g, regs, tile, Emitted(self.spec.score, g.score, near=True))
         else:
-            self.score_each(g, regs, tile, False)
+            self.score_each(g, regs, tile, Emitted(self.spec.score, g.score))
 
     def all_near(self, g, regs, tile):
         top, graph = [Float32(0.0) for _ in range(4)], Emitted(self.spec.score, g.score)
@@ -69,8 +81,8 @@ class FlexSoftmax:
         top = cute.arch.fmax(cute.arch.fmax(top[0], top[1]), cute.arch.fmax(top[2], top[3]))
         return cute.arch.vote_all_sync(top <= Float32(1.0))
 
-    def score_each(self, g, regs, tile, near=False):
-        graph, view = Emitted(self.spec.score, g.score, near), regs.s.rows_view
+    def score_each(self, g, regs, tile, graph):
+        view = regs.s.rows_view
         for at, inputs in self.scores(g, regs, tile):
             view[at] = graph.at(**inputs)
 
