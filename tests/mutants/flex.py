@@ -23,8 +23,7 @@ MUTANTS = (
         ("parts_of_a_block_left_out", "return cutlass.max(cutlass.min(block, last), 0) * self.kv_per + i % self.kv_per",
          "return cutlass.max(cutlass.min(block, last), 0) * self.kv_per",
          SIZES),
-        ("full_blocks_by_the_other_list", "if entry >= first:", "if entry > first:", FULL),
-        ("full_blocks_from_the_list_s_first", "entry = entry - masked // self.kv_per", "entry = entry + 0", FULL)),
+        ("full_blocks_by_the_other_list", "if entry >= first:", "if entry > first:", FULL)),
     *family(
         "flex", "tkq/attention/flex/softmax.py",
         ("keys_behind_the_end", "if limit < self.config.kv:", "if limit < 0:", LENGTHS),
@@ -32,17 +31,29 @@ MUTANTS = (
         ("empty_tasks_see_keys", "if regs.task[\"n_masked_right\"] < 0:",
          "if regs.task[\"n_masked_right\"] < -1:", NO_BLOCK),
         ("rows_of_the_first_warpgroup", "row = regs.task[\"tile\"] * self.config.rows + regs.wg * 64 + tk.first_row()",
-         "row = regs.task[\"tile\"] * self.config.rows + tk.first_row()", GALLERY)),
+         "row = regs.task[\"tile\"] * self.config.rows + tk.first_row()", GALLERY),
+        ("far_scores_are_near", "return cute.arch.vote_all_sync(top <= Float32(1.0))",
+         "return cute.arch.vote_all_sync(top <= Float32(9.0))", _of(FORWARD, "test_far_from_a_softcap"))),
     *family(
         "flex", "tkq/attention/flex/roles.py",
-        ("first_tile_is_masked_twice", "whole = cutlass.max(masked, 1)", "whole = cutlass.max(masked, 0)", FULL)),
+        ("first_tile_is_masked_twice", "whole = cutlass.max(masked, 1)", "whole = cutlass.max(masked, 0)", FULL),
+        ("numbers_of_the_first_tile", "numbers[0, stage] = Int32(at[2])", "numbers[0, stage] = Int32(0)", GALLERY)),
     *family(
         "flex", "tkq/attention/flex/emit.py",
         ("negative_indices_are_the_first", "index = select(index < 0, index + size, index)", "", INDICES),
         ("remainders_of_the_dividends_sign", "rest = select(wrong, rest + b, rest)", "", WHOLE)),
     *family(
         "flex", "tkq/attention/flex/look.py",
-        ("the_first_columns_alone", "first = col + 32 * part", "first = col + 0 * part", GALLERY)),
+        ("the_first_columns_alone", "column = col + 32 * part, 8 * (j // 2) + j % 2",
+         "column = col + 0 * part, 8 * (j // 2) + j % 2", _of(FORWARD, "test_broadcast_masks")),
+        ("values_of_the_first_lanes",
+         "value = from_lane(values[j // 2 % 2 * 2 + j % 2], 8 * part + 4 * (j // 4) + tk.lane_id() % 4)",
+         "value = from_lane(values[j // 2 % 2 * 2 + j % 2], 4 * (j // 4) + tk.lane_id() % 4)",
+         GALLERY),
+        ("limits_a_column_early", "past = _below(limit + Int64(1))", "past = _below(limit)",
+         GALLERY),
+        ("columns_of_half_the_lanes", "for offset in (4, 8, 16):", "for offset in (4, 8):",
+         GALLERY)),
     *family(
         "flex", "tkq/attention/flex/bounds.py",
         ("equal_where_ranges_meet", "return Bounds((a.low == b.high) & (a.high == b.low), (a.low <= b.high) & "

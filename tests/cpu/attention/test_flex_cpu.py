@@ -1,4 +1,6 @@
 """tkq.flex_attention on the CPU: the reference against dense float64, arguments, the kernel's spec."""
+import itertools
+
 import pytest
 import torch
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
@@ -23,18 +25,20 @@ def make(heads=H, kv_heads=H, Sq=S, Sk=S, D=64, dtype=torch.bfloat16):
 
 
 @pytest.mark.parametrize("full, q_per, kv_per", [(True, 1, 1), (True, 2, 3), (False, 1, 2)])
-def test_tiles_from_where_lists_begin(monkeypatch, full, q_per, kv_per):
-    """Are those that are looked up by themselves; also of numbers of blocks, and blocks, that lie."""
-    g = torch.Generator().manual_seed(0)
+def test_tiles_of_lists(monkeypatch, full, q_per, kv_per):
+    """Those with the mask, then the full ones; also of numbers of blocks, and blocks, that lie."""
+    g, keys = torch.Generator().manual_seed(0), 17
     ints = lambda least, most, *shape: torch.randint(least, most, shape, generator=g, dtype=torch.int32)
     num, full_num = ints(-1, 6, 2, 3, 4), ints(-1, 4, 2, 3, 4)
     lists = num, ints(-3, 30, 2, 3, 4, 5), *((full_num, ints(-3, 30, 2, 3, 4, 3)) if full else (None, None))
-    found = torch.full((2, 2, 3, 4 * q_per + 1, 30), -1, dtype=torch.int32)
-    function(KeyTilesOnCpu(full, q_per, kv_per), monkeypatch)(found, lists, 17)
-    assert torch.equal(found[0], found[1])
-    blocks = num.clamp(0, 5) + (full_num.clamp(0, 3) if full else 0)
-    rows = torch.arange(4 * q_per + 1).div(q_per, rounding_mode="floor").clamp(max=3)
-    assert torch.equal((found[0] >= 0).sum(-1), kv_per * blocks[..., rows]) and found.max() < 17 + kv_per
+    found = torch.full((2, 3, 4 * q_per + 1, 30), -1, dtype=torch.int32)
+    function(KeyTilesOnCpu(full, q_per, kv_per), monkeypatch)(found, lists, keys)
+    for b, h, tile in itertools.product(*map(range, found.shape[:3])):
+        row = b, h, min(tile // q_per, 3)
+        blocks = [lists[1][row][:max(num[row], 0)], *([lists[3][row][:max(full_num[row], 0)]] if full else [])]
+        blocks = torch.cat(blocks).clamp(0, -(-keys // kv_per) - 1)
+        wanted = (blocks[:, None] * kv_per + torch.arange(kv_per)).flatten()
+        assert found[b, h, tile].tolist() == wanted.tolist() + [-1] * (30 - len(wanted))
 
 
 @pytest.mark.parametrize("name", ["causal", "standalone_sparse", "t5_bias", "relative_bias"])

@@ -200,6 +200,17 @@ def test_hard_scores():
     check(q, k, v, gallery.causal_score, None, scale=0.3)
 
 
+def test_far_from_a_softcap():
+    """Scores far below it, far above, both in a tile, NaN and inf: of the kernel that `test_gallery` has."""
+    q, k, v = make(576, 576, scale=4.0)
+    q[:, 0] *= 0.02
+    q[:, 1, ::3] *= 0.02
+    check(q, k, v, gallery.softcap(20.0), gallery.causal)
+    q[0, 2, 300], q[1, 3, 400, 7] = math.nan, math.inf
+    o = tkq.flex_attention(q, k, v, gallery.softcap(20.0), mask_of(gallery.causal, 576, 576))
+    assert (~o.isfinite().all(3)).nonzero().tolist() == [[0, 2, 300]]
+
+
 def test_same_bits_and_graphs():
     """Bit for bit in each run, and under a CUDA graph whose mask is rebuilt in place."""
     q, k, v = make(600, 600)

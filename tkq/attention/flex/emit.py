@@ -1,6 +1,7 @@
 """A graph as code of a kernel: its nodes are visited once for each element when the kernel is traced. What does not
 depend on an element's row or column is made once and shared."""
 import math
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -11,6 +12,8 @@ from tkq.attention.flex.functions.graph import FLOAT, Node
 from tkq.tile.assembly import ptx
 
 LOG2E, NEAR = math.log2(math.e), 0.06
+# tanh(x) / x for |x| <= 1, of x ** 2: a relative error of 6e-7
+NEAR_TANH = (0.99999941, -0.33329042, 0.13281434, -0.05160567, 0.01674312, -0.00306706)
 _KINDS = {"bool": Boolean, "i32": Int32, "i64": Int64, "f32": Float32}
 _MATH = {**{name: name for name in FLOAT}, "round": "roundeven", "pow": "pow"}
 _PLAIN = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b,
@@ -21,16 +24,24 @@ _PLAIN = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a,
           "where": lambda c, a, b: select(c, a, b)}
 
 
+class Scaled(NamedTuple):
+    """A score that is value * factor. factor: what all scores share."""
+
+    value: Any
+    factor: Any
+
+
 class Emitted:
-    """A graph in a kernel. captured: what its slots hold, the kernel's own (tensors, numbers), or None.
+    """A graph in a kernel. captured: what its slots hold, the kernel's own (tensors, numbers), or None. near: every
+    tanh is taken of numbers from -1 to 1.
 
     ``at(b=.., h=.., q=.., kv=.., score=..)`` is its value for one element. An input is (base, offset): an index is
-    their sum, the offset a number that is known when traced; of a score the base is its value. Equal offsets mean equal
-    values, and what depends on these inputs alone is not made again: what is affine in indices is its value at the
-    bases and a constant."""
+    their sum, the offset a number that is known when traced; of a score the base is its value, or ``Scaled``. Equal
+    offsets mean equal values, and what depends on these inputs alone is not made again: what is affine in indices is
+    its value at the bases and a constant."""
 
-    def __init__(self, graph, captured):
-        self.graph = graph
+    def __init__(self, graph, captured, near=False):
+        self.graph, self.near = graph, near
         self.tensors, self.numbers = (None, None) if captured is None else captured
         self.depends = [tuple(sorted(of)) for of in graph.inputs_of()]
         self.affine, self.needs, self.made = graph.affine(), _needs(graph), {}
@@ -73,10 +84,21 @@ class Emitted:
         if shift:
             return self._value(i, self._at_bases(inputs)) + kind(shift)
         if node.op == "input":
-            return inputs[first][0]
-        args = [self.made[self._key(a, inputs)] for a in graph.operands(i)]
+            value = inputs[first][0]
+            return value.value * value.factor if isinstance(value, Scaled) else value
+        return self._applied(i, [self.made[self._key(a, inputs)] for a in graph.operands(i)], inputs)
+
+    def _applied(self, i, args, inputs):
+        """A node's operation."""
+        node, graph = self.graph.nodes[i], self.graph
+        first, kind = node.args[0], _KINDS[node.type]
         if node.op == "load":
             return _load(self.tensors[first], args, node.type)
+        if node.type == "f32" and node.op in ("mul", "div", "tanh"):
+            for way in (self._product_of_score, self._near_tanh):
+                found = way(i, args, inputs)
+                if found is not None:
+                    return found
         if node.op == "div" and self._shares_divisor(*node.args):
             args = args[0], self._inverse(self._key(node.args[1], inputs), args[1])
             node = Node("mul", node.type, node.args)
@@ -93,9 +115,43 @@ class Emitted:
     def _at_bases(inputs):
         return {name: (base, 0 if name in ("q", "kv") else offset) for name, (base, offset) in inputs.items()}
 
+    def _product_of_score(self, i, args, inputs):
+        """A ``Scaled`` score times, or over, what all scores share: of one product; None of another node."""
+        node, score = self.graph.nodes[i], inputs.get("score", (None,))[0]
+        for a, b in ((0, 1), (1, 0))[:{"mul": 2, "div": 1}.get(node.op, 0) if isinstance(score, Scaled) else 0]:
+            of, by = self.graph.nodes[node.args[a]], node.args[b]
+            if (of.op, of.args) == ("input", ("score",)) and self._is_shared(by):
+                known = "factor", i
+                if known not in self.made:
+                    by = args[b] if node.op == "mul" else self._inverse(self._key(by, inputs), args[b])
+                    self.made[known] = score.factor * by
+                return score.value * self.made[known]
+        return None
+
+    def _near_tanh(self, i, args, inputs):
+        """Of a number from -1 to 1, and times what all scores share, which the polynomial's numbers are multiplied by;
+        None of another node."""
+        node, nodes = self.graph.nodes[i], self.graph.nodes
+        if not self.near:
+            return None
+        if node.op == "tanh":
+            return _polynomial(args[0], [Float32(c) for c in NEAR_TANH])
+        for a, b in ((0, 1), (1, 0))[:2 * (node.op == "mul")]:
+            of = nodes[node.args[a]]
+            if of.op == "tanh" and self._is_shared(node.args[b]):
+                known = "polynomial", i
+                if known not in self.made:
+                    self.made[known] = [args[b] * Float32(c) for c in NEAR_TANH]
+                return _polynomial(self.made[self._key(of.args[0], inputs)], self.made[known])
+        return None
+
+    def _is_shared(self, i):
+        """By all scores?"""
+        return not {"score", "q", "kv"} & {*self.depends[i]}
+
     def _shares_divisor(self, dividend, divisor):
         """Is it a score over what all scores share?"""
-        return "score" in self.depends[dividend] and not {"score", "q", "kv"} & {*self.depends[divisor]}
+        return "score" in self.depends[dividend] and self._is_shared(divisor)
 
     def _inverse(self, of, divisor):
         """1 / a divisor that all scores share, made once. Of scores alone: a quotient of indices may be looked at for
@@ -148,6 +204,23 @@ def _tanh(x):
     far = cute.math.fma(cute.arch.rcp_approx(e + Float32(1.0)), Float32(-2.0), Float32(1.0))
     near = cute.math.fma(square, cute.math.fma(square, Float32(2 / 15), Float32(-1 / 3)), Float32(1.0)) * x
     return select(square < Float32(NEAR * NEAR), near, far)
+
+
+def _polynomial(x, factors):
+    """x times a polynomial of x ** 2."""
+    square, found = x * x, factors[-1]
+    for factor in factors[-2::-1]:
+        found = cute.math.fma(found, square, factor)
+    return x * found
+
+
+def near_arguments(graph) -> tuple:
+    """The nodes of which a graph takes the tanh, where these depend on the score and on what all share alone, and no
+    other function takes long, as its code is there twice; else none."""
+    depends, found = graph.inputs_of(), {node.args[0] for node in graph.nodes if node.op == "tanh"}
+    near = all("score" in depends[i] and not {"q", "kv"} & depends[i] for i in found)
+    long = any((node.op in FLOAT and node.op != "tanh") or node.op == "pow" for node in graph.nodes)
+    return tuple(sorted(found)) if near and not long else ()
 
 
 def _least(a, b, whole):

@@ -75,7 +75,8 @@ class FlexForward:
 
     @cute.kernel
     def kernel(self, g: FlexGlobals):
-        cfg, smem = self.config, self.base.shared(tk.SharedAllocator())
+        cfg, allocator = self.config, tk.SharedAllocator()
+        smem, numbers = self.base.shared(allocator), allocator.vector(1, cfg.stages, Int32)
         n = cfg.consumers * cfg.q_stages
 
         def initialise():
@@ -86,5 +87,5 @@ class FlexForward:
                 tk.init(smem.q_empty[i], 4)
 
         tk.init_block(initialise, 1)
-        tk.specialise(lambda: self.producer.run(g, smem), lambda wg: self.consumer.run(g, smem, wg), cfg.consumers,
-                      cfg.registers)
+        tk.specialise(lambda: self.producer.run(g, smem, numbers),
+                      lambda wg: self.consumer.run(g, smem, numbers, wg), cfg.consumers, cfg.registers)

@@ -1,12 +1,18 @@
 """Which scores of a tile a mask lets through, as bits: before the scores are there, so that few registers are used."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Uint32
+from cutlass import Boolean, Constexpr, Float32, Int32, Int64, Uint32
 
+import tkq.tile as tk
 from tkq.attention.flex.emit import Emitted, select
+from tkq.attention.flex.words import COLUMNS, ELEMENTS, LIMITS, ROWS, words
 
-COLUMNS = 8  # of a thread's, that the mask is evaluated for at a time
+STEP = 8  # of a thread's columns, that elements are evaluated for at a time
 ALL = 0xffffffff
+OWN = (0, 1, 8, 9)  # columns past its first that a lane evaluates for others: four lanes have 16, side by side
+_OF_WORDS = {"and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b, "ne": lambda a, b: a ^ b,
+             "eq": lambda a, b: ~(a ^ b), "not": lambda a: ~a, "where": lambda c, a, b: (c & a) | (~c & b)}
+_BACKWARDS = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
 
 
 class Look:
@@ -14,32 +20,117 @@ class Look:
 
     def __init__(self, graph, along: str):
         self.graph, self.along, self.across = graph, along, "q" if along == "kv" else "kv"
+        self.words = None if graph is None else words(graph, along)
 
     def look(self, captured, of, place, width, seen):
         """seen: two words, a bit for each of the thread's columns in each of its two rows. of: inputs that all share;
-        place: (first row, first column) of the thread; width: columns of the tile."""
-        graph, (row, col) = Emitted(self.graph, captured), place
-        across = lambda r: {self.across: (row, 8 * r)}
+        place: (first row, first column) of the thread; width: columns of the tile. A whole warp."""
+        (row, col), graph = place, Emitted(self.graph, captured)
+        inputs = [{**of, self.across: (row, 8 * r), self.along: (col, 0)} for r in range(2)]
+        made, elements = {}, [i for i, how in self.words.of.items() if how == ELEMENTS]
+        lane = {**of, self.along: (col + 16 * (tk.lane_id() // 4), 0)}
+        for i, how in self.words.of.items():
+            if how == COLUMNS:
+                made[i] = (self.word_of_columns(i, captured, lane),) * 2
+        if elements:
+            each = self.each_word(elements, captured, (inputs, lane), width)
+            made.update((i, (each[2 * n], each[2 * n + 1])) for n, i in enumerate(elements))
+        for i in self.words.of:  # each behind those that it takes
+            if i not in made:
+                made[i] = tuple(self.word(i, graph, inputs[r], [made.get(a, (None,) * 2)[r]
+                                                                for a in self.graph.operands(i)]) for r in range(2))
         for r in range(2):
-            seen[r] = Uint32(0)
-            graph.prepare(self.along, **of, **across(r))
+            seen[r] = made[len(self.graph.nodes) - 1][r]
+
+    def word(self, i, graph, inputs, operands):
+        """Of a row. operands: words."""
+        how, node = self.words.of[i], self.graph.nodes[i]
+        if how == ROWS:
+            return select(graph.node_at(i, **inputs), Uint32(ALL), Uint32(0))
+        if how == LIMITS:
+            steps, values = (self.words.steps[a] for a in node.args), [graph.node_at(a, **inputs) for a in node.args]
+            return _compared(node.op, *steps, *(Int64(x) for x in values))
+        return _OF_WORDS[node.op](*operands)
+
+    def word_of_columns(self, i, captured, lane):
+        """Each lane looks at 4 of a row's columns, for the 8 lanes that have them."""
+        values = self.values_of_columns(i, captured, lane)
+        word = Uint32(0)
+        for n, value in enumerate(values):
+            word = word | select(value, Uint32(1 << n), Uint32(0))
+        word = word << Uint32(tk.lane_id() // 4 * 4)
+        for offset in (4, 8, 16):
+            word = word | Uint32(cute.arch.shuffle_sync_bfly(word, offset=offset))
+        return word
+
+    def values_of_columns(self, i, captured, lane):
+        graph, (first, _) = Emitted(self.graph, captured), lane[self.along]
+        return [graph.node_at(i, **{**lane, self.along: (first, column)}) for column in OWN]
+
+    def each_word(self, elements, captured, of, width):
+        """Of elements one by one: for each node a word for either row. of: (inputs of the rows, of the lane)."""
+        (inputs, lane), graph = of, Emitted(self.graph, captured)
+        shared = {i: self.values_of_columns(i, captured, lane) for i in self.words.shared}
+        found, col = cute.make_rmem_tensor((2 * len(elements),), Uint32), inputs[0][self.along][0]
+        for n in range(2 * len(elements)):
+            found[n] = Uint32(0)
+        for r in range(2):
+            graph.prepare(self.along, **{name: x for name, x in inputs[r].items() if name != self.along})
 
         def look_at(part):
-            first = col + 32 * part
-            for r in range(2):
-                bits = Uint32(0)
-                for j in range(COLUMNS):
-                    at = first, 8 * (j // 2) + j % 2
-                    value = graph.at(**of, **across(r), **{self.along: at})
-                    bits = bits | select(value, Uint32(1 << j), Uint32(0))
-                seen[r] = seen[r] | (bits << Uint32(COLUMNS * part))
+            inside, bits = Emitted(self.graph, captured), [Uint32(0) for _ in range(2 * len(elements))]
+            inside.made.update(graph.made)
+            for j in range(STEP):
+                column = col + 32 * part, 8 * (j // 2) + j % 2
+                for i, values in shared.items():
+                    value = from_lane(values[j // 2 % 2 * 2 + j % 2], 8 * part + 4 * (j // 4) + tk.lane_id() % 4)
+                    inside.know(i, value, **{**inputs[0], self.along: column})
+                for n in range(2 * len(elements)):
+                    value = inside.node_at(elements[n // 2], **{**inputs[n % 2], self.along: column})
+                    bits[n] = bits[n] | select(value, Uint32(1 << j), Uint32(0))
+            for n, word in enumerate(bits):
+                found[n] = found[n] | (word << Uint32(STEP * part))
 
-        self.each_part(width // (4 * COLUMNS), look_at)
+        self.each_part(width // (4 * STEP), look_at)
+        return found
 
     @cute.jit
     def each_part(self, n: Constexpr[int], look_at: Constexpr):
         for part in cutlass.range(n, unroll=1):
             look_at(part)
+
+
+def _compared(op, step, other, a, b):
+    """Where a + step * x is less than, .. b + other * x, x a column past the thread's first; steps that are 1 apart."""
+    if step < other:
+        op, a, b = _BACKWARDS[op], b, a  # with the sides changed, the first one grows faster
+    limit = b - a
+    if op in ("lt", "ge"):
+        below = _below(limit)
+        return below if op == "lt" else ~below
+    past = _below(limit + Int64(1))
+    if op in ("le", "gt"):
+        return past if op == "le" else ~past
+    equal = past & ~_below(limit)
+    return equal if op == "eq" else ~equal
+
+
+def _below(limit):
+    """A bit for each of the thread's columns, which are 0 1 8 9 .. past its first: is it below?"""
+    limit = Int32(cutlass.max(cutlass.min(limit, Int64(128)), Int64(0)))
+    pairs = Uint32(limit >> 3)
+    return ~((Uint32(ALL) << pairs) << (pairs + Uint32(cutlass.min(limit & 7, 2))))
+
+
+def from_lane(value, lane):
+    """What a lane has, of any type."""
+    kind = type(value)
+    if kind is Boolean:
+        return from_lane(select(value, Int32(1), Int32(0)), lane) != Int32(0)
+    if kind is Int64:
+        high, low = (from_lane(word, lane) for word in (Int32(value >> Int64(32)), Uint32(value & Int64(ALL))))
+        return (Int64(high) << Int64(32)) | Int64(low)
+    return kind(cute.arch.shuffle_sync(value, lane))
 
 
 def all_seen(seen):

@@ -3,7 +3,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, const_expr
 
 import tkq.tile as tk
-from tkq.attention.flex.emit import Emitted
+from tkq.attention.flex.emit import Emitted, Scaled, near_arguments
 from tkq.attention.flex.look import Look, all_seen, chosen
 from tkq.attention.forward.softmax import Softmax
 
@@ -15,20 +15,23 @@ class FlexSoftmax:
     def __init__(self, spec, config):
         self.spec, self.config, self.online = spec, config, Softmax(spec.attention, config)
         self.look_at = Look(spec.mask, "kv")
+        self.near = () if spec.score is None else near_arguments(spec.score)
 
-    def first(self, g, regs, tile, seen):
-        """The first tile of keys of a task. seen: of ``look``."""
+    def first(self, g, regs, tile, seen, graph):
+        """The first tile of keys of a task. seen: of ``look``; graph: of ``ready``."""
         tk.zero(regs.norm)
         tk.neg_infty(regs.max)
-        self.score(g, regs, tile)
+        self.score(g, regs, tile, graph)
         self.mask(regs, seen, self.spec.mask is not None)
         self.end_of_keys(g, regs, tile)
         self.online.move(g, regs, guarded=True)
         self.online.exponentials(g, regs, guarded=True)
 
-    def step(self, g, regs, tile, seen, masked: bool):
-        """S becomes exponentials. Did max of a row of the warp's move, so that O must be rescaled?"""
-        self.score(g, regs, tile)
+    def step(self, g, regs, tile, of, masked: bool):
+        """S becomes exponentials. Did max of a row of the warp's move, so that O must be rescaled? of: what ``look``
+        and ``ready`` gave."""
+        seen, graph = of
+        self.score(g, regs, tile, graph)
         self.mask(regs, seen, masked)
         self.end_of_keys(g, regs, tile)
         moved = self.online.out_of_range(g, regs)
@@ -45,14 +48,50 @@ class FlexSoftmax:
         batch, head, row, col = place
         return dict(b=(batch, 0), h=(head, 0), q=(row, 8 * r), kv=(col, 8 * (j // 2) + j % 2))
 
-    def score(self, g, regs, tile):
-        if self.spec.score is None:
-            return
+    def ready(self, g, regs, tile):
+        """The score function, of which is made what needs no score and no key: before the scores are there."""
+        if self.spec.score is None or self.near:
+            return None
+        place, graph = self.place(regs, tile), Emitted(self.spec.score, g.score)
+        for r in range(2):
+            inputs = self.inputs(place, r, 0)
+            graph.prepare("score", "kv", **{name: inputs[name] for name in ("b", "h", "q")})
+        return graph
+
+    def score(self, g, regs, tile, graph):
+        if self.near:
+            self.near_or_far(g, regs, tile)
+        elif self.spec.score is not None:
+            self.score_each(g, regs, tile, graph)
+
+    @cute.jit
+    def near_or_far(self, g, regs, tile):
+        """Where no tanh of a warp's is of more than 1, as most scores are far below a softcap, it is a polynomial:
+        exponentials and reciprocals are what the softmax itself is short of."""
+        if self.all_near(g, regs, tile):
+            self.score_each(g, regs, tile, Emitted(self.spec.score, g.score, near=True))
+        else:
+            self.score_each(g, regs, tile, Emitted(self.spec.score, g.score))
+
+    def all_near(self, g, regs, tile):
+        top, graph = [Float32(0.0) for _ in range(4)], Emitted(self.spec.score, g.score)
+        for n, (_, inputs) in enumerate(self.scores(g, regs, tile)):
+            for i in self.near:
+                top[n % 4] = cute.arch.fmax(top[n % 4], cute.math.absf(graph.node_at(i, **inputs)))
+        top = cute.arch.fmax(cute.arch.fmax(top[0], top[1]), cute.arch.fmax(top[2], top[3]))
+        return cute.arch.vote_all_sync(top <= Float32(1.0))
+
+    def score_each(self, g, regs, tile, graph):
+        view = regs.s.rows_view
+        for at, inputs in self.scores(g, regs, tile):
+            view[at] = graph.at(**inputs)
+
+    def scores(self, g, regs, tile):
+        """(place in a thread's tile, inputs of the score function) of each."""
         place, view = self.place(regs, tile), regs.s.rows_view
-        graph = Emitted(self.spec.score, g.score)
         for j in range(regs.s.cols // 4):
             for r in range(2):
-                view[r, j] = graph.at(**self.inputs(place, r, j), score=(view[r, j] * g.score_scale, (r, j)))
+                yield (r, j), dict(self.inputs(place, r, j), score=(Scaled(view[r, j], g.score_scale), (r, j)))
 
     @cute.jit
     def look_if(self, g, regs, tile, seen):
@@ -70,8 +109,8 @@ class FlexSoftmax:
     def mask(self, regs, seen, masked: bool):
         """Scores of keys that a row does not see become -inf."""
         view = regs.s.rows_view
-        for j in range(regs.s.cols // 4 if masked else 0):
-            for r in range(2):
+        for r in range(2):  # a row after the other: ptxas makes predicates of seven bits of a word at once (R2P)
+            for j in range(regs.s.cols // 4 if masked else 0):
                 view[r, j] = chosen(seen, r, j, view[r, j], -Float32.inf)
 
     @cute.jit
