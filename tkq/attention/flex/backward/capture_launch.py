@@ -46,6 +46,6 @@ def run(call: Call, rows, slopes, into, config=None):
     config = config or capture_plan(asked.spec().width)
     spec = CaptureSpec(asked.spec(config), slopes.derivatives, tuple(x.dim() for x in into))
     kernel, num_sms = launcher(call.q.device, spec, config, capture_recipe)
-    functions = Functions(captured(call.score), captured(slopes.traced), captured(call.mask))
+    functions = Functions(captured(call.score), captured(call.mask))
     kernel(operands_of(call, rows), workspace(call, spec.of, config), asked.lists,
-           CaptureOperands(functions, tuple(into)), FlexScalars(call.scale, num_sms))
+           CaptureOperands(functions, captured(slopes.traced), tuple(into)), FlexScalars(call.scale, num_sms))

@@ -60,7 +60,7 @@ class FlexBackward:
         spec, c, tiles_of = self.spec, self.config, self.tiles
         do, q, k, v, o, lse, dlse = operands
         dq, dk, dv = gradients
-        layout = DenseBatch(q.shape[1], k.shape[1], q.shape[0])
+        layout = DenseBatch(q.shape[1], k.shape[1], q.shape[0], spec.q_per)
         heads, kv_heads, batches = q.shape[2], k.shape[2], q.shape[0]
         heads_per_kv = heads // kv_heads
         tiles, blocks = layout.slots(False, c.tile), layout.slots(True, c.block)
@@ -73,9 +73,9 @@ class FlexBackward:
         listed, states = None, None
         if const_expr(lists is not None):
             listed, states = lists.queries, lists.states
-        score, slope, mask = None, None, None
+        score, mask = None, None
         if const_expr(functions is not None):
-            score, slope, mask = functions
+            score, mask = functions
         g = FlexGlobals(
             q=loads(q, tiles_of.q, False), do=loads(do, tiles_of.q, False), k=loads(k, tiles_of.kv, False),
             v=loads(v, tiles_of.kv, False), dk=self.dkv.output.globals(dk), dv=self.dkv.output.globals(dv),
@@ -84,7 +84,7 @@ class FlexBackward:
             splits_per_kv_head=None, tiles=tiles, scale=scalars.scale, l2_section=l2_section, tail_heads=tail_heads,
             helper_warps=None, scores=Scores.of(scalars.scale, Float32(0.0), False),
             queries=KeyTiles(listed, spec.mask is not None, spec.full, spec.kv_per, spec.q_per, tiles),
-            score=score, slope=slope, mask=mask, states=states, q_per=spec.q_per)
+            score=score, mask=mask, states=states, q_per=spec.q_per)
         self.kernel(g).launch(grid=[tasks, 1, 1], block=[WARPGROUPS * tk.WARPGROUP, 1, 1], stream=stream,
                               min_blocks_per_mp=1, use_pdl=True)
         if const_expr(spec.dq):
@@ -100,7 +100,8 @@ class FlexBackward:
             full = (ints(B, H, R), ints(B, H, R, fake.sym())) if spec.full else (None, None)
             lists = BackwardLists(BlockLists(ints(B, H, R), ints(B, H, R, fake.sym()), *full),
                                   ints(B, H, fake.sym(), fake.sym()) if spec.states else None)
-        found = [captured(x) for x in (spec.score, spec.slope, spec.mask)]
+        score = spec.score if spec.joint is None else spec.joint.graph
+        found = [captured(x) for x in (score, spec.mask)]
         functions = None if all(x is None for x in found) else Functions(*found)
         return (operands, gradients, workspace, lists, functions,
                 FlexScalars(Float32(1.0), Int32(1)))

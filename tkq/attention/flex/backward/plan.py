@@ -12,7 +12,7 @@ _PLANS = {64: replace(SINGLE[64], store_from_registers=False), 128: BackwardConf
 def plan(spec: FlexBackwardSpec, q_block: int = 128) -> BackwardConfig:
     """One task a block, as lists and graphs take registers. q_block: queries of a listed block, of which a tile is no
     more."""
-    config = (_SOFTCAP if spec.slope is not None else _PLANS)[spec.width]
+    config = (_SOFTCAP if spec.joint is not None else _PLANS)[spec.width]
     if q_block % config.tile:
         config = replace(config, tile=64)
     return config.check(spec.width)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import dataclass
 
 from tkq.attention.flex.functions.graph import COMPARISONS, Builder, Graph
 
@@ -20,13 +21,33 @@ def derivative(graph: Graph) -> tuple:
     return Derivative(graph).run()
 
 
+@dataclass(frozen=True)
+class Joint:
+    """A score function and its derivative in one graph, where each can take what the other has made. value, slope:
+    their nodes."""
+
+    graph: Graph
+    value: int
+    slope: int
+
+
+@functools.lru_cache(1024)
+def joint(graph: Graph) -> tuple:
+    """(``Joint``, the slots of tensors, those of numbers); raises as ``derivative``."""
+    of = Derivative(graph)
+    slope = of.slope_node()
+    found, tensors, numbers, nodes = of.build.finish_all((of.value[-1], of.number(0.0) if slope is None else slope))
+    return Joint(found, *nodes), tensors, numbers
+
+
 class Derivative:
     def __init__(self, graph):
         self.graph, self.build = graph, Builder()
         self.value = self.build.include(graph)
         self.slope = []  # of each node: a node, None for 0
 
-    def run(self):
+    def slope_node(self):
+        """None for 0."""
         for i, node in enumerate(self.graph.nodes):
             if node.op == "input":
                 self.slope.append(self.number(1.0) if node.args[0] == "score" else None)
@@ -35,7 +56,10 @@ class Derivative:
                 self.slope.append(None)
             else:
                 self.slope.append(self.of(node, [self.slope[a] for a in node.args]))
-        found = self.slope[-1]
+        return self.slope[-1]
+
+    def run(self):
+        found = self.slope_node()
         if found is None:
             return 0.0, (), ()
         known = self.build.value(found)
