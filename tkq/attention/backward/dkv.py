@@ -56,11 +56,15 @@ class Dkv:
         tk.zero(c.dv)
         for i in cutlass.range_constexpr(2):
             tk.wait(s.kv_full[i], kv.phase)
-        self.scheduler.visit(g, s, t, c, self.step)
+        self.visit(g, s, t, c)
         for i in cutlass.range_constexpr(2):
             self.scheduler.release_kv(s, i)
         self.scheduler.next_kv(kv)
         self.finish(g, s, reload_task(), c)
+
+    def visit(self, g, s, t, c):
+        """The task's tiles of queries."""
+        self.scheduler.visit(g, s, t, c, self.step)
 
     def step(self, *args):
         return (self.slope_step if self.by_slope else self.fp32_step)(*args)

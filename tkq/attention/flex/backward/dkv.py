@@ -1,5 +1,5 @@
 """P and dS of a tile of transposed scores, from the user's functions."""
-import itertools
+import math
 from dataclasses import replace
 
 import cutlass
@@ -32,45 +32,63 @@ class FlexDkv(Dkv):
         """graphs: the spec."""
         super().__init__(graphs.attention, config, tiles, scheduler)
         self.graphs, self.look_at = graphs, Look(graphs.mask, "q")
+        self.safe = all(finite(graph) for graph in (graphs.graph,) if graph is not None)
+
+    @cute.jit
+    def visit(self, g, s, t, c):
+        for h in cutlass.range(g.heads_per_kv, unroll=1):
+            emitted = self.of_head(g, t, self.scheduler.query_head(g, t, h))
+            self.scheduler.visit_head(g, s, t, c, h, lambda g, s, t, c, m, masked: self.step(
+                g, s, t, c, (*m, emitted), masked))
+
+    def of_head(self, g, t, head):
+        """What the functions take of a head, made once: an ``Emitted``, or None."""
+        if self.graphs.graph is None:
+            return None
+        emitted = Emitted(self.graphs.graph, g.score)
+        emitted.prepare("q", "kv", "score", b=(t.batch_k, 0), h=(head, 0))
+        return emitted
 
     def step(self, *args):
         return (self.fp32_step if self.graphs.joint is None else self.joint_step)(*args)
 
     @cute.jit
     def joint_step(self, g, s, t, c, m, masked: Constexpr[bool]):
-        tile, dtype, stage = self.config.tile, self.tiles.q.dtype, c.ring.stage
-        scores, dp = tk.rt_fl(tile), tk.rt_fl(tile)
-        of = replace(c, s=scores, dp=dp, p=tk.rt(tile, dtype), ds=tk.rt(tile, dtype))
+        tile, dtype, stage, parts = self.config.tile, self.tiles.q.dtype, c.ring.stage, self.config.dkv_parts
+        of = replace(c, s=tk.rt_fl(tile), p=tk.rt(tile, dtype), ds=tk.rt(tile, dtype))
         s.q_pipe.wait(c.ring)
-        c.ping_pong.take()
-        tk.mm_ABt(scores, s.k[c.wg], s.q[stage])
         s.do_pipe.wait(c.ring)
-        tk.mm_ABt(dp, s.v[c.wg], s.do[stage])
-        seen = self.look(g, t, of, m) if masked else None
-        functions = self.functions_of(g, t, of, m)
-        lse = stats_of(s, c.ring, 0, tile)
-        tk.mma_wait(0)
-        c.ping_pong.give()
-        self.make_ds(s, of, lambda which: self.make_joint_part(s, of, functions, lse, seen, which))
+        tk.mm_ABt(of.s, s.k[c.wg], s.q[stage])
+        seen, functions = self.look(g, t, of, m) if masked else None, self.functions_of(g, t, of, m)
+        for i in cutlass.range_constexpr(parts):
+            dp, (first, end) = tk.rt_fl(tile // parts), self.part(i)
+            self.add_part(s.do[stage], of.dv, of.p, i - 1)  # before dP is asked for, whose registers are free then
+            tk.mm_ABt(dp, s.v[c.wg], s.do[stage], b_part=i)
+            self.add_part(s.q[stage], of.dk, of.ds, i - 1)
+            tk.mma_wait(1 if i else 0)
+            self.make_joint_part(s, replace(of, dp=dp), functions, seen, (first, end - first))
         self.add_last_part(s, t, of)
 
-    def make_joint_part(self, s, c, functions, lse, seen, which):
+    def add_part(self, rows, to, x, i):
+        """The product with a part of P or dS."""
+        if i >= 0:
+            tk.mma_AB(to, x, rows, k=self.part(i))
+
+    def make_joint_part(self, s, c, functions, seen, which):
         """P as an operand and dS of some columns."""
-        logits, slopes = functions
+        logits, factor, slopes = functions
 
         def element(x, dp, lse, delta, at):
-            e = cute.math.exp2(cute.math.fma(logits(x, *at), Float32(tk.LOG2E), lse), fastmath=True)
+            e = cute.math.exp2(cute.math.fma(logits(x, *at), factor, lse), fastmath=True)
             e = e if seen is None else chosen(seen, at[0], at[1], e, 0.0)
             ds = e * (dp + delta) * slopes(x, *at)
-            return e, select(e == Float32(0.0), Float32(0.0), ds)
+            return e, ds if self.safe else select(e == Float32(0.0), Float32(0.0), ds)
 
-        delta = stats_of(s, c.ring, 1, self.config.tile, *which)
-        scores, dp, lse = (tk.columns(x, *which) for x in (c.s, c.dp, lse))
-        self.apply(c, which, element, scores, dp, lse, delta)
+        stats = [stats_of(s, c.ring, i, self.config.tile, *which) for i in range(2)]
+        self.apply(c, which, element, tk.columns(c.s, *which), c.dp, *stats)
 
     def make_p_fp32(self, g, t, c, m, p, lse):
-        logits, _ = self.functions_of(g, t, c, m)
-        factor = g.scores.outer if self.graphs.score is None else Float32(tk.LOG2E)
+        logits, factor, _ = self.functions_of(g, t, c, m)
         for i, at in enumerate(_places(0, self.config.tile)):
             x = cute.math.fma(logits(c.s.tensor[i], *at), factor, lse.tensor[at[1]])
             p.tensor[i] = cute.math.exp2(x, fastmath=True)
@@ -92,22 +110,22 @@ class FlexDkv(Dkv):
         assert next(places, None) is None, "an element for each of a thread's"
 
     def functions_of(self, g, t, c, m):
-        """(score, its slope or None): each of (a product of q and k, r, j, column)."""
-        of = self.graphs
-        if of.score is None and of.joint is None:
-            return lambda x, *_: x, None
-        places = self.places(t, c, *m)
+        """(score, the factor that makes a logit in base 2 of it, its slope or None): functions of (a product of q and
+        k, r, j, column)."""
+        of, (head, tile, emitted) = self.graphs, m
+        if emitted is None:
+            return lambda x, *_: x, g.scores.outer, None
+        places, emitted = self.places(t, c, head, tile), emitted.again()
         inputs = lambda x, r, j, col: {**places(r, col), "score": (x * g.scale, (r, col))}
-        if of.joint is None:
-            score = Emitted(of.score, g.score)
-            return lambda *at: finite(of.score, score.at(**inputs(*at))), None
-        joint = Emitted(of.joint.graph, g.score)
-        return (lambda *at: finite(of.joint.graph, joint.node_at(of.joint.value, **inputs(*at))),
-                lambda *at: joint.node_at(of.joint.slope, **inputs(*at)))
+        at_most = lambda x: x if self.safe else select(x < Float32(LARGEST), x, Float32(LARGEST))
+        value = len(of.graph.nodes) - 1 if of.joint is None else of.joint.value
+        value, factor = emitted.without_factor(value, b=(t.batch_k, 0), h=(head, 0))
+        return (lambda *at: at_most(emitted.node_at(value, **inputs(*at))), Float32(tk.LOG2E) * factor,
+                None if of.joint is None else lambda *at: emitted.node_at(of.joint.slope, **inputs(*at)))
 
     def look(self, g, t, c, m):
         """Two words: which of a tile's queries the thread's keys are seen by."""
-        seen, (head, tile) = cute.make_rmem_tensor((2,), Uint32), m
+        seen, (head, tile, *_) = cute.make_rmem_tensor((2,), Uint32), m
         if self.graphs.mask is None:
             all_seen(seen)
         else:
@@ -126,7 +144,7 @@ class FlexDkv(Dkv):
     def places(self, t, c, head, tile):
         """(row, column of a thread's) -> inputs of the graphs: rows are keys, columns queries."""
         key = t.block * self.config.block + c.wg * 64 + tk.first_row()
-        query = tile * self.config.tile + tk.first_col()
+        query = None if tile is None else tile * self.config.tile + tk.first_col()  # of none where none is asked for
         return lambda r, col: dict(b=(t.batch_k, 0), h=(head, 0), q=(query, col), kv=(key, 8 * r))
 
     @cute.jit
@@ -149,9 +167,10 @@ def _places(first, columns):
         yield i // 2 % 2, j, 8 * (j // 2) + j % 2
 
 
-def finite(graph, x):
-    """A score that exp2(.. - inf) makes 0 of, as it must of queries behind the last one, whose indices a function may
-    make NaN or inf of."""
-    divides = lambda i, node: node.op == "div" and graph.inputs_of()[node.args[1]] & {"q", "kv", "score"}
-    safe = all(node.op in _FINITE or (node.op == "div" and not divides(i, node)) for i, node in enumerate(graph.nodes))
-    return x if safe else select(x < Float32(LARGEST), x, Float32(LARGEST))
+def finite(graph) -> bool:
+    """Does a graph make numbers of all numbers, whatever the indices? Else a query behind the last one may have NaN or
+    inf, of which exp2(.. - inf) would not be 0, and a score that is not seen a slope that times 0 is not 0."""
+    depends = graph.inputs_of()
+    divides = lambda node: node.op == "div" and not depends[node.args[1]] & {"q", "kv", "score"}
+    number = lambda node: node.op != "const" or math.isfinite(node.args[0])
+    return all((node.op in _FINITE or divides(node)) and number(node) for node in graph.nodes)

@@ -100,8 +100,7 @@ class FlexBackward:
             full = (ints(B, H, R), ints(B, H, R, fake.sym())) if spec.full else (None, None)
             lists = BackwardLists(BlockLists(ints(B, H, R), ints(B, H, R, fake.sym()), *full),
                                   ints(B, H, fake.sym(), fake.sym()) if spec.states else None)
-        score = spec.score if spec.joint is None else spec.joint.graph
-        found = [captured(x) for x in (score, spec.mask)]
+        found = [captured(x) for x in (spec.graph, spec.mask)]
         functions = None if all(x is None for x in found) else Functions(*found)
         return (operands, gradients, workspace, lists, functions,
                 FlexScalars(Float32(1.0), Int32(1)))

@@ -17,7 +17,9 @@ class FlexScheduler(TileScheduler):
     def __init__(self, spec: FlexBackwardSpec, config: BackwardConfig):
         super().__init__(spec.attention, config)
         self.masks = spec.mask is not None or spec.states  # are there tiles that need one?
-        self.full, self.scored = spec.full, spec.score is not None or spec.joint is not None
+        self.full, graph = spec.full, spec.graph
+        # do scores depend on where they are?
+        self.places = graph is not None and any(depends & {"q", "kv"} for depends in graph.inputs_of())
 
     @cute.jit
     def find_task(self, g, i):
@@ -69,7 +71,7 @@ class FlexScheduler(TileScheduler):
             self.steps(lambda i: g.queries.from_start(starts, i, first, True), Int32(0), first,
                        lambda tile: step(g, s, t, c, (of[1], tile), True), True)
         self.steps(lambda i: g.queries.from_start(starts, i, counts.masked, not self.full), first, counts.all,
-                   lambda tile: step(g, s, t, c, (of[1], tile), False), self.scored)
+                   lambda tile: step(g, s, t, c, (of[1], tile), False), self.places)
 
     @cute.jit
     def steps(self, tile_at: Constexpr, first, end, step: Constexpr, asks: Constexpr[bool]):

@@ -29,6 +29,11 @@ class FlexBackwardSpec:
     kv_per: int = 1
 
     @property
+    def graph(self) -> Optional[Graph]:
+        """Of the score function, perhaps with its derivative."""
+        return self.score if self.joint is None else self.joint.graph
+
+    @property
     def attention(self) -> BackwardSpec:
         """Of the parts that it shares with ``flash_attn``. right: tasks differ in length."""
         return BackwardSpec(self.dtype, self.width, dq=self.dq, dlse=self.dlse, right=True)
