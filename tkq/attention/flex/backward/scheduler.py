@@ -38,11 +38,13 @@ class FlexScheduler(TileScheduler):
     def each_tile(self, g, t, work: Constexpr):
         """As ``TileScheduler.each_tile``. A listed block may go on where the queries do not: there are as many tiles
         as blocks need, and P of the last ones is 0."""
+        before = Int32(0)  # tiles of the heads before
         for h in cutlass.range(g.heads_per_kv, unroll=1):
             of = t.batch_k, self.query_head(g, t, h), t.block
             counts, starts = g.queries.counts(*of), g.queries.starts(*of)
             for i in cutlass.range(counts.all, unroll=1):
-                work(h + i, h, self.listed(g, starts, i, counts.masked))
+                work(before + i, h, self.listed(g, starts, i, counts.masked))
+            before = before + counts.all
 
     @cute.jit
     def listed(self, g, starts, i, masked):
