@@ -55,7 +55,7 @@ def shipped() -> list:
         config = backward_plan(spec)
         spec = replace(spec, q_per=128 // config.tile)
         found.append(Shipped(f"flex_attention_backward_{dtype}_d{dim}_{name}", backward_recipe(spec, config),
-                             _of_backward(config)))
+                             _of_backward(spec, config)))
     for dtype, dim in itertools.product(("bf16", "fp16"), WIDTHS):
         config = capture_plan(dim)
         of = FlexBackwardSpec(dtype, dim, False, False, alibi(), None, mask, True, True, q_per=128 // config.tile)
@@ -69,9 +69,10 @@ def shipped() -> list:
                             Expectation(instructions=("STG.E",), absent=("LDS", "BAR")))]
 
 
-def _of_backward(config):
+def _of_backward(spec, config):
     out = "STG.E.128" if config.store_from_registers else "UTMASTG"
     return Expectation(
-        tensor=24, instructions=("UTMALDG", out, "UBLKCP", "USETMAXREG", "STSM", "UBLKRED"), roles=config.roles,
+        # a few values wait on the stack in tiles that need the mask, or are needed once in a task
+        tensor=24, local_memory=12 if spec.graph is not None or spec.width == 64 else 0, instructions=("UTMALDG", out, "UBLKCP", "USETMAXREG", "STSM", "UBLKRED"), roles=config.roles,
         others=(("BackwardPreprocess", Expectation(instructions=("LDG.E.128",))),
                 ("BackwardPostprocess", Expectation(instructions=("LDG.E.128", "STSM", "UTMASTG")))))
