@@ -43,9 +43,9 @@ class Functions(NamedTuple):
 
 
 class CaptureOperands(NamedTuple):
-    """Of the kernel that makes gradients of captured tensors. functions: ``Functions``. slopes:
-    ``Captured`` of the graph of these derivatives. gradients: a tuple of fp32 tensors as the captured ones, of 1 element where those have no
-    dimension, to which is added."""
+    """Of the kernel that makes gradients of captured tensors. functions: ``Functions``. slopes: ``Captured``
+    of the graph of these derivatives. gradients: a tuple of fp32 tensors as the captured ones, of 1 element where those
+    have no dimension, to which is added."""
 
     functions: Any
     slopes: Any

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, Uint32
+from cutlass import Constexpr, Float32, Uint32
 
 import tkq.tile as tk
 from tkq.attention.backward.dkv import Dkv
@@ -36,10 +36,13 @@ class FlexDkv(Dkv):
 
     @cute.jit
     def visit(self, g, s, t, c):
+        """``step`` takes with a tile's place what the functions take of its head."""
         for h in cutlass.range(g.heads_per_kv, unroll=1):
-            emitted = self.of_head(g, t, self.scheduler.query_head(g, t, h))
-            self.scheduler.visit_head(g, s, t, c, h, lambda g, s, t, c, m, masked: self.step(
-                g, s, t, c, (*m, emitted), masked))
+            step = self.step_of(self.of_head(g, t, self.scheduler.query_head(g, t, h)))
+            self.scheduler.visit_head(g, s, t, c, h, step)
+
+    def step_of(self, emitted):
+        return lambda g, s, t, c, m, masked: self.step(g, s, t, c, (*m, emitted), masked)
 
     def of_head(self, g, t, head):
         """What the functions take of a head, made once: an ``Emitted``, or None."""

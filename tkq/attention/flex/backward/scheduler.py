@@ -56,15 +56,9 @@ class FlexScheduler(TileScheduler):
         return tile
 
     @cute.jit
-    def visit(self, g, s, t, c, step: Constexpr):
-        """``step(g, s, t, c, (query head, tile), masked)`` for each tile of each query head, in the order of
-        ``each_tile``."""
-        for h in cutlass.range(g.heads_per_kv, unroll=1):
-            self.visit_head(g, s, t, c, h, step)
-
-    @cute.jit
     def visit_head(self, g, s, t, c, h, step: Constexpr):
-        """Of the task's h-th query head."""
+        """``step(g, s, t, c, (query head, tile), masked)`` for each tile of the task's h-th query head, in the order of
+        ``each_tile``. Where no score depends on its place, tiles without the mask have no number."""
         of = t.batch_k, self.query_head(g, t, h), t.block
         counts, starts = g.queries.counts(*of), g.queries.starts(*of)
         first = Int32(0)
@@ -79,7 +73,9 @@ class FlexScheduler(TileScheduler):
     def steps(self, tile_at: Constexpr, first, end, step: Constexpr, asks: Constexpr[bool]):
         """asks: it matters which tiles. The next one's number is on its way meanwhile."""
         if const_expr(asks):
-            tile = tile_at(first)
+            tile = Int32(0)
+            if first < end:
+                tile = tile_at(first)
             for i in cutlass.range(first, end, unroll=1):
                 now = cute.arch.make_warp_uniform(tile)
                 tile = tile_at(cutlass.min(i + 1, end - 1))
