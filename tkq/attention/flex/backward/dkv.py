@@ -21,9 +21,9 @@ _FINITE = ("input", "const", "number", "cast", "where", "neg", "abs", "not", "ad
 class FlexDkv(Dkv):
     """``Dkv``, with P = exp(score(scale * S) - lse) where the mask holds, and dS = P * d score * (dP + delta).
 
-    Where d score is 1, the steps are ``Dkv``'s. Otherwise S and dP are both there before P, the slope and dS are made
-    of them, element by element: none of these is rounded, and none needs a tile in fp32 of its own. So P of a tile is
-    made under the other warpgroup's products alone, and dS of the second half under those of the first.
+    Where d score is 1, the steps are ``Dkv``'s. Otherwise S and dP are there before P, the slope and dS are made of
+    them, element by element: none of these is rounded before it is an operand, and none needs a tile in fp32 of its
+    own. dP comes part by part (``dkv_parts``), as there are no registers for all of it.
 
     P of a key behind the last one is what the functions make of a score of 0, perhaps inf: of its dS, which the product
     of dQ takes, zeroes are made; rows of dK and dV behind the end are not written."""
@@ -61,6 +61,7 @@ class FlexDkv(Dkv):
         of = replace(c, s=tk.rt_fl(tile), p=tk.rt(tile, dtype), ds=tk.rt(tile, dtype))
         s.q_pipe.wait(c.ring)
         s.do_pipe.wait(c.ring)
+        c.ping_pong.take()
         tk.mm_ABt(of.s, s.k[c.wg], s.q[stage])
         seen, functions = self.look(g, t, of, m) if masked else None, self.functions_of(g, t, of, m)
         for i in cutlass.range_constexpr(parts):
@@ -70,6 +71,7 @@ class FlexDkv(Dkv):
             self.add_part(s.q[stage], of.dk, of.ds, i - 1)
             tk.mma_wait(1 if i else 0)
             self.make_joint_part(s, replace(of, dp=dp), functions, seen, (first, end - first))
+        c.ping_pong.give()
         self.add_last_part(s, t, of)
 
     def add_part(self, rows, to, x, i):
@@ -122,7 +124,9 @@ class FlexDkv(Dkv):
         inputs = lambda x, r, j, col: {**places(r, col), "score": (x * g.scale, (r, col))}
         at_most = lambda x: x if self.safe else select(x < Float32(LARGEST), x, Float32(LARGEST))
         value = len(of.graph.nodes) - 1 if of.joint is None else of.joint.value
-        value, factor = emitted.without_factor(value, b=(t.batch_k, 0), h=(head, 0))
+        factor = Float32(1.0)
+        if self.safe:
+            value, factor = emitted.without_factor(value, b=(t.batch_k, 0), h=(head, 0))
         return (lambda *at: at_most(emitted.node_at(value, **inputs(*at))), Float32(tk.LOG2E) * factor,
                 None if of.joint is None else lambda *at: emitted.node_at(of.joint.slope, **inputs(*at)))
 
