@@ -85,21 +85,21 @@ MUTANTS = (
             tk.mm_ABt(dp, s.v[c.wg], s.do[stage])
          """, "tk.mm_ABt(dp, s.v[c.wg], s.do[stage])", WHOLE),
         ("do_freed_before_dv", """
-            tk.mma_AB(c.dk, of.ds, s.q[stage], k=last)
+            tk.mma_AB(c.dk, c.ds, s.q[stage], k=last)
             tk.mma_wait(1)  # dV
             s.do_pipe.release(c.ring)
          """, """
-            tk.mma_AB(c.dk, of.ds, s.q[stage], k=last)
+            tk.mma_AB(c.dk, c.ds, s.q[stage], k=last)
             s.do_pipe.release(c.ring)
          """, WHOLE_READS, (DO_FIRST,)),
         ("q_freed_before_dk", """
-            tk.mma_AB(c.dk, of.ds, s.q[stage], k=last)
+            tk.mma_AB(c.dk, c.ds, s.q[stage], k=last)
             tk.mma_wait(1)  # dV
             s.do_pipe.release(c.ring)
             tk.mma_wait(0)
             s.q_pipe.release(c.ring)
          """, """
-            tk.mma_AB(c.dk, of.ds, s.q[stage], k=last)
+            tk.mma_AB(c.dk, c.ds, s.q[stage], k=last)
             tk.mma_wait(1)  # dV
             s.do_pipe.release(c.ring)
             s.q_pipe.release(c.ring)
@@ -125,15 +125,17 @@ MUTANTS = (
          "return p, p * cutlass.Float32(cutlass.BFloat16(dp + delta))", EQUAL),
         ("ds_written_over_what_is_read", """
             s.ds_pipe.acquire_empty(c.ds_ring)
-            tk.store(s.ds[2 * c.ds_ring.stage + c.wg], c.ds)
-         """, "tk.store(s.ds[2 * c.ds_ring.stage + c.wg], c.ds)", WHOLE),
+            tk.store(to, c.ds)
+         """, "tk.store(to, c.ds)", WHOLE),
         ("ds_announced_before_it_is_written", """
-            tk.store(s.ds[2 * c.ds_ring.stage + c.wg], c.ds)
+            tk.store(to, c.ds)
+            self.clear_dead_keys(t, c, to)
             tk.publish()
             s.ds_pipe.commit(c.ds_ring)
          """, """
             s.ds_pipe.commit(c.ds_ring)
-            tk.store(s.ds[2 * c.ds_ring.stage + c.wg], c.ds)
+            tk.store(to, c.ds)
+            self.clear_dead_keys(t, c, to)
             tk.publish()
          """, WHOLE),
         ("dk_not_scaled", """
@@ -148,8 +150,8 @@ MUTANTS = (
         ("no_wait_for_keys", """
             for i in cutlass.range_constexpr(2):
                 tk.wait(s.kv_full[i], kv.phase)
-            self.scheduler.visit(g, s, t, c, self.step)
-         """, "self.scheduler.visit(g, s, t, c, self.step)", LATE)),
+            self.visit(g, s, t, c)
+         """, "self.visit(g, s, t, c)", LATE)),
     *family(
         "backward", FOLDER + "backward/dkv_hdim256.py",
         ("wide_p_not_scaled_back", "tk.mul(x, x, 2.0**-P_BITS)", "pass", WIDE),

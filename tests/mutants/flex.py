@@ -16,6 +16,8 @@ SIZES, NO_BLOCK = _of(FORWARD, "test_block_sizes"), _of(FORWARD, "test_rows_of_n
 SHARED, TABLES = _of(CAPTURED, "test_gradients[shared]"), _of(CAPTURED, "test_gradients[tables]")
 MASKS, TYPES = _of(FORWARD, "test_create_block_mask"), _of(FORWARD, "test_create_block_mask[of_every_type-2500-size3]")
 KEYS, HALVES = _of(BACKWARD, "test_lengths"), _of(BACKWARD, "test_block_sizes")
+EQUAL, EQUAL_SLOPE = (_of(BACKWARD, f"test_equal_accuracy[{name}-128]") for name in ("causal", "softcap"))
+BEHIND = _of(BACKWARD, "test_scores_that_grow_behind_the_last_key")
 
 MUTANTS = (
     *family(
@@ -91,7 +93,13 @@ MUTANTS = (
          "return states", MASKS)),
     *family(
         "flex", "tkq/attention/flex/backward/dkv.py",
-        ("dead_keys_live", "if alive < 64:", "if alive < -64:", KEYS),
+        ("dead_keys_live", "if alive < 64:", "if alive < -64:", BEHIND),
+        ("ds_of_a_rounded_p", "return e, e * (dp + delta)",
+         "return e, cutlass.Float32(cutlass.BFloat16(e)) * (dp + delta)", EQUAL),
+        ("ds_of_a_rounded_slope", "ds = e * (dp + delta) * slopes(x, *at)",
+         "ds = cutlass.Float32(cutlass.BFloat16(e * slopes(x, *at))) * (dp + delta)", EQUAL_SLOPE),
+        ("dp_of_the_first_queries", "tk.mm_ABt(dp, s.v[c.wg], s.do[stage], b_part=i)",
+         "tk.mm_ABt(dp, s.v[c.wg], s.do[stage], b_part=0)", EQUAL_SLOPE),
         ("halves_as_the_first",
          "state = g.states[t.batch_k, head, g.row_block(tile), 2 * t.block + c.wg]",
          "state = g.states[t.batch_k, head, g.row_block(tile), 2 * t.block]", HALVES)),
@@ -124,7 +132,15 @@ MUTANTS = (
     *family(
         "flex", "tkq/attention/flex/backward/scheduler.py",
         ("tiles_of_the_first_head", "of = t.batch_k, self.query_head(g, t, h), t.block\n"
-         "counts = g.queries.counts(*of)\nmasked = Int32(0)",
-         "of = t.batch_k, self.query_head(g, t, 0), t.block\ncounts = g.queries.counts(*of)\nmasked = Int32(0)",
-         _of(BACKWARD, "test_groups_and_lse"))),
+         "counts, starts = g.queries.counts(*of), g.queries.starts(*of)\nfirst = Int32(0)",
+         "of = t.batch_k, self.query_head(g, t, 0), t.block\n"
+         "counts, starts = g.queries.counts(*of), g.queries.starts(*of)\nfirst = Int32(0)",
+         _of(BACKWARD, "test_groups_and_lse")),
+        ("the_tile_before_once_more", "tile = tile_at(cutlass.min(i + 1, end - 1))", "tile = tile_at(i)",
+         _of(BACKWARD, "test_gallery"))),
+    *family(
+        "flex", "tkq/attention/common/sequences.py",
+        ("no_tiles_for_the_rest_of_a_block", "return ceil_div(self.rows_k, size) if of_keys else "
+         "ceil_div(self.rows_q, size * self.q_per) * self.q_per",
+         "return ceil_div(self.rows_k, size) if of_keys else ceil_div(self.rows_q, size)", KEYS)),
 )

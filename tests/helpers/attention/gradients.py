@@ -41,15 +41,15 @@ def low_precision_gradients(q, k, v, do, dlse, causal, scale, window_size, softc
     return torch.autograd.grad(loss, leaves)
 
 
-def rounded_once(do, q, k, v, o, p, scale):
+def rounded_once(do, q, k, v, o, p, scale, slope=1.0):
     """dq, dk, dv as they are where only o, P for dV, dS, and the results are rounded to bf16: all else in float64, as
-    what is given. p: (B, H, Sq, Sk)."""
+    what is given. p: (B, H, Sq, Sk). slope: likewise, of a logit by the scaled score."""
     low, group = (lambda x: x.bfloat16().double()), q.shape[2] // k.shape[2]
     wq, wdo = (x.transpose(1, 2) for x in (q, do))
     wk, wv = (x.repeat_interleave(group, 2).transpose(1, 2) for x in (k, v))
     fold = lambda x: x.unflatten(1, (k.shape[2], group)).sum(2)
     delta = (low(o) * do).sum(-1).transpose(1, 2)[..., None]
-    ds = low(p * (wdo @ wv.transpose(-1, -2) - delta))
+    ds = low(p * slope * (wdo @ wv.transpose(-1, -2) - delta))
     found = scale * ds @ wk, fold(scale * ds.transpose(-1, -2) @ wq), fold(low(p).transpose(-1, -2) @ wdo)
     return [x.transpose(1, 2).bfloat16() for x in found]
 

@@ -56,11 +56,15 @@ class Dkv:
         tk.zero(c.dv)
         for i in cutlass.range_constexpr(2):
             tk.wait(s.kv_full[i], kv.phase)
-        self.scheduler.visit(g, s, t, c, self.step)
+        self.visit(g, s, t, c)
         for i in cutlass.range_constexpr(2):
             self.scheduler.release_kv(s, i)
         self.scheduler.next_kv(kv)
         self.finish(g, s, reload_task(), c)
+
+    def visit(self, g, s, t, c):
+        """The task's tiles of queries."""
+        self.scheduler.visit(g, s, t, c, self.step)
 
     def step(self, *args):
         return (self.slope_step if self.by_slope else self.fp32_step)(*args)
@@ -75,20 +79,36 @@ class Dkv:
         s.q_pipe.wait(c.ring)
         c.ping_pong.take()
         tk.mm_ABt(scores, s.k[c.wg], s.q[stage])
+        seen = self.look(g, t, of, m) if masked else None
         lse = stats_of(s, c.ring, 0, tile)
         tk.mma_wait(0)
-        probabilities_fp32(p, scores, lse, g.scores)
+        self.make_p_fp32(g, t, of, m, p, lse)
         c.ping_pong.give()
         s.do_pipe.wait(c.ring)
         tk.mm_ABt(dp, s.v[c.wg], s.do[stage])
         tk.mma_wait(0)
-        self.make_ds(s, of, p, self.scheduler.limits(g, t, m, c.wg) if masked else ())
-        last = self.part(self.config.dkv_parts - 1)
-        tk.mma_AB(c.dv, of.p, s.do[stage], k=last)
+        limits = self.limits(g, t, of, m, seen) if masked else ()
+        self.make_ds(s, of, lambda which: self.make_part(s, of, p, limits, which))
+        self.add_last_part(s, t, of)
+
+    def look(self, g, t, c, m):
+        """What is asked about a tile's mask while S is made: nothing."""
+
+    def limits(self, g, t, c, m, seen):
+        """For ``make_part``. seen: of ``look``."""
+        return self.scheduler.limits(g, t, m, c.wg)
+
+    def make_p_fp32(self, g, t, c, m, p, lse):
+        probabilities_fp32(p, c.s, lse, g.scores)
+
+    def add_last_part(self, s, t, c):
+        """When dS is there: the products with the last part, and dS on its way to dQ."""
+        last, stage = self.part(self.config.dkv_parts - 1), c.ring.stage
+        tk.mma_AB(c.dv, c.p, s.do[stage], k=last)
         if const_expr(self.spec.adds_dq):
-            self.hand_over(s, of)
+            self.hand_over(s, t, c)
             c.ds_ring.advance()
-        tk.mma_AB(c.dk, of.ds, s.q[stage], k=last)
+        tk.mma_AB(c.dk, c.ds, s.q[stage], k=last)
         tk.mma_wait(1)  # dV
         s.do_pipe.release(c.ring)
         tk.mma_wait(0)
@@ -100,11 +120,11 @@ class Dkv:
         size = self.config.tile // self.config.dkv_parts
         return i * size, (i + 1) * size
 
-    def make_ds(self, s, c, p, limits):
+    def make_ds(self, s, c, make_part):
         """P as an operand and dS, part by part, and the products with all parts but the last."""
         for i in range(self.config.dkv_parts):
             first, end = self.part(i)
-            self.make_part(s, c, p, limits, (first, end - first))
+            make_part((first, end - first))
             if i < self.config.dkv_parts - 1:
                 tk.mma_AB(c.dv, c.p, s.do[c.ring.stage], k=(first, end))
                 tk.mma_AB(c.dk, c.ds, s.q[c.ring.stage], k=(first, end))
@@ -134,7 +154,7 @@ class Dkv:
         tk.mma_wait(1)  # dP
         gradients(c.ds, slope(self.spec, c), c.dp, stats_of(s, c.ring, 1, self.config.tile))
         if const_expr(self.spec.adds_dq):
-            self.hand_over(s, c)
+            self.hand_over(s, t, c)
             c.ds_ring.advance()
         tk.mma_AB(c.dk, c.ds, s.q[c.ring.stage])
         tk.mma_wait(1)  # dV
@@ -148,12 +168,17 @@ class Dkv:
         limits = self.scheduler.limits(g, t, m, c.wg) if masked else ()
         probabilities(c.p, slope(self.spec, c), c.s, stats_of(s, c.ring, 0, self.config.tile), g.scores, limits)
 
-    def hand_over(self, s, c):
+    def hand_over(self, s, t, c):
         """dS, to the warpgroup that makes dQ."""
+        to = s.ds[2 * c.ds_ring.stage + c.wg]
         s.ds_pipe.acquire_empty(c.ds_ring)
-        tk.store(s.ds[2 * c.ds_ring.stage + c.wg], c.ds)
+        tk.store(to, c.ds)
+        self.clear_dead_keys(t, c, to)
         tk.publish()
         s.ds_pipe.commit(c.ds_ring)
+
+    def clear_dead_keys(self, t, c, ds):
+        """dS of keys behind the last one: their P is 0 by the mask's limits."""
 
     def wait_for_dq(self, s, c):
         """Until the warpgroup that makes dQ has read K for the last time."""

@@ -77,14 +77,15 @@ class BackwardKernel:
         NotImplementedError, ValueError: a spec that the config cannot serve, a config that cannot run.
     """
 
-    def __init__(self, spec: BackwardSpec, config: BackwardConfig):
+    def __init__(self, spec: BackwardSpec, config: BackwardConfig, scheduler=None, dkv=None):
+        """scheduler, and dkv(its arguments): of others than those below."""
         self.spec, self.config = spec, config.check(spec.width)
         refuse(spec, config)
         self.tiles = Tiles.of(spec, config)
-        self.scheduler = TileScheduler(spec, config)
+        self.scheduler = scheduler or TileScheduler(spec, config)
         self.helper_warps = helper_warps_of(spec, config, self.scheduler)
         self.producer = Producer(config, self.tiles, self.scheduler, self.helper_warps)
-        self.dkv = (DkvHdim256 if spec.width > 128 else Dkv)(spec, config, self.tiles, self.scheduler)
+        self.dkv = (dkv or (DkvHdim256 if spec.width > 128 else Dkv))(spec, config, self.tiles, self.scheduler)
         self.dq_tile = DqTile(spec, config, self.tiles)
         self.dq = dq_of(spec, config, self.dq_tile, self.scheduler, self.helper_warps)
 

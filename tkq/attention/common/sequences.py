@@ -41,11 +41,13 @@ class TileCoord(NamedTuple):
 
 @dataclass(frozen=True)
 class DenseBatch:
-    """Sequences of rows_q queries and rows_k keys each."""
+    """Sequences of rows_q queries and rows_k keys each. q_per: a head has a multiple of this number of slots of
+    queries, the last ones perhaps without a row."""
 
     rows_q: Int32
     rows_k: Int32
     batches: Int32
+    q_per: Constexpr[int] = 1
 
     ragged: Constexpr[bool] = False
 
@@ -55,7 +57,7 @@ class DenseBatch:
 
     def slots(self, of_keys: bool, size: int):
         """Of one head: of all sequences that lie one behind the other."""
-        return ceil_div(self.rows_k if of_keys else self.rows_q, size)
+        return ceil_div(self.rows_k, size) if of_keys else ceil_div(self.rows_q, size * self.q_per) * self.q_per
 
     def at(self, of_keys: bool, size: int, index, heads, order: Callable, longest_first=False) -> TileCoord:
         """Task ``index``, a slot of K or of Q of one of ``heads`` heads of each batch element.

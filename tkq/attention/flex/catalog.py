@@ -9,7 +9,7 @@ from tkq.attention.flex.backward.plan import plan as backward_plan
 from tkq.attention.flex.backward.plan import recipe as backward_recipe
 from tkq.attention.flex.backward.spec import CaptureSpec, FlexBackwardSpec
 from tkq.attention.flex.functions.capture_derivatives import capture_derivatives
-from tkq.attention.flex.functions.derivative import derivative
+from tkq.attention.flex.functions.derivative import derivative, joint
 from tkq.attention.flex.functions.graph import Builder
 from tkq.attention.flex.plan import lists_recipe, plan, recipe, states_recipe
 from tkq.attention.flex.spec import WIDTHS, FlexSpec
@@ -50,12 +50,12 @@ def shipped() -> list:
         spec = FlexSpec(dtype, dim, True, graph, mask, True, True)
         found.append(Shipped(f"flex_attention_{dtype}_d{dim}_{name}", recipe(spec, plan(spec)), Expectation(
             tensor=20, instructions=("UTMALDG", "USETMAXREG", "UTMASTG", "STSM"))))
-        slope = derivative(graph)[0] if graph is not None else 1.0
-        spec = FlexBackwardSpec(dtype, dim, True, False, graph, None if slope == 1.0 else slope, mask, True, True)
+        functions = (graph, None) if graph is None or derivative(graph)[0] == 1.0 else (None, joint(graph)[0])
+        spec = FlexBackwardSpec(dtype, dim, True, False, *functions, mask, True, True)
         config = backward_plan(spec)
         spec = replace(spec, q_per=128 // config.tile)
         found.append(Shipped(f"flex_attention_backward_{dtype}_d{dim}_{name}", backward_recipe(spec, config),
-                             _of_backward(config)))
+                             _of_backward(spec, config)))
     for dtype, dim in itertools.product(("bf16", "fp16"), WIDTHS):
         config = capture_plan(dim)
         of = FlexBackwardSpec(dtype, dim, False, False, alibi(), None, mask, True, True, q_per=128 // config.tile)
@@ -71,9 +71,11 @@ def shipped() -> list:
     return found
 
 
-def _of_backward(config):
+def _of_backward(spec, config):
     out = "STG.E.128" if config.store_from_registers else "UTMASTG"
     return Expectation(
-        tensor=24, instructions=("UTMALDG", out, "UBLKCP", "USETMAXREG", "STSM", "UBLKRED"), roles=config.roles,
+        # a few values wait on the stack in tiles that need the mask, or are needed once in a task
+        tensor=24, local_memory=12 if spec.graph is not None or spec.width == 64 else 0,
+        instructions=("UTMALDG", out, "UBLKCP", "USETMAXREG", "STSM", "UBLKRED"), roles=config.roles,
         others=(("BackwardPreprocess", Expectation(instructions=("LDG.E.128",))),
                 ("BackwardPostprocess", Expectation(instructions=("LDG.E.128", "STSM", "UTMASTG")))))

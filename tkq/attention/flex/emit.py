@@ -63,6 +63,20 @@ class Emitted:
             if not set(without) & set(depends):
                 self._value(i, inputs)
 
+    def again(self):
+        """For other elements, with what has been made so far: of inputs that they share."""
+        other = Emitted(self.graph, (self.tensors, self.numbers))
+        other.made.update(self.made)
+        return other
+
+    def without_factor(self, i, **inputs):
+        """(node, factor): of a product by what all scores share the other factor and that. inputs: those shared."""
+        node = self.graph.nodes[i]
+        for a, b in (node.args, node.args[::-1]) if node.op == "mul" and node.type == "f32" else ():
+            if not {"score", "q", "kv"} & {*self.depends[a]}:
+                return b, self._value(a, inputs)
+        return i, Float32(1.0)
+
     def _key(self, i, inputs):
         return i, *(inputs[name][1] for name in self.depends[i])
 

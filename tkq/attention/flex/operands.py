@@ -36,19 +36,19 @@ class BackwardLists(NamedTuple):
 
 
 class Functions(NamedTuple):
-    """``Captured`` of the score function, of its derivative, of the mask, or None."""
+    """``Captured`` of the score function, perhaps with its derivative, and of the mask, or None."""
 
     score: Any = None
-    slope: Any = None
     mask: Any = None
 
 
 class CaptureOperands(NamedTuple):
-    """Of the kernel that makes gradients of captured tensors. functions: ``Functions``, whose slope is the graph of
-    these derivatives. gradients: a tuple of fp32 tensors as the captured ones, of 1 element where those have no
-    dimension, to which is added."""
+    """Of the kernel that makes gradients of captured tensors. functions: ``Functions``. slopes: ``Captured``
+    of the graph of these derivatives. gradients: a tuple of fp32 tensors as the captured ones, of 1 element where those
+    have no dimension, to which is added."""
 
     functions: Any
+    slopes: Any
     gradients: Any
 
 

@@ -52,8 +52,9 @@ def _launched(call, rows, found, launch, traced):
     """A launch by what it takes of which tensor of the call."""
     operands, space, lists, captures, numbers = launch.arguments
     operands, lists = views_of(call, rows, operands, lists)
-    captures = captures._replace(functions=Functions(*map(viewed, traced, captures.functions)),
-                                 gradients=tuple(map(View, found, captures.gradients)))
+    functions, slopes, gradients = captures
+    captures = CaptureOperands(Functions(*map(viewed, traced, functions)), viewed(traced[2], slopes),
+                               tuple(map(View, found, gradients)))
     return Launched((Launch(launch.run, (operands, space, lists, captures, numbers)),), found, between=(space,))
 
 
@@ -63,8 +64,9 @@ def run(call: Call, rows, slopes, into, config=None):
     config = config or capture_plan(asked.spec().width)
     spec = CaptureSpec(asked.spec(config), slopes.derivatives, tuple(x.dim() for x in into))
     kernel, num_sms = launcher(call.q.device, spec, config, capture_recipe)
-    traced = call.score, slopes.traced, call.mask
+    traced = call.score, call.mask, slopes.traced
+    functions = Functions(*map(captured, traced[:2]))
     arguments = (operands_of(call, rows), workspace(call, spec.of, config), asked.lists,
-                 CaptureOperands(Functions(*map(captured, traced)), tuple(into)), FlexScalars(call.scale, num_sms))
+                 CaptureOperands(functions, captured(slopes.traced), tuple(into)), FlexScalars(call.scale, num_sms))
     kernel(*arguments)
     return Launch(kernel, arguments), traced

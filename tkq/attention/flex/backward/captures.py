@@ -70,7 +70,7 @@ class CaptureBackward:
         """As ``FlexBackward``."""
         spec, c, tiles_of = self.spec.of, self.config, self.tiles
         do, q, k, v, o, lse, dlse = operands
-        layout = DenseBatch(q.shape[1], k.shape[1], q.shape[0])
+        layout = DenseBatch(q.shape[1], k.shape[1], q.shape[0], spec.q_per)
         heads, kv_heads, batches = q.shape[2], k.shape[2], q.shape[0]
         heads_per_kv = heads // kv_heads
         tiles, blocks = layout.slots(False, c.tile), layout.slots(True, c.block)
@@ -81,7 +81,7 @@ class CaptureBackward:
         listed, states = None, None
         if const_expr(lists is not None):
             listed, states = lists.queries, lists.states
-        score, slope, mask = captures.functions
+        score, mask = captures.functions
         g = FlexGlobals(
             q=loads(q, tiles_of.q, False), do=loads(do, tiles_of.q, False), k=loads(k, tiles_of.kv, False),
             v=loads(v, tiles_of.kv, False), dk=None, dv=None, stats=parts.stats, acc=None, dkv_partials=None,
@@ -91,7 +91,8 @@ class CaptureBackward:
             tail_heads=ceil_div(2 * scalars.num_sms, blocks), helper_warps=None,
             scores=Scores.of(scalars.scale, Float32(0.0), False),
             queries=KeyTiles(listed, spec.mask is not None, spec.full, spec.kv_per, spec.q_per, tiles),
-            score=score, slope=slope, mask=mask, states=states, q_per=spec.q_per, gradients=captures.gradients)
+            score=score, mask=mask, states=states, q_per=spec.q_per, slopes=captures.slopes,
+            gradients=captures.gradients)
         self.kernel(g).launch(grid=[tasks, 1, 1], block=[WARPGROUPS * tk.WARPGROUP, 1, 1], stream=stream,
                               min_blocks_per_mp=1, use_pdl=True)
 
@@ -99,8 +100,9 @@ class CaptureBackward:
         """As ``FlexBackward.fake_arguments``."""
         spec = self.spec
         operands, _, workspace, lists, _, scalars = FlexBackward(spec.of, self.config).fake_arguments()
-        functions = Functions(*(captured(x) for x in (spec.of.score, spec.derivatives.graph, spec.of.mask)))
-        return (operands, workspace, lists, CaptureOperands(functions, tuple(map(gradient, spec.ranks))), scalars)
+        functions = Functions(captured(spec.of.score), captured(spec.of.mask))
+        return (operands, workspace, lists, CaptureOperands(
+            functions, captured(spec.derivatives.graph), tuple(map(gradient, spec.ranks))), scalars)
 
     @cute.kernel
     def kernel(self, g: FlexGlobals):
@@ -148,11 +150,10 @@ class CaptureBackward:
     def finish(self, g, t, c, head):
         places = self.functions.places(t, c, head, Int32(0))
         for i, load in enumerate(self.spec.derivatives.loads):
-            self.sums[i].end(c.sums[i], g.gradients[load.gradient], g.slope, lambda r: places(r, 0))
+            self.sums[i].end(c.sums[i], g.gradients[load.gradient], g.slopes, lambda r: places(r, 0))
 
     @cute.jit
     def step(self, g, s, t, c, m, masked: cutlass.Constexpr):
-        m = m[0], cute.arch.make_warp_uniform(m[1])
         s.q_pipe.wait(c.ring)
         tk.mm_ABt(c.s, s.k[c.wg], s.q[c.ring.stage])
         s.do_pipe.wait(c.ring)
@@ -164,7 +165,7 @@ class CaptureBackward:
         c.ring.advance()
 
     def add(self, g, s, t, c, m, masked):
-        joint, sums = Emitted(self.spec.derivatives.graph, g.slope), []
+        joint, sums = Emitted(self.spec.derivatives.graph, g.slopes), []
         of_warp = Diagonals(c.buffer, lambda d: self.on_diagonal(t, c, m, d))
         for i, load in enumerate(self.spec.derivatives.loads):
             sums.append(self.sums[i].tile(c.sums[i], g.gradients[load.gradient], joint, of_warp))
@@ -188,7 +189,6 @@ class CaptureBackward:
         lse, delta = (stats_of(s, c.ring, which, self.config.tile) for which in range(2))
         seen = self.functions.look(g, t, c, m) if masked else None
         alive = t.rows_k - (t.block * self.config.block + c.wg * 64)
-        alive = cutlass.select_(tile < g.tiles, alive, Int32(0))  # see ``FlexScheduler.each_tile``
         there = [tk.first_row() + 8 * r < alive for r in range(2)]
         for r, j, column in along_diagonals(self.config.tile):
             inputs = {**places(r, column), "score": (c.s.rows_view[r, j] * g.scale, (r, column))}

@@ -8,15 +8,11 @@ from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward.config import BackwardConfig
-from tkq.attention.backward.dq_atomic import AddDq
-from tkq.attention.backward.dq_tile import DqTile
-from tkq.attention.backward.dq_warpgroup import DqByTask
-from tkq.attention.backward.kernel import BackwardKernel
+from tkq.attention.backward.helper_warps import Counters, HelperOperands
+from tkq.attention.backward.kernel import WARPGROUPS, BackwardKernel
 from tkq.attention.backward.math import Scores
 from tkq.attention.backward.postprocess import BackwardPostprocess
 from tkq.attention.backward.preprocess import BackwardPreprocess, Rows
-from tkq.attention.backward.producer import Producer
-from tkq.attention.backward.state import Shared
 from tkq.attention.backward.workspace import lay_out
 from tkq.attention.common.integers import ceil_div
 from tkq.attention.common.operands import BackwardOperands, Gradients
@@ -31,8 +27,6 @@ from tkq.attention.flex.operands import BackwardLists, BlockLists, FlexScalars, 
 from tkq.attention.flex.state import KeyTiles
 from tkq.runtime.compile import fake
 
-WARPGROUPS, WARPS_WITH_KEYS = 4, 8
-
 
 class FlexBackward:
     """dV = P' dO, dK = scale * dS' Q, dQ = scale * dS K, with P = exp(score(scale * Q K') - lse) where the mask holds
@@ -44,50 +38,53 @@ class FlexBackward:
 
     def __init__(self, spec: FlexBackwardSpec, config: BackwardConfig):
         self.spec, self.config = spec, config
-        self.base = BackwardKernel(spec.attention, config)
-        tiles, scheduler = self.base.tiles, FlexScheduler(spec, config)
-        self.tiles, self.scheduler = tiles, scheduler
-        self.producer = Producer(config, tiles, scheduler, None)
-        self.dkv = FlexDkv(spec, config, tiles, scheduler)
-        self.dq_tile = DqTile(spec.attention, config, tiles)
-        self.dq = DqByTask(config, AddDq(config, self.dq_tile, scheduler), scheduler, None)
+        self.base = BackwardKernel(spec.attention, config, FlexScheduler(spec, config),
+                                   lambda _, *parts: FlexDkv(spec, *parts))
 
     @cute.jit
     def __call__(self, operands: BackwardOperands, gradients: Gradients, workspace: cute.Tensor,
                  lists: Optional[BackwardLists], functions: Optional[Functions], scalars: FlexScalars,
                  stream: cuda.CUstream):
         """As ``BackwardKernel``, with lists of the blocks of queries of each block of keys."""
-        spec, c, tiles_of = self.spec, self.config, self.tiles
+        spec, c, base, tiles_of = self.spec, self.config, self.base, self.base.tiles
         do, q, k, v, o, lse, dlse = operands
         dq, dk, dv = gradients
-        layout = DenseBatch(q.shape[1], k.shape[1], q.shape[0])
+        layout = DenseBatch(q.shape[1], k.shape[1], q.shape[0], spec.q_per)
         heads, kv_heads, batches = q.shape[2], k.shape[2], q.shape[0]
         heads_per_kv = heads // kv_heads
         tiles, blocks = layout.slots(False, c.tile), layout.slots(True, c.block)
         all_tiles, tasks = tiles * heads * batches, blocks * kv_heads * batches
         row_bytes = spec.width * (2 * tiles_of.q.dtype.width // 8 + 4) * cutlass.min(heads_per_kv, Int32(16))
         l2_section = l2_section_of(q.shape[1], row_bytes, c.l2_section_bytes, kv_heads * batches)
-        tail_heads = ceil_div(cutlass.select_(heads == kv_heads, Int32(2), Int32(1)) * scalars.num_sms, blocks)
+        waves = Int32(1) if const_expr(c.helper_warps) else cutlass.select_(heads == kv_heads, Int32(2), Int32(1))
+        tail_heads = ceil_div(waves * scalars.num_sms, blocks)
         parts = lay_out(spec.attention, c, workspace, all_tiles, kv_heads * batches)
-        BackwardPreprocess(spec.attention, c)(Rows(do, o, lse, dlse), parts, layout, stream)
+        BackwardPreprocess(spec.attention, c)(
+            Rows(do, o, lse, dlse), parts._replace(acc=None) if const_expr(c.helper_warps) else parts, layout, stream)
+        helper_operands = None
+        if const_expr(c.helper_warps):
+            helper_operands = HelperOperands(dq, Counters.of(parts.counters), base.zero_ahead(
+                l2_section, tail_heads, heads_per_kv * tiles, scalars.num_sms))
         listed, states = None, None
         if const_expr(lists is not None):
             listed, states = lists.queries, lists.states
-        score, slope, mask = None, None, None
+        score, mask = None, None
         if const_expr(functions is not None):
-            score, slope, mask = functions
+            score, mask = functions
         g = FlexGlobals(
             q=loads(q, tiles_of.q, False), do=loads(do, tiles_of.q, False), k=loads(k, tiles_of.kv, False),
-            v=loads(v, tiles_of.kv, False), dk=self.dkv.output.globals(dk), dv=self.dkv.output.globals(dv),
-            stats=parts.stats, acc=parts.acc, dkv_partials=None, dq_serial=None, next=None, tasks=tasks,
+            v=loads(v, tiles_of.kv, False), dk=base.dkv.output.globals(dk), dv=base.dkv.output.globals(dv),
+            stats=parts.stats, acc=parts.acc, dkv_partials=None, dq_serial=None,
+            next=parts.counters if c.persistent else None, tasks=tasks,
             layout=layout, left=Int32(0), right=Int32(0), heads=heads, kv_heads=kv_heads, heads_per_kv=heads_per_kv,
             splits_per_kv_head=None, tiles=tiles, scale=scalars.scale, l2_section=l2_section, tail_heads=tail_heads,
-            helper_warps=None, scores=Scores.of(scalars.scale, Float32(0.0), False),
+            helper_warps=helper_operands, scores=Scores.of(scalars.scale, Float32(0.0), False),
             queries=KeyTiles(listed, spec.mask is not None, spec.full, spec.kv_per, spec.q_per, tiles),
-            score=score, slope=slope, mask=mask, states=states, q_per=spec.q_per)
-        self.kernel(g).launch(grid=[tasks, 1, 1], block=[WARPGROUPS * tk.WARPGROUP, 1, 1], stream=stream,
+            score=score, mask=mask, states=states, q_per=spec.q_per)
+        grid = tk.blocks_for("dynamic" if c.persistent else "single", tasks, scalars.num_sms)
+        base.kernel(g).launch(grid=[grid, 1, 1], block=[WARPGROUPS * tk.WARPGROUP, 1, 1], stream=stream,
                               min_blocks_per_mp=1, use_pdl=True)
-        if const_expr(spec.dq):
+        if const_expr(spec.dq and not c.helper_warps):
             BackwardPostprocess(spec.attention, c)(parts.acc, dq, layout, scalars.scale, 0, stream)
 
     def fake_arguments(self) -> tuple:
@@ -100,36 +97,7 @@ class FlexBackward:
             full = (ints(B, H, R), ints(B, H, R, fake.sym())) if spec.full else (None, None)
             lists = BackwardLists(BlockLists(ints(B, H, R), ints(B, H, R, fake.sym()), *full),
                                   ints(B, H, fake.sym(), fake.sym()) if spec.states else None)
-        found = [captured(x) for x in (spec.score, spec.slope, spec.mask)]
+        found = [captured(x) for x in (spec.graph, spec.mask)]
         functions = None if all(x is None for x in found) else Functions(*found)
         return (operands, gradients, workspace, lists, functions,
                 FlexScalars(Float32(1.0), Int32(1)))
-
-    @cute.kernel
-    def kernel(self, g: FlexGlobals):
-        c, tiles, al = self.config, self.tiles, tk.SharedAllocator()
-        s = Shared(
-            k=al.tile(tiles.kv, tiles.of_keys), v=al.tile(tiles.kv, tiles.of_keys), q=al.tile(tiles.q, c.stages),
-            do=al.tile(tiles.q, c.stages), ds=al.tile(tiles.ds, tiles.of_keys * c.ds_stages),
-            stats=al.vector(2 * c.tile, c.stages), p=None, dq=self.dq_tile.staging(al), dq_full=None, task=None,
-            tasks=None, kv_full=al.semaphores(2), kv_empty=al.semaphores(2),
-            q_pipe=al.pipe(c.stages, tiles.q.bytes + tiles.stats_bytes, WARPS_WITH_KEYS),
-            do_pipe=al.pipe(c.stages, tiles.q.bytes, WARPS_WITH_KEYS),
-            ds_pipe=al.pipe(c.ds_stages, 0, 4, producers=4 * tiles.of_keys), p_pipe=None)
-
-        def initialise():
-            for pipe in (s.q_pipe, s.do_pipe, s.ds_pipe):
-                pipe.init()
-            for i in range(2):
-                tk.init(s.kv_full[i], 1)
-
-        tk.init_block(initialise)
-        producer, dq, dkv = c.registers
-        tk.assign((tk.Role(lambda _: self.producer.run(g, s), producer, warps=1),
-                   tk.Role(lambda _: self.dq_warpgroup(g, s), dq),
-                   tk.Role(lambda wg: self.dkv.run(g, s, wg), dkv, warpgroups=2)))
-
-    @cute.jit
-    def dq_warpgroup(self, g, s):
-        if const_expr(self.spec.dq):
-            self.dq.run(g, s)

@@ -11,7 +11,7 @@ from tkq.attention.common.layout import readable
 from tkq.attention.common.operands import BackwardOperands, Gradients
 from tkq.attention.flex.backward.plan import plan, recipe
 from tkq.attention.flex.backward.spec import FlexBackwardSpec
-from tkq.attention.flex.functions.derive import slope_of
+from tkq.attention.flex.functions.derive import score_and_slope_of
 from tkq.attention.flex.functions.graph import Graph
 from tkq.attention.flex.launch import Call, captured, expanded, result_like, view, viewed
 from tkq.attention.flex.lists import BLOCK, backward_lists
@@ -78,15 +78,12 @@ def views_of(call: Call, rows: tuple, operands: BackwardOperands, lists: Backwar
 
 def run(call: Call, rows, into, config=None):
     """Launch the kernels into dq or None, dk and dv; (the `Launch`, the functions whose captures it takes)."""
-    q, slope = call.q, None
-    if call.score is not None:
-        slope = slope_of(call.score)
-        slope = None if slope.constant == 1.0 else slope.as_function()
-    asked = Asked.of(call, rows, into[0] is not None, slope)
-    config = config or plan(asked.spec(), asked.size[0])
+    q, joint = call.q, None if call.score is None else score_and_slope_of(call.score)
+    asked = Asked.of(call, rows, into[0] is not None, joint)
+    config = config or plan(asked.spec(), asked.size[0], q.shape[1] // call.k.shape[1])
     spec = asked.spec(config)
     kernels, num_sms = launcher(q.device, spec, config, recipe)
-    traced = call.score, slope, call.mask
+    traced = call.score if joint is None else joint.traced, call.mask
     functions = Functions(*map(captured, traced))
     arguments = (operands_of(call, rows), Gradients(*map(_rows_last, into)), workspace(call, spec, config), asked.lists,
                  functions if any(x is not None for x in functions) else None, FlexScalars(call.scale, num_sms))
@@ -104,7 +101,8 @@ class Asked(NamedTuple):
     per: int
 
     @staticmethod
-    def of(call: Call, rows, dq: bool, slope) -> Asked:
+    def of(call: Call, rows, dq: bool, joint) -> Asked:
+        """joint: a ``ScoreAndSlope``, or None."""
         q, lists, size, per = call.q, None, (BLOCK, BLOCK), 1
         if call.blocks is not None:
             size = call.blocks.size
@@ -112,7 +110,7 @@ class Asked(NamedTuple):
         graph = lambda traced: None if traced is None else traced.graph
         make = functools.partial(
             FlexBackwardSpec, dtypes.name_of(q.dtype), width(q.shape[3], call.v.shape[3]), dq, rows[3] is not None,
-            *map(graph, (call.score, slope, call.mask)), lists is not None,
+            *((graph(call.score), None) if joint is None else (None, joint.joint)), graph(call.mask), lists is not None,
             lists is not None and lists.queries.full_num is not None, lists is not None and lists.states is not None)
         if lists is not None:
             states = None if lists.states is None else lists.states.expand(*q.shape[:2], *lists.states.shape[2:])
@@ -135,7 +133,8 @@ def operands_of(call: Call, rows) -> BackwardOperands:
 
 def workspace(call: Call, spec: FlexBackwardSpec, config):
     q = call.q
-    floats = q.shape[0] * q.shape[1] * config.workspace_floats(spec.attention, q.shape[2])
+    block = config.tile * spec.q_per
+    floats = q.shape[0] * q.shape[1] * config.workspace_floats(spec.attention, -(-q.shape[2] // block) * block)
     return torch.empty(floats, dtype=torch.float32, device=q.device)
 
 

@@ -17,6 +17,9 @@ class FlexScheduler(TileScheduler):
     def __init__(self, spec: FlexBackwardSpec, config: BackwardConfig):
         super().__init__(spec.attention, config)
         self.masks = spec.mask is not None or spec.states  # are there tiles that need one?
+        self.full, graph = spec.full, spec.graph
+        # do scores depend on where they are?
+        self.places = graph is not None and any(depends & {"q", "kv"} for depends in graph.inputs_of())
 
     @cute.jit
     def find_task(self, g, i):
@@ -33,30 +36,50 @@ class FlexScheduler(TileScheduler):
 
     @cute.jit
     def each_tile(self, g, t, work: Constexpr):
-        """As ``TileScheduler.each_tile``. In the place of a tile behind the queries' last one stands that: a listed
-        block may go on where the queries do not, and ``FlexDkv`` makes zeros of it."""
+        """As ``TileScheduler.each_tile``. A listed block may go on where the queries do not: there are as many tiles
+        as blocks need, and P of the last ones is 0."""
+        before = Int32(0)  # tiles of the heads before
         for h in cutlass.range(g.heads_per_kv, unroll=1):
             of = t.batch_k, self.query_head(g, t, h), t.block
-            counts = g.queries.counts(*of)
+            counts, starts = g.queries.counts(*of), g.queries.starts(*of)
             for i in cutlass.range(counts.all, unroll=1):
-                work(h + i, h, cutlass.min(g.queries.at(*of, i, counts.masked), g.tiles - 1))
+                work(before + i, h, self.listed(g, starts, i, counts.masked))
+            before = before + counts.all
 
     @cute.jit
-    def visit(self, g, s, t, c, step: Constexpr):
-        """``step(g, s, t, c, (query head, tile), masked)`` for each tile of each query head, in the order of
-        ``each_tile``."""
-        for h in cutlass.range(g.heads_per_kv, unroll=1):
-            self.visit_head(g, s, t, c, h, step)
+    def listed(self, g, starts, i, masked):
+        """The i-th tile of a visit. starts: of ``KeyTiles``."""
+        tile = g.queries.from_start(starts, i, masked, True)
+        if const_expr(self.full):
+            if i >= masked:
+                tile = g.queries.from_start(starts, i, masked, False)
+        return tile
 
     @cute.jit
     def visit_head(self, g, s, t, c, h, step: Constexpr):
-        """Of the task's h-th query head."""
+        """``step(g, s, t, c, (query head, tile), masked)`` for each tile of the task's h-th query head, in the order of
+        ``each_tile``. Where no score depends on its place, tiles without the mask have no number."""
         of = t.batch_k, self.query_head(g, t, h), t.block
-        counts = g.queries.counts(*of)
-        masked = Int32(0)
+        counts, starts = g.queries.counts(*of), g.queries.starts(*of)
+        first = Int32(0)
         if const_expr(self.masks):
-            masked = counts.masked
-            for i in cutlass.range(masked, unroll=1):
-                step(g, s, t, c, (of[1], g.queries.at(*of, i, masked)), True)
-        for i in cutlass.range(masked, counts.all, unroll=1):
-            step(g, s, t, c, (of[1], g.queries.at(*of, i, counts.masked)), False)
+            first = counts.masked
+            self.steps(lambda i: g.queries.from_start(starts, i, first, True), Int32(0), first,
+                       lambda tile: step(g, s, t, c, (of[1], tile), True), True)
+        self.steps(lambda i: g.queries.from_start(starts, i, counts.masked, not self.full), first, counts.all,
+                   lambda tile: step(g, s, t, c, (of[1], tile), False), self.places)
+
+    @cute.jit
+    def steps(self, tile_at: Constexpr, first, end, step: Constexpr, asks: Constexpr[bool]):
+        """asks: it matters which tiles. The next one's number is on its way meanwhile."""
+        if const_expr(asks):
+            tile = Int32(0)
+            if first < end:
+                tile = tile_at(first)
+            for i in cutlass.range(first, end, unroll=1):
+                now = cute.arch.make_warp_uniform(tile)
+                tile = tile_at(cutlass.min(i + 1, end - 1))
+                step(now)
+        else:
+            for _ in cutlass.range(first, end, unroll=1):
+                step(None)

@@ -4,22 +4,23 @@ from typing import Optional
 
 from tkq.attention.backward.spec import BackwardSpec
 from tkq.attention.flex.functions.capture_derivatives import Derivatives
+from tkq.attention.flex.functions.derivative import Joint
 from tkq.attention.flex.functions.graph import Graph
 
 
 @dataclass(frozen=True)
 class FlexBackwardSpec:
-    """dtype, width, dq, dlse: as of ``BackwardSpec``. score, mask: graphs, None where there is none. slope: of the
-    score's derivative, None where that is 1. blocks, full: as of ``FlexSpec``, of lists of query blocks. states: blocks
-    of 64 keys, of which a task has two, and what each of them is stands in a table. q_per: tiles of queries in a listed
-    block; kv_per: tasks in one."""
+    """dtype, width, dq, dlse: as of ``BackwardSpec``. score, mask: graphs, None where there is none. joint: of a score
+    function whose derivative is not 1, in the place of ``score``. blocks, full: as of ``FlexSpec``, of
+    lists of query blocks. states: blocks of 64 keys, of which a task has two, and what each of them is stands in a
+    table. q_per: tiles of queries in a listed block; kv_per: tasks in one."""
 
     dtype: str = "bf16"
     width: int = 128
     dq: bool = True
     dlse: bool = False
     score: Optional[Graph] = None
-    slope: Optional[Graph] = None
+    joint: Optional[Joint] = None
     mask: Optional[Graph] = None
     blocks: bool = False
     full: bool = False
@@ -28,16 +29,19 @@ class FlexBackwardSpec:
     kv_per: int = 1
 
     @property
+    def graph(self) -> Optional[Graph]:
+        """Of the score function, perhaps with its derivative."""
+        return self.score if self.joint is None else self.joint.graph
+
+    @property
     def attention(self) -> BackwardSpec:
-        """Of the parts that it shares with ``flash_attn``. softcap: a slope of its own beside P. right: tasks differ
-        in length."""
-        return BackwardSpec(self.dtype, self.width, softcap=self.slope is not None, dq=self.dq, dlse=self.dlse,
-                            right=True)
+        """Of the parts that it shares with ``flash_attn``. right: tasks differ in length."""
+        return BackwardSpec(self.dtype, self.width, dq=self.dq, dlse=self.dlse, right=True)
 
 
 @dataclass(frozen=True)
 class CaptureSpec:
-    """Of the kernel that makes gradients of captured tensors. of: the attention, without dq and a slope. derivatives:
+    """Of the kernel that makes gradients of captured tensors. of: the attention, without dq and ``joint``. derivatives:
     by which elements of which tensors. ranks: of the gradients."""
 
     of: FlexBackwardSpec

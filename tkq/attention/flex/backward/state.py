@@ -14,8 +14,8 @@ from tkq.attention.flex.operands import Captured
 class FlexGlobals(Globals):
     queries: Any = None  # a ``KeyTiles``, of queries: rows are blocks of keys there
     score: Optional[Captured] = None
-    slope: Optional[Captured] = None
     mask: Optional[Captured] = None
+    slopes: Optional[Captured] = None  # of the kernel that makes gradients of captured tensors
     states: Optional[cute.Tensor] = None  # (B, H, blocks of queries, blocks of 64 keys) int32
     q_per: Constexpr[int] = 1  # tiles of queries in a listed block
     gradients: Any = None  # a tuple of those of captured tensors

@@ -3,8 +3,9 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import dataclass
 
-from tkq.attention.flex.functions.graph import COMPARISONS, Builder, Graph
+from tkq.attention.flex.functions.graph import COMPARISONS, Builder, Graph, operands_of
 
 OP = "flex_attention"
 _FLAT = ("floor", "ceil", "round", "trunc", "floordiv", "truncdiv", "and", "or", "xor", "shl", "shr", "not")
@@ -20,13 +21,33 @@ def derivative(graph: Graph) -> tuple:
     return Derivative(graph).run()
 
 
+@dataclass(frozen=True)
+class Joint:
+    """A score function and its derivative in one graph, where each can take what the other has made. value, slope:
+    their nodes."""
+
+    graph: Graph
+    value: int
+    slope: int
+
+
+@functools.lru_cache(1024)
+def joint(graph: Graph) -> tuple:
+    """(``Joint``, the slots of tensors, those of numbers); raises as ``derivative``."""
+    of = Derivative(graph)
+    slope = of.slope_node()
+    found, tensors, numbers, nodes = of.build.finish_all((of.value[-1], of.number(0.0) if slope is None else slope))
+    return Joint(found, *nodes), tensors, numbers
+
+
 class Derivative:
     def __init__(self, graph):
-        self.graph, self.build = graph, Builder()
+        self.graph, self.build, self._shared = graph, Builder(), []
         self.value = self.build.include(graph)
         self.slope = []  # of each node: a node, None for 0
 
-    def run(self):
+    def slope_node(self):
+        """None for 0."""
         for i, node in enumerate(self.graph.nodes):
             if node.op == "input":
                 self.slope.append(self.number(1.0) if node.args[0] == "score" else None)
@@ -35,7 +56,10 @@ class Derivative:
                 self.slope.append(None)
             else:
                 self.slope.append(self.of(node, [self.slope[a] for a in node.args]))
-        found = self.slope[-1]
+        return self.slope[-1]
+
+    def run(self):
+        found = self.slope_node()
         if found is None:
             return 0.0, (), ()
         known = self.build.value(found)
@@ -49,7 +73,24 @@ class Derivative:
         if a is None or b is None:
             return None
         x, y = self.build.value(a), self.build.value(b)
-        return self.number(x * y) if x is not None and y is not None else self.build.binary("mul", a, b)
+        if x is not None and y is not None:
+            return self.number(x * y)
+        for factor, other in ((a, b), (b, a)):  # factors that all scores share come together
+            node = self.build.nodes[other]
+            if self.shared(factor) and node.op == "mul" and not self.shared(other):
+                for i in range(2):
+                    if self.shared(node.args[i]):
+                        return self.mul(self.mul(factor, node.args[i]), node.args[1 - i])
+        return self.build.binary("mul", a, b)
+
+    def shared(self, i):
+        """Is a node the same for all scores?"""
+        for j in range(len(self._shared), i + 1):
+            node = self.build.nodes[j]
+            own = node.op in ("const", "number") or (node.op == "input" and node.args[0] in ("b", "h"))
+            below = operands_of(node)
+            self._shared.append(own or (bool(below) and all(self._shared[a] for a in below)))
+        return self._shared[i]
 
     def add(self, a, b):
         if a is None or b is None:

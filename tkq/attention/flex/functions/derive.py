@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tkq.attention.flex.functions.capture_derivatives import Derivatives, capture_derivatives
-from tkq.attention.flex.functions.derivative import derivative
+from tkq.attention.flex.functions.derivative import Joint, derivative, joint
 from tkq.attention.flex.functions.graph import Graph, Node
 from tkq.attention.flex.functions.trace import Traced
 
@@ -28,6 +28,22 @@ def slope_of(score: Traced) -> Slope:
         return Slope(graph, None)
     return Slope(None, Traced(graph, tuple(score.tensors[i] for i in tensors),
                               tuple(score.numbers[i] for i in numbers)))
+
+
+class ScoreAndSlope(NamedTuple):
+    """traced: of ``joint.graph``."""
+
+    joint: Joint
+    traced: Traced
+
+
+def score_and_slope_of(score: Traced) -> ScoreAndSlope | None:
+    """None where the slope is 1 everywhere."""
+    if derivative(score.graph)[0] == 1.0:
+        return None
+    found, tensors, numbers = joint(score.graph)
+    return ScoreAndSlope(found, Traced(found.graph, tuple(score.tensors[i] for i in tensors),
+                                       tuple(score.numbers[i] for i in numbers)))
 
 
 class CaptureSlopes(NamedTuple):

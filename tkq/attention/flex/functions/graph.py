@@ -185,7 +185,7 @@ class Builder:
                 node = self.nodes[at]
                 if not ready:
                     stack.append((at, True))
-                    stack.extend((a, False) for a in reversed(_operands(node)))
+                    stack.extend((a, False) for a in reversed(operands_of(node)))
                     continue
                 order.append(_renumbered(node, new, tensors, numbers))
                 new[at] = len(order) - 1
@@ -211,7 +211,7 @@ class Builder:
         return new
 
 
-def _operands(node):
+def operands_of(node):
     if node.op in ("input", "const", "number"):
         return ()
     return node.args[3:] if node.op == "load" else node.args
