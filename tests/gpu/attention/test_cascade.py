@@ -75,7 +75,7 @@ def test_scales(scale):
     compare(queries(4, 1, 8, 128) * scale, share(900, [1500, 901, 2000, 1100], 16, 2, 128), 900, f"scale {scale}")
 
 
-@pytest.mark.parametrize("scales", ["head", "token"])
+@pytest.mark.parametrize("scales", [pytest.param("head", marks=pytest.mark.slow), "token"])
 def test_float8_caches(scales):
     """Scales are of slots of pages: those of a shared page, of all sequences."""
     lengths = [700, 1000, 513]

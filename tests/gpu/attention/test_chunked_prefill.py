@@ -64,10 +64,11 @@ def test_ragged_queries_without_a_plan():
 
 
 @pytest.mark.parametrize("dims, heads, dtype, page", [
-    ((64, 64), (8, 8), torch.float16, 16), ((64, 64), (16, 2), torch.bfloat16, 8),
-    ((192, 128), (8, 2), torch.bfloat16, 16), ((192, 192), (8, 2), torch.bfloat16, 8),
+    ((64, 64), (8, 8), torch.float16, 16), pytest.param((64, 64), (16, 2), torch.bfloat16, 8, marks=pytest.mark.slow),
+    ((192, 128), (8, 2), torch.bfloat16, 16),
+    pytest.param((192, 192), (8, 2), torch.bfloat16, 8, marks=pytest.mark.slow),
     ((192, 192), (8, 2), torch.float16, 64), ((256, 256), (8, 2), torch.bfloat16, 16),
-    ((256, 256), (8, 8), torch.float16, 24), ((256, 256), (8, 4), torch.bfloat16, 4104)])
+    pytest.param((256, 256), (8, 8), torch.float16, 24, marks=pytest.mark.slow), ((256, 256), (8, 4), torch.bfloat16, 4104)])
 def test_head_dims(dims, heads, dtype, page):
     layout = "rows" if page > 4000 else "pages"
     with poisoned():

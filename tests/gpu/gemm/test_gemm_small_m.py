@@ -37,7 +37,8 @@ def test_every_split(config):
         assert torch.equal(between_poison(a, b, config), exact(a, b)), (m, n, k)
 
 
-@pytest.mark.parametrize("out_dtype", (BF16, pytest.param(torch.float16, marks=pytest.mark.slow), torch.float32))
+@pytest.mark.parametrize("out_dtype", (
+    BF16, *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (torch.float16, torch.float32))))
 def test_epilogues(out_dtype):
     for m, n in ((5, 1000), (33, 1001), (128, 264)):
         a, b = operands((m, n, 1032), "k", "k")

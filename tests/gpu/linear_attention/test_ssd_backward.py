@@ -84,7 +84,7 @@ def test_packed_sequences(monkeypatch, D_dims):
 
 @pytest.mark.parametrize("without", [("initial",), ("D", "dt_bias", "initial"), ()])
 @pytest.mark.parametrize("D_dims", [1, 2])
-@pytest.mark.sampled(when=lambda without, D_dims: (without, D_dims) in (((), 2), (("D", "dt_bias", "initial"), 1)))
+@pytest.mark.sampled(when=lambda without, D_dims: (without, D_dims) == (("D", "dt_bias", "initial"), 1))
 def test_what_there_is(monkeypatch, without, D_dims):
     check(monkeypatch, make(1, 130, without=without, D_dims=D_dims), of_state=not without)
 
@@ -148,7 +148,7 @@ def test_parameters_of_16_bits(monkeypatch, dtype):
 
 
 @pytest.mark.parametrize("leaf", range(9))
-@pytest.mark.sampled(when=lambda leaf: leaf % 2 == 0)
+@pytest.mark.sampled(when=lambda leaf: leaf in (0, 4, 8))
 def test_one_gradient_is_that_of_all(leaf):
     """Those of x, C and the states come from operands in one part where dt's is not asked for."""
     given = make(1, 65, without=())

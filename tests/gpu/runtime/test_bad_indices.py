@@ -135,6 +135,7 @@ def test_a_linear_layer_where_few_labels_count_or_none(dtype, reduction, weights
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("weights", ["none", "all 0"])
+@pytest.mark.sampled(when=lambda dtype, reduction, weights: dtype == FP32 if weights == "none" else dtype == BF16)
 def test_all_rows_ignored_is_as_torch(dtype, reduction, weights):
     weight = None if weights == "none" else torch.zeros(96, device="cuda")
     x = torch.randn(40, 96, device="cuda").to(dtype).requires_grad_()
