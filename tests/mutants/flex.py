@@ -12,9 +12,9 @@ def _of(file, *names):
 GALLERY, LENGTHS = _of(FORWARD, "test_gallery"), _of(FORWARD, "test_lengths")
 EMPTY, FULL = _of(FORWARD, "test_empty_rows"), _of(FORWARD, "test_full_blocks_are_not_masked")
 INDICES, WHOLE = _of(FORWARD, "test_captured_indices_that_lie"), _of(FORWARD, "test_operations[whole]")
-SIZES, NO_BLOCK = _of(FORWARD, "test_block_sizes"), _of(FORWARD, "test_rows_of_no_block")
+SIZES, NO_BLOCK = _of(FORWARD, "test_block_sizes --slow"), _of(FORWARD, "test_rows_of_no_block")
 SHARED, TABLES = _of(CAPTURED, "test_gradients[shared]"), _of(CAPTURED, "test_gradients[tables]")
-KEYS, HALVES = _of(BACKWARD, "test_lengths"), _of(BACKWARD, "test_block_sizes")
+KEYS, HALVES = _of(BACKWARD, "test_lengths"), _of(BACKWARD, "test_block_sizes --slow")
 
 MUTANTS = (
     *family(

@@ -204,6 +204,7 @@ def test_rows_that_see_no_key():
 
 @pytest.mark.parametrize("dim", (64, 128, 256))
 @pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.sampled(when=lambda causal, dim: causal == (dim == 256))
 def test_equal_accuracy(causal, dim):
     """The rule by which speeds are compared: P and dP - delta in fp32, and dS rounded once, have the error of other
     implementations. dS of a rounded P would have 1.22 times that, of a rounded dP - delta too 1.4 times."""
@@ -272,7 +273,7 @@ def test_deterministic(dim, causal):
 
 
 @pytest.mark.parametrize("dim, window_sizes", (
-    (64, ((0, 0), (100, 0), (30, -1), (256, 256))),
+    pytest.param(64, ((0, 0), (100, 0), (30, -1), (256, 256)), marks=pytest.mark.slow),
     pytest.param(128, ((0, 0), (100, 0), (30, -1), (256, 256)), marks=pytest.mark.slow),
     pytest.param(256, ((100, 0), (256, 256)), marks=pytest.mark.slow)))
 def test_deterministic_windows(dim, window_sizes):

@@ -37,7 +37,7 @@ def test_pages_and_heads(page, layout, heads):
 
 
 @pytest.mark.parametrize("dims, dtype", [((64, 64), FP16), ((96, 96), torch.bfloat16), ((192, 128), torch.bfloat16),
-                                         ((256, 256), FP16)])
+                                         pytest.param((256, 256), FP16, marks=pytest.mark.slow)])
 def test_head_dims(dims, dtype):
     with poisoned():
         cache = share(500, [501, 1000, 777], 24, 2, *dims, dtype)

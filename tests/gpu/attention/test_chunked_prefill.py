@@ -76,7 +76,9 @@ def test_head_dims(dims, heads, dtype, page):
                 make(LENGTHS, page, heads[1], *dims, dtype, layout), f"{dims}")
 
 
-@pytest.mark.parametrize("window", [(None, None), (100, None), (700, None), (200, 30), (None, 10), (900, 0), (0, 0)])
+@pytest.mark.parametrize("window", [
+    (None, None), (100, None), (700, None), (200, 30), (0, 0), *(
+        pytest.param(window, marks=pytest.mark.slow) for window in ((None, 10), (900, 0)))])
 def test_windows_softcap_and_sinks(window):
     sinks = torch.linspace(-2, 2, 8, device="cuda")
     causal = window[1] is None

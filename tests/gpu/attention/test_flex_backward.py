@@ -74,7 +74,7 @@ def test_odd_dims():
     check(q[..., :96], k[..., :96], v[..., :72], mask_mod=gallery.causal)
 
 
-@pytest.mark.parametrize("size", [(64, 64), (128, 256), (192, 192)])
+@pytest.mark.parametrize("size", [(64, 64), pytest.param((128, 256), marks=pytest.mark.slow), (192, 192)])
 def test_block_sizes(size):
     mask_mod = gallery.document(torch.arange(700, device="cuda") // 150)
     check(*make(700, 700), mask_mod=mask_mod, block_mask=mask_of(mask_mod, 700, 700, size=size))

@@ -26,7 +26,8 @@ def test_one_pass(B, L, taps, dtype):
 
 
 @pytest.mark.parametrize("L, taps, dtype", [
-    (8192, 8192, "fp16"), (12400, 20000, "fp16"), (20000, 3, "bf16"), (65536, 65536, "fp16"), (131072, 5, "fp16")])
+    (8192, 8192, "fp16"), (12400, 20000, "fp16"), (20000, 3, "bf16"), pytest.param(65536, 65536, "fp16", marks=pytest.mark.slow),
+    (131072, 5, "fp16")])
 def test_several_passes(L, taps, dtype):
     """Rows of 128 to 2048 points."""
     split(make(3, 2, L, taps, dtype))
@@ -107,7 +108,7 @@ def test_an_impulse_at_the_end(L):
     assert y[..., :L - 1].abs().max() <= max(1e-4 * size, 2.0**-22)
 
 
-@pytest.mark.parametrize("L", [8192, 524288, 2**21, 2**22])
+@pytest.mark.parametrize("L", [8192, 524288, pytest.param(2**21, marks=pytest.mark.slow), 2**22])
 def test_the_gradient_of_impulses(L):
     """All frequencies are as large: what they are together, transformed back, is the largest number there can be."""
     given = make(2, 1, L, L, "fp16")

@@ -73,6 +73,7 @@ def test_widths(P, N):
 
 @pytest.mark.parametrize("dtype, of_dt", [(torch.float16, torch.float16), (BF16, F32)])
 @pytest.mark.parametrize("without", [("initial",), ("D", "dt_bias", "z"), ()])
+@pytest.mark.sampled(when=lambda dtype, without: (dtype == BF16) == (without != ("D", "dt_bias", "z")))
 def test_types_and_what_there_is(dtype, of_dt, without):
     check(make(2, 130, dtype, of_dt, without=without))
 

@@ -32,9 +32,9 @@ STARTED = "norm_backward_cluster", "norm_cluster", "softmax", "cross_entropy"
 # Of scan and decode no mutant needs a delay: their races would be found here alone.
 EVERYDAY = {
     "naps": ("attention", "attention_wide", "backward_helper_warps", "backward_wide", "gemm", "gemm_small_m", "fp8",
-             "fp8_small_m_blocks", "grouped_long", "linear", "hedgehog", "scan", "decode", "rows_held", "quantize", "gated",
-             "rope", "norm_backward_cluster"),
-    "loads": ("attention_fp8",), "reads": ("attention_cluster", "fp8_promoted", "delta", "channels", "mla"),
+             "fp8_small_m_blocks", "grouped_long", "linear", "hedgehog", "scan", "decode", "rows_held", "quantize",
+             "gated", "rope", "norm_backward_cluster"),
+    "loads": ("attention_fp8",), "reads": ("attention_cluster", "fp8_promoted", "delta", "mla"),
     "stores": ("backward_first",), "roles": ("backward_wide_one_p",), "barriers": ("quantize_ticketed_few",),
     "starts": ("norm_cluster", "softmax")}
 COUNTED = "quantize", "quantize_few", "quantize_ticketed", "quantize_ticketed_few"
