@@ -26,7 +26,8 @@ def judge(found, true, low, what):
 
 @pytest.mark.parametrize("options", (
     dict(causal=True, sinks=True), dict(window_size=(100, 0)), dict(causal=True, deterministic=True),
-    *(pytest.param(more, marks=pytest.mark.slow) for more in (dict(softcap=20.0), dict(window_size=(-1, 30))))), ids=str)
+    *(pytest.param(more, marks=pytest.mark.slow) for more in (dict(softcap=20.0), dict(window_size=(-1, 30))))),
+    ids=str)
 def test_dense(options):
     q, k, v, do = make(2, 333, 417, 4, 2, 128, BF16)
     sinks = torch.randn(4, device="cuda") if options.get("sinks") else None
@@ -57,7 +58,8 @@ def test_sinks_alone():
 
 @pytest.mark.parametrize("more, options", (
     pytest.param({}, Options(True, softcap=20.0), marks=pytest.mark.slow),
-    pytest.param({}, Options(True, None, 70), marks=pytest.mark.slow), (dict(sinks=torch.float32), Options(True)),
+    pytest.param({}, Options(True, None, 70), marks=pytest.mark.slow),
+    pytest.param(dict(sinks=torch.float32), Options(True), marks=pytest.mark.slow),
     (dict(in_use=True), Options(True)), (dict(deterministic=True), Options(True))), ids=str)
 def test_packed(more, options):
     """NaN beyond what is in use; the loss takes only rows that are."""

@@ -99,7 +99,7 @@ def test_fp16_hard_data(dim, causal):
     compare(q, k, v * 100, do, causal, what="large values")
 
 
-@pytest.mark.parametrize("dim", (64, 128, 256))
+@pytest.mark.parametrize("dim", (pytest.param(64, marks=pytest.mark.slow), 128, 256))
 def test_windows(dim):
     for window_size in ((0, 0), (100, 0), (-1, 50), (30, -1), (256, 256), (2000, 2000)):
         for rows, keys in ((700, 700), (300, 500), (500, 300)):
@@ -133,7 +133,8 @@ def test_head_dims_write_inside_their_rows():
 
 
 @pytest.mark.parametrize("dim, causal, deterministic", (
-    (64, True, False), (128, False, False), (128, True, True), (256, True, False),
+    (128, False, False), (128, True, True),
+    *(pytest.param(dim, True, False, marks=pytest.mark.slow) for dim in (64, 256)),
     pytest.param(256, False, True, marks=pytest.mark.slow)))
 def test_softcap(dim, causal, deterministic):
     for softcap in (15.0, 50.0, 1.0):

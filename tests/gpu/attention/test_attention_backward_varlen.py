@@ -15,7 +15,8 @@ BF16 = torch.bfloat16
 
 @pytest.mark.parametrize("dim, options", (
     (128, Options()), (128, Options(causal=True)), (64, Options(causal=True)), (256, Options(causal=True)),
-    (128, Options(left=70, right=0)), (128, Options(left=33, right=65)), (64, Options(softcap=20.0))), ids=str)
+    (128, Options(left=70, right=0)), (128, Options(left=33, right=65)),
+    pytest.param(64, Options(softcap=20.0), marks=pytest.mark.slow)), ids=str)
 def test_mixed_lengths(dim, options):
     Problem(MIXED, 4, 2, dim, options=options).judge("mixed")
     Problem(MIXED, 4, 2, dim, spare=200, options=options).judge("rows behind the last sequence")

@@ -48,7 +48,8 @@ def check(q, k, v, score_mod=None, mask_mod=None, block_mask=None, what="", **ho
 
 
 @pytest.mark.parametrize("name", ["causal", "document", "softcap", *(
-    pytest.param(name, marks=pytest.mark.slow) for name in ("relative_bias", "natten", "alibi_causal", "causal_score", "t5_bias"))])
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ("relative_bias", "natten", "alibi_causal", "causal_score", "t5_bias"))])
 def test_gallery(name):
     S = 576
     score_mod, mask_mod = gallery.gallery(B, H, S, "cuda", torch.Generator("cuda").manual_seed(1))[name]

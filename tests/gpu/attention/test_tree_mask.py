@@ -45,7 +45,7 @@ def test_trees(rows, heads, dim):
 
 
 @pytest.mark.parametrize("page, layout, dtype", [(1, "pages", FP16), (7, "heads", FP16), (64, "pairs", torch.bfloat16),
-                                                 (4096, "rows", torch.bfloat16)])
+                                                 pytest.param(4096, "rows", torch.bfloat16, marks=pytest.mark.slow)])
 def test_caches(page, layout, dtype):
     """Softcap and sinks; sequences with fewer keys than drafts."""
     lengths, sinks = [16, 3, 0, 100, 1000, 3000], torch.linspace(-2, 2, 8, device="cuda")

@@ -26,8 +26,8 @@ def test_one_pass(B, L, taps, dtype):
 
 
 @pytest.mark.parametrize("L, taps, dtype", [
-    (8192, 8192, "fp16"), (12400, 20000, "fp16"), (20000, 3, "bf16"), pytest.param(65536, 65536, "fp16", marks=pytest.mark.slow),
-    (131072, 5, "fp16")])
+    (8192, 8192, "fp16"), (12400, 20000, "fp16"), (20000, 3, "bf16"),
+    pytest.param(65536, 65536, "fp16", marks=pytest.mark.slow), (131072, 5, "fp16")])
 def test_several_passes(L, taps, dtype):
     """Rows of 128 to 2048 points."""
     split(make(3, 2, L, taps, dtype))

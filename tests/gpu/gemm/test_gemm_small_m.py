@@ -51,7 +51,8 @@ def test_epilogues(out_dtype):
         assert_2x(got, truth, truth.to(out_dtype), 2, activation)
 
 
-@pytest.mark.parametrize("b_major, activation", (("k", "swiglu"), ("k", "geglu_interleaved"), ("n", "swiglu")))
+@pytest.mark.parametrize("b_major, activation", (("k", "swiglu"), ("k", "geglu_interleaved"),
+                                                 pytest.param("n", "swiglu", marks=pytest.mark.slow)))
 def test_gated(b_major, activation):
     for m, n, k in ((1, 1040, 2056), (16, 272, 72), (33, 1040, 520), (128, 8192, 520)):
         a, b = operands((m, n, k), "k", b_major)

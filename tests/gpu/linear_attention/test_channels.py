@@ -112,7 +112,7 @@ def test_widths(name, K, V):
         check(given_of(name, q, k, v, g, beta_of(v, BF16), narrow=not PASSES[name].get("keys")))
 
 
-@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+@pytest.mark.parametrize("dtype", [BF16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 def test_decays(dtype):
     """Also where decays are zero within a chunk."""
     for decay in (0.0, 0.5, 3.0, 20.0, 200.0):

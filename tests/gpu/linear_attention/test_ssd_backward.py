@@ -103,7 +103,7 @@ def test_many_heads_of_few_groups(monkeypatch, G):
 
 @pytest.mark.parametrize("bias", [-20.0, 0.0, 3.0, 8.0])
 def test_steps(monkeypatch, bias):
-    check(monkeypatch, make(1, 130, of_dt=F32, bias=bias, N=64, without=("z",)), of_state=bias <= 0.0)
+    check(monkeypatch, make(1, 130, of_dt=F32, bias=bias, without=("z",)), of_state=bias <= 0.0)
 
 
 @pytest.mark.parametrize("bias", [-2.0, 3.0])
@@ -125,7 +125,7 @@ def test_resets(monkeypatch):
 
 def test_steps_as_they_are(monkeypatch):
     """Without softplus and bias; of every third token 0."""
-    given = make(1, 200, of_dt=F32, N=64, without=("dt_bias", "z"))
+    given = make(1, 200, of_dt=F32, without=("dt_bias", "z"))
     given.dt.abs_()
     given.dt[:, ::3] = 0.0
     check(monkeypatch, given._replace(softplus=False))
