@@ -63,7 +63,8 @@ def test_scales(scale):
             f"scale {scale}")
 
 
-@pytest.mark.parametrize("rows, scales", [(1, "head"), (2, "token"), (20, "sequence"), (20, "token")])
+@pytest.mark.parametrize("rows, scales", [
+    (1, "head"), (2, "token"), pytest.param(20, "sequence", marks=pytest.mark.slow), (20, "token")])
 def test_float8_caches(rows, scales):
     """Also of as few packed queries as have a kernel of their own without masks."""
     with poisoned():

@@ -83,7 +83,7 @@ def test_the_variants_that_tuning_may_choose(kind, V):
 # ---- hard data ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("size", [1e4, 1e-4, 0.0])
 def test_hard_sizes(dtype, size):
     for V in (1000, 1001, 40000):
@@ -138,7 +138,7 @@ def test_small_gradients_keep_their_digits(dtype):
 # ---- reductions over rows -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("reduction", ["mean", pytest.param("sum", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("M", [1, 2, 37, 4095, 4096, 4097, 100_000])
 def test_every_row_counts_once(reduction, M):
     logits, target = make((M, 24), "bf16", 2.0)
