@@ -65,7 +65,8 @@ def test_no_mask():
     check(*make(200, 330))
 
 
-@pytest.mark.parametrize("D, dtype", [(64, BF16), (128, FP16)])
+@pytest.mark.parametrize("D, dtype", [(64, FP16), *(
+    pytest.param(*each, marks=pytest.mark.slow) for each in ((64, BF16), (128, FP16)))])
 def test_dtypes_and_dims(D, dtype):
     check(*make(700, 700, D, dtype), mask_mod=gallery.causal)
 

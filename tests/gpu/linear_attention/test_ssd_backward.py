@@ -139,7 +139,7 @@ def test_limits(monkeypatch, softplus):
     assert 0.1 < (of_dt == 0).float().mean() < 0.95
 
 
-@pytest.mark.parametrize("dtype", [pytest.param(BF16, marks=pytest.mark.slow), torch.float16])
+@pytest.mark.parametrize("dtype", [BF16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 def test_parameters_of_16_bits(monkeypatch, dtype):
     """In bf16, of x, B and C of the other type, too."""
     given = make(1, 100, dtype, N=64, without=("z",))
