@@ -148,7 +148,7 @@ def test_parameters_of_16_bits(monkeypatch, dtype):
 
 
 @pytest.mark.parametrize("leaf", range(9))
-@pytest.mark.sampled(when=lambda leaf: leaf in (0, 4, 8))
+@pytest.mark.sampled(when=lambda leaf: leaf in (0, 8))
 def test_one_gradient_is_that_of_all(leaf):
     """Those of x, C and the states come from operands in one part where dt's is not asked for."""
     given = make(1, 65, without=())
