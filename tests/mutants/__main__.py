@@ -34,7 +34,8 @@ def command(tests: tuple) -> list[str]:
     direct = PRESSED.fullmatch(tests[0]) if len(tests) == 1 else None
     if direct:
         return [sys.executable, "-m", "tests.helpers.sanitizer.pressed", *direct.groups()]
-    return [*PYTEST, *(word for test in tests for word in shlex.split(test))]
+    slow = ["--slow"] if all(test.endswith("]") for test in tests) else []  # one that is named runs, slow or not
+    return [*PYTEST, *slow, *(word for test in tests for word in shlex.split(test))]
 
 
 class Ran(NamedTuple):

@@ -12,10 +12,10 @@ def _of(file, *names):
 GALLERY, LENGTHS = _of(FORWARD, "test_gallery"), _of(FORWARD, "test_lengths")
 EMPTY, FULL = _of(FORWARD, "test_empty_rows"), _of(FORWARD, "test_full_blocks_are_not_masked")
 INDICES, WHOLE = _of(FORWARD, "test_captured_indices_that_lie"), _of(FORWARD, "test_operations[whole]")
-SIZES, NO_BLOCK = _of(FORWARD, "test_block_sizes"), _of(FORWARD, "test_rows_of_no_block")
+SIZES, NO_BLOCK = _of(FORWARD, "test_block_sizes --slow"), _of(FORWARD, "test_rows_of_no_block")
 SHARED, TABLES = _of(CAPTURED, "test_gradients[shared]"), _of(CAPTURED, "test_gradients[tables]")
 MASKS, TYPES = _of(FORWARD, "test_create_block_mask"), _of(FORWARD, "test_create_block_mask[of_every_type-2500-size3]")
-KEYS, HALVES = _of(BACKWARD, "test_lengths"), _of(BACKWARD, "test_block_sizes")
+KEYS, HALVES = _of(BACKWARD, "test_lengths"), _of(BACKWARD, "test_block_sizes --slow")
 EQUAL, EQUAL_SLOPE = (_of(BACKWARD, f"test_equal_accuracy[{name}-128]") for name in ("causal", "softcap"))
 BEHIND = _of(BACKWARD, "test_scores_that_grow_behind_the_last_key")
 

@@ -25,8 +25,9 @@ def judge(found, true, low, what):
 
 
 @pytest.mark.parametrize("options", (
-    dict(causal=True, sinks=True), dict(softcap=20.0), dict(window_size=(100, 0)), dict(window_size=(-1, 30)),
-    dict(causal=True, deterministic=True)), ids=str)
+    dict(causal=True, sinks=True), dict(window_size=(100, 0)), dict(causal=True, deterministic=True),
+    *(pytest.param(more, marks=pytest.mark.slow) for more in (dict(softcap=20.0), dict(window_size=(-1, 30))))),
+    ids=str)
 def test_dense(options):
     q, k, v, do = make(2, 333, 417, 4, 2, 128, BF16)
     sinks = torch.randn(4, device="cuda") if options.get("sinks") else None
@@ -67,7 +68,9 @@ def test_sinks_alone():
 
 
 @pytest.mark.parametrize("more, options", (
-    ({}, Options(True, softcap=20.0)), ({}, Options(True, None, 70)), (dict(sinks=torch.float32), Options(True)),
+    pytest.param({}, Options(True, softcap=20.0), marks=pytest.mark.slow),
+    pytest.param({}, Options(True, None, 70), marks=pytest.mark.slow),
+    pytest.param(dict(sinks=torch.float32), Options(True), marks=pytest.mark.slow),
     (dict(in_use=True), Options(True)), (dict(deterministic=True), Options(True))), ids=str)
 def test_packed(more, options):
     """NaN beyond what is in use; the loss takes only rows that are."""

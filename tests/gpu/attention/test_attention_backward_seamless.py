@@ -46,6 +46,7 @@ def test_packed(dim, causal, change, monkeypatch):
 
 @pytest.mark.parametrize("dim", (64, 128))
 @pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.sampled(when=lambda causal: causal)
 def test_the_plan_of_long_ones(causal, dim):
     """Also the sinks' gradient, of the statistics of all slots."""
     problem = Problem(MIXED, 4, 4, dim, options=Options(causal), sinks=torch.float32, longest=9000)

@@ -15,7 +15,8 @@ BF16 = torch.bfloat16
 
 @pytest.mark.parametrize("dim, options", (
     (128, Options()), (128, Options(causal=True)), (64, Options(causal=True)), (256, Options(causal=True)),
-    (128, Options(left=70, right=0)), (128, Options(left=33, right=65)), (64, Options(softcap=20.0))), ids=str)
+    (128, Options(left=70, right=0)), (128, Options(left=33, right=65)),
+    pytest.param(64, Options(softcap=20.0), marks=pytest.mark.slow)), ids=str)
 def test_mixed_lengths(dim, options):
     Problem(MIXED, 4, 2, dim, options=options).judge("mixed")
     Problem(MIXED, 4, 2, dim, spare=200, options=options).judge("rows behind the last sequence")
@@ -120,7 +121,7 @@ def test_an_expanded_gradient_of_lse():
     assert torch.equal(a[1], b[1]) and torch.equal(a[2], b[2]) and near(a[0], b[0])
 
 
-@pytest.mark.parametrize("dim", (pytest.param(64, marks=pytest.mark.slow), 128, 256))
+@pytest.mark.parametrize("dim", (128, *(pytest.param(dim, marks=pytest.mark.slow) for dim in (64, 256))))
 def test_fp16(dim):
     for longest in (512, 900):
         Problem(MIXED, 4, 2, dim, torch.float16, longest=longest, options=Options(causal=True)).judge(f"fp16 {longest}")

@@ -23,7 +23,7 @@ def shown(value):
 
 @pytest.mark.parametrize("dim, causal, change", (
     pytest.param(128, False, HELPER_WARPS, marks=pytest.mark.slow), (128, True, HELPER_WARPS),
-    (64, True, HELPER_WARPS), (128, True, DQ_SERIAL),
+    pytest.param(64, True, HELPER_WARPS, marks=pytest.mark.slow), (128, True, DQ_SERIAL),
     pytest.param(128, False, DQ_SERIAL, marks=pytest.mark.slow),
     (64, True, BRIEF64), *[
         pytest.param(dim, causal, PERSISTENT, marks=pytest.mark.slow) for dim in (64, 128) for causal in (False, True)]

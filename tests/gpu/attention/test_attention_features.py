@@ -29,8 +29,9 @@ def windows(kind):
         yield {"left": (n, -1), "right": (-1, max(n, 1)), "both": (other, max(n, 1)), "causal": (n, 0)}[kind]
 
 
-@pytest.mark.parametrize("dim, dtype, kind", ((128, BF16, "left"), (128, BF16, "right"), (128, BF16, "both"),
-                                              (128, FP16, "causal"), (64, BF16, "causal"), (256, BF16, "both")))
+@pytest.mark.parametrize("dim, dtype, kind", (
+    (128, BF16, "left"), (128, BF16, "right"), (128, BF16, "both"), (64, BF16, "causal"), *(
+        pytest.param(*each, marks=pytest.mark.slow) for each in ((128, FP16, "causal"), (256, BF16, "both")))))
 def test_windows(dim, dtype, kind):
     for rows, keys in SIZES:
         x = make(2, rows, keys, 3, 3, dim, dtype)
@@ -105,9 +106,11 @@ def surrounded(x):
 
 
 @pytest.mark.parametrize("dim, dim_v, dtype, causal", (
-    (8, 8, BF16, True), (96, 96, BF16, True), (192, 192, BF16, False), (192, 128, BF16, True), (256, 256, BF16, True),
-    (256, 256, FP16, False), (64, 256, BF16, False),
-    *[pytest.param(dim, dim, FP16, causal, marks=pytest.mark.slow) for dim, causal in ((96, False), (192, True))]))
+    (8, 8, BF16, True), (96, 96, BF16, True),
+    pytest.param(192, 192, BF16, False, marks=pytest.mark.slow), (192, 128, BF16, True), (256, 256, BF16, True),
+    (64, 256, BF16, False),
+    *[pytest.param(dim, dim, FP16, causal, marks=pytest.mark.slow)
+      for dim, causal in ((96, False), (192, True), (256, False))]))
 def test_head_dims(dim, dim_v, dtype, causal):
     """A kernel at all sizes, then the head dims of its width, between NaN."""
     for rows, keys in SIZES:
@@ -122,8 +125,9 @@ def test_head_dims(dim, dim_v, dtype, causal):
         assert torch.isnan(room[:, 333:]).all() and torch.isnan(room[..., dv:]).all(), f"head dim {d}: written beyond"
 
 
-@pytest.mark.parametrize("dim, dtype, causal", ((192, BF16, True), (256, BF16, False), (256, BF16, True),
-                                                (96, BF16, True), (96, FP16, True), (192, FP16, True)))
+@pytest.mark.parametrize("dim, dtype, causal", (
+    (192, BF16, True), (256, BF16, True), (96, FP16, True), (192, FP16, True),
+    *(pytest.param(*each, marks=pytest.mark.slow) for each in ((256, BF16, False), (96, BF16, True)))))
 def test_hard_data(dim, dtype, causal):
     q, k, v = make(2, 517, 517, 4, 4, dim, dtype, dim_v=128 if dim == 192 else None)
     compare(q * 20, k, v, "large scores", causal=causal)
@@ -142,7 +146,7 @@ def test_hard_data(dim, dtype, causal):
     compare(q, k, one, "one dominating value", causal=causal)
 
 
-@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("causal", (pytest.param(False, marks=pytest.mark.slow), True))
 def test_packed_heads(causal):
     """Few queries of several heads in one tile: one query (decoding), a tile's worth, one more. Each number of heads in
     a tile is a kernel of its own."""

@@ -137,7 +137,7 @@ def test_nothing_outside_is_touched(where):
         assert torch.equal(o, want) and torch.equal(lse, want_lse)
 
 
-@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("causal", (pytest.param(False, marks=pytest.mark.slow), True))
 def test_packed_heads(causal):
     lengths = [(1, n) for n in (1, 500, 0, 64, 1025, 77)] + [(0, 10), (3, 200)]
     compare(*make(lengths, 8, 2, 128, spare=9), "decode", max_q=1, causal=causal)

@@ -86,7 +86,7 @@ def test_a_run_repeats_and_leaves_neighbours_alone():
 
 
 @pytest.mark.parametrize("change", (dict(cluster=1, early=0), dict(kv=96, value_keys=48, stages=12)), ids=str)
-@pytest.mark.sampled(when=lambda change: "cluster" in change)
+@pytest.mark.slow
 def test_other_configurations(change):
     config = replace(plan(WideSpec("bf16", 512)), **change)
     for rows, keys in SIZES:

@@ -37,7 +37,7 @@ def test_pages_and_heads(page, layout, heads):
 
 
 @pytest.mark.parametrize("dims, dtype", [((64, 64), FP16), ((96, 96), torch.bfloat16), ((192, 128), torch.bfloat16),
-                                         ((256, 256), FP16)])
+                                         pytest.param((256, 256), FP16, marks=pytest.mark.slow)])
 def test_head_dims(dims, dtype):
     with poisoned():
         cache = share(500, [501, 1000, 777], 24, 2, *dims, dtype)
@@ -75,7 +75,7 @@ def test_scales(scale):
     compare(queries(4, 1, 8, 128) * scale, share(900, [1500, 901, 2000, 1100], 16, 2, 128), 900, f"scale {scale}")
 
 
-@pytest.mark.parametrize("scales", ["head", "token"])
+@pytest.mark.parametrize("scales", [pytest.param("head", marks=pytest.mark.slow), "token"])
 def test_float8_caches(scales):
     """Scales are of slots of pages: those of a shared page, of all sequences."""
     lengths = [700, 1000, 513]

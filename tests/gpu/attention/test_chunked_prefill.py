@@ -35,8 +35,9 @@ def test_pages(page, layout):
 
 
 @pytest.mark.parametrize("page, heads, layout, window", [
-    (16, (8, 2), "pages", None), (8, (8, 8), "pages", None), (24, (8, 1), "pages", None), (64, (6, 2), "pairs", 200),
-    (256, (14, 1), "heads", None), (16, (8, 2), "pages", 1000), (4104, (8, 2), "rows", None)])
+    (16, (8, 2), "pages", None), (64, (6, 2), "pairs", 200), (256, (14, 1), "heads", None),
+    (4104, (8, 2), "rows", None), *(pytest.param(*each, "pages", window, marks=pytest.mark.slow) for *each, window in (
+        (8, (8, 8), None), (24, (8, 1), None), (16, (8, 2), 1000)))])
 def test_ragged_queries(page, heads, layout, window):
     """From none to 3000, more than there are keys; rows of q before the first sequence and behind the last."""
     lengths, many = [3000, 900, 129, 4099, 5, 600, 0], [3000, 1, 70, 513, 0, 700, 3]
@@ -64,10 +65,13 @@ def test_ragged_queries_without_a_plan():
 
 
 @pytest.mark.parametrize("dims, heads, dtype, page", [
-    ((64, 64), (8, 8), torch.float16, 16), ((64, 64), (16, 2), torch.bfloat16, 8),
-    ((192, 128), (8, 2), torch.bfloat16, 16), ((192, 192), (8, 2), torch.bfloat16, 8),
-    ((192, 192), (8, 2), torch.float16, 64), ((256, 256), (8, 2), torch.bfloat16, 16),
-    ((256, 256), (8, 8), torch.float16, 24), ((256, 256), (8, 4), torch.bfloat16, 4104)])
+    ((64, 64), (8, 8), torch.float16, 16), pytest.param((64, 64), (16, 2), torch.bfloat16, 8, marks=pytest.mark.slow),
+    ((192, 128), (8, 2), torch.bfloat16, 16),
+    pytest.param((192, 192), (8, 2), torch.bfloat16, 8, marks=pytest.mark.slow),
+    pytest.param((192, 192), (8, 2), torch.float16, 64, marks=pytest.mark.slow),
+    ((256, 256), (8, 2), torch.bfloat16, 16),
+    pytest.param((256, 256), (8, 8), torch.float16, 24, marks=pytest.mark.slow),
+    pytest.param((256, 256), (8, 4), torch.bfloat16, 4104, marks=pytest.mark.slow)])
 def test_head_dims(dims, heads, dtype, page):
     layout = "rows" if page > 4000 else "pages"
     with poisoned():
@@ -75,7 +79,9 @@ def test_head_dims(dims, heads, dtype, page):
                 make(LENGTHS, page, heads[1], *dims, dtype, layout), f"{dims}")
 
 
-@pytest.mark.parametrize("window", [(None, None), (100, None), (700, None), (200, 30), (None, 10), (900, 0), (0, 0)])
+@pytest.mark.parametrize("window", [
+    (None, None), (700, None), (200, 30), (0, 0), *(
+        pytest.param(window, marks=pytest.mark.slow) for window in ((100, None), (None, 10), (900, 0)))])
 def test_windows_softcap_and_sinks(window):
     sinks = torch.linspace(-2, 2, 8, device="cuda")
     causal = window[1] is None
@@ -137,7 +143,7 @@ def test_a_page_beside_a_window_that_lies():
     assert o[[0, 2]].isfinite().all()
 
 
-@pytest.mark.parametrize("window", [(100, None), (700, None)])
+@pytest.mark.parametrize("window", [(100, None), pytest.param((700, None), marks=pytest.mark.slow)])
 def test_windows_without_an_end(window):
     with poisoned():
         compare(queries(len(LENGTHS), ROWS, 8, 128), make(LENGTHS, 16, 2, 128), f"{window}", window_size=window,
@@ -155,7 +161,7 @@ def test_calls_without_lse_into_rows_that_lie_apart():
     assert torch.equal(alone, o) and torch.equal(out, o)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)])
 def test_sinks_of_ragged_queries(dtype):
     lengths, many = [1000, 1200], [900, 900]
     sinks = torch.linspace(-2, 2, 8, device="cuda").to(dtype)

@@ -77,7 +77,8 @@ def test_odd_dims():
     check(q[..., :96], k[..., :96], v[..., :72], mask_mod=gallery.causal)
 
 
-@pytest.mark.parametrize("size", [(64, 64), (128, 256), (256, 128), (384, 192)])
+@pytest.mark.parametrize("size", [
+    (64, 64), (128, 256), *(pytest.param(size, marks=pytest.mark.slow) for size in ((256, 128), (384, 192)))])
 def test_block_sizes(size):
     mask_mod = gallery.prefix_lm(torch.tensor([33, 300], device="cuda", dtype=torch.int32))
     check(*make(700, 650), mask_mod=mask_mod, block_mask=mask_of(mask_mod, 700, 650, size=size))

@@ -48,8 +48,9 @@ def check(q, k, v, score_mod=None, mask_mod=None, block_mask=None, what="", **ho
     return ours
 
 
-@pytest.mark.parametrize("name", ["causal", "document", "softcap", "relative_bias", *(
-    pytest.param(name, marks=pytest.mark.slow) for name in ("natten", "alibi_causal", "causal_score", "t5_bias"))])
+@pytest.mark.parametrize("name", ["causal", "document", *(
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ("softcap", "relative_bias", "natten", "alibi_causal", "causal_score", "t5_bias"))])
 def test_gallery(name):
     S = 576
     score_mod, mask_mod = gallery.gallery(B, H, S, "cuda", torch.Generator("cuda").manual_seed(1))[name]
@@ -65,7 +66,8 @@ def test_no_mask():
     check(*make(200, 330))
 
 
-@pytest.mark.parametrize("D, dtype", [(64, BF16), (128, FP16)])
+@pytest.mark.parametrize("D, dtype", [(64, FP16), *(
+    pytest.param(*each, marks=pytest.mark.slow) for each in ((64, BF16), (128, FP16)))])
 def test_dtypes_and_dims(D, dtype):
     check(*make(700, 700, D, dtype), mask_mod=gallery.causal)
 
@@ -75,7 +77,7 @@ def test_odd_dims():
     check(q[..., :96], k[..., :96], v[..., :72], mask_mod=gallery.causal)
 
 
-@pytest.mark.parametrize("size", [(64, 64), (128, 256), (192, 192)])
+@pytest.mark.parametrize("size", [(64, 64), pytest.param((128, 256), marks=pytest.mark.slow), (192, 192)])
 def test_block_sizes(size):
     mask_mod = gallery.document(torch.arange(700, device="cuda") // 150)
     check(*make(700, 700), mask_mod=mask_mod, block_mask=mask_of(mask_mod, 700, 700, size=size))

@@ -125,6 +125,7 @@ def test_expanded():
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(when=lambda name: name == "tables")
 def test_compiled(name, backend):
     """In one graph, functions and all: results and gradients are those of a plain call."""
     given, mask_mod = case(name)

@@ -45,7 +45,7 @@ def test_trees(rows, heads, dim):
 
 
 @pytest.mark.parametrize("page, layout, dtype", [(1, "pages", FP16), (7, "heads", FP16), (64, "pairs", torch.bfloat16),
-                                                 (4096, "rows", torch.bfloat16)])
+                                                 pytest.param(4096, "rows", torch.bfloat16, marks=pytest.mark.slow)])
 def test_caches(page, layout, dtype):
     """Softcap and sinks; sequences with fewer keys than drafts."""
     lengths, sinks = [16, 3, 0, 100, 1000, 3000], torch.linspace(-2, 2, 8, device="cuda")
@@ -63,7 +63,8 @@ def test_scales(scale):
             f"scale {scale}")
 
 
-@pytest.mark.parametrize("rows, scales", [(1, "head"), (2, "token"), (20, "sequence"), (20, "token")])
+@pytest.mark.parametrize("rows, scales", [
+    (1, "head"), (2, "token"), pytest.param(20, "sequence", marks=pytest.mark.slow), (20, "token")])
 def test_float8_caches(rows, scales):
     """Also of as few packed queries as have a kernel of their own without masks."""
     with poisoned():

@@ -35,7 +35,7 @@ def test_widths_and_dtypes(W, dtype, weight, bias, activation):
     check(*make(2, 150, 88, W, dtype, weight=weight, bias=bias), activation=activation)
 
 
-@pytest.mark.parametrize("S, C, W", [(512, 5, 4), (37, 5, 4), (36, 3, 8)])
+@pytest.mark.parametrize("S, C, W", [(512, 5, 4), (37, 5, 4), pytest.param(36, 3, 8, marks=pytest.mark.slow)])
 def test_contiguous_tokens(S, C, W):
     x, *others = make(2, S, C, W, time=True)
     y, _, found = check(x, *others)
@@ -141,7 +141,8 @@ def test_numbers_are_the_sequences_that_they_make():
 
 
 @pytest.mark.parametrize("heads, C, dtype, scale", [((2, 128), 320, "bf16", 1), ((3, 64), 264, "bf16", 1),
-                                                    ((3, 64), 192, "bf16", 1e-4), ((1, 128), 132, "fp32", 1e3)])
+                                                    pytest.param((3, 64), 192, "bf16", 1e-4, marks=pytest.mark.slow),
+                                                    ((1, 128), 132, "fp32", 1e3)])
 def test_normed_heads(heads, C, dtype, scale):
     """Whole warps, half of one, heads that end with the channels; sums of squares below and far above what is added."""
     check(*make(2, 70, C, dtype=dtype, scale=scale), heads=heads)

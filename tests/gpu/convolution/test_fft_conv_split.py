@@ -26,7 +26,8 @@ def test_one_pass(B, L, taps, dtype):
 
 
 @pytest.mark.parametrize("L, taps, dtype", [
-    (8192, 8192, "fp16"), (12400, 20000, "fp16"), (20000, 3, "bf16"), (65536, 65536, "fp16"), (131072, 5, "fp16")])
+    (8192, 8192, "fp16"), (12400, 20000, "fp16"), (20000, 3, "bf16"),
+    pytest.param(65536, 65536, "fp16", marks=pytest.mark.slow), (131072, 5, "fp16")])
 def test_several_passes(L, taps, dtype):
     """Rows of 128 to 2048 points."""
     split(make(3, 2, L, taps, dtype))
@@ -63,8 +64,9 @@ def test_strides():
     split(given, gradients=False)
 
 
-@pytest.mark.parametrize("L, taps, dtype", [(4096, 100, "fp16"), (4096, 6000, "bf16"), (128, 128, "fp16"),
-                                            (1100, 1500, "fp16"), (100000, 150000, "fp16")])
+@pytest.mark.parametrize("L, taps, dtype", [
+    (4096, 100, "fp16"), (1100, 1500, "fp16"), (100000, 150000, "fp16"), *(
+        pytest.param(*each, marks=pytest.mark.slow) for each in ((4096, 6000, "bf16"), (128, 128, "fp16")))])
 def test_circular(L, taps, dtype):
     split(make(5, 2, L, taps, dtype), causal=False)
 
@@ -98,7 +100,7 @@ def test_hard_signals(signal, L):
 def test_an_impulse_at_the_end(L):
     """Whose result is nearly all around the circle, where the imaginary part is: of it little is in the real part. Low
     parts end where fp16 does, 2^-24, beside an impulse of 1."""
-    given = make(1, 1, L, L)
+    given = make(1, 1, L, L, "fp16")
     u, k = given["u"].detach().zero_(), given["k"].detach()
     u[..., L - 1] = 1
     y, size = tkq.fft_conv(u, k, precision="split").double(), 1 / L**0.5
@@ -106,7 +108,7 @@ def test_an_impulse_at_the_end(L):
     assert y[..., :L - 1].abs().max() <= max(1e-4 * size, 2.0**-22)
 
 
-@pytest.mark.parametrize("L", [8192, 524288, 2**21, 2**22])
+@pytest.mark.parametrize("L", [8192, 524288, pytest.param(2**21, marks=pytest.mark.slow), 2**22])
 def test_the_gradient_of_impulses(L):
     """All frequencies are as large: what they are together, transformed back, is the largest number there can be."""
     given = make(2, 1, L, L, "fp16")
@@ -131,7 +133,7 @@ def test_filters_of_any_size(L):
 
 @pytest.mark.parametrize("L, causal", [(63, True), (6000, True), (4096, False), (250000, True)])
 def test_nan_and_infinities_stay_in_their_sequence(L, causal):
-    given = make(5, 2, L, L)
+    given = make(5, 2, L, L, "fp16")
     u, k = given["u"].detach(), given["k"].detach()
     clean = tkq.fft_conv(u, k, None, causal, precision="split")
     u[1, 0, L - 1], u[0, 1, 5] = math.nan, math.inf
@@ -160,7 +162,7 @@ def test_nan_behind_the_ends(L, odd):
 
 
 def test_nan_in_a_filter_and_its_gradient():
-    given = make(2, 2, 20000, 20000)
+    given = make(2, 2, 20000, 20000, "fp16")
     with torch.no_grad():
         given["k"][0, 77] = math.nan
     y = tkq.fft_conv(given["u"], given["k"], precision="split")
@@ -173,7 +175,7 @@ def test_nan_in_a_filter_and_its_gradient():
 
 @pytest.mark.parametrize("B, L", [(64, 4096), (5, 8192), (2, 262144), (1, 2**22)])
 def test_the_same_bits(B, L):
-    given = make(B, 3, L, L)
+    given = make(B, 3, L, L, "fp16")
     run = lambda: torch.autograd.grad(tkq.fft_conv(given["u"], given["k"], precision="split"),
                                       (given["u"], given["k"]), given["u"].detach())
     assert all(torch.equal(a, b) for a, b in zip(run(), run(), strict=True))

@@ -12,6 +12,7 @@ IMPORTS = "torch, pytest, cutlass.cute"  # as test_naps.py has it: the process f
 ROOT = pathlib.Path(__file__).parents[3]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 # 300 of the first are test_layers_on_gpu's, with --slow
+ON_A_BASE = "write_a_reduction", "write_a_row_kernel", "write_an_epilogue", "write_a_based"
 FEWER = {"hybrid_train": ["--steps", "20"], "long_convolution_train": ["--steps", "60"]}
 
 
@@ -20,8 +21,9 @@ def is_llama(path):
 
 
 def is_slow(path):
-    """It trains or generates, with layers that have tests of their own."""
-    return is_llama(path) or path.stem in FEWER
+    """It trains or generates, with layers that have tests of their own; or its kernel is on a base class whose own
+    tests have more of it."""
+    return is_llama(path) or path.stem in FEWER or path.stem in ON_A_BASE
 
 
 def test_there_are_examples():

@@ -60,8 +60,8 @@ def check_run(a, b, config=None, out_dtype=None, first=8, blocks=None, what=""):
 
 @pytest.mark.parametrize("config", TILES, ids=lambda x: x.name)
 @pytest.mark.parametrize("a_major, b_major", MAJORS)
-@pytest.mark.sampled(when=lambda config, a_major, b_major: (a_major == b_major) == (TILES.index(config) % 2 == 0)
-                     or (a_major, b_major) == ("k", "n"))
+@pytest.mark.sampled(when=lambda config, a_major, b_major: ((a_major, b_major) in (("k", "n"), ("m", "k"))) == (
+    TILES.index(config) % 2 == 1))
 def test_every_tile_and_order(config, a_major, b_major):
     for size in SIZES:
         check_run(*operands(size, a_major, b_major), config, what="tma")
@@ -83,8 +83,8 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("a_major, b_major", (("k", "n"), ("m", "k")))
-@pytest.mark.sampled(when=lambda name, a_major: (a_major == "k") == (list(OTHERS).index(name) % 2 == 0) or name in (
-    "not held", "overlap_epilogue"))
+@pytest.mark.sampled(when=lambda name, a_major: (a_major == "m") == (name in ("overlap_epilogue", "two stages"))
+                     and name not in ("narrow bands", "alone, not held", "spread, 64 rows"))
 def test_other_configurations(name, a_major, b_major):
     for size in SIZES:
         check_run(*operands(size, a_major, b_major), OTHERS[name], what=name)
@@ -120,6 +120,7 @@ def test_types(dtype, out_dtype):
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
 @pytest.mark.parametrize("a_major, b_major", MAJORS)
+@pytest.mark.sampled(when=lambda dtype, a_major, b_major: dtype == torch.bfloat16 or (a_major, b_major) == ("k", "n"))
 def test_elements(dtype, a_major, b_major):
     """Bases and pitches that TMA does not take: all odd, or only one of them."""
     for size in (*ODD_SIZES, (200, 300, 264)):
@@ -147,7 +148,7 @@ def test_views():
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
 @pytest.mark.parametrize("size", ((64, 64, 64), (255, 1000, 4096), (1000, 257, 512), (4096, 4096, 4096),
                                   (127, 4096, 1000)))
-@pytest.mark.sampled(when=lambda dtype, size: dtype == torch.bfloat16 or size in ((64, 64, 64), (1000, 257, 512)))
+@pytest.mark.sampled(when=lambda dtype, size: dtype == torch.bfloat16 or size == (1000, 257, 512))
 def test_error(dtype, size):
     m, n, k = size
     g = torch.Generator("cuda").manual_seed(sum(size))

@@ -32,7 +32,7 @@ def test_linear(shape, out):
         assert_2x(mine, truth, peer, 2, f"{name} {shape}")
 
 
-@pytest.mark.parametrize("batch", ((), (3,)))
+@pytest.mark.parametrize("batch", ((), pytest.param((3,), marks=pytest.mark.slow)))
 def test_all_of_the_linear_form(batch):
     torch.manual_seed(1)
     shapes = (*batch, 201, 136), (*batch, 136, 264), (264,), (*batch, 201, 264)

@@ -37,7 +37,8 @@ def test_every_split(config):
         assert torch.equal(between_poison(a, b, config), exact(a, b)), (m, n, k)
 
 
-@pytest.mark.parametrize("out_dtype", (BF16, pytest.param(torch.float16, marks=pytest.mark.slow), torch.float32))
+@pytest.mark.parametrize("out_dtype", (
+    BF16, *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (torch.float16, torch.float32))))
 def test_epilogues(out_dtype):
     for m, n in ((5, 1000), (33, 1001), (128, 264)):
         a, b = operands((m, n, 1032), "k", "k")
@@ -50,7 +51,8 @@ def test_epilogues(out_dtype):
         assert_2x(got, truth, truth.to(out_dtype), 2, activation)
 
 
-@pytest.mark.parametrize("b_major, activation", (("k", "swiglu"), ("k", "geglu_interleaved"), ("n", "swiglu")))
+@pytest.mark.parametrize("b_major, activation", (("k", "swiglu"), ("k", "geglu_interleaved"),
+                                                 pytest.param("n", "swiglu", marks=pytest.mark.slow)))
 def test_gated(b_major, activation):
     for m, n, k in ((1, 1040, 2056), (16, 272, 72), (33, 1040, 520), (128, 8192, 520)):
         a, b = operands((m, n, k), "k", b_major)

@@ -102,8 +102,9 @@ def test_lengths(name):
         check(given_of(name, *make(2, S, 2, 4, 64, 64)))
 
 
-@pytest.mark.parametrize("name, K, V", [("o", 128, 256), ("dv", 48, 112), ("delta", 96, 80), ("du", 32, 32),
-                                        ("dq", 96, 80), pytest.param("dk_of_both", 48, 112, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name, K, V", [("o", 128, 256), ("dv", 48, 112), ("dq", 96, 80), *(
+    pytest.param(*each, marks=pytest.mark.slow)
+    for each in (("delta", 96, 80), ("du", 32, 32), ("dk_of_both", 48, 112)))])
 def test_widths(name, K, V):
     """By one product for a chunk, by one for 16 tokens, by levels."""
     for decay in (0.1, 5.0, 20.0):
@@ -111,7 +112,7 @@ def test_widths(name, K, V):
         check(given_of(name, q, k, v, g, beta_of(v, BF16), narrow=not PASSES[name].get("keys")))
 
 
-@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+@pytest.mark.parametrize("dtype", [BF16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 def test_decays(dtype):
     """Also where decays are zero within a chunk."""
     for decay in (0.0, 0.5, 3.0, 20.0, 200.0):

@@ -64,6 +64,7 @@ def test_lengths(monkeypatch, gate, lengths):
         check(monkeypatch, *with_state(with_beta(make(2, S, 2, 4, 64, 64, gate))))
 
 
+@pytest.mark.slow
 def test_widths(monkeypatch):
     check(monkeypatch, *with_beta(make(1, 130, 1, 2, 96, 256, "token"), BF16), of_state=False)
 

@@ -69,7 +69,7 @@ def test_second_operands(S, gate, sums, second):
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("gate", ["none", "token"])
 @pytest.mark.parametrize("S", [1, 63, 64, 65, 300])
-@pytest.mark.sampled(when=lambda reverse, gate, S: gate == "token" or (reverse and S in (1, 65)))
+@pytest.mark.sampled(when=lambda gate: gate == "token")
 def test_updates_and_their_gradients(reverse, gate, S):
     q, k, v, g = make(2, S, 2, 4, 128, 128, gate)
     check(of_gradients(Given(q, k, v, g, beta_of(v), states(q, v), torch.float32), reverse))
@@ -78,7 +78,7 @@ def test_updates_and_their_gradients(reverse, gate, S):
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("K, V, dtype", [(32, 32, torch.float32), (64, 128, torch.bfloat16), (96, 80, torch.float32),
                                          (128, 256, torch.float32)])
-@pytest.mark.sampled(when=lambda reverse, K: reverse == (K == 96) and K in (96, 128))
+@pytest.mark.sampled(when=lambda reverse, K: reverse and K == 96)
 def test_widths(reverse, K, V, dtype):
     q, k, v, g = make(1, 130, 2, 2, K, V, "token")
     check(of_gradients(Given(q, k, v, g, beta_of(v, dtype), states(q, v), torch.float32), reverse))

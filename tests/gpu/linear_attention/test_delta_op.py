@@ -32,7 +32,7 @@ def test_types(gate, dtype):
     check(*with_beta(make(2, 130, 2, 4, 64, 128, gate, dtype)), scale=0.25)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(BF16, marks=pytest.mark.slow)])
 def test_two_calls_are_one(dtype):
     given = with_beta(make(1, 256, 2, 2, 64, 64, "token"), dtype)
     o, state = check(*given)

@@ -31,14 +31,16 @@ def check(given, scale=0.125):
 
 
 @pytest.mark.parametrize("S, gate, reverse", [(1, "token", False), (65, "token", True), (310, "token", False),
-                                              (310, "head", False), (130, "none", True)])
+                                              (310, "head", False),
+                                              pytest.param(130, "none", True, marks=pytest.mark.slow)])
 def test_linear_attention(S, gate, reverse):
     q, k, v, g = make(2, S, 2, 8, 64, 64, gate)
     check(Given(q, k, v, g, initial=state_of(v), final=F32, reverse=reverse))
 
 
 @pytest.mark.parametrize("N, P, S, without", [
-    (64, 64, 1, ("z",)), (64, 64, 310, ()), (64, 64, 310, ("z", "initial")), (48, 32, 130, ("dt_bias",))])
+    (64, 64, 1, ()), (64, 64, 310, ()), pytest.param(64, 64, 310, ("z", "initial"), marks=pytest.mark.slow),
+    pytest.param(48, 32, 130, ("dt_bias",), marks=pytest.mark.slow)])
 def test_mamba2(N, P, S, without):
     """An odd number of pairs of heads shares one of B and C; D of each column."""
     check(forward(make_ssd(2, S, H=12, G=2, P=P, N=N, without=without, D_dims=2), F32), 1.0)

@@ -59,7 +59,7 @@ def test_shared_heads(S):
 
 @pytest.mark.parametrize("K, V, gate, dtype", [
     (64, 64, "token", BF16), (128, 128, "head", BF16), (64, 128, "none", BF16), (64, 64, "token", torch.float16)])
-@pytest.mark.sampled(when=lambda K, V: (K, V) != (64, 128))
+@pytest.mark.sampled(when=lambda K, V: (K, V) == (64, 64))
 def test_states(K, V, gate, dtype):
     check(*with_states(make(2, 130, 1, 3, K, V, gate, dtype)))
 

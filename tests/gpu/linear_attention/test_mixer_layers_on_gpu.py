@@ -54,7 +54,7 @@ def test_chained_calls_and_steps_are_one_call(kind):
     assert mixer_layers.error(cache.state, last.state) <= bound
 
 
-@BOTH
+@pytest.mark.parametrize("kind", [pytest.param("kimi", marks=pytest.mark.slow), "mamba2"])
 def test_a_step_in_a_cuda_graph(kind):
     """The cache's tensors stay where they are."""
     layer, x = make(kind), tokens(12)

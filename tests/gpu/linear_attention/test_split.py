@@ -109,7 +109,7 @@ def test_hard_transfers(keys, beta, decay):
     check(Given(q, k, v, g, torch.full(v.shape[:3], beta, device="cuda"), state_of(v, 96), F32), 2, groups=2)
 
 
-@pytest.mark.parametrize("what", ["updates", "reversed"])
+@pytest.mark.parametrize("what", ["updates", pytest.param("reversed", marks=pytest.mark.slow)])
 def test_corrected_values(what):
     q, k, v, g = make(1, 300, 2, 4, 64, 64, "token")
     forward = Given(q, k, v, g, beta_of(v), state_of(v), F32)

@@ -17,7 +17,8 @@ from tkq.runtime.call import debug
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("V", [1000, 4096])
 @pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["plain", "everything"])
-@pytest.mark.sampled(when=lambda dtype, V, options: ((V == 1000) == (dtype != "bf16")) == (not options))  # all pairs
+@pytest.mark.sampled(when=lambda dtype, V, options: ((V == 1000) == (dtype != "bf16")) == (not options) and (
+    dtype != "fp16" or not options))
 def test_types(dtype, V, options):
     logits, target = make((37, V), dtype, 3.0)
     check(logits, target, **options)
@@ -27,7 +28,8 @@ def test_types(dtype, V, options):
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("V", [1000, 40000])
-@pytest.mark.sampled(when=lambda options, weighted, V: weighted == (V == 1000) ^ OPTIONS.index(options) % 2)
+@pytest.mark.sampled(when=lambda options, weighted, V: weighted == (V == 1000) ^ OPTIONS.index(options) % 2 and (
+    V == 1000 or weighted))
 def test_each_option(options, weighted, V):
     logits, target = make((37, V), "bf16", 3.0)
     if "ignore_index" in options:
@@ -38,7 +40,7 @@ def test_each_option(options, weighted, V):
 
 @pytest.mark.parametrize("V", [1, 2, 3, 7, 8, 31, 64, 100, 257, 1000, 1023, 1024, 1536, 2048, 3073, 4100, 8192, 10001,
                                16384, 16392])
-@pytest.mark.sampled(when=lambda V: V in (1, 3, 7, 100, 1000, 1023, 1024, 3073, 8192, 16392))
+@pytest.mark.sampled(when=lambda V: V in (1, 7, 100, 1000, 1023, 1024, 8192, 16392))
 def test_few_classes(V):
     for M in (1, 3, 130):
         logits, target = make((M, V), "bf16", 2.0)
@@ -49,8 +51,7 @@ def test_few_classes(V):
 @pytest.mark.parametrize("dtype, V", [("bf16", 32001), ("bf16", 32768), ("bf16", 50257), ("bf16", 65536),
                                       ("bf16", 128256), ("bf16", 151936), ("bf16", 262144), ("bf16", 262208),
                                       ("bf16", 524288), ("fp32", 50257), ("fp32", 262144), ("fp32", 524287)])
-@pytest.mark.sampled(when=lambda dtype, V: (dtype, V) in (("bf16", 50257), ("bf16", 262144), ("bf16", 524288),
-                                                          ("fp32", 50257), ("fp32", 524287)))
+@pytest.mark.sampled(when=lambda dtype, V: (dtype, V) in (("bf16", 50257), ("bf16", 524288), ("fp32", 50257)))
 def test_many_classes(dtype, V):
     logits, target = make((11, V), dtype, 2.0)
     check(logits, target)
@@ -58,9 +59,10 @@ def test_many_classes(dtype, V):
 
 
 @pytest.mark.parametrize("kind, V", [
-    ("forward", 16384), ("backward", 1024), ("backward", 131072),
-    *[pytest.param(kind, V, marks=pytest.mark.slow)  # 16384 has all ways of the forward, these two all of the other's
-      for kind, V in (("forward", 1024), ("forward", 131072), ("backward", 16384))]])
+    ("backward", 1024),
+    *[pytest.param(kind, V, marks=pytest.mark.slow)  # 16384 has all ways of the forward, 1024 and 131072 the other's
+      for kind, V in (("forward", 16384), ("forward", 1024), ("forward", 131072), ("backward", 16384),
+                      ("backward", 131072))]])
 def test_the_variants_that_tuning_may_choose(kind, V):
     """A sample of the configs beside the planned one; M a multiple of none."""
     from tkq import runtime
@@ -84,7 +86,7 @@ def test_the_variants_that_tuning_may_choose(kind, V):
 # ---- hard data ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("size", [1e4, 1e-4, 0.0])
 def test_hard_sizes(dtype, size):
     for V in (1000, 1001, 40000):
@@ -139,7 +141,7 @@ def test_small_gradients_keep_their_digits(dtype):
 # ---- reductions over rows -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("reduction", ["mean", pytest.param("sum", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("M", [1, 2, 37, 4095, 4096, 4097, 100_000])
 def test_every_row_counts_once(reduction, M):
     logits, target = make((M, 24), "bf16", 2.0)
@@ -202,7 +204,7 @@ def test_a_target_out_of_range_is_nan_in_its_row_or_an_error_when_asked_for():
 @pytest.mark.parametrize("V, room, first", [
     (1024, 1032, 0), (1024, 1032, 8), (1024, 1025, 0), (1024, 1026, 1), (1000, 1024, 4), (1001, 1009, 3),
     (1001, 1001, 0), (50257, 50304, 0), (40000, 40003, 3), (7, 16, 1), (1, 3, 1)])
-@pytest.mark.sampled(when=lambda dtype, room: dtype == "bf16" or room in (1025, 40003))
+@pytest.mark.sampled(when=lambda dtype, room: dtype == "bf16" or room == 40003)
 def test_rows_that_begin_anywhere(dtype, V, room, first):
     """Around the view there is NaN: a read too far shows; and so it stays: a write too far shows."""
     wide = torch.full((21, room), float("nan"), device="cuda", dtype=DTYPES[dtype])
@@ -355,7 +357,7 @@ def test_more_than_2_31_elements():
     assert not logits[:: M // 100].isnan().any()
 
 
-@pytest.mark.parametrize("N", (4096, 50257, 131072))
+@pytest.mark.parametrize("N", (4096, pytest.param(50257, marks=pytest.mark.slow), 131072))
 def test_a_forward_that_keeps_nothing_finds_the_same(N):
     x, target = torch.randn(9, N, device="cuda").bfloat16(), torch.randint(N, (9,), device="cuda")
     for options in ({}, dict(label_smoothing=0.1), dict(softcap=20.0, z_loss=1e-4)):

@@ -23,7 +23,7 @@ print(base64.b64encode(pickle.dumps([kernel.recipe for kernel in found])).decode
 """
 
 
-@pytest.mark.parametrize("model", TINY)
+@pytest.mark.parametrize("model", [pytest.param(TINY[0], marks=pytest.mark.slow), TINY[1]])
 def test_the_same_kernels(model):
     if arch.num_sms("cuda") != 132:
         pytest.skip("plans are for 132 multiprocessors")

@@ -4,8 +4,6 @@ import pytest
 
 from tests.helpers.process import fresh
 from tests.helpers.sanitizer import pressed
-from tests.mutants import mutant
-from tests.mutants.every import MUTANTS
 
 PROGRAM = """
 import sys
@@ -30,20 +28,16 @@ FIRSTS = "backward_first_at_once", "backward_chain"
 ROLES = ("attention", "attention_wide", "hedgehog", "backward_helper_warps", "backward_of_one_task",
          "backward_wide_one_p", "backward_in_order", "backward_chain", "backward_seamless")
 STARTED = "norm_backward_cluster", "norm_cluster", "softmax", "cross_entropy"
-CATCHING = {m.tests for m in MUTANTS}
-# Of these no mutant needs a delay: their races would be found here alone.
-EVERYDAY = "scan", "decode"
+# One or two of each family and of each kind of pipe. All others are run by the mutants that they catch, and by --slow.
+# Of scan and decode no mutant needs a delay: their races would be found here alone.
+EVERYDAY = {
+    "naps": ("attention", "attention_wide", "backward_helper_warps", "backward_wide", "gemm", "gemm_small_m", "fp8",
+             "fp8_small_m_blocks", "grouped_long", "linear", "hedgehog", "scan", "decode", "rows_held", "quantize",
+             "gated", "rope", "norm_backward_cluster"),
+    "loads": ("attention_fp8",), "reads": ("attention_cluster", "fp8_promoted", "delta", "mla"),
+    "stores": ("backward_first",), "roles": ("backward_wide_one_p",), "barriers": ("quantize_ticketed_few",),
+    "starts": ("norm_cluster", "softmax")}
 COUNTED = "quantize", "quantize_few", "quantize_ticketed", "quantize_ticketed_few"
-
-
-def everyday(kind, case):
-    """What catches a fault is run every day: with all roles late now and then, where that catches one, or as it is
-    caught. What else catches it is run by its mutants, and all by --slow."""
-    if kind == "naps" and case in EVERYDAY:
-        return True
-    if kind != "naps" and mutant.pressed(f"naps-{case}") in CATCHING:
-        return False
-    return mutant.pressed(f"{kind}-{case}") in CATCHING
 
 
 def ids(kind, cases):
@@ -54,7 +48,7 @@ def ids(kind, cases):
                          + ids("loads", CLUSTER) + ids("reads", CLUSTER) + ids("reads", LOADED)
                          + ids("stores", STORED) + ids("firsts", FIRSTS) + ids("roles", ROLES)
                          + ids("barriers", COUNTED) + ids("starts", STARTED))
-@pytest.mark.sampled(when=everyday)
+@pytest.mark.sampled(when=lambda kind, case: case in EVERYDAY.get(kind, ()))
 def test_under_pressure(kind, case):
     found = fresh.run(PROGRAM, kind, case, imports=IMPORTS, timeout=240)
     assert found.returncode == 0, "\n".join((found.stdout + found.stderr).splitlines()[-8:])

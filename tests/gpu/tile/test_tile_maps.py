@@ -139,6 +139,7 @@ def test_row_max_drops_nan():
 
 
 @pytest.mark.parametrize("cols,dtype", cases.FILLS)
+@pytest.mark.sampled(when=lambda cols: cols < 256)
 def test_fills(cols, dtype):
     limits = [-1000, -70, -64, -3, 0, 1, 7, 8, 13, cols - 1, cols, cols + 1, 300]
     kinds = [(right, n, None) for right in (True, False) for n in (0, 1, 4)] + [(True, 1, 9), (True, 16, 9)]
