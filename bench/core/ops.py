@@ -230,7 +230,8 @@ PACKAGES = {"quack": "quack-kernels", "quack-tuned": "quack-kernels", "fa4": "fl
             "fla": "flash-linear-attention", "flashinfer": "flashinfer-python", "mamba": "mamba-ssm",
             "causal-conv1d": "causal-conv1d", "accelerated-scan": "accelerated-scan"}
 MODULES = {"deepgemm": ("deep_gemm", "vllm"), "fa3": ("flash_attn_interface",),
-           "flashmla": ("flash_mla",), "flashqla": ("flash_qla",), "flashkda": ("flash_kda",),  # that one of them is there says it
+           "flashmla": ("flash_mla",), "flashqla": ("flash_qla",),  # that one of them is there says it
+           "flashkda": ("flash_kda",),
            "flashfftconv": ("flashfftconv",)}
 
 

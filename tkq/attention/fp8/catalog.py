@@ -22,9 +22,12 @@ def shipped():
         kernels.append(Shipped(f"quantize_qkv_{dtype}", recipe(QuantizeSpec(dtype)), Expectation(
             instructions=("LDG.E.128", "STG.E.64", "F2FP.SATFINITE.E4M3"), registers=64,
             others=(("find", Expectation(instructions=("LDG.E.128", "REDUX", "REDG.E.MAX"), registers=64)),))))
+    before = Expectation(instructions=("LDG.E.128",), registers=80)
     for width in WIDTHS:
         kernels.append(Shipped(f"quantize_qkv_bf16_rotated_smoothed_d{width}",
-                               recipe(QuantizeSpec("bf16", width, True)), Expectation(registers=80)))
+                               recipe(QuantizeSpec("bf16", width, True)), Expectation(
+            instructions=("LDG.E.128", "F2FP.SATFINITE.E4M3"), registers=80,
+            others=tuple((f"cutlass_{name}_", before) for name in ("add", "average", "find")))))
     return kernels
 
 
