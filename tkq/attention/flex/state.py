@@ -4,7 +4,7 @@ from typing import Any, NamedTuple, Optional
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, const_expr
+from cutlass import Constexpr, Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.attention.common.integers import ceil_div
@@ -43,6 +43,27 @@ class KeyTiles:
         if not self.full:
             return Counts(masked, masked)
         return Counts(masked, masked + listed(self.lists.full_num, self.lists.full_indices))
+
+    def starts(self, batch, head, tile):
+        """Where a task's lists begin, of blocks that need the mask and of those that do not: elements from the
+        tensors' first. Found once for all of its tiles."""
+        if self.lists is None:
+            return ()
+        of = batch, head, self.row_block(tile), 0
+        return tuple(Int64(cute.crd2idx(of, x.layout)) for x in (self.lists.indices, self.lists.full_indices)[
+            :1 + self.full])
+
+    def from_start(self, starts, i, masked, needed: bool):
+        """As ``at``, of a tile that is known to need the mask, or not to, where there is one. starts: in registers."""
+        if self.lists is None:
+            return i
+        entry, which = i // self.kv_per, int(self.full and not needed)
+        if which:
+            entry = entry - masked // self.kv_per
+        x = (self.lists.indices, self.lists.full_indices)[which]
+        place = x.iterator + (starts[which] + cutlass.max(cutlass.min(entry, x.shape[3] - 1), 0))
+        block = cute.make_tensor(place, cute.make_layout(1))[0]
+        return self.tile_of(block, i)
 
     def tile_of(self, block, i):
         """The i-th tile of the visit, of a listed block: of none behind the last."""
