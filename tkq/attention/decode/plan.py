@@ -50,8 +50,8 @@ def plan(spec: DecodeSpec) -> DecodeConfig:
 
 
 def _direct(keys: int, blocks: int) -> DecodeConfig:
-    """As many keys of a step as leave a warp's registers without spills in the loop over steps."""
-    step, warps = (32, 6) if blocks == 2 else (16, 8)
+    """As many keys of a step as leave a warp's registers without spills."""
+    step, warps = (32, 4) if blocks == 2 else (16, 8)
     return DecodeConfig(keys, 0, (), blocks, step=step, warps=warps)
 
 
