@@ -10,6 +10,7 @@ import tkq
 from tests.cpu.runtime.test_calls import launches, results  # noqa: F401  a fixture
 from tests.cpu.runtime.test_replay import facts, seen
 from tests.helpers.ops import call_cases
+from tkq.attention.mla import launch as mla_launch
 from tkq.gemm.dense import plan
 from tkq.gemm.fp8 import ops as fp8_ops
 from tkq.gemm.fp8 import plan as fp8_plan
@@ -105,3 +106,23 @@ def test_a_product_that_keeps_pace_has_its_streams_counter(kernels, monkeypatch,
             assert y.shape == (m, n)
     assert len(asked) <= 3, "found in Python"
     fp8_ops.clear()
+
+
+def test_latent_pages_of_either_form_are_replayed(kernels, monkeypatch):
+    """With a plan; the kernel takes pages (N, page, 1, 576)."""
+    with torch.no_grad():
+        plan_of = tkq.plan_decode(TENSORS.used_k, TENSORS.latent_q.shape[2], 1, 576, head_dim_v=512,
+                                  max_seqlen_q=TENSORS.latent_q.shape[1])
+        for pages in (TENSORS.latent.flatten(2), TENSORS.latent.flatten(2).unsqueeze(2)):
+            call = lambda pages=pages: tkq.mla_decode(TENSORS.latent_q, pages, TENSORS.ids, TENSORS.used_k,
+                                                      softmax_scale=0.1, plan=plan_of)
+            kernels.clear()
+            first = results(call())
+            (recipe, before), = kernels
+            for _ in range(3):
+                call()
+            kernels.clear()
+            with monkeypatch.context() as patched:
+                patched.setattr(mla_launch, "decode", lambda *given: pytest.fail("goes the long way"))
+                assert results(call()) == first and kernels[0][0] == recipe
+            assert kernels[0][1][1][0][:3] == before[1][0][:3]  # the pages' sizes, strides and place

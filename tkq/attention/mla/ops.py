@@ -9,7 +9,7 @@ from tkq.attention.mla.check import OP, Call, Options, check_call, check_layouts
 from tkq.attention.mla.spec import HEAD_DIM_V
 from tkq.reference import mla as reference
 from tkq.runtime.call import autocast, check, ops
-from tkq.runtime.call.replay import CallCache
+from tkq.runtime.call.replay import CallCache, View
 
 _calls = CallCache()  # of calls with a plan
 
@@ -104,7 +104,9 @@ def _run(call, options, out=None, given=None):
     o, lse, parts, launched = launch.decode(call, options, out)
     _changed(out)
     if launched is not None and given is not None and call.plan is not None:
-        _calls.add(given, *launched, (o, lse, *parts))
+        run, (q, (cache, *others), scalars) = launched
+        cache = cache if cache is call.kv_cache else View(call.kv_cache, cache)
+        _calls.add(given, run, (q, (cache, *others), scalars), (o, lse, *parts))
     return o, lse
 
 
