@@ -159,6 +159,8 @@ def cases(g):
             g.q[:, :1], g.k, g.v, block_table=g.ids, cache_seqlens=g.long_k, prefix_len=55, cascade=True),
         "mla_decode": lambda: tkq.mla_decode(
             g.latent_q, g.latent, g.ids, g.used_k, softmax_scale=0.1),
+        "mla_decode of lists": lambda: tkq.mla_decode(
+            g.latent_q, g.latent, softmax_scale=0.1, indices=g.ids[:, None], topk_length=g.used_k),
         # behind the header and the parts, which depend on how many multiprocessors there are
         "plan_decode": lambda: tkq.plan_decode(g.used_k, 8, 2, 64)[words.LENGTHS:],
         "kv_append": lambda: _appended(g),

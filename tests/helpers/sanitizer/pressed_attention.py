@@ -251,7 +251,19 @@ def mla():
         same_bits(functools.partial(compare, q, cache), functools.partial(call, q, cache))
 
 
-CASES = (decode, decode_float8, mla, split, attention, attention_overlap_tasks, attention_cluster, attention_fp8,
+def mla_sparse():
+    """As `mla`, over lists of rows."""
+    from tests.helpers.attention import mla_sparse
+    from tests.helpers.attention.kv_cache import queries
+
+    for few, batch, topk in ((6, 5, 700), (24, 1, 9000)):
+        num_sms(few)
+        q, lists = queries(batch, 2, 80, 576), mla_sparse.make(batch, 2, topk, 16, "queries")
+        same_bits(functools.partial(mla_sparse.compare, q, lists, [0, 1, 129, 600, topk]),
+                  functools.partial(mla_sparse.call, q, lists))
+
+
+CASES = (decode, decode_float8, mla, mla_sparse, split, attention, attention_overlap_tasks, attention_cluster, attention_fp8,
          attention_fp8_parts, attention_wide, attention_wide_backward, attention_wide_cluster, attention_packed,
          attention_window,
          backward_helper_warps, backward_of_one_task, backward_wide, backward_wide_one_p, backward_first,

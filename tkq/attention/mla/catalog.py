@@ -10,9 +10,11 @@ from tkq.runtime.compile.recipe import Shipped
 
 def shipped() -> list:
     """Of bf16: pages of any size, and of whole tiles for one block or two; one query or several, with the
-    log-sum-exp and without."""
+    log-sum-exp and without. And lists of rows, with and without lengths of sequences or of queries."""
+    pages = [(spec, blocks) for blocks in (0, 1, 2) for spec in _specs()]
+    lists = [(MlaSpec("bf16", lse=lse, sparse=True, lengths=n), 0) for n in range(3) for lse in (False, True)]
     return [Shipped(_name(spec, blocks), recipe(spec, MlaConfig(multicast=blocks)), expectation(blocks))
-            for blocks in (0, 1, 2) for spec in _specs()]
+            for spec, blocks in pages + lists]
 
 
 def _specs():
@@ -22,7 +24,8 @@ def _specs():
 
 def _name(spec: MlaSpec, blocks: int) -> str:
     pages = "pages", "tiles", "shared_tiles"
-    return "-".join(["mla_decode", spec.dtype, pages[blocks]] + ["edges"] * spec.edges + ["lse"] * spec.lse)
+    keys = ("rows", "rows_of_sequences", "rows_of_queries")[spec.lengths] if spec.sparse else pages[blocks]
+    return "-".join(["mla_decode", spec.dtype, keys] + ["edges"] * spec.edges + ["lse"] * spec.lse)
 
 
 def expectation(blocks: int) -> Expectation:

@@ -10,19 +10,33 @@ from tkq.runtime import arguments
 from tkq.runtime.call import check
 
 OP = "mla_decode"
-_tensors = arguments.checker(OP, "q", "kv_cache", "block_table", "cache_seqlens", "plan", "out")
+_tensors = arguments.checker(OP, "q", "kv_cache", "block_table", "cache_seqlens", "plan", "indices", "topk_length",
+                             "out")
 flags = arguments.checker(OP, "causal", "batch_invariant", "return_lse")
 numbers = arguments.checker(OP, "softmax_scale")
 
 
 class Call(NamedTuple):
-    """The tensors of a call, in the order of the op's arguments."""
+    """The tensors of a call, in the order of the op's arguments. It has a table and lengths, or indices."""
 
     q: Tensor
     kv_cache: Tensor
-    block_table: Tensor
-    cache_seqlens: Tensor
+    block_table: Optional[Tensor] = None
+    cache_seqlens: Optional[Tensor] = None
     plan: Optional[Tensor] = None
+    indices: Optional[Tensor] = None
+    topk_length: Optional[Tensor] = None
+
+    @property
+    def places(self) -> tuple[int, int]:
+        """Sequences of the plan, and the queries of each: with indices each query is one."""
+        B, Sq = self.q.shape[:2]
+        return (B, Sq) if self.indices is None else (B * Sq, 1)
+
+    @property
+    def capacity(self) -> int:
+        """Keys that a sequence of the plan may have."""
+        return self.kv_cache.shape[1] * self.block_table.shape[1] if self.indices is None else self.indices.shape[2]
 
 
 class Options(NamedTuple):
@@ -39,8 +53,8 @@ def pages(cache: Tensor) -> Tensor:
 
 def check_call(call: Call, out=None) -> None:
     """Raises what mla_decode promises of its tensors."""
-    q, cache, table, seqlens, plan = call
-    _tensors(q, cache, table, seqlens, plan, out)
+    q, cache, plan = call.q, call.kv_cache, call.plan
+    _tensors(*call, out)
     check.rank(f"{OP}: q", q, 4)
     if cache.dtype != q.dtype:
         raise TypeError(f"{OP}: kv_cache is {cache.dtype}, q is {q.dtype}; both must have one dtype")
@@ -51,24 +65,46 @@ def check_call(call: Call, out=None) -> None:
     if not H:
         raise ValueError(f"{OP}: q has 0 heads, allowed is 1 or more")
     _cache(cache)
-    check.shape(f"{OP}: block_table", table, (B, None))
-    check.shape(f"{OP}: cache_seqlens", seqlens, (B,))
-    if table.stride(1) != 1 and table.shape[1] > 1:
-        raise ValueError(f"{OP}: block_table has strides {table.stride()}; its last dimension must be contiguous: call "
-                         ".contiguous()")
-    capacity = cache.shape[1] * table.shape[1]
-    if capacity >= FARTHEST:
-        raise NotImplementedError(f"{OP}: kv_cache has room for {capacity} keys of a sequence, supported are fewer "
-                                  "than 2^30")
+    _keys(call)
     check.same_device(**call._asdict(), out=out)
-    of = Planned.made((HEAD_DIM, HEAD_DIM_V), (H, 1), (B, Sq), False)
-    tasks(OP, B, of)
+    of, sequences = Planned.made((HEAD_DIM, HEAD_DIM_V), (H, 1), call.places, False), call.places[0]
+    tasks(OP, sequences, of)
     if plan is not None:
-        check.shape(f"{OP}: plan", plan, (of.words(B),))
+        check.shape(f"{OP}: plan", plan, (of.words(sequences),))
     if out is not None:
         check.shape(f"{OP}: out", out, (B, Sq, H, HEAD_DIM_V))
         if out.dtype != q.dtype:
             raise TypeError(f"{OP}: out is {out.dtype}, results are {q.dtype}")
+
+
+def _keys(call):
+    """Which keys the queries see: of pages and lengths, or of lists."""
+    (B, Sq), indices, lengths = call.q.shape[:2], call.indices, call.topk_length
+    pages = {"block_table": call.block_table, "cache_seqlens": call.cache_seqlens}
+    for name, x in pages.items():
+        if indices is None and x is None:
+            raise ValueError(f"{OP}: {name} is None, and so is indices; a call has block_table and cache_seqlens, or "
+                             "indices")
+        if indices is not None and x is not None:
+            raise ValueError(f"{OP}: {name} is given, and indices; indices are rows of the cache, of which each query "
+                             "has its own")
+    if indices is None:
+        if lengths is not None:
+            raise ValueError(f"{OP}: topk_length is given, indices is None; it is the length of each list of indices")
+        check.shape(f"{OP}: block_table", call.block_table, (B, None))
+        check.shape(f"{OP}: cache_seqlens", call.cache_seqlens, (B,))
+    else:
+        check.shape(f"{OP}: indices", indices, (B, Sq, None))
+        if lengths is not None and tuple(lengths.shape) not in ((B,), (B, Sq)):
+            raise ValueError(f"{OP}: topk_length: shape is {tuple(lengths.shape)}, allowed are ({B},) and ({B}, {Sq}): "
+                             "of sequences, of queries")
+    name, x = ("block_table", call.block_table) if indices is None else ("indices", indices)
+    if x.stride(-1) != 1 and x.shape[-1] > 1:
+        raise ValueError(f"{OP}: {name} has strides {x.stride()}; its last dimension must be contiguous: call "
+                         ".contiguous()")
+    if call.capacity >= FARTHEST:
+        raise NotImplementedError(f"{OP}: {name} has room for {call.capacity} keys of a query, supported are fewer "
+                                  "than 2^30")
 
 
 def _cache(cache):

@@ -20,7 +20,8 @@ DEEP, PAIR = 3, 2  # tiles of the left half; of all else
 class Mla:
     """o = softmax(scale * q @ k.T) @ k[:, :512] over the keys of each sequence, and the log-sum-exp.
 
-    All heads of all queries are packed rows: row r is query r // heads of head r % heads; a tile has 64 of them. A
+    All heads of all queries are packed rows: row r is query r // heads of head r % heads; a tile has 64 of them.
+    Queries that have a list of keys each are sequences of one query, and the list is a table of pages of one row. A
     block takes a part of the plan's work (stream-K), as `decode.kernel` does; blocks beside each other take the same
     part for different tiles, so that all but one find the keys in L2. A tile of 64 keys is read once: as keys by all
     columns, as values by the first 512, in two halves.
@@ -52,14 +53,19 @@ class Mla:
     def fake_arguments(self):
         """Any sizes but the head dims; strides of q, the cache and o are multiples of 16 bytes."""
         spec = self.spec
-        B, Sq, H, pages, page, slots, rows = (fake.sym() for _ in range(7))
+        B, Sq, H, pages, page, slots, rows, keys = (fake.sym() for _ in range(8))
 
         def four(*shape, unit=8):
             return fake.tensor(spec.dtype, shape, (*(fake.sym64(divisibility=unit) for _ in range(3)), 1), align=16)
 
         ints = lambda *shape: fake.tensor("int32", shape, (*(fake.sym64() for _ in shape[1:]), 1), align=4)
+        lengths = ints(B)
+        if spec.sparse:
+            n = spec.lengths
+            lengths = fake.tensor("int32", (B, Sq)[:n], [fake.sym64() for _ in range(n)], align=4) if n else None
         return four(B, Sq, H, HEAD_DIM), Operands(
-            four(pages, page, 1, HEAD_DIM), ints(B, fake.sym()), ints(B), ints(fake.sym()),
+            four(pages, page, 1, HEAD_DIM), ints(B, Sq, keys) if spec.sparse else ints(B, keys), lengths,
+            ints(fake.sym()),
             four(B, Sq, H, HEAD_DIM_V), fake.tensor("fp32", (B, H, Sq), align=4) if spec.lse else None,
             fake.tensor("fp32", (slots, rows, HEAD_DIM_V), align=16), fake.tensor("fp32", (slots, rows), align=4),
         ), Scalars(Float32(1.0), Int32(0), Int32(0), Int32(1), Int32(1))
@@ -69,12 +75,15 @@ class Mla:
         x, sc = operands, scalars
         B, Sq, H, _ = q.shape
         page, rows = x.k.shape[1], ROWS * sc.together
+        sequences, queries, room = B, Sq, page * x.table.shape[1]
+        if const_expr(self.spec.sparse):
+            sequences, queries, room = B * Sq, 1, x.table.shape[2]
         g = Globals(
             q=q, k=x.k, table=x.table, seqlens=x.seqlens, plan=x.plan, o=x.o, lse=x.lse, partial=x.partial,
             partial_lse=x.partial_lse, scale=sc.scale * tk.LOG2E, left=Int32(-1), right=sc.right, split=sc.split,
-            batch=Int32(B), heads_kv=Int32(1), group=Int32(H), queries=Int32(Sq),
-            tiles=Int32((Sq * H + rows - 1) // rows), together=sc.together, page_size=Int32(page),
-            capacity=Int32(page * x.table.shape[1]), latent=self.descriptor(x.k), key_block=self.config.keys)
+            batch=Int32(sequences), heads_kv=Int32(1), group=Int32(H), queries=Int32(queries),
+            tiles=Int32((queries * H + rows - 1) // rows), together=sc.together, page_size=Int32(page),
+            capacity=Int32(room), latent=self.descriptor(x.k), key_block=self.config.keys)
         self.kernel(g).launch(grid=[sc.parts, sc.together, 1], block=[4 * tk.WARPGROUP, 1, 1], stream=stream,
                               min_blocks_per_mp=1, use_pdl=self.config.pdl,
                               cluster=[1, 2, 1] if const_expr(self.config.multicast == 2) else None)

@@ -8,19 +8,21 @@ from tkq.attention.decode.pages import Pages
 from tkq.attention.decode.producer import Producer as Copies
 from tkq.attention.decode.walk import END, Walk, X
 from tkq.attention.mla.copies import GROUPS, copy_panels, row_of
+from tkq.attention.mla.indices import Indices
 from tkq.attention.mla.tiles import own
 
 
 class Producer:
-    """A warp has a quarter of each tile's rows; pages are looked up as in `decode.pages`. The left half of a row
-    comes first: the scores begin with it.
+    """A warp has a quarter of each tile's rows; pages are looked up as in `decode.pages`, rows of a list as in
+    `mla.indices`. The left half of a row comes first: the scores begin with it.
 
     Rows behind the sequence's end, and those of pages that are not there, are zeros: 0 * NaN of a value would be NaN.
     Which rows are there the scores read from ``smem.there``. The consumers walk through no plan: the first warp
     announces each segment to them."""
 
     def __init__(self, spec, config):
-        self.pages, self.copies, self.walk = Pages(spec, config), Copies(spec, config), Walk(spec)
+        self.pages = (Indices if spec.sparse else Pages)(spec, config)
+        self.copies, self.walk = Copies(spec, config), Walk(spec)
 
     @cute.jit
     def run(self, g, smem):

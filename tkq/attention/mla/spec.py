@@ -11,12 +11,16 @@ HEAD_DIM, HEAD_DIM_V = 576, 512
 @dataclass(frozen=True)
 class MlaSpec:
     """dtype: of q, the cache and o. edges: the rows of a tile see different keys, as several causal queries do. lse: is
-    it written? fixed_splits: see `tkq.plan_decode`, batch_invariant."""
+    it written? fixed_splits: see `tkq.plan_decode`, batch_invariant. sparse: each query has a list of rows of the cache,
+    and is a sequence of the plan. lengths: dimensions of what says how long the lists are; 0: all as long as they can
+    be."""
 
     dtype: str
     edges: bool = False
     lse: bool = False
     fixed_splits: bool = False
+    sparse: bool = False
+    lengths: int = 0
     head_dim: ClassVar[int] = HEAD_DIM
     head_dim_v: ClassVar[int] = HEAD_DIM_V
     paged: ClassVar[bool] = True
@@ -36,3 +40,5 @@ class MlaSpec:
     def __post_init__(self):
         if self.dtype not in DTYPES:
             raise NotImplementedError(f"MlaSpec: dtype is {self.dtype!r}, allowed are {', '.join(DTYPES)}")
+        if self.edges and self.sparse:
+            raise NotImplementedError("MlaSpec: edges is True, and sparse; a list has only keys that its query sees")
