@@ -19,8 +19,8 @@ class Lists(NamedTuple):
 
 
 def make(batch, rows, topk, page, lengths, dtype=torch.bfloat16, seed=0) -> Lists:
-    """Lists of some of 777 rows that have numbers, in pages of any order; all other rows are NaN. A tenth of the indices
-    is -1, as is the end of each list. lengths: of "sequences", of "queries" or None."""
+    """Lists of some of 777 rows that have numbers, in pages of any order; all other rows are NaN. A tenth of the
+    indices is -1, as is the end of each list. lengths: of "sequences", of "queries" or None."""
     g = torch.Generator("cuda").manual_seed(seed)
     pages = -(-2000 // page)
     cache = torch.full((pages * page, 576), math.nan, device="cuda", dtype=dtype)

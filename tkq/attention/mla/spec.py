@@ -11,9 +11,9 @@ HEAD_DIM, HEAD_DIM_V = 576, 512
 @dataclass(frozen=True)
 class MlaSpec:
     """dtype: of q, the cache and o. edges: the rows of a tile see different keys, as several causal queries do. lse: is
-    it written? fixed_splits: see `tkq.plan_decode`, batch_invariant. sparse: each query has a list of rows of the cache,
-    and is a sequence of the plan. lengths: dimensions of what says how long the lists are; 0: all as long as they can
-    be."""
+    it written? fixed_splits: see `tkq.plan_decode`, batch_invariant. sparse: each query has a list of rows of the
+    cache, and is a sequence of the plan. lengths: dimensions of what says how long the lists are; 0: all as long as
+    they can be."""
 
     dtype: str
     edges: bool = False

@@ -13,7 +13,8 @@ FIELDS, AHEAD = 8, 4  # of a segment that is announced; segments that are announ
 
 class Operands(NamedTuple):
     """Beside q (B, Sq, H, 576). k: the cache, pages (N, page, 1, 576). table (B, pages of a sequence), or (B, Sq, keys)
-    lists of rows of the cache. seqlens (B,), of lists also (B, Sq) or None: all of them. plan: see `tkq.attention.decode.words`. o (B, Sq, H, 512), lse (B, H, Sq).
+    lists of rows of the cache. seqlens (B,), of lists also (B, Sq) or None: all of them. plan: see
+    `tkq.attention.decode.words`. o (B, Sq, H, 512), lse (B, H, Sq).
 
     partial (slots, rows, 512) and partial_lse (slots, rows): of tasks that several parts share, rows of all tiles that
     go together."""
