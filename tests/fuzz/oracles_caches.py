@@ -22,7 +22,7 @@ def flash_attn_with_kvcache(given):
         pages = [b] if table is None else wide(table[b]).long().tolist()[:-(-length // k.shape[1])]
         if 0 <= length <= k.shape[1] * (1 if table is None else table.shape[1]) and all(
                 0 <= page < len(k) for page in pages):
-            keys, values = (torch.cat([c[p] for p in pages] or [c[0, :0]])[:length] for c in (k, v))
+            keys, values = (torch.cat([c[p] for p in pages] or [c[:0].flatten(0, 1)])[:length] for c in (k, v))
             if scales[0] is not None and scales[0].dim() == 2:
                 keys, values = (x * s[b][:, None] for x, s in zip((keys, values), scales))
             if given.get("tree_mask") is not None:
@@ -72,7 +72,7 @@ def _of_lists(given):
     options = dict(softmax_scale=given["softmax_scale"], softcap=0.0, causal=False, window_size=(None, None))
     for b, i in itertools.product(*map(range, indices.shape[:2])):
         listed = indices[b, i, :max(lengths[b][i], 0)]
-        if 0 <= lengths[b][i] <= topk:
+        if 0 <= lengths[b][i] <= topk and (listed < len(rows)).all():
             k = rows[listed[listed >= 0]][:, None]
             o[b, i:i + 1], lse[b, :, i:i + 1] = attend(q[b, i:i + 1], k, k[..., :512], options, None)
     return results(given, o, lse)

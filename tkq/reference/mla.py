@@ -40,6 +40,5 @@ def sparse(q: Tensor, rows: Tensor, softmax_scale: float, indices: Tensor, topk_
             k = rows[listed[listed >= 0]].to(wide)
             scores = q[b, i].to(wide) @ k.T * softmax_scale
             total = scores.logsumexp(-1) if len(k) else scores.new_full((H,), -math.inf)
-            p = torch.exp(scores - total.masked_fill(total == -math.inf, 0.0)[:, None])
-            o[b, i], lse[b, :, i] = (p @ k[:, :VALUES]).to(q.dtype), total.float()
+            o[b, i], lse[b, :, i] = (scores.softmax(-1) @ k[:, :VALUES]).to(q.dtype), total.float()
     return o, lse
