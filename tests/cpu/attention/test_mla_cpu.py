@@ -13,6 +13,7 @@ from tkq.attention.decode.planned import Planned
 from tkq.attention.mla.plan import multicast, plan
 from tkq.attention.mla.spec import MlaSpec
 from tkq.reference import decode as reference
+from tkq.reference import mla as latent
 
 BF16 = torch.bfloat16
 
@@ -203,6 +204,54 @@ def test_a_spec_refuses_by_name():
         MlaSpec("fp32")
     with pytest.raises(NotImplementedError, match="edges is True, and sparse"):
         MlaSpec("bf16", edges=True, sparse=True)
+
+
+    with pytest.raises(NotImplementedError, match="dtype is 'fp16', float8 is True"):
+        MlaSpec("fp16", float8=True)
+
+
+def _float8(**changed):
+    """Rows of 656 bytes, and what they mean, which is few enough for bf16."""
+    rows = (torch.randn(9, 8, 576, generator=torch.Generator().manual_seed(2)) * 5).to(BF16)
+    cache = latent.packed(rows)
+    cache.view(torch.float32)[..., 128:132] = torch.tensor([0.5, 2.0, 1.0, 4.0])  # scales
+    return cache, latent.unpacked(cache)
+
+
+@pytest.mark.parametrize("given", [_call, _lists])
+def test_float8_rows(given):
+    """They are what e4m3, scales and bf16 mean; the same result as of a cache in bf16 that has the same numbers."""
+    cache, means = _float8()
+    raw = cache.view(torch.float8_e4m3fn)[3, 2]
+    assert torch.equal(means[3, 2, 130:135], raw[130:135].float() * 2) and torch.equal(means, means.to(BF16).float())
+    assert torch.equal(means[3, 2, 512:], cache[3, 2, 528:].view(BF16).float())
+    o, lse = tkq.mla_decode(**given(kv_cache=cache), return_lse=True)
+    wanted = tkq.mla_decode(**given(kv_cache=means.to(BF16)), return_lse=True)
+    assert torch.equal(o, wanted[0]) and torch.equal(lse, wanted[1]) and not o.isnan().any()
+    assert torch.equal(tkq.mla_decode(**given(kv_cache=cache[:, :, None])), o)
+
+
+def test_rows_are_quantised_by_groups():
+    rows = torch.randn(5, 576, generator=torch.Generator().manual_seed(3))
+    rows[:, 128:256] *= 1000
+    means = latent.unpacked(latent.packed(rows))
+    for first in range(0, 512, 128):
+        group, found = rows[:, first:first + 128], means[:, first:first + 128]
+        assert (found - group).norm() < 0.04 * group.norm() and not torch.equal(found, group)
+    assert torch.equal(means[:, 512:], rows[:, 512:].to(BF16).float())
+
+
+@pytest.mark.parametrize("error, words, changed", [
+    (NotImplementedError, "q is torch.float16, kv_cache is torch.uint8", dict(
+        q=torch.zeros(2, 3, 5, 576, dtype=torch.float16))),
+    (ValueError, "kv_cache: shape is", dict(kv_cache=torch.zeros(9, 8, 576, dtype=torch.uint8))),
+    (ValueError, "stride 1 must be a multiple of 16", dict(
+        kv_cache=torch.zeros(9, 8, 660, dtype=torch.uint8)[..., :656])),
+    (ValueError, "begins at an address", dict(kv_cache=torch.zeros(9, 8, 672, dtype=torch.uint8)[..., 8:664])),
+])
+def test_what_is_refused_of_float8_rows(error, words, changed):
+    with pytest.raises(error, match=f"mla_decode: .*{words}"):
+        tkq.mla_decode(**_call(**{"kv_cache": _float8()[0]} | changed))
 
 
 def test_lists_are_copied_row_by_row():

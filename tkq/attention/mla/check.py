@@ -1,11 +1,12 @@
 """What a caller may pass to mla_decode."""
 from typing import NamedTuple, Optional
 
+import torch
 from torch import Tensor
 
 from tkq.attention.decode.check import FARTHEST, tasks
 from tkq.attention.decode.planned import Planned
-from tkq.attention.mla.spec import HEAD_DIM, HEAD_DIM_V
+from tkq.attention.mla.spec import HEAD_DIM, HEAD_DIM_V, ROW_BYTES
 from tkq.runtime import arguments
 from tkq.runtime.call import check
 
@@ -56,8 +57,12 @@ def check_call(call: Call, out=None) -> None:
     q, cache, plan = call.q, call.kv_cache, call.plan
     _tensors(*call, out)
     check.rank(f"{OP}: q", q, 4)
-    if cache.dtype != q.dtype:
-        raise TypeError(f"{OP}: kv_cache is {cache.dtype}, q is {q.dtype}; both must have one dtype")
+    if cache.dtype not in (q.dtype, torch.uint8):
+        raise TypeError(f"{OP}: kv_cache is {cache.dtype}, q is {q.dtype}; allowed are q's dtype and, of float8 rows, "
+                        "uint8")
+    if cache.dtype == torch.uint8 and q.dtype != torch.bfloat16:
+        raise NotImplementedError(f"{OP}: q is {q.dtype}, kv_cache is {cache.dtype}; supported with float8 rows is "
+                                  "bfloat16")
     B, Sq, H, D = q.shape
     if D != HEAD_DIM:
         raise NotImplementedError(f"{OP}: q has rows of {D}, supported are {HEAD_DIM}: {HEAD_DIM_V} latent columns, "
@@ -108,10 +113,11 @@ def _keys(call):
 
 
 def _cache(cache):
+    width = ROW_BYTES if cache.dtype == torch.uint8 else HEAD_DIM
     if cache.dim() not in (3, 4):
-        raise ValueError(f"{OP}: kv_cache is {tuple(cache.shape)}, allowed are (pages, page, {HEAD_DIM}) and (pages, "
-                         f"page, 1, {HEAD_DIM})")
-    check.shape(f"{OP}: kv_cache", cache, (None, None, *(1,) * (cache.dim() - 3), HEAD_DIM))
+        raise ValueError(f"{OP}: kv_cache is {tuple(cache.shape)}, allowed are (pages, page, {width}) and (pages, "
+                         f"page, 1, {width})")
+    check.shape(f"{OP}: kv_cache", cache, (None, None, *(1,) * (cache.dim() - 3), width))
     if not cache.shape[1]:
         raise ValueError(f"{OP}: kv_cache is {tuple(cache.shape)}, expected pages of 1 row or more")
 
@@ -126,9 +132,10 @@ def check_layouts(call: Call, out=None) -> None:
         if x.stride(-1) != 1 and x.numel():
             raise ValueError(f"{OP}: {name} has strides {x.stride()}; its last dimension must be contiguous: call "
                              ".contiguous()")
+        unit = 16 // x.element_size()
         for i in range(x.dim() - 1):
-            if x.stride(i) % 8 and x.shape[i] > 1:
-                raise ValueError(f"{OP}: {name} has strides {x.stride()}; stride {i} must be a multiple of 8 elements "
-                                 "(16 bytes): call .contiguous()")
+            if x.stride(i) % unit and x.shape[i] > 1:
+                raise ValueError(f"{OP}: {name} has strides {x.stride()}; stride {i} must be a multiple of {unit} "
+                                 "elements (16 bytes): call .contiguous()")
         if not x.is_meta and x.data_ptr() % 16:
             raise ValueError(f"{OP}: {name} begins at an address that is not a multiple of 16 bytes: call .clone()")

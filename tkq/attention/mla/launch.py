@@ -31,7 +31,8 @@ def planned(call: Call, options: Options) -> Planned:
 def spec_of(call: Call, options: Options) -> MlaSpec:
     lengths = call.topk_length
     return MlaSpec(dtypes.name_of(call.q.dtype), options.causal and call.places[1] > 1, options.return_lse,
-                   options.batch_invariant, call.indices is not None, 0 if lengths is None else lengths.dim())
+                   options.batch_invariant, call.indices is not None, 0 if lengths is None else lengths.dim(),
+                   call.kv_cache.dtype == torch.uint8)
 
 
 def decode(call: Call, options: Options, out: Tensor | None = None, config: MlaConfig | None = None) -> tuple:

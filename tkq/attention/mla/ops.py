@@ -28,8 +28,10 @@ def mla_decode(q: Tensor, kv_cache: Tensor, block_table: Optional[Tensor] = None
     Args:
         q: (B, Sq, H, 576), bfloat16 or float16: the last Sq queries of each sequence, any H. As fast as one row are
             those whose Sq * H is up to 64.
-        kv_cache: pages (N, page, 576) or (N, page, 1, 576) of any size from 1 on; as q. The last dimension is
-            contiguous; base and other strides are multiples of 16 bytes.
+        kv_cache: pages (N, page, 576) or (N, page, 1, 576) of any size from 1 on; as q. Or float8 rows, for q in
+            bfloat16: (N, page, 656) or (N, page, 1, 656) uint8, of which 512 are columns of e4m3, 16 four float32
+            scales, of 128 columns each, and 128 the 64 rotated columns in bfloat16. The last dimension is contiguous;
+            base and other strides are multiples of 16 bytes.
         block_table: (B, n) int32: the pages of each sequence. Keys of a page -1 are skipped. None with indices.
         cache_seqlens: (B,) int32: keys of each sequence, those of its queries among them; 0: none. None with indices.
         softmax_scale: above 0. Of the heads before absorption, (d_nope + d_rope) ** -0.5 and what YaRN adds to it: of
@@ -53,14 +55,14 @@ def mla_decode(q: Tensor, kv_cache: Tensor, block_table: Optional[Tensor] = None
         natural logarithm. The same bits in every run. A row that sees no key has o = 0 and lse = -inf.
 
     Raises:
-        TypeError: q, kv_cache or out is no dense tensor of bf16 or fp16; block_table, cache_seqlens, plan, indices or
-            topk_length is no dense tensor of int32; softmax_scale is no number; causal, batch_invariant or return_lse
-            is no bool; dtypes that do not go together.
+        TypeError: q or out is no dense tensor of bf16 or fp16, kv_cache none of bf16, fp16 or uint8; block_table,
+            cache_seqlens, plan, indices or topk_length is no dense tensor of int32; softmax_scale is no number; causal,
+            batch_invariant or return_lse is no bool; dtypes that do not go together.
         ValueError: softmax_scale is not above 0; a number that is not finite in float32; neither block_table and
             cache_seqlens nor indices, or both; topk_length without indices; shapes that do not go together, devices
             that differ, strides or a base that are no multiple of 16 bytes.
-        NotImplementedError: rows of q other than 576; a tensor that requires a gradient, with gradients enabled: there
-            is none.
+        NotImplementedError: rows of q other than 576; float8 rows for q in fp16; a tensor that requires a gradient,
+            with gradients enabled: there is none.
         RuntimeError: a GPU other than Hopper; an out made under torch.inference_mode that is written to outside.
 
     Lengths, pages and indices are looked at on the GPU alone, as ``tkq.flash_attn_with_kvcache`` does: what is not in

@@ -35,7 +35,7 @@ class Producer:
                 slot = announced.stage
                 announce(smem, announced, (s.first, s.end, s.batch, s.tile, s.length, Int32(s.inside), s.splits,
                                            self.walk.slot(g, s, s.split)))
-                self.note(smem, slot, Int32(0))
+                note(smem, slot, Int32(0))
                 page, row, seen = self.pages.find(g, s, s.first)
                 for block in cutlass.range(s.first, s.end, unroll=1):
                     there, fault = self.pages.judge(g, page, seen)
@@ -45,7 +45,7 @@ class Producer:
                     smem.left_pipe.acquire_empty(left)
                     self.pages.tell(g, smem, left.stage, now, fault)
                     if cute.arch.vote_any_sync(fault):
-                        self.note(smem, slot, Int32(1))
+                        note(smem, slot, Int32(1))
                     copy_panels(smem.left, left.stage, rows, (0, 4))
                     self.copies.done(smem.left_pipe, left)
                     smem.rope_pipe.acquire_empty(rope)
@@ -64,13 +64,14 @@ class Producer:
         return [(Int64(cute.arch.shuffle_sync(high, row_of(i))) << Int64(32))
                 | (Int64(cute.arch.shuffle_sync(low, row_of(i))) & mask) for i in range(GROUPS)]
 
-    @cute.jit
-    def note(self, smem, slot, value):
-        """Is a page of this warp's rows of the segment not in the cache? Read at the segment's end: a warp is at most
-        three blocks, and so three segments, ahead of it."""
-        faults, warp = smem.faults, tk.warp_id() % 4
-        if tk.lane_id() == 0:
-            faults[warp, slot] = value
+
+@cute.jit
+def note(smem, slot, value):
+    """Is a page of this warp's rows of the segment not in the cache? Read at the segment's end: a warp is at most
+    three blocks, and so three segments, ahead of it."""
+    faults, warp = smem.faults, tk.warp_id() % 4
+    if tk.lane_id() == 0:
+        faults[warp, slot] = value
 
 
 @cute.jit

@@ -108,6 +108,8 @@ class Shared:
     p_pipe: tk.Pipe
     segment_pipe: tk.Pipe
     scored: tk.Semaphore  # a block's scores are there
+    raw: Optional[cute.Tensor]  # halves of float8 rows as they are, and all scales with each
+    scales: Optional[cute.Tensor]
 
 
 @dataclass(frozen=True)
