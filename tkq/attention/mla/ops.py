@@ -55,9 +55,9 @@ def mla_decode(q: Tensor, kv_cache: Tensor, block_table: Optional[Tensor] = None
         natural logarithm. The same bits in every run. A row that sees no key has o = 0 and lse = -inf.
 
     Raises:
-        TypeError: q or out is no dense tensor of bf16 or fp16, kv_cache none of bf16, fp16 or uint8; block_table,
-            cache_seqlens, plan, indices or topk_length is no dense tensor of int32; softmax_scale is no number; causal,
-            batch_invariant or return_lse is no bool; dtypes that do not go together.
+        TypeError: q or out is no dense tensor of bf16 or fp16; kv_cache is no dense tensor of bf16, fp16 or uint8;
+            block_table, cache_seqlens, plan, indices or topk_length is no dense tensor of int32; softmax_scale is no
+            number; causal, batch_invariant or return_lse is no bool; dtypes that do not go together.
         ValueError: softmax_scale is not above 0; a number that is not finite in float32; neither block_table and
             cache_seqlens nor indices, or both; topk_length without indices; shapes that do not go together, devices
             that differ, strides or a base that are no multiple of 16 bytes.
