@@ -29,7 +29,8 @@ _ELSEWHERE = {
     "scan": "associativescan parallelscan selectivescan chunkhgrn fusedrecurrenthgrn hgrn linearrecurrence warpscan",
     "flash_attn_with_kvcache": "flashattnkvcache pagedattention pagedattn batchdecodewithpagedkvcache "
                                "singledecodewithkvcache fwdkvcache pagedattentionv1 pagedattentionv2",
-    "mla_decode": "flashmlawithkvcache flashmla batchmlapagedattention cutlassmladecode mladecodewithkvcache",
+    "mla_decode": "flashmlawithkvcache flashmla batchmlapagedattention cutlassmladecode mladecodewithkvcache "
+                  "flashmlasparsefwd sparsemla deepseeksparseattention",
     "plan_decode": "getschedulermetadata getmlametadata planpagedattention",
     "kv_append": "reshapeandcache reshapeandcacheflash appendpagedkvcache updatekvcache",
     "cascade_attention": "multilevelcascadeattentionwrapper batchdecodewithsharedprefixpagedkvcachewrapper "

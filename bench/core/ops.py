@@ -73,6 +73,7 @@ OPS: dict[str, tuple[Part, ...]] = {
         Part("mla", ("few",), what="16 heads"),
         Part("mla", ("many",), what="128 heads"),
         Part("mla", ("several",), what="several queries"),
+        Part("mla", ("sparse",), what="sparse"),
     ),
     "flex_attention": (
         Part("flex_attention", ("forward",)),
@@ -214,7 +215,7 @@ AGAINST: dict[str, tuple[str, ...]] = {
     "flex-fa4": ("FlexAttention on FA4",),
     "fla": ("fla", "fla parallel", "fla chunks"),
     "flashinfer": ("FlashInfer", "FlashInfer, segments"),
-    "flashmla": ("FlashMLA",),
+    "flashmla": ("FlashMLA", "FlashMLA, float8"),
     "flashqla": ("FlashQLA",),
     "flashkda": ("FlashKDA",),
     "mamba": ("mamba_ssm",),

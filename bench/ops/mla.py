@@ -1,11 +1,13 @@
 """tkq.mla_decode against FlashMLA: multi-head latent attention, absorbed, over a paged cache in bf16.
 
-    python -m bench.ops.mla [--sections calls,few,many,several] [--quick] [--shapes 128x4096x128x1]
+    python -m bench.ops.mla [--sections calls,few,many,several,sparse] [--quick] [--shapes 128x4096x128x1]
 
 Shapes: sequences, keys of each, heads, queries. few: 16 heads, bound by reading the cache; many: 128, bound by
-products; several: more than one query. Pages have 64 rows, lie in any order, and are full. "read" is what reading the
-bytes takes by torch.sum. Plans are made before, as once for all layers. A result is judged by float64, on the first and
-the last sequence. Results go to OUT/mla.json after every case.
+products; several: more than one query. sparse: of 2048 keys that each query has chosen from its sequence, in any order.
+Pages have 64 rows, lie in any order, and are full. "read" is what reading the bytes takes by torch.sum. Plans are made
+before, as once for all layers. A result is judged by float64, on the first and the last sequence. FlashMLA's sparse
+decoding takes float8 caches alone: "FlashMLA, float8" reads 656 bytes of each key where tkq reads 1152, and its error
+is that of float8. Results go to OUT/mla.json after every case.
 """
 
 from __future__ import annotations
@@ -25,14 +27,15 @@ from bench.peers import decode, mla
 from tkq.reference.mla import mla_decode as exactly
 from tkq.testing.timing import relative_error
 
-D, DV, PAGE = 576, 512, 64
+D, DV, PAGE, TOPK = 576, 512, 64, 2048
 LENGTHS = (1, 4096), (1, 32768), (16, 4096), (16, 32768), (64, 4096), (64, 32768), (128, 4096), (128, 32768)
 SECTIONS = {
     "few": tuple((*size, 16, 1) for size in LENGTHS),
     "many": tuple((*size, 128, 1) for size in LENGTHS),
     "several": ((64, 4096, 128, 2), (16, 32768, 16, 4)),
+    "sparse": ((1, 4096, 128, 1), (16, 32768, 128, 1), (64, 32768, 128, 1), (64, 32768, 128, 2), (128, 32768, 128, 2)),
 }
-AT_LEAST = {"few": 1.04, "many": 1.06, "several": 1.04}  # times the best
+AT_LEAST = {"few": 1.04, "many": 1.06, "several": 1.04, "sparse": 1.0}  # times the best
 ROOF = 0.97  # of the rate of reading
 
 
@@ -66,6 +69,45 @@ def error(name, given, found):
     return worst
 
 
+def ours_sparse() -> object:
+    """As `ours`, of lists."""
+    plan = decode.once(lambda q, cache, indices: tkq.plan_decode(
+        indices.new_full((q.shape[0] * q.shape[1],), indices.shape[2]), q.shape[2], 1, D, head_dim_v=DV))
+    return lambda *given: tkq.mla_decode(given[0], given[1].unsqueeze(2), softmax_scale=mla.SCALE, plan=plan(*given),
+                                         indices=given[2])
+
+
+def sparse_inputs(i, B, S, heads, queries):
+    """q, cache, indices: of other keys for each query."""
+    q, cache, _, table = inputs(i, B, S, heads, queries)
+    g = torch.Generator().manual_seed(i)
+    chosen = torch.stack([torch.randperm(S, generator=g)[:TOPK] for _ in range(B * queries)]).to(q.device)
+    chosen = chosen.view(B, -1)
+    indices = table.long().gather(1, chosen // PAGE) * PAGE + chosen % PAGE
+    return q, cache, indices.int().view(B, queries, -1)
+
+
+def sparse_error(name, given, found):
+    """On two sequences."""
+    q, cache, indices = given
+    worst = 0.0
+    for s in {0, len(q) - 1}:
+        rows, one = cache.flatten(0, 1)[indices[s].flatten().long()].double()[:, None], indices[s:s + 1]
+        local = torch.arange(one.numel(), device=q.device).view(one.shape)
+        exact = exactly(q[s:s + 1].double(), rows, None, None, mla.SCALE, indices=local)[0]
+        worst = max(worst, relative_error(found[s:s + 1], exact))
+    return worst
+
+
+def sparse_jobs(shapes) -> Iterator[Job]:
+    for B, S, heads, queries in shapes:
+        title, flops = f"B{B} S{S} H{heads} Sq{queries} top {TOPK}", 2 * B * queries * heads * min(S, TOPK) * (D + DV)
+        question = harness.Question("sparse", "mla_decode", title, "TFLOP/s", flops,
+                                    Bound(("FlashMLA, float8",), AT_LEAST["sparse"]))
+        yield Job(question, ours_sparse(), "mla_sparse", ("FlashMLA, float8",),
+                  lambda i, given=(B, S, heads, queries): sparse_inputs(i, *given), sparse_error)
+
+
 def jobs(section, shapes) -> Iterator[Job]:
     for B, S, heads, queries in shapes:
         title = f"B{B} S{S} H{heads}" + (f" Sq{queries}" if queries > 1 else "")
@@ -89,7 +131,8 @@ def calls() -> dict[str, Call]:
 
 BENCH = Bench(
     "mla", __doc__,
-    {section: lambda shapes, section=section: jobs(section, shapes) for section in SECTIONS},
+    {section: lambda shapes, section=section: jobs(section, shapes) for section in SECTIONS if section != "sparse"}
+    | {"sparse": sparse_jobs},
     shapes=SECTIONS,
     quick=((128, 4096, 128, 1), (64, 4096, 16, 1), (1, 4096, 16, 1)),
     calls=calls,

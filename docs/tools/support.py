@@ -138,8 +138,8 @@ def _caches() -> dict:
     return {"flash_attn_with_kvcache": (taken(lambda t: decode_spec.DecodeSpec(t, 64, 64), TYPES),
                                         "any lengths, pages of any size, caches also of e4m3; D and Dv: "
                                         f"{', '.join(map(str, dims))}"),
-            "mla_decode": (taken(mla_spec.MlaSpec, TYPES), "any H, any lengths, pages of any size; 576 columns, of "
-                           "which 512 are values"),
+            "mla_decode": (taken(mla_spec.MlaSpec, TYPES), "any H, any lengths, pages of any size, or lists of rows; "
+                           "576 columns, of which 512 are values"),
             "plan_decode": (["int32"], "any lengths"),
             "kv_append": (taken(decode_spec.AppendSpec, TYPES),
                           "any T, any pages, also of e4m3; D and Dv multiples of 8"),

@@ -1,4 +1,5 @@
 """What works on caches of keys and values means, in float64 on the CPU."""
+import itertools
 import math
 
 import torch
@@ -21,7 +22,7 @@ def flash_attn_with_kvcache(given):
         pages = [b] if table is None else wide(table[b]).long().tolist()[:-(-length // k.shape[1])]
         if 0 <= length <= k.shape[1] * (1 if table is None else table.shape[1]) and all(
                 0 <= page < len(k) for page in pages):
-            keys, values = (torch.cat([c[p] for p in pages] or [c[0, :0]])[:length] for c in (k, v))
+            keys, values = (torch.cat([c[p] for p in pages] or [c[:0].flatten(0, 1)])[:length] for c in (k, v))
             if scales[0] is not None and scales[0].dim() == 2:
                 keys, values = (x * s[b][:, None] for x, s in zip((keys, values), scales))
             if given.get("tree_mask") is not None:
@@ -52,10 +53,29 @@ def cascade_attention(given):
 
 
 def mla_decode(given):
-    """One K/V head, whose values are the first columns of its keys."""
+    """One K/V head, whose values are the first columns of its keys; of a list, a sequence of one query."""
+    if given["indices"] is not None:
+        return _of_lists(given)
     k = given["kv_cache"] if given["kv_cache"].dim() == 4 else given["kv_cache"].unsqueeze(2)
     return flash_attn_with_kvcache(dict(given, k_cache=k, v_cache=k[..., :512], sinks=None, softcap=0.0,
                                         window_size=(None, None), k_descale=None, v_descale=None, cu_seqlens_q=None))
+
+
+def _of_lists(given):
+    q, rows = operand(given, "q"), operand(given, "kv_cache").flatten(0, -2)
+    indices = wide(given["indices"]).long()
+    topk = indices.shape[2]
+    lengths = torch.full(indices.shape[:2], topk) if given["topk_length"] is None else wide(given["topk_length"]).long()
+    lengths = (lengths if lengths.dim() == 2 else lengths[:, None]).expand(indices.shape[:2]).tolist()
+    o = torch.full((*q.shape[:3], 512), math.nan, dtype=WIDE)
+    lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan, dtype=WIDE)
+    options = dict(softmax_scale=given["softmax_scale"], softcap=0.0, causal=False, window_size=(None, None))
+    for b, i in itertools.product(*map(range, indices.shape[:2])):
+        listed = indices[b, i, :max(lengths[b][i], 0)]
+        if 0 <= lengths[b][i] <= topk and (listed < len(rows)).all():
+            k = rows[listed[listed >= 0]][:, None]
+            o[b, i:i + 1], lse[b, :, i:i + 1] = attend(q[b, i:i + 1], k, k[..., :512], options, None)
+    return results(given, o, lse)
 
 
 def kv_append(given):

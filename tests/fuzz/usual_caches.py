@@ -69,10 +69,25 @@ def mla_decode(d):
     cache = (7, page, 576) if d.chance(0.5) else (7, page, 1, 576)
     # No page twice in a sequence: float32 tells equal keys apart, whose scores a large scale multiplies.
     table = torch.stack([torch.randperm(7, generator=d.generator)[:each] for _ in range(count)]).int().to(d.device)
+    lengths = d.int32([d.one(0, 1, page * each, page + 1) for _ in range(count)])
+    indices = topk_length = None
+    if d.chance(0.4):
+        table = lengths = None
+        indices, topk_length = _rows(d, count, queries, 7 * page)
     return dict(q=d.normal(count, queries, heads, 576, dtype=dtype), kv_cache=d.normal(*cache, dtype=dtype),
-                block_table=table, cache_seqlens=d.int32([d.one(0, 1, page * each, page + 1) for _ in range(count)]),
-                softmax_scale=d.one(0.05, 0.2), causal=d.chance(0.5), plan=None, batch_invariant=d.chance(0.3),
+                block_table=table, cache_seqlens=lengths, softmax_scale=d.one(0.05, 0.2), causal=d.chance(0.5),
+                plan=None, indices=indices, topk_length=topk_length, batch_invariant=d.chance(0.3),
                 return_lse=d.chance(0.5), out=None)
+
+
+def _rows(d, count, queries, rows):
+    """Lists of rows, none of them twice, with holes; and how long they are."""
+    topk = d.one(0, 1, 5, 7)
+    order = torch.stack([torch.randperm(rows, generator=d.generator)[:topk] for _ in range(count * queries)])
+    holes = torch.rand(order.shape, generator=d.generator) < 0.2
+    indices = order.masked_fill(holes, -1).view(count, queries, topk).int().to(d.device)
+    shape = d.one(None, (count,), (count, queries))
+    return indices, None if shape is None else d.integers(0, topk + 2, *shape, dtype=torch.int32)
 
 
 def kv_append(d):

@@ -5,6 +5,8 @@ TESTS = "tests/gpu/attention/test_mla.py::"
 PAGES, EDGES, SHARED, FIXED, LIES = ((f"{TESTS}{name}",) for name in (
     "test_pages", "test_queries_that_see_other_keys", "test_work_that_blocks_share",
     "test_fixed_splits_do_not_depend_on_the_batch", "test_what_lies_gives_nan"))
+LISTS, LISTS_THAT_LIE = ((f"tests/gpu/attention/test_mla_sparse.py::{name}",) for name in (
+    "test_lists", "test_what_lies_gives_nan"))
 
 MUTANTS = (
     *family(
@@ -25,10 +27,22 @@ MUTANTS = (
         ("rest_of_q_comes_late", "cute.arch.cp_async_wait_group(0)", "", PAGES)),
     *family(
         "mla", "tkq/attention/mla/output.py",
-        ("lengths_are_believed", "lse, fault = tk.rv(), cutlass.select_(s.length == g.seqlens[s.batch], Int32(0), "
-         "Int32(1))", "lse, fault = tk.rv(), Int32(0)", LIES)),
+        ("lengths_are_believed", "lse, fault = tk.rv(), cutlass.select_(s.length == length_of(g, s), Int32(0), "
+         "Int32(1))", "lse, fault = tk.rv(), Int32(0)", LIES),
+        ("lse_of_the_first_query", "at = at + Int64(first) * query", "pass", LISTS)),
+    *family(
+        "mla", "tkq/attention/mla/indices.py",
+        ("queries_share_a_list", "index = g.table[sequence, query, key]", "index = g.table[sequence, 0, key]", LISTS),
+        ("rows_of_the_first_page", "page = index // size", "page = Int32(0)", LISTS),
+        ("indices_are_believed",
+         "return seen & (index >= 0) & (place < rows), seen & ((index < -1) | (place >= rows))",
+         "return seen & (index >= 0) & (place < rows), seen & (index < -1)", LISTS_THAT_LIE),
+        ("other_rows_of_the_warp", "key = self.pages.key(block)", "key = self.pages.key(block) ^ 1", LISTS)),
     *family(
         "mla", "tkq/attention/mla/tiles.py",
+        ("results_of_the_first_query", "at = at + cutlass.Int64(first) * query", "pass", LISTS),
+        ("lengths_of_the_first_list", "return g.seqlens[place[:cute.rank(g.seqlens)]]",
+         "return g.seqlens[(0, 0)[:cute.rank(g.seqlens)]]", LISTS),
         ("blocks_share_a_tile", "tile = s.tile * g.together + cute.arch.block_idx()[1]",
          "tile = s.tile * g.together", PAGES),
         ("slots_of_other_tiles",

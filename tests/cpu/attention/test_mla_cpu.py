@@ -13,6 +13,7 @@ from tkq.attention.decode.planned import Planned
 from tkq.attention.mla.plan import multicast, plan
 from tkq.attention.mla.spec import MlaSpec
 from tkq.reference import decode as reference
+from tkq.reference import mla as latent
 
 BF16 = torch.bfloat16
 
@@ -103,6 +104,75 @@ def test_lengths_that_lie_give_nan():
     assert o[0].isnan().all() and not o[1].any() and (lse[1] == -math.inf).all()
 
 
+def _lists(**changed):
+    """As `_call`, with lists of the 72 rows of the cache."""
+    g = torch.Generator().manual_seed(1)
+    rows = torch.randint(-1, 72, (2, 3, 11), generator=g).int()
+    given = dict(indices=rows, topk_length=torch.tensor([[11, 0, 1], [7, 3, 11]], dtype=torch.int32))
+    return _call(block_table=None, cache_seqlens=None) | given | changed
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_lists_of_rows(planned):
+    """The definition, query by query; -1 is skipped, and what is listed twice counts twice."""
+    given = _lists()
+    given["indices"][0, 0, 1:3] = torch.tensor([5, 5])
+    given["indices"][1, 1, :3] = -1
+    lengths = given["topk_length"]
+    plan = tkq.plan_decode(lengths.flatten(), 5, 1, 576, head_dim_v=512) if planned else None
+    o, lse = tkq.mla_decode(**given, plan=plan, return_lse=True)
+    q, rows = given["q"].float(), given["kv_cache"].float().flatten(0, 1)
+    for b, i in itertools.product(range(2), range(3)):
+        keys = [rows[n] for n in given["indices"][b, i, :lengths[b, i]].tolist() if n >= 0]
+        if not keys:
+            assert not o[b, i].any() and (lse[b, :, i] == -math.inf).all()
+            continue
+        scores = q[b, i] @ torch.stack(keys).T * 0.1
+        torch.testing.assert_close(lse[b, :, i], scores.logsumexp(-1), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(o[b, i].float(), scores.softmax(-1) @ torch.stack(keys)[:, :512], rtol=0.02,
+                                   atol=0.02)
+    assert not o[0, 1].any() and not o[1, 1].any()
+    assert torch.equal(tkq.mla_decode(**given, causal=False), o)
+
+
+def test_lengths_of_lists():
+    """None are all; one for each sequence is for all of its queries."""
+    whole, one = tkq.mla_decode(**_lists(topk_length=None)), torch.tensor([4, 11], dtype=torch.int32)
+    assert torch.equal(whole, tkq.mla_decode(**_lists(topk_length=torch.full((2, 3), 11, dtype=torch.int32))))
+    found = tkq.mla_decode(**_lists(topk_length=one))
+    assert torch.equal(found, tkq.mla_decode(**_lists(topk_length=one[:, None].expand(2, 3))))
+    assert not torch.equal(found[0], whole[0]) and torch.equal(found[1], whole[1])
+
+
+@pytest.mark.parametrize("index, length", [(72, 11), (-2, 11), (0, 12), (0, -1)])
+def test_lists_that_lie_give_nan(index, length):
+    """Of their own query alone; indices behind a list's end say nothing."""
+    given = _lists(topk_length=torch.full((2, 3), 11, dtype=torch.int32))
+    given["topk_length"][1, 2], given["indices"][1, 2, 10], given["topk_length"][0, 0] = length, index, 10
+    given["indices"][0, 0, 10] = 1 << 30
+    o, lse = tkq.mla_decode(**given, return_lse=True)
+    bad = torch.zeros(2, 3, dtype=torch.bool)
+    bad[1, 2] = True
+    assert torch.equal(o.isnan().all(-1).all(-1), bad) and torch.equal(lse.isnan().all(1), bad)
+    assert not o[~bad].isnan().any()
+
+
+@pytest.mark.parametrize("words, changed", [
+    ("block_table is given, and indices", dict(block_table=torch.zeros(2, 3, dtype=torch.int32))),
+    ("cache_seqlens is given, and indices", dict(cache_seqlens=torch.zeros(2, dtype=torch.int32))),
+    ("block_table is None, and so is indices", dict(indices=None, topk_length=None)),
+    ("topk_length is given, indices is None", dict(
+        indices=None, block_table=torch.zeros(2, 3, dtype=torch.int32), cache_seqlens=torch.zeros(2).int())),
+    ("indices: shape is", dict(indices=torch.zeros(2, 11, dtype=torch.int32))),
+    ("indices has strides", dict(indices=torch.zeros(11, 3, 2, dtype=torch.int32).permute(2, 1, 0))),
+    (r"topk_length: shape is \(6,\)", dict(topk_length=torch.zeros(6, dtype=torch.int32))),
+    ("plan: shape is", dict(plan=torch.zeros(2075, dtype=torch.int32))),
+])
+def test_what_is_refused_of_lists(words, changed):
+    with pytest.raises(ValueError, match=f"mla_decode: {words}"):
+        tkq.mla_decode(**_lists(**changed))
+
+
 @pytest.mark.parametrize("error, words, changed", [
     (NotImplementedError, "q has rows of 512", dict(q=torch.zeros(2, 3, 5, 512, dtype=BF16))),
     (ValueError, "kv_cache", dict(kv_cache=torch.zeros(9, 8, 2, 576, dtype=BF16))),
@@ -132,3 +202,58 @@ def test_a_scale_is_needed():
 def test_a_spec_refuses_by_name():
     with pytest.raises(NotImplementedError, match="dtype is 'fp32'"):
         MlaSpec("fp32")
+    with pytest.raises(NotImplementedError, match="edges is True, and sparse"):
+        MlaSpec("bf16", edges=True, sparse=True)
+
+
+    with pytest.raises(NotImplementedError, match="dtype is 'fp16', float8 is True"):
+        MlaSpec("fp16", float8=True)
+
+
+def _float8(**changed):
+    """Rows of 656 bytes, and what they mean, which is few enough for bf16."""
+    rows = (torch.randn(9, 8, 576, generator=torch.Generator().manual_seed(2)) * 5).to(BF16)
+    cache = latent.packed(rows)
+    cache.view(torch.float32)[..., 128:132] = torch.tensor([0.5, 2.0, 1.0, 4.0])  # scales
+    return cache, latent.unpacked(cache)
+
+
+@pytest.mark.parametrize("given", [_call, _lists])
+def test_float8_rows(given):
+    """They are what e4m3, scales and bf16 mean; the same result as of a cache in bf16 that has the same numbers."""
+    cache, means = _float8()
+    raw = cache.view(torch.float8_e4m3fn)[3, 2]
+    assert torch.equal(means[3, 2, 130:135], raw[130:135].float() * 2) and torch.equal(means, means.to(BF16).float())
+    assert torch.equal(means[3, 2, 512:], cache[3, 2, 528:].view(BF16).float())
+    o, lse = tkq.mla_decode(**given(kv_cache=cache), return_lse=True)
+    wanted = tkq.mla_decode(**given(kv_cache=means.to(BF16)), return_lse=True)
+    assert torch.equal(o, wanted[0]) and torch.equal(lse, wanted[1]) and not o.isnan().any()
+    assert torch.equal(tkq.mla_decode(**given(kv_cache=cache[:, :, None])), o)
+
+
+def test_rows_are_quantised_by_groups():
+    rows = torch.randn(5, 576, generator=torch.Generator().manual_seed(3))
+    rows[:, 128:256] *= 1000
+    means = latent.unpacked(latent.packed(rows))
+    for first in range(0, 512, 128):
+        group, found = rows[:, first:first + 128], means[:, first:first + 128]
+        assert (found - group).norm() < 0.04 * group.norm() and not torch.equal(found, group)
+    assert torch.equal(means[:, 512:], rows[:, 512:].to(BF16).float())
+
+
+@pytest.mark.parametrize("error, words, changed", [
+    (NotImplementedError, "q is torch.float16, kv_cache is torch.uint8", dict(
+        q=torch.zeros(2, 3, 5, 576, dtype=torch.float16))),
+    (ValueError, "kv_cache: shape is", dict(kv_cache=torch.zeros(9, 8, 576, dtype=torch.uint8))),
+    (ValueError, "stride 1 must be a multiple of 16", dict(
+        kv_cache=torch.zeros(9, 8, 660, dtype=torch.uint8)[..., :656])),
+    (ValueError, "begins at an address", dict(kv_cache=torch.zeros(9, 8, 672, dtype=torch.uint8)[..., 8:664])),
+])
+def test_what_is_refused_of_float8_rows(error, words, changed):
+    with pytest.raises(error, match=f"mla_decode: .*{words}"):
+        tkq.mla_decode(**_call(**{"kv_cache": _float8()[0]} | changed))
+
+
+def test_lists_are_copied_row_by_row():
+    """Also from pages of whole tiles, which TMA would load."""
+    assert plan(MlaSpec("bf16", sparse=True), 64, 2, 2).multicast == 0

@@ -26,7 +26,7 @@ CASES = call_cases.cases(TENSORS)
 LONG = ("rmsnorm of slices", "rope in place of a part", "rope in place of a slice", "rope with ids", "merge_state",
         "quantize_qkv", "flash_attn_varlen in use", "gemm of a batch that shares", "gemm into out",
         "gemm onto c", "cascade_attention", "quantize_fp8, tensor", "cross_entropy_and_gradient", "fft_conv",
-        "mla_decode", "plan_decode", "kv_append",
+        "mla_decode", "mla_decode of lists", "plan_decode", "kv_append",
         *(f"flash_attn_with_kvcache{x}" for x in ("", " of pages", " of float8", " of ragged queries")))
 
 

@@ -97,6 +97,18 @@ def attend_latent(q, kv_cache, block_table, cache_seqlens):
     return tkq.mla_decode(q, kv_cache, block_table, cache_seqlens, softmax_scale=0.1, plan=plan, return_lse=True)
 
 
+def listed(t):
+    """Two queries for each sequence, each with a list of latent rows."""
+    return dict(q=t(t.rows, 2, 4, 576), kv_cache=t(16, 8, 1, 576), indices=t.integers(-1, 128, t.rows, 2, 20),
+                topk_length=t.integers(0, 21, t.rows, 2))
+
+
+def attend_listed(q, kv_cache, indices, topk_length):
+    plan = tkq.plan_decode(topk_length.flatten(), 4, 1, 576, head_dim_v=512)
+    return tkq.mla_decode(q, kv_cache, softmax_scale=0.1, plan=plan, indices=indices, topk_length=topk_length,
+                          return_lse=True)
+
+
 def new_tokens(t):
     slots = torch.arange(t.rows, device=t.device) * 5 % 48 - 1
     return dict(k=t(t.rows, 2, 64), v=t(t.rows, 2, 64), k_cache=t(6, 8, 2, 64), v_cache=t(6, 8, 2, 64),
@@ -155,6 +167,7 @@ def cases(Case):
         Case("cascade_attention", shared_pages, attend_shared, cast=cast),
         Case("cascade_attention, planned apart", shared_pages, attend_apart, cast=cast),
         Case("mla_decode", latent, attend_latent, cast=("q", "kv_cache")),
+        Case("mla_decode, sparse", listed, attend_listed, cast=("q", "kv_cache")),
         Case("plan_decode", lengths, lambda cache_seqlens: tkq.plan_decode(cache_seqlens, 8, 2, 64)),
         Case("kv_append", new_tokens, append, alone=lambda k, v, k_cache, v_cache, slot_mapping:
              tkq.kv_append(k, v, k_cache, v_cache, slot_mapping)),

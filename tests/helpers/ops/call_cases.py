@@ -33,7 +33,8 @@ def inputs(device):
         factors=torch.full((8,), 0.5, device=device), taps=t(64, 4),
         windows=t(2, 64, 4), k_cache=t(2, 50, 2, 64), v_cache=t(2, 50, 2, 64), slots=ints(6, 99, -1, 20, 100, 34),
         q8=t(2, 40, 8, 64, dtype=F8), k8=t(2, 50, 2, 64, dtype=F8), v8=t(2, 50, 2, 64, dtype=F8),
-        latent_q=t(2, 1, 8, 576), latent=t(5, 16, 576) / 16)
+        latent_q=t(2, 1, 8, 576), latent=t(5, 16, 576) / 16,
+        latent_plan=tkq.plan_decode(ints(3, 4), 8, 1, 576, head_dim_v=512))
 
 
 def _onto(c, a, b):
@@ -159,6 +160,13 @@ def cases(g):
             g.q[:, :1], g.k, g.v, block_table=g.ids, cache_seqlens=g.long_k, prefix_len=55, cascade=True),
         "mla_decode": lambda: tkq.mla_decode(
             g.latent_q, g.latent, g.ids, g.used_k, softmax_scale=0.1),
+        "mla_decode, planned": lambda: tkq.mla_decode(
+            g.latent_q, g.latent, g.ids, g.used_k, softmax_scale=0.1, plan=g.latent_plan, return_lse=True),
+        "mla_decode of lists, planned": lambda: tkq.mla_decode(
+            g.latent_q, g.latent, softmax_scale=0.1, indices=g.ids[:, None], topk_length=g.used_k,
+            plan=g.latent_plan),
+        "mla_decode of lists": lambda: tkq.mla_decode(
+            g.latent_q, g.latent, softmax_scale=0.1, indices=g.ids[:, None], topk_length=g.used_k),
         # behind the header and the parts, which depend on how many multiprocessors there are
         "plan_decode": lambda: tkq.plan_decode(g.used_k, 8, 2, 64)[words.LENGTHS:],
         "kv_append": lambda: _appended(g),

@@ -173,6 +173,7 @@ def steps(device):
 def caches(device):
     """Lengths that no cache has, pages that are not there, slots and positions beyond the end."""
     import tkq
+    from tkq.reference.mla import packed
 
     most, least = (1 << 31) - 1, -(1 << 31)
     q, k, v = randn(0, 6, 2, 4, 64), randn(1, 9, 5, 2, 64), randn(2, 9, 5, 2, 64)
@@ -194,6 +195,14 @@ def caches(device):
         wide = on(device, randn(0, 6, 2, 4, 576), randn(1, 9, 5, 576))
         o, lse = tkq.mla_decode(*wide, given[4], given[3], softmax_scale=0.1, batch_invariant=fixed, return_lse=True)
         yield f"latent pages {fixed}", summed(o, lse)
+        lists = torch.stack((table, table * 5, table - 1), -1).view(6, 1, 9).repeat(1, 2, 30).to(device)
+        for most_of in (None, given[3], given[3][:, None].expand(6, 2)):
+            o, lse = tkq.mla_decode(*wide, softmax_scale=0.1, batch_invariant=fixed, return_lse=True, indices=lists,
+                                    topk_length=most_of)
+            small = packed(wide[1])
+            yield f"float8 rows {fixed} {None if most_of is None else most_of.dim()}", summed(tkq.mla_decode(
+                wide[0], small, softmax_scale=0.1, batch_invariant=fixed, indices=lists, topk_length=most_of))
+            yield f"latent rows {fixed} {None if most_of is None else most_of.dim()}", summed(o, lse)
     for starts in ([0, 2, 1, most, 5, least, 12], [-1, 3, 3, 3, 3, 20, 12], [0, 2, 4, 6, 8, 10, 12]):
         many, *given = on(device, q.flatten(0, 1), k, v, lengths, table, torch.tensor(starts, dtype=torch.int32))
         o = tkq.flash_attn_with_kvcache(many, *given[:2], cache_seqlens=given[2], block_table=given[3],

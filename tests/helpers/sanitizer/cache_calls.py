@@ -8,6 +8,7 @@ def attended(device):
     """Attention over pages of any size, over rows and over latent pages, planned in the call; new keys, rotated; two
     states merged."""
     import tkq
+    from tkq.reference.mla import packed
 
     with torch.no_grad():
         for page, heads, dim in ((5, 6, 64), (16, 8, 128)):
@@ -19,6 +20,11 @@ def attended(device):
         q, rows, lengths, table = on(device, randn(0, 3, 2, 40, 576), randn(1, 60, 5, 576),
                                      torch.tensor([0, 1, 94], dtype=torch.int32), torch.randperm(60).view(3, 20).int())
         yield "mla_decode", tkq.mla_decode(q, rows, table, lengths, softmax_scale=0.1, return_lse=True)
+        lists = on(device, torch.randint(-1, 300, (3, 2, 90), dtype=torch.int32))[0]
+        yield "mla_decode sparse", tkq.mla_decode(q, rows, softmax_scale=0.1, indices=lists, return_lse=True)
+        small = packed(rows)
+        yield "mla_decode float8", tkq.mla_decode(q, small, table, lengths, softmax_scale=0.1)
+        yield "mla_decode float8 sparse", tkq.mla_decode(q, small, softmax_scale=0.1, indices=lists)
         caches = on(device, randn(3, 7, 3, 2, 64), randn(4, 7, 3, 2, 40))
         new = on(device, randn(5, 4, 2, 64), randn(6, 4, 2, 40), torch.tensor([20, 0, -1, 7]), randn(7, 4, 5, 64))
         cos, sin, positions = on(device, randn(8, 9, 16), randn(9, 9, 16), torch.tensor([8, 0, 3, 1]))

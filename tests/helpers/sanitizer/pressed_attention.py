@@ -251,9 +251,34 @@ def mla():
         same_bits(functools.partial(compare, q, cache), functools.partial(call, q, cache))
 
 
-CASES = (decode, decode_float8, mla, split, attention, attention_overlap_tasks, attention_cluster, attention_fp8,
-         attention_fp8_parts, attention_wide, attention_wide_backward, attention_wide_cluster, attention_packed,
-         attention_window,
+def mla_sparse():
+    """As `mla`, over lists of rows."""
+    from tests.helpers.attention import mla_sparse
+    from tests.helpers.attention.kv_cache import queries
+
+    for few, batch, topk in ((6, 5, 700), (24, 1, 9000)):
+        num_sms(few)
+        q, lists = queries(batch, 2, 80, 576), mla_sparse.make(batch, 2, topk, 16, "queries")
+        same_bits(functools.partial(mla_sparse.compare, q, lists, [0, 1, 129, 600, topk]),
+                  functools.partial(mla_sparse.call, q, lists))
+
+
+def mla_float8():
+    """As `mla_sparse`, over float8 rows: producers that widen."""
+    from tests.helpers.attention import mla_sparse
+    from tests.helpers.attention.kv_cache import queries
+    from tkq.reference.mla import packed
+
+    num_sms(6)
+    q, lists = queries(5, 2, 80, 576), mla_sparse.make(5, 2, 700, 16, "queries")
+    lists = lists._replace(cache=packed(lists.cache))
+    same_bits(functools.partial(mla_sparse.compare, q, lists, [0, 1, 129, 600, 700]),
+              functools.partial(mla_sparse.call, q, lists))
+
+
+CASES = (decode, decode_float8, mla, mla_sparse, mla_float8, split, attention, attention_overlap_tasks,
+         attention_cluster, attention_fp8, attention_fp8_parts, attention_wide, attention_wide_backward,
+         attention_wide_cluster, attention_packed, attention_window,
          backward_helper_warps, backward_of_one_task, backward_wide, backward_wide_one_p, backward_first,
          backward_first_at_once, backward_grouped, backward_grouped_at_once, backward_in_order,
          backward_chain, backward_seamless)

@@ -7,8 +7,9 @@ from tkq.runtime.call import check
 
 _check_plan = arguments.checker("check_plan", "plan")
 _FOUND = {words.BAD_LENGTH: "cache_seqlens: a length is negative, or more keys than a plan can count",
-          words.BEYOND_CACHE: "cache_seqlens: a length is negative, beyond the cache, or not the one planned for",
-          words.BAD_PAGE: "block_table: a page is neither -1 nor one of the cache's",
+          words.BEYOND_CACHE: "cache_seqlens or topk_length: a length is negative, beyond the cache or the indices, or "
+                              "not the one planned for",
+          words.BAD_PAGE: "block_table or indices: a page or a row is neither -1 nor one of the cache's",
           words.OTHER_CALL: "plan: was made for another call: other sizes, another window or batch_invariant"}
 
 
@@ -20,8 +21,8 @@ def check_plan(plan: Tensor) -> None:
 
     Raises:
         TypeError: plan is no dense tensor of int32.
-        ValueError: plan is none of ``plan_decode``; a length or a page is not in the cache, a length is not the one
-            that was planned for, or the plan was made for another call.
+        ValueError: plan is none of ``plan_decode``; a length, a page or an index is not in the cache, a length is not
+            the one that was planned for, or the plan was made for another call.
 
     Example::
 

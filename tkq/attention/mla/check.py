@@ -1,28 +1,43 @@
 """What a caller may pass to mla_decode."""
 from typing import NamedTuple, Optional
 
+import torch
 from torch import Tensor
 
 from tkq.attention.decode.check import FARTHEST, tasks
 from tkq.attention.decode.planned import Planned
-from tkq.attention.mla.spec import HEAD_DIM, HEAD_DIM_V
+from tkq.attention.mla.spec import HEAD_DIM, HEAD_DIM_V, ROW_BYTES
 from tkq.runtime import arguments
 from tkq.runtime.call import check
 
 OP = "mla_decode"
-_tensors = arguments.checker(OP, "q", "kv_cache", "block_table", "cache_seqlens", "plan", "out")
+_tensors = arguments.checker(OP, "q", "kv_cache", "block_table", "cache_seqlens", "plan", "indices", "topk_length",
+                             "out")
 flags = arguments.checker(OP, "causal", "batch_invariant", "return_lse")
 numbers = arguments.checker(OP, "softmax_scale")
 
 
 class Call(NamedTuple):
-    """The tensors of a call, in the order of the op's arguments."""
+    """The tensors of a call, in the order of the op's arguments. It has a table and lengths, or indices."""
 
     q: Tensor
     kv_cache: Tensor
-    block_table: Tensor
-    cache_seqlens: Tensor
+    block_table: Optional[Tensor] = None
+    cache_seqlens: Optional[Tensor] = None
     plan: Optional[Tensor] = None
+    indices: Optional[Tensor] = None
+    topk_length: Optional[Tensor] = None
+
+    @property
+    def places(self) -> tuple[int, int]:
+        """Sequences of the plan, and the queries of each: with indices each query is one."""
+        B, Sq = self.q.shape[:2]
+        return (B, Sq) if self.indices is None else (B * Sq, 1)
+
+    @property
+    def capacity(self) -> int:
+        """Keys that a sequence of the plan may have."""
+        return self.kv_cache.shape[1] * self.block_table.shape[1] if self.indices is None else self.indices.shape[2]
 
 
 class Options(NamedTuple):
@@ -39,11 +54,15 @@ def pages(cache: Tensor) -> Tensor:
 
 def check_call(call: Call, out=None) -> None:
     """Raises what mla_decode promises of its tensors."""
-    q, cache, table, seqlens, plan = call
-    _tensors(q, cache, table, seqlens, plan, out)
+    q, cache, plan = call.q, call.kv_cache, call.plan
+    _tensors(*call, out)
     check.rank(f"{OP}: q", q, 4)
-    if cache.dtype != q.dtype:
-        raise TypeError(f"{OP}: kv_cache is {cache.dtype}, q is {q.dtype}; both must have one dtype")
+    if cache.dtype not in (q.dtype, torch.uint8):
+        raise TypeError(f"{OP}: kv_cache is {cache.dtype}, q is {q.dtype}; allowed are q's dtype and, of float8 rows, "
+                        "uint8")
+    if cache.dtype == torch.uint8 and q.dtype != torch.bfloat16:
+        raise NotImplementedError(f"{OP}: q is {q.dtype}, kv_cache is {cache.dtype}; supported with float8 rows is "
+                                  "bfloat16")
     B, Sq, H, D = q.shape
     if D != HEAD_DIM:
         raise NotImplementedError(f"{OP}: q has rows of {D}, supported are {HEAD_DIM}: {HEAD_DIM_V} latent columns, "
@@ -51,31 +70,54 @@ def check_call(call: Call, out=None) -> None:
     if not H:
         raise ValueError(f"{OP}: q has 0 heads, allowed is 1 or more")
     _cache(cache)
-    check.shape(f"{OP}: block_table", table, (B, None))
-    check.shape(f"{OP}: cache_seqlens", seqlens, (B,))
-    if table.stride(1) != 1 and table.shape[1] > 1:
-        raise ValueError(f"{OP}: block_table has strides {table.stride()}; its last dimension must be contiguous: call "
-                         ".contiguous()")
-    capacity = cache.shape[1] * table.shape[1]
-    if capacity >= FARTHEST:
-        raise NotImplementedError(f"{OP}: kv_cache has room for {capacity} keys of a sequence, supported are fewer "
-                                  "than 2^30")
+    _keys(call)
     check.same_device(**call._asdict(), out=out)
-    of = Planned.made((HEAD_DIM, HEAD_DIM_V), (H, 1), (B, Sq), False)
-    tasks(OP, B, of)
+    of, sequences = Planned.made((HEAD_DIM, HEAD_DIM_V), (H, 1), call.places, False), call.places[0]
+    tasks(OP, sequences, of)
     if plan is not None:
-        check.shape(f"{OP}: plan", plan, (of.words(B),))
+        check.shape(f"{OP}: plan", plan, (of.words(sequences),))
     if out is not None:
         check.shape(f"{OP}: out", out, (B, Sq, H, HEAD_DIM_V))
         if out.dtype != q.dtype:
             raise TypeError(f"{OP}: out is {out.dtype}, results are {q.dtype}")
 
 
+def _keys(call):
+    """Which keys the queries see: of pages and lengths, or of lists."""
+    (B, Sq), indices, lengths = call.q.shape[:2], call.indices, call.topk_length
+    pages = {"block_table": call.block_table, "cache_seqlens": call.cache_seqlens}
+    for name, x in pages.items():
+        if indices is None and x is None:
+            raise ValueError(f"{OP}: {name} is None, and so is indices; a call has block_table and cache_seqlens, or "
+                             "indices")
+        if indices is not None and x is not None:
+            raise ValueError(f"{OP}: {name} is given, and indices; indices are rows of the cache, of which each query "
+                             "has its own")
+    if indices is None:
+        if lengths is not None:
+            raise ValueError(f"{OP}: topk_length is given, indices is None; it is the length of each list of indices")
+        check.shape(f"{OP}: block_table", call.block_table, (B, None))
+        check.shape(f"{OP}: cache_seqlens", call.cache_seqlens, (B,))
+    else:
+        check.shape(f"{OP}: indices", indices, (B, Sq, None))
+        if lengths is not None and tuple(lengths.shape) not in ((B,), (B, Sq)):
+            raise ValueError(f"{OP}: topk_length: shape is {tuple(lengths.shape)}, allowed are ({B},) and ({B}, {Sq}): "
+                             "of sequences, of queries")
+    name, x = ("block_table", call.block_table) if indices is None else ("indices", indices)
+    if x.stride(-1) != 1 and x.shape[-1] > 1:
+        raise ValueError(f"{OP}: {name} has strides {x.stride()}; its last dimension must be contiguous: call "
+                         ".contiguous()")
+    if call.capacity >= FARTHEST:
+        raise NotImplementedError(f"{OP}: {name} has room for {call.capacity} keys of a query, supported are fewer "
+                                  "than 2^30")
+
+
 def _cache(cache):
+    width = ROW_BYTES if cache.dtype == torch.uint8 else HEAD_DIM
     if cache.dim() not in (3, 4):
-        raise ValueError(f"{OP}: kv_cache is {tuple(cache.shape)}, allowed are (pages, page, {HEAD_DIM}) and (pages, "
-                         f"page, 1, {HEAD_DIM})")
-    check.shape(f"{OP}: kv_cache", cache, (None, None, *(1,) * (cache.dim() - 3), HEAD_DIM))
+        raise ValueError(f"{OP}: kv_cache is {tuple(cache.shape)}, allowed are (pages, page, {width}) and (pages, "
+                         f"page, 1, {width})")
+    check.shape(f"{OP}: kv_cache", cache, (None, None, *(1,) * (cache.dim() - 3), width))
     if not cache.shape[1]:
         raise ValueError(f"{OP}: kv_cache is {tuple(cache.shape)}, expected pages of 1 row or more")
 
@@ -90,9 +132,10 @@ def check_layouts(call: Call, out=None) -> None:
         if x.stride(-1) != 1 and x.numel():
             raise ValueError(f"{OP}: {name} has strides {x.stride()}; its last dimension must be contiguous: call "
                              ".contiguous()")
+        unit = 16 // x.element_size()
         for i in range(x.dim() - 1):
-            if x.stride(i) % 8 and x.shape[i] > 1:
-                raise ValueError(f"{OP}: {name} has strides {x.stride()}; stride {i} must be a multiple of 8 elements "
-                                 "(16 bytes): call .contiguous()")
+            if x.stride(i) % unit and x.shape[i] > 1:
+                raise ValueError(f"{OP}: {name} has strides {x.stride()}; stride {i} must be a multiple of {unit} "
+                                 "elements (16 bytes): call .contiguous()")
         if not x.is_meta and x.data_ptr() % 16:
             raise ValueError(f"{OP}: {name} begins at an address that is not a multiple of 16 bytes: call .clone()")

@@ -11,7 +11,7 @@ from tkq.attention.decode.plan import ROWS
 from tkq.attention.decode.walk import Walk
 from tkq.attention.mla.spec import HEAD_DIM_V
 from tkq.attention.mla.state import Globals
-from tkq.attention.mla.tiles import rows_of
+from tkq.attention.mla.tiles import place_of, rows_of
 
 INF = Float32.inf
 THREADS, WARPS, WARP = 256, 8, 32
@@ -198,7 +198,8 @@ class Combine:
         self.row(g, t, place, sums, inverse)
         if const_expr(self.spec.lse):
             if place[1] == 0:
-                lse_out[t.batch, t.row % g.group, t.row // g.group] = lse * tk.LN2
+                sequence, query = place_of(g, t)
+                lse_out[sequence, t.row % g.group, query + t.row // g.group] = lse * tk.LN2
 
     def add(self, g, t, span, place, sums, together):
         """``together`` splits' parts: all loads first. Behind the last split its part counts for nothing."""

@@ -7,7 +7,7 @@ import tkq.tile as tk
 from tkq.attention.decode.plan import ROWS
 from tkq.attention.mla.spec import HEAD_DIM_V
 from tkq.attention.mla.state import HALF
-from tkq.attention.mla.tiles import place_in_slot, rows_of
+from tkq.attention.mla.tiles import length_of, place_in_slot, place_of, rows_of, sparse
 
 INF = Float32.inf
 ALL = 3 * tk.WARPGROUP
@@ -22,7 +22,7 @@ class Output:
     def scores(self, g, smem, regs, s):
         """From the warpgroup of the scores: the log-sum-exp, and for the others the factors of O's rows; norm is the
         sum over the row."""
-        lse, fault = tk.rv(), cutlass.select_(s.length == g.seqlens[s.batch], Int32(0), Int32(1))
+        lse, fault = tk.rv(), cutlass.select_(s.length == length_of(g, s), Int32(0), Int32(1))
         fault = cutlass.select_(s.inside != 0, fault, Int32(1))
         for w in cutlass.range_constexpr(4):
             fault = fault | smem.faults[w, regs.segment.stage]
@@ -80,6 +80,9 @@ class Output:
             if const_expr(self.spec.lse):
                 tk.mul(lse, lse, tk.LN2)
                 batch, head, query = g.lse.stride
-                at = g.lse.iterator + Int64(s.batch) * batch
+                sequence, first = place_of(g, s)
+                at = g.lse.iterator + Int64(sequence) * batch
+                if const_expr(sparse(g)):
+                    at = at + Int64(first) * query
                 rows = cute.make_tensor(at, cute.make_layout(((g.group, g.queries),), stride=((head, query),)))
                 tk.store_rows(rows, lse, s.tile * ROWS, g.queries * g.group)

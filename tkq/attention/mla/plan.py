@@ -9,7 +9,9 @@ ROWS = 64  # of a page, or a multiple: tiles that TMA loads
 
 def plan(spec: MlaSpec, page: int = 1, tiles: int = 1, together: int = 1) -> MlaConfig:
     """page: rows of a page. tiles: of queries. together: blocks that read the same keys."""
-    return MlaConfig(multicast=multicast(page, tiles, together))
+    if spec.float8:  # whose rows as they are take the memory of a tile, and whose producers widen them
+        return MlaConfig(deep=2)
+    return MlaConfig(multicast=0 if spec.sparse else multicast(page, tiles, together))
 
 
 def multicast(page: int, tiles: int, together: int) -> int:

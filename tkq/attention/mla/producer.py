@@ -8,19 +8,21 @@ from tkq.attention.decode.pages import Pages
 from tkq.attention.decode.producer import Producer as Copies
 from tkq.attention.decode.walk import END, Walk, X
 from tkq.attention.mla.copies import GROUPS, copy_panels, row_of
+from tkq.attention.mla.indices import Indices
 from tkq.attention.mla.tiles import own
 
 
 class Producer:
-    """A warp has a quarter of each tile's rows; pages are looked up as in `decode.pages`. The left half of a row
-    comes first: the scores begin with it.
+    """A warp has a quarter of each tile's rows; pages are looked up as in `decode.pages`, rows of a list as in
+    `mla.indices`. The left half of a row comes first: the scores begin with it.
 
     Rows behind the sequence's end, and those of pages that are not there, are zeros: 0 * NaN of a value would be NaN.
     Which rows are there the scores read from ``smem.there``. The consumers walk through no plan: the first warp
     announces each segment to them."""
 
     def __init__(self, spec, config):
-        self.pages, self.copies, self.walk = Pages(spec, config), Copies(spec, config), Walk(spec)
+        self.pages = (Indices if spec.sparse else Pages)(spec, config)
+        self.copies, self.walk = Copies(spec, config), Walk(spec)
 
     @cute.jit
     def run(self, g, smem):
@@ -33,7 +35,7 @@ class Producer:
                 slot = announced.stage
                 announce(smem, announced, (s.first, s.end, s.batch, s.tile, s.length, Int32(s.inside), s.splits,
                                            self.walk.slot(g, s, s.split)))
-                self.note(smem, slot, Int32(0))
+                note(smem, slot, Int32(0))
                 page, row, seen = self.pages.find(g, s, s.first)
                 for block in cutlass.range(s.first, s.end, unroll=1):
                     there, fault = self.pages.judge(g, page, seen)
@@ -43,7 +45,7 @@ class Producer:
                     smem.left_pipe.acquire_empty(left)
                     self.pages.tell(g, smem, left.stage, now, fault)
                     if cute.arch.vote_any_sync(fault):
-                        self.note(smem, slot, Int32(1))
+                        note(smem, slot, Int32(1))
                     copy_panels(smem.left, left.stage, rows, (0, 4))
                     self.copies.done(smem.left_pipe, left)
                     smem.rope_pipe.acquire_empty(rope)
@@ -62,13 +64,14 @@ class Producer:
         return [(Int64(cute.arch.shuffle_sync(high, row_of(i))) << Int64(32))
                 | (Int64(cute.arch.shuffle_sync(low, row_of(i))) & mask) for i in range(GROUPS)]
 
-    @cute.jit
-    def note(self, smem, slot, value):
-        """Is a page of this warp's rows of the segment not in the cache? Read at the segment's end: a warp is at most
-        three blocks, and so three segments, ahead of it."""
-        faults, warp = smem.faults, tk.warp_id() % 4
-        if tk.lane_id() == 0:
-            faults[warp, slot] = value
+
+@cute.jit
+def note(smem, slot, value):
+    """Is a page of this warp's rows of the segment not in the cache? Read at the segment's end: a warp is at most
+    three blocks, and so three segments, ahead of it."""
+    faults, warp = smem.faults, tk.warp_id() % 4
+    if tk.lane_id() == 0:
+        faults[warp, slot] = value
 
 
 @cute.jit

@@ -12,7 +12,7 @@ from tkq.attention.decode.walk import Walk
 from tkq.attention.mla.output import Q_IS_THERE, Output
 from tkq.attention.mla.state import HALF, Segment
 from tkq.attention.mla.state import Scores as State
-from tkq.attention.mla.tiles import rows_of, see_tile
+from tkq.attention.mla.tiles import length_of, rows_of, see_tile
 from tkq.tile.assembly import ptx
 
 
@@ -52,7 +52,7 @@ class Scores:
         s = Segment.read(smem, regs.segment)
         tk.zero(regs.norm)
         tk.neg_infty(regs.max)
-        self.keys.tell(g.plan, (s.inside != 0) & (s.length == g.seqlens[s.batch]))
+        self.keys.tell(g.plan, (s.inside != 0) & (s.length == length_of(g, s)))
         self.keys.limits(g, regs, s, g.queries)
         self.load_q(g, regs, s)
         tk.sync(Q_IS_THERE, 2 * tk.WARPGROUP)

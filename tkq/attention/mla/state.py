@@ -12,15 +12,16 @@ FIELDS, AHEAD = 8, 4  # of a segment that is announced; segments that are announ
 
 
 class Operands(NamedTuple):
-    """Beside q (B, Sq, H, 576). k: the cache, pages (N, page, 1, 576). table (B, pages of a sequence). seqlens (B,).
-    plan: see `tkq.attention.decode.words`. o (B, Sq, H, 512), lse (B, H, Sq).
+    """Beside q (B, Sq, H, 576). k: the cache, pages (N, page, 1, 576). table (B, pages of a sequence), or (B, Sq, keys)
+    lists of rows of the cache. seqlens (B,), of lists also (B, Sq) or None: all of them. plan: see
+    `tkq.attention.decode.words`. o (B, Sq, H, 512), lse (B, H, Sq).
 
     partial (slots, rows, 512) and partial_lse (slots, rows): of tasks that several parts share, rows of all tiles that
     go together."""
 
     k: cute.Tensor
     table: cute.Tensor
-    seqlens: cute.Tensor
+    seqlens: Optional[cute.Tensor]
     plan: cute.Tensor
     o: cute.Tensor
     lse: Optional[cute.Tensor]
@@ -44,7 +45,7 @@ class Globals:
     q: cute.Tensor
     k: cute.Tensor
     table: cute.Tensor
-    seqlens: cute.Tensor
+    seqlens: Optional[cute.Tensor]
     plan: cute.Tensor
     o: cute.Tensor
     lse: Optional[cute.Tensor]
@@ -107,6 +108,8 @@ class Shared:
     p_pipe: tk.Pipe
     segment_pipe: tk.Pipe
     scored: tk.Semaphore  # a block's scores are there
+    raw: Optional[cute.Tensor]  # halves of float8 rows as they are, and all scales with each
+    scales: Optional[cute.Tensor]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Which tile of a task's rows a block of threads has: blocks beside each other have one each, and the same keys."""
 import cutlass
 import cutlass.cute as cute
+from cutlass import Int32
 
 import tkq.tile as tk
 from tkq.attention.decode.plan import ROWS
@@ -12,10 +13,37 @@ def own(g, s):
     return s._replace(tile=tile, end=cutlass.select_(tile * ROWS < g.queries * g.group, s.end, s.first))
 
 
+def sparse(g):
+    """Does each query have a list of rows of the cache? Then it is a sequence of the plan."""
+    return cute.rank(g.table) == 3
+
+
+def place_of(g, s):
+    """(sequence of q, first query) of a sequence of the plan."""
+    if not sparse(g):
+        return s.batch, 0
+    queries = Int32(g.table.shape[1])
+    return s.batch // queries, s.batch % queries
+
+
+def length_of(g, s):
+    """Keys of a sequence of the plan, as they are said to be now."""
+    if not sparse(g):
+        return g.seqlens[s.batch]
+    if g.seqlens is None:
+        return Int32(g.table.shape[2])
+    place = place_of(g, s)
+    return g.seqlens[place[:cute.rank(g.seqlens)]]
+
+
 def rows_of(x, g, s):
-    """(packed rows, columns) of a sequence of x (B, Sq, H, D)."""
+    """(packed rows, columns) of a sequence of the plan, of x (B, Sq, H, D)."""
     batch, query, head, _ = x.stride
-    at = (x.iterator + cutlass.Int64(s.batch) * batch).align(16)
+    sequence, first = place_of(g, s)
+    at = x.iterator + cutlass.Int64(sequence) * batch
+    if sparse(g):
+        at = at + cutlass.Int64(first) * query
+    at = at.align(16)
     return cute.make_tensor(at, cute.make_layout(((g.group, g.queries), x.shape[3]), stride=((head, query), 1)))
 
 

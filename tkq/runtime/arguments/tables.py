@@ -152,9 +152,11 @@ TABLES = {
         tensor("cu_seqlens_q", "int32", none=True), tensor("tree_mask", "int64", none=True), flag("batch_invariant"),
         flag("return_lse"), tensor("out", *HALF, none=True, written="always")),
     "mla_decode": (
-        tensor("q", *HALF), tensor("kv_cache", *HALF), tensor("block_table", "int32"), tensor("cache_seqlens", "int32"),
-        number("softmax_scale", REQUIRED, 0, above=True), Argument("causal", "flag", default=True),
-        tensor("plan", "int32", none=True), flag("batch_invariant"), flag("return_lse"),
+        tensor("q", *HALF), tensor("kv_cache", *HALF, "uint8"), tensor("block_table", "int32", none=True),
+        tensor("cache_seqlens", "int32", none=True), number("softmax_scale", REQUIRED, 0, above=True),
+        Argument("causal", "flag", default=True), tensor("plan", "int32", none=True),
+        tensor("indices", "int32", none=True), tensor("topk_length", "int32", none=True), flag("batch_invariant"),
+        flag("return_lse"),
         tensor("out", *HALF, none=True, written="always")),
     "plan_decode": (
         tensor("cache_seqlens", "int32"), integer("num_heads_q", REQUIRED, 1, _LONGEST),

@@ -9,6 +9,7 @@ _NAMES = {
     torch.float8_e5m2: "e5m2",
     torch.int32: "int32",
     torch.int64: "int64",
+    torch.uint8: "uint8",
 }
 _TYPES = {name: dtype for dtype, name in _NAMES.items()}
 
