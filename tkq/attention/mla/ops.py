@@ -88,8 +88,6 @@ def mla_decode(q: Tensor, kv_cache: Tensor, block_table: Optional[Tensor] = None
     traced = ops.traced()
     if traced or autocast.on():
         q, kv_cache = autocast.lowered(q, kv_cache)
-    if isinstance(kv_cache, Tensor) and kv_cache.dim() == 3:  # one form for all that follows
-        kv_cache = kv_cache.unsqueeze(2)
     given = (q, kv_cache, block_table, cache_seqlens, plan, indices, topk_length, softmax_scale, causal,
              batch_invariant, return_lse, out)
     if not traced and plan is not None and not check.made_in_inference(out):
