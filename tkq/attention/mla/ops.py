@@ -88,8 +88,8 @@ def mla_decode(q: Tensor, kv_cache: Tensor, block_table: Optional[Tensor] = None
     traced = ops.traced()
     if traced or autocast.on():
         q, kv_cache = autocast.lowered(q, kv_cache)
-    if isinstance(kv_cache, Tensor) and kv_cache.dim() == 3:  # one form for all that follows
-        kv_cache = kv_cache.unsqueeze(2)
+    if type(kv_cache) is Tensor and kv_cache.dim() == 3 and kv_cache.layout is torch.strided and not kv_cache.is_nested:
+        kv_cache = kv_cache.unsqueeze(2)  # one form for all that follows
     given = (q, kv_cache, block_table, cache_seqlens, plan, indices, topk_length, softmax_scale, causal,
              batch_invariant, return_lse, out)
     if not traced and plan is not None and not check.made_in_inference(out):
