@@ -74,6 +74,7 @@ OPS: dict[str, tuple[Part, ...]] = {
         Part("mla", ("many",), what="128 heads"),
         Part("mla", ("several",), what="several queries"),
         Part("mla", ("sparse",), what="sparse"),
+        Part("mla", ("float8",), what="sparse, float8 rows"),
     ),
     "flex_attention": (
         Part("flex_attention", ("forward",)),

@@ -139,7 +139,7 @@ def _caches() -> dict:
                                         "any lengths, pages of any size, caches also of e4m3; D and Dv: "
                                         f"{', '.join(map(str, dims))}"),
             "mla_decode": (taken(mla_spec.MlaSpec, TYPES), "any H, any lengths, pages of any size, or lists of rows; "
-                           "576 columns, of which 512 are values"),
+                           "576 columns, of which 512 are values; caches also of float8 rows of 656 bytes"),
             "plan_decode": (["int32"], "any lengths"),
             "kv_append": (taken(decode_spec.AppendSpec, TYPES),
                           "any T, any pages, also of e4m3; D and Dv multiples of 8"),

@@ -21,7 +21,7 @@ def attend(q, k, v, given, sinks, seen=None):
         every = torch.cat([scores, sinks[:, None, None].expand(*scores.shape[:-1], 1)], -1)
     lse = every.logsumexp(-1) if every.shape[-1] else torch.full(scores.shape[:-1], -math.inf, dtype=WIDE)
     empty = torch.isneginf(lse)[..., None]
-    p = torch.where(empty, 0.0, torch.exp(scores - torch.where(empty, 0.0, lse[..., None])))
+    p = torch.where(empty, 0.0, torch.where(empty, 0.0, every).softmax(-1)[..., :scores.shape[-1]])
     return torch.einsum("...hqk,...khd->...qhd", p, v), lse
 
 

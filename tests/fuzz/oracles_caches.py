@@ -4,6 +4,8 @@ import math
 
 import torch
 
+from tkq.reference.mla import unpacked
+
 from .oracles import WIDE, Wanted, operand, wide
 from .oracles_attention import attend, results
 
@@ -53,7 +55,10 @@ def cascade_attention(given):
 
 
 def mla_decode(given):
-    """One K/V head, whose values are the first columns of its keys; of a list, a sequence of one query."""
+    """One K/V head, whose values are the first columns of its keys; of a list, a sequence of one query. Float8 rows are
+    what they mean."""
+    if given["kv_cache"].dtype == torch.uint8:
+        given = dict(given, kv_cache=unpacked(given["kv_cache"].detach().cpu()))
     if given["indices"] is not None:
         return _of_lists(given)
     k = given["kv_cache"] if given["kv_cache"].dim() == 4 else given["kv_cache"].unsqueeze(2)
@@ -72,7 +77,7 @@ def _of_lists(given):
     options = dict(softmax_scale=given["softmax_scale"], softcap=0.0, causal=False, window_size=(None, None))
     for b, i in itertools.product(*map(range, indices.shape[:2])):
         listed = indices[b, i, :max(lengths[b][i], 0)]
-        if 0 <= lengths[b][i] <= topk and (listed < len(rows)).all():
+        if 0 <= lengths[b][i] <= topk and ((listed >= -1) & (listed < len(rows))).all():
             k = rows[listed[listed >= 0]][:, None]
             o[b, i:i + 1], lse[b, :, i:i + 1] = attend(q[b, i:i + 1], k, k[..., :512], options, None)
     return results(given, o, lse)

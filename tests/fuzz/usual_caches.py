@@ -1,6 +1,8 @@
 """Usual arguments of what works on caches of keys and values."""
 import torch
 
+from tkq.reference.mla import packed
+
 from .usual import FP32, _attention_options
 
 
@@ -74,7 +76,10 @@ def mla_decode(d):
     if d.chance(0.4):
         table = lengths = None
         indices, topk_length = _rows(d, count, queries, 7 * page)
-    return dict(q=d.normal(count, queries, heads, 576, dtype=dtype), kv_cache=d.normal(*cache, dtype=dtype),
+    kv_cache = d.normal(*cache, dtype=dtype)
+    if d.chance(0.3):
+        kv_cache, dtype = packed(kv_cache), torch.bfloat16
+    return dict(q=d.normal(count, queries, heads, 576, dtype=dtype), kv_cache=kv_cache,
                 block_table=table, cache_seqlens=lengths, softmax_scale=d.one(0.05, 0.2), causal=d.chance(0.5),
                 plan=None, indices=indices, topk_length=topk_length, batch_invariant=d.chance(0.3),
                 return_lse=d.chance(0.5), out=None)

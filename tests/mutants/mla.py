@@ -7,6 +7,8 @@ PAGES, EDGES, SHARED, FIXED, LIES = ((f"{TESTS}{name}",) for name in (
     "test_fixed_splits_do_not_depend_on_the_batch", "test_what_lies_gives_nan"))
 LISTS, LISTS_THAT_LIE = ((f"tests/gpu/attention/test_mla_sparse.py::{name}",) for name in (
     "test_lists", "test_what_lies_gives_nan"))
+FLOAT8, FLOAT8_LIES = ((f"tests/gpu/attention/test_mla_float8.py::{name}",) for name in (
+    "test_pages", "test_lists_that_lie_give_nan"))
 
 MUTANTS = (
     *family(
@@ -17,6 +19,21 @@ MUTANTS = (
         "mla", "tkq/attention/mla/producer.py",
         ("right_half_is_not_awaited", "smem.right_pipe.acquire_empty(right)", "", pressed("reads-mla")),
         ("pages_without_a_place", "if cute.arch.vote_any_sync(fault):", "if cute.arch.vote_all_sync(fault):", LIES)),
+    *family(
+        "mla", "tkq/attention/mla/float8.py",
+        ("scales_of_the_other_half", "upper * SCALE_BYTES + half * 8 + panel // 2 * 4)",
+         "upper * SCALE_BYTES + panel // 2 * 4)", FLOAT8),
+        ("pairs_of_chunks_are_not_swapped",
+         "wide += scaled4(cutlass.select_((odd ^ i) != 0, words[2 + j], words[j]), scale)",
+         "wide += scaled4(cutlass.select_(Int32(i) != 0, words[2 + j], words[j]), scale)", FLOAT8)),
+    *family(
+        "mla", "tkq/attention/mla/float8_producer.py",
+        ("halves_that_have_not_landed", "cute.arch.cp_async_wait_group(1)", "cute.arch.cp_async_wait_group(2)", FLOAT8),
+        ("rotated_columns_of_the_other_stage", "self.rotated(smem, pair.stage, address)",
+         "self.rotated(smem, 1 - pair.stage, address)", FLOAT8),
+        ("faults_are_not_noted", "note(smem, slot, Int32(1))", "note(smem, slot, Int32(0))", FLOAT8_LIES),
+        ("rows_that_are_there_are_not_told", "rows[tk.warp_id() % 4, stage] = there",
+         "rows[tk.warp_id() % 4, stage] = Int32(0xFFFF)", FLOAT8)),
     *family(
         "mla", "tkq/attention/mla/scores.py",
         ("rope_part_is_forgotten", "tk.mma_ABt(regs.s, smem.q_rope[0], smem.rope[pair])", "", PAGES),

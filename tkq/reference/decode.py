@@ -92,7 +92,13 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_s
         total = scores.logsumexp(-1) if length else scores.new_full(scores.shape[:-1], -math.inf)
         if sinks is not None:
             total = torch.logaddexp(total, sinks.to(wide)[:, None].expand_as(total))
-        p = torch.exp(scores - total.masked_fill(total == -math.inf, 0.0)[..., None])
+        # divided by their sum: of large scores the log-sum-exp is rounded by more than a logarithm of their number
+        top = scores.amax(-1, keepdim=True) if length else scores.new_full((*scores.shape[:-1], 1), -math.inf)
+        top = top if sinks is None else torch.maximum(top, sinks.to(wide)[:, None, None])
+        top = top.masked_fill(top == -math.inf, 0.0)
+        p = torch.exp(scores - top)
+        norm = p.sum(-1, keepdim=True) + (0.0 if sinks is None else torch.exp(sinks.to(wide)[:, None, None] - top))
+        p = p / norm.masked_fill(norm == 0, 1.0)
         o[b], lse[b] = (p @ v).transpose(0, 1).to(q.dtype), total.float()
     return o, lse
 

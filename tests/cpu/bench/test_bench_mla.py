@@ -17,13 +17,14 @@ def test_ours_is_what_judges_it(monkeypatch, shape, work):
     check(job)
 
 
-def test_ours_of_lists_is_what_judges_it(monkeypatch):
+@pytest.mark.parametrize("section", ["sparse", "float8"])
+def test_ours_of_lists_is_what_judges_it(monkeypatch, section):
     monkeypatch.setattr(mla, "randn", lambda i, *sizes: torch.randn(
         *sizes, generator=torch.Generator().manual_seed(i)).bfloat16())
     monkeypatch.setattr(mla, "TOPK", 30)
-    job, = mla.BENCH.sections["sparse"](((2, 100, 4, 2),))
+    job, = mla.BENCH.sections[section](((2, 100, 4, 2),))
     assert set(job.peer_names) == set(common.PEERS[job.peer_op]) and job.question.work == 2 * 2 * 2 * 4 * 30 * 1088
-    check(job)
+    check(job, 0.01 if section == "sparse" else 0.05)
 
 
 def test_a_float8_cache_of_656_bytes():
@@ -38,8 +39,8 @@ def test_a_float8_cache_of_656_bytes():
     assert 0.01 < (values - cache[..., :512]).norm() / cache[..., :512].float().norm() < 0.04
 
 
-def check(job):
+def check(job, most=0.01):
     given = job.make_inputs(1)
-    assert job.error("tkq", given, job.ours(*given)) < 0.01
+    assert job.error("tkq", given, job.ours(*given)) < most
     other = (given[0] * 0.8, *given[1:])
-    assert job.error("tkq", given, job.ours(*other)) > 0.02
+    assert job.error("tkq", given, job.ours(*other)) > 2 * most
