@@ -55,7 +55,7 @@ def expectation(s: DecodeSpec) -> Expectation:
     """Products of two places each: a segment's first or last block, and all others. Copies past L1, 16 bytes each; of
     float8 loads past L1, and one conversion for two numbers."""
     config = plan(s)
-    if config.step:
+    if s.few:
         return Expectation(instructions=("LDG.E.NA.LTC128B.128", "F2FP.F16.E4M3.UNPACK_B", "HMMA.16816.F32", "MOVM"),
                            absent=("HGMMA", "SYNCS"), registers=255)
     products = 2 * (s.head_dim // 16 + config.keys // 16)
