@@ -167,6 +167,9 @@ MUTANTS = (
          (f"{CASCADE}test_batches",)),
         ("parts_behind_the_last", "lse = cutlass.select_(first + j < splits, x.partial_lse[slot, row], -INF)",
          "lse = x.partial_lse[slot, row]", PREFIXES),
+        ("parts_of_the_first_columns",
+         "found.append((lse, self.columns(x.partial, (slot, row, chunk * NARROW), first + j < splits)))",
+         "found.append((lse, self.columns(x.partial, (slot, row, 0), first + j < splits)))", PREFIXES),
         ("nan_of_what_saw_no_key", "a = [cutlass.select_(of_a == Float32(0.0), Float32(0.0), e * of_a) for e in a]",
          "a = [e * of_a for e in a]", (f"{TESTS}test_merged_states",))),
     *family(
