@@ -18,7 +18,7 @@ _PUBLIC = {
     "based": "tkq.linear_attention.based.ops",
     "causal_conv1d": "tkq.convolution.ops",
     "causal_conv1d_step": "tkq.convolution.step_ops",
-    "create_block_mask": "tkq.attention.flex.create",
+    "create_block_mask": "tkq.attention.flex.block_masks.create",
     "cross_entropy": "tkq.losses.ops",
     "cross_entropy_and_gradient": "tkq.losses.ops",
     "fft_conv": "tkq.convolution.fft.ops",

@@ -57,14 +57,14 @@ MUTANTS = (
         ("columns_of_half_the_lanes", "for offset in (4, 8, 16):", "for offset in (4, 8):",
          GALLERY)),
     *family(
-        "flex", "tkq/attention/flex/bounds.py",
+        "flex", "tkq/attention/flex/block_masks/bounds.py",
         ("equal_where_ranges_meet", "return Bounds((a.low == b.high) & (a.high == b.low), (a.low <= b.high) & "
          "(b.low <= a.high))", "return Bounds((a.low == b.low) & (a.high == b.high), (a.low <= b.high) & "
          "(b.low <= a.high))", MASKS),
         ("nothing_where_some_may_be", "\"ge\": lambda a, b, kinds: Bounds(a.low >= b.high, a.high >= b.low),",
          "\"ge\": lambda a, b, kinds: Bounds(a.low >= b.high, a.low >= b.low),", MASKS)),
     *family(
-        "flex", "tkq/attention/flex/parts.py",
+        "flex", "tkq/attention/flex/block_masks/parts.py",
         ("the_first_of_a_block_alone", "self.each(span.more // self.LANES + 1, look_at)", "self.each(1, look_at)",
          MASKS),
         ("low_words_of_the_others", "rest = Uint32(cute.arch.warp_redux_sync(select(high == first, low, "
@@ -73,19 +73,19 @@ MUTANTS = (
          "return place, place", TYPES),
         ("zeros_are_two", "bits = select(bits == Int32(LEAST), Int32(0), bits)", "", TYPES)),
     *family(
-        "flex", "tkq/attention/flex/elements.py",
+        "flex", "tkq/attention/flex/block_masks/elements.py",
         ("keys_of_one_step", "row, column = Int32(0), column + lanes * COLUMNS",
          "row, column = Int32(0), keys.more + 1", MASKS),
-        ("the_first_lane_s_row", "taken = {i: _from_lane(value, r) for i, value in values.items()}",
-         "taken = {i: _from_lane(value, 0) for i, value in values.items()}", MASKS),
+        ("the_first_lane_s_row", "taken = {i: from_lane(value, r) for i, value in values.items()}",
+         "taken = {i: from_lane(value, 0) for i, value in values.items()}", MASKS),
         ("left_at_the_first_seen", "on = (column <= keys.more) & (every | (some == Boolean(False)))",
          "on = (column <= keys.more) & (some == Boolean(False))", MASKS)),
     *family(
-        "flex", "tkq/attention/flex/states.py",
+        "flex", "tkq/attention/flex/block_masks/states.py",
         ("full_blocks_behind_the_end", "full = select(inside, Int32(ALL), Int32(SOME))", "full = Int32(ALL)", MASKS),
         ("blocks_of_the_next_warp", "column = first + n * self.WARPS", "column = first + n", MASKS)),
     *family(
-        "flex", "tkq/attention/flex/order.py",
+        "flex", "tkq/attention/flex/block_masks/order.py",
         ("lists_of_the_first_group", "some_before, full_before = some_before + cute.arch.popc(bits), full_before + "
          "cute.arch.popc(full_bits)", "some_before, full_before = cute.arch.popc(bits), full_before + "
          "cute.arch.popc(full_bits)", MASKS),

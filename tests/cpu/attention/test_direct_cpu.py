@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("cutlass")
 
 from tkq.attention.decode import direct, direct_output, direct_rows
-from tkq.attention.decode.config import DecodeConfig
+from tkq.attention.decode.config import DirectConfig
 from tkq.attention.decode.spec import DecodeSpec
 
 LANES = np.arange(32)
@@ -134,7 +134,7 @@ def test_products_of_a_step(lanes, dims, step):
     """Scores and O of a step, one key of which is not there: its words of V stay what they were, 0 here."""
     k, v = cached(lanes, dims, step)
     rng, missing = np.random.default_rng(1), 5
-    kernel = direct.Direct(DecodeSpec("bf16", *dims, cache="e4m3", few=True), DecodeConfig(step=step))
+    kernel = direct.Direct(DecodeSpec("bf16", *dims, cache="e4m3", few=True), DirectConfig(step))
     here, there = LANES % step != missing, np.arange(step) != missing
     at = (LANES % step + 1) * PITCH
     rows = SimpleNamespace(k=np.where(here, at, 0), v=np.where(here, at + OF_V, 0),

@@ -7,8 +7,8 @@ import torch
 
 from tests.helpers.attention import flex_gallery as gallery
 from tests.helpers.emulation.flex_states import BlockStatesOnCpu, OrderBlocksOnCpu, function
-from tkq.attention.flex.bounds import Bounds, Kinds, over_block, parts
-from tkq.attention.flex.create import _states_cpu
+from tkq.attention.flex.block_masks.bounds import Bounds, Kinds, over_block, parts
+from tkq.attention.flex.block_masks.create import _states_cpu
 from tkq.attention.flex.functions.graph import Builder
 from tkq.attention.flex.functions.trace import Traced, trace
 from tkq.attention.flex.launch import captured

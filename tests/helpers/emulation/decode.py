@@ -5,11 +5,12 @@ from types import SimpleNamespace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Int32
+from cutlass import Constexpr, Float32, Int32
 
 from tests.helpers.emulation import finish
 from tkq.attention.decode import append, lister, merge, planner, tree, walk
 from tkq.runtime.compile import fake
+from tkq.tile import vectors
 
 function = finish.function
 
@@ -18,8 +19,12 @@ class MergeStateOnCpu(merge.MergeState):
     @cute.jit
     def __call__(self, o_a: cute.Tensor, operands: merge.Operands):
         B, S, H, D = o_a.shape
-        for unit in cutlass.range(B * S * H * (D // merge.VECTOR) + 1):
+        for unit in cutlass.range(B * S * H * (D // self.vector) + 1):
             self.thread(Int32(unit), o_a, operands)
+
+    def columns(self, partial, place, there):
+        held = vectors.load(vectors.run_at(partial, place, merge.NARROW))
+        return [cutlass.select_(there, held[e], Float32(0.0)) for e in range(merge.NARROW)]
 
 
 class KvAppendOnCpu(append.KvAppend):

@@ -10,9 +10,9 @@ from cutlass import Int32
 
 import tkq.tile as tk
 from tkq.attention.flex import fakes
-from tkq.attention.flex.order import OrderBlocks
-from tkq.attention.flex.parts import Parts
-from tkq.attention.flex.states import BlockStates
+from tkq.attention.flex.block_masks.order import OrderBlocks
+from tkq.attention.flex.block_masks.parts import Parts
+from tkq.attention.flex.block_masks.states import BlockStates
 
 
 class BlockStatesOnCpu(BlockStates):

@@ -22,7 +22,7 @@ def shipped() -> list:
     for spec in (AppendSpec("bf16"), turned, *(replace(turned, cache="e4m3", scales=s) for s in ("head", "token"))):
         name = ["kv_append", spec.dtype, spec.slots] + ["rope"] * bool(spec.table) + _of_float8(spec)
         found.append(Shipped("-".join(name), recipe(spec), _narrow if spec.cache else plain))
-    parts = replace(plain, registers=96)
+    parts = Expectation(instructions=("LDG.E.NA.LTC128B.128", "STG.E.64"), registers=80, absent=("ATOM", "BAR"))
     return found + [*chunked.shipped(), Shipped("merge_state-bf16", recipe(MergeSpec("bf16")), plain),
                     Shipped("merge_state-bf16-parts", recipe(MergeSpec("bf16", True)), parts),
                     *(Shipped(f"plan_decode-{what}", made, Expectation(instructions=("STG.E",), registers=64))
@@ -55,7 +55,7 @@ def expectation(s: DecodeSpec) -> Expectation:
     """Products of two places each: a segment's first or last block, and all others. Copies past L1, 16 bytes each; of
     float8 loads past L1, and one conversion for two numbers."""
     config = plan(s)
-    if config.step:
+    if s.few:
         return Expectation(instructions=("LDG.E.NA.LTC128B.128", "F2FP.F16.E4M3.UNPACK_B", "HMMA.16816.F32", "MOVM"),
                            absent=("HGMMA", "SYNCS"), registers=255)
     products = 2 * (s.head_dim // 16 + config.keys // 16)

@@ -5,7 +5,6 @@ from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.attention.decode import words
-from tkq.attention.decode.few import FewRows
 from tkq.attention.decode.output import Output, rows_of
 from tkq.attention.decode.plan import ROWS, padded
 from tkq.attention.decode.scaling import Scaling
@@ -20,7 +19,7 @@ class Consumer:
     def __init__(self, spec, config):
         self.spec, self.config, self.walk = spec, config, Walk(spec)
         self.dtype, self.output, self.scaling = tk.element_type(spec.inner), Output(spec), Scaling(spec, config)
-        self.few, self.tree = FewRows(spec, config), TreeMask(spec, config)
+        self.tree = TreeMask(spec, config)
 
     def state(self, smem):
         keys, spec, ints = self.config.keys, self.spec, lambda: cute.make_rmem_tensor((3,), Int32)
@@ -30,7 +29,6 @@ class Consumer:
                      q=tk.rt(padded(spec.head_dim), self.dtype) if self.config.q_in_registers else None,
                      scale=tk.rv() if spec.cache else None,
                      of_v=cute.make_rmem_tensor((1,), Float32) if spec.cache else None,
-                     moved=cute.make_rmem_tensor((1,), Int32) if spec.few else None,
                      tree=cute.make_rmem_tensor((2,), Int64) if spec.tree else None,
                      drafts=cute.make_rmem_tensor((1,), Int32) if spec.tree else None)
 
@@ -55,8 +53,6 @@ class Consumer:
         self.tell(g.plan, fine)
         self.load_q(g, smem, regs, s)
         tk.zero(regs.o)
-        if const_expr(self.spec.few):
-            tk.zero(regs.p)
         tk.zero(regs.norm)
         tk.neg_infty(regs.max)
         self.limits(g, regs, s, s.queries)
@@ -88,7 +84,7 @@ class Consumer:
         self.seen()
         tk.mm_ABt(regs.s, self.q(smem, regs), smem.k[regs.k.stage])
         tk.mma_wait(0)
-        self.weights(regs, self.exponentials(g, smem, regs, s.first))
+        self.weights(regs, self.softmax(g, smem, regs, s.first))
 
     @cute.jit
     def step(self, g, smem, regs, block):
@@ -99,18 +95,15 @@ class Consumer:
         tk.mm_ABt(regs.s, self.q(smem, regs), smem.k[regs.k.stage])
         tk.mma_AB(regs.o, regs.p, smem.v[regs.v.stage])
         tk.mma_wait(1)
-        moved = self.exponentials(g, smem, regs, block)
+        moved = self.softmax(g, smem, regs, block)
         tk.mma_wait(0)
         self.release(smem.v_pipe, regs.v)
         self.weights(regs, moved)
 
     def weights(self, regs, moved):
         """P of the next product, and O of the blocks before in its unit."""
-        if self.spec.few:
-            self.few.weights(regs)
-        else:
-            tk.copy(regs.p, regs.s)
-            self.rescale(regs, moved)
+        tk.copy(regs.p, regs.s)
+        self.rescale(regs, moved)
 
     @cute.jit
     def rescale(self, regs, moved):
@@ -169,18 +162,6 @@ class Consumer:
             # The last key of the first query, and the first of the last: blocks between them need no mask.
             regs.first[2] = cutlass.select_(g.left < 0, Int32(0), s.length - 1 - g.left)
             regs.end[2] = cutlass.select_(g.right < 0, s.length, s.length - queries + g.right + 1)
-
-    def exponentials(self, g, smem, regs, block):
-        """`softmax`, or that of few rows, which says itself what moved."""
-        if not self.spec.few:
-            return self.softmax(g, smem, regs, block)
-        there, by_token = self.there(smem, regs), self.spec.scales == "token"
-        if not by_token:
-            self.release(smem.k_pipe, regs.k)
-        self.few.exponentials(g, smem, regs, there, block)
-        if by_token:
-            self.release(smem.k_pipe, regs.k)
-        return None
 
     def there(self, smem, regs):
         """Which keys of the block are there: a word of each producer warp. And does the table lie?"""

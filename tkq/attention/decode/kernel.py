@@ -29,13 +29,14 @@ class Decode:
       K, V   every producer thread's copies, and each warp (132) the consumer's warps (4)
              of float8 each warp (4)
 
-    A float8 cache is widened to fp16 by the producers, and all products are of fp16: q is scaled to it row by row.
+    A float8 cache is widened to fp16 by the producers, and all products are of fp16: q is scaled to it row by row. Of
+    few queries (``spec.few``) there are neither producers nor a consumer: `Direct`.
     """
 
     def __init__(self, spec, config):
         self.spec, self.config = spec, config
         self.direct = self.producer = self.consumer = None
-        if config.step:
+        if spec.few:
             self.direct = Direct(spec, config)
         else:
             self.producer = (WideningProducer if spec.cache else Producer)(spec, config)
@@ -88,7 +89,7 @@ class Decode:
             tiles=Int32((queries * group + ROWS - 1) // ROWS), page_size=Int32(page),
             capacity=Int32(page * x.table.shape[1]) if const_expr(spec.paged) else Int32(page),
             key_block=self.config.keys)
-        threads = 32 * self.config.warps if const_expr(self.config.step) else 2 * tk.WARPGROUP
+        threads = 32 * self.config.warps if const_expr(spec.few) else 2 * tk.WARPGROUP
         self.kernel(g).launch(grid=[sc.parts, 1, 1], block=[threads, 1, 1], stream=stream,
                               min_blocks_per_mp=self.config.blocks,
                               # So much of the SM's shared memory that the blocks fit: known without a device.
@@ -97,7 +98,7 @@ class Decode:
 
     def carveout(self):
         """Per cent of 228 KB. What is left is L1, which loads of the `direct` form are on their way to."""
-        return 50 if self.config.step else 100
+        return 50 if self.spec.few else 100
 
     def shared(self, al: tk.SharedAllocator) -> Shared | DirectShared:
         if self.direct:

@@ -10,7 +10,7 @@ from tkq.attention.common.layout import readable
 from tkq.attention.decode import words
 from tkq.attention.decode.check import Call, Options
 from tkq.attention.decode.chunked import launch as chunked
-from tkq.attention.decode.config import DecodeConfig
+from tkq.attention.decode.config import DecodeConfig, DirectConfig
 from tkq.attention.decode.plan import FEW, FIXED_KEYS, ROWS, plan
 from tkq.attention.decode.planned import Planned
 from tkq.attention.decode.spec import SCALES, AppendSpec, DecodeSpec, MergeSpec
@@ -21,7 +21,7 @@ from tkq.runtime.device import arch
 _launchers: dict = {}  # (device, spec, config) -> the kernel's function; as many as kinds of call
 
 
-def recipe(spec: DecodeSpec | AppendSpec | MergeSpec, config: DecodeConfig | None = None) -> Recipe:
+def recipe(spec: DecodeSpec | AppendSpec | MergeSpec, config: DecodeConfig | DirectConfig | None = None) -> Recipe:
     """The kernel's, with its planned config or another one."""
     if isinstance(spec, AppendSpec):
         return Recipe("tkq.attention.decode.append:KvAppend", (spec,))
@@ -156,7 +156,7 @@ def _dense(x):
     return x if x is None or x.is_contiguous() else x.contiguous()
 
 
-def launcher(x: Tensor, spec: DecodeSpec | AppendSpec | MergeSpec | Recipe, config: DecodeConfig | None = None):
+def launcher(x: Tensor, spec: DecodeSpec | AppendSpec | MergeSpec | Recipe, config=None):
     """The kernel's function."""
     key = x.get_device(), spec, config
     if key not in _launchers:

@@ -1,11 +1,11 @@
 """From a spec to a config, and how work is divided. Pure: neither torch nor the DSL."""
 from __future__ import annotations
 
-from .config import DecodeConfig
+from .config import DecodeConfig, DirectConfig
 from .spec import DecodeSpec
 
 ROWS = 64  # of a tile of packed queries
-FEW = 8  # packed queries that are one row of each thread of a warp
+FEW = 8  # packed queries, at most, that are the columns of a warp's product: see `direct`
 OVERHEAD = 256  # keys that beginning a task costs as much time as
 LEAST = 64  # keys of a part, at least: one block
 FIXED_KEYS = 1024  # of a split that does not depend on what else is in the batch
@@ -37,7 +37,7 @@ def padded(columns: int) -> int:
     return -(-columns // 64) * 64
 
 
-def plan(spec: DecodeSpec) -> DecodeConfig:
+def plan(spec: DecodeSpec) -> DecodeConfig | DirectConfig:
     """As many stages as fit."""
     keys, blocks = key_block(spec.head_dim, spec.head_dim_v), blocks_of_sm(spec.head_dim, spec.head_dim_v)
     k, v = padded(spec.head_dim), padded(spec.head_dim_v)
@@ -49,10 +49,10 @@ def plan(spec: DecodeSpec) -> DecodeConfig:
     return DecodeConfig(keys, stages, (56, 200) if blocks == 2 else (120, 240), blocks)
 
 
-def _direct(keys: int, blocks: int) -> DecodeConfig:
+def _direct(keys: int, blocks: int) -> DirectConfig:
     """As many keys of a step as leave a warp's registers without spills."""
     step, warps = (32, 4) if blocks == 2 else (16, 8)
-    return DecodeConfig(keys, 0, (), blocks, step=step, warps=warps)
+    return DirectConfig(step, warps, keys, blocks)
 
 
 def _of_float8(spec: DecodeSpec, keys: int, blocks: int, columns: tuple) -> DecodeConfig:
@@ -63,7 +63,7 @@ def _of_float8(spec: DecodeSpec, keys: int, blocks: int, columns: tuple) -> Deco
     stage = sum(columns) * keys * 2 + ((2 * keys + 4) * 4 if by_token else 0)
     stages = (SHARED // blocks - (0 if held else ROWS * columns[0] * 2)) // stage
     registers = (168, 240) if blocks == 1 else (88, 168) if by_token and keys == 64 else (80, 176)
-    return DecodeConfig(keys, stages, registers, blocks, q_in_registers=held, prefetch=True)
+    return DecodeConfig(keys, stages, registers, blocks, q_in_registers=held)
 
 
 def row_tiles(queries: int, group: int) -> int:

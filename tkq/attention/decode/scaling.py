@@ -60,21 +60,21 @@ class Scaling:
         """Scores, times their keys' scales."""
         self.columns(regs.s, smem.scales, stage, 0, Float32(1.0))
 
-    def values(self, smem, regs, stage, rows=2):
+    def values(self, smem, regs, stage):
         """Exponentials, times their values' scales; did the largest scale grow?"""
         before, top = regs.of_v[0], regs.of_v[0]
         for warp in range(4):
             top = cute.arch.fmax(top, smem.scales[2 * self.config.keys + warp, stage])
         inverse = cute.arch.rcp_approx(top)
-        self.columns(regs.s, smem.scales, stage, self.config.keys, inverse, rows)
+        self.columns(regs.s, smem.scales, stage, self.config.keys, inverse)
         regs.of_v[0] = top
         tk.mul(regs.correct, regs.correct, before * inverse)
         return top > before
 
-    def columns(self, tile, scales, stage, first, factor, rows=2):
+    def columns(self, tile, scales, stage, first, factor):
         view = tile.rows_view
         at = Int32(scales.iterator.toint()) + (stage * (2 * self.config.keys + 4) + tk.first_col()) * 4
         for j in range(0, self.config.keys // 4, 2):
             for i, by in enumerate(load_f32x2(at, 4 * (4 * j + first))):
-                for r in range(rows):
+                for r in range(2):
                     view[r, j + i] = view[r, j + i] * (by * factor)

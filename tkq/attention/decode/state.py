@@ -103,7 +103,7 @@ class State:
     between which all rows see all. fault: is the result NaN?
 
     Of float8 caches. q: where it is not in shared memory. scale: what a row's scores are multiplied by. of_v: (1,),
-    what O is multiplied by. moved (1,): of few rows, is O in another unit than before?
+    what O is multiplied by.
 
     Of tree masks. tree (2,): of int64, those of its two rows. drafts (1,): the sequence's first draft."""
 
@@ -122,6 +122,5 @@ class State:
     q: Optional[tk.RegTile] = None
     scale: Optional[tk.RowVec] = None
     of_v: Any = None
-    moved: Any = None
     tree: Any = None
     drafts: Any = None

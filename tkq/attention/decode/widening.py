@@ -92,10 +92,9 @@ class WideningProducer:
         """A block's rows, from what `Pages.find` found; they begin to come into L2."""
         (page, row, _), (here, fault) = found, self.pages.judge(g, found[0], found[2])
         k, v = self.pages.address(g.k, s, page, row, here), self.pages.address(g.v, s, page, row, here)
-        if self.config.prefetch:
-            for at, columns in ((k, self.spec.head_dim), (v, self.spec.head_dim_v)):
-                for line in range(-(-columns // LINE)):
-                    prefetch(at + Int64(line * LINE), Int32(here))
+        for at, columns in ((k, self.spec.head_dim), (v, self.spec.head_dim_v)):
+            for line in range(-(-columns // LINE)):
+                prefetch(at + Int64(line * LINE), Int32(here))
         return Looked(k, v, Int32(page), row, cute.arch.vote_ballot_sync(here), fault)
 
     def pieces(self, columns):

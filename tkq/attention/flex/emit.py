@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.cutlass_dsl import T, dsl_user_op, is_dynamic_expression
 
 from tkq.attention.flex.functions.graph import FLOAT, Node
@@ -195,6 +195,17 @@ def select(condition, a, b):
     if not is_dynamic_expression(condition):
         return a if bool(condition) else b
     return type(a)(cutlass.select_(condition, a, b))
+
+
+def from_lane(value, lane):
+    """What a lane has, of any type."""
+    kind = type(value)
+    if kind is Boolean:
+        return from_lane(select(value, Int32(1), Int32(0)), lane) != Int32(0)
+    if kind is Int64:
+        high, low = (from_lane(word, lane) for word in (Int32(value >> Int64(32)), Uint32(value & Int64(0xffffffff))))
+        return (Int64(high) << Int64(32)) | Int64(low)
+    return kind(cute.arch.shuffle_sync(value, lane))
 
 
 def _operation(node, args, of):

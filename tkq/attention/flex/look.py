@@ -1,10 +1,10 @@
 """Which scores of a tile a mask lets through, as bits: before the scores are there, so that few registers are used."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Constexpr, Float32, Int32, Int64, Uint32
+from cutlass import Constexpr, Float32, Int32, Int64, Uint32
 
 import tkq.tile as tk
-from tkq.attention.flex.emit import Emitted, select
+from tkq.attention.flex.emit import Emitted, from_lane, select
 from tkq.attention.flex.words import COLUMNS, ELEMENTS, LIMITS, ROWS, words
 
 STEP = 8  # of a thread's columns, that elements are evaluated for at a time
@@ -120,17 +120,6 @@ def _below(limit):
     limit = Int32(cutlass.max(cutlass.min(limit, Int64(128)), Int64(0)))
     pairs = Uint32(limit >> 3)
     return ~((Uint32(ALL) << pairs) << (pairs + Uint32(cutlass.min(limit & 7, 2))))
-
-
-def from_lane(value, lane):
-    """What a lane has, of any type."""
-    kind = type(value)
-    if kind is Boolean:
-        return from_lane(select(value, Int32(1), Int32(0)), lane) != Int32(0)
-    if kind is Int64:
-        high, low = (from_lane(word, lane) for word in (Int32(value >> Int64(32)), Uint32(value & Int64(ALL))))
-        return (Int64(high) << Int64(32)) | Int64(low)
-    return kind(cute.arch.shuffle_sync(value, lane))
 
 
 def all_seen(seen):

@@ -22,9 +22,9 @@ def recipe(spec: FlexSpec, config: AttentionConfig) -> Recipe:
 
 def states_recipe(mask: Graph) -> Recipe:
     """Of the kernel that finds out what each block of a mask is."""
-    return Recipe("tkq.attention.flex.states:BlockStates", (StatesSpec(mask),))
+    return Recipe("tkq.attention.flex.block_masks.states:BlockStates", (StatesSpec(mask),))
 
 
 def lists_recipe(both: bool) -> Recipe:
     """Of the kernel that makes lists of these, of rows; both: and of columns."""
-    return Recipe("tkq.attention.flex.order:OrderBlocks", (both,))
+    return Recipe("tkq.attention.flex.block_masks.order:OrderBlocks", (both,))

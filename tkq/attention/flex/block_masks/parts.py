@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Constexpr, Float32, Int32, Int64, Uint32
 
 import tkq.tile as tk
-from tkq.attention.flex.bounds import LIMITS, Bounds, parts
+from tkq.attention.flex.block_masks.bounds import LIMITS, Bounds, parts
 from tkq.attention.flex.emit import Emitted, select
 
 LEAST = -LIMITS["i32"]

@@ -10,12 +10,12 @@ from cutlass import Boolean, Constexpr, Float32, Int8, Int32, Int64
 
 import tkq.tile as tk
 from tkq.attention.common.integers import ceil_div
-from tkq.attention.flex.bounds import Kinds, over_block
-from tkq.attention.flex.elements import Elements
+from tkq.attention.flex.block_masks.bounds import Kinds, over_block
+from tkq.attention.flex.block_masks.elements import Elements
+from tkq.attention.flex.block_masks.parts import Parts, Range, place_of
 from tkq.attention.flex.emit import select
 from tkq.attention.flex.fakes import captured, states
 from tkq.attention.flex.operands import Captured, MaskSizes
-from tkq.attention.flex.parts import Parts, Range, place_of
 from tkq.attention.flex.spec import StatesSpec
 
 NONE, SOME, ALL = 0, 1, 2  # what of a block is seen

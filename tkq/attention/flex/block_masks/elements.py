@@ -3,11 +3,11 @@ from collections.abc import Callable
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Constexpr, Int32, Int64, Uint32, const_expr
+from cutlass import Boolean, Constexpr, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.attention.flex.emit import Emitted, select
-from tkq.attention.flex.parts import Parts
+from tkq.attention.flex.block_masks.parts import Parts
+from tkq.attention.flex.emit import Emitted, from_lane, select
 
 COLUMNS = 2  # keys of a lane in a step
 
@@ -49,7 +49,7 @@ class Elements:
 
         def row_of(r):
             q = queries.at(row + r), 0
-            taken = {i: _from_lane(value, r) for i, value in values.items()}
+            taken = {i: from_lane(value, r) for i, value in values.items()}
             for graph, kv in zip(graphs, columns):
                 for i, value in taken.items():
                     graph.know(i, value, **of, q=q)
@@ -62,14 +62,3 @@ class Elements:
     def each(self, row_of: Constexpr[Callable]):
         for r in cutlass.range(self.parts.LANES, unroll=8):
             row_of(r)
-
-
-def _from_lane(value, lane):
-    """What a lane has, of any type."""
-    kind = type(value)
-    if kind is Boolean:
-        return _from_lane(select(value, Int32(1), Int32(0)), lane) != Int32(0)
-    if kind is Int64:
-        high, low = (_from_lane(word, lane) for word in (Int32(value >> Int64(32)), Uint32(value & Int64(0xffffffff))))
-        return (Int64(high) << Int64(32)) | Int64(low)
-    return kind(cute.arch.shuffle_sync(value, lane))

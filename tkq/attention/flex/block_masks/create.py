@@ -21,7 +21,7 @@ from tkq.runtime.device import arch
 
 OP = "create_block_mask"
 MOST = 65535  # blocks of a grid along y and z
-WARPS, RUN = 132 * 64, 8  # that an H100 holds at a time; blocks that share the bounds of their row, at most
+WARPS, RUN = 132 * 64, 4  # that an H100 holds at a time; blocks that share the bounds of their row, at most
 _options = arguments.checker(OP, "B", "H", "Q_LEN", "KV_LEN", "device")
 _launchers = LaunchCache()  # (device, graph) -> the kernel's function
 
