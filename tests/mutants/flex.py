@@ -43,7 +43,7 @@ MUTANTS = (
     *family(
         "flex", "tkq/attention/flex/emit.py",
         ("negative_indices_are_the_first", "index = select(index < 0, index + size, index)", "", INDICES),
-        ("remainders_of_the_dividends_sign", "rest = select(wrong, rest + b, rest)", "", WHOLE)),
+        ("remainders_of_the_dividends_sign", "return select(wrong, rest + b, rest)", "return rest", WHOLE)),
     *family(
         "flex", "tkq/attention/flex/look.py",
         ("the_first_columns_alone", "column = col + 32 * part, 8 * (j // 2) + j % 2",

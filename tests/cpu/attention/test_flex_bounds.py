@@ -51,9 +51,9 @@ def check(traced, queries, keys) -> bool:
     return surely or not possibly
 
 
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("name", [*MASKS, "floats of both indices", "floats as whole numbers"])
 def test_bounds_hold(name):
-    traced = trace("mask_mod", GALLERY[name][1])
+    traced = trace("mask_mod", OTHERS[name] if name in OTHERS else GALLERY[name][1])
     for row, column in itertools.product(range(0, S, 16), range(0, S, 8)):
         check(traced, range(row, min(row + 16, S)), range(column, min(column + 8, S)))
 
@@ -135,6 +135,8 @@ OTHERS = {
     "floats": lambda b, h, q, kv: (FLOATS[q // 8] <= FLOATS[kv // 8]) | (FLOATS[kv] != FLOATS[kv]) & (q > 99),
     "keys alone": lambda b, h, q, kv: kv < 70 + b,
     "floats of both indices": lambda b, h, q, kv: ((q - kv).abs() < 49.5 + h) | ((q.long() - kv).float() > 1e9 * b),
+    "floats as whole numbers": lambda b, h, q, kv: (
+        ((q - kv).float().int() < 40 + b) ^ (torch.minimum(q, kv).float().long() > 30 * h)),
     "no index": lambda b, h, q, kv: h == b,
     "wide": lambda b, h, q, kv: (q.long() * (1 << 40) - (kv.long() << 40)).abs() < (h + 1).long() * (1 << 45)}
 

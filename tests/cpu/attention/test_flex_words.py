@@ -14,6 +14,9 @@ B, H, S = 2, 3, 300
 G = torch.Generator().manual_seed(0)
 STARTS, FLAGS = torch.randint(-40, S + 90, (S,), generator=G), torch.rand(S, generator=G) < 0.4
 LATE = STARTS.to(torch.int32)
+ENDS = torch.tensor([-(1 << 63), (1 << 63) - 1, 1 - (1 << 63), 150] * (S // 4))  # no key or query is beyond most
+LEAST = torch.full((S,), -(1 << 31), dtype=torch.int32)
+MULTIPLES = (torch.arange(S, dtype=torch.int32) * 1001001).float()
 MASKS = {
     **{name: mask for name, (_, mask) in gallery.gallery(B, H, S, "cpu").items() if mask is not None},
     "equal": lambda b, h, q, kv: (kv == q - 3) | (q + 5 == kv) | (kv == 17),
@@ -25,6 +28,10 @@ MASKS = {
     "tables of columns": lambda b, h, q, kv: (q >= STARTS[kv]) & FLAGS[kv],
     "flags": lambda b, h, q, kv: torch.where(FLAGS[kv], FLAGS[q], q >= kv) == (b == 0),
     "twice": lambda b, h, q, kv: (STARTS[q] // 20 == STARTS[kv] // 20) | ((q * kv) % 3 == h),
+    "ends of int64": lambda b, h, q, kv: torch.where(h == 1, (kv <= ENDS[q]) ^ (-kv < ENDS[q]), torch.where(
+        h == 2, (kv > ENDS[q]) ^ (q == ENDS[kv]), (ENDS[kv] >= q) ^ (q - kv < ENDS[q]))),
+    "least quotient": lambda b, h, q, kv: (LEAST[q] // 3 < -kv) & (LEAST[kv] // -7 > q),
+    "rounded multiples": lambda b, h, q, kv: (kv * 1001001).float() == MULTIPLES[kv],
     "one": lambda b, h, q, kv: h == 1,
 }
 PLACES = [(0, 0), (128, 128), (144, 128), (80, 192), (256, 256), (288, 0), (0, 256)]

@@ -279,11 +279,11 @@ def _divided(op, a, b, divisor, whole):
         shift = known.bit_length() - 1
         return a >> type(a)(shift) if op == "floordiv" else a & type(a)(known - 1)
     rest = a % b  # of the dividend's sign
-    if op == "truncdiv":
-        return (a - rest) // b
     wrong = (rest != type(rest)(0)) & ((rest ^ b) < type(rest)(0))
-    rest = select(wrong, rest + b, rest)
-    return rest if op == "mod" else (a - rest) // b
+    if op == "mod":
+        return select(wrong, rest + b, rest)
+    quotient = (a - rest) // b  # a multiple: towards zero or minus infinity is the same
+    return select(wrong, quotient - type(a)(1), quotient) if op == "floordiv" else quotient
 
 
 def place_in(x, at) -> tuple:

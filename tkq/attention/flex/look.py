@@ -9,6 +9,7 @@ from tkq.attention.flex.words import COLUMNS, ELEMENTS, LIMITS, ROWS, words
 
 STEP = 8  # of a thread's columns, that elements are evaluated for at a time
 ALL = 0xffffffff
+FAR = 128  # a limit behind all columns
 OWN = (0, 1, 8, 9)  # columns past its first that a lane evaluates for others: four lanes have 16, side by side
 _OF_WORDS = {"and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b, "ne": lambda a, b: a ^ b,
              "eq": lambda a, b: ~(a ^ b), "not": lambda a: ~a, "where": lambda c, a, b: (c & a) | (~c & b)}
@@ -49,7 +50,7 @@ class Look:
             return select(graph.node_at(i, **inputs), Uint32(ALL), Uint32(0))
         if how == LIMITS:
             steps, values = (self.words.steps[a] for a in node.args), [graph.node_at(a, **inputs) for a in node.args]
-            return _compared(node.op, *steps, *(Int64(x) for x in values))
+            return _compared(node.op, *steps, *values)
         return _OF_WORDS[node.op](*operands)
 
     def word_of_columns(self, i, captured, lane):
@@ -104,7 +105,7 @@ def _compared(op, step, other, a, b):
     """Where a + step * x is less than, .. b + other * x, x a column past the thread's first; steps that are 1 apart."""
     if step < other:
         op, a, b = _BACKWARDS[op], b, a  # with the sides changed, the first one grows faster
-    limit = b - a
+    limit = _distance(a, b)
     if op in ("lt", "ge"):
         below = _below(limit)
         return below if op == "lt" else ~below
@@ -115,9 +116,18 @@ def _compared(op, step, other, a, b):
     return equal if op == "eq" else ~equal
 
 
+def _distance(a, b):
+    """b - a as int64. That of two int64 may be longer: -1 stands for what is below 0, FAR for what is above it."""
+    found = Int64(b) - Int64(a)
+    if type(a) is not Int64:
+        return found
+    near = select(found < Int64(0), Int64(FAR), cutlass.min(found, Int64(FAR)))
+    return select(b < a, Int64(-1), near)
+
+
 def _below(limit):
     """A bit for each of the thread's columns, which are 0 1 8 9 .. past its first: is it below?"""
-    limit = Int32(cutlass.max(cutlass.min(limit, Int64(128)), Int64(0)))
+    limit = Int32(cutlass.max(cutlass.min(limit, Int64(FAR)), Int64(0)))
     pairs = Uint32(limit >> 3)
     return ~((Uint32(ALL) << pairs) << (pairs + Uint32(cutlass.min(limit & 7, 2))))
 

@@ -55,7 +55,8 @@ def _bounds(node, args, types, kinds) -> Bounds:
     if op == "where":
         return _chosen(node.type == "bool", *args)
     known = _KNOWN.get((node.type, numbers), {})
-    if op not in known or (op, node.type, types[0]) == ("cast", "i32", "i64"):
+    # an int64 may wrap around as int32; a float's bounds are places, not numbers
+    if op not in known or (op, node.type, types[0]) in _OPEN_CASTS:
         return anything(node.type, kinds)
     found = known[op](*args, kinds)
     return _within(node.type, found, args, kinds) if op in _SUMS else found
@@ -133,6 +134,7 @@ _WHOLE = {
     "min": lambda a, b, kinds: Bounds(_least(a.low, b.low), _least(a.high, b.high)),
     "max": lambda a, b, kinds: Bounds(_most(a.low, b.low), _most(a.high, b.high))}
 _FLOATS = {"cast": lambda a, kinds: Bounds(*map(kinds.place, a))}  # rounding keeps the order
+_OPEN_CASTS = ("cast", "i32", "i64"), ("cast", "i32", "f32"), ("cast", "i64", "f32")  # to and from
 # (type, are the operands numbers?) -> what is known of operations
 _KNOWN = {("bool", True): _COMPARED, ("bool", False): _LOGICAL, ("f32", True): _FLOATS, ("i32", True): _WHOLE,
           ("i64", True): _WHOLE}
