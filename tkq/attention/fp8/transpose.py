@@ -76,21 +76,7 @@ class TransposeValues:
         h, rest = rest % H, rest // H
         tiles = workspace.shape[3] // KEYS
         tile, b = rest % tiles, rest // tiles
-        first = tile * KEYS + lane // 4 * GROUP
-        rows = []
-        for j in cutlass.range_constexpr(4):
-            # operand_column of the lane's j-th place
-            key = first + 8 * (j // 2) + lane % 4 * 2 + j % 2
-            words = cute.make_rmem_tensor((COLS // 4,), Uint32)
-            words.fill(Uint32(0))
-            if key < S:
-                cute.autovec_copy(_words(v, (b, key, h, chunk * COLS), COLS // 4), words)
-            rows.append(words)
-        for i in cutlass.range_constexpr(COLS // 4):
-            columns = transposed([row[i] for row in rows])
-            for j in cutlass.range_constexpr(4):
-                to = _words(workspace, (b, h, chunk * COLS + 4 * i + j, tile * KEYS + 4 * lane), 1)
-                to[0] = columns[j]
+        transpose_tile(lane, v, workspace, (b, h, chunk), tile, tile * KEYS, S)
 
     @cute.jit
     def reorder(self, unit, v: cute.Tensor, workspace: cute.Tensor):
@@ -115,6 +101,28 @@ class TransposeValues:
             near, far = words[c // 2], words[2 + c // 2]  # eight keys on
             found[c] = low_halves(near, far) if c % 2 == 0 else high_halves(near, far)
         cute.autovec_copy(found, _words(workspace, (b, h, d, first), GROUP // 4))
+
+
+@cute.jit
+def transpose_tile(lane, v: cute.Tensor, workspace: cute.Tensor, of, tile, begin, end):
+    """A warp's part of a tile of the workspace: 32 columns of the keys from ``begin`` on, and zeros for those from
+    ``end`` on. of: (batch, head, which 32 columns)."""
+    b, h, chunk = of
+    first = begin + lane // 4 * GROUP
+    rows = []
+    for j in cutlass.range_constexpr(4):
+        # operand_column of the lane's j-th place
+        key = first + 8 * (j // 2) + lane % 4 * 2 + j % 2
+        words = cute.make_rmem_tensor((COLS // 4,), Uint32)
+        words.fill(Uint32(0))
+        if key < end:
+            cute.autovec_copy(_words(v, (b, key, h, chunk * COLS), COLS // 4), words)
+        rows.append(words)
+    for i in cutlass.range_constexpr(COLS // 4):
+        columns = transposed([row[i] for row in rows])
+        for j in cutlass.range_constexpr(4):
+            to = _words(workspace, (b, h, chunk * COLS + 4 * i + j, tile * KEYS + 4 * lane), 1)
+            to[0] = columns[j]
 
 
 def _words(x, coord, n):
