@@ -1,10 +1,11 @@
 """Attention in float8 in plain PyTorch: what it means. The path of CPU tensors, and the oracle of the tests."""
+import math
 from typing import Optional
 
 import torch
 from torch import Tensor
 
-from tkq.reference.attention import flash_attn
+from tkq.reference.attention import flash_attn, sequences
 from tkq.reference.fp8 import LARGEST, SMALLEST_SCALE, narrowed
 from tkq.reference.pointwise import rope
 
@@ -24,6 +25,28 @@ def flash_attn_fp8(q: Tensor, k: Tensor, v: Tensor, q_descale: Optional[Tensor] 
     q, k, v = (x.to(wide) if by is None else x.to(wide) * by for x, by in zip((q, k, v), factors))
     o, lse = flash_attn(q, k, v, causal, softmax_scale, left, right)
     return o.to(out_dtype), lse
+
+
+def flash_attn_fp8_varlen(q: Tensor, k: Tensor, v: Tensor, q_descale: Optional[Tensor], k_descale: Optional[Tensor],
+                          v_descale: Optional[Tensor], cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+                          seqused_q: Optional[Tensor] = None, seqused_k: Optional[Tensor] = None, causal: bool = False,
+                          softmax_scale: Optional[float] = None, left: int = -1, right: int = -1,
+                          out_dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
+    """``flash_attn_fp8`` of each sequence: rows cu_seqlens_q[s] .. cu_seqlens_q[s + 1] of q (total_q, H, D) with rows
+    cu_seqlens_k[s] .. of k and v, and its own descales (B, Hk); of each only the first seqused_q[s], seqused_k[s]. o
+    (total_q, H, D), lse (H, total_q). Rows of no sequence, and those not in use, are rows that see no key. Other
+    numbers: see ``tkq.reference.attention.sequences``."""
+    o = q.new_zeros(q.shape, dtype=out_dtype)
+    wide = torch.promote_types(out_dtype, torch.float32)
+    lse = torch.full((q.shape[1], q.shape[0]), -math.inf, dtype=wide, device=q.device)
+    for s, ((a, b), (c, d)) in enumerate(zip(sequences(cu_seqlens_q, seqused_q, q.shape[0]),
+                                             sequences(cu_seqlens_k, seqused_k, k.shape[0]))):
+        if b > a:
+            own = [None if x is None else x[s:s + 1] for x in (q_descale, k_descale, v_descale)]
+            one, one_lse = flash_attn_fp8(q[None, a:b], k[None, c:d], v[None, c:d], *own, causal, softmax_scale, left,
+                                          right, out_dtype)
+            o[a:b], lse[:, a:b] = one[0], one_lse[0]
+    return o, lse
 
 
 def rotated(x: Tensor) -> Tensor:

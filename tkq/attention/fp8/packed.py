@@ -19,11 +19,6 @@ def first_tile(tasks, sequence, begin):
     return _batch(tasks.cu_k, tasks.seqused_k, tasks.total_k).first_slot(KEYS, sequence, begin)
 
 
-def tiles_of(keys, sequences):
-    """Of all sequences, in as many as ``keys`` rows of V: a whole number for any lengths that they have."""
-    return keys // KEYS + sequences + 1
-
-
 def _batch(cu_k, seqused_k, keys) -> VarlenBatch:
     """Of keys alone."""
     return VarlenBatch(Sequences(cu_k, cu_k, None, seqused_k), keys, keys)

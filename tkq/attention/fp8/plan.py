@@ -43,10 +43,8 @@ def plan(spec: Fp8Spec) -> Fp8Config:
 
 def _packed(spec):
     """Finding a task among sequences takes the producer more registers than three consumers leave it, or two by
-    default; a tile of V is of one sequence, so its keys divide those that are transposed together. Not tuned."""
-    more = dict(registers=(40, 232))
+    default; a tile of V is of one sequence, so its keys divide those that are transposed together. At 256 columns the
+    rest is too few for an S under P V."""
     if spec.head_dim < 256:
-        return Fp8Config(**more)
-    if spec.two_level:
-        return Fp8Config(overlap=False, parts=2, q_stages=1, ping_pong=False, **more)
-    return Fp8Config(q_stages=1, ping_pong=False, **more)
+        return Fp8Config(registers=(40, 232))
+    return Fp8Config(overlap=False, parts=2 if spec.two_level else 1, q_stages=1, ping_pong=False, registers=(40, 232))
