@@ -79,6 +79,7 @@ OPERATIONS = {
     "mla_decode": Operation(usual_caches.mla_decode, oracles_caches.mla_decode),
     "quantize_qkv": Operation(usual_float8.quantize_qkv, oracles_attention.quantize_qkv),
     "flash_attn_fp8": Operation(usual_float8.flash_attn_fp8, oracles_attention.flash_attn_fp8),
+    "flash_attn_fp8_varlen": Operation(usual_float8.flash_attn_fp8_varlen, oracles_attention.flash_attn_fp8_varlen),
 }
 
 # What docstrings promise besides TypeError, ValueError and NotImplementedError.

@@ -14,7 +14,7 @@ NAMES = (
     "rmsnorm_quant", "softmax", "log_softmax of three dimensions", "cross_entropy, mean",
     "cross_entropy of three dimensions", "swiglu", "swiglu of three dimensions",
     "geglu of one tensor", "rope", "rope in place", "rope_qk", "flash_attn", "flash_attn with options",
-    "flash_attn_varlen", "flash_attn_fp8", "gemm", "gemm with an epilogue", "gemm with c", "gemm into out",
+    "flash_attn_varlen", "flash_attn_fp8", "flash_attn_fp8_varlen", "gemm", "gemm with an epilogue", "gemm with c", "gemm into out",
     "gemm onto c", "gemm of a batch", "fp8_gemm by rows", "grouped_gemm", "quantize_fp8",
     "quantize_fp8 with the transpose",
     "quantize_fp8 by rows with the transpose", "quantize_fp8, tensor", "layernorm_quant by blocks", "linear_attn",
