@@ -1,5 +1,5 @@
-"""Float8 attention of packed sequences where there is no GPU: where each sequence's V goes, CPU tensors, plans, and what
-is refused."""
+"""Float8 attention of packed sequences where there is no GPU: where each sequence's V goes, CPU tensors, plans, and
+what is refused."""
 import itertools
 import random
 
@@ -51,7 +51,7 @@ def test_tiles_of_v(count, in_use, monkeypatch):
                 wanted[first + i] = (start + i * KEYS_TOGETHER, start + n)
         assert [(begin, end) if begin < end else () for begin, end in found] == wanted
         own = [layout.first_slot(KEYS_TOGETHER, s, starts[s]) for s in range(count + 1)]
-        assert all(a < b for a, b in zip(own, own[1:])) and own[-1] < tiles
+        assert all(a < b for a, b in itertools.pairwise(own)) and own[-1] < tiles
         assert all(wanted[tile] == () for tile, n in zip(own, [*keys, 0]) if n == 0)
 
 
@@ -70,7 +70,8 @@ def _call(**changed):
     g = torch.Generator().manual_seed(0)
     new = lambda *shape: torch.randn(*shape, generator=g).to(F8)
     scale = lambda: torch.rand(3, 2, generator=g)
-    return dict(q=new(14, 6, 64), k=new(19, 2, 64), v=new(19, 2, 64), cu_seqlens_q=torch.tensor([0, 5, 5, 12], dtype=INT),
+    return dict(q=new(14, 6, 64), k=new(19, 2, 64), v=new(19, 2, 64),
+                cu_seqlens_q=torch.tensor([0, 5, 5, 12], dtype=INT),
                 cu_seqlens_k=torch.tensor([0, 9, 12, 19], dtype=INT), max_seqlen_q=7, max_seqlen_k=9, q_descale=scale(),
                 k_descale=scale(), v_descale=scale()) | changed
 

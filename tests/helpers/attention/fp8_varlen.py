@@ -1,6 +1,7 @@
 """What the tests of float8 attention over packed sequences on a GPU share: inputs, the call, and the judgement of each
 sequence by itself."""
 import math
+from itertools import pairwise
 
 import torch
 
@@ -49,7 +50,7 @@ def call(given, config=None, accumulate="two_level", out_dtype=torch.bfloat16, r
 def rows_of(given, which) -> list:
     """(first row, end) of each sequence, as far as it is in use; which: "q" or "k"."""
     cu, used = given[f"cu_seqlens_{which}"].tolist(), given.get(f"seqused_{which}")
-    ends = [b if used is None else min(b, a + int(used[s])) for s, (a, b) in enumerate(zip(cu, cu[1:]))]
+    ends = [b if used is None else min(b, a + int(used[s])) for s, (a, b) in enumerate(pairwise(cu))]
     return list(zip(cu, ends))
 
 

@@ -152,6 +152,14 @@ def check_lines(lengths: Lengths) -> None:
             check.last_dim_contiguous(f"{PACKED}: {name}", x)
 
 
+def check_first(lengths: Lengths) -> None:
+    """Of CPU tensors: that cu_seqlens begin with 0. A GPU's would have to be waited for."""
+    for name, x in zip(lengths._fields[:2], lengths[:2], strict=True):
+        if int(x[0]):
+            raise ValueError(f"{PACKED}: {name} begins with {int(x[0])}, allowed is 0: pass only the rows of the "
+                             "sequences that are meant, and count from the first")
+
+
 def spec_of(call: Call, options: Options, long_window: int, lengths: Optional[Lengths] = None) -> Fp8Spec:
     """long_window: from where on a limit on the left is far. lengths: of packed sequences."""
     left, right = options.left >= 0, options.right >= 0

@@ -66,11 +66,7 @@ class Fp8Config:
         if held > ACCUMULATORS[self.consumers]:
             raise ValueError(f"{self}: accumulators of {held} registers at head_dim {head_dim}, there is room for "
                              f"{ACCUMULATORS[self.consumers]}")
-        if self.kv % UNIT or not 0 < self.kv <= 256:
-            raise ValueError(f"{self}: kv is {self.kv}, allowed are multiples of {UNIT} up to 256")
-        if varlen and KEYS_TOGETHER % self.kv:
-            raise ValueError(f"{self}: kv is {self.kv}, of packed sequences allowed are divisors of {KEYS_TOGETHER}: "
-                             "a tile of V is of one sequence")
+        self._check_keys(varlen)
         if self.parts < 1 or head_dim % (32 * self.parts):
             raise ValueError(f"{self}: parts is {self.parts}, allowed are those that cut {head_dim} columns of O into "
                              "multiples of 32")
@@ -85,3 +81,10 @@ class Fp8Config:
         if self.tile_rows + self.kv > LONG_WINDOW:
             raise ValueError(f"{self}: {self.tile_rows} rows and {self.kv} keys of a step, more than {LONG_WINDOW}")
         return self
+
+    def _check_keys(self, varlen):
+        if self.kv % UNIT or not 0 < self.kv <= 256:
+            raise ValueError(f"{self}: kv is {self.kv}, allowed are multiples of {UNIT} up to 256")
+        if varlen and KEYS_TOGETHER % self.kv:
+            raise ValueError(f"{self}: kv is {self.kv}, of packed sequences allowed are divisors of {KEYS_TOGETHER}: "
+                             "a tile of V is of one sequence")

@@ -1,5 +1,5 @@
-"""V of packed sequences, transposed into a workspace in which each sequence begins with a tile of its own: so a tile that
-tensor cores multiply has the keys of one sequence, and zeros."""
+"""V of packed sequences, transposed into a workspace in which each sequence begins with a tile of its own: so a tile
+that tensor cores multiply has the keys of one sequence, and zeros."""
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute

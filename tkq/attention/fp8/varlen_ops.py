@@ -4,7 +4,6 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from tkq.attention.arguments import check_first
 from tkq.attention.fp8 import varlen_launch as launch
 from tkq.attention.fp8.check import (
     OPEN,
@@ -12,6 +11,7 @@ from tkq.attention.fp8.check import (
     Call,
     Lengths,
     Options,
+    check_first,
     check_layouts,
     check_lines,
     check_options,
@@ -122,7 +122,7 @@ def _run_cpu(call, lengths, options):
     _look_at(call, lengths)  # the GPU's rules, so that what works here works there
     if call.q.is_meta:  # which has no numbers to look at
         return launch.results(call, options)
-    check_first(PACKED, lengths)
+    check_first(lengths)
     o, lse = reference.flash_attn_fp8_varlen(*call, *lengths[:4], *options[:4], options.out_dtype)
     return o, lse if options.return_lse else None
 
