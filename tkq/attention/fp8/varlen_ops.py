@@ -57,10 +57,10 @@ def flash_attn_fp8_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor,
         written.
 
     Raises:
-        TypeError: q, k or v is no dense tensor of e4m3; q_descale, k_descale or v_descale is no dense tensor of fp32;
-            cu_seqlens_q, cu_seqlens_k, seqused_q or seqused_k is no dense tensor of int32; max_seqlen_q or max_seqlen_k
-            is no int; causal or return_lse is no bool; softmax_scale is no number; window_size is no pair of ints and
-            None; accumulate is no word; out_dtype is not bf16 or fp16.
+        TypeError: q, k or v is no dense tensor of e4m3; cu_seqlens_q, cu_seqlens_k, seqused_q or seqused_k is no dense
+            tensor of int32; max_seqlen_q or max_seqlen_k is no int; q_descale, k_descale or v_descale is no dense
+            tensor of fp32; causal or return_lse is no bool; softmax_scale is no number; window_size is no pair of ints
+            and None; accumulate is no word; out_dtype is not bf16 or fp16.
         ValueError: max_seqlen_q or max_seqlen_k is outside 0 to 2^31 - 1; softmax_scale is not above 0; window_size has
             a number outside -1 to 2^30 - 1; accumulate is another word; a number that is not finite in float32; shapes
             that do not go together, devices that differ, strides or a base that TMA cannot take; on the CPU cu_seqlens
@@ -79,8 +79,7 @@ def flash_attn_fp8_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor,
         cu_seqlens = torch.tensor([0, 40, 100, 101], device="cuda", dtype=torch.int32)  # of 40, 60, 1 tokens
         q, k, v = torch.randn(3, 101, 4, 64, device="cuda").to(torch.float8_e4m3fn)
         scale = torch.full((3, 4), 0.5, device="cuda")  # of each sequence and K/V head
-        o = tkq.flash_attn_fp8_varlen(q, k, v, cu_seqlens, cu_seqlens, 60, 60, causal=True,
-                                      v_descale=scale)  # (101, 4, 64) bfloat16
+        o = tkq.flash_attn_fp8_varlen(q, k, v, cu_seqlens, cu_seqlens, 60, 60, v_descale=scale)  # (101, 4, 64) bfloat16
     """
     traced = ops.traced()  # Dynamo of torch 2.11 knows no `is` between tuples
     left, right = (-1, -1) if not traced and window_size is OPEN else limits[PACKED](window_size)
