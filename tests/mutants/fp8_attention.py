@@ -96,7 +96,8 @@ MUTANTS = (
          "return begin + (tile - first) * KEYS, begin + keys + 1", PACKED),
         ("each_tile_as_the_first", "return begin + (tile - first) * KEYS, begin + keys", "return begin, begin + keys",
          PACKED),
-        ("keys_behind_the_last_sequence", "keys = cutlass.select_(s < batch.count, keys, Int32(0))  # behind the last sequence", "keys = keys + 0",
+        ("keys_behind_the_last_sequence",
+         "keys = cutlass.select_(s < batch.count, keys, Int32(0))  # behind the last sequence", "keys = keys + 0",
          PACKED)),
     *family(
         "fp8_attention", FOLDER + "transpose.py",
