@@ -6,11 +6,11 @@ SIZES, MOVING, WINDOWS, DESCALES, MEAN, NEEDLE, TRANSPOSED, KEYS, DIMS, TASKS = 
     "test_sizes", "test_a_maximum_that_moves_in_every_block", "test_windows", "test_descales",
     "test_values_of_mean_one", "test_a_needle", "test_values_are_transposed", "test_values_whose_keys_are_contiguous",
     "test_head_dims", "test_each_task_has_its_own_largest_scores"))
-LENGTHS, STAYS, PACKED = (("tests/gpu/attention/test_fp8_attention_varlen.py::" + name,) for name in (
-    "test_lengths", "test_a_sequence_s_nan_stays_in_it", "test_values_are_transposed"))
 QUANTISED, OPTIONS = (TESTS + "test_quantised",), (TESTS + "test_quantised_with_options",)
 LOADS, READS = (pressed(f"{kind}-attention_fp8") for kind in ("loads", "reads"))
 PARTS_LOADS = pressed("loads-attention_fp8_parts")
+LENGTHS, STAYS, PACKED = (("tests/gpu/attention/test_fp8_attention_varlen.py::" + name,) for name in (
+    "test_lengths", "test_a_sequence_s_nan_stays_in_it", "test_values_are_transposed"))
 
 MUTANTS = (
     *family(
