@@ -9,8 +9,9 @@ SIZES, MOVING, WINDOWS, DESCALES, MEAN, NEEDLE, TRANSPOSED, KEYS, DIMS, TASKS = 
 QUANTISED, OPTIONS = (TESTS + "test_quantised",), (TESTS + "test_quantised_with_options",)
 LOADS, READS = (pressed(f"{kind}-attention_fp8") for kind in ("loads", "reads"))
 PARTS_LOADS = pressed("loads-attention_fp8_parts")
-LENGTHS, STAYS, PACKED = (("tests/gpu/attention/test_fp8_attention_varlen.py::" + name,) for name in (
-    "test_lengths", "test_a_sequence_s_nan_stays_in_it", "test_values_are_transposed"))
+LENGTHS, STAYS, PACKED, IN_USE = (("tests/gpu/attention/test_fp8_attention_varlen.py::" + name,) for name in (
+    "test_lengths", "test_a_sequence_s_nan_stays_in_it", "test_values_are_transposed",
+    "test_what_is_not_in_use_is_not_looked_at"))
 
 MUTANTS = (
     *family(
@@ -80,7 +81,7 @@ MUTANTS = (
         ("factors_of_the_last_sequence_behind_it",
          'return cutlass.select_(regs.task["rows_k"] > 0, factor, Float32(1.0))', "return factor", STAYS),
         ("rows_of_the_next_sequence_written", 'return t["batch"] - t["rows_q"] + row, t["batch"]',
-         'return t["batch"] - t["rows_q"] + row, t["batch"] + 1', LENGTHS)),
+         'return t["batch"] - t["rows_q"] + row, t["batch"] + 1', IN_USE)),
     *family(
         "fp8_attention", FOLDER + "producer.py",
         ("other_block_of_v", "self.load_v(g, smem, v_ring, of_v, first_v + end - j)",
