@@ -63,7 +63,12 @@ def flash_attn_fp8(given):
 
 
 def flash_attn_fp8_varlen(given):
-    """Of each sequence by itself; rows of none: O is 0, LSE -inf."""
+    """Of each sequence by itself; rows of none: O is 0, LSE -inf. Keys of pages are packed first."""
+    if given["block_table"] is not None:
+        table = wide(given["block_table"]).long()
+        page, (count, most) = given["k"].shape[1], table.shape
+        k, v = (given[n].view(torch.uint8)[table].flatten(0, 2).view(given[n].dtype) for n in "kv")
+        given = dict(given, k=k, v=v, cu_seqlens_k=torch.arange(count + 1) * most * page)
     total, heads, size = given["q"].shape
     o, lse = torch.zeros(total, heads, size, dtype=WIDE), torch.full((heads, total), -math.inf, dtype=WIDE)
     off = 0.0

@@ -22,7 +22,13 @@ def flash_attn_fp8_varlen(d):
     q, k, v = (d.normal(total, heads, size, dtype=E4M3)
                for total, heads in ((totals[0], heads_k * shared), (totals[1], heads_k), (totals[1], heads_k)))
     scales = [d.maybe(0.5, lambda: d.positive(count, heads_k)) for _ in range(3)]
-    return dict(q=q, k=k, v=v, cu_seqlens_q=d.int32(ends[0]), cu_seqlens_k=d.int32(ends[1]), max_seqlen_q=9,
+    starts, table = d.int32(ends[1]), None
+    if d.chance(0.3):
+        pages, page, most = d.one(3, 5), d.one(1, 4, 7), d.one(1, 2)
+        k, v = (d.normal(pages, page, heads_k, size, dtype=E4M3) for _ in range(2))
+        starts, table = None, d.int32([[d.one(0, 1, 2) for _ in range(most)] for _ in range(count)])
+        used[1] = d.int32([d.one(0, 1, page, most * page) for _ in range(count)])
+    return dict(q=q, k=k, v=v, cu_seqlens_q=d.int32(ends[0]), cu_seqlens_k=starts, block_table=table, max_seqlen_q=9,
                 max_seqlen_k=9, q_descale=scales[0], k_descale=scales[1], v_descale=scales[2], causal=d.chance(0.5),
                 softmax_scale=d.one(None, 0.2), window_size=d.one((None, None), (3, None), (4, 2), (-1, 0)),
                 accumulate=d.one("two_level", "fast"), out_dtype=d.half(), seqused_q=used[0], seqused_k=used[1],

@@ -9,9 +9,10 @@ SIZES, MOVING, WINDOWS, DESCALES, MEAN, NEEDLE, TRANSPOSED, KEYS, DIMS, TASKS = 
 QUANTISED, OPTIONS = (TESTS + "test_quantised",), (TESTS + "test_quantised_with_options",)
 LOADS, READS = (pressed(f"{kind}-attention_fp8") for kind in ("loads", "reads"))
 PARTS_LOADS = pressed("loads-attention_fp8_parts")
-LENGTHS, STAYS, PACKED, IN_USE = (("tests/gpu/attention/test_fp8_attention_varlen.py::" + name,) for name in (
-    "test_lengths", "test_a_sequence_s_nan_stays_in_it", "test_values_are_transposed",
-    "test_what_is_not_in_use_is_not_looked_at"))
+LENGTHS, STAYS, PACKED, IN_USE, PAGES, NOT_THERE = (
+    ("tests/gpu/attention/test_fp8_attention_varlen.py::" + name,) for name in (
+        "test_lengths", "test_a_sequence_s_nan_stays_in_it", "test_values_are_transposed",
+        "test_what_is_not_in_use_is_not_looked_at", "test_pages", "test_pages_that_are_not_there"))
 
 MUTANTS = (
     *family(
@@ -108,6 +109,15 @@ MUTANTS = (
         ("whole_groups_alone", "if first + j < S:", "if first + j < 0:", KEYS),
         ("groups_in_their_own_order",
          "found[c] = low_halves(near, far) if c % 2 == 0 else high_halves(near, far)", "found[c] = words[c]", KEYS)),
+    *family(
+        "fp8_attention", FOLDER + "pages.py",
+        ("pages_that_are_not_there", "if (number >= 0) & (number < pages):", "if number < pages:", NOT_THERE),
+        ("keys_of_the_first_sequence_s_pages", "number = block_table[s, key // page]",
+         "number = block_table[0, key // page]", PAGES),
+        ("keys_behind_the_last_page",
+         "block_table.shape[1] * k.shape[1]), 0)", "(block_table.shape[1] + 1) * k.shape[1]), 0)", PAGES),
+        ("tiles_of_no_key_stay_as_they_are", "if (i == 0) | (i * KEYS < used):", "if i * KEYS < used:", PAGES),
+        ("values_of_such_pages_are_not_0", "value.fill(Uint32(0))", "value.fill(Uint32(NANS))", NOT_THERE)),
     *family(
         "fp8_attention", FOLDER + "quantize.py",
         ("scales_of_one_query_head", "each = H // heads_kv * (D // VECTOR)", "each = D // VECTOR", QUANTISED),

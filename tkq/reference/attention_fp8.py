@@ -29,13 +29,16 @@ def flash_attn_fp8(q: Tensor, k: Tensor, v: Tensor, q_descale: Optional[Tensor] 
 
 def flash_attn_fp8_varlen(q: Tensor, k: Tensor, v: Tensor, q_descale: Optional[Tensor], k_descale: Optional[Tensor],
                           v_descale: Optional[Tensor], cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
-                          seqused_q: Optional[Tensor] = None, seqused_k: Optional[Tensor] = None, causal: bool = False,
+                          seqused_q: Optional[Tensor] = None, seqused_k: Optional[Tensor] = None,
+                          block_table: Optional[Tensor] = None, causal: bool = False,
                           softmax_scale: Optional[float] = None, left: int = -1, right: int = -1,
                           out_dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
     """``flash_attn_fp8`` of each sequence: rows cu_seqlens_q[s] .. cu_seqlens_q[s + 1] of q (total_q, H, D) with rows
     cu_seqlens_k[s] .. of k and v, and its own descales (B, Hk); of each only the first seqused_q[s], seqused_k[s]. o
     (total_q, H, D), lse (H, total_q). Rows of no sequence, and those not in use, are rows that see no key. Other
-    numbers: see ``tkq.reference.attention.sequences``."""
+    numbers: see ``tkq.reference.attention.sequences``. block_table: keys are the first seqused_k[s] of ``of_pages``."""
+    if block_table is not None:
+        k, v, cu_seqlens_k = of_pages(k, v, block_table)
     o = q.new_zeros(q.shape, dtype=out_dtype)
     wide = torch.promote_types(out_dtype, torch.float32)
     lse = torch.full((q.shape[1], q.shape[0]), -math.inf, dtype=wide, device=q.device)
@@ -47,6 +50,21 @@ def flash_attn_fp8_varlen(q: Tensor, k: Tensor, v: Tensor, q_descale: Optional[T
                                           right, out_dtype)
             o[a:b], lse[:, a:b] = one[0], one_lse[0]
     return o, lse
+
+
+def of_pages(k: Tensor, v: Tensor, block_table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(k, v, cu_seqlens_k) of sequences of whole pages, one behind the other. Of a page that is not there keys are NaN
+    and values 0."""
+    (pages, page), (B, n) = k.shape[:2], block_table.shape
+    there = ((block_table >= 0) & (block_table < pages))[:, :, None, None, None].to(k.device)
+    at = block_table.clamp(0, max(pages - 1, 0)).long().flatten() if pages else block_table.new_empty(0).long()
+    found = []
+    for x, other in ((k, 0x7F), (v, 0)):
+        x = x.view(torch.uint8) if x.stride(3) == 1 else x.contiguous().view(torch.uint8)
+        x = x[at].view(B, n if pages else 0, page, *k.shape[2:])
+        found.append(torch.where(there[:, :x.shape[1]], x, other).to(torch.uint8).flatten(0, 2).view(E4M3))
+    cu = torch.arange(B + 1, device=k.device) * (page * n if pages else 0)
+    return *found, cu.int()
 
 
 def rotated(x: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ def test_tiles_of_v(count, in_use, monkeypatch):
     v = torch.empty(total, 1, 32, dtype=F8, device="meta")
     cu = torch.empty(count + 1, dtype=INT, device="meta")
     monkeypatch.setattr(varlen_launch, "launcher", lambda *given: None)
-    tiles = varlen_launch.transposition(Call(v, v, v), Lengths(cu, cu)).arguments[1].shape[2] // KEYS_TOGETHER
+    tiles = varlen_launch.transposition(Call(v, v, v), Lengths(cu, cu)).v.shape[2] // KEYS_TOGETHER
     for given in (starts, *(disturb(starts, total, seed) for seed in range(3))):
         cu = Memory(given)
         layout = Simulated(Sequences(cu, cu, None, used), total, total)
@@ -64,6 +64,9 @@ def test_plans():
         Fp8Config(kv=96).check(64, True, True)
     with pytest.raises(ValueError, match="belong to varlen"):
         Fp8Spec(seqused_k=True)
+
+
+PAGES = dict(k=torch.zeros(5, 4, 2, 64, dtype=F8), v=torch.zeros(5, 4, 2, 64, dtype=F8))
 
 
 def _call(**changed):
@@ -94,6 +97,26 @@ def test_cpu_tensors(options, in_use):
         want, want_lse = tkq.flash_attn_fp8(**one, **options, return_lse=True)
         assert torch.equal(o[a:b], want[0]) and torch.equal(lse[:, a:b], want_lse[0])
     assert not o[rest].any() and torch.isneginf(lse[:, rest]).all()
+
+
+def test_pages():
+    """As the same keys packed; a row that sees a page that is not there is NaN, and no other."""
+    given = _call()
+    pages = {n: torch.full((9, 4, 2, 64), 0x7F, dtype=torch.uint8) for n in "kv"}
+    table = torch.tensor([[7, 3, 0], [2, 99, -1], [5, 8, 4]], dtype=INT)
+    for n, (s, (a, b)) in itertools.product("kv", enumerate(((0, 9), (9, 12), (12, 19)))):
+        for i in range(b - a):
+            pages[n][table[s, i // 4], i % 4] = given[n].view(torch.uint8)[a + i]
+    paged = given | {n: x.view(F8) for n, x in pages.items()} | dict(
+        cu_seqlens_k=None, seqused_k=torch.tensor([9, 3, 7], dtype=INT), block_table=table)
+    want, found = (tkq.flash_attn_fp8_varlen(**of, causal=True, return_lse=True) for of in (given, paged))
+    assert torch.equal(found[0], want[0]) and torch.equal(found[1], want[1])
+    table[2, 0] = -1  # the first four keys of the last sequence, of seven
+    o, lse = tkq.flash_attn_fp8_varlen(**paged, window_size=(2, 0), return_lse=True)
+    of_all, _ = tkq.flash_attn_fp8_varlen(**given, window_size=(2, 0), return_lse=True)
+    assert o[5:11].isnan().all() and lse[:, 5:11].isnan().all() and torch.equal(o[11:], of_all[11:])
+    none = paged | {n: torch.empty(0, 4, 2, 64, dtype=F8) for n in "kv"}
+    assert not tkq.flash_attn_fp8_varlen(**none).any()
 
 
 def test_nothing_to_do():
@@ -136,6 +159,18 @@ def test_the_reference_in_float64():
         v=torch.zeros(2, 64, 32, dtype=F8).permute(2, 0, 1)[:19])),
     (ValueError, "k has strides .* stride 0 must", dict(k=torch.zeros(19, 136, dtype=F8)[:, :128].unflatten(
         1, (2, 64)))),
+    (ValueError, "cu_seqlens_k and block_table are None", dict(cu_seqlens_k=None)),
+    (ValueError, "cu_seqlens_k and block_table are given", dict(block_table=torch.zeros(3, 1, dtype=INT))),
+    (ValueError, "seqused_k is None, with block_table", dict(block_table=torch.zeros(3, 1, dtype=INT),
+                                                             cu_seqlens_k=None)),
+    (ValueError, "k: has 3 dimensions", dict(block_table=torch.zeros(3, 1, dtype=INT), cu_seqlens_k=None,
+                                             seqused_k=torch.ones(3, dtype=INT))),
+    (ValueError, "block_table: shape", dict(block_table=torch.zeros(2, 1, dtype=INT), cu_seqlens_k=None,
+                                            seqused_k=torch.ones(3, dtype=INT), **PAGES)),
+    (TypeError, "block_table", dict(block_table=torch.zeros(3, 1), cu_seqlens_k=None,
+                                    seqused_k=torch.ones(3, dtype=INT), **PAGES)),
+    (ValueError, "block_table", dict(block_table=torch.zeros(3, 4, dtype=INT)[:, ::2], cu_seqlens_k=None,
+                                     seqused_k=torch.ones(3, dtype=INT), **PAGES)),
     (ValueError, "softmax_scale", dict(softmax_scale=-1.0)),
     (ValueError, "accumulate", dict(accumulate="slow")),
     (ValueError, "window_size", dict(window_size=(-2, 0))),

@@ -10,6 +10,7 @@ from tests.helpers.attention.fp8_varlen import EDGES, NAMES, NAN, call, compare,
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.attention.fp8 import varlen_launch
 from tkq.attention.fp8.check import Call, Lengths
+from tkq.reference import attention_fp8 as reference
 from tkq.tile.float8 import operand_column
 
 CASES = ((64, "two_level", {}), (128, "two_level", dict(causal=True)), (256, "two_level", dict(causal=True)),
@@ -124,11 +125,65 @@ def test_values_are_transposed(in_use):
         if in_use:
             given["seqused_k"] = torch.tensor([n // 2 for n in keys], device="cuda", dtype=torch.int32)
         with poisoned():
-            found = varlen_launch.transposed(Call(*(given[n] for n in NAMES)), Lengths(
-                *(given.get(n) for n in Lengths._fields[:4]))).view(torch.uint8)
+            before = varlen_launch.transposition(Call(*(given[n] for n in NAMES)), Lengths(
+                *(given.get(n) for n in Lengths._fields[:4])))
+            before.launch.run(*before.launch.arguments)
+        found = before.v.view(torch.uint8)
         wanted = torch.zeros(found.shape[2], heads, dim, dtype=torch.uint8, device="cuda")
         for s, (a, b) in enumerate(rows_of(given, "k")):
             first = 128 * (a // 128 + s)
             wanted[first:first + b - a] = given["v"].view(torch.uint8)[a:b]
         wanted = wanted.unflatten(0, (-1, 128))[:, order].flatten(0, 1)
         assert torch.equal(found, wanted.permute(1, 2, 0)), (keys, heads, dim)
+
+
+def _paged(page, dim) -> tuple[dict, dict]:
+    """(a call, the same of packed keys): pages in any order, those of no sequence full of NaN, as are rows behind a
+    sequence's last key."""
+    g = torch.Generator("cuda").manual_seed(page)
+    lengths = [(1, 1), (70, 300), (0, 129), (130, 130), (5, 0), (64, 257)]
+    n = -(-max(keys for _, keys in lengths) // page) + 1
+    given = make(lengths, 4, 2, dim)
+    table = torch.randperm(len(lengths) * n + 3, device="cuda", generator=g)[:len(lengths) * n].view(-1, n).int()
+    pages = {}
+    for name in "kv":
+        pages[name] = torch.full((len(lengths) * n + 3, page, 2, dim), NAN, dtype=torch.uint8, device="cuda")
+        for s, (a, b) in enumerate(rows_of(given, "k")):
+            own = torch.full((n * page, 2, dim), NAN, dtype=torch.uint8, device="cuda")
+            own[:b - a] = given[name].view(torch.uint8)[a:b]
+            pages[name][table[s].long()] = own.view(n, page, 2, dim)
+        pages[name] = pages[name].view(F8)
+    used = given["cu_seqlens_k"].diff().int()
+    return given | pages | dict(cu_seqlens_k=None, seqused_k=used, block_table=table), given
+
+
+@pytest.mark.parametrize("page, dim, options", ((1, 64, {}), (16, 128, dict(causal=True)), (48, 256, dict(causal=True)),
+                                                (256, 128, dict(left=70, right=20))), ids=str)
+def test_pages(page, dim, options):
+    """Bit for bit as the same keys packed; lengths beyond the table are those of the table."""
+    paged, packed = _paged(page, dim)
+    want, found = call(packed, **options), call(paged, **options)
+    assert torch.equal(found[0], want[0]) and torch.equal(found[1], want[1])
+    more = paged | dict(seqused_k=torch.full_like(paged["seqused_k"], (1 << 31) - 1))
+    k, v, cu = reference.of_pages(paged["k"], paged["v"], paged["block_table"])
+    assert torch.equal(call(more, **options)[0].nan_to_num(), call(
+        packed | dict(k=k, v=v, cu_seqlens_k=cu), **options)[0].nan_to_num())
+    halves = {n: torch.cat([paged[n].view(torch.uint8)] * 2, 2).view(F8)[:, :, :2] for n in "kv"}
+    assert torch.equal(call(paged | halves, **options)[0], want[0])
+
+
+def test_pages_that_are_not_there():
+    """Rows that see a key of one are NaN; those of which a window keeps it away are as with a page of any numbers."""
+    paged, packed = _paged(16, 128)
+    for number in (-1, 1 << 30, -(1 << 31), int(paged["k"].shape[0])):
+        table = paged["block_table"].clone()
+        table[1, 2], table[3, 0], table[5, 16:] = number, number, number  # keys 32 to 47, 0 to 15, and 256
+        found, lse = call(paged | dict(block_table=table), left=100, right=0)
+        want, want_lse = call(packed, left=100, right=0)
+        bad = torch.zeros(found.shape[0], dtype=torch.bool, device="cuda")
+        for s, first, last in ((3, 0, 15), (5, 256, 256)):  # the keys of sequence 1 are too far away
+            (a, b), keys = rows_of(packed, "q")[s], int(paged["seqused_k"][s])
+            own = torch.arange(b - a, device="cuda") + keys - (b - a)
+            bad[a:b] = (own >= first) & (own - 100 <= last)
+        assert found[bad].isnan().all() and lse[:, bad].isnan().all()
+        assert torch.equal(found[~bad], want[~bad]) and torch.equal(lse[:, ~bad], want_lse[:, ~bad])

@@ -43,7 +43,7 @@ def call(given, config=None, accumulate="two_level", out_dtype=torch.bfloat16, r
                                               return_lse=return_lse)
             return found if return_lse else (found, None)
         return varlen_launch.attend(
-            Call(*(given.get(n) for n in Call._fields)), Lengths(*(given.get(n) for n in Lengths._fields[:4])),
+            Call(*(given.get(n) for n in Call._fields)), Lengths(*(given.get(n) for n in Lengths._fields[:5])),
             Options(**options, accumulate=accumulate, out_dtype=out_dtype, return_lse=return_lse), config)
 
 

@@ -6,7 +6,15 @@ sequences those of every width with all descales."""
 import itertools
 
 from tkq.attention.fp8.plan import plan, recipe
-from tkq.attention.fp8.spec import ACCUMULATE, WIDTHS, Fp8Spec, QuantizeSpec, TransposePackedSpec, TransposeSpec
+from tkq.attention.fp8.spec import (
+    ACCUMULATE,
+    WIDTHS,
+    Fp8Spec,
+    GatherPagesSpec,
+    QuantizeSpec,
+    TransposePackedSpec,
+    TransposeSpec,
+)
 from tkq.runtime.compile.expectation import Expectation
 from tkq.runtime.compile.recipe import Shipped
 
@@ -19,6 +27,8 @@ def shipped():
         name = "flash_attn_fp8_" + ("reorder" if keys_contiguous else "transpose")
         kernels.append(Shipped(name, recipe(TransposeSpec(keys_contiguous)),
                                Expectation(instructions=("LDG.E.128", load), registers=64)))
+    kernels.append(Shipped("flash_attn_fp8_varlen_gather", recipe(GatherPagesSpec()),
+                           Expectation(instructions=("LDG.E.128", "STG.E.128"), registers=64)))
     for used in (False, True):
         kernels.append(Shipped("flash_attn_fp8_varlen_transpose" + "_seqused_k" * used,
                                recipe(TransposePackedSpec(used)),
@@ -42,10 +52,11 @@ def _specs():
     yield Fp8Spec(128, left=True, right=True, descales="qkv")
     for dim, accumulate, causal in itertools.product(WIDTHS, ACCUMULATE, (False, True)):
         yield Fp8Spec(dim, causal, False, "bf16", accumulate, "qkv", varlen=True)
+    yield Fp8Spec(128, True, descales="qkv", varlen=True, seqused_k=True)
 
 
 def _name(spec):
-    flags = [flag for flag in ("causal", "left", "long_window", "right", "lse") if getattr(spec, flag)]
+    flags = [flag for flag in ("causal", "left", "long_window", "right", "lse", "seqused_k") if getattr(spec, flag)]
     name = "flash_attn_fp8_varlen" if spec.varlen else "flash_attn_fp8"
     return "_".join((name, f"d{spec.head_dim}", spec.out, spec.accumulate, *flags,
                      *[f"descale_{spec.descales}"] * bool(spec.descales)))

@@ -21,7 +21,7 @@ flags, numbers = _of_both("causal", "return_lse"), _of_both("softmax_scale")
 limits, words = _of_both("window_size"), _of_both("accumulate", "out_dtype")
 longest = arguments.checker(PACKED, "max_seqlen_q", "max_seqlen_k")
 _tensors = _of_both("q", "k", "v", "q_descale", "k_descale", "v_descale")
-_lengths = arguments.checker(PACKED, "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
+_lengths = arguments.checker(PACKED, "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "block_table")
 
 
 class Call(NamedTuple):
@@ -59,14 +59,20 @@ class Options(NamedTuple):
 
 
 class Lengths(NamedTuple):
-    """Of packed sequences, as flash_attn_fp8_varlen takes them."""
+    """Of packed sequences, as flash_attn_fp8_varlen takes them. cu_seqlens_k: None where there is a block_table."""
 
     cu_seqlens_q: Tensor
-    cu_seqlens_k: Tensor
+    cu_seqlens_k: Optional[Tensor]
     seqused_q: Optional[Tensor] = None
     seqused_k: Optional[Tensor] = None
+    block_table: Optional[Tensor] = None
     max_seqlen_q: int = 4096
     max_seqlen_k: int = 4096
+
+    @property
+    def tensors(self) -> dict:
+        """By name, those that are given."""
+        return {name: x for name, x in zip(self._fields[:5], self[:5], strict=True) if x is not None}
 
     @property
     def number(self) -> int:
@@ -89,29 +95,47 @@ def check_call(call: Call) -> None:
 
 def check_packed(call: Call, lengths: Lengths) -> None:
     """Raises what flash_attn_fp8_varlen promises of its tensors, but for the values of cu_seqlens and seqused."""
-    _lengths(*lengths[:4])
-    _check_tensors(PACKED, call, 3, lambda: lengths.number)
+    _lengths(*lengths[:5])
+    given = lengths.tensors
+    _check_keys(lengths)
     for name in ("cu_seqlens_q", "cu_seqlens_k"):
-        check.rank(f"{PACKED}: {name}", getattr(lengths, name), 1)
-    cu_q, cu_k = lengths[:2]
-    if not cu_q.shape[0] or cu_q.shape != cu_k.shape:
-        raise ValueError(f"{PACKED}: cu_seqlens_q has {cu_q.shape[0]} numbers, cu_seqlens_k {cu_k.shape[0]}; allowed "
-                         "is one more than sequences, for both the same")
+        if name in given:
+            check.rank(f"{PACKED}: {name}", given[name], 1)
+    _check_tensors(PACKED, call, 3, lambda: lengths.number, lengths.block_table is not None)
+    count = lengths.number + 1
+    if not count or given.get("cu_seqlens_k", lengths.cu_seqlens_q).shape[0] != count:
+        raise ValueError(f"{PACKED}: cu_seqlens_q has {count} numbers, cu_seqlens_k "
+                         f"{given.get('cu_seqlens_k', lengths.cu_seqlens_q).shape[0]}; allowed is one more than "
+                         "sequences, for both the same")
     for name in ("seqused_q", "seqused_k"):
-        if getattr(lengths, name) is not None:
-            check.shape(f"{PACKED}: {name}", getattr(lengths, name), (lengths.number,))
-    check.same_device(q=call.q, **dict(zip(lengths._fields[:4], lengths[:4], strict=True)))
-    longest(*lengths[4:])
+        if name in given:
+            check.shape(f"{PACKED}: {name}", given[name], (lengths.number,))
+    if "block_table" in given:
+        check.shape(f"{PACKED}: block_table", given["block_table"], (lengths.number, None))
+    check.same_device(q=call.q, **given)
+    longest(*lengths[5:])
 
 
-def _check_tensors(op, call, rank, sequences):
-    """sequences: how many there are, asked when ranks are known to be right."""
+def _check_keys(lengths):
+    """Packed ones, or those of pages."""
+    _, cu_k, _, used, table = lengths[:5]
+    if table is None and cu_k is None:
+        raise ValueError(f"{PACKED}: cu_seqlens_k and block_table are None, one of them is needed")
+    if table is not None and cu_k is not None:
+        raise ValueError(f"{PACKED}: cu_seqlens_k and block_table are given, allowed is one of them")
+    if table is not None and used is None:
+        raise ValueError(f"{PACKED}: seqused_k is None, with block_table it is needed")
+
+
+def _check_tensors(op, call, rank, sequences, paged=False):
+    """sequences: how many there are, asked when ranks are known to be right. paged: k and v are pages."""
     q, k, v, *descales = call
     _tensors[op](*call)
     for name, x in (("q", q), ("k", k), ("v", v)):
-        check.rank(f"{op}: {name}", x, rank)
+        check.rank(f"{op}: {name}", x, rank if name == "q" else rank + paged)
     check.same_device(**call._asdict())
     *batch, _, H, D = q.shape
+    batch = [None] if paged else batch
     try:
         Fp8Spec(D)
     except NotImplementedError as problem:
@@ -146,16 +170,15 @@ def check_layouts(call: Call, op: str = OP) -> None:
 
 
 def check_lines(lengths: Lengths) -> None:
-    """That cu_seqlens and seqused are contiguous."""
-    for name, x in zip(lengths._fields[:4], lengths[:4], strict=True):
-        if x is not None:
-            check.last_dim_contiguous(f"{PACKED}: {name}", x)
+    """That cu_seqlens, seqused and rows of the block_table are contiguous."""
+    for name, x in lengths.tensors.items():
+        check.last_dim_contiguous(f"{PACKED}: {name}", x)
 
 
 def check_first(lengths: Lengths) -> None:
     """Of CPU tensors: that cu_seqlens begin with 0. A GPU's would have to be waited for."""
     for name, x in zip(lengths._fields[:2], lengths[:2], strict=True):
-        if int(x[0]):
+        if x is not None and int(x[0]):
             raise ValueError(f"{PACKED}: {name} begins with {int(x[0])}, allowed is 0: pass only the rows of the "
                              "sequences that are meant, and count from the first")
 

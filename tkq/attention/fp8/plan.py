@@ -3,19 +3,18 @@ file."""
 from __future__ import annotations
 
 from tkq.attention.fp8.config import Fp8Config
-from tkq.attention.fp8.spec import Fp8Spec, QuantizeSpec, TransposePackedSpec, TransposeSpec
+from tkq.attention.fp8.spec import Fp8Spec, GatherPagesSpec, QuantizeSpec, TransposePackedSpec, TransposeSpec
 from tkq.runtime.compile.recipe import Recipe
 
+_BEFORE = {TransposeSpec: "transpose:TransposeValues", TransposePackedSpec: "packed:TransposePacked",
+           GatherPagesSpec: "pages:GatherPages", QuantizeSpec: "quantize:QuantizeQkv"}
 
-def recipe(spec: Fp8Spec | TransposeSpec | TransposePackedSpec | QuantizeSpec,
-           config: Fp8Config | None = None) -> Recipe:
-    """Of the kernel of a configuration, without one of the planned one; or of those that transpose V, or quantise."""
-    if isinstance(spec, TransposeSpec):
-        return Recipe("tkq.attention.fp8.transpose:TransposeValues", (spec,))
-    if isinstance(spec, TransposePackedSpec):
-        return Recipe("tkq.attention.fp8.packed:TransposePacked", (spec,))
-    if isinstance(spec, QuantizeSpec):
-        return Recipe("tkq.attention.fp8.quantize:QuantizeQkv", (spec,))
+
+def recipe(spec, config: Fp8Config | None = None) -> Recipe:
+    """Of the kernel of a configuration, without one of the planned one; or of those that transpose V, gather pages, or
+    quantise."""
+    if type(spec) in _BEFORE:
+        return Recipe(f"tkq.attention.fp8.{_BEFORE[type(spec)]}", (spec,))
     config = config or plan(spec)
     return Recipe("tkq.attention.fp8.kernel:Fp8Forward", (spec.kernel(), config))
 

@@ -102,6 +102,11 @@ class TransposePackedSpec:
 
 
 @dataclass(frozen=True)
+class GatherPagesSpec:
+    """Of K and V of a paged cache that are put together."""
+
+
+@dataclass(frozen=True)
 class QuantizeSpec:
     """Of q, k and v that become e4m3. dtype: theirs. rotate: the head_dim, where q and k are multiplied by a Hadamard
     matrix; else 0. smooth_k: the mean of k's tokens is subtracted. rope: q and k get their positions first."""

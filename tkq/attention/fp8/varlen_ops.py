@@ -26,21 +26,22 @@ from tkq.reference import attention_fp8 as reference
 from tkq.runtime.call import check, ops
 
 
-def flash_attn_fp8_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+def flash_attn_fp8_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Optional[Tensor],
                           max_seqlen_q: int, max_seqlen_k: int, *, q_descale: Optional[Tensor] = None,
                           k_descale: Optional[Tensor] = None, v_descale: Optional[Tensor] = None,
                           causal: bool = False, softmax_scale: Optional[float] = None, window_size=OPEN,
                           accumulate: str = "two_level", out_dtype: torch.dtype = torch.bfloat16,
                           seqused_q: Optional[Tensor] = None, seqused_k: Optional[Tensor] = None,
-                          return_lse: bool = False):
-    """``flash_attn_fp8`` of each of B sequences, whose rows lie one behind the other.
+                          block_table: Optional[Tensor] = None, return_lse: bool = False):
+    """``flash_attn_fp8`` of each of B sequences, whose rows lie one behind the other; keys may be in a paged cache.
 
     Args:
-        q: (total_q, H, D), float8_e4m3fn. k, v: (total_k, Hk, D), float8_e4m3fn. The last dimensions are contiguous,
-            base and other strides are multiples of 16 bytes, also 0.
+        q: (total_q, H, D), float8_e4m3fn. k, v: (total_k, Hk, D), float8_e4m3fn, or, with a block_table, pages (N,
+            page, Hk, D) of any size. The last dimensions are contiguous, base and other strides are multiples of 16
+            bytes, also 0.
         cu_seqlens_q, cu_seqlens_k: (B + 1,) int32, rising from 0: sequence s has the rows cu_seqlens_q[s] to
             cu_seqlens_q[s + 1] of q, and so of k and v. Any values: as flash_attn_varlen. They stay on the GPU, and
-            under a CUDA graph they may change between replays.
+            under a CUDA graph they may change between replays. With a block_table cu_seqlens_k is None.
         max_seqlen_q, max_seqlen_k: ints, about how long sequences get. Results do not depend on them, and today one
             kernel serves all.
         q_descale, k_descale, v_descale: (B, Hk) float32, above 0, of any strides: what q, k and v of a sequence are
@@ -48,6 +49,9 @@ def flash_attn_fp8_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor,
         causal, softmax_scale, window_size, accumulate, out_dtype: as flash_attn_fp8, for each sequence by itself.
         seqused_q, seqused_k: (B,) int32: how many rows of each sequence, the first ones, are in use. What lies behind
             them in q, k and v is not looked at. Any values: below 0 counts as 0, more than there are as all.
+        block_table: (B, n) int32: the pages of each sequence, whose keys are the first seqused_k[s] of them. A row that
+            sees a key of a page outside 0 to N - 1 comes out as NaN; keys that a window keeps from all rows may be of
+            such pages. K and V are first put together in memory for B * n pages. None: k and v are packed.
         return_lse: also return the log-sum-exp of each row's scaled scores.
 
     Returns:
@@ -57,14 +61,15 @@ def flash_attn_fp8_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor,
         written.
 
     Raises:
-        TypeError: q, k or v is no dense tensor of e4m3; cu_seqlens_q, cu_seqlens_k, seqused_q or seqused_k is no dense
-            tensor of int32; max_seqlen_q or max_seqlen_k is no int; q_descale, k_descale or v_descale is no dense
-            tensor of fp32; causal or return_lse is no bool; softmax_scale is no number; window_size is no pair of ints
-            and None; accumulate is no word; out_dtype is not bf16 or fp16.
+        TypeError: q, k or v is no dense tensor of e4m3; cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k or block_table
+            is no dense tensor of int32; max_seqlen_q or max_seqlen_k is no int; q_descale, k_descale or v_descale is no
+            dense tensor of fp32; causal or return_lse is no bool; softmax_scale is no number; window_size is no pair of
+            ints and None; accumulate is no word; out_dtype is not bf16 or fp16.
         ValueError: max_seqlen_q or max_seqlen_k is outside 0 to 2^31 - 1; softmax_scale is not above 0; window_size has
             a number outside -1 to 2^30 - 1; accumulate is another word; a number that is not finite in float32; shapes
             that do not go together, devices that differ, strides or a base that TMA cannot take; on the CPU cu_seqlens
-            that do not begin with 0.
+            that do not begin with 0; cu_seqlens_k and block_table are both given, or neither, or block_table without
+            seqused_k.
         NotImplementedError: a head_dim that is not supported; a tensor that requires a gradient, with gradients
             enabled: there is none.
         RuntimeError: a GPU other than Hopper.
@@ -85,8 +90,8 @@ def flash_attn_fp8_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor,
     left, right = (-1, -1) if not traced and window_size is OPEN else limits[PACKED](window_size)
     if not traced:
         found = launch.calls.take(q, k, v, q_descale, k_descale, v_descale, cu_seqlens_q, cu_seqlens_k, seqused_q,
-                                  seqused_k, max_seqlen_q, max_seqlen_k, causal, softmax_scale, left, right,
-                                  accumulate, out_dtype, return_lse)
+                                  seqused_k, block_table, max_seqlen_q, max_seqlen_k, causal, softmax_scale, left,
+                                  right, accumulate, out_dtype, return_lse)
         if found is not None:
             return found if return_lse else found[0]
     causal, return_lse = flags[PACKED](causal, return_lse)
@@ -94,9 +99,9 @@ def flash_attn_fp8_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor,
     softmax_scale = numbers[PACKED](softmax_scale)
     accumulate, out_dtype = words[PACKED](accumulate, out_dtype)
     call = Call(q, k, v, q_descale, k_descale, v_descale)
-    lengths = Lengths(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
+    lengths = Lengths(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, block_table, max_seqlen_q, max_seqlen_k)
     options = Options(causal, softmax_scale, left, right, accumulate, out_dtype, return_lse)
-    if ops.direct(*call, *lengths[:4]):
+    if ops.direct(*call, *lengths[:5]):
         o, lse = (_run if q.is_cuda else _run_cpu)(call, lengths, options)
     else:
         check.refuse_gradient(PACKED, **call._asdict())
@@ -122,7 +127,7 @@ def _run_cpu(call, lengths, options):
     if call.q.is_meta:  # which has no numbers to look at
         return launch.results(call, options)
     check_first(lengths)
-    o, lse = reference.flash_attn_fp8_varlen(*call, *lengths[:4], *options[:4], options.out_dtype)
+    o, lse = reference.flash_attn_fp8_varlen(*call, *lengths[:5], *options[:4], options.out_dtype)
     return o, lse if options.return_lse else None
 
 
@@ -135,7 +140,7 @@ def _of(call, found):
 
 
 def _parts(given):
-    return Call(*given[:6]), Lengths(*given[6:12]), Options(*given[12:])
+    return Call(*given[:6]), Lengths(*given[6:13]), Options(*given[13:])
 
 
 def _looked_at(given):
@@ -145,13 +150,13 @@ def _looked_at(given):
 
 
 def _cuda_op(q: Tensor, k: Tensor, v: Tensor, q_descale: Optional[Tensor], k_descale: Optional[Tensor],
-             v_descale: Optional[Tensor], cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, seqused_q: Optional[Tensor],
-             seqused_k: Optional[Tensor], max_seqlen_q: int, max_seqlen_k: int, causal: bool,
-             softmax_scale: Optional[float], left: int, right: int, accumulate: str, out_dtype: torch.dtype,
-             return_lse: bool) -> tuple[Tensor, Tensor]:
+             v_descale: Optional[Tensor], cu_seqlens_q: Tensor, cu_seqlens_k: Optional[Tensor],
+             seqused_q: Optional[Tensor], seqused_k: Optional[Tensor], block_table: Optional[Tensor],
+             max_seqlen_q: int, max_seqlen_k: int, causal: bool, softmax_scale: Optional[float], left: int, right: int,
+             accumulate: str, out_dtype: torch.dtype, return_lse: bool) -> tuple[Tensor, Tensor]:
     call, lengths, options = _looked_at((
-        q, k, v, q_descale, k_descale, v_descale, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q,
-        max_seqlen_k, causal, softmax_scale, left, right, accumulate, out_dtype, return_lse))
+        q, k, v, q_descale, k_descale, v_descale, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, block_table,
+        max_seqlen_q, max_seqlen_k, causal, softmax_scale, left, right, accumulate, out_dtype, return_lse))
     return _of(call, launch.calls.take(*call, *lengths, *options) or _run(call, lengths, options))
 
 
