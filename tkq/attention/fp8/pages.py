@@ -28,8 +28,8 @@ class Gathered(NamedTuple):
 class GatherPages:
     """Key i of sequence s, one of the first seqused_k[s], is row i % page of page block_table[s, i // page]. It goes
     to row s * room + i of keys and, with zeros behind the last one, into values as ``TransposePacked`` has them of such
-    sequences; cu_k says where they begin, used_k how many keys there are of each, whatever seqused_k says. room: of each
-    sequence, whole tiles of 128 keys.
+    sequences; cu_k says where they begin, used_k how many keys there are of each, whatever seqused_k says. room: of
+    each sequence, whole tiles of 128 keys.
 
     Of a page that is not there keys are NaN and values 0: a row that sees one comes out as NaN, and one that a window
     keeps from it does not.

@@ -64,12 +64,12 @@ def flash_attn_fp8_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor,
         TypeError: q, k or v is no dense tensor of e4m3; cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k or block_table
             is no dense tensor of int32; max_seqlen_q or max_seqlen_k is no int; q_descale, k_descale or v_descale is no
             dense tensor of fp32; causal or return_lse is no bool; softmax_scale is no number; window_size is no pair of
-            ints and None; accumulate is no word; out_dtype is not bf16 or fp16.
+            ints and None; accumulate is no word; out_dtype is not bf16 or fp16; cu_seqlens_k is None without a
+            block_table.
         ValueError: max_seqlen_q or max_seqlen_k is outside 0 to 2^31 - 1; softmax_scale is not above 0; window_size has
             a number outside -1 to 2^30 - 1; accumulate is another word; a number that is not finite in float32; shapes
             that do not go together, devices that differ, strides or a base that TMA cannot take; on the CPU cu_seqlens
-            that do not begin with 0; cu_seqlens_k and block_table are both given, or neither, or block_table without
-            seqused_k.
+            that do not begin with 0; a block_table beside cu_seqlens_k, or without seqused_k.
         NotImplementedError: a head_dim that is not supported; a tensor that requires a gradient, with gradients
             enabled: there is none.
         RuntimeError: a GPU other than Hopper.
