@@ -120,7 +120,7 @@ def _check_keys(lengths):
     """Packed ones, or those of pages."""
     _, cu_k, _, used, table = lengths[:5]
     if table is None and cu_k is None:
-        raise TypeError(f"{PACKED}: cu_seqlens_k is None, without block_table allowed is a dense tensor of int32")
+        raise TypeError(f"{PACKED}: cu_seqlens_k: got NoneType, expected a torch.Tensor where block_table is None")
     if table is not None and cu_k is not None:
         raise ValueError(f"{PACKED}: cu_seqlens_k and block_table are given, allowed is one of them")
     if table is not None and used is None:
