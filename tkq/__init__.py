@@ -24,6 +24,7 @@ _PUBLIC = {
     "fft_conv": "tkq.convolution.fft.ops",
     "flash_attn": "tkq.attention.ops",
     "flash_attn_fp8": "tkq.attention.fp8.ops",
+    "flash_attn_fp8_varlen": "tkq.attention.fp8.varlen_ops",
     "flex_attention": "tkq.attention.flex.ops",
     "fp8_gemm": "tkq.gemm.fp8.ops",
     "cascade_attention": "tkq.attention.decode.cascade_ops",

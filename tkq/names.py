@@ -12,6 +12,7 @@ _ELSEWHERE = {
     "flash_attn": "flashattention flashattnfunc scaleddotproductattention sdpa multiheadattention mha "
                   "flashattnqkvpackedfunc flashattnkvpackedfunc flashattnforward",
     "flash_attn_fp8": "fp8attention fp8attn fp8flashattn sageattn sageattention float8attention",
+    "flash_attn_fp8_varlen": "fp8attentionvarlen fp8attnvarlen fp8varlenattention fp8flashattnvarlen sageattnvarlen",
     "flex_attention": "flexattn flex scoremod maskmod",
     "create_block_mask": "blockmask createmask",
     "flash_attn_varlen": "flashattnvarlenfunc flashattnvarlenqkvpackedfunc varlenattn varlenattention "

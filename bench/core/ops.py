@@ -85,6 +85,10 @@ OPS: dict[str, tuple[Part, ...]] = {
         Part("attention_fp8", ("two_level",)),
         Part("attention_fp8", ("fast",), what="fast sums"),
     ),
+    "flash_attn_fp8_varlen": (
+        Part("attention_fp8", ("varlen",)),
+        Part("attention_fp8", ("varlen_fast",), what="fast sums"),
+    ),
     "gemm": (
         Part("gemm", ("large",)),
         Part("gemm", ("rows",), what="b row-major"),
@@ -341,7 +345,7 @@ def shown_picture(bench: str, section: str) -> str:
 
 def is_float8(op: str, unit: str) -> bool:
     """Does a case's operation multiply float8? Of those that are judged by operations."""
-    words = {"fp8_gemm", "flash_attn_fp8", *_FP8, "gradient_row", "gradient_1x128"}
+    words = {"fp8_gemm", "flash_attn_fp8", "flash_attn_fp8_varlen", *_FP8, "gradient_row", "gradient_1x128"}
     return unit == "TFLOP/s" and bool(words & set(op.split()))
 
 

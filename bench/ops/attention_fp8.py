@@ -1,10 +1,12 @@
-"""tkq.flash_attn_fp8 against FA3 in float8, whose sums are fast ones, and beside tkq.flash_attn in bf16.
+"""tkq.flash_attn_fp8 and flash_attn_fp8_varlen against FA3 in float8, whose sums are fast ones, and beside tkq's
+attention in bf16.
 
-    python -m bench.ops.attention_fp8 [--sections calls,two_level,fast] [--quick | --shapes 4096x128]
+    python -m bench.ops.attention_fp8 [--sections calls,two_level,fast,varlen,varlen_fast] [--quick | --shapes 4096x128]
 
-Shapes: a sequence's length and the head dimension; B * S = 16384, H * D = 2048, full and causal. What is timed has the
-launch that transposes V in it. A result is judged against the formula in float32, of what the numbers mean, on two
-heads. Results go to OUT/attention_fp8.json after every case.
+Shapes: a sequence's length, or, of varlen, all tokens, and the head dimension; B * S = 16384, H * D = 2048, full and
+causal. varlen: two levels, and varlen_fast, of the lengths of bench.ops.attention_forward. What is timed has the launch
+that transposes V in it. A result is judged against the formula in float32, of what the numbers mean, on two heads.
+Results go to OUT/attention_fp8.json after every case.
 """
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ from bench.core import harness
 from bench.core.accuracy import EQUAL
 from bench.core.command import Bench, Job, main
 from bench.core.results import Bound
+from bench.ops.attention_forward import BATCHES
 from bench.peers import attention, attention_fp8
 from tkq import reference
 from tkq.testing.timing import relative_error
@@ -26,6 +29,7 @@ LENGTHS, DIMS = (1024, 4096, 16384), (64, 128, 256)
 SHAPES = tuple((length, dim) for dim in DIMS for length in LENGTHS)
 QUICK = tuple((16384, dim) for dim in DIMS)
 BOUNDS = {"two_level": {128: 0.97}, "fast": {64: 1.10, 128: 1.05, 256: 1.02}}  # times FA3, by the head dimension
+PACKED = {"varlen": "two_level", "varlen_fast": "fast"}  # sections of packed sequences
 CALL_US = 28.0  # two launches
 
 
@@ -37,6 +41,30 @@ def inputs(batch, length, heads, dim):
         return (*(x.to(torch.float8_e4m3fn) for x in wide), torch.ones(batch, heads, device=wide[0].device), *wide)
 
     return make
+
+
+def packed_inputs(lengths, heads, dim):
+    """i -> q, k, v in e4m3, descales of ones, cu_seqlens, q, k, v in bf16."""
+
+    def make(i):
+        *wide, cu = attention.varlen_inputs(lengths, heads, heads, dim)(i)
+        scale = torch.ones(len(lengths), heads, device=cu.device)
+        return (*(x.to(torch.float8_e4m3fn) for x in wide), scale, cu, *wide)
+
+    return make
+
+
+def packed_error(causal: bool):
+    """The relative error of the first and last head."""
+
+    def of(name, given, found):
+        if name == "tkq, bf16":
+            return None
+        heads, cu = [0, given[0].shape[1] - 1], given[4]
+        one = [x[:, heads].float() for x in given[:3]]
+        return relative_error(found[:, heads], reference.flash_attn_varlen(*one, cu, cu, causal=causal)[0])
+
+    return of
 
 
 def error(causal: bool):
@@ -64,6 +92,19 @@ def jobs(section, shapes) -> Iterator[Job]:
                       inputs(b, s, h, dim), error(causal), dict(causal=causal))
 
 
+def packed_jobs(section, shapes) -> Iterator[Job]:
+    for dim in dict.fromkeys(dim for tokens, dim in shapes if tokens == TOKENS):
+        for name, lengths in BATCHES:
+            for causal in (False, True):
+                h, longest = WIDTH // dim, max(lengths)
+                question = harness.Question(
+                    section, "flash_attn_fp8_varlen", f"{name} H{h} D{dim} {'causal' if causal else 'full'}", "TFLOP/s",
+                    4 * h * dim * sum(attention.pairs(n, causal) for n in lengths), None, equal_error=EQUAL)
+                yield Job(question, attention_fp8.ours_packed(causal, longest, PACKED[section]), "attention_fp8_varlen",
+                          tuple(attention_fp8.PACKED_PEERS), packed_inputs(lengths, h, dim), packed_error(causal),
+                          dict(causal=causal, longest=longest))
+
+
 def calls() -> dict[str, harness.Call]:
     """Eager calls on tiny tensors."""
     given = inputs(1, 128, 2, 128)(0)
@@ -72,9 +113,10 @@ def calls() -> dict[str, harness.Call]:
             "flash_attn_fp8 tkq": harness.Call(lambda: run(*given), at_most=CALL_US)}
 
 
+SECTIONS = dict.fromkeys(BOUNDS, jobs) | dict.fromkeys(PACKED, packed_jobs)
 BENCH = Bench("attention_fp8", __doc__,
-              {section: lambda shapes, section=section: jobs(section, shapes) for section in BOUNDS},
-              shapes=dict.fromkeys(BOUNDS, SHAPES), quick=QUICK, calls=calls)
+              {section: lambda shapes, section=section, of=of: of(section, shapes) for section, of in SECTIONS.items()},
+              shapes=dict.fromkeys(SECTIONS, SHAPES), quick=QUICK, calls=calls)
 
 if __name__ == "__main__":
     sys.exit(main(BENCH))

@@ -103,6 +103,8 @@ def types() -> dict[str, tuple[list, str]]:
         "swiglu": gated, "geglu": gated, "rope": turned, "rope_qk": turned,
         "flash_attn": flash, "flash_attn_varlen": (flash[0], f"any sequence lengths, including 0; {dims}"),
         "flash_attn_fp8": (["e4m3"], f"any Sq, Sk; D a multiple of {FP8_HEAD_DIMS[0]} to {FP8_HEAD_DIMS[-1]}"),
+        "flash_attn_fp8_varlen": (["e4m3"], "any sequence lengths, including 0; pages of any size; D a multiple of "
+                                  f"{FP8_HEAD_DIMS[0]} to {FP8_HEAD_DIMS[-1]}"),
         "quantize_qkv": (taken(QuantizeSpec, TYPES), f"any Sq, Sk; D a multiple of {QUANTIZED_TOGETHER}"),
         "flex_attention": _flex(), **_caches(),
         **dict.fromkeys(("linear_attn", "gated_delta_rule"), (taken(lambda t: LinearSpec(t, 64, 64), TYPES),

@@ -62,6 +62,26 @@ def flash_attn_fp8(given):
     return [*found, Wanted("lse", lse, 2**12, torch.float32)] if given["return_lse"] else found
 
 
+def flash_attn_fp8_varlen(given):
+    """Of each sequence by itself; rows of none: O is 0, LSE -inf. Keys of pages are packed first."""
+    if given["block_table"] is not None:
+        table = wide(given["block_table"]).long()
+        page, (count, most) = given["k"].shape[1], table.shape
+        k, v = (given[n].view(torch.uint8)[table].flatten(0, 2).view(given[n].dtype) for n in "kv")
+        given = dict(given, k=k, v=v, cu_seqlens_k=torch.arange(count + 1) * most * page)
+    total, heads, size = given["q"].shape
+    o, lse = torch.zeros(total, heads, size, dtype=WIDE), torch.full((heads, total), -math.inf, dtype=WIDE)
+    off = 0.0
+    for s, ((a, b), (c, e)) in enumerate(zip(ranges(given, "q"), ranges(given, "k"))):
+        if total and b > a:
+            own = {f"{n}_descale": x if (x := given[f"{n}_descale"]) is None else x[s:s + 1] for n in "qkv"}
+            one = flash_attn_fp8(given | own | dict(q=given["q"][None, a:b], k=given["k"][None, c:e],
+                                                    v=given["v"][None, c:e], return_lse=True))
+            o[a:b], lse[:, a:b], off = one[0].value[0], one[1].value[0], max(off, one[0].tolerance[1])
+    found = [Wanted("o", o, ("abs", off), given["out_dtype"])]
+    return [*found, Wanted("lse", lse, 2**12, torch.float32)] if given["return_lse"] else found
+
+
 def _before_quantised(x, given, smooth):
     if given["cos"] is not None:
         a, b = x.chunk(2, -1)

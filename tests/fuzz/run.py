@@ -79,6 +79,7 @@ OPERATIONS = {
     "mla_decode": Operation(usual_caches.mla_decode, oracles_caches.mla_decode),
     "quantize_qkv": Operation(usual_float8.quantize_qkv, oracles_attention.quantize_qkv),
     "flash_attn_fp8": Operation(usual_float8.flash_attn_fp8, oracles_attention.flash_attn_fp8),
+    "flash_attn_fp8_varlen": Operation(usual_float8.flash_attn_fp8_varlen, oracles_attention.flash_attn_fp8_varlen),
 }
 
 # What docstrings promise besides TypeError, ValueError and NotImplementedError.
@@ -180,7 +181,7 @@ def outcome_of(name, op, given, changed, draw, gradients):
                            *("x", "logits") * (given.get("inplace") is True),
                            *("initial_state",) * (given.get("state_indices") is not None)) if n in given}
     before = {n: bits(x) for n, x in given.items() if isinstance(x, torch.Tensor) and n not in written}
-    seen = {n: x.detach().clone() if n in written and is_plain(x) else x for n, x in given.items()}
+    seen = {n: copied(x) if n in written and is_plain(x) else x for n, x in given.items()}
     try:
         found = function(**given)
         again = 0 if gradients or written - {"out"} or given.get("out") is not None else 3 * draw.few
@@ -284,6 +285,14 @@ def judged_gradients(given, leaves, found, wanted, draw):
 def is_plain(x):
     return isinstance(x, torch.Tensor) and not (x.is_quantized or x.is_meta or x.is_nested or
                                                 x.layout is not torch.strided)
+
+
+def copied(x):
+    """A copy, or x itself where torch can make none, which no call takes: float8 with a negation pending."""
+    try:
+        return x.detach().clone()
+    except NotImplementedError:
+        return x
 
 
 def bits(x):

@@ -10,6 +10,10 @@ WINDOWS = tuple(f"{WINDOWS[0]}[{case}]" for case in ("two_level-128", "two_level
 QUANTISED, OPTIONS = (TESTS + "test_quantised",), (TESTS + "test_quantised_with_options",)
 LOADS, READS = (pressed(f"{kind}-attention_fp8") for kind in ("loads", "reads"))
 PARTS_LOADS = pressed("loads-attention_fp8_parts")
+LENGTHS, STAYS, PACKED, IN_USE, PAGES, NOT_THERE = (
+    ("tests/gpu/attention/test_fp8_attention_varlen.py::" + name,) for name in (
+        "test_lengths", "test_a_sequence_s_nan_stays_in_it", "test_values_are_transposed",
+        "test_what_is_not_in_use_is_not_looked_at", "test_pages", "test_pages_that_are_not_there"))
 
 MUTANTS = (
     *family(
@@ -65,28 +69,56 @@ MUTANTS = (
          "return cute.make_tensor(o.iterator + first, cute.make_layout((rows, cols - first), stride=(row, col)))",
          "return cute.make_tensor(o.iterator + first, cute.make_layout((rows, cols), stride=(row, col)))", DIMS),
         ("descales_of_the_first_sequence",
-         'at, scale = (regs.task["batch"], regs.task["head"] // g.tasks.heads_per_kv), g.scale',
+         'at, scale = (self.sequence(g, regs), regs.task["head"] // g.tasks.heads_per_kv), g.scale',
          'at, scale = (0, regs.task["head"] // g.tasks.heads_per_kv), g.scale', TASKS),
-        ("factors_of_0", "regs.factors[0] = cute.arch.fmax(scale, Float32(SMALLEST), nan=True)",
+        ("factors_of_0",
+         "regs.factors[0] = cute.arch.fmax(self.if_any_key(regs, scale), Float32(SMALLEST), nan=True)",
          "regs.factors[0] = scale",
          ("tests/gpu/attention/test_fp8_attention.py::test_zeros_as_they_are_quantised[two_level-True]",)),
         ("masks_on_the_left_left_out", 'whole = blocks - regs.task["n_masked_left"]', "whole = blocks + 0", WINDOWS),
-        ("lse_of_the_first_tile", 'tk.store_rows(g.lse[t["batch"], t["head"], None], lse, row, end)',
-         'tk.store_rows(g.lse[t["batch"], t["head"], None], lse, regs.wg * 64, end)', SIZES)),
+        ("lse_of_the_first_tile", "tk.store_rows(g.lse[(*reversed(of), None)], lse, row, end)",
+         "tk.store_rows(g.lse[(*reversed(of), None)], lse, regs.wg * 64, end)", SIZES),
+        ("descales_of_the_first_packed_sequence",
+         'return cutlass.min(regs.task["sequence"], g.tasks.count - 1)', "return Int32(0)", LENGTHS),
+        ("factors_of_the_last_sequence_behind_it",
+         'return cutlass.select_(regs.task["rows_k"] > 0, factor, Float32(1.0))', "return factor", STAYS),
+        ("rows_of_the_next_sequence_written", 'return t["batch"] - t["rows_q"] + row, t["batch"]',
+         'return t["batch"] - t["rows_q"] + row, t["batch"] + 1', IN_USE)),
     *family(
         "fp8_attention", FOLDER + "producer.py",
-        ("other_block_of_v", "self.load_v(g, smem, v_ring, of, end - j)",
-         "self.load_v(g, smem, v_ring, of, end - 1 - j)", SIZES),
-        ("first_block_of_v", "self.load_v(g, smem, v_ring, of, seen.first)", "self.load_v(g, smem, v_ring, of, 0)",
-         WINDOWS)),
+        ("other_block_of_v", "self.load_v(g, smem, v_ring, of_v, first_v + end - j)",
+         "self.load_v(g, smem, v_ring, of_v, first_v + end - 1 - j)", SIZES),
+        ("first_block_of_v", "self.load_v(g, smem, v_ring, of_v, first_v + seen.first)",
+         "self.load_v(g, smem, v_ring, of_v, first_v)", WINDOWS),
+        ("tile_of_v_of_the_sequence_before",
+         "tile = packed.first_tile(g.tasks, t.sequence, t.batch_k - t.rows_k)",
+         "tile = packed.first_tile(g.tasks, t.sequence, t.batch_k - t.rows_k - 1)", LENGTHS)),
+    *family(
+        "fp8_attention", FOLDER + "packed.py",
+        ("keys_of_the_next_sequence", "return begin + (tile - first) * KEYS, begin + keys",
+         "return begin + (tile - first) * KEYS, begin + keys + 1", PACKED),
+        ("each_tile_as_the_first", "return begin + (tile - first) * KEYS, begin + keys", "return begin, begin + keys",
+         PACKED),
+        ("keys_behind_the_last_sequence",
+         "keys = cutlass.select_(s < batch.count, keys, Int32(0))  # behind the last sequence", "keys = keys + 0",
+         PACKED)),
     *family(
         "fp8_attention", FOLDER + "transpose.py",
-        ("keys_behind_the_end", "if key < S:", "if key < S + 1:", TRANSPOSED),
+        ("keys_behind_the_end", "if key < end:", "if key < end + 1:", TRANSPOSED),
         ("keys_in_their_own_order", "key = first + 8 * (j // 2) + lane % 4 * 2 + j % 2",
          "key = first + lane % 4 * 4 + j", TRANSPOSED),
         ("whole_groups_alone", "if first + j < S:", "if first + j < 0:", KEYS),
         ("groups_in_their_own_order",
          "found[c] = low_halves(near, far) if c % 2 == 0 else high_halves(near, far)", "found[c] = words[c]", KEYS)),
+    *family(
+        "fp8_attention", FOLDER + "pages.py",
+        ("pages_that_are_not_there", "if (number >= 0) & (number < pages):", "if number < pages:", NOT_THERE),
+        ("keys_of_the_first_sequence_s_pages", "number = block_table[s, key // page]",
+         "number = block_table[0, key // page]", PAGES),
+        ("keys_behind_the_last_page",
+         "block_table.shape[1] * k.shape[1]), 0)", "(block_table.shape[1] + 1) * k.shape[1]), 0)", PAGES),
+        ("tiles_of_no_key_stay_as_they_are", "if (i == 0) | (i * KEYS < used):", "if i * KEYS < used:", PAGES),
+        ("values_of_such_pages_are_not_0", "value.fill(Uint32(0))", "value.fill(Uint32(NANS))", NOT_THERE)),
     *family(
         "fp8_attention", FOLDER + "quantize.py",
         ("scales_of_one_query_head", "each = H // heads_kv * (D // VECTOR)", "each = D // VECTOR", QUANTISED),

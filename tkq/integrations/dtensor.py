@@ -106,9 +106,13 @@ def _quantised_heads(g):
 
 def _float8_attention(g):
     descales = "q_descale", "k_descale", "v_descale"
-    yield (S(0), S(0) if g.return_lse else R), dict.fromkeys((*"qkv", *descales), S(0))
+    if g.q.ndim == 4:
+        yield (S(0), S(0) if g.return_lse else R), dict.fromkeys((*"qkv", *descales), S(0))
     if _whole_groups(g):
-        yield (S(2), S(1) if g.return_lse else R), dict.fromkeys("qkv", S(2)) | dict.fromkeys(descales, S(1))
+        heads, of_lse = S(g.q.ndim - 2), S(g.q.ndim - 3)
+        of_keys = S(g.k.ndim - 2)  # of pages another dimension
+        yield (heads, of_lse if g.return_lse else R), dict(q=heads, k=of_keys, v=of_keys) | dict.fromkeys(
+            descales, S(1))
 
 
 def _attention_backward(g):
@@ -325,7 +329,7 @@ RULES = {
     "rmsnorm_quant": _quantised_norm, "layernorm_quant": _quantised_norm, "softmax": _softmax,
     "softmax_backward": _softmax, "cross_entropy": _losses_of_rows, "cross_entropy_backward": _losses_of_rows_backward,
     "gated": _gated, "gated_backward": _gated_backward, "rope": _rope, "rope_qk": _rope, "flash_attn": _attention,
-    "flash_attn_fp8": _float8_attention, "quantize_qkv": _quantised_heads,
+    "flash_attn_fp8": _float8_attention, "flash_attn_fp8_varlen": _float8_attention, "quantize_qkv": _quantised_heads,
     "flash_attn_backward": _attention_backward, "flash_attn_varlen": _attention,
     "flash_attn_varlen_backward": _attention_backward, "linear_attn": _linear_attention,
     "linear_attn_backward": _linear_attention_backward, "gated_delta_rule": _delta_rule,

@@ -287,6 +287,29 @@ def test_cu_seqlens(dim, heads, longest, causal, in_use, where):
             assert torch.allclose(mine.float(), theirs.float(), rtol=0.05, atol=limit), f"{name} {cuts}"
 
 
+@pytest.mark.parametrize("dim, causal, in_use, where", [(128, True, False, "end"), (64, False, True, "front")])
+def test_cu_seqlens_of_float8(dim, causal, in_use, where):
+    """As those that they mean, bit by bit; descales lie at the ends of their mappings, too."""
+    g = torch.Generator("cuda").manual_seed(0)
+    q, k, v = (guarded(torch.randn(300, n, dim, device="cuda", generator=g).to(torch.float8_e4m3fn), where)
+               for n in (4, 2, 2))
+    for i, cuts in enumerate(CUTS):
+        numbers = [*cuts, *[n // 3 for n in cuts] * 9] if i % 2 else cuts
+        bad = guarded(torch.tensor([*numbers, numbers[-1]], device="cuda", dtype=torch.int32), where)
+        right, used, plain = risen(bad.tolist()).cuda(), None, None
+        descale = guarded(torch.rand(len(bad) - 1, 2, device="cuda", generator=g), where)
+        if in_use:
+            used = torch.tensor([1 << 30, -3, -(1 << 31), 20], device="cuda", dtype=torch.int32)
+            used = guarded(used.repeat(20)[:len(bad) - 1].contiguous(), where)
+            plain = used.clamp(0, 300)
+        with poisoned():
+            found, wanted = (tkq.flash_attn_fp8_varlen(
+                q, k, v, cu, cu, 300, 300, q_descale=descale, k_descale=descale, v_descale=descale, causal=causal,
+                seqused_q=of, seqused_k=of, return_lse=True) for cu, of in ((bad, used), (right, plain)))
+        for name, mine, theirs in zip(("o", "lse"), found, wanted):
+            same(mine, theirs, f"{name} {cuts}")
+
+
 def test_a_longest_that_is_none():
     """max_seqlen says what kernel is chosen, and nothing else."""
     tensors = [torch.randn(3000, n, 64, device="cuda").to(BF16) for n in (2, 2, 2, 2)]

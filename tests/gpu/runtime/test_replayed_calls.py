@@ -14,9 +14,9 @@ NAMES = (
     "rmsnorm_quant", "softmax", "log_softmax of three dimensions", "cross_entropy, mean",
     "cross_entropy of three dimensions", "swiglu", "swiglu of three dimensions",
     "geglu of one tensor", "rope", "rope in place", "rope_qk", "flash_attn", "flash_attn with options",
-    "flash_attn_varlen", "flash_attn_fp8", "gemm", "gemm with an epilogue", "gemm with c", "gemm into out",
-    "gemm onto c", "gemm of a batch", "fp8_gemm by rows", "grouped_gemm", "quantize_fp8",
-    "quantize_fp8 with the transpose",
+    "flash_attn_varlen", "flash_attn_fp8", "flash_attn_fp8_varlen", "flash_attn_fp8_varlen of pages", "gemm",
+    "gemm with an epilogue", "gemm with c", "gemm into out", "gemm onto c", "gemm of a batch", "fp8_gemm by rows",
+    "grouped_gemm", "quantize_fp8", "quantize_fp8 with the transpose",
     "quantize_fp8 by rows with the transpose", "quantize_fp8, tensor", "layernorm_quant by blocks", "linear_attn",
     "linear_attn of packed sequences", "gated_delta_rule", "mamba2_ssd", "hedgehog", "based", "causal_conv1d",
     "causal_conv1d of contiguous tokens", "scan", "scan of contiguous tokens, backwards, with states")

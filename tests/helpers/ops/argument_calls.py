@@ -49,6 +49,10 @@ def call(name: str, device="cpu") -> dict:
         "flash_attn_fp8": lambda: dict(
             q=t(2, 16, 4, 64, dtype=F8), k=t(2, 16, 2, 64, dtype=F8), v=t(2, 16, 2, 64, dtype=F8),
             q_descale=t.ones(2, 2), k_descale=t.ones(2, 2), v_descale=t.ones(2, 2)),
+        "flash_attn_fp8_varlen": lambda: dict(
+            q=t(16, 4, 64, dtype=F8), k=t(16, 2, 64, dtype=F8), v=t(16, 2, 64, dtype=F8), cu_seqlens_q=starts,
+            cu_seqlens_k=starts, max_seqlen_q=16, max_seqlen_k=16, q_descale=t.ones(3, 2), k_descale=t.ones(3, 2),
+            v_descale=t.ones(3, 2), seqused_k=torch.ones(3, dtype=INT, device=device)),
         "quantize_qkv": lambda: dict(q=t(2, 16, 4, 64), k=t(2, 16, 2, 64), v=t(2, 16, 2, 64),
                                      cos=t(16, 32, dtype=F32), sin=t(16, 32, dtype=F32)),
         "flash_attn_with_kvcache": lambda: dict(

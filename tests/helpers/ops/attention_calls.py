@@ -27,6 +27,18 @@ def attend_float8(q, k, v, q_descale, k_descale, v_descale):
                               return_lse=True)
 
 
+def packed_float8_heads(t):
+    scale = lambda: t(3, 2, dtype=torch.float32).abs()
+    return dict(q=t(t.rows, 4, 64, dtype=F8), k=t(t.rows, 2, 64, dtype=F8), v=t(t.rows, 2, 64, dtype=F8),
+                cu_seqlens_q=t.starts(3), cu_seqlens_k=t.starts(3), q_descale=scale(), k_descale=scale(),
+                v_descale=scale())
+
+
+def attend_packed_float8(q, k, v, cu_seqlens_q, cu_seqlens_k, q_descale, k_descale, v_descale):
+    return tkq.flash_attn_fp8_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, 64, 64, q_descale=q_descale,
+                                     k_descale=k_descale, v_descale=v_descale, causal=True, return_lse=True)
+
+
 def heads_first(t):
     """Of flex_attention, and a tensor that its function captures."""
     return dict(query=t(2, 4, t.rows, 64), key=t(2, 4, t.rows, 64), value=t(2, 4, t.rows, 64),

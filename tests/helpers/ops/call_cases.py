@@ -147,6 +147,12 @@ def cases(g):
         "quantize_qkv": lambda: tkq.quantize_qkv(g.q, g.k, g.k),
         "flash_attn_fp8": lambda: tkq.flash_attn_fp8(
             g.q8, g.k8, g.v8, k_descale=g.factors[:4].view(2, 2), return_lse=True),
+        "flash_attn_fp8_varlen": lambda: tkq.flash_attn_fp8_varlen(
+            g.q8[0], g.k8[0], g.v8[0], g.cu, g.cu, 40, 50, v_descale=g.factors[:4].view(2, 2), seqused_k=g.used_k,
+            return_lse=True),
+        "flash_attn_fp8_varlen of pages": lambda: tkq.flash_attn_fp8_varlen(
+            g.q8[0], g.k8, g.v8, g.cu, None, 40, 50, k_descale=g.factors[:4].view(2, 2), seqused_k=g.used_k,
+            block_table=g.ids[:, :2].contiguous()),
         "flash_attn_with_kvcache": lambda: tkq.flash_attn_with_kvcache(
             g.q[:, :1], g.k, g.v, cache_seqlens=g.used_k),
         "flash_attn_with_kvcache of pages": lambda: tkq.flash_attn_with_kvcache(

@@ -236,6 +236,7 @@ CASES = {case.name: case for case in (
     Case("quantize_qkv, rotated and smoothed", attention.few_kv_heads,
          lambda q, k, v: tkq.quantize_qkv(q, k, v, rotate=True, smooth_k=True)),
     Case("flash_attn_fp8", attention.float8_heads, attention.attend_float8),
+    Case("flash_attn_fp8_varlen", attention.packed_float8_heads, attention.attend_packed_float8),
     Case("linear_attn", _gated_heads, lambda q, k, v, g: tkq.linear_attn(q, k, v, g), ("q", "k", "v", "g"),
          ("q", "k", "v"), exact=False),
     Case("linear_attn, with states", _gated_heads_shared,

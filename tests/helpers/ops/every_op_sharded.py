@@ -19,7 +19,7 @@ STAY = {"rmsnorm": (0,), "rmsnorm, with a residual": (0,), "rmsnorm, of heads": 
         "rmsnorm_quant": (0,), "softmax": (0,), "log_softmax": (0,), "cross_entropy, of each row": (0,),
         "swiglu": (0, 1), "geglu": (0,), "rope": (0, 2), "rope, of packed sequences": (1,), "rope_qk": (0,),
         "flash_attn": (0, 2), "flash_attn, with sinks": (0,), "flash_attn_varlen": (1,), "linear_attn": (0, 2),
-        "flash_attn_fp8": (0,), "quantize_qkv": (0,),
+        "flash_attn_fp8": (0,), "flash_attn_fp8_varlen": (1,), "quantize_qkv": (0,),
         "linear_attn, with states": (0,), "gated_delta_rule": (0, 2), "gated_delta_rule, with states": (0,),
         "linear_attn, of packed sequences": (2,), "gated_delta_rule, of packed sequences": (2,),
         "linear_attn, with packed gates of columns": (2,), "gated_delta_rule, with packed gates of columns": (2,),

@@ -10,9 +10,10 @@ from tkq.attention.forward.tile_scheduler import Task
 
 
 class Producer:
-    def __init__(self, spec, config):
+    def __init__(self, spec, config, fields=None):
+        """fields: of a task, as its consumers expect them; those of the forward where not given."""
         self.spec, self.config, self.tiles = spec, config, Tiles.of(spec, config)
-        self.fields = field_names(spec)
+        self.fields = fields or field_names(spec)
 
     @cute.jit
     def run(self, g, smem):

@@ -16,7 +16,8 @@ WARP = 32
 
 
 class Task(NamedTuple):
-    """batch: where q and o are in their tensors' last dimension; batch_k: k and v. tile: of the head's rows."""
+    """batch: where q and o are in their tensors' last dimension; batch_k: k and v. tile: of the head's rows. sequence:
+    which one; of rows behind the last one, their number."""
 
     batch: Any
     batch_k: Any
@@ -24,6 +25,7 @@ class Task(NamedTuple):
     tile: Any
     rows_q: Any
     rows_k: Any
+    sequence: Any = None
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Dense:
     def find(self, number) -> Task:
         head, tile = tile_of_task(number, self.tiles, self.all_heads, self.l2_section, self.longest_first)
         batch = head // self.heads
-        return Task(batch, batch, head % self.heads, tile, self.rows_q, self.rows_k)
+        return Task(batch, batch, head % self.heads, tile, self.rows_q, self.rows_k, batch)
 
     def lengths(self, task):
         """(rows_q, rows_k) of a task, as a consumer has it."""
@@ -200,4 +202,4 @@ class Scan:
         l2_section = heads_in_l2_section(kv_bytes, all_of.l2_section_bytes, all_of.heads_per_kv, heads)
         within = number - (self.state[BEFORE] + before) * heads
         head, tile = tile_of_task(within, ceil_div(rows_q, all_of.queries), heads, l2_section, all_of.longest_first)
-        return Task(end_q, end_k, head, tile, rows_q, rows_k)
+        return Task(end_q, end_k, head, tile, rows_q, rows_k, s)

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 from tkq.attention.forward.config import ACCUMULATORS, SEMAPHORE_BYTES, SHARED_BYTES
 from tkq.attention.forward.spec import LONG_WINDOW
+from tkq.attention.fp8.spec import KEYS_TOGETHER
 
 UNIT = 32  # keys of one product of float8
 TURNS = ("products", "scores", "range", "half", "exponentials")
@@ -57,7 +58,7 @@ class Fp8Config:
         s, part = self.kv // 2, head_dim // 2 // self.parts if two_level else 0
         return (s + part if self.overlap else max(s, part)) + self.kv // 8 + head_dim // 2
 
-    def check(self, head_dim: int, two_level: bool) -> "Fp8Config":
+    def check(self, head_dim: int, two_level: bool, varlen: bool = False) -> "Fp8Config":
         """Itself; ValueError for a configuration that cannot run."""
         taken, held = self.shared_bytes(head_dim), self.accumulators(head_dim, two_level)
         if taken > SHARED_BYTES:
@@ -65,8 +66,7 @@ class Fp8Config:
         if held > ACCUMULATORS[self.consumers]:
             raise ValueError(f"{self}: accumulators of {held} registers at head_dim {head_dim}, there is room for "
                              f"{ACCUMULATORS[self.consumers]}")
-        if self.kv % UNIT or not 0 < self.kv <= 256:
-            raise ValueError(f"{self}: kv is {self.kv}, allowed are multiples of {UNIT} up to 256")
+        self._check_keys(varlen)
         if self.parts < 1 or head_dim % (32 * self.parts):
             raise ValueError(f"{self}: parts is {self.parts}, allowed are those that cut {head_dim} columns of O into "
                              "multiples of 32")
@@ -81,3 +81,10 @@ class Fp8Config:
         if self.tile_rows + self.kv > LONG_WINDOW:
             raise ValueError(f"{self}: {self.tile_rows} rows and {self.kv} keys of a step, more than {LONG_WINDOW}")
         return self
+
+    def _check_keys(self, varlen):
+        if self.kv % UNIT or not 0 < self.kv <= 256:
+            raise ValueError(f"{self}: kv is {self.kv}, allowed are multiples of {UNIT} up to 256")
+        if varlen and KEYS_TOGETHER % self.kv:
+            raise ValueError(f"{self}: kv is {self.kv}, of packed sequences allowed are divisors of {KEYS_TOGETHER}: "
+                             "a tile of V is of one sequence")

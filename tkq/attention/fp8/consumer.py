@@ -5,9 +5,9 @@ from cutlass import Constexpr, Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.forward.softmax import LEFT, RIGHT
-from tkq.attention.forward.state import Fields, field_names
+from tkq.attention.forward.state import Fields
 from tkq.attention.fp8.softmax import Fp8Softmax
-from tkq.attention.fp8.state import State
+from tkq.attention.fp8.state import State, field_names
 
 SMALLEST = 2.0**-126  # that float32 has in full
 
@@ -60,13 +60,25 @@ class Consumer:
 
     def find_factors(self, g, regs):
         """Of the task's scores, and of its O."""
-        at, scale = (regs.task["batch"], regs.task["head"] // g.tasks.heads_per_kv), g.scale
+        at, scale = (self.sequence(g, regs), regs.task["head"] // g.tasks.heads_per_kv), g.scale
         for name, of in (("q", g.q_descale), ("k", g.k_descale)):
             scale = scale * of[at] if name in self.spec.descales else scale
         # not 0, times which the -inf of a key that is not seen would be NaN
-        regs.factors[0] = cute.arch.fmax(scale, Float32(SMALLEST), nan=True)
+        regs.factors[0] = cute.arch.fmax(self.if_any_key(regs, scale), Float32(SMALLEST), nan=True)
         if "v" in self.spec.descales:
-            regs.factors[1] = g.v_descale[at]
+            regs.factors[1] = self.if_any_key(regs, g.v_descale[at])
+
+    def sequence(self, g, regs):
+        """Of a task: whose descales are its own. Behind the last one: the last one."""
+        if not self.spec.varlen:
+            return regs.task["batch"]
+        return cutlass.min(regs.task["sequence"], g.tasks.count - 1)
+
+    def if_any_key(self, regs, factor):
+        """A factor of the task's sequence, or 1 where it has no key: what is 0 then stays so beside any number."""
+        if not self.spec.varlen:
+            return factor
+        return cutlass.select_(regs.task["rows_k"] > 0, factor, Float32(1.0))
 
     # ---- products --------------------------------------------------------------------------------
 
@@ -183,15 +195,22 @@ class Consumer:
     def finish(self, g, regs):
         """Divide by the norm; write O, and perhaps the log-sum-exp."""
         t, lse = regs.task, tk.rv()
-        row, end = (t["tile"] * self.config.consumers + regs.wg) * 64, g.tasks.rows_q
+        row, end = self.rows_of(g, t, (t["tile"] * self.config.consumers + regs.wg) * 64)
+        of = (t["head"],) if const_expr(self.spec.varlen) else (t["head"], t["batch"])
         tk.copy(regs.last_max, regs.max)
         tk.copy(regs.last_norm, regs.norm)
         self.softmax.statistics(g, regs, lse)
         for part in cutlass.range_constexpr(self.config.parts):
             tk.mul_row(regs.o[part], regs.o[part], regs.last_norm)
-            tk.store_narrow(self.columns(g.o[None, None, t["head"], t["batch"]], part), regs.o[part], row, end)
+            tk.store_narrow(self.columns(g.o[(None, None, *of)], part), regs.o[part], row, end)
         if const_expr(self.spec.lse):
-            tk.store_rows(g.lse[t["batch"], t["head"], None], lse, row, end)
+            tk.store_rows(g.lse[(*reversed(of), None)], lse, row, end)
+
+    def rows_of(self, g, t, row):
+        """(row of the tensors that is row ``row`` of the task's sequence, where that ends)"""
+        if not self.spec.varlen:
+            return row, g.tasks.rows_q
+        return t["batch"] - t["rows_q"] + row, t["batch"]
 
     def columns(self, o, part):
         """O from the first column of a tile on."""

@@ -7,20 +7,22 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.attention.common.operands import Scalars
+from tkq.attention.common.operands import Scalars, Sequences
 from tkq.attention.forward.kernel import AttentionForward
-from tkq.attention.forward.state import Shared, field_names
+from tkq.attention.forward.state import Shared
 from tkq.attention.fp8.config import Fp8Config
 from tkq.attention.fp8.consumer import Consumer
 from tkq.attention.fp8.producer import Producer
 from tkq.attention.fp8.spec import Fp8Spec
-from tkq.attention.fp8.state import Globals, Tiles
+from tkq.attention.fp8.state import Globals, Tiles, field_names
 from tkq.runtime.compile import fake
 
 
 class Operands(NamedTuple):
     """k (B, Sk, Hk, D); v (B, Hk, D, Sk or more), transposed, in the order of ``tkq.attention.fp8.transpose``; o (B,
-    Sq, H, D); lse (B, H, Sq) fp32 or None; q_descale, k_descale, v_descale (B, Hk) fp32 or None."""
+    Sq, H, D); lse (B, H, Sq) fp32 or None; q_descale, k_descale, v_descale (B, Hk) fp32 or None; sequences: None unless
+    varlen. varlen: q, o (total, H, D), k (total, Hk, D), v (Hk, D, whole tiles) of ``tkq.attention.fp8.packed``, lse
+    (H, total)."""
 
     k: Any
     v: Any
@@ -29,6 +31,7 @@ class Operands(NamedTuple):
     q_descale: Any = None
     k_descale: Any = None
     v_descale: Any = None
+    sequences: Any = None
 
 
 class Fp8Forward:
@@ -62,10 +65,12 @@ class Fp8Forward:
                  stream: cuda.CUstream):
         """counter: (1,) int32 that is 0."""
         spec, cfg, x = self.spec, self.config, operands
-        # (batch, row, head, col), of v (batch, head, col, row), to (row, col, head, batch) and (col, row, head, batch)
-        q, k, o = [cute.make_tensor(t.iterator, cute.select(t.layout, [1, 3, 2, 0])) for t in (q, x.k, x.o)]
-        v = cute.make_tensor(x.v.iterator, cute.select(x.v.layout, [2, 3, 1, 0]))
-        tasks, number = self.base.tasks(q, k, None, scalars)
+        # ([batch,] row, head, col), of v ([batch,] head, col, row), to (row, col, head[, batch]) and (col, row, head
+        # [, batch])
+        order, of_v = ([0, 2, 1], [1, 2, 0]) if const_expr(spec.varlen) else ([1, 3, 2, 0], [2, 3, 1, 0])
+        q, k, o = [cute.make_tensor(t.iterator, cute.select(t.layout, order)) for t in (q, x.k, x.o)]
+        v = cute.make_tensor(x.v.iterator, cute.select(x.v.layout, of_v))
+        tasks, number = self.base.tasks(q, k, x.sequences, scalars)
         g = Globals(
             q=tk.gl.load(q, self.tiles.q), k=tk.gl.load(k, self.tiles.k), v=tk.gl.load(v, self.tiles.v), o=o,
             lse=x.lse, q_descale=x.q_descale, k_descale=x.k_descale, v_descale=x.v_descale, tasks=tasks,
@@ -84,16 +89,23 @@ class Fp8Forward:
         D, keys = fake.sym(divisibility=32), fake.sym(divisibility=16)
 
         def operand(dtype, shape, unit):
+            shape = shape[1:] if spec.varlen else shape
             return fake.tensor(dtype, shape, (*(fake.sym64(divisibility=unit) for _ in shape[1:]), 1), align=16)
+
+        def ints(n, there=True):
+            return fake.tensor("int32", (n,), align=4) if there else None
 
         def descale(name):
             strides = fake.sym64(), fake.sym64()
             return fake.tensor("fp32", (B, Hk), strides, align=4) if name in spec.descales else None
 
+        Bp = fake.sym()
+        sequences = Sequences(ints(Bp), ints(Bp), ints(B, spec.seqused_q), ints(B, spec.seqused_k))
+        lse = fake.tensor("fp32", (H, Sq) if spec.varlen else (B, H, Sq), align=4) if spec.lse else None
         return (operand("e4m3", (B, Sq, H, D), 16), Operands(
             operand("e4m3", (B, Sk, Hk, D), 16), operand("e4m3", (B, Hk, D, keys), 16),
-            operand(spec.out, (B, Sq, H, D), 8), fake.tensor("fp32", (B, H, Sq), align=4) if spec.lse else None,
-            *(descale(name) for name in "qkv")), fake.tensor("int32", (1,), align=4),
+            operand(spec.out, (B, Sq, H, D), 8), lse, *(descale(name) for name in "qkv"),
+            sequences if spec.varlen else None), ints(1),
             Scalars(Float32(1.0), Float32(1.0), Int32(0), Int32(0), Int32(1)))
 
     # ---- device --------------------------------------------------------------------------------

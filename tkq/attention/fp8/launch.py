@@ -10,7 +10,7 @@ from tkq.attention.forward.spec import LONG_WINDOW
 from tkq.attention.fp8.check import Call, Options, spec_of
 from tkq.attention.fp8.config import Fp8Config
 from tkq.attention.fp8.plan import recipe
-from tkq.attention.fp8.spec import KEYS_TOGETHER, Fp8Spec, QuantizeSpec, TransposeSpec
+from tkq.attention.fp8.spec import KEYS_TOGETHER, Fp8Spec, QuantizeSpec, TransposePackedSpec, TransposeSpec
 from tkq.runtime import function
 from tkq.runtime.call import counters
 from tkq.runtime.call.replay import CallCache, Launch, Launched
@@ -35,7 +35,7 @@ def attend(call: Call, options: Options, config: Fp8Config | None = None) -> tup
     scale = q.shape[3] ** -0.5 if options.softmax_scale is None else options.softmax_scale
     counter = counters.counter(q.get_device())
     then = Launch(launcher(q, spec_of(call, options, LONG_WINDOW), config), (
-        q, (k, v, o, lse, *call[3:]), counter, (scale, 0.0, options.left, options.right, arch.num_sms(q.device))))
+        q, (k, v, o, lse, *call[3:], None), counter, (scale, 0.0, options.left, options.right, arch.num_sms(q.device))))
     for run, arguments in (first, then):
         run(*arguments)
     if config is None:
@@ -72,7 +72,8 @@ def results(call: Call, options: Options) -> tuple:
     return call.q.new_empty(call.q.shape, dtype=options.out_dtype), lse
 
 
-def launcher(x: Tensor, spec: Fp8Spec | TransposeSpec | QuantizeSpec, config: Fp8Config | None = None):
+def launcher(x: Tensor, spec: Fp8Spec | TransposeSpec | TransposePackedSpec | QuantizeSpec,
+             config: Fp8Config | None = None):
     """The kernel's function."""
     key = x.get_device(), spec, config
     if key not in _launchers:

@@ -79,15 +79,15 @@ def flash_attn_fp8(q: Tensor, k: Tensor, v: Tensor, *, q_descale: Optional[Tenso
         o = tkq.flash_attn_fp8(q, k, v, causal=True, **descales)  # (2, 256, 8, 128) bfloat16
     """
     traced = ops.traced()  # Dynamo of torch 2.11 knows no `is` between tuples
-    left, right = (-1, -1) if not traced and window_size is OPEN else limits(window_size)
+    left, right = (-1, -1) if not traced and window_size is OPEN else limits[OP](window_size)
     if not traced:
         found = launch.calls.take(q, k, v, q_descale, k_descale, v_descale, causal, softmax_scale, left, right,
                                   accumulate, out_dtype, return_lse)
         if found is not None:
             return found if return_lse else found[0]
-    causal, return_lse = flags(causal, return_lse)
-    softmax_scale = numbers(softmax_scale)
-    accumulate, out_dtype = words(accumulate, out_dtype)
+    causal, return_lse = flags[OP](causal, return_lse)
+    softmax_scale = numbers[OP](softmax_scale)
+    accumulate, out_dtype = words[OP](accumulate, out_dtype)
     call = Call(q, k, v, q_descale, k_descale, v_descale)
     options = Options(causal, softmax_scale, left, right, accumulate, out_dtype, return_lse)
     if ops.direct(*call):

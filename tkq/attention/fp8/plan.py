@@ -3,16 +3,18 @@ file."""
 from __future__ import annotations
 
 from tkq.attention.fp8.config import Fp8Config
-from tkq.attention.fp8.spec import Fp8Spec, QuantizeSpec, TransposeSpec
+from tkq.attention.fp8.spec import Fp8Spec, GatherPagesSpec, QuantizeSpec, TransposePackedSpec, TransposeSpec
 from tkq.runtime.compile.recipe import Recipe
 
+_BEFORE = {TransposeSpec: "transpose:TransposeValues", TransposePackedSpec: "packed:TransposePacked",
+           GatherPagesSpec: "pages:GatherPages", QuantizeSpec: "quantize:QuantizeQkv"}
 
-def recipe(spec: Fp8Spec | TransposeSpec | QuantizeSpec, config: Fp8Config | None = None) -> Recipe:
-    """Of the kernel of a configuration, without one of the planned one; or of those that transpose V, or quantise."""
-    if isinstance(spec, TransposeSpec):
-        return Recipe("tkq.attention.fp8.transpose:TransposeValues", (spec,))
-    if isinstance(spec, QuantizeSpec):
-        return Recipe("tkq.attention.fp8.quantize:QuantizeQkv", (spec,))
+
+def recipe(spec, config: Fp8Config | None = None) -> Recipe:
+    """Of the kernel of a configuration, without one of the planned one; or of those that transpose V, gather pages, or
+    quantise."""
+    if type(spec) in _BEFORE:
+        return Recipe(f"tkq.attention.fp8.{_BEFORE[type(spec)]}", (spec,))
     config = config or plan(spec)
     return Recipe("tkq.attention.fp8.kernel:Fp8Forward", (spec.kernel(), config))
 
@@ -25,7 +27,9 @@ def plan(spec: Fp8Spec) -> Fp8Config:
     beside S: it comes in two parts, in S's registers, and the other consumer's products run under a
     consumer's softmax."""
     spec = spec.kernel()
-    if spec.head_dim == 64:
+    if spec.varlen:
+        config = _packed(spec)
+    elif spec.head_dim == 64:
         config = Fp8Config(kv=96 if spec.two_level else 128, consumers=3, stages=3)
     elif spec.head_dim == 128:
         config = Fp8Config()
@@ -33,4 +37,13 @@ def plan(spec: Fp8Spec) -> Fp8Config:
         config = Fp8Config(overlap=False, parts=2, q_stages=1, ping_pong=False)
     else:
         config = Fp8Config(q_stages=1, ping_pong=False)
-    return config.check(spec.head_dim, spec.two_level)
+    return config.check(spec.head_dim, spec.two_level, spec.varlen)
+
+
+def _packed(spec):
+    """Finding a task among sequences takes the producer more registers than three consumers leave it, or two by
+    default; a tile of V is of one sequence, so its keys divide those that are transposed together. At 256 columns the
+    rest is too few for an S under P V."""
+    if spec.head_dim < 256:
+        return Fp8Config(registers=(40, 232))
+    return Fp8Config(overlap=False, parts=2 if spec.two_level else 1, q_stages=1, ping_pong=False, registers=(40, 232))

@@ -23,7 +23,8 @@ class Fp8Spec:
     scheduler of ``tkq.attention.forward`` take either.
 
     out: dtype of o. accumulate: "two_level" adds each key block's P V to O in float32; "fast" lets the tensor cores
-    add. descales: of which operands there are factors.
+    add. descales: of which operands there are factors. varlen: packed sequences, delimited by cu_seqlens; seqused_q,
+    seqused_k: only the first rows of each are in use.
 
     Raises:
         NotImplementedError: what no kernel takes, by name.
@@ -38,13 +39,13 @@ class Fp8Spec:
     left: bool = False
     right: bool = False
     long_window: bool = False
+    varlen: bool = False
+    seqused_q: bool = False
+    seqused_k: bool = False
     dtype: ClassVar[str] = "e4m3"
     pack: ClassVar[int] = 1
     softcap: ClassVar[bool] = False
     sinks: ClassVar[None] = None
-    varlen: ClassVar[bool] = False
-    seqused_q: ClassVar[bool] = False
-    seqused_k: ClassVar[bool] = False
 
     def __post_init__(self):
         if self.head_dim not in HEAD_DIMS:
@@ -58,6 +59,8 @@ class Fp8Spec:
             raise ValueError("flash_attn_fp8: causal and right: causal is the limit on the right")
         if self.long_window and not self.left:
             raise ValueError("flash_attn_fp8: long_window belongs to left")
+        if (self.seqused_q or self.seqused_k) and not self.varlen:
+            raise ValueError("flash_attn_fp8: seqused_q and seqused_k belong to varlen")
 
     @property
     def head_dim_v(self) -> int:
@@ -77,7 +80,7 @@ class Fp8Spec:
     @property
     def sides(self) -> bool:
         """May a row, or a part of a tile, see no key of a block that is visited?"""
-        return self.causal or self.right or self.left
+        return self.causal or self.right or self.left or self.varlen
 
     def kernel(self) -> "Fp8Spec":
         """The spec of the kernel that serves this one: head_dim rounded up to a tile's width."""
@@ -89,6 +92,18 @@ class TransposeSpec:
     """Of V that is transposed. keys_contiguous: its keys are contiguous, not its columns."""
 
     keys_contiguous: bool = False
+
+
+@dataclass(frozen=True)
+class TransposePackedSpec:
+    """Of V of packed sequences that is transposed. seqused_k: only the first keys of each are in use."""
+
+    seqused_k: bool = False
+
+
+@dataclass(frozen=True)
+class GatherPagesSpec:
+    """Of K and V of a paged cache that are put together."""
 
 
 @dataclass(frozen=True)

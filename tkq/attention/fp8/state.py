@@ -7,6 +7,12 @@ from cutlass import Float32, Int32
 
 import tkq.tile as tk
 from tkq.attention.forward.state import Fields
+from tkq.attention.forward.state import field_names as forward_field_names
+
+
+def field_names(spec) -> tuple:
+    """As of ``tkq.attention.forward``. sequence: of packed ones, whose descales a task has."""
+    return (*forward_field_names(spec), *["sequence"] * bool(spec.varlen and spec.descales))
 
 
 @dataclass(frozen=True)
@@ -28,12 +34,12 @@ class Globals:
     q: tk.gl
     k: tk.gl
     v: tk.gl  # transposed, keys in the order of P
-    o: cute.Tensor  # (row, col, head, batch)
-    lse: Optional[cute.Tensor]  # (batch, head, row)
+    o: cute.Tensor  # (row, col, head[, batch])
+    lse: Optional[cute.Tensor]  # (batch, head, row); varlen (head, row)
     q_descale: Optional[cute.Tensor]  # (batch, K/V head), as the next two
     k_descale: Optional[cute.Tensor]
     v_descale: Optional[cute.Tensor]
-    tasks: Any  # Dense
+    tasks: Any  # Dense or Varlen
     schedule: tk.Schedule
     left: Optional[Int32]
     right: Optional[Int32]

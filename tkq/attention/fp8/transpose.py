@@ -76,21 +76,7 @@ class TransposeValues:
         h, rest = rest % H, rest // H
         tiles = workspace.shape[3] // KEYS
         tile, b = rest % tiles, rest // tiles
-        first = tile * KEYS + lane // 4 * GROUP
-        rows = []
-        for j in cutlass.range_constexpr(4):
-            # operand_column of the lane's j-th place
-            key = first + 8 * (j // 2) + lane % 4 * 2 + j % 2
-            words = cute.make_rmem_tensor((COLS // 4,), Uint32)
-            words.fill(Uint32(0))
-            if key < S:
-                cute.autovec_copy(_words(v, (b, key, h, chunk * COLS), COLS // 4), words)
-            rows.append(words)
-        for i in cutlass.range_constexpr(COLS // 4):
-            columns = transposed([row[i] for row in rows])
-            for j in cutlass.range_constexpr(4):
-                to = _words(workspace, (b, h, chunk * COLS + 4 * i + j, tile * KEYS + 4 * lane), 1)
-                to[0] = columns[j]
+        transpose_tile(lane, v, workspace, (b, h, chunk), tile, tile * KEYS, S)
 
     @cute.jit
     def reorder(self, unit, v: cute.Tensor, workspace: cute.Tensor):
@@ -114,10 +100,38 @@ class TransposeValues:
         for c in cutlass.range_constexpr(GROUP // 4):
             near, far = words[c // 2], words[2 + c // 2]  # eight keys on
             found[c] = low_halves(near, far) if c % 2 == 0 else high_halves(near, far)
-        cute.autovec_copy(found, _words(workspace, (b, h, d, first), GROUP // 4))
+        cute.autovec_copy(found, words_at(workspace, (b, h, d, first), GROUP // 4))
 
 
-def _words(x, coord, n):
+@cute.jit
+def transpose_tile(lane, v: cute.Tensor, workspace: cute.Tensor, of, tile, begin, end):
+    """A warp's part of a tile of the workspace: 32 columns of the keys from ``begin`` on, and zeros for those from
+    ``end`` on. of: (batch, head, which 32 columns)."""
+    b, h, chunk = of
+    first = begin + lane // 4 * GROUP
+    rows = []
+    for j in cutlass.range_constexpr(4):
+        # operand_column of the lane's j-th place
+        key = first + 8 * (j // 2) + lane % 4 * 2 + j % 2
+        words = cute.make_rmem_tensor((COLS // 4,), Uint32)
+        words.fill(Uint32(0))
+        if key < end:
+            cute.autovec_copy(words_at(v, (b, key, h, chunk * COLS), COLS // 4), words)
+        rows.append(words)
+    store_columns(lane, workspace, of, tile, rows)
+
+
+def store_columns(lane, workspace, of, tile, rows):
+    """Of a lane's four keys, 32 columns each: to where they lie side by side."""
+    b, h, chunk = of
+    for i in range(COLS // 4):
+        columns = transposed([row[i] for row in rows])
+        for j in range(4):
+            to = words_at(workspace, (b, h, chunk * COLS + 4 * i + j, tile * KEYS + 4 * lane), 1)
+            to[0] = columns[j]
+
+
+def words_at(x, coord, n):
     """n words of x from a coordinate on."""
     run = vectors.run_at(x, coord, 4 * n)
     pointer = cute.recast_ptr(run.iterator.align(min(4 * n, 16)), dtype=Uint32)

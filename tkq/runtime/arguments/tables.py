@@ -129,6 +129,13 @@ TABLES = {
         *(tensor(name, "e4m3") for name in "qkv"), *(tensor(f"{name}_descale", "fp32", none=True) for name in "qkv"),
         _CAUSAL, _SCALE, _WINDOW, choice("accumulate", "two_level", "two_level", "fast"),
         dtype("out_dtype", *HALF, default="bf16"), flag("return_lse")),
+    "flash_attn_fp8_varlen": (
+        *(tensor(name, "e4m3") for name in "qkv"), tensor("cu_seqlens_q", "int32"),
+        Argument("cu_seqlens_k", "tensor", True, REQUIRED, ("int32",)),
+        integer("max_seqlen_q", REQUIRED, 0, _LONGEST), integer("max_seqlen_k", REQUIRED, 0, _LONGEST),
+        *(tensor(f"{name}_descale", "fp32", none=True) for name in "qkv"), _CAUSAL, _SCALE, _WINDOW,
+        choice("accumulate", "two_level", "two_level", "fast"), dtype("out_dtype", *HALF, default="bf16"),
+        *(tensor(name, "int32", none=True) for name in ("seqused_q", "seqused_k", "block_table")), flag("return_lse")),
     "quantize_qkv": (*(tensor(name, *WIDE) for name in "qkv"), flag("rotate"), flag("smooth_k"),
                      *(tensor(name, "fp32", none=True) for name in ("cos", "sin"))),
     "create_block_mask": (_other("mask_mod", REQUIRED), *(Argument(n, "integer", True, REQUIRED, low=1, high=_LONGEST)
