@@ -32,6 +32,8 @@ MASKS = {
         h == 2, (kv > ENDS[q]) ^ (q == ENDS[kv]), (ENDS[kv] >= q) ^ (q - kv < ENDS[q]))),
     "least quotient": lambda b, h, q, kv: (LEAST[q] // 3 < -kv) & (LEAST[kv] // -7 > q),
     "rounded multiples": lambda b, h, q, kv: (kv * 1001001).float() == MULTIPLES[kv],
+    "shifts by all bits": lambda b, h, q, kv: (
+        ((kv - q) >> 35 == (q << 32) - 1) ^ (kv.long() << -1 == q) ^ (kv >> -3 < h)),
     "one": lambda b, h, q, kv: h == 1,
 }
 PLACES = [(0, 0), (128, 128), (144, 128), (80, 192), (256, 256), (288, 0), (0, 256)]

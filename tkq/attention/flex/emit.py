@@ -210,6 +210,8 @@ def from_lane(value, lane):
 
 def _operation(node, args, of):
     op, whole = node.op, of[0].type in ("i32", "i64")
+    if op in ("shl", "shr") and of[1].op == "const":
+        return _shifted(op, args[0], of[1].args[0], 32 if of[0].type == "i32" else 64)
     if op in _PLAIN:
         return _PLAIN[op](*args)
     if op == "tanh":
@@ -219,6 +221,13 @@ def _operation(node, args, of):
     if op in ("floordiv", "mod", "truncdiv"):
         return _divided(op, *args, of[1], whole)
     return _OF_BOTH[op](*args, whole)
+
+
+def _shifted(op, x, n, bits):
+    """By a number that is known when traced: by one that is negative, or as many as there are bits, as torch has it."""
+    if not 0 <= n < bits:
+        op, n = ("mul", 0) if op == "shl" else ("shr", bits - 1)
+    return _PLAIN[op](x, type(x)(n))
 
 
 def _tanh(x):
