@@ -29,6 +29,9 @@ class Scaling:
             regs.of_v[0], of_k = g.v_descale[s.head], g.k_descale[s.head]
         elif const_expr(self.spec.scales == "sequence"):
             regs.of_v[0], of_k = g.v_descale[s.source, s.head], g.k_descale[s.source, s.head]
+            # Those of a sequence of no key mean nothing, and may be NaN: 0 * NaN would be NaN.
+            some = s.length > 0
+            regs.of_v[0], of_k = (cutlass.select_(some, x, Float32(1.0)) for x in (regs.of_v[0], of_k))
         for r in cutlass.range_constexpr(2):
             # Never 0: -inf of a key that is not seen stays -inf.
             both = regs.scale.tensor[r] * factor * of_k
