@@ -1,5 +1,5 @@
-"""Decoding in the direct form: which numbers of K, V and q a warp's lanes have, and what becomes of its scores, with all
-32 lanes of a warp as NumPy arrays in the place of one lane's registers."""
+"""Decoding in the direct form: which numbers of K, V and q a warp's lanes have, and what becomes of its scores. All 32
+lanes of a warp are NumPy arrays in the place of one lane's registers."""
 import itertools
 import math
 from types import SimpleNamespace
@@ -178,7 +178,7 @@ def test_the_largest_score_has_weight_one(lanes, monkeypatch, size):
         direct.Direct.softmax.__wrapped__(kernel, None, regs, 0, -1)
     found, products = np.stack(regs.s), scores * scale
     for query in range(8):
-        e, of = query % 2, T == query // 2
+        e, of = query % 2, query // 2 == T
         own, top = found[e::2, of], products[e::2, of].max()
         assert own.max() == 1.0 and (regs.max[e][of] == top).all()
         assert np.array_equal(own, np.exp2(products[e::2, of] - top))
