@@ -86,7 +86,9 @@ MUTANTS = (
          "regs.of_v[0], of_k = g.v_descale[s.source, s.head], g.k_descale[s.source, s.head]",
          "regs.of_v[0], of_k = g.v_descale[s.source, 0], g.k_descale[s.source, s.head]", FLOAT8_PAGES),
         ("largest_scale_of_a_warp", "for warp in range(4):", "for warp in range(1):", TOKENS),
-        ("o_in_the_unit_before", "tk.mul(regs.correct, regs.correct, before * inverse)", "pass", TOKENS)),
+        ("o_in_the_unit_before",
+         "tk.mul(regs.correct, regs.correct, Float32(cutlass.select_(grown, before * inverse, Float32(1.0))))", "pass",
+         TOKENS)),
     *family(
         "decode", "tkq/attention/decode/direct.py",
         ("direct_keys_that_are_not_there", "if there != Int32(-1):", "if there == Int32(12345):", FLOAT8_PAGES),

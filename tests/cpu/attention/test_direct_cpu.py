@@ -202,6 +202,24 @@ def test_scales_of_a_sequence_of_no_key(monkeypatch):
         assert np.array_equal([regs.of_v[0], *regs.scale.tensor], [of_v, 2 * of_v, 2 * of_v], equal_nan=True)
 
 
+@pytest.mark.parametrize("largest, grows", [(0.3, True), (0.1, False), (1e-3, False)])
+def test_o_keeps_its_unit_where_no_scale_grows(monkeypatch, largest, grows):
+    """Exactly: a row may be multiplied since another one's maximum moved."""
+    fp32, products = np.float32, []
+    monkeypatch.setattr(scaling, "Float32", fp32)
+    monkeypatch.setattr(scaling.cutlass, "select_", lambda condition, a, b: a if condition else b)
+    monkeypatch.setattr(scaling.cute.arch, "fmax", max)
+    monkeypatch.setattr(scaling.cute.arch, "rcp_approx", lambda x: np.nextafter(fp32(1) / x, fp32(9)))
+    monkeypatch.setattr(scaling.tk, "mul", lambda to, x, by: products.append(by))
+    kernel = scaling.Scaling(DecodeSpec("bf16", 64, 64, cache="e4m3", scales="token"), DecodeConfig(keys=128))
+    kernel.columns = lambda *given: None
+    regs = SimpleNamespace(of_v=[fp32(0.1)], correct=None, s=None)
+    scales = np.full((260, 1), fp32(largest))
+    assert kernel.values(SimpleNamespace(scales=scales), regs, 0) == grows
+    (by,) = products
+    assert abs(by - 1 / 3) < 1e-6 if grows else by == 1.0
+
+
 def test_pieces_of_rows():
     for columns, n in itertools.product((64, 96, 128, 192, 256), (4, 8)):
         seen = [p.first + p.bytes * lane + b for p in direct_rows.pieces(columns, n) for lane in range(n)

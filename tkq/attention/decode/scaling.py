@@ -71,8 +71,10 @@ class Scaling:
         inverse = cute.arch.rcp_approx(top)
         self.columns(regs.s, smem.scales, stage, self.config.keys, inverse, rows)
         regs.of_v[0] = top
-        tk.mul(regs.correct, regs.correct, before * inverse)
-        return top > before
+        grown = top > before
+        # Exactly 1 where it did not: another row's maximum may have moved, which must not change this row's bits.
+        tk.mul(regs.correct, regs.correct, Float32(cutlass.select_(grown, before * inverse, Float32(1.0))))
+        return grown
 
     def columns(self, tile, scales, stage, first, factor, rows=2):
         view = tile.rows_view
