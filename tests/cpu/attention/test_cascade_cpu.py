@@ -122,6 +122,21 @@ def test_what_is_launched(queries, options, merges):
             assert (fake is None) == (x is None) and (x is None or not misfit(fake, x, sizes))
 
 
+def test_the_prefix_of_few_queries_takes_the_kernel_of_many():
+    """Over a float8 cache: with batch_invariant a sequence's bits are those in any batch."""
+    k, v = torch.zeros(2, 300, 16, 8, 128).to(torch.float8_e4m3fn)
+    found = set()
+    for batch in (2, 3):
+        given = dict(block_table=torch.zeros(batch, 150, dtype=INT),
+                     cache_seqlens=torch.full((batch,), 2300, dtype=INT))
+        with fake_gpu.launches() as seen, torch.no_grad():
+            tkq.cascade_attention(torch.zeros(batch, 1, 32, 128, dtype=BF16), k, v, prefix_len=1030, cascade=True,
+                                  batch_invariant=True, **given)
+        found.add(tuple(recipe for recipe, _ in seen[-3:]))
+    (kernels,) = found
+    assert [recipe.args[0].few for recipe in kernels[:2]] == [False, True]
+
+
 # ---- the choice -----------------------------------------------------------------------------------------------------
 
 SIZES = [(heads, dims) for heads in ((8, 8), (32, 8), (64, 1)) for dims in ((64, 64), (128, 128), (192, 128))]

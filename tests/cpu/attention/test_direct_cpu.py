@@ -1,6 +1,7 @@
-"""Decoding in the direct form: which numbers of K, V and q a warp's lanes have, with all 32 lanes of a warp as NumPy
-arrays in the place of one lane's registers."""
+"""Decoding in the direct form: which numbers of K, V and q a warp's lanes have, and what becomes of its scores. All 32
+lanes of a warp are NumPy arrays in the place of one lane's registers."""
 import itertools
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 
 pytest.importorskip("cutlass")
 
-from tkq.attention.decode import direct, direct_output, direct_rows
+from tkq.attention.decode import direct, direct_output, direct_rows, scaling
 from tkq.attention.decode.config import DirectConfig
 from tkq.attention.decode.spec import DecodeSpec
 
@@ -152,6 +153,71 @@ def test_products_of_a_step(lanes, dims, step):
     regs.s[:] = [weights[key(j), query(j)] for j in range(len(regs.s))]
     kernel.values(regs)
     assert np.allclose(output(regs, dims[1]), weights.T @ (v * there[:, None]), rtol=1e-12)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e8, 1e37])
+def test_the_largest_score_has_weight_one(lanes, monkeypatch, size):
+    """However large scores are: their products with the scale are rounded, and the largest is one of them."""
+    fp32, arch = np.float32, direct.cute.arch
+    fakes = dict(vote_any_sync=np.any, fmax=np.fmax, shuffle_sync_bfly=lambda x, offset: x[LANES ^ offset])
+    for name, what in fakes.items():
+        monkeypatch.setattr(arch, name, what)
+    monkeypatch.setattr(direct.cute.math, "exp2", lambda x, fastmath: np.exp2(x))
+    monkeypatch.setattr(direct.cute.math, "fma", lambda a, b, c: fp32(a.astype(np.float64) * b + c))
+    monkeypatch.setattr(direct.cutlass, "select_", np.where)
+    monkeypatch.setattr(direct.cutlass, "range_constexpr", range)
+    monkeypatch.setattr(direct, "Float32", fp32)
+    kernel, rng = direct.Direct(DecodeSpec("bf16", 64, 64, cache="e4m3", few=True), DecodeConfig(step=32)), (
+        np.random.default_rng(2))
+    kernel.mask, kernel.raise_max = lambda *_: None, lambda *given: direct.Direct.raise_max.__wrapped__(kernel, *given)
+    scores, scale = rng.standard_normal((8, 32)).astype(fp32) * fp32(1000.0), fp32(size / 1234.5)
+    filled = lambda x, n: [np.full(32, x, fp32) for _ in range(n)]
+    regs = SimpleNamespace(s=list(scores), max=filled(-np.inf, 2), norm=filled(0.0, 2), o=filled(0.0, 16),
+                           scale=SimpleNamespace(tensor=filled(scale, 2)))
+    with np.errstate(all="ignore"):
+        direct.Direct.softmax.__wrapped__(kernel, None, regs, 0, -1)
+    found, products = np.stack(regs.s), scores * scale
+    for query in range(8):
+        e, of = query % 2, query // 2 == T
+        own, top = found[e::2, of], products[e::2, of].max()
+        assert own.max() == 1.0 and (regs.max[e][of] == top).all()
+        assert np.array_equal(own, np.exp2(products[e::2, of] - top))
+        assert np.allclose(sum(regs.norm[e][of]), own.sum())
+
+
+def test_scales_of_a_sequence_of_no_key(monkeypatch):
+    """Mean nothing: they may be NaN, and its result is 0."""
+    fp32 = np.float32
+    for name, what in dict(Float32=fp32, const_expr=lambda x: x).items():
+        monkeypatch.setattr(scaling, name, what)
+    monkeypatch.setattr(scaling.cutlass, "select_", lambda condition, a, b: a if condition else b)
+    monkeypatch.setattr(scaling.cutlass, "range_constexpr", range)
+    monkeypatch.setattr(scaling.cute.arch, "fmax", lambda a, b, nan: np.maximum(a, b))
+    kernel = scaling.Scaling(DecodeSpec("bf16", 64, 64, cache="e4m3", scales="sequence", few=True), DecodeConfig())
+    scales = np.array([[2.0, 3.0], [math.nan, math.nan]], fp32)
+    g = SimpleNamespace(scale=fp32(0.5), k_descale=scales, v_descale=scales)
+    for source, length, of_v in ((0, 5, 3.0), (1, 0, 1.0), (1, 5, math.nan)):
+        regs = SimpleNamespace(of_v=[None], scale=SimpleNamespace(tensor=[fp32(4.0)] * 2))
+        scaling.Scaling.begin.__wrapped__(kernel, g, regs, SimpleNamespace(source=source, head=1, length=length))
+        assert np.array_equal([regs.of_v[0], *regs.scale.tensor], [of_v, 2 * of_v, 2 * of_v], equal_nan=True)
+
+
+@pytest.mark.parametrize("largest, grows", [(0.3, True), (0.1, False), (1e-3, False)])
+def test_o_keeps_its_unit_where_no_scale_grows(monkeypatch, largest, grows):
+    """Exactly: a row may be multiplied since another one's maximum moved."""
+    fp32, products = np.float32, []
+    monkeypatch.setattr(scaling, "Float32", fp32)
+    monkeypatch.setattr(scaling.cutlass, "select_", lambda condition, a, b: a if condition else b)
+    monkeypatch.setattr(scaling.cute.arch, "fmax", max)
+    monkeypatch.setattr(scaling.cute.arch, "rcp_approx", lambda x: np.nextafter(fp32(1) / x, fp32(9)))
+    monkeypatch.setattr(scaling.tk, "mul", lambda to, x, by: products.append(by))
+    kernel = scaling.Scaling(DecodeSpec("bf16", 64, 64, cache="e4m3", scales="token"), DecodeConfig(keys=128))
+    kernel.columns = lambda *given: None
+    regs = SimpleNamespace(of_v=[fp32(0.1)], correct=None, s=None)
+    scales = np.full((260, 1), fp32(largest))
+    assert kernel.values(SimpleNamespace(scales=scales), regs, 0) == grows
+    (by,) = products
+    assert abs(by - 1 / 3) < 1e-6 if grows else by == 1.0
 
 
 def test_pieces_of_rows():

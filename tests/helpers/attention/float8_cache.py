@@ -55,4 +55,6 @@ def _descale(of, scales, cache, new):
     top = torch.stack([x.abs().amax((0, 2)) if len(x) else x.new_ones(heads) for x in of]) / LARGEST
     if scales == "token":
         return torch.full(new.shape[:3], float("nan"), device=new.device)
+    if scales == "sequence":  # those of no key are not looked at
+        top = top.where(cache.lengths[:, None] > 0, float("nan"))
     return {"head": top.amax(0), "sequence": top, None: None}[scales]

@@ -201,16 +201,18 @@ class Direct:
             for j in cutlass.range_constexpr(count):
                 s[j] = cute.math.tanh(s[j] * factors[j % 2], fastmath=True)
             factors = [g.scale, g.scale]
+        # Rounded before the largest is found: the exponential of the largest is 1 however large it is.
+        for j in cutlass.range_constexpr(count):
+            s[j] = s[j] * factors[j % 2]
         self.mask(regs, key, there)
         tops = [s[e] for e in COLUMNS]
         for j in cutlass.range_constexpr(2, count):
             tops[j % 2] = cute.arch.fmax(tops[j % 2], s[j])
-        tops = [tops[e] * factors[e] for e in COLUMNS]
         if cute.arch.vote_any_sync((tops[0] > best[0]) | (tops[1] > best[1])):
             self.raise_max(regs, tops)
         bases = [cutlass.select_(best[e] == -INF, Float32(0.0), best[e]) for e in COLUMNS]
         for j in cutlass.range_constexpr(count):
-            s[j] = cute.math.exp2(cute.math.fma(s[j], factors[j % 2], -bases[j % 2]), fastmath=True)
+            s[j] = cute.math.exp2(s[j] - bases[j % 2], fastmath=True)
             norm[j % 2] = norm[j % 2] + s[j]
         if const_expr(by_token):
             self.scale_values(regs)

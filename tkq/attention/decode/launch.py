@@ -108,12 +108,13 @@ def spec_of(call: Call, options: Options) -> DecodeSpec:
         q.shape[1] > 1 and (options.causal or options.right >= 0)))
     return DecodeSpec(dtypes.name_of(q.dtype), q.shape[-1], v.shape[3], call.block_table is not None, edges,
                       options.softcap > 0, None if call.sinks is None else dtypes.name_of(call.sinks.dtype),
-                      options.return_lse, options.batch_invariant, *_float8(k, call.k_descale), ragged, _few(call),
-                      tree, options.in_parts)
+                      options.return_lse, options.batch_invariant, *_float8(k, call.k_descale), ragged,
+                      _few(call) and not options.in_parts, tree, options.in_parts)
 
 
 def _few(call) -> bool:
-    """Are the packed queries of a K/V head of a float8 cache few?"""
+    """Are the packed queries of a K/V head of a float8 cache few? Of a prefix they are those of the whole batch, on
+    which the kernel that it takes must not depend."""
     q, k = call[:2]
     return k.dtype == torch.float8_e4m3fn and call.cu_seqlens_q is None and call.tree_mask is None and (
         q.shape[1] * (q.shape[2] // k.shape[2]) <= FEW)

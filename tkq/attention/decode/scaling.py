@@ -29,6 +29,9 @@ class Scaling:
             regs.of_v[0], of_k = g.v_descale[s.head], g.k_descale[s.head]
         elif const_expr(self.spec.scales == "sequence"):
             regs.of_v[0], of_k = g.v_descale[s.source, s.head], g.k_descale[s.source, s.head]
+            # Those of a sequence of no key mean nothing, and may be NaN: 0 * NaN would be NaN.
+            some = s.length > 0
+            regs.of_v[0], of_k = (cutlass.select_(some, x, Float32(1.0)) for x in (regs.of_v[0], of_k))
         for r in cutlass.range_constexpr(2):
             # Never 0: -inf of a key that is not seen stays -inf.
             both = regs.scale.tensor[r] * factor * of_k
@@ -68,8 +71,10 @@ class Scaling:
         inverse = cute.arch.rcp_approx(top)
         self.columns(regs.s, smem.scales, stage, self.config.keys, inverse)
         regs.of_v[0] = top
-        tk.mul(regs.correct, regs.correct, before * inverse)
-        return top > before
+        grown = top > before
+        # Exactly 1 where it did not: another row's maximum may have moved, which must not change this row's bits.
+        tk.mul(regs.correct, regs.correct, Float32(cutlass.select_(grown, before * inverse, Float32(1.0))))
+        return grown
 
     def columns(self, tile, scales, stage, first, factor):
         view = tile.rows_view

@@ -44,8 +44,8 @@ class DecodeSpec:
             if got not in allowed:
                 raise NotImplementedError(f"DecodeSpec: {name} is {got!r}, allowed are "
                                           f"{', '.join(map(str, allowed))}")
-        if self.in_parts and (self.sinks is not None or self.ragged or not self.lse):
-            raise NotImplementedError("DecodeSpec: in_parts is of one sequence with its lse, without sinks")
+        if self.in_parts and (self.sinks is not None or self.ragged or self.few or not self.lse):
+            raise NotImplementedError("DecodeSpec: in_parts is of one sequence with its lse, without sinks, not few")
 
     @property
     def inner(self) -> str:
