@@ -85,7 +85,7 @@ MUTANTS = (
          """, NORM),
         ("rows_added_twice", "held.append((totals[n], x, u0 + k * rows < units))",
          "held.append((totals[n], x, u0 + k * rows <= units))",
-         ("tests/gpu/norms/test_norm_backward.py::test_mixed_types[fp32-fp32-fp32-rmsnorm]",))),
+         ("tests/gpu/norms/test_norm_backward.py::test_mixed_types[layernorm-fp32-fp32-fp32]",))),
     *family(
         "rows", "tkq/tile/grid.py",
         ("grid_waits_for_one_block_less", "ptx([Int64(counter), Uint32(blocks), _last(blocks)],",

@@ -109,10 +109,8 @@ def _float8_attention(g):
     if g.q.ndim == 4:
         yield (S(0), S(0) if g.return_lse else R), dict.fromkeys((*"qkv", *descales), S(0))
     if _whole_groups(g):
-        heads, of_lse = S(g.q.ndim - 2), S(g.q.ndim - 3)
-        of_keys = S(g.k.ndim - 2)  # of pages another dimension
-        yield (heads, of_lse if g.return_lse else R), dict(q=heads, k=of_keys, v=of_keys) | dict.fromkeys(
-            descales, S(1))
+        q, of_lse, k = S(g.q.ndim - 2), S(g.q.ndim - 3), S(g.k.ndim - 2)  # heads; pages have another dimension
+        yield (q, of_lse if g.return_lse else R), dict(q=q, k=k, v=k) | dict.fromkeys(descales, S(1))
 
 
 def _attention_backward(g):

@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("cutlass")
 
 from tkq.attention.decode import direct, direct_output, direct_rows, scaling
-from tkq.attention.decode.config import DirectConfig
+from tkq.attention.decode.config import DecodeConfig, DirectConfig
 from tkq.attention.decode.spec import DecodeSpec
 
 LANES = np.arange(32)
@@ -167,7 +167,7 @@ def test_the_largest_score_has_weight_one(lanes, monkeypatch, size):
     monkeypatch.setattr(direct.cutlass, "select_", np.where)
     monkeypatch.setattr(direct.cutlass, "range_constexpr", range)
     monkeypatch.setattr(direct, "Float32", fp32)
-    kernel, rng = direct.Direct(DecodeSpec("bf16", 64, 64, cache="e4m3", few=True), DecodeConfig(step=32)), (
+    kernel, rng = direct.Direct(DecodeSpec("bf16", 64, 64, cache="e4m3", few=True), DirectConfig(32)), (
         np.random.default_rng(2))
     kernel.mask, kernel.raise_max = lambda *_: None, lambda *given: direct.Direct.raise_max.__wrapped__(kernel, *given)
     scores, scale = rng.standard_normal((8, 32)).astype(fp32) * fp32(1000.0), fp32(size / 1234.5)
@@ -193,7 +193,7 @@ def test_scales_of_a_sequence_of_no_key(monkeypatch):
     monkeypatch.setattr(scaling.cutlass, "select_", lambda condition, a, b: a if condition else b)
     monkeypatch.setattr(scaling.cutlass, "range_constexpr", range)
     monkeypatch.setattr(scaling.cute.arch, "fmax", lambda a, b, nan: np.maximum(a, b))
-    kernel = scaling.Scaling(DecodeSpec("bf16", 64, 64, cache="e4m3", scales="sequence", few=True), DecodeConfig())
+    kernel = scaling.Scaling(DecodeSpec("bf16", 64, 64, cache="e4m3", scales="sequence", few=True), DirectConfig())
     scales = np.array([[2.0, 3.0], [math.nan, math.nan]], fp32)
     g = SimpleNamespace(scale=fp32(0.5), k_descale=scales, v_descale=scales)
     for source, length, of_v in ((0, 5, 3.0), (1, 0, 1.0), (1, 5, math.nan)):
