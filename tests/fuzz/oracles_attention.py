@@ -22,6 +22,8 @@ def attend(q, k, v, given, sinks, seen=None):
     lse = every.logsumexp(-1) if every.shape[-1] else torch.full(scores.shape[:-1], -math.inf, dtype=WIDE)
     empty = torch.isneginf(lse)[..., None]
     p = torch.where(empty, 0.0, torch.where(empty, 0.0, every).softmax(-1)[..., :scores.shape[-1]])
+    if sinks is not None:  # an infinite one leaves nothing to the keys
+        p = torch.where((sinks == math.inf)[:, None, None], 0.0, p)
     return torch.einsum("...hqk,...khd->...qhd", p, v), lse
 
 

@@ -97,7 +97,10 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_s
         top = top if sinks is None else torch.maximum(top, sinks.to(wide)[:, None, None])
         top = top.masked_fill(top == -math.inf, 0.0)
         p = torch.exp(scores - top)
-        norm = p.sum(-1, keepdim=True) + (0.0 if sinks is None else torch.exp(sinks.to(wide)[:, None, None] - top))
+        norm = p.sum(-1, keepdim=True)
+        if sinks is not None:  # an infinite one leaves nothing to the keys
+            one = sinks.to(wide)[:, None, None]
+            norm = norm + torch.exp(one - top).masked_fill(one == math.inf, math.inf)
         p = p / norm.masked_fill(norm == 0, 1.0)
         o[b], lse[b] = (p @ v).transpose(0, 1).to(q.dtype), total.float()
     return o, lse
