@@ -84,6 +84,22 @@ def varlen(device):
         yield f"D{dim} {'causal' if causal else 'full'} {', '.join(more)}", (o,)
 
 
+def packed_float8(device):
+    """Sequences of any length, also of none; keys packed, and in pages of which one is not there."""
+    import tkq
+
+    cu = torch.tensor([0, 150, 150, 151, 300], dtype=torch.int32)
+    used = torch.tensor([100, 0, 1, 149], dtype=torch.int32)
+    table = torch.tensor([[3, 0], [-1, 9], [2, 1], [1, 4]], dtype=torch.int32)
+    for dim, accumulate in ((64, "fast"), (128, "two_level")):
+        q, k, v = (x[0].to(torch.float8_e4m3fn) for x in on(device, *qkv(300, 400, 4, 2, dim)))
+        c, u, pages, scale = on(device, cu, used, table, randn(3, 4, 2, dtype=torch.float32).abs())
+        given = dict(k_descale=scale, accumulate=accumulate, causal=True, return_lse=True)
+        yield f"packed float8 D{dim}", tkq.flash_attn_fp8_varlen(q, k[:300], v[:300], c, c, 150, 150, **given)
+        yield f"float8 pages D{dim}", tkq.flash_attn_fp8_varlen(
+            q, k.view(5, 80, 2, dim), v.view(5, 80, 2, dim), c, None, 150, 160, seqused_k=u, block_table=pages, **given)
+
+
 def gradients(device):
     """Blocks that have one task, that stay, also with dQ made behind, that by query heads, and dQ by a kernel of its
     own."""
@@ -188,8 +204,8 @@ def varlen_gradients(device):
         yield f"D{dim} {heads}/{kv_heads} up to {longest} {given} {in_use} {deterministic}", found
 
 
-FAMILIES = {f.__name__: f for f in (forward, options, float8, varlen, gradients, more_forward, more_gradients,
-                                    shared_heads, varlen_gradients, own_functions)}
+FAMILIES = {f.__name__: f for f in (forward, options, float8, packed_float8, varlen, gradients, more_forward,
+                                    more_gradients, shared_heads, varlen_gradients, own_functions)}
 
 if __name__ == "__main__":
     sys.exit(main(FAMILIES))
