@@ -43,7 +43,7 @@ def a_norm(spec, config):
     return RowNorm(spec, config, norm_of(spec, config)(), Output())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(test_reduction_plan.specs())
 def test_each_column_of_a_norm_once(spec):
     kernel = a_norm(spec, norm_plan.plan(spec))
@@ -60,7 +60,7 @@ def test_each_column_of_a_norm_once(spec):
     assert (count == 1).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(test_reduction_plan.specs(), ROWS, st.data())
 def test_each_row_of_a_norm_once(in_python, spec, M, data):
     """With any of the configs that tuning may choose, the planned one first."""
