@@ -127,7 +127,8 @@ def test_scale(factor):
 """
 
 
-@pytest.mark.parametrize("workers", (pytest.param(0, marks=pytest.mark.slow), 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", (0, 2))
 def test_what_gpu_tests_asked_for_is_compiled_ahead_of_the_next_run(machine, tmp_path, capsys, workers):
     kernel_cache.pack(tmp_path / "file", {"test_left_out_now.py": ["x"], "test_scale.py": ["y"]})
     (tmp_path / "test_scale.py").write_text(GPU_TEST)

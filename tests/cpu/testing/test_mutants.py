@@ -108,6 +108,7 @@ def test_a_mutant_is_run_in_a_copy_of_the_tree(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_tree_is_judged_with_what_a_mutant_changes_beside_its_fault(tmp_path):
     """Which is to be no fault: one that is not passes for nothing."""
     rule, tests = "tkq/testing/rule.py", ("tests/cpu/testing/test_testing.py -k late_row",)
