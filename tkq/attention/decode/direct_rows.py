@@ -7,7 +7,7 @@ from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.attention.decode.fragments import WORD, load_words
-from tkq.attention.decode.pages import Pages
+from tkq.attention.decode.pages import Looked, Pages
 
 
 class Piece(NamedTuple):
@@ -17,18 +17,6 @@ class Piece(NamedTuple):
     first: int
     bytes: int
     word: int
-
-
-class Step(NamedTuple):
-    """k, v: addresses of this lane's row, key ``lane`` of the step, 0: not there. page, row: where. there: one bit for
-    each lane. fault: does the table lie?"""
-
-    k: Int64
-    v: Int64
-    page: Int32
-    row: Int32
-    there: Int32
-    fault: cutlass.Boolean
 
 
 def pieces(columns: int, lanes: int) -> list:
@@ -77,11 +65,11 @@ class DirectRows:
             place = place[0], row + step[1]
         return (number, row, seen), place
 
-    def look(self, g, s, found) -> Step:
+    def look(self, g, s, found) -> Looked:
         page, row, seen = found
         here, fault = self.pages.judge(g, page, seen)
         k, v = (self.pages.address(x, s, page, row, here) for x in (g.k, g.v))
-        return Step(k, v, Int32(page), Int32(row), cute.arch.vote_ballot_sync(here), cutlass.Boolean(fault))
+        return Looked(k, v, Int32(page), Int32(row), cute.arch.vote_ballot_sync(here), cutlass.Boolean(fault))
 
     def load_k(self, held, rows):
         """A step's words of K are asked for."""

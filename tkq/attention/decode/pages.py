@@ -1,10 +1,24 @@
 """Where the rows of a block of keys lie, and which of them are there: what producer warps ask, of any cache."""
+from typing import NamedTuple
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.attention.decode import words
+
+
+class Looked(NamedTuple):
+    """The keys that a warp loads at a time. k, v: addresses of this lane's rows, 0: not there; page, row: where. there:
+    one bit for each of the warp's rows. fault: does the table lie?"""
+
+    k: Int64
+    v: Int64
+    page: Int32
+    row: Int32
+    there: Int32
+    fault: cutlass.Boolean
 
 
 class Pages:

@@ -1,31 +1,17 @@
 """The producer warps of a float8 cache: its rows through registers into shared memory, widened to fp16 on the way."""
-from typing import NamedTuple
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.attention.decode.copies import load16, prefetch, store16, widen4
-from tkq.attention.decode.pages import Pages
+from tkq.attention.decode.pages import Looked, Pages
 from tkq.attention.decode.plan import padded
 from tkq.attention.decode.walk import END, Walk, X
 
 WARP, PIECE = 32, 16  # lanes; e4m3 of one load
 PANEL = 128  # bytes of a row in a panel of a tile
 LINE = 128  # bytes that L2 brings at a time
-
-
-class Looked(NamedTuple):
-    """A block of keys. k, v: addresses of this lane's rows, 0: not there; page, row: where. there: one bit for each of
-    the warp's rows. fault: does the table lie?"""
-
-    k: Int64
-    v: Int64
-    page: Int32
-    row: Int32
-    there: Int32
-    fault: cutlass.Boolean
 
 
 class WideningProducer:
