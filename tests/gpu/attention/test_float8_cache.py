@@ -46,6 +46,8 @@ def test_queries_that_see_other_float8_keys(rows, window):
 @pytest.mark.parametrize("dims, dtype, layout, scales", [
     ((64, 64), torch.bfloat16, "rows", "token"), pytest.param((96, 96), FP16, "pages", None, marks=pytest.mark.slow),
     pytest.param((192, 128), torch.bfloat16, "pages", "head", marks=pytest.mark.slow),
+    pytest.param((96, 96), FP16, "pages", "token", marks=pytest.mark.slow),
+    pytest.param((192, 128), torch.bfloat16, "pages", "token", marks=pytest.mark.slow),
     ((256, 256), FP16, "pages", "token")])
 def test_float8_head_dims(dims, dtype, layout, scales):
     lengths, page = [1, 64, 1000, 0, 777, 3000], 3072 if layout == "rows" else 24

@@ -97,7 +97,7 @@ class Decode:
                               use_pdl=self.config.pdl)
 
     def carveout(self):
-        """Per cent of 228 KB. What is left is L1, which loads of the `direct` form are on their way to."""
+        """Per cent of 228 KB. The rest is L1, which holds the loads in flight of the `direct` form."""
         return 50 if self.spec.few else 100
 
     def shared(self, al: tk.SharedAllocator) -> Shared | DirectShared:

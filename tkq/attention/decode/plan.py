@@ -50,7 +50,7 @@ def plan(spec: DecodeSpec) -> DecodeConfig | DirectConfig:
 
 
 def _direct(keys: int, blocks: int) -> DirectConfig:
-    """As many keys of a step as leave a warp's registers without spills."""
+    """As many keys of a step as leave a warp's registers without spills, of heads to 192."""
     step, warps = (32, 4) if blocks == 2 else (16, 8)
     return DirectConfig(step, warps, keys, blocks)
 

@@ -3,15 +3,16 @@
 Both ways read the keys behind the prefix. What differs, in microseconds: by each sequence, its own tiles of queries
 read the prefix, mostly from L2. Read once, the tiles of all queries together do; two launches more begin and end; what
 the prefix comes to is divided into parts, that are written and read in fp32; and two results are written and read in
-the place of one. Rates and launches are of the measurement that tests/cpu/attention/test_cascade_cpu.py holds."""
+the place of one. Rates and launches were fitted to times of commit e6fa563f; tests/cpu/attention/test_cascade_cpu.py
+holds the choices against those of 6809244a."""
 from __future__ import annotations
 
-from .plan import ROWS, row_tiles
+from .plan import LEAST, ROWS, row_tiles
 
 SHARED_RATE = 3.3e6  # elements of 16 bits in a microsecond that tiles read of keys that others read as well: 6.6 TB/s
 OWN_RATE = 2.1e6  # the same, of results that one kernel writes and another reads: 4.2 TB/s
 LAUNCHES = 19.0  # of the prefix and of merging, with what their blocks do before and behind all reading
-PARTS, LEAST = 264, 64  # blocks of threads that share the prefix, two on each of 132 SMs; keys of a part, at least
+PARTS = 264  # blocks of threads that share the prefix, two on each of 132 SMs
 SPLIT = 4  # times that a number of a part passes through memory, in elements of 16 bits: written and read in fp32
 MERGED = 4  # the same of O, in 16 bits: both results are written and read, and theirs is written; one is either way
 

@@ -47,19 +47,14 @@ class Options(NamedTuple):
     return_lse: bool = False
 
 
-def pages(cache: Tensor) -> Tensor:
-    """(N, page, 1, 576) of either form of a cache."""
-    return cache.unsqueeze(2) if cache.dim() == 3 else cache
-
-
 def check_call(call: Call, out=None) -> None:
     """Raises what mla_decode promises of its tensors."""
     q, cache, plan = call.q, call.kv_cache, call.plan
     _tensors(*call, out)
     check.rank(f"{OP}: q", q, 4)
     if cache.dtype not in (q.dtype, torch.uint8):
-        raise TypeError(f"{OP}: kv_cache is {cache.dtype}, q is {q.dtype}; allowed are q's dtype and, of float8 rows, "
-                        "uint8")
+        raise TypeError(f"{OP}: kv_cache is {cache.dtype}, q is {q.dtype}; allowed are q's dtype and "
+                        "uint8, of float8 rows of 656 bytes: call .view(torch.uint8)")
     if cache.dtype == torch.uint8 and q.dtype != torch.bfloat16:
         raise NotImplementedError(f"{OP}: q is {q.dtype}, kv_cache is {cache.dtype}; supported with float8 rows is "
                                   "bfloat16")
