@@ -142,7 +142,7 @@ def test_the_reference_in_float64():
     (TypeError, "max_seqlen_q", dict(max_seqlen_q=7.0)),
     (ValueError, "max_seqlen_k", dict(max_seqlen_k=-1)),
     (ValueError, "q: has 4 dimensions", dict(q=torch.zeros(1, 14, 6, 64, dtype=F8))),
-    (NotImplementedError, "head_dim is 48", dict(q=torch.zeros(14, 6, 48, dtype=F8))),
+    (NotImplementedError, "flash_attn_fp8_varlen: head_dim is 48", dict(q=torch.zeros(14, 6, 48, dtype=F8))),
     (ValueError, "k: shape", dict(k=torch.zeros(19, 2, 128, dtype=F8))),
     (ValueError, "v: shape", dict(v=torch.zeros(18, 2, 64, dtype=F8))),
     (ValueError, "must be a multiple", dict(q=torch.zeros(14, 5, 64, dtype=F8))),

@@ -11,7 +11,7 @@ LONGER = {
     "tests/cpu/losses/test_losses_cpu.py": 440,
     "tests/cpu/norms/test_norm_options_cpu.py": 494,
     "tests/gpu/norms/test_norm_backward.py": 455,
-    "tests/gpu/norms/test_norm_options.py": 490,
+    "tests/gpu/norms/test_norm_options.py": 492,
 }
 
 

@@ -95,8 +95,8 @@ def test_bias(kind, tile):
 
 
 def everyday(kind, tile, activation):
-    """Without what `test_bias` has: waves in step but for one tile, and most of the ways to store where nothing
-    waits; and without what no plan has."""
+    """Without what --slow alone has: what no plan has, waves in step but for one tile, rows stored by each warp; and
+    without what `test_bias` has where nothing waits."""
     left_out = (*AS_NO_PLAN_HAS_THEM, *SYNCED[:-1], *NOTHING_WAITS, *ROWS_BY_EACH_WARP)
     return (kind, tile) not in left_out and (kind, tile, activation) not in OTHERS_WAY
 

@@ -118,6 +118,8 @@ def test_a_pool_of_more_than_32_bits_of_elements(op):
         if 0 <= i < rows:
             assert torch.equal(pool[i], state.to(BF16))
     assert not pool[2:rows - 3].any()
+    del pool
+    torch.cuda.empty_cache()  # for tests that need the GPU's memory
 
 
 # ---- indices that lie -------------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def test_what_there_is(monkeypatch, without, D_dims):
 
 @pytest.mark.parametrize("P, N, dtype", [(32, 32, BF16), (64, 64, torch.float16), (128, 128, BF16), (80, 96, BF16),
                                          (144, 64, BF16), (256, 128, BF16)])
-@pytest.mark.slow
+@pytest.mark.sampled(when=lambda P: P == 256)
 def test_widths(monkeypatch, P, N, dtype):
     check(monkeypatch, make(1, 130, dtype, P=P, N=N, D_dims=2, without=("z",)))
 

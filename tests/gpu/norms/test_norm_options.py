@@ -210,7 +210,8 @@ def test_more_than_2_31_elements(kind):
 # ---- weights of heads ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind, D", [("rmsnorm", 64), ("layernorm", 128), ("rmsnorm", 256), *((k, 33) for k in KINDS)])
+@pytest.mark.parametrize("kind, D", [pytest.param(k, D, marks=[pytest.mark.slow] * (D > 33 and (k == "rmsnorm") == (
+    D == 128))) for k in KINDS for D in (64, 128, 256, 33)])
 @pytest.mark.parametrize("H", [1, 5, 32])
 def test_heads_of_a_packed_qkv_are_read_in_place(kind, D, H):
     norm = getattr(tkq, kind)
@@ -349,7 +350,8 @@ def test_gradients_of_leading_dimensions(backward, kind):
         assert torch.equal(leaf.grad.view(flat[name].shape), flat[name].grad), name
 
 
-@pytest.mark.parametrize("kind, D", [(KINDS[i % 2], D) for i, D in enumerate((64, 128, 100, 33, 1024))])
+@pytest.mark.parametrize("kind, D", [pytest.param(k, D, marks=[pytest.mark.slow] * (k != KINDS[i % 2]))
+                                     for k in KINDS for i, D in enumerate((64, 128, 100, 33, 1024))])
 @pytest.mark.parametrize("H", [1, 5, 32])
 def test_gradients_of_weights_of_heads(kind, D, H):
     for R in (1, 61):

@@ -9,7 +9,7 @@ from tests.helpers.tile.run import DTYPES, bits, normal, poisoned, run, same, sm
 
 @pytest.mark.parametrize("cols,src,dst,swizzle,transposed", cases.ROUND_TRIPS)
 @pytest.mark.sampled(when=lambda cols, src, dst, swizzle, transposed: cases.ROUND_TRIPS.index(
-    (cols, src, dst, swizzle, transposed)) % 2 == 0)
+    (cols, src, dst, swizzle, transposed)) % 3 != 1)
 def test_store_and_load(cols, src, dst, swizzle, transposed):
     x = normal(src, 64, cols)
     stored = poisoned(dst, *((cols, 64) if transposed else (64, cols)))

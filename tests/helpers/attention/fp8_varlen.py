@@ -57,6 +57,7 @@ def rows_of(given, which) -> list:
 def compare(given, what="", config=None, accumulate="two_level", out_dtype=torch.bfloat16, return_lse=True, ulps=1,
             every=1, **options):
     """Judge o and lse of each sequence, and that all other rows saw nothing. every: n-th sequence, and the last."""
+    scores = options.pop("scores", 2.0**-10)  # of `fp8.judge`
     o, lse = call(given, config, accumulate, out_dtype, return_lse, **options)
     outside = torch.ones(o.shape[0], dtype=torch.bool, device="cuda")
     queries, keys = rows_of(given, "q"), rows_of(given, "k")
@@ -68,7 +69,8 @@ def compare(given, what="", config=None, accumulate="two_level", out_dtype=torch
             one = dict(q=given["q"][None, a:b], k=given["k"][None, c:d], v=given["v"][None, c:d])
             one |= {n: given[n][s:s + 1] for n in ("q_descale", "k_descale", "v_descale") if n in given}
             judge(o[None, a:b], None if lse is None else lse[None, :, a:b], one,
-                  f"{what} sequence {s}, {b - a} x {d - c}, {accumulate} {options}", accumulate, ulps, **options)
+                  f"{what} sequence {s}, {b - a} x {d - c}, {accumulate} {options}", accumulate, ulps, scores,
+                  **options)
     assert torch.isfinite(o).all() and not o[outside].any(), f"{what}: rows of no sequence"
     if lse is not None:
         assert (lse[:, outside] == -math.inf).all() and not lse.isnan().any(), f"{what}: lse of rows of no sequence"

@@ -139,7 +139,7 @@ def _check_tensors(op, call, rank, sequences, paged=False):
     try:
         Fp8Spec(D)
     except NotImplementedError as problem:
-        raise NotImplementedError(f"{problem}: q is {tuple(q.shape)}") from None
+        raise NotImplementedError(f"{str(problem).replace(OP, op, 1)}: q is {tuple(q.shape)}") from None
     check.shape(f"{op}: k", k, (*batch, None, None, D))
     check.shape(f"{op}: v", v, tuple(k.shape))
     heads = k.shape[-2]

@@ -78,6 +78,8 @@ class Fp8Config:
             raise ValueError(f"{self}: ping_pong goes with overlap")
         if self.turn not in TURNS:
             raise ValueError(f"{self}: turn is {self.turn!r}, allowed are {', '.join(map(repr, TURNS))}")
+        if self.turn != "products" and not self.ping_pong:
+            raise ValueError(f"{self}: turn is {self.turn!r}, without ping_pong allowed is 'products'")
         if self.tile_rows + self.kv > LONG_WINDOW:
             raise ValueError(f"{self}: {self.tile_rows} rows and {self.kv} keys of a step, more than {LONG_WINDOW}")
         return self

@@ -32,7 +32,7 @@ class FlexDkv(Dkv):
         """graphs: the spec."""
         super().__init__(graphs.attention, config, tiles, scheduler)
         self.graphs, self.look_at = graphs, Look(graphs.mask, "q")
-        self.safe = all(finite(graph) for graph in (graphs.graph,) if graph is not None)
+        self.safe = graphs.graph is None or finite(graphs.graph)
 
     @cute.jit
     def visit(self, g, s, t, c):

@@ -12,9 +12,9 @@ _JOINT = {64: _SOFTCAP[64], 128: replace(_SOFTCAP[128], store_from_registers=Tru
 
 
 def plan(spec: FlexBackwardSpec, q_block: int = 128, group: int = 1) -> BackwardConfig:
-    """As ``flash_attn`` of causal problems, where each K/V head has one query head; where not, or with a slope, which
-    takes registers, one task a block. q_block: queries of a listed block, of which a tile is no more. group: query
-    heads that share a K/V head."""
+    """With helper warps, as ``flash_attn`` of causal problems but without its ping-pong, where dq is asked for and each
+    K/V head has one query head; where not, or with a slope, which takes registers, one task a block. q_block: queries
+    of a listed block, of which a tile is no more. group: query heads that share a K/V head."""
     config = (_JOINT if spec.joint is not None else _PLANS if spec.dq and group == 1 else SINGLE)[spec.width]
     if q_block % config.tile:
         config = replace(config, tile=64)
