@@ -15,6 +15,7 @@ INDICES, WHOLE = _of(FORWARD, "test_captured_indices_that_lie"), _of(FORWARD, "t
 SIZES, NO_BLOCK = _of(FORWARD, "test_block_sizes --slow"), _of(FORWARD, "test_rows_of_no_block")
 SHARED, TABLES = _of(CAPTURED, "test_gradients[shared]"), _of(CAPTURED, "test_gradients[tables]")
 MASKS, TYPES = _of(FORWARD, "test_create_block_mask"), _of(FORWARD, "test_create_block_mask[of_every_type-2500-size3]")
+STEPS = _of(FORWARD, "test_create_block_mask[causal-1000-size4]")
 KEYS, HALVES = _of(BACKWARD, "test_lengths"), _of(BACKWARD, "test_block_sizes --slow")
 EQUAL, EQUAL_SLOPE = (_of(BACKWARD, f"test_equal_accuracy[{name}-128]") for name in ("causal", "softcap"))
 BEHIND = _of(BACKWARD, "test_scores_that_grow_behind_the_last_key")
@@ -75,7 +76,7 @@ MUTANTS = (
     *family(
         "flex", "tkq/attention/flex/block_masks/elements.py",
         ("keys_of_one_step", "row, column = Int32(0), column + lanes * COLUMNS",
-         "row, column = Int32(0), keys.more + 1", MASKS),
+         "row, column = Int32(0), keys.more + 1", STEPS),
         ("the_first_lane_s_row", "taken = {i: from_lane(value, r) for i, value in values.items()}",
          "taken = {i: from_lane(value, 0) for i, value in values.items()}", MASKS),
         ("left_at_the_first_seen", "on = (column <= keys.more) & (every | (some == Boolean(False)))",

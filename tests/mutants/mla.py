@@ -5,8 +5,8 @@ TESTS = "tests/gpu/attention/test_mla.py::"
 PAGES, EDGES, SHARED, FIXED, LIES = ((f"{TESTS}{name}",) for name in (
     "test_pages", "test_queries_that_see_other_keys", "test_work_that_blocks_share",
     "test_fixed_splits_do_not_depend_on_the_batch", "test_what_lies_gives_nan"))
-LISTS, LISTS_THAT_LIE = ((f"tests/gpu/attention/test_mla_sparse.py::{name}",) for name in (
-    "test_lists", "test_what_lies_gives_nan"))
+LISTS, LISTS_THAT_LIE, VIEWS = ((f"tests/gpu/attention/test_mla_sparse.py::{name}",) for name in (
+    "test_lists", "test_what_lies_gives_nan", "test_half_precision_and_views"))
 FLOAT8, FLOAT8_LIES = ((f"tests/gpu/attention/test_mla_float8.py::{name}",) for name in (
     "test_pages", "test_lists_that_lie_give_nan"))
 
@@ -14,6 +14,12 @@ MUTANTS = (
     *family(
         "mla", "tkq/attention/mla/copies.py",
         ("rows_that_are_not_there", "size = cutlass.select_(at != Int64(0), Int32(16), Int32(0))", "size = Int32(16)",
+         PAGES)),
+    *family(
+        "mla", "tkq/attention/decode/pages.py",
+        ("pages_without_gaps",
+         "elements = Int64(page) * Int64(page_step) + Int64(row) * Int64(row_step) + Int64(s.head) * Int64(head_step)",
+         "elements = (Int64(page) * cache.shape[1] + row) * Int64(row_step) + Int64(s.head) * Int64(head_step)",
          PAGES)),
     *family(
         "mla", "tkq/attention/mla/producer.py",
@@ -29,6 +35,7 @@ MUTANTS = (
     *family(
         "mla", "tkq/attention/mla/float8_producer.py",
         ("halves_that_have_not_landed", "cute.arch.cp_async_wait_group(1)", "cute.arch.cp_async_wait_group(2)", FLOAT8),
+        ("left_half_is_not_awaited", "smem.left_pipe.acquire_empty(pair)", "", pressed("reads-mla_float8")),
         ("rotated_columns_of_the_other_stage", "self.rotated(smem, pair.stage, address)",
          "self.rotated(smem, 1 - pair.stage, address)", FLOAT8),
         ("faults_are_not_noted", "note(smem, slot, Int32(1))", "note(smem, slot, Int32(0))", FLOAT8_LIES),
@@ -50,11 +57,11 @@ MUTANTS = (
     *family(
         "mla", "tkq/attention/mla/indices.py",
         ("queries_share_a_list", "index = g.table[sequence, query, key]", "index = g.table[sequence, 0, key]", LISTS),
-        ("rows_of_the_first_page", "page = index // size", "page = Int32(0)", LISTS),
+        ("rows_of_the_first_page", "page = index // size", "page = Int32(0)", VIEWS),
         ("indices_are_believed",
          "return seen & (index >= 0) & (place < rows), seen & ((index < -1) | (place >= rows))",
          "return seen & (index >= 0) & (place < rows), seen & (index < -1)", LISTS_THAT_LIE),
-        ("other_rows_of_the_warp", "key = self.pages.key(block)", "key = self.pages.key(block) ^ 1", LISTS)),
+        ("rows_of_odd_lanes_alone", "key = self.pages.key(block)", "key = self.pages.key(block) | 1", LISTS)),
     *family(
         "mla", "tkq/attention/mla/tiles.py",
         ("results_of_the_first_query", "at = at + cutlass.Int64(first) * query", "pass", LISTS),

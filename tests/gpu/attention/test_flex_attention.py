@@ -253,10 +253,12 @@ LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices",
 
 
 @pytest.mark.parametrize("name, S, size", [("causal", 1000, 128), ("prefix_document", 3000, 64),
-                                           ("standalone_sparse", 700, (40, 130)), ("of_every_type", 2500, (7, 9))])
+                                           ("standalone_sparse", 700, (40, 130)), ("of_every_type", 2500, (7, 9)),
+                                           ("causal", 1000, (32, 128))])
 def test_create_block_mask(name, S, size):
     """Number by number torch's. Of 3000 tokens a warp has two blocks of a row, of 2500 four, in rows of more
-    blocks than a warp loads at a time."""
+    blocks than a warp loads at a time. Of 32 causal queries and 128 keys all of a step's 64 keys may be seen, and not
+    all behind them."""
     if name == "of_every_type":
         mask_mod = gallery.of_every_type(S, "cuda")
     else:

@@ -6,7 +6,7 @@ import torch
 
 import tkq
 from tests.helpers.attention.kv_cache import ENDS, queries
-from tests.helpers.attention.mla import SCALE, call, compare, make
+from tests.helpers.attention.mla import SCALE, apart, call, compare, make
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.reference import mla as reference
 
@@ -15,8 +15,10 @@ LENGTHS = [*ENDS, 63, 64, 65, 257]
 
 @pytest.mark.parametrize("page, heads", [(64, 16), (16, 128), (1, 8), (8, 40), (256, 128)])
 def test_pages(page, heads):
+    """With gaps between rows, and other ones between pages."""
+    cache = make(LENGTHS, page)
     with poisoned():
-        compare(queries(len(LENGTHS), 1, heads, 576), make(LENGTHS, page), f"pages of {page}")
+        compare(queries(len(LENGTHS), 1, heads, 576), cache._replace(k=apart(cache.k)), f"pages of {page}")
 
 
 @pytest.mark.parametrize("lengths, heads", [([65536 + 3], 128), ([8192], 8), ([30000], 16), ([3000, 2999, 1], 100),

@@ -7,7 +7,7 @@ import torch
 import tkq
 from tests.helpers.attention import mla_sparse
 from tests.helpers.attention.kv_cache import queries
-from tests.helpers.attention.mla import SCALE
+from tests.helpers.attention.mla import SCALE, apart
 from tests.helpers.sanitizer.nan_fill import poisoned
 
 ENDS = [0, 1, 63, 64, 65, 127, 129, 400]
@@ -18,8 +18,9 @@ ENDS = [0, 1, 63, 64, 65, 127, 129, 400]
     (3, 5, 5, 400, "queries")])
 def test_lists(rows, heads, page, topk, lengths):
     """Rows in any order and more than once, lists of any length, with holes in the middle and at the end."""
+    lists = mla_sparse.with_ends(mla_sparse.make(8, rows, topk, page, lengths), ENDS)
     with poisoned():
-        mla_sparse.compare(queries(8, rows, heads, 576), mla_sparse.make(8, rows, topk, page, lengths), ENDS)
+        mla_sparse.compare(queries(8, rows, heads, 576), lists)
 
 
 @pytest.mark.parametrize("batch, rows, heads, topk", [(1, 1, 128, 2048), (1, 2, 16, 20000), (150, 1, 16, 300)])
@@ -30,13 +31,11 @@ def test_work_that_blocks_share(batch, rows, heads, topk):
 
 
 def test_half_precision_and_views():
-    """Of q, of the cache, whose pages have gaps, and of the lists."""
+    """Of q, of the cache, with gaps between rows and other ones between pages, and of the lists."""
     q = queries(8, 2, 80, 576, torch.float16)[:, :, 3:40]
-    lists = mla_sparse.make(8, 2, 100, 24, "queries", torch.float16)
-    wide = torch.full((*lists.cache.shape[:2], 600), math.nan, device="cuda", dtype=torch.float16)
-    wide[..., 8:584] = lists.cache
-    apart = torch.cat((lists.indices, lists.indices + 1), -1)[..., :100]
-    mla_sparse.compare(q, lists._replace(cache=wide[..., 8:584], indices=apart), ENDS)
+    lists = mla_sparse.with_ends(mla_sparse.make(8, 2, 100, 24, "queries", torch.float16), ENDS)
+    indices = torch.cat((lists.indices, lists.indices + 1), -1)[..., :100]
+    mla_sparse.compare(q, lists._replace(cache=apart(lists.cache), indices=indices))
 
 
 def test_fixed_splits_do_not_depend_on_the_batch():

@@ -16,6 +16,15 @@ def make(lengths, page, dtype=torch.bfloat16, seed=0):
     return cache._replace(keys=[(k, k[..., :512]) for k, _ in cache.keys])
 
 
+def apart(k):
+    """The same pages (N, page, .., columns), with NaN between their rows and rows of NaN between them."""
+    shape = k.shape[0], k.shape[1] + 3, *k.shape[2:-1], k.shape[-1] + 32
+    wide = torch.full(shape, 0xFF if k.dtype == torch.uint8 else math.nan, device="cuda", dtype=k.dtype)
+    found = wide[:, :k.shape[1], ..., 16:16 + k.shape[-1]]
+    found.copy_(k)
+    return found
+
+
 def call(q, cache, **options):
     """(o, lse), planned ahead."""
     plan = tkq.plan_decode(cache.lengths, q.shape[2], 1, 576, head_dim_v=512, max_seqlen_q=q.shape[1],

@@ -37,7 +37,7 @@ def make(batch, rows, topk, page, lengths, dtype=torch.bfloat16, seed=0) -> List
 
 
 def with_ends(lists, ends):
-    """Some lists have these lengths, those that have room for them."""
+    """The same, and the first of the lists have these lengths, as far as they have room."""
     if lists.lengths is None:
         return lists
     lengths = lists.lengths.clone()
@@ -65,9 +65,8 @@ def call(q, lists, **options):
     return found
 
 
-def compare(q, lists, ends=(), **options):
+def compare(q, lists, **options):
     """Each query against float64, beside PyTorch at the same precision: its heads are rows of one head."""
-    lists = with_ends(lists, ends)
     o, lse = call(q, lists, **options)
     rows, lengths = lists.cache.flatten(0, 1), of_queries(lists).tolist()
     if rows.dtype == torch.uint8:  # float8 rows, as kernels take them

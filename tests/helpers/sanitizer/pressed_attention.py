@@ -256,11 +256,11 @@ def mla_sparse():
     from tests.helpers.attention import mla_sparse
     from tests.helpers.attention.kv_cache import queries
 
-    for few, batch, topk in ((6, 5, 700), (24, 1, 9000)):
+    for few, batch, topk, ends in ((6, 5, 700, [0, 1, 129, 600, 700]), (24, 1, 9000, [9000, 4000])):
         num_sms(few)
-        q, lists = queries(batch, 2, 80, 576), mla_sparse.make(batch, 2, topk, 16, "queries")
-        same_bits(functools.partial(mla_sparse.compare, q, lists, [0, 1, 129, 600, topk]),
-                  functools.partial(mla_sparse.call, q, lists))
+        lists = mla_sparse.with_ends(mla_sparse.make(batch, 2, topk, 16, "queries"), ends)
+        q = queries(batch, 2, 80, 576)
+        same_bits(functools.partial(mla_sparse.compare, q, lists), functools.partial(mla_sparse.call, q, lists))
 
 
 def mla_float8():
@@ -271,9 +271,8 @@ def mla_float8():
 
     num_sms(6)
     q, lists = queries(5, 2, 80, 576), mla_sparse.make(5, 2, 700, 16, "queries")
-    lists = lists._replace(cache=packed(lists.cache))
-    same_bits(functools.partial(mla_sparse.compare, q, lists, [0, 1, 129, 600, 700]),
-              functools.partial(mla_sparse.call, q, lists))
+    lists = mla_sparse.with_ends(lists._replace(cache=packed(lists.cache)), [0, 1, 129, 600, 700])
+    same_bits(functools.partial(mla_sparse.compare, q, lists), functools.partial(mla_sparse.call, q, lists))
 
 
 CASES = (decode, decode_float8, mla, mla_sparse, mla_float8, split, attention, attention_overlap_tasks,
