@@ -32,7 +32,9 @@ class Fp8Config:
     turn: str = "products"
     overlap: bool = True
     parts: int = 1
+    products: int = 1
     polynomial: int = 0
+    late: int = 0
     registers: tuple = ()
     cluster: ClassVar[int] = 1
     o_store_steps: ClassVar[int] = 1
@@ -55,7 +57,7 @@ class Fp8Config:
 
     def accumulators(self, head_dim: int, two_level: bool) -> int:
         """Registers of a consumer's thread that hold S, P, O and the P V of one part."""
-        s, part = self.kv // 2, head_dim // 2 // self.parts if two_level else 0
+        s, part = self.kv // 2, self.products * head_dim // 2 // self.parts if two_level else 0
         return (s + part if self.overlap else max(s, part)) + self.kv // 8 + head_dim // 2
 
     def check(self, head_dim: int, two_level: bool, varlen: bool = False) -> "Fp8Config":

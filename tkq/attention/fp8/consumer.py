@@ -22,7 +22,8 @@ class Consumer:
         config, kv = self.config, self.config.kv
         return State(s=tk.rt_fl(kv), p=tk.rt(kv, smem.q.type.dtype),
                      o=tuple(tk.rt_fl(self.cols) for _ in range(config.parts)),
-                     product=tk.rt_fl(self.cols) if self.spec.two_level else None, max=tk.rv(), norm=tk.rv(),
+                     product=tuple(tk.rt_fl(self.cols) for _ in range(config.products * self.spec.two_level)),
+                     max=tk.rv(), norm=tk.rv(),
                      correct=tk.rv(), shift=tk.rv(), last_max=tk.rv(), last_norm=tk.rv(),
                      factors=cute.make_rmem_tensor((2,), Float32), task=Fields.new(self.fields),
                      k=smem.k_pipe.ring(), v=smem.v_pipe.ring(), q=tk.ring(config.q_stages),
@@ -130,15 +131,54 @@ class Consumer:
         if const_expr(self.config.turn == "products"):
             regs.ping_pong.give()
         tk.mma_wait(1)
-        if const_expr(self.config.turn == "scores"):
-            regs.ping_pong.give()
         self.release(smem.k_pipe, regs.k)
-        moved = self.softmax.step(g, regs, i, sides)
-        tk.mma_wait(0)
-        self.release(smem.v_pipe, regs.v)
-        self.promote(regs, 0)
-        tk.copy_e4m3(regs.p, regs.s)
-        self.correct_if(regs, moved)
+        if const_expr(self.config.late):
+            tk.fill(regs.correct, 1.0)
+        moved = self.softmax.range(g, regs, i, sides)
+        if const_expr(self.config.turn == "range"):
+            regs.ping_pong.give()
+        if const_expr(self.config.late):
+            half, cols = self.config.late, regs.s.cols
+            if const_expr(self.spec.two_level):
+                self.correct_some(regs, moved, 0)
+            self.softmax.some(g, regs, sides, 0, half)
+            if const_expr(self.spec.two_level):
+                self.correct_some(regs, moved, 1)
+            else:
+                self.correct_after(regs, moved)
+            if const_expr(half < cols):
+                self.softmax.some(g, regs, sides, half, cols - half)
+            tk.mma_wait(0)
+            self.release(smem.v_pipe, regs.v)
+            if const_expr(self.spec.two_level):
+                self.promote_scaled(regs)
+            tk.copy_e4m3(regs.p, regs.s)
+        else:
+            self.softmax.some(g, regs, sides, 0, regs.s.cols)
+            tk.mma_wait(0)
+            self.release(smem.v_pipe, regs.v)
+            self.promote(regs, 0)
+            tk.copy_e4m3(regs.p, regs.s)
+            self.correct_if(regs, moved)
+
+    def promote_scaled(self, regs):
+        o, product = regs.o[0].rows_view, regs.product[0].rows_view
+        for r in range(2):
+            for j in range(self.cols // 4):
+                o[r, j] = cute.math.fma(product[r, j], regs.correct.tensor[r], o[r, j])
+
+    @cute.jit
+    def correct_after(self, regs, moved):
+        if moved:
+            tk.mma_wait(0)
+            tk.mul_row(regs.o[0], regs.o[0], regs.correct)
+
+    @cute.jit
+    def correct_some(self, regs, moved, half: Constexpr[int]):
+        if moved:
+            o = regs.o[0].rows_view
+            for j in cutlass.range_constexpr(self.cols // 4):
+                o[half, j] = o[half, j] * regs.correct.tensor[half]
 
     @cute.jit
     def serial(self, g, smem, regs, i, sides: Constexpr[int]):
@@ -155,22 +195,29 @@ class Consumer:
         """Begin the P @ V of a tile of O: by itself, or as a part of the sum."""
         v = smem.v[regs.v.stage]
         if self.spec.two_level:
-            tk.mm_ABt(regs.product, regs.p, v, b_part=part)
+            tk.mm_ABt(self.product(regs, part), regs.p, v, b_part=part)
         else:
             tk.mma_ABt(regs.o[part], regs.p, v, b_part=part)
 
     def promote(self, regs, part):
         """Of two levels: the product, when it is there, is added to O."""
         if self.spec.two_level:
-            tk.add(regs.o[part], regs.o[part], regs.product)
+            tk.add(regs.o[part], regs.o[part], self.product(regs, part))
+
+    def product(self, regs, part):
+        return regs.product[part % self.config.products]
 
     def values(self, smem, regs):
         """O += P @ V."""
         smem.v_pipe.wait(regs.v)
-        for part in range(self.config.parts):
+        parts, ahead = self.config.parts, self.config.products
+        for part in range(ahead):
             self.multiply(smem, regs, part)
-            tk.mma_wait(0)
+        for part in range(parts):
+            tk.mma_wait(min(ahead, parts - part) - 1)
             self.promote(regs, part)
+            if part + ahead < parts:
+                self.multiply(smem, regs, part + ahead)
         self.release(smem.v_pipe, regs.v)
 
     @cute.jit

@@ -40,15 +40,19 @@ class Fp8Softmax:
     def step(self, g, regs, i, sides):
         """S, the scores of the i-th block of the visit, become exponentials. sides: which need a mask. Did max of a
         row of the warp's move, so that O must be rescaled?"""
-        self.base.scores(g, regs, i, sides)
-        moved, guarded = self.out_of_range(g, regs), bool(sides & RIGHT)
-        self.move_if(g, regs, moved, guarded)
-        turn = self.config.turn
-        if turn == "range":
-            regs.ping_pong.give()
-        self.exponentials(g, regs, guarded, 0 if sides else self.config.polynomial,
-                          int(regs.s.cols * DONE.get(turn, 0)) // 8 * 8)
+        moved = self.range(g, regs, i, sides)
+        self.some(g, regs, sides, 0, regs.s.cols)
         return moved
+
+    def range(self, g, regs, i, sides):
+        self.base.scores(g, regs, i, sides)
+        moved = self.out_of_range(g, regs)
+        self.move_if(g, regs, moved, bool(sides & RIGHT))
+        return moved
+
+    def some(self, g, regs, sides, first, n):
+        part = tk.columns(regs.s, first, n)
+        self.exponentials(g, regs, bool(sides & RIGHT), part, 0 if sides else self.config.polynomial)
 
     @cute.jit
     def out_of_range(self, g, regs):
@@ -86,20 +90,13 @@ class Fp8Softmax:
             stays = (row_max >= -SHIFT) & (found - row_max <= SHIFT)
             regs.max.tensor[r] = row_max if stays else cute.arch.fmax(row_max, found - SHIFT)
 
-    def exponentials(self, g, regs, guarded, polynomial=0, turn_at=0):
-        """S becomes exp2(factor * S - shift), which is 0 for a score of -inf; norm moves on. guarded: see move.
-        polynomial: as in the config, where no score is -inf. turn_at: the column up to which all is done before the
-        turn is handed on; 0: it is not."""
+    def exponentials(self, g, regs, guarded, s=None, polynomial=0):
+        s = regs.s if s is None else s
         self.base.find_shift(regs, guarded)
-        tk.mul(regs.s, regs.s, self.factor(g, regs))  # one FFMA with the next line
-        tk.sub_row(regs.s, regs.s, regs.shift)
-        tk.exp2_polynomial(regs.s, regs.s, polynomial)
-        if turn_at:
-            tk.row_sum_partial(regs.norm, tk.columns(regs.s, 0, turn_at), regs.norm)
-            regs.ping_pong.give(after=regs.norm.tensor[0] + regs.norm.tensor[1])
-        if turn_at < regs.s.cols:
-            rest = tk.columns(regs.s, turn_at, regs.s.cols - turn_at)
-            tk.row_sum_partial(regs.norm, rest, regs.norm)
+        tk.mul(s, s, self.factor(g, regs))  # one FFMA with the next line
+        tk.sub_row(s, s, regs.shift)
+        tk.exp2_polynomial(s, s, polynomial)
+        tk.row_sum_partial(regs.norm, s, regs.norm)
 
     def statistics(self, g, regs, lse):
         """lse from max and norm; the norm becomes what O is multiplied by in the end: its reciprocal, or 0 for a row
