@@ -35,6 +35,7 @@ class Fp8Config:
     products: int = 1
     polynomial: int = 0
     late: int = 0
+    halves: bool = False
     registers: tuple = ()
     cluster: ClassVar[int] = 1
     o_store_steps: ClassVar[int] = 1

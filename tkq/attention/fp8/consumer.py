@@ -97,7 +97,7 @@ class Consumer:
         tk.mma_wait()
         self.release(smem.k_pipe, regs.k)
         self.softmax.first(g, regs)
-        tk.copy_e4m3(regs.p, regs.s)
+        self.round(regs)
 
     @cute.jit
     def steps(self, g, smem, regs):
@@ -152,13 +152,13 @@ class Consumer:
             self.release(smem.v_pipe, regs.v)
             if const_expr(self.spec.two_level):
                 self.promote_scaled(regs)
-            tk.copy_e4m3(regs.p, regs.s)
+            self.round(regs)
         else:
             self.softmax.some(g, regs, sides, 0, regs.s.cols)
             tk.mma_wait(0)
             self.release(smem.v_pipe, regs.v)
             self.promote(regs, 0)
-            tk.copy_e4m3(regs.p, regs.s)
+            self.round(regs)
             self.correct_if(regs, moved)
 
     def promote_scaled(self, regs):
@@ -188,8 +188,11 @@ class Consumer:
         tk.mma_wait()
         self.release(smem.k_pipe, regs.k)
         moved = self.softmax.step(g, regs, i, sides)
-        tk.copy_e4m3(regs.p, regs.s)
+        self.round(regs)
         self.correct_if(regs, moved)
+
+    def round(self, regs):
+        (tk.copy_e4m3_scaled if self.config.halves else tk.copy_e4m3)(regs.p, regs.s)
 
     def multiply(self, smem, regs, part):
         """Begin the P @ V of a tile of O: by itself, or as a part of the sum."""

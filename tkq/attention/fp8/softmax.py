@@ -23,6 +23,7 @@ class Fp8Softmax:
 
     def __init__(self, spec, config):
         self.spec, self.config, self.base = spec, config, Softmax(spec, config)
+        self.lift = 0.0 if config.halves else SHIFT
         self.scaled = "q" in spec.descales or "k" in spec.descales
 
     def factor(self, g, regs):
@@ -60,7 +61,7 @@ class Fp8Softmax:
         for r in cutlass.range_constexpr(2):
             top = largest_of_bits([scores[r, j] for j in range(regs.s.cols // 4)])
             row_max = regs.max.tensor[r]
-            found = found | (row_max < -SHIFT) | (top * self.factor(g, regs) - row_max > SHIFT)
+            found = found | (row_max < -self.lift) | (top * self.factor(g, regs) - row_max > self.lift)
         return cute.arch.vote_any_sync(found)
 
     @cute.jit
@@ -87,8 +88,8 @@ class Fp8Softmax:
         """To shift, the largest scores."""
         for r in cutlass.range_constexpr(2):
             row_max, found = regs.max.tensor[r], regs.shift.tensor[r]
-            stays = (row_max >= -SHIFT) & (found - row_max <= SHIFT)
-            regs.max.tensor[r] = row_max if stays else cute.arch.fmax(row_max, found - SHIFT)
+            stays = (row_max >= -self.lift) & (found - row_max <= self.lift)
+            regs.max.tensor[r] = row_max if stays else cute.arch.fmax(row_max, found - self.lift)
 
     def exponentials(self, g, regs, guarded, s=None, polynomial=0):
         s = regs.s if s is None else s
@@ -104,3 +105,5 @@ class Fp8Softmax:
         self.base.statistics(g, regs, lse)
         if const_expr("v" in self.spec.descales):
             tk.mul(regs.last_norm, regs.last_norm, regs.factors[1])
+        if const_expr(self.config.halves):
+            tk.mul(regs.last_norm, regs.last_norm, 2.0 ** -SHIFT)
