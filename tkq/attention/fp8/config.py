@@ -7,7 +7,7 @@ from tkq.attention.forward.spec import LONG_WINDOW
 from tkq.attention.fp8.spec import KEYS_TOGETHER
 
 UNIT = 32  # keys of one product of float8
-TURNS = ("products", "scores", "range", "half", "exponentials")
+TURNS = ("products", "range")
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,6 @@ class Fp8Config:
     parts: int = 1
     products: int = 1
     polynomial: int = 0
-    late: int = 0
     halves: bool = False
     registers: tuple = ()
     cluster: ClassVar[int] = 1

@@ -122,7 +122,11 @@ class Consumer:
 
     @cute.jit
     def overlapped(self, g, smem, regs, i, sides: Constexpr[int]):
-        """S and its softmax over the P @ V of the block before."""
+        """S and its softmax over the P @ V of the block before.
+
+        The turn is handed on before the exponentials, and P @ V waited for between their halves: the assembler, which
+        would move them, keeps them where the branches of ``correct_before`` are."""
+        half, cols = self.config.kv // 16 * 8, self.config.kv
         smem.k_pipe.wait(regs.k)
         regs.ping_pong.take()
         tk.mm_ABt(regs.s, smem.q[self.q_at(regs)], smem.k[regs.k.stage])
@@ -132,53 +136,39 @@ class Consumer:
             regs.ping_pong.give()
         tk.mma_wait(1)
         self.release(smem.k_pipe, regs.k)
-        if const_expr(self.config.late):
-            tk.fill(regs.correct, 1.0)
-        moved = self.softmax.range(g, regs, i, sides)
+        moved = self.softmax.look(g, regs, i, sides)
         if const_expr(self.config.turn == "range"):
             regs.ping_pong.give()
-        if const_expr(self.config.late):
-            half, cols = self.config.late, regs.s.cols
-            if const_expr(self.spec.two_level):
-                self.correct_some(regs, moved, 0)
-            self.softmax.some(g, regs, sides, 0, half)
-            if const_expr(self.spec.two_level):
-                self.correct_some(regs, moved, 1)
-            else:
-                self.correct_after(regs, moved)
-            if const_expr(half < cols):
-                self.softmax.some(g, regs, sides, half, cols - half)
-            tk.mma_wait(0)
-            self.release(smem.v_pipe, regs.v)
-            if const_expr(self.spec.two_level):
-                self.promote_scaled(regs)
-            self.round(regs)
-        else:
-            self.softmax.some(g, regs, sides, 0, regs.s.cols)
-            tk.mma_wait(0)
-            self.release(smem.v_pipe, regs.v)
-            self.promote(regs, 0)
-            self.round(regs)
-            self.correct_if(regs, moved)
-
-    def promote_scaled(self, regs):
-        o, product = regs.o[0].rows_view, regs.product[0].rows_view
-        for r in range(2):
-            for j in range(self.cols // 4):
-                o[r, j] = cute.math.fma(product[r, j], regs.correct.tensor[r], o[r, j])
+        self.correct_before(regs, moved, 0)
+        self.softmax.exponentials(g, regs, sides, 0, half)
+        self.correct_before(regs, moved, 1)
+        self.softmax.exponentials(g, regs, sides, half, cols - half)
+        tk.mma_wait(0)
+        self.release(smem.v_pipe, regs.v)
+        self.promote_corrected(regs)
+        self.round(regs)
 
     @cute.jit
-    def correct_after(self, regs, moved):
-        if moved:
-            tk.mma_wait(0)
-            tk.mul_row(regs.o[0], regs.o[0], regs.correct)
+    def correct_before(self, regs, moved, row: Constexpr[int]):
+        """O so far, after max has moved, while a P @ V of the max before is on its way: of two levels, one of a
+        thread's rows, and ``promote_corrected`` does the same to the product; else both of them, with the product in
+        them, at the second."""
+        if const_expr(self.spec.two_level):
+            if moved:
+                self.correct_row(regs, row)
+        elif const_expr(row == 1):
+            if moved:
+                tk.mma_wait(0)
+                tk.mul_row(regs.o[0], regs.o[0], regs.correct)
 
-    @cute.jit
-    def correct_some(self, regs, moved, half: Constexpr[int]):
-        if moved:
-            o = regs.o[0].rows_view
-            for j in cutlass.range_constexpr(self.cols // 4):
-                o[half, j] = o[half, j] * regs.correct.tensor[half]
+    def correct_row(self, regs, row):
+        o = regs.o[0].rows_view[row, None]
+        o.store(o.load() * regs.correct.tensor[row])
+
+    def promote_corrected(self, regs):
+        """Of two levels: the product, when it is there, is added to O; times what O was multiplied by, mostly 1."""
+        if self.spec.two_level:
+            tk.fma_outer(regs.o[0], regs.product[0], regs.correct, [Float32(1.0)])
 
     @cute.jit
     def serial(self, g, smem, regs, i, sides: Constexpr[int]):

@@ -9,7 +9,6 @@ from tkq.attention.forward.softmax import LEFT, RIGHT, Softmax, largest_of_bits
 # An exponent of 2. e4m3 goes from 448 down to 2 ** -9: so a row's largest probability becomes the largest power of 2,
 # which cancels out in the end, and is exact, as it should be where one key has most of the weight.
 SHIFT = 8.0
-DONE = {"half": 0.5, "exponentials": 1.0}  # of the exponentials, when a turn is handed on
 
 
 class Fp8Softmax:
@@ -36,24 +35,23 @@ class Fp8Softmax:
         tk.neg_infty(regs.max)
         self.base.scores(g, regs, 0, RIGHT | LEFT)
         self.move(g, regs, guarded=True)
-        self.exponentials(g, regs, guarded=True)
+        self.exponentials(g, regs, RIGHT | LEFT, 0, regs.s.cols)
 
     def step(self, g, regs, i, sides):
         """S, the scores of the i-th block of the visit, become exponentials. sides: which need a mask. Did max of a
         row of the warp's move, so that O must be rescaled?"""
-        moved = self.range(g, regs, i, sides)
-        self.some(g, regs, sides, 0, regs.s.cols)
+        moved = self.look(g, regs, i, sides)
+        self.exponentials(g, regs, sides, 0, regs.s.cols)
         return moved
 
-    def range(self, g, regs, i, sides):
+    def look(self, g, regs, i, sides):
+        """What comes before the exponentials: the mask, and max of those rows whose scores it is too far below. correct
+        becomes what that takes from O, 1 of the other rows."""
         self.base.scores(g, regs, i, sides)
+        tk.fill(regs.correct, 1.0)
         moved = self.out_of_range(g, regs)
         self.move_if(g, regs, moved, bool(sides & RIGHT))
         return moved
-
-    def some(self, g, regs, sides, first, n):
-        part = tk.columns(regs.s, first, n)
-        self.exponentials(g, regs, bool(sides & RIGHT), part, 0 if sides else self.config.polynomial)
 
     @cute.jit
     def out_of_range(self, g, regs):
@@ -91,12 +89,14 @@ class Fp8Softmax:
             stays = (row_max >= -self.lift) & (found - row_max <= self.lift)
             regs.max.tensor[r] = row_max if stays else cute.arch.fmax(row_max, found - self.lift)
 
-    def exponentials(self, g, regs, guarded, s=None, polynomial=0):
-        s = regs.s if s is None else s
-        self.base.find_shift(regs, guarded)
+    def exponentials(self, g, regs, sides, first, n):
+        """n columns of S become exp2(factor * S - shift), which is 0 for a score of -inf; norm moves on. Each
+        ``polynomial``-th by one, where no score is -inf."""
+        s = tk.columns(regs.s, first, n)
+        self.base.find_shift(regs, bool(sides & RIGHT))
         tk.mul(s, s, self.factor(g, regs))  # one FFMA with the next line
         tk.sub_row(s, s, regs.shift)
-        tk.exp2_polynomial(s, s, polynomial)
+        tk.exp2_polynomial(s, s, 0 if sides else self.config.polynomial)
         tk.row_sum_partial(regs.norm, s, regs.norm)
 
     def statistics(self, g, regs, lse):
