@@ -30,18 +30,16 @@ CHANGES = {
     "plan": {}, **{f"kv{n}": dict(kv=n) for n in (64, 96, 128, 160, 192, 224)},
     **{f"{n}wg": dict(consumers=n) for n in (2, 3)}, **{f"{n}stages": dict(stages=n) for n in (2, 3, 4)},
     **{f"q{n}": dict(q_stages=n) for n in (1, 2)}, **{f"poly{n}": dict(polynomial=n) for n in (0, 3, 4, 6, 8, 12)},
-    "free": dict(ping_pong=False), "ping_pong": dict(ping_pong=True), "static": dict(schedule="static"),
+    "free": dict(ping_pong=False), "static": dict(schedule="static"),
     **{turn: dict(turn=turn) for turn in TURNS},
-    "serial": dict(overlap=False, ping_pong=False), **{f"mb{n}": dict(l2_section_mb=n) for n in (8, 32)},
+    "serial": dict(overlap=False, ping_pong=False),
+    "2parts": dict(parts=2, products=1), "4parts": dict(parts=4, products=1), "2together": dict(products=2),
+    **{f"mb{n}": dict(l2_section_mb=n) for n in (8, 32)},
 }
 VARIANTS = {
-    64: ("plan", "scores", "range", "half", "exponentials", "poly6", "free", "2wg kv128 2stages",
-         "2wg kv128 2stages range", "2wg kv192 2stages", "2wg kv192 2stages range",
-         "2wg kv192 2stages half", "2wg kv192 2stages exponentials"),
-    128: ("plan", "scores", "range", "half", "exponentials", "free", "poly8 range", "kv192 q1",
-          "kv192 q1 range", "kv192 q1 half", "3stages q1", "serial", "static"),
-    256: ("plan", "ping_pong", "ping_pong scores", "ping_pong range", "ping_pong half", "ping_pong exponentials",
-          "kv96", "kv64", "poly8", "static"),
+    64: ("plan", *TURNS, "poly6", "free", "2wg kv128 2stages", "2wg kv192 2stages"),
+    128: ("plan", *TURNS, "free", "poly8", "kv192 q1", "3stages q1", "serial", "static"),
+    256: ("plan", "kv96", "kv64", "poly8", "static", "2parts", "4parts", "4parts 2together"),
 }
 
 

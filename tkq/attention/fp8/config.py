@@ -7,7 +7,7 @@ from tkq.attention.forward.spec import LONG_WINDOW
 from tkq.attention.fp8.spec import KEYS_TOGETHER
 
 UNIT = 32  # keys of one product of float8
-TURNS = ("products", "scores", "range", "half", "exponentials")
+TURNS = ("products", "range")
 
 
 @dataclass(frozen=True)
@@ -15,12 +15,11 @@ class Fp8Config:
     """kv: keys of a K or V tile. consumers: warpgroups, 64 query rows each. stages: K tiles, and V tiles, in flight.
     q_stages: Q tiles for each consumer. schedule: see tkq.tile.Schedule. l2_section_mb: MB of K and V in one L2
     section, whose tasks run together. ping_pong: consumers issue their products in turns. turn: after what of its own a
-    consumer hands its turn on, so that it is ahead of the next one by as much: its products are issued, its scores have
-    come, they have been compared with max, half of the exponentials are done, or all. overlap: the next S and its
-    softmax run under P V; without, S and P V share registers. parts: O's columns are multiplied in as many parts, one
-    after the other: with two_level, registers of one part are enough. polynomial: every n-th exponential of a block
-    without a mask is computed as a polynomial, 0: none. registers: of a producer's thread and a consumer's;
-    without, tkq.tile's own."""
+    consumer hands its turn on, so that it is ahead of the next one by as much: its products are issued, or its scores
+    have been compared with max. overlap: the next S and its softmax run under P V; without, S and P V share registers.
+    parts: O's columns are multiplied in as many parts: with two_level, registers of ``products`` parts, which are in
+    flight at once, are enough. polynomial: every n-th exponential of a block without a mask is computed as a
+    polynomial, 0: none. registers: of a producer's thread and a consumer's; without, tkq.tile's own."""
 
     kv: int = 128
     consumers: int = 2
@@ -29,10 +28,12 @@ class Fp8Config:
     schedule: str = "dynamic"
     l2_section_mb: int = 16
     ping_pong: bool = True
-    turn: str = "products"
+    turn: str = "range"
     overlap: bool = True
     parts: int = 1
+    products: int = 1
     polynomial: int = 0
+    halves: bool = False
     registers: tuple = ()
     cluster: ClassVar[int] = 1
     o_store_steps: ClassVar[int] = 1
@@ -54,8 +55,8 @@ class Fp8Config:
         return SEMAPHORE_BYTES + head_dim * (self.q_stages * self.rows + 2 * self.stages * self.kv)
 
     def accumulators(self, head_dim: int, two_level: bool) -> int:
-        """Registers of a consumer's thread that hold S, P, O and the P V of one part."""
-        s, part = self.kv // 2, head_dim // 2 // self.parts if two_level else 0
+        """Registers of a consumer's thread that hold S, P, O and the P V of the parts in flight."""
+        s, part = self.kv // 2, self.products * head_dim // 2 // self.parts if two_level else 0
         return (s + part if self.overlap else max(s, part)) + self.kv // 8 + head_dim // 2
 
     def check(self, head_dim: int, two_level: bool, varlen: bool = False) -> "Fp8Config":
@@ -72,14 +73,14 @@ class Fp8Config:
                              "multiples of 32")
         if self.polynomial < 0:
             raise ValueError(f"{self}: polynomial is {self.polynomial}, allowed are numbers from 0 on")
+        if not 1 <= self.products <= self.parts:
+            raise ValueError(f"{self}: products is {self.products}, allowed are 1 to parts, {self.parts}")
         if self.overlap and self.parts > 1:
             raise ValueError(f"{self}: parts is {self.parts}, with overlap allowed is 1")
         if self.ping_pong and not self.overlap:
             raise ValueError(f"{self}: ping_pong goes with overlap")
         if self.turn not in TURNS:
             raise ValueError(f"{self}: turn is {self.turn!r}, allowed are {', '.join(map(repr, TURNS))}")
-        if self.turn != "products" and not self.ping_pong:
-            raise ValueError(f"{self}: turn is {self.turn!r}, without ping_pong allowed is 'products'")
         if self.tile_rows + self.kv > LONG_WINDOW:
             raise ValueError(f"{self}: {self.tile_rows} rows and {self.kv} keys of a step, more than {LONG_WINDOW}")
         return self

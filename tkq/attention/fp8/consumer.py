@@ -22,7 +22,8 @@ class Consumer:
         config, kv = self.config, self.config.kv
         return State(s=tk.rt_fl(kv), p=tk.rt(kv, smem.q.type.dtype),
                      o=tuple(tk.rt_fl(self.cols) for _ in range(config.parts)),
-                     product=tk.rt_fl(self.cols) if self.spec.two_level else None, max=tk.rv(), norm=tk.rv(),
+                     product=tuple(tk.rt_fl(self.cols) for _ in range(config.products * self.spec.two_level)),
+                     max=tk.rv(), norm=tk.rv(),
                      correct=tk.rv(), shift=tk.rv(), last_max=tk.rv(), last_norm=tk.rv(),
                      factors=cute.make_rmem_tensor((2,), Float32), task=Fields.new(self.fields),
                      k=smem.k_pipe.ring(), v=smem.v_pipe.ring(), q=tk.ring(config.q_stages),
@@ -96,7 +97,7 @@ class Consumer:
         tk.mma_wait()
         self.release(smem.k_pipe, regs.k)
         self.softmax.first(g, regs)
-        tk.copy_e4m3(regs.p, regs.s)
+        self.round(regs)
 
     @cute.jit
     def steps(self, g, smem, regs):
@@ -121,7 +122,11 @@ class Consumer:
 
     @cute.jit
     def overlapped(self, g, smem, regs, i, sides: Constexpr[int]):
-        """S and its softmax over the P @ V of the block before."""
+        """S and its softmax over the P @ V of the block before.
+
+        The turn is handed on before the exponentials, and P @ V waited for between their halves: the assembler, which
+        would move them, keeps them where the branches of ``correct_before`` are."""
+        half, cols = self.config.kv // 16 * 8, self.config.kv
         smem.k_pipe.wait(regs.k)
         regs.ping_pong.take()
         tk.mm_ABt(regs.s, smem.q[self.q_at(regs)], smem.k[regs.k.stage])
@@ -130,15 +135,40 @@ class Consumer:
         if const_expr(self.config.turn == "products"):
             regs.ping_pong.give()
         tk.mma_wait(1)
-        if const_expr(self.config.turn == "scores"):
-            regs.ping_pong.give()
         self.release(smem.k_pipe, regs.k)
-        moved = self.softmax.step(g, regs, i, sides)
+        moved = self.softmax.look(g, regs, i, sides)
+        if const_expr(self.config.turn == "range"):
+            regs.ping_pong.give()
+        self.correct_before(regs, moved, 0)
+        self.softmax.exponentials(g, regs, sides, 0, half)
+        self.correct_before(regs, moved, 1)
+        self.softmax.exponentials(g, regs, sides, half, cols - half)
         tk.mma_wait(0)
         self.release(smem.v_pipe, regs.v)
-        self.promote(regs, 0)
-        tk.copy_e4m3(regs.p, regs.s)
-        self.correct_if(regs, moved)
+        self.promote_corrected(regs)
+        self.round(regs)
+
+    @cute.jit
+    def correct_before(self, regs, moved, row: Constexpr[int]):
+        """O so far, after max has moved, while a P @ V of the max before is on its way: of two levels, one of a
+        thread's rows, and ``promote_corrected`` does the same to the product; else both of them, with the product in
+        them, at the second."""
+        if const_expr(self.spec.two_level):
+            if moved:
+                self.correct_row(regs, row)
+        elif const_expr(row == 1):
+            if moved:
+                tk.mma_wait(0)
+                tk.mul_row(regs.o[0], regs.o[0], regs.correct)
+
+    def correct_row(self, regs, row):
+        o = regs.o[0].rows_view[row, None]
+        o.store(o.load() * regs.correct.tensor[row])
+
+    def promote_corrected(self, regs):
+        """Of two levels: the product, when it is there, is added to O; times what O was multiplied by, mostly 1."""
+        if self.spec.two_level:
+            tk.fma_outer(regs.o[0], regs.product[0], regs.correct, [Float32(1.0)])
 
     @cute.jit
     def serial(self, g, smem, regs, i, sides: Constexpr[int]):
@@ -148,29 +178,39 @@ class Consumer:
         tk.mma_wait()
         self.release(smem.k_pipe, regs.k)
         moved = self.softmax.step(g, regs, i, sides)
-        tk.copy_e4m3(regs.p, regs.s)
+        self.round(regs)
         self.correct_if(regs, moved)
+
+    def round(self, regs):
+        (tk.copy_e4m3_scaled if self.config.halves else tk.copy_e4m3)(regs.p, regs.s)
 
     def multiply(self, smem, regs, part):
         """Begin the P @ V of a tile of O: by itself, or as a part of the sum."""
         v = smem.v[regs.v.stage]
         if self.spec.two_level:
-            tk.mm_ABt(regs.product, regs.p, v, b_part=part)
+            tk.mm_ABt(self.product(regs, part), regs.p, v, b_part=part)
         else:
             tk.mma_ABt(regs.o[part], regs.p, v, b_part=part)
 
     def promote(self, regs, part):
         """Of two levels: the product, when it is there, is added to O."""
         if self.spec.two_level:
-            tk.add(regs.o[part], regs.o[part], regs.product)
+            tk.add(regs.o[part], regs.o[part], self.product(regs, part))
+
+    def product(self, regs, part):
+        return regs.product[part % self.config.products]
 
     def values(self, smem, regs):
         """O += P @ V."""
         smem.v_pipe.wait(regs.v)
-        for part in range(self.config.parts):
+        parts, ahead = self.config.parts, self.config.products
+        for part in range(ahead):
             self.multiply(smem, regs, part)
-            tk.mma_wait(0)
+        for part in range(parts):
+            tk.mma_wait(min(ahead, parts - part) - 1)
             self.promote(regs, part)
+            if part + ahead < parts:
+                self.multiply(smem, regs, part + ahead)
         self.release(smem.v_pipe, regs.v)
 
     @cute.jit

@@ -53,7 +53,7 @@ class State:
     s: tk.RegTile
     p: tk.RegTile
     o: tuple  # tiles of neighbouring columns
-    product: Optional[tk.RegTile]  # P V of one block, and of one tile of o; fast: None
+    product: tuple  # tiles of P V of one block, each of one tile of o at a time; fast: none
     max: tk.RowVec
     norm: tk.RowVec
     correct: tk.RowVec
