@@ -71,7 +71,9 @@ class ChannelState:
             at = At(order(self.spec, g, t, i), ring.stage, scores.stage, wg)
             s.tokens.wait(ring)
             s.scores.wait(scores)
-            if const_expr(self.whole.there):
+            if const_expr(self.spec.bounded):
+                self.add_blocks(c, g, s, t, at)
+            elif const_expr(self.whole.there):
                 if self.whole.holds(s.whole.found[None, at.scores]) or not self.whole.holds(
                         s.whole.found[None, at.scores], BLOCKS):
                     self.add_chunk(c, g, s, t, at)

@@ -1,0 +1,23 @@
+"""How the kernel is laid out, and what it is for."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tkq.linear_attention.channels.spec import ChannelSpec
+
+COLUMNS = 128  # of q, k and gates: four of each lane of a warp
+TEAMS = 2  # warpgroups of the scores, each of which has a stage
+
+
+@dataclass(frozen=True)
+class BoundedConfig:
+    """groups: warpgroups of a block that hold 64 rows of the state's V each. registers: of a thread of the scores'
+    warpgroups, and of the state's."""
+
+    groups: int = 2
+    registers: tuple = (104, 152)
+
+
+def plan(spec: ChannelSpec) -> BoundedConfig:
+    """One for all."""
+    return BoundedConfig()
