@@ -28,7 +28,7 @@ def exp2(x):
 
 class Mine(NamedTuple):
     """Of a lane. factor: -exp(A_log), and bias times that, of its columns, to base 2. at: where its words of a token
-    are, for tokens that the swizzle moves alike. beta: of the tokens of its quad's two rows, of the chunk that
+    are, in pairs, for tokens that the swizzle moves alike. beta: of the tokens of its quad's two rows, of the chunk that
     follows."""
 
     factor: cute.Tensor
@@ -71,7 +71,7 @@ class Blocks:
         for e in cutlass.range_constexpr(OF_LANE):
             mine.bias[e] = g.bias[t.head * COLUMNS + OF_LANE * lane + e] * mine.factor[0]
         for moved in cutlass.range_constexpr(8):
-            mine.at[moved] = (lane // 16 * (CHUNK * ROW) + warp * (EDGE * ROW)) + ((2 * (lane % 16)) ^ (4 * moved))
+            mine.at[moved] = (lane // 16 * CHUNK + warp * EDGE) * (ROW // 2) + ((lane % 16) ^ (2 * moved))
         return mine
 
     @cute.jit
@@ -164,15 +164,15 @@ class Blocks:
     @cute.jit
     def put_behind(self, s, found: Constexpr, team):
         """What the block's second half decays by: of the step in front of the next block."""
-        put_four(s.whole.steps[None, team], (tk.warp_id() % 4 + 1) * COLUMNS, found)
+        put_four(s.whole.steps[None, team], tk.warp_id() % 4 + 1, found)
 
     @cute.jit
     def put_first(self, s, found: Constexpr, team):
         """The first half's, which is of the same step as the second half of the block before."""
         warp = tk.warp_id() % 4
-        put_four(s.firsts[None, team], warp * COLUMNS, found)
+        put_four(s.firsts[None, team], warp, found)
         if warp == 0:
-            put_four(s.whole.steps[None, team], Int32(0), found)
+            put_four(s.whole.steps[None, team], 0, found)
 
     @cute.jit
     def join_steps(self, s, team):
@@ -272,8 +272,8 @@ def put_block(to, x):
 
 def two_at(rows: cute.Tensor, mine: Mine, i):
     """A lane's words of a block's token i, two side by side."""
-    at = mine.at[i % 8] + i * ROW
-    return cute.make_tensor((rows.iterator + at).align(8), cute.make_layout(2))
+    pairs = cute.make_tensor(rows.iterator, cute.make_layout((2, cute.size(rows) // 2)))
+    return pairs[None, mine.at[i % 8] + i * (ROW // 2)]
 
 
 def take(rows: cute.Tensor, mine: Mine, tokens):
@@ -292,13 +292,13 @@ def put(rows: cute.Tensor, mine: Mine, i, x, f):
     cute.autovec_copy(two, two_at(rows, mine, i))
 
 
-def put_four(to: cute.Tensor, first, x):
-    """Of a lane's columns."""
+def put_four(to: cute.Tensor, n, x):
+    """Of a lane's columns, the n-th row of them."""
     four = cute.make_rmem_tensor((OF_LANE,), Float32)
     for e in range(OF_LANE):
         four[e] = x[e]
-    at = (to.iterator + (first + OF_LANE * tk.lane_id())).align(16)
-    cute.autovec_copy(four, cute.make_tensor(at, cute.make_layout(OF_LANE)))
+    fours = cute.make_tensor(to.iterator, cute.make_layout((OF_LANE, cute.size(to) // OF_LANE)))
+    cute.autovec_copy(four, fours[None, n * (COLUMNS // OF_LANE) + tk.lane_id()])
 
 
 def unpacked_four(two):
