@@ -2,6 +2,8 @@
 import itertools
 from dataclasses import replace
 
+from tkq.linear_attention.channels.bounded.config import plan as bounded_plan
+from tkq.linear_attention.channels.bounded.launch import recipe as bounded_recipe
 from tkq.linear_attention.channels.launch import recipe, sums_recipe
 from tkq.linear_attention.channels.plan import plan, spilled
 from tkq.linear_attention.channels.spec import ChannelSpec, SumsSpec
@@ -17,7 +19,7 @@ def shipped() -> list:
     found = {}
     for name, spec in (*_of_sizes(), *_with_states(), *_delta_rule(), *_packed()):
         found.setdefault(recipe(spec), Shipped(name, recipe(spec), expectation(spec)))
-    return [*found.values(), *_sums()]
+    return [*found.values(), *_bounded(), *_sums()]
 
 
 def _of_sizes():
@@ -75,6 +77,19 @@ def _packed():
     for op, one in (("linear_attn", spec), ("gated_delta_rule", delta)):
         yield f"{op}{end}-pool", replace(one, pool="int32")
         yield f"{op}-bf16-k128-v128-column-pool", replace(one, packed=None, pool="int32")
+
+
+def _bounded():
+    """Kimi's layer without gradients: no states, one that goes out, both; packed sequences."""
+    for beta in ("fp32", "bf16"):
+        spec = ChannelSpec("bf16", 128, 128, delta=beta, unit=True, bounded=True)
+        kinds = {"": spec, "-final": replace(spec, final="fp32"), "-states": replace(spec, initial="fp32", final="fp32"),
+                 "-packed": replace(spec, initial="fp32", final="fp32", packed="int32")}
+        for end, one in kinds.items() if beta == "fp32" else (("", spec),):
+            some, many = bounded_plan(one).registers
+            yield Shipped(f"gated_delta_rule-bf16-k128-v128-column-bounded-beta_{beta}{end}", bounded_recipe(one),
+                          Expectation(tensor=4 * (2 * 8 + 3), waits_per_mma=0.4, roles=((some, 2), (many, 2)),
+                                      instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "HMMA", "MUFU.EX2")))
 
 
 def _sums():
