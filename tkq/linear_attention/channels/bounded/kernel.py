@@ -106,7 +106,8 @@ class BoundedAttention:
         columns = Columns(self.qk_tile)
         self.delta = Delta(spec, self.v_tile, TEAM_BARRIER)
         self.blocks = Blocks(spec, TEAM_BARRIER)
-        self.state = ChannelState(spec, (self.delta, Whole(spec, columns), Units(spec, columns)), self.sequences, False)
+        self.state = ChannelState(spec, (self.delta, Whole(spec, columns), Units(spec, columns)), self.sequences, False,
+                                  config.piece)
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -162,7 +163,7 @@ class BoundedAttention:
     @cute.jit
     def make_scores(self, g, s, t, team):
         """By a team: what the state needs of every other chunk."""
-        ring, out = tk.ring(TEAMS, team), tk.ring(TEAMS, team)
+        ring = tk.ring(TEAMS, team)  # of tokens and of what is made of them
         if tk.warp_id() % 4 == 0:
             tk.prefetch(g.q, g.k, g.v, g.x)
         mine = self.blocks.begin(g, t)
@@ -172,12 +173,11 @@ class BoundedAttention:
             if tk.warp_id() % 4 == 0:
                 self.load(g, s, t, chunk, ring)
             s.tokens.wait(ring)
-            s.scores.acquire_empty(out)
+            s.scores.acquire_empty(ring)
             self.blocks.make(g, s, t, (chunk, team), mine)
-            s.scores.commit(out)
+            s.scores.commit(ring)
             for _ in cutlass.range_constexpr(TEAMS):
                 ring.advance()
-                out.advance()
 
     @cute.jit
     def load(self, g, s, t, chunk, ring):
