@@ -12,6 +12,7 @@ from tkq.reference.linear_attention import linear_attn as recurrence
 from tkq.testing import assert_2x
 
 BF16, K = torch.bfloat16, 128
+NAMES = "q", "k", "v", "g", "beta", "A_log", "dt_bias"
 OPTIONS = dict(use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True)
 
 
@@ -33,8 +34,9 @@ def make(S, V=128, H=2, HV=4, B=2, scale=1.0, spread=1.0):
                         dt_bias=torch.randn(HV, K, device="cuda"))
 
 
-def exact(q, k, v, g, beta, A_log, dt_bias, bound, initial=None):
+def exact(given, bound, initial=None):
     """(o, state), and what of it the rule takes without options: q, k and gates."""
+    q, k, v, g, beta, A_log, dt_bias = (given[name] for name in NAMES)
     wide = [x.double() for x in (q, k)]
     q, k = (x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for x in wide)
     factor = 1.0 if A_log is None else A_log.double().exp()[:, None]
@@ -45,7 +47,7 @@ def exact(q, k, v, g, beta, A_log, dt_bias, bound, initial=None):
 
 
 def judge(given, bound, initial=None, what=""):
-    want, (q, k, g) = exact(**given, bound=bound, initial=initial)
+    want, (q, k, g) = exact(given, bound, initial)
     peer = tkq.gated_delta_rule(q, k, given["v"], g, given["beta"], None, initial, True)
     with poisoned():
         mine = tkq.gated_delta_rule(**given, initial_state=initial, output_final_state=True, gate_lower_bound=bound,
@@ -89,7 +91,7 @@ def test_what_may_be_left_out(launches):
     given |= dict(beta=given["beta"].to(BF16), A_log=None, dt_bias=None)
     o = tkq.gated_delta_rule(**given, gate_lower_bound=-3.0, allow_neg_eigval=True, **OPTIONS)
     twice = given | dict(beta=2 * given["beta"])
-    want, (q, k, g) = exact(**twice, bound=-3.0)
+    want, (q, k, g) = exact(twice, -3.0)
     peer = tkq.gated_delta_rule(q, k, given["v"], g, twice["beta"])
     assert_2x(o.flatten(0, -2), want[0].flatten(0, -2), peer.flatten(0, -2), what="o")
     assert launches

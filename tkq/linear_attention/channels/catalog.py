@@ -81,15 +81,15 @@ def _packed():
 
 def _bounded():
     """Kimi's layer without gradients: no states, one that goes out, both; packed sequences."""
-    for beta in ("fp32", "bf16"):
-        spec = ChannelSpec("bf16", 128, 128, delta=beta, unit=True, bounded=True)
-        kinds = {"": spec, "-final": replace(spec, final="fp32"), "-states": replace(spec, initial="fp32", final="fp32"),
-                 "-packed": replace(spec, initial="fp32", final="fp32", packed="int32")}
-        for end, one in kinds.items() if beta == "fp32" else (("", spec),):
-            some, many = bounded_plan(one).registers
-            yield Shipped(f"gated_delta_rule-bf16-k128-v128-column-bounded-beta_{beta}{end}", bounded_recipe(one),
-                          Expectation(tensor=4 * (2 * 8 + 3), waits_per_mma=0.4, roles=((some, 2), (many, 2)),
-                                      instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "HMMA", "MUFU.EX2")))
+    of_fp32 = ChannelSpec("bf16", 128, 128, delta="fp32", unit=True, bounded=True)
+    states = replace(of_fp32, initial="fp32", final="fp32")
+    for end, spec in (("fp32", of_fp32), ("bf16", replace(of_fp32, delta="bf16")),
+                      ("fp32-final", replace(of_fp32, final="fp32")), ("fp32-states", states),
+                      ("fp32-packed", replace(states, packed="int32"))):
+        some, many = bounded_plan(spec).registers
+        wanted = Expectation(tensor=4 * (2 * 8 + 3), waits_per_mma=0.4, roles=((some, 2), (many, 2)), local_memory=3,
+                             instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "HMMA", "MUFU.EX2"))
+        yield Shipped(f"gated_delta_rule-bf16-k128-v128-column-bounded-beta_{end}", bounded_recipe(spec), wanted)
 
 
 def _sums():

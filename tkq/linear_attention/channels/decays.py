@@ -49,10 +49,10 @@ def numbers(g, A_log, dt_bias):
 
 
 def _record(ctx, g, A_log, dt_bias, lower_bound):
-    numbers = numbers(g, A_log, dt_bias)
+    of_heads = numbers(g, A_log, dt_bias)
     ctx.save_for_backward(g, A_log, dt_bias)
     ctx.bound = lower_bound
-    return launch.decays(g, *numbers, lower_bound)
+    return launch.decays(g, *of_heads, lower_bound)
 
 
 def _back(ctx, dy):

@@ -128,12 +128,10 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
                                gate_lower_bound)
         unit = not traced and checkpoint_every is state_indices is None and in_kernel(
             q, k, v, g, beta, options, (initial_state, cu_seqlens))
-        if unit and gates_in_kernel(q, v, g, options):
-            return _with_gates(q, k, v, g, beta, options, initial_state, scale, output_final_state, cu_seqlens,
-                               state_v_first)
-        q, k, g, beta = prepared(q, k, v, g, beta, options._replace(l2norm=False) if unit else options, cu_seqlens)
         if unit:
-            return _of_any_length(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first)
+            of = _with_gates if gates_in_kernel(q, v, g, options) else _of_any_length
+            return of(q, k, v, g, beta, options, initial_state, scale, output_final_state, cu_seqlens, state_v_first)
+        q, k, g, beta = prepared(q, k, v, g, beta, options, cu_seqlens)
     if checkpoint_every is not None:
         scale, output_final_state, state_v_first = delta_options(scale, output_final_state, state_v_first)
         return _checkpoints.call((q, k, v, g, beta, turned(DELTA, initial_state, state_v_first)), scale,
@@ -164,8 +162,9 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Optional[Tensor], beta:
     return results(o, state, output_final_state, state_v_first)
 
 
-def _of_any_length(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first):
+def _of_any_length(q, k, v, g, beta, options, initial_state, scale, output_final_state, cu_seqlens, state_v_first):
     """The results of rows of q and k that are still to be divided by their lengths: see `in_kernel`."""
+    q, k, g, beta = prepared(q, k, v, g, beta, options._replace(l2norm=False), cu_seqlens)
     initial_state = turned(DELTA, initial_state, state_v_first)
     found = _unit_cache.take(q, k, v, g, beta, initial_state, scale, output_final_state, cu_seqlens, state_v_first,
                              None)

@@ -28,8 +28,8 @@ def exp2(x):
 
 class Mine(NamedTuple):
     """Of a lane. factor: -exp(A_log), and bias times that, of its columns, to base 2. at: where its words of a token
-    are, in pairs, for tokens that the swizzle moves alike. beta: of the tokens of its quad's two rows, of the chunk that
-    follows."""
+    are, in pairs, for tokens that the swizzle moves alike. beta: of the tokens of its quad's two rows, of the chunk
+    that follows."""
 
     factor: cute.Tensor
     bias: cute.Tensor
