@@ -10,6 +10,12 @@ KEYS, FAR, DELTA, VALUES, REVERSED, PAIRS, LAST, LONG, KINDS = ((f"{TESTS}{name}
 OUTPUTS = tuple(f"{TESTS}test_outputs_have_the_error_of_their_rounding[{delta}]" for delta in (False, True))
 DECAYS = ("tests/gpu/linear_attention/test_delta_inputs_on_gpu.py::test_decays_of_columns[dtype0]",)
 UNITS = ("tests/gpu/linear_attention/test_delta_inputs_on_gpu.py::test_rows_of_any_length_with_gates_of_columns",)
+BOUNDED_CPU = "tests/cpu/linear_attention/test_bounded_blocks.py::"
+BOUNDED_GPU = "tests/gpu/linear_attention/test_bounded.py::"
+ROWS_OF_BLOCKS, SCORES_OF_BLOCKS = ((f"{BOUNDED_CPU}{name}",) for name in (
+    "test_rows_and_steps", "test_scores_and_their_places"))
+BOUNDED, HARD, EDGES = ((f"{BOUNDED_GPU}{name}",) for name in (
+    "test_results[300-128--5.0]", "test_hard_data[0.0001-1.0]", "test_packed"))
 EXACT = (f"{TESTS}test_gradients_by_one_product_are_as_exact_as_by_levels[False]",)
 BEFORE = ("tests/gpu/linear_attention/test_packed.py::test_tokens_before_the_first_sequence",)
 FINISH = "tests/gpu/linear_attention/test_finish_on_gpu.py::"
@@ -106,6 +112,30 @@ MUTANTS = (
         ("values_without_a_key_s_length", "of_values[i] = b * found[e]", "of_values[i] = found[e]", UNITS),
         ("lengths_without_eps", "to[token] = scale * cute.math.rsqrt(total[0] + EPS, fastmath=True)",
          "to[token] = scale * cute.math.rsqrt(total[0], fastmath=True)", UNITS)),
+    *family(
+        "linear", "tkq/linear_attention/channels/bounded/blocks.py",
+        ("gates_behind_the_end_decay", "bound = cutlass.select_(there, g.bound * tk.LOG2E, Float32(0.0))",
+         "bound = g.bound * tk.LOG2E", ROWS_OF_BLOCKS),
+        ("half_a_block_s_decay_is_lost", "steps[at, team] = steps[at, team] * firsts[at, team]",
+         "steps[at, team] = steps[at, team]", ROWS_OF_BLOCKS),
+        ("late_rows_divided_by_a_neighbour_s_decay", """
+        for a in reversed(decays[1:]):
+            over.insert(0, times(over[0], a))
+         """, """
+        for a in reversed(decays[:-1]):
+            over.insert(0, times(over[0], a))
+         """, ROWS_OF_BLOCKS),
+        ("early_rows_from_their_own_token", "over = inner[-2::-1]", "over = inner[:0:-1]", ROWS_OF_BLOCKS),
+        ("bounded_scores_see_what_is_behind", "there = col + (8 * n + e) < row + (8 * r + diagonal)",
+         "there = col + (8 * n + e) < row + (8 * r + 8)", SCORES_OF_BLOCKS),
+        ("bounded_lengths_of_keys_once", "keep(lower, False, [b * b * x for b, x in zip(rows.keys, beta)])",
+         "keep(lower, False, [b * x for b, x in zip(rows.keys, beta)])", BOUNDED),
+        ("bounded_lengths_without_eps",
+         "over = [[cute.math.rsqrt(x + EPS, fastmath=True) for x in one] for one in found]",
+         "over = [[cute.math.rsqrt(x + 1e-30, fastmath=True) for x in one] for one in found]", HARD),
+        ("lengths_of_another_row", "owner, odd = 4 * row + row // 2, row % 2 == 1",
+         "owner, odd = 4 * row, row % 2 == 1", BOUNDED),
+        ("beta_of_tokens_behind_the_end", "if token < g.tokens:", "if token < g.tokens + 64:", EDGES)),
     *family(
         "linear", "tkq/linear_attention/decays/kernel.py",
         ("decays_of_another_head",

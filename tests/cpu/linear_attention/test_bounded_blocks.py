@@ -9,9 +9,10 @@ import torch
 from tests.cpu.linear_attention.test_channel_columns import swizzled
 from tkq.linear_attention.channels.bounded import blocks, config
 from tkq.linear_attention.channels.bounded.blocks import Blocks
+from tkq.linear_attention.channels.bounded.config import LOWEST
 from tkq.linear_attention.channels.bounded.launch import supported
 from tkq.linear_attention.channels.spec import ChannelSpec
-from tkq.linear_attention.channels.whole import LOWEST, MOST
+from tkq.linear_attention.channels.whole import MOST
 from tkq.linear_attention.engine.inverse import PITCH
 
 CHUNK, K, EDGE = 64, 128, 16

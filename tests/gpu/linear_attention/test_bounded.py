@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import tkq
 from tests.helpers.sanitizer.nan_fill import poisoned
 from tkq.linear_attention.channels.bounded import launch as bounded
-from tkq.linear_attention.channels.whole import LOWEST
+from tkq.linear_attention.channels.bounded.config import LOWEST
 from tkq.reference.linear_attention import linear_attn as recurrence
 from tkq.testing import assert_2x
 

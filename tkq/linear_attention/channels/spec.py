@@ -26,8 +26,8 @@ class ChannelSpec:
         to o another tensor is added; with pairs, reversed.
     packed, pool: as `LinearSpec` has them; the latter without of_values.
     unit: q and k are divided by their lengths; with delta, bf16, not reversed, without updates. bounded: gates are
-        made of what a projection gives, and none is below `whole.LOWEST` (see `bounded.kernel`); with unit, K 128, V
-        above 64, without a pool."""
+        made of what a projection gives, and none is below `bounded.config.LOWEST` (see `bounded.kernel`); with unit,
+        K 128, V above 64, without a pool."""
 
     dtype: str
     head_dim: int

@@ -12,7 +12,6 @@ from tkq.tile.maps import _cvt2
 
 MOST = 60.0  # of a logarithm to base 2, from the middle of a chunk, or a block, to either end: for 2^60 bf16 has room
 EDGE = 16  # tokens of a block
-LOWEST = -MOST / (EDGE // 2) / tk.LOG2E  # of gates: none of them below it, each block has one product
 STEPS = CHUNK // EDGE + 1  # of the state through a chunk: in front of each block, and behind the last
 WHOLE, BLOCKS = 1, 2  # bits of what a warp has found
 

@@ -1,11 +1,13 @@
 """How the kernel is laid out, and what it is for."""
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tkq.linear_attention.channels.spec import ChannelSpec
 
 COLUMNS = 128  # of q, k and gates: four of each lane of a warp
+LOWEST = -60.0 / 8 * math.log(2.0)  # of gates: 8 tokens have at most `whole.MOST` then, all blocks one product
 TEAMS = 2  # warpgroups of the scores, each of which has a stage
 
 

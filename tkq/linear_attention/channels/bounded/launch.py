@@ -6,9 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tkq.linear_attention.channels.bounded.config import COLUMNS, plan
+from tkq.linear_attention.channels.bounded.config import COLUMNS, LOWEST, plan
 from tkq.linear_attention.channels.spec import ChannelSpec
-from tkq.linear_attention.channels.whole import LOWEST
 from tkq.linear_attention.check import DELTA, check_layouts
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.launch import no_states
