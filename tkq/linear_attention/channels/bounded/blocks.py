@@ -1,25 +1,28 @@
 """A block of 16 tokens by one warp: decays, rows with their factors, scores, the triangular inverse."""
-from itertools import product
 from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Constexpr, Float32, Int32, const_expr
-from cutlass.cute.nvgpu import warp as warp_ops
 
 import tkq.tile as tk
+from tkq.linear_attention.blocks.pairs import (
+    EDGE,
+    ROW,
+    BlockInverse,
+    block_words,
+    keep,
+    products,
+    put_block,
+)
 from tkq.linear_attention.channels.bounded.config import COLUMNS, TEAMS
 from tkq.linear_attention.channels.columns import unpacked, words
 from tkq.linear_attention.channels.units import EPS
-from tkq.linear_attention.channels.whole import EDGE
 from tkq.linear_attention.config import CHUNK
-from tkq.linear_attention.engine.inverse import PITCH, LowerInverse
 from tkq.tile.maps import _cvt2
 
 OF_LANE = 4  # columns
 TOGETHER = 4  # tokens whose rows are read before they are written
-PANEL = 64  # columns that lie side by side
-ROW = CHUNK // 2  # words of a row of a panel of 64 columns
 
 
 def exp2(x):
@@ -56,11 +59,7 @@ class Blocks:
 
     def __init__(self, spec: Any, barrier: int):
         """barrier: the first team's."""
-        self.spec, self.barrier, self.inverse = spec, barrier, LowerInverse(barrier, 3)
-
-    def room(self, al: tk.SharedAllocator) -> cute.Tensor:
-        """L of a team's four blocks, fp32, column by column: a block's rows are 16 of a column."""
-        return al.vector(EDGE * PITCH, TEAMS)
+        self.spec, self.barrier, self.inverse = spec, barrier, BlockInverse()
 
     @cute.jit
     def begin(self, g, t) -> Mine:
@@ -189,85 +188,9 @@ class Blocks:
         lower, p = products((s.started[team], s.q[team], s.k[team]), ((0, 2), (1, 2)))
         keep(p, True, rows.queries)
         keep(lower, False, [b * b * x for b, x in zip(rows.keys, beta)])
-        self.invert(s, lower, team)
-        to, inverse = block_words(s.p[team]), block_words(s.delta.inverse[team])
-        put_block(to, p)
-        put_block(inverse, lower)
-
-    @cute.jit
-    def invert(self, s, x: Constexpr, team):
-        """x = (I + x)^-1, by a warp."""
-        lane = tk.lane_id()
-        lower = cute.make_tensor(s.delta.lower[None, team].iterator + tk.warp_id() % 4 * EDGE,
-                                 cute.make_layout(EDGE * PITCH))
-        at = 2 * (lane % 4) * PITCH + lane // 4
-        for r, n, e in elements():
-            lower[at + (8 * n + e) * PITCH + 8 * r] = x[2 * r + e, 0, n]
-        cute.arch.sync_warp()
-        self.inverse.solve(lower, lane // 8 % 2 * 8, lane % 8)
-        cute.arch.sync_warp()
-        self.inverse.pair(lower, 0)
-        cute.arch.sync_warp()
-        for r, n, e in elements():
-            x[2 * r + e, 0, n] = Float32(0.0) if n > r else lower[at + (8 * n + e) * PITCH + 8 * r]
-
-
-def elements():
-    """(r, n, e): of a lane's product of 16 x 16, row 8 r, column 8 n + e past its first."""
-    return [(r, n, e) for r in range(2) for n in range(2) for e in range(2)]
-
-
-def products(tiles, pairs):
-    """x y' of each pair of tiles, of a warp's 16 rows: two products of 16 x 8 each, registers (4, 1, 2)."""
-    mma = cute.make_mma_atom(warp_ops.MmaF16BF16Op(BFloat16, Float32, (16, 8, 16)))
-    sums = [cute.make_rmem_tensor((4, 1, 2), Float32) for _ in pairs]
-    for d in sums:
-        d.fill(0.0)
-    for panel in range(COLUMNS // PANEL):
-        held = [tk.rt(PANEL, BFloat16) for _ in tiles]
-        for x, tile in zip(held, tiles):
-            tk.load(x, panel_of(tile, panel))
-        for step, n in product(range(PANEL // 16), range(2)):
-            for d, (i, j) in zip(sums, pairs):
-                a = cute.make_tensor(held[i].tensor.iterator + 8 * step, cute.make_layout(((2, 2, 2), 1)))
-                b = cute.make_rmem_tensor(((2, 2), 1), BFloat16)
-                of_b, words_of_b = cute.recast_tensor(held[j].tensor, Int32), cute.recast_tensor(b, Int32)
-                for e in range(2):
-                    words_of_b[e] = of_b[4 * step + n + 2 * e]
-                to = cute.make_tensor(d[None, None, n].iterator, cute.make_layout((4, 1, 1)))
-                cute.gemm(mma, to, a, b, to)
-    return sums
-
-
-def panel_of(tile: tk.SharedTile, panel):
-    """Of 64 x 128, which lies in panels, one of 64 x 64."""
-    of = tk.st(CHUNK, PANEL, tile.type.dtype)
-    at = tile.staged.iterator + (tile.stage * (CHUNK * COLUMNS) + panel * (CHUNK * PANEL))
-    return tk.SharedTile(cute.make_tensor(at.align(1024), of.layout(1).outer), of)[0]
-
-
-def keep(x, diagonal, factors):
-    """x times factors of its rows, where a token sees another: itself with diagonal; else 0."""
-    row, col = tk.lane_id() // 4, 2 * (tk.lane_id() % 4)
-    for r, n, e in elements():
-        there = col + (8 * n + e) < row + (8 * r + diagonal)
-        x[2 * r + e, 0, n] = cutlass.select_(there, x[2 * r + e, 0, n] * factors[r], Float32(0.0))
-
-
-def block_words(tile: tk.SharedTile):
-    """A warp's block on the diagonal of 64 x 64: where a lane's words of the tile are, [r][n]."""
-    row, warp = tk.lane_id() // 4, tk.warp_id() % 4
-    first = (warp * EDGE + row) * ROW
-    return words(tile), [[first + 8 * r * ROW + (((8 * warp + 4 * n) ^ (4 * row)) + tk.lane_id() % 4)
-                          for n in range(2)] for r in range(2)]
-
-
-def put_block(to, x):
-    """A product of 16 x 16, rounded, at `block_words`."""
-    tile, at = to
-    for r in range(2):
-        for n in range(2):
-            tile[at[r][n]] = _cvt2(x[2 * r, 0, n], x[2 * r + 1, 0, n], BFloat16)
+        self.inverse.invert(s.delta.lower[None, team], lower)
+        put_block(block_words(s.p[team]), p, BFloat16)
+        put_block(block_words(s.delta.inverse[team]), lower, BFloat16)
 
 
 def two_at(rows: cute.Tensor, mine: Mine, i):

@@ -148,7 +148,8 @@ class BoundedAttention:
         o, p, inverse = (al.tile(self.v_tile, count) for count in (n, TEAMS, TEAMS))
         s = Shared(q, k, started, v, o, p, WholeShared(None, al.vector(STEPS * COLUMNS, TEAMS)),
                    al.vector((STEPS - 1) * COLUMNS, TEAMS),
-                   DeltaShared(inverse, self.blocks.room(al), al.vector(CHUNK, TEAMS), al.vector(CHUNK, TEAMS)),
+                   DeltaShared(inverse, self.blocks.inverse.room(al, TEAMS),
+                               *(al.vector(CHUNK, TEAMS) for _ in range(2))),
                    UnitShared(al.vector(CHUNK, TEAMS), None),
                    al.pipe(TEAMS, 3 * self.qk_tile.bytes + n * self.v_tile.bytes, 4 * n),
                    al.pipe(TEAMS, 0, 4 * n, producers=4))
