@@ -12,8 +12,8 @@ import tkq.tile as tk
 from tkq.linear_attention.blocks.config import BlocksConfig
 from tkq.linear_attention.blocks.scores import BlockScores, Factors
 from tkq.linear_attention.blocks.state import BlockState
-from tkq.linear_attention.channels.parts import Task, chunks
 from tkq.linear_attention.config import CHUNK, LinearConfig
+from tkq.linear_attention.engine.fields import Task
 from tkq.linear_attention.engine.kernel import LinearAttention
 from tkq.linear_attention.engine.operands import Operands
 from tkq.linear_attention.engine.packed import Sequences
@@ -107,7 +107,8 @@ class DeltaBlocks:
         tk.init_block(lambda: [x.init() for x in (s.tokens, s.scores)])
         part, head, block = cute.arch.block_idx()
         g, batch, state, tokens = self.sequences.of_block(g, block)
-        t = Task(batch, head, head // g.heads_per_k, head // g.heads_per_v, part * n, state, tokens)
+        t = Task(batch, state, head, head // g.heads_per_k, head // g.heads_per_v, part * n,
+                 cute.ceil_div(tokens, CHUNK), None)
         few, some, many = c.registers
         tk.assign((tk.Role(lambda _: self.produce(g, s, t), few, warps=1),
                    tk.Role(lambda _: self.make_scores(g, s, t), some),
@@ -117,7 +118,7 @@ class DeltaBlocks:
     def produce(self, g, s, t):
         ring = s.tokens.ring()
         tk.prefetch(g.q, g.k, g.v, g.o)
-        for chunk in cutlass.range(chunks(self.spec, g, t), unroll=1):
+        for chunk in cutlass.range(t.chunks, unroll=1):
             sem = s.tokens.acquire(ring)
             tk.load_async(s.k[ring.stage], g.k, (t.batch, t.head_k, chunk, 0), sem)
             tk.load_async(s.q[ring.stage], g.q, (t.batch, t.head_k, chunk, 0), sem)
@@ -129,7 +130,7 @@ class DeltaBlocks:
     def make_scores(self, g, s, t):
         ring, out = s.tokens.ring(), s.scores.ring()
         mine = self.scores.begin(g, t)
-        for chunk in cutlass.range(chunks(self.spec, g, t), unroll=1):
+        for chunk in cutlass.range(t.chunks, unroll=1):
             s.tokens.wait(ring)
             s.scores.acquire_empty(out)
             self.scores.make(g, s, t, (chunk, ring.stage, out.stage), mine)

@@ -9,7 +9,6 @@ from cutlass import Constexpr, Float32, Int32
 from cutlass.cute.nvgpu import warp as warp_ops
 
 import tkq.tile as tk
-from tkq.linear_attention.channels.columns import words
 from tkq.linear_attention.config import CHUNK
 from tkq.linear_attention.engine.inverse import PITCH, LowerInverse
 from tkq.tile.maps import _cvt2
@@ -90,6 +89,13 @@ def keep(x, diagonal, factors, decay: Any = None):
         found = found if decay is None else found * decay(r, n, e)
         there = col + (8 * n + e) < row + (8 * r + diagonal)
         x[2 * r + e, 0, n] = cutlass.select_(there, found, Float32(0.0))
+
+
+def words(tile: tk.SharedTile) -> Any:
+    """A tile of 16 bits as words of two columns each, one after the other as they lie in memory."""
+    plain = cute.recast_ptr(tile.staged.iterator, cute.make_swizzle(0, 4, 3), dtype=Int32)
+    size = tile.type.bytes // 4
+    return cute.make_tensor(plain + tile.stage * size, cute.make_layout(size))
 
 
 def block_words(tile: tk.SharedTile):

@@ -8,9 +8,10 @@ from cutlass import Constexpr, const_expr
 
 import tkq.tile as tk
 from tkq.linear_attention.blocks.pairs import EDGE
-from tkq.linear_attention.channels.parts import OUT_BARRIER, chunks
 from tkq.linear_attention.config import CHUNK
 from tkq.tile.dtypes import element_type
+
+OUT_BARRIER = 2  # named barriers, one of each warpgroup
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class BlockState:
             tk.zero(c.s)
         else:
             tk.load_from(c.s, self.sequences.state(g.initial, t), row0, 0)
-        for chunk in cutlass.range(chunks(self.spec, g, t), unroll=1):
+        for chunk in cutlass.range(t.chunks, unroll=1):
             s.tokens.wait(ring)
             s.scores.wait(scores)
             self.read_values(s, c, wg, ring.stage)

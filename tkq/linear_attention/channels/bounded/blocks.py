@@ -14,9 +14,10 @@ from tkq.linear_attention.blocks.pairs import (
     keep,
     products,
     put_block,
+    words,
 )
 from tkq.linear_attention.channels.bounded.config import COLUMNS, TEAMS
-from tkq.linear_attention.channels.columns import unpacked, words
+from tkq.linear_attention.channels.columns import unpacked
 from tkq.linear_attention.channels.units import EPS
 from tkq.linear_attention.config import CHUNK
 from tkq.tile.maps import _cvt2

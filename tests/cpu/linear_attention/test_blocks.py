@@ -1,12 +1,19 @@
-"""Blocks of bounded gates: the device's own code, lane by lane in Python numbers, gives rows, steps and scores their
-places and factors."""
+"""Blocks of 16 tokens, of a warp each: the device's own code, lane by lane in Python numbers, gives rows, steps and
+scores their places and factors."""
+import itertools
 import math
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 
 from tests.cpu.linear_attention.test_channel_columns import swizzled
+from tests.helpers.emulation import warp as warp_emulation
+from tkq.linear_attention.blocks import pairs, scores
+from tkq.linear_attention.blocks.config import by_blocks
+from tkq.linear_attention.blocks.pairs import BlockInverse
+from tkq.linear_attention.blocks.scores import BlockScores, Factors
 from tkq.linear_attention.channels.bounded import blocks, config
 from tkq.linear_attention.channels.bounded.blocks import Blocks
 from tkq.linear_attention.channels.bounded.config import LOWEST
@@ -14,6 +21,7 @@ from tkq.linear_attention.channels.bounded.launch import supported
 from tkq.linear_attention.channels.spec import ChannelSpec
 from tkq.linear_attention.channels.whole import MOST
 from tkq.linear_attention.engine.inverse import PITCH
+from tkq.linear_attention.spec import LinearSpec
 
 CHUNK, K, EDGE = 64, 128, 16
 
@@ -58,6 +66,17 @@ class Rows(At):
         return self + self.width * index[1] if isinstance(index, tuple) else super().__getitem__(index)
 
 
+def in_place(monkeypatch, names):
+    """These names, and functions as they are written."""
+    for module, (name, value) in itertools.product((blocks, pairs, scores), names.items()):
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, value)
+    for kind in (Blocks, BlockInverse, BlockScores):
+        for name, f in list(vars(kind).items()):
+            if hasattr(f, "__wrapped__"):
+                monkeypatch.setattr(kind, name, f.__wrapped__)
+
+
 @pytest.fixture(autouse=True)
 def now(monkeypatch):
     """A thread, and names in place of the DSL's."""
@@ -79,15 +98,10 @@ def now(monkeypatch):
         arch=arch, math=SimpleNamespace(exp2=lambda x, fastmath: 2.0**x, fma=lambda a, b, c: a * b + c),
         make_rmem_tensor=lambda shape, kind: [None] * shape[0], make_layout=lambda shape: shape,
         make_tensor=Rows, autovec_copy=copy, size=len)
-    for name, value in dict(tk=tk, cute=cute, const_expr=lambda x: x, Float32=lambda x: x, Int32=lambda x: x,
-                            words=lambda tile: tile, unpacked=lambda word, dtype: word,
-                            _cvt2=lambda x, y, dtype: (x, y),
-                            cutlass=SimpleNamespace(range_constexpr=range, select_=lambda c, a, b: a if c else b)
-                            ).items():
-        monkeypatch.setattr(blocks, name, value)
-    for name, f in vars(Blocks).items():
-        if hasattr(f, "__wrapped__"):
-            monkeypatch.setattr(Blocks, name, f.__wrapped__)
+    in_place(monkeypatch, dict(
+        tk=tk, cute=cute, const_expr=lambda x: x, Float32=lambda x: x, Int32=lambda x: x, words=lambda tile: tile,
+        unpacked=lambda word, dtype: word, _cvt2=lambda x, y, dtype: (x, y),
+        cutlass=SimpleNamespace(range_constexpr=range, select_=lambda c, a, b: a if c else b)))
     return now
 
 
@@ -144,7 +158,7 @@ def test_rows_and_steps(now, tokens):
 def held(now, x):
     """A lane's registers of a warp's product of 16 x 16, as tensor cores leave them."""
     row, col = now.thread % 32 // 4, 2 * (now.thread % 4)
-    return {(2 * r + e, 0, n): x[row + 8 * r, col + 8 * n + e].item() for r, n, e in blocks.elements()}
+    return {(2 * r + e, 0, n): x[row + 8 * r, col + 8 * n + e].item() for r, n, e in pairs.elements()}
 
 
 def test_scores_and_their_places(now):
@@ -155,8 +169,8 @@ def test_scores_and_their_places(now):
         for now.thread in range(128):
             warp, row = now.thread // 32, now.thread % 32 // 4
             mine = held(now, x[warp])
-            blocks.keep(mine, diagonal, factors[warp, [row, row + 8]].tolist())
-            blocks.put_block(blocks.block_words(to), mine)
+            pairs.keep(mine, diagonal, factors[warp, [row, row + 8]].tolist())
+            pairs.put_block(pairs.block_words(to), mine, None)
         want = torch.block_diag(*(x * factors[:, :, None]).tril(0 if diagonal else -1))
         assert torch.equal(back(to, CHUNK), want)
 
@@ -165,14 +179,14 @@ def test_places_of_the_inverse(now):
     """Each warp's L is a matrix of its own, and what comes back is the lane's part of the inverse."""
     torch.manual_seed(0)
     lower = torch.randn(4, EDGE, EDGE, dtype=torch.float64).tril(-1)
-    s = SimpleNamespace(delta=SimpleNamespace(lower=Memory([math.nan] * (EDGE * PITCH))))
-    of, seen = Blocks(None, 4), []
+    memory = Memory([math.nan] * (EDGE * PITCH))
+    of, seen = BlockInverse(), []
     of.inverse = SimpleNamespace(solve=lambda at, first, j: seen.append((first, j)), pair=lambda at, first: None)
     now.stop = True
     for now.thread in range(128):
         with pytest.raises(StopIteration):
-            of.invert(s, held(now, lower[now.thread // 32]), 0)
-    now.stop, memory = False, s.delta.lower
+            of.invert(memory, held(now, lower[now.thread // 32]))
+    now.stop = False
     places = [[[(col * PITCH) + EDGE * warp + row for col in range(EDGE)] for row in range(EDGE)] for warp in range(4)]
     for warp in range(4):
         there = torch.tensor([[memory[at] for at in row] for row in places[warp]], dtype=torch.float64)
@@ -188,10 +202,51 @@ def test_places_of_the_inverse(now):
                     memory[places[warp][row][col]] = inverse[warp, row, col].item()
 
         of.inverse.pair = pair
-        of.invert(s, mine, 0)
+        of.invert(memory, mine)
         want = held(now, inverse[warp].tril())
         assert mine == pytest.approx(want)
     assert set(seen) == {(8 * half, j) for half in range(2) for j in range(8)}
+
+
+def test_gates_of_blocks(now, monkeypatch):
+    """Of each block the running sums, what two tokens have between them, and the state's factors; gates that forget."""
+    torch.manual_seed(0)
+    gates, beta = -3 * torch.rand(CHUNK, dtype=torch.float64), torch.rand(CHUNK, dtype=torch.float64)
+    gates[21] = -1000.0
+    logs = (gates / math.log(2)).clamp(min=scores.LOWEST)
+    sums = logs.view(4, EDGE).cumsum(1).flatten()
+    of = BlockScores(LinearSpec("bf16", K, K, "token", delta="fp32"))
+    to = Factors(*(Memory([None] * 64) for _ in range(5)))
+    for warp in range(4):
+        with monkeypatch.context() as at_once:
+            at_once.setattr(scores.tk, "lane_id", lambda: numpy.arange(32))
+            at_once.setattr(scores, "cutlass", warp_emulation.NAMES["cutlass"])
+            at_once.setattr(scores.cute.arch, "shuffle_sync_up", lambda x, offset, mask_and_clamp:
+                            warp_emulation.shifted_up(x, offset), raising=False)
+            lanes = of.running(logs[EDGE * warp + numpy.arange(32) % EDGE].numpy()).tolist()
+        assert lanes == pytest.approx(sums[EDGE * warp:][:EDGE].tolist() * 2)
+        monkeypatch.setattr(scores.cute.arch, "shuffle_sync", lambda x, lane, of=lanes: of[lane], raising=False)
+        for now.thread in range(32 * warp, 32 * warp + 32):
+            row, col = now.thread % 32 // 4, 2 * (now.thread % 4)
+            decay = of.decays(lanes[now.thread % 32])
+            for r, n, e in pairs.elements():
+                i, j = EDGE * warp + row + 8 * r, EDGE * warp + col + 8 * n + e
+                if j <= i:
+                    assert decay(r, n, e) == pytest.approx(2.0**(sums[i] - sums[j]).item())
+            here = EDGE * warp + now.thread % EDGE
+            of.put_factors(SimpleNamespace(scale=0.5), to, (lanes[now.thread % 32], beta[here].item()), 0)
+    begun, last = 2.0**sums, sums.view(4, EDGE)[:, -1]
+    for found, want in ((to.at_query, 0.5 * begun), (to.beta, beta), (to.erase, beta * begun),
+                        (to.to_end, 2.0**(last.repeat_interleave(EDGE) - sums)), (to.total[:4], 2.0**last)):
+        assert list(found) == pytest.approx(want.tolist())
+
+
+def test_which_launches_go_by_blocks():
+    forward = dict(dtype="bf16", head_dim=128, value_dim=128, gate="token", delta="fp32")
+    assert by_blocks(LinearSpec(**forward)) and not by_blocks(LinearSpec(**forward), 1)
+    for more in (dict(delta=None), dict(updates=True, inverse="out"), dict(reverse=True, dot=True, inverse="in"),
+                 dict(head_dim=96), dict(value_dim=64), dict(checkpoints="fp32"), dict(head_dim=256)):
+        assert not by_blocks(LinearSpec(**forward | more))
 
 
 def test_bounds_that_blocks_allow():
