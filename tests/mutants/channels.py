@@ -10,10 +10,7 @@ KEYS, FAR, DELTA, VALUES, REVERSED, PAIRS, LAST, LONG, KINDS = ((f"{TESTS}{name}
 OUTPUTS = tuple(f"{TESTS}test_outputs_have_the_error_of_their_rounding[{delta}]" for delta in (False, True))
 DECAYS = ("tests/gpu/linear_attention/test_delta_inputs_on_gpu.py::test_decays_of_columns[dtype0]",)
 UNITS = ("tests/gpu/linear_attention/test_delta_inputs_on_gpu.py::test_rows_of_any_length_with_gates_of_columns",)
-BOUNDED_CPU = "tests/cpu/linear_attention/test_blocks.py::"
 BOUNDED_GPU = "tests/gpu/linear_attention/test_bounded.py::"
-ROWS_OF_BLOCKS, SCORES_OF_BLOCKS, GATES_OF_BLOCKS = ((f"{BOUNDED_CPU}{name}",) for name in (
-    "test_rows_and_steps", "test_scores_and_their_places", "test_gates_of_blocks"))
 BLOCKS, BLOCKS_PACKED = ("tests/gpu/linear_attention/test_delta_forward.py::test_lengths[300-token]",), (
     "tests/gpu/linear_attention/test_blocks_on_gpu.py::test_packed",)
 BOUNDED, HARD, EDGES = ((f"{BOUNDED_GPU}{name}",) for name in (
@@ -117,17 +114,17 @@ MUTANTS = (
     *family(
         "linear", "tkq/linear_attention/channels/bounded/blocks.py",
         ("gates_behind_the_end_decay", "bound = cutlass.select_(there, g.bound * tk.LOG2E, Float32(0.0))",
-         "bound = g.bound * tk.LOG2E", ROWS_OF_BLOCKS),
+         "bound = g.bound * tk.LOG2E", BOUNDED),
         ("half_a_block_s_decay_is_lost", "steps[at, team] = steps[at, team] * firsts[at, team]",
-         "steps[at, team] = steps[at, team]", ROWS_OF_BLOCKS),
+         "steps[at, team] = steps[at, team]", BOUNDED),
         ("late_rows_divided_by_a_neighbour_s_decay", """
         for a in reversed(decays[1:]):
             over.insert(0, times(over[0], a))
          """, """
         for a in reversed(decays[:-1]):
             over.insert(0, times(over[0], a))
-         """, ROWS_OF_BLOCKS),
-        ("early_rows_from_their_own_token", "over = inner[-2::-1]", "over = inner[:0:-1]", ROWS_OF_BLOCKS),
+         """, BOUNDED),
+        ("early_rows_from_their_own_token", "over = inner[-2::-1]", "over = inner[:0:-1]", BOUNDED),
         ("bounded_lengths_of_keys_once", "keep(lower, False, [b * b * x for b, x in zip(rows.keys, beta)])",
          "keep(lower, False, [b * x for b, x in zip(rows.keys, beta)])", BOUNDED),
         ("bounded_lengths_without_eps",
@@ -139,8 +136,8 @@ MUTANTS = (
     *family(
         "linear", "tkq/linear_attention/blocks/pairs.py",
         ("blocks_see_what_is_behind", "there = col + (8 * n + e) < row + (8 * r + diagonal)",
-         "there = col + (8 * n + e) < row + (8 * r + 8)", SCORES_OF_BLOCKS),
-        ("blocks_of_rows_of_another_warp", "first = (warp * EDGE + row) * ROW", "first = row * ROW", SCORES_OF_BLOCKS),
+         "there = col + (8 * n + e) < row + (8 * r + 8)", BLOCKS),
+        ("blocks_of_rows_of_another_warp", "first = (warp * EDGE + row) * ROW", "first = row * ROW", BLOCKS),
         ("blocks_multiplied_by_the_wrong_rows", "words_of_b[e] = of_b[4 * step + n + 2 * e]",
          "words_of_b[e] = of_b[4 * step + 2 * n + e]", BLOCKS),
         ("blocks_of_one_panel", "tk.load(x, panel_of(tile, panel))", "tk.load(x, panel_of(tile, 0))", BLOCKS)),
@@ -148,10 +145,10 @@ MUTANTS = (
         "linear", "tkq/linear_attention/blocks/scores.py",
         ("blocks_begin_with_another_s_gates",
          "x = x + cutlass.select_(tk.lane_id() % EDGE >= 1 << i, other, Float32(0.0))",
-         "x = x + cutlass.select_(tk.lane_id() >= 1 << i, other, Float32(0.0))", GATES_OF_BLOCKS),
+         "x = x + cutlass.select_(tk.lane_id() >= 1 << i, other, Float32(0.0))", BLOCKS),
         ("blocks_end_at_their_first_token",
          "last, i = cute.arch.shuffle_sync(total, EDGE - 1), tk.warp_id() % 4 * EDGE + tk.lane_id()",
-         "last, i = cute.arch.shuffle_sync(total, 0), tk.warp_id() % 4 * EDGE + tk.lane_id()", GATES_OF_BLOCKS),
+         "last, i = cute.arch.shuffle_sync(total, 0), tk.warp_id() % 4 * EDGE + tk.lane_id()", BLOCKS),
         ("blocks_of_tokens_behind_the_end", "if token < g.tokens:", "if token < g.tokens + 64:", BLOCKS_PACKED)),
     *family(
         "linear", "tkq/linear_attention/blocks/state.py",
